@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * A state machine as a table, with one place that moves it. The test state_diagrams compares the
- * table with the diagram above its enum. An example, with a state's name, its allowed moves and its
- * flags:
+ * table with the diagram above its enum. In a diagram [*] is the outside: an arrow from it leads to
+ * an initial state, an arrow to it comes from a final one. An example, with a state's name, its
+ * allowed moves and its flags:
  *
  *     state machine: lid
  *       [*] -> CLOSED -> OPEN -> CLOSED

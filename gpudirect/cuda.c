@@ -11,6 +11,7 @@
 
 static struct ibx_cuda table;
 static pthread_once_t loaded = PTHREAD_ONCE_INIT;
+static void *handle;
 static char reason[256]; /* why there is no table, "" when there is */
 
 static const struct {
@@ -62,7 +63,7 @@ static void load(void)
 {
     const char *named = getenv("IBX_LIBCUDA");
     const char *library = named && *named ? named : LIBRARY;
-    void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    handle = dlopen(library, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (!handle) {
         const char *why = dlerror();
         snprintf(reason, sizeof(reason),
@@ -90,6 +91,11 @@ const struct ibx_cuda *ibx_cuda_load(struct ibx_error *err)
         return &table;
     ibx_error_set(err, -ENOENT, "%s", reason);
     return NULL;
+}
+
+void *ibx_cuda_symbol(const char *name)
+{
+    return ibx_cuda_load(NULL) ? dlsym(handle, name) : NULL;
 }
 
 const char *ibx_cuda_error_name(const struct ibx_cuda *cuda, int code)

@@ -126,6 +126,8 @@ struct ibx_cuda {
  * have, is missing. The first call decides. From any thread; creates no context, calls nothing of
  * CUDA. */
 const struct ibx_cuda *ibx_cuda_load(struct ibx_error *err);
+/* A function that the table does not have; NULL: the driver does not have it either. */
+void *ibx_cuda_symbol(const char *name);
 /* "CUDA_ERROR_ILLEGAL_ADDRESS", never NULL. */
 const char *ibx_cuda_error_name(const struct ibx_cuda *cuda, int code);
 

@@ -9,7 +9,7 @@
  *   staging.h       copies through those chunks, the GPU's copy engine and the wire overlapped
  *   copy_threads.h  several threads for one memcpy
  *   client_pins.h   a client's shared memory, pinned for use in place; stream fences behind copies
- *   gpu_spans.h     GPU memory registered with a fabric, as dma-bufs or by address
+ *   gpu_registrations.h     GPU memory registered with a fabric, as dma-bufs or by address
  */
 #ifndef IBX_GPUDIRECT_GPUDIRECT_H
 #define IBX_GPUDIRECT_GPUDIRECT_H
@@ -17,7 +17,7 @@
 #include "gpudirect/client_pins.h"
 #include "gpudirect/copy_threads.h"
 #include "gpudirect/cuda.h"
-#include "gpudirect/gpu_spans.h"
+#include "gpudirect/gpu_registrations.h"
 #include "gpudirect/pinned.h"
 #include "gpudirect/staging.h"
 

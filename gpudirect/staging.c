@@ -257,26 +257,17 @@ static int dma_rows(const struct ibx_staging *st, void *host, uint64_t at, size_
                     bool to_device)
 {
     const struct ibx_gpu_copy *copy = &st->copy;
-    uint64_t device = copy->device + at / copy->host_pitch * copy->device_pitch;
+    const uint64_t device = copy->device + at / copy->host_pitch * copy->device_pitch;
     struct ibx_cuda_memcpy2d rows = {.width = copy->width, .height = length / copy->host_pitch};
-    if (to_device) {
-        rows.src_type = IBX_CUDA_MEMORY_HOST;
-        rows.src_host = host;
-        rows.src_pitch = copy->host_pitch;
-        rows.dst_type = IBX_CUDA_MEMORY_DEVICE;
-        rows.dst_device = device;
-        rows.dst_pitch = copy->device_pitch;
-    } else {
-        rows.src_type = IBX_CUDA_MEMORY_DEVICE;
-        rows.src_device = device;
-        rows.src_pitch = copy->device_pitch;
-        rows.dst_type = IBX_CUDA_MEMORY_HOST;
-        rows.dst_host = host;
-        rows.dst_pitch = copy->host_pitch;
-        /* The bytes between rows are sent too, and the chunk may hold another client's. */
-        if (copy->host_pitch != copy->width)
-            memset(host, 0, length);
-    }
+    rows.src_type = to_device ? IBX_CUDA_MEMORY_HOST : IBX_CUDA_MEMORY_DEVICE;
+    rows.dst_type = to_device ? IBX_CUDA_MEMORY_DEVICE : IBX_CUDA_MEMORY_HOST;
+    rows.src_host = rows.dst_host = host; /* the type says which end it is */
+    rows.src_device = rows.dst_device = device;
+    rows.src_pitch = to_device ? copy->host_pitch : copy->device_pitch;
+    rows.dst_pitch = to_device ? copy->device_pitch : copy->host_pitch;
+    /* The bytes between rows are sent too, and the chunk may hold another client's. */
+    if (!to_device && copy->host_pitch != copy->width)
+        memset(host, 0, length);
     return st->cuda->memcpy_2d_async(&rows, copy->stream);
 }
 

@@ -88,27 +88,22 @@ struct ibx_send_options {
 };
 
 /*
+ * Runs one side of a migration. With a `record` it continues one whose tool has ended: the
+ * destination takes the userfaultfd of QEMU back and waits for the source, the source connects
+ * again, and options that are NULL or 0 come from the record.
+ *
  * 0: complete and confirmed. Otherwise the record in the last status says where the VM is:
  *   -ECANCELED  stopped before the commit, by request or signal: the VM stays at the source
  *   -EPERM      it cannot be migrated; the message has all blockers; nothing was touched
  *   others      before the commit: the VM stays at the source. After it only with give_up_s or a
  *               second signal: the VM belongs to the destination, `ib-migrate recover` continues
- * `last` may be NULL.
+ * Of a record: -EALREADY: its migration has ended; -EBUSY: a tool is at work on it; -ESRCH: its
+ * QEMU has ended.
  */
-int ibx_migrate_receive(const struct ibx_receive_options *options, struct ibx_migrate_status *last,
-                        struct ibx_error *err);
-int ibx_migrate_send(const struct ibx_send_options *options, struct ibx_migrate_status *last,
-                     struct ibx_error *err);
-
-/* Continues a migration whose tool has ended, by its record. The destination takes the userfaultfd
- * of QEMU back and waits for the source; the source connects again. Options that are NULL or 0 come
- * from the record. -EALREADY: the migration has ended; -EBUSY: a tool is at work on it; -ESRCH: its
- * QEMU has ended. */
-int ibx_migrate_receive_again(const struct ibx_receive_options *options,
-                              const struct ibx_journal *record, struct ibx_migrate_status *last,
-                              struct ibx_error *err);
-int ibx_migrate_send_again(const struct ibx_send_options *options, const struct ibx_journal *record,
-                           struct ibx_migrate_status *last, struct ibx_error *err);
+int ibx_migrate_receive(const struct ibx_receive_options *options, const struct ibx_journal *record,
+                        struct ibx_migrate_status *last, struct ibx_error *err);
+int ibx_migrate_send(const struct ibx_send_options *options, const struct ibx_journal *record,
+                     struct ibx_migrate_status *last, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- operator/queries.c */
 
@@ -160,7 +155,5 @@ json_t *ibx_migrate_record_json(const struct ibx_journal *record);
 /* The reverse, in another process: all but the record, which is left alone. -EPROTO. */
 int ibx_migrate_status_take(const json_t *json, struct ibx_migrate_status *status,
                             struct ibx_error *err);
-/* A JSON string of any bytes: those that are not UTF-8 are replaced. NULL: no memory. */
-json_t *ibx_json_text(const char *text);
 
 #endif

@@ -6,10 +6,10 @@
  *   server: ibx_listen, ibx_accept, ibx_establish      client: ibx_connect
  *   both:   ibx_mr_register, ibx_read, ibx_write, ibx_send, ibx_wait, ibx_poll, ibx_close
  *
- * tools/examples/read-remote.c is a whole program. A connection begins with a handshake over one
- * stream socket, TCP or unix: both ends prove that they know the key, agree on a provider and set
- * it up (docs/protocol.md). This handshake socket stays open as long as the connection, so that
- * the death of a peer is noticed on every fabric.
+ * tools/examples has a client and a server of 40 lines each. A connection begins with a handshake
+ * over one stream socket, TCP or unix: both ends prove that they know the key, agree on a provider
+ * and set it up (docs/protocol.md). This handshake socket stays open as long as the connection, so
+ * that the death of a peer is noticed on every fabric.
  *
  * The folder: core/ has connections, regions, options and the choice of the path; handshake/ sets
  * connections up; shm/, verbs/, ofi/ and tcp/ are the providers behind core/provider.h;
@@ -124,11 +124,9 @@ int ibx_uri_options(const struct ibx_uri *uri, struct ibx_options *options, stru
 /* -------------------------------------------------------------- connections */
 
 /* Listens at `uri`. Its scheme and query override `options`. Without a key, clients on other hosts
- * are refused unless options->insecure. Opens no device and starts no thread.
- *
- * Errors: -EINVAL, -ENOENT: the URI, an option or the key file is bad; -EPERM: others can read the
- * key file; -EADDRNOTAVAIL: the host has no such address; -EADDRINUSE: another server listens
- * there; -ENOMEM; other errors of open(2), socket(2), bind(2) and listen(2). */
+ * are refused unless options->insecure. Opens no device and starts no thread. -EINVAL, -ENOENT: the
+ * URI, an option or the key file is bad; -EPERM: others can read the key file; -EADDRNOTAVAIL: the
+ * host has no such address; -EADDRINUSE; -ENOMEM; other errors of open(2) and sockets. */
 int ibx_listen(const char *uri, const struct ibx_options *options, struct ibx_listener **listener,
                struct ibx_error *err);
 /* Readable (level-triggered) when ibx_accept() has a connection to take. Constant for the
@@ -138,27 +136,23 @@ int ibx_listener_fd(const struct ibx_listener *listener);
 const char *ibx_listener_uri(const struct ibx_listener *listener);
 /* Takes one connection request, without blocking. The peer is not authenticated yet, and the
  * connection is not established; it may be carried across fork(2) and to another thread.
- *
- * Errors: -EAGAIN: there is none; -ENOMEM; other errors of accept4(2), such as -EMFILE. */
+ * -EAGAIN: there is none; -ENOMEM; other errors of accept4(2), such as -EMFILE. */
 int ibx_accept(struct ibx_listener *listener, struct ibx_conn **conn, struct ibx_error *err);
 /* The server's handshake: authenticates the client, agrees with it on a provider and sets it up.
  * Blocks for at most timeout_ms until the client is authenticated, and then for as long in each
- * step of each provider tried. After a failure only ibx_close() is left to call.
- *
- * Errors: -EACCES: the client lacks the key, or is on another host without one; -EPROTO,
- * -EPROTONOSUPPORT: it does not speak this protocol or version; -EBADMSG: a frame was changed on
- * its way; -ETIMEDOUT, -ECONNRESET: it is silent or gone; -ENOTSUP: no provider works on both ends,
- * with all the reasons; -EINVAL: the connection does not come fresh from ibx_accept(); -EIO:
- * OpenSSL has no random bytes; -ENOMEM, -EMFILE. */
+ * step of each provider tried. After a failure only ibx_close() is left to call. -EACCES: the
+ * client lacks the key, or is on another host without one; -EPROTO, -EPROTONOSUPPORT: it does not
+ * speak this protocol or version; -EBADMSG: a frame was changed on its way; -ETIMEDOUT,
+ * -ECONNRESET: it is silent or gone; -ENOTSUP: no provider works on both ends, with all the
+ * reasons; -EINVAL: the connection does not come fresh from ibx_accept(); -EIO: OpenSSL has no
+ * random bytes; -ENOMEM, -EMFILE. */
 int ibx_establish(struct ibx_conn *conn, struct ibx_error *err);
 /* Accepts NULL. */
 void ibx_listener_close(struct ibx_listener *listener);
 
-/* Connects and does the client's handshake; blocks for at most timeout_ms in each step.
- *
- * Errors: as ibx_listen() for the URI, the options and the key file; -ECONNREFUSED, -ETIMEDOUT and
- * other errors of connect(2): there is no listener; as ibx_establish() for the handshake, where a
- * refusal has the server's code. */
+/* Connects and does the client's handshake; blocks for at most timeout_ms in each step. Errors of
+ * ibx_listen() for the URI, the options and the key file; of connect(2), such as -ECONNREFUSED; and
+ * of ibx_establish(), where a refusal has the server's code. */
 int ibx_connect(const char *uri, const struct ibx_options *options, struct ibx_conn **conn,
                 struct ibx_error *err);
 
@@ -183,7 +177,7 @@ struct ibx_caps {
     bool peer_drives;   /* one-sided work proceeds only while the peer polls its connection */
     bool dmabuf;        /* GPU memory with a dma-buf can be registered */
     bool gpu_pointers;  /* GPU memory without one can: nvidia-peermem, or libfabric's own means */
-    bool direct;        /* ibx_remote_copy() reaches the peer's memory at present */
+    bool remote_copy;   /* ibx_remote_copy() reaches the peer's memory at present */
 };
 const struct ibx_caps *ibx_conn_caps(const struct ibx_conn *conn);
 
@@ -212,9 +206,7 @@ enum ibx_access {
 
 /* Registers memory with one connection. GPU memory takes local access only, so that no key to it
  * exists. The memory must stay mapped until ibx_mr_deregister(); after that neither side touches a
- * byte of it.
- *
- * Errors: -EINVAL: an empty span; -EACCES: GPU memory with remote access; -EOPNOTSUPP: this
+ * byte of it. -EINVAL: an empty span; -EACCES: GPU memory with remote access; -EOPNOTSUPP: this
  * provider cannot register this GPU memory; -ENOTCONN; -ENOMEM: memory, or the limit on locked
  * memory, is used up; other errors of the fabric's own call. */
 int ibx_mr_register(struct ibx_conn *conn, const struct ibx_span *span, unsigned access,
@@ -223,18 +215,13 @@ int ibx_mr_register(struct ibx_conn *conn, const struct ibx_span *span, unsigned
  * is free where both are of one domain, on one device, and caps->shares; elsewhere it costs as much
  * as ibx_mr_register(). Call it from the thread of `conn`, while no thread deregisters `mr`.
  * Afterwards the two are independent, but the memory must stay mapped until both are deregistered:
- * the key of one is good until then.
- *
- * Errors: -EINVAL: not host memory from ibx_mr_register() or
- * ibx_mr_share(); else as ibx_mr_register(). */
+ * the key of one is good until then. -EINVAL: not host memory that was registered; else as
+ * ibx_mr_register(). */
 int ibx_mr_share(struct ibx_conn *conn, const struct ibx_mr *mr, struct ibx_mr **shared,
                  struct ibx_error *err);
 /* Allocates and registers memory where the fabric reaches it best (shm: in the region that both
  * ends map). It is zeroed, page aligned, and freed by ibx_mr_deregister(). ibx_mr_register() of a
- * part of it on the same connection is as fast.
- *
- * Errors: -EINVAL: 0 bytes; -ENOTCONN; -ENOMEM; other errors
- * of the fabric's own call. */
+ * part of it on the same connection is as fast. -EINVAL: 0 bytes; else as ibx_mr_register(). */
 int ibx_mr_allocate(struct ibx_conn *conn, size_t length, unsigned access, struct ibx_mr **mr,
                     struct ibx_error *err);
 void *ibx_mr_address(const struct ibx_mr *mr);
@@ -277,10 +264,6 @@ struct ibx_remote {
 int ibx_mr_remote(const struct ibx_mr *mr, size_t offset, size_t length, struct ibx_remote *remote);
 void ibx_remote_put(struct ibx_writer *writer, const struct ibx_remote *remote);
 void ibx_remote_get(struct ibx_reader *reader, struct ibx_remote *remote);
-
-/* Where the peer's memory is mapped in this process (shm's shared region), or NULL. Valid until the
- * connection ends; the peer may change its contents at any time. */
-const void *ibx_remote_pointer(struct ibx_conn *conn, const struct ibx_remote *remote);
 
 /* How this process reaches the peer's memory without posts. */
 struct ibx_reach {

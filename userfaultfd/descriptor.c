@@ -21,8 +21,8 @@ static const char *const feature_names[] = {
     "THREAD_ID",         "MINOR_HUGETLBFS", "MINOR_SHMEM", "EXACT_ADDRESS",
     "WP_HUGETLBFS_SHMEM"};
 
-/* The system call, or where its permission is restricted the device (Linux 6.1), whose permission
- * is that of the file. */
+/* By the system call, or where that is not permitted, by the device (Linux 6.1), for which the
+ * permissions of its file count. */
 static int raw_open(struct ibx_error *err)
 {
     int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
@@ -42,7 +42,7 @@ static int raw_open(struct ibx_error *err)
                          strerror(code));
 }
 
-/* What this kernel offers. */
+/* The features of this kernel. */
 static int features_have(uint64_t *features, struct ibx_error *err)
 {
     int fd = raw_open(err);

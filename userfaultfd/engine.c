@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The engine's states, and what others ask of it. */
+/* The engine's states, and queries. */
 #include "userfaultfd/engine.h"
 
 #include <errno.h>
@@ -53,8 +53,8 @@ void ibx_fault_changed(struct ibx_fault *e)
         signal_fd(e->workers[i].wake_fd);
 }
 
-/* The one place that moves, under the lock; everybody reads the state without it. False: the table
- * does not allow it, and nothing has changed. */
+/* The only place that changes the state, under the lock; it is read without. False: the table does
+ * not allow the move. */
 static bool move(struct ibx_fault *e, enum ibx_fault_state to)
 {
     if (!ibx_state_allows(&table, ibx_fault_state(e), to))
@@ -109,7 +109,7 @@ void ibx_fault_check_complete(struct ibx_fault *e)
     if (ibx_fault_state(e) != IBX_FAULT_SERVING || !everything_present(e))
         return;
     pthread_mutex_lock(&e->lock);
-    if (ibx_fault_state(e) == IBX_FAULT_SERVING) /* HELD and STOPPED may not become it here */
+    if (ibx_fault_state(e) == IBX_FAULT_SERVING) /* from HELD and STOPPED others move */
         move(e, IBX_FAULT_COMPLETE);
     pthread_mutex_unlock(&e->lock);
 }
@@ -127,7 +127,7 @@ int ibx_fault_serve(struct ibx_fault *engine)
 
 void ibx_fault_serve_again(struct ibx_fault *e)
 {
-    count(&e->changes, 1); /* the workers look at the waiting faults again */
+    count(&e->changes, 1); /* so that the workers scan the list again */
     move(e, everything_present(e) ? IBX_FAULT_COMPLETE : IBX_FAULT_SERVING);
 }
 
@@ -212,7 +212,7 @@ int ibx_fault_rebuild(struct ibx_fault *engine, const uint8_t *present, uint64_t
         if (present[i / 8] >> i % 8 & 1)
             n += pagemap_move(&engine->map, i, PAGE_MISSING, PAGE_PRESENT);
     marked(engine, n, IBX_FAULT_BY_REBUILD);
-    if (may) /* each faults again, or goes on */
+    if (may) /* a thread that is woken faults again, or its page is present */
         atomic_store_explicit(&engine->waiting, 0, memory_order_release);
     pthread_mutex_unlock(&engine->lock);
     if (!may)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What userfaultfd reports: faults, and what the owner of the memory did to it. */
+/* Events of userfaultfd: faults, and changes that the owner of the memory makes to it. */
 #include "userfaultfd/engine.h"
 
 #include "common/clock.h"
@@ -31,7 +31,7 @@ void ibx_fault_waiter_add(struct ibx_fault *e, uint64_t page, uint64_t since_ns)
         count(&e->changes, 1);
     }
     pthread_mutex_unlock(&e->lock);
-    if (!room) { /* it faults again */
+    if (!room) { /* the thread faults again */
         struct fault_range *r = ibx_fault_range_of_page(e, page);
         ibx_fault_wake(e, r->is.start + (page - r->is.first_page) * r->is.page_size,
                        r->is.page_size);
@@ -71,7 +71,8 @@ static void fault_came(struct ibx_fault *e, uint64_t address, uint64_t now)
     ibx_fault_waiter_add(e, r->is.first_page + (address - r->is.start) / r->is.page_size, now);
 }
 
-/* These pages have no contents any more: what is in flight is discarded, the rest not fetched. */
+/* These pages are zero from now on: those in flight are discarded on arrival, others not fetched.
+ */
 static void pages_dropped(struct ibx_fault *e, uint64_t page, uint64_t end)
 {
     uint64_t dropped = 0;
@@ -100,7 +101,7 @@ static void range_dropped(struct ibx_fault *e, uint64_t start, uint64_t end)
         const struct ibx_fault_range *r = &e->ranges[i].is;
         uint64_t from = start > r->start ? start : r->start;
         uint64_t to = end < r->start + r->length ? end : r->start + r->length;
-        if (from < to) /* a huge page is dropped as a whole or not at all */
+        if (from < to) /* huge pages are dropped as a whole only */
             pages_dropped(e, r->first_page + (from - r->start + r->page_size - 1) / r->page_size,
                           r->first_page + (to - r->start) / r->page_size);
     }
@@ -124,7 +125,8 @@ static void range_moved(struct ibx_fault *e, uint64_t from, uint64_t to, uint64_
     }
 }
 
-/* The child is held, not served: it would run on zero pages if its descriptor was closed. */
+/* The child is not served. Its descriptor stays open, since the child would run on zero pages once
+ * it was closed. */
 static void child_came(struct ibx_fault *e, int fd)
 {
     count(&e->forks, 1);
@@ -166,7 +168,7 @@ bool ibx_fault_events_read(struct ibx_fault *e, bool sure)
     struct uffd_msg messages[EVENTS_AT_ONCE];
     if (e->events) {
         struct pollfd look = {.fd = e->uffd, .events = POLLIN};
-        if (!sure && poll(&look, 1, 0) <= 0) /* no exclusive lock against placing for nothing */
+        if (!sure && poll(&look, 1, 0) <= 0) /* saves the exclusive lock when there are no events */
             return false;
         pthread_rwlock_wrlock(&e->placing);
     }

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * What is fetched next. A faulted page is fetched alone and at once. If it is part of a stride
- * (stride.h), the next pages of the stride follow; else its fault-around window follows. With
- * workers for faults only, the background turns to that window instead: its requests are small
- * while faults come, so that nothing long is before the next fault.
+ * (stride.h), the next pages of the stride follow, else its fault-around window. With fault workers
+ * the background continues at that window instead; its requests are small while faults occur, so
+ * that the next fault does not wait behind a long one.
  *
- * The background fetches what is left. Its requests double, in number and then in size, with each
- * that comes back while no fault came; the first fault makes them few and small again.
+ * The background fetches all other pages. Its requests double, first in number, then in size, with
+ * each that arrives without a fault in between; after a fault they are few and small again.
  */
 #include "userfaultfd/engine.h"
 
@@ -21,7 +21,7 @@
 #endif
 
 #define BATCH    16u
-#define BURST_NS (5 * IBX_NS_PER_MS) /* how far the clock of the bandwidth limit may be ahead */
+#define BURST_NS (5 * IBX_NS_PER_MS) /* how far the bandwidth clock may be ahead */
 
 static const struct ibx_state slot_states[] = {
     [SLOT_FREE] = {"free", IBX_TO(SLOT_IN_FLIGHT), IBX_STATE_INITIAL | IBX_STATE_FINAL},
@@ -77,8 +77,8 @@ static int alias_populate(struct ibx_fault *e, const struct slot *slot, size_t l
     return -code;
 }
 
-/* Asks for `pages` claimed pages. After a failure they are missing again, unless they are a
- * duplicate. */
+/* Requests `pages` claimed pages. After a failure they are missing again, unless another worker has
+ * the claim. */
 static int slot_request(struct fault_worker *w, struct slot *slot, struct fault_range *r,
                         uint64_t page, uint32_t pages, enum ibx_fault_cause cause, bool duplicate)
 {
@@ -116,7 +116,7 @@ static int slot_request(struct fault_worker *w, struct slot *slot, struct fault_
     }
     ibx_fault_slot_release(w, slot);
     if (rc == -EAGAIN) {
-        w->reader_full = w->in_flight > 0; /* with none in flight no arrival would clear it */
+        w->reader_full = w->in_flight > 0; /* otherwise no arrival would clear it */
         w->rescan |= !w->reader_full;
         count(&e->reader_stalls, 1);
     } else {
@@ -156,7 +156,7 @@ static void stride_push(struct fault_worker *w, const struct stride_prefetch *ne
     w->strides[(w->stride_head + w->stride_count++) % STRIDE_QUEUE] = *next;
 }
 
-/* A new fault: whether it is part of a stride. Under the lock. */
+/* Whether a new fault is part of a stride, of which it queues the prefetch. Under the lock. */
 static bool stride_detect(struct fault_worker *w, struct waiter *waiter)
 {
     struct ibx_fault *e = w->engine;
@@ -172,9 +172,9 @@ static bool stride_detect(struct fault_worker *w, struct waiter *waiter)
 
 enum action { ACTION_ANSWER, ACTION_FETCH, ACTION_FETCH_ALONE, ACTION_DUPLICATE };
 
-/* Whether to fetch a page again that another worker has claimed: there it may wait behind long
- * requests, or for a processor. Both bring the same bytes, and the kernel takes the first. Not in
- * place, where the later ones would overwrite what the guest has written. */
+/* Whether to fetch a page that another worker has claimed, where it may wait behind long requests
+ * or for a processor. Both bring the same bytes, and the kernel takes the first. Not in minor mode,
+ * where the second would overwrite what the owner of the memory has written. */
 static bool worth_duplicating(const struct fault_worker *w, const struct waiter *waiter)
 {
     const struct fault_range *r = ibx_fault_range_of_page(w->engine, waiter->page);
@@ -188,7 +188,8 @@ static bool worth_duplicating(const struct fault_worker *w, const struct waiter 
     return true;
 }
 
-/* Moves what can be answered from the list to `batch`; copies what it claims for fetching. */
+/* Moves faults that can be answered from the list to `batch`, and copies those whose page it claims
+ * to fetch. */
 static unsigned faults_pick(struct fault_worker *w, struct waiter *batch, enum action *action)
 {
     struct ibx_fault *e = w->engine;
@@ -267,7 +268,7 @@ bool ibx_fault_fetch_faulted(struct fault_worker *w)
     if (!w->rescan && w->scanned == atomic_load(&e->changes))
         return false;
     unsigned n = faults_pick(w, batch, action);
-    for (unsigned i = 0; i < n; i++) /* first what takes the time of a round trip */
+    for (unsigned i = 0; i < n; i++) /* requests first: they take a round trip */
         if (action[i] != ACTION_ANSWER)
             fault_fetch(w, batch[i].page, action[i]);
     for (unsigned i = 0; i < n; i++) {
@@ -281,9 +282,9 @@ bool ibx_fault_fetch_faulted(struct fault_worker *w)
     return n > 0;
 }
 
-/* --------------------------------------------------------- what is not urgent */
+/* ----------------------------------------------------- prefetch and background */
 
-/* Whether the bandwidth limit allows a request now. Its clock is ahead by what was requested. */
+/* Whether the bandwidth limit allows a request now. Each request moves its clock ahead. */
 static bool cap_open(struct fault_worker *w, uint64_t now)
 {
     struct ibx_fault *e = w->engine;
@@ -312,7 +313,7 @@ static void cap_spend(struct ibx_fault *e, uint64_t bytes, uint64_t now)
     pthread_mutex_unlock(&e->lock);
 }
 
-/* Requests the first missing run of [from, to) and returns its end; 0: nothing was requested. */
+/* Requests the first missing run of [from, to) and returns its end; 0: none was requested. */
 static uint64_t run_request(struct fault_worker *w, uint64_t from, uint64_t to, uint32_t bytes,
                             enum ibx_fault_cause cause)
 {
@@ -335,11 +336,11 @@ static uint64_t run_request(struct fault_worker *w, uint64_t from, uint64_t to, 
             cap_spend(e, (uint64_t)n * r->is.page_size, now);
             return page + n;
         }
-        from = page + 1; /* another worker was faster */
+        from = page + 1; /* another worker has claimed it */
     }
 }
 
-/* False: not now. */
+/* Requests one page of a stride unless it is present or claimed. False: try again later. */
 static bool stride_fetch(struct fault_worker *w, uint64_t page)
 {
     struct ibx_fault *e = w->engine;
@@ -351,7 +352,7 @@ static bool stride_fetch(struct fault_worker *w, uint64_t page)
     if (!slot || w->reader_full || !cap_open(w, now))
         return false;
     if (claim(e, page, page + 1, 1)) {
-        if (slot_request(w, slot, r, page, 1, IBX_FAULT_BY_AROUND, false))
+        if (slot_request(w, slot, r, page, 1, IBX_FAULT_BY_PREFETCH, false))
             return false;
         cap_spend(e, SMALL_PAGE, now);
     }
@@ -385,14 +386,14 @@ bool ibx_fault_fetch_around(struct fault_worker *w)
         uint64_t from = window_of(e, r, page), end = r->is.first_page + r->pages;
         uint64_t to = from + e->fault_around / r->is.page_size;
         to = to < end ? to : end;
-        if (run_request(w, from, to, e->chunk_max, IBX_FAULT_BY_AROUND)) {
+        if (run_request(w, from, to, e->chunk_max, IBX_FAULT_BY_PREFETCH)) {
             busy = true;
             continue;
         }
         if (pagemap_find_missing(&e->map, from, to) < to)
             break; /* no slot, the reader is full, or the limit is reached */
         w->window_count--;
-        if (to < e->map.pages) /* the background continues behind it */
+        if (to < e->map.pages) /* the background continues after it */
             atomic_store_explicit(&e->cursor, to, memory_order_relaxed);
     }
     return busy;
@@ -413,7 +414,7 @@ bool ibx_fault_fetch_background(struct fault_worker *w)
 {
     struct ibx_fault *e = w->engine;
     window_adapt(w);
-    /* One request a call: the worker looks for faults between two. */
+    /* One request per call, so that the worker looks for faults between two. */
     if ((e->fault_workers && serves_faults(w)) || w->bulk >= w->depth ||
         !atomic_load_explicit(&e->missing, memory_order_relaxed))
         return false;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Counts of values in buckets of a sixteenth of their magnitude, in the way of HdrHistogram; to be
- * added to and read from any thread. */
+/* Counts values in buckets whose width is a sixteenth of the value, as HdrHistogram does. For any
+ * thread. */
 #ifndef IBX_USERFAULTFD_HISTOGRAM_H
 #define IBX_USERFAULTFD_HISTOGRAM_H
 

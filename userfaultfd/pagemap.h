@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Two bits a page, moved by compare-and-swap: only the worker that moves a page from missing to
- * claimed fetches it. Two that fetched one page in place would corrupt memory: the later bytes
- * would overwrite what the owner of the memory has written meanwhile.
+ * Two bits per page, changed by compare-and-swap. The worker that moves a page from missing to
+ * claimed fetches it, and no other one. In minor mode a second fetch would overwrite what the owner
+ * of the memory has written since the first.
  *
  *     missing -> claimed -> present
  *        ^---------'  |
- *                     +-> discarded -> present     while in flight: what arrives is dropped
+ *                     +-> discarded -> present     in flight; dropped on arrival
  */
 #ifndef IBX_USERFAULTFD_PAGEMAP_H
 #define IBX_USERFAULTFD_PAGEMAP_H
@@ -51,14 +51,14 @@ static inline bool pagemap_move(struct pagemap *map, uint64_t page, enum page_st
     return true;
 }
 
-/* Bit 0 of each page's two: the pages of this word that are in that state. */
+/* The pages of this word that are in that state, as bit 0 of each page's two bits. */
 static inline uint64_t pagemap_word_has(uint64_t word, enum page_state state)
 {
     uint64_t differs = word ^ (uint64_t)state * 0x5555555555555555ull;
     return ~(differs | differs >> 1) & 0x5555555555555555ull;
 }
 
-/* Moves those of [page, page + count) that are in the first state, word by word; how many. */
+/* Moves those of [page, page + count) that are in the first state; returns how many. */
 static inline uint64_t pagemap_move_run(struct pagemap *map, uint64_t page, uint64_t count,
                                         enum page_state from, enum page_state to)
 {

@@ -25,13 +25,13 @@ static void placing_end(struct ibx_fault *e)
         pthread_rwlock_unlock(&e->placing);
 }
 
-/* After EAGAIN: the memory is changing, and an event has to be read first. False when the engine
- * stops. Called without `placing`. */
+/* After EAGAIN, which means that an event has to be read first. False when the engine stops. Called
+ * without `placing`. */
 static bool after_event(struct ibx_fault *e)
 {
     count(&e->kernel_stalls, 1);
     if (ibx_fault_events_read(e, false))
-        ibx_fault_changed(e); /* the worker that should have read it may sleep */
+        ibx_fault_changed(e); /* the fault workers may sleep, and have not seen it */
     else
         sched_yield();
     enum ibx_fault_state state = ibx_fault_state(e);
@@ -61,7 +61,7 @@ int ibx_fault_wake(struct ibx_fault *e, uint64_t address, uint64_t length)
     return ioctl(e->uffd, UFFDIO_WAKE, &where) ? -errno : 0;
 }
 
-/* Places bytes and wakes the faults there: how many (>0), or a negative errno. */
+/* Places pages and wakes their faults. The number of bytes placed, or a negative errno. */
 static int64_t fill(struct ibx_fault *e, const struct fault_range *r, uint64_t page,
                     uint64_t length, const uint8_t *bytes)
 {
@@ -86,7 +86,7 @@ static void done(struct ibx_fault *e, struct slot *slot, uint32_t pages, enum pa
     uint64_t moved = pagemap_move_run(&e->map, page, pages, from, PAGE_PRESENT);
     slot->placed += pages;
     if (from == PAGE_DISCARDED || slot->zero) {
-        /* A fault that waits for one is answered as for any present page. */
+        /* Faults on these pages are answered as on any present page. */
         ibx_fault_pages_done(e, from == PAGE_DISCARDED ? IBX_FAULT_BY_REMOVE : IBX_FAULT_BY_ZERO,
                              moved);
         ibx_fault_changed(e);
@@ -106,7 +106,7 @@ static int step(struct ibx_fault *e, struct slot *slot, uint32_t limit)
     uint32_t n = 1;
     while (n < limit && pagemap_get(&e->map, page + n) == state)
         n++;
-    /* Placed before its turn; or, of a duplicate, left to the worker with the claim. */
+    /* Placed before its turn, or left to the worker that has the claim. */
     if (state == PAGE_PRESENT || (slot->duplicate && (state != PAGE_CLAIMED || slot->zero))) {
         slot->placed += n;
         return 0;
@@ -121,7 +121,7 @@ static int step(struct ibx_fault *e, struct slot *slot, uint32_t limit)
         done(e, slot, (uint32_t)((uint64_t)bytes / size), state);
         return 0;
     }
-    if (bytes == -EEXIST) { /* the page that is there is the right one */
+    if (bytes == -EEXIST) { /* it is placed already, with the same bytes */
         count(&e->existed, 1);
         ibx_fault_wake(e, address_of(r, page), size);
         done(e, slot, 1, state);
@@ -153,7 +153,7 @@ int ibx_fault_place_one(struct ibx_fault *e, const struct slot *slot, uint64_t p
     return ibx_fault_place(e, &one, 1);
 }
 
-/* 0: a zero page was placed. In minor mode a page that is only in the page cache is mapped. */
+/* 0: a zero page was placed. In minor mode a page of the page cache is mapped instead: -EEXIST. */
 static int answer(struct ibx_fault *e, struct fault_range *r, uint64_t page)
 {
     uint64_t size = r->is.page_size;
@@ -161,10 +161,10 @@ static int answer(struct ibx_fault *e, struct fault_range *r, uint64_t page)
         int64_t bytes = fill(e, r, page, size, NULL);
         if (bytes > 0)
             return -EEXIST;
-        if (bytes != -EFAULT) /* else there is no page */
+        if (bytes != -EFAULT) /* which says that the page cache has none */
             return bytes ? (int)bytes : -EAGAIN;
     }
-    if (size > SMALL_PAGE) { /* there is no ZEROPAGE for huge ones */
+    if (size > SMALL_PAGE) { /* UFFDIO_ZEROPAGE does not place huge pages */
         struct uffdio_copy copy = {
             .dst = address_of(r, page), .src = (uintptr_t)e->zeros, .len = size};
         return ioctl(e->uffd, UFFDIO_COPY, &copy) ? -errno : 0;
@@ -179,7 +179,7 @@ int ibx_fault_answer(struct ibx_fault *e, uint64_t page)
     while (true) {
         placing_begin(e);
         int rc = answer(e, r, page);
-        if (rc == -EEXIST || rc == -ENOENT) /* the page came, or its range went meanwhile */
+        if (rc == -EEXIST || rc == -ENOENT) /* the page was placed, or unmapped, meanwhile */
             ibx_fault_wake(e, address_of(r, page), r->is.page_size);
         placing_end(e);
         if (rc == 0)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Creates, resumes and destroys the engine: checks what it is given and allocates. */
+/* Creates, resumes and destroys the engine. */
 #include "userfaultfd/engine.h"
 
 #include <errno.h>
@@ -118,17 +118,12 @@ static int config_check(const struct ibx_fault_config *c, struct ibx_error *err)
     if (!c->worker_count || c->worker_count > IBX_FAULT_WORKERS_MAX)
         return ibx_error_set(err, -EINVAL, "%u workers: give 1 to %u", c->worker_count,
                              IBX_FAULT_WORKERS_MAX);
-    if (near & (near - 1))
-        return ibx_error_set(err, -EINVAL, "fault_around of %u bytes is not a power of two", near);
-    if (low > high || low < SMALL_PAGE || high > CHUNK_LIMIT || low % SMALL_PAGE ||
-        high % SMALL_PAGE)
+    if (near & (near - 1) || low > high || low < SMALL_PAGE || high > CHUNK_LIMIT ||
+        (low | high) % SMALL_PAGE || c->depth > DEPTH_MAX)
         return ibx_error_set(err, -EINVAL,
-                             "chunks of %u to %u bytes: give multiples of 4096, the smaller first, "
-                             "at most %u",
-                             low, high, CHUNK_LIMIT);
-    if (c->depth > DEPTH_MAX)
-        return ibx_error_set(err, -EINVAL, "%u requests in flight: at most %u", c->depth,
-                             DEPTH_MAX);
+                             "fault_around %u, chunks of %u to %u bytes, depth %u: give a power of "
+                             "two, multiples of 4096 up to %u, at most %u",
+                             near, low, high, c->depth, CHUNK_LIMIT, DEPTH_MAX);
     int rc = ranges_check(c, err);
     return rc ? rc : readers_check(c->readers, c->worker_count, ibx_fault_buffer_bytes(c), err);
 }
@@ -146,7 +141,8 @@ static int map_make(struct ibx_fault *e, struct ibx_error *err)
     if (!e->map.words)
         return ibx_error_set(err, -ENOMEM, "no memory for a map of %llu pages",
                              (unsigned long long)e->map.pages);
-    /* Page numbers of no range must not be found missing. */
+    /* All pages are PRESENT (binary 10) at first, so that numbers outside of all ranges are never
+     * found missing. */
     memset((void *)e->map.words, 0xaa, (e->map.pages / PAGES_A_WORD + 1) * sizeof *e->map.words);
     for (unsigned i = 0; i < e->range_count; i++)
         pagemap_move_run(&e->map, e->ranges[i].is.first_page, e->ranges[i].pages, PAGE_PRESENT,
@@ -155,7 +151,7 @@ static int map_make(struct ibx_fault *e, struct ibx_error *err)
     return 0;
 }
 
-/* What is beyond the last page is left out. */
+/* Limited to the pages that exist. */
 static void early_make(struct ibx_fault *e, const struct ibx_fault_config *config)
 {
     const uint64_t pages = e->map.pages;
@@ -188,7 +184,7 @@ static void buffer_use(struct fault_worker *w, void *buffer)
     }
 }
 
-/* Of the engine, for a reader that brings none. */
+/* The engine's own buffer, for a reader without one. */
 static int own_buffer_make(struct fault_worker *w, const struct ibx_fault_reader *reader)
 {
     if (reader->buffer || w->own_buffer || !w->engine->buffer_bytes)
@@ -289,7 +285,7 @@ static void engine_free(struct ibx_fault *e)
 static void locks_make(struct ibx_fault *e)
 {
     pthread_rwlockattr_t attr;
-    pthread_rwlockattr_init(&attr); /* reading events must not starve behind placing */
+    pthread_rwlockattr_init(&attr); /* placing must not starve the reading of events */
     pthread_rwlockattr_setkind_np(&attr, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
     pthread_rwlock_init(&e->placing, &attr);
     pthread_rwlockattr_destroy(&attr);

@@ -5,10 +5,10 @@
 
 #define FIRST_AHEAD 4u /* pages, of a new stride */
 #define CREDIT      4u
-#define PRESENT_MAX 32u /* pages of a stride that may be present already, and so do not fault */
+#define PRESENT_MAX 32u /* pages of a stride that do not fault because they are present */
 
-/* How many distances behind the last fault of the stride this page is: one that was prefetched, or
- * the first missing one behind those. 0: it is not part of the stride. */
+/* How many distances this page lies after the stride's last fault; it was prefetched, or is the
+ * first missing page after those that were. 0: it is not part of the stride. */
 static unsigned steps_to(const struct stride *stride, uint64_t page)
 {
     uint64_t at = stride->last;
@@ -37,7 +37,7 @@ static bool was_recent(const struct stride_detector *d, uint64_t page)
     return false;
 }
 
-/* Of three faults at one distance, the latest such three. */
+/* That of the latest three faults at one distance; 0: there are none. */
 static uint64_t distance_of(const struct stride_detector *d, uint64_t page)
 {
     for (uint64_t i = 1; i <= STRIDE_RECENT && i <= d->count; i++) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The thread that owns a page reader: events, faults, arrivals, background; then it spins or
- * sleeps. */
+/* The thread that owns a page reader: reads events, serves faults, places arrivals, requests pages
+ * in the background; then spins or sleeps. */
 #include "userfaultfd/engine.h"
 
 #include "common/clock.h"
@@ -22,7 +22,7 @@
 #define POLL_MS_ALWAYS 1000
 #define DUPLICATES_MS  1000 /* how long destroy waits for duplicates before it cancels them */
 
-/* More background requests, then larger ones, if no fault came since this one was requested. */
+/* More background requests, then larger ones, if no fault was read since this one was made. */
 static void background_grow(struct fault_worker *w, const struct slot *slot)
 {
     struct ibx_fault *e = w->engine;
@@ -44,7 +44,7 @@ static void arrival_handle(struct fault_worker *w, const struct ibx_fault_arriva
                        (unsigned long long)a->cookie);
         return;
     }
-    /* In COMPLETE only duplicates are in flight; they may fail. */
+    /* In COMPLETE only duplicates are in flight, and they may fail. */
     const bool matters = ibx_fault_state(e) != IBX_FAULT_COMPLETE;
     w->in_flight--;
     w->reader_full = false;
@@ -107,7 +107,7 @@ static struct slot *slot_of(struct fault_worker *w, uint64_t page)
     return NULL;
 }
 
-/* Pages that arrived with others and that a fault waits for. */
+/* Places arrived pages of long requests that faults wait for. */
 static void awaited_place(struct fault_worker *w)
 {
     struct ibx_fault *e = w->engine;
@@ -127,7 +127,7 @@ static void awaited_place(struct fault_worker *w)
             return; /* the engine stops, the slot keeps the page */
 }
 
-/* All pages that faults wait for, and one piece of the others. */
+/* Places all pages that faults wait for, and one piece of the others. */
 static bool arrivals_place(struct fault_worker *w)
 {
     bool piece_done = false, busy = w->arrived > 0;
@@ -145,9 +145,8 @@ static bool arrivals_place(struct fault_worker *w)
     return busy;
 }
 
-/* In COMPLETE only duplicates are in flight. They are waited for, for a while: a reader that
- * cancels may have to end its connection, over which the other end still waits for the
- * confirmation. */
+/* Only duplicates are in flight in COMPLETE. They get some time to arrive, because a reader that
+ * cancels may have to end its connection, while the other end waits for a confirmation over it. */
 static bool waits_for_duplicates(struct fault_worker *w)
 {
     if (ibx_fault_state(w->engine) != IBX_FAULT_COMPLETE)
@@ -157,7 +156,7 @@ static bool waits_for_duplicates(struct fault_worker *w)
     return ibx_now_ns() < w->cancel_ns;
 }
 
-/* Until nothing is in flight any more; then this worker is drained. */
+/* Called until no request is in flight any more; then this worker is drained. */
 static bool drain(struct fault_worker *w, bool *asked)
 {
     const bool cancel = !*asked && w->reader.ops->cancel && !waits_for_duplicates(w);
@@ -176,7 +175,7 @@ static bool drain(struct fault_worker *w, bool *asked)
     if (w->in_flight || w->arrived)
         return busy;
     w->window_count = w->stride_count = 0;
-    w->reader_full = w->rescan = false; /* resume makes every worker look at the list */
+    w->reader_full = w->rescan = false; /* after resume every worker scans the list */
     *asked = false;
     ibx_fault_drained(w);
     return true;
@@ -205,14 +204,14 @@ static void rest(struct fault_worker *w, bool reader)
 {
     struct ibx_fault *e = w->engine;
     look_at_all(w);
-    /* The pause is over: cap_open() sets it again if need be. */
+    /* The pause has ended; cap_open() may set another one. */
     if (w->capped_until && ibx_now_ns() >= w->capped_until) {
         w->capped_until = 0;
         return;
     }
     if (e->spin_us == UINT_MAX || ibx_now_ns() - w->last_busy_ns < e->spin_us * IBX_NS_PER_US) {
-        /* The thread that waits for the page, or that serves the READ, may be on this processor
-         * and has a lower priority. */
+        /* The thread that faulted, or the one that serves the READ, may be on this processor with a
+         * lower priority. */
         sched_yield();
         return;
     }
@@ -227,7 +226,7 @@ static void rest(struct fault_worker *w, bool reader)
                            {.fd = reader_fd, .events = POLLIN}};
     if (poll(fds, 3, sleep_ms(w, reader, reader_fd)) <= 0)
         return;
-    /* Each further look is a system call that delays a fault. */
+    /* Each unnecessary check is a system call, which delays a fault. */
     w->sure_events = fds[1].revents & POLLIN;
     w->look_events = fds[0].revents || fds[1].revents;
     w->look_reader = fds[0].revents || fds[2].revents || reader_fd < 0;
@@ -238,8 +237,9 @@ static void rest(struct fault_worker *w, bool reader)
         ibx_fault_fail(e, -EBADF, "the userfaultfd is not usable: was it enabled (UFFDIO_API)?");
 }
 
-/* Whether only the kernel or the reader can bring more, which poll(2) reports at once: another look
- * first would only delay the thread that serves the fault, perhaps on this processor. */
+/* Whether more work can come only from the kernel or the reader, which poll(2) reports at once:
+ * then another round would only delay the thread that serves the fault, perhaps on this processor.
+ */
 static bool settled(const struct fault_worker *w)
 {
     const struct ibx_fault *e = w->engine;
@@ -254,7 +254,7 @@ void *ibx_fault_worker_main(void *worker)
     const bool faults = serves_faults(w);
     bool asked = false;
     pthread_setname_np(pthread_self(), "ibx-fault");
-    /* A fault comes first at a processor. */
+    /* Faults get a processor before other work. */
     if (e->fault_workers && faults)
         ibx_thread_prompt();
     look_at_all(w);

@@ -65,8 +65,8 @@ static pthread_once_t begun = PTHREAD_ONCE_INIT;
 
 /* -------------------------------------------------------------------- exit and fork */
 
-/* exit(3) runs this before it destroys what the application made before its first such copy,
- * including the memory of copies. Without the preload exit(3) would also wait for them. */
+/* exit(3) calls this before the destructors of objects made before the first background copy, which
+ * may hold the memory of copies. */
 static void at_exit(void)
 {
     ibx_async_copy_forbid();
@@ -199,13 +199,13 @@ static void *help(void *argument)
 
 /* ------------------------------------------------------------------------ the callers' */
 
-/* Signals are the application's business. */
+/* The application's signal handlers run in its own threads. */
 static bool thread_begin(struct helper *helper)
 {
     sigset_t all, before;
     pthread_t thread;
     sigfillset(&all);
-    sigdelset(&all, SIGSEGV); /* of memory that the application watches */
+    sigdelset(&all, SIGSEGV); /* the application may handle faults of the memory */
     sigdelset(&all, SIGBUS);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int rc = pthread_create(&thread, NULL, help, helper);
@@ -251,8 +251,8 @@ static struct helper *helper_of_stream(uint64_t stream, uint64_t end)
     return NULL;
 }
 
-/* Locked. The one whose copies of that stream this one has to follow, or else one that has nothing
- * to do, a new one, or the least busy. */
+/* Locked. The helper that has copies of this stream; otherwise an idle one, a new one, or the least
+ * busy. */
 static struct helper *pick(const struct ibx_session *session, uint64_t stream, int device)
 {
     struct helper *least = NULL, *none = NULL, *same = helper_of_stream(stream, UINT64_MAX);
@@ -267,7 +267,7 @@ static struct helper *pick(const struct ibx_session *session, uint64_t stream, i
     }
     if (!none || (least && !least->count))
         return least;
-    /* Others went on meanwhile: to that stream, too. */
+    /* The lock was released: another thread may have used this stream. */
     return helper_begin(none, session, device) ? pick(session, stream, device) : NULL;
 }
 
@@ -281,7 +281,7 @@ bool ibx_async_copy_start(const struct ibx_session *session, const struct ibx_fr
     *job = (struct job){NULL, *copy, device < 0 ? 0 : device, 0};
     pthread_mutex_lock(&async.lock);
     struct helper *helper = NULL;
-    do { /* while this waits, the stream's copies may go to another helper or to none */
+    do { /* during the wait the stream's copies may go to another helper or end */
         if (helper)
             pthread_cond_wait(&async.changed, &async.lock);
         helper = pick(session, copy->stream, job->device);
@@ -328,7 +328,7 @@ void ibx_async_copy_wait(uint64_t stream)
     if (!ibx_async_copy_any())
         return;
     pthread_mutex_lock(&async.lock);
-    const uint64_t end = async.jobs; /* not for what others begin meanwhile */
+    const uint64_t end = async.jobs; /* later copies are not waited for */
     while (helper_of_stream(stream, end))
         pthread_cond_wait(&async.changed, &async.lock);
     pthread_mutex_unlock(&async.lock);

@@ -27,35 +27,33 @@ int ibx_client_call(struct ibx_session *session, const char *name, const void *b
                     int *exit_code);
 
 /*
- * Asynchronous copies. GVirtuS has one connection for each thread, and one request on it at a time.
- * So helper threads run such copies while the application continues, each over a connection of its
- * own. To the back end they are further clients. Copies of one stream run one after the other, in
- * their order. A call that has to come after them in CUDA's order waits for them first. So the
- * application sees them in their stream from the call on.
+ * Asynchronous copies. GVirtuS has one connection a thread, with one request on it at a time.
+ * Helper threads therefore run asynchronous copies, each over a connection of its own; to the back
+ * end they are further clients. Copies of one stream run in their order. A call that comes after
+ * them in CUDA's order waits for them first.
  *
- * Streams are the back end's handles. Those up to IBX_ASYNC_COPY_STREAM_SPECIAL name no
- * single stream and stand for all. From any thread. A forked child has none of the copies. exit(3)
- * waits for all.
+ * Streams are the back end's handles; those up to IBX_ASYNC_COPY_STREAM_SPECIAL stand for all
+ * streams. Any thread may call these. A forked child has none of the copies. exit(3) waits for all.
  */
 #define IBX_ASYNC_COPY_STREAM_SPECIAL 2u /* 0 and 1: the legacy stream, 2: the thread's own */
 
-/* Has a copy in such a stream run, with `device` selected, over a connection as that of `session`,
- * which lives. Its memory belongs to it until it is over. False: it cannot be, now or ever. */
+/* Starts a copy in one stream, with `device` selected, over a connection like that of the live
+ * `session`. Its memory is the copy's until it has ended. False: the caller has to copy. */
 bool ibx_async_copy_start(const struct ibx_session *session, const struct ibx_frontend_copy *copy,
                           int device);
-/* Starts none from now on: operations recorded into a graph have to come from one thread. */
+/* None starts from now on: operations recorded into a graph have to come from one thread. */
 void ibx_async_copy_forbid(void);
 
-/* Whether there is any copy that is not over. */
+/* Whether any copy has not ended. */
 bool ibx_async_copy_any(void);
-/* Whether there is one in that stream. */
+/* Whether one in that stream has not ended. */
 bool ibx_async_copy_pending(uint64_t stream);
-/* Returns when there is none in that stream, or none in that memory. */
+/* Return when all in that stream, or all in that memory, have ended. */
 void ibx_async_copy_wait(uint64_t stream);
 void ibx_async_copy_wait_memory(const void *address, size_t n);
-/* The first error of such a copy in that stream that was not returned yet, or 0. */
+/* The first error of a copy in that stream that was not returned yet, or 0. */
 int ibx_async_copy_failure(uint64_t stream);
-/* Earlier errors are not returned any more: streams and errors end with their context. */
+/* Drops all errors: they end with their context, as streams do. */
 void ibx_async_copy_forget_failures(void);
 
 #endif

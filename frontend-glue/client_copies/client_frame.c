@@ -17,7 +17,7 @@ int ibx_client_take(struct ibx_session *s, void *to, size_t n)
     return rc == (ssize_t)n ? 0 : rc < 0 ? (int)rc : -ENOTCONN;
 }
 
-/* Needed because handlers answer with memory even when they have failed. */
+/* Handlers answer with memory even when they have failed. */
 int ibx_client_drain(struct ibx_session *s, uint64_t n)
 {
     uint8_t *scratch = n ? malloc(CLIENT_SCRATCH) : NULL;
@@ -127,7 +127,6 @@ int ibx_client_send_frame(struct ibx_session *s, const struct ibx_frontend_copy 
 
 /* ------------------------------------------------------------------------ the reply */
 
-/* What every reply begins with: exit code, seconds, length. */
 int ibx_client_take_head(struct ibx_session *s, int *exit_code, uint64_t *out)
 {
     uint8_t head[20];

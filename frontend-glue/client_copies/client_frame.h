@@ -22,9 +22,9 @@ static inline size_t client_payload(const struct ibx_frontend_copy *copy)
 
 /* All of these: 0, or the session has ended, as ibx_session_fail(). */
 
-/* Reads as ibx_session_read(), but has no good outcome other than all. */
+/* As ibx_session_read(), but an end of the stream is -ENOTCONN. */
 int ibx_client_take(struct ibx_session *s, void *to, size_t n);
-/* What every reply begins with; `out` is the length of the rest. */
+/* Every reply begins with exit code, seconds and `out`, the length of the rest. */
 int ibx_client_take_head(struct ibx_session *s, int *exit_code, uint64_t *out);
 /* Reads and discards n bytes. */
 int ibx_client_drain(struct ibx_session *s, uint64_t n);

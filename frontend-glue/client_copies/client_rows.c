@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * cudaMemcpy2D. GVirtuS's frames hold all of the host's pitches: of the last row what lies behind
- * it, too, which need not be the application's, and a reply overwrites what stands between the
- * rows. Here no byte is read behind the last row, and none is written that is not of a row:
+ * cudaMemcpy2D. GVirtuS's frames hold whole pitches: also what lies behind the last row, which need
+ * not be the application's. A reply overwrites what is between the rows. Here no byte behind the
+ * last row is read, and none is written outside of the rows:
  *
  *   no gaps            the rows, as they are
  *   to the device      few: up to the last row as it is, and that one by itself
@@ -18,8 +18,8 @@
 
 #define BAND (1u << 20) /* bytes packed at a time, unless one row has more */
 
-static int copy_from_device(struct ibx_session *s, const struct ibx_frontend_copy *copy,
-                            int *exit_code)
+/* One frame with the rows alone, each from or to its own place. */
+static int copy_packed(struct ibx_session *s, const struct ibx_frontend_copy *copy, int *exit_code)
 {
     struct client_rows rows = {copy->host, copy->host_pitch, copy->rows};
     struct ibx_frontend_copy packed = *copy;
@@ -27,7 +27,7 @@ static int copy_from_device(struct ibx_session *s, const struct ibx_frontend_cop
     return ibx_client_exchange(s, &packed, &rows, exit_code);
 }
 
-/* The gaps travel too, for no byte of this side has to be copied then. */
+/* With the gaps: no byte has to be copied on this side. */
 static int copy_but_last(struct ibx_session *s, const struct ibx_frontend_copy *copy,
                          int *exit_code)
 {
@@ -75,14 +75,8 @@ int ibx_client_copy_rows(struct ibx_session *s, const struct ibx_frontend_copy *
 {
     if (copy->host_pitch == copy->n)
         return ibx_client_exchange(s, copy, NULL, exit_code);
-    if (!copy->to_device)
-        return copy_from_device(s, copy, exit_code);
-    if (copy->n * copy->rows < ibx_session_caps(s)->rendezvous) {
-        struct client_rows rows = {copy->host, copy->host_pitch, copy->rows};
-        struct ibx_frontend_copy packed = *copy;
-        packed.host_pitch = copy->n;
-        return ibx_client_exchange(s, &packed, &rows, exit_code);
-    }
+    if (!copy->to_device || copy->n * copy->rows < ibx_session_caps(s)->rendezvous)
+        return copy_packed(s, copy, exit_code);
     return copy->rows > 1 && copy->host_pitch / 2 < copy->n ? copy_but_last(s, copy, exit_code)
                                                             : copy_bands(s, copy, exit_code);
 }

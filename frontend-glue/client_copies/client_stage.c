@@ -18,24 +18,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define STAGE_MIN   (32u << 10)  /* shorter copies are better off in a message */
-#define SLOTS       32u          /* of the memory, one bit each; a divisor of 2^64 */
-#define SLOT        (512u << 10) /* bytes of one */
-#define PAGE        4096u
-#define LINE        64u
-#define PARTS       4u           /* of a short copy: the GPU takes some while others are copied */
-#define UNIT_STEP   (64u << 10)  /* bytes; a part is a multiple of it */
-#define UNIT_MIN    (128u << 10) /* parts are not shorter: each is a frame */
-#define PER_FRAME   4u           /* at most; a power of two */
-#define SHRINK      3u           /* of parts that shrink: each by this factor */
-#define LAST_MIN    (64u << 10)  /* bytes of the last one, at least */
-#define SPEED_MIN   (1u << 20)   /* what shorter copies wait for is no sign of the GPU's speed */
-#define WAIT_PARTS  3u  /* eighths of the time of copying that may be waited for at the end */
-#define BEHIND_MAX  3u  /* copies in a row that waited longer; then parts do not shrink */
-#define EVEN_COPIES 64u /* copies, before shrinking parts are tried again */
-#define THREADS_TO                                                                                 \
-    (1u << 20)                  /* to the device: shorter copies are over before others have begun \
-                                 */
+#define STAGE_MIN    (32u << 10)  /* shorter copies are better off in a message */
+#define SLOTS        32u          /* of the memory, one bit each; a divisor of 2^64 */
+#define SLOT         (512u << 10) /* bytes of one */
+#define PAGE         4096u
+#define LINE         64u
+#define PARTS        4u           /* of a short copy: the GPU takes some while others are copied */
+#define UNIT_STEP    (64u << 10)  /* bytes; a part is a multiple of it */
+#define UNIT_MIN     (128u << 10) /* parts are not shorter: each is a frame */
+#define PER_FRAME    4u           /* at most; a power of two */
+#define SHRINK       3u           /* of parts that shrink: each by this factor */
+#define LAST_MIN     (64u << 10)  /* bytes of the last one, at least */
+#define SPEED_MIN    (1u << 20)   /* what shorter copies wait for is no sign of the GPU's speed */
+#define WAIT_PARTS   3u  /* eighths of the time of copying that may be waited for at the end */
+#define BEHIND_MAX   3u  /* copies in a row that waited longer; then parts do not shrink */
+#define EVEN_COPIES  64u /* copies, before shrinking parts are tried again */
+#define THREADS_TO   (1u << 20) /* bytes to the device: shorter copies end before threads begin */
 #define THREADS_FROM (2u << 20) /* from it */
 #define IN_FLIGHT    3u         /* frames without an answer: of 4 message slots one is for a CTS */
 #define ANSWER_US    1000u      /* none takes longer, unless the GPU has others to serve */
@@ -141,9 +139,9 @@ static uint64_t offset_of(const struct run *run, uint64_t unit)
     return run->unit ? unit * run->unit : run->begins[unit];
 }
 
-/* Memory of the host begins anywhere in a page, and so does a slot: bytes that are copied to where
- * the same place of a page was read just before wait for that, on some processors, and a memcpy is
- * at less than half its speed. */
+/* A slot begins where the host's memory does in its page. Otherwise, on some processors, a store
+ * waits for an earlier load at the same place of another page, and memcpy loses half of its speed.
+ */
 static uint8_t *slot_of(const struct run *run, uint64_t unit)
 {
     return run->stage->memory + offset_of(run, unit % SLOTS) + (uintptr_t)run->copy->host % PAGE;
@@ -155,8 +153,8 @@ static size_t length_of(const struct run *run, uint64_t unit, uint64_t units)
     return (size_t)(end - offset_of(run, unit));
 }
 
-/* The copy threads': slot and application. It is the GPU that reads a slot, unless the back end
- * cannot pin it, which is noticed. */
+/* ibx_copy_threads_copy: between a slot and the application. The GPU reads the slot, so it need not
+ * be in this processor's cache. */
 static int move(void *context, void *slot, uint64_t offset, size_t n)
 {
     const struct ibx_frontend_copy *copy = context;
@@ -264,7 +262,7 @@ static int take_answer(struct run *run)
 
 /* ------------------------------------------------------------------------- the whole */
 
-/* Frames for which there is all that they need. */
+/* Sends the frames whose slots are ready. */
 static int send_frames(struct run *run)
 {
     int rc = 0;
@@ -285,7 +283,7 @@ static bool finished(const struct run *run)
     return run->answered == run->frames && (run->copy->to_device || run->copied == run->units);
 }
 
-/* One unit to copy, by this thread alone; or all that fit, for several. */
+/* Posts one unit for this thread alone, or all that fit for several. */
 static void post_to_device(struct run *run)
 {
     bool all = run->threads;
@@ -308,7 +306,7 @@ static int step(struct run *run)
     if (rc)
         return rc;
     if (run->answered < run->sent) {
-        /* What has come counts, also when the end has come behind it. */
+        /* An answer counts even if the connection has ended behind it. */
         rc = ibx_session_poll_reply(run->s);
         if (rc)
             return rc < 0 ? rc : take_answer(run);
@@ -366,9 +364,9 @@ static void divide(struct run *run)
         stage->behind = BEHIND_MAX - 1;
 }
 
-/* Whether parts that shrink were right: little of the end is to be waited for. A GPU that takes
- * bytes three times as fast as a thread copies them, and does so 12 us later, is a quarter of the
- * time of copying 1 MiB behind; one that is 1.7 times as fast is nearly half of it behind. */
+/* Parts that shrink are right when the wait at the end is short. A GPU that takes bytes three times
+ * as fast as a thread copies them, 12 us later, is behind by a quarter of the time of copying 1
+ * MiB; one that is 1.7 times as fast is behind by nearly half of it. */
 static void judge_speed(const struct run *run)
 {
     struct client_stage *stage = run->stage;
@@ -380,8 +378,8 @@ static void judge_speed(const struct run *run)
         stage->even = EVEN_COPIES;
 }
 
-/* A back end that does not copy by itself, or cannot pin the memory, has only more to do so. Of
- * short copies it may have its own opinion (rdma.tuning): so they alone are given up first. */
+/* A back end that does not run copies itself, or cannot pin the memory, has more work this way. Its
+ * rdma.tuning may exclude short copies alone, so they are given up first. */
 static void judge_use(struct client_stage *stage, size_t n, bool placed)
 {
     stage->useless = placed ? 0 : stage->useless + 1;

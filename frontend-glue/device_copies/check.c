@@ -26,8 +26,8 @@ bool ibx_copies_able(struct copies *x)
 }
 
 /* Whether it is device memory, of the current device unless `any`, and [address, address + n) is
- * within one allocation (n of 0: it need not be one). A few driver calls are a good part of a short
- * copy, so it is one here, and ibx_copies_able() has found out which device is the current one. */
+ * within one allocation (n of 0: it need not be one). One driver call: a few are a good part of a
+ * short copy. */
 static bool allocated(const struct copies *x, uint64_t address, uint64_t n, bool any)
 {
     static const int names[] = {IBX_CUDA_POINTER_MEMORY_TYPE, IBX_CUDA_POINTER_IS_MANAGED,

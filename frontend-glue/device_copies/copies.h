@@ -52,7 +52,6 @@ enum copy_wire { COPY_WIRE_FABRIC, COPY_WIRE_MESSAGE, COPY_WIRE_THREADS };
 
 /* A way that bytes take. */
 struct copy_path {
-    const char *name;
     bool holds; /* able() has the client's memory held, and the calls below release it */
     /* Whether the copy in hand can go this way. A better path that is refused leaves the reason in
      * copies->refused. */
@@ -77,21 +76,21 @@ struct copy {
     struct ibx_remote remote; /* the client's memory */
     uint64_t remote_at;       /* where in it the payload begins */
 
-    int path;               /* the last that was taken, in ibx_copy_paths; -1: none */
+    int path;               /* the last that was taken, PATH_...; -1: none */
     struct ibx_reach reach; /* of the client's memory, if it is held */
     bool held;
     struct ibx_remote part; /* what of it is held */
-    bool early;             /* mapped: it may be answered while it is under way */
-    bool placed;            /* mapped: the GPU itself was at the client's memory */
+    bool early;             /* in place: it may be answered while it is under way */
+    bool placed;            /* in place: the GPU itself was at the client's memory */
     struct ibx_mr *mr;      /* direct: the registration of the device's memory */
     uint64_t delivered;     /* direct: bytes of the reply that have been WRITten */
 };
 
 /* In the order in which a copy asks them. */
-enum { PATH_INLINE, PATH_MAPPED, PATH_POOLED, PATH_DIRECT, PATH_STAGED, PATHS };
+enum { PATH_INLINE, PATH_IN_PLACE, PATH_COPY_THREADS, PATH_DIRECT, PATH_STAGED, PATHS };
 extern const struct copy_path *const ibx_copy_paths[PATHS];
-extern const struct copy_path ibx_path_inline, ibx_path_mapped, ibx_path_pooled, ibx_path_direct,
-    ibx_path_staged;
+extern const struct copy_path ibx_path_inline, ibx_path_in_place, ibx_path_copy_threads,
+    ibx_path_direct, ibx_path_staged;
 
 /* The context of a session's hooks. */
 struct copies {
@@ -102,17 +101,17 @@ struct copies {
     struct ibx_reply_watch replies;
     bool answering; /* what is written now is ours */
 
-    const struct ibx_cuda *cuda; /* NULL: not looked for yet */
+    const struct ibx_cuda *cuda; /* NULL: not loaded yet */
     struct ibx_choice choice;    /* of the device `chosen_for` */
     int chosen_for;              /* -1: none yet */
     struct ibx_staging *staging; /* NULL: not made yet */
     unsigned resets;             /* of contexts of the process, that this session knows of */
-    void *losing;                /* the context that the request in hand takes away */
-    bool loses;                  /* it takes one; `losing` NULL: it is not known which */
-    struct ibx_gpu_spans spans;  /* GPU memory registered with the connection */
-    bool indirect;               /* it never will be */
+    void *taken_context;         /* the context that the request in hand takes away */
+    bool takes_context;          /* it takes one; NULL above: it is not known which */
+    struct ibx_gpu_registrations registrations; /* GPU memory registered with the connection */
+    bool not_direct;                            /* it never will be */
     struct ibx_client_pins pins; /* the client's memory, as far as it is mapped here */
-    bool straight;               /* the last reply with a payload went into such memory */
+    bool last_in_place;          /* the last reply with a payload went into such memory */
     bool told_staging, told_direct, told_pins; /* it was logged why that is not done */
     struct ibx_mr **regions;                   /* the pool's chunks as far as registered here */
     unsigned region_count;

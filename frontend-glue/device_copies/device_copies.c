@@ -8,8 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Bytes of a client's memory that are pinned here at most. They are the client's own: its
- * allocations in the shared region. */
+/* Bytes of a client's allocations in the shared region that are pinned here at most. */
 #define PINS_MAX (4ull << 30)
 
 /* ----------------------------------------------------------------------------- requests */
@@ -57,10 +56,9 @@ static int run(struct copies *x, const struct ibx_request *q)
     return rc ? rc : IBX_REQUEST_DONE;
 }
 
-/* Captures, other clients' and this one's, neither stand in the way nor come to harm, as by CUDA's
- * own copies, if the captured stream does not wait for the legacy one; what would be a part of one
- * is not run here. GVirtuS's handlers, the client's own cudaThreadExchangeStreamCaptureMode among
- * them, find the thread as it was. */
+/* Copies run in relaxed capture mode: they neither end another client's capture nor fail because of
+ * it, nor because of this client's own in a stream that does not wait for the legacy one. A copy in
+ * a captured stream is not run here. GVirtuS's handlers find the thread's mode as it was. */
 static int run_request(void *context, const struct ibx_request *q)
 {
     struct copies *x = context;
@@ -70,8 +68,8 @@ static int run_request(void *context, const struct ibx_request *q)
     x->answering = true;
     int rc = run(x, q);
     x->answering = false;
-    /* Copies before it may be under way still, in memory that the client uses anew after this one's
-     * answer, for which GVirtuS's handler does not wait. */
+    /* GVirtuS's handler does not wait for earlier copies, whose memory the client may use again
+     * after this answer. */
     if (rc == IBX_REQUEST_PASS && q->settle) {
         ibx_copies_handle_resets(x);
         ibx_client_pins_wait(&x->pins, x->cuda);
@@ -99,13 +97,13 @@ static void note_read(void *context, const void *bytes, size_t n)
     struct copies *x = context;
     unsigned resets = x->requests.resets;
     ibx_request_note_read(&x->requests, bytes, n);
-    /* The handler has not begun yet: what it takes away is let go before. */
+    /* The handler runs after this: what it takes away is released first. */
     if (x->requests.resets != resets)
         ibx_copies_lose_context(x);
     if (x->requests.resets)
-        ibx_gpu_spans_drop(&x->spans, 0);
+        ibx_gpu_registrations_drop(&x->registrations, 0);
     else if (x->requests.freed)
-        ibx_gpu_spans_drop(&x->spans, x->requests.freed);
+        ibx_gpu_registrations_drop(&x->registrations, x->requests.freed);
     x->requests.freed = 0;
 }
 
@@ -142,7 +140,7 @@ static void ending(void *context)
     for (unsigned i = 0; i < x->region_count; i++)
         ibx_mr_deregister(x->regions[i]);
     ibx_mr_deregister(x->windows);
-    ibx_gpu_spans_drop(&x->spans, 0);
+    ibx_gpu_registrations_drop(&x->registrations, 0);
     ibx_copies_handle_resets(x);
     ibx_client_pins_drop(&x->pins, x->cuda); /* before the connection takes their mapping away */
     free(x->regions);
@@ -159,8 +157,8 @@ static void ended(void *context)
                 "%lu copies were run for %s: %lu by the fabric in GPU memory, %lu in memory that "
                 "both map, %lu by several threads, %lu straight from or into messages, the others "
                 "by chunks",
-                x->ran, ibx_session_path(x->s)->peer, x->taken[PATH_DIRECT], x->taken[PATH_MAPPED],
-                x->taken[PATH_POOLED], x->taken[PATH_INLINE]);
+                x->ran, ibx_session_path(x->s)->peer, x->taken[PATH_DIRECT],
+                x->taken[PATH_IN_PLACE], x->taken[PATH_COPY_THREADS], x->taken[PATH_INLINE]);
     ibx_copies_handle_resets(x);
     ibx_staging_destroy(x->staging);
     x->staging = NULL;
@@ -229,8 +227,8 @@ void ibx_device_copies_count(const struct ibx_session *s, struct ibx_copy_counts
     if (x)
         *counts = (struct ibx_copy_counts){.all = x->ran,
                                            .inlined = x->taken[PATH_INLINE],
-                                           .in_place = x->taken[PATH_MAPPED],
-                                           .by_threads = x->taken[PATH_POOLED],
+                                           .in_place = x->taken[PATH_IN_PLACE],
+                                           .copy_threads = x->taken[PATH_COPY_THREADS],
                                            .direct = x->taken[PATH_DIRECT]};
 }
 

@@ -14,8 +14,8 @@
  *   to_device.c      copies to the device
  *   from_device.c    copies from it, and their replies
  *   paths.c          the table of paths that bytes may take, the choice of one; the path inline
- *   mapped.c         in place: the GPU accesses the client's memory
- *   staged.c         pinned chunks, moved by the fabric, or (pooled) by several threads
+ *   in_place.c       the GPU accesses the client's memory
+ *   staged.c         pinned chunks, moved by the fabric (staged) or by several threads
  *   direct.c         the fabric accesses the GPU's memory
  *   choice.c         the sizes from which paths count, and what a copy's end means
  *   check.c          asks CUDA about a copy before it runs
@@ -46,7 +46,7 @@ struct ibx_gpu_options {
 
 /* Copies that were run, by path (tuning.h); all others were staged. */
 struct ibx_copy_counts {
-    unsigned long all, inlined, in_place, by_threads, direct;
+    unsigned long all, inlined, in_place, copy_threads, direct;
 };
 
 /* How the session, and those that it accepts from now on, treat copies. Without this call GVirtuS

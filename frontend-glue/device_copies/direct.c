@@ -42,10 +42,10 @@ bool ibx_copies_direct_likely(struct copies *x)
 {
     const struct ibx_caps *caps = ibx_session_caps(x->s);
     struct ibx_error err = {0};
-    if (x->indirect)
+    if (x->not_direct)
         return false;
     if (!caps->dmabuf && !caps->gpu_pointers) {
-        x->indirect = true;
+        x->not_direct = true;
         if (!caps->register_free) /* a fabric that could */
             ibx_error_set(&err, -EOPNOTSUPP,
                           "this fabric's device registers no dma-buf, and no nvidia-peermem is "
@@ -53,18 +53,18 @@ bool ibx_copies_direct_likely(struct copies *x)
         tell(x, IBX_LOG_INFO, &err);
         return false;
     }
-    if (x->spans.registrar.enter)
+    if (x->registrations.registrar.enter)
         return true;
-    x->indirect = !ibx_gpu_writes_ordered(x->cuda, &err);
+    x->not_direct = !ibx_gpu_writes_ordered(x->cuda, &err);
     tell(x, IBX_LOG_WARN, &err);
-    x->spans.registrar = (struct ibx_gpu_registrar){
+    x->registrations.registrar = (struct ibx_gpu_registrar){
         .by_dmabuf = caps->dmabuf,
         .by_pointer = caps->gpu_pointers,
         .enter = enter,
         .leave = leave,
         .context = x,
     };
-    return !x->indirect;
+    return !x->not_direct;
 }
 
 static bool direct_able(struct copies *x)
@@ -79,7 +79,8 @@ static bool direct_able(struct copies *x)
         return false;
     if (!ibx_copies_direct_likely(x) || !ibx_copies_staging(x))
         return false;
-    if (ibx_gpu_span_get(&x->spans, x->cuda, c->gpu.device, (size_t)c->gpu.width, &mr, &err))
+    if (ibx_gpu_registration_get(&x->registrations, x->cuda, c->gpu.device, (size_t)c->gpu.width,
+                                 &mr, &err))
         tell(x, IBX_LOG_WARN, &err);
     c->mr = mr;
     return mr;
@@ -135,7 +136,6 @@ static int direct_part(struct copies *x, size_t n)
 }
 
 const struct copy_path ibx_path_direct = {
-    .name = "direct",
     .able = direct_able,
     .to_device = direct_to_device,
     .to_client = direct_to_client,

@@ -30,12 +30,12 @@ int ibx_copies_deliver(void *context, const struct ibx_remote *remote, size_t n)
         return ibx_path_direct.part(x, n);
     ibx_copies_begin(x, COPY_PART, n);
     const struct copy_path *path = ibx_copies_path(x);
-    x->straight = path == &ibx_path_mapped;
+    x->last_in_place = path == &ibx_path_in_place;
     return path->part(x, n); /* there is one: staged is able to move any part */
 }
 
-/* The reply up to its payload of n bytes. Its count stays inline: so a client can have the bytes,
- * and nothing else, where it wants them. */
+/* The reply up to its payload of n bytes. The count is inline, so that a client can have the bytes
+ * alone where it wants them. */
 static int begin_reply(struct copies *x, uint64_t began, uint64_t n)
 {
     uint8_t count[8];
@@ -62,7 +62,7 @@ static int answer_delivered(struct copies *x, uint64_t began)
     return rc;
 }
 
-/* Has a stack frame of its own: longer paths need more of a stack that may be a small one. */
+/* In a stack frame of its own: other paths need the stack, which may be small. */
 __attribute__((noinline)) static int run_inline(struct copies *x, const struct ibx_request *q,
                                                 uint64_t began)
 {

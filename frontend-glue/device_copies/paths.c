@@ -35,7 +35,6 @@ static int inline_to_reply(struct copies *x)
 }
 
 const struct copy_path ibx_path_inline = {
-    .name = "inline",
     .able = inline_able,
     .to_device = inline_to_device,
     .to_reply = inline_to_reply,
@@ -44,10 +43,10 @@ const struct copy_path ibx_path_inline = {
 /* ------------------------------------------------------------------------------ the table */
 
 const struct copy_path *const ibx_copy_paths[PATHS] = {
-    [PATH_INLINE] = &ibx_path_inline, /* up to inline_max */
-    [PATH_MAPPED] = &ibx_path_mapped, /* from in_place_min */
-    [PATH_POOLED] = &ibx_path_pooled, /* from threads_min */
-    [PATH_DIRECT] = &ibx_path_direct, /* from direct_min */
+    [PATH_INLINE] = &ibx_path_inline,             /* up to inline_max */
+    [PATH_IN_PLACE] = &ibx_path_in_place,         /* from in_place_min */
+    [PATH_COPY_THREADS] = &ibx_path_copy_threads, /* from copy_threads_min */
+    [PATH_DIRECT] = &ibx_path_direct,             /* from direct_min */
     [PATH_STAGED] = &ibx_path_staged,
 };
 
@@ -85,7 +84,7 @@ static void hold(struct copies *x)
     unsigned access =
         c->stage == COPY_FROM_CLIENT ? IBX_ACCESS_REMOTE_READ : IBX_ACCESS_REMOTE_WRITE;
     c->held = !ibx_remote_hold(conn, &c->part, access, &c->reach);
-    if (!c->held && c->bytes >= ibx_copies_way(x)->threads_min &&
+    if (!c->held && c->bytes >= ibx_copies_way(x)->copy_threads_min &&
         !strcmp(ibx_session_path(x->s)->provider, "shm"))
         ibx_copies_note_refusal(x, NOT_REACHED);
 }

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Contexts that clients reset or destroy. All clients share one, unless they make their own. With a
- * context go the events that sessions have in it; no session may touch those any more. Events in
- * other contexts stay.
+ * Contexts that clients reset or destroy. All clients share one, unless they make their own. The
+ * events that sessions have in a context go with it: no session may touch them any more.
  */
 #include "frontend-glue/device_copies/copies.h"
 
@@ -11,7 +10,7 @@
 
 #define GONE 4096u /* contexts that are remembered; a power of two */
 
-/* GVirtuS's, for a request that it does not know, and CUDA's, by which nothing was done. */
+/* Exit codes by which nothing was done: GVirtuS's for an unknown request, and CUDA's. */
 #define UNKNOWN         (-1)
 #define INVALID_VALUE   1
 #define NOT_INITIALIZED 3
@@ -49,7 +48,7 @@ void ibx_copies_handle_resets(struct copies *x)
     pthread_mutex_unlock(&gone.mutex);
 }
 
-/* The context of the device that is the calling thread's, which is what its runtime resets. */
+/* The primary context of the calling thread's device, which its runtime resets. */
 static void find_primary(struct copies *x, const struct ibx_cuda *cuda)
 {
     int device = x->requests.device, active = 0;
@@ -60,16 +59,16 @@ static void find_primary(struct copies *x, const struct ibx_cuda *cuda)
         !cuda->device_primary_ctx_release ||
         cuda->device_primary_ctx_get_state(device, &flags, &active))
         return;
-    x->loses = active;
-    if (active && !cuda->device_primary_ctx_retain(&x->losing, device))
+    x->takes_context = active;
+    if (active && !cuda->device_primary_ctx_retain(&x->taken_context, device))
         cuda->device_primary_ctx_release(device);
 }
 
 void ibx_copies_lose_context(struct copies *x)
 {
     bool named = x->requests.names_context;
-    x->losing = named ? (void *)(uintptr_t)x->requests.context : NULL;
-    x->loses = !named || x->losing;
+    x->taken_context = named ? (void *)(uintptr_t)x->requests.context : NULL;
+    x->takes_context = !named || x->taken_context;
     const struct ibx_cuda *cuda = ibx_cuda_load(NULL);
     if (!cuda)
         return;
@@ -81,15 +80,15 @@ void ibx_copies_lose_context(struct copies *x)
     ibx_client_pins_drop_fences(&x->pins, cuda);
 }
 
-/* A context may be gone although the answer is an error: one of work before that. */
+/* The context may be gone although the answer is an error: that of earlier work. */
 void ibx_copies_lost_context(struct copies *x, int exit_code)
 {
     bool refused =
         exit_code == INVALID_VALUE || exit_code == NOT_INITIALIZED || exit_code == INVALID_CONTEXT;
-    if (!x->loses || exit_code == UNKNOWN || (refused && x->requests.names_context))
+    if (!x->takes_context || exit_code == UNKNOWN || (refused && x->requests.names_context))
         return;
     pthread_mutex_lock(&gone.mutex);
-    gone.contexts[gone.count % GONE] = x->losing;
+    gone.contexts[gone.count % GONE] = x->taken_context;
     gone.count++;
     pthread_mutex_unlock(&gone.mutex);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Two paths through pinned chunks. Staged: the fabric fills or empties them, or they are copied out
- * of a request's message or into a reply's. Pooled: several threads of this process fill or empty
- * them, where the kernel lets it reach the client's memory.
+ * Two paths through pinned chunks. staged: the fabric fills or empties them, or they are copied out
+ * of a request's message or into a reply's. copy_threads: several threads of this process do, where
+ * the kernel lets it reach the client's memory.
  */
 #include "frontend-glue/device_copies/copies.h"
 
@@ -75,12 +75,12 @@ static int wire_arrived(void *context, bool wait, uint32_t *slots)
 
 struct ibx_staging_wire ibx_copies_wire(struct copies *x, enum copy_wire wire)
 {
+    const bool by_threads = wire == COPY_WIRE_THREADS;
     x->copy.wire = wire;
-    if (wire != COPY_WIRE_THREADS)
-        return (struct ibx_staging_wire){x, wire_move, wire_arrived, NULL, 1};
-    ibx_copy_threads_begin(ibx_session_threads(x->s), threads_copy, x);
+    if (by_threads)
+        ibx_copy_threads_begin(ibx_session_threads(x->s), threads_copy, x);
     return (struct ibx_staging_wire){x, wire_move, wire_arrived, NULL,
-                                     ibx_session_thread_count(x->s)};
+                                     by_threads ? ibx_session_thread_count(x->s) : 1};
 }
 
 /* With the result of what the wire was for; a negative one as ibx_session_fail(). */
@@ -159,63 +159,63 @@ int ibx_copies_staged_outcome(struct copies *x, int rc)
 
 /* ------------------------------------------------------------------------- either path */
 
-static bool chunks_for(struct copies *x, enum copy_wire wire)
+/* What fills the chunks on the path that was chosen. */
+static enum copy_wire wire_of(const struct copies *x)
 {
+    if (x->copy.path == PATH_COPY_THREADS)
+        return COPY_WIRE_THREADS;
+    return x->copy.stage == COPY_FROM_MESSAGE ? COPY_WIRE_MESSAGE : COPY_WIRE_FABRIC;
+}
+
+static bool chunks_taken(struct copies *x)
+{
+    enum copy_wire wire = wire_of(x);
     bool taken = ibx_copies_take_chunks(x, x->copy.bytes, wire == COPY_WIRE_FABRIC);
     if (!taken && wire == COPY_WIRE_THREADS)
         ibx_remote_release(ibx_session_conn(x->s));
     return taken;
 }
 
-static int run_to_device(struct copies *x, enum copy_wire by)
+static int run_to_device(struct copies *x)
 {
-    if (!chunks_for(x, by))
+    if (!chunks_taken(x))
         return IBX_REQUEST_PASS;
-    struct ibx_staging_wire wire = ibx_copies_wire(x, by);
+    struct ibx_staging_wire wire = ibx_copies_wire(x, wire_of(x));
     int rc = ibx_staging_to_device(x->staging, &wire, &x->copy.gpu);
     return ibx_copies_staged_outcome(x, wire_end(x, rc));
 }
 
-static int run_to_client(struct copies *x, enum copy_wire by)
+static int run_to_client(struct copies *x)
 {
-    if (!chunks_for(x, by))
+    if (!chunks_taken(x))
         return IBX_REQUEST_PASS;
-    struct ibx_staging_wire wire = ibx_copies_wire(x, by);
+    struct ibx_staging_wire wire = ibx_copies_wire(x, wire_of(x));
     int rc = ibx_staging_from_device(x->staging, &x->copy.gpu, true);
     if (!rc)
         rc = ibx_staging_deliver(x->staging, &wire, x->copy.bytes);
     return ibx_copies_staged_outcome(x, wire_end(x, rc));
 }
 
-/* The next n bytes of a reply, as ibx_session_fail(). */
-static int run_part(struct copies *x, enum copy_wire by, size_t n)
+static int deliver(struct copies *x, enum copy_wire by, size_t n)
 {
     struct ibx_staging_wire wire = ibx_copies_wire(x, by);
     int rc = wire_end(x, ibx_staging_deliver(x->staging, &wire, n));
     return rc > 0 ? ibx_copies_broke_off(x, rc) : rc;
 }
 
-int ibx_copies_write_staged(struct copies *x, size_t n)
+static int run_part(struct copies *x, size_t n)
 {
-    return run_part(x, COPY_WIRE_MESSAGE, n);
+    return deliver(x, wire_of(x), n);
 }
 
-/* ------------------------------------------------------------------------------- staged */
+int ibx_copies_write_staged(struct copies *x, size_t n)
+{
+    return deliver(x, COPY_WIRE_MESSAGE, n);
+}
 
 static bool staged_able(struct copies *x)
 {
     return x->copy.stage == COPY_PART || ibx_gpu_copy_fits(&x->copy.gpu);
-}
-
-static int staged_to_device(struct copies *x)
-{
-    return run_to_device(x,
-                         x->copy.stage == COPY_FROM_CLIENT ? COPY_WIRE_FABRIC : COPY_WIRE_MESSAGE);
-}
-
-static int staged_to_client(struct copies *x)
-{
-    return run_to_client(x, COPY_WIRE_FABRIC);
 }
 
 /* The chunks stay in hand: the first have come from the GPU. */
@@ -224,55 +224,31 @@ static int staged_to_reply(struct copies *x)
     bool fabric = x->copy.bytes >= ibx_session_caps(x->s)->rendezvous;
     if (!ibx_copies_take_chunks(x, x->copy.bytes, fabric))
         return IBX_REQUEST_PASS;
-    int rc = ibx_staging_from_device(x->staging, &x->copy.gpu, !x->straight);
+    int rc = ibx_staging_from_device(x->staging, &x->copy.gpu, !x->last_in_place);
     return rc ? ibx_copies_staged_outcome(x, rc) : IBX_REQUEST_DONE;
 }
 
-static int staged_part(struct copies *x, size_t n)
-{
-    return run_part(x, COPY_WIRE_FABRIC, n);
-}
-
 const struct copy_path ibx_path_staged = {
-    .name = "staged",
     .able = staged_able,
-    .to_device = staged_to_device,
-    .to_client = staged_to_client,
+    .to_device = run_to_device,
+    .to_client = run_to_client,
     .to_reply = staged_to_reply,
-    .part = staged_part,
+    .part = run_part,
 };
 
-/* ------------------------------------------------------------------------------- pooled */
-
-/* The kernel may have become unwilling since the last time; posts find another way then. */
-static bool pooled_able(struct copies *x)
+/* The kernel may have become unwilling since the last time; the fabric can copy then. */
+static bool copy_threads_able(struct copies *x)
 {
     const struct copy *c = &x->copy;
     return c->held && staged_able(x) && c->reach.copies &&
-           c->bytes >= ibx_copies_way(x)->threads_min && ibx_session_threads(x->s) &&
+           c->bytes >= ibx_copies_way(x)->copy_threads_min && ibx_session_threads(x->s) &&
            !ibx_remote_copy(ibx_session_conn(x->s), true, NULL, &c->part, 0, 0);
 }
 
-static int pooled_to_device(struct copies *x)
-{
-    return run_to_device(x, COPY_WIRE_THREADS);
-}
-
-static int pooled_to_client(struct copies *x)
-{
-    return run_to_client(x, COPY_WIRE_THREADS);
-}
-
-static int pooled_part(struct copies *x, size_t n)
-{
-    return run_part(x, COPY_WIRE_THREADS, n);
-}
-
-const struct copy_path ibx_path_pooled = {
-    .name = "pooled",
+const struct copy_path ibx_path_copy_threads = {
     .holds = true,
-    .able = pooled_able,
-    .to_device = pooled_to_device,
-    .to_client = pooled_to_client,
-    .part = pooled_part,
+    .able = copy_threads_able,
+    .to_device = run_to_device,
+    .to_client = run_to_client,
+    .part = run_part,
 };

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Where the symbols of cudaMemcpyToSymbol are. GVirtuS's handler registers a client's variable with
- * CUDA's runtime under the address that it has in the client, and looks it up by that: so the same
- * runtime tells us, too. It is the handler's own if it is the only one in this process.
+ * CUDA's runtime under its address in the client, and looks it up by that. So can we, in the same
+ * runtime: the handler's, if there is only one in this process.
  */
 #include "frontend-glue/device_copies/copies.h"
 
@@ -63,8 +63,8 @@ static bool calls_of(void *handle, struct calls *calls)
     return calls->address_of && calls->size_of && calls->peek_error && calls->get_error;
 }
 
-/* A failed look-up sets the thread's last error, which belongs to the client. So this resets it,
- * and looks nothing up while an error is pending. */
+/* A failed look-up sets the thread's last error, which belongs to the client: this resets it, and
+ * looks nothing up while an error is pending. */
 static bool look_up(const struct calls *calls, const void *symbol, void **device, size_t *size)
 {
     if (calls->peek_error())

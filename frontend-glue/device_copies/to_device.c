@@ -106,26 +106,18 @@ static int run_plain(struct copies *x, const struct ibx_request *q)
 static bool threads_likely(struct copies *x, uint64_t length)
 {
     return length >= IBX_FRAME_WINDOW &&
-           length - IBX_FRAME_WINDOW >= ibx_copies_way(x)->threads_min &&
-           ibx_session_caps(x->s)->direct && ibx_session_threads(x->s);
+           length - IBX_FRAME_WINDOW >= ibx_copies_way(x)->copy_threads_min &&
+           ibx_session_caps(x->s)->remote_copy && ibx_session_threads(x->s);
 }
 
 /* ------------------------------------------------------------------------- the whole */
 
 /* The frame is known, and good. */
-static int run_known(struct copies *x)
+static int run_known(struct copies *x, enum copy_stage stage)
 {
-    if (!ibx_copies_staging(x))
+    if (stage == COPY_FROM_CLIENT && !ibx_copies_staging(x))
         return IBX_REQUEST_PASS;
-    ibx_copies_begin(x, COPY_FROM_CLIENT, x->copy.frame.payload);
-    const struct copy_path *path = ibx_copies_path(x);
-    return path ? path->to_device(x) : IBX_REQUEST_PASS;
-}
-
-static int run_from_message(struct copies *x, const struct ibx_request *q)
-{
-    x->copy.payload = q->body + x->copy.frame.payload_at;
-    ibx_copies_begin(x, COPY_FROM_MESSAGE, x->copy.frame.payload);
+    ibx_copies_begin(x, stage, x->copy.frame.payload);
     const struct copy_path *path = ibx_copies_path(x);
     return path ? path->to_device(x) : IBX_REQUEST_PASS;
 }
@@ -133,13 +125,15 @@ static int run_from_message(struct copies *x, const struct ibx_request *q)
 int ibx_copies_to_device(struct copies *x, const struct ibx_request *q)
 {
     x->arrived = 0;
-    if (q->body)
-        return run_from_message(x, q);
+    if (q->body) {
+        x->copy.payload = q->body + x->copy.frame.payload_at;
+        return run_known(x, COPY_FROM_MESSAGE);
+    }
     x->copy.remote = q->remote;
     x->copy.stage = COPY_FROM_CLIENT;
     if (q->tail_length)
         return ibx_copies_parse(q, &x->copy.frame) && ibx_copies_sound(x, &x->copy.frame)
-                   ? run_known(x)
+                   ? run_known(x, COPY_FROM_CLIENT)
                    : IBX_REQUEST_PASS;
     bool direct = q->length >= ibx_copies_way(x)->direct_min && ibx_copies_direct_likely(x);
     if (ibx_frame_plain_bytes(q->call) && !threads_likely(x, q->length) && !direct)
@@ -152,5 +146,5 @@ int ibx_copies_to_device(struct copies *x, const struct ibx_request *q)
     if (!windows_parse(x, q->call))
         return IBX_REQUEST_PASS;
     x->copy.remote_at = x->copy.frame.payload_at;
-    return run_known(x);
+    return run_known(x, COPY_FROM_CLIENT);
 }

@@ -13,8 +13,8 @@
 /* Measured on an H200. The driver puts short pageable memory into its commands to the device;
  * copies from the device are always faster into pinned memory. */
 const struct ibx_choice ibx_choice_default = {
-    .ways = {[IBX_CHOICE_TO_DEVICE] = {.inline_max = 16u << 10, .threads_min = 4u << 20},
-             [IBX_CHOICE_FROM_DEVICE] = {.inline_max = 0, .threads_min = 1u << 20}},
+    .ways = {[IBX_CHOICE_TO_DEVICE] = {.inline_max = 16u << 10, .copy_threads_min = 4u << 20},
+             [IBX_CHOICE_FROM_DEVICE] = {.inline_max = 0, .copy_threads_min = 1u << 20}},
     .chunk = IBX_PINNED_CHUNK,
 };
 
@@ -33,11 +33,11 @@ static const struct key {
 #define FROM_SIZE IBX_CHOICE_SIZE_MAX, true, "bytes from 0 to 1024G, or never"
     {"h2d.inline", NULL, AT(TO, inline_max), IBX_CHOICE_TO_MAX, false, "0 to 1M"},
     {"h2d.in_place", NULL, AT(TO, in_place_min), FROM_SIZE},
-    {"h2d.copy_threads", "h2d.crew", AT(TO, threads_min), FROM_SIZE},
+    {"h2d.copy_threads", "h2d.crew", AT(TO, copy_threads_min), FROM_SIZE},
     {"h2d.direct", NULL, AT(TO, direct_min), FROM_SIZE},
     {"d2h.inline", NULL, AT(FROM, inline_max), IBX_CHOICE_FROM_MAX, false, "0 to 64K"},
     {"d2h.in_place", NULL, AT(FROM, in_place_min), FROM_SIZE},
-    {"d2h.copy_threads", "d2h.crew", AT(FROM, threads_min), FROM_SIZE},
+    {"d2h.copy_threads", "d2h.crew", AT(FROM, copy_threads_min), FROM_SIZE},
     {"d2h.direct", NULL, AT(FROM, direct_min), FROM_SIZE},
 #undef AT
 #undef FROM_SIZE
@@ -49,22 +49,9 @@ static uint64_t *size_at(const struct ibx_choice *choice, const struct key *key)
     return (uint64_t *)((uintptr_t)choice + key->offset);
 }
 
-static bool size_sound(const struct key *key, uint64_t size)
-{
-    return size <= key->most || (key->never && size == IBX_CHOICE_NEVER);
-}
-
 static bool chunk_sound(uint64_t chunk)
 {
     return chunk && chunk <= IBX_PINNED_CHUNK && chunk % IBX_CHOICE_CHUNK_UNIT == 0;
-}
-
-bool ibx_choice_sound(const struct ibx_choice *choice)
-{
-    bool sound = chunk_sound(choice->chunk) && choice->threads <= IBX_COPY_THREADS_MAX;
-    for (size_t i = 0; i < SIZE_KEYS && sound; i++)
-        sound = size_sound(&size_keys[i], *size_at(choice, &size_keys[i]));
-    return sound;
 }
 
 static int not_accepted(const struct ibx_property *entry, struct ibx_error *err, const char *format,
@@ -263,7 +250,7 @@ void ibx_tuning_describe(const struct ibx_choice *choice, enum ibx_choice_direct
     add_from(text, size, "in place", way->in_place_min);
     snprintf(by_threads, sizeof(by_threads), "by %u threads", threads);
     if (threads > 1)
-        add_from(text, size, by_threads, way->threads_min);
+        add_from(text, size, by_threads, way->copy_threads_min);
     if (direct)
         add_from(text, size, "direct", way->direct_min);
     add_size(text, size, ", else by chunks of ", choice->chunk);

@@ -3,14 +3,14 @@
  * Which path a copy takes, by its direction and size:
  *
  *   inline        between a message and the driver, without a chunk   up to inline_max
- *   in place      the GPU reads or writes memory that both ends map   from in_place_min
- *   copy threads  through pinned chunks, by several threads           from threads_min
+ *   in_place      the GPU reads or writes memory that both ends map   from in_place_min
+ *   copy_threads  through pinned chunks, by several threads           from copy_threads_min
  *   direct        the fabric reads or writes the GPU's memory         from direct_min
- *   staged        through pinned chunks                               all others
+ *   staged        through pinned chunks, by the fabric                all others
  *
  * A path that a copy cannot take is passed over: only a copy inside a message is inline, and only
- * one from memory that both ends map is in place. An asynchronous copy that may outlive its call is
- * in place whatever its size, since no other path allows that.
+ * one from memory that both ends map is in_place. An asynchronous copy that may outlive its call is
+ * in_place whatever its size, since no other path allows that.
  *
  * `ib-bw tune` measures the sizes and stores them in the syntax of gvirtus.properties:
  *
@@ -43,7 +43,7 @@ enum ibx_choice_direction { IBX_CHOICE_TO_DEVICE, IBX_CHOICE_FROM_DEVICE };
 /* Bytes. */
 struct ibx_choice_way {
     uint64_t inline_max;
-    uint64_t in_place_min, threads_min, direct_min;
+    uint64_t in_place_min, copy_threads_min, direct_min;
 };
 
 struct ibx_choice {
@@ -53,9 +53,6 @@ struct ibx_choice {
 };
 
 extern const struct ibx_choice ibx_choice_default;
-
-/* Whether all numbers are within their bounds. */
-bool ibx_choice_sound(const struct ibx_choice *choice);
 
 struct ibx_cuda;
 

@@ -94,38 +94,39 @@ static bool is_over_shm(const struct ibx_session *session)
 
 static int stream_at(const char *name)
 {
+    /* An event is recorded when the copies before it end, so most calls about events need not wait.
+     */
     static const struct {
         const char *name;
         int at;
-    } about_a_stream[] = {
-        {"cudaLaunchKernel", 40}, {"cudaMemcpyAsync", LAST_STREAM}, {"cudaStreamSynchronize", 0},
-        {"cudaStreamQuery", 0},   {"cudaStreamWaitEvent", 0},       {"cudaEventRecord", 8},
+    } calls[] = {
+        {"cudaLaunchKernel", 40},
+        {"cudaMemcpyAsync", LAST_STREAM},
+        {"cudaStreamSynchronize", 0},
+        {"cudaStreamQuery", 0},
+        {"cudaStreamWaitEvent", 0},
+        {"cudaEventRecord", 8},
+        {"cudaEventQuery", NO_STREAM},
+        {"cudaEventSynchronize", NO_STREAM},
+        {"cudaEventElapsedTime", NO_STREAM},
+        {"cudaEventCreate", NO_STREAM},
+        {"cudaEventCreateWithFlags", NO_STREAM},
+        {"cudaEventDestroy", NO_STREAM},
+        {"cudaStreamCreate", NO_STREAM},
+        {"cudaStreamCreateWithFlags", NO_STREAM},
+        {"cudaStreamCreateWithPriority", NO_STREAM},
+        {"cudaMalloc", NO_STREAM},
+        {"cudaPushCallConfiguration", NO_STREAM},
+        {"cudaPopCallConfiguration", NO_STREAM},
+        {"cudaSetDevice", NO_STREAM},
+        {"cudaGetDevice", NO_STREAM},
+        {"cudaGetDeviceCount", NO_STREAM},
+        {"cudaGetLastError", NO_STREAM},
+        {"cudaPeekAtLastError", NO_STREAM},
     };
-    /* Calls about events are among these: an event is recorded when the copies before it end. */
-    static const char *const about_none[] = {"cudaEventQuery",
-                                             "cudaEventSynchronize",
-                                             "cudaEventElapsedTime",
-                                             "cudaEventCreate",
-                                             "cudaEventCreateWithFlags",
-                                             "cudaEventDestroy",
-                                             "cudaStreamCreate",
-                                             "cudaStreamCreateWithFlags",
-                                             "cudaStreamCreateWithPriority",
-                                             "cudaMalloc",
-                                             "cudaPushCallConfiguration",
-                                             "cudaPopCallConfiguration",
-                                             "cudaSetDevice",
-                                             "cudaGetDevice",
-                                             "cudaGetDeviceCount",
-                                             "cudaGetLastError",
-                                             "cudaPeekAtLastError"};
-    for (size_t i = 0; i < sizeof(about_a_stream) / sizeof(about_a_stream[0]); i++) {
-        if (!strcmp(about_a_stream[i].name, name))
-            return about_a_stream[i].at;
-    }
-    for (size_t i = 0; i < sizeof(about_none) / sizeof(about_none[0]); i++) {
-        if (!strcmp(about_none[i], name))
-            return NO_STREAM;
+    for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
+        if (!strcmp(calls[i].name, name))
+            return calls[i].at;
     }
     return ANY_STREAM;
 }
@@ -264,16 +265,14 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session)
     struct ibx_attachment *attachment = keyed ? malloc(sizeof(*attachment)) : NULL;
     if (!attachment)
         return NULL;
-    atomic_init(&attachment->session, session);
-    atomic_init(&attachment->users, 2);
-    attachment->process = getpid();
-    pthread_mutex_init(&attachment->closing, NULL);
-    atomic_init(&attachment->ended, false);
-    attachment->preloaded = attach != NULL;
+    *attachment = (struct ibx_attachment){.session = session,
+                                          .users = 2,
+                                          .process = getpid(),
+                                          .closing = PTHREAD_MUTEX_INITIALIZER,
+                                          .preloaded = attach != NULL,
+                                          .stream_at = ANY_STREAM,
+                                          .device = -1};
     ibx_request_watch_init(&attachment->watch);
-    attachment->stream_at = ANY_STREAM;
-    attachment->selects = false;
-    attachment->device = -1;
     if (mine)
         drop(mine);
     mine = attachment;

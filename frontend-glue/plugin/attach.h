@@ -22,8 +22,8 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session);
 void ibx_attachment_on_write(struct ibx_attachment *attachment, const void *bytes, size_t n);
 /* What GVirtuS has read. Accepts NULL. */
 void ibx_attachment_on_read(struct ibx_attachment *attachment, const void *bytes, size_t n);
-/* Whether the thread has ended, which has closed the session. A later write comes from another
- * thread with the same number, which needs a session of its own. Accepts NULL. */
+/* Whether the thread has ended, which has closed the session. A later write comes from a thread
+ * with the same number, which needs a session of its own. Accepts NULL. */
 bool ibx_attachment_ended(const struct ibx_attachment *attachment);
 /* Before the session is destroyed, from any thread that may destroy it. Accepts NULL. */
 void ibx_detach(struct ibx_attachment *attachment);

@@ -87,8 +87,7 @@ class Failure : public std::string, public std::exception
     const char *what() const noexcept override { return c_str(); }
 };
 
-// Logs too: a front end of G3 crashes on the exception, with GVirtuS's message still in the buffer
-// of standard output where that is no terminal.
+// Logs too: a front end of G3 crashes on the exception, with GVirtuS's message still in a buffer.
 [[noreturn]] void fail(const ibx_error &err)
 {
     ibx_log(IBX_LOG_ERROR, "%s", err.message);
@@ -221,7 +220,7 @@ class RdmaCommunicator final : public Communicator
 
 } // namespace
 
-// GVirtuS declares a C++ type behind a C name; clang has an opinion on that.
+// GVirtuS declares a C++ type behind a C name, of which clang warns.
 #ifdef __clang__
 #pragma clang diagnostic ignored "-Wreturn-type-c-linkage"
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Which pointers are the device's. With cudaMemcpyDefault CUDA tells by the address, for host and
- * device share one address space. Here they are two processes, and one number may stand for memory
- * of both:
+ * Which pointers are the device's. For cudaMemcpyDefault CUDA decides by the address, since host
+ * and device share one address space. Here they are two processes, and both may have memory at one
+ * address:
  *
  *   not mapped here                                the device's
  *   mapped, never given out as device memory       the host's

@@ -28,11 +28,12 @@ void ibx_frontend_attach(const struct ibx_frontend_calls *calls)
                               "GVirtuS copies as without it; install both from one build");
 }
 
-void ibx_frontend_expect_plugin(void)
+int ibx_frontend_passed(int rc)
 {
     if (!ibx_frontend_plugin() && !atomic_flag_test_and_set(&warned))
         ibx_log(IBX_LOG_WARN, "libibx-frontend.so finds no rdma communicator in this process: "
                               "GVirtuS copies as without it");
+    return rc;
 }
 
 /* ----------------------------------------------------------------- GVirtuS's functions */

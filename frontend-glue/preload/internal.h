@@ -30,7 +30,7 @@ struct dim3 {
     unsigned x, y, z;
 };
 
-/* What the library exports; preload.map names the same. */
+/* What the library exports. */
 #pragma GCC visibility push(default)
 int cudaMemcpy(void *to, const void *from, size_t n, int kind);
 int cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, void *stream);
@@ -64,8 +64,9 @@ void ibx_frontend_attach(const struct ibx_frontend_calls *calls);
 
 /* NULL: there is none (yet). */
 const struct ibx_frontend_calls *ibx_frontend_plugin(void);
-/* After GVirtuS has run a call, by which it connects: warns once if no plugin has attached. */
-void ibx_frontend_expect_plugin(void);
+/* GVirtuS has returned `rc` for a call, by which it connects: warns once if no plugin has attached,
+ * and returns that. */
+int ibx_frontend_passed(int rc);
 /* GVirtuS's function of that name, which is kept in *found; NULL: it has none. */
 void *ibx_frontend_next(_Atomic(void *) *found, const char *symbol);
 /* Returns `rc`, an error that is detected here, and has cudaGetLastError() return it as well. */

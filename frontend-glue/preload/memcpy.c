@@ -85,49 +85,44 @@ static bool copied(const struct rows *r, bool async, void *stream, int *exit_cod
 
 /* --------------------------------------------------------------------------- the calls */
 
+/* False: GVirtuS has to run it, over `n` bytes of the host if it is there. True: *rc is the answer.
+ */
+static bool answered(const struct rows *r, size_t n, bool async, void *stream, int *rc)
+{
+    if (copied(r, async, stream, rc))
+        return true;
+    *rc = wait_on_host(r->to, r->from, n, r->kind, stream);
+    return *rc;
+}
+
 int cudaMemcpy(void *to, const void *from, size_t n, int kind)
 {
     struct rows all = {to, from, n, n, n, 1, kind_of(to, from, kind)};
     int rc;
-    if (copied(&all, false, NULL, &rc))
+    if (answered(&all, n, false, NULL, &rc))
         return rc;
-    rc = wait_on_host(to, from, n, all.kind, NULL);
-    if (rc)
-        return rc;
-    rc = CALL_NEXT(cudaMemcpy, to, from, n, all.kind);
-    ibx_frontend_expect_plugin();
-    return rc;
+    return ibx_frontend_passed(CALL_NEXT(cudaMemcpy, to, from, n, all.kind));
 }
 
 int cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, void *stream)
 {
     struct rows all = {to, from, n, n, n, 1, kind_of(to, from, kind)};
     int rc;
-    if (copied(&all, true, stream, &rc))
+    if (answered(&all, n, true, stream, &rc))
         return rc;
-    rc = wait_on_host(to, from, n, all.kind, stream);
-    if (rc)
-        return rc;
-    rc = CALL_NEXT(cudaMemcpyAsync, to, from, n, all.kind, stream);
-    ibx_frontend_expect_plugin();
-    return rc;
+    return ibx_frontend_passed(CALL_NEXT(cudaMemcpyAsync, to, from, n, all.kind, stream));
 }
 
 static int copy_rows(const struct rows *r)
 {
     size_t most = r->to_pitch > r->from_pitch ? r->to_pitch : r->from_pitch, bytes;
     int rc;
-    if (copied(r, false, NULL, &rc))
-        return rc;
     if (__builtin_mul_overflow(most, r->height, &bytes))
         bytes = SIZE_MAX;
-    rc = wait_on_host(r->to, r->from, bytes, r->kind, NULL);
-    if (rc)
+    if (answered(r, bytes, false, NULL, &rc))
         return rc;
-    rc = CALL_NEXT(cudaMemcpy2D, r->to, r->to_pitch, r->from, r->from_pitch, r->width, r->height,
-                   r->kind);
-    ibx_frontend_expect_plugin();
-    return rc;
+    return ibx_frontend_passed(CALL_NEXT(cudaMemcpy2D, r->to, r->to_pitch, r->from, r->from_pitch,
+                                         r->width, r->height, r->kind));
 }
 
 int cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
@@ -154,7 +149,6 @@ int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_p
             rc = cudaStreamSynchronize(NULL);
         return rc;
     }
-    rc = CALL_NEXT(cudaMemcpy2DAsync, to, to_pitch, from, from_pitch, width, height, kind, stream);
-    ibx_frontend_expect_plugin();
-    return rc;
+    return ibx_frontend_passed(
+        CALL_NEXT(cudaMemcpy2DAsync, to, to_pitch, from, from_pitch, width, height, kind, stream));
 }

@@ -15,16 +15,16 @@ void ibx_session_tell_end(struct ibx_session *s)
     s->answering = true;
 }
 
-/* GVirtuS swallows an exception and a short read alike, and would hand the previous call's success
- * to the application. The exit code is the only one of a reply's fields that has four bytes; in all
- * others zeros mean no time and no output. */
+/* GVirtuS ignores exceptions and short reads, and would return the previous call's success to the
+ * application. Only the exit code of a reply has four bytes; zeros in the other fields mean no time
+ * and no output. */
 void ibx_session_answer(struct ibx_session *s, void *buffer, size_t n)
 {
     const int32_t exit_code = IBX_CUDA_ERROR_UNKNOWN;
     bool told = s->answering;
     ibx_session_tell_end(s);
     if (!told && s->in_frame) {
-        ibx_log(IBX_LOG_ERROR, "the connection broke inside a reply: the application is ended, "
+        ibx_log(IBX_LOG_ERROR, "the connection broke inside a reply: the application ends here, "
                                "since GVirtuS cannot report it");
         abort();
     }

@@ -193,18 +193,17 @@ static bool takes_context(const char *name)
 
 static void request_ends(struct ibx_request_watch *watch)
 {
-    struct ibx_reader r = ibx_reader_of(watch->first, 4);
+    struct ibx_reader r = ibx_reader_of(watch->first, 8);
+    const uint64_t argument = ibx_get_u64(&r); /* of a body that is long enough */
     if (!strcmp(watch->name, "cudaSetDevice") && watch->length == 4)
-        watch->device = (int)ibx_get_u32(&r);
-    r = ibx_reader_of(watch->first, 8);
+        watch->device = (int)(uint32_t)argument;
     if (takes_context(watch->name)) {
         watch->names_context = !strncmp(watch->name, "cuCtx", 5);
-        watch->context = watch->length >= 8 ? ibx_get_u64(&r) : 0;
+        watch->context = watch->length >= 8 ? argument : 0;
         watch->resets++;
     }
-    r = ibx_reader_of(watch->first, 8);
     if (!strcmp(watch->name, "cudaFree") && watch->length == 8)
-        watch->freed = ibx_get_u64(&r);
+        watch->freed = argument;
     stage_begin(watch, IBX_REQUEST_NAME);
 }
 

@@ -4,7 +4,7 @@
  * session.h. The session calls the hooks and knows nothing else of the two; they call the functions
  * below and never each other.
  *
- * All is called by the session's thread. "As ibx_session_fail()": 0, or a negative errno after
+ * Only the session's thread calls these. "As ibx_session_fail()": 0, or a negative errno after
  * which the session has ended: its connection and registrations are gone, and the hooks `ending`
  * and `ended` have run.
  */
@@ -41,8 +41,8 @@ enum ibx_request_outcome {
 
 /* Any of them may be NULL. */
 struct ibx_session_hooks {
-    /* Extends `heir`, which was accepted by the session or created like it, likewise. 0 or a
-     * negative errno. */
+    /* Extends `heir`, accepted by this session or created like it, in the same way. 0 or a negative
+     * errno. */
     int (*inherit)(void *context, struct ibx_session *heir, struct ibx_error *err);
 
     /* Server: whether GVirtuS is about to read a request that may be one for `request`. */
@@ -58,7 +58,7 @@ struct ibx_session_hooks {
     void (*note_write)(void *context, const void *bytes, size_t n);
     void (*note_sync)(void *context);
 
-    /* A READ or WRITE with this cookie, never 0, is over. */
+    /* A READ or WRITE with this cookie (never 0) has ended. */
     void (*arrived)(void *context, uint64_t cookie);
     /* The session has ended, and no READ or WRITE is under way any more: before its connection is
      * closed, and after. `ending` is not called for a connection that a fork has inherited. */
@@ -68,7 +68,7 @@ struct ibx_session_hooks {
     void (*destroy)(void *context);
 };
 
-/* Replaces those that there were, whose context is destroyed. */
+/* The context of the earlier hooks is destroyed. */
 void ibx_session_set_hooks(struct ibx_session *session, const struct ibx_session_hooks *hooks,
                            void *context);
 /* The context, if these are its hooks; otherwise NULL. */
@@ -80,7 +80,7 @@ bool ibx_session_live(const struct ibx_session *session);
 /* Of a live session. */
 struct ibx_conn *ibx_session_conn(const struct ibx_session *session);
 const struct ibx_caps *ibx_session_caps(const struct ibx_session *session);
-/* The threads that copy with this one, made at the first call; NULL: there are to be none. */
+/* The threads that copy beside this one, made at the first call; NULL: none are wanted. */
 struct ibx_copy_threads *ibx_session_threads(struct ibx_session *session);
 /* How many there are, or would be. */
 unsigned ibx_session_thread_count(const struct ibx_session *session);
@@ -97,7 +97,7 @@ int ibx_session_poll(struct ibx_session *session);
 /* Adds bytes to the message being gathered, which leaves whenever it is full; as
  * ibx_session_fail(). Unlike ibx_session_write() the bytes are copied, however many. */
 int ibx_session_gather(struct ibx_session *session, const uint8_t *from, size_t n);
-/* A long write by reference. Server: of NULL, the hook `deliver` has the bytes. 1: the bytes have
+/* A long write by reference. Server, data NULL: the hook `deliver` has the bytes. 1: the bytes have
  * to be gathered; otherwise as ibx_session_fail(). */
 int ibx_session_write_payload(struct ibx_session *session, const void *data, size_t n);
 
@@ -107,11 +107,11 @@ int ibx_session_write_payload(struct ibx_session *session, const void *data, siz
 void ibx_session_consume(struct ibx_session *session, const struct ibx_request *request);
 /* The payload of n bytes is at the request's `reply_to`. As ibx_session_fail(). */
 int ibx_session_reply_early(struct ibx_session *session, uint64_t n);
-/* The reply that follows is of a copy that the GPU alone has made; as ibx_session_fail(). */
+/* The GPU itself has made the copy of the reply that follows; as ibx_session_fail(). */
 int ibx_session_reply_placed(struct ibx_session *session);
 
-/* Posts a READ or WRITE of n bytes at `offset` of the client's memory. The hook `arrived` is told
- * its end unless the cookie is 0. As ibx_session_fail(). */
+/* Posts a READ or WRITE of n bytes at `offset` of the client's memory. Its end calls the hook
+ * `arrived` unless the cookie is 0. As ibx_session_fail(). */
 int ibx_session_post(struct ibx_session *session, bool read, struct ibx_mr *mr, void *local,
                      const struct ibx_remote *remote, uint64_t offset, size_t n, uint64_t cookie,
                      unsigned flags);
@@ -141,7 +141,7 @@ int ibx_session_write_registered(struct ibx_session *session, const void *data,
 int ibx_session_cts(struct ibx_session *session, void *to, size_t n);
 /* The same of memory that the caller keeps registered, at `remote`. */
 int ibx_session_cts_registered(struct ibx_session *session, const struct ibx_remote *remote);
-/* Before the reply to such a request is read: that is the memory. */
+/* Before the reply to such a request is read: which memory that is. */
 void ibx_session_cts_expect(struct ibx_session *session, void *to, size_t n);
 /* After the reply: the memory is the caller's alone. */
 void ibx_session_cts_end(struct ibx_session *session);

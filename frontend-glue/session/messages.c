@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The messages of a session: sent when there is credit, filed by what they are for, until the end.
- */
+/* The messages of a session: sent with credit, received into one of two queues. */
 #include "frontend-glue/session/session_internal.h"
 
 #include <errno.h>
@@ -85,7 +84,7 @@ static int file_event(struct ibx_session *s, const struct ibx_event *event)
     return 0;
 }
 
-/* An orderly end between calls is no news; ibx_session_fail() is for the rest. */
+/* A peer that closes between calls is no failure. */
 static int end(struct ibx_session *s)
 {
     const char *why = ibx_conn_reason(s->conn);
@@ -181,6 +180,17 @@ int ibx_session_next_message(struct ibx_session *s, struct message_queue *queue,
     }
     *event = queue_pop(queue);
     return 0;
+}
+
+int ibx_session_confirmed(struct ibx_session *s, enum message_type type, const char *what)
+{
+    struct ibx_event event;
+    int rc = ibx_session_next_message(s, &s->control, &event);
+    if (rc)
+        return rc;
+    bool good = ibx_message_is(&event, type);
+    ibx_message_release(s->conn, &event);
+    return good ? 0 : ibx_session_fail(s, -EPROTO, "%s did not confirm %s", s->path.peer, what);
 }
 
 void ibx_session_expect(struct ibx_session *s, uint64_t n)

@@ -17,8 +17,8 @@
 
 /* Registers [data, data + length), or finds it registered. A failure is no error: the caller copies
  * instead. */
-static int pin(struct ibx_session *s, const void *data, size_t length, unsigned access,
-               struct ibx_mr **mr)
+static int register_memory(struct ibx_session *s, const void *data, size_t length, unsigned access,
+                           struct ibx_mr **mr)
 {
     struct ibx_error err = {0};
     struct ibx_span span = ibx_span_host((void *)(uintptr_t)data, length);
@@ -34,7 +34,7 @@ static int pin(struct ibx_session *s, const void *data, size_t length, unsigned 
     return rc;
 }
 
-static void unpin(struct ibx_session *s, struct ibx_mr *mr)
+static void release_memory(struct ibx_session *s, struct ibx_mr *mr)
 {
     if (mr && s->cache)
         ibx_regcache_put(s->cache, mr);
@@ -42,12 +42,19 @@ static void unpin(struct ibx_session *s, struct ibx_mr *mr)
         ibx_mr_deregister(mr);
 }
 
+static void release_in_use(struct ibx_session *s)
+{
+    release_memory(s, s->in_use);
+    s->in_use = NULL;
+}
+
 void ibx_session_prepare(struct ibx_session *s, void *address, size_t n)
 {
     struct ibx_mr *mr;
     unsigned both = IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE;
-    if (ibx_session_live(s) && !s->caps->register_free && !pin(s, address, n, both, &mr))
-        unpin(s, mr);
+    if (ibx_session_live(s) && !s->caps->register_free &&
+        !register_memory(s, address, n, both, &mr))
+        release_memory(s, mr);
 }
 
 /* -------------------------------------------------------------- payloads of this side */
@@ -69,7 +76,7 @@ static void payload_pop(struct ibx_session *s)
     s->payloads = payload->next;
     if (!s->payloads)
         s->payloads_tail = &s->payloads;
-    unpin(s, payload->mr);
+    release_memory(s, payload->mr);
     free(payload);
 }
 
@@ -106,8 +113,7 @@ void ibx_rendezvous_fini(struct ibx_session *s)
 {
     ibx_rendezvous_drop(s);
     ibx_session_cts_end(s);
-    unpin(s, s->in_use);
-    s->in_use = NULL;
+    release_in_use(s);
     ibx_mr_deregister(s->bounce);
     s->bounce = NULL;
     ibx_regcache_destroy(s->cache);
@@ -196,13 +202,6 @@ static int move_bounced(struct ibx_session *s, bool read, uint8_t *data,
     return 0;
 }
 
-/* Gives back what `in_use` holds, unless a failure has done so. */
-static void finish_use(struct ibx_session *s)
-{
-    unpin(s, s->in_use);
-    s->in_use = NULL;
-}
-
 /* Memory of the client that is held for the copy threads. Its pieces are named by their addresses
  * there. */
 struct held {
@@ -235,7 +234,7 @@ static int move_by_threads(struct ibx_session *s, bool read, uint8_t *data,
     unsigned access = read ? IBX_ACCESS_REMOTE_READ : IBX_ACCESS_REMOTE_WRITE;
     struct ibx_remote part = *remote;
     struct ibx_reach reach;
-    if (n < THREADS_MIN || s->alone || s->ops_pending || offset > remote->length ||
+    if (n < THREADS_MIN || s->no_threads || s->ops_pending || offset > remote->length ||
         n > remote->length - offset)
         return 1;
     part.address += offset;
@@ -257,13 +256,13 @@ static int move(struct ibx_session *s, bool read, uint8_t *data, const struct ib
     int by_threads = move_by_threads(s, read, data, remote, offset, n);
     if (by_threads <= 0)
         return by_threads;
-    if (pin(s, data, n, IBX_ACCESS_LOCAL, &s->in_use))
+    if (register_memory(s, data, n, IBX_ACCESS_LOCAL, &s->in_use))
         return move_bounced(s, read, data, remote, offset, n);
     int rc = ibx_session_post(s, read, s->in_use, data, remote, offset, n, 0, 0);
     if (!rc)
         rc = ibx_session_finish_posts(s);
     if (!rc)
-        finish_use(s);
+        release_in_use(s);
     return rc;
 }
 
@@ -338,16 +337,16 @@ int ibx_rendezvous_deliver(struct ibx_session *s)
 /* ------------------------------------------------------------------ the client */
 
 /* Registers [data, data + length) and names it as the server does. -errno: it cannot be. */
-static int pin_remote(struct ibx_session *s, const void *data, size_t length, unsigned access,
-                      struct ibx_mr **mr, struct ibx_remote *remote)
+static int register_remote(struct ibx_session *s, const void *data, size_t length, unsigned access,
+                           struct ibx_mr **mr, struct ibx_remote *remote)
 {
-    int rc = pin(s, data, length, access, mr);
+    int rc = register_memory(s, data, length, access, mr);
     if (rc)
         return rc;
     size_t at = (size_t)((const char *)data - (const char *)ibx_mr_address(*mr));
     rc = ibx_mr_remote(*mr, at, length, remote);
     if (rc)
-        unpin(s, *mr);
+        release_memory(s, *mr);
     return rc;
 }
 
@@ -355,12 +354,12 @@ int ibx_rendezvous_expose(struct ibx_session *s, const void *data, size_t length
                           struct ibx_remote *remote)
 {
     struct ibx_mr *mr;
-    int rc = pin_remote(s, data, length, IBX_ACCESS_REMOTE_READ, &mr, remote);
+    int rc = register_remote(s, data, length, IBX_ACCESS_REMOTE_READ, &mr, remote);
     if (rc)
         return rc;
     struct payload *payload = payload_add(s, data, length);
     if (!payload) {
-        unpin(s, mr);
+        release_memory(s, mr);
         return -ENOMEM;
     }
     payload->mr = mr;
@@ -381,7 +380,7 @@ int ibx_session_cts(struct ibx_session *s, void *to, size_t n)
 {
     struct ibx_mr *mr;
     struct ibx_remote remote;
-    if (pin_remote(s, to, n, IBX_ACCESS_REMOTE_WRITE, &mr, &remote))
+    if (register_remote(s, to, n, IBX_ACCESS_REMOTE_WRITE, &mr, &remote))
         return 0;
     s->early_cts.mr = mr;
     ibx_session_cts_expect(s, to, n);
@@ -401,7 +400,7 @@ void ibx_session_cts_expect(struct ibx_session *s, void *to, size_t n)
 
 void ibx_session_cts_end(struct ibx_session *s)
 {
-    unpin(s, s->early_cts.mr);
+    release_memory(s, s->early_cts.mr);
     s->early_cts.mr = NULL;
     s->early_cts.to = NULL;
 }
@@ -421,15 +420,7 @@ static int clear_to_send(struct ibx_session *s, struct ibx_mr *mr, const uint8_t
     if (rc)
         return rc;
     ibx_session_expect(s, n);
-    struct ibx_event event;
-    rc = ibx_session_next_message(s, &s->control, &event);
-    if (rc)
-        return rc;
-    bool done = ibx_message_is(&event, MESSAGE_DONE);
-    ibx_message_release(s->conn, &event);
-    return done
-               ? 0
-               : ibx_session_fail(s, -EPROTO, "%s did not confirm a reply's payload", s->path.peer);
+    return ibx_session_confirmed(s, MESSAGE_DONE, "a reply's payload");
 }
 
 /* A reply's payload for memory that cannot be registered: through a piece that can. */
@@ -448,12 +439,12 @@ static int receive_bounced(struct ibx_session *s, uint8_t *to, size_t n)
 int ibx_rendezvous_receive(struct ibx_session *s, uint8_t *to, size_t n)
 {
     int rc;
-    if (pin(s, to, n, IBX_ACCESS_REMOTE_WRITE, &s->in_use)) {
+    if (register_memory(s, to, n, IBX_ACCESS_REMOTE_WRITE, &s->in_use)) {
         rc = receive_bounced(s, to, n);
     } else {
         rc = clear_to_send(s, s->in_use, to, n);
         if (!rc)
-            finish_use(s);
+            release_in_use(s);
     }
     if (!rc)
         s->segment.left -= n;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Requests at the beginning of the stream. One stays in it until a hook has run it, and comes in
- * one of three ways:
+ * Requests at the beginning of the stream, where they stay until a hook has run them. One has one
+ * of three forms:
  *
  *   INLINE[name, length, body]             whole in a message, or gathered from several
  *   INLINE[name, length] RTS_READ[body]    one write of GVirtuS's front end
@@ -34,7 +34,7 @@ static bool peek_tail(struct ibx_request *q)
     return true;
 }
 
-/* What follows in the same message, if it is the body, or its payload, to be READ. */
+/* Whether the body, or its payload, follows in the same message as memory to be READ. */
 static bool peek_remote(struct ibx_session *s, struct ibx_request *q)
 {
     q->after = s->reader;
@@ -52,30 +52,23 @@ static bool peek_remote(struct ibx_session *s, struct ibx_request *q)
  */
 static int gather(struct ibx_session *s, size_t n)
 {
-    if (s->held_size < n) {
-        uint8_t *more = realloc(s->held, n);
+    if (s->gathered_size < n) {
+        uint8_t *more = realloc(s->gathered, n);
         if (!more)
             return 0; /* nothing was read */
-        s->held = more;
-        s->held_size = n;
+        s->gathered = more;
+        s->gathered_size = n;
     }
-    for (size_t got = 0; got < n;) {
-        int rc = ibx_session_refill(s);
-        if (rc)
-            return rc;
-        size_t some = n - got < s->segment.left ? n - got : (size_t)s->segment.left;
-        rc = ibx_session_read_some(s, s->held + got, some);
-        if (rc)
-            return rc;
-        got += some;
-    }
+    int rc = ibx_session_read_all(s, s->gathered, n);
+    if (rc)
+        return rc;
     s->behind = s->segment;
-    s->segment = (struct segment){.kind = SEGMENT_INLINE, .left = n, .inline_at = s->held};
+    s->segment = (struct segment){.kind = SEGMENT_INLINE, .left = n, .inline_at = s->gathered};
     return 1;
 }
 
-/* Finds a request of a known name at the beginning of the stream. 1; 0 when there is none that is
- * whole and near; as ibx_session_fail(). */
+/* Finds a request of a known name at the beginning of the stream. 1; 0: there is none, or not all
+ * of it is here; as ibx_session_fail(). */
 static int find_request(struct ibx_session *s, struct ibx_request *q)
 {
     int rc = ibx_session_refill(s);

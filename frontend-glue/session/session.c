@@ -109,7 +109,7 @@ int ibx_session_adopt(struct ibx_session *s, struct ibx_conn *conn)
     return ibx_state_begin(&s->state, &session_table, SESSION_ACCEPTED);
 }
 
-/* Running out of descriptors must not end the server: it is logged and waited out. */
+/* A lack of descriptors must not end the server: it is logged, and accepting is tried again. */
 static int accept_connection(struct ibx_session *listening, struct ibx_conn **conn,
                              struct ibx_error *err)
 {
@@ -207,9 +207,9 @@ static void release_all(struct ibx_session *s)
     s->conn = NULL;
     s->caps = NULL;
     free(s->out);
-    free(s->held);
-    s->out = s->held = NULL;
-    s->held_size = 0;
+    free(s->gathered);
+    s->out = s->gathered = NULL;
+    s->gathered_size = 0;
     ibx_messages_fini(s);
     s->has_current = false;
     s->segment = s->behind = (struct segment){.kind = SEGMENT_NONE};
@@ -282,12 +282,12 @@ unsigned ibx_session_thread_count(const struct ibx_session *s)
 struct ibx_copy_threads *ibx_session_threads(struct ibx_session *s)
 {
     struct ibx_error err = {0};
-    if (s->threads || s->alone)
+    if (s->threads || s->no_threads)
         return s->threads;
     unsigned count = ibx_session_thread_count(s);
     if (count > 1 && ibx_copy_threads_create(count, &s->threads, &err))
         ibx_log(IBX_LOG_WARN, "copies have one thread: %s", err.message);
-    s->alone = !s->threads;
+    s->no_threads = !s->threads;
     return s->threads;
 }
 
@@ -295,7 +295,7 @@ void ibx_session_drop_threads(struct ibx_session *s)
 {
     ibx_copy_threads_destroy(s->threads);
     s->threads = NULL;
-    s->alone = false;
+    s->no_threads = false;
 }
 
 /* -------------------------------------------------------------------- questions */

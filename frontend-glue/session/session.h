@@ -13,8 +13,8 @@
  *   dead_backend.c  what a client reads once its back end is gone
  *
  * Writes are gathered and leave at sync. A short write is copied at once. A long one
- * (caps->rendezvous bytes and up) is only noted, and its bytes move one-sidedly: the server READs a
- * request's payload from the client's memory while the client waits for the reply; it WRITEs a
+ * (caps->rendezvous bytes and up) is noted, and its bytes move one-sidedly: the server READs a
+ * request's payload from the client's memory while the client waits for the reply. It WRITEs a
  * reply's payload into the memory that the client's read names, before its sync returns.
  *
  * Threads: one session, one thread at a time. Sessions accepted from one listening session are
@@ -36,8 +36,8 @@ int ibx_session_create(const char *uri, const struct ibx_options *options,
 /* A client with the URI, options, copy threads and hooks of `other`. Errors as above. */
 int ibx_session_create_like(const struct ibx_session *other, struct ibx_session **session,
                             struct ibx_error *err);
-/* How many threads of this session, and of those accepted from it later, copy long payloads. 0: by
- * the processors of this process. None is made before the first long copy. */
+/* How many threads copy long payloads, here and in sessions accepted from now on. 0: by the number
+ * of processors. None is made before the first long copy. */
 void ibx_session_set_threads(struct ibx_session *session, unsigned threads);
 /* Accepts NULL; closes first. */
 void ibx_session_destroy(struct ibx_session *session);
@@ -55,9 +55,9 @@ int ibx_session_accept(struct ibx_session *listening, struct ibx_session **sessi
  * ibx_connect(). */
 int ibx_session_connect(struct ibx_session *session, struct ibx_error *err);
 
-/* Reads exactly n bytes: n; 0 when the peer ended the stream, at a boundary or in the middle; a
- * negative errno when it broke the protocol or the connection failed (logged once). Either ends the
- * session for good: its resources are given back before the return. */
+/* Reads exactly n bytes: n; 0 when the peer ended the stream, wherever; a negative errno when it
+ * broke the protocol or the connection failed (logged once). Both ends of the stream end the
+ * session and release its resources. */
 ssize_t ibx_session_read(struct ibx_session *session, void *buffer, size_t n);
 /* Adds n bytes to the stream: n or a negative errno. The bytes of a long write must stay unchanged
  * until the next sync has returned (server), or until the first byte of the reply has been read or
@@ -70,10 +70,9 @@ ssize_t ibx_session_write(struct ibx_session *session, const void *buffer, size_
 int ibx_session_sync(struct ibx_session *session);
 /* Whether bytes have been read since the last sync: in the middle of a request or a reply. */
 bool ibx_session_in_frame(const struct ibx_session *session);
-/* Client: fills the buffer of a read that was not successful with what a dead back end answers:
- * exit code 999 (cudaErrorUnknown) where that is due, otherwise zeros. The first time it logs why.
- * In the middle of a reply that is no answer any more, and an application with half of its data
- * must not go on: the process is ended by abort(3), after a log line. */
+/* Client: after a failed read, fills its buffer with the answer of a dead back end: exit code 999
+ * (cudaErrorUnknown) for a read of four bytes, otherwise zeros. Logs why, once. In the middle of a
+ * reply it calls abort(3): an application with half of its data must not go on. */
 void ibx_session_answer(struct ibx_session *session, void *buffer, size_t n);
 /* Client: registers memory that will be copied often, both ways, where registrations are kept. */
 void ibx_session_prepare(struct ibx_session *session, void *address, size_t n);

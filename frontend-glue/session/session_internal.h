@@ -108,7 +108,7 @@ struct ibx_session {
 
     unsigned thread_count;            /* as set; 0: by the processors */
     struct ibx_copy_threads *threads; /* NULL: not made yet, or not wanted */
-    bool alone;                       /* there will be none */
+    bool no_threads;                  /* none are wanted, or none can be made */
 
     uint8_t *out;             /* the DATA message being gathered, caps->message_max bytes */
     size_t out_length;        /* 0: nothing gathered, otherwise with the message's head */
@@ -130,8 +130,8 @@ struct ibx_session {
     struct ibx_reader reader;
     struct segment segment;
     struct segment behind; /* goes on after it, of kind NONE: nothing does */
-    uint8_t *held;         /* server: a request that came in pieces */
-    size_t held_size;
+    uint8_t *gathered;     /* server: a request that came in pieces */
+    size_t gathered_size;
 
     unsigned ops_pending;  /* READs and WRITEs without a completion */
     int ops_status;        /* the first failure among them */
@@ -156,8 +156,8 @@ int ibx_session_leave(struct ibx_session *s, const char *why);
 
 /* Waits until the current segment has bytes left; as ibx_session_fail(). */
 int ibx_session_refill(struct ibx_session *s);
-/* Reads n bytes, of which it has no fewer; likewise. */
-int ibx_session_read_some(struct ibx_session *s, uint8_t *to, size_t n);
+/* Reads n bytes, whatever segments they are in; likewise. */
+int ibx_session_read_all(struct ibx_session *s, uint8_t *to, size_t n);
 int ibx_session_add_segment(struct ibx_session *s, const uint8_t *bytes, size_t n);
 int ibx_session_add_remote(struct ibx_session *s, enum segment_kind kind,
                            const struct ibx_remote *remote);
@@ -172,6 +172,9 @@ int ibx_session_send_short(struct ibx_session *s, enum message_type type);
 /* The next message of one of the session's queues: to be released. */
 int ibx_session_next_message(struct ibx_session *s, struct message_queue *queue,
                              struct ibx_event *event);
+/* Waits for the peer's confirmation: a control message of just this type. `what` is confirmed. As
+ * ibx_session_fail(). */
+int ibx_session_confirmed(struct ibx_session *s, enum message_type type, const char *what);
 /* A message of one byte: just this type. */
 bool ibx_message_is(const struct ibx_event *event, enum message_type type);
 

@@ -118,7 +118,8 @@ int ibx_session_refill(struct ibx_session *s)
     return 0;
 }
 
-int ibx_session_read_some(struct ibx_session *s, uint8_t *to, size_t n)
+/* n bytes of the current segment, of which it has no fewer; as ibx_session_fail(). */
+static int read_some(struct ibx_session *s, uint8_t *to, size_t n)
 {
     switch (s->segment.kind) {
     case SEGMENT_RTS_READ:
@@ -136,22 +137,29 @@ int ibx_session_read_some(struct ibx_session *s, uint8_t *to, size_t n)
     }
 }
 
-ssize_t ibx_session_read(struct ibx_session *s, void *buffer, size_t n)
+int ibx_session_read_all(struct ibx_session *s, uint8_t *to, size_t n)
 {
-    uint8_t *to = buffer;
-    if (s->state.now == SESSION_ACCEPTED)
-        ibx_session_establish(s);
-    if (!ibx_session_live(s))
-        return 0;
-    int rc = s->server && n ? ibx_session_run_requests(s) : 0;
+    int rc = 0;
     for (size_t got = 0; got < n && !rc;) {
         rc = ibx_session_refill(s);
         if (rc)
             break;
         size_t some = n - got < s->segment.left ? n - got : (size_t)s->segment.left;
-        rc = ibx_session_read_some(s, to + got, some);
+        rc = read_some(s, to + got, some);
         got += some;
     }
+    return rc;
+}
+
+ssize_t ibx_session_read(struct ibx_session *s, void *buffer, size_t n)
+{
+    if (s->state.now == SESSION_ACCEPTED)
+        ibx_session_establish(s);
+    if (!ibx_session_live(s))
+        return 0;
+    int rc = s->server && n ? ibx_session_run_requests(s) : 0;
+    if (!rc)
+        rc = ibx_session_read_all(s, buffer, n);
     if (rc == -ENOTCONN)
         return 0;
     s->in_frame = s->in_frame || (n && !rc);
@@ -270,21 +278,23 @@ int ibx_session_add_remote(struct ibx_session *s, enum segment_kind kind,
     return ibx_session_add_segment(s, bytes, w.length);
 }
 
-static int announce(struct ibx_session *s, const void *data, size_t n)
+/* A segment that is a kind and a length. */
+static int add_length(struct ibx_session *s, enum segment_kind kind, uint64_t length)
 {
     uint8_t bytes[9];
     struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
-    ibx_put_u8(&w, SEGMENT_RTS_WRITE);
-    ibx_put_u64(&w, n);
-    int rc = ibx_session_add_segment(s, bytes, w.length);
-    return rc ? rc : ibx_rendezvous_announce(s, data, n);
+    ibx_put_u8(&w, (uint8_t)kind);
+    ibx_put_u64(&w, length);
+    return ibx_session_add_segment(s, bytes, w.length);
 }
 
 int ibx_session_write_payload(struct ibx_session *s, const void *data, size_t n)
 {
     struct ibx_remote remote;
-    if (s->server)
-        return announce(s, data, n);
+    if (s->server) {
+        int rc = add_length(s, SEGMENT_RTS_WRITE, n);
+        return rc ? rc : ibx_rendezvous_announce(s, data, n);
+    }
     if (ibx_rendezvous_expose(s, data, n, &remote))
         return 1;
     return ibx_session_add_remote(s, SEGMENT_RTS_READ, &remote);
@@ -294,18 +304,12 @@ int ibx_session_write_payload(struct ibx_session *s, const void *data, size_t n)
  * payloads, and this caller may be about to reuse their memory. */
 static int flush_payloads(struct ibx_session *s)
 {
-    struct ibx_event event;
     int rc = ibx_session_send_short(s, MESSAGE_FLUSH);
     if (!rc)
-        rc = ibx_session_next_message(s, &s->control, &event);
-    if (rc)
-        return rc;
-    bool good = ibx_message_is(&event, MESSAGE_FLUSHED);
-    ibx_message_release(s->conn, &event);
-    if (!good)
-        return ibx_session_fail(s, -EPROTO, "%s did not confirm a request's payload", s->path.peer);
-    ibx_rendezvous_drop(s);
-    return 0;
+        rc = ibx_session_confirmed(s, MESSAGE_FLUSHED, "a request's payload");
+    if (!rc)
+        ibx_rendezvous_drop(s);
+    return rc;
 }
 
 ssize_t ibx_session_write(struct ibx_session *s, const void *buffer, size_t n)
@@ -348,11 +352,7 @@ int ibx_session_sync(struct ibx_session *s)
 
 int ibx_session_reply_early(struct ibx_session *s, uint64_t n)
 {
-    uint8_t segment[9];
-    struct ibx_writer w = ibx_writer_of(segment, sizeof(segment));
-    ibx_put_u8(&w, SEGMENT_EARLY_DONE);
-    ibx_put_u64(&w, n);
-    return ibx_session_add_segment(s, segment, w.length);
+    return add_length(s, SEGMENT_EARLY_DONE, n);
 }
 
 int ibx_session_reply_placed(struct ibx_session *s)

@@ -105,22 +105,19 @@ static void request_start(struct ibx_acceptor *acceptor, struct ibx_conn *conn)
 {
     pthread_t thread;
     struct pending *item = calloc(1, sizeof(*item));
-    pthread_mutex_lock(&acceptor->lock);
-    acceptor->threads++;
-    pthread_mutex_unlock(&acceptor->lock);
-    if (item) {
+    if (item)
         *item = (struct pending){.acceptor = acceptor, .request.conn = conn};
-        if (!pthread_create(&thread, NULL, request_main, item)) {
-            pthread_detach(thread);
-            return;
-        }
+    pthread_mutex_lock(&acceptor->lock);
+    const bool started = item && !pthread_create(&thread, NULL, request_main, item);
+    acceptor->threads += started; /* before it can end: it takes the lock for that */
+    pthread_mutex_unlock(&acceptor->lock);
+    if (started) {
+        pthread_detach(thread);
+        return;
     }
     ibx_log(IBX_LOG_ERROR, "a connection was turned away: no thread for it");
     ibx_close(conn);
     free(item);
-    pthread_mutex_lock(&acceptor->lock);
-    acceptor->threads--;
-    pthread_mutex_unlock(&acceptor->lock);
 }
 
 /* Waits until one more request may be handled. False: the acceptor is closing. */
@@ -156,6 +153,18 @@ static void *accept_main(void *argument)
     return NULL;
 }
 
+static void release(struct ibx_acceptor *acceptor)
+{
+    ibx_listener_close(acceptor->listener);
+    if (acceptor->ready_fd >= 0)
+        close(acceptor->ready_fd);
+    if (acceptor->stop_fd >= 0)
+        close(acceptor->stop_fd);
+    pthread_mutex_destroy(&acceptor->lock);
+    pthread_cond_destroy(&acceptor->fewer);
+    free(acceptor);
+}
+
 int ibx_acceptor_open(const char *uri, const struct ibx_options *options, struct ibx_acceptor **out,
                       struct ibx_error *err)
 {
@@ -178,16 +187,10 @@ int ibx_acceptor_open(const char *uri, const struct ibx_options *options, struct
         rc = ibx_listen(uri, &own, &acceptor->listener, err);
     if (!rc && (rc = -pthread_create(&acceptor->thread, NULL, accept_main, acceptor)))
         ibx_error_set(err, rc, "no thread for the listener: %s", strerror(-rc));
-    if (!rc) {
+    if (rc)
+        release(acceptor);
+    else
         *out = acceptor;
-        return 0;
-    }
-    ibx_listener_close(acceptor->listener);
-    if (acceptor->ready_fd >= 0)
-        close(acceptor->ready_fd);
-    if (acceptor->stop_fd >= 0)
-        close(acceptor->stop_fd);
-    free(acceptor);
     return rc;
 }
 
@@ -238,10 +241,5 @@ void ibx_acceptor_close(struct ibx_acceptor *acceptor)
         ibx_close(request.conn);
         ibx_migrate_message_free(&request.first);
     }
-    ibx_listener_close(acceptor->listener);
-    close(acceptor->ready_fd);
-    close(acceptor->stop_fd);
-    pthread_mutex_destroy(&acceptor->lock);
-    pthread_cond_destroy(&acceptor->fewer);
-    free(acceptor);
+    release(acceptor);
 }

@@ -35,7 +35,7 @@ static int enqueue(struct ibx_channel *channel, const uint8_t *bytes, size_t len
     return 0;
 }
 
-int ibx_channel_send(struct ibx_channel *channel, const struct ibx_migrate_any *message)
+static int try_send(struct ibx_channel *channel, const struct ibx_migrate_any *message)
 {
     uint8_t bytes[IBX_MIGRATE_MESSAGE];
     if (!channel->conn)
@@ -43,17 +43,25 @@ int ibx_channel_send(struct ibx_channel *channel, const struct ibx_migrate_any *
     ssize_t length = ibx_migrate_encode(message, bytes, sizeof(bytes));
     if (length < 0)
         return (int)length;
-    channel->sent += (uint64_t)length;
     struct iovec iov = {bytes, (size_t)length};
     const unsigned flags = message->type == IBX_MIGRATE_ABORT ? 0 : IBX_SPARING;
     int rc = channel->head ? -EAGAIN : ibx_send(channel->conn, &iov, 1, 0, flags);
     return rc == -EAGAIN ? enqueue(channel, bytes, (size_t)length) : rc;
 }
 
-int ibx_channel_send_plain(struct ibx_channel *channel, enum ibx_migrate_message type)
+int ibx_channel_send(struct ibx_channel *channel, const struct ibx_migrate_any *message,
+                     struct ibx_error *err)
 {
-    struct ibx_migrate_any message = {.type = type};
-    return ibx_channel_send(channel, &message);
+    int rc = try_send(channel, message);
+    return rc ? ibx_error_set(err, rc, "%s could not be sent: %s",
+                              ibx_migrate_message_name(message->type), strerror(-rc))
+              : 0;
+}
+
+int ibx_channel_send_plain(struct ibx_channel *channel, enum ibx_migrate_message type,
+                           struct ibx_error *err)
+{
+    return ibx_channel_send(channel, &(struct ibx_migrate_any){.type = type}, err);
 }
 
 static void queue_drop(struct ibx_channel *channel)
@@ -71,7 +79,7 @@ int ibx_channel_send_abort(struct ibx_channel *channel, const char *reason)
     struct ibx_migrate_any message = {.type = IBX_MIGRATE_ABORT};
     queue_drop(channel);
     strncpy(message.is.reason, reason, sizeof(message.is.reason) - 1);
-    return ibx_channel_send(channel, &message);
+    return ibx_channel_send(channel, &message, NULL);
 }
 
 static int flush(struct ibx_channel *channel)

@@ -23,7 +23,6 @@
 struct ibx_channel {
     struct ibx_conn *conn; /* NULL: there is none */
     struct ibx_channel_item *head, **tail;
-    uint64_t sent; /* bytes of all messages */
 };
 
 /* Handles one message, of which it copies what it keeps. An error ends the taking. */
@@ -33,9 +32,11 @@ typedef int (*ibx_channel_handler)(void *context, const struct ibx_migrate_any *
 void ibx_channel_init(struct ibx_channel *channel, struct ibx_conn *conn);
 /* Sends at once or, without credit, as soon as ibx_channel_take() finds some. -ENOTCONN, -ENOMEM,
  * -EINVAL. */
-int ibx_channel_send(struct ibx_channel *channel, const struct ibx_migrate_any *message);
+int ibx_channel_send(struct ibx_channel *channel, const struct ibx_migrate_any *message,
+                     struct ibx_error *err);
 /* A message without fields. */
-int ibx_channel_send_plain(struct ibx_channel *channel, enum ibx_migrate_message type);
+int ibx_channel_send_plain(struct ibx_channel *channel, enum ibx_migrate_message type,
+                           struct ibx_error *err);
 /* Drops what still waits for credit. */
 int ibx_channel_send_abort(struct ibx_channel *channel, const char *reason);
 

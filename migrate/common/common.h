@@ -94,8 +94,8 @@ struct ibx_options ibx_migration_retry_options(const struct ibx_options *options
  */
 void ibx_migration_offer_links(struct ibx_migrate_hello *hello, unsigned wished);
 /* Adds a blocker when `links` page connections over the fabric of `conn`, with `bytes` on each (or
- * on all, where they share registrations), would pin more memory than may be locked. The messages
- * of the connections do not count, so no migration is refused that is possible. */
+ * on all, where they share registrations), would pin more memory than may be locked. Their messages
+ * do not count, so no migration is refused that is possible. */
 void ibx_migration_check_locked(const struct ibx_conn *conn, unsigned links, uint64_t bytes,
                                 struct ibx_blockers *blockers);
 /* -EPERM with all blockers in one message. */
@@ -124,7 +124,7 @@ int ibx_migration_reload(const char *folder, struct ibx_journal *record, struct 
 /* Writes the record in this state; it is unchanged on failure. */
 int ibx_migration_record(const char *folder, struct ibx_journal *record,
                          enum ibx_journal_state state, struct ibx_error *err);
-/* Fills in the fields of a record that describe the VM. */
+/* Fills in the fields of a new record that describe the VM. */
 void ibx_migration_describe(struct ibx_journal *record, const struct ibx_guest_ram *ram,
                             const char *qmp, const char *uri, const struct ibx_options *transport);
 

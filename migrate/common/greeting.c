@@ -52,8 +52,7 @@ void ibx_migration_offer_links(struct ibx_migrate_hello *hello, unsigned wished)
     hello->links_least = wished ? hello->links : 1;
 }
 
-/* A fabric that pins memory has pinned this connection's messages. Where connections share what is
- * pinned, it is as if there were one. */
+/* A fabric that pins memory has pinned this connection's messages. */
 void ibx_migration_check_locked(const struct ibx_conn *conn, unsigned links, uint64_t bytes,
                                 struct ibx_blockers *blockers)
 {
@@ -82,15 +81,6 @@ static int on_answer(void *context, const struct ibx_migrate_any *message)
                              ibx_migrate_message_name(message->type));
     *g->answer = *message->is.answer;
     return -EISCONN;
-}
-
-static int wait_for_answer(struct ibx_channel *control, struct greeting *g, unsigned timeout_ms)
-{
-    int rc = ibx_channel_take_until(control, on_answer, g, ibx_deadline_in_ms(timeout_ms), g->err);
-    if (!rc)
-        return ibx_error_set(g->err, -ETIMEDOUT, "the destination did not answer within %u ms",
-                             timeout_ms);
-    return rc == -EISCONN ? 0 : rc;
 }
 
 /* Names the tool to start, where the transport names a server. */
@@ -142,13 +132,17 @@ int ibx_migration_greet(const char *uri, const struct ibx_options *options,
     }
     const struct ibx_migrate_any message = {.type = IBX_MIGRATE_HELLO, .is.hello = hello};
     ibx_channel_init(control, conn);
-    rc = ibx_channel_send(control, &message);
-    if (rc)
-        ibx_error_set(err, rc, "the greeting could not be sent: %s", strerror(-rc));
-    else
-        rc = wait_for_answer(control, &g, options->timeout_ms);
-    if (rc)
-        ibx_channel_fini(control);
+    rc = ibx_channel_send(control, &message, err);
+    if (!rc) {
+        rc = ibx_channel_take_until(control, on_answer, &g, ibx_deadline_in_ms(options->timeout_ms),
+                                    err);
+        if (!rc)
+            rc = ibx_error_set(err, -ETIMEDOUT, "the destination did not answer within %u ms",
+                               options->timeout_ms);
+    }
+    if (rc == -EISCONN)
+        return 0;
+    ibx_channel_fini(control);
     return rc;
 }
 

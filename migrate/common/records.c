@@ -55,6 +55,8 @@ int ibx_migration_reload(const char *folder, struct ibx_journal *record, struct 
 void ibx_migration_describe(struct ibx_journal *record, const struct ibx_guest_ram *ram,
                             const char *qmp, const char *uri, const struct ibx_options *transport)
 {
+    record->epoch = 1;
+    record->uffd = -1;
     record->pid = ram->pid;
     record->pid_started = ibx_process_started(ram->pid);
     snprintf(record->uuid, sizeof(record->uuid), "%s", ram->uuid);

@@ -51,18 +51,20 @@ int ibx_vm_migration(struct ibx_qmp *qmp, char *status, size_t size, char *error
     return 0;
 }
 
-int ibx_vm_migrate(struct ibx_qmp *qmp, int *stream, uint64_t deadline_ns, struct ibx_error *err)
+int ibx_vm_migrate(struct ibx_qmp *qmp, bool incoming, int *stream, uint64_t deadline_ns,
+                   struct ibx_error *err)
 {
     int pair[2], size = STREAM_BUFFER;
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair))
         return ibx_error_set(err, -errno, "no socket for the device state: %s", strerror(errno));
-    setsockopt(pair[1], SOL_SOCKET, SO_SNDBUF, &size, sizeof(size));
+    if (!incoming)
+        setsockopt(pair[1], SOL_SOCKET, SO_SNDBUF, &size, sizeof(size));
     fcntl(pair[0], F_SETFL, O_NONBLOCK);
     int rc = ibx_qmp_getfd(qmp, STREAM_NAME, pair[1], deadline_ns, err);
     close(pair[1]);
     if (!rc)
-        rc = ibx_qmp_execute(qmp, "migrate", json_pack("{s:s}", "uri", "fd:" STREAM_NAME), NULL,
-                             deadline_ns, err);
+        rc = ibx_qmp_execute(qmp, incoming ? "migrate-incoming" : "migrate",
+                             json_pack("{s:s}", "uri", "fd:" STREAM_NAME), NULL, deadline_ns, err);
     if (rc)
         close(pair[0]);
     else

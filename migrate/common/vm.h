@@ -18,8 +18,10 @@ int ibx_vm_status(struct ibx_qmp *qmp, char *status, size_t size, uint64_t deadl
 /* The status of QEMU's own migration ("none", "active", "completed", ...) and its error text. */
 int ibx_vm_migration(struct ibx_qmp *qmp, char *status, size_t size, char *error, size_t error_size,
                      uint64_t deadline_ns, struct ibx_error *err);
-/* Starts QEMU's migration into a stream of which `*stream` is the reading end (non-blocking). */
-int ibx_vm_migrate(struct ibx_qmp *qmp, int *stream, uint64_t deadline_ns, struct ibx_error *err);
+/* Starts QEMU's migration into a stream or, `incoming`, out of one; `*stream` is this tool's end
+ * (non-blocking). */
+int ibx_vm_migrate(struct ibx_qmp *qmp, bool incoming, int *stream, uint64_t deadline_ns,
+                   struct ibx_error *err);
 /* Cancels any migration, continues the VM if it ran before, and puts the capabilities back. May be
  * repeated. Only when it is certain that the destination does not run the VM. */
 int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_ns,

@@ -31,8 +31,8 @@ static int check(struct destination *d, struct ibx_error *err)
     uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     int rc = ibx_qmp_connect(qmp, deadline, &d->qemu.qmp, err);
     if (!rc)
-        rc = ibx_guest_ram_find(d->qemu.qmp, 0, true, ram, deadline, err);
-    /* First: the remedies for what else is wrong would end a VM that has migrated here. */
+        rc = ibx_guest_ram_find(d->qemu.qmp, true, ram, deadline, err);
+    /* Before other blockers, because their remedies would end a VM that has migrated here. */
     if (!rc)
         rc = ibx_migration_check_unfinished(d->options->folder, ram, qmp, false, err);
     if (!rc)
@@ -43,11 +43,9 @@ static int check(struct destination *d, struct ibx_error *err)
     if (!rc && blockers.count)
         rc = ibx_migration_refused("no VM can be migrated here", &blockers, err);
     if (!rc)
-        rc = ibx_destination_ram_measure(&d->ram, err);
+        rc = ibx_page_map_init_ram(&d->ram.map, ram, err);
     if (rc)
         return rc;
-    record->epoch = 1;
-    record->uffd = -1;
     record->state = IBX_JOURNAL_NOT_YET;
     ibx_migration_describe(record, ram, qmp, d->options->listen, &d->transport);
     return 0;
@@ -87,7 +85,7 @@ static struct destination *destination_create(const struct ibx_receive_options *
     d->status.began_ns = ibx_now_ns();
     ibx_destination_ram_init(&d->ram, options->minor, options->max_bandwidth);
     ibx_destination_link_init(&d->link);
-    ibx_destination_stream_init(&d->stream);
+    ibx_destination_stream_init(&d->stream, STREAM_CLOSED);
     ibx_destination_qemu_init(&d->qemu, options->qmp, &d->status.record, &options->observer);
     return d;
 }
@@ -104,8 +102,7 @@ static int finish(struct destination *d, int rc, struct ibx_migrate_status *last
     /* After a migration the source closes when it has taken the last message. */
     ibx_destination_link_fini(&d->link, rc ? 0 : ibx_deadline_in_ms(MIGRATION_LINGER_MS));
     ibx_migration_report(&d->reporter, &d->status, true);
-    if (last)
-        *last = d->status;
+    *last = d->status;
     ibx_domain_release(d->transport.domain);
     ibx_control_socket_close(d->socket);
     ibx_destination_ram_fini(&d->ram); /* after the page connections, which READ into it */
@@ -118,20 +115,14 @@ static int finish(struct destination *d, int rc, struct ibx_migrate_status *last
     return rc;
 }
 
-int ibx_migrate_receive(const struct ibx_receive_options *options, struct ibx_migrate_status *last,
-                        struct ibx_error *err)
+static int receive_new(struct destination *d, struct ibx_error *err)
 {
-    struct ibx_error local = {0};
-    err = err ? err : &local;
-    struct destination *d = destination_create(options, err);
-    if (!d)
-        return -ENOMEM;
     int rc = ibx_destination_begin(d, DESTINATION_LISTENING);
     if (!rc)
         rc = check(d, err);
-    ibx_journal_prune_old(options->folder);
+    ibx_journal_prune_old(d->options->folder);
     if (!rc)
-        rc = open_acceptor(d, options->listen, err);
+        rc = open_acceptor(d, d->options->listen, err);
     if (!rc)
         rc = ibx_destination_open_waiting(d, err);
     if (!rc) {
@@ -140,24 +131,19 @@ int ibx_migrate_receive(const struct ibx_receive_options *options, struct ibx_mi
     }
     if (rc && d->state.now == DESTINATION_ANSWERING)
         ibx_destination_answer(d, err);
-    return finish(d, rc, last, err);
+    return rc;
 }
 
-int ibx_migrate_receive_again(const struct ibx_receive_options *options,
-                              const struct ibx_journal *record, struct ibx_migrate_status *last,
-                              struct ibx_error *err)
+static int recover(struct destination *d, const struct ibx_journal *record, struct ibx_error *err)
 {
-    struct ibx_error local = {0}, silent = {0};
-    err = err ? err : &local;
-    struct destination *d = destination_create(options, err);
-    if (!d)
-        return -ENOMEM;
+    const struct ibx_receive_options *options = d->options;
+    struct ibx_error silent = {0};
     d->status.record = *record;
     int rc = ibx_destination_open_record(d, err);
     if (!rc)
         rc = ibx_migration_reload(options->folder, &d->status.record, err);
     if (!rc)
-        rc = ibx_destination_take_over(d, err);
+        rc = ibx_destination_recover(d, err);
     if (rc == -ECANCELED) {
         ibx_destination_record(d, IBX_JOURNAL_GIVEN_UP, &silent);
         ibx_destination_arrived_remove(&d->status.record);
@@ -167,7 +153,14 @@ int ibx_migrate_receive_again(const struct ibx_receive_options *options,
         rc = open_acceptor(d, options->listen ? options->listen : d->status.record.uri, err);
     if (!rc && d->state.now == DESTINATION_COMPLETE)
         ibx_migration_notify(&options->observer, "%s", DESTINATION_UNCONFIRMED);
-    if (!rc)
-        rc = ibx_destination_run(d, err);
-    return finish(d, rc, last, err);
+    return rc ? rc : ibx_destination_run(d, err);
+}
+
+int ibx_migrate_receive(const struct ibx_receive_options *options, const struct ibx_journal *record,
+                        struct ibx_migrate_status *last, struct ibx_error *err)
+{
+    struct destination *d = destination_create(options, err);
+    if (!d)
+        return -ENOMEM;
+    return finish(d, record ? recover(d, record, err) : receive_new(d, err), last, err);
 }

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The point of no return, at the destination. QEMU has had the whole device state except its end,
- * and so it cannot have run the VM. With the end it does. The journal has said MAY_RUN since before
- * LOADED.
+ * The point of no return, at the destination. Without the end of the device state QEMU cannot have
+ * run the VM; with it, it does. The journal has been MAY_RUN since before LOADED.
  */
 #include "migrate/destination/destination.h"
 

@@ -37,7 +37,7 @@ static int step_joining(struct destination *d, struct ibx_error *err)
     if (!rc) /* now: starting threads takes a millisecond, and the VM still runs */
         rc = ibx_destination_ram_engine(&d->ram, d->link.readers, d->link.count, false, err);
     if (!rc)
-        rc = ibx_destination_send(d, IBX_MIGRATE_READY, err);
+        rc = ibx_channel_send_plain(&d->link.control, IBX_MIGRATE_READY, err);
     return rc ? rc : ibx_destination_move(d, DESTINATION_READY, err);
 }
 
@@ -68,7 +68,7 @@ static int step_mapped(struct destination *d, struct ibx_error *err)
     int rc = ibx_destination_qemu_has_loaded(&d->qemu, d->busy_until_ns, err);
     if (!rc)
         rc = ibx_destination_move(d, DESTINATION_WAITING, err);
-    return rc ? rc : ibx_destination_send(d, IBX_MIGRATE_LOADED, err);
+    return rc ? rc : ibx_channel_send_plain(&d->link.control, IBX_MIGRATE_LOADED, err);
 }
 
 static int step_resuming(struct destination *d, struct ibx_error *err)
@@ -81,7 +81,7 @@ static int step_resuming(struct destination *d, struct ibx_error *err)
     if (rc)
         return rc;
     if (destination_linked(&d->link))
-        ibx_channel_send_plain(&d->link.control, IBX_MIGRATE_RUNNING);
+        ibx_channel_send_plain(&d->link.control, IBX_MIGRATE_RUNNING, NULL);
     /* If RUNNING cannot be written, MAY_RUN is enough. */
     if (ibx_destination_record(d, IBX_JOURNAL_RUNNING, err))
         ibx_migration_notify(&d->options->observer, "%s", err->message);
@@ -95,7 +95,7 @@ static int confirmed(struct destination *d, struct ibx_error *err)
     if (ibx_destination_record(d, IBX_JOURNAL_DONE, &unwritten))
         ibx_migration_notify(&d->options->observer, "%s", unwritten.message);
     else if (destination_linked(&d->link))
-        ibx_channel_send_plain(&d->link.control, IBX_MIGRATE_CONFIRMED);
+        ibx_channel_send_plain(&d->link.control, IBX_MIGRATE_CONFIRMED, NULL);
     d->status.total_ns = ibx_now_ns() - d->status.began_ns;
     return ibx_destination_move(d, DESTINATION_DONE, err);
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The destination of a migration. ibx_migrate_receive() and ibx_migrate_receive_again() of
- * migrate/migrate.h are here, nothing else is called from outside.
+ * The destination of a migration. ibx_migrate_receive() of migrate/migrate.h is here, nothing else
+ * is called from outside.
  *
- *   begin.c, recover.c   those two calls: what is checked, opened and taken over, in the end closed
+ *   begin.c, recover.c   that call: what is checked, opened and recovered, in the end closed
  *   destination.c        the loop and the steps of each state
  *   requests.c           what others ask: sources by HELLO and JOIN, operators by the socket
  *   messages.c           messages of the source on the control connection
@@ -49,7 +49,7 @@ struct destination_ram {
     struct ibx_page_map map;
     struct ibx_uffd uffd;                /* fd -1 in UNTOUCHED */
     bool minor;                          /* minor faults: READs go into the page cache */
-    bool taken_over;                     /* from a tool that ended; the engine is rebuilt */
+    bool recovered;                      /* from a tool that ended; the engine is rebuilt */
     void *aliases[IBX_GUEST_BLOCKS_MAX]; /* minor mode */
     _Atomic uint64_t *arrived;           /* minor mode: arrived.c */
     size_t arrived_bytes;
@@ -61,21 +61,19 @@ struct destination_ram {
 };
 
 void ibx_destination_ram_init(struct destination_ram *ram, bool minor, uint64_t max_bandwidth);
-/* Makes the page map, of RAM that can be migrated. */
-int ibx_destination_ram_measure(struct destination_ram *ram, struct ibx_error *err);
 /* Recover: guest RAM as the record has it, and the page map. */
-int ibx_destination_ram_recall(struct destination_ram *ram, const struct ibx_journal *record,
-                               struct ibx_error *err);
+int ibx_destination_ram_of_record(struct destination_ram *ram, const struct ibx_journal *record,
+                                  struct ibx_error *err);
 /* Empties guest RAM and makes its userfaultfd in QEMU, which goes into the record with the layout.
  */
 int ibx_destination_ram_watch(struct destination_ram *ram, struct ibx_qmp *qmp,
                               struct ibx_journal *record, struct ibx_error *err);
 /* Recover: takes the userfaultfd that QEMU still has. -ENOENT: it has none. */
-int ibx_destination_ram_retake(struct destination_ram *ram, const struct ibx_journal *record,
-                               struct ibx_error *err);
-/* Recover: the rest, for a VM that still misses pages. -ESTALE: what came before is not known. */
-int ibx_destination_ram_take_over(struct destination_ram *ram, const struct ibx_journal *record,
+int ibx_destination_ram_take_uffd(struct destination_ram *ram, const struct ibx_journal *record,
                                   struct ibx_error *err);
+/* Recover: the rest, for a VM that still misses pages. -ESTALE: what came before is not known. */
+int ibx_destination_ram_recover(struct destination_ram *ram, const struct ibx_journal *record,
+                                struct ibx_error *err);
 /* Makes the engine for these page connections; it holds all faults. `runs`: the VM does. */
 int ibx_destination_ram_engine(struct destination_ram *ram, struct ibx_page_reader **readers,
                                unsigned count, bool runs, struct ibx_error *err);
@@ -86,7 +84,6 @@ int ibx_destination_ram_serve(struct destination_ram *ram, struct ibx_page_reade
 /* No engine uses page connections. */
 bool ibx_destination_ram_stopped(const struct destination_ram *ram);
 void ibx_destination_ram_set_bandwidth(struct destination_ram *ram, uint64_t bytes_per_second);
-/* Figures of the engine. */
 void ibx_destination_ram_stats(struct destination_ram *ram, struct ibx_migrate_status *status);
 /* Every page is there: destroys the engine, unregisters guest RAM and closes the userfaultfd in
  * QEMU. May be repeated after a failure; while REGISTERED the VM may wait at its first touch of
@@ -212,13 +209,12 @@ struct destination_stream {
  */
 size_t ibx_state_tail(const uint8_t *bytes, size_t length, bool ended, bool *whole);
 
-void ibx_destination_stream_init(struct destination_stream *stream);
-/* Recover. */
-void ibx_destination_stream_recover(struct destination_stream *stream);
+/* CLOSED, or for recover ENDING. */
+void ibx_destination_stream_init(struct destination_stream *stream,
+                                 enum destination_stream_state first);
 /* QEMU waits for the device state from here on. */
 int ibx_destination_stream_open(struct destination_stream *stream, struct ibx_qmp *qmp,
                                 struct ibx_error *err);
-/* Appends device state. */
 int ibx_destination_stream_append(struct destination_stream *stream, const uint8_t *bytes,
                                   size_t length, struct ibx_error *err);
 /* All has come, of which `total` bytes were announced. -EPROTO: it does not end as it must. */
@@ -273,7 +269,7 @@ int ibx_destination_qemu_reach(struct destination_qemu *qemu, uint64_t deadline_
  * An error: QEMU failed, or its monitor or the process is gone. */
 int ibx_destination_qemu_check(struct destination_qemu *qemu, bool recovered,
                                struct ibx_error *err);
-/* Goes on without the monitor. */
+/* Continues without the monitor. */
 void ibx_destination_qemu_lose(struct destination_qemu *qemu, const char *why);
 /* The stream is loaded but for its end: 0 once QEMU's main thread, which loads, answers. */
 int ibx_destination_qemu_has_loaded(struct destination_qemu *qemu, uint64_t hurry_until_ns,
@@ -281,7 +277,7 @@ int ibx_destination_qemu_has_loaded(struct destination_qemu *qemu, uint64_t hurr
 /* The VM's status, once QEMU has noticed that its stream has ended. */
 int ibx_destination_qemu_await(struct destination_qemu *qemu, char *status, size_t size,
                                struct ibx_error *err);
-/* It ran before the commit: stops it. -EPROTO. */
+/* The VM ran before the commit: stops it. -EPROTO. */
 int ibx_destination_qemu_stop(struct destination_qemu *qemu, struct ibx_error *err);
 /* Puts back its capabilities and closes the monitor. */
 void ibx_destination_qemu_leave(struct destination_qemu *qemu);
@@ -372,11 +368,11 @@ int ibx_destination_begin(struct destination *d, enum destination_state first);
 /* The one place that moves. -EINVAL: refused, nothing has changed. */
 int ibx_destination_move(struct destination *d, enum destination_state to, struct ibx_error *err);
 enum ibx_migrate_phase ibx_destination_phase(const struct destination *d);
-/* The state as a source needs to know it. */
+/* The state in an ANSWER. */
 enum ibx_answer_state ibx_destination_answer_state(const struct destination *d);
 int ibx_destination_record(struct destination *d, enum ibx_journal_state state,
                            struct ibx_error *err);
-/* Puts the figures of the parts into the status. */
+/* Figures of the parts, for the status. */
 void ibx_destination_update(struct destination *d);
 static inline bool destination_over(const struct destination *d)
 {
@@ -390,7 +386,6 @@ static inline bool destination_ours(const struct destination *d)
 
 /* ---------------------------------------------------------------- silence.c */
 
-/* Notifies when nothing comes that is awaited. */
 void ibx_destination_check_silence(struct destination *d);
 /* -ETIMEDOUT: a source has done nothing for too long, before all of the device state was here. */
 int ibx_destination_check_stall(struct destination *d, struct ibx_error *err);
@@ -403,16 +398,11 @@ struct message_context {
 };
 /* Takes a message of the source; `context` is a struct message_context. */
 int ibx_destination_on_message(void *context, const struct ibx_migrate_any *message);
-/* Sends a message without fields. */
-int ibx_destination_send(struct destination *d, enum ibx_migrate_message type,
-                         struct ibx_error *err);
-/* When it is time. */
 void ibx_destination_send_progress(struct destination *d);
 int ibx_destination_send_complete(struct destination *d, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- commit.c */
 
-/* COMMIT has come: RESUMING, and QEMU gets the end of the device state. */
 int ibx_destination_commit(struct destination *d, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- ending.c */
@@ -437,7 +427,6 @@ bool ibx_destination_has_let_go(struct destination *d);
 
 /* ---------------------------------------------------------------- requests.c */
 
-/* Answers connection requests. */
 int ibx_destination_check_requests(struct destination *d, struct ibx_error *err);
 /* The control socket: before a source has come it is named by the process, then by the record,
  * which is locked. */
@@ -450,9 +439,9 @@ int ibx_destination_open_record(struct destination *d, struct ibx_error *err);
 int ibx_destination_run(struct destination *d, struct ibx_error *err);
 /* In ANSWERING: tells sources that ask, for a while, that the VM never ran here. */
 void ibx_destination_answer(struct destination *d, const struct ibx_error *why);
-/* Takes over what a tool left that has ended, by its record, whose lock is held: COMPLETE when all
+/* Continues what a tool began that has ended, by its record, whose lock is held: COMPLETE when all
  * pages are here, FILLING when the VM runs, RESUMING as long as only QEMU knows. -ECANCELED: the VM
  * never ran here. -ESRCH: its QEMU has ended before it had all pages. */
-int ibx_destination_take_over(struct destination *d, struct ibx_error *err);
+int ibx_destination_recover(struct destination *d, struct ibx_error *err);
 
 #endif

@@ -28,9 +28,9 @@ static int give_up(struct destination *d, int code, struct ibx_error *err)
 {
     struct ibx_error silent = {0};
     const bool linked = destination_linked(&d->link);
-    /* A tool that took over knows less for sure, and leaves it to the operator. */
+    /* After recover this tool knows less for sure, and leaves it to the operator. */
     const bool answer = d->state.now >= DESTINATION_WAITING && !linked &&
-                        d->peer.now != PEER_ABORTED && !d->ram.taken_over;
+                        d->peer.now != PEER_ABORTED && !d->ram.recovered;
     const enum destination_state to = answer ? DESTINATION_ANSWERING : DESTINATION_GIVEN_UP;
     if (!ibx_state_allows(d->state.table, d->state.now, to))
         return code;
@@ -68,7 +68,7 @@ int ibx_destination_check_qemu(struct destination *d, struct ibx_error *err)
     if (d->state.now == DESTINATION_COMPLETE) /* QEMU is not needed any more */
         return 0;
     int rc =
-        ibx_destination_qemu_check(qemu, d->ram.taken_over && qemu->state.now != QEMU_RUNNING, err);
+        ibx_destination_qemu_check(qemu, d->ram.recovered && qemu->state.now != QEMU_RUNNING, err);
     const bool running = qemu->state.now == QEMU_RUNNING;
     if (running && d->stream.state.now < STREAM_RELEASED)
         rc = ibx_destination_qemu_stop(qemu, err);

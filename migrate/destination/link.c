@@ -42,7 +42,7 @@ static int send_answer(struct ibx_channel *channel, bool accepted, enum ibx_answ
     ibx_migrate_host(answer->host, sizeof(answer->host));
     for (size_t i = 0; blockers && i < blockers->count && i < IBX_MIGRATE_REASONS_MAX; i++)
         memcpy(answer->reasons[answer->count++], blockers->reasons[i], IBX_ERROR_MAX);
-    int rc = ibx_channel_send(channel, &message);
+    int rc = ibx_channel_send(channel, &message, NULL);
     free(answer);
     return rc;
 }

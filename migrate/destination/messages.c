@@ -113,22 +113,6 @@ int ibx_destination_on_message(void *context, const struct ibx_migrate_any *mess
 
 /* ---------------------------------------------------------------- out */
 
-static int send_message(struct destination *d, const struct ibx_migrate_any *message,
-                        struct ibx_error *err)
-{
-    int rc = ibx_channel_send(&d->link.control, message);
-    return rc ? ibx_error_set(err, rc, "%s could not be sent: %s",
-                              ibx_migrate_message_name(message->type), strerror(-rc))
-              : 0;
-}
-
-int ibx_destination_send(struct destination *d, enum ibx_migrate_message type,
-                         struct ibx_error *err)
-{
-    const struct ibx_migrate_any message = {.type = type};
-    return send_message(d, &message, err);
-}
-
 static void progress_of(const struct destination *d, struct ibx_migrate_progress *progress)
 {
     *progress = (struct ibx_migrate_progress){
@@ -150,7 +134,7 @@ void ibx_destination_send_progress(struct destination *d)
         return;
     d->progress_ns = ibx_now_ns();
     progress_of(d, &message.is.progress);
-    ibx_channel_send(&d->link.control, &message);
+    ibx_channel_send(&d->link.control, &message, NULL);
 }
 
 int ibx_destination_send_complete(struct destination *d, struct ibx_error *err)
@@ -164,5 +148,5 @@ int ibx_destination_send_complete(struct destination *d, struct ibx_error *err)
     totals->fetched_pages = is->pages - is->zero_pages - is->discarded_pages;
     memcpy(totals->hash, is->hash, sizeof(totals->hash));
     progress_of(d, &totals->progress);
-    return send_message(d, &message, err);
+    return ibx_channel_send(&d->link.control, &message, err);
 }

@@ -96,7 +96,7 @@ static void try_monitor(struct destination_qemu *qemu)
         ibx_log(IBX_LOG_INFO, "migration: QEMU's monitor is there");
 }
 
-/* For a tool that took over before it could know whether the VM runs. A QEMU that still waits for
+/* After recover, where the record does not tell whether the VM runs. A QEMU that still waits for
  * its state has lost that with the earlier tool, and fails as soon as it notices. */
 static int learn(struct destination_qemu *qemu, struct ibx_error *err)
 {

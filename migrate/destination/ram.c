@@ -34,11 +34,6 @@ void ibx_destination_ram_init(struct destination_ram *ram, bool minor, uint64_t 
 
 /* ---------------------------------------------------------------- records */
 
-int ibx_destination_ram_measure(struct destination_ram *ram, struct ibx_error *err)
-{
-    return ibx_page_map_init_ram(&ram->map, &ram->guest, err);
-}
-
 /* So that it can be found again without the monitor. */
 static void put_on_record(const struct destination_ram *ram, struct ibx_journal *record)
 {
@@ -57,8 +52,8 @@ static void put_on_record(const struct destination_ram *ram, struct ibx_journal 
     }
 }
 
-int ibx_destination_ram_recall(struct destination_ram *ram, const struct ibx_journal *record,
-                               struct ibx_error *err)
+int ibx_destination_ram_of_record(struct destination_ram *ram, const struct ibx_journal *record,
+                                  struct ibx_error *err)
 {
     struct ibx_guest_ram *guest = &ram->guest;
     guest->blocks = calloc(record->block_count, sizeof(*guest->blocks));
@@ -80,7 +75,7 @@ int ibx_destination_ram_recall(struct destination_ram *ram, const struct ibx_jou
         memcpy(guest->blocks[i].id, at->id, sizeof(at->id));
         guest->bytes += at->size;
     }
-    return ibx_destination_ram_measure(ram, err);
+    return ibx_page_map_init_ram(&ram->map, guest, err);
 }
 
 /* ---------------------------------------------------------------- memory */
@@ -179,7 +174,8 @@ int ibx_destination_ram_watch(struct destination_ram *ram, struct ibx_qmp *qmp,
 
 /* ---------------------------------------------------------------- recover */
 
-/* Whether the tool before had registered this address for minor faults too: VmFlags has "ui". */
+/* Whether the tool before this one had registered this address for minor faults too: VmFlags has
+ * "ui". */
 static bool was_minor(pid_t pid, uint64_t address)
 {
     char line[512];
@@ -198,20 +194,20 @@ static bool was_minor(pid_t pid, uint64_t address)
     return minor;
 }
 
-int ibx_destination_ram_retake(struct destination_ram *ram, const struct ibx_journal *record,
-                               struct ibx_error *err)
+int ibx_destination_ram_take_uffd(struct destination_ram *ram, const struct ibx_journal *record,
+                                  struct ibx_error *err)
 {
     int rc = ibx_uffd_take(record->pid, record->uffd, &ram->uffd, err);
-    ram->taken_over = true;
+    ram->recovered = true;
     if (!rc)
         rc = ibx_state_move(&ram->state, RAM_OPENED);
     return rc ? rc : ibx_state_move(&ram->state, RAM_REGISTERED);
 }
 
-int ibx_destination_ram_take_over(struct destination_ram *ram, const struct ibx_journal *record,
-                                  struct ibx_error *err)
+int ibx_destination_ram_recover(struct destination_ram *ram, const struct ibx_journal *record,
+                                struct ibx_error *err)
 {
-    int rc = ibx_destination_ram_retake(ram, record, err);
+    int rc = ibx_destination_ram_take_uffd(ram, record, err);
     ram->minor = was_minor(record->pid, ram->guest.blocks[0].address);
     for (unsigned i = 0; !rc && ram->minor && i < ram->guest.count; i++)
         rc = map_alias(ram, i, err);
@@ -328,7 +324,7 @@ int ibx_destination_ram_engine(struct destination_ram *ram, struct ibx_page_read
 /* From HELD. */
 static int serve_first(struct destination_ram *ram, struct ibx_error *err)
 {
-    int rc = ram->taken_over ? rebuild(ram, err) : 0;
+    int rc = ram->recovered ? rebuild(ram, err) : 0;
     if (!rc && (rc = ibx_page_map_runs(&ram->map, mark_zero, ram)))
         ibx_error_set(err, rc, "zero pages could not be marked: %s", strerror(-rc));
     if (!rc && (rc = ibx_fault_serve(ram->engine)))
@@ -440,12 +436,8 @@ void ibx_destination_ram_give_up(struct destination_ram *ram, const struct ibx_j
     struct ibx_error silent = {0};
     ibx_destination_ram_end_engine(ram);
     ibx_destination_arrived_remove(record);
-    if (ram->state.now == RAM_UNTOUCHED)
-        return;
-    unregister(ram, &silent);
-    if (!ibx_uffd_close_in_qemu(&ram->uffd, ibx_deadline_in_ms(CLOSE_MS), &silent))
-        ram->uffd.fd = -1;
-    ibx_destination_ram_abandon(ram);
+    if (ibx_destination_ram_let_go(ram, record, &silent))
+        ibx_destination_ram_abandon(ram);
 }
 
 void ibx_destination_ram_fini(struct destination_ram *ram)

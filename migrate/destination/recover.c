@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * A tool that takes over from one that has ended. QEMU's main thread may wait for a page that only
- * this tool can fetch. Then its monitor does not answer, so guest RAM is found by the record alone.
+ * Recover: a tool continues what one that has ended began. QEMU's main thread may wait for a page
+ * that only this tool can fetch. Then its monitor does not answer, so guest RAM is found by the
+ * record alone.
  */
 #include "migrate/destination/destination.h"
 
@@ -27,11 +28,11 @@ static int find_by_monitor(struct destination *d, struct ibx_error *err)
     uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     int rc = ibx_qmp_connect(d->options->qmp, deadline, &d->qemu.qmp, err);
     if (!rc)
-        rc = ibx_guest_ram_find(d->qemu.qmp, 0, true, &d->ram.guest, deadline, err);
+        rc = ibx_guest_ram_find(d->qemu.qmp, true, &d->ram.guest, deadline, err);
     if (rc)
         return rc;
     return d->ram.guest.pid == d->status.record.pid && destination_qemu_lives(&d->status.record)
-               ? ibx_destination_ram_measure(&d->ram, err)
+               ? ibx_page_map_init_ram(&d->ram.map, &d->ram.guest, err)
                : ended(d, err);
 }
 
@@ -43,7 +44,7 @@ static int find(struct destination *d, struct ibx_error *err)
         return find_by_monitor(d, err);
     if (!destination_qemu_lives(record))
         return ended(d, err);
-    int rc = ibx_destination_ram_recall(&d->ram, record, err);
+    int rc = ibx_destination_ram_of_record(&d->ram, record, err);
     if (!rc)
         rc = ibx_guest_ram_reopen(&d->ram.guest, true, err);
     return destination_qemu_lives(record) ? rc : ended(d, err);
@@ -81,15 +82,15 @@ static int learn_state(struct destination *d, struct ibx_error *err)
 static void recall_blocks(struct destination *d)
 {
     d->link.block_count = ibx_migrate_describe_blocks(d->link.blocks, &d->ram.guest);
-    ibx_destination_stream_recover(&d->stream);
+    ibx_destination_stream_init(&d->stream, STREAM_ENDING);
 }
 
 /* QEMU is not needed for that, and may have ended, or have other RAM by now. What the tool before
  * had not undone in it yet is undone. */
-static int take_over_complete(struct destination *d, struct ibx_error *err)
+static int recover_complete(struct destination *d, struct ibx_error *err)
 {
     const struct ibx_journal *record = &d->status.record;
-    int rc = ibx_destination_ram_recall(&d->ram, record, err);
+    int rc = ibx_destination_ram_of_record(&d->ram, record, err);
     if (!rc)
         rc = ibx_destination_begin(d, DESTINATION_COMPLETE);
     if (rc)
@@ -102,15 +103,15 @@ static int take_over_complete(struct destination *d, struct ibx_error *err)
     ibx_destination_arrived_remove(record);
     if (!destination_qemu_lives(record))
         return 0;
-    rc = ibx_destination_ram_retake(&d->ram, record, err);
+    rc = ibx_destination_ram_take_uffd(&d->ram, record, err);
     return rc == -ENOENT ? 0 : rc;
 }
 
-int ibx_destination_take_over(struct destination *d, struct ibx_error *err)
+int ibx_destination_recover(struct destination *d, struct ibx_error *err)
 {
     const struct ibx_journal *record = &d->status.record;
     if (record->state == IBX_JOURNAL_COMPLETE)
-        return take_over_complete(d, err);
+        return recover_complete(d, err);
     int rc = find(d, err);
     if (!rc)
         rc = learn_state(d, err);
@@ -121,5 +122,5 @@ int ibx_destination_take_over(struct destination *d, struct ibx_error *err)
     rc = ibx_destination_begin(d, runs ? DESTINATION_FILLING : DESTINATION_RESUMING);
     if (!rc && runs && record->state == IBX_JOURNAL_MAY_RUN)
         rc = ibx_destination_record(d, IBX_JOURNAL_RUNNING, err);
-    return rc ? rc : ibx_destination_ram_take_over(&d->ram, record, err);
+    return rc ? rc : ibx_destination_ram_recover(&d->ram, record, err);
 }

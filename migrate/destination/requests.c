@@ -318,8 +318,7 @@ static int on_join(struct destination *d, const struct ibx_connection_request *r
         return rc;
     d->messages++;
     if (link->joined == 1)
-        memcpy(d->status.path, ibx_page_reader_path(link->readers[join->link])->description,
-               sizeof(d->status.path));
+        memcpy(d->status.path, ibx_conn_path(request->conn)->description, sizeof(d->status.path));
     return 0;
 }
 

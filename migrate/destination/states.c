@@ -55,47 +55,34 @@ int ibx_destination_move(struct destination *d, enum destination_state to, struc
     return rc;
 }
 
+/* What a state is to others: the phase, with a link and without one, and the answer to a source. */
+static const struct {
+    enum ibx_migrate_phase linked, lost;
+    enum ibx_answer_state answer;
+} views[] = {
+    [DESTINATION_LISTENING] = {IBX_PHASE_WAITING, IBX_PHASE_WAITING, IBX_ANSWER_NONE},
+    [DESTINATION_JOINING] = {IBX_PHASE_PREPARING, IBX_PHASE_PREPARING, IBX_ANSWER_NONE},
+    [DESTINATION_READY] = {IBX_PHASE_PREPARING, IBX_PHASE_PREPARING, IBX_ANSWER_NONE},
+    [DESTINATION_MAPPED] = {IBX_PHASE_SWITCHING, IBX_PHASE_SWITCHING, IBX_ANSWER_NONE},
+    [DESTINATION_WAITING] = {IBX_PHASE_SWITCHING, IBX_PHASE_BROKEN, IBX_ANSWER_WAITING},
+    [DESTINATION_RESUMING] = {IBX_PHASE_SWITCHING, IBX_PHASE_BROKEN, IBX_ANSWER_RUNNING},
+    [DESTINATION_FILLING] = {IBX_PHASE_FILLING, IBX_PHASE_BROKEN, IBX_ANSWER_RUNNING},
+    [DESTINATION_COMPLETE] = {IBX_PHASE_FILLING, IBX_PHASE_BROKEN, IBX_ANSWER_COMPLETE},
+    [DESTINATION_DONE] = {IBX_PHASE_DONE, IBX_PHASE_DONE, IBX_ANSWER_COMPLETE},
+    [DESTINATION_ANSWERING] = {IBX_PHASE_FAILED, IBX_PHASE_FAILED, IBX_ANSWER_GIVEN_UP},
+    [DESTINATION_GIVEN_UP] = {IBX_PHASE_FAILED, IBX_PHASE_FAILED, IBX_ANSWER_GIVEN_UP},
+    [DESTINATION_FAILED] = {IBX_PHASE_FAILED, IBX_PHASE_FAILED, IBX_ANSWER_NONE},
+    [DESTINATION_LEFT] = {IBX_PHASE_FAILED, IBX_PHASE_FAILED, IBX_ANSWER_NONE},
+};
+
 enum ibx_migrate_phase ibx_destination_phase(const struct destination *d)
 {
-    const bool linked = destination_linked(&d->link);
-    switch (d->state.now) {
-    case DESTINATION_LISTENING:
-        return IBX_PHASE_WAITING;
-    case DESTINATION_JOINING:
-    case DESTINATION_READY:
-        return IBX_PHASE_PREPARING;
-    case DESTINATION_MAPPED:
-        return IBX_PHASE_SWITCHING;
-    case DESTINATION_WAITING:
-    case DESTINATION_RESUMING:
-        return linked ? IBX_PHASE_SWITCHING : IBX_PHASE_BROKEN;
-    case DESTINATION_FILLING:
-    case DESTINATION_COMPLETE:
-        return linked ? IBX_PHASE_FILLING : IBX_PHASE_BROKEN;
-    case DESTINATION_DONE:
-        return IBX_PHASE_DONE;
-    default:
-        return IBX_PHASE_FAILED;
-    }
+    return destination_linked(&d->link) ? views[d->state.now].linked : views[d->state.now].lost;
 }
 
 enum ibx_answer_state ibx_destination_answer_state(const struct destination *d)
 {
-    switch (d->state.now) {
-    case DESTINATION_WAITING:
-        return IBX_ANSWER_WAITING;
-    case DESTINATION_RESUMING:
-    case DESTINATION_FILLING:
-        return IBX_ANSWER_RUNNING;
-    case DESTINATION_COMPLETE:
-    case DESTINATION_DONE:
-        return IBX_ANSWER_COMPLETE;
-    case DESTINATION_ANSWERING:
-    case DESTINATION_GIVEN_UP:
-        return IBX_ANSWER_GIVEN_UP;
-    default:
-        return IBX_ANSWER_NONE;
-    }
+    return views[d->state.now].answer;
 }
 
 int ibx_destination_record(struct destination *d, enum ibx_journal_state state,

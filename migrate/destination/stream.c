@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/common/vm.h"
 #include "migrate/destination/destination.h"
 
 #include "common/clock.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <linux/sockios.h>
 #include <stdlib.h>
@@ -13,7 +13,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define STREAM_NAME     "ibx-state"
 #define STATE_MAX       (1ull << 30) /* bytes of device state that wait for QEMU */
 #define VM_EOF          0x00
 #define VM_DESCRIPTION  0x06
@@ -75,31 +74,17 @@ static bool find_tail(struct destination_stream *stream, bool ended)
 
 /* ---------------------------------------------------------------- the stream */
 
-void ibx_destination_stream_init(struct destination_stream *stream)
+void ibx_destination_stream_init(struct destination_stream *stream,
+                                 enum destination_stream_state first)
 {
     *stream = (struct destination_stream){.fd = -1};
-    ibx_state_begin(&stream->state, &stream_table, STREAM_CLOSED);
-}
-
-void ibx_destination_stream_recover(struct destination_stream *stream)
-{
-    ibx_state_begin(&stream->state, &stream_table, STREAM_ENDING);
+    ibx_state_begin(&stream->state, &stream_table, first);
 }
 
 int ibx_destination_stream_open(struct destination_stream *stream, struct ibx_qmp *qmp,
                                 struct ibx_error *err)
 {
-    uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
-    int pair[2];
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair))
-        return ibx_error_set(err, -errno, "no socket for the device state: %s", strerror(errno));
-    fcntl(pair[0], F_SETFL, O_NONBLOCK);
-    stream->fd = pair[0];
-    int rc = ibx_qmp_getfd(qmp, STREAM_NAME, pair[1], deadline, err);
-    close(pair[1]);
-    if (!rc)
-        rc = ibx_qmp_execute(qmp, "migrate-incoming", json_pack("{s:s}", "uri", "fd:" STREAM_NAME),
-                             NULL, deadline, err);
+    int rc = ibx_vm_migrate(qmp, true, &stream->fd, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     return rc ? rc : ibx_state_move(&stream->state, STREAM_TAKING);
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The files of journals: where they are, written, listed, locked. */
+/* The files: where they are, written, listed, locked. */
 #include "migrate/journal/journal_internal.h"
 
 #include <dirent.h>
@@ -12,34 +12,32 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
 #define NAME_BYTES   64u /* of a file: 32 digits, the role and a suffix */
-#define LOCK_TRIES   100 /* a lock's file that others remove at the same time */
+#define LOCK_TRIES   100 /* while others remove the lock's file */
 #define SOCKET_BYTES sizeof(((struct sockaddr_un *)NULL)->sun_path)
 
-static void name_of(const struct ibx_journal *journal, const char *suffix, char name[NAME_BYTES])
+static void name_of(const struct ibx_journal *record, const char *suffix, char name[NAME_BYTES])
 {
-    size_t at = 0;
-    for (unsigned i = 0; i < IBX_MIGRATE_ID_BYTES; i++)
-        at += (size_t)snprintf(name + at, NAME_BYTES - at, "%02x", journal->id[i]);
-    snprintf(name + at, NAME_BYTES - at, ".%s%s", journal->source ? "source" : "destination",
+    const size_t digits = (size_t)2 * IBX_MIGRATE_ID_BYTES;
+    ibx_hex_text(record->id, IBX_MIGRATE_ID_BYTES, name);
+    snprintf(name + digits, NAME_BYTES - digits, ".%s%s", record->source ? "source" : "destination",
              suffix);
 }
 
-void ibx_journal_path(const char *folder, const struct ibx_journal *journal, const char *suffix,
+void ibx_journal_path(const char *folder, const struct ibx_journal *record, const char *suffix,
                       char *path, size_t size)
 {
     char name[NAME_BYTES];
-    name_of(journal, suffix, name);
+    name_of(record, suffix, name);
     snprintf(path, size, "%s/%s", folder, name);
 }
 
-void ibx_journal_arrived_path(const struct ibx_journal *journal, char *path, size_t size)
+void ibx_journal_arrived_path(const struct ibx_journal *record, char *path, size_t size)
 {
     char name[NAME_BYTES];
-    name_of(journal, ".arrived", name);
+    name_of(record, ".arrived", name);
     snprintf(path, size, "/dev/shm/ibx-%s", name);
 }
 
@@ -91,7 +89,7 @@ static int make_all(const char *folder)
     snprintf(path, sizeof(path), "%s", folder);
     for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
         *slash = '\0';
-        int rc = stat(path, &st) ? make_one(path) : 0; /* what is there may be read-only */
+        int rc = stat(path, &st) ? make_one(path) : 0; /* one that exists may be read-only */
         if (rc)
             return rc;
         *slash = '/';
@@ -175,8 +173,8 @@ static bool check_file(const struct stat *st)
 }
 
 /* -ENOENT: there is none; `err` is not set. */
-static int load(const char *folder, int dir, const char *name, struct ibx_journal *journal,
-                struct timespec *changed, struct ibx_error *err)
+static int load(const char *folder, int dir, const char *name, struct ibx_journal *record,
+                struct ibx_error *err)
 {
     struct ibx_error why = {0};
     struct stat st;
@@ -200,45 +198,40 @@ static int load(const char *folder, int dir, const char *name, struct ibx_journa
     int rc = n < 0 ? ibx_error_set(err, -read_errno, "record %s/%s cannot be read: %s", folder,
                                    name, strerror(read_errno))
                    : 0;
-    if (!rc && ibx_journal_text_parse(text, (size_t)n, journal, &why))
+    if (!rc && ibx_journal_text_parse(text, (size_t)n, record, &why))
         rc = damaged(folder, name, err, why.message);
     free(text);
     if (rc)
         return rc;
-    name_of(journal, ".json", expected);
+    name_of(record, ".json", expected);
     if (strcmp(name, expected) != 0)
         return damaged(folder, name, err, "its id or role is not that of its name");
-    *changed = st.st_mtim;
+    record->changed = st.st_mtim;
     return 0;
 }
 
-struct listed {
-    struct ibx_journal journal;
-    struct timespec changed; /* orders those of one second */
-};
-
 static int newest_first(const void *one, const void *other)
 {
-    const struct listed *a = one, *b = other;
-    if (a->journal.written_s != b->journal.written_s)
-        return a->journal.written_s < b->journal.written_s ? 1 : -1;
+    const struct ibx_journal *a = one, *b = other;
+    if (a->written_s != b->written_s)
+        return a->written_s < b->written_s ? 1 : -1;
     if (a->changed.tv_sec != b->changed.tv_sec)
         return a->changed.tv_sec < b->changed.tv_sec ? 1 : -1;
     if (a->changed.tv_nsec != b->changed.tv_nsec)
         return a->changed.tv_nsec < b->changed.tv_nsec ? 1 : -1;
-    return memcmp(a->journal.id, b->journal.id, IBX_MIGRATE_ID_BYTES);
+    return memcmp(a->id, b->id, IBX_MIGRATE_ID_BYTES);
 }
 
 struct list {
-    struct listed *items;
+    struct ibx_journal *items;
     size_t count, room;
 };
 
-static bool has(const struct list *list, const struct ibx_journal *journal)
+static bool has(const struct list *list, const struct ibx_journal *record)
 {
     for (size_t i = 0; i < list->count; i++) {
-        if (list->items[i].journal.source == journal->source &&
-            !memcmp(list->items[i].journal.id, journal->id, IBX_MIGRATE_ID_BYTES))
+        if (list->items[i].source == record->source &&
+            !memcmp(list->items[i].id, record->id, IBX_MIGRATE_ID_BYTES))
             return true;
     }
     return false;
@@ -249,18 +242,17 @@ static int list_add(struct list *list, const char *folder, int dir, const char *
 {
     if (list->count == list->room) {
         size_t room = list->room ? 2 * list->room : 8;
-        struct listed *items = reallocarray(list->items, room, sizeof(*items));
+        struct ibx_journal *items = reallocarray(list->items, room, sizeof(*items));
         if (!items)
             return ibx_error_set(err, -ENOMEM, "no memory for the records in %s", folder);
         list->items = items;
         list->room = room;
     }
-    struct listed *next = &list->items[list->count];
-    int rc = load(folder, dir, name, &next->journal, &next->changed, err);
+    int rc = load(folder, dir, name, &list->items[list->count], err);
     if (rc == -ENOENT) /* removed since */
         return 0;
-    /* One that is replaced meanwhile may be seen twice. */
-    if (!rc && !has(list, &next->journal))
+    /* readdir(3) may return a file twice that is replaced meanwhile. */
+    if (!rc && !has(list, &list->items[list->count]))
         list->count++;
     return rc;
 }
@@ -286,68 +278,55 @@ static int list_folder(const char *folder, struct list *list, struct ibx_error *
     return rc;
 }
 
-int ibx_journal_list(const char *folder, struct ibx_journal **journals, size_t *count,
+int ibx_journal_list(const char *folder, struct ibx_journal **records, size_t *count,
                      struct ibx_error *err)
 {
     struct list list = {0};
     int rc = list_folder(folder, &list, err);
-    struct ibx_journal *found = rc ? NULL : calloc(list.count + 1, sizeof(*found));
-    if (!rc && !found)
-        rc = ibx_error_set(err, -ENOMEM, "no memory for the records in %s", folder);
-    for (size_t i = 0; found && i < list.count; i++)
-        found[i] = list.items[i].journal;
-    free(list.items);
-    if (rc)
+    if (rc) {
+        free(list.items);
         return rc;
-    *journals = found;
+    }
+    *records = list.items;
     *count = list.count;
     return 0;
 }
 
-int ibx_journal_reload(const char *folder, struct ibx_journal *journal, struct ibx_error *err)
+int ibx_journal_reload(const char *folder, struct ibx_journal *record, struct ibx_error *err)
 {
     struct ibx_journal now;
-    struct timespec changed;
     char name[NAME_BYTES];
     int dir = open_folder(folder, err);
     if (dir < 0)
         return dir;
-    name_of(journal, ".json", name);
-    int rc = load(folder, dir, name, &now, &changed, err);
+    name_of(record, ".json", name);
+    int rc = load(folder, dir, name, &now, err);
     close(dir);
     if (rc == -ENOENT)
         return ibx_error_set(err, rc, "the record of this migration was removed from %s", folder);
     if (!rc)
-        *journal = now;
+        *record = now;
     return rc;
 }
 
-int ibx_journal_find(const char *folder, bool source, const char *qmp, struct ibx_journal *journal,
+int ibx_journal_find(const char *folder, const char *qmp,
+                     bool (*fits)(const struct ibx_journal *record), struct ibx_journal *record,
                      struct ibx_error *err)
 {
     struct ibx_journal *all;
-    size_t count, found = 0, first = 0;
+    size_t count, i = 0;
     int rc = ibx_journal_list(folder, &all, &count, err);
     if (rc)
         return rc;
-    for (size_t i = 0; i < count; i++) {
-        if (all[i].source != source || ibx_journal_over(&all[i]) ||
-            (qmp && strcmp(qmp, all[i].qmp)))
-            continue;
-        if (!found++)
-            first = i;
-    }
-    if (!found)
-        rc = ibx_error_set(err, -ENOENT, "no unfinished migration %s here%s%s has a record in %s",
-                           source ? "from" : "to", qmp ? " of the QEMU at " : "", qmp ? qmp : "",
-                           folder);
-    else if (!qmp && found > 1)
-        rc = ibx_error_set(err, -ENOTUNIQ,
-                           "%s has records of %zu unfinished migrations %s here: choose one by its "
-                           "QEMU's monitor (--qmp)",
-                           folder, found, source ? "from" : "to");
+    while (i < count && (strcmp(qmp, all[i].qmp) || !fits(&all[i])))
+        i++;
+    if (i < count)
+        *record = all[i];
     else
-        *journal = all[first];
+        rc = ibx_error_set(err, -ENOENT,
+                           "there is no unfinished migration of the QEMU at %s recorded in %s: "
+                           "\"ib-migrate status\" shows the records",
+                           qmp, folder);
     free(all);
     return rc;
 }
@@ -374,17 +353,17 @@ static int write_whole(int dir, const char *name, const char *text, size_t lengt
     return rc;
 }
 
-/* Under another name until it is whole; rename(2) takes the place of the old one at once. */
-static int replace(const char *folder, int dir, const struct ibx_journal *journal,
+/* Writes it under another name, and rename(2) replaces the old one at once. */
+static int replace(const char *folder, int dir, const struct ibx_journal *record,
                    struct ibx_error *err)
 {
     char name[NAME_BYTES], fresh[NAME_BYTES], *text;
     size_t length;
-    int rc = ibx_journal_text_make(journal, &text, &length, err);
+    int rc = ibx_journal_text_make(record, &text, &length, err);
     if (rc)
         return rc;
-    name_of(journal, ".json", name);
-    name_of(journal, ".new", fresh);
+    name_of(record, ".json", name);
+    name_of(record, ".new", fresh);
     rc = write_whole(dir, fresh, text, length);
     free(text);
     if (!rc && renameat(dir, fresh, dir, name))
@@ -400,59 +379,59 @@ static int replace(const char *folder, int dir, const struct ibx_journal *journa
               : 0;
 }
 
-static int check_move(const struct ibx_journal *previous, const struct ibx_journal *journal,
+static int check_move(const struct ibx_journal *previous, const struct ibx_journal *record,
                       struct ibx_error *err)
 {
-    if (!ibx_journal_move_allowed(journal->source, previous->state, journal->state))
+    if (!ibx_journal_move_allowed(record->source, previous->state, record->state))
         return ibx_error_set(
             err, -EINVAL, "a migration that is %s at its %s cannot become %s there",
             previous->state ? ibx_journal_state_name(previous->state) : "new",
-            journal->source ? "source" : "destination", ibx_journal_state_name(journal->state));
-    if (journal->epoch < previous->epoch || !journal->epoch || journal->epoch > INT64_MAX)
+            record->source ? "source" : "destination", ibx_journal_state_name(record->state));
+    if (record->epoch < previous->epoch || !record->epoch || record->epoch > INT64_MAX)
         return ibx_error_set(err, -EINVAL,
                              "epoch %" PRIu64 " of a migration cannot follow epoch %" PRIu64,
-                             journal->epoch, previous->epoch);
+                             record->epoch, previous->epoch);
     return 0;
 }
 
-int ibx_journal_write(const char *folder, struct ibx_journal *journal, struct ibx_error *err)
+int ibx_journal_write(const char *folder, struct ibx_journal *record, struct ibx_error *err)
 {
-    struct ibx_journal previous = {0}, next = *journal;
-    struct timespec changed, now;
+    struct ibx_journal previous = {0}, next = *record;
+    struct timespec now;
     char name[NAME_BYTES];
     int dir = open_folder(folder, err);
     if (dir < 0)
         return dir;
-    name_of(journal, ".json", name);
-    int rc = load(folder, dir, name, &previous, &changed, err);
+    name_of(record, ".json", name);
+    int rc = load(folder, dir, name, &previous, err);
     if (!rc || rc == -ENOENT)
-        rc = check_move(&previous, journal, err);
+        rc = check_move(&previous, record, err);
     clock_gettime(CLOCK_REALTIME, &now);
     next.written_s = (uint64_t)now.tv_sec;
     if (!rc)
         rc = replace(folder, dir, &next, err);
     close(dir);
     if (!rc)
-        journal->written_s = next.written_s;
+        record->written_s = next.written_s;
     return rc;
 }
 
-int ibx_journal_remove(const char *folder, const struct ibx_journal *journal, struct ibx_error *err)
+int ibx_journal_remove(const char *folder, const struct ibx_journal *record, struct ibx_error *err)
 {
     static const char *const beside[] = {".new", ".sock", ".lock"};
     char name[NAME_BYTES], arrived[NAME_BYTES + 32];
     int dir = open_folder(folder, err);
     if (dir < 0)
         return dir;
-    name_of(journal, ".json", name);
+    name_of(record, ".json", name);
     int rc = unlinkat(dir, name, 0) || fsync(dir) ? -errno : 0;
     if (rc)
         ibx_error_set(err, rc, "record %s/%s cannot be removed: %s", folder, name, strerror(-rc));
     for (unsigned i = 0; !rc && i < sizeof(beside) / sizeof(beside[0]); i++) {
-        name_of(journal, beside[i], name);
+        name_of(record, beside[i], name);
         unlinkat(dir, name, 0);
     }
-    ibx_journal_arrived_path(journal, arrived, sizeof(arrived));
+    ibx_journal_arrived_path(record, arrived, sizeof(arrived));
     if (!rc)
         unlink(arrived);
     close(dir);
@@ -503,12 +482,12 @@ static int lock_once(const char *path, int *fd, struct ibx_error *err)
     return rc;
 }
 
-int ibx_journal_lock(const char *folder, const struct ibx_journal *journal, int *fd,
+int ibx_journal_lock(const char *folder, const struct ibx_journal *record, int *fd,
                      struct ibx_error *err)
 {
     char path[PATH_MAX];
     int rc = -EAGAIN;
-    ibx_journal_path(folder, journal, ".lock", path, sizeof(path));
+    ibx_journal_path(folder, record, ".lock", path, sizeof(path));
     for (int i = 0; i < LOCK_TRIES && rc == -EAGAIN; i++)
         rc = lock_once(path, fd, err);
     return rc == -EAGAIN ? ibx_error_set(err, -EBUSY, "lock %s is removed all the time", path) : rc;

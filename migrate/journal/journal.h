@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The journal of a migration is what survives a crash: one small JSON file for each migration and
- * side, which users know as its record. It is replaced as a whole (written beside, fsync, rename,
- * fsync of the directory). The source, the destination and the tools call it.
+ * The journal: a folder of records, which survive a crash. A record, struct ibx_journal, is one
+ * small JSON file for each migration and side. It is replaced as a whole (written beside, fsync,
+ * rename, fsync of the directory). The source, the destination and the tools call it.
  *
  *   journal.c  the files: where they are, written, listed, locked
  *   text.c     what is in them: states, JSON, the meaning for an operator
@@ -11,13 +11,13 @@
  * A side writes a state *before* it can become true: MAY_RUN means that the VM may run at the
  * destination, HERE that it certainly does not. So a stopped VM never waits for a disk.
  *
- * state machine: source journal
+ * state machine: source record
  *   [*] -> HERE -> MAY_RUN -> MOVED -> DONE -> [*]
  *   MAY_RUN -> DONE
  *   HERE | MAY_RUN -> KEPT -> [*]                        aborted: the VM stayed
  *   HERE | MAY_RUN | MOVED -> ROLLED_BACK -> [*]         taken back
  *
- * state machine: destination journal
+ * state machine: destination record
  *   [*] -> NOT_YET -> MAY_RUN -> RUNNING -> COMPLETE -> DONE -> [*]
  *   MAY_RUN -> COMPLETE
  *   NOT_YET | MAY_RUN | RUNNING -> GIVEN_UP -> [*]       RUNNING: its QEMU has ended
@@ -28,6 +28,7 @@
 #include "migrate/channel/channel.h"
 
 #include <limits.h>
+#include <time.h>
 
 enum ibx_journal_state {
     IBX_JOURNAL_HERE = 1, /* source: the VM is here */
@@ -48,7 +49,7 @@ struct ibx_journal_block {
     uint64_t size, page_size, offset, address, dev, ino;
 };
 
-/* Of the COMPLETE message, for a tool that has to repeat it. */
+/* Of the COMPLETE message, for a tool that has to send it again. */
 struct ibx_journal_totals {
     uint64_t pages, zero_pages, discarded_pages;
     uint8_t hash[IBX_MIGRATE_HASH_BYTES];
@@ -70,41 +71,41 @@ struct ibx_journal {
     int uffd;             /* destination: the userfaultfd's number in QEMU; -1 none */
     bool device_way;      /* it was made by /dev/userfaultfd */
     bool was_running;     /* source: the VM ran before, and runs again if it comes back */
-    /* destination, from MAY_RUN on: to find guest RAM without the monitor, which does not answer
-     * while QEMU's main thread waits for a page. 0: written by an earlier version */
+    /* Destination, from MAY_RUN on: to find guest RAM without the monitor, which does not answer
+     * while QEMU's main thread waits for a page. 0: an earlier version wrote it. */
     unsigned block_count;
     struct ibx_journal_block blocks[IBX_GUEST_BLOCKS_MAX]; /* by id */
     struct ibx_journal_totals totals; /* destination, in COMPLETE and DONE; else all zeros */
     uint64_t written_s;               /* seconds since 1970, set by ibx_journal_write */
+    struct timespec changed;          /* of its file, as it was read: orders those of one second */
 };
 
 /* The folder: `given` if not NULL, else $IBX_STATE_DIR, else /var/lib/ibx for root, else
- * $XDG_STATE_HOME/ibx or ~/.local/state/ibx. Made (0700) when missing; -EPERM when others can write
- * to it. -ENAMETOOLONG when a socket in it would not fit a unix address. */
+ * $XDG_STATE_HOME/ibx or ~/.local/state/ibx. Makes it (0700) when it is missing. -EPERM: others can
+ * write to it; -ENAMETOOLONG: a socket in it would not fit a unix address. */
 int ibx_journal_folder(const char *given, char *folder, size_t size, struct ibx_error *err);
 
-/* Writes it durably: on return it survives the host's crash. Only the moves of the state machines
- * are accepted, from the state that is on disk, and no lower epoch (-EINVAL). After a failure the
- * old file is still there, whole. */
-int ibx_journal_write(const char *folder, struct ibx_journal *journal, struct ibx_error *err);
-/* All journals of the folder, newest first. -EBADMSG names a .json file that is no journal. free()
- * `*journals`. */
-int ibx_journal_list(const char *folder, struct ibx_journal **journals, size_t *count,
+/* Writes it durably: on return it survives the host's crash. -EINVAL: from the state on disk its
+ * state machine has no such move, or the epoch is lower. After a failure the old file is whole. */
+int ibx_journal_write(const char *folder, struct ibx_journal *record, struct ibx_error *err);
+/* All records of the folder, newest first. -EBADMSG names a .json file that is no record. free()
+ * `*records`, which may be NULL when there are none. */
+int ibx_journal_list(const char *folder, struct ibx_journal **records, size_t *count,
                      struct ibx_error *err);
-/* Reads this one again. Its lock should be held. -ENOENT: it was removed. */
-int ibx_journal_reload(const char *folder, struct ibx_journal *journal, struct ibx_error *err);
-/* The newest unfinished one of this role whose monitor is `qmp` (NULL: any; then it must be the
- * only one: -ENOTUNIQ). -ENOENT. */
-int ibx_journal_find(const char *folder, bool source, const char *qmp, struct ibx_journal *journal,
+/* Reads it again; the caller holds its lock. -ENOENT: it was removed. */
+int ibx_journal_reload(const char *folder, struct ibx_journal *record, struct ibx_error *err);
+/* The newest one that fits, of those whose monitor is `qmp`. -ENOENT, with the sentence that no
+ * migration is unfinished. */
+int ibx_journal_find(const char *folder, const char *qmp,
+                     bool (*fits)(const struct ibx_journal *record), struct ibx_journal *record,
                      struct ibx_error *err);
 /* Where a destination in minor mode notes which pages have come: in memory, since a disk could
  * delay the VM, and the VM does not survive the host anyway. */
-void ibx_journal_arrived_path(const struct ibx_journal *journal, char *path, size_t size);
-/* Deletes it and the files beside it. Its lock should be held. */
-int ibx_journal_remove(const char *folder, const struct ibx_journal *journal,
-                       struct ibx_error *err);
+void ibx_journal_arrived_path(const struct ibx_journal *record, char *path, size_t size);
+/* Deletes it and the files beside it; the caller holds its lock. */
+int ibx_journal_remove(const char *folder, const struct ibx_journal *record, struct ibx_error *err);
 
-/* A finished journal is kept for DAYS days if it is among the newest KEEP. */
+/* A finished record is kept for DAYS days if it is among the newest KEEP. */
 #define IBX_JOURNAL_DAYS 30u
 #define IBX_JOURNAL_KEEP 100u
 
@@ -114,35 +115,38 @@ struct ibx_journal_prune {
     uint64_t before_s; /* written before this, or */
     size_t keep;       /* with more newer finished ones than this */
     /* Called for each that is old enough: `why` it stays, or NULL: it was deleted. May be NULL. */
-    void (*each)(void *context, const struct ibx_journal *journal, const char *why);
+    void (*each)(void *context, const struct ibx_journal *record, const char *why);
     void *context;
 };
 
-/* Deletes journals that are not needed any more: finished ones on which no tool works. The journal
+/* Deletes records that are not needed any more: finished ones on which no tool works. The record
  * of a source in DONE stays while its QEMU lives, because that QEMU must not be continued. */
 int ibx_journal_prune(const char *folder, const struct ibx_journal_prune *which,
                       struct ibx_error *err);
 /* By age and number as above; before a new migration. */
 void ibx_journal_prune_old(const char *folder);
 /* Whether the process that was the VM's QEMU has ended. */
-bool ibx_journal_qemu_gone(const struct ibx_journal *journal);
+bool ibx_journal_qemu_gone(const struct ibx_journal *record);
 
 /* Finished for this side: DONE, KEPT, ROLLED_BACK or GIVEN_UP. */
-bool ibx_journal_over(const struct ibx_journal *journal);
+bool ibx_journal_over(const struct ibx_journal *record);
 const char *ibx_journal_state_name(enum ibx_journal_state state);
 /* What it means for the VM: one sentence for an operator. */
-void ibx_journal_describe(const struct ibx_journal *journal, char *text, size_t size);
+void ibx_journal_describe(const struct ibx_journal *record, char *text, size_t size);
 
-/* One tool at a time works on a migration: flock on a file beside the journal, released with the
+/* One tool at a time works on a migration: flock on a file beside the record, released with the
  * process. -EBUSY names the process that holds it. */
-int ibx_journal_lock(const char *folder, const struct ibx_journal *journal, int *fd,
+int ibx_journal_lock(const char *folder, const struct ibx_journal *record, int *fd,
                      struct ibx_error *err);
-/* The start time of a process, as in pid_started; 0 when there is none or it has ended (a zombie).
- */
+/* The start time of a process, as in pid_started; 0: there is none, or it is a zombie. */
 uint64_t ibx_process_started(pid_t pid);
-/* FOLDER/ID.source or FOLDER/ID.destination with a suffix: ".json" is the journal, ".new" one being
- * written, ".lock", ".sock". */
-void ibx_journal_path(const char *folder, const struct ibx_journal *journal, const char *suffix,
+/* FOLDER/ID.source or FOLDER/ID.destination with a suffix: ".json" the record, ".new" one that is
+ * being written, ".lock", ".sock". */
+void ibx_journal_path(const char *folder, const struct ibx_journal *record, const char *suffix,
                       char *path, size_t size);
+/* A JSON string of any bytes: of a text that is not UTF-8, only what is ASCII. NULL: no memory. */
+json_t *ibx_json_text(const char *text);
+/* Two digits a byte, and a NUL. */
+void ibx_hex_text(const uint8_t *bytes, size_t count, char *text);
 
 #endif

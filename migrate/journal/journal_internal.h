@@ -7,17 +7,17 @@
 
 #include <stddef.h>
 
-#define JOURNAL_BYTES_MAX 65536u /* of a file: several times what a journal can need */
+#define JOURNAL_BYTES_MAX 65536u /* of a file: several times what a record can need */
 
-/* Whether a journal may go from `previous` (0: there is none) to `state` on its side. */
+/* Whether a record may go from `previous` (0: there is none) to `state` on its side. */
 bool ibx_journal_move_allowed(bool source, enum ibx_journal_state previous,
                               enum ibx_journal_state state);
 
 /* The file's content, to be freed with free(). -EINVAL: a text that is not UTF-8. */
-int ibx_journal_text_make(const struct ibx_journal *journal, char **text, size_t *length,
+int ibx_journal_text_make(const struct ibx_journal *record, char **text, size_t *length,
                           struct ibx_error *err);
 /* The reverse; the error does not name the file. */
-int ibx_journal_text_parse(const char *text, size_t length, struct ibx_journal *journal,
+int ibx_journal_text_parse(const char *text, size_t length, struct ibx_journal *record,
                            struct ibx_error *err);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Deletes journals that are not needed any more. */
+/* Deletes records that are not needed any more. */
 #include "migrate/journal/journal.h"
 
 #include <errno.h>
@@ -8,50 +8,50 @@
 #include <time.h>
 #include <unistd.h>
 
-bool ibx_journal_qemu_gone(const struct ibx_journal *journal)
+bool ibx_journal_qemu_gone(const struct ibx_journal *record)
 {
-    return journal->pid > 0 && journal->pid_started &&
-           ibx_process_started(journal->pid) != journal->pid_started;
+    return record->pid > 0 && record->pid_started &&
+           ibx_process_started(record->pid) != record->pid_started;
 }
 
 /* Why it stays; NULL: it may go. */
-static const char *needed(const struct ibx_journal *journal, bool unfinished)
+static const char *needed(const struct ibx_journal *record, bool unfinished)
 {
-    const bool gone = ibx_journal_qemu_gone(journal);
-    if (!ibx_journal_over(journal) && !unfinished)
+    const bool gone = ibx_journal_qemu_gone(record);
+    if (!ibx_journal_over(record) && !unfinished)
         return "it is not over";
-    if (!ibx_journal_over(journal) && journal->state != IBX_JOURNAL_COMPLETE && !gone)
+    if (!ibx_journal_over(record) && record->state != IBX_JOURNAL_COMPLETE && !gone)
         return "it is not over, and its QEMU lives";
-    if (journal->source && journal->state == IBX_JOURNAL_DONE && !gone)
+    if (record->source && record->state == IBX_JOURNAL_DONE && !gone)
         return "its QEMU lives and must not be continued";
     return NULL;
 }
 
-static bool too_young(const struct ibx_journal_prune *which, const struct ibx_journal *journal,
+static bool too_young(const struct ibx_journal_prune *which, const struct ibx_journal *record,
                       size_t over)
 {
-    return journal->written_s >= which->before_s && over <= which->keep;
+    return record->written_s >= which->before_s && over <= which->keep;
 }
 
-/* Takes its lock, so no tool is at work on it, and reads it again: a tool may have changed it since
- * it was listed. */
+/* Under its lock, which no tool then has. Reads it again: a tool may have changed it since it was
+ * listed. Returns why it stays; NULL: it was deleted. */
 static const char *remove_one(const char *folder, const struct ibx_journal_prune *which,
-                              struct ibx_journal *journal, size_t over, struct ibx_error *err)
+                              struct ibx_journal *record, size_t over, struct ibx_error *err)
 {
     char lock[PATH_MAX];
     int lock_fd;
-    if (ibx_journal_lock(folder, journal, &lock_fd, err))
+    if (ibx_journal_lock(folder, record, &lock_fd, err))
         return err->message;
-    int rc = ibx_journal_reload(folder, journal, err);
-    const char *why = rc ? NULL : needed(journal, which->unfinished);
-    if (!rc && !why && too_young(which, journal, over))
+    int rc = ibx_journal_reload(folder, record, err);
+    const char *why = rc ? NULL : needed(record, which->unfinished);
+    if (!rc && !why && too_young(which, record, over))
         why = "it has just been written";
     if (rc == -ENOENT) { /* another process was faster, and the lock's file is new */
-        ibx_journal_path(folder, journal, ".lock", lock, sizeof(lock));
+        ibx_journal_path(folder, record, ".lock", lock, sizeof(lock));
         unlink(lock);
         rc = 0;
     } else if (!rc && !why) {
-        rc = ibx_journal_remove(folder, journal, err);
+        rc = ibx_journal_remove(folder, record, err);
     }
     close(lock_fd);
     return rc ? err->message : why;
@@ -60,24 +60,24 @@ static const char *remove_one(const char *folder, const struct ibx_journal_prune
 int ibx_journal_prune(const char *folder, const struct ibx_journal_prune *which,
                       struct ibx_error *err)
 {
-    struct ibx_journal *journals;
+    struct ibx_journal *records;
     size_t count, over = 0;
-    int rc = ibx_journal_list(folder, &journals, &count, err);
+    int rc = ibx_journal_list(folder, &records, &count, err);
     if (rc)
         return rc;
     for (size_t i = 0; i < count; i++) {
         struct ibx_error silent = {0};
-        over += ibx_journal_over(&journals[i]);
-        if ((which->qmp && strcmp(which->qmp, journals[i].qmp)) ||
-            too_young(which, &journals[i], over))
+        over += ibx_journal_over(&records[i]);
+        if ((which->qmp && strcmp(which->qmp, records[i].qmp)) ||
+            too_young(which, &records[i], over))
             continue;
-        const char *why = needed(&journals[i], which->unfinished);
+        const char *why = needed(&records[i], which->unfinished);
         if (!why)
-            why = remove_one(folder, which, &journals[i], over, &silent);
+            why = remove_one(folder, which, &records[i], over, &silent);
         if (which->each)
-            which->each(which->context, &journals[i], why);
+            which->each(which->context, &records[i], why);
     }
-    free(journals);
+    free(records);
     return 0;
 }
 

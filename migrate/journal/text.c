@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What is in a journal: its states and their moves, its JSON, its meaning for an operator. */
+/* What is in a record: its states and their moves, its JSON, its meaning for an operator. */
 #include "migrate/journal/journal_internal.h"
 
 #include "common/state_machine.h"
@@ -9,9 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define JOURNAL_VERSION       3
-#define JOURNAL_VERSION_FIRST 1 /* without "was-running" and "guest-ram" */
-#define JOURNAL_VERSION_2     2 /* without "complete" */
+#define JOURNAL_VERSION 3 /* 1 was without "was-running" and "guest-ram", 2 without "complete" */
 
 /* Every state may also be written again, with a higher epoch for instance. A move may skip states:
  * a side that was away learns how far the other has come. */
@@ -29,7 +27,7 @@ static const struct ibx_state source_states[] = {
     [IBX_JOURNAL_KEPT] = {"kept", 0, IBX_STATE_FINAL},
     [IBX_JOURNAL_ROLLED_BACK] = {"rolled-back", 0, IBX_STATE_FINAL},
 };
-static const struct ibx_state_table source_table = IBX_STATE_TABLE("source journal", source_states);
+static const struct ibx_state_table source_table = IBX_STATE_TABLE("source record", source_states);
 
 static const struct ibx_state destination_states[] = {
     [IBX_JOURNAL_NOT_YET] = {"not-yet", IBX_TO(IBX_JOURNAL_MAY_RUN) | IBX_TO(IBX_JOURNAL_GIVEN_UP),
@@ -45,7 +43,7 @@ static const struct ibx_state destination_states[] = {
     [IBX_JOURNAL_GIVEN_UP] = {"given-up", 0, IBX_STATE_FINAL},
 };
 static const struct ibx_state_table destination_table =
-    IBX_STATE_TABLE("destination journal", destination_states);
+    IBX_STATE_TABLE("destination record", destination_states);
 
 /* NULL: it is no state of this side. */
 static const struct ibx_state *state_of(bool source, unsigned state)
@@ -64,9 +62,9 @@ bool ibx_journal_move_allowed(bool source, enum ibx_journal_state previous,
                                                         (unsigned)previous, (unsigned)state));
 }
 
-bool ibx_journal_over(const struct ibx_journal *journal)
+bool ibx_journal_over(const struct ibx_journal *record)
 {
-    const struct ibx_state *state = state_of(journal->source, (unsigned)journal->state);
+    const struct ibx_state *state = state_of(record->source, (unsigned)record->state);
     return state && state->flags & IBX_STATE_FINAL;
 }
 
@@ -79,42 +77,46 @@ const char *ibx_journal_state_name(enum ibx_journal_state state)
 
 /* ------------------------------------------------------------ to JSON */
 
-/* A name is for reading only: what is not UTF-8 is replaced. */
-static json_t *name_json(const char *name)
+json_t *ibx_json_text(const char *text)
 {
-    json_t *json = json_string(name);
-    char text[256];
-    if (json)
-        return json;
-    snprintf(text, sizeof(text), "%s", name);
-    ibx_text_sanitize(text);
-    return json_string(text);
+    json_t *value = json_string(text);
+    if (value)
+        return value;
+    char plain[PATH_MAX];
+    snprintf(plain, sizeof(plain), "%s", text);
+    ibx_text_sanitize(plain);
+    return json_string(plain);
 }
 
-static int check_text(const struct ibx_journal *journal, struct ibx_error *err)
+void ibx_hex_text(const uint8_t *bytes, size_t count, char *text)
 {
-    const char *const texts[] = {journal->qmp, journal->uri, journal->key_file, journal->uuid};
+    for (size_t i = 0; i < count; i++)
+        snprintf(text + 2 * i, 3, "%02x", bytes[i]);
+}
+
+static int check_text(const struct ibx_journal *record, struct ibx_error *err)
+{
+    const char *const texts[] = {record->qmp, record->uri, record->key_file, record->uuid};
     for (unsigned i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
         json_t *json = json_string(texts[i]);
-        if (!json) {
-            ibx_error_set(err, -EINVAL,
-                          "\"%s\" is not UTF-8 text, so no record can hold it: give it "
-                          "another name",
-                          texts[i]);
-            if (err)
-                ibx_text_sanitize(err->message);
-            return -EINVAL;
-        }
         json_decref(json);
+        if (json)
+            continue;
+        ibx_error_set(err, -EINVAL,
+                      "\"%s\" is not UTF-8 text, so no record can hold it: give it another name",
+                      texts[i]);
+        if (err)
+            ibx_text_sanitize(err->message);
+        return -EINVAL;
     }
     return 0;
 }
 
-static json_t *blocks_json(const struct ibx_journal *journal)
+static json_t *blocks_json(const struct ibx_journal *record)
 {
     json_t *list = json_array();
-    for (unsigned i = 0; list && i < journal->block_count; i++) {
-        const struct ibx_journal_block *b = &journal->blocks[i];
+    for (unsigned i = 0; list && i < record->block_count; i++) {
+        const struct ibx_journal_block *b = &record->blocks[i];
         json_t *item = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "id", b->id, "size",
                                  (json_int_t)b->size, "page-size", (json_int_t)b->page_size,
                                  "offset", (json_int_t)b->offset, "address", (json_int_t)b->address,
@@ -127,42 +129,36 @@ static json_t *blocks_json(const struct ibx_journal *journal)
     return list;
 }
 
-static void hex_of(const uint8_t *bytes, unsigned count, char *text)
+static json_t *totals_json(const struct ibx_journal *record)
 {
-    for (unsigned i = 0; i < count; i++)
-        snprintf(text + (size_t)2 * i, 3, "%02x", bytes[i]);
-}
-
-static json_t *totals_json(const struct ibx_journal *journal)
-{
-    const struct ibx_journal_totals *c = &journal->totals;
+    const struct ibx_journal_totals *c = &record->totals;
     char hash[2 * IBX_MIGRATE_HASH_BYTES + 1];
     if (!c->pages)
         return json_null();
-    hex_of(c->hash, IBX_MIGRATE_HASH_BYTES, hash);
+    ibx_hex_text(c->hash, IBX_MIGRATE_HASH_BYTES, hash);
     return json_pack("{s:I, s:I, s:I, s:s}", "pages", (json_int_t)c->pages, "zero",
                      (json_int_t)c->zero_pages, "discarded", (json_int_t)c->discarded_pages, "hash",
                      hash);
 }
 
-int ibx_journal_text_make(const struct ibx_journal *journal, char **text, size_t *length,
+int ibx_journal_text_make(const struct ibx_journal *record, char **text, size_t *length,
                           struct ibx_error *err)
 {
     char id[2 * IBX_MIGRATE_ID_BYTES + 1];
-    hex_of(journal->id, IBX_MIGRATE_ID_BYTES, id);
-    if (check_text(journal, err))
+    ibx_hex_text(record->id, IBX_MIGRATE_ID_BYTES, id);
+    if (check_text(record, err))
         return -EINVAL;
     json_t *json = json_pack(
         "{s:i, s:s, s:s, s:I, s:s, s:s, s:o, s:s, s:I, s:I, s:s, s:o, s:s, s:i, s:b, s:b, s:o, "
         "s:o, s:I}",
-        "ibx-record", JOURNAL_VERSION, "id", id, "role", journal->source ? "source" : "destination",
-        "epoch", (json_int_t)journal->epoch, "state", ibx_journal_state_name(journal->state),
-        "uuid", journal->uuid, "name", name_json(journal->name), "qmp", journal->qmp, "pid",
-        (json_int_t)journal->pid, "pid-started", (json_int_t)journal->pid_started, "uri",
-        journal->uri, "peer", name_json(journal->peer), "key-file", journal->key_file, "uffd",
-        journal->uffd, "device-way", journal->device_way, "was-running", journal->was_running,
-        "guest-ram", blocks_json(journal), "complete", totals_json(journal), "written",
-        (json_int_t)journal->written_s);
+        "ibx-record", JOURNAL_VERSION, "id", id, "role", record->source ? "source" : "destination",
+        "epoch", (json_int_t)record->epoch, "state", ibx_journal_state_name(record->state), "uuid",
+        record->uuid, "name", ibx_json_text(record->name), "qmp", record->qmp, "pid",
+        (json_int_t)record->pid, "pid-started", (json_int_t)record->pid_started, "uri", record->uri,
+        "peer", ibx_json_text(record->peer), "key-file", record->key_file, "uffd", record->uffd,
+        "device-way", record->device_way, "was-running", record->was_running, "guest-ram",
+        blocks_json(record), "complete", totals_json(record), "written",
+        (json_int_t)record->written_s);
     char *dumped = json ? json_dumps(json, JSON_INDENT(2) | JSON_PRESERVE_ORDER) : NULL;
     json_decref(json);
     if (!dumped)
@@ -187,17 +183,17 @@ static int take_hex(const char *key, const char *text, uint8_t *bytes, unsigned 
     return 0;
 }
 
-static int take_state(const char *role, const char *state, struct ibx_journal *journal,
+static int take_state(const char *role, const char *state, struct ibx_journal *record,
                       struct ibx_error *err)
 {
-    journal->source = !strcmp(role, "source");
-    if (!journal->source && strcmp(role, "destination") != 0)
+    record->source = !strcmp(role, "source");
+    if (!record->source && strcmp(role, "destination") != 0)
         return ibx_error_set(err, -EINVAL, "role \"%.64s\" is neither source nor destination",
                              role);
     for (unsigned i = IBX_JOURNAL_HERE; i <= IBX_JOURNAL_COMPLETE; i++) {
-        const struct ibx_state *is = state_of(journal->source, i);
+        const struct ibx_state *is = state_of(record->source, i);
         if (is && !strcmp(state, is->name)) {
-            journal->state = (enum ibx_journal_state)i;
+            record->state = (enum ibx_journal_state)i;
             return 0;
         }
     }
@@ -212,7 +208,7 @@ struct fields {
     const char *id, *role, *state, *uuid, *name, *qmp, *uri, *peer, *key_file;
 };
 
-static int take_numbers(const struct fields *f, struct ibx_journal *journal, struct ibx_error *err)
+static int take_numbers(const struct fields *f, struct ibx_journal *record, struct ibx_error *err)
 {
     if (f->epoch < 1 || f->pid < 0 || f->pid > INT_MAX || f->pid_started < 0 || f->uffd < -1 ||
         f->uffd > INT_MAX || f->written < 0)
@@ -221,13 +217,13 @@ static int take_numbers(const struct fields *f, struct ibx_journal *journal, str
                              "out of range",
                              (long long)f->epoch, (long long)f->pid, (long long)f->pid_started,
                              (long long)f->uffd, (long long)f->written);
-    journal->epoch = (uint64_t)f->epoch;
-    journal->pid = (pid_t)f->pid;
-    journal->pid_started = (uint64_t)f->pid_started;
-    journal->uffd = (int)f->uffd;
-    journal->device_way = f->device_way;
-    journal->was_running = f->was_running;
-    journal->written_s = (uint64_t)f->written;
+    record->epoch = (uint64_t)f->epoch;
+    record->pid = (pid_t)f->pid;
+    record->pid_started = (uint64_t)f->pid_started;
+    record->uffd = (int)f->uffd;
+    record->device_way = f->device_way;
+    record->was_running = f->was_running;
+    record->written_s = (uint64_t)f->written;
     return 0;
 }
 
@@ -264,38 +260,38 @@ static int take_block(json_t *json, const struct ibx_journal_block *previous,
     return 0;
 }
 
-static int take_blocks(json_t *list, struct ibx_journal *journal, struct ibx_error *err)
+static int take_blocks(json_t *list, struct ibx_journal *record, struct ibx_error *err)
 {
     const size_t count = json_array_size(list);
-    if (list && (!json_is_array(list) || count > (journal->source ? 0 : IBX_GUEST_BLOCKS_MAX)))
+    if (list && (!json_is_array(list) || count > (record->source ? 0 : IBX_GUEST_BLOCKS_MAX)))
         return ibx_error_set(err, -EINVAL,
                              "guest-ram is no list of up to %u blocks, empty for a source",
                              IBX_GUEST_BLOCKS_MAX);
     for (size_t i = 0; i < count; i++) {
-        int rc = take_block(json_array_get(list, i), i ? &journal->blocks[i - 1] : NULL,
-                            &journal->blocks[i], err);
+        int rc = take_block(json_array_get(list, i), i ? &record->blocks[i - 1] : NULL,
+                            &record->blocks[i], err);
         if (rc)
             return rc;
     }
-    journal->block_count = (unsigned)count;
+    record->block_count = (unsigned)count;
     return 0;
 }
 
 /* Earlier versions wrote DONE without totals. */
-static int take_totals(const struct fields *f, struct ibx_journal *journal, struct ibx_error *err)
+static int take_totals(const struct fields *f, struct ibx_journal *record, struct ibx_error *err)
 {
-    struct ibx_journal_totals *c = &journal->totals;
+    struct ibx_journal_totals *c = &record->totals;
     json_int_t pages, zero, discarded;
     const char *hash;
     json_error_t why;
-    const bool wanted = journal->state == IBX_JOURNAL_COMPLETE ||
-                        (journal->state == IBX_JOURNAL_DONE && !journal->source && f->complete);
+    const bool wanted = record->state == IBX_JOURNAL_COMPLETE ||
+                        (record->state == IBX_JOURNAL_DONE && !record->source && f->complete);
     if (!wanted && (!f->complete || json_is_null(f->complete)))
         return 0;
     if (!wanted || !json_is_object(f->complete))
         return ibx_error_set(err, -EINVAL, "\"complete\" does not fit to a %s in state %s",
-                             journal->source ? "source" : "destination",
-                             ibx_journal_state_name(journal->state));
+                             record->source ? "source" : "destination",
+                             ibx_journal_state_name(record->state));
     if (json_unpack_ex(f->complete, &why, JSON_STRICT, "{s:I, s:I, s:I, s:s}", "pages", &pages,
                        "zero", &zero, "discarded", &discarded, "hash", &hash))
         return ibx_error_set(err, -EINVAL, "complete: %.200s", why.text);
@@ -310,23 +306,23 @@ static int take_totals(const struct fields *f, struct ibx_journal *journal, stru
     return take_hex("hash", hash, c->hash, IBX_MIGRATE_HASH_BYTES, err);
 }
 
-static int take_fields(const struct fields *f, struct ibx_journal *journal, struct ibx_error *err)
+static int take_fields(const struct fields *f, struct ibx_journal *record, struct ibx_error *err)
 {
     const struct {
         const char *key, *text;
         char *out;
         size_t size;
-    } texts[] = {{"uuid", f->uuid, journal->uuid, sizeof(journal->uuid)},
-                 {"name", f->name, journal->name, sizeof(journal->name)},
-                 {"qmp", f->qmp, journal->qmp, sizeof(journal->qmp)},
-                 {"uri", f->uri, journal->uri, sizeof(journal->uri)},
-                 {"peer", f->peer, journal->peer, sizeof(journal->peer)},
-                 {"key-file", f->key_file, journal->key_file, sizeof(journal->key_file)}};
-    int rc = take_hex("id", f->id, journal->id, IBX_MIGRATE_ID_BYTES, err);
-    rc = rc ? rc : take_state(f->role, f->state, journal, err);
-    rc = rc ? rc : take_totals(f, journal, err);
-    rc = rc ? rc : take_numbers(f, journal, err);
-    rc = rc ? rc : take_blocks(f->blocks, journal, err);
+    } texts[] = {{"uuid", f->uuid, record->uuid, sizeof(record->uuid)},
+                 {"name", f->name, record->name, sizeof(record->name)},
+                 {"qmp", f->qmp, record->qmp, sizeof(record->qmp)},
+                 {"uri", f->uri, record->uri, sizeof(record->uri)},
+                 {"peer", f->peer, record->peer, sizeof(record->peer)},
+                 {"key-file", f->key_file, record->key_file, sizeof(record->key_file)}};
+    int rc = take_hex("id", f->id, record->id, IBX_MIGRATE_ID_BYTES, err);
+    rc = rc ? rc : take_state(f->role, f->state, record, err);
+    rc = rc ? rc : take_totals(f, record, err);
+    rc = rc ? rc : take_numbers(f, record, err);
+    rc = rc ? rc : take_blocks(f->blocks, record, err);
     for (unsigned i = 0; !rc && i < sizeof(texts) / sizeof(texts[0]); i++) {
         if (strlen(texts[i].text) >= texts[i].size)
             return ibx_error_set(err, -EINVAL, "%s has %zu bytes: %zu at most", texts[i].key,
@@ -339,7 +335,7 @@ static int take_fields(const struct fields *f, struct ibx_journal *journal, stru
 #define FIRST_FIELDS                                                                               \
     "{s:I, s:s, s:s, s:I, s:s, s:s, s:s, s:s, s:I, s:I, s:s, s:s, s:s, s:I, s:b, s:I"
 
-static int take_json(json_t *json, struct ibx_journal *journal, struct ibx_error *err)
+static int take_json(json_t *json, struct ibx_journal *record, struct ibx_error *err)
 {
     /* Earlier versions did not note it. */
     struct fields f = {.was_running = true};
@@ -348,13 +344,13 @@ static int take_json(json_t *json, struct ibx_journal *journal, struct ibx_error
     if (!json_is_integer(version))
         return ibx_error_set(err, -EINVAL, "it has no \"ibx-record\"");
     const json_int_t number = json_integer_value(version);
-    if (number < JOURNAL_VERSION_FIRST || number > JOURNAL_VERSION)
-        return ibx_error_set(err, -EINVAL, "it is of version %lld, this ib-migrate knows %d to %d",
-                             (long long)number, JOURNAL_VERSION_FIRST, JOURNAL_VERSION);
+    if (number < 1 || number > JOURNAL_VERSION)
+        return ibx_error_set(err, -EINVAL, "it is of version %lld, this ib-migrate knows 1 to %d",
+                             (long long)number, JOURNAL_VERSION);
     if (json_unpack_ex(json, &why, JSON_STRICT,
-                       number == JOURNAL_VERSION_FIRST ? FIRST_FIELDS "}"
-                       : number == JOURNAL_VERSION_2   ? FIRST_FIELDS ", s:b, s:o}"
-                                                       : FIRST_FIELDS ", s:b, s:o, s:o}",
+                       number == 1   ? FIRST_FIELDS "}"
+                       : number == 2 ? FIRST_FIELDS ", s:b, s:o}"
+                                     : FIRST_FIELDS ", s:b, s:o, s:o}",
                        "ibx-record", &f.version, "id", &f.id, "role", &f.role, "epoch", &f.epoch,
                        "state", &f.state, "uuid", &f.uuid, "name", &f.name, "qmp", &f.qmp, "pid",
                        &f.pid, "pid-started", &f.pid_started, "uri", &f.uri, "peer", &f.peer,
@@ -362,10 +358,10 @@ static int take_json(json_t *json, struct ibx_journal *journal, struct ibx_error
                        "written", &f.written, "was-running", &f.was_running, "guest-ram", &f.blocks,
                        "complete", &f.complete))
         return ibx_error_set(err, -EINVAL, "%.200s", why.text);
-    return take_fields(&f, journal, err);
+    return take_fields(&f, record, err);
 }
 
-int ibx_journal_text_parse(const char *text, size_t length, struct ibx_journal *journal,
+int ibx_journal_text_parse(const char *text, size_t length, struct ibx_journal *record,
                            struct ibx_error *err)
 {
     json_error_t why;
@@ -375,7 +371,7 @@ int ibx_journal_text_parse(const char *text, size_t length, struct ibx_journal *
                   : ibx_error_set(err, -EINVAL, "line %d: %.160s", why.line, why.text);
     json_decref(json);
     if (!rc)
-        *journal = found;
+        *record = found;
     else if (err)
         ibx_text_sanitize(err->message);
     return rc;
@@ -419,22 +415,22 @@ static void fill_in(const char *form, const char *vm, const char *peer, char *ou
              first + 2, peer, second + 2);
 }
 
-void ibx_journal_describe(const struct ibx_journal *journal, char *text, size_t size)
+void ibx_journal_describe(const struct ibx_journal *record, char *text, size_t size)
 {
     char vm[256];
-    bool uuid = journal->uuid[0] && strspn(journal->uuid, "0-") != strlen(journal->uuid);
-    if (journal->name[0])
-        snprintf(vm, sizeof(vm), "VM %s", journal->name);
+    bool uuid = record->uuid[0] && strspn(record->uuid, "0-") != strlen(record->uuid);
+    if (record->name[0])
+        snprintf(vm, sizeof(vm), "VM %s", record->name);
     else if (uuid)
-        snprintf(vm, sizeof(vm), "VM %s", journal->uuid);
+        snprintf(vm, sizeof(vm), "VM %s", record->uuid);
     else
-        snprintf(vm, sizeof(vm), "the VM of %.200s", journal->qmp);
-    const char *peer = journal->peer[0]                     ? journal->peer
-                       : journal->source && journal->uri[0] ? journal->uri
-                                                            : "the other side";
+        snprintf(vm, sizeof(vm), "the VM of %.200s", record->qmp);
+    const char *peer = record->peer[0]                    ? record->peer
+                       : record->source && record->uri[0] ? record->uri
+                                                          : "the other side";
     const char *form = "nothing is known of %s and its migration with %s";
-    if (state_of(journal->source, (unsigned)journal->state))
-        form = journal->source ? source_texts[journal->state] : destination_texts[journal->state];
+    if (state_of(record->source, (unsigned)record->state))
+        form = record->source ? source_texts[record->state] : destination_texts[record->state];
     fill_in(form, vm, peer, text, size);
     ibx_text_sanitize(text);
 }

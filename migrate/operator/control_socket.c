@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The end of the control socket in the running tool; control_client.c is the other one. */
+/* The running tool's end of the control socket; control_client.c is the other one. */
 #include "migrate/operator/control_socket.h"
 
 #include "common/clock.h"
@@ -12,11 +12,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define LINE_MAX_BYTES 4096u /* of a request */
-#define BACKLOG        16
-#define ACCEPT_PAUSE_MS                                                                            \
-    1000 /* after a failed accept (no descriptor left): else poll would spin                       \
-          */
+#define LINE_MAX_BYTES  4096u /* of a request */
+#define BACKLOG         16
+#define ACCEPT_PAUSE_MS 1000 /* after a failed accept: without descriptors, poll would spin */
 
 struct client {
     int fd; /* -1: free */
@@ -51,7 +49,7 @@ static int alive_at(const struct sockaddr_un *address)
     return rc == -ECONNREFUSED || rc == -ENOENT ? 0 : rc;
 }
 
-/* Clears the way for bind(2). */
+/* Removes what a dead process left, so that bind(2) can succeed. */
 static int remove_stale(const struct sockaddr_un *address, struct ibx_error *err)
 {
     const char *path = address->sun_path;

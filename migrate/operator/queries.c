@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What a tool asks and does by a record alone, while no tool is at work on the migration. */
+/* What a tool asks and does with a record alone, while no tool works on the migration. */
 #include "migrate/common/common.h"
 #include "migrate/common/vm.h"
 #include "migrate/preflight/preflight.h"
@@ -44,14 +44,14 @@ int ibx_migrate_rollback(const char *folder, struct ibx_journal *record,
                              "the destination (%s) answers that the VM runs there: running it "
                              "here as well would destroy its disks",
                              answer.host);
-    /* The watchdog of a tool that was just killed holds it until it has ended. */
+    /* The watchdog of a tool that was just killed holds the lock until it ends. */
     deadline = ibx_deadline_in_ms(MIGRATION_LOCK_MS);
     while ((rc = ibx_journal_lock(folder, record, &lock_fd, err)) == -EBUSY &&
            ibx_now_ns() < deadline)
         poll(NULL, 0, MIGRATION_LOCK_LOOK_MS);
     if (rc)
         return rc;
-    /* It may have gone on while the operator was asked. */
+    /* The migration may have gone on while the operator was asked. */
     struct ibx_journal back = *record;
     rc = ibx_migration_reload(folder, &back, err);
     if (!rc && (back.state != record->state || back.epoch != record->epoch))
@@ -119,7 +119,7 @@ int ibx_migrate_check(const char *qmp_path, bool source, const char *uri,
     int rc = ibx_qmp_connect(qmp_path, deadline, &qmp, err);
     if (rc)
         return rc;
-    rc = ibx_guest_ram_find(qmp, 0, !source, &ram, deadline, err);
+    rc = ibx_guest_ram_find(qmp, !source, &ram, deadline, err);
     if (!rc) {
         rc = ibx_preflight_side(qmp, &ram, source ? IBX_MIGRATE_SOURCE : IBX_MIGRATE_DESTINATION,
                                 blockers, deadline, err);

@@ -13,17 +13,6 @@ const char *ibx_migrate_phase_name(enum ibx_migrate_phase phase)
     return (unsigned)phase < sizeof(phases) / sizeof(phases[0]) ? phases[phase] : "unknown";
 }
 
-json_t *ibx_json_text(const char *text)
-{
-    json_t *value = json_string(text);
-    if (value)
-        return value;
-    char plain[PATH_MAX];
-    snprintf(plain, sizeof(plain), "%s", text);
-    ibx_text_sanitize(plain);
-    return json_string(plain);
-}
-
 /* ------------------------------------------------------------ figures */
 
 struct figure {
@@ -84,8 +73,7 @@ static json_t *figure_json(const struct ibx_migrate_status *status, const struct
 json_t *ibx_migrate_record_json(const struct ibx_journal *record)
 {
     char id[2 * IBX_MIGRATE_ID_BYTES + 1];
-    for (unsigned i = 0; i < IBX_MIGRATE_ID_BYTES; i++)
-        snprintf(id + (size_t)2 * i, 3, "%02x", record->id[i]);
+    ibx_hex_text(record->id, IBX_MIGRATE_ID_BYTES, id);
     return json_pack("{s:s, s:s, s:s, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "id", id,
                      "role", record->source ? "source" : "destination", "state",
                      ibx_journal_state_name(record->state), "over", ibx_journal_over(record),

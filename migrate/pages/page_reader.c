@@ -101,14 +101,9 @@ int ibx_page_reader_create(struct ibx_conn *conn, const struct ibx_migrate_block
     return 0;
 }
 
-struct ibx_conn *ibx_page_reader_conn(struct ibx_page_reader *reader)
+struct ibx_conn *ibx_page_reader_conn(const struct ibx_page_reader *reader)
 {
     return reader->conn;
-}
-
-const struct ibx_path *ibx_page_reader_path(const struct ibx_page_reader *reader)
-{
-    return ibx_conn_path(reader->conn);
 }
 
 const char *ibx_page_reader_reason(const struct ibx_page_reader *reader)

@@ -105,8 +105,8 @@ struct ibx_page_server_config {
 /* Maps the RAM, connects, JOINs, and starts the threads. */
 int ibx_page_server_open(const struct ibx_page_server_config *config,
                          struct ibx_page_server **server, struct ibx_error *err);
-/* Exposes the pages that hold data by `map` and are not exposed yet. Asynchronous; -EAGAIN while an
- * earlier call is under way. */
+/* Exposes the pages that hold data by `map`, of the same RAM, and are not exposed yet.
+ * Asynchronous; -EAGAIN while an earlier call is under way. */
 int ibx_page_server_expose(struct ibx_page_server *server, const struct ibx_page_map *map,
                            struct ibx_error *err);
 /* 0: all is exposed and sent, `regions` on each connection; -EAGAIN: not yet; else the first
@@ -141,8 +141,8 @@ int ibx_page_reader_create(struct ibx_conn *conn, const struct ibx_migrate_block
  * connection has ended, or the source sent what it may not (-EPROTO), or the engine has it
  * (-EBUSY). */
 int ibx_page_reader_regions(struct ibx_page_reader *reader, struct ibx_error *err);
-/* For poll(2) while waiting for regions: ibx_arm(), then this fd. */
-struct ibx_conn *ibx_page_reader_conn(struct ibx_page_reader *reader);
+/* Its connection: for its path, and for poll(2) while waiting for regions. */
+struct ibx_conn *ibx_page_reader_conn(const struct ibx_page_reader *reader);
 /* Registers the engine's buffer (`buffer_bytes` of ibx_fault_buffer_bytes()) and fills in `as` for
  * ibx_fault_create(); the engine may not serve yet. */
 int ibx_page_reader_serve(struct ibx_page_reader *reader, size_t buffer_bytes,
@@ -165,7 +165,6 @@ int ibx_page_reader_remote(const struct ibx_page_reader *reader, uint64_t offset
                            struct ibx_remote *remote);
 /* Why it ended; "" while it lives. Safe from any thread after the engine has stopped. */
 const char *ibx_page_reader_reason(const struct ibx_page_reader *reader);
-const struct ibx_path *ibx_page_reader_path(const struct ibx_page_reader *reader);
 /* Closes the connection. The engine must have stopped using it. Accepts NULL. */
 void ibx_page_reader_destroy(struct ibx_page_reader *reader);
 

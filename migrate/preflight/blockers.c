@@ -37,12 +37,6 @@ static bool begins(const char *text, const char *with)
 
 /* ------------------------------------------------------------ memory */
 
-static bool version_from(const struct ibx_guest_ram *ram, unsigned major, unsigned minor)
-{
-    return ram->version.major > major ||
-           (ram->version.major == major && ram->version.minor >= minor);
-}
-
 static void check_block(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
                         struct ibx_blockers *blockers)
 {
@@ -58,7 +52,7 @@ static void check_block(const struct ibx_guest_ram *ram, const struct ibx_guest_
             block->id, block->type, mib, block->id, mib, block->id);
         return;
     }
-    if (version_from(ram, 8, 1) && !file)
+    if (ibx_qmp_at_least(ram->version, 8, 1) && !file)
         ibx_blockers_add(
             blockers,
             "guest RAM %s is a %s, and QEMU %u.%u leaves only named files out of its own "
@@ -169,7 +163,7 @@ static void check_pair_block(const struct ibx_guest_block *from, const struct ib
             from->id, from->page_size >> 10, to->page_size >> 10);
 }
 
-/* Whichever of the destination's blocks has it. */
+/* Compares with all blocks of the destination: ids may be crossed. */
 static void check_same_file(const struct ibx_guest_block *from,
                             const struct ibx_guest_ram *destination, struct ibx_blockers *blockers)
 {
@@ -193,9 +187,7 @@ void ibx_preflight_pair(const struct ibx_guest_ram *source, const struct ibx_gue
                          "the machine is a %s here and a %s at the destination: start the "
                          "destination's QEMU with -M %s",
                          source->machine, destination->machine, source->machine);
-    if (source->version.major > destination->version.major ||
-        (source->version.major == destination->version.major &&
-         source->version.minor > destination->version.minor))
+    if (!ibx_qmp_at_least(destination->version, source->version.major, source->version.minor))
         ibx_blockers_add(
             blockers,
             "QEMU is %u.%u here and %u.%u at the destination, but migrates only to the same or "
@@ -278,16 +270,15 @@ static int check_networks(struct ibx_qmp *qmp, struct ibx_blockers *blockers, ui
     const char *line = json_string_value(text);
     for (; line && *line; line += strcspn(line, "\n"), line += *line == '\n') {
         const size_t length = strcspn(line, "\r\n");
-        const char *user = strstr(line, "type=vhost-user"), *vdpa = strstr(line, "type=vhost-vdpa");
-        const bool is_user = user && user < line + length, is_vdpa = vdpa && vdpa < line + length;
-        if (!is_user && !is_vdpa)
+        const char *type = memmem(line, length, "type=vhost-", 11);
+        if (!type || (!begins(type + 11, "user") && !begins(type + 11, "vdpa")))
             continue;
         const char *name = line + strspn(line, " \\");
         ibx_blockers_add(
             blockers,
-            "the network %.*s is a %s, which reaches guest RAM without QEMU: use a tap "
+            "the network %.*s is a %.10s, which reaches guest RAM without QEMU: use a tap "
             "(vhost=on is fine) or unplug it before the migration",
-            (int)strcspn(name, ":\r\n"), name, is_user ? "vhost-user" : "vhost-vdpa");
+            (int)strcspn(name, ":\r\n"), name, type + 5);
     }
     json_decref(text);
     return 0;

@@ -64,13 +64,13 @@ static int compare(json_t *list, json_t *change, json_t *undo, struct ibx_error 
     return 0;
 }
 
-static int set_states(struct ibx_qmp *qmp, json_t *states, uint64_t deadline_ns,
-                      struct ibx_error *err)
+int ibx_capabilities_restore(struct ibx_qmp *qmp, json_t *before, uint64_t deadline_ns,
+                             struct ibx_error *err)
 {
-    if (!json_array_size(states))
+    if (!json_array_size(before))
         return 0;
     return ibx_qmp_execute(qmp, "migrate-set-capabilities",
-                           json_pack("{s:O}", "capabilities", states), NULL, deadline_ns, err);
+                           json_pack("{s:O}", "capabilities", before), NULL, deadline_ns, err);
 }
 
 int ibx_capabilities_set(struct ibx_qmp *qmp, json_t **before, uint64_t deadline_ns,
@@ -83,7 +83,7 @@ int ibx_capabilities_set(struct ibx_qmp *qmp, json_t **before, uint64_t deadline
     json_t *change = json_array(), *undo = json_array();
     rc = compare(list, change, undo, err);
     if (!rc)
-        rc = set_states(qmp, change, deadline_ns, err);
+        rc = ibx_capabilities_restore(qmp, change, deadline_ns, err);
     json_decref(list);
     json_decref(change);
     if (rc)
@@ -91,10 +91,4 @@ int ibx_capabilities_set(struct ibx_qmp *qmp, json_t **before, uint64_t deadline
     else
         *before = undo;
     return rc;
-}
-
-int ibx_capabilities_restore(struct ibx_qmp *qmp, json_t *before, uint64_t deadline_ns,
-                             struct ibx_error *err)
-{
-    return set_states(qmp, before, deadline_ns, err);
 }

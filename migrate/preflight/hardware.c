@@ -383,14 +383,14 @@ static void check_disks(const char *source, const char *destination, struct ibx_
     }
 }
 
-/* Names the devices of `text` that `other` lacks; returns how many. */
-static unsigned list_missing(const char *text, const char *other, bool board, char *names,
-                             size_t size)
+/* Names the devices of `text` that `other` lacks: the destination's (surplus), or the source's. */
+static void check_devices(const char *text, const char *other, bool surplus, bool board,
+                          struct ibx_blockers *blockers)
 {
     struct piece piece;
+    char names[IBX_ERROR_MAX], more[32] = "";
     unsigned missing = 0;
     size_t used = 0;
-    *names = '\0';
     for (const char *at = text; next_piece(&at, &piece);) {
         if (!begins(&piece, "p ") && (!board || !begins(&piece, "b ")))
             continue;
@@ -398,32 +398,18 @@ static unsigned list_missing(const char *text, const char *other, bool board, ch
             missing++ >= NAMED_MAX)
             continue;
         const int length = (int)(piece.length < PIECE_MAX ? piece.length - 2 : PIECE_MAX);
-        used += (size_t)snprintf(names + used, size - used, "%s%.*s", used ? ", " : "",
+        used += (size_t)snprintf(names + used, sizeof(names) - used, "%s%.*s", used ? ", " : "",
                                  length < 100 ? length : 100, piece.at + 2);
     }
-    return missing;
-}
-
-static void check_devices(const char *source, const char *destination, bool board,
-                          struct ibx_blockers *blockers)
-{
-    char names[IBX_ERROR_MAX], more[32];
-    unsigned n = list_missing(source, destination, board, names, sizeof(names));
-    snprintf(more, sizeof(more), " and %u more", n > NAMED_MAX ? n - NAMED_MAX : 0);
-    if (n)
-        ibx_blockers_add(
-            blockers,
-            "the destination lacks %s%s: start its QEMU with the same devices in the same "
-            "places as here, also those that were plugged in since",
-            names, n > NAMED_MAX ? more : "");
-    n = list_missing(destination, source, board, names, sizeof(names));
-    snprintf(more, sizeof(more), " and %u more", n > NAMED_MAX ? n - NAMED_MAX : 0);
-    if (n)
-        ibx_blockers_add(
-            blockers,
-            "the destination has %s%s, which the VM here has not: start its QEMU with the "
-            "same devices in the same places as here",
-            names, n > NAMED_MAX ? more : "");
+    if (missing > NAMED_MAX)
+        snprintf(more, sizeof(more), " and %u more", missing - NAMED_MAX);
+    if (missing)
+        ibx_blockers_add(blockers,
+                         "the destination %s %s%s%s: start its QEMU with the same devices in the "
+                         "same places as here%s",
+                         surplus ? "has" : "lacks", names, more,
+                         surplus ? ", which the VM here has not" : "",
+                         surplus ? "" : ", also those that were plugged in since");
 }
 
 void ibx_preflight_hardware(const char *source, const char *destination, bool same_version,
@@ -434,5 +420,6 @@ void ibx_preflight_hardware(const char *source, const char *destination, bool sa
     check_processors(source, destination, blockers);
     check_features(source, destination, blockers);
     check_disks(source, destination, blockers);
-    check_devices(source, destination, same_version, blockers);
+    check_devices(source, destination, false, same_version, blockers);
+    check_devices(destination, source, true, same_version, blockers);
 }

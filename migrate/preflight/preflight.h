@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Blockers: what keeps a VM from migrating, found before anything is touched. Each is one sentence
- * with the value and the remedy. Both sides and `ib-migrate check` call it; it needs a monitor and
- * the guest RAM, no migration.
+ * Blockers: what keeps a VM from migrating, found before anything is changed. Each is one sentence
+ * with the value and the remedy. Both sides and `ib-migrate check` look for them; that needs a
+ * monitor and the guest RAM, no migration.
  *
  *   blockers.c       QEMU, its RAM, its devices, this host; what both sides have in common
  *   hardware.c       the VM's hardware as a text, and the comparison of two of them
@@ -61,7 +61,7 @@ void ibx_blockers_add(struct ibx_blockers *blockers, const char *format, ...)
  */
 int ibx_capabilities_set(struct ibx_qmp *qmp, json_t **before, uint64_t deadline_ns,
                          struct ibx_error *err);
-/* Restores what was changed; does not consume `before`. */
+/* Sets the states of `before`, which it does not consume. */
 int ibx_capabilities_restore(struct ibx_qmp *qmp, json_t *before, uint64_t deadline_ns,
                              struct ibx_error *err);
 
@@ -81,7 +81,7 @@ int ibx_capabilities_restore(struct ibx_qmp *qmp, json_t *before, uint64_t deadl
 /* "" when it does not fit; what this QEMU does not report is left out. */
 int ibx_hardware_describe(struct ibx_qmp *qmp, char text[IBX_HARDWARE_MAX], uint64_t deadline_ns,
                           struct ibx_error *err);
-/* The devices of QEMU's "info qtree", for the above: false when they do not fit. */
+/* The devices of QEMU's "info qtree", for that text: false when they do not fit. */
 bool ibx_hardware_devices(const char *qtree, char *text, size_t size);
 
 /* Differences that break QEMU's device state, or the guest; all missing devices are one blocker,

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* One search: who is asked, and until when. */
+/* What every question to QEMU needs. */
 struct search {
     struct ibx_qmp *qmp;
     uint64_t deadline_ns;
@@ -117,7 +117,7 @@ static int read_backend(const struct search *s, struct ibx_guest_block *block)
         return rc;
     block->discards = json_is_true(discards);
     json_decref(discards);
-    if (!ibx_qmp_at_least(s->qmp, 8, 1))
+    if (!ibx_qmp_at_least(ibx_qmp_version(s->qmp), 8, 1))
         return 0; /* until then a backend begins where its file does */
     json_t *offset;
     if ((rc = qom_get(s, path, "offset", &offset)))
@@ -182,7 +182,7 @@ static int monitor(const struct search *s, const char *line, json_t **text)
     return rc;
 }
 
-/* Looks in "info mtree -f" for a stretch of this backend:
+/* Looks in "info mtree -f" for a line of this backend:
  *   0000000000100000-0000000003ffffff (prio 0, ram): mem0 @0000000000100000 */
 static bool find_guest_physical(const char *tree, const char *id, uint64_t *physical,
                                 uint64_t *into)
@@ -203,8 +203,8 @@ static bool find_guest_physical(const char *tree, const char *id, uint64_t *phys
     return false;
 }
 
-/* The host address of a block, asked from QEMU's human monitor: for memfds, which all look alike
- * in /proc. 0 when the machine does not show it. */
+/* The host address of a block by QEMU's human monitor: memfds all look alike in /proc. 0: the
+ * machine does not show it. */
 static int ask_address(const struct search *s, const struct ibx_guest_block *block,
                        uint64_t *address)
 {
@@ -245,7 +245,7 @@ static int find_block(const struct search *s, pid_t pid, const struct guest_mapp
     return rc ? rc : ibx_guest_block_open(pid, where, writable, block, s->err);
 }
 
-/* A hash of what names it on this host, and of the host since it was started. */
+/* A hash of the file's numbers and of this host's boot. */
 static uint64_t file_name(uint64_t dev, uint64_t ino)
 {
     char name[128];
@@ -282,16 +282,15 @@ static int find_blocks(const struct search *s, bool writable, struct ibx_guest_r
     return rc;
 }
 
-int ibx_guest_ram_find(struct ibx_qmp *qmp, pid_t pid, bool writable, struct ibx_guest_ram *ram,
+int ibx_guest_ram_find(struct ibx_qmp *qmp, bool writable, struct ibx_guest_ram *ram,
                        uint64_t deadline_ns, struct ibx_error *err)
 {
     const struct search s = {qmp, deadline_ns, err};
-    struct ibx_guest_ram found = {.pid = pid ? pid : ibx_qmp_pid(qmp),
-                                  .version = ibx_qmp_version(qmp)};
+    struct ibx_guest_ram found = {.pid = ibx_qmp_pid(qmp), .version = ibx_qmp_version(qmp)};
     if (found.pid <= 0)
         return ibx_error_set(err, -ESRCH,
-                             "the QEMU behind this QMP socket is in another PID "
-                             "namespace: run this tool in QEMU's, or name its process");
+                             "the QEMU behind this QMP socket is in another PID namespace: run "
+                             "this tool in QEMU's");
     int rc;
     if ((rc = read_machine(&s, &found)) || (rc = read_backends(&s, &found)) ||
         (rc = find_blocks(&s, writable, &found))) {

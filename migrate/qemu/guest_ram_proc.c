@@ -110,15 +110,13 @@ void ibx_guest_mappings_fini(struct guest_mappings *mappings)
     memset(mappings, 0, sizeof(*mappings));
 }
 
-/* ------------------------------------------------------------ which one is it */
+/* ------------------------------------------------------------ the mapping of a block */
 
-/* The backend's file as the path shows it now, in QEMU's own mount namespace. */
-static bool stat_path(pid_t pid, const struct ibx_guest_block *block, struct stat *st)
+/* The backend's path as QEMU sees it, in its own mount namespace. */
+static void path_in(pid_t pid, const struct ibx_guest_block *block, char *path, size_t size)
 {
-    char path[PATH_MAX + 32];
-    snprintf(path, sizeof(path), "/proc/%d/%s/%s", (int)pid, block->path[0] == '/' ? "root" : "cwd",
+    snprintf(path, size, "/proc/%d/%s/%s", (int)pid, block->path[0] == '/' ? "root" : "cwd",
              block->path);
-    return block->path[0] && !stat(path, st);
 }
 
 /* A mem-path that is a directory: QEMU makes DIR/qemu_back_mem.ID.RANDOM there and unlinks it. */
@@ -151,7 +149,9 @@ int ibx_guest_block_locate(pid_t pid, const struct guest_mappings *mappings, uin
                            struct ibx_error *err)
 {
     struct stat st;
-    bool seen = stat_path(pid, block, &st);
+    char path[PATH_MAX + 64];
+    path_in(pid, block, path, sizeof(path));
+    const bool seen = block->path[0] && !stat(path, &st);
     const struct guest_mapping *found = NULL;
     for (size_t i = 0; i < mappings->count; i++) {
         const struct guest_mapping *m = &mappings->items[i];
@@ -199,40 +199,25 @@ int ibx_guest_block_relocate(pid_t pid, const struct guest_mappings *mappings,
 
 /* ------------------------------------------------------------ opening */
 
-static bool is_file(int fd, const struct ibx_guest_block *block)
+static bool is_file(const struct stat *st, const struct ibx_guest_block *block)
 {
-    struct stat st;
-    return !fstat(fd, &st) && S_ISREG(st.st_mode) && st.st_dev == block->dev &&
-           st.st_ino == block->ino;
-}
-
-/* Opens `path` if it is the block's file; otherwise -1. */
-static int open_if(const char *path, int flags, const struct ibx_guest_block *block)
-{
-    int fd = open(path, flags | O_CLOEXEC | O_NOCTTY);
-    if (fd >= 0 && !is_file(fd, block)) {
-        close(fd);
-        errno = ESTALE;
-        return -1;
-    }
-    return fd;
+    return st->st_dev == block->dev && st->st_ino == block->ino;
 }
 
 /* By one of QEMU's descriptors: map_files needs more rights. */
 static int open_descriptor(pid_t pid, int flags, const struct ibx_guest_block *block)
 {
     char path[PATH_MAX];
+    struct stat st;
     snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
     DIR *dir = opendir(path);
     if (!dir)
         return -1;
     int fd = -1;
     for (struct dirent *entry; fd < 0 && (entry = readdir(dir));) {
-        struct stat st;
         snprintf(path, sizeof(path), "/proc/%d/fd/%.32s", (int)pid, entry->d_name);
-        if (entry->d_name[0] != '.' && !stat(path, &st) && S_ISREG(st.st_mode) &&
-            st.st_dev == block->dev && st.st_ino == block->ino)
-            fd = open_if(path, flags, block);
+        if (!stat(path, &st) && is_file(&st, block))
+            fd = open(path, flags);
     }
     closedir(dir);
     return fd;
@@ -242,28 +227,31 @@ int ibx_guest_block_open(pid_t pid, const struct guest_mapping *where, bool writ
                          struct ibx_guest_block *block, struct ibx_error *err)
 {
     char path[PATH_MAX + 64];
-    int flags = writable ? O_RDWR : O_RDONLY;
+    struct statfs fs;
+    struct stat st;
+    const int flags = (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOCTTY;
     snprintf(path, sizeof(path), "/proc/%d/map_files/%" PRIx64 "-%" PRIx64, (int)pid, where->start,
              where->part_end);
-    int fd = open_if(path, flags, block);
+    int fd = open(path, flags);
     if (fd < 0)
         fd = open_descriptor(pid, flags, block);
     if (fd < 0 && block->named) {
-        snprintf(path, sizeof(path), "/proc/%d/%s/%s", (int)pid,
-                 block->path[0] == '/' ? "root" : "cwd", block->path);
-        fd = open_if(path, flags, block);
+        path_in(pid, block, path, sizeof(path));
+        fd = open(path, flags);
     }
     if (fd < 0)
         return ibx_error_set(err, -errno,
                              "cannot open the file of guest RAM %s (%.200s): %s; run "
                              "this tool as root",
                              block->id, where->path, strerror(errno));
-    struct statfs fs;
-    struct stat st;
-    if (fstatfs(fd, &fs) || fstat(fd, &st) || (uint64_t)st.st_size < block->offset + block->size) {
+    /* A path may lead to another file by now. */
+    if (fstatfs(fd, &fs) || fstat(fd, &st) || !is_file(&st, block) ||
+        (uint64_t)st.st_size < block->offset + block->size) {
         close(fd);
-        return ibx_error_set(err, -EINVAL, "the file of guest RAM %s is shorter than the RAM",
-                             block->id);
+        return ibx_error_set(err, -ESTALE,
+                             "the file of guest RAM %s (%.200s) was replaced, or is shorter than "
+                             "the RAM",
+                             block->id, where->path);
     }
     block->page_size =
         fs.f_type == HUGETLBFS_MAGIC ? (uint64_t)fs.f_bsize : (uint64_t)sysconf(_SC_PAGESIZE);
@@ -280,8 +268,8 @@ static void set_bits(uint64_t *bits, uint64_t from, uint64_t to, uint64_t *count
     *count += to - from;
 }
 
-/* The extents of a tmpfs file are its pages in memory or swap; here those of pages `first` on,
- * before `last`. */
+/* Sets the bits of the pages from `first` to before `last` that are no hole: the extents of a tmpfs
+ * file are its pages in memory or swap. */
 static int written_by_seek(const struct ibx_guest_block *block, uint64_t first, uint64_t last,
                            uint64_t *bits, uint64_t *count)
 {
@@ -332,8 +320,8 @@ static int written_by_pagemap(pid_t pid, const struct ibx_guest_block *block, ui
     return rc;
 }
 
-/* hugetlbfs has no holes, only a number of pages. If QEMU maps as many, it is those; otherwise some
- * are from elsewhere (an earlier run, prealloc), and every page counts as written. */
+/* A file in hugetlbfs has no holes, only a number of pages. If QEMU maps as many, it has written
+ * these; otherwise some are from elsewhere (an earlier run, prealloc), and every page counts. */
 static int written_huge(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
                         uint64_t *bits, uint64_t *count)
 {

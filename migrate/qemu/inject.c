@@ -26,8 +26,8 @@
 #define SPINS         2000u  /* looks at a tracee before the looks become sparse */
 #define PAUSE_NS      100000
 
-/* One injection, done by a thread of its own: a tracee that does not stop is released only by the
- * end of its tracer, which is a thread. */
+/* One injection, in a thread of its own: a tracee that does not stop is released only when its
+ * tracer, a thread, ends. */
 struct injection {
     pid_t pid;
     long number;
@@ -35,7 +35,6 @@ struct injection {
     uint64_t deadline_ns;
     struct ibx_error *err;
     int64_t result;
-    uint64_t stopped_ns;
     int rc;
 };
 
@@ -90,7 +89,7 @@ static int wait_interrupted(const struct injection *in)
     }
 }
 
-/* ------------------------------------------------------------ where is a `syscall` */
+/* ------------------------------------------------------------ finding a system call instruction */
 
 static bool is_syscall(pid_t pid, uint64_t address)
 {
@@ -99,7 +98,7 @@ static bool is_syscall(pid_t pid, uint64_t address)
     return !errno && (word & 0xffff) == 0x050f;
 }
 
-/* In the kernel's page of code in QEMU: a jump to any bytes 0f 05 is a system call. */
+/* In the vDSO of QEMU: a jump to any bytes 0f 05 is a system call. */
 static uint64_t find_in_vdso(pid_t pid)
 {
     char path[64], line[512];
@@ -125,7 +124,7 @@ static uint64_t find_in_vdso(pid_t pid)
     return found;
 }
 
-/* A thread that sleeps in the kernel is right behind its own `syscall`. */
+/* A thread that sleeps in the kernel is right behind its own instruction. */
 static uint64_t find_syscall(pid_t pid, const struct user_regs_struct *regs)
 {
     if (is_syscall(pid, regs->rip - SYSCALL_BYTES))
@@ -136,8 +135,8 @@ static uint64_t find_syscall(pid_t pid, const struct user_regs_struct *regs)
 
 /* ------------------------------------------------------------ the step */
 
-/* Runs the one instruction. The stop that follows is a SIGTRAP of the kernel's own, so restoring
- * the registers there lets it restart an interrupted system call as it would have. */
+/* Runs the one instruction. The stop after it is a SIGTRAP of the kernel's own: once the registers
+ * are restored there, the kernel restarts an interrupted system call as it would have. */
 static int step(struct injection *in, const struct user_regs_struct *saved, uint64_t at)
 {
     struct user_regs_struct regs = *saved;
@@ -151,7 +150,7 @@ static int step(struct injection *in, const struct user_regs_struct *saved, uint
     if (ptrace(PTRACE_SETREGS, in->pid, NULL, &regs))
         return gone(in);
     /* Other signals are blocked, so this wait ends with the instruction or with QEMU. It has no
-     * deadline: leaving QEMU in the middle would harm it, and the call does not sleep. */
+     * deadline: to leave QEMU in the middle would harm it, and the call does not sleep. */
     if (ptrace(PTRACE_SINGLESTEP, in->pid, NULL, NULL) || wait_stop(in, 0, &status))
         return gone(in);
     struct user_regs_struct after;
@@ -169,7 +168,7 @@ static int step(struct injection *in, const struct user_regs_struct *saved, uint
     return rc;
 }
 
-/* With the thread stopped; restores its registers and signal mask. */
+/* The thread is stopped. Restores its registers and signal mask. */
 static int run_stopped(struct injection *in)
 {
     struct user_regs_struct saved;
@@ -219,18 +218,16 @@ static void *injection_run(void *argument)
         in->rc = seize_error(in, errno);
         return NULL;
     }
-    uint64_t from = ibx_now_ns();
     in->rc = ptrace(PTRACE_INTERRUPT, in->pid, NULL, NULL) ? gone(in) : wait_interrupted(in);
     if (!in->rc)
         in->rc = run_stopped(in);
     /* Fails when the thread is not stopped; then the end of this thread detaches. */
     ptrace(PTRACE_DETACH, in->pid, NULL, NULL);
-    in->stopped_ns = ibx_now_ns() - from;
     return NULL;
 }
 
 int ibx_inject_syscall(pid_t pid, long number, const uint64_t arguments[6], int64_t *result,
-                       uint64_t *stopped_ns, uint64_t deadline_ns, struct ibx_error *err)
+                       uint64_t deadline_ns, struct ibx_error *err)
 {
     struct injection in = {.pid = pid,
                            .number = number,
@@ -251,17 +248,15 @@ int ibx_inject_syscall(pid_t pid, long number, const uint64_t arguments[6], int6
     if (in.rc)
         return in.rc;
     *result = in.result;
-    if (stopped_ns)
-        *stopped_ns = in.stopped_ns;
     return 0;
 }
 
 #else
 
 int ibx_inject_syscall(pid_t pid, long number, const uint64_t arguments[6], int64_t *result,
-                       uint64_t *stopped_ns, uint64_t deadline_ns, struct ibx_error *err)
+                       uint64_t deadline_ns, struct ibx_error *err)
 {
-    (void)pid, (void)number, (void)arguments, (void)result, (void)stopped_ns, (void)deadline_ns;
+    (void)pid, (void)number, (void)arguments, (void)result, (void)deadline_ns;
     return ibx_error_set(err, -ENOTSUP,
                          "VMs can be received on x86-64 hosts only: elsewhere this "
                          "tool cannot make QEMU create a userfaultfd");

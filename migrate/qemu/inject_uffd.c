@@ -54,7 +54,7 @@ static int open_device(struct ibx_error *err)
 int ibx_uffd_possible(pid_t pid, enum ibx_uffd_way *way, struct ibx_error *err)
 {
 #if !defined(__x86_64__)
-    return ibx_inject_syscall(pid, 0, NULL, NULL, NULL, 0, err); /* sets the reason */
+    return ibx_inject_syscall(pid, 0, NULL, NULL, 0, err); /* sets the reason */
 #endif
     unsigned long long capabilities, filter;
     int rc = ibx_process_status(pid, "CapEff:", 16, &capabilities, err);
@@ -63,7 +63,7 @@ int ibx_uffd_possible(pid_t pid, enum ibx_uffd_way *way, struct ibx_error *err)
     if (rc)
         return rc;
     /* A seccomp filter (-sandbox on) may kill QEMU for the system call, but never for an ioctl.
-     * CAP_SYS_PTRACE lets QEMU serve faults of the kernel too. */
+     * To serve faults of the kernel needs CAP_SYS_PTRACE, or the sysctl. */
     const bool direct = !filter && (capabilities >> CAP_SYS_PTRACE & 1 || unprivileged_may());
     if (!direct) {
         int device = open_device(err);
@@ -127,8 +127,7 @@ static int inject_new(pid_t pid, long number, const uint64_t arguments[6], struc
                       uint64_t deadline_ns, struct ibx_error *err)
 {
     int64_t result;
-    int rc =
-        ibx_inject_syscall(pid, number, arguments, &result, &uffd->stopped_ns, deadline_ns, err);
+    int rc = ibx_inject_syscall(pid, number, arguments, &result, deadline_ns, err);
     if (rc)
         return rc;
     if (result < 0 || result > INT_MAX)
@@ -171,7 +170,7 @@ static int make_by_device(struct ibx_qmp *qmp, struct ibx_uffd *uffd, uint64_t d
         const uint64_t arguments[6] = {(uint64_t)number, (unsigned)USERFAULTFD_IOC_NEW, UFFD_FLAGS};
         rc = inject_new(uffd->pid, SYS_ioctl, arguments, uffd, deadline_ns, err);
     }
-    /* A device that QEMU keeps does no harm. */
+    /* If this fails, QEMU keeps the device, which does no harm. */
     ibx_qmp_execute(qmp, "closefd", json_pack("{s:s}", "fdname", DEVICE_NAME), NULL, deadline_ns,
                     NULL);
     return rc;
@@ -186,7 +185,7 @@ int ibx_uffd_make(pid_t pid, struct ibx_qmp *qmp, enum ibx_uffd_way way, struct 
         return rc;
     rc = made.way == IBX_UFFD_SYSCALL ? make_by_syscall(&made, deadline_ns, err)
                                       : make_by_device(qmp, &made, deadline_ns, err);
-    /* Of a security module, for instance: /proc does not show its rules. */
+    /* A security module may forbid it, for instance: /proc does not show its rules. */
     if (rc == -EPERM && way == IBX_UFFD_ANY && made.way == IBX_UFFD_SYSCALL && qmp) {
         made.way = IBX_UFFD_DEVICE;
         rc = make_by_device(qmp, &made, deadline_ns, err);
@@ -197,8 +196,7 @@ int ibx_uffd_make(pid_t pid, struct ibx_qmp *qmp, enum ibx_uffd_way way, struct 
     if (rc) {
         const uint64_t arguments[6] = {(uint64_t)made.remote};
         int64_t ignored;
-        ibx_inject_syscall(pid, SYS_close, arguments, &ignored, NULL, ibx_deadline_in_ms(1000),
-                           NULL);
+        ibx_inject_syscall(pid, SYS_close, arguments, &ignored, ibx_deadline_in_ms(1000), NULL);
         return rc;
     }
     *uffd = made;
@@ -238,8 +236,7 @@ int ibx_uffd_close_in_qemu(struct ibx_uffd *uffd, uint64_t deadline_ns, struct i
                              uffd->remote, (int)uffd->pid);
     const uint64_t arguments[6] = {(uint64_t)uffd->remote};
     int64_t result;
-    int rc = ibx_inject_syscall(uffd->pid, SYS_close, arguments, &result, &uffd->stopped_ns,
-                                deadline_ns, err);
+    int rc = ibx_inject_syscall(uffd->pid, SYS_close, arguments, &result, deadline_ns, err);
     if (rc)
         return rc;
     if (result)

@@ -5,7 +5,7 @@
  *
  *   qmp.c                         a client of its machine protocol (QMP) over a unix socket
  *   guest_ram.c, guest_ram_proc.c its guest RAM, by QMP and by /proc
- *   inject.c, inject_uffd.c       a userfaultfd of its own, made by ptrace
+ *   inject.c, inject_uffd.c       a userfaultfd of QEMU's, made by ptrace
  */
 #ifndef IBX_MIGRATE_QEMU_QEMU_H
 #define IBX_MIGRATE_QEMU_QEMU_H
@@ -24,26 +24,21 @@
 /*
  * QMP. One thread owns a client. No call blocks beyond its deadline (CLOCK_MONOTONIC nanoseconds,
  * common/clock.h); a deadline that has passed means "only what is there already". The peer is not
- * trusted: lines, nesting and queues are limited, and a peer that does not speak QMP, hangs up or
- * stops answering leaves the client failed: every later call returns the same error. A call that
- * ran into its deadline (-ETIMEDOUT) leaves it usable: the late answer is known by its id and
- * dropped.
+ * trusted: lines, nesting and the queue of events are limited. A peer that does not speak QMP,
+ * hangs up or stops reading leaves the client failed: every later call returns the same error. A
+ * call that ran into its deadline (-ETIMEDOUT) leaves it usable: the late answer is dropped.
  */
-#define IBX_QMP_LINE_MAX   (8u * 1024 * 1024) /* bytes of one answer or event */
-#define IBX_QMP_EVENTS_MAX 1024u              /* events kept for later: the oldest goes first */
-#define IBX_QMP_CALLS_MAX  64u                /* commands started and not finished */
+#define IBX_QMP_EVENTS_MAX 1024u /* events kept for later: the oldest goes first */
+#define IBX_QMP_NAME_MAX   80u /* bytes of a socket's name in a folder, however long its path is */
 
 struct ibx_qmp;
 
-/* Of its greeting. */
 struct ibx_qmp_version {
     unsigned major, minor, micro;
 };
 
-#define IBX_QMP_NAME_MAX 80u /* bytes of a monitor's name in a folder, however long its path is */
-
-/* Whether a path is one that can be connected to: short enough for a socket's address, or with such
- * a name. */
+/* Whether a path can be connected to: it is short enough for a socket's address, or its name in
+ * its folder is. */
 bool ibx_qmp_reachable(const char *path);
 /* Connects to the socket at `path`, waits for the greeting and negotiates. -ETIMEDOUT also when
  * another client holds the monitor: QEMU serves one at a time. `*qmp` is set on success only. */
@@ -51,7 +46,7 @@ int ibx_qmp_connect(const char *path, uint64_t deadline_ns, struct ibx_qmp **qmp
                     struct ibx_error *err);
 /* The same over a connected socket, which the client owns from here, also on failure. */
 int ibx_qmp_attach(int fd, uint64_t deadline_ns, struct ibx_qmp **qmp, struct ibx_error *err);
-/* NULL is fine. Commands that are under way go on in QEMU. */
+/* NULL is fine. QEMU still executes the commands that it has received. */
 void ibx_qmp_close(struct ibx_qmp *qmp);
 
 /* For poll(2) with POLLIN; then ibx_qmp_pump. */
@@ -61,49 +56,33 @@ int ibx_qmp_fd(const struct ibx_qmp *qmp);
 pid_t ibx_qmp_pid(const struct ibx_qmp *qmp);
 struct ibx_qmp_version ibx_qmp_version(const struct ibx_qmp *qmp);
 /* True from `major`.`minor` on. */
-bool ibx_qmp_at_least(const struct ibx_qmp *qmp, unsigned major, unsigned minor);
+bool ibx_qmp_at_least(struct ibx_qmp_version is, unsigned major, unsigned minor);
 
 /* Runs a command and waits for its answer. `arguments` (an object or NULL) is consumed, also on
- * failure. `result`, when not NULL, gets a reference to what was returned.
+ * failure. `result`, when not NULL, gets a reference to what QEMU returned.
  * -EOPNOTSUPP: QEMU does not know the command; -EREMOTEIO: QEMU refused, in its own words. */
 int ibx_qmp_execute(struct ibx_qmp *qmp, const char *command, json_t *arguments, json_t **result,
                     uint64_t deadline_ns, struct ibx_error *err);
-/* The same in two halves, for a thread that polls: `*id` names the call; each started call is
- * finished once. -ETIMEDOUT from finish: no answer yet, and the call can be finished later. */
-int ibx_qmp_start(struct ibx_qmp *qmp, const char *command, json_t *arguments, uint64_t *id,
-                  uint64_t deadline_ns, struct ibx_error *err);
-int ibx_qmp_finish(struct ibx_qmp *qmp, uint64_t id, json_t **result, uint64_t deadline_ns,
-                   struct ibx_error *err);
-/* Gives up a started call: its answer is dropped when it comes. */
-void ibx_qmp_forget(struct ibx_qmp *qmp, uint64_t id);
-
 /* Passes `fd` (which stays the caller's) to QEMU under `name`, for "fd:NAME" and ioctls. */
 int ibx_qmp_getfd(struct ibx_qmp *qmp, const char *name, int fd, uint64_t deadline_ns,
                   struct ibx_error *err);
 
-/* Until then (CLOCK_MONOTONIC, ns) waits for answers spin. */
+/* Waits for answers spin until this time (CLOCK_MONOTONIC, ns). */
 void ibx_qmp_spin_until(struct ibx_qmp *qmp, uint64_t until_ns);
 
 /* Takes in whatever has arrived; never blocks. */
 int ibx_qmp_pump(struct ibx_qmp *qmp, struct ibx_error *err);
-/* Whether events are queued, of which the descriptor tells nothing any more. */
+/* Whether events are queued: poll(2) no longer reports them. */
 bool ibx_qmp_has_events(const struct ibx_qmp *qmp);
 /* The oldest queued event (a new reference), or NULL. */
 json_t *ibx_qmp_event_next(struct ibx_qmp *qmp);
-/* Waits for an event called `name` and, when `status` is not NULL, with this data.status. Events
- * before it stay queued, itself leaves the queue. `event` may be NULL. */
-int ibx_qmp_event_wait(struct ibx_qmp *qmp, const char *name, const char *status, json_t **event,
-                       uint64_t deadline_ns, struct ibx_error *err);
-/* Drops what is queued, so that a wait sees only what happens from here on. */
-void ibx_qmp_events_clear(struct ibx_qmp *qmp);
 
 /* ------------------------------------------------------------ guest RAM */
 
 /*
  * Guest RAM: which memory backends QEMU has (QMP), where they lie in its address space and in which
- * file (/proc), and which of their pages were ever written. Every memory-backend object counts,
- * hot-plugged ones too. Small RAM blocks of devices and firmware are no backends: QEMU sends them
- * itself, with the device state.
+ * file (/proc), and which of their pages were ever written. Hot-plugged backends count too. Small
+ * RAM blocks of devices and firmware are no backends: QEMU sends them with the device state.
  */
 #define IBX_GUEST_BLOCKS_MAX 64u
 #define IBX_GUEST_ID_MAX     128u
@@ -120,7 +99,7 @@ struct ibx_guest_block {
     uint64_t offset;     /* of the block in its file, bytes */
     uint64_t address;    /* in QEMU's address space */
     uint64_t dev, ino;   /* of the file */
-    uint64_t file;       /* the same for this file only, among those of all hosts; 0: not known */
+    uint64_t file;       /* differs for each file of every host; 0: not known */
     int fd;              /* the file, opened for us; -1 when not shared */
 };
 
@@ -137,16 +116,16 @@ struct ibx_guest_ram {
     size_t count;
 };
 
-/* Finds all of it. `pid` 0: the process at the other end of the QMP socket. `writable` opens the
- * files for writing too, as the destination needs it (and RDMA registration of the source on some
- * kernels). Private blocks are listed, not opened: ibx_preflight_ram() makes them blockers.
+/* Finds all of it, in the process at the other end of the QMP socket. `writable` opens the files
+ * for writing too: the destination needs it, and RDMA registration at the source on some kernels.
+ * Private blocks are listed, not opened: ibx_preflight_ram() makes them blockers.
  * -EACCES, -EPERM: missing permission on the process; -ENOENT, -ESRCH: not the process that holds
- * this RAM. `ram` is set on success only and ended by fini. */
-int ibx_guest_ram_find(struct ibx_qmp *qmp, pid_t pid, bool writable, struct ibx_guest_ram *ram,
+ * this RAM. `ram` is set on success only; ibx_guest_ram_fini() ends it. */
+int ibx_guest_ram_find(struct ibx_qmp *qmp, bool writable, struct ibx_guest_ram *ram,
                        uint64_t deadline_ns, struct ibx_error *err);
-/* The same without QMP, from a known layout: given pid and each block's id, size, page_size,
- * offset, address, dev, ino and fd -1, opens the files. To be ended by fini also after a failure.
- * -ESTALE: the process has something else there. */
+/* The same without QMP, from a known layout: pid, and each block's id, size, page_size, offset,
+ * address, dev, ino and fd -1. Opens the files; ibx_guest_ram_fini() closes them, also after a
+ * failure. -ESTALE: the process has something else there. */
 int ibx_guest_ram_reopen(struct ibx_guest_ram *ram, bool writable, struct ibx_error *err);
 /* Closes the files. */
 void ibx_guest_ram_fini(struct ibx_guest_ram *ram);
@@ -155,16 +134,16 @@ const struct ibx_guest_block *ibx_guest_ram_block(const struct ibx_guest_ram *ra
 
 /* Sets a bit in `bits` (one per page of the block, lowest first, (pages + 63) / 64 words) for every
  * page that may hold something else than zeros, clears the others and counts the set ones. Reads no
- * page, so it allocates none. Exact for the moment of the call: while the VM runs, it is a hint. */
+ * page, so it allocates none. While the VM runs, the answer is out of date at once. */
 int ibx_guest_block_written(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
                             uint64_t *bits, uint64_t *count, struct ibx_error *err);
-/* The same for every page that QEMU itself has mapped or that was swapped out from there. Pages
- * that others have put in the file do not count, nor those that were only unmapped. */
+/* The same for every page that QEMU itself has mapped, or had when it was swapped out. Pages that
+ * other processes put in the file do not count, nor those that QEMU has unmapped. */
 int ibx_guest_block_mapped(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
                            uint64_t *bits, uint64_t *count, struct ibx_error *err);
-/* ibx_guest_block_written(), given an earlier answer in `bits` and `count`: looks only into what
- * were holes then, since walking through written memory takes the kernel 15 ms a GiB. What has been
- * discarded since keeps its bit. */
+/* ibx_guest_block_written() after an earlier answer in `bits` and `count`: looks only into the
+ * holes of that time, because the kernel takes 15 ms a GiB to walk through written memory. A page
+ * that was discarded since keeps its bit. */
 int ibx_guest_block_written_since(const struct ibx_guest_ram *ram,
                                   const struct ibx_guest_block *block, uint64_t *bits,
                                   uint64_t *count, struct ibx_error *err);
@@ -177,13 +156,12 @@ uint64_t ibx_guest_bits_next(const uint64_t *bits, uint64_t page, uint64_t end, 
  * A userfaultfd that belongs to a running QEMU, obtained without QEMU's help.
  *
  * A userfaultfd serves the address space of the process that creates it, so QEMU has to make the
- * call. Its
- * main thread is seized with ptrace for a moment, executes one system call in place of what it was
- * about to do, gets all its registers back (an interrupted system call is restarted by the kernel
- * as if a signal had been ignored) and is released; pidfd_getfd then copies the descriptor to us.
+ * call. ptrace seizes its main thread, has it execute one system call in place of what it was about
+ * to do, restores all its registers and releases it. The kernel restarts a system call that this
+ * has interrupted, as after an ignored signal. pidfd_getfd then copies the descriptor to us.
  *
- * QEMU goes on unharmed whatever fails here. The one exception: this tool killed by SIGKILL within
- * the step itself, some ten microseconds. That happens only on the destination, before it has
+ * Whatever fails here, QEMU is not harmed, with one exception: SIGKILL to this tool within the step
+ * itself, some ten microseconds. The tool steps only at the destination: before its QEMU has
  * anything to lose, or after the migration is complete.
  *
  * x86-64 only; elsewhere every call returns -ENOTSUP.
@@ -200,29 +178,28 @@ struct ibx_uffd {
     int fd;     /* ours; non-blocking, CLOEXEC */
     int remote; /* its number in QEMU */
     enum ibx_uffd_way way;
-    uint64_t stopped_ns; /* how long QEMU's main thread stood still, at most */
 };
 
-/* Makes one. `pid` is QEMU's, `qmp` its monitor (for the device; may be NULL with SYSCALL). The API
- * handshake (UFFDIO_API) is left to the caller. -EPERM: QEMU or we may not; -EBUSY: QEMU is being
- * traced or is stopped by a signal; -ETIMEDOUT: its main thread did not come to a stop.
+/* Makes one. `pid` is QEMU's, `qmp` its monitor (for the device; may be NULL with SYSCALL). The
+ * caller does the API handshake (UFFDIO_API). -EPERM: QEMU or we may not; -EBUSY: QEMU is traced
+ * already or stopped by a signal; -ETIMEDOUT: its main thread did not come to a stop.
  * `uffd` is set on success only; the caller owns uffd->fd. */
 int ibx_uffd_make(pid_t pid, struct ibx_qmp *qmp, enum ibx_uffd_way way, struct ibx_uffd *uffd,
                   uint64_t deadline_ns, struct ibx_error *err);
-/* Finds the one that an earlier run of this tool made, and takes a copy. -ENOENT: there is none;
- * -ENOTUNIQ: QEMU has several, pass `remote` (otherwise -1) as it was recorded. */
+/* Finds the one that an earlier run of this tool made, and takes a copy. `remote`: its number as
+ * it was recorded, or -1. -ENOENT: there is none; -ENOTUNIQ: with -1, QEMU has several. */
 int ibx_uffd_take(pid_t pid, int remote, struct ibx_uffd *uffd, struct ibx_error *err);
-/* Closes it in QEMU and here. Only for a complete move: pages that are missing then read as zeros.
- * uffd->stopped_ns becomes that of the closing. After a failure both are open still. */
+/* Closes it in QEMU and here. Only after a complete migration: pages that are missing then read as
+ * zeros. After a failure both are still open. */
 int ibx_uffd_close_in_qemu(struct ibx_uffd *uffd, uint64_t deadline_ns, struct ibx_error *err);
 
 /* Whether IBX_UFFD_ANY would find a way, without touching QEMU: 0, or an error with the remedy.
  * `way` may be NULL. */
 int ibx_uffd_possible(pid_t pid, enum ibx_uffd_way *way, struct ibx_error *err);
 
-/* One system call in the main thread of `pid`. `result` gets what the kernel returned, a negative
- * errno too; `stopped_ns` may be NULL. For calls that do not wait and end no thread. */
+/* One system call in the main thread of `pid`: one that does not wait and ends no thread. `result`
+ * gets what the kernel returned, a negative errno too. */
 int ibx_inject_syscall(pid_t pid, long number, const uint64_t arguments[6], int64_t *result,
-                       uint64_t *stopped_ns, uint64_t deadline_ns, struct ibx_error *err);
+                       uint64_t deadline_ns, struct ibx_error *err);
 
 #endif

@@ -9,8 +9,8 @@
 int ibx_process_status(pid_t pid, const char *key, int base, unsigned long long *value,
                        struct ibx_error *err);
 
-/* A stretch of consecutive pages of one file in QEMU's address space; the kernel may keep it in
- * several parts, of which the first is needed for map_files. */
+/* Consecutive pages of one file in QEMU's address space. The kernel may have several mappings for
+ * them; the first one, up to `part_end`, names the file in map_files. */
 struct guest_mapping {
     uint64_t start, end, part_end, offset;
     uint64_t dev, ino;
@@ -26,8 +26,8 @@ struct guest_mappings {
 int ibx_guest_mappings_read(pid_t pid, struct guest_mappings *mappings, struct ibx_error *err);
 void ibx_guest_mappings_fini(struct guest_mappings *mappings);
 
-/* Finds the mapping of a shared block and puts its address and file there. With several that could
- * be it: -ENOTUNIQ, and `address` (not 0) decides. */
+/* Finds the mapping of a shared block and sets the block's address and file. -ENOTUNIQ: several
+ * could be it; then `address` (else 0) decides. */
 int ibx_guest_block_locate(pid_t pid, const struct guest_mappings *mappings, uint64_t address,
                            struct ibx_guest_block *block, const struct guest_mapping **where,
                            struct ibx_error *err);

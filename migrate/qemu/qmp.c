@@ -14,6 +14,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#define QMP_LINE_MAX  (8u * 1024 * 1024) /* bytes of one answer or event */
 #define READ_CHUNK    16384u
 #define BYTES_A_PUMP  (4u * 1024 * 1024) /* a flood must not keep the caller busy without end */
 #define DESC_MAX      400                /* bytes of a QEMU message in an error */
@@ -21,22 +22,16 @@
 #define RETRY_MS      5
 #define ADDRESS_BYTES sizeof(((struct sockaddr_un *)NULL)->sun_path)
 
-struct call {
-    uint64_t id; /* 0: free */
-    bool forgotten;
-    json_t *answer;
-    char command[64];
-};
-
 struct ibx_qmp {
     int fd;
     pid_t pid;
     struct ibx_qmp_version version;
     bool greeted;
-    uint64_t next_id;
-    struct call calls[IBX_QMP_CALLS_MAX];
-    json_t *events; /* array, oldest first */
-    char *line;     /* bytes received and not yet parsed */
+    uint64_t asked;    /* id of the last command: they count from 1 */
+    uint64_t answered; /* id of the last answer: QEMU answers in the order of the commands */
+    json_t *answer;    /* to the last command; NULL: it has not come */
+    json_t *events;    /* array, oldest first */
+    char *line;        /* bytes received and not yet parsed */
     size_t length, capacity, scanned;
     uint64_t busy_until_ns;
     struct ibx_error failed; /* code 0 while the connection is good */
@@ -61,21 +56,6 @@ static int failure_of(const struct ibx_qmp *qmp, struct ibx_error *err)
 
 /* ------------------------------------------------------------ receiving */
 
-static struct call *call_of(struct ibx_qmp *qmp, uint64_t id)
-{
-    for (size_t i = 0; id && i < IBX_QMP_CALLS_MAX; i++) {
-        if (qmp->calls[i].id == id)
-            return &qmp->calls[i];
-    }
-    return NULL;
-}
-
-static void call_free(struct call *call)
-{
-    json_decref(call->answer);
-    memset(call, 0, sizeof(*call));
-}
-
 static void keep_event(struct ibx_qmp *qmp, json_t *message)
 {
     if (json_array_size(qmp->events) >= IBX_QMP_EVENTS_MAX)
@@ -97,20 +77,20 @@ static void keep_greeting(struct ibx_qmp *qmp, json_t *hello)
     qmp->greeted = true;
 }
 
+/* An answer to an earlier command than the last one is late: its caller has given up. */
 static void keep_answer(struct ibx_qmp *qmp, json_t *message)
 {
-    json_int_t id = json_integer_value(json_object_get(message, "id"));
-    struct call *call = id > 0 ? call_of(qmp, (uint64_t)id) : NULL;
-    if (!call || call->answer) {
+    const json_int_t id = json_integer_value(json_object_get(message, "id"));
+    if (id <= 0 || (uint64_t)id <= qmp->answered || (uint64_t)id > qmp->asked) {
         /* QEMU could not parse what it got: its error has no id. */
         broken(qmp, -EPROTO,
                "QEMU answered a command that was not asked: is something else "
                "writing to this QMP socket?");
-    } else if (call->forgotten) {
-        call_free(call);
-    } else {
-        call->answer = json_incref(message);
+        return;
     }
+    qmp->answered = (uint64_t)id;
+    if (qmp->answered == qmp->asked)
+        qmp->answer = json_incref(message);
 }
 
 static void take_line(struct ibx_qmp *qmp, const char *text, size_t length)
@@ -150,7 +130,7 @@ static void take_lines(struct ibx_qmp *qmp)
     memmove(qmp->line, qmp->line + start, qmp->length - start);
     qmp->length -= start;
     qmp->scanned = qmp->length;
-    if (qmp->length >= IBX_QMP_LINE_MAX)
+    if (qmp->length >= QMP_LINE_MAX)
         broken(qmp, -EMSGSIZE, "a line on the QMP socket is longer than 8 MiB");
 }
 
@@ -257,58 +237,29 @@ static int send_all(struct ibx_qmp *qmp, const char *text, size_t length, int fd
     return 0;
 }
 
-static struct call *call_new(struct ibx_qmp *qmp, const char *command)
+/* Consumes `arguments`. */
+static int send_command(struct ibx_qmp *qmp, const char *command, json_t *arguments, int fd,
+                        uint64_t deadline_ns, struct ibx_error *err)
 {
-    for (size_t i = 0; i < IBX_QMP_CALLS_MAX; i++) {
-        struct call *call = &qmp->calls[i];
-        if (call->id)
-            continue;
-        call->id = qmp->next_id++;
-        strncpy(call->command, command, sizeof(call->command) - 1);
-        return call;
-    }
-    return NULL;
-}
-
-static int start(struct ibx_qmp *qmp, const char *command, json_t *arguments, int fd, uint64_t *id,
-                 uint64_t deadline_ns, struct ibx_error *err)
-{
-    if (qmp->failed.code) {
-        json_decref(arguments);
-        return failure_of(qmp, err);
-    }
-    struct call *call = call_new(qmp, command);
-    if (!call) {
-        json_decref(arguments);
-        return ibx_error_set(err, -EBUSY, "QEMU owes %u answers already: %s was not sent",
-                             IBX_QMP_CALLS_MAX, command);
-    }
     json_t *request = json_pack("{s:s,s:o*,s:I}", "execute", command, "arguments", arguments, "id",
-                                (json_int_t)call->id);
+                                (json_int_t)qmp->asked + 1);
     char *text = request ? json_dumps(request, JSON_COMPACT) : NULL;
     json_decref(request);
-    if (!text) {
-        call_free(call);
+    if (!text)
         return ibx_error_set(err, -ENOMEM, "no memory for the QMP command %s", command);
-    }
     size_t length = strlen(text);
     text[length] = '\n'; /* in place of the NUL: the length is known */
-    int rc = send_all(qmp, text, length + 1, fd, deadline_ns);
+    int rc = qmp->failed.code ? qmp->failed.code : send_all(qmp, text, length + 1, fd, deadline_ns);
     free(text);
-    if (!rc) {
-        *id = call->id;
-        return 0;
-    }
-    call_free(call);
     if (qmp->failed.code)
         return failure_of(qmp, err);
-    return ibx_error_set(err, rc, "QEMU does not read its QMP socket: %s was not sent", command);
-}
-
-int ibx_qmp_start(struct ibx_qmp *qmp, const char *command, json_t *arguments, uint64_t *id,
-                  uint64_t deadline_ns, struct ibx_error *err)
-{
-    return start(qmp, command, arguments, -1, id, deadline_ns, err);
+    if (rc)
+        return ibx_error_set(err, rc, "QEMU does not read its QMP socket: %s was not sent",
+                             command);
+    qmp->asked++;
+    json_decref(qmp->answer);
+    qmp->answer = NULL;
+    return 0;
 }
 
 /* ------------------------------------------------------------ answers */
@@ -326,52 +277,24 @@ static int command_error(const char *command, json_t *error, struct ibx_error *e
     return ibx_error_set(err, -EREMOTEIO, "QEMU refused %s: %s", command, desc);
 }
 
-int ibx_qmp_finish(struct ibx_qmp *qmp, uint64_t id, json_t **result, uint64_t deadline_ns,
-                   struct ibx_error *err)
-{
-    struct call *call = call_of(qmp, id);
-    if (!call || call->forgotten)
-        return ibx_error_set(err, -EINVAL, "there is no QMP call %llu", (unsigned long long)id);
-    int rc = 0;
-    while (!rc && !pump(qmp) && !call->answer)
-        rc = wait_for(qmp, POLLIN, deadline_ns);
-    /* An answer that came before the connection broke still counts. */
-    if (call->answer) {
-        json_t *value = json_object_get(call->answer, "return");
-        rc = value ? 0 : command_error(call->command, json_object_get(call->answer, "error"), err);
-        if (!rc && result)
-            *result = json_incref(value);
-        call_free(call);
-        return rc;
-    }
-    if (qmp->failed.code) {
-        call_free(call);
-        return failure_of(qmp, err);
-    }
-    return ibx_error_set(err, rc, "QEMU did not answer %s in time", call->command);
-}
-
-void ibx_qmp_forget(struct ibx_qmp *qmp, uint64_t id)
-{
-    struct call *call = call_of(qmp, id);
-    if (!call)
-        return;
-    if (call->answer)
-        call_free(call);
-    else
-        call->forgotten = true;
-}
-
 static int execute(struct ibx_qmp *qmp, const char *command, json_t *arguments, int fd,
                    json_t **result, uint64_t deadline_ns, struct ibx_error *err)
 {
-    uint64_t id;
-    int rc = start(qmp, command, arguments, fd, &id, deadline_ns, err);
+    int rc = send_command(qmp, command, arguments, fd, deadline_ns, err);
     if (rc)
         return rc;
-    rc = ibx_qmp_finish(qmp, id, result, deadline_ns, err);
-    ibx_qmp_forget(qmp, id);
-    return rc;
+    while (!rc && !pump(qmp) && !qmp->answer)
+        rc = wait_for(qmp, POLLIN, deadline_ns);
+    /* An answer that came before the connection broke still counts. */
+    if (!qmp->answer)
+        return qmp->failed.code ? failure_of(qmp, err)
+                                : ibx_error_set(err, rc, "QEMU did not answer %s in time", command);
+    json_t *value = json_object_get(qmp->answer, "return");
+    if (!value)
+        return command_error(command, json_object_get(qmp->answer, "error"), err);
+    if (result)
+        *result = json_incref(value);
+    return 0;
 }
 
 int ibx_qmp_execute(struct ibx_qmp *qmp, const char *command, json_t *arguments, json_t **result,
@@ -400,43 +323,6 @@ json_t *ibx_qmp_event_next(struct ibx_qmp *qmp)
     return event;
 }
 
-void ibx_qmp_events_clear(struct ibx_qmp *qmp)
-{
-    json_array_clear(qmp->events);
-}
-
-static bool event_is(json_t *event, const char *name, const char *status)
-{
-    const char *is = json_string_value(json_object_get(event, "event"));
-    if (!is || strcmp(is, name))
-        return false;
-    const char *has = json_string_value(json_object_get(json_object_get(event, "data"), "status"));
-    return !status || (has && !strcmp(has, status));
-}
-
-int ibx_qmp_event_wait(struct ibx_qmp *qmp, const char *name, const char *status, json_t **event,
-                       uint64_t deadline_ns, struct ibx_error *err)
-{
-    int rc = 0;
-    do {
-        pump(qmp);
-        for (size_t i = 0; i < json_array_size(qmp->events); i++) {
-            json_t *this = json_array_get(qmp->events, i);
-            if (!event_is(this, name, status))
-                continue;
-            if (event)
-                *event = json_incref(this);
-            json_array_remove(qmp->events, i);
-            return 0;
-        }
-        if (qmp->failed.code)
-            return failure_of(qmp, err);
-        rc = wait_for(qmp, POLLIN, deadline_ns);
-    } while (!rc);
-    return ibx_error_set(err, rc, "QEMU did not report %s%s%s in time", name, status ? " " : "",
-                         status ? status : "");
-}
-
 /* ------------------------------------------------------------ beginning and end */
 
 static int negotiate(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
@@ -462,7 +348,6 @@ int ibx_qmp_attach(int fd, uint64_t deadline_ns, struct ibx_qmp **qmp, struct ib
         return ibx_error_set(err, -ENOMEM, "out of memory");
     }
     new->fd = fd;
-    new->next_id = 1;
     new->events = json_array();
     struct ucred who;
     socklen_t size = sizeof(who);
@@ -562,8 +447,7 @@ void ibx_qmp_close(struct ibx_qmp *qmp)
 {
     if (!qmp)
         return;
-    for (size_t i = 0; i < IBX_QMP_CALLS_MAX; i++)
-        call_free(&qmp->calls[i]);
+    json_decref(qmp->answer);
     json_decref(qmp->events);
     close(qmp->fd);
     free(qmp->line);
@@ -585,8 +469,7 @@ struct ibx_qmp_version ibx_qmp_version(const struct ibx_qmp *qmp)
     return qmp->version;
 }
 
-bool ibx_qmp_at_least(const struct ibx_qmp *qmp, unsigned major, unsigned minor)
+bool ibx_qmp_at_least(struct ibx_qmp_version is, unsigned major, unsigned minor)
 {
-    return qmp->version.major > major ||
-           (qmp->version.major == major && qmp->version.minor >= minor);
+    return is.major > major || (is.major == major && is.minor >= minor);
 }

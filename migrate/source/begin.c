@@ -72,7 +72,7 @@ static int check(struct source *s, struct ibx_error *err)
     int rc = check_uri(s, err);
     if (!rc)
         rc = ibx_source_vm_find(&s->vm, s->options->qmp, err);
-    /* First: the remedies for what else is wrong would end a VM that has migrated. */
+    /* Before other blockers, because their remedies would end a VM that has migrated. */
     if (!rc)
         rc = ibx_migration_check_unfinished(s->options->folder, ram, s->options->qmp, true, err);
     if (!rc)
@@ -81,14 +81,12 @@ static int check(struct source *s, struct ibx_error *err)
     if (!rc && blockers.count)
         rc = ibx_migration_refused("this VM cannot be migrated", &blockers, err);
     if (!rc)
-        rc = ibx_source_vm_measure(&s->vm, err);
+        rc = ibx_page_map_init_ram(&s->vm.map, ram, err);
     if (rc)
         return rc;
     if (RAND_bytes(record->id, sizeof(record->id)) != 1)
         return ibx_error_set(err, -EIO, "no random numbers for an id");
     record->source = true;
-    record->epoch = 1;
-    record->uffd = -1;
     record->state = IBX_JOURNAL_HERE;
     ibx_migration_describe(record, ram, s->options->qmp, s->options->uri, &s->transport);
     s->vm.undo.was_running = record->was_running = !strcmp(ram->status, "running");
@@ -195,8 +193,7 @@ static int finish(struct source *s, int rc, struct ibx_migrate_status *last, str
     ibx_source_link_close(&s->link);
     ibx_source_update(s);
     ibx_migration_report(&s->reporter, &s->status, true);
-    if (last)
-        *last = s->status;
+    *last = s->status;
     ibx_source_stream_close(&s->stream);
     ibx_control_socket_close(s->socket);
     ibx_migration_signals_close(&s->signals);
@@ -210,29 +207,22 @@ static int finish(struct source *s, int rc, struct ibx_migrate_status *last, str
     return rc;
 }
 
-int ibx_migrate_send(const struct ibx_send_options *options, struct ibx_migrate_status *last,
-                     struct ibx_error *err)
+static int send_new(struct source *s, struct ibx_error *err)
 {
-    struct ibx_error local = {0};
-    err = err ? err : &local;
-    struct source *s = source_create(options, err);
-    if (!s)
-        return -ENOMEM;
     int rc = ibx_source_begin(s, SOURCE_ASKING);
     if (!rc)
         rc = check(s, err);
     if (rc)
-        return finish(s, rc, last, err);
+        return rc;
     rc = prepare(s, err);
-    rc = rc ? ibx_source_keep(s, rc, err) : ibx_source_run(s, err);
-    return finish(s, rc, last, err);
+    return rc ? ibx_source_keep(s, rc, err) : ibx_source_run(s, err);
 }
 
 /* ---------------------------------------------------------------- recover */
 
 /* The VM of a migration that came to its commit is in the QEMU of the record, and has not run there
  * since. */
-static int check_again(struct source *s, struct ibx_error *err)
+static int check_recovered(struct source *s, struct ibx_error *err)
 {
     const struct ibx_journal *record = &s->status.record;
     const bool same = ibx_process_started(record->pid) == record->pid_started;
@@ -251,18 +241,13 @@ static int check_again(struct source *s, struct ibx_error *err)
             "is \"postmigrate\": the migration never came to its commit, or the VM was "
             "taken back since; ib-migrate rollback ends the migration",
             s->vm.ram.status, (int)record->pid);
-    rc = ibx_source_vm_measure(&s->vm, err);
+    rc = ibx_page_map_init_ram(&s->vm.map, &s->vm.ram, err);
     return rc ? rc : ibx_source_vm_find_map(&s->vm, err);
 }
 
-int ibx_migrate_send_again(const struct ibx_send_options *options, const struct ibx_journal *record,
-                           struct ibx_migrate_status *last, struct ibx_error *err)
+static int recover(struct source *s, const struct ibx_journal *record, struct ibx_error *err)
 {
-    struct ibx_error local = {0};
-    err = err ? err : &local;
-    struct source *s = source_create(options, err);
-    if (!s)
-        return -ENOMEM;
+    const struct ibx_send_options *options = s->options;
     s->status.record = *record;
     s->lost_ns = s->still_ns = ibx_now_ns();
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_LOCK_MS);
@@ -278,10 +263,17 @@ int ibx_migrate_send_again(const struct ibx_send_options *options, const struct 
         rc = ibx_source_begin(s, s->status.record.state == IBX_JOURNAL_MOVED ? SOURCE_SERVING
                                                                              : SOURCE_COMMITTED);
     if (!rc)
-        rc = check_again(s, err);
+        rc = check_recovered(s, err);
     s->vm.undo.touched = true;
     s->vm.undo.was_running = s->status.record.was_running;
-    if (!rc)
-        rc = ibx_source_run(s, err);
-    return finish(s, rc, last, err);
+    return rc ? rc : ibx_source_run(s, err);
+}
+
+int ibx_migrate_send(const struct ibx_send_options *options, const struct ibx_journal *record,
+                     struct ibx_migrate_status *last, struct ibx_error *err)
+{
+    struct source *s = source_create(options, err);
+    if (!s)
+        return -ENOMEM;
+    return finish(s, record ? recover(s, record, err) : send_new(s, err), last, err);
 }

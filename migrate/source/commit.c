@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The point of no return, at the source. Before it any failure leaves the VM here. From here on
- * only the destination's statement that the VM never ran there brings it back, and every other
- * failure is mended by connecting again. The journal has said MAY_RUN since before the VM stopped.
+ * The point of no return, at the source. Before it any failure leaves the VM here. After it the VM
+ * continues here only when the destination reports that it never ran there; after any other failure
+ * the source connects again. The journal has been MAY_RUN since before the VM stopped.
  */
 #include "migrate/source/source.h"
 
 #include "common/clock.h"
 
-/* The watchdog first: after COMMIT it must not continue the VM. */
+/* The watchdog is dismissed first: after COMMIT it must not continue the VM. */
 int ibx_source_commit(struct source *s, struct ibx_error *err)
 {
     int rc = ibx_watchdog_commit(&s->vm.watchdog, err);

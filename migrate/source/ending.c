@@ -39,12 +39,12 @@ int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
         return code;
     if (source_linked(&s->link) && err->message[0])
         ibx_channel_send_abort(&s->link.control, err->message);
-    /* First: while QEMU waits for a reader of its device state, it does nothing else. */
+    /* First, because QEMU does nothing else while it waits for a reader of its device state. */
     ibx_source_stream_close(&s->stream);
     const int failed = s->vm.qmp
                            ? ibx_vm_stay(s->vm.qmp, &s->vm.undo, ibx_deadline_in_ms(STAY_MS), &why)
                            : ibx_error_set(&why, -ESRCH, "its QEMU has ended");
-    /* A message may be lost with a connection that is closed at once. */
+    /* ABORT may be lost if the connection is closed at once. */
     if (source_linked(&s->link) && !aborted && code != -ECONNRESET)
         ibx_channel_take_until(&s->link.control, on_farewell, s, ibx_deadline_in_ms(FAREWELL_MS),
                                NULL);
@@ -77,8 +77,8 @@ static int on_last_message(void *context, const struct ibx_migrate_any *message)
     return rc || h->source->state.now == SOURCE_COMMITTED ? rc : -EISCONN; /* it runs there */
 }
 
-/* A destination that gives up ends its page connections too, and that may be noticed before its
- * ABORT, which alone brings the VM back. */
+/* When the destination gives up, the end of a page connection may be noticed before its ABORT. Only
+ * ABORT allows the VM to continue here. */
 static int take_last_messages(struct source *s, int code, struct ibx_error *err)
 {
     struct ibx_error last = {0};
@@ -139,7 +139,7 @@ int ibx_source_reconnect(struct source *s, struct ibx_error *err)
         if (ibx_source_move(s, SOURCE_SERVING, &refused))
             return ibx_error_set(err, -EINVAL, "%s", refused.message);
     }
-    if (rc == -ECANCELED) /* it gave up; after RUNNING that proves nothing about the VM */
+    if (rc == -ECANCELED) /* no effect after RUNNING, when it proves nothing about the VM */
         return ibx_source_keep(s, rc, err);
     if (rc)
         return check_patience(s, err);
@@ -174,11 +174,8 @@ int ibx_source_check_interrupts(struct source *s, struct ibx_error *err)
 
 /* ---------------------------------------------------------------- confirmation */
 
-/*
- * Every page is at the destination, and its journal says so. This side writes its own journal
- * before it sends CONFIRM. The destination waits for CONFIRM. Any tool with this side's journal can
- * send it, at any time and repeatedly, because nothing else is needed afterwards.
- */
+/* The destination has every page and waits for CONFIRM. DONE is written first, and nothing else is
+ * needed for CONFIRM: any tool with this journal can send it later, and repeatedly. */
 int ibx_source_confirm(struct source *s, struct ibx_error *err)
 {
     int rc = ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_DONE, err);
@@ -193,13 +190,13 @@ int ibx_source_confirm(struct source *s, struct ibx_error *err)
     return 0;
 }
 
-/* Over this connection, or by a query over another one. */
+/* Takes CONFIRMED, or confirms by a query when the link is lost. */
 static bool has_confirmed(struct source *s)
 {
     struct ibx_error silent = {0};
     struct message_context incoming = {s, &silent};
     const struct ibx_options options = ibx_migration_retry_options(&s->transport);
-    if (s->link.pages) /* their end is expected now, and would wake the loop again and again */
+    if (s->link.pages) /* clears its event: page connections are expected to end now */
         ibx_page_server_failed(s->link.pages, &silent);
     if (source_linked(&s->link) &&
         ibx_channel_take(&s->link.control, ibx_source_on_message, &incoming, &silent) &&

@@ -32,24 +32,35 @@ void ibx_source_link_init(struct source_link *link, const struct ibx_journal *re
     ibx_state_begin(&link->state, &link_table, LINK_NONE);
 }
 
-static void hello_of(const struct source_link *link, enum ibx_migrate_purpose purpose,
-                     struct ibx_migrate_hello *hello)
+/* HELLO and its answer; to RESUME in one of many tries. */
+static int greet(struct source_link *link, enum ibx_migrate_purpose purpose, struct ibx_error *err)
 {
+    struct ibx_migrate_hello *hello = &link->hello;
+    struct ibx_options options = *link->transport;
     const unsigned wished = link->count ? link->count : link->wished;
-    memset(hello, 0, sizeof(*hello));
-    hello->purpose = (uint8_t)purpose;
+    int rc = 0;
+    *hello = (struct ibx_migrate_hello){.purpose = (uint8_t)purpose};
     hello->epoch = link->record->epoch;
     ibx_migration_offer_links(hello, wished);
     if (!wished && purpose == IBX_PURPOSE_RESUME) /* the tool before this one has chosen */
         hello->links = IBX_MIGRATE_LINKS_MAX;
     memcpy(hello->id, link->record->id, sizeof(hello->id));
     ibx_migrate_hello_describe(hello, &link->vm->ram);
+    if (purpose == IBX_PURPOSE_RESUME)
+        options = ibx_migration_retry_options(link->transport);
+    else
+        rc = ibx_hardware_describe(link->vm->qmp, hello->hardware,
+                                   ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    return rc ? rc
+              : ibx_migration_greet(link->record->uri, &options, hello, &link->control,
+                                    &link->answer, err);
 }
 
 /* As many as the destination has chosen. */
-static int open_pages(struct source_link *link, const struct ibx_migrate_hello *hello,
-                      const struct ibx_migrate_answer *answer, struct ibx_error *err)
+static int open_pages(struct source_link *link, struct ibx_error *err)
 {
+    const struct ibx_migrate_hello *hello = &link->hello;
+    const struct ibx_migrate_answer *answer = &link->answer;
     if (answer->links < hello->links_least || answer->links > hello->links)
         return ibx_error_set(err, -EPROTO,
                              "the destination (%s) wants %u page connections where %u to %u were "
@@ -79,21 +90,14 @@ static int refused(const struct ibx_migrate_answer *answer, struct ibx_error *er
 
 int ibx_source_link_ask(struct source_link *link, char *peer, size_t size, struct ibx_error *err)
 {
-    struct ibx_migrate_hello *hello = &link->hello;
-    struct ibx_migrate_answer *answer = &link->answer;
-    hello_of(link, IBX_PURPOSE_MOVE, hello);
-    int rc = ibx_hardware_describe(link->vm->qmp, hello->hardware,
-                                   ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
-    if (!rc)
-        rc = ibx_migration_greet(link->record->uri, link->transport, hello, &link->control, answer,
-                                 err);
+    int rc = greet(link, IBX_PURPOSE_MOVE, err);
     if (rc)
         return rc;
-    snprintf(peer, size, "%s", answer->host);
-    if (!answer->accepted)
-        return refused(answer, err);
+    snprintf(peer, size, "%s", link->answer.host);
+    if (!link->answer.accepted)
+        return refused(&link->answer, err);
     rc = ibx_state_move(&link->state, LINK_OPEN);
-    return rc ? rc : open_pages(link, hello, answer, err);
+    return rc ? rc : open_pages(link, err);
 }
 
 int ibx_source_link_expose(struct source_link *link, struct ibx_error *err)
@@ -121,17 +125,15 @@ int ibx_source_link_send_map(struct source_link *link, struct ibx_error *err)
     while (!rc && (length = ibx_page_map_encode(map, &from, bytes, room)) > 0) {
         message.is.map.bytes = bytes;
         message.is.map.length = length;
-        rc = ibx_channel_send(&link->control, &message);
+        rc = ibx_channel_send(&link->control, &message, err);
     }
     message = (struct ibx_migrate_any){.type = IBX_MIGRATE_MAP_END};
     message.is.map_end = (struct ibx_migrate_map_end){
         .pages = map->pages, .data_pages = map->data_pages, .regions = link->regions};
     ibx_page_map_hash(map, message.is.map_end.hash);
     if (!rc)
-        rc = ibx_channel_send(&link->control, &message);
-    if (!rc)
-        rc = ibx_state_move(&link->state, LINK_MAPPED);
-    return rc ? ibx_error_set(err, rc, "the page map could not be sent: %s", strerror(-rc)) : 0;
+        rc = ibx_channel_send(&link->control, &message, err);
+    return rc ? rc : ibx_state_move(&link->state, LINK_MAPPED);
 }
 
 int ibx_source_link_send(struct source_link *link, enum ibx_migrate_message type,
@@ -139,10 +141,7 @@ int ibx_source_link_send(struct source_link *link, enum ibx_migrate_message type
 {
     struct ibx_migrate_any message = {.type = type};
     message.is.epoch = link->record->epoch;
-    int rc = ibx_channel_send(&link->control, &message);
-    return rc ? ibx_error_set(err, rc, "%s could not be sent: %s", ibx_migrate_message_name(type),
-                              strerror(-rc))
-              : 0;
+    return ibx_channel_send(&link->control, &message, err);
 }
 
 void ibx_source_link_close(struct source_link *link)
@@ -158,24 +157,22 @@ void ibx_source_link_close(struct source_link *link)
 
 void ibx_source_link_disown(struct source_link *link, const char *why)
 {
-    struct ibx_migrate_hello *hello = &link->hello;
-    struct ibx_migrate_answer *answer = &link->answer;
-    const struct ibx_options options = ibx_migration_retry_options(link->transport);
     ibx_source_link_close(link);
-    hello_of(link, IBX_PURPOSE_RESUME, hello);
-    if (ibx_migration_greet(link->record->uri, &options, hello, &link->control, answer, NULL))
+    if (greet(link, IBX_PURPOSE_RESUME, NULL))
         return;
-    if (answer->accepted && !ibx_channel_send_abort(&link->control, why))
-        ibx_channel_linger(&link->control, ibx_deadline_in_ms(options.timeout_ms));
+    if (link->answer.accepted && !ibx_channel_send_abort(&link->control, why))
+        ibx_channel_linger(
+            &link->control,
+            ibx_deadline_in_ms(ibx_migration_retry_options(link->transport).timeout_ms));
     ibx_channel_fini(&link->control);
 }
 
 /* ---------------------------------------------------------------- after the commit */
 
 /* What the destination's state means for a source that has committed. */
-static int check_answer(const struct source_link *link, const struct ibx_migrate_answer *answer,
-                        struct ibx_error *err)
+static int check_answer(const struct source_link *link, struct ibx_error *err)
 {
+    const struct ibx_migrate_answer *answer = &link->answer;
     const char *why = answer->count ? answer->reasons[0] : "it gave no reason";
     if (answer->state == IBX_ANSWER_GIVEN_UP)
         return ibx_error_set(err, -ECANCELED,
@@ -196,20 +193,16 @@ static int check_answer(const struct source_link *link, const struct ibx_migrate
 
 static int try_resume(struct source_link *link, enum ibx_answer_state *state, struct ibx_error *err)
 {
-    struct ibx_migrate_hello *hello = &link->hello;
-    struct ibx_migrate_answer *answer = &link->answer;
-    const struct ibx_options options = ibx_migration_retry_options(link->transport);
-    hello_of(link, IBX_PURPOSE_RESUME, hello);
-    int rc = ibx_migration_greet(link->record->uri, &options, hello, &link->control, answer, err);
+    int rc = greet(link, IBX_PURPOSE_RESUME, err);
     if (rc)
         return rc;
-    *state = (enum ibx_answer_state)answer->state;
-    rc = check_answer(link, answer, err);
+    *state = (enum ibx_answer_state)link->answer.state;
+    rc = check_answer(link, err);
     if (!rc)
         rc = ibx_state_move(&link->state, LINK_OPEN);
-    if (rc || answer->state == IBX_ANSWER_COMPLETE)
+    if (rc || *state == IBX_ANSWER_COMPLETE)
         return rc;
-    rc = open_pages(link, hello, answer, err);
+    rc = open_pages(link, err);
     return rc ? rc : ibx_source_link_expose(link, err);
 }
 
@@ -234,7 +227,6 @@ void ibx_source_link_delay(struct source_link *link)
 int ibx_source_link_resume(struct source_link *link, enum ibx_answer_state *state,
                            struct ibx_error *err)
 {
-    *state = (enum ibx_answer_state)0;
     int rc = try_resume(link, state, err);
     if (rc)
         ibx_source_link_close(link);

@@ -244,8 +244,8 @@ static int migration_failed(struct source *s, struct ibx_error *err)
                          error[0] ? error : "it gave no reason");
 }
 
-/* If another client continues the VM, the state on its way no longer fits its RAM. So does a reset,
- * by a client or by the guest at the last moment: it writes to guest RAM and would be lost. */
+/* When another client continues the VM, the device state that was sent no longer fits its RAM. A
+ * reset, by a client or by the guest, writes to guest RAM too and would be lost. */
 static int on_event(struct source *s, json_t *event, struct ibx_error *err)
 {
     const bool sent = s->state.now == SOURCE_STOPPED || s->state.now == SOURCE_SENDING;
@@ -340,7 +340,7 @@ static int step_stopped(struct source *s, struct ibx_error *err)
     s->mapped_ns = ibx_now_ns();
     s->status.map_ns = s->vm.stop_ns ? s->mapped_ns - s->vm.stop_ns : 0;
     rc = ibx_source_move(s, SOURCE_SENDING, err);
-    /* All of the state may be here already, and nothing else would wake this tool for it. */
+    /* The whole device state may have come already: no event would wake the loop for it. */
     return rc ? rc : step_sending(s, err);
 }
 
@@ -369,8 +369,8 @@ static int step_serving(struct source *s, struct ibx_error *err)
     return rc || s->peer.now != PEER_COMPLETE ? rc : ibx_source_confirm(s, err);
 }
 
-/* The source waits for a slow destination, but not while the VM is stopped and could continue here.
- * After the commit it can only notify. */
+/* While the VM is stopped and could continue here, a slow destination is an error. After the commit
+ * the source can only notify. */
 static int check_stall(struct source *s, struct ibx_error *err)
 {
     const uint64_t limit_ms = ibx_migration_stall_ms(&s->transport);

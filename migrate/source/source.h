@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The source of a migration. ibx_migrate_send() and ibx_migrate_send_again() of migrate/migrate.h
- * are here, nothing else is called from outside.
+ * The source of a migration. ibx_migrate_send() of migrate/migrate.h is here, nothing else is
+ * called from outside.
  *
- *   begin.c     those two calls: what is checked and opened, and in the end closed
+ *   begin.c     that call: what is checked and opened, and in the end closed
  *   source.c    the states, the messages of the destination and the loop; it alone knows all parts
  *   commit.c    the point of no return: dismisses the watchdog, sends COMMIT
  *   ending.c    everything that ends a migration: trouble, interrupts, the confirmation
@@ -54,13 +54,10 @@ enum source_vm_event {
 void ibx_source_vm_init(struct source_vm *vm);
 /* Connects to QEMU and finds its RAM. */
 int ibx_source_vm_find(struct source_vm *vm, const char *qmp, struct ibx_error *err);
-/* Makes the page map, of RAM that can be migrated. */
-int ibx_source_vm_measure(struct source_vm *vm, struct ibx_error *err);
 /* Finds which pages hold data at this moment. */
 int ibx_source_vm_find_map(struct source_vm *vm, struct ibx_error *err);
 /* `starting`: QEMU's migration has been started, and the VM is expected to stop. */
 enum source_vm_event ibx_source_vm_on_event(struct source_vm *vm, bool starting, json_t *event);
-/* QEMU has ended. */
 void ibx_source_vm_lose(struct source_vm *vm);
 void ibx_source_vm_fini(struct source_vm *vm);
 
@@ -139,17 +136,16 @@ int ibx_source_link_ask(struct source_link *link, char *peer, size_t size, struc
 int ibx_source_link_expose(struct source_link *link, struct ibx_error *err);
 /* 0: all is exposed and told to the destination; -EAGAIN: not yet. */
 int ibx_source_link_exposed(struct source_link *link, struct ibx_error *err);
-/* MAP messages and MAP_END. */
 int ibx_source_link_send_map(struct source_link *link, struct ibx_error *err);
 /* A message with no field, or with the epoch only. */
 int ibx_source_link_send(struct source_link *link, enum ibx_migrate_message type,
                          struct ibx_error *err);
-/* Whether a try to reconnect is due. */
+/* Whether a try to reconnect is due; and after each, a successful one too, the delay of the next.
+ */
 bool ibx_source_link_due(struct source_link *link);
-/* After a try, a successful one too: a link that breaks again at once is not made again at once. */
 void ibx_source_link_delay(struct source_link *link);
 /* After the commit: one try to reconnect, with the epoch of the record. `state` gets the state that
- * the destination answers, 0 without an answer. -EAGAIN: try again later; -ECANCELED: the
+ * the destination answers, and nothing without an answer. -EAGAIN: try again later; -ECANCELED: the
  * destination has given up and the VM never ran there. */
 int ibx_source_link_resume(struct source_link *link, enum ibx_answer_state *state,
                            struct ibx_error *err);
@@ -250,7 +246,7 @@ struct message_context {
     struct ibx_error *err;
 };
 int ibx_source_on_message(void *context, const struct ibx_migrate_any *message);
-/* Puts the figures of the parts into the status. */
+/* Figures of the parts, for the status. */
 void ibx_source_update(struct source *s);
 /* Until a final state; 0 in DONE. */
 int ibx_source_run(struct source *s, struct ibx_error *err);
@@ -267,8 +263,7 @@ static inline bool source_over(const struct source *s)
 
 /* ---------------------------------------------------------------- commit.c */
 
-/* LOADED has come: COMMITTED, and the destination is told. From here on this side does not continue
- * the VM by itself. */
+/* LOADED has come: COMMITTED, and COMMIT is sent. */
 int ibx_source_commit(struct source *s, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- ending.c */
@@ -280,7 +275,6 @@ int ibx_source_keep(struct source *s, int code, struct ibx_error *err);
 int ibx_source_link_trouble(struct source *s, int code, struct ibx_error *err);
 /* After the commit, without a link: one try to reconnect, when it is time. */
 int ibx_source_reconnect(struct source *s, struct ibx_error *err);
-/* SIGINT, SIGTERM and the cancel command. */
 int ibx_source_check_interrupts(struct source *s, struct ibx_error *err);
 /* All pages are at the destination: writes that, goes to CONFIRMING, sends CONFIRM. */
 int ibx_source_confirm(struct source *s, struct ibx_error *err);

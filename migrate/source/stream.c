@@ -23,7 +23,7 @@ void ibx_source_stream_init(struct source_stream *stream)
 
 int ibx_source_stream_open(struct source_stream *stream, struct ibx_qmp *qmp, struct ibx_error *err)
 {
-    int rc = ibx_vm_migrate(qmp, &stream->fd, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    int rc = ibx_vm_migrate(qmp, false, &stream->fd, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     return rc ? rc : ibx_state_move(&stream->state, STREAM_OPEN);
 }
 
@@ -53,9 +53,9 @@ int ibx_source_stream_carry(struct source_stream *stream, struct ibx_channel *co
         struct ibx_migrate_any message = {.type = IBX_MIGRATE_STATE};
         message.is.state.bytes = bytes;
         message.is.state.length = (size_t)n;
-        int rc = ibx_channel_send(control, &message);
+        int rc = ibx_channel_send(control, &message, err);
         if (rc)
-            return ibx_error_set(err, rc, "the device state cannot be sent: %s", strerror(-rc));
+            return rc;
         stream->bytes += (uint64_t)n;
     }
     return 0;
@@ -67,9 +67,7 @@ int ibx_source_stream_end(struct source_stream *stream, struct ibx_channel *cont
     struct ibx_migrate_any message = {.type = IBX_MIGRATE_STATE_END};
     message.is.state_bytes = stream->bytes;
     int rc = ibx_state_move(&stream->state, STREAM_SENT);
-    if (!rc)
-        rc = ibx_channel_send(control, &message);
-    return rc ? ibx_error_set(err, rc, "STATE_END could not be sent: %s", strerror(-rc)) : 0;
+    return rc ? rc : ibx_channel_send(control, &message, err);
 }
 
 void ibx_source_stream_close(struct source_stream *stream)

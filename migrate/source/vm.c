@@ -25,15 +25,10 @@ int ibx_source_vm_find(struct source_vm *vm, const char *qmp, struct ibx_error *
     int rc = ibx_qmp_connect(qmp, deadline, &vm->qmp, err);
     if (rc)
         return rc;
-    rc = ibx_guest_ram_find(vm->qmp, 0, true, &vm->ram, deadline, err);
+    rc = ibx_guest_ram_find(vm->qmp, true, &vm->ram, deadline, err);
     if (rc == -EACCES || rc == -EROFS)
-        rc = ibx_guest_ram_find(vm->qmp, 0, false, &vm->ram, deadline, err);
+        rc = ibx_guest_ram_find(vm->qmp, false, &vm->ram, deadline, err);
     return rc;
-}
-
-int ibx_source_vm_measure(struct source_vm *vm, struct ibx_error *err)
-{
-    return ibx_page_map_init_ram(&vm->map, &vm->ram, err);
 }
 
 int ibx_source_vm_find_map(struct source_vm *vm, struct ibx_error *err)

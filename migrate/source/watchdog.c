@@ -30,7 +30,7 @@ struct watchdog {
     struct ibx_journal record;
     struct ibx_vm_undo vm;
     const char *folder;
-    bool dismissed; /* committed or released: the VM is none of its business */
+    bool dismissed; /* committed or released: it does nothing */
     char line[LINE_MAX_BYTES];
     size_t length; /* of a line that has begun */
 };
@@ -88,7 +88,7 @@ static void continue_vm(struct watchdog *w)
     ibx_qmp_close(qmp);
 }
 
-/* The tool's monitor above all: QEMU answers no other client while that is open. */
+/* All inherited descriptors but two: QEMU answers nobody while the tool's monitor is open. */
 static void close_others(int a, int b)
 {
     const unsigned low = (unsigned)(a < b ? a : b), high = (unsigned)(a < b ? b : a);
@@ -109,7 +109,7 @@ static void watchdog_main(struct watchdog *w, int fd)
     sigfillset(&all);
     sigprocmask(SIG_BLOCK, &all, NULL);
     setsid();
-    prctl(PR_SET_NAME, "ib-migrate-keep");
+    prctl(PR_SET_NAME, "ibx-watchdog");
     while ((n = read(fd, letters, sizeof(letters))) > 0 || (n < 0 && errno == EINTR))
         for (ssize_t i = 0; i < n; i++)
             on_letter(w, letters[i]);

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <netdb.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -140,6 +141,23 @@ pid_t process_start(int (*run)(void *arg), void *arg)
     if (!pid)
         _exit(run(arg));
     return pid;
+}
+
+bool process_asleep(const char *stat_file)
+{
+    char text[512];
+    for (int asleep = 0; asleep < 3;) {
+        FILE *file = fopen(stat_file, "re");
+        bool read = file && fgets(text, sizeof(text), file);
+        if (file)
+            fclose(file);
+        if (!read)
+            return false;
+        const char *state = strrchr(text, ')');
+        asleep = state && state[2] == 'S' ? asleep + 1 : 0;
+        sched_yield();
+    }
+    return true;
 }
 
 /* Sleeps until the child ends: a pidfd is readable then. The alarm bounds it. */
@@ -308,7 +326,7 @@ void pair_tell(struct pair *pair, const struct order *order)
         FAIL("the peer process takes no order %d: %s", (int)order->verb, strerror(errno));
 }
 
-struct answer pair_hear(struct pair *pair)
+struct answer pair_answer(struct pair *pair)
 {
     struct answer answer = {0};
     wait_readable(pair->control, "the peer's answer");
@@ -317,7 +335,7 @@ struct answer pair_hear(struct pair *pair)
     return answer;
 }
 
-struct answer pair_hear_serving(struct pair *pair)
+struct answer pair_answer_polling(struct pair *pair)
 {
     uint64_t deadline = await_until();
     struct pollfd wait = {.fd = pair->control, .events = POLLIN};
@@ -326,13 +344,13 @@ struct answer pair_hear_serving(struct pair *pair)
         if (ibx_now_ns() >= deadline)
             FAIL("waited in vain for the peer's answer");
     }
-    return pair_hear(pair);
+    return pair_answer(pair);
 }
 
 struct answer pair_ask(struct pair *pair, struct order order)
 {
     pair_tell(pair, &order);
-    struct answer answer = pair_hear(pair);
+    struct answer answer = pair_answer(pair);
     if (answer.rc)
         FAIL("the peer could not carry out order %d: %d", (int)order.verb, answer.rc);
     return answer;
@@ -347,4 +365,53 @@ struct ibx_remote pair_expose(struct pair *pair, unsigned region, size_t length,
                                          .access = access,
                                          .seed = seed})
         .remote;
+}
+
+uint64_t pair_await(struct pair *pair, enum verb verb, uint64_t value)
+{
+    uint64_t deadline = await_until();
+    for (;;) {
+        uint64_t now = (uint64_t)pair_ask(pair, (struct order){.verb = verb}).value;
+        if (now >= value)
+            return now;
+        if (ibx_now_ns() > deadline)
+            FAIL("the peer's answer to order %d is %llu instead of %llu", (int)verb,
+                 (unsigned long long)now, (unsigned long long)value);
+        if (pair->end.conn)
+            end_poll(&pair->end);
+    }
+}
+
+/* ---------------------------------------------------------------------- fields */
+
+struct field field_open(struct pair *pair, size_t length, unsigned access)
+{
+    struct field field = {.pair = pair, .end = &pair->end, .length = length};
+    field.remote = pair_expose(pair, 0, length, access, SEED_REMOTE);
+    CHECK(field.remote.length == length);
+    field.bytes = pages_map(length);
+    pattern_fill(field.bytes, length, SEED_LOCAL, 0);
+    field.mr = end_register(field.end, field.bytes, length, IBX_ACCESS_LOCAL);
+    return field;
+}
+
+void field_close(struct field *field)
+{
+    if (field->end->conn) {
+        end_check_books(field->end);
+        ibx_mr_deregister(field->mr);
+    }
+    pages_unmap(field->bytes, field->length);
+    pair_close(field->pair);
+}
+
+int64_t field_peers_mismatch(struct field *field, size_t offset, size_t length, uint64_t seed,
+                             uint64_t position)
+{
+    struct order order = {.verb = ORDER_CHECK,
+                          .offset = offset,
+                          .length = length,
+                          .seed = seed,
+                          .position = position};
+    return pair_ask(field->pair, order).value;
 }

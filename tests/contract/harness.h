@@ -227,16 +227,45 @@ int contract_raw_connect(const struct ibx_listener *listener);
 void pair_close(struct pair *pair);
 void pair_kill(struct pair *pair);
 void pair_tell(struct pair *pair, const struct order *order);
-struct answer pair_hear(struct pair *pair);
+struct answer pair_answer(struct pair *pair);
 /* The same, polling the connection meanwhile. */
-struct answer pair_hear_serving(struct pair *pair);
+struct answer pair_answer_polling(struct pair *pair);
 /* Sends an order and checks that the peer carried it out. */
 struct answer pair_ask(struct pair *pair, struct order order);
 struct ibx_remote pair_expose(struct pair *pair, unsigned region, size_t length, unsigned access,
                               uint64_t seed);
 
+/* Asks until the peer's answer to `verb` is `value` or more, and returns it; polls meanwhile. */
+uint64_t pair_await(struct pair *pair, enum verb verb, uint64_t value);
+
+#define R           IBX_ACCESS_REMOTE_READ
+#define W           IBX_ACCESS_REMOTE_WRITE
+#define SEED_REMOTE 101u
+#define SEED_LOCAL  202u
+
+/* A pair; the peer's region 0, with the pattern SEED_REMOTE; and memory of the same length here,
+ * with SEED_LOCAL, registered for local use. */
+struct field {
+    struct pair *pair;
+    struct end *end; /* the pair's */
+    size_t length;
+    struct ibx_remote remote;
+    uint8_t *bytes;
+    struct ibx_mr *mr;
+};
+struct field field_open(struct pair *pair, size_t length, unsigned access);
+/* Unless the test has closed the connection, every post has completed. */
+void field_close(struct field *field);
+/* What differs in the peer's [offset, offset + length) from this part of the pattern: the first
+ * byte, counted from `offset`, or -1. */
+int64_t field_peers_mismatch(struct field *field, size_t offset, size_t length, uint64_t seed,
+                             uint64_t position);
+
 /* A process that runs `run` and exits with what it returned. */
 pid_t process_start(int (*run)(void *arg), void *arg);
+/* Waits until the kernel says, three times in a row, that the process or thread of this stat file
+ * sleeps. False: it cannot be read. */
+bool process_asleep(const char *stat_file);
 /* Waits for its end: the exit status, or -signal. */
 int process_end(pid_t pid);
 

@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -196,25 +195,11 @@ static void set_mode(struct peer *peer, enum mode mode, uint64_t seed)
     peer->end.received = 0;
 }
 
-/* Until the kernel says that the process sleeps, three times in a row. */
-static void wait_until_asleep(pid_t pid)
-{
-    char path[64], text[512];
-    snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
-    for (int asleep = 0; asleep < 3;) {
-        FILE *file = fopen(path, "re");
-        if (!file || !fgets(text, sizeof(text), file))
-            FAIL("%s cannot be read", path);
-        fclose(file);
-        const char *state = strrchr(text, ')');
-        asleep = state && state[2] == 'S' ? asleep + 1 : 0;
-        sched_yield();
-    }
-}
-
 static void act_on_sleeper(struct peer *peer, const struct order *order)
 {
-    wait_until_asleep((pid_t)order->length);
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)order->length);
+    CHECK(process_asleep(path));
     if (order->value == SLEEPER_DIE)
         kill(getpid(), SIGKILL);
     peer->end.seed_out = order->seed;

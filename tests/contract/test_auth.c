@@ -74,8 +74,8 @@ static int client_attempt(void *arg)
 enum welcome { WELCOME, UNWELCOME, WELCOME_HERE };
 
 /* Both sides must agree whether the client is welcome. */
-static void meet(const char *server_key, const char *client_key, bool insecure,
-                 enum welcome expected)
+static void connect_with(const char *server_key, const char *client_key, bool insecure,
+                         enum welcome expected)
 {
     struct attempt attempt = {.welcome = expected == WELCOME};
     struct ibx_options options;
@@ -118,7 +118,7 @@ static void test_the_right_key(void **state)
 {
     (void)state;
     const char *one = key_file(KEY_ONE, 0600), *two = key_file(KEY_ONE, 0400);
-    meet(one, two, false, WELCOME);
+    connect_with(one, two, false, WELCOME);
     unlink(one);
     unlink(two);
 }
@@ -127,7 +127,7 @@ static void test_a_wrong_key(void **state)
 {
     (void)state;
     const char *one = key_file(KEY_ONE, 0600), *two = key_file(KEY_TWO, 0600);
-    meet(one, two, false, UNWELCOME);
+    connect_with(one, two, false, UNWELCOME);
     unlink(one);
     unlink(two);
 }
@@ -136,16 +136,16 @@ static void test_a_key_on_one_side_only(void **state)
 {
     (void)state;
     const char *one = key_file(KEY_ONE, 0600);
-    meet(one, NULL, true, UNWELCOME);
-    meet(NULL, one, false, UNWELCOME);
+    connect_with(one, NULL, true, UNWELCOME);
+    connect_with(NULL, one, false, UNWELCOME);
     unlink(one);
 }
 
 static void test_no_key_is_for_the_same_host(void **state)
 {
     (void)state;
-    meet(NULL, NULL, false, WELCOME_HERE);
-    meet(NULL, NULL, true, WELCOME);
+    connect_with(NULL, NULL, false, WELCOME_HERE);
+    connect_with(NULL, NULL, true, WELCOME);
 }
 
 static void test_key_files_that_are_refused(void **state)

@@ -52,7 +52,7 @@ static int64_t peer_reads(struct scene *s, int i, const struct ibx_remote *remot
 {
     struct order order = {.verb = ORDER_READ, .remote = *remote, .seed = SEED_SHARED};
     pair_tell(s->pairs[i], &order);
-    return pair_hear_serving(s->pairs[i]).value;
+    return pair_answer_polling(s->pairs[i]).value;
 }
 
 static bool registers_once(const struct scene *s)

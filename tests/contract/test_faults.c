@@ -8,88 +8,58 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SEED 61u
-#define RW   (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE)
-
-struct scene {
-    struct pair *pair;
-    struct end *end;
-    struct ibx_remote remote;
-    uint8_t *bytes;
-    struct ibx_mr *mr;
-    size_t length; /* four chunks and a bit */
-};
-
-static struct scene scene_open(enum side side, struct ibx_injected_faults *faults)
+/* Four chunks and a bit. */
+static struct field open_field(enum side side, struct ibx_injected_faults *faults)
 {
-    struct pair_options with = {.faults = faults};
-    struct scene scene = {.pair = pair_open_with(side, &with)};
-    scene.end = &scene.pair->end;
-    scene.length = 4 * scene.end->caps->chunk + 100;
-    scene.remote = pair_expose(scene.pair, 0, scene.length, RW, SEED);
-    scene.bytes = pages_map(scene.length);
-    scene.mr = end_register(scene.end, scene.bytes, scene.length, IBX_ACCESS_LOCAL);
-    return scene;
+    struct pair *pair = pair_open_with(side, &(struct pair_options){.faults = faults});
+    return field_open(pair, 4 * pair->end.caps->chunk + 100, R | W);
 }
 
-static void scene_close(struct scene *scene)
-{
-    end_check_books(scene->end);
-    ibx_mr_deregister(scene->mr);
-    pages_unmap(scene->bytes, scene->length);
-    pair_close(scene->pair);
-}
-
-static int read_all(struct scene *scene)
+static int read_all(struct field *field)
 {
     unsigned post =
-        end_read(scene->end, scene->mr, scene->bytes, &scene->remote, 0, scene->length, 0);
-    AWAIT(scene->end, scene->end->posts[post].times);
-    return scene->end->posts[post].status;
-}
-
-static void echo_mode(struct scene *scene)
-{
-    pair_ask(scene->pair, (struct order){.verb = ORDER_MODE, .value = MODE_ECHO});
+        end_read(field->end, field->mr, field->bytes, &field->remote, 0, field->length, 0);
+    AWAIT(field->end, field->end->posts[post].times);
+    return field->end->posts[post].status;
 }
 
 static void test_fail(void **state)
 {
     struct ibx_injected_faults faults = {0};
-    struct scene scene = scene_open(SIDE_OF(state), &faults);
-    CHECK(read_all(&scene) == 0);
+    struct field field = open_field(SIDE_OF(state), &faults);
+    CHECK(read_all(&field) == 0);
     for (unsigned nth = 1; nth <= 5; nth++) {
         faults.fail_in = nth;
-        CHECK(read_all(&scene) == -EIO);
+        CHECK(read_all(&field) == -EIO);
         CHECK(faults.fail_in == 0);
-        AWAIT(scene.end, scene.end->completed == scene.end->posted);
-        CHECK(read_all(&scene) == 0);
-        CHECK(pattern_check(scene.bytes, scene.length, SEED, 0) < 0);
+        AWAIT(field.end, field.end->completed == field.end->posted);
+        CHECK(read_all(&field) == 0);
+        CHECK(pattern_check(field.bytes, field.length, SEED_REMOTE, 0) < 0);
     }
     faults.fail_in = 3;
-    unsigned first = scene.end->posted;
+    unsigned first = field.end->posted;
     for (int i = 0; i < 5; i++)
-        end_write(scene.end, scene.mr, scene.bytes, &scene.remote, 0, 100, i ? 0 : IBX_URGENT);
-    AWAIT(scene.end, scene.end->completed == scene.end->posted);
+        end_write(field.end, field.mr, field.bytes, &field.remote, 0, 100, i ? 0 : IBX_URGENT);
+    AWAIT(field.end, field.end->completed == field.end->posted);
     int failed = 0;
     for (int i = 0; i < 5; i++)
-        failed += scene.end->posts[first + (unsigned)i].status == -EIO;
+        failed += field.end->posts[first + (unsigned)i].status == -EIO;
     CHECK(failed == 1);
-    scene_close(&scene);
+    field_close(&field);
 }
 
 static void test_corrupt_read(void **state)
 {
     struct ibx_injected_faults faults = {.corrupt_in = 3};
-    struct scene scene = scene_open(SIDE_OF(state), &faults);
-    CHECK(read_all(&scene) == 0);
-    ssize_t at = pattern_check(scene.bytes, scene.length, SEED, 0);
+    struct field field = open_field(SIDE_OF(state), &faults);
+    CHECK(read_all(&field) == 0);
+    ssize_t at = pattern_check(field.bytes, field.length, SEED_REMOTE, 0);
     CHECK(at >= 0);
-    scene.bytes[at] ^= 1;
-    CHECK(pattern_check(scene.bytes, scene.length, SEED, 0) < 0);
-    CHECK(read_all(&scene) == 0);
-    CHECK(pattern_check(scene.bytes, scene.length, SEED, 0) < 0);
-    scene_close(&scene);
+    field.bytes[at] ^= 1;
+    CHECK(pattern_check(field.bytes, field.length, SEED_REMOTE, 0) < 0);
+    CHECK(read_all(&field) == 0);
+    CHECK(pattern_check(field.bytes, field.length, SEED_REMOTE, 0) < 0);
+    field_close(&field);
 }
 
 /* Echoes come back here: one character each, in order. */
@@ -102,121 +72,119 @@ static void message_noted(struct end *end, const struct ibx_event *event)
     ibx_message_release(end->conn, event);
 }
 
-static void send_text(struct scene *scene, const char *text)
+static void send_text(struct field *field, const char *text)
 {
     for (; *text; text++) {
         struct iovec iov = {(void *)(uintptr_t)text, 1};
-        end_push(scene->end, &iov, 1, 0, 0);
+        end_push(field->end, &iov, 1, 0, 0);
     }
 }
 
-static struct scene open_chat(enum side side, struct ibx_injected_faults *faults, char *echoed)
+static struct field open_chat(enum side side, struct ibx_injected_faults *faults, char *echoed)
 {
-    struct scene scene = scene_open(side, faults);
-    echo_mode(&scene);
-    scene.end->message = message_noted;
-    scene.end->owner = echoed;
-    return scene;
+    struct field field = open_field(side, faults);
+    pair_ask(field.pair, (struct order){.verb = ORDER_MODE, .value = MODE_ECHO});
+    field.end->message = message_noted;
+    field.end->owner = echoed;
+    return field;
 }
 
 static void test_drop(void **state)
 {
     char echoed[16] = "";
     struct ibx_injected_faults faults = {0};
-    struct scene scene = open_chat(SIDE_OF(state), &faults, echoed);
+    struct field field = open_chat(SIDE_OF(state), &faults, echoed);
     faults.drop_in = 2; /* the second one that leaves */
-    send_text(&scene, "abc");
-    AWAIT(scene.end, scene.end->received == 2);
+    send_text(&field, "abc");
+    AWAIT(field.end, field.end->received == 2);
     CHECK(!strcmp(echoed, "ac"));
-    send_text(&scene, "d");
-    AWAIT(scene.end, scene.end->received == 3);
+    send_text(&field, "d");
+    AWAIT(field.end, field.end->received == 3);
     faults.drop_in = 2; /* "e" leaves, and does not come back */
-    send_text(&scene, "e");
+    send_text(&field, "e");
     uint64_t deadline = await_until();
     while (faults.drop_in) { /* which is no event to sleep for */
-        end_poll(scene.end);
+        end_poll(field.end);
         CHECK(ibx_now_ns() < deadline);
     }
-    send_text(&scene, "f");
-    AWAIT(scene.end, scene.end->received == 4);
+    send_text(&field, "f");
+    AWAIT(field.end, field.end->received == 4);
     CHECK(!strcmp(echoed, "acdf"));
-    scene_close(&scene);
+    field_close(&field);
 }
 
 static void test_corrupt_messages(void **state)
 {
     char echoed[16] = "";
     struct ibx_injected_faults faults = {0};
-    struct scene scene = open_chat(SIDE_OF(state), &faults, echoed);
+    struct field field = open_chat(SIDE_OF(state), &faults, echoed);
     faults.corrupt_in = 2;
-    send_text(&scene, "bbb");
-    AWAIT(scene.end, scene.end->received == 3);
+    send_text(&field, "bbb");
+    AWAIT(field.end, field.end->received == 3);
     CHECK(!strcmp(echoed, "bcb"));
     faults.corrupt_in = 2; /* the echo */
-    send_text(&scene, "b");
-    AWAIT(scene.end, scene.end->received == 4);
+    send_text(&field, "b");
+    AWAIT(field.end, field.end->received == 4);
     CHECK(!strcmp(echoed, "bcbc"));
-    scene_close(&scene);
+    field_close(&field);
 }
 
 static void test_delay(void **state)
 {
     char echoed[16] = "";
     struct ibx_injected_faults faults = {0};
-    struct scene scene = open_chat(SIDE_OF(state), &faults, echoed);
+    struct field field = open_chat(SIDE_OF(state), &faults, echoed);
     faults.delay_polls = UINT32_MAX;
-    send_text(&scene, "xyz");
-    end_read(scene.end, scene.mr, scene.bytes, &scene.remote, 0, 1000, 0);
+    send_text(&field, "xyz");
+    end_read(field.end, field.mr, field.bytes, &field.remote, 0, 1000, 0);
     uint64_t deadline = await_until();
-    while (pair_ask(scene.pair, (struct order){.verb = ORDER_COUNT}).value < 3) {
-        CHECK(end_poll(scene.end) == 0);
+    while (pair_ask(field.pair, (struct order){.verb = ORDER_COUNT}).value < 3) {
+        CHECK(end_poll(field.end) == 0);
         CHECK(ibx_now_ns() < deadline);
     }
     for (int i = 0; i < 1000; i++)
-        CHECK(end_poll(scene.end) == 0);
+        CHECK(end_poll(field.end) == 0);
     faults.delay_polls = 5;
-    AWAIT(scene.end, scene.end->received == 3 && scene.end->completed == 1);
+    AWAIT(field.end, field.end->received == 3 && field.end->completed == 1);
     CHECK(!strcmp(echoed, "xyz"));
-    CHECK(pattern_check(scene.bytes, 1000, SEED, 0) < 0);
-    scene_close(&scene);
+    CHECK(pattern_check(field.bytes, 1000, SEED_REMOTE, 0) < 0);
+    field_close(&field);
 }
 
-static void check_cut(struct scene *scene)
+static void check_cut(struct field *field)
 {
-    AWAIT(scene->end, scene->end->closed);
-    CHECK(scene->end->closed_status == -ECONNRESET);
-    CHECK(strstr(ibx_conn_reason(scene->end->conn), "fault"));
-    ibx_close(scene->end->conn);
-    scene->end->conn = NULL;
-    uint64_t deadline = await_until();
-    while (!pair_ask(scene->pair, (struct order){.verb = ORDER_STATUS}).value)
-        CHECK(ibx_now_ns() < deadline);
-    scene->mr = NULL; /* went with the connection */
-    scene_close(scene);
+    AWAIT(field->end, field->end->closed);
+    CHECK(field->end->closed_status == -ECONNRESET);
+    CHECK(strstr(ibx_conn_reason(field->end->conn), "fault"));
+    end_check_books(field->end);
+    ibx_close(field->end->conn); /* deregisters, too */
+    field->end->conn = NULL;
+    pair_await(field->pair, ORDER_STATUS, true);
+    field_close(field);
 }
 
 static void test_disconnect_by_chunk(void **state)
 {
     struct ibx_injected_faults faults = {0};
-    struct scene scene = scene_open(SIDE_OF(state), &faults);
+    struct field field = open_field(SIDE_OF(state), &faults);
     faults.disconnect_in = 8;
     for (int i = 0; i < 4; i++)
-        end_read(scene.end, scene.mr, scene.bytes, &scene.remote, 0, scene.length, 0);
-    AWAIT(scene.end, scene.end->completed == 4);
-    CHECK(scene.end->failed >= 3);
-    check_cut(&scene);
+        end_read(field.end, field.mr, field.bytes, &field.remote, 0, field.length, 0);
+    AWAIT(field.end, field.end->completed == 4);
+    CHECK(field.end->failed >= 3);
+    check_cut(&field);
 }
 
 static void test_disconnect_by_message(void **state)
 {
     char echoed[16] = "";
     struct ibx_injected_faults faults = {0};
-    struct scene scene = open_chat(SIDE_OF(state), &faults, echoed);
-    send_text(&scene, "a");
-    AWAIT(scene.end, scene.end->received == 1);
+    struct field field = open_chat(SIDE_OF(state), &faults, echoed);
+    send_text(&field, "a");
+    AWAIT(field.end, field.end->received == 1);
     faults.disconnect_in = 2; /* the echo of the next */
-    send_text(&scene, "b");
-    check_cut(&scene);
+    send_text(&field, "b");
+    check_cut(&field);
 }
 
 static const struct CMUnitTest tests[] = {

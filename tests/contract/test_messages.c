@@ -2,8 +2,6 @@
 /* Messages: whole, in order, bounded by credits, given back in any order. */
 #include "tests/contract/harness.h"
 
-#include "common/clock.h"
-
 #include <errno.h>
 #include <stdlib.h>
 
@@ -27,45 +25,37 @@ static void let_the_peer_send(struct pair *pair, uint64_t count)
 /* The peer has taken all that was sent; it checks each message itself. */
 static void await_arrival(struct pair *pair)
 {
-    uint64_t deadline = await_until();
-    for (;;) {
-        int64_t received = pair_ask(pair, (struct order){.verb = ORDER_COUNT}).value;
-        if ((uint64_t)received == pair->end.sent)
-            return;
-        if (ibx_now_ns() > deadline)
-            FAIL("%lld of %llu messages arrived", (long long)received,
-                 (unsigned long long)pair->end.sent);
-        end_poll(&pair->end);
+    CHECK(pair_await(pair, ORDER_COUNT, pair->end.sent) == pair->end.sent);
+}
+
+/* Messages in order, one way or both ways at once, without waiting for each other; held by one side
+ * they are given back in random order and keep their bytes until then. */
+static void test_order(void **state)
+{
+    const struct {
+        const char *name;
+        enum mode peer;
+        bool held;
+        size_t out, in;
+    } rows[] = {
+        {"out", MODE_SEQUENCE, false, contract_size(10000, 2000), 0},
+        {"in", MODE_SEQUENCE, false, 0, contract_size(10000, 2000)},
+        {"both ways", MODE_SEQUENCE, false, contract_size(8000, 2000), contract_size(8000, 2000)},
+        {"held by the peer", MODE_HOLD, false, contract_size(4000, 1000), 0},
+        {"held by this side", MODE_SEQUENCE, true, 0, contract_size(4000, 1000)},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        print_message("             %s\n", rows[i].name);
+        struct pair *pair = open_with_sequences(SIDE_OF(state), rows[i].peer);
+        if (rows[i].held)
+            pair->end.message = message_held;
+        let_the_peer_send(pair, rows[i].in);
+        end_send_many(&pair->end, rows[i].out);
+        AWAIT(&pair->end, pair->end.received == rows[i].in);
+        end_release_held(&pair->end);
+        await_arrival(pair);
+        pair_close(pair);
     }
-}
-
-static void test_ordering_out(void **state)
-{
-    struct pair *pair = open_with_sequences(SIDE_OF(state), MODE_SEQUENCE);
-    end_send_many(&pair->end, contract_size(10000, 2000));
-    await_arrival(pair);
-    pair_close(pair);
-}
-
-static void test_ordering_in(void **state)
-{
-    struct pair *pair = open_with_sequences(SIDE_OF(state), MODE_SEQUENCE);
-    uint64_t count = contract_size(10000, 2000);
-    let_the_peer_send(pair, count);
-    AWAIT(&pair->end, pair->end.received == count);
-    pair_close(pair);
-}
-
-/* Both send without waiting for each other: neither may starve the other of credits. */
-static void test_ordering_both_ways_at_once(void **state)
-{
-    struct pair *pair = open_with_sequences(SIDE_OF(state), MODE_SEQUENCE);
-    uint64_t count = contract_size(8000, 2000);
-    let_the_peer_send(pair, count);
-    end_send_many(&pair->end, count);
-    AWAIT(&pair->end, pair->end.received == count);
-    await_arrival(pair);
-    pair_close(pair);
 }
 
 static void message_counted(struct end *end, const struct ibx_event *event)
@@ -136,26 +126,6 @@ static void test_last_credit_is_spared(void **state)
     pair_close(pair);
 }
 
-/* Messages held by the peer, given back in random order, keep their bytes until then. */
-static void test_held_by_the_peer(void **state)
-{
-    struct pair *pair = open_with_sequences(SIDE_OF(state), MODE_HOLD);
-    end_send_many(&pair->end, contract_size(4000, 1000));
-    await_arrival(pair);
-    pair_close(pair);
-}
-
-static void test_held_by_this_side(void **state)
-{
-    struct pair *pair = open_with_sequences(SIDE_OF(state), MODE_SEQUENCE);
-    uint64_t count = contract_size(4000, 1000);
-    pair->end.message = message_held;
-    let_the_peer_send(pair, count);
-    AWAIT(&pair->end, pair->end.received == count);
-    end_release_held(&pair->end);
-    pair_close(pair);
-}
-
 /* A receiver that keeps everything stops its sender after the agreed slots, not for ever. */
 static void message_kept(struct end *end, const struct ibx_event *event)
 {
@@ -211,13 +181,9 @@ static void test_no_pieces_is_an_empty_message(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
-    TEST_BOTH(test_ordering_out),
-    TEST_BOTH(test_ordering_in),
-    TEST_BOTH(test_ordering_both_ways_at_once),
+    TEST_BOTH(test_order),
     TEST_BOTH(test_ping_pong),
     TEST_BOTH(test_flood_without_polling),
-    TEST_BOTH(test_held_by_the_peer),
-    TEST_BOTH(test_held_by_this_side),
     TEST_BOTH(test_last_credit_is_spared),
     TEST_BOTH(test_credits_bound_a_held_flood),
     TEST_BOTH(test_sizes_and_signals),

@@ -10,51 +10,28 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define RW             (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE)
 #define MARGIN         8192u /* bytes looked at on either side of a transfer */
-#define SEED_REMOTE    101u
-#define SEED_LOCAL     202u
 #define MIB            ((size_t)1 << 20)
 #define OUTSTANDING    64u
 #define AVAILABLE_NEED (5ull << 30)
 #define OVER_TWO_GIB   (((size_t)2 << 30) + 3 * MIB + 5)
 #define PERIOD         (24 * MIB + 5 * 4096) /* neither 2^31 nor 2^32 is a multiple of it */
 
-/* The peer's region number 0 and this side's. */
-struct field {
-    struct pair *pair;
-    struct end *end;
-    size_t length;
-    struct ibx_remote remote;
-    uint8_t *bytes;
-    struct ibx_mr *mr;
-};
-
-static struct field field_open(enum side side, size_t length)
+static struct field open_field(enum side side, size_t length)
 {
-    struct field field = {.pair = pair_open(side), .length = length};
-    field.end = &field.pair->end;
-    field.remote = pair_expose(field.pair, 0, length, RW, SEED_REMOTE);
-    CHECK(field.remote.length == length);
-    field.bytes = pages_map(length);
-    pattern_fill(field.bytes, length, SEED_LOCAL, 0);
-    field.mr = end_register(field.end, field.bytes, length, IBX_ACCESS_LOCAL);
-    return field;
-}
-
-static void field_close(struct field *field)
-{
-    end_check_books(field->end);
-    CHECK(field->end->failed == 0);
-    ibx_mr_deregister(field->mr);
-    pages_unmap(field->bytes, field->length);
-    pair_close(field->pair);
+    return field_open(pair_open(side), length, R | W);
 }
 
 static void await_all(struct field *field)
 {
     AWAIT(field->end, field->end->completed == field->end->posted);
     CHECK(field->end->failed == 0);
+}
+
+static void close_field(struct field *field)
+{
+    CHECK(field->end->failed == 0);
+    field_close(field);
 }
 
 static void check_here(const struct field *field, size_t from, size_t to, uint64_t seed,
@@ -65,15 +42,10 @@ static void check_here(const struct field *field, size_t from, size_t to, uint64
         FAIL("%s: this side's byte %zu of [%zu, %zu) is wrong", what, from + (size_t)at, from, to);
 }
 
-static void check_there(const struct field *field, size_t from, size_t to, uint64_t seed,
+static void check_there(struct field *field, size_t from, size_t to, uint64_t seed,
                         uint64_t position, const char *what)
 {
-    struct order order = {.verb = ORDER_CHECK,
-                          .offset = from,
-                          .length = to - from,
-                          .seed = seed,
-                          .position = position};
-    int64_t at = pair_ask(field->pair, order).value;
+    int64_t at = field_peers_mismatch(field, from, to - from, seed, position);
     if (at >= 0)
         FAIL("%s: the peer's byte %zu of [%zu, %zu) is wrong", what, from + (size_t)at, from, to);
 }
@@ -82,22 +54,21 @@ static void check_there(const struct field *field, size_t from, size_t to, uint6
 
 static unsigned list_sizes(const struct ibx_caps *caps, size_t *sizes)
 {
-    const size_t chunk = caps->chunk, fixed[] = {
-                                          0,
-                                          1,
-                                          2,
-                                          7,
-                                          64,
-                                          4095,
-                                          4096,
-                                          4097,
-                                          65537,
-                                          chunk - 1,
-                                          chunk,
-                                          chunk + 1,
-                                          3 * chunk + 5,
-                                          contract_size(24 * MIB + 3, 2 * MIB + 3),
-                                      };
+    const size_t chunk = caps->chunk;
+    const size_t fixed[] = {0,
+                            1,
+                            2,
+                            7,
+                            64,
+                            4095,
+                            4096,
+                            4097,
+                            65537,
+                            chunk - 1,
+                            chunk,
+                            chunk + 1,
+                            3 * chunk + 5,
+                            contract_size(24 * MIB + 3, 2 * MIB + 3)};
     memcpy(sizes, fixed, sizeof(fixed));
     return sizeof(fixed) / sizeof(fixed[0]);
 }
@@ -141,13 +112,13 @@ static void try_sizes(enum side side, transfer_fn *transfer)
     for (unsigned i = 0; i < count; i++)
         largest = sizes[i] > largest ? sizes[i] : largest;
 
-    struct field field = field_open(side, largest + 2 * MARGIN + 8192);
+    struct field field = open_field(side, largest + 2 * MARGIN + 8192);
     for (unsigned i = 0; i < count; i++) {
         unsigned shift_count = sizes[i] > 4 * MIB ? 1 : 4;
         for (unsigned s = 0; s < shift_count; s++)
             transfer(&field, shifts[3 - s][0], shifts[3 - s][1], sizes[i]);
     }
-    field_close(&field);
+    close_field(&field);
 }
 
 static void test_read_sizes(void **state)
@@ -170,7 +141,7 @@ static uint64_t next_random(struct field *field)
 static void test_random_reads(void **state)
 {
     size_t length = contract_size(8 * MIB, MIB), slot = 256 * 1024;
-    struct field field = field_open(SIDE_OF(state), length);
+    struct field field = open_field(SIDE_OF(state), length);
     struct field slots = field;
     slots.bytes = pages_map(OUTSTANDING * slot);
     slots.mr = end_register(field.end, slots.bytes, OUTSTANDING * slot, IBX_ACCESS_LOCAL);
@@ -188,14 +159,14 @@ static void test_random_reads(void **state)
     }
     ibx_mr_deregister(slots.mr);
     pages_unmap(slots.bytes, OUTSTANDING * slot);
-    field_close(&field);
+    close_field(&field);
 }
 
 /* The lower half is READ and the upper half WRITTEN in pieces, thousands in flight, all mixed. */
 static void test_exactly_once(void **state)
 {
     size_t half = contract_size(16 * MIB, 2 * MIB);
-    struct field field = field_open(SIDE_OF(state), 2 * half);
+    struct field field = open_field(SIDE_OF(state), 2 * half);
     size_t read_to = 0, write_to = half;
     while (read_to < half || write_to < 2 * half) {
         uint64_t random = next_random(&field);
@@ -220,7 +191,7 @@ static void test_exactly_once(void **state)
     check_here(&field, half, 2 * half, SEED_LOCAL, half, "sources of mixed WRITEs");
     check_there(&field, 0, half, SEED_REMOTE, 0, "sources of mixed READs");
     check_there(&field, half, 2 * half, SEED_LOCAL, half, "mixed WRITEs");
-    field_close(&field);
+    close_field(&field);
 }
 
 /* Each message names a place; its WRITE has completed, so the peer must find the bytes there. */
@@ -239,7 +210,7 @@ static void send_place(struct field *field, uint64_t offset, uint64_t length, ui
 static void test_message_after_write_sees_the_bytes(void **state)
 {
     enum { PLACES = 16, PLACE = 32 * 1024 };
-    struct field field = field_open(SIDE_OF(state), PLACES * PLACE);
+    struct field field = open_field(SIDE_OF(state), PLACES * PLACE);
     size_t rounds = contract_size(100, 20);
     uint64_t sent = 0;
     pair_ask(field.pair, (struct order){.verb = ORDER_MODE, .value = MODE_PLACES});
@@ -259,13 +230,9 @@ static void test_message_after_write_sees_the_bytes(void **state)
         }
         sent += PLACES;
         /* The peer has looked before the places are used again. */
-        uint64_t deadline = await_until();
-        while ((uint64_t)pair_ask(field.pair, (struct order){.verb = ORDER_COUNT}).value < sent) {
-            CHECK(ibx_now_ns() < deadline);
-            end_poll(field.end);
-        }
+        pair_await(field.pair, ORDER_COUNT, sent);
     }
-    field_close(&field);
+    close_field(&field);
 }
 
 /* --------------------------------------------------------------- urgent, huge */
@@ -314,7 +281,7 @@ static void test_urgent_before_bulk(void **state)
     /* Well over what libfabric has in flight at once: that much is ahead of what comes later.
      * soft-RoCE paces itself, and runs out of memory for packets with more. */
     size_t length = contract_size(128 * MIB, (!strcmp(contract.provider, "verbs") ? 16 : 64) * MIB);
-    struct field field = field_open(SIDE_OF(state), length);
+    struct field field = open_field(SIDE_OF(state), length);
     uint8_t *page = pages_map(PAGES * PAGE);
     struct ibx_mr *page_mr = end_register(field.end, page, PAGES * PAGE, IBX_ACCESS_LOCAL);
     urgent_one_by_one(&field, page, page_mr);
@@ -322,14 +289,14 @@ static void test_urgent_before_bulk(void **state)
     check_here(&field, 0, length - 3, SEED_REMOTE, 0, "the bulk READs");
     ibx_mr_deregister(page_mr);
     pages_unmap(page, PAGES * PAGE);
-    field_close(&field);
+    close_field(&field);
 }
 
 /* Pages that are wanted all the time, several at once, while large READs go on: what was overtaken
  * arrives all the same, with its own bytes. */
 static void test_bulk_under_urgent(void **state)
 {
-    struct field field = field_open(SIDE_OF(state), 8 * MIB);
+    struct field field = open_field(SIDE_OF(state), 8 * MIB);
     struct end *end = field.end;
     uint8_t *page = pages_map(PAGES * PAGE);
     struct ibx_mr *page_mr = end_register(end, page, PAGES * PAGE, IBX_ACCESS_LOCAL);
@@ -364,7 +331,7 @@ static void test_bulk_under_urgent(void **state)
     }
     ibx_mr_deregister(page_mr);
     pages_unmap(page, PAGES * PAGE);
-    field_close(&field);
+    close_field(&field);
 }
 
 static unsigned long long memory_available(void)
@@ -388,7 +355,7 @@ static void over_two_gib(enum side side)
     const unsigned mark_count = sizeof(marks) / sizeof(marks[0]);
 
     struct pair *pair = pair_open(side);
-    struct ibx_remote remote = pair_expose(pair, 0, length, RW, 0);
+    struct ibx_remote remote = pair_expose(pair, 0, length, R | W, 0);
     uint8_t *bytes = pages_map(length);
     madvise(bytes, length, MADV_HUGEPAGE);
     struct ibx_mr *mr = end_register(&pair->end, bytes, length, IBX_ACCESS_LOCAL);
@@ -423,7 +390,7 @@ static void over_two_gib_repeating(enum side side)
     field.end = &field.pair->end;
     field.remote = pair_ask(field.pair, (struct order){.verb = ORDER_EXPOSE,
                                                        .length = field.length,
-                                                       .access = RW,
+                                                       .access = R | W,
                                                        .seed = SEED_REMOTE,
                                                        .period = PERIOD})
                        .remote;
@@ -442,7 +409,7 @@ static void over_two_gib_repeating(enum side side)
     check_here(&field, far, far + mark, SEED_LOCAL, far % PERIOD, "what was written");
     check_here(&field, far % PERIOD + mark, PERIOD, SEED_REMOTE, far % PERIOD + mark,
                "after what was written");
-    field_close(&field);
+    close_field(&field);
 }
 
 /* Lengths that do not fit in 31 bits. */

@@ -6,7 +6,6 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <sched.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +13,6 @@
 #include <unistd.h>
 
 #define LENGTH (1u << 20)
-#define RW     (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE)
 
 static struct pair *open_sleeper(enum side side)
 {
@@ -75,16 +73,14 @@ static void test_woken_by_completions(void **state)
 {
     struct pair *pair = open_sleeper(SIDE_OF(state));
     struct end *end = &pair->end;
-    struct ibx_remote remote = pair_expose(pair, 0, LENGTH, RW, 1);
-    uint8_t *bytes = pages_map(LENGTH);
-    struct ibx_mr *mr = end_register(end, bytes, LENGTH, IBX_ACCESS_LOCAL);
+    struct field field = field_open(pair, LENGTH, R | W);
     for (unsigned i = 0; i < 60; i++) {
         size_t length = i % 3 ? LENGTH : i;
         unsigned flags = i % 4 ? 0 : IBX_URGENT;
         if (i % 2)
-            end_read(end, mr, bytes, &remote, 0, length, flags);
+            end_read(end, field.mr, field.bytes, &field.remote, 0, length, flags);
         else
-            end_write(end, mr, bytes, &remote, 0, length, flags);
+            end_write(end, field.mr, field.bytes, &field.remote, 0, length, flags);
         while (end->completed < end->posted) {
             if (i % 5)
                 sleep_until_event(end);
@@ -93,9 +89,7 @@ static void test_woken_by_completions(void **state)
         }
     }
     CHECK(end->failed == 0);
-    ibx_mr_deregister(mr);
-    pages_unmap(bytes, LENGTH);
-    pair_close(pair);
+    field_close(&field);
 }
 
 static void test_woken_by_a_signaled_send(void **state)
@@ -127,7 +121,7 @@ static void test_woken_by_credit(void **state)
             end_poll(&pair->end);
         }
         CHECK(rc == 0);
-        CHECK(pair_hear(pair).rc == 0);
+        CHECK(pair_answer(pair).rc == 0);
     }
     pair_close(pair);
 }
@@ -153,18 +147,10 @@ struct waker {
 static void *wake_the_sleeper(void *arg)
 {
     struct waker *waker = arg;
-    char path[64], text[512];
+    char path[64];
     snprintf(path, sizeof(path), "/proc/self/task/%d/stat", (int)waker->sleeper);
-    for (int asleep = 0; asleep < 3;) {
-        FILE *file = fopen(path, "re");
-        if (!file || !fgets(text, sizeof(text), file))
-            return NULL; /* nobody is woken, and the test says so */
-        fclose(file);
-        const char *status = strrchr(text, ')');
-        asleep = status && status[2] == 'S' ? asleep + 1 : 0;
-        sched_yield();
-    }
-    ibx_wake(waker->conn);
+    if (process_asleep(path)) /* else nobody is woken, and the test says so */
+        ibx_wake(waker->conn);
     return NULL;
 }
 
@@ -187,7 +173,7 @@ static void test_woken_by_ibx_wake(void **state)
 }
 
 /* Also one that would go on spinning for longer than it may wait. */
-static void test_a_spinning_side_hears_ibx_wake(void **state)
+static void test_ibx_wake_ends_spinning(void **state)
 {
     struct pair_options with = {.set = "spin_us=10000000"};
     struct pair *pair = pair_open_with(SIDE_OF(state), &with);
@@ -209,7 +195,7 @@ static void test_a_wait_that_nothing_ends(void **state)
     pair_close(pair);
 }
 
-/* An idle connection sleeps: its descriptor does not cry wolf. */
+/* An idle connection sleeps: its descriptor is not readable without a cause. */
 static void test_an_idle_descriptor_is_silent(void **state)
 {
     struct pair *pair = open_sleeper(SIDE_OF(state));
@@ -224,7 +210,7 @@ static void test_an_idle_descriptor_is_silent(void **state)
         AWAIT(&pair->end, pair->end.received == i);
     }
     /* Some late credit may still come; after that there is silence. */
-    unsigned alarms = 0;
+    unsigned wakes = 0;
     for (int quiet = 0; quiet < 3;) {
         while (end_poll(&pair->end))
             ;
@@ -232,21 +218,17 @@ static void test_an_idle_descriptor_is_silent(void **state)
         struct pollfd wait = {.fd = ibx_fd(pair->end.conn), .events = POLLIN};
         if (!rc && !poll(&wait, 1, 10))
             quiet++;
-        else if (++alarms > 200)
+        else if (++wakes > 200)
             FAIL("the descriptor of an idle connection is always ready");
     }
     pair_close(pair);
 }
 
 static const struct CMUnitTest tests[] = {
-    TEST_BOTH(test_woken_by_a_message),
-    TEST_BOTH(test_woken_by_completions),
-    TEST_BOTH(test_woken_by_a_signaled_send),
-    TEST_BOTH(test_woken_by_credit),
-    TEST_BOTH(test_woken_by_the_peers_death),
-    TEST_BOTH(test_woken_by_ibx_wake),
-    TEST_BOTH(test_a_spinning_side_hears_ibx_wake),
-    TEST_BOTH(test_a_wait_that_nothing_ends),
+    TEST_BOTH(test_woken_by_a_message),           TEST_BOTH(test_woken_by_completions),
+    TEST_BOTH(test_woken_by_a_signaled_send),     TEST_BOTH(test_woken_by_credit),
+    TEST_BOTH(test_woken_by_the_peers_death),     TEST_BOTH(test_woken_by_ibx_wake),
+    TEST_BOTH(test_ibx_wake_ends_spinning),       TEST_BOTH(test_a_wait_that_nothing_ends),
     TEST_BOTH(test_an_idle_descriptor_is_silent),
 };
 GROUP(group_sleep, "sleep", tests);

@@ -2,7 +2,7 @@
 /* Whatever parses is found again, and, written out plainly, parses to the same; likewise what is a
  * file of choices. */
 #include "common/properties.h"
-#include "frontend-glue/device_copies/tuning.h"
+#include "tests/scenes/choice_sound.h"
 
 #include <stdint.h>
 #include <stdio.h>
@@ -64,7 +64,7 @@ static void check_tuning(const char *data, size_t size)
         require(error.code < 0 && error.message[0]);
         return;
     }
-    require(ibx_choice_sound(&tuning.choice));
+    require(choice_sound(&tuning.choice));
     FILE *out = open_memstream(&text, &length);
     require(out);
     ibx_tuning_print(&tuning, out);

@@ -160,7 +160,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     sockets_unix(door);
     lanes[0] = door[1];
     end_init(&server, IBX_ROLE_SERVER, door[0], 1, 4);
-    end_meet_raw(&server, lanes, 1);
+    end_connect_raw(&server, lanes, 1);
     struct ibx_mr *regions[2] = {
         end_register(&server, constant, sizeof(constant), IBX_ACCESS_REMOTE_READ),
         end_register(&server, memory + PAGE, PAGE,
@@ -177,7 +177,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     end_deregister(&server, regions[0]);
     end_deregister(&server, regions[1]);
     check(&server, chunks);
-    end_fini(&server);
+    end_close(&server);
     close(lanes[0]);
     return 0;
 }

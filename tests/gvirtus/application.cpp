@@ -450,23 +450,24 @@ bool launch()
 // A fork while other threads register and free: the child may do so as well.
 bool forked_meanwhile()
 {
-    auto *enter = preloaded<int(void *, std::size_t, unsigned)>("cudaHostRegister");
-    auto *leave = preloaded<int(void *)>("cudaHostUnregister");
     REQUIRE(device_memory());
     std::vector<char> memory(64 * 4096);
     for (std::size_t i = 2; i < 64; i++)
-        REQUIRE(enter(&memory[i * 4096], 4096, 0) == 0);
+        REQUIRE(host_register(&memory[i * 4096], 4096, 0) == 0);
     std::atomic<bool> over{false};
     std::thread other([&] {
         while (!over)
-            leave(&memory[0]); // of the list's lock and nothing else
+            host_unregister(&memory[0]); // of the list's lock and nothing else
     });
     bool good = true;
     for (unsigned i = 0; i < 300 && good; i++) {
         pid_t child = fork();
         if (!child) {
             alarm(20);
-            std::_Exit(leave(&memory[4096]) == 713 && leave(&memory[2 * 4096]) == 0 ? 0 : 1);
+            std::_Exit(host_unregister(&memory[4096]) == 713 &&
+                               host_unregister(&memory[2 * 4096]) == 0
+                           ? 0
+                           : 1);
         }
         int status = -1;
         good = waitpid(child, &status, 0) == child && status == 0;
@@ -519,8 +520,7 @@ bool stock()
     REQUIRE(cudaMallocHost(&page_locked, 10) == 0 && cudaFreeHost(page_locked) == 0);
     REQUIRE(cudaHostAlloc(&page_locked, 10, 0) == 0 && cudaFreeHost(page_locked) == 0);
     REQUIRE(stub_hosts() == 4);
-    auto *enter = preloaded<int(void *, std::size_t, unsigned)>("cudaHostRegister");
-    REQUIRE(enter(there, sizeof(there), 0) == 801); // as this libcudart has none
+    REQUIRE(host_register(there, sizeof(there), 0) == 801); // as this libcudart has none
     REQUIRE(cudaFree(device) == 0);
     return true;
 }
@@ -565,7 +565,7 @@ int main(int argc, char **argv)
         {"leaves", leaves},
         {"exits", exits},
         {"after", after},
-        {"host-register", host_register},
+        {"host-register", registrations},
         {"stale-registration", stale_registration},
         {"refused", refused},
         {"launch", launch},

@@ -25,6 +25,16 @@ template <typename F> F *preloaded(const char *name)
     return reinterpret_cast<F *>(dlsym(RTLD_DEFAULT, name));
 }
 
+// The preload's; the libcudart has none.
+inline int host_register(void *address, std::size_t n, unsigned flags = 0)
+{
+    return preloaded<int(void *, std::size_t, unsigned)>("cudaHostRegister")(address, n, flags);
+}
+inline int host_unregister(void *address)
+{
+    return preloaded<int(void *)>("cudaHostUnregister")(address);
+}
+
 char *device_memory(std::size_t n = device_bytes_each);
 bool device_has(const char *device, const char *bytes, std::size_t n);
 // To the device and back into other memory, with a gap on both sides that stays as it was.
@@ -38,26 +48,25 @@ long peak();
 // Page-locked memory; of an application after one that has left without freeing its own.
 bool pinned();
 bool after();
-// Memory that is registered, and such that is gone without a word.
-bool host_register();
+// Registered memory, and registered memory that was unmapped.
+bool registrations();
 bool stale_registration();
 
 // application_async.cpp
 
 bool async();
-// Copies that are run beside everything else, from and to registered memory or allocated one.
+// Copies that run in the background, with registered or allocated memory.
 bool background(bool registered);
-// Copies on the host after others that are under way.
+// Copies on the host behind copies that are under way.
 bool on_host();
-// Several devices at once.
 bool devices();
-// A device that there is not.
+// A device that does not exist.
 bool no_device();
-// Ends in the middle of copies.
+// The application ends in the middle of copies.
 bool leaves();
-// Ends with copies in the background, and is told nothing of the memory's end.
+// It ends with copies in the background, and its memory is not unregistered.
 bool exits();
-// The back end is killed in the middle of them.
+// The back end is killed in the middle of copies in the background.
 bool killed_background();
 
 #endif

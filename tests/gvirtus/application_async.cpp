@@ -240,13 +240,11 @@ static bool background_threads()
     for (unsigned t = 0; t < 3; t++)
         all.emplace_back([&good, t] {
             constexpr std::size_t n = 400000;
-            auto *enter = preloaded<int(void *, std::size_t, unsigned)>("cudaHostRegister");
-            auto *leave = preloaded<int(void *)>("cudaHostUnregister");
             void *streams[3];
             char *device = device_memory();
             std::vector<char> there(6 * n), back(6 * n);
-            good[t] = device && !enter(there.data(), there.size(), 0) &&
-                      !enter(back.data(), back.size(), 0);
+            good[t] = device && !host_register(there.data(), there.size(), 0) &&
+                      !host_register(back.data(), back.size(), 0);
             for (void *&stream : streams)
                 good[t] = good[t] && !cudaStreamCreate(&stream);
             for (unsigned round = 0; round < 10 && good[t]; round++) {
@@ -262,7 +260,7 @@ static bool background_threads()
                     good[t] = good[t] && !cudaStreamSynchronize(streams[i]);
                 good[t] = good[t] && there == back;
             }
-            good[t] = good[t] && !leave(there.data()) && !leave(back.data());
+            good[t] = good[t] && !host_unregister(there.data()) && !host_unregister(back.data());
         });
     for (std::thread &thread : all)
         thread.join();
@@ -273,12 +271,11 @@ static bool background_threads()
 bool background(bool registered)
 {
     constexpr std::size_t n = 3000000;
-    auto *enter = preloaded<int(void *, std::size_t, unsigned)>("cudaHostRegister");
-    auto *leave = preloaded<int(void *)>("cudaHostUnregister");
     Background b = {device_memory(), nullptr, nullptr, nullptr, nullptr, nullptr, n};
     std::vector<char> ordinary(2 * n);
     void *memory = ordinary.data();
-    REQUIRE(registered ? enter(memory, 2 * n, 0) == 0 : cudaMallocHost(&memory, 2 * n) == 0);
+    REQUIRE(registered ? host_register(memory, 2 * n, 0) == 0
+                       : cudaMallocHost(&memory, 2 * n) == 0);
     b.there = static_cast<char *>(memory);
     b.back = b.there + n;
     REQUIRE(b.device && cudaStreamCreate(&b.stream) == 0 && cudaStreamCreate(&b.other) == 0);
@@ -295,7 +292,7 @@ bool background(bool registered)
     }
     bool released = false;
     std::thread other([&] { released = driver('r'); });
-    REQUIRE((registered ? leave(memory) : cudaFreeHost(memory)) == 0);
+    REQUIRE((registered ? host_unregister(memory) : cudaFreeHost(memory)) == 0);
     other.join();
     int status = -1;
     REQUIRE(waitpid(child, &status, 0) == child && status == 0 && released);
@@ -345,16 +342,14 @@ static bool copied_on(char *device, void *stream, char *memory, std::size_t n)
 bool on_host()
 {
     constexpr std::size_t n = 1u << 20;
-    auto *enter = preloaded<int(void *, std::size_t, unsigned)>("cudaHostRegister");
-    auto *leave = preloaded<int(void *)>("cudaHostUnregister");
     char *device = device_memory();
     void *stream, *memory;
     std::vector<char> ordinary(n);
     REQUIRE(device && cudaStreamCreate(&stream) == 0);
-    REQUIRE(cudaMallocHost(&memory, n) == 0 && enter(ordinary.data(), n, 0) == 0);
+    REQUIRE(cudaMallocHost(&memory, n) == 0 && host_register(ordinary.data(), n, 0) == 0);
     REQUIRE(copied_on(device, stream, static_cast<char *>(memory), n));
     REQUIRE(copied_on(device, stream, ordinary.data(), n));
-    REQUIRE(cudaFreeHost(memory) == 0 && leave(ordinary.data()) == 0);
+    REQUIRE(cudaFreeHost(memory) == 0 && host_unregister(ordinary.data()) == 0);
     return true;
 }
 
@@ -412,10 +407,8 @@ bool devices()
 bool no_device()
 {
     constexpr std::size_t n = 1u << 20;
-    auto *enter = preloaded<int(void *, std::size_t, unsigned)>("cudaHostRegister");
-    auto *leave = preloaded<int(void *)>("cudaHostUnregister");
     std::vector<char> memory(n);
-    REQUIRE(device_memory() && enter(memory.data(), n, 0) == 0);
+    REQUIRE(device_memory() && host_register(memory.data(), n, 0) == 0);
     for (int device : {0, 1}) {
         void *stream;
         REQUIRE(device == 0 || cudaSetDevice(device) == 0);
@@ -429,7 +422,7 @@ bool no_device()
             REQUIRE(device_has(there, memory.data(), n));
         }
     }
-    return leave(memory.data()) == 0;
+    return host_unregister(memory.data()) == 0;
 }
 
 bool leaves()
@@ -461,14 +454,14 @@ static struct Lasting {
 bool exits()
 {
     constexpr std::size_t n = 3000000;
-    auto *enter = preloaded<int(void *, std::size_t, unsigned)>("cudaHostRegister");
     char *device = device_memory();
     void *stream;
     lasting.there.resize(n);
     lasting.back.resize(n);
     random_fill(lasting.there.data(), n, 1);
     REQUIRE(device && cudaStreamCreate(&stream) == 0);
-    REQUIRE(enter(lasting.there.data(), n, 0) == 0 && enter(lasting.back.data(), n, 0) == 0);
+    REQUIRE(host_register(lasting.there.data(), n, 0) == 0 &&
+            host_register(lasting.back.data(), n, 0) == 0);
     stub_remote()->slow(20000);
     REQUIRE(cudaMemcpyAsync(device, lasting.there.data(), n, H2D, stream) == 0);
     REQUIRE(cudaMemcpyAsync(lasting.back.data(), device, n, D2H, stream) == 0);
@@ -480,12 +473,10 @@ bool exits()
 bool killed_background()
 {
     constexpr std::size_t n = 1u << 20;
-    auto *enter = preloaded<int(void *, std::size_t, unsigned)>("cudaHostRegister");
-    auto *leave = preloaded<int(void *)>("cudaHostUnregister");
     char *device = device_memory();
     void *streams[3];
     std::vector<char> memory(n, 'k');
-    REQUIRE(enter(memory.data(), n, 0) == 0);
+    REQUIRE(host_register(memory.data(), n, 0) == 0);
     for (void *&stream : streams)
         REQUIRE(cudaStreamCreate(&stream) == 0);
     stub_remote()->slow(5000);
@@ -499,5 +490,5 @@ bool killed_background()
     REQUIRE(rc == 999);
     REQUIRE(cudaMemcpyAsync(device, memory.data(), n, H2D, streams[0]) == 999);
     REQUIRE(cudaStreamSynchronize(streams[0]) == 999 && cudaDeviceSynchronize() == 999);
-    return leave(memory.data()) == 0;
+    return host_unregister(memory.data()) == 0;
 }

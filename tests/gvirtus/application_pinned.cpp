@@ -96,35 +96,35 @@ bool after()
     return cudaFreeHost(memory) == 0;
 }
 
-bool host_register()
+bool registrations()
 {
-    auto *enter = preloaded<int(void *, std::size_t, unsigned)>("cudaHostRegister");
-    auto *leave = preloaded<int(void *)>("cudaHostUnregister");
     char *device = device_memory();
     std::vector<char> memory(3000000);
     char *at = &memory[100];
-    REQUIRE(enter(at, 2000000, 0) == 0);
+    REQUIRE(host_register(at, 2000000, 0) == 0);
     REQUIRE(round_trip(device, at, 2000000, 1));
     REQUIRE(round_trip(device, memory.data(), memory.size(), 2));
-    REQUIRE(enter(at, 2000000, 0) == 712);
-    REQUIRE(enter(at + 1999999, 5, 0) == 712);
-    REQUIRE(enter(at - 10, 11, 0) == 712);
-    REQUIRE(enter(at + 5, 5, 0) == 712);
-    REQUIRE(enter(at - 10, 2500000, 0) == 712);
-    REQUIRE(enter(at - 10, 10, 1) == 0);
-    REQUIRE(enter(at + 2000000, 10, 0) == 0);
+    REQUIRE(host_register(at, 2000000, 0) == 712);
+    REQUIRE(host_register(at + 1999999, 5, 0) == 712);
+    REQUIRE(host_register(at - 10, 11, 0) == 712);
+    REQUIRE(host_register(at + 5, 5, 0) == 712);
+    REQUIRE(host_register(at - 10, 2500000, 0) == 712);
+    REQUIRE(host_register(at - 10, 10, 1) == 0);
+    REQUIRE(host_register(at + 2000000, 10, 0) == 0);
     REQUIRE(cudaGetLastError() == 712 && cudaGetLastError() == 0);
-    REQUIRE(leave(at + 1) == 713 && cudaGetLastError() == 713);
-    REQUIRE(leave(at) == 0 && leave(at) == 713);
-    REQUIRE(enter(at, 2000000, 0) == 0);
-    REQUIRE(leave(at + 2000000) == 0 && leave(at) == 0 && leave(at - 10) == 0);
-    REQUIRE(enter(nullptr, 1, 0) == 1 && enter(at, 0, 0) == 1 && enter(at, 1, 64) == 1);
-    REQUIRE(enter(at, SIZE_MAX, 0) == 1);
+    REQUIRE(host_unregister(at + 1) == 713 && cudaGetLastError() == 713);
+    REQUIRE(host_unregister(at) == 0 && host_unregister(at) == 713);
+    REQUIRE(host_register(at, 2000000, 0) == 0);
+    REQUIRE(host_unregister(at + 2000000) == 0 && host_unregister(at) == 0 &&
+            host_unregister(at - 10) == 0);
+    REQUIRE(host_register(nullptr, 1, 0) == 1 && host_register(at, 0, 0) == 1 &&
+            host_register(at, 1, 64) == 1);
+    REQUIRE(host_register(at, SIZE_MAX, 0) == 1);
     REQUIRE(round_trip(device, memory.data(), memory.size(), 3));
     void *page_locked;
     REQUIRE(cudaMallocHost(&page_locked, 100000) == 0);
-    REQUIRE(enter(page_locked, 10, 0) == 712);
-    REQUIRE(leave(page_locked) == 713);
+    REQUIRE(host_register(page_locked, 10, 0) == 712);
+    REQUIRE(host_unregister(page_locked) == 713);
     return cudaFreeHost(page_locked) == 0;
 }
 
@@ -132,8 +132,6 @@ bool host_register()
 bool stale_registration()
 {
     constexpr std::size_t n = 3u << 20;
-    auto *enter = preloaded<int(void *, std::size_t, unsigned)>("cudaHostRegister");
-    auto *leave = preloaded<int(void *)>("cudaHostUnregister");
     char *device = device_memory();
     void *page_locked;
     // All places where the allocator could put it now.
@@ -142,11 +140,11 @@ bool stale_registration()
     REQUIRE(memory != MAP_FAILED);
     char *bytes = static_cast<char *>(memory);
     for (std::size_t i = 0; i < 8; i++)
-        REQUIRE(enter(bytes + i * n, n, 0) == 0);
+        REQUIRE(host_register(bytes + i * n, n, 0) == 0);
     REQUIRE(munmap(memory, 8 * n) == 0);
     REQUIRE(cudaMallocHost(&page_locked, n) == 0);
     REQUIRE(round_trip(device, static_cast<char *>(page_locked), n, 1));
-    REQUIRE(leave(page_locked) == 713);
+    REQUIRE(host_unregister(page_locked) == 713);
     REQUIRE(cudaFreeHost(page_locked) == 0);
     REQUIRE(stub_hosts() == 0);
     return true;

@@ -10,16 +10,13 @@
 //   CELL pageable|pinned h2d|d2h BYTES MEDIAN
 //
 // The bytes that come back are compared with those that went.
-#include <algorithm>
-#include <chrono>
-#include <cstdint>
+#include "tests/gvirtus/bench_measure.h"
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <dlfcn.h>
-#include <functional>
 #include <unistd.h>
-#include <vector>
 
 namespace
 {
@@ -50,37 +47,6 @@ void must(int rc, const char *what)
     leave(1);
 }
 
-double now()
-{
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
-        .count();
-}
-
-// Seconds of the median call; the first ones, or a long first one, warm up.
-double measure(const std::function<void()> &call, double slice)
-{
-    double warm = now() + slice;
-    for (int i = 0; i < 3 && (!i || now() < warm); i++)
-        call();
-    std::vector<double> times;
-    for (double end = now() + slice; now() < end || times.size() < 3;) {
-        double begin = now();
-        call();
-        times.push_back(now() - begin);
-    }
-    auto middle = times.begin() + static_cast<long>(times.size() / 2);
-    std::nth_element(times.begin(), middle, times.end());
-    return *middle;
-}
-
-void fill(char *bytes, std::size_t n, std::uint64_t x)
-{
-    for (std::size_t i = 0; i < n; i++) {
-        x = x * 6364136223846793005u + 1442695040888963407u;
-        bytes[i] = static_cast<char>(x >> 56);
-    }
-}
-
 struct Memory {
     char *sent, *got;
 };
@@ -97,8 +63,9 @@ void measure_memory(const char *kind, const Memory &memory, const std::vector<st
     for (std::size_t n : sizes) {
         fill(memory.sent, n, n);
         std::memset(memory.got, 2, n);
-        double to = measure([&] { must(copy(device, memory.sent, n, 1), "to the device"); }, slice);
-        double from = measure([&] { must(copy(memory.got, device, n, 2), "from it"); }, slice);
+        double to =
+            median_of([&] { must(copy(device, memory.sent, n, 1), "to the device"); }, slice);
+        double from = median_of([&] { must(copy(memory.got, device, n, 2), "from it"); }, slice);
         if (std::memcmp(memory.sent, memory.got, n) != 0) {
             std::fprintf(stderr, "bench-application: other bytes came back than were sent\n");
             leave(1);

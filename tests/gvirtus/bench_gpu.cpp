@@ -15,6 +15,7 @@
 // are an application's (bench_application.cpp) with libibx-frontend.so before a libcudart that does
 // what GVirtuS's does, from pageable and pinned memory. --cells adds what such an application has
 // printed elsewhere.
+#include "tests/gvirtus/bench_measure.h"
 #include "tests/gvirtus/bench_results.h"
 #include "tests/gvirtus/remote.h"
 #include "tests/gvirtus/scene.h"
@@ -24,13 +25,11 @@
 #include <algorithm>
 #include <arpa/inet.h>
 #include <atomic>
-#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <functional>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -66,38 +65,6 @@ std::vector<std::string> split(const std::string &text, char by)
         at = end + 1;
     }
     return parts;
-}
-
-double now()
-{
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
-        .count();
-}
-
-// Seconds of the median call; the first ones, or a long first one, warm up.
-double measure(const std::function<void()> &call)
-{
-    double warm = now() + slice;
-    for (int i = 0; i < 3 && (!i || now() < warm); i++)
-        call();
-    std::vector<double> times;
-    for (double end = now() + slice; now() < end || times.size() < 3;) {
-        double begin = now();
-        call();
-        times.push_back(now() - begin);
-    }
-    std::nth_element(times.begin(), times.begin() + static_cast<long>(times.size() / 2),
-                     times.end());
-    return times[times.size() / 2];
-}
-
-void fill(char *bytes, std::size_t n, std::uint64_t seed)
-{
-    std::uint64_t x = seed * 0x9e3779b97f4a7c15u + 1;
-    for (std::size_t i = 0; i < n; i++) {
-        x = x * 6364136223846793005u + 1442695040888963407u;
-        bytes[i] = static_cast<char>(x >> 56);
-    }
 }
 
 std::uint64_t sum(const char *bytes, std::size_t n)
@@ -320,11 +287,11 @@ Times measure_calls(Stream *stream)
     for (std::size_t i = 0; i < bench_size_count; i++) {
         std::size_t n = bench_sizes[i];
         fill(sent, n, i + 1);
-        times.to[i] = measure([&] { front.to_device(device, sent, n); });
+        times.to[i] = median_of([&] { front.to_device(device, sent, n); }, slice);
         if (front.ask("benchSum", device, n) != sum(sent, n))
             die("the device has other bytes than were sent");
         std::memset(got, 2, n);
-        times.from[i] = measure([&] { front.from_device(got, device, n); });
+        times.from[i] = median_of([&] { front.from_device(got, device, n); }, slice);
         if (std::memcmp(sent, got, n) != 0)
             die("other bytes came back than were sent");
     }
@@ -497,10 +464,10 @@ Times native(bool pinned)
         if (pinned)
             must(cuda->host_register(memory, largest, 0), "cuMemHostRegister");
         for (std::size_t i = 0; i < bench_size_count; i++) {
-            times.to[i] =
-                measure([&] { must(cuda->to_device(device, memory, bench_sizes[i]), "H2D"); });
-            times.from[i] =
-                measure([&] { must(cuda->from_device(memory, device, bench_sizes[i]), "D2H"); });
+            times.to[i] = median_of(
+                [&] { must(cuda->to_device(device, memory, bench_sizes[i]), "H2D"); }, slice);
+            times.from[i] = median_of(
+                [&] { must(cuda->from_device(memory, device, bench_sizes[i]), "D2H"); }, slice);
         }
         return write(result[1], &times, sizeof(times)) != sizeof(times);
     });

@@ -9,42 +9,8 @@
 #include <dlfcn.h>
 #include <map>
 #include <mutex>
-#include <thread>
 
 /* ------------------------------------------------------------------- front end */
-
-int Remote::call(const char *name, const Body &body)
-{
-    std::size_t length = body.bytes.size();
-    over->Write(name, std::strlen(name) + 1);
-    over->Write(reinterpret_cast<char *>(&length), sizeof(length));
-    over->Write(body.bytes.data(), length);
-    over->Sync();
-    over->Sync();
-    int exit_code = -1;
-    over->Read(reinterpret_cast<char *>(&exit_code), sizeof(exit_code));
-    if (timed)
-        over->Read(reinterpret_cast<char *>(&seconds), sizeof(seconds));
-    length = 0;
-    over->Read(reinterpret_cast<char *>(&length), sizeof(length));
-    out.resize(length);
-    if (length)
-        over->Read(out.data(), length);
-    return exit_code;
-}
-
-// The payload of D2H: n, and n bytes.
-int Remote::take_out(int rc, void *to, std::size_t n)
-{
-    std::uint64_t said = 0;
-    if (rc)
-        return rc;
-    if (out.size() != n + 8)
-        return -2;
-    std::memcpy(&said, out.data(), 8);
-    std::memcpy(to, out.data() + 8, n);
-    return said == n ? 0 : -3;
-}
 
 int Remote::to_symbol(std::uint64_t symbol, const void *from, std::size_t n, std::size_t offset)
 {
@@ -65,8 +31,8 @@ std::atomic<std::uint64_t> handled_copies;
 // What a handler reads of its request, and what it answers.
 struct Frame {
     const std::vector<char> &in;
+    Body &out;
     std::size_t at = 0;
-    Body out;
 
     template <typename T> T get()
     {
@@ -357,49 +323,18 @@ int execute(const std::string &name, Frame &f, bool *has_context)
     return -1;
 }
 
-bool read_name(Communicator *client, std::string *name)
-{
-    name->clear();
-    for (char c = 1; c;) {
-        if (client->Read(&c, 1) != 1)
-            return false;
-        if (c)
-            name->push_back(c);
-    }
-    return true;
-}
-
-void serve_client(Communicator *client, bool timed)
-{
-    std::vector<char> in;
-    std::string name;
-    bool has_context = false;
-    while (read_name(client, &name)) {
-        std::size_t length = 0;
-        client->Read(reinterpret_cast<char *>(&length), sizeof(length));
-        in.resize(length);
-        client->Read(in.data(), length);
-        Frame frame{in, 0, Body()};
-        int exit_code = execute(name, frame, &has_context);
-        double seconds = 0;
-        length = frame.out.bytes.size();
-        client->Write(reinterpret_cast<char *>(&exit_code), sizeof(exit_code));
-        if (timed)
-            client->Write(reinterpret_cast<char *>(&seconds), sizeof(seconds));
-        client->Write(reinterpret_cast<char *>(&length), sizeof(length));
-        if (length)
-            client->Write(frame.out.bytes.data(), length);
-        client->Sync();
-    }
-}
-
 } // namespace
 
 void cuda_back_end_child(std::shared_ptr<Communicator> listening, bool timed)
 {
-    listening->Serve();
-    for (;;) {
-        auto *client = const_cast<Communicator *>(listening->Accept());
-        std::thread(serve_client, client, timed).detach();
-    }
+    serve_clients(
+        listening,
+        []() -> Handler {
+            return [has_context = false](const std::string &name, const std::vector<char> &in,
+                                         Body *out) mutable {
+                Frame frame{in, *out};
+                return execute(name, frame, &has_context);
+            };
+        },
+        timed);
 }

@@ -8,44 +8,11 @@
 #include "tests/doubles/gvirtus/gvirtus.h"
 #include "tests/doubles/cuda/driver.h"
 
-// A body, put together as GVirtuS's Buffer does.
-struct Body {
-    std::vector<char> bytes;
-    template <typename T> Body &put(const T &value)
-    {
-        append(&bytes, &value, sizeof(value));
-        return *this;
-    }
-    Body &u64(std::uint64_t value) { return put(value); }
-    Body &i32(std::int32_t value) { return put(value); }
-    // Buffer::AddString().
-    Body &string(const std::string &text)
-    {
-        return u64(text.size() + 1).host(text.c_str(), text.size() + 1);
-    }
-    Body &host(const void *from, std::size_t n)
-    {
-        u64(n);
-        append(&bytes, from, n);
-        return *this;
-    }
-};
-
-enum { H2D = 1, D2H = 2, D2D = 3 };
-
 // The front end of one connection.
-class Remote
+class Remote : public FrontEnd
 {
   public:
-    // `timed`: replies carry seconds, as from G2 on.
-    explicit Remote(Communicator *communicator, bool with_seconds = true)
-        : over(communicator), timed(with_seconds)
-    {
-    }
-    // The exit code; `out` gets the reply's buffer.
-    int call(const char *name, const Body &body);
-    std::vector<char> out;
-    double seconds = 0;
+    using FrontEnd::FrontEnd;
 
     std::uint64_t malloc(std::size_t n) { return value("cudaMalloc", Body().u64(n)); }
     int free(std::uint64_t device) { return call("cudaFree", Body().u64(device)); }
@@ -59,14 +26,6 @@ class Remote
     int stream_query(std::uint64_t on) { return call("cudaStreamQuery", Body().u64(on)); }
     int device_synchronize() { return call("cudaDeviceSynchronize", Body()); }
     int get_last_error() { return call("cudaGetLastError", Body()); }
-    int to_device(std::uint64_t to, const void *from, std::size_t n)
-    {
-        return call("cudaMemcpy", Body().u64(to).host(from, n).u64(n).i32(H2D));
-    }
-    int from_device(void *to, std::uint64_t from, std::size_t n)
-    {
-        return take_out(call("cudaMemcpy", Body().host("", 1).u64(from).u64(n).i32(D2H)), to, n);
-    }
     int on_device(std::uint64_t to, std::uint64_t from, std::size_t n)
     {
         return call("cudaMemcpy", Body().u64(to).u64(from).u64(n).i32(D2D));
@@ -122,16 +81,6 @@ class Remote
     void hold(bool held) { call("testHold", Body().u64(held)); }
     // False: this is a real driver, to which nothing can be injected.
     bool slow(unsigned microseconds) { return call("testSlow", Body().u64(microseconds)) == 0; }
-
-  private:
-    int take_out(int rc, void *to, std::size_t n);
-    std::uint64_t value(const char *name, const Body &body, std::uint64_t otherwise = 0)
-    {
-        std::uint64_t got = 0;
-        return take_out(call(name, body), &got, 8) ? otherwise : got;
-    }
-    Communicator *over;
-    bool timed;
 };
 
 // The back end's forked child, as back_end_child() but with CUDA. Never returns.

@@ -23,8 +23,8 @@ unsigned client_count = 64;
 bool round_trip(FrontEnd *front, std::uint64_t at, std::size_t n, unsigned seed)
 {
     std::vector<char> sent = random_bytes(n, seed), got(n + 2, 'x');
-    REQUIRE(front->copy_to(at, sent.data(), n) == 0);
-    REQUIRE(front->copy_from(at, got.data() + 1, n) == 0);
+    REQUIRE(front->to_device(at, sent.data(), n) == 0);
+    REQUIRE(front->from_device(got.data() + 1, at, n) == 0);
     REQUIRE(n == 0 || std::memcmp(sent.data(), got.data() + 1, n) == 0);
     REQUIRE(got.front() == 'x' && got.back() == 'x');
     return true;
@@ -39,7 +39,7 @@ bool all_sizes(std::uint16_t port, const char *suite, const char *protocol)
              0,     1,      4,      100,    4095,   4096,    16000,   16384,   16385,    65536,
              65537, 100001, 262144, 600000, 600001, 1048576, 1048577, 4194304, 16777216, 50331649})
         REQUIRE(round_trip(&front, n % 977, n, seed++));
-    REQUIRE(front.copy_to(device_bytes, "x", 1) == 11);
+    REQUIRE(front.to_device(device_bytes, "x", 1) == 11);
     REQUIRE(round_trip(&front, 0, 4, seed));
     return true;
 }
@@ -221,9 +221,9 @@ bool back_end_killed()
     back.end();
     std::vector<char> bytes(1 << 20);
     for (int i = 0; i < 3; i++) {
-        REQUIRE(front.copy_to(0, bytes.data(), 4) == 999);
-        REQUIRE(front.copy_to(0, bytes.data(), bytes.size()) == 999);
-        REQUIRE(front.copy_from(0, bytes.data(), bytes.size()) == 999);
+        REQUIRE(front.to_device(0, bytes.data(), 4) == 999);
+        REQUIRE(front.to_device(0, bytes.data(), bytes.size()) == 999);
+        REQUIRE(front.from_device(bytes.data(), 0, bytes.size()) == 999);
     }
     return true;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * `ib-migrate send` against a destination that lies: the test process is that destination and says
- * the wrong thing at each state. Afterwards the guest is alive and right at the source, which has a
- * real QEMU.
+ * `ib-migrate send` against a destination that lies: the test process is that destination and
+ * sends something wrong at each state. Afterwards the guest is alive and right at the source, which
+ * has a real QEMU.
  */
 #include "migrate/pages/pages.h"
 #include "migrate/channel/channel.h"
@@ -17,28 +17,20 @@
 
 #define LISTEN  "tcp://127.0.0.1:0?timeout_ms=10000"
 #define LOOK_MS 5
-#define LATE_MS 200 /* sooner it would be heard in any case */
+#define LATE_MS 200 /* sooner it would be received in any case */
 
 static struct ibx_options options;
 
-static void runs_at_the_source(void)
-{
-    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + pair_beats);
-    mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
-}
-
 static void start_source(void)
 {
-    mover_begin();
     ibx_options_init(&options);
     options.message = IBX_MIGRATE_MESSAGE;
     options.slots = 4; /* much fewer than the device state has messages */
-    vm_start(&vms[0], &(struct vm_options){.append = ""});
-    vm_wait_beats(&vms[0], pair_beats);
+    pair_start_source();
 }
 
 static struct ibx_acceptor *acceptor;
-static struct line source; /* its control connection, as we hear it */
+static struct line source; /* the control connection to it */
 static struct line source_page;
 
 static void take_request(struct ibx_connection_request *request)
@@ -55,13 +47,13 @@ static void take_request(struct ibx_connection_request *request)
 static void answer_links(struct line *line, bool accepted, enum ibx_answer_state state,
                          uint16_t links)
 {
-    const struct ibx_migrate_answer says = {.accepted = accepted,
-                                            .state = (uint8_t)state,
-                                            .links = links,
-                                            .host = "liar",
-                                            .count = accepted ? 0 : 1,
-                                            .reasons = {"no room"}};
-    line_say(line, &(struct ibx_migrate_any){.type = IBX_MIGRATE_ANSWER, .is.answer = &says});
+    const struct ibx_migrate_answer reply = {.accepted = accepted,
+                                             .state = (uint8_t)state,
+                                             .links = links,
+                                             .host = "liar",
+                                             .count = accepted ? 0 : 1,
+                                             .reasons = {"no room"}};
+    line_send(line, &(struct ibx_migrate_any){.type = IBX_MIGRATE_ANSWER, .is.answer = &reply});
 }
 
 /* With as many page connections as are offered. */
@@ -91,35 +83,35 @@ static void joined(void)
     assert_int_equal(request.first.type, IBX_MIGRATE_JOIN);
     source_page = (struct line){0};
     ibx_channel_init(&source_page.control, request.conn);
-    assert_true(line_hears(&source_page, IBX_MIGRATE_REGION));
+    assert_true(line_receives(&source_page, IBX_MIGRATE_REGION));
 }
 
 /* The VM stands still at the source, and all of its state has come. */
 static void got_state(void)
 {
     joined();
-    line_say_plain(&source, IBX_MIGRATE_READY);
-    assert_true(line_hears(&source, IBX_MIGRATE_STATE_END));
+    line_send_plain(&source, IBX_MIGRATE_READY);
+    assert_true(line_receives(&source, IBX_MIGRATE_STATE_END));
 }
 
 static void got_commit(void)
 {
     got_state();
-    line_say_plain(&source, IBX_MIGRATE_LOADED);
-    assert_true(line_hears(&source, IBX_MIGRATE_COMMIT));
+    line_send_plain(&source, IBX_MIGRATE_LOADED);
+    assert_true(line_receives(&source, IBX_MIGRATE_COMMIT));
 }
 
-static void say_abort(void)
+static void send_abort(void)
 {
-    line_say(&source,
-             &(struct ibx_migrate_any){.type = IBX_MIGRATE_ABORT, .is.reason = "no longer"});
+    line_send(&source,
+              &(struct ibx_migrate_any){.type = IBX_MIGRATE_ABORT, .is.reason = "no longer"});
     line_closes(&source);
 }
 
-static void hush(void)
+static void close_both(void)
 {
-    line_hang_up(&source);
-    line_hang_up(&source_page);
+    line_close(&source);
+    line_close(&source_page);
 }
 
 static void asked(void)
@@ -144,37 +136,36 @@ static void fib_complete_early(void)
     struct ibx_migrate_any message = {.type = IBX_MIGRATE_COMPLETE};
     message.is.totals.pages = message.is.totals.fetched_pages = 1;
     message.is.totals.progress.pages = message.is.totals.progress.present = 1;
-    line_say(&source, &message);
+    line_send(&source, &message);
     line_closes(&source);
 }
 
-/* Says nothing any more, with a VM that stands still in its hands. */
+/* Sends nothing any more while the VM is stopped. */
 static void fib_silent_with_the_state(void)
 {
-    assert_true(line_hears(&source, IBX_MIGRATE_ABORT));
+    assert_true(line_receives(&source, IBX_MIGRATE_ABORT));
 }
 
-/* Stands still instead, and has not given back a single credit: the word is there when it goes on.
- */
+/* Is stopped itself and has given back no credit: the ABORT is there when it continues. */
 static void fib_stopped_with_the_state(void)
 {
-    line_say_plain(&source, IBX_MIGRATE_READY);
+    line_send_plain(&source, IBX_MIGRATE_READY);
     mover_ends(&sender, 1);
-    assert_true(line_hears(&source, IBX_MIGRATE_ABORT));
-    assert_false(source.heard & 1u << IBX_MIGRATE_STATE_END);
+    assert_true(line_receives(&source, IBX_MIGRATE_ABORT));
+    assert_false(source.received & 1u << IBX_MIGRATE_STATE_END);
 }
 
-/* Its word comes when the end of its page connection has been noticed already. */
+/* Its ABORT comes when the end of its page connection has been noticed already. */
 static void fib_aborts_behind_the_end(void)
 {
-    line_hang_up(&source_page);
+    line_close(&source_page);
     poll(NULL, 0, LATE_MS);
-    say_abort();
+    send_abort();
 }
 
 static void fib_gives_up_when_asked(void)
 {
-    hush();
+    close_both();
     greeted(IBX_PURPOSE_RESUME);
     answer(&source, false, IBX_ANSWER_GIVEN_UP);
     line_closes(&source);
@@ -187,7 +178,7 @@ static const struct fib {
     void (*after)(void);
     enum ibx_migrate_message message; /* 0: none */
     void (*tell)(void);               /* NULL: nothing */
-    const char *words;                /* that `send` says at its end */
+    const char *words;                /* that `send` prints at its end */
     const char *timed;
 } fibs[] = {
     {"refuses", asked, 0, fib_refuses, "no room", NULL},
@@ -201,12 +192,12 @@ static const struct fib {
     {"READY twice", got_state, IBX_MIGRATE_READY, NULL, "sent READY while", NULL},
     {"COMPLETE early", got_state, 0, fib_complete_early, "sent COMPLETE while", NULL},
     {"closes with the state", got_state, 0, NULL, "", NULL},
-    {"ABORT with the state", got_state, 0, say_abort, "no longer", NULL},
+    {"ABORT with the state", got_state, 0, send_abort, "no longer", NULL},
     {"silent with the state", got_state, 0, fib_silent_with_the_state, "has been stopped",
      "timeout_ms=2000"},
     {"stopped with the state", joined, 0, fib_stopped_with_the_state, "has been stopped",
      "timeout_ms=2000"},
-    {"ABORT after the commit", got_commit, 0, say_abort, "no longer", NULL},
+    {"ABORT after the commit", got_commit, 0, send_abort, "no longer", NULL},
     {"ABORT behind the end", got_commit, 0, fib_aborts_behind_the_end, "no longer", NULL},
     {"GIVEN_UP when asked", got_commit, 0, fib_gives_up_when_asked, "has given up", NULL},
 };
@@ -219,64 +210,57 @@ static void send_to_us(const char *timed)
                (const char *[]){"--links", "1", "--set", timed ? timed : "timeout_ms=10000", NULL});
 }
 
-static void test_destinations_that_lie(void **state)
+static void test_destinations_that_lie(void)
 {
-    (void)state;
     start_source();
     for (unsigned i = 0; i < sizeof(fibs) / sizeof(fibs[0]); i++) {
         print_message("%s\n", fibs[i].name);
         send_to_us(fibs[i].timed);
         fibs[i].after();
         if (fibs[i].message) {
-            line_say_plain(&source, fibs[i].message);
+            line_send_plain(&source, fibs[i].message);
             line_closes(&source);
         }
         if (fibs[i].tell)
             fibs[i].tell();
-        hush();
+        close_both();
         ibx_acceptor_close(acceptor);
         if (sender.pid)
             mover_ends(&sender, 1);
-        mover_must_say(&sender, fibs[i].words);
+        mover_must_print(&sender, fibs[i].words);
         vm_wait_beats(&vms[0], vm_beats(&vms[0]) + 1);
     }
-    runs_at_the_source();
+    pair_runs_at_the_source();
 }
 
 /* Calls a move complete whose pages it cannot have: the source keeps them all. */
-static void test_a_lie_about_the_end(void **state)
+static void test_a_lie_about_the_end(void)
 {
-    (void)state;
     struct ibx_migrate_any message = {.type = IBX_MIGRATE_COMPLETE};
     message.is.totals.pages = message.is.totals.fetched_pages = VM_RAM_MIB << 8;
     message.is.totals.progress.pages = message.is.totals.progress.present = VM_RAM_MIB << 8;
     start_source();
     send_to_us(NULL);
     got_commit();
-    line_say_plain(&source, IBX_MIGRATE_RUNNING);
-    line_say(&source, &message);
+    line_send_plain(&source, IBX_MIGRATE_RUNNING);
+    line_send(&source, &message);
     line_closes(&source);
-    assert_false(source.heard & 1u << IBX_MIGRATE_CONFIRM);
+    assert_false(source.received & 1u << IBX_MIGRATE_CONFIRM);
     mover_await_words(&sender, "another page map");
-    hush();
+    close_both();
     ibx_acceptor_close(acceptor);
     mover_kill(&sender, SIGINT);
     mover_await_words(&sender, "interrupt once more");
     mover_kill(&sender, SIGINT);
     mover_ends(&sender, 3);
     MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
-    runs_at_the_source();
+    pair_runs_at_the_source();
 }
 
 int main(void)
 {
-    int skipped = vm_available();
-    if (skipped)
-        return skipped;
     pair_timeout = "timeout_ms=10000";
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(test_destinations_that_lie, mover_end_all),
-        cmocka_unit_test_teardown(test_a_lie_about_the_end, mover_end_all),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    static const struct vm_test tests[] = {
+        VM_TEST(test_destinations_that_lie), VM_TEST(test_a_lie_about_the_end), {0}};
+    return vm_tests(tests, mover_end_all);
 }

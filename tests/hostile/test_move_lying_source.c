@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * `ib-migrate receive` against a source that lies: the test process is that source and says the
- * wrong thing at each state; both have real QEMUs. Afterwards the guest is alive and right at the
- * source, and the destination's QEMU never ran.
+ * `ib-migrate receive` against a source that lies: the test process is that source and sends
+ * something wrong at each state; both have real QEMUs. Afterwards the guest is alive and right at
+ * the source, and the destination's QEMU never ran.
  */
 #include "migrate/pages/pages.h"
 #include "migrate/preflight/preflight.h"
@@ -21,19 +21,11 @@
 
 static struct ibx_options options;
 
-static void runs_at_the_source(void)
-{
-    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + pair_beats);
-    mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
-}
-
 static void start_source(void)
 {
-    mover_begin();
     ibx_options_init(&options);
     options.message = IBX_MIGRATE_MESSAGE;
-    vm_start(&vms[0], &(struct vm_options){.append = ""});
-    vm_wait_beats(&vms[0], pair_beats);
+    pair_start_source();
 }
 
 struct liar {
@@ -63,7 +55,7 @@ static void begin_line(struct line *line, const struct ibx_migrate_any *first)
     snprintf(options.purpose, sizeof(options.purpose), IBX_MIGRATE_PURPOSE);
     vm_ok(ibx_connect(receiver.uri, &options, &conn, &vm_error));
     ibx_channel_init(&line->control, conn);
-    line_say(line, first);
+    line_send(line, first);
 }
 
 static void send_hello(struct line *line, enum ibx_migrate_purpose purpose, uint8_t id,
@@ -90,23 +82,23 @@ static void send_join(struct line *line, uint8_t id, uint64_t epoch, uint16_t nu
 /* Not accepted, with this state. */
 static void refused(struct line *line, enum ibx_answer_state state)
 {
-    assert_true(line_hears(line, IBX_MIGRATE_ANSWER));
+    assert_true(line_receives(line, IBX_MIGRATE_ANSWER));
     assert_false(line->last.is.answer->accepted);
     assert_int_equal(line->last.is.answer->state, state);
-    line_hang_up(line);
+    line_close(line);
 }
 
 /* The destination ends it. */
 static void line_ends(struct line *line)
 {
     line_closes(line);
-    line_hang_up(line);
+    line_close(line);
 }
 
 static void to_joining(void)
 {
     send_hello(&liar.control, IBX_PURPOSE_MOVE, 1, 1);
-    assert_true(line_hears(&liar.control, IBX_MIGRATE_ANSWER));
+    assert_true(line_receives(&liar.control, IBX_MIGRATE_ANSWER));
     assert_true(liar.control.last.is.answer->accepted);
 }
 
@@ -114,26 +106,26 @@ static void to_ready(void)
 {
     to_joining();
     send_join(&liar.page, 1, 1, 0);
-    assert_true(line_hears(&liar.control, IBX_MIGRATE_READY));
+    assert_true(line_receives(&liar.control, IBX_MIGRATE_READY));
 }
 
-static void say_map(uint64_t data_pages, uint32_t regions)
+static void send_map(uint64_t data_pages, uint32_t regions)
 {
     uint8_t bytes[IBX_MIGRATE_MESSAGE];
     uint64_t from = 0;
     size_t length;
     struct ibx_migrate_any message = {.type = IBX_MIGRATE_MAP_END};
     while ((length = ibx_page_map_encode(&liar.map, &from, bytes, sizeof(bytes) - 1)) > 0)
-        line_say_bytes(&liar.control, IBX_MIGRATE_MAP, bytes, length);
+        line_send_bytes(&liar.control, IBX_MIGRATE_MAP, bytes, length);
     message.is.map_end.pages = liar.map.pages;
     message.is.map_end.data_pages = data_pages;
     message.is.map_end.regions = regions;
     ibx_page_map_hash(&liar.map, message.is.map_end.hash);
-    line_say(&liar.control, &message);
+    line_send(&liar.control, &message);
 }
 
 /* All of the source's RAM, truly exposed: devices look at it when they are loaded. */
-static void say_whole_map(void)
+static void send_whole_map(void)
 {
     const struct ibx_guest_block *block = &liar.ram.blocks[0];
     uint64_t written, *bits = calloc((size_t)(liar.pages + 63) / 64, 8);
@@ -149,18 +141,18 @@ static void say_whole_map(void)
     vm_ok(ibx_mr_register(liar.page.control.conn, &span, IBX_ACCESS_REMOTE_READ, &mr, &vm_error));
     message.is.region.length = block->size;
     vm_ok(ibx_mr_remote(mr, 0, block->size, &message.is.region.remote));
-    line_say(&liar.page, &message);
-    say_map(liar.map.data_pages, 1);
+    line_send(&liar.page, &message);
+    send_map(liar.map.data_pages, 1);
 }
 
-static void say_region(uint64_t offset, uint64_t length)
+static void send_region(uint64_t offset, uint64_t length)
 {
     struct ibx_migrate_any message = {.type = IBX_MIGRATE_REGION};
     message.is.region.offset = offset;
     message.is.region.length = length;
     message.is.region.remote.address = 1 << 20;
     message.is.region.remote.length = length;
-    line_say(&liar.page, &message);
+    line_send(&liar.page, &message);
 }
 
 static void one_page_has_data(void)
@@ -172,11 +164,11 @@ static void one_page_has_data(void)
     free(bits);
 }
 
-/* The last word, and whatever was being said. */
+/* Closes all that the test has open. */
 static void liar_ends(void)
 {
-    line_hang_up(&liar.control);
-    line_hang_up(&liar.page);
+    line_close(&liar.control);
+    line_close(&liar.page);
     if (liar.memory)
         munmap(liar.memory, liar.ram.bytes);
     liar.memory = NULL;
@@ -186,71 +178,71 @@ static void liar_ends(void)
 static void to_loaded(void)
 {
     to_ready();
-    say_whole_map();
-    line_say_bytes(&liar.control, IBX_MIGRATE_STATE, real_state, real_length);
-    line_say_state_end(&liar.control, real_length);
-    assert_true(line_hears(&liar.control, IBX_MIGRATE_LOADED));
+    send_whole_map();
+    line_send_bytes(&liar.control, IBX_MIGRATE_STATE, real_state, real_length);
+    line_send_state_end(&liar.control, real_length);
+    assert_true(line_receives(&liar.control, IBX_MIGRATE_LOADED));
 }
 
 static void lie_commit_early(void)
 {
-    line_say_epoch(&liar.control, IBX_MIGRATE_COMMIT, 1);
-    assert_true(line_hears(&liar.control, IBX_MIGRATE_ABORT));
+    line_send_epoch(&liar.control, IBX_MIGRATE_COMMIT, 1);
+    assert_true(line_receives(&liar.control, IBX_MIGRATE_ABORT));
 }
 
 static void lie_state_early(void)
 {
-    line_say_bytes(&liar.control, IBX_MIGRATE_STATE, "QEVM", 4);
+    line_send_bytes(&liar.control, IBX_MIGRATE_STATE, "QEVM", 4);
 }
 
 static void lie_confirm_early(void)
 {
-    line_say_epoch(&liar.control, IBX_MIGRATE_CONFIRM, 1);
+    line_send_epoch(&liar.control, IBX_MIGRATE_CONFIRM, 1);
 }
 
 static void lie_map_garbage(void)
 {
-    line_say_bytes(&liar.control, IBX_MIGRATE_MAP, "\0\0\0\0\0\0\0\0\377garbage", 16);
+    line_send_bytes(&liar.control, IBX_MIGRATE_MAP, "\0\0\0\0\0\0\0\0\377garbage", 16);
 }
 
 static void lie_map_sum(void)
 {
-    say_map(5, 0);
+    send_map(5, 0);
 }
 
 static void lie_region_outside(void)
 {
-    say_region((uint64_t)VM_RAM_MIB << 20, 4096);
+    send_region((uint64_t)VM_RAM_MIB << 20, 4096);
 }
 
 static void lie_regions_overlap(void)
 {
-    say_region(0, 8192);
-    say_region(4096, 8192);
-    say_map(0, 2);
+    send_region(0, 8192);
+    send_region(4096, 8192);
+    send_map(0, 2);
 }
 
 static void lie_not_exposed(void)
 {
     one_page_has_data();
-    say_region(0, 4096);
-    say_map(1, 1);
+    send_region(0, 4096);
+    send_map(1, 1);
 }
 
 static void lie_garbage_state(void)
 {
-    say_map(0, 0);
-    line_say_bytes(&liar.control, IBX_MIGRATE_STATE, "this is no QEMU's device state, is it?", 38);
+    send_map(0, 0);
+    line_send_bytes(&liar.control, IBX_MIGRATE_STATE, "this is no QEMU's device state, is it?", 38);
 }
 
 /* Cut off in the middle, and called complete. */
 static void lie_truncated_state(void)
 {
-    say_map(0, 0);
-    line_say_bytes(&liar.control, IBX_MIGRATE_STATE, real_state, real_length / 2);
-    line_say_state_end(&liar.control, real_length / 2);
+    send_map(0, 0);
+    line_send_bytes(&liar.control, IBX_MIGRATE_STATE, real_state, real_length / 2);
+    line_send_state_end(&liar.control, real_length / 2);
     line_closes(&liar.control);
-    assert_false(liar.control.heard & 1u << IBX_MIGRATE_LOADED);
+    assert_false(liar.control.received & 1u << IBX_MIGRATE_LOADED);
 }
 
 /* Where EOF is in the real one: its description follows. */
@@ -271,21 +263,21 @@ static void lie_last_section(void)
     assert_non_null(wrong);
     memcpy(wrong, real_state, real_length);
     wrong[at - 1] ^= 0x55; /* the last section's footer */
-    say_whole_map();
-    line_say_bytes(&liar.control, IBX_MIGRATE_STATE, wrong, real_length);
-    line_say_state_end(&liar.control, real_length);
+    send_whole_map();
+    line_send_bytes(&liar.control, IBX_MIGRATE_STATE, wrong, real_length);
+    line_send_state_end(&liar.control, real_length);
     line_closes(&liar.control);
     free(wrong);
-    assert_false(liar.control.heard & 1u << IBX_MIGRATE_LOADED);
+    assert_false(liar.control.received & 1u << IBX_MIGRATE_LOADED);
 }
 
 /* EOF where the tool cannot know it: QEMU runs, and is stopped at once. */
 static void lie_end_in_the_middle(void)
 {
     size_t at = real_eof();
-    say_whole_map();
-    line_say_bytes(&liar.control, IBX_MIGRATE_STATE, real_state, at + 1);
-    line_say_bytes(&liar.control, IBX_MIGRATE_STATE, "no end", 6);
+    send_whole_map();
+    line_send_bytes(&liar.control, IBX_MIGRATE_STATE, real_state, at + 1);
+    line_send_bytes(&liar.control, IBX_MIGRATE_STATE, "no end", 6);
 }
 
 static void offers(struct line *line, enum ibx_migrate_purpose purpose, uint16_t least,
@@ -294,7 +286,7 @@ static void offers(struct line *line, enum ibx_migrate_purpose purpose, uint16_t
     liar.hello.links_least = least;
     liar.hello.links = most;
     send_hello(line, purpose, 1, 1);
-    assert_true(line_hears(line, IBX_MIGRATE_ANSWER));
+    assert_true(line_receives(line, IBX_MIGRATE_ANSWER));
     assert_true(line->last.is.answer->accepted);
     assert_int_equal(line->last.is.answer->links, taken);
 }
@@ -307,9 +299,9 @@ static void lie_more_links_than_taken(void)
     const unsigned good = ibx_page_links_default();
     struct line other;
     offers(&other, IBX_PURPOSE_CHECK, 1, 2, 2);
-    line_hang_up(&other);
+    line_close(&other);
     offers(&other, IBX_PURPOSE_CHECK, 7, 9, 7);
-    line_hang_up(&other);
+    line_close(&other);
     offers(&liar.control, IBX_PURPOSE_MOVE, 1, IBX_MIGRATE_LINKS_MAX, good);
     send_join(&other, 1, 1, (uint16_t)good);
     line_ends(&other);
@@ -330,18 +322,18 @@ static void lie_others(void)
     send_join(&other, 1, 7, 0);
     line_ends(&other);
     send_join(&liar.page, 1, 1, 0);
-    assert_true(line_hears(&liar.control, IBX_MIGRATE_READY));
+    assert_true(line_receives(&liar.control, IBX_MIGRATE_READY));
     send_join(&other, 1, 1, 0);
     line_ends(&other);
-    line_say(&liar.control,
-             &(struct ibx_migrate_any){.type = IBX_MIGRATE_ABORT, .is.reason = "enough"});
+    line_send(&liar.control,
+              &(struct ibx_migrate_any){.type = IBX_MIGRATE_ABORT, .is.reason = "enough"});
 }
 
 /* All is well until the commit, which is of another epoch. */
 static void lie_epochs(void)
 {
     struct line other;
-    line_say_epoch(&liar.control, IBX_MIGRATE_COMMIT, 2);
+    line_send_epoch(&liar.control, IBX_MIGRATE_COMMIT, 2);
     line_closes(&liar.control);
     liar_ends();
     mover_await_words(&receiver, "has not run here");
@@ -352,9 +344,10 @@ static void lie_epochs(void)
     refused(&other, IBX_ANSWER_WAITING);
     liar.hello.links_least = 1;
     send_hello(&other, IBX_PURPOSE_RESUME, 1, 5);
-    assert_true(line_hears(&other, IBX_MIGRATE_ANSWER));
+    assert_true(line_receives(&other, IBX_MIGRATE_ANSWER));
     assert_true(other.last.is.answer->accepted);
-    line_say(&other, &(struct ibx_migrate_any){.type = IBX_MIGRATE_ABORT, .is.reason = "it stays"});
+    line_send(&other,
+              &(struct ibx_migrate_any){.type = IBX_MIGRATE_ABORT, .is.reason = "it stays"});
     line_ends(&other);
 }
 
@@ -389,42 +382,43 @@ static bool others_sleep(void)
     return all;
 }
 
-/* The end of a page connection is noticed by a thread of its own, and before the source's word. */
-static void lie_word_behind_the_end(void)
+/* The end of a page connection is noticed by a thread of its own, and before the ABORT. */
+static void lie_abort_behind_the_end(void)
 {
     const uint64_t deadline = vm_soon();
     hold_main();
-    line_say_plain(&liar.page, IBX_MIGRATE_READY);
+    line_send_plain(&liar.page, IBX_MIGRATE_READY);
     line_closes(&liar.page);
     for (int asleep = 0; asleep < 3; asleep = others_sleep() ? asleep + 1 : 0)
         assert_true(ibx_now_ns() < deadline);
-    line_say(&liar.control,
-             &(struct ibx_migrate_any){.type = IBX_MIGRATE_ABORT, .is.reason = "it stays"});
+    line_send(&liar.control,
+              &(struct ibx_migrate_any){.type = IBX_MIGRATE_ABORT, .is.reason = "it stays"});
     assert_int_equal(ptrace(PTRACE_DETACH, receiver.pid, 0, 0), 0);
 }
 
-/* Rollback hears that the VM does not run here while the word that it shall is under way: what it
- * hears stays true. */
+/* Rollback is answered that the VM does not run here while COMMIT is under way: the answer stays
+ * true. */
 static void lie_query_beside_the_commit(void)
 {
     const uint64_t deadline = vm_soon();
     struct line other;
     hold_main();
     send_hello(&other, IBX_PURPOSE_QUERY, 1, 1);
-    line_say_epoch(&liar.control, IBX_MIGRATE_COMMIT, 1);
+    line_send_epoch(&liar.control, IBX_MIGRATE_COMMIT, 1);
     for (int asleep = 0; asleep < 3; asleep = others_sleep() ? asleep + 1 : 0)
         assert_true(ibx_now_ns() < deadline);
     assert_int_equal(ptrace(PTRACE_DETACH, receiver.pid, 0, 0), 0);
-    assert_true(line_hears(&other, IBX_MIGRATE_ANSWER));
+    assert_true(line_receives(&other, IBX_MIGRATE_ANSWER));
     assert_true(other.last.is.answer->accepted);
     assert_int_equal(other.last.is.answer->state, IBX_ANSWER_WAITING);
-    line_hang_up(&other);
+    line_close(&other);
     line_closes(&liar.control);
     liar_ends();
     send_hello(&other, IBX_PURPOSE_RESUME, 1, 5);
-    assert_true(line_hears(&other, IBX_MIGRATE_ANSWER));
+    assert_true(line_receives(&other, IBX_MIGRATE_ANSWER));
     assert_int_equal(other.last.is.answer->state, IBX_ANSWER_WAITING);
-    line_say(&other, &(struct ibx_migrate_any){.type = IBX_MIGRATE_ABORT, .is.reason = "it stays"});
+    line_send(&other,
+              &(struct ibx_migrate_any){.type = IBX_MIGRATE_ABORT, .is.reason = "it stays"});
     line_ends(&other);
 }
 
@@ -433,7 +427,7 @@ static const struct lie {
     const char *name;
     void (*after)(void);
     void (*tell)(void); /* NULL: closes */
-    const char *words;  /* that `receive` says at its end */
+    const char *words;  /* that `receive` prints at its end */
     bool closes;        /* the destination ends the control connection for it */
     bool runs;          /* its QEMU runs for an instant */
 } lies[] = {
@@ -454,7 +448,7 @@ static const struct lie {
     {"closes when READY", to_ready, NULL, "lost", false, false},
     {"others", to_joining, lie_others, "enough", true, false},
     {"epochs", to_loaded, lie_epochs, "it stays", false, false},
-    {"a word behind the end", to_loaded, lie_word_behind_the_end, "it stays", true, false},
+    {"ABORT behind the end", to_loaded, lie_abort_behind_the_end, "it stays", true, false},
     {"a query beside the commit", to_loaded, lie_query_beside_the_commit, "it stays", false, false},
 };
 
@@ -467,7 +461,7 @@ static void take_real_state(void)
     real_length = 0;
     assert_non_null(real_state);
     vm_ok(ibx_capabilities_set(vms[0].qmp, &vm.before, deadline, &vm_error));
-    vm_ok(ibx_vm_migrate(vms[0].qmp, &stream, deadline, &vm_error));
+    vm_ok(ibx_vm_migrate(vms[0].qmp, false, &stream, deadline, &vm_error));
     for (ssize_t n = -1; n && ibx_now_ns() < deadline;) {
         struct pollfd wait = {.fd = stream, .events = POLLIN};
         poll(&wait, 1, 100);
@@ -481,7 +475,7 @@ static void take_real_state(void)
 static void describe(void)
 {
     memset(&liar, 0, sizeof(liar));
-    vm_ok(ibx_guest_ram_find(vms[0].qmp, 0, false, &liar.ram, vm_soon(), &vm_error));
+    vm_ok(ibx_guest_ram_find(vms[0].qmp, false, &liar.ram, vm_soon(), &vm_error));
     liar.hello.links_least = liar.hello.links = 1;
     ibx_migrate_hello_describe(&liar.hello, &liar.ram);
     liar.pages = liar.ram.bytes / 4096;
@@ -502,9 +496,8 @@ static void lie_came_to_nothing(const struct lie *lie)
     }
 }
 
-static void test_sources_that_lie(void **state)
+static void test_sources_that_lie(void)
 {
-    (void)state;
     start_source();
     take_real_state();
     for (unsigned i = 0; i < sizeof(lies) / sizeof(lies[0]); i++) {
@@ -522,24 +515,19 @@ static void test_sources_that_lie(void **state)
             line_closes(&liar.control);
         liar_ends();
         mover_ends(&receiver, 1);
-        mover_must_say(&receiver, lies[i].words);
+        mover_must_print(&receiver, lies[i].words);
         lie_came_to_nothing(&lies[i]);
         ibx_page_map_fini(&liar.map);
         ibx_guest_ram_fini(&liar.ram);
         vm_end(&vms[1]);
     }
     free(real_state);
-    runs_at_the_source();
+    pair_runs_at_the_source();
 }
 
 int main(void)
 {
-    int skipped = vm_available();
-    if (skipped)
-        return skipped;
     line_meanwhile = serve_pages;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(test_sources_that_lie, mover_end_all),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    static const struct vm_test tests[] = {VM_TEST(test_sources_that_lie), {0}};
+    return vm_tests(tests, mover_end_all);
 }

@@ -28,15 +28,16 @@ static void lie(const struct shm_command *command)
 
 static void assert_broken(const char *about)
 {
-    progress(client);
+    end_turn(client);
     assert_lost(client, -EPROTO);
-    if (!strstr(client->reason, about))
-        fail_msg("\"%s\" does not say \"%s\"", client->reason, about);
+    const char *reason = end_lost(client)->reason;
+    if (!strstr(reason, about))
+        fail_msg("\"%s\" does not say \"%s\"", reason, about);
     /* Nothing more is looked at. */
     ibx_provider_shm.abort(client->shm);
-    int count = client->count;
+    unsigned count = client->count;
     lie(&(struct shm_command){.kind = SHM_COMMAND_MESSAGE, .length = 1});
-    progress(client);
+    end_turn(client);
     assert_int_equal(client->count, count);
 }
 
@@ -62,8 +63,8 @@ static void test_malformed_commands(void **state)
         lie(&(struct shm_command){
             .kind = (uint8_t)cases[i].kind, .piece = cases[i].piece, .length = cases[i].length});
         assert_broken(cases[i].about);
-        both_part(state);
-        both_meet(state);
+        both_close(state);
+        both_connected(state);
     }
 }
 
@@ -71,7 +72,7 @@ static void test_messages_without_credit(void **state)
 {
     (void)state;
     for (int i = 0; i < 8; i++)
-        assert_int_equal(send_bytes(server, "x", 1, 0), 0);
+        assert_int_equal(end_send(server, "x", 1, 0), 0);
     await_notes(client, NULL, 8);
     client->count = 0;
     lie(&(struct shm_command){.kind = SHM_COMMAND_MESSAGE, .length = 1});
@@ -81,9 +82,9 @@ static void test_messages_without_credit(void **state)
 static void credit_lie(uint64_t released)
 {
     for (int i = 0; i < 8; i++) /* makes the client read the credit */
-        assert_int_equal(send_bytes(client, "x", 1, 0), 0);
+        assert_int_equal(end_send(client, "x", 1, 0), 0);
     atomic_store(&server->shm->mine.control->released, released);
-    assert_int_equal(send_bytes(client, "x", 1, 0), -EAGAIN);
+    assert_int_equal(end_send(client, "x", 1, 0), -EAGAIN);
     assert_broken("never had");
 }
 
@@ -96,8 +97,8 @@ static void test_more_given_back_than_sent(void **state)
 static void test_credit_taken_back(void **state)
 {
     (void)state;
-    for (int lap = 0; lap < 2; lap++) {
-        assert_int_equal(send_bytes(client, "x", 1, 0), 0);
+    for (unsigned lap = 0; lap < 2; lap++) {
+        assert_int_equal(end_send(client, "x", 1, 0), 0);
         await_notes(server, NULL, lap + 1);
         ibx_provider_shm.release(server->shm, server->notes[lap].token);
     }
@@ -108,18 +109,18 @@ static void test_answer_with_a_strange_status(void **state)
 {
     (void)state;
     static uint8_t theirs[64], mine[64];
-    struct ibx_mr *mr = region(server, theirs, sizeof(theirs), IBX_ACCESS_REMOTE_READ);
+    struct ibx_mr *mr = end_register(server, theirs, sizeof(theirs), IBX_ACCESS_REMOTE_READ);
     struct ibx_chunk chunk;
     client->shm->direct = false;
     post(client, &chunk, IBX_RDMA_READ, 1, mine, mr, 0, sizeof(mine));
-    progress(client);
+    end_turn(client);
     assert_int_equal(client->shm->pieces[IBX_SHM_URGENT_PIECES].state.now, SHM_PIECE_REQUESTED);
     lie(&(struct shm_command){
         .kind = SHM_COMMAND_DONE, .piece = IBX_SHM_URGENT_PIECES, .status = 5});
     assert_broken("was not made");
     assert_int_equal(client->notes[1].kind, NOTE_CHUNK); /* flushed by the abort */
     assert_int_equal(client->notes[1].status, -ECONNRESET);
-    region_drop(server, mr);
+    end_deregister(server, mr);
 }
 
 static void test_request_twice(void **state)
@@ -137,8 +138,8 @@ static void test_message_rewritten_later(void **state)
     char text[1000] = "the first";
     memset(text + 10, 'a', sizeof(text) - 10);
     struct shm_command *small = entry();
-    assert_int_equal(send_bytes(server, text, 20, 0), 0);
-    assert_int_equal(send_bytes(server, text, sizeof(text), 0), 0);
+    assert_int_equal(end_send(server, text, 20, 0), 0);
+    assert_int_equal(end_send(server, text, sizeof(text), 0), 0);
     await_notes(client, NULL, 2);
     memset(small->data, 'x', sizeof(small->data));
     memset(server->shm->mine.messages, 'x', 8 * server->shm->geometry.stride);
@@ -150,8 +151,7 @@ static void test_message_rewritten_later(void **state)
 static void test_allocation_out_of_range(void **state)
 {
     (void)state;
-    struct ibx_mr *mr = region(server, NULL, 8192, IBX_ACCESS_REMOTE_READ);
-    struct ibx_remote remote = {(uintptr_t)mr->span.address, 8192, {mr->keys[0]}};
+    struct ibx_mr *mr = end_register(server, NULL, 8192, IBX_ACCESS_REMOTE_READ);
     struct shm_published *shared = &server->shm->mine.regions[mr->keys[0] & 0xffff];
     const struct shm_published good = *shared;
     const uint64_t lies[][2] = {
@@ -166,37 +166,34 @@ static void test_allocation_out_of_range(void **state)
     };
     for (size_t i = 0; i <= sizeof(lies) / sizeof(lies[0]); i++) {
         bool last = i == sizeof(lies) / sizeof(lies[0]);
-        struct ibx_reach reach = {0};
+        struct ibx_reach reach;
         shared->allocation_offset = last ? good.allocation_offset : lies[i][0];
         shared->allocation_length = last ? good.allocation_length : lies[i][1];
-        assert_int_equal(
-            ibx_provider_shm.remote_hold(client->shm, &remote, IBX_ACCESS_REMOTE_READ, &reach), 0);
+        assert_int_equal(hold(client, mr, 0, 8192, IBX_ACCESS_REMOTE_READ, &reach), 0);
         ibx_provider_shm.remote_release(client->shm);
         assert_non_null(reach.address);
         assert_int_equal(reach.id != 0, last);
     }
-    region_drop(server, mr);
+    end_deregister(server, mr);
 }
 
 /* What the table says of an arena is checked against the mapping. */
 static void test_arena_offset_out_of_range(void **state)
 {
     (void)state;
-    struct ibx_mr *mr = region(server, NULL, 8192, IBX_ACCESS_REMOTE_READ);
-    struct ibx_remote remote = {(uintptr_t)mr->span.address, 8192, {mr->keys[0]}};
+    struct ibx_mr *mr = end_register(server, NULL, 8192, IBX_ACCESS_REMOTE_READ);
     struct shm_published *shared = &server->shm->mine.regions[mr->keys[0] & 0xffff];
-    assert_non_null(ibx_provider_shm.remote_pointer(client->shm, &remote));
+    assert_non_null(pointer(client, mr, 8192));
     const uint64_t offsets[] = {IBX_SHM_ARENA - 4096, IBX_SHM_ARENA, UINT64_MAX - 4095};
     for (int i = 0; i < 3; i++) {
         shared->arena_offset = offsets[i];
-        const void *there = ibx_provider_shm.remote_pointer(client->shm, &remote);
-        assert_null(there);
+        assert_null(pointer(client, mr, 8192));
     }
     shared->arena_offset = 0;
     const uint32_t arenas[] = {SHM_ARENA_KINDS, SHM_ARENA_WRITE, UINT32_MAX};
     for (int i = 0; i < 3; i++) {
         shared->arena = arenas[i];
-        assert_null(ibx_provider_shm.remote_pointer(client->shm, &remote));
+        assert_null(pointer(client, mr, 8192));
     }
     /* Nor may a WRITE land in a mapping that is read-only. */
     uint8_t bytes[8] = {0};
@@ -206,7 +203,7 @@ static void test_arena_offset_out_of_range(void **state)
     post(client, &chunk, IBX_RDMA_WRITE, 1, bytes, mr, 0, sizeof(bytes));
     await_notes(client, NULL, 1);
     assert_int_equal(client->notes[0].status, -EACCES);
-    region_drop(server, mr);
+    end_deregister(server, mr);
 }
 
 /* --------------------------------------------------------- the control socket */
@@ -229,8 +226,8 @@ static void test_malformed_packets(void **state)
         assert_true(!i || fds[i] >= 0);
         malformed(packets[i], 2, fds[i]);
         close(fds[i]);
-        both_part(state);
-        both_meet(state);
+        both_close(state);
+        both_connected(state);
     }
 }
 
@@ -262,15 +259,15 @@ static void test_a_socket_that_ends_is_no_alarm(void **state)
     (void)state;
     assert_int_equal(ibx_provider_shm.arm(client->shm), 0);
     shutdown(server->shm->control, SHUT_RDWR);
-    progress(client);
-    assert_int_equal(client->count, 0); /* the door says why */
+    end_turn(client);
+    assert_int_equal(client->count, 0); /* the handshake socket says why */
     assert_int_equal(client->watched, -1);
     assert_int_equal(ibx_provider_shm.arm(client->shm), 0);
 }
 
 int main(void)
 {
-#define TEST(f) cmocka_unit_test_setup_teardown(f, both_meet, both_part)
+#define TEST(f) cmocka_unit_test_setup_teardown(f, both_connected, both_close)
     const struct CMUnitTest tests[] = {
         TEST(test_malformed_commands),
         TEST(test_messages_without_credit),

@@ -28,7 +28,7 @@ static int connect_raw(void **state)
     sockets_tcp(door);
     lanes[0] = door[1];
     end_init(&server, IBX_ROLE_SERVER, door[0], 2, 4);
-    end_meet_raw(&server, lanes, 2);
+    end_connect_raw(&server, lanes, 2);
     for (size_t i = 0; i < sizeof(memory); i++)
         memory[i] = (uint8_t)(i * 5 + i / 256);
     return 0;
@@ -46,7 +46,7 @@ static int disconnect(void **state)
     (void)state;
     for (int i = 0; i < 3; i++)
         close_lane(i);
-    end_fini(&server);
+    end_close(&server);
     return 0;
 }
 

@@ -7,16 +7,12 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/vfs.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define MIB (1ull << 20)
 
@@ -52,7 +48,7 @@ static void look(enum ibx_migrate_role role)
 {
     struct ibx_guest_ram ram;
     memset(&blockers, 0, sizeof(blockers));
-    vm_ok(ibx_guest_ram_find(vm.qmp, 0, true, &ram, vm_soon(), &vm_error));
+    vm_ok(ibx_guest_ram_find(vm.qmp, true, &ram, vm_soon(), &vm_error));
     vm_ok(ibx_preflight_side(vm.qmp, &ram, role, &blockers, vm_soon(), &vm_error));
     ibx_guest_ram_fini(&ram);
 }
@@ -65,70 +61,55 @@ static void look_only(enum ibx_migrate_role role, const char *words)
 
 /* ------------------------------------------------------------ with QEMU */
 
-static void test_nothing_against_these(void **state)
+#define DISCARDED "memory-backend-file,id=mem0,size=64M,mem-path=/dev/shm,share=on,discard-data=on"
+
+/* The one blocker of each QEMU, or none. */
+static void test_one_side(void)
 {
-    (void)state;
-    vm_start(&vm, &(struct vm_options){.extra = {"-device", "virtio-rng-pci", "-netdev",
-                                                 "hubport,id=n0,hubid=0", "-device",
-                                                 "virtio-net-pci,netdev=n0,romfile="}});
-    look_only(IBX_MIGRATE_SOURCE, NULL);
-    vm_end(&vm);
-    vm_start(&vm, &(struct vm_options){.incoming = true});
-    look_only(IBX_MIGRATE_DESTINATION, NULL);
-    vm_end(&vm);
+    static const struct {
+        struct vm_options options;
+        enum ibx_migrate_role role;
+        const char *words;
+    } rows[] = {
+        {{.extra = {"-device", "virtio-rng-pci", "-netdev", "hubport,id=n0,hubid=0", "-device",
+                    "virtio-net-pci,netdev=n0,romfile="}},
+         IBX_MIGRATE_SOURCE,
+         NULL},
+        {{.incoming = true}, IBX_MIGRATE_DESTINATION, NULL},
+        {{0},
+         IBX_MIGRATE_DESTINATION,
+         "this QEMU is running and does not wait for a VM: start it with -incoming defer"},
+        {{.incoming = true}, IBX_MIGRATE_SOURCE, "send from the one that runs it"},
+        {{.ram = ""},
+         IBX_MIGRATE_SOURCE,
+         "guest RAM pc.ram (memory-backend-ram, 64 MiB) is private to QEMU"},
+        {{.ram = "memory-backend-file,id=mem0,size=64M,mem-path=/dev/shm,share=off"},
+         IBX_MIGRATE_SOURCE,
+         "guest RAM mem0 (memory-backend-file, 64 MiB) is private to QEMU"},
+        {{.ram = DISCARDED, .incoming = true}, IBX_MIGRATE_DESTINATION, NULL},
+        {{.extra = {"-only-migratable", "-cpu", "max"}}, IBX_MIGRATE_SOURCE, NULL},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        print_message("row %zu\n", i);
+        vm_start(&vm, &rows[i].options);
+        look_only(rows[i].role, rows[i].words);
+        vm_end(&vm);
+    }
 }
 
-static void test_wrong_side(void **state)
+/* Its QEMU empties the file when it ends, with pages in it that the VM still needs. */
+static void test_ram_that_is_discarded(void)
 {
-    (void)state;
-    vm_start(&vm, &(struct vm_options){0});
-    look_only(IBX_MIGRATE_DESTINATION,
-              "this QEMU is running and does not wait for a VM: start it with -incoming defer");
-    vm_end(&vm);
-    vm_start(&vm, &(struct vm_options){.incoming = true});
-    look_only(IBX_MIGRATE_SOURCE, "send from the one that runs it");
-    vm_end(&vm);
-}
-
-static void test_private_ram(void **state)
-{
-    (void)state;
-    vm_start(&vm, &(struct vm_options){.ram = ""});
-    look_only(IBX_MIGRATE_SOURCE,
-              "guest RAM pc.ram (memory-backend-ram, 64 MiB) is private to QEMU");
-    vm_end(&vm);
-    vm_start(&vm, &(struct vm_options){
-                      .ram = "memory-backend-file,id=mem0,size=64M,mem-path=/dev/shm,share=off"});
-    look_only(IBX_MIGRATE_SOURCE,
-              "guest RAM mem0 (memory-backend-file, 64 MiB) is private to QEMU");
-    vm_end(&vm);
-}
-
-/* Whose QEMU empties it when it ends, with pages in it that the VM still needs. */
-static void test_ram_that_is_discarded(void **state)
-{
-    (void)state;
-    vm_start(&vm, &(struct vm_options){.ram = "memory-backend-file,id=mem0,size=64M,mem-path="
-                                              "/dev/shm,share=on,discard-data=on",
-                                       .incoming = true});
-    look_only(IBX_MIGRATE_DESTINATION, NULL);
-    vm_end(&vm);
-    vm_start(&vm, &(struct vm_options){.ram = "memory-backend-file,id=mem0,size=64M,mem-path="
-                                              "/dev/shm,share=on,discard-data=on"});
+    vm_start(&vm, &(struct vm_options){.ram = DISCARDED});
     look_only(IBX_MIGRATE_SOURCE, "guest RAM mem0 has discard-data=on, so that it is lost");
     vm_do(&vm, "qom-set",
           json_pack("{s:s,s:s,s:b}", "path", "/objects/mem0", "property", "discard-data", "value",
                     0));
     look_only(IBX_MIGRATE_SOURCE, NULL);
-    vm_end(&vm);
 }
 
-static void test_blocked(void **state)
+static void test_blocked(void)
 {
-    (void)state;
-    vm_start(&vm, &(struct vm_options){.extra = {"-only-migratable", "-cpu", "max"}});
-    look_only(IBX_MIGRATE_SOURCE, NULL);
-    vm_end(&vm);
     vm_start(&vm, &(struct vm_options){
                       .extra = {"-object",
                                 "memory-backend-file,id=shared,size=1M,mem-path=/dev/shm,"
@@ -137,7 +118,6 @@ static void test_blocked(void **state)
     look(IBX_MIGRATE_SOURCE);
     if (!says("QEMU itself cannot migrate this VM (Migration is disabled when using feature 'peer"))
         fail_msg("the blocker of ivshmem is not named");
-    vm_end(&vm);
 }
 
 static json_t *state_of(const char *name)
@@ -159,9 +139,8 @@ static void set_capability(const char *name)
           json_pack("{s:[{s:s,s:b}]}", "capabilities", "capability", name, "state", 1));
 }
 
-static void test_capabilities(void **state)
+static void test_capabilities(void)
 {
-    (void)state;
     vm_start(&vm, &(struct vm_options){0});
     set_capability("postcopy-ram");
     set_capability("pause-before-switchover");
@@ -182,39 +161,35 @@ static void test_capabilities(void **state)
     json_decref(before);
     assert_true(json_is_true(state_of("x-ignore-shared")));
     assert_true(json_is_false(state_of("pause-before-switchover")));
-    vm_end(&vm);
 }
 
 /* Held before the switch-over, then moved away, by somebody else. */
-static void test_migrating_already(void **state)
+static void test_migrating_already(void)
 {
-    (void)state;
     vm_start(&vm, &(struct vm_options){0});
     json_t *before;
     vm_ok(ibx_capabilities_set(vm.qmp, &before, vm_soon(), &vm_error));
     json_decref(before);
     set_capability("pause-before-switchover");
     vm_do(&vm, "migrate", json_pack("{s:s}", "uri", "exec:cat >/dev/null"));
-    vm_ok(ibx_qmp_event_wait(vm.qmp, "MIGRATION", "pre-switchover", NULL, vm_soon(), &vm_error));
+    json_decref(vm_event(&vm, "MIGRATION", "pre-switchover"));
     look(IBX_MIGRATE_SOURCE);
     if (!says("a migration of this QEMU is under way already (pre-switchover)")) {
         show();
         fail_msg("not refused");
     }
     vm_do(&vm, "migrate-continue", json_pack("{s:s}", "state", "pre-switchover"));
-    vm_ok(ibx_qmp_event_wait(vm.qmp, "MIGRATION", "completed", NULL, vm_soon(), &vm_error));
+    json_decref(vm_event(&vm, "MIGRATION", "completed"));
     /* The event comes a little before the state. */
     uint64_t deadline = vm_soon();
     do {
         look(IBX_MIGRATE_SOURCE);
     } while (says("state finish-migrate") && ibx_now_ns() < deadline);
     only("the VM is in state postmigrate");
-    vm_end(&vm);
 }
 
-static void test_ended(void **state)
+static void test_ended(void)
 {
-    (void)state;
     struct ibx_guest_ram ram = {.pid = 1 << 22};
     memset(&blockers, 0, sizeof(blockers));
     ibx_preflight_permissions(&ram, &blockers);
@@ -222,12 +197,11 @@ static void test_ended(void **state)
 }
 
 /* As somebody who may neither trace QEMU nor open the device. */
-static void test_missing_permissions(void **state)
+static void test_missing_permissions(void)
 {
-    (void)state;
     vm_start(&vm, &(struct vm_options){.incoming = true});
     struct ibx_guest_ram ram;
-    vm_ok(ibx_guest_ram_find(vm.qmp, 0, true, &ram, vm_soon(), &vm_error));
+    vm_ok(ibx_guest_ram_find(vm.qmp, true, &ram, vm_soon(), &vm_error));
     int pair[2];
     assert_int_equal(pipe(pair), 0);
     pid_t child = fork();
@@ -248,7 +222,6 @@ static void test_missing_permissions(void **state)
     assert_true(to == (char *)(&blockers + 1));
     only("may not trace QEMU");
     ibx_guest_ram_fini(&ram);
-    vm_end(&vm);
 }
 
 /* ------------------------------------------------------------ with made-up answers */
@@ -298,9 +271,8 @@ static void devices(const struct answer *answers)
     close(pair[1]);
 }
 
-static void test_devices(void **state)
+static void test_devices(void)
 {
-    (void)state;
     devices((const struct answer[]){{"peripheral\"",
                                      "[{\"name\": \"gpu\", \"type\": \"child<vfio-pci>\"},"
                                      " {\"name\": \"nic\", \"type\": \"child<virtio-net-pci>\"},"
@@ -359,9 +331,8 @@ static void pair_only(const struct ibx_guest_ram *source, const struct ibx_guest
     only(words);
 }
 
-static void test_ram(void **state)
+static void test_ram(void)
 {
-    (void)state;
     struct ibx_guest_block block;
     struct ibx_guest_ram ram = made_up(&block);
     ram_only(&ram, NULL);
@@ -377,9 +348,8 @@ static void test_ram(void **state)
     ram_only(&ram, "the machine has 128 MiB of memory, but its memory backends only 64 MiB");
 }
 
-static void test_pairs(void **state)
+static void test_pairs(void)
 {
-    (void)state;
     struct ibx_guest_block here, there;
     struct ibx_guest_ram source = made_up(&here), destination = made_up(&there);
     pair_only(&source, &destination, NULL);
@@ -418,9 +388,8 @@ static void test_pairs(void **state)
 }
 
 /* A file larger than what its file system has left. */
-static void test_space(void **state)
+static void test_space(void)
 {
-    (void)state;
     struct ibx_guest_block block;
     struct ibx_guest_ram ram = made_up(&block);
     FILE *file = tmpfile();
@@ -436,9 +405,8 @@ static void test_space(void **state)
     fclose(file);
 }
 
-static void test_too_many(void **state)
+static void test_too_many(void)
 {
-    (void)state;
     for (unsigned i = 0; i < IBX_BLOCKERS_MAX + 5; i++)
         ibx_blockers_add(&blockers, "reason %u\x1b", i);
     assert_int_equal(blockers.count, IBX_BLOCKERS_MAX + 5);
@@ -448,24 +416,18 @@ static void test_too_many(void **state)
 
 int main(void)
 {
-    int skipped = vm_available();
-    if (skipped)
-        return skipped;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(test_nothing_against_these, vm_end_all),
-        cmocka_unit_test_teardown(test_wrong_side, vm_end_all),
-        cmocka_unit_test_teardown(test_private_ram, vm_end_all),
-        cmocka_unit_test_teardown(test_ram_that_is_discarded, vm_end_all),
-        cmocka_unit_test_teardown(test_blocked, vm_end_all),
-        cmocka_unit_test_teardown(test_capabilities, vm_end_all),
-        cmocka_unit_test_teardown(test_migrating_already, vm_end_all),
-        cmocka_unit_test(test_ended),
-        cmocka_unit_test_teardown(test_missing_permissions, vm_end_all),
-        cmocka_unit_test(test_devices),
-        cmocka_unit_test(test_ram),
-        cmocka_unit_test(test_pairs),
-        cmocka_unit_test(test_space),
-        cmocka_unit_test(test_too_many),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    static const struct vm_test tests[] = {VM_TEST(test_one_side),
+                                           VM_TEST(test_ram_that_is_discarded),
+                                           VM_TEST(test_blocked),
+                                           VM_TEST(test_capabilities),
+                                           VM_TEST(test_migrating_already),
+                                           VM_TEST(test_ended),
+                                           VM_TEST(test_missing_permissions),
+                                           VM_TEST(test_devices),
+                                           VM_TEST(test_ram),
+                                           VM_TEST(test_pairs),
+                                           VM_TEST(test_space),
+                                           VM_TEST(test_too_many),
+                                           {0}};
+    return vm_tests(tests, vm_end_all);
 }

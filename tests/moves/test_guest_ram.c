@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What is found of the RAM of real QEMUs, compared with what QEMU says and what its memory holds.
+/* What is found of the RAM of real QEMUs, compared with what QEMU reports and what its memory
+ * holds.
  */
 #include "migrate/qemu/qemu.h"
 #include "tests/moves/guest/churn.h"
@@ -8,16 +9,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define MIB (1ull << 20)
 
@@ -25,7 +24,7 @@ static struct vm vm;
 
 static void find(struct ibx_guest_ram *ram)
 {
-    vm_ok(ibx_guest_ram_find(vm.qmp, 0, true, ram, vm_soon(), &vm_error));
+    vm_ok(ibx_guest_ram_find(vm.qmp, true, ram, vm_soon(), &vm_error));
 }
 
 /* The file and QEMU's memory at `address` are the same thing: what goes in here comes out there. */
@@ -96,9 +95,8 @@ static bool bit(const uint64_t *bits, uint64_t i)
     return bits[i / 64] >> (i % 64) & 1;
 }
 
-static void test_file(void **state)
+static void test_file(void)
 {
-    (void)state;
     vm_start(&vm, &(struct vm_options){.extra = {"-name", "a guest", "-uuid",
                                                  "12345678-9abc-4def-8123-456789abcdef", "-S"}});
     struct ibx_guest_ram ram;
@@ -125,13 +123,11 @@ static void test_file(void **state)
     same_memory(&ram, block, 40 * MIB);
     found_again(&ram);
     ibx_guest_ram_fini(&ram);
-    vm_end(&vm);
 }
 
 /* Two nodes of memfd: alike in /proc, so QEMU has to tell which is which. */
-static void test_numa_memfd(void **state)
+static void test_numa_memfd(void)
 {
-    (void)state;
     vm_start(&vm, &(struct vm_options){
                       .ram = "memory-backend-memfd,id=left,size=32M,share=on",
                       .two = true,
@@ -153,13 +149,11 @@ static void test_numa_memfd(void **state)
     vm_hmp(&vm, "xp /8c 0x100000", text, sizeof(text));
     assert_non_null(strstr(text, "'b' 'l' 'o' 'c' 'k' ' ' 'r' 'i'"));
     ibx_guest_ram_fini(&ram);
-    vm_end(&vm);
 }
 
 /* mem-path names a directory: QEMU's file there has no name any more. */
-static void test_directory(void **state)
+static void test_directory(void)
 {
-    (void)state;
     vm_start(&vm, &(struct vm_options){
                       .ram = "memory-backend-file,id=mem0,size=64M,mem-path=/dev/shm,share=on",
                       .extra = {"-S"}});
@@ -169,15 +163,13 @@ static void test_directory(void **state)
     assert_true(ram.blocks[0].shared && !ram.blocks[0].named);
     same_memory(&ram, &ram.blocks[0], 3 * MIB);
     ibx_guest_ram_fini(&ram);
-    vm_end(&vm);
 }
 
 /* The RAM begins somewhere in its file: QEMU 8.1 and later. */
-static void test_offset(void **state)
+static void test_offset(void)
 {
-    (void)state;
     vm_start(&vm, &(struct vm_options){.extra = {"-S"}});
-    const bool knows = ibx_qmp_at_least(vm.qmp, 8, 1);
+    const bool knows = ibx_qmp_at_least(ibx_qmp_version(vm.qmp), 8, 1);
     vm_end(&vm);
     if (!knows)
         skip();
@@ -198,12 +190,10 @@ static void test_offset(void **state)
     vm_ok(ibx_guest_block_written(&ram, &ram.blocks[0], bits, &count, &vm_error));
     assert_true(bit(bits, 5 * 256) && !bit(bits, 7 * 256) && !bit(bits, 3 * 256));
     ibx_guest_ram_fini(&ram);
-    vm_end(&vm);
 }
 
-static void test_private(void **state)
+static void test_private(void)
 {
-    (void)state;
     vm_start(&vm, &(struct vm_options){.ram = "", .extra = {"-S"}});
     struct ibx_guest_ram ram;
     find(&ram);
@@ -213,27 +203,68 @@ static void test_private(void **state)
     assert_int_equal(ram.blocks[0].fd, -1);
     assert_int_equal(ram.blocks[0].size, VM_RAM_MIB * MIB);
     ibx_guest_ram_fini(&ram);
-    vm_end(&vm);
 }
 
-/* The file was replaced, or the pid is somebody else's. */
-static void test_not_the_one(void **state)
+/* The file was replaced. */
+static void test_not_the_one(void)
 {
-    (void)state;
     vm_start(&vm, &(struct vm_options){.extra = {"-S"}});
     struct ibx_guest_ram ram;
-    vm_refused(ibx_guest_ram_find(vm.qmp, getpid(), true, &ram, vm_soon(), &vm_error), -ENOENT,
-               "does not map mem0");
     assert_int_equal(unlink(vm.ram), 0);
     int fd = open(vm.ram, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     assert_true(fd >= 0);
     close(fd);
-    vm_refused(ibx_guest_ram_find(vm.qmp, 0, true, &ram, vm_soon(), &vm_error), -ENOENT,
-               "replaced under it");
-    vm_end(&vm);
+    vm_refused(ibx_guest_ram_find(vm.qmp, true, &ram, vm_soon(), &vm_error), -ENOENT,
+               "does not map mem0");
 }
 
-/* The pages that are said to be untouched hold zeros; returns how many are said to be written. */
+/* What a child of nobody finds that has mapped `path`, closed it and let another file take the name
+ * which /proc gives the mapping: without rights to map_files, only that name leads to a file. */
+static int reopen_replaced(const char *path)
+{
+    char again[PATH_MAX];
+    struct stat st;
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    void *at = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (fd < 0 || fstat(fd, &st) || at == MAP_FAILED || close(fd) || unlink(path))
+        return 1;
+    struct ibx_guest_block block = {.id = "mem0",
+                                    .size = MIB,
+                                    .page_size = 4096,
+                                    .address = (uintptr_t)at,
+                                    .dev = st.st_dev,
+                                    .ino = st.st_ino,
+                                    .fd = -1};
+    struct ibx_guest_ram ram = {.pid = getpid(), .blocks = &block, .count = 1};
+    snprintf(again, sizeof(again), "%s (deleted)", path);
+    fd = open(again, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (fd < 0 || ftruncate(fd, MIB) || close(fd))
+        return 2;
+    int rc = ibx_guest_ram_reopen(&ram, true, &vm_error);
+    unlink(again);
+    return rc == -ESTALE && strstr(vm_error.message, "was replaced") && block.fd == -1 ? 0 : 3;
+}
+
+static void test_replaced(void)
+{
+    char path[] = "/dev/shm/ibx-test-ram-XXXXXX";
+    int fd = mkstemp(path), status;
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, MIB), 0);
+    assert_true(geteuid() || !fchown(fd, 65534, 65534));
+    close(fd);
+    pid_t child = fork();
+    if (!child)
+        _exit(!geteuid() && (setgid(65534) || setuid(65534) || prctl(PR_SET_DUMPABLE, 1))
+                  ? 77
+                  : reopen_replaced(path));
+    assert_int_equal(waitpid(child, &status, 0), child);
+    unlink(path);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
+/* The pages reported as untouched hold zeros; returns how many are reported as written. */
 static uint64_t check_written(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
                               uint64_t *bits)
 {
@@ -258,9 +289,8 @@ static uint64_t check_written(const struct ibx_guest_ram *ram, const struct ibx_
 }
 
 /* A 64 MiB guest that churns 8 MiB leaves the rest alone, and looking allocates nothing. */
-static void test_written(void **state)
+static void test_written(void)
 {
-    (void)state;
     vm_start(&vm, &(struct vm_options){.append = "mib=8"});
     vm_wait_beats(&vm, 20);
     vm_do(&vm, "stop", NULL);
@@ -273,13 +303,11 @@ static void test_written(void **state)
         assert_true(bit(bits, CHURN_BASE / 4096 + i));
     assert_false(bit(bits, CHURN_BASE / 4096 + 9 * 256));
     ibx_guest_ram_fini(&ram);
-    vm_end(&vm);
 }
 
 /* Looking again finds what came since, in the holes, and keeps what it knew. */
-static void test_written_since(void **state)
+static void test_written_since(void)
 {
-    (void)state;
     const uint64_t known = CHURN_BASE / 4096 + 17, edge = CHURN_BASE / 4096 + 1024;
     uint64_t all[VM_RAM_MIB * 256 / 64], bits[VM_RAM_MIB * 256 / 64] = {0}, count, later = 0;
     vm_start(&vm, &(struct vm_options){.append = "mib=8"});
@@ -304,7 +332,6 @@ static void test_written_since(void **state)
     vm_ok(ibx_guest_block_written_since(&ram, &ram.blocks[0], bits, &later, &vm_error));
     assert_true(bit(bits, known) && later == count);
     ibx_guest_ram_fini(&ram);
-    vm_end(&vm);
 }
 
 static unsigned free_huge_pages(void)
@@ -320,9 +347,8 @@ static unsigned free_huge_pages(void)
 
 /* The same in pages of 2 MiB, of which the kernel tells the number only; and when one was written
  * past QEMU, none may be taken for untouched. */
-static void test_written_huge(void **state)
+static void test_written_huge(void)
 {
-    (void)state;
     if (free_huge_pages() < VM_RAM_MIB / 2)
         skip();
     vm_start(&vm, &(struct vm_options){.ram = "memory-backend-memfd,id=mem0,size=64M,share=on,"
@@ -350,24 +376,20 @@ static void test_written_huge(void **state)
     assert_true(bit(bits, untouched));
     assert_int_equal(count, VM_RAM_MIB / 2);
     ibx_guest_ram_fini(&ram);
-    vm_end(&vm);
 }
 
 int main(void)
 {
-    int skip = vm_available();
-    if (skip)
-        return skip;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(test_file, vm_end_all),
-        cmocka_unit_test_teardown(test_numa_memfd, vm_end_all),
-        cmocka_unit_test_teardown(test_directory, vm_end_all),
-        cmocka_unit_test_teardown(test_offset, vm_end_all),
-        cmocka_unit_test_teardown(test_private, vm_end_all),
-        cmocka_unit_test_teardown(test_not_the_one, vm_end_all),
-        cmocka_unit_test_teardown(test_written, vm_end_all),
-        cmocka_unit_test_teardown(test_written_since, vm_end_all),
-        cmocka_unit_test_teardown(test_written_huge, vm_end_all),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    static const struct vm_test tests[] = {VM_TEST(test_file),
+                                           VM_TEST(test_numa_memfd),
+                                           VM_TEST(test_directory),
+                                           VM_TEST(test_offset),
+                                           VM_TEST(test_private),
+                                           VM_TEST(test_not_the_one),
+                                           VM_TEST(test_written),
+                                           VM_TEST(test_written_since),
+                                           VM_TEST(test_written_huge),
+                                           VM_TEST(test_replaced),
+                                           {0}};
+    return vm_tests(tests, vm_end_all);
 }

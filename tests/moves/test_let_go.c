@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The end of a move takes the tool's hands off QEMU's memory in two ways, of which one is enough:
+ * The end of a move releases QEMU's memory in two ways, of which one is enough:
  * ranges are unregistered, and the last descriptor is closed. A process stands for QEMU here, with
  * memory of which nobody answers the faults.
  */
 #include "migrate/destination/destination.h"
+#include "tests/scenes/unit.h"
 
 #include "common/clock.h"
 
 #include <errno.h>
 #include <poll.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -20,15 +19,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #define PAGE  4096u
 #define BYTES (16 * PAGE)
 #define LIMIT 20000 /* ms */
 
 static pid_t qemu;
 static char *memory;
-static int asks, answers; /* pipes: a byte asks it to read its memory, a byte says that it has */
+static int asks, answers; /* pipes: a byte asks it to read its memory, a byte reports that it has */
 static struct destination_ram ram;
 static struct ibx_journal record;
 static struct ibx_guest_block block;
@@ -83,13 +80,12 @@ static void begin(uintptr_t address)
     ram.guest.blocks = &block;
     ram.guest.count = 1;
     struct ibx_error err = {0};
-    if (ibx_destination_ram_retake(&ram, &record, &err))
+    if (ibx_destination_ram_take_uffd(&ram, &record, &err))
         fail_msg("%s", err.message);
 }
 
-static int end(void **state)
+static int end(NO_STATE)
 {
-    (void)state;
     if (qemu > 0) {
         kill(qemu, SIGKILL);
         waitpid(qemu, NULL, 0);
@@ -112,9 +108,8 @@ static void is_free(void)
     assert_true(answers_within(LIMIT));
 }
 
-static void test_both_ways(void **state)
+static void test_both_ways(NO_STATE)
 {
-    (void)state;
     struct ibx_error err = {0};
     begin((uintptr_t)memory);
     assert_int_equal(ibx_destination_ram_let_go(&ram, &record, &err), 0);
@@ -124,9 +119,8 @@ static void test_both_ways(void **state)
 }
 
 /* Memory that was unplugged since, for instance: with the descriptor all is released. */
-static void test_not_unregistered(void **state)
+static void test_not_unregistered(NO_STATE)
 {
-    (void)state;
     struct ibx_error err = {0};
     begin(PAGE);
     assert_int_equal(ibx_destination_ram_let_go(&ram, &record, &err), 0);
@@ -134,9 +128,8 @@ static void test_not_unregistered(void **state)
 }
 
 /* A QEMU that is stopped: its memory is let go, and the descriptor when it goes on. */
-static void test_not_closed(void **state)
+static void test_not_closed(NO_STATE)
 {
-    (void)state;
     struct ibx_error err = {0};
     begin((uintptr_t)memory);
     kill(qemu, SIGSTOP);
@@ -150,9 +143,8 @@ static void test_not_closed(void **state)
 }
 
 /* Neither: nothing is given up, and both are tried again. */
-static void test_neither(void **state)
+static void test_neither(NO_STATE)
 {
-    (void)state;
     struct ibx_error err = {0};
     begin(PAGE);
     kill(qemu, SIGSTOP);
@@ -167,9 +159,8 @@ static void test_neither(void **state)
 }
 
 /* Nothing is left to be let go of. */
-static void test_qemu_has_ended(void **state)
+static void test_qemu_has_ended(NO_STATE)
 {
-    (void)state;
     struct ibx_error err = {0};
     begin((uintptr_t)memory);
     kill(qemu, SIGKILL);

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A running VM moved by ib-migrate, two commands, between QEMUs of this host. */
+#include "tests/moves/guest/churn.h"
 #include "tests/scenes/mover.h"
 
 #include "transport/transport.h"
+
+#include <fcntl.h>
 
 #define HUGE_RAM "memory-backend-file,id=mem0,size=64M,share=on,mem-path="
 
@@ -33,21 +36,18 @@ static void moved(const struct vm_options *like, const char *uri, const char *co
     pair_moved(like->append);
 }
 
-static void test_tcp(void **state)
+static void test_tcp(void)
 {
-    (void)state;
     moved(&(struct vm_options){.append = "mib=32"}, "tcp://127.0.0.1:0", NULL, NULL);
 }
 
-static void test_shm(void **state)
+static void test_shm(void)
 {
-    (void)state;
     moved(&(struct vm_options){.append = "cpus=2", .two = true}, "shm://127.0.0.1:0", NULL, NULL);
 }
 
-static void test_ofi(void **state)
+static void test_ofi(void)
 {
-    (void)state;
     struct ibx_options options;
     char text[256];
     ibx_options_init(&options);
@@ -59,52 +59,65 @@ static void test_ofi(void **state)
 }
 
 /* rdma:// chooses by itself, and several links serve at once. */
-static void test_auto_with_links(void **state)
+static void test_auto_with_links(void)
 {
-    (void)state;
     moved(&(struct vm_options){.machine = "pc", .append = "cpus=2", .two = true},
           "rdma://127.0.0.1:0", NULL, (const char *[]){"--links", "4", NULL});
 }
 
-static void test_microvm(void **state)
+static void test_microvm(void)
 {
-    (void)state;
     moved(&(struct vm_options){.machine = "microvm", .append = "mib=16"}, "tcp://127.0.0.1:0", NULL,
           (const char *[]){"--links", "1", NULL});
 }
 
-static void test_minor(void **state)
+static void test_minor(void)
 {
-    (void)state;
     moved(&(struct vm_options){.append = "cpus=2", .two = true}, "tcp://127.0.0.1:0",
           (const char *[]){"--minor", NULL}, NULL);
 }
 
-static void test_minor_shm(void **state)
+static void test_minor_shm(void)
 {
-    (void)state;
     moved(&(struct vm_options){.append = ""}, "shm://127.0.0.1:0",
           (const char *[]){"--minor", NULL}, NULL);
 }
 
 /* From 8.1 on QEMU would send a memfd itself, and it is refused. */
-static void test_memfd(void **state)
+static void test_memfd(void)
 {
-    (void)state;
     const struct vm_options options = {.ram = "memory-backend-memfd,id=mem0,size=64M,share=on",
                                        .append = "beat=64"};
     vm_start(&vms[0], &options);
-    bool refused = ibx_qmp_at_least(vms[0].qmp, 8, 1);
+    bool refused = ibx_qmp_at_least(ibx_qmp_version(vms[0].qmp), 8, 1);
     vm_end(&vms[0]);
     if (refused)
         skip();
     moved(&options, "tcp://127.0.0.1:0", NULL, NULL);
 }
 
-/* Between beats it does nothing: most pages come in the background. */
-static void test_idle(void **state)
+/* The heartbeats detect one wrong bit of one page. */
+static void test_one_wrong_bit_shows(void)
 {
-    (void)state;
+    const off_t at = CHURN_BASE + (1234 << 12) + 17;
+    char said[256], byte;
+    vm_start(&vms[0], &(struct vm_options){.append = "mib=16"});
+    vm_wait_beats(&vms[0], pair_beats);
+    vm_do(&vms[0], "stop", NULL);
+    int fd = open(vms[0].ram, O_RDWR | O_CLOEXEC);
+    assert_int_equal(pread(fd, &byte, 1, at), 1);
+    byte = (char)(byte ^ 4);
+    assert_int_equal(pwrite(fd, &byte, 1, at), 1);
+    close(fd);
+    vm_do(&vms[0], "cont", NULL);
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + pair_beats);
+    assert_int_equal(vm_expect((const struct vm *[]){&vms[0], NULL}, "mib=16", said, sizeof(said)),
+                     1);
+}
+
+/* Between beats it does nothing: most pages come in the background. */
+static void test_idle(void)
+{
     pair_start(&(struct vm_options){.append = "idle=20000000 beat=64"});
     mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0", NULL);
     mover_send(&sender, &vms[0], receiver.uri, NULL);
@@ -112,9 +125,8 @@ static void test_idle(void **state)
     pair_moved("beat=64");
 }
 
-static void test_bandwidth(void **state)
+static void test_bandwidth(void)
 {
-    (void)state;
     pair_start(NULL);
     mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0",
                   (const char *[]){"--max-bandwidth", "64K", NULL});
@@ -126,17 +138,16 @@ static void test_bandwidth(void **state)
     pair_moved("");
 }
 
-static void test_sandboxed(void **state)
+static void test_sandboxed(void)
 {
-    (void)state;
     if (access("/dev/userfaultfd", R_OK | W_OK))
         skip();
     moved(&(struct vm_options){.nobody = true, .append = "mib=16", .extra = {"-sandbox", "on"}},
           "tcp://127.0.0.1:0", NULL, NULL);
 }
 
-/* As many huge pages as two VMs need, if this kernel lends them; returns how many there were. */
-static long huge_pages_lend(long wanted)
+/* As many huge pages as two VMs need, if this kernel has them; returns how many there were. */
+static long huge_pages_reserve(long wanted)
 {
     static const char path[] = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
     long before = -1, now = -1;
@@ -153,7 +164,7 @@ static long huge_pages_lend(long wanted)
 
 static void moved_in_huge_pages(const char *option)
 {
-    long before = huge_pages_lend(VM_RAM_MIB + 4);
+    long before = huge_pages_reserve(VM_RAM_MIB + 4);
     if (before < 0)
         skip();
     char huge[32], command[128], from[128], to[128];
@@ -178,25 +189,22 @@ static void moved_in_huge_pages(const char *option)
     vm_end(&vms[1]);
     snprintf(command, sizeof(command), "umount %s && rmdir %s", huge, huge);
     assert_int_equal(system(command), 0);
-    huge_pages_lend(before);
+    huge_pages_reserve(before);
 }
 
-static void test_huge_pages(void **state)
+static void test_huge_pages(void)
 {
-    (void)state;
     moved_in_huge_pages(NULL);
 }
 
-static void test_huge_pages_minor(void **state)
+static void test_huge_pages_minor(void)
 {
-    (void)state;
     moved_in_huge_pages("--minor");
 }
 
 /* There and back again, ten times: each destination is the next source. */
-static void test_ten_times(void **state)
+static void test_ten_times(void)
 {
-    (void)state;
     enum { TIMES = 10 };
     static struct vm chain[TIMES + 1];
     struct vm_options options = {.append = "cpus=2 beat=64", .two = true};
@@ -220,9 +228,8 @@ static void test_ten_times(void **state)
 }
 
 /* A VM that was paused arrives paused, and runs when it is told to. */
-static void test_paused(void **state)
+static void test_paused(void)
 {
-    (void)state;
     pair_start(NULL);
     vm_do(&vms[0], "stop", NULL);
     mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0", NULL);
@@ -237,26 +244,23 @@ static void test_paused(void **state)
 
 int main(void)
 {
-    int skipped = vm_available();
-    if (skipped)
-        return skipped;
     pair_beats = 40;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(test_tcp, mover_end_all),
-        cmocka_unit_test_teardown(test_shm, mover_end_all),
-        cmocka_unit_test_teardown(test_ofi, mover_end_all),
-        cmocka_unit_test_teardown(test_auto_with_links, mover_end_all),
-        cmocka_unit_test_teardown(test_microvm, mover_end_all),
-        cmocka_unit_test_teardown(test_minor, mover_end_all),
-        cmocka_unit_test_teardown(test_minor_shm, mover_end_all),
-        cmocka_unit_test_teardown(test_memfd, mover_end_all),
-        cmocka_unit_test_teardown(test_idle, mover_end_all),
-        cmocka_unit_test_teardown(test_bandwidth, mover_end_all),
-        cmocka_unit_test_teardown(test_sandboxed, mover_end_all),
-        cmocka_unit_test_teardown(test_huge_pages, mover_end_all),
-        cmocka_unit_test_teardown(test_huge_pages_minor, mover_end_all),
-        cmocka_unit_test_teardown(test_paused, mover_end_all),
-        cmocka_unit_test_teardown(test_ten_times, mover_end_all),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    static const struct vm_test tests[] = {VM_TEST(test_tcp),
+                                           VM_TEST(test_shm),
+                                           VM_TEST(test_ofi),
+                                           VM_TEST(test_auto_with_links),
+                                           VM_TEST(test_microvm),
+                                           VM_TEST(test_minor),
+                                           VM_TEST(test_minor_shm),
+                                           VM_TEST(test_memfd),
+                                           VM_TEST(test_one_wrong_bit_shows),
+                                           VM_TEST(test_idle),
+                                           VM_TEST(test_bandwidth),
+                                           VM_TEST(test_sandboxed),
+                                           VM_TEST(test_huge_pages),
+                                           VM_TEST(test_huge_pages_minor),
+                                           VM_TEST(test_paused),
+                                           VM_TEST(test_ten_times),
+                                           {0}};
+    return vm_tests(tests, mover_end_all);
 }

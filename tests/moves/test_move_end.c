@@ -11,8 +11,6 @@
 #include "common/clock.h"
 
 #include <arpa/inet.h>
-#include <glob.h>
-#include <limits.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 
@@ -45,8 +43,8 @@ static void await_let_go(void)
 static void on_record(const struct vm *vm, const char *state, const char *words)
 {
     struct mover *status = MOVER_RUN(0, "status", "--qmp", vm->tool);
-    mover_must_say(status, state);
-    mover_must_say(status, words);
+    mover_must_print(status, state);
+    mover_must_print(status, words);
 }
 
 /* Both have ended well, and the VM runs at the destination, which nothing of ours is left in. */
@@ -58,10 +56,9 @@ static void ended(void)
     pair_moved("");
 }
 
-/* With its hands still on QEMU: the next tool takes them off. */
-static void test_killed_when_complete(void **state)
+/* Before it has released QEMU: the next tool does. */
+static void test_killed_when_complete(void)
 {
-    (void)state;
     stopped_at("destination:complete", NULL);
     mover_kill(&receiver, SIGKILL);
     mover_await(&sender, "broken", 0);
@@ -74,21 +71,14 @@ static void test_killed_when_complete(void **state)
 /* The notes of this move's destination, which has one record only. */
 static bool has_list(void)
 {
-    glob_t found;
-    char pattern[160], path[PATH_MAX];
-    snprintf(pattern, sizeof(pattern), "%s/*.destination.json", mover_state_dir);
-    assert_int_equal(glob(pattern, 0, NULL, &found), 0);
-    assert_int_equal(found.gl_pathc, 1);
-    const char *name = strrchr(found.gl_pathv[0], '/') + 1;
-    snprintf(path, sizeof(path), "/dev/shm/ibx-%.*s.arrived", (int)strlen(name) - 5, name);
-    globfree(&found);
+    char path[PATH_MAX];
+    mover_arrived_path(path);
     return !access(path, F_OK);
 }
 
 /* Nor does it leave the other one's notes of which pages have come, which nobody needs any more. */
-static void test_killed_when_complete_in_minor_mode(void **state)
+static void test_killed_when_complete_in_minor_mode(void)
 {
-    (void)state;
     stopped_at("destination:complete", "--minor");
     assert_true(has_list());
     mover_kill(&receiver, SIGKILL);
@@ -97,11 +87,10 @@ static void test_killed_when_complete_in_minor_mode(void **state)
     assert_false(has_list());
 }
 
-/* A source that is away: until it has heard that all pages are there it keeps them, whatever
+/* A source that is away keeps all pages until it is told that they have arrived, whatever
  * becomes of the tools at the destination, and of QEMU there. */
-static void test_killed_again_and_qemu_ended(void **state)
+static void test_killed_again_and_qemu_ended(void)
 {
-    (void)state;
     stopped_at("destination:complete", NULL);
     mover_kill(&sender, SIGSTOP);
     mover_kill(&receiver, SIGKILL);
@@ -120,9 +109,8 @@ static void test_killed_again_and_qemu_ended(void **state)
 }
 
 /* The source's tool is killed as well, and each is started again. */
-static void test_both_killed(void **state)
+static void test_both_killed(void)
 {
-    (void)state;
     stopped_at("destination:complete", NULL);
     mover_kill(&sender, SIGKILL);
     mover_kill(&receiver, SIGKILL);
@@ -132,9 +120,8 @@ static void test_both_killed(void **state)
 }
 
 /* A QEMU that is stopped can close nothing. */
-static void test_qemu_cannot_be_let_go_of(void **state)
+static void test_qemu_cannot_be_let_go_of(void)
 {
-    (void)state;
     stopped_at("destination:complete", NULL);
     kill(vms[1].pid, SIGSTOP);
     mover_kill(&receiver, SIGCONT);
@@ -147,18 +134,12 @@ static void test_qemu_cannot_be_let_go_of(void **state)
 
 /* No record, no end: a tool that died then would leave what nobody could tell from a VM that needs
  * its pages. A folder in the place of the new record stands for a disk that takes none. */
-static void test_record_cannot_be_written(void **state)
+static void test_record_cannot_be_written(void)
 {
-    (void)state;
-    glob_t found;
-    char pattern[160], place[PATH_MAX];
+    char place[PATH_MAX];
     stopped_at("destination:filling", NULL);
-    snprintf(pattern, sizeof(pattern), "%s/*.destination.json", mover_state_dir);
-    assert_int_equal(glob(pattern, 0, NULL, &found), 0);
-    assert_int_equal(found.gl_pathc, 1);
-    snprintf(place, sizeof(place), "%.*s.new", (int)strlen(found.gl_pathv[0]) - 5,
-             found.gl_pathv[0]);
-    globfree(&found);
+    mover_record_path(place);
+    strcpy(strrchr(place, '.'), ".new");
     assert_int_equal(mkdir(place, 0700), 0);
     mover_kill(&receiver, SIGCONT);
     mover_await_words(&receiver, "the record cannot be written");
@@ -170,22 +151,21 @@ static void test_record_cannot_be_written(void **state)
 }
 
 /* Whoever interrupts a tool that only waits for the source is told what is still to be done. */
-static void test_interrupted_when_complete(void **state)
+static void test_interrupted_when_complete(void)
 {
-    (void)state;
     stopped_at("destination:complete", NULL);
     mover_kill(&sender, SIGKILL);
     mover_kill(&receiver, SIGCONT);
     mover_await(&receiver, "broken", 0);
     mover_kill(&receiver, SIGINT);
     mover_ends(&receiver, 3);
-    mover_must_say(&receiver, "the source has not confirmed it");
+    mover_must_print(&receiver, "the source has not confirmed it");
     pair_recover(&sender);
     pair_recover(&receiver);
     ended();
 }
 
-/* Both tools at the end, of which the source's stands still with the confirmation not yet said. */
+/* Both tools at the end; the source's is stopped before it sends CONFIRM. */
 static void about_to_confirm(void)
 {
     pair_start(NULL);
@@ -194,40 +174,37 @@ static void about_to_confirm(void)
 }
 
 /* While that may confirm it at any moment a tool goes only when it is interrupted twice. */
-static void test_interrupted_before_the_confirmation(void **state)
+static void test_interrupted_before_the_confirmation(void)
 {
-    (void)state;
     about_to_confirm();
     await_let_go();
     mover_kill(&receiver, SIGINT);
     mover_await_words(&receiver, "only the source's confirmation is missing; interrupt once");
     mover_kill(&receiver, SIGINT);
     mover_ends(&receiver, 3);
-    mover_must_say(&receiver, "the source has not confirmed it");
-    assert_false(mover_said(&receiver, "needs pages"));
+    mover_must_print(&receiver, "the source has not confirmed it");
+    assert_false(mover_printed(&receiver, "needs pages"));
     mover_kill(&sender, SIGCONT);
     pair_recover(&receiver);
     ended();
 }
 
 /* The QEMU of a source that has nothing left to do is missed by nobody. */
-static void test_qemu_ends_before_the_confirmation(void **state)
+static void test_qemu_ends_before_the_confirmation(void)
 {
-    (void)state;
     about_to_confirm();
     mover_kill(&receiver, SIGSTOP);
     vm_kill(&vms[0]);
     mover_kill(&sender, SIGCONT);
     mover_await_words(&sender, "with all of its pages, and only the confirmation");
-    assert_false(mover_said(&sender, "its pages are held here"));
+    assert_false(mover_printed(&sender, "its pages are held here"));
     mover_kill(&receiver, SIGCONT);
     ended();
 }
 
-/* The confirmation reaches nobody: the source says it again to the tool that comes next. */
-static void test_confirmation_lost(void **state)
+/* CONFIRM is lost: the source sends it again to the next tool. */
+static void test_confirmation_lost(void)
 {
-    (void)state;
     about_to_confirm();
     mover_kill(&receiver, SIGKILL);
     mover_kill(&sender, SIGCONT);
@@ -248,15 +225,14 @@ static void await_quit(struct vm *vm)
 }
 
 /* ... or, when it has been interrupted meanwhile, as it is asked to later. */
-static void test_confirmation_interrupted(void **state)
+static void test_confirmation_interrupted(void)
 {
-    (void)state;
     about_to_confirm();
     mover_kill(&receiver, SIGKILL);
     mover_kill(&sender, SIGINT);
     mover_kill(&sender, SIGCONT);
     mover_ends(&sender, 0);
-    mover_must_say(&sender, "may not have arrived there");
+    mover_must_print(&sender, "may not have arrived there");
     pair_recover(&receiver);
     mover_await_words(&receiver, "waiting at ");
     mover_start(&sender, (const char *[]){"recover", "--quit", "--qmp", vms[0].tool, TIMED, NULL});
@@ -272,7 +248,7 @@ static const char *patient_uri(void)
     return uri;
 }
 
-/* Somebody else listens where the receiver did, and says nothing. */
+/* Another process listens where the receiver did, and sends nothing. */
 static int listen_in_its_place(void)
 {
     const int one = 1;
@@ -301,9 +277,8 @@ static void await_tries(int listener)
 }
 
 /* However patient the URI is, one try of many takes seconds. */
-static void test_tries_are_short(void **state)
+static void test_tries_are_short(void)
 {
-    (void)state;
     static const char *const states[] = {"source:serving", "source:confirming"};
     for (unsigned i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
         print_message("%s\n", states[i]);
@@ -322,66 +297,61 @@ static void test_tries_are_short(void **state)
     }
 }
 
-/* The last line, of a tool that had nothing to do but to say that a move is done. */
-static void summed_up(const struct mover *m, bool heard, int status)
+/* The last line of a tool that only had to confirm a move. */
+static void summed_up(const struct mover *m, bool confirmed, int status)
 {
     json_t *summary = mover_summary(m), *record = json_object_get(summary, "record");
     assert_non_null(record);
     assert_string_equal(json_string_value(json_object_get(summary, "role")), "source");
     assert_string_equal(json_string_value(json_object_get(summary, "phase")),
-                        heard ? "done" : "failed");
-    assert_int_equal(json_is_true(json_object_get(summary, "complete")), heard);
+                        confirmed ? "done" : "failed");
+    assert_int_equal(json_is_true(json_object_get(summary, "complete")), confirmed);
     assert_int_equal(json_integer_value(json_object_get(summary, "exit_status")), status);
-    assert_int_equal(json_is_null(json_object_get(summary, "error")), heard);
+    assert_int_equal(json_is_null(json_object_get(summary, "error")), confirmed);
     assert_string_equal(json_string_value(json_object_get(record, "state")), "done");
     json_decref(summary);
 }
 
-/* The source has gone for good with it, and says it when it is asked to; or by then it is known. */
-static void test_confirmation_never_said(void **state)
+/* The source's tool has died with it: recover sends it, and a second recover finds nobody. */
+static void test_confirmation_never_said(void)
 {
-    (void)state;
     struct mover again;
     const char *const recover_source[] = {"recover", "--qmp", vms[0].tool, "--json", TIMED, NULL};
     about_to_confirm();
     mover_kill(&sender, SIGKILL);
     mover_await(&receiver, "broken", 0);
-    mover_must_say(&receiver, "if ib-migrate status there says done");
+    mover_must_print(&receiver, "if ib-migrate status there says done");
     vm_kill(&vms[0]); /* nothing is needed of that any more */
     mover_start(&again, recover_source);
     mover_ends(&again, 0);
-    mover_must_say(&again, "the destination knows it");
+    mover_must_print(&again, "the destination knows it");
     summed_up(&again, true, 0);
     mover_ends(&receiver, 0);
     on_record(&vms[1], "done", "not needed any more");
     mover_start(&again, recover_source);
     mover_ends(&again, 1);
-    mover_must_say(&again, "the confirmation only if ib-migrate status reports complete there");
+    mover_must_print(&again, "the confirmation only if ib-migrate status reports complete there");
     summed_up(&again, false, 1);
     pair_moved("");
 }
 
 int main(void)
 {
-    int skipped = vm_available();
-    if (skipped)
-        return skipped;
     pair_beats = 40;
     pair_timeout = "timeout_ms=3000";
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(test_killed_when_complete, mover_end_all),
-        cmocka_unit_test_teardown(test_killed_when_complete_in_minor_mode, mover_end_all),
-        cmocka_unit_test_teardown(test_killed_again_and_qemu_ended, mover_end_all),
-        cmocka_unit_test_teardown(test_both_killed, mover_end_all),
-        cmocka_unit_test_teardown(test_qemu_cannot_be_let_go_of, mover_end_all),
-        cmocka_unit_test_teardown(test_record_cannot_be_written, mover_end_all),
-        cmocka_unit_test_teardown(test_interrupted_when_complete, mover_end_all),
-        cmocka_unit_test_teardown(test_interrupted_before_the_confirmation, mover_end_all),
-        cmocka_unit_test_teardown(test_qemu_ends_before_the_confirmation, mover_end_all),
-        cmocka_unit_test_teardown(test_confirmation_lost, mover_end_all),
-        cmocka_unit_test_teardown(test_confirmation_interrupted, mover_end_all),
-        cmocka_unit_test_teardown(test_confirmation_never_said, mover_end_all),
-        cmocka_unit_test_teardown(test_tries_are_short, mover_end_all),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    static const struct vm_test tests[] = {VM_TEST(test_killed_when_complete),
+                                           VM_TEST(test_killed_when_complete_in_minor_mode),
+                                           VM_TEST(test_killed_again_and_qemu_ended),
+                                           VM_TEST(test_both_killed),
+                                           VM_TEST(test_qemu_cannot_be_let_go_of),
+                                           VM_TEST(test_record_cannot_be_written),
+                                           VM_TEST(test_interrupted_when_complete),
+                                           VM_TEST(test_interrupted_before_the_confirmation),
+                                           VM_TEST(test_qemu_ends_before_the_confirmation),
+                                           VM_TEST(test_confirmation_lost),
+                                           VM_TEST(test_confirmation_interrupted),
+                                           VM_TEST(test_confirmation_never_said),
+                                           VM_TEST(test_tries_are_short),
+                                           {0}};
+    return vm_tests(tests, mover_end_all);
 }

@@ -21,22 +21,20 @@ static void killed_at(const char *state)
 
 /* ------------------------------------------------------------ before the commit */
 
-static void test_interrupted(void **state)
+static void test_interrupted(void)
 {
-    (void)state;
     pair_start(NULL);
     pair_run_to("source:stopped", NULL);
     mover_kill(&sender, SIGINT);
     mover_kill(&sender, SIGCONT);
     mover_ends(&sender, 1);
-    mover_must_say(&sender, "cancelled");
+    mover_must_print(&sender, "cancelled");
     mover_ends(&receiver, 1);
     pair_stayed();
 }
 
-static void test_cancelled(void **state)
+static void test_cancelled(void)
 {
-    (void)state;
     pair_start(NULL);
     pair_receive(NULL);
     mover_stop_next("destination:ready");
@@ -53,13 +51,11 @@ static void test_cancelled(void **state)
 
 /* ------------------------------------------------------------ after the commit */
 
-/* Has QEMU's main thread read a page that has not come: until then it answers nobody. The call ends
- * with ibx_qmp_finish. */
-static uint64_t block_main_thread(void)
+/* Has QEMU's main thread read a page that has not come: until then it answers nobody. */
+static void block_main_thread(void)
 {
     char line[64], path[64], where[64] = "";
     const uint64_t deadline = vm_soon();
-    uint64_t call;
     int from = open(vms[0].ram, O_RDONLY | O_CLOEXEC), to = open(vms[1].ram, O_RDONLY | O_CLOEXEC);
     off_t at = 1 << 20;
     while (lseek(from, at, SEEK_DATA) != at || lseek(to, at, SEEK_HOLE) != at) {
@@ -69,8 +65,7 @@ static uint64_t block_main_thread(void)
     close(from);
     close(to);
     snprintf(line, sizeof(line), "xp /1xb 0x%llx", (unsigned long long)at);
-    vm_ok(ibx_qmp_start(vms[1].qmp, "human-monitor-command",
-                        json_pack("{s:s}", "command-line", line), &call, vm_soon(), &vm_error));
+    vm_hmp_blocks(&vms[1], line);
     snprintf(path, sizeof(path), "/proc/%d/wchan", (int)vms[1].pid);
     while (!strstr(where, "userfault")) {
         FILE *file = fopen(path, "re");
@@ -81,14 +76,12 @@ static uint64_t block_main_thread(void)
             fail_msg("QEMU's main thread waits in %s", where);
         poll(NULL, 0, 2);
     }
-    return call;
 }
 
-/* The monitor cannot answer before the pages come: recover goes by the record alone. Whether that
- * says RUNNING already, or not yet. */
-static void test_destination_killed_with_a_silent_monitor(void **state)
+/* The monitor cannot answer before the pages come: recover uses the record alone, in RUNNING
+ * and before. */
+static void test_destination_killed_with_a_silent_monitor(void)
 {
-    (void)state;
     for (int known = 0; known < 2; known++) {
         print_message("%s\n", known ? "running" : "may-run");
         pair_start(NULL);
@@ -100,12 +93,12 @@ static void test_destination_killed_with_a_silent_monitor(void **state)
         else
             mover_await_stop(&receiver);
         mover_kill(&receiver, SIGKILL);
-        uint64_t call = block_main_thread();
+        block_main_thread();
         pair_recover(&receiver);
         mover_ends(&receiver, 0);
-        mover_must_say(&receiver, "its monitor does not answer");
+        mover_must_print(&receiver, "its monitor does not answer");
         mover_ends(&sender, 0);
-        vm_ok(ibx_qmp_finish(vms[1].qmp, call, NULL, vm_soon(), &vm_error));
+        vm_do(&vms[1], "query-status", NULL); /* it answers again */
         pair_moved("");
         mover_end_all(NULL);
     }
@@ -117,15 +110,14 @@ static void begun_anew(const char *const *arguments)
     struct mover again = {0};
     mover_start(&again, arguments);
     mover_ends(&again, 1);
-    mover_must_say(&again, "an earlier migration of this VM is not over");
-    mover_must_say(&again, "ib-migrate recover");
-    assert_false(mover_said(&again, "restart it"));
+    mover_must_print(&again, "an earlier migration of this VM is not over");
+    mover_must_print(&again, "ib-migrate recover");
+    assert_false(mover_printed(&again, "restart it"));
 }
 
 /* Both die, each is started again, and the VM has every page in the end. */
-static void test_both_killed(void **state)
+static void test_both_killed(void)
 {
-    (void)state;
     killed_at("destination:filling");
     mover_kill(&sender, SIGKILL);
     begun_anew((const char *[]){"send", "--qmp", vms[0].tool, "tcp://127.0.0.1:1", NULL});
@@ -139,9 +131,7 @@ static void test_both_killed(void **state)
 
 static void still_paused(void)
 {
-    json_t *status = vm_run(&vms[0], "query-status", NULL);
-    assert_false(json_is_true(json_object_get(status, "running")));
-    json_decref(status);
+    assert_false(vm_runs(&vms[0]));
     vm_do(&vms[0], "cont", NULL);
 }
 
@@ -159,14 +149,13 @@ static void given_up_alone(bool paused)
 }
 
 /* It tells so a source that comes back. What was paused before the move stays that. */
-static void test_destination_gives_up_while_the_source_is_away(void **state)
+static void test_destination_gives_up_while_the_source_is_away(void)
 {
-    (void)state;
     for (int paused = 0; paused < 2; paused++) {
         given_up_alone(paused);
         pair_recover(&sender);
         mover_ends(&sender, 1);
-        mover_must_say(&sender, "given up before the VM ran there");
+        mover_must_print(&sender, "given up before the VM ran there");
         mover_ends(&receiver, 1);
         if (paused)
             still_paused();
@@ -176,9 +165,8 @@ static void test_destination_gives_up_while_the_source_is_away(void **state)
 }
 
 /* ... also when it is taken back. */
-static void test_rollback_of_a_paused_vm(void **state)
+static void test_rollback_of_a_paused_vm(void)
 {
-    (void)state;
     given_up_alone(true);
     mover_kill(&receiver, SIGINT);
     mover_ends(&receiver, 1);
@@ -188,13 +176,12 @@ static void test_rollback_of_a_paused_vm(void **state)
 }
 
 /* While the VM runs at the destination it cannot be taken back. */
-static void test_no_rollback_of_a_running_vm(void **state)
+static void test_no_rollback_of_a_running_vm(void)
 {
-    (void)state;
     killed_at("source:serving");
     mover_await(&receiver, "broken", 0);
     struct mover *rollback = MOVER_RUN(1, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
-    mover_must_say(rollback, "runs there");
+    mover_must_print(rollback, "runs there");
     pair_recover(&sender);
     pair_done();
     pair_moved("");
@@ -202,17 +189,14 @@ static void test_no_rollback_of_a_running_vm(void **state)
 
 /* Both tools are dead, and the VM runs there: QEMU, whose disk is in use, refuses a rollback, after
  * which the move can still be gone on with. */
-static void test_a_refused_rollback(void **state)
+static void test_a_refused_rollback(void)
 {
-    (void)state;
     char file[] = "/tmp/ibx-disk-XXXXXX", drive[64];
     int fd = mkstemp(file);
     assert_true(fd >= 0 && !ftruncate(fd, 1 << 20));
     close(fd);
     snprintf(drive, sizeof(drive), "file=%s,format=raw,if=virtio", file);
-    pair_start(&(struct vm_options){.append = "", .extra = {"-drive", drive}});
-    pair_run((const char *[]){"--max-bandwidth", "64K", NULL});
-    mover_await(&receiver, "filling", 0);
+    pair_filling(&(struct vm_options){.append = "", .extra = {"-drive", drive}}, NULL);
     vm_wait_beats(&vms[1], vm_beats(&vms[1]) + pair_beats);
     mover_kill(&sender, SIGKILL);
     mover_kill(&receiver, SIGKILL);
@@ -225,44 +209,38 @@ static void test_a_refused_rollback(void **state)
     unlink(file);
 }
 
-/* That nothing comes, and that something does again, is said once. */
+/* That nothing comes, and that something does again, is printed once. */
 static void stands_still(struct mover *who, struct mover *other, const char *means)
 {
     mover_kill(who, SIGSTOP);
     mover_await_words(other, "nothing has come from");
-    mover_must_say(other, means);
+    mover_must_print(other, means);
     mover_await_silent(other);
     mover_kill(who, SIGCONT);
     mover_await_words(other, "sends again");
 }
 
 /* A tool that stands still is not a dead one: the VM waits, and goes on. */
-static void test_stopped_for_a_while(void **state)
+static void test_stopped_for_a_while(void)
 {
-    (void)state;
-    pair_start(NULL);
-    pair_run((const char *[]){"--max-bandwidth", "64K", NULL});
-    mover_await(&receiver, "filling", 0);
+    pair_filling(NULL, NULL);
     unsigned long before = vm_beats(&vms[1]);
     stands_still(&receiver, &sender, "the VM runs there, and may wait");
     stands_still(&sender, &receiver, "the VM waits where it needs a page");
-    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
-    pair_done();
     assert_true(vm_beats(&vms[1]) >= before);
-    pair_moved("");
+    pair_filled();
 }
 
 /* A source that stands still before anything has happened is not waited for, and keeps its VM. */
-static void test_source_stands_still_early(void **state)
+static void test_source_stands_still_early(void)
 {
-    (void)state;
     pair_start(NULL);
     mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0?timeout_ms=1000", NULL);
     mover_stop_next("source:exposing");
     pair_send(NULL);
     mover_await_stop(&sender);
     mover_ends(&receiver, 1);
-    mover_must_say(&receiver, "nothing has come from");
+    mover_must_print(&receiver, "nothing has come from");
     pair_stayed();
     mover_kill(&sender, SIGCONT);
     mover_ends(&sender, 1);
@@ -270,9 +248,8 @@ static void test_source_stands_still_early(void **state)
 }
 
 /* The source's QEMU is not needed after the commit. */
-static void test_source_qemu_ends(void **state)
+static void test_source_qemu_ends(void)
 {
-    (void)state;
     pair_start(NULL);
     pair_run((const char *[]){"--max-bandwidth", "1M", NULL});
     mover_await(&sender, "filling", 0);
@@ -282,9 +259,8 @@ static void test_source_qemu_ends(void **state)
 }
 
 /* The destination's QEMU crashes before the switch: the VM stays. */
-static void test_destination_qemu_ends(void **state)
+static void test_destination_qemu_ends(void)
 {
-    (void)state;
     pair_start(NULL);
     pair_run_to("destination:mapped", NULL);
     vm_kill(&vms[1]);
@@ -304,10 +280,10 @@ static void refused(const struct vm_options *from, const struct vm_options *to, 
     vm_wait_beats(&vms[0], pair_beats);
     pair_receive(NULL);
     struct mover *check = MOVER_RUN(1, "check", "--qmp", vms[0].tool, receiver.uri, TIMED);
-    mover_must_say(check, words);
+    mover_must_print(check, words);
     pair_send(NULL);
     mover_ends(&sender, 1);
-    mover_must_say(&sender, words);
+    mover_must_print(&sender, words);
     pair_stayed();
     mover_kill(&receiver, SIGINT);
     mover_ends(&receiver, 1);
@@ -319,9 +295,8 @@ static void shared_place(char *place, size_t size)
     snprintf(place, size, "/dev/shm/ibx-vm-%d-own", (int)getpid());
 }
 
-static void test_too_small(void **state)
+static void test_too_small(void)
 {
-    (void)state;
     char place[64], ram[192];
     shared_place(place, sizeof(place));
     snprintf(ram, sizeof(ram), "memory-backend-file,id=mem1,size=32M,mem-path=%s,share=on", place);
@@ -335,9 +310,8 @@ static void test_too_small(void **state)
 }
 
 /* Both QEMUs on one file: the running VM's memory would be emptied. */
-static void test_same_file(void **state)
+static void test_same_file(void)
 {
-    (void)state;
     char place[64], ram[192];
     shared_place(place, sizeof(place));
     snprintf(ram, sizeof(ram), "memory-backend-file,id=mem0,size=%uM,mem-path=%s,share=on",
@@ -348,16 +322,14 @@ static void test_same_file(void **state)
     unlink(place);
 }
 
-static void test_other_machine(void **state)
+static void test_other_machine(void)
 {
-    (void)state;
     refused(&(struct vm_options){.append = ""},
             &(struct vm_options){.append = "", .machine = "pc", .incoming = true}, "machine");
 }
 
-static void test_other_devices(void **state)
+static void test_other_devices(void)
 {
-    (void)state;
     refused(&(struct vm_options){.append = "", .extra = {"-device", "virtio-rng-pci,addr=5"}},
             &(struct vm_options){.append = "", .incoming = true}, "lacks virtio-rng-pci");
     mover_end_all(NULL);
@@ -369,9 +341,8 @@ static void test_other_devices(void **state)
             "virtio-rng-pci @ q35-pcihost/04.0/00.0");
 }
 
-static void test_other_processors(void **state)
+static void test_other_processors(void)
 {
-    (void)state;
     refused(&(struct vm_options){.append = ""},
             &(struct vm_options){.append = "", .two = true, .incoming = true}, "-smp");
     mover_end_all(NULL);
@@ -381,9 +352,8 @@ static void test_other_processors(void **state)
 }
 
 /* Only the hosts see what is different: other names, another order, another network, a monitor. */
-static void test_the_same_hardware(void **state)
+static void test_the_same_hardware(void)
 {
-    (void)state;
     const struct vm_options from = {.append = "",
                                     .extra = {"-netdev", "hubport,id=a,hubid=0", "-device",
                                               "virtio-net-pci,netdev=a,id=one,addr=6", "-device",
@@ -406,9 +376,8 @@ static void test_the_same_hardware(void **state)
     pair_moved("");
 }
 
-static void test_check_says_yes(void **state)
+static void test_check_says_yes(void)
 {
-    (void)state;
     pair_start(NULL);
     pair_receive(NULL);
     MOVER_RUN(0, "check", "--qmp", vms[0].tool, receiver.uri, TIMED);
@@ -417,9 +386,8 @@ static void test_check_says_yes(void **state)
     pair_moved("");
 }
 
-static void test_wrong_key(void **state)
+static void test_wrong_key(void)
 {
-    (void)state;
     char a[128], b[128], command[512];
     pair_start(NULL);
     snprintf(a, sizeof(a), "%s/a", mover_folder);
@@ -430,16 +398,15 @@ static void test_wrong_key(void **state)
     pair_receive((const char *[]){"--key-file", a, NULL});
     pair_send((const char *[]){"--key-file", b, NULL});
     mover_ends(&sender, 1);
-    mover_must_say(&sender, "key");
+    mover_must_print(&sender, "key");
     pair_stayed();
     pair_send((const char *[]){"--key-file", a, NULL});
     pair_done();
     pair_moved("");
 }
 
-static void test_nobody_there(void **state)
+static void test_nobody_there(void)
 {
-    (void)state;
     pair_start(NULL);
     mover_send(&sender, &vms[0], "tcp://127.0.0.1:1", (const char *[]){TIMED, NULL});
     mover_ends(&sender, 1);
@@ -448,34 +415,30 @@ static void test_nobody_there(void **state)
 
 int main(void)
 {
-    int skipped = vm_available();
-    if (skipped)
-        return skipped;
     pair_beats = 40;
     pair_timeout = "timeout_ms=3000";
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(test_interrupted, mover_end_all),
-        cmocka_unit_test_teardown(test_cancelled, mover_end_all),
-        cmocka_unit_test_teardown(test_destination_killed_with_a_silent_monitor, mover_end_all),
-        cmocka_unit_test_teardown(test_both_killed, mover_end_all),
-        cmocka_unit_test_teardown(test_destination_gives_up_while_the_source_is_away,
-                                  mover_end_all),
-        cmocka_unit_test_teardown(test_rollback_of_a_paused_vm, mover_end_all),
-        cmocka_unit_test_teardown(test_no_rollback_of_a_running_vm, mover_end_all),
-        cmocka_unit_test_teardown(test_a_refused_rollback, mover_end_all),
-        cmocka_unit_test_teardown(test_stopped_for_a_while, mover_end_all),
-        cmocka_unit_test_teardown(test_source_stands_still_early, mover_end_all),
-        cmocka_unit_test_teardown(test_source_qemu_ends, mover_end_all),
-        cmocka_unit_test_teardown(test_destination_qemu_ends, mover_end_all),
-        cmocka_unit_test_teardown(test_too_small, mover_end_all),
-        cmocka_unit_test_teardown(test_same_file, mover_end_all),
-        cmocka_unit_test_teardown(test_other_machine, mover_end_all),
-        cmocka_unit_test_teardown(test_other_devices, mover_end_all),
-        cmocka_unit_test_teardown(test_other_processors, mover_end_all),
-        cmocka_unit_test_teardown(test_the_same_hardware, mover_end_all),
-        cmocka_unit_test_teardown(test_check_says_yes, mover_end_all),
-        cmocka_unit_test_teardown(test_wrong_key, mover_end_all),
-        cmocka_unit_test_teardown(test_nobody_there, mover_end_all),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    static const struct vm_test tests[] = {
+        VM_TEST(test_interrupted),
+        VM_TEST(test_cancelled),
+        VM_TEST(test_destination_killed_with_a_silent_monitor),
+        VM_TEST(test_both_killed),
+        VM_TEST(test_destination_gives_up_while_the_source_is_away),
+        VM_TEST(test_rollback_of_a_paused_vm),
+        VM_TEST(test_no_rollback_of_a_running_vm),
+        VM_TEST(test_a_refused_rollback),
+        VM_TEST(test_stopped_for_a_while),
+        VM_TEST(test_source_stands_still_early),
+        VM_TEST(test_source_qemu_ends),
+        VM_TEST(test_destination_qemu_ends),
+        VM_TEST(test_too_small),
+        VM_TEST(test_same_file),
+        VM_TEST(test_other_machine),
+        VM_TEST(test_other_devices),
+        VM_TEST(test_other_processors),
+        VM_TEST(test_the_same_hardware),
+        VM_TEST(test_check_says_yes),
+        VM_TEST(test_wrong_key),
+        VM_TEST(test_nobody_there),
+        {0}};
+    return vm_tests(tests, mover_end_all);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * kill -9 of each tool at each of its states (source.h, destination.h), one after the other, and
- * then what ib-migrate(1) says is to be done. Afterwards the guest is alive and right on exactly
+ * then what ib-migrate(1) tells to do. Afterwards the guest is alive and right on exactly
  * one side. The last states of either side, complete and confirming, are test_move_end.c's.
  *
  * A tool is caught at a state by IBX_MOVE_STOP_AT, which makes it stop itself there.
@@ -14,13 +14,6 @@
 
 #define LISTEN  "tcp://127.0.0.1:0?timeout_ms=5000"
 #define LOOK_MS 2
-
-static void start_source(void)
-{
-    mover_begin();
-    vm_start(&vms[0], &(struct vm_options){.append = ""});
-    vm_wait_beats(&vms[0], pair_beats);
-}
 
 static void start_destination(void)
 {
@@ -58,13 +51,18 @@ static void killed_at(const char *state)
     killed(source ? &sender : &receiver);
 }
 
-/* No move of the source's is unfinished: at the latest when its guardian has done its work. */
+static bool goes_from_here(const struct ibx_journal *record)
+{
+    return record->source && !ibx_journal_over(record);
+}
+
+/* No move of the source's is unfinished: at the latest when its watchdog has done its work. */
 static void await_over(void)
 {
     const uint64_t deadline = vm_soon();
     struct ibx_journal record;
     struct ibx_error silent;
-    while (!ibx_journal_find(mover_state_dir, true, vms[0].tool, &record, &silent)) {
+    while (!ibx_journal_find(mover_state_dir, vms[0].tool, goes_from_here, &record, &silent)) {
         if (ibx_now_ns() >= deadline)
             fail_msg("the source's move is %s", ibx_journal_state_name(record.state));
         poll(NULL, 0, LOOK_MS);
@@ -121,13 +119,12 @@ static void killed_when_it_has_failed(void)
 }
 
 /* One VM for all of them, which goes on each time; in the end it can be moved. */
-static void test_before_the_commit(void **state)
+static void test_before_the_commit(void)
 {
-    (void)state;
     static const char *const states[] = {
         "source:exposing",     "source:starting",   "source:stopped",     "source:sending",
         "destination:joining", "destination:ready", "destination:mapped", "destination:waiting"};
-    start_source();
+    pair_start_source();
     killed_before_they_met();
     for (unsigned i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
         const bool source = !strncmp(states[i], "source", 6);
@@ -147,14 +144,13 @@ static void test_before_the_commit(void **state)
 /* ------------------------------------------------------------ after it */
 
 /* Another tool goes on. */
-static void test_recovered(void **state)
+static void test_recovered(void)
 {
-    (void)state;
     static const char *const states[] = {"source:committed", "source:serving",
                                          "destination:filling"};
     for (unsigned i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
         const bool source = !strncmp(states[i], "source", 6);
-        start_source();
+        pair_start_source();
         start_destination();
         killed_at(states[i]);
         mover_await(source ? &receiver : &sender, "broken", 0);
@@ -166,12 +162,11 @@ static void test_recovered(void **state)
 }
 
 /* Nothing was left to do. */
-static void test_done(void **state)
+static void test_done(void)
 {
-    (void)state;
     static const char *const states[] = {"source:done", "destination:done"};
     for (unsigned i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
-        start_source();
+        pair_start_source();
         start_destination();
         killed_at(states[i]);
         mover_ends(i ? &sender : &receiver, 0);
@@ -194,12 +189,11 @@ static void rolled_back(void)
     mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
 }
 
-/* With the last byte of the device state in its hands: the VM never ran there, which only the
+/* Before QEMU has the last byte of the device state: the VM never ran there, which only the
  * operator can know. */
-static void test_resuming(void **state)
+static void test_resuming(void)
 {
-    (void)state;
-    start_source();
+    pair_start_source();
     start_destination();
     killed_at("destination:resuming");
     pair_recover(&receiver);
@@ -210,10 +204,9 @@ static void test_resuming(void **state)
 }
 
 /* The destination's host is lost in mid-move: its QEMU, and its tool, which has seen that. */
-static void test_failed(void **state)
+static void test_failed(void)
 {
-    (void)state;
-    start_source();
+    pair_start_source();
     start_destination();
     receive_until("destination:failed", "--max-bandwidth", "64K");
     send_until(NULL);
@@ -225,16 +218,9 @@ static void test_failed(void **state)
 
 int main(void)
 {
-    int skipped = vm_available();
-    if (skipped)
-        return skipped;
     pair_beats = 10;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(test_before_the_commit, mover_end_all),
-        cmocka_unit_test_teardown(test_recovered, mover_end_all),
-        cmocka_unit_test_teardown(test_done, mover_end_all),
-        cmocka_unit_test_teardown(test_resuming, mover_end_all),
-        cmocka_unit_test_teardown(test_failed, mover_end_all),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    static const struct vm_test tests[] = {
+        VM_TEST(test_before_the_commit), VM_TEST(test_recovered), VM_TEST(test_done),
+        VM_TEST(test_resuming),          VM_TEST(test_failed),    {0}};
+    return vm_tests(tests, mover_end_all);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What befalls a move by ib-migrate without anybody lying: a full file system, a lost monitor, a
- * crowd at the door, a VM continued or reset by hand, a READ cut off half-way, memory given back.
- * Afterwards the guest is alive and right on exactly one side.
+ * What can happen to a move by ib-migrate though no side lies: a full file system, a lost monitor,
+ * many silent connections, a VM continued or reset by hand, a READ cut off half-way, memory given
+ * back. Afterwards the guest is alive and right on exactly one side.
  */
 #include "migrate/qemu/qemu.h"
 #include "migrate/common/vm.h"
@@ -12,8 +12,6 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
-#include <glob.h>
-#include <limits.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/socket.h>
@@ -21,23 +19,10 @@
 #include <sys/syscall.h>
 #include <sys/un.h>
 
-#define CROWD    40
+#define SILENT   40
 #define FULL_MIB (VM_RAM_MIB + 8)
 #define LOOK_MS  5
 #define PAGE     4096
-
-static void runs_at_the_source(void)
-{
-    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + pair_beats);
-    mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
-}
-
-static void start_source(void)
-{
-    mover_begin();
-    vm_start(&vms[0], &(struct vm_options){.append = ""});
-    vm_wait_beats(&vms[0], pair_beats);
-}
 
 /* ------------------------------------------------------------ misfortunes */
 
@@ -65,9 +50,8 @@ static void cut_monitor(const struct vm *vm)
 }
 
 /* The tool cannot give the VM back, having lost the monitor: its watchdog does. */
-static void test_source_loses_the_monitor(void **state)
+static void test_source_loses_the_monitor(void)
 {
-    (void)state;
     pair_start(NULL);
     pair_run_to("source:sending", NULL);
     cut_monitor(&vms[0]);
@@ -75,8 +59,7 @@ static void test_source_loses_the_monitor(void **state)
     /* By its record it may run there; the watchdog will write that it does not. */
     mover_ends(&sender, 3);
     mover_ends(&receiver, 1);
-    assert_false(mover_resumed(&vms[1]));
-    runs_at_the_source();
+    pair_stayed();
 }
 
 /* By its own monitor, while a tool that is about to commit is held up: it stays, and the
@@ -86,29 +69,27 @@ static void meddle(const char *command, const char *event, const char *sentence)
     pair_start(NULL);
     vm_do(&vms[0], "set-action", json_pack("{s:s}", "reboot", "reset")); /* not: end */
     pair_run_to("source:sending", NULL);
-    vm_ok(ibx_qmp_event_wait(vms[0].qmp, "MIGRATION", "completed", NULL, vm_soon(), &vm_error));
+    json_decref(vm_event(&vms[0], "MIGRATION", "completed"));
     const uint64_t deadline = vm_soon(); /* the event comes a little before QEMU is done */
     while (ibx_qmp_execute(vms[0].qmp, command, NULL, NULL, deadline, &vm_error))
         assert_true(ibx_now_ns() < deadline);
-    vm_ok(ibx_qmp_event_wait(vms[0].qmp, event, NULL, NULL, deadline, &vm_error));
+    json_decref(vm_event(&vms[0], event, NULL));
     mover_kill(&sender, SIGCONT);
     mover_ends(&sender, 1);
-    mover_must_say(&sender, sentence);
+    mover_must_print(&sender, sentence);
     mover_ends(&receiver, 1);
     assert_false(mover_resumed(&vms[1]));
 }
 
-static void test_continued_by_somebody_else(void **state)
+static void test_continued_by_somebody_else(void)
 {
-    (void)state;
     meddle("cont", "RESUME", "another client has continued the VM here");
-    runs_at_the_source();
+    pair_runs_at_the_source();
 }
 
 /* The state that is on its way is that of before, and would meet the guest RAM of afterwards. */
-static void test_reset_by_somebody_else(void **state)
+static void test_reset_by_somebody_else(void)
 {
-    (void)state;
     meddle("system_reset", "RESET", "the VM has been reset here");
     vm_wait_beats(&vms[0], vm_beats(&vms[0]) + pair_beats);
 }
@@ -116,8 +97,7 @@ static void test_reset_by_somebody_else(void **state)
 static int64_t event_us(const char *name)
 {
     json_int_t seconds = 0, micro = 0;
-    json_t *event;
-    vm_ok(ibx_qmp_event_wait(vms[0].qmp, name, NULL, &event, vm_soon(), &vm_error));
+    json_t *event = vm_event(&vms[0], name, NULL);
     json_unpack(event, "{s:{s:I,s:I}}", "timestamp", "seconds", &seconds, "microseconds", &micro);
     json_decref(event);
     return seconds * 1000000 + micro;
@@ -125,9 +105,8 @@ static int64_t event_us(const char *name)
 
 /* Guest RAM is not final at the STOP: QEMU waits for its disks then, of which this one takes two
  * seconds for a write. */
-static void test_disks_are_waited_for(void **state)
+static void test_disks_are_waited_for(void)
 {
-    (void)state;
     char text[256];
     struct timespec seen;
     struct vm_options slow = {
@@ -153,17 +132,12 @@ static void test_disks_are_waited_for(void **state)
 }
 
 /* A monitor is not a VM: that runs on, and gets its pages. */
-static void test_destination_loses_the_monitor(void **state)
+static void test_destination_loses_the_monitor(void)
 {
-    (void)state;
-    pair_start(NULL);
-    pair_run((const char *[]){"--max-bandwidth", "64K", NULL});
-    mover_await(&receiver, "filling", 0);
+    pair_filling(NULL, NULL);
     cut_monitor(&vms[1]);
     mover_await_words(&receiver, "its monitor does not answer");
-    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
-    pair_done();
-    pair_moved("");
+    pair_filled();
 }
 
 static pid_t watchdog_of(const struct mover *m)
@@ -180,9 +154,8 @@ static pid_t watchdog_of(const struct mover *m)
 
 /* Tool and watchdog killed before the commit, the VM continued by hand: recover must not move it.
  */
-static void test_recover_of_a_vm_that_runs(void **state)
+static void test_recover_of_a_vm_that_runs(void)
 {
-    (void)state;
     struct ibx_vm_undo vm = {.was_running = true, .touched = true};
     pair_start(NULL);
     pair_run_to("source:sending", NULL);
@@ -190,38 +163,35 @@ static void test_recover_of_a_vm_that_runs(void **state)
     mover_kill(&sender, SIGKILL);
     vm_ok(ibx_vm_stay(vms[0].qmp, &vm, vm_soon(), &vm_error));
     struct mover *again = MOVER_RUN(3, "recover", "--qmp", vms[0].tool, TIMED);
-    mover_must_say(again, "postmigrate");
+    mover_must_print(again, "postmigrate");
     mover_ends(&receiver, 1);
-    assert_false(mover_resumed(&vms[1]));
-    runs_at_the_source();
+    pair_stayed();
 }
 
-/* Connections that say nothing, more than are let in at a time. */
-static void test_crowd_at_the_door(void **state)
+/* Connections that send nothing, more than are handled at a time. */
+static void test_many_silent_connections(void)
 {
-    (void)state;
-    int crowd[CROWD];
+    int silent[SILENT];
     struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     pair_start(NULL);
     mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0?timeout_ms=1500", NULL);
     to.sin_port = htons((uint16_t)atoi(strrchr(receiver.uri, ':') + 1));
-    for (unsigned i = 0; i < CROWD; i++) {
-        crowd[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        assert_int_equal(connect(crowd[i], (struct sockaddr *)&to, sizeof(to)), 0);
+    for (unsigned i = 0; i < SILENT; i++) {
+        silent[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        assert_int_equal(connect(silent[i], (struct sockaddr *)&to, sizeof(to)), 0);
     }
     pair_send(NULL);
     pair_done();
-    for (unsigned i = 0; i < CROWD; i++)
-        close(crowd[i]);
+    for (unsigned i = 0; i < SILENT; i++)
+        close(silent[i]);
     pair_moved("");
 }
 
 /* Room for the RAM when it was looked for, and then not. */
-static void test_full_file_system(void **state)
+static void test_full_file_system(void)
 {
-    (void)state;
     char place[96], mount_options[32], ram[256], filler[128];
-    start_source();
+    pair_start_source();
     snprintf(place, sizeof(place), "%s/full", mover_folder);
     snprintf(mount_options, sizeof(mount_options), "size=%uM", FULL_MIB);
     snprintf(filler, sizeof(filler), "%s/filler", place);
@@ -250,14 +220,14 @@ static void test_full_file_system(void **state)
 
 #define BALLOON_PAGES 2048u
 
-/* Until the guest has said this on its serial port. */
+/* Until the guest has printed this on its serial port. */
 static void await_serial(const struct vm *vm, const char *words)
 {
     static char text[1 << 20];
     const uint64_t deadline = vm_soon();
     for (text[0] = '\0'; !strstr(text, words);) {
         if (ibx_now_ns() >= deadline)
-            fail_msg("the guest did not say %s", words);
+            fail_msg("the guest did not print %s", words);
         poll(NULL, 0, LOOK_MS);
         int fd = open(vm->serial, O_RDONLY | O_CLOEXEC);
         ssize_t n = read(fd, text, sizeof(text) - 1);
@@ -272,32 +242,11 @@ static void ask_balloon(struct vm *vm, unsigned pages)
           json_pack("{s:I}", "value", ((json_int_t)VM_RAM_MIB << 20) - (json_int_t)pages * PAGE));
 }
 
-static void record_path(char path[PATH_MAX])
-{
-    glob_t found;
-    char pattern[160];
-    snprintf(pattern, sizeof(pattern), "%s/*.destination.json", mover_state_dir);
-    assert_int_equal(glob(pattern, 0, NULL, &found), 0);
-    assert_int_equal(found.gl_pathc, 1);
-    snprintf(path, PATH_MAX, "%s", found.gl_pathv[0]);
-    globfree(&found);
-}
-
-/* Where the receiver notes what has come, in minor mode. */
-static void arrived_path(char path[PATH_MAX])
-{
-    char record[PATH_MAX];
-    record_path(record);
-    const char *name = strrchr(record, '/') + 1;
-    snprintf(path, PATH_MAX, "/dev/shm/ibx-%.*s.arrived", (int)(strlen(name) - strlen(".json")),
-             name);
-}
-
 /* What the destination has on record of pages that never had to come. */
 static json_int_t discarded_pages(void)
 {
     char path[PATH_MAX];
-    record_path(path);
+    mover_record_path(path);
     json_t *record = json_load_file(path, 0, NULL);
     json_int_t pages =
         json_integer_value(json_object_get(json_object_get(record, "complete"), "discarded"));
@@ -311,9 +260,7 @@ static void inflated(const char *minor)
 {
     struct vm_options with = {.append = "balloon=2048",
                               .extra = {"-device", "virtio-balloon-pci,disable-modern=on,addr=5"}};
-    pair_start(&with);
-    pair_run((const char *[]){"--max-bandwidth", "64K", minor, NULL});
-    mover_await(&receiver, "filling", 0);
+    pair_filling(&with, minor);
     ask_balloon(&vms[1], BALLOON_PAGES);
     await_serial(&vms[1], "balloon 00000800");
     ask_balloon(&vms[1], BALLOON_PAGES / 2); /* these it uses again, at once */
@@ -328,17 +275,15 @@ static void inflated(const char *minor)
     mover_end_all(NULL);
 }
 
-static void test_balloon(void **state)
+static void test_balloon(void)
 {
-    (void)state;
     inflated(NULL);
     inflated("--minor");
 }
 
 /* READs of minor mode go into the page cache: some were cut off with their tool. */
-static void test_recover_in_minor_mode(void **state)
+static void test_recover_in_minor_mode(void)
 {
-    (void)state;
     static uint8_t garbage[PAGE];
     pair_start(NULL);
     pair_run_to("destination:filling", (const char *[]){"--minor", "--max-bandwidth", "64K", NULL});
@@ -368,26 +313,24 @@ static uint64_t unmap_all(const struct ibx_guest_ram *ram)
     uint64_t *bits = calloc(block->size / block->page_size / 64 + 1, 8), mapped;
     const uint64_t arguments[6] = {block->address, block->size, MADV_PAGEOUT};
     int64_t result;
-    vm_ok(
-        ibx_inject_syscall(ram->pid, SYS_madvise, arguments, &result, NULL, vm_soon(), &vm_error));
+    vm_ok(ibx_inject_syscall(ram->pid, SYS_madvise, arguments, &result, vm_soon(), &vm_error));
     assert_int_equal(result, 0);
     vm_ok(ibx_guest_block_mapped(ram, block, bits, &mapped, &vm_error));
     free(bits);
     return mapped;
 }
 
-static void test_recover_in_minor_mode_of_unmapped_pages(void **state)
+static void test_recover_in_minor_mode_of_unmapped_pages(void)
 {
-    (void)state;
     struct ibx_guest_ram ram;
     pair_start(NULL);
-    vm_ok(ibx_guest_ram_find(vms[1].qmp, 0, false, &ram, vm_soon(), &vm_error));
+    vm_ok(ibx_guest_ram_find(vms[1].qmp, false, &ram, vm_soon(), &vm_error));
     pair_run((const char *[]){"--minor", "--max-bandwidth", "64K", NULL});
     mover_await(&receiver, "filling", 0);
     vm_wait_beats(&vms[1], pair_beats); /* it changes its memory */
     mover_kill(&receiver, SIGKILL);
     char list[PATH_MAX];
-    arrived_path(list);
+    mover_arrived_path(list);
     assert_int_equal(access(list, F_OK), 0);
     const uint64_t mapped = unmap_all(&ram);
     print_message("%llu pages stayed mapped\n", (unsigned long long)mapped);
@@ -400,42 +343,37 @@ static void test_recover_in_minor_mode_of_unmapped_pages(void **state)
 }
 
 /* Without the list nobody can tell them apart. */
-static void test_recover_in_minor_mode_without_the_list(void **state)
+static void test_recover_in_minor_mode_without_the_list(void)
 {
-    (void)state;
     char list[PATH_MAX];
     pair_start(NULL);
     pair_run_to("destination:filling", (const char *[]){"--minor", NULL});
     mover_kill(&receiver, SIGKILL);
-    arrived_path(list);
+    mover_arrived_path(list);
     assert_int_equal(unlink(list), 0);
     struct mover *again = MOVER_RUN(3, "recover", "--qmp", vms[1].tool, TIMED);
-    mover_must_say(again, "cannot be known");
+    mover_must_print(again, "cannot be known");
     vm_end(&vms[1]);
     mover_kill(&sender, SIGKILL);
     MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
-    runs_at_the_source();
+    pair_runs_at_the_source();
 }
 
 int main(void)
 {
-    int skipped = vm_available();
-    if (skipped)
-        return skipped;
     pair_timeout = "timeout_ms=10000";
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(test_source_loses_the_monitor, mover_end_all),
-        cmocka_unit_test_teardown(test_continued_by_somebody_else, mover_end_all),
-        cmocka_unit_test_teardown(test_reset_by_somebody_else, mover_end_all),
-        cmocka_unit_test_teardown(test_disks_are_waited_for, mover_end_all),
-        cmocka_unit_test_teardown(test_destination_loses_the_monitor, mover_end_all),
-        cmocka_unit_test_teardown(test_recover_of_a_vm_that_runs, mover_end_all),
-        cmocka_unit_test_teardown(test_crowd_at_the_door, mover_end_all),
-        cmocka_unit_test_teardown(test_full_file_system, mover_end_all),
-        cmocka_unit_test_teardown(test_balloon, mover_end_all),
-        cmocka_unit_test_teardown(test_recover_in_minor_mode, mover_end_all),
-        cmocka_unit_test_teardown(test_recover_in_minor_mode_of_unmapped_pages, mover_end_all),
-        cmocka_unit_test_teardown(test_recover_in_minor_mode_without_the_list, mover_end_all),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    static const struct vm_test tests[] = {VM_TEST(test_source_loses_the_monitor),
+                                           VM_TEST(test_continued_by_somebody_else),
+                                           VM_TEST(test_reset_by_somebody_else),
+                                           VM_TEST(test_disks_are_waited_for),
+                                           VM_TEST(test_destination_loses_the_monitor),
+                                           VM_TEST(test_recover_of_a_vm_that_runs),
+                                           VM_TEST(test_many_silent_connections),
+                                           VM_TEST(test_full_file_system),
+                                           VM_TEST(test_balloon),
+                                           VM_TEST(test_recover_in_minor_mode),
+                                           VM_TEST(test_recover_in_minor_mode_of_unmapped_pages),
+                                           VM_TEST(test_recover_in_minor_mode_without_the_list),
+                                           {0}};
+    return vm_tests(tests, mover_end_all);
 }

@@ -24,18 +24,16 @@ static void each_for_a_moment(const char *const *states, size_t count)
     }
 }
 
-static void test_source_for_a_moment(void **state)
+static void test_source_for_a_moment(void)
 {
-    (void)state;
     static const char *const states[] = {"source:exposing", "source:starting",  "source:stopped",
                                          "source:sending",  "source:committed", "source:serving",
                                          "source:done"};
     each_for_a_moment(states, sizeof(states) / sizeof(states[0]));
 }
 
-static void test_destination_for_a_moment(void **state)
+static void test_destination_for_a_moment(void)
 {
-    (void)state;
     static const char *const states[] = {"destination:joining",  "destination:ready",
                                          "destination:mapped",   "destination:waiting",
                                          "destination:resuming", "destination:filling",
@@ -44,9 +42,8 @@ static void test_destination_for_a_moment(void **state)
 }
 
 /* The VM stands still for it, and then goes on where it is. */
-static void test_destination_too_long_before_the_commit(void **state)
+static void test_destination_too_long_before_the_commit(void)
 {
-    (void)state;
     static const char *const states[] = {"destination:ready", "destination:mapped",
                                          "destination:waiting"};
     pair_timeout = "timeout_ms=3000"; /* the VM stands still for five times as long */
@@ -62,13 +59,9 @@ static void test_destination_too_long_before_the_commit(void **state)
 
 int main(void)
 {
-    int skipped = vm_available();
-    if (skipped)
-        return skipped;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(test_source_for_a_moment, mover_end_all),
-        cmocka_unit_test_teardown(test_destination_for_a_moment, mover_end_all),
-        cmocka_unit_test_teardown(test_destination_too_long_before_the_commit, mover_end_all),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    static const struct vm_test tests[] = {VM_TEST(test_source_for_a_moment),
+                                           VM_TEST(test_destination_for_a_moment),
+                                           VM_TEST(test_destination_too_long_before_the_commit),
+                                           {0}};
+    return vm_tests(tests, mover_end_all);
 }

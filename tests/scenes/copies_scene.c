@@ -146,8 +146,22 @@ void send_frame(const char *name, const struct frame *f)
     assert_int_equal(ibx_session_sync(pair.client), 0);
 }
 
-/* The exit code, or -1 when the connection is gone; `out` is of out_length bytes, as the reply's.
- */
+void send_payload(const char *name, const struct frame *f, const uint8_t *payload, size_t n)
+{
+    uint64_t length = f->n;
+    size_t tail = f->n - 16 - n;
+    assert_true(ibx_session_write(pair.client, name, strlen(name) + 1) > 0);
+    assert_true(ibx_session_write(pair.client, &length, 8) == 8);
+    assert_true(ibx_session_write(pair.client, f->bytes, 16) == 16);
+    assert_true(ibx_session_write(pair.client, payload, n) == (ssize_t)n);
+    assert_true(ibx_session_write(pair.client, f->bytes + 16 + n, tail) == (ssize_t)tail);
+}
+
+void send_apart(const char *name, const struct frame *f, size_t n)
+{
+    send_payload(name, f, f->bytes + 16, n);
+}
+
 int receive_reply(void *out, size_t out_length)
 {
     int32_t code;
@@ -169,6 +183,13 @@ void expect_code(const char *name, const struct frame *f, int code)
     assert_int_equal(receive_reply(NULL, 0), code);
 }
 
+void expect_apart(const char *name, const struct frame *f, size_t n, int code)
+{
+    send_apart(name, f, n);
+    assert_int_equal(ibx_session_sync(pair.client), 0);
+    assert_int_equal(receive_reply(NULL, 0), code);
+}
+
 void expect_out(const char *name, const struct frame *f, void *out, size_t n, int code)
 {
     send_frame(name, f);
@@ -183,7 +204,6 @@ int copy_by_client(struct ibx_frontend_copy wish)
     return code;
 }
 
-/* The back end's thread has ended. */
 void join_server(void)
 {
     if (!joined)
@@ -191,7 +211,6 @@ void join_server(void)
     joined = true;
 }
 
-/* A pair whose server knows what replies look like here. */
 int set_up(void **state)
 {
     (void)state;
@@ -241,17 +260,4 @@ void assert_device(size_t n, uint64_t seed)
     uint8_t *got = scene_memory(n);
     assert_true(app->peek(device, got, n));
     assert_int_equal(pattern_check(got, n, seed), n);
-}
-
-/* The first n bytes of the payload of `f` as a write of their own: exposed, if it is long enough.
- */
-void send_apart(const char *name, const struct frame *f, size_t n)
-{
-    uint64_t length = f->n;
-    size_t tail = f->n - 16 - n;
-    assert_true(ibx_session_write(pair.client, name, strlen(name) + 1) > 0);
-    assert_true(ibx_session_write(pair.client, &length, 8) == 8);
-    assert_true(ibx_session_write(pair.client, f->bytes, 16) == 16);
-    assert_true(ibx_session_write(pair.client, f->bytes + 16, n) == (ssize_t)n);
-    assert_true(ibx_session_write(pair.client, f->bytes + 16 + n, tail) == (ssize_t)tail);
 }

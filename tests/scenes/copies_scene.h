@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * A session whose server runs copies, and both its sides: a back end that answers
- * what GVirtuS would run with HANDLED, and a front end that makes frames. One at
- * a time; the memory of the device is `device`, of DEVICE_BYTES.
+ * A session whose server runs copies, and both its sides: a back end that answers what GVirtuS
+ * would run with HANDLED, and a front end that makes frames. One at a time. The memory of the
+ * device is `device`, of DEVICE_BYTES.
  */
 #ifndef TESTS_CUDA_COPIES_SCENE_H
 #define TESTS_CUDA_COPIES_SCENE_H
@@ -54,11 +54,14 @@ void send_frame(const char *name, const struct frame *f);
 /* The first n bytes of the payload of `f` as a write of their own: exposed, if it is long enough.
  * Not synced. */
 void send_apart(const char *name, const struct frame *f, size_t n);
+/* The same with these bytes, where they are, as the payload. */
+void send_payload(const char *name, const struct frame *f, const uint8_t *payload, size_t n);
 /* The exit code, or -1 when the connection is gone; `out` is of out_length bytes, as the reply's.
  */
 int receive_reply(void *out, size_t out_length);
 /* Both, with the exit code that is due. */
 void expect_code(const char *name, const struct frame *f, int code);
+void expect_apart(const char *name, const struct frame *f, size_t n, int code);
 void expect_out(const char *name, const struct frame *f, void *out, size_t out_length, int code);
 /* By the client itself, with device memory from `device` + wish.device on: the exit code. */
 int copy_by_client(struct ibx_frontend_copy wish);

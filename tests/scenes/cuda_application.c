@@ -76,3 +76,10 @@ void cuda_application_use(int ordinal)
         exit(1);
     }
 }
+
+struct ibx_double_stats cuda_stats(void)
+{
+    struct ibx_double_stats now;
+    app.get_stats(&now);
+    return now;
+}

@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * CUDA as an application (or the handlers of GVirtuS's back end) calls it, on the
- * library that IBX_LIBCUDA names; and the double's own functions, NULL on a real
- * driver.
- */
+/* CUDA as an application or the handlers of GVirtuS's back end call it, in the library that
+ * IBX_LIBCUDA names; and the double's own functions, which are NULL on a real driver. */
 #ifndef TESTS_CUDA_APPLICATION_H
 #define TESTS_CUDA_APPLICATION_H
 
@@ -52,6 +49,8 @@ struct cuda_calls {
 const struct cuda_calls *cuda_application(void);
 /* Makes device `ordinal`'s primary context current to the calling thread. */
 void cuda_application_use(int ordinal);
+/* The double's, now. */
+struct ibx_double_stats cuda_stats(void);
 
 #ifdef __cplusplus
 }

@@ -6,9 +6,16 @@
 #include <errno.h>
 #include <poll.h>
 #include <sched.h>
+#include <setjmp.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
+
+#include <cmocka.h>
+
+struct fault_rig rig = {.file = -1};
 
 uint32_t next_random(uint32_t *seed)
 {
@@ -18,7 +25,7 @@ uint32_t next_random(uint32_t *seed)
     return *seed;
 }
 
-void memory_data_make(struct memory_data *data, size_t length, uint32_t page_size)
+static void memory_data_make(struct memory_data *data, size_t length, uint32_t page_size)
 {
     uint32_t seed = 0x1234567;
     data->bytes = aligned_alloc(PAGE, length);
@@ -29,12 +36,6 @@ void memory_data_make(struct memory_data *data, size_t length, uint32_t page_siz
         uint32_t v = next_random(&seed);
         memcpy(data->bytes + i, &v, 4);
     }
-}
-
-void memory_data_free(struct memory_data *data)
-{
-    free(data->bytes);
-    free((void *)data->fetched);
 }
 
 struct memory_reader *memory_reader_make(struct memory_data *data)
@@ -120,43 +121,6 @@ struct ibx_fault_reader memory_reader_as(struct memory_reader *reader)
     return (struct ibx_fault_reader){.ops = &memory_reader_ops, .context = reader};
 }
 
-bool page_is_right(const struct memory_data *data, const uint8_t *memory, uint64_t page)
-{
-    return !memcmp(memory + page * data->page_size, data->bytes + page * data->page_size,
-                   data->page_size);
-}
-
-bool page_is_zero(const uint8_t *memory, uint64_t page, uint32_t page_size)
-{
-    const uint8_t *p = memory + page * page_size;
-    return !p[0] && !memcmp(p, p + 1, page_size - 1);
-}
-
-enum ibx_fault_state engine_settled(struct ibx_fault *engine)
-{
-    struct pollfd fd = {.fd = ibx_fault_event_fd(engine), .events = POLLIN};
-    uint64_t n;
-    if (poll(&fd, 1, 20000) == 1 && read(fd.fd, &n, sizeof n) < 0)
-        return IBX_FAULT_HELD;
-    return ibx_fault_state(engine);
-}
-
-bool engine_reaches(struct ibx_fault *engine, size_t figure, uint64_t value)
-{
-    uint64_t deadline = ibx_deadline_in_ms(20000);
-    while (true) {
-        struct ibx_fault_stats stats;
-        uint64_t now;
-        ibx_fault_stats(engine, &stats);
-        memcpy(&now, (char *)&stats + figure, sizeof now);
-        if (now >= value)
-            return true;
-        if (ibx_now_ns() > deadline)
-            return false;
-        sched_yield();
-    }
-}
-
 bool reader_asked(const struct memory_reader *reader, unsigned n)
 {
     uint64_t deadline = ibx_deadline_in_ms(20000);
@@ -166,4 +130,189 @@ bool reader_asked(const struct memory_reader *reader, unsigned n)
         sched_yield();
     }
     return true;
+}
+
+/* ------------------------------------------------------------ the engine */
+
+int rig_skipped(uint64_t features)
+{
+    struct ibx_error err;
+    int uffd;
+    if (ibx_fault_uffd_open(features, &uffd, &err)) {
+        print_message("SKIPPED: %s\n", err.message);
+        return 77;
+    }
+    close(uffd);
+    return 0;
+}
+
+static void *map(size_t length)
+{
+    int kind = rig.file < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
+    void *memory = mmap(NULL, length, PROT_READ | PROT_WRITE, kind, rig.file, 0);
+    assert_true(memory != MAP_FAILED);
+    return memory;
+}
+
+void rig_map(unsigned workers, int file, size_t length, uint32_t page_size, bool in_place)
+{
+    rig.file = file;
+    rig.memory = map(length);
+    madvise(rig.memory, length, MADV_NOHUGEPAGE);
+    memory_data_make(&rig.data, length, page_size);
+    rig.range = (struct ibx_fault_range){.start = (uintptr_t)rig.memory,
+                                         .length = length,
+                                         .page_size = page_size,
+                                         .alias = in_place ? map(length) : NULL};
+    for (unsigned i = 0; i < workers; i++) {
+        rig.readers[i] = memory_reader_make(&rig.data);
+        rig.as[i] = memory_reader_as(rig.readers[i]);
+    }
+    rig.config = (struct ibx_fault_config){.uffd = -1,
+                                           .ranges = &rig.range,
+                                           .range_count = 1,
+                                           .readers = rig.as,
+                                           .worker_count = workers};
+}
+
+void rig_register(uint64_t features)
+{
+    struct ibx_error err = {0};
+    rig.config.events = features & (IBX_FAULT_EVENT_FORK | IBX_FAULT_EVENT_REMAP |
+                                    IBX_FAULT_EVENT_REMOVE | IBX_FAULT_EVENT_UNMAP);
+    if (ibx_fault_uffd_open(features, &rig.config.uffd, &err) ||
+        ibx_fault_register(rig.config.uffd, &rig.range, &err))
+        fail_msg("%s", err.message);
+}
+
+void rig_make(unsigned workers, uint64_t features)
+{
+    rig_map(workers, -1, PAGES * PAGE, PAGE, false);
+    rig_register(features);
+}
+
+void rig_start(void)
+{
+    struct ibx_error err = {0};
+    if (ibx_fault_create(&rig.config, &rig.engine, &err))
+        fail_msg("%s", err.message);
+}
+
+void rig_serve(void)
+{
+    rig_start();
+    assert_int_equal(ibx_fault_serve(rig.engine), 0);
+}
+
+void rig_destroy_engine(void)
+{
+    ibx_fault_destroy(rig.engine);
+    rig.engine = NULL;
+}
+
+int rig_end(void **state)
+{
+    (void)state;
+    if (!rig.memory)
+        return 0;
+    rig_destroy_engine();
+    close(rig.config.uffd);
+    munmap(rig.memory, rig.data.length);
+    if (rig.range.alias)
+        munmap(rig.range.alias, rig.data.length);
+    if (rig.file >= 0)
+        close(rig.file);
+    for (unsigned i = 0; i < READERS; i++)
+        free(rig.readers[i]);
+    free(rig.data.bytes);
+    free((void *)rig.data.fetched);
+    rig = (struct fault_rig){.file = -1};
+    return 0;
+}
+
+bool page_is_right(uint64_t page)
+{
+    const size_t size = rig.data.page_size;
+    return !memcmp(rig.memory + page * size, rig.data.bytes + page * size, size);
+}
+
+bool page_is_zero(uint64_t page)
+{
+    const uint8_t *p = rig.memory + page * rig.data.page_size;
+    return !p[0] && !memcmp(p, p + 1, rig.data.page_size - 1);
+}
+
+struct ibx_fault_stats stats_now(void)
+{
+    struct ibx_fault_stats stats;
+    ibx_fault_stats(rig.engine, &stats);
+    return stats;
+}
+
+enum ibx_fault_state engine_settled(void)
+{
+    struct pollfd fd = {.fd = ibx_fault_event_fd(rig.engine), .events = POLLIN};
+    uint64_t n;
+    if (poll(&fd, 1, 20000) == 1 && read(fd.fd, &n, sizeof n) < 0)
+        return IBX_FAULT_HELD;
+    return ibx_fault_state(rig.engine);
+}
+
+bool engine_reaches(size_t figure, uint64_t value)
+{
+    uint64_t deadline = ibx_deadline_in_ms(20000);
+    while (true) {
+        struct ibx_fault_stats stats = stats_now();
+        uint64_t now;
+        memcpy(&now, (char *)&stats + figure, sizeof now);
+        if (now >= value)
+            return true;
+        if (ibx_now_ns() > deadline)
+            return false;
+        sched_yield();
+    }
+}
+
+/* ------------------------------------------------------------ who faults */
+
+static void *look_main(void *argument)
+{
+    struct look *l = argument;
+    const uint64_t pages = rig.data.length / rig.data.page_size;
+    for (uint64_t i = 0, page = l->page; i < l->count; i++, page += l->step) {
+        atomic_fetch_add(&l->right, page_is_right(page % pages));
+        atomic_fetch_add(&l->zero, page_is_zero(page % pages));
+        atomic_fetch_add(&l->looked, 1);
+    }
+    return NULL;
+}
+
+void look_start(struct look *look, uint64_t page, uint64_t count, uint64_t step)
+{
+    *look = (struct look){.page = page, .count = count, .step = step};
+    assert_int_equal(pthread_create(&look->thread, NULL, look_main, look), 0);
+}
+
+void look_at(struct look *look, uint64_t page)
+{
+    look_start(look, page, 1, 0);
+}
+
+void look_sees_right(struct look *look)
+{
+    pthread_join(look->thread, NULL);
+    assert_int_equal(look->right, look->count);
+}
+
+void look_sees_zero(struct look *look)
+{
+    pthread_join(look->thread, NULL);
+    assert_int_equal(look->zero, look->count);
+}
+
+void touch(uint64_t page)
+{
+    struct look look;
+    look_at(&look, page);
+    look_sees_right(&look);
 }

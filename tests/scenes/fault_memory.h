@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A page reader out of memory that can be slow, out of order, short, full, failing or dead; and the
- * memory that is filled from it. */
+/* A page reader out of memory that can be slow, out of order, short, full, failing or dead; the
+ * memory that is filled from it; and a fault engine that fills it, of which a test has one. */
 #ifndef IBX_TESTS_FAULT_MEMORY_H
 #define IBX_TESTS_FAULT_MEMORY_H
 
 #include "userfaultfd/fault.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 
 #define PAGE       4096u
+#define PAGES      1024u
+#define READERS    4u
 #define LOG_MAX    4096u
 #define FLYING_MAX 64u
 
@@ -44,24 +47,62 @@ struct memory_reader {
 
 extern const struct ibx_fault_reader_ops memory_reader_ops;
 
-void memory_data_make(struct memory_data *data, size_t length, uint32_t page_size);
-void memory_data_free(struct memory_data *data);
 /* Nothing odd, room for 32. */
 struct memory_reader *memory_reader_make(struct memory_data *data);
 struct ibx_fault_reader memory_reader_as(struct memory_reader *reader);
-
-/* Of page `page`, all bytes. */
-bool page_is_right(const struct memory_data *data, const uint8_t *memory, uint64_t page);
-bool page_is_zero(const uint8_t *memory, uint64_t page, uint32_t page_size);
-uint32_t next_random(uint32_t *seed);
-
 /* Waits (20 s at most) until the reader was asked `n` times; then its log may be read so far. */
 bool reader_asked(const struct memory_reader *reader, unsigned n);
+uint32_t next_random(uint32_t *seed);
+
+/* ------------------------------------------------------------ the engine */
+
+extern struct fault_rig {
+    struct memory_data data;
+    struct memory_reader *readers[READERS]; /* one a worker */
+    struct ibx_fault_reader as[READERS];
+    struct ibx_fault_range range;
+    struct ibx_fault_config config; /* a test changes it before rig_start() */
+    struct ibx_fault *engine;
+    uint8_t *memory;
+    int file; /* that is mapped; -1: private memory */
+} rig;
+
+/* A main() returns this unless it is 0: userfaultfd is not to be had here. */
+int rig_skipped(uint64_t features);
+/* PAGES pages of private memory, registered on a descriptor with these features. */
+void rig_make(unsigned workers, uint64_t features);
+/* The same in two steps. `file`: shared memory instead, with an alias if it is filled in place. */
+void rig_map(unsigned workers, int file, size_t length, uint32_t page_size, bool in_place);
+void rig_register(uint64_t features);
+void rig_start(void);
+/* Started and serving. */
+void rig_serve(void);
+void rig_destroy_engine(void);
+/* For a teardown. */
+int rig_end(void **state);
+
+/* Of page `page`, all bytes. */
+bool page_is_right(uint64_t page);
+bool page_is_zero(uint64_t page);
+struct ibx_fault_stats stats_now(void);
 /* Waits for COMPLETE or STOPPED (20 s at most), then returns the state. */
-enum ibx_fault_state engine_settled(struct ibx_fault *engine);
+enum ibx_fault_state engine_settled(void);
 /* Waits (20 s at most) until `figure` of the statistics is at least `value`. */
-bool engine_reaches(struct ibx_fault *engine, size_t figure, uint64_t value);
-#define REACHES(engine, field, value)                                                              \
-    engine_reaches(engine, offsetof(struct ibx_fault_stats, field), value)
+bool engine_reaches(size_t figure, uint64_t value);
+#define REACHES(field, value) engine_reaches(offsetof(struct ibx_fault_stats, field), value)
+
+/* A thread that looks at `count` pages, each `step` behind the one before, modulo all. */
+struct look {
+    pthread_t thread;
+    uint64_t page, count, step;
+    _Atomic unsigned looked, right, zero;
+};
+void look_start(struct look *look, uint64_t page, uint64_t count, uint64_t step);
+void look_at(struct look *look, uint64_t page);
+/* Joins it. All that it saw was right, or zero. */
+void look_sees_right(struct look *look);
+void look_sees_zero(struct look *look);
+/* A fault, served. */
+void touch(uint64_t page);
 
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "tests/scenes/journal_scene.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -107,7 +108,7 @@ struct ibx_journal only(void)
     return r;
 }
 
-void with(const char *path, const char *text, const char *from, const char *to)
+static void replace(const char *path, const char *text, const char *from, const char *to)
 {
     char changed[8192];
     const char *at = strstr(text, from);
@@ -116,6 +117,40 @@ void with(const char *path, const char *text, const char *from, const char *to)
     int n = snprintf(changed, sizeof(changed), "%.*s%s%s", (int)(at - text), text, to,
                      at + strlen(from));
     put_file(path, changed, (size_t)n);
+}
+
+void change(const struct ibx_journal *r, const char *from, const char *to)
+{
+    char path[PATH_MAX], text[8192];
+    ibx_journal_path(folder, r, ".json", path, sizeof(path));
+    get_file(path, text, sizeof(text));
+    replace(path, text, from, to);
+}
+
+void list_refuses(const struct ibx_journal *r, const char *word)
+{
+    char path[PATH_MAX];
+    struct ibx_journal *all = NULL, found;
+    size_t count = 77;
+    ibx_journal_path(folder, r, ".json", path, sizeof(path));
+    assert_int_equal(ibx_journal_list(folder, &all, &count, &error), -EBADMSG);
+    assert_null(all);
+    assert_int_equal(count, 77);
+    error_has(path);
+    error_has(word);
+    assert_false(strchr(error.message, '\n') || strchr(error.message, '\033'));
+    assert_int_equal(ibx_journal_find(folder, r->qmp, ibx_journal_over, &found, &error), -EBADMSG);
+}
+
+void each_is_refused(const struct ibx_journal *r, const struct wrong *wrong, size_t count)
+{
+    char path[PATH_MAX], text[8192];
+    ibx_journal_path(folder, r, ".json", path, sizeof(path));
+    get_file(path, text, sizeof(text));
+    for (size_t i = 0; i < count; i++) {
+        replace(path, text, wrong[i].from, wrong[i].to);
+        list_refuses(r, wrong[i].word);
+    }
 }
 
 pid_t fork_bound(void)
@@ -128,13 +163,21 @@ pid_t fork_bound(void)
     return child;
 }
 
-int in_child(int (*test)(void))
+bool become_nobody(void)
+{
+    return geteuid() || (!setgid(65534) && !setuid(65534));
+}
+
+void passes_in_child(int (*test)(void))
 {
     int status;
+    assert_true(geteuid() || !chown(folder, 65534, 65534));
     pid_t child = fork_bound();
     if (!child)
         _exit(test());
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFEXITED(status));
-    return WEXITSTATUS(status);
+    if (WEXITSTATUS(status) == SKIP)
+        skip();
+    assert_int_equal(WEXITSTATUS(status), 0);
 }

@@ -4,14 +4,7 @@
 #define IBX_TESTS_JOURNAL_SCENE_H
 
 #include "migrate/journal/journal.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "tests/scenes/unit.h"
 
 extern char folder[64];
 extern struct ibx_error error; /* of the last call */
@@ -31,14 +24,23 @@ void error_has(const char *word);
 
 void put_file(const char *path, const char *text, size_t length);
 size_t get_file(const char *path, char *text, size_t size);
-/* Writes `text` with the first `from` in it replaced. */
-void with(const char *path, const char *text, const char *from, const char *to);
+/* Replaces the first `from` in its file. */
+void change(const struct ibx_journal *r, const char *from, const char *to);
+/* Its file is named as damaged, with this word. */
+void list_refuses(const struct ibx_journal *r, const char *word);
+/* The same, after each of these changes alone. */
+struct wrong {
+    const char *from, *to, *word;
+};
+void each_is_refused(const struct ibx_journal *r, const struct wrong *wrong, size_t count);
 
 /* fork(2), and the child ends with its parent: a failing test leaves none behind. */
 pid_t fork_bound(void);
-/* What `test` finds in a child; the failures of asserts do not come out of one. It returns 0, or
- * SKIP, or by CHECK where it failed. */
-int in_child(int (*test)(void));
+/* Runs `test` in a child, of which the folder may be nobody's: the failures of asserts do not come
+ * out of one. It returns 0, or SKIP, or by CHECK where it failed. */
+void passes_in_child(int (*test)(void));
+/* For such a child. */
+bool become_nobody(void);
 #define CHECK(good)                                                                                \
     do {                                                                                           \
         if (!(good))                                                                               \

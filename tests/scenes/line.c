@@ -5,10 +5,6 @@
 #include "common/clock.h"
 
 #include <poll.h>
-#include <setjmp.h>
-#include <stdarg.h>
-
-#include <cmocka.h>
 
 #define LOOK_MS 5
 
@@ -17,7 +13,7 @@ void (*line_meanwhile)(void);
 int line_note(void *context, const struct ibx_migrate_any *message)
 {
     struct line *line = context;
-    line->heard |= 1u << message->type;
+    line->received |= 1u << message->type;
     line->last = *message;
     if (message->type == IBX_MIGRATE_HELLO)
         line->last.is.hello = NULL; /* gone when this returns */
@@ -39,15 +35,15 @@ void line_turn(struct line *line)
         poll(&wait, 1, LOOK_MS);
 }
 
-bool line_hears(struct line *line, enum ibx_migrate_message type)
+bool line_receives(struct line *line, enum ibx_migrate_message type)
 {
     const uint64_t deadline = vm_soon();
-    while (!(line->heard & 1u << type) && !line->ended) {
+    while (!(line->received & 1u << type) && !line->ended) {
         if (ibx_now_ns() >= deadline)
             fail_msg("%s never came", ibx_migrate_message_name(type));
         line_turn(line);
     }
-    return line->heard & 1u << type;
+    return line->received & 1u << type;
 }
 
 void line_closes(struct line *line)
@@ -60,43 +56,43 @@ void line_closes(struct line *line)
     }
 }
 
-void line_hang_up(struct line *line)
+void line_close(struct line *line)
 {
     ibx_channel_fini(&line->control);
     *line = (struct line){0};
 }
 
-void line_say(struct line *line, const struct ibx_migrate_any *message)
+void line_send(struct line *line, const struct ibx_migrate_any *message)
 {
-    ibx_channel_send(&line->control, message);
+    ibx_channel_send(&line->control, message, NULL);
 }
 
-void line_say_plain(struct line *line, enum ibx_migrate_message type)
+void line_send_plain(struct line *line, enum ibx_migrate_message type)
 {
-    line_say(line, &(struct ibx_migrate_any){.type = type});
+    line_send(line, &(struct ibx_migrate_any){.type = type});
 }
 
-void line_say_epoch(struct line *line, enum ibx_migrate_message type, uint64_t epoch)
+void line_send_epoch(struct line *line, enum ibx_migrate_message type, uint64_t epoch)
 {
     struct ibx_migrate_any message = {.type = type};
     message.is.epoch = epoch;
-    line_say(line, &message);
+    line_send(line, &message);
 }
 
-void line_say_bytes(struct line *line, enum ibx_migrate_message type, const void *bytes, size_t n)
+void line_send_bytes(struct line *line, enum ibx_migrate_message type, const void *bytes, size_t n)
 {
     for (size_t at = 0, part; at < n; at += part) {
         struct ibx_migrate_any message = {.type = type};
         part = n - at < 32768 ? n - at : 32768;
         message.is.state.bytes = (const uint8_t *)bytes + at;
         message.is.state.length = part;
-        line_say(line, &message);
+        line_send(line, &message);
     }
 }
 
-void line_say_state_end(struct line *line, uint64_t bytes)
+void line_send_state_end(struct line *line, uint64_t bytes)
 {
     struct ibx_migrate_any message = {.type = IBX_MIGRATE_STATE_END};
     message.is.state_bytes = bytes;
-    line_say(line, &message);
+    line_send(line, &message);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * A control connection in the hands of a test that lies to ib-migrate: whatever is said on it, at
- * any time, and what is heard. Waits fail the test at their limit.
+ * A control connection of a test that lies to ib-migrate: it sends any message at any time and
+ * notes what it receives. Waits fail the test at their limit.
  */
 #ifndef IBX_TESTS_MIGRATE_LINE_H
 #define IBX_TESTS_MIGRATE_LINE_H
@@ -10,7 +10,7 @@
 
 struct line {
     struct ibx_channel control;
-    uint32_t heard; /* a bit a type */
+    uint32_t received; /* a bit a type */
     struct ibx_migrate_any last;
     struct ibx_migrate_answer answer; /* the last one, which `last` points to */
     bool ended;
@@ -23,14 +23,14 @@ extern void (*line_meanwhile)(void);
 int line_note(void *context, const struct ibx_migrate_any *message);
 /* Takes in what has come, or waits a little for more. */
 void line_turn(struct line *line);
-/* Until it has said this, or closed; true when it was said. */
-bool line_hears(struct line *line, enum ibx_migrate_message type);
+/* Until the peer has sent this, or closed; true when it was sent. */
+bool line_receives(struct line *line, enum ibx_migrate_message type);
 void line_closes(struct line *line);
-void line_hang_up(struct line *line);
-void line_say(struct line *line, const struct ibx_migrate_any *message);
-void line_say_plain(struct line *line, enum ibx_migrate_message type);
-void line_say_epoch(struct line *line, enum ibx_migrate_message type, uint64_t epoch);
-void line_say_bytes(struct line *line, enum ibx_migrate_message type, const void *bytes, size_t n);
-void line_say_state_end(struct line *line, uint64_t bytes);
+void line_close(struct line *line);
+void line_send(struct line *line, const struct ibx_migrate_any *message);
+void line_send_plain(struct line *line, enum ibx_migrate_message type);
+void line_send_epoch(struct line *line, enum ibx_migrate_message type, uint64_t epoch);
+void line_send_bytes(struct line *line, enum ibx_migrate_message type, const void *bytes, size_t n);
+void line_send_state_end(struct line *line, uint64_t bytes);
 
 #endif

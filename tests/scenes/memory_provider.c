@@ -99,15 +99,6 @@ static void poke(struct end *end)
 
 /* -------------------------------------------------------------------- setting up */
 
-static int memory_probe(const struct ibx_options *options, char *description, size_t size,
-                        struct ibx_error *err)
-{
-    (void)options;
-    (void)err;
-    snprintf(description, size, "memory of this process");
-    return 0;
-}
-
 static int open_any(struct ibx_link *link, void **out, bool first, struct ibx_error *err)
 {
     if (first && memory_control.fail_open)
@@ -152,7 +143,7 @@ static int attach(struct endpoint *ep, struct wire *wire, struct ibx_error *err)
 {
     struct end *end = &wire->ends[ibx_link_role(ep->link)];
     if (end->attached)
-        return ibx_error_set(err, -EBUSY, "that wire has somebody at this end");
+        return ibx_error_set(err, -EBUSY, "this end of the wire is taken");
     end_init(end);
     ep->wire = wire;
     return 0;
@@ -355,12 +346,8 @@ static int memory_send(void *endpoint, const struct iovec *iov, int iovcnt, size
     if (!message)
         return -ENOMEM;
     message->next = NULL;
-    message->length = 0;
-    for (int i = 0; i < iovcnt; i++) {
-        if (iov[i].iov_len)
-            memcpy(message->bytes + message->length, iov[i].iov_base, iov[i].iov_len);
-        message->length += iov[i].iov_len;
-    }
+    message->length = length;
+    ibx_gather(message->bytes, iov, iovcnt);
     pthread_mutex_lock(&lock);
     struct end *peer = peer_end(ep);
     bool lost = !peer->attached || peer->closed;
@@ -424,10 +411,10 @@ static int memory_progress(void *endpoint)
         made += chunks_finish(ep, -ECONNRESET);
     else if (!memory_control.hold)
         made += chunks_finish(ep, 0);
-    void (*hook)(void *) = memory_control.when_idle;
+    void (*hook)(void) = memory_control.when_idle;
     if (hook && !made) {
         memory_control.when_idle = NULL;
-        hook(memory_control.when_idle_argument);
+        hook();
     }
     return made + memory_control.busy;
 }
@@ -495,11 +482,10 @@ static void memory_close(void *endpoint)
 }
 
 #define CALLS                                                                                      \
-    .probe = memory_probe, .offer = memory_offer, .join = memory_join, .finish = memory_finish,    \
-    .query = memory_query, .mr_register = memory_mr_register,                                      \
-    .mr_deregister = memory_mr_deregister, .rdma = memory_rdma, .send = memory_send,               \
-    .release = memory_release, .progress = memory_progress, .arm = memory_arm,                     \
-    .abort = memory_abort, .close = memory_close
+    .offer = memory_offer, .join = memory_join, .finish = memory_finish, .query = memory_query,    \
+    .mr_register = memory_mr_register, .mr_deregister = memory_mr_deregister, .rdma = memory_rdma, \
+    .send = memory_send, .release = memory_release, .progress = memory_progress,                   \
+    .arm = memory_arm, .abort = memory_abort, .close = memory_close
 
 static const struct ibx_provider first = {.name = "shm", .open = open_first, CALLS};
 static const struct ibx_provider second = {.name = "tcp", .open = open_second, CALLS};

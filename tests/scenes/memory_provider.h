@@ -36,9 +36,8 @@ struct memory_control {
     int fail_allocate;  /* likewise for regions of its own */
 
     /* Progress. */
-    bool busy;                 /* it has always done something for the peer */
-    void (*when_idle)(void *); /* called once, at the end of a round that brought nothing */
-    void *when_idle_argument;
+    bool busy;               /* it has always done something for the peer */
+    void (*when_idle)(void); /* called once, at the end of a round that brought nothing */
 };
 
 extern struct memory_control memory_control;

@@ -2,8 +2,10 @@
 #include "tests/scenes/mover.h"
 
 #include "common/clock.h"
+#include "migrate/common/vm.h"
 
 #include <fcntl.h>
+#include <glob.h>
 #include <netinet/in.h>
 #include <sched.h>
 #include <sys/prctl.h>
@@ -132,12 +134,12 @@ static size_t read_file(const char *path, char *text, size_t size)
     return length;
 }
 
-static void fail_with_words(const struct mover *m, const char *what)
+static void fail_with_output(const struct mover *m, const char *what)
 {
     static char out[65536], err[65536];
     size_t length = read_file(m->out, out, sizeof(out));
     read_file(m->err, err, sizeof(err));
-    fail_msg("%s\nit said: %s\nand printed, at last: %s", what, err,
+    fail_msg("%s\nstandard error: %s\nthe end of standard output: %s", what, err,
              length > 1500 ? out + length - 1500 : out);
 }
 
@@ -156,7 +158,7 @@ int mover_wait(struct mover *m)
     pid_t rc;
     while (!(rc = waitpid(m->pid, &status, WNOHANG))) {
         if (ibx_now_ns() >= deadline)
-            fail_with_words(m, "ib-migrate does not end");
+            fail_with_output(m, "ib-migrate does not end");
         poll(NULL, 0, LOOK_MS);
     }
     assert_int_equal(rc, m->pid);
@@ -170,7 +172,7 @@ void mover_ends(struct mover *m, int status)
     int is = mover_wait(m);
     snprintf(what, sizeof(what), "ib-migrate ended with %d, not %d", is, status);
     if (is != status)
-        fail_with_words(m, what);
+        fail_with_output(m, what);
 }
 
 struct mover *mover_run(int status, const char *const *arguments)
@@ -181,15 +183,15 @@ struct mover *mover_run(int status, const char *const *arguments)
     return &m;
 }
 
-bool mover_ends_or_says(struct mover *m, int status, const char *words)
+bool mover_ends_or_prints(struct mover *m, int status, const char *words)
 {
     const uint64_t deadline = vm_soon();
     siginfo_t ended = {0};
     while (!waitid(P_PID, (id_t)m->pid, &ended, WEXITED | WNOHANG | WNOWAIT) && !ended.si_pid) {
-        if (mover_said(m, words))
+        if (mover_printed(m, words))
             return false;
         if (ibx_now_ns() >= deadline)
-            fail_with_words(m, "ib-migrate neither ends nor says so");
+            fail_with_output(m, "ib-migrate neither ends nor prints that");
         poll(NULL, 0, LOOK_MS);
     }
     mover_ends(m, status);
@@ -207,7 +209,7 @@ void mover_kill(struct mover *m, int signal)
     }
 }
 
-bool mover_said(const struct mover *m, const char *words)
+bool mover_printed(const struct mover *m, const char *words)
 {
     static char text[1 << 20];
     read_file(m->err, text, sizeof(text));
@@ -217,12 +219,12 @@ bool mover_said(const struct mover *m, const char *words)
     return strstr(text, words) != NULL;
 }
 
-void mover_must_say(const struct mover *m, const char *words)
+void mover_must_print(const struct mover *m, const char *words)
 {
     char what[256];
-    snprintf(what, sizeof(what), "ib-migrate did not say \"%s\"", words);
-    if (!mover_said(m, words))
-        fail_with_words(m, what);
+    snprintf(what, sizeof(what), "ib-migrate did not print \"%s\"", words);
+    if (!mover_printed(m, words))
+        fail_with_output(m, what);
 }
 
 static void look_again(struct mover *m, uint64_t deadline, const char *what)
@@ -233,7 +235,7 @@ static void look_again(struct mover *m, uint64_t deadline, const char *what)
         return;
     }
     if (!m->pid || ibx_now_ns() >= deadline)
-        fail_with_words(m, what);
+        fail_with_output(m, what);
     poll(NULL, 0, LOOK_MS);
 }
 
@@ -242,7 +244,7 @@ void mover_await_words(struct mover *m, const char *words)
     const uint64_t deadline = vm_soon();
     char what[256];
     snprintf(what, sizeof(what), "waited for \"%s\"", words);
-    while (!mover_said(m, words))
+    while (!mover_printed(m, words))
         look_again(m, deadline, what);
 }
 
@@ -369,7 +371,7 @@ void mover_await_stop(struct mover *m)
         if (info.si_pid == m->pid && info.si_code == CLD_STOPPED)
             return;
         if (info.si_pid == m->pid || ibx_now_ns() >= deadline)
-            fail_with_words(m, "the tool did not come to its state");
+            fail_with_output(m, "the tool did not come to its state");
         poll(NULL, 0, LOOK_MS);
     }
 }
@@ -389,13 +391,40 @@ bool mover_resumed(struct vm *vm)
     bool yes = false;
     ibx_qmp_pump(vm->qmp, &silent);
     while ((event = ibx_qmp_event_next(vm->qmp))) {
-        yes |= !strcmp(json_string_value(json_object_get(event, "event")), "RESUME");
+        yes |= ibx_vm_event_is(event, "RESUME", NULL);
         json_decref(event);
     }
     return yes;
 }
 
+void mover_record_path(char path[PATH_MAX])
+{
+    glob_t found;
+    char pattern[160];
+    snprintf(pattern, sizeof(pattern), "%s/*.destination.json", mover_state_dir);
+    assert_int_equal(glob(pattern, 0, NULL, &found), 0);
+    assert_int_equal(found.gl_pathc, 1);
+    snprintf(path, PATH_MAX, "%s", found.gl_pathv[0]);
+    globfree(&found);
+}
+
+void mover_arrived_path(char path[PATH_MAX])
+{
+    char record[PATH_MAX];
+    mover_record_path(record);
+    const char *name = strrchr(record, '/') + 1;
+    snprintf(path, PATH_MAX, "/dev/shm/ibx-%.*s.arrived", (int)(strlen(name) - strlen(".json")),
+             name);
+}
+
 /* ------------------------------------------------------------ two of each */
+
+void pair_start_source(void)
+{
+    mover_begin();
+    vm_start(&vms[0], &(struct vm_options){.append = ""});
+    vm_wait_beats(&vms[0], pair_beats);
+}
 
 void pair_start(const struct vm_options *like)
 {
@@ -439,6 +468,20 @@ struct mover *pair_run_to(const char *state, const char *const *more)
     return which;
 }
 
+void pair_filling(const struct vm_options *like, const char *option)
+{
+    pair_start(like);
+    pair_run((const char *[]){"--max-bandwidth", "64K", option, NULL});
+    mover_await(&receiver, "filling", 0);
+}
+
+void pair_filled(void)
+{
+    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
+    pair_done();
+    pair_moved("");
+}
+
 void pair_recover(struct mover *m)
 {
     const struct vm *vm = &vms[m == &sender ? 0 : 1];
@@ -455,11 +498,13 @@ void pair_moved(const char *options)
 {
     vm_wait_beats(&vms[1], vm_beats(&vms[1]) + pair_beats);
     mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL}, options);
-    if (!vms[0].pid)
-        return;
-    json_t *status = vm_run(&vms[0], "query-status", NULL);
-    assert_false(json_is_true(json_object_get(status, "running")));
-    json_decref(status);
+    assert_false(vms[0].pid && vm_runs(&vms[0]));
+}
+
+void pair_runs_at_the_source(void)
+{
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + pair_beats);
+    mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
 }
 
 void pair_stays(void)

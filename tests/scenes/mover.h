@@ -9,17 +9,14 @@
 #include "tests/scenes/vm.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <poll.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 struct mover {
     pid_t pid; /* 0: not running */
@@ -35,7 +32,7 @@ void mover_begin(void);
 /* Ends what still runs and all VMs. */
 int mover_end_all(void **state);
 
-/* The next sender or receiver, as the state says, stops itself (SIGSTOP) at this state:
+/* The next sender or receiver, by the state, stops itself (SIGSTOP) at this state:
  * "source:sending" for instance. */
 void mover_stop_next(const char *state);
 /* ib-migrate with these arguments, NULL behind the last; --state-dir is added. */
@@ -46,32 +43,35 @@ void mover_receive(struct mover *mover, const struct vm *vm, const char *uri,
 void mover_send(struct mover *mover, const struct vm *vm, const char *uri, const char *const *more);
 /* Until it ends: its exit status, or 128 + the signal. */
 int mover_wait(struct mover *mover);
-/* It must end with this status; otherwise the test fails with what it said. */
+/* It must end with this status; otherwise the test fails with its output. */
 void mover_ends(struct mover *mover, int status);
 /* ib-migrate with these arguments, until it ends with this status. */
 struct mover *mover_run(int status, const char *const *arguments);
 #define MOVER_RUN(status, ...) mover_run((status), (const char *[]){__VA_ARGS__, NULL})
-/* Whether it ended, with this status; false: it said `words` instead. */
-bool mover_ends_or_says(struct mover *mover, int status, const char *words);
+/* Whether it ended, with this status; false: it printed `words` instead. */
+bool mover_ends_or_prints(struct mover *mover, int status, const char *words);
 void mover_kill(struct mover *mover, int signal);
 /* Until a line of its JSON output has `phase`; with `present` (percent of all pages) as well. */
 void mover_await(struct mover *mover, const char *phase, unsigned present);
 /* Until a line of it tells for how long nothing has come. */
 void mover_await_silent(struct mover *mover);
 /* Whether its output or its sentences contain `words`. */
-bool mover_said(const struct mover *mover, const char *words);
-void mover_must_say(const struct mover *mover, const char *words);
-/* Until it has said them. */
+bool mover_printed(const struct mover *mover, const char *words);
+void mover_must_print(const struct mover *mover, const char *words);
+/* Until it has printed them. */
 void mover_await_words(struct mover *mover, const char *words);
 /* Until it has stopped itself. */
 void mover_await_stop(struct mover *mover);
 /* The heartbeats of these VMs, one after the other up to a NULL, are right for a guest with these
  * options. */
 void mover_heartbeats(const struct vm *const *of, const char *options);
-/* Whether its QEMU, which may be gone, has said RESUME since this was asked last. */
+/* Whether its QEMU, which may be gone, has reported RESUME since this was asked last. */
 bool mover_resumed(struct vm *vm);
 /* The last status, or the summary, that it printed: a reference. */
 json_t *mover_summary(const struct mover *mover);
+/* The record of the one destination here, and its file of arrived pages in minor mode. */
+void mover_record_path(char path[PATH_MAX]);
+void mover_arrived_path(char path[PATH_MAX]);
 
 /* ------------------------------------------------------------ two of each */
 
@@ -82,6 +82,8 @@ extern struct vm vms[2];
 extern struct mover receiver, sender;
 extern unsigned long pair_beats;
 extern const char *pair_timeout;
+/* Starts the source's QEMU alone. */
+void pair_start_source(void);
 /* Starts both QEMUs with these options (NULL: none), the second one as a destination. */
 void pair_start(const struct vm_options *like);
 #define TIMED "--set", pair_timeout
@@ -92,6 +94,11 @@ void pair_send(const char *const *more);
 void pair_run(const char *const *more);
 /* The same, until one has stopped itself at this state, which is returned. */
 struct mover *pair_run_to(const char *state, const char *const *more);
+/* Both QEMUs and tools, the receiver with an option or NULL, until the VM runs at the destination;
+ * nearly all of its pages are still at the source, and come slowly. */
+void pair_filling(const struct vm_options *like, const char *option);
+/* They come quickly, and all ends well. */
+void pair_filled(void);
 /* `recover` in the place of this sender or receiver. */
 void pair_recover(struct mover *mover);
 /* Both tools end well. */
@@ -99,6 +106,8 @@ void pair_done(void);
 /* The VM goes on at the destination, right for `options`, and stands still at the source, whose
  * QEMU may have ended. */
 void pair_moved(const char *options);
+/* The VM goes on at the source, and all that it ever printed is right. */
+void pair_runs_at_the_source(void);
 /* The VM goes on at the source, and never ran at the destination, not even for an instant. */
 void pair_stays(void);
 /* The same, and all that it ever printed is right: for the end of a VM's life, since that computes

@@ -68,7 +68,7 @@ void scene_connect(struct scene *s);
 /* A source that is played by hand, with a JOIN sent; the other side is readers[0]. */
 struct ibx_conn *scene_connect_raw(struct scene *s);
 void raw_send(struct ibx_conn *conn, const struct ibx_migrate_any *message);
-/* Exposes what the map says, until both sides know of it. */
+/* Exposes what the map has, until both sides know of it. */
 void scene_expose(struct scene *s);
 /* The destination's memory, in place when `minor`; then the engine, in HELD, with zeros marked. */
 void scene_fill(struct scene *s, bool minor);

@@ -2,14 +2,13 @@
 #include "tests/scenes/vm.h"
 
 #include "common/clock.h"
+#include "migrate/common/vm.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,13 +17,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #define VMS_MAX   16
 #define ARGUMENTS 64
 #define NOBODY    65534
 #define LOOK_MS   5 /* between two looks at a file or a process */
 #define EXIT_SKIP 77
+#define TESTS_MAX 64
 
 struct ibx_error vm_error;
 static struct vm *running[VMS_MAX];
@@ -64,6 +62,23 @@ int vm_available(void)
     fprintf(stderr,
             "skipped: needs QEMU, GUEST_ELF and GUEST_EXPECT in the environment, and root\n");
     return EXIT_SKIP;
+}
+
+static void run_one(void **state)
+{
+    const struct vm_test *test = *state;
+    test->run();
+}
+
+int vm_tests(const struct vm_test *tests, int (*end)(void **state))
+{
+    static struct CMUnitTest units[TESTS_MAX];
+    size_t count = 0;
+    int skipped = vm_available();
+    for (; !skipped && tests->name; tests++)
+        units[count++] =
+            (struct CMUnitTest){tests->name, run_one, NULL, end, (void *)(uintptr_t)tests};
+    return skipped ? skipped : _cmocka_run_group_tests("tests", units, count, NULL, NULL);
 }
 
 uint64_t vm_soon(void)
@@ -328,4 +343,35 @@ void vm_hmp(struct vm *vm, const char *line, char *text, size_t size)
     json_t *result = vm_run(vm, "human-monitor-command", json_pack("{s:s}", "command-line", line));
     snprintf(text, size, "%s", json_string_value(result));
     json_decref(result);
+}
+
+void vm_hmp_blocks(struct vm *vm, const char *line)
+{
+    vm_refused(ibx_qmp_execute(vm->qmp, "human-monitor-command",
+                               json_pack("{s:s}", "command-line", line), NULL, 0, &vm_error),
+               -ETIMEDOUT, "did not answer");
+}
+
+json_t *vm_event(struct vm *vm, const char *name, const char *status)
+{
+    const uint64_t deadline = vm_soon();
+    for (;;) {
+        struct pollfd p = {.fd = ibx_qmp_fd(vm->qmp), .events = POLLIN};
+        json_t *event;
+        vm_ok(ibx_qmp_pump(vm->qmp, &vm_error));
+        while ((event = ibx_qmp_event_next(vm->qmp)) && !ibx_vm_event_is(event, name, status))
+            json_decref(event);
+        if (event)
+            return event;
+        if (poll(&p, 1, ibx_ms_until(deadline)) == 0)
+            fail_msg("QEMU did not report %s %s", name, status ? status : "");
+    }
+}
+
+bool vm_runs(struct vm *vm)
+{
+    json_t *status = vm_run(vm, "query-status", NULL);
+    const bool runs = json_is_true(json_object_get(status, "running"));
+    json_decref(status);
+    return runs;
 }

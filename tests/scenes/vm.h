@@ -8,6 +8,7 @@
 #define IBX_TESTS_MIGRATE_VM_H
 
 #include "migrate/qemu/qemu.h"
+#include "tests/scenes/unit.h"
 
 #include <stdint.h>
 #include <sys/types.h>
@@ -39,6 +40,17 @@ extern struct ibx_error vm_error; /* cleared by vm_soon */
 /* 77 (skip) when this machine has no QEMU for us, else 0; the paths come from the environment. So
  * do the patterns IBX_TESTS_ONLY and IBX_TESTS_SKIP, for a part of a long program. */
 int vm_available(void);
+/* A test without cmocka's state. */
+struct vm_test {
+    const char *name;
+    void (*run)(void);
+};
+#define VM_TEST(function)                                                                          \
+    {                                                                                              \
+#function, function                                                                        \
+    }
+/* For main: runs the tests up to {0}, `end` after each, where vm_available() allows it. */
+int vm_tests(const struct vm_test *tests, int (*end)(void **state));
 /* Starts one and connects to its monitor. */
 void vm_start(struct vm *vm, const struct vm_options *options);
 void vm_end(struct vm *vm);
@@ -59,6 +71,13 @@ int vm_expect(const struct vm *const *vms, const char *options, char *said, size
 json_t *vm_run(struct vm *vm, const char *command, json_t *arguments);
 void vm_do(struct vm *vm, const char *command, json_t *arguments);
 void vm_hmp(struct vm *vm, const char *line, char *text, size_t size);
+/* Sends a line to the human monitor that QEMU cannot execute before something else happens. */
+void vm_hmp_blocks(struct vm *vm, const char *line);
+/* Waits for an event with this name and, when `status` is not NULL, this data.status, and drops
+ * those before it: a new reference. */
+json_t *vm_event(struct vm *vm, const char *name, const char *status);
+/* Whether the guest runs, by query-status. */
+bool vm_runs(struct vm *vm);
 
 /* Fails the test when rc is not 0, with vm_error's sentence. */
 #define vm_ok(call) vm_check((call), #call, __FILE__, __LINE__)

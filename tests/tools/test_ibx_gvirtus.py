@@ -339,34 +339,33 @@ def struck(home, mode, number, *args):
     return os.path.exists(mark), status
 
 
+def each_strike(home, mode, least, *args):
+    """The command struck at one change after the other, until it has no more: number and status."""
+    for number in range(1, 1000):
+        hit, status = struck(home, mode, number, *args)
+        if not hit:
+            break
+        yield number, status
+    equal((status, number > least), (0, True))
+
+
 @test
 def an_install_that_fails_puts_everything_back(scene):
     home, before = home_for_crashes(scene)
-    number = 1
-    while True:
-        hit, status = struck(home, "fail", number, "install")
-        if not hit:
-            break
+    for _, status in each_strike(home, "fail", 20, "install"):
         if not status:  # it did not need that one
             home.remove()
         else:
             equal(status, 1)
             home.says("Input/output error")
         equal(home.snapshot(), before)
-        number += 1
-    equal(status, 0)
-    assert number > 20, number
 
 
 @test
 def either_command_mends_an_install_that_was_killed(scene):
     home, before = home_for_crashes(scene)
     olds = {name: home.read(name) for name in (LIBRARY, CONFIG)}
-    number = 1
-    while True:
-        hit, status = struck(home, "kill", number, "install", "--uri", "rdma://9.8.7.6:5555")
-        if not hit:
-            break
+    for number, status in each_strike(home, "kill", 20, "install", "--uri", "rdma://9.8.7.6:5555"):
         equal(status, -9)
         for name, old in olds.items():  # whole, old or new
             text = open(home.path(name), "rb").read()
@@ -379,47 +378,35 @@ def either_command_mends_an_install_that_was_killed(scene):
         if home.run("remove"):
             home.says("nothing is installed")
         equal(home.snapshot(), before)
-        number += 1
-    assert number > 20, number
 
 
 @test
 def remove_completes_one_that_was_killed(scene):
     home, before = home_for_crashes(scene)
-    number = 1
-    while True:
+
+    def install():
         home.install()
         home.write(PROPERTIES, "rdma.slots : 7\n")
-        hit, status = struck(home, "kill", number, "remove")
-        if not hit:
-            break
+
+    install()
+    for _ in each_strike(home, "kill", 8, "remove"):
         if home.run("remove"):
             home.says("nothing is installed")
         equal(home.read(PROPERTIES + ".with-ibx"), "rdma.slots : 7\n")
         home.unlink(PROPERTIES + ".with-ibx")
         equal(home.snapshot(), before)
-        number += 1
-    equal(status, 0)
-    assert number > 8, number
+        install()
 
 
 @test
-def without_hard_links(scene):
+def without_hard_links_and_with_short_reads(scene):
     home, before = home_for_crashes(scene)
-    equal(struck(home, "nolink", 1000, "install"), (False, 0))
-    home.expect("tcp/ip", "oldtcp", "10.1.2.3", "8888", "rdma://10.1.2.3:8888")
-    home.remove()
-    equal(home.snapshot(), before)
-
-
-@test
-def with_short_reads(scene):
-    home, before = home_for_crashes(scene)
-    equal(struck(home, "short", 0, "install"), (False, 0))
-    home.expect("tcp/ip", "oldtcp", "10.1.2.3", "8888", "rdma://10.1.2.3:8888")
-    equal(os.path.getsize(home.path(LIBRARY)), os.path.getsize(PLUGIN))
-    equal(struck(home, "short", 0, "remove"), (False, 0))
-    equal(home.snapshot(), before)
+    for mode, number in (("nolink", 1000), ("short", 0)):
+        equal((mode, *struck(home, mode, number, "install")), (mode, False, 0))
+        home.expect("tcp/ip", "oldtcp", "10.1.2.3", "8888", "rdma://10.1.2.3:8888")
+        equal(os.path.getsize(home.path(LIBRARY)), os.path.getsize(PLUGIN))
+        equal((mode, *struck(home, mode, number, "remove")), (mode, False, 0))
+        equal((mode, home.snapshot()), (mode, before))
 
 
 # ------------------------------------------------------------------------------------------ show

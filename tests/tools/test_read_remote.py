@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""read-remote, the example of transport.h: the client READs what the server exposes."""
+"""The examples of transport.h: read-remote READs what serve-text exposes."""
+import os
 import sys
 
 from harness import equal, run_all, test
@@ -9,7 +10,8 @@ TEXT = "memory of another process"
 
 
 def fetched(scene, scheme):
-    server = scene.start(f"{scheme}://127.0.0.1:0", TEXT)
+    serve_text = os.path.join(os.path.dirname(scene.program), "serve-text")
+    server = scene.start(f"{scheme}://127.0.0.1:0", TEXT, executable=serve_text)
     uri = server.stdout.readline().strip()
     assert uri.startswith(f"{scheme}://127.0.0.1:"), uri
     equal(scene.run(uri), (0, TEXT + "\n", ""))

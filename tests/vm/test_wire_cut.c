@@ -6,6 +6,7 @@
  * Runs in the guest only (README.md).
  */
 #include "tests/scenes/session_pair.h"
+#include "tests/vm/wire.h"
 
 #include "common/clock.h"
 #include "common/log.h"
@@ -21,29 +22,10 @@
 
 #define BODY (8u << 20)
 
-static void shell(const char *command)
-{
-    if (system(command))
-        fail_msg("%s failed", command);
-}
-
-static void cut(void)
-{
-    shell("tc qdisc add dev veth0 root netem loss 100% && tc qdisc add dev veth1 root netem loss "
-          "100%");
-}
-
-static void mend(void)
-{
-    shell("tc qdisc del dev veth0 root; tc qdisc del dev veth1 root");
-}
-
 static int mend_after(void **state)
 {
     (void)state;
-    return system(
-               "tc qdisc del dev veth0 root 2>/dev/null; tc qdisc del dev veth1 root 2>/dev/null") <
-           0;
+    return wire_mend_any();
 }
 
 /* Reads bodies until there are no more; the number of those that were right, or -1. */
@@ -80,27 +62,18 @@ static bool send_body(struct session_pair *pair, uint8_t *bytes, unsigned number
            !ibx_session_sync(pair->client) && ibx_session_read(pair->client, &answer, 1) == 1;
 }
 
-static void *mend_later(void *unused)
-{
-    (void)unused;
-    poll(NULL, 0, 700); /* how long the wire is cut */
-    mend();
-    return NULL;
-}
-
 static void short_cut_is_not_noticed(void **state)
 {
     (void)state;
     struct session_pair pair;
     _Atomic int progress = 0;
-    pthread_t mender;
     uint8_t *bytes = malloc(BODY);
     give_up_after("20000");
     session_pair_open(&pair);
     session_pair_start(&pair, read_bodies, &progress);
     assert_true(send_body(&pair, bytes, 0));
-    cut();
-    pthread_create(&mender, NULL, mend_later, NULL);
+    wire_cut();
+    pthread_t mender = wire_mend_in(700);
     for (unsigned i = 1; i < 4; i++)
         assert_true(send_body(&pair, bytes, i));
     pthread_join(mender, NULL);
@@ -111,8 +84,9 @@ static void short_cut_is_not_noticed(void **state)
 }
 
 /* The wire goes for good: in the middle of a body, or while nothing is under way. */
-static void long_cut(bool idle)
+static void long_cut(void **state)
 {
+    const bool idle = *state;
     struct session_pair pair;
     _Atomic int progress = 0;
     uint8_t *bytes = malloc(BODY), byte;
@@ -120,7 +94,7 @@ static void long_cut(bool idle)
     session_pair_open(&pair);
     session_pair_start(&pair, read_bodies, &progress);
     assert_true(send_body(&pair, bytes, 0));
-    cut();
+    wire_cut();
     uint64_t began = ibx_now_ns();
     if (idle)
         assert_true(ibx_session_read(pair.client, &byte, 1) <= 0);
@@ -132,7 +106,7 @@ static void long_cut(bool idle)
     assert_true(took_ms < 60000); /* a busy emulator; the time asked for is 2 s */
     assert_string_not_equal(ibx_session_reason(pair.client), "");
     assert_string_not_equal(ibx_session_reason(pair.server), "");
-    mend();
+    wire_mend();
     session_pair_close(&pair);
 
     session_pair_open(&pair);
@@ -144,24 +118,12 @@ static void long_cut(bool idle)
     free(bytes);
 }
 
-static void long_cut_in_the_middle_of_a_body(void **state)
-{
-    (void)state;
-    long_cut(false);
-}
-
-static void long_cut_while_idle(void **state)
-{
-    (void)state;
-    long_cut(true);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(short_cut_is_not_noticed, mend_after),
-        cmocka_unit_test_teardown(long_cut_in_the_middle_of_a_body, mend_after),
-        cmocka_unit_test_teardown(long_cut_while_idle, mend_after),
+        {"long_cut_in_the_middle_of_a_body", long_cut, NULL, mend_after, NULL},
+        {"long_cut_while_idle", long_cut, NULL, mend_after, "idle"},
     };
     if (!getenv("IBX_VM")) {
         print_error("test_wire_cut cuts the wires of the guest of tests/vm: run it there\n");

@@ -17,8 +17,8 @@
 
 #include <cmocka.h>
 
-#define PATIENCE_MS 60000u
-#define BYTES       (4u << 20)
+#define WAIT_MS 60000u
+#define BYTES   (4u << 20)
 
 static char address_a[32];
 static struct ibx_domain *server_domain; /* for sessions to come; NULL: none */
@@ -112,7 +112,7 @@ static void client_run(const char *uri, const char *settings, void (*prepare)(vo
     struct ibx_options options;
     struct ibx_conn *conn = NULL;
     struct outcome outcome = {0};
-    alarm(3 * PATIENCE_MS / 1000);
+    alarm(3 * WAIT_MS / 1000);
     set_options(&options, settings);
     if (prepare)
         prepare();
@@ -133,7 +133,7 @@ static struct ibx_conn *take(struct ibx_listener *listener)
     struct ibx_conn *conn = NULL;
     struct ibx_error err;
     struct pollfd wait = {.fd = ibx_listener_fd(listener), .events = POLLIN};
-    uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
+    uint64_t deadline = ibx_deadline_in_ms(WAIT_MS);
     while (poll(&wait, 1, ibx_ms_until(deadline)) > 0) {
         if (ibx_accept(listener, &conn, &err) == 0)
             return conn;
@@ -187,19 +187,26 @@ static const char *uri_a(void)
     return uri;
 }
 
-static void open_pair(struct session *s, const char *server_settings, const char *client_settings)
+/* A session that comes about; `listen_at`, `through`: as session_start(). */
+static void open_at(struct session *s, const char *listen_at, const char *server_settings,
+                    const char *client_settings, const char *through)
 {
-    session_start(s, uri_a(), server_settings, client_settings, NULL, NULL);
+    session_start(s, listen_at, server_settings, client_settings, NULL, through);
     if (s->server.rc)
         fail_msg("server: %s", s->server.err.message);
     if (s->client.rc)
         fail_msg("client: %s", s->client.err.message);
 }
 
+static void open_pair(struct session *s, const char *server_settings, const char *client_settings)
+{
+    open_at(s, uri_a(), server_settings, client_settings, NULL);
+}
+
 static struct ibx_event next_event(struct ibx_conn *conn, enum ibx_event_type type)
 {
     struct ibx_event event;
-    uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
+    uint64_t deadline = ibx_deadline_in_ms(WAIT_MS);
     int n;
     while ((n = ibx_poll(conn, &event, 1)) == 0) {
         assert_true(ibx_now_ns() < deadline);
@@ -236,18 +243,6 @@ static void check_read(struct session *s)
             fail_msg("byte %zu is wrong", i);
     }
     ibx_mr_deregister(mr);
-}
-
-static void shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
-static void shell(const char *format, ...)
-{
-    char command[256];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(command, sizeof(command), format, args);
-    va_end(args);
-    if (system(command))
-        fail_msg("failed: %s", command);
 }
 
 #endif

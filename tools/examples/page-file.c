@@ -103,9 +103,9 @@ static void report(struct ibx_fault *engine)
     struct ibx_fault_stats s;
     ibx_fault_stats(engine, &s);
     printf("%" PRIu64 " of %" PRIu64 " pages present: %" PRIu64 " by fault, %" PRIu64
-           " round them, %" PRIu64 " in the background; %" PRIu64
+           " by prefetch, %" PRIu64 " in the background; %" PRIu64
            " faults, p50 %.1f us, p99 %.1f us, max %.1f us\n",
-           s.present, s.pages, s.by_cause[IBX_FAULT_BY_FAULT], s.by_cause[IBX_FAULT_BY_AROUND],
+           s.present, s.pages, s.by_cause[IBX_FAULT_BY_FAULT], s.by_cause[IBX_FAULT_BY_PREFETCH],
            s.by_cause[IBX_FAULT_BY_BACKGROUND], s.faults, (double)s.latency_p50 / 1e3,
            (double)s.latency_p99 / 1e3, (double)s.latency_max / 1e3);
 }

@@ -1,18 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * The back end's side of the calls, as GVirtuS's makes them:
- *
- *   Read(1) for each byte of the name, Read(8: length), Read(body)
- *   Write(4: exit code) Write(8: seconds) Write(8: length) [Write(reply)] Sync
- *
- * and no cudaMemcpy in between. The body's buffer persists between calls, as GVirtuS's does; the
- * reply's persists too, where GVirtuS makes a new one for each call. Names, lengths and layouts are
- * checked; a wrong one ends the connection.
- */
+/* The back end's side of the calls, whose bytes call.c has; ib-bw(1) compares it with GVirtuS's.
+ * Names, lengths and layouts are checked; a wrong one ends the connection. */
 #include "tools/ib-bw/ib-bw.h"
 
 #include "common/log.h"
 #include "common/wire.h"
+#include "frontend-glue/session/session.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -26,10 +19,16 @@ struct answer {
     size_t prepared; /* bytes of payload in the reply's buffer */
 };
 
+static const char *peer_of(const struct bw_stream *s)
+{
+    const struct ibx_path *path = s->session ? ibx_session_path(s->session) : NULL;
+    return path ? path->peer : s->session ? "a client" : "a client of stock";
+}
+
 /* Logs what a client sent. False, which ends the connection. */
 static bool complain(struct bw_stream *s, const char *what, uint64_t value)
 {
-    ibx_log(IBX_LOG_WARN, "%s sent %s (%llu): connection closed", s->ops->peer(s), what,
+    ibx_log(IBX_LOG_WARN, "%s sent %s (%llu): connection closed", peer_of(s), what,
             (unsigned long long)value);
     return false;
 }
@@ -167,7 +166,7 @@ static bool answer_one(struct answer *a)
         return checksum(a);
     ibx_text_sanitize(name);
     ibx_log(IBX_LOG_WARN, "%s asked for \"%s\", which ib-bw does not have: connection closed",
-            a->stream->ops->peer(a->stream), name);
+            peer_of(a->stream), name);
     return false;
 }
 

@@ -18,6 +18,7 @@
 
 #include "common/clock.h"
 #include "common/wire.h"
+#include "frontend-glue/session/session.h"
 
 #include <errno.h>
 #include <string.h>
@@ -26,7 +27,7 @@
 
 static int ended(struct bw_stream *s, ssize_t rc, struct ibx_error *err)
 {
-    const char *reason = s->ops->reason(s);
+    const char *reason = s->session ? ibx_session_reason(s->session) : "the stock connection ended";
     return ibx_error_set(err, rc < 0 ? (int)rc : -ECONNRESET, "the connection ended: %s",
                          *reason ? reason : "the server closed it");
 }
@@ -111,28 +112,28 @@ static int prepare_server(struct bw_stream *s, size_t bytes, uint64_t seed, stru
 
 /* ------------------------------------------------------------------- to the device */
 
-static int h2d(struct bw_bench *bench, struct bw_path *p, size_t n, uint64_t *ns,
+static int h2d(struct bw_bench *bench, struct bw_stream *s, size_t n, uint64_t *ns,
                struct ibx_error *err)
 {
     uint8_t *body = bench->request.data;
     struct ibx_writer w = ibx_writer_of(body, BW_H2D_HEAD);
-    ibx_put_u64(&w, ++p->token);
+    ibx_put_u64(&w, ++bench->token);
     ibx_put_u64(&w, n);
     w = ibx_writer_of(body + BW_H2D_HEAD + n, BW_H2D_TAIL);
     ibx_put_u64(&w, n);
     ibx_put_u32(&w, BW_KIND_H2D);
-    ibx_bw_payload_mark(body + BW_H2D_HEAD, n, p->token);
+    ibx_bw_payload_mark(body + BW_H2D_HEAD, n, bench->token);
     struct bw_call call = {
         .name = BW_CALL_MEMCPY, .body = body, .length = BW_H2D_HEAD + n + BW_H2D_TAIL};
-    return ibx_bw_call(p->stream, &call, ns, err);
+    return ibx_bw_call(s, &call, ns, err);
 }
 
-static int h2d_check(struct bw_bench *bench, struct bw_path *p, size_t n, struct ibx_error *err)
+static int h2d_check(struct bw_bench *bench, struct bw_stream *s, size_t n, struct ibx_error *err)
 {
     uint8_t reply[8];
     uint64_t ns;
     struct bw_call call = {.name = BW_CALL_CHECKSUM, .reply = reply, .reply_length = sizeof(reply)};
-    int rc = ibx_bw_call(p->stream, &call, &ns, err);
+    int rc = ibx_bw_call(s, &call, &ns, err);
     struct ibx_reader r = ibx_reader_of(reply, sizeof(reply));
     if (!rc && ibx_get_u64(&r) != ibx_bw_payload_sum(bench->request.data + BW_H2D_HEAD, n))
         rc = damaged(n, "at", err);
@@ -141,14 +142,14 @@ static int h2d_check(struct bw_bench *bench, struct bw_path *p, size_t n, struct
 
 /* ----------------------------------------------------------------- from the device */
 
-static int d2h(struct bw_bench *bench, struct bw_path *p, size_t n, uint64_t *ns,
+static int d2h(struct bw_bench *bench, struct bw_stream *s, size_t n, uint64_t *ns,
                struct ibx_error *err)
 {
     uint8_t body[BW_D2H_REQUEST], *reply = bench->reply.data;
     struct ibx_writer w = ibx_writer_of(body, sizeof(body));
     ibx_put_u64(&w, 1);
     ibx_put_u8(&w, 0);
-    ibx_put_u64(&w, ++p->token);
+    ibx_put_u64(&w, ++bench->token);
     ibx_put_u64(&w, n);
     ibx_put_u32(&w, BW_KIND_D2H);
     struct bw_call call = {.name = BW_CALL_MEMCPY,
@@ -156,24 +157,25 @@ static int d2h(struct bw_bench *bench, struct bw_path *p, size_t n, uint64_t *ns
                            .length = w.length,
                            .reply = reply,
                            .reply_length = BW_D2H_HEAD + n};
-    int rc = ibx_bw_call(p->stream, &call, ns, err);
+    int rc = ibx_bw_call(s, &call, ns, err);
     struct ibx_reader r = ibx_reader_of(reply, BW_D2H_HEAD);
-    if (!rc && (ibx_get_u64(&r) != n || !ibx_bw_payload_marked(reply + BW_D2H_HEAD, n, p->token)))
+    if (!rc &&
+        (ibx_get_u64(&r) != n || !ibx_bw_payload_marked(reply + BW_D2H_HEAD, n, bench->token)))
         rc = damaged(n, "from", err);
     return rc;
 }
 
 /* The request buffer is free in this direction and holds the expected payload. */
-static int d2h_check(struct bw_bench *bench, struct bw_path *p, size_t n, struct ibx_error *err)
+static int d2h_check(struct bw_bench *bench, size_t n, struct ibx_error *err)
 {
-    ibx_bw_payload_mark(bench->request.data, n, p->token);
+    ibx_bw_payload_mark(bench->request.data, n, bench->token);
     return memcmp(bench->request.data, bench->reply.data + BW_D2H_HEAD, n) ? damaged(n, "from", err)
                                                                            : 0;
 }
 
 /* ------------------------------------------------------------------------- slices */
 
-static int make_payloads(struct bw_bench *bench, struct bw_path *p, const struct bw_slice *slice,
+static int make_payloads(struct bw_bench *bench, struct bw_stream *s, const struct bw_slice *slice,
                          struct ibx_error *err)
 {
     bool in = slice->op == BW_H2D;
@@ -181,42 +183,51 @@ static int make_payloads(struct bw_bench *bench, struct bw_path *p, const struct
         (!in && ibx_bw_buffer_room(&bench->reply, BW_D2H_HEAD + slice->bytes)))
         return ibx_error_set(err, -ENOMEM, "no memory for payloads of %zu bytes", slice->bytes);
     ibx_bw_payload_fill(bench->request.data + (in ? BW_H2D_HEAD : 0), slice->bytes, slice->seed);
-    return prepare_server(p->stream, slice->bytes, slice->seed, err);
+    return prepare_server(s, slice->bytes, slice->seed, err);
 }
 
-static int run_calls(struct bw_bench *bench, struct bw_path *p, const struct bw_slice *slice,
+static int call_once(struct bw_bench *bench, struct bw_stream *s, const struct bw_slice *slice,
+                     uint64_t *ns, struct ibx_error *err)
+{
+    return slice->op == BW_H2D ? h2d(bench, s, slice->bytes, ns, err)
+                               : d2h(bench, s, slice->bytes, ns, err);
+}
+
+static int check(struct bw_bench *bench, struct bw_stream *s, const struct bw_slice *slice,
+                 struct ibx_error *err)
+{
+    return slice->op == BW_H2D ? h2d_check(bench, s, slice->bytes, err)
+                               : d2h_check(bench, slice->bytes, err);
+}
+
+static int run_calls(struct bw_bench *bench, struct bw_stream *s, const struct bw_slice *slice,
                      struct bw_cell *cell, struct ibx_error *err)
 {
-    bool in = slice->op == BW_H2D;
-    int (*call)(struct bw_bench *, struct bw_path *, size_t, uint64_t *, struct ibx_error *) =
-        in ? h2d : d2h;
-    int (*check)(struct bw_bench *, struct bw_path *, size_t, struct ibx_error *) =
-        in ? h2d_check : d2h_check;
     uint64_t ns;
     int rc = 0;
     for (unsigned i = 0; !rc && i < slice->warmup; i++) {
-        rc = call(bench, p, slice->bytes, &ns, err);
+        rc = call_once(bench, s, slice, &ns, err);
         if (!rc && !i)
-            rc = check(bench, p, slice->bytes, err);
+            rc = check(bench, s, slice, err);
     }
     const uint64_t end = ibx_now_ns() + slice->budget_ns;
     for (uint64_t done = 0; !rc && !atomic_load(&bench->results.stopped); done++) {
         if (slice->count ? done == slice->count : done && ibx_now_ns() >= end)
             break;
-        rc = call(bench, p, slice->bytes, &ns, err);
+        rc = call_once(bench, s, slice, &ns, err);
         if (!rc && !ibx_bw_cell_add(&bench->results, cell, ns))
             break;
     }
-    return rc ? rc : check(bench, p, slice->bytes, err);
+    return rc ? rc : check(bench, s, slice, err);
 }
 
-int ibx_bw_slice_run(struct bw_bench *bench, struct bw_path *path, const struct bw_slice *slice,
+int ibx_bw_slice_run(struct bw_bench *bench, struct bw_stream *s, const struct bw_slice *slice,
                      struct bw_cell *cell, struct ibx_error *err)
 {
-    int rc = make_payloads(bench, path, slice, err);
+    int rc = make_payloads(bench, s, slice, err);
     if (!rc)
-        rc = run_calls(bench, path, slice, cell, err);
+        rc = run_calls(bench, s, slice, cell, err);
     if (!rc && slice->bytes > KEEP_BYTES)
-        rc = prepare_server(path->stream, 0, 0, err);
+        rc = prepare_server(s, 0, 0, err);
     return rc;
 }

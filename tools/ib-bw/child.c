@@ -12,63 +12,50 @@
 #include <unistd.h>
 
 /* Signals of a terminal go to both processes; only the parent acts on them. */
-static _Noreturn void run_child(void (*child_main)(void *argument, FILE *out), void *argument,
-                                pid_t parent, int fd)
+static _Noreturn void run_child(void (*child_main)(FILE *to_parent), pid_t parent, int fd)
 {
-    FILE *out = fdopen(fd, "w");
+    FILE *to_parent = fdopen(fd, "w");
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     signal(SIGINT, SIG_IGN);
     signal(SIGQUIT, SIG_IGN);
-    if (out && getppid() == parent)
-        child_main(argument, out);
+    if (to_parent && getppid() == parent)
+        child_main(to_parent);
     _exit(EXIT_FAILURE);
 }
 
-/* Reads the child's lines until it is ready. */
-static int read_lines(const char *what, FILE *in,
-                      void (*learn)(void *argument, const char *key, const char *value),
-                      void *argument, struct ibx_error *err)
+void ibx_bw_child_report(FILE *to_parent, const struct ibx_error *failure, const void *report,
+                         size_t size)
 {
-    char line[IBX_ERROR_MAX + 16];
-    while (fgets(line, sizeof(line), in)) {
-        line[strcspn(line, "\n")] = '\0';
-        char *value = line + strcspn(line, " ");
-        if (*value)
-            *value++ = '\0';
-        if (!strcmp(line, "ready"))
-            return 0;
-        if (!strcmp(line, "error"))
-            return ibx_error_set(err, -EIO, "%s: %.900s", what, value);
-        learn(argument, line, value);
-    }
-    return ibx_error_set(err, -EIO, "%s died at its start", what);
+    fwrite(failure, sizeof(*failure), 1, to_parent);
+    fwrite(report, size, 1, to_parent);
+    fclose(to_parent);
 }
 
-int ibx_bw_child_start(const char *what, void (*child_main)(void *argument, FILE *out),
-                       void (*learn)(void *argument, const char *key, const char *value),
-                       void *argument, pid_t *pid, struct ibx_error *err)
+int ibx_bw_child_start(const char *what, void (*child_main)(FILE *to_parent), void *report,
+                       size_t size, pid_t *pid, struct ibx_error *err)
 {
     int fds[2];
     const pid_t parent = getpid();
-    *pid = 0;
+    struct ibx_error failure = {0};
     if (pipe2(fds, O_CLOEXEC))
         return ibx_error_set(err, -errno, "no pipe: %s", strerror(errno));
     fflush(NULL);
     pid_t child = fork();
     if (!child)
-        run_child(child_main, argument, parent, fds[1]);
+        run_child(child_main, parent, fds[1]);
     FILE *in = child > 0 ? fdopen(fds[0], "r") : NULL;
     int code = errno;
+    *pid = child > 0 ? child : 0;
     close(fds[1]);
     if (!in) {
         close(fds[0]);
-        *pid = child > 0 ? child : 0;
         return ibx_error_set(err, -code, "no process for %s: %s", what, strerror(code));
     }
-    *pid = child;
-    int rc = read_lines(what, in, learn, argument, err);
+    bool whole = fread(&failure, sizeof(failure), 1, in) == 1 && fread(report, size, 1, in) == 1;
     fclose(in);
-    return rc;
+    if (!whole)
+        return ibx_error_set(err, -EIO, "%s died at its start", what);
+    return failure.message[0] ? ibx_error_set(err, -EIO, "%s: %s", what, failure.message) : 0;
 }
 
 void ibx_bw_child_stop(pid_t *pid)

@@ -14,6 +14,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define LISTENERS_MAX 8
+
 static struct bw_bench bench;
 
 /* ------------------------------------------------------------------------- paths */
@@ -26,18 +28,17 @@ static void add_path(struct bw_stream *stream, const char *name)
     snprintf(results->paths[index], sizeof(results->paths[index]), "%s", name);
     if (!strcmp(name, BW_STOCK))
         results->stock = (int)index;
-    bench.open[bench.open_count++] = (struct bw_path){.index = index, .stream = stream};
+    bench.streams[index] = stream;
 }
 
 /* Connects by `uri` with the provider of `options`. */
 static int connect_session(const char *uri, const struct ibx_options *options,
                            struct ibx_error *err)
 {
-    struct ibx_session *session;
     struct bw_stream *stream;
-    int rc = ibx_bw_session_connect(uri, options, &session, &stream, err);
+    int rc = ibx_bw_session_connect(uri, options, &stream, err);
     if (!rc)
-        add_path(stream, ibx_session_path(session)->provider);
+        add_path(stream, ibx_session_path(stream->session)->provider);
     return rc;
 }
 
@@ -83,9 +84,8 @@ static int report(struct ibx_error *err)
     return rc;
 }
 
-static void report_at_once(struct bw_bench *unused)
+static void report_at_once(void)
 {
-    (void)unused;
     report(NULL);
     ibx_bw_child_stop(&bench.server);
 }
@@ -101,7 +101,7 @@ static int compare(const struct bw_args *args,
     if (!rc)
         rc = open(args, &err);
     if (!rc)
-        rc = ibx_bw_watch_start(&bench, report_at_once, &err);
+        rc = ibx_bw_watch_start(&bench.results.stopped, report_at_once, &err);
     if (rc) {
         status = ibx_tool_fail(&err);
     } else {
@@ -113,8 +113,10 @@ static int compare(const struct bw_args *args,
         if (atomic_load(&bench.results.stopped))
             status = 130;
     }
-    for (unsigned i = 0; i < bench.open_count; i++)
-        bench.open[i].stream->ops->destroy(bench.open[i].stream);
+    for (unsigned i = 0; i < bench.results.path_count; i++) {
+        if (bench.streams[i])
+            bench.streams[i]->ops->destroy(bench.streams[i]);
+    }
     ibx_bw_child_stop(&bench.server);
     ibx_bw_buffer_fini(&bench.request);
     ibx_bw_buffer_fini(&bench.reply);
@@ -145,98 +147,74 @@ int ibx_bw_run(const struct bw_args *args)
 
 /* ---------------------------------------------------------------- self: the server */
 
-static int open_listener(struct bw_server *server, const char *scheme, const char *host, FILE *out,
-                         struct ibx_error *err)
+/* Where it listens. */
+static struct {
+    char uris[LISTENERS_MAX][300]; /* rdma:// at the loopback first */
+    unsigned uri_count;
+    uint16_t stock_port; /* at the loopback */
+} server_at;
+
+static int open_listener(const char *scheme, const char *host, struct ibx_error *err)
 {
     char uri[128];
     const char *real;
     snprintf(uri, sizeof(uri), "%s://%s:0", scheme, host);
-    int rc = ibx_bw_server_open(server, uri, &real, err);
+    int rc = ibx_bw_server_open(uri, &real, err);
     if (!rc)
-        fprintf(out, "uri %s\n", real);
+        snprintf(server_at.uris[server_at.uri_count++], sizeof(server_at.uris[0]), "%s", real);
     return rc;
 }
 
 /* verbs finds its device by the address, and no device has that of the loopback. */
-static void open_device_listeners(struct bw_server *server, FILE *out)
+static void open_device_listeners(void)
 {
     struct ifaddrs *list;
     char host[INET_ADDRSTRLEN];
     if (getifaddrs(&list))
         return;
-    /* Two stay for ofi and stock. */
-    for (struct ifaddrs *a = list; a && server->listener_count < BW_LISTENERS_MAX - 2;
-         a = a->ifa_next) {
+    /* One stays for ofi. */
+    for (struct ifaddrs *a = list; a && server_at.uri_count < LISTENERS_MAX - 1; a = a->ifa_next) {
         if (!a->ifa_addr || a->ifa_addr->sa_family != AF_INET || !(a->ifa_flags & IFF_UP) ||
             (a->ifa_flags & IFF_LOOPBACK))
             continue;
         const struct sockaddr_in *in = (const struct sockaddr_in *)(const void *)a->ifa_addr;
         if (inet_ntop(AF_INET, &in->sin_addr, host, sizeof(host)))
-            open_listener(server, "rdma", host, out, NULL);
+            open_listener("rdma", host, NULL);
     }
     freeifaddrs(list);
 }
 
 /* Beyond rdma:// and stock, a failure only leaves a path out. */
-static int open_listeners(struct bw_server *server, FILE *out, struct ibx_error *err)
+static int open_listeners(struct ibx_error *err)
 {
     char description[192];
-    uint16_t port;
-    int rc = open_listener(server, "rdma", "127.0.0.1", out, err);
+    int rc = open_listener("rdma", "127.0.0.1", err);
     if (rc)
         return rc;
-    if (!ibx_provider_probe("verbs", &server->args->options, description, sizeof(description),
-                            NULL))
-        open_device_listeners(server, out);
+    if (!ibx_provider_probe("verbs", &bench.args->options, description, sizeof(description), NULL))
+        open_device_listeners();
     /* For libfabric's emulations, which rdma:// never takes. */
-    open_listener(server, "ofi", "127.0.0.1", out, NULL);
-    rc = ibx_bw_server_open_stock(server, "127.0.0.1:0", &port, err);
-    if (!rc)
-        fprintf(out, "stock 127.0.0.1:%u\n", port);
-    return rc;
+    open_listener("ofi", "127.0.0.1", NULL);
+    return ibx_bw_server_open_stock("127.0.0.1:0", &server_at.stock_port, err);
 }
 
 /* Serves until it is killed. */
-static void server_main(void *argument, FILE *out)
+static void server_main(FILE *to_parent)
 {
-    static struct bw_server server;
     struct bw_args args = *bench.args;
     struct ibx_error err = {0};
-    (void)argument;
-    server.args = &args;
+    ibx_bw_server_init(&args);
     args.max_bytes = 0;
     for (unsigned i = 0; i < args.size_count; i++)
         args.max_bytes = args.sizes[i] > args.max_bytes ? args.sizes[i] : args.max_bytes;
     ibx_bw_pin(&bench.results.pins, BW_SERVER);
-    int rc = open_listeners(&server, out, &err);
-    if (!rc)
-        rc = ibx_bw_server_start(&server, &err);
-    if (rc)
-        fprintf(out, "error %s\n", err.message);
-    else
-        fputs("ready\n", out);
-    fclose(out);
+    int rc = open_listeners(&err);
+    ibx_bw_child_report(to_parent, &err, &server_at, sizeof(server_at));
     while (!rc)
         pause();
 }
 
 /* -------------------------------------------------------------- self: the measuring */
-
-/* Where the server of self listens. */
-struct addresses {
-    char uris[BW_LISTENERS_MAX][300]; /* rdma:// at the loopback first */
-    unsigned uri_count;
-    char stock[64]; /* HOST:PORT */
-};
-
-static void learn(void *argument, const char *key, const char *value)
-{
-    struct addresses *at = argument;
-    if (!strcmp(key, "uri") && at->uri_count < BW_LISTENERS_MAX)
-        snprintf(at->uris[at->uri_count++], sizeof(at->uris[0]), "%.299s", value);
-    if (!strcmp(key, "stock"))
-        snprintf(at->stock, sizeof(at->stock), "%.63s", value);
-}
 
 /* Whether a listener serves a provider: rdma:// leaves it to the options. */
 static bool serves(const char *uri, const char *name)
@@ -246,7 +224,7 @@ static bool serves(const char *uri, const char *name)
 }
 
 /* Tries one provider at each listener. */
-static void open_provider(const struct addresses *at, const char *name)
+static void open_provider(const char *name)
 {
     struct ibx_options options = bench.args->options;
     char description[192], note[IBX_ERROR_MAX];
@@ -254,8 +232,9 @@ static void open_provider(const struct addresses *at, const char *name)
     snprintf(options.provider, sizeof(options.provider), "%s", name);
     int rc = ibx_provider_probe(name, &options, description, sizeof(description), &err);
     bool open = false;
-    for (unsigned i = 0; !rc && i < at->uri_count && !open; i++)
-        open = serves(at->uris[i], name) && !connect_session(at->uris[i], &options, &err);
+    for (unsigned i = 0; !rc && i < server_at.uri_count && !open; i++)
+        open =
+            serves(server_at.uris[i], name) && !connect_session(server_at.uris[i], &options, &err);
     if (!open) {
         ibx_bw_results_refuse(&bench.results, name, err.message);
     } else if (ibx_provider_probe(name, &bench.args->options, description, sizeof(description),
@@ -269,24 +248,26 @@ static void open_provider(const struct addresses *at, const char *name)
 static int open_self(const struct bw_args *args, struct ibx_error *err)
 {
     struct bw_results *results = &bench.results;
-    struct addresses at = {.uri_count = 0};
     struct ibx_error why = {0};
+    char stock[32];
     if (!args->no_pin)
         ibx_bw_pins_choose(&results->pins);
-    int rc = ibx_bw_child_start("the server's end", server_main, learn, &at, &bench.server, err);
+    int rc = ibx_bw_child_start("the server's end", server_main, &server_at, sizeof(server_at),
+                                &bench.server, err);
+    snprintf(stock, sizeof(stock), "127.0.0.1:%u", server_at.stock_port);
     ibx_bw_pin(&results->pins, BW_CLIENT);
     if (!rc && (!args->paths || args->paths & 1))
-        rc = connect_stock(at.stock, err);
+        rc = connect_stock(stock, err);
     if (rc)
         return rc;
-    if (find_chosen(at.uris[0], &why))
+    if (find_chosen(server_at.uris[0], &why))
         ibx_bw_results_refuse(results, "rdma", why.message);
     const char *name;
     for (unsigned i = 0; (name = ibx_provider_name(i)); i++) {
         if (!args->paths || args->paths & BW_PATH_BIT(i))
-            open_provider(&at, name);
+            open_provider(name);
     }
-    if (!bench.open_count)
+    if (!results->path_count)
         return ibx_error_set(err, -ENOTSUP, "there is no path to measure: %s: %.500s",
                              results->refused[0].path, results->refused[0].reason);
     results->memcpy_gbps = ibx_bw_memcpy_rate();

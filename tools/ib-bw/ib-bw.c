@@ -38,43 +38,42 @@ static int add_size(struct bw_args *args, const char *text, struct ibx_error *er
     return 0;
 }
 
-static int take_sizes(void *untyped, const char *text, struct ibx_error *err)
+static int add_path(struct bw_args *args, const char *text, struct ibx_error *err)
 {
-    struct bw_args *args = untyped;
-    args->size_count = 0;
-    for (;;) {
-        char one[64];
-        size_t n = strcspn(text, ",");
-        snprintf(one, sizeof(one), "%.*s", (int)(n < sizeof(one) ? n : sizeof(one)), text);
-        int rc = add_size(args, one, err);
-        if (rc)
-            return rc;
-        text += n;
-        if (!*text)
-            return 0;
-        text++;
+    unsigned bit = !strcmp(text, BW_STOCK);
+    const char *name;
+    for (unsigned i = 0; (name = ibx_provider_name(i)); i++) {
+        if (!strcmp(text, name))
+            bit = BW_PATH_BIT(i);
     }
+    args->paths |= bit;
+    return bit ? 0
+               : ibx_error_set(err, -EINVAL, "\"%.64s\" is not one of shm, verbs, ofi, tcp, stock",
+                               text);
 }
 
-static int take_paths(void *at, const char *text, struct ibx_error *err)
+/* Adds each part of a list with commas. */
+static int take_list(struct bw_args *args, const char *text,
+                     int (*add)(struct bw_args *, const char *, struct ibx_error *),
+                     struct ibx_error *err)
 {
-    unsigned *paths = at;
-    for (const char *p = text;; p++) {
-        const size_t n = strcspn(p, ",");
-        const char *name = BW_STOCK;
-        unsigned bit = 1;
-        for (unsigned i = 0; name && (strlen(name) != n || memcmp(name, p, n)); i++) {
-            bit = BW_PATH_BIT(i);
-            name = ibx_provider_name(i);
-        }
-        if (!name)
-            return ibx_error_set(err, -EINVAL, "\"%.*s\" is not one of shm, verbs, ofi, tcp, stock",
-                                 (int)(n < 64 ? n : 64), p);
-        *paths |= bit;
-        p += n;
-        if (!*p)
-            return 0;
-    }
+    char *copy = strdup(text), *rest = copy, *one;
+    int rc = copy ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a list");
+    while (!rc && (one = strsep(&rest, ",")))
+        rc = add(args, one, err);
+    free(copy);
+    return rc;
+}
+
+static int take_sizes(void *args, const char *text, struct ibx_error *err)
+{
+    ((struct bw_args *)args)->size_count = 0;
+    return take_list(args, text, add_size, err);
+}
+
+static int take_paths(void *args, const char *text, struct ibx_error *err)
+{
+    return take_list(args, text, add_path, err);
 }
 
 /* A file that cannot be made is an error now, and not after the measurement. */
@@ -133,7 +132,7 @@ static const struct ibx_tool_option options[] = {
      SERVE | RUN, IBX_TOOL_TEXT, AT(stock)},
     {.help = "self:"},
     {"paths", "LIST", "Paths to measure, of shm, verbs, ofi, tcp, stock [all]", SELF, IBX_TOOL_OWN,
-     AT(paths), .take = take_paths},
+     .take = take_paths},
     {"no-pin", NULL, "Let the ends run on any processor", SELF, IBX_TOOL_FLAG, AT(no_pin)},
     {.help = "tune:"},
     {"output", "FILE", "Where to store the result [where a back end looks: rdma.tuning]", TUNE,

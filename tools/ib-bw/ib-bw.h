@@ -70,10 +70,9 @@ struct ibx_session;
 /* Takes a session over, also when it fails (-ENOMEM). */
 int ibx_bw_stream_of_session(struct ibx_session *session, struct bw_stream **stream,
                              struct ibx_error *err);
-/* Connects a new session, which belongs to the stream. Fails as ibx_session_connect() does. */
+/* Connects a new session. Fails as ibx_session_connect() does. */
 int ibx_bw_session_connect(const char *uri, const struct ibx_options *options,
-                           struct ibx_session **session, struct bw_stream **stream,
-                           struct ibx_error *err);
+                           struct bw_stream **stream, struct ibx_error *err);
 /* A new session that accepts others. Fails as ibx_session_serve() does. */
 int ibx_bw_session_listen(const char *uri, const struct ibx_options *options,
                           struct ibx_session **session, struct ibx_error *err);
@@ -87,10 +86,8 @@ int ibx_bw_stock_connect(const char *where, struct bw_stream **stream, struct ib
 
 /* The calls as both ends see them; call.c has the bytes. The last two are ib-bw's own and never
  * timed. */
-#define BW_CALL_MEMCPY "cudaMemcpy"
-#define BW_CALL_PREPARE                                                                            \
-    "ibBwPrepare"                       /* u64 bytes, u64 seed: of the next payloads; 0: free them \
-                                         */
+#define BW_CALL_MEMCPY   "cudaMemcpy"
+#define BW_CALL_PREPARE  "ibBwPrepare"  /* u64 bytes, u64 seed of the next payloads; 0: free them */
 #define BW_CALL_CHECKSUM "ibBwChecksum" /* nothing: u64 checksum of the last payload received */
 
 #define BW_NAME_MAX    32u
@@ -190,20 +187,20 @@ int ibx_bw_results_init(struct bw_results *results, const struct bw_args *args,
 void ibx_bw_results_fini(struct bw_results *results);
 struct bw_cell *ibx_bw_results_cell(const struct bw_results *results, unsigned path, enum bw_op op,
                                     unsigned size);
+/* Whether any path has a sample of one of `count` sizes, from the size number `from` on. */
+bool ibx_bw_results_measured(const struct bw_results *results, enum bw_op op, unsigned from,
+                             unsigned count);
 void ibx_bw_results_refuse(struct bw_results *results, const char *path, const char *reason);
 /* Adds one call of `ns`. False when the cell is full. */
 bool ibx_bw_cell_add(struct bw_results *results, struct bw_cell *cell, uint64_t ns);
 struct bw_summary ibx_bw_results_summary(const struct bw_results *results, unsigned path,
                                          enum bw_op op, unsigned size);
-/* Median over the sizes from..to of the ratio to stock; 0: there is none. */
-double ibx_bw_results_ratio(const struct bw_results *results, unsigned path, enum bw_op op,
-                            size_t from, size_t to);
 /* Sorts the samples. 0 without any. */
 double ibx_bw_median(double *samples, size_t n);
 
 /* -------------------------------------------------------------------- reports */
 
-extern const char *const ibx_bw_op_names[BW_OPS];
+extern const char *const ibx_bw_op_names[BW_OPS], *const ibx_bw_op_titles[BW_OPS];
 /* "64 KiB"; in a buffer of the caller's, which is returned. */
 #define BW_SIZE_TEXT 32
 const char *ibx_bw_size_print(size_t bytes, char text[BW_SIZE_TEXT]);
@@ -238,24 +235,17 @@ struct bw_slice {
     unsigned warmup; /* calls before the first that counts */
 };
 
-/* An open path. */
-struct bw_path {
-    unsigned index; /* in the results */
-    struct bw_stream *stream;
-    uint64_t token; /* of the last call */
-};
-
 /* Everything that `run` and `self` hold. */
 struct bw_bench {
     const struct bw_args *args;
     struct bw_results results;
-    struct bw_buffer request, reply; /* the front end's, shared by all paths */
-    struct bw_path open[BW_PATHS_MAX];
-    unsigned open_count;
-    pid_t server; /* of self; 0: none */
+    struct bw_buffer request, reply;         /* the front end's, shared by all paths */
+    struct bw_stream *streams[BW_PATHS_MAX]; /* of the paths in the results; NULL: given up */
+    uint64_t token;                          /* of the last call */
+    pid_t server;                            /* of self; 0: none */
 };
 /* One slice of one path. */
-int ibx_bw_slice_run(struct bw_bench *bench, struct bw_path *path, const struct bw_slice *slice,
+int ibx_bw_slice_run(struct bw_bench *bench, struct bw_stream *stream, const struct bw_slice *slice,
                      struct bw_cell *cell, struct ibx_error *err);
 /* Fills the cells. A path that fails is closed and listed among the refused; the others go on.
  * Returns the first such error. */
@@ -265,46 +255,29 @@ void ibx_bw_progress(const char *format, ...) __attribute__((format(printf, 1, 2
 /* GB/s that one thread copies of memory that no cache holds; 0 without memory for it. */
 double ibx_bw_memcpy_rate(void);
 
-/* From now on a signal sets results->stopped, which ends the measurement. Where the call in hand
- * does not return soon, the process reports by `report` and ends with status 130. */
-int ibx_bw_watch_start(struct bw_bench *bench, void (*report)(struct bw_bench *bench),
-                       struct ibx_error *err);
+/* From now on a signal sets *stopped, which ends the measurement. Where the call in hand does not
+ * return soon, the process reports by `report` and ends with status 130. */
+int ibx_bw_watch_start(atomic_bool *stopped, void (*report)(void), struct ibx_error *err);
 void ibx_bw_watch_end(void);
 
 /* --------------------------------------------------------------------- servers */
 
-#define BW_LISTENERS_MAX 9
+/* The server of this process: listeners, each with a thread, and a thread for every client, as in
+ * GVirtuS's back end. It lives until the process ends, and keeps `args`. */
+void ibx_bw_server_init(const struct bw_args *args);
+/* Starts one more listener; *real is its URI with the real port and stays valid. */
+int ibx_bw_server_open(const char *uri, const char **real, struct ibx_error *err);
+int ibx_bw_server_open_stock(const char *where, uint16_t *port, struct ibx_error *err);
 
-struct bw_server;
-struct bw_listener {
-    struct bw_server *server;
-    struct ibx_session *session; /* NULL: stock's socket */
-    int stock_fd;
-};
-
-/* Listeners, each with a thread, and a thread for every client, as in GVirtuS's back end. It lives
- * until the process ends. */
-struct bw_server {
-    const struct bw_args *args;
-    struct bw_listener listeners[BW_LISTENERS_MAX];
-    unsigned listener_count;
-    atomic_uint clients;
-};
-/* Opens one more listener; *real is its URI with the real port and belongs to the server. */
-int ibx_bw_server_open(struct bw_server *server, const char *uri, const char **real,
-                       struct ibx_error *err);
-int ibx_bw_server_open_stock(struct bw_server *server, const char *where, uint16_t *port,
-                             struct ibx_error *err);
-/* Starts a thread for every listener. */
-int ibx_bw_server_start(struct bw_server *server, struct ibx_error *err);
-
-/* A process of its own, which is killed when this one ends. `child_main` runs in it and reports by
- * lines "KEY VALUE" to `out`, at last "ready" or "error SENTENCE"; it does not return. This process
- * hands each line to `learn` and returns at "ready". `what` names it in messages. *pid is set as
- * soon as there is a process, also on errors. */
-int ibx_bw_child_start(const char *what, void (*child_main)(void *argument, FILE *out),
-                       void (*learn)(void *argument, const char *key, const char *value),
-                       void *argument, pid_t *pid, struct ibx_error *err);
+/* Forks a process that is killed when this one ends. `child_main` runs in it, calls
+ * ibx_bw_child_report() when it is ready or cannot be, and does not return. The `size` bytes of its
+ * report come here in `report`. `what` names it in messages. *pid is set as soon as there is a
+ * process, also on errors; 0: there is none. */
+int ibx_bw_child_start(const char *what, void (*child_main)(FILE *to_parent), void *report,
+                       size_t size, pid_t *pid, struct ibx_error *err);
+/* `failure` without a message: it is ready. Closes `to_parent`. */
+void ibx_bw_child_report(FILE *to_parent, const struct ibx_error *failure, const void *report,
+                         size_t size);
 /* Kills it and waits for its end; 0: there is none. */
 void ibx_bw_child_stop(pid_t *pid);
 

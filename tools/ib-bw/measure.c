@@ -32,19 +32,17 @@ static unsigned warmup_calls(size_t bytes)
 }
 
 /* Closes a path. Its cells so far stay, and the reason is listed. */
-static void give_up(struct bw_bench *bench, unsigned which, const struct bw_slice *slice,
+static void give_up(struct bw_bench *bench, unsigned path, const struct bw_slice *slice,
                     const char *why)
 {
-    struct bw_path *path = &bench->open[which];
     char size[BW_SIZE_TEXT], reason[512];
     snprintf(reason, sizeof(reason), "stopped at %s %s: %.400s", ibx_bw_op_names[slice->op],
              ibx_bw_size_print(slice->bytes, size), why);
     pthread_mutex_lock(&bench->results.lock);
-    ibx_bw_results_refuse(&bench->results, bench->results.paths[path->index], reason);
+    ibx_bw_results_refuse(&bench->results, bench->results.paths[path], reason);
     pthread_mutex_unlock(&bench->results.lock);
-    path->stream->ops->destroy(path->stream);
-    bench->open_count--;
-    memmove(path, path + 1, (bench->open_count - which) * sizeof(*path));
+    bench->streams[path]->ops->destroy(bench->streams[path]);
+    bench->streams[path] = NULL;
 }
 
 /* One slice on every path. Returns the first error; the other paths have their slices even so. */
@@ -53,25 +51,23 @@ static int run_round(struct bw_bench *bench, const struct bw_slice *slice, unsig
 {
     struct bw_results *results = &bench->results;
     int first = 0;
-    for (unsigned i = 0; i < bench->open_count && !atomic_load(&results->stopped);) {
-        struct bw_path *path = &bench->open[i];
-        const char *name = results->paths[path->index];
-        struct bw_cell *cell = ibx_bw_results_cell(results, path->index, slice->op, size);
+    for (unsigned path = 0; path < results->path_count && !atomic_load(&results->stopped); path++) {
         struct ibx_error why = {0};
         char text[BW_SIZE_TEXT];
+        if (!bench->streams[path])
+            continue;
         ibx_bw_progress("%s %s, round %u of %u: %s", ibx_bw_op_names[slice->op],
                         ibx_bw_size_print(slice->bytes, text), round + 1, bench->args->rounds,
-                        name);
-        int rc = ibx_bw_slice_run(bench, path, slice, cell, &why);
-        if (rc && atomic_load(&results->stopped))
-            return first; /* the signal stopped the server as well */
-        if (!rc) {
-            i++;
+                        results->paths[path]);
+        int rc = ibx_bw_slice_run(bench, bench->streams[path], slice,
+                                  ibx_bw_results_cell(results, path, slice->op, size), &why);
+        if (!rc)
             continue;
-        }
+        if (atomic_load(&results->stopped))
+            return first; /* the signal stopped the server as well */
         if (!first)
-            first = ibx_error_set(err, rc, "%s: %.600s", name, why.message);
-        give_up(bench, i, slice, why.message);
+            first = ibx_error_set(err, rc, "%s: %.600s", results->paths[path], why.message);
+        give_up(bench, path, slice, why.message);
     }
     return first;
 }

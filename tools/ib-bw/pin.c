@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MANY_CORES 8u /* of one package */
+#define MANY_CORES 8 /* of one package */
 
 /* The first number in /sys/devices/system/cpu/cpuN/topology/WHAT; -1 where there is none. */
 static long topology(int cpu, const char *what)
@@ -33,78 +33,61 @@ struct location {
     long core, package;
 };
 
-/* How well two processors serve two ends: 2 same package, 1 another package, 0 same core. */
-static int suits(const struct location *one, const struct location *with)
+static bool same_core(const struct location *a, const struct location *b)
 {
-    if (one->core >= 0 && one->core == with->core)
-        return 0;
-    return one->package == with->package ? 2 : 1;
+    return a->core >= 0 && a->core == b->core;
 }
 
-/* The last processors: the first have the interrupts. */
-static void choose_two(struct bw_pins *pins, const cpu_set_t *allowed, const struct location *at)
+/* Puts one thread of each core in the package of `with`, which is the last processor allowed, into
+ * *cores; where that has one core, also a processor of another core, or at least another one. */
+static void choose_cores(int with, const cpu_set_t *allowed, const struct location *at,
+                         cpu_set_t *cores)
 {
-    int best = -1;
-    for (int cpu = CPU_SETSIZE - 1; cpu >= 0; cpu--) {
+    int elsewhere = -1, sibling = -1;
+    CPU_ZERO(cores);
+    for (int cpu = with; cpu >= 0; cpu--) {
+        bool known = false;
         if (!CPU_ISSET((size_t)cpu, allowed))
             continue;
-        if (pins->client < 0) {
-            pins->client = cpu;
-        } else if (suits(&at[cpu], &at[pins->client]) > best) {
-            best = suits(&at[cpu], &at[pins->client]);
-            pins->server = cpu;
-        }
-    }
-    if (pins->server < 0)
-        pins->client = -1; /* there is only one */
-}
-
-/* Puts one thread of each core in the package of `with` into *cores. Returns their number. */
-static unsigned cores_near(int with, const cpu_set_t *allowed, const struct location *at,
-                           cpu_set_t *cores)
-{
-    CPU_ZERO(cores);
-    for (int cpu = CPU_SETSIZE - 1; cpu >= 0; cpu--) {
-        bool known = false;
-        if (!CPU_ISSET((size_t)cpu, allowed) || (cpu != with && suits(&at[cpu], &at[with]) < 2))
-            continue;
-        for (int other = cpu + 1; other < CPU_SETSIZE && !known; other++)
-            known = CPU_ISSET((size_t)other, cores) && !suits(&at[cpu], &at[other]);
-        if (!known)
+        for (int other = cpu + 1; other <= with && !known; other++)
+            known = CPU_ISSET((size_t)other, cores) && same_core(&at[cpu], &at[other]);
+        if (known)
+            sibling = sibling < 0 ? cpu : sibling;
+        else if (at[cpu].package == at[with].package)
             CPU_SET((size_t)cpu, cores);
+        else
+            elsewhere = elsewhere < 0 ? cpu : elsewhere;
     }
-    return (unsigned)CPU_COUNT(cores);
+    int second = elsewhere >= 0 ? elsewhere : sibling;
+    if (CPU_COUNT(cores) == 1 && second >= 0)
+        CPU_SET((size_t)second, cores);
 }
 
-static void share_out(struct bw_pins *pins, const cpu_set_t *cores)
-{
-    cpu_set_t *ends[2] = {&pins->client_set, &pins->server_set};
-    unsigned n = 0;
-    for (int cpu = CPU_SETSIZE - 1; cpu >= 0; cpu--) {
-        if (CPU_ISSET((size_t)cpu, cores) && cpu != pins->client && cpu != pins->server)
-            CPU_SET((size_t)cpu, ends[n++ % 2]);
-    }
-}
-
+/* From the last processor on: the first have the interrupts. */
 void ibx_bw_pins_choose(struct bw_pins *pins)
 {
     struct location at[CPU_SETSIZE];
-    cpu_set_t allowed, cores;
+    cpu_set_t allowed, cores, *const sets[] = {&pins->client_set, &pins->server_set};
+    int last = -1, *const firsts[] = {&pins->client, &pins->server};
     *pins = (struct bw_pins){.client = -1, .server = -1};
     if (sched_getaffinity(0, sizeof(allowed), &allowed))
         return;
     for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-        if (CPU_ISSET((size_t)cpu, &allowed))
-            at[cpu] = (struct location){topology(cpu, "thread_siblings_list"),
-                                        topology(cpu, "physical_package_id")};
+        if (!CPU_ISSET((size_t)cpu, &allowed))
+            continue;
+        at[cpu] = (struct location){topology(cpu, "thread_siblings_list"),
+                                    topology(cpu, "physical_package_id")};
+        last = cpu;
     }
-    choose_two(pins, &allowed, at);
-    if (pins->client < 0)
-        return;
-    CPU_SET((size_t)pins->client, &pins->client_set);
-    CPU_SET((size_t)pins->server, &pins->server_set);
-    if (cores_near(pins->client, &allowed, at, &cores) >= MANY_CORES)
-        share_out(pins, &cores);
+    choose_cores(last, &allowed, at, &cores);
+    const int count = CPU_COUNT(&cores), wanted = count >= MANY_CORES ? count : 2;
+    for (int cpu = last, n = 0; count >= 2 && n < wanted; cpu--) {
+        if (!CPU_ISSET((size_t)cpu, &cores))
+            continue;
+        if (n < 2)
+            *firsts[n] = cpu;
+        CPU_SET((size_t)cpu, sets[n++ % 2]);
+    }
 }
 
 void ibx_bw_pin(const struct bw_pins *pins, enum bw_end end)

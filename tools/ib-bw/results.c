@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 const char *const ibx_bw_op_names[BW_OPS] = {[BW_H2D] = "h2d", [BW_D2H] = "d2h"};
+const char *const ibx_bw_op_titles[BW_OPS] = {
+    [BW_H2D] = "H2D: cudaMemcpy to the device", [BW_D2H] = "D2H: cudaMemcpy from the device"};
 
 int ibx_bw_results_init(struct bw_results *results, const struct bw_args *args,
                         struct ibx_error *err)
@@ -41,6 +43,18 @@ struct bw_cell *ibx_bw_results_cell(const struct bw_results *results, unsigned p
                                     unsigned size)
 {
     return &results->cells[((size_t)path * BW_OPS + op) * results->size_count + size];
+}
+
+bool ibx_bw_results_measured(const struct bw_results *results, enum bw_op op, unsigned from,
+                             unsigned count)
+{
+    for (unsigned path = 0; path < results->path_count; path++) {
+        for (unsigned size = from; size < from + count; size++) {
+            if (ibx_bw_results_cell(results, path, op, size)->samples)
+                return true;
+        }
+    }
+    return false;
 }
 
 void ibx_bw_results_refuse(struct bw_results *results, const char *path, const char *reason)
@@ -104,17 +118,4 @@ struct bw_summary ibx_bw_results_summary(const struct bw_results *results, unsig
         summary.ratio = ibx_bw_median(cell->us, cell->samples) / summary.median_us;
     }
     return summary;
-}
-
-double ibx_bw_results_ratio(const struct bw_results *results, unsigned path, enum bw_op op,
-                            size_t from, size_t to)
-{
-    double ratios[BW_SIZES_MAX];
-    unsigned n = 0;
-    for (unsigned i = 0; i < results->size_count; i++) {
-        double ratio = ibx_bw_results_summary(results, path, op, i).ratio;
-        if (results->sizes[i] >= from && results->sizes[i] <= to && ratio > 0)
-            ratios[n++] = ratio;
-    }
-    return ibx_bw_median(ratios, n);
 }

@@ -14,45 +14,41 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* Owned by its thread. */
-struct client {
-    struct bw_server *server;
-    struct bw_stream *stream;
-};
+static const struct bw_args *args;
+static atomic_uint clients;
 
-static void *client_main(void *argument)
+static void *client_main(void *stream)
 {
-    struct client client = *(struct client *)argument;
-    free(argument);
-    ibx_bw_answer(client.stream, client.server->args->max_bytes);
-    atomic_fetch_sub(&client.server->clients, 1);
+    ibx_bw_answer(stream, args->max_bytes);
+    atomic_fetch_sub(&clients, 1);
     return NULL;
 }
 
 /* Takes the stream over. */
-static void client_start(struct bw_server *server, struct bw_stream *stream)
+static void client_start(struct bw_stream *stream)
 {
-    struct client *client = malloc(sizeof(*client));
     pthread_t thread;
-    unsigned others = atomic_fetch_add(&server->clients, 1);
-    if (client && others < server->args->max_clients) {
-        *client = (struct client){server, stream};
-        if (!pthread_create(&thread, NULL, client_main, client)) {
-            pthread_detach(thread);
-            return;
-        }
-    }
-    if (others >= server->args->max_clients)
+    unsigned others = atomic_fetch_add(&clients, 1);
+    if (others >= args->max_clients) {
         ibx_log(IBX_LOG_WARN, "a client was turned away: %u are served already (--max-clients)",
                 others);
-    else
+    } else if (pthread_create(&thread, NULL, client_main, stream)) {
         ibx_log(IBX_LOG_ERROR, "a client was turned away: no thread for it");
-    atomic_fetch_sub(&server->clients, 1);
-    free(client);
+    } else {
+        pthread_detach(thread);
+        return;
+    }
+    atomic_fetch_sub(&clients, 1);
     stream->ops->destroy(stream);
 }
 
-static int accept_client(const struct bw_listener *listener, struct bw_stream **stream,
+/* A listener's thread has one. */
+struct listener {
+    struct ibx_session *session; /* NULL: stock's socket */
+    int stock_fd;
+};
+
+static int accept_client(const struct listener *listener, struct bw_stream **stream,
                          struct ibx_error *err)
 {
     struct ibx_session *session;
@@ -67,12 +63,12 @@ static int accept_client(const struct bw_listener *listener, struct bw_stream **
 
 static void *listener_main(void *argument)
 {
-    struct bw_listener *listener = argument;
+    const struct listener *listener = argument;
     for (;;) {
         struct ibx_error err = {0};
         struct bw_stream *stream;
         if (!accept_client(listener, &stream, &err)) {
-            client_start(listener->server, stream);
+            client_start(stream);
         } else {
             ibx_log(IBX_LOG_ERROR, "%s", err.message);
             poll(NULL, 0, 100); /* such as no more descriptors: some may become free */
@@ -81,104 +77,80 @@ static void *listener_main(void *argument)
     return NULL;
 }
 
-/* The next free one; NULL: there is none. */
-static struct bw_listener *listener_next(struct bw_server *server, struct ibx_error *err)
+static int listener_start(struct listener with, struct ibx_error *err)
 {
-    if (server->listener_count == BW_LISTENERS_MAX) {
-        ibx_error_set(err, -ENFILE, "a server has at most %d listeners", BW_LISTENERS_MAX);
-        return NULL;
-    }
-    struct bw_listener *listener = &server->listeners[server->listener_count];
-    *listener = (struct bw_listener){.server = server, .stock_fd = -1};
-    return listener;
+    struct listener *listener = malloc(sizeof(*listener));
+    pthread_t thread;
+    if (!listener)
+        return ibx_error_set(err, -ENOMEM, "no memory for a listener");
+    *listener = with;
+    int rc = pthread_create(&thread, NULL, listener_main, listener);
+    if (rc)
+        return ibx_error_set(err, -rc, "no thread for a listener: %s", strerror(rc));
+    pthread_detach(thread);
+    return 0;
 }
 
-int ibx_bw_server_open(struct bw_server *server, const char *uri, const char **real,
-                       struct ibx_error *err)
+void ibx_bw_server_init(const struct bw_args *of)
 {
-    struct bw_listener *listener = listener_next(server, err);
-    if (!listener)
-        return -ENFILE;
-    int rc = ibx_bw_session_listen(uri, &server->args->options, &listener->session, err);
+    args = of;
+}
+
+int ibx_bw_server_open(const char *uri, const char **real, struct ibx_error *err)
+{
+    struct ibx_session *session;
+    int rc = ibx_bw_session_listen(uri, &args->options, &session, err);
     if (rc)
         return rc;
-    *real = ibx_session_uri(listener->session);
-    server->listener_count++;
-    return 0;
+    *real = ibx_session_uri(session);
+    return listener_start((struct listener){session, -1}, err);
 }
 
-int ibx_bw_server_open_stock(struct bw_server *server, const char *where, uint16_t *port,
-                             struct ibx_error *err)
+int ibx_bw_server_open_stock(const char *where, uint16_t *port, struct ibx_error *err)
 {
-    struct bw_listener *listener = listener_next(server, err);
-    int rc = listener ? ibx_bw_stock_listen(where, &listener->stock_fd, port, err) : -ENFILE;
-    if (!rc)
-        server->listener_count++;
-    return rc;
-}
-
-int ibx_bw_server_start(struct bw_server *server, struct ibx_error *err)
-{
-    for (unsigned i = 0; i < server->listener_count; i++) {
-        pthread_t thread;
-        int rc = pthread_create(&thread, NULL, listener_main, &server->listeners[i]);
-        if (rc)
-            return ibx_error_set(err, -rc, "no thread for a listener: %s", strerror(rc));
-        pthread_detach(thread);
-    }
-    return 0;
+    int fd;
+    int rc = ibx_bw_stock_listen(where, &fd, port, err);
+    return rc ? rc : listener_start((struct listener){NULL, fd}, err);
 }
 
 /* ---------------------------------------------------------------------- serve */
 
-static int open_listeners(struct bw_server *server, struct ibx_error *err)
+static int open_listeners(const char **real, struct ibx_error *err)
 {
-    const struct bw_args *args = server->args;
-    const char *real;
     uint16_t port;
-    int rc = ibx_bw_server_open(server, args->uri, &real, err);
+    int rc = ibx_bw_server_open(args->uri, real, err);
     if (rc)
         return rc;
     bool any_host = args->options.key_file[0] || args->options.insecure || strchr(args->uri, '?');
-    printf("serving calls at %s%s\n", real,
+    printf("serving calls at %s%s\n", *real,
            any_host ? "" : " to this host only: others need a key (--key-file)");
     if (args->stock) {
-        rc = ibx_bw_server_open_stock(server, args->stock, &port, err);
+        rc = ibx_bw_server_open_stock(args->stock, &port, err);
         if (!rc)
             printf("serving stock, which knows no keys, at port %u\n", port);
     }
     return rc;
 }
 
-/* A unix socket would outlive the process. Sessions stay: their threads are at work. */
-static void unlink_sockets(const struct bw_server *server)
+int ibx_bw_serve(const struct bw_args *of)
 {
-    struct ibx_uri uri;
-    for (unsigned i = 0; i < server->listener_count; i++) {
-        const struct ibx_session *session = server->listeners[i].session;
-        if (session && !ibx_uri_parse(ibx_session_uri(session), &uri, NULL) && uri.path[0])
-            unlink(uri.path);
-    }
-}
-
-int ibx_bw_serve(const struct bw_args *args)
-{
-    static struct bw_server server;
     struct ibx_error err = {0};
+    struct ibx_uri uri;
+    const char *real = "";
     sigset_t set;
     int number;
-    server.args = args;
+    ibx_bw_server_init(of);
     sigemptyset(&set);
     sigaddset(&set, SIGINT);
     sigaddset(&set, SIGTERM);
     pthread_sigmask(SIG_BLOCK, &set, NULL);
-    int rc = open_listeners(&server, &err);
-    if (!rc)
-        rc = ibx_bw_server_start(&server, &err);
+    int rc = open_listeners(&real, &err);
     if (!rc) {
         fflush(stdout);
         sigwait(&set, &number);
     }
-    unlink_sockets(&server);
+    /* The session stays, since its threads are at work, but a unix socket would outlive them. */
+    if (!ibx_uri_parse(real, &uri, NULL) && uri.path[0])
+        unlink(uri.path);
     _exit(rc ? ibx_tool_fail(&err) : EXIT_SUCCESS); /* exit(3) would race with the threads */
 }

@@ -13,29 +13,6 @@
 
 #define CONNECT_SECONDS 10
 
-/* "HOST:PORT" by the grammar of URIs. */
-static int resolve(const char *where, int flags, struct addrinfo **list, struct ibx_error *err)
-{
-    struct ibx_uri uri;
-    char text[400], service[8];
-    if (strpbrk(where, "/?") ||
-        (size_t)snprintf(text, sizeof(text), "tcp://%s", where) >= sizeof(text) ||
-        ibx_uri_parse(text, &uri, NULL))
-        return ibx_error_set(err, -EINVAL, "--stock: \"%.64s\" is not HOST:PORT", where);
-    snprintf(service, sizeof(service), "%u", uri.port);
-    struct addrinfo hints = {
-        .ai_family = AF_UNSPEC,
-        .ai_socktype = SOCK_STREAM,
-        .ai_flags = flags | AI_NUMERICSERV,
-    };
-    int rc = getaddrinfo(uri.host, service, &hints, list);
-    return rc ? ibx_error_set(err, -EADDRNOTAVAIL,
-                              "--stock: host \"%s\" cannot be resolved: %s; correct the name, or "
-                              "write an address",
-                              uri.host, rc == EAI_SYSTEM ? strerror(errno) : gai_strerror(rc))
-              : 0;
-}
-
 /* How long connect(2) may take; 0: no limit. */
 static void limit_connect(int fd, time_t seconds)
 {
@@ -43,21 +20,21 @@ static void limit_connect(int fd, time_t seconds)
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
 }
 
-/* The first socket on which `apply`, connect or bind, succeeds; otherwise a negative errno. */
-static int first_socket(int (*apply)(int, const struct sockaddr *, socklen_t),
-                        struct addrinfo *list)
+/* The first of the addresses that can be connected to, or listened at: a socket or a negative
+ * errno. */
+static int first_socket(const struct addrinfo *list, bool listens)
 {
-    int rc = -EADDRNOTAVAIL;
-    for (struct addrinfo *a = list; a; a = a->ai_next) {
+    int one = 1, rc = -EADDRNOTAVAIL;
+    for (const struct addrinfo *a = list; a; a = a->ai_next) {
         int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
         if (fd < 0) {
             rc = -errno;
             continue;
         }
-        int one = 1; /* matters to bind only */
-        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
         limit_connect(fd, CONNECT_SECONDS);
-        if (!apply(fd, a->ai_addr, a->ai_addrlen)) {
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)); /* matters to bind only */
+        if (listens ? !bind(fd, a->ai_addr, a->ai_addrlen) && !listen(fd, 64)
+                    : !connect(fd, a->ai_addr, a->ai_addrlen)) {
             limit_connect(fd, 0);
             return fd;
         }
@@ -67,49 +44,62 @@ static int first_socket(int (*apply)(int, const struct sockaddr *, socklen_t),
     return rc;
 }
 
-int ibx_bw_stock_listen(const char *where, int *out, uint16_t *port, struct ibx_error *err)
+/* "HOST:PORT" by the grammar of URIs. A socket or a negative errno. */
+static int open_socket(const char *where, bool listens, struct ibx_error *err)
 {
-    char text[400];
+    const struct addrinfo hints = {
+        .ai_family = AF_UNSPEC,
+        .ai_socktype = SOCK_STREAM,
+        .ai_flags = AI_NUMERICSERV | (listens ? AI_PASSIVE : 0),
+    };
     struct addrinfo *list;
-    bool bare = where[0] && !where[strspn(where, "0123456789")];
-    snprintf(text, sizeof(text), "%s%s", bare ? "127.0.0.1:" : "", where);
-    int rc = resolve(text, AI_PASSIVE, &list, err);
+    struct ibx_uri uri;
+    char text[400], service[8];
+    if (strpbrk(where, "/?") ||
+        (size_t)snprintf(text, sizeof(text), "tcp://%s", where) >= sizeof(text) ||
+        ibx_uri_parse(text, &uri, NULL))
+        return ibx_error_set(err, -EINVAL, "--stock: \"%.64s\" is not HOST:PORT", where);
+    snprintf(service, sizeof(service), "%u", uri.port);
+    int rc = getaddrinfo(uri.host, service, &hints, &list);
     if (rc)
-        return rc;
-    int fd = first_socket(bind, list);
+        return ibx_error_set(err, -EADDRNOTAVAIL,
+                             "--stock: host \"%s\" cannot be resolved: %s; correct the name, or "
+                             "write an address",
+                             uri.host, rc == EAI_SYSTEM ? strerror(errno) : gai_strerror(rc));
+    int fd = first_socket(list, listens);
     freeaddrinfo(list);
-    if (fd >= 0 && listen(fd, 64)) {
-        rc = -errno;
-        close(fd);
-        fd = rc;
-    }
-    if (fd < 0)
+    if (fd < 0 && listens)
         return ibx_error_set(err, fd,
                              "--stock: cannot listen at %s: %s; give another port, or an address "
                              "of this host",
-                             text, strerror(-fd));
-    struct sockaddr_storage bound = {0};
-    socklen_t length = sizeof(bound);
-    getsockname(fd, (struct sockaddr *)&bound, &length);
-    *port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
-                                              : ((struct sockaddr_in *)&bound)->sin_port);
-    *out = fd;
-    return 0;
-}
-
-int ibx_bw_stock_connect(const char *where, struct bw_stream **stream, struct ibx_error *err)
-{
-    struct addrinfo *list;
-    int rc = resolve(where, 0, &list, err);
-    if (rc)
-        return rc;
-    int fd = first_socket(connect, list);
-    freeaddrinfo(list);
+                             where, strerror(-fd));
     if (fd < 0)
         return ibx_error_set(
             err, fd,
             "--stock: nothing listens at %s: %s; start the server with --stock, or "
             "give the address and port at which it serves stock",
             where, strerror(-fd));
-    return ibx_bw_stream_of_stock(fd, stream, err);
+    return fd;
+}
+
+int ibx_bw_stock_listen(const char *where, int *out, uint16_t *port, struct ibx_error *err)
+{
+    char text[400];
+    struct sockaddr_in6 bound; /* its port is where that of sockaddr_in is */
+    socklen_t length = sizeof(bound);
+    bool bare = where[0] && !where[strspn(where, "0123456789")];
+    snprintf(text, sizeof(text), "%s%s", bare ? "127.0.0.1:" : "", where);
+    int fd = open_socket(text, true, err);
+    if (fd < 0)
+        return fd;
+    getsockname(fd, (struct sockaddr *)&bound, &length);
+    *port = ntohs(bound.sin6_port);
+    *out = fd;
+    return 0;
+}
+
+int ibx_bw_stock_connect(const char *where, struct bw_stream **stream, struct ibx_error *err)
+{
+    int fd = open_socket(where, false, err);
+    return fd < 0 ? fd : ibx_bw_stream_of_stock(fd, stream, err);
 }

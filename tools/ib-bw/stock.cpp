@@ -31,7 +31,7 @@ struct StockStream {
 
     // The buffers own their descriptors.
     StockStream(const bw_stream_ops *ops, int in_fd, int out_fd)
-        : stream{ops}, in_buffer(in_fd, std::ios::in), out_buffer(out_fd, std::ios::out),
+        : stream{ops, nullptr}, in_buffer(in_fd, std::ios::in), out_buffer(out_fd, std::ios::out),
           in(&in_buffer), out(&out_buffer)
     {
     }
@@ -61,23 +61,12 @@ int stock_sync(bw_stream *stream)
     return stock_of(stream)->out.flush() ? 0 : -EPIPE;
 }
 
-const char *stock_reason(bw_stream *)
-{
-    return "the stock connection ended";
-}
-
-const char *stock_peer(bw_stream *)
-{
-    return "a client of stock";
-}
-
 void stock_destroy(bw_stream *stream)
 {
     delete stock_of(stream);
 }
 
-const bw_stream_ops stock_ops = {stock_read,   stock_write, stock_sync,
-                                 stock_reason, stock_peer,  stock_destroy};
+const bw_stream_ops stock_ops = {stock_read, stock_write, stock_sync, stock_destroy};
 
 } // namespace
 

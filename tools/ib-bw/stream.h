@@ -20,13 +20,12 @@ struct bw_stream_ops {
     ssize_t (*read)(struct bw_stream *stream, void *buffer, size_t n);
     ssize_t (*write)(struct bw_stream *stream, const void *buffer, size_t n);
     int (*sync)(struct bw_stream *stream);
-    const char *(*reason)(struct bw_stream *stream); /* of its end; never NULL */
-    const char *(*peer)(struct bw_stream *stream);   /* for messages */
     void (*destroy)(struct bw_stream *stream);
 };
 
 struct bw_stream {
     const struct bw_stream_ops *ops;
+    struct ibx_session *session; /* which it owns; NULL: stock's */
 };
 
 /* Takes a connected stream socket over, also when it fails (-ENOMEM, -EMFILE). */

@@ -9,9 +9,6 @@
 #define VALUE      11 /* columns */
 #define RATIO      8
 
-static const char *const titles[BW_OPS] = {
-    [BW_H2D] = "H2D: cudaMemcpy to the device", [BW_D2H] = "D2H: cudaMemcpy from the device"};
-
 const char *ibx_bw_size_print(size_t bytes, char text[BW_SIZE_TEXT])
 {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB"};
@@ -38,24 +35,6 @@ static void print_ratio(double ratio, char out[16])
         snprintf(out, 16, "x%.2f", ratio);
     else
         snprintf(out, 16, "-");
-}
-
-static bool row_empty(const struct bw_results *results, enum bw_op op, unsigned size)
-{
-    for (unsigned path = 0; path < results->path_count; path++) {
-        if (ibx_bw_results_cell(results, path, op, size)->samples)
-            return false;
-    }
-    return true;
-}
-
-static bool nothing_measured(const struct bw_results *results)
-{
-    for (unsigned size = 0; size < results->size_count; size++) {
-        if (!row_empty(results, BW_H2D, size) || !row_empty(results, BW_D2H, size))
-            return false;
-    }
-    return true;
 }
 
 /* ---------------------------------------------------------------------- side by side */
@@ -89,12 +68,12 @@ static void print_row(const struct bw_results *results, enum bw_op op, unsigned 
 
 static void print_block(const struct bw_results *results, enum bw_op op, FILE *out)
 {
-    fprintf(out, "%s\n%9s", titles[op], "bytes");
+    fprintf(out, "%s\n%9s", ibx_bw_op_titles[op], "bytes");
     for (unsigned path = 0; path < results->path_count; path++)
         fprintf(out, "%*s", VALUE + ratio_width(results, path), results->paths[path]);
     fputc('\n', out);
     for (unsigned size = 0; size < results->size_count; size++) {
-        if (!row_empty(results, op, size))
+        if (ibx_bw_results_measured(results, op, size, 1))
             print_row(results, op, size, out);
     }
     fputc('\n', out);
@@ -106,8 +85,8 @@ static void print_long_block(const struct bw_results *results, enum bw_op op, FI
 {
     char text[BW_SIZE_TEXT], median[16], p99[16], ratio[16];
     bool ratios = results->stock >= 0;
-    fprintf(out, "%s\n%9s  %-6s%9s%12s%12s%10s%*s\n", titles[op], "bytes", "path", "calls",
-            "median", "99th pct.", "GB/s", ratios ? RATIO : 0, ratios ? "ratio" : "");
+    fprintf(out, "%s\n%9s  %-6s%9s%12s%12s%10s%*s\n", ibx_bw_op_titles[op], "bytes", "path",
+            "calls", "median", "99th pct.", "GB/s", ratios ? RATIO : 0, ratios ? "ratio" : "");
     for (unsigned size = 0; size < results->size_count; size++) {
         for (unsigned path = 0; path < results->path_count; path++) {
             struct bw_summary s = ibx_bw_results_summary(results, path, op, size);
@@ -130,10 +109,16 @@ static void print_medians(const struct bw_results *results, FILE *out)
 {
     for (unsigned path = 0; path < results->path_count; path++) {
         for (unsigned op = 0; op < BW_OPS && (int)path != results->stock; op++) {
-            double ratio = ibx_bw_results_ratio(results, path, (enum bw_op)op, MIB, 64 * MIB);
-            if (ratio > 0)
+            double ratios[BW_SIZES_MAX];
+            unsigned n = 0;
+            for (unsigned i = 0; i < results->size_count; i++) {
+                double ratio = ibx_bw_results_summary(results, path, (enum bw_op)op, i).ratio;
+                if (results->sizes[i] >= MIB && results->sizes[i] <= 64 * MIB && ratio > 0)
+                    ratios[n++] = ratio;
+            }
+            if (n)
                 fprintf(out, "%s against stock, %s, 1 to 64 MiB: x%.2f (median of the ratios)\n",
-                        results->paths[path], ibx_bw_op_names[op], ratio);
+                        results->paths[path], ibx_bw_op_names[op], ibx_bw_median(ratios, n));
         }
     }
 }
@@ -154,11 +139,12 @@ static void print_machine(const struct bw_results *results, FILE *out)
 void ibx_bw_table_print(const struct bw_results *results, bool line_a_path, FILE *out)
 {
     char text[BW_SIZE_TEXT];
-    const unsigned blocks = nothing_measured(results) ? 0 : BW_OPS;
-    if (blocks && results->path_count > 1)
+    const bool any = ibx_bw_results_measured(results, BW_H2D, 0, results->size_count) ||
+                     ibx_bw_results_measured(results, BW_D2H, 0, results->size_count);
+    if (any && results->path_count > 1)
         fprintf(out, "Median of a call%s\n\n",
                 results->stock >= 0 ? ", and how many times faster than stock it is (x)" : "");
-    for (unsigned op = 0; op < blocks; op++) {
+    for (unsigned op = 0; any && op < BW_OPS; op++) {
         if (line_a_path || results->path_count == 1)
             print_long_block(results, (enum bw_op)op, out);
         else

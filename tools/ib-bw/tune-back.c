@@ -3,9 +3,9 @@
 #include "tools/ib-bw/tune.h"
 
 #include "common/wire.h"
+#include "frontend-glue/session/session.h"
 #include "gpudirect/gpudirect.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,83 +16,44 @@
 #define POOL_BYTES  ((size_t)64 << 20) /* as rdma.gpu_memory without the key */
 #define URI_ANYPORT "rdma://127.0.0.1:0"
 
-/* Functions of the driver with which an application prepares its copies. */
-struct driver {
-    int (*init)(unsigned flags);
-    int (*device_get)(int *device, int ordinal);
-    int (*primary_retain)(void **context, int device);
-    int (*ctx_set_current)(void *context);
-    int (*mem_alloc)(uint64_t *device, size_t n);
-};
-
-struct back {
+static struct {
     const struct bw_args *args;
-    struct tune *tune;
-    struct tune_back *out;
-    struct driver driver;
+    const struct tune *tune;
+    const struct ibx_cuda *cuda;
     void *context;
-};
-
-/* One client's. */
-struct connection {
-    const struct back *back;
-    struct ibx_session *session;
-};
+} back;
 
 /* --------------------------------------------------------------------- the GPU */
 
-static int driver_load(struct driver *driver, struct ibx_error *err)
-{
-    static const struct {
-        const char *name;
-        size_t at;
-    } functions[] = {{"cuInit", offsetof(struct driver, init)},
-                     {"cuDeviceGet", offsetof(struct driver, device_get)},
-                     {"cuDevicePrimaryCtxRetain", offsetof(struct driver, primary_retain)},
-                     {"cuCtxSetCurrent", offsetof(struct driver, ctx_set_current)},
-                     {"cuMemAlloc_v2", offsetof(struct driver, mem_alloc)}};
-    const char *named = getenv("IBX_LIBCUDA");
-    void *library = dlopen(named && *named ? named : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (!ibx_cuda_load(err))
-        return -ENOENT;
-    for (unsigned i = 0; i < sizeof(functions) / sizeof(functions[0]); i++) {
-        void *symbol = library ? dlsym(library, functions[i].name) : NULL;
-        if (!symbol)
-            return ibx_error_set(err, -ENOENT, "the CUDA driver has no %s", functions[i].name);
-        memcpy((char *)driver + functions[i].at, &symbol, sizeof(symbol));
-    }
-    return 0;
-}
-
 static int gpu_failed(const char *what, int code, struct ibx_error *err)
 {
-    const struct ibx_cuda *cuda = ibx_cuda_load(NULL);
     return ibx_error_set(err, -ENODEV, "no GPU can be used: %s says %s (%d); see nvidia-smi", what,
-                         ibx_cuda_error_name(cuda, code), code);
+                         ibx_cuda_error_name(back.cuda, code), code);
 }
 
 /* Memory of `bytes` on GPU 0. */
-static int gpu_open(struct back *back, size_t bytes, uint64_t *device, struct ibx_error *err)
+static int gpu_open(size_t bytes, uint64_t *device, struct ibx_error *err)
 {
-    struct driver *driver = &back->driver;
-    int ordinal = 0;
-    int rc = driver_load(driver, err);
-    if (rc)
-        return rc;
-    rc = driver->init(0);
-    if (!rc)
-        rc = driver->device_get(&ordinal, 0);
+    int (*init)(unsigned flags), (*mem_alloc)(uint64_t * device, size_t n);
+    back.cuda = ibx_cuda_load(err);
+    if (!back.cuda)
+        return -ENOENT;
+    *(void **)&init = ibx_cuda_symbol("cuInit");
+    *(void **)&mem_alloc = ibx_cuda_symbol("cuMemAlloc_v2");
+    if (!init || !mem_alloc || !back.cuda->device_primary_ctx_retain)
+        return ibx_error_set(err, -ENOENT, "the CUDA driver lacks functions of CUDA 7");
+    int rc = init(0);
     if (rc)
         return gpu_failed("cuInit", rc, err);
-    rc = driver->primary_retain(&back->context, ordinal);
+    rc = back.cuda->device_primary_ctx_retain(&back.context, 0);
     if (!rc)
-        rc = driver->ctx_set_current(back->context);
+        rc = back.cuda->ctx_push_current(back.context);
     if (rc)
         return gpu_failed("cuDevicePrimaryCtxRetain", rc, err);
-    rc = driver->mem_alloc(device, bytes);
+    rc = mem_alloc(device, bytes);
     return rc ? ibx_error_set(err, -ENOMEM,
                               "the GPU has no %zu bytes to spare (%s): give smaller --sizes", bytes,
-                              ibx_cuda_error_name(ibx_cuda_load(NULL), rc))
+                              ibx_cuda_error_name(back.cuda, rc))
               : 0;
 }
 
@@ -114,37 +75,24 @@ static bool read_request(struct bw_stream *stream, char name[BW_NAME_MAX], uint8
     return true;
 }
 
-static void put_counts(const struct ibx_session *s, uint8_t out[TUNE_COUNT_REPLY])
+/* A client's thread, which takes the session over. */
+static void *serve(void *session)
 {
-    struct ibx_copy_counts counts;
-    struct ibx_writer w = ibx_writer_of(out, TUNE_COUNT_REPLY);
-    memset(out, 0, TUNE_COUNT_REPLY);
-    ibx_device_copies_count(s, &counts);
-    ibx_put_u64(&w, counts.all);
-    ibx_put_u64(&w, counts.inlined);
-    ibx_put_u64(&w, counts.in_place);
-    ibx_put_u64(&w, counts.by_threads);
-    ibx_put_u64(&w, counts.direct);
-    snprintf((char *)out + w.length, TUNE_COUNT_REPLY - w.length, "%s",
-             ibx_device_copies_refused(s));
-}
-
-static void *serve(void *argument)
-{
-    struct connection connection = *(struct connection *)argument;
     struct bw_stream *stream;
     char name[BW_NAME_MAX];
-    uint8_t counts[TUNE_COUNT_REPLY], *scratch = malloc(BODY_MAX);
-    free(argument);
-    if (ibx_bw_stream_of_session(connection.session, &stream, NULL))
+    struct tune_count count = {0};
+    uint8_t *scratch = malloc(BODY_MAX);
+    if (ibx_bw_stream_of_session(session, &stream, NULL))
         return NULL;
-    connection.back->driver.ctx_set_current(connection.back->context);
-    bool good = scratch;
+    bool good = scratch && !back.cuda->ctx_push_current(back.context);
     while (good && read_request(stream, name, scratch)) {
         bool counted = !strcmp(name, TUNE_COUNT);
-        if (counted)
-            put_counts(connection.session, counts);
-        good = ibx_bw_reply(stream, counted ? 0 : NOT_RUN, counts, counted ? sizeof(counts) : 0);
+        if (counted) {
+            ibx_device_copies_count(session, &count.copies);
+            snprintf(count.refused, sizeof(count.refused), "%s",
+                     ibx_device_copies_refused(session));
+        }
+        good = ibx_bw_reply(stream, counted ? 0 : NOT_RUN, &count, counted ? sizeof(count) : 0);
     }
     stream->ops->destroy(stream);
     free(scratch);
@@ -152,77 +100,55 @@ static void *serve(void *argument)
 }
 
 /* The next client, whose copies take a way. */
-static int accept_one(const struct back *back, struct ibx_session *listener,
-                      const struct tune_way *way)
+static int accept_one(struct ibx_session *listener, const struct tune_way *way)
 {
-    struct ibx_gpu_options gpu = {.mode = IBX_GPU_ON, .memory = POOL_BYTES};
-    struct connection *connection = malloc(sizeof(*connection));
+    struct ibx_gpu_options gpu = {
+        .mode = IBX_GPU_ON, .memory = POOL_BYTES, .tuning = {.found = true, .choice = way->choice}};
+    struct ibx_session *session;
     pthread_t thread;
-    gpu.tuning.found = true;
-    gpu.tuning.choice = way->choice;
-    if (!connection || ibx_session_accept(listener, &connection->session, NULL) ||
-        ibx_device_copies_attach(connection->session, &gpu, NULL))
+    if (ibx_session_accept(listener, &session, NULL) ||
+        ibx_device_copies_attach(session, &gpu, NULL))
         return -ENOMEM;
-    connection->back = back;
-    return -pthread_create(&thread, NULL, serve, connection);
+    return -pthread_create(&thread, NULL, serve, session);
 }
 
 /* ---------------------------------------------------------------------- the process */
 
-static void back_main(void *argument, FILE *out)
+static int back_open(struct ibx_session **near, struct ibx_session **far, struct tune_back *report,
+                     struct ibx_error *err)
 {
-    struct back *back = argument;
-    const struct tune *tune = back->tune;
-    const struct ibx_options *options = &back->args->options;
-    const char *over = back->args->over;
-    struct ibx_session *near = NULL, *far = NULL;
-    struct ibx_tuning_machine machine;
-    struct ibx_error err = {0};
-    uint64_t device = 0;
-    int rc = gpu_open(back, tune->sizes[tune->size_count - 1], &device, &err);
+    const struct ibx_options *options = &back.args->options;
+    const char *over = back.args->over;
+    int rc = gpu_open(back.tune->sizes[back.tune->size_count - 1], &report->device, err);
     if (!rc)
-        rc = ibx_bw_session_listen(URI_ANYPORT, options, &near, &err);
-    if (!rc && over && (rc = ibx_bw_session_listen(over, options, &far, &err)))
-        ibx_error_prefix(&err, rc, "--over");
-    if (rc) {
-        fprintf(out, "error %s\n", err.message);
-        fclose(out);
-        return;
-    }
-    ibx_tuning_machine_of(ibx_cuda_load(NULL), 0, &machine);
-    fprintf(out, "uri %s\nfar %s\ndevice %llu\ngpu %s\ndriver %s\nhost %s\nready\n",
-            ibx_session_uri(near), far ? ibx_session_uri(far) : "", (unsigned long long)device,
-            machine.gpu, machine.driver, machine.host);
-    fclose(out);
-    for (unsigned i = 0; i < tune->way_count; i++) {
-        if (accept_one(back, tune->ways[i].far ? far : near, &tune->ways[i]))
-            return;
-    }
-    for (;;)
+        rc = ibx_bw_session_listen(URI_ANYPORT, options, near, err);
+    if (!rc && over && (rc = ibx_bw_session_listen(over, options, far, err)))
+        ibx_error_prefix(err, rc, "--over");
+    if (rc)
+        return rc;
+    ibx_tuning_machine_of(back.cuda, 0, &report->machine);
+    snprintf(report->uri, sizeof(report->uri), "%s", ibx_session_uri(*near));
+    snprintf(report->far_uri, sizeof(report->far_uri), "%s", over ? ibx_session_uri(*far) : "");
+    return 0;
+}
+
+static void back_main(FILE *to_parent)
+{
+    struct ibx_session *near = NULL, *far = NULL;
+    struct tune_back report = {.device = 0};
+    struct ibx_error err = {0};
+    int rc = back_open(&near, &far, &report, &err);
+    ibx_bw_child_report(to_parent, &err, &report, sizeof(report));
+    for (unsigned i = 0; !rc && i < back.tune->way_count; i++)
+        rc = accept_one(back.tune->ways[i].far ? far : near, &back.tune->ways[i]);
+    while (!rc)
         pause();
 }
 
-static void learn(void *argument, const char *key, const char *value)
+int ibx_tune_back_start(const struct bw_args *args, const struct tune *tune, struct tune_back *out,
+                        pid_t *pid, struct ibx_error *err)
 {
-    const struct back *back = argument;
-    struct ibx_tuning_machine *machine = &back->tune->result.machine;
-    if (!strcmp(key, "uri"))
-        snprintf(back->out->uri, sizeof(back->out->uri), "%.299s", value);
-    else if (!strcmp(key, "far"))
-        snprintf(back->out->far_uri, sizeof(back->out->far_uri), "%.299s", value);
-    else if (!strcmp(key, "device"))
-        back->out->device = strtoull(value, NULL, 10);
-    else if (!strcmp(key, "gpu"))
-        snprintf(machine->gpu, sizeof(machine->gpu), "%s", value);
-    else if (!strcmp(key, "driver"))
-        snprintf(machine->driver, sizeof(machine->driver), "%s", value);
-    else if (!strcmp(key, "host"))
-        snprintf(machine->host, sizeof(machine->host), "%s", value);
-}
-
-int ibx_tune_back_start(const struct bw_args *args, struct tune *tune, struct tune_back *out,
-                        struct ibx_error *err)
-{
-    struct back back = {.args = args, .tune = tune, .out = out};
-    return ibx_bw_child_start("the back end", back_main, learn, &back, &out->pid, err);
+    back.args = args;
+    back.tune = tune;
+    return ibx_bw_child_start("the back end", back_main, out, sizeof(*out), pid, err);
 }

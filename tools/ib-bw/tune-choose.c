@@ -137,8 +137,8 @@ void ibx_tune_choose(struct tune *tune)
             way->direct_min = size_from(tune, way_of(tune, TUNE_FAR)->times[d], direct->times[d],
                                         TUNE_MARGIN, unknown->direct_min);
         if (threads)
-            way->threads_min = size_from(tune, chunks->times[d], threads->times[d], TUNE_MARGIN,
-                                         unknown->threads_min);
+            way->copy_threads_min = size_from(tune, chunks->times[d], threads->times[d],
+                                              TUNE_MARGIN, unknown->copy_threads_min);
     }
     tune->result.found = true;
 }

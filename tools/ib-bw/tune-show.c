@@ -7,12 +7,10 @@
 
 #define VALUE 12 /* columns */
 
-static const char *const directions[] = {"H2D: cudaMemcpy to the device",
-                                         "D2H: cudaMemcpy from the device"};
-
-static bool measured(const struct tune_way *way, unsigned d, unsigned size_count)
+bool ibx_tune_measured(const struct tune *tune, unsigned w, unsigned d)
 {
-    for (unsigned i = 0; i < size_count; i++) {
+    const struct tune_way *way = &tune->ways[w];
+    for (unsigned i = 0; i < tune->size_count; i++) {
         if (way->times[d][i] > 0)
             return true;
     }
@@ -22,21 +20,19 @@ static bool measured(const struct tune_way *way, unsigned d, unsigned size_count
 static void print_block(const struct tune *tune, unsigned d, FILE *out)
 {
     char text[BW_SIZE_TEXT];
-    fprintf(out, "%s, microseconds\n%9s", directions[d], "bytes");
+    fprintf(out, "%s, microseconds\n%9s", ibx_bw_op_titles[d], "bytes");
     for (unsigned w = 0; w < tune->way_count; w++) {
-        if (measured(&tune->ways[w], d, tune->size_count))
+        if (ibx_tune_measured(tune, w, d))
             fprintf(out, "%*s", VALUE, tune->ways[w].name);
     }
     fputc('\n', out);
     for (unsigned i = 0; i < tune->size_count; i++) {
         fprintf(out, "%9s", ibx_bw_size_print(tune->sizes[i], text));
         for (unsigned w = 0; w < tune->way_count; w++) {
-            const struct tune_way *way = &tune->ways[w];
-            if (!measured(way, d, tune->size_count))
-                continue;
-            if (way->times[d][i] > 0)
-                fprintf(out, "%*.1f", VALUE, way->times[d][i]);
-            else
+            const double time = tune->ways[w].times[d][i];
+            if (time > 0)
+                fprintf(out, "%*.1f", VALUE, time);
+            else if (ibx_tune_measured(tune, w, d))
                 fprintf(out, "%*s", VALUE, "-");
         }
         fputc('\n', out);
@@ -51,8 +47,7 @@ static void print_choice(const struct tune *tune, unsigned d, FILE *out)
     char text[256];
     bool direct = false;
     for (unsigned w = 0; w < tune->way_count; w++)
-        direct = direct || (tune->ways[w].kind == TUNE_DIRECT &&
-                            measured(&tune->ways[w], d, tune->size_count));
+        direct = direct || (tune->ways[w].kind == TUNE_DIRECT && ibx_tune_measured(tune, w, d));
     ibx_tuning_describe(choice, d, tune->no_threads[0] ? 0 : threads, direct, text, sizeof(text));
     fprintf(out, "%s: %s\n", d ? "D2H" : "H2D", text);
 }

@@ -22,8 +22,8 @@ struct bench {
     const struct bw_args *args;
     struct tune tune;
     struct tune_back back;
-    struct ibx_session *sessions[TUNE_WAYS_MAX]; /* one a way, owned by its stream */
-    struct bw_stream *streams[TUNE_WAYS_MAX];
+    pid_t back_pid;
+    struct bw_stream *streams[TUNE_WAYS_MAX]; /* one a way */
     uint8_t *own, *shared; /* memory for the longest copy; `shared` may be NULL */
     size_t longest;
     double samples[TUNE_WAYS_MAX][SAMPLES_MAX]; /* of the cell being measured */
@@ -41,7 +41,7 @@ static struct tune_way *add(struct tune *tune, enum tune_kind kind, const char *
         .kind = kind, .far = kind == TUNE_FAR || kind == TUNE_DIRECT, .choice = ibx_choice_default};
     for (unsigned d = 0; d < 2; d++)
         way->choice.ways[d] = (struct ibx_choice_way){.in_place_min = IBX_CHOICE_NEVER,
-                                                      .threads_min = IBX_CHOICE_NEVER,
+                                                      .copy_threads_min = IBX_CHOICE_NEVER,
                                                       .direct_min = IBX_CHOICE_NEVER};
     way->choice.threads = 1;
     snprintf(way->name, sizeof(way->name), "%s", name);
@@ -66,7 +66,7 @@ static void add_ways(struct tune *tune, unsigned processors, bool over)
          threads *= 2) {
         snprintf(name, sizeof(name), "%u threads", threads);
         way = add(tune, TUNE_THREADS, name);
-        way->choice.ways[0].threads_min = way->choice.ways[1].threads_min = 0;
+        way->choice.ways[0].copy_threads_min = way->choice.ways[1].copy_threads_min = 0;
         way->choice.threads = threads;
     }
     add(tune, TUNE_SHARED, "shared");
@@ -99,8 +99,8 @@ static int copy(struct bench *b, unsigned w, unsigned d, size_t n, double *us,
     };
     int code = 0;
     uint64_t began = ibx_now_ns();
-    int rc = ibx_client_copy(b->sessions[w], &request, &code);
-    const char *why = ibx_session_reason(b->sessions[w]);
+    int rc = ibx_client_copy(b->streams[w]->session, &request, &code);
+    const char *why = ibx_session_reason(b->streams[w]->session);
     if (rc || *why)
         return ibx_error_set(err, -ECONNRESET, "the back end left: %s", *why ? why : "it ended");
     *us = (double)(ibx_now_ns() - began) / 1e3;
@@ -112,38 +112,36 @@ static int copy(struct bench *b, unsigned w, unsigned d, size_t n, double *us,
                : 0;
 }
 
-static int count(struct bench *b, unsigned w, struct ibx_copy_counts *counts, struct ibx_error *err)
+static int count(struct bench *b, unsigned w, struct ibx_copy_counts *copies, struct ibx_error *err)
 {
-    uint8_t reply[TUNE_COUNT_REPLY];
+    struct tune_count reply;
     uint64_t ns;
-    const struct bw_call call = {.name = TUNE_COUNT, .reply = reply, .reply_length = sizeof(reply)};
+    const struct bw_call call = {
+        .name = TUNE_COUNT, .reply = &reply, .reply_length = sizeof(reply)};
     int rc = ibx_bw_call(b->streams[w], &call, &ns, err);
     if (rc)
         return ibx_error_prefix(err, rc, "the back end left");
-    struct ibx_reader r = ibx_reader_of(reply, sizeof(reply));
-    counts->all = ibx_get_u64(&r);
-    counts->inlined = ibx_get_u64(&r);
-    counts->in_place = ibx_get_u64(&r);
-    counts->by_threads = ibx_get_u64(&r);
-    counts->direct = ibx_get_u64(&r);
-    snprintf(b->tune.ways[w].refused, sizeof(b->tune.ways[w].refused), "%.255s",
-             (const char *)ibx_get_bytes(&r, ibx_reader_left(&r)));
+    *copies = reply.copies;
+    memcpy(b->tune.ways[w].refused, reply.refused, sizeof(reply.refused));
     return 0;
 }
 
-/* Whether the copies between two readings of the counters took the way. */
-static bool took(enum tune_kind kind, const struct ibx_copy_counts *a,
-                 const struct ibx_copy_counts *b)
+/* Copies so far that took ways of a kind. */
+static unsigned long taken(enum tune_kind kind, const struct ibx_copy_counts *copies)
 {
-    const unsigned long all = b->all - a->all, by[TUNE_KINDS] = {
-                                                   [TUNE_INLINE] = b->inlined - a->inlined,
-                                                   [TUNE_THREADS] = b->by_threads - a->by_threads,
-                                                   [TUNE_IN_PLACE] = b->in_place - a->in_place,
-                                                   [TUNE_DIRECT] = b->direct - a->direct,
-                                               };
-    if (kind == TUNE_CHUNKS || kind == TUNE_SHARED || kind == TUNE_FAR)
-        return !by[TUNE_INLINE] && !by[TUNE_THREADS] && !by[TUNE_IN_PLACE] && !by[TUNE_DIRECT];
-    return by[kind] == all;
+    switch (kind) {
+    case TUNE_INLINE:
+        return copies->inlined;
+    case TUNE_THREADS:
+        return copies->copy_threads;
+    case TUNE_IN_PLACE:
+        return copies->in_place;
+    case TUNE_DIRECT:
+        return copies->direct;
+    default: /* by one thread through chunks */
+        return copies->all - copies->inlined - copies->copy_threads - copies->in_place -
+               copies->direct;
+    }
 }
 
 /* ----------------------------------------------------------------------- measuring */
@@ -168,7 +166,8 @@ static int verify(struct bench *b, unsigned w, size_t n, struct ibx_error *err)
 /* Finds out by one copy, which also warms up, whether copies of the size take the way. */
 static int try_way(struct bench *b, unsigned w, unsigned d, size_t n, struct ibx_error *err)
 {
-    struct ibx_copy_counts before, after;
+    const enum tune_kind kind = b->tune.ways[w].kind;
+    struct ibx_copy_counts before = {0}, after = {0};
     double us;
     b->closed[w] = !host_memory(b, w);
     b->sample_count[w] = 0;
@@ -182,7 +181,7 @@ static int try_way(struct bench *b, unsigned w, unsigned d, size_t n, struct ibx
     if (!rc)
         rc = count(b, w, &after, err);
     if (!rc)
-        b->closed[w] = !took(b->tune.ways[w].kind, &before, &after);
+        b->closed[w] = taken(kind, &after) - taken(kind, &before) != after.all - before.all;
     return rc;
 }
 
@@ -291,11 +290,11 @@ static int connect_way(struct bench *b, unsigned w, struct ibx_error *err)
     struct ibx_copy_counts counts;
     const bool far = b->tune.ways[w].far;
     int rc = ibx_bw_session_connect(far ? b->back.far_uri : b->back.uri, &b->args->options,
-                                    &b->sessions[w], &b->streams[w], err);
+                                    &b->streams[w], err);
     if (rc)
         return far ? ibx_error_prefix(err, rc, "--over") : rc;
     snprintf(far ? b->tune.far_path : b->tune.path, sizeof(b->tune.path), "%s",
-             ibx_session_path(b->sessions[w])->description);
+             ibx_session_path(b->streams[w]->session)->description);
     return count(b, w, &counts, err); /* also teaches the back end what its replies look like */
 }
 
@@ -305,7 +304,7 @@ static void finish(struct bench *b)
         if (b->streams[w])
             b->streams[w]->ops->destroy(b->streams[w]);
     }
-    ibx_bw_child_stop(&b->back.pid);
+    ibx_bw_child_stop(&b->back_pid);
     if (b->shared)
         ibx_shared_free(b->shared);
     if (b->own)
@@ -349,10 +348,7 @@ static void explain(struct tune *tune)
 {
     for (unsigned w = 0; w < tune->way_count; w++) {
         struct tune_way *way = &tune->ways[w];
-        bool any = false;
-        for (unsigned i = 0; i < tune->size_count; i++)
-            any = any || way->times[0][i] > 0 || way->times[1][i] > 0;
-        if (!any && !way->refused[0])
+        if (!ibx_tune_measured(tune, w, 0) && !ibx_tune_measured(tune, w, 1) && !way->refused[0])
             snprintf(way->refused, sizeof(way->refused),
                      "no copy of these sizes takes this way over %.150s",
                      way->far ? tune->far_path : tune->path);
@@ -362,7 +358,8 @@ static void explain(struct tune *tune)
 static int tune(struct bench *b, struct ibx_error *err)
 {
     char file[PATH_MAX];
-    int rc = ibx_tune_back_start(b->args, &b->tune, &b->back, err);
+    int rc = ibx_tune_back_start(b->args, &b->tune, &b->back, &b->back_pid, err);
+    b->tune.result.machine = b->back.machine;
     if (!rc)
         rc = output_of(b->args, file, err);
     if (!rc)

@@ -57,22 +57,29 @@ void ibx_tune_choose(struct tune *tune);
  * `margin` times as long; `n`: never; -1: there is no size at which both were measured. A time of 0
  * is none. */
 int ibx_tune_crossover(const double *first, const double *later, unsigned n, double margin);
+/* Whether copies of some size in a direction took the way number w. */
+bool ibx_tune_measured(const struct tune *tune, unsigned w, unsigned d);
 void ibx_tune_print(const struct tune *tune, FILE *out);
 
 /* ------------------------------------------------------------------ the back end */
 
-#define TUNE_COUNT       "ibBwCount" /* asks for struct ibx_copy_counts, five u64, and a sentence */
-#define TUNE_COUNT_REPLY (5 * 8 + 256)
+#define TUNE_COUNT "ibBwCount" /* asks for a struct tune_count */
 
-struct tune_back {
-    pid_t pid;                   /* 0: there is none */
-    char uri[300], far_uri[300]; /* the second: of --over, or "" */
-    uint64_t device;             /* memory for the longest copy */
+/* Between two processes of one binary, so it needs no encoding. */
+struct tune_count {
+    struct ibx_copy_counts copies;
+    char refused[256]; /* ibx_device_copies_refused() */
 };
 
-/* Forks it: the first client that connects takes the first way, and so on. Fills in
- * tune->result.machine, too. -EIO with a sentence, also without a GPU. */
-int ibx_tune_back_start(const struct bw_args *args, struct tune *tune, struct tune_back *back,
-                        struct ibx_error *err);
+struct tune_back {
+    char uri[300], far_uri[300]; /* the second: of --over, or "" */
+    uint64_t device;             /* memory for the longest copy */
+    struct ibx_tuning_machine machine;
+};
+
+/* Forks it: the first client that connects takes the first way, and so on. *pid as
+ * ibx_bw_child_start() sets it. -EIO with a sentence, also without a GPU. */
+int ibx_tune_back_start(const struct bw_args *args, const struct tune *tune, struct tune_back *back,
+                        pid_t *pid, struct ibx_error *err);
 
 #endif

@@ -3,78 +3,54 @@
 #include "tools/ib-bw/ib-bw.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/eventfd.h>
-#include <sys/signalfd.h>
 #include <unistd.h>
 
-#define GRACE_MS 2000 /* for the call in hand */
+static const struct timespec grace = {.tv_sec = 2}; /* for the call in hand */
 
 static struct {
     pthread_t thread;
-    struct bw_bench *bench; /* NULL: not started */
-    void (*report)(struct bw_bench *bench);
-    int signal_fd;
-    int end_fd; /* an eventfd: the measurement is over */
+    atomic_bool *stopped; /* the measurement has to end */
+    void (*report)(void);
+    sigset_t signals;
+    atomic_bool over; /* the measurement; the signal only wakes the thread */
 } watch;
-
-/* True when a signal came, false at the end of the measurement or of the time. */
-static bool await_signal(int timeout_ms)
-{
-    struct signalfd_siginfo info;
-    struct pollfd wait[2] = {{.fd = watch.end_fd, .events = POLLIN},
-                             {.fd = watch.signal_fd, .events = POLLIN}};
-    while (poll(wait, 2, timeout_ms) < 0 && errno == EINTR)
-        ;
-    return !wait[0].revents && wait[1].revents &&
-           read(watch.signal_fd, &info, sizeof(info)) == sizeof(info);
-}
 
 static void *watch_main(void *argument)
 {
-    struct pollfd end = {.fd = watch.end_fd, .events = POLLIN};
+    int number;
     (void)argument;
-    if (!await_signal(-1))
+    sigwait(&watch.signals, &number);
+    if (atomic_load(&watch.over))
         return NULL;
-    atomic_store(&watch.bench->results.stopped, true);
+    atomic_store(watch.stopped, true);
     /* A second signal is impatience, and without an end in time a call hangs. The measuring thread
      * is inside of its path then, which therefore stays open. */
-    if (await_signal(GRACE_MS) || poll(&end, 1, 0) <= 0) {
+    sigtimedwait(&watch.signals, NULL, &grace);
+    if (!atomic_load(&watch.over)) {
         fputs("ib-bw: stopped in the middle of a call that does not return\n", stderr);
-        watch.report(watch.bench);
+        watch.report();
         _exit(130);
     }
     return NULL;
 }
 
-int ibx_bw_watch_start(struct bw_bench *bench, void (*report)(struct bw_bench *bench),
-                       struct ibx_error *err)
+int ibx_bw_watch_start(atomic_bool *stopped, void (*report)(void), struct ibx_error *err)
 {
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGINT);
-    sigaddset(&set, SIGTERM);
-    pthread_sigmask(SIG_BLOCK, &set, NULL);
+    sigemptyset(&watch.signals);
+    sigaddset(&watch.signals, SIGINT);
+    sigaddset(&watch.signals, SIGTERM);
+    pthread_sigmask(SIG_BLOCK, &watch.signals, NULL);
     watch.report = report;
-    watch.signal_fd = signalfd(-1, &set, SFD_CLOEXEC);
-    watch.end_fd = eventfd(0, EFD_CLOEXEC);
-    if (watch.signal_fd < 0 || watch.end_fd < 0)
-        return ibx_error_set(err, -errno, "no descriptors for signals: %s", strerror(errno));
-    watch.bench = bench;
+    watch.stopped = stopped;
     int rc = pthread_create(&watch.thread, NULL, watch_main, NULL);
-    if (!rc)
-        return 0;
-    watch.bench = NULL;
-    return ibx_error_set(err, -rc, "no thread to wait for signals: %s", strerror(rc));
+    return rc ? ibx_error_set(err, -rc, "no thread to wait for signals: %s", strerror(rc)) : 0;
 }
 
 void ibx_bw_watch_end(void)
 {
-    uint64_t one = 1;
-    if (!watch.bench || write(watch.end_fd, &one, sizeof(one)) != sizeof(one))
-        return;
+    atomic_store(&watch.over, true);
+    pthread_kill(watch.thread, SIGTERM);
     pthread_join(watch.thread, NULL);
-    watch.bench = NULL;
 }

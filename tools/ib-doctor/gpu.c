@@ -4,9 +4,7 @@
 #include "frontend-glue/device_copies/tuning.h"
 #include "gpudirect/gpudirect.h"
 #include "tools/ib-doctor/ib-doctor.h"
-#include "tools/ib-doctor/report.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -17,25 +15,12 @@
 #define ADAPTERS       "/sys/class/infiniband"
 #define MEASURE        "measure by \"ib-bw tune\""
 
-/* CUdevice_attribute; the numbers are CUDA's binary interface. */
+/* CUdevice_attribute, beside those that gpudirect.h has. */
 enum cuda_attribute {
     CUDA_PCI_BUS = 33,
     CUDA_PCI_DEVICE = 34,
     CUDA_PCI_DOMAIN = 50,
     CUDA_GPU_DIRECT_RDMA = 116,
-    CUDA_RDMA_FLUSH = 117,    /* bit 0: by a call on the host */
-    CUDA_RDMA_ORDERING = 118, /* 100 and more: the GPU orders writes by itself */
-    CUDA_DMA_BUF = 124,
-};
-
-struct cuda {
-    int (*init)(unsigned);
-    int (*driver_version)(int *);
-    int (*device_count)(int *);
-    int (*device)(int *, int);
-    int (*name)(char *, int, int);
-    int (*attribute)(int *, int, int);
-    int (*total_memory)(size_t *, int);
 };
 
 struct gpu {
@@ -46,45 +31,29 @@ struct gpu {
     size_t memory;
 };
 
-static bool load_cuda(struct cuda *cuda)
-{
-    const char *named = getenv("IBX_LIBCUDA");
-    void *library = dlopen(named && *named ? named : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (!library)
-        return false;
-    *(void **)&cuda->init = dlsym(library, "cuInit");
-    *(void **)&cuda->driver_version = dlsym(library, "cuDriverGetVersion");
-    *(void **)&cuda->device_count = dlsym(library, "cuDeviceGetCount");
-    *(void **)&cuda->device = dlsym(library, "cuDeviceGet");
-    *(void **)&cuda->name = dlsym(library, "cuDeviceGetName");
-    *(void **)&cuda->attribute = dlsym(library, "cuDeviceGetAttribute");
-    *(void **)&cuda->total_memory = dlsym(library, "cuDeviceTotalMem_v2");
-    return cuda->init && cuda->driver_version && cuda->device_count && cuda->device && cuda->name &&
-           cuda->attribute && cuda->total_memory;
-}
-
-static int attribute(const struct cuda *cuda, int device, int which)
+static int attribute(const struct ibx_cuda *cuda, int device, int which)
 {
     int value = 0;
-    return cuda->attribute(&value, which, device) ? 0 : value;
+    return cuda->device_get_attribute(&value, which, device) ? 0 : value;
 }
 
-static struct gpu gpu_of(const struct cuda *cuda, int index)
+static struct gpu gpu_of(const struct ibx_cuda *cuda, int index)
 {
+    int (*total_memory)(size_t * bytes, int device);
     struct gpu gpu = {.index = index, .name = "?"};
-    int device = 0;
-    cuda->device(&device, index);
-    cuda->name(gpu.name, sizeof(gpu.name), device);
-    cuda->total_memory(&gpu.memory, device);
-    gpu.rdma = attribute(cuda, device, CUDA_GPU_DIRECT_RDMA);
-    gpu.dma_buf = attribute(cuda, device, CUDA_DMA_BUF);
-    gpu.ordered = attribute(cuda, device, CUDA_RDMA_ORDERING) >= 100;
-    gpu.flushed = attribute(cuda, device, CUDA_RDMA_FLUSH) & 1;
+    cuda->device_get_name(gpu.name, sizeof(gpu.name), index);
+    *(void **)&total_memory = ibx_cuda_symbol("cuDeviceTotalMem_v2");
+    if (total_memory)
+        total_memory(&gpu.memory, index);
+    gpu.rdma = attribute(cuda, index, CUDA_GPU_DIRECT_RDMA);
+    gpu.dma_buf = attribute(cuda, index, IBX_CUDA_DEVICE_DMA_BUF);
+    gpu.ordered = attribute(cuda, index, IBX_CUDA_DEVICE_RDMA_ORDERING) >= IBX_CUDA_ORDERING_OWNER;
+    gpu.flushed = attribute(cuda, index, IBX_CUDA_DEVICE_RDMA_FLUSH) & IBX_CUDA_FLUSH_BY_HOST;
     snprintf(gpu.label, sizeof(gpu.label), "GPU %d", index);
     snprintf(gpu.folder, sizeof(gpu.folder), "/sys/bus/pci/devices/%04x:%02x:%02x.0",
-             (unsigned)attribute(cuda, device, CUDA_PCI_DOMAIN),
-             (unsigned)attribute(cuda, device, CUDA_PCI_BUS),
-             (unsigned)attribute(cuda, device, CUDA_PCI_DEVICE));
+             (unsigned)attribute(cuda, index, CUDA_PCI_DOMAIN),
+             (unsigned)attribute(cuda, index, CUDA_PCI_BUS),
+             (unsigned)attribute(cuda, index, CUDA_PCI_DEVICE));
     return gpu;
 }
 
@@ -111,12 +80,8 @@ static long long node_of(const char *folder)
  * root complex's. */
 static bool one_bridge(const char *one, const char *other)
 {
-    char a[PATH_MAX], b[PATH_MAX], whole[PATH_MAX];
-    snprintf(whole, sizeof(whole), "%s%s", ibx_doctor_root(), one);
-    if (!realpath(whole, a))
-        return false;
-    snprintf(whole, sizeof(whole), "%s%s", ibx_doctor_root(), other);
-    if (!realpath(whole, b))
+    char a[PATH_MAX], b[PATH_MAX];
+    if (!realpath(ibx_doctor_path(one), a) || !realpath(ibx_doctor_path(other), b))
         return false;
     const char *root = strstr(a, "/pci");
     const char *bridge = root ? strchr(root + 1, '/') : NULL;
@@ -156,9 +121,8 @@ static void check_adapter(const struct gpu *gpu, enum nearness near, const char 
         return;
     snprintf(value, sizeof(value), "%s, %s", name, where[near]);
     add(gpu, "adapter", near == NEAR_FAR ? DOCTOR_LIMITED : DOCTOR_OK,
-        near == NEAR_FAR ? "copies cross the link between processors: put adapter and GPU below "
-                           "one, or use a GPU nearer to the adapter"
-                         : NULL,
+        "copies cross the link between processors: put adapter and GPU below one, or use a GPU "
+        "nearer to the adapter",
         value);
 }
 
@@ -169,8 +133,8 @@ static void check_bar(const struct gpu *gpu)
 {
     char path[PATH_MAX], line[128], value[96];
     unsigned long long start = 0, end = 0;
-    snprintf(path, sizeof(path), "%s%s/resource", ibx_doctor_root(), gpu->folder);
-    FILE *file = fopen(path, "re");
+    snprintf(path, sizeof(path), "%s/resource", gpu->folder);
+    FILE *file = fopen(ibx_doctor_path(path), "re");
     for (int i = 0; file && i < 2; i++) {
         if (!fgets(line, sizeof(line), file))
             line[0] = '\0';
@@ -184,9 +148,8 @@ static void check_bar(const struct gpu *gpu)
     snprintf(value, sizeof(value), "%llu MiB of %zu MiB of memory", (end - start + 1) >> 20,
              gpu->memory >> 20);
     add(gpu, "BAR1", small ? DOCTOR_LIMITED : DOCTOR_OK,
-        small ? "only so much can be registered for GPUDirect at once: switch on \"above 4G "
-                "decoding\" and a resizable BAR in the firmware"
-              : NULL,
+        "only so much can be registered for GPUDirect at once: switch on \"above 4G decoding\" "
+        "and a resizable BAR in the firmware",
         value);
 }
 
@@ -218,38 +181,31 @@ static bool check_copies(const struct gpu *gpu, enum nearness near)
 /* -ENOENT: there is no such file. */
 static int load_tuning(struct ibx_tuning *tuning, char file[PATH_MAX], struct ibx_error *err)
 {
-    char whole[2 * PATH_MAX];
     int rc = ibx_glue_tuning_file(file, err);
     if (!rc && !*file)
         rc = ibx_error_set(err, -ENOENT, "rdma.tuning says none");
     if (rc)
         return rc;
-    snprintf(whole, sizeof(whole), "%s%s", ibx_doctor_root(), file);
-    return ibx_tuning_load(whole, tuning, err);
+    return ibx_tuning_load(ibx_doctor_path(file), tuning, err);
 }
 
 /* What the tuning file says about this GPU, or the defaults. */
-static struct ibx_choice choice_of(const struct gpu *gpu)
+static struct ibx_choice choice_of(const struct ibx_cuda *cuda, const struct gpu *gpu)
 {
     struct ibx_tuning tuning = {0};
     struct ibx_tuning_machine here;
     struct ibx_error err = {0};
     char file[PATH_MAX] = "", value[160];
-    const struct ibx_cuda *cuda = ibx_cuda_load(&err);
-    int rc = cuda ? load_tuning(&tuning, file, &err) : -ENOENT;
-    if (rc == -ENOENT || rc == -ENOTDIR) {
-        snprintf(value, sizeof(value), "not measured: %.140s", err.message);
-        add(gpu, "tuning", DOCTOR_LIMITED, MEASURE, value);
-        return ibx_choice_default;
-    }
-    if (rc) {
+    int rc = load_tuning(&tuning, file, &err);
+    bool none = rc == -ENOENT || rc == -ENOTDIR;
+    if (rc && !none) {
         add(gpu, "tuning", DOCTOR_MISSING,
             "GVirtuS does not start with this file: correct it, or " MEASURE, err.message);
         return ibx_choice_default;
     }
     ibx_tuning_machine_of(cuda, gpu->index, &here);
-    if (ibx_tuning_fits(&tuning, &here, &err)) {
-        snprintf(value, sizeof(value), "not used: %.140s", err.message);
+    if (none || ibx_tuning_fits(&tuning, &here, &err)) {
+        snprintf(value, sizeof(value), "not %s: %.140s", none ? "measured" : "used", err.message);
         add(gpu, "tuning", DOCTOR_LIMITED, MEASURE, value);
         return ibx_choice_default;
     }
@@ -259,9 +215,9 @@ static struct ibx_choice choice_of(const struct gpu *gpu)
 }
 
 /* Which path copies take, by their sizes. */
-static void check_paths(const struct gpu *gpu, bool direct)
+static void check_paths(const struct ibx_cuda *cuda, const struct gpu *gpu, bool direct)
 {
-    struct ibx_choice choice = choice_of(gpu);
+    struct ibx_choice choice = choice_of(cuda, gpu);
     unsigned threads = choice.threads ? choice.threads : ibx_copy_threads_count();
     char text[160];
     ibx_tuning_describe(&choice, IBX_CHOICE_TO_DEVICE, threads, direct, text, sizeof(text));
@@ -274,36 +230,38 @@ static void check_paths(const struct gpu *gpu, bool direct)
             "one thread copies for a client: there are fewer than 12 processors");
 }
 
-static void check_one_gpu(const struct cuda *cuda, int index)
+static void check_one_gpu(const struct ibx_cuda *cuda, int index)
 {
     char adapter[64] = "";
     struct gpu gpu = gpu_of(cuda, index);
     enum nearness near = nearest(&gpu, adapter, sizeof(adapter));
-    ibx_doctor_add(
-        "gpu", gpu.label, gpu.dma_buf ? DOCTOR_OK : DOCTOR_LIMITED,
-        gpu.dma_buf ? NULL : "GPUDirect by dma-buf needs the open kernel modules and Linux 5.12",
-        "%s, GPUDirect RDMA %s, dma-buf %s", gpu.name, gpu.rdma ? "yes" : "no",
-        gpu.dma_buf ? "yes" : "no");
+    ibx_doctor_add("gpu", gpu.label, gpu.dma_buf ? DOCTOR_OK : DOCTOR_LIMITED,
+                   "GPUDirect by dma-buf needs the open kernel modules and Linux 5.12",
+                   "%s, GPUDirect RDMA %s, dma-buf %s", gpu.name, gpu.rdma ? "yes" : "no",
+                   gpu.dma_buf ? "yes" : "no");
     bool direct = check_copies(&gpu, near);
-    check_paths(&gpu, direct);
+    check_paths(cuda, &gpu, direct);
     check_adapter(&gpu, near, adapter);
     check_bar(&gpu);
 }
 
 void ibx_doctor_check_gpu(void)
 {
-    struct cuda cuda;
+    const struct ibx_cuda *cuda = ibx_cuda_load(NULL);
+    int (*init)(unsigned flags), (*device_count)(int *count);
     int version = 0, count = 0;
-    if (!load_cuda(&cuda)) {
+    *(void **)&init = ibx_cuda_symbol("cuInit");
+    *(void **)&device_count = ibx_cuda_symbol("cuDeviceGetCount");
+    if (!init || !device_count) {
         ibx_doctor_add("gpu", "CUDA", DOCTOR_MISSING,
                        "only a back end needs it: install NVIDIA's driver (libcuda.so.1)",
                        "no driver here");
         return;
     }
-    int rc = cuda.init(0);
+    int rc = init(0);
     if (!rc)
-        rc = cuda.device_count(&count);
-    cuda.driver_version(&version);
+        rc = device_count(&count);
+    cuda->driver_get_version(&version);
     if (rc || !count) {
         ibx_doctor_add("gpu", "CUDA", DOCTOR_MISSING, "see nvidia-smi",
                        "driver %d.%d, but no GPU (error %d)", version / 1000, version % 1000 / 10,
@@ -313,7 +271,7 @@ void ibx_doctor_check_gpu(void)
     ibx_doctor_add("gpu", "CUDA", DOCTOR_OK, NULL, "driver %d.%d, %d GPUs", version / 1000,
                    version % 1000 / 10, count);
     for (int i = 0; i < count; i++)
-        check_one_gpu(&cuda, i);
+        check_one_gpu(cuda, i);
     ibx_doctor_add("gpu", "nvidia-peermem", DOCTOR_OK, NULL, "%s",
                    ibx_doctor_exists(MODULE_PEERMEM)
                        ? "loaded"

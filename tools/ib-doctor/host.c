@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Memory limits, the kernel's services, libfabric. */
 #include "tools/ib-doctor/ib-doctor.h"
-#include "tools/ib-doctor/report.h"
 
 #include "transport/transport.h"
 
@@ -52,7 +51,7 @@ static void check_huge_pages(const char *label, const char *folder, const char *
         ibx_doctor_add("memory", label, DOCTOR_MISSING,
                        "this processor or kernel does not have them", "not known here");
     else
-        ibx_doctor_add("memory", label, total ? DOCTOR_OK : DOCTOR_LIMITED, total ? NULL : remedy,
+        ibx_doctor_add("memory", label, total ? DOCTOR_OK : DOCTOR_LIMITED, remedy,
                        "%lld, of which %lld free", total, spare);
 }
 
@@ -110,7 +109,7 @@ static void check_userfaultfd(void)
         fd >= 0 ? "only for faults from user space" : strerror(code), sysctl);
     bool closed = access("/dev/userfaultfd", R_OK | W_OK);
     ibx_doctor_add("system", "/dev/userfaultfd", closed ? DOCTOR_LIMITED : DOCTOR_OK,
-                   closed ? "chgrp and chmod it for QEMU's user" : NULL, "%s",
+                   "chgrp and chmod it for QEMU's user", "%s",
                    access("/dev/userfaultfd", F_OK) ? "not there (Linux 6.1 and later have it)"
                                                     : "there");
 }
@@ -123,11 +122,9 @@ static void check_direct_copy(void)
     struct iovec local = {&to, 1}, remote = {&from, 1};
     bool there = process_vm_readv(getpid(), &local, 1, &remote, 1, 0) == 1;
     bool limited = !there || (scope > 0 && geteuid() != 0);
-    ibx_doctor_add(
-        "system", "process_vm_readv", limited ? DOCTOR_LIMITED : DOCTOR_OK,
-        limited ? "shm then copies twice: sysctl kernel.yama.ptrace_scope=0, or CAP_SYS_PTRACE"
-                : NULL,
-        "%s, ptrace_scope %lld", there ? "allowed" : strerror(errno), scope);
+    ibx_doctor_add("system", "process_vm_readv", limited ? DOCTOR_LIMITED : DOCTOR_OK,
+                   "shm then copies twice: sysctl kernel.yama.ptrace_scope=0, or CAP_SYS_PTRACE",
+                   "%s, ptrace_scope %lld", there ? "allowed" : strerror(errno), scope);
 }
 
 static void check_uring(void)
@@ -147,7 +144,7 @@ static void check_uring(void)
     bool zero_copy = probe && io_uring_opcode_supported(probe, IORING_OP_SEND_ZC);
     ibx_doctor_add("system", "io_uring", DOCTOR_OK, NULL, "usable");
     ibx_doctor_add("system", "io_uring SEND_ZC", zero_copy ? DOCTOR_OK : DOCTOR_LIMITED,
-                   zero_copy ? NULL : "Linux 6.0 and later have it", "%s",
+                   "Linux 6.0 and later have it", "%s",
                    zero_copy ? "usable" : "not in this kernel");
     io_uring_free_probe(probe);
     io_uring_queue_exit(&ring);

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Options and output of ib-doctor. */
 #include "tools/ib-doctor/ib-doctor.h"
-#include "tools/ib-doctor/report.h"
 #include "tools/options.h"
 
 #include <jansson.h>
@@ -53,11 +52,10 @@ static void print_page(const struct path_answer *answers)
 {
     bool tty = isatty(STDOUT_FILENO);
     const char *area = "";
-    unsigned count;
-    const struct doctor_check *checks = ibx_doctor_report(&count);
-    for (const struct doctor_check *c = checks; c < checks + count; c++) {
+    for (unsigned i = 0; i < ibx_doctor_check_count; i++) {
+        const struct doctor_check *c = &ibx_doctor_checks[i];
         if (strcmp(area, c->area)) {
-            printf("%s%s\n", c > checks ? "\n" : "", c->area);
+            printf("%s%s\n", i ? "\n" : "", c->area);
             area = c->area;
         }
         printf("  %s%-8s%s %-22s %s\n", colour(c->status, tty), status_names[c->status],
@@ -80,12 +78,12 @@ static bool print_json(const struct path_answer *answers)
     struct utsname host;
     uname(&host);
     json_t *list = json_array(), *paths = json_array();
-    unsigned count;
-    const struct doctor_check *checks = ibx_doctor_report(&count);
-    for (const struct doctor_check *c = checks; c < checks + count; c++)
+    for (unsigned i = 0; i < ibx_doctor_check_count; i++) {
+        const struct doctor_check *c = &ibx_doctor_checks[i];
         json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:s, s:s}", "area", c->area, "name",
                                               c->name, "status", status_names[c->status], "value",
                                               c->value, "remedy", c->remedy));
+    }
     for (unsigned i = 0; i < IBX_PROVIDERS_MAX; i++)
         json_array_append_new(paths, json_pack("{s:s, s:b, s:s}", "provider", answers[i].provider,
                                                "usable", answers[i].usable,

@@ -5,7 +5,6 @@
  * Numbers are those of PCI Express Base 4.0, 7.6.3 and 7.7.8.
  */
 #include "tools/ib-doctor/ib-doctor.h"
-#include "tools/ib-doctor/report.h"
 
 #include <fcntl.h>
 #include <limits.h>
@@ -90,9 +89,8 @@ static void add_bridge(struct bridges *bridges, const char *folder, const char *
 /* A device's folder lies in those of the bridges above it. */
 static void add_bridges_above(struct bridges *bridges, const char *device)
 {
-    char path[PATH_MAX], whole[512], address[ADDRESS_CHARS + 1];
-    snprintf(whole, sizeof(whole), "%s%s", ibx_doctor_root(), device);
-    if (!realpath(whole, path))
+    char path[PATH_MAX], address[ADDRESS_CHARS + 1];
+    if (!realpath(ibx_doctor_path(device), path))
         return;
     bool bottom = true;
     for (char *slash; (slash = strrchr(path, '/')) && is_address(slash + 1, strlen(slash + 1));) {

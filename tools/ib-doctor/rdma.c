@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* RDMA devices as sysfs shows them and, where libibverbs opens them, their limits. */
 #include "tools/ib-doctor/ib-doctor.h"
-#include "tools/ib-doctor/report.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "tools/ib-doctor/report.h"
+#include "tools/ib-doctor/ib-doctor.h"
 
 #include <limits.h>
 #include <stdarg.h>
@@ -10,28 +10,22 @@
 
 #define CHECKS_MAX 256u
 
-static struct doctor_check checks[CHECKS_MAX];
-static unsigned check_count;
+struct doctor_check ibx_doctor_checks[CHECKS_MAX];
+unsigned ibx_doctor_check_count;
 
 void ibx_doctor_add(const char *area, const char *name, enum doctor_status status,
                     const char *remedy, const char *value_format, ...)
 {
-    if (check_count == CHECKS_MAX)
+    if (ibx_doctor_check_count == CHECKS_MAX)
         return;
-    struct doctor_check *check = &checks[check_count++];
+    struct doctor_check *check = &ibx_doctor_checks[ibx_doctor_check_count++];
     *check = (struct doctor_check){.area = area, .status = status};
     snprintf(check->name, sizeof(check->name), "%s", name);
-    snprintf(check->remedy, sizeof(check->remedy), "%s", remedy ? remedy : "");
+    snprintf(check->remedy, sizeof(check->remedy), "%s", status == DOCTOR_OK ? "" : remedy);
     va_list args;
     va_start(args, value_format);
     vsnprintf(check->value, sizeof(check->value), value_format, args);
     va_end(args);
-}
-
-const struct doctor_check *ibx_doctor_report(unsigned *count)
-{
-    *count = check_count;
-    return checks;
 }
 
 const char *ibx_doctor_root(void)
@@ -40,7 +34,7 @@ const char *ibx_doctor_root(void)
     return root ? root : "";
 }
 
-static const char *whole_path(const char *path)
+const char *ibx_doctor_path(const char *path)
 {
     static char whole[PATH_MAX];
     snprintf(whole, sizeof(whole), "%s%s", ibx_doctor_root(), path);
@@ -49,7 +43,7 @@ static const char *whole_path(const char *path)
 
 bool ibx_doctor_read(const char *path, char *out, size_t size)
 {
-    FILE *file = fopen(whole_path(path), "re");
+    FILE *file = fopen(ibx_doctor_path(path), "re");
     bool good = file && fgets(out, (int)size, file);
     if (file)
         fclose(file);
@@ -70,7 +64,7 @@ long long ibx_doctor_read_number(const char *path, long long fallback)
 
 bool ibx_doctor_exists(const char *path)
 {
-    return access(whole_path(path), F_OK) == 0;
+    return access(ibx_doctor_path(path), F_OK) == 0;
 }
 
 static int has_no_dot(const struct dirent *entry)
@@ -80,7 +74,7 @@ static int has_no_dot(const struct dirent *entry)
 
 int ibx_doctor_list(const char *path, struct dirent ***names)
 {
-    int count = scandir(whole_path(path), names, has_no_dot, alphasort);
+    int count = scandir(ibx_doctor_path(path), names, has_no_dot, alphasort);
     return count < 0 ? 0 : count;
 }
 

@@ -189,9 +189,7 @@ int main(int argc, char **argv)
     ibx_tool_parse(&tool, argc, argv, &args, &command, &args.uri);
     check_line(&args, command);
     resolve_key_file(&args.options);
-    if (ibx_journal_folder(args.state_dir, args.folder, sizeof(args.folder), &err)) {
-        ibx_cli_message(err.message);
-        return MIGRATE_FAILED;
-    }
+    if (ibx_journal_folder(args.state_dir, args.folder, sizeof(args.folder), &err))
+        return ibx_cli_fail(err.message);
     return run[command](&args);
 }

@@ -50,6 +50,8 @@ int ibx_cli_monitor_check(const struct migrate_args *args, struct ibx_error *err
  * -ENOENT or -ECONNREFUSED when none works on it. */
 json_t *ibx_cli_ask_status(const struct migrate_args *args, const struct ibx_journal *record,
                            struct ibx_error *err);
+/* The key file of the record, where the command line names none. */
+void ibx_cli_use_key_file(struct ibx_options *options, const struct ibx_journal *record);
 /* Where the VM is: as ibx_journal_describe(), and whether the QEMU that it ran in has ended. */
 void ibx_cli_vm_state(const struct ibx_journal *record, char *sentence, size_t size);
 
@@ -57,6 +59,8 @@ void ibx_cli_vm_state(const struct ibx_journal *record, char *sentence, size_t s
 
 /* "ib-migrate: MESSAGE" on stderr. */
 void ibx_cli_message(const char *message);
+/* The same; returns MIGRATE_FAILED. */
+int ibx_cli_fail(const char *message);
 /* One JSON object as one line on stdout; consumed. */
 void ibx_cli_print_json(json_t *json);
 /* `status`, or MIGRATE_FAILED with a message when standard output could not be written. */

@@ -24,7 +24,7 @@ static void print_failure(const struct ibx_migrate_status *last, const struct ib
     if (!last->record.written_s) /* nothing was begun */
         return;
     if (!last->source && last->record.state != IBX_JOURNAL_COMPLETE &&
-        ibx_journal_qemu_gone(&last->record)) /* the message says it; the VM runs nowhere */
+        ibx_journal_qemu_gone(&last->record)) /* the message has it; the VM runs nowhere */
         return;
     ibx_cli_vm_state(&last->record, state, sizeof(state));
     ibx_cli_message(state);
@@ -88,8 +88,7 @@ static int receive(const struct migrate_args *args, const struct ibx_migrate_obs
         .minor = args->minor,
         .observer = *observer,
     };
-    return record ? ibx_migrate_receive_again(&options, record, last, err)
-                  : ibx_migrate_receive(&options, last, err);
+    return ibx_migrate_receive(&options, record, last, err);
 }
 
 static int send(const struct migrate_args *args, const struct ibx_migrate_observer *observer,
@@ -106,8 +105,7 @@ static int send(const struct migrate_args *args, const struct ibx_migrate_observ
         .quit = args->quit,
         .observer = *observer,
     };
-    return record ? ibx_migrate_send_again(&options, record, last, err)
-                  : ibx_migrate_send(&options, last, err);
+    return ibx_migrate_send(&options, record, last, err);
 }
 
 /* Runs one side to its end. `record`: of the migration to continue, or NULL. */
@@ -142,54 +140,17 @@ int ibx_cli_send(const struct migrate_args *args)
 
 /* ------------------------------------------------------------ recover */
 
-/* The unfinished migration of this monitor. A QEMU has one in each role when its VM was sent on
- * before all pages had arrived; it waits for the later one. */
-static int find_unfinished(const struct migrate_args *args, struct ibx_journal *record,
-                           struct ibx_error *err)
+/* A QEMU has one in each role when its VM was sent on before all pages had arrived; it waits for
+ * the later one, which is found. */
+static bool is_unfinished(const struct ibx_journal *record)
 {
-    struct ibx_journal other;
-    struct ibx_error silent;
-    int rc = ibx_journal_find(args->folder, false, args->qmp, record, err);
-    if (rc && rc != -ENOENT)
-        return rc;
-    int rc2 = ibx_journal_find(args->folder, true, args->qmp, &other, &silent);
-    if (rc2 && rc2 != -ENOENT)
-        return ibx_error_set(err, rc2, "%s", silent.message);
-    if (!rc2 && (rc || other.written_s > record->written_s)) {
-        *record = other;
-        rc = 0;
-    }
-    if (rc)
-        ibx_error_set(err, rc,
-                      "there is no unfinished migration of the QEMU at %s recorded in %s: "
-                      "\"ib-migrate status\" shows the records",
-                      args->qmp, args->folder);
-    return rc;
+    return !ibx_journal_over(record);
 }
 
-static void use_key_file(struct migrate_args *args, const struct ibx_journal *record)
+/* Its destination may not know it yet. */
+static bool is_done(const struct ibx_journal *record)
 {
-    if (!args->options.key_file[0])
-        snprintf(args->options.key_file, sizeof(args->options.key_file), "%s", record->key_file);
-}
-
-/* The newest migration from this monitor that is done: its destination may not know it yet. */
-static bool find_done(const struct migrate_args *args, struct ibx_journal *record)
-{
-    struct ibx_journal *all;
-    size_t count;
-    bool found = false;
-    if (ibx_journal_list(args->folder, &all, &count, NULL))
-        return false;
-    for (size_t i = 0; i < count && !found; i++) {
-        if (!all[i].source || all[i].state != IBX_JOURNAL_DONE ||
-            strcmp(all[i].qmp, args->qmp) != 0)
-            continue;
-        *record = all[i];
-        found = true;
-    }
-    free(all);
-    return found;
+    return record->source && record->state == IBX_JOURNAL_DONE;
 }
 
 /* Confirms a migration that is done here to its destination once more. `none`: that there is no
@@ -236,10 +197,11 @@ int ibx_cli_recover(const struct migrate_args *given)
     struct ibx_journal record;
     struct ibx_error err = {0};
     args = *given;
-    int rc = find_unfinished(&args, &record, &err);
+    int rc = ibx_journal_find(args.folder, args.qmp, is_unfinished, &record, &err);
     const bool source = rc ? args.uri != NULL : record.source;
-    if (rc == -ENOENT && !args.listen && find_done(&args, &record)) {
-        use_key_file(&args, &record);
+    if (rc == -ENOENT && !args.listen &&
+        !ibx_journal_find(args.folder, args.qmp, is_done, &record, NULL)) {
+        ibx_cli_use_key_file(&args.options, &record);
         return confirm(&args, &record, &err);
     }
     if (!rc && record.source && args.listen)
@@ -254,7 +216,7 @@ int ibx_cli_recover(const struct migrate_args *given)
         const struct ibx_migrate_status none = {.phase = IBX_PHASE_FAILED, .source = source};
         return finish(&args, rc, &none, &err);
     }
-    use_key_file(&args, &record);
+    ibx_cli_use_key_file(&args.options, &record);
     return migrate(&args, record.source, &record);
 }
 
@@ -287,10 +249,8 @@ int ibx_cli_check(const struct migrate_args *args)
     struct ibx_error err = {0};
     if (ibx_cli_monitor_check(args, &err) ||
         ibx_migrate_check(args->qmp, !args->destination, args->uri, &args->options, args->links,
-                          &blockers, &err)) {
-        ibx_cli_message(err.message);
-        return MIGRATE_FAILED;
-    }
+                          &blockers, &err))
+        return ibx_cli_fail(err.message);
     print_blockers(args, &blockers);
     return ibx_cli_flush(blockers.count ? MIGRATE_FAILED : MIGRATE_DONE);
 }

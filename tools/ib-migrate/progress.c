@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The progress of a migration, from a thread of its own; ib-migrate.h says why. */
+/* Shows the progress of a migration, from a thread of its own: see ib-migrate.h. */
 #include "tools/ib-migrate/ib-migrate.h"
 
 #include "common/log.h"
@@ -45,7 +45,7 @@ static unsigned columns(void)
     return size.ws_col;
 }
 
-static void draw(struct migrate_progress *p, const struct ibx_migrate_status *status)
+static void draw_bar(struct migrate_progress *p, const struct ibx_migrate_status *status)
 {
     char line[1024];
     unsigned width = columns() - 1u; /* the last column would break the line */
@@ -54,7 +54,7 @@ static void draw(struct migrate_progress *p, const struct ibx_migrate_status *st
     p->drawn = true;
 }
 
-static void wipe(struct migrate_progress *p)
+static void clear_bar(struct migrate_progress *p)
 {
     if (p->drawn)
         fputs("\r\033[K", stderr);
@@ -74,13 +74,13 @@ static bool worth_a_line(const struct migrate_progress *p, const struct ibx_migr
 static void show_status(struct migrate_progress *p, const struct ibx_migrate_status *status)
 {
     if (p->json && isatty(STDOUT_FILENO))
-        wipe(p);
+        clear_bar(p);
     if (p->json)
         ibx_cli_print_json(json_pack("{s:o}", "status", ibx_migrate_status_json(status)));
     if (p->quiet)
         return;
     if (p->terminal) {
-        draw(p, status);
+        draw_bar(p, status);
     } else if (p->last_phase != (int)status->phase && worth_a_line(p, status)) {
         char line[IBX_ERROR_MAX + 128];
         ibx_cli_phase_line(status, line, sizeof(line));
@@ -91,7 +91,7 @@ static void show_status(struct migrate_progress *p, const struct ibx_migrate_sta
 
 static void show_line(struct migrate_progress *p, const char *text)
 {
-    wipe(p);
+    clear_bar(p);
     snprintf(p->last_line, sizeof(p->last_line), "%s", text);
     if (p->json)
         ibx_cli_print_json(json_pack("{s:o}", "say", ibx_json_text(text)));
@@ -120,7 +120,7 @@ static void *run(void *arg)
         pthread_mutex_lock(&p->lock);
     }
     pthread_mutex_unlock(&p->lock);
-    wipe(p);
+    clear_bar(p);
     return NULL;
 }
 

@@ -33,6 +33,12 @@ json_t *ibx_cli_ask_status(const struct migrate_args *args, const struct ibx_jou
     return ask_path(path, err);
 }
 
+void ibx_cli_use_key_file(struct ibx_options *options, const struct ibx_journal *record)
+{
+    if (!options->key_file[0])
+        snprintf(options->key_file, sizeof(options->key_file), "%s", record->key_file);
+}
+
 /* ------------------------------------------------------------ what there is */
 
 struct receiver {
@@ -149,7 +155,7 @@ static const char *trouble(const struct ibx_error *err)
     return err->code && err->code != -ENOENT && err->code != -ECONNREFUSED ? err->message : NULL;
 }
 
-/* As ibx_cli_vm_state() for a QEMU that has ended; false: the record alone says it. */
+/* As ibx_cli_vm_state() for a QEMU that has ended; false: the record alone tells it. */
 static bool describe_ended(const struct ibx_journal *record, char *sentence, size_t size)
 {
     char vm[PATH_MAX];
@@ -249,10 +255,8 @@ int ibx_cli_status(const struct migrate_args *args)
 {
     struct found found;
     struct ibx_error err = {0};
-    if (find(args, &found, &err)) {
-        ibx_cli_message(err.message);
-        return MIGRATE_FAILED;
-    }
+    if (find(args, &found, &err))
+        return ibx_cli_fail(err.message);
     for (size_t i = 0; i < found.receiver_count; i++)
         print_receiver(args, &found.receivers[i]);
     for (size_t i = 0; i < found.record_count; i++)
@@ -313,9 +317,7 @@ static int command_live(const struct migrate_args *args, json_t *request)
     else
         rc = ibx_control_socket_ask(path, request, &answer, ibx_deadline_in_ms(ASK_MS), &err);
     json_decref(answer);
-    if (rc)
-        ibx_cli_message(err.message);
-    return rc ? MIGRATE_FAILED : MIGRATE_DONE;
+    return rc ? ibx_cli_fail(err.message) : MIGRATE_DONE;
 }
 
 int ibx_cli_cancel(const struct migrate_args *args)
@@ -349,10 +351,8 @@ int ibx_cli_prune(const struct migrate_args *args)
                                             .before_s = UINT64_MAX,
                                             .each = print_pruned,
                                             .context = &any};
-    if (ibx_journal_prune(args->folder, &which, &err)) {
-        ibx_cli_message(err.message);
-        return MIGRATE_FAILED;
-    }
+    if (ibx_journal_prune(args->folder, &which, &err))
+        return ibx_cli_fail(err.message);
     if (!any)
         print_none(args);
     return ibx_cli_flush(MIGRATE_DONE);

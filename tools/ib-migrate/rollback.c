@@ -14,22 +14,25 @@ struct reply {
     struct ibx_migrate_answer answer;
 };
 
+static bool goes_from_here(const struct ibx_journal *record)
+{
+    return record->source && !ibx_journal_over(record);
+}
+
+static bool comes_here(const struct ibx_journal *record)
+{
+    return !record->source && !ibx_journal_over(record);
+}
+
 static int find(const struct migrate_args *args, struct ibx_journal *record, struct ibx_error *err)
 {
-    struct ibx_error silent;
-    struct ibx_journal other;
-    int rc = ibx_journal_find(args->folder, true, args->qmp, record, err);
-    if (rc != -ENOENT)
-        return rc;
-    if (!ibx_journal_find(args->folder, false, args->qmp, &other, &silent))
+    int rc = ibx_journal_find(args->folder, args->qmp, goes_from_here, record, err);
+    if (rc == -ENOENT && !ibx_journal_find(args->folder, args->qmp, comes_here, record, NULL))
         return ibx_error_set(err, -EINVAL,
                              "the QEMU at %s is the destination of a migration: end this QEMU, "
                              "then roll back at the source",
                              args->qmp);
-    return ibx_error_set(err, rc,
-                         "there is no unfinished migration from the QEMU at %s recorded in %s: "
-                         "\"ib-migrate status\" shows the records",
-                         args->qmp, args->folder);
+    return rc;
 }
 
 /* An ib-migrate that works on the migration would continue it. */
@@ -129,12 +132,6 @@ static bool agreed(const struct migrate_args *args, const char *vm)
     return false;
 }
 
-static int fail(const char *message)
-{
-    ibx_cli_message(message);
-    return MIGRATE_FAILED;
-}
-
 int ibx_cli_rollback(const struct migrate_args *args)
 {
     static struct reply reply;
@@ -143,25 +140,24 @@ int ibx_cli_rollback(const struct migrate_args *args)
     struct ibx_options options = args->options;
     char vm[PATH_MAX], state[IBX_ERROR_MAX];
     if (find(args, &record, &err) || check_idle(args, &record, &err))
-        return fail(err.message);
-    if (!options.key_file[0])
-        snprintf(options.key_file, sizeof(options.key_file), "%s", record.key_file);
+        return ibx_cli_fail(err.message);
+    ibx_cli_use_key_file(&options, &record);
     ibx_cli_vm_name(&record, vm, sizeof(vm));
     ibx_journal_describe(&record, state, sizeof(state));
-    ibx_text_sanitize(state);
     fprintf(stderr, "%s, migrated to %s: %s.\n", vm, record.uri, state);
     reply.rc = ibx_migrate_query(&record, &options, &reply.answer, &reply.err);
     print_reply(&reply);
     if (!reply.rc &&
         (reply.answer.state == IBX_ANSWER_RUNNING || reply.answer.state == IBX_ANSWER_COMPLETE))
-        return fail("not rolled back, because the VM would run twice: \"ib-migrate recover\" "
-                    "continues the migration; to give up what the VM did there, end its QEMU "
-                    "first");
+        return ibx_cli_fail(
+            "not rolled back, because the VM would run twice: \"ib-migrate recover\" "
+            "continues the migration; to give up what the VM did there, end its QEMU "
+            "first");
     print_loss(&record, &reply);
     if (!agreed(args, vm))
         return MIGRATE_FAILED;
     if (ibx_migrate_rollback(args->folder, &record, &options, &err))
-        return fail(err.message);
+        return ibx_cli_fail(err.message);
     printf("%s: rolled back, it runs here again\n", vm);
     return MIGRATE_DONE;
 }

@@ -15,6 +15,12 @@ void ibx_cli_message(const char *message)
     fprintf(stderr, "ib-migrate: %s\n", message);
 }
 
+int ibx_cli_fail(const char *message)
+{
+    ibx_cli_message(message);
+    return MIGRATE_FAILED;
+}
+
 void ibx_cli_print_json(json_t *json)
 {
     if (!json || json_dumpf(json, stdout, JSON_COMPACT) || putchar('\n') == EOF || fflush(stdout))
@@ -24,10 +30,9 @@ void ibx_cli_print_json(json_t *json)
 
 int ibx_cli_flush(int status)
 {
-    if (!fflush(stdout) && !ferror(stdout))
-        return status;
-    ibx_cli_message("standard output could not be written");
-    return MIGRATE_FAILED;
+    return !fflush(stdout) && !ferror(stdout)
+               ? status
+               : ibx_cli_fail("standard output could not be written");
 }
 
 /* ------------------------------------------------------------ figures */

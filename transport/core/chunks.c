@@ -206,8 +206,9 @@ void ibx_chunks_flush(struct ibx_conn *conn, int status)
     flush_queue(conn, &conn->bulk, status);
 }
 
-void ibx_chunk_done(struct ibx_conn *conn, struct ibx_chunk *chunk, int status)
+void ibx_chunk_done(struct ibx_link *link, struct ibx_chunk *chunk, int status)
 {
+    struct ibx_conn *conn = link->conn;
     struct ibx_op *op = chunk->op;
     chunk->op = NULL;
     give_back(queue_of(conn, op->urgent), chunk);

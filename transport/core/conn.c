@@ -31,11 +31,6 @@ static const struct ibx_state_table conn_table = IBX_STATE_TABLE("connection", c
 
 /* ------------------------------------------------------------------- upcalls */
 
-static void up_chunk_done(struct ibx_link *link, struct ibx_chunk *chunk, int status)
-{
-    ibx_chunk_done(link->conn, chunk, status);
-}
-
 static void up_message(struct ibx_link *link, const void *data, size_t length, uint64_t slot)
 {
     struct ibx_event event = {
@@ -58,7 +53,7 @@ static void up_lost(struct ibx_link *link, int status, const char *reason)
 }
 
 static const struct ibx_upcalls upcalls = {
-    .chunk_done = up_chunk_done,
+    .chunk_done = ibx_chunk_done,
     .message = up_message,
     .send_done = up_send_done,
     .lost = up_lost,

@@ -8,10 +8,9 @@
  *   regions.c      memory regions, and the peer's memory as posts and copies name it
  *   path_choice.c  which provider carries it: the choice of the path for rdma://
  *
- * conn.c calls chunks.c, which calls back only to report that the provider failed
- * (ibx_conn_lost()). The other files of core/ know no connection: providers.c (the table of
- * providers), domain.c, options.c, uri.c, crypto.c and the registration cache, regcache.c with
- * regcache_watch.c.
+ * conn.c calls chunks.c, which calls back only for ibx_conn_lost(). The other files of core/ know
+ * no connection: providers.c (the table of providers), domain.c, options.c, uri.c, crypto.c and the
+ * registration cache, regcache.c with regcache_watch.c.
  */
 #ifndef IBX_TRANSPORT_CORE_CONN_H
 #define IBX_TRANSPORT_CORE_CONN_H
@@ -160,7 +159,8 @@ void ibx_chunks_fini(struct ibx_conn *conn);
 void ibx_chunks_dispatch(struct ibx_conn *conn);
 /* Completes everything not yet given to the provider with `status`. */
 void ibx_chunks_flush(struct ibx_conn *conn, int status);
-void ibx_chunk_done(struct ibx_conn *conn, struct ibx_chunk *chunk, int status);
+/* The upcall. */
+void ibx_chunk_done(struct ibx_link *link, struct ibx_chunk *chunk, int status);
 /* -ENOMEM when the ring cannot grow. */
 int ibx_events_push(struct ibx_conn *conn, const struct ibx_event *event);
 bool ibx_events_pop(struct ibx_conn *conn, struct ibx_event *event);

@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The choice of the path for rdma://, that is, which provider carries a connection.
- *
- * The client has the list: options.provider, or with "auto" all providers in the order of
- * providers.c (shm, verbs, ofi, tcp). It tries one after the other, until both sides have set one
- * up (handshake/handshake.c). shm is left out when the handshake has shown that the server is on
- * another host. The server answers a try by its own options.provider. Each side keeps the reasons
- * against the providers that were not taken for ibx_conn_path().
+ * Which provider carries a connection. The client tries those of options.provider, or all in the
+ * order of providers.c, until both sides have set one up (handshake/handshake.c); shm only if the
+ * server is on its host. The server answers a try by its own options.provider. Each side keeps the
+ * reasons against the others for ibx_conn_path().
  */
 #include "transport/core/conn.h"
 

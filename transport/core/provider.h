@@ -2,10 +2,9 @@
 /*
  * What a provider implements. Its users include transport.h instead.
  *
- * core/ owns the connection: it cuts READs and WRITEs into chunks, bounds the number in flight,
- * counts completions and turns them into events. handshake/ authenticates both ends and agrees on
- * the provider. A provider moves one chunk or one message at a time and reports the result, from
- * inside `progress` only. The life of its endpoint is the same on both sides:
+ * core/ cuts READs and WRITEs into chunks, bounds the number in flight, and turns completions into
+ * events. handshake/ authenticates both ends and agrees on the provider. A provider moves one chunk
+ * or one message at a time and reports the result from inside `progress` only. Its endpoint's life:
  *
  *   open -> server: offer -> client: join -> both: finish -> [work] -> abort -> close
  *
@@ -92,8 +91,8 @@ int ibx_link_socket(const struct ibx_link *link);
  * ibx_link_proof(). */
 struct ibx_tls *ibx_link_tls(const struct ibx_link *link);
 /* 32 bytes that only the two authenticated ends of this connection can compute, different for each
- * label. It proves that a second channel (a further socket, an rdma_cm request) belongs to this
- * connection. Compare it with CRYPTO_memcmp. */
+ * label: proof that a further socket or an rdma_cm request belongs to it. Compare it with
+ * ibx_hash_equal(). */
 void ibx_link_proof(const struct ibx_link *link, const char *label, uint8_t proof[IBX_PROOF_BYTES]);
 /* Waits in offer, join or finish until `fd` has `events` (poll(2)): 0. -ETIMEDOUT; -ECANCELED: the
  * peer gave this attempt up, or is gone. */
@@ -115,15 +114,14 @@ struct ibx_domain_part {
 
 struct ibx_domain_part_ops {
     bool (*fits)(const struct ibx_domain_part *part, const void *want);
-    /* `domain`: it will be shared there; NULL: it will not. The caller sets all fields of `part`.
-     */
+    /* With a domain it will be shared there. The caller sets all fields of `part`. */
     int (*open)(void *want, const struct ibx_domain *domain, struct ibx_domain_part **part,
                 struct ibx_error *err);
     void (*close)(struct ibx_domain_part *part); /* frees it, too */
 };
 
-/* Takes a part of the domain that fits, or opens a new one; without a domain always a new one. Hold
- * it until ibx_domain_part_release(), which accepts NULL. From any thread. */
+/* Takes a part of the domain that fits, or opens a new one, until ibx_domain_part_release(), which
+ * accepts NULL. From any thread. */
 int ibx_domain_part_hold(struct ibx_domain *domain, const struct ibx_domain_part_ops *ops,
                          void *want, struct ibx_domain_part **part, struct ibx_error *err);
 void ibx_domain_part_release(struct ibx_domain_part *part);
@@ -141,8 +139,7 @@ static inline uint8_t *ibx_gather(uint8_t *out, const struct iovec *iov, int iov
 
 struct ibx_provider {
     const char *name;
-    bool
-        takes_socket; /* the provider uses the handshake socket after finish, and notices its EOF */
+    bool takes_socket; /* it uses the handshake socket after finish, and notices its EOF */
 
     /* Whether this host can use it: "mlx5_0 port 1 (200 Gb/s)", or the reason against it. */
     int (*probe)(const struct ibx_options *options, char *description, size_t size,
@@ -165,8 +162,6 @@ struct ibx_provider {
      * zeroed bytes and sets span.address. */
     int (*mr_register)(void *endpoint, struct ibx_mr *mr, struct ibx_error *err);
     void (*mr_deregister)(void *endpoint, struct ibx_mr *mr);
-    /* Optional. */
-    const void *(*remote_pointer)(void *endpoint, const struct ibx_remote *remote);
     /* Optional, all three or none. */
     int (*remote_hold)(void *endpoint, const struct ibx_remote *remote, unsigned access,
                        struct ibx_reach *reach);

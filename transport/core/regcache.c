@@ -127,9 +127,8 @@ static bool reap_one(struct ibx_regcache *cache, struct ibx_mr **mr)
 static void reap(struct ibx_regcache *cache)
 {
     struct ibx_mr *mr;
-    while (reap_one(cache, &mr)) {
+    while (reap_one(cache, &mr))
         ibx_mr_deregister(mr);
-    }
 }
 
 /* Evicts idle entries, the least recently used first, until at most `bytes` and `entries` are left.

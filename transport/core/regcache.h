@@ -3,11 +3,10 @@
  * A cache of registrations of host memory, for providers whose caps.register_free is false.
  *
  * A cached registration dies when the memory under it is unmapped, moved, emptied (MADV_DONTNEED,
- * MADV_FREE, MADV_REMOVE) or mapped over. The kernel reports this through userfaultfd, which is
- * used for its events only and never delays a page fault. Once munmap(2) and the like have
- * returned, ibx_regcache_get() does not find the old registration any more. Only private anonymous
- * memory is cached (malloc, mmap). Other memory, and all memory where userfaultfd is not permitted,
- * is registered for each call, which is slow.
+ * MADV_FREE, MADV_REMOVE) or mapped over, which the kernel reports through userfaultfd: once
+ * munmap(2) and the like have returned, ibx_regcache_get() does not find it any more. Only private
+ * anonymous memory is cached. Other memory, and all memory where userfaultfd is not permitted, is
+ * registered for each call, which is slow.
  *
  * An application notices two things. munmap and the like of cached memory wait some microseconds
  * for a thread of this process to take note. And mremap(2) of a range that was cached only in part

@@ -238,10 +238,10 @@ void ibx_watch_release_unlock(void)
 
 bool ibx_watch_add(struct ibx_watch_range *range)
 {
-    struct uffdio_register wish = {
+    struct uffdio_register request = {
         .range = {.start = range->start, .len = range->end - range->start},
         .mode = UFFDIO_REGISTER_MODE_WP};
-    if (!start() || !ibx_watch_settle() || ioctl(watch.reader->fd, UFFDIO_REGISTER, &wish))
+    if (!start() || !ibx_watch_settle() || ioctl(watch.reader->fd, UFFDIO_REGISTER, &request))
         return false;
     range->alive = true;
     range->prev = NULL;
@@ -260,8 +260,8 @@ static void unregister(const struct ibx_watch_range *range)
         if (other->alive && other->start < range->end && range->start < other->end)
             return;
     }
-    struct uffdio_range wish = {.start = range->start, .len = range->end - range->start};
-    ioctl(watch.reader->fd, UFFDIO_UNREGISTER, &wish);
+    struct uffdio_range request = {.start = range->start, .len = range->end - range->start};
+    ioctl(watch.reader->fd, UFFDIO_UNREGISTER, &request);
 }
 
 void ibx_watch_remove(struct ibx_watch_range *range)

@@ -126,13 +126,6 @@ void ibx_remote_get(struct ibx_reader *reader, struct ibx_remote *remote)
         remote->keys[i] = ibx_get_u64(reader);
 }
 
-const void *ibx_remote_pointer(struct ibx_conn *conn, const struct ibx_remote *remote)
-{
-    if (!ibx_conn_has_endpoint(conn) || !conn->provider->remote_pointer)
-        return NULL;
-    return conn->provider->remote_pointer(conn->endpoint, remote);
-}
-
 int ibx_remote_hold(struct ibx_conn *conn, const struct ibx_remote *remote, unsigned access,
                     struct ibx_reach *reach)
 {

@@ -2,11 +2,9 @@
 /*
  * ibx_wait(): busy polling for spin_us, then sleeping.
  *
- * Busy polling is left out where it costs more than it gains. Two ends that share one core, in
- * different sessions or control groups, cannot count on sched_yield(): each would poll to the end
- * before the other runs, which makes a call of some microseconds one of twice spin_us. And where
- * others want the core, a thread that yields loses it for milliseconds, while a sleeper that is
- * woken has it at once.
+ * Busy polling is left out where it costs more than it gains: where two ends share one core and
+ * sched_yield() does not switch between them, and where others want the core, which a thread that
+ * yields loses for milliseconds while a sleeper that is woken has it at once.
  */
 #include "transport/core/conn.h"
 

@@ -190,12 +190,6 @@ static void inject_mr_deregister(void *endpoint, struct ibx_mr *mr)
     f->inner->mr_deregister(f->endpoint, mr);
 }
 
-static const void *inject_remote_pointer(void *endpoint, const struct ibx_remote *remote)
-{
-    struct injector *f = endpoint;
-    return f->inner->remote_pointer ? f->inner->remote_pointer(f->endpoint, remote) : NULL;
-}
-
 static bool cuts(const struct injector *f)
 {
     return f->break_now || f->faults->disconnect_in == 1;
@@ -332,7 +326,6 @@ int ibx_fault_injection_attach(struct ibx_conn *conn, struct ibx_injected_faults
                      .takes_socket = conn->provider->takes_socket,
                      .mr_register = inject_mr_register,
                      .mr_deregister = inject_mr_deregister,
-                     .remote_pointer = inject_remote_pointer,
                      .rdma = inject_rdma,
                      .send = inject_send,
                      .release = inject_release,

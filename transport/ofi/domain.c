@@ -38,7 +38,7 @@ static bool fits(const struct ibx_domain_part *part, const void *chosen)
            have->domain_attr->mr_mode == want->domain_attr->mr_mode && have->caps == want->caps;
 }
 
-static void close_fid(struct fid *fid)
+void ibx_ofi_fid_close(struct fid *fid)
 {
     int rc = fi_close(fid);
     if (rc)
@@ -49,11 +49,10 @@ static void domain_close(struct ibx_domain_part *part)
 {
     struct ofi_domain *domain = (struct ofi_domain *)part;
     if (domain->domain)
-        close_fid(&domain->domain->fid);
+        ibx_ofi_fid_close(&domain->domain->fid);
     if (domain->fabric)
-        close_fid(&domain->fabric->fid);
-    if (domain->info)
-        fi_freeinfo(domain->info);
+        ibx_ofi_fid_close(&domain->fabric->fid);
+    fi_freeinfo(domain->info);
     free(domain);
 }
 

@@ -126,8 +126,7 @@ static struct fi_info *list_of(struct fi_info *hints)
     struct fi_info *list = NULL;
     if (hints && fi_getinfo(IBX_OFI_API, NULL, NULL, 0, hints, &list))
         list = NULL;
-    if (hints)
-        fi_freeinfo(hints);
+    fi_freeinfo(hints);
     return list;
 }
 
@@ -150,8 +149,7 @@ static bool can_be_shared(const struct fi_info *info, bool native)
     if (hints)
         hints->domain_attr->threading = FI_THREAD_SAFE;
     struct fi_info *list = list_of(hints);
-    if (list)
-        fi_freeinfo(list);
+    fi_freeinfo(list);
     return list;
 }
 
@@ -219,8 +217,7 @@ static int take_best(struct fi_info *list, const struct ibx_options *options,
     }
     struct fi_info *copy = winner ? fi_dupinfo(winner) : NULL;
     if (copy) {
-        if (choice->info)
-            fi_freeinfo(choice->info);
+        fi_freeinfo(choice->info);
         *choice = (struct ofi_choice){
             .info = copy, .native = is_native(copy), .delivery_complete = delivery_complete};
     }
@@ -274,12 +271,9 @@ static int none_error(const struct ibx_options *options, const struct ofi_wanted
                            "libfabric %s has no provider with reliable datagrams and "
                            "RMA here",
                            ibx_ofi_version_text());
-    if (raw)
-        fi_freeinfo(raw);
-    if (usable)
-        fi_freeinfo(usable);
-    if (all)
-        fi_freeinfo(all);
+    fi_freeinfo(raw);
+    fi_freeinfo(usable);
+    fi_freeinfo(all);
     return rc;
 }
 
@@ -302,8 +296,7 @@ int ibx_ofi_info_choose(const struct ibx_options *options, const struct ofi_want
             struct fi_info *list =
                 getinfo(wanted->provider, complete ? FI_DELIVERY_COMPLETE : 0, gpu, 0);
             best = take_best(list, options, wanted, complete, best, &chosen);
-            if (list)
-                fi_freeinfo(list);
+            fi_freeinfo(list);
         }
     }
     if (!chosen.info)
@@ -329,8 +322,7 @@ int ibx_ofi_probe(const struct ibx_options *options, char *description, size_t s
     snprintf(description, size, "libfabric %s %s%s%s%s, of %s", ibx_ofi_version_text(),
              choice.info->fabric_attr->prov_name, domain ? " on " : "", domain ? domain : "",
              choice.native ? "" : " (an emulation)", names);
-    if (all)
-        fi_freeinfo(all);
+    fi_freeinfo(all);
     fi_freeinfo(choice.info);
     return 0;
 }

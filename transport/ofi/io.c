@@ -344,7 +344,7 @@ static long nap_length(struct ofi_endpoint *e)
 bool ibx_ofi_io_nap(struct ofi_endpoint *e)
 {
     struct fid *fids[] = {&e->cq->fid};
-    if (e->cq_fd >= 0 && fi_trywait(e->fabric, fids, 1))
+    if (e->cq_fd >= 0 && fi_trywait(e->home->fabric, fids, 1))
         return true;
     struct pollfd wait[2] = {
         {.fd = ibx_link_socket(e->link), .events = POLLRDHUP},
@@ -372,7 +372,7 @@ int ibx_ofi_io_arm(void *endpoint)
         return 0;
     }
     struct fid *fids[] = {&e->cq->fid};
-    if (fi_trywait(e->fabric, fids, 1))
+    if (fi_trywait(e->home->fabric, fids, 1))
         return 1;
     if (e->timer_fd >= 0)
         set_timer(e, NAP_BESIDE_FD_NS);
@@ -384,7 +384,7 @@ int ibx_ofi_io_arm(void *endpoint)
 int ibx_ofi_io_close_lanes(struct ofi_endpoint *e)
 {
     ibx_ofi_mr_detach_all(e);
-    for (unsigned i = 0; i < e->lanes_open; i++) {
+    for (unsigned i = 0; i < OFI_LANES_MAX; i++) {
         if (!e->lanes[i].ep)
             continue;
         int rc = fi_close(&e->lanes[i].ep->fid);

@@ -90,7 +90,8 @@ int fi_getinfo(uint32_t version, const char *node, const char *service, uint64_t
     return library.getinfo(version, node, service, flags, hints, info);
 }
 
-/* The rest is called only with what fi_getinfo() gave, or with an error of a loaded library. */
+/* The rest is called only with what fi_getinfo() gave, or with an error of a loaded library. Unlike
+ * libfabric's own, this one accepts NULL. */
 void fi_freeinfo(struct fi_info *info)
 {
     if (info)

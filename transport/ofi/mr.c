@@ -86,7 +86,7 @@ static int register_once(struct ofi_endpoint *e, const struct ibx_span *span, ui
         flags |= FI_MR_DMABUF;
     }
 #endif
-    return fi_mr_regattr(e->domain, &attr, flags, mr);
+    return fi_mr_regattr(e->home->domain, &attr, flags, mr);
 }
 
 static int open_region(struct ofi_endpoint *e, const struct ibx_span *span, uint64_t access,
@@ -155,7 +155,7 @@ static int registration_make(struct ofi_endpoint *e, const struct ibx_mr *mr, ui
         free(made);
         return rc;
     }
-    made->domain = e->domain;
+    made->domain = e->home->domain;
     made->holders = 1;
     *out = made;
     return 0;
@@ -194,7 +194,7 @@ int ibx_ofi_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *err
         goto free_region;
     uint64_t access = fabric_access(e, mr->access);
     if (access) {
-        region->made = registration_share(mr->twin, e->domain);
+        region->made = registration_share(mr->twin, e->home->domain);
         rc = region->made ? 0 : registration_make(e, mr, access, &region->made, err);
         if (rc)
             goto free_memory;

@@ -158,8 +158,8 @@ void ibx_ofi_msg_fini(struct ofi_endpoint *e)
 
 static void post_recv(struct ofi_endpoint *e, struct ofi_request *r)
 {
-    memset(r->buffer, 0,
-           OFI_HEADER_BYTES); /* an old cookie must not authenticate what is truncated */
+    /* An old cookie must not authenticate a message that is truncated. */
+    memset(r->buffer, 0, OFI_HEADER_BYTES);
     ssize_t rc = fi_recv(e->lanes[r->lane].ep, r->buffer, e->buffer_bytes, e->memory_desc,
                          FI_ADDR_UNSPEC, &r->context);
     if (!rc) {
@@ -195,23 +195,43 @@ void ibx_ofi_msg_post(struct ofi_endpoint *e)
 /* ------------------------------------------------------------------- sending */
 
 /* Gives the message in r->buffer to libfabric. */
-static int post_message(struct ofi_endpoint *e, struct ofi_request *r, unsigned lane, size_t length)
+static ssize_t post(struct ofi_endpoint *e, struct ofi_request *r, const struct ofi_lane *lane,
+                    size_t length)
 {
-    struct ofi_lane *l = &e->lanes[lane];
-    ssize_t rc;
     if (!r->signaled && length <= e->choice.info->tx_attr->inject_size) {
-        rc = fi_inject(l->ep, r->buffer, length, l->peer);
+        ssize_t rc = fi_inject(lane->ep, r->buffer, length, lane->peer);
         if (!rc)
             free_list_push(&e->free_sends, r);
-    } else {
-        rc = fi_send(l->ep, r->buffer, length, e->memory_desc, l->peer, &r->context);
-        if (!rc) {
-            r->busy = true;
-            e->in_flight++;
-        }
+        return rc;
     }
-    if (!rc)
+    ssize_t rc = fi_send(lane->ep, r->buffer, length, e->memory_desc, lane->peer, &r->context);
+    if (!rc) {
+        r->busy = true;
+        e->in_flight++;
+    }
+    return rc;
+}
+
+/* Sends a message on lane h.lane. DATA and CREDIT carry the credits that are due. `cookie` is
+ * reported by send_done() if `signaled`. */
+static int send_message(struct ofi_endpoint *e, struct header h, const struct iovec *iov,
+                        int iovcnt, uint64_t cookie, bool signaled)
+{
+    struct ofi_request *r = free_list_pop(&e->free_sends);
+    if (!r)
+        return -EAGAIN;
+    h.cookie = e->cookie_out;
+    h.credits = h.kind == OFI_DATA || h.kind == OFI_CREDIT ? (uint16_t)e->returned : 0;
+    put_header(r->buffer, &h);
+    ibx_gather(r->buffer + OFI_HEADER_BYTES, iov, iovcnt);
+    r->signaled = signaled;
+    r->cookie = cookie;
+    ssize_t rc = post(e, r, &e->lanes[h.lane], OFI_HEADER_BYTES + h.length);
+    if (!rc) {
+        e->missing -= h.credits;
+        e->returned -= h.credits;
         return 0;
+    }
     free_list_push(&e->free_sends, r);
     if (rc == -FI_EAGAIN) {
         e->refused = true;
@@ -222,45 +242,18 @@ static int post_message(struct ofi_endpoint *e, struct ofi_request *r, unsigned 
     return ibx_ofi_errno((int)-rc);
 }
 
-/* Every message carries the credits that are due. */
-static uint16_t credits_take(struct ofi_endpoint *e)
-{
-    uint16_t credits = (uint16_t)e->returned;
-    e->missing -= e->returned;
-    e->returned = 0;
-    return credits;
-}
-
-static void credits_untake(struct ofi_endpoint *e, uint16_t credits)
-{
-    e->returned += credits;
-    e->missing += credits;
-}
-
 int ibx_ofi_msg_hello(struct ofi_endpoint *e, unsigned lane)
 {
-    struct ofi_request *r = free_list_pop(&e->free_sends);
-    if (!r)
-        return -EAGAIN;
-    struct header h = {.cookie = e->cookie_out,
-                       .length = IBX_PROOF_BYTES,
-                       .kind = OFI_HELLO,
-                       .lane = (uint8_t)lane};
-    put_header(r->buffer, &h);
-    memcpy(r->buffer + OFI_HEADER_BYTES, e->proof_out, IBX_PROOF_BYTES);
-    r->signaled = false;
-    return post_message(e, r, lane, OFI_HEADER_BYTES + IBX_PROOF_BYTES);
+    struct iovec proof = {e->proof_out, IBX_PROOF_BYTES};
+    return send_message(
+        e, (struct header){.kind = OFI_HELLO, .lane = (uint8_t)lane, .length = IBX_PROOF_BYTES},
+        &proof, 1, 0, false);
 }
 
 int ibx_ofi_msg_control(struct ofi_endpoint *e, enum ofi_kind kind, uint32_t number)
 {
-    struct ofi_request *r = free_list_pop(&e->free_sends);
-    if (!r)
-        return -EAGAIN;
-    struct header h = {.cookie = e->cookie_out, .sequence = number, .kind = (uint8_t)kind};
-    put_header(r->buffer, &h);
-    r->signaled = false;
-    return post_message(e, r, 0, OFI_HEADER_BYTES);
+    return send_message(e, (struct header){.kind = (uint8_t)kind, .sequence = number}, NULL, 0, 0,
+                        false);
 }
 
 int ibx_ofi_msg_send(void *endpoint, const struct iovec *iov, int iovcnt, size_t length,
@@ -269,27 +262,14 @@ int ibx_ofi_msg_send(void *endpoint, const struct iovec *iov, int iovcnt, size_t
     struct ofi_endpoint *e = endpoint;
     if (ibx_ofi_stopped(e))
         return -ENOTCONN;
-    const bool room = e->credits >= (flags & IBX_SPARING ? 2 : 1);
-    struct ofi_request *r = room ? free_list_pop(&e->free_sends) : NULL;
     e->send_refused = true;
     e->send_again = false;
-    if (!r)
+    if (e->credits < (flags & IBX_SPARING ? 2 : 1))
         return -EAGAIN;
-    uint16_t credits = credits_take(e);
-    struct header h = {.cookie = e->cookie_out,
-                       .sequence = e->next_send,
-                       .length = (uint32_t)length,
-                       .credits = credits,
-                       .kind = OFI_DATA};
-    put_header(r->buffer, &h);
-    ibx_gather(r->buffer + OFI_HEADER_BYTES, iov, iovcnt);
-    r->signaled = flags & IBX_SIGNALED;
-    r->cookie = cookie;
-    int rc = post_message(e, r, 0, OFI_HEADER_BYTES + length);
-    if (rc) {
-        credits_untake(e, credits);
+    struct header h = {.kind = OFI_DATA, .sequence = e->next_send, .length = (uint32_t)length};
+    int rc = send_message(e, h, iov, iovcnt, cookie, flags & IBX_SIGNALED);
+    if (rc)
         return rc;
-    }
     e->send_refused = false;
     e->next_send++;
     e->credits--;
@@ -299,17 +279,8 @@ int ibx_ofi_msg_send(void *endpoint, const struct iovec *iov, int iovcnt, size_t
 /* Sends a CREDIT when as many credits are due as the peer is known to have left. */
 static void send_credits(struct ofi_endpoint *e)
 {
-    if (!e->returned || e->returned < e->own.slots - e->missing)
-        return;
-    struct ofi_request *r = free_list_pop(&e->free_sends);
-    if (!r)
-        return;
-    uint16_t credits = credits_take(e);
-    struct header h = {.cookie = e->cookie_out, .credits = credits, .kind = OFI_CREDIT};
-    put_header(r->buffer, &h);
-    r->signaled = false;
-    if (post_message(e, r, 0, OFI_HEADER_BYTES))
-        credits_untake(e, credits);
+    if (e->returned && e->returned >= e->own.slots - e->missing)
+        ibx_ofi_msg_control(e, OFI_CREDIT, 0);
 }
 
 void ibx_ofi_msg_release(void *endpoint, uint64_t slot)

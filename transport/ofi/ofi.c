@@ -43,16 +43,15 @@ static int open_cq(struct ofi_endpoint *e, struct ibx_error *err)
         .format = FI_CQ_FORMAT_MSG,
         .wait_obj = FI_WAIT_FD,
     };
-    int rc = fi_cq_open(e->domain, &attr, &e->cq, NULL);
+    int rc = fi_cq_open(e->home->domain, &attr, &e->cq, NULL);
     if (!rc && fi_control(&e->cq->fid, FI_GETWAIT, &e->cq_fd)) {
         fi_close(&e->cq->fid);
         rc = -FI_ENOSYS;
     }
     if (rc) {
-        e->cq = NULL;
         e->cq_fd = -1;
         attr.wait_obj = FI_WAIT_NONE;
-        rc = fi_cq_open(e->domain, &attr, &e->cq, NULL);
+        rc = fi_cq_open(e->home->domain, &attr, &e->cq, NULL);
     }
     if (rc) {
         e->cq = NULL;
@@ -77,7 +76,7 @@ static int open_lane(struct ofi_endpoint *e, unsigned i)
 {
     struct ofi_lane *lane = &e->lanes[i];
     ibx_state_begin(&lane->state, &lane_table, OFI_LANE_NEW);
-    int rc = fi_endpoint(e->domain, e->choice.info, &lane->ep, NULL);
+    int rc = fi_endpoint(e->home->domain, e->choice.info, &lane->ep, NULL);
     if (rc) {
         lane->ep = NULL;
         return rc;
@@ -109,7 +108,6 @@ static int open_lanes(struct ofi_endpoint *e, struct ibx_error *err)
             e->lane_count = i;
             break;
         }
-        e->lanes_open++;
     }
     e->own.lanes = e->lane_count;
     return 0;
@@ -122,12 +120,8 @@ static int open_objects(struct ofi_endpoint *e, struct ibx_error *err)
     int rc = ibx_ofi_domain_hold(ibx_link_options(e->link)->domain, &e->choice, &e->home, err);
     if (rc)
         return rc;
-    e->fabric = e->home->fabric;
-    e->domain = e->home->domain;
-    rc = fi_av_open(e->domain, &av, &e->av, NULL);
-    if (rc)
-        return ibx_ofi_open_error(e->choice.info, "an address vector", rc, err);
-    return 0;
+    rc = fi_av_open(e->home->domain, &av, &e->av, NULL);
+    return rc ? ibx_ofi_open_error(info, "an address vector", rc, err) : 0;
 }
 
 static unsigned smaller(size_t a, size_t b)
@@ -216,7 +210,6 @@ static int ofi_open(struct ibx_link *link, void **endpoint, struct ibx_error *er
         return ibx_error_set(err, -ENOMEM, "no memory for a libfabric connection");
     ibx_state_begin(&e->state, &ofi_table, OFI_SETUP);
     e->link = link;
-    e->role = ibx_link_role(link);
     e->cq_fd = -1;
     e->timer_fd = -1;
     *endpoint = e;
@@ -282,7 +275,7 @@ static int ofi_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer 
 static void derive_secrets(struct ofi_endpoint *e)
 {
     uint8_t client[IBX_PROOF_BYTES], server[IBX_PROOF_BYTES];
-    bool is_client = e->role == IBX_ROLE_CLIENT;
+    bool is_client = ibx_link_role(e->link) == IBX_ROLE_CLIENT;
     ibx_link_proof(e->link, "ofi client", is_client ? e->proof_out : e->proof_in);
     ibx_link_proof(e->link, "ofi server", is_client ? e->proof_in : e->proof_out);
     ibx_link_proof(e->link, "ofi client messages", client);
@@ -320,7 +313,8 @@ static int send_hellos(struct ofi_endpoint *e)
     for (unsigned i = 0; i < e->lane_count; i++) {
         struct ofi_lane *lane = &e->lanes[i];
         bool proven = lane->state.now == OFI_LANE_PROVEN;
-        if (!proven && (e->role == IBX_ROLE_SERVER || lane->state.now != OFI_LANE_NEW))
+        if (!proven &&
+            (ibx_link_role(e->link) == IBX_ROLE_SERVER || lane->state.now != OFI_LANE_NEW))
             continue;
         int rc = ibx_ofi_msg_hello(e, i);
         if (rc && rc != -EAGAIN)
@@ -341,7 +335,7 @@ static int wait_a_little(struct ofi_endpoint *e, uint64_t deadline_ns, struct ib
                              "between the two, or no common fabric?",
                              e->own.provider);
     struct fid *fids[] = {&e->cq->fid};
-    bool can_sleep = e->cq_fd >= 0 && !fi_trywait(e->fabric, fids, 1);
+    bool can_sleep = e->cq_fd >= 0 && !fi_trywait(e->home->fabric, fids, 1);
     int rc = ibx_link_wait(e->link, can_sleep ? e->cq_fd : -1, POLLIN,
                            until < deadline_ns ? until : deadline_ns);
     if (rc && rc != -ETIMEDOUT)
@@ -421,13 +415,6 @@ static void ofi_query(void *endpoint, struct ibx_caps *caps, char *description, 
              e->cq_fd >= 0 ? "woken by a descriptor" : "woken by naps of at most 1 ms");
 }
 
-static void close_fid(struct fid *fid)
-{
-    int rc = fi_close(fid);
-    if (rc)
-        ibx_log(IBX_LOG_DEBUG, "ofi: closing failed: %s", fi_strerror(-rc));
-}
-
 static void ofi_close(void *endpoint)
 {
     struct ofi_endpoint *e = endpoint;
@@ -437,14 +424,13 @@ static void ofi_close(void *endpoint)
         ibx_link_unwatch(e->link, e->timer_fd);
     ibx_ofi_io_close_lanes(e);
     if (e->memory_mr)
-        close_fid(&e->memory_mr->fid);
+        ibx_ofi_fid_close(&e->memory_mr->fid);
     if (e->cq)
-        close_fid(&e->cq->fid);
+        ibx_ofi_fid_close(&e->cq->fid);
     if (e->av)
-        close_fid(&e->av->fid);
+        ibx_ofi_fid_close(&e->av->fid);
     ibx_ofi_domain_release(e->home);
-    if (e->choice.info)
-        fi_freeinfo(e->choice.info);
+    fi_freeinfo(e->choice.info);
     if (e->timer_fd >= 0)
         close(e->timer_fd);
     ibx_ofi_msg_fini(e);

@@ -109,6 +109,8 @@ int ibx_ofi_domain_hold(struct ibx_domain *owner, const struct ofi_choice *choic
                         struct ofi_domain **out, struct ibx_error *err);
 /* After everything in it that is the connection's. Accepts NULL. */
 void ibx_ofi_domain_release(struct ofi_domain *domain);
+/* fi_close(), with a log entry when it fails. */
+void ibx_ofi_fid_close(struct fid *fid);
 /* An error of libfabric (negative) in opening something, in words. */
 int ibx_ofi_open_error(const struct fi_info *info, const char *what, int rc, struct ibx_error *err);
 
@@ -187,20 +189,16 @@ enum ofi_state { OFI_SETUP, OFI_LIVE, OFI_STOPPED, OFI_CLOSED };
 struct ofi_endpoint {
     struct ibx_link *link;
     struct ibx_state_machine state; /* enum ofi_state */
-    enum ibx_role role;
     struct ofi_choice choice;
     struct ofi_side own, peer;
 
     struct ofi_domain *home;
-    struct fid_fabric *fabric; /* home's */
-    struct fid_domain *domain; /* likewise */
     struct fid_av *av;
     struct fid_cq *cq;
     struct ofi_lane lanes[OFI_LANES_MAX];
     unsigned lane_count; /* those in use */
-    unsigned lanes_open;
-    int cq_fd;    /* borrowed from the completion queue; -1: it has none */
-    int timer_fd; /* bounds sleeping where cq_fd is not enough */
+    int cq_fd;           /* borrowed from the completion queue; -1: it has none */
+    int timer_fd;        /* bounds sleeping where cq_fd is not enough */
     bool watched;
     uint64_t idle_since; /* by ibx_now_ns(), 0: something has happened since the last sleep */
 

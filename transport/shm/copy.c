@@ -1,20 +1,15 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * READ and WRITE. The bytes of a chunk are copied in one of three ways:
+ * READ and WRITE. A chunk's bytes are copied in the first of these ways that is possible and fast:
  *
  *   mapped      the peer's memory lies in an arena: one memcpy by this side
+ *   requested   the peer and this side copy one half each (request.c); fast while the peer polls
  *   direct      process_vm_readv or process_vm_writev: one copy by this side, in the kernel
- *   requested   the peer and this side copy one half each (request.c)
  *
- * The first is always best. Requests are much faster than direct copies, with two processors and no
- * page tables to walk, but only if the peer is polling. So where both are possible, a peer that is
- * PRESENT (shm.h) gets requests. The memory of one that is ABSENT is copied directly, and every
- * PROBE_BYTES it gets one request, which also wakes it: long transfers are worth that. So nothing
- * depends on the peer's polling.
- *
- * Direct copies are only tried between processes of one user. Such a peer could trace us anyway;
- * one of another user could block us in the kernel, on memory whose faults it does not answer. The
- * option shm_direct of either end can forbid them.
+ * Where the last two are possible, only a peer that is PRESENT (shm.h) gets requests, and an ABSENT
+ * one gets one every PROBE_BYTES, which also wakes it. So nothing depends on the peer's polling.
+ * Direct copies are tried only between processes of one user: a peer of another user could block us
+ * in the kernel, on memory whose faults it does not answer.
  */
 #include "transport/shm/shm.h"
 
@@ -26,7 +21,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#define PATIENCE_NS      (50 * IBX_NS_PER_US) /* several times what a piece takes */
+#define QUIET_NS         (50 * IBX_NS_PER_US) /* several times what a piece takes */
 #define PROBE_BYTES      (1u << 20)
 #define ALONE_AT_ONCE    (256u << 10) /* bytes copied before other work has its turn */
 #define REQUESTS_AT_ONCE 2u           /* pieces likewise */
@@ -121,11 +116,6 @@ static int direct_write(struct shm *shm, void *local, uint64_t address, size_t l
     return (size_t)n == IBX_SHM_NONCE + length ? 0 : -EFAULT;
 }
 
-int ibx_shm_direct_copy(struct shm *shm, bool read, void *local, uint64_t address, size_t length)
-{
-    return (read ? direct_read : direct_write)(shm, local, address, length);
-}
-
 static void no_direct(struct shm *shm, const char *reason)
 {
     shm->direct = false;
@@ -176,7 +166,7 @@ int ibx_shm_copy_alone(struct shm *shm, const struct ibx_chunk *chunk, uint8_t *
     else if (!direct)
         rc = 1;
     else
-        rc = ibx_shm_direct_copy(shm, read, local, address, length);
+        rc = ibx_shm_remote_copy(shm, read, local, address, length);
     ibx_shm_region_release(shm);
     if (rc == -EPERM) {
         /* It was permitted at first: the peer has changed its user or become undumpable. */
@@ -229,12 +219,12 @@ static void chunk_advance(struct shm *shm, struct ibx_chunk *chunk, size_t lengt
 /* --------------------------------------------------------------- who copies */
 
 /* Whether the peer was silent for too long; checked only while this side has nothing to copy. */
-static bool patience_over(struct shm *shm)
+static bool quiet_too_long(struct shm *shm)
 {
     uint64_t now = ibx_now_ns();
     if (!shm->quiet_since)
         shm->quiet_since = now;
-    if (now - shm->quiet_since <= PATIENCE_NS)
+    if (now - shm->quiet_since <= QUIET_NS)
         return false;
     ibx_shm_peer_is(shm, SHM_PEER_ABSENT);
     return true;
@@ -287,7 +277,7 @@ static bool step(struct shm *shm, struct ibx_chunk *chunk, int *made)
     if (request_next(shm, chunk))
         return true;
     if (shm->direct)
-        patience_over(shm);
+        quiet_too_long(shm);
     return false;
 }
 
@@ -311,7 +301,7 @@ int ibx_shm_copy_progress(struct shm *shm)
             return made;
         chunk = queue_next(shm);
     }
-    if (!chunk && shm->direct && ibx_shm_request_open(shm) && patience_over(shm))
+    if (!chunk && shm->direct && ibx_shm_request_open(shm) && quiet_too_long(shm))
         made += ibx_shm_request_withdraw(shm);
     return made;
 }
@@ -336,7 +326,7 @@ void ibx_shm_copy_abort(struct shm *shm)
     for (unsigned i = 0; i < IBX_SHM_PIECES; i++) {
         struct ibx_chunk *chunk = shm->pieces[i].chunk;
         if (shm->pieces[i].state.now == SHM_PIECE_REQUESTED)
-            ibx_shm_move(shm, &shm->pieces[i].state, SHM_PIECE_WITHDRAWN);
+            ibx_state_move(&shm->pieces[i].state, SHM_PIECE_WITHDRAWN);
         shm->pieces[i].chunk = NULL;
         if (chunk && !(--chunk->cookie[1] & OUTSTANDING_MASK) && chunk->cookie[0] == chunk->length)
             shm->link->up->chunk_done(shm->link, chunk, -ECONNRESET);
@@ -376,7 +366,8 @@ void ibx_shm_remote_release(void *endpoint)
     ibx_shm_region_release(endpoint);
 }
 
+/* By the kernel; from any thread. */
 int ibx_shm_remote_copy(void *endpoint, bool read, void *local, uint64_t address, size_t length)
 {
-    return ibx_shm_direct_copy(endpoint, read, local, address, length);
+    return (read ? direct_read : direct_write)(endpoint, local, address, length);
 }

@@ -1,11 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Pages of shared memory.
- *
- * Huge pages: an allocation of 2 MiB or more begins at a huge page of its arena and is advised to
- * transparent huge pages at both ends. The kernel uses them if
- * /sys/kernel/mm/transparent_hugepage/shmem_enabled allows it. Pages of hugetlbfs are refused.
- */
+/* Memfds, places in arenas, and transparent huge pages, which the kernel gives to allocations of
+ * 2 MiB or more if /sys/kernel/mm/transparent_hugepage/shmem_enabled allows it. */
 #include "transport/shm/shm.h"
 
 #include <errno.h>

@@ -2,15 +2,10 @@
 /*
  * Regions: keys, the table that the peer sees, and memory to allocate.
  *
- * A registration pins nothing. It has an entry in a private table, by which this side checks the
- * peer's requests, and in a published one, by which a peer that copies alone does the same. The
- * published table names only what the peer may access anyway. The peer's hazard pointer names the
- * region that it is copying from or to; deregistration revokes the key and waits for that copy
- * (peer_death.c), so that afterwards nothing touches the memory.
- *
- * Allocated memory comes from arenas, sparse memfds that the peer maps as well. What the peer may
- * only read lies in an arena of its own, of which the peer gets a read-only descriptor. One more
- * arena belongs to the process (shared.c); a peer gets it with the first registration in it.
+ * A registration pins nothing. A private table checks the peer's requests. A published one, of what
+ * the peer may access anyway, is for a peer that copies alone: its hazard pointer names the region
+ * meanwhile, and deregistration waits for it (peer_death.c). Allocated memory comes from arenas,
+ * sparse memfds that the peer maps as well; of the one for READs it gets a read-only descriptor.
  */
 #include "transport/shm/shm.h"
 
@@ -448,15 +443,4 @@ int ibx_shm_region_acquire_whole(struct shm *shm, const struct ibx_remote *remot
 void ibx_shm_region_release(struct shm *shm)
 {
     atomic_store_explicit(&shm->mine.control->copying, 0, memory_order_release);
-}
-
-const void *ibx_shm_remote_pointer(void *endpoint, const struct ibx_remote *remote)
-{
-    struct shm *shm = endpoint;
-    uint8_t *mapped = NULL;
-    if (ibx_shm_region_acquire(shm, remote->keys[0], remote->address, remote->length,
-                               IBX_ACCESS_REMOTE_READ, &mapped))
-        return NULL;
-    ibx_shm_region_release(shm);
-    return mapped;
 }

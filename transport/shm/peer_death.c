@@ -2,15 +2,9 @@
 /*
  * What happens when the peer dies, stops or hangs.
  *
- * Dies: its kernel closes the socket of the handshake, by which the core ends the connection. A
- * direct copy fails with -ESRCH before that, because no process has the peer's nonce any more
- * (copy.c). Memory that is mapped from it stays until this side unmaps it, so no access faults.
- * Requests that the peer has not served are reported as failed by abort().
- *
- * Stops: nothing depends on its polling; this side withdraws its requests and copies alone, where
- * direct copies are possible (copy.c).
- *
- * Hangs in the middle of a copy: only a deregistration waits for that (ibx_shm_key_revoke()).
+ * Dies: the core sees its handshake socket close; memory mapped from it stays until this side
+ * unmaps it. Stops: this side withdraws its requests and copies alone, where it can (copy.c). Hangs
+ * in the middle of a copy: only a deregistration waits for that.
  */
 #include "transport/shm/shm.h"
 

@@ -1,13 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Copies with the peer's help, piece by piece: the peer copies between its memory and a bounce
- * buffer while this side copies between the bounce buffer of another piece and its own memory. A
- * piece fits in the L2 cache, so the second of its two copies does not go to memory, and both
- * processors work. The peer checks key, range and access itself.
- *
- * A request can be withdrawn until the peer begins to serve it: both change its state by
- * compare-and-exchange, and only the first succeeds. In either case the bounce buffer is free again
- * when the peer has answered.
+ * buffer while this side copies between another bounce buffer and its own memory. A piece fits in
+ * the L2 cache. A request can be withdrawn until the peer begins to serve it: both change its state
+ * by compare-and-exchange. Its bounce buffer is free again when the peer has answered.
  */
 #include "transport/shm/shm.h"
 
@@ -63,8 +59,9 @@ bool ibx_shm_request_post(struct shm *shm, struct ibx_chunk *chunk, uint8_t *loc
                           uint64_t address, size_t length)
 {
     struct shm_piece *piece = piece_free(shm, !chunk->lane);
-    if (!piece || !ibx_shm_move(shm, &piece->state, SHM_PIECE_REQUESTED))
+    if (!piece)
         return false;
+    ibx_state_move(&piece->state, SHM_PIECE_REQUESTED);
     unsigned index = (unsigned)(piece - shm->pieces);
     if (chunk->kind == IBX_RDMA_WRITE)
         memcpy(bounce_of(&shm->mine, index, address), local, length);
@@ -97,7 +94,8 @@ int ibx_shm_on_request_done(struct shm *shm, unsigned index, int status)
     }
     struct ibx_chunk *chunk = piece->chunk;
     piece->chunk = NULL;
-    if (!ibx_shm_move(shm, &piece->state, SHM_PIECE_FREE) || !chunk)
+    ibx_state_move(&piece->state, SHM_PIECE_FREE);
+    if (!chunk)
         return 0;
     if (chunk->kind == IBX_RDMA_READ && !status)
         memcpy(piece->local, bounce_of(&shm->mine, index, piece->address), piece->length);
@@ -128,7 +126,7 @@ int ibx_shm_request_withdraw(struct shm *shm)
         return 0;
     struct ibx_chunk *chunk = piece->chunk;
     piece->chunk = NULL;
-    ibx_shm_move(shm, &piece->state, SHM_PIECE_WITHDRAWN);
+    ibx_state_move(&piece->state, SHM_PIECE_WITHDRAWN);
     int rc =
         ibx_shm_copy_alone(shm, chunk, piece->local, piece->address, piece->length, shm->direct);
     return ibx_shm_chunk_part_done(shm, chunk, rc > 0 ? -EPERM : rc);

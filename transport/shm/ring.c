@@ -3,16 +3,12 @@
  * Commands, messages, sleeping and waking.
  *
  * Each side has one ring of commands that only it writes. The reader polls the sequence number of
- * the next entry, so that a poll touches one cache line. Messages of up to IBX_SHM_INLINE bytes lie
- * in their command, longer ones in the message buffers, which are used in turn.
+ * the next entry. It copies a message into private memory before it parses it, because a peer can
+ * rewrite shared memory at any time; so credit is a count of returned messages.
  *
- * The receiver copies a message into private memory before it parses it, because a peer can rewrite
- * shared memory at any time. The shared buffer is free from then on, so credit is a count of
- * returned messages.
- *
- * Before it sleeps a side sets `sleeping` in its control block and polls once more. A peer that has
- * something for it resets `sleeping` and sends a packet over the control socket. All four accesses
- * are sequentially consistent, so one of the two always sees the other.
+ * Before it sleeps a side sets `sleeping` and polls once more; a peer that has something for it
+ * resets `sleeping` and sends a packet. All four accesses are sequentially consistent, so one of
+ * the two always sees the other.
  */
 #include "transport/shm/shm.h"
 

@@ -1,19 +1,16 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Setting a connection up: the unix socket, proofs, the shared segment.
- *
- * The server listens on a unix socket with a random name, and offers the name. Any process of the
- * host could connect, so both ends prove that they belong to this connection before the segment is
- * sent:
+ * Setting a connection up: the unix socket, proofs, the shared segment. Any process of the host
+ * could connect, so both ends prove that they belong here before the segment is sent. One packet
+ * each:
  *
  *   client                                  server
  *   HELLO version, proof          ------>
  *                                 <------   WELCOME version, proof, geometry, nonce; the segment
  *   READY nonce                   ------>
  *
- * Each is one packet. A nonce is 16 random bytes and their address in the sender's memory: who
- * reads them there with process_vm_readv has the right process. An address of 0 forbids that, and
- * all direct copies. The socket stays open for wakes and arenas.
+ * A nonce is 16 random bytes and their address in the sender's memory: who reads them there with
+ * process_vm_readv has the right process. An address of 0 forbids all direct copies.
  */
 #include "transport/shm/shm.h"
 
@@ -189,7 +186,7 @@ int ibx_shm_offer(void *endpoint, struct ibx_writer *offer, struct ibx_error *er
                              strerror(errno));
     if (listen(shm->listener, BACKLOG))
         return ibx_error_set(err, -errno, "cannot listen on a unix socket: %s", strerror(errno));
-    ibx_shm_move(shm, &shm->state, SHM_LISTENING);
+    ibx_state_move(&shm->state, SHM_LISTENING);
     ibx_put_u16(offer, IBX_SHM_VERSION);
     ibx_put_string(offer, name);
     ibx_put_string(offer, directory);
@@ -259,7 +256,7 @@ int ibx_shm_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *an
     put_hello(shm, &w, "shm client");
     rc = ibx_shm_packet_send(shm->control, packet, w.length, -1);
     if (!rc)
-        ibx_shm_move(shm, &shm->state, SHM_JOINING);
+        ibx_state_move(&shm->state, SHM_JOINING);
     return rc ? ibx_error_set(err, rc, "cannot send to the server's socket: %s", strerror(-rc)) : 0;
 }
 

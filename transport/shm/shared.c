@@ -1,11 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * The process's arena, which all its shm peers map: one sparse memfd, mapped here as a whole and
- * inaccessible until it is allocated. Freed pages stay, for the next allocation: a peer may have
- * pinned them.
- *
- * A forked child has its parent's memory, but neither allocates from it nor sends it to a peer.
- */
+/* The process's arena, which all its shm peers map: one sparse memfd, mapped here as a whole and
+ * inaccessible until it is allocated. Freed pages stay, because a peer may have pinned them. A
+ * forked child neither allocates from it nor sends it to a peer. */
 #include "transport/shm/shm.h"
 
 #include <errno.h>

@@ -28,20 +28,12 @@ static const struct ibx_state shm_states[] = {
     [SHM_ABORTED] = {"aborted", 0, IBX_STATE_FINAL}};
 static const struct ibx_state_table shm_table = IBX_STATE_TABLE("shm connection", shm_states);
 
-bool ibx_shm_move(struct shm *shm, struct ibx_state_machine *machine, unsigned to)
-{
-    if (!ibx_state_move(machine, to))
-        return true;
-    ibx_shm_break(shm, -EINVAL, "internal error: a move that a state machine forbids");
-    return false;
-}
-
 static int probe(const struct ibx_options *options, char *description, size_t size,
                  struct ibx_error *err)
 {
     int fd = ibx_shm_memfd("ibx-probe", 4096);
     if (fd < 0)
-        return ibx_error_set(err, fd, "no shared memory on this host: memfd_create says %s",
+        return ibx_error_set(err, fd, "no shared memory on this host: memfd_create: %s",
                              strerror(-fd));
     close(fd);
     if (options->shm_dir[0] && access(options->shm_dir, W_OK | X_OK))
@@ -104,7 +96,7 @@ static int finish(void *endpoint, struct ibx_reader *answer, uint64_t deadline_n
     rc = ibx_link_watch(shm->link, shm->control);
     if (rc)
         return ibx_error_set(err, rc, "cannot watch the shm socket: %s", strerror(-rc));
-    return ibx_shm_move(shm, &shm->state, SHM_LIVE) ? 0 : -EINVAL;
+    return ibx_state_move(&shm->state, SHM_LIVE);
 }
 
 static void query(void *endpoint, struct ibx_caps *caps, char *description, size_t size)
@@ -120,7 +112,7 @@ static void query(void *endpoint, struct ibx_caps *caps, char *description, size
         .register_free = true,
         .shares = true,
         .peer_drives = !shm->direct,
-        .direct = shm->direct,
+        .remote_copy = shm->direct,
     };
     if (shm->direct)
         snprintf(description, size,
@@ -146,7 +138,7 @@ static int progress(void *endpoint)
 static void abort_endpoint(void *endpoint)
 {
     struct shm *shm = endpoint;
-    ibx_shm_move(shm, &shm->state, SHM_ABORTED);
+    ibx_state_move(&shm->state, SHM_ABORTED);
     ibx_shm_copy_abort(shm);
 }
 
@@ -170,7 +162,6 @@ const struct ibx_provider ibx_provider_shm = {
     .query = query,
     .mr_register = ibx_shm_mr_register,
     .mr_deregister = ibx_shm_mr_deregister,
-    .remote_pointer = ibx_shm_remote_pointer,
     .remote_hold = ibx_shm_remote_hold,
     .remote_release = ibx_shm_remote_release,
     .remote_copy = ibx_shm_remote_copy,

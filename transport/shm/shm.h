@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * The shm provider: shared memory between two processes of one host, in one container or in several
- * that share a directory or the network namespace. The core calls it through ibx_provider_shm; this
- * header is for the folder only.
+ * that share a directory or the network namespace. This header is for the folder only.
  *
  *   shm.c         the provider's calls, opening and closing
  *   setup.c       offer, join, finish: the unix socket, proofs, the shared segment
@@ -54,9 +53,9 @@ enum shm_command_kind {
 /* An atomic in shared memory, moved by compare-and-exchange, so no struct ibx_state_machine. */
 enum shm_request_state { SHM_REQUEST_OPEN, SHM_REQUEST_SERVED, SHM_REQUEST_WITHDRAWN };
 
-/* An entry of a ring. The reader takes it when `sequence` is its own, and it is overwritten one lap
- * later; no index is shared. A lap cannot overtake the reader, because every command in the ring
- * holds a credit or a piece that only the reader's answer frees (struct shm_geometry). */
+/* An entry of a ring. The reader takes it when `sequence` is its own; no index is shared. A lap
+ * cannot overtake the reader, because every command holds a credit or a piece that only the
+ * reader's answer frees (struct shm_geometry). */
 struct shm_command {
     _Alignas(128) _Atomic uint32_t sequence; /* position + 1, written last */
     uint8_t kind;
@@ -83,8 +82,7 @@ struct shm_control {
      * 0: none. The peer's deregistration waits for it. */
     _Alignas(128) _Atomic uint32_t copying;
     /* enum shm_request_state, of the request for this side's piece of the same index; who changes
-     * it first does the copy. Not in the command: that entry of the ring may be a newer command's
-     * by the time an overtaken piece is served. A piece is not used again before DONE. */
+     * it first does the copy. Not in the command, whose entry may be a newer one's by then. */
     _Alignas(128) _Atomic uint32_t requests[IBX_SHM_PIECES];
 };
 
@@ -196,7 +194,7 @@ enum shm_state { SHM_NEW, SHM_LISTENING, SHM_JOINING, SHM_LIVE, SHM_BROKEN, SHM_
 
 /*
  * PRESENT: the peer was seen at work lately, so a request to it is faster than a direct copy.
- * ABSENT: it sleeps, or has not answered for PATIENCE_NS (copy.c).
+ * ABSENT: it sleeps, or has not answered for QUIET_NS (copy.c).
  *
  * state machine: shm peer
  *   [*] -> ABSENT -> PRESENT -> ABSENT -> [*]
@@ -263,7 +261,7 @@ struct shm {
     size_t copied_alone;  /* bytes since the last request to the absent peer */
     bool direct;          /* process_vm_readv and process_vm_writev reach the peer */
     char direct_reason[128];
-    /* The peer recognises this process image by it. Every direct copy reads it first, on a page of
+    /* By it the peer recognises this process image. Every direct copy reads it first; on a page of
      * its own, which ibx_shm_key_revoke() makes inaccessible. */
     uint8_t *nonce;
     bool nonce_revoked;
@@ -271,14 +269,10 @@ struct shm {
     uint8_t peer_nonce[IBX_SHM_NONCE];
 };
 
-/* shm.c */
-/* Moves a machine of this connection; a move that the table does not allow breaks the connection.
- */
-bool ibx_shm_move(struct shm *shm, struct ibx_state_machine *machine, unsigned to);
 static inline void ibx_shm_peer_is(struct shm *shm, enum shm_peer peer)
 {
     if (shm->peer.now != peer)
-        ibx_shm_move(shm, &shm->peer, peer);
+        ibx_state_move(&shm->peer, peer);
 }
 
 /* setup.c */
@@ -289,8 +283,7 @@ int ibx_shm_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *an
 /* Leaves `control`, `segment` and `geometry`. */
 int ibx_shm_setup(struct shm *shm, uint64_t deadline_ns, struct ibx_error *err);
 void ibx_shm_setup_undo(struct shm *shm);
-/* Sends and receives one packet, with a descriptor when *fd >= 0 is given or came; received ones
- * are -1 when there was none. Non-blocking. */
+/* Sends and receives one packet and at most one descriptor, -1: none. Non-blocking. */
 int ibx_shm_packet_send(int socket, const void *data, size_t length, int fd);
 ssize_t ibx_shm_packet_receive(int socket, void *data, size_t size, int *fd);
 
@@ -309,21 +302,19 @@ int ibx_shm_arm(void *endpoint);
 void ibx_shm_control_drain(struct shm *shm);
 
 /* memory.c */
-int ibx_shm_memory_init(struct shm *shm, struct ibx_error *err);
 void ibx_shm_memory_fini(struct shm *shm);
 int ibx_shm_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *err);
 void ibx_shm_mr_deregister(void *endpoint, struct ibx_mr *mr);
 /* This side's memory that the peer names: its address, or NULL with *status set. */
 uint8_t *ibx_shm_region_find(struct shm *shm, const struct shm_request *request, int *status);
 /* The peer's memory: its deregistration waits until the release. Sets *mapped to where this process
- * sees it, or NULL. -EACCES or -ERANGE, and then nothing was acquired. */
+ * sees it, or NULL. -EACCES, -ERANGE: nothing was acquired. */
 int ibx_shm_region_acquire(struct shm *shm, uint64_t key, uint64_t address, uint64_t length,
                            unsigned access, uint8_t **mapped);
 /* The same, with the allocation that it is part of where it is mapped. */
 int ibx_shm_region_acquire_whole(struct shm *shm, const struct ibx_remote *remote, unsigned access,
                                  struct ibx_reach *reach);
 void ibx_shm_region_release(struct shm *shm);
-const void *ibx_shm_remote_pointer(void *endpoint, const struct ibx_remote *remote);
 /* Takes the peer's arena that came over the control socket; owns `fd`. */
 void ibx_shm_arena_accept(struct shm *shm, unsigned kind, int fd);
 
@@ -337,8 +328,8 @@ bool ibx_shm_shared_allocation(uint64_t offset, uint64_t *begin, uint64_t *lengt
 #define IBX_SHM_HUGE (2ull << 20)
 /* A sealed memfd of `bytes` zeros, or a negative errno. */
 int ibx_shm_memfd(const char *name, uint64_t bytes);
-/* Whether the peer's descriptor is a memfd that it cannot shrink, of ordinary pages: a fault in one
- * of hugetlbfs is a SIGBUS here when the system has no huge pages left. */
+/* Whether the peer's descriptor is a memfd that it cannot shrink, and not of hugetlbfs, where a
+ * system without free huge pages means a SIGBUS here. */
 bool ibx_shm_memfd_safe(int fd);
 /* Finds room in `bytes` bytes, first fit; what is as long as a huge page begins at one. */
 bool ibx_shm_extent_place(struct shm_extent **list, struct shm_extent *extent, uint64_t bytes);
@@ -369,8 +360,6 @@ int ibx_shm_chunk_part_done(struct shm *shm, struct ibx_chunk *chunk, int status
  * the kernel. 0 or a negative errno as its status; 1 when that is not possible. */
 int ibx_shm_copy_alone(struct shm *shm, const struct ibx_chunk *chunk, uint8_t *local,
                        uint64_t address, size_t length, bool direct);
-/* By the kernel, into or out of the peer's memory; from any thread. 0; -ESRCH: it is gone. */
-int ibx_shm_direct_copy(struct shm *shm, bool read, void *local, uint64_t address, size_t length);
 /* Reports all chunks with -ECONNRESET. */
 void ibx_shm_copy_abort(struct shm *shm);
 int ibx_shm_remote_hold(void *endpoint, const struct ibx_remote *remote, unsigned access,

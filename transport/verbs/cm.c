@@ -156,6 +156,19 @@ static void prove(struct verbs *v, const struct verbs_lane *lane, enum proof_sid
 
 /* ---------------------------------------------------------------------- server */
 
+/* What both sides do first for a lane that has an rdma_cm_id. */
+static int lane_open(struct verbs *v, struct verbs_lane *lane, struct ibx_error *err)
+{
+    int rc = ibx_verbs_rail_open(v, lane->rail, lane->id, err);
+    if (!rc && !lane->index)
+        rc = ibx_verbs_messages_open(v, err);
+    if (!rc)
+        rc = ibx_verbs_qp_create(v, lane, err);
+    if (!rc && !lane->index)
+        rc = ibx_verbs_messages_prepost(v, err);
+    return rc;
+}
+
 /* Without the port. */
 static bool socket_address(const struct verbs *v, bool peer, struct sockaddr_storage *address)
 {
@@ -165,16 +178,24 @@ static bool socket_address(const struct verbs *v, bool peer, struct sockaddr_sto
     return found;
 }
 
+/* An own address on rail n's device, that of the handshake if possible. */
+static int device_address(struct verbs *v, unsigned n, const char *device,
+                          struct sockaddr_storage *address, struct ibx_error *err)
+{
+    struct sockaddr_storage own;
+    bool found = socket_address(v, false, &own);
+    return ibx_verbs_device_address(ibx_link_options(v->link), device,
+                                    found ? (const struct sockaddr *)&own : NULL, v->ports, n,
+                                    address, err);
+}
+
 static int rail_listen(struct verbs *v, unsigned n, struct ibx_error *err)
 {
     const struct ibx_options *options = ibx_link_options(v->link);
     struct verbs_rail *rail = &v->rails[n];
-    struct sockaddr_storage own;
-    const struct sockaddr *prefer =
-        socket_address(v, false, &own) ? (const struct sockaddr *)&own : NULL;
     char device[64];
     ibx_verbs_device_name(options, n, device, sizeof(device));
-    int rc = ibx_verbs_device_address(options, device, prefer, v->ports, n, &rail->address, err);
+    int rc = device_address(v, n, device, &rail->address, err);
     if (rc)
         return rc;
     if (rdma_create_id(v->events, &rail->listener, NULL, RDMA_PS_TCP)) {
@@ -183,7 +204,7 @@ static int rail_listen(struct verbs *v, unsigned n, struct ibx_error *err)
     }
     char text[INET6_ADDRSTRLEN];
     ibx_verbs_address_print((struct sockaddr *)&rail->address, text, sizeof(text));
-    /* Backlog 0 is the most there is: unauthenticated peers must not crowd out the client. */
+    /* 0 is the largest backlog: unauthenticated peers must not displace the client. */
     if (rdma_bind_addr(rail->listener, (struct sockaddr *)&rail->address) ||
         rdma_listen(rail->listener, 0))
         return ibx_error_set(err, -errno, "cannot listen for RDMA connections on %s: %s", text,
@@ -285,13 +306,7 @@ static int accept_lane(struct verbs *v, struct verbs_lane *lane, const struct cm
     int rc = ibx_verbs_device_check(ibx_link_options(v->link), (unsigned)(lane->rail - v->rails),
                                     lane->id, err);
     if (!rc)
-        rc = ibx_verbs_rail_open(v, lane->rail, lane->id, err);
-    if (!rc && !lane->index)
-        rc = ibx_verbs_messages_open(v, err);
-    if (!rc)
-        rc = ibx_verbs_qp_create(v, lane, err);
-    if (!rc && !lane->index)
-        rc = ibx_verbs_messages_prepost(v, err);
+        rc = lane_open(v, lane, err);
     if (!rc)
         rc = ibx_verbs_qp_connect(v, lane, err);
     if (rc)
@@ -381,12 +396,7 @@ static int rail_source(struct verbs *v, unsigned n, struct sockaddr_storage *sou
     char device[64];
     *bound = ibx_verbs_device_name(options, n, device, sizeof(device)) || options->port_num ||
              options->gid_index >= 0;
-    if (!*bound)
-        return 0;
-    struct sockaddr_storage own;
-    const struct sockaddr *prefer =
-        socket_address(v, false, &own) ? (const struct sockaddr *)&own : NULL;
-    return ibx_verbs_device_address(options, device, prefer, v->ports, n, source, err);
+    return *bound ? device_address(v, n, device, source, err) : 0;
 }
 
 static int resolve_start(struct verbs *v, struct ibx_error *err)
@@ -419,9 +429,8 @@ static int resolve_step(struct verbs *v, const struct cm_event *event, struct ib
     if (event->type == RDMA_CM_EVENT_ADDR_RESOLVED && lane->state.now == VERBS_LANE_NEW) {
         int rc = ibx_verbs_device_check(ibx_link_options(v->link),
                                         (unsigned)(lane->rail - v->rails), lane->id, err);
-        if (rc)
-            return rc;
-        rc = lane_move(lane, VERBS_LANE_ADDRESSED, err);
+        if (!rc)
+            rc = lane_move(lane, VERBS_LANE_ADDRESSED, err);
         if (rc)
             return rc;
         return rdma_resolve_route(lane->id, RESOLVE_MS) ? no_route(lane, -errno, err) : 0;
@@ -468,15 +477,8 @@ int ibx_verbs_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *
         rc = resolve(v, err);
     if (!rc)
         check_rails(v);
-    for (unsigned i = 0; i < v->lane_count && !rc; i++) {
-        rc = ibx_verbs_rail_open(v, v->lanes[i].rail, v->lanes[i].id, err);
-        if (!rc && !i)
-            rc = ibx_verbs_messages_open(v, err);
-        if (!rc)
-            rc = ibx_verbs_qp_create(v, &v->lanes[i], err);
-    }
-    if (!rc)
-        rc = ibx_verbs_messages_prepost(v, err);
+    for (unsigned i = 0; i < v->lane_count && !rc; i++)
+        rc = lane_open(v, &v->lanes[i], err);
     if (rc)
         return rc;
     ibx_put_u8(answer, (uint8_t)v->rail_count);
@@ -553,9 +555,7 @@ int ibx_verbs_finish(void *endpoint, struct ibx_reader *answer, uint64_t deadlin
                      struct ibx_error *err)
 {
     struct verbs *v = endpoint;
-    int rc = 0;
-    if (answer)
-        rc = read_answer(v, answer, err);
+    int rc = answer ? read_answer(v, answer, err) : 0;
     for (unsigned i = 0; i < v->lane_count && !answer && !rc; i++)
         rc = connect_lane(v, &v->lanes[i], err);
     while (!rc && !all_in(v, VERBS_LANE_UP)) {

@@ -93,18 +93,27 @@ static unsigned describe_device(struct ibv_device *device, const struct ibx_opti
     return active;
 }
 
-static int no_device(struct ibx_error *err)
+/* Ends with NULL; for ibv_free_device_list(). NULL, with a sentence: there is no device. */
+static struct ibv_device **device_list(struct ibx_error *err)
 {
-    return ibx_error_set(err, -ENODEV, "no RDMA device (%s)", VERBS_DEVICE_HINT);
+    struct ibv_device **list = ibv_get_device_list(NULL);
+    if (list && list[0])
+        return list;
+    if (list)
+        ibv_free_device_list(list);
+    ibx_error_set(err, -ENODEV,
+                  "no RDMA device (rdma_rxe can emulate one: modprobe rdma_rxe; rdma link add rxe0 "
+                  "type rxe netdev ETHERNET)");
+    return NULL;
 }
 
 int ibx_verbs_device_any(struct ibx_error *err)
 {
-    int count = 0;
-    struct ibv_device **list = ibv_get_device_list(&count);
-    if (list)
-        ibv_free_device_list(list);
-    return list && count > 0 ? 0 : no_device(err);
+    struct ibv_device **list = device_list(err);
+    if (!list)
+        return -ENODEV;
+    ibv_free_device_list(list);
+    return 0;
 }
 
 static bool named(const struct ibx_options *options, const char *device)
@@ -120,16 +129,12 @@ static bool named(const struct ibx_options *options, const char *device)
 int ibx_verbs_probe(const struct ibx_options *options, char *description, size_t size,
                     struct ibx_error *err)
 {
-    int count = 0;
     unsigned active = 0, seen = 0;
-    struct ibv_device **list = ibv_get_device_list(&count);
-    if (!list || !count) {
-        if (list)
-            ibv_free_device_list(list);
-        return no_device(err);
-    }
+    struct ibv_device **list = device_list(err);
+    if (!list)
+        return -ENODEV;
     char text[512] = "";
-    for (int i = 0; i < count; i++) {
+    for (unsigned i = 0; list[i]; i++) {
         if (!named(options, ibv_get_device_name(list[i])))
             continue;
         seen++;
@@ -188,14 +193,14 @@ static bool taken_already(const struct wanted *wanted, const struct verbs_port *
     return false;
 }
 
-/* Whether binding to `address` leads to the wanted device, port and GID. rdma_cm binds alike for
- * RoCE and for IP over InfiniBand. */
+/* Whether binding to `address` leads to the wanted device, port and GID, and if so, a copy in *out.
+ * rdma_cm binds alike for RoCE and for IP over InfiniBand. */
 static bool address_fits(const struct wanted *wanted, struct rdma_event_channel *channel,
-                         const struct sockaddr *address)
+                         const struct sockaddr *address, struct sockaddr_storage *out)
 {
     struct rdma_cm_id *id;
     struct verbs_port port = {.device = ""};
-    if (rdma_create_id(channel, &id, NULL, RDMA_PS_TCP))
+    if (is_loopback(address) || rdma_create_id(channel, &id, NULL, RDMA_PS_TCP))
         return false;
     bool fits = !rdma_bind_addr(id, (struct sockaddr *)(uintptr_t)address) && id->verbs;
     if (fits) {
@@ -215,14 +220,14 @@ static bool address_fits(const struct wanted *wanted, struct rdma_event_channel 
         !gid_address(id->verbs, id->port_num, wanted->options->gid_index, &gid))
         fits = ibx_address_same((const struct sockaddr *)&gid, address);
     rdma_destroy_id(id);
-    if (fits)
-        wanted->ports[wanted->count] = port;
-    return fits;
-}
-
-static socklen_t address_length(const struct sockaddr *address)
-{
-    return address->sa_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
+    if (!fits)
+        return false;
+    wanted->ports[wanted->count] = port;
+    memset(out, 0, sizeof(*out));
+    memcpy(out, address,
+           address->sa_family == AF_INET ? sizeof(struct sockaddr_in)
+                                         : sizeof(struct sockaddr_in6));
+    return true;
 }
 
 static bool find_address(const struct wanted *wanted, sa_family_t family,
@@ -233,12 +238,9 @@ static bool find_address(const struct wanted *wanted, sa_family_t family,
         if (!i->ifa_addr || !(i->ifa_flags & IFF_UP))
             continue;
         sa_family_t found = i->ifa_addr->sa_family;
-        if ((found != AF_INET && found != AF_INET6) || (family && found != family) ||
-            is_loopback(i->ifa_addr) || !address_fits(wanted, channel, i->ifa_addr))
-            continue;
-        memset(address, 0, sizeof(*address));
-        memcpy(address, i->ifa_addr, address_length(i->ifa_addr));
-        return true;
+        if ((found == AF_INET || found == AF_INET6) && (!family || found == family) &&
+            address_fits(wanted, channel, i->ifa_addr, address))
+            return true;
     }
     return false;
 }
@@ -270,14 +272,9 @@ int ibx_verbs_device_address(const struct ibx_options *options, const char *devi
         return ibx_error_set(err, -code, "cannot look up an RDMA device's address: %s",
                              strerror(code));
     }
-    bool found = prefer && !is_loopback(prefer) && address_fits(&wanted, channel, prefer);
-    if (found) {
-        memset(address, 0, sizeof(*address));
-        memcpy(address, prefer, address_length(prefer));
-    } else {
-        found = (prefer && find_address(&wanted, prefer->sa_family, channel, all, address)) ||
-                find_address(&wanted, AF_UNSPEC, channel, all, address);
-    }
+    bool found = (prefer && address_fits(&wanted, channel, prefer, address)) ||
+                 (prefer && find_address(&wanted, prefer->sa_family, channel, all, address)) ||
+                 find_address(&wanted, AF_UNSPEC, channel, all, address);
     freeifaddrs(all);
     rdma_destroy_event_channel(channel);
     return found ? 0 : no_address(&wanted, err);

@@ -199,8 +199,8 @@ void ibx_verbs_release(void *endpoint, uint64_t slot)
 
 /* -------------------------------------------------------------------- sending */
 
-/* Send buffers are a ring in the order of posting; inline sends pass through it too, which keeps
- * the books simple. */
+/* Send buffers are a ring in the order of posting. Inline sends use it too, so that all sends are
+ * counted alike. */
 static unsigned next_send(const struct verbs_messages *m)
 {
     unsigned next = m->first + m->count;

@@ -15,6 +15,15 @@
 #define RETRIES         6u /* with 7, the maximum, rxe never stops retrying */
 #define ACK_TIMEOUT_MAX 31
 
+int ibx_verbs_fd_prepare(int fd, const char *what, struct ibx_error *err)
+{
+    int flags = fcntl(fd, F_GETFL);
+    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0 ||
+        fcntl(fd, F_SETFD, FD_CLOEXEC) < 0)
+        return ibx_error_set(err, -errno, "%s cannot be polled: %s", what, strerror(errno));
+    return 0;
+}
+
 /* Chunks that one bulk lane may have in flight. */
 static unsigned lane_depth(const struct verbs *v)
 {
@@ -62,12 +71,10 @@ static int make_queues(struct verbs *v, struct verbs_rail *rail, struct ibx_erro
     if (!rail->cq)
         return ibx_error_set(err, -errno, "%s has no completion queue of %d: %s", name, entries,
                              strerror(errno));
-    int flags = fcntl(rail->channel->fd, F_GETFL);
-    if (flags < 0 || fcntl(rail->channel->fd, F_SETFL, flags | O_NONBLOCK) < 0 ||
-        fcntl(rail->channel->fd, F_SETFD, FD_CLOEXEC) < 0)
-        return ibx_error_set(err, -errno, "the completion channel of %s cannot be polled: %s", name,
-                             strerror(errno));
-    int rc = ibx_link_watch(v->link, rail->channel->fd);
+    int rc = ibx_verbs_fd_prepare(rail->channel->fd, "the completion channel", err);
+    if (rc)
+        return rc;
+    rc = ibx_link_watch(v->link, rail->channel->fd);
     if (rc)
         return ibx_error_set(err, rc, "cannot watch the completion channel: %s", strerror(-rc));
     rail->watched = true;
@@ -127,7 +134,7 @@ void ibx_verbs_rail_close(struct verbs *v, struct verbs_rail *rail)
     *rail = (struct verbs_rail){0};
 }
 
-/* Devices do not report how much they send inline, so less and less is tried. */
+/* Devices do not report how much they send inline, so smaller sizes are tried until one works. */
 static struct ibv_qp *try_sizes(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 {
     for (;;) {

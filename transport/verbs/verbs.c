@@ -11,7 +11,6 @@
 #include "common/log.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -86,11 +85,8 @@ static int verbs_open(struct ibx_link *link, void **endpoint, struct ibx_error *
         free(v);
         return rc;
     }
-    int flags = fcntl(v->events->fd, F_GETFL);
-    if (flags < 0 || fcntl(v->events->fd, F_SETFL, flags | O_NONBLOCK) < 0 ||
-        fcntl(v->events->fd, F_SETFD, FD_CLOEXEC) < 0) {
-        rc = ibx_error_set(err, -errno, "the RDMA event channel cannot be polled: %s",
-                           strerror(errno));
+    rc = ibx_verbs_fd_prepare(v->events->fd, "the RDMA event channel", err);
+    if (rc) {
         rdma_destroy_event_channel(v->events);
         free(v);
         return rc;

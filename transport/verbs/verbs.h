@@ -32,8 +32,6 @@
 #include <sys/socket.h>
 
 #define VERBS_LANES_MAX 16u /* bulk lanes a rail */
-#define VERBS_DEVICE_HINT                                                                          \
-    "rdma_rxe can emulate one: modprobe rdma_rxe; rdma link add rxe0 type rxe netdev ETHERNET"
 
 /* The port that a rail uses; two addresses may lie on one port. */
 struct verbs_port {
@@ -216,6 +214,8 @@ int ibx_verbs_finish(void *endpoint, struct ibx_reader *answer, uint64_t deadlin
 void ibx_verbs_cm_progress(struct verbs *v);
 
 /* qp.c: rails and queue pairs */
+/* Makes a descriptor of libibverbs or librdmacm non-blocking and close-on-exec. */
+int ibx_verbs_fd_prepare(int fd, const char *what, struct ibx_error *err);
 int ibx_verbs_rail_open(struct verbs *v, struct verbs_rail *rail, struct rdma_cm_id *id,
                         struct ibx_error *err);
 void ibx_verbs_rail_close(struct verbs *v, struct verbs_rail *rail);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Captures of the double: what they forbid to whom, as it was seen of driver 580 on an H200. What
- * is captured is counted, and never run. */
+/* Stream captures of the double. What they forbid to which thread was observed with driver 580 on
+ * an H200. Captured work is counted and never run. */
 #include "tests/doubles/cuda/internal.h"
 
 #define CAPTURES 8u

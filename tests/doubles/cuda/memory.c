@@ -11,7 +11,7 @@
 #define CONTEXTS   8u
 #define ATTRIBUTES 160
 
-/* Where front ends have nothing: addresses of both are for tests that want them. */
+/* Front ends have no memory there; a test that wants an address of both sides maps some. */
 #define DEVICE_BASE ((uintptr_t)0x200000000000)
 
 /* CUdevice_attribute */
@@ -225,8 +225,8 @@ EXPORT int cuMemHostRegister_v2(void *address, size_t n, unsigned flags)
     return leave(SUCCESS);
 }
 
-/* As the driver, waits for everything first, and keeps others waiting meanwhile: better not for
- * copies of ours. */
+/* As the driver, waits for all work first and blocks other callers meanwhile. A pin that our own
+ * copies still use is counted as an error. */
 EXPORT int cuMemHostUnregister(void *address)
 {
     int code = enter_unsafe("cuMemHostUnregister");

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A double of CUDA's runtime, as far as symbols go: what a back end's handlers have registered
- * under a client's address, and what a thread's last error was. Its name says what it stands for.
- */
+/* A double of CUDA's runtime: symbols that a back end's handlers have registered under a client's
+ * address, and a thread's last error. */
 #include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>

@@ -18,19 +18,19 @@ namespace
 
 std::atomic<std::uint64_t> copies, hosts, selections;
 
-struct FrontEnd {
+struct Connection {
     std::shared_ptr<Communicator> over;
     std::unique_ptr<Remote> remote;
 };
 
 // As GVirtuS does it: by the thread's id, made by the first call and never given back.
 std::mutex front_ends_lock;
-std::map<pid_t, FrontEnd> *front_ends;
+std::map<pid_t, Connection> *front_ends;
 
-FrontEnd connected()
+Connection connected()
 {
     const char *plugin = std::getenv("STUB_PLUGIN"), *port = std::getenv("STUB_PORT");
-    FrontEnd made;
+    Connection made;
     try {
         made.over = make_communicator(load_plugin(plugin), "tcp/ip", "oldtcp", "127.0.0.1",
                                       static_cast<std::uint16_t>(std::atoi(port)));
@@ -49,12 +49,12 @@ Remote *mine()
     {
         std::lock_guard<std::mutex> lock(front_ends_lock);
         if (!front_ends)
-            front_ends = new std::map<pid_t, FrontEnd>;
+            front_ends = new std::map<pid_t, Connection>;
         auto found = front_ends->find(thread);
         if (found != front_ends->end())
             return found->second.remote.get();
     }
-    FrontEnd made = connected();
+    Connection made = connected();
     std::lock_guard<std::mutex> lock(front_ends_lock);
     return (*front_ends)[thread] = std::move(made), (*front_ends)[thread].remote.get();
 }

@@ -42,31 +42,44 @@ void FrontEnd::step()
         raise(SIGKILL);
 }
 
-int FrontEnd::call(const char *name, const std::vector<char> &in, std::vector<char> *out)
+int FrontEnd::call(const char *name, const Body &body)
 {
-    std::size_t length = in.size();
+    std::size_t length = body.bytes.size();
     step();
     over->Write(name, std::strlen(name) + 1);
     step();
     over->Write(reinterpret_cast<char *>(&length), sizeof(length));
     step();
-    over->Write(in.data(), length);
+    over->Write(body.bytes.data(), length);
     step();
     over->Sync();
     over->Sync();
     step();
     int exit_code = -1;
-    double seconds = 0;
     over->Read(reinterpret_cast<char *>(&exit_code), sizeof(exit_code));
     step();
-    over->Read(reinterpret_cast<char *>(&seconds), sizeof(seconds));
+    if (timed)
+        over->Read(reinterpret_cast<char *>(&seconds), sizeof(seconds));
     step();
+    length = 0;
     over->Read(reinterpret_cast<char *>(&length), sizeof(length));
     step();
-    out->resize(length);
+    out.resize(length);
     if (length)
-        over->Read(out->data(), length);
+        over->Read(out.data(), length);
     return exit_code;
+}
+
+int FrontEnd::take_out(int rc, void *to, std::size_t n)
+{
+    std::uint64_t said = 0;
+    if (rc)
+        return rc;
+    if (out.size() != n + 8)
+        return -2;
+    std::memcpy(&said, out.data(), 8);
+    std::memcpy(to, out.data() + 8, n);
+    return said == n ? 0 : -3;
 }
 
 void append(std::vector<char> *to, const void *from, std::size_t n)
@@ -77,72 +90,32 @@ void append(std::vector<char> *to, const void *from, std::size_t n)
         std::memcpy(to->data() + at, from, n);
 }
 
-template <typename T> static void put(std::vector<char> *to, const T &value)
-{
-    append(to, &value, sizeof(value));
-}
-
-int FrontEnd::copy_to(std::uint64_t device, const void *from, std::uint64_t n)
-{
-    std::vector<char> in, out;
-    put(&in, device);
-    put(&in, n);
-    append(&in, from, n);
-    put(&in, n);
-    put(&in, std::int32_t{1});
-    return call("cudaMemcpy", in, &out);
-}
-
-int FrontEnd::copy_from(std::uint64_t device, void *to, std::uint64_t n)
-{
-    std::vector<char> in, out;
-    put(&in, std::uint64_t{1});
-    put(&in, '\0');
-    put(&in, device);
-    put(&in, n);
-    put(&in, std::int32_t{2});
-    int rc = call("cudaMemcpy", in, &out);
-    if (!rc && out.size() == n + 8)
-        std::memcpy(to, out.data() + 8, n);
-    return rc || out.size() == n + 8 ? rc : -2;
-}
-
-std::uint64_t FrontEnd::heap_in_use()
-{
-    std::vector<char> out;
-    std::uint64_t bytes = 0;
-    if (!call("heap", {}, &out) && out.size() == sizeof(bytes))
-        std::memcpy(&bytes, out.data(), sizeof(bytes));
-    return bytes;
-}
-
 /* -------------------------------------------------------------------- back end */
 
-// The reply to one request; a malformed one would crash a real back end, here it says 1.
-static int execute(const std::string &name, const std::vector<char> &in, char *device,
-                   std::vector<char> *out)
+// A malformed request would crash a real back end, here it gets 1.
+static int execute(const std::string &name, const std::vector<char> &in, char *device, Body *out)
 {
     std::int32_t kind = 0;
     std::uint64_t n = 0, at = 0;
     if (name == "heap") {
-        put(out, static_cast<std::uint64_t>(mallinfo2().uordblks));
+        std::uint64_t bytes = mallinfo2().uordblks;
+        out->host(&bytes, sizeof(bytes));
         return 0;
     }
     if (name != "cudaMemcpy" || in.size() < 20)
         return 1;
     std::memcpy(&kind, in.data() + in.size() - 4, 4);
     std::memcpy(&n, in.data() + in.size() - 12, 8);
-    std::memcpy(&at, in.data() + (kind == 1 ? 0 : 9), 8);
+    std::memcpy(&at, in.data() + (kind == H2D ? 0 : 9), 8);
     if (at > device_bytes || n > device_bytes - at)
         return 11;
-    if (kind == 1 && in.size() == n + 28) {
+    if (kind == H2D && in.size() == n + 28) {
         std::memcpy(device + at, in.data() + 16, n);
         return 0;
     }
-    if (kind != 2)
+    if (kind != D2H)
         return 21;
-    put(out, n);
-    out->insert(out->end(), device + at, device + at + n);
+    out->host(device + at, n);
     return 0;
 }
 
@@ -161,11 +134,10 @@ static bool read_name(Communicator *client, std::string *name)
 // As GVirtuS: only the name's Read ends it, and neither Close nor delete is ever called. Where
 // GVirtuS would go on with a request of which it has not all, and take every client with it, this
 // one does.
-static void serve_client(Communicator *client)
+static void serve_client(Communicator *client, const std::function<Handler()> &make_handler,
+                         bool timed)
 {
-    // Pages that no client copies to are never touched.
-    std::unique_ptr<char, void (*)(void *)> device(
-        static_cast<char *>(std::calloc(1, device_bytes)), std::free);
+    Handler handle = make_handler();
     std::vector<char> in;
     std::string name;
     while (read_name(client, &name)) {
@@ -175,16 +147,27 @@ static void serve_client(Communicator *client)
         in.resize(length);
         if (client->Read(in.data(), length) != length)
             std::abort();
-        std::vector<char> out; // fresh for each call
-        int exit_code = execute(name, in, device.get(), &out);
+        Body out; // fresh for each call
+        int exit_code = handle(name, in, &out);
         double seconds = 0;
-        length = out.size();
+        length = out.bytes.size();
         client->Write(reinterpret_cast<char *>(&exit_code), sizeof(exit_code));
-        client->Write(reinterpret_cast<char *>(&seconds), sizeof(seconds));
+        if (timed)
+            client->Write(reinterpret_cast<char *>(&seconds), sizeof(seconds));
         client->Write(reinterpret_cast<char *>(&length), sizeof(length));
         if (length)
-            client->Write(out.data(), length);
+            client->Write(out.bytes.data(), length);
         client->Sync();
+    }
+}
+
+void serve_clients(std::shared_ptr<Communicator> listening,
+                   const std::function<Handler()> &make_handler, bool timed)
+{
+    listening->Serve();
+    for (;;) {
+        auto *client = const_cast<Communicator *>(listening->Accept());
+        std::thread(serve_client, client, make_handler, timed).detach();
     }
 }
 
@@ -192,9 +175,15 @@ void back_end_child(std::shared_ptr<Communicator> listening)
 {
     if (listening->to_string() != "tcpcommunicator")
         std::_Exit(3);
-    listening->Serve();
-    for (;;) {
-        auto *client = const_cast<Communicator *>(listening->Accept());
-        std::thread(serve_client, client).detach();
-    }
+    serve_clients(
+        listening,
+        []() -> Handler {
+            // Pages that no client copies to are never touched.
+            std::shared_ptr<char> device(static_cast<char *>(std::calloc(1, device_bytes)),
+                                         std::free);
+            return [device](const std::string &name, const std::vector<char> &in, Body *out) {
+                return execute(name, in, device.get(), out);
+            };
+        },
+        true);
 }

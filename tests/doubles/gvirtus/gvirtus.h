@@ -6,6 +6,7 @@
 #define TESTS_COMMUNICATOR_GVIRTUS_H
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -60,9 +61,6 @@ class Communicator
 } // namespace gvirtus::communicators
 
 using gvirtus::communicators::Communicator;
-// (vector::insert makes gcc 12 warn of overflows that are none.)
-void append(std::vector<char> *to, const void *from, std::size_t n);
-
 using Create = std::shared_ptr<Communicator> (*)(std::shared_ptr<gvirtus::communicators::Endpoint>);
 
 // Loads a plugin as GVirtuS does (RTLD_LAZY, local) and calls create_communicator.
@@ -71,28 +69,85 @@ std::shared_ptr<Communicator> make_communicator(Create create, const std::string
                                                 const std::string &protocol,
                                                 const std::string &address, std::uint16_t port);
 
-// One remote call of the front end, in its very sequence of calls on the communicator. Before each
-// of those calls, `step` is counted down and at 0 the process kills itself.
+// (vector::insert makes gcc 12 warn of overflows that are none.)
+void append(std::vector<char> *to, const void *from, std::size_t n);
+
+// A body, put together as GVirtuS's Buffer does.
+struct Body {
+    std::vector<char> bytes;
+    template <typename T> Body &put(const T &value)
+    {
+        append(&bytes, &value, sizeof(value));
+        return *this;
+    }
+    Body &u64(std::uint64_t value) { return put(value); }
+    Body &i32(std::int32_t value) { return put(value); }
+    // Buffer::AddString().
+    Body &string(const std::string &text)
+    {
+        return u64(text.size() + 1).host(text.c_str(), text.size() + 1);
+    }
+    Body &host(const void *from, std::size_t n)
+    {
+        u64(n);
+        append(&bytes, from, n);
+        return *this;
+    }
+};
+
+enum { H2D = 1, D2H = 2, D2D = 3 };
+
+// The front end of one connection. A call is GVirtuS's very sequence of calls on the communicator.
+// Before each of those, `die_at_step` is counted down and at 0 the process kills itself.
 class FrontEnd
 {
   public:
-    explicit FrontEnd(Communicator *communicator) : over(communicator) {}
+    // `timed`: replies carry seconds, as from G2 on.
+    explicit FrontEnd(Communicator *communicator, bool with_seconds = true)
+        : over(communicator), timed(with_seconds)
+    {
+    }
     // The exit code; `out` gets the reply's buffer.
-    int call(const char *name, const std::vector<char> &in, std::vector<char> *out);
-    int copy_to(std::uint64_t device, const void *from, std::uint64_t n);
-    int copy_from(std::uint64_t device, void *to, std::uint64_t n);
+    int call(const char *name, const Body &body);
+    std::vector<char> out;
+    double seconds = 0;
+
+    int to_device(std::uint64_t to, const void *from, std::size_t n)
+    {
+        return call("cudaMemcpy", Body().u64(to).host(from, n).u64(n).i32(H2D));
+    }
+    int from_device(void *to, std::uint64_t from, std::size_t n)
+    {
+        return take_out(call("cudaMemcpy", Body().host("", 1).u64(from).u64(n).i32(D2H)), to, n);
+    }
     // Bytes of heap that the back end has; 0 where a sanitizer keeps the heap.
-    std::uint64_t heap_in_use();
+    std::uint64_t heap_in_use() { return value("heap", Body()); }
 
     int die_at_step = -1;
+
+  protected:
+    // The payload of a reply: n, and n bytes.
+    int take_out(int rc, void *to, std::size_t n);
+    std::uint64_t value(const char *name, const Body &body, std::uint64_t otherwise = 0)
+    {
+        std::uint64_t got = 0;
+        return take_out(call(name, body), &got, 8) ? otherwise : got;
+    }
 
   private:
     void step();
     Communicator *over;
+    bool timed;
 };
 
-// What the back end does in its forked child: Serve, then a detached thread a connection. "Device
-// memory" is 64 MiB of host memory a connection. Never returns.
+// Runs one request; the exit code.
+using Handler = std::function<int(const std::string &name, const std::vector<char> &in, Body *out)>;
+
+// What the back end does in its forked child: Serve, then a detached thread a connection, with a
+// handler of its own. Never returns.
+[[noreturn]] void serve_clients(std::shared_ptr<Communicator> listening,
+                                const std::function<Handler()> &make_handler, bool timed);
+// With handlers whose "device memory" is 64 MiB of host memory a connection.
 [[noreturn]] void back_end_child(std::shared_ptr<Communicator> listening);
 
 constexpr std::uint64_t device_bytes = 64u << 20;

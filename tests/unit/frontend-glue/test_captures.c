@@ -72,6 +72,13 @@ static void capture_end(void)
 
 /* ------------------------------------------------------------------ GVirtuS's handlers */
 
+static void *new_stream(void)
+{
+    void *stream;
+    assert_int_equal(app->stream_create(&stream, NONBLOCKING), 0);
+    return stream;
+}
+
 static _Atomic int mode_found, mode_wanted, own_code;
 static void *own_stream;
 
@@ -95,7 +102,7 @@ static int set_up_both(void **state)
     app->exchange_mode(&mode); /* this thread looks on, and is no client */
     assert_int_equal(app->mem_alloc(&neighbour.memory, 1024), 0);
     if (!neighbour.stream)
-        assert_int_equal(app->stream_create(&neighbour.stream, NONBLOCKING), 0);
+        neighbour.stream = new_stream();
     return rc;
 }
 
@@ -134,8 +141,7 @@ static void test_pageable(void **state)
 static void test_from_the_application(void **state)
 {
     (void)state;
-    void *stream;
-    assert_int_equal(app->stream_create(&stream, NONBLOCKING), 0);
+    void *stream = new_stream();
     capture_begin();
     for (size_t i = 0; i < 2 * SIZES; i++) {
         size_t n = sizes[i / 2];
@@ -177,10 +183,20 @@ static void test_rows(void **state)
     capture_end();
 }
 
-static struct ibx_frontend_copy lasting(uint8_t *memory, size_t n, void *stream)
+#define LASTING ((size_t)3000000)
+
+/* Of memory that both ends map, to be freed by ibx_shared_free(), in a stream that nobody captures.
+ */
+static struct ibx_frontend_copy lasting(void *stream)
 {
-    return (struct ibx_frontend_copy){
-        .async = true, .host = memory, .n = n, .stream = (uintptr_t)stream, .lasting = true};
+    void *memory = ibx_shared_allocate(LASTING, NULL);
+    assert_non_null(memory);
+    return (struct ibx_frontend_copy){.to_device = true,
+                                      .async = true,
+                                      .host = memory,
+                                      .n = LASTING,
+                                      .stream = (uintptr_t)stream,
+                                      .lasting = true};
 }
 
 /* Memory that both ends map is pinned, copied in place, and let go when there is other memory at
@@ -188,28 +204,22 @@ static struct ibx_frontend_copy lasting(uint8_t *memory, size_t n, void *stream)
 static void test_lasting(void **state)
 {
     (void)state;
-    const size_t n = 3000000;
-    void *stream;
-    assert_int_equal(app->stream_create(&stream, NONBLOCKING), 0);
+    void *stream = new_stream();
     app->slow(2000);
     capture_begin();
     for (unsigned i = 0; i < 4; i++) {
-        uint8_t *memory = ibx_shared_allocate(n, NULL);
-        assert_non_null(memory);
-        struct ibx_frontend_copy wish = lasting(memory, n, stream);
-        pattern_fill(memory, n, i);
-        wish.to_device = true;
-        assert_int_equal(copy_by_client(wish), 0);
+        struct ibx_frontend_copy to = lasting(stream), from = to;
+        from.to_device = false;
+        pattern_fill(to.host, LASTING, i);
+        assert_int_equal(copy_by_client(to), 0);
         assert_int_equal(app->stream_synchronize(stream), 0);
-        assert_device(n, i);
-        memset(memory, 0, n);
-        wish.to_device = false;
-        assert_int_equal(copy_by_client(wish), 0);
+        assert_device(LASTING, i);
+        memset(to.host, 0, LASTING);
+        assert_int_equal(copy_by_client(from), 0);
         assert_int_equal(app->stream_synchronize(stream), 0);
-        assert_int_equal(pattern_check(memory, n, i), n);
-        wish.to_device = true;
-        assert_int_equal(copy_by_client(wish), 0);
-        assert_true(ibx_shared_free(memory));
+        assert_int_equal(pattern_check(to.host, LASTING, i), LASTING);
+        assert_int_equal(copy_by_client(to), 0);
+        assert_true(ibx_shared_free(to.host));
     }
     assert_int_equal(seen().requests, 1);
     capture_end();
@@ -219,25 +229,20 @@ static void test_lasting(void **state)
 static void test_client_leaves(void **state)
 {
     (void)state;
-    const size_t n = 3000000;
-    void *stream;
-    uint8_t *memory = ibx_shared_allocate(n, NULL), *bytes = pattern(n, 1);
-    assert_non_null(memory);
-    pattern_fill(memory, n, 5);
-    assert_int_equal(app->stream_create(&stream, NONBLOCKING), 0);
+    void *stream = new_stream();
+    struct ibx_frontend_copy wish = lasting(stream),
+                             first = {.to_device = true, .host = pattern(LASTING, 1), .n = LASTING};
+    pattern_fill(wish.host, LASTING, 5);
     capture_begin();
-    assert_int_equal(
-        copy_by_client((struct ibx_frontend_copy){.to_device = true, .host = bytes, .n = n}), 0);
+    assert_int_equal(copy_by_client(first), 0);
     app->slow(50000);
-    struct ibx_frontend_copy wish = lasting(memory, n, stream);
-    wish.to_device = true;
     assert_int_equal(copy_by_client(wish), 0);
     ibx_session_close(pair.client);
     join_server();
     capture_end();
     assert_int_equal(app->stream_synchronize(stream), 0);
-    assert_device(n, 5);
-    assert_true(ibx_shared_free(memory));
+    assert_device(LASTING, 5);
+    assert_true(ibx_shared_free(wish.host));
 }
 
 /* ---------------------------------------------------------- what GVirtuS's handler runs */
@@ -263,10 +268,8 @@ static int set_up_poor(void **state)
 static void test_settles_alone(void **state)
 {
     (void)state;
-    void *endless;
+    void *endless = new_stream();
     uint8_t *host = pattern(HANDED, 3), *got = scene_memory(HANDED);
-    assert_non_null(got);
-    assert_int_equal(app->stream_create(&endless, NONBLOCKING), 0);
     app->hold_stream(endless);
     assert_int_equal(app->copy_async(neighbour.memory, neighbour.memory + 512, 512, endless), 0);
     capture_begin();
@@ -323,7 +326,7 @@ static void test_own_capture(void **state)
                  {DEVICE_BYTES, IBX_CUDA_CAPTURE_THREAD_LOCAL},
                  {DEVICE_BYTES, IBX_CUDA_CAPTURE_RELAXED}};
     uint8_t *bytes = pattern(DEVICE_BYTES, 1);
-    assert_int_equal(app->stream_create(&own_stream, NONBLOCKING), 0);
+    own_stream = new_stream();
     for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct frame request = to_device(bytes, cases[i].n);
         mode_wanted = cases[i].mode;
@@ -343,15 +346,10 @@ static void test_own_capture(void **state)
 static void test_leaves_capturing(void **state)
 {
     (void)state;
-    const size_t n = 3000000;
-    void *stream;
     struct ibx_double_stats before, after;
-    uint8_t *memory = ibx_shared_allocate(n, NULL);
-    assert_non_null(memory);
-    assert_int_equal(app->stream_create(&stream, NONBLOCKING), 0);
-    assert_int_equal(app->stream_create(&own_stream, NONBLOCKING), 0);
-    struct ibx_frontend_copy wish = lasting(memory, n, stream);
-    wish.to_device = true;
+    void *stream = new_stream();
+    struct ibx_frontend_copy wish = lasting(stream);
+    own_stream = new_stream();
     assert_int_equal(copy_by_client(wish), 0); /* pins it, too */
     assert_int_equal(app->stream_synchronize(stream), 0);
     app->get_stats(&before);
@@ -362,112 +360,128 @@ static void test_leaves_capturing(void **state)
     join_server();
     app->get_stats(&after);
     assert_int_equal(after.host_pins, before.host_pins - over_shm);
-    assert_true(ibx_shared_free(memory));
+    assert_true(ibx_shared_free(wish.host));
 }
 
 /* A reset takes the events behind such copies along, as it does the copies. */
 static void test_reset(void **state)
 {
     (void)state;
-    const size_t n = 3000000;
-    void *stream;
-    uint8_t *memory = ibx_shared_allocate(n, NULL);
-    assert_non_null(memory);
-    assert_int_equal(app->stream_create(&stream, NONBLOCKING), 0);
-    struct ibx_frontend_copy wish = lasting(memory, n, stream);
-    wish.to_device = true;
+    void *stream = new_stream();
+    struct ibx_frontend_copy wish = lasting(stream);
     for (unsigned i = 0; i < 3; i++) {
-        pattern_fill(memory, n, i);
+        pattern_fill(wish.host, LASTING, i);
         assert_int_equal(copy_by_client(wish), 0);
         assert_int_equal(app->stream_synchronize(stream), 0);
-        assert_device(n, i);
+        assert_device(LASTING, i);
         call("cudaDeviceReset");
     }
     ibx_session_close(pair.client);
     join_server();
-    assert_true(ibx_shared_free(memory));
+    assert_true(ibx_shared_free(wish.host));
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up_both, tear_down_both)
+/* ------------------------------------------------------------- another client's resets */
 
 static struct session_pair second;
 
-static void destroy_context(struct ibx_session *client, void *context)
+static void second_begin(void)
 {
-    uint8_t body[16] = {8}, reply[20];
-    memcpy(body + 8, &context, sizeof(context));
-    assert_int_equal(ibx_session_write(client, "cuCtxDestroy", 13), 13);
-    assert_int_equal(ibx_session_write(client, body, sizeof(body)), sizeof(body));
+    session_pair_open(&second);
+    assert_int_equal(ibx_device_copies_attach(second.server, &gpu, NULL), 0);
+    session_pair_start(&second, serve, NULL);
+}
+
+static void second_end(void)
+{
+    ibx_session_close(second.client);
+    session_pair_join(&second);
+    session_pair_close(&second);
+}
+
+/* A request of which only the exit code comes back. */
+static void request(struct ibx_session *client, const char *name, const void *body, uint64_t n)
+{
+    uint8_t reply[20];
+    assert_true(ibx_session_write(client, name, strlen(name) + 1) > 0);
+    assert_int_equal(ibx_session_write(client, &n, sizeof(n)), sizeof(n));
+    assert_int_equal(ibx_session_write(client, body, n), n);
     assert_int_equal(ibx_session_sync(client), 0);
     assert_int_equal(ibx_session_read(client, reply, sizeof(reply)), sizeof(reply));
 }
 
+/* The events that a client's copies have left are gone with another client's reset: its own reset,
+ * without a copy in between, does not destroy them once more. */
+static void test_both_reset(void **state)
+{
+    (void)state;
+    struct ibx_double_stats before, after;
+    struct frame copy = to_device(pattern(LASTING, 1), LASTING);
+    second_begin();
+    app->get_stats(&before);
+    expect_code("cudaMemcpy", &copy, 0);
+    app->get_stats(&after);
+    assert_true(after.events > before.events);
+    request(second.client, "cudaDeviceReset", "", 0);
+    call("cudaDeviceReset");
+    app->get_stats(&after);
+    assert_int_equal(after.lost_events, before.lost_events);
+    assert_int_equal(after.events, before.events);
+    second_end();
+}
+
+/* By whom a context goes, which, and what the handler answers. */
+struct lost_context {
+    struct session_pair *whose;
+    void *context;
+    bool primary; /* that of device 0, whose address is known later */
+    int answer;
+};
+static struct lost_context lost_contexts[] = {
+    {&second, &second, false, HANDLED},
+    {&pair, &second, false, HANDLED},
+    {&second, NULL, true, 201}, /* refused: it takes nothing away */
+    {&second, NULL, false, HANDLED},
+};
+
 /* A copy is left under way, a client names a context that goes, and the next copy notices it: the
  * first one is waited for all the same before its memory is let go. */
-static void leave_while_a_context_goes(struct session_pair *whose, void *context, int answer)
+static void test_leave_while_a_context_goes(void **state)
 {
-    const size_t n = 3000000;
+    const struct lost_context *lost = *state;
     struct ibx_double_stats before, after;
     uint8_t few[100] = {0};
-    void *stream;
-    uint8_t *memory = ibx_shared_allocate(n, NULL);
-    assert_non_null(memory);
-    assert_int_equal(app->stream_create(&stream, NONBLOCKING), 0);
-    struct ibx_frontend_copy wish = lasting(memory, n, stream), other = {.to_device = true};
-    other.device = device + n; /* what the first one does not write */
-    other.host = few;
-    other.n = sizeof(few);
-    int code = -1;
-    wish.to_device = true;
-    session_pair_open(&second);
-    assert_int_equal(ibx_device_copies_attach(second.server, &gpu, NULL), 0);
-    session_pair_start(&second, serve, NULL);
+    void *context = lost->context;
+    struct ibx_frontend_copy wish = lasting(new_stream()),
+                             other = {.to_device = true,
+                                      .device = LASTING, /* what the first one does not write */
+                                      .host = few,
+                                      .n = sizeof(few)};
+    if (lost->primary)
+        assert_int_equal(app->primary_retain(&context, 0), 0);
+    second_begin();
     app->get_stats(&before);
     app->slow(100000);
     assert_int_equal(copy_by_client(wish), 0);
-    handler_says = answer;
-    destroy_context(whose->client, context);
+    handler_says = lost->answer;
+    request(lost->whose->client, "cuCtxDestroy", &context, sizeof(context));
     handler_says = HANDLED;
-    assert_int_equal(ibx_client_copy(pair.client, &other, &code), 0);
-    assert_int_equal(code, 0);
+    assert_int_equal(copy_by_client(other), 0);
     ibx_session_close(pair.client);
     join_server();
     app->get_stats(&after);
     assert_int_equal(after.busy_unpins, before.busy_unpins);
     assert_int_equal(after.lost_events, before.lost_events);
     assert_int_equal(after.events, before.events);
-    ibx_session_close(second.client);
-    session_pair_join(&second);
-    session_pair_close(&second);
-    assert_true(ibx_shared_free(memory));
+    second_end();
+    assert_true(ibx_shared_free(wish.host));
 }
 
-static void test_anothers_context_goes(void **state)
-{
-    (void)state;
-    leave_while_a_context_goes(&second, &second, HANDLED);
-}
-
-/* One that is refused, also because there is none, takes nothing away. */
-static void test_no_context_goes(void **state)
-{
-    (void)state;
-    void *context;
-    assert_int_equal(app->primary_retain(&context, 0), 0);
-    leave_while_a_context_goes(&second, context, 201);
-}
-
-static void test_none_is_named(void **state)
-{
-    (void)state;
-    leave_while_a_context_goes(&second, NULL, HANDLED);
-}
-
-static void test_own_context_goes(void **state)
-{
-    (void)state;
-    leave_while_a_context_goes(&pair, &second, HANDLED);
-}
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up_both, tear_down_both)
+#define TEST_LOST(name, i)                                                                         \
+    {                                                                                              \
+        name, test_leave_while_a_context_goes, set_up_both, tear_down_both, &lost_contexts[i]      \
+    }
 
 int main(int argc, char **argv)
 {
@@ -482,10 +496,11 @@ int main(int argc, char **argv)
         TEST(test_mode_is_the_clients),
         TEST(test_own_capture),
         TEST(test_reset),
-        TEST(test_anothers_context_goes),
-        TEST(test_own_context_goes),
-        TEST(test_no_context_goes),
-        TEST(test_none_is_named),
+        TEST(test_both_reset),
+        TEST_LOST("another's context goes", 0),
+        TEST_LOST("the own context goes", 1),
+        TEST_LOST("no context goes", 2),
+        TEST_LOST("none is named", 3),
         TEST(test_leaves_capturing),
     };
     over_shm = argc > 1 && !strcmp(argv[1], "shm");

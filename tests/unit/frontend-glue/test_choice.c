@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A session whose server runs copies takes the ways that a file of choices says, where that was
- * measured on this GPU, and only there.
- *
- *   test_choice shm */
+/* Copies take the paths that a tuning file says where that was measured on this GPU, and the usual
+ * ones elsewhere. */
 #include "tests/scenes/copies_scene.h"
 
 #include <setjmp.h>
@@ -11,15 +9,15 @@
 #include <string.h>
 #include <cmocka.h>
 
-/* The other way round than without a file, as far as that shows. */
+/* The opposite of the defaults, as far as that shows. */
 static const struct ibx_choice unusual = {
     .ways = {{.inline_max = 0,
               .in_place_min = IBX_CHOICE_NEVER,
-              .threads_min = 100000,
+              .copy_threads_min = 100000,
               .direct_min = IBX_CHOICE_NEVER},
              {.inline_max = 10000,
               .in_place_min = IBX_CHOICE_NEVER,
-              .threads_min = IBX_CHOICE_NEVER,
+              .copy_threads_min = IBX_CHOICE_NEVER,
               .direct_min = IBX_CHOICE_NEVER}},
     .chunk = 64u << 10,
     .threads = 5, /* no number of processors brings that */
@@ -84,7 +82,7 @@ static struct counts copy(bool to_device, void *host, size_t n)
         .async = after.copies_async - before.copies_async,
         .ways = {.inlined = is.inlined - was.inlined,
                  .in_place = is.in_place - was.in_place,
-                 .by_threads = is.by_threads - was.by_threads},
+                 .copy_threads = is.copy_threads - was.copy_threads},
     };
 }
 
@@ -99,27 +97,29 @@ static void both(void *host, size_t n, struct counts *to, struct counts *from)
     assert_int_equal(pattern_check(host, n, n), n);
 }
 
-static void test_as_said(void **state)
+/* `tuned`: the file was measured here. */
+static void test_sizes(void **state)
 {
-    (void)state;
+    const bool tuned = *state;
     const size_t n = 800000;
     uint8_t *own = scene_memory(n), *shared = ibx_shared_allocate(n, NULL);
     struct counts to, from;
     assert_non_null(shared);
-    both(own, 1000, &to, &from);
-    assert_true(to.sync == 0 && to.async == 1); /* by way of a chunk */
+    both(own, 1000, &to, &from); /* tuned: through a chunk */
+    assert_true(to.sync == !tuned && to.async == tuned && to.ways.inlined == !tuned);
     both(own, 8000, &to, &from);
-    assert_true(from.sync == 1 && from.async == 0 && from.ways.inlined == 1);
+    assert_true(from.sync == tuned && from.async == !tuned && from.ways.inlined == tuned);
     both(own, n, &to, &from);
-    assert_int_equal(to.async, (n + (64u << 10) - 1) / (64u << 10));
-    assert_true(to.ways.by_threads == 1 && from.ways.by_threads == 0);
+    assert_true(!tuned || to.async == (n + (64u << 10) - 1) / (64u << 10));
+    assert_true(to.ways.copy_threads == tuned && from.ways.copy_threads == 0);
     both(shared, n, &to, &from);
-    assert_true(to.async > 1 && from.async > 1 && !to.ways.in_place && !from.ways.in_place);
+    assert_true(tuned ? to.async > 1 && from.async > 1 : to.sync == 1 && from.sync == 1);
+    assert_true(to.ways.in_place == !tuned && from.ways.in_place == !tuned);
     assert_int_equal(seen().requests, 9);
     assert_true(ibx_shared_free(shared));
 }
 
-/* A module of a program that is as long comes before all copies, when it is not known yet what the
+/* A program's module, as long as a copy, comes before all copies, when it is not known yet what the
  * file says of this GPU. */
 static void test_threads_behind_a_long_body(void **state)
 {
@@ -133,34 +133,16 @@ static void test_threads_behind_a_long_body(void **state)
     expect_code("__cudaRegisterFatBinary", &module, HANDLED);
     assert_int_not_equal(threads_made, unusual.threads);
     both(own, n, &to, &from);
-    assert_int_equal(to.ways.by_threads, 1);
+    assert_int_equal(to.ways.copy_threads, 1);
     assert_int_equal(threads_made, unusual.threads);
-}
-
-static void test_elsewhere(void **state)
-{
-    (void)state;
-    const size_t n = 800000;
-    uint8_t *own = scene_memory(n), *shared = ibx_shared_allocate(n, NULL);
-    struct counts to, from;
-    assert_non_null(shared);
-    both(own, 1000, &to, &from);
-    assert_true(to.sync == 1 && to.async == 0 && to.ways.inlined == 1);
-    both(own, 8000, &to, &from);
-    assert_true(from.sync == 0 && from.async == 1);
-    both(own, n, &to, &from);
-    assert_true(to.ways.by_threads == 0 && from.ways.by_threads == 0);
-    both(shared, n, &to, &from);
-    assert_true(to.sync == 1 && from.sync == 1 && to.ways.in_place && from.ways.in_place);
-    assert_true(ibx_shared_free(shared));
 }
 
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_as_said, set_up_tuned, tear_down),
+        {"test_sizes_as_tuned", test_sizes, set_up_tuned, tear_down, "tuned"},
         cmocka_unit_test_setup_teardown(test_threads_behind_a_long_body, set_up_tuned, tear_down),
-        cmocka_unit_test_setup_teardown(test_elsewhere, set_up_elsewhere, tear_down),
+        {"test_sizes_elsewhere", test_sizes, set_up_elsewhere, tear_down, NULL},
     };
     session_pair_use(argc > 1 ? argv[1] : "shm", NULL, NULL, NULL);
     app = cuda_application();

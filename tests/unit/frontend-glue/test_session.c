@@ -54,34 +54,19 @@ static size_t some_size(struct random *r, const struct talk *t)
     }
 }
 
-static int turn_write(struct ibx_session *s, struct random *r, const struct talk *t,
-                      const uint8_t *bytes, size_t total)
+static int move_pieces(struct ibx_session *s, struct random *r, const struct talk *t, bool writing,
+                       uint8_t *bytes, size_t total)
 {
-    for (size_t at = 0; at < total;) {
-        size_t n = some_size(r, t);
+    for (size_t at = 0, n; at < total; at += n) {
+        n = some_size(r, t);
         if (n > total - at)
             n = total - at;
-        if (ibx_session_write(s, bytes + at, n) != (ssize_t)n)
-            return -1;
-        at += n;
-        if (random_below(r, 6) == 0 && ibx_session_sync(s))
+        ssize_t rc =
+            writing ? ibx_session_write(s, bytes + at, n) : ibx_session_read(s, bytes + at, n);
+        if (rc != (ssize_t)n || (writing && random_below(r, 6) == 0 && ibx_session_sync(s)))
             return -1;
     }
-    return ibx_session_sync(s);
-}
-
-static int turn_read(struct ibx_session *s, struct random *r, const struct talk *t, uint8_t *to,
-                     size_t total)
-{
-    for (size_t at = 0; at < total;) {
-        size_t n = some_size(r, t);
-        if (n > total - at)
-            n = total - at;
-        if (ibx_session_read(s, to + at, n) != (ssize_t)n)
-            return -1;
-        at += n;
-    }
-    return 0;
+    return writing ? ibx_session_sync(s) : 0;
 }
 
 static int talk(struct ibx_session *s, const struct talk *t, bool server)
@@ -96,15 +81,13 @@ static int talk(struct ibx_session *s, const struct talk *t, bool server)
         uint8_t *bytes = malloc(total);
         bool writing = (turn % 2 == 0) != server; /* the client begins */
         struct random pieces = {random_next(&plan) + writing};
-        if (writing) {
+        if (writing)
             pattern_fill(bytes, total, t->seed + turn);
-            rc = turn_write(s, &pieces, t, bytes, total);
-        } else {
+        else
             memset(bytes, 0, total);
-            rc = turn_read(s, &pieces, t, bytes, total);
-            if (!rc && pattern_check(bytes, total, t->seed + turn) != total)
-                rc = -1;
-        }
+        rc = move_pieces(s, &pieces, t, writing, bytes, total);
+        if (!rc && pattern_check(bytes, total, t->seed + turn) != total)
+            rc = -1;
         free(kept);
         kept = writing ? bytes : NULL;
         if (!writing)
@@ -198,18 +181,24 @@ static void check_both(struct session_pair *pair, int rc)
     session_pair_close(pair);
 }
 
-static void run_exchange(struct session_pair *pair, const struct exchange *e)
+/* The client's part. */
+static int ask(struct ibx_session *client, const struct exchange *e)
 {
     int rc = 0;
-    session_pair_start(pair, serve_exchange, (void *)(uintptr_t)e);
     for (unsigned i = 0; i < e->count && !rc; i++) {
         uint8_t *bytes;
-        rc = write_pattern(pair->client, e->sizes[i], i, &bytes);
+        rc = write_pattern(client, e->sizes[i], i, &bytes);
         if (!rc)
-            rc = read_pattern(pair->client, e->sizes[i], 1000 + i);
+            rc = read_pattern(client, e->sizes[i], 1000 + i);
         free(bytes);
     }
-    check_both(pair, rc);
+    return rc;
+}
+
+static void run_exchange(struct session_pair *pair, const struct exchange *e)
+{
+    session_pair_start(pair, serve_exchange, (void *)(uintptr_t)e);
+    check_both(pair, ask(pair->client, e));
 }
 
 static void sizes_round_the_boundaries(void **state)
@@ -547,16 +536,9 @@ static void disconnected_at_every_step(void **state)
             struct exchange e = {sizes, 2, false};
             faults.disconnect_in = nth;
             session_pair_start(&pair, serve_exchange_and_close, &e);
-            int rc = 0;
-            for (unsigned i = 0; i < 2 && !rc; i++) {
-                uint8_t *bytes;
-                rc = write_pattern(pair.client, sizes[i], i, &bytes);
-                if (!rc)
-                    rc = read_pattern(pair.client, sizes[i], 1000 + i);
-                if (rc)
-                    ibx_session_close(pair.client);
-                free(bytes);
-            }
+            int rc = ask(pair.client, &e);
+            if (rc)
+                ibx_session_close(pair.client);
             int served = session_pair_join(&pair);
             assert_int_not_equal(rc, -2); /* wrong bytes */
             assert_int_not_equal(served, -2);

@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Copies that a client asks for by itself: the bytes of docs/protocol.md, and every way to get the
- * answer wrong. Runs on the fabric inside the process.
+ * answer wrong. What a session keeps registered, and what a client reads once its back end is gone.
+ * Runs on the fabric inside the process.
  */
 #include "tests/scenes/session_memory.h"
 
 #include "frontend-glue/client_copies/client_copies.h"
+
+#include <signal.h>
+#include <sys/wait.h>
 
 #define DEVICE  0x0102030405060708ull
 #define UNKNOWN 999
@@ -63,6 +67,14 @@ static size_t payload_at(uint8_t *bytes, uint64_t count, uint8_t kind, uint64_t 
 
 /* ------------------------------------------------------------------- golden bytes */
 
+static void assert_names_memory(const uint8_t *bytes)
+{
+    struct ibx_reader r = ibx_reader_of(bytes, IBX_REMOTE_BYTES);
+    struct ibx_remote remote;
+    ibx_remote_get(&r, &remote);
+    assert_true(remote.address == (uintptr_t)memory && remote.length == BODY);
+}
+
 static void to_device_golden_bytes(void **state)
 {
     (void)state;
@@ -88,10 +100,7 @@ static void to_device_golden_bytes(void **state)
         ibx_put_u8(&w, 2);
         assert_int_equal(n, w.length + 48 + 5 + tail);
         assert_memory_equal(heard, frame, w.length);
-        struct ibx_reader r = ibx_reader_of(heard + w.length, 48);
-        struct ibx_remote remote;
-        ibx_remote_get(&r, &remote);
-        assert_true(remote.address == (uintptr_t)memory && remote.length == BODY);
+        assert_names_memory(heard + w.length);
         static const uint8_t rest[] = {0, 0, 1,    0, 0, 0, 0, 0, 1, 0,
                                        0, 0, 0x77, 0, 0, 0, 0, 0, 0, 0};
         assert_int_equal(heard[n - tail - 5], 1);
@@ -125,10 +134,7 @@ static void from_device_golden_bytes(void **state)
         assert_int_equal(receive_message(server, heard, sizeof(heard)), 2 + 48 + w.length);
         assert_memory_equal(heard, "\1\6", 2);
         assert_memory_equal(heard + 50, frame, w.length);
-        struct ibx_reader r = ibx_reader_of(heard + 2, 48);
-        struct ibx_remote remote;
-        ibx_remote_get(&r, &remote);
-        assert_true(remote.address == (uintptr_t)memory && remote.length == BODY);
+        assert_names_memory(heard + 2);
     }
     session_pair_close(&pair);
 }
@@ -294,6 +300,126 @@ static void early_cts_twice(void **state)
     session_pair_close(&pair);
 }
 
+/* ------------------------------------------------------------ exposures taken back */
+
+struct exchange {
+    size_t request, reply;
+};
+
+static int serve_exchange(struct session_pair *pair, void *argument)
+{
+    const struct exchange *x = argument;
+    uint8_t *bytes = calloc(1, x->request + x->reply);
+    int rc = ibx_session_read(pair->server, bytes, x->request) == (ssize_t)x->request ? 0 : -1;
+    if (!rc && ibx_session_write(pair->server, bytes, x->reply) != (ssize_t)x->reply)
+        rc = -2;
+    if (!rc)
+        rc = ibx_session_sync(pair->server);
+    free(bytes);
+    return rc;
+}
+
+/* Memory of either side is registered, and the client's within reach of the server, only while a
+ * payload of it is under way. */
+static void nothing_stays_registered(void **state)
+{
+    (void)state;
+    struct session_pair pair;
+    session_pair_open(&pair);
+    const size_t most = pair.rendezvous * 2;
+    const struct exchange exchanges[] = {{most, 8}, {8, most}, {most, most}};
+    uint8_t *bytes = calloc(1, most);
+    for (unsigned i = 0; i < sizeof(exchanges) / sizeof(exchanges[0]); i++) {
+        struct exchange x = exchanges[i];
+        session_pair_start(&pair, serve_exchange, &x);
+        assert_int_equal(ibx_session_write(pair.client, bytes, x.request), x.request);
+        assert_int_equal(ibx_session_sync(pair.client), 0);
+        assert_int_equal(ibx_session_read(pair.client, bytes, x.reply), x.reply);
+        assert_int_equal(session_pair_join(&pair), 0);
+        assert_int_equal(memory_live_regions(), 0);
+    }
+    free(bytes);
+    session_pair_close(&pair);
+}
+
+/* -------------------------------------------------------- a back end that is gone */
+
+/* Two calls whose back end goes after the first one's answer, or in the middle of it. */
+static int serve_part_of_an_answer(struct session_pair *pair, void *argument)
+{
+    char call[4];
+    if (ibx_session_read(pair->server, call, sizeof(call)) != sizeof(call))
+        return -1;
+    ibx_session_write(pair->server, "answered", *(size_t *)argument);
+    ibx_session_sync(pair->server);
+    ibx_session_close(pair->server);
+    return 0;
+}
+
+static void call(struct session_pair *pair, size_t *answer)
+{
+    session_pair_open(pair);
+    session_pair_start(pair, serve_part_of_an_answer, answer);
+    assert_int_equal(ibx_session_write(pair->client, "call", 4), 4);
+    assert_int_equal(ibx_session_sync(pair->client), 0);
+}
+
+static void expect_answer(struct ibx_session *s, size_t n, int exit_code)
+{
+    uint8_t bytes[16], expected[16] = {0};
+    memset(bytes, 'x', sizeof(bytes));
+    memcpy(expected, &exit_code, sizeof(exit_code));
+    assert_true(ibx_session_read(s, bytes, n) <= 0);
+    ibx_session_answer(s, bytes, n);
+    assert_memory_equal(bytes, expected, n);
+}
+
+/* A dead back end answers every call with cudaErrorUnknown, no time and no output. */
+static void dead_back_end_answers(void **state)
+{
+    (void)state;
+    struct session_pair pair;
+    char answer[8];
+    size_t n = sizeof(answer);
+    call(&pair, &n);
+    assert_false(ibx_session_in_frame(pair.client));
+    assert_int_equal(ibx_session_read(pair.client, answer, n), n);
+    assert_true(ibx_session_in_frame(pair.client));
+    assert_int_equal(session_pair_join(&pair), 0);
+    for (unsigned call = 0; call < 2; call++) {
+        ibx_session_write(pair.client, "call", 4);
+        ibx_session_sync(pair.client);
+        assert_false(ibx_session_in_frame(pair.client));
+        expect_answer(pair.client, 4, 999);
+        expect_answer(pair.client, 8, 0);
+        expect_answer(pair.client, 16, 0);
+    }
+    session_pair_close(&pair);
+}
+
+/* Half of an answer is none: the application must not go on with it. */
+static void half_an_answer_ends_the_application(void **state)
+{
+    (void)state;
+    struct session_pair pair;
+    char answer[8];
+    size_t n = sizeof(answer);
+    call(&pair, &n);
+    assert_int_equal(ibx_session_read(pair.client, answer, 4), 4);
+    assert_int_equal(session_pair_join(&pair), 0);
+    assert_true(ibx_session_read(pair.client, answer, n) <= 0);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (!pid) {
+        ibx_session_answer(pair.client, answer, n);
+        _exit(0);
+    }
+    int status;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+    session_pair_close(&pair);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -304,6 +430,9 @@ int main(void)
         TEST(nonsense_instead_of_an_answer),
         TEST(not_between_requests),
         TEST(early_cts_twice),
+        TEST(nothing_stays_registered),
+        TEST(dead_back_end_answers),
+        TEST(half_an_answer_ends_the_application),
     };
     return cmocka_run_group_tests_name("session_copy", tests, session_memory_group, NULL);
 }

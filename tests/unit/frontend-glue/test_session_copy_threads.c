@@ -22,7 +22,7 @@
 
 #define BYTES    ((size_t)8 << 20)
 #define THREADS  3u
-#define SHORTLY  100u   /* ms, for which a client waits for a server that stands still */
+#define SHORTLY  100u   /* ms, for which a client waits for a server that does not go on */
 #define FOR_LONG 90000u /* ms, likewise */
 #define YIELDS   500u   /* for whoever would be too early; others may want the core */
 
@@ -123,7 +123,7 @@ static void memory_of_the_client_alone(void **state)
     struct session_pair pair;
     uint8_t *bytes = malloc(ROOM);
     open_pair(&pair, "yes");
-    bool reached = pair.server->caps->direct;
+    bool reached = pair.server->caps->remote_copy;
     exchange(&pair, bytes);
     assert_int_equal(threads.copies, reached ? READS + WRITES : 0);
     open_pair(&pair, "no");
@@ -183,7 +183,7 @@ static void memory_that_is_gone(void **state)
     (void)state;
     struct session_pair pair;
     open_pair(&pair, "yes");
-    if (pair.server->caps->direct) {
+    if (pair.server->caps->remote_copy) {
         uint8_t *bytes = expose(&pair);
         munmap(bytes + BYTES / 2, BYTES / 2);
         session_pair_start(&pair, serve_one_read, NULL);
@@ -195,47 +195,29 @@ static void memory_that_is_gone(void **state)
     session_pair_close(&pair);
 }
 
-/* It has its memory back only when nobody is at it any more. */
-static void client_that_leaves_meanwhile(void **state)
+/* A client that leaves in the middle has its memory back when nobody uses it any more. One that has
+ * waited for as long as it was told takes it back earlier, and nobody uses it later. */
+static void client_that_leaves(void **state)
 {
-    (void)state;
+    bool waits = *state;
     struct session_pair pair;
     open_pair(&pair, "yes");
-    if (pair.server->caps->direct) {
-        threads.stand = UNTIL_LEAVING;
-        pair.client->conn->options.timeout_ms = FOR_LONG;
+    if (pair.server->caps->remote_copy) {
+        threads.stand = waits ? UNTIL_LEAVING : UNTIL_LEFT;
+        pair.client->conn->options.timeout_ms = waits ? FOR_LONG : SHORTLY;
         uint8_t *bytes = expose(&pair);
         session_pair_start(&pair, serve_one_read, NULL);
         while (!threads.there)
             sched_yield();
         threads.leaving = true;
         ibx_session_close(pair.client);
-        assert_true(threads.over);
-        munmap(bytes, BYTES);
-        assert_int_equal(session_pair_join(&pair), BYTES);
-        threads.stand = NOT_AT_ALL;
-    }
-    session_pair_close(&pair);
-}
-
-/* One that has waited for as long as it was told takes it back, and nobody comes to it later. */
-static void client_that_has_waited_for_long(void **state)
-{
-    (void)state;
-    struct session_pair pair;
-    open_pair(&pair, "yes");
-    if (pair.server->caps->direct) {
-        threads.stand = UNTIL_LEFT;
-        pair.client->conn->options.timeout_ms = SHORTLY;
-        uint8_t *bytes = expose(&pair);
-        session_pair_start(&pair, serve_one_read, NULL);
-        while (!threads.there)
-            sched_yield();
-        ibx_session_close(pair.client);
-        assert_false(threads.over);
+        assert_int_equal(threads.over, waits);
         threads.left = true;
-        assert_int_equal(session_pair_join(&pair), -ESRCH);
-        munmap(bytes, BYTES);
+        if (waits)
+            munmap(bytes, BYTES);
+        assert_int_equal(session_pair_join(&pair), waits ? (int)BYTES : -ESRCH);
+        if (!waits)
+            munmap(bytes, BYTES);
         threads.stand = NOT_AT_ALL;
     }
     session_pair_close(&pair);
@@ -248,8 +230,8 @@ int main(void)
         cmocka_unit_test(memory_that_both_map),
         cmocka_unit_test(memory_that_both_map_for_reading),
         cmocka_unit_test(memory_that_is_gone),
-        cmocka_unit_test(client_that_leaves_meanwhile),
-        cmocka_unit_test(client_that_has_waited_for_long),
+        cmocka_unit_test(client_that_leaves),
+        {"client_that_leaves_and_waits", client_that_leaves, NULL, NULL, "waits"},
     };
     ibx_log_set_level(IBX_LOG_ERROR);
     alarm(110);

@@ -222,9 +222,12 @@ static void test_twins_have_threads(void **state)
 #define SHORT ((size_t)1 << 20) /* in four parts of 256 KiB */
 #define LONG  ((size_t)3 << 20) /* in six of 512 KiB */
 
-/* A back end for which copies in place begin with `least` bytes. */
-static int set_up_tuned(void **state, uint64_t least)
+static uint64_t some = 300000, never = IBX_CHOICE_NEVER;
+
+/* A back end for which copies in place begin with as many bytes as the state says. */
+static int set_up_tuned(void **state)
 {
+    const uint64_t least = *(uint64_t *)*state;
     struct ibx_choice choice = ibx_choice_default;
     choice.ways[IBX_CHOICE_TO_DEVICE].in_place_min = least;
     choice.ways[IBX_CHOICE_FROM_DEVICE].in_place_min = least;
@@ -235,16 +238,6 @@ static int set_up_tuned(void **state, uint64_t least)
     return rc;
 }
 
-static int set_up_long_in_place(void **state)
-{
-    return set_up_tuned(state, 300000);
-}
-
-static int set_up_none_in_place(void **state)
-{
-    return set_up_tuned(state, IBX_CHOICE_NEVER);
-}
-
 static unsigned parts_of(bool to_device, uint8_t *host, size_t n)
 {
     unsigned long before = counts().all;
@@ -252,10 +245,11 @@ static unsigned parts_of(bool to_device, uint8_t *host, size_t n)
     return (unsigned)(counts().all - before);
 }
 
-/* Here each part is waited for, and so is in place only if it is long enough. */
-static unsigned parts_from_device(uint8_t *host, size_t n)
+/* Copies from the device in a row: each part is waited for, and is in place only if it is long. */
+static void expect_parts(unsigned copies, uint8_t *host, size_t n, unsigned parts)
 {
-    return parts_of(false, host, n);
+    for (unsigned i = 0; i < copies; i++)
+        assert_int_equal(parts_of(false, host, n), parts);
 }
 
 /* What pays for long copies only is not given up for them. */
@@ -264,47 +258,37 @@ static void test_short_ones_are_given_up_alone(void **state)
     (void)state;
     uint8_t *host = scene_memory(LONG);
     for (unsigned i = 0; i < 2; i++) {
-        for (unsigned j = 0; j < 2; j++)
-            assert_int_equal(parts_from_device(host, SHORT), 4);
-        assert_int_equal(parts_from_device(host, LONG), 6); /* one that was of use */
+        expect_parts(2, host, SHORT, 4);
+        expect_parts(1, host, LONG, 6); /* one that was of use */
     }
-    for (unsigned i = 0; i < 3; i++)
-        assert_int_equal(parts_from_device(host, SHORT), 4);
-    assert_int_equal(parts_from_device(host, SHORT), 1);
-    for (unsigned i = 0; i < 4; i++)
-        assert_int_equal(parts_from_device(host, LONG), 6);
-    assert_int_equal(parts_from_device(host, SHORT), 1);
+    expect_parts(3, host, SHORT, 4);
+    expect_parts(1, host, SHORT, 1);
+    expect_parts(4, host, LONG, 6);
+    expect_parts(1, host, SHORT, 1);
 }
 
 static void test_long_ones_are_judged_for_themselves(void **state)
 {
     (void)state;
     uint8_t *host = scene_memory(LONG);
-    for (unsigned i = 0; i < 3; i++)
-        assert_int_equal(parts_from_device(host, SHORT), 4);
-    for (unsigned i = 0; i < 3; i++)
-        assert_int_equal(parts_from_device(host, LONG), 6);
-    assert_int_equal(parts_from_device(host, LONG), 1);
-    assert_int_equal(parts_from_device(host, SHORT), 1);
+    expect_parts(3, host, SHORT, 4);
+    expect_parts(3, host, LONG, 6);
+    expect_parts(1, host, LONG, 1);
+    expect_parts(1, host, SHORT, 1);
 }
 
 /* ------------------------------------------------------------- parts to a fast GPU */
-
-static unsigned parts_to_device(uint8_t *host, size_t n)
-{
-    return parts_of(true, host, n);
-}
 
 /* Each is a third of the one before, unless the last one were too short for a frame. */
 static void test_parts_shrink(void **state)
 {
     (void)state;
     uint8_t *host = scene_memory(SHORT);
-    assert_int_equal(parts_to_device(host, (4 * 64 << 10) - 1), 1);
-    assert_int_equal(parts_to_device(host, 4 * 64 << 10), 2);
-    assert_int_equal(parts_to_device(host, (13 * 64 << 10) - 1), 2);
-    assert_int_equal(parts_to_device(host, 13 * 64 << 10), 3);
-    assert_int_equal(parts_to_device(host, SHORT), 3);
+    assert_int_equal(parts_of(true, host, (4 * 64 << 10) - 1), 1);
+    assert_int_equal(parts_of(true, host, 4 * 64 << 10), 2);
+    assert_int_equal(parts_of(true, host, (13 * 64 << 10) - 1), 2);
+    assert_int_equal(parts_of(true, host, 13 * 64 << 10), 3);
+    assert_int_equal(parts_of(true, host, SHORT), 3);
 }
 
 /* A GPU, or a bus, that is no faster than this processor gets parts of one length, and is asked now
@@ -317,12 +301,12 @@ static void test_parts_for_a_slow_gpu(void **state)
     for (unsigned round = 0; round < 2; round++) {
         unsigned tries = 0;
         app->slow(200000);
-        while (parts_to_device(host, SHORT) == 3 && tries < 20)
+        while (parts_of(true, host, SHORT) == 3 && tries < 20)
             tries++;
         assert_in_range(tries, least, 19);
         app->slow(0);
         for (unsigned i = 1; i < 64; i++)
-            assert_int_equal(parts_to_device(host, SHORT), 4);
+            assert_int_equal(parts_of(true, host, SHORT), 4);
         least = 1;
     }
 }
@@ -332,12 +316,14 @@ static void test_parts_for_a_slow_gpu(void **state)
 #define HANDED ((size_t)8 << 20)   /* in 16 frames, of which the last says SETTLE */
 #define PART   ((size_t)512 << 10) /* bytes of it */
 
+static uint64_t two_parts = 2 * PART;
+
 /* It has no chunks, and shorter copies are not in place unless they may be left to the GPU. */
 static int set_up_poor(void **state)
 {
     size_t pool = gpu.memory;
     gpu.memory = 1;
-    int rc = set_up_tuned(state, 2 * PART);
+    int rc = set_up_tuned(state);
     gpu.memory = pool;
     return rc;
 }
@@ -366,23 +352,24 @@ static void test_handled_frames_settle(void **state)
     }
 }
 
+#define TEST(name, set_up, state)                                                                  \
+    cmocka_unit_test_prestate_setup_teardown(name, set_up, tear_down_long, state)
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         /* First: the process has one pool, which others make. */
-        cmocka_unit_test_setup_teardown(test_handled_frames_settle, set_up_poor, tear_down_long),
-        cmocka_unit_test_setup_teardown(test_sizes, set_up_long, tear_down_long),
+        TEST(test_handled_frames_settle, set_up_poor, &two_parts),
+        TEST(test_sizes, set_up_long, NULL),
         {"test_sizes_by_several", test_sizes, set_up_threads, tear_down_long, NULL},
-        cmocka_unit_test_setup_teardown(test_slow_gpu, set_up_threads, tear_down_long),
-        cmocka_unit_test_setup_teardown(test_failures, set_up_threads, tear_down_long),
-        cmocka_unit_test_setup_teardown(test_useless, set_up_off, tear_down_long),
-        cmocka_unit_test_setup_teardown(test_twins_have_threads, set_up_threads, tear_down_long),
-        cmocka_unit_test_setup_teardown(test_short_ones_are_given_up_alone, set_up_long_in_place,
-                                        tear_down_long),
-        cmocka_unit_test_setup_teardown(test_long_ones_are_judged_for_themselves,
-                                        set_up_none_in_place, tear_down_long),
-        cmocka_unit_test_setup_teardown(test_parts_shrink, set_up_long, tear_down_long),
-        cmocka_unit_test_setup_teardown(test_parts_for_a_slow_gpu, set_up_long, tear_down_long),
+        TEST(test_slow_gpu, set_up_threads, NULL),
+        TEST(test_failures, set_up_threads, NULL),
+        TEST(test_useless, set_up_off, NULL),
+        TEST(test_twins_have_threads, set_up_threads, NULL),
+        TEST(test_short_ones_are_given_up_alone, set_up_tuned, &some),
+        TEST(test_long_ones_are_judged_for_themselves, set_up_tuned, &never),
+        TEST(test_parts_shrink, set_up_long, NULL),
+        TEST(test_parts_for_a_slow_gpu, set_up_long, NULL),
     };
     session_pair_use("shm", NULL, NULL, NULL);
     app = cuda_application();

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The file of choices: what is read, what is refused and how, and where it counts. */
-#include "frontend-glue/device_copies/tuning.h"
-
-#include "gpudirect/gpudirect.h"
+#include "tests/scenes/choice_sound.h"
 
 #include <errno.h>
 #include <setjmp.h>
@@ -21,6 +19,20 @@ static int parse(const char *text)
     return ibx_tuning_parse("a-file", text, strlen(text), &tuning, &err);
 }
 
+/* What is printed is read back as the same. */
+static void assert_printable(void)
+{
+    const struct ibx_tuning printed = tuning;
+    char *text = NULL;
+    size_t size = 0;
+    FILE *out = open_memstream(&text, &size);
+    ibx_tuning_print(&printed, out);
+    fclose(out);
+    assert_int_equal(parse(text), 0);
+    assert_memory_equal(&tuning, &printed, sizeof(printed));
+    free(text);
+}
+
 static void test_nothing(void **state)
 {
     (void)state;
@@ -29,7 +41,8 @@ static void test_nothing(void **state)
     assert_memory_equal(&tuning.choice, &ibx_choice_default, sizeof(tuning.choice));
     assert_string_equal(tuning.machine.gpu, "");
     assert_string_equal(tuning.file, "a-file");
-    assert_true(ibx_choice_sound(&ibx_choice_default));
+    assert_printable();
+    assert_true(choice_sound(&ibx_choice_default));
 }
 
 static const char whole[] = "gpu : NVIDIA: H200  # a colon, too\n"
@@ -49,28 +62,18 @@ static const char whole[] = "gpu : NVIDIA: H200  # a colon, too\n"
 static void test_all(void **state)
 {
     (void)state;
-    struct ibx_tuning first;
-    char *text = NULL;
-    size_t size = 0;
-    const struct ibx_choice_way *to = &first.choice.ways[IBX_CHOICE_TO_DEVICE],
-                                *from = &first.choice.ways[IBX_CHOICE_FROM_DEVICE];
+    const struct ibx_choice_way *to = &tuning.choice.ways[IBX_CHOICE_TO_DEVICE],
+                                *from = &tuning.choice.ways[IBX_CHOICE_FROM_DEVICE];
     assert_int_equal(parse(whole), 0);
-    first = tuning;
-    assert_string_equal(first.machine.gpu, "NVIDIA: H200");
+    assert_string_equal(tuning.machine.gpu, "NVIDIA: H200");
     assert_true(to->inline_max == 32u << 10 && to->in_place_min == 64u << 10);
-    assert_true(to->threads_min == 4u << 20 && to->direct_min == IBX_CHOICE_NEVER);
+    assert_true(to->copy_threads_min == 4u << 20 && to->direct_min == IBX_CHOICE_NEVER);
     assert_true(from->inline_max == 8193 && from->in_place_min == 0);
-    assert_true(from->threads_min == IBX_CHOICE_NEVER && from->direct_min == 1u << 30);
-    assert_true(first.choice.chunk == 256u << 10 && first.choice.threads == 6);
-    FILE *out = open_memstream(&text, &size);
-    ibx_tuning_print(&first, out);
-    fclose(out);
-    assert_int_equal(parse(text), 0);
-    assert_memory_equal(&tuning, &first, sizeof(first));
-    free(text);
+    assert_true(from->copy_threads_min == IBX_CHOICE_NEVER && from->direct_min == 1u << 30);
+    assert_true(tuning.choice.chunk == 256u << 10 && tuning.choice.threads == 6);
+    assert_printable();
     assert_int_equal(parse("h2d.crew : 2M\nd2h.crew : never\n"), 0); /* of earlier versions */
-    assert_int_equal(tuning.choice.ways[IBX_CHOICE_TO_DEVICE].threads_min, 2u << 20);
-    assert_true(tuning.choice.ways[IBX_CHOICE_FROM_DEVICE].threads_min == IBX_CHOICE_NEVER);
+    assert_true(to->copy_threads_min == 2u << 20 && from->copy_threads_min == IBX_CHOICE_NEVER);
 }
 
 /* Each names the file, the line, the key, what stands there and what may. */

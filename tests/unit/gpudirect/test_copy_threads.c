@@ -31,10 +31,8 @@ struct copying {
     atomic_bool told;   /* ... and the owner knows */
 };
 
-/* Others are still at it when the failure is told, also where its thread has no processor just
- * then.
- */
-static void stay_at_it(struct copying *c, unsigned piece, bool owner)
+/* Makes other pieces last until the failure is reported, even when its thread has no processor. */
+static void outlast_failure(struct copying *c, unsigned piece, bool owner)
 {
     while (piece > c->fail_at && !(owner ? c->failed : c->told))
         sched_yield();
@@ -54,7 +52,7 @@ static int copy(void *context, void *to, uint64_t offset, size_t n)
     while (piece <= c->meet && c->begun < c->meet)
         sched_yield();
     if (c->fail_at && !fails)
-        stay_at_it(c, piece, owner);
+        outlast_failure(c, piece, owner);
     memcpy(to, peer + offset, n);
     c->running--;
     if (fails)

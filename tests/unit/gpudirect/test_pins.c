@@ -18,13 +18,6 @@ static uint8_t memory[512 * KIB];
 static struct ibx_client_pins pins;
 static unsigned long ever; /* pinned before this test */
 
-static struct ibx_double_stats stats(void)
-{
-    struct ibx_double_stats now;
-    app->get_stats(&now);
-    return now;
-}
-
 static bool pin(size_t at, size_t n, uint64_t id)
 {
     struct ibx_error err = {0};
@@ -35,7 +28,7 @@ static int set_up(void **state)
 {
     (void)state;
     pins = (struct ibx_client_pins){.bytes_max = sizeof(memory)};
-    ever = stats().host_pinned;
+    ever = cuda_stats().host_pinned;
     return 0;
 }
 
@@ -46,10 +39,10 @@ static int drop(void **state)
     ibx_client_pins_drop(&pins, cuda);
     app->slow(0);
     assert_int_equal(pins.bytes, 0);
-    assert_int_equal(stats().host_pins, 0);
-    assert_int_equal(stats().busy_unpins, 0);
-    assert_int_equal(stats().events, 0);
-    assert_int_equal(stats().lost_events, 0);
+    assert_int_equal(cuda_stats().host_pins, 0);
+    assert_int_equal(cuda_stats().busy_unpins, 0);
+    assert_int_equal(cuda_stats().events, 0);
+    assert_int_equal(cuda_stats().lost_events, 0);
     return 0;
 }
 
@@ -60,8 +53,8 @@ static void test_once(void **state)
         assert_true(pin(0, BLOCK, 1));
         assert_true(pin(BLOCK, 4 * KIB, 2));
     }
-    assert_int_equal(stats().host_pinned, ever + 2);
-    assert_int_equal(stats().host_pins, 2);
+    assert_int_equal(cuda_stats().host_pinned, ever + 2);
+    assert_int_equal(cuda_stats().host_pins, 2);
     assert_int_equal(pins.bytes, 68 * KIB);
 }
 
@@ -72,12 +65,12 @@ static void test_made_anew(void **state)
     assert_true(pin(0, BLOCK, 1));
     assert_true(pin(BLOCK, BLOCK, 2));
     assert_true(pin(0, BLOCK, 3));
-    assert_int_equal(stats().host_pinned, ever + 3);
-    assert_int_equal(stats().host_pins, 2);
+    assert_int_equal(cuda_stats().host_pinned, ever + 3);
+    assert_int_equal(cuda_stats().host_pins, 2);
     assert_true(pin(4 * KIB, 120 * KIB, 4)); /* over both */
-    assert_int_equal(stats().host_pins, 1);
+    assert_int_equal(cuda_stats().host_pins, 1);
     assert_true(pin(0, 4 * KIB, 5)); /* beside it */
-    assert_int_equal(stats().host_pins, 2);
+    assert_int_equal(cuda_stats().host_pins, 2);
 }
 
 /* Bounded in bytes and number: what was not used for longest goes. */
@@ -92,10 +85,10 @@ static void test_bounds(void **state)
     assert_true(pin(80 * KIB, 40 * KIB, 3));
     assert_int_equal(pins.bytes, 80 * KIB);
     assert_true(pin(0, 40 * KIB, 1)); /* still there */
-    assert_int_equal(stats().host_pinned, ever + 3);
+    assert_int_equal(cuda_stats().host_pinned, ever + 3);
     for (unsigned i = 0; i < 2 * IBX_CLIENT_PINS; i++)
         assert_true(pin(200 * KIB + i * KIB, KIB, 10 + i));
-    assert_true(stats().host_pins <= IBX_CLIENT_PINS && pins.bytes <= pins.bytes_max);
+    assert_true(cuda_stats().host_pins <= IBX_CLIENT_PINS && pins.bytes <= pins.bytes_max);
 }
 
 /* An error once, and no second attempt for that allocation. */
@@ -117,9 +110,9 @@ static void test_reset(void **state)
     (void)state;
     assert_true(pin(0, BLOCK, 1));
     app->primary_reset(0);
-    assert_int_equal(stats().host_pins, 0);
+    assert_int_equal(cuda_stats().host_pins, 0);
     assert_true(pin(0, BLOCK, 1));
-    assert_int_equal(stats().host_pins, 1);
+    assert_int_equal(cuda_stats().host_pins, 1);
     assert_int_equal(pins.bytes, BLOCK);
     app->primary_reset(0); /* drop() finds nothing pinned */
 }
@@ -134,7 +127,7 @@ static void test_refused_after_a_reset(void **state)
     assert_false(pin(0, BLOCK, 1));
     assert_false(pin(0, BLOCK, 1));
     assert_int_equal(pins.bytes, 0);
-    assert_int_equal(stats().host_pinned, ever + 1);
+    assert_int_equal(cuda_stats().host_pinned, ever + 1);
 }
 
 /* A session can end in a thread that has no context. */
@@ -284,7 +277,7 @@ static void test_others_are_not_forgotten(void **state)
     assert_true(leave(0, 0));
     ibx_client_pins_drop_fences(&pins, cuda); /* before a reset */
     assert_true(is_over(0));
-    assert_int_equal(stats().events, 0);
+    assert_int_equal(cuda_stats().events, 0);
 }
 
 /* Unused fences of one device make room for those of another. */

@@ -124,7 +124,6 @@ static void scene_open(struct scene *s, size_t size)
 
 static void scene_close(struct scene *s)
 {
-    struct ibx_double_stats stats;
     ibx_staging_destroy(s->staging);
     app->inject(NULL, 0, 0, false);
     app->slow(0);
@@ -133,8 +132,7 @@ static void scene_close(struct scene *s)
     free(s->device_bytes);
     *s = (struct scene){0};
     assert_int_equal(ibx_pinned_taken(), 0);
-    app->get_stats(&stats);
-    assert_int_equal(stats.unpinned_async, 0);
+    assert_int_equal(cuda_stats().unpinned_async, 0);
 }
 
 static int reset(void **state)
@@ -258,13 +256,11 @@ static void test_from_device(void **state)
 static void test_slow_dma(void **state)
 {
     (void)state;
-    struct ibx_double_stats stats;
     begin(LARGE);
     app->slow(1000);
     assert_int_equal(send_plain(LARGE), 0);
     assert_device(scene.wire.bytes, LARGE);
-    app->get_stats(&stats);
-    assert_true(stats.in_flight_max >= 2);
+    assert_true(cuda_stats().in_flight_max >= 2);
     uint8_t *sent = malloc(LARGE);
     memcpy(sent, scene.wire.bytes, LARGE);
     assert_int_equal(fetch_plain(LARGE, 1u << 20), 0);
@@ -483,7 +479,6 @@ static void test_straight(void **state)
 {
     (void)state;
     const size_t parts[] = {70000, 1, 3 * IBX_PINNED_CHUNK, 65536, LARGE};
-    struct ibx_double_stats before, after;
     begin(LARGE);
     uint8_t *host = scene.wire.bytes, *again = malloc(LARGE);
     struct ibx_gpu_copy copy = plain(&scene, LARGE);
@@ -493,11 +488,10 @@ static void test_straight(void **state)
     for (unsigned own = 0; own < 2; own++) { /* of the default stream by one call of the driver */
         copy.stream = own ? stream : NULL;
         memset(host, (int)own + 1, LARGE / 2);
-        app->get_stats(&before);
+        const struct ibx_double_stats before = cuda_stats();
         assert_int_equal(ibx_staging_straight(scene.staging, host, &copy, true), 0);
-        app->get_stats(&after);
-        assert_int_equal(after.copies_async, before.copies_async + own);
-        assert_int_equal(after.copies_sync, before.copies_sync + !own);
+        assert_int_equal(cuda_stats().copies_async, before.copies_async + own);
+        assert_int_equal(cuda_stats().copies_sync, before.copies_sync + !own);
         assert_device(host, LARGE);
     }
     for (unsigned first = 0; first < 2; first++) {
@@ -550,21 +544,18 @@ static void test_context_reset(void **state)
 static void test_devices_in_turn(void **state)
 {
     (void)state;
-    struct ibx_double_stats before, after;
     begin(LARGE);
-    app->get_stats(&before);
+    const struct ibx_double_stats before = cuda_stats();
     for (int i = 0; i < 20; i++) {
         cuda_application_use(i % 2);
         assert_int_equal(send_plain(LARGE), 0);
         assert_device(scene.wire.bytes, LARGE);
-        app->get_stats(&after);
-        assert_in_range(after.events, before.events, before.events + IBX_STAGING_DEPTH);
+        assert_in_range(cuda_stats().events, before.events, before.events + IBX_STAGING_DEPTH);
     }
     cuda_application_use(0); /* and ends on another one than that of its last copy */
     reset(NULL);
-    app->get_stats(&after);
-    assert_int_equal(after.events, before.events);
-    assert_int_equal(after.lost_events, before.lost_events);
+    assert_int_equal(cuda_stats().events, before.events);
+    assert_int_equal(cuda_stats().lost_events, before.lost_events);
 }
 
 static pthread_mutex_t driver = PTHREAD_MUTEX_INITIALIZER;

@@ -1,14 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Messages of a source in an order that no source of ours sends, once the VM runs here. */
 #include "migrate/destination/destination.h"
+#include "tests/scenes/unit.h"
 
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #define EPOCH 3u
 
@@ -21,7 +17,7 @@ static void begin(enum destination_state first)
     destination.status.record.epoch = EPOCH;
     ibx_destination_ram_init(&destination.ram, false, 0);
     ibx_destination_link_init(&destination.link);
-    ibx_destination_stream_init(&destination.stream);
+    ibx_destination_stream_init(&destination.stream, STREAM_CLOSED);
     assert_int_equal(ibx_destination_begin(&destination, first), 0);
 }
 
@@ -36,9 +32,8 @@ static const struct ibx_migrate_any gives_up = {.type = IBX_MIGRATE_ABORT, .is.r
 static const struct ibx_migrate_any confirm = {.type = IBX_MIGRATE_CONFIRM, .is.epoch = EPOCH};
 
 /* An ABORT after the commit ends a connection and nothing else: the source may confirm later. */
-static void test_confirmed_after_an_abort(void **state)
+static void test_confirmed_after_an_abort(NO_STATE)
 {
-    (void)state;
     struct ibx_error err = {0};
     begin(DESTINATION_FILLING);
     assert_int_equal(on(&gives_up), -ECONNABORTED);
@@ -50,9 +45,8 @@ static void test_confirmed_after_an_abort(void **state)
 }
 
 /* What is confirmed stays so. */
-static void test_aborted_after_the_confirmation(void **state)
+static void test_aborted_after_the_confirmation(NO_STATE)
 {
-    (void)state;
     begin(DESTINATION_COMPLETE);
     assert_int_equal(on(&confirm), 0);
     assert_int_equal(on(&gives_up), -ECONNABORTED);

@@ -1,13 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Hardware as QEMU tells it in text, and which differences keep a VM from moving. */
+/* Hardware as QEMU's text describes it, and which differences keep a VM from migrating. */
 #include "migrate/preflight/preflight.h"
+#include "tests/scenes/unit.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 /* As "info qtree" has it, shortened: properties that are not looked at are some of many. */
 static const char tree[] =
@@ -74,9 +70,8 @@ static const char devices[] = "b ioapic @ ioapic;"
                               "p usb-kbd @ q35-pcihost/04.0/usb-kbd;"
                               "p usb-tablet @ q35-pcihost/04.0/2;";
 
-static void devices_have_their_places(void **state)
+static void devices_have_their_places(NO_STATE)
 {
-    (void)state;
     char text[IBX_HARDWARE_MAX];
     assert_true(ibx_hardware_devices(tree, text, sizeof(text)));
     assert_string_equal(text, devices);
@@ -90,10 +85,9 @@ static void devices_have_their_places(void **state)
     }
 }
 
-/* A QEMU that says something else, or is none. */
-static void odd_trees_do_no_harm(void **state)
+/* A QEMU that answers something else, or another program. */
+static void odd_trees_do_no_harm(NO_STATE)
 {
-    (void)state;
     static const char *const odd[] = {
         "dev: x, id",
         "type y",
@@ -104,7 +98,7 @@ static void odd_trees_do_no_harm(void **state)
         "\n\n \n",
         "                                                                    bus: deeper\n"};
     char text[256];
-    for (unsigned i = 0; i < sizeof(odd) / sizeof(odd[0]); i++)
+    for (unsigned i = 0; i < COUNT(odd); i++)
         assert_true(ibx_hardware_devices(odd[i], text, sizeof(text)));
     for (size_t n = 0; n < sizeof(tree); n++) {
         char *cut = strndup(tree, n), whole[IBX_HARDWARE_MAX];
@@ -128,9 +122,8 @@ static void only(const char *source, const char *destination, const char *words)
         fail_msg("%zu: %s", refused.count, refused.reasons[0]);
 }
 
-static void differences_have_a_sentence_each(void **state)
+static void differences_have_a_sentence_each(NO_STATE)
 {
-    (void)state;
     only("cpus=2;", "cpus=4;", "2 vCPUs here and 4");
     only("cpu=Nehalem;", "cpu=EPYC;", "Nehalem here and EPYC");
     only("cpuid 7.0 EBX=ff;cpuid 1.0 EDX=3;", "cpuid 7.0 EBX=f7;cpuid 1.0 EDX=7;",
@@ -146,9 +139,8 @@ static void differences_have_a_sentence_each(void **state)
     assert_int_equal(refused.count, 2);
 }
 
-static void what_does_not_matter_is_not_refused(void **state)
+static void what_does_not_matter_is_not_refused(NO_STATE)
 {
-    (void)state;
     static const char *const fine[][2] = {
         {"cpus=2;p a @ 1;p b @ 2;", "p b @ 2;cpus=2;p a @ 1;"},
         {"cpuid 1.0 EDX=3;", "cpuid 1.0 EDX=7;cpuid 7.0 EBX=1;"},
@@ -156,7 +148,7 @@ static void what_does_not_matter_is_not_refused(void **state)
         {"", "cpus=2;p a @ 1;"},
         {"cpus=2;", ""},
     };
-    for (unsigned i = 0; i < sizeof(fine) / sizeof(fine[0]); i++) {
+    for (unsigned i = 0; i < COUNT(fine); i++) {
         compare(fine[i][0], fine[i][1], true);
         if (refused.count)
             fail_msg("%u: %s", i, refused.reasons[0]);
@@ -168,13 +160,12 @@ static void what_does_not_matter_is_not_refused(void **state)
 }
 
 /* The source's text is a peer's. */
-static void odd_texts_do_no_harm(void **state)
+static void odd_texts_do_no_harm(NO_STATE)
 {
-    (void)state;
     static char longest[IBX_HARDWARE_MAX];
     static const char *const begin[] = {
         "cpus=", "cpu=", "cpuid ", "disk=", "p ", "b ", "", "cpuid 1=zz"};
-    for (unsigned i = 0; i < sizeof(begin) / sizeof(begin[0]); i++) {
+    for (unsigned i = 0; i < COUNT(begin); i++) {
         memset(longest, 'x', sizeof(longest) - 1);
         memcpy(longest, begin[i], strlen(begin[i]));
         compare(longest, devices, true);

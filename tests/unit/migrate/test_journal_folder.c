@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Around the records of moves: files that are none, the folder, its rights, the lock, processes. */
+/* The folder of the records, its rights, damaged files in it, the lock, processes. */
 #include "tests/scenes/journal_scene.h"
 
 #include <errno.h>
@@ -13,23 +13,8 @@
 
 /* ------------------------------------------------------------ damaged files */
 
-static void list_refuses(const char *name, const char *word)
+static void every_truncation_is_noticed(NO_STATE)
 {
-    struct ibx_journal *all = NULL, r;
-    size_t count = 77;
-    assert_int_equal(ibx_journal_list(folder, &all, &count, &error), -EBADMSG);
-    assert_null(all);
-    assert_int_equal(count, 77);
-    error_has(folder);
-    error_has(name);
-    error_has(word);
-    assert_false(strchr(error.message, '\n') || strchr(error.message, '\033'));
-    assert_int_equal(ibx_journal_find(folder, true, NULL, &r, &error), -EBADMSG);
-}
-
-static void every_truncation_is_noticed(void **state)
-{
-    (void)state;
     char path[PATH_MAX], text[4096];
     struct ibx_journal r = sample(true, 0xab);
     assert_int_equal(write_record(&r), 0);
@@ -37,19 +22,16 @@ static void every_truncation_is_noticed(void **state)
     size_t length = get_file(path, text, sizeof(text));
     for (size_t n = 0; n < length; n += n < 40 ? 1 : 13) {
         put_file(path, text, n);
-        list_refuses("abababababababababababababababab.source.json", "line ");
+        list_refuses(&r, "line ");
     }
     assert_int_equal(write_record(&r), -EBADMSG); /* and it is not written over */
     put_file(path, text, length);
     assert_int_equal(write_record(&r), 0);
 }
 
-static void hostile_files_are_named(void **state)
+static void hostile_files_are_named(NO_STATE)
 {
-    (void)state;
-    static const struct {
-        const char *from, *to, *word;
-    } cases[] = {
+    static const struct wrong cases[] = {
         {"\"ibx-record\": 3", "\"ibx-record\": 4", "version 4"},
         {"\"ibx-record\": 3", "\"ibx-record\": \"2\"", "ibx-record"},
         {"\"ibx-record\": 3", "\"ibx-record\": 1", "unpacked"},
@@ -86,25 +68,18 @@ static void hostile_files_are_named(void **state)
         {"\"name\": \"db1", "\"name\": \"db1\\u0000", "line"},
         {"{", "[", "line"},
     };
-    char path[PATH_MAX], text[4096];
+    char path[PATH_MAX];
     struct ibx_journal r = sample(true, 0xab);
     assert_int_equal(write_record(&r), 0);
     ibx_journal_path(folder, &r, ".json", path, sizeof(path));
-    get_file(path, text, sizeof(text));
-    for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        with(path, text, cases[i].from, cases[i].to);
-        list_refuses("abab.source.json", cases[i].word);
-    }
+    each_is_refused(&r, cases, COUNT(cases));
     put_file(path, "[]", 2);
-    list_refuses("abab.source.json", "ibx-record");
+    list_refuses(&r, "ibx-record");
 }
 
-static void hostile_layouts_are_named(void **state)
+static void hostile_layouts_are_named(NO_STATE)
 {
-    (void)state;
-    static const struct {
-        const char *from, *to, *word;
-    } cases[] = {
+    static const struct wrong cases[] = {
         {"\"id\": \"mem0\"", "\"id\": \"\"", "no id"},
         {"\"id\": \"mem0\"", "\"id\": \"mem1\"", "follow"},
         {"\"id\": \"mem0\"", "\"id\": 5", "guest-ram"},
@@ -120,21 +95,14 @@ static void hostile_layouts_are_named(void **state)
         {"\"address\": 4096", "\"address\": 4097", "address 4097"},
         {"\"ino\": -1", "\"ino\": \"-1\"", "guest-ram"},
     };
-    char path[PATH_MAX], text[4096];
     struct ibx_journal r = sample(false, 0xab);
     r.blocks[0].address = 4096;
     assert_int_equal(write_record(&r), 0);
-    ibx_journal_path(folder, &r, ".json", path, sizeof(path));
-    get_file(path, text, sizeof(text));
-    for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        with(path, text, cases[i].from, cases[i].to);
-        list_refuses("abab.destination.json", cases[i].word);
-    }
+    each_is_refused(&r, cases, COUNT(cases));
 }
 
-static void deep_and_large_files_are_refused(void **state)
+static void deep_and_large_files_are_refused(NO_STATE)
 {
-    (void)state;
     char path[PATH_MAX];
     char *text = malloc(70000);
     assert_non_null(text);
@@ -142,37 +110,38 @@ static void deep_and_large_files_are_refused(void **state)
     ibx_journal_path(folder, &r, ".json", path, sizeof(path));
     memset(text, '[', 70000);
     put_file(path, text, 65536);
-    list_refuses("abab.source.json", "line");
+    list_refuses(&r, "line");
     put_file(path, text, 65537);
-    list_refuses("abab.source.json", "64 KiB");
+    list_refuses(&r, "64 KiB");
     free(text);
 }
 
-static void only_plain_files_of_this_user_count(void **state)
+static void only_plain_files_of_this_user_count(NO_STATE)
 {
-    (void)state;
     char path[PATH_MAX], other[PATH_MAX];
     struct ibx_journal r = sample(true, 0xab), *all;
     size_t count;
     assert_int_equal(write_record(&r), 0);
     ibx_journal_path(folder, &r, ".json", path, sizeof(path));
     assert_int_equal(chmod(path, 0622), 0);
-    list_refuses("abab.source.json", "regular");
+    list_refuses(&r, "regular");
     snprintf(other, sizeof(other), "%s/elsewhere", folder);
     assert_int_equal(rename(path, other), 0);
     assert_int_equal(chmod(other, 0600), 0);
     assert_int_equal(symlink(other, path), 0);
-    list_refuses("abab.source.json", "regular");
+    list_refuses(&r, "regular");
     assert_int_equal(unlink(path), 0);
     assert_int_equal(mkfifo(path, 0600), 0);
-    list_refuses("abab.source.json", "regular");
+    list_refuses(&r, "regular");
     assert_int_equal(unlink(path), 0);
     assert_int_equal(mkdir(path, 0700), 0);
-    list_refuses("abab.source.json", "regular");
+    list_refuses(&r, "regular");
     assert_int_equal(rmdir(path), 0);
     snprintf(path, sizeof(path), "%s/copy.json", folder);
     assert_int_equal(rename(other, path), 0);
-    list_refuses("copy.json", "name");
+    struct ibx_journal *none;
+    assert_int_equal(ibx_journal_list(folder, &none, &count, &error), -EBADMSG);
+    error_has("copy.json is not a record of a migration (its id or role is not that of its name)");
     assert_int_equal(unlink(path), 0);
     snprintf(path, sizeof(path), "%s/notes.txt", folder); /* no concern of ours */
     put_file(path, "x", 1);
@@ -190,9 +159,8 @@ static mode_t mode_of(const char *path)
     return st.st_mode & 07777;
 }
 
-static void folders_are_chosen_and_made(void **state)
+static void folders_are_chosen_and_made(NO_STATE)
 {
-    (void)state;
     char chosen[PATH_MAX], expected[PATH_MAX], deep[PATH_MAX];
     struct ibx_journal r = sample(true, 1);
     mode_t mask = umask(0);
@@ -222,7 +190,7 @@ static void folders_are_chosen_and_made(void **state)
 static int as_a_user(void)
 {
     char chosen[PATH_MAX], expected[PATH_MAX];
-    if (!geteuid() && (setgid(65534) || setuid(65534)))
+    if (!become_nobody())
         return SKIP;
     unsetenv("IBX_STATE_DIR");
     snprintf(expected, sizeof(expected), "%s/xdg", folder);
@@ -230,7 +198,7 @@ static int as_a_user(void)
     setenv("HOME", folder, 1);
     strcat(expected, "/ibx");
     CHECK(!ibx_journal_folder(NULL, chosen, sizeof(chosen), &error) && !strcmp(chosen, expected));
-    setenv("XDG_STATE_HOME", "relative", 1); /* which that standard says to ignore */
+    setenv("XDG_STATE_HOME", "relative", 1); /* the standard ignores it */
     snprintf(expected, sizeof(expected), "%s/.local/state/ibx", folder);
     CHECK(!ibx_journal_folder(NULL, chosen, sizeof(chosen), &error) && !strcmp(chosen, expected));
     CHECK(ibx_journal_folder("/proc/1/ibx", chosen, sizeof(chosen), &error) < 0);
@@ -238,19 +206,13 @@ static int as_a_user(void)
     return 0;
 }
 
-static void users_have_theirs_at_home(void **state)
+static void users_have_theirs_at_home(NO_STATE)
 {
-    (void)state;
-    assert_true(geteuid() || !chown(folder, 65534, 65534));
-    int rc = in_child(as_a_user);
-    if (rc == SKIP)
-        skip();
-    assert_int_equal(rc, 0);
+    passes_in_child(as_a_user);
 }
 
-static void unfit_folders_are_refused(void **state)
+static void unfit_folders_are_refused(NO_STATE)
 {
-    (void)state;
     char path[PATH_MAX], chosen[PATH_MAX] = "untouched";
     assert_int_equal(ibx_journal_folder("", chosen, sizeof(chosen), &error), -EINVAL);
     assert_int_equal(ibx_journal_folder("/tmp", chosen, sizeof(chosen), &error), -EPERM);
@@ -277,17 +239,16 @@ static void unfit_folders_are_refused(void **state)
 
 /* ------------------------------------------------------------ lock, processes */
 
-/* A child that holds the lock, says so, and keeps it until it is killed. */
-static pid_t lock_in_child(const struct ibx_journal *r)
+/* A child that does this, and then lives until it is killed. */
+static pid_t child_that(bool (*does)(const struct ibx_journal *r), const struct ibx_journal *r)
 {
     int pipes[2];
     char byte = 0;
     assert_int_equal(pipe(pipes), 0);
     pid_t child = fork_bound();
     if (!child) {
-        int fd;
         close(pipes[0]);
-        if (ibx_journal_lock(folder, r, &fd, NULL) || write(pipes[1], "x", 1) != 1)
+        if (!does(r) || write(pipes[1], "x", 1) != 1)
             _exit(1);
         for (;;)
             pause();
@@ -298,13 +259,18 @@ static pid_t lock_in_child(const struct ibx_journal *r)
     return child;
 }
 
-static void locks_name_their_holder(void **state)
+static bool holds_the_lock(const struct ibx_journal *r)
 {
-    (void)state;
+    int fd;
+    return !ibx_journal_lock(folder, r, &fd, NULL);
+}
+
+static void locks_name_their_holder(NO_STATE)
+{
     struct ibx_journal r = sample(true, 1), other = sample(false, 1);
     char expected[64];
     int fd = -1, second = -1;
-    pid_t child = lock_in_child(&r);
+    pid_t child = child_that(holds_the_lock, &r);
     assert_int_equal(ibx_journal_lock(folder, &r, &fd, &error), -EBUSY);
     assert_int_equal(fd, -1);
     snprintf(expected, sizeof(expected), "process %d (", (int)child);
@@ -322,9 +288,8 @@ static void locks_name_their_holder(void **state)
 }
 
 /* Removing the record takes the lock's file away: who comes next locks the new one. */
-static void locks_outlive_their_file(void **state)
+static void locks_outlive_their_file(NO_STATE)
 {
-    (void)state;
     struct ibx_journal r = sample(true, 1);
     int first, second, third;
     assert_int_equal(write_record(&r), 0);
@@ -336,7 +301,7 @@ static void locks_outlive_their_file(void **state)
     close(second);
 }
 
-/* Takes the lock again and again and removes its file, as the end of a move does. */
+/* Takes the lock again and again and removes its file, as the end of a migration does. */
 static int lock_and_remove(const struct ibx_journal *r)
 {
     char path[PATH_MAX], marker[PATH_MAX];
@@ -357,9 +322,8 @@ static int lock_and_remove(const struct ibx_journal *r)
     return 0;
 }
 
-static void one_holds_it_at_a_time(void **state)
+static void one_holds_it_at_a_time(NO_STATE)
 {
-    (void)state;
     struct ibx_journal r = sample(true, 1);
     pid_t children[3];
     for (unsigned i = 0; i < 3; i++) {
@@ -374,10 +338,9 @@ static void one_holds_it_at_a_time(void **state)
     }
 }
 
-/* A lock kept by a child of the one who took it (the source's guardian). */
-static void an_ended_holder_is_told_apart(void **state)
+/* A child of the process that took it keeps the lock: the source's watchdog. */
+static void an_ended_holder_is_told_apart(NO_STATE)
 {
-    (void)state;
     struct ibx_journal r = sample(true, 1);
     int kept;
     pid_t child = fork_bound();
@@ -399,43 +362,36 @@ static void an_ended_holder_is_told_apart(void **state)
     close(kept);
 }
 
-static void processes_are_told_apart(void **state)
+/* Takes a name that looks like what follows it in /proc/PID/stat. */
+static bool has_an_odd_name(const struct ibx_journal *r)
 {
-    (void)state;
+    (void)r;
+    int fd = open("/proc/self/comm", O_WRONLY | O_CLOEXEC);
+    return fd >= 0 && write(fd, "a) Z 1 (", 8) == 8;
+}
+
+static void processes_are_told_apart(NO_STATE)
+{
     const uint64_t mine = ibx_process_started(getpid());
     assert_true(mine > 0);
     assert_int_equal(ibx_process_started(getpid()), mine);
     assert_true(ibx_process_started(1) <= mine);
     assert_int_equal(ibx_process_started(0), 0);
     assert_int_equal(ibx_process_started(-1), 0);
-    int pipes[2];
-    char byte;
-    assert_int_equal(pipe(pipes), 0);
-    pid_t child = fork_bound();
-    if (!child) {
-        /* A name that looks like what follows it. */
-        int fd = open("/proc/self/comm", O_WRONLY | O_CLOEXEC);
-        if (fd < 0 || write(fd, "a) Z 1 (", 8) != 8 || write(pipes[1], "x", 1) != 1)
-            _exit(1);
-        for (;;)
-            pause();
-    }
-    assert_int_equal(read(pipes[0], &byte, 1), 1);
+    pid_t child = child_that(has_an_odd_name, NULL);
     const uint64_t started = ibx_process_started(child);
     assert_true(started >= mine);
-    /* Its number alone names nobody: one that is there with another start is not it. */
-    struct ibx_journal r = sample(true, 1);
-    r.pid = child;
-    r.pid_started = started + 1;
-    assert_true(ibx_process_started(r.pid) != r.pid_started);
+    /* A process with this number and another start is another process. */
+    struct ibx_journal r = {.pid = child, .pid_started = started};
+    assert_false(ibx_journal_qemu_gone(&r));
+    r.pid_started++;
+    assert_true(ibx_journal_qemu_gone(&r));
     kill(child, SIGKILL);
     siginfo_t info;
     assert_int_equal(waitid(P_PID, (id_t)child, &info, WEXITED | WNOWAIT), 0);
     assert_int_equal(ibx_process_started(child), 0); /* a zombie runs nothing */
     assert_int_equal(waitpid(child, NULL, 0), child);
     assert_int_equal(ibx_process_started(child), 0);
-    close(pipes[0]);
-    close(pipes[1]);
 }
 
 int main(void)

@@ -1,16 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* How many page connections a move has where nobody says it, by the processors of this machine. */
+/* How many page connections a move has by default, by the processors of this machine. */
 #include "common/thread.h"
 #include "migrate/common/common.h"
 #include "migrate/pages/pages.h"
+#include "tests/scenes/unit.h"
 
 #include <errno.h>
 #include <sched.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
-
-#include <cmocka.h>
 
 static unsigned processors; /* 0: more than a set holds */
 
@@ -35,9 +32,8 @@ static void offered(unsigned of, unsigned wished, unsigned least, unsigned most)
     assert_int_equal(hello.links, most);
 }
 
-static void test_links_follow_processors(void **state)
+static void test_links_follow_processors(NO_STATE)
 {
-    (void)state;
     offered(1, 0, 1, 3);
     offered(7, 0, 1, 3);
     offered(8, 0, 1, 5);
@@ -45,18 +41,16 @@ static void test_links_follow_processors(void **state)
     offered(0, 0, 1, 5);
 }
 
-static void test_what_is_wished_is_all_that_is_offered(void **state)
+static void test_what_is_wished_is_all_that_is_offered(NO_STATE)
 {
-    (void)state;
     offered(2, 1, 1, 1);
     offered(2, 9, 9, 9);
     offered(16, 2, 2, 2);
     offered(16, 17, 16, 16);
 }
 
-static void test_processors_are_counted(void **state)
+static void test_processors_are_counted(NO_STATE)
 {
-    (void)state;
     processors = 7;
     assert_int_equal(ibx_thread_processors(), 7);
     assert_false(ibx_thread_may_spin());

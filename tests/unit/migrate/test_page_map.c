@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The page map against a plain array of one byte a page, and against pieces that nobody sane sends.
+/* The page map against a plain array of one byte a page, and against malformed pieces.
  */
 #include "migrate/pages/pages.h"
+#include "tests/scenes/unit.h"
 
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #define SEGMENT IBX_PAGE_MAP_SEGMENT
 #define PIECE   9000u /* the least that ibx_page_map_encode() takes */
@@ -43,7 +40,7 @@ static void put(struct ibx_page_map *map, unsigned block, const uint8_t *model)
     assert_non_null(bits);
     for (uint64_t i = 0; i < pages; i++)
         bits[i / 64] |= (uint64_t)(model[i] != 0) << i % 64;
-    if (pages % 64) /* nothing is said of the bits behind the last page */
+    if (pages % 64) /* the bits behind the last page may be any */
         bits[words - 1] |= UINT64_MAX << pages % 64;
     ibx_page_map_put_block(map, block, bits);
     free(bits);
@@ -143,9 +140,8 @@ static int check_run(void *context, uint64_t first, uint64_t count, bool data)
 }
 
 /* Blocks of 4 KiB, 2 MiB and 1 GiB pages, whose ends are on no border of words or segments. */
-static void random_maps_arrive(void **state)
+static void random_maps_arrive(NO_STATE)
 {
-    (void)state;
     for (unsigned turn = 0; turn < 10; turn++) {
         struct ibx_migrate_block blocks[5] = {
             {"a", (1 + random_below(3 * SEGMENT)) * 4096, 4096, 0},
@@ -177,9 +173,8 @@ static void random_maps_arrive(void **state)
 }
 
 /* The same map by its shape: which encoding it gets, and how long it is. */
-static void the_shortest_is_chosen(void **state)
+static void the_shortest_is_chosen(NO_STATE)
 {
-    (void)state;
     static uint8_t model[SEGMENT];
     const struct {
         unsigned period, bytes;
@@ -213,9 +208,8 @@ static void the_shortest_is_chosen(void **state)
 }
 
 /* 8 GiB and more: 2^22 pages, all but a few zero, in one message. */
-static void large_maps_are_short(void **state)
+static void large_maps_are_short(NO_STATE)
 {
-    (void)state;
     const uint64_t pages = 1ull << 22;
     struct ibx_page_map from = made_pages(pages), to = made_pages(pages);
     uint64_t *bits = calloc(pages / 64, 8);
@@ -247,9 +241,8 @@ static int stop_at_second(void *context, uint64_t first, uint64_t count, bool da
     return ++*(int *)context == 2 ? -ECANCELED : 0;
 }
 
-static void runs_stop_when_told(void **state)
+static void runs_stop_when_told(NO_STATE)
 {
-    (void)state;
     static const uint8_t model[100] = {[3] = 1, [7] = 1};
     struct ibx_page_map map = made_pages(100);
     put(&map, 0, model);
@@ -261,9 +254,8 @@ static void runs_stop_when_told(void **state)
 
 /* ------------------------------------------------------------ golden, hostile */
 
-static void hash_is_golden(void **state)
+static void hash_is_golden(NO_STATE)
 {
-    (void)state;
     const struct ibx_migrate_block blocks[] = {{"a", 70 * 4096, 4096, 0},
                                                {"b", 5ull << 21, 2u << 20, 0}};
     struct ibx_page_map map = made(blocks, 2);
@@ -281,9 +273,8 @@ static void hash_is_golden(void **state)
     ibx_page_map_fini(&map);
 }
 
-static void pieces_are_golden(void **state)
+static void pieces_are_golden(NO_STATE)
 {
-    (void)state;
     static uint8_t model[2 * SEGMENT + 20];
     model[SEGMENT - 1] = 1;
     memset(model + SEGMENT, 1, SEGMENT);
@@ -331,9 +322,8 @@ static void refused(const char *word, const uint8_t *bytes, size_t length)
     } while (0)
 #define FROM(page) (page), 0, 0, 0, 0, 0, 0, 0
 
-static void hostile_pieces_are_refused(void **state)
+static void hostile_pieces_are_refused(NO_STATE)
 {
-    (void)state;
     refused("0 bytes are no piece", NULL, 0);
     REFUSED("7 bytes are no piece", 0, 0, 0, 0, 0, 0, 0);
     REFUSED("8 bytes are no piece", FROM(0));
@@ -353,9 +343,8 @@ static void hostile_pieces_are_refused(void **state)
     REFUSED("bits behind page 65555", FROM(0), 1, 4, 0, 0, 0x10);
 }
 
-static void pieces_come_once_and_in_order(void **state)
+static void pieces_come_once_and_in_order(NO_STATE)
 {
-    (void)state;
     static uint8_t model[3 * SEGMENT];
     for (unsigned i = 0; i < sizeof(model); i++)
         model[i] = i % 3 == 0;
@@ -375,9 +364,8 @@ static void pieces_come_once_and_in_order(void **state)
 }
 
 /* Random changes of good pieces: an error or a map, and never anything outside of it. */
-static void mutations_stay_inside(void **state)
+static void mutations_stay_inside(NO_STATE)
 {
-    (void)state;
     static uint8_t model[SEGMENT + 200];
     struct ibx_page_map from = made_pages(sizeof(model)), to = made_pages(sizeof(model));
     for (unsigned turn = 0; turn < 500; turn++) {
@@ -408,9 +396,8 @@ static void mutations_stay_inside(void **state)
     ibx_page_map_fini(&to);
 }
 
-static void too_much_is_refused(void **state)
+static void too_much_is_refused(NO_STATE)
 {
-    (void)state;
     struct ibx_page_map map = {.pages = 77};
     struct ibx_migrate_block blocks[2] = {{"a", 1ull << 52, 4096, 0}, {"b", 4096, 4096, 0}};
     assert_int_equal(ibx_page_map_init(&map, blocks, 2, &error), -E2BIG);

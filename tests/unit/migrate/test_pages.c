@@ -2,6 +2,7 @@
 /* Pages of a guest over real connections: exposed by the page server, fetched by the fault engine.
  */
 #include "tests/scenes/pages_scene.h"
+#include "tests/scenes/unit.h"
 
 #include "common/clock.h"
 #include "common/locked.h"
@@ -9,12 +10,8 @@
 #include <errno.h>
 #include <poll.h>
 #include <sched.h>
-#include <stdarg.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <setjmp.h>
-#include <cmocka.h>
 
 #define MORE_MAX (5 * (2u << 20) / SMALL) /* pages: what five regions hold at most */
 
@@ -50,31 +47,28 @@ static void move_all(struct scene *s, bool minor)
     assert_int_equal(ibx_page_server_failed(s->pages, &err), 0);
     assert_string_equal(ibx_page_reader_reason(s->readers[0]), "");
     assert_string_equal(ibx_page_server_path(s->pages)->provider,
-                        ibx_page_reader_path(s->readers[0])->provider);
+                        ibx_conn_path(ibx_page_reader_conn(s->readers[0]))->provider);
     /* Where to register is to allocate, holes far from data stay holes. */
     assert_true(scene_allocated(s) <= before + (whole ? 0 : MORE_MAX));
     scene_end(s);
 }
 
-static void test_missing(void **state)
+static void test_missing(NO_STATE)
 {
-    (void)state;
     struct scene s;
     assert_true(scene_make(&s, 2, false));
     move_all(&s, false);
 }
 
-static void test_minor(void **state)
+static void test_minor(NO_STATE)
 {
-    (void)state;
     struct scene s;
     assert_true(scene_make(&s, 2, false));
     move_all(&s, true);
 }
 
-static void test_huge(void **state)
+static void test_huge(NO_STATE)
 {
-    (void)state;
     struct scene s;
     if (!scene_make(&s, 1, true)) {
         print_message("SKIPPED: no 6 huge pages of 2 MiB here (vm.nr_hugepages)\n");
@@ -101,9 +95,8 @@ static bool server_fails(struct scene *s, int code, const char *says)
 }
 
 /* What came to hold data while the VM ran is exposed when it has stopped. */
-static void test_later_data(void **state)
+static void test_later_data(NO_STATE)
 {
-    (void)state;
     struct scene s;
     struct toucher touchers[TOUCHERS];
     assert_true(scene_make(&s, 2, false));
@@ -132,9 +125,8 @@ static void test_later_data(void **state)
 }
 
 /* What exposing pins, and in minor mode aliases, does not grow with the connections. */
-static void test_pinned_once(void **state)
+static void test_pinned_once(NO_STATE)
 {
-    (void)state;
     uint64_t exposed[2], armed[2];
     for (unsigned i = 0; i < 2; i++) {
         struct scene s;
@@ -149,7 +141,8 @@ static void test_pinned_once(void **state)
         const uint64_t before = ibx_locked_now();
         scene_expose(&s);
         exposed[i] = ibx_locked_now() - before;
-        if (!exposed[i] && !strcmp(ibx_page_reader_path(s.readers[0])->provider, "ofi")) {
+        if (!exposed[i] &&
+            !strcmp(ibx_conn_path(ibx_page_reader_conn(s.readers[0]))->provider, "ofi")) {
             scene_end(&s);
             print_message("SKIPPED: libfabric pins nothing here\n");
             skip();
@@ -165,9 +158,8 @@ static void test_pinned_once(void **state)
     assert_int_equal(armed[0], armed[1]);
 }
 
-static void test_cpu_time(void **state)
+static void test_cpu_time(NO_STATE)
 {
-    (void)state;
     struct scene s;
     assert_true(scene_make(&s, 1, false));
     scene_connect(&s);
@@ -193,9 +185,8 @@ static void test_cpu_time(void **state)
     scene_end(&s);
 }
 
-static void test_destination_speaks(void **state)
+static void test_destination_speaks(NO_STATE)
 {
-    (void)state;
     struct scene s;
     uint32_t regions;
     struct iovec iov = {"?", 1};
@@ -210,9 +201,8 @@ static void test_destination_speaks(void **state)
     scene_end(&s);
 }
 
-static void test_bad_config(void **state)
+static void test_bad_config(NO_STATE)
 {
-    (void)state;
     struct scene s;
     struct ibx_error err = {0};
     struct ibx_page_server *pages = NULL;
@@ -255,9 +245,8 @@ static void go_on(struct scene *s)
     assert_int_equal(stats.bytes, data_bytes(s)); /* each byte once */
 }
 
-static void test_source_dies(void **state)
+static void test_source_dies(NO_STATE)
 {
-    (void)state;
     struct scene s;
     struct ibx_error err = {0};
     assert_true(scene_make(&s, 2, false));
@@ -301,15 +290,13 @@ static void broken(unsigned disconnect_in, unsigned fail_in, int code)
     scene_end(&s);
 }
 
-static void test_disconnect(void **state)
+static void test_disconnect(NO_STATE)
 {
-    (void)state;
     broken(5, 0, -ECONNRESET);
 }
 
-static void test_read_fails(void **state)
+static void test_read_fails(NO_STATE)
 {
-    (void)state;
     broken(0, 5, -EIO);
 }
 
@@ -363,9 +350,8 @@ static int arrive(struct asked *a, struct ibx_fault_arrival *arrivals, int count
 }
 
 /* Through two regions, and arrives once. */
-static void test_request_is_cut(void **state)
+static void test_request_is_cut(NO_STATE)
 {
-    (void)state;
     struct asked a;
     struct ibx_fault_arrival arrivals[2];
     ask_make(&a, SMALL);
@@ -382,9 +368,8 @@ static void test_request_is_cut(void **state)
 }
 
 /* Bulk finds the source full before what is urgent does; all arrive once. */
-static void test_full(void **state)
+static void test_full(NO_STATE)
 {
-    (void)state;
     struct asked a;
     struct ibx_fault_arrival arrivals[120];
     unsigned bulk = 0, all, seen[120] = {0};
@@ -413,9 +398,8 @@ static void test_full(void **state)
 }
 
 /* More than is in flight at once on any fabric, then one that somebody waits for. */
-static void test_urgent(void **state)
+static void test_urgent(NO_STATE)
 {
-    (void)state;
     struct asked a;
     struct ibx_fault_arrival arrivals[80];
     const size_t each = 1u << 20;
@@ -435,9 +419,8 @@ static void test_urgent(void **state)
 }
 
 /* Nobody exposes what is behind the end: the reader ends with a message. */
-static void test_not_exposed(void **state)
+static void test_not_exposed(NO_STATE)
 {
-    (void)state;
     struct asked a;
     struct ibx_fault_arrival arrival;
     ask_make(&a, SMALL);
@@ -449,9 +432,8 @@ static void test_not_exposed(void **state)
 }
 
 /* After a cancel what is in flight comes back, and then the source is over. */
-static void test_cancel(void **state)
+static void test_cancel(NO_STATE)
 {
-    (void)state;
     struct asked a;
     struct ibx_fault_arrival arrivals[4];
     ask_make(&a, SMALL);
@@ -501,9 +483,8 @@ static int hostile(const struct ibx_migrate_any *messages, unsigned count, struc
     return rc;
 }
 
-static void test_hostile_regions(void **state)
+static void test_hostile_regions(NO_STATE)
 {
-    (void)state;
     const uint64_t last = 256 * SMALL; /* bytes of the last block */
     const struct {
         struct ibx_migrate_any messages[3];
@@ -536,9 +517,8 @@ static void test_hostile_regions(void **state)
     }
 }
 
-static void test_hostile_key(void **state)
+static void test_hostile_key(NO_STATE)
 {
-    (void)state;
     struct ibx_error err = {0};
     struct ibx_migrate_any message = region_of(1, 0, 4 * SMALL);
     message.is.region.remote.length = SMALL;
@@ -549,9 +529,8 @@ static void test_hostile_key(void **state)
 }
 
 /* A source that speaks when it is to be silent. */
-static void test_late_region(void **state)
+static void test_late_region(NO_STATE)
 {
-    (void)state;
     struct asked a;
     struct ibx_error err = {0};
     struct ibx_fault_arrival arrival;

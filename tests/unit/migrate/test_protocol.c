@@ -2,14 +2,11 @@
 /* Messages of a move: golden bytes, every way to be cut, changed or out of range, and the VM in a
  * HELLO. */
 #include "migrate/channel/protocol.h"
+#include "tests/scenes/unit.h"
 
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #define ID                                                                                         \
     {                                                                                              \
@@ -146,9 +143,8 @@ static int decode(const uint8_t *bytes, size_t length, struct ibx_migrate_any *i
     return rc;
 }
 
-static void encodes_golden_bytes(void **state)
+static void encodes_golden_bytes(NO_STATE)
 {
-    (void)state;
     uint8_t expected[512], out[512];
     assert_int_equal(SAMPLES, IBX_MIGRATE_CONFIRMED);
     for (size_t i = 0; i < SAMPLES; i++) {
@@ -161,9 +157,8 @@ static void encodes_golden_bytes(void **state)
     }
 }
 
-static void decodes_golden_bytes(void **state)
+static void decodes_golden_bytes(NO_STATE)
 {
-    (void)state;
     uint8_t bytes[512], again[512];
     for (size_t i = 0; i < SAMPLES; i++) {
         const struct ibx_migrate_any *expected = &samples[i].message;
@@ -187,9 +182,8 @@ static void decodes_golden_bytes(void **state)
     }
 }
 
-static void refuses_what_is_cut_or_too_long(void **state)
+static void refuses_what_is_cut_or_too_long(NO_STATE)
 {
-    (void)state;
     uint8_t bytes[513] = {0};
     for (size_t i = 0; i < SAMPLES; i++) {
         size_t length = golden_bytes(&samples[i], bytes);
@@ -207,9 +201,8 @@ static void refuses_what_is_cut_or_too_long(void **state)
 }
 
 /* Whatever decodes encodes again, to the same but for bytes that are no text. */
-static void survives_mutations(void **state)
+static void survives_mutations(NO_STATE)
 {
-    (void)state;
     uint8_t bytes[512], out[512], twice[512];
     static struct ibx_migrate_any again;
     unsigned accepted = 0, seed = 1;
@@ -270,9 +263,8 @@ static void says(enum ibx_migrate_message type, size_t offset, uint64_t value, s
         fail_msg("\"%s\" does not say \"%s\"", error.message, word);
 }
 
-static void refuses_other_protocols_and_versions(void **state)
+static void refuses_other_protocols_and_versions(NO_STATE)
 {
-    (void)state;
     for (enum ibx_migrate_message type = IBX_MIGRATE_HELLO; type <= IBX_MIGRATE_JOIN; type += 2) {
         says(type, 1, 0x12345678, 4, -EPROTO, "does not speak ib-migrate");
         says(type, 5, 2, 2, -EPROTONOSUPPORT, "version 2");
@@ -288,9 +280,8 @@ static void refuses_other_protocols_and_versions(void **state)
     assert_string_equal(ibx_answer_state_name((enum ibx_answer_state)9), "unknown");
 }
 
-static void refuses_fields_out_of_range(void **state)
+static void refuses_fields_out_of_range(NO_STATE)
 {
-    (void)state;
     const size_t uuid = 60, ram0 = 104, huge = 134; /* of their lengths */
     says(IBX_MIGRATE_HELLO, 7, 0, 1, -EPROTO, "purpose is 0");
     says(IBX_MIGRATE_HELLO, 7, 6, 1, -EPROTO, "purpose is 6");
@@ -346,9 +337,8 @@ static void refuses_fields_out_of_range(void **state)
     says(IBX_MIGRATE_COMPLETE, 65, 300001, 8, -EPROTO, "do not make");
 }
 
-static void encoder_keeps_to_the_same(void **state)
+static void encoder_keeps_to_the_same(NO_STATE)
 {
-    (void)state;
     REFUSED(IBX_MIGRATE_HELLO, hello.block_count = 65);
     REFUSED(IBX_MIGRATE_HELLO, memset(hello.id, 0, IBX_MIGRATE_ID_BYTES));
     REFUSED(IBX_MIGRATE_HELLO, strcpy(hello.blocks[1].id, "ram0"));
@@ -362,9 +352,8 @@ static void encoder_keeps_to_the_same(void **state)
 
 /* ------------------------------------------------------------ text */
 
-static void text_is_fit_for_a_terminal(void **state)
+static void text_is_fit_for_a_terminal(NO_STATE)
 {
-    (void)state;
     uint8_t bytes[64] = {IBX_MIGRATE_ABORT, 5, 0, 'a', 0x1b, 'c', 0xff, '\n'};
     assert_int_equal(decode(bytes, 8, &message), 0);
     assert_string_equal(message.is.reason, "a?c??");
@@ -373,9 +362,8 @@ static void text_is_fit_for_a_terminal(void **state)
 }
 
 /* Ids that differ only in what is not shown are the same. */
-static void ids_stay_unique(void **state)
+static void ids_stay_unique(NO_STATE)
 {
-    (void)state;
     uint8_t bytes[512];
     fresh(IBX_MIGRATE_HELLO);
     strcpy(hello.blocks[0].id, "ram\1");
@@ -399,9 +387,8 @@ static int passes(void)
     return rc;
 }
 
-static void purposes_need_different_things(void **state)
+static void purposes_need_different_things(NO_STATE)
 {
-    (void)state;
     fresh(IBX_MIGRATE_HELLO);
     hello.blocks[0].page_size = 0; /* private RAM */
     hello.blocks[0].size += 1;
@@ -424,9 +411,8 @@ static void purposes_need_different_things(void **state)
 }
 
 /* The largest of both long messages fits. */
-static void the_longest_fit(void **state)
+static void the_longest_fit(NO_STATE)
 {
-    (void)state;
     fresh(IBX_MIGRATE_HELLO);
     hello.block_count = IBX_GUEST_BLOCKS_MAX;
     memset(hello.hardware, 'h', IBX_MIGRATE_HARDWARE - 1);
@@ -454,9 +440,8 @@ static void the_longest_fit(void **state)
     assert_int_equal(ibx_migrate_encode(&message, room, sizeof(room)), -EMSGSIZE);
 }
 
-static void a_vm_goes_there_and_back(void **state)
+static void a_vm_goes_there_and_back(NO_STATE)
 {
-    (void)state;
     struct ibx_guest_block blocks[2] = {
         {.id = "ram0", .size = 1u << 30, .page_size = 4096, .shared = true, .file = 77, .fd = -1},
         {.id = "ram1", .size = 2u << 20, .page_size = 2u << 20, .shared = true, .fd = -1}};

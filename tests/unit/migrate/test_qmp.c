@@ -1,23 +1,19 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The QMP client against a scripted peer: a thread at the other end of a socketpair. */
 #include "migrate/qemu/qemu.h"
+#include "tests/scenes/unit.h"
 
 #include "common/clock.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define GREETING                                                                                   \
     "{\"QMP\": {\"version\": {\"qemu\": {\"micro\": 22, \"minor\": 2, \"major\": 7}, "             \
@@ -28,8 +24,10 @@
     {                                                                                              \
         "qmp_capabilities", READY(1), 0                                                            \
     }
-#define GENEROUS 20000 /* ms: for what is to come */
-#define SHORT    30    /* ms: for what is never to come */
+/* What the peer does after the greeting and the first command. */
+#define SCRIPT(...) ((const struct step[]){GREETED, __VA_ARGS__, {0}})
+#define GENEROUS    20000 /* ms: for what is to come */
+#define SHORT       30    /* ms: for what is never to come */
 
 /* What the peer does in turn: waits for a line that holds `expect` (NULL: does not wait), then
  * sends `answer` `times` times (0 means once). A step without both ends the script: hang up. */
@@ -138,9 +136,8 @@ static void says(int rc, int code, const char *words)
 
 /* ------------------------------------------------------------ commands */
 
-static void test_returns_what_qemu_returns(void **state)
+static void test_returns_what_qemu_returns(NO_STATE)
 {
-    (void)state;
     const struct step steps[] = {
         {NULL, GREETING, 0},
         {"{\"execute\":\"qmp_capabilities\",\"id\":1}", READY(1), 0},
@@ -150,9 +147,9 @@ static void test_returns_what_qemu_returns(void **state)
     };
     attached(steps);
     assert_int_equal(ibx_qmp_version(qmp).micro, 22);
-    assert_true(ibx_qmp_at_least(qmp, 7, 2));
-    assert_false(ibx_qmp_at_least(qmp, 7, 3));
-    assert_false(ibx_qmp_at_least(qmp, 8, 1));
+    assert_true(ibx_qmp_at_least(ibx_qmp_version(qmp), 7, 2));
+    assert_false(ibx_qmp_at_least(ibx_qmp_version(qmp), 7, 3));
+    assert_false(ibx_qmp_at_least(ibx_qmp_version(qmp), 8, 1));
     assert_int_equal(ibx_qmp_pid(qmp), getpid());
     json_t *result = NULL;
     assert_int_equal(ibx_qmp_execute(qmp, "qom-get", json_pack("{s:s}", "path", "/machine"),
@@ -163,19 +160,14 @@ static void test_returns_what_qemu_returns(void **state)
     done();
 }
 
-static void test_passes_refusals_on(void **state)
+static void test_passes_refusals_on(NO_STATE)
 {
-    (void)state;
-    const struct step steps[] = {
-        GREETED,
+    attached(SCRIPT(
         {"cont",
          "{\"id\": 2, \"error\": {\"class\": \"GenericError\", \"desc\": \"no \\u001b[1mway\"}}\n",
          0},
         {"fly", "{\"id\": 3, \"error\": {\"class\": \"CommandNotFound\", \"desc\": \"gone\"}}\n",
-         0},
-        {0},
-    };
-    attached(steps);
+         0}));
     json_t *result = (json_t *)&peer; /* untouched on failure */
     says(run("cont", &result, GENEROUS), -EREMOTEIO, "QEMU refused cont: no ?[1mway");
     assert_ptr_equal(result, &peer);
@@ -183,82 +175,38 @@ static void test_passes_refusals_on(void **state)
     done();
 }
 
-static void test_late_answers_are_dropped(void **state)
+static void test_late_answers_are_dropped(NO_STATE)
 {
-    (void)state;
-    const struct step steps[] = {
-        GREETED,
-        {"slow", NULL, 0},
-        {"quick", "{\"return\": 2, \"id\": 2}\n{\"return\": 3, \"id\": 3}\n", 0},
-        {0},
-    };
-    attached(steps);
-    says(run("slow", NULL, SHORT), -ETIMEDOUT, "did not answer slow in time");
     json_t *result = NULL;
+    attached(SCRIPT({"slow", NULL, 0}, {"slower", "{\"return\": 2, \"id\": 2}\n", 0},
+                    {"quick", "{\"return\": 3, \"id\": 3}\n{\"return\": 4, \"id\": 4}\n", 0}));
+    says(run("slow", NULL, 0), -ETIMEDOUT, "did not answer slow in time");
+    says(run("slower", NULL, SHORT), -ETIMEDOUT, "did not answer slower in time");
     assert_int_equal(run("quick", &result, GENEROUS), 0);
+    assert_int_equal(json_integer_value(result), 4);
+    json_decref(result);
+    done();
+}
+
+/* One that comes while no call waits is not taken for that of the next command. */
+static void test_answer_between_two_commands(NO_STATE)
+{
+    static const char late[] = "{\"return\": 2, \"id\": 2}\n";
+    json_t *result = NULL;
+    attached(SCRIPT({"first", NULL, 0}, {"second", "{\"return\": 3, \"id\": 3}\n", 0}));
+    says(run("first", NULL, 0), -ETIMEDOUT, "did not answer first in time");
+    assert_int_equal(send(peer.fd, late, strlen(late), 0), strlen(late));
+    assert_int_equal(ibx_qmp_pump(qmp, &error), 0);
+    assert_int_equal(run("second", &result, GENEROUS), 0);
     assert_int_equal(json_integer_value(result), 3);
     json_decref(result);
     done();
 }
 
-static void test_calls_in_two_halves(void **state)
+static void test_passes_a_descriptor(NO_STATE)
 {
-    (void)state;
-    const struct step steps[] = {
-        GREETED,
-        {"first", NULL, 0},
-        {"second", "{\"return\": 20, \"id\": 3}\n{\"return\": 10, \"id\": 2}\n", 0},
-        {0},
-    };
-    attached(steps);
-    uint64_t first, second, soon = ibx_deadline_in_ms(GENEROUS);
-    json_t *result = NULL;
-    assert_int_equal(ibx_qmp_start(qmp, "first", NULL, &first, soon, &error), 0);
-    assert_int_equal(ibx_qmp_finish(qmp, first, NULL, 0, NULL), -ETIMEDOUT);
-    assert_int_equal(ibx_qmp_start(qmp, "second", NULL, &second, soon, &error), 0);
-    assert_int_equal(ibx_qmp_finish(qmp, first, &result, soon, &error), 0);
-    assert_int_equal(json_integer_value(result), 10);
-    json_decref(result);
-    assert_int_equal(ibx_qmp_finish(qmp, second, &result, soon, &error), 0);
-    assert_int_equal(json_integer_value(result), 20);
-    json_decref(result);
-    assert_int_equal(ibx_qmp_finish(qmp, first, NULL, soon, &error), -EINVAL);
-    done();
-}
-
-/* Calls that were given up make room again when their answers come. */
-static void test_forgotten_calls_make_room(void **state)
-{
-    (void)state;
-    enum { CALLS = IBX_QMP_CALLS_MAX + 6 };
-    static struct step steps[CALLS + 3] = {{NULL, GREETING, 0}, {"qmp_capabilities", READY(1), 0}};
-    static char answers[CALLS][64];
-    for (unsigned i = 0; i < CALLS; i++) {
-        snprintf(answers[i], sizeof(answers[i]), "{\"return\": {}, \"id\": %u}\n", i + 2);
-        steps[i + 2] = (struct step){"lost", answers[i], 0};
-    }
-    attached(steps);
-    uint64_t id, deadline = ibx_deadline_in_ms(GENEROUS);
-    for (unsigned i = 0; i < CALLS; i++) {
-        /* Full until the next answer has come. */
-        while (ibx_qmp_start(qmp, "lost", NULL, &id, deadline, &error) == -EBUSY &&
-               ibx_now_ns() < deadline)
-            assert_int_equal(ibx_qmp_pump(qmp, &error), 0);
-        assert_int_equal(id, i + 2);
-        ibx_qmp_forget(qmp, id);
-    }
-    done();
-}
-
-static void test_passes_a_descriptor(void **state)
-{
-    (void)state;
-    const struct step steps[] = {
-        GREETED,
-        {"{\"execute\":\"getfd\",\"arguments\":{\"fdname\":\"listener\"},\"id\":2}", READY(2), 0},
-        {0},
-    };
-    attached(steps);
+    attached(SCRIPT(
+        {"{\"execute\":\"getfd\",\"arguments\":{\"fdname\":\"listener\"},\"id\":2}", READY(2), 0}));
     int fd = open("/dev/null", O_RDWR | O_CLOEXEC);
     assert_int_equal(ibx_qmp_getfd(qmp, "listener", fd, ibx_deadline_in_ms(GENEROUS), &error), 0);
     struct stat ours, theirs;
@@ -272,48 +220,34 @@ static void test_passes_a_descriptor(void **state)
 
 /* ------------------------------------------------------------ events */
 
-#define MIGRATION(s) "{\"event\": \"MIGRATION\", \"data\": {\"status\": \"" s "\"}}\n"
-
-static void test_waits_for_events(void **state)
+/* They come in their order, those before an answer too. */
+static void test_queues_events(NO_STATE)
 {
-    (void)state;
-    const struct step steps[] = {
-        GREETED,
-        {"go", MIGRATION("setup") "{\"event\": \"STOP\"}\n" READY(2) MIGRATION("active"), 0},
-        {"more", MIGRATION("completed") READY(3), 0},
-        {0},
-    };
-    attached(steps);
+    static const char *const names[] = {"SETUP", "STOP", "ACTIVE"};
+    attached(SCRIPT(
+        {"go",
+         "{\"event\": \"SETUP\"}\n{\"event\": \"STOP\"}\n" READY(2) "{\"event\": \"ACTIVE\"}\n",
+         0}));
+    assert_false(ibx_qmp_has_events(qmp));
     assert_int_equal(run("go", NULL, GENEROUS), 0);
-    uint64_t soon = ibx_deadline_in_ms(GENEROUS);
-    assert_int_equal(ibx_qmp_event_wait(qmp, "MIGRATION", "active", NULL, soon, &error), 0);
-    assert_int_equal(ibx_qmp_event_wait(qmp, "STOP", NULL, NULL, soon, &error), 0);
-    memset(&error, 0, sizeof(error));
-    says(ibx_qmp_event_wait(qmp, "MIGRATION", "completed", NULL, ibx_deadline_in_ms(SHORT), &error),
-         -ETIMEDOUT, "did not report MIGRATION completed");
-    assert_true(ibx_qmp_has_events(qmp));
-    json_t *event = ibx_qmp_event_next(qmp); /* the one before it is still there */
-    assert_string_equal(
-        json_string_value(json_object_get(json_object_get(event, "data"), "status")), "setup");
-    json_decref(event);
-    assert_null(ibx_qmp_event_next(qmp));
-    assert_int_equal(run("more", NULL, GENEROUS), 0);
-    ibx_qmp_events_clear(qmp);
+    const uint64_t soon = ibx_deadline_in_ms(GENEROUS);
+    for (unsigned i = 0; i < 3; i++) {
+        json_t *event;
+        assert_true(i == 2 || ibx_qmp_has_events(qmp));
+        while (!(event = ibx_qmp_event_next(qmp)) && ibx_now_ns() < soon)
+            ibx_qmp_pump(qmp, &error);
+        assert_string_equal(json_string_value(json_object_get(event, "event")), names[i]);
+        json_decref(event);
+    }
     assert_false(ibx_qmp_has_events(qmp));
     assert_null(ibx_qmp_event_next(qmp));
     done();
 }
 
-static void test_keeps_the_newest_events(void **state)
+static void test_keeps_the_newest_events(NO_STATE)
 {
-    (void)state;
-    const struct step steps[] = {
-        GREETED,
-        {"flood", "{\"event\": \"RTC_CHANGE\"}\n", 3 * IBX_QMP_EVENTS_MAX},
-        {NULL, "{\"event\": \"STOP\"}\n" READY(2), 0},
-        {0},
-    };
-    attached(steps);
+    attached(SCRIPT({"flood", "{\"event\": \"RTC_CHANGE\"}\n", 3 * IBX_QMP_EVENTS_MAX},
+                    {NULL, "{\"event\": \"STOP\"}\n" READY(2), 0}));
     assert_int_equal(run("flood", NULL, GENEROUS), 0);
     unsigned count = 0;
     json_t *event, *last = NULL;
@@ -336,9 +270,8 @@ static void refuses(const struct step *steps, int code, const char *words)
     done();
 }
 
-static void test_bad_greetings(void **state)
+static void test_bad_greetings(NO_STATE)
 {
-    (void)state;
     refuses((const struct step[]){{NULL, "SSH-2.0-OpenSSH\r\n", 0}, {0}}, -EPROTO, "not a JSON");
     refuses((const struct step[]){{NULL, "{\"hello\": 1}\n", 0}, {0}}, -EPROTO, "no QEMU version");
     refuses((const struct step[]){{NULL, "[1]\n", 0}, {0}}, -EPROTO, "not a JSON object");
@@ -348,9 +281,8 @@ static void test_bad_greetings(void **state)
     refuses((const struct step[]){{NULL, GREETING, 0}, {0}}, -ECONNRESET, "closed its QMP socket");
 }
 
-static void test_silent_monitor(void **state)
+static void test_silent_monitor(NO_STATE)
 {
-    (void)state;
     int pair[2];
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
     memset(&error, 0, sizeof(error));
@@ -359,9 +291,8 @@ static void test_silent_monitor(void **state)
     close(pair[1]);
 }
 
-static void test_endless_line(void **state)
+static void test_endless_line(NO_STATE)
 {
-    (void)state;
     char *much = malloc(65537);
     memset(much, '[', 65536);
     much[65536] = '\0';
@@ -370,67 +301,57 @@ static void test_endless_line(void **state)
     free(much);
 }
 
-/* Whoever answers a call twice is not to be believed the second time, or in anything after it. */
-static void test_answered_twice(void **state)
+/* A peer that answers a command twice, or after a later one, is trusted in nothing any more. */
+static void test_answered_twice(NO_STATE)
 {
-    (void)state;
-    const struct step steps[] = {
-        GREETED,
-        {"status", "{\"return\": 1, \"id\": 2}\n{\"return\": 2, \"id\": 2}\n", 0},
-        {0},
-    };
-    attached(steps);
+    attached(SCRIPT({"status", "{\"return\": 1, \"id\": 2}\n{\"return\": 2, \"id\": 2}\n", 0}));
     json_t *result = NULL;
     assert_int_equal(run("status", &result, GENEROUS), 0);
     assert_int_equal(json_integer_value(result), 1);
     json_decref(result);
     says(run("status", NULL, GENEROUS), -EPROTO, "was not asked");
     done();
-}
-
-static void test_death_is_remembered(void **state)
-{
-    (void)state;
-    const struct step steps[] = {
-        GREETED,
-        {"quit", READY(2) "{\"event\": \"SHUTDOWN\"}\n", 0},
-        {0},
-    };
-    attached(steps);
-    assert_int_equal(run("quit", NULL, GENEROUS), 0);
-    uint64_t soon = ibx_deadline_in_ms(GENEROUS);
-    assert_int_equal(ibx_qmp_event_wait(qmp, "SHUTDOWN", NULL, NULL, soon, &error), 0);
-    says(ibx_qmp_event_wait(qmp, "RESUME", NULL, NULL, soon, &error), -ECONNRESET, "closed");
-    says(run("query-status", NULL, GENEROUS), -ECONNRESET, "closed");
-    says(ibx_qmp_pump(qmp, &error), -ECONNRESET, "closed");
+    attached(SCRIPT({"one", NULL, 0},
+                    {"two", "{\"return\": 2, \"id\": 3}\n{\"return\": 1, \"id\": 2}\n", 0}));
+    says(run("one", NULL, 0), -ETIMEDOUT, "did not answer one in time");
+    assert_int_equal(run("two", NULL, GENEROUS), 0);
+    says(run("three", NULL, GENEROUS), -EPROTO, "was not asked");
     done();
 }
 
-/* The commands fill the socket, and the one that no longer fits says so in time. */
-static void test_peer_that_does_not_read(void **state)
+static void test_death_is_remembered(NO_STATE)
 {
-    (void)state;
+    attached(SCRIPT({"quit", READY(2) "{\"event\": \"SHUTDOWN\"}\n", 0}));
+    assert_int_equal(run("quit", NULL, GENEROUS), 0);
+    for (unsigned i = 0; i < 2; i++) {
+        says(run("query-status", NULL, GENEROUS), -ECONNRESET, "closed");
+        says(ibx_qmp_pump(qmp, &error), -ECONNRESET, "closed");
+    }
+    assert_true(ibx_qmp_has_events(qmp)); /* what came before it is not lost */
+    done();
+}
+
+/* Commands fill the socket, and the one that no longer fits fails at its deadline. */
+static void test_peer_that_does_not_read(NO_STATE)
+{
     const struct step steps[] = {{NULL, GREETING, 0}, {"qmp_capabilities", READY(1), 0}, {0}};
     deaf = true;
     attached(steps);
     deaf = false;
     char *much = calloc(1, 100001);
     memset(much, 'x', 100000);
-    int rc = 0;
-    for (unsigned i = 0; !rc && i < IBX_QMP_CALLS_MAX; i++) {
-        uint64_t id;
-        rc = ibx_qmp_start(qmp, "cont", json_pack("{s:s}", "why", much), &id,
-                           ibx_deadline_in_ms(SHORT), &error);
-    }
+    int rc;
+    do
+        rc = ibx_qmp_execute(qmp, "cont", json_pack("{s:s}", "why", much), NULL, 0, &error);
+    while (rc == -ETIMEDOUT && strstr(error.message, "did not answer"));
     free(much);
     says(rc, -ETIMEDOUT, "QEMU stopped reading its QMP socket");
     says(run("cont", NULL, GENEROUS), -ETIMEDOUT, "QEMU stopped reading its QMP socket");
     done();
 }
 
-static void test_bad_paths(void **state)
+static void test_bad_paths(NO_STATE)
 {
-    (void)state;
     char path[200];
     memset(path, 'x', sizeof(path) - 1);
     path[sizeof(path) - 1] = '\0';
@@ -441,9 +362,8 @@ static void test_bad_paths(void **state)
 }
 
 /* In a folder so deep that no socket's address has room for it: it was made from there. */
-static void test_deep_folder(void **state)
+static void test_deep_folder(NO_STATE)
 {
-    (void)state;
     struct sockaddr_un at = {.sun_family = AF_UNIX};
     char top[] = "/tmp/ibx-qmp-XXXXXX", deep[160], path[200];
     assert_non_null(mkdtemp(top));
@@ -455,7 +375,7 @@ static void test_deep_folder(void **state)
     assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof(at)), 0);
     assert_int_equal(listen(fd, 1), 0);
     memset(&error, 0, sizeof(error));
-    /* Nobody accepts, but it is there. */
+    /* No process accepts, but the socket is there. */
     assert_int_equal(ibx_qmp_connect(path, ibx_deadline_in_ms(SHORT), &qmp, &error), -ETIMEDOUT);
     close(fd);
     close(folder);
@@ -466,9 +386,8 @@ static void test_deep_folder(void **state)
 }
 
 /* A listener whose backlog is full must not hold the caller. */
-static void test_full_backlog(void **state)
+static void test_full_backlog(NO_STATE)
 {
-    (void)state;
     struct sockaddr_un at = {.sun_family = AF_UNIX};
     snprintf(at.sun_path, sizeof(at.sun_path), "/tmp/ibx-test-qmp.%d", getpid());
     int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -495,10 +414,9 @@ int main(void)
         cmocka_unit_test(test_returns_what_qemu_returns),
         cmocka_unit_test(test_passes_refusals_on),
         cmocka_unit_test(test_late_answers_are_dropped),
-        cmocka_unit_test(test_calls_in_two_halves),
-        cmocka_unit_test(test_forgotten_calls_make_room),
+        cmocka_unit_test(test_answer_between_two_commands),
         cmocka_unit_test(test_passes_a_descriptor),
-        cmocka_unit_test(test_waits_for_events),
+        cmocka_unit_test(test_queues_events),
         cmocka_unit_test(test_keeps_the_newest_events),
         cmocka_unit_test(test_bad_greetings),
         cmocka_unit_test(test_silent_monitor),

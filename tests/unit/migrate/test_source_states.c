@@ -1,17 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A move that the source's table refuses changes nothing, above all not where the VM may run. */
 #include "migrate/source/source.h"
+#include "tests/scenes/unit.h"
 
 #include <errno.h>
-#include <setjmp.h>
 #include <signal.h>
 #include <string.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static struct source source;
 static const struct ibx_send_options options = {.folder = "/nonexistent"};
@@ -28,9 +24,8 @@ static void begin(enum source_state first)
 }
 
 /* A debug build ends there, any other refuses. */
-static void test_refused(void **state)
+static void test_refused(NO_STATE)
 {
-    (void)state;
     static const enum source_state from[] = {SOURCE_ASKING, SOURCE_COMMITTED, SOURCE_SERVING};
     static const enum source_state to[] = {SOURCE_COMMITTED, SOURCE_CONFIRMING, SOURCE_KEPT};
     for (unsigned i = 0; i < 3; i++) {
@@ -48,9 +43,8 @@ static void test_refused(void **state)
     }
 }
 
-static void test_entries(void **state)
+static void test_entries(NO_STATE)
 {
-    (void)state;
     static const enum source_state entries[] = {SOURCE_ASKING, SOURCE_COMMITTED, SOURCE_SERVING};
     for (unsigned i = 0; i < 3; i++)
         begin(entries[i]);
@@ -58,9 +52,8 @@ static void test_entries(void **state)
 }
 
 /* The VM runs at the destination: whatever goes wrong, it is not continued here. */
-static void test_never_kept_once_it_runs_there(void **state)
+static void test_never_kept_once_it_runs_there(NO_STATE)
 {
-    (void)state;
     struct ibx_error err = {.message = "something went wrong"};
     begin(SOURCE_SERVING);
     assert_int_equal(ibx_source_keep(&source, -EIO, &err), -EIO);
@@ -69,9 +62,8 @@ static void test_never_kept_once_it_runs_there(void **state)
 }
 
 /* The destination has given up, but QEMU has ended here: there is nothing that could continue. */
-static void test_kept_without_qemu(void **state)
+static void test_kept_without_qemu(NO_STATE)
 {
-    (void)state;
     struct ibx_error err = {.message = "the destination gave up"};
     begin(SOURCE_COMMITTED);
     assert_int_equal(ibx_source_keep(&source, -ECONNABORTED, &err), -ECONNABORTED);

@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What is held back of a device state: its EOF, wherever the pieces of the stream are cut. */
 #include "migrate/destination/destination.h"
+#include "tests/scenes/unit.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #define STREAM 4096
 
@@ -52,9 +49,8 @@ static size_t give_in_pieces(const struct stream *s, unsigned *seed, bool *whole
     return given;
 }
 
-static void test_eof_is_never_given(void **state)
+static void test_eof_is_never_given(NO_STATE)
 {
-    (void)state;
     unsigned seed = 7;
     for (int round = 0; round < 20000; round++) {
         struct stream s;
@@ -67,9 +63,8 @@ static void test_eof_is_never_given(void **state)
 }
 
 /* Without noise that looks like it, exactly EOF and its description are held back. */
-static void test_no_more_than_the_tail(void **state)
+static void test_no_more_than_the_tail(NO_STATE)
 {
-    (void)state;
     static const uint8_t plain[] = "\5state\0\6\0\0\0\2{}", short_one[] = {5, 5, 5, 0};
     bool whole;
     assert_int_equal(ibx_state_tail(plain, sizeof(plain) - 1, true, &whole), 6);
@@ -78,9 +73,8 @@ static void test_no_more_than_the_tail(void **state)
     assert_true(whole);
 }
 
-static void test_not_a_stream_of_qemu(void **state)
+static void test_not_a_stream_of_qemu(NO_STATE)
 {
-    (void)state;
     static const uint8_t wrong[] = "\5state\0\6\0\0\0\3{}", other[] = {5, 5, 5};
     bool whole = true;
     ibx_state_tail(wrong, sizeof(wrong) - 1, true, &whole);

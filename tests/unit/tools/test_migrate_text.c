@@ -1,13 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What ib-migrate prints: the bar fits into one line and keeps the most important figures. */
 #include "tools/ib-migrate/ib-migrate.h"
+#include "tests/scenes/unit.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 static struct ibx_migrate_status filling(void)
 {
@@ -24,20 +20,34 @@ static struct ibx_migrate_status filling(void)
                                        .fault_p99_ns = 1234567};
 }
 
-static void says(const char *text, const char *words)
-{
-    if (!strstr(text, words))
-        fail_msg("\"%s\" does not say \"%s\"", text, words);
-}
-
 static void is(const char *text, const char *whole)
 {
     assert_string_equal(text, whole);
 }
 
-static void test_bytes(void **state)
+static const char *bar(const struct ibx_migrate_status *status, unsigned width)
 {
-    (void)state;
+    static char text[256];
+    ibx_cli_bar(status, width, text, sizeof(text));
+    return text;
+}
+
+static const char *phase_line(const struct ibx_migrate_status *status)
+{
+    static char text[1024];
+    ibx_cli_phase_line(status, text, sizeof(text));
+    return text;
+}
+
+static const char *vm_name(const struct ibx_journal *record)
+{
+    static char text[128];
+    ibx_cli_vm_name(record, text, sizeof(text));
+    return text;
+}
+
+static void test_bytes(NO_STATE)
+{
     char text[32];
     const struct {
         uint64_t bytes;
@@ -50,15 +60,14 @@ static void test_bytes(void **state)
                  {64ull << 20, "64.0 MiB"},
                  {3ull << 40, "3.0 TiB"},
                  {UINT64_MAX, "16777216 TiB"}};
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
         ibx_cli_bytes(cases[i].bytes, text, sizeof(text));
         is(text, cases[i].text);
     }
 }
 
-static void test_duration(void **state)
+static void test_duration(NO_STATE)
 {
-    (void)state;
     char text[32];
     const struct {
         uint64_t ns;
@@ -72,149 +81,113 @@ static void test_duration(void **state)
                  {12345678, "12.3 ms"},
                  {4310000000, "4.31 s"},
                  {3600000000000, "3600 s"}};
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+    for (size_t i = 0; i < COUNT(cases); i++) {
         ibx_cli_duration(cases[i].ns, text, sizeof(text));
         is(text, cases[i].text);
     }
 }
 
-static void test_vm(void **state)
+static void test_vm(NO_STATE)
 {
-    (void)state;
     struct ibx_journal record = {.qmp = "/run/q", .uuid = "00000000-0000-0000-0000-000000000000"};
-    char text[128];
-    ibx_cli_vm_name(&record, text, sizeof(text));
-    is(text, "VM at /run/q");
+    is(vm_name(&record), "VM at /run/q");
     snprintf(record.uuid, sizeof(record.uuid), "10000000-0000-0000-0000-000000000000");
-    ibx_cli_vm_name(&record, text, sizeof(text));
-    is(text, "10000000-0000-0000-0000-000000000000");
+    is(vm_name(&record), "10000000-0000-0000-0000-000000000000");
     snprintf(record.name, sizeof(record.name), "web\033[2J");
-    ibx_cli_vm_name(&record, text, sizeof(text));
-    is(text, "web?[2J");
+    is(vm_name(&record), "web?[2J");
 }
 
-static void test_wide_bar(void **state)
+static void test_wide_bar(NO_STATE)
 {
-    (void)state;
     struct ibx_migrate_status status = filling();
-    char text[256];
-    ibx_cli_bar(&status, 200, text, sizeof(text));
-    is(text, "filling  [#####---------------] 25%  750 pages left  40.0 KiB/s  34 faults/s  "
-             "p50 45.6 us p99 1.23 ms  1:15 left");
+    is(bar(&status, 200),
+       "filling  [#####---------------] 25%  750 pages left  40.0 KiB/s  34 faults/s  "
+       "p50 45.6 us p99 1.23 ms  1:15 left");
 }
 
-/* Nothing comes: that stands where the rate was. */
-static void test_silent_bar(void **state)
+/* When nothing comes, that is shown in place of the rate. */
+static void test_silent_bar(NO_STATE)
 {
-    (void)state;
     struct ibx_migrate_status status = filling();
-    char text[256];
     status.bytes_per_second = 0;
     status.silent_ns = 12600000000;
-    ibx_cli_bar(&status, 80, text, sizeof(text));
-    is(text, "filling  [#####---------------] 25%  750 pages left  nothing for 12 s");
+    is(bar(&status, 80), "filling  [#####---------------] 25%  750 pages left  nothing for 12 s");
 }
 
 /* At every width it fits, and what matters most goes last. */
-static void test_narrow_bars(void **state)
+static void test_narrow_bars(NO_STATE)
 {
-    (void)state;
     struct ibx_migrate_status status = filling();
-    char text[256];
     for (unsigned width = 1; width < 130; width++) {
-        ibx_cli_bar(&status, width, text, sizeof(text));
-        assert_in_range(strlen(text), 1, width);
+        assert_in_range(strlen(bar(&status, width)), 1, width);
     }
-    ibx_cli_bar(&status, 90, text, sizeof(text));
-    is(text, "filling  [#####---------------] 25%  750 pages left  40.0 KiB/s  34 faults/s  "
-             "1:15 left");
-    ibx_cli_bar(&status, 80, text, sizeof(text));
-    is(text, "filling  [#####---------------] 25%  750 pages left  40.0 KiB/s  1:15 left");
-    ibx_cli_bar(&status, 60, text, sizeof(text));
-    is(text, "filling  750 pages left  40.0 KiB/s  1:15 left");
-    ibx_cli_bar(&status, 40, text, sizeof(text));
-    is(text, "filling  750 pages left  1:15 left");
-    ibx_cli_bar(&status, 25, text, sizeof(text));
-    is(text, "filling  750 pages left");
-    ibx_cli_bar(&status, 10, text, sizeof(text));
-    is(text, "filling");
-    ibx_cli_bar(&status, 4, text, sizeof(text));
-    is(text, "fill");
+    is(bar(&status, 90),
+       "filling  [#####---------------] 25%  750 pages left  40.0 KiB/s  34 faults/s  "
+       "1:15 left");
+    is(bar(&status, 80),
+       "filling  [#####---------------] 25%  750 pages left  40.0 KiB/s  1:15 left");
+    is(bar(&status, 60), "filling  750 pages left  40.0 KiB/s  1:15 left");
+    is(bar(&status, 40), "filling  750 pages left  1:15 left");
+    is(bar(&status, 25), "filling  750 pages left");
+    is(bar(&status, 10), "filling");
+    is(bar(&status, 4), "fill");
 }
 
-static void test_bar_without_figures(void **state)
+static void test_bar_without_figures(NO_STATE)
 {
-    (void)state;
     struct ibx_migrate_status status = filling();
-    char text[256];
     status.faults = 0;
     status.bytes_per_second = 0;
     status.now_ns = 5000000000;
-    ibx_cli_bar(&status, 200, text, sizeof(text));
+    const char *text = bar(&status, 200);
     assert_null(strstr(text, "p50"));
     assert_null(strstr(text, "1:15"));
-    says(text, "0 B/s"); /* it stands still */
+    text_has(text, "0 B/s"); /* it stands still */
     status.faults_per_second = 0;
     status.now_ns = status.began_ns + 900000000; /* or has just begun: that is not known yet */
-    ibx_cli_bar(&status, 200, text, sizeof(text));
-    assert_null(strstr(text, "/s"));
-    status.present = 0; /* the bar and the pages left say the same */
+    assert_null(strstr(bar(&status, 200), "/s"));
+    status.present = 0; /* the bar and the pages left agree */
     status.zero_pages = 600;
-    ibx_cli_bar(&status, 200, text, sizeof(text));
-    says(text, "[############--------] 60%  400 pages left");
-    status.present = 2000; /* what a peer says need not be sane */
-    ibx_cli_bar(&status, 200, text, sizeof(text));
-    says(text, "[####################] 100%  0 pages left");
+    text_has(bar(&status, 200), "[############--------] 60%  400 pages left");
+    status.present = 2000; /* a peer may send any number */
+    text_has(bar(&status, 200), "[####################] 100%  0 pages left");
     status.pages = 0;
-    ibx_cli_bar(&status, 200, text, sizeof(text));
-    says(text, "filling");
+    text_has(bar(&status, 200), "filling");
 }
 
-static void test_bar_of_other_phases(void **state)
+static void test_bar_of_other_phases(NO_STATE)
 {
-    (void)state;
     struct ibx_migrate_status status = {.phase = IBX_PHASE_BROKEN,
                                         .message = "the link is down\n\033[31m",
                                         .began_ns = 1,
                                         .now_ns = 67000000001};
-    char text[256];
-    ibx_cli_bar(&status, 200, text, sizeof(text));
-    is(text, "1:07  broken: the link is down??[31m; connecting again");
-    ibx_cli_bar(&status, 20, text, sizeof(text));
-    is(text, "1:07  broken: the li");
+    is(bar(&status, 200), "1:07  broken: the link is down??[31m; connecting again");
+    is(bar(&status, 20), "1:07  broken: the li");
 }
 
-static void test_phase_lines(void **state)
+static void test_phase_lines(NO_STATE)
 {
-    (void)state;
     struct ibx_migrate_status status = filling();
-    char text[1024];
     snprintf(status.record.uri, sizeof(status.record.uri), "tcp://0.0.0.0:18600");
-    ibx_cli_phase_line(&status, text, sizeof(text));
-    is(text, "filling: the VM runs at the destination, 750 pages to fetch over verbs mlx5_0 "
-             "port 1");
+    is(phase_line(&status),
+       "filling: the VM runs at the destination, 750 pages to fetch over verbs mlx5_0 "
+       "port 1");
     status.zero_pages = 300; /* the source knows them before the destination has counted any */
-    ibx_cli_phase_line(&status, text, sizeof(text));
-    says(text, " 700 pages");
+    text_has(phase_line(&status), " 700 pages");
     status.phase = IBX_PHASE_WAITING;
-    ibx_cli_phase_line(&status, text, sizeof(text));
-    is(text, "waiting for a source at tcp://0.0.0.0:18600");
+    is(phase_line(&status), "waiting for a source at tcp://0.0.0.0:18600");
     status.source = true;
-    ibx_cli_phase_line(&status, text, sizeof(text));
-    says(text, "waiting for the destination at tcp://0.0.0.0:18600");
+    text_has(phase_line(&status), "waiting for the destination at tcp://0.0.0.0:18600");
     struct ibx_migrate_status again = {.phase =
                                            IBX_PHASE_FILLING}; /* before anything was looked at */
-    ibx_cli_phase_line(&again, text, sizeof(text));
-    is(text, "filling: the VM runs at the destination");
+    is(phase_line(&again), "filling: the VM runs at the destination");
     again.phase = IBX_PHASE_BROKEN;
-    ibx_cli_phase_line(&again, text, sizeof(text));
-    is(text, "broken: the other side has not connected yet");
+    is(phase_line(&again), "broken: the other side has not connected yet");
     const char *const words[] = {"waiting", "preparing", "switching", "filling",
                                  "broken",  "done",      "failed"};
     for (int phase = IBX_PHASE_WAITING; phase <= IBX_PHASE_FAILED; phase++) {
         status.phase = (enum ibx_migrate_phase)phase;
-        ibx_cli_phase_line(&status, text, sizeof(text));
-        assert_ptr_equal(strstr(text, words[phase]), text);
+        assert_memory_equal(phase_line(&status), words[phase], strlen(words[phase]));
     }
 }
 
@@ -229,9 +202,8 @@ static char *summary_of(const struct ibx_migrate_status *status)
     return text;
 }
 
-static void test_summary(void **state)
+static void test_summary(NO_STATE)
 {
-    (void)state;
     struct ibx_migrate_status status = filling();
     status.zero_pages = 100;
     status.downtime_ns = 12345678;
@@ -245,21 +217,22 @@ static void test_summary(void **state)
     status.state_bytes = 640 << 10;
     status.reconnects = 2;
     char *text = summary_of(&status);
-    says(text, "downtime           12.3 ms (map 2.00 ms, resume 1.30 ms)\n");
-    says(text, "total time         4.31 s, including 210 ms to register memory before the stop\n");
-    says(text, "faults             12, p50 45.6 us, p99 1.23 ms, max 4.10 ms, together 120 ms\n");
-    says(text, "zero pages         100 of 1000 (10%), not sent\n");
-    says(text, "bytes on the wire  1000 KiB of pages over verbs mlx5_0 port 1\n");
-    says(text, "device state       640 KiB\n");
-    says(text, "source CPU         3.00 ms\n");
-    says(text, "reconnections      2\n");
+    text_has(text, "downtime           12.3 ms (map 2.00 ms, resume 1.30 ms)\n");
+    text_has(text,
+             "total time         4.31 s, including 210 ms to register memory before the stop\n");
+    text_has(text,
+             "faults             12, p50 45.6 us, p99 1.23 ms, max 4.10 ms, together 120 ms\n");
+    text_has(text, "zero pages         100 of 1000 (10%), not sent\n");
+    text_has(text, "bytes on the wire  1000 KiB of pages over verbs mlx5_0 port 1\n");
+    text_has(text, "device state       640 KiB\n");
+    text_has(text, "source CPU         3.00 ms\n");
+    text_has(text, "reconnections      2\n");
     free(text);
 }
 
-/* What is not known is not made up. */
-static void test_summary_of_little(void **state)
+/* A figure that is not known is left out. */
+static void test_summary_of_little(NO_STATE)
 {
-    (void)state;
     struct ibx_migrate_status status = {.began_ns = 5, .now_ns = 1005};
     char *text = summary_of(&status);
     is(text, "  total time         1.00 us\n  faults             0\n");

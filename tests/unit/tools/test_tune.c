@@ -2,6 +2,8 @@
 /* What `ib-bw tune` makes of times. */
 #include "tools/ib-bw/tune.h"
 
+#include "tests/scenes/choice_sound.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <string.h>
@@ -48,12 +50,12 @@ static int set_up(void **state)
 static const struct ibx_choice_way *to_device(void)
 {
     ibx_tune_choose(&tune);
-    assert_true(tune.result.found && ibx_choice_sound(&tune.result.choice));
+    assert_true(tune.result.found && choice_sound(&tune.result.choice));
     struct ibx_choice_way from = tune.result.choice.ways[1];
     const struct ibx_choice_way *none = ibx_choice_default.ways; /* were measured */
-    if (tune.result.choice.ways[0].threads_min == none[0].threads_min) {
-        assert_true(from.threads_min == none[1].threads_min);
-        from.threads_min = none[0].threads_min;
+    if (tune.result.choice.ways[0].copy_threads_min == none[0].copy_threads_min) {
+        assert_true(from.copy_threads_min == none[1].copy_threads_min);
+        from.copy_threads_min = none[0].copy_threads_min;
     }
     assert_memory_equal(&tune.result.choice.ways[0], &from, sizeof(from));
     return &tune.result.choice.ways[0];
@@ -79,7 +81,7 @@ static void test_ways(void **state)
     const struct ibx_choice_way *chosen = to_device();
     assert_int_equal(chosen->inline_max, 4096); /* 13 to 12.4, within the margin */
     assert_int_equal(chosen->in_place_min, 0);
-    assert_true(chosen->threads_min == 4u << 20 &&
+    assert_true(chosen->copy_threads_min == 4u << 20 &&
                 tune.result.choice.threads == 0); /* no such way */
     assert_int_equal(tune.result.choice.chunk, 512u << 10);
     assert_int_equal(chosen->direct_min, 0);
@@ -89,11 +91,11 @@ static void test_threads(void **state)
 {
     (void)state;
     times(way(TUNE_THREADS, 2, 0), 20, 0.1, 3, SIZES);
-    assert_true(to_device()->threads_min == IBX_CHOICE_NEVER); /* they gain nothing */
+    assert_true(to_device()->copy_threads_min == IBX_CHOICE_NEVER); /* they gain nothing */
     times(&tune.ways[4], 40, 0.06, 3, SIZES);
     times(way(TUNE_THREADS, 4, 0), 50, 0.04, 3, SIZES);
     times(way(TUNE_THREADS, 8, 0), 90, 0.039, 3, SIZES);
-    assert_int_equal(to_device()->threads_min, 1u << 20);
+    assert_int_equal(to_device()->copy_threads_min, 1u << 20);
     assert_int_equal(tune.result.choice.threads, 4);
 }
 

@@ -13,40 +13,41 @@
 #define BYTES (256u << 10)
 
 /* A pair, and memory on both sides: the client works on the server's. */
-struct bench {
+static struct {
     struct memory_pair pair;
     struct ibx_mr *near, *far;
     uint8_t *local, *distant;
     struct ibx_remote remote;
-};
+} b;
 
-static void open_bench_with(struct bench *b, const struct ibx_options *options)
+static void open_with(const struct ibx_options *options)
 {
     struct ibx_error err = {0};
-    if (memory_pair_open(&b->pair, options, &err))
+    if (memory_pair_open(&b.pair, options, &err))
         fail_msg("%s", err.message);
-    assert_int_equal(ibx_mr_allocate(b->pair.client, BYTES, IBX_ACCESS_LOCAL, &b->near, NULL), 0);
-    assert_int_equal(ibx_mr_allocate(b->pair.server, BYTES,
-                                     IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE, &b->far,
+    assert_int_equal(ibx_mr_allocate(b.pair.client, BYTES, IBX_ACCESS_LOCAL, &b.near, NULL), 0);
+    assert_int_equal(ibx_mr_allocate(b.pair.server, BYTES,
+                                     IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE, &b.far,
                                      NULL),
                      0);
-    assert_int_equal(ibx_mr_remote(b->far, 0, BYTES, &b->remote), 0);
-    b->local = ibx_mr_address(b->near);
-    b->distant = ibx_mr_address(b->far);
+    assert_int_equal(ibx_mr_remote(b.far, 0, BYTES, &b.remote), 0);
+    b.local = ibx_mr_address(b.near);
+    b.distant = ibx_mr_address(b.far);
     for (unsigned i = 0; i < BYTES; i++)
-        b->distant[i] = (uint8_t)(i * 7 + i / 251);
+        b.distant[i] = (uint8_t)(i * 7 + i / 251);
 }
 
-static void open_bench(struct bench *b)
+/* With memory_control as it is. */
+static void open_default(void)
 {
     struct ibx_options options;
     ibx_options_init(&options);
-    open_bench_with(b, &options);
+    open_with(&options);
 }
 
-static void close_bench(struct bench *b)
+static void close_all(void)
 {
-    memory_pair_close(&b->pair);
+    memory_pair_close(&b.pair);
     assert_int_equal(memory_live_endpoints(), 0);
     assert_int_equal(memory_live_regions(), 0);
 }
@@ -58,9 +59,23 @@ static int reset(void **state)
     return 0;
 }
 
-static int read_some(struct bench *b, size_t at, size_t length, uint64_t cookie, unsigned flags)
+static int reset_and_open(void **state)
 {
-    return ibx_read(b->pair.client, b->near, b->local + at, &b->remote, at, length, cookie, flags);
+    reset(state);
+    open_default();
+    return 0;
+}
+
+static int check_and_close(void **state)
+{
+    (void)state;
+    close_all();
+    return 0;
+}
+
+static int read_some(size_t at, size_t length, uint64_t cookie, unsigned flags)
+{
+    return ibx_read(b.pair.client, b.near, b.local + at, &b.remote, at, length, cookie, flags);
 }
 
 /* Polls until an event comes; the fabric here answers within a poll or never. */
@@ -98,9 +113,7 @@ static void expect_silence(struct ibx_conn *conn)
 static void read_is_cut_and_whole(void **state)
 {
     (void)state;
-    struct bench b;
-    open_bench(&b);
-    assert_int_equal(read_some(&b, 3, 3 * 4096 + 5, 77, 0), 0);
+    assert_int_equal(read_some(3, 3 * 4096 + 5, 77, 0), 0);
     expect_event(b.pair.client, IBX_EVENT_READ, 77, 0);
     expect_silence(b.pair.client);
     assert_int_equal(memory_log_count, 4);
@@ -112,14 +125,11 @@ static void read_is_cut_and_whole(void **state)
     assert_memory_equal(b.local + 3, b.distant + 3, 3 * 4096 + 5);
     assert_int_equal(b.local[2], 0);
     assert_int_equal(b.local[3 + 3 * 4096 + 5], 0);
-    close_bench(&b);
 }
 
 static void write_is_cut_and_whole(void **state)
 {
     (void)state;
-    struct bench b;
-    open_bench(&b);
     uint8_t before = b.distant[9], after = b.distant[10 + 10000];
     memset(b.local, 0xee, 10000);
     assert_int_equal(ibx_write(b.pair.client, b.near, b.local, &b.remote, 10, 10000, UINT64_MAX, 0),
@@ -129,47 +139,38 @@ static void write_is_cut_and_whole(void **state)
     assert_int_equal(b.distant[9], before);
     assert_int_equal(b.distant[10 + 10000], after);
     assert_int_equal(memory_log_count, 3);
-    close_bench(&b);
 }
 
 static void every_length_round_a_chunk(void **state)
 {
     (void)state;
-    struct bench b;
-    open_bench(&b);
     for (size_t length = 4090; length <= 4100; length++) {
         unsigned before = memory_log_count;
         memset(b.local, 0, BYTES);
-        assert_int_equal(read_some(&b, length, length, length, 0), 0);
+        assert_int_equal(read_some(length, length, length, 0), 0);
         expect_event(b.pair.client, IBX_EVENT_READ, length, 0);
         assert_memory_equal(b.local + length, b.distant + length, length);
         assert_int_equal(memory_log_count - before, length <= 4096 ? 1 : 2);
     }
-    close_bench(&b);
 }
 
 /* It completes like any other, in its turn, without a chunk. */
 static void nothing_completes_too(void **state)
 {
     (void)state;
-    struct bench b;
-    open_bench(&b);
-    assert_int_equal(read_some(&b, 5, 0, 1, 0), 0);
-    assert_int_equal(read_some(&b, BYTES, 0, 2, IBX_URGENT), 0);
+    assert_int_equal(read_some(5, 0, 1, 0), 0);
+    assert_int_equal(read_some(BYTES, 0, 2, IBX_URGENT), 0);
     assert_int_equal(ibx_write(b.pair.client, b.near, NULL, &b.remote, 0, 0, 3, 0), 0);
     expect_event(b.pair.client, IBX_EVENT_READ, 1, 0);
     expect_event(b.pair.client, IBX_EVENT_READ, 2, 0);
     expect_event(b.pair.client, IBX_EVENT_WRITE, 3, 0);
     assert_int_equal(memory_log_count, 0);
     expect_silence(b.pair.client);
-    close_bench(&b);
 }
 
 static void outside_of_region_or_remote(void **state)
 {
     (void)state;
-    struct bench b;
-    open_bench(&b);
     struct ibx_conn *conn = b.pair.client;
     uint8_t *base = b.local;
     const struct {
@@ -177,33 +178,53 @@ static void outside_of_region_or_remote(void **state)
         uint64_t offset;
         size_t length;
     } bad[] = {
-        {base, 1, BYTES},      {base, BYTES, 1},     {base, BYTES + 1, 0},
-        {base, UINT64_MAX, 1}, {base, 0, SIZE_MAX},  {base, 2, SIZE_MAX},
-        {base + 1, 0, BYTES},  {base + BYTES, 0, 1}, {base - 1, 0, 1},
-        {base - 1, 0, 2},      {NULL, 0, 1},         {(uint8_t *)UINTPTR_MAX, 0, 2},
+        {base, 1, BYTES},
+        {base, BYTES, 1},
+        {base, BYTES + 1, 0},
+        {base, UINT64_MAX, 1},
+        {base, 0, SIZE_MAX},
+        {base, 2, SIZE_MAX},
+        {base + 1, 0, BYTES},
+        {base + BYTES, 0, 1},
+        {base - 1, 0, 1},
+        {base - 1, 0, 2},
+        {NULL, 0, 1},
+        {(uint8_t *)UINTPTR_MAX, 0, 2},
+        {base, 0, BYTES + 1},
+        {base, UINT64_MAX - 10, 20},
+        {base + BYTES - 1, 0, 2},
+        {base + 8, 8, SIZE_MAX - 7},
+        {base - 4096, 0, 4096},
     };
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         int rc =
             ibx_read(conn, b.near, bad[i].local, &b.remote, bad[i].offset, bad[i].length, 0, 0);
-        if (rc != -ERANGE)
-            fail_msg("case %zu: %d", i, rc);
+        int also = ibx_write(conn, b.near, bad[i].local, &b.remote, bad[i].offset, bad[i].length, 0,
+                             IBX_URGENT);
+        if (rc != -ERANGE || also != -ERANGE)
+            fail_msg("case %zu: READ %d, WRITE %d", i, rc, also);
     }
     /* What a peer may put into a message: addresses that wrap round. */
     struct ibx_remote remote = {.address = UINT64_MAX - 10, .length = UINT64_MAX};
     assert_int_equal(ibx_read(conn, b.near, base, &remote, 5, 100, 0, 0), -ERANGE);
     assert_int_equal(ibx_read(conn, b.near, base, &remote, 20, 1, 0, 0), -ERANGE);
+    /* Nor may a post leave the piece that was named, though the region goes on. */
+    remote = b.remote;
+    remote.length = 1000;
+    assert_int_equal(ibx_read(conn, b.near, base, &remote, 1, 1000, 0, 0), -ERANGE);
     expect_silence(conn);
     assert_int_equal(memory_log_count, 0);
-    close_bench(&b);
+    assert_int_equal(ibx_read(conn, b.near, base, &remote, 1, 999, 5, 0), 0);
+    expect_event(conn, IBX_EVENT_READ, 5, 0);
+    assert_memory_equal(base, b.distant + 1, 999);
 }
 
 static void remote_names_only_what_may_be_reached(void **state)
 {
     (void)state;
-    struct bench b;
     struct ibx_remote r;
-    open_bench(&b);
     assert_int_equal(ibx_mr_remote(b.near, 0, 1, &r), -EACCES);
+    assert_int_equal(ibx_mr_remote(b.far, 0, BYTES + 1, &r), -ERANGE);
     assert_int_equal(ibx_mr_remote(b.far, BYTES, 1, &r), -ERANGE);
     assert_int_equal(ibx_mr_remote(b.far, BYTES + 1, 0, &r), -ERANGE);
     assert_int_equal(ibx_mr_remote(b.far, 1, SIZE_MAX, &r), -ERANGE);
@@ -211,7 +232,7 @@ static void remote_names_only_what_may_be_reached(void **state)
     assert_int_equal(ibx_mr_remote(b.far, 10, 20, &r), 0);
     assert_true(r.address == b.remote.address + 10 && r.length == 20);
     assert_true(r.keys[0] == b.remote.keys[0]);
-    close_bench(&b);
+    ibx_mr_deregister(NULL);
 }
 
 /* -------------------------------------------------------------------- in flight */
@@ -219,14 +240,12 @@ static void remote_names_only_what_may_be_reached(void **state)
 static void many_outstanding_complete_once_each(void **state)
 {
     (void)state;
-    struct bench b;
     enum { POSTS = 3000 };
     static unsigned char seen[POSTS];
     memset(seen, 0, sizeof(seen));
-    open_bench(&b);
     memory_control.room = 5;
     for (unsigned i = 0; i < POSTS; i++)
-        assert_int_equal(read_some(&b, i * 50, i % 5 ? 50 : 9000, i, i % 7 ? 0 : IBX_URGENT), 0);
+        assert_int_equal(read_some(i * 50, i % 5 ? 50 : 9000, i, i % 7 ? 0 : IBX_URGENT), 0);
     struct ibx_event events[64];
     for (unsigned done = 0; done < POSTS;) {
         int n = ibx_poll(b.pair.client, events, 64);
@@ -242,18 +261,16 @@ static void many_outstanding_complete_once_each(void **state)
     expect_silence(b.pair.client);
     assert_memory_equal(b.local, b.distant, POSTS * 50);
     assert_true(memory_in_flight_max <= 5);
-    close_bench(&b);
 }
 
 /* However large a copy, no more than caps.depth chunks of it are in the fabric. */
 static void depth_is_kept(void **state)
 {
     (void)state;
-    struct bench b;
     memory_control.depth = 3;
-    open_bench(&b);
+    open_default();
     memory_control.hold = true;
-    assert_int_equal(read_some(&b, 0, BYTES, 1, 0), 0);
+    assert_int_equal(read_some(0, BYTES, 1, 0), 0);
     assert_int_equal(memory_log_count, 3);
     expect_silence(b.pair.client);
     assert_int_equal(memory_log_count, 3);
@@ -262,26 +279,23 @@ static void depth_is_kept(void **state)
     assert_int_equal(memory_log_count, BYTES / 4096);
     assert_int_equal(memory_in_flight_max, 3);
     assert_memory_equal(b.local, b.distant, BYTES);
-    close_bench(&b);
 }
 
 static void urgent_passes_bulk(void **state)
 {
     (void)state;
-    struct bench b;
-    open_bench(&b);
     memory_control.hold = true;
-    assert_int_equal(read_some(&b, 0, BYTES, 1, 0), 0);
+    assert_int_equal(read_some(0, BYTES, 1, 0), 0);
     unsigned bulk = memory_log_count; /* all that depth allows; the rest waits */
     assert_int_equal(bulk, memory_control.depth);
-    assert_int_equal(read_some(&b, 100, 8, 2, IBX_URGENT), 0);
+    assert_int_equal(read_some(100, 8, 2, IBX_URGENT), 0);
     assert_int_equal(memory_log_count, bulk + 1);
     assert_int_equal(memory_log[bulk].lane, 0);
     for (unsigned i = 0; i < bulk; i++)
         assert_int_not_equal(memory_log[i].lane, 0);
     /* A fabric that is full: when it has room again, the urgent one is the first. */
     memory_control.room = bulk + 1;
-    assert_int_equal(read_some(&b, 200, 8, 3, IBX_URGENT), 0);
+    assert_int_equal(read_some(200, 8, 3, IBX_URGENT), 0);
     assert_int_equal(memory_log_count, bulk + 1);
     memory_control.hold = false;
     expect_event(b.pair.client, IBX_EVENT_READ, 2, 0);
@@ -289,34 +303,29 @@ static void urgent_passes_bulk(void **state)
     assert_int_equal(memory_log[bulk + 1].length, 8);
     expect_event(b.pair.client, IBX_EVENT_READ, 3, 0);
     expect_event(b.pair.client, IBX_EVENT_READ, 1, 0);
-    close_bench(&b);
 }
 
 /* Urgent posts beyond the places kept for them wait their turn and lose nothing. */
 static void many_urgent(void **state)
 {
     (void)state;
-    struct bench b;
-    open_bench(&b);
     memory_control.hold = true;
     for (unsigned i = 0; i < 200; i++)
-        assert_int_equal(read_some(&b, i, 1, i, IBX_URGENT), 0);
+        assert_int_equal(read_some(i, 1, i, IBX_URGENT), 0);
     memory_control.hold = false;
     for (unsigned i = 0; i < 200; i++)
         expect_event(b.pair.client, IBX_EVENT_READ, i, 0);
     assert_memory_equal(b.local, b.distant, 200);
-    close_bench(&b);
 }
 
 static void lanes_share_bulk(void **state)
 {
     (void)state;
-    struct bench b;
     memory_control.lanes = 3;
-    open_bench(&b);
+    open_default();
     memory_control.hold = true;
     memory_control.lane_room = 2;
-    assert_int_equal(read_some(&b, 0, 8 * 4096, 1, 0), 0);
+    assert_int_equal(read_some(0, 8 * 4096, 1, 0), 0);
     unsigned on_lane[4] = {0};
     for (unsigned i = 0; i < memory_log_count; i++)
         on_lane[memory_log[i].lane]++;
@@ -326,20 +335,17 @@ static void lanes_share_bulk(void **state)
         assert_int_equal(on_lane[lane], 2);
     memory_control.hold = false;
     expect_event(b.pair.client, IBX_EVENT_READ, 1, 0);
-    close_bench(&b);
 }
 
 static void without_bulk_lanes(void **state)
 {
     (void)state;
-    struct bench b;
     memory_control.lanes = 0;
-    open_bench(&b);
-    assert_int_equal(read_some(&b, 0, 10000, 1, 0), 0);
+    open_default();
+    assert_int_equal(read_some(0, 10000, 1, 0), 0);
     expect_event(b.pair.client, IBX_EVENT_READ, 1, 0);
     for (unsigned i = 0; i < memory_log_count; i++)
         assert_int_equal(memory_log[i].lane, 0);
-    close_bench(&b);
 }
 
 /* ------------------------------------------------------------------------ failure */
@@ -349,15 +355,14 @@ static void without_bulk_lanes(void **state)
 static void failure_in_the_middle(void **state)
 {
     (void)state;
-    struct bench b;
     memory_control.depth = 3;
-    open_bench(&b);
+    open_default();
     for (unsigned nth = 1; nth <= 8; nth++) {
         memory_control.per_round = nth % 3; /* what else of it is in flight then */
         unsigned before = memory_log_count;
-        assert_int_equal(read_some(&b, 0, 4096, 1, 0), 0);
-        assert_int_equal(read_some(&b, 0, 8 * 4096, 2, 0), 0);
-        assert_int_equal(read_some(&b, 0, 4096, 3, 0), 0);
+        assert_int_equal(read_some(0, 4096, 1, 0), 0);
+        assert_int_equal(read_some(0, 8 * 4096, 2, 0), 0);
+        assert_int_equal(read_some(0, 4096, 3, 0), 0);
         memory_control.fail_in = 1 + nth;
         expect_event(b.pair.client, IBX_EVENT_READ, 1, 0);
         expect_event(b.pair.client, IBX_EVENT_READ, 2, -EIO);
@@ -366,35 +371,29 @@ static void failure_in_the_middle(void **state)
         assert_true(memory_log_count - before <= 2 + nth + 2);
         assert_int_equal(memory_in_flight, 0);
     }
-    close_bench(&b);
 }
 
 static void forbidden_memory_fails_the_operation_only(void **state)
 {
     (void)state;
-    struct bench b;
-    open_bench(&b);
     struct ibx_remote wrong = b.remote;
     wrong.keys[0]++;
     assert_int_equal(ibx_read(b.pair.client, b.near, b.local, &wrong, 0, 9000, 1, 0), 0);
     expect_event(b.pair.client, IBX_EVENT_READ, 1, -EACCES);
-    assert_int_equal(read_some(&b, 0, 9000, 2, 0), 0);
+    assert_int_equal(read_some(0, 9000, 2, 0), 0);
     expect_event(b.pair.client, IBX_EVENT_READ, 2, 0);
     assert_string_equal(ibx_conn_reason(b.pair.client), "");
-    close_bench(&b);
 }
 
 /* A fabric that answers a chunk with an error is over; everything posted comes back. */
 static void broken_fabric_ends_the_connection(void **state)
 {
     (void)state;
-    struct bench b;
-    open_bench(&b);
     memory_control.hold = true;
-    assert_int_equal(read_some(&b, 0, 4096, 1, 0), 0);
+    assert_int_equal(read_some(0, 4096, 1, 0), 0);
     memory_control.refuse = -ENODEV;
-    assert_int_equal(read_some(&b, 0, 9000, 2, 0), 0);
-    assert_int_equal(read_some(&b, 0, 0, 3, IBX_URGENT), -ENOTCONN);
+    assert_int_equal(read_some(0, 9000, 2, 0), 0);
+    assert_int_equal(read_some(0, 0, 3, IBX_URGENT), -ENOTCONN);
     unsigned seen = 0;
     for (int i = 0; i < 2; i++) {
         struct ibx_event event = next_event(b.pair.client);
@@ -409,22 +408,20 @@ static void broken_fabric_ends_the_connection(void **state)
     expect_event(b.pair.client, IBX_EVENT_CLOSED, 0, -ENODEV);
     struct ibx_event event;
     assert_int_equal(ibx_poll(b.pair.client, &event, 1), -ENOTCONN);
-    assert_int_equal(read_some(&b, 0, 1, 4, 0), -ENOTCONN);
+    assert_int_equal(read_some(0, 1, 4, 0), -ENOTCONN);
     assert_string_not_equal(ibx_conn_reason(b.pair.client), "");
-    close_bench(&b);
 }
 
 /* The peer closes: what is in the fabric, what waits and the close itself are all reported, in that
  * order of things; with `late`, no sooner than the fabric lets go. */
 static void flush(bool late)
 {
-    struct bench b;
     memory_control.depth = 4;
-    open_bench(&b);
+    open_default();
     memory_control.late_abort = late;
     memory_control.hold = true;
     for (unsigned i = 0; i < 10; i++)
-        assert_int_equal(read_some(&b, 0, 3 * 4096, i, i % 3 ? 0 : IBX_URGENT), 0);
+        assert_int_equal(read_some(0, 3 * 4096, i, i % 3 ? 0 : IBX_URGENT), 0);
     ibx_mr_deregister(b.far);
     ibx_close(b.pair.server);
     b.pair.server = NULL;
@@ -443,7 +440,6 @@ static void flush(bool late)
     assert_int_equal(memory_in_flight, 0);
     assert_string_equal(ibx_conn_reason(b.pair.client), "the peer closed the connection");
     assert_int_equal(ibx_poll(b.pair.client, &event, 1), -ENOTCONN);
-    close_bench(&b);
 }
 
 static void peer_closes(void **state)
@@ -463,9 +459,8 @@ static void peer_closes_and_the_fabric_lets_go_late(void **state)
 static void peer_dies_under_load(void **state)
 {
     (void)state;
-    struct bench b;
     struct ibx_event event = {0};
-    open_bench(&b);
+    open_default();
     memory_control.survives = true;
     ibx_close(b.pair.server);
     b.pair.server = NULL;
@@ -476,7 +471,6 @@ static void peer_dies_under_load(void **state)
         assert_int_equal(ibx_poll(b.pair.client, &event, 1), 1);
     }
     assert_int_equal(event.status, -ECONNRESET);
-    close_bench(&b);
 }
 
 /* Whatever is on its way when this side closes is given back before ibx_close() returns. */
@@ -484,17 +478,16 @@ static void close_with_work_in_flight(void **state)
 {
     (void)state;
     for (int late = 0; late < 2; late++) {
-        struct bench b;
         memory_control_reset();
-        open_bench(&b);
+        open_default();
         memory_control.late_abort = late;
         memory_control.hold = true;
-        assert_int_equal(read_some(&b, 0, BYTES, 1, 0), 0);
+        assert_int_equal(read_some(0, BYTES, 1, 0), 0);
         assert_true(memory_in_flight > 0);
         ibx_close(b.pair.client);
         b.pair.client = NULL;
         assert_int_equal(memory_in_flight, 0);
-        close_bench(&b);
+        close_all();
     }
 }
 
@@ -503,8 +496,6 @@ static void close_with_work_in_flight(void **state)
 static void messages_are_gathered_and_in_order(void **state)
 {
     (void)state;
-    struct bench b;
-    open_bench(&b);
     for (unsigned i = 0; i < 10; i++) {
         char text[16];
         struct iovec iov[3] = {{text, (size_t)snprintf(text, sizeof(text), "%u ", i)},
@@ -521,18 +512,16 @@ static void messages_are_gathered_and_in_order(void **state)
         assert_memory_equal(event.data, expected, event.length);
         ibx_message_release(b.pair.server, &event);
     }
-    close_bench(&b);
 }
 
 static void message_limits(void **state)
 {
     (void)state;
-    struct bench b;
     struct ibx_options options;
     ibx_options_init(&options);
     options.message = 2000;
     options.slots = 4;
-    open_bench_with(&b, &options);
+    open_with(&options);
     static uint8_t bytes[3000];
     struct iovec two[2] = {{bytes, 1000}, {bytes, 1001}};
     assert_int_equal(ibx_send(b.pair.client, two, 2, 0, 0), -EMSGSIZE);
@@ -547,57 +536,51 @@ static void message_limits(void **state)
     assert_int_equal(ibx_send(b.pair.client, two, 2, 0, 0), -EAGAIN);
     ibx_message_release(b.pair.server, &event);
     assert_int_equal(ibx_send(b.pair.client, two, 2, 0, 0), 0);
-    close_bench(&b);
 }
 
-/* The smaller wish of both ends counts. */
+/* The smaller value of both ends counts. */
 static void ends_agree_on_the_smaller_message(void **state)
 {
     (void)state;
-    struct bench b;
     struct ibx_options options;
     ibx_options_init(&options);
     options.message = 8192;
-    open_bench_with(&b, &options);
+    open_with(&options);
     assert_int_equal(ibx_conn_caps(b.pair.server)->message_max, 8192);
     assert_int_equal(ibx_conn_caps(b.pair.client)->message_max, 8192);
-    close_bench(&b);
 }
 
-#define LAST_WORDS 12 /* more than the fabric here hands over in one round */
+#define LAST_MESSAGES 12 /* more than the fabric here hands over in one round */
 
-static void speak_and_close(void *argument)
+static void send_and_close(void)
 {
-    struct bench *b = argument;
-    for (uint8_t i = 0; i < LAST_WORDS; i++) {
+    for (uint8_t i = 0; i < LAST_MESSAGES; i++) {
         struct iovec iov = {&i, 1};
-        assert_int_equal(ibx_send(b->pair.server, &iov, 1, 0, 0), 0);
+        assert_int_equal(ibx_send(b.pair.server, &iov, 1, 0, 0), 0);
     }
-    ibx_mr_deregister(b->far);
-    ibx_close(b->pair.server);
-    b->pair.server = NULL;
+    ibx_mr_deregister(b.far);
+    ibx_close(b.pair.server);
+    b.pair.server = NULL;
 }
 
 /* Messages sent just before the close are delivered before the close, even when both happen between
  * this side's look at the fabric and its look at the handshake socket. */
-static void last_words_are_heard(void **state)
+static void last_messages_are_delivered(void **state)
 {
     (void)state;
     for (int asleep = 0; asleep < 2; asleep++) {
-        struct bench b;
         struct ibx_event event;
         memory_control_reset();
-        open_bench(&b);
+        open_default();
         for (int i = 0; !asleep && i < 511; i++) /* the next poll looks at the handshake socket */
             assert_int_equal(ibx_poll(b.pair.client, &event, 1), 0);
         if (asleep) {
-            speak_and_close(&b);
+            send_and_close();
             assert_int_equal(ibx_wait(b.pair.client, 5000), 1);
         } else {
-            memory_control.when_idle_argument = &b;
-            memory_control.when_idle = speak_and_close;
+            memory_control.when_idle = send_and_close;
         }
-        for (unsigned i = 0; i < LAST_WORDS; i++) {
+        for (unsigned i = 0; i < LAST_MESSAGES; i++) {
             event = next_event(b.pair.client);
             assert_int_equal(event.type, IBX_EVENT_MESSAGE);
             assert_int_equal(*(const uint8_t *)event.data, i);
@@ -605,7 +588,7 @@ static void last_words_are_heard(void **state)
         }
         assert_int_equal(ibx_wait(b.pair.client, 5000), 1);
         expect_event(b.pair.client, IBX_EVENT_CLOSED, 0, -ECONNRESET);
-        close_bench(&b);
+        close_all();
     }
 }
 
@@ -614,8 +597,6 @@ static void last_words_are_heard(void **state)
 static void wait_ends_by_wake_time_and_event(void **state)
 {
     (void)state;
-    struct bench b;
-    open_bench(&b);
     assert_int_equal(ibx_wait(b.pair.client, 0), 0);
     assert_int_equal(ibx_wait(b.pair.client, 20), 0);
     ibx_wake(b.pair.client);
@@ -627,7 +608,6 @@ static void wait_ends_by_wake_time_and_event(void **state)
     assert_int_equal(ibx_arm(b.pair.client), 1);
     struct ibx_event event = next_event(b.pair.client);
     ibx_message_release(b.pair.client, &event);
-    close_bench(&b);
 }
 
 /* A peer that keeps this side at work for it holds up neither a time-out nor a wake. */
@@ -636,50 +616,50 @@ static void busy_peer_does_not_hold_up_the_wait(void **state)
     (void)state;
     static const char *const spins[] = {"0", "50", "10000000"};
     for (int i = 0; i < 3; i++) {
-        struct bench b;
         struct ibx_options options;
         memory_control_reset();
         ibx_options_init(&options);
         assert_int_equal(ibx_options_set(&options, "spin_us", spins[i], NULL), 0);
-        open_bench_with(&b, &options);
+        open_with(&options);
         memory_control.busy = true;
         alarm(30); /* instead of hanging */
         assert_int_equal(ibx_wait(b.pair.client, 30), 0);
         ibx_wake(b.pair.client);
         assert_int_equal(ibx_wait(b.pair.client, -1), -EINTR);
         alarm(0);
-        close_bench(&b);
+        close_all();
     }
 }
 
 int main(void)
 {
-#define TEST(f) cmocka_unit_test_setup(f, reset)
+#define TEST(f) cmocka_unit_test_setup_teardown(f, reset, check_and_close)
+#define OPEN(f) cmocka_unit_test_setup_teardown(f, reset_and_open, check_and_close)
     const struct CMUnitTest tests[] = {
-        TEST(read_is_cut_and_whole),
-        TEST(write_is_cut_and_whole),
-        TEST(every_length_round_a_chunk),
-        TEST(nothing_completes_too),
-        TEST(outside_of_region_or_remote),
-        TEST(remote_names_only_what_may_be_reached),
-        TEST(many_outstanding_complete_once_each),
+        OPEN(read_is_cut_and_whole),
+        OPEN(write_is_cut_and_whole),
+        OPEN(every_length_round_a_chunk),
+        OPEN(nothing_completes_too),
+        OPEN(outside_of_region_or_remote),
+        OPEN(remote_names_only_what_may_be_reached),
+        OPEN(many_outstanding_complete_once_each),
         TEST(depth_is_kept),
-        TEST(urgent_passes_bulk),
-        TEST(many_urgent),
+        OPEN(urgent_passes_bulk),
+        OPEN(many_urgent),
         TEST(lanes_share_bulk),
         TEST(without_bulk_lanes),
         TEST(failure_in_the_middle),
-        TEST(forbidden_memory_fails_the_operation_only),
-        TEST(broken_fabric_ends_the_connection),
+        OPEN(forbidden_memory_fails_the_operation_only),
+        OPEN(broken_fabric_ends_the_connection),
         TEST(peer_closes),
         TEST(peer_closes_and_the_fabric_lets_go_late),
         TEST(peer_dies_under_load),
         TEST(close_with_work_in_flight),
-        TEST(messages_are_gathered_and_in_order),
+        OPEN(messages_are_gathered_and_in_order),
         TEST(message_limits),
         TEST(ends_agree_on_the_smaller_message),
-        TEST(last_words_are_heard),
-        TEST(wait_ends_by_wake_time_and_event),
+        TEST(last_messages_are_delivered),
+        OPEN(wait_ends_by_wake_time_and_event),
         TEST(busy_peer_does_not_hold_up_the_wait),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -3,6 +3,7 @@
  * Fault injection between a scripted core and a scripted endpoint: each fault does what struct
  * ibx_injected_faults says, and nothing else.
  */
+#include "tests/scenes/provider_end.h"
 #include "transport/core/conn.h"
 #include "transport/fault_injection/fault_injection.h"
 
@@ -48,13 +49,9 @@ static int inner_send(void *endpoint, const struct iovec *iov, int iovcnt, size_
     (void)endpoint, (void)cookie, (void)flags;
     if (inner.answer)
         return inner.answer;
-    size_t at = 0;
-    for (int i = 0; i < iovcnt; i++) {
-        memcpy(inner.sent[inner.sent_count] + at, iov[i].iov_base, iov[i].iov_len);
-        at += iov[i].iov_len;
-    }
-    assert_int_equal(at, length);
-    inner.sent_length[inner.sent_count++] = at;
+    uint8_t *to = (uint8_t *)inner.sent[inner.sent_count];
+    assert_int_equal(ibx_gather(to, iov, iovcnt) - to, length);
+    inner.sent_length[inner.sent_count++] = length;
     return 0;
 }
 
@@ -108,74 +105,39 @@ static const struct ibx_provider inner_provider = {
 /* ---------------------------------------------------------- the core above */
 
 static struct ibx_injected_faults faults;
-enum report_kind { REPORT_CHUNK, REPORT_MESSAGE, REPORT_SEND, REPORT_LOST };
-
-static struct {
-    struct {
-        enum report_kind kind;
-        struct ibx_chunk *chunk;
-        int status;
-        char data[32];
-        size_t length;
-        uint64_t token;
-    } reports[SEEN_MAX];
-    int count;
-    bool abort_when_lost;
-} core;
-
+static struct end core;
+static bool abort_when_lost;
 static struct ibx_conn conn;
 
-static void core_chunk_done(struct ibx_link *link, struct ibx_chunk *chunk, int status)
-{
-    assert_ptr_equal(link->owner, &core);
-    core.reports[core.count].kind = REPORT_CHUNK;
-    core.reports[core.count].chunk = chunk;
-    core.reports[core.count++].status = status;
-}
-
-static void core_message(struct ibx_link *link, const void *data, size_t length, uint64_t slot)
-{
-    assert_ptr_equal(link->owner, &core);
-    assert_true(length < sizeof(core.reports[0].data));
-    core.reports[core.count].kind = REPORT_MESSAGE;
-    memcpy(core.reports[core.count].data, data, length);
-    core.reports[core.count].length = length;
-    core.reports[core.count++].token = slot;
-}
-
-static void core_send_done(struct ibx_link *link, uint64_t cookie, int status)
-{
-    assert_ptr_equal(link->owner, &core);
-    core.reports[core.count].kind = REPORT_SEND;
-    core.reports[core.count].token = cookie;
-    core.reports[core.count++].status = status;
-}
-
+/* The core may abort from inside. */
 static void core_lost(struct ibx_link *link, int status, const char *reason)
 {
     assert_ptr_equal(link->owner, &core);
-    assert_true(strlen(reason) > 0);
-    core.reports[core.count].kind = REPORT_LOST;
-    core.reports[core.count++].status = status;
-    if (core.abort_when_lost)
+    assert_true(reason[0]);
+    end_upcalls.lost(link, status, reason);
+    if (abort_when_lost)
         conn.provider->abort(conn.endpoint);
 }
-
-static const struct ibx_upcalls core_upcalls = {core_chunk_done, core_message, core_send_done,
-                                                core_lost};
 
 static int setup(void **state)
 {
     (void)state;
     memset(&inner, 0, sizeof(inner));
     memset(&core, 0, sizeof(core));
+    abort_when_lost = false;
+    static struct ibx_upcalls upcalls;
+    upcalls = end_upcalls;
+    upcalls.lost = core_lost;
     memset(&faults, 0, sizeof(faults));
     conn = (struct ibx_conn){.provider = &inner_provider,
                              .endpoint = &inner,
                              .state.now = CONN_ESTABLISHED,
-                             .link = {.up = &core_upcalls, .conn = &conn, .owner = &core}};
+                             .link = {.up = &upcalls, .conn = &conn, .owner = &core}};
     inner.link = &conn.link;
-    return ibx_fault_injection_attach(&conn, &faults, NULL);
+    int rc = ibx_fault_injection_attach(&conn, &faults, NULL);
+    core.provider = conn.provider;
+    core.endpoint = conn.endpoint;
+    return rc;
 }
 
 static int teardown(void **state)
@@ -200,17 +162,9 @@ static int post(struct ibx_chunk *chunk)
     return conn.provider->rdma(conn.endpoint, chunk);
 }
 
-static int progress(void)
-{
-    return conn.provider->progress(conn.endpoint);
-}
-
 static int send_text(const char *text, unsigned flags)
 {
-    size_t half = strlen(text) / 2;
-    struct iovec iov[2] = {{(void *)(uintptr_t)text, half},
-                           {(void *)(uintptr_t)(text + half), strlen(text) - half}};
-    return conn.provider->send(conn.endpoint, iov, 2, strlen(text), 77, flags);
+    return end_send(&core, text, strlen(text), flags);
 }
 
 static void complete_all(void)
@@ -235,11 +189,12 @@ static void complete_then_message_then_loss(void)
     inner.link->up->lost(inner.link, -EPIPE, "and again");
 }
 
-static int bits_that_differ(const char *a, const char *b, size_t length)
+static int bits_that_differ(const void *a, const void *b, size_t length)
 {
+    const uint8_t *one = a, *other = b;
     int bits = 0;
     for (size_t i = 0; i < length; i++)
-        bits += __builtin_popcount((unsigned char)(a[i] ^ b[i]));
+        bits += __builtin_popcount(one[i] ^ other[i]);
     return bits;
 }
 
@@ -253,16 +208,16 @@ static void test_without_faults_everything_passes(void **state)
     assert_int_equal(post(&chunk), 0);
     assert_int_equal(send_text("hello", 0), 0);
     inner.script = complete_then_message_then_loss;
-    assert_int_equal(progress(), 4);
+    assert_int_equal(end_turn(&core), 4);
     assert_int_equal(core.count, 4);
-    assert_int_equal(core.reports[0].kind, REPORT_CHUNK);
-    assert_int_equal(core.reports[0].status, 0);
+    assert_int_equal(core.notes[0].kind, NOTE_CHUNK);
+    assert_int_equal(core.notes[0].status, 0);
     assert_string_equal(bytes, "abcdefg");
-    assert_int_equal(core.reports[1].kind, REPORT_SEND);
-    assert_int_equal(core.reports[1].token, 5);
-    assert_string_equal(core.reports[2].data, "last words");
-    assert_int_equal(core.reports[3].kind, REPORT_LOST);
-    assert_int_equal(core.reports[3].status, -ECONNRESET);
+    assert_int_equal(core.notes[1].kind, NOTE_SEND);
+    assert_int_equal(core.notes[1].token, 5);
+    assert_string_equal(core.notes[2].data, "last words");
+    assert_int_equal(core.notes[3].kind, NOTE_LOST);
+    assert_int_equal(core.notes[3].status, -ECONNRESET);
     assert_int_equal(inner.sent_length[0], 5);
     assert_memory_equal(inner.sent[0], "hello", 5);
     assert_int_equal(faults.seen, 3);
@@ -294,14 +249,14 @@ static void test_delay_holds_reports_in_order(void **state)
     assert_int_equal(post(&chunk), 0);
     inner.script = complete_then_message_then_loss;
     for (int i = 0; i < 3; i++) {
-        assert_int_equal(progress(), 0);
+        assert_int_equal(end_turn(&core), 0);
         assert_int_equal(conn.provider->arm(conn.endpoint), 1);
     }
-    assert_int_equal(progress(), 4);
-    assert_int_equal(core.reports[0].kind, REPORT_CHUNK);
-    assert_int_equal(core.reports[1].kind, REPORT_SEND);
-    assert_int_equal(core.reports[2].kind, REPORT_MESSAGE);
-    assert_int_equal(core.reports[3].kind, REPORT_LOST);
+    assert_int_equal(end_turn(&core), 4);
+    assert_int_equal(core.notes[0].kind, NOTE_CHUNK);
+    assert_int_equal(core.notes[1].kind, NOTE_SEND);
+    assert_int_equal(core.notes[2].kind, NOTE_MESSAGE);
+    assert_int_equal(core.notes[3].kind, NOTE_LOST);
     assert_int_equal(conn.provider->arm(conn.endpoint), 0);
 }
 
@@ -310,12 +265,12 @@ static void test_delay_ends_at_once_when_switched_off(void **state)
     (void)state;
     faults.delay_polls = 1000000;
     inner.script = two_messages;
-    assert_int_equal(progress(), 0);
-    assert_int_equal(progress(), 0);
+    assert_int_equal(end_turn(&core), 0);
+    assert_int_equal(end_turn(&core), 0);
     faults.delay_polls = 0;
-    assert_int_equal(progress(), 2);
-    assert_string_equal(core.reports[0].data, "first");
-    assert_string_equal(core.reports[1].data, "second");
+    assert_int_equal(end_turn(&core), 2);
+    assert_string_equal(core.notes[0].data, "first");
+    assert_string_equal(core.notes[1].data, "second");
 }
 
 static void test_delay_keeps_many_reports(void **state)
@@ -324,12 +279,12 @@ static void test_delay_keeps_many_reports(void **state)
     faults.delay_polls = 1000;
     for (int i = 0; i < 100; i++) {
         inner.script = two_messages;
-        assert_int_equal(progress(), 0);
+        assert_int_equal(end_turn(&core), 0);
     }
     faults.delay_polls = 0;
-    assert_int_equal(progress(), 200);
+    assert_int_equal(end_turn(&core), 200);
     for (int i = 0; i < 200; i++)
-        assert_string_equal(core.reports[i].data, i % 2 ? "second" : "first");
+        assert_string_equal(core.notes[i].data, i % 2 ? "second" : "first");
     assert_int_equal(faults.seen, 200);
 }
 
@@ -338,7 +293,7 @@ static void test_abort_gives_held_messages_back(void **state)
     (void)state;
     faults.delay_polls = 1000;
     inner.script = two_messages;
-    assert_int_equal(progress(), 0);
+    assert_int_equal(end_turn(&core), 0);
     conn.provider->abort(conn.endpoint);
     assert_int_equal(core.count, 0);
     assert_int_equal(inner.released_count, 2);
@@ -357,9 +312,9 @@ static void test_fail_strikes_the_nth_chunk(void **state)
     assert_int_equal(inner.chunk_count, 2);
     assert_int_equal(conn.provider->arm(conn.endpoint), 1);
     inner.script = complete_all;
-    assert_int_equal(progress(), 3);
+    assert_int_equal(end_turn(&core), 3);
     for (int i = 0; i < 3; i++)
-        assert_int_equal(core.reports[i].status, core.reports[i].chunk == &chunks[1] ? -EIO : 0);
+        assert_int_equal(core.notes[i].status, core.notes[i].chunk == &chunks[1] ? -EIO : 0);
     assert_int_equal(faults.fail_in, 0);
 }
 
@@ -375,12 +330,12 @@ static void test_corrupt_flips_one_bit_of_a_read(void **state)
     assert_int_equal(post(&reads[0]), 0);
     assert_int_equal(post(&reads[1]), 0);
     inner.script = complete_all;
-    assert_int_equal(progress(), 3);
+    assert_int_equal(end_turn(&core), 3);
     assert_string_equal(bytes[0], "abcdefg");
     assert_int_equal(bits_that_differ(bytes[1], "abcdefg", 8), 1);
     assert_string_equal(bytes[2], "abcdefg");
     for (int i = 0; i < 3; i++)
-        assert_int_equal(core.reports[i].status, 0);
+        assert_int_equal(core.notes[i].status, 0);
 }
 
 static void test_corrupt_leaves_gpu_memory_alone(void **state)
@@ -391,7 +346,7 @@ static void test_corrupt_leaves_gpu_memory_alone(void **state)
     faults.corrupt_in = 1;
     assert_int_equal(post(&chunk), 0);
     inner.script = complete_all;
-    assert_int_equal(progress(), 1);
+    assert_int_equal(end_turn(&core), 1);
     assert_int_equal(faults.corrupt_in, 1);
 }
 
@@ -400,10 +355,10 @@ static void test_corrupt_flips_one_bit_of_a_received_message(void **state)
     (void)state;
     faults.corrupt_in = 2;
     inner.script = two_messages;
-    assert_int_equal(progress(), 2);
-    assert_string_equal(core.reports[0].data, "first");
-    assert_int_equal(bits_that_differ(core.reports[1].data, "second", 6), 1);
-    assert_int_equal(core.reports[1].length, 6);
+    assert_int_equal(end_turn(&core), 2);
+    assert_string_equal(core.notes[0].data, "first");
+    assert_int_equal(bits_that_differ(core.notes[1].data, "second", 6), 1);
+    assert_int_equal(core.notes[1].length, 6);
     /* Given back in another order; the copy of the second goes with it. */
     conn.provider->release(conn.endpoint, 102);
     conn.provider->release(conn.endpoint, 101);
@@ -430,10 +385,10 @@ static void test_drop_swallows_a_sent_message(void **state)
     assert_int_equal(send_text("three", 0), 0);
     assert_int_equal(inner.sent_count, 2);
     assert_memory_equal(inner.sent[1], "three", 5);
-    assert_int_equal(progress(), 1); /* its sender notices nothing */
-    assert_int_equal(core.reports[0].kind, REPORT_SEND);
-    assert_int_equal(core.reports[0].status, 0);
-    assert_int_equal(core.reports[0].token, 77);
+    assert_int_equal(end_turn(&core), 1); /* its sender notices nothing */
+    assert_int_equal(core.notes[0].kind, NOTE_SEND);
+    assert_int_equal(core.notes[0].status, 0);
+    assert_int_equal(core.notes[0].token, 77);
 }
 
 static void test_drop_swallows_a_received_message(void **state)
@@ -441,9 +396,9 @@ static void test_drop_swallows_a_received_message(void **state)
     (void)state;
     faults.drop_in = 1;
     inner.script = two_messages;
-    progress();
+    end_turn(&core);
     assert_int_equal(core.count, 1);
-    assert_string_equal(core.reports[0].data, "second");
+    assert_string_equal(core.notes[0].data, "second");
     assert_int_equal(inner.released_count, 1); /* the credit is not lost with it */
     assert_int_equal(inner.released[0], 101);
 }
@@ -452,7 +407,7 @@ static void test_disconnect_strikes_the_nth_post(void **state)
 {
     (void)state;
     struct ibx_chunk chunks[3];
-    core.abort_when_lost = true;
+    abort_when_lost = true;
     faults.disconnect_in = 2;
     for (int i = 0; i < 3; i++) {
         chunks[i] = chunk_of(IBX_RDMA_READ, NULL, 8);
@@ -463,26 +418,26 @@ static void test_disconnect_strikes_the_nth_post(void **state)
     assert_int_equal(inner.chunk_count, 1); /* nothing passes after the break */
     assert_int_equal(inner.sent_count, 0);
     assert_int_equal(conn.provider->arm(conn.endpoint), 1);
-    progress();
+    end_turn(&core);
     assert_true(inner.aborted);
     assert_int_equal(core.count, 5);
-    assert_int_equal(core.reports[0].kind, REPORT_LOST);
+    assert_int_equal(core.notes[0].kind, NOTE_LOST);
     for (int i = 1; i < 5; i++)
-        assert_int_equal(core.reports[i].status, -ECONNRESET);
+        assert_int_equal(core.notes[i].status, -ECONNRESET);
 }
 
 static void test_disconnect_strikes_a_message(void **state)
 {
     (void)state;
-    core.abort_when_lost = true;
+    abort_when_lost = true;
     faults.disconnect_in = 2;
     assert_int_equal(send_text("one", 0), 0);
     inner.script = two_messages;
-    progress(); /* the first one strikes: neither is delivered */
+    end_turn(&core); /* the first one strikes: neither is delivered */
     assert_int_equal(core.count, 0);
-    progress();
+    end_turn(&core);
     assert_int_equal(core.count, 1);
-    assert_int_equal(core.reports[0].kind, REPORT_LOST);
+    assert_int_equal(core.notes[0].kind, NOTE_LOST);
     assert_int_equal(inner.released_count, 2);
 }
 
@@ -494,14 +449,14 @@ static void test_abort_reports_what_was_held(void **state)
     faults.delay_polls = 100;
     assert_int_equal(post(&chunks[0]), 0);
     inner.script = complete_all;
-    assert_int_equal(progress(), 0);
+    assert_int_equal(end_turn(&core), 0);
     assert_int_equal(post(&chunks[1]), 0);
     conn.provider->abort(conn.endpoint);
     assert_int_equal(core.count, 2);
-    assert_ptr_equal(core.reports[0].chunk, &chunks[0]);
-    assert_int_equal(core.reports[0].status, 0);
-    assert_ptr_equal(core.reports[1].chunk, &chunks[1]);
-    assert_int_equal(core.reports[1].status, -ECONNRESET);
+    assert_ptr_equal(core.notes[0].chunk, &chunks[0]);
+    assert_int_equal(core.notes[0].status, 0);
+    assert_ptr_equal(core.notes[1].chunk, &chunks[1]);
+    assert_int_equal(core.notes[1].status, -ECONNRESET);
 }
 
 static void test_only_established_connections(void **state)
@@ -518,9 +473,9 @@ static void test_only_established_connections(void **state)
 static void test_progress_passes_movement_on(void **state)
 {
     (void)state;
-    assert_int_equal(progress(), 0);
+    assert_int_equal(end_turn(&core), 0);
     inner.moved = 1;
-    assert_int_equal(progress(), 1);
+    assert_int_equal(end_turn(&core), 1);
 }
 
 #define WITH_ENDPOINT(f) cmocka_unit_test_setup_teardown(f, setup, teardown)

@@ -3,13 +3,12 @@
  * The libfabric provider without the core: two ends in one process over
  * libfabric's tcp, outsiders on the same fabric, and a peer that lies.
  */
+#include "tests/scenes/provider_end.h"
 #include "transport/ofi/ofi.h"
 
 #include "common/clock.h"
 
 #include <errno.h>
-#include <poll.h>
-#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -19,134 +18,11 @@
 
 #include <cmocka.h>
 
-#define RECEIVED_MAX 64
-
-/* ----------------------------------------------------------- in place of the core */
-
-struct end {
-    struct ibx_link link;
-    void *endpoint;
-    enum ibx_role role;
-    struct ibx_options options;
-    int socket;
-    uint8_t secret;   /* both have the same, or else all they derive from it differs */
-    bool wrong_hello; /* only the proof itself does */
-    uint64_t deadline;
-    struct ibx_reader *answer;
-    int rc;
-    struct ibx_error err;
-
-    char received[RECEIVED_MAX][16]; /* messages, shortened */
-    uint64_t slots[RECEIVED_MAX];
-    unsigned received_count;
-    int lost;
-    char reason[256];
-};
-
-static struct end *end_of(const struct ibx_link *link)
-{
-    return link->owner;
-}
-
-const struct ibx_options *ibx_link_options(const struct ibx_link *link)
-{
-    return &end_of(link)->options;
-}
-
-enum ibx_role ibx_link_role(const struct ibx_link *link)
-{
-    return end_of(link)->role;
-}
-
-int ibx_link_socket(const struct ibx_link *link)
-{
-    return end_of(link)->socket;
-}
-
-void ibx_link_proof(const struct ibx_link *link, const char *label, uint8_t proof[IBX_PROOF_BYTES])
-{
-    bool hello = !strstr(label, "messages");
-    memset(proof, end_of(link)->secret ^ (hello && end_of(link)->wrong_hello), IBX_PROOF_BYTES);
-    for (size_t i = 0; label[i]; i++)
-        proof[i % IBX_PROOF_BYTES] ^= (uint8_t)label[i];
-}
-
-int ibx_link_wait(struct ibx_link *link, int fd, short events, uint64_t deadline_ns)
-{
-    (void)link;
-    struct pollfd wait = {.fd = fd, .events = events};
-    return poll(&wait, 1, ibx_ms_until(deadline_ns)) == 1 ? 0 : -ETIMEDOUT;
-}
-
-int ibx_link_watch(struct ibx_link *link, int fd)
-{
-    (void)link;
-    (void)fd;
-    return 0;
-}
-
-void ibx_link_unwatch(struct ibx_link *link, int fd)
-{
-    (void)link;
-    (void)fd;
-}
-
-static void up_chunk_done(struct ibx_link *link, struct ibx_chunk *chunk, int status)
-{
-    (void)link;
-    chunk->cookie[0] = 1;
-    chunk->cookie[1] = (uint64_t)(int64_t)status;
-}
-
-static void up_message(struct ibx_link *link, const void *data, size_t length, uint64_t slot)
-{
-    struct end *end = end_of(link);
-    assert_true(end->received_count < RECEIVED_MAX && length < sizeof(end->received[0]));
-    memcpy(end->received[end->received_count], data, length);
-    end->received[end->received_count][length] = '\0';
-    end->slots[end->received_count++] = slot;
-}
-
-static void up_send_done(struct ibx_link *link, uint64_t cookie, int status)
-{
-    (void)link;
-    (void)cookie;
-    (void)status;
-}
-
-static void up_lost(struct ibx_link *link, int status, const char *reason)
-{
-    struct end *end = end_of(link);
-    if (end->lost)
-        return;
-    end->lost = status;
-    snprintf(end->reason, sizeof(end->reason), "%s", reason);
-}
-
-static const struct ibx_upcalls upcalls = {up_chunk_done, up_message, up_send_done, up_lost};
-
-/* ------------------------------------------------------------------------ a pair */
-
 struct pair {
     struct end server, client;
     uint8_t offer[4096], answer[4096];
     struct ibx_writer offer_out, answer_out;
-    struct ibx_reader answer_in;
 };
-
-static void end_open(struct end *end, enum ibx_role role, int socket)
-{
-    end->role = role;
-    end->socket = socket;
-    end->secret = 0x5a;
-    end->link = (struct ibx_link){.up = &upcalls, .owner = end};
-    ibx_provider_ofi.open(&end->link, &end->endpoint, &end->err);
-}
-
-static struct ofi_endpoint *inside(struct end *end)
-{
-    return end->endpoint;
-}
 
 static struct pair *pair_open(const char *provider)
 {
@@ -156,9 +32,8 @@ static struct pair *pair_open(const char *provider)
     struct ibx_options options = {.slots = 16, .message = 4096, .timeout_ms = 5000};
     snprintf(options.provider, sizeof(options.provider), "ofi");
     snprintf(options.ofi_provider, sizeof(options.ofi_provider), "%s", provider);
-    pair->server.options = pair->client.options = options;
-    end_open(&pair->server, IBX_ROLE_SERVER, sockets[0]);
-    end_open(&pair->client, IBX_ROLE_CLIENT, sockets[1]);
+    end_open(&pair->server, &ibx_provider_ofi, IBX_ROLE_SERVER, sockets[0], &options);
+    end_open(&pair->client, &ibx_provider_ofi, IBX_ROLE_CLIENT, sockets[1], &options);
     pair->offer_out = ibx_writer_of(pair->offer, sizeof(pair->offer));
     pair->answer_out = ibx_writer_of(pair->answer, sizeof(pair->answer));
     return pair;
@@ -169,19 +44,9 @@ static void pair_close(struct pair *pair)
     struct end *ends[2] = {&pair->server, &pair->client};
     for (int i = 0; i < 2; i++) {
         ibx_provider_ofi.abort(ends[i]->endpoint);
-        ibx_provider_ofi.close(ends[i]->endpoint);
-        close(ends[i]->socket);
+        end_close(ends[i]);
     }
     free(pair);
-}
-
-static void offer(struct pair *pair)
-{
-    struct end *server = &pair->server;
-    int rc = ibx_provider_ofi.offer(server->endpoint, &pair->offer_out, &server->err);
-    if (rc)
-        fail_msg("offer: %s", server->err.message);
-    assert_false(pair->offer_out.failed);
 }
 
 static int join(struct pair *pair)
@@ -191,40 +56,17 @@ static int join(struct pair *pair)
     return ibx_provider_ofi.join(client->endpoint, &in, &pair->answer_out, &client->err);
 }
 
-static void *finish_one(void *argument)
-{
-    struct end *end = argument;
-    end->rc = ibx_provider_ofi.finish(end->endpoint, end->answer, end->deadline, &end->err);
-    return NULL;
-}
-
-static void finish(struct pair *pair, unsigned ms)
-{
-    pthread_t thread;
-    pair->answer_in = ibx_reader_of(pair->answer, pair->answer_out.length);
-    pair->server.answer = &pair->answer_in;
-    pair->server.deadline = pair->client.deadline = ibx_deadline_in_ms(ms);
-    assert_int_equal(pthread_create(&thread, NULL, finish_one, &pair->client), 0);
-    finish_one(&pair->server);
-    pthread_join(thread, NULL);
-}
-
 static struct pair *pair_connect(void)
 {
     struct pair *pair = pair_open("tcp");
-    offer(pair);
-    if (join(pair))
-        fail_msg("join: %s", pair->client.err.message);
-    finish(pair, 10000);
-    if (pair->server.rc || pair->client.rc)
-        fail_msg("finish: %s / %s", pair->server.err.message, pair->client.err.message);
+    ends_connect(&pair->server, &pair->client);
     return pair;
 }
 
 static void turn(struct pair *pair)
 {
-    ibx_provider_ofi.progress(pair->server.endpoint);
-    ibx_provider_ofi.progress(pair->client.endpoint);
+    end_turn(&pair->server);
+    end_turn(&pair->client);
 }
 
 #define AWAIT(pair, condition)                                                                     \
@@ -235,11 +77,21 @@ static void turn(struct pair *pair)
 
 static void send_text(struct pair *pair, struct end *from, const char *text)
 {
-    struct iovec iov = {(void *)(uintptr_t)text, strlen(text)};
     int rc;
-    AWAIT(pair,
-          (rc = ibx_provider_ofi.send(from->endpoint, &iov, 1, iov.iov_len, 0, 0)) != -EAGAIN);
+    AWAIT(pair, (rc = end_send(from, text, strlen(text), 0)) != -EAGAIN);
     assert_int_equal(rc, 0);
+}
+
+/* The server has received exactly these. */
+static void assert_received(const struct pair *pair, const char *const *texts, unsigned count)
+{
+    assert_int_equal(pair->server.count, count);
+    for (unsigned i = 0; i < count; i++) {
+        const struct note *note = &pair->server.notes[i];
+        assert_int_equal(note->kind, NOTE_MESSAGE);
+        assert_int_equal(note->length, strlen(texts[i]));
+        assert_memory_equal(note->data, texts[i], note->length);
+    }
 }
 
 /* ------------------------------------------------------------------- offers and answers */
@@ -398,18 +250,25 @@ static void test_refused_offers(void **state)
     pair_close(pair);
 }
 
+/* All that is derived from the session's key is wrong, or only the proof itself. */
 static void test_wrong_proofs(void **state)
 {
     (void)state;
     for (int i = 0; i < 2; i++) {
         struct pair *pair = pair_open("tcp");
-        offer(pair);
+        struct end *server = &pair->server;
+        struct finishing one, other;
+        assert_int_equal(ibx_provider_ofi.offer(server->endpoint, &pair->offer_out, &server->err),
+                         0);
         assert_int_equal(join(pair), 0);
-        pair->client.secret ^= (uint8_t)!i;
-        pair->client.wrong_hello = i;
-        finish(pair, 500);
-        assert_int_equal(pair->server.rc, -ETIMEDOUT);
-        assert_int_equal(pair->client.rc, -ETIMEDOUT);
+        pair->client.wrong_proofs = true;
+        pair->client.right_proofs = i ? "messages" : NULL;
+        struct ibx_reader answer = ibx_reader_of(pair->answer, pair->answer_out.length);
+        uint64_t deadline = ibx_deadline_in_ms(500);
+        finish_start(&one, server, &answer, deadline);
+        finish_start(&other, &pair->client, NULL, deadline);
+        assert_int_equal(finish_join(&one), -ETIMEDOUT);
+        assert_int_equal(finish_join(&other), -ETIMEDOUT);
         assert_non_null(strstr(pair->server.err.message, "no proof"));
         pair_close(pair);
     }
@@ -429,7 +288,7 @@ struct outsider {
 
 static struct outsider outsider_open(struct end *victim)
 {
-    struct ofi_endpoint *e = inside(victim);
+    struct ofi_endpoint *e = victim->ofi;
     struct outsider s = {.info = fi_dupinfo(e->choice.info)};
     struct fi_av_attr av = {.type = s.info->domain_attr->av_type, .count = 1};
     struct fi_cq_attr cq = {.format = FI_CQ_FORMAT_MSG, .wait_obj = FI_WAIT_NONE};
@@ -482,18 +341,14 @@ static void test_unauthenticated_senders(void **state)
         bytes[18] = kinds[i % 4];
         outsider_send(&outsider, pair, bytes, 5);
         outsider_send(&outsider, pair, bytes, OFI_HEADER_BYTES + 32);
-        outsider_send(&outsider, pair, bytes, inside(&pair->server)->buffer_bytes + 64);
+        outsider_send(&outsider, pair, bytes, pair->server.ofi->buffer_bytes + 64);
     }
     send_text(pair, &pair->client, "two");
-    AWAIT(pair, pair->server.received_count >= 2);
+    AWAIT(pair, pair->server.count >= 2);
     outsider_close(&outsider);
     send_text(pair, &pair->client, "three");
-    AWAIT(pair, pair->server.received_count >= 3);
-    assert_int_equal(pair->server.received_count, 3);
-    assert_string_equal(pair->server.received[0], "one");
-    assert_string_equal(pair->server.received[1], "two");
-    assert_string_equal(pair->server.received[2], "three");
-    assert_int_equal(pair->server.lost, 0);
+    AWAIT(pair, pair->server.count >= 3);
+    assert_received(pair, (const char *const[]){"one", "two", "three"}, 3);
     pair_close(pair);
 }
 
@@ -503,27 +358,26 @@ static void test_order_is_restored(void **state)
 {
     (void)state;
     struct pair *pair = pair_connect();
-    struct ofi_endpoint *client = inside(&pair->client);
+    struct ofi_endpoint *client = pair->client.ofi;
     static const uint32_t sent[] = {2, 1, 3, 0};
     static const char *const texts[] = {"a", "b", "c", "d"};
     for (unsigned i = 0; i < 4; i++) {
         client->next_send = sent[i];
         send_text(pair, &pair->client, texts[sent[i]]);
     }
-    AWAIT(pair, pair->server.received_count == 4);
-    for (unsigned i = 0; i < 4; i++)
-        assert_string_equal(pair->server.received[i], texts[i]);
-    assert_int_equal(pair->server.lost, 0);
+    AWAIT(pair, pair->server.count == 4);
+    assert_received(pair, texts, 4);
     pair_close(pair);
 }
 
 /* What breaks the protocol ends the connection, with a sentence. */
 static void expect_lost(struct pair *pair, const char *sentence)
 {
-    AWAIT(pair, pair->server.lost);
-    assert_int_equal(pair->server.lost, -EPROTO);
-    if (!strstr(pair->server.reason, sentence))
-        fail_msg("\"%s\" instead of \"%s\"", pair->server.reason, sentence);
+    AWAIT(pair, end_lost(&pair->server));
+    const struct note *lost = end_lost(&pair->server);
+    assert_int_equal(lost->status, -EPROTO);
+    if (!strstr(lost->reason, sentence))
+        fail_msg("\"%s\" instead of \"%s\"", lost->reason, sentence);
     pair_close(pair);
 }
 
@@ -531,14 +385,14 @@ static void test_a_sequence_out_of_the_window(void **state)
 {
     (void)state;
     struct pair *pair = pair_connect();
-    inside(&pair->client)->next_send = 16;
+    pair->client.ofi->next_send = 16;
     send_text(pair, &pair->client, "far");
     expect_lost(pair, "message 16");
 
     pair = pair_connect();
     send_text(pair, &pair->client, "first");
-    AWAIT(pair, pair->server.received_count == 1);
-    inside(&pair->client)->next_send = 0;
+    AWAIT(pair, pair->server.count == 1);
+    pair->client.ofi->next_send = 0;
     send_text(pair, &pair->client, "again");
     expect_lost(pair, "message 0");
 }
@@ -547,8 +401,8 @@ static void test_credits_out_of_nothing(void **state)
 {
     (void)state;
     struct pair *pair = pair_connect();
-    inside(&pair->client)->returned = 1;
-    inside(&pair->client)->missing = 1;
+    pair->client.ofi->returned = 1;
+    pair->client.ofi->missing = 1;
     send_text(pair, &pair->client, "here you are");
     expect_lost(pair, "returned 1 credits");
 }
@@ -557,9 +411,9 @@ static void test_fences_without_end(void **state)
 {
     (void)state;
     struct pair *pair = pair_connect();
-    struct ofi_endpoint *client = inside(&pair->client);
+    struct ofi_endpoint *client = pair->client.ofi;
     /* An answer waits for old chunks; with one in flight for ever the second FENCE is too many. */
-    inside(&pair->server)->chunks_in_flight++;
+    pair->server.ofi->chunks_in_flight++;
     assert_int_equal(ibx_ofi_msg_control(client, OFI_FENCE, 1), 0);
     assert_int_equal(ibx_ofi_msg_control(client, OFI_FENCE, 2), 0);
     expect_lost(pair, "FENCE");
@@ -570,37 +424,35 @@ static void test_keys(void **state)
     (void)state;
     struct pair *pair = pair_connect();
     static char memory[2][4096];
-    struct ibx_mr mr[2];
-    for (int i = 0; i < 2; i++) {
-        mr[i] = (struct ibx_mr){.span = ibx_span_host(memory[i], sizeof(memory[i])),
-                                .access = IBX_ACCESS_REMOTE_READ};
-        assert_int_equal(ibx_provider_ofi.mr_register(pair->server.endpoint, &mr[i], NULL), 0);
-    }
+    struct ibx_mr *mr[2];
+    for (int i = 0; i < 2; i++)
+        mr[i] = end_register(&pair->server, memory[i], sizeof(memory[i]), IBX_ACCESS_REMOTE_READ);
     /* Chosen by chance: neither small nor one after the other. */
-    uint64_t a = mr[0].keys[0], b = mr[1].keys[0];
+    uint64_t a = mr[0]->keys[0], b = mr[1]->keys[0];
     assert_true(a > UINT32_MAX && b > UINT32_MAX && a - b > 1000 && b - a > 1000);
 
-    struct ibx_mr local = {.span = ibx_span_host(memory[1], sizeof(memory[1]))};
-    assert_int_equal(ibx_provider_ofi.mr_register(pair->client.endpoint, &local, NULL), 0);
+    struct ibx_mr *local =
+        end_register(&pair->client, memory[1], sizeof(memory[1]), IBX_ACCESS_LOCAL);
     struct ibx_chunk chunk = {
         .kind = IBX_RDMA_READ,
         .lane = 1,
         .local = memory[1] + 100,
-        .mr = &local,
+        .mr = local,
         .remote_address = (uintptr_t)memory[0] + 1000,
-        .remote_keys = mr[0].keys,
+        .remote_keys = mr[0]->keys,
         .length = 5,
     };
     memcpy(memory[0] + 1000, "there", 5);
     assert_int_equal(ibx_provider_ofi.rdma(pair->client.endpoint, &chunk), 0);
-    AWAIT(pair, chunk.cookie[0]);
-    assert_int_equal((int)chunk.cookie[1], 0);
+    AWAIT(pair, pair->client.count);
+    assert_ptr_equal(pair->client.notes[0].chunk, &chunk);
+    assert_int_equal(pair->client.notes[0].status, 0);
     assert_memory_equal(memory[1] + 100, "there", 5);
 
-    ibx_provider_ofi.mr_deregister(pair->client.endpoint, &local);
+    end_deregister(&pair->client, local);
     ibx_provider_ofi.abort(pair->server.endpoint);
     for (int i = 0; i < 2; i++)
-        ibx_provider_ofi.mr_deregister(pair->server.endpoint, &mr[i]);
+        end_deregister(&pair->server, mr[i]);
     pair_close(pair);
 }
 

@@ -4,13 +4,32 @@
 
 #include <stdio.h>
 
+static struct registrar r;
+static struct ibx_regcache *cache;
+
+static int set_up(void **state)
+{
+    (void)state;
+    r = (struct registrar){0};
+    cache = make(&r);
+    return 0;
+}
+
+/* Whatever was registered is not any more. */
+static int tear_down(void **state)
+{
+    (void)state;
+    ibx_regcache_destroy(cache);
+    assert_int_equal(r.left, r.entered);
+    assert_int_equal(r.bytes, 0);
+    return 0;
+}
+
 /* ------------------------------------------------------------------------ hits */
 
 static void test_hits(void **state)
 {
     (void)state;
-    struct registrar r = {0};
-    struct ibx_regcache *cache = make(&r);
     char *memory = map(8);
     struct ibx_mr *first = get(cache, memory + PAGE + 100, 2 * PAGE, LOCAL);
     assert_ptr_equal(first->span.address, memory + PAGE);
@@ -26,17 +45,12 @@ static void test_hits(void **state)
     assert_int_equal(stats(cache).hits, 2);
     assert_int_equal(stats(cache).misses, 3);
     assert_int_equal(stats(cache).uncached, 0);
-    ibx_regcache_destroy(cache);
-    assert_int_equal(r.left, r.entered);
-    assert_int_equal(r.bytes, 0);
     munmap(memory, 8 * PAGE);
 }
 
 static void test_access(void **state)
 {
     (void)state;
-    struct registrar r = {0};
-    struct ibx_regcache *cache = make(&r);
     char *memory = map(2);
     struct ibx_mr *mr = get(cache, memory, PAGE, READ | WRITE);
     ibx_regcache_put(cache, mr);
@@ -48,7 +62,6 @@ static void test_access(void **state)
     assert_int_equal(mr->access, WRITE); /* no more than was asked for */
     ibx_regcache_put(cache, mr);
     ASSERT_HIT(r, ibx_regcache_put(cache, get(cache, other, PAGE, READ)));
-    ibx_regcache_destroy(cache);
     munmap(memory, 2 * PAGE);
 }
 
@@ -56,8 +69,6 @@ static void test_access(void **state)
 static void test_growth_replaces(void **state)
 {
     (void)state;
-    struct registrar r = {0};
-    struct ibx_regcache *cache = make(&r);
     char *memory = map(16);
     get_and_put(cache, memory, 4 * PAGE);
     struct ibx_mr *held = get(cache, memory + 8 * PAGE, PAGE, LOCAL);
@@ -72,22 +83,18 @@ static void test_growth_replaces(void **state)
     munmap(memory, 16 * PAGE);
     get_and_put(cache, memory = map(1), 1);
     assert_int_equal(stats(cache).stale, 1);
-    ibx_regcache_destroy(cache);
     munmap(memory, PAGE);
 }
 
 static void test_bad_ranges(void **state)
 {
     (void)state;
-    struct registrar r = {0};
-    struct ibx_regcache *cache = make(&r);
     struct ibx_mr *mr;
     struct ibx_error err = {0};
     assert_int_equal(ibx_regcache_get(cache, cache, 0, LOCAL, &mr, &err), -EINVAL);
     assert_int_equal(ibx_regcache_get(cache, cache, SIZE_MAX, LOCAL, &mr, &err), -EINVAL);
     assert_int_equal(ibx_regcache_get(cache, (char *)UINTPTR_MAX - 99, 50, LOCAL, &mr, &err),
                      -EINVAL);
-    ibx_regcache_destroy(cache);
     assert_int_equal(create(&r, 0, &cache, &err), -EINVAL);
     assert_int_equal(create(&r, 4097, &cache, &err), -EINVAL);
     assert_non_null(strstr(err.message, "4097"));
@@ -99,8 +106,6 @@ static void test_bad_ranges(void **state)
 /* Registers new memory, has `change` put other memory in its place, and checks what is found. */
 static void check_death(void (*change)(char *memory, size_t length))
 {
-    struct registrar r = {0};
-    struct ibx_regcache *cache = make(&r);
     const size_t length = 4 * PAGE;
     char *memory = map(4);
     *(uint64_t *)memory = 0xdead;
@@ -115,7 +120,8 @@ static void check_death(void (*change)(char *memory, size_t length))
     assert_int_equal(r.left, 1); /* the owner has cleared up */
     ibx_regcache_put(cache, mr);
     ASSERT_HIT(r, get_and_put(cache, memory, length));
-    ibx_regcache_destroy(cache);
+    tear_down(NULL);
+    set_up(NULL);
     munmap(memory, length);
 }
 
@@ -198,8 +204,6 @@ static void test_deaths(void **state)
 static void test_death_in_use(void **state)
 {
     (void)state;
-    struct registrar r = {0};
-    struct ibx_regcache *cache = make(&r);
     char *memory = map(1);
     *(uint64_t *)memory = 1;
     struct ibx_mr *old = get(cache, memory, PAGE, LOCAL);
@@ -214,7 +218,6 @@ static void test_death_in_use(void **state)
     assert_int_equal(r.left, 1);
     ibx_regcache_put(cache, new);
     ASSERT_HIT(r, get_and_put(cache, memory, PAGE));
-    ibx_regcache_destroy(cache);
     munmap(memory, PAGE);
 }
 
@@ -222,23 +225,18 @@ static void test_death_in_use(void **state)
 static void test_neighbours_live(void **state)
 {
     (void)state;
-    struct registrar r = {0};
-    struct ibx_regcache *cache = make(&r);
     char *memory = map(6);
     get_and_put(cache, memory + 2 * PAGE, 2 * PAGE);
     munmap(memory, 2 * PAGE);
     madvise(memory + 4 * PAGE, PAGE, MADV_DONTNEED);
     munmap(memory + 5 * PAGE, PAGE);
     ASSERT_HIT(r, get_and_put(cache, memory + 2 * PAGE, 2 * PAGE));
-    ibx_regcache_destroy(cache);
     munmap(memory + 2 * PAGE, 3 * PAGE);
 }
 
 static void test_realloc_of_a_buffer(void **state)
 {
     (void)state;
-    struct registrar r = {0};
-    struct ibx_regcache *cache = make(&r);
     uint64_t *buffer = NULL;
     for (size_t round = 1; round <= 400; round++) {
         /* Up and down, past where malloc changes from the heap to mappings. */
@@ -254,8 +252,6 @@ static void test_realloc_of_a_buffer(void **state)
         ASSERT_HIT(r, get_and_put(cache, buffer, size));
     }
     free(buffer);
-    ibx_regcache_destroy(cache);
-    assert_int_equal(r.left, r.entered);
 }
 
 /* ---------------------------------------------------------------------- bounds */
@@ -263,8 +259,6 @@ static void test_realloc_of_a_buffer(void **state)
 static void test_eviction_by_entries(void **state)
 {
     (void)state;
-    struct registrar r = {0};
-    struct ibx_regcache *cache = make(&r);
     char *memory = map(2 * ENTRIES);
     struct ibx_mr *held = get(cache, memory, 1, LOCAL);
     for (unsigned i = 1; i < ENTRIES; i++)
@@ -279,15 +273,12 @@ static void test_eviction_by_entries(void **state)
     ASSERT_MISS(r, get_and_put(cache, memory + 2 * PAGE, 1));
     assert_int_equal(stats(cache).entries, ENTRIES);
     ibx_regcache_put(cache, held);
-    ibx_regcache_destroy(cache);
     munmap(memory, 2 * ENTRIES * PAGE);
 }
 
 static void test_eviction_by_bytes(void **state)
 {
     (void)state;
-    struct registrar r = {0};
-    struct ibx_regcache *cache = make(&r);
     char *memory = map(128);
     struct ibx_mr *held = get(cache, memory, 40 * PAGE, LOCAL);
     get_and_put(cache, memory + 40 * PAGE, 10 * PAGE);
@@ -306,8 +297,6 @@ static void test_eviction_by_bytes(void **state)
     ASSERT_MISS(r, get_and_put(cache, memory, 65 * PAGE));
     ASSERT_HIT(r, get_and_put(cache, memory + 60 * PAGE, 24 * PAGE));
     ibx_regcache_put(cache, held);
-    ibx_regcache_destroy(cache);
-    assert_int_equal(r.bytes, 0);
     munmap(memory, 128 * PAGE);
 }
 
@@ -330,7 +319,7 @@ static bool one_piece(const char *memory, size_t length)
 static void test_evicted_is_unwatched(void **state)
 {
     (void)state;
-    struct registrar r = {0}, s = {0};
+    struct registrar s = {0};
     struct ibx_regcache *one = make(&r), *two = make(&s), *three = make(&s);
     char *memory = map(4), *other = map(1);
     get_and_put(three, other, PAGE);
@@ -387,8 +376,7 @@ static void test_file_memory(void **state)
 static void test_registrar_fails(void **state)
 {
     (void)state;
-    struct registrar r = {.answer = -EFAULT};
-    struct ibx_regcache *cache = make(&r);
+    r.answer = -EFAULT;
     char *memory = map(1);
     struct ibx_mr *mr = NULL;
     struct ibx_error err = {0};
@@ -400,7 +388,6 @@ static void test_registrar_fails(void **state)
     r.answer = 0;
     get_and_put(cache, memory, 1);
     ASSERT_HIT(r, get_and_put(cache, memory, 1));
-    ibx_regcache_destroy(cache);
     munmap(memory, PAGE);
 }
 
@@ -408,8 +395,7 @@ static void test_registrar_fails(void **state)
 static void test_no_memory_evicts(void **state)
 {
     (void)state;
-    struct registrar r = {.limit = 4 * PAGE};
-    struct ibx_regcache *cache = make(&r);
+    r.limit = 4 * PAGE;
     char *memory = map(8);
     struct ibx_mr *held = get(cache, memory, PAGE, LOCAL), *mr = NULL;
     get_and_put(cache, memory + PAGE, 2 * PAGE);
@@ -419,29 +405,28 @@ static void test_no_memory_evicts(void **state)
                      -ENOMEM);
     assert_string_equal(err.message, "too much");
     ibx_regcache_put(cache, held);
-    ibx_regcache_destroy(cache);
-    assert_int_equal(r.bytes, 0);
     munmap(memory, 8 * PAGE);
 }
 
 int main(void)
 {
+#define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_hits),
-        cmocka_unit_test(test_access),
-        cmocka_unit_test(test_growth_replaces),
-        cmocka_unit_test(test_bad_ranges),
-        cmocka_unit_test(test_deaths),
-        cmocka_unit_test(test_death_in_use),
-        cmocka_unit_test(test_neighbours_live),
-        cmocka_unit_test(test_realloc_of_a_buffer),
-        cmocka_unit_test(test_eviction_by_entries),
-        cmocka_unit_test(test_eviction_by_bytes),
-        cmocka_unit_test(test_evicted_is_unwatched),
-        cmocka_unit_test(test_shared_memory),
-        cmocka_unit_test(test_file_memory),
-        cmocka_unit_test(test_registrar_fails),
-        cmocka_unit_test(test_no_memory_evicts),
+        TEST(test_hits),
+        TEST(test_access),
+        TEST(test_growth_replaces),
+        TEST(test_bad_ranges),
+        TEST(test_deaths),
+        TEST(test_death_in_use),
+        TEST(test_neighbours_live),
+        TEST(test_realloc_of_a_buffer),
+        TEST(test_eviction_by_entries),
+        TEST(test_eviction_by_bytes),
+        TEST(test_evicted_is_unwatched),
+        TEST(test_shared_memory),
+        TEST(test_file_memory),
+        TEST(test_registrar_fails),
+        TEST(test_no_memory_evicts),
     };
     if (!watch_works()) {
         print_message("SKIPPED: userfaultfd is not available here\n");

@@ -107,7 +107,7 @@ static void test_unmapped_by_another(void **state)
 }
 
 /* A handler that unmaps waits for the reader; were it to run while its thread holds the lock that
- * the reader wants, both would wait for ever. */
+ * the reader wants, both would wait forever. */
 static char *handler_memory;
 static volatile sig_atomic_t handled;
 
@@ -184,7 +184,7 @@ static void test_threads(void **state)
 
 /* ------------------------------------------------------------------------ fork */
 
-/* Sanitizers lose their bearings in the children of processes with threads. */
+/* Sanitizers do not work in the children of processes with threads. */
 static void need_fork(bool threads_allocate)
 {
 #if defined(__SANITIZE_THREAD__)

@@ -27,6 +27,7 @@
 #define PATIENCE_MS 30000u
 #define BYTES       (3u << 20)
 #define INSIDE      "/mnt/ibx" /* where the client sees the folder */
+#define SOCKET      "rdma://" INSIDE "/sock"
 #define OWN_NETWORK CLONE_NEWNET
 
 enum { ENDED_WELL, ENDED_BADLY, NO_NAMESPACES };
@@ -217,45 +218,38 @@ static void serve(struct ibx_listener *listener, const struct client *client)
 
 /* --------------------------------------------------------------------- tests */
 
-static void test_a_shared_folder(void **state)
-{
-    (void)state;
-    char uri[128];
-    snprintf(uri, sizeof(uri), "rdma://%s/door", folder);
-    struct client client = {OWN_NETWORK, "rdma://" INSIDE "/door", INSIDE, NULL};
-    serve(listen_at(uri, folder), &client);
-}
+#define ELSEWHERE                                                                                  \
+    "another network namespace: give both containers one directory and name it with shm_dir"
+#define NOT_HERE                                                                                   \
+    "the server's shm_dir has to be mounted here too, and shm_dir on this side has to name it"
 
-/* One network namespace: neither a folder nor an option is needed. */
-static void test_a_shared_network(void **state)
-{
-    (void)state;
-    struct ibx_listener *listener = listen_at("rdma://127.0.0.1:0", "");
-    struct client client = {0, ibx_listener_uri(listener), "", NULL};
-    serve(listener, &client);
-}
+/* Servers listen at a socket in the folder, or at 127.0.0.1, and may have the folder as shm_dir. */
+static const struct scene {
+    const char *name;
+    bool by_socket, with_folder;
+    struct client client; /* no uri: the listener's */
+} scenes[] = {
+    {"a shared folder", true, true, {OWN_NETWORK, SOCKET, INSIDE, NULL}},
+    /* Neither a folder nor an option is needed. */
+    {"a shared network namespace", false, false, {0, NULL, "", NULL}},
+    {"a shared socket alone", true, false, {OWN_NETWORK, SOCKET, "", ELSEWHERE}},
+    /* The server says where its folder is there; here it is elsewhere. */
+    {"a folder of another name", true, true, {OWN_NETWORK, SOCKET, "", NOT_HERE}},
+};
 
-static void test_a_shared_door_alone(void **state)
+static void test_containers(void **state)
 {
     (void)state;
-    char uri[128];
-    snprintf(uri, sizeof(uri), "rdma://%s/door", folder);
-    struct client client = {OWN_NETWORK, "rdma://" INSIDE "/door", "",
-                            "another network namespace: give both containers one directory and "
-                            "name it with shm_dir"};
-    serve(listen_at(uri, ""), &client);
-}
-
-/* The server says where its folder is there; here it is elsewhere. */
-static void test_a_folder_of_another_name(void **state)
-{
-    (void)state;
-    char uri[128];
-    snprintf(uri, sizeof(uri), "rdma://%s/door", folder);
-    struct client client = {OWN_NETWORK, "rdma://" INSIDE "/door", "",
-                            "the server's shm_dir has to be mounted here too, and shm_dir on this "
-                            "side has to name it"};
-    serve(listen_at(uri, folder), &client);
+    for (size_t i = 0; i < sizeof(scenes) / sizeof(scenes[0]); i++) {
+        struct client client = scenes[i].client;
+        char uri[128] = "rdma://127.0.0.1:0";
+        print_message("%s\n", scenes[i].name);
+        if (scenes[i].by_socket)
+            snprintf(uri, sizeof(uri), "rdma://%s/sock", folder);
+        struct ibx_listener *listener = listen_at(uri, scenes[i].with_folder ? folder : "");
+        client.uri = client.uri ? client.uri : ibx_listener_uri(listener);
+        serve(listener, &client);
+    }
 }
 
 static int set_up(void **state)
@@ -274,10 +268,7 @@ static int tear_down(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_a_shared_folder, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_a_shared_network, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_a_shared_door_alone, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_a_folder_of_another_name, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_containers, set_up, tear_down),
     };
     bool can = !set_up(NULL) && permitted();
     if (tear_down(NULL) || !can) {

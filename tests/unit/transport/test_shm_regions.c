@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Regions of the shm provider between two honest ends: how they end, and those that both map. */
+/* Regions of the shm provider between two honest ends: how they end, those that both map, and
+ * memory of the process. */
 #include "tests/scenes/shm_pair.h"
 
 #include "common/clock.h"
@@ -10,9 +11,9 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
-#define BOTH   (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE)
 #define LENGTH (1000003u)
 
 static struct end *const server = &both.server, *const client = &both.client;
@@ -28,7 +29,7 @@ struct dropping {
 static void *drop_run(void *arg)
 {
     struct dropping *d = arg;
-    region_drop(client, d->mr);
+    end_deregister(client, d->mr);
     atomic_store(&d->done, true);
     return NULL;
 }
@@ -36,7 +37,7 @@ static void *drop_run(void *arg)
 /* Starts the deregistration of a region that the server pretends to be copying. */
 static uint32_t drop_in_use(struct dropping *d, void *memory)
 {
-    d->mr = region(client, memory, 64, BOTH);
+    d->mr = end_register(client, memory, 64, READ_WRITE);
     uint32_t index = d->mr->keys[0] & 0xffff;
     atomic_store(&server->shm->mine.control->copying, index + 1);
     assert_int_equal(pthread_create(&d->thread, NULL, drop_run, d), 0);
@@ -56,7 +57,7 @@ static void test_deregistration_waits_for_a_copy(void **state)
     atomic_store(&server->shm->mine.control->copying, 0);
     pthread_join(d.thread, NULL);
     assert_true(atomic_load(&d.done));
-    progress(client);
+    end_turn(client);
     assert_int_equal(client->count, 0);
 }
 
@@ -68,7 +69,7 @@ static void test_deregistration_does_not_wait_for_the_dead(void **state)
     drop_in_use(&d, memory);
     shutdown(server->shm->control, SHUT_RDWR);
     pthread_join(d.thread, NULL); /* the test's own time limit is the deadline */
-    progress(client);
+    end_turn(client);
     assert_int_equal(client->count, 0);
 }
 
@@ -80,7 +81,7 @@ static void test_deregistration_does_not_wait_forever(void **state)
     client->options.timeout_ms = 1;
     drop_in_use(&d, memory);
     pthread_join(d.thread, NULL);
-    progress(client);
+    end_turn(client);
     assert_lost(client, -ETIMEDOUT);
 }
 
@@ -90,30 +91,23 @@ static void test_many_regions(void **state)
     static struct ibx_mr *mrs[IBX_SHM_REGIONS];
     uint8_t memory[64];
     for (unsigned i = 0; i < IBX_SHM_REGIONS; i++)
-        mrs[i] = region(client, memory, sizeof(memory), IBX_ACCESS_REMOTE_READ);
+        mrs[i] = end_register(client, memory, sizeof(memory), IBX_ACCESS_REMOTE_READ);
     struct ibx_mr more = {.span = ibx_span_host(memory, 1), .access = IBX_ACCESS_REMOTE_READ};
     assert_int_equal(ibx_provider_shm.mr_register(client->shm, &more, &client->err), -ENOMEM);
     assert_non_null(strstr(client->err.message, "16384"));
     /* Memory that the peer never names needs no place. */
-    region_drop(client, region(client, memory, sizeof(memory), IBX_ACCESS_LOCAL));
+    end_deregister(client, end_register(client, memory, sizeof(memory), IBX_ACCESS_LOCAL));
     for (unsigned i = 0; i < IBX_SHM_REGIONS; i++)
-        region_drop(client, mrs[i]);
-    region_drop(client, region(client, memory, sizeof(memory), IBX_ACCESS_REMOTE_READ));
+        end_deregister(client, mrs[i]);
+    end_deregister(client, end_register(client, memory, sizeof(memory), IBX_ACCESS_REMOTE_READ));
 }
 
 /* ---------------------------------------------------------------------- arenas */
 
-static const uint8_t *pointer(struct end *end, const struct ibx_mr *mr, size_t length)
-{
-    struct ibx_remote remote = {.address = (uintptr_t)mr->span.address, .length = length};
-    remote.keys[0] = mr->keys[0];
-    return ibx_provider_shm.remote_pointer(end->shm, &remote);
-}
-
-static void test_remote_pointer(void **state)
+static void test_mapped_regions(void **state)
 {
     (void)state;
-    struct ibx_mr *mr = region(client, NULL, LENGTH, IBX_ACCESS_REMOTE_READ);
+    struct ibx_mr *mr = end_register(client, NULL, LENGTH, IBX_ACCESS_REMOTE_READ);
     assert_int_equal((uintptr_t)mr->span.address % 4096, 0);
     const uint8_t *there = pointer(server, mr, LENGTH);
     assert_non_null(there);
@@ -129,22 +123,13 @@ static void test_remote_pointer(void **state)
 
     assert_null(pointer(server, mr, LENGTH + 4096));
     struct ibx_mr old = *mr;
-    region_drop(client, mr);
+    end_deregister(client, mr);
     assert_null(pointer(server, &old, 1));
     /* Memory of the heap has none. */
     uint8_t memory[64];
-    mr = region(client, memory, sizeof(memory), IBX_ACCESS_REMOTE_READ);
+    mr = end_register(client, memory, sizeof(memory), IBX_ACCESS_REMOTE_READ);
     assert_null(pointer(server, mr, 1));
-    region_drop(client, mr);
-}
-
-static int hold(const struct ibx_mr *mr, size_t at, size_t length, unsigned access,
-                struct ibx_reach *reach)
-{
-    struct ibx_remote remote = {.address = (uintptr_t)mr->span.address + at, .length = length};
-    remote.keys[0] = mr->keys[0];
-    *reach = (struct ibx_reach){0};
-    return ibx_provider_shm.remote_hold(server->shm, &remote, access, reach);
+    end_deregister(client, mr);
 }
 
 /* The whole allocation under one id, which the next one at the same place does not have; a part of
@@ -153,9 +138,9 @@ static void test_reach(void **state)
 {
     (void)state;
     struct ibx_reach whole, part, next;
-    struct ibx_mr *first = region(client, NULL, 8192, BOTH);
-    struct ibx_mr *mr = region(client, NULL, 300000, BOTH);
-    assert_int_equal(hold(mr, 0, 300000, IBX_ACCESS_REMOTE_WRITE, &whole), 0);
+    struct ibx_mr *first = end_register(client, NULL, 8192, READ_WRITE);
+    struct ibx_mr *mr = end_register(client, NULL, 300000, READ_WRITE);
+    assert_int_equal(hold(server, mr, 0, 300000, IBX_ACCESS_REMOTE_WRITE, &whole), 0);
     ibx_provider_shm.remote_release(server->shm);
     assert_true(whole.address == whole.base && whole.length >= 300000 && whole.id);
     assert_true(whole.writable && !whole.copies);
@@ -163,38 +148,38 @@ static void test_reach(void **state)
     check(whole.base, 300000, 0);
 
     uint8_t *inner = (uint8_t *)mr->span.address + 5000;
-    struct ibx_mr *sub = region(client, inner, 1000, BOTH);
-    assert_int_equal(hold(sub, 100, 900, IBX_ACCESS_REMOTE_READ, &part), 0);
+    struct ibx_mr *sub = end_register(client, inner, 1000, READ_WRITE);
+    assert_int_equal(hold(server, sub, 100, 900, IBX_ACCESS_REMOTE_READ, &part), 0);
     ibx_provider_shm.remote_release(server->shm);
     assert_true(part.base == whole.base && part.id == whole.id && part.length == whole.length);
     assert_ptr_equal(part.address, (uint8_t *)whole.base + 5100);
-    assert_int_equal(hold(sub, 100, 901, IBX_ACCESS_REMOTE_READ, &part), -ERANGE);
+    assert_int_equal(hold(server, sub, 100, 901, IBX_ACCESS_REMOTE_READ, &part), -ERANGE);
     const struct ibx_mr old = *sub;
-    region_drop(client, sub);
-    assert_int_equal(hold(&old, 0, 1, IBX_ACCESS_REMOTE_READ, &part), -EACCES);
+    end_deregister(client, sub);
+    assert_int_equal(hold(server, &old, 0, 1, IBX_ACCESS_REMOTE_READ, &part), -EACCES);
     /* One that reaches beyond the allocation lies nowhere in particular. */
-    sub = region(client, (uint8_t *)mr->span.address + 299000, 10000, IBX_ACCESS_REMOTE_READ);
+    sub = end_register(client, (uint8_t *)mr->span.address + 299000, 10000, IBX_ACCESS_REMOTE_READ);
     part = (struct ibx_reach){0};
-    if (!hold(sub, 0, 1, IBX_ACCESS_REMOTE_READ, &part))
+    if (!hold(server, sub, 0, 1, IBX_ACCESS_REMOTE_READ, &part))
         ibx_provider_shm.remote_release(server->shm);
     assert_null(part.address);
-    region_drop(client, sub);
+    end_deregister(client, sub);
 
-    region_drop(client, mr);
-    mr = region(client, NULL, 300000, BOTH);
-    assert_int_equal(hold(mr, 0, 1, IBX_ACCESS_REMOTE_READ, &next), 0);
+    end_deregister(client, mr);
+    mr = end_register(client, NULL, 300000, READ_WRITE);
+    assert_int_equal(hold(server, mr, 0, 1, IBX_ACCESS_REMOTE_READ, &next), 0);
     ibx_provider_shm.remote_release(server->shm);
     assert_true(next.base == whole.base && next.id != whole.id);
-    region_drop(client, mr);
-    region_drop(client, first);
+    end_deregister(client, mr);
+    end_deregister(client, first);
 
     /* What is only read is not writable, and a WRITE has no business there. */
-    mr = region(client, NULL, 4096, IBX_ACCESS_REMOTE_READ);
-    assert_int_equal(hold(mr, 0, 1, IBX_ACCESS_REMOTE_READ, &next), 0);
+    mr = end_register(client, NULL, 4096, IBX_ACCESS_REMOTE_READ);
+    assert_int_equal(hold(server, mr, 0, 1, IBX_ACCESS_REMOTE_READ, &next), 0);
     ibx_provider_shm.remote_release(server->shm);
     assert_false(next.writable);
-    assert_int_equal(hold(mr, 0, 1, IBX_ACCESS_REMOTE_WRITE, &next), -EACCES);
-    region_drop(client, mr);
+    assert_int_equal(hold(server, mr, 0, 1, IBX_ACCESS_REMOTE_WRITE, &next), -EACCES);
+    end_deregister(client, mr);
 }
 
 /* Memory of the heap: not mapped, but copied by the kernel, from any thread. */
@@ -204,8 +189,8 @@ static void test_reach_of_the_heap(void **state)
     struct ibx_reach reach;
     uint8_t memory[5000], got[5000];
     fill(memory, sizeof(memory));
-    struct ibx_mr *mr = region(client, memory, sizeof(memory), BOTH);
-    int rc = hold(mr, 0, sizeof(memory), IBX_ACCESS_REMOTE_READ, &reach);
+    struct ibx_mr *mr = end_register(client, memory, sizeof(memory), READ_WRITE);
+    int rc = hold(server, mr, 0, sizeof(memory), IBX_ACCESS_REMOTE_READ, &reach);
     assert_int_equal(rc, server->shm->direct ? 0 : -EOPNOTSUPP);
     if (!rc) {
         assert_true(!reach.address && !reach.id && reach.copies);
@@ -220,7 +205,7 @@ static void test_reach_of_the_heap(void **state)
         check(memory + 110, 4000, 110);
         ibx_provider_shm.remote_release(server->shm);
     }
-    region_drop(client, mr);
+    end_deregister(client, mr);
 }
 
 /* Deregistration waits for who holds. */
@@ -228,9 +213,9 @@ static void test_reach_is_held(void **state)
 {
     (void)state;
     struct ibx_reach reach;
-    struct dropping d = {.mr = region(client, NULL, 4096, BOTH)};
+    struct dropping d = {.mr = end_register(client, NULL, 4096, READ_WRITE)};
     uint32_t index = d.mr->keys[0] & 0xffff;
-    assert_int_equal(hold(d.mr, 0, 1, IBX_ACCESS_REMOTE_READ, &reach), 0);
+    assert_int_equal(hold(server, d.mr, 0, 1, IBX_ACCESS_REMOTE_READ, &reach), 0);
     assert_int_equal(pthread_create(&d.thread, NULL, drop_run, &d), 0);
     uint64_t deadline = ibx_deadline_in_ms(20000);
     while (atomic_load(&server->shm->theirs.regions[index].key))
@@ -254,7 +239,7 @@ static void test_arena_memory_is_given_back(void **state)
     /* Of different sizes, freed in another order than allocated. */
     struct ibx_mr *mrs[4];
     for (size_t i = 0; i < 4; i++) {
-        mrs[i] = region(client, NULL, (i + 1) * 300000, BOTH);
+        mrs[i] = end_register(client, NULL, (i + 1) * 300000, READ_WRITE);
         fill(mrs[i]->span.address, mrs[i]->span.length);
     }
     for (size_t i = 0; i < 4; i++)
@@ -262,23 +247,23 @@ static void test_arena_memory_is_given_back(void **state)
     int fd = client->shm->arenas[SHM_ARENA_WRITE].fd;
     assert_true(blocks(fd) > 0);
     const uint8_t *hole = pointer(server, mrs[1], 1);
-    region_drop(client, mrs[1]);
-    region_drop(client, mrs[3]);
-    struct ibx_mr *again = region(client, NULL, 400000, BOTH);
+    end_deregister(client, mrs[1]);
+    end_deregister(client, mrs[3]);
+    struct ibx_mr *again = end_register(client, NULL, 400000, READ_WRITE);
     assert_ptr_equal(pointer(server, again, 1), hole); /* first fit */
     for (size_t i = 0; i < 400000; i++)
         assert_int_equal(((uint8_t *)again->span.address)[i], 0);
-    region_drop(client, mrs[0]);
-    region_drop(client, again);
+    end_deregister(client, mrs[0]);
+    end_deregister(client, again);
     check(mrs[2]->span.address, mrs[2]->span.length, 0);
-    region_drop(client, mrs[2]);
+    end_deregister(client, mrs[2]);
     assert_int_equal(blocks(fd), 0);
 }
 
 static void test_more_than_an_arena(void **state)
 {
     (void)state;
-    struct ibx_mr *mr = region(client, NULL, IBX_SHM_ARENA + 1, BOTH);
+    struct ibx_mr *mr = end_register(client, NULL, IBX_SHM_ARENA + 1, READ_WRITE);
     static uint8_t mine[100];
     assert_null(pointer(server, mr, 1));
     fill(mr->span.address, 100);
@@ -286,23 +271,112 @@ static void test_more_than_an_arena(void **state)
     post(server, &chunk, IBX_RDMA_READ, 1, mine, mr, 0, 100);
     await_notes(server, client, 1);
     check(mine, 100, 0);
-    region_drop(client, mr);
+    end_deregister(client, mr);
+}
+
+/* ------------------------------ memory of the process, which belongs to no connection */
+
+#define UNIT ((size_t)700001)
+
+static void test_in_two_connections(void **state)
+{
+    (void)state;
+    struct ibx_error err = {0};
+    uint8_t *memory[4];
+    for (size_t i = 0; i < 4; i++) {
+        memory[i] = ibx_shared_allocate((i + 1) * UNIT, &err);
+        assert_non_null(memory[i]);
+        assert_int_equal((uintptr_t)memory[i] % 4096, 0);
+        for (size_t at = 0; at < (i + 1) * UNIT; at += 1000)
+            assert_int_equal(memory[i][at], 0);
+        memset(memory[i], 'a' + (int)i, (i + 1) * UNIT);
+    }
+    /* Odd parts of it, in any connection; the peer sees them and may write there. */
+    struct pair second;
+    pair_open(&second);
+    ends_connect(&second.server, &second.client);
+    struct ibx_mr *mr = end_register(client, memory[2] + 333, 500000, READ_WRITE);
+    struct ibx_mr *other = end_register(&second.client, memory[1] + 5, 7, READ_WRITE);
+    const uint8_t *there = pointer(server, mr, 500000);
+    assert_non_null(there);
+    assert_ptr_not_equal(there, memory[2] + 333);
+    assert_memory_equal(there, memory[2] + 333, 500000);
+    uint8_t *writable = (uint8_t *)(uintptr_t)pointer(&second.server, other, 7);
+    assert_non_null(writable);
+    memcpy(writable, "written", 7);
+    assert_memory_equal(memory[1] + 5, "written", 7);
+    /* All pieces are one allocation to who would pin them, at the places where they are. */
+    struct ibx_reach reach;
+    assert_int_equal(hold(server, mr, 67, 1000, IBX_ACCESS_REMOTE_WRITE, &reach), 0);
+    ibx_provider_shm.remote_release(server->shm);
+    assert_ptr_equal(reach.address, there + 67);
+    assert_ptr_equal(reach.base, there - 333);
+    assert_true(reach.length == (3 * UNIT + 4095) / 4096 * 4096);
+    assert_true(reach.id == IBX_SHM_SHARED_ID && reach.writable);
+    /* A key is good on its own connection only, until the deregistration. */
+    assert_null(pointer(server, other, 7));
+    const struct ibx_mr old = *mr;
+    end_deregister(client, mr);
+    assert_null(pointer(server, &old, 1));
+    end_deregister(&second.client, other);
+    pair_close(&second);
+
+    /* It outlives the connection, and its pages are the same when it was freed in between. */
+    memcpy(memory[2], "seen", 5);
+    const uint8_t *page = there - 333;
+    assert_true(ibx_shared_free(memory[2]));
+    assert_false(ibx_shared_free(memory[2]));
+    assert_false(ibx_shared_free(memory[1] + 4096));
+    assert_false(ibx_shared_free(&second));
+    assert_ptr_equal(ibx_shared_allocate(3 * UNIT, &err), memory[2]);
+    memcpy(memory[2], "again", 6);
+    assert_string_equal((const char *)page, "again");
+    for (size_t i = 0; i < 4; i++)
+        assert_true(ibx_shared_free(memory[i]));
+    assert_null(ibx_shared_allocate(IBX_SHM_ARENA + 1, &err));
+    assert_non_null(strstr(err.message, "17179869185 bytes"));
+}
+
+/* A child has what its parent had, but neither frees it for the parent nor shares it. */
+static void test_in_a_child(void **state)
+{
+    (void)state;
+    struct ibx_error err = {0};
+    uint8_t *memory = ibx_shared_allocate(5 << 20, &err);
+    assert_non_null(memory);
+    memory[4 << 20] = 'p';
+    pid_t child = fork();
+    if (!child) {
+        bool good = memory[4 << 20] == 'p' && !ibx_shared_allocate(1, NULL);
+        struct ibx_mr *mr = end_register(client, memory, 4096, READ_WRITE);
+        good = good && !pointer(server, mr, 1) && ibx_shared_free(memory);
+        _exit(good ? 0 : 1);
+    }
+    int status = -1;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    assert_int_equal(memory[4 << 20], 'p');
+    uint8_t *more = ibx_shared_allocate(5 << 20, &err);
+    assert_true(more >= memory + (5 << 20) || more + (5 << 20) <= memory);
+    assert_true(ibx_shared_free(memory) && ibx_shared_free(more));
 }
 
 int main(void)
 {
-#define TEST(f) cmocka_unit_test_setup_teardown(f, both_meet, both_part)
+#define TEST(f) cmocka_unit_test_setup_teardown(f, both_connected, both_close)
     const struct CMUnitTest tests[] = {
         TEST(test_deregistration_waits_for_a_copy),
         TEST(test_deregistration_does_not_wait_for_the_dead),
         TEST(test_deregistration_does_not_wait_forever),
         TEST(test_many_regions),
-        TEST(test_remote_pointer),
+        TEST(test_mapped_regions),
         TEST(test_reach),
         TEST(test_reach_of_the_heap),
         TEST(test_reach_is_held),
         TEST(test_arena_memory_is_given_back),
         TEST(test_more_than_an_arena),
+        TEST(test_in_two_connections),
+        TEST(test_in_a_child),
     };
     alarm(120);
     return cmocka_run_group_tests_name("shm_regions", tests, NULL, NULL);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* How the two ends of the shm provider meet: strangers at its socket, false servers, and the wrong
+/* How the two ends of the shm provider connect: unproven connections, false servers, and the wrong
  * namespace. */
 #include "tests/scenes/shm_pair.h"
 
@@ -18,6 +18,13 @@
 #define NAME "ibx-0123456789abcdef0123456789abcdef"
 
 static struct end *const server = &both.server, *const client = &both.client;
+
+static struct ibx_reader no_answer; /* the client's */
+
+static uint64_t in_time(void)
+{
+    return ibx_deadline_in_ms(END_PATIENCE_MS);
+}
 
 /* ---------------------------------------------------------------------- setup */
 
@@ -50,7 +57,7 @@ static void join_client(const uint8_t *bytes, size_t length)
 static void finish_both(struct finishing *server_finishing)
 {
     struct finishing other;
-    finish_start(&other, client);
+    finish_start(&other, client, NULL, in_time());
     assert_int_equal(finish_join(server_finishing), 0);
     assert_int_equal(finish_join(&other), 0);
 }
@@ -63,7 +70,7 @@ static void test_unproven_connections_before_the_client(void **state)
     struct finishing one;
     int fds[5] = {connect_unproven("let me in"), connect_unproven(NULL), connect_unproven(NULL),
                   connect_unproven("\1\0"), connect_unproven(NULL)};
-    finish_start(&one, server);
+    finish_start(&one, server, &no_answer, in_time());
     /* A packet without a proof closes its connection; the others may wait. */
     char byte;
     assert_int_equal(recv(fds[0], &byte, 1, 0), 0);
@@ -71,7 +78,7 @@ static void test_unproven_connections_before_the_client(void **state)
     finish_both(&one);
     for (int i = 0; i < 5; i++)
         close(fds[i]);
-    assert_int_equal(send_bytes(client, "hello", 5, 0), 0);
+    assert_int_equal(end_send(client, "hello", 5, 0), 0);
     await_notes(server, NULL, 1);
 }
 
@@ -82,7 +89,7 @@ static void test_more_unproven_connections_than_room(void **state)
     size_t length = pair_offer(&both, bytes, sizeof(bytes));
     struct finishing one;
     int fds[20];
-    finish_start(&one, server);
+    finish_start(&one, server, &no_answer, in_time());
     for (int i = 0; i < 20; i++) {
         fds[i] = connect_unproven(NULL);
         struct pollfd first = {.fd = fds[0], .events = POLLIN};
@@ -99,15 +106,14 @@ static void test_wrong_key(void **state)
 {
     (void)state;
     uint8_t bytes[512];
-    client->secret = 1;
+    client->wrong_proofs = true;
     server->options.timeout_ms = client->options.timeout_ms = 1;
     size_t length = pair_offer(&both, bytes, sizeof(bytes));
     join_client(bytes, length);
     struct finishing one;
-    finish_start(&one, client); /* sees its socket closed */
-    struct ibx_reader none = ibx_reader_of("", 0);
+    finish_start(&one, client, NULL, in_time()); /* sees its socket closed */
     assert_int_equal(
-        ibx_provider_shm.finish(server->shm, &none, ibx_deadline_in_ms(200), &server->err),
+        ibx_provider_shm.finish(server->shm, &no_answer, ibx_deadline_in_ms(200), &server->err),
         -ETIMEDOUT);
     assert_int_equal(finish_join(&one), -EPROTO);
     assert_null(client->shm->segment);
@@ -115,7 +121,7 @@ static void test_wrong_key(void **state)
 }
 
 /* The client alone, and a server of the test's own making. */
-static void refuse_segment(uint8_t secret, uint32_t slots, uint32_t message, int segment,
+static void refuse_segment(bool wrong_proof, uint32_t slots, uint32_t message, int segment,
                            int expected)
 {
     uint8_t bytes[512], packet[128], proof[IBX_PROOF_BYTES], hello[128];
@@ -123,7 +129,7 @@ static void refuse_segment(uint8_t secret, uint32_t slots, uint32_t message, int
     int fd = accept4(server->shm->listener, NULL, NULL, SOCK_CLOEXEC);
     assert_true(fd >= 0);
     assert_int_equal(recv(fd, hello, sizeof(hello), 0), 2 + IBX_PROOF_BYTES);
-    server->secret = secret;
+    server->wrong_proofs = wrong_proof;
     ibx_link_proof(&server->link, "shm server", proof);
     struct ibx_writer w = ibx_writer_of(packet, sizeof(packet));
     ibx_put_u16(&w, IBX_SHM_VERSION);
@@ -133,7 +139,7 @@ static void refuse_segment(uint8_t secret, uint32_t slots, uint32_t message, int
     for (int i = 0; i < 3; i++)
         ibx_put_u64(&w, 0);
     assert_int_equal(ibx_shm_packet_send(fd, packet, w.length, segment), 0);
-    int rc = ibx_provider_shm.finish(client->shm, NULL, ibx_deadline_in_ms(20000), &client->err);
+    int rc = ibx_provider_shm.finish(client->shm, NULL, in_time(), &client->err);
     assert_int_equal(rc, expected);
     assert_null(client->shm->segment);
     close(fd);
@@ -144,25 +150,25 @@ static void test_segments_that_are_refused(void **state)
     int sealed = ibx_shm_memfd("segment", 16 << 20), small = ibx_shm_memfd("segment", 4096);
     int loose = memfd_create("loose", MFD_CLOEXEC); /* as large as it has to be */
     struct pair honest;
-    pair_init(&honest);
-    pair_meet(&honest);
+    pair_open(&honest);
+    ends_connect(&honest.server, &honest.client);
     assert_int_equal(ftruncate(loose, (off_t)(2 * honest.client.shm->geometry.half)), 0);
-    pair_fini(&honest);
+    pair_close(&honest);
     const struct {
-        uint8_t secret;
+        bool wrong_proof;
         uint32_t slots, message;
         int segment, expected;
     } cases[] = {
-        {9, 8, 8192, sealed, -EACCES}, /* not the server */
-        {0, 8, 8192, small, -EPROTO},       {0, 8, 8192, loose, -EPROTO},
-        {0, 8, 8192, -1, -EPROTO},          {0, 0x80000001, 8192, small, -EPROTO},
-        {0, 64, 8192, small, -EPROTO}, /* more slots than agreed */
-        {0, 8, UINT32_MAX, small, -EPROTO},
+        {true, 8, 8192, sealed, -EACCES}, /* not the server */
+        {false, 8, 8192, small, -EPROTO},       {false, 8, 8192, loose, -EPROTO},
+        {false, 8, 8192, -1, -EPROTO},          {false, 0x80000001, 8192, small, -EPROTO},
+        {false, 64, 8192, small, -EPROTO}, /* more slots than agreed */
+        {false, 8, UINT32_MAX, small, -EPROTO},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        refuse_segment(cases[i].secret, cases[i].slots, cases[i].message, cases[i].segment,
+        refuse_segment(cases[i].wrong_proof, cases[i].slots, cases[i].message, cases[i].segment,
                        cases[i].expected);
-        both_part(state);
+        both_close(state);
         both_apart(state);
     }
     close(sealed);
@@ -255,9 +261,9 @@ static void test_a_shared_directory(void **state)
     assert_int_equal(symlink(directory, other), 0);
     snprintf(server->options.shm_dir, sizeof(server->options.shm_dir), "%s", directory);
     snprintf(client->options.shm_dir, sizeof(client->options.shm_dir), "%s", other);
-    pair_meet(&both);
+    ends_connect(&both.server, &both.client);
     assert_int_equal(strncmp(client->shm->path, other, strlen(other)), 0);
-    assert_int_equal(send_bytes(client, "hello", 5, 0), 0);
+    assert_int_equal(end_send(client, "hello", 5, 0), 0);
     await_notes(server, NULL, 1);
     assert_int_equal(entries(directory), 0); /* the name is gone once it has served */
     unlink(other);
@@ -271,11 +277,11 @@ static void test_an_attempt_given_up_leaves_nothing(void **state)
     uint8_t bytes[512];
     struct pair other;
     assert_non_null(mkdtemp(directory));
-    pair_init(&other);
+    pair_open(&other);
     snprintf(other.server.options.shm_dir, sizeof(other.server.options.shm_dir), "%s", directory);
     pair_offer(&other, bytes, sizeof(bytes));
     assert_int_equal(entries(directory), 1);
-    pair_fini(&other);
+    pair_close(&other);
     assert_int_equal(entries(directory), 0);
     assert_int_equal(rmdir(directory), 0);
 }
@@ -305,20 +311,19 @@ static void test_nothing_is_left(void **state)
     struct pair other;
     unsigned before = entries("/proc/self/fd");
     for (int i = 0; i < 3; i++) {
-        pair_init(&other);
-        pair_meet(&other);
-        struct ibx_mr *mr = region(&other.client, NULL, 4096, IBX_ACCESS_REMOTE_READ);
-        struct ibx_remote remote = {(uintptr_t)mr->span.address, 4096, {mr->keys[0]}};
-        assert_non_null(ibx_provider_shm.remote_pointer(other.server.shm, &remote));
-        region_drop(&other.client, mr);
-        pair_fini(&other);
+        pair_open(&other);
+        ends_connect(&other.server, &other.client);
+        struct ibx_mr *mr = end_register(&other.client, NULL, 4096, IBX_ACCESS_REMOTE_READ);
+        assert_non_null(pointer(&other.server, mr, 4096));
+        end_deregister(&other.client, mr);
+        pair_close(&other);
     }
     assert_int_equal(entries("/proc/self/fd"), before);
 }
 
 int main(void)
 {
-#define TEST(f) cmocka_unit_test_setup_teardown(f, both_apart, both_part)
+#define TEST(f) cmocka_unit_test_setup_teardown(f, both_apart, both_close)
     const struct CMUnitTest tests[] = {
         TEST(test_unproven_connections_before_the_client),
         TEST(test_more_unproven_connections_than_room),

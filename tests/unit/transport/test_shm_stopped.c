@@ -12,7 +12,6 @@
 #include <sys/uio.h>
 
 #define LENGTH 4096u
-#define BOTH   (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE)
 
 static struct pair pair;
 static uint8_t owned[LENGTH], local[LENGTH];
@@ -54,11 +53,11 @@ static void maybe_stopped(void)
         return;
     stop_here = false;
     uint8_t *pages = crowded ? crowd() : NULL;
-    region_drop(&pair.client, mr);
+    end_deregister(&pair.client, mr);
     mr = NULL;
     if (pages)
         munmap(pages, CROWD);
-    memset(owned, 0x0f, sizeof(owned)); /* somebody else's now */
+    memset(owned, 0x0f, sizeof(owned)); /* other data by now */
 }
 
 ssize_t __wrap_process_vm_readv(pid_t pid, const struct iovec *to, unsigned long to_count,
@@ -81,7 +80,7 @@ ssize_t __wrap_process_vm_writev(pid_t pid, const struct iovec *from, unsigned l
 static void copy(enum ibx_rdma_kind kind, int status)
 {
     struct ibx_chunk chunk;
-    int before = pair.server.count;
+    unsigned before = pair.server.count;
     post(&pair.server, &chunk, kind, 1, local, mr, 0, LENGTH);
     await_notes(&pair.server, NULL, before + 1 + (status != 0));
     assert_int_equal(pair.server.notes[before].kind, NOTE_CHUNK);
@@ -90,14 +89,14 @@ static void copy(enum ibx_rdma_kind kind, int status)
 
 static void stopped_before(enum ibx_rdma_kind kind)
 {
-    pair_init(&pair);
-    pair_meet(&pair);
+    pair_open(&pair);
+    ends_connect(&pair.server, &pair.client);
     if (!pair.server.shm->direct) {
-        pair_fini(&pair);
+        pair_close(&pair);
         skip();
     }
     pair.client.options.timeout_ms = 1;
-    mr = region(&pair.client, owned, LENGTH, BOTH);
+    mr = end_register(&pair.client, owned, LENGTH, READ_WRITE);
     memset(owned, 0xaa, sizeof(owned));
     memset(local, 0x55, sizeof(local));
     copy(kind, 0); /* the way is open */
@@ -112,11 +111,12 @@ static void stopped_before(enum ibx_rdma_kind kind)
     }
     assert_lost(&pair.server, -ECONNRESET);
     /* The owner knows that it is over, and gives out no place where the other may still be. */
-    struct ibx_mr next = {.span = ibx_span_host(NULL, LENGTH), .access = BOTH, .allocated = true};
+    struct ibx_mr next = {
+        .span = ibx_span_host(NULL, LENGTH), .access = READ_WRITE, .allocated = true};
     assert_int_equal(ibx_provider_shm.mr_register(pair.client.shm, &next, NULL), -ENOTCONN);
-    progress(&pair.client);
+    end_turn(&pair.client);
     assert_lost(&pair.client, -ETIMEDOUT);
-    pair_fini(&pair);
+    pair_close(&pair);
 }
 
 static void test_stopped_before_a_write(void **state)
@@ -145,12 +145,12 @@ static void test_forbidden_by_one(void **state)
 {
     (void)state;
     for (int i = 0; i < 2; i++) {
-        pair_init(&pair);
+        pair_open(&pair);
         (i ? &pair.client : &pair.server)->options.shm_direct = false;
-        pair_meet(&pair);
+        ends_connect(&pair.server, &pair.client);
         assert_false(pair.client.shm->direct || pair.server.shm->direct);
         assert_non_null(strstr((i ? &pair.server : &pair.client)->shm->direct_reason, "the peer"));
-        pair_fini(&pair);
+        pair_close(&pair);
     }
 }
 

@@ -267,23 +267,20 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: test_spin PROCESSORS\n");
         return 2;
     }
+#define TEST(f) cmocka_unit_test_setup_teardown(f, reset, drop)
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_polling_in_vain_is_left_out, reset, drop),
-        cmocka_unit_test_setup_teardown(test_polling_that_finds_goes_on, reset, drop),
-        cmocka_unit_test_setup_teardown(test_polling_comes_back_when_it_helps_again, reset, drop),
-        cmocka_unit_test_setup_teardown(test_one_success_counts_for_some_failures, reset, drop),
-        cmocka_unit_test_setup_teardown(test_polling_that_loses_the_core_is_left_out, reset, drop),
-        cmocka_unit_test_setup_teardown(test_the_core_lost_now_and_then_is_borne, reset, drop),
-        cmocka_unit_test_setup_teardown(test_the_first_yield_waits_where_processors_abound, reset,
-                                        drop),
-        cmocka_unit_test_setup_teardown(test_expected_events_are_polled_for, reset, drop),
-        cmocka_unit_test_setup_teardown(test_expectations_do_not_bring_polling_back, reset, drop),
-        cmocka_unit_test_setup_teardown(test_work_done_for_the_peer_keeps_the_poller_awake, reset,
-                                        drop),
-        cmocka_unit_test_setup_teardown(test_work_done_for_the_peer_brings_polling_back, reset,
-                                        drop),
-        cmocka_unit_test_setup_teardown(test_work_done_for_the_peer_does_not_cost_the_core, reset,
-                                        drop),
+        TEST(test_polling_in_vain_is_left_out),
+        TEST(test_polling_that_finds_goes_on),
+        TEST(test_polling_comes_back_when_it_helps_again),
+        TEST(test_one_success_counts_for_some_failures),
+        TEST(test_polling_that_loses_the_core_is_left_out),
+        TEST(test_the_core_lost_now_and_then_is_borne),
+        TEST(test_the_first_yield_waits_where_processors_abound),
+        TEST(test_expected_events_are_polled_for),
+        TEST(test_expectations_do_not_bring_polling_back),
+        TEST(test_work_done_for_the_peer_keeps_the_poller_awake),
+        TEST(test_work_done_for_the_peer_brings_polling_back),
+        TEST(test_work_done_for_the_peer_does_not_cost_the_core),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

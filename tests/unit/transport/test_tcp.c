@@ -155,13 +155,13 @@ static void connect_ends(void (*sockets)(int[2]), unsigned lanes, unsigned slots
     sockets(door);
     end_init(&server, IBX_ROLE_SERVER, door[0], lanes, slots);
     end_init(&client, IBX_ROLE_CLIENT, door[1], lanes, slots);
-    ends_meet(&server, &client);
+    ends_encrypt_and_connect(&server, &client);
 }
 
 static void disconnect(void)
 {
-    end_fini(&client);
-    end_fini(&server);
+    end_close(&client);
+    end_close(&server);
 }
 
 static struct ibx_caps caps_of(struct end *end)
@@ -297,7 +297,7 @@ static void test_unproven_sockets_are_no_lanes(void **state)
         close(unproven[i]);
     close(lane);
     close(door[1]);
-    end_fini(&server);
+    end_close(&server);
     assert_int_equal(open_descriptors(), before);
 }
 
@@ -315,7 +315,7 @@ static void test_a_lane_comes_once(void **state)
                     raw_lane(&raw.address, 2)};
     assert_int_equal(raw_finish(&raw, &server, 2, ibx_deadline_in_ms(10000), NULL), 0);
     assert_int_equal(caps_of(&server).lanes, 2);
-    end_fini(&server);
+    end_close(&server);
     for (int i = 0; i < 3; i++)
         close(lanes[i]);
     close(door[1]);
@@ -333,7 +333,7 @@ static void test_missing_lanes_are_an_error(void **state)
     raw_begin(&raw, &server);
     assert_int_equal(raw_finish(&raw, &server, 2, ibx_now_ns(), &err), -ETIMEDOUT);
     assert_non_null(strstr(err.message, "0 of the client's 2"));
-    end_fini(&server);
+    end_close(&server);
     close(door[1]);
 }
 
@@ -438,7 +438,8 @@ static void test_a_message_in_two_goes(void **state)
     static uint8_t bytes[12000];
     int little = 1; /* the kernel makes its minimum of it */
     connect_ends(sockets_unix, 1, 4);
-    assert_int_equal(setsockopt(server.door, SOL_SOCKET, SO_SNDBUF, &little, sizeof(little)), 0);
+    assert_int_equal(
+        setsockopt(server.handshake_socket, SOL_SOCKET, SO_SNDBUF, &little, sizeof(little)), 0);
     for (size_t i = 0; i < sizeof(bytes); i++)
         bytes[i] = (uint8_t)(i ^ i >> 8);
     for (int i = 0; i < 4; i++) {
@@ -467,8 +468,9 @@ static void test_order_where_the_socket_is_full(void **state)
     end_init(&client, IBX_ROLE_CLIENT, door[1], 1, 16);
     server.options.message = client.options.message = 16384;
     server.tcp->mine.message = client.tcp->mine.message = 16384;
-    ends_meet(&server, &client);
-    assert_int_equal(setsockopt(server.door, SOL_SOCKET, SO_SNDBUF, &little, sizeof(little)), 0);
+    ends_encrypt_and_connect(&server, &client);
+    assert_int_equal(
+        setsockopt(server.handshake_socket, SOL_SOCKET, SO_SNDBUF, &little, sizeof(little)), 0);
     const size_t lengths[] = {sizeof(bytes), 1, sizeof(bytes) - 1, 2, 0, 70000, 3};
     for (unsigned i = 0; i < 7; i++)
         assert_int_equal(end_send(&server, bytes, lengths[i], 0), 0);

@@ -46,7 +46,7 @@ static void connect_raw(void)
     sockets_tcp(sockets);
     lanes[0] = sockets[1];
     end_init(&server, IBX_ROLE_SERVER, sockets[0], 2, 4);
-    end_meet_raw(&server, lanes, 2);
+    end_connect_raw(&server, lanes, 2);
     for (int i = 0; i < 3; i++)
         send_message("soon");
     assert_true(end_await(&server, NULL, 3));
@@ -87,7 +87,7 @@ static void test_later_than_the_end_of_other_lanes(void **state)
     assert_memory_equal(server.notes[3].data, "last", 4);
     close(lanes[0]);
     expect_end(4);
-    end_fini(&server);
+    end_close(&server);
 }
 
 /* Output that the peer does not read is no reason to stay awake any more. */
@@ -115,7 +115,7 @@ static void test_behind_output_that_waits(void **state)
     assert_true(end_await(&server, NULL, 5));
     assert_int_equal(server.notes[4].kind, NOTE_LOST);
     assert_int_equal(server.notes[4].status, -ECONNRESET);
-    end_fini(&server);
+    end_close(&server);
     free(chunk.local);
 }
 
@@ -129,7 +129,7 @@ static void test_no_end_of_lane_0(void **state)
     assert_true(end_wakes(&server, 10000));
     expect_end(3);
     close(lanes[0]);
-    end_fini(&server);
+    end_close(&server);
 }
 
 /* More than the server's window takes before it reads, given back while the rest arrives. */
@@ -143,14 +143,14 @@ static void test_behind_a_full_window(void **state)
     setsockopt(sockets[1], SOL_SOCKET, SO_SNDBUF, &room, sizeof(room));
     end_init(&server, IBX_ROLE_SERVER, sockets[0], 2, SLOTS);
     end_init(&client, IBX_ROLE_CLIENT, sockets[1], 2, SLOTS);
-    ends_meet(&server, &client);
+    ends_encrypt_and_connect(&server, &client);
     for (unsigned i = 0; i < MESSAGES; i++) {
         memset(text, 'a' + (int)i, sizeof(text));
         assert_int_equal(end_send(&client, text, sizeof(text), 0), 0);
         assert_false(ibx_tcp_lane_has_output(&client.tcp->lanes[0]));
     }
     ibx_provider_tcp.abort(client.tcp);
-    end_fini(&client);
+    end_close(&client);
     while (seen < MESSAGES) {
         assert_true(end_await(&server, NULL, seen + 1));
         for (; seen < server.count && seen < MESSAGES; seen++) {
@@ -161,7 +161,7 @@ static void test_behind_a_full_window(void **state)
         }
     }
     expect_end(MESSAGES);
-    end_fini(&server);
+    end_close(&server);
 }
 
 int main(int argc, char **argv)

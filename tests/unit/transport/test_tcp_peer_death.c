@@ -68,7 +68,7 @@ static void connect_ends(unsigned lanes)
     end_init(&client, IBX_ROLE_CLIENT, door[1], 1, 4);
     server.options.timeout_ms = client.options.timeout_ms = TIMEOUT_MS;
     if (lanes)
-        ends_meet(&server, &client);
+        ends_encrypt_and_connect(&server, &client);
     else
         connect_one_socket();
     source = end_register(&client, NULL, LENGTH, 0);
@@ -88,8 +88,8 @@ static void disconnect(void)
 {
     end_deregister(&client, source);
     end_deregister(&server, target);
-    end_fini(&client);
-    end_fini(&server);
+    end_close(&client);
+    end_close(&server);
 }
 
 /* One turn of a client that sleeps in between as long as it may. */

@@ -21,16 +21,16 @@ static struct end server, client;
 
 static void begin(void)
 {
-    int door[2];
-    sockets_tcp(door);
-    end_init(&server, IBX_ROLE_SERVER, door[0], 2, 4);
-    end_init(&client, IBX_ROLE_CLIENT, door[1], 2, 4);
+    int sockets[2];
+    sockets_tcp(sockets);
+    end_init(&server, IBX_ROLE_SERVER, sockets[0], 2, 4);
+    end_init(&client, IBX_ROLE_CLIENT, sockets[1], 2, 4);
 }
 
 static void end(void)
 {
-    end_fini(&client);
-    end_fini(&server);
+    end_close(&client);
+    end_close(&server);
 }
 
 static void test_the_path_says_what_encrypts(void **state)
@@ -41,7 +41,7 @@ static void test_the_path_says_what_encrypts(void **state)
     end_engine = "uring"; /* which cannot */
     begin();
     end_engine = "syscalls";
-    ends_meet(&server, &client);
+    ends_encrypt_and_connect(&server, &client);
     ibx_provider_tcp.query(server.tcp, &caps, description, sizeof(description));
     assert_non_null(strstr(description, "1 + 2 sockets, TLS 1.3 "));
     assert_non_null(strstr(description, ", system calls"));
@@ -52,7 +52,7 @@ static void test_the_path_says_what_encrypts(void **state)
 static void inject(unsigned lane, const void *bytes, size_t n)
 {
     begin();
-    ends_meet(&server, &client);
+    ends_encrypt_and_connect(&server, &client);
     assert_int_equal(send(client.tcp->lanes[lane].fd, bytes, n, MSG_NOSIGNAL), n);
     assert_true(end_await(&server, NULL, 1));
     assert_int_equal(server.count, 1);
@@ -81,7 +81,7 @@ static void test_a_changed_write_is_no_write(void **state)
     (void)state;
     static uint8_t here[LENGTH], there[LENGTH], sealed[2 * LENGTH];
     begin();
-    ends_meet(&server, &client);
+    ends_encrypt_and_connect(&server, &client);
     memset(here, 0xab, sizeof(here));
     struct ibx_mr *mr = end_register(&client, there, LENGTH, IBX_ACCESS_REMOTE_WRITE);
     struct ibx_chunk chunk = {.kind = IBX_RDMA_WRITE,
@@ -150,8 +150,10 @@ static void test_a_sleeper_looks_inside(void **state)
     uint8_t psk[IBX_TLS_PSK_BYTES] = {7}, bytes[IBX_TCP_FRAME_BYTES] = {0};
     short events;
     begin();
-    assert_int_equal(ibx_tls_create(server.door, IBX_ROLE_SERVER, psk, &server.tls, NULL), 0);
-    assert_int_equal(ibx_tls_create(client.door, IBX_ROLE_CLIENT, psk, &client.tls, NULL), 0);
+    assert_int_equal(
+        ibx_tls_create(server.handshake_socket, IBX_ROLE_SERVER, psk, &server.tls, NULL), 0);
+    assert_int_equal(
+        ibx_tls_create(client.handshake_socket, IBX_ROLE_CLIENT, psk, &client.tls, NULL), 0);
     while (ibx_tls_handshake(client.tls, &events))
         ibx_tls_handshake(server.tls, &events);
     ibx_tcp_frame_put(&(struct ibx_tcp_frame){.type = IBX_TCP_MESSAGE}, bytes);
@@ -159,11 +161,11 @@ static void test_a_sleeper_looks_inside(void **state)
     assert_int_equal(ibx_tls_send(client.tls, &early, 1), sizeof(bytes));
     int there = 0; /* more than the 58 bytes of the client's last flight */
     while (there <= 58)
-        assert_int_equal(ioctl(server.door, FIONREAD, &there), 0);
+        assert_int_equal(ioctl(server.handshake_socket, FIONREAD, &there), 0);
     assert_int_equal(ibx_tls_handshake(server.tls, &events), 0);
     assert_true(ibx_tls_readable(server.tls));
     end_encrypts = false;
-    ends_meet(&server, &client);
+    ends_encrypt_and_connect(&server, &client);
     end_encrypts = true;
     assert_false(end_wakes(&server, 0));
     assert_true(ibx_provider_tcp.arm(server.tcp));

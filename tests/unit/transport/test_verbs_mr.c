@@ -101,7 +101,7 @@ static struct ibx_mr gpu_memory(int fd)
     };
 }
 
-/* By its dma-buf, for this side alone: a READ may land in it, and no key of it is for a peer. */
+/* By its dma-buf, with local access only: a READ may write to it, and no peer gets a key. */
 static void test_dmabuf(void **state)
 {
     (void)state;
@@ -135,7 +135,7 @@ static void test_pointer(void **state)
     ibx_verbs_mr_deregister(v, &mr);
 }
 
-/* A refusal is told, and not tried again without the right to write, as for host memory. */
+/* A refusal is reported, and unlike that of host memory not tried again without write access. */
 static void test_refused(void **state)
 {
     (void)state;
@@ -157,7 +157,7 @@ static void test_refused(void **state)
     assert_int_equal(asked.plain, 2);
 }
 
-/* Memory that nobody may write is the source of WRITEs, but no READ may land in it. */
+/* Read-only memory can be the source of WRITEs, but not the target of a READ. */
 static void test_read_only(void **state)
 {
     (void)state;
@@ -174,7 +174,7 @@ static void test_read_only(void **state)
     assert_int_equal(ibx_verbs_mr_lkey(&mr, 0, false, &lkey), 0);
     assert_int_equal(lkey, 5);
     ibx_verbs_mr_deregister(v, &mr);
-    /* A peer that may write to it cannot be had. */
+    /* Access for a peer to write to it is refused. */
     mr.access = IBX_ACCESS_REMOTE_WRITE;
     assert_int_equal(ibx_verbs_mr_register(v, &mr, NULL), -EFAULT);
 }

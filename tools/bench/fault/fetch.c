@@ -54,7 +54,7 @@ static int take_join(struct ibx_conn *conn, struct ibx_migrate_join *join, struc
     struct ibx_migrate_any message = {0};
     int n = 0, rc = 0;
     while (!rc && !(n = ibx_poll(conn, &event, 1)))
-        if (!ibx_wait(conn, BENCH_PATIENCE_MS))
+        if (!ibx_wait(conn, BENCH_TIMEOUT_MS))
             rc = ibx_error_set(err, -ETIMEDOUT, "the peer sends nothing");
     if (!rc && (n < 0 || event.type != IBX_EVENT_MESSAGE))
         rc = ibx_error_set(err, -ECONNRESET, "a connection ended: %s", ibx_conn_reason(conn));
@@ -103,7 +103,7 @@ static int await_regions(const struct bench *b, struct ibx_page_reader *reader,
                          struct ibx_error *err)
 {
     struct ibx_conn *conn = ibx_page_reader_conn(reader);
-    const uint64_t size = b->args->size, deadline = ibx_deadline_in_ms(BENCH_PATIENCE_MS);
+    const uint64_t size = b->args->size, deadline = ibx_deadline_in_ms(BENCH_TIMEOUT_MS);
     uint64_t wanted = ibx_conn_caps(conn)->register_free
                           ? 1
                           : (size + IBX_EXPORT_STRETCH - 1) / IBX_EXPORT_STRETCH;

@@ -210,10 +210,10 @@ static uint64_t *join_samples(const struct fault_thread *threads, unsigned count
 /* ----------------------------------------------------------------- one trial */
 
 struct result {
-    double p50, p99, engine_p50, engine_p99; /* us */
-    double fill, background;                 /* GB/s */
-    double cpu;                              /* s for a GB */
-    double faults;                           /* a second */
+    double latency[4]; /* us: p50, p99, and the engine's p50 and p99, as in enum bench_figure */
+    double fill, background; /* GB/s */
+    double cpu;              /* s for a GB */
+    double faults;           /* a second */
 };
 
 static uint64_t cpu_ns(void)
@@ -244,10 +244,9 @@ static void evaluate(const struct trial *s, const struct fault_thread *threads, 
     ibx_fault_stats(s->engine, &stats);
     const double page = s->bench->args->page, ns = (double)took, bytes = (double)stats.bytes;
     *result = (struct result){
-        .p50 = samples ? ibx_bench_quantile_us(samples, total, 500) : 0,
-        .p99 = samples ? ibx_bench_quantile_us(samples, total, 990) : 0,
-        .engine_p50 = (double)stats.latency_p50 / 1e3,
-        .engine_p99 = (double)stats.latency_p99 / 1e3,
+        .latency = {samples ? ibx_bench_quantile_us(samples, total, 500) : 0,
+                    samples ? ibx_bench_quantile_us(samples, total, 990) : 0,
+                    (double)stats.latency_p50 / 1e3, (double)stats.latency_p99 / 1e3},
         .fill = bytes / ns,
         .background = (bytes - (double)stats.by_cause[IBX_FAULT_BY_FAULT] * page) / ns,
         .cpu = bytes > 0 ? (double)cpu / bytes : 0,
@@ -302,22 +301,14 @@ static int measure_trial(struct bench *b, bool floor, bool filling, struct resul
 
 /* ------------------------------------------------------------------- a round */
 
-/* Four figures in the order of enum bench_figure. */
-static void record_latency(double *is, const struct result *r)
-{
-    is[0] = r->p50;
-    is[1] = r->p99;
-    is[2] = r->engine_p50;
-    is[3] = r->engine_p99;
-}
-
 static void record(double *is, const struct result idle[2], const struct result filling[2])
 {
-    record_latency(&is[FAULT_P50], &idle[0]);
-    record_latency(&is[FLOOR_P50], &idle[1]);
-    record_latency(&is[BUSY_P50], &filling[0]);
-    for (unsigned i = 0; i < 4; i++)
+    for (unsigned i = 0; i < 4; i++) {
+        is[FAULT_P50 + i] = idle[0].latency[i];
+        is[FLOOR_P50 + i] = idle[1].latency[i];
+        is[BUSY_P50 + i] = filling[0].latency[i];
         is[BEYOND_P50 + i] = is[FAULT_P50 + i] - is[READ_P50 + i % 2];
+    }
     is[FILL] = filling[0].fill;
     is[FILL_FLOOR] = filling[1].fill;
     is[FILL_CPU] = filling[0].cpu;

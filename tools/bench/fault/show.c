@@ -107,8 +107,8 @@ void ibx_bench_table_print(const struct bench *b, const struct bench_round *roun
     const struct bench_args *args = b->args;
     printf("%s\n%u link%s, %u of them for faults alone; %llu MiB of %s pages%s; median (least to "
            "most) of %u rounds\n",
-           ibx_page_reader_path(b->readers[0])->description, b->links, b->links > 1 ? "s" : "",
-           b->links - b->bulk_links, (unsigned long long)args->size >> 20,
+           ibx_conn_path(ibx_page_reader_conn(b->readers[0]))->description, b->links,
+           b->links > 1 ? "s" : "", b->links - b->bulk_links, (unsigned long long)args->size >> 20,
            args->page == BENCH_HUGE_PAGE ? "2 MiB" : "4 KiB", args->minor ? " in place" : "",
            count);
     for (const struct row *row = rows; row < rows + sizeof(rows) / sizeof(rows[0]); row++) {
@@ -137,7 +137,7 @@ static json_t *round_json(const struct bench_round *one)
 
 static json_t *dump(const struct bench *b, const struct bench_round *rounds, unsigned count)
 {
-    const struct ibx_path *path = ibx_page_reader_path(b->readers[0]);
+    const struct ibx_path *path = ibx_conn_path(ibx_page_reader_conn(b->readers[0]));
     const struct bench_args *args = b->args;
     struct bench_round median;
     json_t *list = json_array();

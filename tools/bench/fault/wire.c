@@ -103,7 +103,7 @@ static int next_done(struct reader *r, uint64_t *cookie)
         if (r->urgent || now - r->completed < SPIN_US * IBX_NS_PER_US)
             sched_yield();
         else
-            ibx_wait(conn, BENCH_PATIENCE_MS);
+            ibx_wait(conn, BENCH_TIMEOUT_MS);
         return 0;
     }
     if (n < 0 || event.type != IBX_EVENT_READ)

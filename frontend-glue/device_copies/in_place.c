@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The path mapped: the GPU reads or writes memory of the client's that this process has mapped,
- * and pinned, as well. */
+/* The path in_place: the GPU reads or writes memory of the client's that this process has mapped
+ * and pinned too. */
 #include "frontend-glue/device_copies/copies.h"
 
 #include "common/log.h"
 
-#define NEXT_US 200u /* a copy that is not waited for mostly has others behind it */
+#define NEXT_US 200u /* another copy often follows one that is not waited for */
 
-/* Only in place can a copy be under way still when it is answered. */
-static bool mapped_able(struct copies *x)
+/* Only here can a copy be answered while it is under way. */
+static bool in_place_able(struct copies *x)
 {
     struct copy *c = &x->copy;
     struct ibx_error err = {0};
@@ -39,7 +39,7 @@ static int finish(struct copies *x, int rc)
     return ibx_copies_outcome(x, rc);
 }
 
-static int mapped_to_device(struct copies *x)
+static int in_place_to_device(struct copies *x)
 {
     const struct ibx_gpu_copy *gpu = &x->copy.gpu;
     void *from = x->copy.reach.address;
@@ -52,7 +52,7 @@ static int mapped_to_device(struct copies *x)
     return rc;
 }
 
-static int mapped_to_client(struct copies *x)
+static int in_place_to_client(struct copies *x)
 {
     const struct ibx_gpu_copy *gpu = &x->copy.gpu;
     void *to = x->copy.reach.address;
@@ -61,18 +61,17 @@ static int mapped_to_client(struct copies *x)
                                    : ibx_staging_straight(x->staging, to, gpu, false));
 }
 
-static int mapped_part(struct copies *x, size_t n)
+static int in_place_part(struct copies *x, size_t n)
 {
     int rc = ibx_staging_deliver_straight(x->staging, x->copy.reach.address, n);
     ibx_remote_release(ibx_session_conn(x->s));
     return rc > 0 ? ibx_copies_broke_off(x, rc) : rc;
 }
 
-const struct copy_path ibx_path_mapped = {
-    .name = "mapped",
+const struct copy_path ibx_path_in_place = {
     .holds = true,
-    .able = mapped_able,
-    .to_device = mapped_to_device,
-    .to_client = mapped_to_client,
-    .part = mapped_part,
+    .able = in_place_able,
+    .to_device = in_place_to_device,
+    .to_client = in_place_to_client,
+    .part = in_place_part,
 };

@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "gpudirect/gpu_spans.h"
+#include "gpudirect/gpu_registrations.h"
 
 #include <errno.h>
 #include <unistd.h>
 
-static void leave(struct ibx_gpu_spans *spans, struct ibx_gpu_span *span)
+static void leave(struct ibx_gpu_registrations *cache, struct ibx_gpu_registration *entry)
 {
-    if (span->registration)
-        spans->registrar.leave(spans->registrar.context, span->registration);
-    *span = (struct ibx_gpu_span){0};
+    if (entry->handle)
+        cache->registrar.leave(cache->registrar.context, entry->handle);
+    *entry = (struct ibx_gpu_registration){0};
 }
 
-void ibx_gpu_spans_drop(struct ibx_gpu_spans *spans, uint64_t device)
+void ibx_gpu_registrations_drop(struct ibx_gpu_registrations *cache, uint64_t device)
 {
-    for (unsigned i = 0; i < IBX_GPU_SPANS; i++) {
-        struct ibx_gpu_span *span = &spans->spans[i];
-        if (span->base && (!device || device - span->base < span->size))
-            leave(spans, span);
+    for (unsigned i = 0; i < IBX_GPU_REGISTRATIONS; i++) {
+        struct ibx_gpu_registration *entry = &cache->entries[i];
+        if (entry->base && (!device || device - entry->base < entry->size))
+            leave(cache, entry);
     }
 }
 
@@ -36,8 +36,8 @@ static struct ibx_span pages_of(uint64_t base, size_t size, int device)
     };
 }
 
-static int enter_dmabuf(struct ibx_gpu_spans *spans, const struct ibx_cuda *cuda,
-                        struct ibx_span span, void **registration, struct ibx_error *err)
+static int enter_dmabuf(struct ibx_gpu_registrations *cache, const struct ibx_cuda *cuda,
+                        struct ibx_span span, void **handle, struct ibx_error *err)
 {
     int can = 0, rc = 0;
     if (!cuda->mem_get_handle_for_address_range)
@@ -47,65 +47,62 @@ static int enter_dmabuf(struct ibx_gpu_spans *spans, const struct ibx_cuda *cuda
                              "no dma-buf: GPU %d has none (open kernel modules are needed)",
                              span.device);
     for (int pcie = 1; pcie >= 0; pcie--) {
-        int fd = -1;
-        rc = cuda->mem_get_handle_for_address_range(&fd, (uintptr_t)span.address, span.length,
-                                                    IBX_CUDA_RANGE_DMA_BUF_FD,
+        rc = cuda->mem_get_handle_for_address_range(&span.dmabuf_fd, (uintptr_t)span.address,
+                                                    span.length, IBX_CUDA_RANGE_DMA_BUF_FD,
                                                     pcie ? IBX_CUDA_RANGE_DMA_BUF_PCIE : 0);
         if (rc)
             continue;
-        span.dmabuf_fd = fd;
-        rc = spans->registrar.enter(spans->registrar.context, &span, registration, err);
-        close(fd); /* a registration has its own reference */
-        if (!rc)
+        int refused = cache->registrar.enter(cache->registrar.context, &span, handle, err);
+        close(span.dmabuf_fd); /* a registration has its own reference */
+        if (!refused)
             return 0;
-        rc = 0; /* the registrar has set err */
     }
     if (rc)
         return ibx_error_set(err, -EIO, "no dma-buf of %zu bytes of GPU memory: %s", span.length,
                              ibx_cuda_error_name(cuda, rc));
-    return -EIO;
+    return -EIO; /* the registrar has set err */
 }
 
 /* Without SYNC_MEMOPS a synchronous copy of the driver's may return before it has ended, and the
  * fabric would read too early. */
-static int enter(struct ibx_gpu_spans *spans, const struct ibx_cuda *cuda,
-                 struct ibx_gpu_span *span, int device, struct ibx_error *err)
+static int enter(struct ibx_gpu_registrations *cache, const struct ibx_cuda *cuda,
+                 struct ibx_gpu_registration *entry, int device, struct ibx_error *err)
 {
     unsigned one = 1;
-    struct ibx_span pages = pages_of(span->base, span->size, device);
-    int rc = cuda->pointer_set_attribute(&one, IBX_CUDA_POINTER_SYNC_MEMOPS, span->base);
+    struct ibx_span pages = pages_of(entry->base, entry->size, device);
+    int rc = cuda->pointer_set_attribute(&one, IBX_CUDA_POINTER_SYNC_MEMOPS, entry->base);
     if (rc)
         return ibx_error_set(err, -EIO, "GPU memory cannot be made synchronous: %s",
                              ibx_cuda_error_name(cuda, rc));
-    rc = spans->registrar.by_dmabuf
-             ? enter_dmabuf(spans, cuda, pages, &span->registration, err)
+    rc = cache->registrar.by_dmabuf
+             ? enter_dmabuf(cache, cuda, pages, &entry->handle, err)
              : ibx_error_set(err, -EOPNOTSUPP, "this fabric's device registers no dma-buf");
     struct ibx_error second = {0};
-    if (rc && spans->registrar.by_pointer) {
-        rc = spans->registrar.enter(spans->registrar.context, &pages, &span->registration, &second);
+    if (rc && cache->registrar.by_pointer) {
+        rc = cache->registrar.enter(cache->registrar.context, &pages, &entry->handle, &second);
         if (rc)
             *err = second;
     }
     return rc;
 }
 
-/* A free entry, or else that of the span unused for longest. */
-static struct ibx_gpu_span *entry_for_one(struct ibx_gpu_spans *spans)
+/* A free entry, or else the one that was not used for longest. */
+static struct ibx_gpu_registration *entry_for_one(struct ibx_gpu_registrations *cache)
 {
-    struct ibx_gpu_span *oldest = &spans->spans[0];
-    for (unsigned i = 0; i < IBX_GPU_SPANS; i++) {
-        struct ibx_gpu_span *span = &spans->spans[i];
-        if (!span->base)
-            return span;
-        if (span->used < oldest->used)
-            oldest = span;
+    struct ibx_gpu_registration *oldest = &cache->entries[0];
+    for (unsigned i = 0; i < IBX_GPU_REGISTRATIONS; i++) {
+        struct ibx_gpu_registration *entry = &cache->entries[i];
+        if (!entry->base)
+            return entry;
+        if (entry->used < oldest->used)
+            oldest = entry;
     }
-    leave(spans, oldest);
+    leave(cache, oldest);
     return oldest;
 }
 
-int ibx_gpu_span_get(struct ibx_gpu_spans *spans, const struct ibx_cuda *cuda, uint64_t device,
-                     size_t n, void **registration, struct ibx_error *err)
+int ibx_gpu_registration_get(struct ibx_gpu_registrations *cache, const struct ibx_cuda *cuda,
+                             uint64_t device, size_t n, void **handle, struct ibx_error *err)
 {
     static const int names[] = {IBX_CUDA_POINTER_BUFFER_ID, IBX_CUDA_POINTER_ORDINAL};
     unsigned long long id = 0;
@@ -118,26 +115,26 @@ int ibx_gpu_span_get(struct ibx_gpu_spans *spans, const struct ibx_cuda *cuda, u
         rc = cuda->pointer_get_attributes(2, names, values, device);
     if (rc || !base || device - base > size || n > size - (device - base))
         return ibx_error_set(err, -ERANGE, "%zu bytes of GPU memory are not one allocation's", n);
-    struct ibx_gpu_span *span = NULL;
-    for (unsigned i = 0; i < IBX_GPU_SPANS && !span; i++) {
-        struct ibx_gpu_span *known = &spans->spans[i];
+    struct ibx_gpu_registration *entry = NULL;
+    for (unsigned i = 0; i < IBX_GPU_REGISTRATIONS && !entry; i++) {
+        struct ibx_gpu_registration *known = &cache->entries[i];
         if (!known->base || known->base >= base + size || base >= known->base + known->size)
             continue;
         if (known->base == base && known->size == size && known->id == id)
-            span = known;
+            entry = known;
         else
-            leave(spans, known); /* its memory was freed and given out again */
+            leave(cache, known); /* its memory was freed and given out again */
     }
     rc = 0;
-    if (!span) {
-        span = entry_for_one(spans);
-        *span = (struct ibx_gpu_span){.base = base, .size = size, .id = id};
-        rc = enter(spans, cuda, span, ordinal, err);
+    if (!entry) {
+        entry = entry_for_one(cache);
+        *entry = (struct ibx_gpu_registration){.base = base, .size = size, .id = id};
+        rc = enter(cache, cuda, entry, ordinal, err);
     }
-    span->used = ++spans->clock;
-    if (!span->registration)
+    entry->used = ++cache->clock;
+    if (!entry->handle)
         return rc ? rc : -EOPNOTSUPP;
-    *registration = span->registration;
+    *handle = entry->handle;
     return 0;
 }
 

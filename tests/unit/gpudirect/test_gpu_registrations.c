@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* GPU memory as spans: what the double exports, and who would register it. */
-#include "gpudirect/gpu_spans.h"
+/* GPU memory that the double exports, registered with a fabric's device that is a stub. */
+#include "gpudirect/gpu_registrations.h"
 #include "tests/scenes/cuda_application.h"
 
 #include <errno.h>
@@ -56,49 +56,42 @@ static void leave(void *context, void *registration)
     free(registration);
 }
 
-static struct ibx_gpu_spans spans_of(bool by_dmabuf, bool by_pointer)
+static struct ibx_gpu_registrations cache_of(bool by_dmabuf, bool by_pointer)
 {
     nic = (struct device){0};
-    return (struct ibx_gpu_spans){.registrar = {by_dmabuf, by_pointer, enter, leave, &nic}};
+    return (struct ibx_gpu_registrations){.registrar = {by_dmabuf, by_pointer, enter, leave, &nic}};
 }
 
-static struct ibx_double_stats stats(void)
-{
-    struct ibx_double_stats now;
-    app->get_stats(&now);
-    return now;
-}
-
-static int get(struct ibx_gpu_spans *spans, uint64_t device, size_t n, void **out)
+static int get(struct ibx_gpu_registrations *cache, uint64_t device, size_t n, void **out)
 {
     struct ibx_error err = {0};
-    return ibx_gpu_span_get(spans, cuda, device, n, out, &err);
+    return ibx_gpu_registration_get(cache, cuda, device, n, out, &err);
 }
 
 /* The whole allocation, once, whatever part is asked for; the descriptor does not stay open. */
 static void test_once(void **state)
 {
     (void)state;
-    struct ibx_gpu_spans spans = spans_of(true, true);
+    struct ibx_gpu_registrations cache = cache_of(true, true);
     uint64_t device;
     void *first = NULL, *again = NULL;
     assert_int_equal(app->mem_alloc(&device, BYTES), 0);
     assert_true(app->poke(device, "Q", 1));
-    unsigned long exports = stats().exports, sync = stats().sync_memops;
-    assert_int_equal(get(&spans, device + 777, 1000, &first), 0);
+    unsigned long exports = cuda_stats().exports, sync = cuda_stats().sync_memops;
+    assert_int_equal(get(&cache, device + 777, 1000, &first), 0);
     assert_int_equal(nic.first, 'Q');
     assert_ptr_equal(nic.last.address, (void *)(uintptr_t)device);
     assert_true(nic.last.length >= BYTES && nic.last.length % 4096 == 0);
     assert_int_equal(nic.last.device, 0);
     assert_int_equal(fcntl(nic.last.dmabuf_fd, F_GETFD), -1);
-    assert_int_equal(stats().sync_memops, sync + 1);
-    assert_int_equal(get(&spans, device, BYTES, &again), 0);
+    assert_int_equal(cuda_stats().sync_memops, sync + 1);
+    assert_int_equal(get(&cache, device, BYTES, &again), 0);
     assert_ptr_equal(first, again);
-    assert_int_equal(get(&spans, device + 1, BYTES, &again), -ERANGE);
-    assert_int_equal(get(&spans, 4096, 1, &again), -ERANGE);
-    assert_int_equal(stats().exports, exports + 1);
+    assert_int_equal(get(&cache, device + 1, BYTES, &again), -ERANGE);
+    assert_int_equal(get(&cache, 4096, 1, &again), -ERANGE);
+    assert_int_equal(cuda_stats().exports, exports + 1);
     assert_true(nic.entered == 1 && nic.by_pointer == 0);
-    ibx_gpu_spans_drop(&spans, 0);
+    ibx_gpu_registrations_drop(&cache, 0);
     assert_int_equal(nic.left, 1);
     app->mem_free(device);
 }
@@ -111,16 +104,16 @@ static void test_pcie_first(void **state)
     void *registration;
     assert_int_equal(app->mem_alloc(&device, BYTES), 0);
     for (int pcie = 0; pcie < 2; pcie++) {
-        struct ibx_gpu_spans spans = spans_of(true, false);
-        unsigned long exports = stats().exports;
+        struct ibx_gpu_registrations cache = cache_of(true, false);
+        unsigned long exports = cuda_stats().exports;
         app->attribute(0, pcie);
-        assert_int_equal(get(&spans, device, 1, &registration), 0);
-        assert_int_equal(stats().exports, exports + 1);
-        ibx_gpu_spans_drop(&spans, 0);
+        assert_int_equal(get(&cache, device, 1, &registration), 0);
+        assert_int_equal(cuda_stats().exports, exports + 1);
+        ibx_gpu_registrations_drop(&cache, 0);
         nic.refuse_dmabuf = true;
-        assert_int_equal(get(&spans, device, 1, &registration), -EIO);
-        assert_int_equal(stats().exports, exports + 2 + (unsigned)pcie);
-        ibx_gpu_spans_drop(&spans, 0);
+        assert_int_equal(get(&cache, device, 1, &registration), -EIO);
+        assert_int_equal(cuda_stats().exports, exports + 2 + (unsigned)pcie);
+        ibx_gpu_registrations_drop(&cache, 0);
     }
     app->attribute(0, 0);
     app->mem_free(device);
@@ -135,28 +128,29 @@ static void test_second_choice(void **state)
     struct ibx_error err = {0}, again = {0};
     assert_int_equal(app->mem_alloc(&device, BYTES), 0);
     for (unsigned why = 0; why < 3; why++) {
-        struct ibx_gpu_spans spans = spans_of(why != 0, true);
+        struct ibx_gpu_registrations cache = cache_of(why != 0, true);
         app->attribute(IBX_CUDA_DEVICE_DMA_BUF, why != 1);
         nic.refuse_dmabuf = true;
-        assert_int_equal(get(&spans, device, BYTES, &registration), 0);
+        assert_int_equal(get(&cache, device, BYTES, &registration), 0);
         assert_true(nic.entered == 1 && nic.by_pointer == 1);
-        ibx_gpu_spans_drop(&spans, device + 5);
+        ibx_gpu_registrations_drop(&cache, device + 5);
         assert_int_equal(nic.left, 1);
     }
     app->attribute(IBX_CUDA_DEVICE_DMA_BUF, 0);
-    struct ibx_gpu_spans spans = spans_of(true, false);
-    assert_true(ibx_gpu_span_get(&spans, cuda, device, 1, &registration, &err) < 0);
+    struct ibx_gpu_registrations cache = cache_of(true, false);
+    assert_true(ibx_gpu_registration_get(&cache, cuda, device, 1, &registration, &err) < 0);
     assert_non_null(strstr(err.message, "GPU 0 has none"));
-    assert_int_equal(ibx_gpu_span_get(&spans, cuda, device, 1, &registration, &again), -EOPNOTSUPP);
+    assert_int_equal(ibx_gpu_registration_get(&cache, cuda, device, 1, &registration, &again),
+                     -EOPNOTSUPP);
     assert_int_equal(again.code, 0);
     app->attribute(IBX_CUDA_DEVICE_DMA_BUF, 1);
-    ibx_gpu_spans_drop(&spans, 0);
+    ibx_gpu_registrations_drop(&cache, 0);
     app->inject("cuPointerSetAttribute", 1, 801, false);
-    assert_true(ibx_gpu_span_get(&spans, cuda, device, 1, &registration, &err) < 0);
+    assert_true(ibx_gpu_registration_get(&cache, cuda, device, 1, &registration, &err) < 0);
     assert_non_null(strstr(err.message, "synchronous"));
-    ibx_gpu_spans_drop(&spans, 0);
+    ibx_gpu_registrations_drop(&cache, 0);
     app->inject("cuMemGetHandleForAddressRange", 2, 999, false);
-    assert_true(ibx_gpu_span_get(&spans, cuda, device, 1, &registration, &err) < 0);
+    assert_true(ibx_gpu_registration_get(&cache, cuda, device, 1, &registration, &err) < 0);
     assert_non_null(strstr(err.message, "no dma-buf of"));
     assert_int_equal(nic.entered, 0);
     app->mem_free(device);
@@ -166,19 +160,19 @@ static void test_second_choice(void **state)
 static void test_another_buffer(void **state)
 {
     (void)state;
-    struct ibx_gpu_spans spans = spans_of(true, true);
+    struct ibx_gpu_registrations cache = cache_of(true, true);
     uint64_t device, next;
     void *registration;
     assert_int_equal(app->mem_alloc(&device, BYTES), 0);
-    assert_int_equal(get(&spans, device, 1, &registration), 0);
-    spans.spans[0].id++; /* as if this had been the buffer before it */
-    assert_int_equal(get(&spans, device, 1, &registration), 0);
+    assert_int_equal(get(&cache, device, 1, &registration), 0);
+    cache.entries[0].id++; /* as if this had been the buffer before it */
+    assert_int_equal(get(&cache, device, 1, &registration), 0);
     assert_true(nic.entered == 2 && nic.left == 1);
     app->mem_free(device);
     assert_int_equal(app->mem_alloc(&next, BYTES), 0);
-    assert_int_equal(get(&spans, next, 1, &registration), 0);
+    assert_int_equal(get(&cache, next, 1, &registration), 0);
     assert_true(nic.entered == 3 && (next != device || nic.left == 2));
-    ibx_gpu_spans_drop(&spans, 0);
+    ibx_gpu_registrations_drop(&cache, 0);
     assert_int_equal(nic.left, 3);
     app->mem_free(next);
 }
@@ -186,21 +180,21 @@ static void test_another_buffer(void **state)
 static void test_bounded(void **state)
 {
     (void)state;
-    struct ibx_gpu_spans spans = spans_of(true, true);
-    uint64_t devices[IBX_GPU_SPANS + 3];
+    struct ibx_gpu_registrations cache = cache_of(true, true);
+    uint64_t devices[IBX_GPU_REGISTRATIONS + 3];
     void *registration;
-    for (unsigned i = 0; i < IBX_GPU_SPANS + 3; i++) {
+    for (unsigned i = 0; i < IBX_GPU_REGISTRATIONS + 3; i++) {
         assert_int_equal(app->mem_alloc(&devices[i], 4096), 0);
-        assert_int_equal(get(&spans, devices[i], 1, &registration), 0);
-        assert_int_equal(get(&spans, devices[0], 1, &registration), 0); /* in use all the time */
+        assert_int_equal(get(&cache, devices[i], 1, &registration), 0);
+        assert_int_equal(get(&cache, devices[0], 1, &registration), 0); /* in use all the time */
     }
-    assert_int_equal(nic.entered, IBX_GPU_SPANS + 3);
+    assert_int_equal(nic.entered, IBX_GPU_REGISTRATIONS + 3);
     assert_int_equal(nic.left, 3);
-    ibx_gpu_spans_drop(&spans, devices[0]);
+    ibx_gpu_registrations_drop(&cache, devices[0]);
     assert_int_equal(nic.left, 4);
-    ibx_gpu_spans_drop(&spans, 0);
+    ibx_gpu_registrations_drop(&cache, 0);
     assert_int_equal(nic.left, nic.entered);
-    for (unsigned i = 0; i < IBX_GPU_SPANS + 3; i++)
+    for (unsigned i = 0; i < IBX_GPU_REGISTRATIONS + 3; i++)
         app->mem_free(devices[i]);
 }
 
@@ -209,17 +203,17 @@ static void test_order(void **state)
 {
     (void)state;
     struct ibx_error err = {0};
-    unsigned long flushes = stats().flushes;
+    unsigned long flushes = cuda_stats().flushes;
     assert_true(ibx_gpu_writes_ordered(cuda, &err));
     assert_int_equal(ibx_gpu_writes_flush(cuda), 0);
-    assert_int_equal(stats().flushes, flushes);
+    assert_int_equal(cuda_stats().flushes, flushes);
     app->attribute(IBX_CUDA_DEVICE_RDMA_ORDERING, 0);
     assert_false(ibx_gpu_writes_ordered(cuda, &err));
     assert_non_null(strstr(err.message, "flushed"));
     app->attribute(IBX_CUDA_DEVICE_RDMA_FLUSH, IBX_CUDA_FLUSH_BY_HOST);
     assert_true(ibx_gpu_writes_ordered(cuda, &err));
     assert_int_equal(ibx_gpu_writes_flush(cuda), 0);
-    assert_int_equal(stats().flushes, flushes + 1);
+    assert_int_equal(cuda_stats().flushes, flushes + 1);
     app->attribute(IBX_CUDA_DEVICE_RDMA_FLUSH, 0);
     app->attribute(IBX_CUDA_DEVICE_RDMA_ORDERING, IBX_CUDA_ORDERING_OWNER);
 }
@@ -240,5 +234,5 @@ int main(void)
         cmocka_unit_test(test_second_choice), cmocka_unit_test(test_another_buffer),
         cmocka_unit_test(test_bounded),       cmocka_unit_test(test_order),
     };
-    return cmocka_run_group_tests_name("spans", tests, find_cuda, NULL);
+    return cmocka_run_group_tests_name("gpu-registrations", tests, find_cuda, NULL);
 }

@@ -9,48 +9,48 @@
  * its context is reset, as far as the caller tells, or when an entry is needed. The registrar must
  * give local access only.
  *
- * A struct ibx_gpu_spans belongs to one connection, its thread and that thread's current context.
+ * A struct ibx_gpu_registrations belongs to one connection, its thread and that thread's current
+ * context.
  */
-#ifndef IBX_GPUDIRECT_GPU_SPANS_H
-#define IBX_GPUDIRECT_GPU_SPANS_H
+#ifndef IBX_GPUDIRECT_GPU_REGISTRATIONS_H
+#define IBX_GPUDIRECT_GPU_REGISTRATIONS_H
 
 #include "common/span.h"
 #include "gpudirect/cuda.h"
 
 #include <stdbool.h>
 
-#define IBX_GPU_SPANS 32u
+#define IBX_GPU_REGISTRATIONS 32u
 
 /* Registers memory with the fabric; `by_dmabuf` and `by_pointer` say how it can. */
 struct ibx_gpu_registrar {
     bool by_dmabuf, by_pointer;
-    int (*enter)(void *context, const struct ibx_span *span, void **registration,
-                 struct ibx_error *err);
-    void (*leave)(void *context, void *registration);
+    int (*enter)(void *context, const struct ibx_span *span, void **handle, struct ibx_error *err);
+    void (*leave)(void *context, void *handle);
     void *context;
 };
 
-struct ibx_gpu_span {
+struct ibx_gpu_registration {
     uint64_t base; /* 0: a free entry */
     size_t size;
-    uint64_t id;        /* CUDA's, of the buffer */
-    void *registration; /* NULL: refused, and not tried again under this id */
-    uint64_t used;      /* larger is later */
+    uint64_t id;   /* CUDA's, of the buffer */
+    void *handle;  /* the registrar's; NULL: refused, and not tried again under this id */
+    uint64_t used; /* larger is later */
 };
 
-struct ibx_gpu_spans {
+struct ibx_gpu_registrations {
     struct ibx_gpu_registrar registrar;
-    struct ibx_gpu_span spans[IBX_GPU_SPANS];
+    struct ibx_gpu_registration entries[IBX_GPU_REGISTRATIONS];
     uint64_t clock;
 };
 
 /* The registration of the allocation that holds [device, device + n), made now unless there is one.
  * -ERANGE: no single allocation holds it; -ENOSYS, -EIO or the registrar's error when it is
  * refused; -EOPNOTSUPP without a message when it was refused before. */
-int ibx_gpu_span_get(struct ibx_gpu_spans *spans, const struct ibx_cuda *cuda, uint64_t device,
-                     size_t n, void **registration, struct ibx_error *err);
+int ibx_gpu_registration_get(struct ibx_gpu_registrations *cache, const struct ibx_cuda *cuda,
+                             uint64_t device, size_t n, void **handle, struct ibx_error *err);
 /* The allocation that holds `device` is about to be freed; 0: all are. */
-void ibx_gpu_spans_drop(struct ibx_gpu_spans *spans, uint64_t device);
+void ibx_gpu_registrations_drop(struct ibx_gpu_registrations *cache, uint64_t device);
 
 /* Whether what a fabric writes into the current device's memory can be made visible to it. */
 bool ibx_gpu_writes_ordered(const struct ibx_cuda *cuda, struct ibx_error *err);
