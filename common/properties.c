@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "common/properties.h"
 
+#include "common/file_check.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 /* isspace(3) of the C locale: the process may run in another one. */
@@ -133,19 +136,23 @@ static ssize_t read_file(int fd, char *buffer, size_t size)
     return (ssize_t)have;
 }
 
+/* /dev/null is a file without entries, which everybody can write. */
+static bool is_null(int fd)
+{
+    struct stat st;
+    return !fstat(fd, &st) && S_ISCHR(st.st_mode) && st.st_rdev == makedev(1, 3);
+}
+
 int ibx_properties_load(const char *file, struct ibx_properties *properties, struct ibx_error *err)
 {
-    /* O_NONBLOCK: a FIFO must not block the caller; fstat then refuses it. */
+    /* O_NONBLOCK: a FIFO must not block the caller; the check then refuses it. */
     int fd = open(file, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return ibx_error_set(err, -errno, "cannot open %s: %s", file, strerror(errno));
-    struct stat st;
     char *text = NULL;
-    int rc;
-    if (fstat(fd, &st) || !(S_ISREG(st.st_mode) || S_ISCHR(st.st_mode))) {
-        rc = ibx_error_set(err, -EINVAL, "%s is not a regular file", file);
+    int rc = is_null(fd) ? 0 : ibx_file_check(fd, IBX_FILE_CONFIGURATION, file, err);
+    if (rc)
         goto out;
-    }
     /* One byte more than allowed, so that the parser refuses a longer file. */
     text = malloc(IBX_PROPERTIES_BYTES_MAX + 1);
     if (!text) {

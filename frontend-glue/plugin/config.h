@@ -43,8 +43,10 @@ struct ibx_glue_config {
 
 /* For G2 and later. The endpoint is that of properties.json; a NULL host: there is none. GVirtuS
  * leaves the host "" and the port 0 when it does not understand them: then the file must give the
- * URI. It is fine if no file exists. -EINVAL names file, line, value and what is accepted; -ENOENT
- * only for GVIRTUS_RDMA_PROPERTIES; -ENOMEM. Reads the environment: not during a setenv(3). */
+ * URI. It is fine if no file exists. -EINVAL names file, line, value and what is accepted; -EPERM:
+ * it, or the file of rdma.tuning, is another user's or can be changed by others, see file_check.h;
+ * -ENOENT only for GVIRTUS_RDMA_PROPERTIES; -ENOMEM. Reads the environment: not during a
+ * setenv(3). */
 int ibx_glue_config_load(const char *endpoint_host, uint16_t endpoint_port,
                          struct ibx_glue_config *config, struct ibx_error *err);
 

@@ -11,6 +11,7 @@ import tempfile
 import time
 import traceback
 
+os.umask(0o022)  # configuration that others can change is refused
 LIMIT = 60 * float(os.environ.get("MESON_TEST_TIMEOUT_MULTIPLIER", "1"))  # seconds for any one wait
 
 

@@ -6,12 +6,13 @@
  */
 #include "transport/handshake/handshake.h"
 
+#include "common/file_check.h"
+
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define FEWEST_DIGITS 32u
@@ -22,23 +23,6 @@ struct ibx_keys {
     unsigned count;
     struct ibx_key items[];
 };
-
-static int check_key_file(int fd, const char *path, struct ibx_error *err)
-{
-    struct stat st;
-    if (fstat(fd, &st))
-        return ibx_error_set(err, -errno, "key file %s: %s", path, strerror(errno));
-    if (!S_ISREG(st.st_mode))
-        return ibx_error_set(err, -EINVAL, "key file %s is not a regular file", path);
-    if (st.st_mode & 077)
-        return ibx_error_set(err, -EPERM,
-                             "key file %s has mode %04o, so others can read it: chmod 600 it", path,
-                             (unsigned)(st.st_mode & 07777));
-    if (st.st_uid != geteuid() && st.st_uid != 0)
-        return ibx_error_set(err, -EPERM, "key file %s belongs to user %u, not to user %u or root",
-                             path, (unsigned)st.st_uid, (unsigned)geteuid());
-    return 0;
-}
 
 /* -------------------------------------------------------------------------- parsing */
 
@@ -196,7 +180,7 @@ int ibx_keys_load(const char *path, struct ibx_keys **keys, struct ibx_error *er
     *keys = NULL;
     if (!*path)
         return 0;
-    /* O_NONBLOCK: a FIFO must not hold up the caller; check_key_file() then refuses it. */
+    /* O_NONBLOCK: a FIFO must not hold up the caller; ibx_file_check() then refuses it. */
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (fd < 0)
         return ibx_error_set(
@@ -205,7 +189,7 @@ int ibx_keys_load(const char *path, struct ibx_keys **keys, struct ibx_error *er
             : errno == ENOENT
                 ? "; copy the other end's there, or make one by \"openssl rand -hex 32\""
                 : "");
-    int rc = check_key_file(fd, path, err);
+    int rc = ibx_file_check(fd, IBX_FILE_KEY, path, err);
     if (!rc)
         rc = read_keys(fd, path, keys, err);
     close(fd);

@@ -221,8 +221,54 @@ static void test_load(void **state)
     assert_int_equal(ibx_properties_load("/dev/zero", &p, &error), -EINVAL);
 }
 
+static void load_refused(const char *file, const char *expected)
+{
+    struct ibx_properties p = {.count = 77};
+    assert_int_equal(ibx_properties_load(file, &p, &error), -EPERM);
+    assert_int_equal(p.count, 77);
+    assert_non_null(strstr(error.message, file));
+    if (!strstr(error.message, expected))
+        fail_msg("\"%s\" lacks \"%s\"", error.message, expected);
+}
+
+/* Whoever can change the file decides where the process connects, and with which key. */
+static void test_files_of_others_are_refused(void **state)
+{
+    (void)state;
+    static const mode_t open_modes[] = {0664, 0646, 0602, 0620, 0777};
+    char file[] = "/tmp/ibx-properties-XXXXXX", message[80];
+    struct ibx_properties p;
+    int fd = mkstemp(file);
+    assert_true(fd >= 0);
+    for (size_t i = 0; i < sizeof(open_modes) / sizeof(open_modes[0]); i++) {
+        assert_int_equal(fchmod(fd, open_modes[i]), 0);
+        snprintf(message, sizeof(message), "has mode %04o, so others can change it: chmod go-w it",
+                 (unsigned)open_modes[i]);
+        load_refused(file, message);
+    }
+    assert_int_equal(fchmod(fd, 0644), 0);
+    assert_int_equal(ibx_properties_load(file, &p, &error), 0);
+    ibx_properties_fini(&p);
+    if (!geteuid()) { /* only root can give files away, and root's are everybody's */
+        assert_int_equal(fchown(fd, 12345, 0), 0);
+        load_refused(file, "belongs to user 12345, not to user 0 or root: chown it");
+        assert_int_equal(seteuid(12345), 0);
+        assert_int_equal(ibx_properties_load(file, &p, &error), 0);
+        ibx_properties_fini(&p);
+        assert_int_equal(seteuid(0), 0);
+        assert_int_equal(fchown(fd, 0, 0), 0);
+        assert_int_equal(seteuid(12345), 0);
+        assert_int_equal(ibx_properties_load(file, &p, &error), 0);
+        ibx_properties_fini(&p);
+        assert_int_equal(seteuid(0), 0);
+    }
+    close(fd);
+    assert_int_equal(unlink(file), 0);
+}
+
 int main(void)
 {
+    umask(022);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_upstream_file),
         cmocka_unit_test(test_split_and_trim),
@@ -233,6 +279,7 @@ int main(void)
         cmocka_unit_test(test_entry_limit),
         cmocka_unit_test(test_lists),
         cmocka_unit_test(test_load),
+        cmocka_unit_test(test_files_of_others_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -426,14 +426,50 @@ static void test_tuning(void **state)
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
+/* The file and what it names are refused like key files. */
+static void test_files_of_others(void **state)
+{
+    (void)state;
+    write_file("home/etc/gvirtus.properties", "rdma.tuning : ibx-tuning.properties\n");
+    write_file("home/etc/ibx-tuning.properties", "chunk : 128K\n");
+    assert_int_equal(load(), 0);
+    assert_int_equal(chmod(in_dir("home/etc/ibx-tuning.properties"), 0664), 0);
+    assert_int_equal(load(), -EPERM);
+    expect_message("home/etc/ibx-tuning.properties has mode 0664, so others can change it: chmod");
+    write_file("home/etc/gvirtus.properties", "");
+    assert_int_equal(load(), 0); /* what nobody asked for is left alone */
+    assert_false(config.gpu.tuning.found);
+    assert_int_equal(chmod(in_dir("home/etc/gvirtus.properties"), 0646), 0);
+    assert_int_equal(load(), -EPERM);
+    expect_message("home/etc/gvirtus.properties has mode 0646, so others can change it: chmod");
+    char file[PATH_MAX];
+    assert_int_equal(ibx_glue_tuning_file(file, &error), -EPERM);
+    if (!geteuid()) {
+        assert_int_equal(chmod(in_dir("home/etc/gvirtus.properties"), 0644), 0);
+        assert_int_equal(chown(in_dir("home/etc/gvirtus.properties"), 12345, 0), 0);
+        assert_int_equal(load(), -EPERM);
+        expect_message("belongs to user 12345, not to user 0 or root: chown it");
+    }
+}
+
 int main(void)
 {
+    umask(022);
     const struct CMUnitTest tests[] = {
-        TEST(test_defaults),      TEST(test_search_order), TEST(test_the_hosts_file_comes_last),
-        TEST(test_classic_order), TEST(test_uris),         TEST(test_options),
-        TEST(test_bad_keys),      TEST(test_memory),       TEST(test_memory_on_every_fabric),
-        TEST(test_log),           TEST(test_unreadable),   TEST(test_gpu),
+        TEST(test_defaults),
+        TEST(test_search_order),
+        TEST(test_the_hosts_file_comes_last),
+        TEST(test_classic_order),
+        TEST(test_uris),
+        TEST(test_options),
+        TEST(test_bad_keys),
+        TEST(test_memory),
+        TEST(test_memory_on_every_fabric),
+        TEST(test_log),
+        TEST(test_unreadable),
+        TEST(test_gpu),
         TEST(test_tuning),
+        TEST(test_files_of_others),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

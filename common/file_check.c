@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "common/file_check.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+int ibx_file_check(int fd, enum ibx_file_kind kind, const char *name, struct ibx_error *err)
+{
+    const bool key = kind == IBX_FILE_KEY;
+    const char *what = key ? "key file " : "";
+    struct stat st;
+    if (fstat(fd, &st))
+        return ibx_error_set(err, -errno, "%s%s: %s", what, name, strerror(errno));
+    if (!S_ISREG(st.st_mode))
+        return ibx_error_set(err, -EINVAL, "%s%s is not a regular file", what, name);
+    if (st.st_mode & (key ? 077 : 022))
+        return ibx_error_set(err, -EPERM, "%s%s has mode %04o, so others can %s it: chmod %s it",
+                             what, name, (unsigned)(st.st_mode & 07777), key ? "read" : "change",
+                             key ? "600" : "go-w");
+    if (st.st_uid != geteuid() && st.st_uid != 0)
+        return ibx_error_set(err, -EPERM,
+                             "%s%s belongs to user %u, not to user %u or root: chown it to one of "
+                             "them",
+                             what, name, (unsigned)st.st_uid, (unsigned)geteuid());
+    return 0;
+}

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Whether a file may decide what a process does. Whoever can change a configuration file names back
+ * ends, key files and folders for the process that reads it; whoever can read a key file has the
+ * key.
+ */
+#ifndef IBX_COMMON_FILE_CHECK_H
+#define IBX_COMMON_FILE_CHECK_H
+
+#include "common/error.h"
+
+enum ibx_file_kind {
+    IBX_FILE_CONFIGURATION, /* others may read it */
+    IBX_FILE_KEY,           /* only its owner may */
+};
+
+/* Whether the open file is a regular one that belongs to the user of this process or to root, and
+ * in which nobody else has more rights than its kind allows. `name` is for messages. -EINVAL: of
+ * another type; -EPERM: of another user, or open to others; or an error of fstat(2). */
+int ibx_file_check(int fd, enum ibx_file_kind kind, const char *name, struct ibx_error *err);
+
+#endif
