@@ -14,7 +14,7 @@ static _Atomic bool over_bar;
 
 static int level_from_environment(void)
 {
-    const char *name = getenv("IBX_LOG");
+    const char *name = secure_getenv("IBX_LOG");
     for (int i = 0; name && i <= IBX_LOG_DEBUG; i++) {
         if (!strcmp(name, level_names[i]))
             return i;

@@ -61,7 +61,7 @@ _Static_assert(sizeof(symbols) / sizeof(symbols[0]) == sizeof(struct ibx_cuda) /
 
 static void load(void)
 {
-    const char *named = getenv("IBX_LIBCUDA");
+    const char *named = secure_getenv("IBX_LIBCUDA");
     const char *library = named && *named ? named : LIBRARY;
     handle = dlopen(library, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (!handle) {

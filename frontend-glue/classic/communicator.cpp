@@ -191,7 +191,7 @@ bool ours(const char *communicator)
 
 void *make(const char *communicator, bool back_end)
 {
-    const char *own_file = back_end ? sole_argument : std::getenv("CONFIG_FILE");
+    const char *own_file = back_end ? sole_argument : secure_getenv("CONFIG_FILE");
     ibx_error err{};
     ibx_session *session = nullptr;
     auto config = std::make_unique<ibx_glue_config>();

@@ -44,7 +44,7 @@ static int try_file(struct ibx_glue_config *config, const char *dir, size_t dir_
 
 static const char *environment(const char *name)
 {
-    const char *value = getenv(name);
+    const char *value = secure_getenv(name);
     return value && *value ? value : NULL;
 }
 

@@ -65,7 +65,7 @@ void ibx_migration_stop_at(const char *side, const char *state)
 {
     static bool stopped;
     char name[64];
-    const char *at = getenv("IBX_MOVE_STOP_AT");
+    const char *at = secure_getenv("IBX_MOVE_STOP_AT");
     snprintf(name, sizeof(name), "%s:%s", side, state);
     if (!at || stopped || strcmp(at, name))
         return;

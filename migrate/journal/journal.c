@@ -45,14 +45,14 @@ void ibx_journal_arrived_path(const struct ibx_journal *record, char *path, size
 
 static const char *home(void)
 {
-    const char *dir = getenv("HOME");
+    const char *dir = secure_getenv("HOME");
     const struct passwd *user = dir && *dir ? NULL : getpwuid(geteuid());
     return user ? user->pw_dir : dir && *dir ? dir : "/";
 }
 
 static void choose_folder(const char *given, char folder[PATH_MAX])
 {
-    const char *state = getenv("IBX_STATE_DIR"), *xdg = getenv("XDG_STATE_HOME");
+    const char *state = secure_getenv("IBX_STATE_DIR"), *xdg = secure_getenv("XDG_STATE_HOME");
     if (!given && state && *state)
         given = state;
     if (given)

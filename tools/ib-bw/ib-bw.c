@@ -180,7 +180,7 @@ int main(int argc, char **argv)
     if (command != BW_SERVE) /* a server takes the place of any other one */
         snprintf(args.options.purpose, sizeof(args.options.purpose), "ib-bw");
     /* The report says what goes wrong with a path. */
-    if (command != BW_SERVE && !getenv("IBX_LOG"))
+    if (command != BW_SERVE && !secure_getenv("IBX_LOG"))
         ibx_log_set_level(IBX_LOG_ERROR);
     return run[command](&args);
 }

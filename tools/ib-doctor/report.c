@@ -30,7 +30,7 @@ void ibx_doctor_add(const char *area, const char *name, enum doctor_status statu
 
 const char *ibx_doctor_root(void)
 {
-    const char *root = getenv("IBX_DOCTOR_ROOT");
+    const char *root = secure_getenv("IBX_DOCTOR_ROOT");
     return root ? root : "";
 }
 

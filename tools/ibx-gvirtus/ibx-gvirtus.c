@@ -135,7 +135,7 @@ void ibx_gvirtus_paths_find(const struct gvirtus_args *args, struct gvirtus_path
     if (!args->home)
         ibx_gvirtus_fail("which GVirtuS? Give --home DIR or set GVIRTUS_HOME");
     if (!config && !args->home_given)
-        config = getenv("GVIRTUS_CONFIG");
+        config = secure_getenv("GVIRTUS_CONFIG");
     check_home(args->home);
     if (!realpath(args->home, paths->home))
         ibx_gvirtus_fail("cannot open the GVirtuS home %s: %s", args->home, strerror(errno));
@@ -209,7 +209,7 @@ int main(int argc, char **argv)
     };
     static void (*const run[])(const struct gvirtus_args *) = {
         [INSTALL] = ibx_gvirtus_install, [REMOVE] = ibx_gvirtus_remove, [SHOW] = ibx_gvirtus_show};
-    const char *home = getenv("GVIRTUS_HOME");
+    const char *home = secure_getenv("GVIRTUS_HOME");
     struct gvirtus_args args = {.slot = "oldtcp"};
     unsigned command;
     ibx_tool_parse(&tool, argc, argv, &args, &command, NULL);

@@ -87,7 +87,7 @@ static void show_own_keys(const struct ibx_glue_config *config)
         const struct ibx_property *entry = ibx_properties_find(&properties, name);
         show_key("", key->name, entry ? entry->value : key->usual, key->usual);
     }
-    const char *level = getenv("IBX_LOG");
+    const char *level = secure_getenv("IBX_LOG");
     if (level && *level)
         row("", "IBX_LOG=%s in the environment wins over rdma.log", level);
     const struct ibx_property *ignored = &properties.ignored;

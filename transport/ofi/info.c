@@ -143,7 +143,8 @@ static struct fi_info *getinfo(const char *provider, uint64_t op_flags, bool gpu
  * fault would wait for bulk: only tests share there. */
 static bool can_be_shared(const struct fi_info *info, bool native)
 {
-    if (info->domain_attr->mr_mode & FI_MR_ENDPOINT || (!native && !getenv("IBX_OFI_SHARE_ALL")))
+    if (info->domain_attr->mr_mode & FI_MR_ENDPOINT ||
+        (!native && !secure_getenv("IBX_OFI_SHARE_ALL")))
         return false;
     struct fi_info *hints = make_hints(info->fabric_attr->prov_name, 0, info->caps & FI_HMEM);
     if (hints)
