@@ -1,0 +1,406 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * A relay between two ends that encrypt: it has all sockets of the connection (connect(2) leads to
+ * it), records what crosses, and changes one byte of it. No end ever takes wrong bytes for right
+ * ones, and nothing that is recorded has a payload in it.
+ */
+#include "common/clock.h"
+#include "transport/transport.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define FLIPS  500u
+#define LENGTH ((size_t)300000)
+#define EARLY                                                                                      \
+    4000u /* bytes, in which at least a quarter of the flips is: handshakes and small messages */
+#define RECORDED  ((size_t)4 << 20)
+#define PATIENCE  400u /* ms without an event: a changed length makes an end wait for more */
+#define SOCKETS   8u   /* of one session, at most */
+#define MAX_WORDS 256u
+
+int __real_connect(int fd, const struct sockaddr *address, socklen_t length);
+int __wrap_connect(int fd, const struct sockaddr *address, socklen_t length);
+
+/* In any thread. */
+#define MUST(condition)                                                                            \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition);              \
+            abort();                                                                               \
+        }                                                                                          \
+    } while (0)
+
+/* ------------------------------------------------------------------------- the relay */
+
+struct pipe {
+    int from, to;
+    pthread_t thread;
+};
+
+static struct {
+    struct pipe pipes[2 * SOCKETS];
+    unsigned count;
+    pthread_mutex_t lock;
+    size_t passed; /* bytes, of all sockets and both directions, in the order in which they came */
+    size_t flip;   /* which of them is changed; SIZE_MAX: none */
+    bool flipped;
+    uint8_t *record;
+} relay = {.lock = PTHREAD_MUTEX_INITIALIZER, .flip = SIZE_MAX};
+
+static void *pass(void *argument)
+{
+    struct pipe *pipe = argument;
+    static __thread uint8_t bytes[65536];
+    ssize_t n;
+    while ((n = recv(pipe->from, bytes, sizeof(bytes), 0)) > 0) {
+        pthread_mutex_lock(&relay.lock);
+        if (relay.flip - relay.passed < (size_t)n) {
+            bytes[relay.flip - relay.passed] ^= 0x10;
+            relay.flipped = true;
+        }
+        if (relay.record && relay.passed + (size_t)n <= RECORDED)
+            memcpy(relay.record + relay.passed, bytes, (size_t)n);
+        relay.passed += (size_t)n;
+        pthread_mutex_unlock(&relay.lock);
+        for (ssize_t at = 0, m; at < n; at += m) {
+            m = send(pipe->to, bytes + at, (size_t)(n - at), MSG_NOSIGNAL);
+            if (m < 0)
+                m = n; /* nobody is there any more */
+        }
+    }
+    shutdown(pipe->to, SHUT_WR);
+    return NULL;
+}
+
+static void pipe_start(int from, int to)
+{
+    struct pipe *pipe = &relay.pipes[relay.count++];
+    MUST(relay.count <= 2 * SOCKETS);
+    *pipe = (struct pipe){.from = from, .to = to};
+    setsockopt(to, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
+    MUST(!pthread_create(&pipe->thread, NULL, pass, pipe));
+}
+
+static void relay_end(void)
+{
+    for (unsigned i = 0; i < relay.count; i++)
+        pthread_join(relay.pipes[i].thread, NULL);
+    for (unsigned i = 0; i < relay.count; i++)
+        close(relay.pipes[i].from);
+    relay.count = 0;
+}
+
+/* Every TCP connection of the client gets the relay between. */
+int __wrap_connect(int fd, const struct sockaddr *address, socklen_t length)
+{
+    struct sockaddr_in here = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof(here);
+    if (address->sa_family != AF_INET)
+        return __real_connect(fd, address, length);
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int onward = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    MUST(!bind(listener, (struct sockaddr *)&here, size));
+    MUST(!listen(listener, 1));
+    MUST(!getsockname(listener, (struct sockaddr *)&here, &size));
+    int rc = __real_connect(onward, address, length);
+    int code = errno;
+    if (!rc) {
+        rc = __real_connect(fd, (struct sockaddr *)&here, size);
+        code = errno;
+        int back = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+        MUST(back >= 0);
+        pipe_start(back, onward);
+        pipe_start(onward, back);
+    } else {
+        close(onward);
+    }
+    close(listener);
+    errno = code;
+    return rc;
+}
+
+/* ---------------------------------------------------------------------- the session */
+
+static struct ibx_listener *listener;
+static struct ibx_options options;
+static uint8_t payload[2][LENGTH]; /* the client's, which is read; the server's, which is written */
+static char key_file[] = "/tmp/ibx-test-key-XXXXXX";
+
+/* What came of one session at one end. */
+struct outcome {
+    bool whole; /* all of it, and right */
+    int status;
+};
+
+/* The next event of that type: its status, or why it does not come. */
+static int await(struct ibx_conn *conn, enum ibx_event_type type, uint8_t *words, size_t *length)
+{
+    uint64_t deadline = ibx_deadline_in_ms(PATIENCE);
+    while (ibx_now_ns() < deadline) {
+        struct ibx_event event;
+        int n = ibx_poll(conn, &event, 1);
+        if (n < 0)
+            return n;
+        if (!n) {
+            ibx_wait(conn, ibx_ms_until(deadline));
+            continue;
+        }
+        if (event.type == IBX_EVENT_CLOSED)
+            return event.status ? event.status : -ECONNRESET;
+        if (event.type == IBX_EVENT_MESSAGE && words) {
+            MUST(event.length <= MAX_WORDS);
+            memcpy(words, event.data, event.length);
+            *length = event.length;
+        }
+        if (event.type == IBX_EVENT_MESSAGE)
+            ibx_message_release(conn, &event);
+        if (event.type == type)
+            return event.status;
+    }
+    return -ETIMEDOUT;
+}
+
+static int say(struct ibx_conn *conn, const void *words, size_t n)
+{
+    struct iovec iov = {(void *)(uintptr_t)words, n};
+    return ibx_send(conn, &iov, 1, 0, 0);
+}
+
+static int serve(struct ibx_conn *conn)
+{
+    uint8_t words[MAX_WORDS], *bytes = calloc(1, LENGTH);
+    size_t length = 0;
+    struct ibx_remote remote;
+    struct ibx_mr *mr = NULL;
+    struct ibx_span span = ibx_span_host(bytes, LENGTH);
+    MUST(bytes);
+    int rc = await(conn, IBX_EVENT_MESSAGE, words, &length);
+    if (!rc) {
+        struct ibx_reader r = ibx_reader_of(words, length);
+        ibx_remote_get(&r, &remote);
+        MUST(remote.length == LENGTH);
+        rc = ibx_mr_register(conn, &span, 0, &mr, NULL);
+    }
+    if (!rc)
+        rc = ibx_read(conn, mr, bytes, &remote, 0, LENGTH, 1, 0);
+    if (!rc)
+        rc = await(conn, IBX_EVENT_READ, NULL, NULL);
+    if (!rc) {
+        MUST(!memcmp(bytes, payload[0], LENGTH));
+        memcpy(bytes, payload[1], LENGTH);
+        rc = ibx_write(conn, mr, bytes, &remote, 0, LENGTH, 2, 0);
+    }
+    if (!rc)
+        rc = await(conn, IBX_EVENT_WRITE, NULL, NULL);
+    if (!rc)
+        rc = say(conn, payload[1], 100);
+    if (!rc)
+        rc = await(conn, IBX_EVENT_MESSAGE, words, &length);
+    if (!rc) {
+        MUST(length == 200);
+        MUST(!memcmp(words, payload[0], 200));
+    }
+    ibx_close(conn);
+    free(bytes);
+    return rc;
+}
+
+static atomic_bool client_gone;
+
+static void *server_main(void *argument)
+{
+    struct outcome *outcome = argument;
+    struct ibx_conn *conn = NULL;
+    struct pollfd door = {.fd = ibx_listener_fd(listener), .events = POLLIN};
+    struct ibx_error err = {0};
+    int rc = -EAGAIN;
+    while (rc == -EAGAIN) {
+        if (poll(&door, 1, 20) > 0)
+            rc = ibx_accept(listener, &conn, &err);
+        else if (atomic_load(&client_gone))
+            rc = -ETIMEDOUT;
+    }
+    if (!rc) {
+        rc = ibx_establish(conn, &err);
+        if (rc)
+            ibx_close(conn);
+        else
+            rc = serve(conn);
+    }
+    *outcome = (struct outcome){.whole = !rc, .status = rc};
+    return NULL;
+}
+
+static int use(struct ibx_conn *conn)
+{
+    uint8_t words[MAX_WORDS], *bytes = malloc(LENGTH);
+    struct ibx_span span = ibx_span_host(bytes, LENGTH);
+    struct ibx_mr *mr = NULL;
+    struct ibx_remote remote;
+    size_t length = 0;
+    memcpy(bytes, payload[0], LENGTH);
+    int rc =
+        ibx_mr_register(conn, &span, IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE, &mr, NULL);
+    MUST(rc == 0);
+    MUST(!ibx_mr_remote(mr, 0, LENGTH, &remote));
+    struct ibx_writer w = ibx_writer_of(words, sizeof(words));
+    ibx_remote_put(&w, &remote);
+    rc = say(conn, words, w.length);
+    if (!rc)
+        rc = await(conn, IBX_EVENT_MESSAGE, words, &length);
+    if (!rc) {
+        MUST(length == 100);
+        MUST(!memcmp(words, payload[1], 100));
+        MUST(!memcmp(bytes, payload[1], LENGTH));
+        rc = say(conn, payload[0], 200);
+    }
+    /* The server closes when it has that. */
+    while (!rc)
+        rc = await(conn, IBX_EVENT_CLOSED, NULL, NULL);
+    ibx_close(conn);
+    /* Whatever happened: each byte of the memory is an old or a new one, or zero. */
+    for (size_t i = 0; i < LENGTH; i++)
+        MUST(bytes[i] == payload[0][i] || bytes[i] == payload[1][i] || !bytes[i]);
+    free(bytes);
+    return rc;
+}
+
+/* One session through the relay; whether both ends had all of it. */
+static bool session(size_t flip, int *status)
+{
+    struct outcome server;
+    pthread_t thread;
+    struct ibx_conn *conn = NULL;
+    struct ibx_error err = {0};
+    relay.flip = flip;
+    relay.flipped = false;
+    relay.passed = 0;
+    atomic_store(&client_gone, false);
+    MUST(!pthread_create(&thread, NULL, server_main, &server));
+    *status = ibx_connect(ibx_listener_uri(listener), &options, &conn, &err);
+    if (!*status)
+        *status = use(conn);
+    atomic_store(&client_gone, true);
+    pthread_join(thread, NULL);
+    relay_end();
+    if (server.status && *status == -ECONNRESET)
+        *status = server.status;
+    return server.whole;
+}
+
+static void listen_with(const char *encryption)
+{
+    char uri[64] = "tcp://127.0.0.1:0";
+    struct ibx_error err = {0};
+    ibx_options_init(&options);
+    snprintf(options.key_file, sizeof(options.key_file), "%s", key_file);
+    assert_int_equal(ibx_options_set(&options, "encryption", encryption, &err), 0);
+    options.timeout_ms = 1000;
+    options.spin_us = 0;
+    assert_int_equal(ibx_listen(uri, &options, &listener, &err), 0);
+}
+
+/* ------------------------------------------------------------------------- tests */
+
+static bool recorded(const uint8_t *bytes)
+{
+    size_t have = relay.passed < RECORDED ? relay.passed : RECORDED;
+    for (size_t at = 0; at + 16 <= LENGTH; at += 1000) {
+        if (memmem(relay.record, have, bytes + at, 16))
+            return true;
+    }
+    return false;
+}
+
+static void record(const char *encryption, bool found)
+{
+    int status;
+    listen_with(encryption);
+    relay.record = malloc(RECORDED);
+    assert_true(session(SIZE_MAX, &status));
+    assert_true(relay.passed > 2 * LENGTH);
+    assert_int_equal(recorded(payload[0]), found);
+    assert_int_equal(recorded(payload[1]), found);
+    free(relay.record);
+    relay.record = NULL;
+    ibx_listener_close(listener);
+}
+
+static void test_a_recorder_finds_no_payload(void **state)
+{
+    (void)state;
+    record("off", true); /* it does look */
+    record("required", false);
+}
+
+static void test_no_changed_byte_is_taken(void **state)
+{
+    (void)state;
+    unsigned noticed = 0, flipped = 0, told = 0;
+    int status;
+    listen_with("required");
+    assert_true(session(SIZE_MAX, &status));
+    size_t total = relay.passed;
+    srand(1);
+    for (unsigned i = 0; i < FLIPS; i++) {
+        size_t range = i % 4 ? total : EARLY;
+        bool whole = session(((size_t)rand() << 16 ^ (size_t)rand()) % range, &status);
+        flipped += relay.flipped;
+        noticed += relay.flipped && !whole;
+        told += relay.flipped && status == -EBADMSG;
+    }
+    ibx_listener_close(listener);
+    print_message("%u bytes changed, %u sessions ended by it, %u of them with -EBADMSG\n", flipped,
+                  noticed, told);
+    assert_true(flipped >= FLIPS - FLIPS / 50);
+    /* The others changed a record of which nothing depended on: credits, the last words. */
+    assert_true(noticed >= flipped - FLIPS / 50);
+    assert_true(told >= FLIPS / 4);
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    static const char hex[] = "5ca1ab1e0ddba11c0ffee0decade0123456789abcdef0123456789abcdef0011\n";
+    int fd = mkstemp(key_file);
+    if (fd < 0 || write(fd, hex, sizeof(hex) - 1) != sizeof(hex) - 1)
+        return -1;
+    close(fd);
+    for (unsigned i = 0; i < 2; i++) {
+        for (size_t at = 0; at < LENGTH; at += 250)
+            if (getrandom(payload[i] + at, 250, 0) != 250)
+                return -1;
+    }
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    unlink(key_file);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_recorder_finds_no_payload),
+        cmocka_unit_test(test_no_changed_byte_is_taken),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
