@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -336,6 +337,41 @@ static void test_much_arrives_whole(void **state)
     pour(false, MOST / 32, 8192, 4);
 }
 
+/* ThreadSanitizer allows a child of a process with threads no threads of its own. */
+#ifndef __has_feature
+#define __has_feature(x) 0
+#endif
+#if defined(__SANITIZE_THREAD__) || __has_feature(thread_sanitizer)
+#define FORKS 0
+#else
+#define FORKS 1
+#endif
+
+/* A child has none of its parent's helpers, and its own connections get some. */
+static void test_a_child_has_its_own_helpers(void **state)
+{
+    (void)state;
+    struct tls_pair pair;
+    int status = -1;
+    tls_pair_open(&pair, true, tls_key, tls_key); /* keeps the parent's */
+    tls_pair_shake(&pair);
+    pour(true, MOST / 4, 0, 5);
+    for (int i = 0; i < 3 * FORKS; i++) {
+        pid_t child = fork();
+        assert_true(child >= 0);
+        if (!child) {
+            pour(true, MOST / 4, 0, 6);
+            tls_pair_close(&pair);
+            pour(true, MOST / 4, 0, 7);
+            _exit(0);
+        }
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_int_equal(status, 0);
+        pour(true, MOST / 4, 0, 8);
+    }
+    tls_pair_close(&pair);
+}
+
 /* ------------------------------------------------------------------- OpenSSL's own end */
 
 static SSL_SESSION *stranger_session(SSL *ssl)
@@ -504,6 +540,7 @@ int main(void)
         cmocka_unit_test(test_an_end_in_order_is_known),
         cmocka_unit_test(test_records_keep_their_order),
         cmocka_unit_test(test_much_arrives_whole),
+        cmocka_unit_test(test_a_child_has_its_own_helpers),
         cmocka_unit_test(test_openssl_understands_us),
         cmocka_unit_test(test_a_certificate_is_no_proof),
         cmocka_unit_test(test_less_than_tls_13_with_dhe_is_refused),
