@@ -61,6 +61,8 @@ struct ibx_options {
     char key_file[256];          /* "" none [""] */
     char name[IBX_NAME_MAX + 1]; /* of the key in key_file that a client uses, "" the first [""] */
     char allow[512]; /* names that a server serves, comma separated; "" all in key_file [""] */
+    unsigned
+        unauthenticated; /* clients that a listener lets try to prove themselves at once [256] */
     enum ibx_encryption encryption; /* TLS; auto: with a key, to another host [auto] */
     bool insecure;       /* serve other hosts without a key, and connect to them [false] */
     unsigned port_num;   /* verbs port on the device, 0 by route [0] */
@@ -129,30 +131,37 @@ int ibx_uri_options(const struct ibx_uri *uri, struct ibx_options *options, stru
  * host has no such address; -EADDRINUSE; -ENOMEM; other errors of open(2) and sockets. */
 int ibx_listen(const char *uri, const struct ibx_options *options, struct ibx_listener **listener,
                struct ibx_error *err);
-/* Readable (level-triggered) when ibx_accept() has a connection to take. Constant for the
- * listener's life; survives fork(2). */
+/* Readable (level-triggered) when ibx_accept() has something to do. Constant for the listener's
+ * life; survives fork(2). */
 int ibx_listener_fd(const struct ibx_listener *listener);
 /* The URI for clients, with the real port. Valid for the listener's life. */
 const char *ibx_listener_uri(const struct ibx_listener *listener);
-/* Takes one connection request, without blocking. The peer is not authenticated yet, and the
- * connection is not established; it may be carried across fork(2) and to another thread.
- * -EAGAIN: there is none; -ENOMEM; other errors of accept4(2), such as -EMFILE. */
+/* Goes on with the handshakes of all clients that have come, without blocking, and returns one that
+ * has proven itself. So call it whenever ibx_listener_fd() is readable; it needs no thread or
+ * process for a client before that. At most options->unauthenticated clients have a place
+ * meanwhile, each for 2 seconds at most; when there is none, who has said nothing for the longest
+ * time gives way. One address (or user, over a unix socket) has an eighth of them at most for
+ * clients that say nothing. The connection is not established yet; it may be carried across fork(2)
+ * and to another thread. -EAGAIN: there is none yet; if a client was turned away, `err` says why,
+ * as does the log; -ENOMEM; other errors of accept4(2), such as -EMFILE. */
 int ibx_accept(struct ibx_listener *listener, struct ibx_conn **conn, struct ibx_error *err);
-/* The server's handshake: authenticates the client, agrees with it on a provider and sets it up.
- * Blocks for at most timeout_ms until the client is authenticated, and then for as long in each
- * step of each provider tried. After a failure only ibx_close() is left to call. -EACCES: the
- * client lacks the key, or is on another host without one; -EPROTO, -EPROTONOSUPPORT: it does not
- * speak this protocol or version; -EBADMSG: a frame was changed on its way; -ETIMEDOUT,
- * -ECONNRESET: it is silent or gone; -ENOTSUP: no provider works on both ends, with all the
- * reasons; -EINVAL: the connection does not come fresh from ibx_accept(); -EIO: OpenSSL has no
- * random bytes; -ENOMEM, -EMFILE. */
+/* The same with waiting, for `timeout_ms` (-1: no limit). -ETIMEDOUT. */
+int ibx_accept_wait(struct ibx_listener *listener, int timeout_ms, struct ibx_conn **conn,
+                    struct ibx_error *err);
+/* The rest of the server's handshake: agrees with the client on a provider and sets it up. Blocks
+ * for at most timeout_ms in each step of each provider tried. After a failure only ibx_close() is
+ * left to call. -EPROTO: the client does not speak this protocol; -EBADMSG: a frame was changed on
+ * its way; -ETIMEDOUT, -ECONNRESET: it is silent or gone; -ENOTSUP: no provider works on both ends,
+ * with all the reasons; -EINVAL: the connection does not come fresh from ibx_accept(); -ENOMEM,
+ * -EMFILE. */
 int ibx_establish(struct ibx_conn *conn, struct ibx_error *err);
 /* Accepts NULL. */
 void ibx_listener_close(struct ibx_listener *listener);
 
 /* Connects and does the client's handshake; blocks for at most timeout_ms in each step. Errors of
  * ibx_listen() for the URI, the options and the key file; of connect(2), such as -ECONNREFUSED; and
- * of ibx_establish(), where a refusal has the server's code. */
+ * of ibx_establish(), where a refusal has the server's code: -EACCES for a wrong key,
+ * -EPROTONOSUPPORT for another version. */
 int ibx_connect(const char *uri, const struct ibx_options *options, struct ibx_conn **conn,
                 struct ibx_error *err);
 

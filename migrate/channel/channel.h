@@ -61,9 +61,9 @@ void ibx_channel_fini(struct ibx_channel *channel);
 /* ------------------------------------------------------------ acceptor */
 
 /*
- * Connection requests at the destination. One thread accepts, and one thread for each request does
- * the handshake and waits for the first message. The migration sees a connection only after that,
- * so an unauthenticated peer does not delay a stopped VM.
+ * Connection requests at the destination. One thread accepts peers that have proven themselves, and
+ * one thread for each of them sets the connection up and waits for the first message. The migration
+ * sees a connection only after that, so no peer delays a stopped VM.
  */
 #define IBX_ACCEPTOR_REQUESTS_MAX 32u /* at a time; more wait in the listener */
 

@@ -192,13 +192,19 @@ struct ibx_conn *contract_accept(struct ibx_listener *listener)
 {
     struct ibx_conn *conn = NULL;
     struct ibx_error err = {0};
-    int rc;
-    do {
-        wait_readable(ibx_listener_fd(listener), "a connection request");
-        rc = ibx_accept(listener, &conn, &err);
-    } while (rc == -EAGAIN);
-    CHECK_OK(rc, err);
+    CHECK_OK(ibx_accept_wait(listener, (int)contract_patience_ms(), &conn, &err), err);
     return conn;
+}
+
+void contract_turn_away(struct ibx_listener *listener, struct ibx_error *err)
+{
+    struct ibx_conn *conn = NULL;
+    *err = (struct ibx_error){0};
+    while (!err->code) {
+        wait_readable(ibx_listener_fd(listener), "a client's failure");
+        if (ibx_accept(listener, &conn, err) != -EAGAIN)
+            FAIL("a client got in that should not");
+    }
 }
 
 int contract_raw_connect(const struct ibx_listener *listener)

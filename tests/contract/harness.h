@@ -221,6 +221,8 @@ struct pair *pair_open(enum side side);
 struct pair *pair_open_with(enum side side, const struct pair_options *with);
 /* Waits for one connection request. */
 struct ibx_conn *contract_accept(struct ibx_listener *listener);
+/* Until a client is turned away, for the reason in `err`. */
+void contract_turn_away(struct ibx_listener *listener, struct ibx_error *err);
 /* A TCP connection to the listener that sends no handshake. */
 int contract_raw_connect(const struct ibx_listener *listener);
 /* Ends both: the peer must have noticed nothing wrong. */

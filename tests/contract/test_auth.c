@@ -91,22 +91,21 @@ static void connect_with(const char *server_key, const char *client_key, bool in
     CHECK_OK(ibx_listen(contract_uri(), &options, &attempt.listener, &err), err);
     if (expected == WELCOME_HERE) {
         attempt.welcome = same_host(attempt.listener);
-        ibx_close(
-            contract_accept(attempt.listener)); /* an unauthenticated peer, to find this out */
+        contract_turn_away(attempt.listener, &err); /* the peer that found this out */
     }
     pid_t client = process_start(client_attempt, &attempt);
-    struct ibx_conn *conn = contract_accept(attempt.listener);
-    int rc = ibx_establish(conn, &err);
+    struct ibx_conn *conn = NULL;
     if (attempt.welcome) {
         struct end end;
-        CHECK_OK(rc, err);
+        conn = contract_accept(attempt.listener);
+        CHECK_OK(ibx_establish(conn, &err), err);
         end_init(&end, conn);
         CHECK(end_send_next(&end, 0) == 0);
         AWAIT(&end, end.closed);
         end_fini(&end);
     } else {
-        CHECK(rc < 0);
-        CHECK(err.code == rc && err.message[0]);
+        contract_turn_away(attempt.listener, &err);
+        CHECK(err.code < 0 && err.message[0]);
         CHECK(!strstr(err.message, KEY_ONE) && !strstr(err.message, KEY_TWO));
     }
     ibx_close(conn);

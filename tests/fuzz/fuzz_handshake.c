@@ -178,8 +178,12 @@ static void run(bool client, int socket)
         struct ibx_handshake *h = ibx_handshake_create(
             socket, IBX_ROLE_SERVER, &options, with_key ? (struct ibx_keys *)&zeros : NULL, NULL);
         require(h);
+        struct ibx_turn turn = {0};
         conn = h->conn;
-        rc = ibx_establish(conn, &err);
+        rc = ibx_handshake_turn(h, &turn, &err);
+        require(rc != -EAGAIN); /* the peer has sent all, and has room */
+        if (!rc)
+            rc = ibx_establish(conn, &err);
     }
     if (rc)
         require(rc < 0 && err.code < 0 && err.message[0] && !strchr(err.message, '\n'));

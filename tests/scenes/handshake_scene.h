@@ -34,7 +34,8 @@ void handshake_close(struct handshake_scene *s);
 void *handshake_serve(void *scene);
 /* Starts that thread and connects. */
 struct raw handshake_connect(struct handshake_scene *s);
-/* Waits for the thread: what ibx_establish() returned. */
+/* Waits for the thread: what ibx_establish() returned, or why ibx_accept() turned the client away.
+ */
 int handshake_result(struct handshake_scene *s);
 /* It failed with this code, and with one sentence that holds `expected` and names the client. */
 void handshake_expect_failure(struct handshake_scene *s, int code, const char *expected);

@@ -2,14 +2,12 @@
 #include "tests/scenes/memory_pair.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <pthread.h>
 
 static void *establish(void *argument)
 {
     struct memory_pair *pair = argument;
-    struct pollfd request = {.fd = ibx_listener_fd(pair->listener), .events = POLLIN};
-    if (poll(&request, 1, 10000) == 1 && !ibx_accept(pair->listener, &pair->server, NULL) &&
+    if (!ibx_accept_wait(pair->listener, 10000, &pair->server, NULL) &&
         ibx_establish(pair->server, NULL)) {
         ibx_close(pair->server);
         pair->server = NULL;

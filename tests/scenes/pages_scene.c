@@ -88,8 +88,7 @@ static void accept_all(struct acceptor *a)
 {
     for (unsigned i = 0; i < a->count; i++) {
         struct ibx_conn *conn = NULL;
-        struct pollfd request = {.fd = ibx_listener_fd(a->listener), .events = POLLIN};
-        if (poll(&request, 1, PATIENCE_MS) != 1 || ibx_accept(a->listener, &conn, NULL))
+        if (ibx_accept_wait(a->listener, PATIENCE_MS, &conn, NULL))
             return;
         if (ibx_establish(conn, NULL) ||
             (pages_faults && ibx_fault_injection_attach(conn, pages_faults, NULL)) ||

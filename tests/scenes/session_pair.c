@@ -2,7 +2,6 @@
 #include "tests/scenes/session_pair.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -111,8 +110,7 @@ struct bare_server {
 static void *establish_one(void *argument)
 {
     struct bare_server *bare = argument;
-    struct pollfd knock = {.fd = ibx_listener_fd(bare->listener), .events = POLLIN};
-    if (poll(&knock, 1, 20000) == 1 && !ibx_accept(bare->listener, &bare->conn, NULL) &&
+    if (!ibx_accept_wait(bare->listener, 20000, &bare->conn, NULL) &&
         ibx_establish(bare->conn, NULL)) {
         ibx_close(bare->conn);
         bare->conn = NULL;

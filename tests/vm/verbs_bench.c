@@ -18,7 +18,6 @@
 #include "transport/transport.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -301,14 +300,7 @@ static struct ibx_conn *accept_one(struct ibx_listener *listener)
 {
     struct ibx_conn *conn;
     struct ibx_error err = {0};
-    struct pollfd wait = {.fd = ibx_listener_fd(listener), .events = POLLIN};
-    int rc;
-    do {
-        if (poll(&wait, 1, 30000) <= 0)
-            fail("accept", "nobody came");
-        rc = ibx_accept(listener, &conn, &err);
-    } while (rc == -EAGAIN);
-    if (rc || ibx_establish(conn, &err))
+    if (ibx_accept_wait(listener, 30000, &conn, &err) || ibx_establish(conn, &err))
         fail("establish", err.message);
     return conn;
 }

@@ -7,7 +7,6 @@
 #include "common/clock.h"
 #include "transport/transport.h"
 
-#include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -131,15 +130,10 @@ static void client_run(const char *uri, const char *settings, void (*prepare)(vo
 static struct ibx_conn *take(struct ibx_listener *listener)
 {
     struct ibx_conn *conn = NULL;
-    struct ibx_error err;
-    struct pollfd wait = {.fd = ibx_listener_fd(listener), .events = POLLIN};
-    uint64_t deadline = ibx_deadline_in_ms(WAIT_MS);
-    while (poll(&wait, 1, ibx_ms_until(deadline)) > 0) {
-        if (ibx_accept(listener, &conn, &err) == 0)
-            return conn;
-    }
-    fail_msg("nobody came");
-    return NULL;
+    struct ibx_error err = {0};
+    if (ibx_accept_wait(listener, WAIT_MS, &conn, &err))
+        fail_msg("%s", err.message);
+    return conn;
 }
 
 /* `through`: where the client is to go instead of the listener, or NULL. */

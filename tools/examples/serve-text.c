@@ -3,8 +3,6 @@
  * serve-text URI TEXT */
 #include "tools/examples/check.h"
 
-#include <poll.h>
-
 int main(int argc, char **argv)
 {
     struct ibx_options options;
@@ -20,8 +18,7 @@ int main(int argc, char **argv)
     check(ibx_listen(argv[1], &options, &listener, &err));
     printf("%s\n", ibx_listener_uri(listener));
     fflush(stdout);
-    poll(&(struct pollfd){.fd = ibx_listener_fd(listener), .events = POLLIN}, 1, -1);
-    check(ibx_accept(listener, &conn, &err));
+    check(ibx_accept_wait(listener, -1, &conn, &err));
     check(ibx_establish(conn, &err));
 
     struct ibx_span span = ibx_span_host(argv[2], strlen(argv[2]));

@@ -275,8 +275,8 @@ static int step_proof(struct ibx_handshake *h, struct frame *frame, struct frame
     return rc ? rc : ibx_state_move(&h->state, HANDSHAKE_AUTHENTICATED);
 }
 
-int ibx_handshake_authenticate_step(struct ibx_handshake *h, struct frame *frame,
-                                    struct frame *reply, struct ibx_error *err)
+static int step(struct ibx_handshake *h, struct frame *frame, struct frame *reply,
+                struct ibx_error *err)
 {
     bool hello = h->state.now == HANDSHAKE_UNAUTHENTICATED;
     reply->length = reply->at = 0;
@@ -286,21 +286,41 @@ int ibx_handshake_authenticate_step(struct ibx_handshake *h, struct frame *frame
     return hello ? step_hello(h, frame, reply, err) : step_proof(h, frame, reply, err);
 }
 
-int ibx_handshake_authenticate_server(struct ibx_handshake *h, uint64_t deadline,
-                                      struct ibx_error *err)
+int ibx_handshake_turn(struct ibx_handshake *h, struct ibx_turn *turn, struct ibx_error *err)
 {
-    struct frame frame, reply;
-    while (h->state.now != HANDSHAKE_AUTHENTICATED) {
-        int rc = ibx_handshake_frame_receive(h, &frame, deadline, err);
+    struct frame reply;
+    int rc = 0;
+    for (;;) {
+        if (turn->sending)
+            rc = ibx_handshake_frame_write(h, &turn->frame);
+        if (!rc && h->state.now == HANDSHAKE_AUTHENTICATED)
+            return 0;
+        if (!rc) {
+            turn->frame.at = turn->sending ? 0 : turn->frame.at;
+            turn->sending = false;
+            rc = ibx_handshake_frame_read(h, &turn->frame);
+        }
         if (rc)
+            return rc == -EAGAIN ? rc : ibx_handshake_broken(h, rc, err);
+        rc = step(h, &turn->frame, &reply, err);
+        if (rc) {
+            if (reply.length)
+                ibx_handshake_frame_write(h, &reply); /* into an empty buffer */
             return rc;
-        rc = ibx_handshake_authenticate_step(h, &frame, &reply, err);
-        int sent =
-            reply.length ? ibx_handshake_frame_push(h, &reply, deadline, rc ? NULL : err) : 0;
-        if (rc || sent)
-            return rc ? rc : sent;
+        }
+        turn->frame = reply;
+        turn->sending = true;
     }
-    return 0;
+}
+
+int ibx_handshake_turn_refuse(struct ibx_handshake *h, struct ibx_turn *turn, int code,
+                              const char *reason, struct ibx_error *err)
+{
+    struct frame reply;
+    refuse(h, &reply, code, reason, err);
+    if (!turn->sending)
+        ibx_handshake_frame_write(h, &reply);
+    return code;
 }
 
 /* ---------------------------------------------------------------------- client */

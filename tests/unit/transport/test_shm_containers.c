@@ -9,7 +9,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -166,9 +165,7 @@ static struct ibx_listener *listen_at(const char *uri, const char *shm_dir)
 static struct ibx_conn *take(struct ibx_listener *listener)
 {
     struct ibx_conn *conn = NULL;
-    struct pollfd wait = {.fd = ibx_listener_fd(listener), .events = POLLIN};
-    assert_int_equal(poll(&wait, 1, PATIENCE_MS), 1);
-    assert_int_equal(ibx_accept(listener, &conn, NULL), 0);
+    assert_int_equal(ibx_accept_wait(listener, PATIENCE_MS, &conn, NULL), 0);
     return conn;
 }
 

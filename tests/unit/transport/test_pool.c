@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Who gives way among clients that have not proven themselves, and what a fork makes of them. */
+#include "tests/scenes/handshake_scene.h"
+
+#include "common/clock.h"
+#include "tests/scenes/open_fds.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#define PLACES 8 /* one of them for silent clients of one address */
+
+static struct handshake_scene s;
+static struct raw raws[PLACES + 4];
+
+static void open_pool(void)
+{
+    handshake_open(&s, true, 10000);
+    ibx_listener_close(s.listener);
+    s.options.unauthenticated = PLACES;
+    assert_int_equal(ibx_listen("rdma://127.0.0.1:0", &s.options, &s.listener, NULL), 0);
+    s.port = (uint16_t)atoi(strrchr(ibx_listener_uri(s.listener), ':') + 1);
+    for (int i = 0; i < PLACES + 4; i++)
+        raws[i].fd = -1;
+}
+
+/* All that there is to do; the last reason why a client was turned away. */
+static struct ibx_error step(void)
+{
+    struct pollfd wait = {.fd = ibx_listener_fd(s.listener), .events = POLLIN};
+    struct ibx_error err = {0};
+    struct ibx_conn *conn;
+    while (poll(&wait, 1, 0) == 1)
+        assert_int_equal(ibx_accept(s.listener, &conn, &err), -EAGAIN);
+    return err;
+}
+
+static void close_pool(void)
+{
+    for (int i = 0; i < PLACES + 4; i++)
+        if (raws[i].fd >= 0)
+            raw_close(&raws[i]);
+    step();
+    handshake_close(&s);
+}
+
+/* Client i from 127.0.0.`from`, up to the CHALLENGE or silent; a place is its own at the end. */
+static void come(int i, int from, bool silent)
+{
+    struct raw_frame frame;
+    char address[32];
+    snprintf(address, sizeof(address), "127.0.0.%d", from);
+    raws[i] = raw_connect(s.port, address, "127.0.0.1");
+    raw_set_key(&raws[i]);
+    if (!silent) {
+        handshake_make_step(&raws[i], AT_HELLO, &frame);
+        raw_send(&raws[i], frame.bytes, frame.length);
+    }
+    step();
+    if (silent)
+        return;
+    raw_expect(&raws[i], CHALLENGE, &frame);
+    raw_take_opening(&raws[i], &frame);
+}
+
+/* Whether client i, and no other one of the first `count`, had to give way. */
+static void only_lost(int i, int count)
+{
+    struct raw_frame frame;
+    for (int j = 0; j < count; j++) {
+        struct pollfd look = {.fd = raws[j].fd, .events = POLLIN};
+        if (j == i) {
+            raw_expect(&raws[j], REFUSE, &frame);
+            assert_int_equal((int8_t)frame.payload[0], -EBUSY);
+            assert_true(raw_receives_end(&raws[j]));
+        } else if (raws[j].fd >= 0 && poll(&look, 1, 0)) {
+            fail_msg("client %d had to give way, and not only %d", j, i);
+        }
+    }
+}
+
+/* An address has an eighth of the places for clients that say nothing, also when others are free.
+ */
+static void silent_ones_of_one_address(void **state)
+{
+    (void)state;
+    open_pool();
+    come(0, 2, true);
+    come(1, 3, true);
+    only_lost(-1, 2);
+    come(2, 2, false);
+    only_lost(0, 3);
+    raw_close(&raws[0]);
+    come(3, 2, true); /* the only one that says nothing */
+    only_lost(-1, 4);
+    come(4, 2, true);
+    only_lost(3, 5);
+    close_pool();
+}
+
+/* Clients that have said HELLO are as many as there are places. */
+static void silent_ones_give_way_first(void **state)
+{
+    (void)state;
+    open_pool();
+    for (int i = 0; i < PLACES; i++)
+        come(i, i == 5 ? 9 : 2, i == 5);
+    only_lost(-1, PLACES);
+    come(PLACES, 2, false);
+    only_lost(5, PLACES + 1);
+    close_pool();
+}
+
+static void then_the_oldest_of_a_greedy_address(void **state)
+{
+    (void)state;
+    open_pool();
+    for (int i = 0; i < PLACES; i++)
+        come(i, i == 4 || i == 6 ? 2 : 10 + i, false);
+    come(PLACES, 2, false); /* 127.0.0.2 has two: its oldest one goes */
+    only_lost(4, PLACES + 1);
+    raw_close(&raws[4]);
+    come(PLACES + 1, 99, false); /* has none: the oldest one of all goes */
+    only_lost(0, PLACES + 2);
+    close_pool();
+}
+
+/* The descriptor wakes for the deadline, without anything that is to be read. */
+static void deadline_wakes(void **state)
+{
+    (void)state;
+    struct ibx_error err = {0};
+    struct ibx_conn *conn;
+    open_pool();
+    ibx_listener_close(s.listener);
+    s.options.timeout_ms = 100;
+    assert_int_equal(ibx_listen("rdma://127.0.0.1:0", &s.options, &s.listener, NULL), 0);
+    s.port = (uint16_t)atoi(strrchr(ibx_listener_uri(s.listener), ':') + 1);
+    come(0, 1, true);
+    struct pollfd wait = {.fd = ibx_listener_fd(s.listener), .events = POLLIN};
+    assert_int_equal(poll(&wait, 1, 10000), 1);
+    while (!err.code)
+        assert_int_equal(ibx_accept(s.listener, &conn, &err), -EAGAIN);
+    assert_int_equal(err.code, -ETIMEDOUT);
+    assert_true(raw_receives_end(&raws[0]));
+    assert_int_equal(poll(&wait, 1, 0), 0); /* and has nothing to do afterwards */
+    ibx_listener_close(s.listener);
+    s.options.timeout_ms = 10000;
+    assert_int_equal(ibx_listen("rdma://127.0.0.1:0", &s.options, &s.listener, NULL), 0);
+    close_pool();
+}
+
+/* Without a descriptor left, one that has not proven itself goes, and the server goes on. */
+static void descriptors_run_out(void **state)
+{
+    (void)state;
+    struct rlimit all, few;
+    open_pool();
+    for (int i = 0; i < 4; i++)
+        come(i, 2 + i, false);
+    raws[4] = raw_connect(s.port, "127.0.0.9", "127.0.0.1");
+    getrlimit(RLIMIT_NOFILE, &all);
+    few = all;
+    few.rlim_cur = (rlim_t)dup(0);
+    close((int)few.rlim_cur);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    struct ibx_error err = step();
+    setrlimit(RLIMIT_NOFILE, &all);
+    assert_int_equal(err.code, -EBUSY);
+    only_lost(0, 5);
+    close_pool();
+}
+
+/* Serves one client at an inherited listener. */
+static int serve_one(void)
+{
+    struct ibx_conn *conn;
+    alarm(30);
+    if (ibx_accept_wait(s.listener, 10000, &conn, NULL))
+        return 1;
+    ibx_close(conn);
+    return 0;
+}
+
+/* The clients in their handshake stay the parent's; parent and child accept at one descriptor. */
+static void both_after_a_fork(void **state)
+{
+    (void)state;
+    struct raw_frame frame;
+    struct ibx_conn *conn = NULL;
+    uint8_t ours[RAW_HASH], theirs[RAW_HASH];
+    int status;
+    open_pool();
+    come(0, 1, false);
+    pid_t child = fork();
+    if (!child)
+        _exit(serve_one());
+    struct raw raw = raw_connect(s.port, "127.0.0.1", "127.0.0.1");
+    raw_set_key(&raw);
+    handshake_play_to(&raw, AT_TRY);
+    raw_expect(&raw, PROOF, &frame);
+    raw_close(&raw);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    /* The one of before, which the child has dropped without a word. */
+    only_lost(-1, 1);
+    raw_derive(&raws[0], ours, theirs);
+    raw_send_proof(&raws[0], ours);
+    assert_int_equal(ibx_accept_wait(s.listener, 10000, &conn, NULL), 0);
+    raw_expect(&raws[0], PROOF, &frame);
+    assert_memory_equal(frame.payload, theirs, RAW_HASH);
+    ibx_close(conn);
+    close_pool();
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(silent_ones_of_one_address),
+        cmocka_unit_test(silent_ones_give_way_first),
+        cmocka_unit_test(then_the_oldest_of_a_greedy_address),
+        cmocka_unit_test(deadline_wakes),
+        cmocka_unit_test(descriptors_run_out),
+        cmocka_unit_test(both_after_a_fork),
+    };
+    return cmocka_run_group_tests(tests, raw_make_key, raw_remove_key);
+}

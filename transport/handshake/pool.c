@@ -1,0 +1,394 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Clients that have not proven themselves yet: a bounded number of sockets in one epoll instance,
+ * without a thread or a process for any of them. A listener's descriptor is that instance, so
+ * whoever waits for it is woken for the listening socket, for each of these sockets, and for the
+ * next deadline.
+ *
+ * Places are few, so that strangers cost little, and nobody can hold them: each one has PROVE_MS to
+ * prove itself. When all places are taken, the one that has not even sent a HELLO for the longest
+ * time gives way. If all have, it is the oldest one: of the newcomer's source (an address, or a
+ * user of this host over a unix socket), if that has an eighth of the places, or else of all. No
+ * source has more than an eighth of the places without having sent a HELLO.
+ *
+ * A fork(2) copies the list, but the epoll instance is shared: in the child, ibx_pool_step() puts a
+ * new instance in its place, and drops the clients, which are the parent's.
+ */
+#include "transport/handshake/handshake.h"
+
+#include "common/address.h"
+#include "common/clock.h"
+#include "common/log.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#define PROVE_MS         2000u
+#define TAKEN_AT_ONCE    64 /* connection requests in one step */
+#define EVENTS_AT_ONCE   32
+#define LINES_PER_SECOND 10u
+
+/* Where a client comes from: the bytes of its address, or its user. */
+struct source {
+    uint8_t bytes[16];
+    size_t length;
+};
+
+struct stranger {
+    struct stranger *next, **link; /* in the order in which they came; what points to this one */
+    struct ibx_handshake *handshake;
+    struct ibx_turn turn;
+    struct source source;
+    uint64_t deadline;
+};
+
+struct ibx_pool {
+    int listening, epoll_fd, timer_fd;
+    const struct ibx_options *options;
+    struct ibx_keys *keys;
+    struct stranger *oldest, **newest;
+    unsigned count;
+    bool armed; /* the timer */
+    pid_t owner;
+    uint64_t lines_from; /* a second of log lines */
+    unsigned lines, left_out;
+};
+
+/* ------------------------------------------------------------------------- the log */
+
+/* Strangers must not fill the log. */
+static void turned_away(struct ibx_pool *pool, const struct ibx_error *why)
+{
+    uint64_t now = ibx_now_ns();
+    if (now - pool->lines_from > 1000 * IBX_NS_PER_MS) {
+        if (pool->left_out)
+            ibx_log(IBX_LOG_WARN, "%u more clients were turned away", pool->left_out);
+        pool->lines_from = now;
+        pool->lines = pool->left_out = 0;
+    }
+    if (pool->lines++ < LINES_PER_SECOND)
+        ibx_log(IBX_LOG_WARN, "%s", why->message);
+    else
+        pool->left_out++;
+}
+
+/* ------------------------------------------------------------------- descriptors */
+
+static int watch(const struct ibx_pool *pool, int operation, int fd, uint32_t events, void *item)
+{
+    struct epoll_event event = {.events = events, .data.ptr = item};
+    return epoll_ctl(pool->epoll_fd, operation, fd, &event) ? -errno : 0;
+}
+
+/* The items of the two descriptors that are no clients. */
+static char listening_item, timer_item;
+
+static int make_descriptors(struct ibx_pool *pool)
+{
+    pool->owner = getpid();
+    pool->armed = false;
+    pool->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    pool->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    if (pool->epoll_fd < 0 || pool->timer_fd < 0)
+        return -errno;
+    int rc = watch(pool, EPOLL_CTL_ADD, pool->listening, EPOLLIN, &listening_item);
+    return rc ? rc : watch(pool, EPOLL_CTL_ADD, pool->timer_fd, EPOLLIN, &timer_item);
+}
+
+/* For the oldest one, unless it is armed: then it goes off too early, and is armed again. */
+static void arm_timer(struct ibx_pool *pool)
+{
+    if (pool->armed || !pool->oldest)
+        return;
+    uint64_t at = pool->oldest->deadline;
+    struct itimerspec when = {
+        .it_value = {.tv_sec = (time_t)(at / 1000000000u), .tv_nsec = (long)(at % 1000000000u)}};
+    pool->armed = !timerfd_settime(pool->timer_fd, TFD_TIMER_ABSTIME, &when, NULL);
+}
+
+/* ------------------------------------------------------------------------- clients */
+
+static struct source source_of(int fd)
+{
+    struct source source = {.length = 0};
+    struct sockaddr_storage address;
+    struct ucred user;
+    socklen_t length = sizeof(user);
+    if (ibx_address_of_socket(fd, true, &address)) {
+        const void *host = ibx_address_host((struct sockaddr *)&address, &source.length);
+        memcpy(source.bytes, host, source.length);
+    } else if (!getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &user, &length)) {
+        source.length = sizeof(user.uid);
+        memcpy(source.bytes, &user.uid, sizeof(user.uid));
+    }
+    return source;
+}
+
+static bool same_source(const struct source *a, const struct source *b)
+{
+    return a->length == b->length && !memcmp(a->bytes, b->bytes, a->length);
+}
+
+/* Takes it off the list; its connection is the caller's. */
+static struct ibx_conn *leave(struct ibx_pool *pool, struct stranger *s)
+{
+    struct ibx_conn *conn = s->handshake->conn;
+    *s->link = s->next;
+    if (s->next)
+        s->next->link = s->link;
+    else
+        pool->newest = s->link;
+    pool->count--;
+    /* A child may have the socket open, too: closing it here would not end the watch. */
+    if (pool->owner == getpid())
+        watch(pool, EPOLL_CTL_DEL, conn->handshake_socket, 0, NULL);
+    explicit_bzero(s, sizeof(*s));
+    free(s);
+    return conn;
+}
+
+static void drop(struct ibx_pool *pool, struct stranger *s)
+{
+    struct ibx_conn *conn = leave(pool, s);
+    if (pool->owner == getpid())
+        shutdown(conn->handshake_socket, SHUT_RDWR); /* likewise */
+    ibx_close(conn);
+}
+
+static bool is_silent(const struct stranger *s)
+{
+    return s->handshake->state.now == HANDSHAKE_UNAUTHENTICATED;
+}
+
+/* The oldest one of this source, or with NULL of any, that has sent no HELLO, or with `all`
+ * anything.
+ */
+static struct stranger *oldest_of(const struct ibx_pool *pool, const struct source *source,
+                                  bool all)
+{
+    struct stranger *s = pool->oldest;
+    while (s && ((source && !same_source(source, &s->source)) || (!all && !is_silent(s))))
+        s = s->next;
+    return s;
+}
+
+static unsigned count_of(const struct ibx_pool *pool, const struct source *source, bool all)
+{
+    unsigned count = 0;
+    for (const struct stranger *s = pool->oldest; s; s = s->next)
+        count += same_source(source, &s->source) && (all || is_silent(s));
+    return count;
+}
+
+/* False: there is nobody. */
+static bool give_way(struct ibx_pool *pool, struct stranger *s, struct ibx_error *err)
+{
+    struct ibx_error why = {0};
+    if (!s)
+        return false;
+    ibx_handshake_turn_refuse(s->handshake, &s->turn, -EBUSY,
+                              "too many clients wait to prove themselves: try again", &why);
+    turned_away(pool, &why);
+    if (err)
+        *err = why;
+    drop(pool, s);
+    return true;
+}
+
+/* Before another one of this source gets a place. */
+static void make_room(struct ibx_pool *pool, const struct source *source, struct ibx_error *err)
+{
+    const unsigned most = pool->options->unauthenticated, share = most / 8;
+    if (count_of(pool, source, false) >= share) {
+        give_way(pool, oldest_of(pool, source, false), err);
+    } else if (pool->count >= most) {
+        struct stranger *silent = oldest_of(pool, NULL, false);
+        const bool greedy = count_of(pool, source, true) >= share;
+        give_way(pool, silent ? silent : oldest_of(pool, greedy ? source : NULL, true), err);
+    }
+}
+
+static void expire(struct ibx_pool *pool, struct ibx_error *err)
+{
+    while (pool->oldest && ibx_now_ns() >= pool->oldest->deadline) {
+        struct ibx_error why = {0};
+        ibx_handshake_broken(pool->oldest->handshake, -ETIMEDOUT, &why);
+        turned_away(pool, &why);
+        if (err)
+            *err = why;
+        drop(pool, pool->oldest);
+    }
+}
+
+/* As far as it goes without waiting. 1: `*conn` has proven itself. */
+static int go_on(struct ibx_pool *pool, struct stranger *s, struct ibx_conn **conn,
+                 struct ibx_error *err)
+{
+    struct ibx_error why = {0};
+    bool sent = s->turn.sending;
+    int rc = ibx_handshake_turn(s->handshake, &s->turn, &why);
+    if (!rc) {
+        *conn = leave(pool, s);
+        return 1;
+    }
+    if (rc == -EAGAIN) {
+        if (sent != s->turn.sending)
+            watch(pool, EPOLL_CTL_MOD, s->handshake->conn->handshake_socket,
+                  s->turn.sending ? EPOLLOUT : EPOLLIN, s);
+        return 0;
+    }
+    turned_away(pool, &why);
+    if (err)
+        *err = why;
+    drop(pool, s);
+    return 0;
+}
+
+/* ----------------------------------------------------------------------- requests */
+
+static void join(struct ibx_pool *pool, struct stranger *s, int fd)
+{
+    const unsigned ms = pool->options->timeout_ms;
+    s->source = source_of(fd);
+    s->deadline = ibx_deadline_in_ms(ms < PROVE_MS ? ms : PROVE_MS);
+    s->link = pool->newest;
+    *pool->newest = s;
+    pool->newest = &s->next;
+    pool->count++;
+}
+
+/* Takes one request. 0; 1: `*conn` has proven itself already; -EAGAIN: there are no more. */
+static int take(struct ibx_pool *pool, struct ibx_conn **conn, struct ibx_error *err)
+{
+    int fd = accept4(pool->listening, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0) {
+        int code = errno;
+        /* Strangers must not use up the descriptors. Without one the kernel does not even look
+         * whether there is a request. */
+        struct pollfd request = {.fd = pool->listening, .events = POLLIN};
+        if ((code == EMFILE || code == ENFILE) && poll(&request, 1, 0) == 0)
+            return -EAGAIN;
+        if ((code == EMFILE || code == ENFILE) && give_way(pool, pool->oldest, err))
+            return 0;
+        return code == ECONNABORTED || code == EINTR ? -EAGAIN : -code;
+    }
+    const struct source source = source_of(fd);
+    int one = 1;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    make_room(pool, &source, err);
+    struct stranger *s = calloc(1, sizeof(*s));
+    if (!s) {
+        close(fd);
+        return -ENOMEM;
+    }
+    s->handshake = ibx_handshake_create(fd, IBX_ROLE_SERVER, pool->options, pool->keys, err);
+    if (!s->handshake) {
+        free(s);
+        return -ENOMEM;
+    }
+    join(pool, s, fd);
+    int rc = watch(pool, EPOLL_CTL_ADD, fd, EPOLLIN, s);
+    if (rc) {
+        drop(pool, s);
+        return rc;
+    }
+    return go_on(pool, s, conn, err);
+}
+
+static int take_some(struct ibx_pool *pool, struct ibx_conn **conn, struct ibx_error *err)
+{
+    int rc = 0;
+    for (int i = 0; i < TAKEN_AT_ONCE && !rc; i++)
+        rc = take(pool, conn, err);
+    return rc == -EAGAIN ? 0 : rc;
+}
+
+/* ------------------------------------------------------------------------- a step */
+
+/* This process is a child of the one whose clients these are. */
+static int adopt(struct ibx_pool *pool)
+{
+    const int epoll_fd = pool->epoll_fd, timer_fd = pool->timer_fd;
+    while (pool->oldest)
+        drop(pool, pool->oldest);
+    int rc = make_descriptors(pool);
+    if (!rc && dup3(pool->epoll_fd, epoll_fd, O_CLOEXEC) < 0)
+        rc = -errno;
+    if (pool->epoll_fd >= 0)
+        close(pool->epoll_fd);
+    pool->epoll_fd = epoll_fd;
+    close(timer_fd);
+    return rc;
+}
+
+int ibx_pool_step(struct ibx_pool *pool, struct ibx_conn **conn, struct ibx_error *err)
+{
+    struct epoll_event events[EVENTS_AT_ONCE];
+    int rc = pool->owner == getpid() ? 0 : adopt(pool);
+    if (rc)
+        return rc;
+    int n = epoll_wait(pool->epoll_fd, events, EVENTS_AT_ONCE, 0);
+    bool requests = false;
+    for (int i = 0; i < n && !rc; i++) {
+        void *item = events[i].data.ptr;
+        uint64_t times;
+        if (item == &listening_item)
+            requests = true; /* last: others may give way, which are among these events */
+        else if (item == &timer_item)
+            pool->armed = read(pool->timer_fd, &times, sizeof(times)) < 0 && pool->armed;
+        else
+            rc = go_on(pool, item, conn, err);
+    }
+    if (!rc) {
+        expire(pool, err);
+        rc = requests ? take_some(pool, conn, err) : 0;
+    }
+    arm_timer(pool);
+    return rc > 0 ? 0 : rc == 0 ? -EAGAIN : rc;
+}
+
+int ibx_pool_fd(const struct ibx_pool *pool)
+{
+    return pool->epoll_fd;
+}
+
+struct ibx_pool *ibx_pool_create(int listening, const struct ibx_options *options,
+                                 struct ibx_keys *keys, struct ibx_error *err)
+{
+    struct ibx_pool *pool = calloc(1, sizeof(*pool));
+    if (!pool) {
+        ibx_error_set(err, -ENOMEM, "no memory for a listener");
+        return NULL;
+    }
+    pool->listening = listening;
+    pool->options = options;
+    pool->keys = keys;
+    pool->newest = &pool->oldest;
+    int rc = make_descriptors(pool);
+    if (!rc)
+        return pool;
+    ibx_error_set(err, rc, "no event descriptors: %s", strerror(-rc));
+    ibx_pool_destroy(pool);
+    return NULL;
+}
+
+void ibx_pool_destroy(struct ibx_pool *pool)
+{
+    if (!pool)
+        return;
+    while (pool->oldest)
+        drop(pool, pool->oldest);
+    if (pool->epoll_fd >= 0)
+        close(pool->epoll_fd);
+    if (pool->timer_fd >= 0)
+        close(pool->timer_fd);
+    free(pool);
+}
