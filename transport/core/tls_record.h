@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Records of TLS 1.3 (RFC 8446, chapter 5), for core/tls.c: how bytes are sealed and opened once
- * the handshake is over. OpenSSL's own record layer copies every byte once more on each side and
- * writes a record at a time, which costs a third of the rate (docs/measurements.md). So here, as in
- * the kernel's TLS, only the handshake and the ciphers are OpenSSL's.
+ * Records of TLS 1.3 (RFC 8446, chapter 5): how bytes are sealed and opened once the handshake is
+ * over. OpenSSL's own records copy every byte once more on each side and are written one at a time,
+ * which halves the rate (docs/measurements.md). So here, as in the kernel's TLS, only the handshake
+ * and the ciphers are OpenSSL's.
  *
  * One direction of a connection:
- *   secret -> key, iv       the cipher; records are numbered from 0
- *   KeyUpdate -> next secret   both ends go on with it, from 0: a key protects a bounded number of
- * records
+ *   secret -> key, iv          the cipher; records are numbered from 0
+ *   KeyUpdate -> next secret   both ends go on with it, from 0; it bounds what a key seals
  */
 #ifndef IBX_TRANSPORT_CORE_TLS_RECORD_H
 #define IBX_TRANSPORT_CORE_TLS_RECORD_H
