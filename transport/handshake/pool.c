@@ -11,8 +11,9 @@
  * user of this host over a unix socket), if that has an eighth of the places, or else of all. No
  * source has more than an eighth of the places without having sent a HELLO.
  *
- * A fork(2) copies the list, but the epoll instance is shared: in the child, ibx_pool_step() puts a
- * new instance in its place, and drops the clients, which are the parent's.
+ * A fork(2) copies the list, but the clients stay the parent's. The child closes its copies of
+ * their sockets at once: or else a client whose server dies would not notice as long as the child
+ * lives. The epoll instance is shared; ibx_pool_step() puts a new one in its place in the child.
  */
 #include "transport/handshake/handshake.h"
 
@@ -24,6 +25,7 @@
 #include <fcntl.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -51,6 +53,7 @@ struct stranger {
 };
 
 struct ibx_pool {
+    struct ibx_pool *next; /* all of this process */
     int listening, epoll_fd, timer_fd;
     const struct ibx_options *options;
     struct ibx_keys *keys;
@@ -61,6 +64,59 @@ struct ibx_pool {
     uint64_t lines_from; /* a second of log lines */
     unsigned lines, left_out;
 };
+
+/* ------------------------------------------------------------------------ forks */
+
+/* Of the list of pools, and of the lists of clients while they change. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct ibx_pool *pools;
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+static void after_fork(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+static void in_child(void)
+{
+    for (struct ibx_pool *pool = pools; pool; pool = pool->next) {
+        for (struct stranger *s = pool->oldest; s; s = s->next) {
+            close(s->handshake->conn->handshake_socket);
+            s->handshake->conn->handshake_socket = -1;
+        }
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(before_fork, after_fork, in_child);
+}
+
+static void enlist(struct ibx_pool *pool)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch_forks);
+    pthread_mutex_lock(&lock);
+    pool->next = pools;
+    pools = pool;
+    pthread_mutex_unlock(&lock);
+}
+
+static void delist(struct ibx_pool *pool)
+{
+    struct ibx_pool **link = &pools;
+    pthread_mutex_lock(&lock);
+    while (*link && *link != pool)
+        link = &(*link)->next;
+    if (*link)
+        *link = pool->next;
+    pthread_mutex_unlock(&lock);
+}
 
 /* ------------------------------------------------------------------------- the log */
 
@@ -141,12 +197,14 @@ static bool same_source(const struct source *a, const struct source *b)
 static struct ibx_conn *leave(struct ibx_pool *pool, struct stranger *s)
 {
     struct ibx_conn *conn = s->handshake->conn;
+    pthread_mutex_lock(&lock);
     *s->link = s->next;
     if (s->next)
         s->next->link = s->link;
     else
         pool->newest = s->link;
     pool->count--;
+    pthread_mutex_unlock(&lock);
     /* A child may have the socket open, too: closing it here would not end the watch. */
     if (pool->owner == getpid())
         watch(pool, EPOLL_CTL_DEL, conn->handshake_socket, 0, NULL);
@@ -259,10 +317,12 @@ static void join(struct ibx_pool *pool, struct stranger *s, int fd)
     const unsigned ms = pool->options->timeout_ms;
     s->source = source_of(fd);
     s->deadline = ibx_deadline_in_ms(ms < PROVE_MS ? ms : PROVE_MS);
+    pthread_mutex_lock(&lock);
     s->link = pool->newest;
     *pool->newest = s;
     pool->newest = &s->next;
     pool->count++;
+    pthread_mutex_unlock(&lock);
 }
 
 /* Takes one request. 0; 1: `*conn` has proven itself already; -EAGAIN: there are no more. */
@@ -372,6 +432,7 @@ struct ibx_pool *ibx_pool_create(int listening, const struct ibx_options *option
     pool->options = options;
     pool->keys = keys;
     pool->newest = &pool->oldest;
+    enlist(pool);
     int rc = make_descriptors(pool);
     if (!rc)
         return pool;
@@ -384,6 +445,7 @@ void ibx_pool_destroy(struct ibx_pool *pool)
 {
     if (!pool)
         return;
+    delist(pool);
     while (pool->oldest)
         drop(pool, pool->oldest);
     if (pool->epoll_fd >= 0)

@@ -225,7 +225,7 @@ static void what_is_no_key(void **state)
 static void errors_tell_no_secret(void **state)
 {
     (void)state;
-    static const char *const bad[] = {"Tr0ub4dor", "alice:Tr0ub4dor", "Tr0ub4dor x:" DIGITS};
+    static const char *const bad[] = {"Tr0ub4dor", "alice:Tr0ub4dor", "Tr0ub4dor x:00"};
     for (int i = 0; i < 3; i++) {
         struct ibx_keys *keys;
         struct ibx_error err = {0};

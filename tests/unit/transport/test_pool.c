@@ -222,6 +222,34 @@ static void both_after_a_fork(void **state)
     close_pool();
 }
 
+/* A child that lives on holds no socket of a client that was in its handshake then. */
+static void a_child_keeps_no_client(void **state)
+{
+    (void)state;
+    struct raw_frame frame;
+    struct ibx_conn *conn = NULL;
+    uint8_t ours[RAW_HASH], theirs[RAW_HASH];
+    int until[2];
+    open_pool();
+    come(0, 1, false);
+    assert_int_equal(pipe(until), 0);
+    pid_t child = fork();
+    if (!child) {
+        close(until[1]);
+        _exit(read(until[0], ours, 1) != 0); /* until the parent says so */
+    }
+    close(until[0]);
+    raw_derive(&raws[0], ours, theirs);
+    raw_send_proof(&raws[0], ours);
+    assert_int_equal(ibx_accept_wait(s.listener, 10000, &conn, NULL), 0);
+    raw_expect(&raws[0], PROOF, &frame);
+    ibx_close(conn);
+    assert_true(raw_receives_end(&raws[0]));
+    close(until[1]);
+    waitpid(child, NULL, 0);
+    close_pool();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -231,6 +259,7 @@ int main(void)
         cmocka_unit_test(deadline_wakes),
         cmocka_unit_test(descriptors_run_out),
         cmocka_unit_test(both_after_a_fork),
+        cmocka_unit_test(a_child_keeps_no_client),
     };
     return cmocka_run_group_tests(tests, raw_make_key, raw_remove_key);
 }
