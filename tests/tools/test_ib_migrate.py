@@ -407,6 +407,24 @@ def a_destination_that_does_not_answer_leaves_the_vm_running(scene):
 
 
 @case
+def only_a_named_source_may_come(scene):
+    source, destination = Vm(scene), Vm(scene, incoming=True)
+    alice, bob = (f"{name}:{digits * 32}\n" for name, digits in (("alice", "a1"), ("bob", "b0")))
+    both = key_file(scene, "both", alice + bob)
+    err = fails(scene, "receive --listen tcp://127.0.0.1:0", *destination.qmp, "--key", both,
+                "--allow", "carol")
+    assert 'has no key "carol"' in err, err
+    waiting, uri = receiver(scene, destination, "--key", both, "--allow", "alice")
+    err = fails(scene, "check", *source.qmp, "--key", key_file(scene, "bob", bob), uri)
+    assert "this name is not allowed" in err, err
+    for key in (("--key", key_file(scene, "alice", alice)), ("--key", both, "--set=name=alice")):
+        succeeds(scene, "check", *source.qmp, *key, uri)
+    equal(waiting.poll(), None)
+    waiting.terminate()
+    finish(waiting)
+
+
+@case
 def a_wrong_key_is_told_and_the_receiver_goes_on(scene):
     source, destination = Vm(scene), Vm(scene, incoming=True)
     good, bad = (key_file(scene, name, name * 16) for name in ("a1fa", "beda"))

@@ -61,6 +61,12 @@ static int take_qmp(void *context, const char *text, struct ibx_error *err)
     return 0;
 }
 
+static int take_allow(void *context, const char *text, struct ibx_error *err)
+{
+    struct migrate_args *args = context;
+    return ibx_options_set(&args->options, "allow", text, err);
+}
+
 static int take_bandwidth(void *context, const char *text, struct ibx_error *err)
 {
     struct migrate_args *args = context;
@@ -126,6 +132,8 @@ static const struct ibx_tool_option options[] = {
      "Limit in bytes a second (500M, 2G) for pages that the VM does not wait for [no limit]; also: "
      "set",
      BIT(RECEIVE) | BIT(RECOVER) | BIT(SET), IBX_TOOL_OWN, .take = take_bandwidth},
+    {"allow", "NAMES", "Sources that may come, by the names of their keys, with commas [all]",
+     BIT(RECEIVE) | BIT(RECOVER), IBX_TOOL_OWN, .take = take_allow},
     {"minor", NULL, "READ pages into place instead of copying them", BIT(RECEIVE) | BIT(RECOVER),
      .at = AT(minor)},
     {.help = "Options of send and recover:"},
