@@ -3,7 +3,6 @@
 """test_ibx_gvirtus.py IBX-GVIRTUS PLUGIN NO-PLUGIN CRASH GVIRTUS.PROPERTIES.5 IB-BW [TEST...]
 
 ibx-gvirtus on GVirtuS homes of our own making; ib-bw is the back end that answers."""
-import copy
 import json
 import os
 import re
@@ -12,109 +11,9 @@ import stat
 import subprocess
 import sys
 
-from harness import LIMIT, Skip, equal, free_port, run_all, test
-
-PLUGIN, NO_PLUGIN, CRASH, MANUAL, IB_BW = (os.path.abspath(path) for path in sys.argv[2:7])
-STOCK = """{ "communicator": [ { "endpoint": { "suite": "tcp/ip", "protocol": "tcp",
-  "server_address": "10.1.2.3", "port": "8888", "extra": 1.5 },
-  "plugins": ["cudart", "cublas"] }, { "endpoint": {} } ],
-  "secure_application": false, "mine": [true] }"""
-CONFIG, PROPERTIES = "etc/properties.json", "etc/gvirtus.properties"
-LIBRARY = "lib/libgvirtus-communicators-oldtcp.so"
-ENVIRONMENT = {name: value for name, value in os.environ.items()
-               if name not in ("GVIRTUS_HOME", "GVIRTUS_CONFIG", "GVIRTUS_RDMA_PROPERTIES")}
-
-
-class Home:
-    def __init__(self, scene):
-        self.scene, self.folder, self.said = scene, scene.path("home"), ""
-        for name in ("lib", "etc", "bin"):
-            os.makedirs(self.path(name))
-        self.write("lib/libgvirtus-communicators.so", "upstream")
-        self.write("lib/libgvirtus-communicators-tcp.so", "upstream tcp")
-        self.write(CONFIG, STOCK)
-
-    def path(self, name):
-        return os.path.join(self.folder, name)
-
-    def exists(self, name):
-        return os.path.lexists(self.path(name))
-
-    def write(self, name, text, mode="w"):
-        with open(self.path(name), mode, encoding="ascii") as file:
-            file.write(text)
-
-    def read(self, name):
-        with open(self.path(name), encoding="ascii") as file:
-            return file.read()
-
-    def unlink(self, name):
-        os.unlink(self.path(name))
-
-    def snapshot(self):
-        """All that the home holds: names, inodes, modes, owners, times, contents."""
-        found = []
-        for folder, folders, names in os.walk(self.folder):
-            folders.sort()
-            for name in sorted(names):
-                path = os.path.join(folder, name)
-                st = os.lstat(path)
-                if stat.S_ISLNK(st.st_mode):
-                    content = os.readlink(path)
-                else:
-                    with open(path, "rb") as file:
-                        content = file.read()
-                found.append((path, st.st_ino, st.st_mode, st.st_uid, st.st_mtime_ns, content))
-        return found
-
-    def bare(self, *args, **environment):
-        """Exit status without --home; what was printed is in `said`."""
-        done = subprocess.run([self.scene.program, *args], stdin=subprocess.DEVNULL, text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT,
-                              check=False, env={**ENVIRONMENT, "IBX_LOG": "error", **environment})
-        self.said = done.stdout
-        return done.returncode
-
-    def run(self, *args, **environment):
-        return self.bare("--home", self.folder, *args, **environment)
-
-    def install(self, *args):
-        equal((self.run("install", "--library", PLUGIN, *args), self.said.count("ibx-gvirtus: ")),
-              (0, 0))
-
-    def remove(self):
-        equal(self.run("remove"), 0)
-
-    def says(self, *words):
-        for one in words:
-            assert one in self.said, f"no {one!r} in {self.said!r}"
-
-    def fails(self, words, *args):
-        """With one sentence, and nothing has changed."""
-        before = self.snapshot()
-        equal(self.run(*args), 1)
-        self.says(words)
-        equal((self.said.count("\n"), self.said.startswith("ibx-gvirtus: ")), (1, True))
-        equal(self.snapshot(), before)
-
-    def fails_to_install(self, words, *args):
-        self.fails(words, "install", "--library", PLUGIN, *args)
-
-    def endpoint(self):
-        return json.loads(self.read(CONFIG))["communicator"][0]["endpoint"]
-
-    def expect(self, suite, protocol, address, port, uri):
-        """What is selected, by the endpoint and by the first communicator."""
-        found = self.endpoint()
-        equal([found[key] for key in ("suite", "protocol", "server_address", "port")],
-              [suite, protocol, address, port])
-        equal(re.search(r"^communicator *: *(.*)", self.read(PROPERTIES), re.M).group(1), uri)
-
-    def serve(self, *args):
-        """A back end that answers: its process and URI."""
-        server = copy.copy(self.scene)
-        server.program = IB_BW
-        return server.serve(*args)
+from gvirtus_home import (CONFIG, CRASH, ENVIRONMENT, Home, LIBRARY, MANUAL, NO_PLUGIN, PLUGIN,
+                          PROPERTIES, STOCK)
+from harness import Skip, equal, free_port, run_all, test
 
 
 @test
@@ -161,16 +60,16 @@ def what_was_there_is_kept(scene):
                            "communicator : second")
     os.chmod(home.path(PROPERTIES), 0o640)
     if not os.geteuid():
-        os.chown(home.path(PROPERTIES), 65534, 65534)
+        os.chown(home.path(PROPERTIES), 0, 65534)
     before = home.snapshot()
-    owner = os.stat(home.path(PROPERTIES)).st_uid
+    group = os.stat(home.path(PROPERTIES)).st_gid
     home.install("--slot", "ib")
     # The same place, no longer by GVirtuS's own tcp.
     home.expect("infiniband-rdma", "ib", "10.1.2.3", "7", "rdma://gpu-1:7")
     equal(home.read(PROPERTIES), "# mine\n# communicator : tcp://gpu-1:7\n"
           "communicator : rdma://gpu-1:7\nfoo : bar\nrdma.slots : 5\ncommunicator : second\n")
     st = os.stat(home.path(PROPERTIES))
-    equal((stat.S_IMODE(st.st_mode), st.st_uid), (0o640, owner))
+    equal((stat.S_IMODE(st.st_mode), st.st_gid), (0o640, group))
     equal(home.read(ib + ".1"), "upstream ib")  # the link was replaced, not its target
     home.remove()
     equal(home.snapshot(), before)
@@ -240,6 +139,10 @@ def refusals(scene):
     home.write(CONFIG, STOCK)
     home.write(PROPERTIES, "communicator\n")
     home.fails_to_install("gvirtus.properties line 1")
+    for name in (PROPERTIES, CONFIG):
+        os.chmod(home.path(name), 0o664)
+        home.fails_to_install("has mode 0664, so others can change it: chmod go-w it")
+        os.chmod(home.path(name), 0o644)
 
 
 @test

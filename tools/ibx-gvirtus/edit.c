@@ -6,6 +6,7 @@
 #include "transport/transport.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -74,8 +75,9 @@ static struct gvirtus_endpoint endpoint_of(const json_t *object)
 
 struct gvirtus_endpoint ibx_gvirtus_endpoint_read(const char *file)
 {
-    size_t length;
-    char *text = ibx_gvirtus_file_need(file, &length);
+    char *text = ibx_gvirtus_text_read(file);
+    if (!text)
+        ibx_gvirtus_fail("cannot open %s: %s", file, strerror(ENOENT));
     json_t *root = parse_config(file, text);
     struct gvirtus_endpoint endpoint = endpoint_of(endpoint_object(file, root));
     free(text);

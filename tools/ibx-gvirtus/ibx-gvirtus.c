@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The command line of ibx-gvirtus, and where the files are. */
 #include "tools/ibx-gvirtus/ibx-gvirtus.h"
+#include "common/file_check.h"
 #include "tools/options.h"
 
 #include <errno.h>
@@ -18,14 +19,32 @@
 
 /* --------------------------------------------------------------------- places */
 
+/* UTF-8 stays, but for its control characters: C2 80 to C2 9F. */
+static void print_line(FILE *out, const char *before, const char *format, va_list args)
+{
+    char line[4 * PATH_MAX];
+    vsnprintf(line, sizeof(line), format, args);
+    for (unsigned char *at = (unsigned char *)line; *at; at++) {
+        if (*at < 0x20 || *at == 0x7f || (*at == 0xc2 && at[1] >= 0x80 && at[1] < 0xa0))
+            *at = '?';
+    }
+    fprintf(out, "%s%s\n", before, line);
+}
+
+void ibx_gvirtus_say(const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    print_line(stdout, "", format, args);
+    va_end(args);
+}
+
 void ibx_gvirtus_fail(const char *format, ...)
 {
     va_list args;
     va_start(args, format);
     fflush(stdout);
-    fputs("ibx-gvirtus: ", stderr);
-    vfprintf(stderr, format, args);
-    fputc('\n', stderr);
+    print_line(stderr, "ibx-gvirtus: ", format, args);
     va_end(args);
     exit(1);
 }
@@ -45,15 +64,11 @@ void ibx_gvirtus_library_path(const char *home, const char *slot, char *out)
     ibx_gvirtus_path(out, "%s/lib/libgvirtus-communicators-%s.so", home, slot);
 }
 
-char *ibx_gvirtus_file_read(const char *path, size_t *length, struct ibx_error *err)
+/* Of an open file, which is closed. */
+static char *read_all(int fd, const char *path, size_t *length, struct ibx_error *err)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct stat st;
     char *buffer = NULL;
-    if (fd < 0) {
-        ibx_error_set(err, -errno, "cannot open %s: %s", path, strerror(errno));
-        return NULL;
-    }
     if (fstat(fd, &st) || !S_ISREG(st.st_mode) || st.st_size > FILE_BYTES_MAX)
         ibx_error_set(err, -EINVAL, "%s is not a regular file of up to %u MiB", path,
                       FILE_BYTES_MAX >> 20);
@@ -75,6 +90,38 @@ char *ibx_gvirtus_file_read(const char *path, size_t *length, struct ibx_error *
     if (buffer)
         buffer[ *length = have] = '\0';
     return buffer;
+}
+
+static int open_file(const char *path, struct ibx_error *err)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    if (fd < 0)
+        ibx_error_set(err, -errno, "cannot open %s: %s%s", path, strerror(errno),
+                      ibx_gvirtus_remedy(errno));
+    return fd;
+}
+
+char *ibx_gvirtus_file_read(const char *path, size_t *length, struct ibx_error *err)
+{
+    int fd = open_file(path, err);
+    return fd < 0 ? NULL : read_all(fd, path, length, err);
+}
+
+char *ibx_gvirtus_text_read(const char *path)
+{
+    size_t length;
+    struct ibx_error err;
+    int fd = open_file(path, &err);
+    if (fd < 0 && err.code == -ENOENT)
+        return NULL;
+    char *content = fd < 0 || ibx_file_check(fd, IBX_FILE_CONFIGURATION, path, &err)
+                        ? NULL
+                        : read_all(fd, path, &length, &err);
+    if (!content)
+        ibx_gvirtus_fail("%s", err.message);
+    if (strlen(content) != length)
+        ibx_gvirtus_fail("%s holds a NUL byte: it is not a text file", path);
+    return content;
 }
 
 char *ibx_gvirtus_file_need(const char *path, size_t *length)
@@ -99,11 +146,17 @@ static bool any_file(const char *home, const char *pattern)
 /* Whether the plugin fits in there at all. */
 static void check_home(const char *home)
 {
+    char lib[PATH_MAX];
     struct stat st;
     if (stat(home, &st))
-        ibx_gvirtus_fail("cannot open the GVirtuS home %s: %s", home, strerror(errno));
+        ibx_gvirtus_fail("cannot open the GVirtuS home %s: %s%s", home, strerror(errno),
+                         ibx_gvirtus_remedy(errno));
     if (!S_ISDIR(st.st_mode))
         ibx_gvirtus_fail("the GVirtuS home %s is not a directory", home);
+    ibx_gvirtus_path(lib, "%s/lib", home);
+    if (access(lib, R_OK | X_OK) && errno == EACCES)
+        ibx_gvirtus_fail("cannot look into %s: %s%s", lib, strerror(errno),
+                         ibx_gvirtus_remedy(errno));
     if (any_file(home, "lib/libgvirtus-communicators-ucx*.so"))
         ibx_gvirtus_fail("%s holds a GVirtuS with a UCX communicator, whose interface for "
                          "communicators is different: the plugin would crash it",
@@ -124,7 +177,8 @@ static void make_absolute(const char *path, char *out)
     const char *slash = strrchr(path, '/');
     ibx_gvirtus_path(dir, "%.*s/", slash ? (int)(slash - path) : 1, slash ? path : ".");
     if (!realpath(dir, real_dir))
-        ibx_gvirtus_fail("%s has no directory: %s", path, strerror(errno));
+        ibx_gvirtus_fail("%s has no directory: %s%s", path, strerror(errno),
+                         ibx_gvirtus_remedy(errno));
     ibx_gvirtus_path(out, "%s/%s", strcmp(real_dir, "/") ? real_dir : "", slash ? slash + 1 : path);
 }
 

@@ -3,6 +3,7 @@
  * ibx-gvirtus: puts the plugin into a GVirtuS home, takes it out again, shows what is selected.
  *
  *   ibx-gvirtus.c  the command line; where the files are
+ *   owner.c        root in another user's home
  *   install.c      install and remove: replaces three files and puts them back
  *   edit.c         the texts of properties.json and gvirtus.properties
  *   show.c         show
@@ -41,6 +42,8 @@ struct gvirtus_paths {
     char files[GVIRTUS_FILES][PATH_MAX];
 };
 
+/* Prints a line in which control characters are question marks: much of it was read from a home. */
+void ibx_gvirtus_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Ends the process with status 1. */
 void ibx_gvirtus_fail(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
 /* Fills `paths` after a check that the home can take the plugin. */
@@ -57,6 +60,19 @@ void ibx_gvirtus_plugin_find(const struct gvirtus_args *args, char *out);
 char *ibx_gvirtus_file_read(const char *path, size_t *length, struct ibx_error *err);
 /* The same, and ends the process where it cannot be read. */
 char *ibx_gvirtus_file_need(const char *path, size_t *length);
+/* A text that decides what processes do, with the checks of file_check.h; for free(). NULL: there
+ * is none. */
+char *ibx_gvirtus_text_read(const char *path);
+
+/* Before anything in the home is looked at. Where a user other than root can change what the path
+ * of the home leads to, root becomes that user for good. */
+void ibx_gvirtus_become_owner(const char *home);
+/* Ends the process where it still is root, and somebody else can change where `file` is. */
+void ibx_gvirtus_check_place(const char *home, const char *file);
+/* Whether this process began as root. */
+bool ibx_gvirtus_was_root(void);
+/* What to do about an errno, to be appended to a message; "" where that is not known. */
+const char *ibx_gvirtus_remedy(int code);
 
 /* The commands. */
 void ibx_gvirtus_install(const struct gvirtus_args *args);

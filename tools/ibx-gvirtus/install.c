@@ -74,10 +74,9 @@ static void beside(char out[PATH_MAX], const char *path, const char *ending)
 
 static int failed(const char *what, const char *path, struct ibx_error *err)
 {
-    int code = -errno;
-    const char *remedy =
-        code == -EACCES || code == -EPERM ? ": run it as the owner, or with sudo" : "";
-    return ibx_error_set(err, code, "cannot %s %s: %s%s", what, path, strerror(-code), remedy);
+    int code = errno;
+    return ibx_error_set(err, -code, "cannot %s %s: %s%s", what, path, strerror(code),
+                         ibx_gvirtus_remedy(code));
 }
 
 static int sync_directory_of(const char *path, struct ibx_error *err)
@@ -119,7 +118,7 @@ static int put(const char *path, const void *content, size_t length, mode_t mode
     /* EPERM: this user may not give a file to its owner. */
     bool good = out && fwrite(content, 1, length, out) == length && !fflush(out) &&
                 (!fchown(fd, like.st_uid, like.st_gid) || errno == EPERM) &&
-                !fchmod(fd, like.st_mode & 07777) && !fsync(fd) && (!keep_old || !back_up(path)) &&
+                !fchmod(fd, like.st_mode & 0777) && !fsync(fd) && (!keep_old || !back_up(path)) &&
                 !rename(temporary, path);
     int rc = good ? sync_directory_of(path, err) : failed("write", path, err);
     if (out)
@@ -226,8 +225,8 @@ static int put_back(const struct file *file, bool quiet, struct ibx_error *err)
     }
     int rc = sync_directory_of(file->path, err);
     if (!rc && !quiet)
-        printf("%s: %s%s%s\n", file->path, what,
-               *kept ? "; what was changed since is in the file ending in " : "", kept);
+        ibx_gvirtus_say("%s: %s%s%s", file->path, what,
+                        *kept ? "; what was changed since is in the file ending in " : "", kept);
     return rc;
 }
 
@@ -245,12 +244,38 @@ static int put_all_back(const char *path, const struct state *state, bool quiet,
     return first ? first : sync_directory_of(path, err);
 }
 
+/* The state file is the home's, and root does not go where it says: it names files of the home, or
+ * those that the command line names, too. And root goes only where nobody else can change the way.
+ */
+static void check_places(const struct gvirtus_paths *paths, const struct state *state)
+{
+    size_t home = strlen(paths->home);
+    struct stat st;
+    if (ibx_gvirtus_was_root() && !lstat(paths->state, &st) && st.st_uid && st.st_uid != geteuid())
+        ibx_gvirtus_fail("%s belongs to user %u, not to root: look what it says, and chown it",
+                         paths->state, (unsigned)st.st_uid);
+    for (int i = 0; i < FILES; i++) {
+        const char *path = state->phase ? state->files[i].path : paths->files[i];
+        bool inside =
+            !strncmp(path, paths->home, home) && path[home] == '/' && !strstr(path, "/../");
+        if (ibx_gvirtus_was_root() && !inside && strcmp(path, paths->files[i]) != 0)
+            ibx_gvirtus_fail("%s names %s, which is outside of the home: where that is right, give "
+                             "it by --config or --properties",
+                             paths->state, path);
+        ibx_gvirtus_check_place(paths->home, path);
+        ibx_gvirtus_check_place(paths->home, paths->files[i]);
+    }
+}
+
 /* Finds the home, locks it until this process ends, and loads its state. */
 static void begin(const struct gvirtus_args *args, struct gvirtus_paths *paths, struct state *state)
 {
     char path[PATH_MAX];
     struct ibx_error err;
+    if (args->home)
+        ibx_gvirtus_become_owner(args->home);
     ibx_gvirtus_paths_find(args, paths);
+    ibx_gvirtus_check_place(paths->home, paths->state);
     int fd = open(paths->home, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0 || flock(fd, LOCK_EX | LOCK_NB))
         ibx_gvirtus_fail("cannot lock %s: %s", paths->home,
@@ -260,6 +285,7 @@ static void begin(const struct gvirtus_args *args, struct gvirtus_paths *paths, 
     unlink(path); /* of an ibx-gvirtus that was killed */
     if (state_load(paths->state, state, &err))
         ibx_gvirtus_fail("%s", err.message);
+    check_places(paths, state);
 }
 
 void ibx_gvirtus_remove(const struct gvirtus_args *args)
@@ -306,8 +332,8 @@ static char *read_library(const struct gvirtus_args *args, size_t *length)
     char file[PATH_MAX], path[PATH_MAX]; /* path: with a slash, or dlopen(3) would search */
     ibx_gvirtus_plugin_find(args, file);
     if (!realpath(file, path))
-        ibx_gvirtus_fail("the plugin %s cannot be found: %s; name it by --library", file,
-                         strerror(errno));
+        ibx_gvirtus_fail("the plugin %s cannot be found: %s; name it by --library%s", file,
+                         strerror(errno), errno == ENOENT ? "" : ibx_gvirtus_remedy(errno));
     void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!handle)
         ibx_gvirtus_fail("the plugin cannot be loaded here: %s", dlerror());
@@ -318,27 +344,18 @@ static char *read_library(const struct gvirtus_args *args, size_t *length)
     return ibx_gvirtus_file_need(path, length);
 }
 
-/* NULL when there is no such file. */
-static char *read_text(const char *path)
-{
-    size_t length;
-    if (access(path, F_OK) && errno == ENOENT)
-        return NULL;
-    char *content = ibx_gvirtus_file_need(path, &length);
-    if (strlen(content) != length)
-        ibx_gvirtus_fail("%s holds a NUL byte: it is not a text file", path);
-    return content;
-}
-
 /* Replaces the three files, or none. */
 static void put_all(const struct gvirtus_paths *paths, const char *slot,
                     const char *const contents[FILES], const size_t lengths[FILES])
 {
     char digests[FILES][65], backup[PATH_MAX];
     struct state state = {.slot = slot};
+    struct stat st;
     struct ibx_error err;
     for (int i = 0; i < FILES; i++) {
         beside(backup, paths->files[i], BACKUP);
+        if (!lstat(paths->files[i], &st) && !S_ISREG(st.st_mode) && !S_ISLNK(st.st_mode))
+            ibx_gvirtus_fail("%s is not a regular file: move it away", paths->files[i]);
         if (exists(backup))
             ibx_gvirtus_fail("%s is a backup that would be overwritten: put it back or move it "
                              "away",
@@ -379,8 +396,8 @@ void ibx_gvirtus_install(const struct gvirtus_args *args)
         .properties_file = paths.files[GVIRTUS_PROPERTIES],
         .slot = args->slot,
         .uri = args->uri,
-        .config_before = read_text(paths.files[GVIRTUS_CONFIG]),
-        .properties_before = read_text(paths.files[GVIRTUS_PROPERTIES]),
+        .config_before = ibx_gvirtus_text_read(paths.files[GVIRTUS_CONFIG]),
+        .properties_before = ibx_gvirtus_text_read(paths.files[GVIRTUS_PROPERTIES]),
     };
     ibx_gvirtus_edit(&edit);
     put_all(&paths, args->slot, (const char *[]){library, edit.config_after, edit.properties_after},
@@ -388,13 +405,14 @@ void ibx_gvirtus_install(const struct gvirtus_args *args)
     for (int i = 0; i < FILES; i++) {
         char backup[PATH_MAX];
         beside(backup, paths.files[i], BACKUP);
-        printf("%s: written%s\n", paths.files[i],
-               exists(backup) ? "; what was there is in the file ending in " BACKUP : "");
+        ibx_gvirtus_say("%s: written%s", paths.files[i],
+                        exists(backup) ? "; what was there is in the file ending in " BACKUP : "");
     }
-    printf("GVirtuS uses %s from its next start on; see \"ibx-gvirtus show\"\n", edit.chosen);
+    ibx_gvirtus_say("GVirtuS uses %s from its next start on; see \"ibx-gvirtus show\"",
+                    edit.chosen);
     if (args->properties)
-        printf("its processes need GVIRTUS_RDMA_PROPERTIES=%s in their environment\n",
-               paths.files[GVIRTUS_PROPERTIES]);
+        ibx_gvirtus_say("its processes need GVIRTUS_RDMA_PROPERTIES=%s in their environment",
+                        paths.files[GVIRTUS_PROPERTIES]);
     free(edit.config_before);
     free(edit.properties_before);
     free(edit.config_after);

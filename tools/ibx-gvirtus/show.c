@@ -15,12 +15,12 @@
 static void row(const char *name, const char *format, ...) __attribute__((format(printf, 2, 3)));
 static void row(const char *name, const char *format, ...)
 {
+    char text[2 * PATH_MAX];
     va_list args;
     va_start(args, format);
-    printf("%-13s ", name);
-    vprintf(format, args);
-    putchar('\n');
+    vsnprintf(text, sizeof(text), format, args);
     va_end(args);
+    ibx_gvirtus_say("%-13s %s", name, text);
 }
 
 /* Gives this process the environment of a GVirtuS process with these arguments. */
@@ -197,6 +197,8 @@ void ibx_gvirtus_show(const struct gvirtus_args *args)
     static struct ibx_glue_config config;
     struct gvirtus_endpoint endpoint = {.port = 0};
     struct ibx_error err;
+    if (args->home)
+        ibx_gvirtus_become_owner(args->home);
     imitate(args);
     /* A classic GVirtuS has no home: its gvirtus.properties alone has everything. */
     if (args->home || !args->properties) {
