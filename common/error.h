@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * common/ is what every folder may use, and includes no other: errors, log.h, clock.h, thread.h,
- * state_machine.h, wire.h (encoding), properties.h (configuration files), file_check.h, span.h (memory to
- * register), locked.h (the limit on locked memory), stream_copy.h.
+ * state_machine.h, wire.h (encoding), properties.h (configuration files), file_check.h, span.h
+ * (memory to register), locked.h (the limit on locked memory), stream_copy.h.
  *
  * An error is one sentence for a person beside a negative errno for the program. Set-up calls take
  * a last `struct ibx_error *`, which may be NULL. The function that detects the error fills it,

@@ -177,6 +177,20 @@ def root_is_not_led_out_of_a_home_by_remove(scene):
 
 
 @test
+def root_sees_of_a_home_what_its_owner_sees(scene):
+    home = TheirHome(scene)
+    home.tries("install", 0)
+    before = home.roots()
+    equal(home.tool("show", "--home", home.folder), 1)
+    home.says("oldtcp.so (as installed by ibx-gvirtus)\n", "is not reachable: ")
+    for name in (PROPERTIES, CONFIG):
+        home.replace(name, home.link, "secret")
+        equal((name, home.tool("show", "--home", home.folder)), (name, 1))
+        home.says(f"cannot open {home.path(name)}: Permission denied")
+    equal(home.roots(), before)
+
+
+@test
 def a_backup_that_is_something_else_does_no_harm(scene):
     """It is the user's again, as the user wanted it."""
     for make in ("link", "hard_link", "mkfifo"):
