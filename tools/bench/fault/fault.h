@@ -33,7 +33,7 @@
 #define BENCH_HUGE_PAGE   (2u << 20)
 #define BENCH_THREADS_MAX 64u
 #define BENCH_ROUNDS_MAX  100u
-#define BENCH_TIMEOUT_MS 120000
+#define BENCH_TIMEOUT_MS  120000
 #define BENCH_NICE_NONE   100
 
 /* ------------------------------------------------------------- command line */
