@@ -339,7 +339,7 @@ void ibx_close(struct ibx_conn *conn)
         close(conn->epoll_fd);
     if (conn->wake_fd >= 0)
         close(conn->wake_fd);
-    explicit_bzero(conn->session_key, sizeof(conn->session_key));
+    ibx_secret_free(conn->session_key);
     ibx_domain_release(conn->options.domain);
     free(conn);
 }

@@ -79,11 +79,11 @@ struct ibx_conn {
     struct ibx_options options;
     struct ibx_path path;
     struct ibx_caps caps;
-    int handshake_socket; /* after establishment it only shows that the peer is alive */
-    bool encrypt;         /* both ends agreed on TLS for every socket of this connection */
-    bool same_host;       /* the client knows that the server runs on its own kernel */
-    uint8_t session_key[IBX_HASH_BYTES];
-    struct ibx_tls *tls; /* over the handshake socket, from the proofs on; NULL: plain */
+    int handshake_socket;         /* after establishment it only shows that the peer is alive */
+    bool encrypt;                 /* both ends agreed on TLS for every socket of this connection */
+    bool same_host;               /* the client knows that the server runs on its own kernel */
+    uint8_t *session_key;         /* IBX_HASH_BYTES, in no core dump; NULL until there is one */
+    struct ibx_tls *tls;          /* over the handshake socket, from the proofs on; NULL: plain */
     struct ibx_conn_setup *setup; /* NULL once established */
 
     struct ibx_link link;

@@ -135,7 +135,7 @@ static bool ssl_create(struct ibx_tls *tls)
 int ibx_tls_create(int fd, enum ibx_role role, const uint8_t psk[IBX_TLS_PSK_BYTES],
                    struct ibx_tls **out, struct ibx_error *err)
 {
-    struct ibx_tls *tls = calloc(1, sizeof(*tls));
+    struct ibx_tls *tls = ibx_secret_allocate(sizeof(*tls));
     if (tls) {
         ibx_tls_helpers_hold();
         tls->fd = fd;
@@ -167,8 +167,7 @@ void ibx_tls_destroy(struct ibx_tls *tls)
     if (tls->raw)
         OPENSSL_cleanse(tls->raw, tls->raw_end);
     free(tls->raw);
-    OPENSSL_cleanse(tls, sizeof(*tls));
-    free(tls);
+    ibx_secret_free(tls);
 }
 
 /* What OpenSSL has to say in the handshake. */
