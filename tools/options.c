@@ -88,6 +88,16 @@ static int take_set(struct ibx_options *options, const char *text, struct ibx_er
     return ibx_options_set(options, key, equals + 1, err);
 }
 
+static int take_transport(const struct ibx_tool_option *option, const char *text,
+                          struct ibx_options *options, struct ibx_error *err)
+{
+    char key[32];
+    snprintf(key, sizeof(key), "%s", option->name);
+    for (char *dash = key; (dash = strchr(dash, '-'));)
+        *dash = '_';
+    return ibx_options_set(options, key, text, err);
+}
+
 static int take_value(const struct ibx_tool_option *option, const char *text, void *args,
                       struct ibx_error *err)
 {
@@ -105,8 +115,8 @@ static int take_value(const struct ibx_tool_option *option, const char *text, vo
         return take_seconds(option, text, at, err);
     case IBX_TOOL_SIZE:
         return take_size(option, text, at, err);
-    case IBX_TOOL_KEY_FILE:
-        return ibx_options_set(at, "key_file", text, err);
+    case IBX_TOOL_TRANSPORT:
+        return take_transport(option, text, at, err);
     case IBX_TOOL_SET:
         return take_set(at, text, err);
     case IBX_TOOL_OWN:

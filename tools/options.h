@@ -25,14 +25,14 @@ struct ibx_tool_command {
 
 /* How a value is read, and what is at the option's offset in the tool's struct of arguments. */
 enum ibx_tool_type {
-    IBX_TOOL_FLAG,     /* bool, which becomes true; takes no value */
-    IBX_TOOL_TEXT,     /* const char *: points into argv */
-    IBX_TOOL_UNSIGNED, /* unsigned, from min to max */
-    IBX_TOOL_SECONDS,  /* double, more than 0 and up to max */
-    IBX_TOOL_SIZE,     /* size_t, bytes from min to max; K, M and G are powers of 1024 */
-    IBX_TOOL_KEY_FILE, /* struct ibx_options */
-    IBX_TOOL_SET,      /* struct ibx_options: KEY=VALUE */
-    IBX_TOOL_OWN,      /* the tool's function `take` */
+    IBX_TOOL_FLAG,      /* bool, which becomes true; takes no value */
+    IBX_TOOL_TEXT,      /* const char *: points into argv */
+    IBX_TOOL_UNSIGNED,  /* unsigned, from min to max */
+    IBX_TOOL_SECONDS,   /* double, more than 0 and up to max */
+    IBX_TOOL_SIZE,      /* size_t, bytes from min to max; K, M and G are powers of 1024 */
+    IBX_TOOL_TRANSPORT, /* struct ibx_options: the key like the name, with _ for - */
+    IBX_TOOL_SET,       /* struct ibx_options: KEY=VALUE */
+    IBX_TOOL_OWN,       /* the tool's function `take` */
 };
 
 struct ibx_tool_option {
@@ -52,7 +52,13 @@ struct ibx_tool_option {
 #define IBX_TOOL_OPTION_KEY_FILE(TYPE, COMMANDS)                                                   \
     {                                                                                              \
         .name = "key-file", .value = "FILE", .help = "The key that both hosts share",              \
-        .commands = COMMANDS, .type = IBX_TOOL_KEY_FILE, .at = offsetof(TYPE, options)             \
+        .commands = COMMANDS, .type = IBX_TOOL_TRANSPORT, .at = offsetof(TYPE, options)            \
+    }
+#define IBX_TOOL_OPTION_ENCRYPTION(TYPE, COMMANDS)                                                 \
+    {                                                                                              \
+        .name = "encryption", .value = "WHEN",                                                     \
+        .help = "required, auto (with a key, to another host) or off [auto]",                      \
+        .commands = COMMANDS, .type = IBX_TOOL_TRANSPORT, .at = offsetof(TYPE, options)            \
     }
 #define IBX_TOOL_OPTION_SET(TYPE, COMMANDS)                                                        \
     {                                                                                              \

@@ -66,6 +66,9 @@ void ibx_migration_describe(struct ibx_journal *record, const struct ibx_guest_r
     free(whole);
     snprintf(record->uri, sizeof(record->uri), "%s", uri);
     snprintf(record->key_file, sizeof(record->key_file), "%s", transport->key_file);
+    memcpy(record->key_name, transport->name, sizeof(record->key_name));
+    memcpy(record->allow, transport->allow, sizeof(record->allow));
+    record->encryption = transport->encryption;
 }
 
 int ibx_migration_record(const char *folder, struct ibx_journal *record,

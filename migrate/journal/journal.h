@@ -67,10 +67,13 @@ struct ibx_journal {
     uint64_t pid_started; /* field 22 of /proc/PID/stat: together they name one process */
     char uri[512];        /* source: of the destination; destination: to listen at */
     char peer[128];       /* the other host, as it calls itself */
-    char key_file[256];   /* "" none */
-    int uffd;             /* destination: the userfaultfd's number in QEMU; -1 none */
-    bool device_way;      /* it was made by /dev/userfaultfd */
-    bool was_running;     /* source: the VM ran before, and runs again if it comes back */
+    /* How this side proves itself and whom it takes: of struct ibx_options. */
+    char key_file[256]; /* "" none */
+    char key_name[IBX_NAME_MAX + 1], allow[512];
+    enum ibx_encryption encryption;
+    int uffd;         /* destination: the userfaultfd's number in QEMU; -1 none */
+    bool device_way;  /* it was made by /dev/userfaultfd */
+    bool was_running; /* source: the VM ran before, and runs again if it comes back */
     /* Destination, from MAY_RUN on: to find guest RAM without the monitor, which does not answer
      * while QEMU's main thread waits for a page. 0: an earlier version wrote it. */
     unsigned block_count;

@@ -9,7 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define JOURNAL_VERSION 3 /* 1 was without "was-running" and "guest-ram", 2 without "complete" */
+/* 1 was without "was-running" and "guest-ram", 2 without "complete", 3 without "key-name", "allow"
+ * and "encryption". */
+#define JOURNAL_VERSION 4
 
 /* Every state may also be written again, with a higher epoch for instance. A move may skip states:
  * a side that was away learns how far the other has come. */
@@ -144,21 +146,23 @@ static json_t *totals_json(const struct ibx_journal *record)
 int ibx_journal_text_make(const struct ibx_journal *record, char **text, size_t *length,
                           struct ibx_error *err)
 {
-    char id[2 * IBX_MIGRATE_ID_BYTES + 1];
+    const struct ibx_options options = {.encryption = record->encryption};
+    char id[2 * IBX_MIGRATE_ID_BYTES + 1], encryption[16];
     ibx_hex_text(record->id, IBX_MIGRATE_ID_BYTES, id);
+    ibx_options_get(&options, "encryption", encryption, sizeof(encryption));
     if (check_text(record, err))
         return -EINVAL;
     json_t *json = json_pack(
         "{s:i, s:s, s:s, s:I, s:s, s:s, s:o, s:s, s:I, s:I, s:s, s:o, s:s, s:i, s:b, s:b, s:o, "
-        "s:o, s:I}",
+        "s:o, s:s, s:s, s:s, s:I}",
         "ibx-record", JOURNAL_VERSION, "id", id, "role", record->source ? "source" : "destination",
         "epoch", (json_int_t)record->epoch, "state", ibx_journal_state_name(record->state), "uuid",
         record->uuid, "name", ibx_json_text(record->name), "qmp", record->qmp, "pid",
         (json_int_t)record->pid, "pid-started", (json_int_t)record->pid_started, "uri", record->uri,
         "peer", ibx_json_text(record->peer), "key-file", record->key_file, "uffd", record->uffd,
         "device-way", record->device_way, "was-running", record->was_running, "guest-ram",
-        blocks_json(record), "complete", totals_json(record), "written",
-        (json_int_t)record->written_s);
+        blocks_json(record), "complete", totals_json(record), "key-name", record->key_name, "allow",
+        record->allow, "encryption", encryption, "written", (json_int_t)record->written_s);
     char *dumped = json ? json_dumps(json, JSON_INDENT(2) | JSON_PRESERVE_ORDER) : NULL;
     json_decref(json);
     if (!dumped)
@@ -206,6 +210,7 @@ struct fields {
     json_t *complete; /* borrowed; NULL: of an earlier version */
     json_int_t version, uffd, epoch, pid, pid_started, written;
     const char *id, *role, *state, *uuid, *name, *qmp, *uri, *peer, *key_file;
+    const char *key_name, *allow, *encryption; /* of earlier versions: as without the option */
 };
 
 static int take_numbers(const struct fields *f, struct ibx_journal *record, struct ibx_error *err)
@@ -306,6 +311,20 @@ static int take_totals(const struct fields *f, struct ibx_journal *record, struc
     return take_hex("hash", hash, c->hash, IBX_MIGRATE_HASH_BYTES, err);
 }
 
+/* The options check their values. */
+static int take_options(const struct fields *f, struct ibx_journal *record, struct ibx_error *err)
+{
+    struct ibx_options options;
+    ibx_options_init(&options);
+    int rc = ibx_options_set(&options, "name", f->key_name, err);
+    rc = rc ? rc : ibx_options_set(&options, "allow", f->allow, err);
+    rc = rc ? rc : ibx_options_set(&options, "encryption", f->encryption, err);
+    memcpy(record->key_name, options.name, sizeof(record->key_name));
+    memcpy(record->allow, options.allow, sizeof(record->allow));
+    record->encryption = options.encryption;
+    return rc;
+}
+
 static int take_fields(const struct fields *f, struct ibx_journal *record, struct ibx_error *err)
 {
     const struct {
@@ -323,6 +342,7 @@ static int take_fields(const struct fields *f, struct ibx_journal *record, struc
     rc = rc ? rc : take_totals(f, record, err);
     rc = rc ? rc : take_numbers(f, record, err);
     rc = rc ? rc : take_blocks(f->blocks, record, err);
+    rc = rc ? rc : take_options(f, record, err);
     for (unsigned i = 0; !rc && i < sizeof(texts) / sizeof(texts[0]); i++) {
         if (strlen(texts[i].text) >= texts[i].size)
             return ibx_error_set(err, -EINVAL, "%s has %zu bytes: %zu at most", texts[i].key,
@@ -338,7 +358,7 @@ static int take_fields(const struct fields *f, struct ibx_journal *record, struc
 static int take_json(json_t *json, struct ibx_journal *record, struct ibx_error *err)
 {
     /* Earlier versions did not note it. */
-    struct fields f = {.was_running = true};
+    struct fields f = {.was_running = true, .key_name = "", .allow = "", .encryption = "auto"};
     json_error_t why;
     json_t *version = json_object_get(json, "ibx-record");
     if (!json_is_integer(version))
@@ -350,13 +370,15 @@ static int take_json(json_t *json, struct ibx_journal *record, struct ibx_error 
     if (json_unpack_ex(json, &why, JSON_STRICT,
                        number == 1   ? FIRST_FIELDS "}"
                        : number == 2 ? FIRST_FIELDS ", s:b, s:o}"
-                                     : FIRST_FIELDS ", s:b, s:o, s:o}",
+                       : number == 3 ? FIRST_FIELDS ", s:b, s:o, s:o}"
+                                     : FIRST_FIELDS ", s:b, s:o, s:o, s:s, s:s, s:s}",
                        "ibx-record", &f.version, "id", &f.id, "role", &f.role, "epoch", &f.epoch,
                        "state", &f.state, "uuid", &f.uuid, "name", &f.name, "qmp", &f.qmp, "pid",
                        &f.pid, "pid-started", &f.pid_started, "uri", &f.uri, "peer", &f.peer,
                        "key-file", &f.key_file, "uffd", &f.uffd, "device-way", &f.device_way,
                        "written", &f.written, "was-running", &f.was_running, "guest-ram", &f.blocks,
-                       "complete", &f.complete))
+                       "complete", &f.complete, "key-name", &f.key_name, "allow", &f.allow,
+                       "encryption", &f.encryption))
         return ibx_error_set(err, -EINVAL, "%.200s", why.text);
     return take_fields(&f, record, err);
 }

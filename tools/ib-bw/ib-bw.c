@@ -109,6 +109,7 @@ static const struct ibx_tool_option options[] = {
     IBX_TOOL_OPTION_SET(struct bw_args, 0),
     {.help = "serve, run and self:"},
     IBX_TOOL_OPTION_KEY_FILE(struct bw_args, SERVE | MEASURE),
+    IBX_TOOL_OPTION_ENCRYPTION(struct bw_args, SERVE | MEASURE),
     {.help = "run, self and tune:"},
     {"sizes", "LIST", "Payload sizes [" DEFAULT_SIZES "; tune has others]", MEASURE | TUNE,
      IBX_TOOL_OWN, .take = take_sizes},

@@ -61,12 +61,6 @@ static int take_qmp(void *context, const char *text, struct ibx_error *err)
     return 0;
 }
 
-static int take_allow(void *context, const char *text, struct ibx_error *err)
-{
-    struct migrate_args *args = context;
-    return ibx_options_set(&args->options, "allow", text, err);
-}
-
 static int take_bandwidth(void *context, const char *text, struct ibx_error *err)
 {
     struct migrate_args *args = context;
@@ -118,6 +112,7 @@ static const struct ibx_tool_option options[] = {
      .type = IBX_TOOL_TEXT, .at = AT(state_dir)},
     {.help = "Options of receive, send, check, recover and rollback:"},
     IBX_TOOL_OPTION_KEY_FILE(struct migrate_args, CONNECTING),
+    IBX_TOOL_OPTION_ENCRYPTION(struct migrate_args, CONNECTING),
     IBX_TOOL_OPTION_SET(struct migrate_args, CONNECTING),
     {.help = "Options of receive, send and recover:"},
     {"give-up", "SECONDS", "End when the other side has been away for that long [never]", MIGRATING,
@@ -133,7 +128,7 @@ static const struct ibx_tool_option options[] = {
      "set",
      BIT(RECEIVE) | BIT(RECOVER) | BIT(SET), IBX_TOOL_OWN, .take = take_bandwidth},
     {"allow", "NAMES", "Sources that may come, by the names of their keys, with commas [all]",
-     BIT(RECEIVE) | BIT(RECOVER), IBX_TOOL_OWN, .take = take_allow},
+     BIT(RECEIVE) | BIT(RECOVER), IBX_TOOL_TRANSPORT, .at = AT(options)},
     {"minor", NULL, "READ pages into place instead of copying them", BIT(RECEIVE) | BIT(RECOVER),
      .at = AT(minor)},
     {.help = "Options of send and recover:"},

@@ -50,8 +50,9 @@ int ibx_cli_monitor_check(const struct migrate_args *args, struct ibx_error *err
  * -ENOENT or -ECONNREFUSED when none works on it. */
 json_t *ibx_cli_ask_status(const struct migrate_args *args, const struct ibx_journal *record,
                            struct ibx_error *err);
-/* The key file of the record, where the command line names none. */
-void ibx_cli_use_key_file(struct ibx_options *options, const struct ibx_journal *record);
+/* The key file of the record with the name of the key, whom it takes and its encryption, where the
+ * command line says nothing. */
+void ibx_cli_use_record(struct ibx_options *options, const struct ibx_journal *record);
 /* Where the VM is: as ibx_journal_describe(), and whether the QEMU that it ran in has ended. */
 void ibx_cli_vm_state(const struct ibx_journal *record, char *sentence, size_t size);
 

@@ -201,7 +201,7 @@ int ibx_cli_recover(const struct migrate_args *given)
     const bool source = rc ? args.uri != NULL : record.source;
     if (rc == -ENOENT && !args.listen &&
         !ibx_journal_find(args.folder, args.qmp, is_done, &record, NULL)) {
-        ibx_cli_use_key_file(&args.options, &record);
+        ibx_cli_use_record(&args.options, &record);
         return confirm(&args, &record, &err);
     }
     if (!rc && record.source && args.listen)
@@ -216,7 +216,7 @@ int ibx_cli_recover(const struct migrate_args *given)
         const struct ibx_migrate_status none = {.phase = IBX_PHASE_FAILED, .source = source};
         return finish(&args, rc, &none, &err);
     }
-    ibx_cli_use_key_file(&args.options, &record);
+    ibx_cli_use_record(&args.options, &record);
     return migrate(&args, record.source, &record);
 }
 

@@ -33,10 +33,17 @@ json_t *ibx_cli_ask_status(const struct migrate_args *args, const struct ibx_jou
     return ask_path(path, err);
 }
 
-void ibx_cli_use_key_file(struct ibx_options *options, const struct ibx_journal *record)
+void ibx_cli_use_record(struct ibx_options *options, const struct ibx_journal *record)
 {
     if (!options->key_file[0])
-        snprintf(options->key_file, sizeof(options->key_file), "%s", record->key_file);
+        memcpy(options->key_file, record->key_file, sizeof(options->key_file));
+    /* The name is of a key in that file. */
+    if (!options->name[0] && !strcmp(options->key_file, record->key_file))
+        memcpy(options->name, record->key_name, sizeof(options->name));
+    if (!options->allow[0])
+        memcpy(options->allow, record->allow, sizeof(options->allow));
+    if (options->encryption == IBX_ENCRYPTION_AUTO)
+        options->encryption = record->encryption;
 }
 
 /* ------------------------------------------------------------ what there is */

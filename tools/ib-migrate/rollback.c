@@ -141,7 +141,7 @@ int ibx_cli_rollback(const struct migrate_args *args)
     char vm[PATH_MAX], state[IBX_ERROR_MAX];
     if (find(args, &record, &err) || check_idle(args, &record, &err))
         return ibx_cli_fail(err.message);
-    ibx_cli_use_key_file(&options, &record);
+    ibx_cli_use_record(&options, &record);
     ibx_cli_vm_name(&record, vm, sizeof(vm));
     ibx_journal_describe(&record, state, sizeof(state));
     fprintf(stderr, "%s, migrated to %s: %s.\n", vm, record.uri, state);

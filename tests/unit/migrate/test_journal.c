@@ -29,11 +29,13 @@ static void records_come_back_as_they_were(NO_STATE)
         assert_int_equal(found.source, r.source);
         assert_int_equal(found.epoch, r.epoch);
         assert_int_equal(found.state, r.state);
-        const char *const texts[][2] = {{found.uuid, r.uuid}, {found.name, r.name},
-                                        {found.qmp, r.qmp},   {found.uri, r.uri},
-                                        {found.peer, r.peer}, {found.key_file, r.key_file}};
+        const char *const texts[][2] = {{found.uuid, r.uuid},         {found.name, r.name},
+                                        {found.qmp, r.qmp},           {found.uri, r.uri},
+                                        {found.peer, r.peer},         {found.key_file, r.key_file},
+                                        {found.key_name, r.key_name}, {found.allow, r.allow}};
         for (unsigned i = 0; i < COUNT(texts); i++)
             assert_string_equal(texts[i][0], texts[i][1]);
+        assert_int_equal(found.encryption, r.encryption);
         assert_int_equal(found.pid, r.pid);
         assert_int_equal(found.pid_started, r.pid_started);
         assert_int_equal(found.uffd, r.uffd);
@@ -153,13 +155,55 @@ static void totals_are_checked(NO_STATE)
     each_is_refused(&r, wrong, COUNT(wrong));
 }
 
+/* Takes out what a version after this one has added to its file. */
+static void make_older(const struct ibx_journal *r, unsigned version)
+{
+    char now[32];
+    change(r, "  \"key-name\": \"node-a\",\n", "");
+    change(r, "  \"allow\": \"node-a,node-c\",\n", "");
+    change(r, "  \"encryption\": \"required\",\n", "");
+    if (version < 3)
+        change(r, "  \"complete\": null,\n", "");
+    snprintf(now, sizeof(now), "\"ibx-record\": %u", version);
+    change(r, "\"ibx-record\": 4", now);
+}
+
+/* Which knew no names. */
+static void records_of_the_third_version(NO_STATE)
+{
+    struct ibx_journal r = sample(false, 7), found;
+    assert_int_equal(write_record(&r), 0);
+    change(&r, "\"ibx-record\": 4", "\"ibx-record\": 3");
+    list_refuses(&r, "unpacked");
+    change(&r, "\"ibx-record\": 3", "\"ibx-record\": 4");
+    make_older(&r, 3);
+    found = only();
+    assert_string_equal(found.key_file, r.key_file);
+    assert_string_equal(found.key_name, "");
+    assert_string_equal(found.allow, "");
+    assert_int_equal(found.encryption, IBX_ENCRYPTION_AUTO);
+}
+
+static void options_are_checked(NO_STATE)
+{
+    static const struct wrong wrong[] = {
+        {"\"key-name\": \"node-a\"", "\"key-name\": \"node a\"", "node a"},
+        {"\"key-name\": \"node-a\"", "\"key-name\": 7", "Expected string"},
+        {"node-a,node-c", "node-a,,node-c", "node-a,,node-c"},
+        {"\"required\"", "\"perhaps\"", "perhaps"},
+        {"  \"encryption\": \"required\",\n", "", "encryption"},
+    };
+    struct ibx_journal r = sample(true, 7);
+    assert_int_equal(write_record(&r), 0);
+    each_is_refused(&r, wrong, COUNT(wrong));
+}
+
 /* As version 2 wrote it, which called a migration done when all pages had come. */
 static void records_of_the_second_version(NO_STATE)
 {
     struct ibx_journal r = sample(false, 7);
     bring_to(&r, IBX_JOURNAL_RUNNING);
-    change(&r, "  \"complete\": null,\n", "");
-    change(&r, "\"ibx-record\": 3", "\"ibx-record\": 2");
+    make_older(&r, 2);
     change(&r, "\"running\"", "\"done\"");
     assert_int_equal(only().state, IBX_JOURNAL_DONE);
     assert_int_equal(only().totals.pages, 0);
@@ -603,6 +647,8 @@ int main(void)
         TEST(records_come_back_as_they_were),
         TEST(records_of_the_first_version),
         TEST(records_of_the_second_version),
+        TEST(records_of_the_third_version),
+        TEST(options_are_checked),
         TEST(totals_are_checked),
         TEST(only_moves_of_the_table),
         TEST(epochs_only_rise),

@@ -32,12 +32,12 @@ static void every_truncation_is_noticed(NO_STATE)
 static void hostile_files_are_named(NO_STATE)
 {
     static const struct wrong cases[] = {
-        {"\"ibx-record\": 3", "\"ibx-record\": 4", "version 4"},
-        {"\"ibx-record\": 3", "\"ibx-record\": \"2\"", "ibx-record"},
-        {"\"ibx-record\": 3", "\"ibx-record\": 1", "unpacked"},
-        {"\"ibx-record\": 3", "\"ibx-record\": 0", "version 0"},
-        {"\"ibx-record\": 3", "\"ibx-record\": 2", "unpacked"},
-        {"\"ibx-record\": 3,", "", "ibx-record"},
+        {"\"ibx-record\": 4", "\"ibx-record\": 5", "version 5"},
+        {"\"ibx-record\": 4", "\"ibx-record\": \"2\"", "ibx-record"},
+        {"\"ibx-record\": 4", "\"ibx-record\": 1", "unpacked"},
+        {"\"ibx-record\": 4", "\"ibx-record\": 0", "version 0"},
+        {"\"ibx-record\": 4", "\"ibx-record\": 2", "unpacked"},
+        {"\"ibx-record\": 4,", "", "ibx-record"},
         {"\"complete\": null", "\"complete\": {}", "does not fit"},
         {"\"complete\": null,", "", "complete"},
         {"\"was-running\": true,", "", "was-running"},
