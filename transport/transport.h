@@ -320,7 +320,8 @@ int ibx_write(struct ibx_conn *conn, struct ibx_mr *mr, const void *local,
               unsigned flags);
 
 /* Sends one message of at most caps->message_max bytes, gathered from `iov` and copied before the
- * call returns. Messages arrive whole and in the order sent, or the connection ends.
+ * call returns. Messages arrive whole and in the order sent, or the connection ends. If both ends
+ * have a key, that holds against attackers, too (docs/security.md), and it ends with -EBADMSG.
  * -EAGAIN: no credit, poll until the peer has released some; -EMSGSIZE; -ENOTCONN. */
 int ibx_send(struct ibx_conn *conn, const struct iovec *iov, int iovcnt, uint64_t cookie,
              unsigned flags);

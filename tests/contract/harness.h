@@ -28,6 +28,7 @@ struct contract {
     const char *provider;
     const char *host;
     bool fault_injection; /* idle, on both sides */
+    bool key;             /* both sides have one */
     bool small;           /* IBX_CONTRACT_SMALL=1: less data for emulators and sanitizers */
     struct setting {
         char side; /* 's', 'c' or 'b'oth */

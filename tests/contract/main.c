@@ -24,6 +24,7 @@ static void usage(FILE *out)
             "usage: contract PROVIDER [--host ADDRESS] [--set KEY=VALUE]...\n"
             "                [--server-set KEY=VALUE]... [--client-set KEY=VALUE]...\n"
             "                [--only PATTERN] [--skip PATTERN] [--group NAME] [--fault-injection]\n"
+            "                [--key]\n"
             "\n"
             "Runs the same tests against any provider (shm, verbs, ofi, tcp).\n"
             "  --host ADDRESS   where servers listen [127.0.0.1]\n"
@@ -35,6 +36,7 @@ static void usage(FILE *out)
         fprintf(out, "%s%s", i ? ", " : "", groups[i]->name);
     fprintf(out, "\n"
                  "  --fault-injection  with idle fault injection\n"
+                 "  --key            both sides have a key, so that messages carry MACs\n"
                  "IBX_CONTRACT_SMALL=1 moves less data, for emulators and sanitizers.\n");
 }
 
@@ -60,6 +62,31 @@ static void add_setting(char side, const char *key_value)
     contract.settings[contract.setting_count++].key_value = key_value;
 }
 
+/* A key file for both sides, which the process that made it removes. */
+static char key_setting[64] = "key_file=/tmp/ibx-contract-both-XXXXXX";
+static pid_t key_owner;
+
+static void remove_key(void)
+{
+    if (getpid() == key_owner)
+        unlink(strchr(key_setting, '/'));
+}
+
+static void make_key(void)
+{
+    static const char hex[] = "c0a7ac70000000000000000000000000c0a7ac70000000000000000000000001\n";
+    int fd = mkstemp(strchr(key_setting, '/'));
+    if (fd < 0 || write(fd, hex, sizeof(hex) - 1) != sizeof(hex) - 1) {
+        fprintf(stderr, "contract: no key file can be made\n");
+        exit(2);
+    }
+    close(fd);
+    key_owner = getpid();
+    contract.key = true;
+    atexit(remove_key);
+    add_setting('b', key_setting);
+}
+
 static const char *parse(int argc, char **argv)
 {
     static const struct option options[] = {
@@ -71,6 +98,7 @@ static const char *parse(int argc, char **argv)
         {"skip", required_argument, NULL, 'k'},
         {"group", required_argument, NULL, 'g'},
         {"fault-injection", no_argument, NULL, 'f'},
+        {"key", no_argument, NULL, 'y'},
         {"help", no_argument, NULL, '?'},
         {0},
     };
@@ -89,6 +117,8 @@ static const char *parse(int argc, char **argv)
             group = optarg;
         } else if (c == 'f') {
             contract.fault_injection = true;
+        } else if (c == 'y') {
+            make_key();
         } else {
             usage(stderr);
             exit(2);

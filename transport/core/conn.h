@@ -9,14 +9,15 @@
  *   path_choice.c  which provider carries it: the choice of the path for rdma://
  *
  * conn.c calls chunks.c, which calls back only for ibx_conn_lost(). The other files of core/ know
- * no connection: providers.c (the table of providers), domain.c, options.c, uri.c, crypto.c and the
- * registration cache, regcache.c with regcache_watch.c.
+ * no connection: providers.c (the table of providers), domain.c, options.c, uri.c, crypto.c, mac.c
+ * and the registration cache, regcache.c with regcache_watch.c.
  */
 #ifndef IBX_TRANSPORT_CORE_CONN_H
 #define IBX_TRANSPORT_CORE_CONN_H
 
 #include "common/state_machine.h"
 #include "transport/core/crypto.h"
+#include "transport/core/mac.h"
 #include "transport/core/provider.h"
 #include "transport/core/tls.h"
 
@@ -83,7 +84,9 @@ struct ibx_conn {
     bool encrypt;                 /* both ends agreed on TLS for every socket of this connection */
     bool same_host;               /* the client knows that the server runs on its own kernel */
     uint8_t *session_key;         /* IBX_HASH_BYTES, in no core dump; NULL until there is one */
+    bool keyed;                   /* both ends have proven that they know a key */
     struct ibx_tls *tls;          /* over the handshake socket, from the proofs on; NULL: plain */
+    struct ibx_mac *mac;          /* of messages; NULL: they carry none */
     struct ibx_conn_setup *setup; /* NULL once established */
 
     struct ibx_link link;

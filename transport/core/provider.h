@@ -63,7 +63,8 @@ struct ibx_tls;
 struct ibx_upcalls {
     /* A chunk accepted by `rdma` is over: status 0 or negative errno. Exactly once each. */
     void (*chunk_done)(struct ibx_link *link, struct ibx_chunk *chunk, int status);
-    /* A message arrived; `data` stays valid until `release` is called with `slot`. */
+    /* A message arrived; `data` stays valid until `release` is called with `slot`, and nobody else
+     * can write to it: the core checks its MAC there. In the order of the peer's sends. */
     void (*message)(struct ibx_link *link, const void *data, size_t length, uint64_t slot);
     /* A send with IBX_SIGNALED is over. */
     void (*send_done)(struct ibx_link *link, uint64_t cookie, int status);

@@ -155,6 +155,7 @@ static bool encrypt(const struct ibx_handshake *h, bool same_host)
 static void conclude(struct ibx_handshake *h, uint8_t flags)
 {
     h->conn->encrypt = flags & ENCRYPT;
+    h->conn->keyed = h->key != NULL;
     h->payloads_in_plain = h->conn->options.encryption != IBX_ENCRYPTION_REQUIRED &&
                            h->peer.encryption != IBX_ENCRYPTION_REQUIRED;
     snprintf(h->conn->path.name, sizeof(h->conn->path.name), "%s", h->key ? h->key->name : "");
