@@ -147,6 +147,33 @@ static int register_all(struct verbs *v, struct ibx_mr *mr, struct region *regio
     return 0;
 }
 
+/* Lets the peer's requests through to regions with this access. A queue pair that has left RTS
+ * takes no requests any more. */
+static int open_queue_pair(struct ibv_qp *qp, unsigned access)
+{
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTS, .qp_access_flags = rights(access, true)};
+    struct ibv_qp_init_attr init;
+    int rc = ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_ACCESS_FLAGS);
+    if (rc && !ibv_query_qp(qp, &attr, IBV_QP_STATE, &init) && attr.qp_state != IBV_QPS_RTS)
+        return 0;
+    return rc;
+}
+
+/* A connection that exposes nothing takes no READ and no WRITE at all, whatever the key. */
+static int expose(struct verbs *v, unsigned access, struct ibx_error *err)
+{
+    access |= v->exposed;
+    for (unsigned i = 0; i < v->lane_count && access != v->exposed; i++) {
+        int rc = v->lanes[i].qp ? open_queue_pair(v->lanes[i].qp, access) : 0;
+        if (rc)
+            return ibx_error_set(err, -rc, "%s does not open queue pair %u to the peer: %s",
+                                 ibv_get_device_name(v->lanes[i].rail->context->device), i,
+                                 strerror(rc));
+    }
+    v->exposed = access;
+    return 0;
+}
+
 int ibx_verbs_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *err)
 {
     struct verbs *v = endpoint;
@@ -159,6 +186,8 @@ int ibx_verbs_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *e
         return rc;
     }
     rc = register_all(v, mr, region, err);
+    if (!rc)
+        rc = expose(v, mr->access, err);
     if (rc) {
         region_free(region);
         if (mr->allocated)

@@ -177,9 +177,7 @@ int ibx_verbs_qp_create(struct verbs *v, struct verbs_lane *lane, struct ibx_err
     int mask;
     if (rdma_init_qp_attr(lane->id, &state, &mask))
         return ibx_error_set(err, -errno, "no way to the INIT state: %s", strerror(errno));
-    /* Regions decide what a peer may do. Atomics are not used. */
-    state.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ;
-    state.qp_access_flags |= IBV_ACCESS_REMOTE_WRITE;
+    state.qp_access_flags = IBV_ACCESS_LOCAL_WRITE; /* more once a region is exposed: mr.c */
     int rc = ibv_modify_qp(lane->qp, &state, mask);
     return rc ? ibx_error_set(err, -rc, "%s refuses the INIT state: %s", name, strerror(rc)) : 0;
 }

@@ -160,6 +160,7 @@ struct verbs {
     unsigned mtu; /* bytes, agreed by both sides; 0: the path's */
     struct verbs_messages messages;
     struct ibx_caps caps;
+    unsigned exposed; /* enum ibx_access that the queue pairs let the peer have */
 
     unsigned bulk, bulk_max; /* bulk chunks in flight, and how many may be now */
     uint64_t shrunk_ns;      /* when bulk_max was last lowered */

@@ -29,6 +29,38 @@ struct ibv_mr *__wrap_ibv_reg_mr_iova2(struct ibv_pd *pd, void *address, size_t 
                                        uint64_t iova, unsigned access);
 int __wrap_ibv_dereg_mr(struct ibv_mr *mr);
 
+/* What it asks of queue pairs. */
+static struct changed {
+    unsigned times;
+    int mask, refuse;
+    unsigned access;
+    struct ibv_qp *qps[8];
+    enum ibv_qp_state state; /* of all of them */
+} changed;
+
+int __wrap_ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask);
+int __wrap_ibv_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask,
+                        struct ibv_qp_init_attr *init);
+
+int __wrap_ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
+{
+    changed.qps[changed.times++] = qp;
+    changed.mask = mask;
+    changed.access = attr->qp_access_flags;
+    assert_int_equal(attr->qp_state, IBV_QPS_RTS);
+    return changed.state == IBV_QPS_RTS ? changed.refuse : EINVAL;
+}
+
+int __wrap_ibv_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask,
+                        struct ibv_qp_init_attr *init)
+{
+    (void)qp;
+    (void)mask;
+    (void)init;
+    attr->qp_state = changed.state;
+    return 0;
+}
+
 static struct ibv_mr *answer(void)
 {
     bool denied = asked.readonly && asked.access & IBV_ACCESS_LOCAL_WRITE;
@@ -223,12 +255,71 @@ static void test_twins(void **state)
     assert_int_equal(asked.left, 3);
 }
 
+/* Registers with this access; returns how many queue pairs were changed. */
+static unsigned exposing(struct verbs *v, unsigned access)
+{
+    static uint8_t bytes[64];
+    struct ibx_mr mr = {.span = ibx_span_host(bytes, sizeof(bytes)), .access = access};
+    unsigned before = changed.times;
+    assert_int_equal(ibx_verbs_mr_register(v, &mr, NULL), 0);
+    ibx_verbs_mr_deregister(v, &mr);
+    return changed.times - before;
+}
+
+/* Queue pairs take a peer's requests from the first region on that is exposed to them, and of its
+ * kind only. */
+static void test_exposure(void **state)
+{
+    (void)state;
+    struct ibv_qp qps[3];
+    struct verbs_lane lanes[3];
+    struct verbs *v = provider(1);
+    for (unsigned i = 0; i < 3; i++)
+        lanes[i] = (struct verbs_lane){.qp = &qps[i], .rail = &v->rails[0]};
+    v->lanes = lanes;
+    v->lane_count = 3;
+    changed = (struct changed){.state = IBV_QPS_RTS};
+    assert_int_equal(exposing(v, IBX_ACCESS_LOCAL), 0);
+    assert_int_equal(exposing(v, IBX_ACCESS_REMOTE_READ), 3);
+    assert_int_equal(changed.access, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ);
+    assert_int_equal(changed.mask, IBV_QP_STATE | IBV_QP_ACCESS_FLAGS);
+    assert_true(changed.qps[0] == &qps[0] && changed.qps[2] == &qps[2]);
+    assert_int_equal(exposing(v, IBX_ACCESS_REMOTE_READ), 0);
+    assert_int_equal(exposing(v, IBX_ACCESS_REMOTE_WRITE), 3);
+    assert_int_equal(changed.access,
+                     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE);
+    assert_int_equal(exposing(v, IBX_ACCESS_REMOTE_READ), 0);
+}
+
+/* A device that refuses exposes nothing. One whose queue pairs have ended has nobody to refuse. */
+static void test_exposure_refused(void **state)
+{
+    (void)state;
+    uint8_t bytes[64];
+    struct ibv_qp qp;
+    struct verbs *v = provider(1);
+    struct verbs_lane lane = {.qp = &qp, .rail = &v->rails[0]};
+    struct ibx_mr mr = {.span = ibx_span_host(bytes, sizeof(bytes)),
+                        .access = IBX_ACCESS_REMOTE_READ};
+    struct ibx_error err = {0};
+    v->lanes = &lane;
+    v->lane_count = 1;
+    changed = (struct changed){.state = IBV_QPS_RTS, .refuse = EOPNOTSUPP};
+    assert_int_equal(ibx_verbs_mr_register(v, &mr, &err), -EOPNOTSUPP);
+    assert_non_null(strstr(err.message, "mlx5_9"));
+    assert_int_equal(asked.left, 1);
+    assert_int_equal(v->exposed, 0);
+    changed = (struct changed){.state = IBV_QPS_ERR};
+    assert_int_equal(exposing(v, IBX_ACCESS_REMOTE_READ), 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dmabuf),  cmocka_unit_test(test_pointer),
-        cmocka_unit_test(test_refused), cmocka_unit_test(test_probe),
-        cmocka_unit_test(test_twins),   cmocka_unit_test(test_read_only),
+        cmocka_unit_test(test_dmabuf),   cmocka_unit_test(test_pointer),
+        cmocka_unit_test(test_refused),  cmocka_unit_test(test_probe),
+        cmocka_unit_test(test_twins),    cmocka_unit_test(test_read_only),
+        cmocka_unit_test(test_exposure), cmocka_unit_test(test_exposure_refused),
     };
     return cmocka_run_group_tests_name("verbs_mr", tests, NULL, NULL);
 }
