@@ -141,8 +141,12 @@ bool ibx_path_allowed(const struct ibx_options *options, const char *name);
 /* Opens an endpoint of the provider for the connection. */
 int ibx_path_open(struct ibx_conn *conn, const char *name, struct ibx_error *err);
 void ibx_path_close(struct ibx_conn *conn);
-/* Notes in ibx_conn_path() why this provider was not taken. */
-void ibx_path_refused(struct ibx_conn *conn, const char *name, const char *reason);
+/* Notes in ibx_conn_path() why this provider was not taken; `code` is a negative errno. A client
+ * warns if that is shared memory with -EACCES or -EPERM: unsafe, or in others' hands. */
+void ibx_path_refused(struct ibx_conn *conn, const char *name, int code, const char *reason);
+/* A client warns when an established connection to another host is not encrypted, though it would
+ * have been. After path.encrypted is set. */
+void ibx_path_warn(const struct ibx_conn *conn);
 /* -ENOTSUP: every candidate was refused, with all the reasons. */
 int ibx_path_none(const struct ibx_conn *conn, struct ibx_error *err);
 

@@ -10,6 +10,7 @@
 #include "common/log.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <string.h>
 
 /* The item of a comma-separated list, or NULL; its length is `*n`. */
@@ -38,7 +39,7 @@ int ibx_path_next(struct ibx_conn *conn, unsigned *index, char name[16])
         snprintf(name, 16, "%.*s", (int)n, item);
         if (strcmp(name, "shm") || conn->same_host)
             return 0;
-        ibx_path_refused(conn, name, "the server is on another host");
+        ibx_path_refused(conn, name, -EXDEV, "the server is on another host");
     }
 }
 
@@ -73,15 +74,56 @@ void ibx_path_close(struct ibx_conn *conn)
     conn->endpoint = NULL;
 }
 
-void ibx_path_refused(struct ibx_conn *conn, const char *name, const char *reason)
+/* Once for each text: a program may make many connections to one server. */
+static void warn_once(const char *text)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static char last[512];
+    pthread_mutex_lock(&lock);
+    bool again = !strncmp(text, last, sizeof(last) - 1);
+    snprintf(last, sizeof(last), "%s", text);
+    pthread_mutex_unlock(&lock);
+    if (!again)
+        ibx_log(IBX_LOG_WARN, "%s", text);
+}
+
+/* Shared memory that is not safe to use, or that somebody else answers for: the client goes on over
+ * a path that others may reach, and whoever brought that about may want it so. */
+static bool suspicious(const struct ibx_conn *conn, const char *name, int code)
+{
+    return conn->role == IBX_ROLE_CLIENT && !strcmp(name, "shm") &&
+           (code == -EACCES || code == -EPERM);
+}
+
+void ibx_path_refused(struct ibx_conn *conn, const char *name, int code, const char *reason)
 {
     struct ibx_path *path = &conn->path;
+    char text[512];
     if (path->refused_count == sizeof(path->refused) / sizeof(path->refused[0]))
         return;
     unsigned i = path->refused_count++;
     snprintf(path->refused[i].provider, sizeof(path->refused[i].provider), "%s", name);
     snprintf(path->refused[i].reason, sizeof(path->refused[i].reason), "%.255s", reason);
-    ibx_log(IBX_LOG_INFO, "%s with %s refused: %s", name, path->peer, reason);
+    snprintf(text, sizeof(text), "%s with %s refused: %.255s", name, path->peer, reason);
+    if (suspicious(conn, name, code))
+        warn_once(text);
+    else
+        ibx_log(IBX_LOG_INFO, "%s", text);
+}
+
+void ibx_path_warn(const struct ibx_conn *conn)
+{
+    const struct ibx_path *path = &conn->path;
+    char text[512];
+    if (conn->role != IBX_ROLE_CLIENT || !conn->keyed || conn->same_host || path->encrypted ||
+        conn->options.encryption == IBX_ENCRYPTION_OFF)
+        return;
+    snprintf(text, sizeof(text),
+             "payloads to %s are not encrypted: %s%s; set encryption : off to accept this, or "
+             "required to refuse it",
+             path->peer, conn->encrypt ? path->provider : "the server has encryption : off",
+             conn->encrypt ? " cannot encrypt" : "");
+    warn_once(text);
 }
 
 int ibx_path_none(const struct ibx_conn *conn, struct ibx_error *err)

@@ -154,7 +154,7 @@ static int check_plain(const struct ibx_handshake *h, const char *name, struct i
 static int give_up(struct ibx_handshake *h, const char *name, int status,
                    const struct ibx_error *why, struct ibx_error *err)
 {
-    ibx_path_refused(h->conn, name, why->message);
+    ibx_path_refused(h->conn, name, status, why->message);
     int rc = send_result(h, status, why->message, new_deadline(h), err);
     return rc ? rc : NEXT;
 }
@@ -169,8 +169,8 @@ static int receive_or_result(struct ibx_handshake *h, const char *name, struct f
     if (frame->type != FRAME_RESULT)
         return ibx_handshake_broken(h, -EPROTO, err);
     char reason[256];
-    get_result(h, &frame->payload, reason);
-    ibx_path_refused(h->conn, name, reason);
+    int code = get_result(h, &frame->payload, reason);
+    ibx_path_refused(h->conn, name, code, reason);
     return NEXT;
 }
 
@@ -189,7 +189,8 @@ static int finish(struct ibx_handshake *h, const char *name, struct ibx_reader *
         return rc;
     if (!status && !h->result)
         return 0;
-    ibx_path_refused(conn, name, status && status != -ECANCELED ? why.message : h->result_reason);
+    bool ours = status && status != -ECANCELED;
+    ibx_path_refused(conn, name, ours ? status : h->result, ours ? why.message : h->result_reason);
     return NEXT;
 }
 
@@ -206,7 +207,7 @@ static int client_try(struct ibx_handshake *h, const char *name, struct ibx_erro
     if (!rc)
         rc = ibx_path_open(conn, name, &why);
     if (rc) {
-        ibx_path_refused(conn, name, why.message);
+        ibx_path_refused(conn, name, rc, why.message);
         return NEXT;
     }
     ibx_handshake_frame_begin(&frame, FRAME_TRY);
@@ -232,7 +233,7 @@ static int server_try(struct ibx_handshake *h, const char *name, struct ibx_erro
     uint64_t deadline = new_deadline(h);
     int rc = 0;
     if (!ibx_path_allowed(&conn->options, name))
-        rc = ibx_error_set(&why, -EPERM, "only provider : %s is allowed", conn->options.provider);
+        rc = ibx_error_set(&why, -ENOTSUP, "only provider : %s is allowed", conn->options.provider);
     if (!rc)
         rc = check_plain(h, name, &why);
     if (!rc)
@@ -316,6 +317,8 @@ static int run(struct ibx_handshake *h, struct ibx_error *err)
     conn->path.encrypted = conn->tls && !strcmp(conn->path.provider, "tcp");
     if (rc)
         ibx_conn_fail(conn);
+    else
+        ibx_path_warn(conn);
     conn->setup = NULL;
     h->setup.destroy(&h->setup);
     return rc;

@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What a client's user sees when a connection has less protection than it should have. */
+#include "common/log.h"
+#include "tests/scenes/client_scene.h"
+#include "tests/scenes/memory_pair.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+/* Standard error since begin_log(). */
+static int log_file = -1, real_stderr = -1;
+static char text[8192];
+
+static void begin_log(void)
+{
+    ibx_log_set_level(IBX_LOG_WARN);
+    real_stderr = dup(2);
+    log_file = memfd_create("log", MFD_CLOEXEC);
+    assert_true(real_stderr >= 0 && log_file >= 0);
+    dup2(log_file, 2);
+}
+
+static const char *end_log(void)
+{
+    ssize_t n = pread(log_file, text, sizeof(text) - 1, 0);
+    text[n > 0 ? n : 0] = '\0';
+    dup2(real_stderr, 2);
+    close(real_stderr);
+    close(log_file);
+    return text;
+}
+
+/* What a client says that connects with this going wrong for shm. */
+static const char *connect_without_shm(int fail_open, int fail_offer, int fail_finish)
+{
+    struct memory_pair pair;
+    struct ibx_options options;
+    ibx_options_init(&options);
+    memory_control_reset();
+    memory_control.fail_open = fail_open;
+    memory_control.fail_offer = fail_offer;
+    memory_control.fail_finish = fail_finish;
+    begin_log();
+    int rc = memory_pair_open(&pair, &options, NULL);
+    const char *log = end_log();
+    assert_int_equal(rc, 0);
+    assert_string_equal(ibx_conn_path(pair.client)->provider, "tcp");
+    memory_pair_close(&pair);
+    memory_control_reset();
+    return log;
+}
+
+static void test_shared_memory_in_others_hands(void **state)
+{
+    (void)state;
+    assert_non_null(strstr(connect_without_shm(0, 0, -EACCES), "ibx: warn: shm with 127.0.0.1:"));
+    assert_non_null(strstr(text, "refused: finish told to fail"));
+    assert_non_null(strstr(connect_without_shm(0, -EPERM, 0), "on the server: offer told to fail"));
+    assert_non_null(strstr(connect_without_shm(-EPERM, 0, 0), "open told to fail"));
+    /* One line, of the client's. */
+    assert_null(strchr(strchr(text, '\n') + 1, '\n'));
+}
+
+static void test_other_refusals_are_no_news(void **state)
+{
+    (void)state;
+    assert_string_equal(connect_without_shm(-ENOSYS, 0, 0), "");
+    assert_string_equal(connect_without_shm(0, -ENOMEM, 0), "");
+    assert_string_equal(connect_without_shm(0, 0, -ETIMEDOUT), "");
+}
+
+static void test_a_choice_is_no_news(void **state)
+{
+    (void)state;
+    struct ibx_options options;
+    struct memory_pair pair;
+    ibx_options_init(&options);
+    snprintf(options.provider, sizeof(options.provider), "tcp");
+    begin_log();
+    assert_int_equal(memory_pair_open(&pair, &options, NULL), 0);
+    assert_string_equal(end_log(), "");
+    memory_pair_close(&pair);
+}
+
+/* A keyed client of a server that has another host's mark and wishes no encryption. */
+static const char *connect_to_another_host(enum ibx_encryption wish, bool key)
+{
+    struct scene s;
+    struct raw_frame frame;
+    uint8_t payload[300], proof[RAW_HASH], own[RAW_HASH];
+    open_scene(&s, key, 10000);
+    s.options.encryption = wish;
+    s.options.insecure = !key;
+    begin_log();
+    struct raw raw = take_client(&s);
+    if (key)
+        raw_set_key(&raw);
+    raw.encryption = IBX_ENCRYPTION_OFF;
+    raw_expect(&raw, HELLO, &frame);
+    raw_take_opening(&raw, &frame);
+    size_t n = raw_opening(&raw, payload, key);
+    raw_host_mark(&raw, payload + n);
+    payload[n] ^= 1;
+    raw_send_frame(&raw, CHALLENGE, payload, n + RAW_HASH);
+    raw.flags = 0;
+    raw_derive(&raw, proof, own);
+    raw_expect(&raw, PROOF, &frame);
+    raw_send_frame(&raw, PROOF, own, RAW_HASH);
+    raw.authenticated = true;
+    raw_expect(&raw, TRY, &frame);
+    raw_send_frame(&raw, OFFER, payload, put_wire(payload));
+    raw_expect(&raw, ANSWER, &frame);
+    raw_send_frame(&raw, RESULT, payload, raw_result(payload, 0, ""));
+    assert_int_equal(client_result(&s), 0);
+    const char *log = end_log();
+    raw_close(&raw);
+    close_scene(&s);
+    return log;
+}
+
+static void test_no_encryption_between_hosts(void **state)
+{
+    (void)state;
+    const char *log = connect_to_another_host(IBX_ENCRYPTION_AUTO, true);
+    assert_non_null(strstr(log, "ibx: warn: payloads to 127.0.0.1:"));
+    assert_non_null(strstr(log, "are not encrypted: the server has encryption : off; set "
+                                "encryption : off to accept this, or required to refuse it"));
+    assert_string_equal(connect_to_another_host(IBX_ENCRYPTION_OFF, true), "");
+    assert_string_equal(connect_to_another_host(IBX_ENCRYPTION_AUTO, false), "");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_shared_memory_in_others_hands),
+        cmocka_unit_test(test_other_refusals_are_no_news),
+        cmocka_unit_test(test_a_choice_is_no_news),
+        cmocka_unit_test(test_no_encryption_between_hosts),
+    };
+    return cmocka_run_group_tests(tests, raw_make_key, raw_remove_key);
+}
