@@ -192,12 +192,14 @@ int ibx_handshake_frame_check(struct ibx_handshake *h, struct frame *frame, enum
 {
     if (frame->type == type)
         return 0;
-    if (frame->type != FRAME_REFUSE)
+    /* A stranger's words are not for the server's log, nor its code for the server's loop. */
+    if (frame->type != FRAME_REFUSE || h->conn->role == IBX_ROLE_SERVER)
         return ibx_handshake_broken(h, -EPROTO, err);
     char reason[256];
     int rc = ibx_handshake_reason_get(&frame->payload, reason, sizeof(reason));
-    return ibx_error_set(err, rc ? rc : -ECONNREFUSED, "%s refuses: %s", h->conn->path.peer,
-                         reason);
+    /* -EAGAIN: callers would wait for more of a connection that is at its end. */
+    return ibx_error_set(err, rc && rc != -EAGAIN ? rc : -ECONNREFUSED, "%s refuses: %s",
+                         h->conn->path.peer, reason);
 }
 
 int ibx_handshake_frame_expect(struct ibx_handshake *h, struct frame *frame, enum frame_type type,

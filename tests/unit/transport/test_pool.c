@@ -181,6 +181,22 @@ static void descriptors_run_out(void **state)
     close_pool();
 }
 
+/* A stranger's REFUSE is no frame of a client. Its code is not "again", with which the server would
+ * come back to it at once, again and again, and its words are not in the log. */
+static void a_stranger_that_refuses(void **state)
+{
+    (void)state;
+    uint8_t payload[64];
+    open_pool();
+    raws[0] = raw_connect(s.port, "127.0.0.1", "127.0.0.1");
+    raw_send_frame(&raws[0], REFUSE, payload, raw_result(payload, -EAGAIN, "all is well"));
+    raw_send(&raws[0], "more", 4);
+    struct ibx_error err = step();
+    assert_int_equal(err.code, -EPROTO);
+    assert_null(strstr(err.message, "all is well"));
+    close_pool();
+}
+
 /* Serves one client at an inherited listener. */
 static int serve_one(void)
 {
@@ -266,6 +282,7 @@ int main(void)
         cmocka_unit_test(then_the_oldest_of_a_greedy_address),
         cmocka_unit_test(deadline_wakes),
         cmocka_unit_test(descriptors_run_out),
+        cmocka_unit_test(a_stranger_that_refuses),
         cmocka_unit_test(both_after_a_fork),
         cmocka_unit_test(a_child_keeps_no_client),
     };
