@@ -8,8 +8,8 @@
  * Places are few, so that strangers cost little, and nobody can hold them: each one has PROVE_MS to
  * prove itself. When all places are taken, the one that has not even sent a HELLO for the longest
  * time gives way. If all have, it is the oldest one: of the newcomer's source (an address, or a
- * user of this host over a unix socket), if that has an eighth of the places, or else of all. No
- * source has more than an eighth of the places without having sent a HELLO.
+ * user of this host over a unix socket), if that has an eighth of the places, or else
+ * of all. No source has more than an eighth of the places without having sent a HELLO.
  *
  * A fork(2) copies the list, but the clients stay the parent's. The child closes its copies of
  * their sockets at once: or else a client whose server dies would not notice as long as the child
@@ -38,7 +38,9 @@
 #define EVENTS_AT_ONCE   32
 #define LINES_PER_SECOND 10u
 
-/* Where a client comes from: the bytes of its address, or its user. */
+/* Where a client comes from: the bytes of its address, or its user. In IPv6 it is the network,
+ * since whoever has one of its 2^64 addresses can have them all. */
+#define NETWORK_BYTES 8u
 struct source {
     uint8_t bytes[16];
     size_t length;
@@ -149,7 +151,6 @@ static char listening_item, timer_item;
 
 static int make_descriptors(struct ibx_pool *pool)
 {
-    pool->owner = getpid();
     pool->armed = false;
     pool->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     pool->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
@@ -373,7 +374,8 @@ static int take_some(struct ibx_pool *pool, struct ibx_conn **conn, struct ibx_e
 
 /* ------------------------------------------------------------------------- a step */
 
-/* This process is a child of the one whose clients these are. */
+/* This process is a child of the one whose clients these are. Until it has events of its own, the
+ * pool stays another's: what was put among the parent's events would be the parent's. */
 static int adopt(struct ibx_pool *pool)
 {
     const int epoll_fd = pool->epoll_fd, timer_fd = pool->timer_fd;
@@ -385,7 +387,13 @@ static int adopt(struct ibx_pool *pool)
     if (pool->epoll_fd >= 0)
         close(pool->epoll_fd);
     pool->epoll_fd = epoll_fd;
-    close(timer_fd);
+    const int unused = rc ? pool->timer_fd : timer_fd;
+    if (unused >= 0)
+        close(unused);
+    if (rc)
+        pool->timer_fd = timer_fd;
+    else
+        pool->owner = getpid();
     return rc;
 }
 
@@ -432,6 +440,7 @@ struct ibx_pool *ibx_pool_create(int listening, const struct ibx_options *option
     pool->options = options;
     pool->keys = keys;
     pool->newest = &pool->oldest;
+    pool->owner = getpid();
     enlist(pool);
     int rc = make_descriptors(pool);
     if (!rc)

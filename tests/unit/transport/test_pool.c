@@ -208,6 +208,52 @@ static int serve_one(void)
     return 0;
 }
 
+/* Without descriptors for its own events a child does not use its parent's: it tries again. */
+static int serve_one_later(void)
+{
+    struct rlimit all, few;
+    struct ibx_conn *conn;
+    struct ibx_error err = {0};
+    alarm(30);
+    getrlimit(RLIMIT_NOFILE, &all);
+    few = all;
+    few.rlim_cur = 3;
+    if (setrlimit(RLIMIT_NOFILE, &few))
+        return 2;
+    for (int i = 0; i < 3; i++)
+        if (ibx_accept(s.listener, &conn, &err) != -EMFILE)
+            return 3 + i;
+    setrlimit(RLIMIT_NOFILE, &all);
+    return serve_one();
+}
+
+static void a_child_without_descriptors(void **state)
+{
+    (void)state;
+    struct raw_frame frame;
+    int status;
+    open_pool();
+    come(0, 1, false);
+    pid_t child = fork();
+    if (!child)
+        _exit(serve_one_later());
+    struct raw raw = raw_connect(s.port, "127.0.0.1", "127.0.0.1");
+    raw_set_key(&raw);
+    handshake_play_to(&raw, AT_PROOF);
+    handshake_make_step(&raw, AT_PROOF, &frame);
+    kill(child, SIGSTOP);
+    assert_int_equal(waitpid(child, &status, WUNTRACED), child);
+    raw_send(&raw, frame.bytes, frame.length);
+    assert_int_equal(step().code, 0);
+    kill(child, SIGCONT);
+    raw_expect(&raw, PROOF, &frame);
+    raw_close(&raw);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    only_lost(-1, 1);
+    close_pool();
+}
+
 /* The clients in their handshake stay the parent's; parent and child accept at one descriptor. */
 static void both_after_a_fork(void **state)
 {
@@ -284,6 +330,7 @@ int main(void)
         cmocka_unit_test(descriptors_run_out),
         cmocka_unit_test(a_stranger_that_refuses),
         cmocka_unit_test(both_after_a_fork),
+        cmocka_unit_test(a_child_without_descriptors),
         cmocka_unit_test(a_child_keeps_no_client),
     };
     return cmocka_run_group_tests(tests, raw_make_key, raw_remove_key);
