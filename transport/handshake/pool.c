@@ -7,8 +7,8 @@
  *
  * Places are few, so that strangers cost little, and nobody can hold them: each one has PROVE_MS to
  * prove itself. When all places are taken, the one that has not even sent a HELLO for the longest
- * time gives way. If all have, it is the oldest one: of the newcomer's source (an address, or a
- * user of this host over a unix socket), if that has an eighth of the places, or else
+ * time gives way. If all have, it is the oldest one: of the newcomer's source (an address, in IPv6
+ * a /64, or a user of this host over a unix socket), if that has an eighth of the places, or else
  * of all. No source has more than an eighth of the places without having sent a HELLO.
  *
  * A fork(2) copies the list, but the clients stay the parent's. The child closes its copies of
@@ -181,6 +181,8 @@ static struct source source_of(int fd)
     socklen_t length = sizeof(user);
     if (ibx_address_of_socket(fd, true, &address)) {
         const void *host = ibx_address_host((struct sockaddr *)&address, &source.length);
+        if (source.length > NETWORK_BYTES)
+            source.length = NETWORK_BYTES;
         memcpy(source.bytes, host, source.length);
     } else if (!getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &user, &length)) {
         source.length = sizeof(user.uid);

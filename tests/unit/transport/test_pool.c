@@ -5,8 +5,10 @@
 #include "common/clock.h"
 #include "tests/scenes/open_fds.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -320,6 +322,48 @@ static void a_child_keeps_no_client(void **state)
     close_pool();
 }
 
+/* ------------------------------------------------------------------------- IPv6 */
+
+/* A network of this process alone. False: none is allowed. */
+static bool own_network(void)
+{
+    return (!unshare(CLONE_NEWNET) || !unshare(CLONE_NEWUSER | CLONE_NEWNET)) &&
+           !system("ip link set lo up && ip addr add fd99::1 dev lo nodad &&"
+                   " ip addr add fd99::2 dev lo nodad && ip addr add fd99:0:0:1::1 dev lo nodad");
+}
+
+static void come_from(int i, const char *from)
+{
+    struct sockaddr_in6 here = {.sin6_family = AF_INET6};
+    struct sockaddr_in6 there = {
+        .sin6_family = AF_INET6, .sin6_port = htons(s.port), .sin6_addr = in6addr_loopback};
+    assert_int_equal(inet_pton(AF_INET6, from, &here.sin6_addr), 1);
+    raws[i].fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(raws[i].fd, (struct sockaddr *)&here, sizeof(here)), 0);
+    assert_int_equal(connect(raws[i].fd, (struct sockaddr *)&there, sizeof(there)), 0);
+    step();
+}
+
+/* Whoever has one address of IPv6 has the 2^64 of its network: they count as one. */
+static void addresses_of_one_network(void **state)
+{
+    (void)state;
+    if (!own_network())
+        skip();
+    open_pool();
+    ibx_listener_close(s.listener);
+    assert_int_equal(ibx_listen("rdma://[::]:0", &s.options, &s.listener, NULL), 0);
+    s.port = (uint16_t)atoi(strrchr(ibx_listener_uri(s.listener), ':') + 1);
+    come_from(0, "fd99::1");
+    come_from(1, "fd99:0:0:1::1");
+    come(2, 1, true); /* IPv4 in IPv6 */
+    come(3, 2, true);
+    only_lost(-1, 4);
+    come_from(4, "fd99::2");
+    only_lost(0, 5);
+    close_pool();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -332,6 +376,7 @@ int main(void)
         cmocka_unit_test(both_after_a_fork),
         cmocka_unit_test(a_child_without_descriptors),
         cmocka_unit_test(a_child_keeps_no_client),
+        cmocka_unit_test(addresses_of_one_network), /* the last one: it changes the network */
     };
     return cmocka_run_group_tests(tests, raw_make_key, raw_remove_key);
 }
