@@ -1,0 +1,289 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * A relay between the two tools of a migration that encrypt. It has all of their sockets, records
+ * what crosses, and changes one byte of it. No VM ever runs with a wrong page: it stays at the
+ * source, or the connection breaks, is made again, and what was changed comes once more. Nothing
+ * that is recorded has a guest page in it.
+ *
+ * The relay is at another address of this host than the destination, so that lanes, which go to the
+ * address of the first socket, find nobody, and all goes through it.
+ */
+#include "tests/moves/guest/churn.h"
+#include "tests/scenes/mover.h"
+
+#include "common/clock.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/tcp.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+
+#define FLIPS    6u /* IBX_FLIPS in the environment: another number */
+#define SOCKETS  64u
+#define RECORDED ((size_t)128 << 20)
+#define SAMPLES  16u  /* guest pages that are looked for */
+#define STALL_MS 8000 /* a changed length makes an end wait for bytes that do not come */
+
+/* ------------------------------------------------------------------------- the relay */
+
+/* Of the process that relays, shared with the test. */
+static struct wire {
+    _Atomic size_t passed; /* bytes, of all sockets and both directions, as they came */
+    size_t flip;           /* which of them is changed; SIZE_MAX: none */
+    atomic_bool flipped, cut;
+    bool records;
+    uint8_t record[RECORDED];
+} * wire;
+
+static pid_t relay_pid;
+static struct pollfd ends[1 + 2 * SOCKETS]; /* the listener; then the two ends of each */
+
+static void pass(int from, int to, uint8_t *bytes, size_t size)
+{
+    ssize_t n = recv(from, bytes, size, 0);
+    if (n <= 0) {
+        shutdown(from, SHUT_RDWR);
+        shutdown(to, SHUT_RDWR);
+        return;
+    }
+    size_t passed = wire->passed;
+    if (wire->flip - passed < (size_t)n) {
+        bytes[wire->flip - passed] ^= 0x10;
+        wire->flipped = true;
+    }
+    if (wire->records && passed + (size_t)n <= RECORDED)
+        memcpy(wire->record + passed, bytes, (size_t)n);
+    wire->passed = passed + (size_t)n;
+    for (ssize_t at = 0, m = 0; at < n && m >= 0; at += m)
+        m = send(to, bytes + at, (size_t)(n - at), MSG_NOSIGNAL);
+}
+
+static void take(int listener, const struct sockaddr_in *onward)
+{
+    unsigned i = 1;
+    while (i < 1 + 2 * SOCKETS && ends[i].fd >= 0)
+        i += 2;
+    int one = 1, fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    int to = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (i > 2 * SOCKETS || connect(to, (const struct sockaddr *)onward, sizeof(*onward))) {
+        close(fd);
+        close(to);
+        return;
+    }
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    setsockopt(to, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    ends[i] = (struct pollfd){.fd = fd, .events = POLLIN};
+    ends[i + 1] = (struct pollfd){.fd = to, .events = POLLIN};
+}
+
+static void relay_main(int listener, const struct sockaddr_in *onward)
+{
+    static uint8_t bytes[65536];
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    for (unsigned i = 0; i < 1 + 2 * SOCKETS; i++)
+        ends[i].fd = -1;
+    ends[0] = (struct pollfd){.fd = listener, .events = POLLIN};
+    while (poll(ends, 1 + 2 * SOCKETS, 100) >= 0) {
+        const bool cut = atomic_exchange(&wire->cut, false);
+        for (unsigned i = 1; i < 1 + 2 * SOCKETS; i++) {
+            const unsigned other = ((i - 1) ^ 1) + 1;
+            if (ends[i].fd < 0)
+                continue;
+            if (!cut && !(ends[i].revents & (POLLHUP | POLLERR))) {
+                if (ends[i].revents)
+                    pass(ends[i].fd, ends[other].fd, bytes, sizeof(bytes));
+                continue;
+            }
+            close(ends[i].fd);
+            close(ends[other].fd);
+            ends[i].fd = ends[other].fd = -1;
+        }
+        if (ends[0].revents)
+            take(listener, onward);
+    }
+    _exit(0);
+}
+
+static void relay_end(void)
+{
+    if (!relay_pid)
+        return;
+    kill(relay_pid, SIGKILL);
+    waitpid(relay_pid, NULL, 0);
+    relay_pid = 0;
+}
+
+/* Between 127.0.0.2 and the receiver, whose URI becomes the relay's. */
+static void relay_begin(size_t flip, bool records)
+{
+    struct sockaddr_in here = {.sin_family = AF_INET}, onward = here;
+    socklen_t length = sizeof(here);
+    onward.sin_port = htons((uint16_t)atoi(strrchr(receiver.uri, ':') + 1));
+    onward.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    here.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1);
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(listener, (struct sockaddr *)&here, length), 0);
+    assert_int_equal(listen(listener, 32), 0);
+    assert_int_equal(getsockname(listener, (struct sockaddr *)&here, &length), 0);
+    wire->passed = 0;
+    wire->flip = flip;
+    wire->flipped = wire->cut = false;
+    wire->records = records;
+    relay_pid = fork();
+    assert_true(relay_pid >= 0);
+    if (!relay_pid)
+        relay_main(listener, &onward);
+    close(listener);
+    snprintf(receiver.uri, sizeof(receiver.uri), "tcp://127.0.0.2:%u", ntohs(here.sin_port));
+}
+
+static int end(void **state)
+{
+    relay_end();
+    return mover_end_all(state);
+}
+
+/* ---------------------------------------------------------------------- a migration */
+
+static uint8_t samples[SAMPLES][256];
+
+/* Of the guest's pages: most of them stay as they are while it moves. */
+static void take_samples(void)
+{
+    int fd = open(vms[0].ram, O_RDONLY | O_CLOEXEC);
+    for (unsigned i = 0; i < SAMPLES; i++) {
+        const off_t page = (off_t)i * (CHURN_MIB << 20 >> 12) / SAMPLES + 7;
+        assert_int_equal(pread(fd, samples[i], sizeof(samples[i]), CHURN_BASE + (page << 12)),
+                         sizeof(samples[i]));
+    }
+    close(fd);
+}
+
+static unsigned samples_recorded(void)
+{
+    unsigned found = 0;
+    static const uint8_t zeros[sizeof(samples[0])];
+    size_t have = wire->passed < RECORDED ? wire->passed : RECORDED;
+    for (unsigned i = 0; i < SAMPLES; i++)
+        found += memcmp(samples[i], zeros, sizeof(zeros)) != 0 &&
+                 memmem(wire->record, have, samples[i], sizeof(samples[i])) != NULL;
+    return found;
+}
+
+static void begin(const char *encryption, size_t flip, bool records)
+{
+    static char key[128], command[256];
+    const char *const more[] = {"--key-file", key, "--set", encryption, NULL};
+    pair_start(&(struct vm_options){.append = "idle=20000000"});
+    snprintf(key, sizeof(key), "%s/key", mover_folder);
+    snprintf(command, sizeof(command), "umask 077; openssl rand -hex 32 > %s", key);
+    assert_int_equal(system(command), 0);
+    take_samples();
+    pair_receive(more);
+    relay_begin(flip, records);
+    pair_send(more);
+}
+
+/* Until the sender ends: its status. Where nothing goes on, the relay cuts all. */
+static int sender_wait(unsigned *stalled)
+{
+    siginfo_t ended = {0};
+    uint64_t limit = ibx_deadline_in_ms(STALL_MS);
+    size_t passed = 0;
+    while (!waitid(P_PID, (id_t)sender.pid, &ended, WEXITED | WNOHANG | WNOWAIT) && !ended.si_pid) {
+        if (passed != wire->passed)
+            limit = ibx_deadline_in_ms(STALL_MS);
+        passed = wire->passed;
+        if (ibx_now_ns() >= limit) {
+            wire->cut = true;
+            *stalled += 1;
+            limit = ibx_deadline_in_ms(STALL_MS);
+        }
+        poll(NULL, 0, 20);
+    }
+    return mover_wait(&sender);
+}
+
+/* The VM stays at the source: a destination waits for it, or for another one, until it is told. */
+static void receiver_gives_up(void)
+{
+    mover_kill(&receiver, SIGINT);
+    if (mover_ends_or_prints(&receiver, 1, "never ran here"))
+        return;
+    mover_kill(&receiver, SIGINT);
+    mover_ends(&receiver, 1);
+}
+
+static void moves(const char *encryption, bool found)
+{
+    begin(encryption, SIZE_MAX, true);
+    pair_done();
+    assert_true(wire->passed > 1 << 20);
+    unsigned samples_found = samples_recorded();
+    print_message("%s: %zu bytes, %u of %u pages found\n", encryption, wire->passed, samples_found,
+                  SAMPLES);
+    assert_int_equal(samples_found > 0, found);
+    pair_moved("");
+}
+
+static void test_a_recorder_finds_no_guest_page(void)
+{
+    moves("encryption=off", true); /* it does look */
+    end(NULL);
+    moves("encryption=required", false);
+}
+
+static void test_no_changed_byte_is_taken(void)
+{
+    const char *number = getenv("IBX_FLIPS");
+    const unsigned flips = number ? (unsigned)atoi(number) : FLIPS;
+    unsigned flipped = 0, stayed = 0, again = 0, unnoticed = 0, stalled = 0;
+    begin("encryption=required", SIZE_MAX, false);
+    pair_done();
+    const size_t total = wire->passed;
+    end(NULL);
+    srand((unsigned)time(NULL));
+    for (unsigned i = 0; i < flips; i++) {
+        /* Every other one while handshakes and control messages cross, where less is. */
+        const size_t flip = ((size_t)rand() << 16 ^ (size_t)rand()) % (i % 2 ? total : 16384);
+        begin("encryption=required", flip, false);
+        const int status = sender_wait(&stalled);
+        const bool broke =
+            mover_printed(&sender, "broken") || mover_printed(&receiver, "broken") || stalled;
+        print_message("byte %zu of %zu: the sender ended with %d%s\n", flip, total, status,
+                      broke ? ", after a break" : "");
+        if (status) {
+            receiver_gives_up();
+            pair_stays();
+            mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
+        } else {
+            mover_ends(&receiver, 0);
+            pair_moved("");
+        }
+        flipped += wire->flipped;
+        stayed += status != 0;
+        again += !status && broke;
+        unnoticed += wire->flipped && !status && !broke;
+        end(NULL);
+    }
+    print_message("%u changed; %u stayed at the source, %u broke and came again, %u unnoticed; "
+                  "%u times nothing went on\n",
+                  flipped, stayed, again, unnoticed, stalled);
+    assert_true(flipped >= flips - flips / 8);
+    /* The last words of an end: nothing depends on them. */
+    assert_true(unnoticed <= flips / 8);
+}
+
+int main(void)
+{
+    pair_beats = 40; /* visit every page */
+    wire = mmap(NULL, sizeof(*wire), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (wire == MAP_FAILED)
+        return 1;
+    static const struct vm_test tests[] = {
+        VM_TEST(test_a_recorder_finds_no_guest_page), VM_TEST(test_no_changed_byte_is_taken), {0}};
+    return vm_tests(tests, end);
+}
