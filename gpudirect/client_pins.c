@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "gpudirect/client_pins.h"
 
+#include <errno.h>
+
 static const struct ibx_state pin_states[] = {
     [IBX_PIN_PINNED] = {"pinned", IBX_TO(IBX_PIN_REFUSED), IBX_STATE_INITIAL | IBX_STATE_FINAL},
     [IBX_PIN_REFUSED] = {"refused", 0, IBX_STATE_INITIAL | IBX_STATE_FINAL},
@@ -148,6 +150,14 @@ void ibx_client_pins_drop_fences(struct ibx_client_pins *pins, const struct ibx_
 
 /* ---------------------------------------------------------------------------- pins */
 
+/* Takes a pin out of the sums. */
+static void uncount(struct ibx_client_pins *pins, const struct ibx_client_pin *pin)
+{
+    pins->bytes -= pin->length;
+    if (pins->quota)
+        ibx_quota_give(pins->quota, pin->length);
+}
+
 /* A context that is gone, or was reset, has unpinned the memory: then only the entry goes. Our own
  * copies are waited for first, since cuMemHostUnregister() waits for all work of the context, other
  * clients' too, and keeps every caller of the driver waiting with it. The mapping must still exist:
@@ -166,19 +176,33 @@ static void unpin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
                 cuda->ctx_pop_current(&popped);
         }
         ibx_cuda_capture_restore(cuda, mode);
-        pins->bytes -= pin->length;
+        uncount(pins, pin);
     }
     *pin = (struct ibx_client_pin){0};
 }
 
+static bool over_quota(size_t length, struct ibx_error *err)
+{
+    ibx_error_set(err, -EDQUOT,
+                  "%zu bytes of the client's memory would be more pinned memory than rdma.pins and "
+                  "rdma.tenant_share allow",
+                  length);
+    return false;
+}
+
 /* A free entry, and room for `length` more bytes; what was not used for longest goes first. NULL:
- * `length` is more than all of it. */
+ * `length` is more than all of it, or than the quota leaves to this connection. */
 static struct ibx_client_pin *make_room(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
-                                        size_t length)
+                                        size_t length, struct ibx_error *err)
 {
     if (length > pins->bytes_max)
         return NULL;
     for (;;) {
+        const uint64_t left = ibx_quota_left(pins->quota);
+        if (left < length && length - left > pins->bytes) {
+            over_quota(length, err);
+            return NULL;
+        }
         struct ibx_client_pin *empty = NULL, *oldest = NULL;
         for (unsigned i = 0; i < IBX_CLIENT_PINS; i++) {
             struct ibx_client_pin *pin = &pins->pins[i];
@@ -187,12 +211,15 @@ static struct ibx_client_pin *make_room(struct ibx_client_pins *pins, const stru
             else if (!oldest || pin->used < oldest->used)
                 oldest = pin;
         }
-        if (empty && pins->bytes_max - pins->bytes >= length)
+        if (empty && pins->bytes_max - pins->bytes >= length && left >= length)
             return empty;
+        if (!oldest)
+            return NULL;
         unpin(pins, cuda, oldest);
     }
 }
 
+/* The quota has the bytes already, and gets them back unless they are pinned. */
 static bool pin_now(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
                     struct ibx_client_pin *pin, bool writable, struct ibx_error *err)
 {
@@ -202,6 +229,8 @@ static bool pin_now(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
     if (rc) {
         ibx_error_set(err, rc, "CUDA does not pin %zu bytes of the client's memory (%s)",
                       pin->length, ibx_cuda_error_name(cuda, rc));
+        if (pins->quota)
+            ibx_quota_give(pins->quota, pin->length);
         return false;
     }
     cuda->ctx_get_current(&pin->context);
@@ -221,7 +250,7 @@ bool ibx_client_pin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, v
         pin->used = ++pins->clock;
         if (!is_pinned(pin) || !cuda->mem_host_get_flags(&flags, base))
             return is_pinned(pin);
-        pins->bytes -= pin->length; /* a reset has unpinned it */
+        pins->bytes -= pin->length; /* a reset has unpinned it; the quota keeps the bytes */
         if (pin_now(pins, cuda, pin, writable, err))
             return true;
         ibx_state_move(&pin->state, IBX_PIN_REFUSED);
@@ -232,9 +261,11 @@ bool ibx_client_pin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, v
         if (pin->base && pin->base < begin + length && begin < pin->base + pin->length)
             unpin(pins, cuda, pin);
     }
-    struct ibx_client_pin *pin = make_room(pins, cuda, length);
+    struct ibx_client_pin *pin = make_room(pins, cuda, length, err);
     if (!pin)
         return false;
+    if (pins->quota && !ibx_quota_take(pins->quota, length)) /* another was quicker */
+        return over_quota(length, err);
     *pin = (struct ibx_client_pin){.base = base, .length = length, .id = id, .used = ++pins->clock};
     bool pinned = pin_now(pins, cuda, pin, writable, err);
     ibx_state_begin(&pin->state, &pin_table, pinned ? IBX_PIN_PINNED : IBX_PIN_REFUSED);

@@ -13,6 +13,7 @@
 #ifndef IBX_GPUDIRECT_CLIENT_PINS_H
 #define IBX_GPUDIRECT_CLIENT_PINS_H
 
+#include "common/quota.h"
 #include "common/state_machine.h"
 #include "gpudirect/cuda.h"
 
@@ -52,14 +53,16 @@ struct ibx_stream_fence {
 struct ibx_client_pins {
     struct ibx_client_pin pins[IBX_CLIENT_PINS];
     size_t bytes, bytes_max; /* pinned now; at most */
+    struct ibx_quota *quota; /* the bytes count there too; NULL: nowhere */
     uint64_t clock;
     struct ibx_stream_fence fences[IBX_STREAM_FENCES];
     unsigned pin, fence; /* that ibx_client_pin_fence() has chosen */
 };
 
 /* Pins [base, base + length), the allocation `id`, in the calling thread's context unless that was
- * done before. True: it is pinned. False: it does not fit, or CUDA refuses; `err` is set at the
- * first refusal under this id only. */
+ * done before. True: it is pinned. False: it does not fit, here or in the quota, or
+ * CUDA refuses; `err` is set when the quota does not allow it, and at CUDA's first refusal under
+ * this id. */
 bool ibx_client_pin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, void *base,
                     size_t length, uint64_t id, bool writable, struct ibx_error *err);
 /* Before a copy that may outlive its call, to or from the allocation pinned at `base`: chooses the

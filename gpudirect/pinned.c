@@ -113,24 +113,37 @@ void *ibx_pinned_payload(unsigned chunk)
     return pool.base + (size_t)chunk * IBX_PINNED_STRIDE;
 }
 
-int ibx_pinned_take(unsigned wait_ms)
+/* Under the mutex. */
+static int take(struct ibx_quota *quota)
+{
+    if (!pool.free_count || (quota && !ibx_quota_take(quota, 1)))
+        return -EAGAIN;
+    return (int)pool.free_stack[--pool.free_count];
+}
+
+int ibx_pinned_take(struct ibx_quota *quota, unsigned wait_ms)
 {
     uint64_t deadline = ibx_deadline_in_ms(wait_ms);
     struct timespec until = {(time_t)(deadline / 1000000000u), (long)(deadline % 1000000000u)};
     int rc = 0;
     pthread_mutex_lock(&pool.mutex);
-    while (!pool.free_count && wait_ms && !rc)
+    int chunk = take(quota);
+    while (chunk < 0 && wait_ms && !rc) {
         rc = pthread_cond_clockwait(&pool.given, &pool.mutex, CLOCK_MONOTONIC, &until);
-    int chunk = pool.free_count ? (int)pool.free_stack[--pool.free_count] : -EAGAIN;
+        chunk = take(quota);
+    }
     pthread_mutex_unlock(&pool.mutex);
     return chunk;
 }
 
-void ibx_pinned_give(unsigned chunk)
+/* Wakes all who wait: the quota of some may not allow them this chunk. */
+void ibx_pinned_give(struct ibx_quota *quota, unsigned chunk)
 {
     pthread_mutex_lock(&pool.mutex);
     pool.free_stack[pool.free_count++] = chunk;
-    pthread_cond_signal(&pool.given);
+    if (quota)
+        ibx_quota_give(quota, 1);
+    pthread_cond_broadcast(&pool.given);
     pthread_mutex_unlock(&pool.mutex);
 }
 

@@ -10,6 +10,7 @@
 #ifndef IBX_GPUDIRECT_PINNED_H
 #define IBX_GPUDIRECT_PINNED_H
 
+#include "common/quota.h"
 #include "gpudirect/cuda.h"
 
 #define IBX_PINNED_CHUNK (512u << 10) /* bytes of payload in a chunk */
@@ -25,9 +26,10 @@ unsigned ibx_pinned_count(void);
 /* Page aligned. */
 void *ibx_pinned_payload(unsigned chunk);
 
-/* Takes a chunk, waiting up to `wait_ms` for one. Its number, or -EAGAIN. */
-int ibx_pinned_take(unsigned wait_ms);
-void ibx_pinned_give(unsigned chunk);
+/* Takes a chunk, waiting up to `wait_ms` for one that the quota allows (NULL: any). Its number, or
+ * -EAGAIN. */
+int ibx_pinned_take(struct ibx_quota *quota, unsigned wait_ms);
+void ibx_pinned_give(struct ibx_quota *quota, unsigned chunk);
 
 /* Chunks that are taken now, for tests. */
 unsigned ibx_pinned_taken(void);

@@ -45,8 +45,9 @@ struct ibx_staging {
     const struct ibx_cuda *cuda;
     void *context; /* of the events */
     unsigned events;
-    unsigned count; /* slots with a chunk */
-    size_t chunk;   /* bytes of a plain copy in one of them */
+    unsigned count;          /* slots with a chunk */
+    size_t chunk;            /* bytes of a plain copy in one of them */
+    struct ibx_quota *quota; /* that its chunks count in, or NULL */
     struct slot slots[IBX_STAGING_DEPTH];
 
     struct ibx_gpu_copy copy;
@@ -196,6 +197,11 @@ void ibx_staging_destroy(struct ibx_staging *st)
     free(st);
 }
 
+void ibx_staging_set_quota(struct ibx_staging *st, struct ibx_quota *quota)
+{
+    st->quota = quota;
+}
+
 void ibx_staging_set_chunk(struct ibx_staging *st, size_t bytes)
 {
     st->chunk = bytes;
@@ -206,7 +212,7 @@ bool ibx_staging_begin(struct ibx_staging *st, uint64_t bytes)
     struct ibx_gpu_copy plain = {.width = bytes, .height = 1};
     size_t step = step_of(st, &plain, bytes);
     while (st->count < IBX_STAGING_DEPTH && (!st->count || st->count * (uint64_t)step < bytes)) {
-        int chunk = ibx_pinned_take(st->count ? 0 : TAKE_WAIT_MS);
+        int chunk = ibx_pinned_take(st->quota, st->count ? 0 : TAKE_WAIT_MS);
         if (chunk < 0)
             break;
         st->slots[st->count].chunk = (unsigned)chunk;
@@ -245,7 +251,7 @@ void ibx_staging_end(struct ibx_staging *st)
 {
     reset_slots(st);
     for (unsigned i = 0; i < st->count; i++)
-        ibx_pinned_give(st->slots[i].chunk);
+        ibx_pinned_give(st->quota, st->slots[i].chunk);
     st->count = 0;
     st->moving = 0;
 }

@@ -72,10 +72,13 @@ void ibx_staging_forget(struct ibx_staging *staging, const void *context);
 /* Before a reset, between copies: destroys the events. */
 void ibx_staging_drop_events(struct ibx_staging *staging);
 
+/* Before a copy: its chunks count there; NULL, and at first: nowhere. */
+void ibx_staging_set_quota(struct ibx_staging *staging, struct ibx_quota *quota);
 /* Before a copy: bytes of a plain copy in one chunk, at most and by default IBX_PINNED_CHUNK. */
 void ibx_staging_set_chunk(struct ibx_staging *staging, size_t bytes);
 
-/* Takes the chunks for a copy of `bytes`. False: the pool was empty for a while, and the caller
+/* Takes the chunks for a copy of `bytes`. False: the pool was empty, or the quota used up, for a
+ * while, and the caller
  * copies in another way. */
 bool ibx_staging_begin(struct ibx_staging *staging, uint64_t bytes);
 /* How many there are, and the number of each in the pool. */

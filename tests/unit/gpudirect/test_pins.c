@@ -3,6 +3,7 @@
 #include "gpudirect/client_pins.h"
 #include "tests/scenes/cuda_application.h"
 
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -311,6 +312,45 @@ static void test_not_left_elsewhere(void **state)
     assert_true(leave(0, 0));
 }
 
+/* What other connections have pinned counts too: then nothing is unpinned in vain, and it is tried
+ * again. */
+static void test_quota(void **state)
+{
+    (void)state;
+    struct ibx_quota all = {.most = 100 * KIB}, mine = {.most = 80 * KIB, .of = &all};
+    struct ibx_error err = {0};
+    pins.quota = &mine;
+    assert_true(pin(0, 40 * KIB, 1));
+    assert_true(pin(40 * KIB, 40 * KIB, 2));
+    assert_int_equal(all.used, 80 * KIB);
+    assert_true(pin(80 * KIB, 40 * KIB, 3)); /* in place of the first */
+    assert_int_equal(mine.used, 80 * KIB);
+    assert_true(ibx_quota_take(&all, 20 * KIB));
+    assert_false(ibx_client_pin(&pins, cuda, memory + 200 * KIB, 81 * KIB, 4, true, &err));
+    assert_int_equal(err.code, -EDQUOT);
+    assert_non_null(strstr(err.message, "rdma.pins"));
+    assert_int_equal(mine.used, 80 * KIB);
+    assert_true(pin(0, 41 * KIB, 5)); /* in place of both */
+    assert_int_equal(all.used, 61 * KIB);
+    assert_true(ibx_quota_take(&all, 39 * KIB));
+    assert_false(pin(100 * KIB, 42 * KIB, 6));
+    ibx_quota_give(&all, 39 * KIB);
+    assert_true(pin(100 * KIB, 39 * KIB, 6));
+    assert_true(ibx_client_pin(&pins, cuda, memory, 41 * KIB, 5, true, NULL));
+    ibx_client_pins_drop(&pins, cuda);
+    assert_int_equal(mine.used, 0);
+    assert_int_equal(all.used, 20 * KIB);
+    /* CUDA's refusal and a reset leave the sum right. */
+    app->inject("cuMemHostRegister", 1, 2, false);
+    assert_false(pin(0, 40 * KIB, 7));
+    assert_int_equal(mine.used, 0);
+    assert_true(pin(0, 40 * KIB, 8));
+    assert_int_equal(app->primary_reset(0), 0);
+    cuda_application_use(0);
+    assert_true(pin(0, 40 * KIB, 8));
+    assert_int_equal(mine.used, 40 * KIB);
+}
+
 static int find_cuda(void **state)
 {
     (void)state;
@@ -331,6 +371,7 @@ int main(void)
         TEST(test_once),
         TEST(test_made_anew),
         TEST(test_bounds),
+        TEST(test_quota),
         TEST(test_refused),
         TEST(test_reset),
         TEST(test_refused_after_a_reset),

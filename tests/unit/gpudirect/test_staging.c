@@ -351,14 +351,14 @@ static void test_refusals_of_cuda(void **state)
 /* What the next user of the chunk that was given back last puts there, and what becomes of it. */
 static void use_chunk(uint8_t byte)
 {
-    int chunk = ibx_pinned_take(0);
+    int chunk = ibx_pinned_take(NULL, 0);
     assert_true(chunk >= 0);
     uint8_t *payload = ibx_pinned_payload((unsigned)chunk);
     memset(payload, byte, IBX_PINNED_CHUNK);
     assert_int_equal(app->stream_synchronize(IBX_CUDA_STREAM_LEGACY), 0);
     for (size_t i = 0; i < scene.size; i++)
         assert_int_equal(payload[i], byte);
-    ibx_pinned_give((unsigned)chunk);
+    ibx_pinned_give(NULL, (unsigned)chunk);
 }
 
 /* CUDA copies on the stream of another device, but records no event there. The copy has begun, and
@@ -429,6 +429,46 @@ static void test_exhausted(void **state)
     ibx_staging_destroy(second);
     ibx_staging_destroy(third);
     ibx_staging_end(scene.staging);
+}
+
+/* The end of a copy of one tenant, while another waits for a chunk. */
+static void *end_soon(void *argument)
+{
+    app->stream_synchronize(IBX_CUDA_STREAM_LEGACY);
+    ibx_staging_end(argument);
+    return NULL;
+}
+
+/* One tenant's copies that do not end leave chunks to the others. */
+static void test_quota(void **state)
+{
+    (void)state;
+    struct ibx_quota greedy = {.most = POOL_CHUNKS - 3}, other = {.most = POOL_CHUNKS - 3};
+    struct ibx_staging *second, *third;
+    pthread_t thread;
+    begin(LARGE);
+    assert_int_equal(ibx_staging_create(cuda, &second, NULL), 0);
+    assert_int_equal(ibx_staging_create(cuda, &third, NULL), 0);
+    ibx_staging_set_quota(scene.staging, &greedy);
+    ibx_staging_set_quota(second, &greedy);
+    ibx_staging_set_quota(third, &other);
+    assert_true(ibx_staging_begin(scene.staging, LARGE));
+    assert_int_equal(ibx_staging_chunks(scene.staging), POOL_CHUNKS - 3);
+    assert_false(ibx_staging_begin(second, 4));
+    assert_true(ibx_staging_begin(third, LARGE));
+    assert_int_equal(ibx_staging_chunks(third), 3);
+    ibx_staging_end(third);
+    assert_int_equal(other.used, 0);
+    /* It waits for its own tenant's chunks, and gets the first. */
+    pthread_create(&thread, NULL, end_soon, scene.staging);
+    while (!ibx_staging_begin(second, 4))
+        ;
+    pthread_join(thread, NULL);
+    assert_int_equal(greedy.used, 1);
+    ibx_staging_destroy(second);
+    ibx_staging_destroy(third);
+    assert_int_equal(greedy.used, 0);
+    ibx_staging_set_quota(scene.staging, NULL);
 }
 
 static void *client(void *argument)
@@ -633,6 +673,7 @@ int main(void)
         TEST(test_wire_fails),
         TEST(test_gate),
         TEST(test_exhausted),
+        TEST(test_quota),
         TEST(test_many_clients),
         TEST(test_context_reset),
         TEST(test_event_refused),

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * How much of something may be held at once: by one holder, and by all of them together. From any
+ * thread, without a lock.
+ */
+#ifndef IBX_COMMON_QUOTA_H
+#define IBX_COMMON_QUOTA_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+struct ibx_quota {
+    _Atomic uint64_t used;
+    _Atomic uint64_t most;
+    struct ibx_quota *of; /* what is taken of this counts there too; NULL: nowhere */
+};
+
+/* False: n more would be too many, here or in a quota that this one is `of`; nothing was taken. */
+bool ibx_quota_take(struct ibx_quota *quota, uint64_t n);
+/* How much more could be taken now. */
+uint64_t ibx_quota_left(const struct ibx_quota *quota);
+/* Of what was taken. */
+void ibx_quota_give(struct ibx_quota *quota, uint64_t n);
+
+#endif
