@@ -26,9 +26,9 @@ bool ibx_copies_able(struct copies *x)
 }
 
 /* Whether it is device memory, of the current device unless `any`, and [address, address + n) is
- * within one allocation (n of 0: it need not be one). One driver call: a few are a good part of a
- * short copy. */
-static bool allocated(const struct copies *x, uint64_t address, uint64_t n, bool any)
+ * within one allocation, and no other tenant's (n of 0: it need not be one). One driver call: a few
+ * are a good part of a short copy. */
+static bool allocated(struct copies *x, uint64_t address, uint64_t n, bool any)
 {
     static const int names[] = {IBX_CUDA_POINTER_MEMORY_TYPE, IBX_CUDA_POINTER_IS_MANAGED,
                                 IBX_CUDA_POINTER_ORDINAL, IBX_CUDA_POINTER_RANGE_START,
@@ -40,7 +40,8 @@ static bool allocated(const struct copies *x, uint64_t address, uint64_t n, bool
     void *values[] = {&type, &managed, &ordinal, &base, &size};
     return !x->cuda->pointer_get_attributes(5, names, values, address) &&
            type == IBX_CUDA_MEMORY_DEVICE && !managed && (any || ordinal == x->chosen_for) &&
-           (!n || (address - base < size && n <= size - (address - base)));
+           (!n || (address - base < size && n <= size - (address - base) &&
+                   ibx_isolation_allows(x, address, n)));
 }
 
 static uint64_t span_of(uint64_t pitch, const struct ibx_frame *f)
@@ -48,7 +49,7 @@ static uint64_t span_of(uint64_t pitch, const struct ibx_frame *f)
     return (f->height - 1) * pitch + f->width;
 }
 
-bool ibx_copies_sound(const struct copies *x, struct ibx_frame *f)
+bool ibx_copies_sound(struct copies *x, struct ibx_frame *f)
 {
     int capturing = 0;
     bool on_both = f->kind == IBX_FRAME_D2D;

@@ -4,6 +4,7 @@
 #define IBX_FRONTEND_GLUE_DEVICE_COPIES_COPIES_H
 
 #include "frontend-glue/device_copies/device_copies.h"
+#include "frontend-glue/device_copies/tenants.h"
 #include "frontend-glue/session/hooks.h"
 #include "gpudirect/gpudirect.h"
 
@@ -23,6 +24,8 @@ struct ibx_reply_watch {
     size_t sizes[4];
     uint64_t second, third; /* as numbers */
     int32_t exit_code;      /* of the last one */
+    uint8_t last[16];       /* the last write, up to 16 bytes of it */
+    size_t last_size;
 };
 
 void ibx_reply_note_write(struct ibx_reply_watch *watch, const void *bytes, size_t n);
@@ -92,6 +95,21 @@ extern const struct copy_path *const ibx_copy_paths[PATHS];
 extern const struct copy_path ibx_path_inline, ibx_path_in_place, ibx_path_copy_threads,
     ibx_path_direct, ibx_path_staged;
 
+/* What a session's tenant is, and what the request in hand has to do with it. */
+struct isolation {
+    struct ibx_tenant *tenant; /* NULL: the session has not begun */
+    bool on;                   /* memory of other tenants is refused */
+    bool counted;              /* as one of the tenant's sessions */
+    uint64_t held;             /* bytes that GVirtuS's buffer for requests has grown to */
+    struct ibx_owners_cache owned;
+    unsigned long refused; /* requests */
+    bool told_crowd;
+
+    bool copies; /* it is a copy */
+    bool allocates;
+    uint64_t freed, freed_number; /* what it frees, if that has an owner */
+};
+
 /* The context of a session's hooks. */
 struct copies {
     struct ibx_session *s;
@@ -100,6 +118,8 @@ struct copies {
     struct ibx_request_watch requests;
     struct ibx_reply_watch replies;
     bool answering; /* what is written now is ours */
+
+    struct isolation isolation;
 
     const struct ibx_cuda *cuda; /* NULL: not loaded yet */
     struct ibx_choice choice;    /* of the device `chosen_for` */
@@ -188,9 +208,10 @@ bool ibx_copies_direct_likely(struct copies *x);
  * is current. */
 bool ibx_copies_able(struct copies *x);
 /* Whether all that the frame names is what it should be: device memory of one allocation, of the
- * current device unless the copy is between two, and a stream that is not being captured. Fills in
+ * current device unless the copy is between two, no other tenant's, and a stream that is not being
+ * captured. Fills in
  * where a symbol is. */
-bool ibx_copies_sound(const struct copies *x, struct ibx_frame *frame);
+bool ibx_copies_sound(struct copies *x, struct ibx_frame *frame);
 
 /* symbol.c */
 
@@ -207,5 +228,21 @@ void ibx_copies_handle_resets(struct copies *x);
 /* A request takes a context away: before its handler runs, and when that has answered. */
 void ibx_copies_lose_context(struct copies *x);
 void ibx_copies_lost_context(struct copies *x, int exit_code);
+
+/* isolation.c */
+
+/* The session has begun: as ibx_session_fail(). And it has ended. */
+int ibx_isolation_begin(struct copies *x);
+void ibx_isolation_end(struct copies *x);
+/* Whether none of [address, address + n) belongs to another tenant. */
+bool ibx_isolation_allows(struct copies *x, uint64_t address, uint64_t n);
+/* What GVirtuS is about to get, before and after x->requests notes it: as ibx_session_fail(). The
+ * bytes may change. */
+int ibx_isolation_before_read(struct copies *x, uint8_t *bytes, size_t n);
+int ibx_isolation_after_read(struct copies *x, enum ibx_request_stage before);
+/* Whether zeros leave instead of the last write, which x->replies has noted. */
+bool ibx_isolation_withholds(const struct copies *x);
+/* The reply is complete. */
+void ibx_isolation_replied(struct copies *x);
 
 #endif

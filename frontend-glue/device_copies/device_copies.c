@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Bytes of a client's allocations in the shared region that are pinned here at most. */
+/* Bytes of a connection's allocations in the shared region that are pinned here at most. */
 #define PINS_MAX (4ull << 30)
 
 /* ----------------------------------------------------------------------------- requests */
@@ -92,10 +92,14 @@ static bool wants_request(void *context)
 
 /* --------------------------------------------------------------- what GVirtuS does itself */
 
-static void note_read(void *context, const void *bytes, size_t n)
+static int note_read(void *context, void *bytes, size_t n)
 {
     struct copies *x = context;
-    unsigned resets = x->requests.resets;
+    const unsigned resets = x->requests.resets;
+    const enum ibx_request_stage stage = x->requests.stage;
+    int rc = ibx_isolation_before_read(x, bytes, n);
+    if (rc)
+        return rc;
     ibx_request_note_read(&x->requests, bytes, n);
     /* The handler runs after this: what it takes away is released first. */
     if (x->requests.resets != resets)
@@ -105,13 +109,16 @@ static void note_read(void *context, const void *bytes, size_t n)
     else if (x->requests.freed)
         ibx_gpu_registrations_drop(&x->registrations, x->requests.freed);
     x->requests.freed = 0;
+    return ibx_isolation_after_read(x, stage);
 }
 
-static void note_write(void *context, const void *bytes, size_t n)
+static bool note_write(void *context, const void *bytes, size_t n)
 {
     struct copies *x = context;
-    if (!x->answering)
-        ibx_reply_note_write(&x->replies, bytes, n);
+    if (x->answering)
+        return false;
+    ibx_reply_note_write(&x->replies, bytes, n);
+    return ibx_isolation_withholds(x);
 }
 
 static void note_sync(void *context)
@@ -120,6 +127,7 @@ static void note_sync(void *context)
     if (x->answering)
         return;
     ibx_reply_note_sync(&x->replies);
+    ibx_isolation_replied(x);
     if (x->requests.resets)
         ibx_copies_lost_context(x, x->replies.exit_code);
     x->requests.resets = 0;
@@ -132,6 +140,11 @@ static void arrived(void *context, uint64_t cookie)
 }
 
 /* -------------------------------------------------------------------- beginning and end */
+
+static int began(void *context)
+{
+    return ibx_isolation_begin(context);
+}
 
 /* The connection is still there. */
 static void ending(void *context)
@@ -162,6 +175,7 @@ static void ended(void *context)
     ibx_copies_handle_resets(x);
     ibx_staging_destroy(x->staging);
     x->staging = NULL;
+    ibx_isolation_end(x);
     x->ran = 0;
     memset(x->taken, 0, sizeof(x->taken));
     x->options.mode = IBX_GPU_OFF;
@@ -173,6 +187,7 @@ static void destroy(void *context)
     if (ibx_session_live(x->s)) /* other hooks take its place */
         ending(x);
     ibx_staging_destroy(x->staging);
+    ibx_isolation_end(x);
     free(x->regions);
     free(x);
 }
@@ -185,6 +200,7 @@ static int inherit(void *context, struct ibx_session *heir, struct ibx_error *er
 
 static const struct ibx_session_hooks hooks = {
     .inherit = inherit,
+    .began = began,
     .wants_request = wants_request,
     .request = run_request,
     .deliver = ibx_copies_deliver,
@@ -217,7 +233,8 @@ int ibx_device_copies_attach(struct ibx_session *s, const struct ibx_gpu_options
     ibx_copies_resets_begin(x);
     ibx_session_set_hooks(s, &hooks, x);
     ibx_session_set_threads(s, options->threads);
-    return 0;
+    int rc = ibx_session_serving(s) ? ibx_isolation_begin(x) : 0;
+    return rc ? ibx_error_set(err, rc, "%s", ibx_session_reason(s)) : 0;
 }
 
 void ibx_device_copies_count(const struct ibx_session *s, struct ibx_copy_counts *counts)

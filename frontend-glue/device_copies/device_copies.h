@@ -22,6 +22,10 @@
  *   symbol.c         where a symbol of the program is
  *   resets.c         contexts that clients reset or destroy
  *   replies.c        the shape of GVirtuS's replies
+ *   tenants.c        who the clients are, and what each makes the back end hold
+ *   owners.c         which tenant has allocated which device memory
+ *   named_memory.c   which device memory GVirtuS's requests name
+ *   isolation.c      refuses memory of other tenants, and what is too much
  *   tuning.c         which path from which size, and the file of `ib-bw tune`
  */
 #ifndef IBX_FRONTEND_GLUE_DEVICE_COPIES_DEVICE_COPIES_H
@@ -37,11 +41,23 @@ enum ibx_gpu_mode {
     IBX_GPU_ON,   /* the same, and a warning where it is not */
 };
 
+/* What clients may do to each other and to this process. 0: the default. */
+struct ibx_tenant_limits {
+    bool shared;       /* rdma.tenants: no memory is refused */
+    uint64_t sessions; /* of all tenants [IBX_TENANT_SESSIONS] */
+    uint64_t pins;     /* bytes of all tenants [the host's memory] */
+    uint64_t requests; /* bytes of all tenants [half of the host's memory] */
+    uint64_t share;    /* percent of each that one tenant with a name may hold [75] */
+};
+#define IBX_TENANT_SESSIONS 4096u
+#define IBX_TENANT_SHARE    75u
+
 struct ibx_gpu_options {
     enum ibx_gpu_mode mode;
     size_t memory;    /* bytes of pinned memory that this process's sessions share */
     unsigned threads; /* of one session, that copy; 0: as tuned, or by the processors there are */
     struct ibx_tuning tuning; /* counts where it fits the GPU */
+    struct ibx_tenant_limits limits;
 };
 
 /* Copies that were run, by path (tuning.h); all others were staged. */

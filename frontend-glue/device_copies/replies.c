@@ -8,6 +8,8 @@ void ibx_reply_note_write(struct ibx_reply_watch *watch, const void *bytes, size
         return;
     if (watch->count < 4)
         watch->sizes[watch->count] = n;
+    watch->last_size = n;
+    memcpy(watch->last, bytes, n < sizeof(watch->last) ? n : sizeof(watch->last));
     if (n == 4 && !watch->count) {
         struct ibx_reader r = ibx_reader_of(bytes, 4);
         watch->exit_code = (int32_t)ibx_get_u32(&r);

@@ -90,5 +90,6 @@ void ibx_copies_lost_context(struct copies *x, int exit_code)
     pthread_mutex_lock(&gone.mutex);
     gone.contexts[gone.count % GONE] = x->taken_context;
     gone.count++;
+    ibx_owners_forget(x->taken_context);
     pthread_mutex_unlock(&gone.mutex);
 }

@@ -17,6 +17,9 @@
 #define MESSAGE_MIN  1024u
 #define TUNING       "ibx-tuning.properties"
 #define NONE         "none" /* as a value of rdma.tuning */
+#define SESSIONS_MAX 1000000u
+#define HOLD_MIN     ((size_t)1 << 20)
+#define HOLD_MAX     ((size_t)1 << 50)
 
 /* rdma.memory depends on which other keys are given. */
 struct memory_bound {
@@ -134,6 +137,27 @@ static int set_gpu_threads(struct ibx_glue_config *config, const char *value, st
     return 0;
 }
 
+static int set_tenants(struct ibx_glue_config *config, const char *value, struct ibx_error *err)
+{
+    static const char *const names[] = {"isolated", "shared"};
+    int shared = one_of(names, 2, "tenants", value, "isolated or shared", err);
+    if (shared >= 0)
+        config->gpu.limits.shared = shared;
+    return shared < 0 ? shared : 0;
+}
+
+/* How much of something the clients make the back end hold: `number` is in config->gpu.limits. */
+static int set_limit(const char *key, const char *value, size_t least, size_t most,
+                     uint64_t *number, struct ibx_error *err)
+{
+    size_t found;
+    if (ibx_size_parse(value, &found, NULL) || found < least || found > most)
+        return ibx_error_set(err, -EINVAL, "%s: \"%.64s\" is not accepted: give %zu to %zu", key,
+                             value, least, most);
+    *number = found;
+    return 0;
+}
+
 /* A relative path starts at the properties file, since applications run in any directory. */
 static void resolve(const struct ibx_glue_config *config, const char *value,
                     char path[2 * PATH_MAX])
@@ -191,6 +215,16 @@ static int set_key(struct ibx_glue_config *config, const char *key, const char *
         return set_gpu_memory(config, value, err);
     if (!strcmp(key, "gpu_threads"))
         return set_gpu_threads(config, value, err);
+    if (!strcmp(key, "tenants"))
+        return set_tenants(config, value, err);
+    if (!strcmp(key, "sessions"))
+        return set_limit(key, value, 1, SESSIONS_MAX, &config->gpu.limits.sessions, err);
+    if (!strcmp(key, "pins"))
+        return set_limit(key, value, HOLD_MIN, HOLD_MAX, &config->gpu.limits.pins, err);
+    if (!strcmp(key, "requests"))
+        return set_limit(key, value, HOLD_MIN, HOLD_MAX, &config->gpu.limits.requests, err);
+    if (!strcmp(key, "tenant_share"))
+        return set_limit(key, value, 1, 100, &config->gpu.limits.share, err);
     if (!strcmp(key, "tuning"))
         return set_tuning(config, value, err);
     if (!strcmp(key, "key_file") || !strcmp(key, "shm_dir"))
@@ -199,7 +233,8 @@ static int set_key(struct ibx_glue_config *config, const char *key, const char *
     if (rc == -ENOENT && err) {
         size_t n = strlen(err->message);
         snprintf(err->message + n, sizeof(err->message) - n,
-                 ", memory, gpu, gpu_memory, gpu_threads, tuning, log");
+                 ", memory, gpu, gpu_memory, gpu_threads, tenants, sessions, pins, requests, "
+                 "tenant_share, tuning, log");
     }
     return unknown_is_bad(rc, err);
 }

@@ -45,6 +45,8 @@ struct ibx_session_hooks {
      * errno. */
     int (*inherit)(void *context, struct ibx_session *heir, struct ibx_error *err);
 
+    /* Server: the session is established; as ibx_session_fail(). */
+    int (*began)(void *context);
     /* Server: whether GVirtuS is about to read a request that may be one for `request`. */
     bool (*wants_request)(void *context);
     /* Server: a request of a known name begins. An outcome (DONE: consumed and answered), or as
@@ -53,9 +55,10 @@ struct ibx_session_hooks {
     /* Server: WRITEs the next n bytes of a payload that was written as NULL to the client's memory.
      * As ibx_session_fail(). */
     int (*deliver)(void *context, const struct ibx_remote *remote, size_t n);
-    /* Server: what GVirtuS has read, is about to write, and is about to send. */
-    void (*note_read)(void *context, const void *bytes, size_t n);
-    void (*note_write)(void *context, const void *bytes, size_t n);
+    /* Server: what GVirtuS gets, which may be changed; as ibx_session_fail(). */
+    int (*note_read)(void *context, void *bytes, size_t n);
+    /* Server: what GVirtuS is about to write, and to send. True: zeros are written instead. */
+    bool (*note_write)(void *context, const void *bytes, size_t n);
     void (*note_sync)(void *context);
 
     /* A READ or WRITE with this cookie (never 0) has ended. */
@@ -77,6 +80,8 @@ void *ibx_session_context(const struct ibx_session *session, const struct ibx_se
 /* ------------------------------------------------------------------------ either side */
 
 bool ibx_session_live(const struct ibx_session *session);
+/* A live one of a server. */
+bool ibx_session_serving(const struct ibx_session *session);
 /* Of a live session. */
 struct ibx_conn *ibx_session_conn(const struct ibx_session *session);
 const struct ibx_caps *ibx_session_caps(const struct ibx_session *session);

@@ -168,7 +168,10 @@ int ibx_session_establish(struct ibx_session *s)
 {
     struct ibx_error err = {0};
     int rc = ibx_establish(s->conn, &err);
-    return rc ? ibx_session_fail(s, rc, "%s", err.message) : come_alive(s);
+    if (rc)
+        return ibx_session_fail(s, rc, "%s", err.message);
+    rc = come_alive(s);
+    return rc || !s->hooks->began ? rc : s->hooks->began(s->context);
 }
 
 /* ------------------------------------------------------------------------- end */
@@ -318,6 +321,11 @@ bool ibx_session_in_frame(const struct ibx_session *s)
 bool ibx_session_live(const struct ibx_session *s)
 {
     return s->state.now == SESSION_LIVE;
+}
+
+bool ibx_session_serving(const struct ibx_session *s)
+{
+    return s->server && ibx_session_live(s);
 }
 
 bool ibx_session_idle(const struct ibx_session *s)

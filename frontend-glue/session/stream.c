@@ -164,7 +164,7 @@ ssize_t ibx_session_read(struct ibx_session *s, void *buffer, size_t n)
         return 0;
     s->in_frame = s->in_frame || (n && !rc);
     if (!rc && s->server && s->hooks->note_read)
-        s->hooks->note_read(s->context, buffer, n);
+        rc = s->hooks->note_read(s->context, buffer, n);
     return rc ? rc : (ssize_t)n;
 }
 
@@ -312,6 +312,17 @@ static int flush_payloads(struct ibx_session *s)
     return rc;
 }
 
+static ssize_t write_zeros(struct ibx_session *s, size_t n)
+{
+    static const uint8_t zeros[4096];
+    int rc = 0;
+    for (size_t at = 0, some; at < n && !rc; at += some) {
+        some = n - at < sizeof(zeros) ? n - at : sizeof(zeros);
+        rc = ibx_session_gather(s, zeros, some);
+    }
+    return rc ? rc : (ssize_t)n;
+}
+
 ssize_t ibx_session_write(struct ibx_session *s, const void *buffer, size_t n)
 {
     if (!ibx_session_live(s))
@@ -319,8 +330,8 @@ ssize_t ibx_session_write(struct ibx_session *s, const void *buffer, size_t n)
     int rc = s->synced ? flush_payloads(s) : 0;
     if (rc)
         return rc;
-    if (s->server && s->hooks->note_write)
-        s->hooks->note_write(s->context, buffer, n);
+    if (s->server && s->hooks->note_write && s->hooks->note_write(s->context, buffer, n))
+        return write_zeros(s, n);
     rc = n >= s->caps->rendezvous ? ibx_session_write_payload(s, buffer, n) : 1;
     if (rc > 0)
         rc = n >= SEND_ALONG ? send_along(s, buffer, n) : ibx_session_gather(s, buffer, n);

@@ -55,7 +55,7 @@ struct ibx_conn {
 static struct ibx_conn fake;
 static struct ibx_caps caps = {
     .message_max = MESSAGE, .chunk = 4096, .depth = 4, .rendezvous = 2000};
-static const struct ibx_path path = {.provider = "fake", .peer = "the fuzzer"};
+static struct ibx_path path = {.provider = "fake", .peer = "the fuzzer"};
 
 int ibx_connect(const char *uri, const struct ibx_options *options, struct ibx_conn **conn,
                 struct ibx_error *err)
@@ -489,6 +489,17 @@ static bool run_copy(struct ibx_session *s, uint8_t step)
     return ibx_session_live(s);
 }
 
+/* As GVirtuS reads: of a named tenant all else ends the session. */
+static size_t read_length(const struct ibx_session *s, size_t n)
+{
+    const struct copies *x = ibx_copies_of(s);
+    if (!x || x->requests.stage == IBX_REQUEST_NAME)
+        return 1;
+    if (x->requests.stage == IBX_REQUEST_LENGTH)
+        return 8;
+    return x->requests.length <= LONGEST ? (size_t)x->requests.length : n;
+}
+
 /* False when the session has come to its end. */
 static bool run_step(struct ibx_session *s, uint8_t step)
 {
@@ -496,6 +507,8 @@ static bool run_step(struct ibx_session *s, uint8_t step)
     ssize_t rc;
     if (step >= 240 && !s->server)
         return run_copy(s, step);
+    if (step < 100 && path.name[0])
+        n = read_length(s, n);
     if (step < 100)
         rc = ibx_session_read(s, incoming, n);
     else if (step < 200)
@@ -528,6 +541,15 @@ static const struct ibx_tuning tunings[3] = {
                       .chunk = IBX_PINNED_CHUNK}},
 };
 
+/* Every other page of the device's first ones is another tenant's. */
+static void own_some(const struct ibx_tenant_limits *limits)
+{
+    struct ibx_tenant *other = ibx_tenant_get("bob", limits, 2);
+    ibx_owners_forget(NULL);
+    for (uint64_t i = 0; i < 8; i++)
+        require(ibx_owners_add(other, 4096 + i * 8192, 4096, NULL));
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct ibx_options options = {.slots = SLOTS, .message = MESSAGE};
@@ -540,6 +562,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     fake = (struct ibx_conn){
         .messages = ibx_reader_of(data + input.position, size - input.position), .flags = flags};
     caps.register_free = !(flags & 16);
+    strcpy(path.name, flags & 32 && count & 4 ? "alice" : "");
     require(!ibx_session_create("rdma://fuzzer:1", &options, &s, NULL));
     if (flags & 1) {
         require(!ibx_session_connect(s, NULL));
@@ -550,6 +573,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             struct ibx_gpu_options gpu = {
                 .mode = IBX_GPU_ON, .memory = 2 * (size_t)IBX_PINNED_STRIDE, .threads = 1};
             gpu.tuning = tunings[count % 3];
+            gpu.limits.requests = 1u << 20;
+            own_some(&gpu.limits);
             require(!ibx_device_copies_attach(s, &gpu, NULL));
             ibx_copies_of(s)->replies.shape = IBX_REPLY_TIMED;
         }

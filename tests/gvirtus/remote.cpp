@@ -82,7 +82,7 @@ int copy(Frame &f, std::size_t behind)
     }
     if (kind == D2H) {
         f.host(&n);
-        std::vector<char> bytes(count);
+        std::vector<char> bytes(count, 'g'); // what the heap held
         int rc = app->from_device(bytes.data(), f.get<std::uint64_t>(), count);
         f.out.host(bytes.data(), count);
         return rc;
@@ -213,6 +213,12 @@ int double_calls(const std::string &name, Frame &f)
                               : !app->from_device(bytes.data(), device, n);
         return good ? f.answer(bytes.data(), n) : 1;
     }
+    if (name == "testMalloc") { // of a library, which the plugin does not see
+        std::uint64_t device = 0;
+        int rc = app->mem_alloc(&device, f.get<std::uint64_t>());
+        f.out.u64(device);
+        return rc;
+    }
     if (name == "testRegisterVar")
         return register_var(f);
     if (name == "testFail")
@@ -313,7 +319,32 @@ int execute(const std::string &name, Frame &f, bool *has_context)
     if (name == "cudaMalloc") {
         std::uint64_t device = 0;
         int rc = app->mem_alloc(&device, f.get<std::uint64_t>());
-        return rc ? rc : f.answer(&device, 8);
+        f.out.u64(device);
+        return rc;
+    }
+    if (name == "cudaMallocArray") { // its handle lies inside of memory
+        std::uint64_t device = 0;
+        int rc = app->mem_alloc(&device, 4096);
+        f.out.u64(device + 64);
+        return rc;
+    }
+    if (name == "cudaFreeArray") {
+        auto array = f.get<std::uint64_t>();
+        return array ? app->mem_free(array - 64) : 0;
+    }
+    if (name == "cudaMallocPitch") {
+        std::uint64_t device = 0;
+        f.get<std::uint64_t>();
+        std::uint64_t pitch = (f.get<std::uint64_t>() + 511) / 512 * 512;
+        int rc = app->mem_alloc(&device, pitch * f.get<std::uint64_t>());
+        f.out.u64(device).u64(pitch);
+        return rc;
+    }
+    if (name == "cudaMemset") {
+        auto device = f.get<std::uint64_t>();
+        auto fill = static_cast<char>(f.get<std::int32_t>());
+        std::vector<char> bytes(f.get<std::uint64_t>(), fill);
+        return app->to_device(device, bytes.data(), bytes.size());
     }
     if (name == "cudaStreamCreate") {
         void *stream = nullptr;

@@ -8,13 +8,23 @@
 #include "tests/doubles/gvirtus/gvirtus.h"
 #include "tests/doubles/cuda/driver.h"
 
+#include <cstring>
+
 // The front end of one connection.
 class Remote : public FrontEnd
 {
   public:
     using FrontEnd::FrontEnd;
 
-    std::uint64_t malloc(std::size_t n) { return value("cudaMalloc", Body().u64(n)); }
+    std::uint64_t malloc(std::size_t n) { return address("cudaMalloc", Body().u64(n)); }
+    // Of a call whose reply is an address, and perhaps a pitch; 0: it failed.
+    std::uint64_t address(const char *name, const Body &body)
+    {
+        std::uint64_t got = 0;
+        if (!call(name, body) && out.size() >= sizeof(got))
+            std::memcpy(&got, out.data(), sizeof(got));
+        return got;
+    }
     int free(std::uint64_t device) { return call("cudaFree", Body().u64(device)); }
     int set_device(std::int32_t device) { return call("cudaSetDevice", Body().i32(device)); }
     int reset() { return call("cudaDeviceReset", Body()); }

@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * What keeps the tenants of one back end apart, as far as GVirtuS's requests tell, and what a
+ * client may make the back end hold.
+ *
+ * A request that names another tenant's memory is left to GVirtuS's handler, as every request in
+ * doubt, but it reads an address there that CUDA refuses: so exit code and cudaGetLastError are the
+ * runtime's own.
+ */
+#include "frontend-glue/device_copies/copies.h"
+
+#include "common/log.h"
+#include "frontend-glue/device_copies/named_memory.h"
+
+#include <errno.h>
+#include <string.h>
+
+/* ------------------------------------------------------------------- beginning and end */
+
+int ibx_isolation_begin(struct copies *x)
+{
+    struct isolation *i = &x->isolation;
+    const struct ibx_path *path = ibx_session_path(x->s);
+    const unsigned chunks = (unsigned)(x->options.memory / IBX_PINNED_STRIDE);
+    *i = (struct isolation){0};
+    i->tenant = ibx_tenant_get(path->name, &x->options.limits, chunks);
+    if (!i->tenant)
+        return ibx_session_fail(x->s, -ENOMEM, "no memory to note who %s is", path->peer);
+    i->on = path->name[0] && !x->options.limits.shared;
+    i->counted = ibx_quota_take(ibx_tenant_quota(i->tenant, IBX_HOLD_SESSIONS), 1);
+    if (!i->counted)
+        return ibx_session_fail(x->s, -EDQUOT,
+                                "%s of tenant \"%s\" gets no session: there are as many as "
+                                "rdma.sessions and rdma.tenant_share allow",
+                                path->peer, path->name);
+    x->pins.quota = ibx_tenant_quota(i->tenant, IBX_HOLD_PINS);
+    return 0;
+}
+
+void ibx_isolation_end(struct copies *x)
+{
+    struct isolation *i = &x->isolation;
+    if (i->counted)
+        ibx_quota_give(ibx_tenant_quota(i->tenant, IBX_HOLD_SESSIONS), 1);
+    if (i->held)
+        ibx_quota_give(ibx_tenant_quota(i->tenant, IBX_HOLD_REQUESTS), i->held);
+    if (i->refused > 1)
+        ibx_log(IBX_LOG_WARN, "%s of tenant \"%s\" named memory of others in %lu requests",
+                ibx_session_path(x->s)->peer, ibx_tenant_name(i->tenant), i->refused);
+    i->counted = false;
+    i->held = i->refused = 0;
+}
+
+bool ibx_isolation_allows(struct copies *x, uint64_t address, uint64_t n)
+{
+    struct isolation *i = &x->isolation;
+    return !i->on || !ibx_tenants_several() ||
+           !ibx_owners_other_cached(i->tenant, &i->owned, address, n);
+}
+
+/* --------------------------------------------------------------------------- requests */
+
+/* GVirtuS keeps its buffer for requests, as long as the longest was, until the session ends. */
+static int note_length(struct copies *x, uint64_t length)
+{
+    struct isolation *i = &x->isolation;
+    if (length <= i->held)
+        return 0;
+    if (!ibx_quota_take(ibx_tenant_quota(i->tenant, IBX_HOLD_REQUESTS), length - i->held))
+        return ibx_session_fail(x->s, -EDQUOT,
+                                "%s sends a request of %llu bytes: with the others that is more "
+                                "than rdma.requests and rdma.tenant_share allow",
+                                ibx_session_path(x->s)->peer, (unsigned long long)length);
+    i->held = length;
+    return 0;
+}
+
+static void tell(struct copies *x, const struct ibx_tenant *owner)
+{
+    struct isolation *i = &x->isolation;
+    if (!i->refused++)
+        ibx_log(IBX_LOG_WARN,
+                "%s of tenant \"%s\" names memory of tenant \"%s\" in %s: refused "
+                "(rdma.tenants : isolated)",
+                ibx_session_path(x->s)->peer, ibx_tenant_name(i->tenant), ibx_tenant_name(owner),
+                x->requests.name);
+}
+
+static const struct ibx_tenant *owner_of_any(const struct copies *x, const struct ibx_named *named,
+                                             unsigned count)
+{
+    const struct ibx_tenant *other = NULL;
+    for (unsigned k = 0; k < count && !other; k++)
+        other = named[k].address
+                    ? ibx_owners_other(x->isolation.tenant, named[k].address, named[k].n)
+                    : NULL;
+    return other;
+}
+
+static int inspect(struct copies *x, uint8_t *body, size_t n)
+{
+    struct isolation *i = &x->isolation;
+    const struct ibx_quota *most = ibx_tenant_quota(i->tenant, IBX_HOLD_REQUESTS);
+    struct ibx_named named[IBX_NAMED_MAX];
+    enum ibx_naming_role role;
+    const unsigned count = ibx_naming_find(x->requests.name, body, n, &role, named);
+    for (unsigned k = 0; k < count; k++) {
+        if (named[k].reply > atomic_load(&most->most))
+            return ibx_session_fail(x->s, -EDQUOT,
+                                    "%s asks for a reply of %llu bytes: that is more than "
+                                    "rdma.requests and rdma.tenant_share allow",
+                                    ibx_session_path(x->s)->peer,
+                                    (unsigned long long)named[k].reply);
+    }
+    const struct ibx_tenant *other =
+        i->on && ibx_tenants_several() ? owner_of_any(x, named, count) : NULL;
+    if (other) {
+        tell(x, other);
+        for (unsigned k = 0; k < count; k++)
+            ibx_naming_spoil(&named[k], body, n);
+        return 0;
+    }
+    i->allocates = i->on && ibx_naming_allocates(x->requests.name);
+    i->freed = i->on && count && role == IBX_NAMING_FREES ? named[0].address : 0;
+    i->freed_number = i->freed ? ibx_owners_number(i->freed) : 0;
+    return 0;
+}
+
+/* GVirtuS reads a name up to its NUL, a length, and then a body at once. */
+static bool in_pieces(const struct ibx_request_watch *w, const uint8_t *bytes, size_t n)
+{
+    if (w->stage == IBX_REQUEST_NAME) {
+        const uint8_t *nul = memchr(bytes, 0, n);
+        return nul && nul != bytes + n - 1;
+    }
+    if (w->stage == IBX_REQUEST_LENGTH)
+        return n > 8 - w->got;
+    return (w->got || n != w->length) && ibx_naming_known(w->name);
+}
+
+int ibx_isolation_before_read(struct copies *x, uint8_t *bytes, size_t n)
+{
+    struct isolation *i = &x->isolation;
+    const struct ibx_request_watch *w = &x->requests;
+    if (!i->tenant || !n)
+        return 0;
+    if (w->stage == IBX_REQUEST_NAME)
+        i->copies = false;
+    if (w->stage == IBX_REQUEST_LENGTH)
+        i->copies = i->on && ibx_naming_copies(w->name);
+    if (i->on && in_pieces(w, bytes, n))
+        return ibx_session_fail(x->s, -EOPNOTSUPP,
+                                "this GVirtuS reads requests in pieces, in which tenants cannot be "
+                                "kept apart: give each a back end, or set rdma.tenants : shared");
+    return w->stage == IBX_REQUEST_BODY && !w->got && n == w->length ? inspect(x, bytes, n) : 0;
+}
+
+int ibx_isolation_after_read(struct copies *x, enum ibx_request_stage before)
+{
+    const struct ibx_request_watch *w = &x->requests;
+    bool length = before == IBX_REQUEST_LENGTH && w->stage != IBX_REQUEST_LENGTH;
+    return length && x->isolation.tenant ? note_length(x, w->length) : 0;
+}
+
+/* ---------------------------------------------------------------------------- replies */
+
+/* The payload of a copy that failed is what GVirtuS's heap held before. */
+bool ibx_isolation_withholds(const struct copies *x)
+{
+    const struct ibx_reply_watch *r = &x->replies;
+    const unsigned head = r->shape == IBX_REPLY_PLAIN ? 2 : 3;
+    return x->isolation.copies && r->exit_code && r->count > head;
+}
+
+static void note_allocation(struct copies *x, uint64_t address)
+{
+    struct isolation *i = &x->isolation;
+    const struct ibx_cuda *cuda = ibx_cuda_load(NULL);
+    uint64_t base = address;
+    size_t size = 1;
+    void *context = NULL;
+    if (cuda && (cuda->mem_get_address_range(&base, &size, address) || base != address)) {
+        base = address; /* an array */
+        size = 1;
+    }
+    if (cuda)
+        cuda->ctx_get_current(&context);
+    if (!ibx_owners_add(i->tenant, base, size, context) && !i->told_crowd) {
+        ibx_log(IBX_LOG_WARN,
+                "tenant \"%s\" has too many allocations: further ones are not kept "
+                "from other tenants",
+                ibx_tenant_name(i->tenant));
+        i->told_crowd = true;
+    }
+}
+
+void ibx_isolation_replied(struct copies *x)
+{
+    struct isolation *i = &x->isolation;
+    const struct ibx_reply_watch *r = &x->replies;
+    const bool done = r->exit_code == 0;
+    const uint64_t made = i->allocates && done && r->last_size <= 16
+                              ? ibx_naming_allocated(r->last, r->last_size)
+                              : 0;
+    if (made)
+        note_allocation(x, made);
+    if (i->freed_number && done)
+        ibx_owners_remove(i->freed, i->freed_number);
+    i->allocates = false;
+    i->freed = i->freed_number = 0;
+}

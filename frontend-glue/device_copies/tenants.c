@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "frontend-glue/device_copies/tenants.h"
+
+#include "transport/transport.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define ALLOCATIONS_MAX (1u << 20) /* of one tenant; each costs about 150 bytes here */
+
+struct ibx_tenant {
+    char name[IBX_NAME_MAX + 1];
+    struct ibx_quota holds[IBX_HOLDS];
+    struct ibx_tenant *next;
+};
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static struct ibx_tenant *tenants; /* no more than there are names in the key file */
+static atomic_uint count;
+static struct ibx_quota totals[IBX_HOLDS];
+
+static uint64_t host_memory(void)
+{
+    long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    return pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : UINT64_MAX;
+}
+
+static void set_totals(const struct ibx_tenant_limits *limits, unsigned chunks)
+{
+    const uint64_t memory = host_memory();
+    const uint64_t most[IBX_HOLDS] = {
+        [IBX_HOLD_SESSIONS] = limits->sessions ? limits->sessions : IBX_TENANT_SESSIONS,
+        [IBX_HOLD_PINS] = limits->pins ? limits->pins : memory,
+        [IBX_HOLD_REQUESTS] = limits->requests ? limits->requests : memory / 2,
+        [IBX_HOLD_CHUNKS] = chunks,
+        [IBX_HOLD_ALLOCATIONS] = UINT64_MAX,
+    };
+    for (unsigned i = 0; i < IBX_HOLDS; i++)
+        atomic_store(&totals[i].most, most[i]);
+}
+
+/* The one tenant of clients without names has all there is. */
+static void set_shares(struct ibx_tenant *tenant, const struct ibx_tenant_limits *limits)
+{
+    const uint64_t percent = !tenant->name[0] ? 100
+                             : limits->share  ? limits->share
+                                              : IBX_TENANT_SHARE;
+    for (unsigned i = 0; i < IBX_HOLDS; i++) {
+        const uint64_t all = atomic_load(&totals[i].most);
+        const uint64_t part = all / 100 * percent + all % 100 * percent / 100;
+        tenant->holds[i].of = &totals[i];
+        atomic_store(&tenant->holds[i].most, part ? part : 1);
+    }
+    atomic_store(&tenant->holds[IBX_HOLD_ALLOCATIONS].most, ALLOCATIONS_MAX);
+}
+
+struct ibx_tenant *ibx_tenant_get(const char *name, const struct ibx_tenant_limits *limits,
+                                  unsigned chunks)
+{
+    pthread_mutex_lock(&mutex);
+    struct ibx_tenant *tenant = tenants;
+    while (tenant && strcmp(tenant->name, name) != 0)
+        tenant = tenant->next;
+    if (!tenant && (tenant = calloc(1, sizeof(*tenant)))) {
+        strncpy(tenant->name, name, IBX_NAME_MAX);
+        tenant->next = tenants;
+        tenants = tenant;
+        atomic_fetch_add(&count, 1);
+    }
+    set_totals(limits, chunks);
+    if (tenant)
+        set_shares(tenant, limits);
+    pthread_mutex_unlock(&mutex);
+    return tenant;
+}
+
+const char *ibx_tenant_name(const struct ibx_tenant *tenant)
+{
+    return tenant->name;
+}
+
+struct ibx_quota *ibx_tenant_quota(struct ibx_tenant *tenant, enum ibx_hold what)
+{
+    return &tenant->holds[what];
+}
+
+bool ibx_tenants_several(void)
+{
+    return atomic_load(&count) > 1;
+}

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * The tenants of this process, which are the names of its clients' keys, the device memory that
+ * each has allocated, and what each makes the back end hold. Clients without a name are one tenant,
+ * and nothing is isolated among them.
+ *
+ * Memory belongs to the tenant of the session that allocated it, until it is freed or its context
+ * goes; it outlives the session, as in GVirtuS. Memory that nobody was seen to allocate belongs to
+ * nobody. From any thread.
+ */
+#ifndef IBX_FRONTEND_GLUE_DEVICE_COPIES_TENANTS_H
+#define IBX_FRONTEND_GLUE_DEVICE_COPIES_TENANTS_H
+
+#include "common/quota.h"
+#include "frontend-glue/device_copies/device_copies.h"
+
+/* What a client makes the back end hold. */
+enum ibx_hold {
+    IBX_HOLD_SESSIONS,    /* connections */
+    IBX_HOLD_PINS,        /* bytes of clients' memory, pinned here */
+    IBX_HOLD_REQUESTS,    /* bytes of GVirtuS's buffers for requests */
+    IBX_HOLD_CHUNKS,      /* of the pool of pinned memory; its size is the total */
+    IBX_HOLD_ALLOCATIONS, /* entries of the table of owners, which are a tenant's own */
+    IBX_HOLDS
+};
+
+struct ibx_tenant;
+
+/* The tenant of that name, for ever. The limits of the last call count; `chunks` are those of the
+ * pool. NULL: no memory. */
+struct ibx_tenant *ibx_tenant_get(const char *name, const struct ibx_tenant_limits *limits,
+                                  unsigned chunks);
+const char *ibx_tenant_name(const struct ibx_tenant *tenant);
+struct ibx_quota *ibx_tenant_quota(struct ibx_tenant *tenant, enum ibx_hold what);
+/* Whether there is another one, which may have memory of its own. */
+bool ibx_tenants_several(void);
+
+/* The tenant has allocated [base, base + size) in the context. Whatever was there is gone. False:
+ * it has too many allocations already, and nobody owns this one. */
+bool ibx_owners_add(struct ibx_tenant *tenant, uint64_t base, uint64_t size, const void *context);
+/* A number of the allocation that begins there, which no other ever has; 0: there is none. */
+uint64_t ibx_owners_number(uint64_t base);
+/* It was freed, unless its place has been taken since. */
+void ibx_owners_remove(uint64_t base, uint64_t number);
+/* A context was reset or destroyed; NULL: any may have been. */
+void ibx_owners_forget(const void *context);
+/* Whether any of [at, at + n) belongs to another tenant: which, NULL: none. A range that crosses
+ * very many allocations is nobody's copy and counts as the last one's. */
+const struct ibx_tenant *ibx_owners_other(const struct ibx_tenant *tenant, uint64_t at, uint64_t n);
+
+/* The last allocation that a session was seen to use, for the next question. */
+struct ibx_owners_cache {
+    uint64_t begin, end, changes;
+};
+/* As ibx_owners_other(), without a lock where nothing has changed. */
+const struct ibx_tenant *ibx_owners_other_cached(const struct ibx_tenant *tenant,
+                                                 struct ibx_owners_cache *cache, uint64_t at,
+                                                 uint64_t n);
+
+#endif

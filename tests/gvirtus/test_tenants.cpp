@@ -1,0 +1,412 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Tenants of one back end: clients whose keys have different names, and a double of libcuda.
+//
+//   test_tenants PLUGIN.so PROVIDER
+#include "tests/gvirtus/remote.h"
+#include "tests/gvirtus/scene.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <thread>
+#include <unistd.h>
+
+namespace
+{
+
+constexpr int bad_pointer = 1; // cudaErrorInvalidValue
+constexpr int gone = 999;      // what a client gets when its session has ended
+constexpr std::size_t device_size = 4u << 20;
+
+std::string keys()
+{
+    return "rdma.key_file : " + folder + "/keys\n";
+}
+
+struct TenantsBackEnd : BackEnd {
+    explicit TenantsBackEnd(const std::string &more = "")
+        : BackEnd(keys() + more, [](auto listening) { cuda_back_end_child(listening, true); })
+    {
+    }
+};
+
+struct Client {
+    std::shared_ptr<Communicator> over;
+    Remote remote;
+
+    Client(const BackEnd &back, const std::string &name)
+        : over(connected(back.port, keys() + "rdma.name : " + name + "\n")), remote(over.get())
+    {
+    }
+};
+
+// To and from the device by each path that its size can take, and each kind of request.
+const std::size_t sizes[] = {1, 4, 100, 16384, 70000, 600001, 3500000};
+
+Body rows_to(std::uint64_t device, const std::vector<char> &bytes, std::size_t width)
+{
+    Body body;
+    std::size_t height = bytes.size() / width;
+    body.u64(device).host(bytes.data(), width * height);
+    return body.u64(width).u64(width).u64(width).u64(height).i32(H2D);
+}
+
+Body rows_from(std::uint64_t device, std::size_t n, std::size_t width)
+{
+    Body body;
+    body.host("", 1).u64(device);
+    return body.u64(width).u64(width).u64(width).u64(n / width).i32(D2H);
+}
+
+bool works(Remote *remote, std::uint64_t device, std::size_t room)
+{
+    for (std::size_t n : sizes) {
+        if (n > room)
+            break;
+        auto sent = random_bytes(n, 7), got = random_bytes(n, 8);
+        REQUIRE(remote->to_device(device, sent.data(), n) == 0);
+        REQUIRE(remote->from_device(got.data(), device, n) == 0 && got == sent);
+        REQUIRE(remote->to_device_async(device + room - n, sent.data(), n, 0) == 0);
+        REQUIRE(remote->from_device_async(got.data(), device + room - n, n, 0) == 0);
+        REQUIRE(got == sent);
+    }
+    return true;
+}
+
+bool zeros(const std::vector<char> &bytes)
+{
+    for (char c : bytes)
+        REQUIRE(c == 0);
+    return true;
+}
+
+// Each request that names `theirs`, at its first byte or in the middle; `own` is the client's.
+bool refused(Remote *remote, std::uint64_t theirs, std::uint64_t own, std::size_t room)
+{
+    for (std::size_t n : sizes) {
+        for (std::uint64_t at : {theirs, theirs + room - n, theirs + (room - n) / 2}) {
+            if (n > room)
+                continue;
+            auto bytes = random_bytes(n, 9);
+            REQUIRE(remote->to_device(at, bytes.data(), n) == bad_pointer);
+            REQUIRE(remote->to_device_async(at, bytes.data(), n, 0) == bad_pointer);
+            REQUIRE(remote->from_device(bytes.data(), at, n) == bad_pointer);
+            REQUIRE(zeros(remote->out));
+            REQUIRE(remote->from_device_async(bytes.data(), at, n, 0) == bad_pointer);
+            REQUIRE(zeros(remote->out));
+            REQUIRE(remote->on_device(own, at, n) == bad_pointer);
+            REQUIRE(remote->on_device(at, own, n) == bad_pointer);
+            REQUIRE(remote->on_device_async(own, at, n, 0) == bad_pointer);
+            REQUIRE(remote->on_device_async(at, own, n, 0) == bad_pointer);
+            REQUIRE(remote->call("cudaMemset", Body().u64(at).i32(3).u64(n)) == bad_pointer);
+            if (n < 200)
+                continue;
+            REQUIRE(remote->call("cudaMemcpy2D", rows_to(at, bytes, 50)) == bad_pointer);
+            REQUIRE(remote->call("cudaMemcpy2D", rows_from(at, n, 50)) == bad_pointer);
+            REQUIRE(zeros(remote->out));
+        }
+    }
+    return true;
+}
+
+bool untouched(Remote *owner, std::uint64_t device, const std::vector<char> &bytes)
+{
+    std::vector<char> got(bytes.size());
+    REQUIRE(owner->from_device(got.data(), device, got.size()) == 0);
+    REQUIRE(got == bytes);
+    return true;
+}
+
+/* ------------------------------------------------------------------------ tests */
+
+bool one_application()
+{
+    TenantsBackEnd back;
+    Client first(back, "alice"), second(back, "alice"), other(back, "bob");
+    std::uint64_t device = first.remote.malloc(device_size);
+    REQUIRE(device && other.remote.malloc(100));
+    REQUIRE(works(&first.remote, device, device_size));
+    REQUIRE(second.remote.get_last_error() == 0); // a reply, by which its copies are ours
+    REQUIRE(works(&second.remote, device, device_size));
+    REQUIRE(second.remote.handled() == 0);
+    REQUIRE(second.remote.free(device) == 0);
+    return true;
+}
+
+bool another(const std::string &more)
+{
+    TenantsBackEnd back(more);
+    Client alice(back, "alice"), bob(back, "bob");
+    std::uint64_t device = alice.remote.malloc(device_size);
+    std::uint64_t own = bob.remote.malloc(device_size);
+    auto bytes = random_bytes(device_size, 3);
+    REQUIRE(alice.remote.to_device(device, bytes.data(), bytes.size()) == 0);
+    REQUIRE(refused(&bob.remote, device, own, device_size));
+    REQUIRE(untouched(&alice.remote, device, bytes));
+    REQUIRE(works(&bob.remote, own, device_size));
+    // What crosses into it, and what ends before it.
+    std::uint64_t small = alice.remote.malloc(5000);
+    std::vector<char> some(6000);
+    REQUIRE(bob.remote.from_device(some.data(), small - 500, 501) == bad_pointer);
+    REQUIRE(bob.remote.from_device(some.data(), small + 4999, 1) == bad_pointer);
+    REQUIRE(alice.remote.from_device(some.data(), small + 4999, 1) == 0);
+    REQUIRE(alice.remote.from_device(some.data(), small + 4999, 2) == bad_pointer); // CUDA's own
+    // Pitched.
+    Body pitched;
+    std::uint64_t rows = alice.remote.address("cudaMallocPitch", pitched.u64(0).u64(700).u64(20));
+    REQUIRE(rows && bob.remote.from_device(some.data(), rows + 1024 * 19, 700) == bad_pointer);
+    REQUIRE(alice.remote.from_device(some.data(), rows + 1024 * 19, 700) == 0);
+    return true;
+}
+
+bool freed()
+{
+    TenantsBackEnd back;
+    Client alice(back, "alice"), bob(back, "bob");
+    std::uint64_t device = alice.remote.malloc(device_size), own = bob.remote.malloc(100);
+    auto bytes = random_bytes(device_size, 3);
+    REQUIRE(alice.remote.to_device(device, bytes.data(), bytes.size()) == 0);
+    REQUIRE(bob.remote.free(device) == bad_pointer);
+    REQUIRE(bob.remote.free(device + 4096) == bad_pointer);
+    REQUIRE(alice.remote.free(device + 4096) == bad_pointer); // CUDA's own: it stays alice's
+    REQUIRE(refused(&bob.remote, device, own, 100));
+    REQUIRE(untouched(&alice.remote, device, bytes));
+    alice.remote.inject("cuMemFree", 1, 2, false); // a free that fails: it stays alice's
+    REQUIRE(alice.remote.free(device) == 2);
+    REQUIRE(refused(&bob.remote, device, own, 100));
+    REQUIRE(alice.remote.free(device) == 0);
+    // Freed, and allocated by nobody that was seen: it is nobody's.
+    REQUIRE(alice.remote.address("testMalloc", Body().u64(device_size)) == device);
+    REQUIRE(works(&bob.remote, device, device_size));
+    REQUIRE(bob.remote.free(device) == 0);
+    REQUIRE(bob.remote.malloc(device_size) == device);
+    REQUIRE(works(&bob.remote, device, device_size));
+    REQUIRE(refused(&alice.remote, device, device, 100));
+    return true;
+}
+
+bool ended()
+{
+    TenantsBackEnd back;
+    Client bob(back, "bob");
+    std::uint64_t device = 0;
+    std::uint64_t own = bob.remote.malloc(100);
+    auto bytes = random_bytes(100, 3);
+    {
+        Client alice(back, "alice");
+        device = alice.remote.malloc(100);
+        REQUIRE(alice.remote.to_device(device, bytes.data(), 100) == 0);
+        alice.over->Close();
+    }
+    REQUIRE(refused(&bob.remote, device, own, 100));
+    Client again(back, "alice");
+    REQUIRE(untouched(&again.remote, device, bytes));
+    // A reset takes everybody's memory, as CUDA does.
+    REQUIRE(bob.remote.reset() == 0);
+    REQUIRE(bob.remote.from_device(bytes.data(), device, 100) == 0);
+    return true;
+}
+
+// Whose handles are no device memory, and belong to a tenant all the same.
+bool arrays()
+{
+    TenantsBackEnd back;
+    Client alice(back, "alice"), bob(back, "bob");
+    std::uint64_t array = alice.remote.address("cudaMallocArray", Body().u64(1));
+    char byte = 0;
+    REQUIRE(array && bob.remote.malloc(100));
+    REQUIRE(bob.remote.call("cudaFreeArray", Body().u64(array)) == 0); // of NULL
+    REQUIRE(bob.remote.from_device(&byte, array - 64, 1) == 0);
+    REQUIRE(bob.remote.from_device(&byte, array, 1) == bad_pointer);
+    REQUIRE(alice.remote.call("cudaFreeArray", Body().u64(array)) == 0);
+    REQUIRE(alice.remote.call("cudaFreeArray", Body().u64(array)) == bad_pointer);
+    return true;
+}
+
+// A GVirtuS of another kind, whose requests cannot be looked into.
+void serve_in_pieces(Communicator *client)
+{
+    for (;;) {
+        char piece[10] = {1};
+        while (piece[0]) {
+            if (client->Read(piece, 1) != 1)
+                return;
+        }
+        std::uint64_t length = 0;
+        client->Read(reinterpret_cast<char *>(&length), sizeof(length));
+        for (std::uint64_t some; length; length -= some) {
+            some = std::min<std::uint64_t>(length, sizeof(piece));
+            client->Read(piece, some);
+        }
+        const char reply[20] = {};
+        client->Write(reply, 4);
+        client->Write(reply + 4, 8);
+        client->Write(reply + 12, 8);
+        client->Sync();
+    }
+}
+
+bool in_pieces()
+{
+    BackEnd back(keys() + "rdma.gpu : off\n", [](auto listening) {
+        listening->Serve();
+        for (;;)
+            std::thread(serve_in_pieces, const_cast<Communicator *>(listening->Accept())).detach();
+    });
+    Client alice(back, "alice"), bob(back, "bob");
+    char bytes[100] = {};
+    REQUIRE(alice.remote.call("cudaLaunchKernel", Body().host(bytes, sizeof(bytes))) == 0);
+    REQUIRE(bob.remote.call("cudaFree", Body().u64(4096)) == 0); // whole, it happens to be
+    REQUIRE(bob.remote.to_device(4096, bytes, sizeof(bytes)) == gone);
+    REQUIRE(alice.remote.call("cudaGetLastError", Body()) == 0);
+    return true;
+}
+
+// Before the session has had a reply whose shape tells how to answer.
+bool first_request()
+{
+    TenantsBackEnd back;
+    Client alice(back, "alice"), bob(back, "bob");
+    std::uint64_t device = alice.remote.malloc(100000);
+    auto bytes = random_bytes(100000, 3);
+    REQUIRE(alice.remote.to_device(device, bytes.data(), 100000) == 0);
+    std::vector<char> got(100000);
+    REQUIRE(bob.remote.from_device(got.data(), device, 100000) == bad_pointer);
+    REQUIRE(untouched(&alice.remote, device, bytes));
+    return true;
+}
+
+bool shared()
+{
+    TenantsBackEnd back("rdma.tenants : shared\n");
+    Client alice(back, "alice"), bob(back, "bob");
+    std::uint64_t device = alice.remote.malloc(device_size);
+    REQUIRE(works(&bob.remote, device, device_size));
+    REQUIRE(bob.remote.free(device) == 0);
+    return true;
+}
+
+// What the heap held does not leave with the error of a copy from an address that is none.
+bool failed_copies()
+{
+    TenantsBackEnd back;
+    Client alice(back, "alice");
+    REQUIRE(alice.remote.malloc(100));
+    for (std::size_t n : {std::size_t{4}, std::size_t{8}, std::size_t{5000}, std::size_t{300000}}) {
+        std::vector<char> got(n);
+        REQUIRE(alice.remote.from_device(got.data(), 4096, n) == bad_pointer);
+        REQUIRE(alice.remote.out.size() == n + 8 && zeros(alice.remote.out));
+    }
+    return true;
+}
+
+bool log_line()
+{
+    const std::string file = folder + "/log";
+    BackEnd back(keys() + "rdma.log : warn\n", [&](auto listening) {
+        if (!std::freopen(file.c_str(), "w", stderr))
+            std::abort();
+        cuda_back_end_child(listening, true);
+    });
+    {
+        Client alice(back, "alice"), bob(back, "bob");
+        std::uint64_t device = alice.remote.malloc(100);
+        for (int i = 0; i < 3; i++)
+            REQUIRE(bob.remote.free(device) == bad_pointer);
+    }
+    std::ifstream log(file);
+    unsigned lines = 0;
+    for (std::string line; std::getline(log, line);) {
+        bool both = line.find("\"alice\"") != std::string::npos &&
+                    line.find("\"bob\"") != std::string::npos &&
+                    line.find("cudaFree") != std::string::npos;
+        REQUIRE(line.find("0123456789") == std::string::npos);
+        lines += both;
+    }
+    REQUIRE(lines == 1);
+    return true;
+}
+
+bool has_session(Client *client)
+{
+    return client->remote.call("cudaGetLastError", Body()) != gone;
+}
+
+bool sessions()
+{
+    TenantsBackEnd back("rdma.sessions : 4\nrdma.tenant_share : 75\n");
+    auto first = std::make_unique<Client>(back, "alice");
+    Client second(back, "alice"), third(back, "alice");
+    REQUIRE(has_session(first.get()) && has_session(&second) && has_session(&third));
+    Client fourth(back, "alice"), bob(back, "bob"), more(back, "bob");
+    REQUIRE(!has_session(&fourth));
+    REQUIRE(has_session(&bob));
+    REQUIRE(!has_session(&more));
+    REQUIRE(has_session(&second));
+    first->over->Close();
+    for (int tries = 0;; tries++) { // until the back end has seen that
+        Client again(back, "alice");
+        if (has_session(&again))
+            break;
+        REQUIRE(tries < 2000);
+    }
+    return true;
+}
+
+bool requests()
+{
+    TenantsBackEnd back("rdma.gpu : off\nrdma.requests : 4M\nrdma.tenant_share : 50\n");
+    std::vector<char> bytes(3u << 20);
+    Client alice(back, "alice"), bob(back, "bob");
+    std::uint64_t device = alice.remote.malloc(bytes.size());
+    REQUIRE(alice.remote.to_device(device, bytes.data(), 1u << 20) == 0);
+    {
+        Client second(back, "alice"); // together they would hold more than half
+        REQUIRE(second.remote.to_device(device, bytes.data(), 1u << 20) == gone);
+    }
+    REQUIRE(alice.remote.to_device(device, bytes.data(), 1u << 20) == 0);
+    std::uint64_t own = bob.remote.malloc(bytes.size());
+    REQUIRE(bob.remote.to_device(own, bytes.data(), 2000000) == 0);
+    REQUIRE(bob.remote.from_device(bytes.data(), own, 2000000) == 0);
+    REQUIRE(bob.remote.from_device(bytes.data(), own, 3000000) == gone);
+    REQUIRE(alice.remote.to_device(device, bytes.data(), 3u << 20) == gone);
+    REQUIRE(back.alive());
+    // Copies that the plugin runs itself are not in GVirtuS's buffers.
+    TenantsBackEnd ours("rdma.requests : 1M\n");
+    Client carol(ours, "alice");
+    std::uint64_t large = carol.remote.malloc(bytes.size());
+    REQUIRE(carol.remote.to_device(large, bytes.data(), bytes.size()) == 0);
+    REQUIRE(carol.remote.from_device(bytes.data(), large, bytes.size()) == 0);
+    return true;
+}
+
+} // namespace
+
+int main(int argc, char **argv)
+{
+    if (argc < 3) {
+        std::fprintf(stderr, "usage: test_tenants PLUGIN.so PROVIDER\n");
+        return 2;
+    }
+    scene_open(argv[1], argv[2], nullptr);
+    write_file(folder + "/keys",
+               "alice:0123456789abcdef0123456789abcdef\n"
+               "bob:0123456789abcdef0123456789abcde0\n",
+               0600);
+    check("sessions of one tenant share their memory", one_application);
+    check("another tenant's memory is refused", [] { return another(""); });
+    check("by GVirtuS's handlers, too", [] { return another("rdma.gpu : off\n"); });
+    check("frees", freed);
+    check("memory outlives its session", ended);
+    check("the first request", first_request);
+    check("arrays", arrays);
+    check("a GVirtuS that reads in pieces", in_pieces);
+    check("rdma.tenants : shared", shared);
+    check("failed copies carry nothing", failed_copies);
+    check("one line in the log", log_line);
+    check("sessions have a limit", sessions);
+    check("requests have a limit", requests);
+    return scene_close();
+}

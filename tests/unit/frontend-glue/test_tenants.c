@@ -1,0 +1,364 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Tenants: who owns which device memory, what requests name, and how much is held. */
+#include "frontend-glue/device_copies/named_memory.h"
+#include "frontend-glue/device_copies/tenants.h"
+
+#include "common/wire.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+#include <cmocka.h>
+
+static struct ibx_tenant *alice, *bob;
+static int contexts[2];
+
+static int set_up(void **state)
+{
+    (void)state;
+    const struct ibx_tenant_limits limits = {0};
+    alice = ibx_tenant_get("alice", &limits, 8);
+    bob = ibx_tenant_get("bob", &limits, 8);
+    ibx_owners_forget(NULL);
+    return !alice || !bob;
+}
+
+/* ------------------------------------------------------------------------------ owners */
+
+static bool bobs(uint64_t at, uint64_t n)
+{
+    return ibx_owners_other(alice, at, n) == bob;
+}
+
+static bool free_for_alice(uint64_t at, uint64_t n)
+{
+    return !ibx_owners_other(alice, at, n);
+}
+
+static void test_ranges(void **state)
+{
+    (void)state;
+    assert_true(ibx_tenants_several());
+    assert_true(ibx_owners_add(bob, 1000, 100, NULL));
+    assert_true(ibx_owners_add(alice, 1100, 100, NULL));
+    assert_true(ibx_owners_add(alice, 1200, 100, NULL));
+    assert_true(ibx_owners_add(bob, 1300, 1, NULL));
+    assert_true(bobs(1000, 1) && bobs(1050, 1) && bobs(1099, 1) && bobs(1300, 1));
+    assert_true(bobs(900, 101) && free_for_alice(900, 100) && free_for_alice(1301, 1000));
+    assert_true(free_for_alice(1100, 100) && free_for_alice(1100, 200) && bobs(1100, 201));
+    assert_true(bobs(1099, 2) && bobs(1250, 60) && bobs(0, UINT64_MAX) && bobs(1300, UINT64_MAX));
+    assert_true(free_for_alice(0, 0) && free_for_alice(UINT64_MAX, UINT64_MAX));
+    assert_ptr_equal(ibx_owners_other(bob, 1150, 1), alice);
+    assert_null(ibx_owners_other(bob, 1000, 100));
+}
+
+/* What takes the place of an allocation was seen later. */
+static void test_replaced(void **state)
+{
+    (void)state;
+    assert_true(ibx_owners_add(alice, 4096, 4096, NULL));
+    const uint64_t number = ibx_owners_number(4096);
+    assert_true(number);
+    assert_int_equal(ibx_owners_number(4097), 0);
+    assert_true(ibx_owners_add(bob, 4096, 512, NULL));
+    assert_true(bobs(4096, 1) && free_for_alice(4096 + 512, 1));
+    ibx_owners_remove(4096, number); /* alice's free, which ended late */
+    assert_true(bobs(4096, 1));
+    ibx_owners_remove(4096, ibx_owners_number(4096));
+    assert_true(free_for_alice(4096, 1));
+    assert_int_equal(ibx_owners_number(4096), 0);
+}
+
+static void test_contexts(void **state)
+{
+    (void)state;
+    assert_true(ibx_owners_add(bob, 100, 10, &contexts[0]));
+    assert_true(ibx_owners_add(bob, 200, 10, &contexts[1]));
+    ibx_owners_forget(&contexts[0]);
+    assert_true(free_for_alice(100, 10) && bobs(200, 10));
+    ibx_owners_forget(NULL);
+    assert_true(free_for_alice(200, 10));
+}
+
+static void test_cache(void **state)
+{
+    (void)state;
+    struct ibx_owners_cache cache = {0};
+    assert_true(ibx_owners_add(alice, 1000, 100, NULL));
+    assert_null(ibx_owners_other_cached(alice, &cache, 1000, 1));
+    assert_int_equal(cache.begin, 1000);
+    assert_null(ibx_owners_other_cached(alice, &cache, 1000, 100));
+    assert_true(ibx_owners_add(bob, 1050, 10, NULL));
+    assert_ptr_equal(ibx_owners_other_cached(alice, &cache, 1055, 1), bob);
+    assert_ptr_equal(ibx_owners_other_cached(alice, &cache, 1055, 1), bob);
+    assert_null(ibx_owners_other_cached(alice, &cache, 1001, 1));
+}
+
+/* A range across very many allocations takes no time that others wait for. */
+static void test_crowd(void **state)
+{
+    (void)state;
+    for (uint64_t i = 0; i < 1000; i++)
+        assert_true(ibx_owners_add(alice, 10000 + 2 * i, 1, NULL));
+    assert_true(free_for_alice(10000, 100));
+    assert_ptr_equal(ibx_owners_other(alice, 10000, 2000), alice);
+    const struct ibx_quota *quota = ibx_tenant_quota(alice, IBX_HOLD_ALLOCATIONS);
+    assert_int_equal(quota->used, 1000);
+    atomic_store(&ibx_tenant_quota(alice, IBX_HOLD_ALLOCATIONS)->most, 1000);
+    assert_false(ibx_owners_add(alice, 50000, 1, NULL));
+    assert_true(ibx_owners_add(bob, 50000, 1, NULL));
+    ibx_owners_forget(NULL);
+    assert_int_equal(quota->used, 0);
+}
+
+/* ------------------------------------------------------------------------------ limits */
+
+static void test_limits(void **state)
+{
+    (void)state;
+    struct ibx_tenant_limits limits = {.sessions = 10, .pins = 1000, .requests = 100};
+    assert_ptr_equal(ibx_tenant_get("alice", &limits, 8), alice);
+    assert_ptr_equal(ibx_tenant_get("bob", &limits, 8), bob);
+    struct ibx_tenant *nobody = ibx_tenant_get("", &limits, 8);
+    struct ibx_quota *pins = ibx_tenant_quota(alice, IBX_HOLD_PINS);
+    struct ibx_quota *others = ibx_tenant_quota(bob, IBX_HOLD_PINS);
+    assert_int_equal(ibx_tenant_quota(alice, IBX_HOLD_SESSIONS)->most, 7);
+    assert_int_equal(ibx_tenant_quota(alice, IBX_HOLD_REQUESTS)->most, 75);
+    assert_int_equal(ibx_tenant_quota(alice, IBX_HOLD_CHUNKS)->most, 6);
+    assert_int_equal(ibx_tenant_quota(nobody, IBX_HOLD_PINS)->most, 1000);
+    assert_false(ibx_quota_take(pins, 751));
+    assert_true(ibx_quota_take(pins, 750));
+    assert_int_equal(ibx_quota_left(pins), 0);
+    assert_int_equal(ibx_quota_left(others), 250);
+    assert_false(ibx_quota_take(others, 251));
+    assert_true(ibx_quota_take(others, 250));
+    assert_false(ibx_quota_take(others, 1));
+    ibx_quota_give(pins, 750);
+    assert_int_equal(ibx_quota_left(others), 500);
+    assert_false(ibx_quota_take(others, UINT64_MAX));
+    ibx_quota_give(others, 250);
+    assert_int_equal(ibx_quota_left(pins), 750);
+    limits = (struct ibx_tenant_limits){.share = 1};
+    ibx_tenant_get("alice", &limits, 8);
+    assert_int_equal(ibx_tenant_quota(alice, IBX_HOLD_SESSIONS)->most, IBX_TENANT_SESSIONS / 100);
+    assert_int_equal(ibx_tenant_quota(alice, IBX_HOLD_CHUNKS)->most, 1);
+}
+
+/* ------------------------------------------------------------------------ named memory */
+
+struct built {
+    uint8_t bytes[512];
+    size_t n;
+};
+
+/* 'q': 64 bits, 'i': 32, 'b': that many bytes with their length before them, 'm': the mark of D2H,
+ * 's': a string of so many bytes, as GVirtuS marshals it. */
+static struct built build(const char *shape, ...)
+{
+    struct built body = {0};
+    va_list args;
+    va_start(args, shape);
+    struct ibx_writer w = ibx_writer_of(body.bytes, sizeof(body.bytes));
+    const uint8_t zeros[256] = {0};
+    for (const char *c = shape; *c; c++) {
+        const unsigned long long value = *c == 'm' ? 1 : va_arg(args, unsigned long long);
+        if (*c == 'i')
+            ibx_put_u32(&w, (uint32_t)value);
+        else
+            ibx_put_u64(&w, value);
+        if (*c == 's')
+            ibx_put_u64(&w, value);
+        if (*c == 'b' || *c == 's' || *c == 'm')
+            ibx_put_bytes(&w, zeros, value);
+    }
+    va_end(args);
+    assert_false(w.failed);
+    body.n = w.length;
+    return body;
+}
+
+/* That the body names just these, and that spoiling takes the address away. */
+static void expect(const char *name, struct built body, unsigned count, ...)
+{
+    struct ibx_named named[IBX_NAMED_MAX];
+    enum ibx_naming_role role;
+    va_list args;
+    va_start(args, count);
+    assert_true(ibx_naming_known(name));
+    assert_int_equal(ibx_naming_find(name, body.bytes, body.n, &role, named), count);
+    for (unsigned i = 0; i < count; i++) {
+        assert_int_equal(named[i].address, va_arg(args, unsigned long long));
+        assert_int_equal(named[i].n, va_arg(args, unsigned long long));
+        ibx_naming_spoil(&named[i], body.bytes, body.n);
+    }
+    va_end(args);
+    assert_int_equal(ibx_naming_find(name, body.bytes, body.n, &role, named), count);
+    for (unsigned i = 0; i < count; i++)
+        assert_int_equal(named[i].address, role == IBX_NAMING_FREES && !strstr(name, "Array"));
+}
+
+#define A 0x7f0011223344ull
+#define B 0x7e5566778800ull
+
+static void test_copies(void **state)
+{
+    (void)state;
+    expect("cudaMemcpy", build("qbqi", A, 20ull, 20ull, 1ull), 1, A, 20ull);
+    expect("cudaMemcpy", build("mqqi", A, 30ull, 2ull), 1, A, 30ull);
+    expect("cudaMemcpy", build("qqqi", A, B, 30ull, 3ull), 2, A, 30ull, B, 30ull);
+    expect("cudaMemcpyAsync", build("qbqiq", A, 20ull, 20ull, 1ull, 7ull), 1, A, 20ull);
+    expect("cudaMemcpyAsync", build("mqqiq", A, 30ull, 2ull, 7ull), 1, A, 30ull);
+    expect("cudaMemcpyAsync", build("qqqiq", A, B, 30ull, 3ull, 7ull), 2, A, 30ull, B, 30ull);
+    expect("cudaMemcpyAsync", build("qqqiq", A, B, 30ull, 0ull, 7ull), 0);
+    expect("cudaMemcpy2D", build("qbqqqqi", A, 40ull, 100ull, 20ull, 10ull, 2ull, 1ull), 1, A,
+           110ull);
+    expect("cudaMemcpy2D", build("mqqqqqi", A, 20ull, 100ull, 10ull, 3ull, 2ull), 1, A, 210ull);
+    expect("cudaMemcpy2D", build("qqqqqqi", A, B, 50ull, 100ull, 10ull, 3ull, 3ull), 2, A, 110ull,
+           B, 210ull);
+    /* Without the mark's byte, which the handler then does not skip. */
+    expect("cudaMemcpy", build("qqqi", 0ull, A, 30ull, 2ull), 1, A, 30ull);
+    /* Bytes that no handler looks at. */
+    expect("cudaMemcpy2D", build("qbqqqqqi", A, 40ull, 100ull, 20ull, 10ull, 2ull, 9ull, 1ull), 1,
+           A, 110ull);
+    expect("cudaMemset", build("qiq", A, 0ull, 50ull), 1, A, 50ull);
+    expect("cudaMemset2D", build("qqiqq", A, 100ull, 0ull, 10ull, 3ull), 1, A, 210ull);
+    expect("cudaMemcpyPeerAsync", build("qiqiqq", A, 0ull, B, 1ull, 30ull, 0ull), 2, A, 30ull, B,
+           30ull);
+    expect("cudaMemcpyToSymbol", build("ssqqqi", 8ull, 3ull, A, 30ull, 0ull, 3ull), 1, A, 30ull);
+    expect("cudaMemcpyToSymbol", build("ssbqqi", 8ull, 3ull, 30ull, 30ull, 0ull, 1ull), 0);
+    expect("cudaMemcpyFromSymbol", build("qssqqi", A, 8ull, 3ull, 30ull, 0ull, 3ull), 1, A, 30ull);
+    expect("cudaMemcpyFromSymbol", build("qssqqi", A, 8ull, 3ull, 30ull, 0ull, 2ull), 0);
+}
+
+/* What a handler makes room for before it asks CUDA. */
+static void test_replies(void **state)
+{
+    (void)state;
+    struct ibx_named named[IBX_NAMED_MAX];
+    enum ibx_naming_role role;
+    const struct {
+        const char *name;
+        struct built body;
+        uint64_t reply;
+    } rows[] = {
+        {"cudaMemcpy", build("mqqi", A, 1ull << 60, 2ull), 1ull << 60},
+        {"cudaMemcpy", build("qbqi", A, 20ull, 1ull << 60, 1ull), 0},
+        {"cudaMemcpyAsync", build("mqqiq", A, 1ull << 60, 2ull, 0ull), 1ull << 60},
+        {"cudaMemcpy2D", build("mqqqqqi", A, 20ull, 1ull << 60, 10ull, 3ull, 2ull), 60},
+        {"cudaMemcpy2D", build("mqqqqqi", A, 1ull << 60, 20ull, 10ull, 33ull, 2ull), UINT64_MAX},
+        {"cudaMemcpyFromArray", build("mqqqqi", A, 0ull, 0ull, 30ull, 2ull), 30},
+        {"cudaMemcpy2DFromArray", build("mqqqqqqi", A, 10ull, 0ull, 0ull, 9ull, 3ull, 2ull), 30},
+        {"cuMemcpyDtoH", build("qq", A, 30ull), 30},
+    };
+    for (unsigned i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        assert_int_equal(
+            ibx_naming_find(rows[i].name, rows[i].body.bytes, rows[i].body.n, &role, named), 1);
+        assert_true(named[0].reply == rows[i].reply);
+    }
+}
+
+static void test_arrays(void **state)
+{
+    (void)state;
+    expect("cudaMemcpyToArray", build("qqqbqi", A, 0ull, 0ull, 30ull, 30ull, 1ull), 1, A, 1ull);
+    expect("cudaMemcpyToArray", build("qqqqqi", A, 0ull, 0ull, B, 30ull, 3ull), 2, A, 1ull, B,
+           30ull);
+    expect("cudaMemcpyFromArray", build("mqqqqi", A, 0ull, 0ull, 30ull, 2ull), 1, A, 1ull);
+    expect("cudaMemcpyFromArray", build("qqqqqi", A, B, 0ull, 0ull, 30ull, 3ull), 2, A, 30ull, B,
+           1ull);
+    expect("cudaMemcpy2DToArray", build("qqqbqqqi", A, 0ull, 0ull, 30ull, 10ull, 10ull, 3ull, 1ull),
+           1, A, 1ull);
+    expect("cudaMemcpy2DToArray", build("qqqqqqqi", A, 0ull, 0ull, B, 100ull, 10ull, 3ull, 3ull), 2,
+           A, 1ull, B, 210ull);
+    expect("cudaMemcpy2DFromArray", build("mqqqqqqi", A, 10ull, 0ull, 0ull, 10ull, 3ull, 2ull), 1,
+           A, 1ull);
+    expect("cudaMemcpy2DFromArray", build("qqqqqqqi", A, B, 100ull, 0ull, 0ull, 10ull, 3ull, 3ull),
+           2, A, 210ull, B, 1ull);
+    expect("cudaMemcpyArrayToArray", build("qqqqqqqi", A, 0ull, 0ull, B, 0ull, 0ull, 30ull, 3ull),
+           2, A, 1ull, B, 1ull);
+    /* srcArray, srcPos, srcPtr, dstArray, dstPos, dstPtr, extent, kind */
+    expect("cudaMemcpy3D",
+           build("qqqqqqqqqqqqqqqqqqqqqq", 160ull, A, 0ull, 0ull, 0ull, 5ull, 6ull, 7ull, 8ull, B,
+                 0ull, 0ull, 0ull, A + 4096, 64ull, 60ull, 10ull, 60ull, 10ull, 3ull, 1ull, 0ull),
+           3, A, 1ull, B, 1ull, A + 4096, 64ull * 30);
+}
+
+static void test_driver(void **state)
+{
+    (void)state;
+    expect("cuMemcpyDtoH", build("qq", A, 30ull), 1, A, 30ull);
+    expect("cuMemcpyHtoD", build("qqb", 30ull, A, 30ull), 1, A, 30ull);
+    /* x, y, type, host, device, array, pitch of both, then width and height */
+    expect("cuMemcpy2D",
+           build("qqqqqqqqqqqqqqqqqi", 128ull, 5ull, 2ull, 2ull, 0ull, A, 0ull, 100ull, 0ull, 0ull,
+                 3ull, 0ull, 9ull, B, 0ull, 10ull, 3ull, 0ull),
+           2, A, 415ull, B, 1ull);
+    expect("cuMemcpy2D",
+           build("qqqqqqqqqqqqqqqqqi", 128ull, 0ull, 0ull, 1ull, 9ull, A, 0ull, 100ull, 0ull, 0ull,
+                 2ull, 0ull, B, 0ull, 100ull, 10ull, 3ull, 0ull),
+           1, B, 210ull);
+    static const char *const frees[] = {"cudaFree", "cudaFreeAsync", "cudaFreeArray", "cuMemFree",
+                                        "cuArrayDestroy"};
+    for (unsigned i = 0; i < 5; i++)
+        expect(frees[i], build("q", A), 1, A, 1ull);
+}
+
+/* Lengths that are too long, bodies that are too short: nothing is read outside. */
+static void test_odd(void **state)
+{
+    (void)state;
+    static const char *const names[] = {
+        "cudaMemcpy",          "cudaMemcpyAsync",      "cudaMemcpy2D",        "cudaMemcpyToSymbol",
+        "cudaMemcpyToArray",   "cudaMemcpyFromSymbol", "cudaMemcpyFromArray", "cudaMemcpy3D",
+        "cudaMemcpy2DToArray", "cuMemcpy2D",           "cudaMemset2D",        "cudaFree"};
+    struct ibx_named named[IBX_NAMED_MAX];
+    enum ibx_naming_role role;
+    for (unsigned i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        for (size_t n = 0; n < 200; n++) {
+            uint8_t body[200];
+            for (int fill = 0; fill < 256; fill += 51) {
+                memset(body, fill, n);
+                if (n >= 12)
+                    memcpy(body + n - 4, &(uint32_t){n % 4}, 4);
+                unsigned count = ibx_naming_find(names[i], body, n, &role, named);
+                for (unsigned k = 0; k < count; k++)
+                    ibx_naming_spoil(&named[k], body, n);
+            }
+        }
+    }
+    assert_false(ibx_naming_known("cudaLaunchKernel"));
+    assert_false(ibx_naming_known("cudaGetLastError"));
+    assert_true(ibx_naming_copies("cudaMemcpyToSymbol") && !ibx_naming_copies("cudaMemset"));
+}
+
+static void test_allocated(void **state)
+{
+    (void)state;
+    assert_true(ibx_naming_allocates("cudaMallocPitch") && !ibx_naming_allocates("cudaFree"));
+    struct built plain = build("q", A), pitched = build("qq", A, 512ull),
+                 counted = build("qq", 8ull, A);
+    assert_int_equal(ibx_naming_allocated(plain.bytes, plain.n), A);
+    assert_int_equal(ibx_naming_allocated(pitched.bytes, pitched.n), A);
+    assert_int_equal(ibx_naming_allocated(counted.bytes, counted.n), A);
+    assert_int_equal(ibx_naming_allocated(plain.bytes, 4), 0);
+    assert_int_equal(ibx_naming_allocated(plain.bytes, 0), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(test_ranges, set_up),
+        cmocka_unit_test_setup(test_replaced, set_up),
+        cmocka_unit_test_setup(test_contexts, set_up),
+        cmocka_unit_test_setup(test_cache, set_up),
+        cmocka_unit_test_setup(test_crowd, set_up),
+        cmocka_unit_test_setup(test_limits, set_up),
+        cmocka_unit_test(test_copies),
+        cmocka_unit_test(test_arrays),
+        cmocka_unit_test(test_replies),
+        cmocka_unit_test(test_driver),
+        cmocka_unit_test(test_odd),
+        cmocka_unit_test(test_allocated),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
