@@ -2,6 +2,8 @@
 #include "gpudirect/client_pins.h"
 
 #include <errno.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 static const struct ibx_state pin_states[] = {
     [IBX_PIN_PINNED] = {"pinned", IBX_TO(IBX_PIN_REFUSED), IBX_STATE_INITIAL | IBX_STATE_FINAL},
@@ -219,6 +221,25 @@ static struct ibx_client_pin *make_room(struct ibx_client_pins *pins, const stru
     }
 }
 
+/* Whether the client has touched all of its allocation: pinning touches it, too, and pages that are
+ * not there yet would be this process's to pay for. What mincore(2) does not tell counts as there.
+ */
+static bool is_whole(uint8_t *base, size_t length)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    unsigned char there[512];
+    for (size_t at = 0, some; at < length; at += some) {
+        some = length - at < sizeof(there) * page ? length - at : sizeof(there) * page;
+        if (mincore(base + at, some, there))
+            return true;
+        for (size_t i = 0; i < (some + page - 1) / page; i++) {
+            if (!(there[i] & 1))
+                return false;
+        }
+    }
+    return true;
+}
+
 /* The quota has the bytes already, and gets them back unless they are pinned. */
 static bool pin_now(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
                     struct ibx_client_pin *pin, bool writable, struct ibx_error *err)
@@ -260,6 +281,11 @@ bool ibx_client_pin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, v
         struct ibx_client_pin *pin = &pins->pins[i];
         if (pin->base && pin->base < begin + length && begin < pin->base + pin->length)
             unpin(pins, cuda, pin);
+    }
+    if (!is_whole(base, length)) {
+        ibx_error_set(err, -ENODATA, "of %zu bytes of the client's memory some were never touched",
+                      length);
+        return false;
     }
     struct ibx_client_pin *pin = make_room(pins, cuda, length, err);
     if (!pin)

@@ -61,8 +61,8 @@ struct ibx_client_pins {
 
 /* Pins [base, base + length), the allocation `id`, in the calling thread's context unless that was
  * done before. True: it is pinned. False: it does not fit, here or in the quota, or
- * CUDA refuses; `err` is set when the quota does not allow it, and at CUDA's first refusal under
- * this id. */
+ * has pages that were never touched, or CUDA refuses; `err` is set unless it is too much for these
+ * pins, and of CUDA's refusals at the first one under this id. */
 bool ibx_client_pin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, void *base,
                     size_t length, uint64_t id, bool writable, struct ibx_error *err);
 /* Before a copy that may outlive its call, to or from the allocation pinned at `base`: chooses the

@@ -259,7 +259,7 @@ int ibx_write(struct ibx_conn *conn, struct ibx_mr *mr, const void *local,
 int ibx_remote_hold(struct ibx_conn *conn, const struct ibx_remote *remote, unsigned access,
                     struct ibx_reach *reach)
 {
-    static uint8_t lent[65536];
+    static uint8_t lent[65536] = {1};
     require(!conn->holding && access);
     if (!(remote->keys[0] & 1) || !remote->length || remote->length > sizeof(lent))
         return -EOPNOTSUPP;

@@ -106,6 +106,7 @@ static void test_in_place(void **state)
         assert_int_equal(ibx_mr_allocate(pair.client->conn, 3 << 20, both, &mr, NULL), 0);
         uint8_t *memory = process ? ibx_shared_allocate(3 << 20, NULL) : ibx_mr_address(mr);
         assert_non_null(memory);
+        memset(memory, 1, 3 << 20);
         uint8_t *bytes = memory + 4096 + 64, head[8];
         const size_t n = 2000001;
         pattern_fill(bytes, n, round);

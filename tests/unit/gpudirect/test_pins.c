@@ -8,6 +8,9 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <cmocka.h>
 
 #define KIB   1024u
@@ -351,9 +354,35 @@ static void test_quota(void **state)
     assert_int_equal(mine.used, 40 * KIB);
 }
 
+/* Pages that the client has not touched are not made here. */
+static void test_holes(void **state)
+{
+    (void)state;
+    struct ibx_error err = {0};
+    struct stat status;
+    int fd = memfd_create("client", MFD_CLOEXEC);
+    assert_int_equal(ftruncate(fd, 4 << 20), 0);
+    uint8_t *map = mmap(NULL, 4 << 20, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    pins.bytes_max = 8 << 20;
+    assert_true(map != MAP_FAILED);
+    assert_false(ibx_client_pin(&pins, cuda, map, 4 << 20, 1, true, &err));
+    assert_int_equal(err.code, -ENODATA);
+    assert_int_equal(fstat(fd, &status), 0);
+    assert_int_equal(status.st_blocks, 0);
+    memset(map, 1, (4 << 20) - 4096); /* all but the last page */
+    assert_false(ibx_client_pin(&pins, cuda, map, 4 << 20, 1, true, NULL));
+    assert_true(ibx_client_pin(&pins, cuda, map, 1 << 20, 2, true, NULL));
+    map[(4 << 20) - 4096] = 1;
+    assert_true(ibx_client_pin(&pins, cuda, map, 4 << 20, 1, true, NULL));
+    ibx_client_pins_drop(&pins, cuda);
+    munmap(map, 4 << 20);
+    close(fd);
+}
+
 static int find_cuda(void **state)
 {
     (void)state;
+    memset(memory, 1, sizeof(memory));
     app = cuda_application();
     cuda_application_use(0);
     cuda = ibx_cuda_load(NULL);
@@ -372,6 +401,7 @@ int main(void)
         TEST(test_made_anew),
         TEST(test_bounds),
         TEST(test_quota),
+        TEST(test_holes),
         TEST(test_refused),
         TEST(test_reset),
         TEST(test_refused_after_a_reset),
