@@ -73,6 +73,8 @@ struct ibx_receive_options {
     uint64_t max_bandwidth; /* bytes per second of what is not urgent; 0: no limit */
     unsigned give_up_s;     /* end when the source is away for so long; 0: never */
     bool minor;             /* READ in place and CONTINUE instead of COPY */
+    bool
+        no_verify; /* pages are not compared, unless the source wants it; of a record: not at all */
     struct ibx_migrate_observer observer;
 };
 
@@ -83,7 +85,8 @@ struct ibx_send_options {
     struct ibx_options transport;
     unsigned links; /* page connections; 0: ibx_page_links_default() of both ends, the lesser */
     unsigned give_up_s;
-    bool quit; /* ends the source QEMU when all is confirmed */
+    bool quit;      /* ends the source QEMU when all is confirmed */
+    bool no_verify; /* as above, unless the destination wants it */
     struct ibx_migrate_observer observer;
 };
 
@@ -95,6 +98,7 @@ struct ibx_send_options {
  * 0: complete and confirmed. Otherwise the record in the last status says where the VM is:
  *   -ECANCELED  stopped before the commit, by request or signal: the VM stays at the source
  *   -EPERM      it cannot be migrated; the message has all blockers; nothing was touched
+ *   -EBADMSG    the VM's pages at the destination are not those of the source: it is paused there
  *   others      before the commit: the VM stays at the source. After it only with give_up_s or a
  *               second signal: the VM belongs to the destination, `ib-migrate recover` continues
  * Of a record: -EALREADY: its migration has ended; -EBUSY: a tool is at work on it; -ESRCH: its

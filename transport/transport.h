@@ -205,6 +205,12 @@ struct ibx_path {
 };
 const struct ibx_path *ibx_conn_path(const struct ibx_conn *conn);
 
+/* A secret that both ends of an established connection have for this label, and nobody else where a
+ * key is set. Other connections have others. */
+#define IBX_SECRET_BYTES 32u
+void ibx_conn_secret(const struct ibx_conn *conn, const char *label,
+                     uint8_t secret[IBX_SECRET_BYTES]);
+
 /* ------------------------------------------------------------------- memory */
 
 enum ibx_access {

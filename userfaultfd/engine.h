@@ -67,6 +67,7 @@ struct slot {
     uint32_t good;       /* of them, arrived */
     uint32_t placed;     /* of them, placed, or left to another worker */
     uint32_t generation; /* in the cookie, so that a stale cookie is detected */
+    unsigned worker;     /* whose it is */
     bool zero;
     bool duplicate;  /* another worker has the claims; places what that one has not placed yet */
     uint64_t faults; /* engine->faults at the request */
@@ -123,6 +124,9 @@ struct ibx_fault {
     unsigned worker_count;
     struct pagemap map;
     _Atomic uint64_t *arrived; /* the caller's, or NULL */
+    int (*check)(void *context, unsigned worker, uint64_t page, uint32_t pages, const void *bytes,
+                 struct ibx_error *err); /* or NULL */
+    void *check_context;
     uint64_t total;
     pthread_rwlock_t placing;
     pthread_mutex_t lock;

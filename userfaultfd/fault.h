@@ -127,6 +127,12 @@ struct ibx_fault_config {
      * pages again, and neither the page cache, which has incomplete pages, nor the page tables tell
      * which they are. */
     _Atomic uint64_t *arrived;
+    /* Called with pages that have arrived, before the faulting process can see them, and perhaps
+     * once more; NULL: not. An error stops the engine with that reason. Zero pages are none that it
+     * can be called for, and an error. `worker` counts from 0 and is one thread. */
+    int (*check)(void *context, unsigned worker, uint64_t page, uint32_t pages, const void *bytes,
+                 struct ibx_error *err);
+    void *check_context;
 };
 
 /* Bytes of buffer that each reader needs; 0 when all ranges are in minor mode. */

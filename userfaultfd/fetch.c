@@ -85,6 +85,7 @@ static int slot_request(struct fault_worker *w, struct slot *slot, struct fault_
     struct ibx_fault *e = w->engine;
     uint64_t place = (page - r->is.first_page) * r->is.page_size;
     *slot = (struct slot){.state = slot->state,
+                          .worker = (unsigned)(w - w->engine->workers),
                           .cause = cause,
                           .range = r,
                           .page = page,

@@ -130,9 +130,36 @@ static int step(struct ibx_fault *e, struct slot *slot, uint32_t limit)
     return bytes ? (int)bytes : -EAGAIN;
 }
 
+/* The caller's check of the next pages, outside of `placing`, because it takes time. Those that are
+ * present were placed before their turn, or by another worker. */
+static int check(struct ibx_fault *e, const struct slot *slot, uint32_t end)
+{
+    const uint64_t size = slot->range->is.page_size;
+    struct ibx_error why = {0};
+    for (uint32_t at = slot->placed, next; e->check && at < end; at = next) {
+        const bool present = pagemap_get(&e->map, slot->page + at) == PAGE_PRESENT;
+        next = at + 1;
+        while (next < end && (pagemap_get(&e->map, slot->page + next) == PAGE_PRESENT) == present)
+            next++;
+        if (present)
+            continue;
+        int rc = slot->zero ? ibx_error_set(&why, -EPROTO, "zero pages are not expected here")
+                            : e->check(e->check_context, slot->worker, slot->page + at, next - at,
+                                       slot->bytes + at * size, &why);
+        if (!rc)
+            continue;
+        ibx_fault_fail(e, rc, "%s", why.message);
+        return rc;
+    }
+    return 0;
+}
+
 int ibx_fault_place(struct ibx_fault *e, struct slot *slot, uint32_t limit)
 {
     uint32_t end = slot->good - slot->placed < limit ? slot->good : slot->placed + limit;
+    int checked = check(e, slot, end);
+    if (checked)
+        return checked;
     while (slot->placed < end) {
         placing_begin(e);
         int rc = step(e, slot, end - slot->placed);

@@ -224,6 +224,8 @@ static int engine_make(struct ibx_fault *e, const struct ibx_fault_config *confi
     e->uffd = config->uffd;
     e->events = config->events;
     e->arrived = config->arrived;
+    e->check = config->check;
+    e->check_context = config->check_context;
     e->background = !config->no_background;
     e->fault_workers = config->fault_workers < config->worker_count ? config->fault_workers
                                                                     : config->worker_count - 1;

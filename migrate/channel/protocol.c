@@ -84,6 +84,7 @@ static const struct field hello_fields[] = {
          IBX_GUEST_BLOCKS_MAX, block_fields),
     TEXT(ibx_migrate_hello, hardware, "the hardware", 0),
     TEXT(ibx_migrate_hello, host, "the host's name", 0),
+    UINT(ibx_migrate_hello, verify, "whether to verify", 0, 1),
     {0},
 };
 
@@ -99,6 +100,7 @@ static const struct field answer_fields[] = {
     TEXT(ibx_migrate_answer, host, "the host's name", 0),
     LIST(ibx_migrate_answer, reasons, count, "the number of reasons", IBX_MIGRATE_REASONS_MAX,
          reason_fields),
+    UINT(ibx_migrate_answer, verify, "whether to verify", 0, 1),
     {0},
 };
 
@@ -119,6 +121,12 @@ static const struct field region_fields[] = {
 };
 
 static const struct field bytes_fields[] = {{.kind = FIELD_REST}, {0}};
+
+static const struct field digest_fields[] = {
+    UINT(ibx_migrate_digest, first, "the first page", 0, PAGES_MAX),
+    {.kind = FIELD_REST, .at = offsetof(struct ibx_migrate_digest, entries)},
+    {0},
+};
 
 static const struct field map_end_fields[] = {
     UINT(ibx_migrate_map_end, pages, "the number of pages", 1, PAGES_MAX),
@@ -284,6 +292,17 @@ static int check_totals(const void *content, struct ibx_error *err)
     return check_progress(&totals->progress, err);
 }
 
+static int check_digest(const void *content, struct ibx_error *err)
+{
+    const struct ibx_migrate_digest *digest = content;
+    if (digest->first % IBX_MIGRATE_DIGEST_PAGES ||
+        digest->entries.length % IBX_MIGRATE_DIGEST_ENTRY)
+        return ibx_error_set(
+            err, -EPROTO, "%zu bytes of digests from page %" PRIu64 " on are not of whole ranges",
+            digest->entries.length, digest->first);
+    return 0;
+}
+
 /* ------------------------------------------------------------ messages */
 
 static const struct message {
@@ -310,11 +329,13 @@ static const struct message {
     [IBX_MIGRATE_CONFIRM] = {"CONFIRM", epoch_fields, NULL, 0},
     [IBX_MIGRATE_ABORT] = {"ABORT", abort_fields, NULL, 0},
     [IBX_MIGRATE_CONFIRMED] = {"CONFIRMED", NULL, NULL, 0},
+    [IBX_MIGRATE_DIGEST] = {"DIGEST", digest_fields, check_digest, 0},
+    [IBX_MIGRATE_BROKEN] = {"BROKEN", abort_fields, NULL, 0},
 };
 
 static const struct message *message_of(unsigned type)
 {
-    return type >= IBX_MIGRATE_HELLO && type <= IBX_MIGRATE_CONFIRMED ? &messages[type] : NULL;
+    return type >= IBX_MIGRATE_HELLO && type <= IBX_MIGRATE_BROKEN ? &messages[type] : NULL;
 }
 
 const char *ibx_migrate_message_name(enum ibx_migrate_message type)

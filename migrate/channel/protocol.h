@@ -18,10 +18,11 @@
  *        <-------------------------------- LOADED
  *        COMMIT (the point of no return) -------->  the end: QEMU resumes the VM
  *        <------------------------------- RUNNING
- *        <---------------- PROGRESS ... COMPLETE    every page is there
+ *        <------- PROGRESS, DIGEST ... COMPLETE    every page is there
  *        CONFIRM -------------------------------->  the source keeps nothing for it
  *        <------------------------------ CONFIRMED  the destination has written that down
  *
+ * A side that finds that pages are not the same at both ends sends BROKEN, which ends both.
  * Before the commit either side may send ABORT; after it only the destination may: until RUNNING
  * when the VM certainly never ran there, and after RUNNING when its QEMU has ended (which brings
  * nothing back). A connection that is lost after the commit is made again by the source: HELLO
@@ -40,7 +41,7 @@
 #include <stdint.h>
 
 #define IBX_MIGRATE_MAGIC       0x6d786269u /* "ibxm" */
-#define IBX_MIGRATE_VERSION     3u
+#define IBX_MIGRATE_VERSION     4u
 #define IBX_MIGRATE_ID_BYTES    16u
 #define IBX_MIGRATE_MESSAGE     65536u /* bytes of the longest message: the option both ends need */
 #define IBX_MIGRATE_LINKS_MAX   16u    /* page connections */
@@ -66,6 +67,8 @@ enum ibx_migrate_message {
     IBX_MIGRATE_CONFIRM,
     IBX_MIGRATE_ABORT,
     IBX_MIGRATE_CONFIRMED,
+    IBX_MIGRATE_DIGEST,
+    IBX_MIGRATE_BROKEN,
 };
 
 enum ibx_migrate_purpose {
@@ -107,6 +110,7 @@ struct ibx_migrate_hello {
     struct ibx_migrate_block blocks[IBX_GUEST_BLOCKS_MAX];
     char hardware[IBX_MIGRATE_HARDWARE]; /* MOVE, CHECK: of ibx_hardware_describe(); or "" */
     char host[128];                      /* the source's name for itself, or "" */
+    bool verify; /* it wants pages to be verified, or in a RESUME has the key for that */
 };
 
 struct ibx_migrate_answer {
@@ -116,6 +120,7 @@ struct ibx_migrate_answer {
     char host[128]; /* the destination's name for itself */
     uint16_t count; /* why not: 0 when, and only when, it accepts */
     char reasons[IBX_MIGRATE_REASONS_MAX][IBX_ERROR_MAX];
+    bool verify; /* pages are verified: when either side wants it */
 };
 
 struct ibx_migrate_join {
@@ -157,6 +162,15 @@ struct ibx_bytes {
     size_t length;
 };
 
+/* Of ranges of pages that have arrived (pages/digest.h). */
+struct ibx_migrate_digest {
+    uint64_t first; /* page of the first range */
+    struct ibx_bytes entries;
+};
+#define IBX_MIGRATE_DIGEST_PAGES 512u /* a range */
+#define IBX_MIGRATE_DIGEST_BYTES 16u
+#define IBX_MIGRATE_DIGEST_ENTRY (IBX_MIGRATE_DIGEST_PAGES / 8 + IBX_MIGRATE_DIGEST_BYTES)
+
 /* Any message. A decoded HELLO or ANSWER is on the heap and the message's own, for
  * ibx_migrate_message_free(); an encoder only reads it. */
 struct ibx_migrate_any {
@@ -172,7 +186,8 @@ struct ibx_migrate_any {
         uint64_t epoch;       /* COMMIT, CONFIRM */
         struct ibx_migrate_progress progress;
         struct ibx_migrate_totals totals;
-        char reason[IBX_ERROR_MAX]; /* ABORT */
+        struct ibx_migrate_digest digest;
+        char reason[IBX_ERROR_MAX]; /* ABORT, BROKEN */
     } is;
 };
 

@@ -84,6 +84,9 @@ void ibx_migration_check_silence(struct migration_silence *silence,
                                  struct ibx_migrate_status *status,
                                  const struct ibx_migrate_observer *observer);
 
+/* Label of the secret of the first control connection with which pages are verified. */
+#define IBX_MIGRATION_VERIFY "ib-migrate verify"
+
 /* ---------------------------------------------------------------- greeting.c */
 
 /* The options of every connection of a migration; timeout_ms from the URI (or NULL) if it has it.*/

@@ -107,6 +107,7 @@ static int finish(struct destination *d, int rc, struct ibx_migrate_status *last
     ibx_control_socket_close(d->socket);
     ibx_destination_ram_fini(&d->ram); /* after the page connections, which READ into it */
     ibx_destination_stream_fini(&d->stream);
+    ibx_destination_digests_restart(d);
     ibx_destination_qemu_fini(&d->qemu);
     ibx_migration_signals_close(&d->signals);
     if (d->lock_fd >= 0)
@@ -142,11 +143,14 @@ static int recover(struct destination *d, const struct ibx_journal *record, stru
     int rc = ibx_destination_open_record(d, err);
     if (!rc)
         rc = ibx_migration_reload(options->folder, &d->status.record, err);
+    if (options->no_verify)
+        d->status.record.verify = false;
     if (!rc)
         rc = ibx_destination_recover(d, err);
     if (rc == -ECANCELED) {
         ibx_destination_record(d, IBX_JOURNAL_GIVEN_UP, &silent);
         ibx_destination_arrived_remove(&d->status.record);
+        ibx_destination_tags_remove(&d->status.record);
     }
     d->lost_ns = ibx_now_ns();
     if (!rc)

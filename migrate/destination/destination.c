@@ -96,6 +96,8 @@ static int confirmed(struct destination *d, struct ibx_error *err)
         ibx_migration_notify(&d->options->observer, "%s", unwritten.message);
     else if (destination_linked(&d->link))
         ibx_channel_send_plain(&d->link.control, IBX_MIGRATE_CONFIRMED, NULL);
+    if (!unwritten.code)
+        ibx_destination_tags_remove(&d->status.record);
     d->status.total_ns = ibx_now_ns() - d->status.began_ns;
     return ibx_destination_move(d, DESTINATION_DONE, err);
 }
@@ -109,6 +111,9 @@ static int step_complete(struct destination *d, struct ibx_error *err)
     }
     if (d->peer.now == PEER_CONFIRMED)
         return confirmed(d, err);
+    int rc = ibx_destination_send_digests(d, err);
+    if (rc)
+        return rc == -EAGAIN ? 0 : rc;
     if (!destination_linked(&d->link) || !ibx_channel_idle(&d->link.control) ||
         ibx_now_ns() - d->complete_ns < COMPLETE_RETRY_NS)
         return 0;
@@ -119,9 +124,14 @@ static int step_complete(struct destination *d, struct ibx_error *err)
 static int step_filling(struct destination *d, struct ibx_error *err)
 {
     ibx_destination_send_progress(d);
+    int rc = ibx_destination_send_digests(d, err);
+    if (rc && rc != -EAGAIN)
+        return rc;
     if (!d->ram.engine || ibx_fault_state(d->ram.engine) != IBX_FAULT_COMPLETE)
         return 0;
-    int rc = ibx_destination_complete(d, err);
+    rc = ibx_destination_check_pages(d, err);
+    if (!rc)
+        rc = ibx_destination_complete(d, err);
     return rc || d->state.now != DESTINATION_COMPLETE ? rc : step_complete(d, err);
 }
 
@@ -226,6 +236,8 @@ static int turn(struct destination *d, struct ibx_error *err)
         rc = ibx_destination_check_qemu(d, err);
     if (!rc)
         rc = ibx_destination_check_patience(d, err);
+    if (!rc)
+        rc = ibx_destination_check_pages(d, err);
     if (rc)
         return rc;
     rc = check_engine(d, err);

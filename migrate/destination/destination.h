@@ -7,6 +7,7 @@
  *   destination.c        the loop and the steps of each state
  *   requests.c           what others ask: sources by HELLO and JOIN, operators by the socket
  *   messages.c           messages of the source on the control connection
+ *   digests.c            digests of the pages that have come, to the source
  *   commit.c             the point of no return: gives QEMU the end of the device state
  *   ending.c, silence.c  trouble, interrupts, the end; a source from which nothing comes
  *   states.c             the states
@@ -22,6 +23,7 @@
 
 #include "migrate/common/common.h"
 #include "migrate/operator/control_socket.h"
+#include "migrate/pages/digest.h"
 #include "migrate/pages/pages.h"
 #include "migrate/qemu/qemu.h"
 
@@ -43,6 +45,12 @@ static inline bool destination_qemu_lives(const struct ibx_journal *record)
  */
 enum destination_ram_state { RAM_UNTOUCHED, RAM_OPENED, RAM_REGISTERED };
 
+/* Memory of 64-bit words that outlives the tool: a file in /dev/shm. */
+struct destination_note {
+    void *memory; /* NULL: none */
+    size_t bytes;
+};
+
 struct destination_ram {
     struct ibx_state_machine state;
     struct ibx_guest_ram guest;
@@ -51,8 +59,9 @@ struct destination_ram {
     bool minor;                          /* minor faults: READs go into the page cache */
     bool recovered;                      /* from a tool that ended; the engine is rebuilt */
     void *aliases[IBX_GUEST_BLOCKS_MAX]; /* minor mode */
-    _Atomic uint64_t *arrived;           /* minor mode: arrived.c */
-    size_t arrived_bytes;
+    struct destination_note arrived;     /* minor mode: arrived.c; as are the next two */
+    struct destination_note tags;        /* when pages are verified: one a page */
+    struct ibx_page_tags *page_tags;     /* NULL: they are not */
     struct ibx_fault *engine;
     size_t buffer_bytes;    /* of a page connection, for the engine */
     uint64_t max_bandwidth; /* bytes per second; 0: no limit */
@@ -97,7 +106,9 @@ void ibx_destination_ram_give_up(struct destination_ram *ram, const struct ibx_j
 void ibx_destination_ram_end_engine(struct destination_ram *ram);
 void ibx_destination_ram_fini(struct destination_ram *ram);
 
-/* arrived.c: which pages have come, in minor mode. */
+/* arrived.c: which pages have come, in minor mode, and what has come in them, when verified. */
+
+void ibx_destination_note_fini(struct destination_note *note);
 
 /* Makes the file. -EEXIST and others, with what is in the way. */
 int ibx_destination_arrived_make(struct destination_ram *ram, const struct ibx_journal *record,
@@ -107,6 +118,12 @@ int ibx_destination_arrived_find(struct destination_ram *ram, const struct ibx_j
                                  struct ibx_error *err);
 /* Deletes the file, which is not needed any more. It stays mapped. */
 void ibx_destination_arrived_remove(const struct ibx_journal *record);
+/* The same of the tags, for `page_tags`. */
+int ibx_destination_tags_make(struct destination_ram *ram, const struct ibx_journal *record,
+                              struct ibx_error *err);
+int ibx_destination_tags_find(struct destination_ram *ram, const struct ibx_journal *record,
+                              struct ibx_error *err);
+void ibx_destination_tags_remove(const struct ibx_journal *record);
 
 /* ---------------------------------------------------------------- link.c */
 
@@ -142,9 +159,10 @@ static inline bool destination_linked(const struct destination_link *link)
 {
     return link->state.now >= LINK_OPEN && link->state.now <= LINK_SERVING;
 }
-/* Takes over the connection of a HELLO, for `count` page connections, and accepts it. */
+/* Takes over the connection of a HELLO, for `count` page connections, and accepts it;
+ * `verify`: pages are verified. */
 int ibx_destination_link_accept(struct destination_link *link, struct ibx_conn *conn,
-                                unsigned count, enum ibx_answer_state state);
+                                unsigned count, enum ibx_answer_state state, bool verify);
 /* Answers a HELLO over a query connection and takes that over. `links`: page connections. */
 void ibx_destination_link_answer(struct destination_link *link, struct ibx_conn *conn,
                                  bool accepted, enum ibx_answer_state state, unsigned links,
@@ -279,6 +297,8 @@ int ibx_destination_qemu_await(struct destination_qemu *qemu, char *status, size
                                struct ibx_error *err);
 /* The VM ran before the commit: stops it. -EPROTO. */
 int ibx_destination_qemu_stop(struct destination_qemu *qemu, struct ibx_error *err);
+/* Pauses the VM, as far as the monitor answers soon. */
+int ibx_destination_qemu_pause(struct destination_qemu *qemu, struct ibx_error *err);
 /* Puts back its capabilities and closes the monitor. */
 void ibx_destination_qemu_leave(struct destination_qemu *qemu);
 void ibx_destination_qemu_fini(struct destination_qemu *qemu);
@@ -299,12 +319,13 @@ void ibx_destination_qemu_fini(struct destination_qemu *qemu);
  *   LISTENING | JOINING | READY | MAPPED | WAITING | RESUMING -> GIVEN_UP -> [*]
  *   WAITING | RESUMING -> ANSWERING -> GIVEN_UP
  *   RESUMING | FILLING -> FAILED -> [*]
- *   RESUMING | FILLING | COMPLETE -> LEFT -> [*]
+ *   RESUMING | FILLING | COMPLETE -> LEFT | BROKEN -> [*]
  *
  * Before WAITING a lost link ends the migration here, as it does at the source. From WAITING on
  * the destination waits: the source makes it again. GIVEN_UP: the VM never ran here and will not;
  * from RESUMING only when QEMU reported so or got nothing of the end. ANSWERING: the same, and a
  * source that may have committed has to learn it. FAILED: the VM ran here, and its QEMU has ended.
+ * BROKEN: pages here are not what they are at the source; the VM ran with them, and is paused.
  * LEFT: given up or interrupted while the VM is this side's; ib-migrate recover continues. In
  * COMPLETE QEMU is not needed any more, and only the source has to learn it.
  *
@@ -324,7 +345,8 @@ enum destination_state {
     DESTINATION_ANSWERING,
     DESTINATION_GIVEN_UP,
     DESTINATION_FAILED,
-    DESTINATION_LEFT
+    DESTINATION_LEFT,
+    DESTINATION_BROKEN
 };
 
 /*
@@ -352,6 +374,11 @@ struct destination {
     int lock_fd;
     unsigned interrupts; /* signals, and a request to cancel */
 
+    struct destination_digests {
+        bool *sent;    /* a range, over this link; NULL: none */
+        uint64_t left; /* ranges that are not sent */
+        uint64_t looked_ns;
+    } digests;
     struct migration_silence silence;
     uint64_t messages;                      /* and page connections, from the source */
     uint64_t stall_count;                   /* of these and regions, before the commit */
@@ -401,6 +428,14 @@ int ibx_destination_on_message(void *context, const struct ibx_migrate_any *mess
 void ibx_destination_send_progress(struct destination *d);
 int ibx_destination_send_complete(struct destination *d, struct ibx_error *err);
 
+/* ---------------------------------------------------------------- digests.c */
+
+/* For a new link; also frees. */
+void ibx_destination_digests_restart(struct destination *d);
+/* Sends what is due. 0: the source has been sent all of them, or pages are not verified; -EAGAIN:
+ * not yet. */
+int ibx_destination_send_digests(struct destination *d, struct ibx_error *err);
+
 /* ---------------------------------------------------------------- commit.c */
 
 int ibx_destination_commit(struct destination *d, struct ibx_error *err);
@@ -411,6 +446,11 @@ int ibx_destination_commit(struct destination *d, struct ibx_error *err);
     "all pages are here, and only the source's confirmation is missing (if ib-migrate status "     \
     "there says done, ib-migrate recover there sends it)"
 
+/* A page is not what it is at the source, as `err` says: pauses the VM, ends in BROKEN, and with
+ * `tell` sends that to the source. Before the VM is this side's, gives up. Returns -EBADMSG. */
+int ibx_destination_broken(struct destination *d, bool tell, struct ibx_error *err);
+/* -EBADMSG, in BROKEN: pages came twice with different bytes. */
+int ibx_destination_check_pages(struct destination *d, struct ibx_error *err);
 /* The link is lost: it is closed as soon as the engine has stopped. */
 void ibx_destination_unlink(struct destination *d, int code, const char *reason);
 /* What QEMU reports; before the commit, and when the VM is lost, that ends the migration. */

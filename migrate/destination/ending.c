@@ -82,6 +82,59 @@ int ibx_destination_check_qemu(struct destination *d, struct ibx_error *err)
     return 0;
 }
 
+/* ---------------------------------------------------------------- pages that differ */
+
+static int on_farewell(void *context, const struct ibx_migrate_any *message)
+{
+    (void)context, (void)message;
+    return 0;
+}
+
+static void send_broken(struct destination *d, const char *why)
+{
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_BROKEN};
+    if (!destination_linked(&d->link))
+        return;
+    snprintf(message.is.reason, sizeof(message.is.reason), "%s", why);
+    if (!ibx_channel_send(&d->link.control, &message, NULL))
+        ibx_channel_take_until(&d->link.control, on_farewell, NULL,
+                               ibx_deadline_in_ms(LAST_MESSAGE_MS), NULL);
+}
+
+/* The VM must not go on with such memory. While it is told to stop, pages are still served: QEMU's
+ * main thread may wait for one. */
+int ibx_destination_broken(struct destination *d, bool tell, struct ibx_error *err)
+{
+    struct ibx_error silent = {0};
+    const struct ibx_error why = *err;
+    if (!destination_ours(d))
+        return give_up(d, -EBADMSG, err);
+    int rc = ibx_destination_move(d, DESTINATION_BROKEN, err);
+    if (rc)
+        return rc;
+    if (tell)
+        send_broken(d, why.message);
+    rc = ibx_destination_qemu_pause(&d->qemu, &silent);
+    if (rc)
+        ibx_migration_notify(&d->options->observer,
+                             "the VM, whose memory is wrong, could not be paused (%s): end QEMU "
+                             "(process %d)",
+                             silent.message, (int)d->status.record.pid);
+    memset(&d->status.record.totals, 0, sizeof(d->status.record.totals)); /* of COMPLETE only */
+    if (ibx_destination_record(d, IBX_JOURNAL_BROKEN, &silent))
+        ibx_migration_notify(&d->options->observer, "%s", silent.message);
+    else
+        ibx_destination_tags_remove(&d->status.record);
+    return ibx_error_set(err, -EBADMSG, "the migration is broken: %s", why.message);
+}
+
+int ibx_destination_check_pages(struct destination *d, struct ibx_error *err)
+{
+    if (!d->ram.page_tags || !ibx_page_tags_conflict(d->ram.page_tags, err))
+        return 0;
+    return ibx_destination_broken(d, true, err);
+}
+
 /* ---------------------------------------------------------------- the link's end */
 
 void ibx_destination_unlink(struct destination *d, int code, const char *reason)
@@ -138,6 +191,8 @@ static const char *what_a_lost_link_means(const struct destination *d)
 int ibx_destination_link_trouble(struct destination *d, int code, struct ibx_error *err)
 {
     code = take_last_messages(d, code, err);
+    if (destination_over(d))
+        return code;
     if (!destination_ours(d) &&
         (d->state.now != DESTINATION_WAITING || d->peer.now == PEER_ABORTED))
         return give_up(d, code, err);

@@ -30,7 +30,7 @@ void ibx_destination_link_init(struct destination_link *link)
 /* ---------------------------------------------------------------- answers */
 
 static int send_answer(struct ibx_channel *channel, bool accepted, enum ibx_answer_state state,
-                       unsigned links, const struct ibx_blockers *blockers)
+                       unsigned links, bool verify, const struct ibx_blockers *blockers)
 {
     struct ibx_migrate_answer *answer = calloc(1, sizeof(*answer));
     const struct ibx_migrate_any message = {.type = IBX_MIGRATE_ANSWER, .is.answer = answer};
@@ -39,6 +39,7 @@ static int send_answer(struct ibx_channel *channel, bool accepted, enum ibx_answ
     answer->accepted = accepted;
     answer->state = (uint8_t)state;
     answer->links = (uint16_t)links;
+    answer->verify = verify;
     ibx_migrate_host(answer->host, sizeof(answer->host));
     for (size_t i = 0; blockers && i < blockers->count && i < IBX_MIGRATE_REASONS_MAX; i++)
         memcpy(answer->reasons[answer->count++], blockers->reasons[i], IBX_ERROR_MAX);
@@ -48,7 +49,7 @@ static int send_answer(struct ibx_channel *channel, bool accepted, enum ibx_answ
 }
 
 int ibx_destination_link_accept(struct destination_link *link, struct ibx_conn *conn,
-                                unsigned count, enum ibx_answer_state state)
+                                unsigned count, enum ibx_answer_state state, bool verify)
 {
     int rc = ibx_state_move(&link->state, LINK_OPEN);
     if (rc) {
@@ -58,7 +59,7 @@ int ibx_destination_link_accept(struct destination_link *link, struct ibx_conn *
     ibx_channel_init(&link->control, conn);
     link->count = count;
     link->joined = 0;
-    send_answer(&link->control, true, state, count, NULL);
+    send_answer(&link->control, true, state, count, verify, NULL);
     return 0;
 }
 
@@ -82,7 +83,7 @@ void ibx_destination_link_answer(struct destination_link *link, struct ibx_conn 
     end_query(link, at);
     ibx_channel_init(&link->queries[at], conn);
     link->query_since[at] = ibx_now_ns();
-    if (send_answer(&link->queries[at], accepted, state, links, blockers))
+    if (send_answer(&link->queries[at], accepted, state, links, false, blockers))
         end_query(link, at);
 }
 

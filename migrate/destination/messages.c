@@ -80,6 +80,15 @@ static int on_abort(struct destination *d, const char *why, struct ibx_error *er
     return ibx_error_set(err, -ECONNABORTED, "the source gave up: %s", why);
 }
 
+static int on_broken(struct destination *d, const struct ibx_migrate_any *message,
+                     struct ibx_error *err)
+{
+    if (!destination_ours(d) || !d->status.record.verify)
+        return unexpected(d, message, err);
+    ibx_error_set(err, -EBADMSG, "%s", message->is.reason);
+    return ibx_destination_broken(d, false, err);
+}
+
 int ibx_destination_on_message(void *context, const struct ibx_migrate_any *message)
 {
     struct message_context *h = context;
@@ -104,6 +113,8 @@ int ibx_destination_on_message(void *context, const struct ibx_migrate_any *mess
         return on_commit(d, message, h->err);
     case IBX_MIGRATE_CONFIRM:
         return on_confirm(d, message, h->err);
+    case IBX_MIGRATE_BROKEN:
+        return on_broken(d, message, h->err);
     case IBX_MIGRATE_ABORT:
         return on_abort(d, message->is.reason, h->err);
     default:

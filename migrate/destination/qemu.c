@@ -176,6 +176,13 @@ int ibx_destination_qemu_stop(struct destination_qemu *qemu, struct ibx_error *e
         rc ? silent.message : "");
 }
 
+int ibx_destination_qemu_pause(struct destination_qemu *qemu, struct ibx_error *err)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(STOP_MS);
+    int rc = qemu->qmp ? 0 : ibx_destination_qemu_reach(qemu, deadline, err);
+    return rc ? rc : ibx_qmp_execute(qemu->qmp, "stop", NULL, NULL, deadline, err);
+}
+
 void ibx_destination_qemu_leave(struct destination_qemu *qemu)
 {
     struct ibx_error silent = {0};

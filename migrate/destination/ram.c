@@ -162,6 +162,8 @@ int ibx_destination_ram_watch(struct destination_ram *ram, struct ibx_qmp *qmp,
         rc = ibx_fault_uffd_enable(ram->uffd.fd, features, err);
     if (!rc && ram->minor)
         rc = ibx_destination_arrived_make(ram, record, err);
+    if (!rc && record->verify)
+        rc = ibx_destination_tags_make(ram, record, err);
     /* From the first try on: what was registered before an error has to be unregistered. */
     if (!rc)
         rc = ibx_state_move(&ram->state, RAM_REGISTERED);
@@ -211,7 +213,9 @@ int ibx_destination_ram_recover(struct destination_ram *ram, const struct ibx_jo
     ram->minor = was_minor(record->pid, ram->guest.blocks[0].address);
     for (unsigned i = 0; !rc && ram->minor && i < ram->guest.count; i++)
         rc = map_alias(ram, i, err);
-    return rc || !ram->minor ? rc : ibx_destination_arrived_find(ram, record, err);
+    if (!rc && ram->minor)
+        rc = ibx_destination_arrived_find(ram, record, err);
+    return rc || !record->verify ? rc : ibx_destination_tags_find(ram, record, err);
 }
 
 /* ---------------------------------------------------------------- engine */
@@ -225,8 +229,9 @@ static int mark_zero(void *context, uint64_t first, uint64_t count, bool data)
 
 static void arrived_before(const struct destination_ram *ram, uint8_t *present)
 {
+    _Atomic uint64_t *words = ram->arrived.memory;
     for (uint64_t k = 0; k < ram->map.pages; k++)
-        if (atomic_load(&ram->arrived[k / 64]) >> (k % 64) & 1)
+        if (atomic_load(&words[k / 64]) >> (k % 64) & 1)
             present[k / 8] = (uint8_t)(present[k / 8] | 1u << (k % 8));
 }
 
@@ -305,7 +310,9 @@ int ibx_destination_ram_engine(struct destination_ram *ram, struct ibx_page_read
         .no_background = !runs,
         .fault_workers = 1,
         .max_bandwidth = ram->max_bandwidth,
-        .arrived = ram->arrived,
+        .arrived = ram->arrived.memory,
+        .check = ram->page_tags ? ibx_page_tags_note : NULL,
+        .check_context = ram->page_tags,
     };
     int rc = 0;
     fetch_early(ram, &config);
@@ -436,6 +443,7 @@ void ibx_destination_ram_give_up(struct destination_ram *ram, const struct ibx_j
     struct ibx_error silent = {0};
     ibx_destination_ram_end_engine(ram);
     ibx_destination_arrived_remove(record);
+    ibx_destination_tags_remove(record);
     if (ibx_destination_ram_let_go(ram, record, &silent))
         ibx_destination_ram_abandon(ram);
 }
@@ -448,8 +456,9 @@ void ibx_destination_ram_fini(struct destination_ram *ram)
     for (unsigned i = 0; i < ram->guest.count; i++)
         if (ram->aliases[i])
             munmap(ram->aliases[i], ram->guest.blocks[i].size);
-    if (ram->arrived)
-        munmap((void *)ram->arrived, ram->arrived_bytes);
+    ibx_page_tags_destroy(ram->page_tags);
+    ibx_destination_note_fini(&ram->arrived);
+    ibx_destination_note_fini(&ram->tags);
     ibx_page_map_fini(&ram->map);
     ibx_guest_ram_fini(&ram->guest);
 }

@@ -101,6 +101,9 @@ static int recover_complete(struct destination *d, struct ibx_error *err)
     d->status.zero_pages = record->totals.zero_pages;
     d->ram.discarded = record->totals.discarded_pages;
     ibx_destination_arrived_remove(record);
+    struct ibx_error gone = {0};
+    if (record->verify && ibx_destination_tags_find(&d->ram, record, &gone))
+        ibx_migration_notify(&d->options->observer, "%s", gone.message);
     if (!destination_qemu_lives(record))
         return 0;
     rc = ibx_destination_ram_take_uffd(&d->ram, record, err);

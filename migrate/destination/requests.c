@@ -144,6 +144,12 @@ static unsigned links_of(const struct destination *d, const struct ibx_migrate_h
     return most > hello->links_least ? most : hello->links_least;
 }
 
+/* When either side wants it. */
+static bool verifies(const struct destination *d, const struct ibx_migrate_hello *hello)
+{
+    return hello->verify || !d->options->no_verify;
+}
+
 static int accept_migration(struct destination *d, const struct ibx_connection_request *request,
                             struct ibx_error *err)
 {
@@ -157,13 +163,16 @@ static int accept_migration(struct destination *d, const struct ibx_connection_r
     if (!record->name[0])
         memcpy(record->name, hello->name, sizeof(record->name));
     d->status.began_ns = ibx_now_ns();
+    record->verify = verifies(d, hello);
+    if (record->verify)
+        ibx_conn_secret(request->conn, IBX_MIGRATION_VERIFY, record->verify_key);
     int rc = ibx_destination_move(d, DESTINATION_JOINING, err);
     if (rc) {
         ibx_close(request->conn);
         return rc;
     }
-    return ibx_destination_link_accept(&d->link, request->conn, links_of(d, hello),
-                                       IBX_ANSWER_NONE);
+    return ibx_destination_link_accept(&d->link, request->conn, links_of(d, hello), IBX_ANSWER_NONE,
+                                       record->verify);
 }
 
 static int on_new(struct destination *d, const struct ibx_connection_request *request,
@@ -208,8 +217,9 @@ static int resume_link(struct destination *d, const struct ibx_connection_reques
     record->epoch = hello->epoch;
     ibx_page_map_restart(&d->ram.map);
     name_of(request, record->peer, sizeof(record->peer));
+    ibx_destination_digests_restart(d);
     int rc = ibx_destination_link_accept(&d->link, request->conn, links,
-                                         ibx_destination_answer_state(d));
+                                         ibx_destination_answer_state(d), hello->verify);
     if (rc)
         return ibx_error_set(err, rc, "the source's connection cannot be taken");
     d->status.reconnects++;
@@ -229,6 +239,13 @@ static const char *against_resume(const struct destination *d,
         return "a newer source has been here: this one is out of date";
     if (d->ram.engine && links_of(d, hello) != d->link.count)
         return "another number of page connections than before";
+    if (hello->verify && !d->ram.page_tags)
+        return "it cannot verify pages any more: give --no-verify to ib-migrate recover at both "
+               "ends";
+    if (!hello->verify && d->ram.page_tags)
+        return "it verifies pages and the source does not: give --no-verify to ib-migrate recover "
+               "at "
+               "both ends";
     if (d->state.now < DESTINATION_WAITING)
         return "the migration was lost before everything was here: start again";
     return NULL;

@@ -17,19 +17,22 @@ static const struct ibx_state destination_states[] = {
     [DESTINATION_RESUMING] = {"resuming",
                               IBX_TO(DESTINATION_FILLING) | IBX_TO(DESTINATION_GIVEN_UP) |
                                   IBX_TO(DESTINATION_ANSWERING) | IBX_TO(DESTINATION_FAILED) |
-                                  IBX_TO(DESTINATION_LEFT),
+                                  IBX_TO(DESTINATION_LEFT) | IBX_TO(DESTINATION_BROKEN),
                               IBX_STATE_INITIAL},
     [DESTINATION_FILLING] = {"filling",
                              IBX_TO(DESTINATION_COMPLETE) | IBX_TO(DESTINATION_FAILED) |
-                                 IBX_TO(DESTINATION_LEFT),
+                                 IBX_TO(DESTINATION_LEFT) | IBX_TO(DESTINATION_BROKEN),
                              IBX_STATE_INITIAL},
-    [DESTINATION_COMPLETE] = {"complete", IBX_TO(DESTINATION_DONE) | IBX_TO(DESTINATION_LEFT),
+    [DESTINATION_COMPLETE] = {"complete",
+                              IBX_TO(DESTINATION_DONE) | IBX_TO(DESTINATION_LEFT) |
+                                  IBX_TO(DESTINATION_BROKEN),
                               IBX_STATE_INITIAL},
     [DESTINATION_DONE] = {"done", 0, IBX_STATE_FINAL},
     [DESTINATION_ANSWERING] = {"answering", IBX_TO(DESTINATION_GIVEN_UP), 0},
     [DESTINATION_GIVEN_UP] = {"given up", 0, IBX_STATE_FINAL},
     [DESTINATION_FAILED] = {"failed", 0, IBX_STATE_FINAL},
     [DESTINATION_LEFT] = {"left", 0, IBX_STATE_FINAL},
+    [DESTINATION_BROKEN] = {"broken", 0, IBX_STATE_FINAL},
 };
 static const struct ibx_state_table destination_table =
     IBX_STATE_TABLE("destination", destination_states);
@@ -73,6 +76,7 @@ static const struct {
     [DESTINATION_GIVEN_UP] = {IBX_PHASE_FAILED, IBX_PHASE_FAILED, IBX_ANSWER_GIVEN_UP},
     [DESTINATION_FAILED] = {IBX_PHASE_FAILED, IBX_PHASE_FAILED, IBX_ANSWER_NONE},
     [DESTINATION_LEFT] = {IBX_PHASE_FAILED, IBX_PHASE_FAILED, IBX_ANSWER_NONE},
+    [DESTINATION_BROKEN] = {IBX_PHASE_FAILED, IBX_PHASE_FAILED, IBX_ANSWER_NONE},
 };
 
 enum ibx_migrate_phase ibx_destination_phase(const struct destination *d)

@@ -41,6 +41,13 @@ void ibx_journal_arrived_path(const struct ibx_journal *record, char *path, size
     snprintf(path, size, "/dev/shm/ibx-%s", name);
 }
 
+void ibx_journal_tags_path(const struct ibx_journal *record, char *path, size_t size)
+{
+    char name[NAME_BYTES];
+    name_of(record, ".tags", name);
+    snprintf(path, size, "/dev/shm/ibx-%s", name);
+}
+
 /* ------------------------------------------------------------ the folder */
 
 static const char *home(void)
@@ -432,6 +439,9 @@ int ibx_journal_remove(const char *folder, const struct ibx_journal *record, str
         unlinkat(dir, name, 0);
     }
     ibx_journal_arrived_path(record, arrived, sizeof(arrived));
+    if (!rc)
+        unlink(arrived);
+    ibx_journal_tags_path(record, arrived, sizeof(arrived));
     if (!rc)
         unlink(arrived);
     close(dir);

@@ -15,11 +15,13 @@
  *   [*] -> HERE -> MAY_RUN -> MOVED -> DONE -> [*]
  *   MAY_RUN -> DONE
  *   HERE | MAY_RUN -> KEPT -> [*]                        aborted: the VM stayed
- *   HERE | MAY_RUN | MOVED -> ROLLED_BACK -> [*]         taken back
+ *   MAY_RUN | MOVED -> BROKEN                            the pages there are not those here
+ *   HERE | MAY_RUN | MOVED | BROKEN -> ROLLED_BACK -> [*]  taken back
  *
  * state machine: destination record
  *   [*] -> NOT_YET -> MAY_RUN -> RUNNING -> COMPLETE -> DONE -> [*]
  *   MAY_RUN -> COMPLETE
+ *   MAY_RUN | RUNNING | COMPLETE -> BROKEN -> [*]        the pages here are not those of the source
  *   NOT_YET | MAY_RUN | RUNNING -> GIVEN_UP -> [*]       RUNNING: its QEMU has ended
  */
 #ifndef IBX_MIGRATE_JOURNAL_JOURNAL_H
@@ -41,6 +43,7 @@ enum ibx_journal_state {
     IBX_JOURNAL_RUNNING, /* destination: it runs here, pages are missing */
     IBX_JOURNAL_GIVEN_UP,
     IBX_JOURNAL_COMPLETE, /* destination: all pages are here, the source has not confirmed */
+    IBX_JOURNAL_BROKEN,   /* pages are not the same at both ends: nobody continues it */
 };
 
 /* Where a block of guest RAM lies, as in struct ibx_guest_block. */
@@ -74,6 +77,8 @@ struct ibx_journal {
     int uffd;         /* destination: the userfaultfd's number in QEMU; -1 none */
     bool device_way;  /* it was made by /dev/userfaultfd */
     bool was_running; /* source: the VM ran before, and runs again if it comes back */
+    bool verify;      /* pages are verified, with this key, which a finished record forgets */
+    uint8_t verify_key[IBX_SECRET_BYTES];
     /* Destination, from MAY_RUN on: to find guest RAM without the monitor, which does not answer
      * while QEMU's main thread waits for a page. 0: an earlier version wrote it. */
     unsigned block_count;
@@ -105,6 +110,8 @@ int ibx_journal_find(const char *folder, const char *qmp,
 /* Where a destination in minor mode notes which pages have come: in memory, since a disk could
  * delay the VM, and the VM does not survive the host anyway. */
 void ibx_journal_arrived_path(const struct ibx_journal *record, char *path, size_t size);
+/* Where a destination notes what has come in each page (pages/digest.h), likewise. */
+void ibx_journal_tags_path(const struct ibx_journal *record, char *path, size_t size);
 /* Deletes it and the files beside it; the caller holds its lock. */
 int ibx_journal_remove(const char *folder, const struct ibx_journal *record, struct ibx_error *err);
 
@@ -131,7 +138,7 @@ void ibx_journal_prune_old(const char *folder);
 /* Whether the process that was the VM's QEMU has ended. */
 bool ibx_journal_qemu_gone(const struct ibx_journal *record);
 
-/* Finished for this side: DONE, KEPT, ROLLED_BACK or GIVEN_UP. */
+/* Finished for this side: DONE, KEPT, ROLLED_BACK or GIVEN_UP; for a destination also BROKEN. */
 bool ibx_journal_over(const struct ibx_journal *record);
 const char *ibx_journal_state_name(enum ibx_journal_state state);
 /* What it means for the VM: one sentence for an operator. */

@@ -6,11 +6,12 @@
 
 #include <errno.h>
 #include <jansson.h>
+#include <openssl/crypto.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* 1 was without "was-running" and "guest-ram", 2 without "complete", 3 without "key-name", "allow"
- * and "encryption". */
+/* 1 was without "was-running" and "guest-ram", 2 without "complete", 3 without "key-name", "allow",
+ * "encryption" and "verify". */
 #define JOURNAL_VERSION 4
 
 /* Every state may also be written again, with a higher epoch for instance. A move may skip states:
@@ -22,9 +23,14 @@ static const struct ibx_state source_states[] = {
                           IBX_STATE_INITIAL},
     [IBX_JOURNAL_MAY_RUN] = {"may-run",
                              IBX_TO(IBX_JOURNAL_MOVED) | IBX_TO(IBX_JOURNAL_DONE) |
-                                 IBX_TO(IBX_JOURNAL_KEPT) | IBX_TO(IBX_JOURNAL_ROLLED_BACK),
+                                 IBX_TO(IBX_JOURNAL_KEPT) | IBX_TO(IBX_JOURNAL_ROLLED_BACK) |
+                                 IBX_TO(IBX_JOURNAL_BROKEN),
                              0},
-    [IBX_JOURNAL_MOVED] = {"moved", IBX_TO(IBX_JOURNAL_DONE) | IBX_TO(IBX_JOURNAL_ROLLED_BACK), 0},
+    [IBX_JOURNAL_MOVED] = {"moved",
+                           IBX_TO(IBX_JOURNAL_DONE) | IBX_TO(IBX_JOURNAL_ROLLED_BACK) |
+                               IBX_TO(IBX_JOURNAL_BROKEN),
+                           0},
+    [IBX_JOURNAL_BROKEN] = {"broken", IBX_TO(IBX_JOURNAL_ROLLED_BACK), 0},
     [IBX_JOURNAL_DONE] = {"done", 0, IBX_STATE_FINAL},
     [IBX_JOURNAL_KEPT] = {"kept", 0, IBX_STATE_FINAL},
     [IBX_JOURNAL_ROLLED_BACK] = {"rolled-back", 0, IBX_STATE_FINAL},
@@ -36,11 +42,14 @@ static const struct ibx_state destination_states[] = {
                              IBX_STATE_INITIAL},
     [IBX_JOURNAL_MAY_RUN] = {"may-run",
                              IBX_TO(IBX_JOURNAL_RUNNING) | IBX_TO(IBX_JOURNAL_COMPLETE) |
-                                 IBX_TO(IBX_JOURNAL_GIVEN_UP),
+                                 IBX_TO(IBX_JOURNAL_GIVEN_UP) | IBX_TO(IBX_JOURNAL_BROKEN),
                              0},
-    [IBX_JOURNAL_RUNNING] = {"running", IBX_TO(IBX_JOURNAL_COMPLETE) | IBX_TO(IBX_JOURNAL_GIVEN_UP),
+    [IBX_JOURNAL_RUNNING] = {"running",
+                             IBX_TO(IBX_JOURNAL_COMPLETE) | IBX_TO(IBX_JOURNAL_GIVEN_UP) |
+                                 IBX_TO(IBX_JOURNAL_BROKEN),
                              0},
-    [IBX_JOURNAL_COMPLETE] = {"complete", IBX_TO(IBX_JOURNAL_DONE), 0},
+    [IBX_JOURNAL_COMPLETE] = {"complete", IBX_TO(IBX_JOURNAL_DONE) | IBX_TO(IBX_JOURNAL_BROKEN), 0},
+    [IBX_JOURNAL_BROKEN] = {"broken", 0, IBX_STATE_FINAL},
     [IBX_JOURNAL_DONE] = {"done", 0, IBX_STATE_FINAL},
     [IBX_JOURNAL_GIVEN_UP] = {"given-up", 0, IBX_STATE_FINAL},
 };
@@ -131,6 +140,17 @@ static json_t *blocks_json(const struct ibx_journal *record)
     return list;
 }
 
+/* The key is of no use any more when the migration is over. */
+static json_t *verify_json(const struct ibx_journal *record)
+{
+    char key[2 * IBX_SECRET_BYTES + 1] = "";
+    if (record->verify && !ibx_journal_over(record))
+        ibx_hex_text(record->verify_key, IBX_SECRET_BYTES, key);
+    json_t *json = json_string(key);
+    OPENSSL_cleanse(key, sizeof(key));
+    return json;
+}
+
 static json_t *totals_json(const struct ibx_journal *record)
 {
     const struct ibx_journal_totals *c = &record->totals;
@@ -154,7 +174,7 @@ int ibx_journal_text_make(const struct ibx_journal *record, char **text, size_t 
         return -EINVAL;
     json_t *json = json_pack(
         "{s:i, s:s, s:s, s:I, s:s, s:s, s:o, s:s, s:I, s:I, s:s, s:o, s:s, s:i, s:b, s:b, s:o, "
-        "s:o, s:s, s:s, s:s, s:I}",
+        "s:o, s:s, s:s, s:s, s:o, s:I}",
         "ibx-record", JOURNAL_VERSION, "id", id, "role", record->source ? "source" : "destination",
         "epoch", (json_int_t)record->epoch, "state", ibx_journal_state_name(record->state), "uuid",
         record->uuid, "name", ibx_json_text(record->name), "qmp", record->qmp, "pid",
@@ -162,7 +182,8 @@ int ibx_journal_text_make(const struct ibx_journal *record, char **text, size_t 
         "peer", ibx_json_text(record->peer), "key-file", record->key_file, "uffd", record->uffd,
         "device-way", record->device_way, "was-running", record->was_running, "guest-ram",
         blocks_json(record), "complete", totals_json(record), "key-name", record->key_name, "allow",
-        record->allow, "encryption", encryption, "written", (json_int_t)record->written_s);
+        record->allow, "encryption", encryption, "verify", verify_json(record), "written",
+        (json_int_t)record->written_s);
     char *dumped = json ? json_dumps(json, JSON_INDENT(2) | JSON_PRESERVE_ORDER) : NULL;
     json_decref(json);
     if (!dumped)
@@ -194,7 +215,7 @@ static int take_state(const char *role, const char *state, struct ibx_journal *r
     if (!record->source && strcmp(role, "destination") != 0)
         return ibx_error_set(err, -EINVAL, "role \"%.64s\" is neither source nor destination",
                              role);
-    for (unsigned i = IBX_JOURNAL_HERE; i <= IBX_JOURNAL_COMPLETE; i++) {
+    for (unsigned i = IBX_JOURNAL_HERE; i <= IBX_JOURNAL_BROKEN; i++) {
         const struct ibx_state *is = state_of(record->source, i);
         if (is && !strcmp(state, is->name)) {
             record->state = (enum ibx_journal_state)i;
@@ -211,6 +232,7 @@ struct fields {
     json_int_t version, uffd, epoch, pid, pid_started, written;
     const char *id, *role, *state, *uuid, *name, *qmp, *uri, *peer, *key_file;
     const char *key_name, *allow, *encryption; /* of earlier versions: as without the option */
+    const char *verify;                        /* "" of an earlier version */
 };
 
 static int take_numbers(const struct fields *f, struct ibx_journal *record, struct ibx_error *err)
@@ -343,6 +365,9 @@ static int take_fields(const struct fields *f, struct ibx_journal *record, struc
     rc = rc ? rc : take_numbers(f, record, err);
     rc = rc ? rc : take_blocks(f->blocks, record, err);
     rc = rc ? rc : take_options(f, record, err);
+    record->verify = f->verify[0];
+    if (!rc && record->verify)
+        rc = take_hex("verify", f->verify, record->verify_key, IBX_SECRET_BYTES, err);
     for (unsigned i = 0; !rc && i < sizeof(texts) / sizeof(texts[0]); i++) {
         if (strlen(texts[i].text) >= texts[i].size)
             return ibx_error_set(err, -EINVAL, "%s has %zu bytes: %zu at most", texts[i].key,
@@ -358,7 +383,8 @@ static int take_fields(const struct fields *f, struct ibx_journal *record, struc
 static int take_json(json_t *json, struct ibx_journal *record, struct ibx_error *err)
 {
     /* Earlier versions did not note it. */
-    struct fields f = {.was_running = true, .key_name = "", .allow = "", .encryption = "auto"};
+    struct fields f = {
+        .was_running = true, .key_name = "", .allow = "", .encryption = "auto", .verify = ""};
     json_error_t why;
     json_t *version = json_object_get(json, "ibx-record");
     if (!json_is_integer(version))
@@ -371,14 +397,14 @@ static int take_json(json_t *json, struct ibx_journal *record, struct ibx_error 
                        number == 1   ? FIRST_FIELDS "}"
                        : number == 2 ? FIRST_FIELDS ", s:b, s:o}"
                        : number == 3 ? FIRST_FIELDS ", s:b, s:o, s:o}"
-                                     : FIRST_FIELDS ", s:b, s:o, s:o, s:s, s:s, s:s}",
+                                     : FIRST_FIELDS ", s:b, s:o, s:o, s:s, s:s, s:s, s:s}",
                        "ibx-record", &f.version, "id", &f.id, "role", &f.role, "epoch", &f.epoch,
                        "state", &f.state, "uuid", &f.uuid, "name", &f.name, "qmp", &f.qmp, "pid",
                        &f.pid, "pid-started", &f.pid_started, "uri", &f.uri, "peer", &f.peer,
                        "key-file", &f.key_file, "uffd", &f.uffd, "device-way", &f.device_way,
                        "written", &f.written, "was-running", &f.was_running, "guest-ram", &f.blocks,
                        "complete", &f.complete, "key-name", &f.key_name, "allow", &f.allow,
-                       "encryption", &f.encryption))
+                       "encryption", &f.encryption, "verify", &f.verify))
         return ibx_error_set(err, -EINVAL, "%.200s", why.text);
     return take_fields(&f, record, err);
 }
@@ -412,6 +438,9 @@ static const char *const source_texts[] = {
     [IBX_JOURNAL_DONE] = "%s runs at %s with all of its pages: this QEMU is not needed any more "
                          "and must not be continued",
     [IBX_JOURNAL_KEPT] = "%s stayed here: its migration to %s ended before it could run there",
+    [IBX_JOURNAL_BROKEN] = "%s ran at %s with memory that is not what it was here, and was paused "
+                           "there: end its QEMU there, then \"ib-migrate rollback\" here restarts "
+                           "it from its stop",
     [IBX_JOURNAL_ROLLED_BACK] = "%s was taken back from %s and runs here from where it had "
                                 "stopped: it must not run there",
 };
@@ -426,6 +455,9 @@ static const char *const destination_texts[] = {
                              "state is done",
     [IBX_JOURNAL_DONE] =
         "%s runs here with all of its pages: the QEMU at %s is not needed any more",
+    [IBX_JOURNAL_BROKEN] = "%s ran here with memory that is not what it was at %s, and was paused: "
+                           "end this QEMU; \"ib-migrate rollback\" at the source restarts it from "
+                           "its stop",
     [IBX_JOURNAL_GIVEN_UP] = "%s does not run here: its migration from %s was given up",
 };
 

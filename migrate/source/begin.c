@@ -126,6 +126,9 @@ static int ask(struct source *s, struct ibx_error *err)
     }
     if (watch.over >= 0)
         close(watch.over);
+    s->status.record.verify = !rc && s->link.answer.verify;
+    if (s->status.record.verify)
+        ibx_conn_secret(s->link.control.conn, IBX_MIGRATION_VERIFY, s->status.record.verify_key);
     return rc;
 }
 
@@ -171,7 +174,8 @@ static struct source *source_create(const struct ibx_send_options *options, stru
     s->status.began_ns = ibx_now_ns();
     ibx_source_vm_init(&s->vm);
     ibx_source_stream_init(&s->stream);
-    ibx_source_link_init(&s->link, &s->status.record, &s->transport, &s->vm, options->links);
+    ibx_source_link_init(&s->link, &s->status.record, &s->transport, &s->vm, options->links,
+                         !options->no_verify);
     return s;
 }
 
@@ -191,6 +195,7 @@ static int finish(struct source *s, int rc, struct ibx_migrate_status *last, str
         memcpy(s->status.message, err->message, sizeof(s->status.message));
     s->status.phase = rc ? IBX_PHASE_FAILED : IBX_PHASE_DONE;
     ibx_source_link_close(&s->link);
+    ibx_verifier_close(s->verifier);
     ibx_source_update(s);
     ibx_migration_report(&s->reporter, &s->status, true);
     *last = s->status;
@@ -257,6 +262,8 @@ static int recover(struct source *s, const struct ibx_journal *record, struct ib
     /* The record may have changed while this tool waited for the lock. */
     if (!rc)
         rc = ibx_migration_reload(options->folder, &s->status.record, err);
+    if (options->no_verify)
+        s->status.record.verify = false;
     if (!rc && options->uri)
         snprintf(s->status.record.uri, sizeof(s->status.record.uri), "%s", options->uri);
     if (!rc)

@@ -94,6 +94,29 @@ static int take_last_messages(struct source *s, int code, struct ibx_error *err)
     return rc;
 }
 
+static int on_nothing(void *context, const struct ibx_migrate_any *message)
+{
+    (void)context, (void)message;
+    return 0;
+}
+
+int ibx_source_broken(struct source *s, bool tell, struct ibx_error *err)
+{
+    struct ibx_error silent = {0};
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_BROKEN};
+    int rc = ibx_source_move(s, SOURCE_BROKEN, &silent);
+    if (rc)
+        return ibx_error_set(err, rc, "%s", silent.message);
+    if (ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_BROKEN, &silent))
+        ibx_migration_notify(&s->options->observer, "%s", silent.message);
+    memcpy(message.is.reason, err->message, sizeof(message.is.reason));
+    if (tell && source_linked(&s->link) && !ibx_channel_send(&s->link.control, &message, NULL))
+        ibx_channel_take_until(&s->link.control, on_nothing, NULL,
+                               ibx_deadline_in_ms(LAST_MESSAGE_MS), NULL);
+    const struct ibx_error why = *err;
+    return ibx_error_set(err, -EBADMSG, "the migration is broken: %s", why.message);
+}
+
 int ibx_source_link_trouble(struct source *s, int code, struct ibx_error *err)
 {
     code = take_last_messages(s, code, err);

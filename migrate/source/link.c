@@ -24,10 +24,10 @@ static const struct ibx_state_table link_table = IBX_STATE_TABLE("source link", 
 
 void ibx_source_link_init(struct source_link *link, const struct ibx_journal *record,
                           const struct ibx_options *transport, const struct source_vm *vm,
-                          unsigned wished)
+                          unsigned wished, bool verify)
 {
-    *link =
-        (struct source_link){.record = record, .transport = transport, .vm = vm, .wished = wished};
+    *link = (struct source_link){
+        .record = record, .transport = transport, .vm = vm, .wished = wished, .verify = verify};
     ibx_channel_init(&link->control, NULL);
     ibx_state_begin(&link->state, &link_table, LINK_NONE);
 }
@@ -41,6 +41,7 @@ static int greet(struct source_link *link, enum ibx_migrate_purpose purpose, str
     int rc = 0;
     *hello = (struct ibx_migrate_hello){.purpose = (uint8_t)purpose};
     hello->epoch = link->record->epoch;
+    hello->verify = purpose == IBX_PURPOSE_RESUME ? link->record->verify : link->verify;
     ibx_migration_offer_links(hello, wished);
     if (!wished && purpose == IBX_PURPOSE_RESUME) /* the tool before this one has chosen */
         hello->links = IBX_MIGRATE_LINKS_MAX;
@@ -96,6 +97,11 @@ int ibx_source_link_ask(struct source_link *link, char *peer, size_t size, struc
     snprintf(peer, size, "%s", link->answer.host);
     if (!link->answer.accepted)
         return refused(&link->answer, err);
+    if (link->verify && !link->answer.verify)
+        return ibx_error_set(err, -EPROTO,
+                             "the destination (%s) does not verify pages, as it was asked to: its "
+                             "ib-migrate is not like this one",
+                             link->answer.host);
     rc = ibx_state_move(&link->state, LINK_OPEN);
     return rc ? rc : open_pages(link, err);
 }
@@ -198,6 +204,9 @@ static int try_resume(struct source_link *link, enum ibx_answer_state *state, st
         return rc;
     *state = (enum ibx_answer_state)link->answer.state;
     rc = check_answer(link, err);
+    if (!rc && link->answer.verify != link->record->verify)
+        rc = ibx_error_set(err, -EPROTO, "the destination (%s) %s pages, and this side does not",
+                           link->answer.host, link->answer.verify ? "verifies" : "does not verify");
     if (!rc)
         rc = ibx_state_move(&link->state, LINK_OPEN);
     if (rc || *state == IBX_ANSWER_COMPLETE)

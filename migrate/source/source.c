@@ -28,15 +28,17 @@ static const struct ibx_state source_states[] = {
                         0},
     [SOURCE_COMMITTED] = {"committed",
                           IBX_TO(SOURCE_SERVING) | IBX_TO(SOURCE_LEFT) | IBX_TO(SOURCE_KEPT) |
-                              IBX_TO(SOURCE_STRANDED),
+                              IBX_TO(SOURCE_STRANDED) | IBX_TO(SOURCE_BROKEN),
                           IBX_STATE_INITIAL},
-    [SOURCE_SERVING] = {"serving", IBX_TO(SOURCE_CONFIRMING) | IBX_TO(SOURCE_LEFT),
+    [SOURCE_SERVING] = {"serving",
+                        IBX_TO(SOURCE_CONFIRMING) | IBX_TO(SOURCE_LEFT) | IBX_TO(SOURCE_BROKEN),
                         IBX_STATE_INITIAL},
     [SOURCE_CONFIRMING] = {"confirming", IBX_TO(SOURCE_DONE), 0},
     [SOURCE_DONE] = {"done", 0, IBX_STATE_FINAL},
     [SOURCE_KEPT] = {"kept", 0, IBX_STATE_FINAL},
     [SOURCE_STRANDED] = {"stranded", 0, IBX_STATE_FINAL},
     [SOURCE_LEFT] = {"left", 0, IBX_STATE_FINAL},
+    [SOURCE_BROKEN] = {"broken", 0, IBX_STATE_FINAL},
 };
 static const struct ibx_state_table source_table = IBX_STATE_TABLE("source", source_states);
 
@@ -178,6 +180,16 @@ static int on_complete(struct source *s, const struct ibx_migrate_totals *totals
     return s->peer.now == PEER_COMPLETE ? 0 : ibx_state_move(&s->peer, PEER_COMPLETE);
 }
 
+/* Pages came twice there, with different bytes. */
+static int on_broken(struct source *s, const struct ibx_migrate_any *message, struct ibx_error *err)
+{
+    if ((s->state.now != SOURCE_COMMITTED && s->state.now != SOURCE_SERVING) ||
+        !s->status.record.verify)
+        return unexpected(s, message, err);
+    ibx_error_set(err, -EBADMSG, "%s", message->is.reason);
+    return ibx_source_broken(s, false, err);
+}
+
 static int on_abort(struct source *s, const char *why, struct ibx_error *err)
 {
     if (ibx_state_allows(s->peer.table, s->peer.now, PEER_ABORTED) &&
@@ -217,6 +229,14 @@ int ibx_source_on_message(void *context, const struct ibx_migrate_any *message)
         if (s->state.now != SOURCE_CONFIRMING)
             return unexpected(s, message, h->err);
         return s->peer.now == PEER_CONFIRMED ? 0 : ibx_state_move(&s->peer, PEER_CONFIRMED);
+    case IBX_MIGRATE_DIGEST:
+        if (s->state.now == SOURCE_CONFIRMING)
+            return 0;
+        return source_committed(s) && s->status.record.verify
+                   ? ibx_source_on_digest(s, &message->is.digest, h->err)
+                   : unexpected(s, message, h->err);
+    case IBX_MIGRATE_BROKEN:
+        return on_broken(s, message, h->err);
     case IBX_MIGRATE_ABORT:
         return on_abort(s, message->is.reason, h->err);
     default:
@@ -366,7 +386,10 @@ static int step_serving(struct source *s, struct ibx_error *err)
         rc = ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_MOVED, err);
     if (!rc)
         rc = catch_up(s, err);
-    return rc || s->peer.now != PEER_COMPLETE ? rc : ibx_source_confirm(s, err);
+    if (rc || s->peer.now != PEER_COMPLETE)
+        return rc;
+    rc = ibx_source_verified(s, err);
+    return rc ? (rc == -EAGAIN ? 0 : rc) : ibx_source_confirm(s, err);
 }
 
 /* While the VM is stopped and could continue here, a slow destination is an error. After the commit
@@ -421,7 +444,7 @@ static int step(struct source *s, struct ibx_error *err)
 
 static void wait_for_something(struct source *s)
 {
-    struct pollfd fds[5 + 1 + IBX_CONTROL_SOCKET_CLIENTS_MAX];
+    struct pollfd fds[6 + 1 + IBX_CONTROL_SOCKET_CLIENTS_MAX];
     const bool carry = s->stream.fd >= 0 && ibx_channel_idle(&s->link.control);
     struct ibx_qmp *qmp = s->vm.qmp;
     struct ibx_page_server *pages = s->link.pages;
@@ -433,7 +456,9 @@ static void wait_for_something(struct source *s)
     fds[2] = (struct pollfd){.fd = s->signals.fd, .events = POLLIN};
     fds[3] = (struct pollfd){.fd = pages ? ibx_page_server_fd(pages) : -1, .events = POLLIN};
     fds[4] = (struct pollfd){.fd = carry ? s->stream.fd : -1, .events = POLLIN};
-    unsigned n = 5 + ibx_control_socket_poll_fds(s->socket, fds + 5);
+    fds[5] =
+        (struct pollfd){.fd = s->verifier ? ibx_verifier_fd(s->verifier) : -1, .events = POLLIN};
+    unsigned n = 6 + ibx_control_socket_poll_fds(s->socket, fds + 6);
     if (ibx_thread_poll(fds, n, most, s->busy_until_ns) > 0)
         ibx_control_socket_serve(s->socket);
 }
@@ -444,6 +469,8 @@ static int turn(struct source *s, struct ibx_error *err)
     int rc = ibx_source_check_interrupts(s, err);
     if (!rc)
         rc = check_qemu(s, err);
+    if (!rc)
+        rc = ibx_source_check_pages(s, err);
     if (rc)
         return rc;
     if (s->state.now == SOURCE_CONFIRMING)

@@ -20,6 +20,7 @@
 
 #include "migrate/common/common.h"
 #include "migrate/operator/control_socket.h"
+#include "migrate/pages/digest.h"
 #include "migrate/pages/pages.h"
 #include "migrate/source/watchdog.h"
 
@@ -111,6 +112,7 @@ struct source_link {
     const struct ibx_options *transport;
     const struct source_vm *vm;
     unsigned wished; /* page connections; 0: any number */
+    bool verify;     /* pages, in a new migration */
 
     struct ibx_channel control;
     struct ibx_migrate_hello hello;   /* the last one, */
@@ -124,7 +126,7 @@ struct source_link {
 
 void ibx_source_link_init(struct source_link *link, const struct ibx_journal *record,
                           const struct ibx_options *transport, const struct source_vm *vm,
-                          unsigned wished);
+                          unsigned wished, bool verify);
 static inline bool source_linked(const struct source_link *link)
 {
     return link->state.now != LINK_NONE;
@@ -168,14 +170,15 @@ void ibx_source_link_disown(struct source_link *link, const char *why);
  *   CONFIRMING -> DONE -> [*]      the destination confirmed it, or the time for that is over
  *   [*] -> COMMITTED | SERVING     ib-migrate recover
  *   ASKING | EXPOSING | STARTING | STOPPED | SENDING | COMMITTED -> KEPT | STRANDED -> [*]
- *   COMMITTED | SERVING -> LEFT -> [*]
+ *   COMMITTED | SERVING -> LEFT | BROKEN -> [*]
  *
  * KEPT: the VM stays here. Before COMMITTED every failure leads there. In COMMITTED only the
  * destination's own statement that the VM never ran there does; without it, and in SERVING, the
  * source makes a lost link again for as long as necessary. STRANDED: the same, but QEMU could not
  * be told to continue. LEFT: given up or interrupted after the commit; the pages stay in QEMU, the
- * VM must not be continued here, and ib-migrate recover continues. In CONFIRMING the destination
- * needs nothing from this side.
+ * VM must not be continued here, and ib-migrate recover continues. BROKEN: the destination has
+ * other pages than this side; they stay in QEMU, for ib-migrate rollback. In CONFIRMING the
+ * destination needs nothing from this side.
  *
  * A move that the table refuses is an internal failure: before the commit it ends as any failure
  * does, in KEPT; after the commit it is a lost link, and every page is kept.
@@ -192,7 +195,8 @@ enum source_state {
     SOURCE_DONE,
     SOURCE_KEPT,
     SOURCE_STRANDED,
-    SOURCE_LEFT
+    SOURCE_LEFT,
+    SOURCE_BROKEN
 };
 
 /*
@@ -227,7 +231,8 @@ struct source {
     int lock_fd;
     unsigned interrupts; /* signals, and a request to cancel */
 
-    uint64_t messages; /* from the destination */
+    struct ibx_verifier *verifier; /* from the first DIGEST on */
+    uint64_t messages;             /* from the destination */
     struct migration_silence silence;
     uint64_t busy_until_ns; /* of ibx_migration_busy_until() */
     uint64_t lost_ns;       /* when the link was */
@@ -266,6 +271,16 @@ static inline bool source_over(const struct source *s)
 /* LOADED has come: COMMITTED, and COMMIT is sent. */
 int ibx_source_commit(struct source *s, struct ibx_error *err);
 
+/* ---------------------------------------------------------------- verify.c */
+
+int ibx_source_on_digest(struct source *s, const struct ibx_migrate_digest *digest,
+                         struct ibx_error *err);
+/* -EBADMSG, in BROKEN: a page differs. */
+int ibx_source_check_pages(struct source *s, struct ibx_error *err);
+/* COMPLETE has come. 0: all pages are the same, or are not verified; -EAGAIN: some are being
+ * compared. */
+int ibx_source_verified(struct source *s, struct ibx_error *err);
+
 /* ---------------------------------------------------------------- ending.c */
 
 /* Continues the VM here and goes to KEPT or STRANDED; returns `code`. Where the table has no move
@@ -273,6 +288,9 @@ int ibx_source_commit(struct source *s, struct ibx_error *err);
 int ibx_source_keep(struct source *s, int code, struct ibx_error *err);
 /* An error after the commit. 0: to go on and connect again. */
 int ibx_source_link_trouble(struct source *s, int code, struct ibx_error *err);
+/* The pages at the destination are not those here, as `err` says: BROKEN, and with `tell` that is
+ * sent there. Returns -EBADMSG. */
+int ibx_source_broken(struct source *s, bool tell, struct ibx_error *err);
 /* After the commit, without a link: one try to reconnect, when it is time. */
 int ibx_source_reconnect(struct source *s, struct ibx_error *err);
 int ibx_source_check_interrupts(struct source *s, struct ibx_error *err);

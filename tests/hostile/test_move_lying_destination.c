@@ -50,6 +50,7 @@ static void answer_links(struct line *line, bool accepted, enum ibx_answer_state
     const struct ibx_migrate_answer reply = {.accepted = accepted,
                                              .state = (uint8_t)state,
                                              .links = links,
+                                             .verify = accepted,
                                              .host = "liar",
                                              .count = accepted ? 0 : 1,
                                              .reasons = {"no room"}};
@@ -257,10 +258,88 @@ static void test_a_lie_about_the_end(void)
     pair_runs_at_the_source();
 }
 
+/* After COMMIT, as if the VM ran here: the source ends it, keeps all pages and gives the VM back.
+ */
+static void lie_to_the_end(void (*lie)(void), const char *words, int status)
+{
+    start_source();
+    send_to_us(NULL);
+    got_commit();
+    line_send_plain(&source, IBX_MIGRATE_RUNNING);
+    lie();
+    mover_await_words(&sender, words);
+    assert_false(source.received & 1u << IBX_MIGRATE_CONFIRM);
+    close_both();
+    ibx_acceptor_close(acceptor);
+    if (status == 3) {
+        mover_kill(&sender, SIGINT);
+        mover_await_words(&sender, "interrupt once more");
+        mover_kill(&sender, SIGINT);
+    }
+    mover_ends(&sender, status);
+    assert_false(vm_runs(&vms[0]));
+    MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
+    pair_runs_at_the_source();
+    mover_end_all(NULL);
+}
+
+/* Of ranges that it never READ. */
+static void lie_digests(void)
+{
+    static const uint8_t entries[2 * IBX_MIGRATE_DIGEST_ENTRY] = {0xff};
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_DIGEST};
+    message.is.digest.entries.bytes = entries;
+    message.is.digest.entries.length = sizeof(entries);
+    line_send(&source, &message);
+    assert_true(line_receives(&source, IBX_MIGRATE_BROKEN));
+}
+
+static void lie_digests_outside(void)
+{
+    static const uint8_t entries[IBX_MIGRATE_DIGEST_ENTRY];
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_DIGEST};
+    message.is.digest.first = VM_RAM_MIB << 8;
+    message.is.digest.entries.bytes = entries;
+    message.is.digest.entries.length = sizeof(entries);
+    line_send(&source, &message);
+    line_closes(&source);
+}
+
+/* With the map that the source has, and no digests. */
+static void lie_complete(void)
+{
+    struct ibx_guest_ram ram;
+    struct ibx_page_map map;
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_COMPLETE};
+    uint64_t written, *bits = calloc(VM_RAM_MIB << 2, 8);
+    assert_non_null(bits);
+    vm_ok(ibx_guest_ram_find(vms[0].qmp, false, &ram, vm_soon(), &vm_error));
+    vm_ok(ibx_page_map_init_ram(&map, &ram, &vm_error));
+    vm_ok(ibx_guest_block_written(&ram, &ram.blocks[0], bits, &written, &vm_error));
+    ibx_page_map_put_block(&map, 0, bits);
+    message.is.totals.pages = message.is.totals.fetched_pages = map.pages;
+    message.is.totals.progress.pages = message.is.totals.progress.present = map.pages;
+    ibx_page_map_hash(&map, message.is.totals.hash);
+    line_send(&source, &message);
+    line_closes(&source);
+    free(bits);
+    ibx_page_map_fini(&map);
+    ibx_guest_ram_fini(&ram);
+}
+
+static void test_lies_about_pages(void)
+{
+    lie_to_the_end(lie_digests, "is broken: pages 0 to 511", 1);
+    lie_to_the_end(lie_digests_outside, "guest RAM has 16384 pages", 3);
+    lie_to_the_end(lie_complete, "without the digests of all pages", 3);
+}
+
 int main(void)
 {
     pair_timeout = "timeout_ms=10000";
-    static const struct vm_test tests[] = {
-        VM_TEST(test_destinations_that_lie), VM_TEST(test_a_lie_about_the_end), {0}};
+    static const struct vm_test tests[] = {VM_TEST(test_destinations_that_lie),
+                                           VM_TEST(test_a_lie_about_the_end),
+                                           VM_TEST(test_lies_about_pages),
+                                           {0}};
     return vm_tests(tests, mover_end_all);
 }

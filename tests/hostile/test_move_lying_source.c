@@ -351,6 +351,20 @@ static void lie_epochs(void)
     line_ends(&other);
 }
 
+static void lie_broken_early(void)
+{
+    line_send(&liar.control,
+              &(struct ibx_migrate_any){.type = IBX_MIGRATE_BROKEN, .is.reason = "all wrong"});
+}
+
+/* That the pages there are not its own: nobody goes on with them. */
+static void lie_broken(void)
+{
+    line_send_epoch(&liar.control, IBX_MIGRATE_COMMIT, 1);
+    assert_true(line_receives(&liar.control, IBX_MIGRATE_RUNNING));
+    lie_broken_early();
+}
+
 /* The receiver's main thread stands still, its others do not. */
 static void hold_main(void)
 {
@@ -449,6 +463,8 @@ static const struct lie {
     {"others", to_joining, lie_others, "enough", true, false},
     {"epochs", to_loaded, lie_epochs, "it stays", false, false},
     {"ABORT behind the end", to_loaded, lie_abort_behind_the_end, "it stays", true, false},
+    {"BROKEN early", to_ready, lie_broken_early, "sent BROKEN while", true, false},
+    {"BROKEN", to_loaded, lie_broken, "is broken: all wrong", true, true},
     {"a query beside the commit", to_loaded, lie_query_beside_the_commit, "it stays", false, false},
 };
 
@@ -477,6 +493,7 @@ static void describe(void)
     memset(&liar, 0, sizeof(liar));
     vm_ok(ibx_guest_ram_find(vms[0].qmp, false, &liar.ram, vm_soon(), &vm_error));
     liar.hello.links_least = liar.hello.links = 1;
+    liar.hello.verify = true;
     ibx_migrate_hello_describe(&liar.hello, &liar.ram);
     liar.pages = liar.ram.bytes / 4096;
     vm_ok(ibx_page_map_init(&liar.map, liar.hello.blocks, liar.hello.block_count, &vm_error));

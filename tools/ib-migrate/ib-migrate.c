@@ -120,6 +120,10 @@ static const struct ibx_tool_option options[] = {
     {"json", NULL, "Print one JSON object a line on standard output; also: status, check",
      .commands = MIGRATING | BIT(STATUS) | BIT(CHECK), .at = AT(json)},
     {"quiet", NULL, "Print only errors and what --json prints", MIGRATING, .at = AT(quiet)},
+    {"no-verify", NULL,
+     "Do not compare what has come with the memory of the source; at both ends, or it has no "
+     "effect",
+     MIGRATING, .at = AT(no_verify)},
     {.help = "Options of receive and recover:"},
     {"listen", "URI", "Where to listen for the source: rdma://0.0.0.0:18600",
      BIT(RECEIVE) | BIT(RECOVER), IBX_TOOL_TEXT, .at = AT(listen)},

@@ -86,6 +86,7 @@ static int receive(const struct migrate_args *args, const struct ibx_migrate_obs
         .max_bandwidth = args->max_bandwidth,
         .give_up_s = args->give_up_s,
         .minor = args->minor,
+        .no_verify = args->no_verify,
         .observer = *observer,
     };
     return ibx_migrate_receive(&options, record, last, err);
@@ -103,6 +104,7 @@ static int send(const struct migrate_args *args, const struct ibx_migrate_observ
         .links = args->links,
         .give_up_s = args->give_up_s,
         .quit = args->quit,
+        .no_verify = args->no_verify,
         .observer = *observer,
     };
     return ibx_migrate_send(&options, record, last, err);

@@ -101,6 +101,13 @@ void ibx_link_proof(const struct ibx_link *link, const char *label, uint8_t proo
     ibx_hmac(link->conn->session_key, pieces, 2, proof);
 }
 
+void ibx_conn_secret(const struct ibx_conn *conn, const char *label,
+                     uint8_t secret[IBX_SECRET_BYTES])
+{
+    struct ibx_piece pieces[2] = {{"secret ", 7}, {label, strlen(label)}};
+    ibx_hmac(conn->session_key, pieces, 2, secret);
+}
+
 int ibx_link_wait(struct ibx_link *link, int fd, short events, uint64_t deadline_ns)
 {
     struct ibx_conn_setup *setup = link->conn->setup;

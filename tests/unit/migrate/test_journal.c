@@ -83,21 +83,24 @@ static void records_of_the_first_version(NO_STATE)
 }
 
 /* From each state (rows, as the enum; 0 is a new record) to which others, besides itself. */
-static const unsigned source_table[11] = {
+static const unsigned source_table[12] = {
     [0] = 1 << IBX_JOURNAL_HERE,
     [IBX_JOURNAL_HERE] =
         1 << IBX_JOURNAL_MAY_RUN | 1 << IBX_JOURNAL_KEPT | 1 << IBX_JOURNAL_ROLLED_BACK,
     [IBX_JOURNAL_MAY_RUN] = 1 << IBX_JOURNAL_MOVED | 1 << IBX_JOURNAL_DONE | 1 << IBX_JOURNAL_KEPT |
-                            1 << IBX_JOURNAL_ROLLED_BACK,
-    [IBX_JOURNAL_MOVED] = 1 << IBX_JOURNAL_DONE | 1 << IBX_JOURNAL_ROLLED_BACK,
+                            1 << IBX_JOURNAL_ROLLED_BACK | 1 << IBX_JOURNAL_BROKEN,
+    [IBX_JOURNAL_MOVED] =
+        1 << IBX_JOURNAL_DONE | 1 << IBX_JOURNAL_ROLLED_BACK | 1 << IBX_JOURNAL_BROKEN,
+    [IBX_JOURNAL_BROKEN] = 1 << IBX_JOURNAL_ROLLED_BACK,
 };
-static const unsigned destination_table[11] = {
+static const unsigned destination_table[12] = {
     [0] = 1 << IBX_JOURNAL_NOT_YET,
     [IBX_JOURNAL_NOT_YET] = 1 << IBX_JOURNAL_MAY_RUN | 1 << IBX_JOURNAL_GIVEN_UP,
-    [IBX_JOURNAL_MAY_RUN] =
-        1 << IBX_JOURNAL_RUNNING | 1 << IBX_JOURNAL_COMPLETE | 1 << IBX_JOURNAL_GIVEN_UP,
-    [IBX_JOURNAL_RUNNING] = 1 << IBX_JOURNAL_COMPLETE | 1 << IBX_JOURNAL_GIVEN_UP,
-    [IBX_JOURNAL_COMPLETE] = 1 << IBX_JOURNAL_DONE,
+    [IBX_JOURNAL_MAY_RUN] = 1 << IBX_JOURNAL_RUNNING | 1 << IBX_JOURNAL_COMPLETE |
+                            1 << IBX_JOURNAL_GIVEN_UP | 1 << IBX_JOURNAL_BROKEN,
+    [IBX_JOURNAL_RUNNING] =
+        1 << IBX_JOURNAL_COMPLETE | 1 << IBX_JOURNAL_GIVEN_UP | 1 << IBX_JOURNAL_BROKEN,
+    [IBX_JOURNAL_COMPLETE] = 1 << IBX_JOURNAL_DONE | 1 << IBX_JOURNAL_BROKEN,
 };
 
 /* Its totals are known once all of its pages have come, and not before. */
@@ -115,17 +118,19 @@ static void complete_as_its_state(struct ibx_journal *r)
 /* Writes it in each state by which this one is reached, from new (0) on. */
 static void bring_to(struct ibx_journal *r, enum ibx_journal_state wanted)
 {
-    static const enum ibx_journal_state before[2][11] = {
+    static const enum ibx_journal_state before[2][12] = {
         {[IBX_JOURNAL_MAY_RUN] = IBX_JOURNAL_NOT_YET,
          [IBX_JOURNAL_RUNNING] = IBX_JOURNAL_MAY_RUN,
          [IBX_JOURNAL_COMPLETE] = IBX_JOURNAL_RUNNING,
          [IBX_JOURNAL_DONE] = IBX_JOURNAL_COMPLETE,
-         [IBX_JOURNAL_GIVEN_UP] = IBX_JOURNAL_NOT_YET},
+         [IBX_JOURNAL_GIVEN_UP] = IBX_JOURNAL_NOT_YET,
+         [IBX_JOURNAL_BROKEN] = IBX_JOURNAL_RUNNING},
         {[IBX_JOURNAL_MAY_RUN] = IBX_JOURNAL_HERE,
          [IBX_JOURNAL_MOVED] = IBX_JOURNAL_MAY_RUN,
          [IBX_JOURNAL_DONE] = IBX_JOURNAL_MOVED,
          [IBX_JOURNAL_KEPT] = IBX_JOURNAL_HERE,
-         [IBX_JOURNAL_ROLLED_BACK] = IBX_JOURNAL_MAY_RUN}};
+         [IBX_JOURNAL_ROLLED_BACK] = IBX_JOURNAL_MAY_RUN,
+         [IBX_JOURNAL_BROKEN] = IBX_JOURNAL_MOVED}};
     if (!wanted)
         return;
     bring_to(r, before[r->source][wanted]);
@@ -162,6 +167,7 @@ static void make_older(const struct ibx_journal *r, unsigned version)
     change(r, "  \"key-name\": \"node-a\",\n", "");
     change(r, "  \"allow\": \"node-a,node-c\",\n", "");
     change(r, "  \"encryption\": \"required\",\n", "");
+    change(r, "  \"verify\": \"\",\n", "");
     if (version < 3)
         change(r, "  \"complete\": null,\n", "");
     snprintf(now, sizeof(now), "\"ibx-record\": %u", version);
@@ -198,6 +204,25 @@ static void options_are_checked(NO_STATE)
     each_is_refused(&r, wrong, COUNT(wrong));
 }
 
+/* A key that a tool needs again, and no tool after the end. */
+static void a_key_lasts_as_long_as_the_migration(NO_STATE)
+{
+    char path[PATH_MAX], text[4096];
+    struct ibx_journal r = sample(true, 7);
+    r.verify = true;
+    memset(r.verify_key, 0x5c, sizeof(r.verify_key));
+    bring_to(&r, IBX_JOURNAL_MOVED);
+    struct ibx_journal found = only();
+    assert_true(found.verify);
+    assert_memory_equal(found.verify_key, r.verify_key, sizeof(r.verify_key));
+    r.state = IBX_JOURNAL_DONE;
+    assert_int_equal(write_record(&r), 0);
+    assert_false(only().verify);
+    ibx_journal_path(folder, &r, ".json", path, sizeof(path));
+    text[get_file(path, text, sizeof(text) - 1)] = 0;
+    assert_null(strstr(text, "5c5c"));
+}
+
 /* As version 2 wrote it, which called a migration done when all pages had come. */
 static void records_of_the_second_version(NO_STATE)
 {
@@ -232,15 +257,17 @@ static void only_moves_of_the_table(NO_STATE)
 {
     const unsigned all[2] = {
         1 << IBX_JOURNAL_NOT_YET | 1 << IBX_JOURNAL_MAY_RUN | 1 << IBX_JOURNAL_RUNNING |
-            1 << IBX_JOURNAL_COMPLETE | 1 << IBX_JOURNAL_DONE | 1 << IBX_JOURNAL_GIVEN_UP,
+            1 << IBX_JOURNAL_COMPLETE | 1 << IBX_JOURNAL_DONE | 1 << IBX_JOURNAL_GIVEN_UP |
+            1 << IBX_JOURNAL_BROKEN,
         1 << IBX_JOURNAL_HERE | 1 << IBX_JOURNAL_MAY_RUN | 1 << IBX_JOURNAL_MOVED |
-            1 << IBX_JOURNAL_DONE | 1 << IBX_JOURNAL_KEPT | 1 << IBX_JOURNAL_ROLLED_BACK};
+            1 << IBX_JOURNAL_DONE | 1 << IBX_JOURNAL_KEPT | 1 << IBX_JOURNAL_ROLLED_BACK |
+            1 << IBX_JOURNAL_BROKEN};
     for (unsigned source = 0; source < 2; source++) {
         const unsigned *table = source ? source_table : destination_table;
-        for (unsigned from = 0; from < 11; from++) {
+        for (unsigned from = 0; from < 12; from++) {
             if (from && !(all[source] >> from & 1))
                 continue;
-            for (unsigned to = 0; to < 13; to++) /* some are no states */
+            for (unsigned to = 0; to < 14; to++) /* some are no states */
                 check_step(source, from, to, table[from] >> to & 1 || (from && to == from));
         }
     }
@@ -649,6 +676,7 @@ int main(void)
         TEST(records_of_the_second_version),
         TEST(records_of_the_third_version),
         TEST(options_are_checked),
+        TEST(a_key_lasts_as_long_as_the_migration),
         TEST(totals_are_checked),
         TEST(only_moves_of_the_table),
         TEST(epochs_only_rise),

@@ -25,6 +25,11 @@
         .fault_p99_ns = 250000, .fault_max_ns = 1000000                                            \
     }
 
+/* One range of pages: 64 bytes of bits and 16 of a digest. */
+#define ENTRY     ENTRY_16 ENTRY_16 ENTRY_16 ENTRY_16 ENTRY_16
+#define ENTRY_16  "0123456789abcdef"
+#define ENTRY_HEX "30313233343536373839616263646566"
+
 static const struct ibx_migrate_hello sample_hello = {
     .purpose = IBX_PURPOSE_MOVE,
     .id = ID,
@@ -38,7 +43,8 @@ static const struct ibx_migrate_hello sample_hello = {
     .block_count = 2,
     .blocks = {{"ram0", 1u << 30, 4096, 0x1234}, {"huge", 64u << 20, 2u << 20, 0}},
     .hardware = "cpus=2;",
-    .host = "node-a"};
+    .host = "node-a",
+    .verify = true};
 static const struct ibx_migrate_answer sample_answer = {.state = IBX_ANSWER_WAITING,
                                                         .links = 3,
                                                         .host = "node-b",
@@ -52,17 +58,17 @@ static const struct sample {
 } samples[] = {
     {"HELLO",
      {.type = IBX_MIGRATE_HELLO, .is.hello = &sample_hello},
-     "016962786d030001101112131415161718191a1b1c1d1e1f010000000000000001000200070000000200"
+     "016962786d040001101112131415161718191a1b1c1d1e1f010000000000000001000200070000000200"
      "0000160000000a0070632d7133352d372e32240030313233343536372d383961622d636465662d30"
      "3132332d3435363738396162636465660200766d0200040072616d30000000400000000000100000"
      "0000000034120000000000000400687567650000000400000000000020000000000000000000000000000700"
-     "637075733d323b06006e6f64652d61"},
+     "637075733d323b06006e6f64652d6101"},
     {"ANSWER",
      {.type = IBX_MIGRATE_ANSWER, .is.answer = &sample_answer},
-     "020002030006006e6f64652d6202000a0069742069732066756c6c09006974206973206f6c64"},
+     "020002030006006e6f64652d6202000a0069742069732066756c6c09006974206973206f6c6400"},
     {"JOIN",
      {.type = IBX_MIGRATE_JOIN, .is.join = {.id = ID, .epoch = 3, .link = 1}},
-     "036962786d0300101112131415161718191a1b1c1d1e1f03000000000000000100"},
+     "036962786d0400101112131415161718191a1b1c1d1e1f03000000000000000100"},
     {"REGION",
      {.type = IBX_MIGRATE_REGION,
       .is.region =
@@ -107,6 +113,13 @@ static const struct sample {
      {.type = IBX_MIGRATE_ABORT, .is.reason = "the operator said so"},
      "101400746865206f70657261746f72207361696420736f"},
     {"CONFIRMED", {.type = IBX_MIGRATE_CONFIRMED}, "11"},
+    {"DIGEST",
+     {.type = IBX_MIGRATE_DIGEST,
+      .is.digest = {.first = 1024, .entries = {(const uint8_t *)ENTRY, IBX_MIGRATE_DIGEST_ENTRY}}},
+     "120004000000000000" ENTRY_HEX ENTRY_HEX ENTRY_HEX ENTRY_HEX ENTRY_HEX},
+    {"BROKEN",
+     {.type = IBX_MIGRATE_BROKEN, .is.reason = "pages 0 to 511 are not the same"},
+     "131f007061676573203020746f2035313120617265206e6f74207468652073616d65"},
 };
 #define SAMPLES (sizeof(samples) / sizeof(samples[0]))
 
@@ -135,6 +148,8 @@ static int decode(const uint8_t *bytes, size_t length, struct ibx_migrate_any *i
     int rc = ibx_migrate_decode(copy, length, into, &error);
     if (!rc && (into->type == IBX_MIGRATE_STATE || into->type == IBX_MIGRATE_MAP))
         into->is.state.bytes = bytes + (into->is.state.bytes - copy);
+    if (!rc && into->type == IBX_MIGRATE_DIGEST)
+        into->is.digest.entries.bytes = bytes + (into->is.digest.entries.bytes - copy);
     free(copy);
     if (rc) {
         assert_int_equal(error.code, rc);
@@ -146,7 +161,7 @@ static int decode(const uint8_t *bytes, size_t length, struct ibx_migrate_any *i
 static void encodes_golden_bytes(NO_STATE)
 {
     uint8_t expected[512], out[512];
-    assert_int_equal(SAMPLES, IBX_MIGRATE_CONFIRMED);
+    assert_int_equal(SAMPLES, IBX_MIGRATE_BROKEN);
     for (size_t i = 0; i < SAMPLES; i++) {
         size_t length = golden_bytes(&samples[i], expected);
         ssize_t n = ibx_migrate_encode(&samples[i].message, out, sizeof(out));
@@ -169,6 +184,10 @@ static void decodes_golden_bytes(NO_STATE)
         if (message.type == IBX_MIGRATE_STATE || message.type == IBX_MIGRATE_MAP) {
             assert_int_equal(message.is.state.length, expected->is.state.length);
             assert_memory_equal(message.is.state.bytes, expected->is.state.bytes, length - 1);
+        } else if (message.type == IBX_MIGRATE_DIGEST) {
+            assert_int_equal(message.is.digest.first, expected->is.digest.first);
+            assert_int_equal(message.is.digest.entries.length, length - 9);
+            assert_memory_equal(message.is.digest.entries.bytes, bytes + 9, length - 9);
         } else if (message.type == IBX_MIGRATE_HELLO) {
             assert_memory_equal(message.is.hello, &sample_hello, sizeof(sample_hello));
         } else if (message.type == IBX_MIGRATE_ANSWER) {
@@ -271,9 +290,9 @@ static void refuses_other_protocols_and_versions(NO_STATE)
         says(type, 5, 0, 2, -EPROTONOSUPPORT, "version 0");
     }
     says(IBX_MIGRATE_READY, 0, 0, 1, -EPROTO, "type 0");
-    says(IBX_MIGRATE_READY, 0, 18, 1, -EPROTO, "type 18");
+    says(IBX_MIGRATE_READY, 0, 20, 1, -EPROTO, "type 20");
     says(IBX_MIGRATE_READY, 0, 255, 1, -EPROTO, "type 255");
-    assert_string_equal(ibx_migrate_message_name((enum ibx_migrate_message)18),
+    assert_string_equal(ibx_migrate_message_name((enum ibx_migrate_message)20),
                         "an unknown message");
     assert_string_equal(ibx_answer_state_name(IBX_ANSWER_RUNNING), "running");
     assert_string_equal(ibx_answer_state_name(IBX_ANSWER_GIVEN_UP), "given up");
@@ -305,6 +324,8 @@ static void refuses_fields_out_of_range(NO_STATE)
     says(IBX_MIGRATE_HELLO, ram0 + 6, 1ull << 60, 8, -EPROTO, "at most");
     says(IBX_MIGRATE_HELLO, huge + 6, (1ull << 60) - (1ull << 30), 8, -EPROTO, "2^60");
     says(IBX_MIGRATE_HELLO, huge + 6, 0ull - (1ull << 30), 8, -EPROTO, "at most");
+    says(IBX_MIGRATE_DIGEST, 1, 1025, 8, -EPROTO, "not of whole ranges");
+    says(IBX_MIGRATE_DIGEST, 1, (1ull << 40) + 512, 8, -EPROTO, "at most");
     says(IBX_MIGRATE_ANSWER, 1, 2, 1, -EPROTO, "is 2");
     says(IBX_MIGRATE_ANSWER, 1, 1, 1, -EPROTO, "has reasons");
     says(IBX_MIGRATE_ANSWER, 2, 0, 1, -EPROTO, "state is 0");

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * What has come, for the source to compare with its RAM: of each range of pages once all of it is
+ * here, and of all others at the end. A page without a tag then was given back by the guest. Each
+ * link begins with the first range: the source knows which it has compared.
+ */
+#include "migrate/destination/destination.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define RANGES_AT_ONCE 200u /* in a message: 16 kB */
+
+void ibx_destination_digests_restart(struct destination *d)
+{
+    free(d->digests.sent);
+    d->digests = (struct destination_digests){.left = 0};
+}
+
+static int begin(struct destination *d, struct ibx_error *err)
+{
+    struct destination_digests *digests = &d->digests;
+    if (digests->sent)
+        return 0;
+    digests->left = ibx_digest_ranges(d->ram.map.pages);
+    digests->sent = calloc(digests->left, sizeof(*digests->sent));
+    return digests->sent ? 0 : ibx_error_set(err, -ENOMEM, "no memory for digests of pages");
+}
+
+/* Sends one message of ranges that follow each other, from `range` on; moves it behind them. */
+static int send_some(struct destination *d, bool all, uint64_t *range, struct ibx_error *err)
+{
+    static uint8_t entries[RANGES_AT_ONCE * IBX_DIGEST_ENTRY];
+    struct destination_digests *digests = &d->digests;
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_DIGEST};
+    const uint64_t ranges = ibx_digest_ranges(d->ram.map.pages);
+    unsigned count = 0;
+    message.is.digest.first = *range * IBX_DIGEST_PAGES;
+    while (*range < ranges && count < RANGES_AT_ONCE && !digests->sent[*range] &&
+           (all || ibx_page_tags_whole(d->ram.page_tags, *range))) {
+        ibx_page_tags_entry(d->ram.page_tags, *range, entries + (size_t)count * IBX_DIGEST_ENTRY);
+        digests->sent[*range] = true;
+        digests->left--;
+        count++;
+        (*range)++;
+    }
+    if (!count) {
+        (*range)++;
+        return 0;
+    }
+    message.is.digest.entries.bytes = entries;
+    message.is.digest.entries.length = (size_t)count * IBX_DIGEST_ENTRY;
+    return ibx_channel_send(&d->link.control, &message, err);
+}
+
+int ibx_destination_send_digests(struct destination *d, struct ibx_error *err)
+{
+    const bool all = d->state.now == DESTINATION_COMPLETE;
+    struct destination_digests *digests = &d->digests;
+    /* While a new link brings the page map again, that tells of no page with data. */
+    if (!d->ram.page_tags || !destination_linked(&d->link) ||
+        (!all && (d->link.state.now != LINK_SERVING ||
+                  ibx_now_ns() - digests->looked_ns < MIGRATION_TICK_MS * IBX_NS_PER_MS)))
+        return 0;
+    digests->looked_ns = ibx_now_ns();
+    int rc = begin(d, err);
+    const uint64_t ranges = ibx_digest_ranges(d->ram.map.pages);
+    for (uint64_t range = 0; !rc && digests->left && range < ranges;) {
+        if (!ibx_channel_idle(&d->link.control))
+            return -EAGAIN;
+        rc = send_some(d, all, &range, err);
+    }
+    return rc ? rc : all || !digests->left ? 0 : -EAGAIN;
+}

@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/pages/digest.h"
+
+#include "common/wire.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <openssl/core_names.h>
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define PRIME   ((1ull << 61) - 1)
+#define LIMB    43u /* bits: three of them are a Poly1305 tag */
+#define TAG_LEN 16u
+
+/* ------------------------------------------------------------ keys */
+
+static void random_instead(uint8_t *out, size_t length)
+{
+    if (getentropy(out, length))
+        abort();
+}
+
+static void derive(const uint8_t key[IBX_DIGEST_KEY], const char *label, uint8_t out[32])
+{
+    unsigned length = 0;
+    if (!HMAC(EVP_sha256(), key, IBX_DIGEST_KEY, (const uint8_t *)label, strlen(label), out,
+              &length) ||
+        length != 32)
+        random_instead(out, 32);
+}
+
+void ibx_digest_keys_derive(struct ibx_digest_keys *keys, const uint8_t key[IBX_DIGEST_KEY])
+{
+    uint8_t fold[32] = {0};
+    struct ibx_reader r = ibx_reader_of(fold, sizeof(fold));
+    derive(key, "ibx page tag", keys->page);
+    derive(key, "ibx page tag fold", fold);
+    derive(key, "ibx page range", keys->range);
+    for (unsigned i = 0; i < 3; i++)
+        keys->fold[i] = ibx_get_u64(&r) % PRIME;
+    OPENSSL_cleanse(fold, sizeof(fold));
+}
+
+/* ------------------------------------------------------------ tags */
+
+struct ibx_page_tagger {
+    const struct ibx_digest_keys *keys;
+    EVP_MAC *mac;
+    EVP_MAC_CTX *context;
+};
+
+struct ibx_page_tagger *ibx_page_tagger_create(const struct ibx_digest_keys *keys)
+{
+    struct ibx_page_tagger *tagger = calloc(1, sizeof(*tagger));
+    if (!tagger)
+        return NULL;
+    tagger->keys = keys;
+    tagger->mac = EVP_MAC_fetch(NULL, "POLY1305", NULL);
+    tagger->context = tagger->mac ? EVP_MAC_CTX_new(tagger->mac) : NULL;
+    if (tagger->context)
+        return tagger;
+    ibx_page_tagger_destroy(tagger);
+    return NULL;
+}
+
+void ibx_page_tagger_destroy(struct ibx_page_tagger *tagger)
+{
+    if (!tagger)
+        return;
+    EVP_MAC_CTX_free(tagger->context);
+    EVP_MAC_free(tagger->mac);
+    free(tagger);
+}
+
+/* 1 to PRIME. The limbs are less than PRIME, so that different tags stay different numbers. */
+static uint64_t fold(const struct ibx_digest_keys *keys, const uint8_t tag[TAG_LEN])
+{
+    struct ibx_reader r = ibx_reader_of(tag, TAG_LEN);
+    const uint64_t low = ibx_get_u64(&r), high = ibx_get_u64(&r), mask = (1ull << LIMB) - 1;
+    const uint64_t limbs[3] = {low & mask, (low >> LIMB | high << (64 - LIMB)) & mask,
+                               high >> (2 * LIMB - 64)};
+    unsigned __int128 sum = 0;
+    for (unsigned i = 0; i < 3; i++)
+        sum += (unsigned __int128)keys->fold[i] * limbs[i];
+    return (uint64_t)(sum % PRIME) + 1;
+}
+
+uint64_t ibx_page_tag(struct ibx_page_tagger *tagger, const void *page, size_t size)
+{
+    uint8_t tag[TAG_LEN];
+    size_t length = 0;
+    if (EVP_MAC_init(tagger->context, tagger->keys->page, sizeof(tagger->keys->page), NULL) != 1 ||
+        EVP_MAC_update(tagger->context, page, size) != 1 ||
+        EVP_MAC_final(tagger->context, tag, &length, sizeof(tag)) != 1 || length != sizeof(tag))
+        return 0;
+    return fold(tagger->keys, tag);
+}
+
+/* ------------------------------------------------------------ ranges */
+
+void ibx_digest_range(const struct ibx_digest_keys *keys, uint64_t first, const uint64_t *tags,
+                      unsigned count, uint8_t digest[IBX_DIGEST_BYTES])
+{
+    uint8_t bytes[8 + 4 + 8 * IBX_DIGEST_PAGES], whole[EVP_MAX_MD_SIZE];
+    struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
+    ibx_put_u64(&w, first);
+    ibx_put_u32(&w, count);
+    for (unsigned i = 0; i < count; i++)
+        ibx_put_u64(&w, tags[i]);
+    if (w.failed ||
+        !HMAC(EVP_sha256(), keys->range, sizeof(keys->range), bytes, w.length, whole, NULL))
+        random_instead(whole, IBX_DIGEST_BYTES);
+    memcpy(digest, whole, IBX_DIGEST_BYTES);
+}
+
+/* ------------------------------------------------------------ the destination's table */
+
+struct ibx_page_tags {
+    const struct ibx_page_map *map;
+    _Atomic uint64_t *tags;
+    struct ibx_digest_keys keys;
+    struct ibx_page_tagger **taggers;
+    unsigned workers;
+    pthread_mutex_t lock;
+    struct ibx_error conflict; /* the first; under the lock */
+};
+
+int ibx_page_tags_create(const struct ibx_page_map *map, _Atomic uint64_t *tags,
+                         const uint8_t key[IBX_DIGEST_KEY], unsigned workers,
+                         struct ibx_page_tags **out, struct ibx_error *err)
+{
+    struct ibx_page_tags *own = calloc(1, sizeof(*own));
+    if (!own)
+        return ibx_error_set(err, -ENOMEM, "no memory for the digests of pages");
+    *own = (struct ibx_page_tags){.map = map, .tags = tags, .workers = workers};
+    pthread_mutex_init(&own->lock, NULL);
+    ibx_digest_keys_derive(&own->keys, key);
+    own->taggers = calloc(workers, sizeof(*own->taggers));
+    bool good = own->taggers != NULL;
+    for (unsigned i = 0; good && i < workers; i++)
+        good = (own->taggers[i] = ibx_page_tagger_create(&own->keys)) != NULL;
+    if (!good) {
+        ibx_page_tags_destroy(own);
+        return ibx_error_set(
+            err, -EOPNOTSUPP,
+            "pages cannot be verified: this OpenSSL has no POLY1305, or no memory; "
+            "give --no-verify at both ends");
+    }
+    *out = own;
+    return 0;
+}
+
+void ibx_page_tags_destroy(struct ibx_page_tags *tags)
+{
+    if (!tags)
+        return;
+    for (unsigned i = 0; tags->taggers && i < tags->workers; i++)
+        ibx_page_tagger_destroy(tags->taggers[i]);
+    free(tags->taggers);
+    pthread_mutex_destroy(&tags->lock);
+    OPENSSL_cleanse(&tags->keys, sizeof(tags->keys));
+    free(tags);
+}
+
+static uint64_t page_size_of(const struct ibx_page_map *map, uint64_t page)
+{
+    unsigned i = 0;
+    while (i + 1 < map->block_count && page - map->blocks[i].first >= map->blocks[i].pages)
+        i++;
+    return map->blocks[i].page_size;
+}
+
+/* The engine goes on, so that QEMU can be told to pause the VM. */
+static void note_conflict(struct ibx_page_tags *tags, uint64_t page)
+{
+    struct ibx_error why = {0};
+    ibx_error_set(&why, -EBADMSG,
+                  "page %" PRIu64
+                  " of guest RAM came twice, with different bytes: it was changed on "
+                  "its way here, or at the source after the VM had stopped there",
+                  page);
+    pthread_mutex_lock(&tags->lock);
+    if (!tags->conflict.code)
+        tags->conflict = why;
+    pthread_mutex_unlock(&tags->lock);
+}
+
+int ibx_page_tags_note(void *context, unsigned worker, uint64_t page, uint32_t pages,
+                       const void *bytes, struct ibx_error *err)
+{
+    struct ibx_page_tags *tags = context;
+    const uint64_t size = page_size_of(tags->map, page);
+    for (uint32_t i = 0; i < pages; i++) {
+        const uint64_t tag =
+            ibx_page_tag(tags->taggers[worker], (const uint8_t *)bytes + i * size, size);
+        uint64_t before = 0;
+        if (!tag)
+            return ibx_error_set(err, -EIO, "OpenSSL cannot compute POLY1305");
+        /* The first to come stays: which of two the kernel takes is not known. */
+        if (!atomic_compare_exchange_strong(&tags->tags[page + i], &before, tag) && before != tag)
+            note_conflict(tags, page + i);
+    }
+    return 0;
+}
+
+int ibx_page_tags_conflict(struct ibx_page_tags *tags, struct ibx_error *err)
+{
+    pthread_mutex_lock(&tags->lock);
+    const int rc = tags->conflict.code;
+    if (rc && err)
+        *err = tags->conflict;
+    pthread_mutex_unlock(&tags->lock);
+    return rc;
+}
+
+static unsigned pages_of(const struct ibx_page_map *map, uint64_t range)
+{
+    const uint64_t left = map->pages - range * IBX_DIGEST_PAGES;
+    return left < IBX_DIGEST_PAGES ? (unsigned)left : IBX_DIGEST_PAGES;
+}
+
+bool ibx_page_tags_whole(const struct ibx_page_tags *tags, uint64_t range)
+{
+    const uint64_t first = range * IBX_DIGEST_PAGES, end = first + pages_of(tags->map, range);
+    for (uint64_t page = first; page < end; page++)
+        if (ibx_page_map_data(tags->map, page) &&
+            !atomic_load_explicit(&tags->tags[page], memory_order_acquire))
+            return false;
+    return true;
+}
+
+void ibx_page_tags_entry(const struct ibx_page_tags *tags, uint64_t range,
+                         uint8_t entry[IBX_DIGEST_ENTRY])
+{
+    const uint64_t first = range * IBX_DIGEST_PAGES;
+    const unsigned count = pages_of(tags->map, range);
+    uint64_t list[IBX_DIGEST_PAGES];
+    memset(entry, 0, IBX_DIGEST_PAGES / 8);
+    for (unsigned i = 0; i < count; i++) {
+        list[i] = atomic_load_explicit(&tags->tags[first + i], memory_order_acquire);
+        entry[i / 8] = (uint8_t)(entry[i / 8] | (list[i] ? 1u << i % 8 : 0));
+    }
+    ibx_digest_range(&tags->keys, first, list, count, entry + IBX_DIGEST_PAGES / 8);
+}

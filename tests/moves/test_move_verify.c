@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Pages at the destination that are not those of the source: no side calls that complete, the VM is
+ * paused there, and can be taken back. A byte of the source's RAM that is another one while the
+ * page is fetched stands for a forged packet.
+ */
+#include "migrate/qemu/qemu.h"
+#include "tests/scenes/mover.h"
+
+#include "common/clock.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/mman.h>
+
+#define PAGE    4096u
+#define PAGES   (VM_RAM_MIB << 8)
+#define RANGE   512u
+#define MANY    64u /* pages: QEMU may have touched a few zero ones since */
+#define LOOK_MS 2
+#define AT      1234 /* the byte of a page that is changed */
+
+static const struct vm_options stays = {.append = "", .extra = {"-no-shutdown"}};
+
+/* ------------------------------------------------------------ both sides' RAM */
+
+static int files[2];
+static uint8_t *memory; /* the source's */
+
+static void open_both(void)
+{
+    for (unsigned i = 0; i < 2; i++)
+        assert_true((files[i] = open(vms[i].ram, i ? O_RDONLY : O_RDWR)) >= 0);
+    memory = mmap(NULL, (size_t)PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, files[0], 0);
+    assert_true(memory != MAP_FAILED);
+}
+
+static void close_both(void)
+{
+    munmap(memory, (size_t)PAGES * PAGE);
+    close(files[0]);
+    close(files[1]);
+}
+
+static bool present(unsigned side, uint64_t page)
+{
+    return lseek(files[side], (off_t)(page * PAGE), SEEK_DATA) == (off_t)(page * PAGE);
+}
+
+/* The last page with data at the source in a range of which the destination lacks some: one that it
+ * has, or one that it lacks. */
+static uint64_t choose(bool there)
+{
+    for (uint64_t range = PAGES / RANGE; range-- > 0;) {
+        uint64_t found = 0, lacking = 0;
+        for (uint64_t page = range * RANGE; page < (range + 1) * RANGE; page++) {
+            if (!present(0, page))
+                continue;
+            lacking += !present(1, page);
+            if (present(1, page) == there)
+                found = page;
+        }
+        if (found && lacking > MANY)
+            return found;
+    }
+    fail_msg("there is no such page");
+    return 0;
+}
+
+static void speed(const char *limit)
+{
+    MOVER_RUN(0, "set", "--max-bandwidth", limit, "--qmp", vms[1].tool);
+}
+
+/* ------------------------------------------------------------ what must follow */
+
+/* Neither QEMU runs the VM; once that of the destination has ended, it goes on at the source. */
+static void broken(struct mover *there, struct mover *here)
+{
+    mover_ends(here, 1);
+    mover_ends(there, 1);
+    mover_must_print(here, "migration is broken");
+    mover_must_print(here, "guest RAM (mem0");
+    mover_must_print(there, "migration is broken");
+    mover_must_print(there, "was paused");
+    assert_false(vm_runs(&vms[1]));
+    assert_false(vm_runs(&vms[0]));
+    MOVER_RUN(1, "recover", "--qmp", vms[1].tool, TIMED);
+    vm_end(&vms[1]);
+    MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
+    pair_runs_at_the_source();
+}
+
+static void test_a_byte_is_forged_on_the_way(void)
+{
+    pair_filling(&stays, NULL);
+    open_both();
+    const uint64_t page = choose(false), deadline = vm_soon();
+    memory[page * PAGE + AT] ^= 0x40;
+    speed("2M");
+    while (!present(1, page)) {
+        assert_true(ibx_now_ns() < deadline);
+        poll(NULL, 0, LOOK_MS);
+    }
+    memory[page * PAGE + AT] ^= 0x40;
+    close_both();
+    broken(&receiver, &sender);
+}
+
+/* Changes a page that has come at the source, while others of its range are missing. */
+static uint64_t change_one(void)
+{
+    const uint64_t page = choose(true);
+    memory[page * PAGE + AT] ^= 0x40;
+    return page;
+}
+
+static void test_the_source_changes_its_memory(void)
+{
+    /* Either side's wish is enough. */
+    static const char *const both[][2] = {
+        {NULL, NULL}, {"--no-verify", NULL}, {NULL, "--no-verify"}};
+    for (unsigned i = 0; i < 3; i++) {
+        pair_start(&stays);
+        pair_receive((const char *[]){"--max-bandwidth", "64K", both[i][0], NULL});
+        pair_send((const char *[]){both[i][1], NULL});
+        mover_await(&receiver, "filling", 0);
+        open_both();
+        const uint64_t page = change_one();
+        speed("0");
+        mover_await_words(&sender, "migration is broken");
+        memory[page * PAGE + AT] ^= 0x40;
+        close_both();
+        broken(&receiver, &sender);
+        mover_end_all(NULL);
+    }
+}
+
+static void test_nobody_looks(void)
+{
+    pair_start(NULL);
+    pair_receive((const char *[]){"--max-bandwidth", "64K", "--no-verify", NULL});
+    pair_send((const char *[]){"--no-verify", NULL});
+    mover_await(&receiver, "filling", 0);
+    open_both();
+    change_one();
+    close_both();
+    pair_filled();
+}
+
+/* A tool that continues compares also what came before it. */
+static void test_recover_compares_all(void)
+{
+    for (unsigned i = 0; i < 2; i++) {
+        struct mover *which = i ? &sender : &receiver;
+        pair_filling(&stays, NULL);
+        open_both();
+        mover_kill(which, SIGKILL);
+        const uint64_t page = change_one();
+        pair_recover(which);
+        if (i)
+            speed("0");
+        mover_await_words(&sender, "migration is broken");
+        memory[page * PAGE + AT] ^= 0x40;
+        close_both();
+        broken(&receiver, &sender);
+        mover_end_all(NULL);
+    }
+}
+
+int main(void)
+{
+    pair_timeout = "timeout_ms=10000";
+    static const struct vm_test tests[] = {VM_TEST(test_a_byte_is_forged_on_the_way),
+                                           VM_TEST(test_the_source_changes_its_memory),
+                                           VM_TEST(test_nobody_looks),
+                                           VM_TEST(test_recover_compares_all),
+                                           {0}};
+    return vm_tests(tests, mover_end_all);
+}

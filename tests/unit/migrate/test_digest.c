@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Digests of pages: tags, ranges, the destination's table, and the source that compares. */
+#include "migrate/pages/digest.h"
+#include "tests/scenes/unit.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define SMALL   4096u
+#define HUGE    (2u << 20)
+#define FIRST   1300u /* pages of the first block, and 2 huge ones: two ranges and a half */
+#define PAGES   (FIRST + 2u)
+#define BYTES   (FIRST * SMALL)
+#define RANGES  3u
+#define WAIT_MS 20000
+
+static const uint8_t key[IBX_DIGEST_KEY] = "a key of both ends of a migrati";
+static struct ibx_error error;
+
+/* ------------------------------------------------------------ a VM's RAM */
+
+static struct ibx_guest_block blocks[2];
+static struct ibx_guest_ram ram;
+static struct ibx_page_map map;
+static uint8_t *memory[2];
+static _Atomic uint64_t tag_words[PAGES];
+static struct ibx_page_tags *tags;
+static struct ibx_verifier *verifier;
+
+static void block_make(unsigned i, const char *id, uint64_t page_size, uint64_t size)
+{
+    int fd = memfd_create(id, MFD_CLOEXEC);
+    assert_true(fd >= 0 && !ftruncate(fd, (off_t)size));
+    blocks[i] = (struct ibx_guest_block){.size = size, .page_size = page_size, .fd = fd};
+    snprintf(blocks[i].id, sizeof(blocks[i].id), "%s", id);
+    memory[i] = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    assert_true(memory[i] != MAP_FAILED);
+}
+
+static uint8_t *page_at(uint64_t page)
+{
+    return page < FIRST ? memory[0] + page * SMALL : memory[1] + (page - FIRST) * HUGE;
+}
+
+static size_t size_at(uint64_t page)
+{
+    return page < FIRST ? SMALL : HUGE;
+}
+
+/* Every seventh page is zero. */
+static int start(void **state)
+{
+    uint64_t bits[PAGES / 64 + 1] = {0};
+    (void)state;
+    block_make(0, "ram0", SMALL, BYTES);
+    block_make(1, "huge", HUGE, 2ull * HUGE);
+    ram = (struct ibx_guest_ram){.blocks = blocks, .count = 2, .bytes = BYTES + 2ull * HUGE};
+    assert_int_equal(ibx_page_map_init_ram(&map, &ram, &error), 0);
+    for (uint64_t page = 0; page < PAGES; page++) {
+        if (page % 7 == 0)
+            continue;
+        bits[page / 64] |= 1ull << page % 64;
+        memset(page_at(page), (int)(page % 251) + 1, size_at(page));
+    }
+    uint64_t second[1] = {bits[FIRST / 64] >> FIRST % 64 | bits[FIRST / 64 + 1]
+                                                               << (64 - FIRST % 64)};
+    ibx_page_map_put_block(&map, 0, bits);
+    ibx_page_map_put_block(&map, 1, second);
+    memset((void *)tag_words, 0, sizeof(tag_words));
+    assert_int_equal(ibx_page_tags_create(&map, tag_words, key, 2, &tags, &error), 0);
+    assert_int_equal(ibx_verifier_open(&ram, &map, key, &verifier, &error), 0);
+    return 0;
+}
+
+static int end(void **state)
+{
+    (void)state;
+    ibx_verifier_close(verifier);
+    ibx_page_tags_destroy(tags);
+    ibx_page_map_fini(&map);
+    for (unsigned i = 0; i < 2; i++) {
+        munmap(memory[i], blocks[i].size);
+        close(blocks[i].fd);
+    }
+    return 0;
+}
+
+static int note(uint64_t page, const void *bytes)
+{
+    memset(&error, 0, sizeof(error));
+    return ibx_page_tags_note(tags, (unsigned)page % 2, page, 1, bytes, &error);
+}
+
+/* All pages with data arrive, from the last one on, as they are at the source. */
+static void all_arrive(void)
+{
+    for (uint64_t page = PAGES; page-- > 0;)
+        if (ibx_page_map_data(&map, page))
+            assert_int_equal(note(page, page_at(page)), 0);
+}
+
+static int give(uint64_t range, uint64_t count)
+{
+    uint8_t entries[RANGES * IBX_DIGEST_ENTRY];
+    for (uint64_t i = 0; i < count; i++)
+        ibx_page_tags_entry(tags, range + i, entries + i * IBX_DIGEST_ENTRY);
+    const struct ibx_bytes bytes = {entries, count * IBX_DIGEST_ENTRY};
+    return ibx_verifier_take(verifier, range * IBX_DIGEST_PAGES, &bytes, &error);
+}
+
+static int result(void)
+{
+    struct pollfd wait = {.fd = ibx_verifier_fd(verifier), .events = POLLIN};
+    while (!ibx_verifier_idle(verifier))
+        assert_true(poll(&wait, 1, WAIT_MS) >= 0 && (ibx_verifier_result(verifier, &error), 1));
+    return ibx_verifier_result(verifier, &error);
+}
+
+/* ------------------------------------------------------------ tests */
+
+/* A tag depends on the key and on every byte; these are of both ends, and never change. */
+static void test_golden(NO_STATE)
+{
+    struct ibx_digest_keys keys, others;
+    uint8_t page[SMALL], digest[IBX_DIGEST_BYTES], other[IBX_DIGEST_KEY];
+    static const uint64_t list[3] = {1, 0, 3};
+    static const uint8_t golden[IBX_DIGEST_BYTES] = {0xf6, 0x30, 0xbd, 0xac, 0x82, 0x00,
+                                                     0x54, 0xe8, 0xc7, 0x48, 0x7e, 0x3e,
+                                                     0x91, 0x85, 0x74, 0xa1};
+    memset(page, 0x5a, sizeof(page));
+    memcpy(other, key, sizeof(other));
+    other[31] ^= 1;
+    ibx_digest_keys_derive(&keys, key);
+    ibx_digest_keys_derive(&others, other);
+    struct ibx_page_tagger *tagger = ibx_page_tagger_create(&keys);
+    struct ibx_page_tagger *another = ibx_page_tagger_create(&others);
+    const uint64_t tag = ibx_page_tag(tagger, page, sizeof(page));
+    assert_int_equal(tag, 0x1409d1ea86df386b);
+    assert_int_not_equal(ibx_page_tag(another, page, sizeof(page)), tag);
+    for (size_t at = 0; at < sizeof(page); at++) {
+        page[at] ^= 1;
+        assert_int_not_equal(ibx_page_tag(tagger, page, sizeof(page)), tag);
+        page[at] ^= 1;
+    }
+    assert_int_equal(ibx_page_tag(tagger, page, sizeof(page)), tag);
+    ibx_digest_range(&keys, 512, list, 3, digest);
+    assert_memory_equal(digest, golden, sizeof(digest));
+    ibx_digest_range(&keys, 1024, list, 3, digest);
+    assert_memory_not_equal(digest, golden, sizeof(digest));
+    ibx_page_tagger_destroy(tagger);
+    ibx_page_tagger_destroy(another);
+}
+
+static void test_agrees(NO_STATE)
+{
+    uint64_t compared, left_out;
+    all_arrive();
+    assert_true(ibx_page_tags_whole(tags, 2));
+    assert_int_equal(give(2, 1), 0);
+    assert_int_equal(result(), -EAGAIN);
+    assert_int_equal(give(0, 2), 0);
+    assert_int_equal(result(), 0);
+    assert_int_equal(give(0, 3), 0); /* once more, as after a reconnection */
+    assert_int_equal(result(), 0);
+    ibx_verifier_pages(verifier, &compared, &left_out);
+    assert_int_equal(compared, map.data_pages);
+    assert_int_equal(left_out, 0);
+}
+
+/* Also when they come again, as often as that happens. */
+static void test_pages_come_again(NO_STATE)
+{
+    uint8_t forged[SMALL];
+    all_arrive();
+    assert_int_equal(note(8, page_at(8)), 0);
+    memcpy(forged, page_at(8), sizeof(forged));
+    forged[4095] ^= 0x80;
+    assert_int_equal(ibx_page_tags_conflict(tags, &error), 0);
+    assert_int_equal(note(8, forged), 0);
+    assert_int_equal(ibx_page_tags_conflict(tags, &error), -EBADMSG);
+    assert_non_null(strstr(error.message, "page 8 of guest RAM came twice"));
+    assert_int_equal(give(0, 1), 0); /* the first counts */
+    assert_int_equal(result(), -EAGAIN);
+}
+
+/* Given back by the guest before they came: neither a digest nor the end waits for them. */
+static void test_left_out(NO_STATE)
+{
+    uint64_t compared, left_out;
+    for (uint64_t page = 0; page < PAGES; page++)
+        if (ibx_page_map_data(&map, page) && page != 600 && page != 1301)
+            assert_int_equal(note(page, page_at(page)), 0);
+    assert_true(ibx_page_tags_whole(tags, 0));
+    assert_false(ibx_page_tags_whole(tags, 1));
+    assert_false(ibx_page_tags_whole(tags, 2));
+    assert_int_equal(give(0, 3), 0);
+    assert_int_equal(result(), 0);
+    ibx_verifier_pages(verifier, &compared, &left_out);
+    assert_int_equal(left_out, 2);
+    assert_int_equal(compared, map.data_pages - 2);
+}
+
+static void differs(uint64_t range, const char *said)
+{
+    assert_int_equal(give(range, 1), 0);
+    assert_int_equal(result(), -EBADMSG);
+    if (!strstr(error.message, said))
+        fail_msg("\"%s\" does not say \"%s\"", error.message, said);
+}
+
+static void test_forged_on_the_way(NO_STATE)
+{
+    uint8_t forged[SMALL];
+    memcpy(forged, page_at(701), sizeof(forged));
+    forged[17] ^= 1;
+    all_arrive();
+    tag_words[701] = 0;
+    assert_int_equal(note(701, forged), 0);
+    assert_int_equal(give(0, 1), 0);
+    assert_int_equal(give(2, 1), 0);
+    assert_int_equal(result(), -EAGAIN);
+    differs(1, "pages 512 to 1023 of guest RAM (ram0 from byte 0x200000 on) are not");
+}
+
+static void test_changed_at_the_source(NO_STATE)
+{
+    all_arrive();
+    page_at(1300)[HUGE - 1] ^= 1;
+    differs(2, "pages 1024 to 1301");
+}
+
+/* The bytes of one page in the place of another, and the other way round. */
+static void test_swapped(NO_STATE)
+{
+    assert_int_equal(note(1, page_at(2)), 0);
+    assert_int_equal(note(2, page_at(1)), 0);
+    differs(0, "pages 0 to 511");
+}
+
+static void test_zero_pages_have_none(NO_STATE)
+{
+    static const uint8_t zeros[SMALL];
+    assert_int_equal(note(7, zeros), 0);
+    differs(0, "where they are zero here");
+}
+
+/* The digests of a destination that makes them up. */
+static void test_lies(NO_STATE)
+{
+    uint8_t entries[RANGES * IBX_DIGEST_ENTRY] = {0};
+    struct ibx_bytes bytes = {entries, sizeof(entries)};
+    assert_int_equal(ibx_verifier_take(verifier, 512, &bytes, &error), -EPROTO);
+    assert_int_equal(ibx_verifier_take(verifier, 1536, &bytes, &error), -EPROTO);
+    assert_int_equal(ibx_verifier_take(verifier, UINT64_MAX - 511, &bytes, &error), -EPROTO);
+    assert_int_equal(ibx_verifier_take(verifier, 0, &bytes, &error), 0);
+    assert_int_equal(result(), -EBADMSG);
+}
+
+/* Bits of pages behind the last one. */
+static void test_spare_bits(NO_STATE)
+{
+    uint8_t entry[IBX_DIGEST_ENTRY];
+    all_arrive();
+    ibx_page_tags_entry(tags, 2, entry);
+    entry[63] |= 0x80;
+    const struct ibx_bytes bytes = {entry, sizeof(entry)};
+    assert_int_equal(ibx_verifier_take(verifier, 1024, &bytes, &error), 0);
+    assert_int_equal(result(), -EBADMSG);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_golden),
+        cmocka_unit_test_setup_teardown(test_agrees, start, end),
+        cmocka_unit_test_setup_teardown(test_pages_come_again, start, end),
+        cmocka_unit_test_setup_teardown(test_left_out, start, end),
+        cmocka_unit_test_setup_teardown(test_forged_on_the_way, start, end),
+        cmocka_unit_test_setup_teardown(test_changed_at_the_source, start, end),
+        cmocka_unit_test_setup_teardown(test_swapped, start, end),
+        cmocka_unit_test_setup_teardown(test_zero_pages_have_none, start, end),
+        cmocka_unit_test_setup_teardown(test_lies, start, end),
+        cmocka_unit_test_setup_teardown(test_spare_bits, start, end),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
