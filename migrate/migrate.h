@@ -86,6 +86,7 @@ struct ibx_send_options {
     unsigned links; /* page connections; 0: ibx_page_links_default() of both ends, the lesser */
     unsigned give_up_s;
     bool quit;      /* ends the source QEMU when all is confirmed */
+    bool remove;    /* and removes the files of guest RAM */
     bool no_verify; /* as above, unless the destination wants it */
     struct ibx_migrate_observer observer;
 };

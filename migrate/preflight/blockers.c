@@ -397,6 +397,7 @@ int ibx_preflight_side(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
     if (rc)
         return rc;
     ibx_preflight_ram(ram, blockers);
+    ibx_preflight_ram_files(ram, blockers);
     if (role == IBX_MIGRATE_DESTINATION) {
         ibx_preflight_permissions(ram, blockers);
         ibx_preflight_space(ram, blockers);

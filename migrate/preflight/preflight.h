@@ -41,6 +41,8 @@ int ibx_preflight_devices(struct ibx_qmp *qmp, struct ibx_blockers *blockers, ui
                           struct ibx_error *err);
 /* Destination: rights to trace QEMU and to make a userfaultfd. */
 void ibx_preflight_permissions(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
+/* ram_file.c: a file that other users can read or change, or made. */
+void ibx_preflight_ram_files(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
 /* Destination: file systems that cannot hold the RAM. */
 void ibx_preflight_space(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
 

@@ -191,6 +191,8 @@ static int finish(struct source *s, int rc, struct ibx_migrate_status *last, str
 {
     if (!rc && s->options->quit && s->vm.qmp)
         quit_qemu(s);
+    if (!rc && s->options->remove)
+        ibx_source_remove_files(s);
     if (rc)
         memcpy(s->status.message, err->message, sizeof(s->status.message));
     s->status.phase = rc ? IBX_PHASE_FAILED : IBX_PHASE_DONE;

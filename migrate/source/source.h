@@ -281,6 +281,11 @@ int ibx_source_check_pages(struct source *s, struct ibx_error *err);
  * compared. */
 int ibx_source_verified(struct source *s, struct ibx_error *err);
 
+/* ---------------------------------------------------------------- remove.c */
+
+/* The migration is complete: removes the files of guest RAM, and notifies of those that stay. */
+void ibx_source_remove_files(struct source *s);
+
 /* ---------------------------------------------------------------- ending.c */
 
 /* Continues the VM here and goes to KEPT or STRANDED; returns `code`. Where the table has no move

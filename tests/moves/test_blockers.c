@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -106,6 +107,40 @@ static void test_ram_that_is_discarded(void)
           json_pack("{s:s,s:s,s:b}", "path", "/objects/mem0", "property", "discard-data", "value",
                     0));
     look_only(IBX_MIGRATE_SOURCE, NULL);
+}
+
+/* Whoever can read the file has the VM's memory; a folder that others cannot enter is enough. */
+static void test_ram_that_others_reach(void)
+{
+    static const struct {
+        mode_t file, folder;
+        uid_t owner;
+        const char *words;
+    } rows[] = {
+        {0600, 0755, 0, NULL},
+        {0644, 0755, 0, "whose mode 0644 lets other users read the VM's memory: chmod 600"},
+        {0602, 0755, 0, "whose mode 0602 lets other users change"},
+        {0640, 0755, 0, "whose mode 0640 lets other users read"},
+        {0666, 0700, 0, NULL},
+        {0644, 0750, 0, "lets other users read"}, /* the group can enter, and then is an other */
+        {0604, 0750, 0, NULL},
+        {0600, 0755, 12345, "belongs to user 12345 and neither to QEMU's (0) nor to root"},
+    };
+    char folder[] = "/dev/shm/ibx-vm-folder-XXXXXX", file[64], ram[160];
+    assert_non_null(mkdtemp(folder));
+    snprintf(file, sizeof(file), "%s/ram", folder);
+    snprintf(ram, sizeof(ram), "memory-backend-file,id=mem0,size=64M,mem-path=%s,share=on", file);
+    vm_start(&vm, &(struct vm_options){.ram = ram});
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        print_message("row %zu\n", i);
+        assert_int_equal(chown(file, rows[i].owner, 0), 0);
+        assert_int_equal(chmod(file, rows[i].file), 0);
+        assert_int_equal(chmod(folder, rows[i].folder), 0);
+        look_only(IBX_MIGRATE_SOURCE, rows[i].words);
+    }
+    vm_end(&vm);
+    unlink(file);
+    rmdir(folder);
 }
 
 static void test_blocked(void)
@@ -418,6 +453,7 @@ int main(void)
 {
     static const struct vm_test tests[] = {VM_TEST(test_one_side),
                                            VM_TEST(test_ram_that_is_discarded),
+                                           VM_TEST(test_ram_that_others_reach),
                                            VM_TEST(test_blocked),
                                            VM_TEST(test_capabilities),
                                            VM_TEST(test_migrating_already),

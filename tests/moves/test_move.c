@@ -41,6 +41,40 @@ static void test_tcp(void)
     moved(&(struct vm_options){.append = "mib=32"}, "tcp://127.0.0.1:0", NULL, NULL);
 }
 
+/* Only that of the source, and only by its own name. */
+static void test_removes_the_file(void)
+{
+    char other[128];
+    moved(&(struct vm_options){.append = ""}, "tcp://127.0.0.1:0", NULL,
+          (const char *[]){"--remove", NULL});
+    assert_int_equal(access(vms[0].ram, F_OK), -1);
+    assert_int_equal(access(vms[1].ram, F_OK), 0);
+    mover_end_all(NULL);
+    pair_start(NULL);
+    snprintf(other, sizeof(other), "%s.other", vms[0].ram);
+    assert_int_equal(link(vms[0].ram, other), 0);
+    pair_receive(NULL);
+    pair_send((const char *[]){"--remove", NULL});
+    pair_done();
+    mover_must_print(&sender, "has other names");
+    assert_int_equal(access(vms[0].ram, F_OK), 0);
+    mover_end_all(NULL);
+    unlink(other);
+    pair_start(NULL);
+    pair_receive(NULL);
+    mover_stop_next("source:serving");
+    pair_send((const char *[]){"--remove", NULL});
+    mover_await_stop(&sender);
+    snprintf(other, sizeof(other), "%s.other", vms[0].ram);
+    assert_int_equal(rename(vms[0].ram, other), 0);
+    assert_int_equal(symlink(other, vms[0].ram), 0);
+    mover_kill(&sender, SIGCONT);
+    pair_done();
+    mover_must_print(&sender, "is a link");
+    assert_int_equal(access(other, F_OK), 0);
+    unlink(other);
+}
+
 static void test_shm(void)
 {
     moved(&(struct vm_options){.append = "cpus=2", .two = true}, "shm://127.0.0.1:0", NULL, NULL);
@@ -246,6 +280,7 @@ int main(void)
 {
     pair_beats = 40;
     static const struct vm_test tests[] = {VM_TEST(test_tcp),
+                                           VM_TEST(test_removes_the_file),
                                            VM_TEST(test_shm),
                                            VM_TEST(test_ofi),
                                            VM_TEST(test_auto_with_links),

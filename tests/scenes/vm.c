@@ -124,6 +124,7 @@ static void become_qemu(const struct vm *vm, const struct vm_options *o, const s
                         pid_t parent)
 {
     int log = open(vm->log, O_WRONLY | O_CREAT | O_APPEND, 0644);
+    umask(077); /* its RAM is for its user only */
     int null = open("/dev/null", O_RDONLY);
     dup2(null, 0);
     dup2(log, 1);

@@ -28,7 +28,7 @@ struct migrate_args {
     struct ibx_options options;
     uint64_t max_bandwidth;
     unsigned links, give_up_s;
-    bool bandwidth_given, minor, no_verify, quit, json, quiet, yes, destination, unfinished;
+    bool bandwidth_given, minor, no_verify, quit, remove, json, quiet, yes, destination, unfinished;
 };
 
 /* The commands: their exit status. */

@@ -104,6 +104,7 @@ static int send(const struct migrate_args *args, const struct ibx_migrate_observ
         .links = args->links,
         .give_up_s = args->give_up_s,
         .quit = args->quit,
+        .remove = args->remove,
         .no_verify = args->no_verify,
         .observer = *observer,
     };

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Who can reach the file of guest RAM: all that the VM knows is in it. */
+#include "migrate/preflight/preflight.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static bool effective_user(pid_t pid, uid_t *user)
+{
+    char line[256];
+    unsigned real, effective;
+    bool found = false;
+    snprintf(line, sizeof(line), "/proc/%d/status", (int)pid);
+    FILE *file = fopen(line, "re");
+    while (file && !found && fgets(line, sizeof(line), file))
+        found = sscanf(line, "Uid: %u %u", &real, &effective) == 2;
+    if (file)
+        fclose(file);
+    if (found)
+        *user = effective;
+    return found;
+}
+
+/* Whether a folder above the file keeps out those who need one of these permissions to search it.
+ * False also where the path is not this file, in another mount namespace for instance. */
+static bool kept_out(const char *path, const struct stat *file, mode_t search)
+{
+    char at[PATH_MAX];
+    struct stat st;
+    if (stat(path, &st) || st.st_dev != file->st_dev || st.st_ino != file->st_ino)
+        return false;
+    snprintf(at, sizeof(at), "%s", path);
+    for (char *slash; (slash = strrchr(at, '/')) && slash != at;) {
+        *slash = 0;
+        if (!stat(at, &st) && !(st.st_mode & search))
+            return true;
+    }
+    return false;
+}
+
+static void check_file(const struct ibx_guest_block *block, uid_t user,
+                       struct ibx_blockers *blockers)
+{
+    char link[64], path[PATH_MAX];
+    struct stat st;
+    if (block->fd < 0 || fstat(block->fd, &st) || !st.st_nlink) /* without a name */
+        return;
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", block->fd);
+    const ssize_t length = readlink(link, path, sizeof(path) - 1);
+    path[length > 0 ? length : 0] = 0;
+    if (st.st_uid != user && st.st_uid != 0)
+        ibx_blockers_add(blockers,
+                         "guest RAM %s is in %s, which belongs to user %u and neither to QEMU's "
+                         "(%u) nor to root, so that user can read and change the VM's memory: "
+                         "remove the file and start QEMU again, with a mem-path in a folder that "
+                         "only its user can enter (mode 0700)",
+                         block->id, path, (unsigned)st.st_uid, (unsigned)user);
+    const bool group = st.st_mode & 060 && !kept_out(path, &st, 011);
+    const bool others = st.st_mode & 006 && !kept_out(path, &st, 001);
+    if (group || others)
+        ibx_blockers_add(blockers,
+                         "guest RAM %s is in %s, whose mode %04o lets other users %s the VM's "
+                         "memory: chmod 600 that file now, and start QEMU with umask 077 or with a "
+                         "mem-path in a folder that only its user can enter (mode 0700)",
+                         block->id, path, (unsigned)st.st_mode & 07777,
+                         st.st_mode & 022 ? "change" : "read");
+}
+
+void ibx_preflight_ram_files(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
+{
+    uid_t user;
+    if (!effective_user(ram->pid, &user))
+        return; /* it has ended, which others report */
+    for (size_t i = 0; i < ram->count; i++)
+        if (ram->blocks[i].shared)
+            check_file(&ram->blocks[i], user, blockers);
+}
