@@ -152,6 +152,7 @@ static void test_allocation_out_of_range(void **state)
 {
     (void)state;
     struct ibx_mr *mr = end_register(server, NULL, 8192, IBX_ACCESS_REMOTE_READ);
+    memset(mr->span.address, 1, 8192);
     struct shm_published *shared = &server->shm->mine.regions[mr->keys[0] & 0xffff];
     const struct shm_published good = *shared;
     const uint64_t lies[][2] = {
@@ -182,6 +183,7 @@ static void test_arena_offset_out_of_range(void **state)
 {
     (void)state;
     struct ibx_mr *mr = end_register(server, NULL, 8192, IBX_ACCESS_REMOTE_READ);
+    memset(mr->span.address, 1, 8192);
     struct shm_published *shared = &server->shm->mine.regions[mr->keys[0] & 0xffff];
     assert_non_null(pointer(client, mr, 8192));
     const uint64_t offsets[] = {IBX_SHM_ARENA - 4096, IBX_SHM_ARENA, UINT64_MAX - 4095};

@@ -37,7 +37,8 @@ struct ibx_tls *ibx_link_tls(const struct ibx_link *link)
 void proof_of(const char *label, uint8_t proof[IBX_PROOF_BYTES])
 {
     memset(proof, 0x5a, IBX_PROOF_BYTES);
-    memcpy(proof, label, strlen(label));
+    for (size_t i = 0; label[i]; i++)
+        proof[i % IBX_PROOF_BYTES] = (uint8_t)(proof[i % IBX_PROOF_BYTES] * 31 + label[i]);
 }
 
 void ibx_link_proof(const struct ibx_link *link, const char *label, uint8_t proof[IBX_PROOF_BYTES])

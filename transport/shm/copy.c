@@ -2,7 +2,7 @@
 /*
  * READ and WRITE. A chunk's bytes are copied in the first of these ways that is possible and fast:
  *
- *   mapped      the peer's memory lies in an arena: one memcpy by this side
+ *   mapped      the peer's memory lies in an arena: one memcpy by this side (peer_arena.c)
  *   requested   the peer and this side copy one half each (request.c); fast while the peer polls
  *   direct      process_vm_readv or process_vm_writev: one copy by this side, in the kernel
  *
@@ -151,21 +151,29 @@ void ibx_shm_direct_probe(struct shm *shm)
         no_direct(shm, "process_vm_readv does not reach the peer");
 }
 
+/* Through the mapping, unless that would make pages in the peer's memory: then 1 is returned for a
+ * WRITE. */
+static int mapped_copy(const struct shm_view *view, bool read, uint8_t *local, size_t length)
+{
+    if (!view->address)
+        return 1;
+    if (!ibx_shm_view_filled(view, length))
+        return read ? ibx_shm_view_read(view, local, length) : 1;
+    memcpy(read ? local : view->address, read ? view->address : local, length);
+    return 0;
+}
+
 int ibx_shm_copy_alone(struct shm *shm, const struct ibx_chunk *chunk, uint8_t *local,
                        uint64_t address, size_t length, bool direct)
 {
-    uint8_t *mapped = NULL;
+    struct shm_view view = {0};
     bool read = chunk->kind == IBX_RDMA_READ;
-    int rc =
-        ibx_shm_region_acquire(shm, chunk->remote_keys[0], address, length,
-                               read ? IBX_ACCESS_REMOTE_READ : IBX_ACCESS_REMOTE_WRITE, &mapped);
+    int rc = ibx_shm_region_acquire(shm, chunk->remote_keys[0], address, length,
+                                    read ? IBX_ACCESS_REMOTE_READ : IBX_ACCESS_REMOTE_WRITE, &view);
     if (rc)
         return rc;
-    if (mapped)
-        memcpy(read ? local : mapped, read ? mapped : local, length);
-    else if (!direct)
-        rc = 1;
-    else
+    rc = mapped_copy(&view, read, local, length);
+    if (rc > 0 && direct)
         rc = ibx_shm_remote_copy(shm, read, local, address, length);
     ibx_shm_region_release(shm);
     if (rc == -EPERM) {

@@ -42,7 +42,7 @@ bool ibx_shm_memfd_safe(int fd)
 {
     struct statfs system;
     int seals = fcntl(fd, F_GET_SEALS);
-    return seals >= 0 && seals & F_SEAL_SHRINK && !fstatfs(fd, &system) &&
+    return seals >= 0 && (seals & SEALS) == SEALS && !fstatfs(fd, &system) &&
            system.f_type == TMPFS_MAGIC;
 }
 

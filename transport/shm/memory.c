@@ -32,9 +32,8 @@ void ibx_shm_memory_fini(struct shm *shm)
     for (int i = 0; i < SHM_ARENA_KINDS; i++) {
         if (shm->arenas[i].fd >= 0)
             close(shm->arenas[i].fd);
-        if (shm->peer_arenas[i].base)
-            munmap(shm->peer_arenas[i].base, shm->peer_arenas[i].bytes);
     }
+    ibx_shm_peer_arenas_fini(shm);
     free(shm->regions);
     free(shm->region_free);
 }
@@ -135,31 +134,6 @@ static void arena_make(struct shm *shm, enum shm_arena_kind kind)
         close(copy);
     if (fd >= 0)
         close(fd);
-}
-
-void ibx_shm_arena_accept(struct shm *shm, unsigned kind, int fd)
-{
-    struct stat status;
-    bool valid = kind > SHM_ARENA_NONE && kind < SHM_ARENA_KINDS && !shm->peer_arenas[kind].seen &&
-                 ibx_shm_memfd_safe(fd) && !fstat(fd, &status) && status.st_size > 0 &&
-                 (uint64_t)status.st_size <= IBX_SHM_ARENA;
-    if (!valid) {
-        ibx_shm_break(shm, -EPROTO, "the peer's arena is not what it should be");
-        close(fd);
-        return;
-    }
-    size_t bytes = (size_t)status.st_size;
-    int protection = kind == SHM_ARENA_READ ? PROT_READ : PROT_READ | PROT_WRITE;
-    /* Without a mapping (RLIMIT_AS) copies are requested or direct. */
-    void *base = mmap(NULL, bytes, protection, MAP_SHARED | MAP_NORESERVE, fd, 0);
-    shm->peer_arenas[kind].seen = true;
-    if (base != MAP_FAILED) {
-        madvise(base, bytes, MADV_DONTDUMP);
-        ibx_shm_huge_advise(base, bytes);
-        shm->peer_arenas[kind].base = base;
-        shm->peer_arenas[kind].bytes = bytes;
-    }
-    close(fd);
 }
 
 static void arena_leave(struct shm_arena *arena, struct shm_region *region)
@@ -352,20 +326,6 @@ uint8_t *ibx_shm_region_find(struct shm *shm, const struct shm_request *request,
     return *status ? NULL : (uint8_t *)(uintptr_t)request->address;
 }
 
-/* Where this process sees bytes of the peer's arena, or NULL. */
-static uint8_t *arena_address(struct shm *shm, uint32_t kind, uint64_t offset, uint64_t length)
-{
-    if (kind <= SHM_ARENA_NONE || kind >= SHM_ARENA_KINDS)
-        return NULL;
-    /* The peer sent the arena before it published anything in it. */
-    if (!shm->peer_arenas[kind].seen)
-        ibx_shm_control_drain(shm);
-    uint64_t bytes = shm->peer_arenas[kind].bytes;
-    if (!shm->peer_arenas[kind].base || offset > bytes || length > bytes - offset)
-        return NULL;
-    return shm->peer_arenas[kind].base + offset;
-}
-
 /* What the peer published about a region, copied out. */
 static struct shm_published snapshot(const struct shm_published *shared)
 {
@@ -407,13 +367,13 @@ static int acquire(struct shm *shm, uint64_t key, uint64_t address, uint64_t len
 }
 
 int ibx_shm_region_acquire(struct shm *shm, uint64_t key, uint64_t address, uint64_t length,
-                           unsigned access, uint8_t **mapped)
+                           unsigned access, struct shm_view *view)
 {
     struct shm_published seen;
     int rc = acquire(shm, key, address, length, access, &seen);
     if (!rc)
-        *mapped =
-            arena_address(shm, seen.arena, seen.arena_offset + (address - seen.address), length);
+        *view = ibx_shm_peer_view(shm, seen.arena, seen.arena_offset + (address - seen.address),
+                                  length);
     return rc;
 }
 
@@ -425,14 +385,17 @@ int ibx_shm_region_acquire_whole(struct shm *shm, const struct ibx_remote *remot
     if (rc)
         return rc;
     uint64_t at = seen.arena_offset + (remote->address - seen.address);
-    reach->address = arena_address(shm, seen.arena, at, remote->length);
+    struct shm_view view = ibx_shm_peer_view(shm, seen.arena, at, remote->length);
+    if (!view.address || !ibx_shm_view_filled(&view, remote->length))
+        return 0;
+    reach->address = view.address;
     /* Below the allocation the difference wraps and is too large as well. */
     uint64_t into = at - seen.allocation_offset;
-    uint8_t *base = arena_address(shm, seen.arena, seen.allocation_offset, seen.allocation_length);
-    if (!reach->address || !base || !seen.allocation || seen.allocation_offset % PAGE ||
+    view = ibx_shm_peer_view(shm, seen.arena, seen.allocation_offset, seen.allocation_length);
+    if (!view.address || !seen.allocation || seen.allocation_offset % PAGE ||
         into > seen.allocation_length || remote->length > seen.allocation_length - into)
         return 0;
-    reach->base = base;
+    reach->base = view.address;
     reach->length = (size_t)seen.allocation_length;
     reach->id = seen.allocation;
     reach->writable = seen.arena != SHM_ARENA_READ;

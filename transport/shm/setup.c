@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Setting a connection up: the unix socket, proofs, the shared segment. Any process of the host
- * could connect, so both ends prove that they belong here before the segment is sent. One packet
- * each:
+ * could connect, so both ends prove that they belong here, and that nobody stands between them,
+ * before the segment is sent. One packet each:
  *
- *   client                                  server
- *   HELLO version, proof          ------>
- *                                 <------   WELCOME version, proof, geometry, nonce; the segment
- *   READY nonce                   ------>
+ *   client                              server
+ *                             <------   HELLO identity, proof
+ *   ANSWER proof              ------>
+ *                             <------   WELCOME geometry, nonce; the segment
+ *   READY nonce               ------>
+ *
+ * identity.c explains identities and proofs. Nobody's descriptors are taken before his proof: to
+ * close one can take as long as he likes, if it is of a file system of his own.
  *
  * A nonce is 16 random bytes and their address in the sender's memory: who reads them there with
  * process_vm_readv has the right process. An address of 0 forbids all direct copies.
@@ -25,14 +29,9 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
-#define NAME_PREFIX   "ibx-"
-#define NAME_HEX      32u
-#define NAME_BYTES    (sizeof(NAME_PREFIX) - 1 + NAME_HEX)
-#define UNPROVEN      8u  /* connections that have not proven yet that they belong here */
-#define BACKLOG       128 /* for many unauthenticated ones */
+#define UNPROVEN      8u /* connections that have not proven yet that they belong here */
 #define PACKET_BYTES  128u
 #define MESSAGE_LIMIT (256u << 20)
 
@@ -81,6 +80,15 @@ static int take_descriptor(struct msghdr *message)
     return kept;
 }
 
+static ssize_t receive(int socket, struct msghdr *message, int flags)
+{
+    ssize_t n;
+    do
+        n = recvmsg(socket, message, flags | MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    while (n < 0 && errno == EINTR);
+    return n < 0 ? -errno : n;
+}
+
 ssize_t ibx_shm_packet_receive(int socket, void *data, size_t size, int *fd)
 {
     union {
@@ -92,172 +100,71 @@ ssize_t ibx_shm_packet_receive(int socket, void *data, size_t size, int *fd)
                              .msg_iovlen = 1,
                              .msg_control = control.bytes,
                              .msg_controllen = sizeof(control.bytes)};
-    ssize_t n;
-    do
-        n = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    while (n < 0 && errno == EINTR);
+    ssize_t n = receive(socket, &message, 0);
     *fd = n < 0 ? -1 : take_descriptor(&message);
-    return n < 0 ? -errno : n;
+    return n;
 }
 
-/* Waits for one packet; -EPROTO at the end of the stream. */
-static ssize_t packet_await(struct shm *shm, void *data, size_t size, int *fd, uint64_t deadline)
+/* The next packet without its descriptors. */
+static ssize_t packet_look(int socket, void *data, size_t size, int flags)
 {
+    struct iovec iov = {data, size};
+    struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};
+    return receive(socket, &message, flags);
+}
+
+/* Waits for a packet. -EPROTO at the end of the stream. */
+static int packet_await(struct shm *shm, uint64_t deadline)
+{
+    char byte;
     for (;;) {
-        ssize_t n = ibx_shm_packet_receive(shm->control, data, size, fd);
-        if (n == 0)
-            return -EPROTO;
+        ssize_t n = packet_look(shm->control, &byte, 1, MSG_PEEK);
         if (n != -EAGAIN)
-            return n;
+            return n == 0 ? -EPROTO : n < 0 ? (int)n : 0;
         int rc = ibx_link_wait(shm->link, shm->control, POLLIN, deadline);
         if (rc)
             return rc;
     }
 }
 
-/* ------------------------------------------------------------------ the name */
-
-static socklen_t address_of(const struct shm *shm, struct sockaddr_un *address)
-{
-    *address = (struct sockaddr_un){.sun_family = AF_UNIX};
-    size_t n = strlen(shm->path);
-    memcpy(address->sun_path + shm->abstract, shm->path, n);
-    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + n + 1);
-}
-
-static int name_make(char name[NAME_BYTES + 1], struct ibx_error *err)
-{
-    uint8_t random[NAME_HEX / 2];
-    int rc = ibx_random(random, sizeof(random), err);
-    if (rc)
-        return rc;
-    strcpy(name, NAME_PREFIX);
-    for (size_t i = 0; i < sizeof(random); i++)
-        snprintf(name + sizeof(NAME_PREFIX) - 1 + 2 * i, 3, "%02x", random[i]);
-    return 0;
-}
-
-/* Whether the peer's name is one of name_make()'s: then no path with it leads to another socket. */
-static bool name_valid(const char *name)
-{
-    size_t prefix = sizeof(NAME_PREFIX) - 1;
-    return strlen(name) == NAME_BYTES && !memcmp(name, NAME_PREFIX, prefix) &&
-           strspn(name + prefix, "0123456789abcdef") == NAME_HEX;
-}
-
-/* Puts directory and name together, into shm->path. */
-static int path_make(struct shm *shm, const char *directory, const char *name,
-                     struct ibx_error *err)
-{
-    const size_t room = sizeof(((struct sockaddr_un *)0)->sun_path) - 1;
-    shm->abstract = !directory[0];
-    int n =
-        snprintf(shm->path, sizeof(shm->path), "%s%s%s", directory, shm->abstract ? "" : "/", name);
-    if (n < 0 || (size_t)n >= room) {
-        shm->path[0] = '\0';
-        return ibx_error_set(err, -ENAMETOOLONG, "shm_dir %.200s is too long: at most %zu bytes",
-                             directory, room - NAME_BYTES - 2);
-    }
-    return 0;
-}
+/* --------------------------------------------------------------- offer and join */
 
 int ibx_shm_offer(void *endpoint, struct ibx_writer *offer, struct ibx_error *err)
 {
     struct shm *shm = endpoint;
     const char *directory = ibx_link_options(shm->link)->shm_dir;
-    char name[NAME_BYTES + 1];
-    struct sockaddr_un address;
-    int rc = name_make(name, err);
-    if (!rc)
-        rc = path_make(shm, directory, name, err);
+    int rc = ibx_shm_socket_listen(&shm->place, directory, &shm->listener, err);
     if (rc)
         return rc;
-    shm->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    socklen_t length = address_of(shm, &address);
-    if (shm->listener < 0 || bind(shm->listener, (struct sockaddr *)&address, length)) {
-        rc = ibx_error_set(err, -errno, "cannot make a socket in shm_dir %s: %s",
-                           shm->abstract ? "\"\"" : directory, strerror(errno));
-        shm->path[0] = '\0';
-        return rc;
-    }
-    /* The client may be another user; the proof decides. */
-    if (!shm->abstract && chmod(shm->path, 0666))
-        return ibx_error_set(err, -errno, "cannot open %s to others: %s", shm->path,
-                             strerror(errno));
-    if (listen(shm->listener, BACKLOG))
-        return ibx_error_set(err, -errno, "cannot listen on a unix socket: %s", strerror(errno));
     ibx_state_move(&shm->state, SHM_LISTENING);
     ibx_put_u16(offer, IBX_SHM_VERSION);
-    ibx_put_string(offer, name);
-    ibx_put_string(offer, directory);
+    ibx_shm_place_put(&shm->place, directory, offer);
     return 0;
 }
 
-/* Why the client cannot reach the server's socket, and what to do. */
-static int unreachable(const struct shm *shm, int code, struct ibx_error *err)
-{
-    if (shm->abstract && code == -ECONNREFUSED)
-        return ibx_error_set(err, code,
-                             "the server is on this host but in another network namespace: give "
-                             "both containers one directory and name it with shm_dir");
-    if (!shm->abstract && code == -ENOENT)
-        return ibx_error_set(err, code,
-                             "%s is not there: the server's shm_dir has to be mounted here too, "
-                             "and shm_dir on this side has to name it",
-                             shm->path);
-    return ibx_error_set(err, code, "cannot reach the server's socket %s%s: %s",
-                         shm->abstract ? "@" : "", shm->path, strerror(-code));
-}
-
-static void put_hello(struct shm *shm, struct ibx_writer *w, const char *label)
-{
-    uint8_t proof[IBX_PROOF_BYTES];
-    ibx_link_proof(shm->link, label, proof);
-    ibx_put_u16(w, IBX_SHM_VERSION);
-    ibx_put_bytes(w, proof, sizeof(proof));
-}
-
-/* What put_hello() wrote, for the same label. */
-static bool hello_valid(struct shm *shm, struct ibx_reader *r, const char *label)
-{
-    uint8_t proof[IBX_PROOF_BYTES];
-    ibx_link_proof(shm->link, label, proof);
-    uint16_t version = ibx_get_u16(r);
-    const uint8_t *theirs = ibx_get_bytes(r, sizeof(proof));
-    return version == IBX_SHM_VERSION && theirs && ibx_hash_equal(theirs, proof);
-}
-
+/* Connects unless too many strangers wait there: then it is for join_server() to wait, too. */
 int ibx_shm_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *answer,
                  struct ibx_error *err)
 {
     (void)answer; /* the client answers over the unix socket */
     struct shm *shm = endpoint;
     const char *own = ibx_link_options(shm->link)->shm_dir;
-    char name[NAME_BYTES + 1], directory[256];
     unsigned version = ibx_get_u16(offer);
-    ibx_get_string(offer, name, sizeof(name));
-    ibx_get_string(offer, directory, sizeof(directory));
-    if (offer->failed || !name_valid(name))
-        return ibx_error_set(err, -EPROTO, "the server's shm offer is malformed");
-    if (version != IBX_SHM_VERSION)
+    if (!offer->failed && version != IBX_SHM_VERSION)
         return ibx_error_set(err, -EPROTONOSUPPORT, "the server has version %u of shm, this is %u",
                              version, IBX_SHM_VERSION);
-    ibx_text_sanitize(directory);
-    int rc = path_make(shm, directory[0] && own[0] ? own : directory, name, err);
-    if (rc)
+    if (ibx_shm_place_get(&shm->place, shm->directory, offer))
+        return ibx_error_set(err, -EPROTO, "the server's shm offer is malformed");
+    if (shm->directory[0] && own[0])
+        snprintf(shm->directory, sizeof(shm->directory), "%s", own);
+    shm->control = ibx_shm_nonblocking_socket();
+    if (shm->control < 0)
+        return ibx_error_set(err, shm->control, "no socket: %s", strerror(-shm->control));
+    int rc = ibx_shm_socket_connect(&shm->place, shm->directory, shm->control, 0, err);
+    if (rc && rc != -EAGAIN)
         return rc;
-    struct sockaddr_un address;
-    socklen_t length = address_of(shm, &address);
-    shm->control = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (shm->control < 0 || connect(shm->control, (struct sockaddr *)&address, length))
-        return unreachable(shm, -errno, err);
-    uint8_t packet[PACKET_BYTES];
-    struct ibx_writer w = ibx_writer_of(packet, sizeof(packet));
-    put_hello(shm, &w, "shm client");
-    rc = ibx_shm_packet_send(shm->control, packet, w.length, -1);
-    if (!rc)
-        ibx_state_move(&shm->state, SHM_JOINING);
-    return rc ? ibx_error_set(err, rc, "cannot send to the server's socket: %s", strerror(-rc)) : 0;
+    shm->connected = !rc;
+    return ibx_state_move(&shm->state, SHM_JOINING);
 }
 
 /* -------------------------------------------------------- the server's choice */
@@ -267,6 +174,7 @@ struct unproven {
     int epoll;
     int fds[UNPROVEN];
     unsigned next;
+    bool told; /* of one: they cannot fill the log */
 };
 
 static void unproven_drop(struct unproven *list, unsigned i)
@@ -276,16 +184,19 @@ static void unproven_drop(struct unproven *list, unsigned i)
     list->fds[i] = -1;
 }
 
-static void unproven_accept(struct unproven *list, int listener)
+static void unproven_accept(struct shm *shm, struct unproven *list)
 {
-    int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    uint8_t packet[PACKET_BYTES];
+    struct ibx_writer w = ibx_writer_of(packet, sizeof(packet));
+    int fd = accept4(shm->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0)
         return;
     unsigned i = list->next++ % UNPROVEN;
     unproven_drop(list, i);
     list->fds[i] = fd;
     struct epoll_event event = {.events = EPOLLIN, .data.u32 = i};
-    if (epoll_ctl(list->epoll, EPOLL_CTL_ADD, fd, &event))
+    if (ibx_shm_hello_put(shm, fd, &w) || ibx_shm_packet_send(fd, packet, w.length, -1) ||
+        epoll_ctl(list->epoll, EPOLL_CTL_ADD, fd, &event))
         unproven_drop(list, i);
 }
 
@@ -293,39 +204,37 @@ static void unproven_accept(struct unproven *list, int listener)
 static bool unproven_check(struct shm *shm, struct unproven *list, unsigned i)
 {
     uint8_t packet[PACKET_BYTES];
-    int fd;
-    ssize_t n = ibx_shm_packet_receive(list->fds[i], packet, sizeof(packet), &fd);
-    if (fd >= 0)
-        close(fd);
+    struct ibx_error why = {0};
+    ssize_t n = packet_look(list->fds[i], packet, sizeof(packet), 0);
     if (n == -EAGAIN)
         return false;
     struct ibx_reader r = ibx_reader_of(packet, n > 0 ? (size_t)n : 0);
-    if (hello_valid(shm, &r, "shm client"))
+    if (!ibx_shm_answer_check(shm, list->fds[i], &r))
         return true;
-    struct ucred who = {0};
-    socklen_t length = sizeof(who);
-    getsockopt(list->fds[i], SOL_SOCKET, SO_PEERCRED, &who, &length);
-    ibx_log(IBX_LOG_WARN,
-            "process %d of user %u connected to the shm socket without the right proof", who.pid,
-            who.uid);
+    ibx_shm_hello_error(list->fds[i], -EACCES, &why);
+    if (!list->told)
+        ibx_log(IBX_LOG_WARN, "%s", why.message);
+    list->told = true;
     unproven_drop(list, i);
     return false;
 }
 
-static int await_client(struct shm *shm, struct unproven *list, uint64_t deadline)
+static int await_client(struct shm *shm, struct unproven *list, uint64_t deadline,
+                        struct ibx_error *err)
 {
     struct epoll_event event = {.events = EPOLLIN, .data.u32 = UNPROVEN};
     if (epoll_ctl(list->epoll, EPOLL_CTL_ADD, shm->listener, &event))
-        return -errno;
+        return ibx_error_set(err, -errno, "cannot watch the shm socket: %s", strerror(errno));
     for (;;) {
         int rc = ibx_link_wait(shm->link, list->epoll, POLLIN, deadline);
         if (rc)
-            return rc;
+            return ibx_error_set(err, rc, "the client did not connect to the shm socket: %s",
+                                 strerror(-rc));
         if (epoll_wait(list->epoll, &event, 1, 0) != 1)
             continue;
         unsigned i = event.data.u32;
         if (i == UNPROVEN) {
-            unproven_accept(list, shm->listener);
+            unproven_accept(shm, list);
         } else if (list->fds[i] >= 0 && unproven_check(shm, list, i)) {
             shm->control = list->fds[i];
             list->fds[i] = -1;
@@ -334,13 +243,13 @@ static int await_client(struct shm *shm, struct unproven *list, uint64_t deadlin
     }
 }
 
-static int accept_client(struct shm *shm, uint64_t deadline)
+static int accept_client(struct shm *shm, uint64_t deadline, struct ibx_error *err)
 {
     struct unproven list = {.epoll = epoll_create1(EPOLL_CLOEXEC)};
     memset(list.fds, -1, sizeof(list.fds));
     if (list.epoll < 0)
-        return -errno;
-    int rc = await_client(shm, &list, deadline);
+        return ibx_error_set(err, -errno, "cannot watch the shm socket: %s", strerror(errno));
+    int rc = await_client(shm, &list, deadline, err);
     for (unsigned i = 0; i < UNPROVEN; i++)
         unproven_drop(&list, i);
     close(list.epoll);
@@ -409,12 +318,11 @@ static int welcome(struct shm *shm, struct ibx_error *err)
         return ibx_error_set(err, -EINVAL, "shm takes at most %u messages of %u bytes", UINT16_MAX,
                              MESSAGE_LIMIT);
     shm->geometry = geometry_of(options->slots, (uint32_t)options->message);
+    uint8_t packet[PACKET_BYTES];
+    struct ibx_writer w = ibx_writer_of(packet, sizeof(packet));
     int fd = ibx_shm_memfd("ibx-segment", 2 * shm->geometry.half);
     int rc = fd < 0 ? fd : segment_map(shm, fd);
     if (!rc) {
-        uint8_t packet[PACKET_BYTES];
-        struct ibx_writer w = ibx_writer_of(packet, sizeof(packet));
-        put_hello(shm, &w, "shm server");
         ibx_put_u32(&w, shm->geometry.slots);
         ibx_put_u32(&w, shm->geometry.message);
         put_nonce(shm, &w);
@@ -429,23 +337,21 @@ static int welcome(struct shm *shm, struct ibx_error *err)
 
 static int serve_client(struct shm *shm, uint64_t deadline, struct ibx_error *err)
 {
-    int rc = accept_client(shm, deadline);
-    if (rc)
-        return ibx_error_set(err, rc, "the client did not connect to the shm socket: %s",
-                             strerror(-rc));
-    rc = welcome(shm, err);
+    uint8_t packet[PACKET_BYTES];
+    int rc = accept_client(shm, deadline, err);
+    if (!rc)
+        rc = welcome(shm, err);
     if (rc)
         return rc;
-    uint8_t packet[PACKET_BYTES];
-    int fd;
-    ssize_t n = packet_await(shm, packet, sizeof(packet), &fd, deadline);
-    if (fd >= 0)
-        close(fd);
+    ssize_t n = packet_await(shm, deadline);
+    if (n >= 0)
+        n = packet_look(shm->control, packet, sizeof(packet), 0);
     struct ibx_reader r = ibx_reader_of(packet, n > 0 ? (size_t)n : 0);
     get_nonce(shm, &r);
     if (n < 0 || r.failed)
         return ibx_error_set(err, n < 0 ? (int)n : -EPROTO,
                              "the client did not take the shared memory");
+    ibx_shm_pass_descriptors(shm->control, true); /* its arenas */
     return 0;
 }
 
@@ -466,29 +372,57 @@ static int segment_accept(struct shm *shm, int fd, uint32_t slots, uint32_t mess
     return segment_map(shm, fd);
 }
 
-static int join_server(struct shm *shm, uint64_t deadline, struct ibx_error *err)
+/* Connects, if join did not, and finds out who answers. */
+static int find_server(struct shm *shm, uint64_t deadline, struct ibx_error *err)
+{
+    uint8_t packet[PACKET_BYTES], answer[IBX_PROOF_BYTES];
+    int rc = shm->connected
+                 ? 0
+                 : ibx_shm_socket_connect(&shm->place, shm->directory, shm->control, deadline, err);
+    if (rc)
+        return rc;
+    ssize_t n = packet_await(shm, deadline);
+    if (n >= 0)
+        n = packet_look(shm->control, packet, sizeof(packet), 0);
+    if (n < 0)
+        return ibx_error_set(err, (int)n, "no word at the server's shm socket: %s",
+                             strerror((int)-n));
+    struct ibx_reader r = ibx_reader_of(packet, (size_t)n);
+    rc = ibx_shm_hello_check(shm, shm->control, &r, answer);
+    if (rc)
+        return ibx_shm_hello_error(shm->control, rc, err);
+    rc = ibx_shm_packet_send(shm->control, answer, sizeof(answer), -1);
+    return rc ? ibx_error_set(err, rc, "cannot answer at the shm socket: %s", strerror(-rc)) : 0;
+}
+
+static int welcome_take(struct shm *shm, uint64_t deadline)
 {
     uint8_t packet[PACKET_BYTES];
     int fd;
-    ssize_t n = packet_await(shm, packet, sizeof(packet), &fd, deadline);
+    ssize_t n = packet_await(shm, deadline);
+    if (n >= 0)
+        n = ibx_shm_packet_receive(shm->control, packet, sizeof(packet), &fd);
     if (n < 0)
-        return ibx_error_set(err, (int)n, "no welcome at the server's shm socket: %s",
-                             strerror((int)-n));
+        return (int)n;
     struct ibx_reader r = ibx_reader_of(packet, (size_t)n);
-    int rc = hello_valid(shm, &r, "shm server") ? 0 : -EACCES;
     uint32_t slots = ibx_get_u32(&r), message = ibx_get_u32(&r);
     get_nonce(shm, &r);
-    if (!rc)
-        rc = r.failed ? -EPROTO : segment_accept(shm, fd, slots, message);
+    int rc = r.failed ? -EPROTO : segment_accept(shm, fd, slots, message);
     if (fd >= 0)
         close(fd);
-    if (!rc) {
-        struct ibx_writer w = ibx_writer_of(packet, sizeof(packet));
-        put_nonce(shm, &w);
-        rc = ibx_shm_packet_send(shm->control, packet, w.length, -1);
-    }
-    if (rc == -EACCES)
-        return ibx_error_set(err, rc, "another process than the server answers at the shm socket");
+    if (rc)
+        return rc;
+    struct ibx_writer w = ibx_writer_of(packet, sizeof(packet));
+    put_nonce(shm, &w);
+    return ibx_shm_packet_send(shm->control, packet, w.length, -1);
+}
+
+static int join_server(struct shm *shm, uint64_t deadline, struct ibx_error *err)
+{
+    int rc = find_server(shm, deadline, err);
+    if (rc)
+        return rc;
+    rc = welcome_take(shm, deadline);
     return rc ? ibx_error_set(err, rc, "the server's shared memory is refused: %s", strerror(-rc))
               : 0;
 }
@@ -497,12 +431,10 @@ static int join_server(struct shm *shm, uint64_t deadline, struct ibx_error *err
 
 static void listener_close(struct shm *shm)
 {
-    if (shm->listener < 0)
-        return;
-    close(shm->listener);
+    if (shm->listener >= 0)
+        close(shm->listener);
     shm->listener = -1;
-    if (!shm->abstract && shm->path[0])
-        unlink(shm->path);
+    ibx_shm_place_leave(&shm->place);
 }
 
 int ibx_shm_setup(struct shm *shm, uint64_t deadline_ns, struct ibx_error *err)

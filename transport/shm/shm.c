@@ -36,9 +36,12 @@ static int probe(const struct ibx_options *options, char *description, size_t si
         return ibx_error_set(err, fd, "no shared memory on this host: memfd_create: %s",
                              strerror(-fd));
     close(fd);
-    if (options->shm_dir[0] && access(options->shm_dir, W_OK | X_OK))
-        return ibx_error_set(err, -errno, "shm_dir %s is not usable: %s", options->shm_dir,
-                             strerror(errno));
+    bool shared;
+    fd = options->shm_dir[0] ? ibx_shm_directory_open(options->shm_dir, &shared, err) : -1;
+    if (options->shm_dir[0] && fd < 0)
+        return fd;
+    if (fd >= 0)
+        close(fd);
     char from = 1, to = 0;
     struct iovec local = {&to, 1}, remote = {&from, 1};
     bool direct = process_vm_readv(getpid(), &local, 1, &remote, 1, 0) == 1;
@@ -57,6 +60,7 @@ static int open_endpoint(struct ibx_link *link, void **endpoint, struct ibx_erro
     shm->link = link;
     shm->role = ibx_link_role(link);
     shm->listener = shm->control = -1;
+    ibx_shm_place_init(&shm->place);
     for (int i = 0; i < SHM_ARENA_KINDS; i++)
         shm->arenas[i].fd = -1;
     ibx_shm_copy_init(shm);

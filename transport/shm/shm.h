@@ -4,9 +4,12 @@
  * that share a directory or the network namespace. This header is for the folder only.
  *
  *   shm.c         the provider's calls, opening and closing
- *   setup.c       offer, join, finish: the unix socket, proofs, the shared segment
+ *   setup.c       offer, join, finish: the dialogue over the unix socket, the shared segment
+ *   socket.c      where that socket is, and who may change it there
+ *   identity.c    who is at its other end
  *   ring.c        commands, messages, sleeping and waking
  *   memory.c      regions: keys, the shared table of them, arenas
+ *   peer_arena.c  the peer's arenas, mapped, and what of them may be touched
  *   shared.c      the process's arena, which belongs to no connection
  *   huge_pages.c  memfds, placement in arenas, huge pages
  *   copy.c        READ and WRITE: which side copies, and how
@@ -29,7 +32,7 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
-#define IBX_SHM_VERSION       4u
+#define IBX_SHM_VERSION       5u
 #define IBX_SHM_INLINE        104u         /* bytes of a message that travel inside its command */
 #define IBX_SHM_PIECES        6u           /* bounce buffers for the work that one side starts */
 #define IBX_SHM_URGENT_PIECES 2u           /* of these, kept for urgent work */
@@ -39,6 +42,9 @@
 #define IBX_SHM_REGIONS       16384u                         /* registrations of one side */
 #define IBX_SHM_ARENA         (16ull << 30) /* sparse; bytes that one side can allocate */
 #define IBX_SHM_NONCE         16u
+#define IBX_SHM_MAPPED        (8ull << 40) /* bytes of peers' arenas that a process maps */
+#define IBX_SHM_NAME          36u          /* of a socket: "ibx-" and 32 hex digits */
+#define IBX_SHM_DIRECTORY     256u         /* of shm_dir, with the zero byte */
 #define IBX_SHM_SHARED_ID     UINT64_MAX /* of all memory in the process's arena: its pages stay */
 
 /* ------------------------------------------------------------ shared memory */
@@ -148,6 +154,23 @@ struct shm_arena {
     struct shm_extent *regions; /* its allocations, each the begin of a struct shm_region */
 };
 
+/* The peer's arena as this process has it. */
+struct shm_peer_arena {
+    bool seen;
+    uint8_t *base; /* NULL: not mapped */
+    uint64_t bytes;
+    int fd;    /* with `base` */
+    bool ours; /* of our user: the system always tells us which pages it has */
+    /* All pages between these offsets were there, which is believed for a moment. */
+    uint64_t filled_from, filled_to, believed_until;
+};
+
+/* The peer's memory where it is mapped. */
+struct shm_view {
+    uint8_t *address; /* NULL: it is not */
+    struct shm_peer_arena *arena;
+};
+
 /*
  * A bounce buffer of this side, and the copy that the peer is requested to do with it. WITHDRAWN:
  * this side did the copy itself, or aborted, and the peer has not answered yet.
@@ -201,6 +224,14 @@ enum shm_state { SHM_NEW, SHM_LISTENING, SHM_JOINING, SHM_LIVE, SHM_BROKEN, SHM_
  */
 enum shm_peer { SHM_PEER_ABSENT, SHM_PEER_PRESENT };
 
+/* Where the server's socket is: socket.c. */
+struct shm_place {
+    char name[IBX_SHM_NAME + 1];
+    bool nested;           /* in a folder of the same name */
+    int directory, folder; /* the server's: shm_dir, and where the socket is in it; -1: none */
+    bool made_socket, made_folder;
+};
+
 struct shm {
     struct ibx_link *link;
     struct ibx_state_machine state; /* enum shm_state */
@@ -209,9 +240,10 @@ struct shm {
 
     /* setup */
     int listener; /* the server's, until finish */
-    char path[108];
-    bool abstract; /* `path` is a name in the network namespace, not a file */
-    int control;   /* unix socket: wakes, arena descriptors, and its end */
+    struct shm_place place;
+    char directory[IBX_SHM_DIRECTORY]; /* the client's way to it; "": the network namespace */
+    bool connected;
+    int control; /* unix socket: wakes, arena descriptors, and its end */
     pid_t peer_pid;
     bool gone; /* the control socket has ended */
 
@@ -245,11 +277,7 @@ struct shm {
     struct shm_arena arenas[SHM_ARENA_KINDS]; /* this side's, except for the shared one */
     bool shared_sent;                         /* the peer has it, too */
     uint64_t allocations;                     /* made in them so far */
-    struct {
-        uint8_t *base; /* NULL: not known or not mappable */
-        uint64_t bytes;
-        bool seen;
-    } peer_arenas[SHM_ARENA_KINDS];
+    struct shm_peer_arena peer_arenas[SHM_ARENA_KINDS];
 
     /* copies */
     struct shm_queue urgent, bulk; /* chunks with bytes neither copied nor requested */
@@ -287,6 +315,39 @@ void ibx_shm_setup_undo(struct shm *shm);
 int ibx_shm_packet_send(int socket, const void *data, size_t length, int fd);
 ssize_t ibx_shm_packet_receive(int socket, void *data, size_t size, int *fd);
 
+/* socket.c */
+void ibx_shm_place_init(struct shm_place *place);
+/* Closes it, and removes what was made there. */
+void ibx_shm_place_leave(struct shm_place *place);
+/* For the offer. -EPROTO: it is malformed. */
+void ibx_shm_place_put(const struct shm_place *place, const char *directory, struct ibx_writer *w);
+int ibx_shm_place_get(struct shm_place *place, char directory[IBX_SHM_DIRECTORY],
+                      struct ibx_reader *r);
+/* A descriptor of a directory in which a server may make sockets; *shared: only in a folder of its
+ * own there, because others can make files, too. -EPERM: others can exchange what is in it. */
+int ibx_shm_directory_open(const char *path, bool *shared, struct ibx_error *err);
+/* A socket in `directory`, "": in the network namespace, to which nobody can pass descriptors. */
+int ibx_shm_socket_listen(struct shm_place *place, const char *directory, int *listener,
+                          struct ibx_error *err);
+int ibx_shm_nonblocking_socket(void);
+/* With a deadline of 0 it does not wait: -EAGAIN, without an error, when too many do already. */
+int ibx_shm_socket_connect(const struct shm_place *place, const char *directory, int fd,
+                           uint64_t deadline, struct ibx_error *err);
+/* Whether this socket takes descriptors; before Linux 6.16 each does. */
+void ibx_shm_pass_descriptors(int socket, bool pass);
+
+/* identity.c */
+/* The server's first packet on a socket that it accepted. */
+int ibx_shm_hello_put(const struct shm *shm, int socket, struct ibx_writer *w);
+/* Whether this packet came straight from the server: 0, and what to answer. -EACCES: not from
+ * there; -EPERM: somebody passed it on; -EOPNOTSUPP: nobody knows. */
+int ibx_shm_hello_check(const struct shm *shm, int socket, struct ibx_reader *r,
+                        uint8_t answer[IBX_PROOF_BYTES]);
+/* The sentence for these: returns `rc`. */
+int ibx_shm_hello_error(int socket, int rc, struct ibx_error *err);
+/* Whether this answer is to a hello on this very socket: 0 or -EACCES. */
+int ibx_shm_answer_check(const struct shm *shm, int socket, struct ibx_reader *r);
+
 /* ring.c */
 int ibx_shm_ring_init(struct shm *shm);
 void ibx_shm_ring_fini(struct shm *shm);
@@ -307,16 +368,25 @@ int ibx_shm_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *err
 void ibx_shm_mr_deregister(void *endpoint, struct ibx_mr *mr);
 /* This side's memory that the peer names: its address, or NULL with *status set. */
 uint8_t *ibx_shm_region_find(struct shm *shm, const struct shm_request *request, int *status);
-/* The peer's memory: its deregistration waits until the release. Sets *mapped to where this process
- * sees it, or NULL. -EACCES, -ERANGE: nothing was acquired. */
+/* The peer's memory: its deregistration waits until the release. Sets *view to where this process
+ * sees it. -EACCES, -ERANGE: nothing was acquired. */
 int ibx_shm_region_acquire(struct shm *shm, uint64_t key, uint64_t address, uint64_t length,
-                           unsigned access, uint8_t **mapped);
+                           unsigned access, struct shm_view *view);
 /* The same, with the allocation that it is part of where it is mapped. */
 int ibx_shm_region_acquire_whole(struct shm *shm, const struct ibx_remote *remote, unsigned access,
                                  struct ibx_reach *reach);
 void ibx_shm_region_release(struct shm *shm);
+
+/* peer_arena.c */
 /* Takes the peer's arena that came over the control socket; owns `fd`. */
 void ibx_shm_arena_accept(struct shm *shm, unsigned kind, int fd);
+void ibx_shm_peer_arenas_fini(struct shm *shm);
+/* Where this process sees bytes of the peer's arena; no address: nowhere. */
+struct shm_view ibx_shm_peer_view(struct shm *shm, uint32_t kind, uint64_t offset, uint64_t length);
+/* Whether all of these bytes have pages, so that to touch them makes none. */
+bool ibx_shm_view_filled(const struct shm_view *view, size_t length);
+/* Copies them out without making pages. 0 or a negative errno. */
+int ibx_shm_view_read(const struct shm_view *view, void *local, size_t length);
 
 /* shared.c */
 /* The descriptor of the process's arena when all these bytes are in it, borrowed; otherwise -1. */
@@ -328,8 +398,8 @@ bool ibx_shm_shared_allocation(uint64_t offset, uint64_t *begin, uint64_t *lengt
 #define IBX_SHM_HUGE (2ull << 20)
 /* A sealed memfd of `bytes` zeros, or a negative errno. */
 int ibx_shm_memfd(const char *name, uint64_t bytes);
-/* Whether the peer's descriptor is a memfd that it cannot shrink, and not of hugetlbfs, where a
- * system without free huge pages means a SIGBUS here. */
+/* Whether the peer's descriptor is a memfd whose size it cannot change, and not of hugetlbfs, where
+ * a system without free huge pages means a SIGBUS here. */
 bool ibx_shm_memfd_safe(int fd);
 /* Finds room in `bytes` bytes, first fit; what is as long as a huge page begins at one. */
 bool ibx_shm_extent_place(struct shm_extent **list, struct shm_extent *extent, uint64_t bytes);

@@ -104,10 +104,18 @@ static void test_many_regions(void **state)
 
 /* ---------------------------------------------------------------------- arenas */
 
+/* Memory of the provider's with pages: only that is reached through a mapping. */
+static struct ibx_mr *register_filled(size_t length, unsigned access)
+{
+    struct ibx_mr *mr = end_register(client, NULL, length, access);
+    memset(mr->span.address, 0, length);
+    return mr;
+}
+
 static void test_mapped_regions(void **state)
 {
     (void)state;
-    struct ibx_mr *mr = end_register(client, NULL, LENGTH, IBX_ACCESS_REMOTE_READ);
+    struct ibx_mr *mr = register_filled(LENGTH, IBX_ACCESS_REMOTE_READ);
     assert_int_equal((uintptr_t)mr->span.address % 4096, 0);
     const uint8_t *there = pointer(server, mr, LENGTH);
     assert_non_null(there);
@@ -138,8 +146,8 @@ static void test_reach(void **state)
 {
     (void)state;
     struct ibx_reach whole, part, next;
-    struct ibx_mr *first = end_register(client, NULL, 8192, READ_WRITE);
-    struct ibx_mr *mr = end_register(client, NULL, 300000, READ_WRITE);
+    struct ibx_mr *first = register_filled(8192, READ_WRITE);
+    struct ibx_mr *mr = register_filled(300000, READ_WRITE);
     assert_int_equal(hold(server, mr, 0, 300000, IBX_ACCESS_REMOTE_WRITE, &whole), 0);
     ibx_provider_shm.remote_release(server->shm);
     assert_true(whole.address == whole.base && whole.length >= 300000 && whole.id);
@@ -166,7 +174,7 @@ static void test_reach(void **state)
     end_deregister(client, sub);
 
     end_deregister(client, mr);
-    mr = end_register(client, NULL, 300000, READ_WRITE);
+    mr = register_filled(300000, READ_WRITE);
     assert_int_equal(hold(server, mr, 0, 1, IBX_ACCESS_REMOTE_READ, &next), 0);
     ibx_provider_shm.remote_release(server->shm);
     assert_true(next.base == whole.base && next.id != whole.id);
@@ -174,7 +182,7 @@ static void test_reach(void **state)
     end_deregister(client, first);
 
     /* What is only read is not writable, and a WRITE has no business there. */
-    mr = end_register(client, NULL, 4096, IBX_ACCESS_REMOTE_READ);
+    mr = register_filled(4096, IBX_ACCESS_REMOTE_READ);
     assert_int_equal(hold(server, mr, 0, 1, IBX_ACCESS_REMOTE_READ, &next), 0);
     ibx_provider_shm.remote_release(server->shm);
     assert_false(next.writable);
@@ -213,7 +221,7 @@ static void test_reach_is_held(void **state)
 {
     (void)state;
     struct ibx_reach reach;
-    struct dropping d = {.mr = end_register(client, NULL, 4096, READ_WRITE)};
+    struct dropping d = {.mr = register_filled(4096, READ_WRITE)};
     uint32_t index = d.mr->keys[0] & 0xffff;
     assert_int_equal(hold(server, d.mr, 0, 1, IBX_ACCESS_REMOTE_READ, &reach), 0);
     assert_int_equal(pthread_create(&d.thread, NULL, drop_run, &d), 0);
@@ -250,9 +258,9 @@ static void test_arena_memory_is_given_back(void **state)
     end_deregister(client, mrs[1]);
     end_deregister(client, mrs[3]);
     struct ibx_mr *again = end_register(client, NULL, 400000, READ_WRITE);
-    assert_ptr_equal(pointer(server, again, 1), hole); /* first fit */
     for (size_t i = 0; i < 400000; i++)
         assert_int_equal(((uint8_t *)again->span.address)[i], 0);
+    assert_ptr_equal(pointer(server, again, 1), hole); /* first fit */
     end_deregister(client, mrs[0]);
     end_deregister(client, again);
     check(mrs[2]->span.address, mrs[2]->span.length, 0);

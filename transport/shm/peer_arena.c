@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * The peer's arenas, mapped. They are sparse: to touch a page that the peer never did makes one,
+ * and the system charges it to who touched it. So holes are read by pread(2), which gives zeros and
+ * makes nothing, and written by the peer itself or in its address space. mincore(2) finds them; not
+ * lseek(2), in which the peer could make us wait for as long as it likes, by its own calls on that
+ * file.
+ *
+ * A peer that empties its memory in the moment between the look and the copy makes this process pay
+ * for the pages of what was looked at, and in the end for IBX_SHM_ARENA bytes an arena.
+ */
+#include "transport/shm/shm.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define LOOK_PAGES  256u
+#define LOOK_BYTES  (LOOK_PAGES * (uint64_t)IBX_SHM_PAGE)
+#define BELIEVED_NS IBX_NS_PER_MS
+
+static _Atomic uint64_t mapped_bytes; /* of this process */
+
+/* -ENOSPC: the process has mapped as much as it may. */
+static int arena_map(struct shm_peer_arena *arena, const struct stat *status, int protection,
+                     int fd)
+{
+    const uint64_t bytes = (uint64_t)status->st_size;
+    /* One page more, behind the end of the file, which it has no page for: see ibx_shm_view_filled.
+     */
+    const uint64_t whole = bytes + IBX_SHM_PAGE;
+    if (atomic_fetch_add(&mapped_bytes, whole) + whole > IBX_SHM_MAPPED) {
+        atomic_fetch_sub(&mapped_bytes, whole);
+        return -ENOSPC;
+    }
+    void *base = mmap(NULL, whole, protection, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (base == MAP_FAILED) {
+        int rc = -errno;
+        atomic_fetch_sub(&mapped_bytes, whole);
+        return rc;
+    }
+    madvise(base, whole, MADV_DONTDUMP);
+    ibx_shm_huge_advise(base, bytes);
+    *arena = (struct shm_peer_arena){
+        .seen = true, .base = base, .bytes = bytes, .fd = fd, .ours = status->st_uid == geteuid()};
+    return 0;
+}
+
+void ibx_shm_arena_accept(struct shm *shm, unsigned kind, int fd)
+{
+    struct stat status;
+    bool valid = kind > SHM_ARENA_NONE && kind < SHM_ARENA_KINDS && !shm->peer_arenas[kind].seen &&
+                 ibx_shm_memfd_safe(fd) && !fstat(fd, &status) && status.st_size > 0 &&
+                 (uint64_t)status.st_size <= IBX_SHM_ARENA && status.st_size % IBX_SHM_PAGE == 0;
+    if (!valid) {
+        ibx_shm_break(shm, -EPROTO, "the peer's arena is not what it should be");
+        close(fd);
+        return;
+    }
+    struct shm_peer_arena *arena = &shm->peer_arenas[kind];
+    int protection = kind == SHM_ARENA_READ ? PROT_READ : PROT_READ | PROT_WRITE;
+    arena->seen = true;
+    /* Without a mapping (IBX_SHM_MAPPED, RLIMIT_AS) copies are requested or direct. */
+    if (arena_map(arena, &status, protection, fd))
+        close(fd);
+}
+
+void ibx_shm_peer_arenas_fini(struct shm *shm)
+{
+    for (int i = 0; i < SHM_ARENA_KINDS; i++) {
+        const struct shm_peer_arena *arena = &shm->peer_arenas[i];
+        if (!arena->base)
+            continue;
+        munmap(arena->base, arena->bytes + IBX_SHM_PAGE);
+        atomic_fetch_sub(&mapped_bytes, arena->bytes + IBX_SHM_PAGE);
+        close(arena->fd);
+    }
+}
+
+struct shm_view ibx_shm_peer_view(struct shm *shm, uint32_t kind, uint64_t offset, uint64_t length)
+{
+    struct shm_view none = {0};
+    if (kind <= SHM_ARENA_NONE || kind >= SHM_ARENA_KINDS)
+        return none;
+    /* The peer sent the arena before it published anything in it. */
+    if (!shm->peer_arenas[kind].seen)
+        ibx_shm_control_drain(shm);
+    struct shm_peer_arena *arena = &shm->peer_arenas[kind];
+    if (!arena->base || offset > arena->bytes || length > arena->bytes - offset)
+        return none;
+    return (struct shm_view){arena->base + offset, arena};
+}
+
+/* The system answers "all of them" for files of others that this user may not write to. Then it
+ * says so of the page behind the end of the file, too. */
+static bool look_is_true(const struct shm_peer_arena *arena)
+{
+    uint8_t there = 1;
+    return arena->ours || (!mincore(arena->base + arena->bytes, IBX_SHM_PAGE, &there) && !there);
+}
+
+/* How many bytes from `offset` on, a page's begin, have pages: all the `bytes` (up to LOOK_PAGES)
+ * or those before the first hole. */
+static uint64_t look(const struct shm_peer_arena *arena, uint64_t offset, uint64_t bytes)
+{
+    uint8_t there[LOOK_PAGES];
+    const uint64_t pages = (bytes + IBX_SHM_PAGE - 1) / IBX_SHM_PAGE;
+    if (mincore(arena->base + offset, bytes, there))
+        return 0;
+    const uint8_t *hole = memchr(there, 0, pages);
+    return (hole ? (uint64_t)(hole - there) : pages) * IBX_SHM_PAGE;
+}
+
+/* A look costs as much as to copy some KiB. So it goes a bit ahead, and is believed for a moment.
+ */
+bool ibx_shm_view_filled(const struct shm_view *view, size_t length)
+{
+    struct shm_peer_arena *arena = view->arena;
+    const uint64_t begin = (uint64_t)(view->address - arena->base), end = begin + length;
+    const uint64_t now = ibx_now_ns(), from = begin / IBX_SHM_PAGE * IBX_SHM_PAGE;
+    if (begin >= arena->filled_from && end <= arena->filled_to && now < arena->believed_until)
+        return true;
+    uint64_t to = from, found, window;
+    do {
+        window = arena->bytes - to < LOOK_BYTES ? arena->bytes - to : LOOK_BYTES;
+        found = look(arena, to, window);
+        to += found;
+    } while (to < end && found == LOOK_BYTES);
+    if (to < end || !look_is_true(arena))
+        return false;
+    arena->filled_from = from;
+    arena->filled_to = to;
+    arena->believed_until = now + BELIEVED_NS;
+    return true;
+}
+
+int ibx_shm_view_read(const struct shm_view *view, void *local, size_t length)
+{
+    uint8_t *to = local;
+    off_t offset = view->address - view->arena->base;
+    while (length) {
+        ssize_t n = pread(view->arena->fd, to, length, offset);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n < 0 ? -errno : -EIO;
+        to += n;
+        offset += n;
+        length -= (size_t)n;
+    }
+    return 0;
+}
