@@ -2,7 +2,9 @@
 #include "common/file_check.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -26,4 +28,31 @@ int ibx_file_check(int fd, enum ibx_file_kind kind, const char *name, struct ibx
                              "them",
                              what, name, (unsigned)st.st_uid, (unsigned)geteuid());
     return 0;
+}
+
+static int cannot_open(const char *what, const char *path, struct ibx_error *err)
+{
+    int code = errno;
+    return ibx_error_set(err, -code, "cannot open %s%s: %s", what, path, strerror(code));
+}
+
+int ibx_file_open(const char *path, enum ibx_file_kind kind, struct ibx_error *err)
+{
+    const char *what = kind == IBX_FILE_KEY ? "key file " : "";
+    char again[32];
+    int found = open(path, O_PATH | O_CLOEXEC);
+    if (found < 0)
+        return cannot_open(what, path, err);
+    int fd = ibx_file_check(found, kind, path, err);
+    if (!fd) { /* the same file, whatever the path leads to by now */
+        snprintf(again, sizeof(again), "/proc/self/fd/%d", found);
+        fd = open(again, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+        if (fd < 0 && errno == ENOENT)
+            fd = ibx_error_set(err, -ENOSYS, "cannot open %s%s, for which /proc has to be mounted",
+                               what, path);
+        else if (fd < 0)
+            fd = cannot_open(what, path, err);
+    }
+    close(found);
+    return fd;
 }

@@ -4,7 +4,6 @@
 #include "common/file_check.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -136,35 +135,29 @@ static ssize_t read_file(int fd, char *buffer, size_t size)
     return (ssize_t)have;
 }
 
-/* /dev/null is a file without entries, which everybody can write. */
-static bool is_null(int fd)
+/* /dev/null is a file without entries, which everybody can write. It is not opened. */
+static bool is_null(const char *file)
 {
     struct stat st;
-    return !fstat(fd, &st) && S_ISCHR(st.st_mode) && st.st_rdev == makedev(1, 3);
+    return !stat(file, &st) && S_ISCHR(st.st_mode) && st.st_rdev == makedev(1, 3);
 }
 
 int ibx_properties_load(const char *file, struct ibx_properties *properties, struct ibx_error *err)
 {
-    /* O_NONBLOCK: a FIFO must not block the caller; the check then refuses it. */
-    int fd = open(file, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (is_null(file))
+        return ibx_properties_parse(file, "", 0, properties, err);
+    int rc = 0, fd = ibx_file_open(file, IBX_FILE_CONFIGURATION, err);
     if (fd < 0)
-        return ibx_error_set(err, -errno, "cannot open %s: %s", file, strerror(errno));
-    char *text = NULL;
-    int rc = is_null(fd) ? 0 : ibx_file_check(fd, IBX_FILE_CONFIGURATION, file, err);
-    if (rc)
-        goto out;
+        return fd;
     /* One byte more than allowed, so that the parser refuses a longer file. */
-    text = malloc(IBX_PROPERTIES_BYTES_MAX + 1);
-    if (!text) {
+    char *text = malloc(IBX_PROPERTIES_BYTES_MAX + 1);
+    ssize_t n = text ? read_file(fd, text, IBX_PROPERTIES_BYTES_MAX + 1) : 0;
+    if (!text)
         rc = ibx_error_set(err, -ENOMEM, "no memory to read %s", file);
-        goto out;
-    }
-    ssize_t n = read_file(fd, text, IBX_PROPERTIES_BYTES_MAX + 1);
-    if (n < 0)
+    else if (n < 0)
         rc = ibx_error_set(err, (int)n, "cannot read %s: %s", file, strerror((int)-n));
     else
         rc = ibx_properties_parse(file, text, (size_t)n, properties, err);
-out:
     free(text);
     close(fd);
     return rc;

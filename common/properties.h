@@ -39,8 +39,8 @@ struct ibx_properties {
  * messages. Call ibx_properties_fini() after success. -EINVAL: not such a file; -ENOMEM. */
 int ibx_properties_parse(const char *name, const char *text, size_t length,
                          struct ibx_properties *properties, struct ibx_error *err);
-/* Parses a file that ibx_file_check() accepts (or /dev/null). Also its errors, and those of open(2)
- * and read(2). */
+/* Parses a file that ibx_file_open() opens (or /dev/null). Also its errors, and those of read(2).
+ */
 int ibx_properties_load(const char *file, struct ibx_properties *properties, struct ibx_error *err);
 void ibx_properties_fini(struct ibx_properties *properties);
 

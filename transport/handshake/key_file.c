@@ -180,18 +180,15 @@ int ibx_keys_load(const char *path, struct ibx_keys **keys, struct ibx_error *er
     *keys = NULL;
     if (!*path)
         return 0;
-    /* O_NONBLOCK: a FIFO must not hold up the caller; ibx_file_check() then refuses it. */
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
-    if (fd < 0)
+    int fd = ibx_file_open(path, IBX_FILE_KEY, err);
+    if (fd == -EACCES || fd == -ENOENT)
         return ibx_error_set(
-            err, -errno, "key file %s cannot be read: %s%s", path, strerror(errno),
-            errno == EACCES ? "; it must belong to the user of this process"
-            : errno == ENOENT
-                ? "; copy the other end's there, or make one by \"openssl rand -hex 32\""
-                : "");
-    int rc = ibx_file_check(fd, IBX_FILE_KEY, path, err);
-    if (!rc)
-        rc = read_keys(fd, path, keys, err);
+            err, fd, "key file %s cannot be read: %s; %s", path, strerror(-fd),
+            fd == -EACCES ? "it must belong to the user of this process"
+                          : "copy the other end's there, or make one by \"openssl rand -hex 32\"");
+    if (fd < 0)
+        return fd;
+    int rc = read_keys(fd, path, keys, err);
     close(fd);
     return rc;
 }

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/inotify.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -208,9 +209,16 @@ static void test_load(void **state)
     ibx_properties_fini(&p);
     assert_int_equal(unlink(file), 0);
 
-    /* Neither a FIFO without a writer nor a directory may hold us up. */
+    /* Neither a FIFO without a writer nor a directory may hold us up. To open a device may do
+     * something already, so what is refused is not even opened. */
+    struct inotify_event event;
+    int watch = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
     assert_int_equal(mkfifo(file, 0600), 0);
+    assert_true(watch >= 0 && inotify_add_watch(watch, file, IN_OPEN) >= 0);
     assert_int_equal(ibx_properties_load(file, &p, &error), -EINVAL);
+    assert_int_equal(read(watch, &event, sizeof(event)), -1);
+    assert_int_equal(errno, EAGAIN);
+    close(watch);
     assert_int_equal(unlink(file), 0);
     assert_int_equal(ibx_properties_load(dir, &p, &error), -EINVAL);
     assert_non_null(strstr(error.message, "not a regular file"));
