@@ -3,7 +3,7 @@
 
 #include <argp.h>
 #include <errno.h>
-#include <stdarg.h>
+#include <limits.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +24,29 @@ int ibx_tool_fail(const struct ibx_error *err)
 {
     fprintf(stderr, "%s: %s\n", tool_name, err->message);
     return EXIT_FAILURE;
+}
+
+void ibx_tool_print_line(FILE *out, const char *before, const char *format, va_list args)
+{
+    char line[4 * PATH_MAX];
+    vsnprintf(line, sizeof(line), format, args);
+    for (unsigned char *at = (unsigned char *)line; *at; at++) {
+        if (*at < 0x20 || *at == 0x7f || (*at == 0xc2 && at[1] >= 0x80 && at[1] < 0xa0))
+            *at = '?';
+    }
+    fprintf(out, "%s%s\n", before, line);
+}
+
+void ibx_tool_end(const char *format, ...)
+{
+    char before[64];
+    va_list args;
+    fflush(stdout);
+    snprintf(before, sizeof(before), "%s: ", tool_name);
+    va_start(args, format);
+    ibx_tool_print_line(stderr, before, format, args);
+    va_end(args);
+    exit(EXIT_FAILURE);
 }
 
 void ibx_tool_bad_usage(const struct ibx_tool *tool, const char *format, ...)

@@ -11,8 +11,10 @@
 
 #include "transport/transport.h"
 
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
 
 #define IBX_TOOL_OPTIONS_MAX  64
 #define IBX_TOOL_COMMANDS_MAX 16
@@ -87,5 +89,12 @@ void ibx_tool_bad_usage(const struct ibx_tool *tool, const char *format, ...)
 
 /* After ibx_tool_parse(): prints "TOOL: MESSAGE" on standard error. Returns the exit status 1. */
 int ibx_tool_fail(const struct ibx_error *err);
+/* After ibx_tool_parse(): the same with a message of its own, and ends the process with status 1.
+ */
+void ibx_tool_end(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
+/* A line in which control characters are question marks. UTF-8 stays, but for its control
+ * characters: C2 80 to C2 9F. */
+void ibx_tool_print_line(FILE *out, const char *before, const char *format, va_list args)
+    __attribute__((format(printf, 3, 0)));
 
 #endif

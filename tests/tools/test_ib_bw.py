@@ -616,5 +616,54 @@ def tune_over_another_fabric(scene):
         fails(scene, ("--over", uri, "--output", scene.path("mine")), "--over", run=tune)
 
 
+NOBODY = 65534
+
+
+def nobodys(scene):
+    """A home of nobody's in a folder of root's, and a folder of root's beside it."""
+    if os.geteuid():
+        raise Skip("needs root")
+    for name in ("home/etc", "outside"):
+        os.makedirs(scene.path(name))
+    os.chmod(scene.path(""), 0o755)
+    for name in ("home", "home/etc"):
+        os.chown(scene.path(name), NOBODY, NOBODY)
+    # LeakSanitizer cannot look into a process that was root.
+    return {"ASAN_OPTIONS": "detect_leaks=0", "HOME": "/nonexistent"}
+
+
+@test
+def tune_in_a_home_of_others_is_done_as_its_owner(scene):
+    environment = nobodys(scene)
+    works(tune(scene, **environment))
+    st = os.stat(scene.path("home/etc/ibx-tuning.properties"))
+    equal((st.st_uid, st.st_gid), (NOBODY, NOBODY))
+    # What they may write decides where: their properties are theirs.
+    with open(scene.path("home/etc/gvirtus.properties"), "w", encoding="ascii") as file:
+        file.write("rdma.tuning : " + scene.path("outside/tuning") + "\n")
+    os.chown(file.name, NOBODY, NOBODY)
+    fails(scene, (), "outside/tuning: Permission denied: done as user 65534, who can change ",
+          run=lambda _: tune(scene, **environment))
+    equal(os.listdir(scene.path("outside")), [])
+
+
+@test
+def tune_leads_root_nowhere(scene):
+    environment = nobodys(scene)
+    os.rmdir(scene.path("home/etc"))
+    os.symlink(scene.path("outside"), scene.path("home/etc"))
+    os.lchown(scene.path("home/etc"), NOBODY, NOBODY)
+    for args in ((), ("--output", scene.path("home/etc/mine"))):
+        fails(scene, args, "Permission denied: done as user 65534, who can change ", "--output",
+              run=lambda *a: tune(*a, **environment))
+    equal(os.listdir(scene.path("outside")), [])
+    os.chmod(scene.path("outside"), 0o775)
+    fails(scene, ("--output", scene.path("outside/mine")), "others than root can write ",
+          run=lambda *a: tune(*a, **environment))
+    os.chmod(scene.path("outside"), 0o1777)  # like /tmp
+    works(tune(scene, "--output", scene.path("outside/mine"), **environment))
+    equal(os.stat(scene.path("outside/mine")).st_uid, 0)
+
+
 if __name__ == "__main__":
     sys.exit(run_all(sys.argv[1], sys.argv[2:]))

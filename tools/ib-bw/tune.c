@@ -2,6 +2,7 @@
 /* The command tune: measures every way, then prints and stores which one copies should take. */
 #include "tools/ib-bw/tune.h"
 #include "tools/options.h"
+#include "tools/owner.h"
 
 #include "common/clock.h"
 #include "common/thread.h"
@@ -313,16 +314,62 @@ static void finish(struct bench *b)
 
 /* ------------------------------------------------------------------------ the file */
 
+static const struct ibx_owner_place place = {
+    .what = "the folder",
+    .remedy = "give --output a FILE in a folder that only root can change",
+    .may_lack = true,
+    .like_tmp = true,
+};
+
+/* From now on this process can do with the folder of `file` what its owner can. */
+static void become_owner(const char *file)
+{
+    char folder[PATH_MAX];
+    const char *slash = strrchr(file, '/');
+    snprintf(folder, sizeof(folder), "%.*s", slash ? (int)(slash - file) + 1 : 1,
+             slash ? file : ".");
+    ibx_owner_become(&place, folder);
+}
+
+/* The places where ibx_glue_tuning_file() looks for its properties. */
+static void become_owner_of_properties(void)
+{
+    static const char *const names[][2] = {
+        {"GVIRTUS_RDMA_PROPERTIES", ""}, {"GVIRTUS_CONFIG", ""}, {"GVIRTUS_HOME", "/etc/"}};
+    char file[PATH_MAX];
+    for (unsigned i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        const char *value = secure_getenv(names[i][0]);
+        if (value && *value &&
+            (size_t)snprintf(file, sizeof(file), "%s%s", value, names[i][1]) < sizeof(file))
+            become_owner(file);
+    }
+}
+
 static int output_of(const struct bw_args *args, char file[PATH_MAX], struct ibx_error *err)
 {
     int rc = 0;
-    if (args->output)
+    if (args->output && strlen(args->output) >= PATH_MAX)
+        return ibx_error_set(err, -ENAMETOOLONG, "--output: the path is too long");
+    if (args->output) {
         snprintf(file, PATH_MAX, "%s", args->output);
-    else
+    } else {
+        become_owner_of_properties();
         rc = ibx_glue_tuning_file(file, err);
+    }
     if (!rc && !*file)
         rc = ibx_error_set(err, -EINVAL, "rdma.tuning says none: give --output FILE");
-    if (!rc && (rc = ibx_bw_file_check(file, err)))
+    if (!rc)
+        become_owner(file);
+    return rc;
+}
+
+static int check_file(const char *file, struct ibx_error *err)
+{
+    int rc = ibx_bw_file_check(file, err);
+    if (rc == -EACCES || rc == -EPERM)
+        rc = ibx_error_set(err, rc, "no place for the result: %s: %s%s", file, strerror(-rc),
+                           ibx_owner_remedy(-rc));
+    else if (rc)
         ibx_error_prefix(err, rc, "no place for the result (give --output FILE)");
     return rc;
 }
@@ -358,10 +405,12 @@ static void explain(struct tune *tune)
 static int tune(struct bench *b, struct ibx_error *err)
 {
     char file[PATH_MAX];
-    int rc = ibx_tune_back_start(b->args, &b->tune, &b->back, &b->back_pid, err);
+    int rc = output_of(b->args, file, err);
+    if (!rc)
+        rc = ibx_tune_back_start(b->args, &b->tune, &b->back, &b->back_pid, err);
     b->tune.result.machine = b->back.machine;
     if (!rc)
-        rc = output_of(b->args, file, err);
+        rc = check_file(file, err);
     if (!rc)
         rc = allocate(b, err);
     for (unsigned w = 0; !rc && w < b->tune.way_count; w++)

@@ -23,7 +23,7 @@ static json_t *parse_config(const char *file, const char *text)
     json_error_t bad;
     json_t *root = json_loads(text, 0, &bad);
     if (!root)
-        ibx_gvirtus_fail("%s line %d is not JSON: %s", file, bad.line, bad.text);
+        ibx_tool_end("%s line %d is not JSON: %s", file, bad.line, bad.text);
     return root;
 }
 
@@ -57,8 +57,8 @@ static json_t *endpoint_object(const char *file, const json_t *root)
     json_t *first = json_array_get(json_object_get(root, "communicator"), 0);
     json_t *object = json_object_get(first, "endpoint");
     if (!json_is_object(object))
-        ibx_gvirtus_fail("%s has no communicator[0].endpoint: is it a properties.json of GVirtuS",
-                         file);
+        ibx_tool_end("%s has no communicator[0].endpoint: is it a properties.json of GVirtuS",
+                     file);
     return object;
 }
 
@@ -77,7 +77,7 @@ struct gvirtus_endpoint ibx_gvirtus_endpoint_read(const char *file)
 {
     char *text = ibx_gvirtus_text_read(file);
     if (!text)
-        ibx_gvirtus_fail("cannot open %s: %s", file, strerror(ENOENT));
+        ibx_tool_end("cannot open %s: %s", file, strerror(ENOENT));
     json_t *root = parse_config(file, text);
     struct gvirtus_endpoint endpoint = endpoint_of(endpoint_object(file, root));
     free(text);
@@ -102,10 +102,10 @@ static json_t *new_config(const struct ibx_properties *properties)
 static void edit_config(struct gvirtus_edit *edit, json_t *root, const struct ibx_uri *uri)
 {
     if (json_is_true(json_object_get(root, "secure_application")))
-        ibx_gvirtus_fail("%s says secure_application : true, with which GVirtuS refuses every "
-                         "communicator but https and wss: set it to false (ibx authenticates by "
-                         "rdma.key_file)",
-                         edit->config_file);
+        ibx_tool_end("%s says secure_application : true, with which GVirtuS refuses every "
+                     "communicator but https and wss: set it to false (ibx authenticates by "
+                     "rdma.key_file)",
+                     edit->config_file);
     json_t *object = endpoint_object(edit->config_file, root);
     struct gvirtus_endpoint before = endpoint_of(object);
     const char *address = dotted_quad(uri->host) ? uri->host
@@ -123,7 +123,7 @@ static void edit_config(struct gvirtus_edit *edit, json_t *root, const struct ib
     json_decref(changes);
     char *text = json_dumps(root, JSON_INDENT(2) | JSON_REAL_PRECISION(15));
     if (!text || asprintf(&edit->config_after, "%s\n", text) < 0)
-        ibx_gvirtus_fail("no memory to edit %s", edit->config_file);
+        ibx_tool_end("no memory to edit %s", edit->config_file);
     free(text);
 }
 
@@ -217,7 +217,7 @@ static void edit_properties(struct gvirtus_edit *edit, const struct ibx_properti
     if (out)
         print_properties(out, edit, properties);
     if (!out || fclose(out))
-        ibx_gvirtus_fail("no memory to edit %s", edit->properties_file);
+        ibx_tool_end("no memory to edit %s", edit->properties_file);
 }
 
 /* -------------------------------------------------------------------- the two */
@@ -231,10 +231,9 @@ static void choose_uri(struct gvirtus_edit *edit, const struct ibx_properties *p
     struct ibx_error err;
     if (edit->uri) {
         if (ibx_uri_parse(edit->uri, uri, &err))
-            ibx_gvirtus_fail("%s", err.message);
+            ibx_tool_end("%s", err.message);
         if (!uri->path[0] && !uri->port)
-            ibx_gvirtus_fail("\"%s\" has port 0: give the back end's port, such as 9999",
-                             edit->uri);
+            ibx_tool_end("\"%s\" has port 0: give the back end's port, such as 9999", edit->uri);
         snprintf(edit->chosen, sizeof(edit->chosen), "%s", edit->uri);
     } else if (entry && !ibx_uri_parse(entry->value, uri, NULL) && strcmp(uri->scheme, "tcp")) {
         snprintf(edit->chosen, sizeof(edit->chosen), "%s", entry->value);
@@ -250,7 +249,7 @@ static void choose_uri(struct gvirtus_edit *edit, const struct ibx_properties *p
     }
     ibx_options_init(&options);
     if (ibx_uri_options(uri, &options, &err))
-        ibx_gvirtus_fail("%s", err.message);
+        ibx_tool_end("%s", err.message);
 }
 
 void ibx_gvirtus_edit(struct gvirtus_edit *edit)
@@ -260,7 +259,7 @@ void ibx_gvirtus_edit(struct gvirtus_edit *edit)
     struct ibx_uri uri;
     const char *before = edit->properties_before ? edit->properties_before : "";
     if (ibx_properties_parse(edit->properties_file, before, strlen(before), &properties, &err))
-        ibx_gvirtus_fail("%s", err.message);
+        ibx_tool_end("%s", err.message);
     json_t *root = edit->config_before ? parse_config(edit->config_file, edit->config_before)
                                        : new_config(&properties);
     struct gvirtus_endpoint endpoint = endpoint_of(endpoint_object(edit->config_file, root));

@@ -2,7 +2,6 @@
 /* The command line of ibx-gvirtus, and where the files are. */
 #include "tools/ibx-gvirtus/ibx-gvirtus.h"
 #include "common/file_check.h"
-#include "tools/options.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -17,36 +16,19 @@
 #define LIBRARY_NAME   "libgvirtus-communicators-rdma.so"
 #define FILE_BYTES_MAX (64u << 20)
 
-/* --------------------------------------------------------------------- places */
+const struct ibx_owner_place ibx_gvirtus_home = {
+    .what = "the GVirtuS home",
+    .remedy = "install GVirtuS as that user, or in a folder that only root can change",
+};
 
-/* UTF-8 stays, but for its control characters: C2 80 to C2 9F. */
-static void print_line(FILE *out, const char *before, const char *format, va_list args)
-{
-    char line[4 * PATH_MAX];
-    vsnprintf(line, sizeof(line), format, args);
-    for (unsigned char *at = (unsigned char *)line; *at; at++) {
-        if (*at < 0x20 || *at == 0x7f || (*at == 0xc2 && at[1] >= 0x80 && at[1] < 0xa0))
-            *at = '?';
-    }
-    fprintf(out, "%s%s\n", before, line);
-}
+/* --------------------------------------------------------------------- places */
 
 void ibx_gvirtus_say(const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    print_line(stdout, "", format, args);
+    ibx_tool_print_line(stdout, "", format, args);
     va_end(args);
-}
-
-void ibx_gvirtus_fail(const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    fflush(stdout);
-    print_line(stderr, "ibx-gvirtus: ", format, args);
-    va_end(args);
-    exit(1);
 }
 
 void ibx_gvirtus_path(char *out, const char *format, ...)
@@ -56,7 +38,7 @@ void ibx_gvirtus_path(char *out, const char *format, ...)
     int n = vsnprintf(out, PATH_MAX, format, args);
     va_end(args);
     if (n < 0 || n >= PATH_MAX - GVIRTUS_ENDING_MAX)
-        ibx_gvirtus_fail("the path %.64s... is too long", out);
+        ibx_tool_end("the path %.64s... is too long", out);
 }
 
 void ibx_gvirtus_library_path(const char *home, const char *slot, char *out)
@@ -97,7 +79,7 @@ static int open_file(const char *path, struct ibx_error *err)
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (fd < 0)
         ibx_error_set(err, -errno, "cannot open %s: %s%s", path, strerror(errno),
-                      ibx_gvirtus_remedy(errno));
+                      ibx_owner_remedy(errno));
     return fd;
 }
 
@@ -111,16 +93,14 @@ char *ibx_gvirtus_text_read(const char *path)
 {
     size_t length;
     struct ibx_error err;
-    int fd = open_file(path, &err);
-    if (fd < 0 && err.code == -ENOENT)
+    int fd = ibx_file_open(path, IBX_FILE_CONFIGURATION, &err);
+    if (fd == -ENOENT)
         return NULL;
-    char *content = fd < 0 || ibx_file_check(fd, IBX_FILE_CONFIGURATION, path, &err)
-                        ? NULL
-                        : read_all(fd, path, &length, &err);
+    char *content = fd < 0 ? NULL : read_all(fd, path, &length, &err);
     if (!content)
-        ibx_gvirtus_fail("%s", err.message);
+        ibx_tool_end("%s%s", err.message, fd == -EACCES ? ibx_owner_remedy(EACCES) : "");
     if (strlen(content) != length)
-        ibx_gvirtus_fail("%s holds a NUL byte: it is not a text file", path);
+        ibx_tool_end("%s holds a NUL byte: it is not a text file", path);
     return content;
 }
 
@@ -129,7 +109,7 @@ char *ibx_gvirtus_file_need(const char *path, size_t *length)
     struct ibx_error err;
     char *content = ibx_gvirtus_file_read(path, length, &err);
     if (!content)
-        ibx_gvirtus_fail("%s", err.message);
+        ibx_tool_end("%s", err.message);
     return content;
 }
 
@@ -149,25 +129,24 @@ static void check_home(const char *home)
     char lib[PATH_MAX];
     struct stat st;
     if (stat(home, &st))
-        ibx_gvirtus_fail("cannot open the GVirtuS home %s: %s%s", home, strerror(errno),
-                         ibx_gvirtus_remedy(errno));
+        ibx_tool_end("cannot open the GVirtuS home %s: %s%s", home, strerror(errno),
+                     ibx_owner_remedy(errno));
     if (!S_ISDIR(st.st_mode))
-        ibx_gvirtus_fail("the GVirtuS home %s is not a directory", home);
+        ibx_tool_end("the GVirtuS home %s is not a directory", home);
     ibx_gvirtus_path(lib, "%s/lib", home);
     if (access(lib, R_OK | X_OK) && errno == EACCES)
-        ibx_gvirtus_fail("cannot look into %s: %s%s", lib, strerror(errno),
-                         ibx_gvirtus_remedy(errno));
+        ibx_tool_end("cannot look into %s: %s%s", lib, strerror(errno), ibx_owner_remedy(errno));
     if (any_file(home, "lib/libgvirtus-communicators-ucx*.so"))
-        ibx_gvirtus_fail("%s holds a GVirtuS with a UCX communicator, whose interface for "
-                         "communicators is different: the plugin would crash it",
-                         home);
+        ibx_tool_end("%s holds a GVirtuS with a UCX communicator, whose interface for "
+                     "communicators is different: the plugin would crash it",
+                     home);
     if (any_file(home, "lib/libgvirtus-communicators*.so*"))
         return;
     if (any_file(home, "lib/libgvirtus-frontend*") || any_file(home, "bin/gvirtus-backend"))
-        ibx_gvirtus_fail("%s holds a classic GVirtuS, which loads no plugins: preload "
-                         "libibx-gvirtus-classic.so instead, see ibx-gvirtus(1)",
-                         home);
-    ibx_gvirtus_fail("%s is not a GVirtuS home: it has no lib/libgvirtus-communicators.so", home);
+        ibx_tool_end("%s holds a classic GVirtuS, which loads no plugins: preload "
+                     "libibx-gvirtus-classic.so instead, see ibx-gvirtus(1)",
+                     home);
+    ibx_tool_end("%s is not a GVirtuS home: it has no lib/libgvirtus-communicators.so", home);
 }
 
 /* The path a file has from anywhere. Its directory has to exist. */
@@ -177,8 +156,7 @@ static void make_absolute(const char *path, char *out)
     const char *slash = strrchr(path, '/');
     ibx_gvirtus_path(dir, "%.*s/", slash ? (int)(slash - path) : 1, slash ? path : ".");
     if (!realpath(dir, real_dir))
-        ibx_gvirtus_fail("%s has no directory: %s%s", path, strerror(errno),
-                         ibx_gvirtus_remedy(errno));
+        ibx_tool_end("%s has no directory: %s%s", path, strerror(errno), ibx_owner_remedy(errno));
     ibx_gvirtus_path(out, "%s/%s", strcmp(real_dir, "/") ? real_dir : "", slash ? slash + 1 : path);
 }
 
@@ -187,12 +165,12 @@ void ibx_gvirtus_paths_find(const struct gvirtus_args *args, struct gvirtus_path
     char usual[PATH_MAX], *config_file = paths->files[GVIRTUS_CONFIG];
     const char *config = args->config;
     if (!args->home)
-        ibx_gvirtus_fail("which GVirtuS? Give --home DIR or set GVIRTUS_HOME");
+        ibx_tool_end("which GVirtuS? Give --home DIR or set GVIRTUS_HOME");
     if (!config && !args->home_given)
         config = secure_getenv("GVIRTUS_CONFIG");
     check_home(args->home);
     if (!realpath(args->home, paths->home))
-        ibx_gvirtus_fail("cannot open the GVirtuS home %s: %s", args->home, strerror(errno));
+        ibx_tool_end("cannot open the GVirtuS home %s: %s", args->home, strerror(errno));
     ibx_gvirtus_path(usual, "%s/etc/properties.json", paths->home);
     make_absolute(config && *config ? config : usual, config_file);
     ibx_gvirtus_path(usual, "%.*s/gvirtus.properties",

@@ -3,7 +3,6 @@
  * ibx-gvirtus: puts the plugin into a GVirtuS home, takes it out again, shows what is selected.
  *
  *   ibx-gvirtus.c  the command line; where the files are
- *   owner.c        root in another user's home
  *   install.c      install and remove: replaces three files and puts them back
  *   edit.c         the texts of properties.json and gvirtus.properties
  *   show.c         show
@@ -15,6 +14,8 @@
 #define IBX_TOOLS_IBX_GVIRTUS_IBX_GVIRTUS_H
 
 #include "common/error.h"
+#include "tools/options.h"
+#include "tools/owner.h"
 
 #include <limits.h>
 #include <stdbool.h>
@@ -44,8 +45,6 @@ struct gvirtus_paths {
 
 /* Prints a line in which control characters are question marks: much of it was read from a home. */
 void ibx_gvirtus_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* Ends the process with status 1. */
-void ibx_gvirtus_fail(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
 /* Fills `paths` after a check that the home can take the plugin. */
 void ibx_gvirtus_paths_find(const struct gvirtus_args *args, struct gvirtus_paths *paths);
 /* Builds a path of PATH_MAX bytes. */
@@ -64,15 +63,8 @@ char *ibx_gvirtus_file_need(const char *path, size_t *length);
  * is none. */
 char *ibx_gvirtus_text_read(const char *path);
 
-/* Before anything in the home is looked at. Where a user other than root can change what the path
- * of the home leads to, root becomes that user for good. */
-void ibx_gvirtus_become_owner(const char *home);
-/* Ends the process where it still is root, and somebody else can change where `file` is. */
-void ibx_gvirtus_check_place(const char *home, const char *file);
-/* Whether this process began as root. */
-bool ibx_gvirtus_was_root(void);
-/* What to do about an errno, to be appended to a message; "" where that is not known. */
-const char *ibx_gvirtus_remedy(int code);
+/* A home as a place where root may be at work. */
+extern const struct ibx_owner_place ibx_gvirtus_home;
 
 /* The commands. */
 void ibx_gvirtus_install(const struct gvirtus_args *args);

@@ -76,7 +76,7 @@ static int failed(const char *what, const char *path, struct ibx_error *err)
 {
     int code = errno;
     return ibx_error_set(err, -code, "cannot %s %s: %s%s", what, path, strerror(code),
-                         ibx_gvirtus_remedy(code));
+                         ibx_owner_remedy(code));
 }
 
 static int sync_directory_of(const char *path, struct ibx_error *err)
@@ -247,23 +247,31 @@ static int put_all_back(const char *path, const struct state *state, bool quiet,
 /* The state file is the home's, and root does not go where it says: it names files of the home, or
  * those that the command line names, too. And root goes only where nobody else can change the way.
  */
+/* Whether root is led anywhere by the folder that `file` is in. */
+static void check_place(const char *home, const char *file)
+{
+    char folder[PATH_MAX];
+    ibx_gvirtus_path(folder, "%.*s/", (int)(strrchr(file, '/') - file), file);
+    ibx_owner_check(&ibx_gvirtus_home, home, folder);
+}
+
 static void check_places(const struct gvirtus_paths *paths, const struct state *state)
 {
     size_t home = strlen(paths->home);
     struct stat st;
-    if (ibx_gvirtus_was_root() && !lstat(paths->state, &st) && st.st_uid && st.st_uid != geteuid())
-        ibx_gvirtus_fail("%s belongs to user %u, not to root: look what it says, and chown it",
-                         paths->state, (unsigned)st.st_uid);
+    if (ibx_owner_was_root() && !lstat(paths->state, &st) && st.st_uid && st.st_uid != geteuid())
+        ibx_tool_end("%s belongs to user %u, not to root: look what it says, and chown it",
+                     paths->state, (unsigned)st.st_uid);
     for (int i = 0; i < FILES; i++) {
         const char *path = state->phase ? state->files[i].path : paths->files[i];
         bool inside =
             !strncmp(path, paths->home, home) && path[home] == '/' && !strstr(path, "/../");
-        if (ibx_gvirtus_was_root() && !inside && strcmp(path, paths->files[i]) != 0)
-            ibx_gvirtus_fail("%s names %s, which is outside of the home: where that is right, give "
-                             "it by --config or --properties",
-                             paths->state, path);
-        ibx_gvirtus_check_place(paths->home, path);
-        ibx_gvirtus_check_place(paths->home, paths->files[i]);
+        if (ibx_owner_was_root() && !inside && strcmp(path, paths->files[i]) != 0)
+            ibx_tool_end("%s names %s, which is outside of the home: where that is right, give "
+                         "it by --config or --properties",
+                         paths->state, path);
+        check_place(paths->home, path);
+        check_place(paths->home, paths->files[i]);
     }
 }
 
@@ -273,18 +281,18 @@ static void begin(const struct gvirtus_args *args, struct gvirtus_paths *paths, 
     char path[PATH_MAX];
     struct ibx_error err;
     if (args->home)
-        ibx_gvirtus_become_owner(args->home);
+        ibx_owner_become(&ibx_gvirtus_home, args->home);
     ibx_gvirtus_paths_find(args, paths);
-    ibx_gvirtus_check_place(paths->home, paths->state);
+    check_place(paths->home, paths->state);
     int fd = open(paths->home, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0 || flock(fd, LOCK_EX | LOCK_NB))
-        ibx_gvirtus_fail("cannot lock %s: %s", paths->home,
-                         errno == EWOULDBLOCK ? "another ibx-gvirtus is at work there: try again"
-                                              : strerror(errno));
+        ibx_tool_end("cannot lock %s: %s", paths->home,
+                     errno == EWOULDBLOCK ? "another ibx-gvirtus is at work there: try again"
+                                          : strerror(errno));
     beside(path, paths->state, TEMPORARY);
     unlink(path); /* of an ibx-gvirtus that was killed */
     if (state_load(paths->state, state, &err))
-        ibx_gvirtus_fail("%s", err.message);
+        ibx_tool_end("%s", err.message);
     check_places(paths, state);
 }
 
@@ -295,21 +303,21 @@ void ibx_gvirtus_remove(const struct gvirtus_args *args)
     struct ibx_error err;
     begin(args, &paths, &state);
     if (!state.phase)
-        ibx_gvirtus_fail("nothing is installed there: there is no %s", paths.state);
+        ibx_tool_end("nothing is installed there: there is no %s", paths.state);
     if (!strcmp(state.phase, INSTALLED)) {
         for (const struct file *f = state.files; f < state.files + FILES; f++) {
             char backup[PATH_MAX];
             beside(backup, f->path, BACKUP);
             if (f->existed && !exists(backup))
-                ibx_gvirtus_fail("%s is gone, so %s cannot be restored: put it back, or delete %s "
-                                 "to leave everything as it is",
-                                 backup, f->path, paths.state);
+                ibx_tool_end("%s is gone, so %s cannot be restored: put it back, or delete %s "
+                             "to leave everything as it is",
+                             backup, f->path, paths.state);
         }
         if (state_save(paths.state, &state, "removing", &err))
-            ibx_gvirtus_fail("%s", err.message);
+            ibx_tool_end("%s", err.message);
     }
     if (put_all_back(paths.state, &state, false, &err))
-        ibx_gvirtus_fail("%s", err.message);
+        ibx_tool_end("%s", err.message);
     json_decref(state.json);
 }
 
@@ -332,14 +340,13 @@ static char *read_library(const struct gvirtus_args *args, size_t *length)
     char file[PATH_MAX], path[PATH_MAX]; /* path: with a slash, or dlopen(3) would search */
     ibx_gvirtus_plugin_find(args, file);
     if (!realpath(file, path))
-        ibx_gvirtus_fail("the plugin %s cannot be found: %s; name it by --library%s", file,
-                         strerror(errno), errno == ENOENT ? "" : ibx_gvirtus_remedy(errno));
+        ibx_tool_end("the plugin %s cannot be found: %s; name it by --library%s", file,
+                     strerror(errno), errno == ENOENT ? "" : ibx_owner_remedy(errno));
     void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!handle)
-        ibx_gvirtus_fail("the plugin cannot be loaded here: %s", dlerror());
+        ibx_tool_end("the plugin cannot be loaded here: %s", dlerror());
     if (!dlsym(handle, "create_communicator"))
-        ibx_gvirtus_fail("%s is not a communicator for GVirtuS: it has no create_communicator",
-                         file);
+        ibx_tool_end("%s is not a communicator for GVirtuS: it has no create_communicator", file);
     dlclose(handle);
     return ibx_gvirtus_file_need(path, length);
 }
@@ -355,11 +362,11 @@ static void put_all(const struct gvirtus_paths *paths, const char *slot,
     for (int i = 0; i < FILES; i++) {
         beside(backup, paths->files[i], BACKUP);
         if (!lstat(paths->files[i], &st) && !S_ISREG(st.st_mode) && !S_ISLNK(st.st_mode))
-            ibx_gvirtus_fail("%s is not a regular file: move it away", paths->files[i]);
+            ibx_tool_end("%s is not a regular file: move it away", paths->files[i]);
         if (exists(backup))
-            ibx_gvirtus_fail("%s is a backup that would be overwritten: put it back or move it "
-                             "away",
-                             backup);
+            ibx_tool_end("%s is a backup that would be overwritten: put it back or move it "
+                         "away",
+                         backup);
         digest(contents[i], lengths[i], digests[i]);
         state.files[i] = (struct file){paths->files[i], digests[i], exists(paths->files[i])};
     }
@@ -372,8 +379,8 @@ static void put_all(const struct gvirtus_paths *paths, const char *slot,
     if (!rc)
         return;
     bool left = exists(paths->state) && put_all_back(paths->state, &state, true, NULL);
-    ibx_gvirtus_fail("%s%s", err.message,
-                     left ? "; not all files could be put back: run ibx-gvirtus remove again" : "");
+    ibx_tool_end("%s%s", err.message,
+                 left ? "; not all files could be put back: run ibx-gvirtus remove again" : "");
 }
 
 void ibx_gvirtus_install(const struct gvirtus_args *args)
@@ -384,11 +391,11 @@ void ibx_gvirtus_install(const struct gvirtus_args *args)
     size_t length;
     begin(args, &paths, &state);
     if (state.phase && !strcmp(state.phase, INSTALLED))
-        ibx_gvirtus_fail("it is installed there already, in the slot \"%s\": run ibx-gvirtus "
-                         "remove first",
-                         state.slot);
+        ibx_tool_end("it is installed there already, in the slot \"%s\": run ibx-gvirtus "
+                     "remove first",
+                     state.slot);
     if (state.phase && put_all_back(paths.state, &state, true, &err)) /* it was cut off */
-        ibx_gvirtus_fail("%s", err.message);
+        ibx_tool_end("%s", err.message);
     json_decref(state.json);
     char *library = read_library(args, &length);
     struct gvirtus_edit edit = {

@@ -28,7 +28,7 @@ static void imitate(const struct gvirtus_args *args)
 {
     int bad = 0;
     if (args->properties && access(args->properties, F_OK))
-        ibx_gvirtus_fail("--properties: %s cannot be found: %s", args->properties, strerror(errno));
+        ibx_tool_end("--properties: %s cannot be found: %s", args->properties, strerror(errno));
     if (args->home)
         bad |= setenv("GVIRTUS_HOME", args->home, 1);
     if (args->config)
@@ -38,7 +38,7 @@ static void imitate(const struct gvirtus_args *args)
     if (args->properties)
         bad |= setenv("GVIRTUS_RDMA_PROPERTIES", args->properties, 1);
     if (bad)
-        ibx_gvirtus_fail("no memory for the environment");
+        ibx_tool_end("no memory for the environment");
 }
 
 /* What GVirtuS will load. */
@@ -56,12 +56,12 @@ static struct gvirtus_endpoint show_selected(const struct gvirtus_paths *paths)
         : missing                             ? "missing"
                                               : "not installed by ibx-gvirtus");
     if (strcmp(endpoint.protocol, "oldtcp") && strcmp(endpoint.protocol, "ib"))
-        ibx_gvirtus_fail("GVirtuS's own communicator \"%s\" is selected in %s: run ibx-gvirtus "
-                         "install",
-                         endpoint.protocol, config);
+        ibx_tool_end("GVirtuS's own communicator \"%s\" is selected in %s: run ibx-gvirtus "
+                     "install",
+                     endpoint.protocol, config);
     if (missing)
-        ibx_gvirtus_fail("%s is selected, but there is no %s: run ibx-gvirtus install",
-                         endpoint.protocol, library);
+        ibx_tool_end("%s is selected, but there is no %s: run ibx-gvirtus install",
+                     endpoint.protocol, library);
     return endpoint;
 }
 
@@ -81,7 +81,7 @@ static void show_own_keys(const struct ibx_glue_config *config)
     struct ibx_error err;
     char name[64];
     if (config->file[0] && ibx_properties_load(config->file, &properties, &err))
-        ibx_gvirtus_fail("%s", err.message);
+        ibx_tool_end("%s", err.message);
     for (const struct gvirtus_key *key = ibx_gvirtus_own_keys; key->name; key++) {
         snprintf(name, sizeof(name), "rdma.%s", key->name);
         const struct ibx_property *entry = ibx_properties_find(&properties, name);
@@ -198,7 +198,7 @@ void ibx_gvirtus_show(const struct gvirtus_args *args)
     struct gvirtus_endpoint endpoint = {.port = 0};
     struct ibx_error err;
     if (args->home)
-        ibx_gvirtus_become_owner(args->home);
+        ibx_owner_become(&ibx_gvirtus_home, args->home);
     imitate(args);
     /* A classic GVirtuS has no home: its gvirtus.properties alone has everything. */
     if (args->home || !args->properties) {
@@ -212,11 +212,11 @@ void ibx_gvirtus_show(const struct gvirtus_args *args)
             endpoint.address[0] ? endpoint.address : "without an address", endpoint.port,
             config.uri_line ? ", not used: the communicator below wins over it" : "");
     if (rc)
-        ibx_gvirtus_fail("%s", err.message);
+        ibx_tool_end("%s", err.message);
     show_config(&config);
     rc = show_connection(&config, &err);
     if (home)
         show_preload(args, paths.home, endpoint.protocol, !rc);
     if (rc)
-        ibx_gvirtus_fail("%s", err.message);
+        ibx_tool_end("%s", err.message);
 }

@@ -1,18 +1,16 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Root at work in a home that somebody else can change. Every name there may lead elsewhere by the
- * time it is used, so root does not look for bad ones: it becomes the user who can change them, for
- * good, and can then be led only where that user gets without it.
- */
-#include "tools/ibx-gvirtus/ibx-gvirtus.h"
+#include "tools/owner.h"
+#include "tools/options.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <limits.h>
 #include <pwd.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/types.h>
 #include <unistd.h>
 
 #define NO_GROUP                                                                                   \
@@ -23,12 +21,13 @@
 static bool was_root;
 static uid_t acting;                /* 0: root still is */
 static char because[PATH_MAX] = ""; /* the folder that this user can change */
-static char remedy[PATH_MAX + 128];
+static char remedy[PATH_MAX + 256];
 
 /* -------------------------------------------------------------------- one step at a time */
 
 /* A path on its way: the folder that it has come to, and the names that are left. */
 struct walk {
+    const struct ibx_owner_place *place;
     const char *path; /* for messages */
     int folder;
     unsigned links;
@@ -38,8 +37,8 @@ struct walk {
 static void cannot(const struct walk *walk) __attribute__((noreturn));
 static void cannot(const struct walk *walk)
 {
-    ibx_gvirtus_fail("cannot open the GVirtuS home %s: %s%s", walk->path, strerror(errno),
-                     errno == EACCES ? ": run it as the owner, without sudo" : "");
+    ibx_tool_end("cannot open %s %s: %s%s", walk->place->what, walk->path, strerror(errno),
+                 errno == EACCES ? ": run it as the owner, without sudo" : "");
 }
 
 static void move_to(struct walk *walk, int folder)
@@ -108,14 +107,18 @@ static uid_t step(struct walk *walk, const char *name, bool shared)
 {
     struct stat st;
     int next = openat(walk->folder, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    if (next < 0 && errno == ENOENT && walk->place->may_lack) {
+        walk->rest[0] = '\0';
+        return 0;
+    }
     if (next < 0 || fstat(next, &st))
         cannot(walk);
     if (S_ISLNK(st.st_mode) && shared) /* a hard link to one of root's links may be anybody's */
-        ibx_gvirtus_fail("%s leads through the link %s in a folder that others can write: give the "
-                         "path without it",
-                         walk->path, name);
+        ibx_tool_end("%s leads through the link %s in a folder that others can write: give the "
+                     "path without it",
+                     walk->path, name);
     if (!S_ISDIR(st.st_mode) && !S_ISLNK(st.st_mode))
-        ibx_gvirtus_fail("the GVirtuS home %s is not a directory", walk->path);
+        ibx_tool_end("%s %s is not a directory", walk->place->what, walk->path);
     if (S_ISLNK(st.st_mode)) {
         follow(walk, next);
         return st.st_uid;
@@ -134,19 +137,19 @@ static uid_t look(const struct walk *walk, bool last, bool *shared, char folder[
         cannot(walk);
     name_folder(walk, folder);
     *shared = st.st_mode & (S_IWGRP | S_IWOTH);
-    /* In one like /tmp a folder of root stays what it is. */
-    if (!st.st_uid && *shared && (last || !(st.st_mode & S_ISVTX)))
-        ibx_gvirtus_fail("others than root can write %s: chmod go-w it, or run ibx-gvirtus as one "
-                         "of them, without sudo",
-                         folder);
+    /* In one like /tmp what is root's stays what it is. */
+    if (!st.st_uid && *shared && !(st.st_mode & S_ISVTX && (!last || walk->place->like_tmp)))
+        ibx_tool_end("others than root can write %s: chmod go-w it, or run this as one of them, "
+                     "without sudo",
+                     folder);
     return st.st_uid;
 }
 
 /* The first user but root who can change where the path leads, or has made it lead there; 0: nobody
  * can. `theirs`: the folder or link by which they can. Ends the process where several can. */
-static uid_t master_of(const char *path, char theirs[PATH_MAX])
+static uid_t master_of(const struct ibx_owner_place *place, const char *path, char theirs[PATH_MAX])
 {
-    struct walk walk = {.path = path, .folder = -1};
+    struct walk walk = {.place = place, .path = path, .folder = -1};
     char start[PATH_MAX] = "", name[NAME_MAX + 1];
     bool shared;
     if (*path != '/' && !getcwd(start, sizeof(start)))
@@ -165,44 +168,38 @@ static uid_t master_of(const char *path, char theirs[PATH_MAX])
     return uid;
 }
 
-void ibx_gvirtus_become_owner(const char *home)
+void ibx_owner_become(const struct ibx_owner_place *place, const char *path)
 {
-    was_root = !geteuid();
-    uid_t uid = was_root ? master_of(home, because) : 0;
+    was_root = was_root || !geteuid();
+    uid_t uid = geteuid() ? 0 : master_of(place, path, because);
     if (!uid)
         return;
     const struct passwd *user = getpwuid(uid);
     gid_t group = user ? user->pw_gid : NO_GROUP;
     if ((user ? initgroups(user->pw_name, group) : setgroups(0, NULL)) ||
         setresgid(group, group, group) || setresuid(uid, uid, uid))
-        ibx_gvirtus_fail("cannot act as user %u, who can change %s: %s: run it as that user",
-                         (unsigned)uid, because, strerror(errno));
+        ibx_tool_end("cannot act as user %u, who can change %s: %s: run it as that user",
+                     (unsigned)uid, because, strerror(errno));
     acting = uid;
-    snprintf(remedy, sizeof(remedy),
-             ": done as user %u, who can change %s: install GVirtuS as that user, or in a folder "
-             "that only root can change",
-             (unsigned)uid, because);
+    snprintf(remedy, sizeof(remedy), ": done as user %u, who can change %s: %s", (unsigned)uid,
+             because, place->remedy);
 }
 
-void ibx_gvirtus_check_place(const char *home, const char *file)
+void ibx_owner_check(const struct ibx_owner_place *place, const char *home, const char *folder)
 {
-    char folder[PATH_MAX], theirs[PATH_MAX];
-    if (!was_root || acting)
-        return;
-    ibx_gvirtus_path(folder, "%.*s/", (int)(strrchr(file, '/') - file), file);
-    uid_t uid = master_of(folder, theirs);
+    char theirs[PATH_MAX];
+    uid_t uid = was_root && !acting ? master_of(place, folder, theirs) : 0;
     if (uid)
-        ibx_gvirtus_fail("user %u can change %s, and the GVirtuS home %s only root: chown both to "
-                         "one of them",
-                         (unsigned)uid, theirs, home);
+        ibx_tool_end("user %u can change %s, and %s %s only root: chown both to one of them",
+                     (unsigned)uid, theirs, place->what, home);
 }
 
-bool ibx_gvirtus_was_root(void)
+bool ibx_owner_was_root(void)
 {
     return was_root;
 }
 
-const char *ibx_gvirtus_remedy(int code)
+const char *ibx_owner_remedy(int code)
 {
     return code != EACCES && code != EPERM ? ""
            : acting                        ? remedy
