@@ -281,7 +281,7 @@ def damage_in_the_middle_of_a_payload_is_noticed(scene):
 
 def check_results(results, ops):
     for one in results:
-        equal(" ".join(sorted(one)), "bytes gbps median_us n op p99_us path ratio_to_stock")
+        equal(" ".join(sorted(one)), "bytes encrypted gbps median_us n op p99_us path ratio_to_stock")
         assert one["path"] in ("shm", "verbs", "ofi", "tcp", "stock") and one["op"] in ops, one
         assert isinstance(one["bytes"], int) and isinstance(one["n"], int) and one["n"] > 0, one
         assert 0 < one["median_us"] <= one["p99_us"] and one["gbps"] > 0, one
@@ -320,6 +320,27 @@ def self_writes_the_documented_json(scene):
     assert all(len(one["reason"]) > 10 for one in parsed["refused"]), parsed["refused"]
     equal(set(parsed["yardstick"]), {"memcpy_gbps"})
     assert parsed["yardstick"]["memcpy_gbps"] > 0
+
+
+@test
+def reports_tell_what_was_encrypted(scene):
+    key = key_file(scene, "key", "ab" * 32)
+    args = ("self", *QUICK, "--key-file", key, "--encryption=required")
+    code, out, err = scene.run(*args, "--paths=tcp,shm,stock", "--json=json")
+    equal(code, 0)
+    one_sentence(err)
+    assert "warning: encryption was required, and measured without it: stock, shm (" in err, err
+    assert re.search(r"^ +bytes +stock +shm +tcp\+TLS$", out, re.M), out
+    assert "tcp+TLS against stock, h2d, 1 to 64 MiB: x" in out, out
+    with open(scene.path("json"), encoding="ascii") as file:
+        parsed = json.load(file)
+    equal({(one["path"], one["encrypted"]) for one in parsed["results"]},
+          {("tcp", True), ("shm", False), ("stock", False)})
+    equal((parsed["chosen"]["provider"], parsed["chosen"]["encrypted"]), ("shm", False))
+    out = works(scene.run(*args, "--paths=tcp", "--long"))
+    assert re.search(r"^ +4 B +tcp\+TLS +4 ", out, re.M), out
+    out = works(scene.run("self", *QUICK, "--key-file", key, "--paths=tcp"))
+    assert "TLS" not in out.split("chosen here")[0] and re.search(r"^ +4 B +tcp +4 ", out, re.M), out
 
 
 @test

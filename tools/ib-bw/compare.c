@@ -21,11 +21,12 @@ static struct bw_bench bench;
 /* ------------------------------------------------------------------------- paths */
 
 /* Takes the stream over. */
-static void add_path(struct bw_stream *stream, const char *name)
+static void add_path(struct bw_stream *stream, const char *name, bool encrypted)
 {
     struct bw_results *results = &bench.results;
     unsigned index = results->path_count++;
     snprintf(results->paths[index], sizeof(results->paths[index]), "%s", name);
+    results->encrypted[index] = encrypted;
     if (!strcmp(name, BW_STOCK))
         results->stock = (int)index;
     bench.streams[index] = stream;
@@ -37,8 +38,10 @@ static int connect_session(const char *uri, const struct ibx_options *options,
 {
     struct bw_stream *stream;
     int rc = ibx_bw_session_connect(uri, options, &stream, err);
-    if (!rc)
-        add_path(stream, ibx_session_path(stream->session)->provider);
+    if (!rc) {
+        const struct ibx_path *path = ibx_session_path(stream->session);
+        add_path(stream, path->provider, path->encrypted);
+    }
     return rc;
 }
 
@@ -47,7 +50,7 @@ static int connect_stock(const char *where, struct ibx_error *err)
     struct bw_stream *stream;
     int rc = ibx_bw_stock_connect(where, &stream, err);
     if (!rc)
-        add_path(stream, BW_STOCK);
+        add_path(stream, BW_STOCK, false);
     return rc;
 }
 
@@ -84,6 +87,27 @@ static int report(struct ibx_error *err)
     return rc;
 }
 
+/* A comparison of encrypted paths in which not all are. */
+static void warn_of_plain(void)
+{
+    const struct bw_results *results = &bench.results;
+    const bool stock = results->stock >= 0;
+    char plain[128] = "";
+    if (bench.args->options.encryption != IBX_ENCRYPTION_REQUIRED)
+        return;
+    for (unsigned i = 0; i < results->path_count; i++) {
+        size_t used = strlen(plain);
+        if (!results->encrypted[i])
+            snprintf(plain + used, sizeof(plain) - used, "%s%s", used ? ", " : "",
+                     results->paths[i]);
+    }
+    if (*plain)
+        fprintf(stderr,
+                "ib-bw: warning: encryption was required, and measured without it: %s (shm stays "
+                "in this host%s)\n",
+                plain, stock ? ", stock has none: ratios are to plain TCP" : "");
+}
+
 static void report_at_once(void)
 {
     report(NULL);
@@ -110,6 +134,7 @@ static int compare(const struct bw_args *args,
         ibx_bw_watch_end();
         if (report(&err))
             status = ibx_tool_fail(&err);
+        warn_of_plain();
         if (atomic_load(&bench.results.stopped))
             status = 130;
     }

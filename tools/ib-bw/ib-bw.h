@@ -166,6 +166,7 @@ struct bw_refusal {
 struct bw_results {
     char host[256];
     char paths[BW_PATHS_MAX][16];
+    bool encrypted[BW_PATHS_MAX]; /* all of the path in TLS */
     unsigned path_count;
     int stock;           /* its index in `paths`; -1: not measured */
     const size_t *sizes; /* borrowed from the arguments */
@@ -204,6 +205,11 @@ extern const char *const ibx_bw_op_names[BW_OPS], *const ibx_bw_op_titles[BW_OPS
 /* "64 KiB"; in a buffer of the caller's, which is returned. */
 #define BW_SIZE_TEXT 32
 const char *ibx_bw_size_print(size_t bytes, char text[BW_SIZE_TEXT]);
+/* The path as reports for people name it: "tcp+TLS"; in a buffer of the caller's, which is
+ * returned. */
+#define BW_LABEL_TEXT 24
+const char *ibx_bw_path_label(const struct bw_results *results, unsigned path,
+                              char text[BW_LABEL_TEXT]);
 void ibx_bw_table_print(const struct bw_results *results, bool line_a_path, FILE *out);
 /* "-": standard output. */
 int ibx_bw_json_write(const struct bw_results *results, const char *file, struct ibx_error *err);

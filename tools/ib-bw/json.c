@@ -30,8 +30,9 @@ static json_t *cell_json(const struct bw_results *results, unsigned path, enum b
                          unsigned size)
 {
     struct bw_summary s = ibx_bw_results_summary(results, path, op, size);
-    return json_pack("{s:o, s:s, s:I, s:I, s:f, s:f, s:f, s:o}", "path", text(results->paths[path]),
-                     "op", ibx_bw_op_names[op], "bytes", (json_int_t)results->sizes[size], "n",
+    return json_pack("{s:o, s:b, s:s, s:I, s:I, s:f, s:f, s:f, s:o}", "path",
+                     text(results->paths[path]), "encrypted", results->encrypted[path], "op",
+                     ibx_bw_op_names[op], "bytes", (json_int_t)results->sizes[size], "n",
                      (json_int_t)s.calls, "median_us", rounded(s.median_us), "p99_us",
                      rounded(s.p99_us), "gbps", s.gbps, "ratio_to_stock", real_or_null(s.ratio));
 }
@@ -55,9 +56,10 @@ static json_t *chosen_json(const struct bw_results *results)
     const struct ibx_caps *caps = &results->chosen_caps;
     if (!results->chosen.provider[0])
         return json_null();
-    return json_pack("{s:o, s:o, s:{s:I, s:I, s:I}}", "provider", text(results->chosen.provider),
-                     "description", text(results->chosen.description), "crossover",
-                     "one_sided_bytes", (json_int_t)caps->rendezvous, "message_bytes",
+    return json_pack("{s:o, s:o, s:b, s:{s:I, s:I, s:I}}", "provider",
+                     text(results->chosen.provider), "description",
+                     text(results->chosen.description), "encrypted", results->chosen.encrypted,
+                     "crossover", "one_sided_bytes", (json_int_t)caps->rendezvous, "message_bytes",
                      (json_int_t)caps->message_max, "chunk_bytes", (json_int_t)caps->chunk);
 }
 

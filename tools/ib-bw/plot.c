@@ -29,11 +29,12 @@ static bool has_points(const struct bw_results *results, enum bw_op op)
 
 static void write_panel(const struct bw_results *results, enum bw_op op, FILE *to)
 {
+    char label[BW_LABEL_TEXT];
     fprintf(to, "set title '%s'\nplot ",
             op == BW_H2D ? "H2D: to the device" : "D2H: from the device");
     for (unsigned path = 0; path < results->path_count; path++)
         fprintf(to, "%s'-' using 1:2 with linespoints linewidth 2 title '%s'", path ? ", " : "",
-                results->paths[path]);
+                ibx_bw_path_label(results, path, label));
     fputc('\n', to);
     for (unsigned path = 0; path < results->path_count; path++) {
         for (unsigned size = 0; size < results->size_count; size++) {

@@ -21,6 +21,14 @@ const char *ibx_bw_size_print(size_t bytes, char text[BW_SIZE_TEXT])
     return text;
 }
 
+const char *ibx_bw_path_label(const struct bw_results *results, unsigned path,
+                              char text[BW_LABEL_TEXT])
+{
+    snprintf(text, BW_LABEL_TEXT, "%s%s", results->paths[path],
+             results->encrypted[path] ? "+TLS" : "");
+    return text;
+}
+
 static void print_time(double us, char out[16])
 {
     if (us < 1e4)
@@ -68,9 +76,11 @@ static void print_row(const struct bw_results *results, enum bw_op op, unsigned 
 
 static void print_block(const struct bw_results *results, enum bw_op op, FILE *out)
 {
+    char label[BW_LABEL_TEXT];
     fprintf(out, "%s\n%9s", ibx_bw_op_titles[op], "bytes");
     for (unsigned path = 0; path < results->path_count; path++)
-        fprintf(out, "%*s", VALUE + ratio_width(results, path), results->paths[path]);
+        fprintf(out, "%*s", VALUE + ratio_width(results, path),
+                ibx_bw_path_label(results, path, label));
     fputc('\n', out);
     for (unsigned size = 0; size < results->size_count; size++) {
         if (ibx_bw_results_measured(results, op, size, 1))
@@ -83,9 +93,9 @@ static void print_block(const struct bw_results *results, enum bw_op op, FILE *o
 
 static void print_long_block(const struct bw_results *results, enum bw_op op, FILE *out)
 {
-    char text[BW_SIZE_TEXT], median[16], p99[16], ratio[16];
+    char text[BW_SIZE_TEXT], label[BW_LABEL_TEXT], median[16], p99[16], ratio[16];
     bool ratios = results->stock >= 0;
-    fprintf(out, "%s\n%9s  %-6s%9s%12s%12s%10s%*s\n", ibx_bw_op_titles[op], "bytes", "path",
+    fprintf(out, "%s\n%9s  %-8s%9s%12s%12s%10s%*s\n", ibx_bw_op_titles[op], "bytes", "path",
             "calls", "median", "99th pct.", "GB/s", ratios ? RATIO : 0, ratios ? "ratio" : "");
     for (unsigned size = 0; size < results->size_count; size++) {
         for (unsigned path = 0; path < results->path_count; path++) {
@@ -95,9 +105,10 @@ static void print_long_block(const struct bw_results *results, enum bw_op op, FI
             print_time(s.median_us, median);
             print_time(s.p99_us, p99);
             print_ratio(s.ratio, ratio);
-            fprintf(out, "%9s  %-6s%9zu%12s%12s%10.3f%*s\n",
-                    ibx_bw_size_print(results->sizes[size], text), results->paths[path], s.calls,
-                    median, p99, s.gbps, ratios ? RATIO : 0, ratios ? ratio : "");
+            fprintf(out, "%9s  %-8s%9zu%12s%12s%10.3f%*s\n",
+                    ibx_bw_size_print(results->sizes[size], text),
+                    ibx_bw_path_label(results, path, label), s.calls, median, p99, s.gbps,
+                    ratios ? RATIO : 0, ratios ? ratio : "");
         }
     }
     fputc('\n', out);
@@ -107,6 +118,7 @@ static void print_long_block(const struct bw_results *results, enum bw_op op, FI
 
 static void print_medians(const struct bw_results *results, FILE *out)
 {
+    char label[BW_LABEL_TEXT];
     for (unsigned path = 0; path < results->path_count; path++) {
         for (unsigned op = 0; op < BW_OPS && (int)path != results->stock; op++) {
             double ratios[BW_SIZES_MAX];
@@ -118,7 +130,8 @@ static void print_medians(const struct bw_results *results, FILE *out)
             }
             if (n)
                 fprintf(out, "%s against stock, %s, 1 to 64 MiB: x%.2f (median of the ratios)\n",
-                        results->paths[path], ibx_bw_op_names[op], ibx_bw_median(ratios, n));
+                        ibx_bw_path_label(results, path, label), ibx_bw_op_names[op],
+                        ibx_bw_median(ratios, n));
         }
     }
 }
