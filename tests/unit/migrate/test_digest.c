@@ -54,7 +54,7 @@ static size_t size_at(uint64_t page)
 /* Every seventh page is zero. */
 static int start(void **state)
 {
-    uint64_t bits[PAGES / 64 + 1] = {0};
+    uint64_t bits[PAGES / 64 + 2] = {0};
     (void)state;
     block_make(0, "ram0", SMALL, BYTES);
     block_make(1, "huge", HUGE, 2ull * HUGE);
