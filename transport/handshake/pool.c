@@ -11,6 +11,12 @@
  * a /64, or a user of this host over a unix socket), if that has an eighth of the places, or else
  * of all. No source has more than an eighth of the places without having sent a HELLO.
  *
+ * A source of which a client has proven itself lately is known. Up to half of the places are its
+ * and other known ones' before they are anybody else's, and it may have so many without a HELLO: a
+ * migration's source that comes back with all of its connections finds room among strangers,
+ * however many and quick these are. Strangers at a known address are taken for it; they get no
+ * further than strangers do, and not into the other half.
+ *
  * A fork(2) copies the list, but the clients stay the parent's. The child closes its copies of
  * their sockets at once: or else a client whose server dies would not notice as long as the child
  * lives. The epoll instance is shared; ibx_pool_step() puts a new one in its place in the child.
@@ -37,6 +43,7 @@
 #define TAKEN_AT_ONCE    64 /* connection requests in one step */
 #define EVENTS_AT_ONCE   32
 #define LINES_PER_SECOND 10u
+#define KNOWN            16u /* sources that have proven themselves, the latest ones */
 
 /* Where a client comes from: the bytes of its address, or its user. In IPv6 it is the network,
  * since whoever has one of its 2^64 addresses can have them all. */
@@ -51,6 +58,7 @@ struct stranger {
     struct ibx_handshake *handshake;
     struct ibx_turn turn;
     struct source source;
+    bool known; /* its source was, when it came */
     uint64_t deadline;
 };
 
@@ -60,7 +68,9 @@ struct ibx_pool {
     const struct ibx_options *options;
     struct ibx_keys *keys;
     struct stranger *oldest, **newest;
-    unsigned count;
+    unsigned count, count_known;
+    struct source known[KNOWN]; /* a ring; those of length 0 are none */
+    unsigned next_known;
     bool armed; /* the timer */
     pid_t owner;
     uint64_t lines_from; /* a second of log lines */
@@ -196,6 +206,20 @@ static bool same_source(const struct source *a, const struct source *b)
     return a->length == b->length && !memcmp(a->bytes, b->bytes, a->length);
 }
 
+static bool is_known(const struct ibx_pool *pool, const struct source *source)
+{
+    for (unsigned i = 0; i < KNOWN; i++)
+        if (source->length && same_source(&pool->known[i], source))
+            return true;
+    return false;
+}
+
+static void remember(struct ibx_pool *pool, const struct source *source)
+{
+    if (!is_known(pool, source))
+        pool->known[pool->next_known++ % KNOWN] = *source;
+}
+
 /* Takes it off the list; its connection is the caller's. */
 static struct ibx_conn *leave(struct ibx_pool *pool, struct stranger *s)
 {
@@ -207,6 +231,7 @@ static struct ibx_conn *leave(struct ibx_pool *pool, struct stranger *s)
     else
         pool->newest = s->link;
     pool->count--;
+    pool->count_known -= s->known;
     pthread_mutex_unlock(&lock);
     /* A child may have the socket open, too: closing it here would not end the watch. */
     if (pool->owner == getpid())
@@ -229,14 +254,21 @@ static bool is_silent(const struct stranger *s)
     return s->handshake->state.now == HANDSHAKE_UNAUTHENTICATED;
 }
 
-/* The oldest one of this source, or with NULL of any, that has sent no HELLO, or with `all`
- * anything.
+/* Clients of known sources give way only to each other. */
+static bool is_safe(const struct ibx_pool *pool, const struct stranger *s)
+{
+    return s->known && pool->count_known <= pool->options->unauthenticated / 2;
+}
+
+/* The oldest one of this source, or with NULL of any that is not safe, that has sent no HELLO, or
+ * with `all` anything.
  */
 static struct stranger *oldest_of(const struct ibx_pool *pool, const struct source *source,
                                   bool all)
 {
     struct stranger *s = pool->oldest;
-    while (s && ((source && !same_source(source, &s->source)) || (!all && !is_silent(s))))
+    while (s && ((source ? !same_source(source, &s->source) : is_safe(pool, s)) ||
+                 (!all && !is_silent(s))))
         s = s->next;
     return s;
 }
@@ -267,7 +299,8 @@ static bool give_way(struct ibx_pool *pool, struct stranger *s, struct ibx_error
 /* Before another one of this source gets a place. */
 static void make_room(struct ibx_pool *pool, const struct source *source, struct ibx_error *err)
 {
-    const unsigned most = pool->options->unauthenticated, share = most / 8;
+    const unsigned most = pool->options->unauthenticated;
+    const unsigned share = is_known(pool, source) ? most / 2 : most / 8;
     if (count_of(pool, source, false) >= share) {
         give_way(pool, oldest_of(pool, source, false), err);
     } else if (pool->count >= most) {
@@ -297,6 +330,7 @@ static int go_on(struct ibx_pool *pool, struct stranger *s, struct ibx_conn **co
     bool sent = s->turn.sending;
     int rc = ibx_handshake_turn(s->handshake, &s->turn, &why);
     if (!rc) {
+        remember(pool, &s->source);
         *conn = leave(pool, s);
         return 1;
     }
@@ -319,12 +353,14 @@ static void join(struct ibx_pool *pool, struct stranger *s, int fd)
 {
     const unsigned ms = pool->options->timeout_ms;
     s->source = source_of(fd);
+    s->known = is_known(pool, &s->source);
     s->deadline = ibx_deadline_in_ms(ms < PROVE_MS ? ms : PROVE_MS);
     pthread_mutex_lock(&lock);
     s->link = pool->newest;
     *pool->newest = s;
     pool->newest = &s->next;
     pool->count++;
+    pool->count_known += s->known;
     pthread_mutex_unlock(&lock);
 }
 
@@ -339,8 +375,11 @@ static int take(struct ibx_pool *pool, struct ibx_conn **conn, struct ibx_error 
         struct pollfd request = {.fd = pool->listening, .events = POLLIN};
         if ((code == EMFILE || code == ENFILE) && poll(&request, 1, 0) == 0)
             return -EAGAIN;
-        if ((code == EMFILE || code == ENFILE) && give_way(pool, pool->oldest, err))
-            return 0;
+        if (code == EMFILE || code == ENFILE) {
+            struct stranger *unsafe = oldest_of(pool, NULL, true);
+            if (give_way(pool, unsafe ? unsafe : pool->oldest, err))
+                return 0;
+        }
         return code == ECONNABORTED || code == EINTR ? -EAGAIN : -code;
     }
     const struct source source = source_of(fd);

@@ -137,6 +137,55 @@ static void then_the_oldest_of_a_greedy_address(void **state)
     close_pool();
 }
 
+/* A client from 127.0.0.`from` proves that it has the key, and goes. */
+static void prove(int from)
+{
+    struct raw_frame frame;
+    struct ibx_conn *conn = NULL;
+    uint8_t ours[RAW_HASH], theirs[RAW_HASH];
+    come(0, from, false);
+    raw_derive(&raws[0], ours, theirs);
+    raw_send_proof(&raws[0], ours);
+    assert_int_equal(ibx_accept_wait(s.listener, 10000, &conn, NULL), 0);
+    raw_expect(&raws[0], PROOF, &frame);
+    ibx_close(conn);
+    raw_close(&raws[0]);
+    raws[0].fd = -1;
+}
+
+/* Whoever comes from where one has proven itself has half of the places before others. */
+static void known_addresses_have_half_of_the_places(void **state)
+{
+    (void)state;
+    open_pool();
+    prove(1);
+    for (int i = 0; i < PLACES / 2; i++)
+        come(i, 1, i < 2); /* also silent ones */
+    for (int i = PLACES / 2; i < PLACES; i++)
+        come(i, 10 + i, false);
+    only_lost(-1, PLACES);
+    for (int i = 0; i < 3; i++) { /* the oldest one of the others goes */
+        come(PLACES + i, 50 + i, false);
+        only_lost(PLACES / 2 + i, PLACES + i + 1);
+        raw_close(&raws[PLACES / 2 + i]);
+        raws[PLACES / 2 + i].fd = -1;
+    }
+    close_pool();
+}
+
+static void and_no_more_than_half(void **state)
+{
+    (void)state;
+    open_pool();
+    prove(1);
+    for (int i = 0; i < PLACES; i++)
+        come(i, 1, false);
+    only_lost(-1, PLACES);
+    come(PLACES, 50, false);
+    only_lost(0, PLACES + 1);
+    close_pool();
+}
+
 /* The descriptor wakes for the deadline, without anything that is to be read. */
 static void deadline_wakes(void **state)
 {
@@ -370,6 +419,8 @@ int main(void)
         cmocka_unit_test(silent_ones_of_one_address),
         cmocka_unit_test(silent_ones_give_way_first),
         cmocka_unit_test(then_the_oldest_of_a_greedy_address),
+        cmocka_unit_test(known_addresses_have_half_of_the_places),
+        cmocka_unit_test(and_no_more_than_half),
         cmocka_unit_test(deadline_wakes),
         cmocka_unit_test(descriptors_run_out),
         cmocka_unit_test(a_stranger_that_refuses),
