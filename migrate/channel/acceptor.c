@@ -3,7 +3,6 @@
 
 #include "common/clock.h"
 #include "common/log.h"
-#include "common/state_machine.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -13,20 +12,18 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-/*
- * state machine: acceptor
- *   [*] -> OPEN -> CLOSING -> [*]
- */
-enum acceptor_state { ACCEPTOR_OPEN, ACCEPTOR_CLOSING };
-static const struct ibx_state acceptor_states[] = {
-    [ACCEPTOR_OPEN] = {"open", IBX_TO(ACCEPTOR_CLOSING), IBX_STATE_INITIAL},
-    [ACCEPTOR_CLOSING] = {"closing", 0, IBX_STATE_FINAL},
+/* Who is at the other end: the name of its key, or "", and its host's address. */
+struct peer {
+    char name[IBX_NAME_MAX + 1], address[IBX_ADDRESS_MAX];
 };
-static const struct ibx_state_table acceptor_table = IBX_STATE_TABLE("acceptor", acceptor_states);
 
-struct pending {
-    struct pending *next;
+/* One connection, which has a place until it is taken. */
+struct place {
+    struct place *next;
     struct ibx_acceptor *acceptor;
+    struct peer peer;
+    bool reserved; /* it is one of those for the expected peer */
+    bool ready;    /* its first message has come */
     struct ibx_connection_request request;
 };
 
@@ -37,10 +34,51 @@ struct ibx_acceptor {
     pthread_t thread;
     pthread_mutex_t lock; /* of what follows */
     pthread_cond_t fewer; /* a thread has ended */
-    struct ibx_state_machine state;
-    unsigned threads;             /* one for each request in its handshake */
-    struct pending *head, **tail; /* whose first message has come */
+    unsigned threads;     /* one for each place that is not ready */
+    struct place *first;  /* in the order in which they came */
+    struct peer expected; /* "" address: nobody; "" name: whatever its key */
 };
+
+/* ---------------------------------------------------------------- places */
+
+static bool is_expected(const struct peer *expected, const struct peer *peer)
+{
+    return expected->address[0] && !strcmp(expected->address, peer->address) &&
+           (!expected->name[0] || !strcmp(expected->name, peer->name));
+}
+
+/* Keys without a name are one for all, so there it is the host that counts. */
+static bool same_peer(const struct peer *a, const struct peer *b)
+{
+    return !strcmp(a->name, b->name) && (a->name[0] || !strcmp(a->address, b->address));
+}
+
+/* Puts it last if there is a place for it. */
+static bool take_place(struct ibx_acceptor *acceptor, struct place *place)
+{
+    unsigned reserved = 0, others = 0, own = 0;
+    struct place **link = &acceptor->first;
+    for (; *link; link = &(*link)->next) {
+        const bool other = !(*link)->reserved;
+        reserved += !other;
+        others += other;
+        own += other && same_peer(&(*link)->peer, &place->peer);
+    }
+    place->reserved =
+        is_expected(&acceptor->expected, &place->peer) && reserved < IBX_ACCEPTOR_RESERVED;
+    if (!place->reserved && (others >= IBX_ACCEPTOR_OTHERS || own >= IBX_ACCEPTOR_PEER))
+        return false;
+    *link = place;
+    return true;
+}
+
+static void leave(struct ibx_acceptor *acceptor, struct place *place)
+{
+    struct place **link = &acceptor->first;
+    while (*link != place)
+        link = &(*link)->next;
+    *link = place->next;
+}
 
 /* ---------------------------------------------------------------- one request */
 
@@ -70,87 +108,95 @@ static int first_message(struct ibx_conn *conn, unsigned timeout_ms, struct ibx_
     }
 }
 
+static void turned_away(struct ibx_conn *conn, const char *why)
+{
+    const char *peer = ibx_conn_path(conn)->peer;
+    const bool named = strstr(why, peer) != NULL;
+    ibx_log(IBX_LOG_WARN, "%s%s%s%s", named ? "" : "a connection from ", named ? "" : peer,
+            named ? "" : " was turned away: ", why);
+    ibx_close(conn);
+}
+
 static void *request_main(void *argument)
 {
-    struct pending *item = argument;
-    struct ibx_acceptor *acceptor = item->acceptor;
-    struct ibx_connection_request *request = &item->request;
+    struct place *place = argument;
+    struct ibx_acceptor *acceptor = place->acceptor;
+    struct ibx_connection_request *request = &place->request;
     struct ibx_error err = {0};
     int rc = ibx_establish(request->conn, &err);
     if (!rc)
         rc = first_message(request->conn, acceptor->timeout_ms, &request->first, &err);
-    if (rc) {
-        const char *peer = ibx_conn_path(request->conn)->peer;
-        const bool named = strstr(err.message, peer) != NULL;
-        ibx_log(IBX_LOG_WARN, "%s%s%s%s", named ? "" : "a connection from ", named ? "" : peer,
-                named ? "" : " was turned away: ", err.message);
-        ibx_close(request->conn);
-        free(item);
-    }
+    if (rc)
+        turned_away(request->conn, err.message);
     pthread_mutex_lock(&acceptor->lock);
-    if (!rc) {
-        *acceptor->tail = item;
-        acceptor->tail = &item->next;
+    place->ready = !rc;
+    if (rc)
+        leave(acceptor, place);
+    else
         eventfd_write(acceptor->ready_fd, 1);
-    }
     acceptor->threads--;
     pthread_cond_signal(&acceptor->fewer);
     pthread_mutex_unlock(&acceptor->lock);
+    if (rc)
+        free(place);
     return NULL;
 }
 
-/* ---------------------------------------------------------------- all of them */
+static void peer_of(const struct ibx_conn *conn, struct peer *peer)
+{
+    snprintf(peer->name, sizeof(peer->name), "%s", ibx_conn_path(conn)->name);
+    ibx_acceptor_address(conn, peer->address);
+}
 
-static void request_start(struct ibx_acceptor *acceptor, struct ibx_conn *conn)
+static void begin(struct ibx_acceptor *acceptor, struct ibx_conn *conn)
 {
     pthread_t thread;
-    struct pending *item = calloc(1, sizeof(*item));
-    if (item)
-        *item = (struct pending){.acceptor = acceptor, .request.conn = conn};
-    pthread_mutex_lock(&acceptor->lock);
-    const bool started = item && !pthread_create(&thread, NULL, request_main, item);
-    acceptor->threads += started; /* before it can end: it takes the lock for that */
-    pthread_mutex_unlock(&acceptor->lock);
-    if (started) {
+    const char *why = "no memory or thread for it";
+    struct place *place = calloc(1, sizeof(*place));
+    bool begun = false;
+    if (place) {
+        *place = (struct place){.acceptor = acceptor, .request.conn = conn};
+        peer_of(conn, &place->peer);
+        pthread_mutex_lock(&acceptor->lock);
+        if (!take_place(acceptor, place)) {
+            why = "too many of its connections, or of all, are being set up: try again";
+        } else {
+            begun = !pthread_create(&thread, NULL, request_main, place);
+            acceptor->threads += begun; /* before it can end: it takes the lock for that */
+            if (!begun)
+                leave(acceptor, place);
+        }
+        pthread_mutex_unlock(&acceptor->lock);
+    }
+    if (begun) {
         pthread_detach(thread);
         return;
     }
-    ibx_log(IBX_LOG_ERROR, "a connection was turned away: no thread for it");
-    ibx_close(conn);
-    free(item);
+    turned_away(conn, why);
+    free(place);
 }
 
-/* Waits until one more request may be handled. False: the acceptor is closing. */
-static bool wait_for_room(struct ibx_acceptor *acceptor)
-{
-    pthread_mutex_lock(&acceptor->lock);
-    while (acceptor->state.now == ACCEPTOR_OPEN && acceptor->threads >= IBX_ACCEPTOR_REQUESTS_MAX)
-        pthread_cond_wait(&acceptor->fewer, &acceptor->lock);
-    const bool open = acceptor->state.now == ACCEPTOR_OPEN;
-    pthread_mutex_unlock(&acceptor->lock);
-    return open;
-}
+/* ---------------------------------------------------------------- all of them */
 
 static void *accept_main(void *argument)
 {
     struct ibx_acceptor *acceptor = argument;
     struct pollfd fds[2] = {{.fd = ibx_listener_fd(acceptor->listener), .events = POLLIN},
                             {.fd = acceptor->stop_fd, .events = POLLIN}};
-    while (wait_for_room(acceptor)) {
+    for (;;) {
         struct ibx_error err = {0};
         struct ibx_conn *conn;
         poll(fds, 2, -1);
         if (fds[1].revents)
-            break;
+            return NULL;
         int rc = ibx_accept(acceptor->listener, &conn, &err);
         if (!rc) {
-            request_start(acceptor, conn);
+            begin(acceptor, conn);
         } else if (rc != -EAGAIN) {
             ibx_log(IBX_LOG_ERROR, "%s", err.message);
             poll(&fds[1], 1, 100);
         }
     }
-    return NULL;
 }
 
 static void release(struct ibx_acceptor *acceptor)
@@ -171,9 +217,7 @@ int ibx_acceptor_open(const char *uri, const struct ibx_options *options, struct
     struct ibx_acceptor *acceptor = calloc(1, sizeof(*acceptor));
     if (!acceptor)
         return ibx_error_set(err, -ENOMEM, "no memory for a listener");
-    acceptor->tail = &acceptor->head;
     acceptor->timeout_ms = options->timeout_ms;
-    ibx_state_begin(&acceptor->state, &acceptor_table, ACCEPTOR_OPEN);
     pthread_mutex_init(&acceptor->lock, NULL);
     pthread_cond_init(&acceptor->fewer, NULL);
     acceptor->ready_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -204,22 +248,47 @@ int ibx_acceptor_fd(const struct ibx_acceptor *acceptor)
     return acceptor->ready_fd;
 }
 
+void ibx_acceptor_address(const struct ibx_conn *conn, char address[IBX_ADDRESS_MAX])
+{
+    const char *from = ibx_conn_path(conn)->peer, *colon = strrchr(from, ':');
+    const bool port = colon && colon[1] && strspn(colon + 1, "0123456789") == strlen(colon + 1);
+    const size_t length = port ? (size_t)(colon - from) : strlen(from);
+    snprintf(address, IBX_ADDRESS_MAX, "%.*s",
+             length < IBX_ADDRESS_MAX ? (int)length : (int)IBX_ADDRESS_MAX - 1, from);
+}
+
+void ibx_acceptor_expect(struct ibx_acceptor *acceptor, const struct ibx_conn *conn)
+{
+    pthread_mutex_lock(&acceptor->lock);
+    peer_of(conn, &acceptor->expected);
+    pthread_mutex_unlock(&acceptor->lock);
+}
+
+void ibx_acceptor_expect_host(struct ibx_acceptor *acceptor, const char *address)
+{
+    pthread_mutex_lock(&acceptor->lock);
+    acceptor->expected = (struct peer){.name = ""};
+    snprintf(acceptor->expected.address, IBX_ADDRESS_MAX, "%s", address);
+    pthread_mutex_unlock(&acceptor->lock);
+}
+
 int ibx_acceptor_take(struct ibx_acceptor *acceptor, struct ibx_connection_request *request)
 {
     eventfd_t value;
     pthread_mutex_lock(&acceptor->lock);
-    struct pending *item = acceptor->head;
-    if (item) {
-        acceptor->head = item->next;
-        *request = item->request;
-    }
-    if (!acceptor->head) {
-        acceptor->tail = &acceptor->head;
+    struct place *place = acceptor->first;
+    while (place && !place->ready)
+        place = place->next;
+    if (place) {
+        *request = place->request;
+        leave(acceptor, place);
+    } else {
         eventfd_read(acceptor->ready_fd, &value);
     }
     pthread_mutex_unlock(&acceptor->lock);
-    free(item);
-    return item != NULL;
+    const bool taken = place != NULL;
+    free(place);
+    return taken;
 }
 
 void ibx_acceptor_close(struct ibx_acceptor *acceptor)
@@ -227,10 +296,6 @@ void ibx_acceptor_close(struct ibx_acceptor *acceptor)
     struct ibx_connection_request request;
     if (!acceptor)
         return;
-    pthread_mutex_lock(&acceptor->lock);
-    ibx_state_move(&acceptor->state, ACCEPTOR_CLOSING);
-    pthread_cond_signal(&acceptor->fewer);
-    pthread_mutex_unlock(&acceptor->lock);
     eventfd_write(acceptor->stop_fd, 1);
     pthread_join(acceptor->thread, NULL);
     pthread_mutex_lock(&acceptor->lock);

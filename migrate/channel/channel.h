@@ -64,8 +64,17 @@ void ibx_channel_fini(struct ibx_channel *channel);
  * Connection requests at the destination. One thread accepts peers that have proven themselves, and
  * one thread for each of them sets the connection up and waits for the first message. The migration
  * sees a connection only after that, so no peer delays a stopped VM.
+ *
+ * A connection has a place until the migration takes it; without one it is closed. A peer is who
+ * has a named key, or a host. Few places are for one peer, so that it cannot take all; the peer of
+ * the running migration has places of its own, for the control connection and the page connections
+ * twice: those of an earlier attempt may still be there.
  */
-#define IBX_ACCEPTOR_REQUESTS_MAX 32u /* at a time; more wait in the listener */
+#define IBX_ACCEPTOR_OTHERS   32u
+#define IBX_ACCEPTOR_PEER     4u /* of these for one peer */
+#define IBX_ACCEPTOR_RESERVED (2u * (1u + IBX_MIGRATE_LINKS_MAX))
+
+#define IBX_ADDRESS_MAX 56u /* bytes of a host's address as text, or of "unix socket" */
 
 #define IBX_MIGRATE_PURPOSE "ib-migrate" /* struct ibx_options */
 
@@ -84,6 +93,12 @@ int ibx_acceptor_open(const char *uri, const struct ibx_options *options,
 const char *ibx_acceptor_uri(const struct ibx_acceptor *acceptor);
 /* Readable when ibx_acceptor_take() has something. */
 int ibx_acceptor_fd(const struct ibx_acceptor *acceptor);
+/* The other end's, without the port, which is another one each time. */
+void ibx_acceptor_address(const struct ibx_conn *conn, char address[IBX_ADDRESS_MAX]);
+/* The places of its own are from now on for the peer of this connection: the same key from the same
+ * host; or for any key from the host with this address. */
+void ibx_acceptor_expect(struct ibx_acceptor *acceptor, const struct ibx_conn *conn);
+void ibx_acceptor_expect_host(struct ibx_acceptor *acceptor, const char *address);
 /* 1 and a request, whose connection and message are the caller's; 0 when there is none. */
 int ibx_acceptor_take(struct ibx_acceptor *acceptor, struct ibx_connection_request *request);
 /* Closes the listener and every connection that was not taken; waits for its threads. Accepts

@@ -155,6 +155,8 @@ static int recover(struct destination *d, const struct ibx_journal *record, stru
     d->lost_ns = ibx_now_ns();
     if (!rc)
         rc = open_acceptor(d, options->listen ? options->listen : d->status.record.uri, err);
+    if (!rc)
+        ibx_destination_expect_recorded(d);
     if (!rc && d->state.now == DESTINATION_COMPLETE)
         ibx_migration_notify(&options->observer, "%s", DESTINATION_UNCONFIRMED);
     return rc ? rc : ibx_destination_run(d, err);

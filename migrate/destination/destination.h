@@ -468,6 +468,8 @@ bool ibx_destination_has_let_go(struct destination *d);
 /* ---------------------------------------------------------------- requests.c */
 
 int ibx_destination_check_requests(struct destination *d, struct ibx_error *err);
+/* Keeps places for the source of a recovered migration. */
+void ibx_destination_expect_recorded(struct destination *d);
 /* The control socket: before a source has come it is named by the process, then by the record,
  * which is locked. */
 int ibx_destination_open_waiting(struct destination *d, struct ibx_error *err);

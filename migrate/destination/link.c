@@ -56,6 +56,7 @@ int ibx_destination_link_accept(struct destination_link *link, struct ibx_conn *
         ibx_close(conn);
         return rc;
     }
+    ibx_acceptor_expect(link->acceptor, conn); /* it comes with page connections, and again */
     ibx_channel_init(&link->control, conn);
     link->count = count;
     link->joined = 0;

@@ -115,12 +115,20 @@ static int blockers_of(struct destination *d, const struct ibx_migrate_hello *he
 /* What the host calls itself, and its address without the port, which is another one each time. */
 static void name_of(const struct ibx_connection_request *request, char *out, size_t size)
 {
-    const char *host = request->first.is.hello->host, *from = ibx_conn_path(request->conn)->peer;
-    const char *colon = strrchr(from, ':');
-    const bool port = colon && colon[1] && strspn(colon + 1, "0123456789") == strlen(colon + 1);
-    const int length = (int)(port ? colon - from : (ptrdiff_t)strlen(from));
-    snprintf(out, size, "%.64s%s%.*s%s", host, *host ? " (" : "", length < 55 ? length : 55, from,
-             *host ? ")" : "");
+    const char *host = request->first.is.hello->host;
+    char address[IBX_ADDRESS_MAX];
+    ibx_acceptor_address(request->conn, address);
+    snprintf(out, size, "%.64s%s%s%s", host, *host ? " (" : "", address, *host ? ")" : "");
+}
+
+void ibx_destination_expect_recorded(struct destination *d)
+{
+    const char *peer = d->status.record.peer, *open = strrchr(peer, '(');
+    char address[IBX_ADDRESS_MAX];
+    snprintf(address, sizeof(address), "%s", open ? open + 1 : peer);
+    if (open)
+        address[strcspn(address, ")")] = '\0';
+    ibx_acceptor_expect_host(d->link.acceptor, address);
 }
 
 static bool same_migration(const struct destination *d, const uint8_t id[IBX_MIGRATE_ID_BYTES])

@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Who has a place among the connections that a destination sets up: peers with keys that say
+ * nothing afterwards keep neither each other out nor the source of the running migration. */
+#include "migrate/channel/channel.h"
+#include "tests/scenes/open_fds.h"
+#include "tests/scenes/unit.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define NAMES     10u /* n0 to n9 */
+#define CONNS_MAX 128u
+#define PAGES     IBX_MIGRATE_LINKS_MAX
+
+static char key_file[] = "/tmp/ibx-acceptor-XXXXXX";
+static struct ibx_acceptor *acceptor;
+static struct ibx_conn *conns[CONNS_MAX];
+static unsigned count;
+static int fds;
+
+static int make_keys(void **state)
+{
+    (void)state;
+    int fd = mkstemp(key_file);
+    for (unsigned i = 0; i < NAMES; i++)
+        dprintf(fd, "n%u:%032u\n", i, i + 1);
+    return fd < 0 || close(fd);
+}
+
+static int remove_keys(void **state)
+{
+    (void)state;
+    return unlink(key_file);
+}
+
+static struct ibx_options options_of(unsigned name)
+{
+    struct ibx_options options;
+    ibx_options_init(&options);
+    snprintf(options.key_file, sizeof(options.key_file), "%s", key_file);
+    snprintf(options.name, sizeof(options.name), "n%u", name);
+    snprintf(options.purpose, sizeof(options.purpose), IBX_MIGRATE_PURPOSE);
+    options.lanes = 1;
+    options.message = IBX_MIGRATE_MESSAGE;
+    options.timeout_ms = 60000;
+    return options;
+}
+
+static void begin(void)
+{
+    struct ibx_options options = options_of(0);
+    options.name[0] = '\0';
+    count = 0;
+    fds = open_fds();
+    assert_int_equal(ibx_acceptor_open("tcp://127.0.0.1:0", &options, &acceptor, NULL), 0);
+}
+
+static void end(void)
+{
+    while (count)
+        ibx_close(conns[--count]);
+    ibx_acceptor_close(acceptor);
+    assert_int_equal(open_fds(), fds);
+}
+
+/* Whether a peer with this key gets a place; it then says nothing. */
+static bool comes(unsigned name)
+{
+    struct ibx_options options = options_of(name);
+    struct ibx_error err = {0};
+    assert_true(count < CONNS_MAX);
+    int rc = ibx_connect(ibx_acceptor_uri(acceptor), &options, &conns[count], &err);
+    if (rc && rc != -ECONNRESET)
+        fail_msg("%d: %s", rc, err.message);
+    count += !rc;
+    return !rc;
+}
+
+/* The connection that came last says JOIN, and is taken. */
+static struct ibx_connection_request joins(void)
+{
+    struct ibx_migrate_any join = {.type = IBX_MIGRATE_JOIN, .is.join = {.id = {1}, .epoch = 1}};
+    struct ibx_connection_request request;
+    struct ibx_channel channel;
+    ibx_channel_init(&channel, conns[count - 1]);
+    assert_int_equal(ibx_channel_send(&channel, &join, NULL), 0);
+    const uint64_t deadline = ibx_deadline_in_ms(60000);
+    while (!ibx_acceptor_take(acceptor, &request)) {
+        struct pollfd wait = {.fd = ibx_acceptor_fd(acceptor), .events = POLLIN};
+        assert_true(ibx_now_ns() < deadline);
+        ibx_poll(conns[count - 1], NULL, 0); /* it may need one to leave */
+        poll(&wait, 1, 10);
+    }
+    return request;
+}
+
+static void crowd(unsigned from, unsigned to)
+{
+    for (unsigned name = from; name < to; name++)
+        for (unsigned i = 0; i < IBX_ACCEPTOR_PEER; i++)
+            assert_true(comes(name));
+}
+
+static void a_peer_has_few_places(NO_STATE)
+{
+    begin();
+    crowd(0, 1);
+    assert_false(comes(0));
+    assert_true(comes(1));
+    end();
+}
+
+static void a_place_is_free_once_it_is_taken(NO_STATE)
+{
+    begin();
+    crowd(0, 1);
+    struct ibx_connection_request request = joins();
+    assert_int_equal(request.first.type, IBX_MIGRATE_JOIN);
+    assert_true(comes(0));
+    assert_false(comes(0));
+    ibx_close(request.conn);
+    end();
+}
+
+/* Also one of which earlier connections are still there. */
+static void the_expected_peer_always_gets_in(NO_STATE)
+{
+    const unsigned all = IBX_ACCEPTOR_OTHERS / IBX_ACCEPTOR_PEER;
+    begin();
+    assert_true(comes(9));
+    struct ibx_connection_request first = joins();
+    ibx_acceptor_expect(acceptor, first.conn);
+    crowd(0, all);
+    assert_false(comes(all)); /* one of another name, from the same host */
+    for (unsigned i = 0; i < 2 * (1 + PAGES); i++)
+        assert_true(comes(9));
+    assert_false(comes(9)); /* it has an end, too */
+    ibx_close(first.conn);
+    end();
+}
+
+/* After `recover`, which does not know the key. */
+static void the_expected_host_always_gets_in(NO_STATE)
+{
+    begin();
+    ibx_acceptor_expect_host(acceptor, "10.0.0.7");
+    crowd(0, IBX_ACCEPTOR_OTHERS / IBX_ACCEPTOR_PEER);
+    assert_false(comes(9));
+    ibx_acceptor_expect_host(acceptor, "127.0.0.1");
+    for (unsigned i = 0; i <= PAGES; i++) {
+        assert_true(comes(9));
+        struct ibx_connection_request request = joins();
+        ibx_close(request.conn);
+    }
+    end();
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_peer_has_few_places),
+        cmocka_unit_test(a_place_is_free_once_it_is_taken),
+        cmocka_unit_test(the_expected_peer_always_gets_in),
+        cmocka_unit_test(the_expected_host_always_gets_in),
+    };
+    return cmocka_run_group_tests(tests, make_keys, remove_keys);
+}
