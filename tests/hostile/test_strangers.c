@@ -8,125 +8,26 @@
 #include "common/clock.h"
 #include "tests/scenes/handshake_scene.h"
 #include "tests/scenes/open_fds.h"
+#include "tests/scenes/strangers.h"
 
-#include <arpa/inet.h>
-#include <errno.h>
 #include <malloc.h>
 #include <poll.h>
 #include <setjmp.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
 #include <sys/timerfd.h>
-#include <sys/wait.h>
 #include <unistd.h>
 #include <cmocka.h>
 
-#define CROWD       2000u
-#define TICK_MS     5u /* one new one each */
 #define CLIENTS     100
 #define CLIENT_MS   30u /* from one to the next */
 #define PLACES      64u
 #define SOON_MS     5000u /* on a busy machine */
 #define PLACE_BYTES 32768u
 
-/* ------------------------------------------------------------------------ the crowd */
-
-enum manner { SILENT, HALF_A_HELLO, DRIP, NO_PROOF, MANNERS };
-
-struct stranger {
-    int fd;
-    enum manner manner;
-    size_t sent;
-};
-
-static struct stranger crowd[CROWD];
 static uint8_t hello[RAW_FRAME]; /* that any of them may send */
 static size_t hello_length;
-
-/* All of 127.0.0.0/8 is here: every fourth comes from the clients' address. */
-static void come(struct stranger *s, uint16_t port, int epoll_fd)
-{
-    static unsigned number;
-    number++;
-    struct sockaddr_in to = {
-        .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    struct sockaddr_in from = {.sin_family = AF_INET,
-                               .sin_addr.s_addr =
-                                   htonl(INADDR_LOOPBACK + (number % 4 ? number % 100 : 0))};
-    *s = (struct stranger){.manner = (enum manner)(number / 4 % MANNERS)};
-    s->fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (s->fd < 0 || bind(s->fd, (struct sockaddr *)&from, sizeof(from)) ||
-        (connect(s->fd, (struct sockaddr *)&to, sizeof(to)) && errno != EINPROGRESS)) {
-        close(s->fd);
-        s->fd = -1;
-        return;
-    }
-    struct epoll_event event = {.events = EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.ptr = s};
-    epoll_ctl(epoll_fd, EPOLL_CTL_ADD, s->fd, &event);
-}
-
-static void say(struct stranger *s)
-{
-    const size_t until = s->manner == SILENT         ? 0
-                         : s->manner == HALF_A_HELLO ? hello_length / 2
-                         : s->manner == NO_PROOF     ? hello_length
-                         : s->sent < hello_length    ? s->sent + 1
-                                                     : s->sent;
-    if (s->fd < 0 || until <= s->sent)
-        return;
-    ssize_t n = send(s->fd, hello + s->sent, until - s->sent, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (n > 0)
-        s->sent += (size_t)n;
-}
-
-/* In a process of its own, until it is killed; a byte in `ready` once all have come. */
-static void crowd_main(uint16_t port, int ready)
-{
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    struct rlimit limit = {.rlim_cur = CROWD + 100, .rlim_max = CROWD + 100};
-    struct epoll_event events[64];
-    struct itimerspec tick = {.it_interval.tv_nsec = TICK_MS * IBX_NS_PER_MS,
-                              .it_value.tv_nsec = TICK_MS * IBX_NS_PER_MS};
-    int epoll_fd = epoll_create1(EPOLL_CLOEXEC), timer = timerfd_create(CLOCK_MONOTONIC, 0);
-    struct epoll_event ticks = {.events = EPOLLIN, .data.ptr = NULL};
-    if (setrlimit(RLIMIT_NOFILE, &limit) || timerfd_settime(timer, 0, &tick, NULL) ||
-        epoll_ctl(epoll_fd, EPOLL_CTL_ADD, timer, &ticks))
-        _exit(1);
-    for (unsigned i = 0; i < CROWD; i++)
-        come(&crowd[i], port, epoll_fd);
-    if (write(ready, "", 1) != 1)
-        _exit(1);
-    for (unsigned next = 0;;) {
-        int n = epoll_wait(epoll_fd, events, 64, -1);
-        for (int i = 0; i < n; i++) {
-            struct stranger *s = events[i].data.ptr;
-            uint64_t times = 0;
-            if (s) {
-                say(s);
-                continue;
-            }
-            if (read(timer, &times, sizeof(times)) < 0)
-                _exit(1);
-            for (; times; times--, next++) {
-                /* The oldest one goes, and another one comes; one more byte of each that drips. */
-                struct stranger *old = &crowd[next % CROWD];
-                if (old->fd >= 0)
-                    close(old->fd);
-                come(old, port, epoll_fd);
-                if (next % (1000 / TICK_MS) == 0)
-                    for (unsigned j = 0; j < CROWD; j++)
-                        if (crowd[j].manner == DRIP)
-                            say(&crowd[j]);
-            }
-        }
-    }
-}
 
 /* A HELLO as a client with the key sends it, from its file's point of view. */
 static void make_hello(struct handshake_scene *s)
@@ -193,22 +94,19 @@ static void clients_get_in_among_strangers(void **state)
     struct handshake_scene s;
     struct server server = {0};
     pthread_t thread;
-    int ready[2];
-    char byte;
     handshake_open(&s, true, 10000);
     make_hello(&s);
     ibx_listener_close(s.listener);
     s.options.unauthenticated = PLACES;
     assert_int_equal(ibx_listen("rdma://127.0.0.1:0", &s.options, &server.listener, NULL), 0);
     s.port = (uint16_t)atoi(strrchr(ibx_listener_uri(server.listener), ':') + 1);
-    assert_int_equal(pipe(ready), 0);
-    pid_t child = fork();
-    if (!child)
-        crowd_main(s.port, ready[1]);
-    close(ready[1]);
     pthread_create(&thread, NULL, server_main, &server);
-    assert_int_equal(read(ready[0], &byte, 1), 1);
-    close(ready[0]);
+    pid_t child = strangers_begin(&(struct strangers){.to = "127.0.0.1",
+                                                      .from = "127.0.0.1",
+                                                      .port = s.port,
+                                                      .addresses = 100,
+                                                      .hello = hello,
+                                                      .hello_length = hello_length});
 
     uint64_t longest = 0, times;
     struct itimerspec tick = {.it_interval.tv_nsec = CLIENT_MS * IBX_NS_PER_MS,
@@ -220,8 +118,7 @@ static void clients_get_in_among_strangers(void **state)
         visit(&s, ibx_listener_uri(server.listener), &longest);
     }
     close(timer);
-    kill(child, SIGKILL);
-    waitpid(child, NULL, 0);
+    strangers_end(child);
     server.over = true;
     pthread_join(thread, NULL);
     print_message("the slowest client took %.1f ms; %d descriptors and %zu KiB more at most\n",

@@ -1,14 +1,23 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * ib-migrate between two hosts whose wire is cut for a while: two network namespaces and a veth
- * pair. Before the commit the VM stays, after it the VM waits and goes on.
+ * pair. Before the commit the VM stays, after it the VM waits and goes on, also where strangers
+ * beset the receiver.
  */
 #include "tests/scenes/mover.h"
 
 #include "common/clock.h"
+#include "tests/scenes/strangers.h"
+
+#include <dirent.h>
+#include <fcntl.h>
 
 #define LISTEN "tcp://10.77.31.2:0"
 #define QUICK  "--set", "timeout_ms=1000", "--set", "insecure=yes"
+#define BESET  "--set", "timeout_ms=3000", "--set", "unauthenticated=64"
+
+#define STRANGERS      64 /* places for them */
+#define OF_A_MIGRATION 64 /* descriptors of its connections, QEMU's memory and the journal */
 
 static int shell(const char *command)
 {
@@ -200,15 +209,93 @@ static void test_cut_after_the_commit(void)
     }
 }
 
+static int count_fds(const struct mover *m)
+{
+    char path[64];
+    int count = 0;
+    snprintf(path, sizeof(path), "/proc/%d/fd", (int)m->pid);
+    DIR *dir = opendir(path);
+    assert_non_null(dir);
+    while (readdir(dir))
+        count++;
+    closedir(dir);
+    return count;
+}
+
+static void check_fds(int before)
+{
+    const int more = count_fds(&receiver) - before;
+    if (more > STRANGERS + OF_A_MIGRATION)
+        fail_msg("the receiver has %d descriptors more than when it began to wait", more);
+}
+
+static void make_key_file(char *path, size_t size)
+{
+    snprintf(path, size, "%s/keys", mover_folder);
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    assert_true(dprintf(fd, "alice:%032d\nbob:%032d\n", 1, 2) > 0);
+    close(fd);
+}
+
+/* Strangers come before the source, from its host too. It gets in; its link is cut after the commit
+ * and made again; and both tools, which have died, find each other again with the keys and the
+ * names of their records alone. */
+static void test_cut_among_strangers(void)
+{
+    char keys[96];
+    if (!wire_make())
+        skip();
+    pair_start(NULL);
+    make_key_file(keys, sizeof(keys));
+    mover_namespace = there();
+    mover_receive(&receiver, &vms[1], LISTEN,
+                  (const char *[]){BESET, "--key-file", keys, "--allow", "bob", "--max-bandwidth",
+                                   "64K", NULL});
+    const int before = count_fds(&receiver);
+    const struct strangers strangers = {.to = "10.77.31.2",
+                                        .from = "10.77.31.1",
+                                        .port = (uint16_t)atoi(strrchr(receiver.uri, ':') + 1),
+                                        .addresses = 1,
+                                        .namespace = here()};
+    pid_t crowd = strangers_begin(&strangers);
+    check_fds(before);
+    mover_namespace = here();
+    mover_send(&sender, &vms[0], receiver.uri,
+               (const char *[]){BESET, "--key-file", keys, "--set", "name=bob", NULL});
+    mover_await(&receiver, "filling", 0);
+    check_fds(before);
+    for (int killed = 0; killed < 2; killed++) {
+        wire("down");
+        mover_await(&sender, "broken", 0);
+        if (!killed)
+            mover_await(&receiver, "broken", 0);
+        wire("up");
+        if (killed) {
+            mover_kill(&sender, SIGKILL);
+            mover_kill(&receiver, SIGKILL);
+            mover_namespace = here();
+            mover_start(&sender,
+                        (const char *[]){"recover", "--qmp", vms[0].tool, "--json", BESET, NULL});
+            mover_namespace = there();
+            mover_start(&receiver, (const char *[]){"recover", "--qmp", vms[1].tool, "--json",
+                                                    BESET, "--max-bandwidth", "64K", NULL});
+        }
+        mover_await(&receiver, "filling", 0);
+        mover_await(&sender, "filling", 0);
+        check_fds(before);
+    }
+    pair_filled();
+    strangers_end(crowd);
+}
+
 int main(void)
 {
     pair_beats = 40;
-    static const struct vm_test tests[] = {VM_TEST(test_cut_while_filling),
-                                           VM_TEST(test_cut_and_killed),
-                                           VM_TEST(test_cut_at_the_commit),
-                                           VM_TEST(test_cut_before_the_commit),
-                                           VM_TEST(test_cut_when_loaded),
-                                           VM_TEST(test_cut_after_the_commit),
-                                           {0}};
+    static const struct vm_test tests[] = {
+        VM_TEST(test_cut_while_filling),     VM_TEST(test_cut_and_killed),
+        VM_TEST(test_cut_among_strangers),   VM_TEST(test_cut_at_the_commit),
+        VM_TEST(test_cut_before_the_commit), VM_TEST(test_cut_when_loaded),
+        VM_TEST(test_cut_after_the_commit),  {0}};
     return vm_tests(tests, end);
 }
