@@ -116,9 +116,14 @@ static const char *take_line(struct ibx_keys *keys, struct span line, bool alone
         return "has no name, but the file has several keys: write name:key";
     }
     const char *wrong = take_digits(trimmed(line), key);
-    if (!wrong)
-        keys->count++;
-    return wrong;
+    if (wrong)
+        return wrong;
+    for (unsigned i = 0; i < keys->count; i++) {
+        if (ibx_hash_equal(keys->items[i].bytes, key->bytes))
+            return "has the key of an earlier line, so that one name can pose as the other";
+    }
+    keys->count++;
+    return NULL;
 }
 
 int ibx_keys_parse(const char *path, const char *text, size_t length, struct ibx_keys **out,

@@ -206,6 +206,8 @@ static void what_is_no_key(void **state)
         {"\xc3\xa9:" DIGITS, "a name that is not"},
         {"a:" DIGITS "\n# x\na:11" DIGITS, "line 3 of key file"},
         {"a:" DIGITS "\na:11" DIGITS, "the name of an earlier line"},
+        {"a:" DIGITS "\nb:11" DIGITS "\nc:" DIGITS, "line 3 of key file"},
+        {"a:" DIGITS "\nb:" DIGITS, "the key of an earlier line"},
         {"a:" DIGITS "\n" DIGITS, "line 2 of key file"},
         {DIGITS "\n" DIGITS, "has no name"},
     };
