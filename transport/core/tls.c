@@ -262,6 +262,12 @@ int ibx_tls_handshake(struct ibx_tls *tls, short *events)
     return 0;
 }
 
+/* OpenSSL derives secrets of the traffic once the binder of the client's first words is right. */
+bool ibx_tls_peer_has_key(const struct ibx_tls *tls)
+{
+    return tls && (tls->have_secrets || !tls->ssl);
+}
+
 const char *ibx_tls_description(const struct ibx_tls *tls)
 {
     return tls->out.suite == IBX_TLS_AES_128_GCM ? "TLS 1.3 AES-128-GCM"

@@ -28,6 +28,8 @@ void ibx_tls_destroy(struct ibx_tls *tls);
  * the same PSK, or a byte was changed on its way. -ECONNRESET. -EPROTO: the peer speaks something
  * else. */
 int ibx_tls_handshake(struct ibx_tls *tls, short *events);
+/* A server in its handshake: the client has shown that it has the PSK. False for NULL. */
+bool ibx_tls_peer_has_key(const struct ibx_tls *tls);
 /* "TLS 1.3 AES-128-GCM", once the handshake is done. */
 const char *ibx_tls_description(const struct ibx_tls *tls);
 

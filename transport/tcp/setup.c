@@ -265,6 +265,7 @@ struct unproven {
     } all[UNPROVEN_MAX];
     unsigned next; /* to be dropped when all are in use */
     unsigned accepted;
+    bool told; /* the log, of the first one that was closed: strangers must not fill it */
 };
 
 static void unproven_drop(struct unproven *s, unsigned i)
@@ -274,25 +275,6 @@ static void unproven_drop(struct unproven *s, unsigned i)
         close(s->all[i].fd);
     s->all[i].tls = NULL;
     s->all[i].fd = -1;
-}
-
-static void unproven_accept(struct tcp *tcp, struct unproven *s, int epoll)
-{
-    int fd;
-    while ((fd = accept4(tcp->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0) {
-        unsigned i = 0;
-        while (i < UNPROVEN_MAX && s->all[i].fd >= 0)
-            i++;
-        if (i == UNPROVEN_MAX) {
-            i = s->next++ % UNPROVEN_MAX;
-            unproven_drop(s, i);
-        }
-        struct epoll_event event = {.events = EPOLLIN};
-        s->all[i].fd = fd;
-        s->all[i].have = 0;
-        if (lane_encrypt(tcp, fd, &s->all[i].tls) || epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event))
-            unproven_drop(s, i);
-    }
 }
 
 static ssize_t unproven_receive(struct unproven *s, unsigned i)
@@ -330,7 +312,9 @@ static void unproven_read(struct tcp *tcp, struct unproven *s, unsigned i)
         good = !CRYPTO_memcmp(proof, shown, sizeof(proof));
     }
     if (!good) {
-        ibx_log(IBX_LOG_WARN, "tcp closed a socket that did not prove to be a lane");
+        if (!s->told)
+            ibx_log(IBX_LOG_WARN, "tcp closed a socket that did not prove to be a lane");
+        s->told = true;
         unproven_drop(s, i);
         return;
     }
@@ -339,6 +323,40 @@ static void unproven_read(struct tcp *tcp, struct unproven *s, unsigned i)
     s->all[i].fd = -1;
     s->all[i].tls = NULL;
     s->accepted++;
+}
+
+/* A free place, or that of the one that came first and has shown nothing: not the PSK, whose owner
+ * has only to be waited for. */
+static unsigned unproven_place(struct unproven *s)
+{
+    for (unsigned i = 0; i < UNPROVEN_MAX; i++) {
+        if (s->all[i].fd < 0)
+            return i;
+    }
+    unsigned tries = 0;
+    while (tries++ < UNPROVEN_MAX && ibx_tls_peer_has_key(s->all[s->next % UNPROVEN_MAX].tls))
+        s->next++;
+    unproven_drop(s, s->next % UNPROVEN_MAX);
+    return s->next++ % UNPROVEN_MAX;
+}
+
+/* Each is heard before the next one comes, which may take its place; and after some of them it is
+ * the others' turn. */
+static void unproven_accept(struct tcp *tcp, struct unproven *s, int epoll)
+{
+    for (unsigned n = 0; n < UNPROVEN_MAX; n++) {
+        int fd = accept4(tcp->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd < 0)
+            return;
+        const unsigned i = unproven_place(s);
+        struct epoll_event event = {.events = EPOLLIN};
+        s->all[i].fd = fd;
+        s->all[i].have = 0;
+        if (lane_encrypt(tcp, fd, &s->all[i].tls) || epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event))
+            unproven_drop(s, i);
+        else
+            unproven_read(tcp, s, i);
+    }
 }
 
 static int lanes_await(struct tcp *tcp, struct unproven *s, int epoll, uint64_t deadline)
@@ -354,6 +372,9 @@ static int lanes_await(struct tcp *tcp, struct unproven *s, int epoll, uint64_t 
         }
         if (s->accepted == tcp->peer.lanes)
             return 0;
+        /* The wait ends at once as long as there are more. */
+        if (ibx_now_ns() >= deadline)
+            return -ETIMEDOUT;
         int rc = ibx_link_wait(tcp->link, epoll, POLLIN, deadline);
         if (rc)
             return rc;

@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -261,6 +262,48 @@ static unsigned open_descriptors(void)
     for (int fd = 0; fd < 256; fd++)
         n += fcntl(fd, F_GETFD) >= 0;
     return n;
+}
+
+static void *finish_server(void *rc)
+{
+    uint8_t lanes[64];
+    struct ibx_writer w = ibx_writer_of(lanes, sizeof(lanes));
+    ibx_tcp_terms_put(&client.tcp->mine, &w);
+    struct ibx_reader answer = ibx_reader_of(lanes, w.length);
+    *(int *)rc = ibx_provider_tcp.finish(server.tcp, &answer, ibx_deadline_in_ms(3000), NULL);
+    return NULL;
+}
+
+/* A crowd that comes behind a lane, before the server looks, does not take its place. */
+static void test_a_crowd_keeps_no_lane_out(void **state)
+{
+    (void)state;
+    uint8_t offered[64], answered[64];
+    struct ibx_writer offer = ibx_writer_of(offered, sizeof(offered));
+    struct ibx_writer answer = ibx_writer_of(answered, sizeof(answered));
+    struct ibx_tcp_terms terms;
+    pthread_t thread;
+    int door[2], crowd[34], rc = 0;
+    sockets_tcp(door);
+    end_init(&server, IBX_ROLE_SERVER, door[0], 1, 4);
+    end_init(&client, IBX_ROLE_CLIENT, door[1], 1, 4);
+    ends_encrypt(&server, &client);
+    assert_int_equal(ibx_provider_tcp.offer(server.tcp, &offer, NULL), 0);
+    struct ibx_reader r = ibx_reader_of(offered, offer.length);
+    assert_int_equal(ibx_provider_tcp.join(client.tcp, &r, &answer, NULL), 0);
+    r = ibx_reader_of(offered, offer.length);
+    assert_int_equal(ibx_tcp_terms_get(&r, &terms), 0);
+    for (unsigned i = 0; i < 34; i++)
+        crowd[i] = raw_lane(&r, 0);
+    assert_int_equal(pthread_create(&thread, NULL, finish_server, &rc), 0);
+    int own = ibx_provider_tcp.finish(client.tcp, NULL, ibx_deadline_in_ms(3000), NULL);
+    pthread_join(thread, NULL);
+    assert_int_equal(rc, 0);
+    assert_int_equal(own, 0);
+    assert_int_equal(caps_of(&server).lanes, 1);
+    for (unsigned i = 0; i < 34; i++)
+        close(crowd[i]);
+    disconnect();
 }
 
 /* Other sockets at the ephemeral port neither become lanes nor keep the right ones out. */
@@ -599,6 +642,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_lanes_beside_a_unix_door),
         cmocka_unit_test(test_without_lanes_all_goes_by_the_door),
         cmocka_unit_test(test_unproven_sockets_are_no_lanes),
+        cmocka_unit_test(test_a_crowd_keeps_no_lane_out),
         cmocka_unit_test(test_a_lane_comes_once),
         cmocka_unit_test(test_missing_lanes_are_an_error),
         cmocka_unit_test(test_senseless_setups_are_refused),
