@@ -138,7 +138,7 @@ int ibx_shm_hello_check(const struct shm *shm, int socket, struct ibx_reader *r,
                         uint8_t answer[IBX_PROOF_BYTES])
 {
     uint8_t proof[IBX_PROOF_BYTES];
-    struct identity own, said;
+    struct identity own = {0}, said; /* gcc -O3 does not know that errno is not 0 */
     uint16_t version = ibx_get_u16(r);
     said.socket = ibx_get_u64(r);
     said.pid_namespace = ibx_get_u64(r);
