@@ -75,7 +75,7 @@ static void put_command(struct pair *pair, struct ibx_mr *const regions[2], uint
     command.length = ibx_get_u32(r);
     command.status = (int32_t)ibx_get_u32(r);
     command.target.key = mr->keys[0];
-    command.target.address = (uintptr_t)mr->span.address + (int16_t)ibx_get_u16(r);
+    command.target.address = (uintptr_t)mr->span.address + (uint64_t)(int16_t)ibx_get_u16(r);
     ibx_shm_command_put(pair->server.shm, &command);
 }
 

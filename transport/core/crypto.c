@@ -10,7 +10,6 @@
 #include <openssl/params.h>
 #include <openssl/rand.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 
 /* When OpenSSL has no memory for a digest, no proof may ever match by accident. */
 static void fill_unguessable(uint8_t out[IBX_HASH_BYTES])
@@ -115,29 +114,4 @@ int ibx_random(void *out, size_t length, struct ibx_error *err)
     if (RAND_bytes(out, (int)length) == 1)
         return 0;
     return ibx_error_set(err, -EIO, "OpenSSL gave no random bytes");
-}
-
-/* The length stands before what the caller gets. */
-#define SECRET_HEAD 16u
-
-void *ibx_secret_allocate(size_t length)
-{
-    length += SECRET_HEAD;
-    void *whole = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (whole == MAP_FAILED)
-        return NULL;
-    madvise(whole, length, MADV_DONTDUMP);
-    mlock(whole, length);
-    *(size_t *)whole = length;
-    return (char *)whole + SECRET_HEAD;
-}
-
-void ibx_secret_free(void *secret)
-{
-    if (!secret)
-        return;
-    void *whole = (char *)secret - SECRET_HEAD;
-    size_t length = *(size_t *)whole;
-    OPENSSL_cleanse(whole, length);
-    munmap(whole, length);
 }

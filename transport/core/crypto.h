@@ -39,11 +39,14 @@ int ibx_exchange_secret(struct ibx_exchange *exchange, const uint8_t theirs[IBX_
 void ibx_exchange_destroy(struct ibx_exchange *exchange);
 /* Compares in constant time. */
 bool ibx_hash_equal(const uint8_t a[IBX_HASH_BYTES], const uint8_t b[IBX_HASH_BYTES]);
+/* -EIO: OpenSSL has no random bytes. */
+int ibx_random(void *out, size_t length, struct ibx_error *err);
+
+/* secret.c */
+
 /* Zeroed memory for secrets: not in core dumps, not in swap as far as RLIMIT_MEMLOCK allows, wiped
  * when it is freed. In whole pages. NULL: there is no memory. */
 void *ibx_secret_allocate(size_t length);
 void ibx_secret_free(void *secret);
-/* -EIO: OpenSSL has no random bytes. */
-int ibx_random(void *out, size_t length, struct ibx_error *err);
 
 #endif
