@@ -99,7 +99,7 @@ static void operate(struct ibx_tls_direction *peer, int fd, const uint8_t **data
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const uint8_t secret[IBX_HASH_BYTES] = {1, 2, 3};
-    struct ibx_tls *tls = calloc(1, sizeof(*tls));
+    struct ibx_tls *tls = ibx_secret_allocate(sizeof(*tls));
     struct ibx_tls_direction peer;
     int fds[2];
     require(tls && !socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds));

@@ -320,7 +320,9 @@ static void test_not_left_elsewhere(void **state)
 static void test_quota(void **state)
 {
     (void)state;
-    struct ibx_quota all = {.most = 100 * KIB}, mine = {.most = 80 * KIB, .of = &all};
+    static struct ibx_quota all, mine; /* the pins' until drop() */
+    all = (struct ibx_quota){.most = 100 * KIB};
+    mine = (struct ibx_quota){.most = 80 * KIB, .of = &all};
     struct ibx_error err = {0};
     pins.quota = &mine;
     assert_true(pin(0, 40 * KIB, 1));
