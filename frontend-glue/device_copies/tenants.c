@@ -50,7 +50,6 @@ static void set_shares(struct ibx_tenant *tenant, const struct ibx_tenant_limits
     for (unsigned i = 0; i < IBX_HOLDS; i++) {
         const uint64_t all = atomic_load(&totals[i].most);
         const uint64_t part = all / 100 * percent + all % 100 * percent / 100;
-        tenant->holds[i].of = &totals[i];
         atomic_store(&tenant->holds[i].most, part ? part : 1);
     }
     atomic_store(&tenant->holds[IBX_HOLD_ALLOCATIONS].most, ALLOCATIONS_MAX);
@@ -65,6 +64,8 @@ struct ibx_tenant *ibx_tenant_get(const char *name, const struct ibx_tenant_limi
         tenant = tenant->next;
     if (!tenant && (tenant = calloc(1, sizeof(*tenant)))) {
         strncpy(tenant->name, name, IBX_NAME_MAX);
+        for (unsigned i = 0; i < IBX_HOLDS; i++)
+            tenant->holds[i].of = &totals[i];
         tenant->next = tenants;
         tenants = tenant;
         atomic_fetch_add(&count, 1);
