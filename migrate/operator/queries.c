@@ -74,6 +74,16 @@ int ibx_migrate_rollback(const char *folder, struct ibx_journal *record,
     return rc;
 }
 
+static int greet_to_check(const char *uri, const struct ibx_options *options,
+                          const struct ibx_migrate_hello *hello, struct ibx_channel *control,
+                          struct ibx_migrate_answer *answer, struct ibx_error *err)
+{
+    int rc = ibx_migration_greet(uri, options, hello, control, answer, err);
+    if (rc)
+        ibx_error_prefix(err, rc, "the destination could not be asked");
+    return rc;
+}
+
 static int check_destination(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, const char *uri,
                              const struct ibx_options *transport, unsigned links,
                              struct ibx_blockers *blockers, struct ibx_error *err)
@@ -94,7 +104,7 @@ static int check_destination(struct ibx_qmp *qmp, const struct ibx_guest_ram *ra
     if (!rc)
         rc = ibx_preflight_locked_bytes(ram, &bytes, err);
     if (!rc)
-        rc = ibx_migration_greet(uri, &options, hello, &control, answer, err);
+        rc = greet_to_check(uri, &options, hello, &control, answer, err);
     if (!rc) {
         ibx_migration_check_locked(control.conn, answer->links ? answer->links : hello->links,
                                    bytes, blockers);

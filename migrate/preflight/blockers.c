@@ -393,6 +393,8 @@ int ibx_preflight_side(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
 {
     int rc = check_state(qmp, ram, role, blockers, deadline_ns, err);
     if (!rc)
+        rc = ibx_preflight_block_users(qmp, blockers, deadline_ns, err);
+    if (!rc)
         rc = ibx_preflight_devices(qmp, blockers, deadline_ns, err);
     if (rc)
         return rc;

@@ -5,6 +5,7 @@
  * monitor and the guest RAM, no migration.
  *
  *   blockers.c       QEMU, its RAM, its devices, this host; what both sides have in common
+ *   block_users.c    block jobs and exports: who else uses the disks
  *   hardware.c       the VM's hardware as a text, and the comparison of two of them
  *   capabilities.c   the migration capabilities of QEMU that a migration needs
  *
@@ -39,6 +40,12 @@ void ibx_preflight_ram(const struct ibx_guest_ram *ram, struct ibx_blockers *blo
 /* Devices that reach guest RAM past QEMU's page tables: VFIO, vhost-user, vhost-vdpa. */
 int ibx_preflight_devices(struct ibx_qmp *qmp, struct ibx_blockers *blockers, uint64_t deadline_ns,
                           struct ibx_error *err);
+/* block_users.c: jobs that would use the disks of a source after they were handed over, and the
+ * clients of exports. Two commands of 0.1 ms: cheap enough for a look right before the stop. */
+int ibx_preflight_block_users(struct ibx_qmp *qmp, struct ibx_blockers *blockers,
+                              uint64_t deadline_ns, struct ibx_error *err);
+/* Which job is at work, by this event of QEMU's; NULL: none. The text is the event's. */
+const char *ibx_preflight_block_job(json_t *event);
 /* Destination: rights to trace QEMU and to make a userfaultfd. */
 void ibx_preflight_permissions(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
 /* ram_file.c: a file that other users can read or change, or made. */

@@ -270,8 +270,14 @@ static int on_event(struct source *s, json_t *event, struct ibx_error *err)
 {
     const bool sent = s->state.now == SOURCE_STOPPED || s->state.now == SOURCE_SENDING;
     const char *what = "another client has continued the VM";
+    const char *job = ibx_preflight_block_job(event);
     if (source_committed(s))
         return 0;
+    if (s->state.now >= SOURCE_STARTING && job)
+        return ibx_error_set(err, -EBUSY,
+                             "the block job %.64s began here at the last moment: wait for its end, "
+                             "or end it (job-cancel)",
+                             job);
     switch (ibx_source_vm_on_event(&s->vm, s->state.now == SOURCE_STARTING, event)) {
     case VM_QUIET:
         return s->state.now == SOURCE_STARTING ? on_quiet(s, err) : 0;
@@ -324,13 +330,26 @@ static int check_qemu(struct source *s, struct ibx_error *err)
 
 /* ---------------------------------------------------------------- steps */
 
+/* The VM runs: what began since `check` costs it nothing but this migration. */
+static int check_block_users(struct source *s, struct ibx_error *err)
+{
+    struct ibx_blockers blockers = {0};
+    int rc =
+        ibx_preflight_block_users(s->vm.qmp, &blockers, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    if (!rc && blockers.count)
+        rc = ibx_migration_refused("this VM cannot be migrated", &blockers, err);
+    return rc;
+}
+
 static int step_exposing(struct source *s, struct ibx_error *err)
 {
     int rc = ibx_source_link_exposed(&s->link, err);
     if (rc || s->peer.now != PEER_READY)
         return rc == -EAGAIN ? 0 : rc;
     s->status.register_ns = ibx_now_ns() - s->status.began_ns;
-    rc = ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_MAY_RUN, err);
+    rc = check_block_users(s, err);
+    if (!rc)
+        rc = ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_MAY_RUN, err);
     if (!rc)
         rc = ibx_watchdog_touched(&s->vm.watchdog, err);
     if (rc)

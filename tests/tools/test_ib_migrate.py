@@ -322,8 +322,31 @@ def check_says_every_reason_and_touches_nothing(scene):
     private.runs_on()
     good = Vm(scene)
     equal(succeeds(scene, "check", *good.qmp), f"the VM at {good.socket} can be migrated\n")
-    equal(json.loads(succeeds(scene, "check --json", *good.qmp)), {"movable": True, "refusals": []})
+    equal(json.loads(succeeds(scene, "check --json", *good.qmp)), {"movable": True, "refusals": [],
+                                                               "error": None})
     good.runs_on()
+
+
+@case
+def check_says_what_it_found_without_a_receiver_too(scene):
+    private, good = Vm(scene, ram="memory-backend-ram,id=mem0,size=64M"), Vm(scene)
+    uri = f"tcp://127.0.0.1:{free_port()}"
+    code, out, err = scene.run("check", *private.qmp, uri)
+    assert code == 1 and "share=on" in out, (code, out)
+    says(err, "the destination could not be asked", 'start "ib-migrate receive" there', "127.0.0.1")
+    for vm, words in ((private, ["share=on"]), (good, [])):
+        code, out, err = scene.run("check", "--json", *vm.qmp, uri)
+        answer = json.loads(out)
+        equal((code, sorted(answer)), (1, ["error", "movable", "refusals"]))
+        equal(answer["movable"], False)
+        equal(len(answer["refusals"]), len(words))
+        assert all(word in one for word, one in zip(words, answer["refusals"])), answer
+        assert 'start "ib-migrate receive" there' in answer["error"], answer
+        says(err, answer["error"])
+    good.end()
+    code, out, err = scene.run("check", "--json", *good.qmp)
+    equal((code, json.loads(out)["movable"]), (1, False))
+    says(err, json.loads(out)["error"])
 
 
 @case

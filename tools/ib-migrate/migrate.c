@@ -225,35 +225,49 @@ int ibx_cli_recover(const struct migrate_args *given)
 
 /* ------------------------------------------------------------ check */
 
-static void print_blockers(const struct migrate_args *args, const struct ibx_blockers *blockers)
+static json_t *list_of(const struct ibx_blockers *blockers)
 {
     const size_t kept = blockers->count < IBX_BLOCKERS_MAX ? blockers->count : IBX_BLOCKERS_MAX;
     json_t *list = json_array();
-    if (!blockers->count && !args->json)
+    for (size_t i = 0; i < kept; i++)
+        json_array_append_new(list, ibx_json_text(blockers->reasons[i]));
+    return list;
+}
+
+/* `err`: why not everything could be asked, code 0: it was. */
+static void print_check_json(const struct ibx_blockers *blockers, const struct ibx_error *err)
+{
+    ibx_cli_print_json(json_pack("{s:b, s:o, s:o}", "movable", !blockers->count && !err->code,
+                                 "refusals", list_of(blockers), "error",
+                                 err->code ? ibx_json_text(err->message) : json_null()));
+}
+
+static void print_check(const struct migrate_args *args, const struct ibx_blockers *blockers,
+                        const struct ibx_error *err)
+{
+    const size_t kept = blockers->count < IBX_BLOCKERS_MAX ? blockers->count : IBX_BLOCKERS_MAX;
+    if (!blockers->count && !err->code)
         printf("the VM at %s can %s%s%s\n", args->qmp,
                args->destination ? "receive" : "be migrated", args->uri ? " to " : "",
                args->uri ? args->uri : "");
-    for (size_t i = 0; i < kept; i++) {
-        json_array_append_new(list, ibx_json_text(blockers->reasons[i]));
-        if (!args->json)
-            printf("%s\n", blockers->reasons[i]);
-    }
-    if (blockers->count > kept && !args->json)
+    for (size_t i = 0; i < kept; i++)
+        printf("%s\n", blockers->reasons[i]);
+    if (blockers->count > kept)
         printf("and %zu more\n", blockers->count - kept);
-    if (args->json)
-        ibx_cli_print_json(
-            json_pack("{s:b, s:O}", "movable", blockers->count == 0, "refusals", list));
-    json_decref(list);
 }
 
+/* What was found counts also where not everything could be asked. */
 int ibx_cli_check(const struct migrate_args *args)
 {
     static struct ibx_blockers blockers;
     struct ibx_error err = {0};
-    if (ibx_cli_monitor_check(args, &err) ||
+    if (!ibx_cli_monitor_check(args, &err))
         ibx_migrate_check(args->qmp, !args->destination, args->uri, &args->options, args->links,
-                          &blockers, &err))
-        return ibx_cli_fail(err.message);
-    print_blockers(args, &blockers);
-    return ibx_cli_flush(blockers.count ? MIGRATE_FAILED : MIGRATE_DONE);
+                          &blockers, &err);
+    if (args->json)
+        print_check_json(&blockers, &err);
+    else
+        print_check(args, &blockers, &err);
+    const int status = ibx_cli_flush(blockers.count ? MIGRATE_FAILED : MIGRATE_DONE);
+    return err.code ? ibx_cli_fail(err.message) : status;
 }

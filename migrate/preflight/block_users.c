@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Who else uses the disks of a VM: block jobs and exports. A QEMU whose VM leaves hands its disks
+ * over at the switch. A job that still writes then ends QEMU by an assertion, and a client of an
+ * export reads, or writes, a disk that another QEMU has. */
+#include "migrate/preflight/preflight.h"
+
+#include <errno.h>
+#include <string.h>
+
+/* A job that has ended stays in the list until it is dismissed. */
+static bool is_at_work(const char *status)
+{
+    return strcmp(status, "concluded") && strcmp(status, "null") && strcmp(status, "undefined");
+}
+
+static const char *text_of(const json_t *object, const char *member)
+{
+    const char *text = json_string_value(json_object_get(object, member));
+    return text ? text : "unknown";
+}
+
+static void add_jobs(const json_t *jobs, struct ibx_blockers *blockers)
+{
+    size_t index;
+    json_t *job;
+    json_array_foreach(jobs, index, job)
+    {
+        const char *id = text_of(job, "id"), *status = text_of(job, "status");
+        if (is_at_work(status))
+            ibx_blockers_add(
+                blockers,
+                "the block job %.64s (%.32s, %.32s) works in this QEMU, which would end by an "
+                "assertion when it hands the disks over: wait for its end, or end it (job-cancel "
+                "id=%.64s; virsh blockjob --abort)",
+                id, text_of(job, "type"), status, id);
+    }
+}
+
+static void add_exports(const json_t *exports, struct ibx_blockers *blockers)
+{
+    size_t index;
+    json_t *export;
+    json_array_foreach(exports, index, export)
+    {
+        const char *id = text_of(export, "id");
+        ibx_blockers_add(
+            blockers,
+            "the block node %.64s is exported by this QEMU (%.32s export %.64s), whose client "
+            "would use a disk that the other QEMU has: end that first (block-export-del id=%.64s)",
+            text_of(export, "node-name"), text_of(export, "type"), id, id);
+    }
+}
+
+/* A QEMU that does not know the command has nothing of that kind. */
+static int ask(struct ibx_qmp *qmp, const char *command,
+               void (*add)(const json_t *list, struct ibx_blockers *blockers),
+               struct ibx_blockers *blockers, uint64_t deadline_ns, struct ibx_error *err)
+{
+    json_t *list;
+    int rc = ibx_qmp_execute(qmp, command, NULL, &list, deadline_ns, err);
+    if (rc)
+        return rc == -EOPNOTSUPP ? 0 : rc;
+    add(list, blockers);
+    json_decref(list);
+    return 0;
+}
+
+int ibx_preflight_block_users(struct ibx_qmp *qmp, struct ibx_blockers *blockers,
+                              uint64_t deadline_ns, struct ibx_error *err)
+{
+    int rc = ask(qmp, "query-jobs", add_jobs, blockers, deadline_ns, err);
+    return rc ? rc : ask(qmp, "query-block-exports", add_exports, blockers, deadline_ns, err);
+}
+
+const char *ibx_preflight_block_job(json_t *event)
+{
+    const char *name = json_string_value(json_object_get(event, "event"));
+    const json_t *data = json_object_get(event, "data");
+    const bool changes = name && !strcmp(name, "JOB_STATUS_CHANGE");
+    return changes && is_at_work(text_of(data, "status")) ? text_of(data, "id") : NULL;
+}
