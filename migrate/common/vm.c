@@ -6,10 +6,12 @@
 #include "migrate/preflight/preflight.h"
 
 #include "common/clock.h"
+#include "common/log.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -122,19 +124,74 @@ static int run_again(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error
     return rc;
 }
 
+/* The VM runs by now: settings that QEMU refuses (of another client's making) do not undo that. */
+static int restore(struct ibx_qmp *qmp, const json_t *before, uint64_t deadline_ns,
+                   struct ibx_error *err)
+{
+    struct ibx_error why = {0};
+    int rc = ibx_settings_restore(qmp, before, deadline_ns, &why);
+    if (rc != -EREMOTEIO)
+        return rc ? ibx_error_set(err, rc, "%s", why.message) : 0;
+    char *text = json_dumps(before, JSON_COMPACT);
+    ibx_log(IBX_LOG_WARN, "QEMU's migration settings could not be put back (%s): they were %s",
+            why.message, text ? text : "");
+    free(text);
+    return 0;
+}
+
 int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_ns,
                 struct ibx_error *err)
 {
     int rc = vm->touched ? cancel_migration(qmp, deadline_ns, err) : 0;
     if (!rc && vm->touched && vm->was_running)
         rc = run_again(qmp, deadline_ns, err);
-    if (!rc && vm->before)
-        rc = ibx_capabilities_restore(qmp, vm->before, deadline_ns, err);
+    if (!rc)
+        rc = restore(qmp, vm->before, deadline_ns, err);
     if (rc)
         return rc;
     json_decref(vm->before);
     vm->before = NULL;
     vm->touched = false;
+    return 0;
+}
+
+int ibx_vm_settings(struct ibx_qmp *qmp, const char *folder, struct ibx_journal *record,
+                    struct ibx_settings *settings, const struct ibx_migrate_observer *observer,
+                    struct ibx_error *err)
+{
+    int rc = ibx_settings_plan(qmp, settings, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    if (rc)
+        return rc;
+    char *text = json_dumps(settings->before, JSON_COMPACT);
+    if (!text || strlen(text) >= sizeof(record->settings))
+        rc = ibx_error_set(err, text ? -EMSGSIZE : -ENOMEM,
+                           "the present migration settings of QEMU have %zu bytes, and the record "
+                           "has room for %zu: reset those with long names, such as tls-creds",
+                           text ? strlen(text) : 0, sizeof(record->settings) - 1);
+    if (!rc) {
+        snprintf(record->settings, sizeof(record->settings), "%s", text);
+        rc = ibx_migration_record(folder, record, record->state, err);
+    }
+    free(text);
+    if (rc)
+        ibx_settings_fini(settings);
+    else if (settings->unknown[0])
+        ibx_migration_notify(observer,
+                             "QEMU has migration capabilities on that this ib-migrate does not "
+                             "know (%s): they are off for this migration",
+                             settings->unknown);
+    return rc;
+}
+
+int ibx_vm_settle(struct ibx_qmp *qmp, json_t **before, struct ibx_journal *record,
+                  uint64_t deadline_ns, struct ibx_error *err)
+{
+    int rc = *before ? ibx_settings_restore(qmp, *before, deadline_ns, err) : 0;
+    if (rc)
+        return rc;
+    json_decref(*before);
+    *before = NULL;
+    record->settings[0] = '\0';
     return 0;
 }
 

@@ -3,13 +3,13 @@
 #ifndef IBX_MIGRATE_COMMON_VM_H
 #define IBX_MIGRATE_COMMON_VM_H
 
-#include "migrate/journal/journal.h"
+#include "migrate/migrate.h"
 
 /* What ibx_vm_stay() has to undo. */
 struct ibx_vm_undo {
     bool was_running; /* before the migration */
     bool touched;     /* `migrate` was given */
-    json_t *before;   /* capabilities to put back, NULL: untouched */
+    json_t *before;   /* settings to put back (ibx_settings_restore()), NULL: untouched */
 };
 
 /* "running", "paused", "postmigrate", ... into `status`. */
@@ -22,7 +22,17 @@ int ibx_vm_migration(struct ibx_qmp *qmp, char *status, size_t size, char *error
  * (non-blocking). */
 int ibx_vm_migrate(struct ibx_qmp *qmp, bool incoming, int *stream, uint64_t deadline_ns,
                    struct ibx_error *err);
-/* Cancels any migration, continues the VM if it ran before, and puts the capabilities back. May be
+/* Finds which migration settings of QEMU have to change, and writes what they are now into the
+ * record, which keeps its state: the settings may be set then. Notifies of those that are not
+ * known. */
+int ibx_vm_settings(struct ibx_qmp *qmp, const char *folder, struct ibx_journal *record,
+                    struct ibx_settings *settings, const struct ibx_migrate_observer *observer,
+                    struct ibx_error *err);
+/* Puts back those of `*before`, a reference that is then released (NULL: there is nothing to do),
+ * and clears the record's, which is not written. */
+int ibx_vm_settle(struct ibx_qmp *qmp, json_t **before, struct ibx_journal *record,
+                  uint64_t deadline_ns, struct ibx_error *err);
+/* Cancels any migration, continues the VM if it ran before, and puts the settings back. May be
  * repeated. Only when it is certain that the destination does not run the VM. */
 int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_ns,
                 struct ibx_error *err);

@@ -148,6 +148,7 @@ static int recover(struct destination *d, const struct ibx_journal *record, stru
     if (!rc)
         rc = ibx_destination_recover(d, err);
     if (rc == -ECANCELED) {
+        ibx_destination_qemu_leave(&d->qemu, &d->status.record, &silent);
         ibx_destination_record(d, IBX_JOURNAL_GIVEN_UP, &silent);
         ibx_destination_arrived_remove(&d->status.record);
         ibx_destination_tags_remove(&d->status.record);

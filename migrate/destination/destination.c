@@ -26,8 +26,7 @@ static int step_joining(struct destination *d, struct ibx_error *err)
     if (!rc)
         rc = ibx_destination_record(d, IBX_JOURNAL_NOT_YET, err);
     if (!rc)
-        rc = ibx_capabilities_set(qmp, &d->qemu.capabilities, ibx_deadline_in_ms(MIGRATION_QMP_MS),
-                                  err);
+        rc = ibx_destination_qemu_set(&d->qemu, d->options->folder, &d->status.record, err);
     if (!rc)
         rc = ibx_destination_ram_watch(&d->ram, qmp, &d->status.record, err);
     if (!rc)
@@ -82,6 +81,7 @@ static int step_resuming(struct destination *d, struct ibx_error *err)
         return rc;
     if (destination_linked(&d->link))
         ibx_channel_send_plain(&d->link.control, IBX_MIGRATE_RUNNING, NULL);
+    ibx_destination_qemu_settle(&d->qemu, &d->status.record);
     /* If RUNNING cannot be written, MAY_RUN is enough. */
     if (ibx_destination_record(d, IBX_JOURNAL_RUNNING, err))
         ibx_migration_notify(&d->options->observer, "%s", err->message);
@@ -121,9 +121,17 @@ static int step_complete(struct destination *d, struct ibx_error *err)
     return ibx_destination_send_complete(d, err);
 }
 
+/* Where that could not be done at once. A record that still has them does no harm. */
+static void settle(struct destination *d)
+{
+    if (d->qemu.settings && !ibx_destination_qemu_settle(&d->qemu, &d->status.record))
+        ibx_destination_record(d, d->status.record.state, NULL);
+}
+
 static int step_filling(struct destination *d, struct ibx_error *err)
 {
     ibx_destination_send_progress(d);
+    settle(d);
     int rc = ibx_destination_send_digests(d, err);
     if (rc && rc != -EAGAIN)
         return rc;

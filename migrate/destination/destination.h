@@ -272,7 +272,8 @@ struct destination_qemu {
     const char *path;
     const struct ibx_journal *record; /* names the process */
     const struct ibx_migrate_observer *observer;
-    json_t *capabilities;  /* to put back */
+    json_t *settings;      /* to put back: ibx_settings_restore(); NULL: none */
+    uint64_t settle_ns;    /* when to try that again; 0: it has not failed */
     uint64_t retry_ns;     /* when to try a lost monitor again; 0: it was never lost */
     uint64_t inmigrate_ns; /* recover: since when it waits for the state; or 0 */
 };
@@ -299,8 +300,17 @@ int ibx_destination_qemu_await(struct destination_qemu *qemu, char *status, size
 int ibx_destination_qemu_stop(struct destination_qemu *qemu, struct ibx_error *err);
 /* Pauses the VM, as far as the monitor answers soon. */
 int ibx_destination_qemu_pause(struct destination_qemu *qemu, struct ibx_error *err);
-/* Puts back its capabilities and closes the monitor. */
-void ibx_destination_qemu_leave(struct destination_qemu *qemu);
+/* Finds which migration settings have to change, writes what they are into the record, sets them.
+ */
+int ibx_destination_qemu_set(struct destination_qemu *qemu, const char *folder,
+                             struct ibx_journal *record, struct ibx_error *err);
+/* Puts the settings back, at once or, after a failure, when it is time to try again. 0: they are,
+ * and the record, which is not written here, says so. */
+int ibx_destination_qemu_settle(struct destination_qemu *qemu, struct ibx_journal *record);
+/* QEMU is not needed any more: the same at once, and closes the monitor, which is reached again
+ * when this is repeated after a failure. 0 also when QEMU has ended. */
+int ibx_destination_qemu_leave(struct destination_qemu *qemu, struct ibx_journal *record,
+                               struct ibx_error *err);
 void ibx_destination_qemu_fini(struct destination_qemu *qemu);
 
 /* ---------------------------------------------------------------- states.c */

@@ -41,6 +41,7 @@ static int give_up(struct destination *d, int code, struct ibx_error *err)
         ibx_destination_record(d, IBX_JOURNAL_GIVEN_UP, &silent);
     ibx_destination_move(d, to, &silent);
     send_abort(d, err->message);
+    ibx_destination_qemu_leave(&d->qemu, &d->status.record, &silent);
     return code;
 }
 
@@ -300,31 +301,55 @@ int ibx_destination_complete(struct destination *d, struct ibx_error *err)
     if (rc)
         return rc;
     ibx_destination_arrived_remove(&d->status.record);
-    ibx_destination_qemu_leave(&d->qemu);
+    struct ibx_error later = {0}; /* ibx_destination_has_let_go() tries again */
+    ibx_destination_qemu_leave(&d->qemu, &d->status.record, &later);
+    return 0;
+}
+
+/* 0: nothing of this tool is in guest RAM or its page tables any more. */
+static int let_go_of_ram(struct destination *d, struct ibx_error *why)
+{
+    struct destination_ram *ram = &d->ram;
+    int rc = ram->state.now == RAM_UNTOUCHED
+                 ? 0
+                 : ibx_destination_ram_let_go(ram, &d->status.record, why);
+    if (!rc || (ram->state.now != RAM_REGISTERED && ibx_now_ns() >= d->let_go_by_ns)) {
+        if (rc)
+            ibx_migration_notify(&d->options->observer,
+                                 "QEMU keeps an unused descriptor until it ends: %s", why->message);
+        ibx_destination_ram_abandon(ram);
+        return 0;
+    }
+    return rc;
+}
+
+static int let_go_of_qemu(struct destination *d, struct ibx_error *why)
+{
+    int rc = ibx_destination_qemu_leave(&d->qemu, &d->status.record, why);
+    if (!rc || ibx_now_ns() < d->let_go_by_ns)
+        return rc;
+    ibx_migration_notify(&d->options->observer,
+                         "QEMU's migration settings could not be put back (%s): they were %s",
+                         why->message, d->status.record.settings);
+    ibx_destination_qemu_fini(&d->qemu);
     return 0;
 }
 
 bool ibx_destination_has_let_go(struct destination *d)
 {
-    struct destination_ram *ram = &d->ram;
     struct ibx_error why = {0};
-    if (ram->state.now == RAM_UNTOUCHED)
+    if (d->ram.state.now == RAM_UNTOUCHED && !d->qemu.settings)
         return true;
     if (ibx_now_ns() < d->retry_ns)
         return false;
     if (!d->let_go_by_ns)
         d->let_go_by_ns = ibx_deadline_in_ms(LET_GO_MS);
     ibx_destination_update(d);
-    int rc = ibx_destination_ram_let_go(ram, &d->status.record, &why);
+    int rc = let_go_of_ram(d, &why);
     ibx_destination_link_engine_ended(&d->link);
-    if (rc) {
-        if (ram->state.now == RAM_REGISTERED || ibx_now_ns() < d->let_go_by_ns) {
-            retry_later(d, "QEMU cannot be let go of", &why);
-            return false;
-        }
-        ibx_migration_notify(&d->options->observer,
-                             "QEMU keeps an unused descriptor until it ends: %s", why.message);
-        ibx_destination_ram_abandon(ram);
-    }
-    return true;
+    if (!rc)
+        rc = let_go_of_qemu(d, &why);
+    if (rc)
+        retry_later(d, "QEMU cannot be let go of", &why);
+    return !rc;
 }

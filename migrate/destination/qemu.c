@@ -183,18 +183,53 @@ int ibx_destination_qemu_pause(struct destination_qemu *qemu, struct ibx_error *
     return rc ? rc : ibx_qmp_execute(qemu->qmp, "stop", NULL, NULL, deadline, err);
 }
 
-void ibx_destination_qemu_leave(struct destination_qemu *qemu)
+int ibx_destination_qemu_set(struct destination_qemu *qemu, const char *folder,
+                             struct ibx_journal *record, struct ibx_error *err)
 {
-    struct ibx_error silent = {0};
-    if (qemu->qmp)
-        ibx_capabilities_restore(qemu->qmp, qemu->capabilities,
-                                 ibx_deadline_in_ms(MIGRATION_QMP_MS), &silent);
+    struct ibx_settings settings;
+    int rc = ibx_vm_settings(qemu->qmp, folder, record, &settings, qemu->observer, err);
+    if (rc)
+        return rc;
+    qemu->settings = json_incref(settings.before);
+    rc = ibx_settings_set(qemu->qmp, &settings, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    ibx_settings_fini(&settings);
+    return rc;
+}
+
+int ibx_destination_qemu_settle(struct destination_qemu *qemu, struct ibx_journal *record)
+{
+    struct ibx_error why = {0};
+    if (!qemu->settings)
+        return 0;
+    if (!qemu->qmp || ibx_now_ns() < qemu->settle_ns)
+        return -EAGAIN;
+    int rc =
+        ibx_vm_settle(qemu->qmp, &qemu->settings, record, ibx_deadline_in_ms(MONITOR_MS), &why);
+    if (rc && !qemu->settle_ns)
+        ibx_migration_notify(qemu->observer,
+                             "QEMU's migration settings are not put back yet (%s): trying again; "
+                             "until then a snapshot of the VM would have no RAM",
+                             why.message);
+    qemu->settle_ns = rc ? ibx_deadline_in_ms(MONITOR_RETRY_MS) : 0;
+    return rc;
+}
+
+int ibx_destination_qemu_leave(struct destination_qemu *qemu, struct ibx_journal *record,
+                               struct ibx_error *err)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(MONITOR_MS);
+    int rc = 0;
+    if (qemu->settings && !qemu->qmp)
+        rc = ibx_destination_qemu_reach(qemu, deadline, err);
+    if (!rc)
+        rc = ibx_vm_settle(qemu->qmp, &qemu->settings, record, deadline, err);
     close_monitor(qemu);
+    return destination_qemu_lives(qemu->record) ? rc : 0;
 }
 
 void ibx_destination_qemu_fini(struct destination_qemu *qemu)
 {
-    json_decref(qemu->capabilities);
-    qemu->capabilities = NULL;
+    json_decref(qemu->settings);
+    qemu->settings = NULL;
     close_monitor(qemu);
 }

@@ -113,6 +113,7 @@ static int recover_complete(struct destination *d, struct ibx_error *err)
 int ibx_destination_recover(struct destination *d, struct ibx_error *err)
 {
     const struct ibx_journal *record = &d->status.record;
+    d->qemu.settings = json_loads(record->settings, 0, NULL);
     if (record->state == IBX_JOURNAL_COMPLETE)
         return recover_complete(d, err);
     int rc = find(d, err);

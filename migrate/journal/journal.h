@@ -46,6 +46,8 @@ enum ibx_journal_state {
     IBX_JOURNAL_BROKEN,   /* pages are not the same at both ends: nobody continues it */
 };
 
+#define IBX_JOURNAL_SETTINGS 2048u /* bytes with the NUL */
+
 /* Where a block of guest RAM lies, as in struct ibx_guest_block. */
 struct ibx_journal_block {
     char id[IBX_GUEST_ID_MAX];
@@ -84,8 +86,11 @@ struct ibx_journal {
     unsigned block_count;
     struct ibx_journal_block blocks[IBX_GUEST_BLOCKS_MAX]; /* by id */
     struct ibx_journal_totals totals; /* destination, in COMPLETE and DONE; else all zeros */
-    uint64_t written_s;               /* seconds since 1970, set by ibx_journal_write */
-    struct timespec changed;          /* of its file, as it was read: orders those of one second */
+    /* QEMU's migration settings that are to be put back (of ibx_settings_plan(), JSON); "": none.
+     */
+    char settings[IBX_JOURNAL_SETTINGS];
+    uint64_t written_s;      /* seconds since 1970, set by ibx_journal_write */
+    struct timespec changed; /* of its file, as it was read: orders those of one second */
 };
 
 /* The folder: `given` if not NULL, else $IBX_STATE_DIR, else /var/lib/ibx for root, else

@@ -11,8 +11,8 @@
 #include <string.h>
 
 /* 1 was without "was-running" and "guest-ram", 2 without "complete", 3 without "key-name", "allow",
- * "encryption" and "verify". */
-#define JOURNAL_VERSION 4
+ * "encryption" and "verify", 4 without "settings". */
+#define JOURNAL_VERSION 5
 
 /* Every state may also be written again, with a higher epoch for instance. A move may skip states:
  * a side that was away learns how far the other has come. */
@@ -163,6 +163,11 @@ static json_t *totals_json(const struct ibx_journal *record)
                      hash);
 }
 
+static json_t *settings_json(const struct ibx_journal *record)
+{
+    return record->settings[0] ? json_loads(record->settings, 0, NULL) : json_null();
+}
+
 int ibx_journal_text_make(const struct ibx_journal *record, char **text, size_t *length,
                           struct ibx_error *err)
 {
@@ -174,7 +179,7 @@ int ibx_journal_text_make(const struct ibx_journal *record, char **text, size_t 
         return -EINVAL;
     json_t *json = json_pack(
         "{s:i, s:s, s:s, s:I, s:s, s:s, s:o, s:s, s:I, s:I, s:s, s:o, s:s, s:i, s:b, s:b, s:o, "
-        "s:o, s:s, s:s, s:s, s:o, s:I}",
+        "s:o, s:s, s:s, s:s, s:o, s:o, s:I}",
         "ibx-record", JOURNAL_VERSION, "id", id, "role", record->source ? "source" : "destination",
         "epoch", (json_int_t)record->epoch, "state", ibx_journal_state_name(record->state), "uuid",
         record->uuid, "name", ibx_json_text(record->name), "qmp", record->qmp, "pid",
@@ -182,8 +187,8 @@ int ibx_journal_text_make(const struct ibx_journal *record, char **text, size_t 
         "peer", ibx_json_text(record->peer), "key-file", record->key_file, "uffd", record->uffd,
         "device-way", record->device_way, "was-running", record->was_running, "guest-ram",
         blocks_json(record), "complete", totals_json(record), "key-name", record->key_name, "allow",
-        record->allow, "encryption", encryption, "verify", verify_json(record), "written",
-        (json_int_t)record->written_s);
+        record->allow, "encryption", encryption, "verify", verify_json(record), "settings",
+        settings_json(record), "written", (json_int_t)record->written_s);
     char *dumped = json ? json_dumps(json, JSON_INDENT(2) | JSON_PRESERVE_ORDER) : NULL;
     json_decref(json);
     if (!dumped)
@@ -233,6 +238,7 @@ struct fields {
     const char *id, *role, *state, *uuid, *name, *qmp, *uri, *peer, *key_file;
     const char *key_name, *allow, *encryption; /* of earlier versions: as without the option */
     const char *verify;                        /* "" of an earlier version */
+    json_t *settings;                          /* borrowed; NULL: of an earlier version */
 };
 
 static int take_numbers(const struct fields *f, struct ibx_journal *record, struct ibx_error *err)
@@ -333,6 +339,22 @@ static int take_totals(const struct fields *f, struct ibx_journal *record, struc
     return take_hex("hash", hash, c->hash, IBX_MIGRATE_HASH_BYTES, err);
 }
 
+/* What is in it is QEMU's, which checks it. */
+static int take_settings(const struct fields *f, struct ibx_journal *record, struct ibx_error *err)
+{
+    if (!f->settings || json_is_null(f->settings))
+        return 0;
+    const size_t length =
+        json_is_object(f->settings)
+            ? json_dumpb(f->settings, record->settings, sizeof(record->settings) - 1, JSON_COMPACT)
+            : 0;
+    if (!length || length >= sizeof(record->settings))
+        return ibx_error_set(err, -EINVAL, "settings is no object of up to %zu bytes",
+                             sizeof(record->settings) - 1);
+    record->settings[length] = '\0';
+    return 0;
+}
+
 /* The options check their values. */
 static int take_options(const struct fields *f, struct ibx_journal *record, struct ibx_error *err)
 {
@@ -365,6 +387,7 @@ static int take_fields(const struct fields *f, struct ibx_journal *record, struc
     rc = rc ? rc : take_numbers(f, record, err);
     rc = rc ? rc : take_blocks(f->blocks, record, err);
     rc = rc ? rc : take_options(f, record, err);
+    rc = rc ? rc : take_settings(f, record, err);
     record->verify = f->verify[0];
     if (!rc && record->verify)
         rc = take_hex("verify", f->verify, record->verify_key, IBX_SECRET_BYTES, err);
@@ -397,14 +420,15 @@ static int take_json(json_t *json, struct ibx_journal *record, struct ibx_error 
                        number == 1   ? FIRST_FIELDS "}"
                        : number == 2 ? FIRST_FIELDS ", s:b, s:o}"
                        : number == 3 ? FIRST_FIELDS ", s:b, s:o, s:o}"
-                                     : FIRST_FIELDS ", s:b, s:o, s:o, s:s, s:s, s:s, s:s}",
+                       : number == 4 ? FIRST_FIELDS ", s:b, s:o, s:o, s:s, s:s, s:s, s:s}"
+                                     : FIRST_FIELDS ", s:b, s:o, s:o, s:s, s:s, s:s, s:s, s:o}",
                        "ibx-record", &f.version, "id", &f.id, "role", &f.role, "epoch", &f.epoch,
                        "state", &f.state, "uuid", &f.uuid, "name", &f.name, "qmp", &f.qmp, "pid",
                        &f.pid, "pid-started", &f.pid_started, "uri", &f.uri, "peer", &f.peer,
                        "key-file", &f.key_file, "uffd", &f.uffd, "device-way", &f.device_way,
                        "written", &f.written, "was-running", &f.was_running, "guest-ram", &f.blocks,
                        "complete", &f.complete, "key-name", &f.key_name, "allow", &f.allow,
-                       "encryption", &f.encryption, "verify", &f.verify))
+                       "encryption", &f.encryption, "verify", &f.verify, "settings", &f.settings))
         return ibx_error_set(err, -EINVAL, "%.200s", why.text);
     return take_fields(&f, record, err);
 }

@@ -58,11 +58,13 @@ int ibx_migrate_rollback(const char *folder, struct ibx_journal *record,
         rc = ibx_error_set(err, -EBUSY,
                            "the migration has gone on meanwhile: see ib-migrate status");
     deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS); /* the query has taken its own time */
+    vm.before = rc ? NULL : json_loads(back.settings, 0, NULL);
     if (!rc && !(rc = ibx_qmp_connect(record->qmp, deadline, &qmp, err))) {
         /* The record changes only after QEMU has continued. QEMU refuses if the VM runs there after
          * all and uses the disks; then recover is needed. */
         rc = ibx_vm_stay(qmp, &vm, deadline, err);
         back.state = IBX_JOURNAL_ROLLED_BACK;
+        back.settings[0] = '\0';
         back.epoch++;
         if (!rc)
             rc = ibx_journal_write(folder, &back, err);
@@ -70,6 +72,7 @@ int ibx_migrate_rollback(const char *folder, struct ibx_journal *record,
             *record = back;
         ibx_qmp_close(qmp);
     }
+    json_decref(vm.before);
     close(lock_fd);
     return rc;
 }

@@ -7,7 +7,7 @@
  *   blockers.c       QEMU, its RAM, its devices, this host; what both sides have in common
  *   block_users.c    block jobs and exports: who else uses the disks
  *   hardware.c       the VM's hardware as a text, and the comparison of two of them
- *   capabilities.c   the migration capabilities of QEMU that a migration needs
+ *   settings.c       QEMU's migration capabilities and parameters: what a migration needs
  *
  * Functions that return an int fail only when QEMU could not be asked; what they find goes to
  * `blockers`. A migration may begin when blockers->count is 0.
@@ -63,16 +63,33 @@ void ibx_preflight_locked(const char *fabric, uint64_t bytes, struct ibx_blocker
 void ibx_blockers_add(struct ibx_blockers *blockers, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* ------------------------------------------------------------ capabilities */
+/* ------------------------------------------------------------ settings */
 
-/* Sets x-ignore-shared and events; clears those that do not go with them or that cost time.
- * `before` gets a reference to what ibx_capabilities_restore() needs. -EOPNOTSUPP: QEMU lacks one.
+/*
+ * QEMU's migration capabilities and parameters, which somebody may have set for something else: an
+ * encrypted migration of QEMU's own, a slow one, one to a file. As JSON objects:
+ *
+ *   {"capabilities": {"x-ignore-shared": true, ...}, "parameters": {"tls-creds": "", ...}}
+ *
+ * Their order of use: plan; note `before` where it outlives this process; set; and restore as soon
+ * as the migration does not need them. A snapshot with x-ignore-shared left on has no RAM.
  */
-int ibx_capabilities_set(struct ibx_qmp *qmp, json_t **before, uint64_t deadline_ns,
+struct ibx_settings {
+    json_t *change;    /* what the migration needs and QEMU has not; never NULL after a plan */
+    json_t *before;    /* what undoes it: the same names */
+    char unknown[256]; /* capabilities among them that this version does not know, or "" */
+};
+
+/* Asks QEMU and changes nothing. -EOPNOTSUPP: QEMU lacks a capability that a migration needs. */
+int ibx_settings_plan(struct ibx_qmp *qmp, struct ibx_settings *settings, uint64_t deadline_ns,
+                      struct ibx_error *err);
+int ibx_settings_set(struct ibx_qmp *qmp, const struct ibx_settings *settings, uint64_t deadline_ns,
+                     struct ibx_error *err);
+/* Sets the values of `before` (which may be NULL and is not consumed). QEMU refuses capabilities
+ * while its own migration is not over: -EREMOTEIO. May be repeated. */
+int ibx_settings_restore(struct ibx_qmp *qmp, const json_t *before, uint64_t deadline_ns,
                          struct ibx_error *err);
-/* Sets the states of `before`, which it does not consume. */
-int ibx_capabilities_restore(struct ibx_qmp *qmp, json_t *before, uint64_t deadline_ns,
-                             struct ibx_error *err);
+void ibx_settings_fini(struct ibx_settings *settings);
 
 /* ------------------------------------------------------------ hardware */
 

@@ -132,6 +132,22 @@ static int ask(struct source *s, struct ibx_error *err)
     return rc;
 }
 
+/* The record and the watchdog know what they were before they change. */
+static int set_settings(struct source *s, struct ibx_error *err)
+{
+    struct ibx_settings settings;
+    int rc = ibx_vm_settings(s->vm.qmp, s->options->folder, &s->status.record, &settings,
+                             &s->options->observer, err);
+    if (rc)
+        return rc;
+    s->vm.undo.before = json_incref(settings.before);
+    rc = ibx_watchdog_settings(&s->vm.watchdog, settings.before, err);
+    if (!rc)
+        rc = ibx_settings_set(s->vm.qmp, &settings, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    ibx_settings_fini(&settings);
+    return rc;
+}
+
 static int prepare(struct source *s, struct ibx_error *err)
 {
     ibx_journal_prune_old(s->options->folder);
@@ -146,10 +162,7 @@ static int prepare(struct source *s, struct ibx_error *err)
         rc = ask(s, err);
     }
     if (!rc)
-        rc = ibx_capabilities_set(s->vm.qmp, &s->vm.undo.before,
-                                  ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
-    if (!rc)
-        rc = ibx_watchdog_capabilities(&s->vm.watchdog, s->vm.undo.before, err);
+        rc = set_settings(s, err);
     if (!rc)
         rc = ibx_source_vm_find_map(&s->vm, err);
     if (!rc)
@@ -191,6 +204,8 @@ static int finish(struct source *s, int rc, struct ibx_migrate_status *last, str
 {
     if (!rc && s->options->quit && s->vm.qmp)
         quit_qemu(s);
+    else
+        ibx_source_settle_at_last(s);
     if (!rc && s->options->remove)
         ibx_source_remove_files(s);
     if (rc)
@@ -275,6 +290,7 @@ static int recover(struct source *s, const struct ibx_journal *record, struct ib
         rc = check_recovered(s, err);
     s->vm.undo.touched = true;
     s->vm.undo.was_running = s->status.record.was_running;
+    s->vm.undo.before = json_loads(s->status.record.settings, 0, NULL);
     return rc ? rc : ibx_source_run(s, err);
 }
 

@@ -4,6 +4,7 @@
 #include "common/clock.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <string.h>
 
 #define STAY_MS          60000 /* for QEMU to continue the VM */
@@ -11,6 +12,11 @@
 #define LAST_MESSAGE_MS  1500  /* for a destination's last message, which has the reason */
 #define CONFIRM_MS       30000 /* for CONFIRMED */
 #define CONFIRM_RETRY_MS 500   /* between two tries */
+
+#define SETTLE_MS           500  /* for QEMU to take its settings, while other work waits */
+#define SETTLE_RETRY_MS     1000 /* between two tries */
+#define LAST_SETTLE_MS      2000 /* in all, when nothing else is to be done */
+#define LAST_SETTLE_LOOK_MS 20
 
 /* ---------------------------------------------------------------- before the commit */
 
@@ -58,6 +64,7 @@ int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
     }
     const bool disown = may_wait(s);
     ibx_source_move(s, SOURCE_KEPT, &why);
+    s->status.record.settings[0] = '\0'; /* they are as they were */
     if (disown) {
         s->status.record.epoch++;
         ibx_source_link_disown(&s->link, err->message);
@@ -193,6 +200,45 @@ int ibx_source_check_interrupts(struct source *s, struct ibx_error *err)
                              "the VM runs at the destination already and needs the pages that are "
                              "still here; interrupt once more to leave it to ib-migrate recover");
     return 0;
+}
+
+/* ---------------------------------------------------------------- QEMU's settings */
+
+/* A record that still has them does no harm. */
+static int settle(struct source *s, uint64_t deadline_ns, struct ibx_error *err)
+{
+    int rc = ibx_vm_settle(s->vm.qmp, &s->vm.undo.before, &s->status.record, deadline_ns, err);
+    if (!rc)
+        ibx_migration_record(s->options->folder, &s->status.record, s->status.record.state, NULL);
+    return rc;
+}
+
+void ibx_source_settle(struct source *s)
+{
+    struct ibx_error refused = {0};
+    if (!s->vm.undo.before || !s->vm.qmp || ibx_now_ns() < s->settle_ns)
+        return;
+    s->settle_ns = ibx_deadline_in_ms(SETTLE_RETRY_MS);
+    settle(s, ibx_deadline_in_ms(SETTLE_MS), &refused);
+}
+
+/* QEMU's own migration may just be ending. In STRANDED the watchdog does it. */
+void ibx_source_settle_at_last(struct source *s)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(LAST_SETTLE_MS);
+    struct ibx_error why = {0};
+    if (!s->vm.undo.before || !s->vm.qmp || !source_over(s) || s->state.now == SOURCE_STRANDED)
+        return;
+    while (settle(s, deadline, &why)) {
+        if (ibx_now_ns() >= deadline) {
+            ibx_migration_notify(&s->options->observer,
+                                 "QEMU's migration settings could not be put back (%s): they were "
+                                 "%s",
+                                 why.message, s->status.record.settings);
+            return;
+        }
+        poll(NULL, 0, LAST_SETTLE_LOOK_MS);
+    }
 }
 
 /* ---------------------------------------------------------------- confirmation */

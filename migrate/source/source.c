@@ -401,6 +401,7 @@ static int catch_up(struct source *s, struct ibx_error *err)
 static int step_serving(struct source *s, struct ibx_error *err)
 {
     int rc = 0;
+    ibx_source_settle(s);
     if (s->status.record.state == IBX_JOURNAL_MAY_RUN)
         rc = ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_MOVED, err);
     if (!rc)

@@ -239,6 +239,7 @@ struct source {
     uint64_t still_ns;      /* since when the VM is stopped; 0: an overdue RUNNING was notified */
     uint64_t mapped_ns, loaded_ns; /* moments of the downtime */
     uint64_t confirm_by_ns;        /* until when CONFIRMED is awaited */
+    uint64_t settle_ns;            /* when to try again to put QEMU's settings back */
 };
 
 /* ASKING, or for recover COMMITTED or SERVING. */
@@ -299,6 +300,11 @@ int ibx_source_broken(struct source *s, bool tell, struct ibx_error *err);
 /* After the commit, without a link: one try to reconnect, when it is time. */
 int ibx_source_reconnect(struct source *s, struct ibx_error *err);
 int ibx_source_check_interrupts(struct source *s, struct ibx_error *err);
+/* Once the VM runs at the destination: puts QEMU's migration settings back as soon as QEMU allows
+ * it, which is tried now and then. */
+void ibx_source_settle(struct source *s);
+/* The same at the end of the tool, for the last time. */
+void ibx_source_settle_at_last(struct source *s);
 /* All pages are at the destination: writes that, goes to CONFIRMING, sends CONFIRM. */
 int ibx_source_confirm(struct source *s, struct ibx_error *err);
 /* In CONFIRMING: waits for CONFIRMED, or confirms again over a new connection; then DONE. */

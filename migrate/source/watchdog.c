@@ -2,8 +2,8 @@
 /*
  * The watchdog of a VM that is being migrated. The tool writes single letters to it:
  *
- *   B{...}\n  capabilities to put back     T  the migration is started
- *   C         committed                    R  released
+ *   B{...}\n  settings to put back     T  the migration is started
+ *   C         committed                R  released
  *
  * The end of that stream means that the tool has ended, for whatever reason.
  */
@@ -37,7 +37,7 @@ struct watchdog {
 
 /* ---------------------------------------------------------------- the watchdog's side */
 
-static void on_capabilities(struct watchdog *w)
+static void on_settings(struct watchdog *w)
 {
     w->line[w->length] = 0;
     json_decref(w->vm.before);
@@ -48,7 +48,7 @@ static void on_capabilities(struct watchdog *w)
 static void on_letter(struct watchdog *w, char letter)
 {
     if (w->length && letter == '\n')
-        on_capabilities(w);
+        on_settings(w);
     else if (w->length ? w->length < sizeof(w->line) - 1 : letter == 'B')
         w->line[w->length++] = letter;
     else if (!w->length) {
@@ -155,12 +155,12 @@ static int tell(struct ibx_watchdog *watchdog, const char *bytes, size_t length,
     return ibx_error_set(err, n < 0 ? -errno : -EPIPE, "the watchdog process has died");
 }
 
-int ibx_watchdog_capabilities(struct ibx_watchdog *watchdog, json_t *before, struct ibx_error *err)
+int ibx_watchdog_settings(struct ibx_watchdog *watchdog, json_t *before, struct ibx_error *err)
 {
     char line[LINE_MAX_BYTES];
     size_t length = json_dumpb(before, line + 1, sizeof(line) - 2, JSON_COMPACT);
     if (!length || length > sizeof(line) - 2)
-        return ibx_error_set(err, -EMSGSIZE, "QEMU has too many capabilities for the watchdog");
+        return ibx_error_set(err, -EMSGSIZE, "QEMU has too many settings for the watchdog");
     line[0] = 'B';
     line[length + 1] = '\n';
     return tell(watchdog, line, length + 2, err);

@@ -22,8 +22,8 @@ int ibx_watchdog_start(struct ibx_watchdog *watchdog, const char *folder,
 /* The next three tell it what the tool is about to do. -EPIPE: it has died, and the tool must not
  * go on. */
 
-/* The capabilities are about to be changed. */
-int ibx_watchdog_capabilities(struct ibx_watchdog *watchdog, json_t *before, struct ibx_error *err);
+/* QEMU's settings are about to be changed. */
+int ibx_watchdog_settings(struct ibx_watchdog *watchdog, json_t *before, struct ibx_error *err);
 /* The migration is about to be started, and the record is MAY_RUN. */
 int ibx_watchdog_touched(struct ibx_watchdog *watchdog, struct ibx_error *err);
 /* COMMIT is about to be sent: from here on the watchdog does nothing. */

@@ -476,7 +476,11 @@ static void take_real_state(void)
     real_state = malloc(STATE_MAX);
     real_length = 0;
     assert_non_null(real_state);
-    vm_ok(ibx_capabilities_set(vms[0].qmp, &vm.before, deadline, &vm_error));
+    struct ibx_settings settings;
+    vm_ok(ibx_settings_plan(vms[0].qmp, &settings, deadline, &vm_error));
+    vm_ok(ibx_settings_set(vms[0].qmp, &settings, deadline, &vm_error));
+    vm.before = json_incref(settings.before);
+    ibx_settings_fini(&settings);
     vm_ok(ibx_vm_migrate(vms[0].qmp, false, &stream, deadline, &vm_error));
     for (ssize_t n = -1; n && ibx_now_ns() < deadline;) {
         struct pollfd wait = {.fd = stream, .events = POLLIN};

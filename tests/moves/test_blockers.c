@@ -155,56 +155,26 @@ static void test_blocked(void)
         fail_msg("the blocker of ivshmem is not named");
 }
 
-static json_t *state_of(const char *name)
-{
-    json_t *list = vm_run(&vm, "query-migrate-capabilities", NULL), *found = NULL, *item;
-    size_t index;
-    json_array_foreach(list, index, item)
-    {
-        if (!strcmp(json_string_value(json_object_get(item, "capability")), name))
-            found = json_boolean(json_is_true(json_object_get(item, "state")));
-    }
-    json_decref(list);
-    return found;
-}
-
 static void set_capability(const char *name)
 {
     vm_do(&vm, "migrate-set-capabilities",
           json_pack("{s:[{s:s,s:b}]}", "capabilities", "capability", name, "state", 1));
 }
 
-static void test_capabilities(void)
+static struct ibx_settings set_for_a_migration(void)
 {
-    vm_start(&vm, &(struct vm_options){0});
-    set_capability("postcopy-ram");
-    set_capability("pause-before-switchover");
-    json_t *before;
-    vm_ok(ibx_capabilities_set(vm.qmp, &before, vm_soon(), &vm_error));
-    assert_true(json_is_true(state_of("x-ignore-shared")));
-    assert_true(json_is_true(state_of("events")));
-    assert_true(json_is_false(state_of("pause-before-switchover")));
-    assert_true(json_is_false(state_of("postcopy-ram")));
-    vm_ok(ibx_capabilities_restore(vm.qmp, before, vm_soon(), &vm_error));
-    json_decref(before);
-    assert_true(json_is_false(state_of("x-ignore-shared")));
-    assert_true(json_is_true(state_of("pause-before-switchover")));
-    assert_true(json_is_true(state_of("postcopy-ram")));
-    vm_end(&vm);
-    vm_start(&vm, &(struct vm_options){.incoming = true});
-    vm_ok(ibx_capabilities_set(vm.qmp, &before, vm_soon(), &vm_error));
-    json_decref(before);
-    assert_true(json_is_true(state_of("x-ignore-shared")));
-    assert_true(json_is_false(state_of("pause-before-switchover")));
+    struct ibx_settings settings;
+    vm_ok(ibx_settings_plan(vm.qmp, &settings, vm_soon(), &vm_error));
+    vm_ok(ibx_settings_set(vm.qmp, &settings, vm_soon(), &vm_error));
+    return settings;
 }
 
 /* Held before the switch-over, then moved away, by somebody else. */
 static void test_migrating_already(void)
 {
     vm_start(&vm, &(struct vm_options){0});
-    json_t *before;
-    vm_ok(ibx_capabilities_set(vm.qmp, &before, vm_soon(), &vm_error));
-    json_decref(before);
+    struct ibx_settings settings = set_for_a_migration();
+    ibx_settings_fini(&settings);
     set_capability("pause-before-switchover");
     vm_do(&vm, "migrate", json_pack("{s:s}", "uri", "exec:cat >/dev/null"));
     json_decref(vm_event(&vm, "MIGRATION", "pre-switchover"));
@@ -455,7 +425,6 @@ int main(void)
                                            VM_TEST(test_ram_that_is_discarded),
                                            VM_TEST(test_ram_that_others_reach),
                                            VM_TEST(test_blocked),
-                                           VM_TEST(test_capabilities),
                                            VM_TEST(test_migrating_already),
                                            VM_TEST(test_ended),
                                            VM_TEST(test_missing_permissions),

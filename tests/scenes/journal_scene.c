@@ -49,6 +49,8 @@ struct ibx_journal sample(bool source, uint8_t number)
                             .uffd = source ? -1 : 31,
                             .device_way = !source,
                             .was_running = source,
+                            .settings = "{\"capabilities\":{\"events\":false},"
+                                        "\"parameters\":{\"tls-creds\":\"theirs\"}}",
                             .block_count = source ? 0 : 2,
                             .blocks = {{.id = "mem0"}, {.id = "mem1"}}};
     for (unsigned i = 0; i < r.block_count; i++) {

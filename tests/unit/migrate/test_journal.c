@@ -29,10 +29,10 @@ static void records_come_back_as_they_were(NO_STATE)
         assert_int_equal(found.source, r.source);
         assert_int_equal(found.epoch, r.epoch);
         assert_int_equal(found.state, r.state);
-        const char *const texts[][2] = {{found.uuid, r.uuid},         {found.name, r.name},
-                                        {found.qmp, r.qmp},           {found.uri, r.uri},
-                                        {found.peer, r.peer},         {found.key_file, r.key_file},
-                                        {found.key_name, r.key_name}, {found.allow, r.allow}};
+        const char *const texts[][2] = {
+            {found.uuid, r.uuid},         {found.name, r.name},   {found.qmp, r.qmp},
+            {found.uri, r.uri},           {found.peer, r.peer},   {found.key_file, r.key_file},
+            {found.key_name, r.key_name}, {found.allow, r.allow}, {found.settings, r.settings}};
         for (unsigned i = 0; i < COUNT(texts); i++)
             assert_string_equal(texts[i][0], texts[i][1]);
         assert_int_equal(found.encryption, r.encryption);
@@ -164,14 +164,56 @@ static void totals_are_checked(NO_STATE)
 static void make_older(const struct ibx_journal *r, unsigned version)
 {
     char now[32];
-    change(r, "  \"key-name\": \"node-a\",\n", "");
-    change(r, "  \"allow\": \"node-a,node-c\",\n", "");
-    change(r, "  \"encryption\": \"required\",\n", "");
-    change(r, "  \"verify\": \"\",\n", "");
+    char text[8192], path[PATH_MAX], settings[256];
+    ibx_journal_path(folder, r, ".json", path, sizeof(path));
+    get_file(path, text, sizeof(text));
+    const char *from = strstr(text, "  \"settings\""), *to = strstr(text, "  \"written\"");
+    snprintf(settings, sizeof(settings), "%.*s", (int)(to - from), from);
+    change(r, settings, "");
+    if (version < 4) {
+        change(r, "  \"key-name\": \"node-a\",\n", "");
+        change(r, "  \"allow\": \"node-a,node-c\",\n", "");
+        change(r, "  \"encryption\": \"required\",\n", "");
+        change(r, "  \"verify\": \"\",\n", "");
+    }
     if (version < 3)
         change(r, "  \"complete\": null,\n", "");
     snprintf(now, sizeof(now), "\"ibx-record\": %u", version);
-    change(r, "\"ibx-record\": 4", now);
+    change(r, "\"ibx-record\": 5", now);
+}
+
+/* Which did not note what QEMU's settings were. */
+static void records_of_the_fourth_version(NO_STATE)
+{
+    struct ibx_journal r = sample(false, 7), found;
+    assert_int_equal(write_record(&r), 0);
+    make_older(&r, 4);
+    found = only();
+    assert_string_equal(found.key_name, r.key_name);
+    assert_string_equal(found.settings, "");
+}
+
+static void settings_are_an_object(NO_STATE)
+{
+    char long_one[IBX_JOURNAL_SETTINGS + 32], path[PATH_MAX], text[8192];
+    static const struct wrong wrong[] = {
+        {"\"tls-creds\": \"theirs\"", "\"tls-creds\": theirs", "line"},
+        {"\"settings\": {", "\"settings\": 7, \"x\": {", "unpacked"},
+        {"\"settings\": {", "\"other\": {", "settings"},
+    };
+    struct ibx_journal r = sample(true, 7);
+    assert_int_equal(write_record(&r), 0);
+    ibx_journal_path(folder, &r, ".json", path, sizeof(path));
+    const size_t length = get_file(path, text, sizeof(text));
+    each_is_refused(&r, wrong, COUNT(wrong));
+    put_file(path, text, length);
+    snprintf(long_one, sizeof(long_one), "\"%0*d\"", (int)IBX_JOURNAL_SETTINGS, 0);
+    change(&r, "\"theirs\"", long_one);
+    list_refuses(&r, "no object of up to 2047 bytes");
+    put_file(path, text, length);
+    r.settings[0] = '\0';
+    assert_int_equal(write_record(&r), 0);
+    assert_string_equal(only().settings, "");
 }
 
 /* Which knew no names. */
@@ -179,9 +221,9 @@ static void records_of_the_third_version(NO_STATE)
 {
     struct ibx_journal r = sample(false, 7), found;
     assert_int_equal(write_record(&r), 0);
-    change(&r, "\"ibx-record\": 4", "\"ibx-record\": 3");
+    change(&r, "\"ibx-record\": 5", "\"ibx-record\": 3");
     list_refuses(&r, "unpacked");
-    change(&r, "\"ibx-record\": 3", "\"ibx-record\": 4");
+    change(&r, "\"ibx-record\": 3", "\"ibx-record\": 5");
     make_older(&r, 3);
     found = only();
     assert_string_equal(found.key_file, r.key_file);
@@ -675,6 +717,8 @@ int main(void)
         TEST(records_of_the_first_version),
         TEST(records_of_the_second_version),
         TEST(records_of_the_third_version),
+        TEST(records_of_the_fourth_version),
+        TEST(settings_are_an_object),
         TEST(options_are_checked),
         TEST(a_key_lasts_as_long_as_the_migration),
         TEST(totals_are_checked),

@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/preflight/preflight.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#define BANDWIDTH_MIN   (128u << 20) /* bytes a second, QEMU's default: for the small RAM blocks */
+#define DOWNTIME_MIN_MS 300          /* QEMU's default; with 0 it waits for an idle VM */
+
+enum want { OFF, ON, ANY };
+
+static const struct capability {
+    const char *name;
+    enum want want; /* ON: a QEMU without it will not do. ANY: it changes nothing that matters */
+} capabilities[] = {
+    {"x-ignore-shared", ON},
+    {"events", ON},
+    /* Takes a millisecond and a command more; the source stops QEMU's stream without it. */
+    {"pause-before-switchover", OFF},
+    /* Each of these sends RAM in a way of its own, or expects another stream or an answer. */
+    {"postcopy-ram", OFF},
+    {"postcopy-preempt", OFF},
+    {"multifd", OFF},
+    {"mapped-ram", OFF},
+    {"background-snapshot", OFF},
+    {"x-colo", OFF},
+    {"block", OFF},
+    {"release-ram", OFF},
+    {"return-path", OFF},
+    {"switchover-ack", OFF},
+    {"zero-copy-send", OFF},
+    {"compress", OFF},
+    {"xbzrle", OFF},
+    /* These slow the vCPUs down. */
+    {"auto-converge", OFF},
+    {"dirty-limit", OFF},
+    /* Of RDMA, of QEMU's post-copy and of copied disks; or checks, and wishes about disks, that
+     * are as good here. */
+    {"rdma-pin-all", ANY},
+    {"x-rdma-pin-all", ANY},
+    {"postcopy-blocktime", ANY},
+    {"zero-blocks", ANY},
+    {"validate-uuid", ANY},
+    {"late-block-activate", ANY},
+    {"dirty-bitmaps", ANY},
+};
+
+static const struct parameter {
+    const char *name;
+    const char *text; /* this, or NULL: */
+    json_int_t least; /* a number of at least that; 0 in QEMU: no limit, unless `zero_too` */
+    bool zero_too;
+    bool is_zero; /* exactly 0, or false */
+} parameters[] = {
+    /* ib-migrate carries QEMU's stream and encrypts it itself. A name here makes QEMU wait for a
+     * TLS handshake that never comes. */
+    {.name = "tls-creds", .text = ""},
+    {.name = "tls-hostname", .text = ""},
+    {.name = "tls-authz", .text = ""},
+    {.name = "mode", .text = "normal"}, /* not one of the checkpoint-restart modes */
+    {.name = "max-bandwidth", .least = BANDWIDTH_MIN},
+    {.name = "downtime-limit", .least = DOWNTIME_MIN_MS, .zero_too = true},
+    {.name = "avail-switchover-bandwidth", .is_zero = true}, /* 0: as it measures */
+    {.name = "direct-io", .is_zero = true},
+};
+
+static json_t *part(const json_t *settings, const char *name)
+{
+    return json_object_get(settings, name);
+}
+
+/* ------------------------------------------------------------ what has to change */
+
+static int no_memory(struct ibx_error *err)
+{
+    return ibx_error_set(err, -ENOMEM, "out of memory");
+}
+
+static const struct capability *capability_of(const char *name)
+{
+    for (size_t i = 0; i < sizeof(capabilities) / sizeof(capabilities[0]); i++)
+        if (!strcmp(name, capabilities[i].name))
+            return &capabilities[i];
+    return NULL;
+}
+
+/* A capability that this version does not know may change the stream: off, unless QEMU refuses. */
+static int plan_capability(struct ibx_settings *s, const char *name, bool is, struct ibx_error *err)
+{
+    const struct capability *known = capability_of(name);
+    const enum want want = known ? known->want : OFF;
+    if (want == ANY || is == (want == ON))
+        return 0;
+    if (!known) {
+        const size_t used = strlen(s->unknown);
+        snprintf(s->unknown + used, sizeof(s->unknown) - used, "%s%s", used ? ", " : "", name);
+    }
+    if (json_object_set_new(part(s->change, "capabilities"), name, json_boolean(!is)) ||
+        json_object_set_new(part(s->before, "capabilities"), name, json_boolean(is)))
+        return no_memory(err);
+    return 0;
+}
+
+static int plan_capabilities(struct ibx_settings *s, json_t *list, struct ibx_error *err)
+{
+    bool found[sizeof(capabilities) / sizeof(capabilities[0])] = {false};
+    json_t *item;
+    size_t index;
+    json_array_foreach(list, index, item)
+    {
+        const char *name = json_string_value(json_object_get(item, "capability"));
+        const struct capability *known = name ? capability_of(name) : NULL;
+        if (known)
+            found[known - capabilities] = true;
+        int rc =
+            name ? plan_capability(s, name, json_is_true(json_object_get(item, "state")), err) : 0;
+        if (rc)
+            return rc;
+    }
+    for (size_t i = 0; i < sizeof(found) / sizeof(found[0]); i++)
+        if (capabilities[i].want == ON && !found[i])
+            return ibx_error_set(
+                err, -EOPNOTSUPP,
+                "this QEMU lacks the migration capability %s: use QEMU 4.0 or later",
+                capabilities[i].name);
+    return 0;
+}
+
+/* What a parameter has to be instead; NULL: `is` will do. A new reference. */
+static json_t *better(const struct parameter *p, const json_t *is)
+{
+    if (p->text)
+        return json_is_string(is) && strcmp(json_string_value(is), p->text) != 0
+                   ? json_string(p->text)
+                   : NULL;
+    if (p->is_zero)
+        return json_is_true(is)              ? json_false()
+               : json_integer_value(is) != 0 ? json_integer(0)
+                                             : NULL;
+    const json_int_t value = json_integer_value(is);
+    return json_is_integer(is) && value < p->least && (value || p->zero_too)
+               ? json_integer(p->least)
+               : NULL;
+}
+
+/* Those that this QEMU does not have are not missed. */
+static int plan_parameters(struct ibx_settings *s, const json_t *all, struct ibx_error *err)
+{
+    for (size_t i = 0; i < sizeof(parameters) / sizeof(parameters[0]); i++) {
+        const struct parameter *p = &parameters[i];
+        json_t *is = json_object_get(all, p->name), *to = is ? better(p, is) : NULL;
+        if (to && (json_object_set_new(part(s->change, "parameters"), p->name, to) ||
+                   json_object_set(part(s->before, "parameters"), p->name, is)))
+            return no_memory(err);
+    }
+    return 0;
+}
+
+int ibx_settings_plan(struct ibx_qmp *qmp, struct ibx_settings *settings, uint64_t deadline_ns,
+                      struct ibx_error *err)
+{
+    struct ibx_settings found = {json_pack("{s:{}, s:{}}", "capabilities", "parameters"),
+                                 json_pack("{s:{}, s:{}}", "capabilities", "parameters"), ""};
+    json_t *list = NULL, *all = NULL;
+    int rc = found.change && found.before ? 0 : no_memory(err);
+    if (!rc)
+        rc = ibx_qmp_execute(qmp, "query-migrate-capabilities", NULL, &list, deadline_ns, err);
+    if (!rc)
+        rc = plan_capabilities(&found, list, err);
+    if (!rc)
+        rc = ibx_qmp_execute(qmp, "query-migrate-parameters", NULL, &all, deadline_ns, err);
+    if (!rc)
+        rc = plan_parameters(&found, all, err);
+    json_decref(list);
+    json_decref(all);
+    if (rc)
+        ibx_settings_fini(&found);
+    else
+        *settings = found;
+    return rc;
+}
+
+void ibx_settings_fini(struct ibx_settings *settings)
+{
+    json_decref(settings->change);
+    json_decref(settings->before);
+    *settings = (struct ibx_settings){.change = NULL};
+}
+
+/* ------------------------------------------------------------ changing it */
+
+static int send_capabilities(struct ibx_qmp *qmp, const json_t *settings, uint64_t deadline_ns,
+                             struct ibx_error *err)
+{
+    json_t *states = part(settings, "capabilities"), *list = json_array(), *state;
+    const char *name;
+    if (!list)
+        return no_memory(err);
+    json_object_foreach(states, name, state)
+    {
+        if (json_array_append_new(list,
+                                  json_pack("{s:s, s:O}", "capability", name, "state", state))) {
+            json_decref(list);
+            return no_memory(err);
+        }
+    }
+    if (json_array_size(list))
+        return ibx_qmp_execute(qmp, "migrate-set-capabilities",
+                               json_pack("{s:o}", "capabilities", list), NULL, deadline_ns, err);
+    json_decref(list);
+    return 0;
+}
+
+static int send_parameters(struct ibx_qmp *qmp, const json_t *settings, uint64_t deadline_ns,
+                           struct ibx_error *err)
+{
+    json_t *values = part(settings, "parameters");
+    if (!json_object_size(values))
+        return 0;
+    return ibx_qmp_execute(qmp, "migrate-set-parameters", json_copy(values), NULL, deadline_ns,
+                           err);
+}
+
+/* Capabilities first, and last when they are put back: some parameters are refused beside some
+ * capabilities, and none beside those that are set here. */
+int ibx_settings_set(struct ibx_qmp *qmp, const struct ibx_settings *settings, uint64_t deadline_ns,
+                     struct ibx_error *err)
+{
+    int rc = send_capabilities(qmp, settings->change, deadline_ns, err);
+    if (rc && settings->unknown[0])
+        return ibx_error_prefix(err, rc,
+                                "QEMU has migration capabilities on that this ib-migrate does not "
+                                "know (%s) and that it cannot switch off: switch them off",
+                                settings->unknown);
+    return rc ? rc : send_parameters(qmp, settings->change, deadline_ns, err);
+}
+
+int ibx_settings_restore(struct ibx_qmp *qmp, const json_t *before, uint64_t deadline_ns,
+                         struct ibx_error *err)
+{
+    int rc = send_parameters(qmp, before, deadline_ns, err);
+    return rc ? rc : send_capabilities(qmp, before, deadline_ns, err);
+}

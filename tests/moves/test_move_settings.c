@@ -1,0 +1,286 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * QEMU's migration settings: a move gets along with those that somebody has left behind, and leaves
+ * them as they were, at both ends, on every way out and also when its tool is killed. A snapshot of
+ * the VM while pages are missing has all of its RAM.
+ */
+#include "tests/scenes/mover.h"
+
+#include "common/clock.h"
+
+#include <fcntl.h>
+
+#define LOOK_MS      5
+#define FREEZE_S_MAX 5 /* far below the 20 s that a forgotten tls-creds took */
+
+/* All capabilities and parameters: a reference. */
+static json_t *settings_of(struct vm *vm)
+{
+    return json_pack("[o, o]", vm_run(vm, "query-migrate-capabilities", NULL),
+                     vm_run(vm, "query-migrate-parameters", NULL));
+}
+
+static bool has(struct vm *vm, const char *capability)
+{
+    json_t *list = vm_run(vm, "query-migrate-capabilities", NULL), *item;
+    bool on = false;
+    size_t index;
+    json_array_foreach(
+        list, index,
+        item) if (!strcmp(json_string_value(json_object_get(item, "capability")), capability)) on =
+        json_is_true(json_object_get(item, "state"));
+    json_decref(list);
+    return on;
+}
+
+static void await_settings(struct vm *vm, json_t *as)
+{
+    const uint64_t deadline = vm_soon();
+    json_t *now;
+    while (!json_equal(now = settings_of(vm), as)) {
+        if (ibx_now_ns() >= deadline)
+            fail_msg("%s\n is not\n%s", json_dumps(now, 0), json_dumps(as, 0));
+        json_decref(now);
+        poll(NULL, 0, LOOK_MS);
+    }
+    json_decref(now);
+}
+
+/* Of the two VMs, before anything was done. */
+static json_t *before[2];
+
+static int end(void **state)
+{
+    for (unsigned i = 0; i < 2; i++) {
+        json_decref(before[i]);
+        before[i] = NULL;
+    }
+    return mover_end_all(state);
+}
+
+static void note(void)
+{
+    for (unsigned i = 0; i < 2; i++)
+        before[i] = settings_of(&vms[i]);
+}
+
+static void as_before(void)
+{
+    for (unsigned i = 0; i < 2; i++)
+        await_settings(&vms[i], before[i]);
+}
+
+/* What other migrations of these QEMUs would have left: each alone breaks or stalls a move. */
+static void leave_settings_behind(void)
+{
+    vm_do(&vms[0], "migrate-set-capabilities",
+          json_pack("{s:[{s:s,s:b},{s:s,s:b},{s:s,s:b},{s:s,s:b}]}", "capabilities", "capability",
+                    "xbzrle", "state", 1, "capability", "auto-converge", "state", 1, "capability",
+                    "return-path", "state", 1, "capability", "pause-before-switchover", "state",
+                    1));
+    vm_do(&vms[1], "migrate-set-capabilities",
+          json_pack("{s:[{s:s,s:b},{s:s,s:b}]}", "capabilities", "capability", "postcopy-ram",
+                    "state", 1, "capability", "late-block-activate", "state", 1));
+    for (unsigned i = 0; i < 2; i++)
+        vm_do(&vms[i], "migrate-set-parameters",
+              json_pack("{s:s, s:s, s:I, s:I}", "tls-creds", "gone", "tls-hostname", "elsewhere",
+                        "max-bandwidth", (json_int_t)4096, "downtime-limit", (json_int_t)0));
+}
+
+static void no_freeze(const struct mover *source)
+{
+    json_t *summary = mover_summary(source);
+    const json_int_t ns = json_integer_value(json_object_get(summary, "downtime_ns"));
+    assert_in_range(ns, 1, FREEZE_S_MAX * 1000000000ll);
+    json_decref(summary);
+}
+
+static void start(void)
+{
+    pair_start(NULL);
+    leave_settings_behind();
+    note();
+}
+
+/* They are as they were while nearly all pages are still missing, and afterwards. */
+static void test_left_behind(void)
+{
+    start();
+    pair_run((const char *[]){"--max-bandwidth", "64K", NULL});
+    mover_await(&receiver, "filling", 0);
+    mover_await(&sender, "filling", 0);
+    as_before();
+    pair_filled();
+    as_before();
+    no_freeze(&sender);
+}
+
+/* ------------------------------------------------------------ snapshots while pages are missing */
+
+static void await_migrated(struct vm *vm)
+{
+    const uint64_t deadline = vm_soon();
+    for (bool over = false; !over;) {
+        json_t *is = vm_run(vm, "query-migrate", NULL);
+        const char *status = json_string_value(json_object_get(is, "status"));
+        over = status && !strcmp(status, "completed");
+        if ((status && !strcmp(status, "failed")) || ibx_now_ns() >= deadline)
+            fail_msg("migrate to a file: %s", json_dumps(is, 0));
+        json_decref(is);
+        poll(NULL, 0, LOOK_MS);
+    }
+}
+
+/* The VM goes on in a third QEMU, which has loaded the snapshot, from where it was. */
+static void goes_on(const struct vm_options *options, const char *uri)
+{
+    static struct vm third;
+    vm_start(&third, options);
+    if (uri) {
+        vm_do(&third, "migrate-incoming", json_pack("{s:s}", "uri", uri));
+        await_migrated(&third);
+    }
+    vm_do(&third, "cont", NULL);
+    vm_wait_beats(&third, pair_beats);
+    mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], &third, NULL}, "");
+    vm_end(&third);
+}
+
+static void create(struct vm *vm, json_t *options)
+{
+    vm_do(vm, "blockdev-create", json_pack("{s:s, s:o}", "job-id", "create", "options", options));
+    json_decref(vm_event(vm, "JOB_STATUS_CHANGE", "concluded"));
+    vm_do(vm, "job-dismiss", json_pack("{s:s}", "id", "create"));
+}
+
+/* An empty disk for snapshots, of no device. */
+static void add_disk(const char *path)
+{
+    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    close(fd);
+    for (unsigned i = 0; i < 2; i++) {
+        vm_do(
+            &vms[i], "blockdev-add",
+            json_pack("{s:s, s:s, s:s}", "driver", "file", "node-name", "file", "filename", path));
+        if (!i)
+            create(&vms[0], json_pack("{s:s, s:s, s:i}", "driver", "qcow2", "file", "file", "size",
+                                      1 << 20));
+        vm_do(&vms[i], "blockdev-add",
+              json_pack("{s:s, s:s, s:s}", "driver", "qcow2", "node-name", "d0", "file", "file"));
+    }
+}
+
+static void test_snapshots_while_filling(void)
+{
+    char disk[128], drive[192], text[256], to[160], from[160];
+    pair_start(NULL);
+    snprintf(disk, sizeof(disk), "%s/d.qcow2", mover_folder);
+    snprintf(drive, sizeof(drive), "if=none,id=d0,format=qcow2,file=%s", disk);
+    add_disk(disk);
+    pair_run((const char *[]){"--max-bandwidth", "64K", NULL});
+    mover_await(&receiver, "filling", 0);
+    vm_wait_beats(&vms[1], 1);
+    vm_do(&vms[1], "stop", NULL);
+    vm_hmp(&vms[1], "savevm now", text, sizeof(text));
+    assert_string_equal(text, "");
+    snprintf(to, sizeof(to), "exec:cat >%s/state", mover_folder);
+    snprintf(from, sizeof(from), "exec:cat %s/state", mover_folder);
+    vm_do(&vms[1], "migrate", json_pack("{s:s}", "uri", to));
+    await_migrated(&vms[1]);
+    pair_done(); /* QEMU has touched every page */
+    vm_kill(&vms[0]);
+    vm_kill(&vms[1]); /* and its lock of the disk */
+    goes_on(&(struct vm_options){.append = "", .incoming = true}, from);
+    goes_on(&(struct vm_options){.append = "", .extra = {"-drive", drive, "-loadvm", "now"}}, NULL);
+}
+
+/* ------------------------------------------------------------ on every way out */
+
+/* The VM runs here, and the tool that knew it is gone before it had told anybody. */
+static void test_receiver_killed(void)
+{
+    start();
+    pair_run_to("destination:filling", (const char *[]){"--max-bandwidth", "64K", NULL});
+    assert_true(has(&vms[1], "x-ignore-shared"));
+    mover_kill(&receiver, SIGKILL);
+    pair_recover(&receiver);
+    await_settings(&vms[1], before[1]);
+    pair_done();
+    as_before();
+    pair_moved("");
+}
+
+/* Before QEMU was told to migrate: the watchdog has been told what to put back. */
+static void test_sender_killed_early(void)
+{
+    start();
+    pair_run_to("source:exposing", NULL);
+    mover_kill(&sender, SIGKILL);
+    mover_ends(&receiver, 1);
+    await_settings(&vms[0], before[0]);
+    pair_stays();
+}
+
+static void test_sender_killed_after_the_commit(void)
+{
+    start();
+    pair_run_to("source:serving", NULL);
+    assert_true(has(&vms[0], "x-ignore-shared"));
+    mover_kill(&sender, SIGKILL);
+    pair_recover(&sender);
+    pair_done();
+    as_before();
+    pair_moved("");
+}
+
+/* The watchdog knows them, too. */
+static void test_sender_killed_before_the_commit(void)
+{
+    start();
+    pair_run_to("source:sending", NULL);
+    mover_kill(&sender, SIGKILL);
+    mover_ends(&receiver, 1);
+    await_settings(&vms[0], before[0]);
+    pair_stayed();
+}
+
+static void test_cancelled(void)
+{
+    start();
+    pair_run_to("source:sending", NULL);
+    mover_kill(&sender, SIGINT);
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_ends(&receiver, 1);
+    await_settings(&vms[0], before[0]);
+    pair_stayed();
+}
+
+/* Both tools and the destination's QEMU are lost: rollback finds them in the record. */
+static void test_rolled_back(void)
+{
+    start();
+    pair_run_to("source:serving", NULL);
+    mover_kill(&sender, SIGKILL);
+    mover_kill(&receiver, SIGKILL);
+    vm_kill(&vms[1]);
+    assert_true(has(&vms[0], "x-ignore-shared"));
+    MOVER_RUN(0, "rollback", "--yes", "--qmp", vms[0].tool, TIMED);
+    await_settings(&vms[0], before[0]);
+    pair_runs_at_the_source();
+}
+
+int main(void)
+{
+    static const struct vm_test tests[] = {VM_TEST(test_left_behind),
+                                           VM_TEST(test_snapshots_while_filling),
+                                           VM_TEST(test_receiver_killed),
+                                           VM_TEST(test_sender_killed_early),
+                                           VM_TEST(test_sender_killed_after_the_commit),
+                                           VM_TEST(test_sender_killed_before_the_commit),
+                                           VM_TEST(test_cancelled),
+                                           VM_TEST(test_rolled_back),
+                                           {0}};
+    return vm_tests(tests, end);
+}
