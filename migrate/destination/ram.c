@@ -39,43 +39,14 @@ static void put_on_record(const struct destination_ram *ram, struct ibx_journal 
 {
     record->uffd = ram->uffd.remote;
     record->device_way = ram->uffd.way == IBX_UFFD_DEVICE;
-    record->block_count = (unsigned)ram->guest.count;
-    for (size_t i = 0; i < ram->guest.count; i++) {
-        const struct ibx_guest_block *block = &ram->guest.blocks[i];
-        record->blocks[i] = (struct ibx_journal_block){.size = block->size,
-                                                       .page_size = block->page_size,
-                                                       .offset = block->offset,
-                                                       .address = block->address,
-                                                       .dev = block->dev,
-                                                       .ino = block->ino};
-        memcpy(record->blocks[i].id, block->id, sizeof(block->id));
-    }
+    ibx_journal_note_ram(record, &ram->guest);
 }
 
 int ibx_destination_ram_of_record(struct destination_ram *ram, const struct ibx_journal *record,
                                   struct ibx_error *err)
 {
-    struct ibx_guest_ram *guest = &ram->guest;
-    guest->blocks = calloc(record->block_count, sizeof(*guest->blocks));
-    if (!guest->blocks)
-        return ibx_error_set(err, -ENOMEM, "no memory for a description of guest RAM");
-    guest->pid = record->pid;
-    guest->count = record->block_count;
-    memcpy(guest->uuid, record->uuid, sizeof(guest->uuid));
-    memcpy(guest->name, record->name, sizeof(guest->name));
-    for (unsigned i = 0; i < record->block_count; i++) {
-        const struct ibx_journal_block *at = &record->blocks[i];
-        guest->blocks[i] = (struct ibx_guest_block){.size = at->size,
-                                                    .page_size = at->page_size,
-                                                    .offset = at->offset,
-                                                    .address = at->address,
-                                                    .dev = at->dev,
-                                                    .ino = at->ino,
-                                                    .fd = -1};
-        memcpy(guest->blocks[i].id, at->id, sizeof(at->id));
-        guest->bytes += at->size;
-    }
-    return ibx_page_map_init_ram(&ram->map, guest, err);
+    int rc = ibx_journal_recall_ram(record, &ram->guest, err);
+    return rc ? rc : ibx_page_map_init_ram(&ram->map, &ram->guest, err);
 }
 
 /* ---------------------------------------------------------------- memory */

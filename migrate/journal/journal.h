@@ -4,9 +4,10 @@
  * small JSON file for each migration and side. It is replaced as a whole (written beside, fsync,
  * rename, fsync of the directory). The source, the destination and the tools call it.
  *
- *   journal.c  the files: where they are, written, listed, locked
- *   text.c     what is in them: states, JSON, the meaning for an operator
- *   prune.c    deletes those that are not needed any more
+ *   journal.c    the files: where they are, written, listed, locked
+ *   text.c       what is in them: states, JSON, the meaning for an operator
+ *   prune.c      deletes those that are not needed any more
+ *   guest_ram.c  the guest RAM that a record describes
  *
  * A side writes a state *before* it can become true: MAY_RUN means that the VM may run at the
  * destination, HERE that it certainly does not. So a stopped VM never waits for a disk.
@@ -48,10 +49,12 @@ enum ibx_journal_state {
 
 #define IBX_JOURNAL_SETTINGS 2048u /* bytes with the NUL */
 
-/* Where a block of guest RAM lies, as in struct ibx_guest_block. */
+/* Where a block of guest RAM lies, as in struct ibx_guest_block, and how to find its file when QEMU
+ * has ended. */
 struct ibx_journal_block {
     char id[IBX_GUEST_ID_MAX];
     uint64_t size, page_size, offset, address, dev, ino;
+    struct ibx_guest_file file; /* all zeros: an earlier version wrote it */
 };
 
 /* Of the COMPLETE message, for a tool that has to send it again. */
@@ -67,6 +70,7 @@ struct ibx_journal {
     enum ibx_journal_state state;
     char uuid[40]; /* the VM's; all zeros when QEMU was not given one */
     char name[128];
+    char machine[64];     /* its type; "": an earlier version wrote the record */
     char qmp[PATH_MAX];   /* QEMU's monitor */
     pid_t pid;            /* QEMU */
     uint64_t pid_started; /* field 22 of /proc/PID/stat: together they name one process */
@@ -82,7 +86,8 @@ struct ibx_journal {
     bool verify;      /* pages are verified, with this key, which a finished record forgets */
     uint8_t verify_key[IBX_SECRET_BYTES];
     /* Destination, from MAY_RUN on: to find guest RAM without the monitor, which does not answer
-     * while QEMU's main thread waits for a page. 0: an earlier version wrote it. */
+     * while QEMU's main thread waits for a page. Source: to find its files when QEMU has ended. 0:
+     * an earlier version wrote it. */
     unsigned block_count;
     struct ibx_journal_block blocks[IBX_GUEST_BLOCKS_MAX]; /* by id */
     struct ibx_journal_totals totals; /* destination, in COMPLETE and DONE; else all zeros */
@@ -126,7 +131,8 @@ int ibx_journal_remove(const char *folder, const struct ibx_journal *record, str
 
 struct ibx_journal_prune {
     const char *qmp;   /* of this monitor; NULL: any */
-    bool unfinished;   /* also those in COMPLETE, and those whose QEMU has ended */
+    bool unfinished;   /* also those in COMPLETE, and those whose QEMU and memory have ended */
+    bool remove;       /* with the files of guest RAM that a completed migration left behind */
     uint64_t before_s; /* written before this, or */
     size_t keep;       /* with more newer finished ones than this */
     /* Called for each that is old enough: `why` it stays, or NULL: it was deleted. May be NULL. */
@@ -142,6 +148,30 @@ int ibx_journal_prune(const char *folder, const struct ibx_journal_prune *which,
 void ibx_journal_prune_old(const char *folder);
 /* Whether the process that was the VM's QEMU has ended. */
 bool ibx_journal_qemu_gone(const struct ibx_journal *record);
+
+/* ------------------------------------------------------------ guest_ram.c */
+
+/* Notes guest RAM, which has been found in a QEMU that lives, and the machine type. */
+void ibx_journal_note_ram(struct ibx_journal *record, const struct ibx_guest_ram *ram);
+/* The reverse: a description whose files are not open, for ibx_guest_ram_reopen() or
+ * ibx_journal_open_files(). -ENOMEM. */
+int ibx_journal_recall_ram(const struct ibx_journal *record, struct ibx_guest_ram *ram,
+                           struct ibx_error *err);
+/* Opens the files of guest RAM whose QEMU has ended; as ibx_guest_ram_open_files(). -ENOENT also of
+ * a record of an earlier version. */
+int ibx_journal_open_files(const struct ibx_journal *record, struct ibx_guest_ram *ram,
+                           struct ibx_error *err);
+/* ibx_guest_file_set_aside() of all blocks: as FILE.ibx-ID. The first failure, after all others. */
+int ibx_journal_set_aside(const struct ibx_journal *record, struct ibx_guest_ram *ram,
+                          struct ibx_error *err);
+/* The first of the files that still has its name, or that of FILE.ibx-ID; false: there is none. */
+bool ibx_journal_memory_file(const struct ibx_journal *record, char path[PATH_MAX]);
+/* Removes them all, once QEMU has ended and no process uses them. 0 also without any. */
+int ibx_journal_remove_files(const struct ibx_journal *record, struct ibx_error *err);
+/* Whether that name says that the file was set aside. */
+bool ibx_journal_is_aside(const struct ibx_journal *record, const char *path);
+
+/* ------------------------------------------------------------ all */
 
 /* Finished for this side: DONE, KEPT, ROLLED_BACK or GIVEN_UP; for a destination also BROKEN. */
 bool ibx_journal_over(const struct ibx_journal *record);

@@ -17,11 +17,16 @@ bool ibx_journal_qemu_gone(const struct ibx_journal *record)
 /* Why it stays; NULL: it may go. */
 static const char *needed(const struct ibx_journal *record, bool unfinished)
 {
+    char path[PATH_MAX];
     const bool gone = ibx_journal_qemu_gone(record);
     if (!ibx_journal_over(record) && !unfinished)
         return "it is not over";
     if (!ibx_journal_over(record) && record->state != IBX_JOURNAL_COMPLETE && !gone)
         return "it is not over, and its QEMU lives";
+    if (!ibx_journal_over(record) && record->source && ibx_journal_memory_file(record, path))
+        return "it is not over, and the memory of its QEMU, which has ended, is still there: "
+               "ib-migrate recover serves it to the destination; when the VM is lost there, too, "
+               "remove that file";
     if (record->source && record->state == IBX_JOURNAL_DONE && !gone)
         return "its QEMU lives and must not be continued";
     return NULL;
@@ -51,7 +56,9 @@ static const char *remove_one(const char *folder, const struct ibx_journal_prune
         unlink(lock);
         rc = 0;
     } else if (!rc && !why) {
-        rc = ibx_journal_remove(folder, record, err);
+        if (which->remove && record->source && record->state == IBX_JOURNAL_DONE)
+            rc = ibx_journal_remove_files(record, err);
+        rc = rc ? rc : ibx_journal_remove(folder, record, err);
     }
     close(lock_fd);
     return rc ? err->message : why;

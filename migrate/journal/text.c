@@ -11,7 +11,7 @@
 #include <string.h>
 
 /* 1 was without "was-running" and "guest-ram", 2 without "complete", 3 without "key-name", "allow",
- * "encryption" and "verify", 4 without "settings". */
+ * "encryption" and "verify", 4 without "settings", "machine" and the files of guest RAM. */
 #define JOURNAL_VERSION 5
 
 /* Every state may also be written again, with a higher epoch for instance. A move may skip states:
@@ -128,10 +128,12 @@ static json_t *blocks_json(const struct ibx_journal *record)
     json_t *list = json_array();
     for (unsigned i = 0; list && i < record->block_count; i++) {
         const struct ibx_journal_block *b = &record->blocks[i];
-        json_t *item = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "id", b->id, "size",
-                                 (json_int_t)b->size, "page-size", (json_int_t)b->page_size,
-                                 "offset", (json_int_t)b->offset, "address", (json_int_t)b->address,
-                                 "dev", (json_int_t)b->dev, "ino", (json_int_t)b->ino);
+        json_t *item = json_pack(
+            "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:I, s:I, s:I}", "id", b->id, "size",
+            (json_int_t)b->size, "page-size", (json_int_t)b->page_size, "offset",
+            (json_int_t)b->offset, "address", (json_int_t)b->address, "dev", (json_int_t)b->dev,
+            "ino", (json_int_t)b->ino, "path", b->file.path, "file", (json_int_t)b->file.file,
+            "owner", (json_int_t)b->file.owner, "mode", (json_int_t)b->file.mode);
         if (json_array_append_new(list, item)) {
             json_decref(list);
             return NULL;
@@ -179,7 +181,7 @@ int ibx_journal_text_make(const struct ibx_journal *record, char **text, size_t 
         return -EINVAL;
     json_t *json = json_pack(
         "{s:i, s:s, s:s, s:I, s:s, s:s, s:o, s:s, s:I, s:I, s:s, s:o, s:s, s:i, s:b, s:b, s:o, "
-        "s:o, s:s, s:s, s:s, s:o, s:o, s:I}",
+        "s:o, s:s, s:s, s:s, s:o, s:o, s:I, s:o}",
         "ibx-record", JOURNAL_VERSION, "id", id, "role", record->source ? "source" : "destination",
         "epoch", (json_int_t)record->epoch, "state", ibx_journal_state_name(record->state), "uuid",
         record->uuid, "name", ibx_json_text(record->name), "qmp", record->qmp, "pid",
@@ -188,7 +190,8 @@ int ibx_journal_text_make(const struct ibx_journal *record, char **text, size_t 
         "device-way", record->device_way, "was-running", record->was_running, "guest-ram",
         blocks_json(record), "complete", totals_json(record), "key-name", record->key_name, "allow",
         record->allow, "encryption", encryption, "verify", verify_json(record), "settings",
-        settings_json(record), "written", (json_int_t)record->written_s);
+        settings_json(record), "written", (json_int_t)record->written_s, "machine",
+        ibx_json_text(record->machine));
     char *dumped = json ? json_dumps(json, JSON_INDENT(2) | JSON_PRESERVE_ORDER) : NULL;
     json_decref(json);
     if (!dumped)
@@ -237,7 +240,7 @@ struct fields {
     json_int_t version, uffd, epoch, pid, pid_started, written;
     const char *id, *role, *state, *uuid, *name, *qmp, *uri, *peer, *key_file;
     const char *key_name, *allow, *encryption; /* of earlier versions: as without the option */
-    const char *verify;                        /* "" of an earlier version */
+    const char *verify, *machine;              /* "" of an earlier version */
     json_t *settings;                          /* borrowed; NULL: of an earlier version */
 };
 
@@ -260,16 +263,35 @@ static int take_numbers(const struct fields *f, struct ibx_journal *record, stru
     return 0;
 }
 
-/* dev and ino are any 64 bits. */
-static int take_block(json_t *json, const struct ibx_journal_block *previous,
+static int take_file(const char *path, json_int_t file, json_int_t owner, json_int_t mode,
+                     struct ibx_guest_file *out, struct ibx_error *err)
+{
+    if ((*path && *path != '/') || strlen(path) >= sizeof(out->path) || owner < 0 ||
+        owner > UINT32_MAX || mode < 0 || mode > UINT32_MAX)
+        return ibx_error_set(err, -EINVAL,
+                             "guest RAM's path \"%.64s\" is no absolute one of up to %zu bytes, or "
+                             "owner %lld or mode %lld is out of range",
+                             path, sizeof(out->path) - 1, (long long)owner, (long long)mode);
+    *out = (struct ibx_guest_file){
+        .file = (uint64_t)file, .owner = (uint32_t)owner, .mode = (uint32_t)mode};
+    memcpy(out->path, path, strlen(path) + 1);
+    return 0;
+}
+
+#define FIRST_BLOCK "{s:s, s:I, s:I, s:I, s:I, s:I, s:I"
+
+/* dev, ino and file are any 64 bits. */
+static int take_block(json_t *json, json_int_t version, const struct ibx_journal_block *previous,
                       struct ibx_journal_block *block, struct ibx_error *err)
 {
-    const char *id;
-    json_int_t size, page, offset, address, dev, ino;
+    const char *id, *path = "";
+    json_int_t size, page, offset, address, dev, ino, file = 0, owner = 0, mode = 0;
     json_error_t why;
-    if (json_unpack_ex(json, &why, JSON_STRICT, "{s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "id", &id,
-                       "size", &size, "page-size", &page, "offset", &offset, "address", &address,
-                       "dev", &dev, "ino", &ino))
+    if (json_unpack_ex(json, &why, JSON_STRICT,
+                       version < 5 ? FIRST_BLOCK "}" : FIRST_BLOCK ", s:s, s:I, s:I, s:I}", "id",
+                       &id, "size", &size, "page-size", &page, "offset", &offset, "address",
+                       &address, "dev", &dev, "ino", &ino, "path", &path, "file", &file, "owner",
+                       &owner, "mode", &mode))
         return ibx_error_set(err, -EINVAL, "guest-ram: %.200s", why.text);
     if (!*id || strlen(id) >= sizeof(block->id) || (previous && strcmp(previous->id, id) >= 0))
         return ibx_error_set(err, -EINVAL,
@@ -290,18 +312,18 @@ static int take_block(json_t *json, const struct ibx_journal_block *previous,
                                         .dev = (uint64_t)dev,
                                         .ino = (uint64_t)ino};
     memcpy(block->id, id, strlen(id) + 1);
-    return 0;
+    return take_file(path, file, owner, mode, &block->file, err);
 }
 
-static int take_blocks(json_t *list, struct ibx_journal *record, struct ibx_error *err)
+static int take_blocks(const struct fields *f, struct ibx_journal *record, struct ibx_error *err)
 {
+    json_t *list = f->blocks;
     const size_t count = json_array_size(list);
-    if (list && (!json_is_array(list) || count > (record->source ? 0 : IBX_GUEST_BLOCKS_MAX)))
-        return ibx_error_set(err, -EINVAL,
-                             "guest-ram is no list of up to %u blocks, empty for a source",
+    if (list && (!json_is_array(list) || count > IBX_GUEST_BLOCKS_MAX))
+        return ibx_error_set(err, -EINVAL, "guest-ram is no list of up to %u blocks",
                              IBX_GUEST_BLOCKS_MAX);
     for (size_t i = 0; i < count; i++) {
-        int rc = take_block(json_array_get(list, i), i ? &record->blocks[i - 1] : NULL,
+        int rc = take_block(json_array_get(list, i), f->version, i ? &record->blocks[i - 1] : NULL,
                             &record->blocks[i], err);
         if (rc)
             return rc;
@@ -380,12 +402,13 @@ static int take_fields(const struct fields *f, struct ibx_journal *record, struc
                  {"qmp", f->qmp, record->qmp, sizeof(record->qmp)},
                  {"uri", f->uri, record->uri, sizeof(record->uri)},
                  {"peer", f->peer, record->peer, sizeof(record->peer)},
+                 {"machine", f->machine, record->machine, sizeof(record->machine)},
                  {"key-file", f->key_file, record->key_file, sizeof(record->key_file)}};
     int rc = take_hex("id", f->id, record->id, IBX_MIGRATE_ID_BYTES, err);
     rc = rc ? rc : take_state(f->role, f->state, record, err);
     rc = rc ? rc : take_totals(f, record, err);
     rc = rc ? rc : take_numbers(f, record, err);
-    rc = rc ? rc : take_blocks(f->blocks, record, err);
+    rc = rc ? rc : take_blocks(f, record, err);
     rc = rc ? rc : take_options(f, record, err);
     rc = rc ? rc : take_settings(f, record, err);
     record->verify = f->verify[0];
@@ -406,8 +429,12 @@ static int take_fields(const struct fields *f, struct ibx_journal *record, struc
 static int take_json(json_t *json, struct ibx_journal *record, struct ibx_error *err)
 {
     /* Earlier versions did not note it. */
-    struct fields f = {
-        .was_running = true, .key_name = "", .allow = "", .encryption = "auto", .verify = ""};
+    struct fields f = {.was_running = true,
+                       .key_name = "",
+                       .allow = "",
+                       .encryption = "auto",
+                       .verify = "",
+                       .machine = ""};
     json_error_t why;
     json_t *version = json_object_get(json, "ibx-record");
     if (!json_is_integer(version))
@@ -416,19 +443,20 @@ static int take_json(json_t *json, struct ibx_journal *record, struct ibx_error 
     if (number < 1 || number > JOURNAL_VERSION)
         return ibx_error_set(err, -EINVAL, "it is of version %lld, this ib-migrate knows 1 to %d",
                              (long long)number, JOURNAL_VERSION);
-    if (json_unpack_ex(json, &why, JSON_STRICT,
-                       number == 1   ? FIRST_FIELDS "}"
-                       : number == 2 ? FIRST_FIELDS ", s:b, s:o}"
-                       : number == 3 ? FIRST_FIELDS ", s:b, s:o, s:o}"
-                       : number == 4 ? FIRST_FIELDS ", s:b, s:o, s:o, s:s, s:s, s:s, s:s}"
-                                     : FIRST_FIELDS ", s:b, s:o, s:o, s:s, s:s, s:s, s:s, s:o}",
-                       "ibx-record", &f.version, "id", &f.id, "role", &f.role, "epoch", &f.epoch,
-                       "state", &f.state, "uuid", &f.uuid, "name", &f.name, "qmp", &f.qmp, "pid",
-                       &f.pid, "pid-started", &f.pid_started, "uri", &f.uri, "peer", &f.peer,
-                       "key-file", &f.key_file, "uffd", &f.uffd, "device-way", &f.device_way,
-                       "written", &f.written, "was-running", &f.was_running, "guest-ram", &f.blocks,
-                       "complete", &f.complete, "key-name", &f.key_name, "allow", &f.allow,
-                       "encryption", &f.encryption, "verify", &f.verify, "settings", &f.settings))
+    if (json_unpack_ex(
+            json, &why, JSON_STRICT,
+            number == 1   ? FIRST_FIELDS "}"
+            : number == 2 ? FIRST_FIELDS ", s:b, s:o}"
+            : number == 3 ? FIRST_FIELDS ", s:b, s:o, s:o}"
+            : number == 4 ? FIRST_FIELDS ", s:b, s:o, s:o, s:s, s:s, s:s, s:s}"
+                          : FIRST_FIELDS ", s:b, s:o, s:o, s:s, s:s, s:s, s:s, s:o, s:s}",
+            "ibx-record", &f.version, "id", &f.id, "role", &f.role, "epoch", &f.epoch, "state",
+            &f.state, "uuid", &f.uuid, "name", &f.name, "qmp", &f.qmp, "pid", &f.pid, "pid-started",
+            &f.pid_started, "uri", &f.uri, "peer", &f.peer, "key-file", &f.key_file, "uffd",
+            &f.uffd, "device-way", &f.device_way, "written", &f.written, "was-running",
+            &f.was_running, "guest-ram", &f.blocks, "complete", &f.complete, "key-name",
+            &f.key_name, "allow", &f.allow, "encryption", &f.encryption, "verify", &f.verify,
+            "settings", &f.settings, "machine", &f.machine))
         return ibx_error_set(err, -EINVAL, "%.200s", why.text);
     return take_fields(&f, record, err);
 }

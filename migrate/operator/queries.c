@@ -51,6 +51,16 @@ int ibx_migrate_rollback(const char *folder, struct ibx_journal *record,
         poll(NULL, 0, MIGRATION_LOCK_LOOK_MS);
     if (rc)
         return rc;
+    if (ibx_journal_qemu_gone(record)) {
+        close(lock_fd);
+        return ibx_error_set(
+            err, -ESRCH,
+            "the QEMU (process %d) in which the VM stopped has ended: nothing here "
+            "can be continued; ib-migrate recover sends its memory to the "
+            "destination if that runs the VM, otherwise start it anew from its "
+            "disk",
+            (int)record->pid);
+    }
     /* The migration may have gone on while the operator was asked. */
     struct ibx_journal back = *record;
     rc = ibx_migration_reload(folder, &back, err);

@@ -245,8 +245,7 @@ static int find_block(const struct search *s, pid_t pid, const struct guest_mapp
     return rc ? rc : ibx_guest_block_open(pid, where, writable, block, s->err);
 }
 
-/* A hash of the file's numbers and of this host's boot. */
-static uint64_t file_name(uint64_t dev, uint64_t ino)
+uint64_t ibx_guest_file_hash(uint64_t dev, uint64_t ino)
 {
     char name[128];
     FILE *boot = fopen("/proc/sys/kernel/random/boot_id", "re");
@@ -276,7 +275,7 @@ static int find_blocks(const struct search *s, bool writable, struct ibx_guest_r
         if (!rc)
             rc = find_block(s, ram->pid, &mappings, writable, block);
         if (!rc)
-            block->file = file_name(block->dev, block->ino);
+            block->file = ibx_guest_file_hash(block->dev, block->ino);
     }
     ibx_guest_mappings_fini(&mappings);
     return rc;

@@ -223,11 +223,19 @@ static int open_descriptor(pid_t pid, int flags, const struct ibx_guest_block *b
     return fd;
 }
 
+int ibx_guest_file_page_size(int fd, uint64_t *bytes)
+{
+    struct statfs fs;
+    if (fstatfs(fd, &fs))
+        return -errno;
+    *bytes = fs.f_type == HUGETLBFS_MAGIC ? (uint64_t)fs.f_bsize : (uint64_t)sysconf(_SC_PAGESIZE);
+    return 0;
+}
+
 int ibx_guest_block_open(pid_t pid, const struct guest_mapping *where, bool writable,
                          struct ibx_guest_block *block, struct ibx_error *err)
 {
     char path[PATH_MAX + 64];
-    struct statfs fs;
     struct stat st;
     const int flags = (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOCTTY;
     snprintf(path, sizeof(path), "/proc/%d/map_files/%" PRIx64 "-%" PRIx64, (int)pid, where->start,
@@ -245,7 +253,7 @@ int ibx_guest_block_open(pid_t pid, const struct guest_mapping *where, bool writ
                              "this tool as root",
                              block->id, where->path, strerror(errno));
     /* A path may lead to another file by now. */
-    if (fstatfs(fd, &fs) || fstat(fd, &st) || !is_file(&st, block) ||
+    if (ibx_guest_file_page_size(fd, &block->page_size) || fstat(fd, &st) || !is_file(&st, block) ||
         (uint64_t)st.st_size < block->offset + block->size) {
         close(fd);
         return ibx_error_set(err, -ESTALE,
@@ -253,8 +261,6 @@ int ibx_guest_block_open(pid_t pid, const struct guest_mapping *where, bool writ
                              "the RAM",
                              block->id, where->path);
     }
-    block->page_size =
-        fs.f_type == HUGETLBFS_MAGIC ? (uint64_t)fs.f_bsize : (uint64_t)sysconf(_SC_PAGESIZE);
     block->fd = fd;
     return 0;
 }
@@ -321,15 +327,16 @@ static int written_by_pagemap(pid_t pid, const struct ibx_guest_block *block, ui
 }
 
 /* A file in hugetlbfs has no holes, only a number of pages. If QEMU maps as many, it has written
- * these; otherwise some are from elsewhere (an earlier run, prealloc), and every page counts. */
+ * these; otherwise some are from elsewhere (an earlier run, prealloc), and every page counts. So it
+ * does without QEMU. */
 static int written_huge(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
                         uint64_t *bits, uint64_t *count)
 {
     struct stat st;
     if (fstat(block->fd, &st))
         return -errno;
-    int rc = written_by_pagemap(ram->pid, block, bits, count);
-    if (!rc && (uint64_t)st.st_blocks * 512 == *count * block->page_size)
+    int rc = ram->pid ? written_by_pagemap(ram->pid, block, bits, count) : 0;
+    if (!rc && ram->pid && (uint64_t)st.st_blocks * 512 == *count * block->page_size)
         return 0;
     *count = 0;
     set_bits(bits, 0, block->size / block->page_size, count);

@@ -150,6 +150,43 @@ int ibx_guest_block_written_since(const struct ibx_guest_ram *ram,
 /* The first page of [page, end) whose bit is `value`, or `end`. */
 uint64_t ibx_guest_bits_next(const uint64_t *bits, uint64_t page, uint64_t end, bool value);
 
+/* ------------------------------------------------------------ guest RAM without its QEMU */
+
+/*
+ * The file of a shared block outlives its QEMU where it has a name (a mem-path in /dev/shm or in
+ * hugetlbfs). With what is noted while QEMU lives, the very file is found again: on the same boot
+ * of the same host, the same inode with the same owner and mode.
+ */
+#define IBX_GUEST_FILE_PATH 256u
+
+struct ibx_guest_file {
+    char path[IBX_GUEST_FILE_PATH]; /* as this tool reaches it; "": by no name, or a longer one */
+    uint64_t file;                  /* of struct ibx_guest_block: this file in this boot */
+    uint32_t owner, mode;           /* st_uid; st_mode with the type */
+};
+
+/* `block` has been found, and its QEMU lives. */
+void ibx_guest_file_describe(pid_t pid, const struct ibx_guest_block *block,
+                             struct ibx_guest_file *file);
+/* Whether the file of a block, of which dev and ino are set, still has its name, or that name with
+ * `suffix` behind it, as ibx_guest_file_set_aside() gives it; `path` gets the name. -ENOENT: there
+ * is no such file; -ESTALE: another one, or of another owner or mode. */
+int ibx_guest_file_find(const struct ibx_guest_block *block, const struct ibx_guest_file *file,
+                        const char *suffix, char path[PATH_MAX], struct ibx_error *err);
+/* ibx_guest_ram_reopen() for a QEMU that has ended, with a file for each block: opens the files and
+ * sets the blocks' paths. ram->pid becomes 0: all pages of hugetlbfs count as written. -EBUSY: a
+ * process that has such a file open for writing, or mapped so, is named. */
+int ibx_guest_ram_open_files(struct ibx_guest_ram *ram, const struct ibx_guest_file *files,
+                             const char *suffix, bool writable, struct ibx_error *err);
+/* Renames the open file of a block: adds `suffix` to the name, so that a QEMU that is started again
+ * by its old command line makes a new file instead of writing to this one. Sets the block's path.
+ * Nothing is to be done for one that has been set aside. */
+int ibx_guest_file_set_aside(struct ibx_guest_block *block, const struct ibx_guest_file *file,
+                             const char *suffix, struct ibx_error *err);
+/* -EBUSY names a process, other than this one and `qemu` (or 0), that can write to the file of an
+ * open block. Processes of other users are seen by root only. */
+int ibx_guest_ram_check_unused(const struct ibx_guest_ram *ram, pid_t qemu, struct ibx_error *err);
+
 /* ------------------------------------------------------------ userfaultfd */
 
 /*

@@ -31,6 +31,11 @@ void ibx_guest_mappings_fini(struct guest_mappings *mappings);
 int ibx_guest_block_locate(pid_t pid, const struct guest_mappings *mappings, uint64_t address,
                            struct ibx_guest_block *block, const struct guest_mapping **where,
                            struct ibx_error *err);
+/* struct ibx_guest_block's `file`: a hash of the file's numbers and of this host's boot. */
+uint64_t ibx_guest_file_hash(uint64_t dev, uint64_t ino);
+/* The page size of an open file. */
+int ibx_guest_file_page_size(int fd, uint64_t *bytes);
+
 /* The mapping of a block whose address, offset and file are known; -ESTALE. */
 int ibx_guest_block_relocate(pid_t pid, const struct guest_mappings *mappings,
                              struct ibx_guest_block *block, const struct guest_mapping **where,

@@ -89,6 +89,7 @@ static int check(struct source *s, struct ibx_error *err)
     record->source = true;
     record->state = IBX_JOURNAL_HERE;
     ibx_migration_describe(record, ram, s->options->qmp, s->options->uri, &s->transport);
+    ibx_journal_note_ram(record, ram);
     s->vm.undo.was_running = record->was_running = !strcmp(ram->status, "running");
     return 0;
 }
@@ -206,7 +207,7 @@ static int finish(struct source *s, int rc, struct ibx_migrate_status *last, str
         quit_qemu(s);
     else
         ibx_source_settle_at_last(s);
-    if (!rc && s->options->remove)
+    if (!rc)
         ibx_source_remove_files(s);
     if (rc)
         memcpy(s->status.message, err->message, sizeof(s->status.message));
@@ -243,19 +244,24 @@ static int send_new(struct source *s, struct ibx_error *err)
 /* ---------------------------------------------------------------- recover */
 
 /* The VM of a migration that came to its commit is in the QEMU of the record, and has not run there
- * since. */
+ * since; or that QEMU has ended, and its files are there. */
 static int check_recovered(struct source *s, struct ibx_error *err)
 {
     const struct ibx_journal *record = &s->status.record;
-    const bool same = ibx_process_started(record->pid) == record->pid_started;
-    int rc = same ? ibx_source_vm_find(&s->vm, s->options->qmp, err) : 0;
+    if (ibx_journal_qemu_gone(record)) {
+        int rc = ibx_source_vm_of_files(&s->vm, record, &s->options->observer, err);
+        if (!rc)
+            rc = ibx_page_map_init_ram(&s->vm.map, &s->vm.ram, err);
+        return rc ? rc : ibx_source_vm_find_map(&s->vm, err);
+    }
+    int rc = ibx_source_vm_find(&s->vm, s->options->qmp, err);
     if (rc)
         return rc;
-    if (!same || s->vm.ram.pid != record->pid)
+    if (s->vm.ram.pid != record->pid)
         return ibx_error_set(err, -ESRCH,
-                             "the QEMU (process %d) that holds this VM's pages has ended: what the "
-                             "destination has not fetched is lost",
-                             (int)record->pid);
+                             "the monitor %s belongs to process %d, and this VM's pages are in the "
+                             "QEMU of process %d: give that its monitor back",
+                             s->options->qmp, (int)s->vm.ram.pid, (int)record->pid);
     if (strcmp(s->vm.ram.status, "postmigrate"))
         return ibx_error_set(
             err, -EBUSY,

@@ -153,6 +153,20 @@ static int check_patience(struct source *s, struct ibx_error *err)
                                  s->options->give_up_s);
 }
 
+/* The destination waits for COMMIT, and QEMU has ended here. The VM may have been continued here
+ * before that: the state there may be too old for the memory here. */
+static int never_ran(struct source *s, struct ibx_error *err)
+{
+    ibx_source_link_close(&s->link);
+    int rc = ibx_source_move(s, SOURCE_LEFT, err);
+    return rc ? rc
+              : ibx_error_set(err, -ESRCH,
+                              "the VM never ran at %s, and its QEMU here (process %d) has ended "
+                              "with it: start it anew from its disk, then ib-migrate prune "
+                              "--unfinished",
+                              s->status.record.peer, (int)s->status.record.pid);
+}
+
 int ibx_source_reconnect(struct source *s, struct ibx_error *err)
 {
     enum ibx_answer_state there = (enum ibx_answer_state)0;
@@ -169,6 +183,8 @@ int ibx_source_reconnect(struct source *s, struct ibx_error *err)
         if (ibx_source_move(s, SOURCE_SERVING, &refused))
             return ibx_error_set(err, -EINVAL, "%s", refused.message);
     }
+    if (!rc && there == IBX_ANSWER_WAITING && s->vm.of_files)
+        return never_ran(s, err);
     if (rc == -ECANCELED) /* no effect after RUNNING, when it proves nothing about the VM */
         return ibx_source_keep(s, rc, err);
     if (rc)

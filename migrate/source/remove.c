@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* --remove: the file of guest RAM, which nobody needs once the migration is complete. */
+/* The files of guest RAM, which nobody needs once the migration is complete: all with --remove, and
+ * always those that were set aside, whose names nobody else knows. */
 #include "migrate/source/source.h"
 
 #include <errno.h>
@@ -54,6 +55,8 @@ void ibx_source_remove_files(struct source *s)
         struct stat st;
         struct ibx_error why = {0};
         if (block->fd < 0 || !block->path[0] || fstat(block->fd, &st) || !st.st_nlink)
+            continue;
+        if (!s->options->remove && !ibx_journal_is_aside(&s->status.record, block->path))
             continue;
         if (remove_file(s, block, &why))
             ibx_migration_notify(&s->options->observer,

@@ -309,6 +309,8 @@ static void lose_qemu(struct source *s, const char *why)
             "the source's QEMU has ended (%s); its pages are held here until the migration is "
             "complete: leave this ib-migrate running",
             why);
+    if (s->state.now != SOURCE_CONFIRMING)
+        ibx_source_vm_keep_files(&s->vm, &s->status.record, &s->options->observer);
     ibx_source_vm_lose(&s->vm);
 }
 

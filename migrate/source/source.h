@@ -8,6 +8,7 @@
  *   commit.c    the point of no return: dismisses the watchdog, sends COMMIT
  *   ending.c    everything that ends a migration: trouble, interrupts, the confirmation
  *   vm.c        QEMU: what its events mean, which pages hold data
+ *   files.c     guest RAM when QEMU has ended after the commit
  *   stream.c    the device state, from QEMU to the destination
  *   link.c      the control connection and the page connections
  *   watchdog.c  the process that continues the VM when the tool is killed
@@ -36,6 +37,7 @@ enum source_vm_state { VM_GOING, VM_STOPPED, VM_SAVED };
 struct source_vm {
     struct ibx_state_machine state;
     struct ibx_qmp *qmp; /* NULL: QEMU has ended, after the commit */
+    bool of_files;       /* it had ended when this tool began: RAM is what its files hold */
     struct ibx_guest_ram ram;
     struct ibx_page_map map;
     struct ibx_vm_undo undo;
@@ -55,11 +57,18 @@ enum source_vm_event {
 void ibx_source_vm_init(struct source_vm *vm);
 /* Connects to QEMU and finds its RAM. */
 int ibx_source_vm_find(struct source_vm *vm, const char *qmp, struct ibx_error *err);
+/* Finds guest RAM in the files of this record, whose QEMU has ended, and sets them aside. -ESRCH
+ * with the reason: they are not there, or are another process's now. */
+int ibx_source_vm_of_files(struct source_vm *vm, const struct ibx_journal *record,
+                           const struct ibx_migrate_observer *observer, struct ibx_error *err);
 /* Finds which pages hold data at this moment. */
 int ibx_source_vm_find_map(struct source_vm *vm, struct ibx_error *err);
 /* `starting`: QEMU's migration has been started, and the VM is expected to stop. */
 enum source_vm_event ibx_source_vm_on_event(struct source_vm *vm, bool starting, json_t *event);
 void ibx_source_vm_lose(struct source_vm *vm);
+/* QEMU has ended after the commit: sets the files aside that still have a name. */
+void ibx_source_vm_keep_files(struct source_vm *vm, const struct ibx_journal *record,
+                              const struct ibx_migrate_observer *observer);
 void ibx_source_vm_fini(struct source_vm *vm);
 
 /* ---------------------------------------------------------------- stream.c */
@@ -284,7 +293,8 @@ int ibx_source_verified(struct source *s, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- remove.c */
 
-/* The migration is complete: removes the files of guest RAM, and notifies of those that stay. */
+/* The migration is complete: removes the files of guest RAM that were set aside, with --remove all
+ * of them, and notifies of those that stay. */
 void ibx_source_remove_files(struct source *s);
 
 /* ---------------------------------------------------------------- ending.c */

@@ -196,7 +196,18 @@ static long huge_pages_reserve(long wanted)
     return now < wanted ? -1 : before;
 }
 
-static void moved_in_huge_pages(const char *option)
+/* A hugetlbfs file has no holes by which to tell its pages, and no process has it mapped. */
+static void kill_source_in_huge_pages(void)
+{
+    mover_await(&receiver, "filling", 0);
+    mover_kill(&sender, SIGKILL);
+    vm_kill(&vms[0]);
+    mover_await(&receiver, "broken", 0);
+    pair_recover(&sender);
+    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
+}
+
+static void moved_in_huge_pages(const char *const *more, bool killed)
 {
     long before = huge_pages_reserve(VM_RAM_MIB + 4);
     if (before < 0)
@@ -215,8 +226,10 @@ static void moved_in_huge_pages(const char *option)
     options.incoming = true;
     vm_start(&vms[1], &options);
     vm_wait_beats(&vms[0], pair_beats);
-    mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0", (const char *[]){option, NULL});
+    mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0", more);
     mover_send(&sender, &vms[0], receiver.uri, NULL);
+    if (killed)
+        kill_source_in_huge_pages();
     pair_done();
     pair_moved("cpus=2");
     vm_end(&vms[0]);
@@ -228,12 +241,17 @@ static void moved_in_huge_pages(const char *option)
 
 static void test_huge_pages(void)
 {
-    moved_in_huge_pages(NULL);
+    moved_in_huge_pages(NULL, false);
 }
 
 static void test_huge_pages_minor(void)
 {
-    moved_in_huge_pages("--minor");
+    moved_in_huge_pages((const char *[]){"--minor", NULL}, false);
+}
+
+static void test_huge_pages_of_a_dead_source(void)
+{
+    moved_in_huge_pages((const char *[]){"--max-bandwidth", "64K", NULL}, true);
 }
 
 /* There and back again, ten times: each destination is the next source. */
@@ -294,6 +312,7 @@ int main(void)
                                            VM_TEST(test_sandboxed),
                                            VM_TEST(test_huge_pages),
                                            VM_TEST(test_huge_pages_minor),
+                                           VM_TEST(test_huge_pages_of_a_dead_source),
                                            VM_TEST(test_paused),
                                            VM_TEST(test_ten_times),
                                            {0}};

@@ -51,7 +51,8 @@ struct ibx_journal sample(bool source, uint8_t number)
                             .was_running = source,
                             .settings = "{\"capabilities\":{\"events\":false},"
                                         "\"parameters\":{\"tls-creds\":\"theirs\"}}",
-                            .block_count = source ? 0 : 2,
+                            .machine = "pc-q35-7.2",
+                            .block_count = 2,
                             .blocks = {{.id = "mem0"}, {.id = "mem1"}}};
     for (unsigned i = 0; i < r.block_count; i++) {
         r.blocks[i].size = 64 << 20;
@@ -60,6 +61,12 @@ struct ibx_journal sample(bool source, uint8_t number)
         r.blocks[i].address = 0x7f0000000000 + ((uint64_t)i << 30);
         r.blocks[i].dev = 26;
         r.blocks[i].ino = UINT64_MAX - i;
+        if (!source)
+            continue;
+        snprintf(r.blocks[i].file.path, sizeof(r.blocks[i].file.path), "/dev/shm/db1.%u", i);
+        r.blocks[i].file.file = UINT64_MAX - i;
+        r.blocks[i].file.owner = 107;
+        r.blocks[i].file.mode = 0100600;
     }
     memset(r.id, number, sizeof(r.id));
     return r;

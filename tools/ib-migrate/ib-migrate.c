@@ -143,8 +143,10 @@ static const struct ibx_tool_option options[] = {
     {"quit", NULL, "End the source's QEMU when the migration is complete and confirmed",
      BIT(SEND) | BIT(RECOVER), .at = AT(quit)},
     {"remove", NULL,
-     "Remove the source's file of guest memory when the migration is complete and confirmed",
-     BIT(SEND) | BIT(RECOVER), .at = AT(remove)},
+     "Remove the source's file of guest memory when the migration is complete and confirmed; "
+     "prune: "
+     "that such a migration left behind",
+     BIT(SEND) | BIT(RECOVER) | BIT(PRUNE), .at = AT(remove)},
     {.help = "Options of one command:"},
     {"destination", NULL, "check: this QEMU is to receive", BIT(CHECK), .at = AT(destination)},
     {"unfinished", NULL,

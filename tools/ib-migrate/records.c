@@ -162,6 +162,21 @@ static const char *trouble(const struct ibx_error *err)
     return err->code && err->code != -ENOENT && err->code != -ECONNREFUSED ? err->message : NULL;
 }
 
+/* Of a source whose QEMU has ended before the migration was complete. */
+static void describe_memory(const struct ibx_journal *record, const char *vm, char *sentence,
+                            size_t size)
+{
+    char path[PATH_MAX];
+    const bool there = ibx_journal_memory_file(record, path);
+    snprintf(
+        sentence, size,
+        "%s %s at %s and not here: its QEMU here (process %d) has ended, and its memory %s%s%s", vm,
+        record->state == IBX_JOURNAL_MOVED ? "runs" : "may run",
+        record->peer[0] ? record->peer : "the other side", (int)record->pid,
+        there ? "is in " : "with it, so what had not been fetched is lost", there ? path : "",
+        there ? ", from which \"ib-migrate recover\" sends it: start no QEMU on that file" : "");
+}
+
 /* As ibx_cli_vm_state() for a QEMU that has ended; false: the record alone tells it. */
 static bool describe_ended(const struct ibx_journal *record, char *sentence, size_t size)
 {
@@ -187,6 +202,9 @@ static bool describe_ended(const struct ibx_journal *record, char *sentence, siz
                  "%s was rolled back and ran here from its stop; its QEMU (process %d) has ended "
                  "since",
                  vm, pid);
+    else if (record->source &&
+             (record->state == IBX_JOURNAL_MAY_RUN || record->state == IBX_JOURNAL_MOVED))
+        describe_memory(record, vm, sentence, size);
     else
         return false;
     return true;
@@ -245,9 +263,6 @@ static void print_record(const struct migrate_args *args, const struct ibx_journ
         printf("  %s\n", err.message);
     } else if (!ibx_journal_over(record)) {
         printf("  no ib-migrate works on it\n");
-        if (record->source && ibx_journal_qemu_gone(record))
-            printf("  its QEMU (process %d) has ended: pages that had not arrived are lost\n",
-                   record->pid);
     }
     json_decref(live);
 }
@@ -342,10 +357,16 @@ int ibx_cli_set(const struct migrate_args *args)
 
 static void print_pruned(void *context, const struct ibx_journal *record, const char *why)
 {
-    char state[IBX_ERROR_MAX];
+    char state[IBX_ERROR_MAX], path[PATH_MAX];
     ibx_cli_vm_state(record, state, sizeof(state));
     printf("%s: %s%s%s%s\n", why ? "kept" : "deleted", state, why ? " (" : "", why ? why : "",
            why ? ")" : "");
+    if (!why && record->source && ibx_journal_qemu_gone(record) &&
+        ibx_journal_memory_file(record, path)) {
+        ibx_text_sanitize(path);
+        printf("  its memory still takes room in %s: remove that file%s\n", path,
+               record->state == IBX_JOURNAL_DONE ? "; prune --remove would have" : "");
+    }
     *(bool *)context = true;
 }
 
@@ -355,6 +376,7 @@ int ibx_cli_prune(const struct migrate_args *args)
     struct ibx_error err = {0};
     const struct ibx_journal_prune which = {.qmp = args->qmp[0] ? args->qmp : NULL,
                                             .unfinished = args->unfinished,
+                                            .remove = args->remove,
                                             .before_s = UINT64_MAX,
                                             .each = print_pruned,
                                             .context = &any};

@@ -29,10 +29,11 @@ static void records_come_back_as_they_were(NO_STATE)
         assert_int_equal(found.source, r.source);
         assert_int_equal(found.epoch, r.epoch);
         assert_int_equal(found.state, r.state);
-        const char *const texts[][2] = {
-            {found.uuid, r.uuid},         {found.name, r.name},   {found.qmp, r.qmp},
-            {found.uri, r.uri},           {found.peer, r.peer},   {found.key_file, r.key_file},
-            {found.key_name, r.key_name}, {found.allow, r.allow}, {found.settings, r.settings}};
+        const char *const texts[][2] = {{found.uuid, r.uuid},         {found.name, r.name},
+                                        {found.qmp, r.qmp},           {found.uri, r.uri},
+                                        {found.peer, r.peer},         {found.key_file, r.key_file},
+                                        {found.key_name, r.key_name}, {found.allow, r.allow},
+                                        {found.settings, r.settings}, {found.machine, r.machine}};
         for (unsigned i = 0; i < COUNT(texts); i++)
             assert_string_equal(texts[i][0], texts[i][1]);
         assert_int_equal(found.encryption, r.encryption);
@@ -48,6 +49,9 @@ static void records_come_back_as_they_were(NO_STATE)
             assert_true(a->size == b->size && a->page_size == b->page_size &&
                         a->offset == b->offset && a->address == b->address && a->dev == b->dev &&
                         a->ino == b->ino);
+            assert_string_equal(a->file.path, b->file.path);
+            assert_true(a->file.file == b->file.file && a->file.owner == b->file.owner &&
+                        a->file.mode == b->file.mode);
         }
         assert_int_equal(found.written_s, r.written_s);
         assert_int_equal(ibx_journal_remove(folder, &r, &error), 0);
@@ -170,6 +174,13 @@ static void make_older(const struct ibx_journal *r, unsigned version)
     const char *from = strstr(text, "  \"settings\""), *to = strstr(text, "  \"written\"");
     snprintf(settings, sizeof(settings), "%.*s", (int)(to - from), from);
     change(r, settings, "");
+    for (unsigned i = 0; i < r->block_count; i++) {
+        change(r, ",\n      \"path\": \"\"", "");
+        change(r, ",\n      \"file\": 0", "");
+        change(r, ",\n      \"owner\": 0", "");
+        change(r, ",\n      \"mode\": 0", "");
+    }
+    change(r, ",\n  \"machine\": \"pc-q35-7.2\"", "");
     if (version < 4) {
         change(r, "  \"key-name\": \"node-a\",\n", "");
         change(r, "  \"allow\": \"node-a,node-c\",\n", "");
@@ -182,7 +193,7 @@ static void make_older(const struct ibx_journal *r, unsigned version)
     change(r, "\"ibx-record\": 5", now);
 }
 
-/* Which did not note what QEMU's settings were. */
+/* Which did not note what QEMU's settings were, nor the files of guest RAM. */
 static void records_of_the_fourth_version(NO_STATE)
 {
     struct ibx_journal r = sample(false, 7), found;
@@ -191,6 +202,13 @@ static void records_of_the_fourth_version(NO_STATE)
     found = only();
     assert_string_equal(found.key_name, r.key_name);
     assert_string_equal(found.settings, "");
+    assert_int_equal(found.block_count, 2);
+    assert_string_equal(found.machine, "");
+    assert_string_equal(found.blocks[0].file.path, "");
+    struct ibx_guest_ram ram = {0};
+    memset(&error, 0, sizeof(error));
+    assert_int_equal(ibx_journal_open_files(&found, &ram, &error), -ENOENT);
+    error_has("earlier version");
 }
 
 static void settings_are_an_object(NO_STATE)
@@ -230,6 +248,64 @@ static void records_of_the_third_version(NO_STATE)
     assert_string_equal(found.key_name, "");
     assert_string_equal(found.allow, "");
     assert_int_equal(found.encryption, IBX_ENCRYPTION_AUTO);
+}
+
+static void find_refuses(const struct ibx_guest_block *block, struct ibx_guest_file file,
+                         const char *word)
+{
+    char found[PATH_MAX];
+    memset(&error, 0, sizeof(error));
+    assert_int_equal(ibx_guest_file_find(block, &file, ".aside", found, &error),
+                     strstr(word, "name") || strstr(word, "No such") ? -ENOENT : -ESTALE);
+    error_has(word);
+}
+
+/* As long as it is the same file in the same boot of this host. */
+static void a_file_of_guest_ram_is_known_again(NO_STATE)
+{
+    char path[128], found[PATH_MAX];
+    struct ibx_guest_block block = {.id = "mem0", .size = 4096};
+    struct ibx_guest_file file, other;
+    struct stat st;
+    snprintf(path, sizeof(path), "%s/ram", folder);
+    put_file(path, "", 0);
+    assert_int_equal(truncate(path, 4096), 0);
+    block.fd = open(path, O_RDWR | O_CLOEXEC);
+    assert_int_equal(fstat(block.fd, &st), 0);
+    block.dev = st.st_dev;
+    block.ino = st.st_ino;
+    snprintf(block.path, sizeof(block.path), "%s", path);
+    ibx_guest_file_describe(getpid(), &block, &file);
+    assert_string_equal(file.path, path);
+    assert_int_equal(file.owner, geteuid());
+    find_refuses(&block, file, "started anew"); /* its number in this boot was not known */
+    char line[160] = "";
+    FILE *boot = fopen("/proc/sys/kernel/random/boot_id", "re");
+    assert_true(boot && fgets(line, 64, boot));
+    fclose(boot);
+    snprintf(line + strlen(line), 64, "%llx %llx", (unsigned long long)st.st_dev,
+             (unsigned long long)st.st_ino);
+    file.file = 14695981039346656037u;
+    for (const char *c = line; *c; c++)
+        file.file = (file.file ^ (unsigned char)*c) * 1099511628211u;
+    assert_int_equal(ibx_guest_file_find(&block, &file, ".aside", found, &error), 0);
+    assert_string_equal(found, path);
+    other = file;
+    other.file++;
+    find_refuses(&block, other, "started anew");
+    block.size = 8192;
+    find_refuses(&block, file, "shorter");
+    block.size = 4096;
+    assert_int_equal(ibx_guest_file_set_aside(&block, &file, ".aside", &error), 0);
+    assert_int_equal(ibx_guest_file_set_aside(&block, &file, ".aside", &error), 0);
+    snprintf(path, sizeof(path), "%s/ram.aside", folder);
+    assert_string_equal(block.path, path);
+    assert_int_equal(unlink(path), 0);
+    find_refuses(&block, file, "No such file");
+    ibx_guest_file_describe(getpid(), &block, &file);
+    assert_string_equal(file.path, "");
+    find_refuses(&block, file, "no name");
+    close(block.fd);
 }
 
 static void options_are_checked(NO_STATE)
@@ -719,6 +795,7 @@ int main(void)
         TEST(records_of_the_third_version),
         TEST(records_of_the_fourth_version),
         TEST(settings_are_an_object),
+        TEST(a_file_of_guest_ram_is_known_again),
         TEST(options_are_checked),
         TEST(a_key_lasts_as_long_as_the_migration),
         TEST(totals_are_checked),

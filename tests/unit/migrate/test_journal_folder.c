@@ -45,8 +45,8 @@ static void hostile_files_are_named(NO_STATE)
         {"\"complete\": null,", "", "complete"},
         {"\"was-running\": true,", "", "was-running"},
         {"\"was-running\": true", "\"was-running\": 1", "true or false"},
-        {"\"guest-ram\": []", "\"guest-ram\": {}", "guest-ram"},
-        {"\"guest-ram\": []", "\"guest-ram\": [{}]", "empty for a source"},
+        {"\"guest-ram\": [", "\"guest-ram\": [{}, ", "guest-ram"},
+        {"\"machine\": \"pc-", "\"more\": \"pc-", "machine"},
         {"\"epoch\": 1", "\"epoch\": 0", "epoch 0"},
         {"\"epoch\": 1", "\"epoch\": -1", "epoch -1"},
         {"\"epoch\": 1", "\"epoch\": 1.5", "integer"},
@@ -97,8 +97,13 @@ static void hostile_layouts_are_named(NO_STATE)
         {"\"address\": ", "\"address\": -", "address -"},
         {"\"address\": 4096", "\"address\": 4097", "address 4097"},
         {"\"ino\": -1", "\"ino\": \"-1\"", "guest-ram"},
+        {"\"path\": \"/dev", "\"path\": \"dev", "no absolute one"},
+        {"\"path\": \"/dev/shm/db1.0\"", "\"path\": 5", "guest-ram"},
+        {"\"owner\": 107", "\"owner\": -1", "owner -1"},
+        {"\"mode\": 33152", "\"mode\": 4294967296", "mode 4294967296"},
+        {"\"file\": -1", "\"file\": \"x\"", "guest-ram"},
     };
-    struct ibx_journal r = sample(false, 0xab);
+    struct ibx_journal r = sample(true, 0xab);
     r.blocks[0].address = 4096;
     assert_int_equal(write_record(&r), 0);
     each_is_refused(&r, cases, COUNT(cases));

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The guest RAM that a record describes, and its files when its QEMU has ended. */
+#include "migrate/journal/journal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define SUFFIX_BYTES (sizeof(".ibx-") + (size_t)2 * IBX_MIGRATE_ID_BYTES)
+
+static void suffix_of(const struct ibx_journal *record, char suffix[SUFFIX_BYTES])
+{
+    snprintf(suffix, SUFFIX_BYTES, ".ibx-");
+    ibx_hex_text(record->id, IBX_MIGRATE_ID_BYTES, suffix + strlen(suffix));
+}
+
+void ibx_journal_note_ram(struct ibx_journal *record, const struct ibx_guest_ram *ram)
+{
+    snprintf(record->machine, sizeof(record->machine), "%s", ram->machine);
+    record->block_count = (unsigned)ram->count;
+    for (size_t i = 0; i < ram->count; i++) {
+        const struct ibx_guest_block *block = &ram->blocks[i];
+        struct ibx_journal_block *at = &record->blocks[i];
+        *at = (struct ibx_journal_block){.size = block->size,
+                                         .page_size = block->page_size,
+                                         .offset = block->offset,
+                                         .address = block->address,
+                                         .dev = block->dev,
+                                         .ino = block->ino};
+        memcpy(at->id, block->id, sizeof(block->id));
+        ibx_guest_file_describe(ram->pid, block, &at->file);
+    }
+}
+
+int ibx_journal_recall_ram(const struct ibx_journal *record, struct ibx_guest_ram *ram,
+                           struct ibx_error *err)
+{
+    struct ibx_guest_ram found = {.pid = record->pid, .count = record->block_count};
+    found.blocks = calloc(found.count ? found.count : 1, sizeof(*found.blocks));
+    if (!found.blocks)
+        return ibx_error_set(err, -ENOMEM, "no memory for a description of guest RAM");
+    memcpy(found.machine, record->machine, sizeof(found.machine));
+    memcpy(found.uuid, record->uuid, sizeof(found.uuid));
+    memcpy(found.name, record->name, sizeof(found.name));
+    for (unsigned i = 0; i < record->block_count; i++) {
+        const struct ibx_journal_block *at = &record->blocks[i];
+        found.blocks[i] = (struct ibx_guest_block){.size = at->size,
+                                                   .page_size = at->page_size,
+                                                   .offset = at->offset,
+                                                   .address = at->address,
+                                                   .dev = at->dev,
+                                                   .ino = at->ino,
+                                                   .fd = -1};
+        memcpy(found.blocks[i].id, at->id, sizeof(at->id));
+        found.bytes += at->size;
+    }
+    *ram = found;
+    return 0;
+}
+
+/* As the calls of qemu.h want them. free(). */
+static struct ibx_guest_file *files_of(const struct ibx_journal *record)
+{
+    struct ibx_guest_file *files = calloc(record->block_count + 1, sizeof(*files));
+    for (unsigned i = 0; files && i < record->block_count; i++)
+        files[i] = record->blocks[i].file;
+    return files;
+}
+
+int ibx_journal_open_files(const struct ibx_journal *record, struct ibx_guest_ram *ram,
+                           struct ibx_error *err)
+{
+    char suffix[SUFFIX_BYTES];
+    struct ibx_error first = {0};
+    suffix_of(record, suffix);
+    if (!record->block_count || !record->machine[0])
+        return ibx_error_set(err, -ENOENT, "its record, of an earlier version, does not name them");
+    struct ibx_guest_file *files = files_of(record);
+    if (!files)
+        return ibx_error_set(err, -ENOMEM, "no memory for the files of guest RAM");
+    int rc = ibx_guest_ram_open_files(ram, files, suffix, true, &first);
+    if (rc == -EACCES || rc == -EROFS)
+        rc = ibx_guest_ram_open_files(ram, files, suffix, false, err);
+    else if (rc)
+        ibx_error_set(err, rc, "%s", first.message);
+    free(files);
+    return rc;
+}
+
+int ibx_journal_set_aside(const struct ibx_journal *record, struct ibx_guest_ram *ram,
+                          struct ibx_error *err)
+{
+    char suffix[SUFFIX_BYTES];
+    int rc = 0;
+    suffix_of(record, suffix);
+    for (unsigned i = 0; i < record->block_count && i < ram->count; i++) {
+        struct ibx_error why = {0};
+        int one = ibx_guest_file_set_aside(&ram->blocks[i], &record->blocks[i].file, suffix, &why);
+        if (one && !rc)
+            rc = ibx_error_set(err, one, "%s", why.message);
+    }
+    return rc;
+}
+
+bool ibx_journal_memory_file(const struct ibx_journal *record, char path[PATH_MAX])
+{
+    char suffix[SUFFIX_BYTES];
+    suffix_of(record, suffix);
+    for (unsigned i = 0; i < record->block_count; i++) {
+        const struct ibx_journal_block *at = &record->blocks[i];
+        struct ibx_guest_block block = {
+            .dev = at->dev, .ino = at->ino, .offset = at->offset, .size = at->size};
+        memcpy(block.id, at->id, sizeof(block.id));
+        if (!ibx_guest_file_find(&block, &at->file, suffix, path, NULL))
+            return true;
+    }
+    return false;
+}
+
+int ibx_journal_remove_files(const struct ibx_journal *record, struct ibx_error *err)
+{
+    char path[PATH_MAX];
+    struct ibx_guest_ram ram = {0};
+    if (!ibx_journal_memory_file(record, path))
+        return 0;
+    int rc = ibx_journal_recall_ram(record, &ram, err);
+    if (!rc)
+        rc = ibx_journal_open_files(record, &ram, err);
+    for (size_t i = 0; !rc && i < ram.count; i++)
+        if (unlink(ram.blocks[i].path))
+            rc = ibx_error_set(err, -errno, "%s cannot be removed: %s", ram.blocks[i].path,
+                               strerror(errno));
+    ibx_guest_ram_fini(&ram);
+    return rc;
+}
+
+bool ibx_journal_is_aside(const struct ibx_journal *record, const char *path)
+{
+    char suffix[SUFFIX_BYTES];
+    suffix_of(record, suffix);
+    const size_t length = strlen(path), tail = strlen(suffix);
+    return length > tail && !strcmp(path + length - tail, suffix);
+}

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Which processes can write to the files of guest RAM. */
+#include "migrate/qemu/qemu_internal.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const struct ibx_guest_block *block_of(const struct ibx_guest_ram *ram, uint64_t dev,
+                                              uint64_t ino)
+{
+    for (size_t i = 0; i < ram->count; i++)
+        if (ram->blocks[i].fd >= 0 && ram->blocks[i].dev == dev && ram->blocks[i].ino == ino)
+            return &ram->blocks[i];
+    return NULL;
+}
+
+/* One that it has mapped, shared and writable. */
+static const struct ibx_guest_block *mapped(const struct ibx_guest_ram *ram, pid_t pid)
+{
+    struct guest_mappings mappings;
+    const struct ibx_guest_block *found = NULL;
+    if (ibx_guest_mappings_read(pid, &mappings, NULL)) /* it has ended, or is another user's */
+        return NULL;
+    for (size_t i = 0; !found && i < mappings.count; i++)
+        found = block_of(ram, mappings.items[i].dev, mappings.items[i].ino);
+    ibx_guest_mappings_fini(&mappings);
+    return found;
+}
+
+static bool writable(pid_t pid, const char *descriptor)
+{
+    char path[64], line[64];
+    unsigned flags = O_RDONLY;
+    snprintf(path, sizeof(path), "/proc/%d/fdinfo/%.16s", (int)pid, descriptor);
+    FILE *file = fopen(path, "re");
+    while (file && fgets(line, sizeof(line), file))
+        if (sscanf(line, "flags: %o", &flags) == 1)
+            break;
+    if (file)
+        fclose(file);
+    return !(flags & O_PATH) && (flags & O_ACCMODE) != O_RDONLY;
+}
+
+/* One that it has open for writing, and may be about to map. */
+static const struct ibx_guest_block *opened(const struct ibx_guest_ram *ram, pid_t pid)
+{
+    char path[PATH_MAX];
+    struct stat st;
+    const struct ibx_guest_block *found = NULL;
+    snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
+    DIR *dir = opendir(path);
+    if (!dir)
+        return NULL;
+    for (const struct dirent *entry; !found && (entry = readdir(dir));) {
+        snprintf(path, sizeof(path), "/proc/%d/fd/%.16s", (int)pid, entry->d_name);
+        if (*entry->d_name == '.' || stat(path, &st))
+            continue;
+        found = block_of(ram, st.st_dev, st.st_ino);
+        if (found && !writable(pid, entry->d_name))
+            found = NULL;
+    }
+    closedir(dir);
+    return found;
+}
+
+static void name_of(pid_t pid, char *name, size_t size)
+{
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/%d/comm", (int)pid);
+    FILE *file = fopen(path, "re");
+    if (!file || !fgets(name, (int)size, file))
+        snprintf(name, size, "?");
+    if (file)
+        fclose(file);
+    name[strcspn(name, "\n")] = '\0';
+    ibx_text_sanitize(name);
+}
+
+int ibx_guest_ram_check_unused(const struct ibx_guest_ram *ram, pid_t qemu, struct ibx_error *err)
+{
+    DIR *dir = opendir("/proc");
+    char name[32];
+    int rc = 0;
+    if (!dir)
+        return ibx_error_set(err, -errno,
+                             "/proc cannot be read (%s), so it is not known whether another "
+                             "process writes to guest RAM",
+                             strerror(errno));
+    for (const struct dirent *entry; !rc && (entry = readdir(dir));) {
+        const pid_t pid = isdigit((unsigned char)*entry->d_name) ? (pid_t)atoi(entry->d_name) : 0;
+        if (!pid || pid == getpid() || pid == qemu)
+            continue;
+        const struct ibx_guest_block *block = mapped(ram, pid);
+        if (!block)
+            block = opened(ram, pid);
+        if (!block)
+            continue;
+        name_of(pid, name, sizeof(name));
+        rc = ibx_error_set(err, -EBUSY,
+                           "process %d (%s) uses %s, the file of guest RAM %s, and may have "
+                           "overwritten the VM's memory",
+                           (int)pid, name, block->path, block->id);
+    }
+    closedir(dir);
+    return rc;
+}

@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The files of guest RAM when QEMU has ended: found by what was noted while it lived. */
+#include "migrate/qemu/qemu_internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ------------------------------------------------------------ while QEMU lives */
+
+/* Whether this name leads to the file; and it fits, and a record can hold it. */
+static bool leads_to(const char *path, const struct ibx_guest_block *block)
+{
+    struct stat st;
+    size_t length = strlen(path);
+    for (const char *c = path; *c; c++)
+        if ((unsigned char)*c < ' ' || (unsigned char)*c >= 0x7f)
+            return false;
+    return *path == '/' && length < IBX_GUEST_FILE_PATH && !stat(path, &st) &&
+           S_ISREG(st.st_mode) && st.st_dev == block->dev && st.st_ino == block->ino;
+}
+
+/* mem-path, in QEMU's current directory if it is a relative one. */
+static void absolute(pid_t pid, const char *path, char *out, size_t size)
+{
+    char link[64], folder[PATH_MAX];
+    snprintf(link, sizeof(link), "/proc/%d/cwd", (int)pid);
+    ssize_t length = *path == '/' ? 0 : readlink(link, folder, sizeof(folder) - 1);
+    folder[length > 0 ? length : 0] = '\0';
+    snprintf(out, size, "%s%s%s", folder, *folder ? "/" : "", path);
+}
+
+void ibx_guest_file_describe(pid_t pid, const struct ibx_guest_block *block,
+                             struct ibx_guest_file *file)
+{
+    char path[2 * PATH_MAX], link[64];
+    struct stat st;
+    *file = (struct ibx_guest_file){.file = block->file};
+    if (block->fd < 0 || fstat(block->fd, &st) || !st.st_nlink)
+        return;
+    file->owner = st.st_uid;
+    file->mode = st.st_mode;
+    absolute(pid, block->path, path, sizeof(path));
+    if (!leads_to(path, block)) { /* QEMU sees other file systems: as this tool does */
+        snprintf(link, sizeof(link), "/proc/self/fd/%d", block->fd);
+        ssize_t length = readlink(link, path, sizeof(path) - 1);
+        path[length > 0 ? length : 0] = '\0';
+    }
+    if (leads_to(path, block))
+        snprintf(file->path, sizeof(file->path), "%.*s", (int)sizeof(file->path) - 1, path);
+}
+
+/* ------------------------------------------------------------ afterwards */
+
+/* Why it is not the file; NULL: it is. */
+static const char *differs(const struct stat *st, const struct ibx_guest_block *block,
+                           const struct ibx_guest_file *file)
+{
+    if (!S_ISREG(st->st_mode) || st->st_dev != block->dev || st->st_ino != block->ino)
+        return "it is another file now";
+    if (!file->file || ibx_guest_file_hash(st->st_dev, st->st_ino) != file->file)
+        return "this host was started anew since";
+    if (st->st_uid != file->owner)
+        return "it has another owner now";
+    if (st->st_mode != file->mode)
+        return "it has another mode now";
+    if ((uint64_t)st->st_size < block->offset + block->size)
+        return "it is shorter now";
+    return NULL;
+}
+
+/* A descriptor by O_PATH, which opens nothing, not even a device that lies there now. */
+static int find_at(const char *path, const struct ibx_guest_block *block,
+                   const struct ibx_guest_file *file, struct ibx_error *err)
+{
+    struct stat st;
+    int fd = open(path, O_PATH | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0)
+        return ibx_error_set(err, -errno, "the file %s of guest RAM %s: %s", path, block->id,
+                             strerror(errno));
+    const char *why = fstat(fd, &st) ? strerror(errno) : differs(&st, block, file);
+    if (!why)
+        return fd;
+    close(fd);
+    return ibx_error_set(err, -ESTALE,
+                         "%s is not the file of guest RAM %s that the VM had when its migration "
+                         "began: %s",
+                         path, block->id, why);
+}
+
+/* By either name; a descriptor by O_PATH, and its name. */
+static int find(const struct ibx_guest_block *block, const struct ibx_guest_file *file,
+                const char *suffix, char path[PATH_MAX], struct ibx_error *err)
+{
+    if (!file->path[0])
+        return ibx_error_set(err, -ENOENT,
+                             "the file of guest RAM %s had no name, so it ended with its QEMU",
+                             block->id);
+    snprintf(path, PATH_MAX, "%s%s", file->path, suffix);
+    int fd = find_at(path, block, file, NULL);
+    if (fd >= 0)
+        return fd;
+    snprintf(path, PATH_MAX, "%s", file->path);
+    return find_at(path, block, file, err);
+}
+
+int ibx_guest_file_find(const struct ibx_guest_block *block, const struct ibx_guest_file *file,
+                        const char *suffix, char path[PATH_MAX], struct ibx_error *err)
+{
+    int fd = find(block, file, suffix, path, err);
+    if (fd < 0)
+        return fd;
+    close(fd);
+    return 0;
+}
+
+static int open_file(struct ibx_guest_block *block, const struct ibx_guest_file *file,
+                     const char *suffix, bool writable, struct ibx_error *err)
+{
+    char path[PATH_MAX], link[64];
+    const uint64_t noted = block->page_size;
+    int there = find(block, file, suffix, path, err);
+    if (there < 0)
+        return there;
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", there);
+    block->fd = open(link, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
+    int rc = block->fd < 0 ? ibx_error_set(err, -errno, "the file %s of guest RAM %s: %s", path,
+                                           block->id, strerror(errno))
+                           : ibx_guest_file_page_size(block->fd, &block->page_size);
+    close(there);
+    if (!rc && block->page_size != noted)
+        rc = ibx_error_set(err, -ESTALE,
+                           "%s has pages of %llu bytes, not of %llu as when the migration began",
+                           path, (unsigned long long)block->page_size, (unsigned long long)noted);
+    snprintf(block->path, sizeof(block->path), "%s", path);
+    block->shared = block->named = !rc;
+    return rc;
+}
+
+int ibx_guest_ram_open_files(struct ibx_guest_ram *ram, const struct ibx_guest_file *files,
+                             const char *suffix, bool writable, struct ibx_error *err)
+{
+    int rc = 0;
+    ram->pid = 0;
+    for (size_t i = 0; !rc && i < ram->count; i++) {
+        rc = open_file(&ram->blocks[i], &files[i], suffix, writable, err);
+        if (!rc)
+            ram->blocks[i].file = files[i].file;
+    }
+    return rc ? rc : ibx_guest_ram_check_unused(ram, 0, err);
+}
+
+int ibx_guest_file_set_aside(struct ibx_guest_block *block, const struct ibx_guest_file *file,
+                             const char *suffix, struct ibx_error *err)
+{
+    char from[PATH_MAX], to[PATH_MAX];
+    int rc = ibx_guest_file_find(block, file, suffix, from, err);
+    if (rc)
+        return rc;
+    snprintf(to, sizeof(to), "%s%s", file->path, suffix);
+    if (strcmp(from, to) && renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE))
+        return ibx_error_set(err, -errno, "%s cannot be renamed to %s: %s", from, to,
+                             strerror(errno));
+    snprintf(block->path, sizeof(block->path), "%s", to);
+    block->named = true;
+    return 0;
+}
