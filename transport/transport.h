@@ -383,6 +383,8 @@ void ibx_wake(struct ibx_conn *conn);
  * with the reason. */
 int ibx_provider_probe(const char *name, const struct ibx_options *options, char *description,
                        size_t size, struct ibx_error *err);
+/* What computes AES-128-GCM here. *remedy: how it would be faster; NULL when it would not. */
+const char *ibx_cipher_description(const char **remedy);
 /* Names in the order in which rdma:// prefers them, NULL after the last. */
 const char *ibx_provider_name(unsigned index);
 

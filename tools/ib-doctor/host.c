@@ -154,6 +154,12 @@ static void check_uring(void)
 #endif
 }
 
+static void check_cipher(void)
+{
+    const char *remedy, *name = ibx_cipher_description(&remedy);
+    ibx_doctor_add("system", "encryption", remedy ? DOCTOR_LIMITED : DOCTOR_OK, remedy, "%s", name);
+}
+
 static void check_iommu(void)
 {
     struct dirent **names;
@@ -193,6 +199,7 @@ void ibx_doctor_check_system(void)
     check_userfaultfd();
     check_direct_copy();
     check_uring();
+    check_cipher();
     check_iommu();
     check_libfabric();
 }

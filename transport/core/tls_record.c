@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <openssl/crypto.h>
-#include <openssl/evp.h>
 #include <string.h>
 
 /* ------------------------------------------------------------------------- keys */
@@ -33,21 +32,21 @@ static void key_set(struct ibx_tls_direction *d)
 }
 
 /* The worker's cipher, with the present key. */
-static EVP_CIPHER_CTX *cipher_of(struct ibx_tls_direction *d, unsigned worker)
+static struct ibx_tls_cipher *cipher_of(struct ibx_tls_direction *d, unsigned worker)
 {
+    struct ibx_tls_cipher *cipher = d->workers[worker].cipher;
     if (d->workers[worker].key == d->key)
-        return d->workers[worker].cipher;
-    if (!d->workers[worker].cipher)
-        d->workers[worker].cipher = EVP_CIPHER_CTX_new();
-    EVP_CIPHER_CTX *cipher = d->workers[worker].cipher;
-    bool aes = d->suite == IBX_TLS_AES_128_GCM;
-    uint8_t key[32];
-    expand(d->secret, "key", key, aes ? 16 : 32);
-    bool good =
-        cipher && EVP_CipherInit_ex(cipher, aes ? EVP_aes_128_gcm() : EVP_chacha20_poly1305(), NULL,
-                                    key, NULL, d->seals) == 1;
+        return cipher;
+    uint8_t key[IBX_TLS_KEY_BYTES_MAX];
+    expand(d->secret, "key", key, d->suite == IBX_TLS_AES_128_GCM ? 16 : 32);
+    bool good = true;
+    if (cipher)
+        good = ibx_tls_cipher_rekey(cipher, key);
+    else
+        cipher = ibx_tls_cipher_create(d->suite, IBX_TLS_FASTEST, d->seals, key);
     OPENSSL_cleanse(key, sizeof(key));
-    if (!good)
+    d->workers[worker].cipher = cipher;
+    if (!cipher || !good)
         return NULL;
     d->workers[worker].key = d->key;
     return cipher;
@@ -65,7 +64,7 @@ int ibx_tls_direction_init(struct ibx_tls_direction *d, bool seals, enum ibx_tls
 void ibx_tls_direction_fini(struct ibx_tls_direction *d)
 {
     for (unsigned i = 0; i < IBX_TLS_WORKERS; i++)
-        EVP_CIPHER_CTX_free(d->workers[i].cipher);
+        ibx_tls_cipher_destroy(d->workers[i].cipher);
     OPENSSL_cleanse(d, sizeof(*d));
 }
 
@@ -79,16 +78,14 @@ void ibx_tls_direction_update(struct ibx_tls_direction *d)
 }
 
 /* The cipher begins a record: its number is in the nonce, its header is authenticated. */
-static bool record_begin(EVP_CIPHER_CTX *cipher, const struct ibx_tls_direction *d,
+static bool record_begin(struct ibx_tls_cipher *cipher, const struct ibx_tls_direction *d,
                          const struct ibx_tls_job *job)
 {
     uint8_t nonce[IBX_TLS_IV_BYTES];
-    int done;
     memcpy(nonce, d->iv, sizeof(nonce));
     for (unsigned i = 0; i < 8; i++)
         nonce[IBX_TLS_IV_BYTES - 1 - i] ^= (uint8_t)(job->number >> (8 * i));
-    return cipher && EVP_CipherInit_ex(cipher, NULL, NULL, NULL, nonce, -1) == 1 &&
-           EVP_CipherUpdate(cipher, NULL, &done, job->record, IBX_TLS_HEADER_BYTES) == 1;
+    return cipher && ibx_tls_cipher_begin(cipher, nonce, job->record, IBX_TLS_HEADER_BYTES);
 }
 
 /* ---------------------------------------------------------------------- gathering */
@@ -145,25 +142,22 @@ static void header_put(uint8_t *record, size_t body)
 
 void ibx_tls_seal(struct ibx_tls_direction *d, unsigned worker, struct ibx_tls_job *job)
 {
-    EVP_CIPHER_CTX *cipher = cipher_of(d, worker);
+    struct ibx_tls_cipher *cipher = cipher_of(d, worker);
     struct ibx_tls_cursor text = job->text;
     uint8_t *out = job->record + IBX_TLS_HEADER_BYTES;
     const uint8_t kind = (uint8_t)job->content;
-    int done;
     job->status = -EIO;
     header_put(job->record, job->length + 1 + IBX_TLS_TAG_BYTES);
     if (!record_begin(cipher, d, job))
         return;
     for (size_t left = job->length, n; left; left -= n) {
         const uint8_t *from = cursor_piece(&text, left, &n);
-        if (EVP_CipherUpdate(cipher, out, &done, from, (int)n) != 1)
+        if (!ibx_tls_cipher_update(cipher, out, from, n))
             return;
         out += n;
         ibx_tls_cursor_move(&text, n);
     }
-    if (EVP_CipherUpdate(cipher, out, &done, &kind, 1) == 1 &&
-        EVP_CipherFinal_ex(cipher, out + 1, &done) == 1 &&
-        EVP_CIPHER_CTX_ctrl(cipher, EVP_CTRL_AEAD_GET_TAG, IBX_TLS_TAG_BYTES, out + 1) == 1)
+    if (ibx_tls_cipher_update(cipher, out, &kind, 1) && ibx_tls_cipher_seal_end(cipher, out + 1))
         job->status = 0;
 }
 
@@ -180,23 +174,18 @@ ssize_t ibx_tls_record_size(const uint8_t *record, size_t have)
     return (ssize_t)(IBX_TLS_HEADER_BYTES + body);
 }
 
-static bool open_text(EVP_CIPHER_CTX *cipher, const struct ibx_tls_job *job, uint8_t *kind)
+static bool open_text(struct ibx_tls_cipher *cipher, const struct ibx_tls_job *job, uint8_t *kind)
 {
     const uint8_t *in = job->record + IBX_TLS_HEADER_BYTES;
     struct ibx_tls_cursor text = job->text;
-    int done;
     for (size_t left = job->length, n; left; left -= n) {
         uint8_t *to = cursor_piece(&text, left, &n);
-        if (EVP_CipherUpdate(cipher, to, &done, in, (int)n) != 1)
+        if (!ibx_tls_cipher_update(cipher, to, in, n))
             return false;
         in += n;
         ibx_tls_cursor_move(&text, n);
     }
-    uint8_t tag[IBX_TLS_TAG_BYTES];
-    memcpy(tag, in + 1, sizeof(tag));
-    return EVP_CipherUpdate(cipher, kind, &done, in, 1) == 1 &&
-           EVP_CIPHER_CTX_ctrl(cipher, EVP_CTRL_AEAD_SET_TAG, IBX_TLS_TAG_BYTES, tag) == 1 &&
-           EVP_CipherFinal_ex(cipher, kind + 1, &done) == 1;
+    return ibx_tls_cipher_update(cipher, kind, in, 1) && ibx_tls_cipher_open_end(cipher, in + 1);
 }
 
 void ibx_tls_wipe(const struct ibx_tls_job *job)
@@ -211,13 +200,12 @@ void ibx_tls_wipe(const struct ibx_tls_job *job)
 
 void ibx_tls_open(struct ibx_tls_direction *d, unsigned worker, struct ibx_tls_job *job)
 {
-    EVP_CIPHER_CTX *cipher = cipher_of(d, worker);
-    uint8_t kind[1 + EVP_MAX_BLOCK_LENGTH] = {0};
+    struct ibx_tls_cipher *cipher = cipher_of(d, worker);
+    uint8_t kind = 0;
     /* Nobody pads here: a record whose last byte is zero is refused like a forged one. */
-    bool good =
-        record_begin(cipher, d, job) && open_text(cipher, job, kind) &&
-        (kind[0] == IBX_TLS_DATA || kind[0] == IBX_TLS_ALERT || kind[0] == IBX_TLS_HANDSHAKE);
-    job->content = kind[0];
+    bool good = record_begin(cipher, d, job) && open_text(cipher, job, &kind) &&
+                (kind == IBX_TLS_DATA || kind == IBX_TLS_ALERT || kind == IBX_TLS_HANDSHAKE);
+    job->content = kind;
     job->status = good ? 0 : -EBADMSG;
     if (!good)
         ibx_tls_wipe(job);

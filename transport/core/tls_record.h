@@ -3,7 +3,7 @@
  * Records of TLS 1.3 (RFC 8446, chapter 5): how bytes are sealed and opened once the handshake is
  * over. OpenSSL's own records copy every byte once more on each side and are written one at a time,
  * which halves the rate (docs/measurements.md). So here, as in the kernel's TLS, only the handshake
- * and the ciphers are OpenSSL's.
+ * is OpenSSL's, with the ciphers (tls_cipher.h).
  *
  * One direction of a connection:
  *   secret -> key, iv          the cipher; records are numbered from 0
@@ -13,23 +13,18 @@
 #define IBX_TRANSPORT_CORE_TLS_RECORD_H
 
 #include "transport/core/crypto.h"
+#include "transport/core/tls_cipher.h"
 #include "transport/core/tls_helpers.h"
 
 #include <sys/uio.h>
 
 #define IBX_TLS_HEADER_BYTES 5u
-#define IBX_TLS_TAG_BYTES    16u
-#define IBX_TLS_IV_BYTES     12u
 #define IBX_TLS_BODY_MAX     (1u << 14)
 /* What a record has around its bytes: header, the kind of content, tag. */
 #define IBX_TLS_OVERHEAD   (IBX_TLS_HEADER_BYTES + 1u + IBX_TLS_TAG_BYTES)
 #define IBX_TLS_RECORD_MAX (IBX_TLS_BODY_MAX + IBX_TLS_OVERHEAD)
 
 enum ibx_tls_content { IBX_TLS_ALERT = 21, IBX_TLS_HANDSHAKE = 22, IBX_TLS_DATA = 23 };
-
-enum ibx_tls_suite { IBX_TLS_AES_128_GCM = 0x1301, IBX_TLS_CHACHA20_POLY1305 = 0x1303 };
-
-struct evp_cipher_ctx_st;
 
 /* A place in a gather list. */
 struct ibx_tls_cursor {
@@ -49,8 +44,8 @@ struct ibx_tls_direction {
     unsigned key;     /* counts them, from 1 */
     bool seals;
     struct {
-        struct evp_cipher_ctx_st *cipher; /* made when it is needed */
-        unsigned key;                     /* which it has */
+        struct ibx_tls_cipher *cipher; /* made when it is needed */
+        unsigned key;                  /* which it has */
     } workers[IBX_TLS_WORKERS];
 };
 
