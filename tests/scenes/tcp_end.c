@@ -9,12 +9,16 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#define THREADS_MS 100u /* without any news of theirs */
+
 const char *end_engine = "syscalls";
 bool end_encrypts;
+unsigned end_threads;
 
 void end_choose(const char *way)
 {
-    end_encrypts = !strcmp(way, "tls");
+    end_threads = !strcmp(way, "tls-threads") ? 2 : 0;
+    end_encrypts = end_threads || !strcmp(way, "tls");
     if (!end_encrypts)
         end_engine = way;
 }
@@ -31,15 +35,30 @@ void end_init(struct end *end, enum ibx_role role, int handshake_socket, unsigne
         .lanes = lanes, .slots = slots, .message = 1024, .depth = 8, .timeout_ms = 100000};
     snprintf(options.tcp_engine, sizeof(options.tcp_engine), "%s", end_engine);
     end_open(end, &ibx_provider_tcp, role, handshake_socket, &options);
+    end->tcp->threads_max = end_threads;
     end->at_close = tls_destroy;
+}
+
+static bool threads_send(const struct tcp *tcp)
+{
+    bool sends = false;
+    for (unsigned i = 1; i <= tcp->lane_count && !tcp->status; i++)
+        sends |= ibx_tcp_thread_sends(&tcp->lanes[i]);
+    return sends;
 }
 
 void end_settle(struct end *end)
 {
+    /* A thread sends as long as the socket takes bytes. */
+    uint64_t end_ns = ibx_deadline_in_ms(THREADS_MS);
     /* More than the turns between two looks at a quiet lane, and time for loopback to deliver. */
     for (int quiet = 0; quiet < 200; quiet++) {
-        if (end_turn(end))
+        if (end_turn(end)) {
             quiet = 0;
+            end_ns = ibx_deadline_in_ms(THREADS_MS);
+        } else if (threads_send(end->tcp) && ibx_now_ns() < end_ns) {
+            quiet = 0;
+        }
     }
 }
 

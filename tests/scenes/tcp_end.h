@@ -10,7 +10,9 @@
 extern const char *end_engine;
 /* Whether ends encrypt in ends_encrypt(). */
 extern bool end_encrypts;
-/* A test's argument: an engine, or "tls". */
+/* How many lanes of an end have a thread. */
+extern unsigned end_threads;
+/* A test's argument: an engine, "tls", or "tls-threads". */
 void end_choose(const char *way);
 
 /* Opens an endpoint with `slots` messages of 1 KiB and 8 chunks in flight; takes the socket. */

@@ -45,6 +45,8 @@ ssize_t ibx_tls_receive(struct ibx_tls *tls, const struct iovec *iov, int n);
 bool ibx_tls_readable(const struct ibx_tls *tls);
 /* Taken bytes wait for the socket. */
 bool ibx_tls_unsent(const struct ibx_tls *tls);
+/* No other thread helps with this connection: its caller is one of several. */
+void ibx_tls_work_alone(struct ibx_tls *tls);
 /* Tells the peer, if the socket takes it now, that nothing more will be sent: its receive then ends
  * with 0. */
 void ibx_tls_finish(struct ibx_tls *tls);

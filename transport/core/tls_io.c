@@ -56,9 +56,9 @@ static void work_all(void *batch, unsigned worker)
         ;
 }
 
-static bool help_call(struct batch *batch)
+static bool help_call(const struct ibx_tls *tls, struct batch *batch)
 {
-    return batch->count >= HELPED_MIN && ibx_tls_helpers_begin(work_all, batch);
+    return !tls->alone && batch->count >= HELPED_MIN && ibx_tls_helpers_begin(work_all, batch);
 }
 
 static void batch_add(struct batch *batch, const struct ibx_tls_cursor *text, uint8_t *record,
@@ -130,7 +130,7 @@ static size_t seal_plan(struct ibx_tls *tls, struct batch *batch, const struct i
 /* Seals them; what is ready in a row may go to the socket meanwhile. */
 static void seal_batch(struct ibx_tls *tls, struct batch *batch)
 {
-    bool helped = help_call(batch);
+    bool helped = help_call(tls, batch);
     unsigned ready = 0, last = 0;
     while (ready < batch->count) {
         if (!work_one(batch, 0) && helped) {
@@ -180,6 +180,11 @@ ssize_t ibx_tls_send(struct ibx_tls *tls, const struct iovec *iov, int n)
     if (!tls->send_failed)
         seal_batch(tls, &batch);
     return tls->send_failed ? tls->send_failed : (ssize_t)taken;
+}
+
+void ibx_tls_work_alone(struct ibx_tls *tls)
+{
+    tls->alone = true;
 }
 
 bool ibx_tls_unsent(const struct ibx_tls *tls)
@@ -261,7 +266,7 @@ static void open_plan(struct ibx_tls *tls, struct batch *batch, const struct ibx
 static size_t open_batch(struct ibx_tls *tls, struct batch *batch, struct ibx_tls_cursor *cursor)
 {
     size_t got = 0;
-    bool helped = help_call(batch);
+    bool helped = help_call(tls, batch);
     work_all(batch, 0);
     if (helped)
         ibx_tls_helpers_end();
@@ -331,9 +336,13 @@ ssize_t ibx_tls_receive(struct ibx_tls *tls, const struct iovec *iov, int n)
     tls->raw_end -= tls->raw_at;
     memmove(tls->raw, tls->raw + tls->raw_at, tls->raw_end);
     tls->raw_at = 0;
+    /* What is behind a header is better fetched by whoever opens it. */
+    size_t most = ibx_tls_cursor_room(&cursor) <= SMALL_BYTES ? IBX_TLS_RECORD_MAX
+                                                              : IBX_TLS_RAW_BYTES - tls->raw_end;
+    if (most > IBX_TLS_RAW_BYTES - tls->raw_end)
+        most = IBX_TLS_RAW_BYTES - tls->raw_end;
     do {
-        got =
-            recv(tls->fd, tls->raw + tls->raw_end, IBX_TLS_RAW_BYTES - tls->raw_end, MSG_DONTWAIT);
+        got = recv(tls->fd, tls->raw + tls->raw_end, most, MSG_DONTWAIT);
     } while (got < 0 && errno == EINTR);
     if (got <= 0) {
         tls->read_failed = got && errno == EAGAIN ? 0 : got ? -errno : -ECONNRESET;

@@ -26,6 +26,7 @@ struct ibx_tls {
     unsigned have_secrets;
 
     struct ibx_tls_direction out, in;
+    bool alone;                /* without helpers */
     int send_failed;           /* negative errno */
     atomic_bool update_wanted; /* by the peer */
     uint8_t *sealed;           /* IBX_TLS_GATHERED records, and a KeyUpdate before them */

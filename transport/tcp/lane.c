@@ -77,30 +77,39 @@ void ibx_tcp_lane_queue(struct tcp_lane *lane, struct tcp_item *item)
     queue->tail = &item->next;
 }
 
-bool ibx_tcp_lane_unqueue(struct tcp_lane *lane, struct tcp_item *item)
+struct tcp_item *ibx_tcp_lane_pop(struct tcp_lane *lane)
+{
+    struct tcp_item *item = queue_pop(&lane->small);
+    return item ? item : queue_pop(&lane->large);
+}
+
+enum tcp_back ibx_tcp_lane_unqueue(struct tcp_lane *lane, struct tcp_item *item)
 {
     if (queue_remove(&lane->small, item) || queue_remove(&lane->large, item))
-        return true;
+        return TCP_BACK_UNSENT;
+    if (lane->thread)
+        return ibx_tcp_thread_unqueue(lane, item);
     unsigned i = 0;
     while (i < lane->flight_count && lane->flight[i] != item)
         i++;
     if (i == lane->flight_count || item->sent || lane->uring_out)
-        return false;
+        return TCP_BACK_TOO_LATE;
     lane->flight_count--;
     memmove(&lane->flight[i], &lane->flight[i + 1],
             (lane->flight_count - i) * sizeof(lane->flight[0]));
-    return true;
+    return TCP_BACK_UNSENT;
 }
 
 bool ibx_tcp_lane_has_output(const struct tcp_lane *lane)
 {
-    return lane->flight_count || lane->small.head || lane->large.head ||
-           (lane->tls && ibx_tls_unsent(lane->tls));
+    if (lane->flight_count || lane->small.head || lane->large.head)
+        return true;
+    return lane->thread ? ibx_tcp_thread_sends(lane) : lane->tls && ibx_tls_unsent(lane->tls);
 }
 
 bool ibx_tcp_lane_has_input(const struct tcp_lane *lane)
 {
-    return lane->tls && ibx_tls_readable(lane->tls);
+    return lane->tls && !ibx_tcp_thread_receives(lane) && ibx_tls_readable(lane->tls);
 }
 
 ssize_t ibx_tcp_lane_write(struct tcp_lane *lane, struct iovec *pieces, int count)
@@ -142,9 +151,7 @@ int ibx_tcp_lane_pieces(struct tcp_lane *lane, struct iovec *pieces)
     lane->tcp->wrote = true;
     for (unsigned i = 0; i < IBX_TCP_FLIGHT && bytes < TURN_BYTES; i++) {
         if (i == lane->flight_count) {
-            struct tcp_item *next = queue_pop(&lane->small);
-            if (!next)
-                next = queue_pop(&lane->large);
+            struct tcp_item *next = ibx_tcp_lane_pop(lane);
             if (!next)
                 break;
             lane->flight[lane->flight_count++] = next;
@@ -196,6 +203,8 @@ void ibx_tcp_lane_sent(struct tcp_lane *lane, size_t n)
 void ibx_tcp_lane_push(struct tcp_lane *lane)
 {
     size_t moved = 0;
+    if (ibx_tcp_thread_push(lane))
+        return;
     lane->blocked = false;
     while (!lane->tcp->status && moved < TURN_BYTES && ibx_tcp_lane_has_output(lane)) {
         struct iovec pieces[2 * IBX_TCP_FLIGHT];
@@ -335,6 +344,8 @@ void ibx_tcp_lane_pull(struct tcp_lane *lane)
     while (!lane->tcp->status && moved < TURN_BYTES) {
         uint8_t scrap[SCRAP_BYTES];
         struct iovec pieces[3];
+        if (ibx_tcp_thread_pull(lane))
+            return;
         int count = input_pieces(lane, pieces, scrap);
         ssize_t n = lane_read(lane, pieces, count);
         if (n == -EAGAIN) {

@@ -132,6 +132,7 @@ bool ibx_tcp_drain_begin(struct tcp *tcp)
     if (tcp->state.now != TCP_LIVE)
         return tcp->state.now == TCP_DRAINING;
     ibx_tcp_move(tcp, &tcp->state, TCP_DRAINING);
+    ibx_tcp_threads_stop(tcp);
     timer_set(tcp, ibx_now_ns(), DRAIN_MS);
     shutdown(tcp->lanes[0].fd, SHUT_WR);
     /* A socket on which nothing can be sent counts as writable. */

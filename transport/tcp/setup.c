@@ -26,6 +26,7 @@
 #include <unistd.h>
 
 #define DEFAULT_LANES  1u
+#define SEALED_LANES   4u    /* the most by default where each has a thread */
 #define LANES_MS       1000u /* for all: a firewall that drops packets must not cost more */
 #define UNPROVEN_MAX   32u   /* sockets that have not proven yet that they are lanes */
 #define NAME_BYTES_MAX 64u   /* of an abstract unix socket */
@@ -106,15 +107,23 @@ static void address_put(struct ibx_writer *w, struct sockaddr_storage *address, 
     ibx_put_u16(w, ntohs(*ibx_address_port(address)));
 }
 
+/* One thread drives plain lanes, and more of them bring nothing. */
+static unsigned lanes_wanted(const struct tcp *tcp)
+{
+    unsigned wanted = ibx_link_options(tcp->link)->lanes, quarter = tcp->threads_max / 2;
+    if (wanted || !ibx_link_tls(tcp->link) || quarter < DEFAULT_LANES)
+        return wanted ? wanted : DEFAULT_LANES;
+    return quarter < SEALED_LANES ? quarter : SEALED_LANES;
+}
+
 int ibx_tcp_offer(void *endpoint, struct ibx_writer *offer, struct ibx_error *err)
 {
     struct tcp *tcp = endpoint;
-    unsigned wanted = ibx_link_options(tcp->link)->lanes;
     struct sockaddr_storage address = {0};
     socklen_t length;
     (void)err;
     int rc = listener_open(tcp, &address, &length);
-    tcp->mine.lanes = rc ? 0 : wanted ? wanted : DEFAULT_LANES;
+    tcp->mine.lanes = rc ? 0 : lanes_wanted(tcp);
     ibx_tcp_terms_put(&tcp->mine, offer);
     if (rc) {
         ibx_log(IBX_LOG_INFO, "tcp offers no bulk sockets: %s", strerror(-rc));
@@ -231,7 +240,7 @@ int ibx_tcp_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *an
     if (rc)
         return ibx_error_set(err, rc, "the server's tcp offer makes no sense");
 
-    unsigned want = options->lanes ? options->lanes : DEFAULT_LANES;
+    unsigned want = lanes_wanted(tcp);
     unsigned ms = options->timeout_ms < LANES_MS ? options->timeout_ms : LANES_MS;
     uint64_t deadline = ibx_deadline_in_ms(ms);
     if (want > tcp->peer.lanes)

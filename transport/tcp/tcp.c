@@ -2,6 +2,8 @@
 /* The provider's calls, memory regions, progress(). */
 #include "transport/tcp/tcp.h"
 
+#include "common/thread.h"
+
 #include <errno.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -23,7 +25,7 @@
  */
 #define DEFAULT_DEPTH 16u
 #define DEFAULT_CHUNK (1u << 20)
-#define SHARED_CHUNK  (256u << 10) /* when bulk has no lane of its own */
+#define SHARED_CHUNK  (256u << 10) /* when bulk has no lane of its own, or several with threads */
 #define RENDEZVOUS    (512u << 10) /* below it messages win: 256 KiB in 41 us against 55 us */
 #define URGENT_POSTS  64u          /* what the core may have in flight beyond depth */
 
@@ -33,6 +35,9 @@
 #define QUIET_TURNS 16u
 
 #define ALIVE_TURNS 64u /* progress() calls from one check of the peer to the next */
+
+/* Fewer processors are busy with the polling threads of both ends. */
+#define THREADS_FROM 4u
 
 #define REGIONS_MAX (1u << 20)
 #define REGION_NONE UINT32_MAX
@@ -72,6 +77,9 @@ static int open_endpoint(struct ibx_link *link, void **endpoint, struct ibx_erro
     ibx_state_begin(&tcp->state, &tcp_table, TCP_LIVE);
     tcp->link = link;
     tcp->listener = -1;
+    tcp->threads_fd = -1;
+    unsigned processors = ibx_thread_processors();
+    tcp->threads_max = processors < THREADS_FROM ? 0 : processors / 2;
     tcp->region_free = REGION_NONE;
     for (unsigned i = 0; i <= IBX_TCP_LANES_MAX; i++)
         tcp->lanes[i].fd = -1;
@@ -94,7 +102,8 @@ static void query(void *endpoint, struct ibx_caps *caps, char *description, size
     static const char *const engines[] = {"system calls", "io_uring", "io_uring with SEND_ZC"};
     struct tcp *tcp = endpoint;
     const struct ibx_options *options = ibx_link_options(tcp->link);
-    tcp->chunk = options->chunk ? options->chunk : tcp->lane_count ? DEFAULT_CHUNK : SHARED_CHUNK;
+    bool shared = !tcp->lane_count || (tcp->lanes[0].tls && tcp->lane_count > 1);
+    tcp->chunk = options->chunk ? options->chunk : shared ? SHARED_CHUNK : DEFAULT_CHUNK;
     *caps = (struct ibx_caps){
         .message_max = tcp->message_max,
         .chunk = tcp->chunk,
@@ -307,6 +316,7 @@ static int progress(void *endpoint)
     tcp->reports = 0;
     tcp->turns++;
     tcp->moved = false;
+    ibx_tcp_threads_awake(tcp);
     ibx_tcp_sends_report(tcp);
     if (tcp->state.now == TCP_ABORTED) {
         flush_if_idle(tcp);
@@ -334,9 +344,40 @@ static void watch_output(struct tcp *tcp, struct tcp_lane *lane)
         lane->watched_output = lane->blocked;
 }
 
+/* What a lane's thread waits for must not wake the sleeper. */
+static void watch_input(struct tcp *tcp, struct tcp_lane *lane)
+{
+    bool wanted = !ibx_tcp_thread_receives(lane);
+    if (lane->watched == wanted || !lane->thread)
+        return;
+    int rc = 0;
+    if (wanted)
+        rc = ibx_link_watch(tcp->link, lane->fd);
+    else
+        ibx_link_unwatch(tcp->link, lane->fd);
+    if (rc)
+        ibx_tcp_fail(tcp, rc, "a socket cannot be watched: %s", strerror(-rc));
+    lane->watched = wanted && !rc;
+}
+
+/* Whether the lane has something to do now; if not, its events will wake the sleeper. */
+static bool lane_arm(struct tcp *tcp, struct tcp_lane *lane)
+{
+    lane->quiet = 0;
+    if (lane->thread ? ibx_tcp_thread_has_news(lane)
+                     : ibx_tcp_lane_has_output(lane) && !lane->blocked && !lane->uring_out)
+        return true;
+    if (ibx_tcp_lane_has_input(lane))
+        return true;
+    watch_output(tcp, lane);
+    watch_input(tcp, lane);
+    return false;
+}
+
 static int arm(void *endpoint)
 {
     struct tcp *tcp = endpoint;
+    ibx_tcp_threads_arm(tcp);
     if (tcp->state.now != TCP_DRAINING)
         ibx_tcp_credits_return(tcp);
     ibx_tcp_peer_check(tcp);
@@ -345,13 +386,8 @@ static int arm(void *endpoint)
     if (tcp->state.now == TCP_DRAINING) /* lane 0 and the timer wake it */
         return ibx_tcp_lane_has_input(&tcp->lanes[0]);
     for (unsigned i = 0; i <= tcp->lane_count && !tcp->status; i++) {
-        struct tcp_lane *lane = &tcp->lanes[i];
-        lane->quiet = 0;
-        if (ibx_tcp_lane_has_output(lane) && !lane->blocked && !lane->uring_out)
+        if (lane_arm(tcp, &tcp->lanes[i]))
             return 1;
-        if (ibx_tcp_lane_has_input(lane))
-            return 1;
-        watch_output(tcp, lane);
     }
     return loss_due(tcp);
 }
@@ -364,6 +400,7 @@ static void abort_endpoint(void *endpoint)
     tcp->reports = 0;
     ibx_tcp_move(tcp, &tcp->state, TCP_ABORTED);
     ibx_tcp_fail(tcp, -ECONNABORTED, "closed by this side");
+    ibx_tcp_threads_stop(tcp);
     for (unsigned i = 0; i <= tcp->lane_count; i++) {
         if (tcp->lanes[i].tls)
             ibx_tls_finish(tcp->lanes[i].tls);
@@ -377,6 +414,7 @@ static void close_endpoint(void *endpoint)
     struct tcp *tcp = endpoint;
     if (tcp_uring(tcp))
         ibx_tcp_uring_close(tcp);
+    ibx_tcp_threads_end(tcp);
     if (tcp->listener >= 0)
         close(tcp->listener);
     for (unsigned i = 0; i <= IBX_TCP_LANES_MAX; i++) {

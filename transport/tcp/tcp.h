@@ -40,6 +40,7 @@
 #include "transport/tcp/frame.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <sys/queue.h>
 #include <sys/socket.h>
 
@@ -47,6 +48,7 @@
 #define IBX_TCP_SPARES 2 /* memory of long messages kept for the next ones */
 
 struct tcp;
+struct tcp_thread;
 struct tcp_uring;
 
 /* ------------------------------------------------------------------- output */
@@ -103,6 +105,8 @@ struct tcp_lane {
     size_t stage_have;
     unsigned awaited; /* answers to own READs still to come on it */
     unsigned quiet;   /* consecutive reads that found nothing */
+
+    struct tcp_thread *thread; /* NULL: none; while it has work, tls is its own */
 
     /* The uring's, while it has work of this lane. */
     bool uring_in, uring_out;
@@ -203,6 +207,12 @@ struct tcp {
     enum tcp_engine engine;
     struct tcp_uring *uring;
 
+    /* Threads of lanes. */
+    unsigned threads, threads_max;
+    int threads_fd;            /* wakes this side's sleeper; -1: none yet */
+    atomic_bool threads_armed; /* they are to use it */
+    bool threads_slept;        /* they were since the last turn */
+
     /* Messages. One of at most `message_unit` bytes lies in its slot of the inbox, a longer one in
      * memory of its own, which its slot then has in `big`. */
     size_t message_unit, message_max;
@@ -282,8 +292,12 @@ void ibx_tcp_drain_check(struct tcp *tcp);
 /* lane.c */
 int ibx_tcp_lane_init(struct tcp_lane *lane, struct tcp *tcp, unsigned index, int fd);
 void ibx_tcp_lane_queue(struct tcp_lane *lane, struct tcp_item *item);
-/* Takes an item back of which nothing was given to the kernel: false when it is too late. */
-bool ibx_tcp_lane_unqueue(struct tcp_lane *lane, struct tcp_item *item);
+enum tcp_back { TCP_BACK_UNSENT, TCP_BACK_SENT, TCP_BACK_TOO_LATE };
+/* Takes an item back: nothing of it was sent; all was, which is not reported any more; or it is too
+ * late, since a part is gone. */
+enum tcp_back ibx_tcp_lane_unqueue(struct tcp_lane *lane, struct tcp_item *item);
+/* The next item from the queues, or NULL. */
+struct tcp_item *ibx_tcp_lane_pop(struct tcp_lane *lane);
 bool ibx_tcp_lane_has_output(const struct tcp_lane *lane);
 /* Input waits inside TLS, which poll(2) does not see. */
 bool ibx_tcp_lane_has_input(const struct tcp_lane *lane);
@@ -346,6 +360,29 @@ int ibx_tcp_rdma(void *endpoint, struct ibx_chunk *chunk);
 void ibx_tcp_posts_flush(struct tcp *tcp, int status);
 /* No byte of `mr` is touched for the peer any more. */
 void ibx_tcp_jobs_forget(struct tcp *tcp, struct ibx_mr *mr);
+
+/* lane_thread.c; only the polling thread calls */
+/* Gives the lane's thread what is queued, reports what it has sent. False: the lane has none. */
+bool ibx_tcp_thread_push(struct tcp_lane *lane);
+/* The same for a long body that arrives. False: the lane is to be read here. */
+bool ibx_tcp_thread_pull(struct tcp_lane *lane);
+/* It has items which are not reported; it has a body, or has received one that was not handed on.
+ */
+bool ibx_tcp_thread_sends(const struct tcp_lane *lane);
+bool ibx_tcp_thread_receives(const struct tcp_lane *lane);
+/* A push or pull would do something. */
+bool ibx_tcp_thread_has_news(const struct tcp_lane *lane);
+/* From now on threads wake the sleeper; it is awake. */
+void ibx_tcp_threads_arm(struct tcp *tcp);
+void ibx_tcp_threads_awake(struct tcp *tcp);
+/* Takes the body back; what has arrived of it is handed on. */
+void ibx_tcp_thread_cancel_input(struct tcp_lane *lane);
+enum tcp_back ibx_tcp_thread_unqueue(struct tcp_lane *lane, struct tcp_item *item);
+/* Reports all that the peer can have received. */
+void ibx_tcp_threads_collect(struct tcp *tcp);
+/* Afterwards they touch no memory but their own. */
+void ibx_tcp_threads_stop(struct tcp *tcp);
+void ibx_tcp_threads_end(struct tcp *tcp);
 
 /* uring.c; only to be called where tcp_uring() is not NULL */
 #ifdef IBX_WITH_URING

@@ -112,9 +112,10 @@ static struct tcp_post *post_answered(struct tcp_lane *lane, const struct ibx_tc
         if (post->state.now == TCP_POST_WAITING &&
             (frame->type == IBX_TCP_DATA ? read : frame->type == IBX_TCP_NAK || !read))
             return post;
-        /* io_uring may complete the answer before it completes the request. */
+        /* io_uring and threads may complete the answer before it completes the request. */
         if (post->state.now == TCP_POST_QUEUED && !read && frame->type != IBX_TCP_DATA &&
-            tcp->lanes[post->chunk->lane].uring_out)
+            (tcp->lanes[post->chunk->lane].uring_out ||
+             ibx_tcp_thread_sends(&tcp->lanes[post->chunk->lane])))
             return post;
     }
     ibx_tcp_fail(tcp, -EPROTO, "the peer answered request %u, which is not waiting for that",
@@ -179,6 +180,8 @@ void ibx_tcp_on_post_released(struct tcp *tcp, struct tcp_post *post)
 
 static struct tcp_job *job_take(struct tcp *tcp, const struct ibx_tcp_frame *frame)
 {
+    if (!tcp->jobs_free)
+        ibx_tcp_threads_collect(tcp);
     struct tcp_job *job = tcp->jobs_free;
     if (!job) {
         ibx_tcp_fail(tcp, -EPROTO, "the peer has more than the agreed %u requests in flight",
@@ -259,14 +262,22 @@ static void job_forget(struct tcp *tcp, struct tcp_job *job)
     if (job->state.now == TCP_JOB_RECEIVING) {
         job->mr = NULL;
         job->lane->body = NULL; /* the rest is discarded */
-    } else if (ibx_tcp_lane_unqueue(job->lane, &job->item)) {
+        return;
+    }
+    switch (ibx_tcp_lane_unqueue(job->lane, &job->item)) {
+    case TCP_BACK_UNSENT:
         job_answer(tcp, job);
-    } else {
+        break;
+    case TCP_BACK_SENT:
+        job_free(tcp, job);
+        break;
+    case TCP_BACK_TOO_LATE:
         /* The header that is on its way promises these bytes. */
         job->mr = NULL;
         ibx_tcp_fail(tcp, -ECONNABORTED, "memory was deregistered while the peer was reading it");
         if (tcp_uring(tcp))
             ibx_tcp_uring_settle(tcp);
+        ibx_tcp_threads_stop(tcp);
     }
 }
 
@@ -279,6 +290,8 @@ void ibx_tcp_jobs_forget(struct tcp *tcp, struct ibx_mr *mr)
             continue;
         if (tcp_uring(tcp) && job->state.now == TCP_JOB_RECEIVING)
             ibx_tcp_uring_cancel_input(job->lane);
+        else if (job->state.now == TCP_JOB_RECEIVING)
+            ibx_tcp_thread_cancel_input(job->lane);
         /* The last bytes may have arrived before the cancellation. */
         if (job->mr == mr)
             job_forget(tcp, job);
