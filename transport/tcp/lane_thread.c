@@ -315,7 +315,7 @@ bool ibx_tcp_thread_pull(struct tcp_lane *lane)
         atomic_store(&t->input, INPUT_GIVEN);
         call(t);
     }
-    return t->input == INPUT_GIVEN;
+    return t->input != INPUT_NONE;
 }
 
 bool ibx_tcp_thread_sends(const struct tcp_lane *lane)

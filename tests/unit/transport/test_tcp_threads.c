@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Encrypted bulk lanes that have a thread: what moves, what is taken back, what ends. */
+#include "tests/scenes/tcp_end.h"
+
+#include "common/clock.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define BOTH   (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE)
+#define LENGTH (1u << 20)
+#define MUCH   (32u << 20) /* more than the sockets hold */
+
+static struct end server, client;
+
+static void begin(unsigned server_threads, unsigned client_threads)
+{
+    int sockets[2];
+    sockets_tcp(sockets);
+    end_threads = server_threads;
+    end_init(&server, IBX_ROLE_SERVER, sockets[0], 2, 4);
+    end_threads = client_threads;
+    end_init(&client, IBX_ROLE_CLIENT, sockets[1], 2, 4);
+    ends_encrypt_and_connect(&server, &client);
+}
+
+static void end(void)
+{
+    end_close(&client);
+    end_close(&server);
+}
+
+static struct ibx_chunk chunk_of(enum ibx_rdma_kind kind, unsigned lane, void *local,
+                                 const struct ibx_mr *mr, size_t at, size_t length)
+{
+    return (struct ibx_chunk){.kind = kind,
+                              .lane = lane,
+                              .local = local,
+                              .remote_address = (uintptr_t)mr->span.address + at,
+                              .remote_keys = mr->keys,
+                              .length = length};
+}
+
+static void turn_both(void)
+{
+    end_turn(&server);
+    end_turn(&client);
+}
+
+/* Turns until that is so. */
+#define UNTIL(condition, turn)                                                                     \
+    for (uint64_t until_ = ibx_deadline_in_ms(END_PATIENCE_MS); !(condition); turn)                \
+    assert_true(ibx_now_ns() < until_)
+
+/* READs and WRITEs of both ends at once, each on both lanes, in pieces that are short, odd, and
+ * long. */
+static void test_all_ways_at_once(void **state)
+{
+    static const size_t pieces[] = {1, 20000, 32768, 100001, 400000, 495806};
+    static uint8_t read_to[2][LENGTH], write_from[2][LENGTH];
+    struct end *ends[] = {&server, &client};
+    struct ibx_chunk chunks[2][12];
+    struct ibx_mr *from[2], *to[2];
+    (void)state;
+    begin(2, 2);
+    for (unsigned e = 0; e < 2; e++) {
+        from[e] = end_register(ends[e], NULL, LENGTH, IBX_ACCESS_REMOTE_READ);
+        to[e] = end_register(ends[e], NULL, LENGTH, IBX_ACCESS_REMOTE_WRITE);
+        memset(read_to[e], 0, LENGTH);
+        for (size_t i = 0; i < LENGTH; i++) {
+            ((uint8_t *)from[e]->span.address)[i] = (uint8_t)(i * 7 + i / 4096 + e);
+            write_from[e][i] = (uint8_t)(i * 11 + i / 2048 + e);
+        }
+    }
+    for (unsigned e = 0; e < 2; e++) {
+        size_t at = 0;
+        unsigned accepted = 0;
+        for (unsigned i = 0; i < 6; at += pieces[i++]) {
+            chunks[e][2 * i] =
+                chunk_of(IBX_RDMA_READ, 1 + i % 2, read_to[e] + at, from[!e], at, pieces[i]);
+            chunks[e][2 * i + 1] =
+                chunk_of(IBX_RDMA_WRITE, 1 + i % 2, write_from[e] + at, to[!e], at, pieces[i]);
+        }
+        assert_int_equal(at, LENGTH);
+        for (unsigned i = 0; i < 12; i++)
+            accepted += !ibx_provider_tcp.rdma(ends[e]->tcp, &chunks[e][i]);
+        assert_int_equal(accepted, 12);
+    }
+    UNTIL(server.count == 12 && client.count == 12, turn_both());
+    for (unsigned e = 0; e < 2; e++) {
+        for (unsigned i = 0; i < 12; i++)
+            assert_int_equal(ends[e]->notes[i].status, 0);
+        assert_memory_equal(read_to[e], from[!e]->span.address, LENGTH);
+        assert_memory_equal(write_from[e], to[!e]->span.address, LENGTH);
+        assert_int_equal(ends[e]->tcp->threads, 2);
+    }
+    for (unsigned e = 0; e < 2; e++) {
+        end_deregister(ends[e], from[e]);
+        end_deregister(ends[e], to[e]);
+    }
+    end();
+}
+
+/* Only long bodies are worth a thread, and only as many as there may be. */
+static void test_threads_come_when_they_are_of_use(void **state)
+{
+    static uint8_t here[LENGTH];
+    (void)state;
+    begin(1, 0);
+    struct ibx_mr *mr = end_register(&client, NULL, LENGTH, BOTH);
+    struct ibx_chunk chunks[3];
+    assert_int_equal(server.tcp->threads, 0);
+    const size_t lengths[] = {10000, LENGTH, LENGTH};
+    for (unsigned i = 0; i < 3; i++) {
+        chunks[i] = chunk_of(IBX_RDMA_WRITE, 1 + i % 2, here, mr, 0, lengths[i]);
+        assert_int_equal(ibx_provider_tcp.rdma(server.tcp, &chunks[i]), 0);
+        UNTIL(server.count == i + 1, turn_both());
+        assert_int_equal(server.notes[i].status, 0);
+        assert_int_equal(server.tcp->threads, i ? 1 : 0);
+    }
+    assert_int_equal(client.tcp->threads, 0);
+    end_deregister(&client, mr);
+    end();
+}
+
+/* The client's READ is given to the thread, which can send a part; another one is behind it. */
+static void test_deregistration_under_reads(void **state)
+{
+    static uint8_t there[LENGTH];
+    (void)state;
+    begin(1, 0);
+    struct ibx_mr *first = end_register(&server, NULL, MUCH, BOTH);
+    struct ibx_mr *second = end_register(&server, there, LENGTH, BOTH);
+    uint8_t *room = malloc(MUCH);
+    struct ibx_chunk chunks[] = {chunk_of(IBX_RDMA_READ, 1, room, first, 0, MUCH),
+                                 chunk_of(IBX_RDMA_READ, 1, room, second, 0, LENGTH)};
+    for (unsigned i = 0; i < 2; i++)
+        assert_int_equal(ibx_provider_tcp.rdma(client.tcp, &chunks[i]), 0);
+    end_turn(&client);
+    end_settle(&server); /* the socket is full of the first */
+    end_deregister(&server, second);
+    assert_null(end_lost(&server));
+    UNTIL(client.count, turn_both());
+    assert_ptr_equal(client.notes[0].chunk, &chunks[1]);
+    assert_int_equal(client.notes[0].status, -EACCES);
+    assert_true(ibx_tcp_thread_sends(&server.tcp->lanes[1]));
+    end_deregister(&server, first); /* gives the memory back: who reads it now ends by a signal */
+    UNTIL(end_lost(&server), end_turn(&server));
+    assert_int_equal(end_lost(&server)->status, -ECONNABORTED);
+    ibx_provider_tcp.abort(server.tcp);
+    ibx_provider_tcp.abort(client.tcp);
+    end();
+    free(room);
+}
+
+/* What was sent altogether is no longer in the way of its memory, even before it is reported. */
+static void test_deregistration_after_a_read(void **state)
+{
+    static uint8_t here[LENGTH];
+    (void)state;
+    begin(1, 0);
+    for (unsigned i = 0; i < 20; i++) {
+        struct ibx_mr *mr = end_register(&server, NULL, LENGTH, BOTH);
+        struct ibx_chunk chunk = chunk_of(IBX_RDMA_READ, 1, here, mr, 0, LENGTH);
+        assert_int_equal(ibx_provider_tcp.rdma(client.tcp, &chunk), 0);
+        UNTIL(ibx_tcp_thread_sends(&server.tcp->lanes[1]), turn_both());
+        UNTIL(client.count == i + 1, end_turn(&client)); /* and the server makes no turn */
+        assert_int_equal(client.notes[i].status, 0);
+        end_deregister(&server, mr);
+        assert_null(end_lost(&server));
+    }
+    end();
+}
+
+static void test_deregistration_stops_an_arriving_write(void **state)
+{
+    (void)state;
+    begin(1, 0);
+    struct ibx_mr *mr = end_register(&server, NULL, MUCH, BOTH);
+    uint8_t *here = calloc(1, MUCH);
+    struct ibx_chunk chunk = chunk_of(IBX_RDMA_WRITE, 1, here, mr, 0, MUCH);
+    assert_int_equal(ibx_provider_tcp.rdma(client.tcp, &chunk), 0);
+    UNTIL(ibx_tcp_thread_receives(&server.tcp->lanes[1]), turn_both());
+    end_turn(&client);
+    end_deregister(&server, mr);
+    assert_false(ibx_tcp_thread_receives(&server.tcp->lanes[1]));
+    UNTIL(client.count, turn_both());
+    assert_int_equal(client.notes[0].status, -EACCES);
+    assert_null(end_lost(&server));
+    /* The lane goes on. */
+    mr = end_register(&server, NULL, LENGTH, BOTH);
+    memset(here, 0x3c, LENGTH);
+    chunk = chunk_of(IBX_RDMA_WRITE, 1, here, mr, 0, LENGTH);
+    assert_int_equal(ibx_provider_tcp.rdma(client.tcp, &chunk), 0);
+    UNTIL(client.count == 2, turn_both());
+    assert_int_equal(client.notes[1].status, 0);
+    assert_memory_equal(mr->span.address, here, LENGTH);
+    end_deregister(&server, mr);
+    end();
+    free(here);
+}
+
+/* When all is reported, no thread touches the memory, which is taken away. */
+static void test_abort_stops_all(void **state)
+{
+    (void)state;
+    for (unsigned way = 0; way < 2; way++) {
+        begin(2, 0);
+        struct ibx_mr *mr = end_register(&client, NULL, MUCH, BOTH);
+        struct ibx_mr *local = end_register(&server, NULL, MUCH, 0);
+        struct ibx_chunk chunk =
+            chunk_of(way ? IBX_RDMA_WRITE : IBX_RDMA_READ, 1, local->span.address, mr, 0, MUCH);
+        assert_int_equal(ibx_provider_tcp.rdma(server.tcp, &chunk), 0);
+        struct tcp_lane *lane = &server.tcp->lanes[1];
+        UNTIL(way ? ibx_tcp_thread_sends(lane) : ibx_tcp_thread_receives(lane), turn_both());
+        ibx_provider_tcp.abort(server.tcp);
+        assert_int_equal(server.count, 1);
+        assert_int_equal(server.notes[0].status, -ECONNRESET);
+        end_deregister(&server, local);
+        for (unsigned i = 0; i < 100; i++)
+            end_turn(&client);
+        end_deregister(&client, mr);
+        end();
+    }
+}
+
+/* A sleeper is woken by its threads, and not by the socket that they read. */
+static void test_sleepers_are_woken_by_threads(void **state)
+{
+    (void)state;
+    begin(1, 0);
+    struct ibx_mr *mr = end_register(&server, NULL, MUCH, BOTH);
+    uint8_t *here = calloc(1, MUCH);
+    struct ibx_chunk chunk = chunk_of(IBX_RDMA_WRITE, 1, here, mr, 0, MUCH);
+    assert_int_equal(ibx_provider_tcp.rdma(client.tcp, &chunk), 0);
+    UNTIL(ibx_tcp_thread_receives(&server.tcp->lanes[1]), turn_both());
+    while (ibx_provider_tcp.arm(server.tcp))
+        end_turn(&server);
+    assert_false(end_wakes(&server, 0));
+    UNTIL(end_wakes(&server, 0), end_turn(&client));
+    assert_int_equal(client.count, 0); /* the answer is the polling thread's */
+    end_turn(&server);
+    UNTIL(client.count, turn_both());
+    assert_int_equal(client.notes[0].status, 0);
+    do
+        end_settle(&server);
+    while (ibx_provider_tcp.arm(server.tcp));
+    assert_false(end_wakes(&server, 0));
+    end_deregister(&server, mr);
+    end();
+    free(here);
+}
+
+/* Bytes of somebody else within a body that the thread receives. */
+static void test_changed_bytes_end_the_connection(void **state)
+{
+    static uint8_t junk[20000];
+    (void)state;
+    begin(1, 0);
+    struct ibx_mr *mr = end_register(&server, NULL, MUCH, BOTH);
+    uint8_t *here = calloc(1, MUCH);
+    struct ibx_chunk chunk = chunk_of(IBX_RDMA_WRITE, 1, here, mr, 0, MUCH);
+    assert_int_equal(ibx_provider_tcp.rdma(client.tcp, &chunk), 0);
+    UNTIL(ibx_tcp_thread_receives(&server.tcp->lanes[1]), turn_both());
+    while (send(client.tcp->lanes[1].fd, junk, sizeof(junk), MSG_DONTWAIT) <= 0)
+        end_turn(&server);
+    UNTIL(end_lost(&server), end_turn(&server));
+    assert_int_equal(end_lost(&server)->status, -EBADMSG);
+    ibx_provider_tcp.abort(client.tcp);
+    ibx_provider_tcp.abort(server.tcp);
+    end_deregister(&server, mr);
+    end();
+    free(here);
+}
+
+/* A child has none of the threads: its close waits for none. */
+static void test_a_child_closes_its_part(void **state)
+{
+    static uint8_t here[LENGTH];
+    int status;
+    (void)state;
+    begin(1, 1);
+    struct ibx_mr *mr = end_register(&server, NULL, LENGTH, BOTH);
+    struct ibx_chunk chunk = chunk_of(IBX_RDMA_READ, 1, here, mr, 0, LENGTH);
+    assert_int_equal(ibx_provider_tcp.rdma(client.tcp, &chunk), 0);
+    UNTIL(client.count, turn_both());
+    pid_t child = fork();
+    if (!child) {
+        alarm(END_PATIENCE_MS / 1000);
+        ibx_provider_tcp.close(server.tcp);
+        ibx_provider_tcp.close(client.tcp);
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    chunk = chunk_of(IBX_RDMA_READ, 1, here, mr, 0, LENGTH);
+    assert_int_equal(ibx_provider_tcp.rdma(client.tcp, &chunk), 0);
+    UNTIL(client.count == 2, turn_both());
+    assert_int_equal(client.notes[1].status, 0);
+    end_deregister(&server, mr);
+    end();
+}
+
+int main(void)
+{
+    end_encrypts = true;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_all_ways_at_once),
+        cmocka_unit_test(test_threads_come_when_they_are_of_use),
+        cmocka_unit_test(test_deregistration_under_reads),
+        cmocka_unit_test(test_deregistration_after_a_read),
+        cmocka_unit_test(test_deregistration_stops_an_arriving_write),
+        cmocka_unit_test(test_abort_stops_all),
+        cmocka_unit_test(test_sleepers_are_woken_by_threads),
+        cmocka_unit_test(test_changed_bytes_end_the_connection),
+        cmocka_unit_test(test_a_child_closes_its_part),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
