@@ -27,7 +27,7 @@ int ibx_error_prefix(struct ibx_error *err, int code, const char *format, ...)
     int n = vsnprintf(err->message, sizeof(err->message), format, args);
     va_end(args);
     size_t used = n < 0 ? 0 : strlen(err->message);
-    if (used + 3 < sizeof(err->message))
+    if (*rest && used + 3 < sizeof(err->message))
         snprintf(err->message + used, sizeof(err->message) - used, ": %.*s",
                  (int)(sizeof(err->message) - used - 3), rest);
     if (!err->code)

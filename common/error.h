@@ -24,7 +24,8 @@ struct ibx_error {
 int ibx_error_set(struct ibx_error *err, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Puts "context: " before the message and returns err->code (or `code` when err is NULL). */
+/* Puts "context: " before the message, or "context" alone in its place if that is empty, and
+ * returns err->code (or `code` when err is NULL). */
 int ibx_error_prefix(struct ibx_error *err, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 

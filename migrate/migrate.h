@@ -62,6 +62,9 @@ struct ibx_migrate_observer {
     void (*status)(void *context, const struct ibx_migrate_status *status);
     /* One line for a person that is no error: a reconnection, a warning. May be NULL. */
     void (*notify)(void *context, const char *line);
+    /* The process ends by _exit(2) when this returns, from a thread of its own: a signal came while
+     * the source waited for an answer and nothing had been touched. May be NULL. */
+    void (*leaving)(void *context, const struct ibx_migrate_status *last, const char *why);
     void *context;
 };
 

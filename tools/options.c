@@ -51,12 +51,15 @@ void ibx_tool_end(const char *format, ...)
 
 void ibx_tool_bad_usage(const struct ibx_tool *tool, const char *format, ...)
 {
+    char sentence[4 * PATH_MAX];
     va_list args;
     va_start(args, format);
-    fprintf(stderr, "%s: ", tool->name);
-    vfprintf(stderr, format, args);
-    fprintf(stderr, "\nTry `%s --help' for more information.\n", tool->name);
+    vsnprintf(sentence, sizeof(sentence), format, args);
     va_end(args);
+    fprintf(stderr, "%s: %s\nTry `%s --help' for more information.\n", tool->name, sentence,
+            tool->name);
+    if (tool->failed)
+        tool->failed(sentence);
     exit(2);
 }
 
@@ -225,7 +228,11 @@ static error_t parse(int key, char *text, struct argp_state *state)
     line->given |= (uint64_t)1 << (key - FIRST_KEY);
     if (!take_value(option, text, line->args, &err))
         return 0;
-    fprintf(stderr, "%s: --%s: %s\n", line->tool->name, option->name, err.message);
+    struct ibx_error whole = err;
+    ibx_error_prefix(&whole, err.code, "--%s", option->name);
+    fprintf(stderr, "%s: %s\n", line->tool->name, whole.message);
+    if (line->tool->failed)
+        line->tool->failed(whole.message);
     exit(1);
 }
 

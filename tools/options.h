@@ -75,6 +75,8 @@ struct ibx_tool {
     const struct ibx_tool_command *commands; /* ended by a NULL name; NULL: the tool has none */
     const struct ibx_tool_option *options;   /* ended by one without name and help */
     bool lists_transport;                    /* --help lists what --set takes */
+    /* Gets each sentence that ends the process here, before it does; may be NULL. */
+    void (*failed)(const char *sentence);
 };
 
 /* Parses the line into `args`. *command is the index in tool->commands, *uri NULL where none is

@@ -121,7 +121,7 @@ static int receive_new(struct destination *d, struct ibx_error *err)
     int rc = ibx_destination_begin(d, DESTINATION_LISTENING);
     if (!rc)
         rc = check(d, err);
-    ibx_journal_prune_old(d->options->folder);
+    ibx_journal_prune_old(d->options->folder, d->status.record.qmp);
     if (!rc)
         rc = open_acceptor(d, d->options->listen, err);
     if (!rc)

@@ -128,6 +128,9 @@ int ibx_journal_remove(const char *folder, const struct ibx_journal *record, str
 /* A finished record is kept for DAYS days if it is among the newest KEEP. */
 #define IBX_JOURNAL_DAYS 30u
 #define IBX_JOURNAL_KEEP 100u
+/* Of migrations that ended in KEPT or GIVEN_UP so many are kept, and none of a monitor whose VM is
+ * migrated again. */
+#define IBX_JOURNAL_KEEP_FAILED 10u
 
 struct ibx_journal_prune {
     const char *qmp;   /* of this monitor; NULL: any */
@@ -135,6 +138,8 @@ struct ibx_journal_prune {
     bool remove;       /* with the files of guest RAM that a completed migration left behind */
     uint64_t before_s; /* written before this, or */
     size_t keep;       /* with more newer finished ones than this */
+    /* Also those in KEPT or GIVEN_UP of this monitor, or beyond KEEP_FAILED; NULL: no. */
+    const char *superseded;
     /* Called for each that is old enough: `why` it stays, or NULL: it was deleted. May be NULL. */
     void (*each)(void *context, const struct ibx_journal *record, const char *why);
     void *context;
@@ -144,8 +149,8 @@ struct ibx_journal_prune {
  * of a source in DONE stays while its QEMU lives, because that QEMU must not be continued. */
 int ibx_journal_prune(const char *folder, const struct ibx_journal_prune *which,
                       struct ibx_error *err);
-/* By age and number as above; before a new migration. */
-void ibx_journal_prune_old(const char *folder);
+/* By age and number as above; before a new migration of the QEMU at `qmp`. */
+void ibx_journal_prune_old(const char *folder, const char *qmp);
 /* Whether the process that was the VM's QEMU has ended. */
 bool ibx_journal_qemu_gone(const struct ibx_journal *record);
 

@@ -32,16 +32,31 @@ static const char *needed(const struct ibx_journal *record, bool unfinished)
     return NULL;
 }
 
-static bool too_young(const struct ibx_journal_prune *which, const struct ibx_journal *record,
-                      size_t over)
+/* It ended before the VM could run at the destination, and nobody has anything to do about it. */
+static bool has_failed(const struct ibx_journal *record)
 {
-    return record->written_s >= which->before_s && over <= which->keep;
+    return record->state == IBX_JOURNAL_KEPT || record->state == IBX_JOURNAL_GIVEN_UP;
+}
+
+/* How many are over, and have failed, of those up to this one. */
+struct newer {
+    size_t over, failed;
+};
+
+static bool too_young(const struct ibx_journal_prune *which, const struct ibx_journal *record,
+                      const struct newer *newer)
+{
+    if (which->superseded && has_failed(record) &&
+        (!strcmp(which->superseded, record->qmp) || newer->failed > IBX_JOURNAL_KEEP_FAILED))
+        return false;
+    return record->written_s >= which->before_s && newer->over <= which->keep;
 }
 
 /* Under its lock, which no tool then has. Reads it again: a tool may have changed it since it was
  * listed. Returns why it stays; NULL: it was deleted. */
 static const char *remove_one(const char *folder, const struct ibx_journal_prune *which,
-                              struct ibx_journal *record, size_t over, struct ibx_error *err)
+                              struct ibx_journal *record, const struct newer *newer,
+                              struct ibx_error *err)
 {
     char lock[PATH_MAX];
     int lock_fd;
@@ -49,7 +64,7 @@ static const char *remove_one(const char *folder, const struct ibx_journal_prune
         return err->message;
     int rc = ibx_journal_reload(folder, record, err);
     const char *why = rc ? NULL : needed(record, which->unfinished);
-    if (!rc && !why && too_young(which, record, over))
+    if (!rc && !why && too_young(which, record, newer))
         why = "it has just been written";
     if (rc == -ENOENT) { /* another process was faster, and the lock's file is new */
         ibx_journal_path(folder, record, ".lock", lock, sizeof(lock));
@@ -68,19 +83,21 @@ int ibx_journal_prune(const char *folder, const struct ibx_journal_prune *which,
                       struct ibx_error *err)
 {
     struct ibx_journal *records;
-    size_t count, over = 0;
+    struct newer newer = {0};
+    size_t count;
     int rc = ibx_journal_list(folder, &records, &count, err);
     if (rc)
         return rc;
     for (size_t i = 0; i < count; i++) {
         struct ibx_error silent = {0};
-        over += ibx_journal_over(&records[i]);
+        newer.over += ibx_journal_over(&records[i]);
+        newer.failed += has_failed(&records[i]);
         if ((which->qmp && strcmp(which->qmp, records[i].qmp)) ||
-            too_young(which, &records[i], over))
+            too_young(which, &records[i], &newer))
             continue;
         const char *why = needed(&records[i], which->unfinished);
         if (!why)
-            why = remove_one(folder, which, &records[i], over, &silent);
+            why = remove_one(folder, which, &records[i], &newer, &silent);
         if (which->each)
             which->each(which->context, &records[i], why);
     }
@@ -88,9 +105,11 @@ int ibx_journal_prune(const char *folder, const struct ibx_journal_prune *which,
     return 0;
 }
 
-void ibx_journal_prune_old(const char *folder)
+void ibx_journal_prune_old(const char *folder, const char *qmp)
 {
-    const struct ibx_journal_prune old = {
-        .before_s = (uint64_t)time(NULL) - IBX_JOURNAL_DAYS * 86400ull, .keep = IBX_JOURNAL_KEEP};
+    const struct ibx_journal_prune old = {.before_s =
+                                              (uint64_t)time(NULL) - IBX_JOURNAL_DAYS * 86400ull,
+                                          .keep = IBX_JOURNAL_KEEP,
+                                          .superseded = qmp};
     ibx_journal_prune(folder, &old, NULL);
 }

@@ -98,25 +98,35 @@ static int check(struct source *s, struct ibx_error *err)
 
 struct signal_watch {
     int signals, over;
+    const struct ibx_migrate_observer *observer;
+    struct ibx_migrate_status last; /* a copy */
 };
 
 /* Ends the process: nothing has been touched, and the watchdog records that the VM goes on. */
 static void *leave_on_signal(void *argument)
 {
-    const struct signal_watch *watch = argument;
+    struct signal_watch *watch = argument;
     struct pollfd fds[2] = {{.fd = watch->signals, .events = POLLIN},
                             {.fd = watch->over, .events = POLLIN}};
     while (poll(fds, 2, -1) < 0 && errno == EINTR)
         ;
-    if (fds[0].revents && !fds[1].revents)
-        _exit(EXIT_FAILURE);
-    return NULL;
+    if (!fds[0].revents || fds[1].revents)
+        return NULL;
+    watch->last.phase = IBX_PHASE_FAILED;
+    watch->last.now_ns = ibx_now_ns();
+    if (watch->observer->leaving)
+        watch->observer->leaving(watch->observer->context, &watch->last,
+                                 "cancelled before the destination answered: the VM stays here");
+    _exit(EXIT_FAILURE);
 }
 
 /* Waits for a host that does not answer for timeout_ms, or until a signal. */
 static int ask(struct source *s, struct ibx_error *err)
 {
-    struct signal_watch watch = {.signals = s->signals.fd, .over = eventfd(0, EFD_CLOEXEC)};
+    struct signal_watch watch = {.signals = s->signals.fd,
+                                 .over = eventfd(0, EFD_CLOEXEC),
+                                 .observer = &s->options->observer,
+                                 .last = s->status};
     pthread_t thread;
     bool watched = watch.over >= 0 && !pthread_create(&thread, NULL, leave_on_signal, &watch);
     int rc =
@@ -151,7 +161,7 @@ static int set_settings(struct source *s, struct ibx_error *err)
 
 static int prepare(struct source *s, struct ibx_error *err)
 {
-    ibx_journal_prune_old(s->options->folder);
+    ibx_journal_prune_old(s->options->folder, s->status.record.qmp);
     int rc = open_record(s, err);
     if (!rc)
         rc = ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_HERE, err);

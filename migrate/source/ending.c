@@ -148,9 +148,12 @@ static int check_patience(struct source *s, struct ibx_error *err)
         return 0;
     int rc = ibx_source_move(s, SOURCE_LEFT, err);
     return rc ? rc
-              : ibx_error_prefix(err, -ETIMEDOUT,
-                                 "given up after %u s; ib-migrate recover continues the migration",
-                                 s->options->give_up_s);
+              : ibx_error_set(
+                    err, -ETIMEDOUT,
+                    "given up, because the destination has been away for %u s: ib-migrate "
+                    "recover continues the migration%s%s%s",
+                    s->options->give_up_s, *s->status.message ? " (" : "", s->status.message,
+                    *s->status.message ? ")" : "");
 }
 
 /* The destination waits for COMMIT, and QEMU has ended here. The VM may have been continued here

@@ -3,6 +3,7 @@
 """test_ib_migrate.py IB-MIGRATE: the tool as its users see it: arguments, messages, JSON, exit
 status. With QEMU, GUEST_ELF and GUEST_EXPECT in the environment, and as root, it migrates VMs."""
 import fcntl
+import glob
 import json
 import os
 import pty
@@ -26,9 +27,12 @@ def case(function):
         try:
             function(scene)
         finally:
+            for process in scene.started:  # a sender keeps the memory of a QEMU that ends
+                process.kill()
+                process.wait(LIMIT)
             for vm in scene.vms:
-                vm.end()
-                os.unlink(vm.ram)
+                for path in glob.glob(vm.ram + "*"):
+                    os.unlink(path)
     run.__name__ = function.__name__
     return test(run)
 
@@ -82,11 +86,12 @@ def help_and_version_are_no_errors(scene):
 
 @case
 def wrong_usage_exits_2(scene):
-    for line in ("", "move", "--json", "--qmp x", "receive", "receive --qmp Q", "send --qmp Q",
+    for line in ("", "move", "--quiet", "--qmp x", "receive", "receive --qmp Q", "send --qmp Q",
                  "send tcp://a:1", "send --qmp Q tcp://a:1 more", "receive --listen tcp://a:1",
                  "receive --qmp Q --listen tcp://a:1 more", "check", "recover", "rollback", "set",
                  "set --qmp Q", "prune --unfinished", "prune more", "status --unfinished",
-                 "status more", "cancel more", "status --nonsense", "cancel --json", "status --yes",
+                 "status more", "cancel more", "status --nonsense", "cancel --quiet",
+                 "status --yes",
                  "send --qmp Q --listen x tcp://a:1", "send --qmp Q --max-bandwidth 1G tcp://a:1",
                  "receive --qmp Q --listen tcp://a:1 --quit", "check --qmp Q --yes",
                  "receive --qmp Q --listen tcp://a:1 --links 2", "status --set chunk=1M",
@@ -322,8 +327,8 @@ def check_says_every_reason_and_touches_nothing(scene):
     private.runs_on()
     good = Vm(scene)
     equal(succeeds(scene, "check", *good.qmp), f"the VM at {good.socket} can be migrated\n")
-    equal(json.loads(succeeds(scene, "check --json", *good.qmp)), {"movable": True, "refusals": [],
-                                                               "error": None})
+    equal(json.loads(succeeds(scene, "check --json", *good.qmp)),
+          {"movable": True, "refusals": [], "error": None, "exit_status": 0})
     good.runs_on()
 
 
@@ -337,7 +342,7 @@ def check_says_what_it_found_without_a_receiver_too(scene):
     for vm, words in ((private, ["share=on"]), (good, [])):
         code, out, err = scene.run("check", "--json", *vm.qmp, uri)
         answer = json.loads(out)
-        equal((code, sorted(answer)), (1, ["error", "movable", "refusals"]))
+        equal((code, sorted(answer)), (1, ["error", "exit_status", "movable", "refusals"]))
         equal(answer["movable"], False)
         equal(len(answer["refusals"]), len(words))
         assert all(word in one for word, one in zip(words, answer["refusals"])), answer

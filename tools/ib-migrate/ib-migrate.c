@@ -14,10 +14,11 @@
 
 enum { RECEIVE, SEND, CHECK, STATUS, CANCEL, SET, RECOVER, ROLLBACK, PRUNE };
 
-#define BIT(command) (1u << (command))
-#define MIGRATING    (BIT(RECEIVE) | BIT(SEND) | BIT(RECOVER))
-#define CONNECTING   (MIGRATING | BIT(CHECK) | BIT(ROLLBACK))
-#define AT(member)   offsetof(struct migrate_args, member)
+#define BIT(command)   (1u << (command))
+#define MIGRATING      (BIT(RECEIVE) | BIT(SEND) | BIT(RECOVER))
+#define CONNECTING     (MIGRATING | BIT(CHECK) | BIT(ROLLBACK))
+#define TOLD_BY_RESULT (BIT(CANCEL) | BIT(SET) | BIT(ROLLBACK) | BIT(PRUNE))
+#define AT(member)     offsetof(struct migrate_args, member)
 
 /* ------------------------------------------------------------ values */
 
@@ -110,6 +111,7 @@ static const struct ibx_tool_option options[] = {
     {"state-dir", "DIR",
      "The directory of the records [$IBX_STATE_DIR, /var/lib/ibx, ~/.local/state/ibx]",
      .type = IBX_TOOL_TEXT, .at = AT(state_dir)},
+    {"json", NULL, "Print one JSON object a line on standard output", .at = AT(json)},
     {.help = "Options of receive, send, check, recover and rollback:"},
     IBX_TOOL_OPTION_KEY_FILE(struct migrate_args, CONNECTING),
     IBX_TOOL_OPTION_ENCRYPTION(struct migrate_args, CONNECTING),
@@ -117,8 +119,6 @@ static const struct ibx_tool_option options[] = {
     {.help = "Options of receive, send and recover:"},
     {"give-up", "SECONDS", "End when the other side has been away for that long [never]", MIGRATING,
      IBX_TOOL_UNSIGNED, AT(give_up_s), 1, GIVE_UP_MAX, NULL},
-    {"json", NULL, "Print one JSON object a line on standard output; also: status, check",
-     .commands = MIGRATING | BIT(STATUS) | BIT(CHECK), .at = AT(json)},
     {"quiet", NULL, "Print only errors and what --json prints", MIGRATING, .at = AT(quiet)},
     {"no-verify", NULL,
      "Do not compare what has come with the memory of the source; at both ends, or it has no "
@@ -154,6 +154,9 @@ static const struct ibx_tool_option options[] = {
      "not confirmed",
      BIT(PRUNE), .at = AT(unfinished)},
     {"yes", NULL, "rollback: do not ask", BIT(ROLLBACK), .at = AT(yes)},
+    {"prometheus", NULL, "status: print figures for Prometheus", BIT(STATUS), .at = AT(prometheus)},
+    {"output", "FILE", "status --prometheus: replace this file, at once and as a whole",
+     BIT(STATUS), IBX_TOOL_TEXT, .at = AT(output)},
     {0},
 };
 
@@ -164,6 +167,7 @@ static const struct ibx_tool tool = {
     .commands = commands,
     .options = options,
     .lists_transport = true,
+    .failed = ibx_cli_result_failed,
 };
 
 static void check_line(const struct migrate_args *args, unsigned command)
@@ -174,6 +178,10 @@ static void check_line(const struct migrate_args *args, unsigned command)
         ibx_tool_bad_usage(&tool, "--listen is needed, for instance --listen rdma://0.0.0.0:18600");
     if (command == SET && !args->bandwidth_given)
         ibx_tool_bad_usage(&tool, "--max-bandwidth is needed");
+    if (args->output && !args->prometheus)
+        ibx_tool_bad_usage(&tool, "--output needs --prometheus: what to write to that file");
+    if (args->prometheus && args->json)
+        ibx_tool_bad_usage(&tool, "--prometheus and --json are two formats: give one");
     if (args->unfinished && !*args->qmp)
         ibx_tool_bad_usage(&tool, "--unfinished needs --qmp: the monitor that the QEMU had");
     if (args->destination && args->uri)
@@ -198,7 +206,9 @@ int main(int argc, char **argv)
     unsigned command;
     signal(SIGPIPE, SIG_IGN);
     ibx_options_init(&args.options);
+    ibx_cli_result_begin(argc, argv);
     ibx_tool_parse(&tool, argc, argv, &args, &command, &args.uri);
+    ibx_cli_result_command(commands[command].name, BIT(command) & TOLD_BY_RESULT);
     check_line(&args, command);
     resolve_key_file(&args.options);
     if (ibx_journal_folder(args.state_dir, args.folder, sizeof(args.folder), &err))

@@ -5,6 +5,8 @@
  *   ib-migrate.c  the command line
  *   migrate.c     receive, send, recover, check
  *   records.c     status, cancel, set, prune: the recorded migrations and the waiting receivers
+ *   prometheus.c  status --prometheus
+ *   result.c      what --json prints last, on every exit
  *   rollback.c    rollback
  *   progress.c    shows a migration while it runs, from a thread of its own
  *   text.c        what the others print: progress bar, phases, summary
@@ -16,19 +18,21 @@
 
 #include <stdio.h>
 
-/* Exit statuses, see ib-migrate(1); 2 is wrong usage. */
-enum { MIGRATE_DONE = 0, MIGRATE_FAILED = 1, MIGRATE_UNFINISHED = 3 };
+/* Exit statuses, see ib-migrate(1). */
+enum { MIGRATE_DONE = 0, MIGRATE_FAILED = 1, MIGRATE_USAGE = 2, MIGRATE_UNFINISHED = 3 };
 
 struct migrate_args {
     char qmp[PATH_MAX];    /* "" not given; else absolute, without links */
     const char *uri;       /* send, recover, check; else NULL */
     const char *listen;    /* receive, recover */
     const char *state_dir; /* as given, or NULL */
+    const char *output;    /* status --prometheus: the file; NULL: standard output */
     char folder[PATH_MAX]; /* of the records */
     struct ibx_options options;
     uint64_t max_bandwidth;
     unsigned links, give_up_s;
-    bool bandwidth_given, minor, no_verify, quit, remove, json, quiet, yes, destination, unfinished;
+    bool bandwidth_given, minor, no_verify, quit, remove, json, quiet, yes, destination, unfinished,
+        prometheus;
 };
 
 /* The commands: their exit status. */
@@ -41,6 +45,12 @@ int ibx_cli_status(const struct migrate_args *args);
 int ibx_cli_cancel(const struct migrate_args *args);
 int ibx_cli_set(const struct migrate_args *args);
 int ibx_cli_prune(const struct migrate_args *args);
+
+/* ------------------------------------------------------------ migrate.c */
+
+/* The last line of --json. `rc` and `err` are those of the migration, `status` the exit status. */
+void ibx_cli_print_summary(int rc, int status, const struct ibx_migrate_status *last,
+                           const struct ibx_error *err);
 
 /* ------------------------------------------------------------ records.c */
 
@@ -55,6 +65,36 @@ json_t *ibx_cli_ask_status(const struct migrate_args *args, const struct ibx_jou
 void ibx_cli_use_record(struct ibx_options *options, const struct ibx_journal *record);
 /* Where the VM is: as ibx_journal_describe(), and whether the QEMU that it ran in has ended. */
 void ibx_cli_vm_state(const struct ibx_journal *record, char *sentence, size_t size);
+
+/* A migration, or a receiver that waits for one, as status knows it. */
+struct migrate_view {
+    struct ibx_journal record; /* without a state of a receiver */
+    bool live;                 /* an ib-migrate works on it and has answered: `status` */
+    bool mute;                 /* one works on it and did not answer */
+    struct ibx_migrate_status status;
+};
+
+/* ------------------------------------------------------------ prometheus.c */
+
+/* Prints all of it in Prometheus's text format, newest first, to args->output or standard output.
+ * The file is replaced as a whole and readable by everybody, as node_exporter wants it. */
+int ibx_cli_prometheus(const struct migrate_args *args, const struct migrate_view *views,
+                       size_t count, struct ibx_error *err);
+
+/* ------------------------------------------------------------ result.c */
+
+/* Before the command line is parsed: whether it has --json. From here on every exit(3) with a
+ * status other than 0, and that of commands that print nothing else, prints one object
+ * {"result": ...}, unless one or a summary was printed. */
+void ibx_cli_result_begin(int argc, char **argv);
+/* The command's name; `always`: a result also for status 0. */
+void ibx_cli_result_command(const char *name, bool always);
+/* The sentence of the result: the last one counts. */
+void ibx_cli_result_failed(const char *sentence);
+/* A result or a summary has been printed. */
+void ibx_cli_result_told(void);
+/* "done", "failed", "wrong-usage", "unfinished": of an exit status. */
+const char *ibx_cli_outcome(int status);
 
 /* ------------------------------------------------------------ text.c */
 

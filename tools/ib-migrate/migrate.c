@@ -44,15 +44,17 @@ static void print_success(const struct ibx_migrate_status *last)
     ibx_cli_summary(stdout, last);
 }
 
-static void print_summary(int rc, int status, const struct ibx_migrate_status *last,
-                          const struct ibx_error *err)
+void ibx_cli_print_summary(int rc, int status, const struct ibx_migrate_status *last,
+                           const struct ibx_error *err)
 {
     json_t *summary = ibx_migrate_status_json(last);
     if (!summary || json_object_set_new(summary, "complete", json_boolean(!rc)) ||
+        json_object_set_new(summary, "outcome", json_string(ibx_cli_outcome(status))) ||
         json_object_set_new(summary, "exit_status", json_integer(status)) ||
         json_object_set_new(summary, "error", rc ? ibx_json_text(err->message) : json_null()))
         ibx_cli_message("no memory for the summary");
     ibx_cli_print_json(json_pack("{s:o}", "summary", summary));
+    ibx_cli_result_told();
 }
 
 /* A closed standard output does not change the exit status. */
@@ -63,7 +65,7 @@ static int finish(const struct migrate_args *args, int rc, const struct ibx_migr
                        : unfinished(&last->record) ? MIGRATE_UNFINISHED
                                                    : MIGRATE_FAILED;
     if (args->json)
-        print_summary(rc, status, last, err);
+        ibx_cli_print_summary(rc, status, last, err);
     if (rc)
         print_failure(last, err);
     else if (!args->json && !args->quiet)
@@ -189,7 +191,7 @@ static int confirm(const struct migrate_args *args, const struct ibx_journal *re
     else if (!rc && !args->quiet)
         printf("%s\n", text); /* it has no figures */
     if (args->json)
-        print_summary(rc, rc ? MIGRATE_FAILED : MIGRATE_DONE, &last, &err);
+        ibx_cli_print_summary(rc, rc ? MIGRATE_FAILED : MIGRATE_DONE, &last, &err);
     fflush(stdout);
     return rc ? MIGRATE_FAILED : MIGRATE_DONE;
 }
@@ -237,9 +239,12 @@ static json_t *list_of(const struct ibx_blockers *blockers)
 /* `err`: why not everything could be asked, code 0: it was. */
 static void print_check_json(const struct ibx_blockers *blockers, const struct ibx_error *err)
 {
-    ibx_cli_print_json(json_pack("{s:b, s:o, s:o}", "movable", !blockers->count && !err->code,
-                                 "refusals", list_of(blockers), "error",
-                                 err->code ? ibx_json_text(err->message) : json_null()));
+    const bool movable = !blockers->count && !err->code;
+    ibx_cli_print_json(json_pack("{s:b, s:o, s:o, s:i}", "movable", movable, "refusals",
+                                 list_of(blockers), "error",
+                                 err->code ? ibx_json_text(err->message) : json_null(),
+                                 "exit_status", movable ? MIGRATE_DONE : MIGRATE_FAILED));
+    ibx_cli_result_told();
 }
 
 static void print_check(const struct migrate_args *args, const struct ibx_blockers *blockers,

@@ -10,9 +10,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <time.h>
 #include <unistd.h>
 
 #define QUEUE   32u
+#define LEAVE_S 1   /* for what is left to be shown */
 #define COLUMNS 80u /* of a terminal that does not report them */
 
 struct entry {
@@ -162,6 +164,26 @@ static void on_notify(void *context, const char *line)
     pthread_mutex_unlock(&p->lock);
 }
 
+/* Another thread ends the process at once. What is shown may hang, as on a stopped terminal. */
+static void on_leaving(void *context, const struct ibx_migrate_status *last, const char *why)
+{
+    struct migrate_progress *p = context;
+    struct timespec until;
+    struct ibx_error err = {0};
+    pthread_mutex_lock(&p->lock);
+    p->end = true;
+    pthread_cond_signal(&p->more);
+    pthread_mutex_unlock(&p->lock);
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += LEAVE_S;
+    if (pthread_timedjoin_np(p->thread, NULL, &until))
+        return;
+    ibx_error_set(&err, -ECANCELED, "%s", why);
+    if (p->json)
+        ibx_cli_print_summary(err.code, MIGRATE_FAILED, last, &err);
+    ibx_cli_message(why);
+}
+
 int ibx_cli_progress_start(const struct migrate_args *args, struct migrate_progress **out,
                            struct ibx_migrate_observer *observer, struct ibx_error *err)
 {
@@ -185,7 +207,7 @@ int ibx_cli_progress_start(const struct migrate_args *args, struct migrate_progr
         return ibx_error_set(err, rc, "no thread to show the progress: %s", strerror(-rc));
     }
     ibx_log_over_bar(p->terminal && !p->quiet);
-    *observer = (struct ibx_migrate_observer){on_status, on_notify, p};
+    *observer = (struct ibx_migrate_observer){on_status, on_notify, on_leaving, p};
     *out = p;
     return 0;
 }

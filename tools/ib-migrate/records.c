@@ -267,6 +267,32 @@ static void print_record(const struct migrate_args *args, const struct ibx_journ
     json_decref(live);
 }
 
+/* With the figures of the ib-migrate that works on it. */
+static void view_record(const struct migrate_args *args, const struct ibx_journal *record,
+                        struct migrate_view *view)
+{
+    struct ibx_error err = {0};
+    json_t *live = ibx_journal_over(record) ? NULL : ibx_cli_ask_status(args, record, &err);
+    view->record = *record;
+    view->live = live && !ibx_migrate_status_take(live, &view->status, &err);
+    view->mute = !view->live && trouble(&err);
+    json_decref(live);
+}
+
+static int print_prometheus(const struct migrate_args *args, const struct found *found)
+{
+    struct ibx_error err = {0};
+    const size_t count = found->record_count + found->receiver_count;
+    struct migrate_view *views = calloc(count + 1, sizeof(*views));
+    if (!views)
+        return ibx_cli_fail("no memory for the figures of all migrations");
+    for (size_t i = 0; i < found->record_count; i++)
+        view_record(args, &found->records[i], &views[i]);
+    int rc = ibx_cli_prometheus(args, views, count, &err);
+    free(views);
+    return rc ? ibx_cli_fail(err.message) : ibx_cli_flush(MIGRATE_DONE);
+}
+
 static void print_none(const struct migrate_args *args)
 {
     printf("no migration%s%s is recorded in %s\n", args->qmp[0] ? " of the QEMU at " : "",
@@ -279,6 +305,11 @@ int ibx_cli_status(const struct migrate_args *args)
     struct ibx_error err = {0};
     if (find(args, &found, &err))
         return ibx_cli_fail(err.message);
+    if (args->prometheus) {
+        int status = print_prometheus(args, &found);
+        found_free(&found);
+        return status;
+    }
     for (size_t i = 0; i < found.receiver_count; i++)
         print_receiver(args, &found.receivers[i]);
     for (size_t i = 0; i < found.record_count; i++)
@@ -355,34 +386,54 @@ int ibx_cli_set(const struct migrate_args *args)
 
 /* ------------------------------------------------------------ prune */
 
+struct pruning {
+    const struct migrate_args *args;
+    bool any;
+};
+
+/* One that could be deleted; `path`: memory that it leaves behind, or "". */
+static void print_pruned_json(const struct ibx_journal *record, const char *state, const char *why,
+                              const char *path)
+{
+    ibx_cli_print_json(json_pack("{s:{s:o, s:s, s:b, s:o, s:o}}", "prune", "record",
+                                 ibx_migrate_record_json(record), "sentence", state, "deleted",
+                                 !why, "kept_because", why ? ibx_json_text(why) : json_null(),
+                                 "memory_file", *path ? ibx_json_text(path) : json_null()));
+}
+
 static void print_pruned(void *context, const struct ibx_journal *record, const char *why)
 {
+    struct pruning *pruning = context;
     char state[IBX_ERROR_MAX], path[PATH_MAX];
+    pruning->any = true;
     ibx_cli_vm_state(record, state, sizeof(state));
+    if (!record->source || !ibx_journal_qemu_gone(record) || !ibx_journal_memory_file(record, path))
+        path[0] = '\0';
+    if (pruning->args->json) {
+        print_pruned_json(record, state, why, path);
+        return;
+    }
     printf("%s: %s%s%s%s\n", why ? "kept" : "deleted", state, why ? " (" : "", why ? why : "",
            why ? ")" : "");
-    if (!why && record->source && ibx_journal_qemu_gone(record) &&
-        ibx_journal_memory_file(record, path)) {
-        ibx_text_sanitize(path);
+    ibx_text_sanitize(path);
+    if (!why && *path)
         printf("  its memory still takes room in %s: remove that file%s\n", path,
                record->state == IBX_JOURNAL_DONE ? "; prune --remove would have" : "");
-    }
-    *(bool *)context = true;
 }
 
 int ibx_cli_prune(const struct migrate_args *args)
 {
-    bool any = false;
+    struct pruning pruning = {.args = args};
     struct ibx_error err = {0};
     const struct ibx_journal_prune which = {.qmp = args->qmp[0] ? args->qmp : NULL,
                                             .unfinished = args->unfinished,
                                             .remove = args->remove,
                                             .before_s = UINT64_MAX,
                                             .each = print_pruned,
-                                            .context = &any};
+                                            .context = &pruning};
     if (ibx_journal_prune(args->folder, &which, &err))
         return ibx_cli_fail(err.message);
-    if (!any)
+    if (!pruning.any && !args->json)
         print_none(args);
     return ibx_cli_flush(MIGRATE_DONE);
 }

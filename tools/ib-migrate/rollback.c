@@ -119,7 +119,7 @@ static bool agreed(const struct migrate_args *args, const char *vm)
     if (args->yes)
         return true;
     if (!isatty(STDIN_FILENO)) {
-        ibx_cli_message("nothing was done: without a terminal, rollback needs --yes");
+        ibx_cli_fail("nothing was done: without a terminal, rollback needs --yes");
         return false;
     }
     fprintf(stderr, "Type the VM's name (%s) or yes to roll back: ", vm);
@@ -128,7 +128,7 @@ static bool agreed(const struct migrate_args *args, const char *vm)
     line[strcspn(line, "\n")] = '\0';
     if (line[0] && (!strcmp(line, "yes") || !strcmp(line, vm)))
         return true;
-    ibx_cli_message("nothing was done");
+    ibx_cli_fail("nothing was done");
     return false;
 }
 
@@ -158,6 +158,7 @@ int ibx_cli_rollback(const struct migrate_args *args)
         return MIGRATE_FAILED;
     if (ibx_migrate_rollback(args->folder, &record, &options, &err))
         return ibx_cli_fail(err.message);
-    printf("%s: rolled back, it runs here again\n", vm);
-    return MIGRATE_DONE;
+    if (!args->json)
+        printf("%s: rolled back, it runs here again\n", vm);
+    return ibx_cli_flush(MIGRATE_DONE);
 }

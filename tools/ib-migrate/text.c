@@ -18,6 +18,7 @@ void ibx_cli_message(const char *message)
 int ibx_cli_fail(const char *message)
 {
     ibx_cli_message(message);
+    ibx_cli_result_failed(message);
     return MIGRATE_FAILED;
 }
 

@@ -729,13 +729,37 @@ static void pruning_leaves_others_alone(NO_STATE)
     assert_int_equal(prune((struct ibx_journal_prune){.before_s = 500, .keep = 1}).gone, 1);
     assert_memory_equal(only().id, b.id, sizeof(b.id));
     set_written(&b, 1000);
-    ibx_journal_prune_old(folder);
+    ibx_journal_prune_old(folder, "/run/another");
     assert_int_equal(ibx_journal_list(folder, &all, &count, &error), 0);
     assert_int_equal(count, 0);
     free(all);
-    in_state(true, 3, IBX_JOURNAL_KEPT, false);
-    ibx_journal_prune_old(folder);
+    b = in_state(true, 3, IBX_JOURNAL_KEPT, false);
+    ibx_journal_prune_old(folder, "/run/another");
     assert_int_equal(only().state, IBX_JOURNAL_KEPT);
+    assert_int_equal(ibx_journal_remove(folder, &b, &error), 0);
+}
+
+static size_t records(void)
+{
+    struct ibx_journal *all;
+    size_t count;
+    assert_int_equal(ibx_journal_list(folder, &all, &count, &error), 0);
+    free(all);
+    return count;
+}
+
+/* A script that tries a migration again and again leaves one record; others leave some. */
+static void failed_ones_do_not_pile_up(NO_STATE)
+{
+    struct ibx_journal r = sample(true, 1);
+    for (uint8_t i = 1; i <= 15; i++)
+        in_state(i % 2, i, i % 2 ? IBX_JOURNAL_KEPT : IBX_JOURNAL_GIVEN_UP, false);
+    in_state(true, 20, IBX_JOURNAL_ROLLED_BACK, false);
+    in_state(false, 21, IBX_JOURNAL_DONE, false);
+    ibx_journal_prune_old(folder, "/run/another");
+    assert_int_equal(records(), IBX_JOURNAL_KEEP_FAILED + 2);
+    ibx_journal_prune_old(folder, r.qmp);
+    assert_int_equal(records(), 2);
 }
 
 /* While the newest one goes, a tool has come to work on the next, or another has removed it. */
@@ -809,6 +833,7 @@ int main(void)
         TEST(newest_come_first),
         TEST(the_newest_that_fits_is_found),
         TEST(what_is_over_can_be_pruned),
+        TEST(failed_ones_do_not_pile_up),
         TEST(what_counts_is_read_under_the_lock),
         TEST(pruning_leaves_others_alone),
     };

@@ -1,0 +1,350 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""test_ib_migrate_exits.py IB-MIGRATE: what programs read of the tool: --json on every exit, and
+the figures for Prometheus, by a strict parser of their format."""
+import json
+import os
+import re
+import signal
+import socket
+import sys
+
+import harness
+from harness import LIMIT, equal, free_port, run_all, until
+
+import test_ib_migrate as tool
+from test_ib_migrate import Vm, case, objects, receiver, start, wait_for_phase
+
+harness.TESTS.clear()  # those of the import
+
+OUTCOMES = {0: "done", 1: "failed", 2: "wrong-usage", 3: "unfinished"}
+
+
+def ends(scene, status, line, *more, command="", words=()):
+    """The last object of --json says how it ended, as the exit status and standard error do."""
+    code, out, err = scene.run(*line.split(), *more)
+    lines = objects(out)
+    assert lines and all(len(one) == 1 for one in lines), (line, code, out, err)
+    (kind, last), = lines[-1].items()
+    assert kind in ("summary", "result"), lines[-1]
+    equal((line, code, last["exit_status"], last["outcome"]),
+          (line, status, status, OUTCOMES[status]))
+    if kind == "result":
+        equal(sorted(last), ["command", "error", "exit_status", "outcome"])
+        equal(last["command"], command or line.split()[0])
+    if status:
+        assert len(last["error"]) > 15 and "\n" not in last["error"], last
+        whole_sentence(last["error"])
+        for word in words:
+            assert word in last["error"], (line, word, last)
+    else:
+        equal(last["error"], None)
+    return last
+
+
+def whole_sentence(text):
+    """Nothing is missing at its end or in its middle."""
+    assert not re.search(r"[:;,(]\s*$|: [;:)]|\(\)|\(null\)", text), text
+
+
+# ------------------------------------------------------------------------- every exit
+
+
+@case
+def every_wrong_usage_is_an_object(scene):
+    for line, words in (("move --json", 'no command "move"'), ("--json", "a command is needed"),
+                        ("send --json --qmp Q", "needs a URI"), ("set --j", "--max-bandwidth"),
+                        ("status more --js", "one argument too many"),
+                        ("cancel --json --yes", "does not go with"),
+                        ("status --json --nonsense", "command line is wrong"),
+                        ("status --json --prometheus", "two formats")):
+        code, out, err = scene.run(*line.split())
+        (result,) = [one["result"] for one in objects(out)]
+        equal((line, code, result["exit_status"], result["outcome"]),
+              (line, 2, 2, "wrong-usage"))
+        assert words in result["error"] and err, (line, result)
+    equal(scene.run("--help", "--json")[0], 0)
+    equal(scene.run("--version", "--json")[1].count("{"), 0)
+
+
+@case
+def every_failure_is_an_object(scene):
+    missing = scene.path("missing")
+    for line, words in (("cancel --json", "no ib-migrate works"),
+                        ("cancel --json --qmp Q", "no ib-migrate works"),
+                        ("set --json --max-bandwidth 1G", "no ib-migrate works"),
+                        ("rollback --json --yes --qmp Q", "no unfinished migration"),
+                        ("recover --json --qmp Q", "no unfinished migration"),
+                        (f"send --json --qmp {missing} tcp://127.0.0.1:1", missing),
+                        (f"send --json --qmp {missing} http://127.0.0.1:1", "http"),
+                        (f"receive --json --qmp {missing} --listen tcp://127.0.0.1:0", missing),
+                        ("status --json --state-dir /proc/none", "/proc/none"),
+                        ("prune --json --state-dir /proc/none", "/proc/none"),
+                        ("send --json --state-dir /proc/none --qmp Q tcp://127.0.0.1:1", "/proc"),
+                        ("check --json --state-dir /proc/none --qmp Q", "/proc/none")):
+        ends(scene, 1, line, words=(words,))
+    for line, words in (("set --json --max-bandwidth fast", "--max-bandwidth"),
+                        ("send --json --links 99", "--links"),
+                        ("receive --json --set chunk=7", "--set")):
+        code, out, _ = scene.run(*line.split())
+        (result,) = [one["result"] for one in objects(out)]
+        equal((line, code, result["exit_status"]), (line, 1, 1))
+        assert words in result["error"], result
+    code, out, _ = scene.run("check", "--json", "--qmp", missing)
+    answer, = objects(out)
+    equal((code, answer["exit_status"], answer["movable"]), (1, 1, False))
+    assert missing in answer["error"], answer
+    os.makedirs(scene.path("state"), exist_ok=True)
+    with open(scene.path("state/" + "ab" * 16 + ".source.json"), "w", encoding="ascii") as file:
+        file.write("{}")
+    for line in ("status --json", "prune --json", "cancel --json", "recover --json --qmp Q",
+                 "rollback --json --qmp Q"):
+        ends(scene, 1, line, words=("is not a record",))
+
+
+@case
+def standard_output_that_cannot_be_written_changes_the_status(scene):
+    with open("/dev/full", "w", encoding="ascii") as full:
+        process = scene.start("status", stdout=full)
+        _, err = process.communicate(timeout=LIMIT)
+    equal(process.returncode, 1)
+    assert "standard output could not be written" in err, err
+
+
+@case
+def whoever_interrupts_a_send_gets_a_summary(scene):
+    vm = Vm(scene)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        uri = f"tcp://127.0.0.1:{silent.getsockname()[1]}?timeout_ms=30000"
+        sender = start(scene, "send --json", *vm.qmp, uri)
+        with silent.accept()[0]:
+            sender.send_signal(signal.SIGTERM)
+            code, summary, err = tool.finish(sender)
+    equal((code, summary["exit_status"], summary["outcome"]), (1, 1, "failed"))
+    assert "the VM stays here" in summary["error"] and "the VM stays here" in err, (summary, err)
+    vm.runs_on()
+
+
+@case
+def a_migration_is_steered_by_objects(scene):
+    source, destination, sender, waiting = tool.slow_migration(scene)
+    ends(scene, 1, "cancel --json", *source.qmp, words=("cannot be cancelled",))
+    ends(scene, 1, "set --json --max-bandwidth 1G", words=("name one by --qmp",))
+    ends(scene, 1, "rollback --json --yes", *source.qmp, words=("two SIGTERM",))
+    code, out, _ = scene.run("prune", "--json", "--unfinished", *source.qmp)
+    kept, result = objects(out)
+    equal((code, kept["prune"]["deleted"], result["result"]["exit_status"]), (0, False, 0))
+    assert "its QEMU lives" in kept["prune"]["kept_because"], kept
+    ends(scene, 0, "set --json --max-bandwidth 0", *destination.qmp)
+    for process in (sender, waiting):
+        code, summary, _ = tool.finish(process)
+        equal((code, summary["outcome"]), (0, "done"))
+    source.end()
+    code, out, _ = scene.run("prune", "--json", *source.qmp)
+    objects_of_prune = objects(out)
+    equal((code, len(objects_of_prune)), (0, 2))
+    for line in objects_of_prune[:1]:
+        equal(sorted(line["prune"]), ["deleted", "kept_because", "memory_file", "record",
+                                      "sentence"])
+    equal(ends(scene, 0, "prune --json")["command"], "prune")
+
+
+@case
+def who_gives_up_says_a_whole_sentence(scene):
+    source, destination, sender, waiting = tool.slow_migration(scene)
+    for process in (sender, waiting):
+        tool.interrupt_twice(process)
+    for line, vm, word in (("recover --json --give-up 1", source, "the destination has been away"),
+                           ("recover --json --give-up 1", destination, "the source has been away")):
+        last = ends(scene, 3, line, *vm.qmp, words=(word, "ib-migrate recover"))
+        whole_sentence(last["sentence"])
+    destination.end()
+    code, out, err = scene.run("rollback", "--json", *source.qmp)
+    equal((code, objects(out)[-1]["result"]["outcome"]), (1, "failed"))
+    assert "needs --yes" in objects(out)[-1]["result"]["error"], out
+    ends(scene, 0, "rollback --json --yes", *source.qmp)
+    equal(source.running(), True)
+
+
+@case
+def failed_tries_leave_one_record(scene):
+    vm, port = Vm(scene), free_port()
+    for _ in range(4):
+        ends(scene, 1, "send --json", *vm.qmp, f"tcp://127.0.0.1:{port}", words=(str(port),))
+    records = objects(scene.run("status", "--json")[1])
+    equal([one["record"]["state"] for one in records], ["kept"])
+    equal(len([name for name in os.listdir(scene.path("state")) if name.endswith(".lock")]), 1)
+
+
+# ------------------------------------------------------------------------- Prometheus
+
+NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
+LABEL = r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\\\|\\"|\\n)*)"'
+NUMBER = r"-?(?:\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|Inf|NaN)"
+
+
+def parse_exposition(text):
+    """{family: (type, {labels: value})}. Everything that the format leaves open is refused: order,
+    a family in two places, one without HELP and TYPE, a sample twice, blanks."""
+    assert text.endswith("\n") and "\r" not in text, text[-80:]
+    families, name = {}, None
+    lines = text[:-1].split("\n")
+    while lines:
+        line = lines.pop(0)
+        head = re.fullmatch(rf"# HELP ({NAME}) (\S.*)", line)
+        if head:
+            name = head.group(1)
+            assert name not in families, f"{name} is in two places"
+            kind = re.fullmatch(rf"# TYPE {name} (gauge|counter)", lines.pop(0))
+            assert kind, f"no TYPE of {name}"
+            assert (kind.group(1) == "counter") == name.endswith("_total"), name
+            families[name] = (kind.group(1), {})
+            continue
+        sample = re.fullmatch(rf"({NAME})(?:\{{({LABEL}(?:,{LABEL})*)\}})? ({NUMBER})", line)
+        assert sample and sample.group(1) == name, f"{line!r} after {name}"
+        labels = re.findall(LABEL, sample.group(2) or "")
+        equal(len(dict(labels)), len(labels))
+        unescaped = tuple(sorted((key, re.sub(r"\\(.)", lambda m: "\n" if m[1] == "n" else m[1],
+                                              value)) for key, value in labels))
+        samples = families[name][1]
+        assert unescaped not in samples, f"{line!r} is there twice"
+        samples[unescaped] = float(sample.groups()[-1])
+    return families
+
+
+def figures(scene, *more):
+    code, out, err = scene.run("status", "--prometheus", *more)
+    equal((code, err), (0, ""))
+    return parse_exposition(out)
+
+
+def figure(families, name, **labels):
+    """The one sample of this family that has these labels."""
+    found = [value for key, value in families["ibx_migration_" + name][1].items()
+             if labels.items() <= dict(key).items()]
+    equal((name, labels, len(found)), (name, labels, 1))
+    return found[0]
+
+
+def none_of(families, name, **labels):
+    equal([key for key in families["ibx_migration_" + name][1]
+           if labels.items() <= dict(key).items()], [])
+
+
+@case
+def without_migrations_there_are_figures_too(scene):
+    families = figures(scene)
+    equal(figure(families, "receivers_waiting"), 0)
+    equal(sum(families["ibx_migration_records"][1].values()), 0)
+    equal(len(families["ibx_migration_records"][1]), 14)
+    none_of(families, "info")
+
+
+@case
+def figures_of_a_migration(scene):
+    source, destination = tool.halted(scene), Vm(scene, incoming=True)
+    waiting, uri = receiver(scene, destination, "--max-bandwidth", "100K")
+    equal(figure(figures(scene), "receivers_waiting"), 1)
+    sender = start(scene, "send --json", *source.qmp, uri)
+    wait_for_phase("filling", sender, waiting)
+    families = figures(scene)
+    ids = {dict(key)["id"] for key in families["ibx_migration_info"][1]}
+    equal(len(ids), 1)
+    equal(figure(families, "receivers_waiting"), 0)
+    for role, state in (("source", "moved"), ("destination", "running")):
+        equal(figure(families, "state", role=role, state=state, vm="guest-of-a-test"), 1)
+        equal(figure(families, "records", role=role, state=state), 1)
+        equal(figure(families, "phase", role=role, phase="filling"), 1)
+        equal(figure(families, "worked_on", role=role), 1)
+        equal(figure(families, "over", role=role), 0)
+        equal(figure(families, "needs_operator", role=role), 0)
+        equal(figure(families, "ram_bytes", role=role), 64 << 20)
+        present, pages = (figure(families, name, role=role) for name in ("present_pages", "pages"))
+        assert 0 <= present < pages == 64 << 8, (present, pages)
+        assert 0 < figure(families, "elapsed_seconds", role=role) < 1000
+    assert 0 < figure(families, "downtime_seconds", role="source") < 60
+    none_of(families, "downtime_seconds", role="destination")
+    equal(figure(families, "max_bandwidth_bytes", role="destination"), 100 << 10)
+    none_of(families, "max_bandwidth_bytes", role="source")
+    sender.kill()
+    sender.communicate()
+    families = figures(scene, *source.qmp)
+    equal(figure(families, "needs_operator", role="source"), 1)
+    equal(figure(families, "worked_on", role="source"), 0)
+    none_of(families, "phase", role="source")
+    again = start(scene, "recover --json", *source.qmp)
+    tool.let_go(scene, destination)
+    for process in (again, waiting):
+        equal(tool.finish(process)[0], 0)
+    families = figures(scene)
+    for role in ("source", "destination"):
+        equal(figure(families, "over", role=role), 1)
+        equal(figure(families, "needs_operator", role=role), 0)
+        equal(figure(families, "state", role=role), 1)
+    none_of(families, "phase")
+
+
+@case
+def names_of_vms_are_escaped(scene):
+    os.makedirs(scene.path("state"))
+    name = 'a "b" \\ c\n{x="y"} 7'
+    template = {
+        "ibx-record": 1, "role": "source", "epoch": 3, "state": "kept", "uuid": "", "name": name,
+        "qmp": "/run/a\\b\"c.qmp", "pid": 1, "pid-started": 1, "uri": "tcp://a:1",
+        "peer": "h\u00e4st", "key-file": "", "uffd": -1, "device-way": False}
+    for i in range(3):  # of one monitor: the newest is shown
+        record = dict(template, id=f"0{i}" * 16, written=1700000000 + i)
+        path = scene.path(f"state/{record['id']}.source.json")
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(record, file)
+        os.chmod(path, 0o600)
+    families = figures(scene)
+    (labels,) = families["ibx_migration_info"][1]
+    labels = dict(labels)
+    equal((labels["id"], labels["qmp"], labels["peer"]),
+          ("02" * 16, template["qmp"], template["peer"]))
+    equal(labels["vm"], name.replace("\n", "?"))
+    equal(figure(families, "records", role="source", state="kept"), 3)
+    equal(figure(families, "written_timestamp_seconds"), 1700000002)
+
+
+@case
+def the_file_for_the_collector_is_always_whole(scene):
+    folder, path = scene.path("collector"), scene.path("collector/ibx.prom")
+    os.mkdir(folder)
+    os.umask(0o077)
+    try:
+        code, out, err = scene.run("status", "--prometheus", "--output", path)
+    finally:
+        os.umask(0o022)
+    equal((code, out, err), (0, "", ""))
+    equal((os.listdir(folder), os.stat(path).st_mode & 0o777), (["ibx.prom"], 0o644))
+    before = os.stat(path).st_ino
+    with open(path, encoding="utf-8") as file:
+        parse_exposition(file.read())
+        equal(scene.run("status", "--prometheus", "--output", path)[0], 0)
+        file.seek(0)
+        parse_exposition(file.read())  # who had it open still has a whole one
+    assert os.stat(path).st_ino != before
+    for bad in (scene.path("none/ibx.prom"), folder, "/dev/full/x"):
+        code, out, err = scene.run("status", "--prometheus", "--output", bad)
+        equal((code, out), (1, ""))
+        assert bad in err and "cannot be written" in err, err
+    equal(os.listdir(folder), ["ibx.prom"])
+    equal(scene.run("status", "--output", path)[0], 2)
+    full = scene.path("full")
+    os.mkdir(full)
+    if os.geteuid() or os.system(f"mount -t tmpfs -o size=4k none {full} 2>/dev/null"):
+        return
+    try:
+        with open(full + "/filler", "wb") as file:
+            file.write(b"x" * 4096)
+        code, _, err = scene.run("status", "--prometheus", "--output", full + "/ibx.prom")
+        equal((code, os.listdir(full)), (1, ["filler"]))
+        assert "No space left" in err, err
+    finally:
+        until(lambda: not os.system(f"umount {full}"), "umount")
+
+
+if __name__ == "__main__":
+    sys.exit(run_all(sys.argv[1], sys.argv[2:]))
