@@ -123,6 +123,10 @@ int ibx_migrate_query(const struct ibx_journal *record, const struct ibx_options
  * -ENOENT: the tool there knows nothing of this migration; others: no tool answers. */
 int ibx_migrate_confirm(const struct ibx_journal *record, const struct ibx_options *transport,
                         struct ibx_error *err);
+/* Ends the migration that the QEMU of this (source's) record, which is DONE, holds open (common/
+ * hold.h), as the tool would have done that has died, and puts
+ * QEMU's settings back; 0 also when there is nothing to do. */
+int ibx_migrate_let_go(const struct ibx_journal *record, struct ibx_error *err);
 /* Ends the QEMU of this (source's) record, which is DONE; 0 also when it has ended. -ESRCH: its
  * monitor belongs to another process. */
 int ibx_migrate_quit(const struct ibx_journal *record, struct ibx_error *err);

@@ -8,6 +8,7 @@
  *   greeting.c  connections to the destination: their options, HELLO and ANSWER
  *   records.c   the journal's records of this VM
  *   vm.c        QEMU's state by its monitor (vm.h)
+ *   hold.c      QEMU's migration, held open at the source (hold.h)
  */
 #ifndef IBX_MIGRATE_COMMON_COMMON_H
 #define IBX_MIGRATE_COMMON_COMMON_H

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/common/hold.h"
 #include "migrate/common/vm.h"
 
 #include "migrate/common/common.h"
@@ -53,29 +54,29 @@ int ibx_vm_migration(struct ibx_qmp *qmp, char *status, size_t size, char *error
     return 0;
 }
 
-int ibx_vm_migrate(struct ibx_qmp *qmp, bool incoming, int *stream, uint64_t deadline_ns,
-                   struct ibx_error *err)
+int ibx_vm_stream(int *ours, int *theirs, struct ibx_error *err)
 {
     int pair[2], size = STREAM_BUFFER;
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair))
         return ibx_error_set(err, -errno, "no socket for the device state: %s", strerror(errno));
-    if (!incoming)
-        setsockopt(pair[1], SOL_SOCKET, SO_SNDBUF, &size, sizeof(size));
+    setsockopt(pair[1], SOL_SOCKET, SO_SNDBUF, &size, sizeof(size));
     fcntl(pair[0], F_SETFL, O_NONBLOCK);
-    int rc = ibx_qmp_getfd(qmp, STREAM_NAME, pair[1], deadline_ns, err);
-    close(pair[1]);
-    if (!rc)
-        rc = ibx_qmp_execute(qmp, incoming ? "migrate-incoming" : "migrate",
-                             json_pack("{s:s}", "uri", "fd:" STREAM_NAME), NULL, deadline_ns, err);
-    if (rc)
-        close(pair[0]);
-    else
-        *stream = pair[0];
-    return rc;
+    *ours = pair[0];
+    *theirs = pair[1];
+    return 0;
 }
 
-/* Whether QEMU is done with its migration, one way or another. */
-static bool ended(const char *status)
+int ibx_vm_migrate(struct ibx_qmp *qmp, bool incoming, int theirs, uint64_t deadline_ns,
+                   struct ibx_error *err)
+{
+    int rc = ibx_qmp_getfd(qmp, STREAM_NAME, theirs, deadline_ns, err);
+    return rc ? rc
+              : ibx_qmp_execute(qmp, incoming ? "migrate-incoming" : "migrate",
+                                json_pack("{s:s}", "uri", "fd:" STREAM_NAME), NULL, deadline_ns,
+                                err);
+}
+
+bool ibx_vm_migration_ended(const char *status)
 {
     static const char *const ends[] = {"none", "cancelled", "failed", "completed"};
     for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)
@@ -91,7 +92,7 @@ static int cancel_migration(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ib
     for (;;) {
         int rc =
             ibx_vm_migration(qmp, status, sizeof(status), error, sizeof(error), deadline_ns, err);
-        if (rc || ended(status))
+        if (rc || ibx_vm_migration_ended(status))
             return rc;
         if (!asked)
             rc = ibx_qmp_execute(qmp, "migrate_cancel", NULL, NULL, deadline_ns, err);
@@ -105,6 +106,19 @@ static int cancel_migration(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ib
                                  status);
         usleep(LOOK_MS * 1000);
     }
+}
+
+/* One that is held open ends as completed, and QEMU itself decides whether the VM may continue: it
+ * refuses while another host uses its disks. migrate_cancel would continue the VM all the same. */
+static int end_migration(struct ibx_qmp *qmp, uint64_t hold, uint64_t deadline_ns,
+                         struct ibx_error *err)
+{
+    int fd, rc = ibx_hold_take(ibx_qmp_pid(qmp), hold, &fd, err);
+    if (!rc) {
+        rc = ibx_hold_release(qmp, fd, deadline_ns, err);
+        close(fd);
+    }
+    return rc && rc != -ENOENT ? rc : cancel_migration(qmp, deadline_ns, err);
 }
 
 static int run_again(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
@@ -142,9 +156,11 @@ static int restore(struct ibx_qmp *qmp, const json_t *before, uint64_t deadline_
 int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_ns,
                 struct ibx_error *err)
 {
-    int rc = vm->touched ? cancel_migration(qmp, deadline_ns, err) : 0;
+    int rc = vm->touched ? end_migration(qmp, vm->hold, deadline_ns, err) : 0;
     if (!rc && vm->touched && vm->was_running)
         rc = run_again(qmp, deadline_ns, err);
+    if (!rc && vm->touched)
+        rc = ibx_hold_allow(qmp, false, deadline_ns, err);
     if (!rc)
         rc = restore(qmp, vm->before, deadline_ns, err);
     if (rc)

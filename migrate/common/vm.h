@@ -10,6 +10,7 @@ struct ibx_vm_undo {
     bool was_running; /* before the migration */
     bool touched;     /* `migrate` was given */
     json_t *before;   /* settings to put back (ibx_settings_restore()), NULL: untouched */
+    uint64_t hold;    /* of hold.h; 0: none */
 };
 
 /* "running", "paused", "postmigrate", ... into `status`. */
@@ -18,9 +19,13 @@ int ibx_vm_status(struct ibx_qmp *qmp, char *status, size_t size, uint64_t deadl
 /* The status of QEMU's own migration ("none", "active", "completed", ...) and its error text. */
 int ibx_vm_migration(struct ibx_qmp *qmp, char *status, size_t size, char *error, size_t error_size,
                      uint64_t deadline_ns, struct ibx_error *err);
-/* Starts QEMU's migration into a stream or, `incoming`, out of one; `*stream` is this tool's end
- * (non-blocking). */
-int ibx_vm_migrate(struct ibx_qmp *qmp, bool incoming, int *stream, uint64_t deadline_ns,
+/* Whether QEMU is done with a migration of this status, one way or another. */
+bool ibx_vm_migration_ended(const char *status);
+/* Makes a stream for QEMU's device state: this tool's end (non-blocking) and QEMU's. */
+int ibx_vm_stream(int *ours, int *theirs, struct ibx_error *err);
+/* Starts QEMU's migration into a stream or, `incoming`, out of one; `theirs`, its end, is copied
+ * and stays the caller's. */
+int ibx_vm_migrate(struct ibx_qmp *qmp, bool incoming, int theirs, uint64_t deadline_ns,
                    struct ibx_error *err);
 /* Finds which migration settings of QEMU have to change, and writes what they are now into the
  * record, which keeps its state: the settings may be set then. Notifies of those that are not
@@ -32,7 +37,7 @@ int ibx_vm_settings(struct ibx_qmp *qmp, const char *folder, struct ibx_journal 
  * and clears the record's, which is not written. */
 int ibx_vm_settle(struct ibx_qmp *qmp, json_t **before, struct ibx_journal *record,
                   uint64_t deadline_ns, struct ibx_error *err);
-/* Cancels any migration, continues the VM if it ran before, and puts the settings back. May be
+/* Ends any migration, continues the VM if it ran before, and puts the settings back. May be
  * repeated. Only when it is certain that the destination does not run the VM. */
 int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_ns,
                 struct ibx_error *err);

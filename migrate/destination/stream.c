@@ -84,8 +84,16 @@ void ibx_destination_stream_init(struct destination_stream *stream,
 int ibx_destination_stream_open(struct destination_stream *stream, struct ibx_qmp *qmp,
                                 struct ibx_error *err)
 {
-    int rc = ibx_vm_migrate(qmp, true, &stream->fd, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
-    return rc ? rc : ibx_state_move(&stream->state, STREAM_TAKING);
+    int theirs, rc = ibx_vm_stream(&stream->fd, &theirs, err);
+    if (rc)
+        return rc;
+    rc = ibx_vm_migrate(qmp, true, theirs, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    close(theirs);
+    if (!rc)
+        return ibx_state_move(&stream->state, STREAM_TAKING);
+    close(stream->fd);
+    stream->fd = -1;
+    return rc;
 }
 
 /* Reuses the room of what QEMU has taken, once that is as much as the rest: no byte moves often. */
@@ -146,10 +154,21 @@ static size_t limit(const struct destination_stream *stream)
     return stream->state.now >= STREAM_RELEASED ? stream->end : stream->sure;
 }
 
+/* QEMU answers the source's over its return path, on which the source's waits for this tool's
+ * counterpart alone (migrate/common/hold.h). What is unread when this end is closed would be an
+ * error in what QEMU reads. */
+static void drop_answers(const struct destination_stream *stream)
+{
+    uint8_t bytes[64];
+    while (recv(stream->fd, bytes, sizeof(bytes), MSG_DONTWAIT) > 0)
+        ;
+}
+
 int ibx_destination_stream_feed(struct destination_stream *stream, struct ibx_error *err)
 {
     if (stream->fd < 0)
         return 0;
+    drop_answers(stream);
     if (stream->state.now == STREAM_TAKING)
         find_tail(stream, false);
     while (stream->from < limit(stream)) {

@@ -11,7 +11,7 @@
 #include <string.h>
 
 /* 1 was without "was-running" and "guest-ram", 2 without "complete", 3 without "key-name", "allow",
- * "encryption" and "verify", 4 without "settings", "machine" and the files of guest RAM. */
+ * "encryption" and "verify", 4 without "settings", "hold", "machine" and the files of guest RAM. */
 #define JOURNAL_VERSION 5
 
 /* Every state may also be written again, with a higher epoch for instance. A move may skip states:
@@ -181,7 +181,7 @@ int ibx_journal_text_make(const struct ibx_journal *record, char **text, size_t 
         return -EINVAL;
     json_t *json = json_pack(
         "{s:i, s:s, s:s, s:I, s:s, s:s, s:o, s:s, s:I, s:I, s:s, s:o, s:s, s:i, s:b, s:b, s:o, "
-        "s:o, s:s, s:s, s:s, s:o, s:o, s:I, s:o}",
+        "s:o, s:s, s:s, s:s, s:o, s:o, s:I, s:I, s:o}",
         "ibx-record", JOURNAL_VERSION, "id", id, "role", record->source ? "source" : "destination",
         "epoch", (json_int_t)record->epoch, "state", ibx_journal_state_name(record->state), "uuid",
         record->uuid, "name", ibx_json_text(record->name), "qmp", record->qmp, "pid",
@@ -190,8 +190,8 @@ int ibx_journal_text_make(const struct ibx_journal *record, char **text, size_t 
         "device-way", record->device_way, "was-running", record->was_running, "guest-ram",
         blocks_json(record), "complete", totals_json(record), "key-name", record->key_name, "allow",
         record->allow, "encryption", encryption, "verify", verify_json(record), "settings",
-        settings_json(record), "written", (json_int_t)record->written_s, "machine",
-        ibx_json_text(record->machine));
+        settings_json(record), "hold", (json_int_t)record->hold, "written",
+        (json_int_t)record->written_s, "machine", ibx_json_text(record->machine));
     char *dumped = json ? json_dumps(json, JSON_INDENT(2) | JSON_PRESERVE_ORDER) : NULL;
     json_decref(json);
     if (!dumped)
@@ -237,7 +237,7 @@ struct fields {
     int device_way, was_running;
     json_t *blocks;   /* borrowed; NULL: of the first version */
     json_t *complete; /* borrowed; NULL: of an earlier version */
-    json_int_t version, uffd, epoch, pid, pid_started, written;
+    json_int_t version, uffd, epoch, pid, pid_started, written, hold;
     const char *id, *role, *state, *uuid, *name, *qmp, *uri, *peer, *key_file;
     const char *key_name, *allow, *encryption; /* of earlier versions: as without the option */
     const char *verify, *machine;              /* "" of an earlier version */
@@ -247,18 +247,20 @@ struct fields {
 static int take_numbers(const struct fields *f, struct ibx_journal *record, struct ibx_error *err)
 {
     if (f->epoch < 1 || f->pid < 0 || f->pid > INT_MAX || f->pid_started < 0 || f->uffd < -1 ||
-        f->uffd > INT_MAX || f->written < 0)
-        return ibx_error_set(err, -EINVAL,
-                             "epoch %lld, pid %lld, pid-started %lld, uffd %lld or written %lld is "
-                             "out of range",
-                             (long long)f->epoch, (long long)f->pid, (long long)f->pid_started,
-                             (long long)f->uffd, (long long)f->written);
+        f->uffd > INT_MAX || f->written < 0 || f->hold < 0)
+        return ibx_error_set(
+            err, -EINVAL,
+            "epoch %lld, pid %lld, pid-started %lld, uffd %lld, written %lld or hold "
+            "%lld is out of range",
+            (long long)f->epoch, (long long)f->pid, (long long)f->pid_started, (long long)f->uffd,
+            (long long)f->written, (long long)f->hold);
     record->epoch = (uint64_t)f->epoch;
     record->pid = (pid_t)f->pid;
     record->pid_started = (uint64_t)f->pid_started;
     record->uffd = (int)f->uffd;
     record->device_way = f->device_way;
     record->was_running = f->was_running;
+    record->hold = (uint64_t)f->hold;
     record->written_s = (uint64_t)f->written;
     return 0;
 }
@@ -449,14 +451,14 @@ static int take_json(json_t *json, struct ibx_journal *record, struct ibx_error 
             : number == 2 ? FIRST_FIELDS ", s:b, s:o}"
             : number == 3 ? FIRST_FIELDS ", s:b, s:o, s:o}"
             : number == 4 ? FIRST_FIELDS ", s:b, s:o, s:o, s:s, s:s, s:s, s:s}"
-                          : FIRST_FIELDS ", s:b, s:o, s:o, s:s, s:s, s:s, s:s, s:o, s:s}",
+                          : FIRST_FIELDS ", s:b, s:o, s:o, s:s, s:s, s:s, s:s, s:o, s:I, s:s}",
             "ibx-record", &f.version, "id", &f.id, "role", &f.role, "epoch", &f.epoch, "state",
             &f.state, "uuid", &f.uuid, "name", &f.name, "qmp", &f.qmp, "pid", &f.pid, "pid-started",
             &f.pid_started, "uri", &f.uri, "peer", &f.peer, "key-file", &f.key_file, "uffd",
             &f.uffd, "device-way", &f.device_way, "written", &f.written, "was-running",
             &f.was_running, "guest-ram", &f.blocks, "complete", &f.complete, "key-name",
             &f.key_name, "allow", &f.allow, "encryption", &f.encryption, "verify", &f.verify,
-            "settings", &f.settings, "machine", &f.machine))
+            "settings", &f.settings, "hold", &f.hold, "machine", &f.machine))
         return ibx_error_set(err, -EINVAL, "%.200s", why.text);
     return take_fields(&f, record, err);
 }

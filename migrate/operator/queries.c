@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What a tool asks and does with a record alone, while no tool works on the migration. */
 #include "migrate/common/common.h"
+#include "migrate/common/hold.h"
 #include "migrate/common/vm.h"
 #include "migrate/preflight/preflight.h"
 
@@ -32,7 +33,8 @@ int ibx_migrate_rollback(const char *folder, struct ibx_journal *record,
     struct ibx_migrate_answer answer;
     struct ibx_qmp *qmp;
     struct ibx_error silent = {0};
-    struct ibx_vm_undo vm = {.was_running = record->was_running, .touched = true};
+    struct ibx_vm_undo vm = {
+        .was_running = record->was_running, .touched = true, .hold = record->hold};
     uint64_t deadline;
     int lock_fd;
     if (!record->source || ibx_journal_over(record))
@@ -154,19 +156,49 @@ int ibx_migrate_check(const char *qmp_path, bool source, const char *uri,
     return rc;
 }
 
+/* The monitor of the QEMU of this record, which lives. */
+static int reach(const struct ibx_journal *record, struct ibx_qmp **qmp, struct ibx_error *err)
+{
+    int rc = ibx_qmp_connect(record->qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS), qmp, err);
+    const int pid = rc ? 0 : (int)ibx_qmp_pid(*qmp);
+    if (rc || pid == record->pid)
+        return rc;
+    ibx_qmp_close(*qmp);
+    return ibx_error_set(err, -ESRCH, "the monitor %s belongs to process %d now", record->qmp, pid);
+}
+
+int ibx_migrate_let_go(const struct ibx_journal *record, struct ibx_error *err)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
+    struct ibx_qmp *qmp;
+    int fd, rc = ibx_journal_qemu_gone(record) ? -ENOENT
+                                               : ibx_hold_take(record->pid, record->hold, &fd, err);
+    if (rc)
+        return rc == -ENOENT ? 0 : rc;
+    rc = reach(record, &qmp, err);
+    if (!rc) {
+        rc = ibx_hold_release(qmp, fd, deadline, err);
+        if (!rc)
+            rc = ibx_hold_allow(qmp, false, deadline, err);
+        json_t *before = json_loads(record->settings, 0, NULL);
+        if (!rc)
+            rc = ibx_settings_restore(qmp, before, deadline, err);
+        json_decref(before);
+        ibx_qmp_close(qmp);
+    }
+    close(fd);
+    return rc;
+}
+
 int ibx_migrate_quit(const struct ibx_journal *record, struct ibx_error *err)
 {
     struct ibx_qmp *qmp;
     if (ibx_journal_qemu_gone(record))
         return 0;
-    int rc = ibx_qmp_connect(record->qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS), &qmp, err);
+    int rc = reach(record, &qmp, err);
     if (rc)
         return rc;
-    if (ibx_qmp_pid(qmp) == record->pid)
-        rc = ibx_vm_quit(qmp, err);
-    else
-        rc = ibx_error_set(err, -ESRCH, "the monitor %s belongs to process %d now", record->qmp,
-                           (int)ibx_qmp_pid(qmp));
+    rc = ibx_vm_quit(qmp, err);
     ibx_qmp_close(qmp);
     return rc;
 }

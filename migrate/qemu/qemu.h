@@ -63,6 +63,12 @@ bool ibx_qmp_at_least(struct ibx_qmp_version is, unsigned major, unsigned minor)
  * -EOPNOTSUPP: QEMU does not know the command; -EREMOTEIO: QEMU refused, in its own words. */
 int ibx_qmp_execute(struct ibx_qmp *qmp, const char *command, json_t *arguments, json_t **result,
                     uint64_t deadline_ns, struct ibx_error *err);
+/* Sends a command whose answer is taken by ibx_qmp_reply() after it has come, in place of one that
+ * was sent so before. */
+int ibx_qmp_post(struct ibx_qmp *qmp, const char *command, uint64_t deadline_ns,
+                 struct ibx_error *err);
+/* That answer, a reference to the whole message, or NULL: ibx_qmp_pump() has not seen it. */
+json_t *ibx_qmp_reply(struct ibx_qmp *qmp);
 /* Passes `fd` (which stays the caller's) to QEMU under `name`, for "fd:NAME" and ioctls. */
 int ibx_qmp_getfd(struct ibx_qmp *qmp, const char *name, int fd, uint64_t deadline_ns,
                   struct ibx_error *err);

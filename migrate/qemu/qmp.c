@@ -30,6 +30,8 @@ struct ibx_qmp {
     uint64_t asked;    /* id of the last command: they count from 1 */
     uint64_t answered; /* id of the last answer: QEMU answers in the order of the commands */
     json_t *answer;    /* to the last command; NULL: it has not come */
+    uint64_t posted;   /* id of the command of ibx_qmp_post(); 0: none */
+    json_t *reply;     /* its answer; NULL: it has not come */
     json_t *events;    /* array, oldest first */
     char *line;        /* bytes received and not yet parsed */
     size_t length, capacity, scanned;
@@ -89,6 +91,8 @@ static void keep_answer(struct ibx_qmp *qmp, json_t *message)
         return;
     }
     qmp->answered = (uint64_t)id;
+    if (qmp->answered == qmp->posted)
+        qmp->reply = json_incref(message);
     if (qmp->answered == qmp->asked)
         qmp->answer = json_incref(message);
 }
@@ -303,6 +307,25 @@ int ibx_qmp_execute(struct ibx_qmp *qmp, const char *command, json_t *arguments,
     return execute(qmp, command, arguments, -1, result, deadline_ns, err);
 }
 
+int ibx_qmp_post(struct ibx_qmp *qmp, const char *command, uint64_t deadline_ns,
+                 struct ibx_error *err)
+{
+    json_decref(qmp->reply);
+    qmp->reply = NULL;
+    qmp->posted = qmp->asked + 1;
+    int rc = send_command(qmp, command, NULL, -1, deadline_ns, err);
+    if (rc)
+        qmp->posted = 0;
+    return rc;
+}
+
+json_t *ibx_qmp_reply(struct ibx_qmp *qmp)
+{
+    json_t *reply = qmp->reply;
+    qmp->reply = NULL;
+    return reply;
+}
+
 int ibx_qmp_getfd(struct ibx_qmp *qmp, const char *name, int fd, uint64_t deadline_ns,
                   struct ibx_error *err)
 {
@@ -448,6 +471,7 @@ void ibx_qmp_close(struct ibx_qmp *qmp)
     if (!qmp)
         return;
     json_decref(qmp->answer);
+    json_decref(qmp->reply);
     json_decref(qmp->events);
     close(qmp->fd);
     free(qmp->line);

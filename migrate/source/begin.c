@@ -91,7 +91,10 @@ static int check(struct source *s, struct ibx_error *err)
     ibx_migration_describe(record, ram, s->options->qmp, s->options->uri, &s->transport);
     ibx_journal_note_ram(record, ram);
     s->vm.undo.was_running = record->was_running = !strcmp(ram->status, "running");
-    return 0;
+    rc = ibx_source_stream_make(&s->stream, &record->hold, err);
+    s->vm.undo.hold = record->hold;
+    s->vm.paused = !record->was_running;
+    return rc;
 }
 
 /* ---------------------------------------------------------------- asking */
@@ -203,6 +206,17 @@ static struct source *source_create(const struct ibx_send_options *options, stru
     return s;
 }
 
+/* The destination has every page. */
+static void release_qemu(struct source *s)
+{
+    struct ibx_error err = {0};
+    if (ibx_source_stream_release(&s->stream, s->vm.qmp, &err))
+        ibx_migration_notify(&s->options->observer,
+                             "QEMU (process %d) is not needed any more, but does not end its "
+                             "migration (%s): end it",
+                             (int)s->vm.ram.pid, err.message);
+}
+
 static void quit_qemu(struct source *s)
 {
     struct ibx_error err = {0};
@@ -213,6 +227,8 @@ static void quit_qemu(struct source *s)
 
 static int finish(struct source *s, int rc, struct ibx_migrate_status *last, struct ibx_error *err)
 {
+    if (s->state.now == SOURCE_DONE && s->vm.qmp)
+        release_qemu(s);
     if (!rc && s->options->quit && s->vm.qmp)
         quit_qemu(s);
     else
@@ -253,6 +269,30 @@ static int send_new(struct source *s, struct ibx_error *err)
 
 /* ---------------------------------------------------------------- recover */
 
+/* QEMU's migration has been held open since, or was until somebody ended it. */
+static int check_held(struct source *s, struct ibx_error *err)
+{
+    const struct ibx_journal *record = &s->status.record;
+    const char *status = s->vm.ram.status;
+    int rc = ibx_source_stream_take(&s->stream, record->pid, record->hold, err);
+    const bool held = !rc && !strcmp(status, "finish-migrate");
+    if (rc && rc != -ENOENT)
+        return rc;
+    if (!held && strcmp(status, "postmigrate") != 0)
+        return ibx_error_set(
+            err, -EBUSY,
+            "the VM is \"%s\" in this QEMU (process %d), where one that has migrated is "
+            "\"finish-migrate\" or \"postmigrate\": the migration never came to its commit, or the "
+            "VM was taken back since; ib-migrate rollback ends the migration",
+            status, (int)record->pid);
+    if (!held)
+        ibx_migration_notify(&s->options->observer,
+                             "QEMU (process %d) calls its migration complete: it does not refuse "
+                             "to continue the VM here, which nobody must do while it runs at %s",
+                             (int)record->pid, record->uri);
+    return 0;
+}
+
 /* The VM of a migration that came to its commit is in the QEMU of the record, and has not run there
  * since; or that QEMU has ended, and its files are there. */
 static int check_recovered(struct source *s, struct ibx_error *err)
@@ -272,13 +312,9 @@ static int check_recovered(struct source *s, struct ibx_error *err)
                              "the monitor %s belongs to process %d, and this VM's pages are in the "
                              "QEMU of process %d: give that its monitor back",
                              s->options->qmp, (int)s->vm.ram.pid, (int)record->pid);
-    if (strcmp(s->vm.ram.status, "postmigrate"))
-        return ibx_error_set(
-            err, -EBUSY,
-            "the VM is \"%s\" in this QEMU (process %d), where one that has migrated "
-            "is \"postmigrate\": the migration never came to its commit, or the VM was "
-            "taken back since; ib-migrate rollback ends the migration",
-            s->vm.ram.status, (int)record->pid);
+    rc = check_held(s, err);
+    if (rc)
+        return rc;
     rc = ibx_page_map_init_ram(&s->vm.map, &s->vm.ram, err);
     return rc ? rc : ibx_source_vm_find_map(&s->vm, err);
 }
@@ -307,6 +343,7 @@ static int recover(struct source *s, const struct ibx_journal *record, struct ib
     s->vm.undo.touched = true;
     s->vm.undo.was_running = s->status.record.was_running;
     s->vm.undo.before = json_loads(s->status.record.settings, 0, NULL);
+    s->vm.undo.hold = s->status.record.hold;
     return rc ? rc : ibx_source_run(s, err);
 }
 

@@ -33,7 +33,7 @@ static int on_farewell(void *context, const struct ibx_migrate_any *message)
 /* Whether a destination that has the whole state may still wait for the commit. */
 static bool may_wait(const struct source *s)
 {
-    return s->stream.state.now == STREAM_SENT && s->peer.now != PEER_ABORTED &&
+    return s->stream.state.now >= STREAM_SENT && s->peer.now != PEER_ABORTED &&
            !source_committed(s);
 }
 
@@ -235,18 +235,22 @@ static int settle(struct source *s, uint64_t deadline_ns, struct ibx_error *err)
 void ibx_source_settle(struct source *s)
 {
     struct ibx_error refused = {0};
-    if (!s->vm.undo.before || !s->vm.qmp || ibx_now_ns() < s->settle_ns)
+    /* QEMU refuses while its migration is held open, and snapshots, too. */
+    if (!s->vm.undo.before || !s->vm.qmp || s->stream.state.now == STREAM_HELD ||
+        ibx_now_ns() < s->settle_ns)
         return;
     s->settle_ns = ibx_deadline_in_ms(SETTLE_RETRY_MS);
     settle(s, ibx_deadline_in_ms(SETTLE_MS), &refused);
 }
 
-/* QEMU's own migration may just be ending. In STRANDED the watchdog does it. */
+/* QEMU's own migration may just be ending. In STRANDED the watchdog does it; while the migration is
+ * held open, recover or rollback will. */
 void ibx_source_settle_at_last(struct source *s)
 {
     const uint64_t deadline = ibx_deadline_in_ms(LAST_SETTLE_MS);
     struct ibx_error why = {0};
-    if (!s->vm.undo.before || !s->vm.qmp || !source_over(s) || s->state.now == SOURCE_STRANDED)
+    if (!s->vm.undo.before || !s->vm.qmp || !source_over(s) || s->state.now == SOURCE_STRANDED ||
+        s->stream.state.now == STREAM_HELD)
         return;
     while (settle(s, deadline, &why)) {
         if (ibx_now_ns() >= deadline) {

@@ -209,7 +209,7 @@ int ibx_source_on_message(void *context, const struct ibx_migrate_any *message)
             return unexpected(s, message, h->err);
         return ibx_state_move(&s->peer, PEER_READY);
     case IBX_MIGRATE_LOADED:
-        if (s->state.now != SOURCE_SENDING || s->stream.state.now != STREAM_SENT ||
+        if (s->state.now != SOURCE_SENDING || s->stream.state.now != STREAM_HELD ||
             s->peer.now != PEER_READY)
             return unexpected(s, message, h->err);
         return ibx_state_move(&s->peer, PEER_LOADED);
@@ -278,7 +278,12 @@ static int on_event(struct source *s, json_t *event, struct ibx_error *err)
                              "the block job %.64s began here at the last moment: wait for its end, "
                              "or end it (job-cancel)",
                              job);
-    switch (ibx_source_vm_on_event(&s->vm, s->state.now == SOURCE_STARTING, event)) {
+    const enum source_vm_event means =
+        ibx_source_vm_on_event(&s->vm, s->state.now == SOURCE_STARTING, event);
+    int rc = ibx_source_vm_ask(&s->vm, err); /* first: QEMU answers when it has written its state */
+    if (rc)
+        return rc;
+    switch (means) {
     case VM_QUIET:
         return s->state.now == SOURCE_STARTING ? on_quiet(s, err) : 0;
     case VM_FAILED:
@@ -314,6 +319,16 @@ static void lose_qemu(struct source *s, const char *why)
     ibx_source_vm_lose(&s->vm);
 }
 
+/* QEMU's migration is under way, and its end is not known yet. */
+static int check_saved(struct source *s, struct ibx_error *err)
+{
+    enum source_vm_event what;
+    if (s->state.now < SOURCE_STARTING || s->state.now > SOURCE_SENDING)
+        return 0;
+    int rc = ibx_source_vm_check_saved(&s->vm, &what, err);
+    return rc || what != VM_QUIET ? rc : on_quiet(s, err);
+}
+
 static int check_qemu(struct source *s, struct ibx_error *err)
 {
     json_t *event;
@@ -324,6 +339,8 @@ static int check_qemu(struct source *s, struct ibx_error *err)
         rc = on_event(s, event, err);
         json_decref(event);
     }
+    if (!rc)
+        rc = check_saved(s, err);
     if (!rc || !source_committed(s))
         return rc;
     lose_qemu(s, err->message);
@@ -361,11 +378,16 @@ static int step_exposing(struct source *s, struct ibx_error *err)
     return rc ? rc : ibx_source_move(s, SOURCE_STARTING, err);
 }
 
+static int carry(struct source *s, struct ibx_error *err)
+{
+    return ibx_source_stream_carry(&s->stream, &s->link.control, s->vm.state.now == VM_SAVED, err);
+}
+
 static int step_sending(struct source *s, struct ibx_error *err)
 {
-    int rc = ibx_source_stream_carry(&s->stream, &s->link.control, err);
-    if (!rc && s->stream.state.now == STREAM_READ && s->vm.state.now == VM_SAVED)
-        rc = ibx_source_stream_end(&s->stream, &s->link.control, err);
+    int rc = carry(s, err);
+    if (!rc && s->stream.state.now == STREAM_READ)
+        rc = ibx_source_stream_end(&s->stream, &s->link.control, s->vm.qmp, err);
     return rc || s->peer.now != PEER_LOADED ? rc : ibx_source_commit(s, err);
 }
 
@@ -373,7 +395,7 @@ static int step_stopped(struct source *s, struct ibx_error *err)
 {
     int rc = ibx_source_link_exposed(&s->link, err);
     if (rc == -EAGAIN)
-        return ibx_source_stream_carry(&s->stream, &s->link.control, err);
+        return carry(s, err);
     if (!rc)
         rc = ibx_source_link_send_map(&s->link, err);
     if (rc)
@@ -448,7 +470,7 @@ static int step(struct source *s, struct ibx_error *err)
     case SOURCE_EXPOSING:
         return step_exposing(s, err);
     case SOURCE_STARTING:
-        return ibx_source_stream_carry(&s->stream, &s->link.control, err);
+        return carry(s, err);
     case SOURCE_STOPPED:
         return step_stopped(s, err);
     case SOURCE_SENDING:
@@ -467,7 +489,7 @@ static int step(struct source *s, struct ibx_error *err)
 static void wait_for_something(struct source *s)
 {
     struct pollfd fds[6 + 1 + IBX_CONTROL_SOCKET_CLIENTS_MAX];
-    const bool carry = s->stream.fd >= 0 && ibx_channel_idle(&s->link.control);
+    const bool reads = s->stream.state.now == STREAM_OPEN && ibx_channel_idle(&s->link.control);
     struct ibx_qmp *qmp = s->vm.qmp;
     struct ibx_page_server *pages = s->link.pages;
     uint64_t most = MIGRATION_TICK_MS * IBX_NS_PER_MS;
@@ -477,7 +499,7 @@ static void wait_for_something(struct source *s)
     fds[1] = (struct pollfd){.fd = qmp ? ibx_qmp_fd(qmp) : -1, .events = POLLIN};
     fds[2] = (struct pollfd){.fd = s->signals.fd, .events = POLLIN};
     fds[3] = (struct pollfd){.fd = pages ? ibx_page_server_fd(pages) : -1, .events = POLLIN};
-    fds[4] = (struct pollfd){.fd = carry ? s->stream.fd : -1, .events = POLLIN};
+    fds[4] = (struct pollfd){.fd = reads ? s->stream.fd : -1, .events = POLLIN};
     fds[5] =
         (struct pollfd){.fd = s->verifier ? ibx_verifier_fd(s->verifier) : -1, .events = POLLIN};
     unsigned n = 6 + ibx_control_socket_poll_fds(s->socket, fds + 6);

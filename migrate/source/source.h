@@ -30,9 +30,10 @@
 /*
  * state machine: source vm
  *   [*] -> GOING -> STOPPED -> GOING     STOPPED: by QEMU's STOP, since its migration began
- *   GOING | STOPPED -> SAVED -> [*]      QEMU has written its device state
+ *   GOING -> FINISHING                   it was paused before, and QEMU's migration finishes
+ *   STOPPED | FINISHING -> SAVED -> [*]  QEMU has written its device state
  */
-enum source_vm_state { VM_GOING, VM_STOPPED, VM_SAVED };
+enum source_vm_state { VM_GOING, VM_STOPPED, VM_FINISHING, VM_SAVED };
 
 struct source_vm {
     struct ibx_state_machine state;
@@ -43,6 +44,8 @@ struct source_vm {
     struct ibx_vm_undo undo;
     struct ibx_watchdog watchdog;
     uint64_t stop_ns; /* of QEMU's STOP; 0: the VM was paused before */
+    bool paused;      /* before QEMU's migration was started */
+    bool asks;        /* QEMU is to be asked whether it has written its state */
 };
 
 /* What an event of QEMU means for the migration. */
@@ -65,6 +68,12 @@ int ibx_source_vm_of_files(struct source_vm *vm, const struct ibx_journal *recor
 int ibx_source_vm_find_map(struct source_vm *vm, struct ibx_error *err);
 /* `starting`: QEMU's migration has been started, and the VM is expected to stop. */
 enum source_vm_event ibx_source_vm_on_event(struct source_vm *vm, bool starting, json_t *event);
+/* After each event: asks QEMU, if it may have been the last one before its state. */
+int ibx_source_vm_ask(struct source_vm *vm, struct ibx_error *err);
+/* Whether the answer says that QEMU has written its state: SAVED. `what`: VM_QUIET or VM_NOTHING.
+ */
+int ibx_source_vm_check_saved(struct source_vm *vm, enum source_vm_event *what,
+                              struct ibx_error *err);
 void ibx_source_vm_lose(struct source_vm *vm);
 /* QEMU has ended after the commit: sets the files aside that still have a name. */
 void ibx_source_vm_keep_files(struct source_vm *vm, const struct ibx_journal *record,
@@ -74,28 +83,53 @@ void ibx_source_vm_fini(struct source_vm *vm);
 /* ---------------------------------------------------------------- stream.c */
 
 /*
+ * The stream stays open when QEMU has written all of it, so that QEMU's migration does too
+ * (migrate/common/hold.h).
+ *
  * state machine: source stream
- *   [*] -> CLOSED -> OPEN -> READ -> SENT -> [*]    READ: QEMU has ended it; SENT: with STATE_END
- *   OPEN -> CLOSED -> [*]                           the migration has ended before that
+ *   [*] -> CLOSED -> MADE -> OPEN -> READ -> SENT -> HELD    READ: all of it; SENT: with STATE_END
+ *   [*] -> HELD                                              recover
+ *   HELD -> RELEASED -> [*]                                  QEMU's migration has ended
+ *   MADE | OPEN | READ | SENT | HELD -> CLOSED -> [*]        this tool's end; in HELD QEMU has one
  */
-enum source_stream_state { STREAM_CLOSED, STREAM_OPEN, STREAM_READ, STREAM_SENT };
+enum source_stream_state {
+    STREAM_CLOSED,
+    STREAM_MADE,
+    STREAM_OPEN,
+    STREAM_READ,
+    STREAM_SENT,
+    STREAM_HELD,
+    STREAM_RELEASED
+};
 
 struct source_stream {
     struct ibx_state_machine state;
-    int fd; /* from QEMU; -1 unless OPEN */
+    int fd;     /* to QEMU; -1 in CLOSED and RELEASED */
+    int theirs; /* MADE: QEMU's end; else -1 */
     uint64_t bytes;
+    uint8_t *tail; /* OPEN: the latest of them */
+    size_t tail_length, tail_room;
 };
 
 void ibx_source_stream_init(struct source_stream *stream);
+/* `hold`: its name for the journal. */
+int ibx_source_stream_make(struct source_stream *stream, uint64_t *hold, struct ibx_error *err);
 /* Starts QEMU's migration into it. */
 int ibx_source_stream_open(struct source_stream *stream, struct ibx_qmp *qmp,
                            struct ibx_error *err);
-/* Sends what QEMU has written, unless messages already wait for credit. */
-int ibx_source_stream_carry(struct source_stream *stream, struct ibx_channel *control,
+/* Sends what QEMU has written, unless messages already wait for credit. READ when that ends as a
+ * whole state does and `saved`: QEMU is about to have written all of it, or has. */
+int ibx_source_stream_carry(struct source_stream *stream, struct ibx_channel *control, bool saved,
                             struct ibx_error *err);
-/* READ: sends STATE_END. */
+/* READ: sends STATE_END, and has QEMU hold it open whatever becomes of this tool. */
 int ibx_source_stream_end(struct source_stream *stream, struct ibx_channel *control,
-                          struct ibx_error *err);
+                          struct ibx_qmp *qmp, struct ibx_error *err);
+/* Recover: takes it from the QEMU `pid`. -ENOENT: QEMU's migration is not held open. */
+int ibx_source_stream_take(struct source_stream *stream, pid_t pid, uint64_t hold,
+                           struct ibx_error *err);
+/* HELD: the migration is complete. */
+int ibx_source_stream_release(struct source_stream *stream, struct ibx_qmp *qmp,
+                              struct ibx_error *err);
 void ibx_source_stream_close(struct source_stream *stream);
 
 /* ---------------------------------------------------------------- link.c */

@@ -471,7 +471,7 @@ static const struct lie {
 static void take_real_state(void)
 {
     struct ibx_vm_undo vm = {.was_running = true, .touched = true};
-    int stream;
+    int stream, theirs;
     uint64_t deadline = vm_soon();
     real_state = malloc(STATE_MAX);
     real_length = 0;
@@ -481,7 +481,9 @@ static void take_real_state(void)
     vm_ok(ibx_settings_set(vms[0].qmp, &settings, deadline, &vm_error));
     vm.before = json_incref(settings.before);
     ibx_settings_fini(&settings);
-    vm_ok(ibx_vm_migrate(vms[0].qmp, false, &stream, deadline, &vm_error));
+    vm_ok(ibx_vm_stream(&stream, &theirs, &vm_error));
+    vm_ok(ibx_vm_migrate(vms[0].qmp, false, theirs, deadline, &vm_error));
+    close(theirs);
     for (ssize_t n = -1; n && ibx_now_ns() < deadline;) {
         struct pollfd wait = {.fd = stream, .events = POLLIN};
         poll(&wait, 1, 100);

@@ -51,6 +51,7 @@ struct ibx_journal sample(bool source, uint8_t number)
                             .was_running = source,
                             .settings = "{\"capabilities\":{\"events\":false},"
                                         "\"parameters\":{\"tls-creds\":\"theirs\"}}",
+                            .hold = source ? 4711 : 0,
                             .machine = "pc-q35-7.2",
                             .block_count = 2,
                             .blocks = {{.id = "mem0"}, {.id = "mem1"}}};

@@ -169,6 +169,9 @@ static int confirm(const struct migrate_args *args, const struct ibx_journal *re
     if (args->uri)
         snprintf(last.record.uri, sizeof(last.record.uri), "%s", args->uri);
     last.began_ns = ibx_now_ns();
+    struct ibx_error held = {0};
+    if (ibx_migrate_let_go(record, &held))
+        ibx_cli_message(held.message);
     int rc = ibx_migrate_confirm(&last.record, &args->options, &err);
     last.now_ns = ibx_now_ns();
     if (rc) {

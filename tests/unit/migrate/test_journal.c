@@ -37,6 +37,7 @@ static void records_come_back_as_they_were(NO_STATE)
         for (unsigned i = 0; i < COUNT(texts); i++)
             assert_string_equal(texts[i][0], texts[i][1]);
         assert_int_equal(found.encryption, r.encryption);
+        assert_int_equal(found.hold, r.hold);
         assert_int_equal(found.pid, r.pid);
         assert_int_equal(found.pid_started, r.pid_started);
         assert_int_equal(found.uffd, r.uffd);
@@ -171,7 +172,7 @@ static void make_older(const struct ibx_journal *r, unsigned version)
     char text[8192], path[PATH_MAX], settings[256];
     ibx_journal_path(folder, r, ".json", path, sizeof(path));
     get_file(path, text, sizeof(text));
-    const char *from = strstr(text, "  \"settings\""), *to = strstr(text, "  \"written\"");
+    const char *from = strstr(text, "  \"settings\""), *to = strstr(text, "  \"hold\"");
     snprintf(settings, sizeof(settings), "%.*s", (int)(to - from), from);
     change(r, settings, "");
     for (unsigned i = 0; i < r->block_count; i++) {
@@ -181,6 +182,7 @@ static void make_older(const struct ibx_journal *r, unsigned version)
         change(r, ",\n      \"mode\": 0", "");
     }
     change(r, ",\n  \"machine\": \"pc-q35-7.2\"", "");
+    change(r, r->source ? "  \"hold\": 4711,\n" : "  \"hold\": 0,\n", "");
     if (version < 4) {
         change(r, "  \"key-name\": \"node-a\",\n", "");
         change(r, "  \"allow\": \"node-a,node-c\",\n", "");
@@ -193,7 +195,8 @@ static void make_older(const struct ibx_journal *r, unsigned version)
     change(r, "\"ibx-record\": 5", now);
 }
 
-/* Which did not note what QEMU's settings were, nor the files of guest RAM. */
+/* Which did not note what QEMU's settings were, what holds its migration, nor the files of guest
+ * RAM. */
 static void records_of_the_fourth_version(NO_STATE)
 {
     struct ibx_journal r = sample(false, 7), found;
@@ -202,6 +205,7 @@ static void records_of_the_fourth_version(NO_STATE)
     found = only();
     assert_string_equal(found.key_name, r.key_name);
     assert_string_equal(found.settings, "");
+    assert_int_equal(found.hold, 0);
     assert_int_equal(found.block_count, 2);
     assert_string_equal(found.machine, "");
     assert_string_equal(found.blocks[0].file.path, "");

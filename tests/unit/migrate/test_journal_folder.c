@@ -59,6 +59,8 @@ static void hostile_files_are_named(NO_STATE)
         {"\"uffd\": -1", "\"uffd\": -2", "uffd -2"},
         {"\"uffd\": -1", "\"uffd\": 4294967296", "uffd 4294967296"},
         {"\"written\": ", "\"written\": -", "written -"},
+        {"\"hold\": 4711", "\"hold\": -4711", "hold -4711"},
+        {"\"hold\": 4711,", "", "hold"},
         {"\"state\": \"here\"", "\"state\": \"running\"", "state \"running\""},
         {"\"state\": \"here\"", "\"state\": \"x\\u001b[2J\"", "state \"x?[2J\""},
         {"\"state\": \"here\"", "\"state\": null", "null"},

@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/common/hold.h"
+#include "migrate/common/vm.h"
+
+#include "common/clock.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define HOLD_NAME "ibx-hold" /* of the copy that QEMU keeps for us */
+#define LOOK_US   200        /* between two checks of a migration that ends */
+
+/* Of QEMU's return path, big-endian: u16 type 1 (SHUT), u16 length 4, u32 0 (no error). */
+static const uint8_t shut[] = {0, 1, 0, 4, 0, 0, 0, 0};
+
+uint64_t ibx_hold_name(int fd)
+{
+    struct stat st;
+    return fstat(fd, &st) ? 0 : (uint64_t)st.st_ino;
+}
+
+int ibx_hold_allow(struct ibx_qmp *qmp, bool on, uint64_t deadline_ns, struct ibx_error *err)
+{
+    return ibx_qmp_execute(qmp, "migrate-set-capabilities",
+                           json_pack("{s:[{s:s, s:b}]}", "capabilities", "capability",
+                                     "return-path", "state", (int)on),
+                           NULL, deadline_ns, err);
+}
+
+int ibx_hold_describe(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
+{
+    static const char path[] = "/machine", property[] = "suppress-vmdesc";
+    json_t *is;
+    int rc =
+        ibx_qmp_execute(qmp, "qom-get", json_pack("{s:s, s:s}", "path", path, "property", property),
+                        &is, deadline_ns, err);
+    const bool suppressed = !rc && json_is_true(is);
+    if (rc)
+        return rc;
+    json_decref(is);
+    return suppressed ? ibx_qmp_execute(qmp, "qom-set",
+                                        json_pack("{s:s, s:s, s:b}", "path", path, "property",
+                                                  property, "value", 0),
+                                        NULL, deadline_ns, err)
+                      : 0;
+}
+
+int ibx_hold_keep(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns, struct ibx_error *err)
+{
+    return ibx_qmp_getfd(qmp, HOLD_NAME, fd, deadline_ns, err);
+}
+
+/* The number of a descriptor of `pid` that is this socket; -ENOENT. */
+static int find(pid_t pid, uint64_t name)
+{
+    char path[PATH_MAX], wanted[64], link[64];
+    int found = -ENOENT;
+    snprintf(wanted, sizeof(wanted), "socket:[%" PRIu64 "]", name);
+    snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
+    DIR *dir = opendir(path);
+    if (!dir)
+        return -errno;
+    for (struct dirent *entry; found < 0 && (entry = readdir(dir));) {
+        snprintf(path, sizeof(path), "/proc/%d/fd/%.32s", (int)pid, entry->d_name);
+        ssize_t n = readlink(path, link, sizeof(link) - 1);
+        link[n > 0 ? n : 0] = '\0';
+        if (!strcmp(link, wanted))
+            found = atoi(entry->d_name);
+    }
+    closedir(dir);
+    return found;
+}
+
+int ibx_hold_take(pid_t pid, uint64_t name, int *fd, struct ibx_error *err)
+{
+    const int remote = name ? find(pid, name) : -ENOENT;
+    if (remote == -ENOENT)
+        return -ENOENT;
+    int process = remote < 0 ? -1 : (int)syscall(SYS_pidfd_open, pid, 0);
+    int taken = process < 0 ? -1 : (int)syscall(SYS_pidfd_getfd, process, remote, 0);
+    const int code = remote < 0 ? -remote : errno;
+    if (process >= 0)
+        close(process);
+    if (taken >= 0) {
+        *fd = taken;
+        return 0;
+    }
+    return ibx_error_set(err, -code,
+                         "QEMU (process %d) holds its migration open, and the descriptor for that "
+                         "cannot be taken from it: %s; run this tool as root or with "
+                         "CAP_SYS_PTRACE",
+                         (int)pid, strerror(code));
+}
+
+int ibx_hold_release(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns, struct ibx_error *err)
+{
+    char status[32], error[256];
+    if (send(fd, shut, sizeof(shut), MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)sizeof(shut) &&
+        errno != EPIPE) /* it does not read any more: its migration has ended */
+        return ibx_error_set(err, -errno, "QEMU cannot be told that its migration is complete: %s",
+                             strerror(errno));
+    for (;;) {
+        int rc =
+            ibx_vm_migration(qmp, status, sizeof(status), error, sizeof(error), deadline_ns, err);
+        if (rc)
+            return rc;
+        if (ibx_vm_migration_ended(status))
+            break;
+        if (ibx_now_ns() >= deadline_ns)
+            return ibx_error_set(err, -ETIMEDOUT,
+                                 "QEMU's migration is still \"%s\" after it was told that it is "
+                                 "complete",
+                                 status);
+        usleep(LOOK_US);
+    }
+    /* If this fails, QEMU keeps a socket that leads nowhere. */
+    ibx_qmp_execute(qmp, "closefd", json_pack("{s:s}", "fdname", HOLD_NAME), NULL, deadline_ns,
+                    NULL);
+    return 0;
+}

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * QEMU's migration at the source, held open until the destination has every page.
+ *
+ * With its capability return-path QEMU waits, when it has written the device state, for the message
+ * SHUT on the stream's way back. Until then its run state is finish-migrate, and it refuses to
+ * continue the VM ("Migration is not finalized yet") whoever asks. Should the other end of the
+ * stream be closed, QEMU calls the migration failed and continues the VM by itself. So QEMU gets a
+ * copy of that end, which stays open when this tool is killed.
+ */
+#ifndef IBX_MIGRATE_COMMON_HOLD_H
+#define IBX_MIGRATE_COMMON_HOLD_H
+
+#include "migrate/qemu/qemu.h"
+
+/* What names the tool's end of the stream, in whatever process: a number for the journal; 0: an
+ * error. */
+uint64_t ibx_hold_name(int fd);
+/* Sets the capability. QEMU refuses while its migration is not over. */
+int ibx_hold_allow(struct ibx_qmp *qmp, bool on, uint64_t deadline_ns, struct ibx_error *err);
+/* Has QEMU describe its state at the end of the stream, which old machine types do not: by that the
+ * end is known, since there is no end of file. */
+int ibx_hold_describe(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err);
+/* Gives QEMU a copy of it. Only when QEMU has written everything: nobody else may read it. */
+int ibx_hold_keep(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns, struct ibx_error *err);
+/* Takes a copy of QEMU's, after a tool that has ended. -ENOENT: QEMU has none. */
+int ibx_hold_take(pid_t pid, uint64_t name, int *fd, struct ibx_error *err);
+/* Ends the migration as completed: run state postmigrate. Waits for that, and takes QEMU's copy
+ * away. `fd` stays the caller's. */
+int ibx_hold_release(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns, struct ibx_error *err);
+
+#endif
