@@ -21,6 +21,7 @@
 /* Held by the thread and by the communicator; either may go first. */
 struct ibx_attachment {
     _Atomic(struct ibx_session *) session; /* NULL: detached */
+    struct ibx_pipeline *pipeline;         /* of the session; NULL: it has none */
     _Atomic unsigned users;
     pid_t process;
     pthread_mutex_t closing; /* held while the session is closed at the end of the thread */
@@ -54,7 +55,10 @@ static void end_thread(void *argument)
     pthread_mutex_lock(&attachment->closing);
     struct ibx_session *session = atomic_load(&attachment->session);
     if (session) {
+        ibx_pipeline_finish(attachment->pipeline);
+        ibx_pipeline_lock(attachment->pipeline);
         ibx_session_close(session);
+        ibx_pipeline_unlock(attachment->pipeline);
         atomic_store(&attachment->ended, true);
     }
     pthread_mutex_unlock(&attachment->closing);
@@ -65,6 +69,8 @@ static void end_thread(void *argument)
  */
 static void end_parent(void)
 {
+    if (mine)
+        drop(mine);
     mine = NULL;
     pthread_setspecific(thread_end, NULL);
 }
@@ -183,10 +189,12 @@ void ibx_attachment_on_read(struct ibx_attachment *attachment, const void *bytes
 static bool run_in_background(const struct ibx_session *session,
                               const struct ibx_frontend_copy *copy)
 {
-    return copy->async && copy->pinned && !copy->lasting &&
-           copy->stream > IBX_ASYNC_COPY_STREAM_SPECIAL &&
-           (copy->n >= BACKGROUND_LEAST || ibx_async_copy_pending(copy->stream)) &&
-           ibx_async_copy_start(session, copy, mine->device);
+    if (!copy->async || !copy->pinned || copy->lasting ||
+        copy->stream <= IBX_ASYNC_COPY_STREAM_SPECIAL ||
+        (copy->n < BACKGROUND_LEAST && !ibx_async_copy_pending(copy->stream)))
+        return false;
+    ibx_pipeline_settle(mine->pipeline, copy->stream); /* it comes over another connection */
+    return ibx_async_copy_start(session, copy, mine->device);
 }
 
 static int run_copy(const struct ibx_frontend_copy *wish, int *exit_code)
@@ -202,14 +210,22 @@ static int run_copy(const struct ibx_frontend_copy *wish, int *exit_code)
         return 0;
     }
     ibx_async_copy_wait(copy.async ? copy.stream : 0);
-    return ibx_client_copy(session, &copy, exit_code);
+    ibx_pipeline_enter(mine->pipeline, copy.async ? copy.stream : 0);
+    int rc = ibx_client_copy(session, &copy, exit_code);
+    int code = ibx_pipeline_leave(mine->pipeline, rc ? 0 : *exit_code, !rc && !copy.async);
+    if (!rc)
+        *exit_code = code;
+    return rc;
 }
 
 static void prepare(void *address, size_t n)
 {
     struct ibx_session *session = session_of_thread();
-    if (session)
-        ibx_session_prepare(session, address, n);
+    if (!session)
+        return;
+    ibx_pipeline_lock(mine->pipeline);
+    ibx_session_prepare(session, address, n);
+    ibx_pipeline_unlock(mine->pipeline);
 }
 
 static void *map(size_t n)
@@ -247,7 +263,7 @@ static void release(void *address, size_t n)
         munmap(address, n);
 }
 
-struct ibx_attachment *ibx_attach(struct ibx_session *session)
+struct ibx_attachment *ibx_attach(struct ibx_session *session, struct ibx_pipeline *pipeline)
 {
     static const struct ibx_frontend_calls calls = {
         .version = IBX_FRONTEND_VERSION,
@@ -266,6 +282,7 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session)
     if (!attachment)
         return NULL;
     *attachment = (struct ibx_attachment){.session = session,
+                                          .pipeline = pipeline,
                                           .users = 2,
                                           .process = getpid(),
                                           .closing = PTHREAD_MUTEX_INITIALIZER,

@@ -9,14 +9,15 @@
 #ifndef IBX_FRONTEND_GLUE_PLUGIN_ATTACH_H
 #define IBX_FRONTEND_GLUE_PLUGIN_ATTACH_H
 
+#include "frontend-glue/client_calls/pipeline.h"
 #include "frontend-glue/session/session.h"
 
 struct ibx_attachment;
 
-/* Client: the connected session is the calling thread's from now on, and the preload, if there is
- * one, gets the table. NULL without memory: GVirtuS then runs the thread's copies, and the
- * connection outlives the thread. */
-struct ibx_attachment *ibx_attach(struct ibx_session *session);
+/* Client: the connected session, with its pipeline if it has one, is the calling thread's from now
+ * on, and the preload, if there is one, gets the table. NULL without memory: GVirtuS then runs the
+ * thread's copies, and the connection outlives the thread. */
+struct ibx_attachment *ibx_attach(struct ibx_session *session, struct ibx_pipeline *pipeline);
 /* What GVirtuS writes, before the session gets it: waits for background copies that the request has
  * to come after. Accepts NULL. */
 void ibx_attachment_on_write(struct ibx_attachment *attachment, const void *bytes, size_t n);
@@ -25,7 +26,8 @@ void ibx_attachment_on_read(struct ibx_attachment *attachment, const void *bytes
 /* Whether the thread has ended, which has closed the session. A later write comes from a thread
  * with the same number, which needs a session of its own. Accepts NULL. */
 bool ibx_attachment_ended(const struct ibx_attachment *attachment);
-/* Before the session is destroyed, from any thread that may destroy it. Accepts NULL. */
+/* Before the session or its pipeline is destroyed, from any thread that may destroy it. Accepts
+ * NULL. */
 void ibx_detach(struct ibx_attachment *attachment);
 
 #endif

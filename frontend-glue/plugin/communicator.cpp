@@ -19,6 +19,7 @@
 
 extern "C" {
 #include "common/log.h"
+#include "frontend-glue/client_calls/pipeline.h"
 #include "frontend-glue/device_copies/device_copies.h"
 #include "frontend-glue/plugin/attach.h"
 #include "frontend-glue/plugin/config.h"
@@ -97,12 +98,16 @@ class Failure : public std::string, public std::exception
 class RdmaCommunicator final : public Communicator
 {
   public:
-    RdmaCommunicator(ibx_session *of, bool serves) : session(of), server(serves) {}
+    RdmaCommunicator(ibx_session *of, bool serves, ibx_pipeline_mode early = IBX_PIPELINE_OFF)
+        : session(of), server(serves), mode(early)
+    {
+    }
     RdmaCommunicator(const RdmaCommunicator &) = delete;
     RdmaCommunicator &operator=(const RdmaCommunicator &) = delete;
     ~RdmaCommunicator() override
     {
         ibx_detach(attachment);
+        ibx_pipeline_destroy(pipeline);
         ibx_session_destroy(session);
     }
 
@@ -133,14 +138,16 @@ class RdmaCommunicator final : public Communicator
         ibx_error err{};
         if (ibx_session_connect(session, &err))
             fail(err);
-        attachment = ibx_attach(session);
+        pipeline = ibx_pipeline_create(session, mode);
+        attachment = ibx_attach(session, pipeline);
     }
 
     std::size_t Read(char *buffer, std::size_t size) override
     {
         if (!size || !session)
             return 0;
-        if (ibx_session_read(session, buffer, size) == static_cast<ssize_t>(size)) {
+        if (pipeline ? ibx_pipeline_read(pipeline, buffer, size)
+                     : ibx_session_read(session, buffer, size) == static_cast<ssize_t>(size)) {
             ibx_attachment_on_read(attachment, buffer, size);
             return size;
         }
@@ -156,21 +163,28 @@ class RdmaCommunicator final : public Communicator
         if (ibx_attachment_ended(attachment))
             begin_anew();
         ibx_attachment_on_write(attachment, buffer, size);
-        if (session)
+        if (pipeline)
+            ibx_pipeline_write(pipeline, buffer, size);
+        else if (session)
             ibx_session_write(session, buffer, size);
         return size;
     }
 
     void Sync() override
     {
-        if (session)
+        if (pipeline)
+            ibx_pipeline_sync(pipeline);
+        else if (session)
             ibx_session_sync(session);
     }
 
     void Close() override
     {
+        ibx_pipeline_finish(pipeline);
+        ibx_pipeline_lock(pipeline);
         if (session)
             ibx_session_close(session);
+        ibx_pipeline_unlock(pipeline);
     }
 
     // With this answer the back end reads a routine's name byte by byte; others end its child.
@@ -189,14 +203,18 @@ class RdmaCommunicator final : public Communicator
         attachment = nullptr;
         int rc = ibx_session_create_like(session, &fresh, &err);
         if (!rc) {
+            ibx_pipeline_destroy(pipeline);
+            pipeline = nullptr;
             ibx_session_destroy(session);
             session = fresh;
             rc = ibx_session_connect(session, &err);
         }
-        if (rc)
+        if (rc) {
             ibx_log(IBX_LOG_ERROR, "%s", err.message);
-        else
-            attachment = ibx_attach(session);
+            return;
+        }
+        pipeline = ibx_pipeline_create(session, mode);
+        attachment = ibx_attach(session, pipeline);
     }
 
     // Between requests a read of 0 ends this client's thread and nothing else. Inside a request
@@ -215,6 +233,8 @@ class RdmaCommunicator final : public Communicator
 
     ibx_session *session; // null once the client of an accepted one has gone
     bool server;
+    ibx_pipeline_mode mode;
+    ibx_pipeline *pipeline = nullptr;     // of a client's session
     ibx_attachment *attachment = nullptr; // to the thread that connected
 };
 
@@ -248,5 +268,5 @@ create_communicator(std::shared_ptr<Endpoint> endpoint)
         fail(err);
     }
     // "server" only decides how a Read reports failures, and the listening object never reads.
-    return std::make_shared<RdmaCommunicator>(session, false);
+    return std::make_shared<RdmaCommunicator>(session, false, config->pipeline);
 }

@@ -114,6 +114,17 @@ static int set_gpu(struct ibx_glue_config *config, const char *value, struct ibx
     return mode < 0 ? mode : 0;
 }
 
+static int set_pipeline(struct ibx_glue_config *config, const char *value, struct ibx_error *err)
+{
+    static const char *const names[] = {[IBX_PIPELINE_OFF] = "off",
+                                        [IBX_PIPELINE_LAUNCHES] = "launches",
+                                        [IBX_PIPELINE_ALL] = "all"};
+    int mode = one_of(names, 3, "pipeline", value, "all, launches or off", err);
+    if (mode >= 0)
+        config->pipeline = (enum ibx_pipeline_mode)mode;
+    return mode < 0 ? mode : 0;
+}
+
 static int set_gpu_memory(struct ibx_glue_config *config, const char *value, struct ibx_error *err)
 {
     size_t bytes;
@@ -211,6 +222,8 @@ static int set_key(struct ibx_glue_config *config, const char *key, const char *
         return set_log(value, err);
     if (!strcmp(key, "gpu"))
         return set_gpu(config, value, err);
+    if (!strcmp(key, "pipeline"))
+        return set_pipeline(config, value, err);
     if (!strcmp(key, "gpu_memory"))
         return set_gpu_memory(config, value, err);
     if (!strcmp(key, "gpu_threads"))
@@ -232,9 +245,10 @@ static int set_key(struct ibx_glue_config *config, const char *key, const char *
     int rc = ibx_options_set(&config->options, key, value, err);
     if (rc == -ENOENT && err) {
         size_t n = strlen(err->message);
-        snprintf(err->message + n, sizeof(err->message) - n,
-                 ", memory, gpu, gpu_memory, gpu_threads, tenants, sessions, pins, requests, "
-                 "tenant_share, tuning, log");
+        snprintf(
+            err->message + n, sizeof(err->message) - n,
+            ", memory, pipeline, gpu, gpu_memory, gpu_threads, tenants, sessions, pins, requests, "
+            "tenant_share, tuning, log");
     }
     return unknown_is_bad(rc, err);
 }
@@ -293,11 +307,38 @@ static int apply_entries(struct ibx_glue_config *config, const struct ibx_proper
 
 /* --------------------------------------------------------------------- the URI */
 
-/* Checks every part of the URI, its query too. */
-static int set_uri(struct ibx_glue_config *config, const char *text, struct ibx_error *err)
+/* Takes pipeline=... out of the query, which is no option of a connection. */
+static int take_pipeline(struct ibx_glue_config *config, const char *text,
+                         char rest[IBX_GLUE_URI_MAX], struct ibx_error *err)
 {
+    static const char key[] = "pipeline=";
+    size_t base = strcspn(text, "?"), length = base;
+    int rc = 0;
+    snprintf(rest, IBX_GLUE_URI_MAX, "%.*s", (int)base, text);
+    for (const char *at = text + base; *at && !rc;) {
+        size_t n = strcspn(++at, "&");
+        if (!strncmp(at, key, sizeof(key) - 1)) {
+            char value[65];
+            snprintf(value, sizeof(value), "%.*s", (int)(n - (sizeof(key) - 1)),
+                     at + sizeof(key) - 1);
+            rc = set_pipeline(config, value, err);
+        } else if (length < IBX_GLUE_URI_MAX) {
+            length += (size_t)snprintf(rest + length, IBX_GLUE_URI_MAX - length, "%c%.*s",
+                                       length == base ? '?' : '&', (int)n, at);
+        }
+        at += n;
+    }
+    return rc;
+}
+
+/* Checks every part of the URI, its query too. */
+static int set_uri(struct ibx_glue_config *config, const char *whole, struct ibx_error *err)
+{
+    char text[IBX_GLUE_URI_MAX];
     struct ibx_uri uri;
-    int rc = ibx_uri_parse(text, &uri, err);
+    int rc = take_pipeline(config, whole, text, err);
+    if (!rc)
+        rc = ibx_uri_parse(strlen(whole) < sizeof(text) ? text : whole, &uri, err);
     if (rc)
         return rc;
     if (!uri.path[0] && !uri.port)
@@ -432,8 +473,8 @@ static int read_file(struct ibx_glue_config *config, bool with_uri, struct ibx_e
 static int load(struct ibx_glue_config *config, const char *own_file, const char *beside,
                 const char *communicator, struct ibx_error *err)
 {
-    *config =
-        (struct ibx_glue_config){.gpu = {.mode = IBX_GPU_AUTO, .memory = IBX_GLUE_GPU_MEMORY}};
+    *config = (struct ibx_glue_config){
+        .pipeline = IBX_PIPELINE_ALL, .gpu = {.mode = IBX_GPU_AUTO, .memory = IBX_GLUE_GPU_MEMORY}};
     ibx_options_init(&config->options);
     snprintf(config->options.purpose, sizeof(config->options.purpose), "gvirtus");
     int rc = find_file(config, own_file, beside, err);

@@ -25,6 +25,8 @@
 
 #include "frontend-glue/device_copies/device_copies.h"
 
+#include "frontend-glue/client_calls/pipeline.h"
+
 #include <limits.h>
 
 #define IBX_GLUE_URI_MAX        904
@@ -34,11 +36,12 @@
 struct ibx_glue_config {
     char uri[IBX_GLUE_URI_MAX];
     struct ibx_options options;
-    size_t memory;              /* rdma.memory, 0: not given */
-    struct ibx_gpu_options gpu; /* [off, IBX_GLUE_GPU_MEMORY, 0] */
-    char file[PATH_MAX];        /* the properties file, "" when there is none */
-    char tuning[PATH_MAX];      /* rdma.tuning, "": not given */
-    unsigned uri_line;          /* of its key `communicator`, 0 when the URI came from the caller */
+    size_t memory;                   /* rdma.memory, 0: not given */
+    enum ibx_pipeline_mode pipeline; /* rdma.pipeline [all] */
+    struct ibx_gpu_options gpu;      /* [off, IBX_GLUE_GPU_MEMORY, 0] */
+    char file[PATH_MAX];             /* the properties file, "" when there is none */
+    char tuning[PATH_MAX];           /* rdma.tuning, "": not given */
+    unsigned uri_line; /* of its key `communicator`, 0 when the URI came from the caller */
 };
 
 /* For G2 and later. The endpoint is that of properties.json; a NULL host: there is none. GVirtuS

@@ -130,7 +130,7 @@ int ibx_session_copied(struct ibx_session *session, int rc);
 
 /* ------------------------------------------------------------------------- the client */
 
-/* Whether a request may begin: the session is live, and nothing is gathered. */
+/* Whether a request may begin: the session is live, and nothing is gathered but whole requests. */
 bool ibx_session_idle(const struct ibx_session *session);
 /* n bytes are about to move: a thread that slept meanwhile would wake up too late. */
 void ibx_session_expect(struct ibx_session *session, uint64_t n);
@@ -154,7 +154,25 @@ void ibx_session_cts_end(struct ibx_session *session);
 int ibx_session_settle(struct ibx_session *session);
 /* Whether ibx_session_reply_placed() came since the last call. */
 bool ibx_session_take_placed(struct ibx_session *session);
-/* Whether a message of the stream is there; as ibx_session_fail(). */
+/* Whether bytes of a reply that is to be read are there; as ibx_session_fail(). */
 int ibx_session_poll_reply(struct ibx_session *session);
+
+/* Requests that GVirtuS has an answer to before the server has run them: short ones whose reply is
+ * an exit code, seconds and no output. Their replies are consumed before any other is read, and
+ * whenever this side waits for credit; each calls `reply` once. */
+typedef void ibx_owed_reply(void *context, int exit_code);
+/* One more is being added to the stream. */
+void ibx_session_owe(struct ibx_session *session, ibx_owed_reply *reply, void *context);
+unsigned ibx_session_owed(const struct ibx_session *session);
+/* Consumes replies that are there; with `wait`, all. As ibx_session_fail(). */
+int ibx_session_take_owed(struct ibx_session *session, bool wait);
+/* Takes what has come, without waiting. False: the session has ended, or its connection has. */
+bool ibx_session_look(struct ibx_session *session);
+/* Gathers whole requests that somebody owes; they leave with the next one. */
+int ibx_session_gather_ahead(struct ibx_session *session, const uint8_t *bytes, size_t n);
+/* Sends such requests, ibx_session_room() bytes at most, as a message of their own. False: that
+ * needs credit, or a connection; nothing was sent. */
+bool ibx_session_send_now(struct ibx_session *session, const uint8_t *bytes, size_t n);
+size_t ibx_session_room(const struct ibx_session *session);
 
 #endif

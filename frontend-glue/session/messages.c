@@ -110,8 +110,10 @@ int ibx_session_poll(struct ibx_session *s)
 
 int ibx_session_poll_reply(struct ibx_session *s)
 {
-    int rc = s->stream.count ? 0 : ibx_session_poll(s);
-    return rc < 0 ? rc : s->stream.count != 0;
+    int rc = ibx_session_has_bytes(s) ? 0 : ibx_session_poll(s);
+    if (rc >= 0)
+        rc = ibx_session_take_owed(s, false);
+    return rc < 0 ? rc : !s->owed.count && ibx_session_has_bytes(s);
 }
 
 int ibx_session_pump(struct ibx_session *s)
@@ -133,10 +135,13 @@ int ibx_session_send(struct ibx_session *s, const struct iovec *iov, int iovcnt)
         if (rc != -EAGAIN && rc != -ENOTCONN)
             return ibx_session_fail(s, rc, "sending to %s failed: %s", s->path.peer, strerror(-rc));
         /* No credit: it comes with the peer's progress. A lost connection reports itself there. */
-        rc = ibx_session_poll(s);
-        if (rc < 0)
+        int events = ibx_session_poll(s);
+        if (events < 0)
+            return events;
+        rc = s->server ? 0 : ibx_session_take_owed(s, false);
+        if (rc)
             return rc;
-        if (!rc)
+        if (!events)
             ibx_wait(s->conn, 1);
     }
 }

@@ -215,6 +215,7 @@ static void release_all(struct ibx_session *s)
     s->gathered_size = 0;
     ibx_messages_fini(s);
     s->has_current = false;
+    s->owed.count = 0;
     s->segment = s->behind = (struct segment){.kind = SEGMENT_NONE};
 }
 
@@ -330,7 +331,7 @@ bool ibx_session_serving(const struct ibx_session *s)
 
 bool ibx_session_idle(const struct ibx_session *s)
 {
-    return ibx_session_live(s) && !s->out_length;
+    return ibx_session_live(s) && (!s->out_length || s->out_ahead);
 }
 
 struct ibx_conn *ibx_session_conn(const struct ibx_session *s)

@@ -89,6 +89,16 @@ struct early_cts {
     struct ibx_remote remote; /* server: of length 0: the client has not said */
 };
 
+/* Client: replies to requests that were answered already. */
+struct owed {
+    unsigned count;
+    uint8_t head[20]; /* of the one that has begun */
+    size_t got;       /* bytes of it */
+    uint64_t rest;    /* bytes behind it that have not come */
+    ibx_owed_reply *reply;
+    void *context;
+};
+
 /* A bounded pipeline of registered memory for what cannot be registered itself. */
 #define BOUNCE_PIECES      4u
 #define BOUNCE_PIECE_BYTES (256u << 10)
@@ -112,6 +122,7 @@ struct ibx_session {
 
     uint8_t *out;             /* the DATA message being gathered, caps->message_max bytes */
     size_t out_length;        /* 0: nothing gathered, otherwise with the message's head */
+    bool out_ahead;           /* client: that is whole requests, in front of the next one */
     size_t out_inline;        /* position of the open inline segment's length, 0: none is open */
     struct payload *payloads; /* of this side, not yet delivered */
     struct payload **payloads_tail;
@@ -123,6 +134,7 @@ struct ibx_session {
     struct message_queue stream, control;
     bool ended; /* CLOSED has come; what was received before is still read */
     int end_status;
+    struct owed owed;
     bool in_frame;            /* bytes have been read since the last sync */
     bool answering;           /* client: the connection is dead and its calls are answered here */
     struct ibx_event current; /* the message being read, type MESSAGE when there is one */
@@ -177,6 +189,11 @@ int ibx_session_next_message(struct ibx_session *s, struct message_queue *queue,
 int ibx_session_confirmed(struct ibx_session *s, enum message_type type, const char *what);
 /* A message of one byte: just this type. */
 bool ibx_message_is(const struct ibx_event *event, enum message_type type);
+
+/* owed.c */
+
+/* Whether a message of the stream, or a part of one, was not read yet. */
+bool ibx_session_has_bytes(const struct ibx_session *s);
 
 /* requests.c */
 

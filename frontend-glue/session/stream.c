@@ -2,10 +2,13 @@
 /* The stream of a session as segments of DATA messages: read on one side, written on the other. */
 #include "frontend-glue/session/session_internal.h"
 
+#include "frontend-glue/session/calls.h"
+
 #include <errno.h>
 #include <string.h>
 
-#define SEND_ALONG 2048u /* a write of this many bytes is not worth a copy of its own */
+#define REPLIES_MAX 1024u /* bytes of replies that leave together, about */
+#define SEND_ALONG  2048u /* a write of this many bytes is not worth a copy of its own */
 
 /* --------------------------------------------------------------------- reading */
 
@@ -158,6 +161,8 @@ ssize_t ibx_session_read(struct ibx_session *s, void *buffer, size_t n)
     if (!ibx_session_live(s))
         return 0;
     int rc = s->server && n ? ibx_session_run_requests(s) : 0;
+    if (!rc && s->owed.count)
+        rc = ibx_session_take_owed(s, true);
     if (!rc)
         rc = ibx_session_read_all(s, buffer, n);
     if (rc == -ENOTCONN)
@@ -176,6 +181,7 @@ static int send_data(struct ibx_session *s, const struct iovec *iov, int iovcnt)
 {
     s->out_length = 0;
     s->out_inline = 0;
+    s->out_ahead = false;
     if (s->server) {
         struct ibx_writer w = ibx_writer_of(s->out + 1, 4);
         ibx_put_u32(&w, s->payloads_read);
@@ -338,6 +344,17 @@ ssize_t ibx_session_write(struct ibx_session *s, const void *buffer, size_t n)
     return rc ? rc : (ssize_t)n;
 }
 
+/* Server: whether the next request is here already and is run in no time, so that its reply can
+ * take this one along: a client that sends many requests ahead gets few messages back. */
+static bool reply_can_wait(const struct ibx_session *s)
+{
+    const struct ibx_call *call;
+    return s->out_length && s->out_length < REPLIES_MAX && !s->payloads && !s->behind.kind &&
+           s->segment.kind == SEGMENT_INLINE &&
+           ibx_call_request(s->segment.inline_at, (size_t)s->segment.left, &call) &&
+           ibx_call_is_quick(call);
+}
+
 int ibx_session_sync(struct ibx_session *s)
 {
     s->in_frame = false;
@@ -345,7 +362,7 @@ int ibx_session_sync(struct ibx_session *s)
         s->hooks->note_sync(s->context); /* before the client knows what its request has done */
     if (!ibx_session_live(s))
         return -ENOTCONN;
-    int rc = send_gathered(s);
+    int rc = s->server && reply_can_wait(s) ? 0 : send_gathered(s);
     if (s->server) {
         s->early_cts.remote.length = 0;
         s->settle = false;

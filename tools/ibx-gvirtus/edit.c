@@ -132,6 +132,8 @@ static void edit_config(struct gvirtus_edit *edit, json_t *root, const struct ib
 const struct gvirtus_key ibx_gvirtus_own_keys[] = {
     {"memory", "", "900K",
      "bytes of message buffers of an idle connection; lowers slots and message"},
+    {"pipeline", "all", "all",
+     "CUDA calls that return before the back end has run them (all, launches or off)"},
     {"gpu", "auto", "auto", "whether the back end's plugin runs copies itself (auto, on or off)"},
     {"gpu_memory", "64M", "64M", "bytes of pinned memory for that, in the whole back end"},
     {"gpu_threads", "0", "0",

@@ -271,14 +271,17 @@ static void test_bad_keys(void **state)
     (void)state;
     expect_refused(
         "a : b\nrdma.chnk : 1M\n", "line 2 (rdma.chnk)",
-        "timeout_ms, memory, gpu, gpu_memory, gpu_threads, tenants, sessions, pins, requests, "
-        "tenant_share, tuning, log");
+        "timeout_ms, memory, pipeline, gpu, gpu_memory, gpu_threads, tenants, sessions, pins, "
+        "requests, tenant_share, tuning, log");
     expect_refused("rdma.chunk : 1T\n", "line 1 (rdma.chunk): chunk: \"1T\"", "4K to 64M");
     expect_refused("rdma.insecure : maybe\n", "\"maybe\"", "yes or no");
     expect_refused("rdma. : 1\n", "line 1 (rdma.)", "there are");
     expect_refused("RDMA.Chunk : 1M\n", "line 1 (RDMA.Chunk)", "lower case");
     expect_refused("rdma.log : loud\n", "\"loud\"", "error, warn, info or debug");
     expect_refused("rdma.gpu : maybe\n", "line 1 (rdma.gpu): gpu: \"maybe\"", "auto, on or off");
+    expect_refused("rdma.pipeline : on\n", "line 1 (rdma.pipeline): pipeline: \"on\"",
+                   "all, launches or off");
+    expect_refused("communicator : rdma://h:1?pipeline=some\n", "\"some\"", "launches or off");
     expect_refused("rdma.gpu_memory : 8K\n", "\"8K\"", "1M or more");
     expect_refused("rdma.gpu_threads : 17\n", "\"17\"", "0 to 16");
     expect_refused("rdma.gpu_threads : -1\n", "\"-1\"", "0 to 16");
@@ -288,6 +291,24 @@ static void test_bad_keys(void **state)
     char text[600];
     snprintf(text, sizeof(text), "rdma.key_file : %0500d\n", 0);
     expect_refused(text, "line 1 (rdma.key_file)", "longer than");
+}
+
+/* The key, and the URI's query, which overrides it and keeps its other options. */
+static void test_pipeline(void **state)
+{
+    (void)state;
+    load_text("rdma.slots : 8\n");
+    assert_int_equal(config.pipeline, IBX_PIPELINE_ALL);
+    load_text("rdma.pipeline : launches\n");
+    assert_int_equal(config.pipeline, IBX_PIPELINE_LAUNCHES);
+    load_text("rdma.pipeline : all\ncommunicator : rdma://h:1?pipeline=off\n");
+    assert_int_equal(config.pipeline, IBX_PIPELINE_OFF);
+    assert_string_equal(config.uri, "rdma://h:1");
+    load_text("communicator : rdma://h:1?slots=8&pipeline=launches&depth=2\n");
+    assert_int_equal(config.pipeline, IBX_PIPELINE_LAUNCHES);
+    assert_string_equal(config.uri, "rdma://h:1?slots=8&depth=2");
+    load_text("communicator : rdma://h:1?pipeline=off&slots=8\n");
+    assert_string_equal(config.uri, "rdma://h:1?slots=8");
 }
 
 static void expect_bound(const char *file, unsigned slots, size_t message)
@@ -465,6 +486,7 @@ int main(void)
         TEST(test_uris),
         TEST(test_options),
         TEST(test_bad_keys),
+        TEST(test_pipeline),
         TEST(test_memory),
         TEST(test_memory_on_every_fabric),
         TEST(test_log),

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Shared by pipeline.c and process.c. */
+#ifndef IBX_FRONTEND_GLUE_CLIENT_CALLS_INTERNAL_H
+#define IBX_FRONTEND_GLUE_CLIENT_CALLS_INTERNAL_H
+
+#include "common/state_machine.h"
+#include "frontend-glue/client_calls/learned.h"
+#include "frontend-glue/client_calls/pipeline.h"
+#include "frontend-glue/session/calls.h"
+#include "frontend-glue/session/hooks.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#define STAGED_MAX    2048u      /* bytes of a request that may be answered here */
+#define BACKLOG_MAX   (8u << 20) /* bytes that were not sent; then a call waits */
+#define STREAMS_NONE  UINT64_MAX /* of outstanding requests: there are none */
+#define STREAMS_MANY  (UINT64_MAX - 1)
+#define STREAM_LEGACY 1u /* 0 and 1: ordered with all others */
+#define STREAM_THREAD 2u /* each thread has its own of this name */
+
+/*
+ * state machine: request of GVirtuS
+ *   [*] -> STAGING                its bytes are kept
+ *   STAGING -> ANSWERED           answered here
+ *   STAGING -> WAITING            in the session: too long, or its reply is needed
+ *   ANSWERED | WAITING -> STAGING the next one
+ */
+enum request_state { REQUEST_STAGING, REQUEST_ANSWERED, REQUEST_WAITING };
+
+struct ibx_pipeline {
+    struct ibx_pipeline *next; /* in the process; its lock */
+    uint64_t id;
+    unsigned process; /* of ibx_process_number(): another one: it was forked */
+    struct ibx_session *session;
+    enum ibx_pipeline_mode mode;
+    size_t room; /* of a message, bytes */
+    bool eager;  /* a send costs so little that only a busy back end is a reason to gather */
+
+    /* The request in hand: of the connection's thread alone. */
+    struct ibx_state_machine state; /* enum request_state */
+    uint8_t staged[STAGED_MAX];
+    size_t staged_length;
+    const struct ibx_call *call;
+    const uint8_t *answer; /* what is read of an ANSWERED one */
+    size_t answer_left;
+    uint8_t reply[IBX_REPLY_MAX]; /* of a WAITING one, as far as it fits; or an answer */
+    uint64_t reply_length;        /* read so far */
+    unsigned reads;               /* of it */
+
+    /* Likewise: what is known. */
+    bool foreign; /* the front end reads replies in another way: nothing is answered */
+    struct ibx_successes launches, others;
+    struct ibx_successes forms; /* calls that were answered without output */
+    unsigned launches_from;     /* of ibx_process_resets() */
+    struct ibx_known_replies replies;
+    struct ibx_configurations configurations;
+    uint8_t device[4]; /* the body of the cudaSetDevice that succeeded last */
+    bool device_known;
+    bool clean;     /* the back end has no error to tell of this thread */
+    int last_error; /* that it may not know of */
+
+    /* Under the lock; the atomics are read without. */
+    pthread_mutex_t lock;
+    uint8_t *backlog; /* answered and not sent: [backlog_begin, backlog_end) */
+    size_t backlog_begin, backlog_end, backlog_room;
+    unsigned backlog_requests;
+    unsigned messages;         /* sent since nothing was outstanding at the back end */
+    uint64_t mute;             /* the number of the last registration */
+    uint64_t looked_at;        /* ns: when the connection was polled last */
+    _Atomic bool unsent;       /* there is a backlog, or the back end's replies have to be taken */
+    _Atomic uint64_t answered; /* requests, ever */
+    _Atomic uint64_t replied;  /* of these */
+    _Atomic uint64_t unsure;   /* the number of the last one that may fail by itself */
+    _Atomic uint64_t streams;  /* of those without reply */
+    _Atomic bool events;       /* among those is one about an event */
+    _Atomic bool ended;        /* the session has, or its connection */
+    _Atomic int failure;       /* that no call has returned yet */
+};
+
+static inline bool ibx_pipeline_idle(const struct ibx_pipeline *p)
+{
+    return atomic_load(&p->answered) == atomic_load(&p->replied);
+}
+
+/* Locked. Sends what can be sent, and takes the replies that are there, without waiting. `now`: not
+ * only full messages. */
+void ibx_pipeline_push(struct ibx_pipeline *pipeline, bool now);
+
+/* What a request has to come after. */
+struct ibx_scope {
+    bool any;        /* of other threads' requests at all */
+    bool all;        /* of any stream, or only ... */
+    uint64_t stream; /* ... of this one */
+    bool events;     /* and those about events */
+};
+
+/* process.c */
+
+/* Which process this is: another number after fork(2). */
+unsigned ibx_process_number(void);
+/* How often requests have made successes of old worthless. */
+unsigned ibx_process_resets(void);
+void ibx_process_reset(void);
+/* Whether a capture may be under way. */
+bool ibx_process_captures(void);
+void ibx_process_capture(bool begins);
+void ibx_process_add(struct ibx_pipeline *pipeline);
+void ibx_process_remove(struct ibx_pipeline *pipeline);
+/* n requests more, or fewer, are outstanding. */
+void ibx_process_count(int n);
+/* Returns when the back end has run what other threads' pipelines have answered and the scope
+ * covers. */
+void ibx_process_order(const struct ibx_pipeline *pipeline, const struct ibx_scope *scope);
+/* This pipeline's `unsent` is true: somebody sends it soon. False: nobody can. */
+bool ibx_process_send_soon(void);
+
+#endif

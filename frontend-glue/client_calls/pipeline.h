@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * client_calls/: calls of GVirtuS's front end (G2 to G5) that need no answer do not wait for one.
+ * It stands between the communicator and its session: the front end writes a request and reads a
+ * reply, and cannot tell whether the back end has run it already.
+ *
+ *   pipeline.c   one connection: which call is answered here, and how
+ *   process.c    all connections of the process: the order between them, the thread that sends what
+ *                an application leaves behind, fork(2) and exit(3)
+ *   learned.c    what the replies have told: what succeeds again, what has the same reply again
+ *
+ * Answered here are
+ *   - launches like one that has succeeded (function, block, shared memory), event records and
+ *     waits for events that have succeeded with the same handles: so what such a call returns is
+ *     what it returns natively. With "all", cudaMemsetAsync, cudaMemset and copies within the
+ *     device or, of few bytes, to it, too: their errors appear later.
+ *   - the configuration of a launch, which never leaves this process;
+ *   - what only tells a state that is known: the last error, the device, the device's properties.
+ *
+ * Requests that were answered leave in order and together: at once while the back end is idle,
+ * otherwise when a message is full, with the next call that waits, or by the process's own thread a
+ * few microseconds later. An error among their replies is returned by the next call that waits for
+ * the device, and by cudaGetLastError.
+ *
+ * Order between threads: a call that may have to come after another thread's requests waits until
+ * the back end has run them.
+ *
+ * Threads: a connection's calls come from its own thread. Others settle it, under its lock.
+ */
+#ifndef IBX_FRONTEND_GLUE_CLIENT_CALLS_PIPELINE_H
+#define IBX_FRONTEND_GLUE_CLIENT_CALLS_PIPELINE_H
+
+#include "frontend-glue/session/session.h"
+
+enum ibx_pipeline_mode { IBX_PIPELINE_OFF, IBX_PIPELINE_LAUNCHES, IBX_PIPELINE_ALL };
+
+struct ibx_pipeline;
+
+/* Of a connected session of a client, which outlives it. NULL: the mode is off, or there is no
+ * memory; then every call waits. All functions accept NULL where they do not say otherwise. */
+struct ibx_pipeline *ibx_pipeline_create(struct ibx_session *session, enum ibx_pipeline_mode mode);
+/* ibx_pipeline_finish() comes first. */
+void ibx_pipeline_destroy(struct ibx_pipeline *pipeline);
+
+/* What GVirtuS calls on its communicator; not NULL. */
+void ibx_pipeline_write(struct ibx_pipeline *pipeline, const void *bytes, size_t n);
+void ibx_pipeline_sync(struct ibx_pipeline *pipeline);
+/* False: the session has ended; see ibx_session_answer(). */
+bool ibx_pipeline_read(struct ibx_pipeline *pipeline, void *buffer, size_t n);
+
+/* Before and after other calls on the session, between two requests of GVirtuS. What was answered
+ * is gathered, in front of the request that follows, and everything of other threads that it may
+ * have to come after was run. `stream`: of the work that is about to be enqueued, 0: it concerns
+ * all. */
+void ibx_pipeline_enter(struct ibx_pipeline *pipeline, uint64_t stream);
+/* Likewise, for work that another connection is about to enqueue: what was answered was run. */
+void ibx_pipeline_settle(struct ibx_pipeline *pipeline, uint64_t stream);
+/* `exit_code`: of that call. Returns it, or that of an earlier call which nobody was told of if
+ * `waits`: this one has waited for the device. */
+int ibx_pipeline_leave(struct ibx_pipeline *pipeline, int exit_code, bool waits);
+/* Before the session's end: what was answered was run, or had two seconds for that. */
+#define IBX_PIPELINE_END_MS 2000u
+void ibx_pipeline_finish(struct ibx_pipeline *pipeline);
+/* Around the session's end; between them no other thread uses it. */
+void ibx_pipeline_lock(struct ibx_pipeline *pipeline);
+void ibx_pipeline_unlock(struct ibx_pipeline *pipeline);
+
+#endif

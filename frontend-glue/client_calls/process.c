@@ -1,0 +1,309 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * All pipelines of the process. The sender is a thread that sends what applications leave behind
+ * while they compute; it sleeps as long as nothing was left. Locks: the process's first, then one
+ * of a pipeline, which is only tried.
+ */
+#include "frontend-glue/client_calls/internal.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "common/thread.h"
+
+#include <semaphore.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+
+#define TICK_NS     20000u /* of the sender: how long a request stays behind, about */
+#define IDLE_TICKS  50u    /* without work; then it sleeps */
+#define SPIN_NS     50000u /* of a thread that waits for another one's requests */
+#define TARGETS_MAX 64u
+
+/*
+ * state machine: sender
+ *   [*] -> NONE -> AWAKE <-> ASLEEP
+ *   NONE -> FAILED                    no thread can be made: calls send for themselves
+ */
+enum sender_state { SENDER_NONE, SENDER_AWAKE, SENDER_ASLEEP, SENDER_FAILED };
+
+static struct {
+    pthread_mutex_t lock;
+    struct ibx_pipeline *first;
+    uint64_t ids;
+    sem_t wake;
+} process = {.lock = PTHREAD_MUTEX_INITIALIZER};
+static _Atomic unsigned number, resets, captures;
+static _Atomic long outstanding; /* of all pipelines */
+static _Atomic enum sender_state sender;
+static pthread_once_t begun = PTHREAD_ONCE_INIT;
+
+unsigned ibx_process_number(void)
+{
+    return atomic_load_explicit(&number, memory_order_relaxed);
+}
+
+unsigned ibx_process_resets(void)
+{
+    return atomic_load_explicit(&resets, memory_order_acquire);
+}
+
+void ibx_process_reset(void)
+{
+    atomic_fetch_add(&resets, 1);
+}
+
+bool ibx_process_captures(void)
+{
+    return atomic_load(&captures);
+}
+
+void ibx_process_capture(bool begins)
+{
+    unsigned was = atomic_load(&captures);
+    while (!atomic_compare_exchange_weak(&captures, &was, begins ? was + 1 : was ? was - 1 : 0))
+        ;
+}
+
+void ibx_process_count(int n)
+{
+    atomic_fetch_add(&outstanding, n);
+}
+
+/* -------------------------------------------------------------------- fork and exit */
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&process.lock);
+}
+
+static void after_fork(void)
+{
+    pthread_mutex_unlock(&process.lock);
+}
+
+/* The pipelines, their connections and the sender are the parent's. */
+static void in_child(void)
+{
+    pthread_mutex_init(&process.lock, NULL);
+    sem_init(&process.wake, 0, 0);
+    process.first = NULL;
+    atomic_fetch_add(&number, 1);
+    atomic_store(&captures, 0);
+    atomic_store(&outstanding, 0);
+    atomic_store(&sender, SENDER_NONE);
+}
+
+/* Locked. Whether something is left to be sent or to be run. */
+static bool push_all(void)
+{
+    bool left = false;
+    for (struct ibx_pipeline *p = process.first; p; p = p->next) {
+        if (ibx_pipeline_idle(p) || pthread_mutex_trylock(&p->lock))
+            continue; /* a thread that holds it is about to send */
+        ibx_pipeline_push(p, true);
+        left = left || !ibx_pipeline_idle(p);
+        pthread_mutex_unlock(&p->lock);
+    }
+    return left;
+}
+
+static void rest(uint64_t ns)
+{
+    nanosleep(&(struct timespec){.tv_nsec = (long)ns}, NULL);
+}
+
+/* What an application has launched before it ends is launched. */
+static void at_exit(void)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(IBX_PIPELINE_END_MS);
+    for (bool left = true; left && ibx_now_ns() < deadline;) {
+        pthread_mutex_lock(&process.lock);
+        left = push_all();
+        pthread_mutex_unlock(&process.lock);
+        if (left)
+            rest(TICK_NS);
+    }
+}
+
+static void begin(void)
+{
+    sem_init(&process.wake, 0, 0);
+    if (pthread_atfork(before_fork, after_fork, in_child) || atexit(at_exit))
+        ibx_log(IBX_LOG_WARN, "calls made just before exit() may be lost: no memory");
+}
+
+void ibx_process_add(struct ibx_pipeline *p)
+{
+    pthread_once(&begun, begin);
+    pthread_mutex_lock(&process.lock);
+    p->process = ibx_process_number();
+    p->id = ++process.ids;
+    p->next = process.first;
+    process.first = p;
+    pthread_mutex_unlock(&process.lock);
+}
+
+void ibx_process_remove(struct ibx_pipeline *p)
+{
+    pthread_mutex_lock(&process.lock);
+    struct ibx_pipeline **at = &process.first;
+    while (*at && *at != p)
+        at = &(*at)->next;
+    if (*at)
+        *at = p->next;
+    pthread_mutex_unlock(&process.lock);
+}
+
+/* ------------------------------------------------------------- order between threads */
+
+/* Of another thread's pipeline: the number of requests that have to be run. */
+struct target {
+    uint64_t id, number;
+};
+
+static bool covers(const struct ibx_scope *scope, const struct ibx_pipeline *p)
+{
+    const uint64_t streams = atomic_load(&p->streams);
+    if (scope->all || (scope->events && atomic_load(&p->events)) || streams == STREAMS_MANY)
+        return true;
+    return scope->stream != STREAMS_NONE && streams == scope->stream && streams != STREAM_THREAD;
+}
+
+/* Locked. */
+static struct ibx_pipeline *pipeline_of(uint64_t id)
+{
+    struct ibx_pipeline *p = process.first;
+    while (p && p->id != id)
+        p = p->next;
+    return p;
+}
+
+/* Locked. Fills `targets`; later requests of the same threads are not waited for. */
+static unsigned find_targets(const struct ibx_pipeline *but, const struct ibx_scope *scope,
+                             struct target *targets)
+{
+    unsigned count = 0;
+    for (struct ibx_pipeline *p = process.first; p && count < TARGETS_MAX; p = p->next) {
+        if (p != but && !ibx_pipeline_idle(p) && covers(scope, p))
+            targets[count++] = (struct target){p->id, atomic_load(&p->answered)};
+    }
+    return count;
+}
+
+/* Locked. Those that are not reached yet. */
+static unsigned approach(struct target *targets, unsigned count)
+{
+    unsigned left = 0;
+    for (unsigned i = 0; i < count; i++) {
+        struct ibx_pipeline *p = pipeline_of(targets[i].id);
+        if (p && !pthread_mutex_trylock(&p->lock)) {
+            ibx_pipeline_push(p, true);
+            pthread_mutex_unlock(&p->lock);
+        }
+        if (p && atomic_load(&p->replied) < targets[i].number)
+            targets[left++] = targets[i];
+    }
+    return left;
+}
+
+void ibx_process_order(const struct ibx_pipeline *pipeline, const struct ibx_scope *scope)
+{
+    const uint64_t mine = atomic_load(&pipeline->answered) - atomic_load(&pipeline->replied);
+    struct target targets[TARGETS_MAX];
+    unsigned count = 0;
+    if (!scope->any || atomic_load(&outstanding) <= (long)mine)
+        return;
+    const uint64_t spin_until = ibx_now_ns() + SPIN_NS;
+    do { /* more than fit in come in further rounds */
+        pthread_mutex_lock(&process.lock);
+        count = find_targets(pipeline, scope, targets);
+        for (unsigned left = approach(targets, count); left; left = approach(targets, left)) {
+            pthread_mutex_unlock(&process.lock);
+            if (ibx_now_ns() > spin_until)
+                rest(TICK_NS);
+            else
+                ibx_cpu_relax();
+            pthread_mutex_lock(&process.lock);
+        }
+        pthread_mutex_unlock(&process.lock);
+    } while (count == TARGETS_MAX);
+}
+
+/* ------------------------------------------------------------------------ the sender */
+
+/* Whether anything was left behind. */
+static bool sweep(void)
+{
+    bool found = false;
+    pthread_mutex_lock(&process.lock);
+    for (struct ibx_pipeline *p = process.first; p; p = p->next) {
+        if (!atomic_load(&p->unsent) || pthread_mutex_trylock(&p->lock))
+            continue; /* a thread that holds it sends, or has it sent later */
+        ibx_pipeline_push(p, true);
+        pthread_mutex_unlock(&p->lock);
+        found = true;
+    }
+    pthread_mutex_unlock(&process.lock);
+    return found;
+}
+
+static bool any_unsent(void)
+{
+    bool found = false;
+    pthread_mutex_lock(&process.lock);
+    for (struct ibx_pipeline *p = process.first; p && !found; p = p->next)
+        found = atomic_load(&p->unsent);
+    pthread_mutex_unlock(&process.lock);
+    return found;
+}
+
+static void *send_for_others(void *argument)
+{
+    (void)argument;
+    ibx_thread_prompt();
+    prctl(PR_SET_TIMERSLACK, 1);
+    for (unsigned idle = 0;;) {
+        rest(TICK_NS);
+        idle = sweep() ? 0 : idle + 1;
+        if (idle < IDLE_TICKS)
+            continue;
+        atomic_store(&sender, SENDER_ASLEEP);
+        if (!any_unsent()) {
+            while (sem_wait(&process.wake))
+                ;
+        }
+        atomic_store(&sender, SENDER_AWAKE);
+        idle = 0;
+    }
+    return NULL;
+}
+
+/* The application's signal handlers run in its own threads. */
+static bool sender_begin(void)
+{
+    sigset_t all, before;
+    pthread_t thread;
+    enum sender_state none = SENDER_NONE;
+    if (!atomic_compare_exchange_strong(&sender, &none, SENDER_AWAKE))
+        return none != SENDER_FAILED;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int rc = pthread_create(&thread, NULL, send_for_others, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!rc)
+        return !pthread_detach(thread);
+    atomic_store(&sender, SENDER_FAILED);
+    ibx_log(IBX_LOG_WARN, "CUDA calls are sent one by one: no thread to send them: %s",
+            strerror(rc));
+    return false;
+}
+
+bool ibx_process_send_soon(void)
+{
+    enum sender_state now = atomic_load(&sender);
+    if (now == SENDER_ASLEEP && atomic_compare_exchange_strong(&sender, &now, SENDER_AWAKE))
+        sem_post(&process.wake);
+    return now == SENDER_NONE ? sender_begin() : now != SENDER_FAILED;
+}

@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "frontend-glue/session/calls.h"
+
+#include "common/wire.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define NONE IBX_CALL_NO_STREAM
+#define LAST IBX_CALL_LAST_STREAM
+#define ALL  IBX_CALL_ALL_STREAMS
+
+/* Sorted by name, for bsearch(3). */
+static const struct ibx_call calls[] = {
+    {"cudaDeviceCanAccessPeer", IBX_CALL_CONSTANT, NONE, 0, false},
+    {"cudaDeviceGetAttribute", IBX_CALL_CONSTANT, NONE, 0, false},
+    {"cudaDeviceGetPCIBusId", IBX_CALL_CONSTANT, NONE, 0, false},
+    {"cudaDeviceGetStreamPriorityRange", IBX_CALL_CONSTANT, NONE, 0, false},
+    {"cudaDeviceSynchronize", IBX_CALL_WAITS, ALL, 0, true},
+    {"cudaDriverGetVersion", IBX_CALL_CONSTANT, NONE, 0, false},
+    {"cudaEventCreate", IBX_CALL_ASKS, NONE, 0, false},
+    {"cudaEventCreateWithFlags", IBX_CALL_ASKS, NONE, 0, false},
+    {"cudaEventDestroy", IBX_CALL_DESTROYS, NONE, 8, true},
+    {"cudaEventElapsedTime", IBX_CALL_ASKS, NONE, 0, true},
+    {"cudaEventQuery", IBX_CALL_WAITS, NONE, 8, true},
+    {"cudaEventRecord", IBX_CALL_REPEATS, 8, 16, true},
+    {"cudaEventSynchronize", IBX_CALL_WAITS, NONE, 8, true},
+    {"cudaFree", IBX_CALL_WAITS, ALL, 8, true},
+    {"cudaFuncGetAttributes", IBX_CALL_CONSTANT, NONE, 0, false},
+    {"cudaGetDevice", IBX_CALL_GET_DEVICE, NONE, 0, false},
+    {"cudaGetDeviceCount", IBX_CALL_CONSTANT, NONE, 0, false},
+    {"cudaGetDeviceProperties", IBX_CALL_CONSTANT, NONE, 0, false},
+    {"cudaGetDeviceProperties_v2", IBX_CALL_CONSTANT, NONE, 0, false},
+    {"cudaGetErrorName", IBX_CALL_CONSTANT, NONE, 0, false},
+    {"cudaGetErrorString", IBX_CALL_CONSTANT, NONE, 0, false},
+    {"cudaGetLastError", IBX_CALL_LAST_ERROR, NONE, 0, false},
+    {"cudaLaunchKernel", IBX_CALL_LAUNCH, 40, 0, false},
+    {"cudaMalloc", IBX_CALL_ASKS, NONE, 0, false},
+    {"cudaMemGetInfo", IBX_CALL_ASKS, NONE, 0, false},
+    {"cudaMemcpy", IBX_CALL_WAITS, ALL, 0, true},
+    {"cudaMemcpy2D", IBX_CALL_WAITS, ALL, 0, true},
+    {"cudaMemcpyAsync", IBX_CALL_COPIES, LAST, 0, false},
+    {"cudaMemcpyToSymbol", IBX_CALL_WAITS, ALL, 0, true},
+    {"cudaMemset", IBX_CALL_ENQUEUES, ALL, 20, false},
+    {"cudaMemsetAsync", IBX_CALL_ENQUEUES, LAST, 28, false},
+    {"cudaOccupancyMaxActiveBlocksPerMultiprocessor", IBX_CALL_CONSTANT, NONE, 0, false},
+    {"cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags", IBX_CALL_CONSTANT, NONE, 0, false},
+    {"cudaPeekAtLastError", IBX_CALL_PEEK_ERROR, NONE, 0, false},
+    {"cudaPopCallConfiguration", IBX_CALL_POP, NONE, 0, false},
+    {"cudaPushCallConfiguration", IBX_CALL_PUSH, NONE, 40, false},
+    {"cudaRegisterFatBinaryEnd", IBX_CALL_REGISTERS, ALL, 0, false},
+    {"cudaRegisterFunction", IBX_CALL_REGISTERS, ALL, 0, false},
+    {"cudaRegisterVar", IBX_CALL_REGISTERS, ALL, 0, false},
+    {"cudaRuntimeGetVersion", IBX_CALL_CONSTANT, NONE, 0, false},
+    {"cudaSetDevice", IBX_CALL_SET_DEVICE, NONE, 4, false},
+    {"cudaStreamBeginCapture", IBX_CALL_BEGIN_CAPTURE, ALL, 0, true},
+    {"cudaStreamCreate", IBX_CALL_ASKS, NONE, 0, false},
+    {"cudaStreamCreateWithFlags", IBX_CALL_ASKS, NONE, 0, false},
+    {"cudaStreamCreateWithPriority", IBX_CALL_ASKS, NONE, 0, false},
+    {"cudaStreamDestroy", IBX_CALL_DESTROYS, 0, 8, true},
+    {"cudaStreamEndCapture", IBX_CALL_END_CAPTURE, ALL, 0, true},
+    {"cudaStreamQuery", IBX_CALL_WAITS, 0, 8, false},
+    {"cudaStreamSynchronize", IBX_CALL_WAITS, 0, 8, false},
+    {"cudaStreamWaitEvent", IBX_CALL_REPEATS, 0, 20, true},
+};
+
+/* What other names make of kernels and handles that were good before. */
+static const char *const resetting[] = {
+    "cuCtx",
+    "cuModule",
+    "cudaDeviceReset",
+    "cudaDeviceSet",
+    "cudaFuncSet",
+    "cudaRegister",
+    "cudaUnregister",
+    "cudaThreadExit",
+    "cudaThreadSet",
+    "cudaSetDeviceFlags",
+    "cudaSetValid",
+    "cudaGraphicsReset",
+    "cudaCtxResetPersistingL2Cache",
+    "cudaInitDevice",
+};
+
+static int by_name(const void *name, const void *call)
+{
+    return strcmp(name, ((const struct ibx_call *)call)->name);
+}
+
+const struct ibx_call *ibx_call_find(const void *name, size_t n)
+{
+    static const struct ibx_call other = {"", IBX_CALL_OTHER, ALL, 0, true};
+    static const struct ibx_call resets = {"", IBX_CALL_RESETS, ALL, 0, true};
+    const char *text = name;
+    if (!n || memchr(text, 0, n) != text + n - 1)
+        return &resets;
+    if (!strncmp(text, "__", 2))
+        text += 2;
+    const struct ibx_call *found =
+        bsearch(text, calls, sizeof(calls) / sizeof(calls[0]), sizeof(calls[0]), by_name);
+    if (found)
+        return found;
+    for (size_t i = 0; i < sizeof(resetting) / sizeof(resetting[0]); i++) {
+        if (!strncmp(text, resetting[i], strlen(resetting[i])))
+            return &resets;
+    }
+    /* Captures have names that this code does not know; what they mean for others, it does. */
+    static const struct ibx_call capture = {"", IBX_CALL_BEGIN_CAPTURE, ALL, 0, true};
+    return strstr(text, "BeginCapture") ? &capture : &other;
+}
+
+bool ibx_call_is_quick(const struct ibx_call *call)
+{
+    return call->kind == IBX_CALL_LAUNCH || call->kind == IBX_CALL_REPEATS ||
+           (call->kind == IBX_CALL_ENQUEUES && call->stream_at != ALL) ||
+           call->kind == IBX_CALL_REGISTERS;
+}
+
+bool ibx_call_stream(const struct ibx_call *call, const uint8_t *body, size_t n, uint64_t *stream)
+{
+    if (call->stream_at == ALL || call->stream_at == NONE || n < 8)
+        return false;
+    size_t at = call->stream_at == LAST ? n - 8 : (size_t)call->stream_at;
+    if (at > n - 8)
+        return false;
+    struct ibx_reader r = ibx_reader_of(body + at, 8);
+    *stream = ibx_get_u64(&r);
+    return true;
+}
+
+size_t ibx_call_request(const uint8_t *bytes, size_t n, const struct ibx_call **call)
+{
+    const uint8_t *nul = memchr(bytes, 0, n);
+    size_t name = nul ? (size_t)(nul - bytes) + 1 : 0;
+    if (!nul || n - name < 8)
+        return 0;
+    struct ibx_reader r = ibx_reader_of(bytes + name, 8);
+    uint64_t length = ibx_get_u64(&r);
+    if (length > n - name - 8)
+        return 0;
+    *call = ibx_call_find(bytes, name);
+    return name + 8 + (size_t)length;
+}

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * The calls of GVirtuS's front ends (G2 to G5) by their names on the wire, and what it means to
+ * answer one before the back end has run it. client_calls/ decides by this table; a server's
+ * session sends the replies of quick calls together.
+ */
+#ifndef IBX_FRONTEND_GLUE_SESSION_CALLS_H
+#define IBX_FRONTEND_GLUE_SESSION_CALLS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum ibx_call_kind {
+    IBX_CALL_OTHER,         /* waits, and may do anything: also every name that is not known */
+    IBX_CALL_RESETS,        /* likewise; what has succeeded before it may fail behind it */
+    IBX_CALL_DESTROYS,      /* waits; a stream or an event is no more */
+    IBX_CALL_WAITS,         /* waits for work of the device */
+    IBX_CALL_ASKS,          /* waits, but for nothing of the device: it makes or asks something */
+    IBX_CALL_CONSTANT,      /* the same request has the same reply, until IBX_CALL_RESETS */
+    IBX_CALL_LAUNCH,        /* cudaLaunchKernel */
+    IBX_CALL_PUSH,          /* of a launch's configuration: grid, block, shared memory, stream */
+    IBX_CALL_POP,           /* gives it back */
+    IBX_CALL_REPEATS,       /* enqueues; the same request succeeds again, until IBX_CALL_DESTROYS */
+    IBX_CALL_ENQUEUES,      /* enqueues; whether it succeeds nobody knows before */
+    IBX_CALL_COPIES,        /* cudaMemcpyAsync: within the device, or a short one to it, enqueues */
+    IBX_CALL_REGISTERS,     /* a kernel or a variable, before main() */
+    IBX_CALL_LAST_ERROR,    /* of the calling thread; sets it back */
+    IBX_CALL_PEEK_ERROR,    /* the same, but does not */
+    IBX_CALL_GET_DEVICE,    /* of the calling thread */
+    IBX_CALL_SET_DEVICE,    /* likewise */
+    IBX_CALL_BEGIN_CAPTURE, /* from here on enqueued work is recorded, or refused */
+    IBX_CALL_END_CAPTURE,
+};
+
+/* Where a request holds its stream: an offset in its body, or one of these. */
+#define IBX_CALL_NO_STREAM   (-1) /* the order of the device's work makes no difference to it */
+#define IBX_CALL_LAST_STREAM (-2) /* the body's last bytes */
+#define IBX_CALL_ALL_STREAMS (-3) /* it comes after all work, or may */
+
+struct ibx_call {
+    const char *name; /* "" for what is not in the table */
+    enum ibx_call_kind kind;
+    int stream_at;
+    unsigned length; /* of the body, 0: it varies */
+    bool event;      /* records an event, or comes after one that was recorded */
+};
+
+/* The call whose name, with its NUL, are the n bytes; never NULL. */
+const struct ibx_call *ibx_call_find(const void *name, size_t n);
+
+/* Whether GVirtuS's handler returns from it without waiting for anything, so that its reply may
+ * wait for the next one. */
+bool ibx_call_is_quick(const struct ibx_call *call);
+
+/* The stream of a request, and *stream; false: it concerns all, or the body does not have it. */
+bool ibx_call_stream(const struct ibx_call *call, const uint8_t *body, size_t n, uint64_t *stream);
+
+/* The length of the request at the beginning of `bytes`, if all of it is there, and its call;
+ * otherwise 0. */
+size_t ibx_call_request(const uint8_t *bytes, size_t n, const struct ibx_call **call);
+
+#endif

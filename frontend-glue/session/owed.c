@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * A client's requests that were answered before the server has run them. Their replies come in the
+ * order of the stream, in front of the reply that somebody reads, and are consumed here: while this
+ * side waits for credit as well, since a server whose replies nobody takes runs nothing more.
+ */
+#include "frontend-glue/session/session_internal.h"
+
+#include <errno.h>
+#include <string.h>
+
+#define REPLY_HEAD 20u /* exit code, seconds, length of the rest */
+
+void ibx_session_owe(struct ibx_session *s, ibx_owed_reply *reply, void *context)
+{
+    s->owed.count++;
+    s->owed.reply = reply;
+    s->owed.context = context;
+}
+
+unsigned ibx_session_owed(const struct ibx_session *s)
+{
+    return s->owed.count;
+}
+
+/* One reply is complete. */
+static void reply_ends(struct ibx_session *s)
+{
+    struct ibx_reader r = ibx_reader_of(s->owed.head, REPLY_HEAD);
+    int exit_code = (int)ibx_get_u32(&r);
+    s->owed.got = 0;
+    s->owed.count--;
+    s->owed.reply(s->owed.context, exit_code);
+}
+
+/* Takes bytes of the current segment. */
+static int take_some(struct ibx_session *s)
+{
+    struct segment *segment = &s->segment;
+    if (segment->kind != SEGMENT_INLINE)
+        return ibx_session_fail(s, -EPROTO, "%s answers a call of no output with a payload",
+                                s->path.peer);
+    while (segment->left && s->owed.count) {
+        uint64_t left = s->owed.got < REPLY_HEAD ? REPLY_HEAD - s->owed.got : s->owed.rest;
+        size_t n = left < segment->left ? (size_t)left : (size_t)segment->left;
+        if (s->owed.got < REPLY_HEAD) {
+            memcpy(s->owed.head + s->owed.got, segment->inline_at, n);
+            s->owed.got += n;
+            struct ibx_reader r = ibx_reader_of(s->owed.head + REPLY_HEAD - 8, 8);
+            s->owed.rest = s->owed.got == REPLY_HEAD ? ibx_get_u64(&r) : 0;
+        } else {
+            s->owed.rest -= n; /* handlers may answer with memory even when they have failed */
+        }
+        segment->inline_at += n;
+        segment->left -= n;
+        if (s->owed.got == REPLY_HEAD && !s->owed.rest)
+            reply_ends(s);
+    }
+    return 0;
+}
+
+bool ibx_session_has_bytes(const struct ibx_session *s)
+{
+    return s->segment.left || (s->has_current && ibx_reader_left(&s->reader)) || s->stream.count;
+}
+
+int ibx_session_take_owed(struct ibx_session *s, bool wait)
+{
+    int rc = 0;
+    while (s->owed.count && (wait || ibx_session_has_bytes(s)) && !rc) {
+        rc = ibx_session_refill(s);
+        if (!rc)
+            rc = take_some(s);
+    }
+    if (!s->segment.left && s->has_current && !ibx_reader_left(&s->reader)) { /* its credit */
+        ibx_message_release(s->conn, &s->current);
+        s->has_current = false;
+    }
+    return rc;
+}
+
+bool ibx_session_look(struct ibx_session *s)
+{
+    if (!ibx_session_live(s) || (!s->ended && ibx_session_poll(s) < 0))
+        return false;
+    return !ibx_session_take_owed(s, false) && !s->ended;
+}
+
+int ibx_session_gather_ahead(struct ibx_session *s, const uint8_t *bytes, size_t n)
+{
+    int rc = ibx_session_gather(s, bytes, n);
+    s->out_ahead = true;
+    return rc;
+}
+
+bool ibx_session_send_now(struct ibx_session *s, const uint8_t *bytes, size_t n)
+{
+    uint8_t head[1 + SEGMENT_HEAD_INLINE];
+    struct ibx_writer w = ibx_writer_of(head, sizeof(head));
+    ibx_put_u8(&w, MESSAGE_DATA);
+    ibx_put_u8(&w, SEGMENT_INLINE);
+    ibx_put_u32(&w, (uint32_t)n);
+    struct iovec iov[2] = {{head, w.length}, {(void *)(uintptr_t)bytes, n}};
+    return !s->out_length && !ibx_send(s->conn, iov, 2, 0, 0);
+}
+
+size_t ibx_session_room(const struct ibx_session *s)
+{
+    return s->caps->message_max - 1 - SEGMENT_HEAD_INLINE;
+}

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+#include "tests/doubles/gvirtus/world.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <sys/mman.h>
+#include <unistd.h>
+
+World *world_create()
+{
+    void *memory =
+        mmap(nullptr, sizeof(World), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED)
+        std::abort();
+    auto *world = new (memory) World{};
+    pthread_mutexattr_t shared;
+    pthread_mutexattr_init(&shared);
+    pthread_mutexattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
+    pthread_mutex_init(&world->lock, &shared);
+    return world;
+}
+
+void world_destroy(World *world)
+{
+    munmap(world, sizeof(*world));
+}
+
+Body world_configuration(unsigned threads, std::uint64_t stream, unsigned blocks)
+{
+    Body body;
+    for (unsigned n : {blocks, 1u, 1u, threads, 1u, 1u})
+        body.put(n);
+    return body.u64(0).u64(stream);
+}
+
+Body world_launch(std::uint64_t function, unsigned threads, std::uint64_t stream,
+                  std::uint64_t value, unsigned blocks)
+{
+    Body body, configuration = world_configuration(threads, stream, blocks);
+    body.u64(function);
+    append(&body.bytes, configuration.bytes.data(), configuration.bytes.size());
+    return body.host(&value, sizeof(value));
+}
+
+namespace
+{
+
+template <typename T> T get(const std::vector<char> &in, std::size_t at)
+{
+    T value{};
+    if (at + sizeof(T) <= in.size())
+        std::memcpy(&value, in.data() + at, sizeof(T));
+    return value;
+}
+
+std::uint64_t number(const std::vector<char> &in, std::size_t at)
+{
+    return get<std::uint64_t>(in, at);
+}
+
+constexpr int INVALID_VALUE = 1, INVALID_CONFIGURATION = 9, INVALID_FUNCTION = 98,
+              INVALID_DEVICE = 101, INVALID_HANDLE = 400, CAPTURE_IMPLICIT = 906;
+
+// Adds work to a stream; 0 is the legacy stream, ordered with all others.
+int enqueue(World *world, std::uint64_t stream, std::uint64_t value)
+{
+    for (unsigned i = 0; i < WORLD_STREAMS; i++) {
+        if (!stream && world->capturing[i])
+            return CAPTURE_IMPLICIT;
+    }
+    if (stream && (stream < 100 || stream >= 100 + WORLD_STREAMS))
+        return INVALID_HANDLE;
+    for (unsigned i = 0; i < WORLD_STREAMS; i++) {
+        if ((!stream || stream == 100 + i) && !world->capturing[i])
+            world->work[i] = world->work[i] * 6364136223846793005u + value + 1;
+    }
+    return 0;
+}
+
+int launch(World *world, const std::vector<char> &in)
+{
+    const auto threads = get<unsigned>(in, 20), blocks = get<unsigned>(in, 8);
+    if (world->fails_in && --world->fails_in == 0)
+        return world->fails_with;
+    if (!blocks || !threads || threads > 1024)
+        return INVALID_CONFIGURATION;
+    if (number(in, 0) >= KERNEL_UNKNOWN)
+        return INVALID_FUNCTION;
+    world->launches++;
+    return enqueue(world, number(in, 40), number(in, 56));
+}
+
+int event_record(World *world, std::uint64_t event, std::uint64_t stream)
+{
+    if (event >= WORLD_EVENTS || stream < 100 || stream >= 100 + WORLD_STREAMS)
+        return INVALID_HANDLE;
+    world->events[event] = world->work[stream - 100];
+    return 0;
+}
+
+int stream_wait_event(World *world, std::uint64_t stream, std::uint64_t event)
+{
+    if (event >= WORLD_EVENTS)
+        return INVALID_HANDLE;
+    return enqueue(world, stream, world->events[event]);
+}
+
+int copy(World *world, const std::vector<char> &in, std::size_t behind, Body *out)
+{
+    const auto kind = get<std::int32_t>(in, in.size() - behind - 4);
+    const std::uint64_t stream = behind ? number(in, in.size() - 8) : 0;
+    const std::uint64_t at = number(in, kind == D2H ? 9 : 0);
+    if (at >= WORLD_STREAMS)
+        return INVALID_VALUE;
+    if (kind == D2H)
+        return out->host(&world->work[at], 8), 0;
+    return enqueue(world, stream, number(in, 16));
+}
+
+int pop(WorldThread *thread, Body *out)
+{
+    if (thread->configurations.empty())
+        return INVALID_CONFIGURATION;
+    const std::vector<char> &top = thread->configurations.back();
+    append(&out->bytes, top.data(), top.size());
+    thread->configurations.pop_back();
+    return 0;
+}
+
+int capture(World *world, std::uint64_t stream, bool begins)
+{
+    if (stream < 100 || stream >= 100 + WORLD_STREAMS || world->capturing[stream - 100] == begins)
+        return INVALID_VALUE;
+    world->capturing[stream - 100] = begins;
+    return 0;
+}
+
+bool enqueues(const std::string &name)
+{
+    return name == "cudaLaunchKernel" || name == "cudaEventRecord" ||
+           name == "cudaStreamWaitEvent" || name == "cudaMemsetAsync" || name == "cudaMemcpyAsync";
+}
+
+int execute(World *world, WorldThread *thread, const std::string &name, const std::vector<char> &in,
+            Body *out)
+{
+    if (world->fatal && name != "testHeal")
+        return static_cast<int>(world->fatal);
+    if (name == "cudaPushCallConfiguration")
+        return thread->configurations.push_back(in), 0;
+    if (name == "cudaPopCallConfiguration")
+        return pop(thread, out);
+    if (name == "cudaLaunchKernel")
+        return launch(world, in);
+    if (name == "cudaEventRecord")
+        return event_record(world, number(in, 0), number(in, 8));
+    if (name == "cudaStreamWaitEvent")
+        return stream_wait_event(world, number(in, 0), number(in, 8));
+    if (name == "cudaMemsetAsync")
+        return enqueue(world, number(in, 20), number(in, 0));
+    if (name == "cudaMemcpyAsync")
+        return copy(world, in, 8, out);
+    if (name == "cudaMemcpy")
+        return copy(world, in, 0, out);
+    if (name == "cudaStreamBeginCapture" || name == "cudaStreamEndCapture")
+        return capture(world, number(in, 0), name == "cudaStreamBeginCapture");
+    if (name == "cudaSetDevice") {
+        const auto device = get<std::int32_t>(in, 0);
+        if (device < 0 || device > 1)
+            return INVALID_DEVICE;
+        thread->device = device;
+    }
+    if (name == "cudaGetDevice")
+        out->put(thread->device);
+    if (name == "cudaGetDeviceCount")
+        out->i32(2);
+    if (name == "testBreak")
+        world->fatal = number(in, 0);
+    if (name == "testHeal")
+        world->fatal = 0;
+    if (name == "testFail")
+        return get<std::int32_t>(in, 0);
+    return 0;
+}
+
+} // namespace
+
+int world_run(World *world, WorldThread *thread, const std::string &name,
+              const std::vector<char> &in, Body *out)
+{
+    world->requests++;
+    while (world->held && enqueues(name))
+        usleep(100);
+    if (world->slow_us)
+        usleep(world->slow_us);
+    if (name == "cudaGetLastError" || name == "cudaPeekAtLastError") {
+        const int code = world->fatal ? static_cast<int>(world->fatal) : thread->last_error;
+        thread->last_error = name == "cudaGetLastError" ? 0 : code;
+        return code;
+    }
+    pthread_mutex_lock(&world->lock);
+    const int rc = execute(world, thread, name, in, out);
+    pthread_mutex_unlock(&world->lock);
+    if (rc)
+        thread->last_error = rc;
+    return rc;
+}
+
+void world_back_end(World *world, std::shared_ptr<Communicator> listening, bool timed)
+{
+    serve_clients(
+        listening,
+        [world]() -> Handler {
+            auto thread = std::make_shared<WorldThread>();
+            return
+                [world, thread](const std::string &name, const std::vector<char> &in, Body *out) {
+                    return world_run(world, thread.get(), name, in, out);
+                };
+        },
+        timed);
+}

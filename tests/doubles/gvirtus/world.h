@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// A device that is nothing but the order in which work has reached it: whatever is enqueued changes
+// a number of its stream in a way that does not commute. The back end's handlers run it in memory
+// that the test shares; the test runs the same handlers on a world of its own, call by call, which
+// is what a native program would see.
+#ifndef TESTS_DOUBLES_GVIRTUS_WORLD_H
+#define TESTS_DOUBLES_GVIRTUS_WORLD_H
+
+#include "tests/doubles/gvirtus/gvirtus.h"
+
+#include <atomic>
+#include <cstdint>
+#include <pthread.h>
+
+constexpr unsigned WORLD_STREAMS = 4, WORLD_EVENTS = 8;
+
+struct World {
+    pthread_mutex_t lock;
+    std::uint64_t work[WORLD_STREAMS]; // of stream 100 + i
+    std::uint64_t events[WORLD_EVENTS];
+    std::uint64_t fatal; // what every call returns from now on, as after a broken kernel
+    bool capturing[WORLD_STREAMS];
+
+    // By the test, while the back end runs.
+    std::atomic<bool> held;              // what is enqueued waits meanwhile
+    std::atomic<unsigned> slow_us;       // each call takes so long
+    std::atomic<unsigned> fails_in;      // launches, 0: none fails
+    std::atomic<int> fails_with;         // and how
+    std::atomic<std::uint64_t> requests; // ever
+    std::atomic<std::uint64_t> launches; // that were run
+};
+
+// In memory that forked children share.
+World *world_create();
+void world_destroy(World *world);
+
+// What a connection has of its own.
+struct WorldThread {
+    int last_error = 0;
+    std::int32_t device = 0;
+    std::vector<std::vector<char>> configurations;
+};
+
+// Runs one request. `out` is the reply's buffer; returns the exit code.
+int world_run(World *world, WorldThread *thread, const std::string &name,
+              const std::vector<char> &in, Body *out);
+
+// Serves a world as GVirtuS serves a GPU; never returns.
+[[noreturn]] void world_back_end(World *world, std::shared_ptr<Communicator> listening, bool timed);
+
+// Bodies of requests.
+Body world_configuration(unsigned threads, std::uint64_t stream, unsigned blocks = 1);
+Body world_launch(std::uint64_t function, unsigned threads, std::uint64_t stream,
+                  std::uint64_t value, unsigned blocks = 1);
+
+constexpr std::uint64_t KERNEL = 0x7000, KERNEL_UNKNOWN = 0x8000; // from here on none is known
+
+#endif
