@@ -88,9 +88,10 @@ struct ibx_send_options {
     struct ibx_options transport;
     unsigned links; /* page connections; 0: ibx_page_links_default() of both ends, the lesser */
     unsigned give_up_s;
-    bool quit;      /* ends the source QEMU when all is confirmed */
-    bool remove;    /* and removes the files of guest RAM */
-    bool no_verify; /* as above, unless the destination wants it */
+    bool quit;         /* ends the source QEMU when all is confirmed */
+    bool remove;       /* and removes the files of guest RAM */
+    bool no_verify;    /* as above, unless the destination wants it */
+    bool disks_differ; /* on purpose: no reason to refuse */
     struct ibx_migrate_observer observer;
 };
 
@@ -140,7 +141,7 @@ int ibx_migrate_rollback(const char *folder, struct ibx_journal *record,
  * On failure too, `blockers` has those that were found until then: all of this side when only the
  * destination could not be asked. */
 int ibx_migrate_check(const char *qmp, bool source, const char *uri,
-                      const struct ibx_options *transport, unsigned links,
+                      const struct ibx_options *transport, unsigned links, bool disks_differ,
                       struct ibx_blockers *blockers, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- operator/control_client.c */

@@ -82,30 +82,77 @@ static void leave(struct ibx_acceptor *acceptor, struct place *place)
 
 /* ---------------------------------------------------------------- one request */
 
+/* The next message, decoded; `event` is released by the caller. */
+static int next_message(struct ibx_conn *conn, uint64_t deadline_ns, unsigned timeout_ms,
+                        struct ibx_event *event, struct ibx_migrate_any *message,
+                        struct ibx_error *err)
+{
+    for (;;) {
+        int n = ibx_poll(conn, event, 1);
+        if (n < 0 || (n == 1 && event->type == IBX_EVENT_CLOSED))
+            return ibx_error_set(err, -ECONNRESET, "it closed without a message");
+        if (n == 1 && event->type == IBX_EVENT_MESSAGE) {
+            int rc = ibx_migrate_decode(event->data, event->length, message, err);
+            if (rc)
+                ibx_message_release(conn, event);
+            return rc;
+        }
+        if (ibx_now_ns() >= deadline_ns)
+            return ibx_error_set(err, -ETIMEDOUT, "no message came within %u ms", timeout_ms);
+        ibx_wait(conn, 100);
+    }
+}
+
+/* The text that a HELLO announces, from the messages that follow it. */
+static int take_description(struct ibx_conn *conn, uint64_t deadline_ns, unsigned timeout_ms,
+                            struct ibx_migrate_hello *hello, struct ibx_error *err)
+{
+    const size_t length = hello->description_length;
+    size_t got = 0;
+    hello->description = calloc(1, length + 1);
+    if (!hello->description)
+        return ibx_error_set(err, -ENOMEM, "no memory for a description of %zu bytes", length);
+    while (got < length) {
+        struct ibx_migrate_any message;
+        struct ibx_event event;
+        int rc = next_message(conn, deadline_ns, timeout_ms, &event, &message, err);
+        if (rc)
+            return rc;
+        const struct ibx_bytes *part = &message.is.description;
+        if (message.type != IBX_MIGRATE_DESCRIPTION || part->length > length - got)
+            rc = ibx_error_set(err, -EPROTO,
+                               "%s where %zu bytes of its VM's description are awaited",
+                               ibx_migrate_message_name(message.type), length - got);
+        else
+            memcpy(hello->description + got, part->bytes, part->length);
+        got += rc ? 0 : part->length;
+        ibx_migrate_message_free(&message);
+        ibx_message_release(conn, &event);
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
 static int first_message(struct ibx_conn *conn, unsigned timeout_ms, struct ibx_migrate_any *first,
                          struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(timeout_ms);
     struct ibx_event event;
-    for (;;) {
-        int n = ibx_poll(conn, &event, 1);
-        if (n < 0 || (n == 1 && event.type == IBX_EVENT_CLOSED))
-            return ibx_error_set(err, -ECONNRESET, "it closed without a message");
-        if (n == 1 && event.type == IBX_EVENT_MESSAGE) {
-            int rc = ibx_migrate_decode(event.data, event.length, first, err);
-            /* HELLO and JOIN are text and numbers: nothing points into the event. */
-            ibx_message_release(conn, &event);
-            if (rc || first->type == IBX_MIGRATE_HELLO || first->type == IBX_MIGRATE_JOIN)
-                return rc;
-            ibx_error_set(err, -EPROTO, "its first message is %s",
-                          ibx_migrate_message_name(first->type));
-            ibx_migrate_message_free(first);
-            return -EPROTO;
-        }
-        if (ibx_now_ns() >= deadline)
-            return ibx_error_set(err, -ETIMEDOUT, "no message came within %u ms", timeout_ms);
-        ibx_wait(conn, 100);
-    }
+    int rc = next_message(conn, deadline, timeout_ms, &event, first, err);
+    if (rc)
+        return rc;
+    /* HELLO and JOIN are text and numbers: nothing points into the event. */
+    ibx_message_release(conn, &event);
+    if (first->type == IBX_MIGRATE_HELLO)
+        rc = take_description(conn, deadline, timeout_ms,
+                              (struct ibx_migrate_hello *)(uintptr_t)first->is.hello, err);
+    else if (first->type != IBX_MIGRATE_JOIN)
+        rc = ibx_error_set(err, -EPROTO, "its first message is %s",
+                           ibx_migrate_message_name(first->type));
+    if (rc)
+        ibx_migrate_message_free(first);
+    return rc;
 }
 
 static void turned_away(struct ibx_conn *conn, const char *why)

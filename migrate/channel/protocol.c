@@ -82,9 +82,11 @@ static const struct field hello_fields[] = {
     TEXT(ibx_migrate_hello, name, "the VM's name", 0),
     LIST(ibx_migrate_hello, blocks, block_count, "the number of guest RAM blocks",
          IBX_GUEST_BLOCKS_MAX, block_fields),
-    TEXT(ibx_migrate_hello, hardware, "the hardware", 0),
     TEXT(ibx_migrate_hello, host, "the host's name", 0),
     UINT(ibx_migrate_hello, verify, "whether to verify", 0, 1),
+    UINT(ibx_migrate_hello, disks_differ, "whether disks differ on purpose", 0, 1),
+    UINT(ibx_migrate_hello, description_length, "the length of the description", 0,
+         IBX_MIGRATE_DESCRIPTION_MAX),
     {0},
 };
 
@@ -101,6 +103,8 @@ static const struct field answer_fields[] = {
     LIST(ibx_migrate_answer, reasons, count, "the number of reasons", IBX_MIGRATE_REASONS_MAX,
          reason_fields),
     UINT(ibx_migrate_answer, verify, "whether to verify", 0, 1),
+    LIST(ibx_migrate_answer, notes, note_count, "the number of notes", IBX_MIGRATE_REASONS_MAX,
+         reason_fields),
     {0},
 };
 
@@ -223,6 +227,8 @@ static int check_hello(const void *content, struct ibx_error *err)
     if (hello->links_least > hello->links || (!hello->links_least && moves))
         return ibx_error_set(err, -EPROTO, "%u to %u page connections: it must be 1 to %u",
                              hello->links_least, hello->links, IBX_MIGRATE_LINKS_MAX);
+    if (hello->description_length && query)
+        return ibx_error_set(err, -EPROTO, "a query describes no VM");
     if (!hello->machine[0] && !query)
         return ibx_error_set(err, -EPROTO, "the VM has no machine type");
     if (!uuid_form(hello->uuid) && (hello->uuid[0] || !query))
@@ -331,11 +337,12 @@ static const struct message {
     [IBX_MIGRATE_CONFIRMED] = {"CONFIRMED", NULL, NULL, 0},
     [IBX_MIGRATE_DIGEST] = {"DIGEST", digest_fields, check_digest, 0},
     [IBX_MIGRATE_BROKEN] = {"BROKEN", abort_fields, NULL, 0},
+    [IBX_MIGRATE_DESCRIPTION] = {"DESCRIPTION", bytes_fields, NULL, 0},
 };
 
 static const struct message *message_of(unsigned type)
 {
-    return type >= IBX_MIGRATE_HELLO && type <= IBX_MIGRATE_BROKEN ? &messages[type] : NULL;
+    return type >= IBX_MIGRATE_HELLO && type <= IBX_MIGRATE_DESCRIPTION ? &messages[type] : NULL;
 }
 
 const char *ibx_migrate_message_name(enum ibx_migrate_message type)
@@ -572,6 +579,8 @@ int ibx_migrate_decode(const void *data, size_t length, struct ibx_migrate_any *
 
 void ibx_migrate_message_free(struct ibx_migrate_any *message)
 {
+    if (message->type == IBX_MIGRATE_HELLO && message->is.hello)
+        free(message->is.hello->description);
     if (message->type == IBX_MIGRATE_HELLO || message->type == IBX_MIGRATE_ANSWER)
         free((void *)(uintptr_t)content_of(message));
     memset(message, 0, sizeof(*message));

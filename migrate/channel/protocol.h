@@ -8,7 +8,7 @@
  * little-endian.
  *
  *      source                                   destination
- *        HELLO move ----------------------------->  refuses, or
+ *        HELLO move, DESCRIPTION... ------------->  refuses, or
  *        <-------------------------------- ANSWER   accepts
  *        JOIN, REGION... on each page connection ->
  *        <--------------------------------- READY   userfaultfd in place, QEMU waits for the state
@@ -40,14 +40,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define IBX_MIGRATE_MAGIC       0x6d786269u /* "ibxm" */
-#define IBX_MIGRATE_VERSION     4u
-#define IBX_MIGRATE_ID_BYTES    16u
-#define IBX_MIGRATE_MESSAGE     65536u /* bytes of the longest message: the option both ends need */
-#define IBX_MIGRATE_LINKS_MAX   16u    /* page connections */
-#define IBX_MIGRATE_REASONS_MAX 16u    /* in an ANSWER */
-#define IBX_MIGRATE_HASH_BYTES  32u
-#define IBX_MIGRATE_HARDWARE    8192u /* bytes of a description, with the NUL */
+#define IBX_MIGRATE_MAGIC           0x6d786269u /* "ibxm" */
+#define IBX_MIGRATE_VERSION         5u
+#define IBX_MIGRATE_ID_BYTES        16u
+#define IBX_MIGRATE_MESSAGE         65536u /* bytes of the longest message: the option both ends need */
+#define IBX_MIGRATE_LINKS_MAX       16u /* page connections */
+#define IBX_MIGRATE_REASONS_MAX     16u /* in an ANSWER */
+#define IBX_MIGRATE_HASH_BYTES      32u
+#define IBX_MIGRATE_DESCRIPTION_MAX (1024u * 1024u) /* bytes of a VM's description */
 
 enum ibx_migrate_message {
     IBX_MIGRATE_HELLO = 1,
@@ -69,6 +69,7 @@ enum ibx_migrate_message {
     IBX_MIGRATE_CONFIRMED,
     IBX_MIGRATE_DIGEST,
     IBX_MIGRATE_BROKEN,
+    IBX_MIGRATE_DESCRIPTION,
 };
 
 enum ibx_migrate_purpose {
@@ -108,9 +109,15 @@ struct ibx_migrate_hello {
     char name[128];
     uint16_t block_count; /* 1..IBX_GUEST_BLOCKS_MAX; QUERY, CONFIRM: 0 too */
     struct ibx_migrate_block blocks[IBX_GUEST_BLOCKS_MAX];
-    char hardware[IBX_MIGRATE_HARDWARE]; /* MOVE, CHECK: of ibx_hardware_describe(); or "" */
-    char host[128];                      /* the source's name for itself, or "" */
-    bool verify; /* it wants pages to be verified, or in a RESUME has the key for that */
+    char host[128];    /* the source's name for itself, or "" */
+    bool verify;       /* it wants pages to be verified, or in a RESUME has the key for that */
+    bool disks_differ; /* on purpose: the destination reports differences, and accepts */
+    /* Bytes in the DESCRIPTION messages that follow at once: of ibx_description_write(), in a MOVE
+     * or CHECK; 0: none follows. */
+    uint32_t description_length;
+    /* Not in this message: the text, with a NUL behind it. Of a HELLO that the acceptor has taken
+     * it is the message's own. */
+    char *description;
 };
 
 struct ibx_migrate_answer {
@@ -120,7 +127,9 @@ struct ibx_migrate_answer {
     char host[128]; /* the destination's name for itself */
     uint16_t count; /* why not: 0 when, and only when, it accepts */
     char reasons[IBX_MIGRATE_REASONS_MAX][IBX_ERROR_MAX];
-    bool verify; /* pages are verified: when either side wants it */
+    bool verify;         /* pages are verified: when either side wants it */
+    uint16_t note_count; /* what the source's operator should know, whether it accepts or not */
+    char notes[IBX_MIGRATE_REASONS_MAX][IBX_ERROR_MAX];
 };
 
 struct ibx_migrate_join {
@@ -181,6 +190,7 @@ struct ibx_migrate_any {
         struct ibx_migrate_join join;
         struct ibx_migrate_region region;
         struct ibx_bytes state, map; /* map: of ibx_page_map_decode */
+        struct ibx_bytes description;
         struct ibx_migrate_map_end map_end;
         uint64_t state_bytes; /* STATE_END: of all STATE messages */
         uint64_t epoch;       /* COMMIT, CONFIRM */
@@ -198,7 +208,7 @@ int ibx_migrate_decode(const void *data, size_t length, struct ibx_migrate_any *
 /* Frees what a decoded message owns; of any type, and twice. */
 void ibx_migrate_message_free(struct ibx_migrate_any *message);
 /* Encodes into `out`; returns the length, -EMSGSIZE, or -EINVAL for what the other side would not
- * decode. STATE and MAP: the u8 type and `bytes`, of which there must be one. */
+ * decode. STATE, MAP and DESCRIPTION: the u8 type and `bytes`, of which there must be one. */
 ssize_t ibx_migrate_encode(const struct ibx_migrate_any *message, void *out, size_t size);
 const char *ibx_migrate_message_name(enum ibx_migrate_message type);
 const char *ibx_answer_state_name(enum ibx_answer_state state);

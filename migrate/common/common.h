@@ -97,6 +97,9 @@ struct ibx_options ibx_migration_retry_options(const struct ibx_options *options
 /* How many page connections a HELLO offers: `wished`, or as many as suit this machine if that is 0.
  */
 void ibx_migration_offer_links(struct ibx_migrate_hello *hello, unsigned wished);
+/* The description of this VM into a HELLO, whose it is: for free(). */
+int ibx_migration_describe_vm(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
+                              struct ibx_migrate_hello *hello, struct ibx_error *err);
 /* Adds a blocker when `links` page connections over the fabric of `conn`, with `bytes` on each (or
  * on all, where they share registrations), would pin more memory than may be locked. Their messages
  * do not count, so no migration is refused that is possible. */

@@ -52,6 +52,22 @@ void ibx_migration_offer_links(struct ibx_migrate_hello *hello, unsigned wished)
     hello->links_least = wished ? hello->links : 1;
 }
 
+int ibx_migration_describe_vm(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
+                              struct ibx_migrate_hello *hello, struct ibx_error *err)
+{
+    json_t *description;
+    size_t length;
+    int rc = ibx_describe(qmp, ram, &description, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    if (rc)
+        return rc;
+    free(hello->description);
+    hello->description = NULL;
+    rc = ibx_description_write(description, &hello->description, &length, err);
+    hello->description_length = rc ? 0 : (uint32_t)length;
+    json_decref(description);
+    return rc;
+}
+
 /* A fabric that pins memory has pinned this connection's messages. */
 void ibx_migration_check_locked(const struct ibx_conn *conn, unsigned links, uint64_t bytes,
                                 struct ibx_blockers *blockers)
@@ -115,6 +131,21 @@ static void leave_out_timeout(const char *uri, char *out, size_t size)
     }
 }
 
+static int send_description(struct ibx_channel *control, const struct ibx_migrate_hello *hello,
+                            struct ibx_error *err)
+{
+    const size_t room = ibx_channel_room(control);
+    int rc = 0;
+    for (size_t at = 0; !rc && at < hello->description_length; at += room) {
+        const size_t left = hello->description_length - at;
+        struct ibx_migrate_any message = {.type = IBX_MIGRATE_DESCRIPTION};
+        message.is.description.bytes = (const uint8_t *)hello->description + at;
+        message.is.description.length = left < room ? left : room;
+        rc = ibx_channel_send(control, &message, err);
+    }
+    return rc;
+}
+
 int ibx_migration_greet(const char *uri, const struct ibx_options *options,
                         const struct ibx_migrate_hello *hello, struct ibx_channel *control,
                         struct ibx_migrate_answer *answer, struct ibx_error *err)
@@ -133,6 +164,8 @@ int ibx_migration_greet(const char *uri, const struct ibx_options *options,
     const struct ibx_migrate_any message = {.type = IBX_MIGRATE_HELLO, .is.hello = hello};
     ibx_channel_init(control, conn);
     rc = ibx_channel_send(control, &message, err);
+    if (!rc)
+        rc = send_description(control, hello, err);
     if (!rc) {
         rc = ibx_channel_take_until(control, on_answer, &g, ibx_deadline_in_ms(options->timeout_ms),
                                     err);

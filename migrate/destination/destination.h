@@ -162,7 +162,8 @@ static inline bool destination_linked(const struct destination_link *link)
 /* Takes over the connection of a HELLO, for `count` page connections, and accepts it;
  * `verify`: pages are verified. */
 int ibx_destination_link_accept(struct destination_link *link, struct ibx_conn *conn,
-                                unsigned count, enum ibx_answer_state state, bool verify);
+                                unsigned count, enum ibx_answer_state state, bool verify,
+                                const struct ibx_blockers *notes);
 /* Answers a HELLO over a query connection and takes that over. `links`: page connections. */
 void ibx_destination_link_answer(struct destination_link *link, struct ibx_conn *conn,
                                  bool accepted, enum ibx_answer_state state, unsigned links,

@@ -42,14 +42,18 @@ static int send_answer(struct ibx_channel *channel, bool accepted, enum ibx_answ
     answer->verify = verify;
     ibx_migrate_host(answer->host, sizeof(answer->host));
     for (size_t i = 0; blockers && i < blockers->count && i < IBX_MIGRATE_REASONS_MAX; i++)
-        memcpy(answer->reasons[answer->count++], blockers->reasons[i], IBX_ERROR_MAX);
+        if (!accepted)
+            memcpy(answer->reasons[answer->count++], blockers->reasons[i], IBX_ERROR_MAX);
+    for (size_t i = 0; blockers && i < blockers->note_count && i < IBX_MIGRATE_REASONS_MAX; i++)
+        memcpy(answer->notes[answer->note_count++], blockers->notes[i], IBX_ERROR_MAX);
     int rc = ibx_channel_send(channel, &message, NULL);
     free(answer);
     return rc;
 }
 
 int ibx_destination_link_accept(struct destination_link *link, struct ibx_conn *conn,
-                                unsigned count, enum ibx_answer_state state, bool verify)
+                                unsigned count, enum ibx_answer_state state, bool verify,
+                                const struct ibx_blockers *notes)
 {
     int rc = ibx_state_move(&link->state, LINK_OPEN);
     if (rc) {
@@ -60,7 +64,7 @@ int ibx_destination_link_accept(struct destination_link *link, struct ibx_conn *
     ibx_channel_init(&link->control, conn);
     link->count = count;
     link->joined = 0;
-    send_answer(&link->control, true, state, count, verify, NULL);
+    send_answer(&link->control, true, state, count, verify, notes);
     return 0;
 }
 

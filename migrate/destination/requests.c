@@ -76,18 +76,21 @@ static void check_order(const struct ibx_guest_ram *ram, const struct ibx_migrat
     }
 }
 
-static int check_hardware(const struct destination *d, const struct ibx_migrate_hello *hello,
-                          struct ibx_blockers *blockers, struct ibx_error *err)
+static int compare(const struct destination *d, const struct ibx_migrate_hello *hello,
+                   struct ibx_blockers *blockers, struct ibx_error *err)
 {
     const struct ibx_qmp_version *from = &hello->version, *to = &d->ram.guest.version;
-    char *own = malloc(IBX_HARDWARE_MAX);
-    if (!own)
-        return ibx_error_set(err, -ENOMEM, "no memory for a description of the VM");
-    int rc = ibx_hardware_describe(d->qemu.qmp, own, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
-    if (!rc)
-        ibx_preflight_hardware(hello->hardware, own,
-                               from->major == to->major && from->minor == to->minor, blockers);
-    free(own);
+    json_t *theirs, *ours;
+    int rc = ibx_description_read(hello->description, hello->description_length, &theirs, err);
+    if (rc)
+        return rc;
+    rc = ibx_describe(d->qemu.qmp, &d->ram.guest, &ours, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    if (!rc) {
+        ibx_compare(theirs, ours, from->major == to->major && from->minor == to->minor,
+                    hello->disks_differ, blockers);
+        json_decref(ours);
+    }
+    json_decref(theirs);
     return rc;
 }
 
@@ -106,8 +109,8 @@ static int blockers_of(struct destination *d, const struct ibx_migrate_hello *he
     if (!blockers->count)
         check_order(ours, hello, blockers);
     /* Of another machine everything is different. */
-    if (!rc && !strcmp(theirs.machine, ours->machine))
-        rc = check_hardware(d, hello, blockers, err);
+    if (!rc && hello->description_length && !strcmp(theirs.machine, ours->machine))
+        rc = compare(d, hello, blockers, err);
     ibx_guest_ram_fini(&theirs);
     return rc;
 }
@@ -159,7 +162,7 @@ static bool verifies(const struct destination *d, const struct ibx_migrate_hello
 }
 
 static int accept_migration(struct destination *d, const struct ibx_connection_request *request,
-                            struct ibx_error *err)
+                            const struct ibx_blockers *notes, struct ibx_error *err)
 {
     const struct ibx_migrate_hello *hello = request->first.is.hello;
     struct ibx_journal *record = &d->status.record;
@@ -180,7 +183,7 @@ static int accept_migration(struct destination *d, const struct ibx_connection_r
         return rc;
     }
     return ibx_destination_link_accept(&d->link, request->conn, links_of(d, hello), IBX_ANSWER_NONE,
-                                       record->verify);
+                                       record->verify, notes);
 }
 
 static int on_new(struct destination *d, const struct ibx_connection_request *request,
@@ -208,7 +211,7 @@ static int on_new(struct destination *d, const struct ibx_connection_request *re
         ibx_migration_notify(&d->options->observer, "refused %s from %s: %s",
                              hello->name[0] ? hello->name : "a VM", peer, blockers.reasons[0]);
     if (hello->purpose != IBX_PURPOSE_CHECK && !blockers.count)
-        return accept_migration(d, request, err);
+        return accept_migration(d, request, &blockers, err);
     ibx_destination_link_answer(&d->link, request->conn, !blockers.count, IBX_ANSWER_NONE, links,
                                 &blockers);
     return 0;
@@ -227,7 +230,7 @@ static int resume_link(struct destination *d, const struct ibx_connection_reques
     name_of(request, record->peer, sizeof(record->peer));
     ibx_destination_digests_restart(d);
     int rc = ibx_destination_link_accept(&d->link, request->conn, links,
-                                         ibx_destination_answer_state(d), hello->verify);
+                                         ibx_destination_answer_state(d), hello->verify, NULL);
     if (rc)
         return ibx_error_set(err, rc, "the source's connection cannot be taken");
     d->status.reconnects++;

@@ -100,7 +100,7 @@ static int greet_to_check(const char *uri, const struct ibx_options *options,
 }
 
 static int check_destination(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, const char *uri,
-                             const struct ibx_options *transport, unsigned links,
+                             const struct ibx_options *transport, unsigned links, bool disks_differ,
                              struct ibx_blockers *blockers, struct ibx_error *err)
 {
     uint64_t bytes = 0;
@@ -114,7 +114,8 @@ static int check_destination(struct ibx_qmp *qmp, const struct ibx_guest_ram *ra
         hello->epoch = 1;
         ibx_migration_offer_links(hello, links);
         ibx_migrate_hello_describe(hello, ram);
-        rc = ibx_hardware_describe(qmp, hello->hardware, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+        hello->disks_differ = disks_differ;
+        rc = ibx_migration_describe_vm(qmp, ram, hello, err);
     }
     if (!rc)
         rc = ibx_preflight_locked_bytes(ram, &bytes, err);
@@ -125,17 +126,20 @@ static int check_destination(struct ibx_qmp *qmp, const struct ibx_guest_ram *ra
                                    bytes, blockers);
         for (unsigned i = 0; i < answer->count; i++)
             ibx_blockers_add(blockers, "%s: %s", answer->host, answer->reasons[i]);
+        for (unsigned i = 0; i < answer->note_count; i++)
+            ibx_blockers_note(blockers, "%s", answer->notes[i]);
         if (!answer->accepted && !answer->count)
             ibx_blockers_add(blockers, "%s refuses without a reason", answer->host);
         ibx_channel_fini(&control);
     }
+    free(hello ? hello->description : NULL);
     free(hello);
     free(answer);
     return rc;
 }
 
 int ibx_migrate_check(const char *qmp_path, bool source, const char *uri,
-                      const struct ibx_options *transport, unsigned links,
+                      const struct ibx_options *transport, unsigned links, bool disks_differ,
                       struct ibx_blockers *blockers, struct ibx_error *err)
 {
     struct ibx_qmp *qmp;
@@ -149,7 +153,7 @@ int ibx_migrate_check(const char *qmp_path, bool source, const char *uri,
         rc = ibx_preflight_side(qmp, &ram, source ? IBX_MIGRATE_SOURCE : IBX_MIGRATE_DESTINATION,
                                 blockers, deadline, err);
         if (!rc && source && uri)
-            rc = check_destination(qmp, &ram, uri, transport, links, blockers, err);
+            rc = check_destination(qmp, &ram, uri, transport, links, disks_differ, blockers, err);
         ibx_guest_ram_fini(&ram);
     }
     ibx_qmp_close(qmp);

@@ -30,6 +30,19 @@ void ibx_blockers_add(struct ibx_blockers *blockers, const char *format, ...)
     ibx_text_sanitize(blockers->reasons[at]);
 }
 
+void ibx_blockers_note(struct ibx_blockers *blockers, const char *format, ...)
+{
+    size_t at = blockers->note_count;
+    if (at >= IBX_NOTES_MAX)
+        return;
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(blockers->notes[at], sizeof(blockers->notes[at]), format, arguments);
+    va_end(arguments);
+    ibx_text_sanitize(blockers->notes[at]);
+    blockers->note_count++;
+}
+
 static bool begins(const char *text, const char *with)
 {
     return !strncmp(text, with, strlen(with));

@@ -6,7 +6,8 @@
  *
  *   blockers.c       QEMU, its RAM, its devices, this host; what both sides have in common
  *   block_users.c    block jobs and exports: who else uses the disks
- *   hardware.c       the VM's hardware as a text, and the comparison of two of them
+ *   description.c    the VM as both sides must have it: devices.c, machine.c, disks.c,
+ *                    disk_identity.c; and the comparison: compare.c, compare_disks.c
  *   settings.c       QEMU's migration capabilities and parameters: what a migration needs
  *
  * Functions that return an int fail only when QEMU could not be asked; what they find goes to
@@ -18,10 +19,14 @@
 #include "migrate/channel/channel.h"
 
 #define IBX_BLOCKERS_MAX 24u
+#define IBX_NOTES_MAX    IBX_MIGRATE_REASONS_MAX
 
 struct ibx_blockers {
     size_t count; /* more than IBX_BLOCKERS_MAX are counted, not kept */
     char reasons[IBX_BLOCKERS_MAX][IBX_ERROR_MAX];
+    /* What the operator should know, and what keeps no VM from migrating. */
+    size_t note_count;
+    char notes[IBX_NOTES_MAX][IBX_ERROR_MAX];
 };
 
 enum ibx_migrate_role { IBX_MIGRATE_SOURCE, IBX_MIGRATE_DESTINATION };
@@ -62,6 +67,8 @@ void ibx_preflight_locked(const char *fabric, uint64_t bytes, struct ibx_blocker
 /* Adds one. */
 void ibx_blockers_add(struct ibx_blockers *blockers, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
+void ibx_blockers_note(struct ibx_blockers *blockers, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 
 /* ------------------------------------------------------------ settings */
 
@@ -91,29 +98,29 @@ int ibx_settings_restore(struct ibx_qmp *qmp, const json_t *before, uint64_t dea
                          struct ibx_error *err);
 void ibx_settings_fini(struct ibx_settings *settings);
 
-/* ------------------------------------------------------------ hardware */
+/* ------------------------------------------------------------ descriptions */
 
 /*
- * The hardware that both sides must have in common, as a text that goes to the other side in HELLO.
- * It leaves out what only the host sees: the tap, file or monitor behind a device. It consists of
- * pieces in any order, each ended by ';':
- *
- *   cpus=N   cpu=TYPE   cpuid LEAF.SUB REG=HEX   disk=BYTES
- *   p TYPE @ PLACE   a device on a bus where devices are plugged in (PCI, USB, SCSI, ...)
- *   b TYPE @ PLACE   any other, of the board: only QEMUs of one version have the same
+ * What both sides must have in common, as a JSON object that goes to the other side with HELLO: the
+ * VM's processors, memory, machine, devices with their properties, and disks (description.h has its
+ * members). It leaves out what only the host sees: the tap or monitor behind a device, the names of
+ * nodes and back ends.
  */
-#define IBX_HARDWARE_MAX IBX_MIGRATE_HARDWARE /* bytes with the NUL */
 
-/* "" when it does not fit; what this QEMU does not report is left out. */
-int ibx_hardware_describe(struct ibx_qmp *qmp, char text[IBX_HARDWARE_MAX], uint64_t deadline_ns,
+/* -ENOMEM, or QEMU could not be asked. `*description` is a reference. Costs some milliseconds: the
+ * VM runs meanwhile. */
+int ibx_describe(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, json_t **description,
+                 uint64_t deadline_ns, struct ibx_error *err);
+/* As a text, for free(). -EMSGSIZE: longer than IBX_MIGRATE_DESCRIPTION_MAX. */
+int ibx_description_write(const json_t *description, char **text, size_t *length,
                           struct ibx_error *err);
-/* The devices of QEMU's "info qtree", for that text: false when they do not fit. */
-bool ibx_hardware_devices(const char *qtree, char *text, size_t size);
-
-/* Differences that break QEMU's device state, or the guest; all missing devices are one blocker,
- * and all surplus ones. `same_version`: of both QEMUs. None when either text is "". `source` comes
- * from a peer: it may be any text. */
-void ibx_preflight_hardware(const char *source, const char *destination, bool same_version,
-                            struct ibx_blockers *blockers);
+/* The reverse, of a peer's. -EPROTO. */
+int ibx_description_read(const char *text, size_t length, json_t **description,
+                         struct ibx_error *err);
+/* Differences that break QEMU's device state, or the guest, or its data. `same_version`: of both
+ * QEMUs. `disks_differ`: the operator knows, so that it is a note. `source` comes from a peer: it
+ * may be any object. */
+void ibx_compare(const json_t *source, const json_t *destination, bool same_version,
+                 bool disks_differ, struct ibx_blockers *blockers);
 
 #endif

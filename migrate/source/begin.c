@@ -140,6 +140,8 @@ static int ask(struct source *s, struct ibx_error *err)
     }
     if (watch.over >= 0)
         close(watch.over);
+    for (unsigned i = 0; !rc && i < s->link.answer.note_count; i++)
+        ibx_migration_notify(&s->options->observer, "%s", s->link.answer.notes[i]);
     s->status.record.verify = !rc && s->link.answer.verify;
     if (s->status.record.verify)
         ibx_conn_secret(s->link.control.conn, IBX_MIGRATION_VERIFY, s->status.record.verify_key);
@@ -203,6 +205,7 @@ static struct source *source_create(const struct ibx_send_options *options, stru
     ibx_source_stream_init(&s->stream);
     ibx_source_link_init(&s->link, &s->status.record, &s->transport, &s->vm, options->links,
                          !options->no_verify);
+    s->link.disks_differ = options->disks_differ;
     return s;
 }
 

@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define RETRY_MIN_MS    250
@@ -40,6 +41,7 @@ static int greet(struct source_link *link, enum ibx_migrate_purpose purpose, str
     const unsigned wished = link->count ? link->count : link->wished;
     int rc = 0;
     *hello = (struct ibx_migrate_hello){.purpose = (uint8_t)purpose};
+    hello->disks_differ = link->disks_differ;
     hello->epoch = link->record->epoch;
     hello->verify = purpose == IBX_PURPOSE_RESUME ? link->record->verify : link->verify;
     ibx_migration_offer_links(hello, wished);
@@ -50,11 +52,13 @@ static int greet(struct source_link *link, enum ibx_migrate_purpose purpose, str
     if (purpose == IBX_PURPOSE_RESUME)
         options = ibx_migration_retry_options(link->transport);
     else
-        rc = ibx_hardware_describe(link->vm->qmp, hello->hardware,
-                                   ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
-    return rc ? rc
-              : ibx_migration_greet(link->record->uri, &options, hello, &link->control,
-                                    &link->answer, err);
+        rc = ibx_migration_describe_vm(link->vm->qmp, &link->vm->ram, hello, err);
+    if (!rc)
+        rc = ibx_migration_greet(link->record->uri, &options, hello, &link->control, &link->answer,
+                                 err);
+    free(hello->description);
+    hello->description = NULL;
+    return rc;
 }
 
 /* As many as the destination has chosen. */

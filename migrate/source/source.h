@@ -158,6 +158,7 @@ struct source_link {
     bool verify;     /* pages, in a new migration */
 
     struct ibx_channel control;
+    bool disks_differ;                /* on purpose */
     struct ibx_migrate_hello hello;   /* the last one, */
     struct ibx_migrate_answer answer; /* and its answer */
     struct ibx_page_server *pages;

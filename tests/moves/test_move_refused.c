@@ -3,6 +3,8 @@
  * sentence names what differs, with both values. */
 #include "tests/scenes/mover.h"
 
+#include <fcntl.h>
+
 #define DISK "driver=null-co,size=1048576,node-name="
 
 static const struct vm_options with_nodes = {.append = "",
@@ -90,6 +92,157 @@ static void test_block_export(void)
     vm_do(&vms[0], "nbd-server-stop", NULL);
 }
 
+/* ------------------------------------------------------------ both ends differ */
+
+/* The VM at the source, which goes on there, and a destination that is not like it. Both tools say
+ * so. */
+static void refused(const struct vm_options *from, const struct vm_options *to, const char *words)
+{
+    vm_start(&vms[0], from);
+    vm_start(&vms[1], to);
+    vm_wait_beats(&vms[0], pair_beats);
+    pair_receive(NULL);
+    mover_must_print(MOVER_RUN(1, "check", "--qmp", vms[0].tool, receiver.uri, TIMED), words);
+    pair_send(NULL);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, words);
+    pair_stays();
+}
+
+/* A file of zeros. */
+static void make_file(char *path, size_t size, const char *name, off_t bytes)
+{
+    snprintf(path, size, "%s/%s", mover_folder, name);
+    const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, bytes), 0);
+    close(fd);
+}
+
+#define ON_PURPOSE "--disks-differ-on-purpose"
+
+/* A stale copy: only its inode tells. */
+static void test_other_disk(void)
+{
+    char here[96], there[96], drive[2][160], words[320];
+    mover_begin();
+    make_file(here, sizeof(here), "here", 1 << 20);
+    make_file(there, sizeof(there), "there", 1 << 20);
+    snprintf(drive[0], sizeof(drive[0]), "file=%s,format=raw,if=none,id=d", here);
+    snprintf(drive[1], sizeof(drive[1]), "file=%s,format=raw,if=none,id=d", there);
+#define WITH(drive)                                                                                \
+    .append = "", .extra = {"-drive", (drive), "-device", "virtio-blk-pci,drive=d,addr=5"}
+    snprintf(words, sizeof(words), "the disk of virtio-blk-pci @ q35-pcihost/05.0 is %s (inode ",
+             here);
+    refused(&(struct vm_options){WITH(drive[0])},
+            &(struct vm_options){WITH(drive[1]), .incoming = true}, words);
+    struct mover *check =
+        MOVER_RUN(0, "check", "--qmp", vms[0].tool, receiver.uri, TIMED, ON_PURPOSE);
+    mover_must_print(check, words);
+    mover_must_print(check, "as is said to be on purpose");
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){TIMED, ON_PURPOSE, NULL});
+    pair_done();
+    mover_must_print(&sender, "as is said to be on purpose");
+    pair_moved("");
+}
+
+/* A snapshot was taken at the source since: what its overlay has is not in the destination's image.
+ */
+static void test_snapshot_since(void)
+{
+    char file[96], overlay[96], drive[160];
+    mover_begin();
+    make_file(file, sizeof(file), "disk", 1 << 20);
+    snprintf(overlay, sizeof(overlay), "%s/overlay", mover_folder);
+    snprintf(drive, sizeof(drive), "file=%s,format=raw,if=none,id=d", file);
+    vm_start(&vms[0], &(struct vm_options){WITH(drive)});
+    vm_start(&vms[1], &(struct vm_options){WITH(drive), .incoming = true});
+    pair_receive(NULL);
+    MOVER_RUN(0, "check", "--qmp", vms[0].tool, receiver.uri, TIMED);
+    vm_do(&vms[0], "blockdev-snapshot-sync",
+          json_pack("{s:s,s:s,s:s}", "device", "d", "snapshot-file", overlay, "format", "qcow2"));
+    mover_must_print(MOVER_RUN(1, "check", "--qmp", vms[0].tool, receiver.uri, TIMED),
+                     "q35-pcihost/05.0 is qcow2, file file, backing file here and file at the "
+                     "destination");
+}
+
+/* QEMU would refuse the device state, after the stop. */
+static void test_other_properties(void)
+{
+    mover_begin();
+    refused(&(struct vm_options){.append = "",
+                                 .extra = {"-blockdev", DISK "d", "-device",
+                                           "virtio-blk-pci,drive=d,addr=5,num-queues=4"}},
+            &(struct vm_options){.append = "",
+                                 .incoming = true,
+                                 .extra = {"-blockdev", DISK "other", "-device",
+                                           "virtio-blk-pci,drive=other,addr=5,num-queues=1"}},
+            "device virtio-blk-pci @ q35-pcihost/05.0 differs: vectors is 5 here and 2, num-queues "
+            "is 4 here and 1 at the destination");
+}
+
+static void test_other_back_end(void)
+{
+    mover_begin();
+    refused(&(struct vm_options){.append = "",
+                                 .extra = {"-netdev", "user,id=n", "-device",
+                                           "virtio-net-pci,netdev=n,addr=5"}},
+            &(struct vm_options){.append = "",
+                                 .incoming = true,
+                                 .extra = {"-netdev", "hubport,id=n,hubid=0", "-device",
+                                           "virtio-net-pci,netdev=n,addr=5"}},
+            "the destination lacks user-mode network (-netdev user)");
+}
+
+/* Memory that was plugged in lies elsewhere: QEMU would take it, and the guest would crash. */
+static void test_memory_elsewhere(void)
+{
+    static const char backend[] = "memory-backend-file,id=more,size=64M,mem-path=/dev/shm,share=on";
+    mover_begin();
+    refused(&(struct vm_options){.append = "",
+                                 .extra = {"-m", "64,slots=2,maxmem=1G", "-object", backend,
+                                           "-device", "pc-dimm,memdev=more,addr=0x100000000"}},
+            &(struct vm_options){.append = "",
+                                 .incoming = true,
+                                 .extra = {"-m", "64,slots=2,maxmem=1G", "-object", backend,
+                                           "-device", "pc-dimm,memdev=more,addr=0x108000000"}},
+            "the VM has dimm of 64 MiB at 0x100000000, slot 0, node 0 here and dimm of 64 MiB at "
+            "0x108000000");
+}
+
+#define FLASH(file, rest) "file=" file ",format=raw,if=pflash," rest
+
+/* Firmware of one size in files of the hosts' own, an empty drive, a disk without content: the VM
+ * moves, and takes its firmware along. */
+static void test_own_firmware(void)
+{
+    static const char bios[] = "/usr/share/seabios/bios-256k.bin";
+    char copy[96], variables[2][96], drive[4][200], command[300];
+    mover_begin();
+    for (unsigned i = 0; i < 2; i++) {
+        make_file(variables[i], sizeof(variables[i]), i ? "there" : "here", 256 << 10);
+        snprintf(drive[2 + i], sizeof(drive[0]), FLASH("%s", "unit=1"), variables[i]);
+    }
+    snprintf(copy, sizeof(copy), "%s/firmware", mover_folder);
+    snprintf(command, sizeof(command), "cp %s %s && printf x >> %s && truncate -s 256K %s", bios,
+             copy, copy, copy);
+    if (access(bios, R_OK) || system(command)) {
+        print_message("no %s here\n", bios);
+        return;
+    }
+    snprintf(drive[0], sizeof(drive[0]), FLASH("%s", "unit=0,readonly=on"), bios);
+    snprintf(drive[1], sizeof(drive[1]), FLASH("%s", "unit=0,readonly=on"), copy);
+#define FIRMWARE(i)                                                                                \
+    .append = "",                                                                                  \
+    .extra = {"-drive", drive[i], "-drive", drive[2 + (i)], "-device", "ide-cd,bus=ide.0"}
+    vm_start(&vms[0], &(struct vm_options){FIRMWARE(0)});
+    vm_start(&vms[1], &(struct vm_options){FIRMWARE(1), .incoming = true});
+    vm_wait_beats(&vms[0], pair_beats);
+    pair_run(NULL);
+    pair_done();
+    pair_moved("");
+}
+
 int main(void)
 {
     pair_beats = 40;
@@ -98,6 +251,12 @@ int main(void)
                                            VM_TEST(test_block_job_before_the_stop),
                                            VM_TEST(test_block_job_at_the_stop),
                                            VM_TEST(test_block_export),
+                                           VM_TEST(test_other_disk),
+                                           VM_TEST(test_snapshot_since),
+                                           VM_TEST(test_other_properties),
+                                           VM_TEST(test_other_back_end),
+                                           VM_TEST(test_memory_elsewhere),
+                                           VM_TEST(test_own_firmware),
                                            {0}};
     return vm_tests(tests, mover_end_all);
 }

@@ -328,7 +328,7 @@ def check_says_every_reason_and_touches_nothing(scene):
     good = Vm(scene)
     equal(succeeds(scene, "check", *good.qmp), f"the VM at {good.socket} can be migrated\n")
     equal(json.loads(succeeds(scene, "check --json", *good.qmp)),
-          {"movable": True, "refusals": [], "error": None, "exit_status": 0})
+          {"movable": True, "refusals": [], "notes": [], "error": None, "exit_status": 0})
     good.runs_on()
 
 
@@ -342,7 +342,7 @@ def check_says_what_it_found_without_a_receiver_too(scene):
     for vm, words in ((private, ["share=on"]), (good, [])):
         code, out, err = scene.run("check", "--json", *vm.qmp, uri)
         answer = json.loads(out)
-        equal((code, sorted(answer)), (1, ["error", "exit_status", "movable", "refusals"]))
+        equal((code, sorted(answer)), (1, ["error", "exit_status", "movable", "notes", "refusals"]))
         equal(answer["movable"], False)
         equal(len(answer["refusals"]), len(words))
         assert all(word in one for word, one in zip(words, answer["refusals"])), answer

@@ -32,7 +32,7 @@ struct migrate_args {
     uint64_t max_bandwidth;
     unsigned links, give_up_s;
     bool bandwidth_given, minor, no_verify, quit, remove, json, quiet, yes, destination, unfinished,
-        prometheus;
+        prometheus, disks_differ;
 };
 
 /* The commands: their exit status. */

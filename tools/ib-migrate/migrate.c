@@ -108,6 +108,7 @@ static int send(const struct migrate_args *args, const struct ibx_migrate_observ
         .quit = args->quit,
         .remove = args->remove,
         .no_verify = args->no_verify,
+        .disks_differ = args->disks_differ,
         .observer = *observer,
     };
     return ibx_migrate_send(&options, record, last, err);
@@ -230,21 +231,22 @@ int ibx_cli_recover(const struct migrate_args *given)
 
 /* ------------------------------------------------------------ check */
 
-static json_t *list_of(const struct ibx_blockers *blockers)
+static json_t *list_of(const char (*texts)[IBX_ERROR_MAX], size_t count)
 {
-    const size_t kept = blockers->count < IBX_BLOCKERS_MAX ? blockers->count : IBX_BLOCKERS_MAX;
     json_t *list = json_array();
-    for (size_t i = 0; i < kept; i++)
-        json_array_append_new(list, ibx_json_text(blockers->reasons[i]));
+    for (size_t i = 0; i < count; i++)
+        json_array_append_new(list, ibx_json_text(texts[i]));
     return list;
 }
 
 /* `err`: why not everything could be asked, code 0: it was. */
 static void print_check_json(const struct ibx_blockers *blockers, const struct ibx_error *err)
 {
+    const size_t kept = blockers->count < IBX_BLOCKERS_MAX ? blockers->count : IBX_BLOCKERS_MAX;
     const bool movable = !blockers->count && !err->code;
-    ibx_cli_print_json(json_pack("{s:b, s:o, s:o, s:i}", "movable", movable, "refusals",
-                                 list_of(blockers), "error",
+    ibx_cli_print_json(json_pack("{s:b, s:o, s:o, s:o, s:i}", "movable", movable, "refusals",
+                                 list_of(blockers->reasons, kept), "notes",
+                                 list_of(blockers->notes, blockers->note_count), "error",
                                  err->code ? ibx_json_text(err->message) : json_null(),
                                  "exit_status", movable ? MIGRATE_DONE : MIGRATE_FAILED));
     ibx_cli_result_told();
@@ -262,6 +264,8 @@ static void print_check(const struct migrate_args *args, const struct ibx_blocke
         printf("%s\n", blockers->reasons[i]);
     if (blockers->count > kept)
         printf("and %zu more\n", blockers->count - kept);
+    for (size_t i = 0; i < blockers->note_count; i++)
+        printf("note: %s\n", blockers->notes[i]);
 }
 
 /* What was found counts also where not everything could be asked. */
@@ -271,7 +275,7 @@ int ibx_cli_check(const struct migrate_args *args)
     struct ibx_error err = {0};
     if (!ibx_cli_monitor_check(args, &err))
         ibx_migrate_check(args->qmp, !args->destination, args->uri, &args->options, args->links,
-                          &blockers, &err);
+                          args->disks_differ, &blockers, &err);
     if (args->json)
         print_check_json(&blockers, &err);
     else

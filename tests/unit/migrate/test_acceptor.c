@@ -99,6 +99,63 @@ static struct ibx_connection_request joins(void)
     return request;
 }
 
+/* HELLO announces `length` bytes, and messages with these follow; `bad`: one that is none. */
+static void describes(uint32_t length, const char *const *parts, bool bad)
+{
+    struct ibx_migrate_hello hello = {.purpose = IBX_PURPOSE_CHECK,
+                                      .machine = "pc",
+                                      .uuid = "01234567-89ab-cdef-0123-456789abcdef",
+                                      .block_count = 1,
+                                      .blocks = {{"ram0", 1u << 30, 4096, 0}},
+                                      .description_length = length};
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_HELLO, .is.hello = &hello};
+    struct ibx_channel channel;
+    assert_true(comes(0));
+    ibx_channel_init(&channel, conns[count - 1]);
+    assert_int_equal(ibx_channel_send(&channel, &message, NULL), 0);
+    for (; *parts; parts++) {
+        message = (struct ibx_migrate_any){.type = IBX_MIGRATE_DESCRIPTION};
+        message.is.description.bytes = (const uint8_t *)*parts;
+        message.is.description.length = strlen(*parts);
+        ibx_channel_send(&channel, &message, NULL);
+    }
+    message = (struct ibx_migrate_any){.type = IBX_MIGRATE_READY};
+    if (bad)
+        ibx_channel_send(&channel, &message, NULL);
+}
+
+static void a_description_follows_its_hello(NO_STATE)
+{
+    struct ibx_connection_request request;
+    const uint64_t deadline = ibx_deadline_in_ms(60000);
+    begin();
+    describes(9, (const char *[]){"{\"a\"", ":", "\"b\"", "}", NULL}, false);
+    while (!ibx_acceptor_take(acceptor, &request)) {
+        assert_true(ibx_now_ns() < deadline);
+        ibx_poll(conns[count - 1], NULL, 0);
+    }
+    assert_string_equal(request.first.is.hello->description, "{\"a\":\"b\"}");
+    ibx_migrate_message_free(&request.first);
+    ibx_close(request.conn);
+    end();
+}
+
+/* Too much of it, or something else in its place, ends the connection. */
+static void a_bad_description_ends_its_connection(NO_STATE)
+{
+    for (unsigned i = 0; i < 2; i++) {
+        struct ibx_connection_request request;
+        struct ibx_event event = {.type = IBX_EVENT_MESSAGE};
+        const uint64_t deadline = ibx_deadline_in_ms(60000);
+        begin();
+        describes(4, (const char *[]){i ? "12" : "12345", NULL}, i);
+        while (ibx_poll(conns[count - 1], &event, 1) >= 0 && event.type != IBX_EVENT_CLOSED)
+            assert_true(ibx_now_ns() < deadline);
+        assert_false(ibx_acceptor_take(acceptor, &request));
+        end();
+    }
+}
+
 static void crowd(unsigned from, unsigned to)
 {
     for (unsigned name = from; name < to; name++)
@@ -167,6 +224,8 @@ int main(void)
         cmocka_unit_test(a_place_is_free_once_it_is_taken),
         cmocka_unit_test(the_expected_peer_always_gets_in),
         cmocka_unit_test(the_expected_host_always_gets_in),
+        cmocka_unit_test(a_description_follows_its_hello),
+        cmocka_unit_test(a_bad_description_ends_its_connection),
     };
     return cmocka_run_group_tests(tests, make_keys, remove_keys);
 }

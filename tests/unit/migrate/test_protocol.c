@@ -42,14 +42,17 @@ static const struct ibx_migrate_hello sample_hello = {
     .name = "vm",
     .block_count = 2,
     .blocks = {{"ram0", 1u << 30, 4096, 0x1234}, {"huge", 64u << 20, 2u << 20, 0}},
-    .hardware = "cpus=2;",
     .host = "node-a",
-    .verify = true};
+    .verify = true,
+    .disks_differ = true,
+    .description_length = 0x1234};
 static const struct ibx_migrate_answer sample_answer = {.state = IBX_ANSWER_WAITING,
                                                         .links = 3,
                                                         .host = "node-b",
                                                         .count = 2,
-                                                        .reasons = {"it is full", "it is old"}};
+                                                        .reasons = {"it is full", "it is old"},
+                                                        .note_count = 1,
+                                                        .notes = {"it rains"}};
 
 static const struct sample {
     const char *name;
@@ -58,17 +61,18 @@ static const struct sample {
 } samples[] = {
     {"HELLO",
      {.type = IBX_MIGRATE_HELLO, .is.hello = &sample_hello},
-     "016962786d040001101112131415161718191a1b1c1d1e1f010000000000000001000200070000000200"
+     "016962786d050001101112131415161718191a1b1c1d1e1f010000000000000001000200070000000200"
      "0000160000000a0070632d7133352d372e32240030313233343536372d383961622d636465662d30"
      "3132332d3435363738396162636465660200766d0200040072616d30000000400000000000100000"
-     "0000000034120000000000000400687567650000000400000000000020000000000000000000000000000700"
-     "637075733d323b06006e6f64652d6101"},
+     "00000000341200000000000004006875676500000004000000000000200000000000000000000000000006006e"
+     "6f64652d61010134120000"},
     {"ANSWER",
      {.type = IBX_MIGRATE_ANSWER, .is.answer = &sample_answer},
-     "020002030006006e6f64652d6202000a0069742069732066756c6c09006974206973206f6c6400"},
+     "020002030006006e6f64652d6202000a0069742069732066756c6c09006974206973206f6c640001000800"
+     "6974207261696e73"},
     {"JOIN",
      {.type = IBX_MIGRATE_JOIN, .is.join = {.id = ID, .epoch = 3, .link = 1}},
-     "036962786d0400101112131415161718191a1b1c1d1e1f03000000000000000100"},
+     "036962786d0500101112131415161718191a1b1c1d1e1f03000000000000000100"},
     {"REGION",
      {.type = IBX_MIGRATE_REGION,
       .is.region =
@@ -120,6 +124,9 @@ static const struct sample {
     {"BROKEN",
      {.type = IBX_MIGRATE_BROKEN, .is.reason = "pages 0 to 511 are not the same"},
      "131f007061676573203020746f2035313120617265206e6f74207468652073616d65"},
+    {"DESCRIPTION",
+     {.type = IBX_MIGRATE_DESCRIPTION, .is.description = {(const uint8_t *)"{}", 2}},
+     "147b7d"},
 };
 #define SAMPLES (sizeof(samples) / sizeof(samples[0]))
 
@@ -138,6 +145,12 @@ static size_t golden_bytes(const struct sample *sample, uint8_t *out)
     return length;
 }
 
+/* Nothing but bytes, as many as there are. */
+static bool is_bytes(enum ibx_migrate_message type)
+{
+    return type == IBX_MIGRATE_STATE || type == IBX_MIGRATE_MAP || type == IBX_MIGRATE_DESCRIPTION;
+}
+
 /* Decodes a copy of exactly `length` bytes, so that a sanitizer sees every byte read past them. */
 static int decode(const uint8_t *bytes, size_t length, struct ibx_migrate_any *into)
 {
@@ -146,7 +159,7 @@ static int decode(const uint8_t *bytes, size_t length, struct ibx_migrate_any *i
     memcpy(copy, bytes, length);
     memset(&error, 0, sizeof(error));
     int rc = ibx_migrate_decode(copy, length, into, &error);
-    if (!rc && (into->type == IBX_MIGRATE_STATE || into->type == IBX_MIGRATE_MAP))
+    if (!rc && is_bytes(into->type))
         into->is.state.bytes = bytes + (into->is.state.bytes - copy);
     if (!rc && into->type == IBX_MIGRATE_DIGEST)
         into->is.digest.entries.bytes = bytes + (into->is.digest.entries.bytes - copy);
@@ -161,7 +174,7 @@ static int decode(const uint8_t *bytes, size_t length, struct ibx_migrate_any *i
 static void encodes_golden_bytes(NO_STATE)
 {
     uint8_t expected[512], out[512];
-    assert_int_equal(SAMPLES, IBX_MIGRATE_BROKEN);
+    assert_int_equal(SAMPLES, IBX_MIGRATE_DESCRIPTION);
     for (size_t i = 0; i < SAMPLES; i++) {
         size_t length = golden_bytes(&samples[i], expected);
         ssize_t n = ibx_migrate_encode(&samples[i].message, out, sizeof(out));
@@ -181,9 +194,9 @@ static void decodes_golden_bytes(NO_STATE)
         memset(&message, 0xee, sizeof(message));
         assert_int_equal(decode(bytes, length, &message), 0);
         assert_int_equal(message.type, expected->type);
-        if (message.type == IBX_MIGRATE_STATE || message.type == IBX_MIGRATE_MAP) {
-            assert_int_equal(message.is.state.length, expected->is.state.length);
-            assert_memory_equal(message.is.state.bytes, expected->is.state.bytes, length - 1);
+        if (is_bytes(message.type)) {
+            assert_int_equal(message.is.state.length, length - 1);
+            assert_memory_equal(message.is.state.bytes, bytes + 1, length - 1);
         } else if (message.type == IBX_MIGRATE_DIGEST) {
             assert_int_equal(message.is.digest.first, expected->is.digest.first);
             assert_int_equal(message.is.digest.entries.length, length - 9);
@@ -207,7 +220,7 @@ static void refuses_what_is_cut_or_too_long(NO_STATE)
     for (size_t i = 0; i < SAMPLES; i++) {
         size_t length = golden_bytes(&samples[i], bytes);
         enum ibx_migrate_message type = samples[i].message.type;
-        bool free_length = type == IBX_MIGRATE_STATE || type == IBX_MIGRATE_MAP;
+        bool free_length = is_bytes(type);
         memset(&message, 0xee, sizeof(message));
         for (size_t n = 0; n < (free_length ? 2 : length); n++)
             assert_int_equal(decode(bytes, n, &message), -EPROTO);
@@ -290,9 +303,9 @@ static void refuses_other_protocols_and_versions(NO_STATE)
         says(type, 5, 0, 2, -EPROTONOSUPPORT, "version 0");
     }
     says(IBX_MIGRATE_READY, 0, 0, 1, -EPROTO, "type 0");
-    says(IBX_MIGRATE_READY, 0, 20, 1, -EPROTO, "type 20");
+    says(IBX_MIGRATE_READY, 0, 21, 1, -EPROTO, "type 21");
     says(IBX_MIGRATE_READY, 0, 255, 1, -EPROTO, "type 255");
-    assert_string_equal(ibx_migrate_message_name((enum ibx_migrate_message)20),
+    assert_string_equal(ibx_migrate_message_name((enum ibx_migrate_message)21),
                         "an unknown message");
     assert_string_equal(ibx_answer_state_name(IBX_ANSWER_RUNNING), "running");
     assert_string_equal(ibx_answer_state_name(IBX_ANSWER_GIVEN_UP), "given up");
@@ -364,6 +377,8 @@ static void encoder_keeps_to_the_same(NO_STATE)
     REFUSED(IBX_MIGRATE_HELLO, memset(hello.id, 0, IBX_MIGRATE_ID_BYTES));
     REFUSED(IBX_MIGRATE_HELLO, strcpy(hello.blocks[1].id, "ram0"));
     REFUSED(IBX_MIGRATE_HELLO, hello.blocks[1].id[0] = '\0');
+    REFUSED(IBX_MIGRATE_HELLO, hello.description_length = IBX_MIGRATE_DESCRIPTION_MAX + 1);
+    REFUSED(IBX_MIGRATE_ANSWER, answer.note_count = IBX_MIGRATE_REASONS_MAX + 1);
     REFUSED(IBX_MIGRATE_ANSWER, answer.count = 0);
     REFUSED(IBX_MIGRATE_ANSWER, answer.reasons[1][0] = '\0');
     REFUSED(IBX_MIGRATE_STATE, message.is.state.length = 0);
@@ -422,6 +437,8 @@ static void purposes_need_different_things(NO_STATE)
     memset(hello.id, 7, sizeof(hello.id));
     hello.machine[0] = hello.uuid[0] = '\0';
     hello.links_least = hello.links = hello.block_count = 0;
+    assert_int_equal(passes(), -EINVAL); /* it describes a VM */
+    hello.description_length = 0;
     assert_int_equal(passes(), 0);
     hello.purpose = IBX_PURPOSE_CONFIRM;
     assert_int_equal(passes(), 0);
@@ -436,7 +453,7 @@ static void the_longest_fit(NO_STATE)
 {
     fresh(IBX_MIGRATE_HELLO);
     hello.block_count = IBX_GUEST_BLOCKS_MAX;
-    memset(hello.hardware, 'h', IBX_MIGRATE_HARDWARE - 1);
+    hello.description_length = IBX_MIGRATE_DESCRIPTION_MAX;
     memset(hello.host, 'n', sizeof(hello.host) - 1);
     for (unsigned i = 0; i < IBX_GUEST_BLOCKS_MAX; i++) {
         memset(hello.blocks[i].id, 'a' + (int)i / 8, IBX_GUEST_ID_MAX - 1);
@@ -448,6 +465,9 @@ static void the_longest_fit(NO_STATE)
     answer.count = IBX_MIGRATE_REASONS_MAX;
     for (unsigned i = 0; i < IBX_MIGRATE_REASONS_MAX; i++)
         memset(answer.reasons[i], 's', IBX_ERROR_MAX - 1);
+    answer.note_count = IBX_MIGRATE_REASONS_MAX;
+    for (unsigned i = 0; i < IBX_MIGRATE_REASONS_MAX; i++)
+        memset(answer.notes[i], 'n', IBX_ERROR_MAX - 1);
     assert_int_equal(passes(), 0);
     uint8_t out[IBX_MIGRATE_MESSAGE + 1] = {0};
     fresh(IBX_MIGRATE_STATE)->is.state.length = IBX_MIGRATE_MESSAGE - 1;

@@ -1,0 +1,359 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Compares two descriptions: what differs and would break QEMU's device state, or the guest. */
+#include "migrate/preflight/description.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NAMED_MAX 3   /* devices or properties in one sentence */
+#define NAMES_MAX 400 /* bytes of their names */
+
+const char *ibx_member(const json_t *object, const char *name)
+{
+    const char *text = json_string_value(json_object_get(object, name));
+    return text ? text : "";
+}
+
+/* Some of a list of names, for a sentence. */
+struct names {
+    char text[NAMES_MAX];
+    size_t used;
+    unsigned count;
+};
+
+__attribute__((format(printf, 2, 3))) static void name(struct names *names, const char *format, ...)
+{
+    va_list arguments;
+    if (names->count++ >= NAMED_MAX || names->used >= sizeof(names->text) - 3)
+        return;
+    if (names->used)
+        names->used +=
+            (size_t)snprintf(names->text + names->used, sizeof(names->text) - names->used, ", ");
+    va_start(arguments, format);
+    names->used += (size_t)vsnprintf(names->text + names->used, sizeof(names->text) - names->used,
+                                     format, arguments);
+    va_end(arguments);
+}
+
+static const char *more(const struct names *names, char out[32])
+{
+    *out = '\0';
+    if (names->count > NAMED_MAX)
+        snprintf(out, 32, " and %u more", names->count - NAMED_MAX);
+    return out;
+}
+
+/* ------------------------------------------------------------ processors */
+
+static void compare_processors(const json_t *source, const json_t *destination,
+                               struct ibx_blockers *blockers)
+{
+    const json_t *here = json_object_get(source, "cpus"),
+                 *there = json_object_get(destination, "cpus");
+    const char *type = ibx_member(source, "cpu"), *other = ibx_member(destination, "cpu");
+    const size_t count = json_array_size(here), count_there = json_array_size(there);
+    if (count && count_there && count != count_there)
+        ibx_blockers_add(
+            blockers,
+            "the VM has %zu vCPUs here and %zu at the destination: start the destination's "
+            "QEMU with the same -smp, and with those that were plugged in since",
+            count, count_there);
+    if (*type && *other && strcmp(type, other))
+        ibx_blockers_add(blockers,
+                         "the vCPUs are of type %.100s here and %.100s at the destination: start "
+                         "the destination's QEMU with the same -cpu",
+                         type, other);
+}
+
+/* Features that only the destination has do no harm. */
+static void compare_features(const json_t *source, const json_t *destination,
+                             struct ibx_blockers *blockers)
+{
+    const char *key;
+    json_t *value;
+    const json_t *there = json_object_get(destination, "cpuid");
+    if (!json_is_object(there))
+        return;
+    json_object_foreach(json_object_get(source, "cpuid"), key, value)
+    {
+        const char *has = json_is_string(value) ? json_string_value(value) : "";
+        const unsigned long long missing =
+            strtoull(has, NULL, 16) & ~strtoull(ibx_member(there, key), NULL, 16);
+        if (!missing)
+            continue;
+        ibx_blockers_add(
+            blockers,
+            "the vCPUs have features here that they lack at the destination (cpuid %.40s, bits "
+            "%#llx): start both QEMUs with a -cpu that both hosts have",
+            key, missing);
+        return;
+    }
+}
+
+/* ------------------------------------------------------------ lists of texts */
+
+static size_t count_of(const json_t *list, const char *text)
+{
+    size_t index, count = 0;
+    json_t *item;
+    json_array_foreach(list, index, item)
+    {
+        count += json_is_string(item) && !strcmp(json_string_value(item), text);
+    }
+    return count;
+}
+
+/* Those of `list` of which `other` has fewer. */
+static void name_missing(const json_t *list, const json_t *other, struct names *missing)
+{
+    size_t index;
+    json_t *item;
+    json_array_foreach(list, index, item)
+    {
+        const char *text = json_is_string(item) ? json_string_value(item) : "";
+        if (count_of(list, text) > count_of(other, text))
+            name(missing, "%.120s", text);
+    }
+}
+
+static void compare_lists(const json_t *source, const json_t *destination, const char *member,
+                          const char *remedy, struct ibx_blockers *blockers)
+{
+    const json_t *here = json_object_get(source, member),
+                 *there = json_object_get(destination, member);
+    struct names lacks = {.count = 0}, has = {.count = 0};
+    char tail[32], other_tail[32];
+    if (!json_is_array(here) || !json_is_array(there))
+        return;
+    name_missing(here, there, &lacks);
+    name_missing(there, here, &has);
+    if (lacks.count && has.count)
+        ibx_blockers_add(blockers, "the VM has %s%s here and %s%s at the destination: %s",
+                         lacks.text, more(&lacks, tail), has.text, more(&has, other_tail), remedy);
+    else if (lacks.count)
+        ibx_blockers_add(blockers, "the destination lacks %s%s: %s", lacks.text, more(&lacks, tail),
+                         remedy);
+    else if (has.count)
+        ibx_blockers_add(blockers, "the destination has %s%s, which the VM here has not: %s",
+                         has.text, more(&has, tail), remedy);
+}
+
+/* ------------------------------------------------------------ RAM of devices and firmware */
+
+static uint64_t bytes_of(const json_t *block, size_t at)
+{
+    return (uint64_t)json_integer_value(json_array_get(block, at));
+}
+
+/* QEMU refuses a block that it does not have, or whose size it cannot take. One that may grow takes
+ * any size up to its most. */
+static void compare_ram(const json_t *source, const json_t *destination,
+                        struct ibx_blockers *blockers)
+{
+    const char *id;
+    json_t *here;
+    const json_t *ram = json_object_get(destination, "ram");
+    struct names missing = {.count = 0}, sizes = {.count = 0};
+    char tail[32];
+    json_object_foreach(json_is_object(ram) ? json_object_get(source, "ram") : NULL, id, here)
+    {
+        const json_t *there = json_object_get(ram, id);
+        const uint64_t used = bytes_of(here, 0), own = bytes_of(there, 0),
+                       most = bytes_of(there, 1);
+        if (!there)
+            name(&missing, "%.100s", id);
+        else if (used != own && (own == most || used > most))
+            name(&sizes, "%.100s (%" PRIu64 " bytes here and %" PRIu64 ")", id, used, own);
+    }
+    if (missing.count)
+        ibx_blockers_add(blockers,
+                         "the destination lacks memory of a device or of the firmware: %s%s: start "
+                         "its QEMU with the same devices, ROMs and firmware as here",
+                         missing.text, more(&missing, tail));
+    if (sizes.count)
+        ibx_blockers_add(blockers,
+                         "memory of a device or of the firmware has another size at the "
+                         "destination: %s%s: give both QEMUs images of one size (-bios, pflash, "
+                         "romfile) and devices with the same memory",
+                         sizes.text, more(&sizes, tail));
+}
+
+/* ------------------------------------------------------------ properties */
+
+/* "auto" may mean either. */
+static bool differ(const char *here, const char *there)
+{
+    return strcmp(here, there) && strcmp(here, "auto") && strcmp(there, "auto");
+}
+
+/* What only one side has is of another version of QEMU. */
+static unsigned differences(const json_t *source, const json_t *destination, struct names *names,
+                            const char **first)
+{
+    const char *key;
+    json_t *value;
+    unsigned count = 0;
+    json_object_foreach((json_t *)(uintptr_t)source, key, value)
+    {
+        const json_t *other = json_object_get(destination, key);
+        const char *here = json_is_string(value) ? json_string_value(value) : "";
+        if (!json_is_string(other) || !differ(here, json_string_value(other)))
+            continue;
+        if (!count++ && first)
+            *first = key;
+        if (names)
+            name(names, "%.60s is %.60s here and %.60s", key, *here ? here : "\"\"",
+                 *json_string_value(other) ? json_string_value(other) : "\"\"");
+    }
+    return count;
+}
+
+static void compare_machine(const json_t *source, const json_t *destination,
+                            struct ibx_blockers *blockers)
+{
+    struct names names = {.count = 0};
+    char tail[32];
+    differences(json_object_get(source, "machine"), json_object_get(destination, "machine"), &names,
+                NULL);
+    if (names.count)
+        ibx_blockers_add(blockers,
+                         "the machine differs: %s at the destination%s: start its QEMU with the "
+                         "same -M, -m and -smp as here",
+                         names.text, more(&names, tail));
+}
+
+void ibx_compare_machines(const json_t *source, const json_t *destination, bool same_version,
+                          struct ibx_blockers *blockers)
+{
+    compare_processors(source, destination, blockers);
+    compare_features(source, destination, blockers);
+    if (json_array_size(json_object_get(source, "cpus")) ==
+        json_array_size(json_object_get(destination, "cpus")))
+        compare_lists(source, destination, "cpus", "plug in the same vCPUs as here", blockers);
+    compare_lists(source, destination, "numa", "start its QEMU with the same -numa as here",
+                  blockers);
+    compare_lists(source, destination, "memory",
+                  "start its QEMU with the same memory devices (addr=, slot=, node=) as here, also "
+                  "those that were plugged in since",
+                  blockers);
+    compare_lists(source, destination, "backends",
+                  "it has a part of its own in the device state, so both QEMUs need it, or none",
+                  blockers);
+    compare_ram(source, destination, blockers);
+    if (same_version)
+        compare_machine(source, destination, blockers);
+}
+
+/* ------------------------------------------------------------ devices */
+
+static bool fits(const json_t *a, const json_t *b)
+{
+    return !strcmp(ibx_member(a, "type"), ibx_member(b, "type")) &&
+           !strcmp(ibx_member(a, "at"), ibx_member(b, "at"));
+}
+
+/* One in the same place that no other device has taken; `alike`: with the same properties. */
+static const json_t *take_partner(const json_t *others, char *taken, const json_t *device,
+                                  bool alike)
+{
+    size_t index;
+    json_t *other;
+    json_array_foreach(others, index, other)
+    {
+        if (taken[index] || !fits(device, other) ||
+            (alike && differences(json_object_get(device, "properties"),
+                                  json_object_get(other, "properties"), NULL, NULL)))
+            continue;
+        taken[index] = 1;
+        return other;
+    }
+    return NULL;
+}
+
+static void name_device(struct names *names, const json_t *device)
+{
+    name(names, "%.50s @ %.70s", ibx_member(device, "type"), ibx_member(device, "at"));
+}
+
+/* The board's devices differ between versions of QEMU, which know how to translate. */
+static bool counts(const json_t *device, bool same_version)
+{
+    return same_version || json_is_true(json_object_get(device, "plugged"));
+}
+
+static void compare_pair(const json_t *device, const json_t *other, struct ibx_blockers *blockers)
+{
+    struct names names = {.count = 0};
+    const char *first = "";
+    char tail[32];
+    const json_t *properties = json_object_get(device, "properties");
+    differences(properties, json_object_get(other, "properties"), &names, &first);
+    if (names.count)
+        ibx_blockers_add(blockers,
+                         "device %.60s @ %.90s differs: %s at the destination%s: start its QEMU "
+                         "with %.60s=%.60s for it",
+                         ibx_member(device, "type"), ibx_member(device, "at"), names.text,
+                         more(&names, tail), first, ibx_member(properties, first));
+}
+
+static void report_missing(const struct names *lacks, const struct names *has,
+                           struct ibx_blockers *blockers)
+{
+    char tail[32];
+    if (lacks->count)
+        ibx_blockers_add(blockers,
+                         "the destination lacks %s%s: start its QEMU with the same devices in the "
+                         "same places as here, also those that were plugged in since",
+                         lacks->text, more(lacks, tail));
+    if (has->count)
+        ibx_blockers_add(blockers,
+                         "the destination has %s%s, which the VM here has not: start its QEMU "
+                         "with the same devices in the same places as here",
+                         has->text, more(has, tail));
+}
+
+/* Devices of the board have no place of their own: of several, those that are alike are pairs. */
+static void compare_lists_of_devices(const json_t *here, const json_t *there, char *done,
+                                     char *taken, bool same_version, struct ibx_blockers *blockers)
+{
+    struct names lacks = {.count = 0}, has = {.count = 0};
+    size_t index;
+    json_t *device;
+    json_array_foreach(here, index, device)
+    {
+        done[index] = take_partner(there, taken, device, true) != NULL;
+    }
+    json_array_foreach(here, index, device)
+    {
+        const json_t *other = done[index] ? NULL : take_partner(there, taken, device, false);
+        if (done[index] || !counts(device, same_version))
+            continue;
+        if (other)
+            compare_pair(device, other, blockers);
+        else
+            name_device(&lacks, device);
+    }
+    json_array_foreach(there, index, device)
+    {
+        if (!taken[index] && counts(device, same_version))
+            name_device(&has, device);
+    }
+    report_missing(&lacks, &has, blockers);
+}
+
+void ibx_compare_devices(const json_t *source, const json_t *destination, bool same_version,
+                         struct ibx_blockers *blockers)
+{
+    const json_t *here = json_object_get(source, "devices"),
+                 *there = json_object_get(destination, "devices");
+    if (!json_is_array(here) || !json_is_array(there))
+        return;
+    char *done = calloc(json_array_size(here) + 1, 1);
+    char *taken = calloc(json_array_size(there) + 1, 1);
+    if (done && taken)
+        compare_lists_of_devices(here, there, done, taken, same_version, blockers);
+    free(done);
+    free(taken);
+}

@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Whether both QEMUs have the same disks. A VM whose disk at the destination is another one, or an
+ * old copy, destroys its data without any error. So what cannot be shown to be the same is refused,
+ * and the operator who knows better says --disks-differ-on-purpose.
+ */
+#include "migrate/preflight/description.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SHOWN_MAX 300
+
+struct comparison {
+    const json_t *here, *there; /* the disk */
+    bool one_host, on_purpose;
+    struct ibx_blockers *blockers;
+};
+
+static bool is_set(const json_t *object, const char *name)
+{
+    return json_is_true(json_object_get(object, name));
+}
+
+static bool equal(const json_t *a, const json_t *b, const char *name)
+{
+    return *ibx_member(a, name) && !strcmp(ibx_member(a, name), ibx_member(b, name));
+}
+
+static bool differ(const json_t *a, const json_t *b, const char *name)
+{
+    return *ibx_member(a, name) && *ibx_member(b, name) &&
+           strcmp(ibx_member(a, name), ibx_member(b, name)) != 0;
+}
+
+static json_int_t bytes_of(const json_t *object)
+{
+    return json_integer_value(json_object_get(object, "bytes"));
+}
+
+static void found(const struct comparison *c, const char *here, const char *there,
+                  const char *remedy)
+{
+    const char *type = ibx_member(c->here, "type"), *at = ibx_member(c->here, "at");
+    if (c->on_purpose)
+        ibx_blockers_note(c->blockers,
+                          "the disk of %.60s @ %.90s is %.250s here and %.250s at the destination, "
+                          "as is said to be on purpose",
+                          type, at, here, there);
+    else
+        ibx_blockers_add(c->blockers,
+                         "the disk of %.60s @ %.90s is %.250s here and %.250s at the destination: "
+                         "%.200s (send and check take --disks-differ-on-purpose)",
+                         type, at, here, there, remedy);
+}
+
+static const char same_image[] = "give both QEMUs the same image, on storage that both hosts reach";
+
+/* ------------------------------------------------------------ a file or device */
+
+static void show(const json_t *layer, bool one_host, char out[SHOWN_MAX])
+{
+    const char *file = ibx_member(layer, "file"), *shown = ibx_member(layer, "shown");
+    const char *type = ibx_member(layer, "type"), *wwn = ibx_member(layer, "wwn");
+    if (!strcmp(ibx_member(layer, "reach"), "local") && !one_host)
+        snprintf(out, SHOWN_MAX, "%.200s on %.40s, a file system of one host", file,
+                 *type ? type : "a disk");
+    else if (*ibx_member(layer, "source") && !one_host)
+        snprintf(out, SHOWN_MAX, "%.120s (%.100s on %.40s)", file, ibx_member(layer, "source"),
+                 type);
+    else if (*wwn)
+        snprintf(out, SHOWN_MAX, "%.120s (%.120s)", file, wwn);
+    else if (*shown)
+        snprintf(out, SHOWN_MAX, "%.200s (%.60s)", file, shown);
+    else
+        snprintf(out, SHOWN_MAX, "%.280s", *file ? file : ibx_member(layer, "driver"));
+}
+
+static bool unlike(const struct comparison *c, const json_t *here, const json_t *there,
+                   const char *remedy)
+{
+    char a[SHOWN_MAX], b[SHOWN_MAX];
+    show(here, c->one_host, a);
+    show(there, c->one_host, b);
+    found(c, a, b, remedy);
+    return false;
+}
+
+/* A name that another host reads in another way, or that only this host knows. */
+static bool means_this_host(const char *file)
+{
+    return strstr(file, "socket=") || strstr(file, "\"unix\"") || strstr(file, "//localhost") ||
+           strstr(file, "//127.") || strstr(file, "//[::1]") || strstr(file, "\"localhost\"") ||
+           strstr(file, "\"127.");
+}
+
+/* Storage that QEMU itself reaches over the network, or that has no content (null-co). */
+static bool compare_names(const struct comparison *c, const json_t *here, const json_t *there)
+{
+    const char *file = ibx_member(here, "file");
+    if (strcmp(file, ibx_member(there, "file")))
+        return unlike(c, here, there, same_image);
+    if (!c->one_host && (*file == '/' || means_this_host(file)))
+        return unlike(c, here, there,
+                      "nothing shows that these are one: name it as both hosts reach it, or run "
+                      "ib-migrate with the right to look into QEMU");
+    return true;
+}
+
+static bool compare_devices(const struct comparison *c, const json_t *here, const json_t *there)
+{
+    if (equal(here, there, "wwn"))
+        return true;
+    if (differ(here, there, "wwn") || bytes_of(here) != bytes_of(there) ||
+        !equal(here, there, "digest"))
+        return unlike(c, here, there, same_image);
+    ibx_blockers_note(c->blockers,
+                      "the disk of %.60s @ %.90s (%.200s) has no name that both hosts know: its "
+                      "size and its first bytes are the same at both ends",
+                      ibx_member(c->here, "type"), ibx_member(c->here, "at"),
+                      ibx_member(here, "file"));
+    return true;
+}
+
+/* On file systems that several hosts mount. An inode number comes from the server, and the same
+ * number on two servers is unlikely to begin with the same bytes too. */
+static bool compare_mounted(const struct comparison *c, const json_t *here, const json_t *there)
+{
+    const bool cluster =
+        equal(here, there, "reach") && !strcmp(ibx_member(here, "reach"), "cluster");
+    if (cluster && !equal(here, there, "inode"))
+        return unlike(c, here, there, same_image);
+    if (differ(here, there, "source") && !(cluster && equal(here, there, "digest")))
+        return unlike(c, here, there, same_image);
+    if (!cluster && !equal(here, there, "path"))
+        return unlike(c, here, there, same_image);
+    if (is_set(here, "unsafe") && !is_set(c->here, "read-only"))
+        return unlike(c, here, there,
+                      "cache=unsafe (cache.no-flush=on) leaves data in the memory of this host, "
+                      "which the other one does not see: use cache=none, directsync or writeback");
+    return true;
+}
+
+/* Copies of what nobody writes are as good: an ISO image, firmware. */
+static bool same_content(const struct comparison *c, const json_t *here, const json_t *there)
+{
+    return is_set(c->here, "read-only") && is_set(c->there, "read-only") &&
+           bytes_of(here) == bytes_of(there) && equal(here, there, "digest");
+}
+
+static bool compare_bytes(const struct comparison *c, const json_t *here, const json_t *there)
+{
+    const char *reach_here = ibx_member(here, "reach"), *reach_there = ibx_member(there, "reach");
+    if (same_content(c, here, there))
+        return true;
+    if (c->one_host && *ibx_member(here, "id") && *ibx_member(there, "id"))
+        return equal(here, there, "id") || unlike(c, here, there, same_image);
+    if (!*reach_here || !*reach_there)
+        return compare_names(c, here, there);
+    if (!strcmp(reach_here, "local") || !strcmp(reach_there, "local"))
+        return unlike(c, here, there,
+                      "use storage that both hosts reach (NFS, Ceph, iSCSI, ...): what is on "
+                      "one host's own disk is not at the other");
+    if (!strcmp(reach_here, "device") && !strcmp(reach_there, "device"))
+        return compare_devices(c, here, there);
+    return compare_mounted(c, here, there);
+}
+
+/* ------------------------------------------------------------ the chain of images */
+
+static void chain_of(const json_t *layers, char out[SHOWN_MAX])
+{
+    size_t index, used = 0;
+    json_t *layer;
+    *out = '\0';
+    json_array_foreach(layers, index, layer)
+    {
+        const char *role = ibx_member(layer, "role"), *last = strrchr(role, '/');
+        if (used < SHOWN_MAX - 1)
+            used += (size_t)snprintf(out + used, SHOWN_MAX - used, "%s%s%s%.30s", used ? ", " : "",
+                                     last ? last + 1 : role, *role ? " " : "",
+                                     ibx_member(layer, "driver"));
+    }
+}
+
+static bool compare_chains(const struct comparison *c)
+{
+    const json_t *here = json_object_get(c->here, "layers"),
+                 *there = json_object_get(c->there, "layers");
+    bool same = json_array_size(here) == json_array_size(there);
+    for (size_t i = 0; same && i < json_array_size(here); i++) {
+        const json_t *a = json_array_get(here, i), *b = json_array_get(there, i);
+        same = !strcmp(ibx_member(a, "role"), ibx_member(b, "role")) &&
+               !strcmp(ibx_member(a, "driver"), ibx_member(b, "driver"));
+    }
+    char a[SHOWN_MAX], b[SHOWN_MAX];
+    if (!same) {
+        chain_of(here, a);
+        chain_of(there, b);
+        found(c, a, b,
+              "give both QEMUs the same image in the same format, with the same backing files");
+        return false;
+    }
+    for (size_t i = 0; same && i < json_array_size(here); i++)
+        if (*ibx_member(json_array_get(here, i), "file"))
+            same = compare_bytes(c, json_array_get(here, i), json_array_get(there, i));
+    return same;
+}
+
+/* ------------------------------------------------------------ a disk */
+
+/* QEMU sends the content of flash memory with the device state, and writes it to the file of the
+ * destination: no storage has to be shared. */
+static void compare_firmware(const struct comparison *c)
+{
+    const json_t *here = json_array_get(json_object_get(c->here, "layers"), 0);
+    const json_t *there = json_array_get(json_object_get(c->there, "layers"), 0);
+    if (is_set(c->here, "read-only") && is_set(c->there, "read-only") &&
+        differ(here, there, "digest"))
+        ibx_blockers_note(c->blockers,
+                          "the firmware %.200s here is another one than %.200s at the destination: "
+                          "the VM takes its own along, until a QEMU is started anew there",
+                          ibx_member(here, "file"), ibx_member(there, "file"));
+}
+
+static void show_medium(const struct comparison *c, const json_t *disk, char out[SHOWN_MAX])
+{
+    size_t index;
+    json_t *layer;
+    snprintf(out, SHOWN_MAX, "an empty drive");
+    json_array_foreach(json_object_get(disk, "layers"), index, layer)
+    {
+        if (!*ibx_member(layer, "file"))
+            continue;
+        show(layer, c->one_host, out);
+        return;
+    }
+}
+
+static void compare_disk(const struct comparison *c)
+{
+    const bool here = json_object_get(c->here, "layers"),
+               there = json_object_get(c->there, "layers");
+    char a[SHOWN_MAX], b[SHOWN_MAX];
+    if (!here && !there)
+        return;
+    if (here != there) {
+        show_medium(c, c->here, a);
+        show_medium(c, c->there, b);
+        found(c, a, b,
+              "insert the same medium at both ends (blockdev-change-medium), or eject it (eject)");
+        return;
+    }
+    if (bytes_of(c->here) != bytes_of(c->there)) {
+        snprintf(a, sizeof(a), "of %" JSON_INTEGER_FORMAT " bytes", bytes_of(c->here));
+        snprintf(b, sizeof(b), "of %" JSON_INTEGER_FORMAT " bytes", bytes_of(c->there));
+        found(c, a, b, same_image);
+        return;
+    }
+    if (is_set(c->here, "firmware")) {
+        compare_firmware(c);
+        return;
+    }
+    if (is_set(c->here, "read-only") != is_set(c->there, "read-only")) {
+        found(c, is_set(c->here, "read-only") ? "read-only" : "writable",
+              is_set(c->there, "read-only") ? "read-only" : "writable",
+              "start both QEMUs with the same read-only= for it");
+        return;
+    }
+    compare_chains(c);
+}
+
+/* One that is missing there is missing with its device. */
+static const json_t *find_at(const json_t *disks, const json_t *disk)
+{
+    size_t index;
+    json_t *other;
+    json_array_foreach(disks, index, other)
+    {
+        if (equal(other, disk, "at") &&
+            !strcmp(ibx_member(other, "type"), ibx_member(disk, "type")))
+            return other;
+    }
+    return NULL;
+}
+
+void ibx_compare_disks(const json_t *source, const json_t *destination, bool differ_on_purpose,
+                       struct ibx_blockers *blockers)
+{
+    const json_t *there = json_object_get(destination, "disks");
+    struct comparison c = {.one_host = equal(source, destination, "host"),
+                           .on_purpose = differ_on_purpose,
+                           .blockers = blockers};
+    size_t index;
+    json_t *disk;
+    json_array_foreach(json_object_get(source, "disks"), index, disk)
+    {
+        c.here = disk;
+        c.there = find_at(there, disk);
+        if (c.there)
+            compare_disk(&c);
+    }
+}

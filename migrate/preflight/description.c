@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A description of a VM: made, as a text, and compared with another one. */
+#include "migrate/preflight/description.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+int ibx_describe(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, json_t **description,
+                 uint64_t deadline_ns, struct ibx_error *err)
+{
+    char host[64];
+    struct describing d = {.qmp = qmp,
+                           .ram = ram,
+                           .deadline_ns = deadline_ns,
+                           .description = json_object(),
+                           .err = err};
+    ibx_disk_host(host, sizeof(host));
+    json_object_set_new(d.description, "host", ibx_json_text(host));
+    int rc = ibx_describe_machine(&d);
+    if (!rc)
+        rc = ibx_describe_devices(&d);
+    if (!rc) /* the disks are named by their devices */
+        rc = ibx_describe_disks(&d);
+    if (rc)
+        json_decref(d.description);
+    else
+        *description = d.description;
+    return rc;
+}
+
+int ibx_description_write(const json_t *description, char **text, size_t *length,
+                          struct ibx_error *err)
+{
+    char *out = json_dumps(description, JSON_COMPACT);
+    if (!out)
+        return ibx_error_set(err, -ENOMEM, "no memory for a description of the VM");
+    *length = strlen(out);
+    if (*length > IBX_MIGRATE_DESCRIPTION_MAX) {
+        free(out);
+        return ibx_error_set(err, -EMSGSIZE,
+                             "the description of this VM is %zu bytes long, of %u that can be "
+                             "compared: it has too many devices or images",
+                             *length, IBX_MIGRATE_DESCRIPTION_MAX);
+    }
+    *text = out;
+    return 0;
+}
+
+int ibx_description_read(const char *text, size_t length, json_t **description,
+                         struct ibx_error *err)
+{
+    json_error_t why;
+    json_t *read = length <= IBX_MIGRATE_DESCRIPTION_MAX
+                       ? json_loadb(text, length, JSON_REJECT_DUPLICATES, &why)
+                       : NULL;
+    if (json_is_object(read)) {
+        *description = read;
+        return 0;
+    }
+    json_decref(read);
+    return ibx_error_set(err, -EPROTO,
+                         "the source's description of its VM (%zu bytes) is not valid", length);
+}
+
+void ibx_compare(const json_t *source, const json_t *destination, bool same_version,
+                 bool disks_differ, struct ibx_blockers *blockers)
+{
+    ibx_compare_machines(source, destination, same_version, blockers);
+    ibx_compare_devices(source, destination, same_version, blockers);
+    ibx_compare_disks(source, destination, disks_differ, blockers);
+}

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The parts of a description (preflight.h), for those who make and compare them. Each is a member
+ * of the object; what a QEMU does not report is left out, and what is left out is not compared. */
+#ifndef IBX_MIGRATE_PREFLIGHT_DESCRIPTION_H
+#define IBX_MIGRATE_PREFLIGHT_DESCRIPTION_H
+
+#include "migrate/journal/journal.h"
+#include "migrate/preflight/preflight.h"
+
+/* Whom to ask, and where the answers go. */
+struct describing {
+    struct ibx_qmp *qmp;
+    const struct ibx_guest_ram *ram;
+    uint64_t deadline_ns;
+    json_t *description;
+    struct ibx_error *err;
+};
+
+/* ------------------------------------------------------------ devices.c */
+
+/* The devices of QEMU's "info qtree": an array of
+ *   {"type", "at": PLACE, "plugged": bool, "drive": NAME, "properties": {NAME: VALUE}}
+ * plugged: on a bus where devices are plugged in (PCI, USB, SCSI, ...); others are of the board.
+ * NULL: no memory. */
+json_t *ibx_devices_of_qtree(const char *qtree);
+/* Whether a property of a device or of the machine is the host's own business. */
+bool ibx_property_is_of_host(const char *name, const char *value);
+/* The simple properties of a QOM object: {NAME: VALUE}. */
+int ibx_describe_properties(struct describing *d, const char *path, json_t *properties);
+/* "devices", from the tree and from what is on no bus. */
+int ibx_describe_devices(struct describing *d);
+
+/* ------------------------------------------------------------ machine.c */
+
+/* "cpus", "cpu", "cpuid", "machine", "numa", "memory", "ram", "backends". */
+int ibx_describe_machine(struct describing *d);
+/* The blocks of QEMU's "info ramblock": {NAME: [used bytes, most bytes]}. NULL: no memory. */
+json_t *ibx_ram_of_ramblock(const char *text);
+
+/* ------------------------------------------------------------ disks.c */
+
+/* "disks": an array of
+ *   {"at", "name", "removable", "read-only", "bytes", "firmware": bool, "layers": [...]}
+ * without "bytes" and "layers" when there is no medium in it. A layer of its chain of images:
+ *   {"role": "", "file", "backing", "backing/file", ..., "driver", and of what is not made of
+ * others: "file": as QEMU names it, and the members of disk_identity.c} */
+int ibx_describe_disks(struct describing *d);
+
+/* ------------------------------------------------------------ disk_identity.c */
+
+/*
+ * What the file or block device behind a layer is, as QEMU (process `pid`) sees it; members are
+ * added to `layer`:
+ *   "id"      the same for the same file or device on this host, until it boots; else different
+ *   "shown"   the same for a person
+ *   "reach"   "local", "cluster" (a file has one inode number on all hosts), "network" (other file
+ *             systems that several hosts can mount), "device"
+ *   "type"    of its file system
+ *   "source", "path"   what is mounted, and where the file is in it
+ *   "inode", "bytes"
+ *   "wwn"     of a block device: what names it on every host
+ *   "digest"  of its first bytes; with `whole`, of all of a small one or of samples of a large one
+ * Without the right to look, or when it has gone, none.
+ */
+void ibx_disk_identify(pid_t pid, const char *file, const json_t *fdsets, bool whole,
+                       json_t *layer);
+/* "type", "source" and "path" of `file`, from its line of mountinfo, which is changed. */
+void ibx_disk_mount(char *line, const char *file, json_t *layer);
+/* A name of this host that it keeps until it boots. "": not known. */
+void ibx_disk_host(char *out, size_t size);
+
+/* ------------------------------------------------------------ compare_*.c */
+
+/* Each compares a part of both descriptions. */
+void ibx_compare_machines(const json_t *source, const json_t *destination, bool same_version,
+                          struct ibx_blockers *blockers);
+void ibx_compare_devices(const json_t *source, const json_t *destination, bool same_version,
+                         struct ibx_blockers *blockers);
+void ibx_compare_disks(const json_t *source, const json_t *destination, bool differ_on_purpose,
+                       struct ibx_blockers *blockers);
+
+/* A member that is text, or "". */
+const char *ibx_member(const json_t *object, const char *name);
+
+#endif

@@ -1,0 +1,378 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * What tells one disk from another. On one host that is device and inode. Between two hosts these
+ * numbers mean nothing, and there is:
+ *
+ *   a local file system     nothing to compare: the other host does not reach the file
+ *   NFS, Ceph, GFS2, ...    what is mounted, and the inode number, which the server gives
+ *   other file systems      what is mounted, and the path in it
+ *   a block device          its WWN, or the UUID that the volume manager gave it
+ *
+ * QEMU may be in another mount namespace and may have a file open that has been renamed since. So
+ * its own descriptor of the file is what counts, and /proc/PID/root where it has none.
+ */
+#include "migrate/preflight/description.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <linux/magic.h>
+#include <openssl/evp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#define HEAD_BYTES   512u /* the boot sector or the image's header, which seldom change */
+#define SMALL_BYTES  (16u << 20)
+#define SAMPLES      64u
+#define SAMPLE_BYTES 4096u
+#define NAME_BYTES   512
+
+/* Not in every linux/magic.h. */
+#define GFS2 0x01161970
+#define GPFS 0x47504653
+#define LUST 0x0BD00BD0
+#define BEEG 0x19830326
+#define VXFS 0xa501FCF5
+#define ACFS 0x61636673
+#define FUSE 0x65735546
+#define CIFS 0xFF534D42u
+#define SMB2 0xFE534D42u
+
+/* ------------------------------------------------------------ this host */
+
+void ibx_disk_host(char *out, size_t size)
+{
+    FILE *boot = fopen("/proc/sys/kernel/random/boot_id", "re");
+    char line[64] = "";
+    if (boot && !fgets(line, sizeof(line), boot))
+        line[0] = '\0';
+    if (boot)
+        fclose(boot);
+    snprintf(out, size, "%.*s", (int)strcspn(line, "\n"), line);
+}
+
+/* ------------------------------------------------------------ the file that QEMU has */
+
+/* A path to it for this process. */
+struct found {
+    char path[NAME_BYTES]; /* "/proc/PID/fd/N", or below /proc/PID/root */
+    bool open;             /* the former */
+    int number;            /* its N */
+    struct stat st;
+};
+
+static bool same_file(const struct stat *a, const struct stat *b)
+{
+    return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
+}
+
+static bool look(struct found *found)
+{
+    return !stat(found->path, &found->st) &&
+           (S_ISREG(found->st.st_mode) || S_ISBLK(found->st.st_mode));
+}
+
+/* Its descriptor of `wanted`, or of a file with this name that has been replaced since. */
+static bool find_open(pid_t pid, const char *file, const struct stat *wanted, struct found *found)
+{
+    char path[64], link[PATH_MAX];
+    struct dirent *entry;
+    snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
+    DIR *folder = opendir(path);
+    bool good = false;
+    const size_t length = strlen(file);
+    while (folder && !good && (entry = readdir(folder))) {
+        if (entry->d_name[0] == '.')
+            continue;
+        struct found one = {.open = true, .number = atoi(entry->d_name)};
+        snprintf(one.path, sizeof(one.path), "/proc/%d/fd/%d", (int)pid, one.number);
+        if (!look(&one))
+            continue;
+        if (wanted) {
+            good = same_file(&one.st, wanted);
+        } else {
+            const ssize_t n = readlink(one.path, link, sizeof(link) - 1);
+            link[n > 0 ? n : 0] = '\0';
+            good = !strncmp(link, file, length) &&
+                   (!link[length] || !strcmp(link + length, " (deleted)"));
+        }
+        if (good)
+            *found = one;
+    }
+    if (folder)
+        closedir(folder);
+    return good;
+}
+
+/* One that was passed to QEMU: /dev/fdset/SET. */
+static bool find_passed(pid_t pid, const char *file, const json_t *fdsets, struct found *found)
+{
+    int set;
+    size_t index;
+    json_t *item;
+    if (sscanf(file, "/dev/fdset/%d", &set) != 1)
+        return false;
+    json_array_foreach(fdsets, index, item)
+    {
+        const json_t *fd = json_array_get(json_object_get(item, "fds"), 0);
+        if (json_integer_value(json_object_get(item, "fdset-id")) != set || !fd)
+            continue;
+        *found = (struct found){.open = true,
+                                .number = (int)json_integer_value(json_object_get(fd, "fd"))};
+        snprintf(found->path, sizeof(found->path), "/proc/%d/fd/%d", (int)pid, found->number);
+        return look(found);
+    }
+    return false;
+}
+
+static bool find(pid_t pid, const char *file, const json_t *fdsets, struct found *found)
+{
+    if (find_passed(pid, file, fdsets, found))
+        return true;
+    *found = (struct found){.open = false};
+    const int n = snprintf(found->path, sizeof(found->path), "/proc/%d/%s/%s", (int)pid,
+                           *file == '/' ? "root" : "cwd", file);
+    const bool there = n > 0 && (size_t)n < sizeof(found->path) && look(found);
+    struct found own;
+    if (find_open(pid, file, there ? &found->st : NULL, &own) ||
+        (there && find_open(pid, file, NULL, &own)))
+        *found = own;
+    else if (!there)
+        return false;
+    return true;
+}
+
+/* ------------------------------------------------------------ digests */
+
+static bool add_range(EVP_MD_CTX *digest, int fd, uint64_t from, uint64_t bytes)
+{
+    unsigned char buffer[65536];
+    while (bytes) {
+        const size_t want = bytes < sizeof(buffer) ? (size_t)bytes : sizeof(buffer);
+        const ssize_t n = pread(fd, buffer, want, (off_t)from);
+        if (n < 0)
+            return false;
+        if (!n)
+            return true;
+        EVP_DigestUpdate(digest, buffer, (size_t)n);
+        from += (uint64_t)n;
+        bytes -= (uint64_t)n;
+    }
+    return true;
+}
+
+static void put_digest(const struct found *found, uint64_t bytes, bool whole, json_t *layer)
+{
+    unsigned char result[EVP_MAX_MD_SIZE];
+    char text[2 * 16 + 1];
+    unsigned length = 0;
+    const int fd = open(found->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    EVP_MD_CTX *digest = fd >= 0 ? EVP_MD_CTX_new() : NULL;
+    bool good = digest && EVP_DigestInit_ex(digest, EVP_sha256(), NULL);
+    if (good && !whole)
+        good = add_range(digest, fd, 0, HEAD_BYTES);
+    else if (good && bytes <= SMALL_BYTES)
+        good = add_range(digest, fd, 0, bytes);
+    for (unsigned i = 0; good && whole && bytes > SMALL_BYTES && i < SAMPLES; i++)
+        good = add_range(digest, fd, (bytes - SAMPLE_BYTES) / (SAMPLES - 1) * i, SAMPLE_BYTES);
+    good = good && EVP_DigestFinal_ex(digest, result, &length);
+    for (unsigned i = 0; good && i < 16; i++)
+        snprintf(text + 2 * i, 3, "%02x", result[i]);
+    if (good)
+        json_object_set_new(layer, "digest", json_string(text));
+    EVP_MD_CTX_free(digest);
+    if (fd >= 0)
+        close(fd);
+}
+
+/* ------------------------------------------------------------ a file */
+
+static const char *reach_of(uint64_t type)
+{
+    switch (type) {
+    case NFS_SUPER_MAGIC:
+    case CEPH_SUPER_MAGIC:
+    case OCFS2_SUPER_MAGIC:
+    case GFS2:
+    case GPFS:
+    case LUST:
+    case BEEG:
+    case VXFS:
+    case ACFS:
+        return "cluster";
+    case FUSE:
+    case CIFS:
+    case SMB2:
+    case SMB_SUPER_MAGIC:
+    case V9FS_MAGIC:
+    case AFS_SUPER_MAGIC:
+    case CODA_SUPER_MAGIC:
+        return "network";
+    default:
+        return "local";
+    }
+}
+
+/* The mount that a descriptor or path is on; 0 not known. */
+static uint64_t mount_of(const struct found *found)
+{
+    struct statx st;
+    return !statx(AT_FDCWD, found->path, 0, STATX_MNT_ID, &st) && st.stx_mask & STATX_MNT_ID
+               ? st.stx_mnt_id
+               : 0;
+}
+
+/* mountinfo writes blanks and the like as \040. */
+static void unescape(char *text)
+{
+    char *out = text;
+    for (; *text; out++) {
+        unsigned code;
+        if (*text == '\\' && sscanf(text + 1, "%3o", &code) == 1 && strlen(text) >= 4) {
+            *out = (char)code;
+            text += 4;
+        } else {
+            *out = *text++;
+        }
+    }
+    *out = '\0';
+}
+
+void ibx_disk_mount(char *line, const char *file, json_t *layer)
+{
+    char root[NAME_BYTES], point[NAME_BYTES], type[64], source[NAME_BYTES], path[3 * NAME_BYTES];
+    const char *dash = strstr(line, " - ");
+    if (!dash || sscanf(line, "%*u %*u %*s %511s %511s", root, point) != 2 ||
+        sscanf(dash + 3, "%63s %511s", type, source) != 2)
+        return;
+    unescape(root);
+    unescape(point);
+    unescape(source);
+    const size_t n = strcmp(point, "/") ? strlen(point) : 0;
+    const bool below = !strncmp(file, point, n) && file[n] == '/';
+    snprintf(path, sizeof(path), "%s%s", strcmp(root, "/") ? root : "", below ? file + n : file);
+    json_object_set_new(layer, "type", ibx_json_text(type));
+    json_object_set_new(layer, "source", ibx_json_text(source));
+    json_object_set_new(layer, "path", ibx_json_text(path));
+}
+
+static void put_mount(pid_t pid, const struct found *found, const char *file, json_t *layer)
+{
+    const uint64_t wanted = mount_of(found);
+    char name[64], link[PATH_MAX], *line = NULL;
+    size_t size = 0;
+    uint64_t id;
+    ssize_t n = found->open ? readlink(found->path, link, sizeof(link) - 1) : -1;
+    link[n > 0 ? n : 0] = '\0';
+    snprintf(name, sizeof(name), "/proc/%d/mountinfo", (int)pid);
+    FILE *mounts = wanted ? fopen(name, "re") : NULL;
+    while (mounts && getline(&line, &size, mounts) > 0)
+        if (sscanf(line, "%" SCNu64, &id) == 1 && id == wanted)
+            ibx_disk_mount(line, *link == '/' ? link : file, layer);
+    free(line);
+    if (mounts)
+        fclose(mounts);
+}
+
+static void identify_file(pid_t pid, const struct found *found, const char *file, json_t *layer)
+{
+    char shown[160];
+    struct statfs fs;
+    const char *reach = statfs(found->path, &fs) ? "local" : reach_of((uint32_t)fs.f_type);
+    put_mount(pid, found, file, layer);
+    snprintf(shown, sizeof(shown), "inode %" PRIu64 " of device %u:%u", (uint64_t)found->st.st_ino,
+             major(found->st.st_dev), minor(found->st.st_dev));
+    json_object_set_new(layer, "shown", json_string(shown));
+    json_object_set_new(layer, "reach", json_string(reach));
+    snprintf(shown, sizeof(shown), "%" PRIu64, (uint64_t)found->st.st_ino);
+    json_object_set_new(layer, "inode", json_string(shown));
+}
+
+/* ------------------------------------------------------------ a block device */
+
+/* The first line of a file of sysfs; "" without. */
+static void read_sysfs(const char *folder, const char *name, char *out, size_t size)
+{
+    char path[NAME_BYTES];
+    snprintf(path, sizeof(path), "%s/%s", folder, name);
+    FILE *file = fopen(path, "re");
+    *out = '\0';
+    if (file && !fgets(out, (int)size, file))
+        *out = '\0';
+    if (file)
+        fclose(file);
+    out[strcspn(out, "\n")] = '\0';
+}
+
+/* What names it on all hosts: what the device manager, the volume manager, the disk or the cluster
+ * gave it. A partition has that of its disk and a number. */
+static void put_world_wide_name(const char *folder, json_t *layer)
+{
+    static const char *const names[] = {"dm/uuid", "wwid",          "device/wwid", "md/uuid",
+                                        "uuid",    "device/serial", "serial"};
+    char partition[32], disk[NAME_BYTES], name[256], all[300];
+    read_sysfs(folder, "partition", partition, sizeof(partition));
+    snprintf(disk, sizeof(disk), "%s%s", folder, partition[0] ? "/.." : "");
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        read_sysfs(disk, names[i], name, sizeof(name));
+        if (!name[0])
+            continue;
+        snprintf(all, sizeof(all), "%s%s%s", name, partition[0] ? " partition " : "", partition);
+        json_object_set_new(layer, "wwn", ibx_json_text(all));
+        return;
+    }
+}
+
+static uint64_t identify_device(const struct found *found, json_t *layer)
+{
+    char folder[96], shown[96], sectors[32];
+    const dev_t dev = found->st.st_rdev;
+    snprintf(folder, sizeof(folder), "/sys/dev/block/%u:%u", major(dev), minor(dev));
+    snprintf(shown, sizeof(shown), "block device %u:%u", major(dev), minor(dev));
+    read_sysfs(folder, "size", sectors, sizeof(sectors));
+    json_object_set_new(layer, "shown", json_string(shown));
+    json_object_set_new(layer, "reach", json_string("device"));
+    put_world_wide_name(folder, layer);
+    return strtoull(sectors, NULL, 10) * 512;
+}
+
+/* ------------------------------------------------------------ all of it */
+
+/* A hash of its numbers and of this host's boot. */
+static void put_id(const struct stat *st, json_t *layer)
+{
+    char name[160], id[17];
+    const bool device = S_ISBLK(st->st_mode);
+    ibx_disk_host(name, 64);
+    if (!name[0])
+        return;
+    const size_t n = strlen(name);
+    snprintf(name + n, sizeof(name) - n, "%s %" PRIx64 " %" PRIx64, device ? "device" : "",
+             (uint64_t)(device ? st->st_rdev : st->st_dev), (uint64_t)(device ? 0 : st->st_ino));
+    uint64_t hash = 14695981039346656037u; /* FNV-1a */
+    for (const char *c = name; *c; c++)
+        hash = (hash ^ (unsigned char)*c) * 1099511628211u;
+    snprintf(id, sizeof(id), "%016" PRIx64, hash);
+    json_object_set_new(layer, "id", json_string(id));
+}
+
+void ibx_disk_identify(pid_t pid, const char *file, const json_t *fdsets, bool whole, json_t *layer)
+{
+    struct found found;
+    if (pid <= 0 || !find(pid, file, fdsets, &found))
+        return;
+    uint64_t bytes = (uint64_t)found.st.st_size;
+    if (S_ISBLK(found.st.st_mode))
+        bytes = identify_device(&found, layer);
+    else
+        identify_file(pid, &found, file, layer);
+    put_id(&found.st, layer);
+    json_object_set_new(layer, "bytes", json_integer((json_int_t)bytes));
+    put_digest(&found, bytes, whole, layer);
+}

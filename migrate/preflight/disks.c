@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The VM's disks: the chain of images behind each device, from QEMU's graph of block nodes. */
+#include "migrate/preflight/description.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DEPTH_MAX  64  /* nodes behind nodes */
+#define LAYERS_MAX 256 /* of one disk */
+#define ROLE_MAX   256
+
+struct graph {
+    struct describing *d;
+    json_t *nodes, *debug, *fdsets;
+    bool whole; /* of this disk all bytes may be read: nobody writes to it, or it is firmware */
+};
+
+/* ------------------------------------------------------------ the graph */
+
+static const json_t *node_of(const struct graph *graph, const char *name)
+{
+    size_t index;
+    json_t *node;
+    json_array_foreach(graph->nodes, index, node)
+    {
+        if (!strcmp(ibx_member(node, "node-name"), name))
+            return node;
+    }
+    return NULL;
+}
+
+/* Its number in the list of edges; -1 not there. */
+static json_int_t number_of(const struct graph *graph, const char *name)
+{
+    size_t index;
+    json_t *node;
+    json_array_foreach(json_object_get(graph->debug, "nodes"), index, node)
+    {
+        if (!strcmp(ibx_member(node, "type"), "block-driver") &&
+            !strcmp(ibx_member(node, "name"), name))
+            return json_integer_value(json_object_get(node, "id"));
+    }
+    return -1;
+}
+
+static const char *name_of(const struct graph *graph, json_int_t number)
+{
+    size_t index;
+    json_t *node;
+    json_array_foreach(json_object_get(graph->debug, "nodes"), index, node)
+    {
+        if (json_integer_value(json_object_get(node, "id")) == number)
+            return ibx_member(node, "name");
+    }
+    return "";
+}
+
+/* These add nothing to what is read: one side may have them and the other not. So does raw, where
+ * it does not leave out a part. */
+static bool passes_through(const json_t *node, const char *driver)
+{
+    static const char *const drivers[] = {"throttle", "copy-on-read", "preallocate",
+                                          "blkdebug", "blklogwrites", "compress"};
+    for (size_t i = 0; i < sizeof(drivers) / sizeof(drivers[0]); i++)
+        if (!strcmp(driver, drivers[i]))
+            return true;
+    return !strcmp(driver, "raw") && strncmp(ibx_member(node, "file"), "json:", 5) != 0;
+}
+
+/* A path, or "json:{...}" with one in "filename", where options cannot be told by a name alone. */
+static void identify(const struct graph *graph, const char *file, json_t *layer)
+{
+    const bool is_json = !strncmp(file, "json:", 5);
+    json_t *options = is_json ? json_loads(file + 5, 0, NULL) : NULL;
+    const char *path = is_json ? ibx_member(options, "filename") : file;
+    const char *driver = ibx_member(layer, "driver");
+    if (*path == '/' || (*path && (!strcmp(driver, "file") || !strncmp(driver, "host_", 5))))
+        ibx_disk_identify(graph->d->ram->pid, path, graph->fdsets, graph->whole, layer);
+    json_decref(options);
+}
+
+static void add_children(const struct graph *graph, const char *name, const char *role, bool same,
+                         unsigned depth, json_t *layers);
+
+static void add_layer(const struct graph *graph, const char *name, const char *role, unsigned depth,
+                      json_t *layers)
+{
+    const json_t *node = node_of(graph, name);
+    const char *driver = ibx_member(node, "drv"), *file = ibx_member(node, "file");
+    if (!node || depth > DEPTH_MAX || json_array_size(layers) >= LAYERS_MAX)
+        return;
+    const bool same = passes_through(node, driver);
+    const size_t before = json_array_size(layers);
+    json_t *layer = NULL;
+    if (!same) {
+        layer = json_pack("{s:s, s:s}", "role", role, "driver", driver);
+        json_array_append_new(layers, layer);
+    }
+    add_children(graph, name, role, same, depth + 1, layers);
+    if (!layer || json_array_size(layers) > before + 1)
+        return;
+    /* It is made of nothing else: it has the bytes. */
+    json_object_set_new(layer, "file", ibx_json_text(file));
+    if (json_is_true(json_object_get(json_object_get(node, "cache"), "no-flush")))
+        json_object_set_new(layer, "unsafe", json_true());
+    identify(graph, file, layer);
+}
+
+static void add_children(const struct graph *graph, const char *name, const char *role, bool same,
+                         unsigned depth, json_t *layers)
+{
+    const json_int_t number = number_of(graph, name);
+    size_t index;
+    json_t *edge;
+    json_array_foreach(number < 0 ? NULL : json_object_get(graph->debug, "edges"), index, edge)
+    {
+        char child_role[ROLE_MAX];
+        const char *edge_name = ibx_member(edge, "name");
+        if (json_integer_value(json_object_get(edge, "parent")) != number)
+            continue;
+        snprintf(child_role, sizeof(child_role), "%.120s%s%.120s", role, *role && !same ? "/" : "",
+                 same ? "" : edge_name);
+        add_layer(graph, name_of(graph, json_integer_value(json_object_get(edge, "child"))),
+                  child_role, depth, layers);
+    }
+}
+
+/* ------------------------------------------------------------ a disk */
+
+/* The device that it belongs to, by the name that the tree of devices has for it. */
+static const json_t *device_of(const struct describing *d, const json_t *item)
+{
+    const char *names[] = {ibx_member(item, "device"),
+                           ibx_member(json_object_get(item, "inserted"), "node-name")};
+    size_t index;
+    json_t *device;
+    json_array_foreach(json_object_get(d->description, "devices"), index, device)
+    {
+        const char *drive = ibx_member(device, "drive");
+        for (size_t i = 0; *drive && i < 2; i++)
+            if (!strcmp(drive, names[i]))
+                return device;
+    }
+    return NULL;
+}
+
+static json_t *describe_disk(struct graph *graph, const json_t *item)
+{
+    const json_t *inserted = json_object_get(item, "inserted");
+    const json_t *device = device_of(graph->d, item);
+    const json_t *size = json_object_get(json_object_get(inserted, "image"), "virtual-size");
+    const char *at = ibx_member(device, "at"), *type = ibx_member(device, "type");
+    const bool only_read = json_is_true(json_object_get(inserted, "ro"));
+    const bool firmware = !strncmp(type, "cfi.pflash", 10);
+    json_t *disk = json_pack(
+        "{s:s, s:s, s:b, s:b}", "at", *at ? at : ibx_member(item, "qdev"), "type", type,
+        "removable", json_is_true(json_object_get(item, "removable")), "firmware", firmware);
+    if (!disk || !inserted)
+        return disk;
+    json_t *layers = json_array();
+    graph->whole = only_read;
+    json_object_set_new(disk, "read-only", json_boolean(only_read));
+    json_object_set_new(disk, "bytes", json_integer(json_integer_value(size)));
+    json_object_set_new(disk, "layers", layers);
+    add_layer(graph, ibx_member(inserted, "node-name"), "", 0, layers);
+    return disk;
+}
+
+static int ask(struct describing *d, const char *command, json_t *arguments, json_t **answer)
+{
+    int rc = ibx_qmp_execute(d->qmp, command, arguments, answer, d->deadline_ns, d->err);
+    if (rc == -EOPNOTSUPP) {
+        *answer = json_null();
+        return 0;
+    }
+    return rc;
+}
+
+/* Before QEMU 5.0 there is no "flat", which leaves out what is asked for node by node here. */
+static int ask_nodes(struct describing *d, json_t **nodes)
+{
+    int rc = ask(d, "query-named-block-nodes", json_pack("{s:b}", "flat", 1), nodes);
+    return rc == -EREMOTEIO ? ask(d, "query-named-block-nodes", NULL, nodes) : rc;
+}
+
+int ibx_describe_disks(struct describing *d)
+{
+    struct graph graph = {.d = d};
+    json_t *list = NULL, *item, *out = json_array();
+    size_t index;
+    int rc = ask(d, "query-block", NULL, &list);
+    if (!rc)
+        rc = ask_nodes(d, &graph.nodes);
+    if (!rc)
+        rc = ask(d, "x-debug-query-block-graph", NULL, &graph.debug);
+    if (!rc)
+        rc = ask(d, "query-fdsets", NULL, &graph.fdsets);
+    json_array_foreach(rc ? NULL : list, index, item)
+    {
+        if (*ibx_member(item, "qdev"))
+            json_array_append_new(out, describe_disk(&graph, item));
+    }
+    json_object_set_new(d->description, "disks", out);
+    json_decref(graph.fdsets);
+    json_decref(graph.debug);
+    json_decref(graph.nodes);
+    json_decref(list);
+    return rc;
+}

@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What of a VM is no device: processors, memory, the machine's properties, the small RAM blocks
+ * that QEMU sends itself, and back ends that have a part of their own in the device state. */
+#include "migrate/preflight/description.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NAME_MAX_RAM 256
+
+static int ask(struct describing *d, const char *command, json_t *arguments, json_t **answer)
+{
+    int rc = ibx_qmp_execute(d->qmp, command, arguments, answer, d->deadline_ns, d->err);
+    if (rc != -EOPNOTSUPP)
+        return rc;
+    *answer = json_null();
+    return 0;
+}
+
+static int ask_monitor(struct describing *d, const char *line, json_t **text)
+{
+    return ask(d, "human-monitor-command", json_pack("{s:s}", "command-line", line), text);
+}
+
+static int ask_property(struct describing *d, const char *path, const char *property,
+                        json_t **value)
+{
+    return ibx_qmp_execute(d->qmp, "qom-get",
+                           json_pack("{s:s, s:s}", "path", path, "property", property), value,
+                           d->deadline_ns, NULL);
+}
+
+static void put(struct describing *d, const char *member, json_t *value)
+{
+    json_object_set_new(d->description, member, value);
+}
+
+/* ------------------------------------------------------------ processors */
+
+/* {"LEAF.SUB REG": HEX} */
+static json_t *features_of(const json_t *words)
+{
+    json_t *features = json_object(), *word;
+    size_t index;
+    json_array_foreach(words, index, word)
+    {
+        char key[64], value[32];
+        json_int_t bits = json_integer_value(json_object_get(word, "features"));
+        snprintf(key, sizeof(key), "%" JSON_INTEGER_FORMAT ".%" JSON_INTEGER_FORMAT " %.8s",
+                 json_integer_value(json_object_get(word, "cpuid-input-eax")),
+                 json_integer_value(json_object_get(word, "cpuid-input-ecx")),
+                 ibx_member(word, "cpuid-register"));
+        snprintf(value, sizeof(value), "%llx", (unsigned long long)bits);
+        if (bits > 0)
+            json_object_set_new(features, key, json_string(value));
+    }
+    return features;
+}
+
+/* "socket-id 0 core-id 1 thread-id 0": in one order, whatever QEMU's. */
+static json_t *place_of(const json_t *cpu)
+{
+    static const char *const ids[] = {"node-id",   "socket-id", "die-id",   "cluster-id",
+                                      "module-id", "core-id",   "thread-id"};
+    const json_t *properties = json_object_get(cpu, "props");
+    char place[256] = "";
+    size_t used = 0;
+    for (size_t i = 0; i < sizeof(ids) / sizeof(ids[0]); i++) {
+        const json_t *value = json_object_get(properties, ids[i]);
+        if (json_is_integer(value))
+            used +=
+                (size_t)snprintf(place + used, sizeof(place) - used, "%s%s %" JSON_INTEGER_FORMAT,
+                                 used ? " " : "", ids[i], json_integer_value(value));
+    }
+    return json_string(place);
+}
+
+static int put_processors(struct describing *d)
+{
+    json_t *list, *cpu, *value, *places = json_array();
+    size_t index;
+    int rc = ask(d, "query-cpus-fast", NULL, &list);
+    const char *path = ibx_member(json_array_get(rc ? NULL : list, 0), "qom-path");
+    put(d, "cpus", places);
+    if (rc)
+        return rc;
+    json_array_foreach(list, index, cpu)
+    {
+        json_array_append_new(places, place_of(cpu));
+    }
+    if (*path && !ask_property(d, path, "type", &value)) {
+        put(d, "cpu", value);
+    }
+    if (*path && !ask_property(d, path, "feature-words", &value)) {
+        put(d, "cpuid", features_of(value));
+        json_decref(value);
+    }
+    json_decref(list);
+    return 0;
+}
+
+/* ------------------------------------------------------------ memory */
+
+json_t *ibx_ram_of_ramblock(const char *text)
+{
+    json_t *ram = json_object();
+    for (; ram && *text; text += strcspn(text, "\n"), text += *text == '\n') {
+        char name[NAME_MAX_RAM], line[2 * NAME_MAX_RAM];
+        uint64_t used, most;
+        snprintf(line, sizeof(line), "%.*s", (int)strcspn(text, "\r\n"), text);
+        /* NAME, page size and its unit, offset, used, most; a block without a name is not sent. */
+        if (sscanf(line, "%255s %*u %*s 0x%*x 0x%" SCNx64 " 0x%" SCNx64, name, &used, &most) == 3)
+            json_object_set_new(ram, name, json_pack("[I,I]", (json_int_t)used, (json_int_t)most));
+    }
+    return ram;
+}
+
+/* Guest RAM is compared as such. */
+static int put_ram(struct describing *d)
+{
+    json_t *text;
+    int rc = ask_monitor(d, "info ramblock", &text);
+    if (rc)
+        return rc;
+    const char *lines = json_string_value(text);
+    json_t *ram = ibx_ram_of_ramblock(lines ? lines : "");
+    for (size_t i = 0; i < d->ram->count; i++)
+        json_object_del(ram, d->ram->blocks[i].id);
+    put(d, "ram", ram);
+    json_decref(text);
+    return 0;
+}
+
+/* Lines such as "node 0 cpus: 0 1"; "plugged" is compared with the memory that is plugged in. */
+static int put_numa(struct describing *d)
+{
+    json_t *text, *lines = json_array();
+    int rc = ask_monitor(d, "info numa", &text);
+    const char *line = rc ? NULL : json_string_value(text);
+    for (; line && *line; line += strcspn(line, "\n"), line += *line == '\n') {
+        char one[512];
+        snprintf(one, sizeof(one), "%.*s", (int)strcspn(line, "\r\n"), line);
+        if (*one && !strstr(one, "plugged"))
+            json_array_append_new(lines, ibx_json_text(one));
+    }
+    put(d, "numa", lines);
+    if (!rc)
+        json_decref(text);
+    return rc;
+}
+
+/* Where a DIMM is decides where the guest has its memory; QEMU itself does not compare it. */
+static int put_plugged_memory(struct describing *d)
+{
+    json_t *list, *item, *out = json_array();
+    size_t index;
+    int rc = ask(d, "query-memory-devices", NULL, &list);
+    json_array_foreach(rc ? NULL : list, index, item)
+    {
+        const json_t *data = json_object_get(item, "data");
+        char one[256];
+        json_int_t address = json_integer_value(json_object_get(data, "addr"));
+        json_int_t size = json_integer_value(json_object_get(data, "size"));
+        if (!address)
+            address = json_integer_value(json_object_get(data, "memaddr"));
+        snprintf(one, sizeof(one),
+                 "%.32s of %" JSON_INTEGER_FORMAT " MiB at %#llx, slot %" JSON_INTEGER_FORMAT
+                 ", node %" JSON_INTEGER_FORMAT,
+                 ibx_member(item, "type"), size >> 20, (unsigned long long)address,
+                 json_integer_value(json_object_get(data, "slot")),
+                 json_integer_value(json_object_get(data, "node")));
+        json_array_append_new(out, ibx_json_text(one));
+    }
+    put(d, "memory", out);
+    if (!rc)
+        json_decref(list);
+    return rc;
+}
+
+/* ------------------------------------------------------------ the machine, back ends */
+
+static int put_machine(struct describing *d)
+{
+    json_t *properties = json_object(), *value;
+    int rc = ibx_describe_properties(d, "/machine", properties);
+    if (!rc && !ask_property(d, "/machine", "smp", &value)) {
+        char *text = json_dumps(value, JSON_COMPACT | JSON_SORT_KEYS);
+        if (text)
+            json_object_set_new(properties, "smp", ibx_json_text(text));
+        free(text);
+        json_decref(value);
+    }
+    put(d, "machine", properties);
+    return rc;
+}
+
+/* QEMU's user-mode network and an emulated TPM save a state of their own. */
+static int put_back_ends(struct describing *d)
+{
+    json_t *text, *list, *item, *out = json_array();
+    size_t index;
+    int rc = ask_monitor(d, "info network", &text);
+    const char *line = rc ? NULL : json_string_value(text);
+    for (; line && *line; line += strcspn(line, "\n"), line += *line == '\n')
+        if (memmem(line, strcspn(line, "\n"), "type=user", 9))
+            json_array_append_new(out, json_string("user-mode network (-netdev user)"));
+    put(d, "backends", out);
+    if (!rc)
+        json_decref(text);
+    if (!rc)
+        rc = ask(d, "query-tpm", NULL, &list);
+    json_array_foreach(rc ? NULL : list, index, item)
+    {
+        char one[128];
+        snprintf(one, sizeof(one), "TPM (%.32s, %.32s)", ibx_member(item, "model"),
+                 ibx_member(json_object_get(item, "options"), "type"));
+        json_array_append_new(out, ibx_json_text(one));
+    }
+    if (!rc)
+        json_decref(list);
+    return rc;
+}
+
+int ibx_describe_machine(struct describing *d)
+{
+    int rc = put_processors(d);
+    if (!rc)
+        rc = put_ram(d);
+    if (!rc)
+        rc = put_numa(d);
+    if (!rc)
+        rc = put_plugged_memory(d);
+    if (!rc)
+        rc = put_machine(d);
+    return rc ? rc : put_back_ends(d);
+}

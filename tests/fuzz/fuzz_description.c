@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * What a destination takes from a source about its VM, and what both take from QEMU as a text for
+ * people. Whatever it is, the comparison ends, and its sentences are whole lines.
+ *
+ *   first byte 0   the rest is a peer's description
+ *              1   "info qtree"        2   "info ramblock"        3   a line of mountinfo
+ */
+#include "migrate/preflight/description.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void require(bool good)
+{
+    if (!good)
+        abort();
+}
+
+static const char own_text[] =
+    "{\"host\":\"a\",\"cpus\":[\"core-id 0\"],\"cpu\":\"qemu64\",\"cpuid\":{\"7.0 EBX\":\"1f\"},"
+    "\"machine\":{\"smm\":\"on\"},\"numa\":[\"node 0 cpus: 0\"],\"memory\":[\"dimm\"],"
+    "\"ram\":{\"pc.bios\":[1,2]},\"backends\":[\"user\"],\"devices\":[{\"type\":\"nic\",\"at\":"
+    "\"03.0\","
+    "\"plugged\":true,\"properties\":{\"mac\":\"1\"}},{\"type\":\"i\",\"at\":\"i\",\"plugged\":"
+    "false,"
+    "\"properties\":{}}],\"disks\":[{\"at\":\"03.0\",\"type\":\"nic\",\"bytes\":100,\"read-only\":"
+    "false,"
+    "\"layers\":[{\"role\":\"\",\"driver\":\"qcow2\"},{\"role\":\"file\",\"driver\":\"file\","
+    "\"file\":\"/x\",\"reach\":\"cluster\",\"inode\":\"5\",\"source\":\"s:/"
+    "e\",\"digest\":\"d\"}]}]}";
+
+static void check_sentences(const char (*texts)[IBX_ERROR_MAX], size_t count, size_t most)
+{
+    for (size_t i = 0; i < count && i < most; i++)
+        require(texts[i][0] && !strchr(texts[i], '\n'));
+}
+
+static void compare(const json_t *here, const json_t *there)
+{
+    static struct ibx_blockers found;
+    for (unsigned i = 0; i < 4; i++) {
+        found.count = found.note_count = 0;
+        ibx_compare(here, there, i & 1, i & 2, &found);
+        require(found.note_count <= IBX_NOTES_MAX);
+        check_sentences(found.reasons, found.count, IBX_BLOCKERS_MAX);
+        check_sentences(found.notes, found.note_count, IBX_NOTES_MAX);
+    }
+}
+
+static void take_description(const char *text, size_t length)
+{
+    struct ibx_error err = {0};
+    json_t *theirs, *ours;
+    if (ibx_description_read(text, length, &theirs, &err)) {
+        require(err.code && err.message[0]);
+        return;
+    }
+    require(!ibx_description_read(own_text, strlen(own_text), &ours, NULL));
+    compare(theirs, ours);
+    compare(ours, theirs);
+    static struct ibx_blockers same;
+    same.count = 0;
+    ibx_compare(ours, ours, true, false, &same);
+    require(!same.count);
+    json_decref(theirs);
+    json_decref(ours);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    char *text = size ? strndup((const char *)data + 1, size - 1) : NULL;
+    json_t *json = NULL;
+    if (!text)
+        return 0;
+    if (data[0] % 4 == 0)
+        take_description((const char *)data + 1, size - 1);
+    else if (data[0] % 4 == 1)
+        json = ibx_devices_of_qtree(text);
+    else if (data[0] % 4 == 2)
+        json = ibx_ram_of_ramblock(text);
+    else if ((json = json_object()))
+        ibx_disk_mount(text, "/mnt/disk", json);
+    json_decref(json);
+    free(text);
+    return 0;
+}

@@ -1,0 +1,538 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A VM as QEMU's texts describe it, and which differences keep it from migrating. */
+#include "migrate/preflight/description.h"
+#include "tests/scenes/unit.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* As "info qtree" has it, shortened: properties that are not looked at are some of many. */
+static const char tree[] =
+    "bus: main-system-bus\r\n"
+    "  type System\r\n"
+    "  dev: kvm-ioapic, id \"\"\r\n"
+    "    gsi_base = 0 (0x0)\r\n"
+    "    mmio 00000000fec00000/0000000000001000\r\n"
+    "  dev: virtio-mmio, id \"\"\r\n"
+    "    gpio-out \"sysbus-irq\" 1\r\n"
+    "    mmio 00000000feb02e00/0000000000000200\r\n"
+    "    bus: virtio-mmio-bus.23\r\n"
+    "      type virtio-mmio-bus\r\n"
+    "      dev: virtio-balloon-device, id \"\"\r\n"
+    "        deflate-on-oom = false\r\n"
+    "  dev: q35-pcihost, id \"\"\r\n"
+    "    MCFG = 2952790016 (0xb0000000)\r\n"
+    "    mmio ffffffffffffffff/0000000010000000\r\n"
+    "    bus: pcie.0\r\n"
+    "      type PCIE\r\n"
+    "      dev: virtio-scsi-pci, id \"\"\r\n"
+    "        class SCSI controller, addr 00:07.0, pci id 1af4:1004 (sub 1af4:0008)\r\n"
+    "        addr = 07.0\r\n"
+    "        bus: virtio-bus\r\n"
+    "          type virtio-pci-bus\r\n"
+    "          dev: virtio-scsi-device, id \"\"\r\n"
+    "            seg_max_adjust = true\r\n"
+    "            num_queues = 4 (0x4)\r\n"
+    "            bus: scsi.0\r\n"
+    "              type SCSI\r\n"
+    "              dev: scsi-hd, id \"\"\r\n"
+    "                drive = \"d0\"\r\n"
+    "                channel = 0 (0x0)\r\n"
+    "                scsi-id = 3 (0x3)\r\n"
+    "                lun = 1 (0x1)\r\n"
+    "      dev: pcie-root-port, id \"rp1\"\r\n"
+    "        port = 0 (0x0)\r\n"
+    "        addr = 06.0\r\n"
+    "        bus: rp1\r\n"
+    "          type PCIE\r\n"
+    "          dev: e1000e, id \"net0\"\r\n"
+    "            netdev = \"tap7\"\r\n"
+    "            addr = 00.0\r\n"
+    "      dev: qemu-xhci, id \"\"\r\n"
+    "        addr = 04.0\r\n"
+    "        bus: usb-bus.0\r\n"
+    "          type usb-bus\r\n"
+    "          dev: usb-kbd, id \"\"\r\n"
+    "            port = \"\"\r\n"
+    "            addr 0.0, port 1, speed 480, name QEMU USB Keyboard, attached\r\n"
+    "          dev: usb-tablet, id \"\"\r\n"
+    "            port = \"2\"\r\n"
+    "            addr 0.0, port 2, speed 480, name QEMU USB Tablet, attached\r\n"
+    "      dev: ich9-ahci, id \"\"\r\n"
+    "        addr = 1f.2\r\n"
+    "        bus: ide.1\r\n"
+    "          type IDE\r\n"
+    "          dev: ide-cd, id \"\"\r\n"
+    "            drive = \"cd\"\r\n"
+    "            unit = 0 (0x0)\r\n"
+    "  dev: cfi.pflash01, id \"\"\r\n"
+    "    drive = \"pflash1\"\r\n"
+    "    num-blocks = 64 (0x40)\r\n"
+    "    name = \"system.flash1\"\r\n"
+    "  dev: kvmclock, id \"\"\r\n"
+    "    x = 1\r\n";
+
+static const char devices[] = "b ioapic @ ioapic;"
+                              "b virtio-mmio @ 00000000feb02e00/0000000000000200;"
+                              "p virtio-balloon-device @ 00000000feb02e00/0000000000000200/"
+                              "virtio-balloon-device;"
+                              "b q35-pcihost @ q35-pcihost;"
+                              "p virtio-scsi-pci @ q35-pcihost/07.0;"
+                              "p scsi-hd @ q35-pcihost/07.0/0:3:1;"
+                              "p pcie-root-port @ q35-pcihost/06.0;"
+                              "p e1000e @ q35-pcihost/06.0/00.0;"
+                              "p qemu-xhci @ q35-pcihost/04.0;"
+                              "p usb-kbd @ q35-pcihost/04.0/1;"
+                              "p usb-tablet @ q35-pcihost/04.0/2;"
+                              "b ich9-ahci @ q35-pcihost/1f.2;"
+                              "b ide-cd @ q35-pcihost/1f.2/1:0;"
+                              "b cfi.pflash01 @ system.flash1;";
+
+/* "p TYPE @ PLACE;" of each device. */
+static void list(const json_t *all, char *out, size_t size)
+{
+    size_t index, used = 0;
+    json_t *device;
+    *out = '\0';
+    json_array_foreach(all, index, device)
+    {
+        used += (size_t)snprintf(out + used, size - used, "%c %s @ %s;",
+                                 json_is_true(json_object_get(device, "plugged")) ? 'p' : 'b',
+                                 ibx_member(device, "type"), ibx_member(device, "at"));
+    }
+}
+
+static void devices_have_their_places(NO_STATE)
+{
+    char text[8192];
+    json_t *all = ibx_devices_of_qtree(tree);
+    list(all, text, sizeof(text));
+    /* ich9-ahci is on PCI, where devices are plugged in. */
+    char wanted[sizeof(devices)];
+    memcpy(wanted, devices, sizeof(devices));
+    memcpy(strstr(wanted, "b ich9"), "p", 1);
+    assert_string_equal(text, wanted);
+    json_decref(all);
+    all = ibx_devices_of_qtree("");
+    assert_int_equal(json_array_size(all), 0);
+    json_decref(all);
+}
+
+/* Those of both halves of a virtio device, and none that only the host sees. */
+static void devices_have_their_properties(NO_STATE)
+{
+    json_t *all = ibx_devices_of_qtree(tree);
+    const json_t *scsi = json_object_get(json_array_get(all, 4), "properties");
+    assert_string_equal(ibx_member(scsi, "num_queues"), "4");
+    assert_string_equal(ibx_member(scsi, "seg_max_adjust"), "true");
+    assert_int_equal(json_object_size(scsi), 2);
+    const json_t *disk = json_array_get(all, 5);
+    assert_string_equal(ibx_member(disk, "drive"), "d0");
+    assert_int_equal(json_object_size(json_object_get(disk, "properties")), 0);
+    const json_t *flash = json_array_get(all, 13);
+    assert_string_equal(ibx_member(flash, "drive"), "pflash1");
+    assert_string_equal(ibx_member(json_object_get(flash, "properties"), "num-blocks"), "64");
+    json_decref(all);
+}
+
+/* A QEMU that answers something else, or another program. */
+static void odd_trees_do_no_harm(NO_STATE)
+{
+    static const char *const odd[] = {
+        "dev: x, id",
+        "type y",
+        "bus: a\nbus: b\n",
+        "                    dev: deep, id\n",
+        "bus: a\n  type PCI\n  dev: d",
+        "  dev: , id \"\"\n    addr = ",
+        "\n\n \n",
+        "  dev: a, id\n     = \n    x = \n    y = \"\n    z = \"\"\n    \xff\xfe = \xff\n",
+        "                                                                    bus: deeper\n"};
+    for (unsigned i = 0; i < COUNT(odd); i++)
+        json_decref(ibx_devices_of_qtree(odd[i]));
+    for (size_t n = 0; n < sizeof(tree); n++) {
+        char *cut = strndup(tree, n);
+        json_t *all = ibx_devices_of_qtree(cut);
+        assert_true(json_is_array(all));
+        json_decref(all);
+        free(cut);
+    }
+}
+
+static void ram_blocks_have_two_sizes(NO_STATE)
+{
+    json_t *ram = ibx_ram_of_ramblock("              Block Name    PSize              Offset       "
+                                      "        Used              Total\r\n"
+                                      "                  pc.ram    4 KiB  0x0000000000000000 "
+                                      "0x0000000004000000 0x0000000004000000\r\n"
+                                      "    /rom@etc/acpi/tables    4 KiB  0x0000000005180000 "
+                                      "0x0000000000020000 0x0000000000200000\r\n"
+                                      "                            4 KiB  0x0000000005180000 "
+                                      "0x0000000000020000 0x0000000000200000\r\n");
+    assert_int_equal(json_object_size(ram), 2);
+    const json_t *acpi = json_object_get(ram, "/rom@etc/acpi/tables");
+    assert_int_equal(json_integer_value(json_array_get(acpi, 0)), 0x20000);
+    assert_int_equal(json_integer_value(json_array_get(acpi, 1)), 0x200000);
+    json_decref(ram);
+}
+
+/* ------------------------------------------------------------ comparisons */
+
+static struct ibx_blockers refused;
+
+/* Written with ' in the place of ". */
+static json_t *parsed(const char *text)
+{
+    char *copy = strdup(text);
+    json_error_t why;
+    for (char *c = copy; *c; c++)
+        *c = *c == '\'' ? '"' : *c;
+    json_t *value = json_loads(copy, 0, &why);
+    if (!value)
+        fail_msg("%s: %s", copy, why.text);
+    free(copy);
+    return value;
+}
+
+static void compare_so(const char *source, const char *destination, bool same_version,
+                       bool on_purpose)
+{
+    json_t *here = parsed(source), *there = parsed(destination);
+    memset(&refused, 0, sizeof(refused));
+    ibx_compare(here, there, same_version, on_purpose, &refused);
+    json_decref(here);
+    json_decref(there);
+}
+
+static void compare(const char *source, const char *destination, bool same_version)
+{
+    compare_so(source, destination, same_version, false);
+}
+
+static void only(const char *source, const char *destination, const char *words)
+{
+    compare(source, destination, true);
+    if (refused.count != 1 || !strstr(refused.reasons[0], words))
+        fail_msg("%zu: %s\nand not: %s", refused.count, refused.reasons[0], words);
+}
+
+static void nothing(const char *source, const char *destination)
+{
+    compare(source, destination, true);
+    if (refused.count || refused.note_count)
+        fail_msg("%s and %s: %s%s", source, destination, refused.reasons[0], refused.notes[0]);
+}
+
+#define P(type, at)   "{'plugged':true,'type':'" type "','at':'" at "'}"
+#define B(type)       "{'plugged':false,'type':'" type "','at':'" type "'}"
+#define DEVICES(list) "{'devices':[" list "]}"
+
+static void differences_have_a_sentence_each(NO_STATE)
+{
+    only("{'cpus':['a','b']}", "{'cpus':['a','b','c','d']}", "2 vCPUs here and 4");
+    only("{'cpus':['socket-id 0','socket-id 1']}", "{'cpus':['socket-id 0','socket-id 2']}",
+         "the VM has socket-id 1 here and socket-id 2 at the destination: plug in the same vCPUs");
+    only("{'cpu':'Nehalem'}", "{'cpu':'EPYC'}", "Nehalem here and EPYC");
+    only("{'cpuid':{'7.0 EBX':'ff','1.0 EDX':'3'}}", "{'cpuid':{'7.0 EBX':'f7','1.0 EDX':'7'}}",
+         "cpuid 7.0 EBX, bits 0x8");
+    only("{'cpuid':{'7.0 EBX':'1'}}", "{'cpuid':{}}", "bits 0x1");
+    only(DEVICES(P("vga", "02.0") "," P("nic", "03.0")), DEVICES(P("vga", "02.0")),
+         "lacks nic @ 03.0:");
+    only(DEVICES(P("vga", "02.0")), DEVICES(P("vga", "02.0") "," P("nic", "03.0")),
+         "has nic @ 03.0, which");
+    only(DEVICES(B("hpet") "," B("a")), DEVICES(B("a")), "lacks hpet @ hpet:");
+    only(DEVICES(B("i") "," B("i")), DEVICES(B("i")), "lacks i @ i:");
+    only(DEVICES(P("a", "1") "," P("b", "2") "," P("c", "3") "," P("d", "4") "," P("e", "5")),
+         DEVICES(""), "a @ 1, b @ 2, c @ 3 and 2 more");
+    only("{'numa':['node 0 cpus: 0 1','node 1 cpus: 2']}",
+         "{'numa':['node 0 cpus: 0','node 1 cpus: 1 2']}", "the VM has node 0 cpus: 0 1, node 1");
+    only("{'memory':['dimm of 64 MiB at 0x100000000, slot 0, node 0']}", "{'memory':[]}",
+         "lacks dimm of 64 MiB at 0x100000000");
+    only("{'backends':['user-mode network (-netdev user)']}", "{'backends':[]}",
+         "the destination lacks user-mode network");
+    only("{'ram':{'pc.bios':[262144,262144]}}", "{'ram':{'pc.bios':[131072,131072]}}",
+         "pc.bios (262144 bytes here and 131072)");
+    only("{'ram':{'vga':[1,1]}}", "{'ram':{}}", "lacks memory of a device or of the firmware: vga");
+    only("{'ram':{'acpi':[300,300]}}", "{'ram':{'acpi':[100,200]}}", "acpi (300 bytes here");
+    only("{'machine':{'smm':'on','hpet':'true'}}", "{'machine':{'smm':'off','hpet':'true'}}",
+         "the machine differs: smm is on here and off at the destination");
+    compare(DEVICES(P("nic", "03.0")), DEVICES(P("nic", "04.0")),
+            true); /* one missing, one extra */
+    assert_int_equal(refused.count, 2);
+}
+
+#define NIC(properties) "{'plugged':true,'type':'nic','at':'03.0','properties':{" properties "}}"
+
+static void a_property_is_named_with_both_values(NO_STATE)
+{
+    only(DEVICES(NIC("'num-queues':'4'")), DEVICES(NIC("'num-queues':'1'")),
+         "device nic @ 03.0 differs: num-queues is 4 here and 1 at the destination: start its QEMU "
+         "with num-queues=4 for it");
+    only(DEVICES(NIC("'a':'1','b':'2','c':'3','d':'4'")),
+         DEVICES(NIC("'a':'2','b':'3','c':'4',"
+                     "'d':'5'")),
+         "a is 1 here and 2, b is 2 here and 3, c is 3 here and 4 at the destination and 1 more");
+    only(DEVICES(NIC("'serial':'x'")), DEVICES(NIC("'serial':''")), "serial is x here and \"\" at");
+    nothing(DEVICES(NIC("'new':'1','both':'2'")), DEVICES(NIC("'both':'2','old':'1'")));
+    nothing(DEVICES(NIC("'msi':'auto'")), DEVICES(NIC("'msi':'on'")));
+    /* Two of the board in one place, in another order. */
+#define DMA(base) "{'plugged':false,'type':'i8257','at':'x','properties':{'base':'" base "'}}"
+    nothing(DEVICES(DMA("0") "," DMA("192")), DEVICES(DMA("192") "," DMA("0")));
+    only(DEVICES(DMA("0") "," DMA("192")), DEVICES(DMA("192") "," DMA("1")),
+         "base is 0 here and 1");
+    compare(DEVICES(DMA("0")), DEVICES(DMA("1")), false); /* another version knows what to do */
+    assert_int_equal(refused.count, 0);
+}
+
+static void what_does_not_matter_is_not_refused(NO_STATE)
+{
+    static const char *const fine[][2] = {
+        {DEVICES(P("a", "1") "," P("b", "2")), DEVICES(P("b", "2") "," P("a", "1"))},
+        {"{'cpuid':{'1.0 EDX':'3'}}", "{'cpuid':{'1.0 EDX':'7','7.0 EBX':'1'}}"},
+        {"{}", "{'cpus':['a'],'devices':[" P("a", "1") "]}"},
+        {"{'cpus':['a'],'devices':[" P("a", "1") "]}", "{}"},
+        {"{'ram':{'acpi':[100,100]}}", "{'ram':{'acpi':[120,200],'other':[1,1]}}"},
+        {"{'machine':{'smm':'auto'}}", "{'machine':{'smm':'on'}}"},
+    };
+    for (unsigned i = 0; i < COUNT(fine); i++)
+        nothing(fine[i][0], fine[i][1]);
+    compare(DEVICES(B("hpet") "," P("a", "1")), DEVICES(B("other") "," P("a", "1")), false);
+    assert_int_equal(refused.count, 0);
+    compare("{'machine':{'smm':'on'}}", "{'machine':{'smm':'off'}}", false);
+    assert_int_equal(refused.count, 0);
+    compare(DEVICES(P("a", "1")), DEVICES(P("b", "1")), false);
+    assert_int_equal(refused.count, 2);
+}
+
+/* ------------------------------------------------------------ disks */
+
+#define ON(host, disk)                                                                             \
+    "{'host':'" host "','disks':[{'at':'05.0','type':'vb','bytes':100," disk "}]}"
+#define LAYER(members)   "'layers':[{'role':'','driver':'file'," members "}]"
+#define FILE_AT(members) "'read-only':false," LAYER("'file':'/x'," members)
+#define ISO(members)     "'read-only':true," LAYER("'file':'/x'," members)
+#define NFS(source, path, inode, digest)                                                           \
+    FILE_AT("'reach':'cluster','type':'nfs4','source':'" source "','path':'" path                  \
+            "','inode':'" inode "','digest':'" digest "','bytes':100")
+#define LOCAL(inode)      "'reach':'local','type':'ext4','inode':'" inode "','bytes':100"
+#define SAN(name, digest) FILE_AT("'reach':'device'," name "'digest':'" digest "','bytes':100")
+#define NET(file)         "'layers':[{'role':'','driver':'nbd','file':'" file "'}]"
+
+static void a_disk_is_the_same_file_on_one_host(NO_STATE)
+{
+#define HERE(file, id)                                                                             \
+    ON("a", "'read-only':false," LAYER("'file':'" file                                             \
+                                       "','reach':'local','type':'ext4','shown':'inode " id        \
+                                       "','id':'" id "'"))
+    nothing(HERE("/x", "5"), HERE("/other/name", "5"));
+    only(HERE("/x", "5"), HERE("/x", "6"),
+         "the disk of vb @ 05.0 is /x (inode 5) here and /x (inode 6) at the destination");
+    compare_so(HERE("/x", "5"), HERE("/x", "6"), true, true);
+    assert_int_equal(refused.count, 0);
+    assert_int_equal(refused.note_count, 1);
+    assert_non_null(
+        strstr(refused.notes[0], "/x (inode 6) at the destination, as is said to be on"));
+    nothing(ON("a", NET("nbd+unix:///x?socket=/s")), ON("a", NET("nbd+unix:///x?socket=/s")));
+    only(ON("a", NET("nbd://h/x")), ON("a", NET("nbd://h/y")), "nbd://h/x here and nbd://h/y at");
+}
+
+static void a_disk_is_the_same_on_two_hosts(NO_STATE)
+{
+    static const char sn[] = "file system of one host";
+    only(ON("a", FILE_AT(LOCAL("5"))), ON("b", FILE_AT(LOCAL("5"))), sn);
+    only(ON("a", NFS("s:/e", "/x", "5", "d")), ON("b", FILE_AT(LOCAL("5"))), sn);
+    nothing(ON("a", NFS("s:/e", "/x", "5", "d")), ON("b", NFS("s:/e", "/x", "5", "other")));
+    only(ON("a", NFS("s:/e", "/x", "5", "d")), ON("b", NFS("s:/e", "/x", "6", "d")),
+         "is /x (s:/e on nfs4) here and /x (s:/e on nfs4)");
+    only(ON("a", NFS("s:/e", "/x", "5", "d")), ON("b", NFS("t:/e", "/x", "5", "other")),
+         "is /x (s:/e on nfs4) here and /x (t:/e on nfs4)");
+    nothing(ON("a", NFS("s:/e", "/x", "5", "d")), ON("b", NFS("1.2.3.4:/e", "/x", "5", "d")));
+#define SHARE(source, path)                                                                        \
+    FILE_AT("'reach':'network','type':'cifs','source':'" source "','path':'" path "','inode':'9'")
+    nothing(ON("a", SHARE("//s/e", "/x")), ON("b", SHARE("//s/e", "/x")));
+    only(ON("a", SHARE("//s/e", "/x")), ON("b", SHARE("//s/e", "/y")), "on cifs) here");
+    only(ON("a", SHARE("//s/e", "/x")), ON("b", SHARE("//t/e", "/x")), "(//t/e on cifs) at");
+    only(ON("a", FILE_AT("'unsafe':true,'reach':'cluster','inode':'5','source':'s:/e'")),
+         ON("b", NFS("s:/e", "/x", "5", "d")), "cache=unsafe");
+    /* Block devices. */
+    nothing(ON("a", SAN("'wwn':'naa.1',", "d")), ON("b", SAN("'wwn':'naa.1',", "e")));
+    only(ON("a", SAN("'wwn':'naa.1',", "d")), ON("b", SAN("'wwn':'naa.2',", "d")),
+         "is /x (naa.1) here and /x (naa.2) at");
+    only(ON("a", SAN("", "d")), ON("b", SAN("", "e")), "is /x here and /x at");
+    compare(ON("a", SAN("", "d")), ON("b", SAN("", "d")), true);
+    assert_int_equal(refused.count, 0);
+    assert_non_null(strstr(refused.notes[0], "has no name that both hosts know"));
+    /* Storage that QEMU reaches by a URL. */
+    nothing(ON("a", NET("rbd:pool/x")), ON("b", NET("rbd:pool/x")));
+    only(ON("a", NET("rbd:pool/x")), ON("b", NET("rbd:pool/y")), "rbd:pool/x here");
+    only(ON("a", NET("nbd://localhost/x")), ON("b", NET("nbd://localhost/x")), "nothing shows");
+    only(ON("a", NET("nbd+unix:///x?socket=/s")), ON("b", NET("nbd+unix:///x?socket=/s")),
+         "nothing shows");
+    /* Nobody writes to it, and it is the same: a copy is as good. */
+    nothing(ON("a", ISO(LOCAL("5") ",'digest':'d'")), ON("b", ISO(LOCAL("6") ",'digest':'d'")));
+    only(ON("a", ISO(LOCAL("5") ",'digest':'d'")), ON("b", ISO(LOCAL("5") ",'digest':'e'")), sn);
+    /* Nobody may look. */
+    only(ON("a", FILE_AT("'x':1")), ON("b", FILE_AT("'x':1")), "nothing shows that these are one");
+    nothing(ON("a", FILE_AT("'x':1")), ON("a", FILE_AT("'x':1")));
+}
+
+static void a_disk_has_the_same_chain(NO_STATE)
+{
+#define CHAIN(layers)     ON("a", "'read-only':false,'layers':[" layers "]")
+#define ONE(role, driver) "{'role':'" role "','driver':'" driver "'}"
+#define LEAF(role, id)                                                                             \
+    "{'role':'" role "','driver':'file','file':'/" id "','reach':'local','id':'" id "'}"
+    nothing(CHAIN(ONE("", "qcow2") "," LEAF("file", "5")),
+            CHAIN(ONE("", "qcow2") "," LEAF("file", "5")));
+    only(CHAIN(ONE("", "qcow2") "," LEAF("file", "5")), CHAIN(LEAF("", "5")),
+         "is qcow2, file file here and file at the destination: give both QEMUs the same image in "
+         "the same format");
+    only(CHAIN(ONE("", "qcow2") "," LEAF("file", "5") "," LEAF("backing", "6")),
+         CHAIN(ONE("", "qcow2") "," LEAF("file", "5") "," LEAF("backing", "7")),
+         "is /6 here and /7 at");
+    only(CHAIN(ONE("", "qcow2") "," LEAF("file", "5") "," LEAF("backing", "6")),
+         CHAIN(ONE("", "qcow2") "," LEAF("file", "5")),
+         "backing file here and qcow2, file file at");
+}
+
+static void a_disk_has_the_same_size_and_medium(NO_STATE)
+{
+#define SIZED(bytes) "{'host':'a','disks':[{'at':'1','type':'vb','bytes':" bytes ",'layers':[]}]}"
+    only(SIZED("100"), SIZED("200"), "is of 100 bytes here and of 200 bytes at");
+#define EMPTY "{'host':'a','disks':[{'at':'05.0','type':'vb'}]}"
+    nothing(EMPTY, EMPTY);
+    only(EMPTY, ON("a", FILE_AT("'id':'5'")), "is an empty drive here and /x at the destination");
+    only(ON("a", FILE_AT("'id':'5'")), EMPTY, "is /x here and an empty drive at the destination");
+    only(ON("a", "'read-only':false,'layers':[]"), ON("a", "'read-only':true,'layers':[]"),
+         "is writable here and read-only at");
+    nothing("{'disks':[{'at':'1','type':'vb'}]}",
+            "{'disks':[]}"); /* its device is what is missing */
+#define FLASH(digest, read_only)                                                                   \
+    "'firmware':true,'read-only':" read_only                                                       \
+    "," LAYER("'file':'/fw'," LOCAL("1") ",'digest':'" digest "'")
+    nothing(ON("a", FLASH("d", "true")), ON("b", FLASH("d", "true")));
+    nothing(ON("a", FLASH("d", "false")), ON("b", FLASH("e", "false"))); /* variables go along */
+    compare(ON("a", FLASH("d", "true")), ON("b", FLASH("e", "true")), true);
+    assert_int_equal(refused.count, 0);
+    assert_non_null(strstr(refused.notes[0], "the firmware /fw here is another one than /fw at"));
+}
+
+/* ------------------------------------------------------------ as QEMU and peers have them */
+
+static void a_mount_has_its_source_and_path(NO_STATE)
+{
+    char line[] = "42 29 0:45 /vms /mnt/a\\040b rw,relatime shared:1 - nfs4 server:/export rw\n";
+    json_t *layer = json_object();
+    ibx_disk_mount(line, "/mnt/a b/web/disk", layer);
+    assert_string_equal(ibx_member(layer, "type"), "nfs4");
+    assert_string_equal(ibx_member(layer, "source"), "server:/export");
+    assert_string_equal(ibx_member(layer, "path"), "/vms/web/disk");
+    char root[] = "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n", odd[] = "22 1 8:1\n", none[] = " - \n";
+    ibx_disk_mount(root, "/disk", layer);
+    assert_string_equal(ibx_member(layer, "path"), "/disk");
+    ibx_disk_mount(odd, "/disk", layer);
+    ibx_disk_mount(none, "/disk", layer);
+    json_decref(layer);
+}
+
+static void a_file_is_found_as_a_process_has_it(NO_STATE)
+{
+    char path[] = "/tmp/ibx-disk-XXXXXX", moved[64];
+    json_t *layer = json_object(), *again = json_object(), *other = json_object();
+    const int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, 1 << 20), 0);
+    ibx_disk_identify(getpid(), path, NULL, false, layer);
+    assert_string_equal(ibx_member(layer, "reach"), "local");
+    assert_int_equal(strlen(ibx_member(layer, "id")), 16);
+    assert_int_equal(json_integer_value(json_object_get(layer, "bytes")), 1 << 20);
+    /* It has another name now, and its own is another file's. */
+    snprintf(moved, sizeof(moved), "%s.moved", path);
+    assert_int_equal(rename(path, moved), 0);
+    ibx_disk_identify(getpid(), moved, NULL, false, again);
+    assert_string_equal(ibx_member(layer, "id"), ibx_member(again, "id"));
+    unlink(moved);
+    json_object_clear(again);
+    ibx_disk_identify(getpid(), moved, NULL, false, again);
+    assert_string_equal(ibx_member(layer, "id"), ibx_member(again, "id"));
+    ibx_disk_identify(getpid(), path, NULL, false, other);
+    assert_int_equal(json_object_size(other), 0);
+    close(fd);
+    json_decref(layer);
+    json_decref(again);
+    json_decref(other);
+}
+
+/* The source's description is a peer's. */
+static void odd_descriptions_do_no_harm(NO_STATE)
+{
+    static const char whole[] =
+        "{'host':'a','cpus':['a'],'cpu':'b','cpuid':{'1.0 EDX':'3'},'machine':{'a':'b'},"
+        "'numa':['x'],'memory':['y'],'ram':{'z':[1,2]},'backends':['u'],"
+        "'devices':[{'type':'t','at':'p','plugged':true,'properties':{'n':'v'}}],"
+        "'disks':[{'at':'p','type':'t','bytes':1,'read-only':false,'layers':[{'role':'','driver':"
+        "'file','file':'/x','reach':'local','id':'1'}]}]}";
+    static const char *const odd[] = {"null",
+                                      "1",
+                                      "'x'",
+                                      "[]",
+                                      "{}",
+                                      "[[]]",
+                                      "[{}]",
+                                      "[null]",
+                                      "[1]",
+                                      "{'a':{}}",
+                                      "{'n':1}",
+                                      "[{'layers':1}]",
+                                      "[{'at':'p','type':'t','layers':[1]}]",
+                                      "[{'at':'p','type':'t','bytes':1,'layers':[{'file':1}]}]",
+                                      "[{'at':'p','type':'t','properties':[]}]",
+                                      "[{'at':'p','type':'t','properties':{'n':[]}}]"};
+    json_t *good = parsed(whole);
+    const char *member;
+    json_t *value;
+    for (unsigned i = 0; i < COUNT(odd); i++) {
+        json_t *bad = json_deep_copy(good);
+        json_object_foreach(good, member, value)
+        {
+            json_object_set_new(
+                bad, member,
+                parsed(odd[i][0] == '\'' || odd[i][0] == 'n' || odd[i][0] == '1' ? "[]" : odd[i]));
+            memset(&refused, 0, sizeof(refused));
+            ibx_compare(bad, good, true, false, &refused);
+            ibx_compare(good, bad, true, false, &refused);
+        }
+        json_decref(bad);
+    }
+    memset(&refused, 0, sizeof(refused));
+    ibx_compare(good, good, true, false, &refused);
+    assert_int_equal(refused.count, 0);
+    json_decref(good);
+    assert_int_equal(ibx_description_read("[]", 2, &good, NULL), -EPROTO);
+    assert_int_equal(ibx_description_read("{", 1, &good, NULL), -EPROTO);
+    assert_int_equal(ibx_description_read("", 0, &good, NULL), -EPROTO);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(devices_have_their_places),
+        cmocka_unit_test(devices_have_their_properties),
+        cmocka_unit_test(odd_trees_do_no_harm),
+        cmocka_unit_test(ram_blocks_have_two_sizes),
+        cmocka_unit_test(differences_have_a_sentence_each),
+        cmocka_unit_test(a_property_is_named_with_both_values),
+        cmocka_unit_test(what_does_not_matter_is_not_refused),
+        cmocka_unit_test(a_disk_is_the_same_file_on_one_host),
+        cmocka_unit_test(a_disk_is_the_same_on_two_hosts),
+        cmocka_unit_test(a_disk_has_the_same_chain),
+        cmocka_unit_test(a_disk_has_the_same_size_and_medium),
+        cmocka_unit_test(a_mount_has_its_source_and_path),
+        cmocka_unit_test(a_file_is_found_as_a_process_has_it),
+        cmocka_unit_test(odd_descriptions_do_no_harm),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
