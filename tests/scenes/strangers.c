@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #define CROWD   2000u
+#define FLOOD   1500u
 #define TICK_MS 5u /* one new one each */
 
 enum manner { SILENT, HALF_A_HELLO, DRIP, NO_PROOF, MANNERS };
@@ -50,7 +51,7 @@ static void come(struct stranger *s, const struct strangers *of, int epoll_fd)
         s->fd = -1;
         return;
     }
-    struct epoll_event event = {.events = EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.ptr = s};
+    struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.ptr = s};
     epoll_ctl(epoll_fd, EPOLL_CTL_ADD, s->fd, &event);
 }
 
@@ -122,18 +123,67 @@ static void crowd_main(const struct strangers *of, int ready)
     }
 }
 
-pid_t strangers_begin(const struct strangers *of)
+static void flood_one(struct stranger *s, const struct strangers *of, int epoll_fd, uint32_t events)
+{
+    uint8_t scrap[4096];
+    if (events & EPOLLOUT && !s->sent)
+        s->sent = send(s->fd, of->hello, of->hello_length, MSG_NOSIGNAL) > 0;
+    ssize_t n = events & (EPOLLIN | EPOLLHUP | EPOLLERR | EPOLLRDHUP)
+                    ? recv(s->fd, scrap, sizeof(scrap), 0)
+                    : -2;
+    if (n > 0 && s->sent++ == 1)
+        n = send(s->fd, of->proof, of->proof_length, MSG_NOSIGNAL);
+    if (n == -2 || n > 0 || (n < 0 && errno == EAGAIN))
+        return;
+    close(s->fd);
+    come(s, of, epoll_fd);
+    s->sent = 0;
+}
+
+/* In a process of its own, until it is killed. */
+static void flood_main(const struct strangers *of, int ready)
+{
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    struct epoll_event events[64];
+    int epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    if (epoll_fd < 0 || !enter(of->namespace))
+        _exit(1);
+    for (unsigned i = 0; i < FLOOD; i++)
+        come(&crowd[i], of, epoll_fd);
+    if (write(ready, "", 1) != 1)
+        _exit(1);
+    for (;;) {
+        int n = epoll_wait(epoll_fd, events, 64, 10);
+        for (int i = 0; i < n; i++)
+            flood_one(events[i].data.ptr, of, epoll_fd, events[i].events);
+        for (unsigned i = 0; n <= 0 && i < FLOOD; i++)
+            if (crowd[i].fd < 0)
+                come(&crowd[i], of, epoll_fd);
+    }
+}
+
+static pid_t begin(const struct strangers *of, void (*main)(const struct strangers *, int))
 {
     int ready[2];
     char byte;
     assert_int_equal(pipe(ready), 0);
     pid_t child = fork();
     if (!child)
-        crowd_main(of, ready[1]);
+        main(of, ready[1]);
     close(ready[1]);
     assert_int_equal(read(ready[0], &byte, 1), 1);
     close(ready[0]);
     return child;
+}
+
+pid_t strangers_begin(const struct strangers *of)
+{
+    return begin(of, crowd_main);
+}
+
+pid_t strangers_flood(const struct strangers *of)
+{
+    return begin(of, flood_main);
 }
 
 void strangers_end(pid_t child)

@@ -16,10 +16,14 @@ struct strangers {
     const uint8_t *hello; /* that they may send; NULL: they say nothing */
     size_t hello_length;
     const char *namespace; /* of the network; NULL: this one */
+    const uint8_t *proof;  /* a PROOF that is none, for a flood */
+    size_t proof_length;
 };
 
 /* In a process of its own; returns once all have come. */
 pid_t strangers_begin(const struct strangers *of);
+/* A flood instead: as many handshakes as a processor can begin, each up to a wrong PROOF. */
+pid_t strangers_flood(const struct strangers *of);
 void strangers_end(pid_t child);
 
 #endif

@@ -82,6 +82,13 @@ int ibx_exchange_create(struct ibx_exchange **exchange, uint8_t ours[IBX_PUBLIC_
     return 0;
 }
 
+int ibx_exchange_hold(struct ibx_exchange *exchange, struct ibx_error *err)
+{
+    if (EVP_PKEY_up_ref((EVP_PKEY *)exchange) == 1)
+        return 0;
+    return ibx_error_set(err, -EIO, "OpenSSL lends no X25519 key");
+}
+
 int ibx_exchange_secret(struct ibx_exchange *exchange, const uint8_t theirs[IBX_PUBLIC_BYTES],
                         uint8_t secret[IBX_HASH_BYTES], struct ibx_error *err)
 {

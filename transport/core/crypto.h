@@ -25,12 +25,14 @@ void ibx_hmac(const uint8_t key[IBX_HASH_BYTES], const struct ibx_piece *pieces,
 void ibx_hkdf(const struct ibx_piece *secret, const struct ibx_piece *salt,
               const struct ibx_piece *info, uint8_t out[IBX_HASH_BYTES]);
 
-/* X25519 with a key pair that only this exchange uses. */
+/* X25519 with a fresh key pair, which may serve several holders. */
 #define IBX_PUBLIC_BYTES 32
 struct ibx_exchange;
 /* -EIO. */
 int ibx_exchange_create(struct ibx_exchange **exchange, uint8_t ours[IBX_PUBLIC_BYTES],
                         struct ibx_error *err);
+/* One more holder; ibx_exchange_destroy() is for each of them. */
+int ibx_exchange_hold(struct ibx_exchange *exchange, struct ibx_error *err);
 /* The secret that both ends share, which is to be wiped. -EPROTO: `theirs` is no public key: it is
  * of low order, so that the secret would be known to everybody. */
 int ibx_exchange_secret(struct ibx_exchange *exchange, const uint8_t theirs[IBX_PUBLIC_BYTES],

@@ -25,9 +25,15 @@
 
 static const uint8_t magic[4] = {'I', 'B', 'X', 'D'};
 
+/* To be wiped: the last one is the key of the session. */
 struct proofs {
-    uint8_t client[IBX_HASH_BYTES], server[IBX_HASH_BYTES];
+    uint8_t client[IBX_HASH_BYTES], server[IBX_HASH_BYTES], session[IBX_HASH_BYTES];
 };
+
+static void wipe(struct proofs *proofs)
+{
+    explicit_bzero(proofs, sizeof(*proofs));
+}
 
 static void derive_one(const struct ibx_piece *secret, const struct ibx_piece *salt,
                        const char *label, uint8_t flags, uint8_t out[IBX_HASH_BYTES])
@@ -44,16 +50,13 @@ static int derive(struct ibx_handshake *h, uint8_t flags, struct proofs *proofs,
                   struct ibx_error *err)
 {
     uint8_t both[2 * IBX_HASH_BYTES] = {0};
-    h->conn->session_key = ibx_secret_allocate(IBX_HASH_BYTES);
-    if (!h->conn->session_key)
-        return ibx_error_set(err, -ENOMEM, "no memory for the key of a connection");
     if (h->key)
         memcpy(both, h->key->bytes, IBX_HASH_BYTES);
     int rc = ibx_exchange_secret(h->exchange, h->peer.public_key, both + IBX_HASH_BYTES, err);
     struct ibx_piece secret = {both, sizeof(both)}, salt = {h->agreed, IBX_HASH_BYTES};
     derive_one(&secret, &salt, "ibx client ", flags, proofs->client);
     derive_one(&secret, &salt, "ibx server ", flags, proofs->server);
-    derive_one(&secret, &salt, "ibx session ", flags, h->conn->session_key);
+    derive_one(&secret, &salt, "ibx session ", flags, proofs->session);
     explicit_bzero(both, sizeof(both));
     ibx_exchange_destroy(h->exchange);
     h->exchange = NULL;
@@ -62,21 +65,21 @@ static int derive(struct ibx_handshake *h, uint8_t flags, struct proofs *proofs,
 
 /* ------------------------------------------------------------ HELLO, CHALLENGE */
 
-/* Makes the nonce and the key pair of this end, and writes what both openings begin with. */
+/* Makes the nonce and, unless it was lent, the key pair of this end, and writes what both openings
+ * begin with. */
 static int put_opening(struct ibx_handshake *h, struct ibx_writer *w, bool has_key,
                        struct ibx_error *err)
 {
-    uint8_t public_key[IBX_PUBLIC_BYTES];
     int rc = ibx_random(h->nonce, NONCE_BYTES, err);
-    if (!rc)
-        rc = ibx_exchange_create(&h->exchange, public_key, err);
+    if (!rc && !h->exchange)
+        rc = ibx_exchange_create(&h->exchange, h->public_key, err);
     if (rc)
         return rc;
     ibx_put_bytes(w, magic, sizeof(magic));
     ibx_put_u16(w, VERSION);
     ibx_put_u8(w, has_key);
     ibx_put_bytes(w, h->nonce, NONCE_BYTES);
-    ibx_put_bytes(w, public_key, IBX_PUBLIC_BYTES);
+    ibx_put_bytes(w, h->public_key, IBX_PUBLIC_BYTES);
     ibx_put_u8(w, (uint8_t)h->conn->options.encryption);
     ibx_put_u32(w, h->conn->options.slots);
     ibx_put_u64(w, h->conn->options.message);
@@ -152,13 +155,20 @@ static bool encrypt(const struct ibx_handshake *h, bool same_host)
     return h->key && !off && !same_host;
 }
 
-static void conclude(struct ibx_handshake *h, uint8_t flags)
+/* Memory for secrets is dear: strangers get none. */
+static int conclude(struct ibx_handshake *h, uint8_t flags, const struct proofs *proofs,
+                    struct ibx_error *err)
 {
+    h->conn->session_key = ibx_secret_allocate(IBX_HASH_BYTES);
+    if (!h->conn->session_key)
+        return ibx_error_set(err, -ENOMEM, "no memory for the key of a connection");
+    memcpy(h->conn->session_key, proofs->session, IBX_HASH_BYTES);
     h->conn->encrypt = flags & ENCRYPT;
     h->conn->keyed = h->key != NULL;
     h->payloads_in_plain = h->conn->options.encryption != IBX_ENCRYPTION_REQUIRED &&
                            h->peer.encryption != IBX_ENCRYPTION_REQUIRED;
     snprintf(h->conn->path.name, sizeof(h->conn->path.name), "%s", h->key ? h->key->name : "");
+    return 0;
 }
 
 /* ---------------------------------------------------------------------- server */
@@ -253,7 +263,7 @@ static const char *check_proven(struct ibx_handshake *h, uint8_t flags, char tex
 static int step_proof(struct ibx_handshake *h, struct frame *frame, struct frame *reply,
                       struct ibx_error *err)
 {
-    struct proofs proofs;
+    struct proofs proofs __attribute__((cleanup(wipe))) = {0};
     struct ibx_error why = {0};
     char text[160];
     uint8_t flags = ibx_get_u8(&frame->payload);
@@ -266,7 +276,9 @@ static int step_proof(struct ibx_handshake *h, struct frame *frame, struct frame
     const char *reason = check_proven(h, flags, text);
     if (reason)
         return refuse(h, reply, -EACCES, reason, err);
-    conclude(h, flags);
+    rc = conclude(h, flags, &proofs, err);
+    if (rc)
+        return rc;
     ibx_handshake_frame_begin(reply, FRAME_PROOF);
     ibx_put_bytes(&reply->out, proofs.server, IBX_HASH_BYTES);
     rc = ibx_handshake_frame_finish(h, reply, err);
@@ -295,14 +307,18 @@ int ibx_handshake_turn(struct ibx_handshake *h, struct ibx_turn *turn, struct ib
     struct frame reply;
     int rc = 0;
     for (;;) {
-        if (turn->sending)
+        if (turn->phase == IBX_TURN_SENDS)
             rc = ibx_handshake_frame_write(h, &turn->frame);
         if (!rc && h->state.now == HANDSHAKE_AUTHENTICATED)
             return 0;
-        if (!rc) {
-            turn->frame.at = turn->sending ? 0 : turn->frame.at;
-            turn->sending = false;
+        if (!rc && turn->phase != IBX_TURN_WAITS) {
+            turn->frame.at = turn->phase == IBX_TURN_SENDS ? 0 : turn->frame.at;
+            turn->phase = IBX_TURN_READS;
             rc = ibx_handshake_frame_read(h, &turn->frame);
+            if (!rc && h->state.now == HANDSHAKE_CHALLENGED) {
+                turn->phase = IBX_TURN_WAITS;
+                return -EAGAIN;
+            }
         }
         if (rc)
             return rc == -EAGAIN ? rc : ibx_handshake_broken(h, rc, err);
@@ -313,7 +329,7 @@ int ibx_handshake_turn(struct ibx_handshake *h, struct ibx_turn *turn, struct ib
             return rc;
         }
         turn->frame = reply;
-        turn->sending = true;
+        turn->phase = IBX_TURN_SENDS;
     }
 }
 
@@ -322,7 +338,7 @@ int ibx_handshake_turn_refuse(struct ibx_handshake *h, struct ibx_turn *turn, in
 {
     struct frame reply;
     refuse(h, &reply, code, reason, err);
-    if (!turn->sending)
+    if (turn->phase != IBX_TURN_SENDS)
         ibx_handshake_frame_write(h, &reply);
     return code;
 }
@@ -404,7 +420,7 @@ int ibx_handshake_authenticate_client(struct ibx_handshake *h, uint64_t deadline
                                       struct ibx_error *err)
 {
     struct frame frame;
-    struct proofs proofs;
+    struct proofs proofs __attribute__((cleanup(wipe))) = {0};
     const char *peer = h->conn->path.peer;
     uint8_t flags = 0;
     int rc = send_hello(h, deadline, err);
@@ -427,6 +443,6 @@ int ibx_handshake_authenticate_client(struct ibx_handshake *h, uint64_t deadline
     if (!got || !ibx_hash_equal(got, proofs.server))
         return ibx_error_set(err, -EACCES,
                              "%s does not know the key: it is not the server it should be", peer);
-    conclude(h, flags);
-    return ibx_state_move(&h->state, HANDSHAKE_AUTHENTICATED);
+    rc = conclude(h, flags, &proofs, err);
+    return rc ? rc : ibx_state_move(&h->state, HANDSHAKE_AUTHENTICATED);
 }

@@ -6,6 +6,7 @@
  *
  *   listen.c          listening
  *   pool.c            connection requests, until they have proven themselves
+ *   pool_places.c     who of them has a place, and whose turn it is
  *   connect.c         how a client reaches a listener's socket
  *   handshake.c       the dialogue: authenticate, then try providers until one is set up
  *   authentication.c  both ends prove that they know the key, and agree on limits
@@ -60,10 +61,11 @@ struct handshake_peer {
 struct ibx_handshake {
     struct ibx_conn_setup setup; /* first: what core/ sees of it */
     struct ibx_conn *conn;
-    struct ibx_state_machine state; /* enum handshake_state */
-    struct ibx_keys *keys;          /* a server's, NULL: none; held */
-    const struct ibx_key *key;      /* the one of this connection, NULL: none */
-    struct ibx_exchange *exchange;
+    struct ibx_state_machine state;       /* enum handshake_state */
+    struct ibx_keys *keys;                /* a server's, NULL: none; held */
+    const struct ibx_key *key;            /* the one of this connection, NULL: none */
+    struct ibx_exchange *exchange;        /* NULL: none yet, or no longer */
+    uint8_t public_key[IBX_PUBLIC_BYTES]; /* ours, of it */
     struct handshake_peer peer;
     uint8_t nonce[NONCE_BYTES];         /* ours */
     uint8_t mark[IBX_HASH_BYTES];       /* of this host, for this connection */
@@ -131,12 +133,19 @@ void ibx_handshake_reason_put(struct ibx_writer *w, int code, const char *reason
  * conn->encrypt says whether TLS comes next. */
 int ibx_handshake_authenticate_client(struct ibx_handshake *h, uint64_t deadline_ns,
                                       struct ibx_error *err);
-/* The server's half, which never blocks. 0: authenticated. -EAGAIN: again when the socket takes
- * bytes, if turn->sending, or else when it has some. Otherwise `err` says why this is the end, and
- * the client has been told. A new turn is zeros. */
+/* What the server's half needs next: bytes from the socket, room in the socket, or only time, for a
+ * PROOF that has come.
+ *
+ * state machine: turn of a handshake
+ *   [*] -> READS -> SENDS -> READS
+ *   READS -> WAITS -> SENDS -> [*]
+ */
+enum ibx_turn_phase { IBX_TURN_READS, IBX_TURN_SENDS, IBX_TURN_WAITS };
+/* The server's half, which never blocks. 0: authenticated. -EAGAIN: again when the phase says so.
+ * Otherwise `err` says why this is the end, and the client has been told. A new turn is zeros. */
 struct ibx_turn {
     struct frame frame;
-    bool sending;
+    enum ibx_turn_phase phase;
 };
 int ibx_handshake_turn(struct ibx_handshake *h, struct ibx_turn *turn, struct ibx_error *err);
 /* Tells a client that has not proven itself why this is the end; returns `code`. */

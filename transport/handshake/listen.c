@@ -16,7 +16,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define BACKLOG 512 /* connection requests that may wait for ibx_accept() */
+/* Connection requests that may wait for ibx_accept(): as many as the kernel allows, since one that
+ * finds no room comes again after a second. */
+#define BACKLOG SOMAXCONN
 
 struct ibx_listener {
     int fd;

@@ -8,22 +8,37 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+/* Of the running kernel: once for all clients. */
+static struct {
+    char id[64];
+    size_t length;
+} boot;
+
+static void boot_read(void)
+{
+    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? 0 : read(fd, boot.id, sizeof(boot.id));
+    if (fd >= 0)
+        close(fd);
+    if (n <= 0 && ibx_random(boot.id, sizeof(boot.id), NULL) == 0)
+        n = sizeof(boot.id); /* unknown: it equals no other */
+    boot.length = n > 0 ? (size_t)n : 0;
+}
+
 void ibx_handshake_host_mark(const uint8_t client_nonce[NONCE_BYTES],
                              const uint8_t server_nonce[NONCE_BYTES], uint8_t mark[IBX_HASH_BYTES])
 {
-    char boot[64] = "";
-    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? 0 : read(fd, boot, sizeof(boot));
-    if (fd >= 0)
-        close(fd);
-    if (n <= 0 && ibx_random(boot, sizeof(boot), NULL) == 0)
-        n = sizeof(boot); /* unknown: it equals no other */
-    struct ibx_piece pieces[4] = {
-        {"host ", 5}, {boot, (size_t)n}, {client_nonce, NONCE_BYTES}, {server_nonce, NONCE_BYTES}};
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, boot_read);
+    struct ibx_piece pieces[4] = {{"host ", 5},
+                                  {boot.id, boot.length},
+                                  {client_nonce, NONCE_BYTES},
+                                  {server_nonce, NONCE_BYTES}};
     ibx_hash(pieces, 4, mark);
 }
 

@@ -1,29 +1,14 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Clients that have not proven themselves yet: a bounded number of sockets in one epoll instance,
- * without a thread or a process for any of them. A listener's descriptor is that instance, so
- * whoever waits for it is woken for the listening socket, for each of these sockets, and for the
- * next deadline.
- *
- * Places are few, so that strangers cost little, and nobody can hold them: each one has PROVE_MS to
- * prove itself. When all places are taken, the one that has not even sent a HELLO for the longest
- * time gives way. If all have, it is the oldest one: of the newcomer's source (an address, in IPv6
- * a /64, or a user of this host over a unix socket), if that has an eighth of the places, or else
- * of all. No source has more than an eighth of the places without having sent a HELLO.
- *
- * A source of which a client has proven itself lately is known. Up to half of the places are its
- * and other known ones' before they are anybody else's, and it may have so many without a HELLO: a
- * migration's source that comes back with all of its connections finds room among strangers,
- * however many and quick these are. Strangers at a known address are taken for it; they get no
- * further than strangers do, and not into the other half.
+ * A listener's descriptor is the epoll instance of its clients, so whoever waits for it is woken
+ * for the listening socket, for each of these sockets, and for the next deadline.
  *
  * A fork(2) copies the list, but the clients stay the parent's. The child closes its copies of
  * their sockets at once: or else a client whose server dies would not notice as long as the child
  * lives. The epoll instance is shared; ibx_pool_step() puts a new one in its place in the child.
  */
-#include "transport/handshake/handshake.h"
+#include "transport/handshake/pool.h"
 
-#include "common/address.h"
 #include "common/clock.h"
 #include "common/log.h"
 
@@ -42,40 +27,9 @@
 #define PROVE_MS         2000u
 #define TAKEN_AT_ONCE    64 /* connection requests in one step */
 #define EVENTS_AT_ONCE   32
+#define PROOFS_AT_ONCE   8
+#define EXCHANGE_MS      1000u /* how long newcomers get one half of a key exchange */
 #define LINES_PER_SECOND 10u
-#define KNOWN            16u /* sources that have proven themselves, the latest ones */
-
-/* Where a client comes from: the bytes of its address, or its user. In IPv6 it is the network,
- * since whoever has one of its 2^64 addresses can have them all. */
-#define NETWORK_BYTES 8u
-struct source {
-    uint8_t bytes[16];
-    size_t length;
-};
-
-struct stranger {
-    struct stranger *next, **link; /* in the order in which they came; what points to this one */
-    struct ibx_handshake *handshake;
-    struct ibx_turn turn;
-    struct source source;
-    bool known; /* its source was, when it came */
-    uint64_t deadline;
-};
-
-struct ibx_pool {
-    struct ibx_pool *next; /* all of this process */
-    int listening, epoll_fd, timer_fd;
-    const struct ibx_options *options;
-    struct ibx_keys *keys;
-    struct stranger *oldest, **newest;
-    unsigned count, count_known;
-    struct source known[KNOWN]; /* a ring; those of length 0 are none */
-    unsigned next_known;
-    bool armed; /* the timer */
-    pid_t owner;
-    uint64_t lines_from; /* a second of log lines */
-    unsigned lines, left_out;
-};
 
 /* ------------------------------------------------------------------------ forks */
 
@@ -96,7 +50,7 @@ static void after_fork(void)
 static void in_child(void)
 {
     for (struct ibx_pool *pool = pools; pool; pool = pool->next) {
-        for (struct stranger *s = pool->oldest; s; s = s->next) {
+        for (struct ibx_stranger *s = pool->oldest; s; s = s->next) {
             close(s->handshake->conn->handshake_socket);
             s->handshake->conn->handshake_socket = -1;
         }
@@ -170,12 +124,13 @@ static int make_descriptors(struct ibx_pool *pool)
     return rc ? rc : watch(pool, EPOLL_CTL_ADD, pool->timer_fd, EPOLLIN, &timer_item);
 }
 
-/* For the oldest one, unless it is armed: then it goes off too early, and is armed again. */
+/* At once while PROOFs wait. Otherwise for the oldest one, unless it is armed: then it goes off too
+ * early, and is armed again. */
 static void arm_timer(struct ibx_pool *pool)
 {
-    if (pool->armed || !pool->oldest)
+    if (!pool->oldest || (pool->armed && !pool->count_waiting))
         return;
-    uint64_t at = pool->oldest->deadline;
+    uint64_t at = pool->count_waiting ? 1 : pool->oldest->deadline;
     struct itimerspec when = {
         .it_value = {.tv_sec = (time_t)(at / 1000000000u), .tv_nsec = (long)(at % 1000000000u)}};
     pool->armed = !timerfd_settime(pool->timer_fd, TFD_TIMER_ABSTIME, &when, NULL);
@@ -183,45 +138,8 @@ static void arm_timer(struct ibx_pool *pool)
 
 /* ------------------------------------------------------------------------- clients */
 
-static struct source source_of(int fd)
-{
-    struct source source = {.length = 0};
-    struct sockaddr_storage address;
-    struct ucred user;
-    socklen_t length = sizeof(user);
-    if (ibx_address_of_socket(fd, true, &address)) {
-        const void *host = ibx_address_host((struct sockaddr *)&address, &source.length);
-        if (source.length > NETWORK_BYTES)
-            source.length = NETWORK_BYTES;
-        memcpy(source.bytes, host, source.length);
-    } else if (!getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &user, &length)) {
-        source.length = sizeof(user.uid);
-        memcpy(source.bytes, &user.uid, sizeof(user.uid));
-    }
-    return source;
-}
-
-static bool same_source(const struct source *a, const struct source *b)
-{
-    return a->length == b->length && !memcmp(a->bytes, b->bytes, a->length);
-}
-
-static bool is_known(const struct ibx_pool *pool, const struct source *source)
-{
-    for (unsigned i = 0; i < KNOWN; i++)
-        if (source->length && same_source(&pool->known[i], source))
-            return true;
-    return false;
-}
-
-static void remember(struct ibx_pool *pool, const struct source *source)
-{
-    if (!is_known(pool, source))
-        pool->known[pool->next_known++ % KNOWN] = *source;
-}
-
 /* Takes it off the list; its connection is the caller's. */
-static struct ibx_conn *leave(struct ibx_pool *pool, struct stranger *s)
+static struct ibx_conn *leave(struct ibx_pool *pool, struct ibx_stranger *s)
 {
     struct ibx_conn *conn = s->handshake->conn;
     pthread_mutex_lock(&lock);
@@ -232,6 +150,7 @@ static struct ibx_conn *leave(struct ibx_pool *pool, struct stranger *s)
         pool->newest = s->link;
     pool->count--;
     pool->count_known -= s->known;
+    pool->count_waiting -= s->turn.phase == IBX_TURN_WAITS;
     pthread_mutex_unlock(&lock);
     /* A child may have the socket open, too: closing it here would not end the watch. */
     if (pool->owner == getpid())
@@ -241,7 +160,7 @@ static struct ibx_conn *leave(struct ibx_pool *pool, struct stranger *s)
     return conn;
 }
 
-static void drop(struct ibx_pool *pool, struct stranger *s)
+static void drop(struct ibx_pool *pool, struct ibx_stranger *s)
 {
     struct ibx_conn *conn = leave(pool, s);
     if (pool->owner == getpid())
@@ -249,40 +168,8 @@ static void drop(struct ibx_pool *pool, struct stranger *s)
     ibx_close(conn);
 }
 
-static bool is_silent(const struct stranger *s)
-{
-    return s->handshake->state.now == HANDSHAKE_UNAUTHENTICATED;
-}
-
-/* Clients of known sources give way only to each other. */
-static bool is_safe(const struct ibx_pool *pool, const struct stranger *s)
-{
-    return s->known && pool->count_known <= pool->options->unauthenticated / 2;
-}
-
-/* The oldest one of this source, or with NULL of any that is not safe, that has sent no HELLO, or
- * with `all` anything.
- */
-static struct stranger *oldest_of(const struct ibx_pool *pool, const struct source *source,
-                                  bool all)
-{
-    struct stranger *s = pool->oldest;
-    while (s && ((source ? !same_source(source, &s->source) : is_safe(pool, s)) ||
-                 (!all && !is_silent(s))))
-        s = s->next;
-    return s;
-}
-
-static unsigned count_of(const struct ibx_pool *pool, const struct source *source, bool all)
-{
-    unsigned count = 0;
-    for (const struct stranger *s = pool->oldest; s; s = s->next)
-        count += same_source(source, &s->source) && (all || is_silent(s));
-    return count;
-}
-
 /* False: there is nobody. */
-static bool give_way(struct ibx_pool *pool, struct stranger *s, struct ibx_error *err)
+static bool give_way(struct ibx_pool *pool, struct ibx_stranger *s, struct ibx_error *err)
 {
     struct ibx_error why = {0};
     if (!s)
@@ -294,20 +181,6 @@ static bool give_way(struct ibx_pool *pool, struct stranger *s, struct ibx_error
         *err = why;
     drop(pool, s);
     return true;
-}
-
-/* Before another one of this source gets a place. */
-static void make_room(struct ibx_pool *pool, const struct source *source, struct ibx_error *err)
-{
-    const unsigned most = pool->options->unauthenticated;
-    const unsigned share = is_known(pool, source) ? most / 2 : most / 8;
-    if (count_of(pool, source, false) >= share) {
-        give_way(pool, oldest_of(pool, source, false), err);
-    } else if (pool->count >= most) {
-        struct stranger *silent = oldest_of(pool, NULL, false);
-        const bool greedy = count_of(pool, source, true) >= share;
-        give_way(pool, silent ? silent : oldest_of(pool, greedy ? source : NULL, true), err);
-    }
 }
 
 static void expire(struct ibx_pool *pool, struct ibx_error *err)
@@ -322,24 +195,34 @@ static void expire(struct ibx_pool *pool, struct ibx_error *err)
     }
 }
 
+/* What wakes it in this phase. A PROOF waits for its turn, not for the socket. */
+static uint32_t events_of(enum ibx_turn_phase phase)
+{
+    return phase == IBX_TURN_READS ? EPOLLIN : phase == IBX_TURN_SENDS ? EPOLLOUT : 0;
+}
+
 /* As far as it goes without waiting. 1: `*conn` has proven itself. */
-static int go_on(struct ibx_pool *pool, struct stranger *s, struct ibx_conn **conn,
+static int go_on(struct ibx_pool *pool, struct ibx_stranger *s, struct ibx_conn **conn,
                  struct ibx_error *err)
 {
     struct ibx_error why = {0};
-    bool sent = s->turn.sending;
+    const enum ibx_turn_phase before = s->turn.phase;
+    pool->count_waiting -= before == IBX_TURN_WAITS;
     int rc = ibx_handshake_turn(s->handshake, &s->turn, &why);
+    pool->count_waiting += s->turn.phase == IBX_TURN_WAITS;
     if (!rc) {
-        remember(pool, &s->source);
+        ibx_pool_note_proven(pool, &s->source);
         *conn = leave(pool, s);
         return 1;
     }
     if (rc == -EAGAIN) {
-        if (sent != s->turn.sending)
+        if (before != s->turn.phase)
             watch(pool, EPOLL_CTL_MOD, s->handshake->conn->handshake_socket,
-                  s->turn.sending ? EPOLLOUT : EPOLLIN, s);
+                  events_of(s->turn.phase), s);
         return 0;
     }
+    if (before == IBX_TURN_WAITS)
+        ibx_pool_note_wrong(pool, &s->source);
     turned_away(pool, &why);
     if (err)
         *err = why;
@@ -347,13 +230,56 @@ static int go_on(struct ibx_pool *pool, struct stranger *s, struct ibx_conn **co
     return 0;
 }
 
+/* An event of its socket. Who waits with a PROOF has none but its end. */
+static int on_event(struct ibx_pool *pool, struct ibx_stranger *s, struct ibx_conn **conn,
+                    struct ibx_error *err)
+{
+    if (s->turn.phase != IBX_TURN_WAITS)
+        return go_on(pool, s, conn, err);
+    drop(pool, s);
+    return 0;
+}
+
+static int look_at_proofs(struct ibx_pool *pool, struct ibx_conn **conn, struct ibx_error *err)
+{
+    int rc = 0;
+    for (int i = 0; i < PROOFS_AT_ONCE && !rc; i++) {
+        struct ibx_stranger *s = ibx_pool_next_proof(pool);
+        if (!s)
+            break;
+        rc = go_on(pool, s, conn, err);
+    }
+    return rc;
+}
+
 /* ----------------------------------------------------------------------- requests */
 
-static void join(struct ibx_pool *pool, struct stranger *s, int fd)
+/* A key pair costs an X25519, too: so one serves all who come within EXCHANGE_MS, and is forgotten
+ * when the last of them is. Their nonces keep their secrets apart. */
+static int lend_exchange(struct ibx_pool *pool, struct ibx_handshake *h, struct ibx_error *err)
+{
+    uint64_t now = ibx_now_ns();
+    int rc = 0;
+    if (!pool->exchange || now >= pool->exchange_until) {
+        ibx_exchange_destroy(pool->exchange);
+        pool->exchange = NULL;
+        rc = ibx_exchange_create(&pool->exchange, pool->public_key, err);
+        pool->exchange_until = now + EXCHANGE_MS * IBX_NS_PER_MS;
+    }
+    if (!rc)
+        rc = ibx_exchange_hold(pool->exchange, err);
+    if (rc)
+        return rc;
+    h->exchange = pool->exchange;
+    memcpy(h->public_key, pool->public_key, sizeof(h->public_key));
+    return 0;
+}
+
+static void join(struct ibx_pool *pool, struct ibx_stranger *s, const struct ibx_source *source)
 {
     const unsigned ms = pool->options->timeout_ms;
-    s->source = source_of(fd);
-    s->known = is_known(pool, &s->source);
+    s->source = *source;
+    s->known = ibx_pool_is_known(pool, source);
     s->deadline = ibx_deadline_in_ms(ms < PROVE_MS ? ms : PROVE_MS);
     pthread_mutex_lock(&lock);
     s->link = pool->newest;
@@ -376,17 +302,16 @@ static int take(struct ibx_pool *pool, struct ibx_conn **conn, struct ibx_error 
         if ((code == EMFILE || code == ENFILE) && poll(&request, 1, 0) == 0)
             return -EAGAIN;
         if (code == EMFILE || code == ENFILE) {
-            struct stranger *unsafe = oldest_of(pool, NULL, true);
-            if (give_way(pool, unsafe ? unsafe : pool->oldest, err))
+            if (give_way(pool, ibx_pool_least(pool), err))
                 return 0;
         }
         return code == ECONNABORTED || code == EINTR ? -EAGAIN : -code;
     }
-    const struct source source = source_of(fd);
+    const struct ibx_source source = ibx_pool_source_of(fd);
     int one = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-    make_room(pool, &source, err);
-    struct stranger *s = calloc(1, sizeof(*s));
+    give_way(pool, ibx_pool_too_many(pool, &source), err);
+    struct ibx_stranger *s = calloc(1, sizeof(*s));
     if (!s) {
         close(fd);
         return -ENOMEM;
@@ -396,8 +321,10 @@ static int take(struct ibx_pool *pool, struct ibx_conn **conn, struct ibx_error 
         free(s);
         return -ENOMEM;
     }
-    join(pool, s, fd);
-    int rc = watch(pool, EPOLL_CTL_ADD, fd, EPOLLIN, s);
+    join(pool, s, &source);
+    int rc = lend_exchange(pool, s->handshake, err);
+    if (!rc)
+        rc = watch(pool, EPOLL_CTL_ADD, fd, EPOLLIN, s);
     if (rc) {
         drop(pool, s);
         return rc;
@@ -454,12 +381,14 @@ int ibx_pool_step(struct ibx_pool *pool, struct ibx_conn **conn, struct ibx_erro
         else if (item == &timer_item)
             pool->armed = read(pool->timer_fd, &times, sizeof(times)) < 0 && pool->armed;
         else
-            rc = go_on(pool, item, conn, err);
+            rc = on_event(pool, item, conn, err);
     }
     if (!rc) {
         expire(pool, err);
         rc = requests ? take_some(pool, conn, err) : 0;
     }
+    if (!rc)
+        rc = look_at_proofs(pool, conn, err);
     arm_timer(pool);
     return rc > 0 ? 0 : rc == 0 ? -EAGAIN : rc;
 }
@@ -498,6 +427,7 @@ void ibx_pool_destroy(struct ibx_pool *pool)
     delist(pool);
     while (pool->oldest)
         drop(pool, pool->oldest);
+    ibx_exchange_destroy(pool->exchange);
     if (pool->epoll_fd >= 0)
         close(pool->epoll_fd);
     if (pool->timer_fd >= 0)

@@ -144,6 +144,7 @@ static void prove(int from)
     struct ibx_conn *conn = NULL;
     uint8_t ours[RAW_HASH], theirs[RAW_HASH];
     come(0, from, false);
+    raws[0].flags = from == 1 ? RAW_SAME_HOST : RAW_ENCRYPT;
     raw_derive(&raws[0], ours, theirs);
     raw_send_proof(&raws[0], ours);
     assert_int_equal(ibx_accept_wait(s.listener, 10000, &conn, NULL), 0);
@@ -183,6 +184,132 @@ static void and_no_more_than_half(void **state)
     only_lost(-1, PLACES);
     come(PLACES, 50, false);
     only_lost(0, PLACES + 1);
+    close_pool();
+}
+
+static void send_wrong_proof(int i)
+{
+    uint8_t wrong[RAW_HASH] = {1};
+    raw_send_proof(&raws[i], wrong);
+}
+
+static bool is_refused(int i)
+{
+    struct raw_frame frame;
+    struct pollfd look = {.fd = raws[i].fd, .events = POLLIN};
+    if (poll(&look, 1, 0) != 1)
+        return false;
+    raw_expect(&raws[i], REFUSE, &frame);
+    assert_int_equal((int8_t)frame.payload[0], -EACCES);
+    return true;
+}
+
+/* Who comes last with a PROOF is looked at before those at an address of wrong ones; at a known
+ * address before all. Returns how many of the six others were looked at. */
+static int looked_at_before(int from)
+{
+    struct raw_frame frame;
+    struct ibx_conn *conn = NULL;
+    uint8_t ours[RAW_HASH], theirs[RAW_HASH];
+    int refused = 0;
+    bool told[6];
+    for (int i = 0; i < 6; i++)
+        come(i, 2, false);
+    come(6, from, false);
+    for (int i = 0; i < 6; i++)
+        send_wrong_proof(i);
+    raws[6].flags = RAW_ENCRYPT;
+    raw_derive(&raws[6], ours, theirs);
+    raw_send_proof(&raws[6], ours);
+    assert_int_equal(ibx_accept(s.listener, &conn, NULL), 0);
+    raw_expect(&raws[6], PROOF, &frame);
+    ibx_close(conn);
+    for (int i = 0; i < 6; i++)
+        refused += told[i] = is_refused(i);
+    step(); /* the others wake the listener without any event of theirs */
+    for (int i = 0; i < 6; i++) {
+        assert_true(told[i] || is_refused(i));
+        raw_close(&raws[i]);
+    }
+    raw_close(&raws[6]);
+    for (int i = 0; i <= 6; i++)
+        raws[i].fd = -1;
+    step();
+    return refused;
+}
+
+static void wrong_proofs_keep_nobody_waiting(void **state)
+{
+    (void)state;
+    open_pool();
+    assert_int_equal(looked_at_before(50), 1); /* the first one of an address with none yet */
+    assert_int_equal(looked_at_before(50), 0);
+    assert_int_equal(looked_at_before(51), 0);
+    close_pool();
+}
+
+/* Where one has proven itself before, who sends wrong proofs is behind those of other addresses. */
+static void wrong_proofs_at_a_known_address(void **state)
+{
+    (void)state;
+    open_pool();
+    prove(2);
+    assert_int_equal(looked_at_before(50), 1);
+    close_pool();
+}
+
+/* Who goes while it waits is not looked at, and is no event any more. */
+static void gone_while_it_waits(void **state)
+{
+    (void)state;
+    struct linger reset = {.l_onoff = 1};
+    struct pollfd wait;
+    open_pool();
+    for (int i = 0; i < PLACES; i++) {
+        come(i, 2, false);
+        send_wrong_proof(i);
+        if (i == PLACES / 2)
+            assert_int_equal(ibx_accept(s.listener, &(struct ibx_conn *){NULL}, NULL), -EAGAIN);
+        setsockopt(raws[i].fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
+        raw_close(&raws[i]);
+        raws[i].fd = -1;
+    }
+    step();
+    wait = (struct pollfd){.fd = ibx_listener_fd(s.listener), .events = POLLIN};
+    assert_int_equal(poll(&wait, 1, 0), 0);
+    close_pool();
+}
+
+/* Clients of the same second get the same half of the key exchange, with nonces of their own. */
+static void a_key_pair_serves_a_second(void **state)
+{
+    (void)state;
+    bool shared = false, renewed = false;
+    uint64_t deadline = ibx_deadline_in_ms(30000);
+    open_pool();
+    while (!(shared && renewed) && ibx_now_ns() < deadline) {
+        come(0, 2, false);
+        come(1, 3, false);
+        bool same = !memcmp(raws[0].peer_public, raws[1].peer_public, RAW_HASH);
+        assert_memory_not_equal(raws[0].server_nonce, raws[1].server_nonce, RAW_HASH);
+        shared |= same;
+        renewed |= !same;
+        poll(NULL, 0, 10);
+        raw_close(&raws[0]);
+        raws[0] = raws[1];
+        raws[1].fd = -1;
+        step();
+        uint8_t before[RAW_HASH];
+        memcpy(before, raws[0].peer_public, RAW_HASH);
+        raw_close(&raws[0]);
+        raws[0].fd = -1;
+        come(0, 4, false);
+        renewed |= memcmp(before, raws[0].peer_public, RAW_HASH) != 0;
+        raw_close(&raws[0]);
+        raws[0].fd = -1;
+    }
+    assert_true(shared);
+    assert_true(renewed);
     close_pool();
 }
 
@@ -421,6 +548,10 @@ int main(void)
         cmocka_unit_test(then_the_oldest_of_a_greedy_address),
         cmocka_unit_test(known_addresses_have_half_of_the_places),
         cmocka_unit_test(and_no_more_than_half),
+        cmocka_unit_test(wrong_proofs_keep_nobody_waiting),
+        cmocka_unit_test(wrong_proofs_at_a_known_address),
+        cmocka_unit_test(gone_while_it_waits),
+        cmocka_unit_test(a_key_pair_serves_a_second),
         cmocka_unit_test(deadline_wakes),
         cmocka_unit_test(descriptors_run_out),
         cmocka_unit_test(a_stranger_that_refuses),
