@@ -187,7 +187,9 @@ static void run(bool client, int socket)
         require(h);
         struct ibx_turn turn = {0};
         conn = h->conn;
-        rc = ibx_handshake_turn(h, &turn, &err);
+        do
+            rc = ibx_handshake_turn(h, &turn, &err);
+        while (rc == -EAGAIN && turn.phase == IBX_TURN_WAITS);
         require(rc != -EAGAIN); /* the peer has sent all, and has room */
         if (!rc)
             rc = ibx_establish(conn, &err);
