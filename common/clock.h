@@ -10,11 +10,17 @@
 #define IBX_NS_PER_MS 1000000ull
 #define IBX_NS_PER_US 1000ull
 
+/* Of a clock of clock_gettime(2), CPU time of a thread for instance; 0: it has none. */
+static inline uint64_t ibx_clock_ns(clockid_t clock)
+{
+    struct timespec t = {0};
+    clock_gettime(clock, &t);
+    return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
+}
+
 static inline uint64_t ibx_now_ns(void)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
+    return ibx_clock_ns(CLOCK_MONOTONIC);
 }
 
 static inline uint64_t ibx_deadline_in_ms(uint64_t ms)

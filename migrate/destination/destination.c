@@ -105,15 +105,18 @@ static int confirmed(struct destination *d, struct ibx_error *err)
 /* COMPLETE is sent until it is confirmed: the source may have been away. */
 static int step_complete(struct destination *d, struct ibx_error *err)
 {
+    /* The source compares while QEMU lets go. */
+    int rc = d->peer.now == PEER_CONFIRMED ? 0 : ibx_destination_send_digests(d, err);
+    if (rc && rc != -EAGAIN)
+        return rc;
     if (!ibx_destination_has_let_go(d)) {
         ibx_destination_send_progress(d); /* a QEMU that is slow is no silence */
         return 0;
     }
     if (d->peer.now == PEER_CONFIRMED)
         return confirmed(d, err);
-    int rc = ibx_destination_send_digests(d, err);
     if (rc)
-        return rc == -EAGAIN ? 0 : rc;
+        return 0;
     if (!destination_linked(&d->link) || !ibx_channel_idle(&d->link.control) ||
         ibx_now_ns() - d->complete_ns < COMPLETE_RETRY_NS)
         return 0;
@@ -206,7 +209,9 @@ static uint64_t longest_wait_ns(struct destination *d)
         d->load_looks++;
         return LOAD_LOOK_US * IBX_NS_PER_US;
     }
-    return (loading ? LOAD_LOOK_MS : MIGRATION_TICK_MS) * IBX_NS_PER_MS;
+    const uint64_t digests = ibx_destination_digests_wait_ns(d);
+    const uint64_t tick = (loading ? LOAD_LOOK_MS : MIGRATION_TICK_MS) * IBX_NS_PER_MS;
+    return digests < tick ? digests : tick;
 }
 
 /* Whether this thread may take what comes on page connections. */

@@ -388,7 +388,7 @@ struct destination {
     struct destination_digests {
         bool *sent;    /* a range, over this link; NULL: none */
         uint64_t left; /* ranges that are not sent */
-        uint64_t looked_ns;
+        uint64_t look_ns; /* when to look again for what has come */
     } digests;
     struct migration_silence silence;
     uint64_t messages;                      /* and page connections, from the source */
@@ -446,6 +446,8 @@ void ibx_destination_digests_restart(struct destination *d);
 /* Sends what is due. 0: the source has been sent all of them, or pages are not verified; -EAGAIN:
  * not yet. */
 int ibx_destination_send_digests(struct destination *d, struct ibx_error *err);
+/* After which time to look again for what is due. */
+uint64_t ibx_destination_digests_wait_ns(const struct destination *d);
 
 /* ---------------------------------------------------------------- commit.c */
 

@@ -13,6 +13,9 @@
 #include <string.h>
 
 #define RANGES_AT_ONCE 200u /* in a message: 16 kB */
+/* The source compares while pages follow: what is told late, it compares when the last has come. */
+#define LOOK_MS    10
+#define LOOK_SHARE 10 /* looks take at most one part in so many of this thread's time */
 
 void ibx_destination_digests_restart(struct destination *d)
 {
@@ -56,16 +59,29 @@ static int send_some(struct destination *d, bool all, uint64_t *range, struct ib
     return ibx_channel_send(&d->link.control, &message, err);
 }
 
+static bool due(const struct destination *d)
+{
+    if (!d->ram.page_tags || !destination_linked(&d->link))
+        return false;
+    /* While a new link brings the page map again, that tells of no page with data. */
+    return d->state.now == DESTINATION_COMPLETE ||
+           (d->link.state.now == LINK_SERVING && ibx_now_ns() >= d->digests.look_ns);
+}
+
+uint64_t ibx_destination_digests_wait_ns(const struct destination *d)
+{
+    const bool filling = d->state.now == DESTINATION_FILLING && d->link.state.now == LINK_SERVING;
+    const bool more = !d->digests.sent || d->digests.left;
+    return filling && d->ram.page_tags && more ? LOOK_MS * IBX_NS_PER_MS : UINT64_MAX;
+}
+
 int ibx_destination_send_digests(struct destination *d, struct ibx_error *err)
 {
     const bool all = d->state.now == DESTINATION_COMPLETE;
     struct destination_digests *digests = &d->digests;
-    /* While a new link brings the page map again, that tells of no page with data. */
-    if (!d->ram.page_tags || !destination_linked(&d->link) ||
-        (!all && (d->link.state.now != LINK_SERVING ||
-                  ibx_now_ns() - digests->looked_ns < MIGRATION_TICK_MS * IBX_NS_PER_MS)))
+    if (!due(d))
         return 0;
-    digests->looked_ns = ibx_now_ns();
+    const uint64_t before = ibx_clock_ns(CLOCK_THREAD_CPUTIME_ID);
     int rc = begin(d, err);
     const uint64_t ranges = ibx_digest_ranges(d->ram.map.pages);
     for (uint64_t range = 0; !rc && digests->left && range < ranges;) {
@@ -73,5 +89,8 @@ int ibx_destination_send_digests(struct destination *d, struct ibx_error *err)
             return -EAGAIN;
         rc = send_some(d, all, &range, err);
     }
+    const uint64_t took = ibx_clock_ns(CLOCK_THREAD_CPUTIME_ID) - before,
+                   least = LOOK_MS * IBX_NS_PER_MS;
+    digests->look_ns = ibx_now_ns() + (took * LOOK_SHARE > least ? took * LOOK_SHARE : least);
     return rc ? rc : all || !digests->left ? 0 : -EAGAIN;
 }

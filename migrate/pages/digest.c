@@ -124,6 +124,7 @@ void ibx_digest_range(const struct ibx_digest_keys *keys, uint64_t first, const 
 struct ibx_page_tags {
     const struct ibx_page_map *map;
     _Atomic uint64_t *tags;
+    _Atomic uint16_t *tagged; /* pages of a range with a tag */
     struct ibx_digest_keys keys;
     struct ibx_page_tagger **taggers;
     unsigned workers;
@@ -142,7 +143,11 @@ int ibx_page_tags_create(const struct ibx_page_map *map, _Atomic uint64_t *tags,
     pthread_mutex_init(&own->lock, NULL);
     ibx_digest_keys_derive(&own->keys, key);
     own->taggers = calloc(workers, sizeof(*own->taggers));
-    bool good = own->taggers != NULL;
+    own->tagged = calloc(ibx_digest_ranges(map->pages), sizeof(*own->tagged));
+    bool good = own->taggers && own->tagged;
+    for (uint64_t page = 0; good && page < map->pages; page++)
+        if (atomic_load_explicit(&tags[page], memory_order_relaxed))
+            own->tagged[page / IBX_DIGEST_PAGES]++;
     for (unsigned i = 0; good && i < workers; i++)
         good = (own->taggers[i] = ibx_page_tagger_create(&own->keys)) != NULL;
     if (!good) {
@@ -163,17 +168,10 @@ void ibx_page_tags_destroy(struct ibx_page_tags *tags)
     for (unsigned i = 0; tags->taggers && i < tags->workers; i++)
         ibx_page_tagger_destroy(tags->taggers[i]);
     free(tags->taggers);
+    free((void *)tags->tagged);
     pthread_mutex_destroy(&tags->lock);
     OPENSSL_cleanse(&tags->keys, sizeof(tags->keys));
     free(tags);
-}
-
-static uint64_t page_size_of(const struct ibx_page_map *map, uint64_t page)
-{
-    unsigned i = 0;
-    while (i + 1 < map->block_count && page - map->blocks[i].first >= map->blocks[i].pages)
-        i++;
-    return map->blocks[i].page_size;
 }
 
 /* The engine goes on, so that QEMU can be told to pause the VM. */
@@ -195,7 +193,7 @@ int ibx_page_tags_note(void *context, unsigned worker, uint64_t page, uint32_t p
                        const void *bytes, struct ibx_error *err)
 {
     struct ibx_page_tags *tags = context;
-    const uint64_t size = page_size_of(tags->map, page);
+    const uint64_t size = tags->map->blocks[ibx_page_map_block(tags->map, page)].page_size;
     for (uint32_t i = 0; i < pages; i++) {
         const uint64_t tag =
             ibx_page_tag(tags->taggers[worker], (const uint8_t *)bytes + i * size, size);
@@ -203,7 +201,9 @@ int ibx_page_tags_note(void *context, unsigned worker, uint64_t page, uint32_t p
         if (!tag)
             return ibx_error_set(err, -EIO, "OpenSSL cannot compute POLY1305");
         /* The first to come stays: which of two the kernel takes is not known. */
-        if (!atomic_compare_exchange_strong(&tags->tags[page + i], &before, tag) && before != tag)
+        if (atomic_compare_exchange_strong(&tags->tags[page + i], &before, tag))
+            atomic_fetch_add(&tags->tagged[(page + i) / IBX_DIGEST_PAGES], 1);
+        else if (before != tag)
             note_conflict(tags, page + i);
     }
     return 0;
@@ -219,15 +219,23 @@ int ibx_page_tags_conflict(struct ibx_page_tags *tags, struct ibx_error *err)
     return rc;
 }
 
-static unsigned pages_of(const struct ibx_page_map *map, uint64_t range)
+/* Of a range; its first page is the first of a word. */
+static unsigned data_pages(const struct ibx_page_map *map, uint64_t first, uint64_t end)
 {
-    const uint64_t left = map->pages - range * IBX_DIGEST_PAGES;
-    return left < IBX_DIGEST_PAGES ? (unsigned)left : IBX_DIGEST_PAGES;
+    unsigned count = 0;
+    for (uint64_t page = first; page < end; page += 64)
+        count += (unsigned)__builtin_popcountll(map->bits[page / 64]);
+    return count;
 }
 
 bool ibx_page_tags_whole(const struct ibx_page_tags *tags, uint64_t range)
 {
-    const uint64_t first = range * IBX_DIGEST_PAGES, end = first + pages_of(tags->map, range);
+    const uint64_t first = range * IBX_DIGEST_PAGES,
+                   end = first + ibx_digest_pages(tags->map, range);
+    /* It is asked often: this takes two lines of the cache of a range that has not come, not 64. */
+    if (atomic_load_explicit(&tags->tagged[range], memory_order_acquire) <
+        data_pages(tags->map, first, end))
+        return false;
     for (uint64_t page = first; page < end; page++)
         if (ibx_page_map_data(tags->map, page) &&
             !atomic_load_explicit(&tags->tags[page], memory_order_acquire))
@@ -239,7 +247,7 @@ void ibx_page_tags_entry(const struct ibx_page_tags *tags, uint64_t range,
                          uint8_t entry[IBX_DIGEST_ENTRY])
 {
     const uint64_t first = range * IBX_DIGEST_PAGES;
-    const unsigned count = pages_of(tags->map, range);
+    const unsigned count = ibx_digest_pages(tags->map, range);
     uint64_t list[IBX_DIGEST_PAGES];
     memset(entry, 0, IBX_DIGEST_PAGES / 8);
     for (unsigned i = 0; i < count; i++) {

@@ -14,7 +14,7 @@
  * HMAC-SHA-256 over those of a range.
  *
  *   digest.c    tags and digests, and the destination's table of tags
- *   verifier.c  the source's thread that compares
+ *   verifier.c  the source's threads that compare
  */
 #ifndef IBX_MIGRATE_PAGES_DIGEST_H
 #define IBX_MIGRATE_PAGES_DIGEST_H
@@ -33,6 +33,13 @@
 static inline uint64_t ibx_digest_ranges(uint64_t pages)
 {
     return (pages + IBX_DIGEST_PAGES - 1) / IBX_DIGEST_PAGES;
+}
+
+/* Pages of a range; the last one may be shorter. */
+static inline unsigned ibx_digest_pages(const struct ibx_page_map *map, uint64_t range)
+{
+    const uint64_t left = map->pages - range * IBX_DIGEST_PAGES;
+    return left < IBX_DIGEST_PAGES ? (unsigned)left : IBX_DIGEST_PAGES;
 }
 
 /* ------------------------------------------------------------ tags and digests */
@@ -80,19 +87,22 @@ void ibx_page_tags_entry(const struct ibx_page_tags *tags, uint64_t range,
 
 /* ------------------------------------------------------------ the source's verifier */
 
-/* Maps guest RAM a second time, and computes the digests in a thread of its own. */
+/* Reads guest RAM, and computes the digests in threads of its own, as many as suit
+ * this machine: ranges in the order in which the destination asks. */
 struct ibx_verifier;
 
-/* `ram` and `map`, which change no more, stay the caller's until close. */
+/* `ram` and `map`, which change no more, stay the caller's until close. `threads`: 0 for as many as
+ * suit this machine. */
 int ibx_verifier_open(const struct ibx_guest_ram *ram, const struct ibx_page_map *map,
-                      const uint8_t key[IBX_DIGEST_KEY], struct ibx_verifier **verifier,
-                      struct ibx_error *err);
+                      const uint8_t key[IBX_DIGEST_KEY], unsigned threads,
+                      struct ibx_verifier **verifier, struct ibx_error *err);
 /* Takes a DIGEST message; ranges may come again. -EPROTO: it does not fit this map. */
 int ibx_verifier_take(struct ibx_verifier *verifier, uint64_t first,
                       const struct ibx_bytes *entries, struct ibx_error *err);
-/* 0: all ranges agree; -EAGAIN: none differs so far; -EBADMSG names the first that differs. */
+/* 0: all ranges agree; -EAGAIN: none differs so far; -EBADMSG names the first that differs; others:
+ * guest RAM cannot be read. */
 int ibx_verifier_result(struct ibx_verifier *verifier, struct ibx_error *err);
-/* Whether nothing waits for its thread: then more has to come. */
+/* Whether nothing waits for its threads: then more has to come. */
 bool ibx_verifier_idle(struct ibx_verifier *verifier);
 /* Pages with data that were compared, and those that the destination never took, because its guest
  * had given them back. */

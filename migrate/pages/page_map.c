@@ -84,6 +84,14 @@ void ibx_page_map_fini(struct ibx_page_map *map)
     memset(map, 0, sizeof(*map));
 }
 
+unsigned ibx_page_map_block(const struct ibx_page_map *map, uint64_t page)
+{
+    unsigned i = 0;
+    while (i + 1 < map->block_count && page - map->blocks[i].first >= map->blocks[i].pages)
+        i++;
+    return i;
+}
+
 /* ------------------------------------------------------------ bits */
 
 /* `n` (1 to 64) bits from `at` on. `bits` has a word for each of them and reads no other. */

@@ -47,6 +47,9 @@ static inline bool ibx_page_map_data(const struct ibx_page_map *map, uint64_t pa
     return map->bits[page / 64] >> (page % 64) & 1;
 }
 
+/* The block that a page lies in. */
+unsigned ibx_page_map_block(const struct ibx_page_map *map, uint64_t page);
+
 /* Encodes as many segments from page `*from` on as fit into `size` bytes (at least 9000), moves
  * `*from` behind them and returns the bytes; 0 after the last page. A segment is all zero, all
  * data, runs, or bits, whichever is shortest. */

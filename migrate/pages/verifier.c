@@ -2,6 +2,8 @@
 /* The source compares what the destination has received with its own RAM, while pages follow. */
 #include "migrate/pages/digest.h"
 
+#include "common/thread.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <openssl/crypto.h>
@@ -9,25 +11,35 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/mman.h>
 #include <unistd.h>
+
+#define THREADS_MAX           4u
+#define PROCESSORS_PER_THREAD 4u
+#define BUFFER_LEAST          (128u << 10) /* fits into a processor's own cache */
 
 /* Ranges of one message. */
 struct job {
     struct job *next;
     uint64_t range, count;
+    uint64_t taken, left; /* by a thread; not compared yet. Under the lock */
     uint8_t entries[];
+};
+
+struct verifier_thread {
+    struct ibx_verifier *verifier;
+    struct ibx_page_tagger *tagger;
+    uint8_t *bytes; /* pages at a time: of v->buffer */
+    pthread_t thread;
 };
 
 struct ibx_verifier {
     const struct ibx_guest_ram *ram;
     const struct ibx_page_map *map;
     struct ibx_digest_keys keys;
-    struct ibx_page_tagger *tagger;
-    void **memory; /* a block */
+    size_t buffer; /* bytes: some pages, or a huge one */
     int event_fd;
-    pthread_t thread;
-    bool started;
+    struct verifier_thread threads[THREADS_MAX];
+    unsigned started;
     pthread_mutex_t lock; /* of what follows */
     pthread_cond_t more;
     struct job *head, **tail;
@@ -39,27 +51,14 @@ struct ibx_verifier {
     struct ibx_error failure; /* the first range that differs */
 };
 
-/* ------------------------------------------------------------ the thread */
-
-static unsigned pages_of(const struct ibx_page_map *map, uint64_t range)
-{
-    const uint64_t left = map->pages - range * IBX_DIGEST_PAGES;
-    return left < IBX_DIGEST_PAGES ? (unsigned)left : IBX_DIGEST_PAGES;
-}
-
-static unsigned block_of(const struct ibx_page_map *map, uint64_t page)
-{
-    unsigned i = 0;
-    while (i + 1 < map->block_count && page - map->blocks[i].first >= map->blocks[i].pages)
-        i++;
-    return i;
-}
+/* ------------------------------------------------------------ a thread */
 
 static int differs(const struct ibx_verifier *v, uint64_t range, const char *how,
                    struct ibx_error *err)
 {
-    const uint64_t first = range * IBX_DIGEST_PAGES, last = first + pages_of(v->map, range) - 1;
-    const unsigned at = block_of(v->map, first);
+    const uint64_t first = range * IBX_DIGEST_PAGES,
+                   last = first + ibx_digest_pages(v->map, range) - 1;
+    const unsigned at = ibx_page_map_block(v->map, first);
     return ibx_error_set(err, -EBADMSG,
                          "pages %" PRIu64 " to %" PRIu64 " of guest RAM (%s from byte 0x%" PRIx64
                          " on) %s",
@@ -71,41 +70,100 @@ struct counts {
     uint64_t compared, left_out;
 };
 
-/* The tags of the pages that the destination has received, from this side's RAM. */
-static int tag_range(struct ibx_verifier *v, uint64_t range, const uint8_t *received,
-                     uint64_t *tags, struct counts *counts, struct ibx_error *err)
+/* Guest RAM is read, not mapped: mapped pages cost as much again, most of it when they are unmapped
+ * at the end. A hole stays one. */
+static int read_pages(struct verifier_thread *t, unsigned block, uint64_t page, unsigned count,
+                      struct ibx_error *err)
 {
-    const uint64_t first = range * IBX_DIGEST_PAGES;
-    const unsigned count = pages_of(v->map, range);
-    for (unsigned i = 0; i < IBX_DIGEST_PAGES; i++) {
-        const bool has = received[i / 8] >> i % 8 & 1;
-        const bool data = i < count && ibx_page_map_data(v->map, first + i);
-        if (i < count)
-            tags[i] = 0;
-        if (has && !data)
-            return differs(v, range, "have bytes at the destination where they are zero here", err);
-        counts->left_out += data && !has;
-        if (!has)
+    const struct ibx_guest_block *from = &t->verifier->ram->blocks[block];
+    const uint64_t size = t->verifier->map->blocks[block].page_size;
+    const uint64_t at = (page - t->verifier->map->blocks[block].first) * size;
+    const size_t bytes = count * (size_t)size;
+    for (size_t done = 0; done < bytes;) {
+        const ssize_t n =
+            pread(from->fd, t->bytes + done, bytes - done, (off_t)(from->offset + at + done));
+        if (n < 0 && errno == EINTR)
             continue;
-        const unsigned block = block_of(v->map, first + i);
-        const uint64_t size = v->map->blocks[block].page_size;
-        const uint8_t *page =
-            (const uint8_t *)v->memory[block] + (first + i - v->map->blocks[block].first) * size;
-        tags[i] = ibx_page_tag(v->tagger, page, size);
-        counts->compared++;
+        if (n <= 0)
+            return ibx_error_set(err, n ? -errno : -EIO,
+                                 "guest RAM %s cannot be read at byte 0x%" PRIx64 ": %s", from->id,
+                                 at + done, n ? strerror(errno) : "its file has become shorter");
+        done += (size_t)n;
     }
     return 0;
 }
 
-static int compare(struct ibx_verifier *v, uint64_t range, const uint8_t *entry,
+/* The tags of pages that follow each other in a block. */
+static int tag_pages(struct verifier_thread *t, uint64_t page, unsigned count, uint64_t *tags,
+                     struct ibx_error *err)
+{
+    const unsigned block = ibx_page_map_block(t->verifier->map, page);
+    const uint64_t size = t->verifier->map->blocks[block].page_size;
+    int rc = read_pages(t, block, page, count, err);
+    for (unsigned i = 0; !rc && i < count; i++) {
+        tags[i] = ibx_page_tag(t->tagger, t->bytes + i * size, size);
+        if (!tags[i])
+            rc = ibx_error_set(err, -EIO, "OpenSSL cannot compute POLY1305");
+    }
+    return rc;
+}
+
+static bool has(const uint8_t *received, unsigned i)
+{
+    return received[i / 8] >> i % 8 & 1;
+}
+
+/* How many of the pages from `i` on have been received and can be read at once; at least one. */
+static unsigned run_of(const struct ibx_verifier *v, uint64_t first, const uint8_t *received,
+                       unsigned i, unsigned count)
+{
+    const unsigned block = ibx_page_map_block(v->map, first + i);
+    const uint64_t left = v->map->blocks[block].first + v->map->blocks[block].pages - (first + i);
+    uint64_t most = v->buffer / v->map->blocks[block].page_size;
+    unsigned n = 1;
+    most = most < left ? most : left;
+    while (n < most && i + n < count && has(received, i + n))
+        n++;
+    return n;
+}
+
+/* The tags of the pages that the destination has received, from this side's RAM. */
+static int tag_range(struct verifier_thread *t, uint64_t range, const uint8_t *received,
+                     uint64_t *tags, struct counts *counts, struct ibx_error *err)
+{
+    const struct ibx_verifier *v = t->verifier;
+    const uint64_t first = range * IBX_DIGEST_PAGES;
+    const unsigned count = ibx_digest_pages(v->map, range);
+    int rc = 0;
+    for (unsigned i = 0; i < IBX_DIGEST_PAGES; i++) {
+        const bool data = i < count && ibx_page_map_data(v->map, first + i);
+        if (has(received, i) && !data)
+            return differs(v, range, "have bytes at the destination where they are zero here", err);
+        counts->left_out += data && !has(received, i);
+    }
+    memset(tags, 0, count * sizeof(*tags));
+    for (unsigned i = 0, n; !rc && i < count; i += n) {
+        n = 1;
+        if (!has(received, i))
+            continue;
+        n = run_of(v, first, received, i, count);
+        rc = tag_pages(t, first + i, n, tags + i, err);
+        counts->compared += n;
+    }
+    return rc;
+}
+
+static int compare(struct verifier_thread *t, uint64_t range, const uint8_t *entry,
                    struct counts *counts, struct ibx_error *err)
 {
+    const struct ibx_verifier *v = t->verifier;
     uint64_t tags[IBX_DIGEST_PAGES];
     uint8_t digest[IBX_DIGEST_BYTES];
-    int rc = tag_range(v, range, entry, tags, counts, err);
+    int rc = tag_range(t, range, entry, tags, counts, err);
     if (rc)
         return rc;
-    ibx_digest_range(&v->keys, range * IBX_DIGEST_PAGES, tags, pages_of(v->map, range), digest);
+    ibx_digest_range(&v->keys, range * IBX_DIGEST_PAGES, tags, ibx_digest_pages(v->map, range),
+                     digest);
     if (CRYPTO_memcmp(digest, entry + IBX_DIGEST_PAGES / 8, sizeof(digest)))
         return differs(v, range,
                        "are not at the destination what they are here: they were changed on their "
@@ -119,54 +177,69 @@ static void changed(const struct ibx_verifier *v)
     eventfd_write(v->event_fd, 1);
 }
 
-static void compare_job(struct ibx_verifier *v, const struct job *job)
+/* The next range that waits; under the lock. */
+static struct job *take_range(struct ibx_verifier *v, uint64_t *at)
 {
-    for (uint64_t i = 0; i < job->count; i++) {
-        const uint64_t range = job->range + i;
+    struct job *job = v->head;
+    *at = job->taken++;
+    if (job->taken < job->count)
+        return job;
+    v->head = job->next;
+    if (!v->head)
+        v->tail = &v->head;
+    return job;
+}
+
+/* Notes what a comparison has shown, under the lock. Returns whether the result may have changed.
+ * Another thread may have compared the same range, which came twice. */
+static bool note_range(struct ibx_verifier *v, uint64_t range, const struct counts *counts, int rc,
+                       const struct ibx_error *why)
+{
+    if (rc && !v->failure.code)
+        v->failure = *why;
+    if (rc || v->agreed[range])
+        return rc;
+    v->agreed[range] = true;
+    v->left--;
+    v->compared += counts->compared;
+    v->left_out += counts->left_out;
+    return !v->left;
+}
+
+/* With the lock held, which it releases meanwhile. */
+static void compare_next(struct verifier_thread *t)
+{
+    struct ibx_verifier *v = t->verifier;
+    uint64_t at;
+    struct job *job = take_range(v, &at);
+    const uint64_t range = job->range + at;
+    bool tell = false;
+    if (!v->failure.code && !v->agreed[range]) {
         struct counts counts = {0};
         struct ibx_error why = {0};
-        pthread_mutex_lock(&v->lock);
-        const bool needed = !v->closing && !v->failure.code && !v->agreed[range];
         pthread_mutex_unlock(&v->lock);
-        const int rc =
-            needed ? compare(v, range, job->entries + i * IBX_DIGEST_ENTRY, &counts, &why) : 0;
+        const int rc = compare(t, range, job->entries + at * IBX_DIGEST_ENTRY, &counts, &why);
         pthread_mutex_lock(&v->lock);
-        if (rc && !v->failure.code)
-            v->failure = why;
-        if (needed && !rc) {
-            v->agreed[range] = true;
-            v->left--;
-            v->compared += counts.compared;
-            v->left_out += counts.left_out;
-        }
-        v->queued--;
-        const bool tell = needed && (rc || !v->left);
-        pthread_mutex_unlock(&v->lock);
-        if (tell)
-            changed(v);
+        tell = note_range(v, range, &counts, rc, &why);
     }
+    v->queued--;
+    if (--job->left == 0)
+        free(job);
+    if (tell || !v->queued)
+        changed(v);
 }
 
 static void *verifier_main(void *argument)
 {
-    struct ibx_verifier *v = argument;
+    struct verifier_thread *t = argument;
+    struct ibx_verifier *v = t->verifier;
     pthread_setname_np(pthread_self(), "ibx-verify");
     pthread_mutex_lock(&v->lock);
     while (!v->closing) {
-        struct job *job = v->head;
-        if (!job) {
+        if (v->head)
+            compare_next(t);
+        else
             pthread_cond_wait(&v->more, &v->lock);
-            continue;
-        }
-        v->head = job->next;
-        if (!v->head)
-            v->tail = &v->head;
-        pthread_mutex_unlock(&v->lock);
-        compare_job(v, job);
-        free(job);
-        pthread_mutex_lock(&v->lock);
-        if (!v->queued)
-            changed(v);
     }
     pthread_mutex_unlock(&v->lock);
     return NULL;
@@ -174,27 +247,43 @@ static void *verifier_main(void *argument)
 
 /* ------------------------------------------------------------ its caller */
 
-static int map_blocks(struct ibx_verifier *v, struct ibx_error *err)
+static size_t buffer_size(const struct ibx_page_map *map)
 {
-    v->memory = calloc(v->ram->count ? v->ram->count : 1, sizeof(*v->memory));
-    if (!v->memory)
-        return ibx_error_set(err, -ENOMEM, "no memory for the mappings of guest RAM");
-    for (size_t i = 0; i < v->ram->count; i++) {
-        const struct ibx_guest_block *block = &v->ram->blocks[i];
-        void *at =
-            mmap(NULL, (size_t)block->size, PROT_READ, MAP_SHARED, block->fd, (off_t)block->offset);
-        if (at == MAP_FAILED)
-            return ibx_error_set(err, -errno, "guest RAM %s cannot be mapped: %s", block->id,
-                                 strerror(errno));
-        madvise(at, (size_t)block->size, MADV_DONTDUMP);
-        v->memory[i] = at;
+    uint64_t most = BUFFER_LEAST;
+    for (unsigned i = 0; i < map->block_count; i++)
+        most = map->blocks[i].page_size > most ? map->blocks[i].page_size : most;
+    return (size_t)most;
+}
+
+/* Serving pages comes first. */
+static unsigned thread_count(void)
+{
+    const unsigned count = ibx_thread_processors() / PROCESSORS_PER_THREAD;
+    return count ? count : 1;
+}
+
+static int threads_start(struct ibx_verifier *v, unsigned count, struct ibx_error *err)
+{
+    for (unsigned i = 0; i < count && i < THREADS_MAX; i++) {
+        struct verifier_thread *t = &v->threads[i];
+        t->verifier = v;
+        t->tagger = ibx_page_tagger_create(&v->keys);
+        t->bytes = malloc(v->buffer);
+        if (!t->tagger || !t->bytes)
+            return ibx_error_set(err, -EOPNOTSUPP,
+                                 "pages cannot be verified: this OpenSSL has no POLY1305, or no "
+                                 "memory; give --no-verify at both ends");
+        int rc = pthread_create(&t->thread, NULL, verifier_main, t);
+        if (rc)
+            return ibx_error_set(err, -rc, "no thread to verify pages: %s", strerror(rc));
+        v->started++;
     }
     return 0;
 }
 
 int ibx_verifier_open(const struct ibx_guest_ram *ram, const struct ibx_page_map *map,
-                      const uint8_t key[IBX_DIGEST_KEY], struct ibx_verifier **out,
-                      struct ibx_error *err)
+                      const uint8_t key[IBX_DIGEST_KEY], unsigned threads,
+                      struct ibx_verifier **out, struct ibx_error *err)
 {
     struct ibx_verifier *v = calloc(1, sizeof(*v));
     if (!v)
@@ -206,16 +295,11 @@ int ibx_verifier_open(const struct ibx_guest_ram *ram, const struct ibx_page_map
     ibx_digest_keys_derive(&v->keys, key);
     v->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     v->agreed = calloc(v->left ? v->left : 1, sizeof(*v->agreed));
-    v->tagger = ibx_page_tagger_create(&v->keys);
-    int rc =
-        v->event_fd >= 0 && v->agreed && v->tagger
-            ? map_blocks(v, err)
-            : ibx_error_set(err, -ENOMEM,
-                            "pages cannot be verified: no memory, no descriptor, or an OpenSSL "
-                            "without POLY1305");
-    if (!rc && (rc = -pthread_create(&v->thread, NULL, verifier_main, v)))
-        ibx_error_set(err, rc, "no thread to verify pages: %s", strerror(-rc));
-    v->started = !rc;
+    v->buffer = buffer_size(map);
+    int rc = v->event_fd >= 0 && v->agreed
+                 ? threads_start(v, threads ? threads : thread_count(), err)
+                 : ibx_error_set(err, -ENOMEM,
+                                 "pages cannot be verified: no memory, or no descriptor is left");
     if (rc)
         ibx_verifier_close(v);
     else
@@ -233,12 +317,12 @@ int ibx_verifier_take(struct ibx_verifier *v, uint64_t first, const struct ibx_b
                              "digests of %" PRIu64 " ranges from page %" PRIu64
                              " on, but guest RAM has %" PRIu64 " pages",
                              count, first, v->map->pages);
+    if (!count)
+        return 0;
     struct job *job = malloc(sizeof(*job) + entries->length);
     if (!job)
         return ibx_error_set(err, -ENOMEM, "no memory for digests");
-    job->next = NULL;
-    job->range = range;
-    job->count = count;
+    *job = (struct job){.range = range, .count = count, .left = count};
     memcpy(job->entries, entries->bytes, count * IBX_DIGEST_ENTRY);
     pthread_mutex_lock(&v->lock);
     /* After a reconnection they may all come once more. */
@@ -247,7 +331,7 @@ int ibx_verifier_take(struct ibx_verifier *v, uint64_t first, const struct ibx_b
         *v->tail = job;
         v->tail = &job->next;
         v->queued += count;
-        pthread_cond_signal(&v->more);
+        pthread_cond_broadcast(&v->more);
     }
     pthread_mutex_unlock(&v->lock);
     if (!flood)
@@ -295,20 +379,19 @@ void ibx_verifier_close(struct ibx_verifier *v)
         return;
     pthread_mutex_lock(&v->lock);
     v->closing = true;
-    pthread_cond_signal(&v->more);
+    pthread_cond_broadcast(&v->more);
     pthread_mutex_unlock(&v->lock);
-    if (v->started)
-        pthread_join(v->thread, NULL);
+    for (unsigned i = 0; i < v->started; i++)
+        pthread_join(v->threads[i].thread, NULL);
     while (v->head) {
         struct job *job = v->head;
         v->head = job->next;
         free(job);
     }
-    for (size_t i = 0; v->memory && i < v->ram->count; i++)
-        if (v->memory[i])
-            munmap(v->memory[i], (size_t)v->ram->blocks[i].size);
-    free(v->memory);
-    ibx_page_tagger_destroy(v->tagger);
+    for (unsigned i = 0; i < THREADS_MAX; i++) {
+        ibx_page_tagger_destroy(v->threads[i].tagger);
+        free(v->threads[i].bytes);
+    }
     free(v->agreed);
     if (v->event_fd >= 0)
         close(v->event_fd);

@@ -10,16 +10,17 @@ int ibx_source_on_digest(struct source *s, const struct ibx_migrate_digest *dige
 {
     int rc = 0;
     if (!s->verifier)
-        rc = ibx_verifier_open(&s->vm.ram, &s->vm.map, s->status.record.verify_key, &s->verifier,
+        rc = ibx_verifier_open(&s->vm.ram, &s->vm.map, s->status.record.verify_key, 0, &s->verifier,
                                err);
     return rc ? rc : ibx_verifier_take(s->verifier, digest->first, &digest->entries, err);
 }
 
 int ibx_source_check_pages(struct source *s, struct ibx_error *err)
 {
-    if (!s->verifier || !source_committed(s) || ibx_verifier_result(s->verifier, err) != -EBADMSG)
+    if (!s->verifier || !source_committed(s))
         return 0;
-    return ibx_source_broken(s, true, err);
+    const int rc = ibx_verifier_result(s->verifier, err);
+    return rc && rc != -EAGAIN ? ibx_source_broken(s, true, err) : 0;
 }
 
 int ibx_source_verified(struct source *s, struct ibx_error *err)

@@ -72,7 +72,7 @@ static int start(void **state)
     ibx_page_map_put_block(&map, 1, second);
     memset((void *)tag_words, 0, sizeof(tag_words));
     assert_int_equal(ibx_page_tags_create(&map, tag_words, key, 2, &tags, &error), 0);
-    assert_int_equal(ibx_verifier_open(&ram, &map, key, &verifier, &error), 0);
+    assert_int_equal(ibx_verifier_open(&ram, &map, key, 3, &verifier, &error), 0);
     return 0;
 }
 
@@ -260,6 +260,61 @@ static void test_lies(NO_STATE)
     assert_int_equal(result(), -EBADMSG);
 }
 
+/* Neither a job nor an end. */
+static void test_no_ranges(NO_STATE)
+{
+    const struct ibx_bytes none = {(const uint8_t *)"", 0};
+    all_arrive();
+    assert_int_equal(ibx_verifier_take(verifier, 0, &none, &error), 0);
+    assert_int_equal(result(), -EAGAIN);
+    assert_int_equal(give(0, 3), 0);
+    assert_int_equal(result(), 0);
+}
+
+/* By threads that compare the same ranges at the same time: each counts once. */
+static void test_all_come_twice(NO_STATE)
+{
+    uint64_t compared, left_out;
+    all_arrive();
+    for (unsigned i = 0; i < 2; i++)
+        for (uint64_t range = 0; range < RANGES; range++)
+            assert_int_equal(give(range, 1), 0);
+    assert_int_equal(result(), 0);
+    ibx_verifier_pages(verifier, &compared, &left_out);
+    assert_int_equal(compared, map.data_pages);
+    assert_int_equal(left_out, 0);
+    assert_int_equal(give(1, 2), 0);
+    assert_int_equal(result(), 0);
+}
+
+/* Neither a fault of this process nor an agreement. */
+static void test_the_file_is_shorter(NO_STATE)
+{
+    all_arrive();
+    assert_int_equal(ftruncate(blocks[0].fd, 600 * SMALL), 0);
+    assert_int_equal(give(0, 1), 0);
+    assert_int_equal(result(), -EAGAIN);
+    assert_int_equal(give(1, 1), 0);
+    assert_int_equal(result(), -EIO);
+    assert_non_null(strstr(error.message, "guest RAM ram0 cannot be read"));
+}
+
+/* The tool before this one has tagged pages: the table goes on with them. */
+static void test_the_table_goes_on(NO_STATE)
+{
+    all_arrive();
+    tag_words[600] = 0;
+    ibx_page_tags_destroy(tags);
+    assert_int_equal(ibx_page_tags_create(&map, tag_words, key, 2, &tags, &error), 0);
+    assert_true(ibx_page_tags_whole(tags, 0));
+    assert_false(ibx_page_tags_whole(tags, 1));
+    assert_int_equal(note(600, page_at(600)), 0);
+    assert_int_equal(note(600, page_at(600)), 0);
+    assert_true(ibx_page_tags_whole(tags, 1));
+    assert_int_equal(give(0, 3), 0);
+    assert_int_equal(result(), 0);
+}
+
 /* Bits of pages behind the last one. */
 static void test_spare_bits(NO_STATE)
 {
@@ -284,6 +339,10 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_swapped, start, end),
         cmocka_unit_test_setup_teardown(test_zero_pages_have_none, start, end),
         cmocka_unit_test_setup_teardown(test_lies, start, end),
+        cmocka_unit_test_setup_teardown(test_no_ranges, start, end),
+        cmocka_unit_test_setup_teardown(test_all_come_twice, start, end),
+        cmocka_unit_test_setup_teardown(test_the_file_is_shorter, start, end),
+        cmocka_unit_test_setup_teardown(test_the_table_goes_on, start, end),
         cmocka_unit_test_setup_teardown(test_spare_bits, start, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
