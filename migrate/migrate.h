@@ -26,6 +26,7 @@ enum ibx_migrate_phase {
     IBX_PHASE_FILLING,   /* it runs at the destination, pages follow */
     IBX_PHASE_BROKEN,    /* after the commit: the connection is lost and is being made again */
     IBX_PHASE_DONE,      /* complete and confirmed */
+    IBX_PHASE_ENDED,     /* the guest has shut the VM down at the destination */
     IBX_PHASE_FAILED,    /* see `message` */
 };
 
@@ -47,7 +48,8 @@ struct ibx_migrate_status {
     uint64_t silent_ns; /* for which awaited messages have not come, once that is long; else 0 */
     unsigned reconnects;
     /* When they are known, else 0. Durations in nanoseconds. */
-    uint64_t downtime_ns;   /* the VM's, from its STOP to its RESUME as the source sees it */
+    uint64_t downtime_ns;   /* the VM's, from its STOP to its RESUME as the source sees it; 0 also
+                             * when it was paused before, or is there */
     uint64_t map_ns;        /* of it: finding and sending the map, exposing the last pages */
     uint64_t state_ns;      /* of it: the device state, until all but its end was taken */
     uint64_t commit_ns;     /* of it: the commit and the resume */
@@ -76,6 +78,7 @@ struct ibx_receive_options {
     uint64_t max_bandwidth; /* bytes per second of what is not urgent; 0: no limit */
     unsigned give_up_s;     /* end when the source is away for so long; 0: never */
     bool minor;             /* READ in place and CONTINUE instead of COPY */
+    bool paused;            /* the VM does not run here until somebody continues it */
     bool
         no_verify; /* pages are not compared, unless the source wants it; of a record: not at all */
     struct ibx_migrate_observer observer;
@@ -100,14 +103,14 @@ struct ibx_send_options {
  * destination takes the userfaultfd of QEMU back and waits for the source, the source connects
  * again, and options that are NULL or 0 come from the record.
  *
- * 0: complete and confirmed. Otherwise the record in the last status says where the VM is:
- *   -ECANCELED  stopped before the commit, by request or signal: the VM stays at the source
- *   -EPERM      it cannot be migrated; the message has all blockers; nothing was touched
- *   -EBADMSG    the VM's pages at the destination are not those of the source: it is paused there
- *   others      before the commit: the VM stays at the source. After it only with give_up_s or a
- *               second signal: the VM belongs to the destination, `ib-migrate recover` continues
- * Of a record: -EALREADY: its migration has ended; -EBUSY: a tool is at work on it; -ESRCH: its
- * QEMU has ended.
+ * 0: complete and confirmed, or the record in the last status is ENDED. Otherwise that record in
+ * the last status says where the VM is: -ECANCELED  stopped before the commit, by request or
+ * signal: the VM stays at the source -EPERM      it cannot be migrated; the message has all
+ * blockers; nothing was touched -EBADMSG    the VM's pages at the destination are not those of the
+ * source: it is paused there others      before the commit: the VM stays at the source. After it
+ * only with give_up_s or a second signal: the VM belongs to the destination, `ib-migrate recover`
+ * continues Of a record: -EALREADY: its migration has ended; -EBUSY: a tool is at work on it;
+ * -ESRCH: its QEMU has ended.
  */
 int ibx_migrate_receive(const struct ibx_receive_options *options, const struct ibx_journal *record,
                         struct ibx_migrate_status *last, struct ibx_error *err);

@@ -85,6 +85,7 @@ static const struct field hello_fields[] = {
     TEXT(ibx_migrate_hello, host, "the host's name", 0),
     UINT(ibx_migrate_hello, verify, "whether to verify", 0, 1),
     UINT(ibx_migrate_hello, disks_differ, "whether disks differ on purpose", 0, 1),
+    UINT(ibx_migrate_hello, runs, "whether the VM runs", 0, 1),
     UINT(ibx_migrate_hello, description_length, "the length of the description", 0,
          IBX_MIGRATE_DESCRIPTION_MAX),
     {0},
@@ -97,7 +98,7 @@ static const struct field reason_fields[] = {
 
 static const struct field answer_fields[] = {
     UINT(ibx_migrate_answer, accepted, "the acceptance", 0, 1),
-    UINT(ibx_migrate_answer, state, "the state", IBX_ANSWER_NONE, IBX_ANSWER_GIVEN_UP),
+    UINT(ibx_migrate_answer, state, "the state", IBX_ANSWER_NONE, IBX_ANSWER_ENDED),
     UINT(ibx_migrate_answer, links, "the number of page connections", 0, IBX_MIGRATE_LINKS_MAX),
     TEXT(ibx_migrate_answer, host, "the host's name", 0),
     LIST(ibx_migrate_answer, reasons, count, "the number of reasons", IBX_MIGRATE_REASONS_MAX,
@@ -144,11 +145,19 @@ static const struct field state_end_fields[] = {
     {FIELD_UINT, "the size of the device state", 0, 8, 1, BYTES_MAX, NULL, 0}, {0}};
 static const struct field epoch_fields[] = {{FIELD_UINT, "the epoch", 0, 8, 1, UINT64_MAX, NULL, 0},
                                             {0}};
+static const struct field commit_fields[] = {
+    UINT(ibx_migrate_commit, epoch, "the epoch", 1, UINT64_MAX),
+    UINT(ibx_migrate_commit, runs, "whether the VM is to run", 0, 1),
+    {0},
+};
+static const struct field status_fields[] = {
+    {.kind = FIELD_TEXT, .name = "the status", .size = IBX_MIGRATE_STATUS, .min = 1}, {0}};
 static const struct field abort_fields[] = {
     {.kind = FIELD_TEXT, .name = "the reason", .size = IBX_ERROR_MAX, .min = 1}, {0}};
 
 #define PROGRESS(type, before)                                                                     \
-    UINT(type, before pages, "the number of pages", 1, PAGES_MAX),                                 \
+    TEXT(type, before status, "the status", 0),                                                    \
+        UINT(type, before pages, "the number of pages", 1, PAGES_MAX),                             \
         UINT(type, before present, "the number of pages present", 0, PAGES_MAX),                   \
         UINT(type, before bytes, "the number of bytes", 0, BYTES_MAX),                             \
         UINT(type, before faults, "the number of faults", 0, BYTES_MAX),                           \
@@ -328,8 +337,8 @@ static const struct message {
     [IBX_MIGRATE_MAP_END] = {"MAP_END", map_end_fields, check_map_end, 0},
     [IBX_MIGRATE_STATE_END] = {"STATE_END", state_end_fields, NULL, 0},
     [IBX_MIGRATE_LOADED] = {"LOADED", NULL, NULL, 0},
-    [IBX_MIGRATE_COMMIT] = {"COMMIT", epoch_fields, NULL, 0},
-    [IBX_MIGRATE_RUNNING] = {"RUNNING", NULL, NULL, 0},
+    [IBX_MIGRATE_COMMIT] = {"COMMIT", commit_fields, NULL, 0},
+    [IBX_MIGRATE_RUNNING] = {"RUNNING", status_fields, NULL, 0},
     [IBX_MIGRATE_PROGRESS] = {"PROGRESS", progress_fields, check_progress, 0},
     [IBX_MIGRATE_COMPLETE] = {"COMPLETE", totals_fields, check_totals, 0},
     [IBX_MIGRATE_CONFIRM] = {"CONFIRM", epoch_fields, NULL, 0},
@@ -338,11 +347,12 @@ static const struct message {
     [IBX_MIGRATE_DIGEST] = {"DIGEST", digest_fields, check_digest, 0},
     [IBX_MIGRATE_BROKEN] = {"BROKEN", abort_fields, NULL, 0},
     [IBX_MIGRATE_DESCRIPTION] = {"DESCRIPTION", bytes_fields, NULL, 0},
+    [IBX_MIGRATE_ENDED] = {"ENDED", status_fields, NULL, 0},
 };
 
 static const struct message *message_of(unsigned type)
 {
-    return type >= IBX_MIGRATE_HELLO && type <= IBX_MIGRATE_DESCRIPTION ? &messages[type] : NULL;
+    return type >= IBX_MIGRATE_HELLO && type <= IBX_MIGRATE_ENDED ? &messages[type] : NULL;
 }
 
 const char *ibx_migrate_message_name(enum ibx_migrate_message type)
@@ -353,7 +363,8 @@ const char *ibx_migrate_message_name(enum ibx_migrate_message type)
 
 const char *ibx_answer_state_name(enum ibx_answer_state state)
 {
-    static const char *const names[] = {"none", "waiting", "running", "complete", "given up"};
+    static const char *const names[] = {"none",     "waiting",  "running",
+                                        "complete", "given up", "ended"};
     const unsigned at = (unsigned)state - IBX_ANSWER_NONE;
     return at < sizeof(names) / sizeof(names[0]) ? names[at] : "unknown";
 }

@@ -17,9 +17,10 @@
  *        STATE... STATE_END --------------------->  into QEMU, but for its end
  *        <-------------------------------- LOADED
  *        COMMIT (the point of no return) -------->  the end: QEMU resumes the VM
- *        <------------------------------- RUNNING
- *        <------- PROGRESS, DIGEST ... COMPLETE    every page is there
- *        CONFIRM -------------------------------->  the source keeps nothing for it
+ *        <------------------------------- RUNNING   or it is paused, as QEMU reports
+ *        <------- PROGRESS, DIGEST ... COMPLETE    every page is there; or ENDED: its guest has
+ * shut it down, and no page is needed any more CONFIRM -------------------------------->  the
+ * source keeps nothing for it
  *        <------------------------------ CONFIRMED  the destination has written that down
  *
  * A side that finds that pages are not the same at both ends sends BROKEN, which ends both.
@@ -47,6 +48,7 @@
 #define IBX_MIGRATE_LINKS_MAX       16u /* page connections */
 #define IBX_MIGRATE_REASONS_MAX     16u /* in an ANSWER */
 #define IBX_MIGRATE_HASH_BYTES      32u
+#define IBX_MIGRATE_STATUS          32u             /* bytes of a status of QEMU's, with the NUL */
 #define IBX_MIGRATE_DESCRIPTION_MAX (1024u * 1024u) /* bytes of a VM's description */
 
 enum ibx_migrate_message {
@@ -70,6 +72,7 @@ enum ibx_migrate_message {
     IBX_MIGRATE_DIGEST,
     IBX_MIGRATE_BROKEN,
     IBX_MIGRATE_DESCRIPTION,
+    IBX_MIGRATE_ENDED,
 };
 
 enum ibx_migrate_purpose {
@@ -87,6 +90,7 @@ enum ibx_answer_state {
     IBX_ANSWER_RUNNING,  /* the VM runs there, or will without any further message */
     IBX_ANSWER_COMPLETE, /* and has all of its pages */
     IBX_ANSWER_GIVEN_UP, /* it ended there without ever running */
+    IBX_ANSWER_ENDED,    /* it ran there, and its guest has shut it down before all pages came */
 };
 
 struct ibx_migrate_block {
@@ -112,6 +116,7 @@ struct ibx_migrate_hello {
     char host[128];    /* the source's name for itself, or "" */
     bool verify;       /* it wants pages to be verified, or in a RESUME has the key for that */
     bool disks_differ; /* on purpose: the destination reports differences, and accepts */
+    bool runs;         /* MOVE: the VM runs now; RESUME: it ran until the migration stopped it */
     /* Bytes in the DESCRIPTION messages that follow at once: of ibx_description_write(), in a MOVE
      * or CHECK; 0: none follows. */
     uint32_t description_length;
@@ -153,9 +158,15 @@ struct ibx_migrate_map_end {
     uint8_t hash[IBX_MIGRATE_HASH_BYTES]; /* ibx_page_map_hash */
 };
 
+struct ibx_migrate_commit {
+    uint64_t epoch;
+    bool runs; /* the VM ran until the migration stopped it: it is to run there */
+};
+
 struct ibx_migrate_progress {
-    uint64_t pages, present; /* all; there */
-    uint64_t bytes;          /* fetched */
+    char status[IBX_MIGRATE_STATUS]; /* as in RUNNING, lately; "": not known */
+    uint64_t pages, present;         /* all; there */
+    uint64_t bytes;                  /* fetched */
     uint64_t faults, fault_p50_ns, fault_p99_ns, fault_max_ns;
 };
 
@@ -193,7 +204,11 @@ struct ibx_migrate_any {
         struct ibx_bytes description;
         struct ibx_migrate_map_end map_end;
         uint64_t state_bytes; /* STATE_END: of all STATE messages */
-        uint64_t epoch;       /* COMMIT, CONFIRM */
+        struct ibx_migrate_commit commit;
+        uint64_t epoch; /* CONFIRM */
+        /* RUNNING: QEMU's status there, "running", "paused" or another. ENDED: QEMU's reason for
+         * its end, "guest-shutdown". */
+        char status[IBX_MIGRATE_STATUS];
         struct ibx_migrate_progress progress;
         struct ibx_migrate_totals totals;
         struct ibx_migrate_digest digest;

@@ -207,7 +207,8 @@ int ibx_migration_confirm(const struct ibx_journal *record, const struct ibx_opt
     if (!rc && answer->state == IBX_ANSWER_NONE)
         rc = ibx_error_set(err, -ENOENT, "the tool at %s (%s) knows nothing of this migration",
                            record->uri, answer->host);
-    else if (!rc && (!answer->accepted || answer->state != IBX_ANSWER_COMPLETE))
+    else if (!rc && (!answer->accepted ||
+                     (answer->state != IBX_ANSWER_COMPLETE && answer->state != IBX_ANSWER_ENDED)))
         rc = ibx_error_set(err, -EPROTO, "the destination (%s) reports: %s", answer->host,
                            answer->count ? answer->reasons[0]
                                          : ibx_answer_state_name(answer->state));

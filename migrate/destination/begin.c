@@ -95,7 +95,7 @@ static int finish(struct destination *d, int rc, struct ibx_migrate_status *last
 {
     if (rc)
         memcpy(d->status.message, err->message, sizeof(d->status.message));
-    d->status.phase = rc ? IBX_PHASE_FAILED : IBX_PHASE_DONE;
+    d->status.phase = rc ? IBX_PHASE_FAILED : ibx_destination_phase(d);
     ibx_destination_update(d);
     ibx_destination_ram_end_engine(&d->ram);
     ibx_destination_link_engine_ended(&d->link);
@@ -160,6 +160,8 @@ static int recover(struct destination *d, const struct ibx_journal *record, stru
         ibx_destination_expect_recorded(d);
     if (!rc && d->state.now == DESTINATION_COMPLETE)
         ibx_migration_notify(&options->observer, "%s", DESTINATION_UNCONFIRMED);
+    if (!rc && d->state.now == DESTINATION_SHUT_DOWN)
+        ibx_migration_notify(&options->observer, "%s", DESTINATION_SHUT_DOWN_UNCONFIRMED);
     return rc ? rc : ibx_destination_run(d, err);
 }
 

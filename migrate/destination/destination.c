@@ -76,11 +76,16 @@ static int step_resuming(struct destination *d, struct ibx_error *err)
         return 0;
     if (d->ram.engine)
         ibx_fault_set_background(d->ram.engine, true);
+    ibx_migration_stop_at("destination", "loaded");
+    d->undecided = d->wish == WISH_UNKNOWN;
+    if (!d->undecided)
+        ibx_destination_qemu_run(&d->qemu, d->wish == WISH_RUNS && !d->options->paused);
+    ibx_destination_update(d);
     int rc = ibx_destination_move(d, DESTINATION_FILLING, err);
     if (rc)
         return rc;
     if (destination_linked(&d->link))
-        ibx_channel_send_plain(&d->link.control, IBX_MIGRATE_RUNNING, NULL);
+        ibx_destination_send_running(d, NULL);
     ibx_destination_qemu_settle(&d->qemu, &d->status.record);
     /* If RUNNING cannot be written, MAY_RUN is enough. */
     if (ibx_destination_record(d, IBX_JOURNAL_RUNNING, err))
@@ -91,8 +96,9 @@ static int step_resuming(struct destination *d, struct ibx_error *err)
 static int confirmed(struct destination *d, struct ibx_error *err)
 {
     struct ibx_error unwritten = {0};
-    /* A journal that stays at COMPLETE is true as well, and recover asks the source again. */
-    if (ibx_destination_record(d, IBX_JOURNAL_DONE, &unwritten))
+    const bool ended = d->state.now == DESTINATION_SHUT_DOWN;
+    /* A journal that stays where it is is true as well, and recover asks the source again. */
+    if (ibx_destination_record(d, ended ? IBX_JOURNAL_ENDED : IBX_JOURNAL_DONE, &unwritten))
         ibx_migration_notify(&d->options->observer, "%s", unwritten.message);
     else if (destination_linked(&d->link))
         ibx_channel_send_plain(&d->link.control, IBX_MIGRATE_CONFIRMED, NULL);
@@ -102,7 +108,7 @@ static int confirmed(struct destination *d, struct ibx_error *err)
     return ibx_destination_move(d, DESTINATION_DONE, err);
 }
 
-/* COMPLETE is sent until it is confirmed: the source may have been away. */
+/* COMPLETE or ENDED is sent until it is confirmed: the source may have been away. */
 static int step_complete(struct destination *d, struct ibx_error *err)
 {
     /* The source compares while QEMU lets go. */
@@ -131,10 +137,21 @@ static void settle(struct destination *d)
         ibx_destination_record(d, d->status.record.state, NULL);
 }
 
+/* The tool before this one may have died between loading the VM and continuing it. */
+static void decide(struct destination *d)
+{
+    if (!d->undecided || d->wish == WISH_UNKNOWN || !d->qemu.qmp)
+        return;
+    d->undecided = false;
+    if (d->wish == WISH_RUNS && !d->options->paused)
+        ibx_destination_qemu_run(&d->qemu, true);
+}
+
 static int step_filling(struct destination *d, struct ibx_error *err)
 {
     ibx_destination_send_progress(d);
     settle(d);
+    decide(d);
     int rc = ibx_destination_send_digests(d, err);
     if (rc && rc != -EAGAIN)
         return rc;
@@ -177,6 +194,7 @@ static int step(struct destination *d, struct ibx_error *err)
     case DESTINATION_FILLING:
         return step_filling(d, err);
     case DESTINATION_COMPLETE:
+    case DESTINATION_SHUT_DOWN:
         return step_complete(d, err);
     default:
         return 0;

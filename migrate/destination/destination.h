@@ -259,7 +259,7 @@ void ibx_destination_stream_fini(struct destination_stream *stream);
  */
 enum destination_qemu_state {
     QEMU_LOADING,
-    QEMU_RUNNING, /* it has the whole state: running, or paused as it was */
+    QEMU_RUNNING, /* it has the whole state: running, or paused */
     QEMU_FAILED   /* it could not load the state */
 };
 
@@ -273,10 +273,14 @@ struct destination_qemu {
     const char *path;
     const struct ibx_journal *record; /* names the process */
     const struct ibx_migrate_observer *observer;
-    json_t *settings;      /* to put back: ibx_settings_restore(); NULL: none */
-    uint64_t settle_ns;    /* when to try that again; 0: it has not failed */
-    uint64_t retry_ns;     /* when to try a lost monitor again; 0: it was never lost */
-    uint64_t inmigrate_ns; /* recover: since when it waits for the state; or 0 */
+    char status[IBX_MIGRATE_STATUS]; /* of query-status, lately; "": not known */
+    char end[IBX_MIGRATE_STATUS];    /* QEMU's reason for its end, of SHUTDOWN; "": none yet */
+    bool stale;                      /* an event says that the status is another one now */
+    uint64_t ask_ns;                 /* when to ask for it again, after QEMU gave no answer */
+    json_t *settings;                /* to put back: ibx_settings_restore(); NULL: none */
+    uint64_t settle_ns;              /* when to try that again; 0: it has not failed */
+    uint64_t retry_ns;               /* when to try a lost monitor again; 0: it was never lost */
+    uint64_t inmigrate_ns;           /* recover: since when it waits for the state; or 0 */
 };
 
 void ibx_destination_qemu_init(struct destination_qemu *qemu, const char *path,
@@ -289,6 +293,14 @@ int ibx_destination_qemu_reach(struct destination_qemu *qemu, uint64_t deadline_
  * An error: QEMU failed, or its monitor or the process is gone. */
 int ibx_destination_qemu_check(struct destination_qemu *qemu, bool recovered,
                                struct ibx_error *err);
+/* The VM is loaded: continues it if it is `to_run` and does not (-S, a paused start), or pauses it
+ * if it is not to run though it does. Its failure changes only the status. */
+void ibx_destination_qemu_run(struct destination_qemu *qemu, bool to_run);
+/* Whether QEMU ended because its guest has shut the VM down. */
+bool ibx_destination_qemu_shut_down(const struct destination_qemu *qemu);
+/* What QEMU's end was, for a person: "its guest panicked, and its QEMU (process 7) ended then". */
+void ibx_destination_qemu_describe_end(const struct destination_qemu *qemu, char *text,
+                                       size_t size);
 /* Continues without the monitor. */
 void ibx_destination_qemu_lose(struct destination_qemu *qemu, const char *why);
 /* The stream is loaded but for its end: 0 once QEMU's main thread, which loads, answers. */
@@ -326,11 +338,14 @@ void ibx_destination_qemu_fini(struct destination_qemu *qemu);
  *   RESUMING -> FILLING                   the VM runs; pages follow
  *   FILLING -> COMPLETE                   every page is here, and the journal says so
  *   COMPLETE -> DONE -> [*]               the source has confirmed it
- *   [*] -> RESUMING | FILLING | COMPLETE  ib-migrate recover
+ *   RESUMING | FILLING -> SHUT_DOWN       the guest has shut the VM down, and QEMU has ended
+ *   SHUT_DOWN -> DONE                     the source has confirmed that
+ *   [*] -> RESUMING | FILLING | COMPLETE | SHUT_DOWN  ib-migrate recover
  *   LISTENING | JOINING | READY | MAPPED | WAITING | RESUMING -> GIVEN_UP -> [*]
  *   WAITING | RESUMING -> ANSWERING -> GIVEN_UP
  *   RESUMING | FILLING -> FAILED -> [*]
- *   RESUMING | FILLING | COMPLETE -> LEFT | BROKEN -> [*]
+ *   RESUMING | FILLING | COMPLETE | SHUT_DOWN -> LEFT -> [*]
+ *   RESUMING | FILLING | COMPLETE -> BROKEN -> [*]
  *
  * Before WAITING a lost link ends the migration here, as it does at the source. From WAITING on
  * the destination waits: the source makes it again. GIVEN_UP: the VM never ran here and will not;
@@ -338,7 +353,7 @@ void ibx_destination_qemu_fini(struct destination_qemu *qemu);
  * source that may have committed has to learn it. FAILED: the VM ran here, and its QEMU has ended.
  * BROKEN: pages here are not what they are at the source; the VM ran with them, and is paused.
  * LEFT: given up or interrupted while the VM is this side's; ib-migrate recover continues. In
- * COMPLETE QEMU is not needed any more, and only the source has to learn it.
+ * COMPLETE and SHUT_DOWN QEMU is not needed any more, and only the source has to learn it.
  *
  * A move that the table refuses is an internal failure: before WAITING it ends as any failure does,
  * in GIVEN_UP; from then on it is a lost link, and QEMU keeps all that it needs.
@@ -352,6 +367,7 @@ enum destination_state {
     DESTINATION_RESUMING,
     DESTINATION_FILLING,
     DESTINATION_COMPLETE,
+    DESTINATION_SHUT_DOWN,
     DESTINATION_DONE,
     DESTINATION_ANSWERING,
     DESTINATION_GIVEN_UP,
@@ -384,6 +400,8 @@ struct destination {
     struct ibx_control_socket *socket;
     int lock_fd;
     unsigned interrupts; /* signals, and a request to cancel */
+    enum destination_wish { WISH_UNKNOWN, WISH_PAUSED, WISH_RUNS } wish; /* by COMMIT or RESUME */
+    bool undecided; /* recover: the VM is loaded and paused, and the source has not told yet */
 
     struct destination_digests {
         bool *sent;    /* a range, over this link; NULL: none */
@@ -416,10 +434,15 @@ static inline bool destination_over(const struct destination *d)
 {
     return d->state.now >= DESTINATION_DONE;
 }
-/* The VM runs here, or will: this side must not give up. */
+/* The VM runs here, or will, or did: this side must not give up. */
 static inline bool destination_ours(const struct destination *d)
 {
-    return d->state.now >= DESTINATION_RESUMING && d->state.now <= DESTINATION_COMPLETE;
+    return d->state.now >= DESTINATION_RESUMING && d->state.now <= DESTINATION_SHUT_DOWN;
+}
+/* Only the source has to learn how the migration came out. */
+static inline bool destination_settled(const struct destination *d)
+{
+    return d->state.now == DESTINATION_COMPLETE || d->state.now == DESTINATION_SHUT_DOWN;
 }
 
 /* ---------------------------------------------------------------- silence.c */
@@ -437,7 +460,9 @@ struct message_context {
 /* Takes a message of the source; `context` is a struct message_context. */
 int ibx_destination_on_message(void *context, const struct ibx_migrate_any *message);
 void ibx_destination_send_progress(struct destination *d);
+/* COMPLETE, or in SHUT_DOWN ENDED. */
 int ibx_destination_send_complete(struct destination *d, struct ibx_error *err);
+int ibx_destination_send_running(struct destination *d, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- digests.c */
 
@@ -455,6 +480,8 @@ int ibx_destination_commit(struct destination *d, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- ending.c */
 
+#define DESTINATION_SHUT_DOWN_UNCONFIRMED                                                          \
+    "the guest has shut the VM down here, and only the source's confirmation of that is missing"
 #define DESTINATION_UNCONFIRMED                                                                    \
     "all pages are here, and only the source's confirmation is missing (if ib-migrate status "     \
     "there says done, ib-migrate recover there sends it)"

@@ -45,18 +45,47 @@ static int give_up(struct destination *d, int code, struct ibx_error *err)
     return code;
 }
 
+/* By its guest, and nobody needs a page of it any more. */
+static int shut_down(struct destination *d, struct ibx_error *err)
+{
+    struct ibx_error unwritten = {0};
+    struct ibx_journal *record = &d->status.record;
+    memcpy(d->qemu.status, d->qemu.end, sizeof(d->qemu.status));
+    memcpy(record->vm_status, d->qemu.end, sizeof(record->vm_status));
+    record->settings[0] = '\0';
+    ibx_destination_qemu_fini(&d->qemu);
+    ibx_destination_ram_give_up(&d->ram, record);
+    ibx_destination_link_engine_ended(&d->link);
+    ibx_migration_notify(&d->options->observer,
+                         "the guest has shut the VM down, and its QEMU (process %d) has ended: "
+                         "pages that have not come are not needed any more",
+                         (int)record->pid);
+    if (ibx_destination_record(d, IBX_JOURNAL_SHUT_DOWN, &unwritten))
+        ibx_migration_notify(&d->options->observer, "%s", unwritten.message);
+    return ibx_destination_move(d, DESTINATION_SHUT_DOWN, err);
+}
+
 /* Its QEMU has ended, or the end of the state came to nothing. */
 static int vm_lost(struct destination *d, int code, struct ibx_error *err)
 {
     struct ibx_error silent = {0};
+    char end[192];
     const bool resuming = d->state.now == DESTINATION_RESUMING;
     if (resuming && (d->qemu.state.now == QEMU_FAILED || d->stream.state.now < STREAM_ENDING))
         return give_up(d, code, err);
+    if (ibx_destination_qemu_shut_down(&d->qemu))
+        return shut_down(d, err);
+    ibx_destination_qemu_describe_end(&d->qemu, end, sizeof(end));
+    if (d->qemu.end[0]) { /* for who asks later what became of it */
+        memcpy(d->qemu.status, d->qemu.end, sizeof(d->qemu.status));
+        ibx_destination_update(d);
+        ibx_destination_record(d, d->status.record.state, &silent);
+    }
     ibx_destination_move(d, DESTINATION_FAILED, &silent);
     ibx_error_prefix(err, code,
-                     "the VM ran here and its QEMU (process %d) is gone; ib-migrate rollback at "
-                     "the source continues the VM from where it was stopped",
-                     (int)d->status.record.pid);
+                     "the VM ran here and %s; ib-migrate rollback at the source continues the VM "
+                     "from where it was stopped%s",
+                     end, d->qemu.end[0] ? ", if it is to go on at all" : "");
     /* To a source that has not been told RUNNING, ABORT would mean that the VM never ran. */
     if (!resuming)
         send_abort(d, err->message);
@@ -66,7 +95,7 @@ static int vm_lost(struct destination *d, int code, struct ibx_error *err)
 int ibx_destination_check_qemu(struct destination *d, struct ibx_error *err)
 {
     struct destination_qemu *qemu = &d->qemu;
-    if (d->state.now == DESTINATION_COMPLETE) /* QEMU is not needed any more */
+    if (destination_settled(d)) /* QEMU is not needed any more */
         return 0;
     int rc =
         ibx_destination_qemu_check(qemu, d->ram.recovered && qemu->state.now != QEMU_RUNNING, err);
@@ -131,7 +160,8 @@ int ibx_destination_broken(struct destination *d, bool tell, struct ibx_error *e
 
 int ibx_destination_check_pages(struct destination *d, struct ibx_error *err)
 {
-    if (!d->ram.page_tags || !ibx_page_tags_conflict(d->ram.page_tags, err))
+    if (!d->ram.page_tags || d->state.now == DESTINATION_SHUT_DOWN ||
+        !ibx_page_tags_conflict(d->ram.page_tags, err))
         return 0;
     return ibx_destination_broken(d, true, err);
 }
@@ -184,6 +214,8 @@ static const char *what_a_lost_link_means(const struct destination *d)
                "(if the VM continues at the source, interrupt this tool)";
     case DESTINATION_COMPLETE:
         return DESTINATION_UNCONFIRMED;
+    case DESTINATION_SHUT_DOWN:
+        return DESTINATION_SHUT_DOWN_UNCONFIRMED;
     default:
         return "the VM waits for pages until the source is back";
     }
@@ -216,7 +248,8 @@ static int leave(struct destination *d, int code, struct ibx_error *err)
 int ibx_destination_check_interrupts(struct destination *d, struct ibx_error *err)
 {
     const unsigned before = d->interrupts;
-    const bool complete = d->state.now == DESTINATION_COMPLETE;
+    const bool settled = destination_settled(d);
+    const bool ended = d->state.now == DESTINATION_SHUT_DOWN;
     d->interrupts += ibx_migration_signals_take(&d->signals);
     if (!d->interrupts)
         return 0;
@@ -228,11 +261,14 @@ int ibx_destination_check_interrupts(struct destination *d, struct ibx_error *er
                                          : "the VM stays at the source"),
                        err);
     const bool idle =
-        complete && (!destination_linked(&d->link) || d->ram.state.now != RAM_UNTOUCHED);
+        settled && (!destination_linked(&d->link) || d->ram.state.now != RAM_UNTOUCHED);
     if (d->interrupts > 1 || idle)
         return leave(d,
                      ibx_error_set(err, -EINTR,
-                                   complete
+                                   ended ? "interrupted; the guest has shut the VM down, but the "
+                                           "source does not know it: ib-migrate recover --qmp %s "
+                                           "tells it"
+                                   : settled
                                        ? "interrupted; all pages are here, but the source has not "
                                          "confirmed it: ib-migrate recover --qmp %s asks again"
                                        : "interrupted; the VM runs here and waits for its pages: "
@@ -242,8 +278,9 @@ int ibx_destination_check_interrupts(struct destination *d, struct ibx_error *er
     if (d->interrupts > before)
         ibx_migration_notify(
             &d->options->observer, "%s; interrupt once more to leave it to ib-migrate recover",
-            complete ? "all pages are here, and only the source's confirmation is missing"
-                     : "the VM runs here and needs pages that are still at the source");
+            ended     ? DESTINATION_SHUT_DOWN_UNCONFIRMED
+            : settled ? "all pages are here, and only the source's confirmation is missing"
+                      : "the VM runs here and needs pages that are still at the source");
     return 0;
 }
 
@@ -255,7 +292,10 @@ int ibx_destination_check_patience(struct destination *d, struct ibx_error *err)
         ibx_now_ns() - d->lost_ns < limit)
         return 0;
     ibx_error_set(err, -ETIMEDOUT, "the source has been away for %u s%s", d->options->give_up_s,
-                  d->state.now == DESTINATION_COMPLETE
+                  d->state.now == DESTINATION_SHUT_DOWN
+                      ? "; the guest has shut the VM down, which it does not know: ib-migrate "
+                        "recover tells it"
+                  : d->state.now == DESTINATION_COMPLETE
                       ? "; all pages are here, only its confirmation is missing: ib-migrate "
                         "recover asks for it"
                   : ours ? ": ib-migrate recover waits again"

@@ -59,16 +59,16 @@ static int on_state(struct destination *d, const struct ibx_bytes *state, struct
 static int on_commit(struct destination *d, const struct ibx_migrate_any *message,
                      struct ibx_error *err)
 {
-    if (d->state.now != DESTINATION_WAITING || message->is.epoch != d->status.record.epoch)
+    if (d->state.now != DESTINATION_WAITING || message->is.commit.epoch != d->status.record.epoch)
         return unexpected(d, message, err);
+    d->wish = message->is.commit.runs ? WISH_RUNS : WISH_PAUSED;
     return ibx_destination_commit(d, err);
 }
 
 static int on_confirm(struct destination *d, const struct ibx_migrate_any *message,
                       struct ibx_error *err)
 {
-    if (d->state.now != DESTINATION_COMPLETE || !d->complete_ns ||
-        message->is.epoch != d->status.record.epoch)
+    if (!destination_settled(d) || !d->complete_ns || message->is.epoch != d->status.record.epoch)
         return unexpected(d, message, err);
     return d->peer.now == PEER_CONFIRMED ? 0 : ibx_state_move(&d->peer, PEER_CONFIRMED);
 }
@@ -83,7 +83,7 @@ static int on_abort(struct destination *d, const char *why, struct ibx_error *er
 static int on_broken(struct destination *d, const struct ibx_migrate_any *message,
                      struct ibx_error *err)
 {
-    if (!destination_ours(d) || !d->status.record.verify)
+    if (!destination_ours(d) || d->state.now == DESTINATION_SHUT_DOWN || !d->status.record.verify)
         return unexpected(d, message, err);
     ibx_error_set(err, -EBADMSG, "%s", message->is.reason);
     return ibx_destination_broken(d, false, err);
@@ -135,6 +135,21 @@ static void progress_of(const struct destination *d, struct ibx_migrate_progress
         .fault_p99_ns = d->status.fault_p99_ns,
         .fault_max_ns = d->status.fault_max_ns,
     };
+    memcpy(progress->status, d->qemu.status, sizeof(progress->status));
+}
+
+int ibx_destination_send_running(struct destination *d, struct ibx_error *err)
+{
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_RUNNING};
+    memcpy(message.is.status, d->qemu.status, sizeof(message.is.status));
+    return ibx_channel_send(&d->link.control, &message, err);
+}
+
+static int send_ended(struct destination *d, struct ibx_error *err)
+{
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_ENDED};
+    memcpy(message.is.status, d->status.record.vm_status, sizeof(message.is.status));
+    return ibx_channel_send(&d->link.control, &message, err);
 }
 
 void ibx_destination_send_progress(struct destination *d)
@@ -152,6 +167,8 @@ int ibx_destination_send_complete(struct destination *d, struct ibx_error *err)
 {
     const struct ibx_journal_totals *is = &d->status.record.totals;
     struct ibx_migrate_any message = {.type = IBX_MIGRATE_COMPLETE};
+    if (d->state.now == DESTINATION_SHUT_DOWN)
+        return send_ended(d, err);
     struct ibx_migrate_totals *totals = &message.is.totals;
     totals->pages = is->pages;
     totals->zero_pages = is->zero_pages;

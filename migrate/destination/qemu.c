@@ -7,6 +7,7 @@
 #include "common/log.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #define MONITOR_MS       500  /* for the monitor of a VM that runs: its loop has other work */
@@ -30,12 +31,6 @@ void ibx_destination_qemu_init(struct destination_qemu *qemu, const char *path,
     ibx_state_begin(&qemu->state, &qemu_table, QEMU_LOADING);
 }
 
-static void close_monitor(struct destination_qemu *qemu)
-{
-    ibx_qmp_close(qemu->qmp);
-    qemu->qmp = NULL;
-}
-
 static void now_is(struct destination_qemu *qemu, enum destination_qemu_state state)
 {
     if (ibx_state_allows(&qemu_table, qemu->state.now, state))
@@ -45,27 +40,88 @@ static void now_is(struct destination_qemu *qemu, enum destination_qemu_state st
 /* A VM that was paused at the source does not resume here either. */
 static int ask_status(struct destination_qemu *qemu, struct ibx_error *err)
 {
-    char status[32];
-    if (qemu->state.now == QEMU_RUNNING)
-        return 0;
+    char status[sizeof(qemu->status)];
     int rc = ibx_vm_status(qemu->qmp, status, sizeof(status), ibx_deadline_in_ms(MONITOR_MS), err);
-    if (!rc && strcmp(status, "inmigrate"))
+    if (rc)
+        return rc;
+    qemu->stale = false;
+    memcpy(qemu->status, status, sizeof(status));
+    if (strcmp(status, "inmigrate") != 0 && qemu->state.now != QEMU_RUNNING)
         now_is(qemu, QEMU_RUNNING);
-    return rc;
+    return 0;
+}
+
+/* Others may follow before QEMU ends: a manager ends a QEMU by a signal when the guest has shut it
+ * down. The first one is the reason. */
+static void note_end(struct destination_qemu *qemu, json_t *event)
+{
+    const char *reason =
+        json_string_value(json_object_get(json_object_get(event, "data"), "reason"));
+    if (reason && !qemu->end[0])
+        snprintf(qemu->end, sizeof(qemu->end), "%s", reason);
+}
+
+static void on_event(struct destination_qemu *qemu, json_t *event)
+{
+    const char *name = json_string_value(json_object_get(event, "event"));
+    if (ibx_vm_event_is(event, "RESUME", NULL)) {
+        now_is(qemu, QEMU_RUNNING);
+        snprintf(qemu->status, sizeof(qemu->status), "running");
+        qemu->stale = false;
+    } else if (ibx_vm_event_is(event, "MIGRATION", "completed")) {
+        qemu->stale = qemu->state.now != QEMU_RUNNING;
+    } else if (ibx_vm_event_is(event, "MIGRATION", "failed") && qemu->state.now != QEMU_RUNNING) {
+        now_is(qemu, QEMU_FAILED); /* else it is one that somebody else has started since */
+    } else if (ibx_vm_event_is(event, "SHUTDOWN", NULL)) {
+        note_end(qemu, event);
+    }
+    /* A VM that was shut down, and whose QEMU stays (-no-shutdown), can be reset and run again. */
+    if (ibx_vm_event_is(event, "RESUME", NULL) || ibx_vm_event_is(event, "RESET", NULL))
+        qemu->end[0] = '\0';
+    if (qemu->state.now == QEMU_RUNNING && name && strcmp(name, "RESUME") != 0)
+        qemu->stale |= !strcmp(name, "STOP") || !strcmp(name, "SHUTDOWN") ||
+                       !strcmp(name, "RESET") || !strcmp(name, "GUEST_PANICKED") ||
+                       !strcmp(name, "SUSPEND") || !strcmp(name, "WAKEUP");
+}
+
+static void take_queued_events(struct destination_qemu *qemu)
+{
+    json_t *event;
+    while ((event = ibx_qmp_event_next(qemu->qmp))) {
+        on_event(qemu, event);
+        json_decref(event);
+    }
+}
+
+/* The last events may have come with the failure of a command: they say why QEMU has ended. */
+static void close_monitor(struct destination_qemu *qemu)
+{
+    if (qemu->qmp)
+        take_queued_events(qemu);
+    ibx_qmp_close(qemu->qmp);
+    qemu->qmp = NULL;
+}
+
+/* A QEMU that runs the VM may be slow to answer; that is no reason to leave its monitor. */
+static int refresh(struct destination_qemu *qemu, struct ibx_error *err)
+{
+    const bool runs = qemu->state.now == QEMU_RUNNING;
+    if (!qemu->stale || (runs && ibx_now_ns() < qemu->ask_ns))
+        return 0;
+    int rc = ask_status(qemu, err);
+    if (rc != -ETIMEDOUT || !runs)
+        return rc;
+    qemu->ask_ns = ibx_deadline_in_ms(MONITOR_RETRY_MS);
+    return 0;
 }
 
 static int take_events(struct destination_qemu *qemu, struct ibx_error *err)
 {
-    json_t *event;
     int rc = ibx_qmp_pump(qemu->qmp, err);
-    while ((event = ibx_qmp_event_next(qemu->qmp))) {
-        if (ibx_vm_event_is(event, "RESUME", NULL))
-            now_is(qemu, QEMU_RUNNING);
-        else if (!rc && ibx_vm_event_is(event, "MIGRATION", "completed"))
-            rc = ask_status(qemu, err);
-        else if (ibx_vm_event_is(event, "MIGRATION", "failed"))
-            now_is(qemu, QEMU_FAILED);
-        json_decref(event);
+    take_queued_events(qemu);
+    if (!rc) {
+        rc = refresh(qemu, err);
+        take_queued_events(qemu);
     }
     return rc;
 }
@@ -135,6 +191,59 @@ void ibx_destination_qemu_lose(struct destination_qemu *qemu, const char *why)
             (int)qemu->record->pid, why);
     close_monitor(qemu);
     qemu->retry_ns = ibx_deadline_in_ms(MONITOR_RETRY_MS);
+}
+
+/* QEMU answers between two of its other things; it is told once. */
+static int tell(struct destination_qemu *qemu, const char *command, struct ibx_error *err)
+{
+    int rc = qemu->qmp
+                 ? ibx_qmp_execute(qemu->qmp, command, NULL, NULL, ibx_deadline_in_ms(STOP_MS), err)
+                 : ibx_error_set(err, -ENOTCONN, "its monitor is lost");
+    return rc ? rc : ask_status(qemu, err);
+}
+
+void ibx_destination_qemu_run(struct destination_qemu *qemu, bool to_run)
+{
+    struct ibx_error why = {0};
+    const bool runs = !strcmp(qemu->status, "running");
+    int rc = 0;
+    if (to_run && !strcmp(qemu->status, "paused"))
+        rc = tell(qemu, "cont", &why);
+    else if (!to_run && runs)
+        rc = tell(qemu, "stop", &why);
+    if (rc)
+        ibx_migration_notify(qemu->observer,
+                             "the VM is here and could not be %s (%s): \"%s\" in "
+                             "QEMU's monitor does that",
+                             runs ? "paused" : "continued", why.message, runs ? "stop" : "cont");
+}
+
+bool ibx_destination_qemu_shut_down(const struct destination_qemu *qemu)
+{
+    return !strcmp(qemu->end, "guest-shutdown");
+}
+
+void ibx_destination_qemu_describe_end(const struct destination_qemu *qemu, char *text, size_t size)
+{
+    static const struct {
+        const char *reason, *what;
+    } ends[] = {
+        {"guest-shutdown", "its guest has shut it down, and its QEMU (process %d) has ended"},
+        {"guest-panic", "its guest panicked, and its QEMU (process %d) has ended"},
+        {"guest-reset", "its guest restarted it, and its QEMU (process %d), which ends then "
+                        "(-no-reboot), has ended"},
+        {"host-qmp-system-reset", "a client of its monitor reset it, and its QEMU (process %d), "
+                                  "which ends then (-no-reboot), has ended"},
+        {"host-qmp-quit", "its QEMU (process %d) was told to quit by a client of its monitor"},
+        {"host-signal", "its QEMU (process %d) was ended by a signal, such as SIGTERM"},
+        {"host-ui", "the window of its QEMU (process %d) was closed"},
+    };
+    const char *what = "its QEMU (process %d) is gone";
+    for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)
+        if (!strcmp(qemu->end, ends[i].reason))
+            what = ends[i].what;
+    const size_t before = strcspn(what, "%");
+    snprintf(text, size, "%.*s%d%s", (int)before, what, (int)qemu->record->pid, what + before + 2);
 }
 
 int ibx_destination_qemu_has_loaded(struct destination_qemu *qemu, uint64_t hurry_until_ns,

@@ -55,7 +55,7 @@ static int find(struct destination *d, struct ibx_error *err)
 static int learn_state(struct destination *d, struct ibx_error *err)
 {
     const struct ibx_journal *record = &d->status.record;
-    char status[32];
+    char status[IBX_MIGRATE_STATUS];
     struct ibx_error silent = {0};
     if (record->block_count && record->state == IBX_JOURNAL_RUNNING)
         return ibx_state_move(&d->qemu.state, QEMU_RUNNING);
@@ -72,6 +72,7 @@ static int learn_state(struct destination *d, struct ibx_error *err)
         ibx_destination_qemu_lose(&d->qemu, silent.message);
         return 0;
     }
+    memcpy(d->qemu.status, status, sizeof(d->qemu.status));
     if (!strcmp(status, "inmigrate"))
         return ibx_error_set(err, -ECANCELED,
                              "the migration ended before the VM ran here: restart this QEMU and "
@@ -110,12 +111,28 @@ static int recover_complete(struct destination *d, struct ibx_error *err)
     return rc == -ENOENT ? 0 : rc;
 }
 
+/* Its QEMU has ended, and only the source has to learn it. */
+static int recover_shut_down(struct destination *d, struct ibx_error *err)
+{
+    const struct ibx_journal *record = &d->status.record;
+    int rc = ibx_destination_ram_of_record(&d->ram, record, err);
+    if (!rc)
+        rc = ibx_destination_begin(d, DESTINATION_SHUT_DOWN);
+    if (rc)
+        return rc;
+    recall_blocks(d);
+    d->status.pages = d->ram.map.pages;
+    return 0;
+}
+
 int ibx_destination_recover(struct destination *d, struct ibx_error *err)
 {
     const struct ibx_journal *record = &d->status.record;
     d->qemu.settings = json_loads(record->settings, 0, NULL);
     if (record->state == IBX_JOURNAL_COMPLETE)
         return recover_complete(d, err);
+    if (record->state == IBX_JOURNAL_SHUT_DOWN)
+        return recover_shut_down(d, err);
     int rc = find(d, err);
     if (!rc)
         rc = learn_state(d, err);
@@ -123,6 +140,7 @@ int ibx_destination_recover(struct destination *d, struct ibx_error *err)
         return rc;
     recall_blocks(d);
     const bool runs = d->qemu.state.now == QEMU_RUNNING;
+    d->undecided = record->state == IBX_JOURNAL_MAY_RUN && !strcmp(d->qemu.status, "paused");
     rc = ibx_destination_begin(d, runs ? DESTINATION_FILLING : DESTINATION_RESUMING);
     if (!rc && runs && record->state == IBX_JOURNAL_MAY_RUN)
         rc = ibx_destination_record(d, IBX_JOURNAL_RUNNING, err);

@@ -226,6 +226,7 @@ static int resume_link(struct destination *d, const struct ibx_connection_reques
     struct ibx_journal *record = &d->status.record;
     const unsigned links = links_of(d, hello);
     record->epoch = hello->epoch;
+    d->wish = hello->runs ? WISH_RUNS : WISH_PAUSED;
     ibx_page_map_restart(&d->ram.map);
     name_of(request, record->peer, sizeof(record->peer));
     ibx_destination_digests_restart(d);
@@ -250,6 +251,8 @@ static const char *against_resume(const struct destination *d,
         return "a newer source has been here: this one is out of date";
     if (d->ram.engine && links_of(d, hello) != d->link.count)
         return "another number of page connections than before";
+    if (d->state.now == DESTINATION_SHUT_DOWN)
+        return NULL;
     if (hello->verify && !d->ram.page_tags)
         return "it cannot verify pages any more: give --no-verify to ib-migrate recover at both "
                "ends";
@@ -287,12 +290,13 @@ static void on_confirm(struct destination *d, const struct ibx_connection_reques
     const struct ibx_migrate_hello *hello = request->first.is.hello;
     const enum ibx_answer_state state = state_for(d, hello);
     if (same_migration(d, hello->id) &&
-        (d->state.now != DESTINATION_COMPLETE || hello->epoch < d->status.record.epoch)) {
+        (!destination_settled(d) || hello->epoch < d->status.record.epoch)) {
         ibx_destination_link_refuse(&d->link, request->conn, state,
                                     "not all pages are here, as far as this source can know");
         return;
     }
-    if (state == IBX_ANSWER_COMPLETE && d->peer.now != PEER_CONFIRMED)
+    if ((state == IBX_ANSWER_COMPLETE || state == IBX_ANSWER_ENDED) &&
+        d->peer.now != PEER_CONFIRMED)
         ibx_state_move(&d->peer, PEER_CONFIRMED);
     ibx_destination_link_answer(&d->link, request->conn, true, state, 0, NULL);
 }

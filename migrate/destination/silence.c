@@ -20,6 +20,7 @@ static bool awaits_something(const struct destination *d)
     case DESTINATION_FILLING:
         return d->ram.waiting || incomplete;
     case DESTINATION_COMPLETE:
+    case DESTINATION_SHUT_DOWN:
         return d->complete_ns && d->peer.now != PEER_CONFIRMED;
     default:
         return false;
@@ -47,6 +48,8 @@ void ibx_destination_check_silence(struct destination *d)
                      ? "the VM has not run here, and waits for the source to hand it over"
                  : d->state.now == DESTINATION_COMPLETE
                      ? "all pages are here, and only its confirmation is missing"
+                 : d->state.now == DESTINATION_SHUT_DOWN
+                     ? "the guest has shut the VM down, and only its confirmation is missing"
                      : "the VM waits where it needs a page that has not come",
     };
     ibx_migration_check_silence(&d->silence, &expected, &d->status, &d->options->observer);

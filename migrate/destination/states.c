@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "migrate/destination/destination.h"
 
+#include <string.h>
+
 static const struct ibx_state destination_states[] = {
     [DESTINATION_LISTENING] = {"listening",
                                IBX_TO(DESTINATION_JOINING) | IBX_TO(DESTINATION_GIVEN_UP),
@@ -17,16 +19,20 @@ static const struct ibx_state destination_states[] = {
     [DESTINATION_RESUMING] = {"resuming",
                               IBX_TO(DESTINATION_FILLING) | IBX_TO(DESTINATION_GIVEN_UP) |
                                   IBX_TO(DESTINATION_ANSWERING) | IBX_TO(DESTINATION_FAILED) |
-                                  IBX_TO(DESTINATION_LEFT) | IBX_TO(DESTINATION_BROKEN),
+                                  IBX_TO(DESTINATION_LEFT) | IBX_TO(DESTINATION_BROKEN) |
+                                  IBX_TO(DESTINATION_SHUT_DOWN),
                               IBX_STATE_INITIAL},
     [DESTINATION_FILLING] = {"filling",
                              IBX_TO(DESTINATION_COMPLETE) | IBX_TO(DESTINATION_FAILED) |
-                                 IBX_TO(DESTINATION_LEFT) | IBX_TO(DESTINATION_BROKEN),
+                                 IBX_TO(DESTINATION_LEFT) | IBX_TO(DESTINATION_BROKEN) |
+                                 IBX_TO(DESTINATION_SHUT_DOWN),
                              IBX_STATE_INITIAL},
     [DESTINATION_COMPLETE] = {"complete",
                               IBX_TO(DESTINATION_DONE) | IBX_TO(DESTINATION_LEFT) |
                                   IBX_TO(DESTINATION_BROKEN),
                               IBX_STATE_INITIAL},
+    [DESTINATION_SHUT_DOWN] = {"shut down", IBX_TO(DESTINATION_DONE) | IBX_TO(DESTINATION_LEFT),
+                               IBX_STATE_INITIAL},
     [DESTINATION_DONE] = {"done", 0, IBX_STATE_FINAL},
     [DESTINATION_ANSWERING] = {"answering", IBX_TO(DESTINATION_GIVEN_UP), 0},
     [DESTINATION_GIVEN_UP] = {"given up", 0, IBX_STATE_FINAL},
@@ -71,6 +77,7 @@ static const struct {
     [DESTINATION_RESUMING] = {IBX_PHASE_SWITCHING, IBX_PHASE_BROKEN, IBX_ANSWER_RUNNING},
     [DESTINATION_FILLING] = {IBX_PHASE_FILLING, IBX_PHASE_BROKEN, IBX_ANSWER_RUNNING},
     [DESTINATION_COMPLETE] = {IBX_PHASE_FILLING, IBX_PHASE_BROKEN, IBX_ANSWER_COMPLETE},
+    [DESTINATION_SHUT_DOWN] = {IBX_PHASE_ENDED, IBX_PHASE_BROKEN, IBX_ANSWER_ENDED},
     [DESTINATION_DONE] = {IBX_PHASE_DONE, IBX_PHASE_DONE, IBX_ANSWER_COMPLETE},
     [DESTINATION_ANSWERING] = {IBX_PHASE_FAILED, IBX_PHASE_FAILED, IBX_ANSWER_GIVEN_UP},
     [DESTINATION_GIVEN_UP] = {IBX_PHASE_FAILED, IBX_PHASE_FAILED, IBX_ANSWER_GIVEN_UP},
@@ -81,11 +88,15 @@ static const struct {
 
 enum ibx_migrate_phase ibx_destination_phase(const struct destination *d)
 {
+    if (d->status.record.state == IBX_JOURNAL_ENDED)
+        return IBX_PHASE_ENDED;
     return destination_linked(&d->link) ? views[d->state.now].linked : views[d->state.now].lost;
 }
 
 enum ibx_answer_state ibx_destination_answer_state(const struct destination *d)
 {
+    if (d->status.record.state == IBX_JOURNAL_ENDED)
+        return IBX_ANSWER_ENDED;
     return views[d->state.now].answer;
 }
 
@@ -100,5 +111,7 @@ void ibx_destination_update(struct destination *d)
     d->status.ram_bytes = d->ram.guest.bytes;
     d->status.max_bandwidth = d->ram.max_bandwidth;
     d->status.state_bytes = d->stream.total;
+    if (d->qemu.status[0])
+        memcpy(d->status.record.vm_status, d->qemu.status, sizeof(d->qemu.status));
     ibx_destination_ram_stats(&d->ram, &d->status);
 }

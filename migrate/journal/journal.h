@@ -17,12 +17,15 @@
  *   MAY_RUN -> DONE
  *   HERE | MAY_RUN -> KEPT -> [*]                        aborted: the VM stayed
  *   MAY_RUN | MOVED -> BROKEN                            the pages there are not those here
+ *   MAY_RUN | MOVED -> ENDED -> [*]                      its guest has shut it down there
  *   HERE | MAY_RUN | MOVED | BROKEN -> ROLLED_BACK -> [*]  taken back
  *
  * state machine: destination record
  *   [*] -> NOT_YET -> MAY_RUN -> RUNNING -> COMPLETE -> DONE -> [*]
  *   MAY_RUN -> COMPLETE
  *   MAY_RUN | RUNNING | COMPLETE -> BROKEN -> [*]        the pages here are not those of the source
+ *   MAY_RUN | RUNNING -> SHUT_DOWN | ENDED               its guest has shut it down
+ *   SHUT_DOWN -> ENDED -> [*]                            and the source knows that, too
  *   NOT_YET | MAY_RUN | RUNNING -> GIVEN_UP -> [*]       RUNNING: its QEMU has ended
  */
 #ifndef IBX_MIGRATE_JOURNAL_JOURNAL_H
@@ -31,6 +34,7 @@
 #include "migrate/channel/channel.h"
 
 #include <limits.h>
+#include <string.h>
 #include <time.h>
 
 enum ibx_journal_state {
@@ -45,6 +49,9 @@ enum ibx_journal_state {
     IBX_JOURNAL_GIVEN_UP,
     IBX_JOURNAL_COMPLETE, /* destination: all pages are here, the source has not confirmed */
     IBX_JOURNAL_BROKEN,   /* pages are not the same at both ends: nobody continues it */
+    /* Its guest has shut it down at the destination before all pages were there. */
+    IBX_JOURNAL_SHUT_DOWN, /* destination: the source does not know it */
+    IBX_JOURNAL_ENDED,     /* and both know it: nothing is left to do */
 };
 
 #define IBX_JOURNAL_SETTINGS 2048u /* bytes with the NUL */
@@ -92,6 +99,9 @@ struct ibx_journal {
     unsigned block_count;
     struct ibx_journal_block blocks[IBX_GUEST_BLOCKS_MAX]; /* by id */
     struct ibx_journal_totals totals; /* destination, in COMPLETE and DONE; else all zeros */
+    /* QEMU's status at the destination, when this was written ("running", "paused", ...), or, when
+     * that QEMU has ended, its reason if it gave one ("host-signal", ...); "": not known. */
+    char vm_status[IBX_MIGRATE_STATUS];
     /* QEMU's migration settings that are to be put back (of ibx_settings_plan(), JSON); "": none.
      */
     char settings[IBX_JOURNAL_SETTINGS];
@@ -147,7 +157,8 @@ struct ibx_journal_prune {
 };
 
 /* Deletes records that are not needed any more: finished ones on which no tool works. The record
- * of a source in DONE stays while its QEMU lives, because that QEMU must not be continued. */
+ * of a source in DONE or ENDED stays while its QEMU lives, because that QEMU must not be continued.
+ */
 int ibx_journal_prune(const char *folder, const struct ibx_journal_prune *which,
                       struct ibx_error *err);
 /* By age and number as above; before a new migration of the QEMU at `qmp`. */
@@ -179,9 +190,15 @@ bool ibx_journal_is_aside(const struct ibx_journal *record, const char *path);
 
 /* ------------------------------------------------------------ all */
 
-/* Finished for this side: DONE, KEPT, ROLLED_BACK or GIVEN_UP; for a destination also BROKEN. */
+/* Finished for this side: DONE, ENDED, KEPT, ROLLED_BACK or GIVEN_UP; for a destination also
+ * BROKEN. */
 bool ibx_journal_over(const struct ibx_journal *record);
 const char *ibx_journal_state_name(enum ibx_journal_state state);
+/* Whether QEMU's status at the destination is known, and is not that the VM runs. */
+static inline bool ibx_journal_stands(const struct ibx_journal *record)
+{
+    return record->vm_status[0] && strcmp(record->vm_status, "running") != 0;
+}
 /* What it means for the VM: one sentence for an operator. */
 void ibx_journal_describe(const struct ibx_journal *record, char *text, size_t size);
 

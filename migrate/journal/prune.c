@@ -21,13 +21,15 @@ static const char *needed(const struct ibx_journal *record, bool unfinished)
     const bool gone = ibx_journal_qemu_gone(record);
     if (!ibx_journal_over(record) && !unfinished)
         return "it is not over";
-    if (!ibx_journal_over(record) && record->state != IBX_JOURNAL_COMPLETE && !gone)
+    if (!ibx_journal_over(record) && record->state != IBX_JOURNAL_COMPLETE &&
+        record->state != IBX_JOURNAL_SHUT_DOWN && !gone)
         return "it is not over, and its QEMU lives";
     if (!ibx_journal_over(record) && record->source && ibx_journal_memory_file(record, path))
         return "it is not over, and the memory of its QEMU, which has ended, is still there: "
                "ib-migrate recover serves it to the destination; when the VM is lost there, too, "
                "remove that file";
-    if (record->source && record->state == IBX_JOURNAL_DONE && !gone)
+    if (record->source && !gone &&
+        (record->state == IBX_JOURNAL_DONE || record->state == IBX_JOURNAL_ENDED))
         return "its QEMU lives and must not be continued";
     return NULL;
 }
@@ -71,7 +73,8 @@ static const char *remove_one(const char *folder, const struct ibx_journal_prune
         unlink(lock);
         rc = 0;
     } else if (!rc && !why) {
-        if (which->remove && record->source && record->state == IBX_JOURNAL_DONE)
+        if (which->remove && record->source &&
+            (record->state == IBX_JOURNAL_DONE || record->state == IBX_JOURNAL_ENDED))
             rc = ibx_journal_remove_files(record, err);
         rc = rc ? rc : ibx_journal_remove(folder, record, err);
     }

@@ -11,7 +11,8 @@
 #include <string.h>
 
 /* 1 was without "was-running" and "guest-ram", 2 without "complete", 3 without "key-name", "allow",
- * "encryption" and "verify", 4 without "settings", "hold", "machine" and the files of guest RAM. */
+ * "encryption" and "verify", 4 without "settings", "hold", "machine", "vm-status" and the files of
+ * guest RAM. */
 #define JOURNAL_VERSION 5
 
 /* Every state may also be written again, with a higher epoch for instance. A move may skip states:
@@ -24,12 +25,13 @@ static const struct ibx_state source_states[] = {
     [IBX_JOURNAL_MAY_RUN] = {"may-run",
                              IBX_TO(IBX_JOURNAL_MOVED) | IBX_TO(IBX_JOURNAL_DONE) |
                                  IBX_TO(IBX_JOURNAL_KEPT) | IBX_TO(IBX_JOURNAL_ROLLED_BACK) |
-                                 IBX_TO(IBX_JOURNAL_BROKEN),
+                                 IBX_TO(IBX_JOURNAL_BROKEN) | IBX_TO(IBX_JOURNAL_ENDED),
                              0},
     [IBX_JOURNAL_MOVED] = {"moved",
                            IBX_TO(IBX_JOURNAL_DONE) | IBX_TO(IBX_JOURNAL_ROLLED_BACK) |
-                               IBX_TO(IBX_JOURNAL_BROKEN),
+                               IBX_TO(IBX_JOURNAL_BROKEN) | IBX_TO(IBX_JOURNAL_ENDED),
                            0},
+    [IBX_JOURNAL_ENDED] = {"ended", 0, IBX_STATE_FINAL},
     [IBX_JOURNAL_BROKEN] = {"broken", IBX_TO(IBX_JOURNAL_ROLLED_BACK), 0},
     [IBX_JOURNAL_DONE] = {"done", 0, IBX_STATE_FINAL},
     [IBX_JOURNAL_KEPT] = {"kept", 0, IBX_STATE_FINAL},
@@ -42,12 +44,16 @@ static const struct ibx_state destination_states[] = {
                              IBX_STATE_INITIAL},
     [IBX_JOURNAL_MAY_RUN] = {"may-run",
                              IBX_TO(IBX_JOURNAL_RUNNING) | IBX_TO(IBX_JOURNAL_COMPLETE) |
-                                 IBX_TO(IBX_JOURNAL_GIVEN_UP) | IBX_TO(IBX_JOURNAL_BROKEN),
+                                 IBX_TO(IBX_JOURNAL_GIVEN_UP) | IBX_TO(IBX_JOURNAL_BROKEN) |
+                                 IBX_TO(IBX_JOURNAL_SHUT_DOWN) | IBX_TO(IBX_JOURNAL_ENDED),
                              0},
     [IBX_JOURNAL_RUNNING] = {"running",
                              IBX_TO(IBX_JOURNAL_COMPLETE) | IBX_TO(IBX_JOURNAL_GIVEN_UP) |
-                                 IBX_TO(IBX_JOURNAL_BROKEN),
+                                 IBX_TO(IBX_JOURNAL_BROKEN) | IBX_TO(IBX_JOURNAL_SHUT_DOWN) |
+                                 IBX_TO(IBX_JOURNAL_ENDED),
                              0},
+    [IBX_JOURNAL_SHUT_DOWN] = {"shut-down", IBX_TO(IBX_JOURNAL_ENDED), 0},
+    [IBX_JOURNAL_ENDED] = {"ended", 0, IBX_STATE_FINAL},
     [IBX_JOURNAL_COMPLETE] = {"complete", IBX_TO(IBX_JOURNAL_DONE) | IBX_TO(IBX_JOURNAL_BROKEN), 0},
     [IBX_JOURNAL_BROKEN] = {"broken", 0, IBX_STATE_FINAL},
     [IBX_JOURNAL_DONE] = {"done", 0, IBX_STATE_FINAL},
@@ -181,7 +187,7 @@ int ibx_journal_text_make(const struct ibx_journal *record, char **text, size_t 
         return -EINVAL;
     json_t *json = json_pack(
         "{s:i, s:s, s:s, s:I, s:s, s:s, s:o, s:s, s:I, s:I, s:s, s:o, s:s, s:i, s:b, s:b, s:o, "
-        "s:o, s:s, s:s, s:s, s:o, s:o, s:I, s:I, s:o}",
+        "s:o, s:s, s:s, s:s, s:o, s:o, s:I, s:o, s:I, s:o}",
         "ibx-record", JOURNAL_VERSION, "id", id, "role", record->source ? "source" : "destination",
         "epoch", (json_int_t)record->epoch, "state", ibx_journal_state_name(record->state), "uuid",
         record->uuid, "name", ibx_json_text(record->name), "qmp", record->qmp, "pid",
@@ -190,8 +196,9 @@ int ibx_journal_text_make(const struct ibx_journal *record, char **text, size_t 
         "device-way", record->device_way, "was-running", record->was_running, "guest-ram",
         blocks_json(record), "complete", totals_json(record), "key-name", record->key_name, "allow",
         record->allow, "encryption", encryption, "verify", verify_json(record), "settings",
-        settings_json(record), "hold", (json_int_t)record->hold, "written",
-        (json_int_t)record->written_s, "machine", ibx_json_text(record->machine));
+        settings_json(record), "hold", (json_int_t)record->hold, "vm-status",
+        ibx_json_text(record->vm_status), "written", (json_int_t)record->written_s, "machine",
+        ibx_json_text(record->machine));
     char *dumped = json ? json_dumps(json, JSON_INDENT(2) | JSON_PRESERVE_ORDER) : NULL;
     json_decref(json);
     if (!dumped)
@@ -223,7 +230,7 @@ static int take_state(const char *role, const char *state, struct ibx_journal *r
     if (!record->source && strcmp(role, "destination") != 0)
         return ibx_error_set(err, -EINVAL, "role \"%.64s\" is neither source nor destination",
                              role);
-    for (unsigned i = IBX_JOURNAL_HERE; i <= IBX_JOURNAL_BROKEN; i++) {
+    for (unsigned i = IBX_JOURNAL_HERE; i <= IBX_JOURNAL_ENDED; i++) {
         const struct ibx_state *is = state_of(record->source, i);
         if (is && !strcmp(state, is->name)) {
             record->state = (enum ibx_journal_state)i;
@@ -240,7 +247,7 @@ struct fields {
     json_int_t version, uffd, epoch, pid, pid_started, written, hold;
     const char *id, *role, *state, *uuid, *name, *qmp, *uri, *peer, *key_file;
     const char *key_name, *allow, *encryption; /* of earlier versions: as without the option */
-    const char *verify, *machine;              /* "" of an earlier version */
+    const char *verify, *machine, *vm_status;  /* "" of an earlier version */
     json_t *settings;                          /* borrowed; NULL: of an earlier version */
 };
 
@@ -405,6 +412,7 @@ static int take_fields(const struct fields *f, struct ibx_journal *record, struc
                  {"uri", f->uri, record->uri, sizeof(record->uri)},
                  {"peer", f->peer, record->peer, sizeof(record->peer)},
                  {"machine", f->machine, record->machine, sizeof(record->machine)},
+                 {"vm-status", f->vm_status, record->vm_status, sizeof(record->vm_status)},
                  {"key-file", f->key_file, record->key_file, sizeof(record->key_file)}};
     int rc = take_hex("id", f->id, record->id, IBX_MIGRATE_ID_BYTES, err);
     rc = rc ? rc : take_state(f->role, f->state, record, err);
@@ -436,7 +444,8 @@ static int take_json(json_t *json, struct ibx_journal *record, struct ibx_error 
                        .allow = "",
                        .encryption = "auto",
                        .verify = "",
-                       .machine = ""};
+                       .machine = "",
+                       .vm_status = ""};
     json_error_t why;
     json_t *version = json_object_get(json, "ibx-record");
     if (!json_is_integer(version))
@@ -445,20 +454,21 @@ static int take_json(json_t *json, struct ibx_journal *record, struct ibx_error 
     if (number < 1 || number > JOURNAL_VERSION)
         return ibx_error_set(err, -EINVAL, "it is of version %lld, this ib-migrate knows 1 to %d",
                              (long long)number, JOURNAL_VERSION);
-    if (json_unpack_ex(
-            json, &why, JSON_STRICT,
-            number == 1   ? FIRST_FIELDS "}"
-            : number == 2 ? FIRST_FIELDS ", s:b, s:o}"
-            : number == 3 ? FIRST_FIELDS ", s:b, s:o, s:o}"
-            : number == 4 ? FIRST_FIELDS ", s:b, s:o, s:o, s:s, s:s, s:s, s:s}"
-                          : FIRST_FIELDS ", s:b, s:o, s:o, s:s, s:s, s:s, s:s, s:o, s:I, s:s}",
-            "ibx-record", &f.version, "id", &f.id, "role", &f.role, "epoch", &f.epoch, "state",
-            &f.state, "uuid", &f.uuid, "name", &f.name, "qmp", &f.qmp, "pid", &f.pid, "pid-started",
-            &f.pid_started, "uri", &f.uri, "peer", &f.peer, "key-file", &f.key_file, "uffd",
-            &f.uffd, "device-way", &f.device_way, "written", &f.written, "was-running",
-            &f.was_running, "guest-ram", &f.blocks, "complete", &f.complete, "key-name",
-            &f.key_name, "allow", &f.allow, "encryption", &f.encryption, "verify", &f.verify,
-            "settings", &f.settings, "hold", &f.hold, "machine", &f.machine))
+    if (json_unpack_ex(json, &why, JSON_STRICT,
+                       number == 1   ? FIRST_FIELDS "}"
+                       : number == 2 ? FIRST_FIELDS ", s:b, s:o}"
+                       : number == 3 ? FIRST_FIELDS ", s:b, s:o, s:o}"
+                       : number == 4 ? FIRST_FIELDS ", s:b, s:o, s:o, s:s, s:s, s:s, s:s}"
+                                     : FIRST_FIELDS
+                           ", s:b, s:o, s:o, s:s, s:s, s:s, s:s, s:o, s:I, s:s, s:s}",
+                       "ibx-record", &f.version, "id", &f.id, "role", &f.role, "epoch", &f.epoch,
+                       "state", &f.state, "uuid", &f.uuid, "name", &f.name, "qmp", &f.qmp, "pid",
+                       &f.pid, "pid-started", &f.pid_started, "uri", &f.uri, "peer", &f.peer,
+                       "key-file", &f.key_file, "uffd", &f.uffd, "device-way", &f.device_way,
+                       "written", &f.written, "was-running", &f.was_running, "guest-ram", &f.blocks,
+                       "complete", &f.complete, "key-name", &f.key_name, "allow", &f.allow,
+                       "encryption", &f.encryption, "verify", &f.verify, "settings", &f.settings,
+                       "hold", &f.hold, "machine", &f.machine, "vm-status", &f.vm_status))
         return ibx_error_set(err, -EINVAL, "%.200s", why.text);
     return take_fields(&f, record, err);
 }
@@ -481,15 +491,15 @@ int ibx_journal_text_parse(const char *text, size_t length, struct ibx_journal *
 
 /* ------------------------------------------------------------ in words */
 
-/* The first %s is the VM, the second the other side. */
+/* The first %s is the VM, the second the other side; @ is "runs", or what else it does. */
 static const char *const source_texts[] = {
     [IBX_JOURNAL_HERE] = "%s is here: its migration to %s has not come to the point where it could "
                          "run there",
     [IBX_JOURNAL_MAY_RUN] = "%s may run at %s or still be here: only the destination knows, and "
                             "\"ib-migrate recover\" asks it before anything is started",
-    [IBX_JOURNAL_MOVED] = "%s runs at %s and not here, but this side has pages that it needs: "
+    [IBX_JOURNAL_MOVED] = "%s @ at %s and not here, but this side has pages that it needs: "
                           "leave this QEMU as it is; \"ib-migrate recover\" continues to send them",
-    [IBX_JOURNAL_DONE] = "%s runs at %s with all of its pages: this QEMU is not needed any more "
+    [IBX_JOURNAL_DONE] = "%s @ at %s with all of its pages: this QEMU is not needed any more "
                          "and must not be continued",
     [IBX_JOURNAL_KEPT] = "%s stayed here: its migration to %s ended before it could run there",
     [IBX_JOURNAL_BROKEN] = "%s ran at %s with memory that is not what it was here, and was paused "
@@ -497,35 +507,49 @@ static const char *const source_texts[] = {
                            "it from its stop",
     [IBX_JOURNAL_ROLLED_BACK] = "%s was taken back from %s and runs here from where it had "
                                 "stopped: it must not run there",
+    [IBX_JOURNAL_ENDED] = "%s was shut down by its guest at %s, before all of its pages were "
+                          "there: nothing is lost and nothing to be done, and this QEMU must not "
+                          "be continued",
 };
 static const char *const destination_texts[] = {
     [IBX_JOURNAL_NOT_YET] = "%s does not run here yet: it is at %s",
     [IBX_JOURNAL_MAY_RUN] = "%s may run here or still be at %s: this QEMU knows, and \"ib-migrate "
                             "recover\" asks it",
-    [IBX_JOURNAL_RUNNING] = "%s runs here and needs pages that are still at %s: leave both QEMUs "
+    [IBX_JOURNAL_RUNNING] = "%s @ here and needs pages that are still at %s: leave both QEMUs "
                             "as they are; \"ib-migrate recover\" continues to fetch them",
-    [IBX_JOURNAL_COMPLETE] = "%s runs here with all of its pages, but %s has not confirmed it and "
+    [IBX_JOURNAL_COMPLETE] = "%s @ here with all of its pages, but %s has not confirmed it and "
                              "keeps them, too: run \"ib-migrate recover\" here, or there if its "
                              "state is done",
-    [IBX_JOURNAL_DONE] =
-        "%s runs here with all of its pages: the QEMU at %s is not needed any more",
+    [IBX_JOURNAL_DONE] = "%s @ here with all of its pages: the QEMU at %s is not needed any more",
     [IBX_JOURNAL_BROKEN] = "%s ran here with memory that is not what it was at %s, and was paused: "
                            "end this QEMU; \"ib-migrate rollback\" at the source restarts it from "
                            "its stop",
     [IBX_JOURNAL_GIVEN_UP] = "%s does not run here: its migration from %s was given up",
+    [IBX_JOURNAL_SHUT_DOWN] = "%s was shut down by its guest here, and %s, which still keeps its "
+                              "pages, does not know it: run \"ib-migrate recover\" here",
+    [IBX_JOURNAL_ENDED] = "%s was shut down by its guest here, before all of its pages had come "
+                          "from %s: nothing is lost and nothing to be done",
 };
 
-/* Replaces both %s, which a compiler could not check as a format. */
-static void fill_in(const char *form, const char *vm, const char *peer, char *out, size_t size)
+/* What the forms leave open, in their order; a compiler could not check them as formats. */
+static void fill_in(const char *form, const char *vm, const char *does, const char *peer, char *out,
+                    size_t size)
 {
-    const char *first = strstr(form, "%s"), *second = strstr(first + 2, "%s");
-    snprintf(out, size, "%.*s%s%.*s%s%s", (int)(first - form), form, vm, (int)(second - first - 2),
-             first + 2, peer, second + 2);
+    const char *names[] = {vm, peer};
+    unsigned next = 0;
+    for (size_t used = 0; *form && used + 1 < size; used = strlen(out)) {
+        const size_t plain = strcspn(form, "%@");
+        snprintf(out + used, size - used, "%.*s%s", (int)plain, form,
+                 form[plain] == '@'   ? does
+                 : form[plain] == '%' ? names[next++]
+                                      : "");
+        form += plain + (form[plain] == '@' ? 1 : form[plain] ? 2 : 0);
+    }
 }
 
 void ibx_journal_describe(const struct ibx_journal *record, char *text, size_t size)
 {
-    char vm[256];
+    char vm[256], does[96];
     bool uuid = record->uuid[0] && strspn(record->uuid, "0-") != strlen(record->uuid);
     if (record->name[0])
         snprintf(vm, sizeof(vm), "VM %s", record->name);
@@ -539,6 +563,11 @@ void ibx_journal_describe(const struct ibx_journal *record, char *text, size_t s
     const char *form = "nothing is known of %s and its migration with %s";
     if (state_of(record->source, (unsigned)record->state))
         form = record->source ? source_texts[record->state] : destination_texts[record->state];
-    fill_in(form, vm, peer, text, size);
+    if (ibx_journal_stands(record))
+        snprintf(does, sizeof(does), "was \"%s\" when QEMU was last asked, and is",
+                 record->vm_status);
+    else
+        snprintf(does, sizeof(does), "runs");
+    fill_in(form, vm, does, peer, text, size);
     ibx_text_sanitize(text);
 }

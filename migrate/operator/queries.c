@@ -46,6 +46,12 @@ int ibx_migrate_rollback(const char *folder, struct ibx_journal *record,
                              "the destination (%s) answers that the VM runs there: running it "
                              "here as well would destroy its disks",
                              answer.host);
+    if (!rc && answer.state == IBX_ANSWER_ENDED)
+        return ibx_error_set(err, -EBUSY,
+                             "the destination (%s) answers that the VM's guest has shut it down "
+                             "there: its disks are newer than its memory here; ib-migrate recover "
+                             "here ends the migration",
+                             answer.host);
     /* The watchdog of a tool that was just killed holds the lock until it ends. */
     deadline = ibx_deadline_in_ms(MIGRATION_LOCK_MS);
     while ((rc = ibx_journal_lock(folder, record, &lock_fd, err)) == -EBUSY &&

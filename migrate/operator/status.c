@@ -9,7 +9,7 @@
 const char *ibx_migrate_phase_name(enum ibx_migrate_phase phase)
 {
     static const char *const phases[] = {"waiting", "preparing", "switching", "filling",
-                                         "broken",  "done",      "failed"};
+                                         "broken",  "done",      "ended",     "failed"};
     return (unsigned)phase < sizeof(phases) / sizeof(phases[0]) ? phases[phase] : "unknown";
 }
 
@@ -70,17 +70,23 @@ static json_t *figure_json(const struct ibx_migrate_status *status, const struct
 
 /* ------------------------------------------------------------ out */
 
+static json_t *vm_status_json(const struct ibx_journal *record)
+{
+    return record->vm_status[0] ? ibx_json_text(record->vm_status) : json_null();
+}
+
 json_t *ibx_migrate_record_json(const struct ibx_journal *record)
 {
     char id[2 * IBX_MIGRATE_ID_BYTES + 1];
     ibx_hex_text(record->id, IBX_MIGRATE_ID_BYTES, id);
-    return json_pack("{s:s, s:s, s:s, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "id", id,
+    return json_pack("{s:s, s:s, s:s, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "id", id,
                      "role", record->source ? "source" : "destination", "state",
                      ibx_journal_state_name(record->state), "over", ibx_journal_over(record),
                      "epoch", number(record->epoch), "name", ibx_json_text(record->name), "uuid",
                      ibx_json_text(record->uuid), "qmp", ibx_json_text(record->qmp), "pid",
                      json_integer(record->pid), "uri", ibx_json_text(record->uri), "peer",
-                     ibx_json_text(record->peer), "written", number(record->written_s));
+                     ibx_json_text(record->peer), "vm_status", vm_status_json(record), "written",
+                     number(record->written_s));
 }
 
 /* There is no record before the two tools have met. */
@@ -92,12 +98,12 @@ static json_t *record_or_null(const struct ibx_journal *record)
 json_t *ibx_migrate_status_json(const struct ibx_migrate_status *status)
 {
     json_t *json = json_pack(
-        "{s:s, s:s, s:o, s:o, s:o, s:o, s:i}", "role", status->source ? "source" : "destination",
-        "phase", ibx_migrate_phase_name(status->phase), "record", record_or_null(&status->record),
-        "path", ibx_json_text(status->path), "sentence", ibx_json_text(status->message),
-        "elapsed_ns",
+        "{s:s, s:s, s:o, s:o, s:o, s:o, s:i, s:o}", "role",
+        status->source ? "source" : "destination", "phase", ibx_migrate_phase_name(status->phase),
+        "record", record_or_null(&status->record), "path", ibx_json_text(status->path), "sentence",
+        ibx_json_text(status->message), "elapsed_ns",
         number(status->now_ns > status->began_ns ? status->now_ns - status->began_ns : 0),
-        "reconnects", (int)status->reconnects);
+        "reconnects", (int)status->reconnects, "vm_status", vm_status_json(&status->record));
     int failed = !json;
     for (size_t i = 0; i < FIGURES && !failed; i++)
         failed = json_object_set_new(json, figures[i].name, figure_json(status, &figures[i]));
@@ -165,6 +171,11 @@ int ibx_migrate_status_take(const json_t *json, struct ibx_migrate_status *statu
         return bad_member(err, "path");
     if (text_of(json, "sentence", taken.message, sizeof(taken.message)))
         return bad_member(err, "sentence");
+    const char *vm_status = json_string_value(json_object_get(json, "vm_status"));
+    if (vm_status) {
+        snprintf(taken.record.vm_status, sizeof(taken.record.vm_status), "%s", vm_status);
+        ibx_text_sanitize(taken.record.vm_status);
+    }
     uint64_t reconnects = 0;
     if (number_of(json, "elapsed_ns", &taken.now_ns))
         return bad_member(err, "elapsed_ns");

@@ -233,9 +233,11 @@ static int send_all(struct ibx_qmp *qmp, const char *text, size_t length, int fd
             if (wait_for(qmp, POLLOUT, deadline_ns))
                 return sent ? broken(qmp, -ETIMEDOUT, "QEMU stopped reading its QMP socket")
                             : -ETIMEDOUT;
+        } else if (errno == EPIPE) {
+            pump(qmp); /* its last events say why it has ended */
+            return broken(qmp, -ECONNRESET, "QEMU closed its QMP socket: it has ended");
         } else if (errno != EINTR) {
-            return broken(qmp, errno == EPIPE ? -ECONNRESET : -errno,
-                          "QEMU closed its QMP socket: it has ended");
+            return broken(qmp, -errno, "QEMU closed its QMP socket: it has ended");
         }
     }
     return 0;

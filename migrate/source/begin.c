@@ -240,7 +240,7 @@ static int finish(struct source *s, int rc, struct ibx_migrate_status *last, str
         ibx_source_remove_files(s);
     if (rc)
         memcpy(s->status.message, err->message, sizeof(s->status.message));
-    s->status.phase = rc ? IBX_PHASE_FAILED : IBX_PHASE_DONE;
+    s->status.phase = rc ? IBX_PHASE_FAILED : ibx_source_phase(s);
     ibx_source_link_close(&s->link);
     ibx_verifier_close(s->verifier);
     ibx_source_update(s);

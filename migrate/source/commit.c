@@ -15,6 +15,7 @@ int ibx_source_commit(struct source *s, struct ibx_error *err)
     if (rc)
         return rc;
     s->loaded_ns = ibx_now_ns();
+    s->status.record.was_running = s->vm.ran; /* somebody may have paused it meanwhile */
     s->status.state_ns = s->loaded_ns - s->mapped_ns;
     rc = ibx_source_move(s, SOURCE_COMMITTED, err);
     return rc ? rc : ibx_source_link_send(&s->link, IBX_MIGRATE_COMMIT, err);

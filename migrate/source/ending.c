@@ -180,7 +180,8 @@ int ibx_source_reconnect(struct source *s, struct ibx_error *err)
         ibx_migration_record(s->options->folder, &s->status.record, s->status.record.state, err);
     rc = rc ? -EAGAIN : ibx_source_link_resume(&s->link, &there, err);
     ibx_source_link_delay(&s->link);
-    if ((there == IBX_ANSWER_RUNNING || there == IBX_ANSWER_COMPLETE) &&
+    if ((there == IBX_ANSWER_RUNNING || there == IBX_ANSWER_COMPLETE ||
+         there == IBX_ANSWER_ENDED) &&
         s->state.now == SOURCE_COMMITTED) {
         struct ibx_error refused = {0};
         if (ibx_source_move(s, SOURCE_SERVING, &refused))
@@ -249,7 +250,7 @@ void ibx_source_settle_at_last(struct source *s)
 {
     const uint64_t deadline = ibx_deadline_in_ms(LAST_SETTLE_MS);
     struct ibx_error why = {0};
-    if (!s->vm.undo.before || !s->vm.qmp || !source_over(s) || s->state.now == SOURCE_STRANDED ||
+    if (!s->vm.undo.before || !s->vm.qmp || s->state.now != SOURCE_DONE ||
         s->stream.state.now == STREAM_HELD)
         return;
     while (settle(s, deadline, &why)) {
@@ -266,11 +267,14 @@ void ibx_source_settle_at_last(struct source *s)
 
 /* ---------------------------------------------------------------- confirmation */
 
-/* The destination has every page and waits for CONFIRM. DONE is written first, and nothing else is
+/* The destination has every page, or needs none any more, and waits for CONFIRM. DONE or ENDED is
+ * written first, and nothing else is
  * needed for CONFIRM: any tool with this journal can send it later, and repeatedly. */
 int ibx_source_confirm(struct source *s, struct ibx_error *err)
 {
-    int rc = ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_DONE, err);
+    const bool ended = s->peer.now == PEER_ENDED;
+    int rc = ibx_migration_record(s->options->folder, &s->status.record,
+                                  ended ? IBX_JOURNAL_ENDED : IBX_JOURNAL_DONE, err);
     if (!rc)
         rc = ibx_source_move(s, SOURCE_CONFIRMING, err);
     if (rc)
@@ -307,15 +311,17 @@ static bool has_confirmed(struct source *s)
 
 int ibx_source_await_confirmed(struct source *s, struct ibx_error *err)
 {
+    const bool ended = s->status.record.state == IBX_JOURNAL_ENDED;
     if (!has_confirmed(s)) {
         if (!s->interrupts && ibx_now_ns() < s->confirm_by_ns)
             return 0;
         ibx_migration_notify(
             &s->options->observer,
-            "the VM runs at %s with all of its pages, but the confirmation may not have arrived "
-            "there: if ib-migrate status there says complete, run ib-migrate recover there and "
-            "then here (--qmp %s)",
-            s->status.record.peer, s->status.record.qmp);
+            "the VM %s at %s%s, but the confirmation may not have arrived there: if ib-migrate "
+            "status there says %s, run ib-migrate recover there and then here (--qmp %s)",
+            ended ? "was shut down by its guest" : "runs", s->status.record.peer,
+            ended ? "" : " with all of its pages", ended ? "shut-down" : "complete",
+            s->status.record.qmp);
     }
     s->status.total_ns = ibx_now_ns() - s->status.began_ns;
     return ibx_source_move(s, SOURCE_DONE, err);

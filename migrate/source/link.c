@@ -44,6 +44,7 @@ static int greet(struct source_link *link, enum ibx_migrate_purpose purpose, str
     hello->disks_differ = link->disks_differ;
     hello->epoch = link->record->epoch;
     hello->verify = purpose == IBX_PURPOSE_RESUME ? link->record->verify : link->verify;
+    hello->runs = link->record->was_running;
     ibx_migration_offer_links(hello, wished);
     if (!wished && purpose == IBX_PURPOSE_RESUME) /* the tool before this one has chosen */
         hello->links = IBX_MIGRATE_LINKS_MAX;
@@ -150,7 +151,11 @@ int ibx_source_link_send(struct source_link *link, enum ibx_migrate_message type
                          struct ibx_error *err)
 {
     struct ibx_migrate_any message = {.type = type};
-    message.is.epoch = link->record->epoch;
+    if (type == IBX_MIGRATE_COMMIT)
+        message.is.commit =
+            (struct ibx_migrate_commit){link->record->epoch, link->record->was_running};
+    else
+        message.is.epoch = link->record->epoch;
     return ibx_channel_send(&link->control, &message, err);
 }
 
@@ -189,7 +194,7 @@ static int check_answer(const struct source_link *link, struct ibx_error *err)
                              "the destination (%s) has given up before the VM ran there: %s",
                              answer->host, why);
     if (answer->state != IBX_ANSWER_WAITING && answer->state != IBX_ANSWER_RUNNING &&
-        answer->state != IBX_ANSWER_COMPLETE)
+        answer->state != IBX_ANSWER_COMPLETE && answer->state != IBX_ANSWER_ENDED)
         return ibx_error_set(
             err, -EAGAIN,
             "the tool at %s (%s) knows nothing of this migration: start ib-migrate "
@@ -213,7 +218,7 @@ static int try_resume(struct source_link *link, enum ibx_answer_state *state, st
                            link->answer.host, link->answer.verify ? "verifies" : "does not verify");
     if (!rc)
         rc = ibx_state_move(&link->state, LINK_OPEN);
-    if (rc || *state == IBX_ANSWER_COMPLETE)
+    if (rc || *state == IBX_ANSWER_COMPLETE || *state == IBX_ANSWER_ENDED)
         return rc;
     rc = open_pages(link, err);
     return rc ? rc : ibx_source_link_expose(link, err);

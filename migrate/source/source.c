@@ -45,7 +45,9 @@ static const struct ibx_state_table source_table = IBX_STATE_TABLE("source", sou
 static const struct ibx_state peer_states[] = {
     [PEER_QUIET] = {"quiet", IBX_TO(PEER_READY) | IBX_TO(PEER_ABORTED), IBX_STATE_INITIAL},
     [PEER_READY] = {"ready", IBX_TO(PEER_LOADED) | IBX_TO(PEER_ABORTED), 0},
-    [PEER_LOADED] = {"loaded", IBX_TO(PEER_COMPLETE) | IBX_TO(PEER_ABORTED), IBX_STATE_INITIAL},
+    [PEER_LOADED] = {"loaded", IBX_TO(PEER_COMPLETE) | IBX_TO(PEER_ENDED) | IBX_TO(PEER_ABORTED),
+                     IBX_STATE_INITIAL},
+    [PEER_ENDED] = {"ended", IBX_TO(PEER_CONFIRMED), 0},
     [PEER_COMPLETE] = {"complete", IBX_TO(PEER_CONFIRMED), 0},
     [PEER_CONFIRMED] = {"confirmed", 0, IBX_STATE_FINAL},
     [PEER_ABORTED] = {"aborted", 0, IBX_STATE_FINAL},
@@ -69,7 +71,7 @@ int ibx_source_move(struct source *s, enum source_state to, struct ibx_error *er
     return rc;
 }
 
-static enum ibx_migrate_phase phase_of(const struct source *s)
+enum ibx_migrate_phase ibx_source_phase(const struct source *s)
 {
     switch (s->state.now) {
     case SOURCE_ASKING:
@@ -84,9 +86,11 @@ static enum ibx_migrate_phase phase_of(const struct source *s)
         return source_linked(&s->link) ? IBX_PHASE_SWITCHING : IBX_PHASE_BROKEN;
     case SOURCE_SERVING:
     case SOURCE_CONFIRMING:
+        if (s->status.record.state == IBX_JOURNAL_ENDED)
+            return IBX_PHASE_ENDED;
         return source_linked(&s->link) ? IBX_PHASE_FILLING : IBX_PHASE_BROKEN;
     case SOURCE_DONE:
-        return IBX_PHASE_DONE;
+        return s->status.record.state == IBX_JOURNAL_ENDED ? IBX_PHASE_ENDED : IBX_PHASE_DONE;
     default:
         return IBX_PHASE_FAILED;
     }
@@ -125,7 +129,7 @@ static void check_silence(struct source *s)
 static void report(struct source *s)
 {
     check_silence(s);
-    enum ibx_migrate_phase phase = phase_of(s);
+    enum ibx_migrate_phase phase = ibx_source_phase(s);
     bool changed = phase != s->status.phase;
     s->status.phase = phase;
     ibx_source_update(s);
@@ -144,6 +148,8 @@ static int unexpected(const struct source *s, const struct ibx_migrate_any *mess
 
 static void on_progress(struct source *s, const struct ibx_migrate_progress *progress)
 {
+    if (progress->status[0])
+        memcpy(s->status.record.vm_status, progress->status, sizeof(progress->status));
     s->status.present = progress->present;
     s->status.bytes = progress->bytes;
     s->status.faults = progress->faults;
@@ -152,17 +158,31 @@ static void on_progress(struct source *s, const struct ibx_migrate_progress *pro
     s->status.fault_max_ns = progress->fault_max_ns;
 }
 
-static int on_running(struct source *s, struct ibx_error *err)
+/* A VM that does not run there has no downtime: that goes on. */
+static int on_running(struct source *s, const char *status, struct ibx_error *err)
 {
     s->status.message[0] = 0; /* that this was overdue */
+    snprintf(s->status.record.vm_status, sizeof(s->status.record.vm_status), "%s", status);
     if (s->state.now != SOURCE_COMMITTED)
         return 0;
-    if (s->vm.stop_ns) {
+    if (s->vm.ran && s->vm.stop_ns && !strcmp(status, "running")) {
         uint64_t now = ibx_now_ns();
         s->status.commit_ns = now - s->loaded_ns;
         s->status.downtime_ns = now - s->vm.stop_ns;
     }
     return ibx_source_move(s, SOURCE_SERVING, err);
+}
+
+/* Pages that were not fetched are of no use to anybody. */
+static int on_ended(struct source *s, const char *reason, struct ibx_error *err)
+{
+    if (s->peer.now != PEER_ENDED)
+        ibx_migration_notify(&s->options->observer,
+                             "the guest has shut the VM down at the destination: pages that are "
+                             "still here are not needed any more");
+    snprintf(s->status.record.vm_status, sizeof(s->status.record.vm_status), "%s", reason);
+    int rc = s->state.now == SOURCE_COMMITTED ? ibx_source_move(s, SOURCE_SERVING, err) : 0;
+    return rc || s->peer.now == PEER_ENDED ? rc : ibx_state_move(&s->peer, PEER_ENDED);
 }
 
 static int on_complete(struct source *s, const struct ibx_migrate_totals *totals,
@@ -214,7 +234,8 @@ int ibx_source_on_message(void *context, const struct ibx_migrate_any *message)
             return unexpected(s, message, h->err);
         return ibx_state_move(&s->peer, PEER_LOADED);
     case IBX_MIGRATE_RUNNING:
-        return source_committed(s) ? on_running(s, h->err) : unexpected(s, message, h->err);
+        return source_committed(s) ? on_running(s, message->is.status, h->err)
+                                   : unexpected(s, message, h->err);
     case IBX_MIGRATE_PROGRESS:
         if (!source_committed(s))
             return unexpected(s, message, h->err);
@@ -225,6 +246,13 @@ int ibx_source_on_message(void *context, const struct ibx_migrate_any *message)
             return 0;
         return s->state.now == SOURCE_SERVING ? on_complete(s, &message->is.totals, h->err)
                                               : unexpected(s, message, h->err);
+    case IBX_MIGRATE_ENDED:
+        if (s->state.now == SOURCE_CONFIRMING)
+            return 0;
+        if ((s->state.now != SOURCE_COMMITTED && s->state.now != SOURCE_SERVING) ||
+            s->peer.now == PEER_COMPLETE)
+            return unexpected(s, message, h->err);
+        return on_ended(s, message->is.status, h->err);
     case IBX_MIGRATE_CONFIRMED:
         if (s->state.now != SOURCE_CONFIRMING)
             return unexpected(s, message, h->err);
@@ -302,12 +330,14 @@ static int on_event(struct source *s, json_t *event, struct ibx_error *err)
 /* After the commit QEMU is not needed any more: its RAM is mapped and its file open here. */
 static void lose_qemu(struct source *s, const char *why)
 {
+    const bool ended = s->status.record.state == IBX_JOURNAL_ENDED;
     if (s->state.now == SOURCE_CONFIRMING)
         ibx_migration_notify(
             &s->options->observer,
-            "the source's QEMU has ended (%s), and nothing is to be done: the VM runs at %s "
-            "with all of its pages, and only the confirmation of that is still on its way",
-            why, s->status.record.peer);
+            "the source's QEMU has ended (%s), and nothing is to be done: the VM %s at %s%s, and "
+            "only the confirmation of that is still on its way",
+            why, ended ? "was shut down by its guest" : "runs", s->status.record.peer,
+            ended ? "" : " with all of its pages");
     else
         ibx_migration_notify(
             &s->options->observer,
@@ -430,6 +460,8 @@ static int step_serving(struct source *s, struct ibx_error *err)
         rc = ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_MOVED, err);
     if (!rc)
         rc = catch_up(s, err);
+    if (!rc && s->peer.now == PEER_ENDED)
+        return ibx_source_confirm(s, err);
     if (rc || s->peer.now != PEER_COMPLETE)
         return rc;
     rc = ibx_source_verified(s, err);

@@ -46,6 +46,7 @@ struct source_vm {
     uint64_t stop_ns; /* of QEMU's STOP; 0: the VM was paused before */
     bool paused;      /* before QEMU's migration was started */
     bool asks;        /* QEMU is to be asked whether it has written its state */
+    bool ran;         /* until QEMU's migration stopped it */
 };
 
 /* What an event of QEMU means for the migration. */
@@ -210,7 +211,7 @@ void ibx_source_link_disown(struct source_link *link, const char *why);
  *   STOPPED -> SENDING             the page map is sent; the device state follows
  *   SENDING -> COMMITTED           LOADED has come and COMMIT goes: the point of no return
  *   COMMITTED -> SERVING           RUNNING has come: the VM runs at the destination
- *   SERVING -> CONFIRMING          COMPLETE has come and is in the journal
+ *   SERVING -> CONFIRMING          COMPLETE or ENDED has come and is in the journal
  *   CONFIRMING -> DONE -> [*]      the destination confirmed it, or the time for that is over
  *   [*] -> COMMITTED | SERVING     ib-migrate recover
  *   ASKING | EXPOSING | STARTING | STOPPED | SENDING | COMMITTED -> KEPT | STRANDED -> [*]
@@ -247,7 +248,7 @@ enum source_state {
  * The last statement of the destination.
  *
  * state machine: source peer
- *   [*] -> QUIET -> READY -> LOADED -> COMPLETE -> CONFIRMED -> [*]
+ *   [*] -> QUIET -> READY -> LOADED -> COMPLETE | ENDED -> CONFIRMED -> [*]
  *   [*] -> LOADED                             ib-migrate recover
  *   QUIET | READY | LOADED -> ABORTED -> [*]  its own statement, never an error of the network
  */
@@ -256,6 +257,7 @@ enum source_peer_state {
     PEER_READY,
     PEER_LOADED,
     PEER_COMPLETE,
+    PEER_ENDED, /* the guest has shut the VM down there */
     PEER_CONFIRMED,
     PEER_ABORTED
 };
@@ -296,6 +298,7 @@ struct message_context {
     struct ibx_error *err;
 };
 int ibx_source_on_message(void *context, const struct ibx_migrate_any *message);
+enum ibx_migrate_phase ibx_source_phase(const struct source *s);
 /* Figures of the parts, for the status. */
 void ibx_source_update(struct source *s);
 /* Until a final state; 0 in DONE. */
@@ -350,7 +353,8 @@ int ibx_source_check_interrupts(struct source *s, struct ibx_error *err);
 void ibx_source_settle(struct source *s);
 /* The same at the end of the tool, for the last time. */
 void ibx_source_settle_at_last(struct source *s);
-/* All pages are at the destination: writes that, goes to CONFIRMING, sends CONFIRM. */
+/* All pages are at the destination, or the VM has ended there: writes that, goes to CONFIRMING,
+ * sends CONFIRM. */
 int ibx_source_confirm(struct source *s, struct ibx_error *err);
 /* In CONFIRMING: waits for CONFIRMED, or confirms again over a new connection; then DONE. */
 int ibx_source_await_confirmed(struct source *s, struct ibx_error *err);

@@ -105,13 +105,16 @@ enum source_vm_event ibx_source_vm_on_event(struct source_vm *vm, bool starting,
             ibx_state_move(&vm->state, VM_GOING);
         vm->stop_ns = 0;
         vm->paused = false;
+        vm->ran = false;
         return VM_CONTINUED;
     }
     if (ibx_vm_event_is(event, "STOP", NULL)) {
-        if (starting && vm->state.now == VM_GOING)
+        if (starting && vm->state.now == VM_GOING) {
             ibx_state_move(&vm->state, VM_STOPPED);
-        else
+            vm->ran = true;
+        } else {
             vm->paused = true;
+        }
         vm->stop_ns = ibx_vm_event_ns(event);
     }
     vm->asks = may_finish(event) && (vm->state.now == VM_STOPPED || vm->paused);

@@ -191,6 +191,7 @@ static const struct fib {
     {"LOADED early", joined, IBX_MIGRATE_LOADED, NULL, "sent LOADED while", NULL},
     {"RUNNING early", joined, IBX_MIGRATE_RUNNING, NULL, "sent RUNNING while", NULL},
     {"READY twice", got_state, IBX_MIGRATE_READY, NULL, "sent READY while", NULL},
+    {"ENDED early", got_state, IBX_MIGRATE_ENDED, NULL, "sent ENDED while", NULL},
     {"COMPLETE early", got_state, 0, fib_complete_early, "sent COMPLETE while", NULL},
     {"closes with the state", got_state, 0, NULL, "", NULL},
     {"ABORT with the state", got_state, 0, send_abort, "no longer", NULL},

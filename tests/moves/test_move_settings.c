@@ -113,7 +113,7 @@ static void refuses_a_snapshot(void)
 
 /* They are as they were at the destination while nearly all pages are still missing, and at both
  * ends afterwards. */
-static void test_left_behind(void)
+static void test_left_behind_while_filling(void)
 {
     start();
     pair_run((const char *[]){"--max-bandwidth", "64K", NULL});
@@ -284,7 +284,7 @@ static void test_rolled_back(void)
 
 int main(void)
 {
-    static const struct vm_test tests[] = {VM_TEST(test_left_behind),
+    static const struct vm_test tests[] = {VM_TEST(test_left_behind_while_filling),
                                            VM_TEST(test_snapshots_while_filling),
                                            VM_TEST(test_receiver_killed),
                                            VM_TEST(test_sender_killed_early),

@@ -49,6 +49,7 @@ struct ibx_journal sample(bool source, uint8_t number)
                             .uffd = source ? -1 : 31,
                             .device_way = !source,
                             .was_running = source,
+                            .vm_status = "running",
                             .settings = "{\"capabilities\":{\"events\":false},"
                                         "\"parameters\":{\"tls-creds\":\"theirs\"}}",
                             .hold = source ? 4711 : 0,

@@ -69,7 +69,10 @@ void line_send(struct line *line, const struct ibx_migrate_any *message)
 
 void line_send_plain(struct line *line, enum ibx_migrate_message type)
 {
-    line_send(line, &(struct ibx_migrate_any){.type = type});
+    struct ibx_migrate_any message = {.type = type};
+    if (type == IBX_MIGRATE_RUNNING || type == IBX_MIGRATE_ENDED)
+        strcpy(message.is.status, type == IBX_MIGRATE_RUNNING ? "running" : "guest-shutdown");
+    line_send(line, &message);
 }
 
 void line_send_epoch(struct line *line, enum ibx_migrate_message type, uint64_t epoch)

@@ -236,7 +236,7 @@ def without_migrations_there_are_figures_too(scene):
     families = figures(scene)
     equal(figure(families, "receivers_waiting"), 0)
     equal(sum(families["ibx_migration_records"][1].values()), 0)
-    equal(len(families["ibx_migration_records"][1]), 14)
+    equal(len(families["ibx_migration_records"][1]), 17)
     none_of(families, "info")
 
 

@@ -19,7 +19,13 @@
 #include <stdio.h>
 
 /* Exit statuses, see ib-migrate(1). */
-enum { MIGRATE_DONE = 0, MIGRATE_FAILED = 1, MIGRATE_USAGE = 2, MIGRATE_UNFINISHED = 3 };
+enum {
+    MIGRATE_DONE = 0,
+    MIGRATE_FAILED = 1,
+    MIGRATE_USAGE = 2,
+    MIGRATE_UNFINISHED = 3,
+    MIGRATE_ENDED = 4
+};
 
 struct migrate_args {
     char qmp[PATH_MAX];    /* "" not given; else absolute, without links */
@@ -31,8 +37,8 @@ struct migrate_args {
     struct ibx_options options;
     uint64_t max_bandwidth;
     unsigned links, give_up_s;
-    bool bandwidth_given, minor, no_verify, quit, remove, json, quiet, yes, destination, unfinished,
-        prometheus, disks_differ;
+    bool bandwidth_given, minor, paused, no_verify, quit, remove, json, quiet, yes, destination,
+        unfinished, prometheus, disks_differ;
 };
 
 /* The commands: their exit status. */

@@ -14,7 +14,8 @@
 static bool unfinished(const struct ibx_journal *record)
 {
     return record->state == IBX_JOURNAL_MAY_RUN || record->state == IBX_JOURNAL_MOVED ||
-           record->state == IBX_JOURNAL_RUNNING || record->state == IBX_JOURNAL_COMPLETE;
+           record->state == IBX_JOURNAL_RUNNING || record->state == IBX_JOURNAL_COMPLETE ||
+           record->state == IBX_JOURNAL_SHUT_DOWN;
 }
 
 static void print_failure(const struct ibx_migrate_status *last, const struct ibx_error *err)
@@ -24,6 +25,7 @@ static void print_failure(const struct ibx_migrate_status *last, const struct ib
     if (!last->record.written_s) /* nothing was begun */
         return;
     if (!last->source && last->record.state != IBX_JOURNAL_COMPLETE &&
+        last->record.state != IBX_JOURNAL_SHUT_DOWN &&
         ibx_journal_qemu_gone(&last->record)) /* the message has it; the VM runs nowhere */
         return;
     ibx_cli_vm_state(&last->record, state, sizeof(state));
@@ -33,6 +35,12 @@ static void print_failure(const struct ibx_migrate_status *last, const struct ib
 static void print_success(const struct ibx_migrate_status *last)
 {
     char vm[PATH_MAX], peer[sizeof(last->record.peer)];
+    if (last->record.state == IBX_JOURNAL_ENDED) {
+        char state[IBX_ERROR_MAX];
+        ibx_cli_vm_state(&last->record, state, sizeof(state));
+        printf("%s\n", state);
+        return;
+    }
     ibx_cli_vm_name(&last->record, vm, sizeof(vm));
     snprintf(peer, sizeof(peer), "%s", last->record.peer);
     ibx_text_sanitize(peer);
@@ -48,7 +56,8 @@ void ibx_cli_print_summary(int rc, int status, const struct ibx_migrate_status *
                            const struct ibx_error *err)
 {
     json_t *summary = ibx_migrate_status_json(last);
-    if (!summary || json_object_set_new(summary, "complete", json_boolean(!rc)) ||
+    if (!summary ||
+        json_object_set_new(summary, "complete", json_boolean(status == MIGRATE_DONE)) ||
         json_object_set_new(summary, "outcome", json_string(ibx_cli_outcome(status))) ||
         json_object_set_new(summary, "exit_status", json_integer(status)) ||
         json_object_set_new(summary, "error", rc ? ibx_json_text(err->message) : json_null()))
@@ -61,7 +70,9 @@ void ibx_cli_print_summary(int rc, int status, const struct ibx_migrate_status *
 static int finish(const struct migrate_args *args, int rc, const struct ibx_migrate_status *last,
                   const struct ibx_error *err)
 {
-    const int status = !rc                         ? MIGRATE_DONE
+    const bool ended = !rc && last->record.state == IBX_JOURNAL_ENDED;
+    const int status = ended                       ? MIGRATE_ENDED
+                       : !rc                       ? MIGRATE_DONE
                        : unfinished(&last->record) ? MIGRATE_UNFINISHED
                                                    : MIGRATE_FAILED;
     if (args->json)
@@ -88,6 +99,7 @@ static int receive(const struct migrate_args *args, const struct ibx_migrate_obs
         .max_bandwidth = args->max_bandwidth,
         .give_up_s = args->give_up_s,
         .minor = args->minor,
+        .paused = args->paused,
         .no_verify = args->no_verify,
         .observer = *observer,
     };
@@ -156,7 +168,8 @@ static bool is_unfinished(const struct ibx_journal *record)
 /* Its destination may not know it yet. */
 static bool is_done(const struct ibx_journal *record)
 {
-    return record->source && record->state == IBX_JOURNAL_DONE;
+    return record->source &&
+           (record->state == IBX_JOURNAL_DONE || record->state == IBX_JOURNAL_ENDED);
 }
 
 /* Confirms a migration that is done here to its destination once more. `none`: that there is no
@@ -189,7 +202,9 @@ static int confirm(const struct migrate_args *args, const struct ibx_journal *re
     if (err.code)
         ibx_cli_message(err.message);
     ibx_cli_vm_name(record, vm, sizeof(vm));
-    snprintf(text, sizeof(text), "%s: migrated, complete, and the destination knows it", vm);
+    snprintf(text, sizeof(text), "%s: %s, and the destination knows it", vm,
+             record->state == IBX_JOURNAL_ENDED ? "its guest has shut it down there"
+                                                : "migrated, complete");
     if (!rc && args->json)
         ibx_cli_print_json(json_pack("{s:o}", "say", ibx_json_text(text)));
     else if (!rc && !args->quiet)

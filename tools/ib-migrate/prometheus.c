@@ -267,11 +267,12 @@ static size_t count_of(const struct sheet *sheet, bool source, enum ibx_journal_
 
 static void put_host(const struct sheet *sheet)
 {
-    static const enum ibx_journal_state states[2][8] = {
+    static const enum ibx_journal_state states[2][10] = {
         {IBX_JOURNAL_NOT_YET, IBX_JOURNAL_MAY_RUN, IBX_JOURNAL_RUNNING, IBX_JOURNAL_COMPLETE,
-         IBX_JOURNAL_DONE, IBX_JOURNAL_BROKEN, IBX_JOURNAL_GIVEN_UP},
+         IBX_JOURNAL_DONE, IBX_JOURNAL_SHUT_DOWN, IBX_JOURNAL_ENDED, IBX_JOURNAL_BROKEN,
+         IBX_JOURNAL_GIVEN_UP},
         {IBX_JOURNAL_HERE, IBX_JOURNAL_MAY_RUN, IBX_JOURNAL_MOVED, IBX_JOURNAL_DONE,
-         IBX_JOURNAL_KEPT, IBX_JOURNAL_BROKEN, IBX_JOURNAL_ROLLED_BACK}};
+         IBX_JOURNAL_ENDED, IBX_JOURNAL_KEPT, IBX_JOURNAL_BROKEN, IBX_JOURNAL_ROLLED_BACK}};
     put_head(sheet, "receivers_waiting", "gauge", "Receivers to which no VM has come yet.");
     fprintf(sheet->out, PREFIX "receivers_waiting %zu\n",
             count_of(sheet, false, (enum ibx_journal_state)0));

@@ -140,8 +140,9 @@ int ibx_cli_monitor_check(const struct migrate_args *args, struct ibx_error *err
     for (size_t i = 0; !rc && i < found.record_count; i++) {
         struct ibx_error silent = {0};
         /* A destination that is complete has closed its monitor. */
-        const bool busy =
-            !ibx_journal_over(&found.records[i]) && found.records[i].state != IBX_JOURNAL_COMPLETE;
+        const bool busy = !ibx_journal_over(&found.records[i]) &&
+                          found.records[i].state != IBX_JOURNAL_COMPLETE &&
+                          found.records[i].state != IBX_JOURNAL_SHUT_DOWN;
         json_t *status = busy ? ibx_cli_ask_status(args, &found.records[i], &silent) : NULL;
         if (status)
             rc = ibx_error_set(err, -EBUSY,
@@ -182,13 +183,16 @@ static bool describe_ended(const struct ibx_journal *record, char *sentence, siz
 {
     char vm[PATH_MAX];
     const int pid = (int)record->pid;
+    /* QEMU's reason for its end, if it gave one: "host-signal". */
+    const bool told =
+        !strncmp(record->vm_status, "host-", 5) || !strncmp(record->vm_status, "guest-", 6);
     ibx_cli_vm_name(record, vm, sizeof(vm));
     if (!record->source &&
         (record->state == IBX_JOURNAL_MAY_RUN || record->state == IBX_JOURNAL_RUNNING))
         snprintf(sentence, size,
-                 "%s does not run here: its QEMU (process %d) has ended; \"ib-migrate rollback\" "
-                 "at the source restarts it from its stop",
-                 vm, pid);
+                 "%s does not run here: its QEMU (process %d) has ended%s%s%s; \"ib-migrate "
+                 "rollback\" at the source restarts it from its stop",
+                 vm, pid, told ? " (" : "", told ? record->vm_status : "", told ? ")" : "");
     else if (!record->source && record->state == IBX_JOURNAL_DONE)
         snprintf(sentence, size,
                  "%s came here with all of its pages; its QEMU (process %d) has ended since", vm,
@@ -418,7 +422,9 @@ static void print_pruned(void *context, const struct ibx_journal *record, const 
     ibx_text_sanitize(path);
     if (!why && *path)
         printf("  its memory still takes room in %s: remove that file%s\n", path,
-               record->state == IBX_JOURNAL_DONE ? "; prune --remove would have" : "");
+               record->state == IBX_JOURNAL_DONE || record->state == IBX_JOURNAL_ENDED
+                   ? "; prune --remove would have"
+                   : "");
 }
 
 int ibx_cli_prune(const struct migrate_args *args)

@@ -21,6 +21,8 @@ const char *ibx_cli_outcome(int status)
         return "wrong-usage";
     case MIGRATE_UNFINISHED:
         return "unfinished";
+    case MIGRATE_ENDED:
+        return "ended";
     default:
         return "failed";
     }

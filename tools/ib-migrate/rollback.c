@@ -72,6 +72,9 @@ static void print_reply(const struct reply *reply)
     case IBX_ANSWER_NONE:
         fputs("it does not know this migration. The VM may run there.\n", stderr);
         break;
+    case IBX_ANSWER_ENDED:
+        fputs("the VM's guest has shut it down there.\n", stderr);
+        break;
     default:
         fputs("the VM runs there.\n", stderr);
         break;
@@ -153,6 +156,10 @@ int ibx_cli_rollback(const struct migrate_args *args)
             "not rolled back, because the VM would run twice: \"ib-migrate recover\" "
             "continues the migration; to give up what the VM did there, end its QEMU "
             "first");
+    if (!reply.rc && reply.answer.state == IBX_ANSWER_ENDED)
+        return ibx_cli_fail("not rolled back, because its disks are newer than its memory here: "
+                            "\"ib-migrate recover\" ends the migration, and the VM can be started "
+                            "from its disks");
     print_loss(&record, &reply);
     if (!agreed(args, vm))
         return MIGRATE_FAILED;

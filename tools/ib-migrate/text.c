@@ -185,7 +185,7 @@ void ibx_cli_bar(const struct ibx_migrate_status *status, unsigned width, char *
 
 void ibx_cli_phase_line(const struct ibx_migrate_status *s, char *out, size_t size)
 {
-    char ram[32];
+    char ram[32], runs[IBX_MIGRATE_STATUS + 8] = "runs";
     ibx_cli_bytes(s->ram_bytes, ram, sizeof(ram));
     switch (s->phase) {
     case IBX_PHASE_WAITING:
@@ -202,18 +202,23 @@ void ibx_cli_phase_line(const struct ibx_migrate_status *s, char *out, size_t si
         snprintf(out, size, "switching: the VM is stopped");
         break;
     case IBX_PHASE_FILLING:
+        if (ibx_journal_stands(&s->record))
+            snprintf(runs, sizeof(runs), "is \"%s\"", s->record.vm_status);
         if (s->pages && s->path[0])
             snprintf(out, size,
-                     "filling: the VM runs at the destination, %" PRIu64 " pages to fetch over %s",
-                     pages_left(s), s->path);
+                     "filling: the VM %s at the destination, %" PRIu64 " pages to fetch over %s",
+                     runs, pages_left(s), s->path);
         else /* continued, and the pages are not counted yet */
-            snprintf(out, size, "filling: the VM runs at the destination");
+            snprintf(out, size, "filling: the VM %s at the destination", runs);
         break;
     case IBX_PHASE_BROKEN:
         if (s->message[0])
             snprintf(out, size, "broken: %s; connecting again", s->message);
         else
             snprintf(out, size, "broken: the other side has not connected yet");
+        break;
+    case IBX_PHASE_ENDED:
+        snprintf(out, size, "ended: the guest has shut the VM down at the destination");
         break;
     case IBX_PHASE_DONE:
         snprintf(out, size, "done: complete and confirmed");
@@ -304,6 +309,13 @@ static void put_memory(FILE *out, const struct ibx_migrate_status *s)
 void ibx_cli_summary(FILE *out, const struct ibx_migrate_status *s)
 {
     char text[192];
+    if (ibx_journal_stands(&s->record)) {
+        snprintf(text, sizeof(text), "%s, so it has no downtime yet", s->record.vm_status);
+        if (s->downtime_ns)
+            text[strlen(s->record.vm_status)] = '\0';
+        ibx_text_sanitize(text);
+        put_line(out, "VM", text);
+    }
     put_downtime(out, s);
     put_total(out, s);
     put_faults(out, s);

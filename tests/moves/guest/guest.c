@@ -6,7 +6,8 @@
  *     beat CPU COUNT CHECKSUM TSC        all but CPU in hexadecimal
  *
  * Command line: mib=N cpus=N beat=PAGES scattered=1 (churn.h), idle=TICKS (time-stamp ticks without
- * touching memory after every beat), beats=N (then halt), balloon=PAGES (behind the working set:
+ * touching memory after every beat), beats=N (then halt), button=1 (the ACPI power button shuts the
+ * machine down) or 2 (it is a panic, for a pvpanic device), balloon=PAGES (behind the working set:
  * balloon.h; prints "balloon PAGES" when it has another size, "balloon wrong PAGE" when memory is
  * not right).
  */
@@ -20,12 +21,19 @@
 #define LAPIC_SVR 0xfee000f0u
 #define ICR_BUSY  0x1000u
 
-#define LARGE    0x200000u       /* bytes of a page in the tables */
-#define HIGH     0x100000000ull  /* RAM above the devices begins here */
-#define WORK     0x1000000000ull /* where the working set is mapped, in one piece */
-#define WORK_GIB 64u
-#define PRESENT  3u /* and writable */
-#define PAGE_2M  (PRESENT | 0x80u)
+#define LARGE       0x200000u       /* bytes of a page in the tables */
+#define HIGH        0x100000000ull  /* RAM above the devices begins here */
+#define WORK        0x1000000000ull /* where the working set is mapped, in one piece */
+#define WORK_GIB    64u
+#define PM1_STATUS  0x600 /* where SeaBIOS puts the ACPI registers */
+#define PM1_ENABLE  0x602
+#define PM1_CONTROL 0x604
+#define PM1_BUTTON  0x100u
+#define PM1_OFF     0x2000u /* sleep, S5 */
+#define PVPANIC     0x505
+
+#define PRESENT 3u /* and writable */
+#define PAGE_2M (PRESENT | 0x80u)
 
 struct multiboot {
     uint32_t flags, mem_lower, mem_upper, boot_device, cmdline, modules[2], symbols[4], map_length,
@@ -39,7 +47,7 @@ struct __attribute__((packed)) multiboot_range {
 };
 
 struct guest {
-    uint32_t mib, cpus, beat, idle, beats, balloon, scattered;
+    uint32_t mib, cpus, beat, idle, beats, balloon, scattered, button;
 };
 
 extern const uint8_t trampoline[], trampoline_end[];
@@ -52,7 +60,7 @@ uint64_t guest_low[4 * 512] __attribute__((aligned(4096)));
 uint64_t guest_directories[512] __attribute__((aligned(4096)));
 static uint64_t guest_work[WORK_GIB][512] __attribute__((aligned(4096)));
 
-static struct guest guest = {CHURN_MIB, CHURN_CPUS, CHURN_BEAT, 0, 0, 0, 0};
+static struct guest guest = {CHURN_MIB, CHURN_CPUS, CHURN_BEAT, 0, 0, 0, 0, 0};
 static volatile uint32_t serial_lock;
 
 static inline void outb(uint16_t port, uint8_t value)
@@ -64,6 +72,18 @@ static inline uint8_t inb(uint16_t port)
 {
     uint8_t value;
     __asm__ volatile("inb %1, %0" : "=a"(value) : "Nd"(port));
+    return value;
+}
+
+static inline void outw(uint16_t port, uint16_t value)
+{
+    __asm__ volatile("outw %0, %1" ::"a"(value), "Nd"(port));
+}
+
+static inline uint16_t inw(uint16_t port)
+{
+    uint16_t value;
+    __asm__ volatile("inw %1, %0" : "=a"(value) : "Nd"(port));
     return value;
 }
 
@@ -219,6 +239,18 @@ static void turn_balloon(void)
         say_balloon("balloon wrong ", (uint32_t)wrong);
 }
 
+static void look_at_button(void)
+{
+    outw(PM1_ENABLE, PM1_BUTTON);
+    if (!(inw(PM1_STATUS) & PM1_BUTTON))
+        return;
+    outw(PM1_STATUS, PM1_BUTTON);
+    if (guest.button == 1)
+        outw(PM1_CONTROL, PM1_OFF);
+    else
+        outb(PVPANIC, 1);
+}
+
 static void run(uint32_t cpu)
 {
     struct churn c;
@@ -233,6 +265,8 @@ static void run(uint32_t cpu)
         heartbeat(cpu, &c);
         if (!cpu && guest.balloon)
             turn_balloon();
+        if (!cpu && guest.button)
+            look_at_button();
         if (guest.idle)
             spin(guest.idle);
     }
@@ -277,6 +311,7 @@ void guest_main(const struct multiboot *boot)
         guest.beats = option(line, "beats", guest.beats);
         guest.balloon = option(line, "balloon", guest.balloon);
         guest.scattered = option(line, "scattered", guest.scattered);
+        guest.button = option(line, "button", guest.button);
     }
     if (!map_work(boot))
         return;

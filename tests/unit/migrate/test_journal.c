@@ -29,11 +29,13 @@ static void records_come_back_as_they_were(NO_STATE)
         assert_int_equal(found.source, r.source);
         assert_int_equal(found.epoch, r.epoch);
         assert_int_equal(found.state, r.state);
-        const char *const texts[][2] = {{found.uuid, r.uuid},         {found.name, r.name},
-                                        {found.qmp, r.qmp},           {found.uri, r.uri},
-                                        {found.peer, r.peer},         {found.key_file, r.key_file},
-                                        {found.key_name, r.key_name}, {found.allow, r.allow},
-                                        {found.settings, r.settings}, {found.machine, r.machine}};
+        const char *const texts[][2] = {
+            {found.uuid, r.uuid},         {found.name, r.name},
+            {found.qmp, r.qmp},           {found.uri, r.uri},
+            {found.peer, r.peer},         {found.key_file, r.key_file},
+            {found.key_name, r.key_name}, {found.allow, r.allow},
+            {found.settings, r.settings}, {found.vm_status, r.vm_status},
+            {found.machine, r.machine}};
         for (unsigned i = 0; i < COUNT(texts); i++)
             assert_string_equal(texts[i][0], texts[i][1]);
         assert_int_equal(found.encryption, r.encryption);
@@ -88,23 +90,27 @@ static void records_of_the_first_version(NO_STATE)
 }
 
 /* From each state (rows, as the enum; 0 is a new record) to which others, besides itself. */
-static const unsigned source_table[12] = {
+static const unsigned source_table[14] = {
     [0] = 1 << IBX_JOURNAL_HERE,
     [IBX_JOURNAL_HERE] =
         1 << IBX_JOURNAL_MAY_RUN | 1 << IBX_JOURNAL_KEPT | 1 << IBX_JOURNAL_ROLLED_BACK,
     [IBX_JOURNAL_MAY_RUN] = 1 << IBX_JOURNAL_MOVED | 1 << IBX_JOURNAL_DONE | 1 << IBX_JOURNAL_KEPT |
-                            1 << IBX_JOURNAL_ROLLED_BACK | 1 << IBX_JOURNAL_BROKEN,
-    [IBX_JOURNAL_MOVED] =
-        1 << IBX_JOURNAL_DONE | 1 << IBX_JOURNAL_ROLLED_BACK | 1 << IBX_JOURNAL_BROKEN,
+                            1 << IBX_JOURNAL_ROLLED_BACK | 1 << IBX_JOURNAL_BROKEN |
+                            1 << IBX_JOURNAL_ENDED,
+    [IBX_JOURNAL_MOVED] = 1 << IBX_JOURNAL_DONE | 1 << IBX_JOURNAL_ROLLED_BACK |
+                          1 << IBX_JOURNAL_BROKEN | 1 << IBX_JOURNAL_ENDED,
     [IBX_JOURNAL_BROKEN] = 1 << IBX_JOURNAL_ROLLED_BACK,
 };
-static const unsigned destination_table[12] = {
+static const unsigned destination_table[14] = {
     [0] = 1 << IBX_JOURNAL_NOT_YET,
     [IBX_JOURNAL_NOT_YET] = 1 << IBX_JOURNAL_MAY_RUN | 1 << IBX_JOURNAL_GIVEN_UP,
     [IBX_JOURNAL_MAY_RUN] = 1 << IBX_JOURNAL_RUNNING | 1 << IBX_JOURNAL_COMPLETE |
-                            1 << IBX_JOURNAL_GIVEN_UP | 1 << IBX_JOURNAL_BROKEN,
-    [IBX_JOURNAL_RUNNING] =
-        1 << IBX_JOURNAL_COMPLETE | 1 << IBX_JOURNAL_GIVEN_UP | 1 << IBX_JOURNAL_BROKEN,
+                            1 << IBX_JOURNAL_GIVEN_UP | 1 << IBX_JOURNAL_BROKEN |
+                            1 << IBX_JOURNAL_SHUT_DOWN | 1 << IBX_JOURNAL_ENDED,
+    [IBX_JOURNAL_RUNNING] = 1 << IBX_JOURNAL_COMPLETE | 1 << IBX_JOURNAL_GIVEN_UP |
+                            1 << IBX_JOURNAL_BROKEN | 1 << IBX_JOURNAL_SHUT_DOWN |
+                            1 << IBX_JOURNAL_ENDED,
+    [IBX_JOURNAL_SHUT_DOWN] = 1 << IBX_JOURNAL_ENDED,
     [IBX_JOURNAL_COMPLETE] = 1 << IBX_JOURNAL_DONE | 1 << IBX_JOURNAL_BROKEN,
 };
 
@@ -123,19 +129,22 @@ static void complete_as_its_state(struct ibx_journal *r)
 /* Writes it in each state by which this one is reached, from new (0) on. */
 static void bring_to(struct ibx_journal *r, enum ibx_journal_state wanted)
 {
-    static const enum ibx_journal_state before[2][12] = {
+    static const enum ibx_journal_state before[2][14] = {
         {[IBX_JOURNAL_MAY_RUN] = IBX_JOURNAL_NOT_YET,
          [IBX_JOURNAL_RUNNING] = IBX_JOURNAL_MAY_RUN,
          [IBX_JOURNAL_COMPLETE] = IBX_JOURNAL_RUNNING,
          [IBX_JOURNAL_DONE] = IBX_JOURNAL_COMPLETE,
          [IBX_JOURNAL_GIVEN_UP] = IBX_JOURNAL_NOT_YET,
-         [IBX_JOURNAL_BROKEN] = IBX_JOURNAL_RUNNING},
+         [IBX_JOURNAL_BROKEN] = IBX_JOURNAL_RUNNING,
+         [IBX_JOURNAL_SHUT_DOWN] = IBX_JOURNAL_RUNNING,
+         [IBX_JOURNAL_ENDED] = IBX_JOURNAL_SHUT_DOWN},
         {[IBX_JOURNAL_MAY_RUN] = IBX_JOURNAL_HERE,
          [IBX_JOURNAL_MOVED] = IBX_JOURNAL_MAY_RUN,
          [IBX_JOURNAL_DONE] = IBX_JOURNAL_MOVED,
          [IBX_JOURNAL_KEPT] = IBX_JOURNAL_HERE,
          [IBX_JOURNAL_ROLLED_BACK] = IBX_JOURNAL_MAY_RUN,
-         [IBX_JOURNAL_BROKEN] = IBX_JOURNAL_MOVED}};
+         [IBX_JOURNAL_BROKEN] = IBX_JOURNAL_MOVED,
+         [IBX_JOURNAL_ENDED] = IBX_JOURNAL_MOVED}};
     if (!wanted)
         return;
     bring_to(r, before[r->source][wanted]);
@@ -175,6 +184,7 @@ static void make_older(const struct ibx_journal *r, unsigned version)
     const char *from = strstr(text, "  \"settings\""), *to = strstr(text, "  \"hold\"");
     snprintf(settings, sizeof(settings), "%.*s", (int)(to - from), from);
     change(r, settings, "");
+    change(r, "  \"vm-status\": \"running\",\n", "");
     for (unsigned i = 0; i < r->block_count; i++) {
         change(r, ",\n      \"path\": \"\"", "");
         change(r, ",\n      \"file\": 0", "");
@@ -380,16 +390,16 @@ static void only_moves_of_the_table(NO_STATE)
     const unsigned all[2] = {
         1 << IBX_JOURNAL_NOT_YET | 1 << IBX_JOURNAL_MAY_RUN | 1 << IBX_JOURNAL_RUNNING |
             1 << IBX_JOURNAL_COMPLETE | 1 << IBX_JOURNAL_DONE | 1 << IBX_JOURNAL_GIVEN_UP |
-            1 << IBX_JOURNAL_BROKEN,
+            1 << IBX_JOURNAL_BROKEN | 1 << IBX_JOURNAL_SHUT_DOWN | 1 << IBX_JOURNAL_ENDED,
         1 << IBX_JOURNAL_HERE | 1 << IBX_JOURNAL_MAY_RUN | 1 << IBX_JOURNAL_MOVED |
             1 << IBX_JOURNAL_DONE | 1 << IBX_JOURNAL_KEPT | 1 << IBX_JOURNAL_ROLLED_BACK |
-            1 << IBX_JOURNAL_BROKEN};
+            1 << IBX_JOURNAL_BROKEN | 1 << IBX_JOURNAL_ENDED};
     for (unsigned source = 0; source < 2; source++) {
         const unsigned *table = source ? source_table : destination_table;
-        for (unsigned from = 0; from < 12; from++) {
+        for (unsigned from = 0; from < 14; from++) {
             if (from && !(all[source] >> from & 1))
                 continue;
-            for (unsigned to = 0; to < 14; to++) /* some are no states */
+            for (unsigned to = 0; to < 16; to++) /* some are no states */
                 check_step(source, from, to, table[from] >> to & 1 || (from && to == from));
         }
     }
@@ -416,12 +426,13 @@ static void epochs_only_rise(NO_STATE)
 static void states_have_names_and_meanings(NO_STATE)
 {
     char text[IBX_ERROR_MAX];
-    const bool over[11] = {[IBX_JOURNAL_DONE] = true,
+    const bool over[14] = {[IBX_JOURNAL_DONE] = true,
                            [IBX_JOURNAL_KEPT] = true,
                            [IBX_JOURNAL_ROLLED_BACK] = true,
-                           [IBX_JOURNAL_GIVEN_UP] = true};
-    for (unsigned i = 1; i < 11; i++) {
-        struct ibx_journal r = sample(i < IBX_JOURNAL_NOT_YET, 1);
+                           [IBX_JOURNAL_GIVEN_UP] = true,
+                           [IBX_JOURNAL_ENDED] = true};
+    for (unsigned i = 1; i < 14; i++) {
+        struct ibx_journal r = sample(i < IBX_JOURNAL_NOT_YET || i == IBX_JOURNAL_BROKEN, 1);
         r.state = (enum ibx_journal_state)i;
         assert_int_equal(ibx_journal_over(&r), over[i]);
         assert_string_not_equal(ibx_journal_state_name(r.state), "unknown");
@@ -429,7 +440,15 @@ static void states_have_names_and_meanings(NO_STATE)
         if (!strstr(text, "VM db1") || !strstr(text, "node-b") || strchr(text, '%'))
             fail_msg("%s", text);
     }
-    struct ibx_journal r = sample(true, 1);
+    /* What QEMU reported is not called running. */
+    struct ibx_journal r = sample(false, 1);
+    r.state = IBX_JOURNAL_RUNNING;
+    ibx_journal_describe(&r, text, sizeof(text));
+    text_has(text, "VM db1 runs here and needs");
+    strcpy(r.vm_status, "paused");
+    ibx_journal_describe(&r, text, sizeof(text));
+    text_has(text, "VM db1 was \"paused\" when QEMU was last asked, and is here and needs");
+    r = sample(true, 1);
     r.name[0] = r.peer[0] = '\0';
     strcpy(r.uri, "tcp://%s%n\033");
     ibx_journal_describe(&r, text, sizeof(text));

@@ -21,8 +21,8 @@
     }
 #define PROGRESS                                                                                   \
     {                                                                                              \
-        .pages = 300000, .present = 1000, .bytes = 4096000, .faults = 17, .fault_p50_ns = 90000,   \
-        .fault_p99_ns = 250000, .fault_max_ns = 1000000                                            \
+        .status = "running", .pages = 300000, .present = 1000, .bytes = 4096000, .faults = 17,     \
+        .fault_p50_ns = 90000, .fault_p99_ns = 250000, .fault_max_ns = 1000000                     \
     }
 
 /* One range of pages: 64 bytes of bits and 16 of a digest. */
@@ -45,6 +45,7 @@ static const struct ibx_migrate_hello sample_hello = {
     .host = "node-a",
     .verify = true,
     .disks_differ = true,
+    .runs = true,
     .description_length = 0x1234};
 static const struct ibx_migrate_answer sample_answer = {.state = IBX_ANSWER_WAITING,
                                                         .links = 3,
@@ -65,7 +66,7 @@ static const struct sample {
      "0000160000000a0070632d7133352d372e32240030313233343536372d383961622d636465662d30"
      "3132332d3435363738396162636465660200766d0200040072616d30000000400000000000100000"
      "00000000341200000000000004006875676500000004000000000000200000000000000000000000000006006e"
-     "6f64652d61010134120000"},
+     "6f64652d6101010134120000"},
     {"ANSWER",
      {.type = IBX_MIGRATE_ANSWER, .is.answer = &sample_answer},
      "020002030006006e6f64652d6202000a0069742069732066756c6c09006974206973206f6c640001000800"
@@ -94,11 +95,14 @@ static const struct sample {
      "b3b4b5b6b7b8b9babbbcbdbebf"},
     {"STATE_END", {.type = IBX_MIGRATE_STATE_END, .is.state_bytes = 987654}, "0906120f0000000000"},
     {"LOADED", {.type = IBX_MIGRATE_LOADED}, "0a"},
-    {"COMMIT", {.type = IBX_MIGRATE_COMMIT, .is.epoch = 1}, "0b0100000000000000"},
-    {"RUNNING", {.type = IBX_MIGRATE_RUNNING}, "0c"},
+    {"COMMIT",
+     {.type = IBX_MIGRATE_COMMIT, .is.commit = {.epoch = 1, .runs = true}},
+     "0b010000000000000001"},
+    {"RUNNING", {.type = IBX_MIGRATE_RUNNING, .is.status = "paused"}, "0c0600706175736564"},
     {"PROGRESS",
      {.type = IBX_MIGRATE_PROGRESS, .is.progress = PROGRESS},
-     "0de093040000000000e80300000000000000803e00000000001100000000000000905f0100000000"
+     "0d070072756e6e696e67e093040000000000e80300000000000000803e00000000001100000000000000905f01000"
+     "00000"
      "0090d003000000000040420f0000000000"},
     {"COMPLETE",
      {.type = IBX_MIGRATE_COMPLETE,
@@ -109,7 +113,8 @@ static const struct sample {
                     .hash = HASH,
                     .progress = PROGRESS}},
      "0ee093040000000000a086010000000000360d0300000000000a00000000000000a0a1a2a3a4a5a6"
-     "a7a8a9aaabacadaeafb0b1b2b3b4b5b6b7b8b9babbbcbdbebfe093040000000000e8030000000000"
+     "a7a8a9aaabacadaeafb0b1b2b3b4b5b6b7b8b9babbbcbdbebf070072756e6e696e67e093040000000000e80300000"
+     "00000"
      "0000803e00000000001100000000000000905f01000000000090d003000000000040420f00000000"
      "00"},
     {"CONFIRM", {.type = IBX_MIGRATE_CONFIRM, .is.epoch = 2}, "0f0200000000000000"},
@@ -127,6 +132,9 @@ static const struct sample {
     {"DESCRIPTION",
      {.type = IBX_MIGRATE_DESCRIPTION, .is.description = {(const uint8_t *)"{}", 2}},
      "147b7d"},
+    {"ENDED",
+     {.type = IBX_MIGRATE_ENDED, .is.status = "guest-shutdown"},
+     "150e0067756573742d73687574646f776e"},
 };
 #define SAMPLES (sizeof(samples) / sizeof(samples[0]))
 
@@ -174,7 +182,7 @@ static int decode(const uint8_t *bytes, size_t length, struct ibx_migrate_any *i
 static void encodes_golden_bytes(NO_STATE)
 {
     uint8_t expected[512], out[512];
-    assert_int_equal(SAMPLES, IBX_MIGRATE_DESCRIPTION);
+    assert_int_equal(SAMPLES, IBX_MIGRATE_ENDED);
     for (size_t i = 0; i < SAMPLES; i++) {
         size_t length = golden_bytes(&samples[i], expected);
         ssize_t n = ibx_migrate_encode(&samples[i].message, out, sizeof(out));
@@ -303,12 +311,13 @@ static void refuses_other_protocols_and_versions(NO_STATE)
         says(type, 5, 0, 2, -EPROTONOSUPPORT, "version 0");
     }
     says(IBX_MIGRATE_READY, 0, 0, 1, -EPROTO, "type 0");
-    says(IBX_MIGRATE_READY, 0, 21, 1, -EPROTO, "type 21");
+    says(IBX_MIGRATE_READY, 0, 22, 1, -EPROTO, "type 22");
     says(IBX_MIGRATE_READY, 0, 255, 1, -EPROTO, "type 255");
-    assert_string_equal(ibx_migrate_message_name((enum ibx_migrate_message)21),
+    assert_string_equal(ibx_migrate_message_name((enum ibx_migrate_message)22),
                         "an unknown message");
     assert_string_equal(ibx_answer_state_name(IBX_ANSWER_RUNNING), "running");
     assert_string_equal(ibx_answer_state_name(IBX_ANSWER_GIVEN_UP), "given up");
+    assert_string_equal(ibx_answer_state_name(IBX_ANSWER_ENDED), "ended");
     assert_string_equal(ibx_answer_state_name((enum ibx_answer_state)9), "unknown");
 }
 
@@ -342,8 +351,8 @@ static void refuses_fields_out_of_range(NO_STATE)
     says(IBX_MIGRATE_ANSWER, 1, 2, 1, -EPROTO, "is 2");
     says(IBX_MIGRATE_ANSWER, 1, 1, 1, -EPROTO, "has reasons");
     says(IBX_MIGRATE_ANSWER, 2, 0, 1, -EPROTO, "state is 0");
-    says(IBX_MIGRATE_ANSWER, 2, IBX_ANSWER_GIVEN_UP, 1, 0, "");
-    says(IBX_MIGRATE_ANSWER, 2, 6, 1, -EPROTO, "state is 6");
+    says(IBX_MIGRATE_ANSWER, 2, IBX_ANSWER_ENDED, 1, 0, "");
+    says(IBX_MIGRATE_ANSWER, 2, 7, 1, -EPROTO, "state is 7");
     says(IBX_MIGRATE_ANSWER, 3, 16, 2, 0, "");
     says(IBX_MIGRATE_ANSWER, 3, 17, 2, -EPROTO, "connections is 17");
     says(IBX_MIGRATE_ANSWER, 13, 17, 2, -EPROTO, "reasons is 17");
@@ -362,13 +371,15 @@ static void refuses_fields_out_of_range(NO_STATE)
     says(IBX_MIGRATE_STATE_END, 1, 0, 8, -EPROTO, "state is 0");
     says(IBX_MIGRATE_STATE_END, 1, 1ull << 60, 8, -EPROTO, "at most");
     says(IBX_MIGRATE_COMMIT, 1, 0, 8, -EPROTO, "COMMIT");
+    says(IBX_MIGRATE_COMMIT, 9, 2, 1, -EPROTO, "to run is 2");
+    says(IBX_MIGRATE_RUNNING, 1, 32, 2, -EPROTO, "too long");
     says(IBX_MIGRATE_CONFIRM, 1, 0, 8, -EPROTO, "epoch is 0");
-    says(IBX_MIGRATE_PROGRESS, 9, 300001, 8, -EPROTO, "300001");
-    for (size_t at = 17; at < 57; at += 8)
+    says(IBX_MIGRATE_PROGRESS, 18, 300001, 8, -EPROTO, "300001");
+    for (size_t at = 26; at < 66; at += 8)
         says(IBX_MIGRATE_PROGRESS, at, 1ull << 60, 8, -EPROTO, "at most 1152921504606846975");
     says(IBX_MIGRATE_COMPLETE, 25, 11, 8, -EPROTO, "do not make 300000");
     says(IBX_MIGRATE_COMPLETE, 9, 0ull - 5, 8, -EPROTO, "zero pages is");
-    says(IBX_MIGRATE_COMPLETE, 65, 300001, 8, -EPROTO, "do not make");
+    says(IBX_MIGRATE_COMPLETE, 74, 300001, 8, -EPROTO, "do not make");
 }
 
 static void encoder_keeps_to_the_same(NO_STATE)
@@ -382,6 +393,8 @@ static void encoder_keeps_to_the_same(NO_STATE)
     REFUSED(IBX_MIGRATE_ANSWER, answer.count = 0);
     REFUSED(IBX_MIGRATE_ANSWER, answer.reasons[1][0] = '\0');
     REFUSED(IBX_MIGRATE_STATE, message.is.state.length = 0);
+    REFUSED(IBX_MIGRATE_RUNNING, message.is.status[0] = '\0');
+    REFUSED(IBX_MIGRATE_ENDED, message.is.status[0] = '\0');
     REFUSED(IBX_MIGRATE_ABORT, message.is.reason[0] = '\0');
     REFUSED(IBX_MIGRATE_READY, message.type = (enum ibx_migrate_message)40);
 }

@@ -189,8 +189,11 @@ static void test_phase_lines(NO_STATE)
     is(phase_line(&again), "filling: the VM runs at the destination");
     again.phase = IBX_PHASE_BROKEN;
     is(phase_line(&again), "broken: the other side has not connected yet");
+    again.phase = IBX_PHASE_FILLING;
+    strcpy(again.record.vm_status, "paused");
+    is(phase_line(&again), "filling: the VM is \"paused\" at the destination");
     const char *const words[] = {"waiting", "preparing", "switching", "filling",
-                                 "broken",  "done",      "failed"};
+                                 "broken",  "done",      "ended",     "failed"};
     for (int phase = IBX_PHASE_WAITING; phase <= IBX_PHASE_FAILED; phase++) {
         status.phase = (enum ibx_migrate_phase)phase;
         assert_memory_equal(phase_line(&status), words[phase], strlen(words[phase]));
