@@ -228,13 +228,13 @@ static int step_hello(struct ibx_handshake *h, struct frame *hello, struct frame
     return rc ? rc : ibx_state_move(&h->state, HANDSHAKE_CHALLENGED);
 }
 
-/* Whether `name` is one of the list's. */
+/* Whether `name` is one of the list's. "", a key without a name, is none. */
 static bool allowed(const char *list, const char *name)
 {
     size_t n = strlen(name);
     while (*list) {
         size_t item = strcspn(list, ",");
-        if (item == n && !memcmp(list, name, n))
+        if (n && item == n && !memcmp(list, name, n))
             return true;
         list += item + (list[item] == ',');
     }
@@ -285,8 +285,8 @@ static int step_proof(struct ibx_handshake *h, struct frame *frame, struct frame
     ibx_log(IBX_LOG_INFO, "authenticated %s%s%s%s%s, %s", h->peer.name,
             h->peer.name[0] ? " at " : "", h->conn->path.peer, h->peer.purpose[0] ? " for " : "",
             h->peer.purpose,
-            h->conn->encrypt ? "with encryption"
-            : h->key         ? "without encryption"
+            h->conn->encrypt ? "handshake in TLS"
+            : h->key         ? "handshake without TLS"
                              : "without a key");
     return rc ? rc : ibx_state_move(&h->state, HANDSHAKE_AUTHENTICATED);
 }

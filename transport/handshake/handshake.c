@@ -22,6 +22,7 @@
 #include "transport/handshake/handshake.h"
 
 #include "common/clock.h"
+#include "common/log.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -305,6 +306,17 @@ static int server_dialogue(struct ibx_handshake *h, struct ibx_error *err)
     return ibx_path_none(h->conn, err);
 }
 
+/* What the proofs agreed on says nothing about payloads: not every provider encrypts. */
+static void log_path(const struct ibx_conn *conn)
+{
+    const struct ibx_path *path = &conn->path;
+    if (conn->role == IBX_ROLE_SERVER)
+        ibx_log(IBX_LOG_INFO, "%s goes by %s, payloads %s", path->peer, path->provider,
+                path->encrypted                  ? "in TLS"
+                : !strcmp(path->provider, "shm") ? "within this host"
+                                                 : "in plain");
+}
+
 /* Establishes the connection or leaves it closed; ends the handshake in both cases. */
 static int run(struct ibx_handshake *h, struct ibx_error *err)
 {
@@ -319,6 +331,8 @@ static int run(struct ibx_handshake *h, struct ibx_error *err)
         ibx_conn_fail(conn);
     else
         ibx_path_warn(conn);
+    if (!rc)
+        log_path(conn);
     conn->setup = NULL;
     h->setup.destroy(&h->setup);
     return rc;

@@ -223,9 +223,15 @@ int ibx_keys_own(const struct ibx_keys *keys, const struct ibx_options *options,
 int ibx_keys_check_allowed(const struct ibx_keys *keys, const struct ibx_options *options,
                            struct ibx_error *err)
 {
-    char list[sizeof(options->allow)], *save = NULL;
+    char list[sizeof(options->allow)], *rest = list, *name;
     memcpy(list, options->allow, sizeof(list));
-    for (char *name = strtok_r(list, ",", &save); name; name = strtok_r(NULL, ",", &save)) {
+    while (options->allow[0] && (name = strsep(&rest, ","))) {
+        /* A key without a name would be admitted by it. */
+        if (!*name)
+            return ibx_error_set(err, -EINVAL,
+                                 "allow: \"%s\" has an empty name: write names by commas, none "
+                                 "before the first or after the last",
+                                 options->allow);
         if (!ibx_keys_find(keys, name))
             return ibx_error_set(err, -EINVAL,
                                  "allow: %s%s has no key \"%s\"; give it a line %s:key",

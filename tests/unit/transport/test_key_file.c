@@ -152,6 +152,14 @@ static void named_keys(void **state)
     assert_int_equal(ibx_keys_check_allowed(keys, &options, &err), -EINVAL);
     assert_non_null(strstr(err.message, "has no key \"carol\""));
     assert_int_equal(ibx_keys_check_allowed(NULL, &options, &err), -EINVAL);
+    static const char *const empty[] = {",", ",alice", "alice,", "alice,,bob@site"};
+    for (unsigned i = 0; i < sizeof(empty) / sizeof(empty[0]); i++) {
+        strcpy(options.allow, empty[i]);
+        assert_int_equal(ibx_keys_check_allowed(keys, &options, &err), -EINVAL);
+        assert_non_null(strstr(err.message, "has an empty name"));
+    }
+    options.allow[0] = '\0';
+    assert_int_equal(ibx_keys_check_allowed(keys, &options, &err), 0);
     ibx_keys_release(keys);
 }
 

@@ -136,6 +136,37 @@ static void test_no_encryption_between_hosts(void **state)
     assert_string_equal(connect_to_another_host(IBX_ENCRYPTION_AUTO, false), "");
 }
 
+/* What a server says of a connection, with the handshake in TLS or not. */
+static const char *log_of_server(enum ibx_encryption wish, const char *provider)
+{
+    struct ibx_options options;
+    struct memory_pair pair;
+    ibx_options_init(&options);
+    snprintf(options.key_file, sizeof(options.key_file), "%s", raw_key_file);
+    snprintf(options.provider, sizeof(options.provider), "%s", provider);
+    options.encryption = wish;
+    begin_log();
+    ibx_log_set_level(IBX_LOG_INFO);
+    int rc = memory_pair_open(&pair, &options, NULL);
+    const char *log = end_log();
+    assert_int_equal(rc, 0);
+    memory_pair_close(&pair);
+    return log;
+}
+
+static void test_a_server_says_what_is_encrypted(void **state)
+{
+    (void)state;
+    const char *log = log_of_server(IBX_ENCRYPTION_REQUIRED, "tcp");
+    assert_non_null(strstr(log, ", handshake in TLS\n"));
+    assert_non_null(strstr(log, " goes by tcp, payloads in TLS\n"));
+    log = log_of_server(IBX_ENCRYPTION_AUTO, "tcp");
+    assert_non_null(strstr(log, ", handshake without TLS\n"));
+    assert_non_null(strstr(log, " goes by tcp, payloads in plain\n"));
+    log = log_of_server(IBX_ENCRYPTION_AUTO, "shm");
+    assert_non_null(strstr(log, " goes by shm, payloads within this host\n"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -143,6 +174,7 @@ int main(void)
         cmocka_unit_test(test_other_refusals_are_no_news),
         cmocka_unit_test(test_a_choice_is_no_news),
         cmocka_unit_test(test_no_encryption_between_hosts),
+        cmocka_unit_test(test_a_server_says_what_is_encrypted),
     };
     return cmocka_run_group_tests(tests, raw_make_key, raw_remove_key);
 }
