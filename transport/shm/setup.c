@@ -451,9 +451,20 @@ int ibx_shm_setup(struct shm *shm, uint64_t deadline_ns, struct ibx_error *err)
     return rc;
 }
 
+/* A client may keep the segment mapped. What this side wrote there counts as its memory, so it goes
+ * once nobody can want to read it: the client has closed its end, and ours is no forked child's. */
+static void segment_empty(struct shm *shm)
+{
+    struct pollfd end = {.fd = shm->control};
+    if (shm->segment && shm->role == IBX_ROLE_SERVER && shm->state.now == SHM_ABORTED &&
+        poll(&end, 1, 0) == 1 && end.revents & POLLHUP)
+        madvise(shm->segment, 2 * shm->geometry.half, MADV_REMOVE);
+}
+
 void ibx_shm_setup_undo(struct shm *shm)
 {
     listener_close(shm);
+    segment_empty(shm);
     if (shm->control >= 0) {
         ibx_link_unwatch(shm->link, shm->control);
         close(shm->control);

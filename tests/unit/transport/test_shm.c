@@ -495,6 +495,28 @@ static void test_an_absent_peer_gets_a_request_now_and_then(void **state)
     end_deregister(client, mr);
 }
 
+/* A client that keeps the segment mapped keeps none of the server's bytes, once it has closed its
+ * end; one that has not may still read what was sent. */
+static void test_a_kept_segment_is_empty(void **state)
+{
+    static const char word[] =
+        "a message of more than a few bytes, which is in a page of its own....";
+    for (unsigned early = 0; early < 2; early++) {
+        both_connected(state);
+        size_t length = 2 * client->shm->geometry.half;
+        assert_int_equal(end_send(server, word, sizeof(word), 0), 0);
+        uint8_t *kept = client->shm->segment;
+        assert_non_null(memmem(kept, length, word, sizeof(word)));
+        client->shm->segment = NULL; /* not unmapped */
+        ibx_provider_shm.abort(client->shm);
+        ibx_provider_shm.abort(server->shm);
+        end_close(early ? server : client);
+        end_close(early ? client : server);
+        assert_int_equal(memmem(kept, length, word, sizeof(word)) != NULL, early);
+        munmap(kept, length);
+    }
+}
+
 int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, both_connected, both_close)
@@ -515,6 +537,7 @@ int main(void)
         TEST(test_a_peer_that_polls_gets_requests),
         TEST(test_a_request_without_answer_is_withdrawn),
         TEST(test_an_absent_peer_gets_a_request_now_and_then),
+        cmocka_unit_test(test_a_kept_segment_is_empty),
     };
     alarm(120);
     return cmocka_run_group_tests_name("shm", tests, NULL, NULL);
