@@ -182,15 +182,34 @@ static void compare_ram(const json_t *source, const json_t *destination,
 
 /* ------------------------------------------------------------ properties */
 
-/* "auto" may mean either. */
-static bool differ(const char *here, const char *there)
+/* QEMU chooses: a later version may say so where an earlier one says what it has chosen. */
+static bool left_to_qemu(const char *value)
 {
-    return strcmp(here, there) && strcmp(here, "auto") && strcmp(there, "auto");
+    static const char *const values[] = {"", "-1", "4294967295", "18446744073709551615"};
+    for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); i++)
+        if (!strcmp(value, values[i]))
+            return true;
+    return false;
 }
 
-/* What only one side has is of another version of QEMU. */
-static unsigned differences(const json_t *source, const json_t *destination, struct names *names,
-                            const char **first)
+static const char *plain_word(const char *value)
+{
+    return !strcmp(value, "true") ? "on" : !strcmp(value, "false") ? "off" : value;
+}
+
+/* "auto" may mean either. Between two versions a property may have become of another type. */
+static bool differ(const char *here, const char *there, bool same_version)
+{
+    if (!strcmp(here, there) || !strcmp(here, "auto") || !strcmp(there, "auto"))
+        return false;
+    return same_version || (!left_to_qemu(here) && !left_to_qemu(there) &&
+                            strcmp(plain_word(here), plain_word(there)) != 0);
+}
+
+/* What only one side has is of another version of QEMU. `remedy`: the source's values, as the
+ * destination has to get them. */
+static unsigned differences(const json_t *source, const json_t *destination, bool same_version,
+                            struct names *names, struct names *remedy)
 {
     const char *key;
     json_t *value;
@@ -199,13 +218,14 @@ static unsigned differences(const json_t *source, const json_t *destination, str
     {
         const json_t *other = json_object_get(destination, key);
         const char *here = json_is_string(value) ? json_string_value(value) : "";
-        if (!json_is_string(other) || !differ(here, json_string_value(other)))
+        if (!json_is_string(other) || !differ(here, json_string_value(other), same_version))
             continue;
-        if (!count++ && first)
-            *first = key;
+        count++;
         if (names)
             name(names, "%.60s is %.60s here and %.60s", key, *here ? here : "\"\"",
                  *json_string_value(other) ? json_string_value(other) : "\"\"");
+        if (remedy)
+            name(remedy, "%.60s=%.60s", key, here);
     }
     return count;
 }
@@ -215,8 +235,8 @@ static void compare_machine(const json_t *source, const json_t *destination,
 {
     struct names names = {.count = 0};
     char tail[32];
-    differences(json_object_get(source, "machine"), json_object_get(destination, "machine"), &names,
-                NULL);
+    differences(json_object_get(source, "machine"), json_object_get(destination, "machine"), true,
+                &names, NULL);
     if (names.count)
         ibx_blockers_add(blockers,
                          "the machine differs: %s at the destination%s: start its QEMU with the "
@@ -264,7 +284,7 @@ static const json_t *take_partner(const json_t *others, char *taken, const json_
     {
         if (taken[index] || !fits(device, other) ||
             (alike && differences(json_object_get(device, "properties"),
-                                  json_object_get(other, "properties"), NULL, NULL)))
+                                  json_object_get(other, "properties"), true, NULL, NULL)))
             continue;
         taken[index] = 1;
         return other;
@@ -283,19 +303,19 @@ static bool counts(const json_t *device, bool same_version)
     return same_version || json_is_true(json_object_get(device, "plugged"));
 }
 
-static void compare_pair(const json_t *device, const json_t *other, struct ibx_blockers *blockers)
+static void compare_pair(const json_t *device, const json_t *other, bool same_version,
+                         struct ibx_blockers *blockers)
 {
-    struct names names = {.count = 0};
-    const char *first = "";
+    struct names names = {.count = 0}, remedy = {.count = 0};
     char tail[32];
-    const json_t *properties = json_object_get(device, "properties");
-    differences(properties, json_object_get(other, "properties"), &names, &first);
+    differences(json_object_get(device, "properties"), json_object_get(other, "properties"),
+                same_version, &names, &remedy);
     if (names.count)
         ibx_blockers_add(blockers,
                          "device %.60s @ %.90s differs: %s at the destination%s: start its QEMU "
-                         "with %.60s=%.60s for it",
+                         "with %s for it",
                          ibx_member(device, "type"), ibx_member(device, "at"), names.text,
-                         more(&names, tail), first, ibx_member(properties, first));
+                         more(&names, tail), remedy.text);
 }
 
 static void report_missing(const struct names *lacks, const struct names *has,
@@ -331,7 +351,7 @@ static void compare_lists_of_devices(const json_t *here, const json_t *there, ch
         if (done[index] || !counts(device, same_version))
             continue;
         if (other)
-            compare_pair(device, other, blockers);
+            compare_pair(device, other, same_version, blockers);
         else
             name_device(&lacks, device);
     }

@@ -283,6 +283,15 @@ static void a_property_is_named_with_both_values(NO_STATE)
     nothing(DEVICES(DMA("0") "," DMA("192")), DEVICES(DMA("192") "," DMA("0")));
     only(DEVICES(DMA("0") "," DMA("192")), DEVICES(DMA("192") "," DMA("1")),
          "base is 0 here and 1");
+    only(DEVICES(NIC("'a':'1','b':'2'")), DEVICES(NIC("'a':'2','b':'3'")), "with a=1, b=2 for it");
+    /* Another version may leave to itself what this one has chosen, or have another type for it. */
+    compare(DEVICES(NIC("'rombar':'1','msi':'true','size':'5','speed':''")),
+            DEVICES(NIC("'rombar':'-1','msi':'on','size':'18446744073709551615','speed':'x'")),
+            false);
+    assert_int_equal(refused.count, 0);
+    only(DEVICES(NIC("'rombar':'1'")), DEVICES(NIC("'rombar':'-1'")), "rombar is 1 here and -1");
+    compare(DEVICES(NIC("'num-queues':'4'")), DEVICES(NIC("'num-queues':'1'")), false);
+    assert_int_equal(refused.count, 1);
     compare(DEVICES(DMA("0")), DEVICES(DMA("1")), false); /* another version knows what to do */
     assert_int_equal(refused.count, 0);
 }
