@@ -272,6 +272,33 @@ static void compare_disk(const struct comparison *c)
     compare_chains(c);
 }
 
+/* What the operator may not know, and what this tool does not decide. */
+static void note_risks(const struct comparison *c)
+{
+    const char *type = ibx_member(c->here, "type"), *at = ibx_member(c->here, "at");
+    size_t index;
+    json_t *item;
+    json_array_foreach(json_object_get(c->here, "bitmaps"), index, item)
+    {
+        ibx_blockers_note(
+            c->blockers,
+            "the dirty bitmap %.64s of %.60s @ %.90s is in this QEMU's memory only and "
+            "does not move unless the capability dirty-bitmaps is on at both ends: the next backup "
+            "by "
+            "it has to be a full one",
+            json_is_string(item) ? json_string_value(item) : "", type, at);
+    }
+    json_array_foreach(json_object_get(c->here, "layers"), index, item)
+    {
+        if (json_is_false(json_object_get(item, "locked")) && !is_set(c->here, "read-only") &&
+            !strstr(ibx_member(item, "role"), "backing"))
+            ibx_blockers_note(c->blockers,
+                              "%.200s is not locked (file.locking=off, or a file system without "
+                              "locks): QEMU itself does not keep two VMs from writing to it",
+                              ibx_member(item, "file"));
+    }
+}
+
 /* One that is missing there is missing with its device. */
 static const json_t *find_at(const json_t *disks, const json_t *disk)
 {
@@ -301,5 +328,6 @@ void ibx_compare_disks(const json_t *source, const json_t *destination, bool dif
         c.there = find_at(there, disk);
         if (c.there)
             compare_disk(&c);
+        note_risks(&c);
     }
 }

@@ -40,8 +40,8 @@ json_t *ibx_ram_of_ramblock(const char *text);
 /* ------------------------------------------------------------ disks.c */
 
 /* "disks": an array of
- *   {"at", "name", "removable", "read-only", "bytes", "firmware": bool, "layers": [...]}
- * without "bytes" and "layers" when there is no medium in it. A layer of its chain of images:
+ *   {"at", "type", "removable", "read-only", "bytes", "firmware": bool, "bitmaps", "layers": [...]}
+ * bitmaps: dirty bitmaps that are in memory only. Without "bytes" and "layers" when there is no medium in it. A layer of its chain of images:
  *   {"role": "", "file", "backing", "backing/file", ..., "driver", and of what is not made of
  * others: "file": as QEMU names it, and the members of disk_identity.c} */
 int ibx_describe_disks(struct describing *d);
@@ -58,6 +58,7 @@ int ibx_describe_disks(struct describing *d);
  *   "type"    of its file system
  *   "source", "path"   what is mounted, and where the file is in it
  *   "inode", "bytes"
+ *   "locked"  by whichever process
  *   "wwn"     of a block device: what names it on every host
  *   "digest"  of its first bytes; with `whole`, of all of a small one or of samples of a large one
  * Without the right to look, or when it has gone, none.

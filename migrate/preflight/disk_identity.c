@@ -280,6 +280,24 @@ static void put_mount(pid_t pid, const struct found *found, const char *file, js
         fclose(mounts);
 }
 
+/* Whether any process has a lock on it: QEMU has, unless it was told not to (file.locking=off) or
+ * the file system has none. */
+static bool is_locked(const struct stat *st)
+{
+    char wanted[64], *line = NULL;
+    size_t size = 0;
+    bool locked = false;
+    FILE *locks = fopen("/proc/locks", "re");
+    snprintf(wanted, sizeof(wanted), " %02x:%02x:%" PRIu64 " ", major(st->st_dev),
+             minor(st->st_dev), (uint64_t)st->st_ino);
+    while (!locked && locks && getline(&line, &size, locks) > 0)
+        locked = strstr(line, wanted) != NULL;
+    free(line);
+    if (locks)
+        fclose(locks);
+    return locked || !locks;
+}
+
 static void identify_file(pid_t pid, const struct found *found, const char *file, json_t *layer)
 {
     char shown[160];
@@ -290,6 +308,7 @@ static void identify_file(pid_t pid, const struct found *found, const char *file
              major(found->st.st_dev), minor(found->st.st_dev));
     json_object_set_new(layer, "shown", json_string(shown));
     json_object_set_new(layer, "reach", json_string(reach));
+    json_object_set_new(layer, "locked", json_boolean(is_locked(&found->st)));
     snprintf(shown, sizeof(shown), "%" PRIu64, (uint64_t)found->st.st_ino);
     json_object_set_new(layer, "inode", json_string(shown));
 }
@@ -374,5 +393,7 @@ void ibx_disk_identify(pid_t pid, const char *file, const json_t *fdsets, bool w
         identify_file(pid, &found, file, layer);
     put_id(&found.st, layer);
     json_object_set_new(layer, "bytes", json_integer((json_int_t)bytes));
-    put_digest(&found, bytes, whole, layer);
+    /* Only of what QEMU itself has opened: a QEMU that lies about names learns nothing. */
+    if (found.open)
+        put_digest(&found, bytes, whole, layer);
 }

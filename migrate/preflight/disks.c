@@ -146,6 +146,18 @@ static const json_t *device_of(const struct describing *d, const json_t *item)
     return NULL;
 }
 
+static json_t *bitmaps_of(const json_t *inserted)
+{
+    json_t *names = json_array(), *bitmap;
+    size_t index;
+    json_array_foreach(json_object_get(inserted, "dirty-bitmaps"), index, bitmap)
+    {
+        if (!json_is_true(json_object_get(bitmap, "persistent")) && *ibx_member(bitmap, "name"))
+            json_array_append_new(names, ibx_json_text(ibx_member(bitmap, "name")));
+    }
+    return names;
+}
+
 static json_t *describe_disk(struct graph *graph, const json_t *item)
 {
     const json_t *inserted = json_object_get(item, "inserted");
@@ -163,6 +175,7 @@ static json_t *describe_disk(struct graph *graph, const json_t *item)
     graph->whole = only_read;
     json_object_set_new(disk, "read-only", json_boolean(only_read));
     json_object_set_new(disk, "bytes", json_integer(json_integer_value(size)));
+    json_object_set_new(disk, "bitmaps", bitmaps_of(inserted));
     json_object_set_new(disk, "layers", layers);
     add_layer(graph, ibx_member(inserted, "node-name"), "", 0, layers);
     return disk;

@@ -154,11 +154,15 @@ static void test_snapshot_since(void)
     mover_begin();
     make_file(file, sizeof(file), "disk", 1 << 20);
     snprintf(overlay, sizeof(overlay), "%s/overlay", mover_folder);
-    snprintf(drive, sizeof(drive), "file=%s,format=raw,if=none,id=d", file);
+    snprintf(drive, sizeof(drive), "file=%s,format=raw,if=none,id=d,file.locking=off", file);
     vm_start(&vms[0], &(struct vm_options){WITH(drive)});
     vm_start(&vms[1], &(struct vm_options){WITH(drive), .incoming = true});
     pair_receive(NULL);
-    MOVER_RUN(0, "check", "--qmp", vms[0].tool, receiver.uri, TIMED);
+    vm_do(&vms[0], "block-dirty-bitmap-add",
+          json_pack("{s:s,s:s}", "node", "d", "name", "since-monday"));
+    struct mover *check = MOVER_RUN(0, "check", "--qmp", vms[0].tool, receiver.uri, TIMED);
+    mover_must_print(check, "note: the dirty bitmap since-monday of virtio-blk-pci");
+    mover_must_print(check, "disk is not locked (file.locking=off");
     vm_do(&vms[0], "blockdev-snapshot-sync",
           json_pack("{s:s,s:s,s:s}", "device", "d", "snapshot-file", overlay, "format", "qcow2"));
     mover_must_print(MOVER_RUN(1, "check", "--qmp", vms[0].tool, receiver.uri, TIMED),

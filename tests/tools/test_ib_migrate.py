@@ -294,10 +294,10 @@ def finish(process):
     return process.returncode, process.lines[-1]["summary"], err
 
 
-def receiver(scene, vm, *args):
+def receiver(scene, vm, *args, before=()):
     """A receiver that waits, and its URI, where another one may wait when it was killed."""
     uri = f"tcp://127.0.0.1:{free_port()}"
-    process = start(scene, "receive --json --listen", uri, *vm.qmp, *args)
+    process = start(scene, "", *before, "receive", "--json", "--listen", uri, *vm.qmp, *args)
     found = wait_for_status(process, lambda one: one["phase"] == "waiting" and one["record"])
     return process, found["record"]["uri"]
 
@@ -367,6 +367,49 @@ def check_asks_the_receiver_which_goes_on_waiting(scene):
     equal(waiting.poll(), None)
     assert "-M pc-q35" in fails(scene, "send", *source.qmp, uri)
     source.runs_on()
+
+
+def on_another_host(scene, *command):
+    """The command with another boot's id: files have other names than those on this host."""
+    other = scene.path("boot-id")
+    with open(other, "w", encoding="ascii") as file:
+        file.write("00000000-0000-4000-8000-000000000000\n")
+    mount = f"mount --bind {other} /proc/sys/kernel/random/boot_id"
+    return ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh", *command]
+
+
+@case
+def a_disk_is_known_on_another_host(scene):
+    if subprocess.run(on_another_host(scene, "true"), check=False).returncode:
+        raise Skip("needs a mount namespace")
+    images = {name: scene.path(name) for name in ("disk", "iso", "copy")}
+    for name, path in images.items():
+        with open(path, "wb") as file:
+            file.write(b"first bytes" + bytes((1 << 20) - 11))
+    disk = ("-drive", f"file={images['disk']},format=raw,if=none,id=d", "-device",
+            "virtio-blk-pci,drive=d,addr=5")
+    cds = [("-drive", f"file={images[name]},format=raw,if=none,id=cd,readonly=on", "-device",
+            "ide-cd,drive=cd,bus=ide.0") for name in ("iso", "copy")]
+    source, destination = Vm(scene, *disk, *cds[0]), Vm(scene, *disk, *cds[1], incoming=True)
+    key = ("--key", key_file(scene, "key", "a1" * 16))
+    # On one host it is one file, and the copy of the ISO image is as good.
+    waiting, uri = receiver(scene, destination, *key)
+    succeeds(scene, "check", *source.qmp, *key, uri)
+    waiting.kill()
+    waiting.wait()
+    scene.program, program = "unshare", scene.program
+    try:
+        other = on_another_host(scene, program)[1:]
+        waiting, uri = receiver(scene, destination, *key, before=other)
+    finally:
+        scene.program = program
+    _, out, err = scene.run("check", *source.qmp, *key, uri)
+    equal(err, "")
+    equal(len(out.splitlines()), 1)
+    assert images["disk"] in out and "a file system of one host" in out, out
+    assert "--disks-differ-on-purpose" in out, out
+    out = succeeds(scene, "check --disks-differ-on-purpose", *source.qmp, *key, uri)
+    assert "note: the disk of virtio-blk-pci @ q35-pcihost/05.0" in out, out
 
 
 @case

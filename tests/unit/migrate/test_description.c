@@ -429,6 +429,19 @@ static void a_disk_has_the_same_size_and_medium(NO_STATE)
     assert_non_null(strstr(refused.notes[0], "the firmware /fw here is another one than /fw at"));
 }
 
+static void risks_are_noted(NO_STATE)
+{
+    const char *disk = ON("a", "'bitmaps':['b'],"
+                               "'read-only':false,'layers':[{'role':'file','driver':'file','file':"
+                               "'/x','id':'5','locked':false},{'role':'backing','driver':'file',"
+                               "'file':'/y','id':'6','locked':false}]");
+    compare(disk, disk, true);
+    assert_int_equal(refused.count, 0);
+    assert_int_equal(refused.note_count, 2);
+    assert_non_null(strstr(refused.notes[0], "the dirty bitmap b of vb @ 05.0 is in this QEMU's"));
+    assert_non_null(strstr(refused.notes[1], "/x is not locked"));
+}
+
 /* ------------------------------------------------------------ as QEMU and peers have them */
 
 static void a_mount_has_its_source_and_path(NO_STATE)
@@ -539,6 +552,7 @@ int main(void)
         cmocka_unit_test(a_disk_is_the_same_on_two_hosts),
         cmocka_unit_test(a_disk_has_the_same_chain),
         cmocka_unit_test(a_disk_has_the_same_size_and_medium),
+        cmocka_unit_test(risks_are_noted),
         cmocka_unit_test(a_mount_has_its_source_and_path),
         cmocka_unit_test(a_file_is_found_as_a_process_has_it),
         cmocka_unit_test(odd_descriptions_do_no_harm),
