@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What a tool asks and does with a record alone, while no tool works on the migration. */
 #include "migrate/common/common.h"
+#include "migrate/common/guard.h"
 #include "migrate/common/hold.h"
 #include "migrate/common/vm.h"
 #include "migrate/preflight/preflight.h"
@@ -27,6 +28,22 @@ int ibx_migrate_confirm(const struct ibx_journal *record, const struct ibx_optio
     return ibx_migration_confirm(record, &options, err);
 }
 
+/* Takes the guard of guest RAM that a tool has left behind; NONE where there is none. */
+static int take_guard(const struct ibx_journal *record, struct ibx_guard *guard,
+                      struct ibx_error *err)
+{
+    struct ibx_guest_ram ram;
+    ibx_guard_init(guard);
+    if (record->uffd < 0 || ibx_journal_qemu_gone(record))
+        return 0;
+    int rc = ibx_journal_recall_ram(record, &ram, err);
+    if (rc)
+        return rc;
+    rc = ibx_guard_take(guard, &ram, record->uffd, err);
+    ibx_guest_ram_fini(&ram);
+    return rc == -ENOENT ? 0 : rc;
+}
+
 int ibx_migrate_rollback(const char *folder, struct ibx_journal *record,
                          const struct ibx_options *transport, struct ibx_error *err)
 {
@@ -35,6 +52,7 @@ int ibx_migrate_rollback(const char *folder, struct ibx_journal *record,
     struct ibx_error silent = {0};
     struct ibx_vm_undo vm = {
         .was_running = record->was_running, .touched = true, .hold = record->hold};
+    struct ibx_guard guard;
     uint64_t deadline;
     int lock_fd;
     if (!record->source || ibx_journal_over(record))
@@ -76,6 +94,8 @@ int ibx_migrate_rollback(const char *folder, struct ibx_journal *record,
         rc = ibx_error_set(err, -EBUSY,
                            "the migration has gone on meanwhile: see ib-migrate status");
     deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS); /* the query has taken its own time */
+    if (!rc && !(rc = take_guard(&back, &guard, err)))
+        ibx_guard_release(&guard); /* QEMU may be held by it */
     vm.before = rc ? NULL : json_loads(back.settings, 0, NULL);
     if (!rc && !(rc = ibx_qmp_connect(record->qmp, deadline, &qmp, err))) {
         /* The record changes only after QEMU has continued. QEMU refuses if the VM runs there after
@@ -177,12 +197,11 @@ static int reach(const struct ibx_journal *record, struct ibx_qmp **qmp, struct 
     return ibx_error_set(err, -ESRCH, "the monitor %s belongs to process %d now", record->qmp, pid);
 }
 
-int ibx_migrate_let_go(const struct ibx_journal *record, struct ibx_error *err)
+static int end_hold(const struct ibx_journal *record, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     struct ibx_qmp *qmp;
-    int fd, rc = ibx_journal_qemu_gone(record) ? -ENOENT
-                                               : ibx_hold_take(record->pid, record->hold, &fd, err);
+    int fd, rc = ibx_hold_take(record->pid, record->hold, &fd, err);
     if (rc)
         return rc == -ENOENT ? 0 : rc;
     rc = reach(record, &qmp, err);
@@ -198,6 +217,23 @@ int ibx_migrate_let_go(const struct ibx_journal *record, struct ibx_error *err)
     }
     close(fd);
     return rc;
+}
+
+int ibx_migrate_let_go(const struct ibx_journal *record, struct ibx_error *err)
+{
+    struct ibx_guard guard;
+    int rc = take_guard(record, &guard, err);
+    if (rc || ibx_journal_qemu_gone(record))
+        return rc;
+    if (guard.state.now == GUARD_CAUGHT) {
+        ibx_guard_leave(&guard);
+        return ibx_error_set(err, -EBUSY,
+                             "QEMU (process %d) tried to write to the VM's memory here, and is "
+                             "held in that: end it (kill -9 %d)",
+                             (int)record->pid, (int)record->pid);
+    }
+    ibx_guard_release(&guard);
+    return end_hold(record, err);
 }
 
 int ibx_migrate_quit(const struct ibx_journal *record, struct ibx_error *err)

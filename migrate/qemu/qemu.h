@@ -204,8 +204,9 @@ int ibx_guest_ram_check_unused(const struct ibx_guest_ram *ram, pid_t qemu, stru
  * has interrupted, as after an ignored signal. pidfd_getfd then copies the descriptor to us.
  *
  * Whatever fails here, QEMU is not harmed, with one exception: SIGKILL to this tool within the step
- * itself, some ten microseconds. The tool steps only at the destination: before its QEMU has
- * anything to lose, or after the migration is complete.
+ * itself, some ten microseconds. At the destination the tool steps before its QEMU has anything to
+ * lose, or after the migration is complete; at the source only after the commit, when what the VM
+ * needs of QEMU is its memory, and that is in files.
  *
  * x86-64 only; elsewhere every call returns -ENOTSUP.
  */

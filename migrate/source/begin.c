@@ -203,21 +203,11 @@ static struct source *source_create(const struct ibx_send_options *options, stru
     s->status.began_ns = ibx_now_ns();
     ibx_source_vm_init(&s->vm);
     ibx_source_stream_init(&s->stream);
+    ibx_guard_init(&s->guard);
     ibx_source_link_init(&s->link, &s->status.record, &s->transport, &s->vm, options->links,
                          !options->no_verify);
     s->link.disks_differ = options->disks_differ;
     return s;
-}
-
-/* The destination has every page. */
-static void release_qemu(struct source *s)
-{
-    struct ibx_error err = {0};
-    if (ibx_source_stream_release(&s->stream, s->vm.qmp, &err))
-        ibx_migration_notify(&s->options->observer,
-                             "QEMU (process %d) is not needed any more, but does not end its "
-                             "migration (%s): end it",
-                             (int)s->vm.ram.pid, err.message);
 }
 
 static void quit_qemu(struct source *s)
@@ -230,8 +220,10 @@ static void quit_qemu(struct source *s)
 
 static int finish(struct source *s, int rc, struct ibx_migrate_status *last, struct ibx_error *err)
 {
-    if (s->state.now == SOURCE_DONE && s->vm.qmp)
-        release_qemu(s);
+    if (s->state.now == SOURCE_DONE) {
+        ibx_source_let_go(s);
+        rc = rc ? rc : ibx_source_verdict(s, err);
+    }
     if (!rc && s->options->quit && s->vm.qmp)
         quit_qemu(s);
     else
@@ -247,6 +239,7 @@ static int finish(struct source *s, int rc, struct ibx_migrate_status *last, str
     ibx_migration_report(&s->reporter, &s->status, true);
     *last = s->status;
     ibx_source_stream_close(&s->stream);
+    ibx_guard_leave(&s->guard);
     ibx_control_socket_close(s->socket);
     ibx_migration_signals_close(&s->signals);
     ibx_source_vm_fini(&s->vm);
@@ -296,6 +289,12 @@ static int check_held(struct source *s, struct ibx_error *err)
     return 0;
 }
 
+static int find_pages(struct source *s, struct ibx_error *err)
+{
+    int rc = ibx_page_map_init_ram(&s->vm.map, &s->vm.ram, err);
+    return rc ? rc : ibx_source_vm_find_map(&s->vm, err);
+}
+
 /* The VM of a migration that came to its commit is in the QEMU of the record, and has not run there
  * since; or that QEMU has ended, and its files are there. */
 static int check_recovered(struct source *s, struct ibx_error *err)
@@ -303,11 +302,12 @@ static int check_recovered(struct source *s, struct ibx_error *err)
     const struct ibx_journal *record = &s->status.record;
     if (ibx_journal_qemu_gone(record)) {
         int rc = ibx_source_vm_of_files(&s->vm, record, &s->options->observer, err);
-        if (!rc)
-            rc = ibx_page_map_init_ram(&s->vm.map, &s->vm.ram, err);
-        return rc ? rc : ibx_source_vm_find_map(&s->vm, err);
+        return rc ? rc : find_pages(s, err);
     }
-    int rc = ibx_source_vm_find(&s->vm, s->options->qmp, err);
+    int rc = ibx_source_guard_take(s, err);
+    if (rc != -EAGAIN)
+        return rc ? rc : find_pages(s, err);
+    rc = ibx_source_vm_find(&s->vm, s->options->qmp, err);
     if (rc)
         return rc;
     if (s->vm.ram.pid != record->pid)
@@ -316,10 +316,7 @@ static int check_recovered(struct source *s, struct ibx_error *err)
                              "QEMU of process %d: give that its monitor back",
                              s->options->qmp, (int)s->vm.ram.pid, (int)record->pid);
     rc = check_held(s, err);
-    if (rc)
-        return rc;
-    rc = ibx_page_map_init_ram(&s->vm.map, &s->vm.ram, err);
-    return rc ? rc : ibx_source_vm_find_map(&s->vm, err);
+    return rc ? rc : find_pages(s, err);
 }
 
 static int recover(struct source *s, const struct ibx_journal *record, struct ibx_error *err)

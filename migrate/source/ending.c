@@ -45,6 +45,7 @@ int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
         return code;
     if (source_linked(&s->link) && err->message[0])
         ibx_channel_send_abort(&s->link.control, err->message);
+    ibx_guard_release(&s->guard);
     /* First, because QEMU does nothing else while it waits for a reader of its device state. */
     ibx_source_stream_close(&s->stream);
     const int failed = s->vm.qmp

@@ -300,7 +300,7 @@ static int on_event(struct source *s, json_t *event, struct ibx_error *err)
     const char *what = "another client has continued the VM";
     const char *job = ibx_preflight_block_job(event);
     if (source_committed(s))
-        return 0;
+        return ibx_source_on_intruder(s, event, err);
     if (s->state.now >= SOURCE_STARTING && job)
         return ibx_error_set(err, -EBUSY,
                              "the block job %.64s began here at the last moment: wait for its end, "
@@ -372,6 +372,8 @@ static int check_qemu(struct source *s, struct ibx_error *err)
     if (!rc)
         rc = check_saved(s, err);
     if (!rc || !source_committed(s))
+        return rc;
+    if (rc == -EBADMSG)
         return rc;
     lose_qemu(s, err->message);
     return 0;
@@ -456,6 +458,7 @@ static int step_serving(struct source *s, struct ibx_error *err)
 {
     int rc = 0;
     ibx_source_settle(s);
+    ibx_source_guard(s); /* writes MOVED, too */
     if (s->status.record.state == IBX_JOURNAL_MAY_RUN)
         rc = ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_MOVED, err);
     if (!rc)
@@ -520,13 +523,14 @@ static int step(struct source *s, struct ibx_error *err)
 
 static void wait_for_something(struct source *s)
 {
-    struct pollfd fds[6 + 1 + IBX_CONTROL_SOCKET_CLIENTS_MAX];
+    struct pollfd fds[7 + 1 + IBX_CONTROL_SOCKET_CLIENTS_MAX];
     const bool reads = s->stream.state.now == STREAM_OPEN && ibx_channel_idle(&s->link.control);
     struct ibx_qmp *qmp = s->vm.qmp;
     struct ibx_page_server *pages = s->link.pages;
     uint64_t most = MIGRATION_TICK_MS * IBX_NS_PER_MS;
+    const bool arms = s->state.now == SOURCE_SERVING && s->guard.state.now == GUARD_MADE;
     fds[0] = (struct pollfd){.fd = -1, .events = POLLIN};
-    if (ibx_channel_arm(&s->link.control, &fds[0].fd) || (qmp && ibx_qmp_has_events(qmp)))
+    if (ibx_channel_arm(&s->link.control, &fds[0].fd) || (qmp && ibx_qmp_has_events(qmp)) || arms)
         most = 0;
     fds[1] = (struct pollfd){.fd = qmp ? ibx_qmp_fd(qmp) : -1, .events = POLLIN};
     fds[2] = (struct pollfd){.fd = s->signals.fd, .events = POLLIN};
@@ -534,7 +538,9 @@ static void wait_for_something(struct source *s)
     fds[4] = (struct pollfd){.fd = reads ? s->stream.fd : -1, .events = POLLIN};
     fds[5] =
         (struct pollfd){.fd = s->verifier ? ibx_verifier_fd(s->verifier) : -1, .events = POLLIN};
-    unsigned n = 6 + ibx_control_socket_poll_fds(s->socket, fds + 6);
+    fds[6] = (struct pollfd){.fd = s->guard.state.now != GUARD_CAUGHT ? s->guard.uffd.fd : -1,
+                             .events = POLLIN};
+    unsigned n = 7 + ibx_control_socket_poll_fds(s->socket, fds + 7);
     if (ibx_thread_poll(fds, n, most, s->busy_until_ns) > 0)
         ibx_control_socket_serve(s->socket);
 }
@@ -551,8 +557,11 @@ static int turn(struct source *s, struct ibx_error *err)
         return rc;
     if (s->state.now == SOURCE_CONFIRMING)
         return ibx_source_await_confirmed(s, err);
-    if (source_committed(s) && !source_linked(&s->link))
+    ibx_source_check_guard(s);
+    if (source_committed(s) && !source_linked(&s->link)) {
+        ibx_source_guard(s);
         return ibx_source_reconnect(s, err);
+    }
     rc = ibx_channel_take(&s->link.control, ibx_source_on_message, &incoming, err);
     return rc ? rc : step(s, err);
 }

@@ -7,6 +7,7 @@
  *   source.c    the states, the messages of the destination and the loop; it alone knows all parts
  *   commit.c    the point of no return: dismisses the watchdog, sends COMMIT
  *   ending.c    everything that ends a migration: trouble, interrupts, the confirmation
+ *   intruder.c  after the commit: others who continue, reset or write to the VM here
  *   vm.c        QEMU: what its events mean, which pages hold data
  *   files.c     guest RAM when QEMU has ended after the commit
  *   stream.c    the device state, from QEMU to the destination
@@ -20,6 +21,7 @@
 #define IBX_MIGRATE_SOURCE_SOURCE_H
 
 #include "migrate/common/common.h"
+#include "migrate/common/guard.h"
 #include "migrate/operator/control_socket.h"
 #include "migrate/pages/digest.h"
 #include "migrate/pages/pages.h"
@@ -277,6 +279,9 @@ struct source {
     int lock_fd;
     unsigned interrupts; /* signals, and a request to cancel */
 
+    struct ibx_guard guard;        /* of guest RAM here, in SERVING */
+    bool guard_noted, unguarded;   /* it is in the record; it is not possible */
+    struct ibx_error disturbed;    /* code not 0: what others did to the VM here after the commit */
     struct ibx_verifier *verifier; /* from the first DIGEST on */
     uint64_t messages;             /* from the destination */
     struct migration_silence silence;
@@ -318,6 +323,28 @@ static inline bool source_over(const struct source *s)
 
 /* LOADED has come: COMMITTED, and COMMIT is sent. */
 int ibx_source_commit(struct source *s, struct ibx_error *err);
+
+/* ---------------------------------------------------------------- intruder.c */
+
+/*
+ * After the commit nobody may run the VM here or change its memory. QEMU refuses most of that while
+ * its migration is held open, and the guard stops who writes all the same. Whatever happens then,
+ * the tool does not end with success.
+ */
+
+/* SERVING: makes the guard, and then protects one part more. */
+void ibx_source_guard(struct source *s);
+/* Recover: takes the guard of the tool before this one, and the VM's RAM by the record alone where
+ * QEMU's main thread is held by it, which answers no monitor then. -EAGAIN: it is not. */
+int ibx_source_guard_take(struct source *s, struct ibx_error *err);
+/* Whether somebody was caught. */
+void ibx_source_check_guard(struct source *s);
+/* An event of QEMU's after the commit. -EBADMSG, in BROKEN: its memory may have changed. */
+int ibx_source_on_intruder(struct source *s, json_t *event, struct ibx_error *err);
+/* DONE: lets go of QEMU, unless somebody was caught, who would go on then. */
+void ibx_source_let_go(struct source *s);
+/* DONE: 0, or what is to be said instead of success. */
+int ibx_source_verdict(const struct source *s, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- verify.c */
 

@@ -8,8 +8,13 @@
 
 #include "common/clock.h"
 
-/* Also by the guest, whatever -no-reboot says. */
-#define RESETS "-action", "reboot=reset"
+#include <fcntl.h>
+#include <inttypes.h>
+
+#define PAGE      4096u
+#define PROTECTED (1ull << 57) /* in /proc/PID/pagemap */
+
+static const struct vm_options resets = {.append = "", .extra = {"-action", "reboot=reset"}};
 
 static int refused(const char *command, const char *words)
 {
@@ -82,12 +87,170 @@ static void test_killed_at_the_end(void)
     pair_moved("");
 }
 
+/* ------------------------------------------------------------ who writes all the same */
+
+/* The address of the last page of the source's RAM in its QEMU. */
+static uint64_t last_page(void)
+{
+    char path[64], line[512];
+    uint64_t start, end, found = 0;
+    snprintf(path, sizeof(path), "/proc/%d/maps", (int)vms[0].pid);
+    FILE *maps = fopen(path, "re");
+    assert_non_null(maps);
+    while (fgets(line, sizeof(line), maps))
+        if (strstr(line, vms[0].ram) && sscanf(line, "%" SCNx64 "-%" SCNx64, &start, &end) == 2)
+            found = end - PAGE;
+    fclose(maps);
+    assert_true(found);
+    return found;
+}
+
+static void await_guard(void)
+{
+    const uint64_t deadline = vm_soon(), at = last_page() / PAGE;
+    uint64_t entry = 0;
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/%d/pagemap", (int)vms[0].pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    assert_true(fd >= 0);
+    while (!(entry & PROTECTED)) {
+        assert_int_equal(pread(fd, &entry, sizeof(entry), (off_t)(at * sizeof(entry))),
+                         sizeof(entry));
+        if (ibx_now_ns() >= deadline)
+            fail_msg("guest RAM is not protected");
+        poll(NULL, 0, 2);
+    }
+    close(fd);
+}
+
+/* A device of the source's writes to guest RAM: fw_cfg, by DMA, to its page at 63 MiB, which nobody
+ * uses. Its monitor does not answer before that is done. */
+static void write_by_a_device(void)
+{
+    vm_hmp_blocks(&vms[0], "o /w 0x518 0xf003");
+}
+
+static void filling_under_guard(void)
+{
+    pair_filling(&resets, NULL);
+    await_guard();
+}
+
+/* The source's tool says so, never that all is well; the VM has every page as it was. */
+static void disturbed(const char *words)
+{
+    mover_await_words(&sender, words);
+    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "with all of its pages as they were");
+    mover_must_print(&sender, "kill -9");
+    mover_ends(&receiver, 0);
+    vm_kill(&vms[0]); /* its monitor may answer nobody */
+    pair_moved("");
+}
+
+static void test_a_write_is_held(void)
+{
+    filling_under_guard();
+    write_by_a_device();
+    disturbed("is held in that");
+}
+
+/* The next tool finds QEMU, which answers nobody, and that it is held. */
+static void test_a_write_is_held_and_the_tool_killed(void)
+{
+    filling_under_guard();
+    write_by_a_device();
+    mover_await_words(&sender, "is held in that");
+    mover_kill(&sender, SIGKILL);
+    mover_await(&receiver, "broken", 0);
+    pair_recover(&sender);
+    disturbed("is held in that");
+}
+
+/* ... also when there was no tool to see it. */
+static void test_a_write_without_a_tool(void)
+{
+    filling_under_guard();
+    mover_kill(&sender, SIGKILL);
+    write_by_a_device();
+    mover_await(&receiver, "broken", 0);
+    pair_recover(&sender);
+    disturbed("is held in that");
+}
+
+/* The destination is lost: who was held goes on, and the VM with it. */
+static void test_rolled_back_under_guard(void)
+{
+    for (int written = 0; written < 2; written++) {
+        filling_under_guard();
+        if (written) {
+            write_by_a_device();
+            mover_await_words(&sender, "is held in that");
+        }
+        mover_kill(&sender, SIGKILL);
+        mover_kill(&receiver, SIGKILL);
+        vm_kill(&vms[1]);
+        const unsigned long before = vm_beats(&vms[0]);
+        MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
+        vm_wait_beats(&vms[0], before + pair_beats);
+        mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
+        struct ibx_uffd uffd;
+        assert_int_equal(ibx_uffd_take(vms[0].pid, -1, &uffd, NULL), -ENOENT);
+        mover_end_all(NULL);
+    }
+}
+
+/* QEMU resets a VM that has migrated. Its RAM is as it was. */
+static void test_reset(void)
+{
+    filling_under_guard();
+    vm_do(&vms[0], "system_reset", NULL);
+    disturbed("another client has reset the VM");
+}
+
+/* migrate_cancel is what QEMU does not refuse: it continues the VM, which gets no further than to
+ * its first write. */
+static void test_continued_in_spite_of_all(void)
+{
+    filling_under_guard();
+    vm_do(&vms[0], "migrate_cancel", NULL);
+    disturbed("is held in that");
+}
+
+/* Before the guard is there: nobody knows what the VM has changed here. */
+static void test_continued_before_the_guard(void)
+{
+    pair_start(&(struct vm_options){.append = "", .extra = {"-no-shutdown"}});
+    pair_run_to("source:committed", (const char *[]){"--max-bandwidth", "64K", NULL});
+    vm_do(&vms[0], "migrate_cancel", NULL);
+    json_decref(vm_event(&vms[0], "RESUME", NULL));
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "another client has continued the VM");
+    mover_must_print(&sender, "migration is broken");
+    mover_ends(&receiver, 1);
+    assert_false(vm_runs(&vms[0]));
+    assert_false(vm_runs(&vms[1]));
+    mover_must_print(MOVER_RUN(0, "status", "--qmp", vms[0].tool), "broken");
+    vm_end(&vms[1]);
+    MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
+    pair_runs_at_the_source();
+}
+
 int main(void)
 {
     pair_beats = 10;
     static const struct vm_test tests[] = {VM_TEST(test_cont_is_refused),
                                            VM_TEST(test_cont_is_refused_without_a_tool),
                                            VM_TEST(test_killed_at_the_end),
+                                           VM_TEST(test_a_write_is_held),
+                                           VM_TEST(test_a_write_is_held_and_the_tool_killed),
+                                           VM_TEST(test_a_write_without_a_tool),
+                                           VM_TEST(test_rolled_back_under_guard),
+                                           VM_TEST(test_reset),
+                                           VM_TEST(test_continued_in_spite_of_all),
+                                           VM_TEST(test_continued_before_the_guard),
                                            {0}};
     return vm_tests(tests, mover_end_all);
 }

@@ -184,8 +184,7 @@ static int confirm(const struct migrate_args *args, const struct ibx_journal *re
         snprintf(last.record.uri, sizeof(last.record.uri), "%s", args->uri);
     last.began_ns = ibx_now_ns();
     struct ibx_error held = {0};
-    if (ibx_migrate_let_go(record, &held))
-        ibx_cli_message(held.message);
+    ibx_migrate_let_go(record, &held);
     int rc = ibx_migrate_confirm(&last.record, &args->options, &err);
     last.now_ns = ibx_now_ns();
     if (rc) {
@@ -196,6 +195,9 @@ static int confirm(const struct migrate_args *args, const struct ibx_journal *re
                          none->message);
         last.phase = IBX_PHASE_FAILED;
         memcpy(last.message, err.message, sizeof(last.message));
+    } else if (held.code) {
+        rc = held.code;
+        err = held;
     } else if (args->quit && ibx_migrate_quit(record, &err)) {
         ibx_error_prefix(&err, err.code, "QEMU (process %d) did not quit", (int)record->pid);
     }

@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/source/source.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <string.h>
+
+#define STOP_MS 1000 /* for QEMU to take the command */
+
+/* ---------------------------------------------------------------- the guard */
+
+static void cannot_guard(struct source *s, const struct ibx_error *why)
+{
+    s->unguarded = true;
+    ibx_migration_notify(&s->options->observer,
+                         "the VM's memory here cannot be protected against writes (%s): QEMU "
+                         "refuses to continue the VM, but a reset here would end the migration as "
+                         "broken",
+                         why->message);
+}
+
+static void make(struct source *s)
+{
+    struct ibx_error why = {0};
+    if (s->guard.state.now != GUARD_NONE)
+        return;
+    if (ibx_guard_make(&s->guard, &s->vm.ram, s->vm.qmp, &why)) {
+        cannot_guard(s, &why);
+        return;
+    }
+    s->status.record.uffd = s->guard.uffd.remote;
+    s->status.record.device_way = s->guard.uffd.way == IBX_UFFD_DEVICE;
+}
+
+/* A record that names it comes first: without it nobody could disarm it. */
+void ibx_source_guard(struct source *s)
+{
+    struct ibx_error why = {0};
+    if (s->state.now != SOURCE_SERVING || s->unguarded || !s->vm.qmp)
+        return;
+    make(s);
+    if (s->guard.state.now != GUARD_MADE)
+        return;
+    if (!s->guard_noted &&
+        ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_MOVED, &why))
+        return; /* it is tried again */
+    s->guard_noted = true;
+    int rc = ibx_guard_arm(&s->guard, &why);
+    if (!rc || rc == -EAGAIN)
+        return;
+    ibx_guard_release(&s->guard);
+    cannot_guard(s, &why);
+}
+
+/* Where the guard is in place, the pages are what they were, and the migration goes on. */
+static bool guarded(const struct source *s)
+{
+    return s->guard.state.now == GUARD_ARMED || s->guard.state.now == GUARD_CAUGHT;
+}
+
+int ibx_source_guard_take(struct source *s, struct ibx_error *err)
+{
+    const struct ibx_journal *record = &s->status.record;
+    struct ibx_error why = {0};
+    struct ibx_guest_ram ram;
+    if (record->uffd < 0 || !record->block_count)
+        return -EAGAIN;
+    int rc = ibx_journal_recall_ram(record, &ram, err);
+    if (rc)
+        return rc;
+    rc = ibx_guard_take(&s->guard, &ram, record->uffd, &why);
+    s->guard_noted = !rc;
+    if (rc || s->guard.state.now != GUARD_CAUGHT) {
+        ibx_guest_ram_fini(&ram);
+        if (rc && rc != -ENOENT)
+            cannot_guard(s, &why);
+        return -EAGAIN;
+    }
+    ibx_error_set(&s->disturbed, -EBUSY,
+                  "QEMU (process %d) tried to write to the VM's memory here, and is held in that",
+                  (int)record->pid);
+    ibx_migration_notify(&s->options->observer, "%s", s->disturbed.message);
+    s->vm.ram = ram; /* also after a failure: it is closed with the source */
+    rc = ibx_guest_ram_reopen(&s->vm.ram, true, err);
+    return rc == -EACCES || rc == -EROFS ? ibx_guest_ram_reopen(&s->vm.ram, false, err) : rc;
+}
+
+/* ---------------------------------------------------------------- intruders */
+
+/* A QEMU whose main thread is held takes it when that goes on. */
+static void stop(struct source *s)
+{
+    if (s->vm.qmp)
+        ibx_qmp_post(s->vm.qmp, "stop", ibx_deadline_in_ms(STOP_MS), NULL);
+}
+
+static void disturbed(struct source *s)
+{
+    memcpy(s->status.message, s->disturbed.message, sizeof(s->status.message));
+    ibx_migration_notify(&s->options->observer,
+                         "%s; the pages are what they were, and the migration goes on",
+                         s->disturbed.message);
+}
+
+void ibx_source_check_guard(struct source *s)
+{
+    if (!ibx_guard_check(&s->guard, &s->disturbed))
+        return;
+    stop(s);
+    disturbed(s);
+}
+
+int ibx_source_on_intruder(struct source *s, json_t *event, struct ibx_error *err)
+{
+    const bool resumed = ibx_vm_event_is(event, "RESUME", NULL);
+    if (!resumed && !ibx_vm_event_is(event, "RESET", NULL))
+        return 0;
+    stop(s);
+    if (!s->disturbed.code)
+        ibx_error_set(&s->disturbed, -EBUSY,
+                      "another client has %s the VM in QEMU (process %d) here",
+                      resumed ? "continued" : "reset", (int)s->vm.ram.pid);
+    if (s->state.now == SOURCE_CONFIRMING) /* its pages are not needed any more */
+        return 0;
+    if (guarded(s)) {
+        disturbed(s);
+        return 0;
+    }
+    ibx_error_set(err, -EBADMSG,
+                  "%s, and its memory may have changed before the destination had it; it was "
+                  "stopped again",
+                  s->disturbed.message);
+    return ibx_source_broken(s, true, err);
+}
+
+/* ---------------------------------------------------------------- the end */
+
+void ibx_source_let_go(struct source *s)
+{
+    struct ibx_error why = {0};
+    if (s->disturbed.code || !s->vm.qmp)
+        return;
+    ibx_guard_release(&s->guard);
+    if (ibx_source_stream_release(&s->stream, s->vm.qmp, &why))
+        ibx_migration_notify(&s->options->observer,
+                             "QEMU (process %d) is not needed any more, but does not end its "
+                             "migration (%s): end it",
+                             (int)s->vm.ram.pid, why.message);
+}
+
+int ibx_source_verdict(const struct source *s, struct ibx_error *err)
+{
+    if (!s->disturbed.code)
+        return 0;
+    return ibx_error_set(err, -EBUSY,
+                         "%s; the VM runs at %s with all of its pages as they were: end this QEMU, "
+                         "by kill -9 %d if it does not answer",
+                         s->disturbed.message, s->status.record.uri, (int)s->vm.ram.pid);
+}

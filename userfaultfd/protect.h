@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Memory of a process, shared or of huge pages, that this process and no other thread of that one
+ * may change: whoever writes to it stops in the kernel until it is allowed again. Writes through
+ * other mappings of the same file, by other processes, are not seen.
+ *
+ * Linux 5.19. All calls may come from any thread.
+ */
+#ifndef IBX_USERFAULTFD_PROTECT_H
+#define IBX_USERFAULTFD_PROTECT_H
+
+#include "common/error.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* UFFDIO_API for this use, on a new descriptor. -EOPNOTSUPP: this kernel cannot do it. */
+int ibx_protect_enable(int uffd, struct ibx_error *err);
+/* Registers the range, which may be written still. Again after ibx_protect_enable(): no change. */
+int ibx_protect_register(int uffd, uint64_t start, uint64_t length, struct ibx_error *err);
+/* From here on it may not. The kernel takes 5 to 10 ms a GiB of pages of 4096 bytes: in parts. */
+int ibx_protect_forbid(int uffd, uint64_t start, uint64_t length, struct ibx_error *err);
+/* It may, and whoever waits goes on. */
+int ibx_protect_allow(int uffd, uint64_t start, uint64_t length, struct ibx_error *err);
+/* Lets those who wait try once more, so that they are reported anew. */
+int ibx_protect_retry(int uffd, uint64_t start, uint64_t length, struct ibx_error *err);
+/* The address of a write that waits. -EAGAIN: there is none that was not reported. */
+int ibx_protect_next(int uffd, uint64_t *address, struct ibx_error *err);
+
+#endif
