@@ -13,7 +13,7 @@
 
 const char *end_engine = "syscalls";
 bool end_encrypts;
-unsigned end_threads;
+unsigned end_threads, end_threads_all = 16;
 
 void end_choose(const char *way)
 {
@@ -36,6 +36,7 @@ void end_init(struct end *end, enum ibx_role role, int handshake_socket, unsigne
     snprintf(options.tcp_engine, sizeof(options.tcp_engine), "%s", end_engine);
     end_open(end, &ibx_provider_tcp, role, handshake_socket, &options);
     end->tcp->threads_max = end_threads;
+    end->tcp->threads_all = end_threads_all;
     end->at_close = tls_destroy;
 }
 

@@ -10,8 +10,8 @@
 extern const char *end_engine;
 /* Whether ends encrypt in ends_encrypt(). */
 extern bool end_encrypts;
-/* How many lanes of an end have a thread. */
-extern unsigned end_threads;
+/* How many lanes of an end have a thread, and of all ends of the process. */
+extern unsigned end_threads, end_threads_all;
 /* A test's argument: an engine, "tls", or "tls-threads". */
 void end_choose(const char *way);
 

@@ -226,16 +226,42 @@ static int wake_open(struct tcp *tcp)
     return tcp->threads_fd < 0 ? -errno : ibx_link_watch(tcp->link, tcp->threads_fd);
 }
 
+/* Threads of all connections of this process. */
+static atomic_uint running;
+
+static void forked(void)
+{
+    atomic_store(&running, 0);
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, forked);
+}
+
+/* One more, if there may be: the rest of the lanes is the polling threads'. */
+static bool allowed(const struct tcp *tcp)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch_forks);
+    if (tcp->threads >= tcp->threads_max)
+        return false;
+    if (atomic_fetch_add(&running, 1) < tcp->threads_all)
+        return true;
+    atomic_fetch_sub(&running, 1);
+    return false;
+}
+
 /* Whether the lane has a thread; starts it for a body of `length` bytes. */
 static bool threaded(struct tcp_lane *lane, size_t length)
 {
     struct tcp *tcp = lane->tcp;
     if (lane->thread || length < BODY_MIN || !lane->index || !lane->tls || lane->flight_count ||
-        tcp->threads >= tcp->threads_max)
+        !allowed(tcp))
         return lane->thread;
     struct tcp_thread *t = calloc(1, sizeof(*t));
     if (!t)
-        return false;
+        goto none;
     t->lane = lane;
     t->tls = lane->tls;
     t->process = getpid();
@@ -243,17 +269,19 @@ static bool threaded(struct tcp_lane *lane, size_t length)
     t->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     pthread_mutex_init(&t->step, NULL);
     ibx_tls_work_alone(lane->tls);
-    if (t->wake_fd < 0 || wake_open(tcp) || create(t)) {
-        if (t->wake_fd >= 0)
-            close(t->wake_fd);
-        free(t);
-        tcp->threads_max = 0; /* the polling thread does all */
-        return false;
-    }
+    if (t->wake_fd < 0 || wake_open(tcp) || create(t))
+        goto none;
     tcp->threads++;
     lane->thread = t;
     lane->blocked = false;
     return true;
+none:
+    if (t && t->wake_fd >= 0)
+        close(t->wake_fd);
+    free(t);
+    atomic_fetch_sub(&running, 1);
+    tcp->threads_max = 0; /* the polling thread does all */
+    return false;
 }
 
 static void output_collect(struct tcp_lane *lane)
@@ -428,6 +456,7 @@ void ibx_tcp_threads_end(struct tcp *tcp)
             call(t);
             pthread_join(t->thread, NULL);
             pthread_mutex_destroy(&t->step);
+            atomic_fetch_sub(&running, 1);
         }
         close(t->wake_fd);
         free(t);

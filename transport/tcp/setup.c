@@ -107,11 +107,13 @@ static void address_put(struct ibx_writer *w, struct sockaddr_storage *address, 
     ibx_put_u16(w, ntohs(*ibx_address_port(address)));
 }
 
-/* One thread drives plain lanes, and more of them bring nothing. */
+/* One thread drives plain lanes, and more of them bring nothing. Connections of one domain are
+ * driven by several threads already. */
 static unsigned lanes_wanted(const struct tcp *tcp)
 {
-    unsigned wanted = ibx_link_options(tcp->link)->lanes, quarter = tcp->threads_max / 2;
-    if (wanted || !ibx_link_tls(tcp->link) || quarter < DEFAULT_LANES)
+    const struct ibx_options *options = ibx_link_options(tcp->link);
+    unsigned wanted = options->lanes, quarter = tcp->threads_max / 2;
+    if (wanted || !ibx_link_tls(tcp->link) || options->domain || quarter < DEFAULT_LANES)
         return wanted ? wanted : DEFAULT_LANES;
     return quarter < SEALED_LANES ? quarter : SEALED_LANES;
 }

@@ -79,7 +79,7 @@ static int open_endpoint(struct ibx_link *link, void **endpoint, struct ibx_erro
     tcp->listener = -1;
     tcp->threads_fd = -1;
     unsigned processors = ibx_thread_processors();
-    tcp->threads_max = processors < THREADS_FROM ? 0 : processors / 2;
+    tcp->threads_max = tcp->threads_all = processors < THREADS_FROM ? 0 : processors / 2;
     tcp->region_free = REGION_NONE;
     for (unsigned i = 0; i <= IBX_TCP_LANES_MAX; i++)
         tcp->lanes[i].fd = -1;

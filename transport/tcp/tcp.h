@@ -207,8 +207,8 @@ struct tcp {
     enum tcp_engine engine;
     struct tcp_uring *uring;
 
-    /* Threads of lanes. */
-    unsigned threads, threads_max;
+    /* Threads of lanes: of this connection, at most, and at most in this process. */
+    unsigned threads, threads_max, threads_all;
     int threads_fd;            /* wakes this side's sleeper; -1: none yet */
     atomic_bool threads_armed; /* they are to use it */
     bool threads_slept;        /* they were since the last turn */

@@ -129,6 +129,28 @@ static void test_threads_come_when_they_are_of_use(void **state)
     end();
 }
 
+/* Whoever comes first has them, until it closes. */
+static void test_a_process_has_so_many_threads(void **state)
+{
+    static uint8_t here[LENGTH];
+    (void)state;
+    end_threads_all = 3;
+    for (unsigned round = 0; round < 2; round++) {
+        begin(2, 2);
+        struct ibx_mr *mr = end_register(&client, NULL, LENGTH, BOTH);
+        struct ibx_chunk chunks[6];
+        for (unsigned i = 0; i < 6; i++) {
+            chunks[i] = chunk_of(IBX_RDMA_WRITE, 1 + i % 2, here, mr, 0, LENGTH);
+            assert_int_equal(ibx_provider_tcp.rdma(server.tcp, &chunks[i]), 0);
+        }
+        UNTIL(server.count == 6, turn_both());
+        assert_int_equal(server.tcp->threads + client.tcp->threads, 3);
+        end_deregister(&client, mr);
+        end();
+    }
+    end_threads_all = 16;
+}
+
 /* The client's READ is given to the thread, which can send a part; another one is behind it. */
 static void test_deregistration_under_reads(void **state)
 {
@@ -313,6 +335,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_all_ways_at_once),
         cmocka_unit_test(test_threads_come_when_they_are_of_use),
+        cmocka_unit_test(test_a_process_has_so_many_threads),
         cmocka_unit_test(test_deregistration_under_reads),
         cmocka_unit_test(test_deregistration_after_a_read),
         cmocka_unit_test(test_deregistration_stops_an_arriving_write),
