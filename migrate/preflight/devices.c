@@ -364,10 +364,11 @@ int ibx_describe_properties(struct describing *d, const char *path, json_t *prop
     return 0;
 }
 
-/* DIMMs are compared as memory; all types on a bus are in the tree, which has `known` devices. */
+/* DIMMs are compared as memory and vCPUs as such; all types on a bus are in the tree, which has
+ * `known` devices. */
 static bool is_busless(const json_t *tree, size_t known, const char *type)
 {
-    if (strstr(type, "dimm"))
+    if (strstr(type, "dimm") || strstr(type, "-cpu"))
         return false;
     for (size_t i = 0; i < known; i++)
         if (!strcmp(ibx_member(json_array_get(tree, i), "type"), type))

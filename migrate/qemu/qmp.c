@@ -82,7 +82,7 @@ static void keep_greeting(struct ibx_qmp *qmp, json_t *hello)
 /* An answer to an earlier command than the last one is late: its caller has given up. */
 static void keep_answer(struct ibx_qmp *qmp, json_t *message)
 {
-    const json_int_t id = json_integer_value(json_object_get(message, "id"));
+    const json_int_t id = (json_int_t)json_number_value(json_object_get(message, "id"));
     if (id <= 0 || (uint64_t)id <= qmp->answered || (uint64_t)id > qmp->asked) {
         /* QEMU could not parse what it got: its error has no id. */
         broken(qmp, -EPROTO,
@@ -105,6 +105,9 @@ static void take_line(struct ibx_qmp *qmp, const char *text, size_t length)
         return;
     json_error_t why;
     json_t *message = json_loadb(text, length, JSON_REJECT_DUPLICATES, &why);
+    /* QEMU has unsigned integers of 64 bits, the library signed ones: then all are real numbers. */
+    if (!message && json_error_code(&why) == json_error_numeric_overflow)
+        message = json_loadb(text, length, JSON_REJECT_DUPLICATES | JSON_DECODE_INT_AS_REAL, &why);
     if (!json_is_object(message)) {
         broken(qmp, -EPROTO,
                "a line on the QMP socket is not a JSON object: is it the monitor "

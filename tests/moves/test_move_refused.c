@@ -94,13 +94,18 @@ static void test_block_export(void)
 
 /* ------------------------------------------------------------ both ends differ */
 
-/* The VM at the source, which goes on there, and a destination that is not like it. Both tools say
- * so. */
-static void refused(const struct vm_options *from, const struct vm_options *to, const char *words)
+static void vm_start_pair(const struct vm_options *from, const struct vm_options *to)
 {
     vm_start(&vms[0], from);
     vm_start(&vms[1], to);
     vm_wait_beats(&vms[0], pair_beats);
+}
+
+/* The VM at the source, which goes on there, and a destination that is not like it. Both tools say
+ * so. */
+static void refused(const struct vm_options *from, const struct vm_options *to, const char *words)
+{
+    vm_start_pair(from, to);
     pair_receive(NULL);
     mover_must_print(MOVER_RUN(1, "check", "--qmp", vms[0].tool, receiver.uri, TIMED), words);
     pair_send(NULL);
@@ -214,6 +219,35 @@ static void test_memory_elsewhere(void)
             "0x108000000");
 }
 
+/* What was plugged in since is on the destination's command line: that is one machine. */
+static void test_plugged_in_since(void)
+{
+#define SLOTS                                                                                      \
+    "-m", "64,slots=2,maxmem=1G", "-smp", "1,maxcpus=2,sockets=2", "-object",                      \
+        "memory-backend-file,id=more,size=64M,mem-path=/dev/shm,share=on", "-device",              \
+        "pcie-root-port,id=rp,addr=8"
+    mover_begin();
+    vm_start_pair(&(struct vm_options){.append = "", .extra = {SLOTS}},
+                  &(struct vm_options){.append = "",
+                                       .incoming = true,
+                                       .extra = {SLOTS, "-device", "virtio-rng-pci,bus=rp",
+                                                 "-device", "pc-dimm,memdev=more", "-device",
+                                                 "qemu64-x86_64-cpu,socket-id=1,core-id=0,"
+                                                 "thread-id=0"}});
+    vm_do(&vms[0], "device_add", json_pack("{s:s,s:s}", "driver", "pc-dimm", "memdev", "more"));
+    pair_receive(NULL);
+    struct mover *check = MOVER_RUN(1, "check", "--qmp", vms[0].tool, receiver.uri, TIMED);
+    mover_must_print(check, "1 vCPUs here and 2 at the destination");
+    mover_must_print(check, "has virtio-rng-pci @ q35-pcihost/08.0/00.0, which");
+    vm_do(&vms[0], "device_add",
+          json_pack("{s:s,s:i,s:i,s:i,s:s}", "driver", "qemu64-x86_64-cpu", "socket-id", 1,
+                    "core-id", 0, "thread-id", 0, "id", "plugged"));
+    vm_do(&vms[0], "device_add", json_pack("{s:s,s:s}", "driver", "virtio-rng-pci", "bus", "rp"));
+    pair_send(NULL);
+    pair_done();
+    pair_moved("");
+}
+
 #define FLASH(file, rest) "file=" file ",format=raw,if=pflash," rest
 
 /* Firmware of one size in files of the hosts' own, an empty drive, a disk without content: the VM
@@ -260,6 +294,7 @@ int main(void)
                                            VM_TEST(test_other_properties),
                                            VM_TEST(test_other_back_end),
                                            VM_TEST(test_memory_elsewhere),
+                                           VM_TEST(test_plugged_in_since),
                                            VM_TEST(test_own_firmware),
                                            {0}};
     return vm_tests(tests, mover_end_all);

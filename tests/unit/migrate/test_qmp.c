@@ -160,6 +160,25 @@ static void test_returns_what_qemu_returns(NO_STATE)
     done();
 }
 
+/* An unsigned number of 64 bits, as a property may be: the connection goes on. */
+static void test_takes_great_numbers(NO_STATE)
+{
+    const struct step steps[] = {{NULL, GREETING, 0},
+                                 {"qmp_capabilities", READY(1), 0},
+                                 {"qom-get", "{\"return\": 18446744073709551615, \"id\": 2}\n", 0},
+                                 {"query-status", "{\"return\": 5, \"id\": 3}\n", 0},
+                                 {0}};
+    json_t *result;
+    attached(steps);
+    assert_int_equal(run("qom-get", &result, GENEROUS), 0);
+    assert_true(json_number_value(result) > 1e19);
+    json_decref(result);
+    assert_int_equal(run("query-status", &result, GENEROUS), 0);
+    assert_int_equal(json_integer_value(result), 5);
+    json_decref(result);
+    done();
+}
+
 static void test_passes_refusals_on(NO_STATE)
 {
     attached(SCRIPT(
@@ -412,6 +431,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_returns_what_qemu_returns),
+        cmocka_unit_test(test_takes_great_numbers),
         cmocka_unit_test(test_passes_refusals_on),
         cmocka_unit_test(test_late_answers_are_dropped),
         cmocka_unit_test(test_answer_between_two_commands),
