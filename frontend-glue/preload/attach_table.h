@@ -10,6 +10,8 @@
  *   host_memory.c  cudaMallocHost, cudaHostAlloc, cudaHostRegister, and what frees them
  *   device.c       cudaMalloc*, cudaFree, cudaSetDevice; which pointers are the device's
  *   streams.c      calls that wait for streams and events or query them
+ *   symbols.c      cudaMemcpyFromSymbol, and the profiler's calls
+ *   errors.c       names and meanings of errors
  *   launch.c       kernels launched by code of nvcc 13
  *   ranges.c       lists of memory
  *   gvirtus.c      the plugin, GVirtuS's functions, cudaGetLastError

@@ -14,6 +14,8 @@
 #define CUDA_SUCCESS            0
 #define CUDA_INVALID_VALUE      1
 #define CUDA_MEMORY_ALLOCATION  2
+#define CUDA_INVALID_SYMBOL     13
+#define CUDA_INVALID_DIRECTION  21
 #define CUDA_NOT_READY          600
 #define CUDA_ALREADY_REGISTERED 712
 #define CUDA_NOT_REGISTERED     713
@@ -54,6 +56,13 @@ int cudaEventQuery(void *event);
 int cudaDeviceSynchronize(void);
 int cudaGetLastError(void);
 int cudaPeekAtLastError(void);
+int cudaMemcpyFromSymbol(void *to, const void *symbol, size_t n, size_t offset, int kind);
+int cudaMemcpyFromSymbolAsync(void *to, const void *symbol, size_t n, size_t offset, int kind,
+                              void *stream);
+int cudaProfilerStart(void);
+int cudaProfilerStop(void);
+const char *cudaGetErrorName(int code);
+const char *cudaGetErrorString(int code);
 int __cudaGetKernel(void **kernel, const void *function);
 int __cudaLaunchKernel(void *kernel, struct dim3 grid, struct dim3 block, void **arguments,
                        size_t shared, void *stream);

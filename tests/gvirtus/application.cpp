@@ -447,6 +447,65 @@ bool launch()
     return true;
 }
 
+// Variables of the device, which GVirtuS copies in one direction only.
+bool symbols()
+{
+    constexpr std::size_t n = 3000;
+    static char variable[1]; // by whose address the back end knows it
+    char *device = device_memory(), back[n], there[n];
+    using Copy = int(void *, const void *, std::size_t, std::size_t, int);
+    using CopyAsync = int(void *, const void *, std::size_t, std::size_t, int, void *);
+    auto *copy = preloaded<Copy>("cudaMemcpyFromSymbol");
+    auto *copy_async = preloaded<CopyAsync>("cudaMemcpyFromSymbolAsync");
+    REQUIRE(copy && copy_async);
+    const auto symbol = reinterpret_cast<std::uint64_t>(variable);
+    if (!stub_remote()->register_var(symbol, reinterpret_cast<std::uint64_t>(device), n))
+        return true; // nothing stands for CUDA's runtime here
+    random_fill(there, n, 9);
+    REQUIRE(cudaMemcpy(device, there, n, H2D) == 0);
+    for (int kind : {static_cast<int>(D2H), DEFAULT}) {
+        std::memset(back, 0, n);
+        REQUIRE(copy(back, variable, n - 100, 100, kind) == 0);
+        REQUIRE(!std::memcmp(back, there + 100, n - 100) && back[n - 100] == 0);
+        REQUIRE(copy_async(back, variable, n, 0, kind, nullptr) == 0);
+        REQUIRE(cudaDeviceSynchronize() == 0 && !std::memcmp(back, there, n));
+    }
+    REQUIRE(copy(device + n, variable, n, 0, D2D) == 0 && device_has(device + n, there, n));
+    cudaGetLastError();
+    REQUIRE(copy(back, variable, n, 0, H2D) == 21 && cudaGetLastError() == 21);
+    REQUIRE(copy(back, &device, n, 0, D2H) == 13);
+    return true;
+}
+
+// What needs no back end, and works when there is none.
+bool names()
+{
+    using Text = const char *(int);
+    auto *name = preloaded<Text>("cudaGetErrorName"), *text = preloaded<Text>("cudaGetErrorString");
+    auto *start = preloaded<int()>("cudaProfilerStart"),
+         *stop = preloaded<int()>("cudaProfilerStop");
+    REQUIRE(name && text && start && stop && start() == 0 && stop() == 0);
+    const struct {
+        int code;
+        const char *name, *text;
+    } known[] = {
+        {0, "cudaSuccess", "no error"},
+        {1, "cudaErrorInvalidValue", "invalid argument"},
+        {9, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
+        {209, "cudaErrorNoKernelImageForDevice",
+         "no kernel image is available for execution on the device"},
+        {700, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
+        {999, "cudaErrorUnknown", "unknown error"},
+        {-1, "unrecognized error code", "unrecognized error code"},
+        {12345, "unrecognized error code", "unrecognized error code"},
+    };
+    for (const auto &each : known) {
+        REQUIRE(!std::strcmp(name(each.code), each.name));
+        REQUIRE(!std::strcmp(text(each.code), each.text));
+    }
+    return true;
+}
+
 // A fork while other threads register and free: the child may do so as well.
 bool forked_meanwhile()
 {
@@ -569,6 +628,8 @@ int main(int argc, char **argv)
         {"stale-registration", stale_registration},
         {"refused", refused},
         {"launch", launch},
+        {"symbols", symbols},
+        {"names", names},
         {"forked-meanwhile", forked_meanwhile},
         {"stock", stock},
         {"other-version", other_version},

@@ -282,6 +282,15 @@ int execute(const std::string &name, Frame &f, bool *has_context)
         return copy_2d(f);
     if (name == "cudaMemcpyToSymbol")
         return copy_to_symbol(f);
+    if (name == "cudaGetSymbolAddress") {
+        std::uint64_t n;
+        f.get<std::uint64_t>();
+        void *found = nullptr;
+        void *symbol = reinterpret_cast<void *>(name_of(std::strtoul(f.host(&n), nullptr, 16)));
+        if (!runtime().address || runtime().address(&found, symbol))
+            return 13;
+        return f.answer(&found, sizeof(found));
+    }
     if (name == "cudaStreamSynchronize")
         return app->stream_synchronize(reinterpret_cast<void *>(f.get<std::uint64_t>()));
     if (name == "cudaStreamQuery")

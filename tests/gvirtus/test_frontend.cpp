@@ -216,6 +216,9 @@ int main(int argc, char **argv)
     check("memory that is registered", [] { return run("host-register", true); });
     check("and is gone without a word", [] { return run("stale-registration", true); });
     check("kernels as nvcc 13 launches them", [] { return run("launch", true); });
+    check("variables of the device", [] { return run("symbols", true); });
+    check("the same, copied by GVirtuS's handlers", [] { return run("symbols", false); });
+    check("names of errors, the profiler", [] { return run("names", true); });
     check("more bytes than there are, and no memory", [] { return run("refused", true); });
     check("asynchronous copies", [] { return run("async", true); });
     check("the same, run by GVirtuS's handlers", [] { return run("async", false); });

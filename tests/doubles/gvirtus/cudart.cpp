@@ -177,6 +177,17 @@ EXPORTED int cudaMemcpy2DAsync(void *, std::size_t, const void *, std::size_t, s
     return 999; // in no generation
 }
 
+EXPORTED int cudaGetSymbolAddress(void **address, const void *symbol)
+{
+    char text[24];
+    Body body;
+    std::snprintf(text, sizeof(text), "%p", symbol);
+    int rc = mine()->call("cudaGetSymbolAddress", body.string(text));
+    if (!rc)
+        std::memcpy(address, mine()->out.data() + 8, sizeof(*address));
+    return rc;
+}
+
 EXPORTED int cudaStreamCreate(void **stream)
 {
     std::uint64_t made = mine()->stream_create();

@@ -21,6 +21,7 @@ int cudaMemcpy2D(void *to, std::size_t to_pitch, const void *from, std::size_t f
                  std::size_t width, std::size_t height, int kind);
 int cudaMemcpy2DAsync(void *to, std::size_t to_pitch, const void *from, std::size_t from_pitch,
                       std::size_t width, std::size_t height, int kind, void *stream);
+int cudaGetSymbolAddress(void **address, const void *symbol);
 int cudaStreamCreate(void **stream);
 int cudaStreamSynchronize(void *stream);
 int cudaStreamQuery(void *stream);
