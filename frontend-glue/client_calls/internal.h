@@ -28,6 +28,15 @@
  */
 enum request_state { REQUEST_STAGING, REQUEST_ANSWERED, REQUEST_WAITING };
 
+/* Streams without work and events that are over, as of an epoch of the process. */
+#define IBX_QUIET 8u
+struct ibx_quiet {
+    struct {
+        uint64_t handle, epoch; /* 0: never */
+    } items[IBX_QUIET];
+    unsigned next; /* to be replaced */
+};
+
 struct ibx_pipeline {
     struct ibx_pipeline *next; /* in the process; its lock */
     uint64_t id;
@@ -55,6 +64,8 @@ struct ibx_pipeline {
     unsigned launches_from;     /* of ibx_process_resets() */
     struct ibx_known_replies replies;
     struct ibx_configurations configurations;
+    struct ibx_quiet streams_quiet, events_quiet;
+    uint64_t epoch;    /* when the request in hand was sent */
     uint8_t device[4]; /* the body of the cudaSetDevice that succeeded last */
     bool device_known;
     bool clean;     /* the back end has no error to tell of this thread */
@@ -102,6 +113,9 @@ unsigned ibx_process_number(void);
 /* How often requests have made successes of old worthless. */
 unsigned ibx_process_resets(void);
 void ibx_process_reset(void);
+/* Rises with each request that may add work to a stream, or record an event. Never 0. */
+uint64_t ibx_process_epoch(void);
+void ibx_process_work(void);
 /* Whether a capture may be under way. */
 bool ibx_process_captures(void);
 void ibx_process_capture(bool begins);

@@ -287,6 +287,7 @@ static bool has_room(struct ibx_pipeline *p)
 /* Answers the request in hand. False: it has to wait, since there is no connection or no memory. */
 static bool answer_early(struct ibx_pipeline *p, const struct ibx_scope *scope, bool sure)
 {
+    ibx_process_work();
     ibx_process_order(p, scope);
     pthread_mutex_lock(&p->lock);
     bool good = has_room(p);
@@ -431,20 +432,25 @@ static bool nothing_failed(struct ibx_pipeline *p)
     return !atomic_load(&p->ended) && !atomic_load(&p->failure);
 }
 
-/* The request in hand with all that its reply depends on, in the staged bytes: its length. */
-static size_t known_request(struct ibx_pipeline *p)
+/* All that the reply to the request in hand depends on; its length. Front ends send what the
+ * application has where the reply is to go. */
+static size_t reply_key(const struct ibx_pipeline *p, uint8_t key[sizeof(p->staged)])
 {
-    if (p->call->kind != IBX_CALL_GET_DEVICE ||
-        p->staged_length + sizeof(p->device) > sizeof(p->staged))
-        return p->staged_length;
-    memcpy(p->staged + p->staged_length, p->device, sizeof(p->device));
-    return p->staged_length + sizeof(p->device);
+    size_t body, n = p->staged_length;
+    const uint8_t *from = body_of(p, &body);
+    memcpy(key, p->staged, n);
+    if (p->call->blind)
+        memset(key + (from - p->staged), 0, body);
+    if (p->call->kind != IBX_CALL_GET_DEVICE || n + sizeof(p->device) > sizeof(p->staged))
+        return n;
+    memcpy(key + n, p->device, sizeof(p->device));
+    return n + sizeof(p->device);
 }
 
 static bool answer_known(struct ibx_pipeline *p)
 {
-    const struct ibx_known_reply *known =
-        ibx_replies_find(&p->replies, p->staged, known_request(p));
+    uint8_t key[sizeof(p->staged)];
+    const struct ibx_known_reply *known = ibx_replies_find(&p->replies, key, reply_key(p, key));
     if (known)
         set_answer(p, known->bytes + known->request, known->reply);
     return known;
@@ -473,6 +479,78 @@ static bool answer_push(struct ibx_pipeline *p, const uint8_t *body, size_t n)
     return true;
 }
 
+/* ------------------------------------------------------- streams and events at rest */
+
+static uint64_t *quiet_since(struct ibx_quiet *quiet, uint64_t handle)
+{
+    for (unsigned i = 0; i < IBX_QUIET; i++) {
+        if (quiet->items[i].epoch && quiet->items[i].handle == handle)
+            return &quiet->items[i].epoch;
+    }
+    return NULL;
+}
+
+static void note_quiet(struct ibx_quiet *quiet, uint64_t handle, uint64_t epoch)
+{
+    uint64_t *known = quiet_since(quiet, handle);
+    if (known) {
+        *known = epoch;
+        return;
+    }
+    quiet->items[quiet->next].handle = handle;
+    quiet->items[quiet->next].epoch = epoch;
+    quiet->next = (quiet->next + 1) % IBX_QUIET;
+}
+
+/* What a query is about: a stream or an event, by its only argument. */
+static struct ibx_quiet *quiet_of(struct ibx_pipeline *p)
+{
+    return p->call->event ? &p->events_quiet : &p->streams_quiet;
+}
+
+/* A query, or a wait, that has succeeded before, and nobody has added work since. */
+static bool is_quiet(struct ibx_pipeline *p, const uint8_t *body, size_t n)
+{
+    struct ibx_reader r = ibx_reader_of(body, n);
+    const uint64_t handle = ibx_get_u64(&r);
+    const uint64_t *since = n == 8 ? quiet_since(quiet_of(p), handle) : NULL;
+    return since && *since == ibx_process_epoch() && !atomic_load(&p->failure) &&
+           ibx_pipeline_idle(p);
+}
+
+/* One has succeeded. A wait for the device says the same of all streams that were known. */
+static void learn_quiet(struct ibx_pipeline *p, const uint8_t *body, size_t n)
+{
+    struct ibx_reader r = ibx_reader_of(body, n);
+    const uint64_t handle = ibx_get_u64(&r);
+    if (p->epoch != ibx_process_epoch())
+        return;
+    if (p->call->length == 8)
+        note_quiet(quiet_of(p), handle, p->epoch);
+    for (unsigned i = 0; i < IBX_QUIET && !p->call->length; i++) {
+        if (p->streams_quiet.items[i].epoch)
+            p->streams_quiet.items[i].epoch = p->epoch;
+    }
+}
+
+/* Requests of this kind may add work, or end a handle. */
+static bool adds_work(enum ibx_call_kind kind)
+{
+    switch (kind) {
+    case IBX_CALL_QUERIES:
+    case IBX_CALL_ASKS:
+    case IBX_CALL_CONSTANT:
+    case IBX_CALL_PUSH:
+    case IBX_CALL_POP:
+    case IBX_CALL_LAST_ERROR:
+    case IBX_CALL_PEEK_ERROR:
+    case IBX_CALL_GET_DEVICE:
+        return false;
+    default:
+        return true;
+    }
+}
+
 /* Answers the request in hand without the back end, if that is possible. */
 static bool answer_here(struct ibx_pipeline *p, const uint8_t *body, size_t n)
 {
@@ -494,6 +572,8 @@ static bool answer_here(struct ibx_pipeline *p, const uint8_t *body, size_t n)
     case IBX_CALL_GET_DEVICE:
     case IBX_CALL_CONSTANT:
         return answer_known(p);
+    case IBX_CALL_QUERIES:
+        return is_quiet(p, body, n);
     default:
         return false;
     }
@@ -505,12 +585,17 @@ static bool answer_here(struct ibx_pipeline *p, const uint8_t *body, size_t n)
 static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n)
 {
     const struct ibx_scope scope = scope_of(p->call, body, n);
+    if (adds_work(p->call->kind))
+        ibx_process_work();
+    p->epoch = ibx_process_epoch();
     if (p->call->kind == IBX_CALL_BEGIN_CAPTURE)
         ibx_process_capture(true);
     if (p->call->kind == IBX_CALL_RESETS)
         ibx_process_reset();
-    if (p->call->kind == IBX_CALL_DESTROYS)
+    if (p->call->kind == IBX_CALL_DESTROYS || p->call->kind == IBX_CALL_RESETS) {
         ibx_successes_clear(&p->others);
+        p->streams_quiet = p->events_quiet = (struct ibx_quiet){0};
+    }
     if (p->call->kind == IBX_CALL_PUSH && n == IBX_CONFIGURATION_BYTES)
         ibx_configurations_push(&p->configurations, body, true);
     if (p->call->kind == IBX_CALL_SET_DEVICE)
@@ -584,7 +669,7 @@ static void note_exit_code(struct ibx_pipeline *p, uint8_t *bytes)
     if (kind == IBX_CALL_LAST_ERROR || kind == IBX_CALL_PEEK_ERROR)
         code = last_error(p, before, kind == IBX_CALL_LAST_ERROR);
     else
-        code = told(p, before, kind == IBX_CALL_WAITS);
+        code = told(p, before, kind == IBX_CALL_WAITS || kind == IBX_CALL_QUERIES);
     struct ibx_writer w = ibx_writer_of(bytes, 4);
     ibx_put_u32(&w, (uint32_t)code);
     if ((kind == IBX_CALL_BEGIN_CAPTURE && before) ||
@@ -598,9 +683,11 @@ static void learn_success(struct ibx_pipeline *p, uint64_t out)
     const struct ibx_call *call = p->call;
     size_t n;
     const uint8_t *body = body_of(p, &n);
-    if (call->kind == IBX_CALL_GET_DEVICE || call->kind == IBX_CALL_CONSTANT)
-        ibx_replies_add(&p->replies, p->staged, known_request(p), p->reply,
+    if (call->kind == IBX_CALL_GET_DEVICE || call->kind == IBX_CALL_CONSTANT) {
+        uint8_t key[sizeof(p->staged)];
+        ibx_replies_add(&p->replies, key, reply_key(p, key), p->reply,
                         IBX_REPLY_HEAD + (size_t)out);
+    }
     if (call->kind == IBX_CALL_POP)
         ibx_configurations_popped(&p->configurations, p->reply + IBX_REPLY_HEAD, (size_t)out);
     if (out || (call->length && call->length != n))
@@ -610,6 +697,8 @@ static void learn_success(struct ibx_pipeline *p, uint64_t out)
         ibx_successes_add(&p->launches, launch_hash(body));
     if (call->kind == IBX_CALL_REPEATS)
         ibx_successes_add(&p->others, ibx_request_hash(form_hash(call), body, n));
+    if (call->kind == IBX_CALL_QUERIES)
+        learn_quiet(p, body, n);
     if (call->kind == IBX_CALL_PUSH)
         p->configurations.push_known = true;
     if (call->kind == IBX_CALL_SET_DEVICE) {
@@ -751,6 +840,7 @@ void ibx_pipeline_enter(struct ibx_pipeline *p, uint64_t stream)
     if (!p || is_inherited(p))
         return;
     const struct ibx_scope scope = scope_of_stream(stream);
+    ibx_process_work();
     ibx_process_order(p, &scope);
     pthread_mutex_lock(&p->lock);
     gather_all(p);
@@ -785,6 +875,7 @@ void ibx_pipeline_settle(struct ibx_pipeline *p, uint64_t stream)
     if (!p || is_inherited(p))
         return;
     const struct ibx_scope scope = scope_of_stream(stream);
+    ibx_process_work();
     ibx_process_order(p, &scope);
     pthread_mutex_lock(&p->lock);
     if (!ibx_pipeline_idle(p))

@@ -35,6 +35,7 @@ static struct {
     sem_t wake;
 } process = {.lock = PTHREAD_MUTEX_INITIALIZER};
 static _Atomic unsigned number, resets, captures;
+static _Atomic uint64_t epoch = 1;
 static _Atomic long outstanding; /* of all pipelines */
 static _Atomic enum sender_state sender;
 static pthread_once_t begun = PTHREAD_ONCE_INIT;
@@ -52,6 +53,16 @@ unsigned ibx_process_resets(void)
 void ibx_process_reset(void)
 {
     atomic_fetch_add(&resets, 1);
+}
+
+uint64_t ibx_process_epoch(void)
+{
+    return atomic_load(&epoch);
+}
+
+void ibx_process_work(void)
+{
+    atomic_fetch_add(&epoch, 1);
 }
 
 bool ibx_process_captures(void)

@@ -12,56 +12,57 @@
 
 /* Sorted by name, for bsearch(3). */
 static const struct ibx_call calls[] = {
-    {"cudaDeviceCanAccessPeer", IBX_CALL_CONSTANT, NONE, 0, false},
-    {"cudaDeviceGetAttribute", IBX_CALL_CONSTANT, NONE, 0, false},
-    {"cudaDeviceGetPCIBusId", IBX_CALL_CONSTANT, NONE, 0, false},
-    {"cudaDeviceGetStreamPriorityRange", IBX_CALL_CONSTANT, NONE, 0, false},
-    {"cudaDeviceSynchronize", IBX_CALL_WAITS, ALL, 0, true},
-    {"cudaDriverGetVersion", IBX_CALL_CONSTANT, NONE, 0, false},
-    {"cudaEventCreate", IBX_CALL_ASKS, NONE, 0, false},
-    {"cudaEventCreateWithFlags", IBX_CALL_ASKS, NONE, 0, false},
-    {"cudaEventDestroy", IBX_CALL_DESTROYS, NONE, 8, true},
-    {"cudaEventElapsedTime", IBX_CALL_ASKS, NONE, 0, true},
-    {"cudaEventQuery", IBX_CALL_WAITS, NONE, 8, true},
-    {"cudaEventRecord", IBX_CALL_REPEATS, 8, 16, true},
-    {"cudaEventSynchronize", IBX_CALL_WAITS, NONE, 8, true},
-    {"cudaFree", IBX_CALL_WAITS, ALL, 8, true},
-    {"cudaFuncGetAttributes", IBX_CALL_CONSTANT, NONE, 0, false},
-    {"cudaGetDevice", IBX_CALL_GET_DEVICE, NONE, 0, false},
-    {"cudaGetDeviceCount", IBX_CALL_CONSTANT, NONE, 0, false},
-    {"cudaGetDeviceProperties", IBX_CALL_CONSTANT, NONE, 0, false},
-    {"cudaGetDeviceProperties_v2", IBX_CALL_CONSTANT, NONE, 0, false},
-    {"cudaGetErrorName", IBX_CALL_CONSTANT, NONE, 0, false},
-    {"cudaGetErrorString", IBX_CALL_CONSTANT, NONE, 0, false},
-    {"cudaGetLastError", IBX_CALL_LAST_ERROR, NONE, 0, false},
-    {"cudaLaunchKernel", IBX_CALL_LAUNCH, 40, 0, false},
-    {"cudaMalloc", IBX_CALL_ASKS, NONE, 0, false},
-    {"cudaMemGetInfo", IBX_CALL_ASKS, NONE, 0, false},
-    {"cudaMemcpy", IBX_CALL_WAITS, ALL, 0, true},
-    {"cudaMemcpy2D", IBX_CALL_WAITS, ALL, 0, true},
-    {"cudaMemcpyAsync", IBX_CALL_COPIES, LAST, 0, false},
-    {"cudaMemcpyToSymbol", IBX_CALL_WAITS, ALL, 0, true},
-    {"cudaMemset", IBX_CALL_ENQUEUES, ALL, 20, false},
-    {"cudaMemsetAsync", IBX_CALL_ENQUEUES, LAST, 28, false},
-    {"cudaOccupancyMaxActiveBlocksPerMultiprocessor", IBX_CALL_CONSTANT, NONE, 0, false},
-    {"cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags", IBX_CALL_CONSTANT, NONE, 0, false},
-    {"cudaPeekAtLastError", IBX_CALL_PEEK_ERROR, NONE, 0, false},
-    {"cudaPopCallConfiguration", IBX_CALL_POP, NONE, 0, false},
-    {"cudaPushCallConfiguration", IBX_CALL_PUSH, NONE, 40, false},
-    {"cudaRegisterFatBinaryEnd", IBX_CALL_REGISTERS, ALL, 0, false},
-    {"cudaRegisterFunction", IBX_CALL_REGISTERS, ALL, 0, false},
-    {"cudaRegisterVar", IBX_CALL_REGISTERS, ALL, 0, false},
-    {"cudaRuntimeGetVersion", IBX_CALL_CONSTANT, NONE, 0, false},
-    {"cudaSetDevice", IBX_CALL_SET_DEVICE, NONE, 4, false},
-    {"cudaStreamBeginCapture", IBX_CALL_BEGIN_CAPTURE, ALL, 0, true},
-    {"cudaStreamCreate", IBX_CALL_ASKS, NONE, 0, false},
-    {"cudaStreamCreateWithFlags", IBX_CALL_ASKS, NONE, 0, false},
-    {"cudaStreamCreateWithPriority", IBX_CALL_ASKS, NONE, 0, false},
-    {"cudaStreamDestroy", IBX_CALL_DESTROYS, 0, 8, true},
-    {"cudaStreamEndCapture", IBX_CALL_END_CAPTURE, ALL, 0, true},
-    {"cudaStreamQuery", IBX_CALL_WAITS, 0, 8, false},
-    {"cudaStreamSynchronize", IBX_CALL_WAITS, 0, 8, false},
-    {"cudaStreamWaitEvent", IBX_CALL_REPEATS, 0, 20, true},
+    {"cudaDeviceCanAccessPeer", IBX_CALL_CONSTANT, NONE, 0, false, false},
+    {"cudaDeviceGetAttribute", IBX_CALL_CONSTANT, NONE, 0, false, false},
+    {"cudaDeviceGetPCIBusId", IBX_CALL_CONSTANT, NONE, 0, false, false},
+    {"cudaDeviceGetStreamPriorityRange", IBX_CALL_CONSTANT, NONE, 0, false, false},
+    {"cudaDeviceSynchronize", IBX_CALL_QUERIES, ALL, 0, true, false},
+    {"cudaDriverGetVersion", IBX_CALL_CONSTANT, NONE, 0, false, true},
+    {"cudaEventCreate", IBX_CALL_ASKS, NONE, 0, false, false},
+    {"cudaEventCreateWithFlags", IBX_CALL_ASKS, NONE, 0, false, false},
+    {"cudaEventDestroy", IBX_CALL_DESTROYS, NONE, 8, true, false},
+    {"cudaEventElapsedTime", IBX_CALL_ASKS, NONE, 0, true, false},
+    {"cudaEventQuery", IBX_CALL_QUERIES, NONE, 8, true, false},
+    {"cudaEventRecord", IBX_CALL_REPEATS, 8, 16, true, false},
+    {"cudaEventSynchronize", IBX_CALL_QUERIES, NONE, 8, true, false},
+    {"cudaFree", IBX_CALL_WAITS, ALL, 8, true, false},
+    {"cudaFuncGetAttributes", IBX_CALL_CONSTANT, NONE, 0, false, false},
+    {"cudaGetDevice", IBX_CALL_GET_DEVICE, NONE, 0, false, true},
+    {"cudaGetDeviceCount", IBX_CALL_CONSTANT, NONE, 0, false, true},
+    {"cudaGetDeviceProperties", IBX_CALL_CONSTANT, NONE, 0, false, false},
+    {"cudaGetDeviceProperties_v2", IBX_CALL_CONSTANT, NONE, 0, false, false},
+    {"cudaGetErrorName", IBX_CALL_CONSTANT, NONE, 0, false, false},
+    {"cudaGetErrorString", IBX_CALL_CONSTANT, NONE, 0, false, false},
+    {"cudaGetLastError", IBX_CALL_LAST_ERROR, NONE, 0, false, false},
+    {"cudaLaunchKernel", IBX_CALL_LAUNCH, 40, 0, false, false},
+    {"cudaMalloc", IBX_CALL_ASKS, NONE, 0, false, false},
+    {"cudaMemGetInfo", IBX_CALL_ASKS, NONE, 0, false, false},
+    {"cudaMemcpy", IBX_CALL_WAITS, ALL, 0, true, false},
+    {"cudaMemcpy2D", IBX_CALL_WAITS, ALL, 0, true, false},
+    {"cudaMemcpyAsync", IBX_CALL_COPIES, LAST, 0, false, false},
+    {"cudaMemcpyToSymbol", IBX_CALL_WAITS, ALL, 0, true, false},
+    {"cudaMemset", IBX_CALL_ENQUEUES, ALL, 20, false, false},
+    {"cudaMemsetAsync", IBX_CALL_ENQUEUES, LAST, 28, false, false},
+    {"cudaOccupancyMaxActiveBlocksPerMultiprocessor", IBX_CALL_CONSTANT, NONE, 0, false, false},
+    {"cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags", IBX_CALL_CONSTANT, NONE, 0, false,
+     false},
+    {"cudaPeekAtLastError", IBX_CALL_PEEK_ERROR, NONE, 0, false, false},
+    {"cudaPopCallConfiguration", IBX_CALL_POP, NONE, 0, false, false},
+    {"cudaPushCallConfiguration", IBX_CALL_PUSH, NONE, 40, false, false},
+    {"cudaRegisterFatBinaryEnd", IBX_CALL_REGISTERS, ALL, 0, false, false},
+    {"cudaRegisterFunction", IBX_CALL_REGISTERS, ALL, 0, false, false},
+    {"cudaRegisterVar", IBX_CALL_REGISTERS, ALL, 0, false, false},
+    {"cudaRuntimeGetVersion", IBX_CALL_CONSTANT, NONE, 0, false, true},
+    {"cudaSetDevice", IBX_CALL_SET_DEVICE, NONE, 4, false, false},
+    {"cudaStreamBeginCapture", IBX_CALL_BEGIN_CAPTURE, ALL, 0, true, false},
+    {"cudaStreamCreate", IBX_CALL_ASKS, NONE, 0, false, false},
+    {"cudaStreamCreateWithFlags", IBX_CALL_ASKS, NONE, 0, false, false},
+    {"cudaStreamCreateWithPriority", IBX_CALL_ASKS, NONE, 0, false, false},
+    {"cudaStreamDestroy", IBX_CALL_DESTROYS, 0, 8, true, false},
+    {"cudaStreamEndCapture", IBX_CALL_END_CAPTURE, ALL, 0, true, false},
+    {"cudaStreamQuery", IBX_CALL_QUERIES, 0, 8, false, false},
+    {"cudaStreamSynchronize", IBX_CALL_QUERIES, 0, 8, false, false},
+    {"cudaStreamWaitEvent", IBX_CALL_REPEATS, 0, 20, true, false},
 };
 
 /* What other names make of kernels and handles that were good before. */
@@ -89,8 +90,8 @@ static int by_name(const void *name, const void *call)
 
 const struct ibx_call *ibx_call_find(const void *name, size_t n)
 {
-    static const struct ibx_call other = {"", IBX_CALL_OTHER, ALL, 0, true};
-    static const struct ibx_call resets = {"", IBX_CALL_RESETS, ALL, 0, true};
+    static const struct ibx_call other = {"", IBX_CALL_OTHER, ALL, 0, true, false};
+    static const struct ibx_call resets = {"", IBX_CALL_RESETS, ALL, 0, true, false};
     const char *text = name;
     if (!n || memchr(text, 0, n) != text + n - 1)
         return &resets;
@@ -105,7 +106,7 @@ const struct ibx_call *ibx_call_find(const void *name, size_t n)
             return &resets;
     }
     /* Captures have names that this code does not know; what they mean for others, it does. */
-    static const struct ibx_call capture = {"", IBX_CALL_BEGIN_CAPTURE, ALL, 0, true};
+    static const struct ibx_call capture = {"", IBX_CALL_BEGIN_CAPTURE, ALL, 0, true, false};
     return strstr(text, "BeginCapture") ? &capture : &other;
 }
 

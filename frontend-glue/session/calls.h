@@ -15,6 +15,7 @@ enum ibx_call_kind {
     IBX_CALL_OTHER,         /* waits, and may do anything: also every name that is not known */
     IBX_CALL_RESETS,        /* likewise; what has succeeded before it may fail behind it */
     IBX_CALL_DESTROYS,      /* waits; a stream or an event is no more */
+    IBX_CALL_QUERIES,       /* waits for work of the device or asks about it, and adds none */
     IBX_CALL_WAITS,         /* waits for work of the device */
     IBX_CALL_ASKS,          /* waits, but for nothing of the device: it makes or asks something */
     IBX_CALL_CONSTANT,      /* the same request has the same reply, until IBX_CALL_RESETS */
@@ -44,6 +45,7 @@ struct ibx_call {
     int stream_at;
     unsigned length; /* of the body, 0: it varies */
     bool event;      /* records an event, or comes after one that was recorded */
+    bool blind;      /* its reply depends on the body's length, not on its bytes */
 };
 
 /* The call whose name, with its NUL, are the n bytes; never NULL. */

@@ -214,9 +214,11 @@ bool state_is_known()
     Scene scene;
     App app = scene.app();
     REQUIRE(warm(&app));
+    int garbage = 0;
     auto device = [&] {
-        std::int32_t found = -1;
-        if (!app.call("cudaGetDevice", Body()) && app.out.size() == 4)
+        garbage++;
+        std::int32_t found = -1; // the body is what was there before
+        if (!app.call("cudaGetDevice", Body().host(&garbage, 4)) && app.out.size() == 4)
             std::memcpy(&found, app.out.data(), 4);
         return found;
     };
@@ -232,6 +234,40 @@ bool state_is_known()
     REQUIRE(select(1) == 0 && device() == 1 && select(1) == 0 && device() == 1);
     REQUIRE(select(7) == 101 && device() == 1 && app.last_error() == 101 && app.last_error() == 0);
     REQUIRE(select(0) == 0 && device() == 0);
+    return true;
+}
+
+// A stream without work stays so until somebody adds some, an event that is over until it is
+// recorded again.
+bool rest_is_known()
+{
+    Scene scene;
+    App app = scene.app(), other = scene.app();
+    REQUIRE(warm(&app) && warm(&other));
+    const Body stream = Body().u64(STREAM), event = Body().u64(0);
+    auto asked = [&](const char *name, const Body &body) { // 1: the back end was, -1: an error
+        const std::uint64_t requests = scene.world->requests;
+        return app.call(name, body) ? -1 : static_cast<int>(scene.world->requests - requests);
+    };
+    const std::uint64_t value = 1;
+    for (int i = 0; i < 6; i++) {
+        REQUIRE(asked("cudaStreamQuery", stream) == 1 && asked("cudaEventQuery", event) == 1);
+        REQUIRE(asked("cudaStreamQuery", stream) == 0 && asked("cudaEventQuery", event) == 0);
+        REQUIRE(asked("cudaStreamSynchronize", stream) == 0);
+        REQUIRE(asked("cudaEventSynchronize", event) == 0);
+        REQUIRE(asked("cudaGetDevice", Body()) <= 1 && asked("cudaStreamQuery", stream) == 0);
+        App &by = i % 2 ? app : other;
+        if (i < 2)
+            REQUIRE(by.launch(1) == 0);
+        else if (i < 4)
+            REQUIRE(by.record(0) == 0);
+        else
+            REQUIRE(by.call("cudaMemcpy", Body().u64(1).host(&value, 8).u64(8).i32(H2D)) == 0);
+        REQUIRE(other.synchronize() == 0); // so that requests are counted
+    }
+    REQUIRE(asked("cudaStreamQuery", stream) >= 0 && app.synchronize() == 0);
+    REQUIRE(asked("cudaStreamQuery", stream) == 0);
+    REQUIRE(app.call("cudaStreamDestroy", stream) == 0 && asked("cudaStreamQuery", stream) == 1);
     return true;
 }
 
@@ -356,6 +392,24 @@ bool threads_in_order()
         }
     }
     REQUIRE(first.work() == expected);
+    return true;
+}
+
+// Of two streams that only an event orders.
+bool threads_and_events()
+{
+    Scene scene;
+    App first = scene.app(), second = scene.app();
+    REQUIRE(warm(&first) && warm(&second));
+    std::uint64_t recorded = first.work(), expected = second.work(STREAM + 1);
+    scene.world->slow_us = 500;
+    for (unsigned i = 0; i < 40; i++) {
+        REQUIRE(first.launch(i) == 0 && first.record(0) == 0);
+        REQUIRE(second.wait(STREAM + 1, 0) == 0);
+        recorded = recorded * 6364136223846793005u + i + 1;
+        expected = expected * 6364136223846793005u + recorded + 1;
+    }
+    REQUIRE(second.work(STREAM + 1) == expected);
     return true;
 }
 
@@ -647,6 +701,7 @@ int main(int argc, char **argv)
     check("more than fits", more_than_fits);
     check("what waits in which mode", modes);
     check("state that is known", state_is_known);
+    check("streams and events at rest", rest_is_known);
     check("replies without seconds", other_replies);
     check("errors that a call returns", errors_at_once);
     check("errors that appear later", errors_later);
@@ -654,6 +709,7 @@ int main(int argc, char **argv)
     check("a back end that is killed while it is busy", [] { return killed(true); });
     check("the same, seen by a call that waits", killed_before_a_wait);
     check("threads that hand over to each other", threads_in_order);
+    check("threads whose streams an event orders", threads_and_events);
     check("threads that have nothing to do with each other", threads_apart);
     check("threads at once", threads_at_once);
     check("exit", [] { return leaves([](App *) { std::exit(0); }); });
