@@ -311,10 +311,11 @@ void ibx_acceptor_expect(struct ibx_acceptor *acceptor, const struct ibx_conn *c
     pthread_mutex_unlock(&acceptor->lock);
 }
 
-void ibx_acceptor_expect_host(struct ibx_acceptor *acceptor, const char *address)
+void ibx_acceptor_expect_host(struct ibx_acceptor *acceptor, const char *address, const char *key)
 {
     pthread_mutex_lock(&acceptor->lock);
     acceptor->expected = (struct peer){.name = ""};
+    snprintf(acceptor->expected.name, sizeof(acceptor->expected.name), "%s", key);
     snprintf(acceptor->expected.address, IBX_ADDRESS_MAX, "%s", address);
     pthread_mutex_unlock(&acceptor->lock);
 }

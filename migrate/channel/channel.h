@@ -96,9 +96,9 @@ int ibx_acceptor_fd(const struct ibx_acceptor *acceptor);
 /* The other end's, without the port, which is another one each time. */
 void ibx_acceptor_address(const struct ibx_conn *conn, char address[IBX_ADDRESS_MAX]);
 /* The places of its own are from now on for the peer of this connection: the same key from the same
- * host; or for any key from the host with this address. */
+ * host; or the key of this name ("": any) from the host with this address. */
 void ibx_acceptor_expect(struct ibx_acceptor *acceptor, const struct ibx_conn *conn);
-void ibx_acceptor_expect_host(struct ibx_acceptor *acceptor, const char *address);
+void ibx_acceptor_expect_host(struct ibx_acceptor *acceptor, const char *address, const char *key);
 /* 1 and a request, whose connection and message are the caller's; 0 when there is none. */
 int ibx_acceptor_take(struct ibx_acceptor *acceptor, struct ibx_connection_request *request);
 /* Closes the listener and every connection that was not taken; waits for its threads. Accepts

@@ -134,5 +134,10 @@ int ibx_migration_record(const char *folder, struct ibx_journal *record,
 /* Fills in the fields of a new record that describe the VM. */
 void ibx_migration_describe(struct ibx_journal *record, const struct ibx_guest_ram *ram,
                             const char *qmp, const char *uri, const struct ibx_options *transport);
+/* Of the connection by which a source has proven itself, at both ends. */
+void ibx_migration_note_key(struct ibx_journal *record, const struct ibx_conn *conn);
+/* -EPERM: it is another key than the record's. */
+int ibx_migration_check_key(const struct ibx_journal *record, const struct ibx_conn *conn,
+                            struct ibx_error *err);
 
 #endif

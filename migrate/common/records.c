@@ -70,6 +70,27 @@ void ibx_migration_describe(struct ibx_journal *record, const struct ibx_guest_r
     memcpy(record->key_name, transport->name, sizeof(record->key_name));
     memcpy(record->allow, transport->allow, sizeof(record->allow));
     record->encryption = transport->encryption;
+    record->insecure = transport->insecure;
+}
+
+void ibx_migration_note_key(struct ibx_journal *record, const struct ibx_conn *conn)
+{
+    record->source_key_known = true;
+    memcpy(record->source_key, ibx_conn_path(conn)->name, sizeof(record->source_key));
+}
+
+int ibx_migration_check_key(const struct ibx_journal *record, const struct ibx_conn *conn,
+                            struct ibx_error *err)
+{
+    const char *name = ibx_conn_path(conn)->name, *ours = record->source_key;
+    if (!record->source_key_known || !strcmp(name, ours))
+        return 0;
+    return ibx_error_set(err, -EPERM,
+                         "the source of this migration has proven itself by %s%s%s, and this one "
+                         "does by %s%s%s: recover with the key that it began with (--key-file, and "
+                         "--set name=NAME)",
+                         *ours ? "the key \"" : "no named key", ours, *ours ? "\"" : "",
+                         *name ? "\"" : "no named key", name, *name ? "\"" : "");
 }
 
 int ibx_migration_record(const char *folder, struct ibx_journal *record,

@@ -131,7 +131,7 @@ void ibx_destination_expect_recorded(struct destination *d)
     snprintf(address, sizeof(address), "%s", open ? open + 1 : peer);
     if (open)
         address[strcspn(address, ")")] = '\0';
-    ibx_acceptor_expect_host(d->link.acceptor, address);
+    ibx_acceptor_expect_host(d->link.acceptor, address, d->status.record.source_key);
 }
 
 static bool same_migration(const struct destination *d, const uint8_t id[IBX_MIGRATE_ID_BYTES])
@@ -174,6 +174,7 @@ static int accept_migration(struct destination *d, const struct ibx_connection_r
     if (!record->name[0])
         memcpy(record->name, hello->name, sizeof(record->name));
     d->status.began_ns = ibx_now_ns();
+    ibx_migration_note_key(record, request->conn);
     record->verify = verifies(d, hello);
     if (record->verify)
         ibx_conn_secret(request->conn, IBX_MIGRATION_VERIFY, record->verify_key);
@@ -229,6 +230,7 @@ static int resume_link(struct destination *d, const struct ibx_connection_reques
     d->wish = hello->runs ? WISH_RUNS : WISH_PAUSED;
     ibx_page_map_restart(&d->ram.map);
     name_of(request, record->peer, sizeof(record->peer));
+    ibx_migration_note_key(record, request->conn); /* an earlier version did not note it */
     ibx_destination_digests_restart(d);
     int rc = ibx_destination_link_accept(&d->link, request->conn, links,
                                          ibx_destination_answer_state(d), hello->verify, NULL);
@@ -314,7 +316,15 @@ static void on_query(struct destination *d, const struct ibx_connection_request 
 static int on_hello(struct destination *d, struct ibx_connection_request *request,
                     struct ibx_error *err)
 {
-    switch (request->first.is.hello->purpose) {
+    const struct ibx_migrate_hello *hello = request->first.is.hello;
+    struct ibx_error why = {0};
+    if (same_migration(d, hello->id) &&
+        ibx_migration_check_key(&d->status.record, request->conn, &why)) {
+        ibx_log(IBX_LOG_WARN, "%s: %s", ibx_conn_path(request->conn)->peer, why.message);
+        ibx_destination_link_refuse(&d->link, request->conn, state_for(d, hello), why.message);
+        return 0;
+    }
+    switch (hello->purpose) {
     case IBX_PURPOSE_MOVE:
     case IBX_PURPOSE_CHECK:
         return on_new(d, request, err);
@@ -338,6 +348,7 @@ static int on_join(struct destination *d, const struct ibx_connection_request *r
     const struct ibx_migrate_join *join = &request->first.is.join;
     struct destination_link *link = &d->link;
     if (!destination_linked(link) || !same_migration(d, join->id) ||
+        ibx_migration_check_key(&d->status.record, request->conn, NULL) ||
         join->epoch != d->status.record.epoch || join->link >= link->count ||
         link->readers[join->link]) {
         ibx_log(IBX_LOG_WARN, "a page connection from %s belongs to no migration here",

@@ -87,8 +87,13 @@ struct ibx_journal {
     char key_file[256]; /* "" none */
     char key_name[IBX_NAME_MAX + 1], allow[512];
     enum ibx_encryption encryption;
-    int uffd;         /* destination: the userfaultfd's number in QEMU; -1 none */
-    bool device_way;  /* it was made by /dev/userfaultfd */
+    bool insecure;
+    /* By which key the source has proven itself: nobody else goes on in its place. Not known: an
+     * earlier version wrote the record. */
+    bool source_key_known;
+    char source_key[IBX_NAME_MAX + 1]; /* its name; "" one without, or none */
+    int uffd;                          /* destination: the userfaultfd's number in QEMU; -1 none */
+    bool device_way;                   /* it was made by /dev/userfaultfd */
     bool was_running; /* source: the VM ran before, and runs again if it comes back */
     uint64_t hold; /* source: what holds QEMU's migration open (migrate/common/hold.h); 0: none */
     bool verify;   /* pages are verified, with this key, which a finished record forgets */

@@ -11,8 +11,8 @@
 #include <string.h>
 
 /* 1 was without "was-running" and "guest-ram", 2 without "complete", 3 without "key-name", "allow",
- * "encryption" and "verify", 4 without "settings", "hold", "machine", "vm-status" and the files of
- * guest RAM. */
+ * "encryption" and "verify", 4 without "settings", "hold", "machine", "vm-status", "source-key",
+ * "insecure" and the files of guest RAM. */
 #define JOURNAL_VERSION 5
 
 /* Every state may also be written again, with a higher epoch for instance. A move may skip states:
@@ -187,7 +187,7 @@ int ibx_journal_text_make(const struct ibx_journal *record, char **text, size_t 
         return -EINVAL;
     json_t *json = json_pack(
         "{s:i, s:s, s:s, s:I, s:s, s:s, s:o, s:s, s:I, s:I, s:s, s:o, s:s, s:i, s:b, s:b, s:o, "
-        "s:o, s:s, s:s, s:s, s:o, s:o, s:I, s:o, s:I, s:o}",
+        "s:o, s:s, s:s, s:s, s:o, s:o, s:I, s:o, s:I, s:o, s:o, s:b}",
         "ibx-record", JOURNAL_VERSION, "id", id, "role", record->source ? "source" : "destination",
         "epoch", (json_int_t)record->epoch, "state", ibx_journal_state_name(record->state), "uuid",
         record->uuid, "name", ibx_json_text(record->name), "qmp", record->qmp, "pid",
@@ -198,7 +198,9 @@ int ibx_journal_text_make(const struct ibx_journal *record, char **text, size_t 
         record->allow, "encryption", encryption, "verify", verify_json(record), "settings",
         settings_json(record), "hold", (json_int_t)record->hold, "vm-status",
         ibx_json_text(record->vm_status), "written", (json_int_t)record->written_s, "machine",
-        ibx_json_text(record->machine));
+        ibx_json_text(record->machine), "source-key",
+        record->source_key_known ? json_string(record->source_key) : json_null(), "insecure",
+        record->insecure);
     char *dumped = json ? json_dumps(json, JSON_INDENT(2) | JSON_PRESERVE_ORDER) : NULL;
     json_decref(json);
     if (!dumped)
@@ -241,14 +243,14 @@ static int take_state(const char *role, const char *state, struct ibx_journal *r
 }
 
 struct fields {
-    int device_way, was_running;
+    int device_way, was_running, insecure;
     json_t *blocks;   /* borrowed; NULL: of the first version */
     json_t *complete; /* borrowed; NULL: of an earlier version */
     json_int_t version, uffd, epoch, pid, pid_started, written, hold;
     const char *id, *role, *state, *uuid, *name, *qmp, *uri, *peer, *key_file;
     const char *key_name, *allow, *encryption; /* of earlier versions: as without the option */
     const char *verify, *machine, *vm_status;  /* "" of an earlier version */
-    json_t *settings;                          /* borrowed; NULL: of an earlier version */
+    json_t *settings, *source_key;             /* borrowed; NULL: of an earlier version */
 };
 
 static int take_numbers(const struct fields *f, struct ibx_journal *record, struct ibx_error *err)
@@ -267,6 +269,7 @@ static int take_numbers(const struct fields *f, struct ibx_journal *record, stru
     record->uffd = (int)f->uffd;
     record->device_way = f->device_way;
     record->was_running = f->was_running;
+    record->insecure = f->insecure;
     record->hold = (uint64_t)f->hold;
     record->written_s = (uint64_t)f->written;
     return 0;
@@ -400,6 +403,20 @@ static int take_options(const struct fields *f, struct ibx_journal *record, stru
     return rc;
 }
 
+static int take_source_key(const struct fields *f, struct ibx_journal *record,
+                           struct ibx_error *err)
+{
+    if (!f->source_key || json_is_null(f->source_key))
+        return 0;
+    const char *name = json_string_value(f->source_key);
+    if (!name || strlen(name) >= sizeof(record->source_key))
+        return ibx_error_set(err, -EINVAL, "source-key is no text of up to %zu bytes",
+                             sizeof(record->source_key) - 1);
+    memcpy(record->source_key, name, strlen(name) + 1);
+    record->source_key_known = true;
+    return 0;
+}
+
 static int take_fields(const struct fields *f, struct ibx_journal *record, struct ibx_error *err)
 {
     const struct {
@@ -421,6 +438,7 @@ static int take_fields(const struct fields *f, struct ibx_journal *record, struc
     rc = rc ? rc : take_blocks(f, record, err);
     rc = rc ? rc : take_options(f, record, err);
     rc = rc ? rc : take_settings(f, record, err);
+    rc = rc ? rc : take_source_key(f, record, err);
     record->verify = f->verify[0];
     if (!rc && record->verify)
         rc = take_hex("verify", f->verify, record->verify_key, IBX_SECRET_BYTES, err);
@@ -460,7 +478,7 @@ static int take_json(json_t *json, struct ibx_journal *record, struct ibx_error 
                        : number == 3 ? FIRST_FIELDS ", s:b, s:o, s:o}"
                        : number == 4 ? FIRST_FIELDS ", s:b, s:o, s:o, s:s, s:s, s:s, s:s}"
                                      : FIRST_FIELDS
-                           ", s:b, s:o, s:o, s:s, s:s, s:s, s:s, s:o, s:I, s:s, s:s}",
+                           ", s:b, s:o, s:o, s:s, s:s, s:s, s:s, s:o, s:I, s:s, s:s, s:o, s:b}",
                        "ibx-record", &f.version, "id", &f.id, "role", &f.role, "epoch", &f.epoch,
                        "state", &f.state, "uuid", &f.uuid, "name", &f.name, "qmp", &f.qmp, "pid",
                        &f.pid, "pid-started", &f.pid_started, "uri", &f.uri, "peer", &f.peer,
@@ -468,7 +486,8 @@ static int take_json(json_t *json, struct ibx_journal *record, struct ibx_error 
                        "written", &f.written, "was-running", &f.was_running, "guest-ram", &f.blocks,
                        "complete", &f.complete, "key-name", &f.key_name, "allow", &f.allow,
                        "encryption", &f.encryption, "verify", &f.verify, "settings", &f.settings,
-                       "hold", &f.hold, "machine", &f.machine, "vm-status", &f.vm_status))
+                       "hold", &f.hold, "machine", &f.machine, "vm-status", &f.vm_status,
+                       "source-key", &f.source_key, "insecure", &f.insecure))
         return ibx_error_set(err, -EINVAL, "%.200s", why.text);
     return take_fields(&f, record, err);
 }

@@ -212,7 +212,9 @@ static int try_resume(struct source_link *link, enum ibx_answer_state *state, st
     if (rc)
         return rc;
     *state = (enum ibx_answer_state)link->answer.state;
-    rc = check_answer(link, err);
+    rc = ibx_migration_check_key(link->record, link->control.conn, err);
+    if (!rc)
+        rc = check_answer(link, err);
     if (!rc && link->answer.verify != link->record->verify)
         rc = ibx_error_set(err, -EPROTO, "the destination (%s) %s pages, and this side does not",
                            link->answer.host, link->answer.verify ? "verifies" : "does not verify");

@@ -13,6 +13,7 @@
 #include "common/clock.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/ptrace.h>
 
@@ -21,11 +22,21 @@
 
 static struct ibx_options options;
 
+static void use_key(const char *name)
+{
+    snprintf(options.name, sizeof(options.name), "%s", name);
+}
+
 static void start_source(void)
 {
     ibx_options_init(&options);
     options.message = IBX_MIGRATE_MESSAGE;
     pair_start_source();
+    snprintf(options.key_file, sizeof(options.key_file), "%s/keys", mover_folder);
+    int fd = open(options.key_file, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    assert_true(fd >= 0 && dprintf(fd, "alice:%032d\nmallory:%032d\n", 1, 2) > 0);
+    close(fd);
+    use_key("alice");
 }
 
 struct liar {
@@ -79,13 +90,19 @@ static void send_join(struct line *line, uint8_t id, uint64_t epoch, uint16_t nu
     begin_line(line, &message);
 }
 
+/* The answer that came. */
+static void refused_by(struct line *line, enum ibx_answer_state state)
+{
+    assert_false(line->last.is.answer->accepted);
+    assert_int_equal(line->last.is.answer->state, state);
+    line_close(line);
+}
+
 /* Not accepted, with this state. */
 static void refused(struct line *line, enum ibx_answer_state state)
 {
     assert_true(line_receives(line, IBX_MIGRATE_ANSWER));
-    assert_false(line->last.is.answer->accepted);
-    assert_int_equal(line->last.is.answer->state, state);
-    line_close(line);
+    refused_by(line, state);
 }
 
 /* The destination ends it. */
@@ -351,6 +368,38 @@ static void lie_epochs(void)
     line_ends(&other);
 }
 
+/* Whoever has another key of the file and knows the migration's number. */
+static void lie_join_by_another_key(void)
+{
+    struct line other;
+    use_key("mallory");
+    send_join(&other, 1, 1, 0);
+    use_key("alice");
+    line_ends(&other);
+    send_join(&liar.page, 1, 1, 0);
+    assert_true(line_receives(&liar.control, IBX_MIGRATE_READY));
+}
+
+static void lie_by_another_key(void)
+{
+    static const uint8_t purposes[] = {IBX_PURPOSE_RESUME, IBX_PURPOSE_CONFIRM, IBX_PURPOSE_QUERY,
+                                       IBX_PURPOSE_CHECK};
+    struct line other;
+    use_key("mallory");
+    for (unsigned i = 0; i < sizeof(purposes); i++) {
+        send_hello(&other, purposes[i], 1, 5);
+        assert_true(line_receives(&other, IBX_MIGRATE_ANSWER));
+        assert_int_equal(other.last.is.answer->count, 1);
+        assert_non_null(strstr(other.last.is.answer->reasons[0],
+                               "has proven itself by the key \"alice\", and this one does by "
+                               "\"mallory\""));
+        refused_by(&other, IBX_ANSWER_WAITING);
+    }
+    use_key("alice"); /* whose link is what it was */
+    line_send(&liar.control,
+              &(struct ibx_migrate_any){.type = IBX_MIGRATE_ABORT, .is.reason = "it stays"});
+}
+
 static void lie_broken_early(void)
 {
     line_send(&liar.control,
@@ -461,6 +510,8 @@ static const struct lie {
     {"closes in JOINING", to_joining, NULL, "lost", false, false},
     {"closes when READY", to_ready, NULL, "lost", false, false},
     {"others", to_joining, lie_others, "enough", true, false},
+    {"JOIN by another key", to_joining, lie_join_by_another_key, "lost", false, false},
+    {"HELLO by another key", to_loaded, lie_by_another_key, "it stays", false, false},
     {"epochs", to_loaded, lie_epochs, "it stays", false, false},
     {"ABORT behind the end", to_loaded, lie_abort_behind_the_end, "it stays", true, false},
     {"BROKEN early", to_ready, lie_broken_early, "sent BROKEN while", true, false},
@@ -530,7 +581,8 @@ static void test_sources_that_lie(void)
         /* A guest on RAM of zeros does not last long: QEMU shall not end with it. */
         vm_start(&vms[1],
                  &(struct vm_options){.append = "", .incoming = true, .extra = {"-no-shutdown"}});
-        mover_receive(&receiver, &vms[1], LISTEN, NULL);
+        mover_receive(&receiver, &vms[1], LISTEN,
+                      (const char *[]){"--key-file", options.key_file, NULL});
         lies[i].after();
         if (lies[i].tell)
             lies[i].tell();

@@ -107,7 +107,8 @@ static void test_cut_while_filling(void)
     pair_filled();
 }
 
-/* Twice, with the tool on one side killed while the wire is down. */
+/* Twice, with the tool on one side killed while the wire is down; that migrations are made without
+ * a key is in the record. */
 static void test_cut_and_killed(void)
 {
     begin(NULL, "64K");
@@ -117,8 +118,8 @@ static void test_cut_and_killed(void)
     mover_kill(&receiver, SIGKILL);
     wire("up");
     mover_namespace = there();
-    mover_start(&receiver,
-                (const char *[]){"recover", "--qmp", vms[1].tool, "--json", QUICK, NULL});
+    mover_start(&receiver, (const char *[]){"recover", "--qmp", vms[1].tool, "--json", "--set",
+                                            "timeout_ms=1000", NULL});
     pair_done();
     pair_moved("");
 }

@@ -54,6 +54,9 @@ struct ibx_journal sample(bool source, uint8_t number)
                                         "\"parameters\":{\"tls-creds\":\"theirs\"}}",
                             .hold = source ? 4711 : 0,
                             .machine = "pc-q35-7.2",
+                            .source_key_known = true,
+                            .source_key = "node-b",
+                            .insecure = true,
                             .block_count = 2,
                             .blocks = {{.id = "mem0"}, {.id = "mem1"}}};
     for (unsigned i = 0; i < r.block_count; i++) {

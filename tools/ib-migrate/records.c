@@ -44,6 +44,7 @@ void ibx_cli_use_record(struct ibx_options *options, const struct ibx_journal *r
         memcpy(options->allow, record->allow, sizeof(options->allow));
     if (options->encryption == IBX_ENCRYPTION_AUTO)
         options->encryption = record->encryption;
+    options->insecure |= record->insecure;
 }
 
 /* ------------------------------------------------------------ what there is */

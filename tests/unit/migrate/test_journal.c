@@ -35,10 +35,12 @@ static void records_come_back_as_they_were(NO_STATE)
             {found.peer, r.peer},         {found.key_file, r.key_file},
             {found.key_name, r.key_name}, {found.allow, r.allow},
             {found.settings, r.settings}, {found.vm_status, r.vm_status},
-            {found.machine, r.machine}};
+            {found.machine, r.machine},   {found.source_key, r.source_key}};
         for (unsigned i = 0; i < COUNT(texts); i++)
             assert_string_equal(texts[i][0], texts[i][1]);
         assert_int_equal(found.encryption, r.encryption);
+        assert_int_equal(found.insecure, r.insecure);
+        assert_int_equal(found.source_key_known, r.source_key_known);
         assert_int_equal(found.hold, r.hold);
         assert_int_equal(found.pid, r.pid);
         assert_int_equal(found.pid_started, r.pid_started);
@@ -192,6 +194,8 @@ static void make_older(const struct ibx_journal *r, unsigned version)
         change(r, ",\n      \"mode\": 0", "");
     }
     change(r, ",\n  \"machine\": \"pc-q35-7.2\"", "");
+    change(r, ",\n  \"source-key\": \"node-b\"", "");
+    change(r, ",\n  \"insecure\": true", "");
     change(r, r->source ? "  \"hold\": 4711,\n" : "  \"hold\": 0,\n", "");
     if (version < 4) {
         change(r, "  \"key-name\": \"node-a\",\n", "");
@@ -218,6 +222,8 @@ static void records_of_the_fourth_version(NO_STATE)
     assert_int_equal(found.hold, 0);
     assert_int_equal(found.block_count, 2);
     assert_string_equal(found.machine, "");
+    assert_false(found.source_key_known);
+    assert_false(found.insecure);
     assert_string_equal(found.blocks[0].file.path, "");
     struct ibx_guest_ram ram = {0};
     memset(&error, 0, sizeof(error));
@@ -246,6 +252,28 @@ static void settings_are_an_object(NO_STATE)
     r.settings[0] = '\0';
     assert_int_equal(write_record(&r), 0);
     assert_string_equal(only().settings, "");
+}
+
+/* The first one without a name, too, and those of an earlier version stay without one. */
+static void the_key_of_a_source(NO_STATE)
+{
+    static const struct wrong wrong[] = {
+        {"\"source-key\": \"node-b\"", "\"source-key\": 7", "source-key is no text"},
+        {"\"node-b\",\n  \"ins",
+         "\"a234567890123456789012345678901234567890123456789012345678901234\",\n  \"ins",
+         "source-key is no text of up to 63 bytes"},
+        {"\"insecure\": true", "\"insecure\": 1", "true or false"},
+    };
+    struct ibx_journal r = sample(false, 7);
+    r.source_key[0] = '\0';
+    assert_int_equal(write_record(&r), 0);
+    assert_true(only().source_key_known);
+    r.source_key_known = false;
+    assert_int_equal(write_record(&r), 0);
+    assert_false(only().source_key_known);
+    r = sample(false, 7);
+    assert_int_equal(write_record(&r), 0);
+    each_is_refused(&r, wrong, COUNT(wrong));
 }
 
 /* Which knew no names. */
@@ -839,6 +867,7 @@ int main(void)
         TEST(records_come_back_as_they_were),
         TEST(records_of_the_first_version),
         TEST(records_of_the_second_version),
+        TEST(the_key_of_a_source),
         TEST(records_of_the_third_version),
         TEST(records_of_the_fourth_version),
         TEST(settings_are_an_object),
