@@ -71,9 +71,11 @@ struct ibx_migrate_observer {
 };
 
 struct ibx_receive_options {
-    const char *qmp;    /* QEMU's monitor */
-    const char *listen; /* URI */
-    const char *folder; /* of records, from ibx_journal_folder() */
+    const char *qmp;     /* QEMU's monitor */
+    const char *listen;  /* URI */
+    const char *libvirt; /* NULL, or the path of `virsh migrate --migrateuri unix://PATH`: libvirt
+                            starts QEMU, its migration and the VM */
+    const char *folder;  /* of records, from ibx_journal_folder() */
     struct ibx_options transport;
     uint64_t max_bandwidth; /* bytes per second of what is not urgent; 0: no limit */
     unsigned give_up_s;     /* end when the source is away for so long; 0: never */
@@ -87,6 +89,7 @@ struct ibx_receive_options {
 struct ibx_send_options {
     const char *qmp;
     const char *uri;
+    const char *libvirt; /* as above */
     const char *folder;
     struct ibx_options transport;
     unsigned links; /* page connections; 0: ibx_page_links_default() of both ends, the lesser */

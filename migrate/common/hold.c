@@ -100,13 +100,21 @@ int ibx_hold_take(pid_t pid, uint64_t name, int *fd, struct ibx_error *err)
                          (int)pid, strerror(code));
 }
 
-int ibx_hold_release(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns, struct ibx_error *err)
+int ibx_hold_say_shut(int fd, struct ibx_error *err)
 {
-    char status[32], error[256];
     if (send(fd, shut, sizeof(shut), MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)sizeof(shut) &&
         errno != EPIPE) /* it does not read any more: its migration has ended */
         return ibx_error_set(err, -errno, "QEMU cannot be told that its migration is complete: %s",
                              strerror(errno));
+    return 0;
+}
+
+int ibx_hold_release(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns, struct ibx_error *err)
+{
+    char status[32], error[256];
+    int said = ibx_hold_say_shut(fd, err);
+    if (said)
+        return said;
     for (;;) {
         int rc =
             ibx_vm_migration(qmp, status, sizeof(status), error, sizeof(error), deadline_ns, err);

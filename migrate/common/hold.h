@@ -25,6 +25,8 @@ int ibx_hold_describe(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_erro
 int ibx_hold_keep(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns, struct ibx_error *err);
 /* Takes a copy of QEMU's, after a tool that has ended. -ENOENT: QEMU has none. */
 int ibx_hold_take(pid_t pid, uint64_t name, int *fd, struct ibx_error *err);
+/* Tells QEMU that its migration is complete. */
+int ibx_hold_say_shut(int fd, struct ibx_error *err);
 /* Ends the migration as completed: run state postmigrate. Waits for that, and takes QEMU's copy
  * away. `fd` stays the caller's. */
 int ibx_hold_release(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns, struct ibx_error *err);

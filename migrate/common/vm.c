@@ -3,6 +3,7 @@
 #include "migrate/common/vm.h"
 
 #include "migrate/common/common.h"
+#include "migrate/common/libvirt.h"
 
 #include "migrate/preflight/preflight.h"
 
@@ -171,11 +172,13 @@ int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_n
     return 0;
 }
 
-int ibx_vm_settings(struct ibx_qmp *qmp, const char *folder, struct ibx_journal *record,
-                    struct ibx_settings *settings, const struct ibx_migrate_observer *observer,
-                    struct ibx_error *err)
+int ibx_vm_settings(struct ibx_qmp *qmp, bool managed, const char *folder,
+                    struct ibx_journal *record, struct ibx_settings *settings,
+                    const struct ibx_migrate_observer *observer, struct ibx_error *err)
 {
-    int rc = ibx_settings_plan(qmp, settings, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
+    int rc = managed ? ibx_libvirt_plan(qmp, settings, deadline, err)
+                     : ibx_settings_plan(qmp, settings, deadline, err);
     if (rc)
         return rc;
     char *text = json_dumps(settings->before, JSON_COMPACT);

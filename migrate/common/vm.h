@@ -7,10 +7,11 @@
 
 /* What ibx_vm_stay() has to undo. */
 struct ibx_vm_undo {
-    bool was_running; /* before the migration */
-    bool touched;     /* `migrate` was given */
-    json_t *before;   /* settings to put back (ibx_settings_restore()), NULL: untouched */
-    uint64_t hold;    /* of hold.h; 0: none */
+    bool was_running;    /* before the migration */
+    bool touched;        /* `migrate` was given */
+    const char *libvirt; /* its socket: libvirt decides on its own where the VM runs; or NULL */
+    json_t *before;      /* settings to put back (ibx_settings_restore()), NULL: untouched */
+    uint64_t hold;       /* of hold.h; 0: none */
 };
 
 /* "running", "paused", "postmigrate", ... into `status`. */
@@ -30,9 +31,9 @@ int ibx_vm_migrate(struct ibx_qmp *qmp, bool incoming, int theirs, uint64_t dead
 /* Finds which migration settings of QEMU have to change, and writes what they are now into the
  * record, which keeps its state: the settings may be set then. Notifies of those that are not
  * known. */
-int ibx_vm_settings(struct ibx_qmp *qmp, const char *folder, struct ibx_journal *record,
-                    struct ibx_settings *settings, const struct ibx_migrate_observer *observer,
-                    struct ibx_error *err);
+int ibx_vm_settings(struct ibx_qmp *qmp, bool managed, const char *folder,
+                    struct ibx_journal *record, struct ibx_settings *settings,
+                    const struct ibx_migrate_observer *observer, struct ibx_error *err);
 /* Puts back those of `*before`, a reference that is then released (NULL: there is nothing to do),
  * and clears the record's, which is not written. */
 int ibx_vm_settle(struct ibx_qmp *qmp, json_t **before, struct ibx_journal *record,

@@ -5,10 +5,13 @@
 #include "common/clock.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#define AWAIT_LOOK_MS 5 /* between two looks whether libvirt has started QEMU */
 
 static void check_old_uffd(pid_t pid, struct ibx_blockers *blockers)
 {
@@ -29,7 +32,7 @@ static int check(struct destination *d, struct ibx_error *err)
     struct ibx_guest_ram *ram = &d->ram.guest;
     const char *qmp = d->options->qmp;
     uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
-    int rc = ibx_qmp_connect(qmp, deadline, &d->qemu.qmp, err);
+    int rc = d->qemu.qmp ? 0 : ibx_qmp_connect(qmp, deadline, &d->qemu.qmp, err);
     if (!rc)
         rc = ibx_guest_ram_find(d->qemu.qmp, true, ram, deadline, err);
     /* Before other blockers, because their remedies would end a VM that has migrated here. */
@@ -54,7 +57,7 @@ static int check(struct destination *d, struct ibx_error *err)
 static int open_acceptor(struct destination *d, const char *uri, struct ibx_error *err)
 {
     char *own = d->status.record.uri;
-    int rc = ibx_migration_signals_open(&d->signals, err);
+    int rc = d->signals.fd < 0 ? ibx_migration_signals_open(&d->signals, err) : 0;
     /* In minor mode all page connections READ into the same memory. */
     if (!rc && d->ram.minor)
         rc = ibx_domain_create(&d->transport.domain, err);
@@ -87,6 +90,7 @@ static struct destination *destination_create(const struct ibx_receive_options *
     ibx_destination_link_init(&d->link);
     ibx_destination_stream_init(&d->stream, STREAM_CLOSED);
     ibx_destination_qemu_init(&d->qemu, options->qmp, &d->status.record, &options->observer);
+    d->qemu.managed = options->libvirt != NULL;
     return d;
 }
 
@@ -107,6 +111,8 @@ static int finish(struct destination *d, int rc, struct ibx_migrate_status *last
     ibx_control_socket_close(d->socket);
     ibx_destination_ram_fini(&d->ram); /* after the page connections, which READ into it */
     ibx_destination_stream_fini(&d->stream);
+    if (d->qemu.managed) /* of a QEMU that has ended */
+        ibx_gate_sweep(d->options->libvirt);
     ibx_destination_digests_restart(d);
     ibx_destination_qemu_fini(&d->qemu);
     ibx_migration_signals_close(&d->signals);
@@ -116,15 +122,51 @@ static int finish(struct destination *d, int rc, struct ibx_migrate_status *last
     return rc;
 }
 
+/* libvirt starts QEMU when a migration begins: waits for its monitor. */
+static int await_qemu(struct destination *d, struct ibx_error *err)
+{
+    struct pollfd fds[2 + IBX_CONTROL_SOCKET_CLIENTS_MAX];
+    int rc;
+    while ((rc = ibx_qmp_connect(d->options->qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS),
+                                 &d->qemu.qmp, err)) == -ENOENT ||
+           rc == -ECONNREFUSED) {
+        fds[0] = (struct pollfd){.fd = d->signals.fd, .events = POLLIN};
+        const unsigned n = 1 + ibx_control_socket_poll_fds(d->socket, fds + 1);
+        if (poll(fds, n, AWAIT_LOOK_MS) > 0)
+            ibx_control_socket_serve(d->socket);
+        rc = ibx_destination_check_interrupts(d, err);
+        if (rc)
+            return rc;
+        err->message[0] = 0;
+    }
+    return rc;
+}
+
+static int begin_managed(struct destination *d, struct ibx_error *err)
+{
+    snprintf(d->status.record.uri, sizeof(d->status.record.uri), "%s", d->options->listen);
+    snprintf(d->status.record.qmp, sizeof(d->status.record.qmp), "%s", d->options->qmp);
+    int rc = ibx_migration_signals_open(&d->signals, err);
+    if (!rc)
+        rc = ibx_destination_open_waiting(d, err);
+    if (rc)
+        return rc;
+    ibx_migration_notify(&d->options->observer, "waiting for libvirt to start the QEMU of %s",
+                         d->options->qmp);
+    return await_qemu(d, err);
+}
+
 static int receive_new(struct destination *d, struct ibx_error *err)
 {
     int rc = ibx_destination_begin(d, DESTINATION_LISTENING);
+    if (!rc && d->qemu.managed)
+        rc = begin_managed(d, err);
     if (!rc)
         rc = check(d, err);
     ibx_journal_prune_old(d->options->folder, d->status.record.qmp);
     if (!rc)
         rc = open_acceptor(d, d->options->listen, err);
-    if (!rc)
+    if (!rc && !d->socket)
         rc = ibx_destination_open_waiting(d, err);
     if (!rc) {
         ibx_migration_stop_at("destination", "listening");

@@ -12,6 +12,7 @@
 #define LOAD_LOOK_US      100 /* while QEMU reads the last of the device state */
 #define LOAD_LOOKS        100 /* so often; then it waits for something else, and there is time */
 #define LOAD_LOOK_MS      1   /* from then on */
+#define CONNECT_LOOK_MS   2   /* whether libvirt has told QEMU to listen */
 #define COMPLETE_RETRY_NS (1000 * IBX_NS_PER_MS)
 #define ANSWER_MS         60000 /* for a source that was away to ask */
 
@@ -22,7 +23,12 @@ static int step_joining(struct destination *d, struct ibx_error *err)
     struct ibx_qmp *qmp = d->qemu.qmp;
     if (d->link.joined < d->link.count)
         return 0;
-    int rc = ibx_destination_open_record(d, err);
+    int rc = d->qemu.managed ? ibx_destination_stream_connect(&d->stream, d->options->libvirt,
+                                                              d->ram.guest.pid, err)
+                             : 0;
+    if (rc)
+        return rc == -EAGAIN ? 0 : rc;
+    rc = ibx_destination_open_record(d, err);
     if (!rc)
         rc = ibx_destination_record(d, IBX_JOURNAL_NOT_YET, err);
     if (!rc)
@@ -78,7 +84,7 @@ static int step_resuming(struct destination *d, struct ibx_error *err)
         ibx_fault_set_background(d->ram.engine, true);
     ibx_migration_stop_at("destination", "loaded");
     d->undecided = d->wish == WISH_UNKNOWN;
-    if (!d->undecided)
+    if (!d->undecided && !d->qemu.managed)
         ibx_destination_qemu_run(&d->qemu, d->wish == WISH_RUNS && !d->options->paused);
     ibx_destination_update(d);
     int rc = ibx_destination_move(d, DESTINATION_FILLING, err);
@@ -227,6 +233,8 @@ static uint64_t longest_wait_ns(struct destination *d)
         d->load_looks++;
         return LOAD_LOOK_US * IBX_NS_PER_US;
     }
+    if (d->qemu.managed && d->state.now == DESTINATION_JOINING)
+        return CONNECT_LOOK_MS * IBX_NS_PER_MS;
     const uint64_t digests = ibx_destination_digests_wait_ns(d);
     const uint64_t tick = (loading ? LOAD_LOOK_MS : MIGRATION_TICK_MS) * IBX_NS_PER_MS;
     return digests < tick ? digests : tick;

@@ -22,6 +22,7 @@
 #define IBX_MIGRATE_DESTINATION_DESTINATION_H
 
 #include "migrate/common/common.h"
+#include "migrate/common/libvirt.h"
 #include "migrate/operator/control_socket.h"
 #include "migrate/pages/digest.h"
 #include "migrate/pages/pages.h"
@@ -210,7 +211,10 @@ enum destination_stream_state {
 
 struct destination_stream {
     struct ibx_state_machine state;
-    int fd;                           /* into QEMU; -1: none */
+    int fd;  /* into QEMU; -1: none */
+    int fed; /* the same when QEMU has all, if libvirt drives: QEMU may
+                still answer, to nobody; else -1 */
+    bool managed;
     uint8_t *bytes;                   /* what QEMU has not taken yet */
     size_t from, sure, end, capacity; /* `sure`: up to there certainly without EOF */
     uint64_t total;                   /* bytes that came */
@@ -231,7 +235,10 @@ size_t ibx_state_tail(const uint8_t *bytes, size_t length, bool ended, bool *who
 /* CLOSED, or for recover ENDING. */
 void ibx_destination_stream_init(struct destination_stream *stream,
                                  enum destination_stream_state first);
-/* QEMU waits for the device state from here on. */
+/* Connects to where libvirt has this QEMU wait for its device state. -EAGAIN: it does not yet. */
+int ibx_destination_stream_connect(struct destination_stream *stream, const char *path, pid_t qemu,
+                                   struct ibx_error *err);
+/* QEMU waits for the device state from here on; unless connected, it is told to. */
 int ibx_destination_stream_open(struct destination_stream *stream, struct ibx_qmp *qmp,
                                 struct ibx_error *err);
 int ibx_destination_stream_append(struct destination_stream *stream, const uint8_t *bytes,
@@ -281,6 +288,8 @@ struct destination_qemu {
     uint64_t settle_ns;              /* when to try that again; 0: it has not failed */
     uint64_t retry_ns;               /* when to try a lost monitor again; 0: it was never lost */
     uint64_t inmigrate_ns;           /* recover: since when it waits for the state; or 0 */
+    bool managed;                    /* libvirt continues the VM when it has loaded */
+    uint64_t loaded_ns;              /* managed: since when it has, and is paused; or 0 */
 };
 
 void ibx_destination_qemu_init(struct destination_qemu *qemu, const char *path,
@@ -404,8 +413,8 @@ struct destination {
     bool undecided; /* recover: the VM is loaded and paused, and the source has not told yet */
 
     struct destination_digests {
-        bool *sent;    /* a range, over this link; NULL: none */
-        uint64_t left; /* ranges that are not sent */
+        bool *sent;       /* a range, over this link; NULL: none */
+        uint64_t left;    /* ranges that are not sent */
         uint64_t look_ns; /* when to look again for what has come */
     } digests;
     struct migration_silence silence;

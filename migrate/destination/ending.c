@@ -5,11 +5,14 @@
 #include "common/log.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 
-#define LAST_MESSAGE_MS 1000  /* for a source's last message, which has the reason */
-#define ABORT_MS        500   /* for the source to take an ABORT */
+#define LAST_MESSAGE_MS 1000 /* for a source's last message, which has the reason */
+#define ABORT_MS        500  /* for the source to take an ABORT */
+#define END_MS          2000 /* for a QEMU whose monitor has ended */
+#define END_LOOK_MS     2
 #define RETRY_MS        1000  /* between two tries at the end */
 #define LET_GO_MS       10000 /* for QEMU's descriptor, when nothing depends on it any more */
 
@@ -65,13 +68,30 @@ static int shut_down(struct destination *d, struct ibx_error *err)
     return ibx_destination_move(d, DESTINATION_SHUT_DOWN, err);
 }
 
+/* libvirt has ended a QEMU that it has not continued: all of its events came before its monitor
+ * ended with it. */
+static bool never_continued(const struct destination *d)
+{
+    return d->qemu.managed && !d->qemu.retry_ns && !d->ram.recovered &&
+           d->qemu.state.now == QEMU_LOADING;
+}
+
+/* Its monitor has ended, which happens a moment before the process ends. */
+static void await_end(const struct destination *d)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(END_MS);
+    while (destination_qemu_lives(&d->status.record) && ibx_now_ns() < deadline)
+        poll(NULL, 0, END_LOOK_MS);
+}
+
 /* Its QEMU has ended, or the end of the state came to nothing. */
 static int vm_lost(struct destination *d, int code, struct ibx_error *err)
 {
     struct ibx_error silent = {0};
     char end[192];
     const bool resuming = d->state.now == DESTINATION_RESUMING;
-    if (resuming && (d->qemu.state.now == QEMU_FAILED || d->stream.state.now < STREAM_ENDING))
+    if (resuming && (d->qemu.state.now == QEMU_FAILED || d->stream.state.now < STREAM_ENDING ||
+                     never_continued(d)))
         return give_up(d, code, err);
     if (ibx_destination_qemu_shut_down(&d->qemu))
         return shut_down(d, err);
@@ -106,6 +126,8 @@ int ibx_destination_check_qemu(struct destination *d, struct ibx_error *err)
         return 0;
     if (!destination_ours(d))
         return give_up(d, rc, err);
+    if (qemu->managed && qemu->state.now == QEMU_LOADING && rc == -ECONNRESET)
+        await_end(d);
     if (qemu->state.now == QEMU_FAILED || !destination_qemu_lives(&d->status.record))
         return vm_lost(d, rc, err);
     ibx_destination_qemu_lose(qemu, err->message);
@@ -227,7 +249,7 @@ int ibx_destination_link_trouble(struct destination *d, int code, struct ibx_err
     if (destination_over(d))
         return code;
     if (!destination_ours(d) &&
-        (d->state.now != DESTINATION_WAITING || d->peer.now == PEER_ABORTED))
+        (d->state.now != DESTINATION_WAITING || d->peer.now == PEER_ABORTED || d->qemu.managed))
         return give_up(d, code, err);
     if (destination_linked(&d->link))
         ibx_migration_notify(&d->options->observer, "%s; %s", err->message,

@@ -13,7 +13,8 @@
 #define MONITOR_MS       500  /* for the monitor of a VM that runs: its loop has other work */
 #define MONITOR_RETRY_MS 1000 /* between two tries */
 #define STOP_MS          2000
-#define LOADING_MS       5000 /* for QEMU to notice that its stream has ended */
+#define LOADING_MS       5000  /* for QEMU to notice that its stream has ended */
+#define PAUSED_MS        30000 /* for libvirt to continue the VM or to end its QEMU */
 #define LOADING_LOOK_MS  20
 
 static const struct ibx_state qemu_states[] = {
@@ -37,6 +38,17 @@ static void now_is(struct destination_qemu *qemu, enum destination_qemu_state st
         ibx_state_move(&qemu->state, state);
 }
 
+/* libvirt continues a VM that has loaded, or ends its QEMU and continues it at the source. One that
+ * it leaves paused for so long stays here paused. */
+static bool settled(struct destination_qemu *qemu, const char *status)
+{
+    if (!qemu->managed || !strcmp(status, "running"))
+        return true;
+    if (!qemu->loaded_ns)
+        qemu->loaded_ns = ibx_now_ns();
+    return ibx_now_ns() - qemu->loaded_ns > PAUSED_MS * IBX_NS_PER_MS;
+}
+
 /* A VM that was paused at the source does not resume here either. */
 static int ask_status(struct destination_qemu *qemu, struct ibx_error *err)
 {
@@ -46,7 +58,8 @@ static int ask_status(struct destination_qemu *qemu, struct ibx_error *err)
         return rc;
     qemu->stale = false;
     memcpy(qemu->status, status, sizeof(status));
-    if (strcmp(status, "inmigrate") != 0 && qemu->state.now != QEMU_RUNNING)
+    if (strcmp(status, "inmigrate") != 0 && qemu->state.now != QEMU_RUNNING &&
+        settled(qemu, status))
         now_is(qemu, QEMU_RUNNING);
     return 0;
 }
@@ -177,6 +190,9 @@ int ibx_destination_qemu_check(struct destination_qemu *qemu, bool recovered, st
         try_monitor(qemu);
     if (!rc && qemu->qmp && recovered)
         rc = learn(qemu, err);
+    else if (!rc && qemu->qmp && qemu->loaded_ns && qemu->state.now == QEMU_LOADING &&
+             ibx_now_ns() - qemu->loaded_ns > PAUSED_MS * IBX_NS_PER_MS)
+        rc = ask_status(qemu, err);
     if (!rc && qemu->state.now == QEMU_FAILED)
         rc = ibx_error_set(err, -EIO, "QEMU could not load the device state: see its log");
     return rc;
@@ -296,7 +312,8 @@ int ibx_destination_qemu_set(struct destination_qemu *qemu, const char *folder,
                              struct ibx_journal *record, struct ibx_error *err)
 {
     struct ibx_settings settings;
-    int rc = ibx_vm_settings(qemu->qmp, folder, record, &settings, qemu->observer, err);
+    int rc =
+        ibx_vm_settings(qemu->qmp, qemu->managed, folder, record, &settings, qemu->observer, err);
     if (rc)
         return rc;
     qemu->settings = json_incref(settings.before);

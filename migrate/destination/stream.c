@@ -77,13 +77,15 @@ static bool find_tail(struct destination_stream *stream, bool ended)
 void ibx_destination_stream_init(struct destination_stream *stream,
                                  enum destination_stream_state first)
 {
-    *stream = (struct destination_stream){.fd = -1};
+    *stream = (struct destination_stream){.fd = -1, .fed = -1};
     ibx_state_begin(&stream->state, &stream_table, first);
 }
 
 int ibx_destination_stream_open(struct destination_stream *stream, struct ibx_qmp *qmp,
                                 struct ibx_error *err)
 {
+    if (stream->fd >= 0)
+        return ibx_state_move(&stream->state, STREAM_TAKING);
     int theirs, rc = ibx_vm_stream(&stream->fd, &theirs, err);
     if (rc)
         return rc;
@@ -94,6 +96,13 @@ int ibx_destination_stream_open(struct destination_stream *stream, struct ibx_qm
     close(stream->fd);
     stream->fd = -1;
     return rc;
+}
+
+int ibx_destination_stream_connect(struct destination_stream *stream, const char *path, pid_t qemu,
+                                   struct ibx_error *err)
+{
+    stream->managed = true;
+    return stream->fd >= 0 ? 0 : ibx_libvirt_connect(path, qemu, &stream->fd, err);
 }
 
 /* Reuses the room of what QEMU has taken, once that is as much as the rest: no byte moves often. */
@@ -188,7 +197,13 @@ int ibx_destination_stream_feed(struct destination_stream *stream, struct ibx_er
     }
     if (stream->state.now != STREAM_ENDING)
         return 0;
-    ibx_destination_stream_fini(stream);
+    if (stream->managed) {
+        shutdown(stream->fd, SHUT_WR);
+        stream->fed = stream->fd;
+        stream->fd = -1;
+    } else {
+        ibx_destination_stream_fini(stream);
+    }
     return ibx_state_move(&stream->state, STREAM_FED);
 }
 
@@ -216,7 +231,9 @@ void ibx_destination_stream_fini(struct destination_stream *stream)
 {
     if (stream->fd >= 0)
         close(stream->fd);
-    stream->fd = -1;
+    if (stream->fed >= 0)
+        close(stream->fed);
+    stream->fd = stream->fed = -1;
     free(stream->bytes);
     stream->bytes = NULL;
     stream->from = stream->sure = stream->end = stream->capacity = 0;

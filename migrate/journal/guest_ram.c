@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define SUFFIX_BYTES (sizeof(".ibx-") + (size_t)2 * IBX_MIGRATE_ID_BYTES)
@@ -101,6 +102,56 @@ int ibx_journal_set_aside(const struct ibx_journal *record, struct ibx_guest_ram
             rc = ibx_error_set(err, one, "%s", why.message);
     }
     return rc;
+}
+
+/* FOLDER/file becomes FOLDER.file. False: there is no such folder, or no room. */
+static bool beside_folder(const char *path, char *out, size_t size)
+{
+    const char *file = strrchr(path, '/');
+    if (!file || file == path || !memchr(path, '/', (size_t)(file - path)))
+        return false;
+    const char *folder = memrchr(path, '/', (size_t)(file - path));
+    if (folder + 1 == file)
+        return false;
+    const int length = snprintf(out, size, "%.*s.%s", (int)(file - path), path, file + 1);
+    return length > 0 && (size_t)length < size;
+}
+
+int ibx_journal_link_files(struct ibx_journal *record, struct ibx_error *err)
+{
+    char suffix[SUFFIX_BYTES], link_path[PATH_MAX];
+    int rc = 0;
+    suffix_of(record, suffix);
+    for (unsigned i = 0; !rc && i < record->block_count; i++) {
+        char *path = record->blocks[i].file.path, beside[IBX_GUEST_FILE_PATH];
+        if (!path[0] || !beside_folder(path, beside, sizeof(beside)))
+            continue;
+        snprintf(link_path, sizeof(link_path), "%s%s", beside, suffix);
+        if (link(path, link_path))
+            rc = ibx_error_set(err, -errno, "no second name %s for %s: %s", link_path, path,
+                               strerror(errno));
+        else
+            memcpy(path, beside, sizeof(beside));
+    }
+    return rc;
+}
+
+void ibx_journal_unlink_files(const struct ibx_journal *record)
+{
+    char suffix[SUFFIX_BYTES], path[PATH_MAX];
+    suffix_of(record, suffix);
+    for (unsigned i = 0; i < record->block_count; i++) {
+        struct stat st;
+        char beside[IBX_GUEST_FILE_PATH];
+        const struct ibx_journal_block *at = &record->blocks[i];
+        for (int other = 0; other < 2 && at->file.path[0]; other++) {
+            if (other && !beside_folder(at->file.path, beside, sizeof(beside)))
+                continue;
+            snprintf(path, sizeof(path), "%s%s", other ? beside : at->file.path, suffix);
+            if (!lstat(path, &st) && st.st_dev == at->dev && st.st_ino == at->ino)
+                unlink(path);
+        }
+    }
 }
 
 bool ibx_journal_memory_file(const struct ibx_journal *record, char path[PATH_MAX])

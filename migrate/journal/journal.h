@@ -186,6 +186,11 @@ int ibx_journal_open_files(const struct ibx_journal *record, struct ibx_guest_ra
 /* ibx_guest_file_set_aside() of all blocks: as FILE.ibx-ID. The first failure, after all others. */
 int ibx_journal_set_aside(const struct ibx_journal *record, struct ibx_guest_ram *ram,
                           struct ibx_error *err);
+/* Where libvirt drives: it removes the folder of the files when it ends the source's QEMU. Gives
+ * FOLDER/file a second name FOLDER.file.ibx-ID, and has the record name that. */
+int ibx_journal_link_files(struct ibx_journal *record, struct ibx_error *err);
+/* Removes those names; also for a record from before they were made. */
+void ibx_journal_unlink_files(const struct ibx_journal *record);
 /* The first of the files that still has its name, or that of FILE.ibx-ID; false: there is none. */
 bool ibx_journal_memory_file(const struct ibx_journal *record, char path[PATH_MAX]);
 /* Removes them all, once QEMU has ended and no process uses them. 0 also without any. */

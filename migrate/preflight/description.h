@@ -41,7 +41,8 @@ json_t *ibx_ram_of_ramblock(const char *text);
 
 /* "disks": an array of
  *   {"at", "type", "removable", "read-only", "bytes", "firmware": bool, "bitmaps", "layers": [...]}
- * bitmaps: dirty bitmaps that are in memory only. Without "bytes" and "layers" when there is no medium in it. A layer of its chain of images:
+ * bitmaps: dirty bitmaps that are in memory only. Without "bytes" and "layers" when there is no
+ * medium in it. A layer of its chain of images:
  *   {"role": "", "file", "backing", "backing/file", ..., "driver", and of what is not made of
  * others: "file": as QEMU names it, and the members of disk_identity.c} */
 int ibx_describe_disks(struct describing *d);

@@ -14,6 +14,10 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#define ASK_AGAIN_MS 20    /* between two questions to a destination that is not there yet */
+#define WAIT_LOOK_MS 500   /* between two looks whether libvirt waits for it */
+#define WAIT_MS      10000 /* for so long libvirt may */
+
 /* ---------------------------------------------------------------- control socket */
 
 static void on_status(void *context, struct ibx_migrate_status *status)
@@ -90,7 +94,16 @@ static int check(struct source *s, struct ibx_error *err)
     record->state = IBX_JOURNAL_HERE;
     ibx_migration_describe(record, ram, s->options->qmp, s->options->uri, &s->transport);
     ibx_journal_note_ram(record, ram);
-    s->vm.undo.was_running = record->was_running = !strcmp(ram->status, "running");
+    record->was_running = !strcmp(ram->status, "running");
+    if (s->vm.managed && !record->was_running)
+        return ibx_error_set(
+            err, -EPERM,
+            "the VM is \"%s\": a VM that does not run gains nothing from post-copy, "
+            "let virsh migrate move it without --migrateuri",
+            ram->status);
+    if (s->vm.managed) /* libvirt undoes what it did */
+        return 0;
+    s->vm.undo.was_running = record->was_running;
     rc = ibx_source_stream_make(&s->stream, &record->hold, err);
     s->vm.undo.hold = record->hold;
     s->vm.paused = !record->was_running;
@@ -98,6 +111,11 @@ static int check(struct source *s, struct ibx_error *err)
 }
 
 /* ---------------------------------------------------------------- asking */
+
+/* How long libvirt has waited for a destination that is not there. */
+struct managed_wait {
+    uint64_t since_ns, look_ns; /* since when, or 0; when to ask again */
+};
 
 struct signal_watch {
     int signals, over;
@@ -150,12 +168,60 @@ static int ask(struct source *s, struct ibx_error *err)
     return rc;
 }
 
+/* libvirt waits at the gate, with virsh and whoever else wants to use the domain, while no
+ * destination answers. Asked now and then. */
+static int check_wait(struct source *s, struct managed_wait *wait, struct ibx_error *err)
+{
+    bool waits;
+    const uint64_t now = ibx_now_ns();
+    if (now < wait->look_ns)
+        return 0;
+    wait->look_ns = now + WAIT_LOOK_MS * IBX_NS_PER_MS;
+    int rc = ibx_libvirt_waits(s->vm.qmp, &waits, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    if (rc)
+        return rc;
+    wait->since_ns = !waits ? 0 : wait->since_ns ? wait->since_ns : now;
+    if (!waits || now - wait->since_ns < WAIT_MS * IBX_NS_PER_MS)
+        return 0;
+    return ibx_error_set(err, -ETIMEDOUT,
+                         "libvirt has begun to migrate the VM, and no ib-migrate receive --libvirt "
+                         "answers at %s: start it there before virsh migrate",
+                         s->options->uri);
+}
+
+/* A destination that waits for libvirt listens from the moment when libvirt has started its QEMU:
+ * by then libvirt keeps others from saving this VM. */
+static int ask_managed(struct source *s, struct ibx_error *err)
+{
+    struct managed_wait wait = {0};
+    struct pollfd fds[2 + IBX_CONTROL_SOCKET_CLIENTS_MAX];
+    int rc;
+    while ((rc = ask(s, err)) == -ECONNREFUSED) {
+        struct ibx_error trouble = {0};
+        fds[0] = (struct pollfd){.fd = s->signals.fd, .events = POLLIN};
+        const unsigned n = 1 + ibx_control_socket_poll_fds(s->socket, fds + 1);
+        if (poll(fds, n, ASK_AGAIN_MS) > 0)
+            ibx_control_socket_serve(s->socket);
+        rc = ibx_source_check_interrupts(s, &trouble);
+        if (!rc)
+            rc = ibx_qmp_pump(s->vm.qmp, &trouble);
+        for (json_t *event; (event = ibx_qmp_event_next(s->vm.qmp));)
+            json_decref(event); /* of a VM that runs */
+        if (!rc)
+            rc = check_wait(s, &wait, &trouble);
+        if (rc)
+            return ibx_error_set(err, rc, "%s", trouble.message);
+        err->message[0] = 0;
+    }
+    return rc;
+}
+
 /* The record and the watchdog know what they were before they change. */
 static int set_settings(struct source *s, struct ibx_error *err)
 {
     struct ibx_settings settings;
-    int rc = ibx_vm_settings(s->vm.qmp, s->options->folder, &s->status.record, &settings,
-                             &s->options->observer, err);
+    int rc = ibx_vm_settings(s->vm.qmp, s->vm.managed, s->options->folder, &s->status.record,
+                             &settings, &s->options->observer, err);
     if (rc)
         return rc;
     s->vm.undo.before = json_incref(settings.before);
@@ -177,8 +243,10 @@ static int prepare(struct source *s, struct ibx_error *err)
                                 s->lock_fd, err);
     if (!rc) {
         ibx_migration_stop_at("source", "asking");
-        rc = ask(s, err);
+        rc = s->vm.managed ? ibx_gate_shut(&s->gate, s->vm.ram.pid, err) : 0;
     }
+    if (!rc)
+        rc = s->vm.managed ? ask_managed(s, err) : ask(s, err);
     if (!rc)
         rc = set_settings(s, err);
     if (!rc)
@@ -204,6 +272,9 @@ static struct source *source_create(const struct ibx_send_options *options, stru
     s->status.source = true;
     s->status.began_ns = ibx_now_ns();
     ibx_source_vm_init(&s->vm);
+    s->vm.managed = options->libvirt != NULL;
+    s->vm.undo.libvirt = options->libvirt;
+    ibx_gate_init(&s->gate, options->libvirt);
     ibx_source_stream_init(&s->stream);
     ibx_guard_init(&s->guard);
     ibx_source_link_init(&s->link, &s->status.record, &s->transport, &s->vm, options->links,
@@ -242,6 +313,9 @@ static int finish(struct source *s, int rc, struct ibx_migrate_status *last, str
     *last = s->status;
     ibx_source_stream_close(&s->stream);
     ibx_guard_leave(&s->guard);
+    ibx_gate_close(&s->gate);
+    if (s->vm.managed && (s->state.now == SOURCE_DONE || s->state.now == SOURCE_KEPT))
+        ibx_journal_unlink_files(&s->status.record);
     ibx_control_socket_close(s->socket);
     ibx_migration_signals_close(&s->signals);
     ibx_source_vm_fini(&s->vm);

@@ -48,6 +48,7 @@ int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
     ibx_guard_release(&s->guard);
     /* First, because QEMU does nothing else while it waits for a reader of its device state. */
     ibx_source_stream_close(&s->stream);
+    ibx_gate_close(&s->gate);
     const int failed = s->vm.qmp
                            ? ibx_vm_stay(s->vm.qmp, &s->vm.undo, ibx_deadline_in_ms(STAY_MS), &why)
                            : ibx_error_set(&why, -ESRCH, "its QEMU has ended");
@@ -77,6 +78,17 @@ int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
 }
 
 /* ---------------------------------------------------------------- after the commit */
+
+int ibx_source_check_continued(struct source *s, struct ibx_error *err)
+{
+    if (!s->vm.continued)
+        return 0;
+    s->vm.continued = false;
+    ibx_error_set(err, -ECANCELED,
+                  "libvirt has continued the VM here: its migration to %s failed there",
+                  s->status.record.peer);
+    return ibx_source_keep(s, -ECANCELED, err);
+}
 
 static int on_last_message(void *context, const struct ibx_migrate_any *message)
 {

@@ -6,7 +6,8 @@
 #include <errno.h>
 #include <string.h>
 
-#define STOP_MS 1000 /* for QEMU to take the command */
+#define STOP_MS         1000 /* for QEMU to take the command */
+#define LIBVIRT_ENDS_MS 1000 /* for libvirt to end the source's QEMU */
 
 /* ---------------------------------------------------------------- the guard */
 
@@ -33,11 +34,21 @@ static void make(struct source *s)
     s->status.record.device_way = s->guard.uffd.way == IBX_UFFD_DEVICE;
 }
 
+/* libvirt ends this QEMU soon after the VM runs at the destination, if nothing has become of it. */
+static bool libvirt_ends_it(struct source *s)
+{
+    if (!s->vm.managed)
+        return false;
+    if (!s->guard_ns)
+        s->guard_ns = ibx_deadline_in_ms(LIBVIRT_ENDS_MS);
+    return ibx_now_ns() < s->guard_ns;
+}
+
 /* A record that names it comes first: without it nobody could disarm it. */
 void ibx_source_guard(struct source *s)
 {
     struct ibx_error why = {0};
-    if (s->state.now != SOURCE_SERVING || s->unguarded || !s->vm.qmp)
+    if (s->state.now != SOURCE_SERVING || s->unguarded || !s->vm.qmp || libvirt_ends_it(s))
         return;
     make(s);
     if (s->guard.state.now != GUARD_MADE)

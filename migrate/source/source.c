@@ -299,6 +299,11 @@ static int on_event(struct source *s, json_t *event, struct ibx_error *err)
     const bool sent = s->state.now == SOURCE_STOPPED || s->state.now == SOURCE_SENDING;
     const char *what = "another client has continued the VM";
     const char *job = ibx_preflight_block_job(event);
+    if (s->vm.managed && s->state.now == SOURCE_COMMITTED &&
+        ibx_vm_event_is(event, "RESUME", NULL)) {
+        s->vm.continued = true;
+        return 0;
+    }
     if (source_committed(s))
         return ibx_source_on_intruder(s, event, err);
     if (s->state.now >= SOURCE_STARTING && job)
@@ -338,7 +343,7 @@ static void lose_qemu(struct source *s, const char *why)
             "only the confirmation of that is still on its way",
             why, ended ? "was shut down by its guest" : "runs", s->status.record.peer,
             ended ? "" : " with all of its pages");
-    else
+    else if (!s->vm.managed) /* libvirt ends it: its part is done */
         ibx_migration_notify(
             &s->options->observer,
             "the source's QEMU has ended (%s); its pages are held here until the migration is "
@@ -392,6 +397,16 @@ static int check_block_users(struct source *s, struct ibx_error *err)
     return rc;
 }
 
+static void link_files(struct source *s)
+{
+    struct ibx_error why = {0};
+    if (ibx_journal_link_files(&s->status.record, &why))
+        ibx_migration_notify(&s->options->observer,
+                             "should this ib-migrate be killed while pages are missing, they are "
+                             "lost, because libvirt ends the source's QEMU (%s)",
+                             why.message);
+}
+
 static int step_exposing(struct source *s, struct ibx_error *err)
 {
     int rc = ibx_source_link_exposed(&s->link, err);
@@ -399,6 +414,8 @@ static int step_exposing(struct source *s, struct ibx_error *err)
         return rc == -EAGAIN ? 0 : rc;
     s->status.register_ns = ibx_now_ns() - s->status.began_ns;
     rc = check_block_users(s, err);
+    if (!rc && s->vm.managed)
+        link_files(s);
     if (!rc)
         rc = ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_MAY_RUN, err);
     if (!rc)
@@ -406,8 +423,21 @@ static int step_exposing(struct source *s, struct ibx_error *err)
     if (rc)
         return rc;
     s->vm.undo.touched = true;
-    rc = ibx_source_stream_open(&s->stream, s->vm.qmp, err);
+    rc = s->vm.managed ? ibx_gate_let(&s->gate, err)
+                       : ibx_source_stream_open(&s->stream, s->vm.qmp, err);
     return rc ? rc : ibx_source_move(s, SOURCE_STARTING, err);
+}
+
+/* libvirt has started QEMU's migration. */
+static int check_gate(struct source *s, struct ibx_error *err)
+{
+    int fd, rc = ibx_gate_take(&s->gate, s->vm.ram.pid, &fd, err);
+    if (rc)
+        return rc == -EAGAIN ? 0 : rc;
+    rc = ibx_source_stream_adopt(&s->stream, fd, err);
+    return rc || s->vm.state.now != VM_GOING
+               ? rc
+               : ibx_libvirt_check_settings(s->vm.qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
 }
 
 static int carry(struct source *s, struct ibx_error *err)
@@ -497,6 +527,8 @@ static int check_stall(struct source *s, struct ibx_error *err)
 static int step(struct source *s, struct ibx_error *err)
 {
     int rc = check_stall(s, err);
+    if (!rc)
+        rc = check_gate(s, err);
     if (!rc && s->link.pages)
         rc = ibx_page_server_failed(s->link.pages, err);
     if (rc)
@@ -523,7 +555,7 @@ static int step(struct source *s, struct ibx_error *err)
 
 static void wait_for_something(struct source *s)
 {
-    struct pollfd fds[7 + 1 + IBX_CONTROL_SOCKET_CLIENTS_MAX];
+    struct pollfd fds[8 + 1 + IBX_CONTROL_SOCKET_CLIENTS_MAX];
     const bool reads = s->stream.state.now == STREAM_OPEN && ibx_channel_idle(&s->link.control);
     struct ibx_qmp *qmp = s->vm.qmp;
     struct ibx_page_server *pages = s->link.pages;
@@ -540,7 +572,9 @@ static void wait_for_something(struct source *s)
         (struct pollfd){.fd = s->verifier ? ibx_verifier_fd(s->verifier) : -1, .events = POLLIN};
     fds[6] = (struct pollfd){.fd = s->guard.state.now != GUARD_CAUGHT ? s->guard.uffd.fd : -1,
                              .events = POLLIN};
-    unsigned n = 7 + ibx_control_socket_poll_fds(s->socket, fds + 7);
+    fds[7] = (struct pollfd){.fd = s->gate.state.now == IBX_GATE_OPEN ? s->gate.listener : -1,
+                             .events = POLLIN};
+    unsigned n = 8 + ibx_control_socket_poll_fds(s->socket, fds + 8);
     if (ibx_thread_poll(fds, n, most, s->busy_until_ns) > 0)
         ibx_control_socket_serve(s->socket);
 }
@@ -551,6 +585,8 @@ static int turn(struct source *s, struct ibx_error *err)
     int rc = ibx_source_check_interrupts(s, err);
     if (!rc)
         rc = check_qemu(s, err);
+    if (!rc)
+        rc = ibx_source_check_continued(s, err);
     if (!rc)
         rc = ibx_source_check_pages(s, err);
     if (rc)

@@ -22,6 +22,7 @@
 
 #include "migrate/common/common.h"
 #include "migrate/common/guard.h"
+#include "migrate/common/libvirt.h"
 #include "migrate/operator/control_socket.h"
 #include "migrate/pages/digest.h"
 #include "migrate/pages/pages.h"
@@ -45,6 +46,8 @@ struct source_vm {
     struct ibx_page_map map;
     struct ibx_vm_undo undo;
     struct ibx_watchdog watchdog;
+    bool managed;     /* libvirt starts its migration, and continues it here when that fails */
+    bool continued;   /* managed: here, between this tool's commit and RUNNING */
     uint64_t stop_ns; /* of QEMU's STOP; 0: the VM was paused before */
     bool paused;      /* before QEMU's migration was started */
     bool asks;        /* QEMU is to be asked whether it has written its state */
@@ -107,8 +110,9 @@ enum source_stream_state {
 
 struct source_stream {
     struct ibx_state_machine state;
-    int fd;     /* to QEMU; -1 in CLOSED and RELEASED */
-    int theirs; /* MADE: QEMU's end; else -1 */
+    int fd;       /* to QEMU; -1 in CLOSED and RELEASED */
+    int theirs;   /* MADE: QEMU's end; else -1 */
+    bool managed; /* libvirt has started QEMU's migration, and ends it */
     uint64_t bytes;
     uint8_t *tail; /* OPEN: the latest of them */
     size_t tail_length, tail_room;
@@ -120,6 +124,10 @@ int ibx_source_stream_make(struct source_stream *stream, uint64_t *hold, struct 
 /* Starts QEMU's migration into it. */
 int ibx_source_stream_open(struct source_stream *stream, struct ibx_qmp *qmp,
                            struct ibx_error *err);
+/* libvirt has started QEMU's migration into `fd`, which is taken over. */
+int ibx_source_stream_adopt(struct source_stream *stream, int fd, struct ibx_error *err);
+/* HELD: lets QEMU end such a migration, as completed. */
+int ibx_source_stream_let_go(struct source_stream *stream, struct ibx_error *err);
 /* Sends what QEMU has written, unless messages already wait for credit. READ when that ends as a
  * whole state does and `saved`: QEMU is about to have written all of it, or has. */
 int ibx_source_stream_carry(struct source_stream *stream, struct ibx_channel *control, bool saved,
@@ -208,7 +216,7 @@ void ibx_source_link_disown(struct source_link *link, const char *why);
 /*
  * state machine: source
  *   [*] -> ASKING -> EXPOSING      HELLO is accepted; RAM is registered and READY is awaited
- *   EXPOSING -> STARTING           QEMU's migration is started
+ *   EXPOSING -> STARTING           QEMU's migration is started, or libvirt may start it
  *   STARTING -> STOPPED            the VM is stopped; the page map is made
  *   STOPPED -> SENDING             the page map is sent; the device state follows
  *   SENDING -> COMMITTED           LOADED has come and COMMIT goes: the point of no return
@@ -271,6 +279,7 @@ struct source {
     struct source_vm vm;
     struct source_link link;
     struct source_stream stream;
+    struct ibx_gate gate; /* CLOSED unless libvirt drives */
 
     struct ibx_migrate_status status;
     struct migration_reporter reporter;
@@ -280,6 +289,7 @@ struct source {
     unsigned interrupts; /* signals, and a request to cancel */
 
     struct ibx_guard guard;        /* of guest RAM here, in SERVING */
+    uint64_t guard_ns;             /* managed: when to make it, unless QEMU has ended */
     bool guard_noted, unguarded;   /* it is in the record; it is not possible */
     struct ibx_error disturbed;    /* code not 0: what others did to the VM here after the commit */
     struct ibx_verifier *verifier; /* from the first DIGEST on */
@@ -367,6 +377,9 @@ void ibx_source_remove_files(struct source *s);
 /* Continues the VM here and goes to KEPT or STRANDED; returns `code`. Where the table has no move
  * to KEPT it changes nothing and returns `code`: the VM may run at the destination. */
 int ibx_source_keep(struct source *s, int code, struct ibx_error *err);
+/* libvirt decides where the VM runs. Between the commit and RUNNING it continues it here only when
+ * the VM does not run at the destination, as far as libvirt knows: -ECANCELED, in KEPT. */
+int ibx_source_check_continued(struct source *s, struct ibx_error *err);
 /* An error after the commit. 0: to go on and connect again. */
 int ibx_source_link_trouble(struct source *s, int code, struct ibx_error *err);
 /* The pages at the destination are not those here, as `err` says: BROKEN, and with `tell` that is

@@ -50,6 +50,20 @@ int ibx_source_stream_open(struct source_stream *stream, struct ibx_qmp *qmp, st
     return rc ? rc : ibx_state_move(&stream->state, STREAM_OPEN);
 }
 
+int ibx_source_stream_adopt(struct source_stream *stream, int fd, struct ibx_error *err)
+{
+    int rc = ibx_state_move(&stream->state, STREAM_MADE);
+    if (!rc)
+        rc = ibx_state_move(&stream->state, STREAM_OPEN);
+    if (rc) {
+        close(fd);
+        return ibx_error_set(err, rc, "QEMU has started a second migration");
+    }
+    stream->managed = true;
+    stream->fd = fd;
+    return 0;
+}
+
 /*
  * QEMU's stream has no end of file while it is held open. It ends with a description for debuggers:
  * a byte 0 (EOF), a byte 6, a u32 length, big-endian, and so much JSON, in which no byte is 0. So
@@ -136,7 +150,7 @@ int ibx_source_stream_end(struct source_stream *stream, struct ibx_channel *cont
     if (!rc)
         rc = ibx_channel_send(control, &message, err);
     /* Meanwhile the destination loads it. */
-    if (!rc)
+    if (!rc && !stream->managed)
         rc = ibx_hold_keep(qmp, stream->fd, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     return rc ? rc : ibx_state_move(&stream->state, STREAM_HELD);
 }
@@ -159,6 +173,13 @@ static void leave(struct source_stream *stream, enum source_stream_state to)
     ibx_state_move(&stream->state, to);
 }
 
+/* This end stays open until the tool ends: QEMU may still read. */
+int ibx_source_stream_let_go(struct source_stream *stream, struct ibx_error *err)
+{
+    int rc = ibx_state_move(&stream->state, STREAM_RELEASED);
+    return rc ? rc : ibx_hold_say_shut(stream->fd, err);
+}
+
 int ibx_source_stream_release(struct source_stream *stream, struct ibx_qmp *qmp,
                               struct ibx_error *err)
 {
@@ -173,6 +194,9 @@ int ibx_source_stream_release(struct source_stream *stream, struct ibx_qmp *qmp,
 
 void ibx_source_stream_close(struct source_stream *stream)
 {
-    if (stream->fd >= 0)
+    if (stream->fd >= 0 && stream->state.now == STREAM_RELEASED)
+        close(stream->fd);
+    else if (stream->fd >= 0)
         leave(stream, STREAM_CLOSED);
+    stream->fd = -1;
 }

@@ -9,6 +9,8 @@
  */
 #include "migrate/source/watchdog.h"
 
+#include "migrate/common/libvirt.h"
+
 #include "common/clock.h"
 #include "common/log.h"
 
@@ -24,6 +26,7 @@
 
 #define LINE_MAX_BYTES 8192
 #define STAY_MS        60000 /* to reach QEMU's monitor and continue the VM */
+#define SWEEP_MS       1000  /* to remove the tool's socket */
 #define RETRY_MS       100   /* between two tries to reach the monitor */
 
 struct watchdog {
@@ -31,6 +34,7 @@ struct watchdog {
     struct ibx_vm_undo vm;
     const char *folder;
     bool dismissed; /* committed or released: it does nothing */
+    bool settles;   /* committed, and libvirt may still continue the VM here */
     char line[LINE_MAX_BYTES];
     size_t length; /* of a line that has begun */
 };
@@ -53,7 +57,8 @@ static void on_letter(struct watchdog *w, char letter)
         w->line[w->length++] = letter;
     else if (!w->length) {
         w->vm.touched |= letter == 'T';
-        w->dismissed |= letter == 'C' || letter == 'R';
+        w->settles |= letter == 'C' && w->vm.libvirt;
+        w->dismissed |= (letter == 'C' && !w->vm.libvirt) || letter == 'R';
     }
 }
 
@@ -67,6 +72,14 @@ static int reach(struct watchdog *w, struct ibx_qmp **qmp, uint64_t deadline, st
     return rc;
 }
 
+/* The VM stays here, and nothing is left of the migration. */
+static int kept(struct watchdog *w, struct ibx_error *err)
+{
+    ibx_journal_unlink_files(&w->record);
+    w->record.state = IBX_JOURNAL_KEPT;
+    return ibx_journal_write(w->folder, &w->record, err);
+}
+
 static void continue_vm(struct watchdog *w)
 {
     const uint64_t deadline = ibx_deadline_in_ms(STAY_MS);
@@ -75,10 +88,13 @@ static void continue_vm(struct watchdog *w)
     int rc = reach(w, &qmp, deadline, &err);
     if (!rc)
         rc = ibx_vm_stay(qmp, &w->vm, deadline, &err);
-    if (!rc) {
-        w->record.state = IBX_JOURNAL_KEPT;
-        rc = ibx_journal_write(w->folder, &w->record, &err);
+    /* libvirt may be about to start a migration that fails, as the tool has ended. */
+    while (rc == -EREMOTEIO && w->vm.libvirt && ibx_now_ns() < deadline) {
+        usleep(RETRY_MS * 1000);
+        rc = ibx_vm_stay(qmp, &w->vm, deadline, &err);
     }
+    if (!rc)
+        rc = kept(w, &err);
     if (rc)
         ibx_log(IBX_LOG_ERROR, "ib-migrate was killed and VM %s could not be continued here: %s",
                 w->record.name, err.message);
@@ -86,6 +102,33 @@ static void continue_vm(struct watchdog *w)
         ibx_log(IBX_LOG_WARN, "ib-migrate was killed before the commit: VM %s goes on here",
                 w->record.name);
     ibx_qmp_close(qmp);
+}
+
+/* Where libvirt drives, after the commit: it ends this QEMU, or continues the VM in it. Then QEMU
+ * needs settings with which it saves its RAM, and takes them, since its migration is over. */
+static void await_libvirt(struct watchdog *w)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(STAY_MS);
+    struct ibx_error err = {0};
+    struct ibx_qmp *qmp = NULL;
+    char status[32] = "";
+    int rc = reach(w, &qmp, deadline, &err);
+    while (!rc && (w->vm.before || strcmp(status, "running") != 0) && ibx_now_ns() < deadline) {
+        ibx_vm_settle(qmp, &w->vm.before, &w->record, deadline, &err);
+        usleep(RETRY_MS * 1000);
+        rc = ibx_vm_status(qmp, status, sizeof(status), deadline, &err);
+    }
+    if (!rc && !w->vm.before && !strcmp(status, "running"))
+        kept(w, &err);
+    ibx_qmp_close(qmp);
+}
+
+/* The kernel closes the descriptors of a process that was killed in any order. */
+static void sweep(const char *path)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(SWEEP_MS);
+    for (ibx_gate_sweep(path); !access(path, F_OK) && ibx_now_ns() < deadline; ibx_gate_sweep(path))
+        usleep(RETRY_MS * 1000);
 }
 
 /* All inherited descriptors but two: QEMU answers nobody while the tool's monitor is open. */
@@ -113,8 +156,12 @@ static void watchdog_main(struct watchdog *w, int fd)
     while ((n = read(fd, letters, sizeof(letters))) > 0 || (n < 0 && errno == EINTR))
         for (ssize_t i = 0; i < n; i++)
             on_letter(w, letters[i]);
-    if (!w->dismissed)
+    if (!w->dismissed && w->settles)
+        await_libvirt(w);
+    else if (!w->dismissed)
         continue_vm(w);
+    if (!w->dismissed && w->vm.libvirt)
+        sweep(w->vm.libvirt);
     _exit(0);
 }
 

@@ -26,7 +26,8 @@ int ibx_watchdog_start(struct ibx_watchdog *watchdog, const char *folder,
 int ibx_watchdog_settings(struct ibx_watchdog *watchdog, json_t *before, struct ibx_error *err);
 /* The migration is about to be started, and the record is MAY_RUN. */
 int ibx_watchdog_touched(struct ibx_watchdog *watchdog, struct ibx_error *err);
-/* COMMIT is about to be sent: from here on the watchdog does nothing. */
+/* COMMIT is about to be sent: from here on the watchdog does nothing, or where libvirt drives, only
+ * puts QEMU's settings back. */
 int ibx_watchdog_commit(struct ibx_watchdog *watchdog, struct ibx_error *err);
 /* There is nothing to undo: it ends. Waits for it. */
 void ibx_watchdog_release(struct ibx_watchdog *watchdog);

@@ -124,6 +124,10 @@ static const struct ibx_tool_option options[] = {
      "Do not compare what has come with the memory of the source; at both ends, or it has no "
      "effect",
      MIGRATING, .at = AT(no_verify)},
+    {.help = "Options of receive and send:"},
+    {"libvirt", "PATH",
+     "libvirt migrates the VM, by virsh migrate --migrateuri unix://PATH; the tools carry it",
+     BIT(RECEIVE) | BIT(SEND), IBX_TOOL_TEXT, .at = AT(libvirt)},
     {.help = "Options of receive and recover:"},
     {"listen", "URI", "Where to listen for the source: rdma://0.0.0.0:18600",
      BIT(RECEIVE) | BIT(RECOVER), IBX_TOOL_TEXT, .at = AT(listen)},
@@ -190,6 +194,10 @@ static void check_line(const struct migrate_args *args, unsigned command)
         ibx_tool_bad_usage(&tool, "--prometheus and --json are two formats: give one");
     if (args->unfinished && !*args->qmp)
         ibx_tool_bad_usage(&tool, "--unfinished needs --qmp: the monitor that the QEMU had");
+    if (args->libvirt && *args->libvirt != '/')
+        ibx_tool_bad_usage(&tool, "--libvirt \"%s\" is not an absolute path", args->libvirt);
+    if (args->libvirt && args->quit)
+        ibx_tool_bad_usage(&tool, "--quit with --libvirt: libvirt ends the source's QEMU itself");
     if (args->destination && args->uri)
         ibx_tool_bad_usage(&tool, "\"%s\" with --destination: only the source takes a URI",
                            args->uri);

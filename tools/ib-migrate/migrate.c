@@ -94,6 +94,7 @@ static int receive(const struct migrate_args *args, const struct ibx_migrate_obs
     struct ibx_receive_options options = {
         .qmp = args->qmp,
         .listen = args->listen,
+        .libvirt = args->libvirt,
         .folder = args->folder,
         .transport = args->options,
         .max_bandwidth = args->max_bandwidth,
@@ -113,6 +114,7 @@ static int send(const struct migrate_args *args, const struct ibx_migrate_observ
     struct ibx_send_options options = {
         .qmp = args->qmp,
         .uri = args->uri,
+        .libvirt = args->libvirt,
         .folder = args->folder,
         .transport = args->options,
         .links = args->links,

@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/common/libvirt.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+static const struct ibx_state gate_states[] = {
+    [IBX_GATE_CLOSED] = {"closed", IBX_TO(IBX_GATE_SHUT), IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [IBX_GATE_SHUT] = {"shut", IBX_TO(IBX_GATE_OPEN) | IBX_TO(IBX_GATE_CLOSED), 0},
+    [IBX_GATE_OPEN] = {"open", IBX_TO(IBX_GATE_PASSED) | IBX_TO(IBX_GATE_CLOSED), 0},
+    [IBX_GATE_PASSED] = {"passed", IBX_TO(IBX_GATE_CLOSED), 0},
+};
+static const struct ibx_state_table gate_table = IBX_STATE_TABLE("libvirt gate", gate_states);
+
+static int address_of(const char *path, struct sockaddr_un *address, struct ibx_error *err)
+{
+    *address = (struct sockaddr_un){.sun_family = AF_UNIX};
+    if (path[0] != '/' || strlen(path) >= sizeof(address->sun_path))
+        return ibx_error_set(err, -EINVAL,
+                             "\"%.128s\" is not an absolute path of at most %zu bytes, which a "
+                             "unix socket needs",
+                             path, sizeof(address->sun_path) - 1);
+    memcpy(address->sun_path, path, strlen(path));
+    return 0;
+}
+
+/* The process at the other end; of a listener that which listens. */
+static pid_t peer_of(int fd)
+{
+    struct ucred peer = {.pid = 0};
+    socklen_t size = sizeof(peer);
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) ? 0 : peer.pid;
+}
+
+/* A connection, non-blocking. -ECONNREFUSED: nobody listens; -ENOENT: there is no such socket. */
+static int connect_to(const struct sockaddr_un *address, int *fd)
+{
+    int made = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (made < 0)
+        return -errno;
+    if (connect(made, (const struct sockaddr *)address, sizeof(*address))) {
+        int rc = -errno;
+        close(made);
+        return rc;
+    }
+    *fd = made;
+    return 0;
+}
+
+/* ---------------------------------------------------------------- the gate */
+
+void ibx_gate_init(struct ibx_gate *gate, const char *path)
+{
+    *gate = (struct ibx_gate){.path = path, .listener = -1, .place = -1};
+    ibx_state_begin(&gate->state, &gate_table, IBX_GATE_CLOSED);
+}
+
+/* A socket that a tool left behind when it was killed is removed; one at which somebody listens is
+ * not, nor anything else. */
+static int make_way(const struct sockaddr_un *address, struct ibx_error *err)
+{
+    struct stat st;
+    int fd, rc = connect_to(address, &fd);
+    if (!rc)
+        close(fd);
+    if (!rc || rc == -EAGAIN)
+        return ibx_error_set(err, -EADDRINUSE,
+                             "another process listens at %s: end it (ib-migrate status lists those "
+                             "that wait), or use another path",
+                             address->sun_path);
+    if (rc != -ECONNREFUSED || lstat(address->sun_path, &st) || !S_ISSOCK(st.st_mode))
+        return 0;
+    unlink(address->sun_path);
+    return 0;
+}
+
+void ibx_gate_sweep(const char *path)
+{
+    struct sockaddr_un address;
+    if (!address_of(path, &address, NULL))
+        make_way(&address, NULL);
+}
+
+/* The user of QEMU may connect, and nobody else; libvirt does the same where it changes owners. */
+static void give_to(const char *path, pid_t qemu)
+{
+    char process[32];
+    struct stat st;
+    snprintf(process, sizeof(process), "/proc/%d", (int)qemu);
+    if (!stat(process, &st) && chown(path, st.st_uid, (gid_t)-1))
+        return; /* QEMU's connect will fail, with its reason */
+}
+
+static int listen_at(struct ibx_gate *gate, const struct sockaddr_un *address)
+{
+    const mode_t before = umask(0177);
+    gate->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int rc = gate->listener < 0 ||
+                     bind(gate->listener, (const struct sockaddr *)address, sizeof(*address)) ||
+                     listen(gate->listener, 0)
+                 ? -errno
+                 : 0;
+    umask(before);
+    return rc ? rc : connect_to(address, &gate->place);
+}
+
+int ibx_gate_shut(struct ibx_gate *gate, pid_t qemu, struct ibx_error *err)
+{
+    struct sockaddr_un address;
+    int rc = address_of(gate->path, &address, err);
+    if (!rc)
+        rc = make_way(&address, err);
+    if (rc)
+        return rc;
+    rc = ibx_state_move(&gate->state, IBX_GATE_SHUT);
+    if (!rc)
+        rc = listen_at(gate, &address);
+    if (rc) {
+        ibx_gate_close(gate);
+        return ibx_error_set(err, rc, "no socket at %s for QEMU: %s", gate->path, strerror(-rc));
+    }
+    give_to(gate->path, qemu);
+    return 0;
+}
+
+int ibx_gate_let(struct ibx_gate *gate, struct ibx_error *err)
+{
+    int mine = accept4(gate->listener, NULL, NULL, SOCK_CLOEXEC);
+    if (mine < 0)
+        return ibx_error_set(err, -errno, "no connection can be taken at %s: %s", gate->path,
+                             strerror(errno));
+    close(mine);
+    close(gate->place);
+    gate->place = -1;
+    return ibx_state_move(&gate->state, IBX_GATE_OPEN);
+}
+
+/* libvirt connects and hands the descriptor to QEMU; or QEMU connects itself. */
+static bool may_pass(int fd, pid_t qemu)
+{
+    struct ucred peer = {.uid = (uid_t)-1};
+    socklen_t size = sizeof(peer);
+    return !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) &&
+           (peer.uid == 0 || peer.pid == qemu);
+}
+
+int ibx_gate_take(struct ibx_gate *gate, pid_t qemu, int *stream, struct ibx_error *err)
+{
+    if (gate->state.now != IBX_GATE_OPEN)
+        return -EAGAIN;
+    int fd = accept4(gate->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0)
+        return errno == EAGAIN || errno == EINTR || errno == ECONNABORTED
+                   ? -EAGAIN
+                   : ibx_error_set(err, -errno, "no connection can be taken at %s: %s", gate->path,
+                                   strerror(errno));
+    if (!may_pass(fd, qemu)) {
+        close(fd);
+        return -EAGAIN;
+    }
+    int rc = ibx_state_move(&gate->state, IBX_GATE_PASSED);
+    if (rc)
+        close(fd);
+    else
+        *stream = fd;
+    return rc;
+}
+
+void ibx_gate_close(struct ibx_gate *gate)
+{
+    if (gate->state.now == IBX_GATE_CLOSED)
+        return;
+    if (gate->listener >= 0) {
+        close(gate->listener);
+        unlink(gate->path);
+    }
+    if (gate->place >= 0)
+        close(gate->place);
+    gate->listener = gate->place = -1;
+    ibx_state_move(&gate->state, IBX_GATE_CLOSED);
+}
+
+/* ---------------------------------------------------------------- the destination's QEMU */
+
+int ibx_libvirt_connect(const char *path, pid_t qemu, int *stream, struct ibx_error *err)
+{
+    struct sockaddr_un address;
+    int fd, rc = address_of(path, &address, err);
+    if (rc)
+        return rc;
+    rc = connect_to(&address, &fd);
+    if (rc == -ENOENT || rc == -ECONNREFUSED)
+        return -EAGAIN;
+    if (rc)
+        return ibx_error_set(err, rc, "cannot connect to QEMU at %s: %s", path, strerror(-rc));
+    const pid_t peer = peer_of(fd);
+    if (peer != qemu) {
+        close(fd);
+        return ibx_error_set(err, -ESRCH,
+                             "process %d listens at %s, and not the QEMU of this VM (process %d): "
+                             "give each VM a migrateuri of its own",
+                             (int)peer, path, (int)qemu);
+    }
+    *stream = fd;
+    return 0;
+}
+
+/* ---------------------------------------------------------------- settings */
+
+static bool is_on(json_t *list, const char *name, bool *known)
+{
+    json_t *item;
+    size_t index;
+    *known = false;
+    json_array_foreach(list, index, item)
+    {
+        const char *is = json_string_value(json_object_get(item, "capability"));
+        if (!is || strcmp(is, name))
+            continue;
+        *known = true;
+        return json_is_true(json_object_get(item, "state"));
+    }
+    return false;
+}
+
+int ibx_libvirt_plan(struct ibx_qmp *qmp, struct ibx_settings *settings, uint64_t deadline_ns,
+                     struct ibx_error *err)
+{
+    static const char name[] = "x-ignore-shared";
+    json_t *list;
+    bool known;
+    int rc = ibx_qmp_execute(qmp, "query-migrate-capabilities", NULL, &list, deadline_ns, err);
+    if (rc)
+        return rc;
+    const bool on = is_on(list, name, &known);
+    json_decref(list);
+    if (!known)
+        return ibx_error_set(err, -EOPNOTSUPP,
+                             "this QEMU lacks the migration capability %s: use QEMU 4.0 or later",
+                             name);
+    /* One that was left on would spoil every state that QEMU saves: it goes off afterwards. */
+    *settings = (struct ibx_settings){
+        .change = on ? json_pack("{s:{}, s:{}}", "capabilities", "parameters")
+                     : json_pack("{s:{s:b}, s:{}}", "capabilities", name, 1, "parameters"),
+        .before = json_pack("{s:{s:b}, s:{}}", "capabilities", name, 0, "parameters"),
+    };
+    return 0;
+}
+
+int ibx_libvirt_waits(struct ibx_qmp *qmp, bool *waits, uint64_t deadline_ns, struct ibx_error *err)
+{
+    json_t *list;
+    bool known;
+    int rc = ibx_qmp_execute(qmp, "query-migrate-capabilities", NULL, &list, deadline_ns, err);
+    if (rc)
+        return rc;
+    *waits = is_on(list, "pause-before-switchover", &known);
+    json_decref(list);
+    return 0;
+}
+
+int ibx_libvirt_check_settings(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
+{
+    static const struct {
+        const char *name, *option;
+    } wrong[] = {{"multifd", "--parallel"},
+                 {"postcopy-ram", "--postcopy"},
+                 {"block", "--copy-storage-all"},
+                 {"x-colo", "COLO"}};
+    json_t *list, *parameters;
+    bool known;
+    int rc = ibx_qmp_execute(qmp, "query-migrate-capabilities", NULL, &list, deadline_ns, err);
+    if (rc)
+        return rc;
+    for (size_t i = 0; !rc && i < sizeof(wrong) / sizeof(wrong[0]); i++)
+        if (is_on(list, wrong[i].name, &known))
+            rc = ibx_error_set(err, -EPERM, "virsh migrate was given %s (QEMU's %s): leave it out",
+                               wrong[i].option, wrong[i].name);
+    if (!rc && !is_on(list, "x-ignore-shared", &known))
+        rc =
+            ibx_error_set(err, -EPERM, "somebody has reset x-ignore-shared in QEMU: migrate again");
+    json_decref(list);
+    if (rc)
+        return rc;
+    rc = ibx_qmp_execute(qmp, "query-migrate-parameters", NULL, &parameters, deadline_ns, err);
+    if (rc)
+        return rc;
+    const char *tls = json_string_value(json_object_get(parameters, "tls-creds"));
+    if (tls && *tls)
+        rc = ibx_error_set(err, -EPERM,
+                           "virsh migrate was given --tls: leave it out, this link has TLS of its "
+                           "own (--key-file)");
+    json_decref(parameters);
+    return rc;
+}

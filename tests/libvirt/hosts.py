@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Two hosts with a libvirtd each, on this one: what differs between hosts is in namespaces of their
+own (mount, network, UTS, IPC, PID). A link joins them, and one folder is visible on both, as shared
+storage would be. Guests run under TCG."""
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "tools"))
+
+# pylint: disable=wrong-import-position
+from harness import LIMIT, Skip, children, until  # noqa: E402
+
+NAMESPACES = "--mount --net --uts --ipc --pid".split()
+
+
+def needed():
+    """Raises Skip where there can be no such hosts."""
+    if os.geteuid():
+        raise Skip("needs root")
+    for program in ("libvirtd", "virsh", "qemu-system-x86_64", "unshare", "nsenter", "ip"):
+        if not shutil.which(program, path=os.environ["PATH"] + ":/usr/sbin:/sbin"):
+            raise Skip(f"needs {program}")
+    for name in ("GUEST_ELF", "GUEST_EXPECT", "IB_MIGRATE"):
+        if name not in os.environ:
+            raise Skip(f"needs {name} in the environment")
+
+
+class Ran:
+    """A command that has ended."""
+
+    def __init__(self, line, done):
+        self.line, self.code, self.out, self.err = line, done.returncode, done.stdout, done.stderr
+
+    def __repr__(self):
+        return f"{' '.join(self.line)}: {self.code}\n{self.out}{self.err}"
+
+
+class Host:
+    """One of them. Everything on it ends with its first process."""
+
+    def __init__(self, scene, name, address):
+        self.scene, self.name, self.address = scene, name, address
+        self.own = os.path.join(scene.folder, name)
+        os.mkdir(self.own)
+        self.log = open(os.path.join(self.own, "log"), "ab")  # pylint: disable=consider-using-with
+        self.first = subprocess.Popen(  # pylint: disable=consider-using-with
+            ["unshare", *NAMESPACES, "--fork", "--mount-proc", "--kill-child",
+             os.path.join(HERE, "host"), name, address, scene.folder],
+            stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, start_new_session=True)
+        self.pid = until(self.find_pid, "the first process of a host")
+        until(lambda: os.path.exists(os.path.join(self.own, "etc", "qemu.conf")),
+              "a host's folders")
+
+    def find_pid(self):
+        """Of the first process in the namespaces: the child of unshare."""
+        assert self.first.poll() is None, "unshare has ended"
+        found = children(self.first.pid)
+        return found[0] if found else None
+
+    def link_up(self):
+        """The link is there."""
+        with open(os.path.join(self.own, "linked"), "w", encoding="ascii"):
+            pass
+        until(lambda: os.path.exists(os.path.join(self.own, "ready")), "a host's network")
+
+    def end(self):
+        """Kills all that runs on it."""
+        self.first.send_signal(signal.SIGKILL)
+        self.first.wait(LIMIT)
+        until(lambda: not os.path.exists(f"/proc/{self.pid}/root/proc"), "the end of a host")
+        self.log.close()
+
+    def line(self, *command):
+        """What runs this command there."""
+        return ["nsenter", "-t", str(self.pid), "-m", "-n", "-u", "-i", "-p", "--", *command]
+
+    def start(self, *command, **options):
+        """A process on this host; it ends with the host at the latest."""
+        options.setdefault("stdout", subprocess.PIPE)
+        options.setdefault("stderr", subprocess.STDOUT)
+        return subprocess.Popen(self.line(*command), stdin=subprocess.DEVNULL, text=True,
+                                start_new_session=True, **options)
+
+    def run(self, *command, limit=LIMIT):
+        """Runs a command there to its end."""
+        done = subprocess.run(self.line(*command), stdin=subprocess.DEVNULL, text=True, check=False,
+                              capture_output=True, timeout=limit)
+        return Ran(command, done)
+
+    def ok(self, *command, limit=LIMIT):
+        """The same, which has to succeed: its output."""
+        ran = self.run(*command, limit=limit)
+        assert ran.code == 0, ran
+        return ran.out
+
+    # ---- libvirt
+
+    def start_libvirtd(self):
+        """Starts libvirtd and waits until it answers."""
+        self.ok("sh", "-c", "libvirtd --daemon --listen --pid-file /run/libvirtd.pid >>"
+                f"{self.own}/libvirtd.log 2>&1")
+        until(lambda: self.virsh("list").code == 0, "libvirtd")
+
+    def end_libvirtd(self, number=signal.SIGTERM):
+        """QEMUs go on."""
+        pid = self.ok("cat", "/run/libvirtd.pid").strip()
+        self.run("kill", f"-{int(number)}", pid)
+        until(lambda: self.run("kill", "-0", pid).code, "the end of libvirtd")
+
+    def virsh(self, *arguments, limit=LIMIT):
+        """virsh with this host's libvirtd."""
+        return self.run("virsh", "-q", "-c", "qemu:///system", *arguments, limit=limit)
+
+    def virsh_ok(self, *arguments, limit=LIMIT):
+        """The same, which has to succeed: its output."""
+        return self.ok("virsh", "-q", "-c", "qemu:///system", *arguments, limit=limit).strip()
+
+    @property
+    def uri(self):
+        """By which another host's virsh reaches this libvirtd."""
+        return f"qemu+tcp://{self.address}/system"
+
+    def state(self, domain):
+        """What virsh domstate says, or "none"."""
+        ran = self.virsh("domstate", domain)
+        return ran.out.strip() if ran.code == 0 else "none"
+
+    def inside(self, path):
+        """A path of this host, for the test."""
+        return f"/proc/{self.pid}/root{path}"
+
+    def processes(self):
+        """All on this host: process number, as the test sees it, and command line."""
+        with os.scandir("/proc") as found:
+            pids = [entry.name for entry in found if entry.name.isdigit()]
+        for pid in pids:
+            try:
+                with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as file:
+                    words = file.read().split("\0")
+                if os.readlink(f"/proc/{pid}/ns/pid") == os.readlink(f"/proc/{self.pid}/ns/pid"):
+                    yield int(pid), words
+            except OSError:
+                continue
+
+    def qemu(self, domain):
+        """QEMU's process number; 0: none."""
+        name = f"guest={domain},debug-threads=on"
+        return next((pid for pid, words in self.processes() if name in words), 0)
+
+    def tools(self):
+        """Of each ib-migrate."""
+        return [pid for pid, words in self.processes() if words[0].endswith("ib-migrate")]
+
+
+class Hosts:
+    """Two hosts, a and b, and the folder that both see."""
+
+    def __init__(self):
+        needed()
+        os.environ["PATH"] += ":/usr/sbin:/sbin"
+        self.folder = tempfile.mkdtemp(prefix="ibx-libvirt-")
+        os.chmod(self.folder, 0o755)
+        self.all = []
+        try:
+            self.build()
+        except BaseException:
+            self.end()
+            raise
+
+    def build(self):
+        """Starts both."""
+        self.a = Host(self, "a", "10.77.0.1")
+        self.all.append(self.a)
+        self.b = Host(self, "b", "10.77.0.2")
+        self.all.append(self.b)
+        subprocess.run(["ip", "link", "add", "eth0", "netns", str(self.a.pid), "type", "veth",
+                        "peer", "name", "eth0", "netns", str(self.b.pid)], check=True)
+        for host in self.all:
+            host.link_up()
+            host.start_libvirtd()
+
+    def end(self):
+        """Ends all."""
+        for host in self.all:
+            host.end()
+        shutil.rmtree(self.folder)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        if kind:
+            for host in self.all:
+                name = os.path.join(host.own, "libvirtd.log")
+                with open(name, encoding="utf-8", errors="replace") as log:
+                    print(f"---- libvirtd {host.name}\n{log.read()[-3000:]}")
+        self.end()
+
+
+DOMAIN = """<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
+  <name>{name}</name>
+  <memory unit='MiB'>64</memory>
+  <memoryBacking>{memory}</memoryBacking>
+  <vcpu>1</vcpu>
+  <os><type arch='x86_64' machine='q35'>hvm</type><kernel>{kernel}</kernel></os>
+  <features><acpi/><apic/></features>
+  <on_poweroff>destroy</on_poweroff><on_reboot>destroy</on_reboot><on_crash>destroy</on_crash>
+  <devices>
+    <emulator>/usr/bin/qemu-system-x86_64</emulator>
+    <disk type='file' device='disk'>
+      <driver name='qemu' type='raw' cache='none'/>
+      <source file='{disk}'><seclabel model='dac' relabel='no'/></source>
+      <target dev='vda' bus='virtio'/>
+    </disk>
+    <serial type='file'><source path='/var/lib/libvirt/qemu/{name}.serial' append='on'/></serial>
+    <memballoon model='none'/>
+  </devices>
+  {more}
+</domain>
+"""
+MEMORY = "<source type='file'/><access mode='shared'/>"
+MONITOR = "/run/ibx/{name}.qmp"
+COMMAND_LINE = """<qemu:commandline>
+    <qemu:arg value='-qmp'/>
+    <qemu:arg value='unix:{monitor},server=on,wait=off'/>
+  </qemu:commandline>"""
+
+
+class Domain:
+    """A domain that can run on either host, with the guest of tests/moves/guest."""
+
+    def __init__(self, hosts, name="web", memory=MEMORY, monitor=True):
+        self.hosts, self.name = hosts, name
+        self.monitor = MONITOR.format(name=name)
+        kernel = os.path.join(hosts.folder, "guest.elf")
+        shutil.copyfile(os.environ["GUEST_ELF"], kernel)
+        self.disk = os.path.join(hosts.folder, f"{name}.raw")
+        with open(self.disk, "wb") as file:
+            file.truncate(16 << 20)
+        shutil.chown(self.disk, "libvirt-qemu", "libvirt-qemu")
+        self.xml = os.path.join(hosts.folder, f"{name}.xml")
+        with open(self.xml, "w", encoding="utf-8") as file:
+            more = COMMAND_LINE.format(monitor=self.monitor) if monitor else ""
+            file.write(DOMAIN.format(name=name, memory=memory, kernel=kernel, disk=self.disk,
+                                     more=more))
+
+    def serial(self, host):
+        """What the guest has printed there."""
+        try:
+            with open(host.inside(f"/var/lib/libvirt/qemu/{self.name}.serial"), "rb") as file:
+                return file.read()
+        except FileNotFoundError:
+            return b""
+
+    def beats(self, host):
+        """How many whole heartbeats."""
+        return len(re.findall(rb"^beat .*\n", self.serial(host), re.M))
+
+    def start(self, host):
+        """Defines and starts it there, and waits until it beats."""
+        host.virsh_ok("define", self.xml)
+        host.virsh_ok("start", self.name)
+        self.beats_on(host)
+
+    def beats_on(self, host):
+        """It beats there."""
+        now = self.beats(host)
+        until(lambda: self.beats(host) > now + 20, f"heartbeats on {host.name}")
+
+    def expect(self, *hosts):
+        """The guest's memory was right at every heartbeat, on these hosts one after the other."""
+        text = b"".join(self.serial(host) for host in hosts)
+        done = subprocess.run([os.environ["GUEST_EXPECT"]], input=text, capture_output=True,
+                              check=False)
+        assert done.returncode == 0, done.stdout
+        return done.stdout.decode()
