@@ -23,6 +23,8 @@ int ibx_describe(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, json_t **
         rc = ibx_describe_devices(&d);
     if (!rc) /* the disks are named by their devices */
         rc = ibx_describe_disks(&d);
+    if (!rc)
+        ibx_describe_virtio(&d);
     if (rc)
         json_decref(d.description);
     else
@@ -69,5 +71,7 @@ void ibx_compare(const json_t *source, const json_t *destination, bool same_vers
 {
     ibx_compare_machines(source, destination, same_version, blockers);
     ibx_compare_devices(source, destination, same_version, blockers);
+    if (same_version) /* the names of features are for people */
+        ibx_compare_virtio(source, destination, blockers);
     ibx_compare_disks(source, destination, disks_differ, blockers);
 }

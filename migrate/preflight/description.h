@@ -71,6 +71,13 @@ void ibx_disk_mount(char *line, const char *file, json_t *layer);
 /* A name of this host that it keeps until it boots. "": not known. */
 void ibx_disk_host(char *out, size_t size);
 
+/* ------------------------------------------------------------ virtio.c */
+
+/* "virtio": {QOM PATH: {"name", "addr", "used": [FEATURE], "offered": [FEATURE]}} */
+void ibx_describe_virtio(struct describing *d);
+void ibx_compare_virtio(const json_t *source, const json_t *destination,
+                        struct ibx_blockers *blockers);
+
 /* ------------------------------------------------------------ compare_*.c */
 
 /* Each compares a part of both descriptions. */

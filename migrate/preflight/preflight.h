@@ -7,7 +7,7 @@
  *   blockers.c       QEMU, its RAM, its devices, this host; what both sides have in common
  *   block_users.c    block jobs and exports: who else uses the disks
  *   description.c    the VM as both sides must have it: devices.c, machine.c, disks.c,
- *                    disk_identity.c; and the comparison: compare.c, compare_disks.c
+ *                    disk_identity.c, virtio.c; and the comparison: compare.c, compare_disks.c
  *   settings.c       QEMU's migration capabilities and parameters: what a migration needs
  *
  * Functions that return an int fail only when QEMU could not be asked; what they find goes to

@@ -22,7 +22,9 @@ static void require(bool good)
 static const char own_text[] =
     "{\"host\":\"a\",\"cpus\":[\"core-id 0\"],\"cpu\":\"qemu64\",\"cpuid\":{\"7.0 EBX\":\"1f\"},"
     "\"machine\":{\"smm\":\"on\"},\"numa\":[\"node 0 cpus: 0\"],\"memory\":[\"dimm\"],"
-    "\"ram\":{\"pc.bios\":[1,2]},\"backends\":[\"user\"],\"devices\":[{\"type\":\"nic\",\"at\":"
+    "\"ram\":{\"pc.bios\":[1,2]},\"backends\":[\"user\"],"
+    "\"virtio\":{\"/p\":{\"name\":\"n\",\"addr\":8,\"used\":[\"A\"],\"offered\":[\"A\"]}},"
+    "\"devices\":[{\"type\":\"nic\",\"at\":"
     "\"03.0\","
     "\"plugged\":true,\"properties\":{\"mac\":\"1\"}},{\"type\":\"i\",\"at\":\"i\",\"plugged\":"
     "false,"

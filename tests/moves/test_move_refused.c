@@ -203,6 +203,27 @@ static void test_other_back_end(void)
             "the destination lacks user-mode network (-netdev user)");
 }
 
+/* The state of a virtio-net device on a tap with offloads needs one like it. */
+static void test_other_offloads(void)
+{
+    char name[16], netdev[96], possible[160];
+    snprintf(name, sizeof(name), "ibx%d", (int)getpid());
+    snprintf(netdev, sizeof(netdev), "tap,id=n,ifname=%s,script=no,downscript=no", name);
+    snprintf(possible, sizeof(possible),
+             "ip tuntap add %s mode tap 2>/dev/null && ip tuntap del %s mode tap", name, name);
+    if (system(possible)) {
+        print_message("no taps here\n");
+        return;
+    }
+    static const char device[] = "virtio-net-pci,netdev=n,addr=5,romfile=";
+    mover_begin();
+    refused(&(struct vm_options){.append = "", .extra = {"-netdev", netdev, "-device", device}},
+            &(struct vm_options){.append = "",
+                                 .incoming = true,
+                                 .extra = {"-netdev", "hubport,id=n,hubid=0", "-device", device}},
+            "has the feature VIRTIO_NET_F_CSUM here, which the destination cannot");
+}
+
 /* Memory that was plugged in lies elsewhere: QEMU would take it, and the guest would crash. */
 static void test_memory_elsewhere(void)
 {
@@ -293,6 +314,7 @@ int main(void)
                                            VM_TEST(test_snapshot_since),
                                            VM_TEST(test_other_properties),
                                            VM_TEST(test_other_back_end),
+                                           VM_TEST(test_other_offloads),
                                            VM_TEST(test_memory_elsewhere),
                                            VM_TEST(test_plugged_in_since),
                                            VM_TEST(test_own_firmware),

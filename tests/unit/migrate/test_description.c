@@ -316,6 +316,21 @@ static void what_does_not_matter_is_not_refused(NO_STATE)
     assert_int_equal(refused.count, 2);
 }
 
+static void a_driver_needs_what_it_uses(NO_STATE)
+{
+#define NET(addr, used, offered)                                                                   \
+    "{'virtio':{'/p':{'name':'virtio-net','addr':" addr ",'used':[" used "],'offered':[" offered   \
+    "]}}}"
+    nothing(NET("8", "'A'", "'A','B'"), NET("8", "", "'A'"));
+    only(NET("8", "'A','B'", "'A','B'"), NET("8", "", "'A'"),
+         "virtio-net /p has the feature B here, which the destination cannot offer");
+    only(NET("8", "", "'VIRTIO_NET_F_CSUM'"), NET("8", "", "'A'"), "a tap with vnet_hdr=on");
+    nothing(NET("8", "", "'A'"), NET("8", "", "'VIRTIO_NET_F_CSUM'"));
+    nothing(NET("8", "'B'", "'B'"), NET("16", "", "'A'")); /* without ids: another device */
+    nothing(NET("8", "'B'", "'B'"), "{'virtio':{}}");
+#undef NET
+}
+
 /* ------------------------------------------------------------ disks */
 
 #define ON(host, disk)                                                                             \
@@ -493,7 +508,8 @@ static void odd_descriptions_do_no_harm(NO_STATE)
 {
     static const char whole[] =
         "{'host':'a','cpus':['a'],'cpu':'b','cpuid':{'1.0 EDX':'3'},'machine':{'a':'b'},"
-        "'numa':['x'],'memory':['y'],'ram':{'z':[1,2]},'backends':['u'],"
+        "'numa':['x'],'memory':['y'],'ram':{'z':[1,2]},'backends':['u'],'virtio':{'/"
+        "p':{'name':'n','addr':1,'used':['A'],'offered':['A']}},"
         "'devices':[{'type':'t','at':'p','plugged':true,'properties':{'n':'v'}}],"
         "'disks':[{'at':'p','type':'t','bytes':1,'read-only':false,'layers':[{'role':'','driver':"
         "'file','file':'/x','reach':'local','id':'1'}]}]}";
@@ -548,6 +564,7 @@ int main(void)
         cmocka_unit_test(differences_have_a_sentence_each),
         cmocka_unit_test(a_property_is_named_with_both_values),
         cmocka_unit_test(what_does_not_matter_is_not_refused),
+        cmocka_unit_test(a_driver_needs_what_it_uses),
         cmocka_unit_test(a_disk_is_the_same_file_on_one_host),
         cmocka_unit_test(a_disk_is_the_same_on_two_hosts),
         cmocka_unit_test(a_disk_has_the_same_chain),
