@@ -408,6 +408,42 @@ def a_libvirtd_is_killed_before_the_commit(hosts, domain):
     domain.expect(hosts.a)
 
 
+@test
+def the_source_s_libvirtd_is_killed_after_the_commit(hosts, domain):
+    """It does not know what has become of the VM, and leaves it paused; the VM runs elsewhere."""
+    domain.start(hosts.a)
+    move, tool = caught(hosts, domain, "destination:resuming")
+    hosts.a.end_libvirtd(signal.SIGKILL)
+    hosts.a.start_libvirtd()
+    tool.kill(signal.SIGCONT)
+    move.virsh.wait(LIMIT)
+    until(lambda: hosts.b.state(domain.name) == "running", "running on b")
+    domain.beats_on(hosts.b)
+    assert move.receiver.end() == 0, move.receiver.text
+    assert move.sender.end() == 0, move.sender.text
+    assert hosts.a.state(domain.name) == "paused"
+    hosts.a.virsh_ok("destroy", domain.name)
+    here(domain, hosts.b, hosts.a)
+    domain.expect(hosts.a, hosts.b)
+
+
+@test
+def the_destination_s_libvirtd_is_killed_after_the_commit(hosts, domain):
+    """The VM is loaded there and does not run: the source's libvirtd continues it."""
+    domain.start(hosts.a)
+    move, tool = caught(hosts, domain, "destination:resuming")
+    hosts.b.end_libvirtd(signal.SIGKILL)
+    move.virsh.wait(LIMIT)
+    assert move.sender.end() == 1
+    assert "libvirt has continued the VM here" in move.sender.text, move.sender.text
+    tool.kill(signal.SIGCONT)
+    hosts.b.start_libvirtd()
+    assert move.receiver.end() == 1
+    here(domain, hosts.a, hosts.b)
+    domain.expect(hosts.a)
+    nothing_left(hosts.a, domain)
+
+
 # ------------------------------------------------------------------------- operators
 
 
