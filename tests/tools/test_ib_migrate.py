@@ -17,7 +17,8 @@ import termios
 
 from harness import LIMIT, Skip, equal, free_port, run_all, test, until
 
-COMMANDS = ("receive", "send", "check", "status", "cancel", "set", "recover", "rollback", "prune")
+COMMANDS = ("receive", "send", "check", "status", "cancel", "set", "recover", "rollback", "prune",
+            "run")
 
 
 def case(function):
@@ -102,7 +103,7 @@ def wrong_usage_exits_2(scene):
         equal((line, code, out), (line, 2, ""))
         assert err.startswith("ib-migrate: ") and "Try `ib-migrate --help'" in err, err
     for line, words in (
-            ("send --max-bandwidth 1G", 'not go with "send", but with receive, set or recover'),
+            ("send --max-bandwidth 1G", 'not go with "send", but with receive, set, recover or run'),
             ("receive --qmp Q tcp://a:1", '"tcp://a:1" is one argument too many'),
             ("recover --qmp Q --listen tcp://a:1 tcp://b:1", '"tcp://b:1" with --listen')):
         assert words in scene.run(*line.split())[2], words

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* ib-migrate: migrates a running QEMU VM by post-copy; see ib-migrate(1). The command line. */
 #include "tools/ib-migrate/ib-migrate.h"
+#include "tools/ib-migrate/run.h"
 #include "tools/options.h"
 
 #include <errno.h>
@@ -12,11 +13,12 @@
 #define GIVE_UP_MAX 604800u /* a week, seconds */
 #define LINKS_MAX   40u     /* symbolic links one after the other, as many as the kernel follows */
 
-enum { RECEIVE, SEND, CHECK, STATUS, CANCEL, SET, RECOVER, ROLLBACK, PRUNE };
+enum { RECEIVE, SEND, CHECK, STATUS, CANCEL, SET, RECOVER, ROLLBACK, PRUNE, RUN, FAR_END };
 
 #define BIT(command)   (1u << (command))
 #define MIGRATING      (BIT(RECEIVE) | BIT(SEND) | BIT(RECOVER))
 #define CONNECTING     (MIGRATING | BIT(CHECK) | BIT(ROLLBACK))
+#define NEEDS_QMP      (CONNECTING | BIT(RUN))
 #define TOLD_BY_RESULT (BIT(CANCEL) | BIT(SET) | BIT(ROLLBACK) | BIT(PRUNE))
 #define AT(member)     offsetof(struct migrate_args, member)
 
@@ -74,6 +76,22 @@ static int take_bandwidth(void *context, const char *text, struct ibx_error *err
     return 0;
 }
 
+static int take_map(void *context, const char *text, struct ibx_error *err)
+{
+    struct migrate_args *args = context;
+    return ibx_run_map_add(&args->maps, text, err);
+}
+
+static int take_qemu_arg(void *context, const char *text, struct ibx_error *err)
+{
+    struct migrate_args *args = context;
+    if (args->qemu_arg_count == RUN_QEMU_ARGS_MAX)
+        return ibx_error_set(err, -E2BIG, "\"%.64s\" is one more than %u arguments for QEMU", text,
+                             RUN_QEMU_ARGS_MAX);
+    args->qemu_args[args->qemu_arg_count++] = text;
+    return 0;
+}
+
 /* Absolute for the same reason. */
 static void resolve_key_file(struct ibx_options *options)
 {
@@ -102,6 +120,9 @@ static const struct ibx_tool_command commands[] = {
     [ROLLBACK] = {"rollback", NULL,
                   "Restart the VM at the source from its stop, when the destination is lost"},
     [PRUNE] = {"prune", NULL, "Delete the records of migrations that are over"},
+    [RUN] = {"run", NULL,
+             "Start the VM's QEMU at --to over ssh, with the same devices, and migrate the VM"},
+    [FAR_END] = {"far-end", NULL, "The other end of run, which starts it over ssh"},
     {0},
 };
 
@@ -114,42 +135,44 @@ static const struct ibx_tool_option options[] = {
     {"json", NULL, "Print one JSON object a line on standard output", .at = AT(json)},
     {.help = "Options of receive, send, check, recover and rollback:"},
     IBX_TOOL_OPTION_KEY_FILE(struct migrate_args, CONNECTING),
-    IBX_TOOL_OPTION_ENCRYPTION(struct migrate_args, CONNECTING),
-    IBX_TOOL_OPTION_SET(struct migrate_args, CONNECTING),
+    IBX_TOOL_OPTION_ENCRYPTION(struct migrate_args, CONNECTING | BIT(RUN)),
+    IBX_TOOL_OPTION_SET(struct migrate_args, CONNECTING | BIT(RUN)),
     {.help = "Options of receive, send and recover:"},
-    {"give-up", "SECONDS", "End when the other side has been away for that long [never]", MIGRATING,
-     IBX_TOOL_UNSIGNED, AT(give_up_s), 1, GIVE_UP_MAX, NULL},
-    {"quiet", NULL, "Print only errors and what --json prints", MIGRATING, .at = AT(quiet)},
+    {"give-up", "SECONDS", "End when the other side has been away for that long [never]",
+     MIGRATING | BIT(RUN), IBX_TOOL_UNSIGNED, AT(give_up_s), 1, GIVE_UP_MAX, NULL},
+    {"quiet", NULL, "Print only errors and what --json prints", MIGRATING | BIT(RUN),
+     .at = AT(quiet)},
     {"no-verify", NULL,
      "Do not compare what has come with the memory of the source; at both ends, or it has no "
      "effect",
-     MIGRATING, .at = AT(no_verify)},
+     MIGRATING | BIT(RUN), .at = AT(no_verify)},
     {.help = "Options of receive and send:"},
     {"libvirt", "PATH",
      "libvirt migrates the VM, by virsh migrate --migrateuri unix://PATH; the tools carry it",
      BIT(RECEIVE) | BIT(SEND), IBX_TOOL_TEXT, .at = AT(libvirt)},
     {.help = "Options of receive and recover:"},
-    {"listen", "URI", "Where to listen for the source: rdma://0.0.0.0:18600",
-     BIT(RECEIVE) | BIT(RECOVER), IBX_TOOL_TEXT, .at = AT(listen)},
+    {"listen", "URI",
+     "Where to listen for the source: rdma://0.0.0.0:18600; run: the far end [rdma://0.0.0.0:0]",
+     BIT(RECEIVE) | BIT(RECOVER) | BIT(RUN), IBX_TOOL_TEXT, .at = AT(listen)},
     {"max-bandwidth", "SIZE",
      "Limit in bytes a second (500M, 2G) for pages that the VM does not wait for [no limit]; also: "
      "set",
-     BIT(RECEIVE) | BIT(RECOVER) | BIT(SET), IBX_TOOL_OWN, .take = take_bandwidth},
+     BIT(RECEIVE) | BIT(RECOVER) | BIT(SET) | BIT(RUN), IBX_TOOL_OWN, .take = take_bandwidth},
     {"allow", "NAMES", "Sources that may come, by the names of their keys, with commas [all]",
      BIT(RECEIVE) | BIT(RECOVER), IBX_TOOL_TRANSPORT, .at = AT(options)},
-    {"minor", NULL, "READ pages into place instead of copying them", BIT(RECEIVE) | BIT(RECOVER),
-     .at = AT(minor)},
+    {"minor", NULL, "READ pages into place instead of copying them",
+     BIT(RECEIVE) | BIT(RECOVER) | BIT(RUN), .at = AT(minor)},
     {"paused", NULL,
      "Leave the VM paused where QEMU was started with -S, though it ran at the source",
      BIT(RECEIVE) | BIT(RECOVER), .at = AT(paused)},
     {.help = "Options of send and recover:"},
     {"links", "N",
      "Page connections, 1 to 16 [3, or 5 when both hosts have 8 processors or more]; also: check",
-     BIT(SEND) | BIT(RECOVER) | BIT(CHECK), IBX_TOOL_UNSIGNED, AT(links), 1, IBX_MIGRATE_LINKS_MAX,
-     NULL},
+     BIT(SEND) | BIT(RECOVER) | BIT(CHECK) | BIT(RUN), IBX_TOOL_UNSIGNED, AT(links), 1,
+     IBX_MIGRATE_LINKS_MAX, NULL},
     {"disks-differ-on-purpose", NULL,
      "Take a destination with other disks, such as copies of one's own; also: check",
-     BIT(SEND) | BIT(CHECK), .at = AT(disks_differ)},
+     BIT(SEND) | BIT(CHECK) | BIT(RUN), .at = AT(disks_differ)},
     {"quit", NULL, "End the source's QEMU when the migration is complete and confirmed",
      BIT(SEND) | BIT(RECOVER), .at = AT(quit)},
     {"remove", NULL,
@@ -157,6 +180,24 @@ static const struct ibx_tool_option options[] = {
      "prune: "
      "that such a migration left behind",
      BIT(SEND) | BIT(RECOVER) | BIT(PRUNE), .at = AT(remove)},
+    {.help = "Options of run:"},
+    {"to", "HOST", "Where the VM is to run: what ssh calls that host, also USER@HOST", BIT(RUN),
+     IBX_TOOL_TEXT, .at = AT(to)},
+    {"address", "HOST", "The address to which its memory connects [HOST of --to]", BIT(RUN),
+     IBX_TOOL_TEXT, .at = AT(address)},
+    {"map", "/OLD=/NEW", "A path that has another name there; may be repeated", BIT(RUN),
+     IBX_TOOL_OWN, .take = take_map},
+    {"ssh", "COMMAND", "Words before HOST and a command, between blanks [ssh]", BIT(RUN),
+     IBX_TOOL_TEXT, .at = AT(ssh)},
+    {"far-program", "PATH", "ib-migrate there [ib-migrate]", BIT(RUN), IBX_TOOL_TEXT,
+     .at = AT(far_program)},
+    {"far-state-dir", "DIR", "--state-dir there", BIT(RUN), IBX_TOOL_TEXT, .at = AT(far_state_dir)},
+    {"memory-dir", "DIR", "Where guest memory gets a folder there [/dev/shm, or of huge pages]",
+     BIT(RUN), IBX_TOOL_TEXT, .at = AT(memory_dir)},
+    {"qemu-arg", "TEXT", "One more argument for the QEMU there; may be repeated", BIT(RUN),
+     IBX_TOOL_OWN, .take = take_qemu_arg},
+    {"keep", NULL, "Leave the QEMU here, stopped, and its memory [both end]", BIT(RUN),
+     .at = AT(keep)},
     {.help = "Options of one command:"},
     {"destination", NULL, "check: this QEMU is to receive", BIT(CHECK), .at = AT(destination)},
     {"unfinished", NULL,
@@ -182,12 +223,16 @@ static const struct ibx_tool tool = {
 
 static void check_line(const struct migrate_args *args, unsigned command)
 {
-    if (!*args->qmp && CONNECTING & BIT(command))
+    if (!*args->qmp && NEEDS_QMP & BIT(command))
         ibx_tool_bad_usage(&tool, "--qmp is needed: the unix socket of QEMU's monitor");
     if (command == RECEIVE && !args->listen)
         ibx_tool_bad_usage(&tool, "--listen is needed, for instance --listen rdma://0.0.0.0:18600");
     if (command == SET && !args->bandwidth_given)
         ibx_tool_bad_usage(&tool, "--max-bandwidth is needed");
+    if (command == RUN && !args->to)
+        ibx_tool_bad_usage(&tool, "--to is needed: the host where the VM is to run");
+    if (command == RUN && *args->to == '-')
+        ibx_tool_bad_usage(&tool, "--to %s: a host does not begin with -", args->to);
     if (args->output && !args->prometheus)
         ibx_tool_bad_usage(&tool, "--output needs --prometheus: what to write to that file");
     if (args->prometheus && args->json)
@@ -214,6 +259,7 @@ int main(int argc, char **argv)
         [RECEIVE] = ibx_cli_receive, [SEND] = ibx_cli_send,         [CHECK] = ibx_cli_check,
         [STATUS] = ibx_cli_status,   [CANCEL] = ibx_cli_cancel,     [SET] = ibx_cli_set,
         [RECOVER] = ibx_cli_recover, [ROLLBACK] = ibx_cli_rollback, [PRUNE] = ibx_cli_prune,
+        [RUN] = ibx_cli_run,         [FAR_END] = ibx_cli_far_end,
     };
     static struct migrate_args args; /* of many KiB */
     struct ibx_error err = {0};

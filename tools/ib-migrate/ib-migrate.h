@@ -8,6 +8,7 @@
  *   prometheus.c  status --prometheus
  *   result.c      what --json prints last, on every exit
  *   rollback.c    rollback
+ *   run.h         run: makes the destination's QEMU, over ssh
  *   progress.c    shows a migration while it runs, from a thread of its own
  *   text.c        what the others print: progress bar, phases, summary
  */
@@ -27,6 +28,18 @@ enum {
     MIGRATE_ENDED = 4
 };
 
+#define RUN_QEMU_ARGS_MAX 64u
+#define RUN_MAPS_MAX      32u
+
+/* Paths at the source that have another name at the destination: the longest OLD counts, for it
+ * and all that is below it. */
+struct run_maps {
+    unsigned count;
+    struct {
+        char old[256], new[256];
+    } maps[RUN_MAPS_MAX];
+};
+
 struct migrate_args {
     char qmp[PATH_MAX];    /* "" not given; else absolute, without links */
     const char *uri;       /* send, recover, check; else NULL */
@@ -34,6 +47,12 @@ struct migrate_args {
     const char *libvirt;   /* receive, send; else NULL */
     const char *state_dir; /* as given, or NULL */
     const char *output;    /* status --prometheus: the file; NULL: standard output */
+    /* run; NULL or 0: not given */
+    const char *to, *address, *ssh, *far_program, *far_state_dir, *memory_dir;
+    struct run_maps maps;
+    const char *qemu_args[RUN_QEMU_ARGS_MAX];
+    unsigned qemu_arg_count;
+    bool keep;
     char folder[PATH_MAX]; /* of the records */
     struct ibx_options options;
     uint64_t max_bandwidth;
@@ -52,6 +71,8 @@ int ibx_cli_status(const struct migrate_args *args);
 int ibx_cli_cancel(const struct migrate_args *args);
 int ibx_cli_set(const struct migrate_args *args);
 int ibx_cli_prune(const struct migrate_args *args);
+int ibx_cli_run(const struct migrate_args *args);
+int ibx_cli_far_end(const struct migrate_args *args);
 
 /* ------------------------------------------------------------ migrate.c */
 

@@ -1,0 +1,466 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""test_ib_migrate_run.py IB-MIGRATE: one command that makes the destination's QEMU and migrates the
+VM. In the place of ssh stands a program that runs the command on this host, in another folder and
+with another folder of records; with IBX_TEST_SSHD=1 a real sshd and ssh are in its place."""
+import glob
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+
+import harness
+from harness import LIMIT, Skip, alive, equal, run_all, test, until
+
+import test_ib_migrate as tool
+from test_ib_migrate import objects
+
+harness.TESTS.clear()  # those of the import
+
+# Whatever a shell could take for its own.
+HOSTILE = "a b'c\"d$(touch PWNED)`touch PWNED`;touch PWNED\n&|<>*?,,=x\\"
+
+
+class Host:
+    """What is not shared with the other host: folders of sockets, memory and records."""
+
+    def __init__(self, scene, name):
+        self.folder = scene.path(name)
+        os.mkdir(self.folder)
+        self.state = os.path.join(self.folder, "state")
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+
+class Running:
+    """A QEMU, whoever started it."""
+
+    def __init__(self, pid, host):
+        self.pid, self.host = pid, host
+        self.monitor, self.serial = host.path("qmp"), host.path("serial")
+
+    def ask(self, *commands):
+        """The answers to commands, each a name or (name, arguments)."""
+        answers = []
+        with socket.socket(socket.AF_UNIX) as monitor:
+            monitor.settimeout(LIMIT)
+            monitor.connect(self.monitor)
+            with monitor.makefile("rw", encoding="utf-8") as lines:
+                for one in ("qmp_capabilities", *commands):
+                    name, arguments = one if isinstance(one, tuple) else (one, {})
+                    lines.write(json.dumps({"execute": name, "arguments": arguments,
+                                            "id": "test"}) + "\n")
+                    lines.flush()
+                    for line in lines:
+                        answer = json.loads(line)
+                        if answer.get("id") == "test":
+                            assert "return" in answer, (one, answer)
+                            answers.append(answer["return"])
+                            break
+        return answers[1] if len(answers) == 2 else answers[1:]
+
+    beats = tool.Vm.beats
+
+    def running(self):
+        return self.ask("query-status")["running"]
+
+    def runs_on(self):
+        now = self.beats()
+        until(lambda: self.beats() > now + 20, "heartbeats")
+        equal(self.running(), True)
+
+    def arguments(self):
+        with open(f"/proc/{self.pid}/cmdline", "rb") as file:
+            return file.read().decode().split("\0")[:-1]
+
+
+def stopped(pid):
+    with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
+        return stat.read().rsplit(")", 1)[1].split()[0] == "T"
+
+
+def listens(path):
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(path) == 0
+
+
+def start_vm(scene, *extra, ram=None, name="guest-of-a-test", wait=True):
+    if not {"QEMU", "GUEST_ELF", "GUEST_EXPECT"} <= os.environ.keys() or os.geteuid():
+        raise Skip("needs QEMU, GUEST_ELF and GUEST_EXPECT in the environment, and root")
+    here = scene.here
+    os.makedirs(scene.memory, mode=0o700)
+    ram = ram or f"memory-backend-file,id=mem0,size=64M,mem-path={scene.memory}/mem0,share=on"
+    process = subprocess.Popen(
+        [os.environ["QEMU"], "-name", name, *"-M q35 -accel tcg,thread=multi "
+         "-m 64,slots=4,maxmem=1G -nodefaults -display none -no-reboot "
+         "-machine memory-backend=mem0".split(), "-kernel", os.environ["GUEST_ELF"],
+         "-append", "", "-object", ram, "-serial", f"file:{here.path('serial')}", "-qmp",
+         f"unix:{here.path('qmp')},server=on,wait=off", "-qmp",
+         f"unix:{here.path('tool')},server=on,wait=off", *extra],
+        stdin=subprocess.DEVNULL, start_new_session=True)
+    scene.started.append(process)
+    until(lambda: listens(here.path("qmp")) or process.poll() is not None, "QEMU's monitor")
+    equal(process.poll(), None)
+    vm = Running(process.pid, here)
+    vm.process, vm.given = process, vm.arguments()
+    if wait:
+        until(lambda: vm.beats() > 20, "heartbeats")
+    return vm
+
+
+def far_qemus(scene):
+    """Processes of QEMU that run started: their arguments name this scene's folder."""
+    found = []
+    for path in glob.glob("/proc/[0-9]*/cmdline"):
+        try:
+            with open(path, "rb") as file:
+                line = file.read()
+        except OSError:
+            continue
+        if scene.there.folder.encode() in line and b"/ibx-run-" in line and b"-incoming" in line:
+            found.append(int(path.split("/")[2]))
+    return [pid for pid in found if alive(pid)]
+
+
+def leftovers():
+    return set(glob.glob("/run/ibx-run-*") + glob.glob("/dev/shm/ibx-run-*"))
+
+
+def stand_in(scene):
+    """HOST COMMAND: in another folder, as another user's login shell would run it."""
+    path = scene.path("ssh")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(f"#!/bin/sh\necho $$ >> {scene.path('ssh.pids')}\n"
+                   f"[ \"$1\" = 127.0.0.1 ] || exit 9\n"
+                   f"cd {scene.there.folder} || exit 9\nexec sh -c \"$2\"\n")
+    os.chmod(path, 0o755)
+    return path
+
+
+def real_ssh(scene):
+    """A server of this test alone, with keys of its own, and a client for it."""
+    server = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:" + os.environ["PATH"])
+    if not server or not shutil.which("ssh") or os.geteuid():
+        raise Skip("needs sshd, ssh, and root")
+    os.makedirs("/run/sshd", mode=0o755, exist_ok=True)
+    for name in ("host", "client"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", scene.path(name)],
+                       check=True)
+    port, config = harness.free_port(), scene.path("sshd_config")
+    with open(config, "w", encoding="ascii") as file:
+        file.write(f"Port {port}\nListenAddress 127.0.0.1\nHostKey {scene.path('host')}\n"
+                   f"AuthorizedKeysFile {scene.path('client.pub')}\nPidFile none\nUsePAM no\n"
+                   "StrictModes no\nPermitRootLogin yes\nPasswordAuthentication no\n")
+    scene.started.append(subprocess.Popen([server, "-D", "-f", config], stderr=subprocess.DEVNULL,
+                                          stdin=subprocess.DEVNULL, start_new_session=True))
+    path = scene.path("ssh")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(f"#!/bin/sh\necho $$ >> {scene.path('ssh.pids')}\n"
+                   f"exec ssh -q -p {port} -i {scene.path('client')} -o BatchMode=yes "
+                   "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null "
+                   "-o ConnectTimeout=5 \"$@\"\n")
+    os.chmod(path, 0o755)
+    until(lambda: not subprocess.run([path, "127.0.0.1", "true"], check=False,
+                                     stdin=subprocess.DEVNULL).returncode, "sshd")
+    os.unlink(scene.path("ssh.pids"))
+    return path
+
+
+def case(function):
+    def run(scene):
+        scene.here, scene.there = Host(scene, "here"), Host(scene, "there")
+        scene.memory = f"/dev/shm/ibx-test-{os.getpid()}"
+        scene.ssh = real_ssh(scene) if "IBX_TEST_SSHD" in os.environ else stand_in(scene)
+        before = leftovers()
+        os.environ["IBX_STATE_DIR"] = scene.here.state
+        try:
+            function(scene)
+        finally:
+            for pid in far_qemus(scene):
+                os.kill(pid, signal.SIGKILL)
+            for process in scene.started:
+                process.kill()
+                process.wait(LIMIT)
+            shutil.rmtree(scene.memory, ignore_errors=True)
+            for path in leftovers() - before:
+                shutil.rmtree(path, ignore_errors=True)
+            assert not glob.glob(scene.path("**/PWNED"), recursive=True)
+    run.__name__ = function.__name__
+    return test(run)
+
+
+def run_line(scene, *more):
+    return ("run", "--to", "127.0.0.1", "--ssh", scene.ssh, "--far-program", scene.program,
+            "--far-state-dir", scene.there.state, "--map",
+            f"{scene.here.folder}={scene.there.folder}", "--listen", "tcp://127.0.0.1:0",
+            "--qmp", scene.here.path("tool"), *more)
+
+
+def far_vm(scene):
+    (pid,) = far_qemus(scene)
+    return Running(pid, scene.there)
+
+
+def nothing_is_left(scene, before):
+    until(lambda: not far_qemus(scene), "the far QEMU to end")
+    until(lambda: leftovers() == before, "its folders to be removed")
+    equal(glob.glob(scene.here.state + "/run-*"), [])
+
+
+def fails(scene, vm, words, *more):
+    """The VM goes on here, one sentence says why, and nothing is left behind."""
+    before = leftovers()
+    code, out, err = scene.run(*run_line(scene, *more))
+    equal((code, out), (1, ""))
+    for word in words:
+        assert word in err, (word, err)
+    nothing_is_left(scene, before)
+    vm.runs_on()
+    return err
+
+
+# ------------------------------------------------------------------------------ it works
+
+
+@case
+def a_vm_is_migrated_by_one_command(scene):
+    before = leftovers()
+    source = start_vm(scene)
+    code, out, err = scene.run(*run_line(scene))
+    equal((code, "complete and confirmed" in out), (0, True))
+    far = far_vm(scene)
+    assert f"is process {far.pid};" in err and "broken" not in err, err
+    equal(source.process.wait(LIMIT), 0)  # as --quit
+    equal(os.listdir(scene.memory), [])   # as --remove
+    far.runs_on()
+    tool.expect(source, far)
+    folders = leftovers() - before
+    equal(sorted(path.split("/")[1] for path in folders), ["dev", "run"])
+    for path in folders:
+        equal(os.stat(path).st_mode & 0o777, 0o700)
+        equal(sorted(os.listdir(path)), ["mem0"] if path.startswith("/dev") else ["log", "qmp"])
+    equal(glob.glob(scene.here.state + "/run-*"), [])
+    for key in ("-S", "-daemonize"):
+        assert key not in far.arguments()
+    # And back again: what the first run had made is gone.
+    code, out, err = scene.run(
+        "run", "--to", "127.0.0.1", "--ssh", scene.ssh, "--far-program", scene.program, "--map",
+        f"{scene.there.folder}={scene.here.folder}", "--listen", "tcp://127.0.0.1:0", "--qmp",
+        scene.there.path("tool"), "--state-dir", scene.there.state, "--far-state-dir",
+        scene.here.state, "--json")
+    summary = objects(out)[-1]["summary"]
+    equal((code, summary["exit_status"], summary["record"]["state"]), (0, 0, "done"))
+    until(lambda: not alive(far.pid), "the first far QEMU to end")
+    equal(len(leftovers() - before), 2)
+    back = Running(0, scene.here)
+    equal(back.running(), True)
+    back.ask("quit")
+    until(lambda: not listens(back.monitor), "QEMU to end")
+
+
+@case
+def hostile_names_pass_no_shell(scene):
+    disk, odd = scene.here.path("disk " + HOSTILE), scene.path("odd " + HOSTILE)
+    with open(disk, "wb") as file:
+        file.truncate(1 << 20)
+    os.link(disk, scene.there.path("disk " + HOSTILE))  # shared storage, by another path
+    os.makedirs(odd)
+    os.symlink(scene.program, os.path.join(odd, "ib-migrate"))
+    text = "file=" + disk.replace(",", ",,") + ",if=none,id=one,format=raw,file.locking=off"
+    node = json.dumps({"driver": "raw", "node-name": "two", "read-only": True, "file": {
+        "driver": "file", "filename": disk, "locking": "off"}})
+    source = start_vm(scene, "-drive", text, "-blockdev", node, "-device",
+                      "virtio-blk-pci,drive=one,addr=4,serial=" + "x,,y z", "-fw_cfg",
+                      "name=opt/test,string=" + HOSTILE.replace(",", ",,").replace("\n", " "),
+                      name="guest=vm " + HOSTILE.replace(",", ",,"))
+    line = list(run_line(scene))
+    line[line.index("--far-program") + 1] = os.path.join(odd, "ib-migrate")
+    code, _, err = scene.run(*line)
+    assert code == 0, err
+    far = far_vm(scene)
+    was, now = (["", *vm] for vm in (source.given, far.arguments()))
+    there = disk.replace(scene.here.folder, scene.there.folder)
+    for option, wanted in (("-drive", text.replace(scene.here.folder, scene.there.folder)),
+                           ("-name", was[was.index("-name") + 1]),
+                           ("-fw_cfg", was[was.index("-fw_cfg") + 1]),
+                           ("-append", "")):
+        equal(now[now.index(option) + 1], wanted)
+    equal(json.loads(now[now.index("-blockdev") + 1])["file"]["filename"], there)
+    far.runs_on()
+
+
+@case
+def what_was_plugged_in_is_there_too(scene):
+    ports = [one for i in range(1, 4)
+             for one in ("-device", f"pcie-root-port,id=port{i},chassis={i},addr={i + 8:x}")]
+    source = start_vm(scene, *ports, "-object", "iothread,id=gone", "-object", "iothread,id=stays")
+    with open(scene.here.path("plugged.img"), "wb") as file:
+        file.truncate(1 << 20)
+    os.link(scene.here.path("plugged.img"), scene.there.path("plugged.img"))
+    source.ask(
+        ("object-add", {"qom-type": "memory-backend-file", "id": "mem1", "size": 128 << 20,
+                        "mem-path": scene.memory + "/mem1", "share": True}),
+        ("device_add", {"driver": "pc-dimm", "id": "dimm1", "memdev": "mem1"}),
+        ("object-del", {"id": "gone"}),
+        ("object-add", {"qom-type": "iothread", "id": "io1", "poll-max-ns": 4711}),
+        ("blockdev-add", {"driver": "raw", "node-name": "plugged", "cache": {"direct": False},
+                          "file": {"driver": "file", "filename": scene.here.path("plugged.img"),
+                                   "locking": "off"}}),
+        ("device_add", {"driver": "virtio-blk-pci", "id": "disk1", "drive": "plugged",
+                        "bus": "port2", "iothread": "io1", "serial": "a b"}),
+        ("device_add", {"driver": "virtio-rng-pci", "id": "rng1", "bus": "port3"}))
+    code, _, err = scene.run(*run_line(scene))
+    assert code == 0 and "broken" not in err, err
+    far = far_vm(scene)
+    far.runs_on()
+    children = {one["name"]: one["type"] for one in
+                far.ask(("qom-list", {"path": "/machine/peripheral"}))}
+    equal([children.get(name) for name in ("dimm1", "disk1", "rng1")],
+          [f"child<{name}>" for name in ("pc-dimm", "virtio-blk-pci", "virtio-rng-pci")])
+    (dimm,) = far.ask("query-memory-devices")
+    equal((dimm["data"]["size"], dimm["data"]["slot"], dimm["data"]["addr"]),
+          (128 << 20, 0, 4 << 30))
+    equal([far.ask(("qom-get", {"path": path, "property": name})) for path, name in (
+        ("/objects/io1", "poll-max-ns"), ("/machine/peripheral/disk1", "serial"))],
+        [4711, "a b"])
+    present = [one["name"] for one in far.ask(("qom-list", {"path": "/objects"}))]
+    assert "gone" not in present and "stays" in present, present
+    tool.expect(source, far)
+
+
+@case
+def the_units_start_what_the_manual_says(scene):
+    folder = os.path.dirname(scene.program)
+    units = [os.path.join(folder, f"ib-migrate-{name}@.service") for name in ("receive", "recover")]
+    if not os.path.exists(units[0]):
+        raise Skip("needs the units beside the program")
+    lines = {}
+    for unit in units:
+        with open(unit, encoding="ascii") as file:
+            text = file.read()
+        (lines[unit],) = [line[len("ExecStart="):] for line in text.splitlines()
+                          if line.startswith("ExecStart=")]
+        copy = scene.path(os.path.basename(unit).replace("@", "@web"))
+        with open(copy, "w", encoding="ascii") as file:
+            file.write(text.replace(lines[unit].split()[0], scene.program))
+        if shutil.which("systemd-analyze"):
+            done = subprocess.run(["systemd-analyze", "verify", "--man=no", copy], check=False,
+                                  capture_output=True, text=True)
+            assert "ib-migrate" not in done.stderr, done.stderr
+    start_vm(scene, "-incoming", "defer", wait=False)
+    key = tool.key_file(scene, "key", "a1" * 32)
+    settings = {"${QMP}": [scene.here.path("tool")], "${LISTEN}": ["tcp://127.0.0.1:0"],
+                "$OPTIONS": ["--key-file", key]}
+    words = [part for word in lines[units[0]].split()[1:] for part in settings.get(word, [word])]
+    process = scene.start(*words)
+    process.lines = []
+    tool.wait_for_status(process, lambda one: one["phase"] == "waiting" and one["record"])
+    process.send_signal(signal.SIGINT)
+    code, summary, _ = tool.finish(process)
+    equal((code, summary["outcome"]), (1, "failed"))
+    words = [part for word in lines[units[1]].split()[1:] for part in settings.get(word, [word])]
+    equal(scene.run(*words)[0], 1)  # there is nothing to continue
+
+
+# ------------------------------------------------------------------------------ it does not
+
+
+@case
+def what_cannot_be_is_refused_before_anything_starts(scene):
+    vm = start_vm(scene, "-object", "iothread,id=io0")
+    vm.ask(("object-add", {"qom-type": "secret", "id": "sec1", "data": "x"}))
+    fails(scene, vm, ("sec1", "plugged in while the VM ran", "--qemu-arg"))
+    vm.ask(("object-del", {"id": "sec1"}))
+    assert not os.path.exists(scene.path("ssh.pids"))
+    for line, words in ((("--map", "relative=/x"), "two absolute paths"),
+                        (("--map", "/x"), "two absolute paths")):
+        code, _, err = scene.run(*run_line(scene, *line))
+        equal((line, code), (line, 1))
+        assert words in err, err
+    code, _, err = scene.run("run", "--qmp", "Q")
+    equal((code, "--to is needed" in err), (2, True))
+    equal(scene.run("run", "--qmp", "Q", "--to", "-oProxyCommand=x")[0], 2)
+
+
+@case
+def a_far_end_that_does_not_come_up_is_cleaned_up(scene):
+    vm = start_vm(scene)
+    err = fails(scene, vm, ("QEMU did not start", "nonsense"), "--qemu-arg=-nonsense")
+    assert len(err.splitlines()) == 1, err
+    fails(scene, vm, ("no folder can be made in /none",), "--memory-dir", "/none")
+    fails(scene, vm, ("the destination", "refuses"), "--qemu-arg=-device",
+          "--qemu-arg=virtio-rng-pci,addr=9")
+    line = list(run_line(scene))
+    for at, value, words in ((line.index("--far-program") + 1, "/none/ib-migrate",
+                              ("started no far end", "--far-program")),
+                             (line.index("--ssh") + 1, "false", ("started no far end", "false")),
+                             (line.index("--ssh") + 1, "/none/ssh -p 22", ("/none/ssh",)),
+                             (line.index("--to") + 1, "other-host", ("started no far end",))):
+        bad = list(line)
+        bad[at] = value
+        code, out, err = scene.run(*bad, "--json")
+        (result,) = [one["result"] for one in objects(out)]
+        equal((value, code, result["exit_status"]), (value, 1, 1))
+        for word in words:
+            assert word in err, (word, err)
+    vm.runs_on()
+
+
+@case
+def a_killed_run_leaves_nothing_behind(scene):
+    vm, before = start_vm(scene), leftovers()
+    for number in (signal.SIGINT, signal.SIGKILL):
+        os.environ["IBX_MOVE_STOP_AT"] = "source:asking"
+        try:
+            process = scene.start(*run_line(scene))
+            until(lambda: stopped(process.pid), "it to stop itself")
+        finally:
+            del os.environ["IBX_MOVE_STOP_AT"]
+        equal(len(far_qemus(scene)), 1)
+        process.send_signal(number)
+        process.send_signal(signal.SIGCONT)
+        process.communicate(timeout=LIMIT)
+        until(lambda: not far_qemus(scene), "the far QEMU to end")
+        until(lambda: leftovers() == before, "its folders to be removed")
+        vm.runs_on()
+
+
+@case
+def a_lost_ssh_does_not_harm_a_migration(scene):
+    source = start_vm(scene)
+    process = tool.start(scene, "run", *run_line(scene, "--json", "--max-bandwidth", "100K")[1:])
+    tool.wait_for_phase("filling", process)
+    with open(scene.path("ssh.pids"), encoding="ascii") as file:
+        os.kill(int(file.read().split()[-1]), signal.SIGKILL)
+    far = far_vm(scene)
+    out = tool.succeeds(scene, "set --max-bandwidth 0 --state-dir", scene.there.state)
+    equal(out, "")
+    code, summary, _ = tool.finish(process)
+    equal((code, summary["record"]["state"]), (0, "done"))
+    far.runs_on()
+    tool.expect(source, far)
+
+
+@case
+def a_run_that_dies_after_the_commit_is_recovered_from(scene):
+    source = start_vm(scene)
+    process = tool.start(scene, "run", *run_line(scene, "--json", "--max-bandwidth", "100K")[1:])
+    tool.wait_for_phase("filling", process)
+    process.kill()
+    process.wait(LIMIT)  # its standard error stays open at the far end
+    far = far_vm(scene)
+    again = tool.start(scene, "recover --json --quit --remove --qmp", scene.here.path("tool"))
+    tool.wait_for_phase("filling", again)
+    tool.succeeds(scene, "set --max-bandwidth 0 --state-dir", scene.there.state)
+    equal(tool.finish(again)[0], 0)
+    far.runs_on()
+    tool.expect(source, far)
+    equal(os.listdir(scene.memory), [])
+
+
+if __name__ == "__main__":
+    sys.exit(run_all(sys.argv[1], sys.argv[2:]))

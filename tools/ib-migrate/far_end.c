@@ -1,0 +1,399 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * The far end of run: it reads what it is to do from standard input, starts QEMU and a receiver,
+ * and tells the other end on standard output, each as a JSON object a line. The end of its standard
+ * input means that the other end, or the way to it, is gone: a receiver to which no VM has come
+ * ends then. One that has begun goes on, since it has its own connection to the source. What
+ * becomes of a VM that never ran here is removed: its QEMU, memory, sockets and key.
+ *
+ * state machine: far end
+ *   [*] -> STARTING -> WAITING -> MOVING -> [*]     QEMU; the receiver; a source has come
+ *   STARTING | WAITING -> [*]
+ */
+#include "tools/ib-migrate/run.h"
+
+#include "common/clock.h"
+#include "common/state_machine.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define START_MS 60000 /* for QEMU's monitor */
+#define LOOK_MS  20
+#define TAIL     512 /* bytes of QEMU's last words */
+
+enum far_state { FAR_STARTING, FAR_WAITING, FAR_MOVING };
+
+static const struct ibx_state far_states[] = {
+    [FAR_STARTING] = {"starting", IBX_TO(FAR_WAITING), IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [FAR_WAITING] = {"waiting", IBX_TO(FAR_MOVING), IBX_STATE_FINAL},
+    [FAR_MOVING] = {"moving", 0, IBX_STATE_FINAL},
+};
+static const struct ibx_state_table far_table = IBX_STATE_TABLE("far end", far_states);
+
+struct far {
+    struct ibx_state_machine state;
+    const struct migrate_args *args;
+    json_t *request;
+    char run[PATH_MAX], memory[PATH_MAX]; /* folders that were made here */
+    char qmp[PATH_MAX], log[PATH_MAX], key[PATH_MAX];
+    pid_t qemu, receiver;
+    struct json_lines in, from; /* the other end, the receiver */
+    json_t *summary;            /* of the receiver */
+    bool open;                  /* standard input */
+};
+
+static void tell(json_t *object)
+{
+    ibx_json_lines_put(STDOUT_FILENO, object); /* when nobody hears it, nothing changes */
+}
+
+/* ------------------------------------------------------------ folders */
+
+static int make_folder(const char *place, char *path, struct ibx_error *err)
+{
+    snprintf(path, PATH_MAX, "%s/ibx-run-XXXXXX", place);
+    if (mkdtemp(path)) /* mode 0700 */
+        return 0;
+    int rc = ibx_error_set(err, -errno, "no folder can be made in %s: %s", place, strerror(errno));
+    path[0] = '\0';
+    return rc;
+}
+
+static const char *run_place(void)
+{
+    const char *own = getenv("XDG_RUNTIME_DIR");
+    if (!access("/run", W_OK))
+        return "/run";
+    return own && !access(own, W_OK) ? own : "/tmp";
+}
+
+/* Only what QEMU and this process have put there. */
+static void remove_folder(const char *path)
+{
+    char *const arguments[] = {"rm", "-rf", "--", (char *)(uintptr_t)path, NULL};
+    pid_t pid = *path ? fork() : -1;
+    if (!pid) {
+        execvp(arguments[0], arguments);
+        _exit(127);
+    }
+    while (pid > 0 && waitpid(pid, NULL, 0) < 0 && errno == EINTR)
+        ;
+}
+
+static int write_key(const struct far *far, const char *key, struct ibx_error *err)
+{
+    int fd = open(far->key, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    const size_t length = strlen(key);
+    const bool good = fd >= 0 && write(fd, key, length) == (ssize_t)length;
+    if (fd >= 0)
+        close(fd);
+    return good ? 0 : ibx_error_set(err, -EIO, "%s cannot be written", far->key);
+}
+
+static const char *wish(const struct far *far, const char *name)
+{
+    const char *text = json_string_value(json_object_get(far->request, name));
+    return text ? text : "";
+}
+
+static int make_places(struct far *far, struct ibx_error *err)
+{
+    int rc = make_folder(run_place(), far->run, err);
+    if (!rc)
+        rc = make_folder(wish(far, "memory-folder"), far->memory, err);
+    snprintf(far->qmp, sizeof(far->qmp), "%.4000s/qmp", far->run);
+    snprintf(far->log, sizeof(far->log), "%.4000s/log", far->run);
+    snprintf(far->key, sizeof(far->key), "%.4000s/key", far->run);
+    return rc ? rc : write_key(far, wish(far, "key"), err);
+}
+
+/* ------------------------------------------------------------ QEMU */
+
+/* For execvp(3): with the folders in the places of their tokens. NULL: no memory. */
+static char **arguments_of(const struct far *far)
+{
+    const json_t *list = json_object_get(far->request, "arguments");
+    const size_t count = json_array_size(list);
+    char **arguments = calloc(count + 1, sizeof(*arguments));
+    for (size_t i = 0; arguments && i < count; i++) {
+        const char *text = json_string_value(json_array_get(list, i));
+        char *one = ibx_run_replace(text ? text : "", wish(far, "run-token"), far->run);
+        arguments[i] = one ? ibx_run_replace(one, wish(far, "memory-token"), far->memory) : NULL;
+        free(one);
+        if (!arguments[i])
+            return NULL; /* the process ends soon */
+    }
+    return arguments;
+}
+
+/* In a session of its own, with nothing open but its log. */
+static void become(const struct far *far, char *const *arguments, int out)
+{
+    const char *folder = wish(far, "folder");
+    sigset_t none;
+    int null = open("/dev/null", O_RDONLY), log;
+    log = open(far->log, O_WRONLY | O_CREAT | O_APPEND, 0600);
+    setsid();
+    signal(SIGHUP, SIG_DFL);
+    signal(SIGPIPE, SIG_DFL);
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    dup2(null, STDIN_FILENO);
+    dup2(out >= 0 ? out : log, STDOUT_FILENO);
+    dup2(log, STDERR_FILENO);
+    close_range(3, ~0u, 0);
+    if (out < 0) {
+        umask(077);
+        if (*folder && chdir(folder) && chdir("/"))
+            _exit(126);
+    }
+    execvp(arguments[0], arguments);
+    dprintf(STDERR_FILENO, "%s: %s\n", arguments[0], strerror(errno));
+    _exit(127);
+}
+
+static void last_words(const struct far *far, char *text, size_t size)
+{
+    int fd = open(far->log, O_RDONLY | O_CLOEXEC);
+    const off_t end = fd < 0 ? 0 : lseek(fd, 0, SEEK_END);
+    ssize_t n = fd < 0 ? 0 : pread(fd, text, size - 1, end > TAIL ? end - TAIL : 0);
+    text[n > 0 ? n : 0] = '\0';
+    if (fd >= 0)
+        close(fd);
+    while (*text && text[strlen(text) - 1] == '\n')
+        text[strlen(text) - 1] = '\0';
+    const char *line = strrchr(text, '\n');
+    if (line)
+        memmove(text, line + 1, strlen(line));
+    ibx_text_sanitize(text);
+}
+
+static bool listens(const char *path)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    snprintf(address.sun_path, sizeof(address.sun_path), "%.100s", path);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const bool yes = !connect(fd, (struct sockaddr *)&address, sizeof(address));
+    close(fd);
+    return yes;
+}
+
+/* Whether the other end has gone. */
+static bool left(struct far *far, int wait_ms)
+{
+    struct pollfd p = {.fd = far->open ? STDIN_FILENO : -1, .events = POLLIN};
+    int rc = 0;
+    if (poll(&p, 1, wait_ms) == 1 && p.revents) {
+        json_decref(ibx_json_lines_next(&far->in, &rc));
+        far->open = rc == 0;
+    }
+    return !far->open;
+}
+
+static int start_qemu(struct far *far, struct ibx_error *err)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(START_MS);
+    char words[TAIL + 1];
+    char **arguments = arguments_of(far);
+    if (!arguments || !arguments[0])
+        return ibx_error_set(err, -EINVAL, "there are no arguments for QEMU");
+    far->qemu = fork();
+    if (!far->qemu)
+        become(far, arguments, -1);
+    if (far->qemu < 0)
+        return ibx_error_set(err, -errno, "no process for QEMU: %s", strerror(errno));
+    for (size_t i = 0; arguments[i]; i++)
+        free(arguments[i]);
+    free(arguments);
+    while (!listens(far->qmp)) {
+        if (waitpid(far->qemu, NULL, WNOHANG) == far->qemu) {
+            far->qemu = 0;
+            last_words(far, words, sizeof(words));
+            return ibx_error_set(err, -ECHILD, "QEMU did not start: %s",
+                                 *words ? words : "it gave no reason");
+        }
+        if (left(far, LOOK_MS))
+            return ibx_error_set(err, -ECANCELED, "the source has gone");
+        if (ibx_now_ns() > deadline)
+            return ibx_error_set(err, -ETIMEDOUT, "QEMU does not open its monitor for %d s",
+                                 START_MS / 1000);
+    }
+    return 0;
+}
+
+/* ------------------------------------------------------------ the receiver */
+
+static int start_receiver(struct far *far, struct ibx_error *err)
+{
+    const json_t *more = json_object_get(far->request, "receive");
+    const size_t count = json_array_size(more);
+    const char *words[] = {"ib-migrate", "receive", "--json",      "--quiet",
+                           "--qmp",      far->qmp,  "--listen",    wish(far, "listen"),
+                           "--key-file", far->key,  "--state-dir", far->args->folder};
+    const size_t fixed = sizeof(words) / sizeof(words[0]);
+    const char **arguments = calloc(fixed + count + 1, sizeof(*arguments));
+    char program[PATH_MAX];
+    ssize_t length = readlink("/proc/self/exe", program, sizeof(program) - 1);
+    int pair[2];
+    if (!arguments || length < 0 || pipe2(pair, O_CLOEXEC))
+        return ibx_error_set(err, -ENOMEM, "no pipe to a receiver");
+    program[length] = '\0';
+    memcpy(arguments, words, sizeof(words));
+    for (size_t i = 0; i < count; i++)
+        arguments[fixed + i] = json_string_value(json_array_get(more, i));
+    arguments[0] = program;
+    far->receiver = fork();
+    if (!far->receiver)
+        become(far, (char *const *)(uintptr_t)arguments, pair[1]);
+    free(arguments);
+    close(pair[1]);
+    ibx_json_lines_init(&far->from, pair[0]);
+    return far->receiver > 0 ? 0 : ibx_error_set(err, -errno, "no process for a receiver");
+}
+
+static void tell_ready(const struct far *far, const json_t *status)
+{
+    char host[128];
+    ibx_migrate_host(host, sizeof(host));
+    tell(json_pack("{s:s, s:O, s:s, s:i, s:s, s:s}", "far", "ready", "uri",
+                   json_object_get(json_object_get(status, "record"), "uri"), "host", host, "pid",
+                   (int)far->qemu, "qmp", far->qmp, "memory", far->memory));
+}
+
+/* A line of the receiver. */
+static void on_line(struct far *far, json_t *line)
+{
+    json_t *status = json_object_get(line, "status"), *said = json_object_get(line, "say");
+    json_t *summary = json_object_get(line, "summary");
+    const char *phase = json_string_value(json_object_get(status, "phase"));
+    const bool waits = phase && !strcmp(phase, "waiting");
+    if (waits && far->state.now == FAR_STARTING &&
+        json_is_object(json_object_get(status, "record"))) {
+        ibx_state_move(&far->state, FAR_WAITING);
+        tell_ready(far, status);
+    } else if (phase && !waits && far->state.now == FAR_WAITING && strcmp(phase, "failed")) {
+        ibx_state_move(&far->state, FAR_MOVING);
+    }
+    if (json_is_string(said))
+        tell(json_pack("{s:s, s:O}", "far", "say", "text", said));
+    if (summary) {
+        json_decref(far->summary);
+        far->summary = json_incref(summary);
+    }
+    json_decref(line);
+}
+
+/* Until it has ended; its exit status. */
+static int follow_receiver(struct far *far)
+{
+    bool asked = false;
+    int rc = 0, status;
+    while (!rc) {
+        struct pollfd fds[2] = {{.fd = far->from.fd, .events = POLLIN},
+                                {.fd = far->open ? STDIN_FILENO : -1, .events = POLLIN}};
+        if (poll(fds, 2, -1) < 0)
+            continue;
+        if (fds[1].revents)
+            left(far, 0);
+        if (!far->open && !asked && far->state.now != FAR_MOVING) {
+            asked = true;
+            kill(far->receiver, SIGINT);
+        }
+        if (fds[0].revents) {
+            json_t *line = ibx_json_lines_next(&far->from, &rc);
+            while (line) {
+                on_line(far, line);
+                line = far->from.length && memchr(far->from.text, '\n', far->from.length)
+                           ? ibx_json_lines_next(&far->from, &rc)
+                           : NULL;
+            }
+        }
+    }
+    while (waitpid(far->receiver, &status, 0) < 0 && errno == EINTR)
+        ;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : MIGRATE_UNFINISHED;
+}
+
+/* ------------------------------------------------------------ the end */
+
+/* By the summary; without one, when the receiver was killed, nothing is known and all is kept. */
+static bool never_ran(const struct far *far)
+{
+    const json_t *record = json_object_get(far->summary, "record");
+    const char *state = json_string_value(json_object_get(record, "state"));
+    if (!far->receiver)
+        return true;
+    return far->summary && (!state || !strcmp(state, "not-yet") || !strcmp(state, "given-up"));
+}
+
+static void clean_up(struct far *far)
+{
+    if (far->qemu > 0) {
+        kill(far->qemu, SIGKILL); /* it holds no VM, and may wait for memory that never comes */
+        waitpid(far->qemu, NULL, 0);
+    }
+    remove_folder(far->memory);
+    remove_folder(far->run);
+}
+
+static void tell_end(const struct far *far, int status, bool kept, const char *error)
+{
+    const char *why = json_string_value(json_object_get(far->summary, "error"));
+    const char *said = error ? error : why;
+    tell(json_pack("{s:s, s:i, s:b, s:o}", "far", "ended", "exit_status", status, "kept", kept,
+                   "error", said ? ibx_json_text(said) : json_null()));
+}
+
+static int read_request(struct far *far, struct ibx_error *err)
+{
+    int rc = 0;
+    while (!far->request && !rc)
+        far->request = ibx_json_lines_next(&far->in, &rc);
+    if (json_integer_value(json_object_get(far->request, "ibx-run")) == 1)
+        return 0;
+    return ibx_error_set(err, -EPROTO,
+                         "standard input has no request of this version: far-end is started by "
+                         "ib-migrate run over ssh, and both hosts need the same ib-migrate");
+}
+
+int ibx_cli_far_end(const struct migrate_args *args)
+{
+    static struct far far;
+    struct ibx_error err = {0};
+    int status = MIGRATE_FAILED;
+    far = (struct far){.args = args, .open = true};
+    ibx_state_begin(&far.state, &far_table, FAR_STARTING);
+    signal(SIGHUP, SIG_IGN);
+    signal(SIGINT, SIG_IGN); /* a terminal's are for the other end */
+    ibx_json_lines_init(&far.in, STDIN_FILENO);
+    int rc = read_request(&far, &err);
+    if (!rc)
+        rc = make_places(&far, &err);
+    if (!rc)
+        rc = start_qemu(&far, &err);
+    if (!rc)
+        rc = start_receiver(&far, &err);
+    if (!rc)
+        status = follow_receiver(&far);
+    const bool kept = !never_ran(&far);
+    if (!kept)
+        clean_up(&far);
+    else if (!status)
+        unlink(far.key);
+    tell_end(&far, status, kept, rc ? err.message : NULL);
+    json_decref(far.request);
+    json_decref(far.summary);
+    ibx_json_lines_fini(&far.in);
+    ibx_json_lines_fini(&far.from);
+    return status;
+}

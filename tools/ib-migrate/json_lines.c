@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The two ends of run speak JSON, an object a line. */
+#include "tools/ib-migrate/run.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define STEP     65536u
+#define ROOM_MAX (4u << 20) /* an object: the arguments of any QEMU are shorter */
+
+void ibx_json_lines_init(struct json_lines *lines, int fd)
+{
+    *lines = (struct json_lines){.fd = fd};
+}
+
+void ibx_json_lines_fini(struct json_lines *lines)
+{
+    free(lines->text);
+    lines->text = NULL;
+}
+
+static json_t *take_line(struct json_lines *lines, int *rc)
+{
+    char *end = lines->length ? memchr(lines->text, '\n', lines->length) : NULL;
+    if (!end)
+        return NULL;
+    const size_t length = (size_t)(end - lines->text);
+    json_t *object = json_loadb(lines->text, length, JSON_REJECT_DUPLICATES, NULL);
+    lines->length -= length + 1;
+    memmove(lines->text, end + 1, lines->length);
+    if (!json_is_object(object)) {
+        json_decref(object);
+        *rc = -EPROTO;
+        return NULL;
+    }
+    return object;
+}
+
+json_t *ibx_json_lines_next(struct json_lines *lines, int *rc)
+{
+    *rc = 0;
+    json_t *object = take_line(lines, rc);
+    if (object || *rc)
+        return object;
+    if (lines->room - lines->length < STEP) {
+        char *more = lines->room < ROOM_MAX ? realloc(lines->text, lines->room + STEP) : NULL;
+        if (!more) {
+            *rc = -EPROTO;
+            return NULL;
+        }
+        lines->text = more;
+        lines->room += STEP;
+    }
+    ssize_t n = read(lines->fd, lines->text + lines->length, lines->room - lines->length);
+    if (n <= 0) {
+        *rc = n < 0 && (errno == EINTR || errno == EAGAIN) ? 0 : -EPIPE;
+        return NULL;
+    }
+    lines->length += (size_t)n;
+    return take_line(lines, rc);
+}
+
+int ibx_json_lines_put(int fd, json_t *object)
+{
+    char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
+    json_decref(object);
+    if (!text)
+        return -ENOMEM;
+    const size_t length = strlen(text) + 1;
+    text[length - 1] = '\n';
+    int rc = 0;
+    for (size_t done = 0; !rc && done < length;) {
+        ssize_t n = write(fd, text + done, length - done);
+        if (n >= 0)
+            done += (size_t)n;
+        else if (errno != EINTR)
+            rc = -errno;
+    }
+    free(text);
+    return rc;
+}

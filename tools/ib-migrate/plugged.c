@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * What has been plugged in or out since QEMU was started. A device that was plugged in becomes an
+ * argument with all properties that are not their defaults, so that its address, slot and queues
+ * are the same. What it uses is described where QMP tells enough of it: memory, I/O threads, random
+ * number sources, raw and qcow2 files. Anything else is named, and refused.
+ */
+#include "tools/ib-migrate/run.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ASK_MS 20000
+#define PLACE  "/machine/peripheral"
+
+struct finding {
+    struct ibx_qmp *qmp;
+    json_t *objects, *devices, *backends; /* ids on the command line */
+    json_t *nodes;                        /* query-named-block-nodes */
+    json_t *absent, *plugged;
+    struct ibx_error *err;
+};
+
+static int ask(const struct finding *f, const char *command, json_t *arguments, json_t **answer)
+{
+    return ibx_qmp_execute(f->qmp, command, arguments, answer, ibx_deadline_in_ms(ASK_MS), f->err);
+}
+
+/* NULL: it cannot be read, as some cannot. */
+static json_t *property(const struct finding *f, const char *path, const char *name)
+{
+    json_t *value = NULL;
+    struct ibx_error unreadable = {0};
+    if (ibx_qmp_execute(f->qmp, "qom-get", json_pack("{s:s, s:s}", "path", path, "property", name),
+                        &value, ibx_deadline_in_ms(ASK_MS), &unreadable))
+        return NULL;
+    return value;
+}
+
+static const char *text_of(const json_t *object, const char *member)
+{
+    const char *text = json_string_value(json_object_get(object, member));
+    return text ? text : "";
+}
+
+static int no_memory(const struct finding *f)
+{
+    return ibx_error_set(f->err, -ENOMEM, "no memory for a description of QEMU's devices");
+}
+
+static int add(const struct finding *f, const char *option, json_t *value)
+{
+    char *text = value ? json_dumps(value, JSON_COMPACT) : NULL;
+    json_decref(value);
+    int rc = !text || json_array_append_new(f->plugged, json_string(option)) ||
+             json_array_append_new(f->plugged, json_string(text));
+    free(text);
+    return rc ? no_memory(f) : 0;
+}
+
+static int refuse(const struct finding *f, const char *what, const char *id, const char *why)
+{
+    return ibx_error_set(
+        f->err, -ENOTSUP,
+        "%s %.100s was plugged in while the VM ran, and %s: give what describes it "
+        "by --qemu-arg, or migrate by ib-migrate send and receive",
+        what, id, why);
+}
+
+/* ------------------------------------------------------------ objects */
+
+/* The properties of an object of each type, "" last. */
+static const struct {
+    const char *type, *names[16];
+} object_types[] = {
+    {"memory-backend-file",
+     {"size", "mem-path", "share", "prealloc", "merge", "dump", "host-nodes", "policy", "align",
+      "pmem", "discard-data", "readonly", "reserve"}},
+    {"iothread", {"poll-max-ns", "poll-grow", "poll-shrink", "aio-max-batch"}},
+    {"rng-random", {"filename"}},
+    {"rng-builtin", {NULL}},
+};
+
+static int add_object(const struct finding *f, const char *id, const char *type)
+{
+    char path[PATH_MAX];
+    size_t kind = 0;
+    const size_t kinds = sizeof(object_types) / sizeof(object_types[0]);
+    while (kind < kinds && strcmp(type, object_types[kind].type))
+        kind++;
+    if (kind == kinds) {
+        if (!strncmp(type, "memory-backend", 14) || !strncmp(type, "secret", 6) ||
+            !strncmp(type, "tls-creds", 9))
+            return refuse(f, "object", id, "QEMU does not tell what it is");
+        return 0; /* of the machine itself, or of no matter to a device */
+    }
+    json_t *object = json_pack("{s:s, s:s}", "qom-type", type, "id", id);
+    snprintf(path, sizeof(path), "/objects/%s", id);
+    for (unsigned i = 0; object && object_types[kind].names[i]; i++) {
+        json_t *value = property(f, path, object_types[kind].names[i]);
+        const bool empty = json_is_array(value) && !json_array_size(value);
+        if (value && !empty)
+            json_object_set(object, object_types[kind].names[i], value);
+        json_decref(value);
+    }
+    return add(f, "-object", object);
+}
+
+/* ------------------------------------------------------------ disks */
+
+static const json_t *node_of(const struct finding *f, const char *name)
+{
+    size_t i;
+    json_t *node;
+    json_array_foreach(f->nodes, i,
+                       node) if (!strcmp(text_of(node, "node-name"), name)) return node;
+    return NULL;
+}
+
+/* The node of the file itself under one of a format. */
+static const json_t *file_of(const struct finding *f, const json_t *top)
+{
+    size_t i;
+    json_t *node;
+    json_array_foreach(f->nodes, i,
+                       node) if (node != top &&
+                                 !strcmp(text_of(node, "file"), text_of(top, "file")) &&
+                                 (!strcmp(text_of(node, "drv"), "file") ||
+                                  !strcmp(text_of(node, "drv"), "host_device"))) return node;
+    return NULL;
+}
+
+static json_t *describe_node(const json_t *node)
+{
+    const json_t *cache = json_object_get(node, "cache");
+    return json_pack("{s:s, s:b, s:{s:b, s:b}}", "driver", text_of(node, "drv"), "read-only",
+                     json_is_true(json_object_get(node, "ro")), "cache", "direct",
+                     json_is_true(json_object_get(cache, "direct")), "no-flush",
+                     json_is_true(json_object_get(cache, "no-flush")));
+}
+
+static int add_disk(const struct finding *f, const char *name)
+{
+    const json_t *top = node_of(f, name);
+    const char *driver = top ? text_of(top, "drv") : "";
+    const bool format = !strcmp(driver, "raw") || !strcmp(driver, "qcow2");
+    const json_t *file = format ? file_of(f, top) : top;
+    if (json_object_get(f->backends, name))
+        return 0;
+    if (!file || (!format && strcmp(driver, "file") && strcmp(driver, "host_device")))
+        return refuse(f, "disk", name, "it is no raw or qcow2 image in a file");
+    json_t *json = describe_node(top), *inner = describe_node(file);
+    json_object_set_new(inner, "filename", json_string(text_of(file, "file")));
+    if (format)
+        json_object_set_new(json, "file", inner);
+    else {
+        json_decref(json);
+        json = inner;
+    }
+    json_object_set_new(json, "node-name", json_string(name));
+    json_object_set_new(f->backends, name, json_true());
+    return add(f, "-blockdev", json);
+}
+
+/* ------------------------------------------------------------ devices */
+
+/* Set by QEMU itself, or the same for every device of a type. */
+static bool is_fixed(const char *type, const char *name)
+{
+    return !strcmp(name, "romfile") || !strcmp(name, "romsize") || !strcmp(name, "type") ||
+           !strcmp(name, "realized") || (!strcmp(name, "size") && strstr(type, "dimm"));
+}
+
+/* A value for -device, or NULL: it is not to be given. */
+static json_t *device_value(const json_t *described, const json_t *value)
+{
+    const char *type = text_of(described, "type"), *name = text_of(described, "name");
+    const json_t *usual = json_object_get(described, "default-value");
+    char text[PATH_MAX];
+    if (!value || (usual && json_equal(usual, value)) || !strncmp(type, "child<", 6) ||
+        (json_is_string(value) && !*json_string_value(value)) ||
+        (!usual && json_integer_value(value) == -1))
+        return NULL;
+    if (!strncmp(type, "link<", 5)) {
+        const char *path = json_string_value(value);
+        return path && !strncmp(path, "/objects/", 9) && !strchr(path + 9, '/')
+                   ? json_string(path + 9)
+                   : NULL;
+    }
+    if (!strcmp(name, "addr") && !strcmp(type, "int32")) { /* of a PCI device: slot and function */
+        const unsigned at = (unsigned)json_integer_value(value);
+        snprintf(text, sizeof(text), "%02x.%x", at >> 3, at & 7);
+        return json_string(text);
+    }
+    return json_incref((json_t *)(uintptr_t)value);
+}
+
+/* "drive", "netdev" and "chardev" name what the device works on. */
+static int add_backend(const struct finding *f, const char *id, const char *name,
+                       const json_t *value)
+{
+    if (!strcmp(name, "drive"))
+        return add_disk(f, json_string_value(value));
+    if ((!strcmp(name, "netdev") || !strcmp(name, "chardev")) &&
+        !json_object_get(f->backends, json_string_value(value)))
+        return refuse(f, "device", id, "QEMU does not tell what its backend is");
+    return 0;
+}
+
+static int add_properties(const struct finding *f, const char *id, const char *path,
+                          const json_t *described, json_t *device)
+{
+    const char *type = text_of(device, "driver");
+    json_t *one;
+    size_t i;
+    int rc = 0;
+    json_array_foreach(described, i, one)
+    {
+        const char *name = text_of(one, "name");
+        if (rc || is_fixed(type, name))
+            continue;
+        json_t *is = property(f, path, name), *value = device_value(one, is);
+        if (value)
+            rc = add_backend(f, id, name, value);
+        if (value && !rc)
+            json_object_set(device, name, value);
+        json_decref(value);
+        json_decref(is);
+    }
+    return rc;
+}
+
+/* A processor is where its topology says. */
+static int add_cpu(const struct finding *f, const char *path, json_t *device)
+{
+    static const char *const names[] = {"socket-id", "die-id",    "cluster-id",
+                                        "core-id",   "thread-id", NULL};
+    for (unsigned i = 0; names[i]; i++) {
+        json_t *value = property(f, path, names[i]);
+        if (json_is_integer(value) && json_integer_value(value) >= 0)
+            json_object_set(device, names[i], value);
+        json_decref(value);
+    }
+    return add(f, "-device", device);
+}
+
+static int add_device(const struct finding *f, const char *id, const char *type)
+{
+    char path[PATH_MAX];
+    const size_t length = strlen(type);
+    snprintf(path, sizeof(path), PLACE "/%s", id);
+    json_t *device = json_pack("{s:s, s:s}", "driver", type, "id", id), *described = NULL;
+    if (!device)
+        return no_memory(f);
+    if (length > 4 && !strcmp(type + length - 4, "-cpu"))
+        return add_cpu(f, path, device);
+    json_t *bus = property(f, path, "parent_bus");
+    const char *name = bus ? strrchr(json_string_value(bus), '/') : NULL;
+    if (name)
+        json_object_set_new(device, "bus", json_string(name + 1));
+    json_decref(bus);
+    int rc = ask(f, "device-list-properties", json_pack("{s:s}", "typename", type), &described);
+    if (!rc)
+        rc = add_properties(f, id, path, described, device);
+    json_decref(described);
+    if (!rc)
+        return add(f, "-device", device);
+    json_decref(device);
+    return rc;
+}
+
+/* ------------------------------------------------------------ all */
+
+/* Lists the children of a place that the command line does not name, and the ids that are not there
+ * any more. */
+static int compare(const struct finding *f, const char *place, json_t *given,
+                   int (*add_one)(const struct finding *f, const char *id, const char *type))
+{
+    json_t *children, *child, *present = json_object(), *unused;
+    const char *id;
+    size_t i;
+    int rc = ask(f, "qom-list", json_pack("{s:s}", "path", place), &children);
+    if (rc) {
+        json_decref(present);
+        return rc;
+    }
+    json_array_foreach(children, i, child)
+    {
+        const char *name = text_of(child, "name"), *type = text_of(child, "type");
+        char plain[128];
+        if (strncmp(type, "child<", 6))
+            continue;
+        snprintf(plain, sizeof(plain), "%.*s", (int)strcspn(type + 6, ">"), type + 6);
+        json_object_set_new(present, name, json_true());
+        if (!rc && !json_object_get(given, name))
+            rc = add_one(f, name, plain);
+    }
+    json_object_foreach(given, id, unused) if (!json_object_get(present, id))
+        json_object_set_new(f->absent, id, json_true());
+    json_decref(present);
+    json_decref(children);
+    return rc;
+}
+
+/* Objects of -machine and -m have no argument of their own, and no id that is given. */
+static int add_plugged_device(const struct finding *f, const char *id, const char *type)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof(path), PLACE "/%s", id);
+    json_t *plugged = property(f, path, "hotplugged");
+    const bool yes = json_is_true(plugged);
+    json_decref(plugged);
+    return yes ? add_device(f, id, type) : 0;
+}
+
+int ibx_run_plugged(struct ibx_qmp *qmp, const json_t *given, json_t **absent, json_t **plugged,
+                    struct ibx_error *err)
+{
+    struct finding f = {.qmp = qmp,
+                        .objects = ibx_run_ids(given, true),
+                        .devices = ibx_run_ids(given, false),
+                        .backends = ibx_run_backend_ids(given),
+                        .absent = json_object(),
+                        .plugged = json_array(),
+                        .err = err};
+    int rc = ask(&f, "query-named-block-nodes", json_pack("{s:b}", "flat", 1), &f.nodes);
+    if (!rc)
+        rc = compare(&f, "/objects", f.objects, add_object);
+    if (!rc)
+        rc = compare(&f, PLACE, f.devices, add_plugged_device);
+    json_decref(f.objects);
+    json_decref(f.devices);
+    json_decref(f.backends);
+    json_decref(f.nodes);
+    if (!rc) {
+        *absent = f.absent;
+        *plugged = f.plugged;
+        return 0;
+    }
+    json_decref(f.absent);
+    json_decref(f.plugged);
+    return rc;
+}

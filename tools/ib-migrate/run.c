@@ -1,0 +1,499 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* run: makes the destination's QEMU from that of the source, over ssh, and sends the VM. */
+#include "tools/ib-migrate/run.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <openssl/rand.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define ASK_MS     20000
+#define END_S      60 /* for the far end to clean up */
+#define KEY_BYTES  32u
+#define SSH_WORDS  32u
+#define HUGE_PAGES "hugetlbfs"
+
+struct run {
+    struct migrate_args args; /* of the send */
+    struct run_tokens tokens;
+    char uri[600], key_path[PATH_MAX];
+    char key[2 * KEY_BYTES + 2]; /* a line */
+    json_t *request;
+    pid_t ssh;
+    int to; /* the far end's standard input; -1 closed */
+    struct json_lines from;
+    pthread_t reader; /* while the VM is sent */
+    bool reading;
+    json_t *ready, *ended;
+    char before[PATH_MAX]; /* the folder that an earlier run gave this QEMU, "" none */
+};
+
+static const char *text_of(const json_t *object, const char *member)
+{
+    const char *text = json_string_value(json_object_get(object, member));
+    return text ? text : "";
+}
+
+/* ------------------------------------------------------------ the key */
+
+static char key_of_this[PATH_MAX]; /* for a signal, "" none */
+
+/* Until the migration has begun, which handles signals itself. The far end sees its input end. */
+static void on_signal(int number)
+{
+    if (*key_of_this)
+        unlink(key_of_this);
+    signal(number, SIG_DFL);
+    raise(number);
+}
+
+static void handle_signals(void (*how)(int))
+{
+    signal(SIGINT, how);
+    signal(SIGTERM, how);
+}
+
+/* ------------------------------------------------------------ the plan */
+
+static int make_secrets(struct run *run, struct ibx_error *err)
+{
+    uint8_t random[KEY_BYTES + 16];
+    if (RAND_bytes(random, sizeof(random)) != 1)
+        return ibx_error_set(err, -EIO, "no random numbers for a key");
+    ibx_hex_text(random, KEY_BYTES, run->key);
+    run->key[strlen(run->key)] = '\n';
+    char digits[33];
+    ibx_hex_text(random + KEY_BYTES, 16, digits);
+    snprintf(run->tokens.run, sizeof(run->tokens.run), "/@run-%s", digits);
+    snprintf(run->tokens.memory, sizeof(run->tokens.memory), "/@memory-%s", digits);
+    snprintf(run->key_path, sizeof(run->key_path), "%.3900s/run-%s.key", run->args.folder, digits);
+    snprintf(run->args.options.key_file, sizeof(run->args.options.key_file), "%s", run->key_path);
+    if (strlen(run->key_path) >= sizeof(run->args.options.key_file))
+        return ibx_error_set(err, -ENAMETOOLONG, "%s is too long a name for a key file",
+                             run->key_path);
+    memcpy(key_of_this, run->key_path, sizeof(key_of_this));
+    handle_signals(on_signal);
+    int fd = open(run->key_path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    const ssize_t length = (ssize_t)strlen(run->key);
+    const bool good = fd >= 0 && write(fd, run->key, (size_t)length) == length;
+    if (fd >= 0)
+        close(fd);
+    return good ? 0 : ibx_error_set(err, -EIO, "%s cannot be written", run->key_path);
+}
+
+/* The mount point of a file. */
+static void mount_of(const char *path, char *out, size_t size)
+{
+    struct stat file, above;
+    snprintf(out, size, "%s", path);
+    if (stat(path, &file))
+        return;
+    for (char *slash; (slash = strrchr(out, '/')) && slash != out;) {
+        *slash = '\0';
+        if (stat(out, &above) || above.st_dev != file.st_dev) {
+            *slash = '/';
+            return;
+        }
+    }
+}
+
+/* Where the far end makes its folder for guest memory: huge pages are in a file system of theirs.
+ */
+static char *memory_place(const struct run *run, const struct ibx_guest_ram *ram)
+{
+    char place[PATH_MAX] = "/dev/shm";
+    for (size_t i = 0; i < ram->count; i++)
+        if (ram->blocks[i].page_size > (uint64_t)sysconf(_SC_PAGESIZE) && ram->blocks[i].path[0])
+            mount_of(ram->blocks[i].path, place, sizeof(place));
+    return run->args.memory_dir ? strdup(run->args.memory_dir)
+                                : ibx_run_map_path(&run->args.maps, place);
+}
+
+static char *folder_of(const struct run *run, pid_t pid)
+{
+    char link[64], folder[PATH_MAX];
+    snprintf(link, sizeof(link), "/proc/%d/cwd", (int)pid);
+    ssize_t length = readlink(link, folder, sizeof(folder) - 1);
+    folder[length > 0 ? length : 0] = '\0';
+    return ibx_run_map_path(&run->args.maps, folder);
+}
+
+static json_t *receive_options(const struct run *run)
+{
+    char size[32];
+    json_t *list = json_array();
+    if (run->args.bandwidth_given) {
+        snprintf(size, sizeof(size), "%llu", (unsigned long long)run->args.max_bandwidth);
+        json_array_append_new(list, json_string("--max-bandwidth"));
+        json_array_append_new(list, json_string(size));
+    }
+    if (run->args.minor)
+        json_array_append_new(list, json_string("--minor"));
+    if (run->args.no_verify)
+        json_array_append_new(list, json_string("--no-verify"));
+    return list;
+}
+
+static void note_before(struct run *run, const json_t *given)
+{
+    size_t i;
+    json_t *text;
+    json_array_foreach(given, i, text)
+        ibx_run_folder_of(json_string_value(text), run->before, sizeof(run->before));
+}
+
+/* Its QEMU has ended. */
+static void forget_before(const struct run *run)
+{
+    static const char *const names[] = {"qmp", "log", "key"};
+    char path[PATH_MAX + 16];
+    for (unsigned i = 0; *run->before && i < sizeof(names) / sizeof(names[0]); i++) {
+        snprintf(path, sizeof(path), "%s/%s", run->before, names[i]);
+        unlink(path);
+    }
+    if (*run->before)
+        rmdir(run->before);
+}
+
+static json_t *extra_arguments(const struct run *run, json_t *plugged)
+{
+    for (unsigned i = 0; i < run->args.qemu_arg_count; i++)
+        json_array_append_new(plugged, json_string(run->args.qemu_args[i]));
+    return plugged;
+}
+
+/* Everything is known of the far QEMU before anything is started. */
+static int plan(struct run *run, struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
+                struct ibx_error *err)
+{
+    json_t *given = ibx_run_arguments_of(ram->pid, err), *absent = NULL, *plugged = NULL;
+    json_t *arguments = NULL;
+    note_before(run, given);
+    int rc = given ? ibx_run_plugged(qmp, given, &absent, &plugged, err) : err->code;
+    if (!rc) {
+        arguments = ibx_run_arguments(given, &run->args.maps, &run->tokens, absent,
+                                      extra_arguments(run, plugged), err);
+        rc = arguments ? 0 : err->code;
+    }
+    if (!rc) {
+        char *place = memory_place(run, ram), *folder = folder_of(run, ram->pid);
+        run->request =
+            json_pack("{s:i, s:o, s:s, s:s, s:s, s:s, s:s, s:s, s:o}", "ibx-run", 1, "arguments",
+                      arguments, "run-token", run->tokens.run, "memory-token", run->tokens.memory,
+                      "memory-folder", place ? place : "/dev/shm", "folder", folder ? folder : "/",
+                      "listen", run->args.listen ? run->args.listen : "rdma://0.0.0.0:0", "key",
+                      run->key, "receive", receive_options(run));
+        free(place);
+        free(folder);
+        if (!run->request)
+            rc = ibx_error_set(err, -ENOMEM, "no memory for the far end's QEMU");
+    }
+    json_decref(given);
+    json_decref(absent);
+    json_decref(plugged);
+    return rc;
+}
+
+/* Before anything is started: what keeps the VM from migrating, and what is not known of it. */
+static int look(struct run *run, struct ibx_error *err)
+{
+    static struct ibx_blockers blockers;
+    struct ibx_qmp *qmp;
+    struct ibx_guest_ram ram;
+    const uint64_t deadline = ibx_deadline_in_ms(ASK_MS);
+    int rc = ibx_migrate_check(run->args.qmp, true, NULL, &run->args.options, 0,
+                               run->args.disks_differ, &blockers, err);
+    if (!rc && blockers.count)
+        rc = ibx_error_set(err, -EPERM, "this VM cannot be migrated: %s%s", blockers.reasons[0],
+                           blockers.count > 1 ? "; ib-migrate check has all reasons" : "");
+    if (!rc)
+        rc = ibx_qmp_connect(run->args.qmp, deadline, &qmp, err);
+    if (rc)
+        return rc;
+    rc = ibx_guest_ram_find(qmp, false, &ram, deadline, err);
+    if (!rc) {
+        rc = plan(run, qmp, &ram, err);
+        ibx_guest_ram_fini(&ram);
+    }
+    ibx_qmp_close(qmp);
+    return rc;
+}
+
+/* ------------------------------------------------------------ ssh */
+
+/* One word for the shell that ssh starts there. */
+static void put_quoted(FILE *out, const char *word)
+{
+    fputc('\'', out);
+    for (; *word; word++)
+        fputs(*word == '\'' ? "'\\''" : (char[]){*word, '\0'}, out);
+    fputc('\'', out);
+}
+
+static char *far_command(const struct run *run)
+{
+    char *text = NULL;
+    size_t size;
+    FILE *out = open_memstream(&text, &size);
+    if (!out)
+        return NULL;
+    put_quoted(out, run->args.far_program ? run->args.far_program : "ib-migrate");
+    fputs(" far-end --json", out);
+    if (run->args.far_state_dir) {
+        fputs(" --state-dir ", out);
+        put_quoted(out, run->args.far_state_dir);
+    }
+    fclose(out);
+    return text;
+}
+
+/* The words of --ssh, then host and command. A terminal's Ctrl-C is for this process alone. */
+static void become_ssh(const struct run *run, int in, int out)
+{
+    char *words[SSH_WORDS + 4], *rest;
+    unsigned n = 0;
+    char *text = strdup(run->args.ssh ? run->args.ssh : "ssh");
+    for (char *word = text ? strtok_r(text, " \t", &rest) : NULL; word && n < SSH_WORDS;
+         word = strtok_r(NULL, " \t", &rest))
+        words[n++] = word;
+    words[n++] = (char *)(uintptr_t)run->args.to;
+    words[n++] = far_command(run);
+    words[n] = NULL;
+    handle_signals(SIG_DFL);
+    signal(SIGINT, SIG_IGN);
+    signal(SIGPIPE, SIG_DFL);
+    dup2(in, STDIN_FILENO);
+    dup2(out, STDOUT_FILENO);
+    close_range(3, ~0u, 0);
+    execvp(words[0], words);
+    dprintf(STDERR_FILENO, "ib-migrate: %s: %s\n", words[0], strerror(errno));
+    _exit(127);
+}
+
+static int start_far_end(struct run *run, struct ibx_error *err)
+{
+    int to[2] = {-1, -1}, from[2] = {-1, -1};
+    if (pipe2(to, O_CLOEXEC) || pipe2(from, O_CLOEXEC))
+        return ibx_error_set(err, -errno, "no pipe to ssh: %s", strerror(errno));
+    run->ssh = fork();
+    if (!run->ssh)
+        become_ssh(run, to[0], from[1]);
+    close(to[0]);
+    close(from[1]);
+    run->to = to[1];
+    ibx_json_lines_init(&run->from, from[0]);
+    if (run->ssh < 0)
+        return ibx_error_set(err, -errno, "no process for ssh: %s", strerror(errno));
+    int rc = ibx_json_lines_put(run->to, json_incref(run->request));
+    return rc ? ibx_error_set(err, rc,
+                              "%s took no request: \"%s %s\" has ended, see its message above",
+                              run->args.to, run->args.ssh ? run->args.ssh : "ssh", run->args.to)
+              : 0;
+}
+
+/* What the far end says; true for the last word. */
+static bool on_far_line(struct run *run, json_t *line)
+{
+    const char *what = text_of(line, "far");
+    char text[IBX_ERROR_MAX];
+    if (!strcmp(what, "ready") && !run->ready)
+        run->ready = json_incref(line);
+    if (!strcmp(what, "ended") && !run->ended)
+        run->ended = json_incref(line);
+    if (!strcmp(what, "say") && !run->args.quiet) {
+        snprintf(text, sizeof(text), "%.64s: %.600s", run->args.to, text_of(line, "text"));
+        ibx_text_sanitize(text);
+        ibx_cli_message(text);
+    }
+    json_decref(line);
+    return run->ended != NULL;
+}
+
+/* Until it waits for the VM. */
+static int await_ready(struct run *run, struct ibx_error *err)
+{
+    int rc = 0, status;
+    while (!rc && !run->ready && !run->ended) {
+        json_t *line = ibx_json_lines_next(&run->from, &rc);
+        if (line)
+            on_far_line(run, line);
+    }
+    if (run->ready)
+        return 0;
+    if (run->ended)
+        return ibx_error_set(err, -ECHILD, "%s: %s", run->args.to, text_of(run->ended, "error"));
+    close(run->to);
+    run->to = -1;
+    kill(run->ssh, SIGTERM);
+    while (waitpid(run->ssh, &status, 0) < 0 && errno == EINTR)
+        ;
+    run->ssh = 0;
+    return ibx_error_set(err, rc == -EPROTO ? rc : -ECONNABORTED,
+                         "%s started no far end (\"%.100s\" ended with status %d): is "
+                         "ib-migrate installed there, or to be named by --far-program?",
+                         run->args.to, run->args.ssh ? run->args.ssh : "ssh",
+                         WIFEXITED(status) ? WEXITSTATUS(status) : -1);
+}
+
+/* Its URI with this host: user@ is for ssh alone. */
+static int make_uri(struct run *run, struct ibx_error *err)
+{
+    const char *uri = text_of(run->ready, "uri"), *host = run->args.address;
+    const char *begin = strstr(uri, "://"), *query = strchr(uri, '?');
+    const char *end = query ? query : uri + strlen(uri), *colon = end;
+    while (begin && colon > begin && *colon != ':')
+        colon--;
+    if (!host)
+        host = strchr(run->args.to, '@') ? strchr(run->args.to, '@') + 1 : run->args.to;
+    if (!begin || colon <= begin)
+        return ibx_error_set(err, -EPROTO, "%s waits at \"%.100s\", which is no URI", run->args.to,
+                             uri);
+    const bool bare = strchr(host, ':') && *host != '[';
+    snprintf(run->uri, sizeof(run->uri), "%.*s://%s%s%s%s", (int)(begin - uri), uri,
+             bare ? "[" : "", host, bare ? "]" : "", colon);
+    run->args.uri = run->uri;
+    return 0;
+}
+
+/* ------------------------------------------------------------ sending */
+
+static void *read_far_end(void *argument)
+{
+    struct run *run = argument;
+    int rc = 0;
+    while (!rc) {
+        json_t *line = ibx_json_lines_next(&run->from, &rc);
+        if (line && on_far_line(run, line))
+            break;
+    }
+    return NULL;
+}
+
+/* The end of its input tells the far end that nothing comes any more. */
+static void await_end(struct run *run)
+{
+    struct timespec until;
+    if (run->to >= 0)
+        close(run->to);
+    run->to = -1;
+    if (!run->reading && run->ssh > 0)
+        run->reading = !pthread_create(&run->reader, NULL, read_far_end, run);
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += END_S;
+    if (run->reading && pthread_timedjoin_np(run->reader, NULL, &until)) {
+        kill(run->ssh, SIGTERM); /* then its output ends */
+        pthread_join(run->reader, NULL);
+    }
+    while (run->ssh > 0 && waitpid(run->ssh, NULL, 0) < 0 && errno == EINTR)
+        ;
+}
+
+static void tell_where(const struct run *run, int status)
+{
+    const char *qmp = text_of(run->ready, "qmp");
+    char text[2 * IBX_ERROR_MAX];
+    if (run->args.quiet || run->args.json || !run->ready)
+        return;
+    if (status == MIGRATE_DONE)
+        snprintf(text, sizeof(text),
+                 "its QEMU at %s is process %lld; its monitors are those of its command line, and "
+                 "%s",
+                 run->args.to, (long long)json_integer_value(json_object_get(run->ready, "pid")),
+                 qmp);
+    else if (status == MIGRATE_UNFINISHED)
+        snprintf(text, sizeof(text),
+                 "the far end at %s goes on waiting for this side: \"ib-migrate recover --qmp %s\" "
+                 "here continues, and should its ib-migrate end, \"ib-migrate recover --qmp %s\" "
+                 "there",
+                 run->args.to, run->args.qmp, qmp);
+    else
+        return;
+    ibx_text_sanitize(text);
+    ibx_cli_message(text);
+}
+
+/* Whether the far end has removed what it had made. */
+static void check_cleaned(const struct run *run)
+{
+    char text[IBX_ERROR_MAX];
+    if (run->ended && !json_is_true(json_object_get(run->ended, "kept")))
+        return;
+    snprintf(text, sizeof(text),
+             "%s has not reported that it removed what it had started for this: look for a QEMU "
+             "with the monitor %s there",
+             run->args.to, run->ready ? text_of(run->ready, "qmp") : "/run/ibx-run-*/qmp");
+    ibx_cli_message(text);
+}
+
+static int send_vm(struct run *run)
+{
+    handle_signals(SIG_DFL);
+    run->reading = !pthread_create(&run->reader, NULL, read_far_end, run);
+    const int status = ibx_cli_send(&run->args);
+    if (status == MIGRATE_UNFINISHED) { /* the far end goes on without its way to here */
+        kill(run->ssh, SIGTERM);
+        tell_where(run, status);
+        return status;
+    }
+    await_end(run);
+    if (status == MIGRATE_DONE)
+        tell_where(run, status);
+    else
+        check_cleaned(run);
+    if (status == MIGRATE_DONE && !run->args.keep)
+        forget_before(run);
+    return status;
+}
+
+static void forget_key(const struct run *run, int status)
+{
+    if (status != MIGRATE_UNFINISHED)
+        unlink(run->key_path);
+}
+
+int ibx_cli_run(const struct migrate_args *args)
+{
+    static struct run run;
+    struct ibx_error err = {0};
+    int status = MIGRATE_FAILED;
+    run = (struct run){.args = *args, .to = -1};
+    run.args.quit = run.args.remove = !args->keep;
+    int rc = ibx_cli_monitor_check(args, &err);
+    if (!rc)
+        rc = make_secrets(&run, &err);
+    if (!rc)
+        rc = look(&run, &err);
+    if (!rc)
+        rc = start_far_end(&run, &err);
+    if (!rc)
+        rc = await_ready(&run, &err);
+    if (!rc)
+        rc = make_uri(&run, &err);
+    if (!rc) {
+        status = send_vm(&run);
+    } else {
+        const bool started = run.ssh > 0;
+        if (started)
+            await_end(&run);
+        ibx_cli_fail(err.message);
+        if (started && run.ready)
+            check_cleaned(&run);
+    }
+    forget_key(&run, status);
+    json_decref(run.request);
+    if (status != MIGRATE_UNFINISHED) { /* otherwise the reader still reads */
+        json_decref(run.ready);
+        json_decref(run.ended);
+        ibx_json_lines_fini(&run.from);
+    }
+    return status;
+}
