@@ -123,6 +123,12 @@ void ibx_uri_print(const struct ibx_uri *uri, char *out, size_t size);
 /* Applies the scheme and the query of a URI to options. -EINVAL, -ENOENT: see ibx_options_set(). */
 int ibx_uri_options(const struct ibx_uri *uri, struct ibx_options *options, struct ibx_error *err);
 
+/* Whether the key file of these options is good for a server or a client, and has the names that
+ * they want: as ibx_listen() and ibx_connect() would find it. `uri`: whose query overrides
+ * `options`; NULL: none. */
+int ibx_options_check_key(const struct ibx_options *options, const char *uri, bool server,
+                          struct ibx_error *err);
+
 /* -------------------------------------------------------------- connections */
 
 /* Listens at `uri`. Its scheme and query override `options`. Without a key, clients on other hosts
@@ -197,6 +203,7 @@ struct ibx_path {
     char peer[128];              /* the peer's address on the handshake socket */
     char name[IBX_NAME_MAX + 1]; /* of the client's key, "" if it has none; at both ends */
     bool encrypted;              /* everything goes in TLS; false for shm, which stays in a host */
+    bool remote;                 /* not both ends see that the other is on their own host */
     struct {
         char provider[16];
         char reason[256];

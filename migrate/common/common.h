@@ -134,6 +134,9 @@ int ibx_migration_record(const char *folder, struct ibx_journal *record,
 /* Fills in the fields of a new record that describe the VM. */
 void ibx_migration_describe(struct ibx_journal *record, const struct ibx_guest_ram *ram,
                             const char *qmp, const char *uri, const struct ibx_options *transport);
+/* Notes where guest RAM travels as it is because this side was told to have it so. */
+void ibx_migration_warn_plain(const struct ibx_migrate_observer *observer,
+                              const struct ibx_options *options, const struct ibx_conn *conn);
 /* Of the connection by which a source has proven itself, at both ends. */
 void ibx_migration_note_key(struct ibx_journal *record, const struct ibx_conn *conn);
 /* -EPERM: it is another key than the record's. */

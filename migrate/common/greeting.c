@@ -79,6 +79,18 @@ void ibx_migration_check_locked(const struct ibx_conn *conn, unsigned links, uin
         ibx_preflight_locked(ibx_conn_path(conn)->provider, pinned + all, blockers);
 }
 
+void ibx_migration_warn_plain(const struct ibx_migrate_observer *observer,
+                              const struct ibx_options *options, const struct ibx_conn *conn)
+{
+    const struct ibx_path *path = ibx_conn_path(conn);
+    if (path->remote && !path->encrypted && options->encryption == IBX_ENCRYPTION_OFF)
+        ibx_migration_notify(
+            observer,
+            "guest RAM travels in plain between this host and %s, because of "
+            "--encryption off: --encryption auto, with a key, encrypts it over tcp",
+            path->peer);
+}
+
 struct greeting {
     struct ibx_migrate_answer *answer;
     struct ibx_error *err;

@@ -175,6 +175,7 @@ static int accept_migration(struct destination *d, const struct ibx_connection_r
         memcpy(record->name, hello->name, sizeof(record->name));
     d->status.began_ns = ibx_now_ns();
     ibx_migration_note_key(record, request->conn);
+    ibx_migration_warn_plain(&d->options->observer, &d->transport, request->conn);
     record->verify = verifies(d, hello);
     if (record->verify)
         ibx_conn_secret(request->conn, IBX_MIGRATION_VERIFY, record->verify_key);

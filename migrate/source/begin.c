@@ -160,8 +160,10 @@ static int ask(struct source *s, struct ibx_error *err)
         close(watch.over);
     for (unsigned i = 0; !rc && i < s->link.answer.note_count; i++)
         ibx_migration_notify(&s->options->observer, "%s", s->link.answer.notes[i]);
-    if (!rc)
+    if (!rc) {
         ibx_migration_note_key(&s->status.record, s->link.control.conn);
+        ibx_migration_warn_plain(&s->options->observer, &s->transport, s->link.control.conn);
+    }
     s->status.record.verify = !rc && s->link.answer.verify;
     if (s->status.record.verify)
         ibx_conn_secret(s->link.control.conn, IBX_MIGRATION_VERIFY, s->status.record.verify_key);

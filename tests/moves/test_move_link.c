@@ -13,7 +13,7 @@
 #include <fcntl.h>
 
 #define LISTEN "tcp://10.77.31.2:0"
-#define QUICK  "--set", "timeout_ms=1000", "--set", "insecure=yes"
+#define QUICK  "--set", "timeout_ms=1000", "--set", "insecure=yes", "--encryption", "off"
 #define BESET  "--set", "timeout_ms=3000", "--set", "unauthenticated=64"
 
 #define STRANGERS      64 /* places for them */
@@ -105,6 +105,8 @@ static void test_cut_while_filling(void)
     wire("up");
     mover_await(&receiver, "filling", 0);
     pair_filled();
+    mover_must_print(&sender, "guest RAM travels in plain between this host and 10.77.31.2:");
+    mover_must_print(&receiver, "guest RAM travels in plain between this host and 10.77.31.1:");
 }
 
 /* Twice, with the tool on one side killed while the wire is down; that migrations are made without

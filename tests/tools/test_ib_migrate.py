@@ -518,6 +518,21 @@ def a_wrong_key_is_told_and_the_receiver_goes_on(scene):
 
 
 @case
+def a_bad_key_is_said_before_qemu_is_asked(scene):
+    none, short = ("--qmp", scene.path("nowhere")), key_file(scene, "short", "beda")
+    good = key_file(scene, "good", "a1" * 16)
+    for args, word in ((("--key", short), "32 hex"), (("--key", good, "--set=name=bob"), "bob"),
+                       (("--key", scene.path("gone")), "gone")):
+        for command in ("send --quiet", "check"):
+            err = fails(scene, command, *none, *args, "tcp://127.0.0.1:1")
+            assert word in err and "monitor" not in err, err
+    err = fails(scene, "receive --quiet --listen tcp://127.0.0.1:0", *none, "--key", short)
+    assert "32 hex" in err and "monitor" not in err, err
+    err = fails(scene, "check", *none, "--key", good, "tcp://127.0.0.1:1")
+    assert "nowhere" in err, err
+
+
+@case
 def a_vm_is_migrated_and_both_sides_report(scene):
     source, destination = Vm(scene), Vm(scene, incoming=True)
     key = key_file(scene, "key", "a1" * 32)

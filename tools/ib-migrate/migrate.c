@@ -135,7 +135,11 @@ static int migrate(const struct migrate_args *args, bool source, const struct ib
     struct ibx_migrate_observer observer;
     struct ibx_error err = {0};
     struct ibx_migrate_status last = {.source = source, .phase = IBX_PHASE_FAILED};
-    int rc = record ? 0 : ibx_cli_monitor_check(args, &err); /* the record has a lock */
+    /* First what needs no QEMU. */
+    int rc =
+        ibx_options_check_key(&args->options, source ? args->uri : args->listen, !source, &err);
+    if (!rc && !record) /* the record has a lock */
+        rc = ibx_cli_monitor_check(args, &err);
     if (!rc)
         rc = ibx_cli_progress_start(args, &progress, &observer, &err);
     if (!rc) {
@@ -292,7 +296,8 @@ int ibx_cli_check(const struct migrate_args *args)
 {
     static struct ibx_blockers blockers;
     struct ibx_error err = {0};
-    if (!ibx_cli_monitor_check(args, &err))
+    if (!ibx_options_check_key(&args->options, args->uri, args->destination, &err) &&
+        !ibx_cli_monitor_check(args, &err))
         ibx_migrate_check(args->qmp, !args->destination, args->uri, &args->options, args->links,
                           args->disks_differ, &blockers, &err);
     if (args->json)

@@ -50,6 +50,7 @@ static int derive(struct ibx_handshake *h, uint8_t flags, struct proofs *proofs,
                   struct ibx_error *err)
 {
     uint8_t both[2 * IBX_HASH_BYTES] = {0};
+    h->conn->path.remote = !(flags & SAME_HOST);
     if (h->key)
         memcpy(both, h->key->bytes, IBX_HASH_BYTES);
     int rc = ibx_exchange_secret(h->exchange, h->peer.public_key, both + IBX_HASH_BYTES, err);

@@ -410,6 +410,26 @@ static int connect_in_turn(const struct ibx_uri *uri, const struct ibx_options *
     return rc;
 }
 
+int ibx_options_check_key(const struct ibx_options *options, const char *text, bool server,
+                          struct ibx_error *err)
+{
+    struct ibx_uri uri;
+    struct ibx_keys *keys = NULL;
+    const struct ibx_key *key = NULL;
+    struct ibx_options all = *options;
+    int rc = text ? ibx_uri_parse(text, &uri, err) : 0;
+    if (!rc && text)
+        rc = ibx_uri_options(&uri, &all, err);
+    if (!rc)
+        rc = ibx_keys_load(all.key_file, &keys, err);
+    if (!rc)
+        rc = server ? ibx_keys_check_allowed(keys, &all, err) : ibx_keys_own(keys, &all, &key, err);
+    if (!rc)
+        rc = ibx_handshake_check_encryption(&all, keys, err);
+    ibx_keys_release(keys);
+    return rc;
+}
+
 int ibx_connect(const char *text, const struct ibx_options *options, struct ibx_conn **out,
                 struct ibx_error *err)
 {
