@@ -45,7 +45,7 @@ static void test_block_job(void)
 }
 
 /* One that begins after `check`, while the VM's memory is exposed: the VM does not even stop. */
-static void test_block_job_before_the_stop(void)
+static void test_a_late_block_job(void)
 {
     pair_start(&with_nodes);
     pair_run_to("source:exposing", NULL);
@@ -127,7 +127,7 @@ static void make_file(char *path, size_t size, const char *name, off_t bytes)
 #define ON_PURPOSE "--disks-differ-on-purpose"
 
 /* A stale copy: only its inode tells. */
-static void test_other_disk(void)
+static void test_a_stale_disk(void)
 {
     char here[96], there[96], drive[2][160], words[320];
     mover_begin();
@@ -176,7 +176,7 @@ static void test_snapshot_since(void)
 }
 
 /* QEMU would refuse the device state, after the stop. */
-static void test_other_properties(void)
+static void test_a_device_with_other_queues(void)
 {
     mover_begin();
     refused(&(struct vm_options){.append = "",
@@ -241,7 +241,7 @@ static void test_memory_elsewhere(void)
 }
 
 /* What was plugged in since is on the destination's command line: that is one machine. */
-static void test_plugged_in_since(void)
+static void test_a_machine_plugged_together_since(void)
 {
 #define SLOTS                                                                                      \
     "-m", "64,slots=2,maxmem=1G", "-smp", "1,maxcpus=2,sockets=2", "-object",                      \
@@ -307,16 +307,16 @@ int main(void)
     pair_beats = 40;
     pair_timeout = "timeout_ms=3000";
     static const struct vm_test tests[] = {VM_TEST(test_block_job),
-                                           VM_TEST(test_block_job_before_the_stop),
+                                           VM_TEST(test_a_late_block_job),
                                            VM_TEST(test_block_job_at_the_stop),
                                            VM_TEST(test_block_export),
-                                           VM_TEST(test_other_disk),
+                                           VM_TEST(test_a_stale_disk),
                                            VM_TEST(test_snapshot_since),
-                                           VM_TEST(test_other_properties),
+                                           VM_TEST(test_a_device_with_other_queues),
                                            VM_TEST(test_other_back_end),
                                            VM_TEST(test_other_offloads),
                                            VM_TEST(test_memory_elsewhere),
-                                           VM_TEST(test_plugged_in_since),
+                                           VM_TEST(test_a_machine_plugged_together_since),
                                            VM_TEST(test_own_firmware),
                                            {0}};
     return vm_tests(tests, mover_end_all);
