@@ -66,7 +66,7 @@ void ibx_gate_init(struct ibx_gate *gate, const char *path)
 static int make_way(const struct sockaddr_un *address, struct ibx_error *err)
 {
     struct stat st;
-    int fd, rc = connect_to(address, &fd);
+    int fd = -1, rc = connect_to(address, &fd);
     if (!rc)
         close(fd);
     if (!rc || rc == -EAGAIN)
@@ -191,7 +191,7 @@ void ibx_gate_close(struct ibx_gate *gate)
 int ibx_libvirt_connect(const char *path, pid_t qemu, int *stream, struct ibx_error *err)
 {
     struct sockaddr_un address;
-    int fd, rc = address_of(path, &address, err);
+    int fd = -1, rc = address_of(path, &address, err);
     if (rc)
         return rc;
     rc = connect_to(&address, &fd);
