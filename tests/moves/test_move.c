@@ -200,6 +200,11 @@ static long huge_pages_reserve(long wanted)
 static void kill_source_in_huge_pages(void)
 {
     mover_await(&receiver, "filling", 0);
+    mover_await(&sender, "filling", 0);
+    mover_kill(&sender, SIGKILL);
+    mover_await(&receiver, "broken", 0);
+    pair_recover(&sender); /* while QEMU's page tables still know which pages were written */
+    mover_await_words(&sender, "connected again");
     mover_kill(&sender, SIGKILL);
     vm_kill(&vms[0]);
     mover_await(&receiver, "broken", 0);

@@ -222,6 +222,24 @@ static void test_answer_between_two_commands(NO_STATE)
     done();
 }
 
+/* The answer to a posted command waits to be taken, whatever else is run meanwhile. */
+static void test_posted(NO_STATE)
+{
+    json_t *result = NULL, *reply;
+    attached(SCRIPT({"asked", NULL, 0},
+                    {"quick", "{\"return\": 2, \"id\": 2}\n{\"return\": 3, \"id\": 3}\n", 0}));
+    assert_int_equal(ibx_qmp_post(qmp, "asked", ibx_deadline_in_ms(GENEROUS), &error), 0);
+    assert_null(ibx_qmp_reply(qmp));
+    assert_int_equal(run("quick", &result, GENEROUS), 0);
+    assert_int_equal(json_integer_value(result), 3);
+    reply = ibx_qmp_reply(qmp);
+    assert_int_equal(json_integer_value(json_object_get(reply, "return")), 2);
+    assert_null(ibx_qmp_reply(qmp));
+    json_decref(reply);
+    json_decref(result);
+    done();
+}
+
 static void test_passes_a_descriptor(NO_STATE)
 {
     attached(SCRIPT(
@@ -435,6 +453,7 @@ int main(void)
         cmocka_unit_test(test_passes_refusals_on),
         cmocka_unit_test(test_late_answers_are_dropped),
         cmocka_unit_test(test_answer_between_two_commands),
+        cmocka_unit_test(test_posted),
         cmocka_unit_test(test_passes_a_descriptor),
         cmocka_unit_test(test_queues_events),
         cmocka_unit_test(test_keeps_the_newest_events),
