@@ -192,6 +192,8 @@ static void test_snapshots_while_filling(void)
     pair_run((const char *[]){"--max-bandwidth", "64K", NULL});
     mover_await(&receiver, "filling", 0);
     vm_wait_beats(&vms[1], 1);
+    vm_hmp(&vms[0], "savevm now", text, sizeof(text));
+    assert_non_null(strstr(text, "Error"));
     vm_do(&vms[1], "stop", NULL);
     vm_hmp(&vms[1], "savevm now", text, sizeof(text));
     assert_string_equal(text, "");

@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * What an operator can do while pages are missing, as the table of ib-migrate(1) has it: each
+ * command is given to the monitor of the destination's QEMU, or of the source's. It is done or
+ * refused as the table says, and the migration comes to its end with a VM that is right.
+ */
+#include "tests/scenes/mover.h"
+
+#include "common/clock.h"
+
+#include <fcntl.h>
+
+#define LOOK_MS 5
+
+struct attempt {
+    const char *command;
+    const char *arguments; /* JSON with ' for "; % is the folder; NULL: none. Or a line of HMP */
+    const char *refusal;   /* words of QEMU's; NULL: it is done */
+    const char *event;     /* to wait for afterwards; NULL: none */
+};
+
+#define HMP "human-monitor-command"
+
+/* With what a VM is plugged into and out of. */
+static const struct vm_options machine = {
+    .append = "balloon=2048",
+    .extra = {"-device", "virtio-balloon-pci,disable-modern=on,addr=5", "-device",
+              "pcie-root-port,id=free,addr=6,chassis=1", "-device",
+              "pcie-root-port,id=taken,addr=7,chassis=2", "-device",
+              "virtio-rng-pci,id=rng,bus=taken", "-drive", "if=none,id=disk,driver=null-co,size=1M",
+              "-device", "virtio-blk-pci,drive=disk,addr=8"},
+};
+
+static json_t *arguments_of(const struct attempt *a)
+{
+    char text[512];
+    size_t n = 0;
+    if (!strcmp(a->command, HMP))
+        return json_pack("{s:s}", "command-line", a->arguments);
+    for (const char *p = a->arguments ? a->arguments : "{}"; *p && n < sizeof(text) - 80; p++) {
+        if (*p == '%')
+            n += (size_t)snprintf(text + n, sizeof(text) - n, "%s", mover_folder);
+        else
+            text[n++] = *p == '\'' ? '"' : *p;
+    }
+    text[n] = '\0';
+    json_t *json = json_loads(text, 0, NULL);
+    assert_non_null(json);
+    return json;
+}
+
+/* A command of the human monitor answers with a text: "Error: ..." is one, too. */
+static void give(struct vm *vm, const struct attempt *a)
+{
+    json_t *result = NULL;
+    const int rc =
+        ibx_qmp_execute(vm->qmp, a->command, arguments_of(a), &result, vm_soon(), &vm_error);
+    const char *text = json_string_value(result);
+    const bool hmp_error = text && !strcmp(a->command, HMP) && !strncmp(text, "Error", 5);
+    const char *said = rc ? vm_error.message : text ? text : "";
+    print_message("%s %s: %.100s\n", a->command, a->arguments ? a->arguments : "", said);
+    if ((rc || hmp_error) != !!a->refusal || (a->refusal && !strstr(said, a->refusal)))
+        fail_msg("%s: %d %s", a->command, rc, said);
+    if (rc && rc != -EREMOTEIO)
+        fail_msg("%s: %s", a->command, said);
+    json_decref(result);
+    if (a->event)
+        json_decref(vm_event(vm, a->event, NULL));
+}
+
+static void give_all(struct vm *vm, const struct attempt *attempts)
+{
+    for (; attempts->command; attempts++)
+        give(vm, attempts);
+}
+
+static void filling(void)
+{
+    pair_start(&machine);
+    pair_run((const char *[]){"--max-bandwidth", "64K", NULL});
+    mover_await(&receiver, "filling", 0);
+    mover_await(&sender, "filling", 0);
+}
+
+static void test_at_the_destination(void)
+{
+    static const struct attempt attempts[] = {
+        {"query-migrate", NULL, NULL, NULL},
+        {HMP, "info registers", NULL, NULL},
+        {HMP, "info block", NULL, NULL},
+        {HMP, "info qtree", NULL, NULL},
+        {HMP, "xp /2x 0x2000000", NULL, NULL},
+        {"stop", NULL, NULL, "STOP"},
+        {"cont", NULL, NULL, "RESUME"},
+        {"migrate-incoming", "{'uri':'tcp:127.0.0.1:1'}", "already been started", NULL},
+        {"migrate-pause", NULL, "postcopy-active", NULL},
+        {"migrate-recover", "{'uri':'tcp:127.0.0.1:1'}", "postcopy", NULL},
+        {"migrate_cancel", NULL, NULL, NULL},
+        {"migrate-set-parameters", "{'announce-rounds':5}", NULL, NULL},
+        {"device_add", "{'driver':'virtio-rng-pci','id':'new','bus':'free'}", NULL, NULL},
+        {"device_del", "{'id':'rng'}", NULL, NULL},
+        {"object-add", "{'qom-type':'memory-backend-ram','id':'m1','size':1048576}", NULL, NULL},
+        {"object-del", "{'id':'m1'}", NULL, NULL},
+        {"blockdev-add", "{'driver':'null-co','node-name':'n0','size':1048576}", NULL, NULL},
+        {"blockdev-mirror", "{'job-id':'j0','device':'disk','target':'n0','sync':'full'}", NULL,
+         "BLOCK_JOB_READY"},
+        {"block-job-cancel", "{'device':'j0'}", NULL, "BLOCK_JOB_COMPLETED"},
+        {"blockdev-del", "{'node-name':'n0'}", NULL, NULL},
+        {"balloon", "{'value':58720256}", NULL, "BALLOON_CHANGE"},
+        {"system_wakeup", NULL, "not in suspended state", NULL},
+        {"system_powerdown", NULL, NULL, "POWERDOWN"},
+        {"pmemsave", "{'val':1048576,'size':65536,'filename':'%/part'}", NULL, NULL},
+        {"migrate-set-capabilities",
+         "{'capabilities':[{'capability':'background-snapshot','state':true}]}", "not compatible",
+         NULL},
+        {"dump-guest-memory", "{'paging':false,'protocol':'file:%/dump'}", NULL, NULL},
+        {0}};
+    filling();
+    vm_do(&vms[1], "balloon", json_pack("{s:i}", "value", 60 << 20)); /* a change to come */
+    json_decref(vm_event(&vms[1], "BALLOON_CHANGE", NULL));
+    give_all(&vms[1], attempts);
+    mover_ends(&sender, 0); /* the dump has touched every page */
+    mover_ends(&receiver, 0);
+    pair_moved("");
+}
+
+/* What happens to the VM there happens to it as on any host; the pages still come. */
+static void test_reset_at_the_destination(void)
+{
+    filling();
+    vm_do(&vms[1], "set-action", json_pack("{s:s}", "reboot", "reset")); /* not: end */
+    give(&vms[1], &(struct attempt){"system_reset", NULL, NULL, "RESET"});
+    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + pair_beats); /* from its beginning on */
+    struct mover quicker; /* if the guest has left it anything to do */
+    mover_start(&quicker,
+                (const char *[]){"set", "--max-bandwidth", "0", "--qmp", vms[1].tool, NULL});
+    mover_wait(&quicker);
+    pair_done();
+}
+
+/* It is sent on before all of it has come: QEMU reads, and so fetches, every page. */
+static void test_migrate_at_the_destination(void)
+{
+    filling();
+    give(&vms[1], &(struct attempt){"migrate", "{'uri':'exec:cat >%/state'}", NULL, "STOP"});
+    pair_done();
+    assert_false(vm_runs(&vms[0]));
+}
+
+static void test_at_the_source(void)
+{
+    static const struct attempt attempts[] = {
+        {"query-migrate", NULL, NULL, NULL},
+        {HMP, "info registers", NULL, NULL},
+        {HMP, "info block", NULL, NULL},
+        {HMP, "info qtree", NULL, NULL},
+        {HMP, "xp /2x 0x2000000", NULL, NULL},
+        {"stop", NULL, NULL, NULL},
+        {"cont", NULL, "not finalized yet", NULL},
+        {"migrate", "{'uri':'exec:cat >%/state'}", "in progress", NULL},
+        {"migrate-set-capabilities", "{'capabilities':[{'capability':'xbzrle','state':true}]}",
+         "in progress", NULL},
+        {"migrate-set-parameters", "{'announce-rounds':5}", NULL, NULL},
+        {"migrate-incoming", "{'uri':'tcp:127.0.0.1:1'}", "incoming", NULL},
+        {"migrate-recover", "{'uri':'tcp:127.0.0.1:1'}", "postcopy", NULL},
+        {"migrate-pause", NULL, "postcopy-active", NULL},
+        {"device_add", "{'driver':'virtio-rng-pci','id':'new','bus':'free'}", "while migrating",
+         NULL},
+        {"device_del", "{'id':'rng'}", "while migrating", NULL},
+        {"dump-guest-memory", "{'paging':false,'protocol':'file:%/dump'}", "in progress", NULL},
+        {"blockdev-add", "{'driver':'null-co','node-name':'n0','size':1048576}", NULL, NULL},
+        {"blockdev-mirror", "{'job-id':'j0','device':'disk','target':'n0','sync':'full'}", NULL,
+         "BLOCK_JOB_READY"},
+        {"block-job-cancel", "{'device':'j0'}", NULL, "BLOCK_JOB_COMPLETED"},
+        {"blockdev-del", "{'node-name':'n0'}", NULL, NULL},
+        {"object-add", "{'qom-type':'memory-backend-ram','id':'m1','size':1048576}", NULL, NULL},
+        {"object-del", "{'id':'m1'}", NULL, NULL},
+        {"balloon", "{'value':58720256}", NULL, NULL},
+        {"system_wakeup", NULL, "not in suspended state", NULL},
+        {"system_powerdown", NULL, NULL, NULL},
+        {"pmemsave", "{'val':1048576,'size':65536,'filename':'%/part'}", NULL, NULL},
+        {0}};
+    filling();
+    give_all(&vms[0], attempts);
+    assert_false(vm_runs(&vms[0]));
+    pair_filled();
+}
+
+/* Its pages are served by the tool from then on. */
+static void test_quit_at_the_source(void)
+{
+    filling();
+    give(&vms[0], &(struct attempt){"quit", NULL, NULL, NULL});
+    vm_kill(&vms[0]);
+    mover_await_words(&sender, "pages are held here");
+    pair_filled();
+}
+
+int main(void)
+{
+    static const struct vm_test tests[] = {
+        VM_TEST(test_at_the_destination),         VM_TEST(test_reset_at_the_destination),
+        VM_TEST(test_migrate_at_the_destination), VM_TEST(test_at_the_source),
+        VM_TEST(test_quit_at_the_source),         {0}};
+    return vm_tests(tests, mover_end_all);
+}
