@@ -50,7 +50,7 @@ static void is_paused(struct vm *vm, bool yes)
 /* ------------------------------------------------------------ it runs, or is paused */
 
 /* libvirt starts every QEMU so: the VM that ran goes on by itself. */
-static void test_started_paused(void)
+static void test_runs_though_started_paused(void)
 {
     start("", "-S");
     pair_run(NULL);
@@ -193,7 +193,7 @@ static void has_ended(void)
     mover_must_print(rollback, "no unfinished");
 }
 
-static void test_shut_down(void)
+static void test_runs_until_shut_down(void)
 {
     press("button=1", NULL);
     await_end(&vms[1]);
@@ -300,14 +300,14 @@ static void test_panicked(void)
 
 int main(void)
 {
-    static const struct vm_test tests[] = {VM_TEST(test_started_paused),
+    static const struct vm_test tests[] = {VM_TEST(test_runs_though_started_paused),
                                            VM_TEST(test_to_stay_paused),
                                            VM_TEST(test_to_stay_paused_in_a_qemu_that_starts),
                                            VM_TEST(test_paused_at_the_source),
                                            VM_TEST(test_paused_meanwhile),
                                            VM_TEST(test_killed_before_it_was_continued),
                                            VM_TEST(test_paused_while_filling),
-                                           VM_TEST(test_shut_down),
+                                           VM_TEST(test_runs_until_shut_down),
                                            VM_TEST(test_shut_down_and_ended),
                                            VM_TEST(test_shut_down_unheard),
                                            VM_TEST(test_shut_down_and_kept),
