@@ -178,10 +178,16 @@ int ibx_journal_remove_files(const struct ibx_journal *record, struct ibx_error 
     int rc = ibx_journal_recall_ram(record, &ram, err);
     if (!rc)
         rc = ibx_journal_open_files(record, &ram, err);
-    for (size_t i = 0; !rc && i < ram.count; i++)
+    for (size_t i = 0; !rc && i < ram.count; i++) {
         if (unlink(ram.blocks[i].path))
             rc = ibx_error_set(err, -errno, "%s cannot be removed: %s", ram.blocks[i].path,
                                strerror(errno));
+        char *end = strrchr(ram.blocks[i].path, '/');
+        *end = '\0';
+        const char *folder = strstr(ram.blocks[i].path, IBX_JOURNAL_RUN_FOLDER);
+        if (!rc && folder && !strchr(folder + 1, '/'))
+            rmdir(ram.blocks[i].path);
+    }
     ibx_guest_ram_fini(&ram);
     return rc;
 }

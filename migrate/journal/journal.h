@@ -193,7 +193,10 @@ int ibx_journal_link_files(struct ibx_journal *record, struct ibx_error *err);
 void ibx_journal_unlink_files(const struct ibx_journal *record);
 /* The first of the files that still has its name, or that of FILE.ibx-ID; false: there is none. */
 bool ibx_journal_memory_file(const struct ibx_journal *record, char path[PATH_MAX]);
-/* Removes them all, once QEMU has ended and no process uses them. 0 also without any. */
+/* What the names of folders that ib-migrate run makes begin with. */
+#define IBX_JOURNAL_RUN_FOLDER "/ibx-run-"
+/* Removes them all, once QEMU has ended and no process uses them, and a folder of ib-migrate run
+ * that is empty then. 0 also without any. */
 int ibx_journal_remove_files(const struct ibx_journal *record, struct ibx_error *err);
 /* Whether that name says that the file was set aside. */
 bool ibx_journal_is_aside(const struct ibx_journal *record, const char *path);

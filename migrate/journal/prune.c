@@ -40,6 +40,15 @@ static bool has_failed(const struct ibx_journal *record)
     return record->state == IBX_JOURNAL_KEPT || record->state == IBX_JOURNAL_GIVEN_UP;
 }
 
+/* The file of a destination is the VM's own, unless ib-migrate run has made it. */
+static bool leaves_memory(const struct ibx_journal *record)
+{
+    char path[PATH_MAX];
+    return (record->state == IBX_JOURNAL_DONE || record->state == IBX_JOURNAL_ENDED) &&
+           ibx_journal_qemu_gone(record) && ibx_journal_memory_file(record, path) &&
+           (record->source || strstr(path, IBX_JOURNAL_RUN_FOLDER));
+}
+
 /* How many are over, and have failed, of those up to this one. */
 struct newer {
     size_t over, failed;
@@ -73,8 +82,7 @@ static const char *remove_one(const char *folder, const struct ibx_journal_prune
         unlink(lock);
         rc = 0;
     } else if (!rc && !why) {
-        if (which->remove && record->source &&
-            (record->state == IBX_JOURNAL_DONE || record->state == IBX_JOURNAL_ENDED))
+        if (which->remove && leaves_memory(record))
             rc = ibx_journal_remove_files(record, err);
         rc = rc ? rc : ibx_journal_remove(folder, record, err);
     }

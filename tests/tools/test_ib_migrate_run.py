@@ -447,7 +447,7 @@ def a_lost_ssh_does_not_harm_a_migration(scene):
 
 @case
 def a_run_that_dies_after_the_commit_is_recovered_from(scene):
-    source = start_vm(scene)
+    source, before = start_vm(scene), leftovers()
     process = tool.start(scene, "run", *run_line(scene, "--json", "--max-bandwidth", "100K")[1:])
     tool.wait_for_phase("filling", process)
     process.kill()
@@ -460,6 +460,13 @@ def a_run_that_dies_after_the_commit_is_recovered_from(scene):
     far.runs_on()
     tool.expect(source, far)
     equal(os.listdir(scene.memory), [])
+    os.kill(far.pid, signal.SIGKILL)
+    until(lambda: not alive(far.pid), "the far QEMU to end")
+    memory = [path for path in leftovers() - before if path.startswith("/dev/shm/")]
+    equal(len(memory), 1)
+    out = tool.succeeds(scene, "prune --state-dir", scene.there.state, "--remove")
+    assert out.startswith("deleted: "), out
+    equal(os.path.exists(memory[0]), False)
 
 
 if __name__ == "__main__":

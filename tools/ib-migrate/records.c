@@ -412,7 +412,8 @@ static void print_pruned(void *context, const struct ibx_journal *record, const 
     char state[IBX_ERROR_MAX], path[PATH_MAX];
     pruning->any = true;
     ibx_cli_vm_state(record, state, sizeof(state));
-    if (!record->source || !ibx_journal_qemu_gone(record) || !ibx_journal_memory_file(record, path))
+    if (!ibx_journal_qemu_gone(record) || !ibx_journal_memory_file(record, path) ||
+        (!record->source && !strstr(path, IBX_JOURNAL_RUN_FOLDER)))
         path[0] = '\0';
     if (pruning->args->json) {
         print_pruned_json(record, state, why, path);
