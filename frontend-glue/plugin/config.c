@@ -114,14 +114,14 @@ static int set_gpu(struct ibx_glue_config *config, const char *value, struct ibx
     return mode < 0 ? mode : 0;
 }
 
-static int set_pipeline(struct ibx_glue_config *config, const char *value, struct ibx_error *err)
+static int set_pipeline(enum ibx_pipeline_mode *pipeline, const char *value, struct ibx_error *err)
 {
     static const char *const names[] = {[IBX_PIPELINE_OFF] = "off",
                                         [IBX_PIPELINE_LAUNCHES] = "launches",
                                         [IBX_PIPELINE_ALL] = "all"};
     int mode = one_of(names, 3, "pipeline", value, "all, launches or off", err);
     if (mode >= 0)
-        config->pipeline = (enum ibx_pipeline_mode)mode;
+        *pipeline = (enum ibx_pipeline_mode)mode;
     return mode < 0 ? mode : 0;
 }
 
@@ -223,7 +223,7 @@ static int set_key(struct ibx_glue_config *config, const char *key, const char *
     if (!strcmp(key, "gpu"))
         return set_gpu(config, value, err);
     if (!strcmp(key, "pipeline"))
-        return set_pipeline(config, value, err);
+        return set_pipeline(&config->pipeline, value, err);
     if (!strcmp(key, "gpu_memory"))
         return set_gpu_memory(config, value, err);
     if (!strcmp(key, "gpu_threads"))
@@ -307,9 +307,8 @@ static int apply_entries(struct ibx_glue_config *config, const struct ibx_proper
 
 /* --------------------------------------------------------------------- the URI */
 
-/* Takes pipeline=... out of the query, which is no option of a connection. */
-static int take_pipeline(struct ibx_glue_config *config, const char *text,
-                         char rest[IBX_GLUE_URI_MAX], struct ibx_error *err)
+int ibx_glue_uri_pipeline(const char *text, char rest[IBX_GLUE_URI_MAX],
+                          enum ibx_pipeline_mode *pipeline, struct ibx_error *err)
 {
     static const char key[] = "pipeline=";
     size_t base = strcspn(text, "?"), length = base;
@@ -321,7 +320,7 @@ static int take_pipeline(struct ibx_glue_config *config, const char *text,
             char value[65];
             snprintf(value, sizeof(value), "%.*s", (int)(n - (sizeof(key) - 1)),
                      at + sizeof(key) - 1);
-            rc = set_pipeline(config, value, err);
+            rc = set_pipeline(pipeline, value, err);
         } else if (length < IBX_GLUE_URI_MAX) {
             length += (size_t)snprintf(rest + length, IBX_GLUE_URI_MAX - length, "%c%.*s",
                                        length == base ? '?' : '&', (int)n, at);
@@ -336,7 +335,7 @@ static int set_uri(struct ibx_glue_config *config, const char *whole, struct ibx
 {
     char text[IBX_GLUE_URI_MAX];
     struct ibx_uri uri;
-    int rc = take_pipeline(config, whole, text, err);
+    int rc = ibx_glue_uri_pipeline(whole, text, &config->pipeline, err);
     if (!rc)
         rc = ibx_uri_parse(strlen(whole) < sizeof(text) ? text : whole, &uri, err);
     if (rc)

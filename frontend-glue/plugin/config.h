@@ -58,6 +58,11 @@ int ibx_glue_config_load(const char *endpoint_host, uint16_t endpoint_port,
 int ibx_glue_config_load_classic(const char *communicator, const char *own_file,
                                  struct ibx_glue_config *config, struct ibx_error *err);
 
+/* Takes pipeline=... out of a URI's query, which is no option of a connection: `rest` is the URI
+ * without it, and *pipeline its value if there is one. -EINVAL: the value. */
+int ibx_glue_uri_pipeline(const char *uri, char rest[IBX_GLUE_URI_MAX],
+                          enum ibx_pipeline_mode *pipeline, struct ibx_error *err);
+
 /* The file that rdma.tuning names, or its default, which need not exist; "": the key is "none".
  * Looks at no other key. Errors as above, and -ENAMETOOLONG. */
 int ibx_glue_tuning_file(char file[PATH_MAX], struct ibx_error *err);

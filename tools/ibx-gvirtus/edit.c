@@ -2,6 +2,7 @@
 /* The texts of properties.json and gvirtus.properties, read and rewritten. */
 #include "tools/ibx-gvirtus/ibx-gvirtus.h"
 
+#include "frontend-glue/plugin/config.h"
 #include "common/properties.h"
 #include "transport/transport.h"
 
@@ -231,13 +232,17 @@ static void choose_uri(struct gvirtus_edit *edit, const struct ibx_properties *p
     const struct ibx_property *entry = ibx_properties_find(properties, "communicator");
     struct ibx_options options;
     struct ibx_error err;
+    char rest[IBX_GLUE_URI_MAX];
+    enum ibx_pipeline_mode pipeline;
     if (edit->uri) {
-        if (ibx_uri_parse(edit->uri, uri, &err))
+        if (ibx_glue_uri_pipeline(edit->uri, rest, &pipeline, &err) ||
+            ibx_uri_parse(rest, uri, &err))
             ibx_tool_end("%s", err.message);
         if (!uri->path[0] && !uri->port)
             ibx_tool_end("\"%s\" has port 0: give the back end's port, such as 9999", edit->uri);
         snprintf(edit->chosen, sizeof(edit->chosen), "%s", edit->uri);
-    } else if (entry && !ibx_uri_parse(entry->value, uri, NULL) && strcmp(uri->scheme, "tcp")) {
+    } else if (entry && !ibx_glue_uri_pipeline(entry->value, rest, &pipeline, NULL) &&
+               !ibx_uri_parse(rest, uri, NULL) && strcmp(uri->scheme, "tcp")) {
         snprintf(edit->chosen, sizeof(edit->chosen), "%s", entry->value);
     } else {
         /* tcp:// there was GVirtuS's own communicator: the same back end, by the best path. */
