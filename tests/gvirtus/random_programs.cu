@@ -2,7 +2,7 @@
 //
 // Random CUDA programs, for the same bytes native and under GVirtuS (tools/bench/gpu --gvirtus):
 //
-//   random-programs PROGRAMS [--seed N] [--threads N] [--symbols]
+//   random-programs PROGRAMS [--seed N] [--threads N] [--symbols] [--calls]
 //
 // Copies of all kinds between kernels, on streams of their own, from pinned and pageable memory
 // that changes as soon as CUDA allows it. Prints a line for each program, with a hash of all that
@@ -11,6 +11,8 @@
 //
 //   --threads N  at once, each with its programs, streams and memory (default 1)
 //   --symbols    cudaMemcpyToSymbol, too: not every GVirtuS can do that
+//   --calls      mostly calls that need no answer: launches in a row, events between streams,
+//                cudaMemsetAsync, wrong configurations, cudaGetLastError
 //
 // Built by nvcc -cudart shared --no-compress -Xlinker -z,lazy, which is what GVirtuS takes. Kernels
 // are launched by cudaLaunchKernel: the <<<>>> of nvcc 13 calls functions that no GVirtuS has, and
@@ -70,12 +72,13 @@ struct Slot {
     char *device, *pinned,
         *pageable; // of MOST bytes; the host's upper halves are for what comes back
     cudaStream_t stream;
+    cudaEvent_t event;
 };
 
 struct Program {
     Random random;
     std::vector<Slot> &slots;
-    bool symbols;
+    bool symbols, calls;
     std::uint64_t hash = 14695981039346656037u;
 
     void note(std::uint64_t word) { hash = (hash ^ word) * 1099511628211u + (hash >> 29); }
@@ -113,6 +116,10 @@ struct Program {
     void launch_combine(Slot &to, Slot &from);
     void within(Slot &slot);
     void symbol();
+    void launches(Slot &slot);
+    void refused(Slot &slot);
+    void ordered(Slot &to, Slot &from);
+    void call();
 };
 
 void Program::copy(Slot &slot, bool async, bool pinned)
@@ -210,8 +217,78 @@ void Program::symbol()
     answered(cudaMemcpyToSymbol(table, words, n * 4, at * 4, cudaMemcpyHostToDevice));
 }
 
+// Each on what the one before has left, and none waits for another.
+void Program::launches(Slot &slot)
+{
+    for (auto times = 1 + random.below(40); times; times--) {
+        launch_mix(slot);
+        if (!random.below(4))
+            answered(cudaGetLastError());
+    }
+}
+
+// By the call itself, and no other call says so.
+void Program::refused(Slot &slot)
+{
+    auto *words = reinterpret_cast<std::uint32_t *>(slot.device);
+    std::size_t n = 1;
+    std::uint32_t seed = 0;
+    void *arguments[] = {&words, &n, &seed};
+    answered(cudaLaunchKernel(reinterpret_cast<const void *>(mix), dim3(1), dim3(5000), arguments,
+                              0, slot.stream));
+    if (random.below(2))
+        answered(cudaPeekAtLastError());
+    answered(cudaGetLastError());
+    answered(cudaGetLastError());
+}
+
+// What one stream does behind an event is done to what another one has left there.
+void Program::ordered(Slot &to, Slot &from)
+{
+    auto *words = reinterpret_cast<std::uint32_t *>(to.device);
+    auto *others = reinterpret_cast<const std::uint32_t *>(from.device);
+    std::size_t n = 1000 + random.below(100000);
+    std::uint32_t times = random.below(4) ? 3 : 300;
+    void *arguments[] = {&words, &others, &n, &times};
+    if (&to == &from)
+        return;
+    launch_mix(from);
+    answered(cudaEventRecord(from.event, from.stream));
+    answered(cudaStreamWaitEvent(to.stream, from.event, 0));
+    answered(cudaLaunchKernel(reinterpret_cast<const void *>(combine), blocks_of(n), dim3(256),
+                              arguments, 0, to.stream));
+    answered(cudaEventRecord(to.event, to.stream)); // nothing overtakes what is read
+    answered(cudaStreamWaitEvent(from.stream, to.event, 0));
+}
+
+void Program::call()
+{
+    Slot &slot = slots[random.below(SLOTS)];
+    std::size_t n = length(MOST), at = random.below(MOST - n + 1);
+    switch (random.below(6)) {
+    case 0:
+        return refused(slot);
+    case 1:
+        return ordered(slot, slots[random.below(SLOTS)]);
+    case 2:
+        return answered(
+            cudaMemsetAsync(slot.device + at, static_cast<int>(random.below(256)), n, slot.stream));
+    case 3:
+        answered(cudaEventRecord(slot.event, slot.stream));
+        answered(cudaEventSynchronize(slot.event));
+        answered(cudaEventQuery(slot.event));
+        if (slot.stream) // the default stream asks about all others, too
+            answered(cudaStreamQuery(slot.stream));
+        return;
+    default:
+        return launches(slot);
+    }
+}
+
 void Program::operation()
 {
+    if (calls && random.below(3))
+        return call();
     Slot &slot = slots[random.below(SLOTS)];
     switch (random.below(12)) {
     case 0:
@@ -269,10 +346,11 @@ Slot make_slot(bool default_stream)
     slot.pageable = static_cast<char *>(std::calloc(1, MOST));
     if (!default_stream)
         must(cudaStreamCreate(&slot.stream), "cudaStreamCreate");
+    must(cudaEventCreate(&slot.event), "cudaEventCreate");
     return slot;
 }
 
-void run_thread(unsigned thread, unsigned programs, std::uint64_t seed, bool symbols,
+void run_thread(unsigned thread, unsigned programs, std::uint64_t seed, bool symbols, bool calls,
                 std::string &lines)
 {
     std::vector<Slot> slots;
@@ -280,7 +358,7 @@ void run_thread(unsigned thread, unsigned programs, std::uint64_t seed, bool sym
         slots.push_back(make_slot(i == 0));
     for (unsigned i = 0; i < programs; i++) {
         char line[80];
-        Program program{Random{(seed * 1000003 + thread) * 1000003 + i + 1}, slots, symbols};
+        Program program{Random{(seed * 1000003 + thread) * 1000003 + i + 1}, slots, symbols, calls};
         program.run_all();
         std::snprintf(line, sizeof(line), "%u %u %016llx\n", thread, i,
                       static_cast<unsigned long long>(program.hash));
@@ -295,11 +373,13 @@ int main(int argc, char **argv)
     unsigned programs = argc > 1 ? static_cast<unsigned>(std::strtoul(argv[1], nullptr, 10)) : 0,
              threads = 1;
     std::uint64_t seed = 1;
-    bool symbols = false;
+    bool symbols = false, calls = false;
     for (int i = 2; i < argc; i++) {
         std::string option = argv[i];
         if (option == "--symbols")
             symbols = true;
+        else if (option == "--calls")
+            calls = true;
         else if (option == "--seed" && i + 1 < argc)
             seed = std::strtoull(argv[++i], nullptr, 10);
         else if (option == "--threads" && i + 1 < argc)
@@ -308,15 +388,16 @@ int main(int argc, char **argv)
             programs = 0;
     }
     if (!programs || !threads) {
-        std::fprintf(stderr,
-                     "usage: random-programs PROGRAMS [--seed N] [--threads N] [--symbols]\n");
+        std::fprintf(
+            stderr,
+            "usage: random-programs PROGRAMS [--seed N] [--threads N] [--symbols] [--calls]\n");
         return 2;
     }
     std::vector<std::string> lines(threads);
     std::vector<std::thread> others;
     for (unsigned i = 1; i < threads; i++)
-        others.emplace_back(run_thread, i, programs, seed, symbols, std::ref(lines[i]));
-    run_thread(0, programs, seed, symbols, lines[0]);
+        others.emplace_back(run_thread, i, programs, seed, symbols, calls, std::ref(lines[i]));
+    run_thread(0, programs, seed, symbols, calls, lines[0]);
     for (std::thread &other : others)
         other.join();
     for (const std::string &text : lines)

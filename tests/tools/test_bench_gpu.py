@@ -33,6 +33,14 @@ uri = os.environ.get("GVIRTUS_HOME", "/nowhere") + "/uri"
 scheme = open(uri, encoding="ascii").read().split(":")[0] if os.path.exists(uri) else "own"
 native = "GVIRTUS_HOME" not in os.environ
 wrong, option = os.environ.get("FAKE_WRONG", "none none").split()
+if sys.argv[0].endswith("bench-calls"):
+    if not native and scheme == os.environ.get("FAKE_CALLS"):
+        sys.exit("a launch: error 9")
+    off = os.path.exists(uri) and "pipeline=off" in open(uri, encoding="ascii").read()
+    print("CALL %s 1.000 9.000 a launch" % ("2.000" if native else "9.0" if off else "3.000"))
+    print("a line of GVirtuS's own")
+    print("DONE")
+    sys.exit(0)
 differs = not native and wrong == scheme and option in sys.argv
 if not native:
     print("a line of GVirtuS's own")
@@ -116,14 +124,34 @@ def bench(scene, *options, **more):
 @test
 def programs_and_cells_over_each_path(scene):
     rc, out, err, cells = bench(scene, FAKE_WRONG="own --symbols")
-    equal((rc, out.count("   ok: ")), (0, 8)), err
-    for options in ("of one thread", "--threads 2"):
+    equal((rc, out.count("   ok: ")), (0, 12)), err
+    for options in ("of one thread", "--threads 2", "--calls --threads 2"):
         for path in ("rdma", "tcp", "rdma-preload", "tcp-preload"):
             assert f"   ok: 1000 random programs {options}, over {path}\n" in out, out
     assert "left out: 1000 random programs --symbols" in out, out
     equal((cells["cells"], cells["rounds"]), (ROUND * 3, "1"))
     assert "native: the driver's copies" in out, out
     assert cells["paths"].startswith("native,"), cells
+
+
+@test
+def calls_alone(scene):
+    rc, out, err, cells = bench(scene, "--calls", "1", FAKE_CALLS="own")
+    equal((rc, cells), (0, None)), err
+    equal(out.count("left out: a round of gvirtus fails (1): a launch: error 9"), 1)
+    table = out[out.index("a launch\n"):].split("\n")[1:]
+    equal([line.split() for line in table if line],
+          [[name, cell, f"({cell}", "to", f"{cell})", ratio] for name, cell, ratio in (
+              ("native", "2.00", "1.00"), ("shm-off", "9.00", "4.50"), ("shm", "3.00", "1.50"),
+              ("shm-preload", "3.00", "1.50"), ("tcp-off", "9.00", "4.50"),
+              ("tcp", "3.00", "1.50"), ("tcp-preload", "3.00", "1.50"))])
+
+
+@test
+def calls_want_a_compiler(scene):
+    rc, _, err, _ = bench(scene, "--calls", "2", FAKE_NVCC="old")
+    equal(rc, 1)
+    assert "--calls wants nvcc" in err, err
 
 
 @test

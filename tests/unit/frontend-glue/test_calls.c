@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What a front end knows of GVirtuS's calls, and what it learns from replies. */
+#include "common/wire.h"
+#include "frontend-glue/client_calls/learned.h"
+#include "frontend-glue/session/calls.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static const struct ibx_call *find(const char *name)
+{
+    return ibx_call_find(name, strlen(name) + 1);
+}
+
+static void names_are_found(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        enum ibx_call_kind kind;
+    } calls[] = {
+        {"cudaLaunchKernel", IBX_CALL_LAUNCH},
+        {"cudaDeviceCanAccessPeer", IBX_CALL_CONSTANT}, /* the first */
+        {"cudaStreamWaitEvent", IBX_CALL_REPEATS},      /* the last */
+        {"__cudaPushCallConfiguration", IBX_CALL_PUSH}, /* as some generations name them */
+        {"cudaPopCallConfiguration", IBX_CALL_POP},
+        {"__cudaRegisterFunction", IBX_CALL_REGISTERS},
+        {"__cudaRegisterFatBinary", IBX_CALL_RESETS}, /* others of that kind */
+        {"cudaFuncSetAttribute", IBX_CALL_RESETS},
+        {"cudaDeviceReset", IBX_CALL_RESETS},
+        {"cuCtxSetCurrent", IBX_CALL_RESETS},
+        {"cudaStreamBeginCaptureToGraph", IBX_CALL_BEGIN_CAPTURE},
+        {"cudaMallocManaged", IBX_CALL_OTHER},
+        {"cublasSgemm", IBX_CALL_OTHER},
+        {"cudaLaunchKernel_", IBX_CALL_OTHER},
+        {"cudaLaunchKerne", IBX_CALL_OTHER},
+        {"", IBX_CALL_OTHER},
+    };
+    for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
+        if (find(calls[i].name)->kind != calls[i].kind)
+            fail_msg("%s", calls[i].name);
+    }
+    assert_int_equal(ibx_call_find("cudaLaunchKernel", 16)->kind, IBX_CALL_RESETS); /* no NUL */
+    assert_int_equal(ibx_call_find("cudaFree\0x", 10)->kind, IBX_CALL_RESETS);
+}
+
+static void what_is_unknown_comes_after_everything(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"cublasSgemm", "cudaDeviceReset", "cudaBeginCapture"};
+    for (size_t i = 0; i < 3; i++) {
+        assert_int_equal(find(names[i])->stream_at, IBX_CALL_ALL_STREAMS);
+        assert_true(find(names[i])->event);
+        assert_false(ibx_call_is_quick(find(names[i])));
+    }
+    assert_true(ibx_call_is_quick(find("cudaLaunchKernel")));
+    assert_false(ibx_call_is_quick(find("cudaMemcpyAsync"))); /* a session may run it */
+    assert_false(ibx_call_is_quick(find("cudaStreamSynchronize")));
+}
+
+static void streams_are_where_requests_have_them(void **state)
+{
+    (void)state;
+    uint8_t body[64] = {0};
+    uint64_t stream = 0;
+    struct ibx_writer w = ibx_writer_of(body + 40, 24);
+    ibx_put_u64(&w, 0x1122);
+    assert_true(ibx_call_stream(find("cudaLaunchKernel"), body, 64, &stream));
+    assert_int_equal(stream, 0x1122);
+    assert_true(ibx_call_stream(find("cudaMemsetAsync"), body, 48, &stream)); /* its last bytes */
+    assert_int_equal(stream, 0x1122);
+    assert_false(ibx_call_stream(find("cudaLaunchKernel"), body, 47, &stream));
+    assert_false(ibx_call_stream(find("cudaMemsetAsync"), body, 7, &stream));
+    assert_false(ibx_call_stream(find("cudaFree"), body, 8, &stream));
+    assert_false(ibx_call_stream(find("cudaGetDevice"), body, 8, &stream));
+}
+
+static void requests_are_found_whole(void **state)
+{
+    (void)state;
+    static const uint8_t bytes[] = "cudaFree\0\3\0\0\0\0\0\0\0abcd";
+    const struct ibx_call *call = NULL;
+    const size_t whole = 9 + 8 + 3;
+    for (size_t n = 0; n < whole; n++)
+        assert_int_equal(ibx_call_request(bytes, n, &call), 0);
+    assert_null(call);
+    assert_int_equal(ibx_call_request(bytes, whole, &call), whole);
+    assert_int_equal(ibx_call_request(bytes, whole + 1, &call), whole);
+    assert_string_equal(call->name, "cudaFree");
+    static const uint8_t longest[] = "cudaFree\0\377\377\377\377\377\377\377\377ab";
+    assert_int_equal(ibx_call_request(longest, sizeof(longest), &call), 0);
+}
+
+static void successes_are_remembered(void **state)
+{
+    (void)state;
+    struct ibx_successes set = {0};
+    for (uint64_t i = 1; i <= 5000; i++) {
+        const uint64_t hash = ibx_request_hash(1, &i, sizeof(i));
+        assert_false(ibx_successes_hold(&set, hash));
+        ibx_successes_add(&set, hash);
+        ibx_successes_add(&set, hash);
+        assert_true(ibx_successes_hold(&set, hash));
+        assert_int_equal(set.count, i);
+        assert_int_not_equal(hash, ibx_request_hash(2, &i, sizeof(i)));
+        assert_int_not_equal(hash, ibx_request_hash(1, &i, sizeof(i) - 1));
+    }
+    for (uint64_t i = 1; i <= 5000; i++)
+        assert_true(ibx_successes_hold(&set, ibx_request_hash(1, &i, sizeof(i))));
+    ibx_successes_clear(&set);
+    assert_false(ibx_successes_hold(&set, ibx_request_hash(1, "", 0)));
+    for (uint64_t i = 1; i <= IBX_SUCCESSES_MAX + 10; i++) /* then it begins anew */
+        ibx_successes_add(&set, i);
+    assert_int_equal(set.count, 10);
+    ibx_successes_fini(&set);
+}
+
+static void replies_are_remembered(void **state)
+{
+    (void)state;
+    struct ibx_known_replies replies = {0};
+    char request[8], reply[8];
+    for (unsigned i = 0; i < IBX_REPLIES + 5; i++) { /* the oldest give way */
+        snprintf(request, sizeof(request), "q%u", i);
+        snprintf(reply, sizeof(reply), "r%u", i);
+        assert_null(ibx_replies_find(&replies, request, strlen(request)));
+        ibx_replies_add(&replies, request, strlen(request), reply, strlen(reply));
+        const struct ibx_known_reply *known = ibx_replies_find(&replies, request, strlen(request));
+        assert_non_null(known);
+        assert_int_equal(known->reply, strlen(reply));
+        assert_memory_equal(known->bytes + known->request, reply, known->reply);
+    }
+    assert_null(ibx_replies_find(&replies, "q4", 2));
+    assert_non_null(ibx_replies_find(&replies, "q5", 2));
+    static const char large[IBX_REPLY_MAX + 1];
+    ibx_replies_add(&replies, large, sizeof(large), "r", 1);
+    ibx_replies_add(&replies, "q", 1, large, sizeof(large));
+    assert_null(ibx_replies_find(&replies, "q", 1));
+    ibx_replies_clear(&replies);
+    assert_null(ibx_replies_find(&replies, "q5", 2));
+}
+
+/* A reply to cudaPopCallConfiguration; the bits of `form` are fields with their length in front. */
+static size_t pop_reply(const uint8_t *pushed, int form, uint8_t out[72])
+{
+    static const size_t fields[] = {12, 12, 8, 8};
+    struct ibx_writer w = ibx_writer_of(out, 72);
+    for (int i = 0; i < 4; i++) {
+        if (form & 1 << i)
+            ibx_put_u64(&w, fields[i]);
+        ibx_put_bytes(&w, pushed, fields[i]);
+        pushed += fields[i];
+    }
+    return w.length;
+}
+
+static void configurations_come_back_as_the_back_end_gives_them(void **state)
+{
+    (void)state;
+    for (int form = 0; form < 16; form++) {
+        struct ibx_configurations all;
+        uint8_t first[40], second[40], out[72], expected[72];
+        for (uint8_t i = 0; i < 40; i++) {
+            first[i] = (uint8_t)(i + 1);
+            second[i] = (uint8_t)(i * 3 + 1);
+        }
+        ibx_configurations_init(&all);
+        ibx_configurations_push(&all, first, true);
+        assert_int_equal(ibx_configurations_pop(&all, out), 0); /* the back end has it */
+        ibx_configurations_popped(&all, expected, pop_reply(first, form, expected));
+        assert_int_equal(all.form, form);
+        ibx_configurations_push(&all, second, false);
+        ibx_configurations_push(&all, first, false);
+        size_t n = pop_reply(first, form, expected);
+        assert_int_equal(ibx_configurations_pop(&all, out), n);
+        assert_memory_equal(out, expected, n);
+        pop_reply(second, form, expected);
+        assert_int_equal(ibx_configurations_pop(&all, out), n);
+        assert_memory_equal(out, expected, n);
+        assert_int_equal(ibx_configurations_pop(&all, out), 0);
+    }
+}
+
+static void another_form_is_never_given(void **state)
+{
+    (void)state;
+    struct ibx_configurations all;
+    uint8_t pushed[40] = {1, 2, 3}, out[72] = {9};
+    ibx_configurations_init(&all);
+    ibx_configurations_push(&all, pushed, true);
+    ibx_configurations_popped(&all, out, 40);
+    assert_int_equal(all.form, -1);
+    assert_true(all.lost);
+    for (unsigned i = 0; i <= IBX_CONFIGURATIONS; i++)
+        ibx_configurations_push(&all, pushed, false);
+    assert_int_equal(ibx_configurations_pop(&all, out), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(names_are_found),
+        cmocka_unit_test(what_is_unknown_comes_after_everything),
+        cmocka_unit_test(streams_are_where_requests_have_them),
+        cmocka_unit_test(requests_are_found_whole),
+        cmocka_unit_test(successes_are_remembered),
+        cmocka_unit_test(replies_are_remembered),
+        cmocka_unit_test(configurations_come_back_as_the_back_end_gives_them),
+        cmocka_unit_test(another_form_is_never_given),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
