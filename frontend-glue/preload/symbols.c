@@ -39,7 +39,7 @@ static bool is_from_device(int kind)
 
 int cudaMemcpyFromSymbol(void *to, const void *symbol, size_t n, size_t offset, int kind)
 {
-    char *from;
+    char *from = NULL;
     if (!is_from_device(kind))
         return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
     int rc = find_variable(symbol, n, offset, &from);
@@ -49,7 +49,7 @@ int cudaMemcpyFromSymbol(void *to, const void *symbol, size_t n, size_t offset, 
 int cudaMemcpyFromSymbolAsync(void *to, const void *symbol, size_t n, size_t offset, int kind,
                               void *stream)
 {
-    char *from;
+    char *from = NULL;
     if (!is_from_device(kind))
         return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
     int rc = find_variable(symbol, n, offset, &from);
