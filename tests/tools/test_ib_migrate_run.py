@@ -126,8 +126,9 @@ def far_qemus(scene):
     return [pid for pid in found if alive(pid)]
 
 
-def leftovers():
-    return set(glob.glob("/run/ibx-run-*") + glob.glob("/dev/shm/ibx-run-*"))
+def leftovers(scene):
+    """Folders of run, in the place of this test."""
+    return set(glob.glob(scene.memory + "-*/ibx-run-*"))
 
 
 def stand_in(scene):
@@ -175,7 +176,8 @@ def case(function):
         scene.here, scene.there = Host(scene, "here"), Host(scene, "there")
         scene.memory = f"/dev/shm/ibx-test-{os.getpid()}"
         scene.ssh = real_ssh(scene) if "IBX_TEST_SSHD" in os.environ else stand_in(scene)
-        before = leftovers()
+        for place in ("-far", "-run"):
+            os.makedirs(scene.memory + place, mode=0o700)
         os.environ["IBX_STATE_DIR"] = scene.here.state
         try:
             function(scene)
@@ -185,19 +187,22 @@ def case(function):
             for process in scene.started:
                 process.kill()
                 process.wait(LIMIT)
-            shutil.rmtree(scene.memory, ignore_errors=True)
-            for path in leftovers() - before:
-                shutil.rmtree(path, ignore_errors=True)
+            for place in ("", "-far", "-run"):
+                shutil.rmtree(scene.memory + place, ignore_errors=True)
             assert not glob.glob(scene.path("**/PWNED"), recursive=True)
     run.__name__ = function.__name__
     return test(run)
+
+
+def places(scene):
+    return "--memory-dir", scene.memory + "-far", "--run-dir", scene.memory + "-run"
 
 
 def run_line(scene, *more):
     return ("run", "--to", "127.0.0.1", "--ssh", scene.ssh, "--far-program", scene.program,
             "--far-state-dir", scene.there.state, "--map",
             f"{scene.here.folder}={scene.there.folder}", "--listen", "tcp://127.0.0.1:0",
-            "--qmp", scene.here.path("tool"), *more)
+            *places(scene), "--qmp", scene.here.path("tool"), *more)
 
 
 def far_vm(scene):
@@ -207,13 +212,13 @@ def far_vm(scene):
 
 def nothing_is_left(scene, before):
     until(lambda: not far_qemus(scene), "the far QEMU to end")
-    until(lambda: leftovers() == before, "its folders to be removed")
+    until(lambda: leftovers(scene) == before, "its folders to be removed")
     equal(glob.glob(scene.here.state + "/run-*"), [])
 
 
 def fails(scene, vm, words, *more):
     """The VM goes on here, one sentence says why, and nothing is left behind."""
-    before = leftovers()
+    before = leftovers(scene)
     code, out, err = scene.run(*run_line(scene, *more))
     equal((code, out), (1, ""))
     for word in words:
@@ -228,7 +233,7 @@ def fails(scene, vm, words, *more):
 
 @case
 def a_vm_is_migrated_by_one_command(scene):
-    before = leftovers()
+    before = leftovers(scene)
     source = start_vm(scene)
     code, out, err = scene.run(*run_line(scene))
     equal((code, "complete and confirmed" in out), (0, True))
@@ -238,24 +243,24 @@ def a_vm_is_migrated_by_one_command(scene):
     equal(os.listdir(scene.memory), [])   # as --remove
     far.runs_on()
     tool.expect(source, far)
-    folders = leftovers() - before
-    equal(sorted(path.split("/")[1] for path in folders), ["dev", "run"])
+    folders = leftovers(scene) - before
+    equal(sorted(path[len(scene.memory):][:4] for path in folders), ["-far", "-run"])
     for path in folders:
         equal(os.stat(path).st_mode & 0o777, 0o700)
-        equal(sorted(os.listdir(path)), ["mem0"] if path.startswith("/dev") else ["log", "qmp"])
+        equal(sorted(os.listdir(path)), ["mem0"] if "-far/" in path else ["log", "qmp"])
     equal(glob.glob(scene.here.state + "/run-*"), [])
     for key in ("-S", "-daemonize"):
         assert key not in far.arguments()
     # And back again: what the first run had made is gone.
     code, out, err = scene.run(
         "run", "--to", "127.0.0.1", "--ssh", scene.ssh, "--far-program", scene.program, "--map",
-        f"{scene.there.folder}={scene.here.folder}", "--listen", "tcp://127.0.0.1:0", "--qmp",
-        scene.there.path("tool"), "--state-dir", scene.there.state, "--far-state-dir",
+        f"{scene.there.folder}={scene.here.folder}", "--listen", "tcp://127.0.0.1:0",
+        *places(scene), "--qmp", scene.there.path("tool"), "--state-dir", scene.there.state, "--far-state-dir",
         scene.here.state, "--json")
     summary = objects(out)[-1]["summary"]
     equal((code, summary["exit_status"], summary["record"]["state"]), (0, 0, "done"))
     until(lambda: not alive(far.pid), "the first far QEMU to end")
-    equal(len(leftovers() - before), 2)
+    equal(len(leftovers(scene) - before), 2)
     back = Running(0, scene.here)
     equal(back.running(), True)
     back.ask("quit")
@@ -412,7 +417,7 @@ def a_far_end_that_does_not_come_up_is_cleaned_up(scene):
 
 @case
 def a_killed_run_leaves_nothing_behind(scene):
-    vm, before = start_vm(scene), leftovers()
+    vm, before = start_vm(scene), leftovers(scene)
     for number in (signal.SIGINT, signal.SIGKILL):
         os.environ["IBX_MOVE_STOP_AT"] = "source:asking"
         try:
@@ -425,7 +430,7 @@ def a_killed_run_leaves_nothing_behind(scene):
         process.send_signal(signal.SIGCONT)
         process.communicate(timeout=LIMIT)
         until(lambda: not far_qemus(scene), "the far QEMU to end")
-        until(lambda: leftovers() == before, "its folders to be removed")
+        until(lambda: leftovers(scene) == before, "its folders to be removed")
         vm.runs_on()
 
 
@@ -447,7 +452,7 @@ def a_lost_ssh_does_not_harm_a_migration(scene):
 
 @case
 def a_run_that_dies_after_the_commit_is_recovered_from(scene):
-    source, before = start_vm(scene), leftovers()
+    source, before = start_vm(scene), leftovers(scene)
     process = tool.start(scene, "run", *run_line(scene, "--json", "--max-bandwidth", "100K")[1:])
     tool.wait_for_phase("filling", process)
     process.kill()
@@ -462,7 +467,7 @@ def a_run_that_dies_after_the_commit_is_recovered_from(scene):
     equal(os.listdir(scene.memory), [])
     os.kill(far.pid, signal.SIGKILL)
     until(lambda: not alive(far.pid), "the far QEMU to end")
-    memory = [path for path in leftovers() - before if path.startswith("/dev/shm/")]
+    memory = [path for path in leftovers(scene) - before if "-far/" in path]
     equal(len(memory), 1)
     out = tool.succeeds(scene, "prune --state-dir", scene.there.state, "--remove")
     assert out.startswith("deleted: "), out

@@ -69,9 +69,11 @@ static int make_folder(const char *place, char *path, struct ibx_error *err)
     return rc;
 }
 
-static const char *run_place(void)
+static const char *run_place(const char *wished)
 {
     const char *own = getenv("XDG_RUNTIME_DIR");
+    if (*wished)
+        return wished;
     if (!access("/run", W_OK))
         return "/run";
     return own && !access(own, W_OK) ? own : "/tmp";
@@ -108,7 +110,7 @@ static const char *wish(const struct far *far, const char *name)
 
 static int make_places(struct far *far, struct ibx_error *err)
 {
-    int rc = make_folder(run_place(), far->run, err);
+    int rc = make_folder(run_place(wish(far, "run-folder")), far->run, err);
     if (!rc)
         rc = make_folder(wish(far, "memory-folder"), far->memory, err);
     snprintf(far->qmp, sizeof(far->qmp), "%.4000s/qmp", far->run);

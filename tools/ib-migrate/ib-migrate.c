@@ -194,6 +194,8 @@ static const struct ibx_tool_option options[] = {
     {"far-state-dir", "DIR", "--state-dir there", BIT(RUN), IBX_TOOL_TEXT, .at = AT(far_state_dir)},
     {"memory-dir", "DIR", "Where guest memory gets a folder there [/dev/shm, or of huge pages]",
      BIT(RUN), IBX_TOOL_TEXT, .at = AT(memory_dir)},
+    {"run-dir", "DIR", "Where its monitor gets a folder there [/run, $XDG_RUNTIME_DIR or /tmp]",
+     BIT(RUN), IBX_TOOL_TEXT, .at = AT(run_dir)},
     {"qemu-arg", "TEXT", "One more argument for the QEMU there; may be repeated", BIT(RUN),
      IBX_TOOL_OWN, .take = take_qemu_arg},
     {"keep", NULL, "Leave the QEMU here, stopped, and its memory [both end]", BIT(RUN),

@@ -48,7 +48,7 @@ struct migrate_args {
     const char *state_dir; /* as given, or NULL */
     const char *output;    /* status --prometheus: the file; NULL: standard output */
     /* run; NULL or 0: not given */
-    const char *to, *address, *ssh, *far_program, *far_state_dir, *memory_dir;
+    const char *to, *address, *ssh, *far_program, *far_state_dir, *memory_dir, *run_dir;
     struct run_maps maps;
     const char *qemu_args[RUN_QEMU_ARGS_MAX];
     unsigned qemu_arg_count;

@@ -186,12 +186,13 @@ static int plan(struct run *run, struct ibx_qmp *qmp, const struct ibx_guest_ram
     }
     if (!rc) {
         char *place = memory_place(run, ram), *folder = folder_of(run, ram->pid);
-        run->request =
-            json_pack("{s:i, s:o, s:s, s:s, s:s, s:s, s:s, s:s, s:o}", "ibx-run", 1, "arguments",
-                      arguments, "run-token", run->tokens.run, "memory-token", run->tokens.memory,
-                      "memory-folder", place ? place : "/dev/shm", "folder", folder ? folder : "/",
-                      "listen", run->args.listen ? run->args.listen : "rdma://0.0.0.0:0", "key",
-                      run->key, "receive", receive_options(run));
+        run->request = json_pack("{s:i, s:o, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:o}", "ibx-run", 1,
+                                 "arguments", arguments, "run-token", run->tokens.run,
+                                 "memory-token", run->tokens.memory, "memory-folder",
+                                 place ? place : "/dev/shm", "folder", folder ? folder : "/",
+                                 "run-folder", run->args.run_dir ? run->args.run_dir : "", "listen",
+                                 run->args.listen ? run->args.listen : "rdma://0.0.0.0:0", "key",
+                                 run->key, "receive", receive_options(run));
         free(place);
         free(folder);
         if (!run->request)
