@@ -18,7 +18,8 @@
 int ibx_protect_enable(int uffd, struct ibx_error *err);
 /* Registers the range, which may be written still. Again after ibx_protect_enable(): no change. */
 int ibx_protect_register(int uffd, uint64_t start, uint64_t length, struct ibx_error *err);
-/* From here on it may not. The kernel takes 5 to 10 ms a GiB of pages of 4096 bytes: in parts. */
+/* From here on it may not. The kernel takes 20 ms of a processor for a GiB of pages of 4096 bytes:
+ * in parts. */
 int ibx_protect_forbid(int uffd, uint64_t start, uint64_t length, struct ibx_error *err);
 /* It may, and whoever waits goes on. */
 int ibx_protect_allow(int uffd, uint64_t start, uint64_t length, struct ibx_error *err);

@@ -14,7 +14,7 @@
 
 #define MAKE_MS    2000
 #define CLOSE_MS   1000
-#define PART_BYTES (64ull << 20)
+#define PART_BYTES (16ull << 20)
 
 static const struct ibx_state guard_states[] = {
     [GUARD_NONE] = {"none", IBX_TO(GUARD_MADE) | IBX_TO(GUARD_CAUGHT),
