@@ -255,8 +255,8 @@ def a_vm_is_migrated_by_one_command(scene):
     code, out, err = scene.run(
         "run", "--to", "127.0.0.1", "--ssh", scene.ssh, "--far-program", scene.program, "--map",
         f"{scene.there.folder}={scene.here.folder}", "--listen", "tcp://127.0.0.1:0",
-        *places(scene), "--qmp", scene.there.path("tool"), "--state-dir", scene.there.state, "--far-state-dir",
-        scene.here.state, "--json")
+        *places(scene), "--qmp", scene.there.path("tool"), "--state-dir", scene.there.state,
+        "--far-state-dir", scene.here.state, "--json")
     summary = objects(out)[-1]["summary"]
     equal((code, summary["exit_status"], summary["record"]["state"]), (0, 0, "done"))
     until(lambda: not alive(far.pid), "the first far QEMU to end")
