@@ -50,7 +50,8 @@ class Host:
         os.mkdir(self.own)
         self.log = open(os.path.join(self.own, "log"), "ab")  # pylint: disable=consider-using-with
         self.first = subprocess.Popen(  # pylint: disable=consider-using-with
-            ["unshare", *NAMESPACES, "--fork", "--mount-proc", "--kill-child",
+            ["setpriv", "--pdeathsig", "KILL",  # also when this program is killed
+             "unshare", *NAMESPACES, "--fork", "--mount-proc", "--kill-child",
              os.path.join(HERE, "host"), name, address, scene.folder],
             stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, start_new_session=True)
         self.pid = until(self.find_pid, "the first process of a host")
