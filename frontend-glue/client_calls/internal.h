@@ -113,9 +113,13 @@ unsigned ibx_process_number(void);
 /* How often requests have made successes of old worthless. */
 unsigned ibx_process_resets(void);
 void ibx_process_reset(void);
-/* Rises with each request that may add work to a stream, or record an event. Never 0. */
+/* Rises with each request that may add work to a stream, or record an event: before it is sent, and
+ * before its call returns. Never 0. */
 uint64_t ibx_process_epoch(void);
 void ibx_process_work(void);
+/* Whether another device than the first one may ever have been selected. */
+bool ibx_process_devices(void);
+void ibx_process_select(void);
 /* Whether a capture may be under way. */
 bool ibx_process_captures(void);
 void ibx_process_capture(bool begins);

@@ -309,6 +309,7 @@ static bool answer_early(struct ibx_pipeline *p, const struct ibx_scope *scope, 
     if (good && atomic_load(&p->unsent) && !ibx_process_send_soon())
         finish_all(p);
     pthread_mutex_unlock(&p->lock);
+    ibx_process_work(); /* once more: a query meanwhile may have come before it */
     return good;
 }
 
@@ -518,7 +519,8 @@ static bool is_quiet(struct ibx_pipeline *p, const uint8_t *body, size_t n)
            ibx_pipeline_idle(p);
 }
 
-/* One has succeeded. A wait for the device says the same of all streams that were known. */
+/* One has succeeded. A wait for the device says the same of all streams that were known, if there
+ * is but one device. */
 static void learn_quiet(struct ibx_pipeline *p, const uint8_t *body, size_t n)
 {
     struct ibx_reader r = ibx_reader_of(body, n);
@@ -527,7 +529,7 @@ static void learn_quiet(struct ibx_pipeline *p, const uint8_t *body, size_t n)
         return;
     if (p->call->length == 8)
         note_quiet(quiet_of(p), handle, p->epoch);
-    for (unsigned i = 0; i < IBX_QUIET && !p->call->length; i++) {
+    for (unsigned i = 0; i < IBX_QUIET && !p->call->length && !ibx_process_devices(); i++) {
         if (p->streams_quiet.items[i].epoch)
             p->streams_quiet.items[i].epoch = p->epoch;
     }
@@ -598,8 +600,11 @@ static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n
     }
     if (p->call->kind == IBX_CALL_PUSH && n == IBX_CONFIGURATION_BYTES)
         ibx_configurations_push(&p->configurations, body, true);
-    if (p->call->kind == IBX_CALL_SET_DEVICE)
+    if (p->call->kind == IBX_CALL_SET_DEVICE) {
         p->device_known = false;
+        if (n < 4 || word(body))
+            ibx_process_select();
+    }
     if (p->call->kind == IBX_CALL_OTHER || p->call->kind == IBX_CALL_RESETS)
         p->clean = false; /* its handler may call CUDA more than once */
     ibx_process_order(p, &scope);
@@ -720,6 +725,13 @@ static void reply_ends(struct ibx_pipeline *p, uint64_t out)
     learn_success(p, out);
 }
 
+/* Its request has been run. What others have learned meanwhile may be from before. */
+static void after_waiting(struct ibx_pipeline *p)
+{
+    if (adds_work(p->call->kind))
+        ibx_process_work();
+}
+
 /* n bytes of a reply were read. Front ends of another kind read it in other pieces. */
 static void note_reply(struct ibx_pipeline *p, uint8_t *bytes, size_t n)
 {
@@ -728,6 +740,8 @@ static void note_reply(struct ibx_pipeline *p, uint8_t *bytes, size_t n)
         p->foreign = true;
     if (!p->reads && n >= 4)
         note_exit_code(p, bytes);
+    if (!p->reads)
+        after_waiting(p);
     p->reads++;
     for (size_t i = 0; i < n && p->reply_length + i < sizeof(p->reply); i++)
         p->reply[p->reply_length + i] = bytes[i];
@@ -853,6 +867,7 @@ int ibx_pipeline_leave(struct ibx_pipeline *p, int exit_code, bool waits)
     if (!ibx_session_live(p->session))
         drop_all(p);
     pthread_mutex_unlock(&p->lock);
+    ibx_process_work();
     return told(p, exit_code, waits);
 }
 
@@ -881,4 +896,9 @@ void ibx_pipeline_settle(struct ibx_pipeline *p, uint64_t stream)
     if (!ibx_pipeline_idle(p))
         finish_all(p);
     pthread_mutex_unlock(&p->lock);
+}
+
+void ibx_pipeline_elsewhere(void)
+{
+    ibx_process_work();
 }

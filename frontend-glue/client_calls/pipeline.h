@@ -55,6 +55,8 @@ bool ibx_pipeline_read(struct ibx_pipeline *pipeline, void *buffer, size_t n);
 void ibx_pipeline_enter(struct ibx_pipeline *pipeline, uint64_t stream);
 /* Likewise, for work that another connection is about to enqueue: what was answered was run. */
 void ibx_pipeline_settle(struct ibx_pipeline *pipeline, uint64_t stream);
+/* Another connection has taken that work, and the call that brought it is about to return. */
+void ibx_pipeline_elsewhere(void);
 /* `exit_code`: of that call. Returns it, or that of an earlier call which nobody was told of if
  * `waits`: this one has waited for the device. */
 int ibx_pipeline_leave(struct ibx_pipeline *pipeline, int exit_code, bool waits);

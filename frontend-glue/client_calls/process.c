@@ -36,6 +36,7 @@ static struct {
 } process = {.lock = PTHREAD_MUTEX_INITIALIZER};
 static _Atomic unsigned number, resets, captures;
 static _Atomic uint64_t epoch = 1;
+static atomic_bool devices;
 static _Atomic long outstanding; /* of all pipelines */
 static _Atomic enum sender_state sender;
 static pthread_once_t begun = PTHREAD_ONCE_INIT;
@@ -63,6 +64,16 @@ uint64_t ibx_process_epoch(void)
 void ibx_process_work(void)
 {
     atomic_fetch_add(&epoch, 1);
+}
+
+bool ibx_process_devices(void)
+{
+    return atomic_load(&devices);
+}
+
+void ibx_process_select(void)
+{
+    atomic_store(&devices, true);
 }
 
 bool ibx_process_captures(void)

@@ -194,7 +194,9 @@ static bool run_in_background(const struct ibx_session *session,
         (copy->n < BACKGROUND_LEAST && !ibx_async_copy_pending(copy->stream)))
         return false;
     ibx_pipeline_settle(mine->pipeline, copy->stream); /* it comes over another connection */
-    return ibx_async_copy_start(session, copy, mine->device);
+    const bool started = ibx_async_copy_start(session, copy, mine->device);
+    ibx_pipeline_elsewhere();
+    return started;
 }
 
 static int run_copy(const struct ibx_frontend_copy *wish, int *exit_code)

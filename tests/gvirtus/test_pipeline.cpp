@@ -271,6 +271,56 @@ bool rest_is_known()
     return true;
 }
 
+// How many requests a call is: 1: the back end was asked, -1: an error.
+int asked(Scene *scene, App *app, const char *name, const Body &body)
+{
+    const std::uint64_t requests = scene->world->requests;
+    return app->call(name, body) ? -1 : static_cast<int>(scene->world->requests - requests);
+}
+
+// A wait for one device says nothing of the streams of another one.
+bool rest_of_one_device()
+{
+    Scene scene;
+    App app = scene.app();
+    REQUIRE(warm(&app));
+    const Body stream = Body().u64(STREAM);
+    REQUIRE(asked(&scene, &app, "cudaStreamQuery", stream) == 1);
+    REQUIRE(app.launch(1) == 0 && app.call("cudaSetDevice", Body().i32(1)) == 0);
+    REQUIRE(app.synchronize() == 0);
+    REQUIRE(asked(&scene, &app, "cudaStreamQuery", stream) == 1);
+    return true;
+}
+
+// Work that a thread was about to add when another one has found a stream at rest.
+bool rest_is_over_when_a_call_returns()
+{
+    for (bool early : {true, false}) {
+        Scene scene;
+        App app = scene.app(), other = scene.app(), third = scene.app();
+        REQUIRE(warm(&app) && warm(&other) && warm(&third) && other.launch(1, 0) == 0);
+        REQUIRE(other.synchronize() == 0);
+        const Body stream = Body().u64(STREAM + 1);
+        std::atomic<bool> begun{false}, ended{false};
+        scene.world->held = true;
+        REQUIRE(!early || third.launch(1, STREAM + 3) == 0);
+        std::thread launching([&] { // waits for the third one, or for the back end
+            begun = true;
+            other.launch(1, 0, early ? 32 : 64);
+            ended = true;
+        });
+        REQUIRE(becomes([&] { return begun.load(); }));
+        usleep(50000);
+        REQUIRE(!ended && asked(&scene, &app, "cudaStreamQuery", stream) >= 0);
+        REQUIRE(app.call("cudaStreamQuery", stream) == 0);
+        scene.world->held = false;
+        launching.join();
+        REQUIRE(other.synchronize() == 0);
+        REQUIRE(asked(&scene, &app, "cudaStreamQuery", stream) == 1);
+    }
+    return true;
+}
+
 // Front ends and back ends that write no seconds are served as ever.
 bool other_replies()
 {
@@ -702,6 +752,8 @@ int main(int argc, char **argv)
     check("what waits in which mode", modes);
     check("state that is known", state_is_known);
     check("streams and events at rest", rest_is_known);
+    check("streams of another device at rest", rest_of_one_device);
+    check("rest that another thread ends", rest_is_over_when_a_call_returns);
     check("replies without seconds", other_replies);
     check("errors that a call returns", errors_at_once);
     check("errors that appear later", errors_later);
