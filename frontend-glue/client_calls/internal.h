@@ -59,9 +59,10 @@ struct ibx_pipeline {
 
     /* Likewise: what is known. */
     bool foreign; /* the front end reads replies in another way: nothing is answered */
-    struct ibx_successes launches, others;
-    struct ibx_successes forms; /* calls that were answered without output */
-    unsigned launches_from;     /* of ibx_process_resets() */
+    struct ibx_successes launches, others; /* others: of handles */
+    struct ibx_successes forms;            /* calls that were answered without output */
+    unsigned launches_from;                /* of ibx_process_resets() */
+    unsigned others_from;                  /* of ibx_process_handles() */
     struct ibx_known_replies replies;
     struct ibx_configurations configurations;
     struct ibx_quiet streams_quiet, events_quiet;
@@ -110,9 +111,12 @@ struct ibx_scope {
 
 /* Which process this is: another number after fork(2). */
 unsigned ibx_process_number(void);
-/* How often requests have made successes of old worthless. */
+/* How often requests have made successes of old worthless: all, or those with streams and events.
+ */
 unsigned ibx_process_resets(void);
 void ibx_process_reset(void);
+unsigned ibx_process_handles(void);
+void ibx_process_handle(void);
 /* Rises with each request that may add work to a stream, or record an event: before it is sent, and
  * before its call returns. Never 0. */
 uint64_t ibx_process_epoch(void);

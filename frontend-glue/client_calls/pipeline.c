@@ -46,6 +46,7 @@ struct ibx_pipeline *ibx_pipeline_create(struct ibx_session *session, enum ibx_p
     p->room = ibx_session_room(session);
     memset(p->device, 0xff, sizeof(p->device));
     p->launches_from = ibx_process_resets();
+    p->others_from = ibx_process_handles();
     p->streams = STREAMS_NONE;
     p->call = ibx_call_find("", 0);
     pthread_mutex_init(&p->lock, NULL);
@@ -351,13 +352,29 @@ static bool launch_is_plain(const uint8_t *body, size_t n)
     return x && x <= GRID_X_MAX && y && y <= GRID_YZ_MAX && z && z <= GRID_YZ_MAX;
 }
 
-/* Of what decides whether a launch succeeds: function, block, shared memory. */
-static uint64_t launch_hash(const uint8_t *body)
+/* Of what decides whether a launch succeeds: device, function, block, shared memory. */
+static uint64_t launch_hash(const struct ibx_pipeline *p, const uint8_t *body)
 {
-    uint8_t key[28];
+    uint8_t key[32];
     memcpy(key, body, 8);
     memcpy(key + 8, body + 20, 20);
+    memcpy(key + 28, p->device, 4);
     return ibx_request_hash(1, key, sizeof(key));
+}
+
+/* And that its stream is one, of this device. */
+static uint64_t stream_hash(const struct ibx_pipeline *p, const uint8_t *body)
+{
+    uint8_t key[12];
+    memcpy(key, body + 40, 8);
+    memcpy(key + 8, p->device, 4);
+    return ibx_request_hash(3, key, sizeof(key));
+}
+
+static bool launch_succeeds(const struct ibx_pipeline *p, const uint8_t *body, size_t n)
+{
+    return launch_is_plain(body, n) && ibx_successes_hold(&p->launches, launch_hash(p, body)) &&
+           ibx_successes_hold(&p->others, stream_hash(p, body));
 }
 
 /* That a call of this kind was answered without output. */
@@ -366,16 +383,30 @@ static uint64_t form_hash(const struct ibx_call *call)
     return ibx_request_hash(2, &call, sizeof(call));
 }
 
-static void forget_old_launches(struct ibx_pipeline *p)
+/* Of a call that succeeds again with the same body. The default stream is that of the device. */
+static uint64_t repeat_hash(const struct ibx_pipeline *p, const uint8_t *body, size_t n)
 {
-    const unsigned now = ibx_process_resets();
-    if (p->launches_from == now)
-        return;
+    return ibx_request_hash(form_hash(p->call) ^ word(p->device), body, n);
+}
+
+static void forget_device(struct ibx_pipeline *p)
+{
     ibx_successes_clear(&p->launches);
     ibx_successes_clear(&p->others);
     ibx_replies_clear(&p->replies);
+    memset(p->device, 0xff, sizeof(p->device));
     p->device_known = false;
-    p->launches_from = now;
+}
+
+static void forget_old(struct ibx_pipeline *p)
+{
+    const unsigned resets = ibx_process_resets(), handles = ibx_process_handles();
+    if (p->launches_from != resets)
+        forget_device(p);
+    if (p->others_from != handles)
+        ibx_successes_clear(&p->others);
+    p->launches_from = resets;
+    p->others_from = handles;
 }
 
 /* A copy that needs nothing of this process any more once its request was written. */
@@ -395,12 +426,12 @@ static bool may_be_early(struct ibx_pipeline *p, const uint8_t *body, size_t n, 
     *sure = true;
     if (ibx_process_captures() || (call->length && call->length != n))
         return false;
-    forget_old_launches(p);
+    forget_old(p);
     switch (call->kind) {
     case IBX_CALL_LAUNCH:
-        return launch_is_plain(body, n) && ibx_successes_hold(&p->launches, launch_hash(body));
+        return launch_succeeds(p, body, n);
     case IBX_CALL_REPEATS:
-        return ibx_successes_hold(&p->others, ibx_request_hash(form_hash(call), body, n));
+        return ibx_successes_hold(&p->others, repeat_hash(p, body, n));
     case IBX_CALL_REGISTERS:
         return ibx_successes_hold(&p->forms, form_hash(call));
     case IBX_CALL_COPIES:
@@ -442,8 +473,8 @@ static size_t reply_key(const struct ibx_pipeline *p, uint8_t key[sizeof(p->stag
     memcpy(key, p->staged, n);
     if (p->call->blind)
         memset(key + (from - p->staged), 0, body);
-    if (p->call->kind != IBX_CALL_GET_DEVICE || n + sizeof(p->device) > sizeof(p->staged))
-        return n;
+    if (n + sizeof(p->device) > sizeof(p->staged))
+        return n; /* none is that long */
     memcpy(key + n, p->device, sizeof(p->device));
     return n + sizeof(p->device);
 }
@@ -557,7 +588,7 @@ static bool adds_work(enum ibx_call_kind kind)
 static bool answer_here(struct ibx_pipeline *p, const uint8_t *body, size_t n)
 {
     set_answer(p, no_output, sizeof(no_output));
-    forget_old_launches(p);
+    forget_old(p);
     if (atomic_load(&p->ended))
         return false;
     switch (p->call->kind) {
@@ -583,6 +614,16 @@ static bool answer_here(struct ibx_pipeline *p, const uint8_t *body, size_t n)
 
 /* ------------------------------------------------------------- requests that wait */
 
+/* What others have learned may be true no more: of a request before and after it is run. What an
+ * event is good for is another thing in a capture. */
+static void outdates(enum ibx_call_kind kind)
+{
+    if (kind == IBX_CALL_RESETS)
+        ibx_process_reset();
+    if (kind == IBX_CALL_DESTROYS || kind == IBX_CALL_BEGIN_CAPTURE || kind == IBX_CALL_END_CAPTURE)
+        ibx_process_handle();
+}
+
 /* What a request that waits means to others, before it is sent. */
 static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n)
 {
@@ -592,12 +633,7 @@ static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n
     p->epoch = ibx_process_epoch();
     if (p->call->kind == IBX_CALL_BEGIN_CAPTURE)
         ibx_process_capture(true);
-    if (p->call->kind == IBX_CALL_RESETS)
-        ibx_process_reset();
-    if (p->call->kind == IBX_CALL_DESTROYS || p->call->kind == IBX_CALL_RESETS) {
-        ibx_successes_clear(&p->others);
-        p->streams_quiet = p->events_quiet = (struct ibx_quiet){0};
-    }
+    outdates(p->call->kind);
     if (p->call->kind == IBX_CALL_PUSH && n == IBX_CONFIGURATION_BYTES)
         ibx_configurations_push(&p->configurations, body, true);
     if (p->call->kind == IBX_CALL_SET_DEVICE) {
@@ -605,6 +641,8 @@ static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n
         if (n < 4 || word(body))
             ibx_process_select();
     }
+    if (p->call->kind == IBX_CALL_RESETS && !memcmp(p->staged, "cuC", 3)) /* a context */
+        ibx_process_select();
     if (p->call->kind == IBX_CALL_OTHER || p->call->kind == IBX_CALL_RESETS)
         p->clean = false; /* its handler may call CUDA more than once */
     ibx_process_order(p, &scope);
@@ -677,6 +715,8 @@ static void note_exit_code(struct ibx_pipeline *p, uint8_t *bytes)
         code = told(p, before, kind == IBX_CALL_WAITS || kind == IBX_CALL_QUERIES);
     struct ibx_writer w = ibx_writer_of(bytes, 4);
     ibx_put_u32(&w, (uint32_t)code);
+    if (kind == IBX_CALL_SET_DEVICE && before)
+        forget_device(p); /* whether it is another one now depends on the error */
     if ((kind == IBX_CALL_BEGIN_CAPTURE && before) ||
         (kind == IBX_CALL_END_CAPTURE && ends_capture(before)))
         ibx_process_capture(false);
@@ -698,10 +738,13 @@ static void learn_success(struct ibx_pipeline *p, uint64_t out)
     if (out || (call->length && call->length != n))
         return;
     ibx_successes_add(&p->forms, form_hash(call));
-    if (call->kind == IBX_CALL_LAUNCH && launch_is_plain(body, n))
-        ibx_successes_add(&p->launches, launch_hash(body));
-    if (call->kind == IBX_CALL_REPEATS)
-        ibx_successes_add(&p->others, ibx_request_hash(form_hash(call), body, n));
+    const bool captures = ibx_process_captures(); /* then a success says little */
+    if (call->kind == IBX_CALL_LAUNCH && launch_is_plain(body, n) && !captures) {
+        ibx_successes_add(&p->launches, launch_hash(p, body));
+        ibx_successes_add(&p->others, stream_hash(p, body));
+    }
+    if (call->kind == IBX_CALL_REPEATS && !captures)
+        ibx_successes_add(&p->others, repeat_hash(p, body, n));
     if (call->kind == IBX_CALL_QUERIES)
         learn_quiet(p, body, n);
     if (call->kind == IBX_CALL_PUSH)
@@ -716,7 +759,7 @@ static void learn_success(struct ibx_pipeline *p, uint64_t out)
 static void reply_ends(struct ibx_pipeline *p, uint64_t out)
 {
     const struct ibx_call *whole;
-    forget_old_launches(p);
+    forget_old(p);
     if (p->call->kind == IBX_CALL_POP && word(p->reply))
         p->configurations.lost = true;
     if (p->foreign || word(p->reply) || IBX_REPLY_HEAD + out > IBX_REPLY_MAX ||
@@ -730,6 +773,7 @@ static void after_waiting(struct ibx_pipeline *p)
 {
     if (adds_work(p->call->kind))
         ibx_process_work();
+    outdates(p->call->kind);
 }
 
 /* n bytes of a reply were read. Front ends of another kind read it in other pieces. */

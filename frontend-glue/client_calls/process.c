@@ -34,7 +34,7 @@ static struct {
     uint64_t ids;
     sem_t wake;
 } process = {.lock = PTHREAD_MUTEX_INITIALIZER};
-static _Atomic unsigned number, resets, captures;
+static _Atomic unsigned number, resets, handles, captures;
 static _Atomic uint64_t epoch = 1;
 static atomic_bool devices;
 static _Atomic long outstanding; /* of all pipelines */
@@ -54,6 +54,16 @@ unsigned ibx_process_resets(void)
 void ibx_process_reset(void)
 {
     atomic_fetch_add(&resets, 1);
+}
+
+unsigned ibx_process_handles(void)
+{
+    return atomic_load_explicit(&handles, memory_order_acquire);
+}
+
+void ibx_process_handle(void)
+{
+    atomic_fetch_add(&handles, 1);
 }
 
 uint64_t ibx_process_epoch(void)

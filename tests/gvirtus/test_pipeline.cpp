@@ -299,7 +299,7 @@ bool rest_is_over_when_a_call_returns()
         Scene scene;
         App app = scene.app(), other = scene.app(), third = scene.app();
         REQUIRE(warm(&app) && warm(&other) && warm(&third) && other.launch(1, 0) == 0);
-        REQUIRE(other.synchronize() == 0);
+        REQUIRE(third.launch(1, STREAM + 3) == 0 && other.synchronize() == 0);
         const Body stream = Body().u64(STREAM + 1);
         std::atomic<bool> begun{false}, ended{false};
         scene.world->held = true;
@@ -318,6 +318,44 @@ bool rest_is_over_when_a_call_returns()
         REQUIRE(other.synchronize() == 0);
         REQUIRE(asked(&scene, &app, "cudaStreamQuery", stream) == 1);
     }
+    return true;
+}
+
+// What has succeeded on one device, or on one stream, need not on another one.
+bool other_devices()
+{
+    Scene scene;
+    App app = scene.app();
+    REQUIRE(warm(&app));
+    auto select = [&](std::int32_t to) { return app.call("cudaSetDevice", Body().i32(to)); };
+    auto range = [&] {
+        std::int32_t found = 0;
+        if (!app.call("cudaDeviceGetStreamPriorityRange", Body()) && app.out.size() == 4)
+            std::memcpy(&found, app.out.data(), 4);
+        return found;
+    };
+    auto launch = [&] { return app.launch(1, STREAM, 32, KERNEL_OF_DEVICE_0); };
+    REQUIRE(launch() == 0 && launch() == 0 && range() == -3 && range() == -3);
+    for (int i = 0; i < 3; i++) {
+        REQUIRE(select(1) == 0 && range() == -4 && range() == -4);
+        REQUIRE(launch() == 209 && app.last_error() == 209 && app.last_error() == 0);
+        REQUIRE(select(9) == 101 && range() == -4 && launch() == 209 && app.last_error() == 209);
+        REQUIRE(select(0) == 0 && range() == -3 && range() == -3);
+        REQUIRE(launch() == 0 && app.last_error() == 0);
+    }
+    REQUIRE(app.launch(1, 77) == 400 && app.last_error() == 400 && app.last_error() == 0);
+    return app.synchronize() == 0;
+}
+
+// An event that another thread has destroyed.
+bool destroyed_elsewhere()
+{
+    Scene scene;
+    App app = scene.app(), other = scene.app();
+    REQUIRE(warm(&app) && app.record(0) == 0 && app.synchronize() == 0);
+    REQUIRE(other.call("cudaEventDestroy", Body().u64(0)) == 0);
+    REQUIRE(app.record(0) == 400 && app.last_error() == 400);
+    REQUIRE(app.wait(STREAM + 1, 0) == 400 && app.last_error() == 400);
     return true;
 }
 
@@ -468,13 +506,13 @@ bool threads_apart()
 {
     Scene scene;
     App first = scene.app(), second = scene.app(), third = scene.app();
-    REQUIRE(warm(&first) && warm(&second));
+    REQUIRE(warm(&first) && warm(&second) && second.launch(0, STREAM + 1) == 0);
     scene.world->held = true;
     REQUIRE(first.launch(1, STREAM) == 0);
     REQUIRE(second.launch(1, STREAM + 1) == 0 && second.last_error() == 0);
     REQUIRE(third.call("cudaStreamCreate", Body()) == 0);
     REQUIRE(third.call("cudaStreamSynchronize", Body().u64(STREAM + 2)) == 0);
-    REQUIRE(scene.world->launches == 4);
+    REQUIRE(scene.world->launches == 5);
     scene.world->held = false;
     return true;
 }
@@ -754,6 +792,8 @@ int main(int argc, char **argv)
     check("streams and events at rest", rest_is_known);
     check("streams of another device at rest", rest_of_one_device);
     check("rest that another thread ends", rest_is_over_when_a_call_returns);
+    check("another device, another stream", other_devices);
+    check("an event that another thread destroys", destroyed_elsewhere);
     check("replies without seconds", other_replies);
     check("errors that a call returns", errors_at_once);
     check("errors that appear later", errors_later);

@@ -60,7 +60,8 @@ std::uint64_t number(const std::vector<char> &in, std::size_t at)
 }
 
 constexpr int INVALID_VALUE = 1, INVALID_CONFIGURATION = 9, INVALID_FUNCTION = 98,
-              INVALID_DEVICE = 101, INVALID_HANDLE = 400, CAPTURE_IMPLICIT = 906;
+              INVALID_DEVICE = 101, NO_KERNEL_IMAGE = 209, INVALID_HANDLE = 400,
+              CAPTURE_IMPLICIT = 906;
 
 // Adds work to a stream; 0 is the legacy stream, ordered with all others.
 int enqueue(World *world, std::uint64_t stream, std::uint64_t value)
@@ -78,7 +79,7 @@ int enqueue(World *world, std::uint64_t stream, std::uint64_t value)
     return 0;
 }
 
-int launch(World *world, const std::vector<char> &in)
+int launch(World *world, const WorldThread *thread, const std::vector<char> &in)
 {
     const auto threads = get<unsigned>(in, 20), blocks = get<unsigned>(in, 8);
     if (world->fails_in && --world->fails_in == 0)
@@ -87,13 +88,16 @@ int launch(World *world, const std::vector<char> &in)
         return INVALID_CONFIGURATION;
     if (number(in, 0) >= KERNEL_UNKNOWN)
         return INVALID_FUNCTION;
+    if (number(in, 0) == KERNEL_OF_DEVICE_0 && thread->device)
+        return NO_KERNEL_IMAGE;
     world->launches++;
     return enqueue(world, number(in, 40), number(in, 56));
 }
 
 int event_record(World *world, std::uint64_t event, std::uint64_t stream)
 {
-    if (event >= WORLD_EVENTS || stream < 100 || stream >= 100 + WORLD_STREAMS)
+    if (event >= WORLD_EVENTS || world->destroyed[event] || stream < 100 ||
+        stream >= 100 + WORLD_STREAMS)
         return INVALID_HANDLE;
     world->events[event] = world->work[stream - 100];
     return 0;
@@ -101,7 +105,7 @@ int event_record(World *world, std::uint64_t event, std::uint64_t stream)
 
 int stream_wait_event(World *world, std::uint64_t stream, std::uint64_t event)
 {
-    if (event >= WORLD_EVENTS)
+    if (event >= WORLD_EVENTS || world->destroyed[event])
         return INVALID_HANDLE;
     return enqueue(world, stream, world->events[event]);
 }
@@ -152,7 +156,7 @@ int execute(World *world, WorldThread *thread, const std::string &name, const st
     if (name == "cudaPopCallConfiguration")
         return pop(thread, out);
     if (name == "cudaLaunchKernel")
-        return launch(world, in);
+        return launch(world, thread, in);
     if (name == "cudaEventRecord")
         return event_record(world, number(in, 0), number(in, 8));
     if (name == "cudaStreamWaitEvent")
@@ -173,6 +177,10 @@ int execute(World *world, WorldThread *thread, const std::string &name, const st
     }
     if (name == "cudaGetDevice")
         out->put(thread->device);
+    if (name == "cudaEventDestroy" && number(in, 0) < WORLD_EVENTS)
+        world->destroyed[number(in, 0)] = true;
+    if (name == "cudaDeviceGetStreamPriorityRange") // another one on each device
+        out->i32(-3 - thread->device);
     if (name == "cudaGetDeviceCount")
         out->i32(2);
     if (name == "testBreak")

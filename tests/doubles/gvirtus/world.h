@@ -21,6 +21,7 @@ struct World {
     std::uint64_t events[WORLD_EVENTS];
     std::uint64_t fatal; // what every call returns from now on, as after a broken kernel
     bool capturing[WORLD_STREAMS];
+    bool destroyed[WORLD_EVENTS];
 
     // By the test, while the back end runs.
     std::atomic<bool> held;              // what is enqueued waits meanwhile
@@ -54,6 +55,7 @@ Body world_configuration(unsigned threads, std::uint64_t stream, unsigned blocks
 Body world_launch(std::uint64_t function, unsigned threads, std::uint64_t stream,
                   std::uint64_t value, unsigned blocks = 1);
 
-constexpr std::uint64_t KERNEL = 0x7000, KERNEL_UNKNOWN = 0x8000; // from here on none is known
+constexpr std::uint64_t KERNEL = 0x7000, KERNEL_OF_DEVICE_0 = 0x7100,
+                        KERNEL_UNKNOWN = 0x8000; // from here on none is known
 
 #endif
