@@ -678,6 +678,9 @@ static int told(struct ibx_pipeline *p, int exit_code, bool waits)
 {
     if (exit_code) {
         p->clean = false;
+        int same = exit_code; /* as of all calls after an error that stays: it is told now */
+        if (waits)
+            atomic_compare_exchange_strong(&p->failure, &same, 0);
         return exit_code;
     }
     int failure = waits ? atomic_exchange(&p->failure, 0) : 0;

@@ -413,6 +413,13 @@ bool errors_later()
         REQUIRE(app.set(1, 99) == 0 && app.last_error() == 400 && app.last_error() == 0);
         REQUIRE(app.set(1) == 0 && app.last_error() == 0 && app.synchronize() == 0);
     }
+    // One that a call which waits has returned is not returned again, when the device is well.
+    REQUIRE(app.launch(1) == 0 && app.synchronize() == 0);
+    REQUIRE(app.call("testBreak", Body().u64(700)) == 0 && app.launch(1) == 0);
+    REQUIRE(app.synchronize() == 700 && app.call("testHeal", Body()) == 0);
+    REQUIRE(app.synchronize() == 0);
+    app.last_error();
+    REQUIRE(app.last_error() == 0 && app.launch(1) == 0 && app.synchronize() == 0);
     // What stays, stays.
     REQUIRE(app.call("testBreak", Body().u64(700)) == 0);
     app.launch(1);
