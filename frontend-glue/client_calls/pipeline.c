@@ -66,7 +66,7 @@ void ibx_pipeline_destroy(struct ibx_pipeline *p)
     if (!p)
         return;
     if (!is_inherited(p)) {
-        ibx_pipeline_finish(p);
+        ibx_pipeline_finish(p, IBX_PIPELINE_END_MS);
         ibx_process_remove(p);
         pthread_mutex_lock(&p->lock); /* who still has it lets go */
         ibx_process_count(-(int)(p->answered - p->replied));
@@ -918,11 +918,11 @@ int ibx_pipeline_leave(struct ibx_pipeline *p, int exit_code, bool waits)
     return told(p, exit_code, waits);
 }
 
-void ibx_pipeline_finish(struct ibx_pipeline *p)
+bool ibx_pipeline_finish(struct ibx_pipeline *p, unsigned ms)
 {
     if (!p || is_inherited(p))
-        return;
-    for (uint64_t deadline = ibx_deadline_in_ms(IBX_PIPELINE_END_MS);
+        return true;
+    for (uint64_t deadline = ibx_deadline_in_ms(ms);
          !ibx_pipeline_idle(p) && ibx_now_ns() < deadline;) {
         pthread_mutex_lock(&p->lock);
         ibx_pipeline_push(p, true);
@@ -930,6 +930,7 @@ void ibx_pipeline_finish(struct ibx_pipeline *p)
         if (!ibx_pipeline_idle(p))
             nanosleep(&(struct timespec){.tv_nsec = (long)LOOK_EVERY_NS}, NULL);
     }
+    return ibx_pipeline_idle(p);
 }
 
 void ibx_pipeline_settle(struct ibx_pipeline *p, uint64_t stream)

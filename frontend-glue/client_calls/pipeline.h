@@ -60,9 +60,9 @@ void ibx_pipeline_elsewhere(void);
 /* `exit_code`: of that call. Returns it, or that of an earlier call which nobody was told of if
  * `waits`: this one has waited for the device. */
 int ibx_pipeline_leave(struct ibx_pipeline *pipeline, int exit_code, bool waits);
-/* Before the session's end: what was answered was run, or had two seconds for that. */
-#define IBX_PIPELINE_END_MS 2000u
-void ibx_pipeline_finish(struct ibx_pipeline *pipeline);
+/* Before the session's end: what was answered was run, unless false: that takes longer. */
+#define IBX_PIPELINE_END_MS 2000u /* what the end of a process waits */
+bool ibx_pipeline_finish(struct ibx_pipeline *pipeline, unsigned ms);
 /* Around the session's end; between them no other thread uses it. */
 void ibx_pipeline_lock(struct ibx_pipeline *pipeline);
 void ibx_pipeline_unlock(struct ibx_pipeline *pipeline);

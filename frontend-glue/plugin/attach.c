@@ -14,8 +14,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
+#define END_SLICE_MS     10u /* the end of the process does not wait longer for that of a thread */
 #define BACKGROUND_LEAST (64u << 10) /* a shorter copy ends before another thread has begun */
 
 /* Held by the thread and by the communicator; either may go first. */
@@ -47,21 +49,34 @@ static void drop(struct ibx_attachment *attachment)
     free(attachment);
 }
 
-/* At the end of the process another thread may destroy the session meanwhile. */
+/* False: the back end has not run yet what this thread has launched. */
+static bool close_session(struct ibx_attachment *attachment)
+{
+    struct ibx_session *session = atomic_load(&attachment->session);
+    if (!session)
+        return true;
+    if (!ibx_pipeline_finish(attachment->pipeline, END_SLICE_MS))
+        return false;
+    ibx_pipeline_lock(attachment->pipeline);
+    ibx_session_close(session);
+    ibx_pipeline_unlock(attachment->pipeline);
+    atomic_store(&attachment->ended, true);
+    return true;
+}
+
+/* What a thread has launched is run, however long that takes: others may wait for it. At the end of
+ * the process another thread may destroy the session meanwhile. */
 static void end_thread(void *argument)
 {
     struct ibx_attachment *attachment = argument;
     mine = NULL;
-    pthread_mutex_lock(&attachment->closing);
-    struct ibx_session *session = atomic_load(&attachment->session);
-    if (session) {
-        ibx_pipeline_finish(attachment->pipeline);
-        ibx_pipeline_lock(attachment->pipeline);
-        ibx_session_close(session);
-        ibx_pipeline_unlock(attachment->pipeline);
-        atomic_store(&attachment->ended, true);
+    for (bool closed = false; !closed;) {
+        pthread_mutex_lock(&attachment->closing);
+        closed = close_session(attachment);
+        pthread_mutex_unlock(&attachment->closing);
+        if (!closed)
+            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
-    pthread_mutex_unlock(&attachment->closing);
     drop(attachment);
 }
 

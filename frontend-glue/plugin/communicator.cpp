@@ -180,7 +180,7 @@ class RdmaCommunicator final : public Communicator
 
     void Close() override
     {
-        ibx_pipeline_finish(pipeline);
+        ibx_pipeline_finish(pipeline, IBX_PIPELINE_END_MS);
         ibx_pipeline_lock(pipeline);
         if (session)
             ibx_session_close(session);

@@ -550,6 +550,29 @@ bool threads_at_once()
     return true;
 }
 
+// A thread that ends before the back end has got to what it has launched.
+bool a_thread_ends()
+{
+    Scene scene;
+    App app = scene.app();
+    App *of_thread = nullptr; // as in GVirtuS it outlives the thread
+    REQUIRE(warm(&app));
+    std::thread thread([&] {
+        of_thread = new App(scene.app());
+        if (!warm(of_thread))
+            return;
+        scene.world->held = true;
+        for (unsigned i = 0; i < 300; i++)
+            of_thread->launch(i);
+    });
+    usleep(2600000); // longer than an exit waits
+    scene.world->held = false;
+    thread.join();
+    REQUIRE(app.synchronize() == 0 && scene.world->launches == 304);
+    delete of_thread;
+    return true;
+}
+
 // In a process of its own, which ends at once.
 bool leaves(const std::function<void(App *)> &ending)
 {
@@ -811,6 +834,7 @@ int main(int argc, char **argv)
     check("threads whose streams an event orders", threads_and_events);
     check("threads that have nothing to do with each other", threads_apart);
     check("threads at once", threads_at_once);
+    check("a thread that ends", a_thread_ends);
     check("exit", [] { return leaves([](App *) { std::exit(0); }); });
     check("a connection that is closed", [] {
         return leaves([](App *app) {
