@@ -79,6 +79,7 @@ struct ibx_pipeline {
     unsigned backlog_requests;
     unsigned messages;         /* sent since nothing was outstanding at the back end */
     uint64_t mute;             /* the number of the last registration */
+    bool refused;              /* the last message was: for want of credit, or of a peer */
     uint64_t looked_at;        /* ns: when the connection was polled last */
     _Atomic bool unsent;       /* there is a backlog, or the back end's replies have to be taken */
     _Atomic uint64_t answered; /* requests, ever */

@@ -175,7 +175,7 @@ static bool worth_sending(const struct ibx_pipeline *p, bool now)
 /* Locked. Takes what has come; false: the session has ended. */
 static bool look(struct ibx_pipeline *p, bool now)
 {
-    if (!p->messages)
+    if (!p->messages && !p->refused)
         return ibx_session_live(p->session);
     if (!p->eager) {
         const uint64_t time = ibx_now_ns();
@@ -197,7 +197,8 @@ void ibx_pipeline_push(struct ibx_pipeline *p, bool now)
     while (p->backlog_end > p->backlog_begin && worth_sending(p, now)) {
         unsigned requests;
         const size_t n = next_message(p, &requests);
-        if (!n || !ibx_session_send_now(p->session, p->backlog + p->backlog_begin, n))
+        p->refused = !n || !ibx_session_send_now(p->session, p->backlog + p->backlog_begin, n);
+        if (p->refused)
             break;
         take_from_backlog(p, n, requests);
         p->messages++;
