@@ -46,7 +46,7 @@ class Host:
 
     def __init__(self, scene, name, address):
         self.scene, self.name, self.address = scene, name, address
-        self.own = os.path.join(scene.folder, name)
+        self.started, self.own = [], os.path.join(scene.folder, name)
         os.mkdir(self.own)
         self.log = open(os.path.join(self.own, "log"), "ab")  # pylint: disable=consider-using-with
         self.first = subprocess.Popen(  # pylint: disable=consider-using-with
@@ -72,6 +72,9 @@ class Host:
 
     def end(self):
         """Kills all that runs on it."""
+        for process in self.started:  # nsenter may be stopped
+            process.kill()
+            process.wait(LIMIT)
         self.first.send_signal(signal.SIGKILL)
         self.first.wait(LIMIT)
         until(lambda: not os.path.exists(f"/proc/{self.pid}/root/proc"), "the end of a host")
@@ -85,8 +88,11 @@ class Host:
         """A process on this host; it ends with the host at the latest."""
         options.setdefault("stdout", subprocess.PIPE)
         options.setdefault("stderr", subprocess.STDOUT)
-        return subprocess.Popen(self.line(*command), stdin=subprocess.DEVNULL, text=True,
-                                start_new_session=True, **options)
+        process = subprocess.Popen(  # pylint: disable=consider-using-with
+            self.line(*command), stdin=subprocess.DEVNULL, text=True, start_new_session=True,
+            **options)
+        self.started.append(process)
+        return process
 
     def run(self, *command, limit=LIMIT):
         """Runs a command there to its end."""
