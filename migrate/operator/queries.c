@@ -39,9 +39,10 @@ static int take_guard(const struct ibx_journal *record, struct ibx_guard *guard,
     int rc = ibx_journal_recall_ram(record, &ram, err);
     if (rc)
         return rc;
-    rc = ibx_guard_take(guard, &ram, record->uffd, err);
+    struct ibx_error why = {0};
+    rc = ibx_guard_take(guard, &ram, record->uffd, &why);
     ibx_guest_ram_fini(&ram);
-    return rc == -ENOENT ? 0 : rc;
+    return rc && rc != -ENOENT ? ibx_error_set(err, rc, "%s", why.message) : 0;
 }
 
 int ibx_migrate_rollback(const char *folder, struct ibx_journal *record,
