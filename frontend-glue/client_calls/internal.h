@@ -125,7 +125,7 @@ void ibx_process_work(void);
 /* Whether another device than the first one may ever have been selected. */
 bool ibx_process_devices(void);
 void ibx_process_select(void);
-/* Whether a capture may be under way. */
+/* Whether a capture may be under way, or events are shared with other processes. */
 bool ibx_process_captures(void);
 void ibx_process_capture(bool begins);
 void ibx_process_add(struct ibx_pipeline *pipeline);

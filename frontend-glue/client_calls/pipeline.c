@@ -548,7 +548,7 @@ static bool is_quiet(struct ibx_pipeline *p, const uint8_t *body, size_t n)
     const uint64_t handle = ibx_get_u64(&r);
     const uint64_t *since = n == 8 ? quiet_since(quiet_of(p), handle) : NULL;
     return since && *since == ibx_process_epoch() && !atomic_load(&p->failure) &&
-           ibx_pipeline_idle(p);
+           ibx_pipeline_idle(p) && !ibx_process_captures();
 }
 
 /* One has succeeded. A wait for the device says the same of all streams that were known, if there
@@ -632,8 +632,8 @@ static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n
     if (adds_work(p->call->kind))
         ibx_process_work();
     p->epoch = ibx_process_epoch();
-    if (p->call->kind == IBX_CALL_BEGIN_CAPTURE)
-        ibx_process_capture(true);
+    if (p->call->kind == IBX_CALL_BEGIN_CAPTURE || p->call->kind == IBX_CALL_SHARES)
+        ibx_process_capture(true); /* what is shared is so for good */
     outdates(p->call->kind);
     if (p->call->kind == IBX_CALL_PUSH && n == IBX_CONFIGURATION_BYTES)
         ibx_configurations_push(&p->configurations, body, true);
@@ -644,7 +644,8 @@ static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n
     }
     if (p->call->kind == IBX_CALL_RESETS && !memcmp(p->staged, "cuC", 3)) /* a context */
         ibx_process_select();
-    if (p->call->kind == IBX_CALL_OTHER || p->call->kind == IBX_CALL_RESETS)
+    if (p->call->kind == IBX_CALL_OTHER || p->call->kind == IBX_CALL_SHARES ||
+        p->call->kind == IBX_CALL_RESETS)
         p->clean = false; /* its handler may call CUDA more than once */
     ibx_process_order(p, &scope);
 }

@@ -105,6 +105,9 @@ const struct ibx_call *ibx_call_find(const void *name, size_t n)
         if (!strncmp(text, resetting[i], strlen(resetting[i])))
             return &resets;
     }
+    static const struct ibx_call shares = {"", IBX_CALL_SHARES, ALL, 0, true, false};
+    if ((strstr(text, "Ipc") && strstr(text, "Event")) || strstr(text, "ExternalSemaphore"))
+        return &shares;
     /* Captures have names that this code does not know; what they mean for others, it does. */
     static const struct ibx_call capture = {"", IBX_CALL_BEGIN_CAPTURE, ALL, 0, true, false};
     return strstr(text, "BeginCapture") ? &capture : &other;

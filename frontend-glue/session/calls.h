@@ -12,24 +12,25 @@
 #include <stdint.h>
 
 enum ibx_call_kind {
-    IBX_CALL_OTHER,         /* waits, and may do anything: also every name that is not known */
-    IBX_CALL_RESETS,        /* likewise; what has succeeded before it may fail behind it */
-    IBX_CALL_DESTROYS,      /* waits; a stream or an event is no more */
-    IBX_CALL_QUERIES,       /* waits for work of the device or asks about it, and adds none */
-    IBX_CALL_WAITS,         /* waits for work of the device */
-    IBX_CALL_ASKS,          /* waits, but for nothing of the device: it makes or asks something */
-    IBX_CALL_CONSTANT,      /* the same request has the same reply, until IBX_CALL_RESETS */
-    IBX_CALL_LAUNCH,        /* cudaLaunchKernel */
-    IBX_CALL_PUSH,          /* of a launch's configuration: grid, block, shared memory, stream */
-    IBX_CALL_POP,           /* gives it back */
-    IBX_CALL_REPEATS,       /* enqueues; the same request succeeds again, until IBX_CALL_DESTROYS */
-    IBX_CALL_ENQUEUES,      /* enqueues; whether it succeeds nobody knows before */
-    IBX_CALL_COPIES,        /* cudaMemcpyAsync: within the device, or a short one to it, enqueues */
-    IBX_CALL_REGISTERS,     /* a kernel or a variable, before main() */
-    IBX_CALL_LAST_ERROR,    /* of the calling thread; sets it back */
-    IBX_CALL_PEEK_ERROR,    /* the same, but does not */
-    IBX_CALL_GET_DEVICE,    /* of the calling thread */
-    IBX_CALL_SET_DEVICE,    /* likewise */
+    IBX_CALL_OTHER,      /* waits, and may do anything: also every name that is not known */
+    IBX_CALL_SHARES,     /* likewise; other processes order their work by this one's from here on */
+    IBX_CALL_RESETS,     /* likewise; what has succeeded before it may fail behind it */
+    IBX_CALL_DESTROYS,   /* waits; a stream or an event is no more */
+    IBX_CALL_QUERIES,    /* waits for work of the device or asks about it, and adds none */
+    IBX_CALL_WAITS,      /* waits for work of the device */
+    IBX_CALL_ASKS,       /* waits, but for nothing of the device: it makes or asks something */
+    IBX_CALL_CONSTANT,   /* the same request has the same reply, until IBX_CALL_RESETS */
+    IBX_CALL_LAUNCH,     /* cudaLaunchKernel */
+    IBX_CALL_PUSH,       /* of a launch's configuration: grid, block, shared memory, stream */
+    IBX_CALL_POP,        /* gives it back */
+    IBX_CALL_REPEATS,    /* enqueues; the same request succeeds again, until IBX_CALL_DESTROYS */
+    IBX_CALL_ENQUEUES,   /* enqueues; whether it succeeds nobody knows before */
+    IBX_CALL_COPIES,     /* cudaMemcpyAsync: within the device, or a short one to it, enqueues */
+    IBX_CALL_REGISTERS,  /* a kernel or a variable, before main() */
+    IBX_CALL_LAST_ERROR, /* of the calling thread; sets it back */
+    IBX_CALL_PEEK_ERROR, /* the same, but does not */
+    IBX_CALL_GET_DEVICE, /* of the calling thread */
+    IBX_CALL_SET_DEVICE, /* likewise */
     IBX_CALL_BEGIN_CAPTURE, /* from here on enqueued work is recorded, or refused */
     IBX_CALL_END_CAPTURE,
 };

@@ -347,6 +347,26 @@ bool other_devices()
     return app.synchronize() == 0;
 }
 
+// Events that other processes record and wait for, in an order that nobody sees here.
+bool shared_with_others()
+{
+    Scene scene;
+    App app = scene.app(), other = scene.app();
+    REQUIRE(warm(&app) && warm(&other));
+    const Body event = Body().u64(1);
+    REQUIRE(app.call("cudaEventQuery", event) == 0 && app.call("cudaEventQuery", event) == 0);
+    REQUIRE(asked(&scene, &app, "cudaEventQuery", event) == 0);
+    REQUIRE(other.call("cudaIpcOpenEventHandle", Body().u64(1)) == 0);
+    for (int i = 0; i < 2; i++) {
+        REQUIRE(asked(&scene, &app, "cudaEventQuery", event) == 1);
+        REQUIRE(asked(&scene, &app, "cudaEventQuery", event) == 1);
+        const std::uint64_t launches = scene.world->launches;
+        REQUIRE(app.launch(1) == 0 && scene.world->launches == launches + 1);
+        REQUIRE(app.record(0) == 0 && scene.world->events[0] == scene.world->work[0]);
+    }
+    return true;
+}
+
 // An event that another thread has destroyed.
 bool destroyed_elsewhere()
 {
@@ -824,6 +844,9 @@ int main(int argc, char **argv)
     check("rest that another thread ends", rest_is_over_when_a_call_returns);
     check("another device, another stream", other_devices);
     check("an event that another thread destroys", destroyed_elsewhere);
+    check("events that processes share", [] { // for good: in a process of its own
+        return result_of(spawn([] { return shared_with_others() ? 0 : 1; })) == 0;
+    });
     check("replies without seconds", other_replies);
     check("errors that a call returns", errors_at_once);
     check("errors that appear later", errors_later);
