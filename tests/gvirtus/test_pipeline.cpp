@@ -661,7 +661,11 @@ Call random_call(Random *random)
 {
     const std::uint64_t value = random->next() >> 8, event = random->below(WORLD_EVENTS);
     const std::uint64_t stream = random->below(6) ? STREAM + random->below(WORLD_STREAMS) : 0;
-    switch (random->below(24)) {
+    switch (random->below(26)) {
+    case 24:
+        return {"cudaDeviceGetStreamPriorityRange", Body()};
+    case 25:
+        return {random->below(8) ? "cudaEventQuery" : "cudaEventDestroy", Body().u64(event)};
     case 0:
         return {"cudaGetLastError", Body()};
     case 1:
@@ -700,9 +704,11 @@ Call random_call(Random *random)
         return {"cudaEventQuery", Body().u64(event)};
     default: // mostly good ones
         return {"cudaLaunchKernel",
-                world_launch(random->below(30) ? KERNEL + random->below(3) : KERNEL_UNKNOWN,
-                             random->below(20) ? 32u << random->below(3) : 4000, stream, value,
-                             random->below(40))};
+                world_launch(random->below(30)  ? KERNEL + random->below(3)
+                             : random->below(4) ? KERNEL_OF_DEVICE_0
+                                                : KERNEL_UNKNOWN,
+                             random->below(20) ? 32u << random->below(3) : 4000,
+                             random->below(40) ? stream : 77, value, random->below(40))};
     }
 }
 
@@ -812,6 +818,7 @@ bool random_programs(unsigned count, unsigned threads)
         std::memset(scene.world->work, 0, sizeof(scene.world->work));
         std::memset(scene.world->events, 0, sizeof(scene.world->events));
         std::memset(scene.world->capturing, 0, sizeof(scene.world->capturing));
+        std::memset(scene.world->destroyed, 0, sizeof(scene.world->destroyed));
         scene.world->slow_us = i % 4 ? 0 : 20;
         Program program(&scene, threads, i * 31 + threads);
         if (!program.run(60 + i % 90)) {
