@@ -24,7 +24,7 @@
  *   [*] -> STAGING                its bytes are kept
  *   STAGING -> ANSWERED           answered here
  *   STAGING -> WAITING            in the session: too long, or its reply is needed
- *   ANSWERED | WAITING -> STAGING the next one
+ *   ANSWERED | WAITING -> STAGING  the next one
  */
 enum request_state { REQUEST_STAGING, REQUEST_ANSWERED, REQUEST_WAITING };
 

@@ -22,7 +22,7 @@
 #define TARGETS_MAX 64u
 
 /*
- * state machine: sender
+ * Of the sender, moved by compare and exchange:
  *   [*] -> NONE -> AWAKE <-> ASLEEP
  *   NONE -> FAILED                    no thread can be made: calls send for themselves
  */

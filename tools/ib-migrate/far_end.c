@@ -71,7 +71,7 @@ static int make_folder(const char *place, char *path, struct ibx_error *err)
 
 static const char *run_place(const char *wished)
 {
-    const char *own = getenv("XDG_RUNTIME_DIR");
+    const char *own = secure_getenv("XDG_RUNTIME_DIR");
     if (*wished)
         return wished;
     if (!access("/run", W_OK))

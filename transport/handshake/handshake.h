@@ -136,7 +136,7 @@ int ibx_handshake_authenticate_client(struct ibx_handshake *h, uint64_t deadline
 /* What the server's half needs next: bytes from the socket, room in the socket, or only time, for a
  * PROOF that has come.
  *
- * state machine: turn of a handshake
+ * The phases of a turn, which only says for what its socket waits:
  *   [*] -> READS -> SENDS -> READS
  *   READS -> WAITS -> SENDS -> [*]
  */
