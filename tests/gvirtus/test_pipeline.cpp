@@ -338,6 +338,7 @@ bool other_devices()
     REQUIRE(launch() == 0 && launch() == 0 && range() == -3 && range() == -3);
     for (int i = 0; i < 3; i++) {
         REQUIRE(select(1) == 0 && range() == -4 && range() == -4);
+        REQUIRE(app.launch(1) == 0); // the stream is good
         REQUIRE(launch() == 209 && app.last_error() == 209 && app.last_error() == 0);
         REQUIRE(select(9) == 101 && range() == -4 && launch() == 209 && app.last_error() == 209);
         REQUIRE(select(0) == 0 && range() == -3 && range() == -3);
