@@ -24,7 +24,8 @@ static const struct ibx_state request_states[] = {
                          IBX_STATE_INITIAL},
     [REQUEST_ANSWERED] = {"answered", IBX_TO(REQUEST_STAGING), 0},
     [REQUEST_WAITING] = {"waiting", IBX_TO(REQUEST_STAGING), 0}};
-static const struct ibx_state_table request_table = IBX_STATE_TABLE("request of GVirtuS", request_states);
+static const struct ibx_state_table request_table =
+    IBX_STATE_TABLE("request of GVirtuS", request_states);
 
 /* --------------------------------------------------------------- beginning and end */
 
