@@ -212,13 +212,14 @@ static struct ibx_pipeline *pipeline_of(uint64_t id)
     return p;
 }
 
-/* Locked. Fills `targets`; later requests of the same threads are not waited for. */
+/* Locked. Fills `targets` with pipelines below an id, the highest ones; later requests of the same
+ * threads are not waited for. */
 static unsigned find_targets(const struct ibx_pipeline *but, const struct ibx_scope *scope,
-                             struct target *targets)
+                             uint64_t below, struct target *targets)
 {
     unsigned count = 0;
     for (struct ibx_pipeline *p = process.first; p && count < TARGETS_MAX; p = p->next) {
-        if (p != but && !ibx_pipeline_idle(p) && covers(scope, p))
+        if (p != but && p->id < below && !ibx_pipeline_idle(p) && covers(scope, p))
             targets[count++] = (struct target){p->id, atomic_load(&p->answered)};
     }
     return count;
@@ -248,9 +249,11 @@ void ibx_process_order(const struct ibx_pipeline *pipeline, const struct ibx_sco
     if (!scope->any || atomic_load(&outstanding) <= (long)mine)
         return;
     const uint64_t spin_until = ibx_now_ns() + SPIN_NS;
-    do { /* more than fit in come in further rounds */
+    uint64_t below = UINT64_MAX; /* the list is in falling order */
+    do {                         /* more than fit in come in further rounds */
         pthread_mutex_lock(&process.lock);
-        count = find_targets(pipeline, scope, targets);
+        count = find_targets(pipeline, scope, below, targets);
+        below = count ? targets[count - 1].id : 0;
         for (unsigned left = approach(targets, count); left; left = approach(targets, left)) {
             pthread_mutex_unlock(&process.lock);
             if (ibx_now_ns() > spin_until)

@@ -545,6 +545,42 @@ bool threads_apart()
     return true;
 }
 
+// More threads than fit into one look at them, none of which ever rests.
+bool many_busy_threads()
+{
+    Scene scene;
+    std::vector<App> busy;
+    App app = scene.app();
+    std::atomic<bool> ends{false}, waited{false};
+    for (unsigned i = 0; i < 80; i++) {
+        busy.push_back(scene.app());
+        REQUIRE(busy[i].launch(0, WORLD_THREAD_STREAM) == 0);
+        REQUIRE(busy[i].launch(0, WORLD_THREAD_STREAM) == 0);
+    }
+    REQUIRE(app.synchronize() == 0);
+    scene.world->slow_us = 4000;
+    std::thread launching([&] {
+        while (!ends) {
+            for (App &one : busy)
+                one.launch(1, WORLD_THREAD_STREAM);
+            usleep(1000);
+        }
+    });
+    usleep(20000);
+    std::thread waiting([&] {
+        app.synchronize();
+        waited = true;
+    });
+    for (unsigned i = 0; i < 10000 && !waited; i++)
+        usleep(1000);
+    const bool good = waited;
+    ends = true;
+    scene.world->slow_us = 0;
+    launching.join();
+    waiting.join();
+    return good;
+}
+
 // Both at once, without an order between them.
 bool threads_at_once()
 {
@@ -864,6 +900,7 @@ int main(int argc, char **argv)
     check("threads that hand over to each other", threads_in_order);
     check("threads whose streams an event orders", threads_and_events);
     check("threads that have nothing to do with each other", threads_apart);
+    check("threads that never rest", many_busy_threads);
     check("threads at once", threads_at_once);
     check("a thread that ends", a_thread_ends);
     check("exit", [] { return leaves([](App *) { std::exit(0); }); });

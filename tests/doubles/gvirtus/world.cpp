@@ -70,6 +70,8 @@ int enqueue(World *world, std::uint64_t stream, std::uint64_t value)
         if (!stream && world->capturing[i])
             return CAPTURE_IMPLICIT;
     }
+    if (stream == WORLD_THREAD_STREAM)
+        return 0;
     if (stream && (stream < 100 || stream >= 100 + WORLD_STREAMS))
         return INVALID_HANDLE;
     for (unsigned i = 0; i < WORLD_STREAMS; i++) {

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <pthread.h>
 
+constexpr std::uint64_t WORLD_THREAD_STREAM = 2; // each thread has its own, which keeps nothing
 constexpr unsigned WORLD_STREAMS = 4, WORLD_EVENTS = 8;
 
 struct World {
