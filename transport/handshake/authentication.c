@@ -417,6 +417,13 @@ static int receive_challenge(struct ibx_handshake *h, uint8_t *flags, uint64_t d
     return ibx_state_move(&h->state, HANDSHAKE_CHALLENGED);
 }
 
+/* A server that turns a client away before it has sent all says why, and closes: the answer waits,
+ * although nothing can be sent any more. */
+static int unless_closed(int rc)
+{
+    return rc == -ECONNRESET ? 0 : rc;
+}
+
 int ibx_handshake_authenticate_client(struct ibx_handshake *h, uint64_t deadline,
                                       struct ibx_error *err)
 {
@@ -424,7 +431,7 @@ int ibx_handshake_authenticate_client(struct ibx_handshake *h, uint64_t deadline
     struct proofs proofs __attribute__((cleanup(wipe))) = {0};
     const char *peer = h->conn->path.peer;
     uint8_t flags = 0;
-    int rc = send_hello(h, deadline, err);
+    int rc = unless_closed(send_hello(h, deadline, err));
     if (!rc)
         rc = receive_challenge(h, &flags, deadline, err);
     if (rc)
@@ -435,7 +442,7 @@ int ibx_handshake_authenticate_client(struct ibx_handshake *h, uint64_t deadline
     ibx_handshake_frame_begin(&frame, FRAME_PROOF);
     ibx_put_u8(&frame.out, flags);
     ibx_put_bytes(&frame.out, proofs.client, IBX_HASH_BYTES);
-    rc = ibx_handshake_frame_send(h, &frame, deadline, err);
+    rc = unless_closed(ibx_handshake_frame_send(h, &frame, deadline, err));
     if (!rc)
         rc = ibx_handshake_frame_expect(h, &frame, FRAME_PROOF, deadline, err);
     if (rc)

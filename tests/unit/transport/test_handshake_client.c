@@ -130,6 +130,28 @@ static void frame_for_nobody(void **state)
     ibx_close(h->conn);
 }
 
+/* A server that is full turns a client away that has only connected: it hears why, as one that has
+ * sent its HELLO in time, and so tries again. */
+static void refused_before_its_hello(void **state)
+{
+    (void)state;
+    int fds[2];
+    uint8_t payload[64];
+    struct ibx_options options;
+    struct ibx_error err = {0};
+    ibx_options_init(&options);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+    struct raw raw = {.fd = fds[1]};
+    raw_send_frame(&raw, REFUSE, payload, raw_result(payload, -EBUSY, "too many"));
+    close(fds[1]);
+    struct ibx_handshake *h = ibx_handshake_create(fds[0], IBX_ROLE_CLIENT, &options, NULL, NULL);
+    assert_non_null(h);
+    uint64_t deadline = ibx_now_ns() + 10000 * IBX_NS_PER_MS;
+    assert_int_equal(ibx_handshake_authenticate_client(h, deadline, &err), -EBUSY);
+    assert_non_null(strstr(err.message, "too many"));
+    ibx_close(h->conn);
+}
+
 static void cut_off_at_every_byte(void **state)
 {
     (void)state;
@@ -487,6 +509,7 @@ int main(void)
         cmocka_unit_test(hello_try_answer_and_result_golden_bytes),
         cmocka_unit_test(failing_result_golden_bytes),
         cmocka_unit_test(frame_for_nobody),
+        cmocka_unit_test(refused_before_its_hello),
         cmocka_unit_test(cut_off_at_every_byte),
         cmocka_unit_test(silent_in_every_state),
         cmocka_unit_test(nobody_takes_the_knock),
