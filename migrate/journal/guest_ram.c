@@ -3,6 +3,7 @@
 #include "migrate/journal/journal.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -117,6 +118,35 @@ static bool beside_folder(const char *path, char *out, size_t size)
     return length > 0 && (size_t)length < size;
 }
 
+/* A second name of that very file, whatever the folders of `path` lead to by now. */
+static int link_file(const char *path, const struct ibx_journal_block *block, const char *to)
+{
+    char name[64];
+    struct stat st;
+    int fd = open(path, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    snprintf(name, sizeof(name), "/proc/self/fd/%d", fd);
+    int rc = fstat(fd, &st) ? -errno : 0;
+    if (!rc && (st.st_dev != block->dev || st.st_ino != block->ino))
+        rc = -ESTALE;
+    if (!rc && linkat(AT_FDCWD, name, AT_FDCWD, to, AT_SYMLINK_FOLLOW))
+        rc = -errno;
+    close(fd);
+    return rc;
+}
+
+static int unlink_file(const char *path, uint64_t dev, uint64_t ino)
+{
+    const char *base;
+    int at = ibx_guest_file_folder(path, dev, ino, &base);
+    if (at < 0)
+        return at;
+    int rc = unlinkat(at, base, 0) ? -errno : 0;
+    close(at);
+    return rc;
+}
+
 int ibx_journal_link_files(struct ibx_journal *record, struct ibx_error *err)
 {
     char suffix[SUFFIX_BYTES], link_path[PATH_MAX];
@@ -127,9 +157,9 @@ int ibx_journal_link_files(struct ibx_journal *record, struct ibx_error *err)
         if (!path[0] || !beside_folder(path, beside, sizeof(beside)))
             continue;
         snprintf(link_path, sizeof(link_path), "%s%s", beside, suffix);
-        if (link(path, link_path))
-            rc = ibx_error_set(err, -errno, "no second name %s for %s: %s", link_path, path,
-                               strerror(errno));
+        rc = link_file(path, &record->blocks[i], link_path);
+        if (rc)
+            ibx_error_set(err, rc, "no second name %s for %s: %s", link_path, path, strerror(-rc));
         else
             memcpy(path, beside, sizeof(beside));
     }
@@ -141,15 +171,13 @@ void ibx_journal_unlink_files(const struct ibx_journal *record)
     char suffix[SUFFIX_BYTES], path[PATH_MAX];
     suffix_of(record, suffix);
     for (unsigned i = 0; i < record->block_count; i++) {
-        struct stat st;
         char beside[IBX_GUEST_FILE_PATH];
         const struct ibx_journal_block *at = &record->blocks[i];
         for (int other = 0; other < 2 && at->file.path[0]; other++) {
             if (other && !beside_folder(at->file.path, beside, sizeof(beside)))
                 continue;
             snprintf(path, sizeof(path), "%s%s", other ? beside : at->file.path, suffix);
-            if (!lstat(path, &st) && st.st_dev == at->dev && st.st_ino == at->ino)
-                unlink(path);
+            unlink_file(path, at->dev, at->ino);
         }
     }
 }
@@ -179,9 +207,9 @@ int ibx_journal_remove_files(const struct ibx_journal *record, struct ibx_error 
     if (!rc)
         rc = ibx_journal_open_files(record, &ram, err);
     for (size_t i = 0; !rc && i < ram.count; i++) {
-        if (unlink(ram.blocks[i].path))
-            rc = ibx_error_set(err, -errno, "%s cannot be removed: %s", ram.blocks[i].path,
-                               strerror(errno));
+        rc = unlink_file(ram.blocks[i].path, ram.blocks[i].dev, ram.blocks[i].ino);
+        if (rc)
+            ibx_error_set(err, rc, "%s cannot be removed: %s", ram.blocks[i].path, strerror(-rc));
         char *end = strrchr(ram.blocks[i].path, '/');
         *end = '\0';
         const char *folder = strstr(ram.blocks[i].path, IBX_JOURNAL_RUN_FOLDER);

@@ -117,6 +117,26 @@ int ibx_guest_file_find(const struct ibx_guest_block *block, const struct ibx_gu
     return 0;
 }
 
+int ibx_guest_file_folder(const char *path, uint64_t dev, uint64_t ino, const char **base)
+{
+    char folder[PATH_MAX];
+    struct stat st;
+    const char *slash = strrchr(path, '/');
+    if (!slash || snprintf(folder, sizeof(folder), "%.*s/", (int)(slash - path), path) >= PATH_MAX)
+        return -EINVAL;
+    int at = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (at < 0)
+        return -errno;
+    *base = slash + 1;
+    int rc = fstatat(at, *base, &st, AT_SYMLINK_NOFOLLOW) ? -errno : 0;
+    if (!rc && (!S_ISREG(st.st_mode) || st.st_dev != dev || st.st_ino != ino))
+        rc = -ESTALE;
+    if (!rc)
+        return at;
+    close(at);
+    return rc;
+}
+
 static int open_file(struct ibx_guest_block *block, const struct ibx_guest_file *file,
                      const char *suffix, bool writable, struct ibx_error *err)
 {
@@ -157,13 +177,22 @@ int ibx_guest_file_set_aside(struct ibx_guest_block *block, const struct ibx_gue
                              const char *suffix, struct ibx_error *err)
 {
     char from[PATH_MAX], to[PATH_MAX];
+    const char *base;
     int rc = ibx_guest_file_find(block, file, suffix, from, err);
     if (rc)
         return rc;
     snprintf(to, sizeof(to), "%s%s", file->path, suffix);
-    if (strcmp(from, to) && renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE))
-        return ibx_error_set(err, -errno, "%s cannot be renamed to %s: %s", from, to,
-                             strerror(errno));
+    if (strcmp(from, to) != 0) {
+        int at = ibx_guest_file_folder(from, block->dev, block->ino, &base);
+        if (at < 0)
+            rc = at;
+        else if (renameat2(at, base, at, strrchr(to, '/') + 1, RENAME_NOREPLACE))
+            rc = -errno;
+        if (at >= 0)
+            close(at);
+    }
+    if (rc)
+        return ibx_error_set(err, rc, "%s cannot be renamed to %s: %s", from, to, strerror(-rc));
     snprintf(block->path, sizeof(block->path), "%s", to);
     block->named = true;
     return 0;

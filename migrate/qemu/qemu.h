@@ -180,6 +180,9 @@ void ibx_guest_file_describe(pid_t pid, const struct ibx_guest_block *block,
  * is no such file; -ESTALE: another one, or of another owner or mode. */
 int ibx_guest_file_find(const struct ibx_guest_block *block, const struct ibx_guest_file *file,
                         const char *suffix, char path[PATH_MAX], struct ibx_error *err);
+/* The folder of `path`, by O_PATH, in which `*base` is that file and no link to it: whoever may
+ * rename folders of the path cannot have another file removed or renamed. -ESTALE: it is not. */
+int ibx_guest_file_folder(const char *path, uint64_t dev, uint64_t ino, const char **base);
 /* ibx_guest_ram_reopen() for a QEMU that has ended, with a file for each block: opens the files and
  * sets the blocks' paths. ram->pid becomes 0: all pages of hugetlbfs count as written. -EBUSY: a
  * process that has such a file open for writing, or mapped so, is named. */

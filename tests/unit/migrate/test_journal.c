@@ -350,6 +350,38 @@ static void a_file_of_guest_ram_is_known_again(NO_STATE)
     close(block.fd);
 }
 
+/* A user who may rename the folder puts a link to another folder in its place. */
+static void a_folder_that_was_replaced_is_noticed(NO_STATE)
+{
+    char own[96], other[96], path[128], moved[128];
+    const char *base;
+    struct stat st;
+    snprintf(own, sizeof(own), "%s/own", folder);
+    snprintf(other, sizeof(other), "%s/other", folder);
+    snprintf(path, sizeof(path), "%s/ram", own);
+    assert_int_equal(mkdir(own, 0700), 0);
+    assert_int_equal(mkdir(other, 0700), 0);
+    put_file(path, "", 0);
+    assert_int_equal(stat(path, &st), 0);
+    int at = ibx_guest_file_folder(path, st.st_dev, st.st_ino, &base);
+    assert_true(at >= 0);
+    assert_string_equal(base, "ram");
+    snprintf(moved, sizeof(moved), "%s/ram", other);
+    put_file(moved, "", 0);
+    assert_int_equal(ibx_guest_file_folder(moved, st.st_dev, st.st_ino, &base), -ESTALE);
+    snprintf(moved, sizeof(moved), "%s/moved", folder);
+    assert_int_equal(rename(own, moved), 0);
+    assert_int_equal(symlink("other", own), 0);
+    assert_int_equal(ibx_guest_file_folder(path, st.st_dev, st.st_ino, &base), -ESTALE);
+    assert_int_equal(unlinkat(at, "ram", 0), 0); /* of the folder that was looked into */
+    assert_int_equal(access(path, F_OK), 0);
+    close(at);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(unlink(own), 0);
+    assert_int_equal(rmdir(moved), 0);
+    assert_int_equal(rmdir(other), 0);
+}
+
 static void options_are_checked(NO_STATE)
 {
     static const struct wrong wrong[] = {
@@ -872,6 +904,7 @@ int main(void)
         TEST(records_of_the_fourth_version),
         TEST(settings_are_an_object),
         TEST(a_file_of_guest_ram_is_known_again),
+        TEST(a_folder_that_was_replaced_is_noticed),
         TEST(options_are_checked),
         TEST(a_key_lasts_as_long_as_the_migration),
         TEST(totals_are_checked),
