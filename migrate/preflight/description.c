@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define LIST_MAX 8192u /* vCPUs, devices, disks: more than a VM can have */
+
 int ibx_describe(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, json_t **description,
                  uint64_t deadline_ns, struct ibx_error *err)
 {
@@ -50,6 +52,19 @@ int ibx_description_write(const json_t *description, char **text, size_t *length
     return 0;
 }
 
+/* Some lists are compared each with each: no peer decides for how long. */
+static bool has_long_list(json_t *description)
+{
+    const char *name;
+    json_t *value;
+    json_object_foreach(description, name, value)
+    {
+        if (json_array_size(value) > LIST_MAX)
+            return true;
+    }
+    return false;
+}
+
 int ibx_description_read(const char *text, size_t length, json_t **description,
                          struct ibx_error *err)
 {
@@ -57,7 +72,7 @@ int ibx_description_read(const char *text, size_t length, json_t **description,
     json_t *read = length <= IBX_MIGRATE_DESCRIPTION_MAX
                        ? json_loadb(text, length, JSON_REJECT_DUPLICATES, &why)
                        : NULL;
-    if (json_is_object(read)) {
+    if (json_is_object(read) && !has_long_list(read)) {
         *description = read;
         return 0;
     }

@@ -554,6 +554,25 @@ static void odd_descriptions_do_no_harm(NO_STATE)
     assert_int_equal(ibx_description_read("", 0, &good, NULL), -EPROTO);
 }
 
+/* Which would be compared each with each. */
+static void a_description_of_endless_lists_is_refused(NO_STATE)
+{
+    json_t *read;
+    for (unsigned count = 8192; count <= 8193; count++) {
+        json_t *list = json_array(), *whole = json_pack("{s:o}", "numa", list);
+        for (unsigned i = 0; i < count; i++)
+            json_array_append_new(list, json_string("x"));
+        char *text = json_dumps(whole, JSON_COMPACT);
+        json_decref(whole);
+        assert_non_null(text);
+        const int rc = ibx_description_read(text, strlen(text), &read, NULL);
+        assert_int_equal(rc, count > 8192 ? -EPROTO : 0);
+        if (!rc)
+            json_decref(read);
+        free(text);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -573,6 +592,7 @@ int main(void)
         cmocka_unit_test(a_mount_has_its_source_and_path),
         cmocka_unit_test(a_file_is_found_as_a_process_has_it),
         cmocka_unit_test(odd_descriptions_do_no_harm),
+        cmocka_unit_test(a_description_of_endless_lists_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
