@@ -234,9 +234,16 @@ def fails(scene, vm, words, *more):
 @case
 def a_vm_is_migrated_by_one_command(scene):
     before = leftovers(scene)
-    source = start_vm(scene)
+    # A monitor that is called as those of run, in a folder that is none of run's.
+    precious, linked = scene.path("precious"), scene.path("ibx-run-linked")
+    os.makedirs(precious, mode=0o700)
+    os.symlink(precious, linked)
+    with open(os.path.join(precious, "key"), "w", encoding="ascii"):
+        pass
+    source = start_vm(scene, "-qmp", f"unix:{linked}/qmp,server=on,wait=off")
     code, out, err = scene.run(*run_line(scene))
     equal((code, "complete and confirmed" in out), (0, True))
+    assert os.path.exists(os.path.join(precious, "key"))
     far = far_vm(scene)
     assert f"is process {far.pid};" in err and "broken" not in err, err
     equal(source.process.wait(LIMIT), 0)  # as --quit

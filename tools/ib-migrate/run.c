@@ -151,17 +151,21 @@ static void note_before(struct run *run, const json_t *given)
         ibx_run_folder_of(json_string_value(text), run->before, sizeof(run->before));
 }
 
-/* Its QEMU has ended. */
+/* Its QEMU has ended. The name is from QEMU's command line, which its user chose: only a folder as
+ * far_end.c makes them, of this user, is one. */
 static void forget_before(const struct run *run)
 {
     static const char *const names[] = {"qmp", "log", "key"};
-    char path[PATH_MAX + 16];
-    for (unsigned i = 0; *run->before && i < sizeof(names) / sizeof(names[0]); i++) {
-        snprintf(path, sizeof(path), "%s/%s", run->before, names[i]);
-        unlink(path);
-    }
-    if (*run->before)
+    struct stat st;
+    int at = *run->before ? open(run->before, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
+    if (at < 0)
+        return;
+    if (!fstat(at, &st) && st.st_uid == geteuid() && !(st.st_mode & (S_IRWXG | S_IRWXO))) {
+        for (unsigned i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+            unlinkat(at, names[i], 0);
         rmdir(run->before);
+    }
+    close(at);
 }
 
 static json_t *extra_arguments(const struct run *run, json_t *plugged)
@@ -485,6 +489,7 @@ int ibx_cli_run(const struct migrate_args *args)
         const bool started = run.ssh > 0;
         if (started)
             await_end(&run);
+        ibx_text_sanitize(err.message); /* it may have words of the other host */
         ibx_cli_fail(err.message);
         if (started && run.ready)
             check_cleaned(&run);
