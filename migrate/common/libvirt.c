@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "migrate/common/libvirt.h"
 
+#include "common/log.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -87,14 +89,22 @@ void ibx_gate_sweep(const char *path)
         make_way(&address, NULL);
 }
 
-/* The user of QEMU may connect, and nobody else; libvirt does the same where it changes owners. */
+/* The user of QEMU may connect, and nobody else; libvirt does the same where it changes owners. Who
+ * may write to the folder may have put something else there meanwhile: only a socket is given away.
+ */
 static void give_to(const char *path, pid_t qemu)
 {
     char process[32];
-    struct stat st;
+    struct stat process_st, st;
     snprintf(process, sizeof(process), "/proc/%d", (int)qemu);
-    if (!stat(process, &st) && chown(path, st.st_uid, (gid_t)-1))
+    int fd = open(path, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0)
         return; /* QEMU's connect will fail, with its reason */
+    if (!stat(process, &process_st) && !fstat(fd, &st) && S_ISSOCK(st.st_mode) &&
+        st.st_uid == geteuid() && fchownat(fd, "", process_st.st_uid, (gid_t)-1, AT_EMPTY_PATH))
+        ibx_log(IBX_LOG_INFO, "migration: %s cannot be given to QEMU's user: %s", path,
+                strerror(errno));
+    close(fd);
 }
 
 static int listen_at(struct ibx_gate *gate, const struct sockaddr_un *address)
