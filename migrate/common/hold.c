@@ -89,9 +89,13 @@ int ibx_hold_take(pid_t pid, uint64_t name, int *fd, struct ibx_error *err)
     const int code = remote < 0 ? -remote : errno;
     if (process >= 0)
         close(process);
-    if (taken >= 0) {
+    if (taken >= 0 && ibx_hold_name(taken) == name) {
         *fd = taken;
         return 0;
+    }
+    if (taken >= 0) { /* meanwhile QEMU has closed it, or the process is another one */
+        close(taken);
+        return -ENOENT;
     }
     return ibx_error_set(err, -code,
                          "QEMU (process %d) holds its migration open, and the descriptor for that "
