@@ -9,6 +9,7 @@
 #include "common/clock.h"
 
 #include <fcntl.h>
+#include <signal.h>
 
 #define LOOK_MS 5
 
@@ -110,6 +111,7 @@ static void test_at_the_destination(void)
         {"system_wakeup", NULL, "not in suspended state", NULL},
         {"system_powerdown", NULL, NULL, "POWERDOWN"},
         {"pmemsave", "{'val':1048576,'size':65536,'filename':'%/part'}", NULL, NULL},
+        {"blockdev-snapshot-sync", "{'device':'disk','snapshot-file':'%/overlay'}", NULL, NULL},
         {"migrate-set-capabilities",
          "{'capabilities':[{'capability':'background-snapshot','state':true}]}", "not compatible",
          NULL},
@@ -178,6 +180,10 @@ static void test_at_the_source(void)
         {"balloon", "{'value':58720256}", NULL, NULL},
         {"system_wakeup", NULL, "not in suspended state", NULL},
         {"system_powerdown", NULL, NULL, NULL},
+        {"migrate-set-capabilities",
+         "{'capabilities':[{'capability':'background-snapshot','state':true}]}", "in progress",
+         NULL},
+        {"blockdev-snapshot-sync", "{'device':'disk','snapshot-file':'%/overlay'}", NULL, NULL},
         {"pmemsave", "{'val':1048576,'size':65536,'filename':'%/part'}", NULL, NULL},
         {0}};
     filling();
@@ -196,11 +202,23 @@ static void test_quit_at_the_source(void)
     pair_filled();
 }
 
+static void test_sigterm_at_the_source(void)
+{
+    filling();
+    assert_int_equal(kill(vms[0].pid, SIGTERM), 0);
+    mover_await_words(&sender, "pages are held here");
+    vm_kill(&vms[0]);
+    pair_filled();
+}
+
 int main(void)
 {
-    static const struct vm_test tests[] = {
-        VM_TEST(test_at_the_destination),         VM_TEST(test_reset_at_the_destination),
-        VM_TEST(test_migrate_at_the_destination), VM_TEST(test_at_the_source),
-        VM_TEST(test_quit_at_the_source),         {0}};
+    static const struct vm_test tests[] = {VM_TEST(test_at_the_destination),
+                                           VM_TEST(test_reset_at_the_destination),
+                                           VM_TEST(test_migrate_at_the_destination),
+                                           VM_TEST(test_at_the_source),
+                                           VM_TEST(test_quit_at_the_source),
+                                           VM_TEST(test_sigterm_at_the_source),
+                                           {0}};
     return vm_tests(tests, mover_end_all);
 }
