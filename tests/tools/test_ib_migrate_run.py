@@ -354,6 +354,7 @@ def the_units_start_what_the_manual_says(scene):
     for unit in units:
         with open(unit, encoding="ascii") as file:
             text = file.read()
+        assert "\nSuccessExitStatus=4\n" in text, "a guest's shutdown is no failure"
         (lines[unit],) = [line[len("ExecStart="):] for line in text.splitlines()
                           if line.startswith("ExecStart=")]
         copy = scene.path(os.path.basename(unit).replace("@", "@web"))
