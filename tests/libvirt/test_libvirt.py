@@ -212,6 +212,18 @@ def libvirtd_itself_migrates(hosts, domain):
 
 
 @test
+def a_vm_may_be_left_paused(hosts, domain):
+    """--suspend: it counts as running there when libvirt has left it paused for 30 seconds."""
+    domain.start(hosts.a)
+    Move(hosts, domain).whole("--suspend")
+    assert hosts.b.state(domain.name) == "paused"
+    assert hosts.a.state(domain.name) == "none"
+    hosts.b.virsh_ok("resume", domain.name)
+    here(domain, hosts.b, hosts.a)
+    domain.expect(hosts.a, hosts.b)
+
+
+@test
 def a_copy_at_the_source_may_stay_defined(hosts, domain):
     """Without --undefinesource it is shut off there."""
     domain.start(hosts.a)
