@@ -255,7 +255,7 @@ static int start_receiver(struct far *far, struct ibx_error *err)
         arguments[fixed + i] = json_string_value(json_array_get(more, i));
     arguments[0] = program;
     far->receiver = fork();
-    if (!far->receiver)
+    if (far->receiver <= 0)
         become(far, (char *const *)(uintptr_t)arguments, pair[1]);
     free(arguments);
     close(pair[1]);
@@ -333,7 +333,7 @@ static bool never_ran(const struct far *far)
 {
     const json_t *record = json_object_get(far->summary, "record");
     const char *state = json_string_value(json_object_get(record, "state"));
-    if (!far->receiver)
+    if (far->receiver <= 0)
         return true;
     return far->summary && (!state || !strcmp(state, "not-yet") || !strcmp(state, "given-up"));
 }
