@@ -459,6 +459,21 @@ def a_lost_ssh_does_not_harm_a_migration(scene):
 
 
 @case
+def a_guest_that_shuts_down_there_leaves_no_key(scene):
+    start_vm(scene, "-append", "button=1")
+    process = tool.start(scene, "run", *run_line(scene, "--json", "--max-bandwidth", "100K")[1:])
+    tool.wait_for_phase("filling", process)
+    far = far_vm(scene)
+    keys = glob.glob(scene.memory + "-run/*/key")
+    equal(len(keys), 1)
+    far.ask("system_powerdown")
+    code, summary, _ = tool.finish(process)
+    equal((code, summary["record"]["state"]), (4, "ended"))
+    until(lambda: not os.path.exists(keys[0]), "the key to be removed")
+    equal(glob.glob(scene.here.state + "/run-*"), [])
+
+
+@case
 def a_run_that_dies_after_the_commit_is_recovered_from(scene):
     source, before = start_vm(scene), leftovers(scene)
     process = tool.start(scene, "run", *run_line(scene, "--json", "--max-bandwidth", "100K")[1:])

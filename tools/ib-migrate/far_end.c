@@ -390,8 +390,8 @@ int ibx_cli_far_end(const struct migrate_args *args)
     const bool kept = !never_ran(&far);
     if (!kept)
         clean_up(&far);
-    else if (!status)
-        unlink(far.key);
+    else if (status == MIGRATE_DONE || status == MIGRATE_ENDED)
+        unlink(far.key); /* otherwise recover needs it */
     tell_end(&far, status, kept, rc ? err.message : NULL);
     json_decref(far.request);
     json_decref(far.summary);
