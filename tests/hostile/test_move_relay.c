@@ -148,6 +148,7 @@ static int end(void **state)
 
 /* ---------------------------------------------------------------------- a migration */
 
+#define TRIES_IN_PLAIN 5
 static uint8_t samples[SAMPLES][256];
 
 /* Of the guest's pages: most of them stay as they are while it moves. */
@@ -226,23 +227,30 @@ static void receiver_gives_up(void)
     assert_int_not_equal(mover_wait(&receiver), 0);
 }
 
-static void moves(const char *encryption, bool found)
+/* How many of the pages that were sampled before the migration came by. */
+static unsigned found_in_a_move(const char *encryption)
 {
     begin(encryption, SIZE_MAX, true);
     pair_done();
     assert_true(wire->passed > 1 << 20);
-    unsigned samples_found = samples_recorded();
-    print_message("%s: %zu bytes, %u of %u pages found\n", encryption, wire->passed, samples_found,
+    unsigned found = samples_recorded();
+    print_message("%s: %zu bytes, %u of %u pages found\n", encryption, wire->passed, found,
                   SAMPLES);
-    assert_int_equal(samples_found > 0, found);
     pair_moved("");
+    return found;
 }
 
 static void test_a_recorder_finds_no_guest_page(void)
 {
-    moves("encryption=off", true); /* it does look */
-    end(NULL);
-    moves("encryption=required", false);
+    /* It does look: in plain it finds them, unless the guest has written all of them anew before
+     * they went, as on a busy host. */
+    unsigned found = 0;
+    for (int tries = 0; !found && tries < TRIES_IN_PLAIN; tries++) {
+        found = found_in_a_move("encryption=off");
+        end(NULL);
+    }
+    assert_true(found);
+    assert_int_equal(found_in_a_move("encryption=required"), 0);
 }
 
 static void test_no_changed_byte_is_taken(void)
