@@ -72,12 +72,15 @@ static int reach(struct watchdog *w, struct ibx_qmp **qmp, uint64_t deadline, st
     return rc;
 }
 
-/* The VM stays here, and nothing is left of the migration. */
+/* The VM stays here, and nothing is left of the migration. A record that says that the VM runs at
+ * the destination refuses this, and its memory keeps its second name. */
 static int kept(struct watchdog *w, struct ibx_error *err)
 {
-    ibx_journal_unlink_files(&w->record);
     w->record.state = IBX_JOURNAL_KEPT;
-    return ibx_journal_write(w->folder, &w->record, err);
+    int rc = ibx_journal_write(w->folder, &w->record, err);
+    if (!rc)
+        ibx_journal_unlink_files(&w->record);
+    return rc;
 }
 
 static void continue_vm(struct watchdog *w)
