@@ -22,7 +22,7 @@ int ibx_source_commit(struct source *s, struct ibx_error *err)
     if (!rc)
         rc = ibx_source_link_send(&s->link, IBX_MIGRATE_COMMIT, err);
     /* libvirt goes on when QEMU's migration is complete, and then continues the VM there. */
-    if (s->vm.managed && s->stream.state.now == STREAM_HELD)
+    if (s->state.now == SOURCE_COMMITTED && s->vm.managed && s->stream.state.now == STREAM_HELD)
         ibx_source_stream_let_go(&s->stream, &silent);
     return rc;
 }
