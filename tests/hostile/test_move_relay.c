@@ -148,10 +148,9 @@ static int end(void **state)
 
 /* ---------------------------------------------------------------------- a migration */
 
-#define TRIES_IN_PLAIN 5
 static uint8_t samples[SAMPLES][256];
 
-/* Of the guest's pages: most of them stay as they are while it moves. */
+/* Of the guest's pages as the source has them, which nothing changes after the stop. */
 static void take_samples(void)
 {
     int fd = open(vms[0].ram, O_RDONLY | O_CLOEXEC);
@@ -182,7 +181,6 @@ static void begin(const char *encryption, size_t flip, bool records)
     snprintf(key, sizeof(key), "%s/key", mover_folder);
     snprintf(command, sizeof(command), "umask 077; openssl rand -hex 32 > %s", key);
     assert_int_equal(system(command), 0);
-    take_samples();
     pair_receive(more);
     relay_begin(flip, records);
     pair_send(more);
@@ -227,12 +225,13 @@ static void receiver_gives_up(void)
     assert_int_not_equal(mover_wait(&receiver), 0);
 }
 
-/* How many of the pages that were sampled before the migration came by. */
+/* How many of some pages came by. */
 static unsigned found_in_a_move(const char *encryption)
 {
     begin(encryption, SIZE_MAX, true);
     pair_done();
     assert_true(wire->passed > 1 << 20);
+    take_samples();
     unsigned found = samples_recorded();
     print_message("%s: %zu bytes, %u of %u pages found\n", encryption, wire->passed, found,
                   SAMPLES);
@@ -242,14 +241,8 @@ static unsigned found_in_a_move(const char *encryption)
 
 static void test_a_recorder_finds_no_guest_page(void)
 {
-    /* It does look: in plain it finds them, unless the guest has written all of them anew before
-     * they went, as on a busy host. */
-    unsigned found = 0;
-    for (int tries = 0; !found && tries < TRIES_IN_PLAIN; tries++) {
-        found = found_in_a_move("encryption=off");
-        end(NULL);
-    }
-    assert_true(found);
+    assert_true(found_in_a_move("encryption=off") > SAMPLES / 2); /* it does look */
+    end(NULL);
     assert_int_equal(found_in_a_move("encryption=required"), 0);
 }
 
