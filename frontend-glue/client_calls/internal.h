@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Shared by pipeline.c and process.c. */
+/* Shared by the files of client_calls/. */
 #ifndef IBX_FRONTEND_GLUE_CLIENT_CALLS_INTERNAL_H
 #define IBX_FRONTEND_GLUE_CLIENT_CALLS_INTERNAL_H
 
@@ -36,6 +36,9 @@ struct ibx_quiet {
     } items[IBX_QUIET];
     unsigned next; /* to be replaced */
 };
+
+/* Which process this is: another number after fork(2). */
+unsigned ibx_process_number(void);
 
 struct ibx_pipeline {
     struct ibx_pipeline *next; /* in the process; its lock */
@@ -96,9 +99,11 @@ static inline bool ibx_pipeline_idle(const struct ibx_pipeline *p)
     return atomic_load(&p->answered) == atomic_load(&p->replied);
 }
 
-/* Locked. Sends what can be sent, and takes the replies that are there, without waiting. `now`: not
- * only full messages. */
-void ibx_pipeline_push(struct ibx_pipeline *pipeline, bool now);
+/* Whether a fork has brought it into another process, to which it does not belong. */
+static inline bool ibx_pipeline_is_inherited(const struct ibx_pipeline *p)
+{
+    return p->process != ibx_process_number();
+}
 
 /* What a request has to come after. */
 struct ibx_scope {
@@ -108,10 +113,78 @@ struct ibx_scope {
     bool events;     /* and those about events */
 };
 
+/* keys.c: of the request in hand; `body`, n: what ibx_request_body() has returned. */
+
+const uint8_t *ibx_request_body(const struct ibx_pipeline *pipeline, size_t *n);
+static inline uint32_t ibx_request_word(const uint8_t *at)
+{
+    struct ibx_reader r = ibx_reader_of(at, 4);
+    return ibx_get_u32(&r);
+}
+struct ibx_scope ibx_request_scope(const struct ibx_call *call, const uint8_t *body, size_t n);
+/* A launch whose grid every device takes. */
+bool ibx_launch_is_plain(const uint8_t *body, size_t n);
+/* Of what decides whether a launch succeeds: device, function, block, shared memory; and that its
+ * stream is one, of this device. */
+uint64_t ibx_launch_key(const struct ibx_pipeline *pipeline, const uint8_t *body);
+uint64_t ibx_launch_stream_key(const struct ibx_pipeline *pipeline, const uint8_t *body);
+/* That a call of this kind was answered without output. */
+uint64_t ibx_call_key(const struct ibx_call *call);
+/* Of a call that succeeds again with the same body. The default stream is that of the device. */
+uint64_t ibx_request_key(const struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
+/* All that the reply to the request in hand depends on; its length. Front ends send what the
+ * application has where the reply is to go. */
+size_t ibx_reply_key(const struct ibx_pipeline *pipeline, uint8_t key[STAGED_MAX]);
+/* What has succeeded, and replies: all of it, or what other threads' requests have outdated. */
+void ibx_pipeline_forget(struct ibx_pipeline *pipeline);
+void ibx_pipeline_forget_old(struct ibx_pipeline *pipeline);
+
+/* answers.c */
+
+/* Answers the request in hand without the back end, if that is possible. */
+bool ibx_answer_here(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
+/* Whether it may be run later. *sure: it cannot fail by itself. */
+bool ibx_answer_may_be_early(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n,
+                             bool *sure);
+/* What is read next is the reply of a success without output. */
+void ibx_answer_success(struct ibx_pipeline *pipeline);
+
+/* backlog.c */
+
+/* Answers the request in hand, which is run later. False: it has to wait, since there is no
+ * connection or no memory. */
+bool ibx_backlog_add(struct ibx_pipeline *pipeline, const struct ibx_scope *scope, bool sure);
+/* The others: locked. Sends what can be sent, and takes the replies that are there, without
+ * waiting. `now`: not only full messages. */
+void ibx_backlog_push(struct ibx_pipeline *pipeline, bool now);
+/* Hands it to the session, in front of the request that follows. */
+void ibx_backlog_gather(struct ibx_pipeline *pipeline);
+/* Sends it and takes all replies. */
+void ibx_backlog_finish(struct ibx_pipeline *pipeline);
+/* The session has ended: what was not answered by the back end never is. */
+void ibx_backlog_drop(struct ibx_pipeline *pipeline);
+
+/* quiet.c */
+
+/* A query, or a wait, that has succeeded before, and nobody has added work since. */
+bool ibx_quiet_holds(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
+/* One has succeeded. */
+void ibx_quiet_learn(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
+
+/* waiting.c */
+
+/* Hands what is staged to the session. `body`, n: as much of the body as is there. */
+void ibx_waiting_begin(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
+/* A request that is too long to be kept, by what there is of it: its name, at least. */
+void ibx_waiting_begin_long(struct ibx_pipeline *pipeline);
+/* n bytes of a reply were read. Front ends of another kind read it in other pieces. */
+void ibx_waiting_note_reply(struct ibx_pipeline *pipeline, uint8_t *bytes, size_t n);
+/* The back end has returned `exit_code`. Returns it, or that of an earlier call which nobody was
+ * told of if this one `waits`. */
+int ibx_waiting_told(struct ibx_pipeline *pipeline, int exit_code, bool waits);
+
 /* process.c */
 
-/* Which process this is: another number after fork(2). */
-unsigned ibx_process_number(void);
 /* How often requests have made successes of old worthless: all, or those with streams and events.
  */
 unsigned ibx_process_resets(void);

@@ -4,7 +4,12 @@
  * It stands between the communicator and its session: the front end writes a request and reads a
  * reply, and cannot tell whether the back end has run it already.
  *
- *   pipeline.c   one connection: which call is answered here, and how
+ *   pipeline.c   one connection: what GVirtuS calls on it
+ *   answers.c    which requests are answered without the back end, or before it
+ *   quiet.c      streams and events at rest: what is asked about them is known
+ *   backlog.c    requests that were answered: they leave, their replies come
+ *   waiting.c    requests that wait, and what is learned from their replies
+ *   keys.c       what decides whether a request succeeds, and what its reply is
  *   process.c    all connections of the process: the order between them, the thread that sends what
  *                an application leaves behind, fork(2) and exit(3)
  *   learned.c    what the replies have told: what succeeds again, what has the same reply again

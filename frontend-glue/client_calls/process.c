@@ -134,7 +134,7 @@ static bool push_all(void)
     for (struct ibx_pipeline *p = process.first; p; p = p->next) {
         if (ibx_pipeline_idle(p) || pthread_mutex_trylock(&p->lock))
             continue; /* a thread that holds it is about to send */
-        ibx_pipeline_push(p, true);
+        ibx_backlog_push(p, true);
         left = left || !ibx_pipeline_idle(p);
         pthread_mutex_unlock(&p->lock);
     }
@@ -232,7 +232,7 @@ static unsigned approach(struct target *targets, unsigned count)
     for (unsigned i = 0; i < count; i++) {
         struct ibx_pipeline *p = pipeline_of(targets[i].id);
         if (p && !pthread_mutex_trylock(&p->lock)) {
-            ibx_pipeline_push(p, true);
+            ibx_backlog_push(p, true);
             pthread_mutex_unlock(&p->lock);
         }
         if (p && atomic_load(&p->replied) < targets[i].number)
@@ -276,7 +276,7 @@ static bool sweep(void)
     for (struct ibx_pipeline *p = process.first; p; p = p->next) {
         if (!atomic_load(&p->unsent) || pthread_mutex_trylock(&p->lock))
             continue; /* a thread that holds it sends, or has it sent later */
-        ibx_pipeline_push(p, true);
+        ibx_backlog_push(p, true);
         pthread_mutex_unlock(&p->lock);
         found = true;
     }

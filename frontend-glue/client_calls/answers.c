@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Which requests are answered without the back end, or before it. */
+#include "frontend-glue/client_calls/internal.h"
+
+#include <string.h>
+
+static bool launch_succeeds(const struct ibx_pipeline *p, const uint8_t *body, size_t n)
+{
+    return ibx_launch_is_plain(body, n) &&
+           ibx_successes_hold(&p->launches, ibx_launch_key(p, body)) &&
+           ibx_successes_hold(&p->others, ibx_launch_stream_key(p, body));
+}
+
+/* A copy that needs nothing of this process any more once its request was written. */
+static bool copy_is_plain(const uint8_t *body, size_t n)
+{
+    const size_t window = n < IBX_FRAME_WINDOW ? n : IBX_FRAME_WINDOW;
+    struct ibx_frame_body bytes = {body, body + n - window, n};
+    struct ibx_frame frame;
+    return ibx_frame_parse(IBX_FRAME_MEMCPY_ASYNC, &bytes, &frame) && frame.kind != IBX_FRAME_D2H;
+}
+
+bool ibx_answer_may_be_early(struct ibx_pipeline *p, const uint8_t *body, size_t n, bool *sure)
+{
+    const struct ibx_call *call = p->call;
+    const bool all = p->mode == IBX_PIPELINE_ALL;
+    *sure = true;
+    if (ibx_process_captures() || (call->length && call->length != n))
+        return false;
+    ibx_pipeline_forget_old(p);
+    switch (call->kind) {
+    case IBX_CALL_LAUNCH:
+        return launch_succeeds(p, body, n);
+    case IBX_CALL_REPEATS:
+        return ibx_successes_hold(&p->others, ibx_request_key(p, body, n));
+    case IBX_CALL_REGISTERS:
+        return ibx_successes_hold(&p->forms, ibx_call_key(call));
+    case IBX_CALL_COPIES:
+    case IBX_CALL_ENQUEUES:
+        *sure = false;
+        return all && ibx_successes_hold(&p->forms, ibx_call_key(call)) &&
+               (call->kind == IBX_CALL_ENQUEUES || copy_is_plain(body, n));
+    default:
+        return false;
+    }
+}
+
+static void set_answer(struct ibx_pipeline *p, const uint8_t *answer, size_t n)
+{
+    p->answer = answer;
+    p->answer_left = n;
+}
+
+void ibx_answer_success(struct ibx_pipeline *p)
+{
+    static const uint8_t success[IBX_REPLY_HEAD];
+    set_answer(p, success, sizeof(success));
+}
+
+/* cudaGetLastError, cudaPeekAtLastError: there is nothing to tell, and nothing that may come. */
+static bool nothing_failed(struct ibx_pipeline *p)
+{
+    if (!p->clean || !ibx_successes_hold(&p->forms, ibx_call_key(p->call)) ||
+        atomic_load(&p->failure) || atomic_load(&p->unsure) > atomic_load(&p->replied))
+        return false;
+    if (ibx_pipeline_idle(p))
+        return true;
+    pthread_mutex_lock(&p->lock); /* the connection may have ended meanwhile */
+    ibx_backlog_push(p, false);
+    pthread_mutex_unlock(&p->lock);
+    return !atomic_load(&p->ended) && !atomic_load(&p->failure);
+}
+
+static bool answer_known(struct ibx_pipeline *p)
+{
+    uint8_t key[sizeof(p->staged)];
+    const struct ibx_known_reply *known = ibx_replies_find(&p->replies, key, ibx_reply_key(p, key));
+    if (known)
+        set_answer(p, known->bytes + known->request, known->reply);
+    return known;
+}
+
+/* A pop as the back end would answer it. */
+static bool answer_pop(struct ibx_pipeline *p)
+{
+    size_t n = ibx_configurations_pop(&p->configurations, p->reply + IBX_REPLY_HEAD);
+    struct ibx_writer w = ibx_writer_of(p->reply, IBX_REPLY_HEAD);
+    ibx_put_u32(&w, 0);
+    ibx_put_u64(&w, 0);
+    ibx_put_u64(&w, n);
+    set_answer(p, p->reply, IBX_REPLY_HEAD + n);
+    return n;
+}
+
+static bool answer_push(struct ibx_pipeline *p, const uint8_t *body, size_t n)
+{
+    struct ibx_configurations *all = &p->configurations;
+    if (n != IBX_CONFIGURATION_BYTES || !all->push_known || all->form < 0 || all->lost ||
+        all->count == IBX_CONFIGURATIONS)
+        return false;
+    ibx_configurations_push(all, body, false);
+    ibx_answer_success(p);
+    return true;
+}
+
+bool ibx_answer_here(struct ibx_pipeline *p, const uint8_t *body, size_t n)
+{
+    ibx_answer_success(p);
+    ibx_pipeline_forget_old(p);
+    if (atomic_load(&p->ended))
+        return false;
+    switch (p->call->kind) {
+    case IBX_CALL_PUSH:
+        return answer_push(p, body, n);
+    case IBX_CALL_POP:
+        return answer_pop(p);
+    case IBX_CALL_LAST_ERROR:
+    case IBX_CALL_PEEK_ERROR:
+        return nothing_failed(p);
+    case IBX_CALL_SET_DEVICE:
+        return p->device_known && n == sizeof(p->device) && !memcmp(body, p->device, n) &&
+               nothing_failed(p);
+    case IBX_CALL_GET_DEVICE:
+    case IBX_CALL_CONSTANT:
+        return answer_known(p);
+    case IBX_CALL_QUERIES:
+        return ibx_quiet_holds(p, body, n);
+    default:
+        return false;
+    }
+}

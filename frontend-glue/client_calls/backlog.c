@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Requests that were answered and that the back end has not run: the backlog of those that were not
+ * sent, and the replies to those that were.
+ */
+#include "frontend-glue/client_calls/internal.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define LOOK_EVERY_NS  20000u /* where looking at the connection is a system call */
+#define EAGER_MESSAGES 8u     /* under way, before messages of a cheap fabric are filled */
+#define BATCH          4096u  /* bytes that are worth a message beside others under way */
+
+/* Locked. Nothing is outstanding any more. */
+static void all_replied(struct ibx_pipeline *p)
+{
+    p->messages = 0;
+    atomic_store(&p->streams, STREAMS_NONE);
+    atomic_store(&p->events, false);
+    atomic_store(&p->unsent, false);
+}
+
+/* Locked. The session has ended: what was not answered by the back end never is. */
+void ibx_backlog_drop(struct ibx_pipeline *p)
+{
+    const uint64_t lost = p->answered - p->replied;
+    atomic_store(&p->ended, true);
+    p->backlog_begin = p->backlog_end = 0;
+    p->backlog_requests = 0;
+    ibx_process_count(-(int)lost);
+    atomic_store(&p->replied, p->answered);
+    all_replied(p);
+}
+
+static void replied(void *context, int exit_code)
+{
+    struct ibx_pipeline *p = context;
+    int none = 0;
+    if (atomic_load(&p->ended))
+        return;
+    if (exit_code && p->replied >= p->mute) { /* registrations tell nobody of errors */
+        ibx_log(IBX_LOG_INFO,
+                "a CUDA call that was answered with 0 has failed with %d: the next "
+                "one that waits returns that",
+                exit_code);
+        atomic_compare_exchange_strong(&p->failure, &none, exit_code);
+        ibx_process_reset(); /* such calls wait again until they succeed */
+    }
+    atomic_fetch_add(&p->replied, 1);
+    ibx_process_count(-1);
+    if (p->answered - p->replied == p->backlog_requests)
+        p->messages = 0; /* all that were sent */
+    if (ibx_pipeline_idle(p))
+        all_replied(p);
+}
+
+/* Locked. Bytes of whole requests at the beginning of the backlog that fit into one message. */
+static size_t next_message(const struct ibx_pipeline *p, unsigned *requests)
+{
+    const size_t room = ibx_session_room(p->session), left = p->backlog_end - p->backlog_begin;
+    const uint8_t *from = p->backlog + p->backlog_begin;
+    const struct ibx_call *call;
+    size_t n = 0, one;
+    *requests = 0;
+    if (left <= room) {
+        *requests = p->backlog_requests;
+        return left;
+    }
+    while ((one = ibx_call_request(from + n, left - n, &call)) && n + one <= room) {
+        n += one;
+        ++*requests;
+    }
+    return n;
+}
+
+static void take_from_backlog(struct ibx_pipeline *p, size_t n, unsigned requests)
+{
+    p->backlog_begin += n;
+    p->backlog_requests -= requests;
+    if (p->backlog_begin == p->backlog_end)
+        p->backlog_begin = p->backlog_end = 0;
+}
+
+/* Locked. Whether a message is worth sending beside those that are under way. */
+static bool worth_sending(const struct ibx_pipeline *p, bool now)
+{
+    const size_t left = p->backlog_end - p->backlog_begin;
+    return !p->messages || left >= BATCH || ((now || p->eager) && p->messages < EAGER_MESSAGES);
+}
+
+/* Locked. Takes what has come; false: the session has ended. */
+static bool look(struct ibx_pipeline *p, bool now)
+{
+    if (!p->messages && !p->refused)
+        return ibx_session_live(p->session);
+    if (!p->eager) {
+        const uint64_t time = ibx_now_ns();
+        if (!now && time - p->looked_at < LOOK_EVERY_NS)
+            return true;
+        p->looked_at = time;
+    }
+    return ibx_session_look(p->session);
+}
+
+void ibx_backlog_push(struct ibx_pipeline *p, bool now)
+{
+    if (ibx_pipeline_idle(p))
+        return;
+    if (!look(p, now)) {
+        ibx_backlog_drop(p);
+        return;
+    }
+    while (p->backlog_end > p->backlog_begin && worth_sending(p, now)) {
+        unsigned requests;
+        const size_t n = next_message(p, &requests);
+        p->refused = !n || !ibx_session_send_now(p->session, p->backlog + p->backlog_begin, n);
+        if (p->refused)
+            break;
+        take_from_backlog(p, n, requests);
+        p->messages++;
+    }
+    /* A back end whose replies nobody takes has to stop. */
+    atomic_store(&p->unsent, p->backlog_end > p->backlog_begin || p->messages >= EAGER_MESSAGES);
+}
+
+/* Locked. Hands the backlog to the session, in front of the request that follows. */
+void ibx_backlog_gather(struct ibx_pipeline *p)
+{
+    if (ibx_pipeline_idle(p))
+        return;
+    if (ibx_session_live(p->session)) {
+        if (p->backlog_end > p->backlog_begin)
+            ibx_session_gather_ahead(p->session, p->backlog + p->backlog_begin,
+                                     p->backlog_end - p->backlog_begin);
+        take_from_backlog(p, p->backlog_end - p->backlog_begin, p->backlog_requests);
+        p->messages++;
+        atomic_store(&p->unsent, false);
+    }
+    if (!ibx_session_live(p->session))
+        ibx_backlog_drop(p);
+}
+
+/* Locked. Sends the backlog and takes all replies. */
+void ibx_backlog_finish(struct ibx_pipeline *p)
+{
+    ibx_backlog_gather(p);
+    if (ibx_session_live(p->session))
+        ibx_session_sync(p->session);
+    if (ibx_session_live(p->session))
+        ibx_session_take_owed(p->session, true);
+    if (!ibx_session_live(p->session))
+        ibx_backlog_drop(p);
+}
+
+/* Locked. Room for n more bytes. */
+static bool backlog_room(struct ibx_pipeline *p, size_t n)
+{
+    if (p->backlog_room - p->backlog_end >= n)
+        return true;
+    const size_t used = p->backlog_end - p->backlog_begin;
+    if (used + n <= p->backlog_room / 2) {
+        memmove(p->backlog, p->backlog + p->backlog_begin, used);
+    } else {
+        if (used + n > BACKLOG_MAX)
+            return false;
+        size_t room = p->backlog_room ? 2 * p->backlog_room : 32u << 10;
+        uint8_t *more = malloc(room);
+        if (!more)
+            return false;
+        if (used)
+            memcpy(more, p->backlog + p->backlog_begin, used);
+        free(p->backlog);
+        p->backlog = more;
+        p->backlog_room = room;
+    }
+    p->backlog_begin = 0;
+    p->backlog_end = used;
+    return true;
+}
+
+static void note_scope(struct ibx_pipeline *p, const struct ibx_scope *scope)
+{
+    uint64_t before = atomic_load(&p->streams), stream = scope->all ? STREAMS_MANY : scope->stream;
+    if (before == STREAMS_NONE)
+        atomic_store(&p->streams, stream);
+    else if (before != stream)
+        atomic_store(&p->streams, STREAMS_MANY);
+    if (scope->events)
+        atomic_store(&p->events, true);
+}
+
+/* Locked. Whether the request in hand can be taken. */
+static bool has_room(struct ibx_pipeline *p)
+{
+    const bool mutes = p->call->kind == IBX_CALL_REGISTERS;
+    if (atomic_load(&p->ended) || !ibx_session_live(p->session) || p->staged_length > p->room)
+        return false;
+    if (mutes && p->answered != p->replied && p->answered != p->mute)
+        return false;
+    if (!backlog_room(p, p->staged_length))
+        ibx_backlog_finish(p); /* as for a full stream */
+    return ibx_session_live(p->session) && backlog_room(p, p->staged_length);
+}
+
+/* Answers the request in hand. False: it has to wait, since there is no connection or no memory. */
+bool ibx_backlog_add(struct ibx_pipeline *p, const struct ibx_scope *scope, bool sure)
+{
+    ibx_process_work();
+    ibx_process_order(p, scope);
+    pthread_mutex_lock(&p->lock);
+    bool good = has_room(p);
+    if (good) {
+        memcpy(p->backlog + p->backlog_end, p->staged, p->staged_length);
+        p->backlog_end += p->staged_length;
+        p->backlog_requests++;
+        note_scope(p, scope);
+        ibx_session_owe(p->session, replied, p);
+        ibx_process_count(1);
+        const uint64_t request = atomic_fetch_add(&p->answered, 1) + 1;
+        if (!sure)
+            atomic_store(&p->unsure, request);
+        if (p->call->kind == IBX_CALL_REGISTERS)
+            p->mute = request;
+        ibx_backlog_push(p, false);
+        good = !atomic_load(&p->ended);
+    }
+    if (good && atomic_load(&p->unsent) && !ibx_process_send_soon())
+        ibx_backlog_finish(p);
+    pthread_mutex_unlock(&p->lock);
+    ibx_process_work(); /* once more: a query meanwhile may have come before it */
+    return good;
+}

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What decides whether a request succeeds, and what its reply is. */
+#include "frontend-glue/client_calls/internal.h"
+
+#include <string.h>
+
+#define LAUNCH_LEAST 56u         /* bytes of a launch before its arguments */
+#define GRID_X_MAX   0x7fffffffu /* of all devices that CUDA 8 and later serve */
+#define GRID_YZ_MAX  0xffffu
+
+const uint8_t *ibx_request_body(const struct ibx_pipeline *p, size_t *n)
+{
+    const uint8_t *nul = memchr(p->staged, 0, p->staged_length);
+    const uint8_t *body = nul + 9;
+    *n = p->staged_length - (size_t)(body - p->staged);
+    return body;
+}
+
+struct ibx_scope ibx_request_scope(const struct ibx_call *call, const uint8_t *body, size_t n)
+{
+    uint64_t stream = 0;
+    bool one = ibx_call_stream(call, body, n, &stream) && stream > STREAM_LEGACY;
+    bool none = call->stream_at == IBX_CALL_NO_STREAM;
+    return (struct ibx_scope){.any = !none || call->event,
+                              .all = !none && !one,
+                              .stream = one ? stream : STREAMS_NONE,
+                              .events = call->event};
+}
+
+bool ibx_launch_is_plain(const uint8_t *body, size_t n)
+{
+    struct ibx_reader r = ibx_reader_of(body + LAUNCH_LEAST - 8, n < LAUNCH_LEAST ? 0 : 8);
+    if (n < LAUNCH_LEAST || ibx_get_u64(&r) != n - LAUNCH_LEAST)
+        return false;
+    const uint32_t x = ibx_request_word(body + 8), y = ibx_request_word(body + 12),
+                   z = ibx_request_word(body + 16);
+    return x && x <= GRID_X_MAX && y && y <= GRID_YZ_MAX && z && z <= GRID_YZ_MAX;
+}
+
+uint64_t ibx_launch_key(const struct ibx_pipeline *p, const uint8_t *body)
+{
+    uint8_t key[32];
+    memcpy(key, body, 8);
+    memcpy(key + 8, body + 20, 20);
+    memcpy(key + 28, p->device, 4);
+    return ibx_request_hash(1, key, sizeof(key));
+}
+
+uint64_t ibx_launch_stream_key(const struct ibx_pipeline *p, const uint8_t *body)
+{
+    uint8_t key[12];
+    memcpy(key, body + 40, 8);
+    memcpy(key + 8, p->device, 4);
+    return ibx_request_hash(3, key, sizeof(key));
+}
+
+uint64_t ibx_call_key(const struct ibx_call *call)
+{
+    return ibx_request_hash(2, &call, sizeof(call));
+}
+
+uint64_t ibx_request_key(const struct ibx_pipeline *p, const uint8_t *body, size_t n)
+{
+    return ibx_request_hash(ibx_call_key(p->call) ^ ibx_request_word(p->device), body, n);
+}
+
+void ibx_pipeline_forget(struct ibx_pipeline *p)
+{
+    ibx_successes_clear(&p->launches);
+    ibx_successes_clear(&p->others);
+    ibx_replies_clear(&p->replies);
+    memset(p->device, 0xff, sizeof(p->device));
+    p->device_known = false;
+}
+
+void ibx_pipeline_forget_old(struct ibx_pipeline *p)
+{
+    const unsigned resets = ibx_process_resets(), handles = ibx_process_handles();
+    if (p->launches_from != resets)
+        ibx_pipeline_forget(p);
+    if (p->others_from != handles)
+        ibx_successes_clear(&p->others);
+    p->launches_from = resets;
+    p->others_from = handles;
+}
+
+size_t ibx_reply_key(const struct ibx_pipeline *p, uint8_t key[sizeof(p->staged)])
+{
+    size_t body, n = p->staged_length;
+    const uint8_t *from = ibx_request_body(p, &body);
+    memcpy(key, p->staged, n);
+    if (p->call->blind)
+        memset(key + (from - p->staged), 0, body);
+    if (n + sizeof(p->device) > sizeof(p->staged))
+        return n; /* none is that long */
+    memcpy(key + n, p->device, sizeof(p->device));
+    return n + sizeof(p->device);
+}

@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Requests that wait for the back end, and what is learned from their replies. */
+#include "frontend-glue/client_calls/internal.h"
+
+#include <string.h>
+
+#define CAPTURE_INVALIDATED 901 /* cudaError_t */
+#define CAPTURE_UNJOINED    904
+#define REPLY_READS         3u /* exit code, seconds, length; and one for the output, if any */
+
+/* Requests of this kind may add work, or end a handle. */
+static bool adds_work(enum ibx_call_kind kind)
+{
+    switch (kind) {
+    case IBX_CALL_QUERIES:
+    case IBX_CALL_ASKS:
+    case IBX_CALL_CONSTANT:
+    case IBX_CALL_PUSH:
+    case IBX_CALL_POP:
+    case IBX_CALL_LAST_ERROR:
+    case IBX_CALL_PEEK_ERROR:
+    case IBX_CALL_GET_DEVICE:
+        return false;
+    default:
+        return true;
+    }
+}
+
+/* What others have learned may be true no more: of a request before and after it is run. What an
+ * event is good for is another thing in a capture. */
+static void outdates(enum ibx_call_kind kind)
+{
+    if (kind == IBX_CALL_RESETS)
+        ibx_process_reset();
+    if (kind == IBX_CALL_DESTROYS || kind == IBX_CALL_BEGIN_CAPTURE || kind == IBX_CALL_END_CAPTURE)
+        ibx_process_handle();
+}
+
+/* What a request that waits means to others, before it is sent. */
+static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n)
+{
+    const struct ibx_scope scope = ibx_request_scope(p->call, body, n);
+    if (adds_work(p->call->kind))
+        ibx_process_work();
+    p->epoch = ibx_process_epoch();
+    if (p->call->kind == IBX_CALL_BEGIN_CAPTURE || p->call->kind == IBX_CALL_SHARES)
+        ibx_process_capture(true); /* what is shared is so for good */
+    outdates(p->call->kind);
+    if (p->call->kind == IBX_CALL_PUSH && n == IBX_CONFIGURATION_BYTES)
+        ibx_configurations_push(&p->configurations, body, true);
+    if (p->call->kind == IBX_CALL_SET_DEVICE) {
+        p->device_known = false;
+        if (n < 4 || ibx_request_word(body))
+            ibx_process_select();
+    }
+    if (p->call->kind == IBX_CALL_RESETS && !memcmp(p->staged, "cuC", 3)) /* a context */
+        ibx_process_select();
+    if (p->call->kind == IBX_CALL_OTHER || p->call->kind == IBX_CALL_SHARES ||
+        p->call->kind == IBX_CALL_RESETS)
+        p->clean = false; /* its handler may call CUDA more than once */
+    ibx_process_order(p, &scope);
+}
+
+void ibx_waiting_begin(struct ibx_pipeline *p, const uint8_t *body, size_t n)
+{
+    before_waiting(p, body, n);
+    ibx_state_move(&p->state, REQUEST_WAITING);
+    p->reply_length = 0;
+    p->reads = 0;
+    pthread_mutex_lock(&p->lock);
+    if (ibx_session_live(p->session))
+        ibx_session_write(p->session, NULL, 0);
+    ibx_backlog_gather(p);
+    if (ibx_session_live(p->session))
+        ibx_session_gather(p->session, p->staged, p->staged_length);
+    pthread_mutex_unlock(&p->lock);
+}
+
+void ibx_waiting_begin_long(struct ibx_pipeline *p)
+{
+    const uint8_t *nul = memchr(p->staged, 0, p->staged_length);
+    p->call = ibx_call_find(p->staged, nul ? (size_t)(nul - p->staged) + 1 : 0);
+    p->foreign = p->foreign || !nul;
+    ibx_waiting_begin(p, NULL, 0);
+}
+
+int ibx_waiting_told(struct ibx_pipeline *p, int exit_code, bool waits)
+{
+    if (exit_code) {
+        p->clean = false;
+        int same = exit_code; /* as of all calls after an error that stays: it is told now */
+        if (waits)
+            atomic_compare_exchange_strong(&p->failure, &same, 0);
+        return exit_code;
+    }
+    int failure = waits ? atomic_exchange(&p->failure, 0) : 0;
+    if (failure) {
+        p->clean = false;
+        p->last_error = failure;
+    }
+    return failure;
+}
+
+/* What cudaGetLastError returns where the back end says `exit_code`. */
+static int last_error(struct ibx_pipeline *p, int exit_code, bool sets_back)
+{
+    int failure = atomic_exchange(&p->failure, 0);
+    int code = exit_code ? exit_code : p->last_error ? p->last_error : failure;
+    p->clean = !exit_code && (sets_back || !code);
+    p->last_error = sets_back ? 0 : code;
+    return code;
+}
+
+/* What cudaStreamEndCapture returned; by two of its errors a broken capture ends, too. */
+static bool ends_capture(int exit_code)
+{
+    return !exit_code || exit_code == CAPTURE_INVALIDATED || exit_code == CAPTURE_UNJOINED;
+}
+
+/* The reply's first four bytes, which may be changed. */
+static void note_exit_code(struct ibx_pipeline *p, uint8_t *bytes)
+{
+    const enum ibx_call_kind kind = p->call->kind;
+    int before = (int)ibx_request_word(bytes), code;
+    if (kind == IBX_CALL_LAST_ERROR || kind == IBX_CALL_PEEK_ERROR)
+        code = last_error(p, before, kind == IBX_CALL_LAST_ERROR);
+    else
+        code = ibx_waiting_told(p, before, kind == IBX_CALL_WAITS || kind == IBX_CALL_QUERIES);
+    struct ibx_writer w = ibx_writer_of(bytes, 4);
+    ibx_put_u32(&w, (uint32_t)code);
+    if (kind == IBX_CALL_SET_DEVICE && before)
+        ibx_pipeline_forget(p); /* whether it is another one now depends on the error */
+    if ((kind == IBX_CALL_BEGIN_CAPTURE && before) ||
+        (kind == IBX_CALL_END_CAPTURE && ends_capture(before)))
+        ibx_process_capture(false);
+}
+
+/* A request has succeeded whose body is still staged; its reply is in `reply`. */
+static void learn_success(struct ibx_pipeline *p, uint64_t out)
+{
+    const struct ibx_call *call = p->call;
+    size_t n;
+    const uint8_t *body = ibx_request_body(p, &n);
+    if (call->kind == IBX_CALL_GET_DEVICE || call->kind == IBX_CALL_CONSTANT) {
+        uint8_t key[sizeof(p->staged)];
+        ibx_replies_add(&p->replies, key, ibx_reply_key(p, key), p->reply,
+                        IBX_REPLY_HEAD + (size_t)out);
+    }
+    if (call->kind == IBX_CALL_POP)
+        ibx_configurations_popped(&p->configurations, p->reply + IBX_REPLY_HEAD, (size_t)out);
+    if (out || (call->length && call->length != n))
+        return;
+    ibx_successes_add(&p->forms, ibx_call_key(call));
+    const bool captures = ibx_process_captures(); /* then a success says little */
+    if (call->kind == IBX_CALL_LAUNCH && ibx_launch_is_plain(body, n) && !captures) {
+        ibx_successes_add(&p->launches, ibx_launch_key(p, body));
+        ibx_successes_add(&p->others, ibx_launch_stream_key(p, body));
+    }
+    if (call->kind == IBX_CALL_REPEATS && !captures)
+        ibx_successes_add(&p->others, ibx_request_key(p, body, n));
+    if (call->kind == IBX_CALL_QUERIES)
+        ibx_quiet_learn(p, body, n);
+    if (call->kind == IBX_CALL_PUSH)
+        p->configurations.push_known = true;
+    if (call->kind == IBX_CALL_SET_DEVICE) {
+        memcpy(p->device, body, sizeof(p->device));
+        p->device_known = true;
+    }
+}
+
+/* A reply is complete. */
+static void reply_ends(struct ibx_pipeline *p, uint64_t out)
+{
+    const struct ibx_call *whole;
+    ibx_pipeline_forget_old(p);
+    if (p->call->kind == IBX_CALL_POP && ibx_request_word(p->reply))
+        p->configurations.lost = true;
+    if (p->foreign || ibx_request_word(p->reply) || IBX_REPLY_HEAD + out > IBX_REPLY_MAX ||
+        ibx_call_request(p->staged, p->staged_length, &whole) != p->staged_length)
+        return;
+    learn_success(p, out);
+}
+
+/* Its request has been run. What others have learned meanwhile may be from before. */
+static void after_waiting(struct ibx_pipeline *p)
+{
+    if (adds_work(p->call->kind))
+        ibx_process_work();
+    outdates(p->call->kind);
+}
+
+void ibx_waiting_note_reply(struct ibx_pipeline *p, uint8_t *bytes, size_t n)
+{
+    static const size_t pieces[REPLY_READS] = {4, 8, 8};
+    if (p->reads < REPLY_READS && n != pieces[p->reads])
+        p->foreign = true;
+    if (!p->reads && n >= 4)
+        note_exit_code(p, bytes);
+    if (!p->reads)
+        after_waiting(p);
+    p->reads++;
+    for (size_t i = 0; i < n && p->reply_length + i < sizeof(p->reply); i++)
+        p->reply[p->reply_length + i] = bytes[i];
+    p->reply_length += n;
+    if (p->foreign || p->reads < REPLY_READS)
+        return;
+    struct ibx_reader r = ibx_reader_of(p->reply + IBX_REPLY_HEAD - 8, 8);
+    const uint64_t out = ibx_get_u64(&r);
+    if (p->reply_length == IBX_REPLY_HEAD + out)
+        reply_ends(p, out);
+}

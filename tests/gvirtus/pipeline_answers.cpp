@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Which calls do not wait, and what is known without asking.
+#include "tests/gvirtus/pipeline_scene.h"
+
+#include <cstring>
+#include <thread>
+
+namespace
+{
+
+// Of a back end that runs none of it, and in the order of the calls.
+bool launches_do_not_wait()
+{
+    Scene scene;
+    App app = scene.app();
+    REQUIRE(app.launch(0) == 0);
+    scene.world->held = true;
+    const std::uint64_t requests = scene.world->requests;
+    for (unsigned i = 1; i < 5000; i++)
+        REQUIRE(app.launch(i) == 0);
+    REQUIRE(scene.world->launches == 1);
+    scene.world->held = false;
+    REQUIRE(app.work() == launched(5000));
+    REQUIRE(scene.world->launches == 5000);
+    REQUIRE(scene.world->requests == requests + 5000); // the launches alone, and the copy
+    return true;
+}
+
+// Nobody calls anything more.
+bool what_is_left_behind_is_sent()
+{
+    Scene scene;
+    App app = scene.app();
+    REQUIRE(app.launch(0) == 0);
+    for (unsigned n : {1u, 2u, 3u, 40u, 1000u}) {
+        const std::uint64_t before = scene.world->launches;
+        for (unsigned i = 0; i < n; i++)
+            REQUIRE(app.launch(i) == 0);
+        REQUIRE(becomes([&] { return scene.world->launches == before + n; }));
+    }
+    return true;
+}
+
+// More than may be kept: the caller waits, and nothing is lost.
+bool more_than_fits()
+{
+    Scene scene;
+    App app = scene.app();
+    REQUIRE(app.launch(0) == 0);
+    scene.world->held = true;
+    std::atomic<unsigned> launches{1};
+    constexpr unsigned most = 8000;
+    std::thread other([&] {
+        while (launches < most) { // of long arguments
+            Body body = world_launch(KERNEL, 32, STREAM, launches);
+            body.bytes.resize(1800);
+            const std::uint64_t arguments = body.bytes.size() - 56;
+            std::memcpy(&body.bytes[48], &arguments, 8);
+            if (app.call("cudaLaunchKernel", body))
+                return;
+            launches++;
+        }
+    });
+    REQUIRE(becomes([&] { return launches > most / 2; }));
+    scene.world->held = false;
+    other.join();
+    REQUIRE(launches == most && app.work() == launched(most));
+    return true;
+}
+
+// The rest of what is enqueued, by its mode.
+bool modes()
+{
+    for (const char *mode : {"all", "launches", "off"}) {
+        Scene scene(std::string("rdma.pipeline : ") + mode + "\n");
+        App app = scene.app(std::string("rdma.pipeline : ") + mode + "\n");
+        REQUIRE(warm(&app));
+        const bool off = !std::strcmp(mode, "off"), all = !std::strcmp(mode, "all");
+        std::uint64_t requests = scene.world->requests;
+        REQUIRE(app.last_error() == 0);
+        REQUIRE(scene.world->requests == requests + off);
+        scene.world->held = true;
+        std::atomic<unsigned> step{0};
+        std::thread other([&] {
+            app.launch(1), step++;
+            app.record(0), step++;
+            app.wait(STREAM + 1, 0), step++;
+            app.set(1, STREAM + 2), step++;
+        });
+        const unsigned last = off ? 0 : all ? 4 : 3;
+        bool reached = becomes([&] { return step == last; });
+        if (last < 4) // it has sent the next one, and waits
+            reached = reached && becomes([&] { return scene.world->requests > requests + off; });
+        usleep(last < 4 ? 20000 : 0);
+        const unsigned seen = step;
+        scene.world->held = false;
+        other.join();
+        REQUIRE(reached && seen == last);
+        REQUIRE(app.synchronize() == 0);
+    }
+    return true;
+}
+
+bool state_is_known()
+{
+    Scene scene;
+    App app = scene.app();
+    REQUIRE(warm(&app));
+    int garbage = 0;
+    auto device = [&] {
+        garbage++;
+        std::int32_t found = -1; // the body is what was there before
+        if (!app.call("cudaGetDevice", Body().host(&garbage, 4)) && app.out.size() == 4)
+            std::memcpy(&found, app.out.data(), 4);
+        return found;
+    };
+    auto select = [&](std::int32_t to) { return app.call("cudaSetDevice", Body().i32(to)); };
+    REQUIRE(device() == 0 && select(0) == 0 && device() == 0 && app.peek() == 0);
+    REQUIRE(app.call("cudaGetDeviceCount", Body()) == 0 && app.out == Body().i32(2).bytes);
+    std::uint64_t requests = scene.world->requests;
+    for (int i = 0; i < 3; i++) {
+        REQUIRE(device() == 0 && select(0) == 0 && app.last_error() == 0 && app.peek() == 0);
+        REQUIRE(app.call("cudaGetDeviceCount", Body()) == 0 && app.out == Body().i32(2).bytes);
+    }
+    REQUIRE(scene.world->requests == requests);
+    REQUIRE(select(1) == 0 && device() == 1 && select(1) == 0 && device() == 1);
+    REQUIRE(select(7) == 101 && device() == 1 && app.last_error() == 101 && app.last_error() == 0);
+    REQUIRE(select(0) == 0 && device() == 0);
+    return true;
+}
+
+// A stream without work stays so until somebody adds some, an event that is over until it is
+// recorded again.
+bool rest_is_known()
+{
+    Scene scene;
+    App app = scene.app(), other = scene.app();
+    REQUIRE(warm(&app) && warm(&other));
+    const Body stream = Body().u64(STREAM), event = Body().u64(0);
+    auto asked = [&](const char *name, const Body &body) { // 1: the back end was, -1: an error
+        const std::uint64_t requests = scene.world->requests;
+        return app.call(name, body) ? -1 : static_cast<int>(scene.world->requests - requests);
+    };
+    const std::uint64_t value = 1;
+    for (int i = 0; i < 6; i++) {
+        REQUIRE(asked("cudaStreamQuery", stream) == 1 && asked("cudaEventQuery", event) == 1);
+        REQUIRE(asked("cudaStreamQuery", stream) == 0 && asked("cudaEventQuery", event) == 0);
+        REQUIRE(asked("cudaStreamSynchronize", stream) == 0);
+        REQUIRE(asked("cudaEventSynchronize", event) == 0);
+        REQUIRE(asked("cudaGetDevice", Body()) <= 1 && asked("cudaStreamQuery", stream) == 0);
+        App &by = i % 2 ? app : other;
+        if (i < 2)
+            REQUIRE(by.launch(1) == 0);
+        else if (i < 4)
+            REQUIRE(by.record(0) == 0);
+        else
+            REQUIRE(by.call("cudaMemcpy", Body().u64(1).host(&value, 8).u64(8).i32(H2D)) == 0);
+        REQUIRE(other.synchronize() == 0); // so that requests are counted
+    }
+    REQUIRE(asked("cudaStreamQuery", stream) >= 0 && app.synchronize() == 0);
+    REQUIRE(asked("cudaStreamQuery", stream) == 0);
+    REQUIRE(app.call("cudaStreamDestroy", stream) == 0 && asked("cudaStreamQuery", stream) == 1);
+    return true;
+}
+
+// A wait for one device says nothing of the streams of another one.
+bool rest_of_one_device()
+{
+    Scene scene;
+    App app = scene.app();
+    REQUIRE(warm(&app));
+    const Body stream = Body().u64(STREAM);
+    REQUIRE(asked(&scene, &app, "cudaStreamQuery", stream) == 1);
+    REQUIRE(app.launch(1) == 0 && app.call("cudaSetDevice", Body().i32(1)) == 0);
+    REQUIRE(app.synchronize() == 0);
+    REQUIRE(asked(&scene, &app, "cudaStreamQuery", stream) == 1);
+    return true;
+}
+
+// Work that a thread was about to add when another one has found a stream at rest.
+bool rest_is_over_when_a_call_returns()
+{
+    for (bool early : {true, false}) {
+        Scene scene;
+        App app = scene.app(), other = scene.app(), third = scene.app();
+        REQUIRE(warm(&app) && warm(&other) && warm(&third) && other.launch(1, 0) == 0);
+        REQUIRE(third.launch(1, STREAM + 3) == 0 && other.synchronize() == 0);
+        const Body stream = Body().u64(STREAM + 1);
+        std::atomic<bool> begun{false}, ended{false};
+        scene.world->held = true;
+        REQUIRE(!early || third.launch(1, STREAM + 3) == 0);
+        std::thread launching([&] { // waits for the third one, or for the back end
+            begun = true;
+            other.launch(1, 0, early ? 32 : 64);
+            ended = true;
+        });
+        REQUIRE(becomes([&] { return begun.load(); }));
+        usleep(50000);
+        REQUIRE(!ended && asked(&scene, &app, "cudaStreamQuery", stream) >= 0);
+        REQUIRE(app.call("cudaStreamQuery", stream) == 0);
+        scene.world->held = false;
+        launching.join();
+        REQUIRE(other.synchronize() == 0);
+        REQUIRE(asked(&scene, &app, "cudaStreamQuery", stream) == 1);
+    }
+    return true;
+}
+
+// What has succeeded on one device, or on one stream, need not on another one.
+bool other_devices()
+{
+    Scene scene;
+    App app = scene.app();
+    REQUIRE(warm(&app));
+    auto select = [&](std::int32_t to) { return app.call("cudaSetDevice", Body().i32(to)); };
+    auto range = [&] {
+        std::int32_t found = 0;
+        if (!app.call("cudaDeviceGetStreamPriorityRange", Body()) && app.out.size() == 4)
+            std::memcpy(&found, app.out.data(), 4);
+        return found;
+    };
+    auto launch = [&] { return app.launch(1, STREAM, 32, KERNEL_OF_DEVICE_0); };
+    REQUIRE(launch() == 0 && launch() == 0 && range() == -3 && range() == -3);
+    for (int i = 0; i < 3; i++) {
+        REQUIRE(select(1) == 0 && range() == -4 && range() == -4);
+        REQUIRE(app.launch(1) == 0); // the stream is good
+        REQUIRE(launch() == 209 && app.last_error() == 209 && app.last_error() == 0);
+        REQUIRE(select(9) == 101 && range() == -4 && launch() == 209 && app.last_error() == 209);
+        REQUIRE(select(0) == 0 && range() == -3 && range() == -3);
+        REQUIRE(launch() == 0 && app.last_error() == 0);
+    }
+    REQUIRE(app.launch(1, 77) == 400 && app.last_error() == 400 && app.last_error() == 0);
+    return app.synchronize() == 0;
+}
+
+// Events that other processes record and wait for, in an order that nobody sees here.
+bool shared_with_others()
+{
+    Scene scene;
+    App app = scene.app(), other = scene.app();
+    REQUIRE(warm(&app) && warm(&other));
+    const Body event = Body().u64(1);
+    REQUIRE(app.call("cudaEventQuery", event) == 0 && app.call("cudaEventQuery", event) == 0);
+    REQUIRE(asked(&scene, &app, "cudaEventQuery", event) == 0);
+    REQUIRE(other.call("cudaIpcOpenEventHandle", Body().u64(1)) == 0);
+    for (int i = 0; i < 2; i++) {
+        REQUIRE(asked(&scene, &app, "cudaEventQuery", event) == 1);
+        REQUIRE(asked(&scene, &app, "cudaEventQuery", event) == 1);
+        const std::uint64_t launches = scene.world->launches;
+        REQUIRE(app.launch(1) == 0 && scene.world->launches == launches + 1);
+        REQUIRE(app.record(0) == 0 && scene.world->events[0] == scene.world->work[0]);
+    }
+    return true;
+}
+
+// An event that another thread has destroyed.
+bool destroyed_elsewhere()
+{
+    Scene scene;
+    App app = scene.app(), other = scene.app();
+    REQUIRE(warm(&app) && app.record(0) == 0 && app.synchronize() == 0);
+    REQUIRE(other.call("cudaEventDestroy", Body().u64(0)) == 0);
+    REQUIRE(app.record(0) == 400 && app.last_error() == 400);
+    REQUIRE(app.wait(STREAM + 1, 0) == 400 && app.last_error() == 400);
+    return true;
+}
+
+// Front ends and back ends that write no seconds are served as ever.
+bool other_replies()
+{
+    Scene scene("", false);
+    App app = scene.app("", false);
+    for (unsigned i = 0; i < 20; i++) {
+        REQUIRE(app.launch(i) == 0 && app.last_error() == 0);
+        REQUIRE(scene.world->launches == i + 1);
+    }
+    REQUIRE(app.work() == launched(20));
+    return true;
+}
+
+} // namespace
+
+void check_answers()
+{
+    check("launches do not wait", launches_do_not_wait);
+    check("what is left behind is sent", what_is_left_behind_is_sent);
+    check("more than fits", more_than_fits);
+    check("what waits in which mode", modes);
+    check("state that is known", state_is_known);
+    check("streams and events at rest", rest_is_known);
+    check("streams of another device at rest", rest_of_one_device);
+    check("rest that another thread ends", rest_is_over_when_a_call_returns);
+    check("another device, another stream", other_devices);
+    check("an event that another thread destroys", destroyed_elsewhere);
+    check("events that processes share", [] { // for good: in a process of its own
+        return result_of(spawn([] { return shared_with_others() ? 0 : 1; })) == 0;
+    });
+    check("replies without seconds", other_replies);
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// What becomes of errors, and of a back end that is killed.
+#include "tests/gvirtus/pipeline_scene.h"
+
+#include <cstring>
+
+namespace
+{
+
+// Those of the call itself are what it returns, as natively.
+bool errors_at_once()
+{
+    Scene scene;
+    App app = scene.app();
+    REQUIRE(warm(&app));
+    for (int i = 0; i < 3; i++) {
+        REQUIRE(app.launch(1, STREAM, 2000) == 9 && app.peek() == 9 && app.last_error() == 9);
+        REQUIRE(app.launch(1, STREAM, 32, KERNEL, 0) == 9 && app.last_error() == 9);
+        REQUIRE(app.launch(1, STREAM, 32, KERNEL_UNKNOWN) == 98 && app.launch(1) == 0);
+        REQUIRE(app.last_error() == 98 && app.last_error() == 0);
+        REQUIRE(app.record(99) == 400 && app.last_error() == 400 && app.last_error() == 0);
+    }
+    return true;
+}
+
+// Those that nobody could know are returned by the next call that waits, and are the last error.
+bool errors_later()
+{
+    Scene scene;
+    App app = scene.app();
+    REQUIRE(warm(&app));
+    for (bool waits : {true, false}) {
+        scene.world->fails_with = 702;
+        scene.world->fails_in = 2;
+        REQUIRE(app.launch(1) == 0 && app.launch(1) == 0);
+        REQUIRE(becomes([&] { return scene.world->fails_in == 0; }));
+        if (waits)
+            REQUIRE(app.synchronize() == 702 && app.synchronize() == 0);
+        REQUIRE(app.peek() == 702);
+        REQUIRE(app.last_error() == 702 && app.last_error() == 0);
+        REQUIRE(app.synchronize() == 0);
+        REQUIRE(app.launch(1) == 0 && app.last_error() == 0); // it succeeds again
+    }
+    // Where success was not certain, the last error waits for it.
+    for (int i = 0; i < 3; i++) {
+        REQUIRE(app.set(1, 99) == 0 && app.last_error() == 400 && app.last_error() == 0);
+        REQUIRE(app.set(1) == 0 && app.last_error() == 0 && app.synchronize() == 0);
+    }
+    // One that a call which waits has returned is not returned again, when the device is well.
+    REQUIRE(app.launch(1) == 0 && app.synchronize() == 0);
+    REQUIRE(app.call("testBreak", Body().u64(700)) == 0 && app.launch(1) == 0);
+    REQUIRE(app.synchronize() == 700 && app.call("testHeal", Body()) == 0);
+    REQUIRE(app.synchronize() == 0);
+    app.last_error();
+    REQUIRE(app.last_error() == 0 && app.launch(1) == 0 && app.synchronize() == 0);
+    // What stays, stays.
+    REQUIRE(app.call("testBreak", Body().u64(700)) == 0);
+    app.launch(1);
+    REQUIRE(app.synchronize() == 700 && app.last_error() == 700 && app.last_error() == 700);
+    REQUIRE(app.launch(1) == 700 && app.peek() == 700 && app.work() == ~0ull);
+    REQUIRE(app.call("testHeal", Body()) == 0);
+    app.last_error();
+    REQUIRE(app.last_error() == 0 && app.launch(1) == 0 && app.synchronize() == 0);
+    return true;
+}
+
+// A back end that is killed with launches outstanding.
+bool killed(bool held)
+{
+    Scene scene;
+    App app = scene.app();
+    REQUIRE(warm(&app));
+    scene.world->held = held;
+    for (unsigned i = 0; i < 300; i++)
+        REQUIRE(app.launch(i) == 0);
+    scene.back.end();
+    int rc = 0;
+    REQUIRE(becomes([&] { return (rc = app.launch(1)) != 0; }));
+    REQUIRE(rc == 999);
+    REQUIRE(app.last_error() == 999 && app.peek() == 999 && app.synchronize() == 999);
+    REQUIRE(app.call("cudaGetDevice", Body()) == 999 && app.record(0) == 999);
+    REQUIRE(app.launch(1) == 999 && app.set(1) == 999 && app.work() == ~0ull);
+    return true;
+}
+
+// The first call after it is one that waits.
+bool killed_before_a_wait()
+{
+    Scene scene;
+    App app = scene.app();
+    REQUIRE(warm(&app));
+    scene.world->held = true;
+    REQUIRE(app.launch(1) == 0);
+    scene.back.end();
+    REQUIRE(app.synchronize() == 999 && app.last_error() == 999 && app.launch(1) == 999);
+    return true;
+}
+
+} // namespace
+
+void check_errors()
+{
+    check("errors that a call returns", errors_at_once);
+    check("errors that appear later", errors_later);
+    check("a back end that is killed", [] { return killed(false); });
+    check("a back end that is killed while it is busy", [] { return killed(true); });
+    check("the same, seen by a call that waits", killed_before_a_wait);
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Threads and processes that end, or fork.
+#include "tests/gvirtus/pipeline_scene.h"
+
+#include <cstdlib>
+#include <functional>
+#include <sys/wait.h>
+#include <thread>
+
+namespace
+{
+
+// A thread that ends before the back end has got to what it has launched.
+bool a_thread_ends()
+{
+    Scene scene;
+    App app = scene.app();
+    App *of_thread = nullptr; // as in GVirtuS it outlives the thread
+    REQUIRE(warm(&app));
+    std::thread thread([&] {
+        of_thread = new App(scene.app());
+        if (!warm(of_thread))
+            return;
+        scene.world->held = true;
+        for (unsigned i = 0; i < 300; i++)
+            of_thread->launch(i);
+    });
+    usleep(2600000); // longer than an exit waits
+    scene.world->held = false;
+    thread.join();
+    REQUIRE(app.synchronize() == 0 && scene.world->launches == 304);
+    delete of_thread;
+    return true;
+}
+
+// In a process of its own, which ends at once.
+bool leaves(const std::function<void(App *)> &ending)
+{
+    Scene scene;
+    pid_t pid = spawn([&]() -> int {
+        static App *kept; // by an application that ends
+        auto *app = kept = new App(scene.app());
+        if (!warm(app))
+            return 1;
+        for (unsigned i = 0; i < 500; i++) {
+            if (app->launch(i))
+                return 1;
+        }
+        ending(app);
+        return 1;
+    });
+    REQUIRE(result_of(pid) == 0);
+    REQUIRE(becomes([&] { return scene.world->launches == 502; }));
+    return true;
+}
+
+bool forked()
+{
+    Scene scene;
+    App app = scene.app();
+    REQUIRE(warm(&app));
+    scene.world->slow_us = 100;
+    for (unsigned i = 0; i < 50; i++)
+        REQUIRE(app.launch(i) == 0);
+    pid_t pid = spawn([&]() -> int { // as GVirtuS does in a child
+        App other = scene.app();
+        bool good = warm(&other);
+        for (unsigned i = 0; i < 50 && good; i++)
+            good = other.launch(i, STREAM + 3) == 0;
+        return good && other.work(STREAM + 3) == launched(50) ? 0 : 1;
+    });
+    for (unsigned i = 50; i < 100; i++)
+        REQUIRE(app.launch(i) == 0);
+    REQUIRE(result_of(pid) == 0);
+    REQUIRE(app.synchronize() == 0 && scene.world->launches == 154);
+    return true;
+}
+
+} // namespace
+
+void check_processes()
+{
+    check("a thread that ends", a_thread_ends);
+    check("exit", [] { return leaves([](App *) { std::exit(0); }); });
+    check("a connection that is closed", [] {
+        return leaves([](App *app) {
+            app->over->Close();
+            std::_Exit(0);
+        });
+    });
+    check("a front end that is destroyed", [] {
+        return leaves([](App *app) {
+            delete app;
+            std::_Exit(0);
+        });
+    });
+    check("a forked child", forked);
+}

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Random programs, call by call beside a model of a native device.
+#include "tests/gvirtus/pipeline_scene.h"
+
+#include <condition_variable>
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace
+{
+
+struct Random {
+    std::uint64_t state;
+    std::uint64_t next()
+    {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        return state * 2685821657736338717u;
+    }
+    unsigned below(unsigned n) { return static_cast<unsigned>(next() >> 33) % n; }
+};
+
+// A call of a program, with the model's answer beside it.
+struct Call {
+    const char *name;
+    Body body;
+};
+
+// One that a program would make; `certain`: none whose own error may come later.
+Call random_call(Random *random)
+{
+    const std::uint64_t value = random->next() >> 8, event = random->below(WORLD_EVENTS);
+    const std::uint64_t stream = random->below(6) ? STREAM + random->below(WORLD_STREAMS) : 0;
+    switch (random->below(26)) {
+    case 24:
+        return {"cudaDeviceGetStreamPriorityRange", Body()};
+    case 25:
+        return {random->below(8) ? "cudaEventQuery" : "cudaEventDestroy", Body().u64(event)};
+    case 0:
+        return {"cudaGetLastError", Body()};
+    case 1:
+        return {"cudaPeekAtLastError", Body()};
+    case 2:
+        return {"cudaDeviceSynchronize", Body()};
+    case 3:
+        return {"cudaStreamSynchronize", Body().u64(stream)};
+    case 4:
+        return {"cudaMemcpy", Body().host("", 1).u64(random->below(WORLD_STREAMS)).u64(8).i32(D2H)};
+    case 5:
+        return {"cudaMemcpy", Body().u64(1).host(&value, 8).u64(8).i32(H2D)};
+    case 6:
+        return {"cudaMemcpyAsync", Body().u64(1).host(&value, 8).u64(8).i32(H2D).u64(stream)};
+    case 7:
+        return {"cudaMemcpyAsync",
+                Body().host("", 1).u64(random->below(WORLD_STREAMS)).u64(8).i32(D2H).u64(stream)};
+    case 8:
+        return {"cudaMemsetAsync", Body().u64(value).i32(0).u64(8).u64(stream)};
+    case 9:
+        return {"cudaSetDevice", Body().i32(static_cast<int>(random->below(3)))};
+    case 10:
+        return {"cudaGetDevice", Body()};
+    case 11:
+    case 12:
+        return {
+            "cudaEventRecord",
+            Body().u64(event + random->below(20) / 19).u64(STREAM + random->below(WORLD_STREAMS))};
+    case 13:
+    case 14:
+        return {"cudaStreamWaitEvent", Body().u64(stream).u64(event).i32(0)};
+    case 15:
+        return {random->below(2) ? "cudaStreamBeginCapture" : "cudaStreamEndCapture",
+                Body().u64(STREAM + random->below(WORLD_STREAMS)).i32(0)};
+    case 16:
+        return {"cudaEventQuery", Body().u64(event)};
+    default: // mostly good ones
+        return {"cudaLaunchKernel",
+                world_launch(random->below(30)  ? KERNEL + random->below(3)
+                             : random->below(4) ? KERNEL_OF_DEVICE_0
+                                                : KERNEL_UNKNOWN,
+                             random->below(20) ? 32u << random->below(3) : 4000,
+                             random->below(40) ? stream : 77, value, random->below(40))};
+    }
+}
+
+// Threads that take turns, each with a connection and its counterpart in the model.
+class Program
+{
+  public:
+    Program(Scene *scene, unsigned count, std::uint64_t seed) : random{seed * 77 + 1}
+    {
+        for (unsigned i = 0; i < count; i++) {
+            apps.push_back(scene->app());
+            natives.emplace_back();
+        }
+        for (unsigned i = 0; i < count; i++)
+            threads.emplace_back([this, i] { serve(i); });
+    }
+    ~Program()
+    {
+        hand(-1);
+        for (std::thread &thread : threads)
+            thread.join();
+        world_destroy(model);
+    }
+    bool run(unsigned calls);
+    World *model = world_create();
+
+  private:
+    void serve(unsigned index);
+    void hand(int to);
+    bool step(unsigned index, const Call &made);
+
+    Random random;
+    std::vector<App> apps;
+    std::vector<WorldThread> natives;
+    std::vector<std::thread> threads;
+    std::mutex lock;
+    std::condition_variable changed;
+    int turn = -2; // -2: nobody's, -1: all end
+    const Call *call = nullptr;
+    int answer = 0;
+};
+
+void Program::serve(unsigned index)
+{
+    std::unique_lock<std::mutex> guard(lock);
+    for (;;) {
+        changed.wait(guard, [&] { return turn == -1 || turn == static_cast<int>(index); });
+        if (turn == -1)
+            return;
+        answer = apps[index].call(call->name, call->body);
+        turn = -2;
+        changed.notify_all();
+    }
+}
+
+void Program::hand(int to)
+{
+    std::unique_lock<std::mutex> guard(lock);
+    turn = to;
+    changed.notify_all();
+    if (to >= 0)
+        changed.wait(guard, [&] { return turn == -2; });
+}
+
+bool Program::step(unsigned index, const Call &made)
+{
+    Body out;
+    call = &made;
+    hand(static_cast<int>(index));
+    int native = world_run(model, &natives[index], made.name, made.body.bytes, &out);
+    REQUIRE(answer == native);
+    REQUIRE(native || apps[index].out == out.bytes);
+    return true;
+}
+
+bool Program::run(unsigned calls)
+{
+    for (unsigned i = 0; i < calls; i++) {
+        const unsigned index = random.below(static_cast<unsigned>(apps.size()));
+        const Call made = random_call(&random);
+        const bool launch = !std::strcmp(made.name, "cudaLaunchKernel");
+        Call before{"cudaPushCallConfiguration", Body()};
+        if (launch)
+            append(&before.body.bytes, made.body.bytes.data() + 8, 40);
+        if (launch && (!step(index, before) || !step(index, {"cudaPopCallConfiguration", Body()})))
+            return false;
+        // In a capture these fail, and tell it later.
+        const bool later =
+            !std::strncmp(made.name, "cudaMem", 7) && std::strstr(made.name, "Async");
+        bool captures = false;
+        for (bool capturing : model->capturing)
+            captures = captures || capturing;
+        if (later && captures)
+            continue;
+        if (!step(index, made)) {
+            std::fprintf(stderr, "call %u, thread %u: %s: %d\n", i, index, made.name, answer);
+            return false;
+        }
+    }
+    return true;
+}
+
+bool random_programs(unsigned count, unsigned threads)
+{
+    Scene scene;
+    for (unsigned i = 0; i < count; i++) {
+        std::memset(scene.world->work, 0, sizeof(scene.world->work));
+        std::memset(scene.world->events, 0, sizeof(scene.world->events));
+        std::memset(scene.world->capturing, 0, sizeof(scene.world->capturing));
+        std::memset(scene.world->destroyed, 0, sizeof(scene.world->destroyed));
+        scene.world->slow_us = i % 4 ? 0 : 20;
+        Program program(&scene, threads, i * 31 + threads);
+        if (!program.run(60 + i % 90)) {
+            std::fprintf(stderr, "program %u of %u threads\n", i, threads);
+            return false;
+        }
+    }
+    return true;
+}
+
+} // namespace
+
+void check_programs(unsigned programs)
+{
+    check("random programs", [=] { return random_programs(programs, 1); });
+    check("random programs of three threads", [=] { return random_programs(programs / 2, 3); });
+}

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Calls that are answered before the back end has run them (frontend-glue/client_calls), against a
+// device on which every mistake in the order of work shows: tests/doubles/gvirtus/world.h.
+#ifndef TESTS_GVIRTUS_PIPELINE_SCENE_H
+#define TESTS_GVIRTUS_PIPELINE_SCENE_H
+
+#include "tests/doubles/gvirtus/world.h"
+#include "tests/gvirtus/scene.h"
+
+#include <unistd.h>
+
+constexpr std::uint64_t STREAM = 100;
+
+// A front end, and the calls that the tests make.
+struct App : FrontEnd {
+    std::shared_ptr<Communicator> over;
+
+    explicit App(std::shared_ptr<Communicator> communicator, bool with_seconds = true)
+        : FrontEnd(communicator.get(), with_seconds), over(communicator)
+    {
+    }
+    // As <<<>>> does it.
+    int launch(std::uint64_t value, std::uint64_t stream = STREAM, unsigned threads = 32,
+               std::uint64_t function = KERNEL, unsigned blocks = 1)
+    {
+        Body configuration = world_configuration(threads, stream, blocks);
+        if (int rc = call("cudaPushCallConfiguration", configuration))
+            return rc;
+        if (int rc = call("cudaPopCallConfiguration", Body()))
+            return rc;
+        if (out != configuration.bytes)
+            return -4;
+        return call("cudaLaunchKernel", world_launch(function, threads, stream, value, blocks));
+    }
+    int record(std::uint64_t event, std::uint64_t stream = STREAM)
+    {
+        return call("cudaEventRecord", Body().u64(event).u64(stream));
+    }
+    int wait(std::uint64_t stream, std::uint64_t event)
+    {
+        return call("cudaStreamWaitEvent", Body().u64(stream).u64(event).i32(0));
+    }
+    int set(std::uint64_t value, std::uint64_t stream = STREAM)
+    {
+        return call("cudaMemsetAsync", Body().u64(value).i32(0).u64(8).u64(stream));
+    }
+    int synchronize() { return call("cudaDeviceSynchronize", Body()); }
+    int last_error() { return call("cudaGetLastError", Body()); }
+    int peek() { return call("cudaPeekAtLastError", Body()); }
+    // What has become of a stream; ~0: the copy has failed.
+    std::uint64_t work(std::uint64_t stream = STREAM)
+    {
+        return value("cudaMemcpy", Body().host("", 1).u64(stream - 100).u64(8).i32(D2H), ~0ull);
+    }
+};
+
+struct Scene {
+    World *world = world_create();
+    BackEnd back;
+
+    explicit Scene(const std::string &more = "", bool timed = true)
+        : back(more, [this, timed](auto listening) { world_back_end(world, listening, timed); })
+    {
+    }
+    ~Scene()
+    {
+        world->held = false;
+        back.end();
+        world_destroy(world);
+    }
+    App app(const std::string &more = "", bool timed = true)
+    {
+        return App(connected(back.port, more), timed);
+    }
+};
+
+// Polls; a minute is for machines under load.
+inline bool becomes(const std::function<bool()> &condition)
+{
+    for (int i = 0; i < 60000; i++) {
+        if (condition())
+            return true;
+        usleep(1000);
+    }
+    return false;
+}
+
+// What n launches with the values 0 to n-1 make of a stream.
+inline std::uint64_t launched(unsigned n, std::uint64_t work = 0)
+{
+    for (unsigned i = 0; i < n; i++)
+        work = work * 6364136223846793005u + i + 1;
+    return work;
+}
+
+// Makes this front end sure of itself, as a program's first launch does.
+inline bool warm(App *app)
+{
+    REQUIRE(app->launch(0) == 0 && app->launch(1) == 0);
+    REQUIRE(app->record(0) == 0 && app->wait(STREAM + 1, 0) == 0 && app->set(7, STREAM + 2) == 0);
+    REQUIRE(app->synchronize() == 0 && app->last_error() == 0);
+    return true;
+}
+
+// How many requests a call is: 1: the back end was asked, -1: an error.
+inline int asked(Scene *scene, App *app, const char *name, const Body &body)
+{
+    const std::uint64_t requests = scene->world->requests;
+    return app->call(name, body) ? -1 : static_cast<int>(scene->world->requests - requests);
+}
+
+// The tests, by subject; each file ends with its list.
+void check_answers();
+void check_errors();
+void check_threads();
+void check_processes();
+void check_programs(unsigned programs);
+
+#endif

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// The order between threads.
+#include "tests/gvirtus/pipeline_scene.h"
+
+#include <thread>
+#include <vector>
+
+namespace
+{
+
+// A thread that hands over to another one: what it has launched comes first.
+bool threads_in_order()
+{
+    Scene scene;
+    App first = scene.app(), second = scene.app();
+    REQUIRE(warm(&first) && warm(&second));
+    std::uint64_t expected = first.work();
+    scene.world->slow_us = 200;
+    for (unsigned i = 0; i < 60; i++) {
+        App &app = i % 2 ? first : second, &other = i % 2 ? second : first;
+        for (unsigned j = 0; j < 5; j++) {
+            REQUIRE(app.launch(i, i % 3 ? STREAM : 0) == 0);
+            expected = expected * 6364136223846793005u + i + 1;
+        }
+        if (i % 7 == 0)
+            REQUIRE(other.work() == expected);
+        if (i % 5 == 0) { // by an event
+            REQUIRE(app.record(1) == 0 && other.wait(STREAM + 1, 1) == 0);
+            REQUIRE(other.synchronize() == 0 && scene.world->events[1] == expected);
+        }
+    }
+    REQUIRE(first.work() == expected);
+    return true;
+}
+
+// Of two streams that only an event orders.
+bool threads_and_events()
+{
+    Scene scene;
+    App first = scene.app(), second = scene.app();
+    REQUIRE(warm(&first) && warm(&second));
+    std::uint64_t recorded = first.work(), expected = second.work(STREAM + 1);
+    scene.world->slow_us = 500;
+    for (unsigned i = 0; i < 40; i++) {
+        REQUIRE(first.launch(i) == 0 && first.record(0) == 0);
+        REQUIRE(second.wait(STREAM + 1, 0) == 0);
+        recorded = recorded * 6364136223846793005u + i + 1;
+        expected = expected * 6364136223846793005u + recorded + 1;
+    }
+    REQUIRE(second.work(STREAM + 1) == expected);
+    return true;
+}
+
+// One that waits for its own stream does not keep another one, nor is it kept by it.
+bool threads_apart()
+{
+    Scene scene;
+    App first = scene.app(), second = scene.app(), third = scene.app();
+    REQUIRE(warm(&first) && warm(&second) && second.launch(0, STREAM + 1) == 0);
+    scene.world->held = true;
+    REQUIRE(first.launch(1, STREAM) == 0);
+    REQUIRE(second.launch(1, STREAM + 1) == 0 && second.last_error() == 0);
+    REQUIRE(third.call("cudaStreamCreate", Body()) == 0);
+    REQUIRE(third.call("cudaStreamSynchronize", Body().u64(STREAM + 2)) == 0);
+    REQUIRE(scene.world->launches == 5);
+    scene.world->held = false;
+    return true;
+}
+
+// More threads than fit into one look at them, none of which ever rests.
+bool many_busy_threads()
+{
+    Scene scene;
+    std::vector<App> busy;
+    App app = scene.app();
+    std::atomic<bool> ends{false}, waited{false};
+    for (unsigned i = 0; i < 80; i++) {
+        busy.push_back(scene.app());
+        REQUIRE(busy[i].launch(0, WORLD_THREAD_STREAM) == 0);
+        REQUIRE(busy[i].launch(0, WORLD_THREAD_STREAM) == 0);
+    }
+    REQUIRE(app.synchronize() == 0);
+    scene.world->slow_us = 4000;
+    std::thread launching([&] {
+        while (!ends) {
+            for (App &one : busy)
+                one.launch(1, WORLD_THREAD_STREAM);
+            usleep(1000);
+        }
+    });
+    usleep(20000);
+    std::thread waiting([&] {
+        app.synchronize();
+        waited = true;
+    });
+    for (unsigned i = 0; i < 10000 && !waited; i++)
+        usleep(1000);
+    const bool good = waited;
+    ends = true;
+    scene.world->slow_us = 0;
+    launching.join();
+    waiting.join();
+    return good;
+}
+
+// Both at once, without an order between them.
+bool threads_at_once()
+{
+    Scene scene;
+    std::vector<std::thread> threads;
+    std::atomic<unsigned> good{0};
+    std::vector<App> apps;
+    for (unsigned t = 0; t < 4; t++)
+        apps.push_back(scene.app());
+    for (unsigned t = 0; t < 4; t++)
+        threads.emplace_back([&, t] {
+            App &app = apps[t];
+            bool fine = true;
+            for (unsigned i = 0; i < 2000 && fine; i++) {
+                fine = app.launch(i, STREAM + t) == 0 && app.last_error() == 0;
+                if (i % 100 == 99)
+                    fine = fine && app.work(STREAM + t) == launched(i + 1);
+            }
+            good += fine;
+        });
+    for (std::thread &thread : threads)
+        thread.join();
+    REQUIRE(good == 4);
+    return true;
+}
+
+} // namespace
+
+void check_threads()
+{
+    check("threads that hand over to each other", threads_in_order);
+    check("threads whose streams an event orders", threads_and_events);
+    check("threads that have nothing to do with each other", threads_apart);
+    check("threads that never rest", many_busy_threads);
+    check("threads at once", threads_at_once);
+}
