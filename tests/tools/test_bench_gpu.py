@@ -4,6 +4,7 @@
 how it reports programs and failures, and that it leaves nothing behind."""
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -96,9 +97,13 @@ def bench(scene, *options, **more):
     write(build + "/tests/gvirtus/test_gpu", "")
     write(build + "/tests/gvirtus/bench_gpu", BENCH)
     write(build + "/tests/gvirtus/bench-application", APPLICATION)
-    write(build + "/frontend-glue/libibx-frontend.so", "", "")
+    # Any library that can be preloaded without a word.
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        os.makedirs(build + "/frontend-glue")
+        shutil.copy(next(line.split()[-1] for line in maps if "/libm.so" in line),
+                    build + "/frontend-glue/libibx-frontend.so")
     write(tools + "/nvcc", NVCC)
-    write(tools + "/python3", "exit 0\n", "#!/bin/sh\n")  # there is a GPU
+    write(tools + "/python3", f'[ "$1" = -c ] || exec {sys.executable} "$@"\n', "#!/bin/sh\n")
     if "FAKE_RUNTIME" in more:
         write(tools + "/ldd", LDD, "#!/bin/sh\n")
     write(scene.path("programs"), PROGRAMS, "")
@@ -145,6 +150,61 @@ def calls_alone(scene):
               ("native", "2.00", "1.00"), ("shm-off", "9.00", "4.50"), ("shm", "3.00", "1.50"),
               ("shm-preload", "3.00", "1.50"), ("tcp-off", "9.00", "4.50"),
               ("tcp", "3.00", "1.50"), ("tcp-preload", "3.00", "1.50"))])
+
+
+SAMPLE = """import os, sys, time
+uri = os.environ.get("GVIRTUS_HOME", "/nowhere") + "/uri"
+path = open(uri, encoding="ascii").read().split(":")[0] if os.path.exists(uri) else \\
+    "own" if "GVIRTUS_HOME" in os.environ else "native"
+path += "-preload" if os.environ.get("LD_PRELOAD") else ""
+assert os.path.exists("data"), "not in its own folder"
+factor = {"native": 4, "own": 1, "rdma": 2, "rdma-preload": 3, "tcp": 1, "tcp-preload": 2}[path]
+print(f" Host to Device Bandwidth, 1 Device(s)\\n PINNED Memory Transfers\\n"
+      f"   Transfer Size (Bytes)\\tBandwidth(GB/s)\\n   32000000\\t\\t\\t{10.0 * factor}\\n")
+print(f"4 streams:\\t{8.0 / factor}")
+print("Test FAILED to find a display")
+if path == os.environ.get("FAKE_SAYS"):
+    print("Result = FAIL")
+sys.exit(path == os.environ.get("FAKE_EXITS") and 3)
+"""
+
+
+def sampled(scene, *options, **more):
+    write(scene.path("samples") + "/one/one", SAMPLE)
+    write(scene.path("samples") + "/one/data/image", "", "")
+    os.chmod(scene.path("samples") + "/one/data/image", 0o644)
+    return bench(scene, "--samples", scene.path("samples"), *options, **more)
+
+
+@test
+def samples_and_their_figures(scene):
+    rc, out, err, found = sampled(scene, "--rounds", "2", FAKE_SAYS="tcp-preload", FAKE_EXITS="own")
+    equal((rc, found["rounds"], len(found["programs"])), (0, 2, 1)), err
+    paths = found["programs"][0]["paths"]
+    equal({path: one["verdict"] for path, one in paths.items()},
+          {"native": "passes", "gvirtus": "exit 3", "shm": "passes", "shm-preload": "passes",
+           "tcp": "passes", "tcp-preload": "says failed"})
+    equal([(one["line"], one["value"], one["kind"], one["ratio"])
+           for one in paths["shm-preload"]["figures"]],
+          [("Host to Device Bandwidth, # Device(s), PINNED Memory Transfers 32000000", 30.0, "rate",
+            0.75), ("# streams: #", round(8 / 3, 6), "ms", 0.75)])
+    equal(paths["gvirtus"]["figures"], [])
+    assert "passes 0.75" in out and "end well" in out, out
+
+
+@test
+def chosen_paths_of_samples(scene):
+    rc, _, err, found = sampled(scene, "--rounds", "1", "--paths", "native,tcp")
+    equal((rc, list(found["programs"][0]["paths"])), (0, ["native", "tcp"])), err
+    equal(found["programs"][0]["paths"]["tcp"]["figures"][0]["ratio"], 0.25)
+
+
+@test
+def a_folder_without_samples(scene):
+    os.mkdir(scene.path("empty"))
+    rc, _, err, _ = bench(scene, "--samples", scene.path("empty"))
+    equal(rc, 1)
+    assert "has no programs" in err and "-cudart shared" in err, err
 
 
 @test
@@ -206,6 +266,8 @@ def bad_values_are_refused_before_anything_is_run(scene):
             ("--paths", "--paths needs a value"),
             ("--bogus 1", "there is no option --bogus"),
             ("--gvirtus .", "is no GVirtuS home: it has no bin/gvirtus-backend"),
+            ("--samples .", "--samples wants a GVirtuS: give --gvirtus HOME"),
+            ("--samples . --paths stock", '--paths: "stock" is not accepted: give names of native'),
             ("--from no.json --plot x.svg", "no.json is not what --json writes"),
             ("--from no.json", "--from is what --plot draws"),
             ("--plot x.pdf", "x.pdf is no .svg nor .png")):
