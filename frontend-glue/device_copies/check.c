@@ -4,21 +4,26 @@
 
 #include "common/log.h"
 
-bool ibx_copies_able(struct copies *x)
+bool ibx_copies_have_cuda(struct copies *x)
 {
     struct ibx_error err = {0};
-    if (!x->cuda) {
-        x->cuda = ibx_cuda_load(&err);
-        if (!x->cuda) {
-            ibx_log(x->options.mode == IBX_GPU_ON ? IBX_LOG_WARN : IBX_LOG_INFO,
-                    "GVirtuS runs all copies itself: %s", err.message);
-            x->options.mode = IBX_GPU_OFF;
-            return false;
-        }
-    }
+    if (x->cuda || x->options.mode == IBX_GPU_OFF)
+        return x->cuda && x->options.mode != IBX_GPU_OFF;
+    x->cuda = ibx_cuda_load(&err);
+    if (x->cuda)
+        return true;
+    ibx_log(x->options.mode == IBX_GPU_ON ? IBX_LOG_WARN : IBX_LOG_INFO,
+            "GVirtuS runs all copies itself: %s", err.message);
+    x->options.mode = IBX_GPU_OFF;
+    return false;
+}
+
+bool ibx_copies_able(struct copies *x)
+{
     void *context = NULL;
     int device = -1;
-    if (x->cuda->ctx_get_current(&context) || !context || x->cuda->ctx_get_device(&device))
+    if (!ibx_copies_have_cuda(x) || x->cuda->ctx_get_current(&context) || !context ||
+        x->cuda->ctx_get_device(&device))
         return false;
     if (x->chosen_for != device)
         ibx_copies_choose(x, device);

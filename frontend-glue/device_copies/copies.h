@@ -185,6 +185,11 @@ void ibx_copies_begin(struct copies *x, enum copy_stage stage, uint64_t bytes);
 /* The first path of the table that is able; NULL: none is. */
 const struct copy_path *ibx_copies_path(struct copies *x);
 
+/* in_place.c */
+
+/* Hook: pins memory of the client's that copies are about to name. */
+int ibx_copies_prepare(void *context, const struct ibx_remote *remote);
+
 /* staged.c */
 
 /* The staging pipeline, with no chunks; NULL: there is no memory for it. */
@@ -203,6 +208,9 @@ int ibx_copies_write_staged(struct copies *x, size_t n);
 bool ibx_copies_direct_likely(struct copies *x);
 
 /* check.c */
+
+/* Whether CUDA is there. */
+bool ibx_copies_have_cuda(struct copies *x);
 
 /* Whether this thread can run copies now: CUDA is there, and the context that the runtime would use
  * is current. */

@@ -203,6 +203,7 @@ static const struct ibx_session_hooks hooks = {
     .began = began,
     .wants_request = wants_request,
     .request = run_request,
+    .prepare = ibx_copies_prepare,
     .deliver = ibx_copies_deliver,
     .note_read = note_read,
     .note_write = note_write,

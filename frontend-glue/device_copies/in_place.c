@@ -5,26 +5,35 @@
 
 #include "common/log.h"
 
+#include <stdatomic.h>
+
 #define NEXT_US 200u /* another copy often follows one that is not waited for */
 
-/* Only here can a copy be answered while it is under way. */
-static bool in_place_able(struct copies *x)
+/* Pins the allocation of which the client's memory in reach is a part. */
+static bool pin(struct copies *x, const struct ibx_reach *reach)
 {
-    struct copy *c = &x->copy;
     struct ibx_error err = {0};
-    if (!c->held || !c->reach.id)
-        return false;
-    bool leave = c->reach.lasting && !c->settle && c->frame.call == IBX_FRAME_MEMCPY_ASYNC;
-    if (!leave && c->bytes < ibx_copies_way(x)->in_place_min)
-        return false;
-    bool pinned = ibx_client_pin(&x->pins, x->cuda, c->reach.base, c->reach.length, c->reach.id,
-                                 c->reach.writable, &err);
+    bool pinned = ibx_client_pin(&x->pins, x->cuda, reach->base, reach->length, reach->id,
+                                 reach->writable, &err);
     if (err.code && !x->told_pins)
         ibx_log(IBX_LOG_WARN, "copies for %s go through chunks: %s", ibx_session_path(x->s)->peer,
                 err.message);
     x->told_pins = x->told_pins || err.code;
     if (err.code)
         ibx_copies_note_refusal(x, err.message);
+    return pinned;
+}
+
+/* Only here can a copy be answered while it is under way. */
+static bool in_place_able(struct copies *x)
+{
+    struct copy *c = &x->copy;
+    if (!c->held || !c->reach.id)
+        return false;
+    bool leave = c->reach.lasting && !c->settle && c->frame.call == IBX_FRAME_MEMCPY_ASYNC;
+    if (!leave && c->bytes < ibx_copies_way(x)->in_place_min)
+        return false;
+    bool pinned = pin(x, &c->reach);
     c->early =
         pinned && leave && ibx_client_pin_fence(&x->pins, x->cuda, c->reach.base, c->gpu.stream);
     return pinned;
@@ -75,3 +84,53 @@ const struct copy_path ibx_path_in_place = {
     .to_client = in_place_to_client,
     .part = in_place_part,
 };
+
+/* ------------------------------------------------------------------------ before copies */
+
+/* A context of the device that the thread uses, current for a while where the thread has none yet:
+ * its client's first call may be one for page-locked memory, which makes the context natively,
+ * too. The first one that is made so stays. */
+static bool context_enter(struct copies *x, bool *pushed, int *device)
+{
+    static atomic_uint kept; /* a bit a device */
+    const struct ibx_cuda *cuda = x->cuda;
+    void *context = NULL;
+    *pushed = false;
+    if (!cuda->ctx_get_current(&context) && context)
+        return true;
+    *device = x->requests.device < 0 ? 0 : x->requests.device;
+    if (*device >= 32 || !cuda->device_primary_ctx_retain || !cuda->device_primary_ctx_release ||
+        cuda->device_primary_ctx_retain(&context, *device))
+        return false;
+    *pushed = !cuda->ctx_push_current(context);
+    if (!*pushed || atomic_fetch_or(&kept, 1u << *device) & 1u << *device)
+        cuda->device_primary_ctx_release(*device);
+    return *pushed;
+}
+
+/* A refusal is no failure: the first copy that needs it pinned tries again. */
+int ibx_copies_prepare(void *context, const struct ibx_remote *remote)
+{
+    struct copies *x = context;
+    struct ibx_conn *conn = ibx_session_conn(x->s);
+    const struct ibx_choice_way *ways = x->choice.ways;
+    struct ibx_reach reach = {0};
+    void *popped;
+    bool pushed;
+    int device;
+    if (ibx_session_posts_pending(x->s) || !ibx_copies_have_cuda(x) ||
+        !context_enter(x, &pushed, &device))
+        return 0;
+    int mode = ibx_cuda_capture_relax(x->cuda);
+    ibx_copies_handle_resets(x);
+    if (!ibx_remote_hold(conn, remote, IBX_ACCESS_REMOTE_READ, &reach)) {
+        if (reach.id && (reach.length >= ways[IBX_CHOICE_TO_DEVICE].in_place_min ||
+                         reach.length >= ways[IBX_CHOICE_FROM_DEVICE].in_place_min))
+            pin(x, &reach);
+        ibx_remote_release(conn);
+    }
+    ibx_cuda_capture_restore(x->cuda, mode);
+    if (pushed)
+        x->cuda->ctx_pop_current(&popped);
+    return 0;
+}

@@ -240,9 +240,9 @@ static void prepare(void *address, size_t n)
     struct ibx_session *session = session_of_thread();
     if (!session)
         return;
-    ibx_pipeline_lock(mine->pipeline);
+    ibx_pipeline_enter(mine->pipeline, 0);
     ibx_session_prepare(session, address, n);
-    ibx_pipeline_unlock(mine->pipeline);
+    ibx_pipeline_leave(mine->pipeline, 0, false);
 }
 
 static void *map(size_t n)
@@ -259,13 +259,13 @@ static void *map(size_t n)
     return NULL;
 }
 
-/* Over shm memory that the back end maps; elsewhere memory whose registration can be cached. */
+/* Over shm memory that the back end maps, and pins meanwhile: page-locked memory takes its time
+ * natively, too, and then copies at once. Elsewhere memory whose registration can be cached. */
 static void *allocate(size_t n)
 {
     void *address = atomic_load(&over_shm) ? ibx_shared_allocate(n, NULL) : NULL;
-    if (address)
-        return address;
-    address = map(n);
+    if (!address)
+        address = map(n);
     if (address)
         prepare(address, n);
     else

@@ -52,6 +52,9 @@ struct ibx_session_hooks {
     /* Server: a request of a known name begins. An outcome (DONE: consumed and answered), or as
      * ibx_session_fail(). */
     int (*request)(void *context, const struct ibx_request *request);
+    /* Server: the client is about to copy from and to that memory of its own. As
+     * ibx_session_fail(). */
+    int (*prepare)(void *context, const struct ibx_remote *remote);
     /* Server: WRITEs the next n bytes of a payload that was written as NULL to the client's memory.
      * As ibx_session_fail(). */
     int (*deliver)(void *context, const struct ibx_remote *remote, size_t n);

@@ -13,6 +13,7 @@
 #define CACHE_ENTRIES 64u
 
 #define THREADS_MIN    (3u << 20)   /* below it several threads gain nothing */
+#define PREPARE_MIN    (64u << 10)  /* shorter memory is pinned in no time */
 #define DIRECT_AT_ONCE (512u << 10) /* what a stopped back end may still copy: docs/security.md */
 
 /* Registers [data, data + length), or finds it registered. A failure is no error: the caller copies
@@ -46,15 +47,6 @@ static void release_in_use(struct ibx_session *s)
 {
     release_memory(s, s->in_use);
     s->in_use = NULL;
-}
-
-void ibx_session_prepare(struct ibx_session *s, void *address, size_t n)
-{
-    struct ibx_mr *mr;
-    unsigned both = IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE;
-    if (ibx_session_live(s) && !s->caps->register_free &&
-        !register_memory(s, address, n, both, &mr))
-        release_memory(s, mr);
 }
 
 /* -------------------------------------------------------------- payloads of this side */
@@ -348,6 +340,34 @@ static int register_remote(struct ibx_session *s, const void *data, size_t lengt
     if (rc)
         release_memory(s, *mr);
     return rc;
+}
+
+/* Tells the server, and waits until it has done what it does about that. As ibx_session_fail(). */
+static int prepare_there(struct ibx_session *s, const struct ibx_remote *remote)
+{
+    int rc = ibx_session_sync(s);
+    if (!rc)
+        rc = ibx_session_take_owed(s, true);
+    if (!rc)
+        rc = ibx_session_add_remote(s, SEGMENT_PREPARE, remote);
+    if (!rc)
+        rc = ibx_session_sync(s);
+    if (!rc)
+        rc = ibx_session_send_short(s, MESSAGE_FLUSH);
+    return rc ? rc : ibx_session_confirmed(s, MESSAGE_FLUSHED, "that it knows of memory");
+}
+
+void ibx_session_prepare(struct ibx_session *s, void *address, size_t n)
+{
+    struct ibx_mr *mr = NULL;
+    struct ibx_remote remote;
+    unsigned both = IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE;
+    bool told = n >= PREPARE_MIN && ibx_session_idle(s) && !strcmp(s->path.provider, "shm") &&
+                ibx_shared_holds(address, n);
+    if (!ibx_session_live(s) || (s->caps->register_free && !told) ||
+        register_remote(s, address, n, both, &mr, &remote) || (told && prepare_there(s, &remote)))
+        return;
+    release_memory(s, mr);
 }
 
 int ibx_rendezvous_expose(struct ibx_session *s, const void *data, size_t length,

@@ -74,7 +74,9 @@ bool ibx_session_in_frame(const struct ibx_session *session);
  * (cudaErrorUnknown) for a read of four bytes, otherwise zeros. Logs why, once. In the middle of a
  * reply it calls abort(3): an application with half of its data must not go on. */
 void ibx_session_answer(struct ibx_session *session, void *buffer, size_t n);
-/* Client: registers memory that will be copied often, both ways, where registrations are kept. */
+/* Client, between two requests: memory that will be copied often, both ways. Registers it where
+ * registrations are kept. Memory that both ends map the server may pin before this returns, so that
+ * no copy waits for that; then what was gathered has left, and was answered. */
 void ibx_session_prepare(struct ibx_session *session, void *address, size_t n);
 void ibx_session_close(struct ibx_session *session);
 

@@ -36,6 +36,7 @@ enum segment_kind {
     SEGMENT_EARLY_DONE,    /* server only: u64 length, it was WRITten there */
     SEGMENT_SETTLE,        /* client only: answer this copy when it has ended, even an async one */
     SEGMENT_PLACED,        /* server only: the GPU itself reached the client's memory */
+    SEGMENT_PREPARE,       /* client only: an ibx_remote that copies are about to name */
 };
 
 #define SEGMENT_HEAD_INLINE  5u /* kind, u32 length */

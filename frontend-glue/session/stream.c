@@ -58,6 +58,16 @@ static int next_memory(struct ibx_session *s)
     return 0;
 }
 
+/* Server: memory that copies are about to name. No bytes of the stream. */
+static int next_prepare(struct ibx_session *s)
+{
+    struct ibx_remote remote;
+    ibx_remote_get(&s->reader, &remote);
+    if (s->reader.failed || !s->server || !remote.length)
+        return malformed(s);
+    return s->hooks->prepare ? s->hooks->prepare(s->context, &remote) : 0;
+}
+
 /* Reads the head of the next segment of the current message. */
 static int next_segment(struct ibx_session *s)
 {
@@ -90,6 +100,8 @@ static int next_segment(struct ibx_session *s)
     case SEGMENT_PLACED:
         s->placed = !s->server;
         return s->server ? malformed(s) : 0;
+    case SEGMENT_PREPARE:
+        return next_prepare(s);
     default:
         r->failed = true;
     }

@@ -26,6 +26,13 @@ bool pinned()
     REQUIRE(round_trip(device, ordinary.data(), ordinary.size(), 3));
     REQUIRE(stub_remote()->stats().host_pinned == pins);
     REQUIRE((pins > 4) == over_shm);
+    // While it is allocated, not at its first copy.
+    char *early = nullptr;
+    REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&early), 4 << 20) == 0);
+    REQUIRE(stub_remote()->stats().host_pinned == pins + over_shm);
+    REQUIRE(round_trip(device, early, 4 << 20, 11));
+    REQUIRE(stub_remote()->stats().host_pinned == pins + over_shm);
+    REQUIRE(cudaFreeHost(early) == 0);
     // Parts of it at any offset, in threads with connections of their own; one frees it.
     bool good[2] = {};
     std::thread first([&] {

@@ -4,8 +4,11 @@
  * forked child neither allocates from it nor sends it to a peer. */
 #include "transport/shm/shm.h"
 
+#include "common/thread.h"
+
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -14,6 +17,9 @@
 
 #define BYTES  IBX_SHM_ARENA
 #define AT_ALL (PROT_READ | PROT_WRITE)
+
+#define PARTS      4u            /* threads that bring memory in */
+#define PARTS_FROM (16ull << 20) /* bytes; below one is as fast */
 
 static struct {
     pthread_mutex_t lock;
@@ -66,18 +72,61 @@ static struct shm_extent *find(uint64_t offset)
     return e;
 }
 
+/* A part of what is brought in, by a thread of its own. */
+struct part {
+    pthread_t thread;
+    uint8_t *address;
+    size_t length;
+    int rc;
+};
+
+static void *populate(void *argument)
+{
+    struct part *part = argument;
+    if (madvise(part->address, part->length, MADV_POPULATE_WRITE) && errno != EINVAL)
+        part->rc = -errno; /* EINVAL: before Linux 5.14 */
+    return NULL;
+}
+
+/* One thread zeroes 5 to 10 GB/s. */
+static int populate_all(uint8_t *address, uint64_t length)
+{
+    struct part parts[PARTS];
+    unsigned count = ibx_thread_processors() / 2, begun = 0;
+    count = length < PARTS_FROM || !count ? 1 : count < PARTS ? count : PARTS;
+    const uint64_t each = (length / count + IBX_SHM_HUGE - 1) & ~(uint64_t)(IBX_SHM_HUGE - 1);
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    for (uint64_t at = 0; at < length; begun++) {
+        struct part *part = &parts[begun];
+        const bool last = begun + 1 == count || length - at <= each;
+        *part = (struct part){.address = address + at, .length = last ? length - at : each};
+        if (last || pthread_create(&part->thread, NULL, populate, part)) {
+            part->length = length - at; /* the rest is this thread's */
+            populate(part);
+        }
+        at += part->length;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int rc = parts[begun - 1].rc;
+    for (unsigned i = 0; i + 1 < begun; i++) {
+        pthread_join(parts[i].thread, NULL);
+        rc = rc ? rc : parts[i].rc;
+    }
+    return rc;
+}
+
 /* Allocates all pages now: a system without free ones is an error here, and not a signal later. */
 static int bring_in(uint8_t *address, uint64_t length)
 {
     if (mprotect(address, length, AT_ALL))
         return -errno;
     ibx_shm_huge_advise(address, length);
-    if (madvise(address, length, MADV_POPULATE_WRITE) && errno != EINVAL) { /* from Linux 5.14 on */
-        int rc = -errno;
+    int rc = populate_all(address, length);
+    if (rc)
         mprotect(address, length, PROT_NONE);
-        return rc;
-    }
-    return 0;
+    return rc;
 }
 
 /* Locked. */

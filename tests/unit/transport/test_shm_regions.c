@@ -369,6 +369,85 @@ static void test_in_a_child(void **state)
     assert_true(ibx_shared_free(memory) && ibx_shared_free(more));
 }
 
+/* ------------------------------------------------------------- brought in by several */
+
+static unsigned processors; /* that there seem to be; 0: those there are */
+static _Atomic unsigned made, made_most = UINT_MAX, populated, full_at;
+
+unsigned __real_ibx_thread_processors(void);
+unsigned __wrap_ibx_thread_processors(void);
+unsigned __wrap_ibx_thread_processors(void)
+{
+    return processors ? processors : __real_ibx_thread_processors();
+}
+
+int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
+                          void *argument);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
+                          void *argument);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
+                          void *argument)
+{
+    return made++ < made_most ? __real_pthread_create(thread, attributes, run, argument) : EAGAIN;
+}
+
+int __real_madvise(void *address, size_t length, int advice);
+int __wrap_madvise(void *address, size_t length, int advice);
+int __wrap_madvise(void *address, size_t length, int advice)
+{
+    if (advice == MADV_POPULATE_WRITE && ++populated == full_at) {
+        errno = ENOMEM;
+        return -1;
+    }
+    return __real_madvise(address, length, advice);
+}
+
+static bool all_there(uint8_t *memory, size_t n)
+{
+    uint8_t *there = malloc(n / 4096);
+    size_t pages = 0;
+    assert_int_equal(mincore(memory, n, there), 0);
+    while (pages < n / 4096 && there[pages] & 1)
+        pages++;
+    free(there);
+    return pages == n / 4096;
+}
+
+/* By several threads, by fewer where the system has no more, and not at all when one fails. */
+static void test_brought_in(void **state)
+{
+    (void)state;
+    struct ibx_error err = {0};
+    static const struct {
+        size_t n;
+        unsigned processors, most, calls;
+    } cases[] = {{33 << 20, 16, UINT_MAX, 4}, {17 << 20, 4, UINT_MAX, 2},
+                 {33 << 20, 16, 1, 2},        {33 << 20, 16, 0, 1},
+                 {33 << 20, 2, UINT_MAX, 1},  {15 << 20, 16, UINT_MAX, 1}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        processors = cases[i].processors;
+        made = populated = full_at = 0;
+        made_most = cases[i].most;
+        uint8_t *memory = ibx_shared_allocate(cases[i].n, &err);
+        assert_non_null(memory);
+        assert_true(all_there(memory, cases[i].n));
+        assert_int_equal(populated, cases[i].calls);
+        assert_true(ibx_shared_free(memory));
+    }
+    processors = 16;
+    made_most = UINT_MAX;
+    for (unsigned fails = 1; fails <= 4; fails++) {
+        populated = 0;
+        full_at = fails;
+        assert_null(ibx_shared_allocate(64 << 20, &err));
+        assert_int_equal(err.code, -ENOMEM);
+    }
+    processors = full_at = 0;
+    uint8_t *memory = ibx_shared_allocate(64 << 20, &err);
+    assert_non_null(memory);
+    assert_true(ibx_shared_free(memory));
+}
+
 int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, both_connected, both_close)
@@ -385,6 +464,7 @@ int main(void)
         TEST(test_more_than_an_arena),
         TEST(test_in_two_connections),
         TEST(test_in_a_child),
+        TEST(test_brought_in),
     };
     alarm(120);
     return cmocka_run_group_tests_name("shm_regions", tests, NULL, NULL);

@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What is pinned before the first copy needs it. */
+#include "tests/scenes/copies_scene.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define BYTES ((size_t)3 << 20)
+
+static uint8_t *memory;
+static unsigned long pins; /* before the test */
+
+/* The back end's pool is made before anything is counted. */
+static int set_up_memory(void **state)
+{
+    int rc = set_up(state);
+    struct ibx_frontend_copy first = {
+        .to_device = true, .host = scene_memory(1 << 20), .n = 1 << 20};
+    assert_int_equal(copy_by_client(first), 0);
+    memory = ibx_shared_allocate(BYTES, NULL);
+    assert_non_null(memory);
+    memset(memory, 1, BYTES);
+    pins = cuda_stats().host_pins;
+    return rc;
+}
+
+static int tear_down_memory(void **state)
+{
+    assert_true(ibx_shared_free(memory));
+    gpu.limits = (struct ibx_tenant_limits){0};
+    on_request = NULL;
+    return tear_down(state);
+}
+
+static struct ibx_frontend_copy wish(bool to_device)
+{
+    return (struct ibx_frontend_copy){
+        .to_device = to_device, .host = memory, .n = BYTES, .lasting = true, .pinned = true};
+}
+
+/* There and back, right; how many pieces of memory were pinned for that. */
+static unsigned long copies_pin(void)
+{
+    const unsigned long before = cuda_stats().host_pinned;
+    pattern_fill(memory, BYTES, 5);
+    assert_int_equal(copy_by_client(wish(true)), 0);
+    memset(memory, 0, BYTES);
+    assert_int_equal(copy_by_client(wish(false)), 0);
+    assert_int_equal(pattern_check(memory, BYTES, 5), BYTES);
+    return cuda_stats().host_pinned - before;
+}
+
+static void test_before_the_first_copy(void **state)
+{
+    (void)state;
+    ibx_session_prepare(pair.client, memory, BYTES);
+    assert_int_equal(cuda_stats().host_pins, pins + 1);
+    assert_int_equal(copies_pin(), 0);
+    ibx_session_prepare(pair.client, memory, BYTES);
+    assert_int_equal(cuda_stats().host_pins, pins + 1);
+}
+
+/* Without it, the first copy pins: so the test above tests something. */
+static void test_control(void **state)
+{
+    (void)state;
+    assert_int_equal(copies_pin(), 1);
+}
+
+/* What has no pages would be the back end's to pay for; other memory it does not map. */
+static void test_left_alone(void **state)
+{
+    (void)state;
+    ibx_session_prepare(pair.client, scene_memory(BYTES), BYTES);
+    ibx_session_prepare(pair.client, memory, 1000);
+    assert_int_equal(cuda_stats().host_pins, pins);
+}
+
+static void leave_context(const char *name)
+{
+    if (!strcmp(name, "leave"))
+        app->ctx_set_current(NULL);
+    if (!strcmp(name, "enter"))
+        cuda_application_use(0);
+}
+
+/* The back end's thread may have made no call yet that has given it a context. */
+static void test_without_a_context(void **state)
+{
+    (void)state;
+    struct frame nothing = {0};
+    on_request = leave_context;
+    expect_code("leave", &nothing, HANDLED);
+    ibx_session_prepare(pair.client, memory, BYTES);
+    assert_int_equal(cuda_stats().host_pins, pins + 1);
+    expect_code("enter", &nothing, HANDLED);
+    assert_int_equal(copies_pin(), 0);
+}
+
+static int set_up_little(void **state)
+{
+    gpu.limits.pins = 1 << 20;
+    return set_up_memory(state);
+}
+
+static void test_more_than_allowed(void **state)
+{
+    (void)state;
+    ibx_session_prepare(pair.client, memory, BYTES);
+    assert_int_equal(cuda_stats().host_pins, pins);
+    assert_int_equal(copies_pin(), 0);
+    assert_non_null(strstr(ibx_device_copies_refused(pair.server), "rdma.pins"));
+}
+
+static void test_refused_by_cuda(void **state)
+{
+    (void)state;
+    app->inject("cuMemHostRegister", 1, 2, false);
+    ibx_session_prepare(pair.client, memory, BYTES);
+    assert_int_equal(cuda_stats().host_pins, pins);
+    copies_pin();
+}
+
+static void test_ends_with_the_client(void **state)
+{
+    (void)state;
+    ibx_session_prepare(pair.client, memory, BYTES);
+    ibx_session_close(pair.client);
+    join_server();
+    assert_int_equal(cuda_stats().host_pins, 1); /* the pool */
+}
+
+/* A key that names nothing is none of the back end's business; a length of 0 is an error. */
+static void test_lies(void **state)
+{
+    (void)state;
+    struct ibx_remote remote = {.address = 4096, .length = 1 << 20, .keys = {12345}};
+    struct frame nothing = {0};
+    assert_int_equal(ibx_session_add_remote(pair.client, SEGMENT_PREPARE, &remote), 0);
+    expect_code("other", &nothing, HANDLED);
+    assert_int_equal(cuda_stats().host_pins, pins);
+    remote.length = 0;
+    assert_int_equal(ibx_session_add_remote(pair.client, SEGMENT_PREPARE, &remote), 0);
+    send_frame("other", &nothing);
+    assert_int_equal(receive_reply(NULL, 0), -1);
+    join_server();
+    assert_int_equal(seen().end, -EPROTO);
+}
+
+int main(void)
+{
+#define CASE(name, up) cmocka_unit_test_setup_teardown(name, up, tear_down_memory)
+    const struct CMUnitTest tests[] = {
+        CASE(test_before_the_first_copy, set_up_memory),
+        CASE(test_control, set_up_memory),
+        CASE(test_left_alone, set_up_memory),
+        CASE(test_without_a_context, set_up_memory),
+        CASE(test_more_than_allowed, set_up_little),
+        CASE(test_refused_by_cuda, set_up_memory),
+        CASE(test_ends_with_the_client, set_up_memory),
+        CASE(test_lies, set_up_memory),
+    };
+    app = cuda_application();
+    session_pair_use("shm", NULL, NULL, NULL);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
