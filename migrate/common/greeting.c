@@ -168,6 +168,7 @@ int ibx_migration_greet(const char *uri, const struct ibx_options *options,
     char plain[URI_BYTES];
     leave_out_timeout(uri, plain, sizeof(plain));
     snprintf(own.purpose, sizeof(own.purpose), IBX_MIGRATE_PURPOSE);
+    own.lanes = 1; /* for messages only; where lanes are encrypted, each is one more handshake */
     int rc = ibx_connect(plain, &own, &conn, err);
     if (rc) {
         name_tool(hello->purpose, err);

@@ -2,6 +2,7 @@
 /* Who has a place among the connections that a destination sets up: peers with keys that say
  * nothing afterwards keep neither each other out nor the source of the running migration. */
 #include "migrate/channel/channel.h"
+#include "migrate/common/common.h"
 #include "tests/scenes/open_fds.h"
 #include "tests/scenes/unit.h"
 
@@ -9,6 +10,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -124,6 +126,53 @@ static void describes(uint32_t length, const char *const *parts, bool bad)
         ibx_channel_send(&channel, &message, NULL);
 }
 
+struct greeter {
+    struct ibx_options options;
+    char uri[64];
+    int rc;
+};
+
+static void *greeter_main(void *argument)
+{
+    struct greeter *g = argument;
+    static const struct ibx_migrate_hello hello = {.purpose = IBX_PURPOSE_CHECK,
+                                                   .machine = "pc",
+                                                   .uuid = "01234567-89ab-cdef-0123-456789abcdef",
+                                                   .block_count = 1,
+                                                   .blocks = {{"ram0", 1u << 30, 4096, 0}}};
+    struct ibx_migrate_answer answer;
+    struct ibx_channel control;
+    struct ibx_error err = {0};
+    g->rc = ibx_migration_greet(g->uri, &g->options, &hello, &control, &answer, &err);
+    return NULL;
+}
+
+/* Each lane takes a handshake of TLS, and messages have only one of them. */
+static void a_control_connection_has_one_lane(NO_STATE)
+{
+    struct ibx_options options = options_of(0);
+    struct greeter g = {.options = options_of(1)};
+    struct ibx_connection_request request;
+    pthread_t thread;
+    const uint64_t deadline = ibx_deadline_in_ms(60000);
+    options.lanes = g.options.lanes = 4;
+    fds = open_fds();
+    assert_int_equal(ibx_acceptor_open("tcp://127.0.0.1:0", &options, &acceptor, NULL), 0);
+    snprintf(g.uri, sizeof(g.uri), "%s", ibx_acceptor_uri(acceptor));
+    assert_int_equal(pthread_create(&thread, NULL, greeter_main, &g), 0);
+    while (!ibx_acceptor_take(acceptor, &request)) {
+        struct pollfd wait = {.fd = ibx_acceptor_fd(acceptor), .events = POLLIN};
+        assert_true(ibx_now_ns() < deadline);
+        poll(&wait, 1, 10);
+    }
+    assert_int_equal(ibx_conn_caps(request.conn)->lanes, 1);
+    ibx_migrate_message_free(&request.first);
+    ibx_close(request.conn);
+    pthread_join(thread, NULL);
+    assert_true(g.rc < 0); /* it closed without an answer */
+    end();
+}
+
 static void a_description_follows_its_hello(NO_STATE)
 {
     struct ibx_connection_request request;
@@ -227,6 +276,7 @@ int main(void)
         cmocka_unit_test(a_place_is_free_once_it_is_taken),
         cmocka_unit_test(the_expected_peer_always_gets_in),
         cmocka_unit_test(the_expected_host_always_gets_in),
+        cmocka_unit_test(a_control_connection_has_one_lane),
         cmocka_unit_test(a_description_follows_its_hello),
         cmocka_unit_test(a_bad_description_ends_its_connection),
     };
