@@ -181,7 +181,7 @@ static void note_conflict(struct ibx_page_tags *tags, uint64_t page)
     ibx_error_set(&why, -EBADMSG,
                   "page %" PRIu64
                   " of guest RAM came twice, with different bytes: it was changed on "
-                  "its way here, or at the source after the VM had stopped there",
+                  "its way here, or at the source between the two",
                   page);
     pthread_mutex_lock(&tags->lock);
     if (!tags->conflict.code)

@@ -3,10 +3,15 @@
  * Whether the pages at the destination are those of the source.
  *
  * Each side computes a tag of every page with data, a keyed hash of 61 bits: the destination over
- * the bytes as they have arrived, before the guest can see them, the source over its RAM, which has
- * not changed since the VM stopped. Pages of a range (IBX_DIGEST_PAGES of them) are compared by one
- * digest of their tags, which the destination sends in DIGEST messages. A page has the same tag in
- * whatever order, by whatever request and however often it comes.
+ * the bytes as they have arrived, before the guest can see them, the source over its RAM, later:
+ * once the destination has named them. So a page is found that was changed on its way, or at the
+ * source after it had been read for the destination. One that somebody changes there between the
+ * stop of the VM and that READ is the same for both, and not found: migrate/common/hold.h and
+ * guard.h are what keeps QEMU from it.
+ *
+ * Pages of a range (IBX_DIGEST_PAGES of them) are compared by one digest of their tags, which the
+ * destination sends in DIGEST messages. A page has the same tag in whatever order, by whatever
+ * request and however often it comes.
  *
  * The key is a secret of both ends. A tag is Poly1305 under a fixed key, reduced to 61 bits by a
  * second universal hash: two different pages of up to 2 MiB have the same tag with a probability of

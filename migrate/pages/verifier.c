@@ -167,7 +167,7 @@ static int compare(struct verifier_thread *t, uint64_t range, const uint8_t *ent
     if (CRYPTO_memcmp(digest, entry + IBX_DIGEST_PAGES / 8, sizeof(digest)))
         return differs(v, range,
                        "are not at the destination what they are here: they were changed on their "
-                       "way, or here after the VM had stopped",
+                       "way, or here after they had been read",
                        err);
     return 0;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What the destination has received is compared with guest RAM here, which has not changed since
- * the VM stopped. Until all of it is the same, nothing is given up. */
+/* What the destination has received is compared with guest RAM as it is here by now. Until all of
+ * it is the same, nothing is given up. pages/digest.h says what that does not find. */
 #include "migrate/source/source.h"
 
 #include <errno.h>
