@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -633,9 +634,32 @@ static void test_sleepers_are_woken_by_room(void **state)
     disconnect();
 }
 
+/* A packet lost alone, on whatever lane, costs 20 ms instead of 200 (where the kernel can). */
+static void test_losses_are_noticed_early(void **state)
+{
+    (void)state;
+    const int retransmit_min = 45, acknowledge_max = 46; /* TCP_RTO_MIN_US, TCP_DELACK_MAX_US */
+    int us = 0;
+    socklen_t length = sizeof(us);
+    connect_ends(sockets_tcp, 2, 4);
+    if (getsockopt(client.tcp->lanes[0].fd, IPPROTO_TCP, retransmit_min, &us, &length)) {
+        disconnect();
+        skip();
+    }
+    for (unsigned i = 0; i < 6; i++) {
+        int fd = (i < 3 ? &client : &server)->tcp->lanes[i % 3].fd;
+        assert_int_equal(getsockopt(fd, IPPROTO_TCP, retransmit_min, &us, &length), 0);
+        assert_int_equal(us, 20000);
+        assert_int_equal(getsockopt(fd, IPPROTO_TCP, acknowledge_max, &us, &length), 0);
+        assert_in_range(us, 1, 19999); /* it counts in jiffies */
+    }
+    disconnect();
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_losses_are_noticed_early),
         cmocka_unit_test(test_frames_are_these_bytes),
         cmocka_unit_test(test_malformed_frames_are_refused),
         cmocka_unit_test(test_hello_and_terms),
