@@ -112,6 +112,27 @@ int stream_wait_event(World *world, std::uint64_t stream, std::uint64_t event)
     return enqueue(world, stream, world->events[event]);
 }
 
+// Of a payload: what a stream's number takes from it.
+std::uint64_t digest(const char *from, std::size_t n)
+{
+    std::uint64_t all = 0xcbf29ce484222325u;
+    for (std::size_t i = 0; i < n; i++)
+        all = (all ^ static_cast<unsigned char>(from[i])) * 0x100000001b3u;
+    return all;
+}
+
+// What a stream's number says as `n` bytes, of which the first eight are the number.
+std::vector<char> as_bytes(std::uint64_t number, std::size_t n)
+{
+    std::vector<char> bytes((n + 7) / 8 * 8);
+    for (std::size_t at = 0; at < bytes.size(); at += 8) {
+        std::memcpy(bytes.data() + at, &number, 8);
+        number = number * 6364136223846793005u + 1442695040888963407u;
+    }
+    bytes.resize(n);
+    return bytes;
+}
+
 int copy(World *world, const std::vector<char> &in, std::size_t behind, Body *out)
 {
     const auto kind = get<std::int32_t>(in, in.size() - behind - 4);
@@ -119,9 +140,17 @@ int copy(World *world, const std::vector<char> &in, std::size_t behind, Body *ou
     const std::uint64_t at = number(in, kind == D2H ? 9 : 0);
     if (at >= WORLD_STREAMS)
         return INVALID_VALUE;
-    if (kind == D2H)
-        return out->host(&world->work[at], 8), 0;
-    return enqueue(world, stream, number(in, 16));
+    if (kind == D2H) {
+        const std::uint64_t n = number(in, 17);
+        if (n > WORLD_COPY_MAX)
+            return INVALID_VALUE;
+        const std::vector<char> bytes = as_bytes(world->work[at], n);
+        return out->host(bytes.data(), bytes.size()), 0;
+    }
+    const std::uint64_t n = number(in, 8);
+    if (n > in.size() || in.size() - n < 16)
+        return INVALID_VALUE;
+    return enqueue(world, stream, digest(in.data() + 16, n));
 }
 
 int pop(WorldThread *thread, Body *out)

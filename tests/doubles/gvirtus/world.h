@@ -15,6 +15,9 @@
 
 constexpr std::uint64_t WORLD_THREAD_STREAM = 2; // each thread has its own, which keeps nothing
 constexpr unsigned WORLD_STREAMS = 4, WORLD_EVENTS = 8;
+// A copy to the device adds a digest of all its bytes to its stream's number; one from the device
+// has that number and bytes that follow from it, at most so many.
+constexpr std::uint64_t WORLD_COPY_MAX = 1u << 24;
 
 struct World {
     pthread_mutex_t lock;
