@@ -92,8 +92,9 @@ int ibx_settings_plan(struct ibx_qmp *qmp, struct ibx_settings *settings, uint64
                       struct ibx_error *err);
 int ibx_settings_set(struct ibx_qmp *qmp, const struct ibx_settings *settings, uint64_t deadline_ns,
                      struct ibx_error *err);
-/* Sets the values of `before` (which may be NULL and is not consumed). QEMU refuses capabilities
- * while its own migration is not over: -EREMOTEIO. May be repeated. */
+/* Sets the values of `before` (which may be NULL and is not consumed), except for parameters that
+ * somebody else has set since. QEMU refuses capabilities while its own migration is not over:
+ * -EREMOTEIO. May be repeated. */
 int ibx_settings_restore(struct ibx_qmp *qmp, const json_t *before, uint64_t deadline_ns,
                          struct ibx_error *err);
 void ibx_settings_fini(struct ibx_settings *settings);

@@ -212,10 +212,9 @@ static int send_capabilities(struct ibx_qmp *qmp, const json_t *settings, uint64
     return 0;
 }
 
-static int send_parameters(struct ibx_qmp *qmp, const json_t *settings, uint64_t deadline_ns,
+static int send_parameters(struct ibx_qmp *qmp, json_t *values, uint64_t deadline_ns,
                            struct ibx_error *err)
 {
-    json_t *values = part(settings, "parameters");
     if (!json_object_size(values))
         return 0;
     return ibx_qmp_execute(qmp, "migrate-set-parameters", json_copy(values), NULL, deadline_ns,
@@ -233,12 +232,42 @@ int ibx_settings_set(struct ibx_qmp *qmp, const struct ibx_settings *settings, u
                                 "QEMU has migration capabilities on that this ib-migrate does not "
                                 "know (%s) and that it cannot switch off: switch them off",
                                 settings->unknown);
-    return rc ? rc : send_parameters(qmp, settings->change, deadline_ns, err);
+    return rc ? rc : send_parameters(qmp, part(settings->change, "parameters"), deadline_ns, err);
 }
 
+/* Those that still have the value that ibx_settings_set() gave them: whatever somebody else has set
+ * since stays. A new reference; NULL with `err`. */
+static json_t *ours(const json_t *before, const json_t *all, struct ibx_error *err)
+{
+    json_t *values = json_object();
+    for (size_t i = 0; values && i < sizeof(parameters) / sizeof(parameters[0]); i++) {
+        const struct parameter *p = &parameters[i];
+        json_t *was = json_object_get(part(before, "parameters"), p->name);
+        json_t *set = was ? better(p, was) : NULL;
+        if (set && json_equal(set, json_object_get(all, p->name)) &&
+            json_object_set(values, p->name, was)) {
+            json_decref(values);
+            values = NULL;
+        }
+        json_decref(set);
+    }
+    if (!values)
+        no_memory(err);
+    return values;
+}
+
+/* Of a capability there is nothing to find out: what is not as it was is as it was set. */
 int ibx_settings_restore(struct ibx_qmp *qmp, const json_t *before, uint64_t deadline_ns,
                          struct ibx_error *err)
 {
-    int rc = send_parameters(qmp, before, deadline_ns, err);
+    json_t *all = NULL;
+    int rc = json_object_size(part(before, "parameters"))
+                 ? ibx_qmp_execute(qmp, "query-migrate-parameters", NULL, &all, deadline_ns, err)
+                 : 0;
+    json_t *values = all ? ours(before, all, err) : NULL;
+    if (!rc && all)
+        rc = values ? send_parameters(qmp, values, deadline_ns, err) : err->code;
+    json_decref(all);
+    json_decref(values);
     return rc ? rc : send_capabilities(qmp, before, deadline_ns, err);
 }
