@@ -210,6 +210,19 @@ static bool describe_ended(const struct ibx_journal *record, char *sentence, siz
     else if (record->source &&
              (record->state == IBX_JOURNAL_MAY_RUN || record->state == IBX_JOURNAL_MOVED))
         describe_memory(record, vm, sentence, size);
+    else if (record->source && record->state == IBX_JOURNAL_BROKEN)
+        snprintf(
+            sentence, size,
+            "%s ran at %s with memory that is not what it was here, and its QEMU here (process "
+            "%d) has ended, so that nothing can restart it from its stop: end its QEMU there, "
+            "and start it from its disk",
+            vm, record->peer[0] ? record->peer : "the other side", pid);
+    else if (record->source &&
+             (record->state == IBX_JOURNAL_HERE || record->state == IBX_JOURNAL_KEPT))
+        snprintf(sentence, size,
+                 "%s was here and never ran at %s, and its QEMU (process %d) has ended with it: "
+                 "start it from its disk",
+                 vm, record->peer[0] ? record->peer : "the other side", pid);
     else
         return false;
     return true;
