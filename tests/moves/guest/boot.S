@@ -72,6 +72,15 @@ start:
 4:  hlt
     jmp 4b
 
+/* Any interrupt, which is the local APIC's. */
+    .globl guest_wake
+guest_wake:
+    push %rax
+    mov $0xfee000b0, %eax
+    movl $0, (%rax)
+    pop %rax
+    iretq
+
 /* Copied to 0x8000, where SIPI vector 8 starts. */
     .globl trampoline, trampoline_end
     .code16

@@ -7,7 +7,8 @@
  *
  * Command line: mib=N cpus=N beat=PAGES scattered=1 (churn.h), idle=TICKS (time-stamp ticks without
  * touching memory after every beat), beats=N (then halt), button=1 (the ACPI power button shuts the
- * machine down) or 2 (it is a panic, for a pvpanic device), balloon=PAGES (behind the working set:
+ * machine down) or 2 (it is a panic, for a pvpanic device), doze=NANOSECONDS (a halted processor
+ * after every beat, which costs its host nothing), balloon=PAGES (behind the working set:
  * balloon.h; prints "balloon PAGES" when it has another size, "balloon wrong PAGE" when memory is
  * not right).
  */
@@ -16,10 +17,16 @@
 
 #include <stddef.h>
 
-#define SERIAL    0x3f8
-#define LAPIC_ICR 0xfee00300u
-#define LAPIC_SVR 0xfee000f0u
-#define ICR_BUSY  0x1000u
+#define SERIAL           0x3f8
+#define LAPIC_ICR        0xfee00300u
+#define LAPIC_SVR        0xfee000f0u
+#define ICR_BUSY         0x1000u
+#define LAPIC_SVR_ON     0x1ffu
+#define LAPIC_TIMER      0xfee00320u
+#define LAPIC_COUNT      0xfee00380u
+#define LAPIC_DIVIDE     0xfee003e0u
+#define LAPIC_DIVIDE_ONE 0xbu
+#define WAKE_VECTOR      0x40u
 
 #define LARGE       0x200000u       /* bytes of a page in the tables */
 #define HIGH        0x100000000ull  /* RAM above the devices begins here */
@@ -31,6 +38,11 @@
 #define PM1_BUTTON  0x100u
 #define PM1_OFF     0x2000u /* sleep, S5 */
 #define PVPANIC     0x505
+#define PIC_MASK_1  0x21
+#define PIC_MASK_2  0xa1
+
+#define CODE_64        24u     /* of boot.S */
+#define INTERRUPT_GATE 0x8e00u /* present */
 
 #define PRESENT 3u /* and writable */
 #define PAGE_2M (PRESENT | 0x80u)
@@ -47,10 +59,10 @@ struct __attribute__((packed)) multiboot_range {
 };
 
 struct guest {
-    uint32_t mib, cpus, beat, idle, beats, balloon, scattered, button;
+    uint32_t mib, cpus, beat, idle, beats, balloon, scattered, button, doze;
 };
 
-extern const uint8_t trampoline[], trampoline_end[];
+extern const uint8_t trampoline[], trampoline_end[], guest_wake[];
 void guest_main(const struct multiboot *boot);
 void guest_other(void);
 void *memcpy(void *to, const void *from, size_t n);
@@ -60,7 +72,7 @@ uint64_t guest_low[4 * 512] __attribute__((aligned(4096)));
 uint64_t guest_directories[512] __attribute__((aligned(4096)));
 static uint64_t guest_work[WORK_GIB][512] __attribute__((aligned(4096)));
 
-static struct guest guest = {CHURN_MIB, CHURN_CPUS, CHURN_BEAT, 0, 0, 0, 0, 0};
+static struct guest guest = {CHURN_MIB, CHURN_CPUS, CHURN_BEAT, 0, 0, 0, 0, 0, 0};
 static volatile uint32_t serial_lock;
 
 static inline void outb(uint16_t port, uint8_t value)
@@ -251,6 +263,44 @@ static void look_at_button(void)
         outb(PVPANIC, 1);
 }
 
+static void lapic_write(uintptr_t address, uint32_t value)
+{
+    *(volatile uint32_t *)address = value;
+}
+
+/* Every vector wakes a processor that is halted, and nothing else. */
+static void doze_init(void)
+{
+    static struct {
+        uint16_t low, selector, type, middle;
+        uint32_t high, zero;
+    } gates[256];
+    const struct __attribute__((packed)) {
+        uint16_t limit;
+        uint64_t base;
+    } table = {sizeof(gates) - 1, (uintptr_t)gates};
+    const uintptr_t wake = (uintptr_t)guest_wake;
+    for (unsigned i = 0; i < 256; i++) {
+        gates[i].low = (uint16_t)wake;
+        gates[i].selector = CODE_64;
+        gates[i].type = INTERRUPT_GATE;
+        gates[i].middle = (uint16_t)(wake >> 16);
+        gates[i].high = (uint32_t)(wake >> 32);
+    }
+    __asm__ volatile("lidt %0" ::"m"(table));
+    outb(PIC_MASK_1, 0xff);
+    outb(PIC_MASK_2, 0xff);
+    lapic_write(LAPIC_SVR, LAPIC_SVR_ON);
+    lapic_write(LAPIC_DIVIDE, LAPIC_DIVIDE_ONE);
+    lapic_write(LAPIC_TIMER, WAKE_VECTOR);
+}
+
+static void doze(void)
+{
+    lapic_write(LAPIC_COUNT, guest.doze);
+    __asm__ volatile("sti; hlt; cli" ::: "memory");
+}
+
 static void run(uint32_t cpu)
 {
     struct churn c;
@@ -260,6 +310,8 @@ static void run(uint32_t cpu)
     for (uint64_t i = 0; i < (uint64_t)pages * CHURN_PAGE_WORDS; i++)
         ((volatile uint32_t *)at)[i] = 0;
     churn_init(&c, (uint32_t *)at, pages, guest.beat, cpu, guest.scattered);
+    if (guest.doze)
+        doze_init();
     while (!guest.beats || c.count < guest.beats) {
         churn_beat(&c);
         heartbeat(cpu, &c);
@@ -269,17 +321,14 @@ static void run(uint32_t cpu)
             look_at_button();
         if (guest.idle)
             spin(guest.idle);
+        if (guest.doze)
+            doze();
     }
 }
 
 void guest_other(void)
 {
     run(1);
-}
-
-static void lapic_write(uintptr_t address, uint32_t value)
-{
-    *(volatile uint32_t *)address = value;
 }
 
 static void icr(uint32_t command)
@@ -293,7 +342,7 @@ static void icr(uint32_t command)
 static void start_other(void)
 {
     memcpy((void *)(uintptr_t)0x8000, trampoline, (size_t)(trampoline_end - trampoline));
-    lapic_write(LAPIC_SVR, 0x1ff);
+    lapic_write(LAPIC_SVR, LAPIC_SVR_ON);
     icr(0x000c4500);
     spin(20000000);
     icr(0x000c4608);
@@ -312,6 +361,7 @@ void guest_main(const struct multiboot *boot)
         guest.balloon = option(line, "balloon", guest.balloon);
         guest.scattered = option(line, "scattered", guest.scattered);
         guest.button = option(line, "button", guest.button);
+        guest.doze = option(line, "doze", guest.doze);
     }
     if (!map_work(boot))
         return;

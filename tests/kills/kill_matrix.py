@@ -1,0 +1,358 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""kill_matrix.py [--moves N] [--seed S] [--jobs N] [--only NUMBER]... [--state NAME]
+
+Migrations in which somebody is killed: the tool or the QEMU of either side, by SIGKILL, SIGTERM or
+a SIGSTOP for a while, in each state of both state machines (source.h, destination.h). Then an
+operator does what ib-migrate(1) tells to do, by what the tools say and by who lives. In the end the
+guest is right on exactly one side and its migration can be made again, or the VM is lost for a
+reason that no tool can do anything about, and it was said so.
+
+What is true is found in the guest's heartbeats and in both QEMUs, not in any record. A case is the
+same for the same seed and number. QEMU, GUEST_ELF, GUEST_EXPECT and IB_MIGRATE are in the
+environment, and this is root."""
+import argparse
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+
+from manual import Operator
+from scene import SLOW, Failed, Scene, TooSlow, die_with_parent, now, pause
+
+SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
+VICTIMS = ("source tool", "destination tool", "source QEMU", "destination QEMU")
+PAUSES = (0.2, 1.5, 7, 27)  # seconds: below the time-out, above it, and above what is a stall
+CASE_LIMIT = 600
+TRIES = 3
+
+
+# ------------------------------------------------------------------------------ states
+
+
+def plainly(slow=False):
+    """A state that a migration passes through by itself."""
+    def come(scene, state):
+        source = state.startswith("source")
+        scene.receive(*(("--max-bandwidth", SLOW) if slow else ()),
+                      stop_at=None if source else state)
+        if state == "destination:listening":
+            scene.receiver.stopped()
+        scene.send(stop_at=state if source else None)
+    return come
+
+
+def interrupted_before(scene, state):
+    """Both give up a migration that is interrupted before the commit."""
+    if state == "source:kept":
+        scene.receive(stop_at="destination:ready")
+        scene.send(stop_at=state)
+        scene.receiver.stopped()
+        scene.hold(scene.receiver)
+        scene.sender.signal(signal.SIGINT)
+    else:
+        scene.receive(stop_at=state)
+        scene.send(stop_at="source:exposing")
+        scene.sender.stopped()
+        scene.sender.signal(signal.SIGINT)
+        scene.sender.signal(signal.SIGCONT)
+
+
+def qemu_gone(scene, state):
+    """The QEMU of that side is killed, which makes its tool come to this state."""
+    if state == "source:stranded":
+        scene.receive(stop_at="destination:ready")
+        scene.send(stop_at=state)
+        scene.receiver.stopped()
+        scene.hold(scene.receiver)
+        scene.kill_qemu(scene.a)
+    elif state == "destination:answering":
+        scene.receive(stop_at=state)
+        scene.send(stop_at="source:committed")
+        scene.sender.stopped()
+        scene.sender.signal(signal.SIGKILL)
+        scene.receiver.says("this tool waits for the source to be back")
+        scene.kill_qemu(scene.b)
+    else:
+        scene.receive("--max-bandwidth", SLOW, stop_at=state)
+        scene.send()
+        scene.filling()
+        scene.kill_qemu(scene.b)
+
+
+def left(scene, state):
+    """Interrupted twice after the commit."""
+    scene.receive("--max-bandwidth", SLOW, stop_at=state if state[0] == "d" else None)
+    scene.send(stop_at=state if state[0] == "s" else None)
+    scene.filling()
+    tool = scene.sender if state[0] == "s" else scene.receiver
+    tool.signal(signal.SIGINT)
+    tool.says("interrupt once more")
+    tool.signal(signal.SIGINT)
+
+
+def broken(scene, state):
+    """Somebody writes to the source's memory."""
+    scene.receive("--max-bandwidth", SLOW, stop_at=state if state[0] == "d" else None)
+    scene.send(stop_at=state if state[0] == "s" else None)
+    scene.filling()
+    put_back = scene.change_a_page()
+    scene.fast()
+    (scene.sender if state[0] == "s" else scene.receiver).stopped()
+    put_back()
+
+
+def shut_down(scene, state):
+    """The guest shuts the VM down at the destination."""
+    scene.receive("--max-bandwidth", SLOW, stop_at=state)
+    scene.send()
+    scene.filling()
+    scene.guest_ends = True
+    scene.b.execute("system_powerdown")
+
+
+STATES = {
+    **{f"source:{name}": plainly() for name in
+       "asking exposing starting stopped sending committed confirming done".split()},
+    **{f"destination:{name}": plainly() for name in
+       "listening joining ready mapped waiting resuming complete done".split()},
+    "source:serving": plainly(slow=True), "destination:filling": plainly(slow=True),
+    "source:kept": interrupted_before, "destination:given up": interrupted_before,
+    "source:stranded": qemu_gone, "destination:answering": qemu_gone,
+    "destination:failed": qemu_gone,
+    "source:left": left, "destination:left": left,
+    "source:broken": broken, "destination:broken": broken,
+    "destination:shut down": shut_down,
+}
+
+
+class Case:
+    """What is done to one migration: every combination once, then with a second one at random."""
+
+    def __init__(self, seed, number, state=None):
+        matrix = [(s, v, k) for s in STATES for v in VICTIMS for k in SIGNALS
+                  if not state or s == state]
+        random.Random(seed).shuffle(matrix)
+        self.number, self.random = number, random.Random(f"{seed}/{number}")
+        self.state, *first = matrix[number % len(matrix)]
+        self.strikes = [tuple(first)]
+        if number >= len(matrix):
+            self.strikes.append((self.random.choice(VICTIMS), self.random.choice(list(SIGNALS))))
+        self.pauses = [self.random.choice(PAUSES) for _ in self.strikes]
+        self.at_once = self.random.random() < 0.5  # both strikes, or one after the other
+
+    def __str__(self):
+        what = ", then ".join(
+            f"{victim}: {name}" + (f" for {seconds} s" if name == "stop" else "")
+            for (victim, name), seconds in zip(self.strikes, self.pauses))
+        return f"case {self.number}: at {self.state}: {what}"
+
+
+# ------------------------------------------------------------------------------ a case
+
+
+class Struck(Scene):
+    """A migration of which the case's victims are struck."""
+
+    def __init__(self, case):
+        super().__init__("button=1" if case.state == "destination:shut down" else "")
+        self.case, self.held, self.guest_ends = case, [], False
+        self.before_death = {}  # of the source's QEMU: what each tool had said by then
+
+    def hold(self, tool):
+        """This tool has stopped itself, too, and goes on after the strike."""
+        self.held.append(tool)
+
+    def kill_qemu(self, qemu):
+        """SIGKILL, and nothing that was said before that is untrue because of it."""
+        if qemu is self.a and qemu.alive():
+            self.before_death = {tool: len(tool.text()) for tool in self.tools}
+        qemu.end()
+
+    def said_since(self, tool):
+        """What this tool has said since the source's QEMU ended."""
+        return tool.text()[self.before_death.get(tool, 0):]
+
+    def victim(self, name):
+        """A process by its name, and whose it is. libvirtd would be another one."""
+        return {"source tool": self.sender, "destination tool": self.receiver,
+                "source QEMU": self.a, "destination QEMU": self.b}[name]
+
+    def strike(self, victim, name, seconds):
+        """One signal; a stopped victim goes on after that."""
+        process = self.victim(victim)
+        if not process or not process.alive():
+            return
+        if name == "kill" and process is self.a:
+            self.kill_qemu(process)
+        elif process is self.a:
+            self.before_death = {tool: len(tool.text()) for tool in self.tools}
+        process.process.send_signal(SIGNALS[name])
+        if name == "stop":
+            self.go_on(but=process)
+            pause(seconds)
+        process.process.send_signal(signal.SIGCONT)
+
+    def go_on(self, but=None):
+        """What was stopped for the strike."""
+        for tool in (*self.held, self.sender, self.receiver):
+            if tool and tool is not but:
+                tool.signal(signal.SIGCONT)
+        self.held = []
+
+    def run(self):
+        """Until the strikes are over."""
+        case = self.case
+        STATES[case.state](self, case.state)
+        tool = self.sender if case.state.startswith("source") else self.receiver
+        tool.stopped()
+        for (victim, name), seconds in zip(case.strikes, case.pauses):
+            self.strike(victim, name, seconds)
+            if not case.at_once:
+                self.go_on()
+        self.go_on()
+
+
+def attempt(case):
+    """The words that describe how it ended."""
+    scene = Struck(case)
+    try:
+        scene.run()
+        return Operator(scene).work()
+    except Exception:
+        print(scene.story(), flush=True)
+        raise
+    finally:
+        scene.end()
+
+
+def run_case(case):
+    """The same, again when there was no time for a tool before it was struck; raises Failed."""
+    for left in range(TRIES, 0, -1):
+        try:
+            return attempt(case)
+        except TooSlow:
+            if left == 1:
+                raise
+    return None
+
+
+# ------------------------------------------------------------------------------ all of them
+
+
+INSIDE = ("ip link set lo up && mount -t tmpfs -o size=1g tmpfs /dev/shm && "
+          "exec \"$@\"")
+
+
+def start_case(options, number, folder):
+    """In namespaces of its own, which end with all that is in them."""
+    os.mkdir(folder)
+    with open(os.path.join(folder, "log"), "wb") as log:
+        return subprocess.Popen(
+            "setpriv --pdeathsig KILL unshare --mount --net --ipc --pid --fork --kill-child "
+            "--mount-proc sh -c".split() +
+            [INSIDE, "sh", sys.executable, os.path.abspath(__file__), "--seed", options.seed,
+             "--inside", str(number), *(("--state", options.state) if options.state else ())],
+            cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+
+class Runner:
+    """Cases side by side."""
+
+    def __init__(self, options):
+        self.options, self.running, self.failed, self.passed = options, {}, [], 0
+        self.outcomes = {}
+        self.folder = tempfile.mkdtemp(prefix="ibx-kills-")
+
+    def begin(self, number):
+        """Starts this case."""
+        folder = os.path.join(self.folder, str(number))
+        self.running[number] = (start_case(self.options, number, folder), now(), folder)
+
+    def reap(self):
+        """Those that have ended, or take too long."""
+        for number, (process, began, folder) in list(self.running.items()):
+            if process.poll() is None and now() - began < CASE_LIMIT:
+                continue
+            process.kill()
+            process.wait()
+            del self.running[number]
+            self.note(number, process.returncode, folder)
+
+    def note(self, number, code, folder):
+        """One line for a case, and all that was said when it has failed."""
+        with open(os.path.join(folder, "log"), encoding="utf-8", errors="replace") as file:
+            said = file.read().strip()
+        case = Case(self.options.seed, number, self.options.state)
+        if code == 0:
+            self.passed += 1
+            outcome = said.splitlines()[-1]
+            self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+            print(f"ok {case}: {outcome}", flush=True)
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            self.failed.append(number)
+            print(f"FAILED {case}" + ("" if said else f" (took {CASE_LIMIT} s)") +
+                  "".join(f"\n      {line}" for line in said.splitlines()), flush=True)
+
+    def run(self):
+        """All cases: the exit status."""
+        todo = self.options.only or list(range(self.options.moves))
+        began = now()
+        while todo or self.running:
+            while todo and len(self.running) < self.options.jobs:
+                self.begin(todo.pop(0))
+            pause(0.05)
+            self.reap()
+        for outcome, count in sorted(self.outcomes.items(), key=lambda one: -one[1]):
+            print(f"        {count:4} {outcome}")
+        if self.failed:
+            print(f"        seed {self.options.seed}; logs in {self.folder}")
+        else:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        print(f"        {now() - began:.0f} s")
+        print(f"{self.passed} passed, {len(self.failed)} failed, 0 skipped", flush=True)
+        return 1 if self.failed else 0
+
+
+def inside(options):
+    """One case, in namespaces of its own: the exit status."""
+    die_with_parent()
+    case = Case(options.seed, options.inside, options.state)
+    try:
+        print(run_case(case), flush=True)
+    except Failed as why:
+        print(f"    => {why}", flush=True)
+        return 1
+    except Exception:  # pylint: disable=broad-except
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def main():
+    """Exit status."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--moves", type=int, default=24)
+    parser.add_argument("--seed", default="ibx")
+    parser.add_argument("--jobs", type=int, default=2 * (os.cpu_count() or 1))
+    parser.add_argument("--only", type=int, action="append")
+    parser.add_argument("--state", choices=list(STATES))
+    parser.add_argument("--inside", type=int)
+    options = parser.parse_args()
+    if options.inside is not None:
+        return inside(options)
+    needed = {"QEMU", "GUEST_ELF", "GUEST_EXPECT", "IB_MIGRATE"}
+    if os.geteuid() or not needed <= os.environ.keys():
+        print("skip the kill matrix: needs " + ", ".join(sorted(needed)) +
+              " in the environment, and root")
+        return 77
+    return Runner(options).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

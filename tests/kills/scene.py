@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""One migration between two QEMUs and two ib-migrate, and what an operator sees of them: processes,
+the tools' words and exit statuses, the records of each side. What is true is seen elsewhere: in
+the guest's heartbeats, in both monitors and in whether a process lives."""
+import ctypes
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "tools"))
+
+# pylint: disable=wrong-import-position
+from harness import until  # noqa: E402
+
+PAGE, RANGE = 4096, 512
+MANY = 16    # pages that a range must still lack to be one that comes later
+BEATS = 5    # for how many a VM is watched
+GUEST_MIB = 8
+SLOW = "64K"  # bytes a second, while a test looks on
+PORT = 18600
+SLOW_WORDS = "did not answer within"
+TIMEOUT = "timeout_ms=5000"
+
+
+def pause(seconds):
+    """Of the pause itself, when what is to pass is time."""
+    select.select([], [], [], seconds)
+
+
+class Failed(AssertionError):
+    """What the matrix looks for."""
+
+
+class TooSlow(Failed):
+    """This host had no time for a tool before anything was done to it."""
+
+
+class Qemu:
+    """A QEMU with the guest of tests/moves/guest."""
+
+    def __init__(self, name, append, incoming):
+        self.name = name
+        self.socket, self.own, self.serial, self.ram = (
+            f"{name}.qmp", f"{name}.own", f"{name}.serial", f"/dev/shm/{name}")
+        self.log = open(f"{name}.log", "wb")  # pylint: disable=consider-using-with
+        self.monitor, self.lines, self.asked = None, None, 0
+        os.umask(0o077)
+        self.process = subprocess.Popen(  # pylint: disable=consider-using-with
+            [os.environ["QEMU"], *"-name guest-of-a-test -M q35 -accel tcg,thread=multi -m 64 "
+             "-nodefaults -display none -no-reboot -machine memory-backend=mem0".split(),
+             "-kernel", os.environ["GUEST_ELF"],
+             "-append", f"mib={GUEST_MIB} doze=10000000 {append}",
+             "-object", f"memory-backend-file,id=mem0,size=64M,mem-path={self.ram},share=on",
+             "-serial", f"file:{self.serial}", "-qmp", f"unix:{self.socket},server=on,wait=off",
+             "-qmp", f"unix:{self.own},server=on,wait=off",
+             *(("-incoming", "defer") if incoming else ())],
+            stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
+        until(lambda: self.process.poll() is not None or self.connect(), "QEMU's monitor")
+        assert self.alive(), f"QEMU {name} did not start"
+
+    def connect(self):
+        """To the monitor that is not ib-migrate's."""
+        monitor = socket.socket(socket.AF_UNIX)
+        try:
+            monitor.connect(self.own)
+        except OSError:
+            return False
+        self.monitor = monitor
+        self.monitor.settimeout(20)
+        self.lines = self.monitor.makefile("rw", encoding="utf-8")
+        self.execute("qmp_capabilities")
+        return True
+
+    def execute(self, command, **arguments):
+        """Its result; None when there is no answer."""
+        self.asked += 1
+        try:
+            self.lines.write(json.dumps({"execute": command, "arguments": arguments,
+                                         "id": self.asked}) + "\n")
+            self.lines.flush()
+            for line in self.lines:
+                answer = json.loads(line)
+                if answer.get("id") == self.asked:
+                    return answer.get("return")
+        except (OSError, ValueError):
+            pass
+        return None
+
+    def alive(self):
+        """The process has not ended."""
+        return self.process.poll() is None
+
+    def runs(self):
+        """As this QEMU says."""
+        return bool(self.alive() and (self.execute("query-status") or {}).get("running"))
+
+    def beats(self):
+        """Whole heartbeats so far."""
+        try:
+            with open(self.serial, encoding="ascii", errors="replace") as serial:
+                return len(re.findall(r"^beat .*\n", serial.read(), re.M))
+        except FileNotFoundError:
+            return 0
+
+    def goes_on(self):
+        """New heartbeats come."""
+        now = self.beats()
+        until(lambda: self.beats() >= now + BEATS or not self.alive(),
+              f"heartbeats of QEMU {self.name}")
+
+    def end(self):
+        """SIGKILL, also of one that is stopped."""
+        self.process.kill()
+        self.process.wait()
+
+
+def expect(*qemus):
+    """The guest's memory was right at every heartbeat, and it had each of them once."""
+    text = b""
+    for qemu in qemus:
+        with open(qemu.serial, "rb") as serial:
+            text += serial.read()
+    done = subprocess.run([os.environ["GUEST_EXPECT"], f"mib={GUEST_MIB}"], input=text,
+                          capture_output=True, check=False)
+    if done.returncode:
+        raise Failed(f"heartbeats of {'+'.join(q.name for q in qemus)}: {done.stdout.decode()}")
+
+
+class Tool:
+    """An ib-migrate of one side."""
+    count = 0
+
+    def __init__(self, side, *arguments, stop_at=None):
+        Tool.count += 1
+        self.side, self.command, self.limit = side, arguments[0], None
+        self.name = f"{Tool.count:02}-{side}-{arguments[0]}"
+        environment = dict(os.environ, IBX_STATE_DIR=os.path.abspath(side))
+        if stop_at:
+            environment["IBX_MOVE_STOP_AT"] = stop_at
+        with open(self.name + ".out", "wb") as out, open(self.name + ".err", "wb") as err:
+            self.process = subprocess.Popen(  # pylint: disable=consider-using-with
+                [os.environ["IB_MIGRATE"], *arguments], stdin=subprocess.DEVNULL, stdout=out,
+                stderr=err, env=environment)
+
+    def alive(self):
+        """It has not ended."""
+        return self.process.poll() is None
+
+    def code(self):
+        """Exit status, -SIGNAL; None as long as it has not ended."""
+        return self.process.poll()
+
+    def text(self):
+        """All that it has printed."""
+        with open(self.name + ".err", encoding="utf-8") as err, \
+                open(self.name + ".out", encoding="utf-8") as out:
+            return err.read() + out.read()
+
+    def last(self):
+        """The last status or summary."""
+        found = {}
+        with open(self.name + ".out", encoding="utf-8") as out:
+            for line in out:
+                if line.endswith("\n"):
+                    one = json.loads(line)
+                    found = one.get("summary") or one.get("status") or found
+        return found
+
+    def phase(self):
+        """Of that."""
+        return self.last().get("phase")
+
+    def says(self, words):
+        """Waits until it has printed that."""
+        until(lambda: words in self.text() or not self.alive(), f"{self.name} to print {words}")
+        if words not in self.text():
+            raise Failed(f"{self.name} ended with {self.code()} and did not print {words}")
+
+    def stopped(self):
+        """Waits until it has stopped itself."""
+        def state():
+            if not self.alive():
+                raise (TooSlow if SLOW_WORDS in self.text() else Failed)(
+                    f"{self.name} ended with {self.code()} before the state was reached")
+            with open(f"/proc/{self.process.pid}/stat", encoding="ascii") as file:
+                return file.read().rsplit(")", 1)[1].split()[0] == "T"
+        until(state, f"{self.name} to come to its state")
+
+    def signal(self, number):
+        """To it, if it lives."""
+        if self.alive():
+            os.kill(self.process.pid, number)
+
+    def ends(self):
+        """Waits for its end: its exit status."""
+        until(lambda: not self.alive(), f"the end of {self.name}")
+        return self.code()
+
+
+def ask(side, *arguments):
+    """A command of the tool that ends at once: the objects that it prints."""
+    done = subprocess.run([os.environ["IB_MIGRATE"], *arguments, "--json"], capture_output=True,
+                          text=True, check=False, stdin=subprocess.DEVNULL,
+                          env=dict(os.environ, IBX_STATE_DIR=os.path.abspath(side)))
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+class Scene:
+    """Two QEMUs, the source's with a VM, and the tools of one migration."""
+
+    def __init__(self, append=""):
+        self.append = append
+        self.tools = []
+        self.sender = self.receiver = None
+        self.a = Qemu("A", append, False)
+        self.b = None
+        self.new_destination()
+        until(lambda: self.a.beats() >= BEATS, "the guest's first heartbeats")
+
+    def new_destination(self):
+        """Another QEMU that waits for the VM."""
+        if self.b:
+            self.b.end()
+        self.b = Qemu(f"B{len(self.tools)}", self.append, True)
+
+    def receive(self, *more, stop_at=None):
+        """Starts `receive`, which waits."""
+        self.receiver = self.tool("destination", "receive", "--qmp", self.b.socket, "--listen",
+                                  f"tcp://127.0.0.1:{PORT}", *more, stop_at=stop_at)
+        if stop_at != "destination:listening":
+            self.receiver.says("waiting at ")
+
+    def send(self, *more, stop_at=None):
+        """Starts `send`."""
+        self.sender = self.tool("source", "send", "--qmp", self.a.socket,
+                                f"tcp://127.0.0.1:{PORT}", *more, stop_at=stop_at)
+
+    def tool(self, side, *arguments, stop_at=None):
+        """One that is part of the migration."""
+        timed = ("--json", "--set", TIMEOUT) if arguments[0] != "rollback" else (
+            "--json", "--yes", "--set", TIMEOUT)
+        self.tools.append(Tool(side, *arguments, *timed, stop_at=stop_at))
+        return self.tools[-1]
+
+    def record(self, side):
+        """The newest record of a side, as `status` prints it; {}."""
+        found = [one for one in ask(side, "status") if one.get("record", {}).get("written")]
+        return found[0] if found else {}
+
+    def filling(self):
+        """Waits until the VM runs at the destination while its pages come slowly."""
+        until(lambda: self.receiver.phase() == "filling", "pages that come")
+
+    def fast(self):
+        """Pages come as fast as they can."""
+        return ask("destination", "set", "--max-bandwidth", "0", "--qmp", self.b.socket)
+
+    def change_a_page(self):
+        """Changes a byte, at the source, of a page that has come, in a range that will not be
+        compared yet; and a function that puts it back."""
+        with open(self.a.ram, "rb") as one, open(self.b.ram, "rb") as other:
+            def there(file, page):
+                try:
+                    return os.lseek(file.fileno(), page * PAGE, os.SEEK_DATA) == page * PAGE
+                except OSError:
+                    return False
+            for first in range(0, (64 << 20) // PAGE, RANGE):
+                pages = [p for p in range(first, first + RANGE) if there(one, p)]
+                here = [p for p in pages if there(other, p)]
+                if here and len(pages) - len(here) > MANY:
+                    return self.flip(here[-1])
+        raise Failed("no range has both pages that have come and pages that have not")
+
+    def flip(self, page):
+        """Of that byte."""
+        def change():
+            with open(self.a.ram, "r+b") as ram:
+                ram.seek(page * PAGE + 1234)
+                byte = ram.read(1)
+                ram.seek(page * PAGE + 1234)
+                ram.write(bytes([byte[0] ^ 0x40]))
+        change()
+        return change
+
+    def story(self):
+        """What everybody said and how it ended, for a person."""
+        lines = []
+        for one in self.tools:
+            with open(one.name + ".err", encoding="utf-8") as err:
+                said = err.read().strip().replace("\n", "\n      ")
+            lines.append(f"    {one.name}: exit {one.code()}, phase {one.phase()}\n      {said}")
+        for side in ("source", "destination"):
+            record = self.record(side)
+            lines.append(f"    {side}'s record: {record.get('record', {}).get('state')}: "
+                         f"{record.get('sentence')}")
+        for qemu in (self.a, self.b):
+            lines.append(f"    QEMU {qemu.name}: {'lives' if qemu.alive() else 'ended'}, "
+                         f"{qemu.beats()} heartbeats")
+        return "\n".join(lines)
+
+    def end(self):
+        """All that it has started, and its records."""
+        for process in (*self.tools, self.a, self.b):
+            process.process.kill()
+            process.process.wait()
+        for side in ("source", "destination"):
+            shutil.rmtree(side, ignore_errors=True)
+
+    def left_over(self):
+        """What the migration should not have left behind, once it is over."""
+        return [name for name in os.listdir("/dev/shm") if name.startswith("ibx-")]
+
+
+def die_with_parent():
+    """This process ends with the one that started it."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def now():
+    """Seconds."""
+    return time.monotonic()
