@@ -9,6 +9,7 @@
  *   staging.h       copies through those chunks, the GPU's copy engine and the wire overlapped
  *   copy_threads.h  several threads for one memcpy
  *   client_pins.h   a client's shared memory, pinned for use in place; stream fences behind copies
+ *   turns.h         whose copies the GPU takes next
  *   gpu_registrations.h     GPU memory registered with a fabric, as dma-bufs or by address
  */
 #ifndef IBX_GPUDIRECT_GPUDIRECT_H
@@ -20,5 +21,6 @@
 #include "gpudirect/gpu_registrations.h"
 #include "gpudirect/pinned.h"
 #include "gpudirect/staging.h"
+#include "gpudirect/turns.h"
 
 #endif

@@ -10,6 +10,8 @@
 
 #define STEP_UNIT    (64u << 10) /* short copies are cut into multiples of it */
 #define TAKE_WAIT_MS 50u         /* for a chunk, when all are taken */
+#define STRAIGHT     2u          /* pieces of a straight copy that the GPU has at once */
+#define BESIDE       2u          /* slots that it has at once, beside other sessions' */
 
 /*
  * A slot holds one chunk of the copy in hand.
@@ -48,16 +50,18 @@ struct ibx_staging {
     unsigned count;          /* slots with a chunk */
     size_t chunk;            /* bytes of a plain copy in one of them */
     struct ibx_quota *quota; /* that its chunks count in, or NULL */
+    struct ibx_turn *turn;   /* whose turn its copies wait for, or NULL */
     struct slot slots[IBX_STAGING_DEPTH];
 
     struct ibx_gpu_copy copy;
     uint64_t total, begun; /* bytes of it, and how many have or had a slot */
     size_t step;           /* bytes of one slot */
-    unsigned moving;       /* slots in that state */
-    unsigned current;      /* from the device: the slot whose bytes are moved next */
-    unsigned refill;       /* the slot that takes the next piece once it is empty */
-    unsigned fetched;      /* slots that the GPU has been given at all */
-    uint64_t delivered;    /* bytes, of which the last call may have been straight */
+    enum ibx_turn_company company;
+    unsigned moving;    /* slots in that state */
+    unsigned current;   /* from the device: the slot whose bytes are moved next */
+    unsigned refill;    /* the slot that takes the next piece once it is empty */
+    unsigned fetched;   /* slots that the GPU has been given at all */
+    uint64_t delivered; /* bytes, of which the last call may have been straight */
     uint32_t serial;
 };
 
@@ -87,7 +91,9 @@ static size_t step_of(const struct ibx_staging *st, const struct ibx_gpu_copy *c
     uint64_t part = total / IBX_STAGING_DEPTH / STEP_UNIT * STEP_UNIT;
     if (part < STEP_UNIT)
         part = STEP_UNIT;
-    return part < st->chunk ? (size_t)part : st->chunk;
+    const size_t most =
+        st->company == IBX_TURN_BESIDE && st->chunk > IBX_TURN_PIECE ? IBX_TURN_PIECE : st->chunk;
+    return part < most ? (size_t)part : most;
 }
 
 /* The copy continues at byte `at` with no slot in use. */
@@ -100,6 +106,7 @@ static void restart_at(struct ibx_staging *st, uint64_t at)
 static void copy_set(struct ibx_staging *st, const struct ibx_gpu_copy *copy)
 {
     st->copy = *copy;
+    st->company = ibx_turn_company(st->turn);
     st->total = ibx_gpu_copy_bytes(copy);
     st->step = step_of(st, copy, st->total);
     restart_at(st, 0);
@@ -153,10 +160,10 @@ void ibx_staging_drop_events(struct ibx_staging *st)
     st->context = NULL;
 }
 
-/* One event a slot, at least one, in the current context. 0 or a CUresult. */
+/* One event a slot, at least STRAIGHT, in the current context. 0 or a CUresult. */
 static int events_ready(struct ibx_staging *st)
 {
-    unsigned wanted = st->count ? st->count : 1;
+    unsigned wanted = st->count > STRAIGHT ? st->count : STRAIGHT;
     void *context = NULL;
     int rc = st->cuda->ctx_get_current(&context);
     if (!rc && context != st->context) {
@@ -200,6 +207,11 @@ void ibx_staging_destroy(struct ibx_staging *st)
 void ibx_staging_set_quota(struct ibx_staging *st, struct ibx_quota *quota)
 {
     st->quota = quota;
+}
+
+void ibx_staging_set_turn(struct ibx_staging *st, struct ibx_turn *turn)
+{
+    st->turn = turn;
 }
 
 void ibx_staging_set_chunk(struct ibx_staging *st, size_t bytes)
@@ -288,10 +300,19 @@ static int dma(const struct ibx_staging *st, void *host, uint64_t at, size_t len
     return st->cuda->memcpy_from_device_async(host, copy->device + at, length, copy->stream);
 }
 
+/* Waits until it is this session's turn to have the GPU copy so many bytes of the host's side. */
+static void take_turn(struct ibx_staging *st, size_t length)
+{
+    const struct ibx_gpu_copy *copy = &st->copy;
+    st->company = ibx_turn_take(
+        st->turn, is_plain(copy) ? length : ibx_turn_bytes(copy->width, length / copy->host_pitch));
+}
+
 /* Gives a slot to the GPU. 0, a CUresult, or a negative errno. */
 static int dma_start(struct ibx_staging *st, struct slot *slot, bool to_device)
 {
     void *stream = st->copy.stream;
+    take_turn(st, slot->length);
     int rc = dma(st, ibx_pinned_payload(slot->chunk), slot->at, slot->length, to_device);
     if (rc)
         return rc;
@@ -315,6 +336,15 @@ static struct slot *dma_pick(struct ibx_staging *st, bool last)
             found = slot;
     }
     return found;
+}
+
+/* Whether the GPU has as much of this copy as it should beside those of other sessions. */
+static bool has_enough(const struct ibx_staging *st)
+{
+    unsigned under_way = 0;
+    for (unsigned i = 0; i < st->count; i++)
+        under_way += st->slots[i].state.now == SLOT_DMA;
+    return st->company == IBX_TURN_BESIDE && under_way >= BESIDE;
 }
 
 /* After an error, which may be one of the events' context. */
@@ -405,7 +435,10 @@ static int submit_slots(struct ibx_staging *st, uint64_t *given)
         struct slot *slot = &st->slots[i];
         if (slot->state.now != SLOT_FILLED)
             continue;
-        rc = dma_start(st, slot, true);
+        if (has_enough(st))
+            rc = reclaim_slots(st, true);
+        if (!rc)
+            rc = dma_start(st, slot, true);
         *given += slot->length;
     }
     return rc;
@@ -465,7 +498,7 @@ static int fetch(struct ibx_staging *st, struct slot *slot)
 static int fetch_first(struct ibx_staging *st, unsigned count)
 {
     int rc = 0;
-    while (st->fetched < count && !rc)
+    while (st->fetched < count && !rc && !has_enough(st))
         rc = fetch(st, &st->slots[st->fetched++]);
     return rc;
 }
@@ -505,7 +538,7 @@ static int refetch(struct ibx_staging *st)
     int rc = 0;
     for (;;) {
         struct slot *slot = &st->slots[st->refill];
-        if (rc || slot->state.now != SLOT_FILLED || slot->left)
+        if (rc || slot->state.now != SLOT_FILLED || slot->left || has_enough(st))
             return rc;
         rc = ibx_state_move(&slot->state, SLOT_FREE);
         st->refill = (st->refill + 1) % st->count;
@@ -569,6 +602,14 @@ static int wait_for_stream(struct ibx_staging *st, void *stream)
     return rc ? rc : st->cuda->event_synchronize(st->slots[0].event);
 }
 
+/* Bytes of a straight copy that the GPU is given at once. */
+static size_t straight_piece(enum ibx_turn_company company)
+{
+    return company == IBX_TURN_BESIDE ? IBX_TURN_PIECE
+           : company == IBX_TURN_NEAR ? IBX_TURN_LONG
+                                      : SIZE_MAX;
+}
+
 int ibx_staging_settle(struct ibx_staging *st, void *stream)
 {
     int rc = events_ready(st);
@@ -580,11 +621,24 @@ int ibx_staging_settle(struct ibx_staging *st, void *stream)
 /* A part of the copy in hand to or from pinned memory that is no chunk; waits for it. */
 static int straight(struct ibx_staging *st, void *host, uint64_t at, size_t length, bool to_device)
 {
-    int rc = dma(st, host, at, length, to_device);
-    if (rc)
-        return rc;
-    rc = wait_for_stream(st, st->copy.stream);
-    if (rc) /* as in dma_start() */
+    const bool plain = is_plain(&st->copy);
+    uint8_t *bytes = host;
+    unsigned begun = 0;
+    int rc = 0;
+    for (size_t done = 0, some; done < length && !rc; done += some, begun++) {
+        struct slot *slot = &st->slots[begun % STRAIGHT];
+        const size_t most = plain ? straight_piece(st->company) : SIZE_MAX;
+        some = length - done < most ? length - done : most;
+        take_turn(st, some);
+        rc = begun < STRAIGHT ? 0 : st->cuda->event_synchronize(slot->event);
+        if (!rc)
+            rc = dma(st, bytes + done, at + done, some, to_device);
+        if (!rc)
+            rc = st->cuda->event_record(slot->event, st->copy.stream);
+    }
+    if (!rc)
+        rc = st->cuda->event_synchronize(st->slots[(begun - 1) % STRAIGHT].event);
+    if (rc && begun) /* as in dma_start() */
         ibx_cuda_stream_wait(st->cuda, st->copy.stream);
     return rc;
 }
@@ -594,8 +648,11 @@ int ibx_staging_straight(struct ibx_staging *st, void *host, const struct ibx_gp
                          bool to_device)
 {
     const struct ibx_cuda *cuda = st->cuda;
+    const bool legacy = !copy->stream || copy->stream == IBX_CUDA_STREAM_LEGACY;
     int rc;
-    if (is_plain(copy) && (!copy->stream || copy->stream == IBX_CUDA_STREAM_LEGACY)) {
+    st->company = ibx_turn_company(st->turn);
+    if (is_plain(copy) && legacy && copy->width <= straight_piece(st->company)) {
+        ibx_turn_take(st->turn, copy->width);
         rc = to_device ? cuda->memcpy_to_device(copy->device, host, (size_t)copy->width)
                        : cuda->memcpy_from_device(host, copy->device, (size_t)copy->width);
     } else {

@@ -20,6 +20,7 @@
 
 #include "gpudirect/cuda.h"
 #include "gpudirect/pinned.h"
+#include "gpudirect/turns.h"
 
 #include <stdbool.h>
 #include <sys/types.h>
@@ -74,6 +75,8 @@ void ibx_staging_drop_events(struct ibx_staging *staging);
 
 /* Before a copy: its chunks count there; NULL, and at first: nowhere. */
 void ibx_staging_set_quota(struct ibx_staging *staging, struct ibx_quota *quota);
+/* Its copies wait for that session's turns; NULL, and at first: for nobody's. */
+void ibx_staging_set_turn(struct ibx_staging *staging, struct ibx_turn *turn);
 /* Before a copy: bytes of a plain copy in one chunk, at most and by default IBX_PINNED_CHUNK. */
 void ibx_staging_set_chunk(struct ibx_staging *staging, size_t bytes);
 

@@ -125,9 +125,10 @@ struct copies {
     struct ibx_choice choice;    /* of the device `chosen_for` */
     int chosen_for;              /* -1: none yet */
     struct ibx_staging *staging; /* NULL: not made yet */
-    unsigned resets;             /* of contexts of the process, that this session knows of */
-    void *taken_context;         /* the context that the request in hand takes away */
-    bool takes_context;          /* it takes one; NULL above: it is not known which */
+    struct ibx_turn turn;
+    unsigned resets;     /* of contexts of the process, that this session knows of */
+    void *taken_context; /* the context that the request in hand takes away */
+    bool takes_context;  /* it takes one; NULL above: it is not known which */
     struct ibx_gpu_registrations registrations; /* GPU memory registered with the connection */
     bool not_direct;                            /* it never will be */
     struct ibx_client_pins pins; /* the client's memory, as far as it is mapped here */

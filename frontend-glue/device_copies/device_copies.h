@@ -41,6 +41,8 @@ enum ibx_gpu_mode {
     IBX_GPU_ON,   /* the same, and a warning where it is not */
 };
 
+#define IBX_WEIGHTS_MAX 512
+
 /* What clients may do to each other and to this process. 0: the default. */
 struct ibx_tenant_limits {
     bool shared;       /* rdma.tenants: no memory is refused */
@@ -48,9 +50,16 @@ struct ibx_tenant_limits {
     uint64_t pins;     /* bytes of all tenants [the host's memory] */
     uint64_t requests; /* bytes of all tenants [half of the host's memory] */
     uint64_t share;    /* percent of each that one tenant with a name may hold [75] */
+    /* Weights in the turns on a GPU (gpudirect/turns.h): WEIGHT and NAME=WEIGHT, separated by
+     * commas; WEIGHT is that of all who are not named ["": 100]. */
+    char weights[IBX_WEIGHTS_MAX];
 };
 #define IBX_TENANT_SESSIONS 4096u
 #define IBX_TENANT_SHARE    75u
+#define IBX_WEIGHT_MAX      10000u
+
+/* Whether the text can be `weights`: -EINVAL names the entry that cannot. */
+int ibx_shares_check(const char *text, struct ibx_error *err);
 
 struct ibx_gpu_options {
     enum ibx_gpu_mode mode;

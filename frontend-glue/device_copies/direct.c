@@ -91,6 +91,7 @@ static int move(struct copies *x, bool read, size_t n)
 {
     struct copy *c = &x->copy;
     void *device = (void *)(uintptr_t)(c->gpu.device + c->delivered);
+    ibx_turn_take(&x->turn, n);
     int rc = ibx_session_post(x->s, read, c->mr, device, &c->remote, c->remote_at, n, 0, 0);
     if (!rc)
         rc = ibx_session_finish_posts(x->s);

@@ -34,12 +34,15 @@ int ibx_isolation_begin(struct copies *x)
                                 "rdma.sessions and rdma.tenant_share allow",
                                 path->peer, path->name);
     x->pins.quota = ibx_tenant_quota(i->tenant, IBX_HOLD_PINS);
+    ibx_turn_join(&x->turn, path->name[0] ? i->tenant : NULL,
+                  ibx_share_of(&x->options.limits, path->name));
     return 0;
 }
 
 void ibx_isolation_end(struct copies *x)
 {
     struct isolation *i = &x->isolation;
+    ibx_turn_leave(&x->turn);
     if (i->counted)
         ibx_quota_give(ibx_tenant_quota(i->tenant, IBX_HOLD_SESSIONS), 1);
     if (i->held)

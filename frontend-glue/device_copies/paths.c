@@ -23,6 +23,7 @@ static bool inline_able(struct copies *x)
 static int inline_to_device(struct copies *x)
 {
     const struct ibx_frame *f = &x->copy.frame;
+    ibx_turn_take(&x->turn, f->width);
     return ibx_copies_outcome(x,
                               x->cuda->memcpy_to_device(f->dst, x->copy.payload, (size_t)f->width));
 }
@@ -30,6 +31,7 @@ static int inline_to_device(struct copies *x)
 static int inline_to_reply(struct copies *x)
 {
     const struct ibx_frame *f = &x->copy.frame;
+    ibx_turn_take(&x->turn, f->width);
     return ibx_copies_outcome(x,
                               x->cuda->memcpy_from_device(x->copy.out, f->src, (size_t)f->width));
 }

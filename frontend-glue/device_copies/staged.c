@@ -128,6 +128,7 @@ struct ibx_staging *ibx_copies_staging(struct copies *x)
 {
     if (!x->staging && ibx_staging_create(x->cuda, &x->staging, NULL))
         return NULL;
+    ibx_staging_set_turn(x->staging, &x->turn);
     ibx_staging_set_chunk(x->staging, x->choice.chunk);
     if (!ibx_staging_chunks(x->staging) && x->isolation.tenant)
         ibx_staging_set_quota(x->staging, ibx_tenant_quota(x->isolation.tenant, IBX_HOLD_CHUNKS));

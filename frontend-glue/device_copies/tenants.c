@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "frontend-glue/device_copies/tenants.h"
 
+#include "gpudirect/turns.h"
 #include "transport/transport.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,6 +55,59 @@ static void set_shares(struct ibx_tenant *tenant, const struct ibx_tenant_limits
         atomic_store(&tenant->holds[i].most, part ? part : 1);
     }
     atomic_store(&tenant->holds[IBX_HOLD_ALLOCATIONS].most, ALLOCATIONS_MAX);
+}
+
+/* ------------------------------------------------------------------------------ weights */
+
+/* The next entry: [*text, end), its weight, and its name's length, 0: it is that of all. False: it
+ * is none. */
+static bool next_weight(const char **text, unsigned *weight, size_t *name, size_t *length)
+{
+    const char *at = *text + strspn(*text, " \t");
+    *text = at;
+    *length = strcspn(at, ",");
+    const char *equals = memchr(at, '=', *length);
+    const char *digits = equals ? equals + 1 : at, *end;
+    *name = equals ? (size_t)(equals - at) : 0;
+    *weight = 0;
+    for (end = digits; *end >= '0' && *end <= '9' && *weight <= IBX_WEIGHT_MAX; end++)
+        *weight = 10 * *weight + (unsigned)(*end - '0');
+    return end != digits && *weight && *weight <= IBX_WEIGHT_MAX && *name <= IBX_NAME_MAX &&
+           (!equals || *name) && end + strspn(end, " \t") == at + *length;
+}
+
+unsigned ibx_share_of(const struct ibx_tenant_limits *limits, const char *name)
+{
+    unsigned of_all = IBX_TURN_WEIGHT, weight;
+    size_t n, length;
+    for (const char *at = limits->weights; *at; at += length + (at[length] == ',')) {
+        if (!next_weight(&at, &weight, &n, &length))
+            break;
+        if (!n)
+            of_all = weight;
+        else if (n == strlen(name) && !memcmp(at, name, n))
+            return weight;
+    }
+    return of_all;
+}
+
+int ibx_shares_check(const char *text, struct ibx_error *err)
+{
+    unsigned weight;
+    size_t n, length;
+    for (const char *at = text; *at || at == text; at += length + (at[length] == ',')) {
+        if (!next_weight(&at, &weight, &n, &length))
+            return ibx_error_set(err, -EINVAL,
+                                 "share: \"%.*s\" is not accepted: give a weight of 1 to %u, or "
+                                 "NAME=WEIGHT, separated by commas",
+                                 (int)(length < 64 ? length : 64), at, IBX_WEIGHT_MAX);
+        if (!*at)
+            break;
+    }
+    return strlen(text) < IBX_WEIGHTS_MAX
+               ? 0
+               : ibx_error_set(err, -EINVAL, "share: \"%.32s...\" is longer than %d characters",
+                               text, IBX_WEIGHTS_MAX - 1);
 }
 
 struct ibx_tenant *ibx_tenant_get(const char *name, const struct ibx_tenant_limits *limits,

@@ -26,6 +26,9 @@ enum ibx_hold {
 
 struct ibx_tenant;
 
+/* The weight of the tenant of that name, 1 or more. */
+unsigned ibx_share_of(const struct ibx_tenant_limits *limits, const char *name);
+
 /* The tenant of that name, for ever. The limits of the last call count; `chunks` are those of the
  * pool. NULL: no memory. */
 struct ibx_tenant *ibx_tenant_get(const char *name, const struct ibx_tenant_limits *limits,

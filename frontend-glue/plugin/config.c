@@ -169,6 +169,14 @@ static int set_limit(const char *key, const char *value, size_t least, size_t mo
     return 0;
 }
 
+static int set_share(struct ibx_glue_config *config, const char *value, struct ibx_error *err)
+{
+    int rc = ibx_shares_check(value, err);
+    if (!rc)
+        snprintf(config->gpu.limits.weights, sizeof(config->gpu.limits.weights), "%s", value);
+    return rc;
+}
+
 /* A relative path starts at the properties file, since applications run in any directory. */
 static void resolve(const struct ibx_glue_config *config, const char *value,
                     char path[2 * PATH_MAX])
@@ -238,6 +246,8 @@ static int set_key(struct ibx_glue_config *config, const char *key, const char *
         return set_limit(key, value, HOLD_MIN, HOLD_MAX, &config->gpu.limits.requests, err);
     if (!strcmp(key, "tenant_share"))
         return set_limit(key, value, 1, 100, &config->gpu.limits.share, err);
+    if (!strcmp(key, "share"))
+        return set_share(config, value, err);
     if (!strcmp(key, "tuning"))
         return set_tuning(config, value, err);
     if (!strcmp(key, "key_file") || !strcmp(key, "shm_dir"))
@@ -248,7 +258,7 @@ static int set_key(struct ibx_glue_config *config, const char *key, const char *
         snprintf(
             err->message + n, sizeof(err->message) - n,
             ", memory, pipeline, gpu, gpu_memory, gpu_threads, tenants, sessions, pins, requests, "
-            "tenant_share, tuning, log");
+            "tenant_share, share, tuning, log");
     }
     return unknown_is_bad(rc, err);
 }

@@ -148,6 +148,7 @@ const struct gvirtus_key ibx_gvirtus_own_keys[] = {
     {"requests", "", "16G",
      "bytes of GVirtuS's buffers for requests; without this line, half of the host's memory"},
     {"tenant_share", "75", "75", "percent of each that the clients of one name may hold"},
+    {"share", "100", "100", "weights in turns on the GPU: of all, and NAME=WEIGHT"},
     {"tuning", "", "none",
      "which path copies take, as measured by ib-bw tune; without this line, ibx-tuning.properties"},
     {"log", "warn", "warn", "error, warn, info or debug"},

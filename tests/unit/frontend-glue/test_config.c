@@ -272,7 +272,7 @@ static void test_bad_keys(void **state)
     expect_refused(
         "a : b\nrdma.chnk : 1M\n", "line 2 (rdma.chnk)",
         "timeout_ms, memory, pipeline, gpu, gpu_memory, gpu_threads, tenants, sessions, pins, "
-        "requests, tenant_share, tuning, log");
+        "requests, tenant_share, share, tuning, log");
     expect_refused("rdma.chunk : 1T\n", "line 1 (rdma.chunk): chunk: \"1T\"", "4K to 64M");
     expect_refused("rdma.insecure : maybe\n", "\"maybe\"", "yes or no");
     expect_refused("rdma. : 1\n", "line 1 (rdma.)", "there are");
@@ -409,6 +409,18 @@ static void test_gpu(void **state)
     assert_int_equal(config.gpu.mode, IBX_GPU_ON);
 }
 
+static void test_share(void **state)
+{
+    (void)state;
+    load_text("rdma.share : 50, alice=300 ,bob=7\n");
+    assert_string_equal(config.gpu.limits.weights, "50, alice=300 ,bob=7");
+    expect_refused("rdma.share : 0\n", "\"0\"", "1 to 10000");
+    expect_refused("rdma.share : 100, alice=\n", "\"alice=\"", "NAME=WEIGHT");
+    expect_refused("rdma.share : =5\n", "\"=5\"", "NAME=WEIGHT");
+    expect_refused("rdma.share : 5,bob=10001,carol=1\n", "\"bob=10001\"", "1 to 10000");
+    expect_refused("rdma.share : much\n", "\"much\"", "1 to 10000");
+}
+
 /* The file of choices: beside the properties file, or where the key says. */
 static void test_tuning(void **state)
 {
@@ -492,6 +504,7 @@ int main(void)
         TEST(test_log),
         TEST(test_unreadable),
         TEST(test_gpu),
+        TEST(test_share),
         TEST(test_tuning),
         TEST(test_files_of_others),
     };

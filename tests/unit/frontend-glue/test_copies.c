@@ -152,6 +152,47 @@ static void test_in_place(void **state)
     assert_true(after.host_pins <= 1); /* the pool */
 }
 
+/* The greatest part of a copy there and back that the GPU got at once, while `other` copies, too.
+ */
+static unsigned long parts_beside(struct ibx_turn *other, uint8_t *bytes, size_t n)
+{
+    struct ibx_double_stats before, after;
+    struct frame request = to_device(bytes, n), back = from_device(n);
+    uint8_t *head = scene_memory(8 + n);
+    app->get_stats(&before);
+    ibx_turn_take(other, 1);
+    send_payload("cudaMemcpy", &request, bytes, n);
+    assert_int_equal(ibx_session_sync(pair.client), 0);
+    assert_int_equal(receive_reply(NULL, 0), 0);
+    ibx_turn_take(other, 1);
+    expect_out("cudaMemcpy", &back, head, 8 + n, 0);
+    assert_int_equal(pattern_check(head + 8, n, 3), n);
+    app->get_stats(&after);
+    return after.copies_async - before.copies_async;
+}
+
+/* Beside another session's copies a long one is given to the GPU in short pieces. */
+static void test_beside_another(void **state)
+{
+    (void)state;
+    const size_t n = 3 << 20;
+    const unsigned long pieces = 2 * (n / IBX_TURN_PIECE);
+    struct ibx_turn other;
+    uint8_t *bytes = ibx_shared_allocate(n, NULL);
+    assert_non_null(bytes);
+    pattern_fill(bytes, n, 3);
+    ibx_turn_join(&other, NULL, 100);
+    ibx_turn_leave(&other); /* who has left is no company */
+    assert_true(parts_beside(&other, bytes, n) < pieces);
+    ibx_turn_join(&other, NULL, 100);
+    unsigned long parts = 0;
+    while (parts < pieces) /* this thread may have been late */
+        parts = parts_beside(&other, bytes, n);
+    ibx_turn_leave(&other);
+    assert_true(parts_beside(&other, bytes, n) < pieces);
+    assert_true(ibx_shared_free(bytes));
+}
+
 /* Long copies of memory that only one process has: by several threads where the kernel reaches it.
  */
 static void test_by_threads(void **state)
@@ -436,6 +477,7 @@ int main(int argc, char **argv)
         TEST(test_pieces),
         TEST(test_payload_apart),
         TEST(test_in_place),
+        TEST(test_beside_another),
         TEST(test_by_threads),
         TEST(test_early_cts),
         TEST(test_early_cts_of_nothing),

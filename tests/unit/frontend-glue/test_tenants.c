@@ -200,6 +200,19 @@ static void expect(const char *name, struct built body, unsigned count, ...)
 #define A 0x7f0011223344ull
 #define B 0x7e5566778800ull
 
+static void test_weights(void **state)
+{
+    (void)state;
+    struct ibx_tenant_limits l = {0};
+    assert_int_equal(ibx_share_of(&l, ""), 100);
+    assert_int_equal(ibx_share_of(&l, "alice"), 100);
+    strcpy(l.weights, "alice=300 , 50,al=7");
+    assert_int_equal(ibx_share_of(&l, "alice"), 300);
+    assert_int_equal(ibx_share_of(&l, "al"), 7);
+    assert_int_equal(ibx_share_of(&l, "alic"), 50);
+    assert_int_equal(ibx_share_of(&l, ""), 50);
+}
+
 static void test_copies(void **state)
 {
     (void)state;
@@ -353,6 +366,7 @@ int main(void)
         cmocka_unit_test_setup(test_cache, set_up),
         cmocka_unit_test_setup(test_crowd, set_up),
         cmocka_unit_test_setup(test_limits, set_up),
+        cmocka_unit_test(test_weights),
         cmocka_unit_test(test_copies),
         cmocka_unit_test(test_arrays),
         cmocka_unit_test(test_replies),

@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "gpudirect/turns.h"
+
+#include "common/clock.h"
+
+#include <pthread.h>
+#include <time.h>
+
+#define HOLD_MIN_NS ((uint64_t)50000) /* a thread that sleeps comes back no sooner */
+#define HOLD_MAX_NS ((uint64_t)20000000)
+
+static struct {
+    pthread_mutex_t mutex;
+    pthread_cond_t next;   /* a round has begun */
+    struct ibx_turn *last; /* who copied last */
+    uint64_t round, began_ns;
+    uint64_t total;    /* bytes in this round */
+    uint64_t until_ns; /* it ends then; 0: nobody has had his turn yet */
+} turns = {.mutex = PTHREAD_MUTEX_INITIALIZER, .next = PTHREAD_COND_INITIALIZER, .round = 1};
+
+/* All of these are called with the mutex. */
+
+static void unlink_turn(struct ibx_turn *turn)
+{
+    if (turn->before)
+        turn->before->next = turn->next;
+    else
+        turns.last = turn->next;
+    if (turn->next)
+        turn->next->before = turn->before;
+    turn->next = turn->before = NULL;
+}
+
+static void link_first(struct ibx_turn *turn)
+{
+    turn->next = turns.last;
+    if (turns.last)
+        turns.last->before = turn;
+    turns.last = turn;
+}
+
+static void round_begin(uint64_t now)
+{
+    turns.round++;
+    turns.began_ns = now;
+    turns.total = 0;
+    turns.until_ns = 0;
+    pthread_cond_broadcast(&turns.next);
+}
+
+static bool is_busy(const struct ibx_turn *turn, uint64_t now)
+{
+    return now - turn->seen_ns < IBX_TURN_BUSY_NS || turn->seen_ns > now;
+}
+
+/* Of an owner's busy sessions each has its part. */
+static uint64_t quantum(const struct ibx_turn *turn, uint64_t now)
+{
+    uint64_t sharing = 1;
+    for (const struct ibx_turn *t = turns.last; turn->owner && t && is_busy(t, now); t = t->next)
+        sharing += t != turn && t->owner == turn->owner;
+    return IBX_TURN_QUANTUM * turn->weight / IBX_TURN_WEIGHT / sharing + 1;
+}
+
+/* What it may still copy in this round. */
+static uint64_t left(const struct ibx_turn *turn, uint64_t now)
+{
+    uint64_t most = quantum(turn, now);
+    if (turn->round == turns.round)
+        most += turn->carried;
+    const uint64_t spent = turn->round == turns.round ? turn->spent : 0;
+    return spent < most ? most - spent : 0;
+}
+
+/* It comes into the round of now. What it had left is carried, or what it copied beyond that,
+ * unless it was away. */
+static void catch_up(struct ibx_turn *turn, bool was_busy, uint64_t now)
+{
+    if (turn->round == turns.round)
+        return;
+    const uint64_t most = quantum(turn, now), all = most + turn->carried;
+    const uint64_t rest = turn->spent < all ? all - turn->spent : 0;
+    const uint64_t debt = turn->spent > all ? turn->spent - all : 0;
+    turn->carried = !was_busy ? 0 : rest < most / 8 ? rest : most / 8;
+    turn->spent = !was_busy ? 0 : debt < most ? debt : most;
+    turn->round = turns.round;
+}
+
+/* Bytes that sessions as busy as this one have left. */
+static uint64_t others_left(const struct ibx_turn *turn, uint64_t now)
+{
+    const uint64_t most = quantum(turn, now), half = (turn->spent < most ? turn->spent : most) / 2;
+    uint64_t sum = 0;
+    for (const struct ibx_turn *t = turns.last; t && is_busy(t, now); t = t->next) {
+        if (t != turn && t->round == turns.round && t->spent >= half)
+            sum += left(t, now);
+    }
+    return sum;
+}
+
+/* This session has had its turn: waits for the end of the round, which it begins if nobody else
+ * has. */
+static void wait_for_others(struct ibx_turn *turn, uint64_t now)
+{
+    const uint64_t round = turns.round, began = now;
+    uint64_t rest = others_left(turn, now);
+    if (rest && !turns.until_ns) {
+        const uint64_t taken = now - turns.began_ns;
+        uint64_t hold = (uint64_t)((double)taken * (double)rest / (double)turns.total);
+        hold = hold > taken / 8 ? hold : taken / 8;
+        hold = hold < HOLD_MIN_NS ? HOLD_MIN_NS : hold > HOLD_MAX_NS ? HOLD_MAX_NS : hold;
+        turns.until_ns = now + hold;
+    }
+    while (turns.round == round && rest && now < turns.until_ns) {
+        const struct timespec until = {(time_t)(turns.until_ns / 1000000000u),
+                                       (long)(turns.until_ns % 1000000000u)};
+        pthread_cond_clockwait(&turns.next, &turns.mutex, CLOCK_MONOTONIC, &until);
+        now = ibx_now_ns();
+        rest = turns.round == round ? others_left(turn, now) : 0;
+    }
+    turn->held_ns += now - began;
+    if (turns.round == round)
+        round_begin(now);
+}
+
+/* ------------------------------------------------------------------------ the calls */
+
+void ibx_turn_join(struct ibx_turn *turn, const void *owner, unsigned weight)
+{
+    *turn = (struct ibx_turn){.joined = true, .owner = owner, .weight = weight ? weight : 1};
+    pthread_mutex_lock(&turns.mutex);
+    struct ibx_turn **at = &turns.last, *before = NULL;
+    while (*at) {
+        before = *at;
+        at = &before->next;
+    }
+    turn->before = before;
+    *at = turn;
+    pthread_mutex_unlock(&turns.mutex);
+}
+
+/* Who waits for this one finds the round over. */
+void ibx_turn_leave(struct ibx_turn *turn)
+{
+    if (!turn->joined)
+        return;
+    pthread_mutex_lock(&turns.mutex);
+    unlink_turn(turn);
+    turn->joined = false;
+    pthread_cond_broadcast(&turns.next);
+    pthread_mutex_unlock(&turns.mutex);
+}
+
+/* Whether others are near, without the lock that is theirs, too. */
+static enum ibx_turn_company company(const struct ibx_turn *turn, uint64_t now)
+{
+    const struct ibx_turn *other = turn->next;
+    if (!other || !other->seen_ns)
+        return IBX_TURN_ALONE;
+    return is_busy(other, now)                       ? IBX_TURN_BESIDE
+           : now - other->seen_ns < IBX_TURN_NEAR_NS ? IBX_TURN_NEAR
+                                                     : IBX_TURN_ALONE;
+}
+
+enum ibx_turn_company ibx_turn_take(struct ibx_turn *turn, uint64_t bytes)
+{
+    if (!turn || !turn->joined)
+        return IBX_TURN_ALONE;
+    const uint64_t now = ibx_now_ns();
+    pthread_mutex_lock(&turns.mutex);
+    const bool was_busy = is_busy(turn, now);
+    if (turns.last && !is_busy(turns.last, now)) /* nobody has copied for a while */
+        round_begin(now);
+    turn->seen_ns = now;
+    if (turns.last != turn) {
+        unlink_turn(turn);
+        link_first(turn);
+    }
+    const enum ibx_turn_company with = company(turn, now);
+    catch_up(turn, was_busy, now);
+    turn->spent += bytes;
+    turns.total += bytes;
+    if (bytes && !left(turn, now)) {
+        if (turns.until_ns) /* somebody waits, for this one perhaps */
+            pthread_cond_broadcast(&turns.next);
+        wait_for_others(turn, now);
+        turn->seen_ns = ibx_now_ns();
+    }
+    pthread_mutex_unlock(&turns.mutex);
+    return with;
+}
+
+enum ibx_turn_company ibx_turn_company(struct ibx_turn *turn)
+{
+    return ibx_turn_take(turn, 0);
+}

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Turns of the sessions of this process on its GPUs: deficit round robin. In a round each session
+ * may copy a quantum of bytes, times its weight. One that has had its quantum waits for the others,
+ * until
+ *
+ *   - all that copy as busily have had theirs, or
+ *   - as much time has passed as the rest of the round takes at the speed so far, an eighth of the
+ *     round at least.
+ *
+ * Who was behind then may copy as much more in the next round, an eighth of a quantum at most. A
+ * session that stops, dies, or copies little holds nobody: it has not copied half as much as the one that would
+ * have to wait for it. Nor does one that is slow on purpose take from another one more than its own
+ * share is.
+ *
+ * Who copies beside others also leaves no more than IBX_TURN_PIECE bytes, or two such pieces, to
+ * the GPU at once. The GPU takes what it is given in order: so a short copy waits for microseconds.
+ *
+ * From any thread; a struct ibx_turn belongs to one session and its thread.
+ */
+#ifndef IBX_GPUDIRECT_TURNS_H
+#define IBX_GPUDIRECT_TURNS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define IBX_TURN_QUANTUM ((uint64_t)8 << 20)    /* bytes, at a weight of 100 */
+#define IBX_TURN_PIECE   ((size_t)256 << 10)    /* beside others */
+#define IBX_TURN_LONG    ((size_t)4 << 20)      /* a piece, where there are others that may come */
+#define IBX_TURN_ROW     256u                   /* a row of fewer bytes takes no less time */
+#define IBX_TURN_BUSY_NS ((uint64_t)5000000)    /* a session is, for so long after a copy */
+#define IBX_TURN_NEAR_NS ((uint64_t)1000000000) /* it may come again */
+#define IBX_TURN_WEIGHT  100u
+
+struct ibx_turn {
+    bool joined;
+    const void *owner; /* whose sessions share the weight; NULL: this one has its own */
+    unsigned weight;
+    struct ibx_turn *next, *before; /* by the time of the last copy, the latest first */
+    uint64_t seen_ns;               /* of it */
+    uint64_t round;                 /* in which the next two are */
+    uint64_t spent;                 /* bytes */
+    uint64_t carried;               /* bytes that it may copy beyond its quantum */
+    uint64_t held_ns;               /* it has waited in all */
+};
+
+/* Begins with zeros. `weight` is 1 or more. */
+void ibx_turn_join(struct ibx_turn *turn, const void *owner, unsigned weight);
+/* Accepts one that has not joined. */
+void ibx_turn_leave(struct ibx_turn *turn);
+
+enum ibx_turn_company {
+    IBX_TURN_ALONE,
+    IBX_TURN_NEAR,   /* others have copied lately */
+    IBX_TURN_BESIDE, /* others copy */
+};
+
+/* Who else copies; counts as a copy of nothing. */
+enum ibx_turn_company ibx_turn_company(struct ibx_turn *turn);
+/* Before `bytes` are given to the GPU: waits for the session's turn. The same. */
+enum ibx_turn_company ibx_turn_take(struct ibx_turn *turn, uint64_t bytes);
+/* What rows of a copy count. */
+static inline uint64_t ibx_turn_bytes(uint64_t width, uint64_t rows)
+{
+    return (width < IBX_TURN_ROW ? IBX_TURN_ROW : width) * rows;
+}
+
+#endif

@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Whose copies come next. One thread plays all sessions, by a clock of its own: while one would
+ * wait, the others copy. */
+#include "gpudirect/turns.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#define PIECE    IBX_TURN_PIECE
+#define QUANTUM  IBX_TURN_QUANTUM
+#define PIECE_NS ((uint64_t)5000)
+#define OTHERS   8u
+
+static uint64_t now_ns;
+static struct ibx_turn one, other[OTHERS];
+static unsigned long waits;
+static struct ibx_turn *comes;  /* who copies now */
+static uint64_t mine, theirs;   /* bytes */
+static uint64_t at_once;        /* what the one copies while another waits */
+static void (*meanwhile)(void); /* what the others do while the one waits, each time */
+
+static uint64_t copy(struct ibx_turn *turn, uint64_t bytes)
+{
+    comes = turn;
+    ibx_turn_take(turn, bytes);
+    now_ns += PIECE_NS;
+    return bytes;
+}
+
+static void one_copies(void)
+{
+    mine += copy(&one, at_once);
+}
+static void (*one_comes)(void) = one_copies; /* while another waits */
+
+int __wrap_clock_gettime(clockid_t clock, struct timespec *time);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *time)
+{
+    (void)clock;
+    *time = (struct timespec){(time_t)(now_ns / 1000000000u), (long)(now_ns % 1000000000u)};
+    return 0;
+}
+
+int __wrap_pthread_cond_clockwait(pthread_cond_t *condition, pthread_mutex_t *mutex,
+                                  clockid_t clock, const struct timespec *until);
+int __wrap_pthread_cond_clockwait(pthread_cond_t *condition, pthread_mutex_t *mutex,
+                                  clockid_t clock, const struct timespec *until)
+{
+    (void)condition;
+    (void)clock;
+    static int depth; /* a session that comes while another waits may have to wait, too */
+    const uint64_t deadline = (uint64_t)until->tv_sec * 1000000000u + (uint64_t)until->tv_nsec;
+    struct ibx_turn *waiting = comes;
+    pthread_mutex_unlock(mutex);
+    waits++;
+    if (++depth > 1)
+        now_ns = deadline;
+    else if (waiting == &one)
+        meanwhile();
+    else
+        one_comes();
+    depth--;
+    comes = waiting;
+    pthread_mutex_lock(mutex);
+    return now_ns >= deadline ? ETIMEDOUT : 0;
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    now_ns += (uint64_t)100 * 1000000000u; /* long after the test before */
+    waits = 0;
+    meanwhile = NULL;
+    at_once = PIECE;
+    one_comes = one_copies;
+    ibx_turn_join(&one, NULL, 100);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    ibx_turn_leave(&one);
+    for (unsigned i = 0; i < OTHERS; i++)
+        ibx_turn_leave(&other[i]);
+    return 0;
+}
+
+static void test_alone(void **state)
+{
+    (void)state;
+    ibx_turn_join(&other[0], NULL, 100);
+    for (unsigned i = 0; i < 1000; i++) {
+        assert_int_equal(ibx_turn_take(&one, QUANTUM / 3), IBX_TURN_ALONE);
+        now_ns += PIECE_NS;
+    }
+    assert_int_equal(waits, 0);
+    assert_int_equal(ibx_turn_take(NULL, 1), IBX_TURN_ALONE);
+}
+
+static void test_company(void **state)
+{
+    (void)state;
+    ibx_turn_join(&other[0], NULL, 100);
+    assert_int_equal(ibx_turn_company(&one), IBX_TURN_ALONE);
+    ibx_turn_take(&other[0], 1);
+    assert_int_equal(ibx_turn_company(&one), IBX_TURN_BESIDE);
+    now_ns += IBX_TURN_BUSY_NS;
+    assert_int_equal(ibx_turn_company(&one), IBX_TURN_NEAR);
+    now_ns += IBX_TURN_NEAR_NS;
+    assert_int_equal(ibx_turn_company(&one), IBX_TURN_ALONE);
+    ibx_turn_take(&other[0], 1);
+    ibx_turn_leave(&other[0]);
+    assert_int_equal(ibx_turn_company(&one), IBX_TURN_ALONE);
+}
+
+/* ------------------------------------------------------------------------ fair */
+
+static void other_copies(void)
+{
+    theirs += copy(&other[0], PIECE);
+}
+
+/* One that comes `times` as often would have as many times the bytes. */
+static double ratio_at(unsigned times, unsigned weight)
+{
+    mine = theirs = 0;
+    meanwhile = other_copies;
+    ibx_turn_join(&other[0], NULL, weight);
+    for (unsigned i = 0; i < 4000; i++) {
+        for (unsigned k = 0; k < times; k++)
+            mine += copy(&one, PIECE);
+        other_copies();
+    }
+    return (double)theirs / (double)mine;
+}
+
+static void test_the_faster_waits(void **state)
+{
+    (void)state;
+    double ratio = ratio_at(2, 100);
+    assert_true(ratio > 0.95 && ratio < 1.05);
+}
+
+static void test_weights(void **state)
+{
+    (void)state;
+    double ratio = ratio_at(1, 300);
+    assert_true(ratio > 2.8 && ratio < 3.2);
+}
+
+static void test_small_weights(void **state)
+{
+    (void)state;
+    double ratio = ratio_at(1, 1);
+    assert_true(ratio > 0.005 && ratio < 0.1);
+}
+
+/* Sessions of one owner have the weight of one. */
+static void test_owners(void **state)
+{
+    (void)state;
+    uint64_t owned = 0;
+    mine = theirs = 0;
+    one_comes = other_copies;
+    for (unsigned i = 1; i < 4; i++)
+        ibx_turn_join(&other[i], "owner", 100);
+    ibx_turn_join(&other[0], NULL, 100);
+    for (unsigned i = 0; i < 4000; i++) {
+        for (unsigned k = 1; k < 4; k++)
+            owned += copy(&other[k], PIECE);
+        other_copies();
+    }
+    assert_true((double)owned / (double)theirs > 0.9 && (double)owned / (double)theirs < 1.1);
+}
+
+/* ---------------------------------------------------------------- who holds nobody */
+
+static void nobody_copies(void)
+{
+    now_ns += PIECE_NS;
+}
+
+/* In the middle of its turn. */
+static void test_one_that_stops(void **state)
+{
+    (void)state;
+    ibx_turn_join(&other[0], NULL, 100);
+    meanwhile = other_copies;
+    for (uint64_t i = 0; i < 10 * QUANTUM / PIECE; i++) {
+        copy(&one, PIECE);
+        other_copies();
+    }
+    meanwhile = nobody_copies;
+    const uint64_t began = now_ns, held = one.held_ns;
+    for (uint64_t i = 0; i < 100 * QUANTUM / PIECE; i++)
+        copy(&one, PIECE);
+    assert_true(one.held_ns - held < (now_ns - began) / 20);
+    waits = 0;
+    for (uint64_t i = 0; i < 10 * QUANTUM / PIECE; i++)
+        copy(&one, PIECE);
+    assert_int_equal(waits, 0);
+}
+
+static void other_leaves(void)
+{
+    ibx_turn_leave(&other[0]);
+    meanwhile = nobody_copies;
+}
+
+static void test_one_that_dies(void **state)
+{
+    (void)state;
+    ibx_turn_join(&other[0], NULL, 100);
+    meanwhile = other_leaves;
+    for (uint64_t i = 0; i < 2 * QUANTUM / PIECE; i++) {
+        copy(&one, PIECE);
+        if (i < QUANTUM / PIECE * 3 / 4)
+            copy(&other[0], PIECE);
+    }
+    assert_int_equal(waits, 1);
+    assert_int_equal(one.held_ns, 0);
+}
+
+/* Copies that are short, or few, hold nobody up, however many sessions make them. */
+static void test_little_copies(void **state)
+{
+    (void)state;
+    for (unsigned k = 0; k < OTHERS; k++)
+        ibx_turn_join(&other[k], NULL, 100);
+    for (unsigned i = 0; i < 2000; i++) {
+        copy(&one, PIECE);
+        for (unsigned k = 0; k < OTHERS; k++)
+            copy(&other[k], 4096);
+    }
+    assert_int_equal(waits, 0);
+}
+
+static void other_dawdles(void)
+{
+    now_ns += 4 * PIECE_NS;
+    theirs += copy(&other[0], PIECE);
+}
+
+/* One that copies as slowly as it may without being left out: it takes no more than its share. */
+static void test_one_that_dawdles(void **state)
+{
+    (void)state;
+    ibx_turn_join(&other[0], NULL, 100);
+    meanwhile = other_dawdles;
+    const uint64_t began = now_ns;
+    for (unsigned i = 0; i < 8000; i++) {
+        copy(&one, PIECE);
+        if (i % 2)
+            copy(&other[0], PIECE);
+    }
+    assert_true(one.held_ns > 0);
+    assert_true(one.held_ns < (now_ns - began) / 3);
+}
+
+int main(void)
+{
+#define CASE(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
+    const struct CMUnitTest tests[] = {
+        CASE(test_alone),
+        CASE(test_company),
+        CASE(test_the_faster_waits),
+        CASE(test_weights),
+        CASE(test_small_weights),
+        CASE(test_owners),
+        CASE(test_one_that_stops),
+        CASE(test_one_that_dies),
+        CASE(test_little_copies),
+        CASE(test_one_that_dawdles),
+    };
+    return cmocka_run_group_tests_name("turns", tests, NULL, NULL);
+}
