@@ -442,7 +442,8 @@ static void test_brought_in(void **state)
         assert_null(ibx_shared_allocate(64 << 20, &err));
         assert_int_equal(err.code, -ENOMEM);
     }
-    processors = full_at = 0;
+    processors = 0;
+    full_at = 0;
     uint8_t *memory = ibx_shared_allocate(64 << 20, &err);
     assert_non_null(memory);
     assert_true(ibx_shared_free(memory));
