@@ -99,7 +99,7 @@ def bench(scene, *options, **more):
     write(build + "/tests/gvirtus/bench-application", APPLICATION)
     # Any library that can be preloaded without a word.
     with open("/proc/self/maps", encoding="utf-8") as maps:
-        os.makedirs(build + "/frontend-glue")
+        os.makedirs(build + "/frontend-glue", exist_ok=True)
         shutil.copy(next(line.split()[-1] for line in maps if "/libm.so" in line),
                     build + "/frontend-glue/libibx-frontend.so")
     write(tools + "/nvcc", NVCC)
@@ -190,6 +190,19 @@ def samples_and_their_figures(scene):
             0.75), ("# streams: #", round(8 / 3, 6), "ms", 0.75)])
     equal(paths["gvirtus"]["figures"], [])
     assert "passes 0.75" in out and "end well" in out, out
+
+
+@test
+def a_sample_that_fails_costs_the_others_nothing(scene):
+    for name in ("two", "three"):
+        write(scene.path("samples") + f"/{name}/{name}", SAMPLE)
+        write(scene.path("samples") + f"/{name}/data", "", "")
+        os.chmod(scene.path("samples") + f"/{name}/data", 0o644)
+    for exits, back_ends in (("none", 1), ("rdma", 3)):
+        rc, _, err, _ = sampled(scene, "--rounds", "1", "--paths", "native,shm", FAKE_EXITS=exits)
+        equal((rc, len(open(scene.path("pids"), encoding="ascii").readlines())), (0, back_ends)), err
+        os.unlink(scene.path("pids"))
+        shutil.rmtree(scene.path("scratch"))
 
 
 @test
