@@ -22,6 +22,7 @@
 enum ibx_migrate_phase {
     IBX_PHASE_WAITING,   /* destination: for a source. source: for the destination's answer */
     IBX_PHASE_PREPARING, /* checks, connections, registration; the VM runs at the source */
+    IBX_PHASE_WARMING,   /* pages are fetched, and the VM runs at the source */
     IBX_PHASE_SWITCHING, /* the VM is stopped: map, device state */
     IBX_PHASE_FILLING,   /* it runs at the destination, pages follow */
     IBX_PHASE_BROKEN,    /* after the commit: the connection is lost and is being made again */
@@ -57,6 +58,9 @@ struct ibx_migrate_status {
     uint64_t total_ns;      /* from the start to the confirmation */
     uint64_t source_cpu_ns; /* of the source's page threads while pages were fetched */
     uint64_t state_bytes;
+    /* --warm: passes through guest RAM before the stop, bytes that were fetched in them, and pages
+     * that the destination has of these at the stop, as they are. */
+    uint64_t warm_rounds, warm_bytes, warm_pages;
 };
 
 struct ibx_migrate_observer {
@@ -98,6 +102,8 @@ struct ibx_send_options {
     bool remove;       /* and removes the files of guest RAM */
     bool no_verify;    /* as above, unless the destination wants it */
     bool disks_differ; /* on purpose: no reason to refuse */
+    bool warm;         /* pages are fetched before the VM stops, and again when they are written */
+    unsigned warm_rounds, warm_seconds; /* at most; 0: as many as suit */
     struct ibx_migrate_observer observer;
 };
 

@@ -16,10 +16,10 @@
 #endif
 
 static const char *const feature_names[] = {
-    "PAGEFAULT_FLAG_WP", "EVENT_FORK",      "EVENT_REMAP", "EVENT_REMOVE",
-    "MISSING_HUGETLBFS", "MISSING_SHMEM",   "EVENT_UNMAP", "SIGBUS",
-    "THREAD_ID",         "MINOR_HUGETLBFS", "MINOR_SHMEM", "EXACT_ADDRESS",
-    "WP_HUGETLBFS_SHMEM"};
+    "PAGEFAULT_FLAG_WP",  "EVENT_FORK",      "EVENT_REMAP", "EVENT_REMOVE",
+    "MISSING_HUGETLBFS",  "MISSING_SHMEM",   "EVENT_UNMAP", "SIGBUS",
+    "THREAD_ID",          "MINOR_HUGETLBFS", "MINOR_SHMEM", "EXACT_ADDRESS",
+    "WP_HUGETLBFS_SHMEM", "WP_UNPOPULATED",  "POISON",      "WP_ASYNC"};
 
 /* By the system call, or where that is not permitted, by the device (Linux 6.1), for which the
  * permissions of its file count. */

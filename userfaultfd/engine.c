@@ -186,12 +186,13 @@ static void marked(struct ibx_fault *e, uint64_t pages, enum ibx_fault_cause cau
     ibx_fault_pages_done(e, cause, pages);
 }
 
-int ibx_fault_mark_zero(struct ibx_fault *engine, uint64_t first, uint64_t pages)
+static int mark(struct ibx_fault *engine, uint64_t first, uint64_t pages,
+                enum ibx_fault_cause cause)
 {
     if (first > engine->map.pages || pages > engine->map.pages - first)
         return -ERANGE;
     uint64_t n = pagemap_move_run(&engine->map, first, pages, PAGE_MISSING, PAGE_PRESENT);
-    marked(engine, n, IBX_FAULT_BY_ZERO);
+    marked(engine, n, cause);
     if (n) {
         count(&engine->changes, 1);
         if (ibx_fault_state(engine) != IBX_FAULT_HELD) /* a fault may wait for one of them */
@@ -199,6 +200,16 @@ int ibx_fault_mark_zero(struct ibx_fault *engine, uint64_t first, uint64_t pages
         ibx_fault_check_complete(engine);
     }
     return 0;
+}
+
+int ibx_fault_mark_zero(struct ibx_fault *engine, uint64_t first, uint64_t count)
+{
+    return mark(engine, first, count, IBX_FAULT_BY_ZERO);
+}
+
+int ibx_fault_mark_present(struct ibx_fault *engine, uint64_t first, uint64_t count)
+{
+    return mark(engine, first, count, IBX_FAULT_BY_REBUILD);
 }
 
 int ibx_fault_rebuild(struct ibx_fault *engine, const uint8_t *present, uint64_t pages,

@@ -13,7 +13,7 @@
  *     ibx_fault_uffd_open() / ibx_fault_uffd_take() + ibx_fault_uffd_enable()
  *     ibx_fault_register() for each range
  *     ibx_fault_create()       HELD: faults are read and wait
- *     ibx_fault_mark_zero()    for pages that need not be fetched
+ *     ibx_fault_mark_zero()    for pages that need not be fetched, and _mark_present()
  *     ibx_fault_serve()        SERVING
  *     wait for ibx_fault_event_fd(), then ibx_fault_state()
  *     ibx_fault_destroy(), ibx_fault_unregister()
@@ -187,6 +187,8 @@ int ibx_fault_event_fd(const struct ibx_fault *engine);
 /* These pages are zero and need not be fetched. Has no effect on pages that are not missing.
  * -ERANGE. */
 int ibx_fault_mark_zero(struct ibx_fault *engine, uint64_t first, uint64_t count);
+/* These pages are in their place already. As above. */
+int ibx_fault_mark_present(struct ibx_fault *engine, uint64_t first, uint64_t count);
 /* For an engine that takes over from one that died: page k is present if bit k of `present` is set
  * (byte k / 8, bit k % 8). In missing mode the bits may come from SEEK_DATA, in minor mode only
  * from `arrived` of the other engine (word k / 64, bit k % 64). Wakes all ranges, so that threads

@@ -88,6 +88,7 @@ static const struct field hello_fields[] = {
     UINT(ibx_migrate_hello, runs, "whether the VM runs", 0, 1),
     UINT(ibx_migrate_hello, description_length, "the length of the description", 0,
          IBX_MIGRATE_DESCRIPTION_MAX),
+    UINT(ibx_migrate_hello, warm, "whether to fetch before the stop", 0, 1),
     {0},
 };
 
@@ -104,6 +105,7 @@ static const struct field answer_fields[] = {
     LIST(ibx_migrate_answer, reasons, count, "the number of reasons", IBX_MIGRATE_REASONS_MAX,
          reason_fields),
     UINT(ibx_migrate_answer, verify, "whether to verify", 0, 1),
+    UINT(ibx_migrate_answer, warm, "whether to fetch before the stop", 0, 1),
     LIST(ibx_migrate_answer, notes, note_count, "the number of notes", IBX_MIGRATE_REASONS_MAX,
          reason_fields),
     {0},
@@ -138,6 +140,21 @@ static const struct field map_end_fields[] = {
     UINT(ibx_migrate_map_end, data_pages, "the number of data pages", 0, PAGES_MAX),
     UINT(ibx_migrate_map_end, regions, "the number of regions", 0, UINT32_MAX),
     BYTES(ibx_migrate_map_end, hash, "the hash", 0),
+    {0},
+};
+
+static const struct field round_fields[] = {
+    UINT(ibx_migrate_round, number, "the number of the round", 1, UINT32_MAX),
+    UINT(ibx_migrate_round, kind, "the kind of round", IBX_ROUND_FETCH, IBX_ROUND_LAST),
+    UINT(ibx_migrate_round, pages, "the number of pages", 0, PAGES_MAX),
+    UINT(ibx_migrate_round, regions, "the number of regions", 0, UINT32_MAX),
+    {0},
+};
+
+static const struct field round_done_fields[] = {
+    UINT(ibx_migrate_round_done, number, "the number of the round", 1, UINT32_MAX),
+    UINT(ibx_migrate_round_done, bytes, "the number of bytes", 0, BYTES_MAX),
+    UINT(ibx_migrate_round_done, ns, "the duration", 0, BYTES_MAX),
     {0},
 };
 
@@ -348,11 +365,14 @@ static const struct message {
     [IBX_MIGRATE_BROKEN] = {"BROKEN", abort_fields, NULL, 0},
     [IBX_MIGRATE_DESCRIPTION] = {"DESCRIPTION", bytes_fields, NULL, 0},
     [IBX_MIGRATE_ENDED] = {"ENDED", status_fields, NULL, 0},
+    [IBX_MIGRATE_ROUND] = {"ROUND", bytes_fields, NULL, 0},
+    [IBX_MIGRATE_ROUND_END] = {"ROUND_END", round_fields, NULL, 0},
+    [IBX_MIGRATE_ROUND_DONE] = {"ROUND_DONE", round_done_fields, NULL, 0},
 };
 
 static const struct message *message_of(unsigned type)
 {
-    return type >= IBX_MIGRATE_HELLO && type <= IBX_MIGRATE_ENDED ? &messages[type] : NULL;
+    return type >= IBX_MIGRATE_HELLO && type <= IBX_MIGRATE_ROUND_DONE ? &messages[type] : NULL;
 }
 
 const char *ibx_migrate_message_name(enum ibx_migrate_message type)

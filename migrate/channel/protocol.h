@@ -12,8 +12,12 @@
  *        <-------------------------------- ANSWER   accepts
  *        JOIN, REGION... on each page connection ->
  *        <--------------------------------- READY   userfaultfd in place, QEMU waits for the state
+ *        (send --warm: any number of times)
+ *        ROUND... ROUND_END --------------------->  these pages are fetched while the VM runs
+ *        <---------------------------- ROUND_DONE   and after the last time: QEMU may stop the VM
  *        STATE... ------------------------------->  the VM runs on meanwhile
  *        (the VM stops) MAP... MAP_END ---------->  faults are served from here on
+ *        (send --warm: ROUND... ROUND_END before that MAP_END name what was written since)
  *        STATE... STATE_END --------------------->  into QEMU, but for its end
  *        <-------------------------------- LOADED
  *        COMMIT (the point of no return) -------->  the end: QEMU resumes the VM
@@ -42,7 +46,7 @@
 #include <stdint.h>
 
 #define IBX_MIGRATE_MAGIC           0x6d786269u /* "ibxm" */
-#define IBX_MIGRATE_VERSION         5u
+#define IBX_MIGRATE_VERSION         6u
 #define IBX_MIGRATE_ID_BYTES        16u
 #define IBX_MIGRATE_MESSAGE         65536u /* bytes of the longest message: the option both ends need */
 #define IBX_MIGRATE_LINKS_MAX       16u /* page connections */
@@ -73,6 +77,9 @@ enum ibx_migrate_message {
     IBX_MIGRATE_BROKEN,
     IBX_MIGRATE_DESCRIPTION,
     IBX_MIGRATE_ENDED,
+    IBX_MIGRATE_ROUND,
+    IBX_MIGRATE_ROUND_END,
+    IBX_MIGRATE_ROUND_DONE,
 };
 
 enum ibx_migrate_purpose {
@@ -117,6 +124,7 @@ struct ibx_migrate_hello {
     bool verify;       /* it wants pages to be verified, or in a RESUME has the key for that */
     bool disks_differ; /* on purpose: the destination reports differences, and accepts */
     bool runs;         /* MOVE: the VM runs now; RESUME: it ran until the migration stopped it */
+    bool warm;         /* MOVE: pages are to be fetched while the VM still runs */
     /* Bytes in the DESCRIPTION messages that follow at once: of ibx_description_write(), in a MOVE
      * or CHECK; 0: none follows. */
     uint32_t description_length;
@@ -133,6 +141,7 @@ struct ibx_migrate_answer {
     uint16_t count; /* why not: 0 when, and only when, it accepts */
     char reasons[IBX_MIGRATE_REASONS_MAX][IBX_ERROR_MAX];
     bool verify;         /* pages are verified: when either side wants it */
+    bool warm;           /* it fetches pages while the VM runs, as it was asked to */
     uint16_t note_count; /* what the source's operator should know, whether it accepts or not */
     char notes[IBX_MIGRATE_REASONS_MAX][IBX_ERROR_MAX];
 };
@@ -156,6 +165,26 @@ struct ibx_migrate_map_end {
     uint64_t data_pages;                  /* of them, those that have to be fetched */
     uint32_t regions;                     /* REGION messages on each page connection */
     uint8_t hash[IBX_MIGRATE_HASH_BYTES]; /* ibx_page_map_hash */
+};
+
+/* What is to become of the pages that the ROUND messages before it named. */
+enum ibx_round_kind {
+    IBX_ROUND_FETCH = 1, /* those that are there are dropped, and all are fetched */
+    IBX_ROUND_DROP,      /* those that are there are dropped: the VM is about to stop */
+    IBX_ROUND_LAST,      /* the same, and it has stopped */
+};
+
+struct ibx_migrate_round {
+    uint32_t number;  /* from 1 on */
+    uint8_t kind;     /* enum ibx_round_kind */
+    uint64_t pages;   /* that were named */
+    uint32_t regions; /* REGION messages on each page connection, so far */
+};
+
+struct ibx_migrate_round_done {
+    uint32_t number;
+    uint64_t bytes; /* that were fetched */
+    uint64_t ns;    /* that took */
 };
 
 struct ibx_migrate_commit {
@@ -200,7 +229,9 @@ struct ibx_migrate_any {
         const struct ibx_migrate_answer *answer;
         struct ibx_migrate_join join;
         struct ibx_migrate_region region;
-        struct ibx_bytes state, map; /* map: of ibx_page_map_decode */
+        struct ibx_bytes state, map; /* map, and ROUND: of ibx_page_map_decode */
+        struct ibx_migrate_round round;
+        struct ibx_migrate_round_done round_done;
         struct ibx_bytes description;
         struct ibx_migrate_map_end map_end;
         uint64_t state_bytes; /* STATE_END: of all STATE messages */

@@ -88,6 +88,7 @@ static struct destination *destination_create(const struct ibx_receive_options *
     d->status.began_ns = ibx_now_ns();
     ibx_destination_ram_init(&d->ram, options->minor, options->max_bandwidth);
     ibx_destination_link_init(&d->link);
+    ibx_destination_warm_init(&d->warm);
     ibx_destination_stream_init(&d->stream, STREAM_CLOSED);
     ibx_destination_qemu_init(&d->qemu, options->qmp, &d->status.record, &options->observer);
     d->qemu.managed = options->libvirt != NULL;
@@ -111,6 +112,7 @@ static int finish(struct destination *d, int rc, struct ibx_migrate_status *last
     ibx_control_socket_close(d->socket);
     ibx_destination_ram_fini(&d->ram); /* after the page connections, which READ into it */
     ibx_destination_stream_fini(&d->stream);
+    ibx_destination_warm_fini(&d->warm);
     if (d->qemu.managed) /* of a QEMU that has ended */
         ibx_gate_sweep(d->options->libvirt);
     ibx_destination_digests_restart(d);

@@ -39,7 +39,9 @@ static int step_joining(struct destination *d, struct ibx_error *err)
         rc = ibx_destination_record(d, IBX_JOURNAL_MAY_RUN, err);
     if (!rc)
         rc = ibx_destination_stream_open(&d->stream, qmp, err);
-    if (!rc) /* now: starting threads takes a millisecond, and the VM still runs */
+    if (!rc && d->warm_wished)
+        rc = ibx_destination_warm_begin(d, err);
+    else if (!rc) /* now: starting threads takes a millisecond, and the VM still runs */
         rc = ibx_destination_ram_engine(&d->ram, d->link.readers, d->link.count, false, err);
     if (!rc)
         rc = ibx_channel_send_plain(&d->link.control, IBX_MIGRATE_READY, err);
@@ -177,14 +179,15 @@ static int check_link(struct destination *d, struct ibx_error *err)
         int rc = ibx_destination_link_complete(&d->link, err);
         return rc == -EAGAIN ? 0 : rc;
     }
-    const bool links = d->state.now >= DESTINATION_READY && d->state.now <= DESTINATION_FILLING;
+    const bool links = d->state.now >= DESTINATION_READY && d->state.now <= DESTINATION_FILLING &&
+                       d->warm.state.now != WARM_FETCHING;
     return links ? step_linking(d, err) : 0;
 }
 
 static int step(struct destination *d, struct ibx_error *err)
 {
     int rc = ibx_destination_check_stall(d, err);
-    if (!rc)
+    if (!rc && !ibx_destination_warm_holds(d))
         rc = ibx_destination_stream_feed(&d->stream, err);
     if (!rc)
         rc = check_link(d, err);
@@ -193,6 +196,8 @@ static int step(struct destination *d, struct ibx_error *err)
     switch (d->state.now) {
     case DESTINATION_JOINING:
         return step_joining(d, err);
+    case DESTINATION_READY:
+        return ibx_destination_warm_step(d, err);
     case DESTINATION_MAPPED:
         return step_mapped(d, err);
     case DESTINATION_RESUMING:
@@ -258,8 +263,8 @@ static void wait_for_something(struct destination *d)
     fds[0] = (struct pollfd){.fd = qmp ? ibx_qmp_fd(qmp) : -1, .events = POLLIN};
     fds[1] = (struct pollfd){.fd = d->signals.fd, .events = POLLIN};
     fds[2] = (struct pollfd){.fd = engine ? ibx_fault_event_fd(engine) : -1, .events = POLLIN};
-    fds[3] = (struct pollfd){.fd = ibx_destination_stream_stuck(&d->stream) ? d->stream.fd : -1,
-                             .events = POLLOUT};
+    const bool stuck = ibx_destination_stream_stuck(&d->stream) && !ibx_destination_warm_holds(d);
+    fds[3] = (struct pollfd){.fd = stuck ? d->stream.fd : -1, .events = POLLOUT};
     unsigned n = 4 + ibx_destination_link_poll_fds(&d->link, owns_readers(d), fds + 4, &at_once);
     if (d->socket)
         n += ibx_control_socket_poll_fds(d->socket, fds + n);

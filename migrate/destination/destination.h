@@ -10,6 +10,7 @@
  *   digests.c            digests of the pages that have come, to the source
  *   commit.c             the point of no return: gives QEMU the end of the device state
  *   ending.c, silence.c  trouble, interrupts, the end; a source from which nothing comes
+ *   warm.c               pages that are fetched while the VM runs at the source
  *   states.c             the states
  *   ram.c, arrived.c     guest RAM, its userfaultfd and the fault engine
  *   link.c               the control connection, page connections and query connections
@@ -56,9 +57,11 @@ struct destination_ram {
     struct ibx_state_machine state;
     struct ibx_guest_ram guest;
     struct ibx_page_map map;
-    struct ibx_uffd uffd;                /* fd -1 in UNTOUCHED */
-    bool minor;                          /* minor faults: READs go into the page cache */
-    bool recovered;                      /* from a tool that ended; the engine is rebuilt */
+    struct ibx_page_map had; /* warm.c: pages that came before the stop; of no pages without it */
+    uint64_t warm_bytes;     /* fetched before the stop */
+    struct ibx_uffd uffd;    /* fd -1 in UNTOUCHED */
+    bool minor;              /* minor faults: READs go into the page cache */
+    bool recovered;          /* from a tool that ended; the engine is rebuilt */
     void *aliases[IBX_GUEST_BLOCKS_MAX]; /* minor mode */
     struct destination_note arrived;     /* minor mode: arrived.c; as are the next two */
     struct destination_note tags;        /* when pages are verified: one a page */
@@ -91,6 +94,13 @@ int ibx_destination_ram_engine(struct destination_ram *ram, struct ibx_page_read
  */
 int ibx_destination_ram_serve(struct destination_ram *ram, struct ibx_page_reader **readers,
                               unsigned count, bool runs, struct ibx_error *err);
+/* Before the stop: makes an engine that fetches these pages, and is COMPLETE then. */
+int ibx_destination_ram_fetch(struct destination_ram *ram, struct ibx_page_reader **readers,
+                              unsigned count, const struct ibx_page_map *pages,
+                              struct ibx_error *err);
+/* Before the stop, without a serving engine: these pages are missing again. */
+int ibx_destination_ram_drop(struct destination_ram *ram, const struct ibx_page_map *pages,
+                             struct ibx_error *err);
 /* No engine uses page connections. */
 bool ibx_destination_ram_stopped(const struct destination_ram *ram);
 void ibx_destination_ram_set_bandwidth(struct destination_ram *ram, uint64_t bytes_per_second);
@@ -161,9 +171,9 @@ static inline bool destination_linked(const struct destination_link *link)
     return link->state.now >= LINK_OPEN && link->state.now <= LINK_SERVING;
 }
 /* Takes over the connection of a HELLO, for `count` page connections, and accepts it;
- * `verify`: pages are verified. */
+ * `verify`: pages are verified; `warm`: they are fetched before the stop. */
 int ibx_destination_link_accept(struct destination_link *link, struct ibx_conn *conn,
-                                unsigned count, enum ibx_answer_state state, bool verify,
+                                unsigned count, enum ibx_answer_state state, bool verify, bool warm,
                                 const struct ibx_blockers *notes);
 /* Answers a HELLO over a query connection and takes that over. `links`: page connections. */
 void ibx_destination_link_answer(struct destination_link *link, struct ibx_conn *conn,
@@ -178,6 +188,9 @@ int ibx_destination_link_join(struct destination_link *link, struct ibx_conn *co
                               struct ibx_error *err);
 /* All page connections have joined and have all regions of the map. -EAGAIN: not yet. */
 int ibx_destination_link_complete(struct destination_link *link, struct ibx_error *err);
+/* The same, before there is a map: all have so many regions. */
+int ibx_destination_link_has_regions(struct destination_link *link, uint32_t regions,
+                                     struct ibx_error *err);
 /* The engine is destroyed: page connections are this thread's again. */
 void ibx_destination_link_engine_ended(struct destination_link *link);
 /* It is lost. In SERVING page connections stay until the engine has stopped. */
@@ -335,12 +348,56 @@ int ibx_destination_qemu_leave(struct destination_qemu *qemu, struct ibx_journal
                                struct ibx_error *err);
 void ibx_destination_qemu_fini(struct destination_qemu *qemu);
 
+/* ---------------------------------------------------------------- warm.c */
+
+/*
+ * state machine: destination warm
+ *   [*] -> OFF -> IDLE                   both sides want it: a part is awaited
+ *   IDLE -> NAMED -> FETCHING -> IDLE    all of a part is named; an engine fetches it
+ *   IDLE -> PREPARED                     what was written since is dropped: the VM may stop
+ *   PREPARED -> SETTLED                  the same, after the stop
+ *   SETTLED -> APPLIED                   the page map is here: QEMU may load the device state
+ *   any -> [*]
+ */
+enum destination_warm_state {
+    WARM_OFF,
+    WARM_IDLE,
+    WARM_NAMED,
+    WARM_FETCHING,
+    WARM_PREPARED,
+    WARM_SETTLED,
+    WARM_APPLIED
+};
+
+struct destination_warm {
+    struct ibx_state_machine state;
+    struct ibx_page_map part, gone;
+    struct ibx_migrate_round round; /* the last one that was announced */
+    uint64_t since_ns;              /* FETCHING */
+};
+
+struct destination;
+void ibx_destination_warm_init(struct destination_warm *warm);
+int ibx_destination_warm_begin(struct destination *d, struct ibx_error *err);
+int ibx_destination_warm_step(struct destination *d, struct ibx_error *err);
+/* ROUND and ROUND_END. */
+int ibx_destination_warm_on_round(struct destination *d, const struct ibx_bytes *piece,
+                                  struct ibx_error *err);
+int ibx_destination_warm_on_end(struct destination *d, const struct ibx_migrate_round *round,
+                                struct ibx_error *err);
+/* The page map is here. -EPROTO: what was written last was not named. */
+int ibx_destination_warm_apply(struct destination *d, struct ibx_error *err);
+/* QEMU must not read guest RAM yet. */
+bool ibx_destination_warm_holds(const struct destination *d);
+void ibx_destination_warm_fini(struct destination_warm *warm);
+
 /* ---------------------------------------------------------------- states.c */
 
 /*
  * state machine: destination
  *   [*] -> LISTENING -> JOINING           HELLO is accepted; JOINs are awaited
- *   JOINING -> READY                      userfaultfd in place, QEMU waits for the device state
+ *   JOINING -> READY                      userfaultfd in place, QEMU waits for the device state;
+ *                                         in READY pages may come before the stop (warm.c)
  *   READY -> MAPPED                       page map and regions are here: faults are served
  *   MAPPED -> WAITING                     QEMU has loaded all but the end: LOADED is sent
  *   WAITING -> RESUMING                   COMMIT has come: the end goes to QEMU
@@ -402,6 +459,8 @@ struct destination {
     struct destination_link link;
     struct destination_stream stream;
     struct destination_qemu qemu;
+    struct destination_warm warm;
+    bool warm_wished; /* by the source, and it is possible here */
 
     struct ibx_migrate_status status;
     struct migration_reporter reporter;

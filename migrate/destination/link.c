@@ -30,7 +30,7 @@ void ibx_destination_link_init(struct destination_link *link)
 /* ---------------------------------------------------------------- answers */
 
 static int send_answer(struct ibx_channel *channel, bool accepted, enum ibx_answer_state state,
-                       unsigned links, bool verify, const struct ibx_blockers *blockers)
+                       unsigned links, bool verify, bool warm, const struct ibx_blockers *blockers)
 {
     struct ibx_migrate_answer *answer = calloc(1, sizeof(*answer));
     const struct ibx_migrate_any message = {.type = IBX_MIGRATE_ANSWER, .is.answer = answer};
@@ -40,6 +40,7 @@ static int send_answer(struct ibx_channel *channel, bool accepted, enum ibx_answ
     answer->state = (uint8_t)state;
     answer->links = (uint16_t)links;
     answer->verify = verify;
+    answer->warm = warm;
     ibx_migrate_host(answer->host, sizeof(answer->host));
     for (size_t i = 0; blockers && i < blockers->count && i < IBX_MIGRATE_REASONS_MAX; i++)
         if (!accepted)
@@ -52,7 +53,7 @@ static int send_answer(struct ibx_channel *channel, bool accepted, enum ibx_answ
 }
 
 int ibx_destination_link_accept(struct destination_link *link, struct ibx_conn *conn,
-                                unsigned count, enum ibx_answer_state state, bool verify,
+                                unsigned count, enum ibx_answer_state state, bool verify, bool warm,
                                 const struct ibx_blockers *notes)
 {
     int rc = ibx_state_move(&link->state, LINK_OPEN);
@@ -64,7 +65,7 @@ int ibx_destination_link_accept(struct destination_link *link, struct ibx_conn *
     ibx_channel_init(&link->control, conn);
     link->count = count;
     link->joined = 0;
-    send_answer(&link->control, true, state, count, verify, notes);
+    send_answer(&link->control, true, state, count, verify, warm, notes);
     return 0;
 }
 
@@ -88,7 +89,7 @@ void ibx_destination_link_answer(struct destination_link *link, struct ibx_conn 
     end_query(link, at);
     ibx_channel_init(&link->queries[at], conn);
     link->query_since[at] = ibx_now_ns();
-    if (send_answer(&link->queries[at], accepted, state, links, false, blockers))
+    if (send_answer(&link->queries[at], accepted, state, links, false, false, blockers))
         end_query(link, at);
 }
 
@@ -136,9 +137,10 @@ int ibx_destination_link_join(struct destination_link *link, struct ibx_conn *co
     return rc;
 }
 
-int ibx_destination_link_complete(struct destination_link *link, struct ibx_error *err)
+int ibx_destination_link_has_regions(struct destination_link *link, uint32_t wanted,
+                                     struct ibx_error *err)
 {
-    bool whole = link->state.now == LINK_MAPPED && link->joined == link->count;
+    bool whole = link->joined == link->count;
     link->regions = 0;
     for (unsigned i = 0; i < link->count; i++) {
         if (!link->readers[i])
@@ -147,9 +149,15 @@ int ibx_destination_link_complete(struct destination_link *link, struct ibx_erro
         if (regions < 0)
             return regions;
         link->regions += (uint64_t)regions;
-        whole = whole && (uint32_t)regions >= link->map_end.regions;
+        whole = whole && (uint32_t)regions >= wanted;
     }
     return whole ? 0 : -EAGAIN;
+}
+
+int ibx_destination_link_complete(struct destination_link *link, struct ibx_error *err)
+{
+    int rc = ibx_destination_link_has_regions(link, link->map_end.regions, err);
+    return rc || link->state.now == LINK_MAPPED ? rc : -EAGAIN;
 }
 
 void ibx_destination_link_engine_ended(struct destination_link *link)

@@ -44,7 +44,8 @@ static int on_map_end(struct destination *d, const struct ibx_migrate_map_end *e
                              " pages, %" PRIu64 " with data, announced %" PRIu64,
                              map->next, map->pages, map->data_pages, end->data_pages);
     d->link.map_end = *end;
-    return ibx_state_move(&d->link.state, LINK_MAPPED);
+    int rc = ibx_destination_warm_apply(d, err);
+    return rc ? rc : ibx_state_move(&d->link.state, LINK_MAPPED);
 }
 
 /* The first one means that the VM is about to stop. */
@@ -53,7 +54,7 @@ static int on_state(struct destination *d, const struct ibx_bytes *state, struct
     if (!d->stream.total)
         d->busy_until_ns = ibx_migration_busy_until();
     int rc = ibx_destination_stream_append(&d->stream, state->bytes, state->length, err);
-    return rc ? rc : ibx_destination_stream_feed(&d->stream, err);
+    return rc || ibx_destination_warm_holds(d) ? rc : ibx_destination_stream_feed(&d->stream, err);
 }
 
 static int on_commit(struct destination *d, const struct ibx_migrate_any *message,
@@ -109,6 +110,10 @@ int ibx_destination_on_message(void *context, const struct ibx_migrate_any *mess
     case IBX_MIGRATE_MAP_END:
         return takes_map(d) ? on_map_end(d, &message->is.map_end, h->err)
                             : unexpected(d, message, h->err);
+    case IBX_MIGRATE_ROUND:
+        return ibx_destination_warm_on_round(d, &message->is.map, h->err);
+    case IBX_MIGRATE_ROUND_END:
+        return ibx_destination_warm_on_end(d, &message->is.round, h->err);
     case IBX_MIGRATE_COMMIT:
         return on_commit(d, message, h->err);
     case IBX_MIGRATE_CONFIRM:
@@ -155,7 +160,7 @@ static int send_ended(struct destination *d, struct ibx_error *err)
 void ibx_destination_send_progress(struct destination *d)
 {
     struct ibx_migrate_any message = {.type = IBX_MIGRATE_PROGRESS};
-    if (!destination_linked(&d->link) || !ibx_channel_idle(&d->link.control) ||
+    if (!destination_linked(&d->link) || !ibx_channel_idle(&d->link.control) || !d->status.pages ||
         ibx_now_ns() - d->progress_ns < MIGRATION_TICK_MS * IBX_NS_PER_MS)
         return;
     d->progress_ns = ibx_now_ns();

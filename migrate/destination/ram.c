@@ -299,10 +299,18 @@ int ibx_destination_ram_engine(struct destination_ram *ram, struct ibx_page_read
     return rc ? rc : ibx_fault_create(&config, &ram->engine, err);
 }
 
+static int mark_had(void *context, uint64_t first, uint64_t count, bool had)
+{
+    struct destination_ram *ram = context;
+    return had ? ibx_fault_mark_present(ram->engine, first, count) : 0;
+}
+
 /* From HELD. */
 static int serve_first(struct destination_ram *ram, struct ibx_error *err)
 {
     int rc = ram->recovered ? rebuild(ram, err) : 0;
+    if (!rc && (rc = ibx_page_map_runs(&ram->had, mark_had, ram)))
+        ibx_error_set(err, rc, "pages that are there could not be marked: %s", strerror(-rc));
     if (!rc && (rc = ibx_page_map_runs(&ram->map, mark_zero, ram)))
         ibx_error_set(err, rc, "zero pages could not be marked: %s", strerror(-rc));
     if (!rc && (rc = ibx_fault_serve(ram->engine)))
@@ -327,6 +335,55 @@ int ibx_destination_ram_serve(struct destination_ram *ram, struct ibx_page_reade
     return rc;
 }
 
+/* Pages of the complement count as present. */
+static int mark_others(void *context, uint64_t first, uint64_t count, bool wanted)
+{
+    struct destination_ram *ram = context;
+    return wanted ? 0 : ibx_fault_mark_present(ram->engine, first, count);
+}
+
+int ibx_destination_ram_fetch(struct destination_ram *ram, struct ibx_page_reader **readers,
+                              unsigned count, const struct ibx_page_map *pages,
+                              struct ibx_error *err)
+{
+    struct ibx_fault_reader as[IBX_MIGRATE_LINKS_MAX];
+    int rc = ibx_destination_ram_engine(ram, readers, count, true, err);
+    for (unsigned i = 0; !rc && i < count; i++) {
+        rc = ibx_page_reader_arm(readers[i], ram->buffer_bytes, &as[i], err);
+        if (!rc)
+            rc = ibx_page_reader_covers(readers[i], pages, err);
+    }
+    if (!rc && (rc = ibx_page_map_runs(pages, mark_others, ram)))
+        ibx_error_set(err, rc, "pages that are there could not be marked: %s", strerror(-rc));
+    if (!rc && (rc = ibx_fault_serve(ram->engine)))
+        ibx_error_set(err, rc, "the fault engine does not start: %s", strerror(-rc));
+    return rc;
+}
+
+static int drop_run(void *context, uint64_t first, uint64_t count, bool there)
+{
+    struct destination_ram *ram = context;
+    const unsigned at = ibx_page_map_block(&ram->map, first);
+    const struct ibx_guest_block *block = &ram->guest.blocks[at];
+    const uint64_t from = (first - ram->map.blocks[at].first) * block->page_size;
+    if (!there)
+        return 0;
+    if (ram->page_tags)
+        ibx_page_tags_forget(ram->page_tags, first, count);
+    return fallocate(block->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                     (off_t)(block->offset + from), (off_t)(count * block->page_size))
+               ? -errno
+               : 0;
+}
+
+int ibx_destination_ram_drop(struct destination_ram *ram, const struct ibx_page_map *pages,
+                             struct ibx_error *err)
+{
+    int rc = ibx_page_map_runs(pages, drop_run, ram);
+    return rc ? ibx_error_set(err, rc, "pages of guest RAM cannot be dropped: %s", strerror(-rc))
+              : 0;
+}
+
 bool ibx_destination_ram_stopped(const struct destination_ram *ram)
 {
     return !ram->engine || ibx_fault_state(ram->engine) == IBX_FAULT_STOPPED;
@@ -339,18 +396,31 @@ void ibx_destination_ram_set_bandwidth(struct destination_ram *ram, uint64_t byt
         ibx_fault_set_bandwidth(ram->engine, bytes_per_second);
 }
 
+/* While parts come before the stop, those that the engine does not fetch are present for it. */
+static void warm_stats(const struct destination_ram *ram, const struct ibx_fault_stats *stats,
+                       struct ibx_migrate_status *status)
+{
+    status->pages = stats->pages;
+    status->present = ram->had.data_pages + stats->present - stats->by_cause[IBX_FAULT_BY_REBUILD];
+    status->bytes = ram->warm_bytes + stats->bytes;
+}
+
 void ibx_destination_ram_stats(struct destination_ram *ram, struct ibx_migrate_status *status)
 {
     struct ibx_fault_stats stats;
     if (!ram->engine || ibx_fault_state(ram->engine) == IBX_FAULT_HELD)
         return;
     ibx_fault_stats(ram->engine, &stats);
+    if (ram->map.next != ram->map.pages) {
+        warm_stats(ram, &stats, status);
+        return;
+    }
     ram->waiting = stats.waiting;
     ram->discarded = stats.by_cause[IBX_FAULT_BY_REMOVE];
     status->pages = stats.pages;
     status->present = stats.present;
     status->zero_pages = stats.by_cause[IBX_FAULT_BY_ZERO];
-    status->bytes = stats.bytes;
+    status->bytes = ram->warm_bytes + stats.bytes;
     status->faults = stats.faults;
     status->fault_p50_ns = stats.latency_p50;
     status->fault_p99_ns = stats.latency_p99;
@@ -431,5 +501,6 @@ void ibx_destination_ram_fini(struct destination_ram *ram)
     ibx_destination_note_fini(&ram->arrived);
     ibx_destination_note_fini(&ram->tags);
     ibx_page_map_fini(&ram->map);
+    ibx_page_map_fini(&ram->had);
     ibx_guest_ram_fini(&ram->guest);
 }

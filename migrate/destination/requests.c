@@ -184,8 +184,9 @@ static int accept_migration(struct destination *d, const struct ibx_connection_r
         ibx_close(request->conn);
         return rc;
     }
+    d->warm_wished = hello->warm && !d->ram.minor;
     return ibx_destination_link_accept(&d->link, request->conn, links_of(d, hello), IBX_ANSWER_NONE,
-                                       record->verify, notes);
+                                       record->verify, d->warm_wished, notes);
 }
 
 static int on_new(struct destination *d, const struct ibx_connection_request *request,
@@ -233,8 +234,9 @@ static int resume_link(struct destination *d, const struct ibx_connection_reques
     name_of(request, record->peer, sizeof(record->peer));
     ibx_migration_note_key(record, request->conn); /* an earlier version did not note it */
     ibx_destination_digests_restart(d);
-    int rc = ibx_destination_link_accept(&d->link, request->conn, links,
-                                         ibx_destination_answer_state(d), hello->verify, NULL);
+    int rc =
+        ibx_destination_link_accept(&d->link, request->conn, links, ibx_destination_answer_state(d),
+                                    hello->verify, false, NULL);
     if (rc)
         return ibx_error_set(err, rc, "the source's connection cannot be taken");
     d->status.reconnects++;

@@ -58,7 +58,7 @@ void ibx_destination_check_silence(struct destination *d)
 int ibx_destination_check_stall(struct destination *d, struct ibx_error *err)
 {
     const uint64_t limit_ms = ibx_migration_stall_ms(&d->transport), now = ibx_now_ns();
-    const uint64_t count = d->messages + d->link.regions;
+    const uint64_t count = d->messages + d->link.regions + d->status.bytes;
     const bool awaited =
         d->state.now == DESTINATION_JOINING || d->state.now == DESTINATION_READY ||
         (d->state.now == DESTINATION_MAPPED && d->stream.state.now == STREAM_TAKING);

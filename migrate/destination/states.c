@@ -90,6 +90,8 @@ enum ibx_migrate_phase ibx_destination_phase(const struct destination *d)
 {
     if (d->status.record.state == IBX_JOURNAL_ENDED)
         return IBX_PHASE_ENDED;
+    if (d->state.now == DESTINATION_READY && d->warm.state.now != WARM_OFF)
+        return IBX_PHASE_WARMING;
     return destination_linked(&d->link) ? views[d->state.now].linked : views[d->state.now].lost;
 }
 

@@ -8,8 +8,8 @@
 
 const char *ibx_migrate_phase_name(enum ibx_migrate_phase phase)
 {
-    static const char *const phases[] = {"waiting", "preparing", "switching", "filling",
-                                         "broken",  "done",      "ended",     "failed"};
+    static const char *const phases[] = {"waiting", "preparing", "warming", "switching", "filling",
+                                         "broken",  "done",      "ended",   "failed"};
     return (unsigned)phase < sizeof(phases) / sizeof(phases[0]) ? phases[phase] : "unknown";
 }
 
@@ -53,6 +53,9 @@ static const struct figure figures[] = {
     LATER(total_ns),
     LATER(source_cpu_ns),
     LATER(state_bytes),
+    LATER(warm_rounds),
+    LATER(warm_bytes),
+    LATER(warm_pages),
 };
 #define FIGURES (sizeof(figures) / sizeof(figures[0]))
 

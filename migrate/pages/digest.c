@@ -209,6 +209,13 @@ int ibx_page_tags_note(void *context, unsigned worker, uint64_t page, uint32_t p
     return 0;
 }
 
+void ibx_page_tags_forget(struct ibx_page_tags *tags, uint64_t page, uint64_t pages)
+{
+    for (const uint64_t end = page + pages; page < end; page++)
+        if (atomic_exchange(&tags->tags[page], 0))
+            atomic_fetch_sub(&tags->tagged[page / IBX_DIGEST_PAGES], 1);
+}
+
 int ibx_page_tags_conflict(struct ibx_page_tags *tags, struct ibx_error *err)
 {
     pthread_mutex_lock(&tags->lock);

@@ -129,6 +129,39 @@ static uint64_t run_end(const struct ibx_page_map *map, uint64_t page, uint64_t 
     return ibx_guest_bits_next(map->bits, page, end, !ibx_page_map_data(map, page));
 }
 
+void ibx_page_map_set(struct ibx_page_map *map, uint64_t first, uint64_t count)
+{
+    bits_fill(map, first, count, true);
+}
+
+static void recount(struct ibx_page_map *map)
+{
+    map->data_pages = 0;
+    for (uint64_t i = 0; i < words_of(map->pages); i++)
+        map->data_pages += (uint64_t)__builtin_popcountll(map->bits[i]);
+}
+
+void ibx_page_map_add(struct ibx_page_map *map, const struct ibx_page_map *more)
+{
+    for (uint64_t i = 0; i < words_of(map->pages); i++)
+        map->bits[i] |= more->bits[i];
+    recount(map);
+}
+
+void ibx_page_map_remove(struct ibx_page_map *map, const struct ibx_page_map *less)
+{
+    for (uint64_t i = 0; i < words_of(map->pages); i++)
+        map->bits[i] &= ~less->bits[i];
+    recount(map);
+}
+
+void ibx_page_map_keep(struct ibx_page_map *map, const struct ibx_page_map *only)
+{
+    for (uint64_t i = 0; i < words_of(map->pages); i++)
+        map->bits[i] &= only->bits[i];
+    recount(map);
+}
+
 void ibx_page_map_put_block(struct ibx_page_map *map, unsigned block, const uint64_t *bits)
 {
     uint64_t first = map->blocks[block].first, pages = map->blocks[block].pages;

@@ -22,6 +22,7 @@
 /*
  * state machine: page reader
  *   [*] -> COLLECTING -> ARMED -> CLOSED -> [*]      all regions are there; the connection ended
+ *   ARMED -> COLLECTING        by rounds: more regions may come
  *   COLLECTING -> CLOSED       a closed one touches no buffer
  *   COLLECTING | ARMED -> [*]
  */
@@ -29,7 +30,7 @@ enum reader_state { READER_COLLECTING, READER_ARMED, READER_CLOSED };
 static const struct ibx_state reader_states[] = {
     [READER_COLLECTING] = {"collecting", IBX_TO(READER_ARMED) | IBX_TO(READER_CLOSED),
                            IBX_STATE_INITIAL | IBX_STATE_FINAL},
-    [READER_ARMED] = {"armed", IBX_TO(READER_CLOSED), IBX_STATE_FINAL},
+    [READER_ARMED] = {"armed", IBX_TO(READER_CLOSED) | IBX_TO(READER_COLLECTING), IBX_STATE_FINAL},
     [READER_CLOSED] = {"closed", 0, IBX_STATE_FINAL},
 };
 static const struct ibx_state_table reader_table = IBX_STATE_TABLE("page reader", reader_states);
@@ -441,6 +442,12 @@ int ibx_page_reader_arm(struct ibx_page_reader *reader, size_t buffer_bytes,
     if (!rc)
         rc = ibx_page_reader_serve(reader, buffer_bytes, as, err);
     return rc ? rc : ibx_state_move(&reader->state, READER_ARMED);
+}
+
+void ibx_page_reader_disarm(struct ibx_page_reader *reader)
+{
+    if (reader->state.now == READER_ARMED)
+        ibx_state_move(&reader->state, READER_COLLECTING);
 }
 
 int ibx_page_reader_aliases(struct ibx_page_reader *reader, const struct ibx_page_reader *other,

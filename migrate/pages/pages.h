@@ -47,6 +47,12 @@ static inline bool ibx_page_map_data(const struct ibx_page_map *map, uint64_t pa
     return map->bits[page / 64] >> (page % 64) & 1;
 }
 
+/* Sets, adds, takes away, or keeps only, pages; both maps are of the same RAM. */
+void ibx_page_map_set(struct ibx_page_map *map, uint64_t first, uint64_t count);
+void ibx_page_map_add(struct ibx_page_map *map, const struct ibx_page_map *more);
+void ibx_page_map_remove(struct ibx_page_map *map, const struct ibx_page_map *less);
+void ibx_page_map_keep(struct ibx_page_map *map, const struct ibx_page_map *only);
+
 /* The block that a page lies in. */
 unsigned ibx_page_map_block(const struct ibx_page_map *map, uint64_t page);
 
@@ -154,6 +160,8 @@ int ibx_page_reader_serve(struct ibx_page_reader *reader, size_t buffer_bytes,
  * overlap. */
 int ibx_page_reader_arm(struct ibx_page_reader *reader, size_t buffer_bytes,
                         struct ibx_fault_reader *as, struct ibx_error *err);
+/* The engine that used it is no more: further regions may come before it is armed again. */
+void ibx_page_reader_disarm(struct ibx_page_reader *reader);
 /* In minor mode: registers the alias of each block (or NULL) as the local side, or shares what
  * `other` (or NULL) has registered. Before the engine uses either; kept mapped until destroy. */
 int ibx_page_reader_aliases(struct ibx_page_reader *reader, const struct ibx_page_reader *other,

@@ -61,6 +61,9 @@ void ibx_preflight_space(const struct ibx_guest_ram *ram, struct ibx_blockers *b
 /* Bytes that the source pins for page connections on a fabric that pins: pieces that hold data. */
 int ibx_preflight_locked_bytes(const struct ibx_guest_ram *ram, uint64_t *bytes,
                                struct ibx_error *err);
+/* Whether all that changes guest RAM while the VM runs can be seen. -EOPNOTSUPP: what cannot. */
+int ibx_preflight_warm(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, uint64_t deadline_ns,
+                       struct ibx_error *err);
 /* `fabric` has to pin `bytes` in all, and this process may not lock that many. */
 void ibx_preflight_locked(const char *fabric, uint64_t bytes, struct ibx_blockers *blockers);
 

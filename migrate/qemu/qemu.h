@@ -7,6 +7,7 @@
  *   guest_ram.c, guest_ram_proc.c its guest RAM, by QMP and by /proc
  *   guest_ram_file.c, file_users.c its files when QEMU has ended, and who else can write to them
  *   inject.c, inject_uffd.c       a userfaultfd of QEMU's, made by ptrace
+ *   tracker.c                     which pages of guest RAM are written while the VM runs
  */
 #ifndef IBX_MIGRATE_QEMU_QEMU_H
 #define IBX_MIGRATE_QEMU_QEMU_H
@@ -209,8 +210,8 @@ int ibx_guest_ram_check_unused(const struct ibx_guest_ram *ram, pid_t qemu, stru
  *
  * Whatever fails here, QEMU is not harmed, with one exception: SIGKILL to this tool within the step
  * itself, some ten microseconds. At the destination the tool steps before its QEMU has anything to
- * lose, or after the migration is complete; at the source only after the commit, when what the VM
- * needs of QEMU is its memory, and that is in files.
+ * lose, or after the migration is complete; at the source after the commit, when what the VM needs
+ * of QEMU is its memory, and that is in files, and with send --warm, which says so, before it.
  *
  * x86-64 only; elsewhere every call returns -ENOTSUP.
  */
@@ -244,6 +245,29 @@ int ibx_uffd_close_in_qemu(struct ibx_uffd *uffd, uint64_t deadline_ns, struct i
 /* Whether IBX_UFFD_ANY would find a way, without touching QEMU: 0, or an error with the remedy.
  * `way` may be NULL. */
 int ibx_uffd_possible(pid_t pid, enum ibx_uffd_way *way, struct ibx_error *err);
+
+/*
+ * Which pages of its RAM QEMU writes, vCPUs and devices included, by a userfaultfd of QEMU's that
+ * nobody waits for (userfaultfd/dirty.h). It is this process's alone, so that whatever becomes of
+ * the tool, QEMU is as it was.
+ */
+struct ibx_tracker {
+    const struct ibx_guest_ram *ram;
+    int uffd, pagemap; /* -1: it is not open */
+};
+void ibx_tracker_init(struct ibx_tracker *tracker);
+/* `ram` is the caller's until close. From the return on, writes are noted. -EOPNOTSUPP: the kernel
+ * is too old; others as ibx_uffd_make(). */
+int ibx_tracker_open(struct ibx_tracker *tracker, const struct ibx_guest_ram *ram,
+                     struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err);
+/* Sets the bits of the pages of a block that were written since the last call, or since open. */
+int ibx_tracker_scan(const struct ibx_tracker *tracker, size_t block, uint64_t *bits,
+                     uint64_t *count, struct ibx_error *err);
+/* Waits until what the host's kernel was writing into pages of guest RAM before the last scan is
+ * there: reads past the page cache (cache=none) and commands of SCSI devices mark the pages that
+ * they fill when they begin, not when the data comes. The guest's disks rest for as long. */
+int ibx_tracker_settle(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err);
+void ibx_tracker_close(struct ibx_tracker *tracker);
 
 /* One system call in the main thread of `pid`: one that does not wait and ends no thread. `result`
  * gets what the kernel returned, a negative errno too. */

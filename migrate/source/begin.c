@@ -282,6 +282,8 @@ static struct source *source_create(const struct ibx_send_options *options, stru
     ibx_source_link_init(&s->link, &s->status.record, &s->transport, &s->vm, options->links,
                          !options->no_verify);
     s->link.disks_differ = options->disks_differ;
+    s->link.warm = options->warm;
+    ibx_source_warm_init(&s->warm);
     return s;
 }
 
@@ -313,6 +315,7 @@ static int finish(struct source *s, int rc, struct ibx_migrate_status *last, str
     ibx_source_update(s);
     ibx_migration_report(&s->reporter, &s->status, true);
     *last = s->status;
+    ibx_source_warm_end(s);
     ibx_source_stream_close(&s->stream);
     ibx_guard_leave(&s->guard);
     ibx_gate_close(&s->gate);

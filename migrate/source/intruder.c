@@ -50,6 +50,7 @@ void ibx_source_guard(struct source *s)
     struct ibx_error why = {0};
     if (s->state.now != SOURCE_SERVING || s->unguarded || !s->vm.qmp || libvirt_ends_it(s))
         return;
+    ibx_source_warm_end(s); /* one userfaultfd at a time has a range */
     make(s);
     if (s->guard.state.now != GUARD_MADE)
         return;

@@ -17,8 +17,11 @@ static const struct ibx_state source_states[] = {
                        IBX_TO(SOURCE_EXPOSING) | IBX_TO(SOURCE_KEPT) | IBX_TO(SOURCE_STRANDED),
                        IBX_STATE_INITIAL},
     [SOURCE_EXPOSING] = {"exposing",
-                         IBX_TO(SOURCE_STARTING) | IBX_TO(SOURCE_KEPT) | IBX_TO(SOURCE_STRANDED),
+                         IBX_TO(SOURCE_WARMING) | IBX_TO(SOURCE_STARTING) | IBX_TO(SOURCE_KEPT) |
+                             IBX_TO(SOURCE_STRANDED),
                          0},
+    [SOURCE_WARMING] = {"warming",
+                        IBX_TO(SOURCE_STARTING) | IBX_TO(SOURCE_KEPT) | IBX_TO(SOURCE_STRANDED), 0},
     [SOURCE_STARTING] = {"starting",
                          IBX_TO(SOURCE_STOPPED) | IBX_TO(SOURCE_KEPT) | IBX_TO(SOURCE_STRANDED), 0},
     [SOURCE_STOPPED] = {"stopped",
@@ -79,6 +82,8 @@ enum ibx_migrate_phase ibx_source_phase(const struct source *s)
     case SOURCE_EXPOSING:
     case SOURCE_STARTING:
         return IBX_PHASE_PREPARING;
+    case SOURCE_WARMING:
+        return IBX_PHASE_WARMING;
     case SOURCE_STOPPED:
     case SOURCE_SENDING:
         return IBX_PHASE_SWITCHING;
@@ -116,12 +121,14 @@ static void check_silence(struct source *s)
 {
     const bool before = s->state.now == SOURCE_EXPOSING && s->link.state.now == LINK_EXPOSED &&
                         s->peer.now == PEER_QUIET;
+    const bool warming = s->state.now == SOURCE_WARMING;
     const struct migration_expectation expected = {
-        .awaited = source_linked(&s->link) && (before || s->state.now == SOURCE_SERVING),
+        .awaited = source_linked(&s->link) && (before || warming || s->state.now == SOURCE_SERVING),
         .count = s->messages,
         .timeout_ms = s->transport.timeout_ms,
-        .means = before ? "the VM runs on here (interrupt to give up)"
-                        : "the VM runs there, and may wait for pages that are still here",
+        .means = before || warming
+                     ? "the VM runs on here (interrupt to give up)"
+                     : "the VM runs there, and may wait for pages that are still here",
     };
     ibx_migration_check_silence(&s->silence, &expected, &s->status, &s->options->observer);
 }
@@ -237,10 +244,14 @@ int ibx_source_on_message(void *context, const struct ibx_migrate_any *message)
         return source_committed(s) ? on_running(s, message->is.status, h->err)
                                    : unexpected(s, message, h->err);
     case IBX_MIGRATE_PROGRESS:
-        if (!source_committed(s))
+        if (!source_committed(s) && s->state.now != SOURCE_WARMING)
             return unexpected(s, message, h->err);
         on_progress(s, &message->is.progress);
         return 0;
+    case IBX_MIGRATE_ROUND_DONE:
+        return s->state.now == SOURCE_WARMING
+                   ? ibx_source_warm_on_done(s, &message->is.round_done, h->err)
+                   : unexpected(s, message, h->err);
     case IBX_MIGRATE_COMPLETE:
         if (s->state.now == SOURCE_CONFIRMING) /* sent again before CONFIRM had come */
             return 0;
@@ -280,6 +291,8 @@ static int on_quiet(struct source *s, struct ibx_error *err)
     int rc = ibx_source_move(s, SOURCE_STOPPED, err);
     if (!rc)
         rc = ibx_source_vm_find_map(&s->vm, err);
+    if (!rc)
+        rc = ibx_source_warm_stopped(s, err);
     return rc ? rc : ibx_source_link_expose(&s->link, err);
 }
 
@@ -407,13 +420,10 @@ static void link_files(struct source *s)
                              why.message);
 }
 
-static int step_exposing(struct source *s, struct ibx_error *err)
+/* From here on QEMU stops the VM. */
+static int start(struct source *s, struct ibx_error *err)
 {
-    int rc = ibx_source_link_exposed(&s->link, err);
-    if (rc || s->peer.now != PEER_READY)
-        return rc == -EAGAIN ? 0 : rc;
-    s->status.register_ns = ibx_now_ns() - s->status.began_ns;
-    rc = check_block_users(s, err);
+    int rc = check_block_users(s, err);
     if (!rc && s->vm.managed)
         link_files(s);
     if (!rc)
@@ -426,6 +436,21 @@ static int step_exposing(struct source *s, struct ibx_error *err)
     rc = s->vm.managed ? ibx_gate_let(&s->gate, err)
                        : ibx_source_stream_open(&s->stream, s->vm.qmp, err);
     return rc ? rc : ibx_source_move(s, SOURCE_STARTING, err);
+}
+
+static int step_exposing(struct source *s, struct ibx_error *err)
+{
+    int rc = ibx_source_link_exposed(&s->link, err);
+    if (rc || s->peer.now != PEER_READY)
+        return rc == -EAGAIN ? 0 : rc;
+    s->status.register_ns = ibx_now_ns() - s->status.began_ns;
+    return ibx_source_warm_begin(s) ? start(s, err) : ibx_source_move(s, SOURCE_WARMING, err);
+}
+
+static int step_warming(struct source *s, struct ibx_error *err)
+{
+    int rc = ibx_source_warm_step(s, err);
+    return rc || s->warm.state.now != WARM_OVER ? rc : start(s, err);
 }
 
 /* libvirt has started QEMU's migration. */
@@ -536,6 +561,8 @@ static int step(struct source *s, struct ibx_error *err)
     switch (s->state.now) {
     case SOURCE_EXPOSING:
         return step_exposing(s, err);
+    case SOURCE_WARMING:
+        return step_warming(s, err);
     case SOURCE_STARTING:
         return carry(s, err);
     case SOURCE_STOPPED:

@@ -12,6 +12,7 @@
  *   files.c     guest RAM when QEMU has ended after the commit
  *   stream.c    the device state, from QEMU to the destination
  *   link.c      the control connection and the page connections
+ *   warm.c      pages that are fetched while the VM still runs
  *   watchdog.c  the process that continues the VM when the tool is killed
  *
  * Calls go downwards: begin.c, source.c, then commit.c and ending.c, then the parts. Two functions
@@ -170,6 +171,7 @@ struct source_link {
 
     struct ibx_channel control;
     bool disks_differ;                /* on purpose */
+    bool warm;                        /* pages are to be fetched before the stop */
     struct ibx_migrate_hello hello;   /* the last one, */
     struct ibx_migrate_answer answer; /* and its answer */
     struct ibx_page_server *pages;
@@ -211,12 +213,66 @@ void ibx_source_link_close(struct source_link *link);
  * here; its failure has no consequence. The epoch of the record is a new one. */
 void ibx_source_link_disown(struct source_link *link, const char *why);
 
+/* ---------------------------------------------------------------- warm.c */
+
+/*
+ * state machine: source warm
+ *   [*] -> OFF                         not asked for, or not possible
+ *   OFF -> BETWEEN                     written pages are noted; the destination has no part to
+ * fetch BETWEEN -> EXPOSING -> FETCHING    a part is registered, then the destination fetches it
+ *   FETCHING -> BETWEEN                it has all of it
+ *   BETWEEN -> DROPPING -> OVER        it drops what was written since: QEMU may stop the VM
+ *   OVER -> STOPPED                    the VM is stopped, and what was written last is named
+ *   BETWEEN ... STOPPED -> ENDED       writes are not noted any more
+ *   OFF | ENDED -> [*]
+ */
+enum source_warm_state {
+    WARM_OFF,
+    WARM_BETWEEN,
+    WARM_EXPOSING,
+    WARM_FETCHING,
+    WARM_DROPPING,
+    WARM_OVER,
+    WARM_STOPPED,
+    WARM_ENDED
+};
+
+struct source_warm {
+    struct ibx_state_machine state;
+    struct ibx_tracker tracker;
+    struct ibx_page_map written; /* by the last scan */
+    struct ibx_page_map wanted;  /* not at the destination, or not as they are here */
+    struct ibx_page_map held;    /* at the destination, as they are or were here */
+    struct ibx_page_map part;    /* that a message names */
+    uint64_t cursor;             /* the next page to be considered */
+    uint64_t pass_pages;         /* wanted when this pass through guest RAM began */
+    uint64_t rate;               /* bytes per second, of the last part; 0: not known */
+    uint64_t began_ns;
+    uint32_t number;                      /* of the last round that was sent */
+    int64_t others[IBX_GUEST_BLOCKS_MAX]; /* pages of a block's file beside those with data */
+    bool lost;                            /* what was written is not known */
+};
+
+struct source;
+void ibx_source_warm_init(struct source_warm *warm);
+/* The destination is ready. An error, which was notified if it was asked for: OFF. */
+int ibx_source_warm_begin(struct source *s);
+/* The next part, if the destination waits for one. */
+int ibx_source_warm_step(struct source *s, struct ibx_error *err);
+int ibx_source_warm_on_done(struct source *s, const struct ibx_migrate_round_done *done,
+                            struct ibx_error *err);
+/* The VM is quiet, and the page map made: names what the destination must not keep. */
+int ibx_source_warm_stopped(struct source *s, struct ibx_error *err);
+/* Takes the protection away. May be repeated. */
+void ibx_source_warm_end(struct source *s);
+
 /* ---------------------------------------------------------------- source.c */
 
 /*
  * state machine: source
  *   [*] -> ASKING -> EXPOSING      HELLO is accepted; RAM is registered and READY is awaited
- *   EXPOSING -> STARTING           QEMU's migration is started, or libvirt may start it
+ *   EXPOSING -> WARMING            the destination fetches pages while the VM runs (--warm)
+ *   EXPOSING | WARMING -> STARTING QEMU's migration is started, or libvirt may start it
  *   STARTING -> STOPPED            the VM is stopped; the page map is made
  *   STOPPED -> SENDING             the page map is sent; the device state follows
  *   SENDING -> COMMITTED           LOADED has come and COMMIT goes: the point of no return
@@ -224,7 +280,8 @@ void ibx_source_link_disown(struct source_link *link, const char *why);
  *   SERVING -> CONFIRMING          COMPLETE or ENDED has come and is in the journal
  *   CONFIRMING -> DONE -> [*]      the destination confirmed it, or the time for that is over
  *   [*] -> COMMITTED | SERVING     ib-migrate recover
- *   ASKING | EXPOSING | STARTING | STOPPED | SENDING | COMMITTED -> KEPT | STRANDED -> [*]
+ *   ASKING | EXPOSING | WARMING | STARTING | STOPPED | SENDING | COMMITTED -> KEPT | STRANDED
+ *   KEPT | STRANDED -> [*]
  *   COMMITTED | SERVING -> LEFT | BROKEN -> [*]
  *
  * KEPT: the VM stays here. Before COMMITTED every failure leads there. In COMMITTED only the
@@ -241,6 +298,7 @@ void ibx_source_link_disown(struct source_link *link, const char *why);
 enum source_state {
     SOURCE_ASKING,
     SOURCE_EXPOSING,
+    SOURCE_WARMING,
     SOURCE_STARTING,
     SOURCE_STOPPED,
     SOURCE_SENDING,
@@ -279,6 +337,7 @@ struct source {
     struct source_vm vm;
     struct source_link link;
     struct source_stream stream;
+    struct source_warm warm;
     struct ibx_gate gate; /* CLOSED unless libvirt drives */
 
     struct ibx_migrate_status status;

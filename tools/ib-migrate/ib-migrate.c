@@ -179,6 +179,14 @@ static const struct ibx_tool_option options[] = {
      "prune: "
      "that such a migration left behind",
      BIT(SEND) | BIT(RECOVER) | BIT(PRUNE), .at = AT(remove)},
+    {.help = "Options of send and run:"},
+    {"warm", NULL,
+     "Fetch pages while the VM still runs, and again those that it writes; the rest after the stop",
+     BIT(SEND) | BIT(RUN), .at = AT(warm)},
+    {"warm-rounds", "N", "--warm with at most so many passes through its memory [8]",
+     BIT(SEND) | BIT(RUN), IBX_TOOL_UNSIGNED, AT(warm_rounds), 1, 1000, NULL},
+    {"warm-seconds", "SECONDS", "--warm for about so long at most [60]", BIT(SEND) | BIT(RUN),
+     IBX_TOOL_UNSIGNED, AT(warm_seconds), 1, GIVE_UP_MAX, NULL},
     {.help = "Options of run:"},
     {"to", "HOST", "Where the VM is to run: what ssh calls that host, also USER@HOST", BIT(RUN),
      IBX_TOOL_TEXT, .at = AT(to)},
@@ -247,6 +255,8 @@ static void check_line(const struct migrate_args *args, unsigned command)
         ibx_tool_bad_usage(&tool, "--libvirt \"%s\" is not an absolute path", args->libvirt);
     if (args->libvirt && args->quit)
         ibx_tool_bad_usage(&tool, "--quit with --libvirt: libvirt ends the source's QEMU itself");
+    if (args->libvirt && (args->warm || args->warm_rounds || args->warm_seconds))
+        ibx_tool_bad_usage(&tool, "--warm with --libvirt: libvirt decides when the VM stops");
     if (args->destination && args->uri)
         ibx_tool_bad_usage(&tool, "\"%s\" with --destination: only the source takes a URI",
                            args->uri);

@@ -58,7 +58,8 @@ struct migrate_args {
     uint64_t max_bandwidth;
     unsigned links, give_up_s;
     bool bandwidth_given, minor, paused, no_verify, quit, remove, json, quiet, yes, destination,
-        unfinished, prometheus, disks_differ;
+        unfinished, prometheus, disks_differ, warm;
+    unsigned warm_rounds, warm_seconds;
 };
 
 /* The commands: their exit status. */

@@ -123,6 +123,9 @@ static int send(const struct migrate_args *args, const struct ibx_migrate_observ
         .remove = args->remove,
         .no_verify = args->no_verify,
         .disks_differ = args->disks_differ,
+        .warm = args->warm || args->warm_rounds || args->warm_seconds,
+        .warm_rounds = args->warm_rounds,
+        .warm_seconds = args->warm_seconds,
         .observer = *observer,
     };
     return ibx_migrate_send(&options, record, last, err);

@@ -221,6 +221,10 @@ static const struct {
     {"max_bandwidth_bytes", "gauge", "The limit in bytes a second.", AT(max_bandwidth), true},
     {"downtime_seconds", "gauge", "From the VM's stop to its resume, once it is known.",
      AT(downtime_ns), true},
+    {"warm_rounds", "gauge", "Passes through its memory before its stop.", AT(warm_rounds), true},
+    {"warm_bytes_total", "counter", "Bytes of pages that were fetched in them.", AT(warm_bytes),
+     true},
+    {"warm_pages", "gauge", "Pages that needed no fetching after the stop.", AT(warm_pages), true},
 };
 
 static void put_live_figure(const struct sheet *sheet, size_t f)

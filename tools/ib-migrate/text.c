@@ -198,6 +198,12 @@ void ibx_cli_phase_line(const struct ibx_migrate_status *s, char *out, size_t si
         snprintf(out, size, "preparing: the VM runs at the source%s%s", s->ram_bytes ? ", " : "",
                  s->ram_bytes ? ram : "");
         break;
+    case IBX_PHASE_WARMING:
+        snprintf(out, size,
+                 "warming: the VM runs at the source, %" PRIu64 " of %" PRIu64 " pages are "
+                 "at the destination",
+                 s->present, s->pages);
+        break;
     case IBX_PHASE_SWITCHING:
         snprintf(out, size, "switching: the VM is stopped");
         break;
@@ -300,6 +306,12 @@ static void put_memory(FILE *out, const struct ibx_migrate_status *s)
     snprintf(text, sizeof(text), "%s of pages%s%s", one, s->path[0] ? " over " : "", s->path);
     ibx_text_sanitize(text);
     put_line(out, "bytes on the wire", text);
+    if (s->warm_bytes) {
+        ibx_cli_bytes(s->warm_bytes, one, sizeof(one));
+        snprintf(text, sizeof(text), "%s of pages, and %" PRIu64 " of these needed no more", one,
+                 s->warm_pages);
+        put_line(out, "before the stop", text);
+    }
     if (s->state_bytes) {
         ibx_cli_bytes(s->state_bytes, one, sizeof(one));
         put_line(out, "device state", one);

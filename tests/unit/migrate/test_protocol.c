@@ -46,12 +46,14 @@ static const struct ibx_migrate_hello sample_hello = {
     .verify = true,
     .disks_differ = true,
     .runs = true,
+    .warm = true,
     .description_length = 0x1234};
 static const struct ibx_migrate_answer sample_answer = {.state = IBX_ANSWER_WAITING,
                                                         .links = 3,
                                                         .host = "node-b",
                                                         .count = 2,
                                                         .reasons = {"it is full", "it is old"},
+                                                        .warm = true,
                                                         .note_count = 1,
                                                         .notes = {"it rains"}};
 
@@ -62,18 +64,18 @@ static const struct sample {
 } samples[] = {
     {"HELLO",
      {.type = IBX_MIGRATE_HELLO, .is.hello = &sample_hello},
-     "016962786d050001101112131415161718191a1b1c1d1e1f010000000000000001000200070000000200"
+     "016962786d060001101112131415161718191a1b1c1d1e1f010000000000000001000200070000000200"
      "0000160000000a0070632d7133352d372e32240030313233343536372d383961622d636465662d30"
      "3132332d3435363738396162636465660200766d0200040072616d30000000400000000000100000"
      "00000000341200000000000004006875676500000004000000000000200000000000000000000000000006006e"
-     "6f64652d6101010134120000"},
+     "6f64652d610101013412000001"},
     {"ANSWER",
      {.type = IBX_MIGRATE_ANSWER, .is.answer = &sample_answer},
-     "020002030006006e6f64652d6202000a0069742069732066756c6c09006974206973206f6c640001000800"
+     "020002030006006e6f64652d6202000a0069742069732066756c6c09006974206973206f6c64000101000800"
      "6974207261696e73"},
     {"JOIN",
      {.type = IBX_MIGRATE_JOIN, .is.join = {.id = ID, .epoch = 3, .link = 1}},
-     "036962786d0500101112131415161718191a1b1c1d1e1f03000000000000000100"},
+     "036962786d0600101112131415161718191a1b1c1d1e1f03000000000000000100"},
     {"REGION",
      {.type = IBX_MIGRATE_REGION,
       .is.region =
@@ -135,6 +137,16 @@ static const struct sample {
     {"ENDED",
      {.type = IBX_MIGRATE_ENDED, .is.status = "guest-shutdown"},
      "150e0067756573742d73687574646f776e"},
+    {"ROUND",
+     {.type = IBX_MIGRATE_ROUND, .is.map = {(const uint8_t *)"\0\0\0\0\0\0\0\0\1", 9}},
+     "16000000000000000001"},
+    {"ROUND_END",
+     {.type = IBX_MIGRATE_ROUND_END,
+      .is.round = {.number = 3, .kind = IBX_ROUND_DROP, .pages = 200000, .regions = 12}},
+     "170300000002400d0300000000000c000000"},
+    {"ROUND_DONE",
+     {.type = IBX_MIGRATE_ROUND_DONE, .is.round_done = {3, 4096000, 250000}},
+     "180300000000803e000000000090d0030000000000"},
 };
 #define SAMPLES (sizeof(samples) / sizeof(samples[0]))
 
@@ -156,7 +168,8 @@ static size_t golden_bytes(const struct sample *sample, uint8_t *out)
 /* Nothing but bytes, as many as there are. */
 static bool is_bytes(enum ibx_migrate_message type)
 {
-    return type == IBX_MIGRATE_STATE || type == IBX_MIGRATE_MAP || type == IBX_MIGRATE_DESCRIPTION;
+    return type == IBX_MIGRATE_STATE || type == IBX_MIGRATE_MAP ||
+           type == IBX_MIGRATE_DESCRIPTION || type == IBX_MIGRATE_ROUND;
 }
 
 /* Decodes a copy of exactly `length` bytes, so that a sanitizer sees every byte read past them. */
@@ -182,7 +195,7 @@ static int decode(const uint8_t *bytes, size_t length, struct ibx_migrate_any *i
 static void encodes_golden_bytes(NO_STATE)
 {
     uint8_t expected[512], out[512];
-    assert_int_equal(SAMPLES, IBX_MIGRATE_ENDED);
+    assert_int_equal(SAMPLES, IBX_MIGRATE_ROUND_DONE);
     for (size_t i = 0; i < SAMPLES; i++) {
         size_t length = golden_bytes(&samples[i], expected);
         ssize_t n = ibx_migrate_encode(&samples[i].message, out, sizeof(out));
@@ -311,9 +324,9 @@ static void refuses_other_protocols_and_versions(NO_STATE)
         says(type, 5, 0, 2, -EPROTONOSUPPORT, "version 0");
     }
     says(IBX_MIGRATE_READY, 0, 0, 1, -EPROTO, "type 0");
-    says(IBX_MIGRATE_READY, 0, 22, 1, -EPROTO, "type 22");
+    says(IBX_MIGRATE_READY, 0, 25, 1, -EPROTO, "type 25");
     says(IBX_MIGRATE_READY, 0, 255, 1, -EPROTO, "type 255");
-    assert_string_equal(ibx_migrate_message_name((enum ibx_migrate_message)22),
+    assert_string_equal(ibx_migrate_message_name((enum ibx_migrate_message)25),
                         "an unknown message");
     assert_string_equal(ibx_answer_state_name(IBX_ANSWER_RUNNING), "running");
     assert_string_equal(ibx_answer_state_name(IBX_ANSWER_GIVEN_UP), "given up");
@@ -377,6 +390,10 @@ static void refuses_fields_out_of_range(NO_STATE)
     says(IBX_MIGRATE_PROGRESS, 18, 300001, 8, -EPROTO, "300001");
     for (size_t at = 26; at < 66; at += 8)
         says(IBX_MIGRATE_PROGRESS, at, 1ull << 60, 8, -EPROTO, "at most 1152921504606846975");
+    says(IBX_MIGRATE_ROUND_END, 1, 0, 4, -EPROTO, "round is 0");
+    says(IBX_MIGRATE_ROUND_END, 5, 4, 1, -EPROTO, "kind of round is 4");
+    says(IBX_MIGRATE_ROUND_END, 6, (1ull << 40) + 1, 8, -EPROTO, "at most");
+    says(IBX_MIGRATE_ROUND_DONE, 5, 1ull << 60, 8, -EPROTO, "bytes is");
     says(IBX_MIGRATE_COMPLETE, 25, 11, 8, -EPROTO, "do not make 300000");
     says(IBX_MIGRATE_COMPLETE, 9, 0ull - 5, 8, -EPROTO, "zero pages is");
     says(IBX_MIGRATE_COMPLETE, 74, 300001, 8, -EPROTO, "do not make");

@@ -192,8 +192,8 @@ static void test_phase_lines(NO_STATE)
     again.phase = IBX_PHASE_FILLING;
     strcpy(again.record.vm_status, "paused");
     is(phase_line(&again), "filling: the VM is \"paused\" at the destination");
-    const char *const words[] = {"waiting", "preparing", "switching", "filling",
-                                 "broken",  "done",      "ended",     "failed"};
+    const char *const words[] = {"waiting", "preparing", "warming", "switching", "filling",
+                                 "broken",  "done",      "ended",   "failed"};
     for (int phase = IBX_PHASE_WAITING; phase <= IBX_PHASE_FAILED; phase++) {
         status.phase = (enum ibx_migrate_phase)phase;
         assert_memory_equal(phase_line(&status), words[phase], strlen(words[phase]));
@@ -224,6 +224,8 @@ static void test_summary(NO_STATE)
     status.fault_sum_ns = 120000000;
     status.source_cpu_ns = 3000000;
     status.state_bytes = 640 << 10;
+    status.warm_bytes = 700 << 10;
+    status.warm_pages = 150;
     status.reconnects = 2;
     char *text = summary_of(&status);
     text_has(text, "downtime           12.3 ms (map 2.00 ms, resume 1.30 ms)\n");
@@ -233,6 +235,7 @@ static void test_summary(NO_STATE)
              "faults             12, p50 45.6 us, p99 1.23 ms, max 4.10 ms, together 120 ms\n");
     text_has(text, "zero pages         100 of 1000 (10%), not sent\n");
     text_has(text, "bytes on the wire  1000 KiB of pages over verbs mlx5_0 port 1\n");
+    text_has(text, "before the stop    700 KiB of pages, and 150 of these needed no more\n");
     text_has(text, "device state       640 KiB\n");
     text_has(text, "source CPU         3.00 ms\n");
     text_has(text, "reconnections      2\n");

@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Pages that come while the VM still runs at the source. Each part has a fault engine of its own,
+ * for which all other pages are present, over the page connections. A page that comes again is
+ * dropped before: a hole in the file of guest RAM, so that the kernel reports the first touch of it
+ * as it does of any page that has not come. QEMU gets none of the device state before the last of
+ * these are dropped: loading it reads guest RAM.
+ */
+#include "migrate/destination/destination.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <string.h>
+
+static const struct ibx_state warm_states[] = {
+    [WARM_OFF] = {"off", IBX_TO(WARM_IDLE), IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [WARM_IDLE] = {"idle", IBX_TO(WARM_NAMED) | IBX_TO(WARM_PREPARED), IBX_STATE_FINAL},
+    [WARM_NAMED] = {"named", IBX_TO(WARM_FETCHING), IBX_STATE_FINAL},
+    [WARM_FETCHING] = {"fetching", IBX_TO(WARM_IDLE), IBX_STATE_FINAL},
+    [WARM_PREPARED] = {"prepared", IBX_TO(WARM_SETTLED), IBX_STATE_FINAL},
+    [WARM_SETTLED] = {"settled", IBX_TO(WARM_APPLIED), IBX_STATE_FINAL},
+    [WARM_APPLIED] = {"applied", 0, IBX_STATE_FINAL},
+};
+static const struct ibx_state_table warm_table = IBX_STATE_TABLE("destination warm", warm_states);
+
+void ibx_destination_warm_init(struct destination_warm *warm)
+{
+    ibx_state_begin(&warm->state, &warm_table, WARM_OFF);
+}
+
+int ibx_destination_warm_begin(struct destination *d, struct ibx_error *err)
+{
+    int rc = ibx_page_map_init_ram(&d->warm.part, &d->ram.guest, err);
+    if (!rc)
+        rc = ibx_page_map_init_ram(&d->warm.gone, &d->ram.guest, err);
+    if (!rc)
+        rc = ibx_page_map_init_ram(&d->ram.had, &d->ram.guest, err);
+    return rc ? rc : ibx_state_move(&d->warm.state, WARM_IDLE);
+}
+
+void ibx_destination_warm_fini(struct destination_warm *warm)
+{
+    ibx_page_map_fini(&warm->part);
+    ibx_page_map_fini(&warm->gone);
+}
+
+/* ---------------------------------------------------------------- dropping */
+
+/* Those of `part` that are there. */
+static int drop(struct destination *d, struct ibx_error *err)
+{
+    struct destination_warm *warm = &d->warm;
+    ibx_page_map_restart(&warm->gone);
+    ibx_page_map_add(&warm->gone, &warm->part);
+    ibx_page_map_keep(&warm->gone, &d->ram.had);
+    ibx_page_map_remove(&d->ram.had, &warm->gone);
+    return ibx_destination_ram_drop(&d->ram, &warm->gone, err);
+}
+
+/* ---------------------------------------------------------------- a part */
+
+static int send_done(struct destination *d, uint64_t bytes, uint64_t ns, struct ibx_error *err)
+{
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_ROUND_DONE};
+    message.is.round_done = (struct ibx_migrate_round_done){d->warm.round.number, bytes, ns};
+    return ibx_channel_send(&d->link.control, &message, err);
+}
+
+static int fetch(struct destination *d, struct ibx_error *err)
+{
+    struct destination_warm *warm = &d->warm;
+    int rc = ibx_destination_link_has_regions(&d->link, warm->round.regions, err);
+    if (rc)
+        return rc == -EAGAIN ? 0 : rc;
+    rc = ibx_state_move(&warm->state, WARM_FETCHING);
+    warm->since_ns = ibx_now_ns();
+    return rc ? rc
+              : ibx_destination_ram_fetch(&d->ram, d->link.readers, d->link.count, &warm->part,
+                                          err);
+}
+
+static int fetched(struct destination *d, struct ibx_error *err)
+{
+    struct destination_warm *warm = &d->warm;
+    struct ibx_fault_stats stats;
+    const enum ibx_fault_state state = ibx_fault_state(d->ram.engine);
+    if (state == IBX_FAULT_STOPPED)
+        return ibx_fault_reason(d->ram.engine, err);
+    if (state != IBX_FAULT_COMPLETE) {
+        ibx_destination_send_progress(d);
+        return 0;
+    }
+    ibx_fault_stats(d->ram.engine, &stats);
+    ibx_destination_ram_end_engine(&d->ram);
+    for (unsigned i = 0; i < d->link.count; i++)
+        ibx_page_reader_disarm(d->link.readers[i]);
+    ibx_page_map_add(&d->ram.had, &warm->part);
+    d->ram.warm_bytes += stats.bytes;
+    d->status.warm_bytes = d->ram.warm_bytes;
+    int rc = ibx_state_move(&warm->state, WARM_IDLE);
+    return rc ? rc : send_done(d, stats.bytes, ibx_now_ns() - warm->since_ns, err);
+}
+
+int ibx_destination_warm_step(struct destination *d, struct ibx_error *err)
+{
+    int rc = 0;
+    if (d->warm.state.now == WARM_NAMED)
+        rc = fetch(d, err);
+    return !rc && d->warm.state.now == WARM_FETCHING ? fetched(d, err) : rc;
+}
+
+/* ---------------------------------------------------------------- messages */
+
+/* Whether a message of these may come now. */
+static bool takes(const struct destination *d)
+{
+    const unsigned now = d->warm.state.now;
+    return d->state.now == DESTINATION_READY && d->link.state.now == LINK_OPEN &&
+           (now == WARM_IDLE || now == WARM_PREPARED);
+}
+
+static int unexpected(const struct destination *d, const char *what, struct ibx_error *err)
+{
+    return ibx_error_set(err, -EPROTO,
+                         "the source sent %s while the destination was %s, and the pages before "
+                         "the stop were %s",
+                         what, ibx_state_name(d->state.table, d->state.now),
+                         ibx_state_name(&warm_table, d->warm.state.now));
+}
+
+int ibx_destination_warm_on_round(struct destination *d, const struct ibx_bytes *piece,
+                                  struct ibx_error *err)
+{
+    struct destination_warm *warm = &d->warm;
+    if (!takes(d))
+        return unexpected(d, "ROUND", err);
+    if (warm->part.next == warm->part.pages) /* the first piece of another one */
+        ibx_page_map_restart(&warm->part);
+    return ibx_page_map_decode(&warm->part, piece->bytes, piece->length, err);
+}
+
+/* What is written from here on is named when the VM has stopped: the engine that is to serve it is
+ * made now, because that takes a millisecond. */
+static int prepare(struct destination *d, struct ibx_error *err)
+{
+    int rc = drop(d, err);
+    if (!rc)
+        rc = ibx_destination_ram_engine(&d->ram, d->link.readers, d->link.count, false, err);
+    if (!rc)
+        rc = ibx_state_move(&d->warm.state, WARM_PREPARED);
+    return rc ? rc : send_done(d, 0, 0, err);
+}
+
+int ibx_destination_warm_on_end(struct destination *d, const struct ibx_migrate_round *round,
+                                struct ibx_error *err)
+{
+    struct destination_warm *warm = &d->warm;
+    const bool last = round->kind == IBX_ROUND_LAST;
+    if (!takes(d) || last != (warm->state.now == WARM_PREPARED))
+        return unexpected(d, "ROUND_END", err);
+    if (warm->part.next != warm->part.pages || warm->part.data_pages != round->pages ||
+        round->number != warm->round.number + 1)
+        return ibx_error_set(err, -EPROTO,
+                             "round %u does not add up: %" PRIu64 " of %" PRIu64
+                             " pages are described, %" PRIu64 " named, announced %" PRIu64,
+                             round->number, warm->part.next, warm->part.pages,
+                             warm->part.data_pages, round->pages);
+    warm->round = *round;
+    if (round->kind == IBX_ROUND_DROP)
+        return prepare(d, err);
+    int rc = drop(d, err);
+    return rc ? rc : ibx_state_move(&warm->state, last ? WARM_SETTLED : WARM_NAMED);
+}
+
+/* ---------------------------------------------------------------- the page map */
+
+int ibx_destination_warm_apply(struct destination *d, struct ibx_error *err)
+{
+    struct destination_warm *warm = &d->warm;
+    if (warm->state.now == WARM_OFF || warm->state.now == WARM_APPLIED)
+        return 0;
+    if (warm->state.now != WARM_SETTLED)
+        return unexpected(d, "MAP_END", err);
+    /* What is zero at the source by now. */
+    ibx_page_map_restart(&warm->part);
+    ibx_page_map_add(&warm->part, &d->ram.had);
+    ibx_page_map_remove(&warm->part, &d->ram.map);
+    int rc = warm->part.data_pages ? drop(d, err) : 0;
+    d->status.warm_pages = d->ram.had.data_pages;
+    return rc ? rc : ibx_state_move(&warm->state, WARM_APPLIED);
+}
+
+bool ibx_destination_warm_holds(const struct destination *d)
+{
+    return d->warm.state.now != WARM_OFF && d->warm.state.now != WARM_APPLIED;
+}

@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Who changes guest RAM past QEMU's page tables, so that it is not known which pages are written:
+ * such a VM is migrated all the same, but no page of it is fetched before it stops. */
+#include "migrate/preflight/preflight.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+/* They hand guest RAM to the host's kernel, or a device of the host, for good; or take memory from
+ * the guest and give it back, without a write. */
+static const char *const devices[] = {"vhost-scsi", "virtio-mem"};
+static const char *const drivers[] = {"nvme", "nvme-io_uring", "io_uring", "virtio-blk-"};
+
+static bool begins(const char *text, const char *with)
+{
+    return !strncmp(text, with, strlen(with));
+}
+
+/* The guest reports free pages, which QEMU gives back to the host. */
+static bool reports_pages(struct ibx_qmp *qmp, const char *path, const char *name,
+                          uint64_t deadline_ns)
+{
+    char device[512];
+    json_t *value = NULL;
+    snprintf(device, sizeof(device), "%s/%s", path, name);
+    const int rc = ibx_qmp_execute(
+        qmp, "qom-get", json_pack("{s:s, s:s}", "path", device, "property", "free-page-reporting"),
+        &value, deadline_ns, NULL);
+    const bool reports = !rc && json_is_true(value);
+    json_decref(value);
+    return reports;
+}
+
+static int check_device(struct ibx_qmp *qmp, const char *path, const char *name, const char *type,
+                        uint64_t deadline_ns, struct ibx_error *err)
+{
+    for (size_t i = 0; i < sizeof(devices) / sizeof(devices[0]); i++)
+        if (begins(type, devices[i]))
+            return ibx_error_set(err, -EOPNOTSUPP, "device %.64s (%.*s) changes guest RAM unseen",
+                                 name, (int)strcspn(type, ">"), type);
+    if (begins(type, "virtio-balloon") && reports_pages(qmp, path, name, deadline_ns))
+        return ibx_error_set(err, -EOPNOTSUPP,
+                             "device %.64s has free-page-reporting, by which pages change unseen",
+                             name);
+    return 0;
+}
+
+static int check_devices(struct ibx_qmp *qmp, const char *path, uint64_t deadline_ns,
+                         struct ibx_error *err)
+{
+    json_t *list, *item;
+    size_t index;
+    int rc =
+        ibx_qmp_execute(qmp, "qom-list", json_pack("{s:s}", "path", path), &list, deadline_ns, err);
+    if (rc)
+        return rc;
+    json_array_foreach(list, index, item)
+    {
+        const char *name = json_string_value(json_object_get(item, "name"));
+        const char *type = json_string_value(json_object_get(item, "type"));
+        if (!rc && name && type && begins(type, "child<"))
+            rc = check_device(qmp, path, name, type + 6, deadline_ns, err);
+    }
+    json_decref(list);
+    return rc;
+}
+
+static int check_disks(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
+{
+    json_t *list, *node;
+    size_t index;
+    int rc = ibx_qmp_execute(qmp, "query-named-block-nodes", json_pack("{s:b}", "flat", 1), &list,
+                             deadline_ns, err);
+    if (rc)
+        return rc;
+    json_array_foreach(list, index, node)
+    {
+        const char *driver = json_string_value(json_object_get(node, "drv"));
+        for (size_t i = 0; !rc && driver && i < sizeof(drivers) / sizeof(drivers[0]); i++)
+            if (!strcmp(driver, drivers[i]) || (i == 3 && begins(driver, drivers[i])))
+                rc = ibx_error_set(err, -EOPNOTSUPP,
+                                   "a disk is used by QEMU's driver %.32s, which changes guest RAM "
+                                   "unseen",
+                                   driver);
+    }
+    json_decref(list);
+    return rc;
+}
+
+int ibx_preflight_warm(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, uint64_t deadline_ns,
+                       struct ibx_error *err)
+{
+    struct ibx_error why = {0};
+    int rc = check_devices(qmp, "/machine/peripheral", deadline_ns, err);
+    if (!rc)
+        rc = check_devices(qmp, "/machine/peripheral-anon", deadline_ns, err);
+    if (!rc)
+        rc = check_disks(qmp, deadline_ns, err);
+    if (!rc && ibx_guest_ram_check_unused(ram, ram->pid, &why))
+        rc = ibx_error_set(err, -EOPNOTSUPP, "%s", why.message);
+    return rc;
+}

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/qemu/qemu_internal.h"
+
+#include "userfaultfd/dirty.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+void ibx_tracker_init(struct ibx_tracker *tracker)
+{
+    *tracker = (struct ibx_tracker){.uffd = -1, .pagemap = -1};
+}
+
+/* QEMU keeps no copy: when this tool ends, by SIGKILL too, the kernel takes the protection away. */
+static int make(struct ibx_tracker *tracker, struct ibx_qmp *qmp, uint64_t deadline_ns,
+                struct ibx_error *err)
+{
+    struct ibx_uffd made;
+    int rc = ibx_uffd_make(tracker->ram->pid, qmp, IBX_UFFD_ANY, &made, deadline_ns, err);
+    if (rc)
+        return rc;
+    tracker->uffd = fcntl(made.fd, F_DUPFD_CLOEXEC, 0);
+    if (tracker->uffd < 0)
+        rc =
+            ibx_error_set(err, -errno, "no descriptor for QEMU's userfaultfd: %s", strerror(errno));
+    const int closed = ibx_uffd_close_in_qemu(&made, deadline_ns, rc ? NULL : err);
+    if (closed) /* an unused one stays in QEMU */
+        close(made.fd);
+    return rc ? rc : closed;
+}
+
+static int open_pagemap(struct ibx_tracker *tracker, struct ibx_error *err)
+{
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/%d/pagemap", (int)tracker->ram->pid);
+    tracker->pagemap = open(path, O_RDONLY | O_CLOEXEC);
+    if (tracker->pagemap >= 0)
+        return 0;
+    return ibx_error_set(err, -errno, "%s cannot be opened: %s; run this tool as root", path,
+                         strerror(errno));
+}
+
+int ibx_tracker_open(struct ibx_tracker *tracker, const struct ibx_guest_ram *ram,
+                     struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
+{
+    tracker->ram = ram;
+    int rc = open_pagemap(tracker, err);
+    if (!rc)
+        rc = make(tracker, qmp, deadline_ns, err);
+    if (!rc)
+        rc = ibx_dirty_enable(tracker->uffd, err);
+    for (size_t i = 0; !rc && i < ram->count; i++) {
+        const struct ibx_guest_block *block = &ram->blocks[i];
+        rc = ibx_dirty_register(tracker->uffd, block->address, block->size, err);
+        if (!rc)
+            rc = ibx_dirty_scan(tracker->pagemap, block->address, block->size, block->page_size,
+                                NULL, NULL, err);
+    }
+    if (rc)
+        ibx_tracker_close(tracker);
+    return rc;
+}
+
+int ibx_tracker_scan(const struct ibx_tracker *tracker, size_t block, uint64_t *bits,
+                     uint64_t *count, struct ibx_error *err)
+{
+    const struct ibx_guest_block *of = &tracker->ram->blocks[block];
+    return ibx_dirty_scan(tracker->pagemap, of->address, of->size, of->page_size, bits, count, err);
+}
+
+/* Reads of such a block node may write to pages that the kernel has pinned. */
+static bool pins(const json_t *node)
+{
+    const char *driver = json_string_value(json_object_get(node, "drv"));
+    return json_is_true(json_object_get(json_object_get(node, "cache"), "direct")) ||
+           (driver && !strncmp(driver, "host_", 5));
+}
+
+/* A transaction without actions: QEMU waits for all requests to its block devices before the first
+ * action of any transaction. */
+int ibx_tracker_settle(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
+{
+    json_t *nodes, *node;
+    size_t i;
+    bool some = false;
+    int rc = ibx_qmp_execute(qmp, "query-named-block-nodes", json_pack("{s:b}", "flat", 1), &nodes,
+                             deadline_ns, err);
+    if (rc)
+        return rc;
+    json_array_foreach(nodes, i, node) some |= pins(node);
+    json_decref(nodes);
+    if (!some)
+        return 0;
+    rc =
+        ibx_qmp_execute(qmp, "transaction", json_pack("{s:[]}", "actions"), NULL, deadline_ns, err);
+    return rc ? ibx_error_prefix(err, rc, "the VM's disks do not come to rest") : 0;
+}
+
+void ibx_tracker_close(struct ibx_tracker *tracker)
+{
+    for (size_t i = 0; tracker->uffd >= 0 && i < tracker->ram->count; i++)
+        ibx_dirty_unregister(tracker->uffd, tracker->ram->blocks[i].address,
+                             tracker->ram->blocks[i].size);
+    if (tracker->uffd >= 0)
+        close(tracker->uffd);
+    if (tracker->pagemap >= 0)
+        close(tracker->pagemap);
+    ibx_tracker_init(tracker);
+}

@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Pages that go to the destination while the VM still runs here, by parts: each part is named by
+ * ROUND messages and fetched as pages always are. What is written meanwhile is noted (migrate/qemu/
+ * tracker.c) and goes again, until another pass through guest RAM does not pay. Right before the
+ * stop the destination drops what it has and what was written since; after the stop it drops the
+ * rest of that. All others are fetched by post-copy.
+ *
+ * `wanted` has every page that was written after the destination had it, if only by the order of
+ * these steps: scan, wait for devices, send. A write is seen by the next scan, or it was there
+ * before the pages are fetched; one of a device, into pages that the kernel has pinned for it
+ * before the scan, is waited for.
+ */
+#include "migrate/preflight/preflight.h"
+#include "migrate/source/source.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+
+#define ROUNDS_DEFAULT  8u
+#define SECONDS_DEFAULT 60u
+#define PART_MS         250 /* that a part should take: what was written is looked for in between */
+#define PART_LEAST      (16ull << 20) /* bytes */
+#define ENOUGH_MS       10            /* what is fetched within this is as well left to post-copy */
+#define SETTLE_MS       3000          /* for devices */
+#define OPEN_MS         2000
+
+static const struct ibx_state warm_states[] = {
+    [WARM_OFF] = {"off", IBX_TO(WARM_BETWEEN), IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [WARM_BETWEEN] = {"between", IBX_TO(WARM_EXPOSING) | IBX_TO(WARM_DROPPING) | IBX_TO(WARM_ENDED),
+                      0},
+    [WARM_EXPOSING] = {"exposing", IBX_TO(WARM_FETCHING) | IBX_TO(WARM_ENDED), 0},
+    [WARM_FETCHING] = {"fetching", IBX_TO(WARM_BETWEEN) | IBX_TO(WARM_ENDED), 0},
+    [WARM_DROPPING] = {"dropping", IBX_TO(WARM_OVER) | IBX_TO(WARM_ENDED), 0},
+    [WARM_OVER] = {"over", IBX_TO(WARM_STOPPED) | IBX_TO(WARM_ENDED), 0},
+    [WARM_STOPPED] = {"stopped", IBX_TO(WARM_ENDED), 0},
+    [WARM_ENDED] = {"ended", 0, IBX_STATE_FINAL},
+};
+static const struct ibx_state_table warm_table = IBX_STATE_TABLE("source warm", warm_states);
+
+void ibx_source_warm_init(struct source_warm *warm)
+{
+    ibx_tracker_init(&warm->tracker);
+    ibx_state_begin(&warm->state, &warm_table, WARM_OFF);
+}
+
+/* ---------------------------------------------------------------- beginning */
+
+static int make_maps(struct source *s, struct ibx_error *err)
+{
+    struct source_warm *warm = &s->warm;
+    struct ibx_page_map *maps[] = {&warm->written, &warm->wanted, &warm->held, &warm->part};
+    int rc = 0;
+    for (unsigned i = 0; !rc && i < sizeof(maps) / sizeof(maps[0]); i++)
+        rc = ibx_page_map_init_ram(maps[i], &s->vm.ram, err);
+    return rc;
+}
+
+static int begin(struct source *s, struct ibx_error *err)
+{
+    struct source_warm *warm = &s->warm;
+    int rc = s->link.answer.warm ? 0
+                                 : ibx_error_set(err, -EOPNOTSUPP,
+                                                 "the destination (%s) fetches no pages before "
+                                                 "the stop, as with --minor",
+                                                 s->link.answer.host);
+    if (!rc)
+        rc = ibx_preflight_warm(s->vm.qmp, &s->vm.ram, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    if (!rc)
+        rc = make_maps(s, err);
+    if (!rc)
+        rc = ibx_tracker_open(&warm->tracker, &s->vm.ram, s->vm.qmp, ibx_deadline_in_ms(OPEN_MS),
+                              err);
+    return rc ? rc : ibx_state_move(&warm->state, WARM_BETWEEN);
+}
+
+int ibx_source_warm_begin(struct source *s)
+{
+    struct source_warm *warm = &s->warm;
+    struct ibx_error why = {0};
+    if (!s->options->warm || !s->status.record.was_running)
+        return -EOPNOTSUPP;
+    int rc = begin(s, &why);
+    if (rc) {
+        ibx_migration_notify(&s->options->observer,
+                             "no page can be fetched before the VM stops (%s): all of them are "
+                             "fetched after it",
+                             why.message);
+        ibx_source_warm_end(s);
+        return rc;
+    }
+    ibx_page_map_add(&warm->wanted, &s->vm.map);
+    warm->pass_pages = warm->wanted.data_pages;
+    s->status.warm_rounds = 1;
+    warm->began_ns = ibx_now_ns();
+    return 0;
+}
+
+/* ---------------------------------------------------------------- what was written */
+
+static int scan(struct source *s, struct ibx_error *err)
+{
+    struct source_warm *warm = &s->warm;
+    int rc = 0;
+    for (unsigned i = 0; !rc && i < s->vm.ram.count; i++) {
+        uint64_t written = 0, *bits = calloc((warm->written.blocks[i].pages + 63) / 64, 8);
+        if (!bits)
+            return ibx_error_set(err, -ENOMEM, "no memory for a page map");
+        rc = ibx_tracker_scan(&warm->tracker, i, bits, &written, err);
+        if (!rc)
+            ibx_page_map_put_block(&warm->written, i, bits);
+        free(bits);
+    }
+    if (rc)
+        return rc;
+    ibx_page_map_add(&warm->wanted, &warm->written);
+    ibx_page_map_add(&s->vm.map, &warm->written); /* holes that are none any more */
+    return 0;
+}
+
+/* What the destination has is not known to be right any more: all of it goes again. */
+static void lose(struct source *s, const struct ibx_error *why)
+{
+    ibx_migration_notify(&s->options->observer,
+                         "which pages the VM writes is not known any more (%s): all of them are "
+                         "fetched after the stop",
+                         why->message);
+    ibx_page_map_add(&s->warm.wanted, &s->warm.held);
+    s->warm.lost = true;
+}
+
+static void look(struct source *s)
+{
+    struct ibx_error why = {0};
+    if (!s->warm.lost && scan(s, &why))
+        lose(s, &why);
+}
+
+/* Pages that the guest gives back are not written, and their contents are. The file then has fewer
+ * blocks than it had pages with data and blocks beside them. */
+static bool gave_back(const struct source *s, unsigned block, uint64_t data, int64_t *others)
+{
+    const struct ibx_guest_block *of = &s->vm.ram.blocks[block];
+    struct stat st;
+    if (fstat(of->fd, &st))
+        return true;
+    const int64_t before = *others;
+    *others = (int64_t)((uint64_t)st.st_blocks * 512 / of->page_size) - (int64_t)data;
+    return *others < before;
+}
+
+static int look_for_given_back(struct source *s, bool first, struct ibx_error *err)
+{
+    int rc = 0;
+    for (unsigned i = 0; !rc && i < s->vm.ram.count; i++) {
+        uint64_t data, *bits = malloc((s->vm.map.blocks[i].pages + 63) / 64 * 8);
+        if (!bits)
+            return ibx_error_set(err, -ENOMEM, "no memory for a page map");
+        data = ibx_page_map_get_block(&s->vm.map, i, bits);
+        if (gave_back(s, i, data, &s->warm.others[i]) && !first) {
+            rc = ibx_guest_block_written(&s->vm.ram, &s->vm.ram.blocks[i], bits, &data, err);
+            if (!rc)
+                ibx_page_map_put_block(&s->vm.map, i, bits);
+        }
+        free(bits);
+    }
+    return rc;
+}
+
+/* ---------------------------------------------------------------- parts */
+
+static uint64_t part_bytes(const struct source_warm *warm)
+{
+    const uint64_t bytes = warm->rate / 1000 * PART_MS;
+    return bytes > PART_LEAST ? bytes : PART_LEAST;
+}
+
+/* The next pages that are wanted, from the cursor on. 0: there are none up to the end. */
+static uint64_t choose(struct source_warm *warm)
+{
+    struct ibx_page_map *part = &warm->part;
+    uint64_t room = part_bytes(warm);
+    ibx_page_map_restart(part);
+    while (room) {
+        const uint64_t page =
+            ibx_guest_bits_next(warm->wanted.bits, warm->cursor, part->pages, true);
+        if (page == part->pages)
+            break;
+        const unsigned block = ibx_page_map_block(part, page);
+        const uint64_t end = part->blocks[block].first + part->blocks[block].pages,
+                       size = part->blocks[block].page_size, most = room / size ? room / size : 1;
+        uint64_t till = ibx_guest_bits_next(warm->wanted.bits, page, end, false);
+        till = till - page < most ? till : page + most;
+        ibx_page_map_set(part, page, till - page);
+        warm->cursor = till;
+        room -= (till - page) * size < room ? (till - page) * size : room;
+    }
+    ibx_page_map_remove(&warm->wanted, part);
+    return part->data_pages;
+}
+
+static uint64_t bytes_of(const struct source *s, uint64_t pages)
+{
+    return s->vm.map.pages ? s->vm.ram.bytes / s->vm.map.pages * pages : 0;
+}
+
+/* Whether another part does not pay, at the beginning of a part. */
+static bool is_enough(struct source *s)
+{
+    struct source_warm *warm = &s->warm;
+    const uint64_t seconds = s->options->warm_seconds ? s->options->warm_seconds : SECONDS_DEFAULT;
+    const unsigned rounds = s->options->warm_rounds ? s->options->warm_rounds : ROUNDS_DEFAULT;
+    const uint64_t left = warm->wanted.data_pages;
+    if (warm->lost || !left || ibx_now_ns() - warm->began_ns >= seconds * 1000 * IBX_NS_PER_MS ||
+        (warm->rate && bytes_of(s, left) < warm->rate / 1000 * ENOUGH_MS))
+        return true;
+    if (ibx_guest_bits_next(warm->wanted.bits, warm->cursor, warm->wanted.pages, true) <
+        warm->wanted.pages)
+        return false;
+    /* The end of a pass; what was written since its parts were sent begins the next one. */
+    if (s->status.warm_rounds == rounds || left * 4 >= warm->pass_pages * 3)
+        return true;
+    s->status.warm_rounds++;
+    warm->pass_pages = left;
+    warm->cursor = 0;
+    return false;
+}
+
+static int send_round(struct source *s, enum ibx_round_kind kind, struct ibx_error *err)
+{
+    uint8_t bytes[IBX_MIGRATE_MESSAGE];
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_ROUND};
+    const size_t room = ibx_channel_room(&s->link.control);
+    size_t length;
+    uint64_t from = 0;
+    int rc = 0;
+    while (!rc && (length = ibx_page_map_encode(&s->warm.part, &from, bytes, room)) > 0) {
+        message.is.map.bytes = bytes;
+        message.is.map.length = length;
+        rc = ibx_channel_send(&s->link.control, &message, err);
+    }
+    message = (struct ibx_migrate_any){.type = IBX_MIGRATE_ROUND_END};
+    message.is.round = (struct ibx_migrate_round){.number = ++s->warm.number,
+                                                  .kind = (uint8_t)kind,
+                                                  .pages = s->warm.part.data_pages,
+                                                  .regions = s->link.regions};
+    return rc ? rc : ibx_channel_send(&s->link.control, &message, err);
+}
+
+/* `part` becomes what the destination has and what it must not keep. */
+static void choose_stale(struct source *s)
+{
+    struct source_warm *warm = &s->warm;
+    struct ibx_page_map *part = &warm->part;
+    ibx_page_map_restart(part);
+    ibx_page_map_add(part, &warm->held);
+    ibx_page_map_remove(part, &s->vm.map); /* those that are zero now */
+    ibx_page_map_add(part, &warm->wanted);
+    ibx_page_map_keep(part, &warm->held);
+    ibx_page_map_remove(&warm->held, part);
+}
+
+static int next_part(struct source *s, struct ibx_error *err)
+{
+    struct source_warm *warm = &s->warm;
+    struct ibx_error why = {0};
+    look(s);
+    int rc = 0;
+    if (is_enough(s)) {
+        rc = look_for_given_back(s, true, err);
+        if (!rc)
+            rc = ibx_state_move(&warm->state, WARM_DROPPING);
+        choose_stale(s);
+        return rc ? rc : send_round(s, IBX_ROUND_DROP, err);
+    }
+    if (ibx_tracker_settle(s->vm.qmp, ibx_deadline_in_ms(SETTLE_MS), &why)) {
+        lose(s, &why); /* what devices write now may come after the pages were fetched */
+        return 0;
+    }
+    choose(warm);
+    rc = ibx_state_move(&warm->state, WARM_EXPOSING);
+    return rc ? rc : ibx_source_link_expose(&s->link, err);
+}
+
+int ibx_source_warm_step(struct source *s, struct ibx_error *err)
+{
+    struct source_warm *warm = &s->warm;
+    int rc = warm->state.now == WARM_BETWEEN ? next_part(s, err) : 0;
+    if (rc || warm->state.now != WARM_EXPOSING)
+        return rc;
+    rc = ibx_source_link_exposed(&s->link, err);
+    if (rc)
+        return rc == -EAGAIN ? 0 : rc;
+    rc = ibx_state_move(&warm->state, WARM_FETCHING);
+    return rc ? rc : send_round(s, IBX_ROUND_FETCH, err);
+}
+
+int ibx_source_warm_on_done(struct source *s, const struct ibx_migrate_round_done *done,
+                            struct ibx_error *err)
+{
+    struct source_warm *warm = &s->warm;
+    const bool dropping = warm->state.now == WARM_DROPPING;
+    if ((!dropping && warm->state.now != WARM_FETCHING) || done->number != warm->number)
+        return ibx_error_set(err, -EPROTO,
+                             "the destination has done round %u, and round %u of this migration is "
+                             "%s",
+                             done->number, warm->number,
+                             ibx_state_name(&warm_table, warm->state.now));
+    if (dropping)
+        return ibx_state_move(&warm->state, WARM_OVER);
+    if (done->bytes && done->ns)
+        warm->rate = (uint64_t)((double)done->bytes * 1e9 / (double)done->ns);
+    s->status.warm_bytes += done->bytes;
+    ibx_page_map_add(&warm->held, &warm->part);
+    return ibx_state_move(&warm->state, WARM_BETWEEN);
+}
+
+/* ---------------------------------------------------------------- the stop */
+
+int ibx_source_warm_stopped(struct source *s, struct ibx_error *err)
+{
+    struct source_warm *warm = &s->warm;
+    if (warm->state.now != WARM_OVER)
+        return 0;
+    look(s);
+    int rc = look_for_given_back(s, false, err);
+    if (rc)
+        return rc;
+    choose_stale(s);
+    s->status.warm_pages = warm->held.data_pages;
+    rc = ibx_state_move(&warm->state, WARM_STOPPED);
+    return rc ? rc : send_round(s, IBX_ROUND_LAST, err);
+}
+
+void ibx_source_warm_end(struct source *s)
+{
+    struct source_warm *warm = &s->warm;
+    ibx_tracker_close(&warm->tracker);
+    ibx_page_map_fini(&warm->written);
+    ibx_page_map_fini(&warm->wanted);
+    ibx_page_map_fini(&warm->held);
+    ibx_page_map_fini(&warm->part);
+    if (warm->state.now != WARM_OFF && warm->state.now != WARM_ENDED)
+        ibx_state_move(&warm->state, WARM_ENDED);
+}

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "userfaultfd/dirty.h"
+
+#include "userfaultfd/fault.h"
+#include "userfaultfd/protect.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <linux/userfaultfd.h>
+#include <string.h>
+#include <sys/ioctl.h>
+
+#define WP_ASYNC   (1ull << 15)  /* UFFD_FEATURE_WP_ASYNC, with which holes are noted, too */
+#define REGIONS    1024u         /* of one ioctl */
+#define PART_BYTES (64ull << 20) /* unregistered at a time */
+
+/* PAGEMAP_SCAN of <linux/fs.h>, from Linux 6.7 on. */
+struct scan {
+    uint64_t size, flags, start, end, walk_end, regions, region_count, max_pages, inverted, all_of,
+        any_of, reported;
+};
+struct region {
+    uint64_t start, end, categories;
+};
+#define SCAN         _IOWR('f', 16, struct scan)
+#define SCAN_PROTECT (1u << 0)
+#define SCAN_ASYNC   (1u << 1) /* -EPERM where the range is not protected asynchronously */
+#define WRITTEN      (1u << 1)
+
+static int too_old(struct ibx_error *err)
+{
+    return ibx_error_set(err, -EOPNOTSUPP,
+                         "this kernel does not tell which pages are written (userfaultfd's "
+                         "WP_ASYNC and PAGEMAP_SCAN): Linux 6.7 does");
+}
+
+int ibx_dirty_enable(int uffd, struct ibx_error *err)
+{
+    int rc = ibx_fault_uffd_enable(uffd, WP_ASYNC, err);
+    return rc == -EOPNOTSUPP ? too_old(err) : rc;
+}
+
+int ibx_dirty_register(int uffd, uint64_t start, uint64_t length, struct ibx_error *err)
+{
+    return ibx_protect_register(uffd, start, length, err);
+}
+
+void ibx_dirty_unregister(int uffd, uint64_t start, uint64_t length)
+{
+    for (uint64_t at = 0; at < length; at += PART_BYTES) {
+        struct uffdio_range part = {start + at,
+                                    length - at < PART_BYTES ? length - at : PART_BYTES};
+        ioctl(uffd, UFFDIO_UNREGISTER, &part);
+    }
+}
+
+static void note(const struct region *region, uint64_t start, uint64_t page_size, uint64_t *bits,
+                 uint64_t *count)
+{
+    const uint64_t end = (region->end - start + page_size - 1) / page_size;
+    for (uint64_t page = (region->start - start) / page_size; page < end; page++) {
+        uint64_t *word = &bits[page / 64], bit = 1ull << page % 64;
+        *count += !(*word & bit);
+        *word |= bit;
+    }
+}
+
+/* With nothing but WRITTEN in the masks the kernel takes 0.4 ms for a GiB of small pages, else 8.
+ */
+int ibx_dirty_scan(int pagemap, uint64_t start, uint64_t length, uint64_t page_size, uint64_t *bits,
+                   uint64_t *count, struct ibx_error *err)
+{
+    struct region regions[REGIONS];
+    uint64_t written = 0;
+    struct scan scan = {.size = sizeof(scan),
+                        .flags = SCAN_PROTECT | SCAN_ASYNC,
+                        .start = start,
+                        .end = start + length,
+                        .regions = (uintptr_t)regions,
+                        .region_count = REGIONS,
+                        .all_of = WRITTEN,
+                        .reported = WRITTEN};
+    while (scan.start < scan.end) {
+        const int n = ioctl(pagemap, SCAN, &scan);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && (errno == ENOTTY || errno == EINVAL))
+            return too_old(err);
+        if (n < 0)
+            return ibx_error_set(err, -errno,
+                                 "0x%" PRIx64 " bytes at 0x%" PRIx64
+                                 " of QEMU cannot be searched for written pages: %s",
+                                 length, start, strerror(errno));
+        for (int i = 0; bits && i < n; i++)
+            note(&regions[i], start, page_size, bits, &written);
+        scan.start = scan.walk_end;
+    }
+    if (count)
+        *count = written;
+    return 0;
+}

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Which pages a process writes, seen from outside and without stopping it: a userfaultfd protects
+ * them asynchronously (Linux 6.7), so that the first write to each page only leaves a mark in the
+ * page table of that process, and PAGEMAP_SCAN collects the marks and protects those pages again.
+ *
+ * Only writes through the page table of that process are seen. A device that reads into pages which
+ * the kernel has pinned for it marks them when they are pinned, not when the data comes.
+ */
+#ifndef IBX_USERFAULTFD_DIRTY_H
+#define IBX_USERFAULTFD_DIRTY_H
+
+#include "common/error.h"
+
+#include <stdint.h>
+
+/* UFFDIO_API on a new descriptor. -EOPNOTSUPP: the kernel is older. */
+int ibx_dirty_enable(int uffd, struct ibx_error *err);
+/* From here on all of its pages count as written, holes too, until they have been scanned. */
+int ibx_dirty_register(int uffd, uint64_t start, uint64_t length, struct ibx_error *err);
+/* Forgets the range, in parts: each keeps the page faults of the process waiting, for 1 ms. */
+void ibx_dirty_unregister(int uffd, uint64_t start, uint64_t length);
+/* `pagemap`: /proc/PID/pagemap of the process. Sets the bit of every page (of `page_size` bytes,
+ * lowest first) that was written since the last scan, and counts them; the others stay as they are.
+ * Both may be NULL. -EOPNOTSUPP: the kernel is older. */
+int ibx_dirty_scan(int pagemap, uint64_t start, uint64_t length, uint64_t page_size, uint64_t *bits,
+                   uint64_t *count, struct ibx_error *err);
+
+#endif
