@@ -12,11 +12,14 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#define PAUSE "pause-before-switchover"
+
 static const struct ibx_state gate_states[] = {
     [IBX_GATE_CLOSED] = {"closed", IBX_TO(IBX_GATE_SHUT), IBX_STATE_INITIAL | IBX_STATE_FINAL},
     [IBX_GATE_SHUT] = {"shut", IBX_TO(IBX_GATE_OPEN) | IBX_TO(IBX_GATE_CLOSED), 0},
     [IBX_GATE_OPEN] = {"open", IBX_TO(IBX_GATE_PASSED) | IBX_TO(IBX_GATE_CLOSED), 0},
-    [IBX_GATE_PASSED] = {"passed", IBX_TO(IBX_GATE_CLOSED), 0},
+    [IBX_GATE_PASSED] = {"passed", IBX_TO(IBX_GATE_CHECKED) | IBX_TO(IBX_GATE_CLOSED), 0},
+    [IBX_GATE_CHECKED] = {"checked", IBX_TO(IBX_GATE_CLOSED), 0},
 };
 static const struct ibx_state_table gate_table = IBX_STATE_TABLE("libvirt gate", gate_states);
 
@@ -30,6 +33,37 @@ static int address_of(const char *path, struct sockaddr_un *address, struct ibx_
                              path, sizeof(address->sun_path) - 1);
     memcpy(address->sun_path, path, strlen(path));
     return 0;
+}
+
+/* The folder of a socket, and what names the socket in it: what is made or removed there is not
+ * elsewhere when somebody replaces a folder above it. */
+static int open_folder(const char *path, int *folder, struct sockaddr_un *address,
+                       struct ibx_error *err)
+{
+    char above[sizeof(address->sun_path)];
+    int rc = address_of(path, address, err);
+    if (rc)
+        return rc;
+    const char *name = strrchr(path, '/') + 1;
+    snprintf(above, sizeof(above), "%.*s", (int)(name - path), path);
+    int fd = open(above, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return ibx_error_set(err, -errno, "no socket can be at %s: %s: %s", path, above,
+                             strerror(errno));
+    const int length =
+        snprintf(address->sun_path, sizeof(address->sun_path), "/proc/self/fd/%d/%s", fd, name);
+    if (!*name || length >= (int)sizeof(address->sun_path)) {
+        close(fd);
+        return ibx_error_set(err, -EINVAL,
+                             "\"%.128s\" is no name for a socket: use one of 1 to 80 bytes", path);
+    }
+    *folder = fd;
+    return 0;
+}
+
+static const char *name_of(const char *path)
+{
+    return strrchr(path, '/') + 1;
 }
 
 /* The process at the other end; of a listener that which listens. */
@@ -59,13 +93,14 @@ static int connect_to(const struct sockaddr_un *address, int *fd)
 
 void ibx_gate_init(struct ibx_gate *gate, const char *path)
 {
-    *gate = (struct ibx_gate){.path = path, .listener = -1, .place = -1};
+    *gate = (struct ibx_gate){.path = path, .folder = -1, .listener = -1, .place = -1};
     ibx_state_begin(&gate->state, &gate_table, IBX_GATE_CLOSED);
 }
 
 /* A socket that a tool left behind when it was killed is removed; one at which somebody listens is
  * not, nor anything else. */
-static int make_way(const struct sockaddr_un *address, struct ibx_error *err)
+static int make_way(const char *path, int folder, const struct sockaddr_un *address,
+                    struct ibx_error *err)
 {
     struct stat st;
     int fd = -1, rc = connect_to(address, &fd);
@@ -75,68 +110,75 @@ static int make_way(const struct sockaddr_un *address, struct ibx_error *err)
         return ibx_error_set(err, -EADDRINUSE,
                              "another process listens at %s: end it (ib-migrate status lists those "
                              "that wait), or use another path",
-                             address->sun_path);
-    if (rc != -ECONNREFUSED || lstat(address->sun_path, &st) || !S_ISSOCK(st.st_mode))
-        return 0;
-    unlink(address->sun_path);
+                             path);
+    if (rc == -ECONNREFUSED && !fstatat(folder, name_of(path), &st, AT_SYMLINK_NOFOLLOW) &&
+        S_ISSOCK(st.st_mode))
+        unlinkat(folder, name_of(path), 0);
     return 0;
 }
 
 void ibx_gate_sweep(const char *path)
 {
     struct sockaddr_un address;
-    if (!address_of(path, &address, NULL))
-        make_way(&address, NULL);
+    int folder;
+    if (open_folder(path, &folder, &address, NULL))
+        return;
+    make_way(path, folder, &address, NULL);
+    close(folder);
 }
 
 /* The user of QEMU may connect, and nobody else; libvirt does the same where it changes owners. Who
  * may write to the folder may have put something else there meanwhile: only a socket is given away.
  */
-static void give_to(const char *path, pid_t qemu)
+static void give_to(struct ibx_gate *gate, pid_t qemu)
 {
     char process[32];
     struct stat process_st, st;
     snprintf(process, sizeof(process), "/proc/%d", (int)qemu);
-    int fd = open(path, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    int fd = openat(gate->folder, name_of(gate->path), O_PATH | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0)
         return; /* QEMU's connect will fail, with its reason */
     if (!stat(process, &process_st) && !fstat(fd, &st) && S_ISSOCK(st.st_mode) &&
-        st.st_uid == geteuid() && fchownat(fd, "", process_st.st_uid, (gid_t)-1, AT_EMPTY_PATH))
-        ibx_log(IBX_LOG_INFO, "migration: %s cannot be given to QEMU's user: %s", path,
-                strerror(errno));
+        st.st_uid == geteuid()) {
+        gate->dev = st.st_dev;
+        gate->ino = st.st_ino;
+        if (fchownat(fd, "", process_st.st_uid, (gid_t)-1, AT_EMPTY_PATH))
+            ibx_log(IBX_LOG_INFO, "migration: %s cannot be given to QEMU's user: %s", gate->path,
+                    strerror(errno));
+    }
     close(fd);
 }
 
+/* The socket's own mode becomes that of its name: umask(2) is the whole process's. */
 static int listen_at(struct ibx_gate *gate, const struct sockaddr_un *address)
 {
-    const mode_t before = umask(0177);
     gate->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    int rc = gate->listener < 0 ||
-                     bind(gate->listener, (const struct sockaddr *)address, sizeof(*address)) ||
-                     listen(gate->listener, 0)
-                 ? -errno
-                 : 0;
-    umask(before);
-    return rc ? rc : connect_to(address, &gate->place);
+    if (gate->listener < 0 || fchmod(gate->listener, 0600) ||
+        bind(gate->listener, (const struct sockaddr *)address, sizeof(*address)) ||
+        listen(gate->listener, 0))
+        return -errno;
+    return connect_to(address, &gate->place);
 }
 
 int ibx_gate_shut(struct ibx_gate *gate, pid_t qemu, struct ibx_error *err)
 {
     struct sockaddr_un address;
-    int rc = address_of(gate->path, &address, err);
+    int rc = open_folder(gate->path, &gate->folder, &address, err);
     if (!rc)
-        rc = make_way(&address, err);
-    if (rc)
-        return rc;
-    rc = ibx_state_move(&gate->state, IBX_GATE_SHUT);
+        rc = ibx_state_move(&gate->state, IBX_GATE_SHUT);
     if (!rc)
-        rc = listen_at(gate, &address);
+        rc = make_way(gate->path, gate->folder, &address, err);
     if (rc) {
         ibx_gate_close(gate);
-        return ibx_error_set(err, rc, "no socket at %s for QEMU: %s", gate->path, strerror(-rc));
+        return rc;
     }
-    give_to(gate->path, qemu);
-    return 0;
+    rc = listen_at(gate, &address);
+    if (!rc)
+        give_to(gate, qemu);
+    if (!rc)
+        return 0;
+    ibx_gate_close(gate);
+    return ibx_error_set(err, rc, "no socket at %s for QEMU: %s", gate->path, strerror(-rc));
 }
 
 int ibx_gate_let(struct ibx_gate *gate, struct ibx_error *err)
@@ -151,13 +193,23 @@ int ibx_gate_let(struct ibx_gate *gate, struct ibx_error *err)
     return ibx_state_move(&gate->state, IBX_GATE_OPEN);
 }
 
-/* libvirt connects and hands the descriptor to QEMU; or QEMU connects itself. */
-static bool may_pass(int fd, pid_t qemu)
+/* libvirt connects and hands the descriptor to QEMU, as root or in a session of this tool's user;
+ * or QEMU connects itself. */
+static bool may_pass(struct ibx_gate *gate, int fd, pid_t qemu)
 {
     struct ucred peer = {.uid = (uid_t)-1};
     socklen_t size = sizeof(peer);
-    return !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) &&
-           (peer.uid == 0 || peer.pid == qemu);
+    if (!getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) &&
+        (peer.uid == 0 || peer.uid == geteuid() || peer.pid == qemu))
+        return true;
+    if (!gate->refused)
+        ibx_log(IBX_LOG_WARN,
+                "process %d of user %d is refused at %s: only QEMU (process %d), root and the user "
+                "of this ib-migrate may connect; for a session's libvirtd, start ib-migrate as its "
+                "user",
+                (int)peer.pid, (int)peer.uid, gate->path, (int)qemu);
+    gate->refused = true;
+    return false;
 }
 
 int ibx_gate_take(struct ibx_gate *gate, pid_t qemu, int *stream, struct ibx_error *err)
@@ -170,7 +222,7 @@ int ibx_gate_take(struct ibx_gate *gate, pid_t qemu, int *stream, struct ibx_err
                    ? -EAGAIN
                    : ibx_error_set(err, -errno, "no connection can be taken at %s: %s", gate->path,
                                    strerror(errno));
-    if (!may_pass(fd, qemu)) {
+    if (!may_pass(gate, fd, qemu)) {
         close(fd);
         return -EAGAIN;
     }
@@ -182,18 +234,28 @@ int ibx_gate_take(struct ibx_gate *gate, pid_t qemu, int *stream, struct ibx_err
     return rc;
 }
 
+/* Only what this gate has made: whoever may write to the folder may have put something there. */
+static void remove_socket(const struct ibx_gate *gate)
+{
+    struct stat st;
+    if (gate->ino && !fstatat(gate->folder, name_of(gate->path), &st, AT_SYMLINK_NOFOLLOW) &&
+        st.st_dev == gate->dev && st.st_ino == gate->ino)
+        unlinkat(gate->folder, name_of(gate->path), 0);
+}
+
 void ibx_gate_close(struct ibx_gate *gate)
 {
-    if (gate->state.now == IBX_GATE_CLOSED)
-        return;
     if (gate->listener >= 0) {
         close(gate->listener);
-        unlink(gate->path);
+        remove_socket(gate);
     }
     if (gate->place >= 0)
         close(gate->place);
-    gate->listener = gate->place = -1;
-    ibx_state_move(&gate->state, IBX_GATE_CLOSED);
+    if (gate->folder >= 0)
+        close(gate->folder);
+    gate->listener = gate->place = gate->folder = -1;
+    if (gate->state.now != IBX_GATE_CLOSED)
+        ibx_state_move(&gate->state, IBX_GATE_CLOSED);
 }
 
 /* ---------------------------------------------------------------- the destination's QEMU */
@@ -270,12 +332,24 @@ int ibx_libvirt_waits(struct ibx_qmp *qmp, bool *waits, uint64_t deadline_ns, st
     int rc = ibx_qmp_execute(qmp, "query-migrate-capabilities", NULL, &list, deadline_ns, err);
     if (rc)
         return rc;
-    *waits = is_on(list, "pause-before-switchover", &known);
+    *waits = is_on(list, PAUSE, &known);
     json_decref(list);
     return 0;
 }
 
-int ibx_libvirt_check_settings(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
+int ibx_libvirt_skip_pause(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
+{
+    bool waits;
+    int rc = ibx_libvirt_waits(qmp, &waits, deadline_ns, err);
+    if (rc || !waits)
+        return rc ? rc : -EAGAIN;
+    return ibx_qmp_execute(
+        qmp, "migrate-set-capabilities",
+        json_pack("{s:[{s:s, s:b}]}", "capabilities", "capability", PAUSE, "state", 0), NULL,
+        deadline_ns, err);
+}
+
+static int check_settings(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
 {
     static const struct {
         const char *name, *option;
@@ -308,4 +382,13 @@ int ibx_libvirt_check_settings(struct ibx_qmp *qmp, uint64_t deadline_ns, struct
                            "own (--key-file)");
     json_decref(parameters);
     return rc;
+}
+
+int ibx_gate_check(struct ibx_gate *gate, struct ibx_qmp *qmp, uint64_t deadline_ns,
+                   struct ibx_error *err)
+{
+    if (gate->state.now != IBX_GATE_PASSED)
+        return 0;
+    int rc = check_settings(qmp, deadline_ns, err);
+    return rc ? rc : ibx_state_move(&gate->state, IBX_GATE_CHECKED);
 }

@@ -18,15 +18,24 @@
  *
  * state machine: libvirt gate
  *   [*] -> CLOSED -> SHUT -> OPEN       SHUT: QEMU waits; OPEN: it may connect
- *   OPEN -> PASSED -> CLOSED            PASSED: it has connected, and nobody else may
- *   SHUT | OPEN -> CLOSED -> [*]        what waits is refused
+ *   OPEN -> PASSED -> CHECKED -> CLOSED PASSED: it has connected, and nobody else may; CHECKED:
+ * with settings that these tools know SHUT | OPEN | PASSED -> CLOSED -> [*]  what waits is refused
  */
-enum ibx_gate_state { IBX_GATE_CLOSED, IBX_GATE_SHUT, IBX_GATE_OPEN, IBX_GATE_PASSED };
+enum ibx_gate_state {
+    IBX_GATE_CLOSED,
+    IBX_GATE_SHUT,
+    IBX_GATE_OPEN,
+    IBX_GATE_PASSED,
+    IBX_GATE_CHECKED
+};
 
 struct ibx_gate {
     struct ibx_state_machine state;
     const char *path;
+    int folder;          /* where `path` is, whatever becomes of the names above it; -1: none */
+    uint64_t dev, ino;   /* of the socket: nothing else is removed */
     int listener, place; /* -1: none; `place` takes the one place of the queue */
+    bool refused;        /* somebody, which has been said */
 };
 
 void ibx_gate_init(struct ibx_gate *gate, const char *path);
@@ -35,6 +44,10 @@ int ibx_gate_shut(struct ibx_gate *gate, pid_t qemu, struct ibx_error *err);
 int ibx_gate_let(struct ibx_gate *gate, struct ibx_error *err);
 /* `*stream`: the connection of that QEMU, non-blocking. -EAGAIN: it has not come. */
 int ibx_gate_take(struct ibx_gate *gate, pid_t qemu, int *stream, struct ibx_error *err);
+/* PASSED: looks at what libvirt has set, by virsh's options. -EPERM: the stream is not one that
+ * these tools know. */
+int ibx_gate_check(struct ibx_gate *gate, struct ibx_qmp *qmp, uint64_t deadline_ns,
+                   struct ibx_error *err);
 /* Removes the socket of a tool that was killed, unless somebody listens there again. */
 void ibx_gate_sweep(const char *path);
 /* Also removes the socket. */
@@ -49,7 +62,10 @@ int ibx_libvirt_plan(struct ibx_qmp *qmp, struct ibx_settings *settings, uint64_
 /* Whether libvirt has begun to migrate the VM away: it has set what it always sets for that. */
 int ibx_libvirt_waits(struct ibx_qmp *qmp, bool *waits, uint64_t deadline_ns,
                       struct ibx_error *err);
-/* What libvirt has set, by virsh's options. -EPERM: the stream is not one that these tools know. */
-int ibx_libvirt_check_settings(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err);
+/* QEMU would pause between the VM's stop and its device state, for a libvirt that has nothing to do
+ * then, and wait for two of its commands: has it go on by itself. libvirt takes a migration that
+ * did not pause, puts the setting back, and has connected to nothing yet. -EAGAIN: libvirt has not
+ * set it so far. */
+int ibx_libvirt_skip_pause(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err);
 
 #endif

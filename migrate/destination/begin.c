@@ -50,6 +50,7 @@ static int check(struct destination *d, struct ibx_error *err)
     if (rc)
         return rc;
     record->state = IBX_JOURNAL_NOT_YET;
+    record->libvirt = d->qemu.managed;
     ibx_migration_describe(record, ram, qmp, d->options->listen, &d->transport);
     return 0;
 }
@@ -113,7 +114,7 @@ static int finish(struct destination *d, int rc, struct ibx_migrate_status *last
     ibx_destination_ram_fini(&d->ram); /* after the page connections, which READ into it */
     ibx_destination_stream_fini(&d->stream);
     ibx_destination_warm_fini(&d->warm);
-    if (d->qemu.managed) /* of a QEMU that has ended */
+    if (d->options->libvirt) /* of a QEMU that has ended */
         ibx_gate_sweep(d->options->libvirt);
     ibx_destination_digests_restart(d);
     ibx_destination_qemu_fini(&d->qemu);
@@ -187,6 +188,7 @@ static int recover(struct destination *d, const struct ibx_journal *record, stru
     int rc = ibx_destination_open_record(d, err);
     if (!rc)
         rc = ibx_migration_reload(options->folder, &d->status.record, err);
+    d->qemu.managed = d->status.record.libvirt;
     if (options->no_verify)
         d->status.record.verify = false;
     if (!rc)

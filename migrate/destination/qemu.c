@@ -45,7 +45,7 @@ static bool settled(struct destination_qemu *qemu, const char *status)
     if (!qemu->managed || !strcmp(status, "running"))
         return true;
     if (!qemu->loaded_ns)
-        qemu->loaded_ns = ibx_now_ns();
+        qemu->loaded_ns = qemu->managed ? ibx_now_ns() : 0;
     return ibx_now_ns() - qemu->loaded_ns > PAUSED_MS * IBX_NS_PER_MS;
 }
 
@@ -82,7 +82,9 @@ static void on_event(struct destination_qemu *qemu, json_t *event)
         snprintf(qemu->status, sizeof(qemu->status), "running");
         qemu->stale = false;
     } else if (ibx_vm_event_is(event, "MIGRATION", "completed")) {
-        qemu->stale = qemu->state.now != QEMU_RUNNING;
+        /* libvirt continues it at once: RESUME says so, and a question would only delay that. */
+        qemu->stale = qemu->state.now != QEMU_RUNNING && !qemu->managed;
+        qemu->loaded_ns = qemu->managed ? ibx_now_ns() : 0;
     } else if (ibx_vm_event_is(event, "MIGRATION", "failed") && qemu->state.now != QEMU_RUNNING) {
         now_is(qemu, QEMU_FAILED); /* else it is one that somebody else has started since */
     } else if (ibx_vm_event_is(event, "SHUTDOWN", NULL)) {

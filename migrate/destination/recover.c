@@ -77,6 +77,10 @@ static int learn_state(struct destination *d, struct ibx_error *err)
         return ibx_error_set(err, -ECANCELED,
                              "the migration ended before the VM ran here: restart this QEMU and "
                              "migrate again; the VM is at the source");
+    if (d->qemu.managed && strcmp(status, "running") != 0) { /* libvirt continues it, or not */
+        d->qemu.loaded_ns = ibx_now_ns();
+        return 0;
+    }
     return ibx_state_move(&d->qemu.state, QEMU_RUNNING);
 }
 

@@ -94,6 +94,8 @@ struct ibx_journal {
     char source_key[IBX_NAME_MAX + 1]; /* its name; "" one without, or none */
     int uffd;                          /* destination: the userfaultfd's number in QEMU; -1 none */
     bool device_way;                   /* it was made by /dev/userfaultfd */
+    bool libvirt;                      /* drives QEMU's migration, and decides where the VM runs
+                                          (migrate/common/libvirt.h) */
     bool was_running; /* source: the VM ran before, and runs again if it comes back */
     uint64_t hold; /* source: what holds QEMU's migration open (migrate/common/hold.h); 0: none */
     bool verify;   /* pages are verified, with this key, which a finished record forgets */

@@ -45,6 +45,23 @@ static int take_guard(const struct ibx_journal *record, struct ibx_guard *guard,
     return rc && rc != -ENOENT ? ibx_error_set(err, rc, "%s", why.message) : 0;
 }
 
+/* libvirt continues a VM, or has done so; then QEMU gets its settings back. */
+static int leave_to_libvirt(struct ibx_qmp *qmp, const json_t *before, uint64_t deadline_ns,
+                            struct ibx_error *err)
+{
+    char status[IBX_MIGRATE_STATUS];
+    int rc = ibx_vm_status(qmp, status, sizeof(status), deadline_ns, err);
+    if (rc)
+        return rc;
+    if (strcmp(status, "running") != 0)
+        return ibx_error_set(err, -EBUSY,
+                             "libvirt decides where this VM runs, and here it is \"%s\": make sure "
+                             "that it does not run at the destination (virsh list there), continue "
+                             "it by virsh resume, then call rollback again",
+                             status);
+    return ibx_settings_restore(qmp, before, deadline_ns, err);
+}
+
 int ibx_migrate_rollback(const char *folder, struct ibx_journal *record,
                          const struct ibx_options *transport, struct ibx_error *err)
 {
@@ -101,12 +118,15 @@ int ibx_migrate_rollback(const char *folder, struct ibx_journal *record,
     if (!rc && !(rc = ibx_qmp_connect(record->qmp, deadline, &qmp, err))) {
         /* The record changes only after QEMU has continued. QEMU refuses if the VM runs there after
          * all and uses the disks; then recover is needed. */
-        rc = ibx_vm_stay(qmp, &vm, deadline, err);
+        rc = back.libvirt ? leave_to_libvirt(qmp, vm.before, deadline, err)
+                          : ibx_vm_stay(qmp, &vm, deadline, err);
         back.state = IBX_JOURNAL_ROLLED_BACK;
         back.settings[0] = '\0';
         back.epoch++;
         if (!rc)
             rc = ibx_journal_write(folder, &back, err);
+        if (!rc && back.libvirt)
+            ibx_journal_unlink_files(&back);
         if (!rc)
             *record = back;
         ibx_qmp_close(qmp);

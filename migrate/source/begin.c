@@ -94,6 +94,7 @@ static int check(struct source *s, struct ibx_error *err)
     record->state = IBX_JOURNAL_HERE;
     ibx_migration_describe(record, ram, s->options->qmp, s->options->uri, &s->transport);
     ibx_journal_note_ram(record, ram);
+    record->libvirt = s->vm.managed;
     record->was_running = !strcmp(ram->status, "running");
     if (s->vm.managed && !record->was_running)
         return ibx_error_set(
@@ -351,6 +352,12 @@ static int check_held(struct source *s, struct ibx_error *err)
 {
     const struct ibx_journal *record = &s->status.record;
     const char *status = s->vm.ram.status;
+    if (s->vm.managed && !strcmp(status, "running"))
+        return ibx_error_set(err, -EBUSY,
+                             "libvirt has continued the VM here, in QEMU (process %d): its "
+                             "migration to %s failed there; ib-migrate rollback ends what is left "
+                             "of it",
+                             (int)record->pid, record->peer);
     int rc = ibx_source_stream_take(&s->stream, record->pid, record->hold, err);
     const bool held = !rc && !strcmp(status, "finish-migrate");
     if (rc && rc != -ENOENT)
@@ -362,7 +369,7 @@ static int check_held(struct source *s, struct ibx_error *err)
             "\"finish-migrate\" or \"postmigrate\": the migration never came to its commit, or the "
             "VM was taken back since; ib-migrate rollback ends the migration",
             status, (int)record->pid);
-    if (!held)
+    if (!held && !s->vm.managed)
         ibx_migration_notify(&s->options->observer,
                              "QEMU (process %d) calls its migration complete: it does not refuse "
                              "to continue the VM here, which nobody must do while it runs at %s",
@@ -414,6 +421,7 @@ static int recover(struct source *s, const struct ibx_journal *record, struct ib
         rc = ibx_migration_reload(options->folder, &s->status.record, err);
     if (options->no_verify)
         s->status.record.verify = false;
+    s->vm.managed = s->status.record.libvirt;
     if (!rc && options->uri)
         snprintf(s->status.record.uri, sizeof(s->status.record.uri), "%s", options->uri);
     if (!rc)
@@ -422,7 +430,7 @@ static int recover(struct source *s, const struct ibx_journal *record, struct ib
     if (!rc)
         rc = check_recovered(s, err);
     s->vm.undo.touched = true;
-    s->vm.undo.was_running = s->status.record.was_running;
+    s->vm.undo.was_running = s->status.record.was_running && !s->vm.managed;
     s->vm.undo.before = json_loads(s->status.record.settings, 0, NULL);
     s->vm.undo.hold = s->status.record.hold;
     return rc ? rc : ibx_source_run(s, err);

@@ -11,7 +11,6 @@
 /* The watchdog is dismissed first: after COMMIT it must not continue the VM. */
 int ibx_source_commit(struct source *s, struct ibx_error *err)
 {
-    struct ibx_error silent = {0};
     int rc = ibx_watchdog_commit(&s->vm.watchdog, err);
     if (rc)
         return rc;
@@ -19,10 +18,5 @@ int ibx_source_commit(struct source *s, struct ibx_error *err)
     s->status.record.was_running = s->vm.ran; /* somebody may have paused it meanwhile */
     s->status.state_ns = s->loaded_ns - s->mapped_ns;
     rc = ibx_source_move(s, SOURCE_COMMITTED, err);
-    if (!rc)
-        rc = ibx_source_link_send(&s->link, IBX_MIGRATE_COMMIT, err);
-    /* libvirt goes on when QEMU's migration is complete, and then continues the VM there. */
-    if (s->state.now == SOURCE_COMMITTED && s->vm.managed && s->stream.state.now == STREAM_HELD)
-        ibx_source_stream_let_go(&s->stream, &silent);
-    return rc;
+    return rc ? rc : ibx_source_link_send(&s->link, IBX_MIGRATE_COMMIT, err);
 }

@@ -10,6 +10,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#define PAUSE_LOOK_MS 2    /* between two looks whether libvirt has set it */
+#define PAUSE_SET_MS  1000 /* for libvirt to set pause-before-switchover, once it may connect */
+
 /* ---------------------------------------------------------------- states */
 
 static const struct ibx_state source_states[] = {
@@ -236,7 +239,7 @@ int ibx_source_on_message(void *context, const struct ibx_migrate_any *message)
             return unexpected(s, message, h->err);
         return ibx_state_move(&s->peer, PEER_READY);
     case IBX_MIGRATE_LOADED:
-        if (s->state.now != SOURCE_SENDING || s->stream.state.now != STREAM_HELD ||
+        if (s->state.now != SOURCE_SENDING || s->stream.state.now < STREAM_HELD ||
             s->peer.now != PEER_READY)
             return unexpected(s, message, h->err);
         return ibx_state_move(&s->peer, PEER_LOADED);
@@ -305,6 +308,14 @@ static int migration_failed(struct source *s, struct ibx_error *err)
                          error[0] ? error : "it gave no reason");
 }
 
+/* QEMU's migration is complete as far as libvirt can see, and RUNNING has not come. */
+static bool libvirt_decides(const struct source *s)
+{
+    return s->vm.managed &&
+           (s->state.now == SOURCE_COMMITTED ||
+            (s->state.now == SOURCE_SENDING && s->stream.state.now == STREAM_RELEASED));
+}
+
 /* When another client continues the VM, the device state that was sent no longer fits its RAM. A
  * reset, by a client or by the guest, writes to guest RAM too and would be lost. */
 static int on_event(struct source *s, json_t *event, struct ibx_error *err)
@@ -312,8 +323,7 @@ static int on_event(struct source *s, json_t *event, struct ibx_error *err)
     const bool sent = s->state.now == SOURCE_STOPPED || s->state.now == SOURCE_SENDING;
     const char *what = "another client has continued the VM";
     const char *job = ibx_preflight_block_job(event);
-    if (s->vm.managed && s->state.now == SOURCE_COMMITTED &&
-        ibx_vm_event_is(event, "RESUME", NULL)) {
+    if (libvirt_decides(s) && ibx_vm_event_is(event, "RESUME", NULL)) {
         s->vm.continued = true;
         return 0;
     }
@@ -420,6 +430,19 @@ static void link_files(struct source *s)
                              why.message);
 }
 
+/* libvirt is about to connect. One that sets nothing of the kind, or a QEMU that refuses, pauses.
+ */
+static int skip_pause(struct source *s)
+{
+    struct ibx_error silent = {0};
+    if (!s->vm.managed)
+        return 0;
+    if (!s->pause_by_ns)
+        s->pause_by_ns = ibx_deadline_in_ms(PAUSE_SET_MS);
+    int rc = ibx_libvirt_skip_pause(s->vm.qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS), &silent);
+    return rc == -EAGAIN && ibx_now_ns() < s->pause_by_ns ? rc : 0;
+}
+
 /* From here on QEMU stops the VM. */
 static int start(struct source *s, struct ibx_error *err)
 {
@@ -443,6 +466,8 @@ static int step_exposing(struct source *s, struct ibx_error *err)
     int rc = ibx_source_link_exposed(&s->link, err);
     if (rc || s->peer.now != PEER_READY)
         return rc == -EAGAIN ? 0 : rc;
+    if (skip_pause(s))
+        return 0;
     s->status.register_ns = ibx_now_ns() - s->status.began_ns;
     return ibx_source_warm_begin(s) ? start(s, err) : ibx_source_move(s, SOURCE_WARMING, err);
 }
@@ -453,16 +478,19 @@ static int step_warming(struct source *s, struct ibx_error *err)
     return rc || s->warm.state.now != WARM_OVER ? rc : start(s, err);
 }
 
-/* libvirt has started QEMU's migration. */
+/* libvirt has started QEMU's migration. What it has set is looked at when QEMU answers: it does not
+ * while it writes its device state. */
 static int check_gate(struct source *s, struct ibx_error *err)
 {
     int fd, rc = ibx_gate_take(&s->gate, s->vm.ram.pid, &fd, err);
-    if (rc)
-        return rc == -EAGAIN ? 0 : rc;
-    rc = ibx_source_stream_adopt(&s->stream, fd, err);
-    return rc || s->vm.state.now != VM_GOING
+    if (!rc)
+        rc = ibx_source_stream_adopt(&s->stream, fd, err);
+    else if (rc == -EAGAIN)
+        rc = 0;
+    const bool answers = s->vm.state.now == VM_GOING || s->vm.state.now == VM_SAVED;
+    return rc || !answers
                ? rc
-               : ibx_libvirt_check_settings(s->vm.qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+               : ibx_gate_check(&s->gate, s->vm.qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
 }
 
 static int carry(struct source *s, struct ibx_error *err)
@@ -470,11 +498,21 @@ static int carry(struct source *s, struct ibx_error *err)
     return ibx_source_stream_carry(&s->stream, &s->link.control, s->vm.state.now == VM_SAVED, err);
 }
 
+/* libvirt goes on when QEMU calls its migration complete, and then waits for the destination's
+ * QEMU, which cannot load before COMMIT. */
+static int end_stream(struct source *s, struct ibx_error *err)
+{
+    int rc = ibx_source_stream_end(&s->stream, &s->link.control, s->vm.qmp, err);
+    if (!rc && s->vm.managed)
+        rc = ibx_source_stream_let_go(&s->stream, err);
+    return rc;
+}
+
 static int step_sending(struct source *s, struct ibx_error *err)
 {
     int rc = carry(s, err);
     if (!rc && s->stream.state.now == STREAM_READ)
-        rc = ibx_source_stream_end(&s->stream, &s->link.control, s->vm.qmp, err);
+        rc = end_stream(s, err);
     return rc || s->peer.now != PEER_LOADED ? rc : ibx_source_commit(s, err);
 }
 
@@ -588,6 +626,8 @@ static void wait_for_something(struct source *s)
     struct ibx_page_server *pages = s->link.pages;
     uint64_t most = MIGRATION_TICK_MS * IBX_NS_PER_MS;
     const bool arms = s->state.now == SOURCE_SERVING && s->guard.state.now == GUARD_MADE;
+    if (s->state.now == SOURCE_EXPOSING && s->pause_by_ns)
+        most = PAUSE_LOOK_MS * IBX_NS_PER_MS;
     fds[0] = (struct pollfd){.fd = -1, .events = POLLIN};
     if (ibx_channel_arm(&s->link.control, &fds[0].fd) || (qmp && ibx_qmp_has_events(qmp)) || arms)
         most = 0;

@@ -48,9 +48,10 @@ struct source_vm {
     struct ibx_vm_undo undo;
     struct ibx_watchdog watchdog;
     bool managed;     /* libvirt starts its migration, and continues it here when that fails */
-    bool continued;   /* managed: here, between this tool's commit and RUNNING */
+    bool continued;   /* managed: here, between the end of QEMU's migration and RUNNING */
     uint64_t stop_ns; /* of QEMU's STOP; 0: the VM was paused before */
     bool paused;      /* before QEMU's migration was started */
+    bool waited;      /* managed: QEMU has paused before its device state */
     bool asks;        /* QEMU is to be asked whether it has written its state */
     bool ran;         /* until QEMU's migration stopped it */
 };
@@ -349,6 +350,7 @@ struct source {
 
     struct ibx_guard guard;        /* of guest RAM here, in SERVING */
     uint64_t guard_ns;             /* managed: when to make it, unless QEMU has ended */
+    uint64_t pause_by_ns;          /* managed: until when libvirt's settings are awaited */
     bool guard_noted, unguarded;   /* it is in the record; it is not possible */
     struct ibx_error disturbed;    /* code not 0: what others did to the VM here after the commit */
     struct ibx_verifier *verifier; /* from the first DIGEST on */

@@ -117,9 +117,11 @@ enum source_vm_event ibx_source_vm_on_event(struct source_vm *vm, bool starting,
         }
         vm->stop_ns = ibx_vm_event_ns(event);
     }
-    if (vm->managed && ibx_vm_event_is(event, "MIGRATION", "pre-switchover"))
+    if (ibx_vm_event_is(event, "MIGRATION", "pre-switchover")) {
+        vm->waited = true;
         return vm->state.now == VM_STOPPED ? VM_QUIET : VM_NOTHING;
-    if (vm->managed && ibx_vm_event_is(event, "MIGRATION", "device"))
+    }
+    if (vm->waited && ibx_vm_event_is(event, "MIGRATION", "device"))
         return VM_NOTHING; /* QEMU does not hold the lock then */
     vm->asks = may_finish(event) && (vm->state.now == VM_STOPPED || vm->paused);
     return vm->state.now == VM_STOPPED && may_finish(event) ? VM_QUIET : VM_NOTHING;

@@ -27,12 +27,14 @@
 #define LINE_MAX_BYTES 8192
 #define STAY_MS        60000 /* to reach QEMU's monitor and continue the VM */
 #define SWEEP_MS       1000  /* to remove the tool's socket */
+#define LOOK_MS        1000  /* for one look at a QEMU that libvirt may end */
 #define RETRY_MS       100   /* between two tries to reach the monitor */
 
 struct watchdog {
     struct ibx_journal record;
     struct ibx_vm_undo vm;
     const char *folder;
+    int lock_fd;    /* the record's lock; -1: let go of */
     bool dismissed; /* committed or released: it does nothing */
     bool settles;   /* committed, and libvirt may still continue the VM here */
     char line[LINE_MAX_BYTES];
@@ -107,23 +109,43 @@ static void continue_vm(struct watchdog *w)
     ibx_qmp_close(qmp);
 }
 
+/* One look at QEMU; whether libvirt has continued the VM, and QEMU has its settings back. */
+static bool continued(struct watchdog *w)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(LOOK_MS);
+    struct ibx_error err = {0};
+    struct ibx_qmp *qmp = NULL;
+    char status[32] = "";
+    if (ibx_qmp_connect(w->record.qmp, deadline, &qmp, &err))
+        return false;
+    if (!ibx_vm_status(qmp, status, sizeof(status), deadline, &err))
+        ibx_vm_settle(qmp, &w->vm.before, &w->record, deadline, &err);
+    ibx_qmp_close(qmp);
+    return !w->vm.before && !strcmp(status, "running");
+}
+
 /* Where libvirt drives, after the commit: it ends this QEMU, or continues the VM in it. Then QEMU
- * needs settings with which it saves its RAM, and takes them, since its migration is over. */
+ * needs settings with which it saves its RAM, and takes them, since its migration is over. Neither
+ * the record nor the monitor is kept from ib-migrate recover meanwhile. */
 static void await_libvirt(struct watchdog *w)
 {
     const uint64_t deadline = ibx_deadline_in_ms(STAY_MS);
     struct ibx_error err = {0};
-    struct ibx_qmp *qmp = NULL;
-    char status[32] = "";
-    int rc = reach(w, &qmp, deadline, &err);
-    while (!rc && (w->vm.before || strcmp(status, "running") != 0) && ibx_now_ns() < deadline) {
-        ibx_vm_settle(qmp, &w->vm.before, &w->record, deadline, &err);
-        usleep(RETRY_MS * 1000);
-        rc = ibx_vm_status(qmp, status, sizeof(status), deadline, &err);
+    int lock;
+    close(w->lock_fd);
+    while (ibx_now_ns() < deadline && ibx_process_started(w->record.pid) == w->record.pid_started) {
+        if (!continued(w)) {
+            usleep(RETRY_MS * 1000);
+            continue;
+        }
+        if (ibx_journal_lock(w->folder, &w->record, &lock, &err))
+            return; /* another tool works on it */
+        if (!ibx_journal_reload(w->folder, &w->record, &err) && !ibx_journal_over(&w->record)) {
+            w->record.settings[0] = '\0';
+            kept(w, &err);
+        }
+        return;
     }
-    if (!rc && !w->vm.before && !strcmp(status, "running"))
-        kept(w, &err);
-    ibx_qmp_close(qmp);
 }
 
 /* The kernel closes the descriptors of a process that was killed in any order. */
@@ -180,7 +202,7 @@ int ibx_watchdog_start(struct ibx_watchdog *watchdog, const char *folder,
         return ibx_error_set(err, -errno, "no pipe to a watchdog: %s", strerror(errno));
     struct watchdog *w = calloc(1, sizeof(*w));
     if (w)
-        *w = (struct watchdog){.record = *record, .vm = *vm, .folder = folder};
+        *w = (struct watchdog){.record = *record, .vm = *vm, .folder = folder, .lock_fd = lock_fd};
     pid_t pid = w ? fork() : -1;
     if (pid == 0) {
         close_others(pair[0], lock_fd);

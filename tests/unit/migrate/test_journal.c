@@ -181,6 +181,11 @@ static void make_older(const struct ibx_journal *r, unsigned version)
 {
     char now[32];
     char text[8192], path[PATH_MAX], settings[256];
+    snprintf(now, sizeof(now), "\"ibx-record\": %u", version);
+    change(r, "\"ibx-record\": 6", now);
+    change(r, r->libvirt ? ",\n  \"libvirt\": true" : ",\n  \"libvirt\": false", "");
+    if (version == 5)
+        return;
     ibx_journal_path(folder, r, ".json", path, sizeof(path));
     get_file(path, text, sizeof(text));
     const char *from = strstr(text, "  \"settings\""), *to = strstr(text, "  \"hold\"");
@@ -205,8 +210,18 @@ static void make_older(const struct ibx_journal *r, unsigned version)
     }
     if (version < 3)
         change(r, "  \"complete\": null,\n", "");
-    snprintf(now, sizeof(now), "\"ibx-record\": %u", version);
-    change(r, "\"ibx-record\": 5", now);
+}
+
+/* Which did not note whether libvirt drove the migration. */
+static void records_of_the_fifth_version(NO_STATE)
+{
+    struct ibx_journal r = sample(true, 7);
+    r.libvirt = true;
+    assert_int_equal(write_record(&r), 0);
+    assert_true(only().libvirt);
+    make_older(&r, 5);
+    assert_false(only().libvirt);
+    assert_true(only().insecure);
 }
 
 /* Which did not note what QEMU's settings were, what holds its migration, nor the files of guest
@@ -281,9 +296,9 @@ static void records_of_the_third_version(NO_STATE)
 {
     struct ibx_journal r = sample(false, 7), found;
     assert_int_equal(write_record(&r), 0);
-    change(&r, "\"ibx-record\": 5", "\"ibx-record\": 3");
+    change(&r, "\"ibx-record\": 6", "\"ibx-record\": 3");
     list_refuses(&r, "unpacked");
-    change(&r, "\"ibx-record\": 3", "\"ibx-record\": 5");
+    change(&r, "\"ibx-record\": 3", "\"ibx-record\": 6");
     make_older(&r, 3);
     found = only();
     assert_string_equal(found.key_file, r.key_file);
@@ -901,6 +916,7 @@ int main(void)
         TEST(records_of_the_second_version),
         TEST(the_key_of_a_source),
         TEST(records_of_the_third_version),
+        TEST(records_of_the_fifth_version),
         TEST(records_of_the_fourth_version),
         TEST(settings_are_an_object),
         TEST(a_file_of_guest_ram_is_known_again),

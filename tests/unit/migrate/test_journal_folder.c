@@ -32,13 +32,13 @@ static void every_truncation_is_noticed(NO_STATE)
 static void hostile_files_are_named(NO_STATE)
 {
     static const struct wrong cases[] = {
-        {"\"ibx-record\": 5", "\"ibx-record\": 6", "version 6"},
-        {"\"ibx-record\": 5", "\"ibx-record\": \"2\"", "ibx-record"},
-        {"\"ibx-record\": 5", "\"ibx-record\": 1", "unpacked"},
-        {"\"ibx-record\": 5", "\"ibx-record\": 0", "version 0"},
-        {"\"ibx-record\": 5", "\"ibx-record\": 2", "unpacked"},
-        {"\"ibx-record\": 5,", "", "ibx-record"},
-        {"\"ibx-record\": 5", "\"ibx-record\": 3", "unpacked"},
+        {"\"ibx-record\": 6", "\"ibx-record\": 7", "version 7"},
+        {"\"ibx-record\": 6", "\"ibx-record\": \"2\"", "ibx-record"},
+        {"\"ibx-record\": 6", "\"ibx-record\": 1", "unpacked"},
+        {"\"ibx-record\": 6", "\"ibx-record\": 0", "version 0"},
+        {"\"ibx-record\": 6", "\"ibx-record\": 2", "unpacked"},
+        {"\"ibx-record\": 6,", "", "ibx-record"},
+        {"\"ibx-record\": 6", "\"ibx-record\": 3", "unpacked"},
         {"\"verify\": \"\"", "\"verify\": \"00\"", "hexadecimal"},
         {"\"verify\": \"\",", "", "verify"},
         {"\"complete\": null", "\"complete\": {}", "does not fit"},
