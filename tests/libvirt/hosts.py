@@ -52,7 +52,7 @@ class Host:
         self.first = subprocess.Popen(  # pylint: disable=consider-using-with
             ["setpriv", "--pdeathsig", "KILL",  # also when this program is killed
              "unshare", *NAMESPACES, "--fork", "--mount-proc", "--kill-child",
-             os.path.join(HERE, "host"), name, address, scene.folder],
+             os.path.join(HERE, "host"), name, address, scene.folder, *scene.lines],
             stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, start_new_session=True)
         self.pid = until(self.find_pid, "the first process of a host")
         until(lambda: os.path.exists(os.path.join(self.own, "etc", "qemu.conf")),
@@ -166,10 +166,11 @@ class Host:
 
 
 class Hosts:
-    """Two hosts, a and b, and the folder that both see."""
+    """Two hosts, a and b, and the folder that both see. `lines` go into their qemu.conf."""
 
-    def __init__(self):
+    def __init__(self, *lines):
         needed()
+        self.lines = lines
         os.environ["PATH"] += ":/usr/sbin:/sbin"
         self.folder = tempfile.mkdtemp(prefix="ibx-libvirt-")
         os.chmod(self.folder, 0o755)
@@ -252,10 +253,15 @@ class Domain:
             file.truncate(16 << 20)
         shutil.chown(self.disk, "libvirt-qemu", "libvirt-qemu")
         self.xml = os.path.join(hosts.folder, f"{name}.xml")
+        self.kernel = kernel
+        self.write_xml(memory, monitor)
+
+    def write_xml(self, memory, monitor):
+        """The domain's."""
         with open(self.xml, "w", encoding="utf-8") as file:
             more = COMMAND_LINE.format(monitor=self.monitor) if monitor else ""
-            file.write(DOMAIN.format(name=name, memory=memory, kernel=kernel, disk=self.disk,
-                                     more=more))
+            file.write(DOMAIN.format(name=self.name, memory=memory, kernel=self.kernel,
+                                     disk=self.disk, more=more))
 
     def serial(self, host):
         """What the guest has printed there."""

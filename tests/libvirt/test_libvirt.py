@@ -133,6 +133,14 @@ class Move:
         assert self.receiver.end() == 0, self.receiver.text
 
 
+def write_key(hosts):
+    """The key of both tools."""
+    key = os.path.join(hosts.folder, "key")
+    with open(key, "w", encoding="ascii") as file:
+        file.write(os.urandom(32).hex())
+    os.chmod(key, 0o600)
+
+
 def ignores_shared(host, domain):
     """Whether x-ignore-shared is on, by libvirt's own monitor."""
     text = host.virsh_ok("qemu-monitor-command", domain.name,
@@ -505,10 +513,7 @@ def main(wanted):
         print(f"skip all: {why}")
         return 77
     with hosts:
-        key = os.path.join(hosts.folder, "key")
-        with open(key, "w", encoding="ascii") as file:
-            file.write(os.urandom(32).hex())
-        os.chmod(key, 0o600)
+        write_key(hosts)
         for number, one in enumerate(TESTS):
             name = one.__name__.replace("_", " ")
             if wanted and one.__name__ not in wanted:

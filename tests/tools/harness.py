@@ -19,15 +19,15 @@ class Skip(Exception):
     """This host cannot run the test, for the reason given."""
 
 
-def until(condition, what):
+def until(condition, what, limit=LIMIT):
     """Polls a condition until it holds and returns its value."""
-    end = time.monotonic() + LIMIT
+    end = time.monotonic() + limit
     while time.monotonic() < end:
         value = condition()
         if value:
             return value
         select.select([], [], [], 0.005)
-    raise AssertionError(f"waited {LIMIT:.0f} s for {what}")
+    raise AssertionError(f"waited {limit:.0f} s for {what}")
 
 
 def alive(pid):
