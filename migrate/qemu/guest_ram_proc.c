@@ -155,7 +155,8 @@ int ibx_guest_block_locate(pid_t pid, const struct guest_mappings *mappings, uin
     const struct guest_mapping *found = NULL;
     for (size_t i = 0; i < mappings->count; i++) {
         const struct guest_mapping *m = &mappings->items[i];
-        if (!may_be(m, block, seen ? &st : NULL) || (address && address != m->start))
+        if (!may_be(m, block, seen ? &st : NULL) ||
+            (address && address != m->start + (block->offset - m->offset)))
             continue;
         if (found)
             return ibx_error_set(err, -ENOTUNIQ,

@@ -2,7 +2,7 @@
 /* What is found of the RAM of real QEMUs, compared with what QEMU reports and what its memory
  * holds.
  */
-#include "migrate/qemu/qemu.h"
+#include "migrate/qemu/qemu_internal.h"
 #include "tests/moves/guest/churn.h"
 #include "tests/scenes/vm.h"
 
@@ -378,12 +378,48 @@ static void test_written_huge(void)
     ibx_guest_ram_fini(&ram);
 }
 
+/* Two blocks in one file, one behind the other: the kernel has one mapping for both, and QEMU tells
+ * the address of the second in the middle of it. */
+static void test_in_the_middle_of_a_mapping(void)
+{
+    char path[] = "/dev/shm/ibx-two-XXXXXX";
+    struct stat st;
+    int fd = mkstemp(path);
+    assert_true(fd >= 0 && !fstat(fd, &st));
+    struct guest_mapping items[] = {{.start = 16 * MIB,
+                                     .end = 18 * MIB,
+                                     .part_end = 18 * MIB,
+                                     .dev = st.st_dev,
+                                     .ino = st.st_ino},
+                                    {.start = 32 * MIB,
+                                     .end = 33 * MIB,
+                                     .part_end = 33 * MIB,
+                                     .offset = MIB,
+                                     .dev = st.st_dev,
+                                     .ino = st.st_ino}};
+    const struct guest_mappings mappings = {items, 2};
+    const struct guest_mapping *where;
+    struct ibx_guest_block block = {
+        .id = "mem1", .type = "memory-backend-file", .size = MIB, .offset = MIB};
+    snprintf(block.path, sizeof(block.path), "%s", path);
+    vm_soon();
+    const int many = ibx_guest_block_locate(getpid(), &mappings, 0, &block, &where, &vm_error);
+    int rc = ibx_guest_block_locate(getpid(), &mappings, 17 * MIB, &block, &where, &vm_error);
+    unlink(path);
+    close(fd);
+    assert_int_equal(many, -ENOTUNIQ);
+    assert_int_equal(rc, 0);
+    assert_ptr_equal(where, &items[0]);
+    assert_int_equal(block.address, 17 * MIB);
+}
+
 int main(void)
 {
     static const struct vm_test tests[] = {VM_TEST(test_file),
                                            VM_TEST(test_numa_memfd),
                                            VM_TEST(test_directory),
                                            VM_TEST(test_offset),
+                                           VM_TEST(test_in_the_middle_of_a_mapping),
                                            VM_TEST(test_private),
                                            VM_TEST(test_not_the_one),
                                            VM_TEST(test_written),
