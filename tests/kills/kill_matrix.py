@@ -22,11 +22,11 @@ import tempfile
 import traceback
 
 from manual import Operator
-from scene import SLOW, Failed, Scene, TooSlow, die_with_parent, now, pause
+from scene import SLOW, SLOW_WORDS, Failed, Scene, TooSlow, die_with_parent, now, pause
 
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
 VICTIMS = ("source tool", "destination tool", "source QEMU", "destination QEMU")
-PAUSES = (0.2, 1.5, 7, 27)  # seconds: below the time-out, above it, and above what is a stall
+PAUSES = (0.2, 1.5, 10, 45)  # seconds: below the time-out, above it, and above what is a stall
 CASE_LIMIT = 600
 TRIES = 3
 
@@ -170,12 +170,12 @@ class Struck(Scene):
     def kill_qemu(self, qemu):
         """SIGKILL, and nothing that was said before that is untrue because of it."""
         if qemu is self.a and qemu.alive():
-            self.before_death = {tool: len(tool.text()) for tool in self.tools}
+            self.before_death = {tool: len(tool.said()) for tool in self.tools}
         qemu.end()
 
     def said_since(self, tool):
         """What this tool has said since the source's QEMU ended."""
-        return tool.text()[self.before_death.get(tool, 0):]
+        return tool.said()[self.before_death.get(tool, 0):]
 
     def victim(self, name):
         """A process by its name, and whose it is. libvirtd would be another one."""
@@ -190,7 +190,7 @@ class Struck(Scene):
         if name == "kill" and process is self.a:
             self.kill_qemu(process)
         elif process is self.a:
-            self.before_death = {tool: len(tool.text()) for tool in self.tools}
+            self.before_death = {tool: len(tool.said()) for tool in self.tools}
         process.process.send_signal(SIGNALS[name])
         if name == "stop":
             self.go_on(but=process)
@@ -207,9 +207,16 @@ class Struck(Scene):
     def run(self):
         """Until the strikes are over."""
         case = self.case
-        STATES[case.state](self, case.state)
-        tool = self.sender if case.state.startswith("source") else self.receiver
-        tool.stopped()
+        try:
+            STATES[case.state](self, case.state)
+            tool = self.sender if case.state.startswith("source") else self.receiver
+            tool.stopped()
+        except Failed as why:
+            self.go_on()
+            pause(1)
+            if any(SLOW_WORDS in one.said() for one in self.tools):
+                raise TooSlow(str(why)) from why
+            raise
         for (victim, name), seconds in zip(case.strikes, case.pauses):
             self.strike(victim, name, seconds)
             if not case.at_once:

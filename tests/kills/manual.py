@@ -8,9 +8,10 @@ from scene import BEATS, SLOW_WORDS, Failed, ask, expect, now, pause, until
 
 LOOK = 0.1          # seconds between two looks
 PATIENCE = 4        # seconds for what a tool does by itself before the operator does something
+STAYING = 70        # ... and for a source that tries to continue the VM, as long as it may
 TRIES = 3
-AT_MOST = 240       # seconds until all has to be over
-REMEDIES = 12       # of one migration: more do not end
+AT_MOST = 300       # seconds until all has to be over
+REMEDIES = 90       # of one migration: more do not end
 STAYS = ("stays here", "goes on here", "runs on here", "stayed here")
 COMMITTED = ("may-run", "moved")
 OVER = ("kept", "done", "ended", "rolled-back", "given-up", "broken", "")
@@ -43,9 +44,9 @@ class Operator:
             self.since = now()
         self.before = seen[:3]
 
-    def waited(self):
+    def waited(self, seconds=PATIENCE):
         """Nothing has changed for a while."""
-        return now() - self.since > PATIENCE
+        return now() - self.since > seconds
 
     # -------------------------------------------------------------- remedies
 
@@ -86,6 +87,8 @@ class Operator:
         tool = scene.tool("source", "rollback", "--qmp", scene.a.socket)
         if tool.ends() == 0:
             self.rolled_back = True
+        elif "try again" in tool.said():
+            pause(1)
         elif scene.a.alive():
             raise Failed(f"rollback failed with {tool.code()}: {tool.text()}")
 
@@ -116,11 +119,15 @@ class Operator:
             self.roll_back()
             return True
         if self.working["source"]:
-            if (here in COMMITTED and not self.working["destination"] and self.waited() and
-                    there in ("given-up", "")):
+            if (here in COMMITTED and not self.working["destination"] and
+                    there in ("given-up", "") and self.waited(STAYING)):
                 self.roll_back()  # nobody there knows it any more
                 return True
             return False
+        if here == "done" and there == "complete":
+            # "On the destination first, then on the source", which sends its confirmation.
+            self.recover("source" if self.working["destination"] else "destination")
+            return True
         if here in COMMITTED:
             if there in ("given-up", "") and not self.working["destination"] and scene.a.alive():
                 self.roll_back()
@@ -220,7 +227,8 @@ class Judge:
             if tool.command in ("send", "receive", "recover") and tool.code() == 0 and here:
                 raise Failed(f"{tool.name} ended with 0, and the VM is at the source")
             said = self.scene.said_since(tool)
-            if tool.command == "send" and not here and "has ended with it" not in said and any(
+            if tool.command == "send" and tool.code() == 1 and not here and \
+                    "has ended with it" not in said and any(
                     words in said for words in STAYS):
                 raise Failed(f"{tool.name} said that the VM stays, and it does not run")
             if tool.code() is not None and tool.code() > 4:
