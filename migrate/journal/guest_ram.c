@@ -182,6 +182,29 @@ void ibx_journal_unlink_files(const struct ibx_journal *record)
     }
 }
 
+bool ibx_journal_run_made(const char *folder)
+{
+    static const char name[] = "ibx-run-", letters[] = "0123456789abcdefghijklmnopqrstuvwxyz"
+                                                       "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
+    const char *base = strrchr(folder, '/');
+    struct stat st;
+    if (!base || strncmp(base + 1, name, strlen(name)) ||
+        strspn(base + 1 + strlen(name), letters) != 6 || base[1 + strlen(name) + 6])
+        return false;
+    return !lstat(folder, &st) && S_ISDIR(st.st_mode) && st.st_uid == geteuid() &&
+           !(st.st_mode & (S_IRWXG | S_IRWXO));
+}
+
+bool ibx_journal_in_run_folder(const char *file)
+{
+    char folder[PATH_MAX];
+    const char *end = strrchr(file, '/');
+    if (!end || (size_t)(end - file) >= sizeof(folder))
+        return false;
+    snprintf(folder, sizeof(folder), "%.*s", (int)(end - file), file);
+    return ibx_journal_run_made(folder);
+}
+
 bool ibx_journal_memory_file(const struct ibx_journal *record, char path[PATH_MAX])
 {
     char suffix[SUFFIX_BYTES];
@@ -210,10 +233,9 @@ int ibx_journal_remove_files(const struct ibx_journal *record, struct ibx_error 
         rc = unlink_file(ram.blocks[i].path, ram.blocks[i].dev, ram.blocks[i].ino);
         if (rc)
             ibx_error_set(err, rc, "%s cannot be removed: %s", ram.blocks[i].path, strerror(-rc));
-        char *end = strrchr(ram.blocks[i].path, '/');
-        *end = '\0';
-        const char *folder = strstr(ram.blocks[i].path, IBX_JOURNAL_RUN_FOLDER);
-        if (!rc && folder && !strchr(folder + 1, '/'))
+        const bool run = ibx_journal_in_run_folder(ram.blocks[i].path);
+        *strrchr(ram.blocks[i].path, '/') = '\0';
+        if (!rc && run)
             rmdir(ram.blocks[i].path);
     }
     ibx_guest_ram_fini(&ram);

@@ -195,8 +195,11 @@ int ibx_journal_link_files(struct ibx_journal *record, struct ibx_error *err);
 void ibx_journal_unlink_files(const struct ibx_journal *record);
 /* The first of the files that still has its name, or that of FILE.ibx-ID; false: there is none. */
 bool ibx_journal_memory_file(const struct ibx_journal *record, char path[PATH_MAX]);
-/* What the names of folders that ib-migrate run makes begin with. */
-#define IBX_JOURNAL_RUN_FOLDER "/ibx-run-"
+/* Whether this is a folder as ib-migrate run makes them: of this user, who alone may enter it, and
+ * with such a name ("ibx-run-" and six letters or digits). */
+bool ibx_journal_run_made(const char *folder);
+/* The same for the folder that this file is in, whether the file is there or not. */
+bool ibx_journal_in_run_folder(const char *file);
 /* Removes them all, once QEMU has ended and no process uses them, and a folder of ib-migrate run
  * that is empty then. 0 also without any. */
 int ibx_journal_remove_files(const struct ibx_journal *record, struct ibx_error *err);

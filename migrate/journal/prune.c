@@ -46,7 +46,7 @@ static bool leaves_memory(const struct ibx_journal *record)
     char path[PATH_MAX];
     return (record->state == IBX_JOURNAL_DONE || record->state == IBX_JOURNAL_ENDED) &&
            ibx_journal_qemu_gone(record) && ibx_journal_memory_file(record, path) &&
-           (record->source || strstr(path, IBX_JOURNAL_RUN_FOLDER));
+           (record->source || ibx_journal_in_run_folder(path));
 }
 
 /* How many are over, and have failed, of those up to this one. */

@@ -42,8 +42,7 @@ static int remove_file(const struct source *s, const struct ibx_guest_block *blo
         ibx_error_set(err, -EMLINK, "%s has other names, too", block->path);
     } else if (unlinkat(at, base, 0)) {
         ibx_error_set(err, -errno, "%s: %s", block->path, strerror(errno));
-    } else if (strstr(folder, IBX_JOURNAL_RUN_FOLDER) &&
-               !strchr(strstr(folder, IBX_JOURNAL_RUN_FOLDER) + 1, '/')) {
+    } else if (ibx_journal_run_made(folder)) {
         rmdir(folder); /* of ib-migrate run, when this was the last */
     }
     if (at >= 0)

@@ -22,7 +22,8 @@ import tempfile
 import traceback
 
 from manual import Operator
-from scene import SLOW, SLOW_WORDS, Failed, Scene, TooSlow, die_with_parent, now, pause
+from scene import (SLOW, SLOW_WORDS, Failed, Scene, TooSlow, change_a_page, die_with_parent, now,
+                   pause)
 
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
 VICTIMS = ("source tool", "destination tool", "source QEMU", "destination QEMU")
@@ -100,7 +101,7 @@ def broken(scene, state):
     scene.receive("--max-bandwidth", SLOW, stop_at=state if state[0] == "d" else None)
     scene.send(stop_at=state if state[0] == "s" else None)
     scene.filling()
-    put_back = scene.change_a_page()
+    put_back = change_a_page(scene.a.ram, scene.b.ram)
     scene.fast()
     (scene.sender if state[0] == "s" else scene.receiver).stopped()
     put_back()

@@ -18,10 +18,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "tools"))
 
 # pylint: disable=wrong-import-position
-from harness import until  # noqa: E402
+from harness import change_a_page, until  # noqa: E402
 
-PAGE, RANGE = 4096, 512
-MANY = 16    # pages that a range must still lack to be one that comes later
 BEATS = 5    # for how many a VM is watched
 GUEST_MIB = 8
 SLOW = "64K"  # bytes a second, while a test looks on
@@ -266,33 +264,6 @@ class Scene:
     def fast(self):
         """Pages come as fast as they can."""
         return ask("destination", "set", "--max-bandwidth", "0", "--qmp", self.b.socket)
-
-    def change_a_page(self):
-        """Changes a byte, at the source, of a page that has come, in a range that will not be
-        compared yet; and a function that puts it back."""
-        with open(self.a.ram, "rb") as one, open(self.b.ram, "rb") as other:
-            def there(file, page):
-                try:
-                    return os.lseek(file.fileno(), page * PAGE, os.SEEK_DATA) == page * PAGE
-                except OSError:
-                    return False
-            for first in range(0, (64 << 20) // PAGE, RANGE):
-                pages = [p for p in range(first, first + RANGE) if there(one, p)]
-                here = [p for p in pages if there(other, p)]
-                if here and len(pages) - len(here) > MANY:
-                    return self.flip(here[-1])
-        raise Failed("no range has both pages that have come and pages that have not")
-
-    def flip(self, page):
-        """Of that byte."""
-        def change():
-            with open(self.a.ram, "r+b") as ram:
-                ram.seek(page * PAGE + 1234)
-                byte = ram.read(1)
-                ram.seek(page * PAGE + 1234)
-                ram.write(bytes([byte[0] ^ 0x40]))
-        change()
-        return change
 
     def story(self):
         """What everybody said and how it ended, for a person."""

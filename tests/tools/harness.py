@@ -12,6 +12,8 @@ import time
 import traceback
 
 os.umask(0o022)  # configuration that others can change is refused
+PAGE, RANGE = 4096, 512
+MANY = 16  # pages: QEMU may touch a few at any time
 LIMIT = 60 * float(os.environ.get("MESON_TEST_TIMEOUT_MULTIPLIER", "1"))  # seconds for any one wait
 
 
@@ -114,6 +116,33 @@ def one_sentence(text):
     """An error is one line of ib-bw's with some words."""
     lines = text.splitlines()
     assert len(lines) == 1 and lines[0].startswith("ib-bw: ") and len(lines[0]) > 15, text
+
+
+def flip(path, page):
+    """Changes a byte of this page."""
+    with open(path, "r+b") as ram:
+        ram.seek(page * PAGE + 1234)
+        byte = ram.read(1)
+        ram.seek(page * PAGE + 1234)
+        ram.write(bytes([byte[0] ^ 0x40]))
+
+
+def change_a_page(source, destination):
+    """Changes, in the file of a source's memory, a page that has come to the destination, while
+    others of its range, which are compared with it, have not. A function that puts it back."""
+    with open(source, "rb") as one, open(destination, "rb") as other:
+        def there(file, page):
+            try:
+                return os.lseek(file.fileno(), page * PAGE, os.SEEK_DATA) == page * PAGE
+            except OSError:
+                return False
+        for first in range(0, os.fstat(one.fileno()).st_size // PAGE, RANGE):
+            pages = [page for page in range(first, first + RANGE) if there(one, page)]
+            come = [page for page in pages if there(other, page)]
+            if come and len(pages) - len(come) > MANY:
+                flip(source, come[-1])
+                return lambda: flip(source, come[-1])
+    raise AssertionError("no range has both pages that have come and pages that have not")
 
 
 TESTS = []

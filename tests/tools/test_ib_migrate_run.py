@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 import harness
-from harness import LIMIT, Skip, alive, equal, run_all, test, until
+from harness import LIMIT, Skip, alive, change_a_page, equal, run_all, test, until
 
 import test_ib_migrate as tool
 from test_ib_migrate import objects
@@ -240,10 +240,23 @@ def a_vm_is_migrated_by_one_command(scene):
     os.symlink(precious, linked)
     with open(os.path.join(precious, "key"), "w", encoding="ascii"):
         pass
-    source = start_vm(scene, "-qmp", f"unix:{linked}/qmp,server=on,wait=off")
+    # Another VM's, which this QEMU's command line names.
+    others = scene.path("ibx-run-Other1")
+    os.makedirs(others, mode=0o700)
+    source = start_vm(scene, "-qmp", f"unix:{linked}/qmp,server=on,wait=off", "-qmp",
+                      f"unix:{others}/qmp,server=on,wait=off")
+    os.rename(others, scene.path("its-own"))
+    os.makedirs(others, mode=0o700)
+    with open(os.path.join(others, "key"), "w", encoding="ascii"):
+        pass
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(os.path.join(others, "qmp"))
+    listener.listen()
     code, out, err = scene.run(*run_line(scene))
     equal((code, "complete and confirmed" in out), (0, True))
     assert os.path.exists(os.path.join(precious, "key"))
+    assert os.path.exists(os.path.join(others, "key"))
+    listener.close()
     far = far_vm(scene)
     assert f"is process {far.pid};" in err and "broken" not in err, err
     equal(source.process.wait(LIMIT), 0)  # as --quit
@@ -440,6 +453,49 @@ def a_killed_run_leaves_nothing_behind(scene):
         until(lambda: not far_qemus(scene), "the far QEMU to end")
         until(lambda: leftovers(scene) == before, "its folders to be removed")
         vm.runs_on()
+
+
+@case
+def a_signal_before_the_migration_leaves_no_key(scene):
+    vm, before = start_vm(scene), leftovers(scene)
+    with open(scene.ssh, encoding="ascii") as file:  # the far end starts while QEMU is stopped
+        text = file.read().replace("#!/bin/sh\n", f"#!/bin/sh\nkill -STOP {vm.pid}\n", 1)
+    with open(scene.ssh, "w", encoding="ascii") as file:
+        file.write(text)
+    process = scene.start(*run_line(scene))
+
+    def waits():
+        code, out, _ = scene.run("status", "--json", "--state-dir", scene.there.state)
+        return code == 0 and "waiting" in out
+    until(waits, "the far end to wait")
+    process.send_signal(signal.SIGTERM)
+    os.kill(vm.pid, signal.SIGCONT)
+    process.communicate(timeout=LIMIT)
+    assert process.returncode, "it was interrupted"
+    nothing_is_left(scene, before)
+    vm.runs_on()
+
+
+@case
+def a_key_stays_as_long_as_it_is_needed(scene):
+    vm = start_vm(scene, "-no-shutdown")
+    process = tool.start(scene, "run", *run_line(scene, "--json", "--max-bandwidth", "100K")[1:])
+    tool.wait_for_phase("filling", process)
+    far = far_vm(scene)
+    (there,) = glob.glob(scene.memory + "-far/ibx-run-*/mem0")
+    put_back = change_a_page(scene.memory + "/mem0", there)
+    tool.succeeds(scene, "set --max-bandwidth 0 --state-dir", scene.there.state)
+    code, summary, _ = tool.finish(process)
+    equal((code, summary["record"]["state"]), (1, "broken"))
+    (key,) = glob.glob(scene.here.state + "/run-*.key")  # rollback asks the far end with it
+    put_back()
+    os.kill(far.pid, signal.SIGKILL)
+    until(lambda: not alive(far.pid), "the far QEMU to end")
+    code, _, err = scene.run("rollback", "--yes", "--qmp", scene.here.path("tool"))
+    equal(code, 0)
+    assert "no server answers" in err, err
+    vm.runs_on()
+    assert not os.path.exists(key)
 
 
 @case

@@ -180,14 +180,20 @@ static void last_words(const struct far *far, char *text, size_t size)
     ibx_text_sanitize(text);
 }
 
-static bool listens(const char *path)
+pid_t ibx_run_listener(const char *path)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    snprintf(address.sun_path, sizeof(address.sun_path), "%.100s", path);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    const bool yes = !connect(fd, (struct sockaddr *)&address, sizeof(address));
+    struct ucred peer = {.pid = 0};
+    socklen_t length = sizeof(peer);
+    if (strlen(path) >= sizeof(address.sun_path))
+        return 0;
+    memcpy(address.sun_path, path, strlen(path));
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (connect(fd, (struct sockaddr *)&address, sizeof(address)) ||
+        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length))
+        peer.pid = 0;
     close(fd);
-    return yes;
+    return peer.pid;
 }
 
 /* Whether the other end has gone. */
@@ -217,7 +223,7 @@ static int start_qemu(struct far *far, struct ibx_error *err)
     for (size_t i = 0; arguments[i]; i++)
         free(arguments[i]);
     free(arguments);
-    while (!listens(far->qmp)) {
+    while (!ibx_run_listener(far->qmp)) {
         if (waitpid(far->qemu, NULL, WNOHANG) == far->qemu) {
             far->qemu = 0;
             last_words(far, words, sizeof(words));

@@ -92,6 +92,9 @@ json_t *ibx_cli_ask_status(const struct migrate_args *args, const struct ibx_jou
 /* The key file of the record with the name of the key, whom it takes and its encryption, where the
  * command line says nothing. */
 void ibx_cli_use_record(struct ibx_options *options, const struct ibx_journal *record);
+/* Removes the key of a migration that is over, when ib-migrate run has made it. The other side may
+ * ask a source that is done once more: its key goes when that has been confirmed. */
+void ibx_cli_forget_key(const char *folder, const struct ibx_journal *record);
 /* Where the VM is: as ibx_journal_describe(), and whether the QEMU that it ran in has ended. */
 void ibx_cli_vm_state(const struct ibx_journal *record, char *sentence, size_t size);
 

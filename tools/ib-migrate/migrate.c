@@ -152,6 +152,8 @@ static int migrate(const struct migrate_args *args, bool source, const struct ib
     }
     if (record && !last.record.state)
         last.record = *record;
+    if (!source || last.record.state != IBX_JOURNAL_DONE)
+        ibx_cli_forget_key(args->folder, &last.record);
     return finish(args, rc, &last, &err);
 }
 
@@ -212,6 +214,8 @@ static int confirm(const struct migrate_args *args, const struct ibx_journal *re
     }
     if (err.code)
         ibx_cli_message(err.message);
+    else
+        ibx_cli_forget_key(args->folder, record);
     ibx_cli_vm_name(record, vm, sizeof(vm));
     snprintf(text, sizeof(text), "%s: %s, and the destination knows it", vm,
              record->state == IBX_JOURNAL_ENDED ? "its guest has shut it down there"

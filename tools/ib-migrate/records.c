@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* For an answer: the tool reads its socket all the time, but it also waits for QEMU. */
 #define ASK_MS 10000
@@ -45,6 +46,30 @@ void ibx_cli_use_record(struct ibx_options *options, const struct ibx_journal *r
     if (options->encryption == IBX_ENCRYPTION_AUTO)
         options->encryption = record->encryption;
     options->insecure |= record->insecure;
+}
+
+/* A key that ib-migrate run has made: DIR/run-ID.key here, or that of the far end. */
+static bool is_key_of_run(const char *folder, const char *path)
+{
+    static const char begin[] = "run-", end[] = ".key", digits[] = "0123456789abcdef";
+    const size_t length = strlen(folder);
+    const char *name = strrchr(path, '/');
+    if (!name)
+        return false;
+    if (!strcmp(name, "/key"))
+        return ibx_journal_in_run_folder(path);
+    if ((size_t)(name - path) != length || strncmp(path, folder, length) ||
+        strncmp(++name, begin, strlen(begin)))
+        return false;
+    name += strlen(begin);
+    const size_t n = strspn(name, digits);
+    return n == 32 && !strcmp(name + n, end);
+}
+
+void ibx_cli_forget_key(const char *folder, const struct ibx_journal *record)
+{
+    if (ibx_journal_over(record) && is_key_of_run(folder, record->key_file))
+        unlink(record->key_file);
 }
 
 /* ------------------------------------------------------------ what there is */
@@ -424,9 +449,11 @@ static void print_pruned(void *context, const struct ibx_journal *record, const 
     struct pruning *pruning = context;
     char state[IBX_ERROR_MAX], path[PATH_MAX];
     pruning->any = true;
+    if (!why && is_key_of_run(pruning->args->folder, record->key_file))
+        unlink(record->key_file);
     ibx_cli_vm_state(record, state, sizeof(state));
     if (!ibx_journal_qemu_gone(record) || !ibx_journal_memory_file(record, path) ||
-        (!record->source && !strstr(path, IBX_JOURNAL_RUN_FOLDER)))
+        (!record->source && !ibx_journal_in_run_folder(path)))
         path[0] = '\0';
     if (pruning->args->json) {
         print_pruned_json(record, state, why, path);

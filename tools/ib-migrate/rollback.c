@@ -165,6 +165,8 @@ int ibx_cli_rollback(const struct migrate_args *args)
         return MIGRATE_FAILED;
     if (ibx_migrate_rollback(args->folder, &record, &options, &err))
         return ibx_cli_fail(err.message);
+    record.state = IBX_JOURNAL_ROLLED_BACK;
+    ibx_cli_forget_key(args->folder, &record);
     if (!args->json)
         printf("%s: rolled back, it runs here again\n", vm);
     return ibx_cli_flush(MIGRATE_DONE);

@@ -143,28 +143,34 @@ static json_t *receive_options(const struct run *run)
     return list;
 }
 
-static void note_before(struct run *run, const json_t *given)
+/* The name is from QEMU's command line, which its user chose: it may be another VM's. It is this
+ * QEMU's if its monitor is there. */
+static void note_before(struct run *run, const json_t *given, pid_t qemu)
 {
     size_t i;
     json_t *text;
+    char folder[PATH_MAX], monitor[PATH_MAX + 8];
     json_array_foreach(given, i, text)
-        ibx_run_folder_of(json_string_value(text), run->before, sizeof(run->before));
+    {
+        if (!ibx_run_folder_of(json_string_value(text), folder, sizeof(folder)) ||
+            !ibx_journal_run_made(folder))
+            continue;
+        snprintf(monitor, sizeof(monitor), "%s/qmp", folder);
+        if (ibx_run_listener(monitor) == qemu)
+            memcpy(run->before, folder, sizeof(run->before));
+    }
 }
 
-/* Its QEMU has ended. The name is from QEMU's command line, which its user chose: only a folder as
- * far_end.c makes them, of this user, is one. */
+/* Its QEMU has ended: what far_end.c has put there. */
 static void forget_before(const struct run *run)
 {
     static const char *const names[] = {"qmp", "log", "key"};
-    struct stat st;
     int at = *run->before ? open(run->before, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
     if (at < 0)
         return;
-    if (!fstat(at, &st) && st.st_uid == geteuid() && !(st.st_mode & (S_IRWXG | S_IRWXO))) {
-        for (unsigned i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-            unlinkat(at, names[i], 0);
-        rmdir(run->before);
-    }
+    for (unsigned i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        unlinkat(at, names[i], 0);
+    rmdir(run->before);
     close(at);
 }
 
@@ -181,7 +187,7 @@ static int plan(struct run *run, struct ibx_qmp *qmp, const struct ibx_guest_ram
 {
     json_t *given = ibx_run_arguments_of(ram->pid, err), *absent = NULL, *plugged = NULL;
     json_t *arguments = NULL;
-    note_before(run, given);
+    note_before(run, given, ram->pid);
     int rc = given ? ibx_run_plugged(qmp, given, &absent, &plugged, err) : err->code;
     if (!rc) {
         arguments = ibx_run_arguments(given, &run->args.maps, &run->tokens, absent,
@@ -439,11 +445,51 @@ static void check_cleaned(const struct run *run)
     ibx_cli_message(text);
 }
 
+static void block_signals(int how)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGTERM);
+    pthread_sigmask(how, &set, NULL);
+}
+
+static bool uses_key_of_this(const struct ibx_journal *record)
+{
+    return !strcmp(record->key_file, key_of_this) && !ibx_journal_over(record) &&
+           record->state != IBX_JOURNAL_HERE;
+}
+
+/* Whether recover or rollback has to prove itself by it: the migration is not over, or the far end
+ * may ask for the last confirmation again. */
+static bool key_is_needed(const struct run *run, int status)
+{
+    struct ibx_journal record;
+    struct ibx_error none = {0};
+    if (status == MIGRATE_UNFINISHED)
+        return true;
+    if (status == MIGRATE_DONE)
+        return !run->ended || json_integer_value(json_object_get(run->ended, "exit_status"));
+    return ibx_journal_find(run->args.folder, run->args.qmp, uses_key_of_this, &record, &none) !=
+           -ENOENT;
+}
+
+static void forget_key(const struct run *run, int status)
+{
+    if (!key_is_needed(run, status))
+        unlink(run->key_path);
+}
+
 static int send_vm(struct run *run)
 {
-    handle_signals(SIG_DFL);
     run->reading = !pthread_create(&run->reader, NULL, read_far_end, run);
+    /* Of the migration, also in the moments before and after it. */
+    block_signals(SIG_BLOCK);
     const int status = ibx_cli_send(&run->args);
+    handle_signals(SIG_DFL);
+    if (status != MIGRATE_DONE) /* then the far end's last word decides */
+        forget_key(run, status);
+    block_signals(SIG_UNBLOCK);
     if (status == MIGRATE_UNFINISHED) { /* the far end goes on without its way to here */
         kill(run->ssh, SIGTERM);
         tell_where(run, status);
@@ -457,12 +503,6 @@ static int send_vm(struct run *run)
     if (status == MIGRATE_DONE && !run->args.keep)
         forget_before(run);
     return status;
-}
-
-static void forget_key(const struct run *run, int status)
-{
-    if (status != MIGRATE_UNFINISHED)
-        unlink(run->key_path);
 }
 
 int ibx_cli_run(const struct migrate_args *args)

@@ -404,6 +404,37 @@ static void processes_are_told_apart(NO_STATE)
     assert_int_equal(ibx_process_started(child), 0);
 }
 
+/* Only the folder that a file is in counts, and it has to be as mkdtemp(3) made it. */
+static void folders_of_run_are_known(NO_STATE)
+{
+    static const struct {
+        const char *name;
+        mode_t mode;
+        bool is;
+    } cases[] = {{"ibx-run-aZ09bc", 0700, true},     {"ibx-run-aZ09b", 0700, false},
+                 {"ibx-run-aZ09bcd", 0700, false},   {"ibx-run-a.Z09b", 0700, false},
+                 {"my-ibx-run-aZ09bc", 0700, false}, {"ibx-run-open00", 0750, false},
+                 {"ibx-run-", 0700, false}};
+    char base[] = "/tmp/ibx-run-XXXXXX", path[96], file[128], link[96];
+    assert_non_null(mkdtemp(base));
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        snprintf(path, sizeof(path), "%s/%s", base, cases[i].name);
+        snprintf(file, sizeof(file), "%s/mem0", path);
+        assert_int_equal(mkdir(path, cases[i].mode), 0);
+        assert_int_equal(ibx_journal_run_made(path), cases[i].is);
+        assert_int_equal(ibx_journal_in_run_folder(file), cases[i].is);
+        snprintf(link, sizeof(link), "%s/ibx-run-linked", base);
+        assert_int_equal(symlink(path, link), 0);
+        assert_false(ibx_journal_run_made(link));
+        assert_int_equal(unlink(link), 0);
+        assert_int_equal(rmdir(path), 0);
+    }
+    snprintf(file, sizeof(file), "%s/deeper/mem0", base);
+    assert_false(ibx_journal_in_run_folder(file));
+    assert_false(ibx_journal_run_made("ibx-run-aZ09bc"));
+    assert_int_equal(rmdir(base), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -420,6 +451,7 @@ int main(void)
         TEST(one_holds_it_at_a_time),
         TEST(an_ended_holder_is_told_apart),
         TEST(processes_are_told_apart),
+        TEST(folders_of_run_are_known),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

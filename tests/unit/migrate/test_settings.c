@@ -140,7 +140,14 @@ static void test_everything_set(NO_STATE)
        "\"\", \"tls-authz\": \"\", \"mode\": \"normal\", \"max-bandwidth\": 134217728, "
        "\"downtime-limit\": 300, \"direct-io\": false, \"avail-switchover-bandwidth\": 0}}");
     assert_int_equal(set(), 0);
+    /* As it was set, but for what an operator has set since. */
+    fake.parameters =
+        "{\"tls-creds\": \"\", \"tls-hostname\": \"\", \"tls-authz\": \"\", \"mode\": "
+        "\"normal\", \"max-bandwidth\": 5555, \"downtime-limit\": 300, \"direct-io\": false, "
+        "\"avail-switchover-bandwidth\": 0}";
     assert_int_equal(restore(), 0);
+    assert_null(strstr(fake.told, "\"max-bandwidth\":1,"));
+    assert_non_null(strstr(fake.told, "\"downtime-limit\":0,"));
     const char *first = strstr(fake.told, "capabilities{"), *last = strrchr(fake.told, '{');
     assert_ptr_equal(first, fake.told);
     assert_non_null(last);
