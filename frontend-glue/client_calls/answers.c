@@ -34,11 +34,14 @@ bool ibx_answer_may_be_early(struct ibx_pipeline *p, const uint8_t *body, size_t
     case IBX_CALL_REPEATS:
         return ibx_successes_hold(&p->others, ibx_request_key(p, body, n));
     case IBX_CALL_REGISTERS:
-        return ibx_successes_hold(&p->forms, ibx_call_key(call));
+        return ibx_successes_hold(&p->forms, ibx_call_key(call, 0));
+    case IBX_CALL_FREES:
+        return all && p->freed && ibx_quiet_device(p) &&
+               ibx_successes_hold(&p->forms, ibx_call_key(call, 0));
     case IBX_CALL_COPIES:
     case IBX_CALL_ENQUEUES:
         *sure = false;
-        return all && ibx_successes_hold(&p->forms, ibx_call_key(call)) &&
+        return all && ibx_successes_hold(&p->forms, ibx_call_key(call, 0)) &&
                (call->kind == IBX_CALL_ENQUEUES || copy_is_plain(body, n));
     default:
         return false;
@@ -57,10 +60,9 @@ void ibx_answer_success(struct ibx_pipeline *p)
     set_answer(p, success, sizeof(success));
 }
 
-/* cudaGetLastError, cudaPeekAtLastError: there is nothing to tell, and nothing that may come. */
-static bool nothing_failed(struct ibx_pipeline *p)
+bool ibx_answer_no_error(struct ibx_pipeline *p, const struct ibx_call *call)
 {
-    if (!p->clean || !ibx_successes_hold(&p->forms, ibx_call_key(p->call)) ||
+    if (!p->clean || !ibx_successes_hold(&p->forms, ibx_call_key(call, 0)) ||
         atomic_load(&p->failure) || atomic_load(&p->unsure) > atomic_load(&p->replied))
         return false;
     if (ibx_pipeline_idle(p))
@@ -116,16 +118,35 @@ bool ibx_answer_here(struct ibx_pipeline *p, const uint8_t *body, size_t n)
         return answer_pop(p);
     case IBX_CALL_LAST_ERROR:
     case IBX_CALL_PEEK_ERROR:
-        return nothing_failed(p);
+        return ibx_answer_no_error(p, p->call);
     case IBX_CALL_SET_DEVICE:
         return p->device_known && n == sizeof(p->device) && !memcmp(body, p->device, n) &&
-               nothing_failed(p);
+               ibx_answer_no_error(p, p->call);
     case IBX_CALL_GET_DEVICE:
     case IBX_CALL_CONSTANT:
         return answer_known(p);
     case IBX_CALL_QUERIES:
-        return ibx_quiet_holds(p, body, n);
+        return ibx_quiet_answers(p, body, n);
     default:
         return false;
     }
+}
+
+void ibx_answer_or_send(struct ibx_pipeline *p, const uint8_t *body, size_t n)
+{
+    /* First: behind the request another thread may be given the same address. */
+    if (p->call->kind == IBX_CALL_FREES) {
+        struct ibx_reader r = ibx_reader_of(body, n);
+        p->freed = ibx_allocations_remove(ibx_get_u64(&r));
+    }
+    bool sure, answered = ibx_answer_here(p, body, n);
+    if (!answered && ibx_answer_may_be_early(p, body, n, &sure)) {
+        const struct ibx_scope scope = ibx_request_scope(p->call, body, n);
+        ibx_answer_success(p);
+        answered = ibx_backlog_add(p, &scope, sure);
+    }
+    if (answered)
+        ibx_state_move(&p->state, REQUEST_ANSWERED);
+    else
+        ibx_waiting_begin(p, body, n);
 }

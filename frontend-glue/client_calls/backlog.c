@@ -21,6 +21,7 @@ static void all_replied(struct ibx_pipeline *p)
     p->messages = 0;
     atomic_store(&p->streams, STREAMS_NONE);
     atomic_store(&p->events, false);
+    atomic_store(&p->memory, false);
     atomic_store(&p->unsent, false);
 }
 
@@ -184,6 +185,8 @@ static bool backlog_room(struct ibx_pipeline *p, size_t n)
 
 static void note_scope(struct ibx_pipeline *p, const struct ibx_scope *scope)
 {
+    if (p->call->kind == IBX_CALL_FREES)
+        atomic_store(&p->memory, true);
     uint64_t before = atomic_load(&p->streams), stream = scope->all ? STREAMS_MANY : scope->stream;
     if (before == STREAMS_NONE)
         atomic_store(&p->streams, stream);
@@ -209,7 +212,9 @@ static bool has_room(struct ibx_pipeline *p)
 /* Answers the request in hand. False: it has to wait, since there is no connection or no memory. */
 bool ibx_backlog_add(struct ibx_pipeline *p, const struct ibx_scope *scope, bool sure)
 {
-    ibx_process_work();
+    const bool work = ibx_call_adds_work(p->call);
+    if (work)
+        ibx_process_work();
     ibx_process_order(p, scope);
     pthread_mutex_lock(&p->lock);
     bool good = has_room(p);
@@ -231,6 +236,7 @@ bool ibx_backlog_add(struct ibx_pipeline *p, const struct ibx_scope *scope, bool
     if (good && atomic_load(&p->unsent) && !ibx_process_send_soon())
         ibx_backlog_finish(p);
     pthread_mutex_unlock(&p->lock);
-    ibx_process_work(); /* once more: a query meanwhile may have come before it */
+    if (work)
+        ibx_process_work(); /* once more: a query meanwhile may have come before it */
     return good;
 }

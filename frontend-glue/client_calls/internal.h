@@ -72,8 +72,11 @@ struct ibx_pipeline {
     uint64_t epoch;    /* when the request in hand was sent */
     uint8_t device[4]; /* the body of the cudaSetDevice that succeeded last */
     bool device_known;
-    bool clean;     /* the back end has no error to tell of this thread */
-    int last_error; /* that it may not know of */
+    int32_t current; /* device, -1: not known */
+    uint64_t rests;  /* the epoch as of which the device has no work, 0: not known */
+    bool freed;      /* the request in hand: it gives back what cudaMalloc has returned */
+    bool clean;      /* the back end has no error to tell of this thread */
+    int last_error;  /* that it may not know of */
 
     /* Under the lock; the atomics are read without. */
     pthread_mutex_t lock;
@@ -90,6 +93,7 @@ struct ibx_pipeline {
     _Atomic uint64_t unsure;   /* the number of the last one that may fail by itself */
     _Atomic uint64_t streams;  /* of those without reply */
     _Atomic bool events;       /* among those is one about an event */
+    _Atomic bool memory;       /* or one that gives memory back */
     _Atomic bool ended;        /* the session has, or its connection */
     _Atomic int failure;       /* that no call has returned yet */
 };
@@ -111,6 +115,7 @@ struct ibx_scope {
     bool all;        /* of any stream, or only ... */
     uint64_t stream; /* ... of this one */
     bool events;     /* and those about events */
+    bool memory;     /* and those that give memory back */
 };
 
 /* keys.c: of the request in hand; `body`, n: what ibx_request_body() has returned. */
@@ -122,14 +127,17 @@ static inline uint32_t ibx_request_word(const uint8_t *at)
     return ibx_get_u32(&r);
 }
 struct ibx_scope ibx_request_scope(const struct ibx_call *call, const uint8_t *body, size_t n);
+/* It may add work, or end a handle. */
+bool ibx_call_adds_work(const struct ibx_call *call);
 /* A launch whose grid every device takes. */
 bool ibx_launch_is_plain(const uint8_t *body, size_t n);
 /* Of what decides whether a launch succeeds: device, function, block, shared memory; and that its
  * stream is one, of this device. */
 uint64_t ibx_launch_key(const struct ibx_pipeline *pipeline, const uint8_t *body);
 uint64_t ibx_launch_stream_key(const struct ibx_pipeline *pipeline, const uint8_t *body);
-/* That a call of this kind was answered without output. */
-uint64_t ibx_call_key(const struct ibx_call *call);
+/* That a call of this kind was answered with so many bytes of output, and has a body of as many as
+ * the table says. */
+uint64_t ibx_call_key(const struct ibx_call *call, size_t out);
 /* Of a call that succeeds again with the same body. The default stream is that of the device. */
 uint64_t ibx_request_key(const struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
 /* All that the reply to the request in hand depends on; its length. Front ends send what the
@@ -146,6 +154,10 @@ bool ibx_answer_here(struct ibx_pipeline *pipeline, const uint8_t *body, size_t 
 /* Whether it may be run later. *sure: it cannot fail by itself. */
 bool ibx_answer_may_be_early(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n,
                              bool *sure);
+/* The request in hand is complete, and `call` is known: it is answered here, or sent. */
+void ibx_answer_or_send(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
+/* The last error is none, and none may come: of a `call` that returns it. */
+bool ibx_answer_no_error(struct ibx_pipeline *pipeline, const struct ibx_call *call);
 /* What is read next is the reply of a success without output. */
 void ibx_answer_success(struct ibx_pipeline *pipeline);
 
@@ -166,10 +178,26 @@ void ibx_backlog_drop(struct ibx_pipeline *pipeline);
 
 /* quiet.c */
 
-/* A query, or a wait, that has succeeded before, and nobody has added work since. */
-bool ibx_quiet_holds(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
+/* A query, or a wait, about this stream or event has succeeded before, and nobody has added work
+ * since. */
+bool ibx_quiet_holds(struct ibx_pipeline *pipeline, const struct ibx_quiet *quiet, uint64_t handle);
+/* The same of the request in hand. */
+bool ibx_quiet_answers(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
 /* One has succeeded. */
 void ibx_quiet_learn(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
+
+/* Nobody has added work anywhere since a wait for all of the device's work, of which there is one.
+ */
+bool ibx_quiet_device(const struct ibx_pipeline *pipeline);
+
+/* allocations.c: what cudaMalloc has returned to this process; from any thread */
+
+void ibx_allocations_add(uint64_t address);
+/* Whether it was there; it is no more. */
+bool ibx_allocations_remove(uint64_t address);
+void ibx_allocations_clear(void);
+/* In a forked child, which has none. */
+void ibx_allocations_in_child(void);
 
 /* waiting.c */
 

@@ -16,15 +16,36 @@ const uint8_t *ibx_request_body(const struct ibx_pipeline *p, size_t *n)
     return body;
 }
 
+bool ibx_call_adds_work(const struct ibx_call *call)
+{
+    switch (call->kind) {
+    case IBX_CALL_QUERIES:
+    case IBX_CALL_FREES:
+    case IBX_CALL_ALLOCATES:
+    case IBX_CALL_ASKS:
+    case IBX_CALL_CONSTANT:
+    case IBX_CALL_PUSH:
+    case IBX_CALL_POP:
+    case IBX_CALL_LAST_ERROR:
+    case IBX_CALL_PEEK_ERROR:
+    case IBX_CALL_GET_DEVICE:
+        return false;
+    default:
+        return true;
+    }
+}
+
 struct ibx_scope ibx_request_scope(const struct ibx_call *call, const uint8_t *body, size_t n)
 {
     uint64_t stream = 0;
     bool one = ibx_call_stream(call, body, n, &stream) && stream > STREAM_LEGACY;
     bool none = call->stream_at == IBX_CALL_NO_STREAM;
-    return (struct ibx_scope){.any = !none || call->event,
+    bool memory = call->kind == IBX_CALL_ALLOCATES;
+    return (struct ibx_scope){.any = !none || call->event || memory,
                               .all = !none && !one,
                               .stream = one ? stream : STREAMS_NONE,
-                              .events = call->event};
+                              .events = call->event,
+                              .memory = memory};
 }
 
 bool ibx_launch_is_plain(const uint8_t *body, size_t n)
@@ -54,14 +75,14 @@ uint64_t ibx_launch_stream_key(const struct ibx_pipeline *p, const uint8_t *body
     return ibx_request_hash(3, key, sizeof(key));
 }
 
-uint64_t ibx_call_key(const struct ibx_call *call)
+uint64_t ibx_call_key(const struct ibx_call *call, size_t out)
 {
-    return ibx_request_hash(2, &call, sizeof(call));
+    return ibx_request_hash(2 ^ (uint64_t)out << 8, &call, sizeof(call));
 }
 
 uint64_t ibx_request_key(const struct ibx_pipeline *p, const uint8_t *body, size_t n)
 {
-    return ibx_request_hash(ibx_call_key(p->call) ^ ibx_request_word(p->device), body, n);
+    return ibx_request_hash(ibx_call_key(p->call, 0) ^ ibx_request_word(p->device), body, n);
 }
 
 void ibx_pipeline_forget(struct ibx_pipeline *p)
@@ -71,6 +92,7 @@ void ibx_pipeline_forget(struct ibx_pipeline *p)
     ibx_replies_clear(&p->replies);
     memset(p->device, 0xff, sizeof(p->device));
     p->device_known = false;
+    p->current = -1;
 }
 
 void ibx_pipeline_forget_old(struct ibx_pipeline *p)

@@ -37,6 +37,7 @@ struct ibx_pipeline *ibx_pipeline_create(struct ibx_session *session, enum ibx_p
     p->eager = is_eager(session);
     p->room = ibx_session_room(session);
     memset(p->device, 0xff, sizeof(p->device));
+    p->current = -1;
     p->launches_from = ibx_process_resets();
     p->others_from = ibx_process_handles();
     p->streams = STREAMS_NONE;
@@ -112,18 +113,8 @@ static void request_ends(struct ibx_pipeline *p)
         return;
     }
     size_t n;
-    bool sure;
     const uint8_t *body = ibx_request_body(p, &n);
-    bool answered = ibx_answer_here(p, body, n);
-    if (!answered && ibx_answer_may_be_early(p, body, n, &sure)) {
-        const struct ibx_scope scope = ibx_request_scope(p->call, body, n);
-        ibx_answer_success(p);
-        answered = ibx_backlog_add(p, &scope, sure);
-    }
-    if (answered)
-        ibx_state_move(&p->state, REQUEST_ANSWERED);
-    else
-        ibx_waiting_begin(p, body, n);
+    ibx_answer_or_send(p, body, n);
 }
 
 void ibx_pipeline_sync(struct ibx_pipeline *p)

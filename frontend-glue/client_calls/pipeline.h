@@ -5,8 +5,10 @@
  * reply, and cannot tell whether the back end has run it already.
  *
  *   pipeline.c   one connection: what GVirtuS calls on it
+ *   direct.c     calls, and questions, of an application that GVirtuS's front end does not see
  *   answers.c    which requests are answered without the back end, or before it
  *   quiet.c      streams and events at rest: what is asked about them is known
+ *   allocations.c  memory that cudaMalloc has returned: cudaFree of it succeeds
  *   backlog.c    requests that were answered: they leave, their replies come
  *   waiting.c    requests that wait, and what is learned from their replies
  *   keys.c       what decides whether a request succeeds, and what its reply is
@@ -52,6 +54,28 @@ void ibx_pipeline_write(struct ibx_pipeline *pipeline, const void *bytes, size_t
 void ibx_pipeline_sync(struct ibx_pipeline *pipeline);
 /* False: the session has ended; see ibx_session_answer(). */
 bool ibx_pipeline_read(struct ibx_pipeline *pipeline, void *buffer, size_t n);
+
+/* A call between two requests of GVirtuS, as GVirtuS's front end would make it; a success returns
+ * just `out_n` bytes beside its exit code. Returns 0: *exit_code is what the call returns.
+ * -ENOTCONN: nothing was done: GVirtuS has to make it, also since it has not made such a call yet.
+ */
+struct ibx_pipeline_request {
+    const char *name;
+    const void *body;
+    size_t n;
+    void *out;
+    size_t out_n;
+};
+int ibx_pipeline_call(struct ibx_pipeline *pipeline, const struct ibx_pipeline_request *call,
+                      int *exit_code);
+/* The name of the last call, whoever made it; "": it is none that this code knows. */
+const char *ibx_pipeline_last_call(const struct ibx_pipeline *pipeline);
+/* What calls of the connection's thread would return, if that is known. */
+bool ibx_pipeline_has_no_error(struct ibx_pipeline *pipeline);
+bool ibx_pipeline_device(struct ibx_pipeline *pipeline, int *device);
+bool ibx_pipeline_selected(struct ibx_pipeline *pipeline, int device);
+bool ibx_pipeline_rests(struct ibx_pipeline *pipeline, uint64_t stream);
+bool ibx_pipeline_is_over(struct ibx_pipeline *pipeline, uint64_t event);
 
 /* Before and after other calls on the session, between two requests of GVirtuS. What was answered
  * is gathered, in front of the request that follows, and everything of other threads that it may

@@ -53,6 +53,7 @@ unsigned ibx_process_resets(void)
 
 void ibx_process_reset(void)
 {
+    ibx_allocations_clear();
     atomic_fetch_add(&resets, 1);
 }
 
@@ -121,8 +122,10 @@ static void in_child(void)
     pthread_mutex_init(&process.lock, NULL);
     sem_init(&process.wake, 0, 0);
     process.first = NULL;
+    ibx_allocations_in_child();
     atomic_fetch_add(&number, 1);
     atomic_store(&captures, 0);
+    atomic_store(&devices, false);
     atomic_store(&outstanding, 0);
     atomic_store(&sender, SENDER_NONE);
 }
@@ -198,6 +201,10 @@ struct target {
 static bool covers(const struct ibx_scope *scope, const struct ibx_pipeline *p)
 {
     const uint64_t streams = atomic_load(&p->streams);
+    if (scope->memory && atomic_load(&p->memory))
+        return true;
+    if (!scope->all && !scope->events && scope->stream == STREAMS_NONE)
+        return false;
     if (scope->all || (scope->events && atomic_load(&p->events)) || streams == STREAMS_MANY)
         return true;
     return scope->stream != STREAMS_NONE && streams == scope->stream && streams != STREAM_THREAD;

@@ -6,25 +6,8 @@
 
 #define CAPTURE_INVALIDATED 901 /* cudaError_t */
 #define CAPTURE_UNJOINED    904
-#define REPLY_READS         3u /* exit code, seconds, length; and one for the output, if any */
-
-/* Requests of this kind may add work, or end a handle. */
-static bool adds_work(enum ibx_call_kind kind)
-{
-    switch (kind) {
-    case IBX_CALL_QUERIES:
-    case IBX_CALL_ASKS:
-    case IBX_CALL_CONSTANT:
-    case IBX_CALL_PUSH:
-    case IBX_CALL_POP:
-    case IBX_CALL_LAST_ERROR:
-    case IBX_CALL_PEEK_ERROR:
-    case IBX_CALL_GET_DEVICE:
-        return false;
-    default:
-        return true;
-    }
-}
+#define FORM_OUT_MAX        16u /* bytes that a call may return for its form to be noted */
+#define REPLY_READS         3u  /* exit code, seconds, length; and one for the output, if any */
 
 /* What others have learned may be true no more: of a request before and after it is run. What an
  * event is good for is another thing in a capture. */
@@ -40,7 +23,7 @@ static void outdates(enum ibx_call_kind kind)
 static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n)
 {
     const struct ibx_scope scope = ibx_request_scope(p->call, body, n);
-    if (adds_work(p->call->kind))
+    if (ibx_call_adds_work(p->call))
         ibx_process_work();
     p->epoch = ibx_process_epoch();
     if (p->call->kind == IBX_CALL_BEGIN_CAPTURE || p->call->kind == IBX_CALL_SHARES)
@@ -50,6 +33,7 @@ static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n
         ibx_configurations_push(&p->configurations, body, true);
     if (p->call->kind == IBX_CALL_SET_DEVICE) {
         p->device_known = false;
+        p->current = -1;
         if (n < 4 || ibx_request_word(body))
             ibx_process_select();
     }
@@ -125,7 +109,9 @@ static void note_exit_code(struct ibx_pipeline *p, uint8_t *bytes)
     if (kind == IBX_CALL_LAST_ERROR || kind == IBX_CALL_PEEK_ERROR)
         code = last_error(p, before, kind == IBX_CALL_LAST_ERROR);
     else
-        code = ibx_waiting_told(p, before, kind == IBX_CALL_WAITS || kind == IBX_CALL_QUERIES);
+        code = ibx_waiting_told(p, before,
+                                kind == IBX_CALL_WAITS || kind == IBX_CALL_QUERIES ||
+                                    kind == IBX_CALL_FREES);
     struct ibx_writer w = ibx_writer_of(bytes, 4);
     ibx_put_u32(&w, (uint32_t)code);
     if (kind == IBX_CALL_SET_DEVICE && before)
@@ -133,6 +119,14 @@ static void note_exit_code(struct ibx_pipeline *p, uint8_t *bytes)
     if ((kind == IBX_CALL_BEGIN_CAPTURE && before) ||
         (kind == IBX_CALL_END_CAPTURE && ends_capture(before)))
         ibx_process_capture(false);
+}
+
+/* What cudaGetDevice has returned: the number, which may have its length in front. */
+static void learn_device(struct ibx_pipeline *p, const uint8_t *out, size_t n)
+{
+    struct ibx_reader r = ibx_reader_of(out, n);
+    if (n == 4 || (n == 12 && ibx_get_u64(&r) == 4))
+        p->current = (int32_t)ibx_get_u32(&r);
 }
 
 /* A request has succeeded whose body is still staged; its reply is in `reply`. */
@@ -145,12 +139,21 @@ static void learn_success(struct ibx_pipeline *p, uint64_t out)
         uint8_t key[sizeof(p->staged)];
         ibx_replies_add(&p->replies, key, ibx_reply_key(p, key), p->reply,
                         IBX_REPLY_HEAD + (size_t)out);
+        if (call->kind == IBX_CALL_GET_DEVICE)
+            learn_device(p, p->reply + IBX_REPLY_HEAD, (size_t)out);
     }
     if (call->kind == IBX_CALL_POP)
         ibx_configurations_popped(&p->configurations, p->reply + IBX_REPLY_HEAD, (size_t)out);
-    if (out || (call->length && call->length != n))
+    if (call->length && call->length != n)
         return;
-    ibx_successes_add(&p->forms, ibx_call_key(call));
+    if (call->kind == IBX_CALL_ALLOCATES && out == 8) {
+        struct ibx_reader r = ibx_reader_of(p->reply + IBX_REPLY_HEAD, 8);
+        ibx_allocations_add(ibx_get_u64(&r));
+    }
+    if (out <= FORM_OUT_MAX)
+        ibx_successes_add(&p->forms, ibx_call_key(call, (size_t)out));
+    if (out)
+        return;
     const bool captures = ibx_process_captures(); /* then a success says little */
     if (call->kind == IBX_CALL_LAUNCH && ibx_launch_is_plain(body, n) && !captures) {
         ibx_successes_add(&p->launches, ibx_launch_key(p, body));
@@ -158,7 +161,7 @@ static void learn_success(struct ibx_pipeline *p, uint64_t out)
     }
     if (call->kind == IBX_CALL_REPEATS && !captures)
         ibx_successes_add(&p->others, ibx_request_key(p, body, n));
-    if (call->kind == IBX_CALL_QUERIES)
+    if (call->kind == IBX_CALL_QUERIES || call->kind == IBX_CALL_FREES)
         ibx_quiet_learn(p, body, n);
     if (call->kind == IBX_CALL_PUSH)
         p->configurations.push_known = true;
@@ -184,7 +187,7 @@ static void reply_ends(struct ibx_pipeline *p, uint64_t out)
 /* Its request has been run. What others have learned meanwhile may be from before. */
 static void after_waiting(struct ibx_pipeline *p)
 {
-    if (adds_work(p->call->kind))
+    if (ibx_call_adds_work(p->call))
         ibx_process_work();
     outdates(p->call->kind);
 }

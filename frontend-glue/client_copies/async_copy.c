@@ -61,6 +61,7 @@ static struct {
     uint64_t jobs; /* ever */
 } async = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 static _Atomic unsigned pending; /* jobs of all helpers */
+static atomic_bool failed;       /* there may be failures that nobody was told of */
 static pthread_once_t begun = PTHREAD_ONCE_INIT;
 
 /* -------------------------------------------------------------------- exit and fork */
@@ -97,6 +98,7 @@ static void forget(void)
     pthread_cond_init(&async.changed, NULL);
     begin_helpers();
     async.failure_count = 0;
+    atomic_store(&failed, false);
     atomic_store(&pending, 0);
 }
 
@@ -133,6 +135,7 @@ static int run(struct helper *helper, const struct job *job)
 /* Locked. Where there is no room, the last one stands for all that follow. */
 static void note_failure(uint64_t stream, int code)
 {
+    atomic_store(&failed, true);
     if (async.failure_count < FAILURES)
         async.failures[async.failure_count++] = (struct failure){stream, code};
     else
@@ -360,6 +363,8 @@ void ibx_async_copy_wait_memory(const void *address, size_t n)
 int ibx_async_copy_failure(uint64_t stream)
 {
     int code = 0;
+    if (!atomic_load(&failed))
+        return 0;
     pthread_mutex_lock(&async.lock);
     for (unsigned i = 0; i < async.failure_count && !code; i++) {
         const struct failure *failure = &async.failures[i];
@@ -368,6 +373,7 @@ int ibx_async_copy_failure(uint64_t stream)
         code = failure->code;
         async.failures[i] = async.failures[--async.failure_count];
     }
+    atomic_store(&failed, async.failure_count);
     pthread_mutex_unlock(&async.lock);
     return code;
 }
@@ -375,6 +381,7 @@ int ibx_async_copy_failure(uint64_t stream)
 void ibx_async_copy_forget_failures(void)
 {
     pthread_mutex_lock(&async.lock);
+    atomic_store(&failed, false);
     async.failure_count = 0;
     pthread_mutex_unlock(&async.lock);
 }

@@ -235,6 +235,40 @@ static int run_copy(const struct ibx_frontend_copy *wish, int *exit_code)
     return rc;
 }
 
+/* With copies in the background GVirtuS makes the call: on its way they are waited for. */
+static int make_call(const struct ibx_frontend_request *request, int *exit_code)
+{
+    const struct ibx_pipeline_request call = {request->name, request->body, request->n,
+                                              request->out, request->out_n};
+    if (!session_of_thread() || ibx_async_copy_any())
+        return -ENOTCONN;
+    return ibx_pipeline_call(mine->pipeline, &call, exit_code);
+}
+
+static const char *last_call(void)
+{
+    return session_of_thread() ? ibx_pipeline_last_call(mine->pipeline) : "";
+}
+
+static bool knows(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
+{
+    if (!session_of_thread() || ibx_async_copy_any())
+        return false;
+    switch (fact) {
+    case IBX_FRONTEND_NO_ERROR:
+        return ibx_pipeline_has_no_error(mine->pipeline);
+    case IBX_FRONTEND_DEVICE:
+        return ibx_pipeline_device(mine->pipeline, answer);
+    case IBX_FRONTEND_SELECTED:
+        return ibx_pipeline_selected(mine->pipeline, (int)handle);
+    case IBX_FRONTEND_STREAM_RESTS:
+        return ibx_pipeline_rests(mine->pipeline, handle);
+    case IBX_FRONTEND_EVENT_OVER:
+        return ibx_pipeline_is_over(mine->pipeline, handle);
+    }
+    return false;
+}
+
 static void prepare(void *address, size_t n)
 {
     struct ibx_session *session = session_of_thread();
@@ -285,6 +319,9 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session, struct ibx_pipeli
     static const struct ibx_frontend_calls calls = {
         .version = IBX_FRONTEND_VERSION,
         .copy = run_copy,
+        .call = make_call,
+        .last_call = last_call,
+        .knows = knows,
         .allocate = allocate,
         .release = release,
         .prepare = prepare,

@@ -9,12 +9,12 @@
  *   memcpy.c       cudaMemcpy*
  *   host_memory.c  cudaMallocHost, cudaHostAlloc, cudaHostRegister, and what frees them
  *   device.c       cudaMalloc*, cudaFree, cudaSetDevice; which pointers are the device's
- *   streams.c      calls that wait for streams and events or query them
+ *   streams.c      calls about streams and events, and memory that is set
  *   symbols.c      cudaMemcpyFromSymbol, and the profiler's calls
  *   errors.c       names and meanings of errors
  *   launch.c       kernels launched by code of nvcc 13
  *   ranges.c       lists of memory
- *   gvirtus.c      the plugin, GVirtuS's functions, cudaGetLastError
+ *   gvirtus.c      the plugin, GVirtuS's functions, calls without these, cudaGetLastError
  *
  * This header is all that plugin and preload know of each other. GVirtuS loads the plugin with
  * RTLD_LOCAL. Either may be there without the other, and they may come from different builds.
@@ -30,7 +30,7 @@
 #include <stdint.h>
 
 /* Increases with any change below. */
-#define IBX_FRONTEND_VERSION 6u
+#define IBX_FRONTEND_VERSION 7u
 
 /* cudaMemcpy, cudaMemcpyAsync or cudaMemcpy2D between memory of the device and of the caller. */
 struct ibx_frontend_copy {
@@ -48,6 +48,24 @@ struct ibx_frontend_copy {
     size_t rows, host_pitch, device_pitch;
 };
 
+/* A call in GVirtuS's own frame. */
+struct ibx_frontend_request {
+    const char *name; /* on the wire */
+    const void *body;
+    size_t n;  /* bytes of it */
+    void *out; /* what a success returns beside its exit code: just `out_n` bytes, or none */
+    size_t out_n;
+};
+
+/* What a thread may know without a request; CUDA's last error is none. */
+enum ibx_frontend_fact {
+    IBX_FRONTEND_NO_ERROR,     /* cudaGetLastError and cudaPeekAtLastError return cudaSuccess */
+    IBX_FRONTEND_DEVICE,       /* *answer is the device that it has selected */
+    IBX_FRONTEND_SELECTED,     /* cudaSetDevice(handle) has succeeded, and would again */
+    IBX_FRONTEND_STREAM_RESTS, /* the stream `handle` has no work */
+    IBX_FRONTEND_EVENT_OVER,   /* the event `handle` */
+};
+
 struct ibx_frontend_calls {
     unsigned version;
     /* Runs the copy over the connection that GVirtuS made in the calling thread. 0: *exit_code is
@@ -55,6 +73,16 @@ struct ibx_frontend_calls {
      * be under way. -ENOTCONN: this thread has no working connection; nothing was done, and
      * GVirtuS has to be called. */
     int (*copy)(const struct ibx_frontend_copy *copy, int *exit_code);
+
+    /* Makes a call over that connection, without GVirtuS. 0: *exit_code is what it has to return.
+     * -ENOTCONN: nothing was done, and GVirtuS has to be called: there is no connection, copies are
+     * under way in the background, or GVirtuS's front end has not made such a call in this thread
+     * yet, which tells the form of its frames. */
+    int (*call)(const struct ibx_frontend_request *request, int *exit_code);
+    /* The name of the last call that this thread has made over it; "": not known. */
+    const char *(*last_call)(void);
+    /* Whether that is known to be so. */
+    bool (*knows)(enum ibx_frontend_fact fact, uint64_t handle, int *answer);
 
     /* Page-locked memory of n bytes (not 0) for all threads and connections of the process, page
      * aligned; NULL: none is left. */
@@ -73,6 +101,10 @@ struct ibx_frontend_calls {
 
 #define IBX_FRONTEND_ATTACH "ibx_frontend_attach"
 /* Exported by libibx-frontend.so. From any thread, any number of times. */
+#ifdef __cplusplus
+extern "C" void ibx_frontend_attach(const struct ibx_frontend_calls *calls);
+#else
 void ibx_frontend_attach(const struct ibx_frontend_calls *calls);
+#endif
 
 #endif

@@ -7,8 +7,8 @@
  *   not mapped here                                the device's
  *   mapped, never given out as device memory       the host's
  *   both, but only reserved here, without access   the device's
- *   otherwise both                                 GVirtuS decides, by the beginnings of the
- *                                                  allocations that it knows
+ *   otherwise both                                 the device's at the beginning of an allocation,
+ *                                                  as GVirtuS decides it
  */
 #include "frontend-glue/preload/internal.h"
 
@@ -38,16 +38,17 @@ static bool is_readable(const void *address)
     return !syscall(SYS_rt_sigprocmask, -1, at, NULL, 8) || errno != EFAULT;
 }
 
-enum side { HOST, DEVICE, EITHER };
+enum side { HOST, DEVICE };
 
 static enum side side_of(const void *address)
 {
     if (!is_mapped(address))
         return DEVICE;
     ibx_frontend_ranges_lock();
-    bool known = ibx_frontend_ranges_holding(&ranges, address, 1);
+    const struct range *range = ibx_frontend_ranges_holding(&ranges, address, 1);
+    const bool known = range, begins = known && range->begin == (uintptr_t)address;
     ibx_frontend_ranges_unlock();
-    return !known ? HOST : is_readable(address) ? EITHER : DEVICE;
+    return known && (begins || !is_readable(address)) ? DEVICE : HOST;
 }
 
 int ibx_frontend_copy_kind(const void *to, const void *from, int kind)
@@ -55,8 +56,6 @@ int ibx_frontend_copy_kind(const void *to, const void *from, int kind)
     if (kind != CUDA_MEMCPY_DEFAULT)
         return kind;
     enum side target = side_of(to), source = side_of(from);
-    if (target == EITHER || source == EITHER)
-        return kind;
     if (target == DEVICE)
         return source == DEVICE ? CUDA_MEMCPY_ON_DEVICE : CUDA_MEMCPY_TO_DEVICE;
     return source == DEVICE ? CUDA_MEMCPY_FROM_DEVICE : CUDA_MEMCPY_ON_HOST;
@@ -81,7 +80,8 @@ __attribute__((constructor)) static void begin(void)
 
 static void note_device(int device)
 {
-    if (device >= 0 && device < 64)
+    if (device >= 0 && device < 64 &&
+        !(atomic_load_explicit(&in_use, memory_order_relaxed) >> device & 1))
         atomic_fetch_or(&in_use, (uint64_t)1 << device);
 }
 
@@ -90,8 +90,17 @@ void ibx_frontend_device_used(void)
     note_device(current);
 }
 
+int cudaGetDevice(int *device)
+{
+    return device && ibx_frontend_knows(IBX_FRONTEND_DEVICE, 0, device)
+               ? CUDA_SUCCESS
+               : CALL_NEXT(cudaGetDevice, device);
+}
+
 int cudaSetDevice(int device)
 {
+    if (ibx_frontend_knows(IBX_FRONTEND_SELECTED, (uint64_t)device, NULL))
+        return CUDA_SUCCESS;
     int rc = CALL_NEXT(cudaSetDevice, device);
     if (!rc) {
         current = device;
@@ -137,9 +146,28 @@ static void note(void *address, size_t n)
     ibx_frontend_ranges_unlock();
 }
 
+/* Without GVirtuS, if that is possible. */
+static bool allocated(void **address, size_t n, int *rc)
+{
+    const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
+    uint8_t size[8], made[8];
+    struct ibx_writer w = ibx_writer_of(size, sizeof(size));
+    struct ibx_reader r = ibx_reader_of(made, sizeof(made));
+    const struct ibx_frontend_request request = {
+        .name = "cudaMalloc", .body = size, .n = sizeof(size), .out = made, .out_n = sizeof(made)};
+    ibx_put_u64(&w, n);
+    if (!calls || !address || calls->call(&request, rc))
+        return false;
+    if (!*rc)
+        *address = (void *)(uintptr_t)ibx_get_u64(&r);
+    return true;
+}
+
 int cudaMalloc(void **address, size_t n)
 {
-    int rc = CALL_NEXT(cudaMalloc, address, n);
+    int rc;
+    if (!allocated(address, n, &rc))
+        rc = CALL_NEXT(cudaMalloc, address, n);
     ibx_frontend_device_used();
     if (!rc)
         note(*address, n);
@@ -161,8 +189,13 @@ int cudaFree(void *address)
     /* First: after the call another thread may be given the same address. */
     ibx_frontend_ranges_lock();
     struct range *range = ibx_frontend_ranges_at(&ranges, address);
+    const bool ours = range;
     if (range)
         ibx_frontend_ranges_remove(&ranges, range);
     ibx_frontend_ranges_unlock();
-    return CALL_NEXT(cudaFree, address);
+    uint8_t bytes[8];
+    struct ibx_writer body = ibx_writer_of(bytes, sizeof(bytes));
+    int rc;
+    ibx_put_u64(&body, (uintptr_t)address);
+    return ours && ibx_frontend_called("cudaFree", &body, &rc) ? rc : CALL_NEXT(cudaFree, address);
 }

@@ -73,6 +73,22 @@ void *ibx_frontend_next(_Atomic(void *) *known, const char *symbol)
     return found;
 }
 
+/* -------------------------------------------------------------- calls without GVirtuS */
+
+bool ibx_frontend_called(const char *name, const struct ibx_writer *body, int *rc)
+{
+    const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
+    const struct ibx_frontend_request request = {
+        .name = name, .body = body->data, .n = body->length};
+    return calls && !calls->call(&request, rc);
+}
+
+bool ibx_frontend_knows(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
+{
+    const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
+    return calls && calls->knows(fact, handle, answer);
+}
+
 /* ----------------------------------------------------------------------------- errors */
 
 /* Of this thread's calls, where the back end knows of the error in another thread or not at all. */
@@ -95,13 +111,15 @@ int ibx_frontend_waited(int rc, uint64_t stream)
 
 int cudaGetLastError(void)
 {
-    int rc = CALL_NEXT(cudaGetLastError), here = last;
+    const bool none = ibx_frontend_knows(IBX_FRONTEND_NO_ERROR, 0, NULL);
+    int rc = none ? CUDA_SUCCESS : CALL_NEXT(cudaGetLastError), here = last;
     last = CUDA_SUCCESS;
     return rc ? rc : here;
 }
 
 int cudaPeekAtLastError(void)
 {
-    int rc = CALL_NEXT(cudaPeekAtLastError);
+    const bool none = ibx_frontend_knows(IBX_FRONTEND_NO_ERROR, 0, NULL);
+    int rc = none ? CUDA_SUCCESS : CALL_NEXT(cudaPeekAtLastError);
     return rc ? rc : last;
 }

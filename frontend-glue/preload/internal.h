@@ -6,6 +6,7 @@
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_INTERNAL_H
 #define IBX_FRONTEND_GLUE_PRELOAD_INTERNAL_H
 
+#include "common/wire.h"
 #include "frontend-glue/preload/attach_table.h"
 
 #include <stdatomic.h>
@@ -49,6 +50,11 @@ int cudaMalloc(void **address, size_t n);
 int cudaMallocPitch(void **address, size_t *pitch, size_t width, size_t height);
 int cudaFree(void *address);
 int cudaSetDevice(int device);
+int cudaGetDevice(int *device);
+int cudaMemset(void *address, int value, size_t n);
+int cudaMemsetAsync(void *address, int value, size_t n, void *stream);
+int cudaEventRecord(void *event, void *stream);
+int cudaStreamWaitEvent(void *stream, void *event, unsigned flags);
 int cudaStreamSynchronize(void *stream);
 int cudaStreamQuery(void *stream);
 int cudaEventSynchronize(void *event);
@@ -73,6 +79,11 @@ void ibx_frontend_attach(const struct ibx_frontend_calls *calls);
 
 /* NULL: there is none (yet). */
 const struct ibx_frontend_calls *ibx_frontend_plugin(void);
+/* Makes the call of that name without GVirtuS, if that is possible: *rc is what it returns. Its
+ * body is what was written. */
+bool ibx_frontend_called(const char *name, const struct ibx_writer *body, int *rc);
+/* Whether the plugin knows that it is so. */
+bool ibx_frontend_knows(enum ibx_frontend_fact fact, uint64_t handle, int *answer);
 /* GVirtuS has returned `rc` for a call, by which it connects: warns once if no plugin has attached,
  * and returns that. */
 int ibx_frontend_passed(int rc);

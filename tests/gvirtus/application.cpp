@@ -128,13 +128,16 @@ bool default_kind()
     REQUIRE(cudaMemcpy(device + 9, memory.data(), 3000, DEFAULT) == 0);
     REQUIRE(device_has(device + 9, memory.data(), 3000) && stub_copies() == 2);
     REQUIRE(munmap(reserved, 4096) == 0);
-    // Memory of both: it is as without the preload, where the beginnings tell.
+    // Memory of both: as without the preload the beginnings of allocations tell.
     void *both = mmap(device, 4096, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
     REQUIRE(both == device);
     REQUIRE(cudaMemcpy(device, memory.data(), 4000, DEFAULT) == 0);
-    REQUIRE(device_has(device, memory.data(), 4000) && stub_copies() == 3);
+    REQUIRE(device_has(device, memory.data(), 4000) && stub_copies() == 2);
     REQUIRE(device[0] == 0 && device[3999] == 0);
+    REQUIRE(cudaMemcpy(device + 8, memory.data(), 8, DEFAULT) == 0 && stub_copies() == 3);
+    REQUIRE(!std::memcmp(device + 8, memory.data(), 8));
+    std::memset(device, 0, 4000);
     // What the device gave back is no longer in the way.
     REQUIRE(cudaFree(device) == 0);
     REQUIRE(cudaMemcpy(other, device, 4096, DEFAULT) == 0 && stub_copies() == 3);
@@ -619,6 +622,7 @@ int main(int argc, char **argv)
         {"on-host", on_host},
         {"devices", devices},
         {"no-device", no_device},
+        {"calls", calls},
         {"background", [] { return background(false); }},
         {"background-registered", [] { return background(true); }},
         {"leaves", leaves},

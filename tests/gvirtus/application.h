@@ -52,6 +52,11 @@ bool after();
 bool registrations();
 bool stale_registration();
 
+// application_calls.cpp
+
+// Calls that GVirtuS's front end does not see.
+bool calls();
+
 // application_async.cpp
 
 bool async();

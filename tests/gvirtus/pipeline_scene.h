@@ -5,9 +5,11 @@
 #ifndef TESTS_GVIRTUS_PIPELINE_SCENE_H
 #define TESTS_GVIRTUS_PIPELINE_SCENE_H
 
+#include "frontend-glue/preload/attach_table.h"
 #include "tests/doubles/gvirtus/world.h"
 #include "tests/gvirtus/scene.h"
 
+#include <cstring>
 #include <unistd.h>
 
 constexpr std::uint64_t STREAM = 100;
@@ -15,6 +17,7 @@ constexpr std::uint64_t STREAM = 100;
 // A front end, and the calls that the tests make.
 struct App : FrontEnd {
     std::shared_ptr<Communicator> over;
+    int answer = 0; // of a call that was made otherwise
 
     explicit App(std::shared_ptr<Communicator> communicator, bool with_seconds = true)
         : FrontEnd(communicator.get(), with_seconds), over(communicator)
@@ -45,6 +48,15 @@ struct App : FrontEnd {
     {
         return call("cudaMemsetAsync", Body().u64(value).i32(0).u64(8).u64(stream));
     }
+    // 0: it has failed.
+    std::uint64_t malloc()
+    {
+        std::uint64_t address = 0;
+        if (!call("cudaMalloc", Body().u64(4096)) && out.size() == 8)
+            std::memcpy(&address, out.data(), 8);
+        return address;
+    }
+    int free(std::uint64_t address) { return call("cudaFree", Body().u64(address)); }
     int synchronize() { return call("cudaDeviceSynchronize", Body()); }
     int last_error() { return call("cudaGetLastError", Body()); }
     int peek() { return call("cudaPeekAtLastError", Body()); }
@@ -54,6 +66,10 @@ struct App : FrontEnd {
         return value("cudaMemcpy", Body().host("", 1).u64(stream - 100).u64(8).i32(D2H), ~0ull);
     }
 };
+
+// What the plugin gives a preload; this test is one. Its calls go over the connection that the
+// calling thread has made last.
+extern const ibx_frontend_calls *direct;
 
 struct Scene {
     World *world = world_create();
@@ -112,6 +128,8 @@ inline int asked(Scene *scene, App *app, const char *name, const Body &body)
 
 // The tests, by subject; each file ends with its list.
 void check_answers();
+void check_direct();
+void check_memory();
 void check_errors();
 void check_threads();
 void check_processes();

@@ -6,6 +6,13 @@
 #include <cstdio>
 #include <cstdlib>
 
+const ibx_frontend_calls *direct;
+
+__attribute__((visibility("default"))) void ibx_frontend_attach(const ibx_frontend_calls *calls)
+{
+    direct = calls;
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 3) {
@@ -17,6 +24,8 @@ int main(int argc, char **argv)
     scene_open(argv[1], argv[2]);
 
     check_answers();
+    check_direct();
+    check_memory();
     check_errors();
     check_threads();
     check_processes();

@@ -16,7 +16,7 @@
 namespace
 {
 
-std::atomic<std::uint64_t> copies, hosts, selections;
+std::atomic<std::uint64_t> copies, hosts, selections, calls;
 
 struct Connection {
     std::shared_ptr<Communicator> over;
@@ -43,7 +43,7 @@ Connection connected()
     return made;
 }
 
-Remote *mine()
+Remote *connection()
 {
     pid_t thread = gettid();
     {
@@ -57,6 +57,12 @@ Remote *mine()
     Connection made = connected();
     std::lock_guard<std::mutex> lock(front_ends_lock);
     return (*front_ends)[thread] = std::move(made), (*front_ends)[thread].remote.get();
+}
+
+Remote *mine()
+{
+    calls++;
+    return connection();
 }
 
 // What was given out as device memory, by its beginnings and for ever: so GVirtuS tells what
@@ -223,6 +229,16 @@ EXPORTED int cudaEventQuery(void *event)
     return mine()->call("cudaEventQuery", Body().u64(number(event)));
 }
 
+EXPORTED int cudaMemset(void *to, int value, std::size_t n)
+{
+    return mine()->call("cudaMemset", Body().u64(number(to)).i32(value).u64(n));
+}
+
+EXPORTED int cudaMemsetAsync(void *to, int value, std::size_t n, void *)
+{
+    return cudaMemset(to, value, n); // as G5
+}
+
 EXPORTED int cudaEventSynchronize(void *event)
 {
     return mine()->call("cudaEventSynchronize", Body().u64(number(event)));
@@ -312,7 +328,12 @@ EXPORTED std::uint64_t stub_copies()
     return copies;
 }
 
+EXPORTED std::uint64_t stub_calls()
+{
+    return calls;
+}
+
 EXPORTED Remote *stub_remote()
 {
-    return mine();
+    return connection();
 }

@@ -28,6 +28,8 @@ int cudaStreamQuery(void *stream);
 int cudaEventCreate(void **event);
 int cudaEventRecord(void *event, void *stream);
 int cudaEventQuery(void *event);
+int cudaMemset(void *to, int value, std::size_t n);
+int cudaMemsetAsync(void *to, int value, std::size_t n, void *stream);
 int cudaEventSynchronize(void *event);
 int cudaGetLastError();
 int cudaPeekAtLastError();
@@ -53,6 +55,8 @@ std::uint64_t stub_copies();
 std::uint64_t stub_hosts();
 // ... those that selected a device ...
 std::uint64_t stub_selections();
+// ... all that went over a connection, but for those by stub_remote() ...
+std::uint64_t stub_calls();
 // ... that this thread has the number of one that has ended, as far as it tells them apart ...
 void stub_same_number(pid_t ended);
 // ... and this thread's connection.

@@ -59,7 +59,7 @@ std::uint64_t number(const std::vector<char> &in, std::size_t at)
     return get<std::uint64_t>(in, at);
 }
 
-constexpr int INVALID_VALUE = 1, INVALID_CONFIGURATION = 9, INVALID_FUNCTION = 98,
+constexpr int INVALID_VALUE = 1, NO_MEMORY = 2, INVALID_CONFIGURATION = 9, INVALID_FUNCTION = 98,
               INVALID_DEVICE = 101, NO_KERNEL_IMAGE = 209, INVALID_HANDLE = 400,
               CAPTURE_IMPLICIT = 906;
 
@@ -171,10 +171,33 @@ int capture(World *world, std::uint64_t stream, bool begins)
     return 0;
 }
 
+int allocate(World *world, Body *out)
+{
+    for (unsigned i = 0; i < WORLD_BLOCKS; i++) {
+        if (world->allocated[i])
+            continue;
+        world->allocated[i] = true;
+        out->u64((i + 1) << 12);
+        return 0;
+    }
+    return NO_MEMORY;
+}
+
+int give_back(World *world, std::uint64_t address)
+{
+    const std::uint64_t i = (address >> 12) - 1;
+    if (address && (address & 4095 || i >= WORLD_BLOCKS || !world->allocated[i]))
+        return INVALID_VALUE;
+    if (address)
+        world->allocated[i] = false;
+    return 0;
+}
+
 bool enqueues(const std::string &name)
 {
     return name == "cudaLaunchKernel" || name == "cudaEventRecord" ||
-           name == "cudaStreamWaitEvent" || name == "cudaMemsetAsync" || name == "cudaMemcpyAsync";
+           name == "cudaStreamWaitEvent" || name == "cudaMemsetAsync" ||
+           name == "cudaMemcpyAsync" || name == "cudaFree";
 }
 
 int execute(World *world, WorldThread *thread, const std::string &name, const std::vector<char> &in,
@@ -206,6 +229,10 @@ int execute(World *world, WorldThread *thread, const std::string &name, const st
             return INVALID_DEVICE;
         thread->device = device;
     }
+    if (name == "cudaMalloc")
+        return allocate(world, out);
+    if (name == "cudaFree")
+        return give_back(world, number(in, 0));
     if (name == "cudaGetDevice")
         out->put(thread->device);
     if (name == "cudaEventDestroy" && number(in, 0) < WORLD_EVENTS)

@@ -14,7 +14,7 @@
 #include <pthread.h>
 
 constexpr std::uint64_t WORLD_THREAD_STREAM = 2; // each thread has its own, which keeps nothing
-constexpr unsigned WORLD_STREAMS = 4, WORLD_EVENTS = 8;
+constexpr unsigned WORLD_STREAMS = 4, WORLD_EVENTS = 8, WORLD_BLOCKS = 4;
 // A copy to the device adds a digest of all its bytes to its stream's number; one from the device
 // has that number and bytes that follow from it, at most so many.
 constexpr std::uint64_t WORLD_COPY_MAX = 1u << 24;
@@ -26,6 +26,7 @@ struct World {
     std::uint64_t fatal; // what every call returns from now on, as after a broken kernel
     bool capturing[WORLD_STREAMS];
     bool destroyed[WORLD_EVENTS];
+    bool allocated[WORLD_BLOCKS]; // cudaMalloc returns the first that is free
 
     // By the test, while the back end runs.
     std::atomic<bool> held;              // what is enqueued waits meanwhile

@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Calls of an application that its front end of GVirtuS does not see, in GVirtuS's own frames. They
+ * are requests like any other, and come between two of GVirtuS.
+ */
+#include "frontend-glue/client_calls/internal.h"
+
+#include <errno.h>
+#include <string.h>
+
+/* The request in hand, if any, was answered, and all of its reply was read. */
+static bool is_between(const struct ibx_pipeline *p)
+{
+    switch ((enum request_state)p->state.now) {
+    case REQUEST_STAGING:
+        return !p->staged_length;
+    case REQUEST_ANSWERED:
+        return !p->answer_left;
+    case REQUEST_WAITING:
+        break;
+    }
+    struct ibx_reader r = ibx_reader_of(p->reply + IBX_REPLY_HEAD - 8, 8);
+    return p->reads >= 3 && p->reply_length == IBX_REPLY_HEAD + ibx_get_u64(&r);
+}
+
+/* Whether the connection is one on which the application's own calls may go. */
+static bool is_usable(const struct ibx_pipeline *p)
+{
+    return p && !ibx_pipeline_is_inherited(p) && !p->foreign && !atomic_load(&p->ended);
+}
+
+static bool stage(struct ibx_pipeline *p, const struct ibx_pipeline_request *call, size_t name)
+{
+    struct ibx_writer w = ibx_writer_of(p->staged, sizeof(p->staged));
+    ibx_put_bytes(&w, call->name, name);
+    ibx_put_u64(&w, call->n);
+    ibx_put_bytes(&w, call->body, call->n);
+    p->staged_length = w.failed ? 0 : w.length;
+    return !w.failed;
+}
+
+/* As GVirtuS reads a reply: of a connection that breaks, too. */
+static void take(struct ibx_pipeline *p, void *to, size_t n)
+{
+    if (!ibx_pipeline_read(p, to, n))
+        ibx_session_answer(p->session, to, n);
+}
+
+static int take_reply(struct ibx_pipeline *p, const struct ibx_pipeline_request *call)
+{
+    uint8_t head[IBX_REPLY_HEAD] = {0}, rest[64];
+    struct ibx_reader r = ibx_reader_of(head, sizeof(head));
+    take(p, head, 4);
+    take(p, head + 4, 8);
+    take(p, head + 12, 8);
+    int code = (int)ibx_get_u32(&r);
+    ibx_get_u64(&r);
+    uint64_t left = ibx_get_u64(&r);
+    if (!code && left == call->out_n) {
+        if (left)
+            take(p, call->out, (size_t)left);
+        return code;
+    }
+    for (size_t some; left; left -= some) { /* handlers answer with memory even when they fail */
+        some = left < sizeof(rest) ? (size_t)left : sizeof(rest);
+        take(p, rest, some);
+    }
+    return code ? code : IBX_CUDA_ERROR_UNKNOWN;
+}
+
+int ibx_pipeline_call(struct ibx_pipeline *p, const struct ibx_pipeline_request *call,
+                      int *exit_code)
+{
+    const size_t name = strlen(call->name) + 1;
+    const struct ibx_call *known = ibx_call_find(call->name, name);
+    if (!is_usable(p) || !is_between(p) || known->length != call->n ||
+        !ibx_successes_hold(&p->forms, ibx_call_key(known, call->out_n)))
+        return -ENOTCONN;
+    if (p->state.now != REQUEST_STAGING)
+        ibx_state_move(&p->state, REQUEST_STAGING);
+    if (!stage(p, call, name))
+        return -ENOTCONN;
+    p->call = known;
+    ibx_answer_or_send(p, p->staged + name + 8, call->n);
+    if (p->state.now == REQUEST_WAITING)
+        ibx_pipeline_sync(p);
+    *exit_code = take_reply(p, call);
+    return 0;
+}
+
+const char *ibx_pipeline_last_call(const struct ibx_pipeline *p)
+{
+    return p ? p->call->name : "";
+}
+
+/* ------------------------------------------------------------- what the thread knows */
+
+static bool knows(struct ibx_pipeline *p)
+{
+    if (!is_usable(p) || !is_between(p))
+        return false;
+    ibx_pipeline_forget_old(p);
+    return true;
+}
+
+static bool has_no_error(struct ibx_pipeline *p)
+{
+    static const char name[] = "cudaGetLastError";
+    static _Atomic(const struct ibx_call *) found;
+    const struct ibx_call *call = atomic_load_explicit(&found, memory_order_relaxed);
+    if (!call)
+        atomic_store(&found, call = ibx_call_find(name, sizeof(name)));
+    return ibx_answer_no_error(p, call);
+}
+
+bool ibx_pipeline_has_no_error(struct ibx_pipeline *p)
+{
+    return knows(p) && has_no_error(p);
+}
+
+bool ibx_pipeline_device(struct ibx_pipeline *p, int *device)
+{
+    if (!knows(p) || p->current < 0)
+        return false;
+    *device = p->current;
+    return true;
+}
+
+bool ibx_pipeline_selected(struct ibx_pipeline *p, int device)
+{
+    return knows(p) && p->device_known && (int)ibx_request_word(p->device) == device &&
+           has_no_error(p);
+}
+
+bool ibx_pipeline_rests(struct ibx_pipeline *p, uint64_t stream)
+{
+    return knows(p) && ibx_quiet_holds(p, &p->streams_quiet, stream);
+}
+
+bool ibx_pipeline_is_over(struct ibx_pipeline *p, uint64_t event)
+{
+    return knows(p) && ibx_quiet_holds(p, &p->events_quiet, event);
+}

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Calls that the preload makes without GVirtuS's front end, once that has made one of each kind.
+#include "tests/gvirtus/application.h"
+
+#include <thread>
+#include <vector>
+
+namespace
+{
+
+struct Handles {
+    void *stream = nullptr, *event = nullptr;
+    char *device = nullptr;
+};
+
+bool each(const Handles &h, int value)
+{
+    void *more = nullptr;
+    REQUIRE(cudaMemset(h.device, value, 100) == 0);
+    REQUIRE(cudaMemsetAsync(h.device + 100, value + 1, 100, h.stream) == 0);
+    REQUIRE(cudaEventRecord(h.event, h.stream) == 0 && cudaEventSynchronize(h.event) == 0);
+    REQUIRE(cudaEventQuery(h.event) == 0 && cudaStreamQuery(h.stream) == 0);
+    REQUIRE(cudaStreamSynchronize(h.stream) == 0 && cudaDeviceSynchronize() == 0);
+    REQUIRE(cudaGetLastError() == 0 && cudaPeekAtLastError() == 0 && cudaSetDevice(0) == 0);
+    REQUIRE(cudaMalloc(&more, 1000) == 0 && more && cudaFree(more) == 0);
+    return cudaStreamQuery(h.stream) == 0;
+}
+
+} // namespace
+
+bool calls()
+{
+    Handles h;
+    REQUIRE(cudaStreamCreate(&h.stream) == 0 && cudaEventCreate(&h.event) == 0);
+    REQUIRE((h.device = device_memory(4096)) != nullptr);
+    REQUIRE(each(h, 1) && each(h, 2));
+    const std::uint64_t before = stub_calls();
+    for (int i = 0; i < 30; i++)
+        REQUIRE(each(h, i));
+    REQUIRE(stub_calls() == before);
+    const std::vector<char> first(100, 29), second(100, 30);
+    REQUIRE(device_has(h.device, first.data(), 100));
+    REQUIRE(device_has(h.device + 100, second.data(), 100));
+    // What this library does not know is GVirtuS's.
+    REQUIRE(cudaFree(h.device + 1) != 0 && cudaFree(h.device) == 0);
+    // Each thread has its own connection, and begins with GVirtuS.
+    bool good = false;
+    std::thread([&] {
+        good = cudaStreamQuery(h.stream) == 0 && stub_calls() == before + 2 &&
+               (h.device = device_memory(4096)) && each(h, 3);
+    }).join();
+    return good;
+}

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// cudaFree of memory that the device has no work for does not wait, and cudaMalloc has it again.
+#include "tests/gvirtus/pipeline_scene.h"
+
+#include <functional>
+#include <thread>
+
+namespace
+{
+
+bool frees_do_not_wait()
+{
+    Scene scene;
+    App app = scene.app();
+    REQUIRE(warm(&app) && app.free(app.malloc()) == 0); // which tells the form of the call
+    const std::uint64_t block = app.malloc();
+    REQUIRE(block && app.synchronize() == 0);
+    scene.world->held = true;
+    REQUIRE(app.free(block) == 0 && scene.world->allocated[0]);
+    scene.world->held = false;
+    REQUIRE(becomes([&] { return !scene.world->allocated[0]; }));
+    // In order: the next allocation finds the memory.
+    std::uint64_t blocks[WORLD_BLOCKS];
+    for (std::uint64_t &one : blocks)
+        REQUIRE((one = app.malloc()) != 0);
+    REQUIRE(app.malloc() == 0 && app.last_error() == 2 && app.synchronize() == 0);
+    for (unsigned i = 0; i < 100; i++)
+        REQUIRE(app.free(blocks[i % 4]) == 0 && app.malloc() == blocks[i % 4]);
+    // Two in a row, the second while the first one is outstanding.
+    scene.world->held = true;
+    REQUIRE(app.free(blocks[0]) == 0 && app.free(blocks[1]) == 0 && scene.world->allocated[0]);
+    scene.world->held = false;
+    REQUIRE(app.malloc() == blocks[0] && app.malloc() == blocks[1]);
+    return true;
+}
+
+// What cannot be known to succeed, or has to wait for work, is waited for.
+bool other_frees_wait()
+{
+    Scene scene;
+    App app = scene.app(), other = scene.app();
+    REQUIRE(warm(&app) && warm(&other) && app.free(app.malloc()) == 0);
+    REQUIRE(app.synchronize() == 0);
+    REQUIRE(app.free(0x5000) == 1 && app.last_error() == 1 && app.last_error() == 0);
+    const std::uint64_t block = app.malloc();
+    REQUIRE(app.synchronize() == 0 && app.free(block) == 0);
+    REQUIRE(app.free(block) == 1 && app.last_error() == 1); // twice
+    auto waits = [&](const std::function<bool()> &before) {
+        std::atomic<bool> ended{false};
+        const std::uint64_t one = app.malloc();
+        if (!one || app.synchronize() || !before())
+            return false;
+        scene.world->held = true;
+        std::thread thread([&] {
+            app.free(one);
+            ended = true;
+        });
+        usleep(30000);
+        const bool waited = !ended;
+        scene.world->held = false;
+        thread.join();
+        return waited;
+    };
+    auto at_once = [&] { // otherwise for ever
+        const std::uint64_t one = app.malloc();
+        if (!one || app.synchronize())
+            return false;
+        scene.world->held = true;
+        const int rc = app.free(one);
+        scene.world->held = false;
+        return rc == 0;
+    };
+    REQUIRE(at_once());
+    REQUIRE(waits([&] { return app.launch(1) == 0; }));
+    REQUIRE(waits([&] { return other.launch(1) == 0; }));
+    REQUIRE(waits([&] { return app.record(0) == 0; }));
+    REQUIRE(waits([&] { return app.set(1) == 0; }));
+    REQUIRE(waits([&] { return app.call("cudaDeviceReset", Body()) == 0; }));
+    REQUIRE(at_once());
+    REQUIRE(waits([&] { return app.call("cudaSetDevice", Body().i32(1)) == 0; }));
+    return true;
+}
+
+// Memory that one thread gives back is there for another one's next call.
+bool memory_between_threads()
+{
+    Scene scene;
+    App app = scene.app(), other = scene.app();
+    REQUIRE(warm(&app) && warm(&other) && app.free(app.malloc()) == 0);
+    std::uint64_t blocks[WORLD_BLOCKS];
+    for (std::uint64_t &one : blocks)
+        REQUIRE((one = app.malloc()) != 0);
+    scene.world->slow_us = 300;
+    for (unsigned i = 0; i < 40; i++) {
+        App &one = i % 2 ? app : other, &next = i % 2 ? other : app;
+        REQUIRE(one.synchronize() == 0 && one.free(blocks[i % 4]) == 0);
+        REQUIRE(next.malloc() == blocks[i % 4]);
+    }
+    return true;
+}
+
+} // namespace
+
+// Each in a process of its own, which has selected no other device yet.
+void check_memory()
+{
+    auto alone = [](const char *what, bool (*test)()) {
+        check(what, [=] { return result_of(spawn([=] { return test() ? 0 : 1; })) == 0; });
+    };
+    alone("memory that is given back at rest", frees_do_not_wait);
+    alone("memory that is given back otherwise", other_frees_wait);
+    alone("memory that another thread gets", memory_between_threads);
+}
