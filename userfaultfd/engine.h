@@ -30,6 +30,10 @@
 
 #include <pthread.h>
 
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
 #define SMALL_PAGE 4096u
 #define HUGE_PAGE  (2u * 1024 * 1024)
 /* Of each worker: */

@@ -16,10 +16,6 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
-
 #define BATCH    16u
 #define BURST_NS (5 * IBX_NS_PER_MS) /* how far the bandwidth clock may be ahead */
 
@@ -242,18 +238,35 @@ static uint64_t window_of(const struct ibx_fault *e, const struct fault_range *r
     return (page - r->is.first_page) / pages * pages + r->is.first_page;
 }
 
+/* Where the background goes on after a fault: at its window; behind a huge page, which is a window
+ * of its own. False: where it is. */
+static bool background_turns(const struct ibx_fault *e, const struct fault_range *r, uint64_t page,
+                             uint64_t *next)
+{
+    if (r->is.page_size > SMALL_PAGE)
+        *next = (page + 1) % e->map.pages;
+    else if (e->fault_around > SMALL_PAGE)
+        *next = window_of(e, r, page);
+    else
+        return false;
+    return true;
+}
+
 static void fault_fetch(struct fault_worker *w, uint64_t page, enum action action)
 {
     struct ibx_fault *e = w->engine;
     struct fault_range *r = ibx_fault_range_of_page(e, page);
     struct slot *slot = slot_take(w, 0, URGENT_SLOTS);
+    const bool ahead =
+        e->fault_workers && atomic_load_explicit(&e->background, memory_order_relaxed);
+    uint64_t next;
     if (slot_request(w, slot, r, page, 1, IBX_FAULT_BY_FAULT, action == ACTION_DUPLICATE))
         w->rescan = true;
-    else if (action != ACTION_FETCH || e->fault_around <= r->is.page_size)
+    else if (action != ACTION_FETCH)
         return;
-    else if (e->fault_workers && atomic_load_explicit(&e->background, memory_order_relaxed))
-        atomic_store_explicit(&e->cursor, window_of(e, r, page), memory_order_relaxed);
-    else
+    else if (ahead && background_turns(e, r, page, &next))
+        atomic_store_explicit(&e->cursor, next, memory_order_relaxed);
+    else if (!ahead && e->fault_around > r->is.page_size)
         window_push(w, page);
 }
 

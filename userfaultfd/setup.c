@@ -14,6 +14,8 @@
 #define DEFAULT_CHUNK_MIN    (128u * 1024)
 #define DEFAULT_CHUNK_MAX    (1024u * 1024)
 #define DEFAULT_DEPTH        8u
+#define DEFAULT_DEPTH_HUGE   3u /* of 2 MiB each: one arrives, one is placed, one follows */
+#define POPULATED_MAX        (8u * 1024 * 1024) /* of what awaits faulted pages */
 #define DEPTH_MAX            1024u
 #define CHUNK_LIMIT          (64u * 1024 * 1024)
 #define FIRST_WAITERS        64u
@@ -33,6 +35,13 @@ static uint32_t largest_page(const struct ibx_fault_config *config)
     return largest;
 }
 
+/* A fault waits for what the background has in flight of its page, and in front of it. */
+static unsigned depth_of(const struct ibx_fault_config *config)
+{
+    return or_default(config->depth,
+                      largest_page(config) > SMALL_PAGE ? DEFAULT_DEPTH_HUGE : DEFAULT_DEPTH);
+}
+
 static uint32_t slot_bytes(const struct ibx_fault_config *config)
 {
     uint32_t page = largest_page(config), chunk = or_default(config->chunk_max, DEFAULT_CHUNK_MAX);
@@ -44,7 +53,7 @@ size_t ibx_fault_buffer_bytes(const struct ibx_fault_config *config)
     bool any = false;
     for (unsigned i = 0; i < config->range_count; i++)
         any |= !config->ranges[i].alias;
-    size_t others = or_default(config->depth, DEFAULT_DEPTH) + AROUND_SLOTS;
+    size_t others = depth_of(config) + AROUND_SLOTS;
     return any ? URGENT_SLOTS * (size_t)largest_page(config) + STRIDE_SLOTS * (size_t)SMALL_PAGE +
                      others * slot_bytes(config)
                : 0;
@@ -184,6 +193,23 @@ static void buffer_use(struct fault_worker *w, void *buffer)
     }
 }
 
+/* Where the first requests arrive is touched now, not while a fault waits for them: the kernel
+ * clears 2 MiB at the first touch of a huge page, and some readers' buffers have these. Linux
+ * before 5.14 does not know this advice; the lack of memory is for the first request to find. */
+static void buffer_populate(const struct fault_worker *w)
+{
+    const struct ibx_fault *e = w->engine;
+    const size_t small = STRIDE_SLOTS * (size_t)SMALL_PAGE;
+    const size_t urgent = URGENT_SLOTS * (size_t)e->page_max + small;
+    if (!w->slots[0].memory)
+        return;
+    if (serves_faults(w))
+        madvise(w->slots[0].memory, urgent < POPULATED_MAX ? urgent : POPULATED_MAX,
+                MADV_POPULATE_WRITE);
+    if (!e->fault_workers || !serves_faults(w))
+        madvise(w->slots[SINGLE_SLOTS].memory, e->slot_bytes, MADV_POPULATE_WRITE);
+}
+
 /* The engine's own buffer, for a reader without one. */
 static int own_buffer_make(struct fault_worker *w, const struct ibx_fault_reader *reader)
 {
@@ -214,6 +240,7 @@ static int worker_make(struct ibx_fault *e, struct fault_worker *w,
     if (rc)
         return rc;
     buffer_use(w, reader->buffer);
+    buffer_populate(w);
     w->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     return w->wake_fd < 0 ? -errno : 0;
 }
@@ -230,7 +257,7 @@ static int engine_make(struct ibx_fault *e, const struct ibx_fault_config *confi
     e->fault_workers = config->fault_workers < config->worker_count ? config->fault_workers
                                                                     : config->worker_count - 1;
     e->spin_us = config->spin_us;
-    e->depth = or_default(config->depth, DEFAULT_DEPTH);
+    e->depth = depth_of(config);
     e->fault_around = or_default(config->fault_around, DEFAULT_FAULT_AROUND);
     e->chunk_min = or_default(config->chunk_min, DEFAULT_CHUNK_MIN);
     e->chunk_max = or_default(config->chunk_max, DEFAULT_CHUNK_MAX);

@@ -198,10 +198,9 @@ static void test_full(void **state)
 
 /* --------------------------------------------------------- huge pages */
 
-static void test_huge(void **state)
+/* A file of them, or skips. */
+static int huge_file(void)
 {
-    const bool in_place = *state;
-    struct look look;
     int file = memfd_create("ibx-test", MFD_CLOEXEC | MFD_HUGETLB | MFD_HUGE_2MB);
     if (file < 0 || ftruncate(file, HUGES * HUGE) || fallocate(file, 0, 0, HUGES * HUGE)) {
         print_message("SKIPPED: no %u huge pages of 2 MiB here (vm.nr_hugepages)\n", HUGES);
@@ -209,6 +208,39 @@ static void test_huge(void **state)
             close(file);
         skip();
     }
+    return file;
+}
+
+/* The guest goes on behind a page that it has touched, and the background in front of it: not where
+ * it was. */
+static void test_huge_goes_on_behind_a_fault(void **state)
+{
+    (void)state;
+    struct look look;
+    int file = huge_file();
+    fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, HUGES * HUGE);
+    map_file(file, 2, HUGES * HUGE, HUGE, false);
+    rig.config.fault_workers = 1;
+    rig.config.depth = 1;
+    struct memory_reader *background = rig.readers[1];
+    background->hold = true;
+    rig_serve();
+    assert_true(reader_asked(background, 1));
+    look_start(&look, 2, 1, 1);
+    look_sees_right(&look);
+    background->hold = false;
+    assert_int_equal(engine_settled(), IBX_FAULT_COMPLETE);
+    assert_int_equal(background->accepted, HUGES - 1);
+    assert_int_equal(background->log[1].page, 3);
+    for (unsigned i = 0; i < HUGES; i++)
+        assert_int_equal(rig.data.fetched[i], 1);
+}
+
+static void test_huge(void **state)
+{
+    const bool in_place = *state;
+    struct look look;
+    int file = huge_file();
     if (!in_place)
         fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, HUGES * HUGE);
     map_file(file, 1, HUGES * HUGE, HUGE, in_place);
@@ -236,6 +268,7 @@ int main(void)
         {"test_full_in_place", test_full, NULL, rig_end, &rig},
         {"test_huge", test_huge, NULL, rig_end, NULL},
         {"test_huge_in_place", test_huge, NULL, rig_end, &rig},
+        cmocka_unit_test_teardown(test_huge_goes_on_behind_a_fault, rig_end),
     };
     int skipped = rig_skipped(0);
     return skipped ? skipped : cmocka_run_group_tests(tests, NULL, NULL);

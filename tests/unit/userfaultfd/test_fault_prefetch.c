@@ -2,6 +2,7 @@
 /* What is fetched before it faults, and what is fetched twice because it comes too slowly. */
 #include "tests/scenes/fault_memory.h"
 
+#include "userfaultfd/engine.h"
 #include "userfaultfd/stride.h"
 #include "userfaultfd/pagemap.h"
 
@@ -184,6 +185,43 @@ static void test_a_stride_is_followed(void **state)
         assert_int_equal(rig.data.fetched[i], 1);
 }
 
+/* ------------------------------------------------------------ before the first fault */
+
+static bool resident(void *memory, size_t length)
+{
+    unsigned char there[1024];
+    const size_t pages = length / PAGE;
+    assert_in_range(pages, 1, sizeof(there));
+    assert_int_equal(mincore(memory, length, there), 0);
+    for (size_t i = 0; i < pages; i++)
+        if (!(there[i] & 1))
+            return false;
+    return true;
+}
+
+/* Where the first pages arrive has its memory before any is asked for: of huge pages the kernel
+ * clears 2 MiB at the first touch, and a VM that stands still would wait for that. */
+static void test_room_is_made_before(void **state)
+{
+    (void)state;
+    const size_t single = (URGENT_SLOTS + STRIDE_SLOTS) * PAGE;
+    const size_t bytes = ibx_fault_buffer_bytes(&rig.config);
+    uint8_t *buffers[2];
+    for (unsigned i = 0; i < 2; i++) {
+        buffers[i] = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        assert_true(buffers[i] != MAP_FAILED);
+        rig.as[i].buffer = buffers[i];
+    }
+    rig_start();
+    assert_true(resident(buffers[0], single));
+    assert_true(resident(buffers[1] + single, 1u << 20));
+    assert_int_equal(ibx_fault_serve(rig.engine), 0);
+    everything_is_right();
+    rig_destroy_engine();
+    munmap(buffers[0], bytes);
+    munmap(buffers[1], bytes);
+}
+
 /* ------------------------------------------------------------ who has nothing is not asked */
 
 static _Atomic unsigned looks;
@@ -354,6 +392,7 @@ int main(void)
         cmocka_unit_test(test_not_wanted),
         cmocka_unit_test(test_runs_of_the_map),
         ENGINE_TEST(test_a_stride_is_followed),
+        ENGINE_TEST(test_room_is_made_before),
         ENGINE_TEST(test_looks),
         ENGINE_TEST(test_fetched_twice),
         ENGINE_TEST(test_fetched_twice_and_discarded_early),
