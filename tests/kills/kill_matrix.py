@@ -22,8 +22,7 @@ import tempfile
 import traceback
 
 from manual import Operator
-from scene import (SLOW, SLOW_WORDS, Failed, Scene, TooSlow, change_a_page, die_with_parent, now,
-                   pause)
+from scene import SLOW, Failed, Scene, TooSlow, change_a_page, die_with_parent, now, pause
 
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
 VICTIMS = ("source tool", "destination tool", "source QEMU", "destination QEMU")
@@ -215,7 +214,7 @@ class Struck(Scene):
         except Failed as why:
             self.go_on()
             pause(1)
-            if any(SLOW_WORDS in one.said() for one in self.tools):
+            if self.was_slow():
                 raise TooSlow(str(why)) from why
             raise
         for (victim, name), seconds in zip(case.strikes, case.pauses):

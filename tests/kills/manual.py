@@ -4,7 +4,7 @@ processes live; and a judge, who knows only the guest's heartbeats, the monitors
 which of them lived when."""
 import signal
 
-from scene import BEATS, SLOW_WORDS, Failed, ask, expect, now, pause, until
+from scene import BEATS, Failed, ask, expect, now, pause, until
 
 LOOK = 0.1          # seconds between two looks
 PATIENCE = 4        # seconds for what a tool does by itself before the operator does something
@@ -114,9 +114,9 @@ class Operator:
         """What is to be done about the source; True when something was."""
         scene, here, there = self.scene, self.states["source"], self.states["destination"]
         if here == "broken" or (here in COMMITTED and self.destination_lost()):
-            if not scene.a.alive() or (self.working["source"] and not self.waited()):
+            if self.working["source"] and not self.waited():
                 return False
-            self.roll_back()
+            self.roll_back()  # which fails where the source's QEMU has ended, too
             return True
         if self.working["source"]:
             if (here in COMMITTED and not self.working["destination"] and
@@ -288,7 +288,7 @@ class Judge:
             codes = scene.sender.ends(), scene.receiver.ends()
             if codes == (0, 0):
                 break
-            if left == 1 or SLOW_WORDS not in scene.sender.text():
+            if left == 1 or not scene.was_slow():
                 raise Failed(f"{outcome}, and the next migration ended with {codes}")
         until(lambda: scene.b.beats() >= BEATS, "heartbeats at the destination")
         if scene.a.runs() or not scene.b.runs():

@@ -24,7 +24,7 @@ BEATS = 5    # for how many a VM is watched
 GUEST_MIB = 8
 SLOW = "64K"  # bytes a second, while a test looks on
 PORT = 18600
-SLOW_WORDS = "did not answer within"
+SLOW_WORDS = ("did not answer within", "no answer in time")
 TIMEOUT = "timeout_ms=8000"
 
 
@@ -279,6 +279,10 @@ class Scene:
             lines.append(f"    QEMU {qemu.name}: {'lives' if qemu.alive() else 'ended'}, "
                          f"{qemu.beats()} heartbeats")
         return "\n".join(lines)
+
+    def was_slow(self):
+        """Whether a tool waited too long for one that had no processor."""
+        return any(words in tool.said() for tool in self.tools for words in SLOW_WORDS)
 
     def end(self):
         """All that it has started, and its records."""
