@@ -10,6 +10,7 @@
 #include <string.h>
 
 #define EXPOSE_LEAST (2 * IBX_FRAME_WINDOW) /* what the server looks for a payload in */
+#define AROUND       256u                   /* bytes of a frame and its message, at most */
 
 int ibx_client_take(struct ibx_session *s, void *to, size_t n)
 {
@@ -70,12 +71,14 @@ static void put_head(struct ibx_writer *w, const struct ibx_frontend_copy *copy,
     }
 }
 
-/* Whether the payload stays where it is. A short one is faster in the message, unless its memory is
- * such that the GPU may come for it after the call has returned. */
+/* Whether the payload stays where it is. A short one is faster in the message, unless it needs
+ * several, or its memory is such that the GPU may come for it after the call has returned. */
 static bool by_reference(const struct ibx_session *s, const struct ibx_frontend_copy *copy)
 {
+    const struct ibx_caps *caps = ibx_session_caps(s);
     size_t payload = client_payload(copy);
-    return payload >= ibx_session_caps(s)->rendezvous ||
+    return payload >= caps->rendezvous ||
+           (caps->register_free && payload + AROUND > caps->message_max) ||
            (copy->async && copy->lasting && payload >= EXPOSE_LEAST);
 }
 
@@ -90,20 +93,24 @@ static int send_cts(struct ibx_session *s, const struct ibx_frontend_copy *copy,
     return by_reference(s, copy) ? ibx_session_cts(s, copy->host, copy->n) : 0;
 }
 
+/* The payload, and the frame's tail behind it. */
 static int send_payload(struct ibx_session *s, const struct ibx_frontend_copy *copy,
-                        const struct client_rows *from, const struct ibx_remote *registered)
+                        const struct client_rows *from, const struct ibx_remote *registered,
+                        const struct ibx_writer *tail)
 {
     size_t payload = client_payload(copy);
     int rc = 0;
     if (registered)
-        return ibx_session_write_registered(s, copy->host, registered);
-    if (!from) {
-        rc = by_reference(s, copy) ? ibx_session_write_payload(s, copy->host, payload) : 1;
-        return rc > 0 ? ibx_session_gather(s, copy->host, payload) : rc;
-    }
-    for (size_t i = 0; i < from->count && !rc; i++)
+        rc = ibx_session_write_registered(s, copy->host, registered);
+    else if (!from && !by_reference(s, copy))
+        return ibx_session_gather_around(s, copy->host, payload, tail->data, tail->length);
+    else if (!from)
+        rc = ibx_session_write_payload(s, copy->host, payload);
+    if (rc > 0) /* it cannot be registered */
+        rc = ibx_session_gather(s, copy->host, payload);
+    for (size_t i = 0; from && i < from->count && !rc; i++)
         rc = ibx_session_gather(s, from->first + i * from->pitch, copy->n);
-    return rc;
+    return rc ? rc : ibx_session_gather(s, tail->data, tail->length);
 }
 
 int ibx_client_send_frame(struct ibx_session *s, const struct ibx_frontend_copy *copy,
@@ -117,11 +124,8 @@ int ibx_client_send_frame(struct ibx_session *s, const struct ibx_frontend_copy 
     int rc = send_cts(s, copy, registered);
     if (!rc)
         rc = ibx_session_gather(s, head, w.length);
-    if (!rc && copy->to_device) {
-        rc = send_payload(s, copy, rows, registered);
-        if (!rc)
-            rc = ibx_session_gather(s, tail, end.length);
-    }
+    if (!rc && copy->to_device)
+        rc = send_payload(s, copy, rows, registered, &end);
     return rc ? rc : ibx_session_sync(s);
 }
 

@@ -105,6 +105,10 @@ int ibx_session_poll(struct ibx_session *session);
 /* Adds bytes to the message being gathered, which leaves whenever it is full; as
  * ibx_session_fail(). Unlike ibx_session_write() the bytes are copied, however many. */
 int ibx_session_gather(struct ibx_session *session, const uint8_t *from, size_t n);
+/* Client: the same with a request's last bytes, a payload and what is behind it. If all fit into one
+ * message the payload is not copied into it, and the message leaves. */
+int ibx_session_gather_around(struct ibx_session *session, const void *payload, size_t n,
+                              const void *tail, size_t tail_length);
 /* A long write by reference. Server, data NULL: the hook `deliver` has the bytes. 1: the bytes have
  * to be gathered; otherwise as ibx_session_fail(). */
 int ibx_session_write_payload(struct ibx_session *session, const void *data, size_t n);

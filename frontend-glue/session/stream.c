@@ -275,6 +275,31 @@ static int send_along(struct ibx_session *s, const uint8_t *from, size_t n)
     return 0;
 }
 
+int ibx_session_gather_around(struct ibx_session *s, const void *payload, size_t n,
+                              const void *tail, size_t tail_length)
+{
+    const size_t all = n + tail_length;
+    int rc = make_room(s, SEGMENT_HEAD_INLINE + 1);
+    if (rc)
+        return rc;
+    size_t begun = s->out_inline ? s->out_length - s->out_inline - 4 : 0;
+    size_t head = s->out_inline ? 0 : SEGMENT_HEAD_INLINE;
+    if (n < SEND_ALONG || s->out_length + head + all > s->caps->message_max) {
+        rc = ibx_session_gather(s, payload, n);
+        return rc ? rc : ibx_session_gather(s, tail, tail_length);
+    }
+    if (head) {
+        s->out[s->out_length] = SEGMENT_INLINE;
+        s->out_inline = s->out_length + 1;
+        s->out_length += head;
+    }
+    patch_inline(s, begun + all);
+    struct iovec iov[3] = {{s->out, s->out_length},
+                           {(void *)(uintptr_t)payload, n},
+                           {(void *)(uintptr_t)tail, tail_length}};
+    return send_data(s, iov, 3);
+}
+
 int ibx_session_add_segment(struct ibx_session *s, const uint8_t *bytes, size_t n)
 {
     int rc = make_room(s, n);

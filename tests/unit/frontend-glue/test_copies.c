@@ -152,6 +152,22 @@ static void test_in_place(void **state)
     assert_true(after.host_pins <= 1); /* the pool */
 }
 
+/* What a client copies to the device is sent from where it is, however long it is. */
+static void test_sent_in_place(void **state)
+{
+    (void)state;
+    static const size_t sizes[] = {4096, 65536, 131000, 131073, 262144, 600000};
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        const size_t n = sizes[i], room = pair.client->caps->message_max;
+        uint8_t *bytes = pattern(n, i);
+        struct ibx_frontend_copy wish = {.to_device = true, .host = bytes, .n = n, .whole = true};
+        assert_int_equal(copy_by_client(wish), 0);
+        assert_device(n, i);
+        assert_null(memmem(pair.client->out, room, bytes + n - 100, 64));
+    }
+    assert_int_equal(seen().requests, 1);
+}
+
 /* The greatest part of a copy there and back that the GPU got at once, while `other` copies, too.
  */
 static unsigned long parts_beside(struct ibx_turn *other, uint8_t *bytes, size_t n)
@@ -477,6 +493,7 @@ int main(int argc, char **argv)
         TEST(test_pieces),
         TEST(test_payload_apart),
         TEST(test_in_place),
+        TEST(test_sent_in_place),
         TEST(test_beside_another),
         TEST(test_by_threads),
         TEST(test_early_cts),
