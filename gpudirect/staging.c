@@ -605,9 +605,10 @@ static int wait_for_stream(struct ibx_staging *st, void *stream)
 /* Bytes of a straight copy that the GPU is given at once. */
 static size_t straight_piece(enum ibx_turn_company company)
 {
-    return company == IBX_TURN_BESIDE ? IBX_TURN_PIECE
-           : company == IBX_TURN_NEAR ? IBX_TURN_LONG
-                                      : SIZE_MAX;
+    return company == IBX_TURN_BESIDE        ? IBX_TURN_PIECE
+           : company == IBX_TURN_BESIDE_LONG ? IBX_TURN_LONGER
+           : company == IBX_TURN_NEAR        ? IBX_TURN_LONG
+                                             : SIZE_MAX;
 }
 
 int ibx_staging_settle(struct ibx_staging *st, void *stream)
@@ -643,7 +644,8 @@ static int straight(struct ibx_staging *st, void *host, uint64_t at, size_t leng
     return rc;
 }
 
-/* On the legacy stream as the application's own cudaMemcpy, which is two driver calls less. */
+/* On the legacy stream as the application's own cudaMemcpy, which is two driver calls less. Not
+ * beside others: the driver lets them wait meanwhile, and the kernel wakes them. */
 int ibx_staging_straight(struct ibx_staging *st, void *host, const struct ibx_gpu_copy *copy,
                          bool to_device)
 {
@@ -651,8 +653,8 @@ int ibx_staging_straight(struct ibx_staging *st, void *host, const struct ibx_gp
     const bool legacy = !copy->stream || copy->stream == IBX_CUDA_STREAM_LEGACY;
     int rc;
     st->company = ibx_turn_company(st->turn);
-    if (is_plain(copy) && legacy && copy->width <= straight_piece(st->company)) {
-        ibx_turn_take(st->turn, copy->width);
+    if (is_plain(copy) && legacy && st->company < IBX_TURN_BESIDE_LONG &&
+        copy->width <= straight_piece(st->company)) {
         rc = to_device ? cuda->memcpy_to_device(copy->device, host, (size_t)copy->width)
                        : cuda->memcpy_from_device(host, copy->device, (size_t)copy->width);
     } else {

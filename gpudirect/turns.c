@@ -4,6 +4,7 @@
 #include "common/clock.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <time.h>
 
 #define HOLD_MIN_NS ((uint64_t)50000) /* a thread that sleeps comes back no sooner */
@@ -16,6 +17,8 @@ static struct {
     uint64_t round, began_ns;
     uint64_t total;    /* bytes in this round */
     uint64_t until_ns; /* it ends then; 0: nobody has had his turn yet */
+    uint64_t short_ns; /* when somebody made a short copy */
+    atomic_uint joined;
 } turns = {.mutex = PTHREAD_MUTEX_INITIALIZER, .next = PTHREAD_COND_INITIALIZER, .round = 1};
 
 /* All of these are called with the mutex. */
@@ -136,6 +139,7 @@ void ibx_turn_join(struct ibx_turn *turn, const void *owner, unsigned weight)
     }
     turn->before = before;
     *at = turn;
+    atomic_fetch_add(&turns.joined, 1);
     pthread_mutex_unlock(&turns.mutex);
 }
 
@@ -147,24 +151,25 @@ void ibx_turn_leave(struct ibx_turn *turn)
     pthread_mutex_lock(&turns.mutex);
     unlink_turn(turn);
     turn->joined = false;
+    atomic_fetch_sub(&turns.joined, 1);
     pthread_cond_broadcast(&turns.next);
     pthread_mutex_unlock(&turns.mutex);
 }
 
-/* Whether others are near, without the lock that is theirs, too. */
 static enum ibx_turn_company company(const struct ibx_turn *turn, uint64_t now)
 {
     const struct ibx_turn *other = turn->next;
     if (!other || !other->seen_ns)
         return IBX_TURN_ALONE;
-    return is_busy(other, now)                       ? IBX_TURN_BESIDE
-           : now - other->seen_ns < IBX_TURN_NEAR_NS ? IBX_TURN_NEAR
-                                                     : IBX_TURN_ALONE;
+    if (!is_busy(other, now))
+        return now - other->seen_ns < IBX_TURN_NEAR_NS ? IBX_TURN_NEAR : IBX_TURN_ALONE;
+    return now - turns.short_ns < IBX_TURN_BUSY_NS || turns.short_ns > now ? IBX_TURN_BESIDE
+                                                                           : IBX_TURN_BESIDE_LONG;
 }
 
 enum ibx_turn_company ibx_turn_take(struct ibx_turn *turn, uint64_t bytes)
 {
-    if (!turn || !turn->joined)
+    if (!turn || !turn->joined || atomic_load_explicit(&turns.joined, memory_order_relaxed) == 1)
         return IBX_TURN_ALONE;
     const uint64_t now = ibx_now_ns();
     pthread_mutex_lock(&turns.mutex);
@@ -172,6 +177,8 @@ enum ibx_turn_company ibx_turn_take(struct ibx_turn *turn, uint64_t bytes)
     if (turns.last && !is_busy(turns.last, now)) /* nobody has copied for a while */
         round_begin(now);
     turn->seen_ns = now;
+    if (bytes && bytes <= IBX_TURN_SHORT)
+        turns.short_ns = now;
     if (turns.last != turn) {
         unlink_turn(turn);
         link_first(turn);

@@ -9,12 +9,13 @@
  *     round at least.
  *
  * Who was behind then may copy as much more in the next round, an eighth of a quantum at most. A
- * session that stops, dies, or copies little holds nobody: it has not copied half as much as the one that would
- * have to wait for it. Nor does one that is slow on purpose take from another one more than its own
- * share is.
+ * session that stops, dies, or copies little holds nobody: it has not copied half as much as the
+ * one that would have to wait for it. Nor does one that is slow on purpose take from another one
+ * more than its own share is.
  *
- * Who copies beside others also leaves no more than IBX_TURN_PIECE bytes, or two such pieces, to
- * the GPU at once. The GPU takes what it is given in order: so a short copy waits for microseconds.
+ * Who copies beside others also leaves no more than two pieces to the GPU at once, short ones if
+ * any of the others makes short copies. The GPU takes what it is given in order: so a short copy
+ * waits for microseconds.
  *
  * From any thread; a struct ibx_turn belongs to one session and its thread.
  */
@@ -28,6 +29,8 @@
 #define IBX_TURN_QUANTUM ((uint64_t)8 << 20)    /* bytes, at a weight of 100 */
 #define IBX_TURN_PIECE   ((size_t)256 << 10)    /* beside others */
 #define IBX_TURN_LONG    ((size_t)4 << 20)      /* a piece, where there are others that may come */
+#define IBX_TURN_LONGER  ((size_t)2 << 20)      /* a piece beside others of which none is short */
+#define IBX_TURN_SHORT   ((size_t)64 << 10)     /* bytes of a short copy, at most */
 #define IBX_TURN_ROW     256u                   /* a row of fewer bytes takes no less time */
 #define IBX_TURN_BUSY_NS ((uint64_t)5000000)    /* a session is, for so long after a copy */
 #define IBX_TURN_NEAR_NS ((uint64_t)1000000000) /* it may come again */
@@ -52,8 +55,9 @@ void ibx_turn_leave(struct ibx_turn *turn);
 
 enum ibx_turn_company {
     IBX_TURN_ALONE,
-    IBX_TURN_NEAR,   /* others have copied lately */
-    IBX_TURN_BESIDE, /* others copy */
+    IBX_TURN_NEAR,        /* others have copied lately */
+    IBX_TURN_BESIDE_LONG, /* others copy, but none of them little at once */
+    IBX_TURN_BESIDE,      /* others copy */
 };
 
 /* Who else copies; counts as a copy of nothing. */

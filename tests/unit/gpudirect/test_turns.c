@@ -113,6 +113,11 @@ static void test_company(void **state)
     assert_int_equal(ibx_turn_company(&one), IBX_TURN_BESIDE);
     now_ns += IBX_TURN_BUSY_NS;
     assert_int_equal(ibx_turn_company(&one), IBX_TURN_NEAR);
+    ibx_turn_take(&other[0], IBX_TURN_SHORT + 1);
+    assert_int_equal(ibx_turn_company(&one), IBX_TURN_BESIDE_LONG);
+    ibx_turn_take(&other[0], IBX_TURN_SHORT);
+    assert_int_equal(ibx_turn_company(&one), IBX_TURN_BESIDE);
+    now_ns += IBX_TURN_BUSY_NS;
     now_ns += IBX_TURN_NEAR_NS;
     assert_int_equal(ibx_turn_company(&one), IBX_TURN_ALONE);
     ibx_turn_take(&other[0], 1);
