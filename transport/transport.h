@@ -64,6 +64,7 @@ struct ibx_options {
     unsigned
         unauthenticated; /* clients that a listener lets try to prove themselves at once [256] */
     enum ibx_encryption encryption; /* TLS; auto: with a key, to another host [auto] */
+    bool ktls;           /* where TLS is used, the kernel seals what is sent, if it can [false] */
     bool insecure;       /* serve other hosts without a key, and connect to them [false] */
     unsigned port_num;   /* verbs port on the device, 0 by route [0] */
     int gid_index;       /* -1 by route [-1] */

@@ -54,6 +54,15 @@ void tls_pair_open(struct tls_pair *pair, bool unix_socket, const uint8_t client
     }
 }
 
+void tls_pair_open_kernel(struct tls_pair *pair, bool client, bool server)
+{
+    tls_pair_open(pair, false, tls_key, tls_key);
+    if (client)
+        ibx_tls_use_kernel(pair->tls[0]);
+    if (server)
+        ibx_tls_use_kernel(pair->tls[1]);
+}
+
 void tls_pair_close(struct tls_pair *pair)
 {
     for (unsigned i = 0; i < 2; i++) {

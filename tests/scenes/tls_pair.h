@@ -21,6 +21,8 @@ extern const uint8_t tls_key[IBX_TLS_PSK_BYTES];
 
 void tls_pair_open(struct tls_pair *pair, bool unix_socket, const uint8_t client[IBX_TLS_PSK_BYTES],
                    const uint8_t server[IBX_TLS_PSK_BYTES]);
+/* Over TCP, the kernel sealing at those ends, if it can. */
+void tls_pair_open_kernel(struct tls_pair *pair, bool client, bool server);
 void tls_pair_close(struct tls_pair *pair);
 /* Passes on what is there. */
 void tls_pair_relay(struct tls_pair *pair);

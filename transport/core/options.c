@@ -43,6 +43,8 @@ static const struct option_spec specs[] = {
      "clients that a server serves; empty: all in key_file"},
     {"encryption", ENCRYPTION, FIELD(encryption), 0, 0, "auto", "required, auto or off",
      "TLS between hosts; auto: with a key, to another host"},
+    {"ktls", BOOL, FIELD(ktls), 0, 0, "no", "yes or no",
+     "the kernel encrypts what tcp sends in TLS, where it can"},
     {"unauthenticated", UNSIGNED, FIELD(unauthenticated), 8, 4096, "256", "8 to 4096",
      "clients that may be proving themselves at once"},
     {"insecure", BOOL, FIELD(insecure), 0, 0, "no", "yes or no",

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The handshake, by OpenSSL. */
+#include "transport/core/tls_kernel.h"
 #include "transport/core/tls_state.h"
+
+#include "common/log.h"
 
 #include <errno.h>
 #include <openssl/crypto.h>
@@ -170,6 +173,15 @@ void ibx_tls_destroy(struct ibx_tls *tls)
     ibx_secret_free(tls);
 }
 
+void ibx_tls_use_kernel(struct ibx_tls *tls)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    const char *why;
+    tls->kernel_wanted = ibx_tls_kernel_works(&why);
+    if (!tls->kernel_wanted && !atomic_flag_test_and_set(&told))
+        ibx_log(IBX_LOG_WARN, "ktls : yes goes on without the kernel's TLS: %s", why);
+}
+
 /* What OpenSSL has to say in the handshake. */
 static int flush_handshake(struct ibx_tls *tls)
 {
@@ -233,6 +245,7 @@ static int handshake_done(struct ibx_tls *tls)
     int rc = ibx_tls_direction_init(&tls->out, true, suite, tls->secrets[mine]);
     if (!rc)
         rc = ibx_tls_direction_init(&tls->in, false, suite, tls->secrets[!mine]);
+    tls->kernel = !rc && tls->kernel_wanted && !ibx_tls_kernel_seal(tls->fd, &tls->out);
     OPENSSL_cleanse(tls->secrets, sizeof(tls->secrets));
     OPENSSL_cleanse(tls->psk, sizeof(tls->psk));
     SSL_free(tls->ssl);
@@ -270,6 +283,7 @@ bool ibx_tls_peer_has_key(const struct ibx_tls *tls)
 
 const char *ibx_tls_description(const struct ibx_tls *tls)
 {
-    return tls->out.suite == IBX_TLS_AES_128_GCM ? "TLS 1.3 AES-128-GCM"
-                                                 : "TLS 1.3 ChaCha20-Poly1305";
+    return tls->kernel                             ? "TLS 1.3 AES-128-GCM by the kernel"
+           : tls->out.suite == IBX_TLS_AES_128_GCM ? "TLS 1.3 AES-128-GCM"
+                                                   : "TLS 1.3 ChaCha20-Poly1305";
 }

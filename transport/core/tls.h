@@ -24,13 +24,15 @@ int ibx_tls_create(int fd, enum ibx_role role, const uint8_t psk[IBX_TLS_PSK_BYT
                    struct ibx_tls **tls, struct ibx_error *err);
 /* Accepts NULL; does not close the socket. */
 void ibx_tls_destroy(struct ibx_tls *tls);
+/* Before the handshake: the kernel seals what is sent, if it can (tls_kernel.h). */
+void ibx_tls_use_kernel(struct ibx_tls *tls);
 /* 0: done. -EAGAIN: call again when the socket has `*events` (poll(2)). -EACCES: the ends have not
  * the same PSK, or a byte was changed on its way. -ECONNRESET. -EPROTO: the peer speaks something
  * else. */
 int ibx_tls_handshake(struct ibx_tls *tls, short *events);
 /* A server in its handshake: the client has shown that it has the PSK. False for NULL. */
 bool ibx_tls_peer_has_key(const struct ibx_tls *tls);
-/* "TLS 1.3 AES-128-GCM", once the handshake is done. */
+/* "TLS 1.3 AES-128-GCM", once the handshake is done; with " by the kernel" where that seals. */
 const char *ibx_tls_description(const struct ibx_tls *tls);
 
 /* Takes bytes and gives them to the socket as far as it takes them: their number, at least 1.

@@ -4,6 +4,7 @@
  * each has its number and its place, so any thread may do any of them, and helpers do, where there
  * are processors for it.
  */
+#include "transport/core/tls_kernel.h"
 #include "transport/core/tls_state.h"
 
 #include <errno.h>
@@ -104,9 +105,15 @@ static bool seal_own(struct ibx_tls *tls, enum ibx_tls_content content, const vo
     return !job.status;
 }
 
+static const uint8_t update[IBX_TLS_UPDATE_BYTES] = {KEY_UPDATE, 0, 0, 1, 0}; /* of ours only */
+
+static bool key_is_due(const struct ibx_tls *tls)
+{
+    return tls->out.records >= IBX_TLS_KEY_RECORDS || atomic_load(&tls->update_wanted);
+}
+
 static void key_renew(struct ibx_tls *tls)
 {
-    static const uint8_t update[IBX_TLS_UPDATE_BYTES] = {KEY_UPDATE, 0, 0, 1, 0}; /* of ours only */
     atomic_store(&tls->update_wanted, false);
     if (seal_own(tls, IBX_TLS_HANDSHAKE, update, sizeof(update)))
         ibx_tls_direction_update(&tls->out);
@@ -161,6 +168,24 @@ static void seal_batch(struct ibx_tls *tls, struct batch *batch)
     tls->out.records += batch->count;
 }
 
+/* The kernel seals. */
+static ssize_t kernel_send(struct ibx_tls *tls, const struct iovec *iov, int n)
+{
+    ssize_t rc = 0;
+    if (key_is_due(tls)) {
+        rc = ibx_tls_kernel_say(tls->fd, IBX_TLS_HANDSHAKE, update, sizeof(update));
+        if (!rc) {
+            atomic_store(&tls->update_wanted, false);
+            ibx_tls_direction_update(&tls->out);
+            rc = ibx_tls_kernel_seal(tls->fd, &tls->out) ? -EIO : 0;
+        }
+    }
+    if (!rc)
+        rc = ibx_tls_kernel_send(tls->fd, iov, n, &tls->out.records);
+    tls->send_failed = rc < 0 && rc != -EAGAIN ? (int)rc : 0;
+    return rc;
+}
+
 ssize_t ibx_tls_send(struct ibx_tls *tls, const struct iovec *iov, int n)
 {
     struct batch batch;
@@ -169,7 +194,9 @@ ssize_t ibx_tls_send(struct ibx_tls *tls, const struct iovec *iov, int n)
         tls->send_failed = rc == -EAGAIN ? 0 : rc;
         return rc;
     }
-    if (n && (tls->out.records >= IBX_TLS_KEY_RECORDS || atomic_load(&tls->update_wanted)))
+    if (tls->kernel)
+        return n ? kernel_send(tls, iov, n) : 0;
+    if (n && key_is_due(tls))
         key_renew(tls);
     batch.direction = &tls->out;
     batch.count = 0;
@@ -197,7 +224,9 @@ void ibx_tls_finish(struct ibx_tls *tls)
     static const uint8_t close[] = {1, ALERT_CLOSE};
     if (tls->ssl || tls->send_failed || ibx_tls_flush(tls))
         return;
-    if (seal_own(tls, IBX_TLS_ALERT, close, sizeof(close)))
+    if (tls->kernel)
+        ibx_tls_kernel_say(tls->fd, IBX_TLS_ALERT, close, sizeof(close));
+    else if (seal_own(tls, IBX_TLS_ALERT, close, sizeof(close)))
         ibx_tls_flush(tls);
     tls->send_failed = -EPIPE;
 }

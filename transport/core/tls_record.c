@@ -31,6 +31,11 @@ static void key_set(struct ibx_tls_direction *d)
     d->key++;
 }
 
+void ibx_tls_direction_key(const struct ibx_tls_direction *d, uint8_t key[IBX_TLS_KEY_BYTES_MAX])
+{
+    expand(d->secret, "key", key, d->suite == IBX_TLS_AES_128_GCM ? 16 : 32);
+}
+
 /* The worker's cipher, with the present key. */
 static struct ibx_tls_cipher *cipher_of(struct ibx_tls_direction *d, unsigned worker)
 {
@@ -38,7 +43,7 @@ static struct ibx_tls_cipher *cipher_of(struct ibx_tls_direction *d, unsigned wo
     if (d->workers[worker].key == d->key)
         return cipher;
     uint8_t key[IBX_TLS_KEY_BYTES_MAX];
-    expand(d->secret, "key", key, d->suite == IBX_TLS_AES_128_GCM ? 16 : 32);
+    ibx_tls_direction_key(d, key);
     bool good = true;
     if (cipher)
         good = ibx_tls_cipher_rekey(cipher, key);

@@ -63,6 +63,8 @@ struct ibx_tls_job {
 int ibx_tls_direction_init(struct ibx_tls_direction *d, bool seals, enum ibx_tls_suite suite,
                            const uint8_t secret[IBX_HASH_BYTES]);
 void ibx_tls_direction_fini(struct ibx_tls_direction *d);
+/* The present key. */
+void ibx_tls_direction_key(const struct ibx_tls_direction *d, uint8_t key[IBX_TLS_KEY_BYTES_MAX]);
 /* The next key, after a KeyUpdate. */
 void ibx_tls_direction_update(struct ibx_tls_direction *d);
 

@@ -26,6 +26,8 @@ struct ibx_tls {
     unsigned have_secrets;
 
     struct ibx_tls_direction out, in;
+    bool kernel_wanted;        /* once the handshake is done */
+    bool kernel;               /* it seals what is sent; nothing is in `sealed` */
     bool alone;                /* without helpers */
     int send_failed;           /* negative errno */
     atomic_bool update_wanted; /* by the peer */

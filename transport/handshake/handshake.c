@@ -132,6 +132,8 @@ static int start_tls(struct ibx_handshake *h, struct ibx_error *err)
     explicit_bzero(psk, sizeof(psk));
     if (rc)
         return rc;
+    if (conn->options.ktls)
+        ibx_tls_use_kernel(conn->tls);
     while ((rc = ibx_tls_handshake(conn->tls, &events)) == -EAGAIN) {
         rc = ibx_handshake_wait_socket(conn->handshake_socket, events, deadline);
         if (rc)

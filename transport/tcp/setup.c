@@ -199,6 +199,8 @@ static int lane_encrypt(const struct tcp *tcp, int fd, struct ibx_tls **tls)
     ibx_link_proof(tcp->link, "tcp lanes in TLS", psk);
     int rc = ibx_tls_create(fd, ibx_link_role(tcp->link), psk, tls, &err);
     OPENSSL_cleanse(psk, sizeof(psk));
+    if (!rc && ibx_link_options(tcp->link)->ktls)
+        ibx_tls_use_kernel(*tls);
     return rc;
 }
 

@@ -29,6 +29,7 @@ static const struct {
     {"name", "", {"", "alice", "web-1.example@site_2"}, {"a,b", "a b", "a:b", "\xc3\xa9"}},
     {"allow", "", {"", "alice", "alice,bob"}, {",", "a,", ",a", "a,,b", "a, b", "*"}},
     {"encryption", "auto", {"off", "auto", "required"}, {"", "on", "yes", "AUTO", "required,"}},
+    {"ktls", "no", {"yes", "on=yes", "off=no"}, {"", "auto", "maybe"}},
     {"unauthenticated", "256", {"8", "4096"}, {"7", "4097", "0"}},
     {"insecure",
      "no",
