@@ -42,7 +42,7 @@ static int greet(struct source_link *link, enum ibx_migrate_purpose purpose, str
     int rc = 0;
     *hello = (struct ibx_migrate_hello){.purpose = (uint8_t)purpose};
     hello->disks_differ = link->disks_differ;
-    hello->warm = link->warm && purpose == IBX_PURPOSE_MOVE;
+    hello->warm = link->warm && purpose == IBX_PURPOSE_MOVE && link->record->was_running;
     hello->epoch = link->record->epoch;
     hello->verify = purpose == IBX_PURPOSE_RESUME ? link->record->verify : link->verify;
     hello->runs = link->record->was_running;

@@ -329,6 +329,7 @@ static int on_event(struct source *s, json_t *event, struct ibx_error *err)
     }
     if (source_committed(s))
         return ibx_source_on_intruder(s, event, err);
+    ibx_source_warm_on_event(s, event);
     if (s->state.now >= SOURCE_STARTING && job)
         return ibx_error_set(err, -EBUSY,
                              "the block job %.64s began here at the last moment: wait for its end, "
@@ -469,7 +470,10 @@ static int step_exposing(struct source *s, struct ibx_error *err)
     if (skip_pause(s))
         return 0;
     s->status.register_ns = ibx_now_ns() - s->status.began_ns;
-    return ibx_source_warm_begin(s) ? start(s, err) : ibx_source_move(s, SOURCE_WARMING, err);
+    rc = ibx_source_warm_begin(s, err);
+    if (rc)
+        return rc;
+    return s->warm.state.now == WARM_OFF ? start(s, err) : ibx_source_move(s, SOURCE_WARMING, err);
 }
 
 static int step_warming(struct source *s, struct ibx_error *err)

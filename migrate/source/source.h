@@ -256,10 +256,12 @@ struct source_warm {
 
 struct source;
 void ibx_source_warm_init(struct source_warm *warm);
-/* The destination is ready. An error, which was notified if it was asked for: OFF. */
-int ibx_source_warm_begin(struct source *s);
+/* The destination is ready. Afterwards still OFF where it does not fetch before the stop. */
+int ibx_source_warm_begin(struct source *s, struct ibx_error *err);
 /* The next part, if the destination waits for one. */
 int ibx_source_warm_step(struct source *s, struct ibx_error *err);
+/* Whether an event of QEMU's means that pages change unseen. */
+void ibx_source_warm_on_event(struct source *s, json_t *event);
 int ibx_source_warm_on_done(struct source *s, const struct ibx_migrate_round_done *done,
                             struct ibx_error *err);
 /* The VM is quiet, and the page map made: names what the destination must not keep. */

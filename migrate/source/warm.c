@@ -48,58 +48,6 @@ void ibx_source_warm_init(struct source_warm *warm)
     ibx_state_begin(&warm->state, &warm_table, WARM_OFF);
 }
 
-/* ---------------------------------------------------------------- beginning */
-
-static int make_maps(struct source *s, struct ibx_error *err)
-{
-    struct source_warm *warm = &s->warm;
-    struct ibx_page_map *maps[] = {&warm->written, &warm->wanted, &warm->held, &warm->part};
-    int rc = 0;
-    for (unsigned i = 0; !rc && i < sizeof(maps) / sizeof(maps[0]); i++)
-        rc = ibx_page_map_init_ram(maps[i], &s->vm.ram, err);
-    return rc;
-}
-
-static int begin(struct source *s, struct ibx_error *err)
-{
-    struct source_warm *warm = &s->warm;
-    int rc = s->link.answer.warm ? 0
-                                 : ibx_error_set(err, -EOPNOTSUPP,
-                                                 "the destination (%s) fetches no pages before "
-                                                 "the stop, as with --minor",
-                                                 s->link.answer.host);
-    if (!rc)
-        rc = ibx_preflight_warm(s->vm.qmp, &s->vm.ram, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
-    if (!rc)
-        rc = make_maps(s, err);
-    if (!rc)
-        rc = ibx_tracker_open(&warm->tracker, &s->vm.ram, s->vm.qmp, ibx_deadline_in_ms(OPEN_MS),
-                              err);
-    return rc ? rc : ibx_state_move(&warm->state, WARM_BETWEEN);
-}
-
-int ibx_source_warm_begin(struct source *s)
-{
-    struct source_warm *warm = &s->warm;
-    struct ibx_error why = {0};
-    if (!s->options->warm || !s->status.record.was_running)
-        return -EOPNOTSUPP;
-    int rc = begin(s, &why);
-    if (rc) {
-        ibx_migration_notify(&s->options->observer,
-                             "no page can be fetched before the VM stops (%s): all of them are "
-                             "fetched after it",
-                             why.message);
-        ibx_source_warm_end(s);
-        return rc;
-    }
-    ibx_page_map_add(&warm->wanted, &s->vm.map);
-    warm->pass_pages = warm->wanted.data_pages;
-    s->status.warm_rounds = 1;
-    warm->began_ns = ibx_now_ns();
-    return 0;
-}
-
 /* ---------------------------------------------------------------- what was written */
 
 static int scan(struct source *s, struct ibx_error *err)
@@ -129,7 +77,6 @@ static void lose(struct source *s, const struct ibx_error *why)
                          "which pages the VM writes is not known any more (%s): all of them are "
                          "fetched after the stop",
                          why->message);
-    ibx_page_map_add(&s->warm.wanted, &s->warm.held);
     s->warm.lost = true;
 }
 
@@ -140,19 +87,18 @@ static void look(struct source *s)
         lose(s, &why);
 }
 
-/* Pages that the guest gives back are not written, and their contents are. The file then has fewer
- * blocks than it had pages with data and blocks beside them. */
-static bool gave_back(const struct source *s, unsigned block, uint64_t data, int64_t *others)
+/* Pages of the file beside those with data by the map: fewer than before when some of these were
+ * given back, which is not a write. */
+static int64_t others(const struct source *s, unsigned block, uint64_t data)
 {
     const struct ibx_guest_block *of = &s->vm.ram.blocks[block];
     struct stat st;
-    if (fstat(of->fd, &st))
-        return true;
-    const int64_t before = *others;
-    *others = (int64_t)((uint64_t)st.st_blocks * 512 / of->page_size) - (int64_t)data;
-    return *others < before;
+    return fstat(of->fd, &st)
+               ? INT64_MIN
+               : (int64_t)((uint64_t)st.st_blocks * 512 / of->page_size) - (int64_t)data;
 }
 
+/* The page map has just been made. While the VM runs there may be too many others, not too few. */
 static int look_for_given_back(struct source *s, bool first, struct ibx_error *err)
 {
     int rc = 0;
@@ -161,14 +107,85 @@ static int look_for_given_back(struct source *s, bool first, struct ibx_error *e
         if (!bits)
             return ibx_error_set(err, -ENOMEM, "no memory for a page map");
         data = ibx_page_map_get_block(&s->vm.map, i, bits);
-        if (gave_back(s, i, data, &s->warm.others[i]) && !first) {
+        const int64_t now = others(s, i, data);
+        if (first)
+            s->warm.others[i] = now;
+        else if (now < s->warm.others[i])
             rc = ibx_guest_block_written(&s->vm.ram, &s->vm.ram.blocks[i], bits, &data, err);
-            if (!rc)
-                ibx_page_map_put_block(&s->vm.map, i, bits);
-        }
+        if (!rc && now < s->warm.others[i])
+            ibx_page_map_put_block(&s->vm.map, i, bits);
         free(bits);
     }
     return rc;
+}
+
+void ibx_source_warm_on_event(struct source *s, json_t *event)
+{
+    struct ibx_error why = {0};
+    const bool noted = s->warm.state.now >= WARM_BETWEEN && s->warm.state.now <= WARM_OVER;
+    if (!noted || s->warm.lost || !ibx_vm_event_is(event, "BALLOON_CHANGE", NULL))
+        return;
+    ibx_error_set(&why, -EBUSY, "its balloon has another size");
+    lose(s, &why);
+}
+
+/* ---------------------------------------------------------------- beginning */
+
+static int make_maps(struct source *s, struct ibx_error *err)
+{
+    struct source_warm *warm = &s->warm;
+    struct ibx_page_map *maps[] = {&warm->written, &warm->wanted, &warm->held, &warm->part};
+    int rc = 0;
+    for (unsigned i = 0; !rc && i < sizeof(maps) / sizeof(maps[0]); i++)
+        rc = ibx_page_map_init_ram(maps[i], &s->vm.ram, err);
+    return rc;
+}
+
+static int begin(struct source *s, struct ibx_error *err)
+{
+    int rc = ibx_preflight_warm(s->vm.qmp, &s->vm.ram, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    return rc ? rc
+              : ibx_tracker_open(&s->warm.tracker, &s->vm.ram, s->vm.qmp,
+                                 ibx_deadline_in_ms(OPEN_MS), err);
+}
+
+static void cannot(const struct source *s, const char *why)
+{
+    ibx_migration_notify(&s->options->observer,
+                         "no page can be fetched before the VM stops (%s): all of them are fetched "
+                         "after it",
+                         why);
+}
+
+/* A destination that has agreed expects at least the rounds around the stop. */
+int ibx_source_warm_begin(struct source *s, struct ibx_error *err)
+{
+    struct source_warm *warm = &s->warm;
+    struct ibx_error why = {0};
+    if (s->link.hello.warm && !s->link.answer.warm)
+        cannot(s, "the destination receives with --minor");
+    if (!s->link.answer.warm)
+        return 0;
+    int rc = make_maps(s, err);
+    if (!rc)
+        rc = ibx_state_move(&warm->state, WARM_BETWEEN);
+    if (rc)
+        return rc;
+    warm->began_ns = ibx_now_ns();
+    warm->lost = begin(s, &why) != 0;
+    if (warm->lost) {
+        cannot(s, why.message);
+        return 0;
+    }
+    rc = ibx_source_vm_find_map(&s->vm, err);
+    if (!rc)
+        rc = look_for_given_back(s, true, err);
+    if (rc)
+        return rc;
+    ibx_page_map_add(&warm->wanted, &s->vm.map);
+    warm->pass_pages = warm->wanted.data_pages;
+    s->status.warm_rounds = 1;
+    return 0;
 }
 
 /* ---------------------------------------------------------------- parts */
@@ -258,9 +275,11 @@ static void choose_stale(struct source *s)
     struct ibx_page_map *part = &warm->part;
     ibx_page_map_restart(part);
     ibx_page_map_add(part, &warm->held);
-    ibx_page_map_remove(part, &s->vm.map); /* those that are zero now */
-    ibx_page_map_add(part, &warm->wanted);
-    ibx_page_map_keep(part, &warm->held);
+    if (!warm->lost) {
+        ibx_page_map_remove(part, &s->vm.map); /* those that are zero now */
+        ibx_page_map_add(part, &warm->wanted);
+        ibx_page_map_keep(part, &warm->held);
+    }
     ibx_page_map_remove(&warm->held, part);
 }
 
@@ -271,9 +290,7 @@ static int next_part(struct source *s, struct ibx_error *err)
     look(s);
     int rc = 0;
     if (is_enough(s)) {
-        rc = look_for_given_back(s, true, err);
-        if (!rc)
-            rc = ibx_state_move(&warm->state, WARM_DROPPING);
+        rc = ibx_state_move(&warm->state, WARM_DROPPING);
         choose_stale(s);
         return rc ? rc : send_round(s, IBX_ROUND_DROP, err);
     }
@@ -327,7 +344,7 @@ int ibx_source_warm_stopped(struct source *s, struct ibx_error *err)
     if (warm->state.now != WARM_OVER)
         return 0;
     look(s);
-    int rc = look_for_given_back(s, false, err);
+    int rc = warm->lost ? 0 : look_for_given_back(s, false, err);
     if (rc)
         return rc;
     choose_stale(s);

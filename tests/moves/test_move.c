@@ -212,7 +212,7 @@ static void kill_source_in_huge_pages(void)
     MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
 }
 
-static void moved_in_huge_pages(const char *const *more, bool killed)
+static void moved_in_huge_pages(const char *const *more, const char *send, bool killed)
 {
     long before = huge_pages_reserve(VM_RAM_MIB + 4);
     if (before < 0)
@@ -232,7 +232,7 @@ static void moved_in_huge_pages(const char *const *more, bool killed)
     vm_start(&vms[1], &options);
     vm_wait_beats(&vms[0], pair_beats);
     mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0", more);
-    mover_send(&sender, &vms[0], receiver.uri, NULL);
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){send, NULL});
     if (killed)
         kill_source_in_huge_pages();
     pair_done();
@@ -246,17 +246,22 @@ static void moved_in_huge_pages(const char *const *more, bool killed)
 
 static void test_huge_pages(void)
 {
-    moved_in_huge_pages(NULL, false);
+    moved_in_huge_pages(NULL, NULL, false);
+}
+
+static void test_huge_pages_warm(void)
+{
+    moved_in_huge_pages(NULL, "--warm", false);
 }
 
 static void test_huge_pages_minor(void)
 {
-    moved_in_huge_pages((const char *[]){"--minor", NULL}, false);
+    moved_in_huge_pages((const char *[]){"--minor", NULL}, NULL, false);
 }
 
 static void test_huge_pages_of_a_dead_source(void)
 {
-    moved_in_huge_pages((const char *[]){"--max-bandwidth", "64K", NULL}, true);
+    moved_in_huge_pages((const char *[]){"--max-bandwidth", "64K", NULL}, NULL, true);
 }
 
 /* There and back again, ten times: each destination is the next source. */
@@ -316,6 +321,7 @@ int main(void)
                                            VM_TEST(test_bandwidth),
                                            VM_TEST(test_sandboxed),
                                            VM_TEST(test_huge_pages),
+                                           VM_TEST(test_huge_pages_warm),
                                            VM_TEST(test_huge_pages_minor),
                                            VM_TEST(test_huge_pages_of_a_dead_source),
                                            VM_TEST(test_paused),

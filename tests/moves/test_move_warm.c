@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* ib-migrate send --warm: pages that are fetched while the VM still runs at the source. */
 #include "tests/scenes/mover.h"
+#include "tests/scenes/slow_disk.h"
+
+#include "common/clock.h"
+#include "transport/transport.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -52,6 +56,19 @@ static void test_shm(void)
           (const char *[]){WARM, NULL});
 }
 
+/* Memory is registered in pieces there, and more of it between two parts. */
+static void test_ofi(void)
+{
+    struct ibx_options options;
+    char text[256];
+    ibx_options_init(&options);
+    strcpy(options.ofi_provider, "tcp");
+    if (ibx_provider_probe("ofi", &options, text, sizeof(text), NULL))
+        skip();
+    moved(&(struct vm_options){.append = "beat=64"}, "ofi://127.0.0.1:0?ofi_provider=tcp",
+          (const char *[]){WARM, NULL});
+}
+
 /* ---------------------------------------------------------------- every byte */
 
 static const uint8_t *map_ram(const char *path)
@@ -77,7 +94,7 @@ static void compare_ram(void)
 }
 
 /* Without the digests, which would find a wrong page, too. */
-static void test_every_byte_is_right(void)
+static void test_right_every_byte(void)
 {
     struct vm_options options = {.append = "cpus=2", .two = true};
     mover_begin();
@@ -97,10 +114,265 @@ static void test_every_byte_is_right(void)
     pair_moved(options.append);
 }
 
+/* ---------------------------------------------------------------- writes that leave no mark */
+
+static struct slow_disk disk;
+
+static bool serial_has(const struct vm *vm, const char *words)
+{
+    static char text[1 << 20];
+    const int fd = open(vm->serial, O_RDONLY | O_CLOEXEC);
+    const ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
+    close(fd);
+    text[n < 0 ? 0 : n] = '\0';
+    return strstr(text, words) != NULL;
+}
+
+static void await_serial(const struct vm *vm, const char *words)
+{
+    const uint64_t until = vm_soon();
+    while (!serial_has(vm, words)) {
+        assert_true(ibx_now_ns() < until);
+        poll(NULL, 0, 20);
+    }
+}
+
+/* Each read takes far longer than all of the pages: the one that is under way when they are fetched
+ * ends later, in pages that it has marked before. */
+static void test_right_past_the_page_cache(void)
+{
+    char drive[160];
+    if (!slow_disk_start(&disk))
+        skip();
+    snprintf(drive, sizeof(drive),
+             "file=%s,if=ide,format=raw,cache=none,aio=threads,file.locking=off", disk.path);
+    pair_start(&(struct vm_options){.machine = "pc",
+                                    .append = "mib=4 beat=64 disk=1 idle=2000000",
+                                    .extra = {"-drive", drive}});
+    await_serial(&vms[0], "disk 00000009"); /* every buffer, and one of them again */
+    slow_disk_delay(400);
+    await_serial(&vms[0], "disk 0000000c");
+    pair_receive(NULL);
+    pair_send((const char *[]){WARM, NULL});
+    pair_done();
+    check_warm();
+    slow_disk_delay(0);
+    vm_wait_beats(&vms[1], pair_beats + 16); /* it looks at one buffer after each */
+    assert_false(serial_has(&vms[0], "wrong"));
+    assert_false(serial_has(&vms[1], "wrong"));
+    pair_moved("mib=4 beat=64");
+}
+
+/* Whether this page of a file is there. */
+static bool has_page(const char *path, off_t at)
+{
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    const off_t data = lseek(fd, at, SEEK_DATA);
+    close(fd);
+    return data == at;
+}
+
+static void await_page(const char *path, off_t at)
+{
+    const uint64_t until = vm_soon();
+    while (!has_page(path, at)) {
+        assert_true(ibx_now_ns() < until);
+        poll(NULL, 0, 5);
+    }
+}
+
+/* The guest gives memory back that the destination has: nobody has written it, and it is zero. */
+static void test_balloon(void)
+{
+    pair_start(
+        &(struct vm_options){.append = "balloon=2048 mib=4 idle=2000000",
+                             .extra = {"-device", "virtio-balloon-pci,disable-modern=on,addr=5"}});
+    pair_receive((const char *[]){"--max-bandwidth", "2M", NULL});
+    pair_send((const char *[]){WARM, NULL});
+    mover_await(&receiver, "warming", 8);
+    vm_do(&vms[0], "balloon", json_pack("{s:i}", "value", 56 << 20));
+    mover_await_words(&sender, "its balloon has another size");
+    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
+    pair_done();
+    assert_int_equal(figure(&receiver, "warm_pages"), 0);
+    vm_do(&vms[1], "balloon", json_pack("{s:i}", "value", 64 << 20));
+    await_serial(&vms[1], "balloon 00000000");
+    assert_false(serial_has(&vms[1], "wrong"));
+    pair_moved("mib=4");
+}
+
+/* As by a balloon that has not told its size yet. */
+static void test_memory_that_is_given_back(void)
+{
+    static const char bytes[64 << 10] = {1, 2, 3};
+    const off_t at = 60 << 20; /* the guest does not use it */
+    pair_start(&(struct vm_options){.append = "mib=4 idle=2000000"});
+    int fd = open(vms[0].ram, O_RDWR | O_CLOEXEC);
+    assert_int_equal(pwrite(fd, bytes, sizeof(bytes), at), sizeof(bytes));
+    close(fd);
+    pair_receive((const char *[]){"--max-bandwidth", "2M", NULL});
+    pair_send((const char *[]){WARM, NULL});
+    mover_await(&receiver, "warming", 4);
+    await_page(vms[1].ram, at);
+    fd = open(vms[0].ram, O_RDWR | O_CLOEXEC);
+    assert_int_equal(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at, sizeof(bytes)),
+                     0);
+    close(fd);
+    pair_done();
+    check_warm();
+    assert_false(has_page(vms[1].ram, at));
+    pair_moved("mib=4");
+}
+
+/* ---------------------------------------------------------------- ends before the stop */
+
+static unsigned userfaultfds(const struct vm *vm)
+{
+    char command[160], text[32] = "";
+    snprintf(command, sizeof(command), "ls -l /proc/%d/fd | grep -c userfaultfd", (int)vm->pid);
+    FILE *out = popen(command, "re");
+    assert_non_null(out);
+    assert_non_null(fgets(text, sizeof(text), out));
+    pclose(out);
+    return (unsigned)atoi(text);
+}
+
+static void warming(void)
+{
+    vm_start(&vms[1], &(struct vm_options){.append = "", .incoming = true});
+    pair_receive((const char *[]){"--max-bandwidth", "1M", NULL});
+    pair_send((const char *[]){WARM, NULL});
+    mover_await(&sender, "warming", 0);
+    mover_await(&receiver, "warming", 1);
+}
+
+/* The VM runs on, nothing is left in its QEMU, and it can be migrated. */
+static void ended(struct mover *other, int status)
+{
+    mover_ends(other, status);
+    pair_stays();
+    vm_end(&vms[1]);
+    assert_int_equal(userfaultfds(&vms[0]), 0);
+}
+
+static void test_whoever_ends_while_it_runs_here(void)
+{
+    pair_start_source();
+    warming();
+    mover_kill(&sender, SIGKILL);
+    ended(&receiver, 1);
+    warming();
+    mover_kill(&receiver, SIGKILL);
+    ended(&sender, 1);
+    warming();
+    MOVER_RUN(0, "cancel", "--qmp", vms[0].tool);
+    mover_ends(&receiver, 1);
+    ended(&sender, 1);
+    warming();
+    vm_kill(&vms[1]);
+    mover_ends(&receiver, 1);
+    mover_ends(&sender, 1);
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + pair_beats);
+    vm_end(&vms[1]);
+    warming();
+    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
+    pair_done();
+    check_warm();
+    pair_moved("");
+}
+
+/* A limit of time, though there is much left: the VM gets there. */
+static void test_seconds(void)
+{
+    pair_start(&(struct vm_options){.append = "mib=32"});
+    pair_receive((const char *[]){"--max-bandwidth", "8M", NULL});
+    pair_send((const char *[]){"--warm-seconds", "1", NULL});
+    mover_await(&sender, "filling", 0);
+    assert_true(figure(&sender, "warm_bytes") < 40 << 20);
+    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
+    pair_done();
+    pair_moved("mib=32");
+}
+
+/* ---------------------------------------------------------------- where it is not possible */
+
+static void moved_after_the_stop(const char *words)
+{
+    pair_done();
+    mover_must_print(&sender, words);
+    mover_must_print(&sender, "all of them are fetched after it");
+    assert_int_equal(figure(&receiver, "warm_pages"), 0);
+    assert_int_equal(figure(&receiver, "warm_bytes"), 0);
+    pair_moved("");
+}
+
+/* Its writes would not be seen. */
+static void test_another_process_has_the_memory(void)
+{
+    pair_start(NULL);
+    const int fd = open(vms[0].ram, O_RDWR | O_CLOEXEC);
+    assert_true(fd >= 0);
+    pair_receive(NULL);
+    pair_send((const char *[]){WARM, NULL});
+    moved_after_the_stop("the file of guest RAM mem0");
+    close(fd);
+}
+
+static void test_minor(void)
+{
+    pair_start(NULL);
+    pair_receive((const char *[]){"--minor", NULL});
+    pair_send((const char *[]){WARM, NULL});
+    moved_after_the_stop("receives with --minor");
+}
+
+static void test_free_page_reporting(void)
+{
+    pair_start(&(struct vm_options){
+        .machine = "pc",
+        .append = "",
+        .extra = {"-device", "virtio-balloon-pci,id=balloon0,free-page-reporting=on"}});
+    pair_receive(NULL);
+    pair_send((const char *[]){WARM, NULL});
+    moved_after_the_stop("balloon0 has free-page-reporting");
+}
+
+/* Nothing of it is written, and it needs no word. */
+static void test_paused(void)
+{
+    pair_start(NULL);
+    vm_do(&vms[0], "stop", NULL);
+    pair_receive(NULL);
+    pair_send((const char *[]){WARM, NULL});
+    pair_done();
+    assert_false(mover_printed(&sender, "before the VM stops"));
+    vm_do(&vms[1], "cont", NULL);
+    pair_moved("");
+}
+
+static int end_all(void **state)
+{
+    const int rc = mover_end_all(state);
+    slow_disk_end(&disk);
+    return rc;
+}
+
 int main(void)
 {
-    pair_beats = 40;
-    static const struct vm_test tests[] = {
-        VM_TEST(test_tcp), VM_TEST(test_shm), VM_TEST(test_every_byte_is_right), {0}};
-    return vm_tests(tests, mover_end_all);
+    pair_beats = 20;
+    static const struct vm_test tests[] = {VM_TEST(test_tcp),
+                                           VM_TEST(test_shm),
+                                           VM_TEST(test_ofi),
+                                           VM_TEST(test_balloon),
+                                           VM_TEST(test_memory_that_is_given_back),
+                                           VM_TEST(test_whoever_ends_while_it_runs_here),
+                                           VM_TEST(test_seconds),
+                                           VM_TEST(test_right_every_byte),
+                                           VM_TEST(test_right_past_the_page_cache),
+                                           VM_TEST(test_another_process_has_the_memory),
+                                           VM_TEST(test_minor),
+                                           VM_TEST(test_free_page_reporting),
+                                           VM_TEST(test_paused),
+                                           {0}};
+    return vm_tests(tests, end_all);
 }

@@ -10,10 +10,11 @@
  * machine down) or 2 (it is a panic, for a pvpanic device), doze=NANOSECONDS (a halted processor
  * after every beat, which costs its host nothing), balloon=PAGES (behind the working set:
  * balloon.h; prints "balloon PAGES" when it has another size, "balloon wrong PAGE" when memory is
- * not right).
+ * not right), disk=1 (disk.h; prints "disk READS" after each read, "disk wrong PART").
  */
 #include "balloon.h"
 #include "churn.h"
+#include "disk.h"
 
 #include <stddef.h>
 
@@ -59,7 +60,7 @@ struct __attribute__((packed)) multiboot_range {
 };
 
 struct guest {
-    uint32_t mib, cpus, beat, idle, beats, balloon, scattered, button, doze;
+    uint32_t mib, cpus, beat, idle, beats, balloon, scattered, button, doze, disk;
 };
 
 extern const uint8_t trampoline[], trampoline_end[], guest_wake[];
@@ -72,7 +73,7 @@ uint64_t guest_low[4 * 512] __attribute__((aligned(4096)));
 uint64_t guest_directories[512] __attribute__((aligned(4096)));
 static uint64_t guest_work[WORK_GIB][512] __attribute__((aligned(4096)));
 
-static struct guest guest = {CHURN_MIB, CHURN_CPUS, CHURN_BEAT, 0, 0, 0, 0, 0, 0};
+static struct guest guest = {CHURN_MIB, CHURN_CPUS, CHURN_BEAT, 0, 0, 0, 0, 0, 0, 0};
 static volatile uint32_t serial_lock;
 
 static inline void outb(uint16_t port, uint8_t value)
@@ -230,7 +231,7 @@ static int map_work(const struct multiboot *boot)
 
 /* ------------------------------------------------------------ vCPUs */
 
-static void say_balloon(const char *what, uint32_t number)
+static void say_number(const char *what, uint32_t number)
 {
     while (__atomic_exchange_n(&serial_lock, 1, __ATOMIC_ACQUIRE))
         __asm__ volatile("pause");
@@ -246,9 +247,20 @@ static void turn_balloon(void)
     int changed;
     const uintptr_t wrong = balloon_turn(&pages, &changed);
     if (changed)
-        say_balloon("balloon ", pages);
+        say_number("balloon ", pages);
     if (wrong)
-        say_balloon("balloon wrong ", (uint32_t)wrong);
+        say_number("balloon wrong ", (uint32_t)wrong);
+}
+
+static void turn_disk(void)
+{
+    uint32_t reads;
+    int changed;
+    const uint32_t wrong = disk_turn(&reads, &changed);
+    if (changed)
+        say_number("disk ", reads);
+    if (wrong)
+        say_number("disk wrong ", wrong - 1);
 }
 
 static void look_at_button(void)
@@ -317,6 +329,8 @@ static void run(uint32_t cpu)
         heartbeat(cpu, &c);
         if (!cpu && guest.balloon)
             turn_balloon();
+        if (!cpu && guest.disk)
+            turn_disk();
         if (!cpu && guest.button)
             look_at_button();
         if (guest.idle)
@@ -361,6 +375,7 @@ void guest_main(const struct multiboot *boot)
         guest.balloon = option(line, "balloon", guest.balloon);
         guest.scattered = option(line, "scattered", guest.scattered);
         guest.button = option(line, "button", guest.button);
+        guest.disk = option(line, "disk", guest.disk);
         guest.doze = option(line, "doze", guest.doze);
     }
     if (!map_work(boot))
@@ -368,6 +383,8 @@ void guest_main(const struct multiboot *boot)
     put_text("ibx guest\n");
     if (guest.balloon)
         balloon_init(CHURN_BASE + ((uintptr_t)guest.mib << 20), guest.balloon);
+    if (guest.disk)
+        disk_init(CHURN_BASE + ((uintptr_t)guest.mib << 20));
     if (guest.cpus == 2)
         start_other();
     run(0);

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "disk.h"
+
+#define IDE_CLASS  0x0101u
+#define COMMAND_ON 5u /* I/O and bus mastering */
+#define READ_DMA   0xc8u
+#define LBA_MODE   0xe0u
+#define TO_MEMORY  0x08u
+#define STARTED    0x01u
+#define ENDS       0x06u /* an interrupt, an error: written to clear them */
+#define BUSY       0x80u
+
+/* Ports of the first channel. */
+enum { SECTORS = 0x1f2, LBA = 0x1f3, DRIVE = 0x1f6, COMMAND = 0x1f7 };
+/* Bus master registers, bytes from their base. */
+enum { CONTROL = 0, STATUS = 2, TABLE = 4 };
+
+/* What the controller reads: where one transfer goes. */
+static struct __attribute__((aligned(4096))) {
+    uint32_t address;
+    uint16_t bytes, last;
+} table;
+
+static uint16_t port; /* 0: there is none */
+static uintptr_t base;
+static uint32_t parts[DISK_BUFFERS]; /* that the buffers hold, and 1; 0: none */
+static uint32_t started, ended, looked;
+
+static inline void outl(uint16_t at, uint32_t value)
+{
+    __asm__ volatile("outl %0, %1" ::"a"(value), "Nd"(at));
+}
+
+static inline void outb(uint16_t at, uint8_t value)
+{
+    __asm__ volatile("outb %0, %1" ::"a"(value), "Nd"(at));
+}
+
+static inline uint32_t inl(uint16_t at)
+{
+    uint32_t value;
+    __asm__ volatile("inl %1, %0" : "=a"(value) : "Nd"(at));
+    return value;
+}
+
+static inline uint8_t inb(uint16_t at)
+{
+    uint8_t value;
+    __asm__ volatile("inb %1, %0" : "=a"(value) : "Nd"(at));
+    return value;
+}
+
+static uint32_t config(uint32_t function, uint32_t offset)
+{
+    outl(0xcf8, 0x80000000u | function << 8 | offset);
+    return inl(0xcfc);
+}
+
+static uint16_t at(uint32_t reg)
+{
+    return (uint16_t)(port + reg);
+}
+
+void disk_init(uintptr_t from)
+{
+    base = from;
+    for (uint32_t function = 0; function < 32 * 8 && !port; function++) {
+        if (config(function, 8) >> 16 != IDE_CLASS || !(config(function, 0x20) & 1))
+            continue;
+        port = (uint16_t)(config(function, 0x20) & ~3u);
+        config(function, 4);
+        outl(0xcfc, COMMAND_ON);
+    }
+}
+
+static uintptr_t buffer_of(uint32_t read)
+{
+    return base + (uintptr_t)(read % DISK_BUFFERS) * DISK_BYTES;
+}
+
+static uint32_t part_of(uint32_t read)
+{
+    return (read * 37u) % DISK_PARTS;
+}
+
+static void start(void)
+{
+    const uint32_t sector = part_of(started) * (DISK_BYTES / DISK_SECTOR);
+    table.address = (uint32_t)buffer_of(started);
+    table.bytes = (uint16_t)DISK_BYTES;
+    table.last = 0x8000;
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    parts[started % DISK_BUFFERS] = 0;
+    outl(at(TABLE), (uint32_t)(uintptr_t)&table);
+    outb(at(CONTROL), TO_MEMORY);
+    outb(at(STATUS), ENDS);
+    outb(DRIVE, (uint8_t)(LBA_MODE | sector >> 24));
+    outb(SECTORS, (uint8_t)(DISK_BYTES / DISK_SECTOR));
+    for (uint16_t i = 0; i < 3; i++)
+        outb((uint16_t)(LBA + i), (uint8_t)(sector >> 8 * i));
+    outb(COMMAND, READ_DMA);
+    outb(at(CONTROL), TO_MEMORY | STARTED);
+    started++;
+}
+
+static int has_ended(void)
+{
+    if (inb(at(STATUS)) & STARTED || inb(COMMAND) & BUSY)
+        return 0;
+    outb(at(CONTROL), 0);
+    outb(at(STATUS), ENDS);
+    return 1;
+}
+
+static int is_right(uint32_t buffer)
+{
+    const volatile uint32_t *words = (const volatile uint32_t *)buffer_of(buffer);
+    const uint32_t first = (parts[buffer] - 1) * (DISK_BYTES / 4);
+    for (uint32_t i = 0; parts[buffer] && i < DISK_BYTES / 4; i++)
+        if (words[i] != disk_word(first + i))
+            return 0;
+    return 1;
+}
+
+uint32_t disk_turn(uint32_t *reads, int *changed)
+{
+    *reads = ended;
+    *changed = 0;
+    if (!port)
+        return 0;
+    if (started == ended) {
+        start();
+    } else if (has_ended()) {
+        parts[ended % DISK_BUFFERS] = part_of(ended) + 1;
+        *reads = ++ended;
+        *changed = 1;
+    }
+    const uint32_t buffer = looked++ % DISK_BUFFERS;
+    return is_right(buffer) ? 0 : parts[buffer];
+}

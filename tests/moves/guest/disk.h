@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * A driver for the first IDE disk of a PC (bus mastering, by polling). It reads one part of the
+ * disk after the other into buffers of its own, one at a time and without waiting for it, and looks
+ * at one of the others a call. Nothing happens on a machine without such a disk.
+ */
+#ifndef IBX_TESTS_GUEST_DISK_H
+#define IBX_TESTS_GUEST_DISK_H
+
+#include <stdint.h>
+
+#define DISK_SECTOR  512u
+#define DISK_BUFFERS 8u
+#define DISK_BYTES   (32u << 10) /* of a buffer, and of each read */
+#define DISK_PARTS   512u        /* of the disk, of so many bytes each */
+
+/* The 32-bit word at such an index of the disk. */
+static inline uint32_t disk_word(uint32_t index)
+{
+    return (index * 2654435761u) ^ 0x9e3779b9u;
+}
+
+/* The buffers are at this address, below 4 GiB. */
+void disk_init(uintptr_t at);
+/* 0, or the part of the disk that a buffer should hold and does not, and 1. `reads`: that have
+ * ended; `changed`: since the last call. */
+uint32_t disk_turn(uint32_t *reads, int *changed);
+
+#endif
