@@ -213,6 +213,13 @@ bool ibx_journal_is_aside(const struct ibx_journal *record, const char *path);
 bool ibx_journal_over(const struct ibx_journal *record);
 const char *ibx_journal_state_name(enum ibx_journal_state state);
 /* Whether QEMU's status at the destination is known, and is not that the VM runs. */
+/* Source: the VM ran at the destination, which has said that its QEMU has ended. */
+#define IBX_JOURNAL_QEMU_ENDED "ended" /* vm_status */
+static inline bool ibx_journal_lost_there(const struct ibx_journal *record)
+{
+    return record->source && record->state == IBX_JOURNAL_MOVED &&
+           !strcmp(record->vm_status, IBX_JOURNAL_QEMU_ENDED);
+}
 static inline bool ibx_journal_stands(const struct ibx_journal *record)
 {
     return record->vm_status[0] && strcmp(record->vm_status, "running") != 0;

@@ -586,6 +586,10 @@ void ibx_journal_describe(const struct ibx_journal *record, char *text, size_t s
     const char *form = "nothing is known of %s and its migration with %s";
     if (state_of(record->source, (unsigned)record->state))
         form = record->source ? source_texts[record->state] : destination_texts[record->state];
+    if (ibx_journal_lost_there(record))
+        form =
+            "%s ran at %s, and its QEMU there has ended: \"ib-migrate rollback\" restarts it from "
+            "its stop";
     if (ibx_journal_stands(record))
         snprintf(does, sizeof(does), "was \"%s\" when QEMU was last asked, and is",
                  record->vm_status);

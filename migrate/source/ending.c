@@ -10,6 +10,7 @@
 #define STAY_MS          60000 /* for QEMU to continue the VM */
 #define FAREWELL_MS      1000  /* for the destination to take the ABORT */
 #define LAST_MESSAGE_MS  1500  /* for a destination's last message, which has the reason */
+#define LAST_ABORT_MS    50    /* ... after RUNNING, while the VM may wait for a new link */
 #define CONFIRM_MS       30000 /* for CONFIRMED */
 #define CONFIRM_RETRY_MS 500   /* between two tries */
 
@@ -115,6 +116,22 @@ static int take_last_messages(struct source *s, int code, struct ibx_error *err)
     return rc;
 }
 
+static int on_abort_only(void *context, const struct ibx_migrate_any *message)
+{
+    return message->type == IBX_MIGRATE_ABORT ? ibx_source_on_message(context, message) : 0;
+}
+
+/* The same when the VM's QEMU has ended there. Anything else comes again over the next link. */
+static void take_last_abort(struct source *s, struct ibx_error *err)
+{
+    struct ibx_error last = {0};
+    struct message_context incoming = {s, &last};
+    if (source_linked(&s->link) && s->state.now == SOURCE_SERVING &&
+        ibx_channel_take_until(&s->link.control, on_abort_only, &incoming,
+                               ibx_deadline_in_ms(LAST_ABORT_MS), &last) == -ECONNABORTED)
+        *err = last;
+}
+
 static int on_nothing(void *context, const struct ibx_migrate_any *message)
 {
     (void)context, (void)message;
@@ -141,6 +158,7 @@ int ibx_source_broken(struct source *s, bool tell, struct ibx_error *err)
 int ibx_source_link_trouble(struct source *s, int code, struct ibx_error *err)
 {
     code = take_last_messages(s, code, err);
+    take_last_abort(s, err);
     if (s->state.now == SOURCE_COMMITTED && s->peer.now == PEER_ABORTED)
         return ibx_source_keep(s, code, err);
     if (source_linked(&s->link) || !s->lost_ns) {
@@ -223,6 +241,10 @@ int ibx_source_check_interrupts(struct source *s, struct ibx_error *err)
         return ibx_error_set(err, -ECANCELED, "cancelled: the VM stays here");
     if (s->interrupts > 1) {
         int rc = ibx_source_move(s, SOURCE_LEFT, err);
+        if (!rc && ibx_journal_lost_there(&s->status.record))
+            return ibx_error_set(err, -EINTR,
+                                 "interrupted; the VM ran at %s, where its QEMU has ended",
+                                 s->status.record.uri);
         return rc ? rc
                   : ibx_error_set(err, -EINTR,
                                   "interrupted; the VM runs at %s and its pages are still here: "
@@ -230,9 +252,13 @@ int ibx_source_check_interrupts(struct source *s, struct ibx_error *err)
                                   s->status.record.uri);
     }
     if (s->interrupts > before)
-        ibx_migration_notify(&s->options->observer,
-                             "the VM runs at the destination already and needs the pages that are "
-                             "still here; interrupt once more to leave it to ib-migrate recover");
+        ibx_migration_notify(
+            &s->options->observer, "%s",
+            ibx_journal_lost_there(&s->status.record)
+                ? "the VM's QEMU has ended at the destination, which this side still looks for; "
+                  "interrupt once more, and ib-migrate rollback restarts the VM from its stop"
+                : "the VM runs at the destination already and needs the pages that are "
+                  "still here; interrupt once more to leave it to ib-migrate recover");
     return 0;
 }
 

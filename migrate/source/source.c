@@ -220,8 +220,17 @@ static int on_broken(struct source *s, const struct ibx_migrate_any *message, st
     return ibx_source_broken(s, false, err);
 }
 
+/* After RUNNING it means that the VM's QEMU has ended there, which nobody can recover from. */
 static int on_abort(struct source *s, const char *why, struct ibx_error *err)
 {
+    struct ibx_error unwritten = {0};
+    if (s->state.now == SOURCE_SERVING) {
+        snprintf(s->status.record.vm_status, sizeof(s->status.record.vm_status), "%s",
+                 IBX_JOURNAL_QEMU_ENDED);
+        if (ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_MOVED,
+                                 &unwritten))
+            ibx_migration_notify(&s->options->observer, "%s", unwritten.message);
+    }
     if (ibx_state_allows(s->peer.table, s->peer.now, PEER_ABORTED) &&
         s->state.now <= SOURCE_COMMITTED)
         ibx_state_move(&s->peer, PEER_ABORTED);

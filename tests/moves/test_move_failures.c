@@ -258,6 +258,25 @@ static void test_source_qemu_ends(void)
     pair_moved("");
 }
 
+/* ... but without both of them nobody has the VM. What either side knows of that, it says. */
+static void test_destination_qemu_ends_after_the_switch(void)
+{
+    pair_filling(NULL, NULL);
+    vm_kill(&vms[1]);
+    mover_ends(&receiver, 3);
+    mover_await_words(&sender, "the destination gave up");
+    mover_await(&sender, "broken", 0);
+    mover_must_print(MOVER_RUN(0, "status", "--qmp", vms[0].tool), "its QEMU there has ended: ");
+    mover_kill(&sender, SIGINT);
+    mover_await_words(&sender, "interrupt once more, and ib-migrate rollback");
+    mover_kill(&sender, SIGINT);
+    mover_ends(&sender, 3);
+    mover_must_print(&sender, "where its QEMU has ended");
+    vm_kill(&vms[0]);
+    mover_must_print(MOVER_RUN(0, "status", "--qmp", vms[0].tool), "start it from its disk");
+    MOVER_RUN(1, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
+}
+
 /* The destination's QEMU crashes before the switch: the VM stays. */
 static void test_destination_qemu_ends(void)
 {
@@ -429,6 +448,7 @@ int main(void)
         VM_TEST(test_stopped_for_a_while),
         VM_TEST(test_source_stands_still_early),
         VM_TEST(test_source_qemu_ends),
+        VM_TEST(test_destination_qemu_ends_after_the_switch),
         VM_TEST(test_destination_qemu_ends),
         VM_TEST(test_too_small),
         VM_TEST(test_same_file),

@@ -195,6 +195,13 @@ static void describe_memory(const struct ibx_journal *record, const char *vm, ch
 {
     char path[PATH_MAX];
     const bool there = ibx_journal_memory_file(record, path);
+    if (ibx_journal_lost_there(record)) {
+        snprintf(sentence, size,
+                 "%s ran at %s, and its QEMU there has ended, and so has that here (process %d): "
+                 "nothing can restart it from its stop, start it from its disk",
+                 vm, record->peer, (int)record->pid);
+        return;
+    }
     snprintf(
         sentence, size,
         "%s %s at %s and not here: its QEMU here (process %d) has ended, and its memory %s%s%s", vm,
