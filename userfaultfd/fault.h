@@ -120,7 +120,7 @@ struct ibx_fault_config {
     uint32_t fault_around;  /* bytes, a power of two; 0: 64 KiB; 1: none */
     uint32_t chunk_min;     /* bytes of a background request while faults occur; 0: 128 KiB */
     uint32_t chunk_max;     /* bytes of the largest one; 0: 1 MiB. At least one page each */
-    unsigned depth; /* background requests in flight per worker, at most; 0: 8, of huge pages 3 */
+    unsigned depth; /* background requests in flight per worker, at most; 0: 8, of huge pages 2 */
     /* NULL, or a bit per page up to the last page, in memory of the caller that outlives this
      * process. A bit is set when the page is complete or was discarded, before the faulting process
      * can see it. In minor mode an engine that takes over (ibx_fault_rebuild) must not fetch these

@@ -14,7 +14,7 @@
 #define DEFAULT_CHUNK_MIN    (128u * 1024)
 #define DEFAULT_CHUNK_MAX    (1024u * 1024)
 #define DEFAULT_DEPTH        8u
-#define DEFAULT_DEPTH_HUGE   3u /* of 2 MiB each: one arrives, one is placed, one follows */
+#define DEFAULT_DEPTH_HUGE   2u                 /* of 2 MiB each: one arrives while one is placed */
 #define POPULATED_MAX        (8u * 1024 * 1024) /* of what awaits faulted pages */
 #define DEPTH_MAX            1024u
 #define CHUNK_LIMIT          (64u * 1024 * 1024)
@@ -35,7 +35,7 @@ static uint32_t largest_page(const struct ibx_fault_config *config)
     return largest;
 }
 
-/* A fault waits for what the background has in flight of its page, and in front of it. */
+/* What the background has in flight takes the processor and the wire from what faults need. */
 static unsigned depth_of(const struct ibx_fault_config *config)
 {
     return or_default(config->depth,

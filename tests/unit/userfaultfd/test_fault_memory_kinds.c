@@ -236,6 +236,28 @@ static void test_huge_goes_on_behind_a_fault(void **state)
         assert_int_equal(rig.data.fetched[i], 1);
 }
 
+/* A page that is on its way with the background, which does not get on, comes at once. */
+static void test_huge_fetched_twice(void **state)
+{
+    (void)state;
+    struct look look;
+    int file = huge_file();
+    fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, HUGES * HUGE);
+    map_file(file, 2, HUGES * HUGE, HUGE, false);
+    rig.config.fault_workers = 1;
+    struct memory_reader *background = rig.readers[1];
+    background->hold = true;
+    rig_serve();
+    assert_true(reader_asked(background, 1));
+    look_start(&look, background->log[0].page, 1, 1);
+    assert_true(reader_asked(rig.readers[0], 1));
+    look_sees_right(&look);
+    background->hold = false;
+    assert_int_equal(engine_settled(), IBX_FAULT_COMPLETE);
+    for (unsigned i = 0; i < HUGES; i++)
+        assert_int_equal(rig.data.fetched[i], 1 + (i == rig.readers[0]->log[0].page));
+}
+
 static void test_huge(void **state)
 {
     const bool in_place = *state;
@@ -269,6 +291,7 @@ int main(void)
         {"test_huge", test_huge, NULL, rig_end, NULL},
         {"test_huge_in_place", test_huge, NULL, rig_end, &rig},
         cmocka_unit_test_teardown(test_huge_goes_on_behind_a_fault, rig_end),
+        cmocka_unit_test_teardown(test_huge_fetched_twice, rig_end),
     };
     int skipped = rig_skipped(0);
     return skipped ? skipped : cmocka_run_group_tests(tests, NULL, NULL);
