@@ -99,14 +99,16 @@ extern const struct copy_path ibx_path_inline, ibx_path_in_place, ibx_path_copy_
 struct isolation {
     struct ibx_tenant *tenant; /* NULL: the session has not begun */
     bool on;                   /* memory of other tenants is refused */
+    bool limited;              /* what it allocates counts against rdma.device_memory */
     bool counted;              /* as one of the tenant's sessions */
     uint64_t held;             /* bytes that GVirtuS's buffer for requests has grown to */
     struct ibx_owners_cache owned;
     unsigned long refused; /* requests */
-    bool told_crowd;
+    bool told_crowd, told_full;
 
     bool copies; /* it is a copy */
     bool allocates;
+    uint64_t reserved;            /* bytes for what it allocates */
     uint64_t freed, freed_number; /* what it frees, if that has an owner */
 };
 

@@ -27,6 +27,7 @@ int ibx_isolation_begin(struct copies *x)
     if (!i->tenant)
         return ibx_session_fail(x->s, -ENOMEM, "no memory to note who %s is", path->peer);
     i->on = path->name[0] && !x->options.limits.shared;
+    i->limited = x->options.limits.device;
     i->counted = ibx_quota_take(ibx_tenant_quota(i->tenant, IBX_HOLD_SESSIONS), 1);
     if (!i->counted)
         return ibx_session_fail(x->s, -EDQUOT,
@@ -52,6 +53,7 @@ void ibx_isolation_end(struct copies *x)
                 ibx_session_path(x->s)->peer, ibx_tenant_name(i->tenant), i->refused);
     i->counted = false;
     i->held = i->refused = 0;
+    i->reserved = 0; /* not given back: an allocation without a reply may have been made */
 }
 
 bool ibx_isolation_allows(struct copies *x, uint64_t address, uint64_t n)
@@ -89,6 +91,25 @@ static void tell(struct copies *x, const struct ibx_tenant *owner)
                 x->requests.name);
 }
 
+/* What the request allocates counts before it is there; what is too much CUDA itself refuses. */
+static void reserve(struct copies *x, uint8_t *body, size_t n)
+{
+    struct isolation *i = &x->isolation;
+    const uint64_t bytes = ibx_naming_allocation(x->requests.name, body, n);
+    if (ibx_quota_take(ibx_tenant_quota(i->tenant, IBX_HOLD_DEVICE), bytes)) {
+        i->reserved = bytes;
+        return;
+    }
+    ibx_naming_enlarge(x->requests.name, body, n);
+    if (!i->told_full)
+        ibx_log(IBX_LOG_WARN,
+                "%s of tenant \"%s\" gets no %llu bytes of GPU memory by %s: with the others that "
+                "is more than rdma.device_memory and rdma.tenant_share allow",
+                ibx_session_path(x->s)->peer, ibx_tenant_name(i->tenant), (unsigned long long)bytes,
+                x->requests.name);
+    i->told_full = true;
+}
+
 static const struct ibx_tenant *owner_of_any(const struct copies *x, const struct ibx_named *named,
                                              unsigned count)
 {
@@ -123,8 +144,11 @@ static int inspect(struct copies *x, uint8_t *body, size_t n)
             ibx_naming_spoil(&named[k], body, n);
         return 0;
     }
-    i->allocates = i->on && ibx_naming_allocates(x->requests.name);
-    i->freed = i->on && count && role == IBX_NAMING_FREES ? named[0].address : 0;
+    const bool notes = i->on || i->limited;
+    i->allocates = notes && ibx_naming_allocates(x->requests.name);
+    if (i->allocates && i->limited)
+        reserve(x, body, n);
+    i->freed = notes && count && role == IBX_NAMING_FREES ? named[0].address : 0;
     i->freed_number = i->freed ? ibx_owners_number(i->freed) : 0;
     return 0;
 }
@@ -138,7 +162,8 @@ static bool in_pieces(const struct ibx_request_watch *w, const uint8_t *bytes, s
     }
     if (w->stage == IBX_REQUEST_LENGTH)
         return n > 8 - w->got;
-    return (w->got || n != w->length) && ibx_naming_known(w->name);
+    return (w->got || n != w->length) &&
+           (ibx_naming_known(w->name) || ibx_naming_allocates(w->name));
 }
 
 int ibx_isolation_before_read(struct copies *x, uint8_t *bytes, size_t n)
@@ -151,10 +176,11 @@ int ibx_isolation_before_read(struct copies *x, uint8_t *bytes, size_t n)
         i->copies = false;
     if (w->stage == IBX_REQUEST_LENGTH)
         i->copies = i->on && ibx_naming_copies(w->name);
-    if (i->on && in_pieces(w, bytes, n))
+    if ((i->on || i->limited) && in_pieces(w, bytes, n))
         return ibx_session_fail(x->s, -EOPNOTSUPP,
                                 "this GVirtuS reads requests in pieces, in which tenants cannot be "
-                                "kept apart: give each a back end, or set rdma.tenants : shared");
+                                "kept apart, nor what they allocate be counted: give each a back "
+                                "end, or set rdma.tenants : shared and no rdma.device_memory");
     return w->stage == IBX_REQUEST_BODY && !w->got && n == w->length ? inspect(x, bytes, n) : 0;
 }
 
@@ -188,7 +214,7 @@ static void note_allocation(struct copies *x, uint64_t address)
     }
     if (cuda)
         cuda->ctx_get_current(&context);
-    if (!ibx_owners_add(i->tenant, base, size, context) && !i->told_crowd) {
+    if (!ibx_owners_add(i->tenant, base, size, context, i->reserved) && !i->told_crowd) {
         ibx_log(IBX_LOG_WARN,
                 "tenant \"%s\" has too many allocations: further ones are not kept "
                 "from other tenants",
@@ -207,8 +233,11 @@ void ibx_isolation_replied(struct copies *x)
                               : 0;
     if (made)
         note_allocation(x, made);
+    else if (!done && i->reserved)
+        ibx_quota_give(ibx_tenant_quota(i->tenant, IBX_HOLD_DEVICE), i->reserved);
     if (i->freed_number && done)
         ibx_owners_remove(i->freed, i->freed_number);
     i->allocates = false;
+    i->reserved = 0;
     i->freed = i->freed_number = 0;
 }

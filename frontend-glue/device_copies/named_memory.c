@@ -116,20 +116,6 @@ static bool may_be_named(const char *name)
     return *name == 'M' || *name == 'F' || *name == 'A';
 }
 
-bool ibx_naming_allocates(const char *name)
-{
-    static const char *const names[] = {
-        "cudaMalloc",      "cudaMallocPitch",   "cudaMallocManaged", "cudaMallocAsync",
-        "cudaMallocArray", "cudaMalloc3DArray", "cuMemAlloc",        "cuMemAllocPitch",
-        "cuArrayCreate",   "cuArray3DCreate",
-    };
-    for (size_t i = 0; may_be_named(name) && i < sizeof(names) / sizeof(names[0]); i++) {
-        if (!strcmp(names[i], name))
-            return true;
-    }
-    return false;
-}
-
 uint64_t ibx_naming_allocated(const uint8_t *payload, size_t n)
 {
     struct ibx_reader r = ibx_reader_of(payload, n);
@@ -255,4 +241,95 @@ void ibx_naming_spoil(const struct ibx_named *named, void *bytes, size_t n)
 {
     if (named->at <= n && n - named->at >= sizeof(named->bad))
         memcpy((uint8_t *)bytes + named->at, &named->bad, sizeof(named->bad));
+}
+
+/* ------------------------------------------------------------------------- allocations */
+
+#define STEP   512u         /* of a pitch, and what the smallest allocation takes */
+#define ABSURD (1ull << 50) /* bytes */
+
+enum kind { BYTES, PITCHED, RUNTIME_TEXELS, DRIVER_TEXELS };
+
+static const struct allocating {
+    const char *name;
+    enum kind kind;
+    int width, height, depth, texel; /* where they are */
+} allocations[] = {
+    {"cudaMalloc", BYTES, F(0), 0, 0, 0},
+    {"cudaMallocAsync", BYTES, F(0), 0, 0, 0},
+    {"cudaMallocManaged", BYTES, F(8), 0, 0, 0},
+    {"cuMemAlloc", BYTES, F(0), 0, 0, 0},
+    {"cudaMallocPitch", PITCHED, E(16), E(8), 0, 0},
+    {"cuMemAllocPitch", PITCHED, F(0), F(8), 0, 0},
+    /* A struct cudaChannelFormatDesc behind its length. */
+    {"cudaMallocArray", RUNTIME_TEXELS, F(28), F(36), 0, F(8)},
+    {"cudaMalloc3DArray", RUNTIME_TEXELS, F(28), F(36), F(44), F(8)},
+    /* A struct CUDA_ARRAY_DESCRIPTOR, or CUDA_ARRAY3D_DESCRIPTOR, behind its length. */
+    {"cuArrayCreate", DRIVER_TEXELS, F(8), F(16), 0, F(24)},
+    {"cuArray3DCreate", DRIVER_TEXELS, F(8), F(16), F(24), F(32)},
+};
+
+static const struct allocating *allocating_find(const char *name)
+{
+    for (size_t i = 0; may_be_named(name) && i < sizeof(allocations) / sizeof(allocations[0]);
+         i++) {
+        if (!strcmp(allocations[i].name, name))
+            return &allocations[i];
+    }
+    return NULL;
+}
+
+bool ibx_naming_allocates(const char *name)
+{
+    return allocating_find(name) != NULL;
+}
+
+/* Bits of four channels; or a CUarray_format and how many channels there are. */
+static uint64_t texel_bytes(const struct body *body, const struct allocating *a)
+{
+    const uint64_t at = a->kind < RUNTIME_TEXELS ? 0 : position(body, a->texel);
+    uint64_t bits = 0;
+    if (a->kind < RUNTIME_TEXELS)
+        return 1;
+    for (unsigned i = 0; a->kind == RUNTIME_TEXELS && i < 4; i++)
+        bits = sum(bits, number(body, sum(at, 4 * i), 4));
+    if (a->kind == RUNTIME_TEXELS)
+        return sum(bits, 7) / 8;
+    const uint64_t format = number(body, at, 4), channels = number(body, sum(at, 4), 4);
+    return channels * (format == 1 || format == 8                   ? 1
+                       : format == 2 || format == 9 || format == 16 ? 2
+                                                                    : 4);
+}
+
+static uint64_t steps_of(uint64_t bytes)
+{
+    return bytes > UINT64_MAX - STEP ? UINT64_MAX : (bytes + STEP - 1) / STEP * STEP;
+}
+
+uint64_t ibx_naming_allocation(const char *name, const void *bytes, size_t n)
+{
+    const struct allocating *a = allocating_find(name);
+    const struct body body = {bytes, n, 0};
+    if (!a)
+        return 0;
+    uint64_t size = product(value(&body, a->width, 0), texel_bytes(&body, a));
+    uint64_t height = value(&body, a->height, 1), depth = value(&body, a->depth, 1);
+    size = a->kind == PITCHED ? steps_of(size) : size;
+    size = product(size, height ? height : 1);
+    return steps_of(product(size, depth ? depth : 1));
+}
+
+void ibx_naming_enlarge(const char *name, void *bytes, size_t n)
+{
+    const struct allocating *a = allocating_find(name);
+    const struct body body = {bytes, n, 0};
+    uint64_t absurd = ABSURD;
+    if (!a)
+        return;
+    const uint64_t pitch = a->kind == PITCHED ? steps_of(value(&body, a->width, 0)) : 0;
+    if (pitch) /* rows, whose product with the pitch must be a number */
+        absurd = absurd / pitch + 1;
+    const uint64_t at = position(&body, a->kind == PITCHED ? a->height : a->width);
+    if (at <= n && n - at >= sizeof(absurd))
+        memcpy((uint8_t *)bytes + at, &absurd, sizeof(absurd));
 }

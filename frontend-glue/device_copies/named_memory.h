@@ -28,6 +28,11 @@ bool ibx_naming_known(const char *name);
 bool ibx_naming_copies(const char *name);
 /* Whether such requests allocate memory, or an array. */
 bool ibx_naming_allocates(const char *name);
+/* How many bytes such a request asks for, in steps of 512: 0: none, or it is none. */
+uint64_t ibx_naming_allocation(const char *name, const void *body, size_t n);
+/* Makes it ask for more than any device has: CUDA refuses it for want of memory, and an array for
+ * its size. */
+void ibx_naming_enlarge(const char *name, void *body, size_t n);
 /* What one has allocated, by its reply's payload: the address, or 8 and then the address, or the
  * address and then a pitch. 0: it is something else. */
 uint64_t ibx_naming_allocated(const uint8_t *payload, size_t n);

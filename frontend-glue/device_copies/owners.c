@@ -13,6 +13,7 @@ struct allocation {
     uint64_t number;
     struct ibx_tenant *tenant;
     const void *context;
+    uint64_t charge;
     struct allocation *next, **at; /* the list of all */
 };
 
@@ -49,6 +50,7 @@ static void drop(struct allocation *a)
     if (a->next)
         a->next->at = a->at;
     ibx_quota_give(ibx_tenant_quota(a->tenant, IBX_HOLD_ALLOCATIONS), 1);
+    ibx_quota_give(ibx_tenant_quota(a->tenant, IBX_HOLD_DEVICE), a->charge);
     free(a);
     atomic_fetch_add(&changes, 1);
 }
@@ -73,11 +75,15 @@ static bool enter(const struct allocation *made)
     return true;
 }
 
-bool ibx_owners_add(struct ibx_tenant *tenant, uint64_t base, uint64_t size, const void *context)
+bool ibx_owners_add(struct ibx_tenant *tenant, uint64_t base, uint64_t size, const void *context,
+                    uint64_t charge)
 {
     struct ibx_quota *quota = ibx_tenant_quota(tenant, IBX_HOLD_ALLOCATIONS);
-    struct allocation made = {
-        .begin = base, .last = last_of(base, size), .tenant = tenant, .context = context};
+    struct allocation made = {.begin = base,
+                              .last = last_of(base, size),
+                              .tenant = tenant,
+                              .context = context,
+                              .charge = charge};
     pthread_rwlock_wrlock(&lock);
     for (struct allocation *gone; (gone = touched(made.begin, made.last));)
         drop(gone);

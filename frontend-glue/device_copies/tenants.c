@@ -36,6 +36,7 @@ static void set_totals(const struct ibx_tenant_limits *limits, unsigned chunks)
         [IBX_HOLD_SESSIONS] = limits->sessions ? limits->sessions : IBX_TENANT_SESSIONS,
         [IBX_HOLD_PINS] = limits->pins ? limits->pins : memory,
         [IBX_HOLD_REQUESTS] = limits->requests ? limits->requests : memory / 2,
+        [IBX_HOLD_DEVICE] = limits->device ? limits->device : UINT64_MAX,
         [IBX_HOLD_CHUNKS] = chunks,
         [IBX_HOLD_ALLOCATIONS] = UINT64_MAX,
     };

@@ -19,6 +19,7 @@ enum ibx_hold {
     IBX_HOLD_SESSIONS,    /* connections */
     IBX_HOLD_PINS,        /* bytes of clients' memory, pinned here */
     IBX_HOLD_REQUESTS,    /* bytes of GVirtuS's buffers for requests */
+    IBX_HOLD_DEVICE,      /* bytes of the GPUs that they have allocated */
     IBX_HOLD_CHUNKS,      /* of the pool of pinned memory; its size is the total */
     IBX_HOLD_ALLOCATIONS, /* entries of the table of owners, which are a tenant's own */
     IBX_HOLDS
@@ -38,9 +39,11 @@ struct ibx_quota *ibx_tenant_quota(struct ibx_tenant *tenant, enum ibx_hold what
 /* Whether there is another one, which may have memory of its own. */
 bool ibx_tenants_several(void);
 
-/* The tenant has allocated [base, base + size) in the context. Whatever was there is gone. False:
- * it has too many allocations already, and nobody owns this one. */
-bool ibx_owners_add(struct ibx_tenant *tenant, uint64_t base, uint64_t size, const void *context);
+/* The tenant has allocated [base, base + size) in the context, and has taken `charge` of
+ * IBX_HOLD_DEVICE for it, which is given back when it goes. Whatever was there is gone. False: it
+ * has too many allocations already, and nobody owns this one, whose charge stays. */
+bool ibx_owners_add(struct ibx_tenant *tenant, uint64_t base, uint64_t size, const void *context,
+                    uint64_t charge);
 /* A number of the allocation that begins there, which no other ever has; 0: there is none. */
 uint64_t ibx_owners_number(uint64_t base);
 /* It was freed, unless its place has been taken since. */

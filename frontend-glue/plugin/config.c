@@ -244,6 +244,8 @@ static int set_key(struct ibx_glue_config *config, const char *key, const char *
         return set_limit(key, value, HOLD_MIN, HOLD_MAX, &config->gpu.limits.pins, err);
     if (!strcmp(key, "requests"))
         return set_limit(key, value, HOLD_MIN, HOLD_MAX, &config->gpu.limits.requests, err);
+    if (!strcmp(key, "device_memory"))
+        return set_limit(key, value, HOLD_MIN, HOLD_MAX, &config->gpu.limits.device, err);
     if (!strcmp(key, "tenant_share"))
         return set_limit(key, value, 1, 100, &config->gpu.limits.share, err);
     if (!strcmp(key, "share"))
@@ -258,7 +260,7 @@ static int set_key(struct ibx_glue_config *config, const char *key, const char *
         snprintf(
             err->message + n, sizeof(err->message) - n,
             ", memory, pipeline, gpu, gpu_memory, gpu_threads, tenants, sessions, pins, requests, "
-            "tenant_share, share, tuning, log");
+            "device_memory, tenant_share, share, tuning, log");
     }
     return unknown_is_bad(rc, err);
 }

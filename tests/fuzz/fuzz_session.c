@@ -547,7 +547,7 @@ static void own_some(const struct ibx_tenant_limits *limits)
     struct ibx_tenant *other = ibx_tenant_get("bob", limits, 2);
     ibx_owners_forget(NULL);
     for (uint64_t i = 0; i < 8; i++)
-        require(ibx_owners_add(other, 4096 + i * 8192, 4096, NULL));
+        require(ibx_owners_add(other, 4096 + i * 8192, 4096, NULL, 0));
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -382,6 +382,93 @@ bool requests()
     return true;
 }
 
+constexpr int out_of_memory = 2;
+
+int allocate(Client *client, std::uint64_t n)
+{
+    return client->remote.call("cudaMalloc", Body().u64(n));
+}
+
+int allocate_rows(Client *client, std::uint64_t width, std::uint64_t height)
+{
+    return client->remote.call("cudaMallocPitch", Body().u64(0).u64(width).u64(height));
+}
+
+// Too much is refused by CUDA itself, and nothing else changes.
+bool device_memory_of(const std::string &more, const char *first, const char *second)
+{
+    TenantsBackEnd back("rdma.device_memory : 8M\nrdma.tenant_share : 50\n" + more);
+    Client alice(back, first), bob(back, second);
+    std::uint64_t device = alice.remote.malloc(3u << 20);
+    auto bytes = random_bytes(3u << 20, 3), got = random_bytes(3u << 20, 4);
+    REQUIRE(device && alice.remote.to_device(device, bytes.data(), bytes.size()) == 0);
+    REQUIRE(allocate(&alice, (1u << 20) + 1) == out_of_memory);
+    REQUIRE(allocate(&alice, UINT64_MAX) == out_of_memory);
+    REQUIRE(allocate_rows(&alice, 1, 2049) == out_of_memory);
+    REQUIRE(allocate_rows(&alice, 600, 1u << 19) == out_of_memory);
+    REQUIRE(allocate_rows(&alice, 1, UINT64_MAX) == out_of_memory);
+    {
+        Client second_session(back, first); // it is the tenant's, whichever session asks
+        REQUIRE(allocate(&second_session, (1u << 20) + 1) == out_of_memory);
+        std::uint64_t rest = second_session.remote.malloc(1u << 20);
+        REQUIRE(rest && allocate(&alice, 1) == out_of_memory);
+        REQUIRE(alice.remote.free(rest) == 0);
+        REQUIRE(alice.remote.free(rest) == bad_pointer); // twice
+        REQUIRE(alice.remote.free(rest) == bad_pointer);
+        REQUIRE(second_session.remote.free(rest + 512) == bad_pointer);
+    }
+    REQUIRE(allocate(&alice, (1u << 20) + 1) == out_of_memory);
+    // The other one has as much, and is in nobody's way.
+    REQUIRE(allocate(&bob, (4u << 20) + 1) == out_of_memory);
+    std::uint64_t own = bob.remote.malloc(4u << 20);
+    REQUIRE(own && works(&bob.remote, own, 4u << 20));
+    // Again and again, of other sizes at one place.
+    for (std::uint64_t n : {1000000u, 5u, 1048576u, 4096u, 1048576u}) {
+        std::uint64_t again = alice.remote.malloc(n);
+        REQUIRE(again && allocate(&alice, 1048577) == out_of_memory);
+        REQUIRE(alice.remote.free(again) == 0);
+    }
+    alice.remote.inject("cuMemAlloc", 1, 2, false); // one that fails counts for nothing
+    REQUIRE(allocate(&alice, 1u << 20) == 2);
+    // A free that fails gives nothing back, a reset all.
+    alice.remote.inject("cuMemFree", 1, 2, false);
+    REQUIRE(alice.remote.free(device) == 2);
+    REQUIRE(allocate(&alice, (1u << 20) + 1) == out_of_memory);
+    REQUIRE(alice.remote.from_device(got.data(), device, got.size()) == 0 && got == bytes);
+    REQUIRE(alice.remote.free(device) == 0);
+    REQUIRE(alice.remote.malloc(4u << 20));
+    REQUIRE(allocate(&alice, 1) == out_of_memory);
+    REQUIRE(alice.remote.reset() == 0);
+    REQUIRE(alice.remote.malloc(4u << 20));
+    return true;
+}
+
+bool device_memory()
+{
+    return device_memory_of("", "alice", "bob") &&
+           device_memory_of("rdma.gpu : off\n", "alice", "bob") &&
+           device_memory_of("rdma.tenants : shared\n", "bob", "alice");
+}
+
+// A client that is gone left its memory in the back end: it counts until its name frees it.
+bool device_memory_left_behind()
+{
+    TenantsBackEnd back("rdma.device_memory : 8M\nrdma.tenant_share : 50\n");
+    Client bob(back, "bob");
+    std::uint64_t device = 0;
+    {
+        Client alice(back, "alice");
+        device = alice.remote.malloc(4u << 20);
+        alice.over->Close();
+    }
+    Client again(back, "alice");
+    REQUIRE(device && allocate(&again, 1) == out_of_memory);
+    REQUIRE(bob.remote.free(device) == bad_pointer);
+    REQUIRE(again.remote.malloc(1) == 0 && bob.remote.malloc(4u << 20));
+    REQUIRE(again.remote.free(device) == 0 && again.remote.malloc(4u << 20));
+    return true;
+}
+
 } // namespace
 
 int main(int argc, char **argv)
@@ -408,5 +495,7 @@ int main(int argc, char **argv)
     check("one line in the log", log_line);
     check("sessions have a limit", sessions);
     check("requests have a limit", requests);
+    check("memory of the GPU has a limit", device_memory);
+    check("memory of the GPU that a client left behind", device_memory_left_behind);
     return scene_close();
 }

@@ -147,6 +147,8 @@ const struct gvirtus_key ibx_gvirtus_own_keys[] = {
      "bytes of clients' memory that it pins; without this line, as much as the host has"},
     {"requests", "", "16G",
      "bytes of GVirtuS's buffers for requests; without this line, half of the host's memory"},
+    {"device_memory", "", "64G",
+     "bytes of the GPUs that clients may allocate; without this line, no limit"},
     {"tenant_share", "75", "75", "percent of each that the clients of one name may hold"},
     {"share", "100", "100", "weights in turns on the GPU: of all, and NAME=WEIGHT"},
     {"tuning", "", "none",

@@ -272,7 +272,7 @@ static void test_bad_keys(void **state)
     expect_refused(
         "a : b\nrdma.chnk : 1M\n", "line 2 (rdma.chnk)",
         "timeout_ms, memory, pipeline, gpu, gpu_memory, gpu_threads, tenants, sessions, pins, "
-        "requests, tenant_share, share, tuning, log");
+        "requests, device_memory, tenant_share, share, tuning, log");
     expect_refused("rdma.chunk : 1T\n", "line 1 (rdma.chunk): chunk: \"1T\"", "4K to 64M");
     expect_refused("rdma.insecure : maybe\n", "\"maybe\"", "yes or no");
     expect_refused("rdma. : 1\n", "line 1 (rdma.)", "there are");

@@ -39,10 +39,10 @@ static void test_ranges(void **state)
 {
     (void)state;
     assert_true(ibx_tenants_several());
-    assert_true(ibx_owners_add(bob, 1000, 100, NULL));
-    assert_true(ibx_owners_add(alice, 1100, 100, NULL));
-    assert_true(ibx_owners_add(alice, 1200, 100, NULL));
-    assert_true(ibx_owners_add(bob, 1300, 1, NULL));
+    assert_true(ibx_owners_add(bob, 1000, 100, NULL, 0));
+    assert_true(ibx_owners_add(alice, 1100, 100, NULL, 0));
+    assert_true(ibx_owners_add(alice, 1200, 100, NULL, 0));
+    assert_true(ibx_owners_add(bob, 1300, 1, NULL, 0));
     assert_true(bobs(1000, 1) && bobs(1050, 1) && bobs(1099, 1) && bobs(1300, 1));
     assert_true(bobs(900, 101) && free_for_alice(900, 100) && free_for_alice(1301, 1000));
     assert_true(free_for_alice(1100, 100) && free_for_alice(1100, 200) && bobs(1100, 201));
@@ -56,11 +56,11 @@ static void test_ranges(void **state)
 static void test_replaced(void **state)
 {
     (void)state;
-    assert_true(ibx_owners_add(alice, 4096, 4096, NULL));
+    assert_true(ibx_owners_add(alice, 4096, 4096, NULL, 0));
     const uint64_t number = ibx_owners_number(4096);
     assert_true(number);
     assert_int_equal(ibx_owners_number(4097), 0);
-    assert_true(ibx_owners_add(bob, 4096, 512, NULL));
+    assert_true(ibx_owners_add(bob, 4096, 512, NULL, 0));
     assert_true(bobs(4096, 1) && free_for_alice(4096 + 512, 1));
     ibx_owners_remove(4096, number); /* alice's free, which ended late */
     assert_true(bobs(4096, 1));
@@ -72,8 +72,8 @@ static void test_replaced(void **state)
 static void test_contexts(void **state)
 {
     (void)state;
-    assert_true(ibx_owners_add(bob, 100, 10, &contexts[0]));
-    assert_true(ibx_owners_add(bob, 200, 10, &contexts[1]));
+    assert_true(ibx_owners_add(bob, 100, 10, &contexts[0], 0));
+    assert_true(ibx_owners_add(bob, 200, 10, &contexts[1], 0));
     ibx_owners_forget(&contexts[0]);
     assert_true(free_for_alice(100, 10) && bobs(200, 10));
     ibx_owners_forget(NULL);
@@ -84,11 +84,11 @@ static void test_cache(void **state)
 {
     (void)state;
     struct ibx_owners_cache cache = {0};
-    assert_true(ibx_owners_add(alice, 1000, 100, NULL));
+    assert_true(ibx_owners_add(alice, 1000, 100, NULL, 0));
     assert_null(ibx_owners_other_cached(alice, &cache, 1000, 1));
     assert_int_equal(cache.begin, 1000);
     assert_null(ibx_owners_other_cached(alice, &cache, 1000, 100));
-    assert_true(ibx_owners_add(bob, 1050, 10, NULL));
+    assert_true(ibx_owners_add(bob, 1050, 10, NULL, 0));
     assert_ptr_equal(ibx_owners_other_cached(alice, &cache, 1055, 1), bob);
     assert_ptr_equal(ibx_owners_other_cached(alice, &cache, 1055, 1), bob);
     assert_null(ibx_owners_other_cached(alice, &cache, 1001, 1));
@@ -99,14 +99,14 @@ static void test_crowd(void **state)
 {
     (void)state;
     for (uint64_t i = 0; i < 1000; i++)
-        assert_true(ibx_owners_add(alice, 10000 + 2 * i, 1, NULL));
+        assert_true(ibx_owners_add(alice, 10000 + 2 * i, 1, NULL, 0));
     assert_true(free_for_alice(10000, 100));
     assert_ptr_equal(ibx_owners_other(alice, 10000, 2000), alice);
     const struct ibx_quota *quota = ibx_tenant_quota(alice, IBX_HOLD_ALLOCATIONS);
     assert_int_equal(quota->used, 1000);
     atomic_store(&ibx_tenant_quota(alice, IBX_HOLD_ALLOCATIONS)->most, 1000);
-    assert_false(ibx_owners_add(alice, 50000, 1, NULL));
-    assert_true(ibx_owners_add(bob, 50000, 1, NULL));
+    assert_false(ibx_owners_add(alice, 50000, 1, NULL, 0));
+    assert_true(ibx_owners_add(bob, 50000, 1, NULL, 0));
     ibx_owners_forget(NULL);
     assert_int_equal(quota->used, 0);
 }
@@ -357,6 +357,61 @@ static void test_allocated(void **state)
     assert_int_equal(ibx_naming_allocated(plain.bytes, 0), 0);
 }
 
+/* What a request asks for, and that it then asks for more than there is. */
+static void asks(const char *name, struct built body, uint64_t bytes)
+{
+    assert_true(ibx_naming_allocates(name));
+    assert_int_equal(ibx_naming_allocation(name, body.bytes, body.n), bytes);
+    ibx_naming_enlarge(name, body.bytes, body.n);
+    const uint64_t absurd = ibx_naming_allocation(name, body.bytes, body.n);
+    assert_true(absurd >= 1ull << 50 && absurd < UINT64_MAX / 2);
+    for (size_t n = 0; n < body.n; n++) /* one that was cut off */
+        ibx_naming_enlarge(name, body.bytes, n);
+}
+
+static void test_sizes(void **state)
+{
+    (void)state;
+    asks("cudaMalloc", build("q", 1ull), 512);
+    asks("cudaMalloc", build("q", 1024ull), 1024);
+    asks("cudaMalloc", build("q", UINT64_MAX), UINT64_MAX);
+    asks("cudaMallocManaged", build("qqi", A, 1000ull, 1ull), 1024);
+    asks("cudaMallocPitch", build("qqq", 0ull, 513ull, 10ull), 10240);
+    asks("cudaMallocPitch", build("qqqq", 8ull, 0ull, 513ull, 10ull), 10240); /* G2's */
+    asks("cudaMallocPitch", build("qqq", 0ull, 1ull << 20, UINT64_MAX), UINT64_MAX);
+    asks("cuMemAlloc", build("q", 700ull), 1024);
+    asks("cuMemAllocPitch", build("qqi", 512ull, 3ull, 4ull), 1536);
+    asks("cudaMallocArray", build("qiiiiiqq", 20ull, 32ull, 32ull, 0ull, 0ull, 2ull, 64ull, 3ull),
+         1536);
+    asks("cudaMallocArray", build("qiiiiiqq", 20ull, 8ull, 0ull, 0ull, 0ull, 2ull, 600ull, 0ull),
+         1024);
+    asks("cudaMalloc3DArray",
+         build("qiiiiiqqqi", 20ull, 32ull, 0ull, 0ull, 0ull, 2ull, 128ull, 2ull, 3ull, 0ull), 3072);
+    asks("cuArrayCreate", build("qqqii", 24ull, 256ull, 4ull, 0x20ull, 4ull), 16384);
+    asks("cuArray3DCreate", build("qqqqiii", 40ull, 256ull, 4ull, 2ull, 1ull, 1ull, 0ull), 2048);
+    assert_int_equal(ibx_naming_allocation("cudaMalloc", NULL, 0), 0);
+    assert_int_equal(ibx_naming_allocation("cudaFree", build("q", 5ull).bytes, 8), 0);
+}
+
+/* What an allocation has taken is given back once, however it goes. */
+static void test_charges(void **state)
+{
+    (void)state;
+    struct ibx_quota *quota = ibx_tenant_quota(bob, IBX_HOLD_DEVICE);
+    assert_true(ibx_quota_take(quota, 600));
+    assert_true(ibx_owners_add(bob, 100, 10, NULL, 100));
+    assert_true(ibx_owners_add(bob, 200, 10, NULL, 200));
+    assert_true(ibx_owners_add(bob, 300, 10, &contexts[0], 300));
+    const uint64_t number = ibx_owners_number(100);
+    ibx_owners_remove(100, number);
+    ibx_owners_remove(100, number);
+    assert_int_equal(quota->used, 500);
+    assert_true(ibx_owners_add(alice, 205, 10, NULL, 0)); /* in its place */
+    assert_int_equal(quota->used, 300);
+    ibx_owners_forget(&contexts[0]);
+    assert_int_equal(quota->used, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -373,6 +428,8 @@ int main(void)
         cmocka_unit_test(test_driver),
         cmocka_unit_test(test_odd),
         cmocka_unit_test(test_allocated),
+        cmocka_unit_test(test_sizes),
+        cmocka_unit_test_setup(test_charges, set_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
