@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -98,6 +99,130 @@ int ibx_pinned_open(const struct ibx_cuda *cuda, size_t bytes, struct ibx_error 
         rc = pin(cuda, pool.base, pool.bytes, err);
     pthread_mutex_unlock(&making);
     return rc;
+}
+
+/* ------------------------------------------------------------------- in the background */
+
+/*
+ * An atomic that several threads move, so no struct ibx_state_machine. A forked child begins anew.
+ *
+ *   NONE -> RUNS -> NONE              no device has a context yet
+ *   RUNS -> MADE
+ *   RUNS -> REFUSED                   there is no CUDA, or it does not pin the memory: the first
+ *                                     copy finds out, and says why
+ */
+enum preparation { PREPARE_NONE, PREPARE_RUNS, PREPARE_MADE, PREPARE_REFUSED };
+#define TRIES 16u /* a context may be none of those */
+static atomic_uint preparation, tries;
+static pthread_t preparer;
+static size_t preparer_bytes;
+static pid_t preparer_process; /* 0: there is none to be joined */
+static pthread_mutex_t joining = PTHREAD_MUTEX_INITIALIZER;
+
+/* A device's primary context that is there already, pushed; -1: none is. */
+static int enter_any(const struct ibx_cuda *cuda)
+{
+    void *context = NULL;
+    unsigned flags;
+    int active = 0, device = 0;
+    if (!cuda->device_primary_ctx_get_state || !cuda->device_primary_ctx_retain ||
+        !cuda->device_primary_ctx_release)
+        return -1;
+    while (!cuda->device_primary_ctx_get_state(device, &flags, &active) && !active)
+        device++;
+    if (!active || cuda->device_primary_ctx_retain(&context, device))
+        return -1;
+    if (!cuda->ctx_push_current(context))
+        return device;
+    cuda->device_primary_ctx_release(device);
+    return -1;
+}
+
+static enum preparation prepare(void)
+{
+    const struct ibx_cuda *cuda = ibx_cuda_load(NULL);
+    const int device = cuda ? enter_any(cuda) : -1;
+    void *popped;
+    if (device < 0)
+        return cuda && atomic_fetch_add(&tries, 1) < TRIES ? PREPARE_NONE : PREPARE_REFUSED;
+    int mode = ibx_cuda_capture_relax(cuda);
+    int rc = ibx_pinned_open(cuda, preparer_bytes, NULL);
+    ibx_cuda_capture_restore(cuda, mode);
+    cuda->ctx_pop_current(&popped);
+    cuda->device_primary_ctx_release(device);
+    return rc ? PREPARE_REFUSED : PREPARE_MADE;
+}
+
+static void *run_preparer(void *argument)
+{
+    (void)argument;
+    atomic_store(&preparation, prepare());
+    return NULL;
+}
+
+/* Joining. */
+static void join_preparer(void)
+{
+    if (preparer_process == getpid())
+        pthread_join(preparer, NULL);
+    preparer_process = 0;
+}
+
+/* Another thread must not be in the driver while this process ends. */
+void ibx_pinned_settle(void)
+{
+    pthread_mutex_lock(&joining);
+    join_preparer();
+    pthread_mutex_unlock(&joining);
+}
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&joining);
+}
+
+static void in_parent(void)
+{
+    pthread_mutex_unlock(&joining);
+}
+
+static void in_child(void)
+{
+    atomic_store(&preparation, PREPARE_NONE);
+    preparer_process = 0;
+    pthread_mutex_unlock(&joining);
+}
+
+static void watch(void)
+{
+    pthread_atfork(before_fork, in_parent, in_child);
+    atexit(ibx_pinned_settle);
+}
+
+bool ibx_pinned_wanted(void)
+{
+    return atomic_load_explicit(&preparation, memory_order_relaxed) == PREPARE_NONE;
+}
+
+void ibx_pinned_prepare(size_t bytes)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    sigset_t all, before;
+    unsigned none = PREPARE_NONE;
+    pthread_once(&once, watch);
+    if (!atomic_compare_exchange_strong(&preparation, &none, PREPARE_RUNS))
+        return;
+    pthread_mutex_lock(&joining);
+    join_preparer(); /* the one before has ended */
+    preparer_bytes = bytes;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    if (pthread_create(&preparer, NULL, run_preparer, NULL))
+        atomic_store(&preparation, PREPARE_REFUSED);
+    else
+        preparer_process = getpid();
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_mutex_unlock(&joining);
 }
 
 unsigned ibx_pinned_count(void)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * The pinned memory of this process: one pool of equal chunks, through which all connections stage
- * their copies. The first copy that needs it creates it: a constructor, or a call before a fork(2),
- * must not. From any thread.
+ * their copies. The first copy that needs it creates it, unless a thread has done so before: a
+ * constructor, or a call before a fork(2), must not. From any thread.
  *
  * The memory is mapped here and registered with CUDA, rather than allocated by it: it stays when a
  * context is reset, only slower to copy from, until it is pinned again.
@@ -13,6 +13,8 @@
 #include "common/quota.h"
 #include "gpudirect/cuda.h"
 
+#include <stdbool.h>
+
 #define IBX_PINNED_CHUNK (512u << 10) /* bytes of payload in a chunk */
 /* Bytes from one chunk to the next: not a power of two, so that chunks differ in cache sets. */
 #define IBX_PINNED_STRIDE (IBX_PINNED_CHUNK + 4096u)
@@ -21,6 +23,14 @@
  * pins it again if its context is gone. A context must be current. -EINVAL: `bytes` hold no chunk;
  * -ENOMEM; -EPERM in a child of the process that made it; or the CUresult of pinning. */
 int ibx_pinned_open(const struct ibx_cuda *cuda, size_t bytes, struct ibx_error *err);
+/* Has a thread do that in the background, in the primary context of a device that has one. Without
+ * effect once that was done, or where it is under way or not possible. Loads CUDA, in that thread.
+ */
+void ibx_pinned_prepare(size_t bytes);
+/* Whether it may have an effect. */
+bool ibx_pinned_wanted(void);
+/* Returns when no thread is at it, for tests. */
+void ibx_pinned_settle(void);
 /* Chunks in the pool. */
 unsigned ibx_pinned_count(void);
 /* Page aligned. */

@@ -121,6 +121,13 @@ static bool note_write(void *context, const void *bytes, size_t n)
     return ibx_isolation_withholds(x);
 }
 
+static bool has_context(const struct copies *x)
+{
+    const struct ibx_cuda *cuda = x->options.mode == IBX_GPU_OFF ? NULL : ibx_cuda_load(NULL);
+    void *context = NULL;
+    return cuda && !cuda->ctx_get_current(&context) && context;
+}
+
 static void note_sync(void *context)
 {
     struct copies *x = context;
@@ -128,6 +135,8 @@ static void note_sync(void *context)
         return;
     ibx_reply_note_sync(&x->replies);
     ibx_isolation_replied(x);
+    if (ibx_pinned_wanted() && has_context(x)) /* perhaps the first of the process */
+        ibx_pinned_prepare(x->options.memory);
     if (x->requests.resets)
         ibx_copies_lost_context(x, x->replies.exit_code);
     x->requests.resets = 0;
@@ -143,6 +152,9 @@ static void arrived(void *context, uint64_t cookie)
 
 static int began(void *context)
 {
+    const struct copies *x = context;
+    if (x->options.mode != IBX_GPU_OFF && ibx_pinned_wanted())
+        ibx_pinned_prepare(x->options.memory);
     return ibx_isolation_begin(context);
 }
 

@@ -55,6 +55,16 @@ static unsigned long copies_pin(void)
     return cuda_stats().host_pinned - before;
 }
 
+/* The first one: the pool is there when the back end's thread has its context, before any copy. */
+static void test_pool(void **state)
+{
+    (void)state;
+    assert_int_equal(cuda_stats().host_pins, 1);
+    assert_int_equal(ibx_pinned_count(), POOL / IBX_PINNED_STRIDE);
+    assert_int_equal(cuda_stats().copies_async + cuda_stats().copies_sync, 0);
+    assert_false(ibx_pinned_wanted());
+}
+
 static void test_before_the_first_copy(void **state)
 {
     (void)state;
@@ -156,6 +166,7 @@ int main(void)
 {
 #define CASE(name, up) cmocka_unit_test_setup_teardown(name, up, tear_down_memory)
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_pool, set_up, tear_down),
         CASE(test_before_the_first_copy, set_up_memory),
         CASE(test_control, set_up_memory),
         CASE(test_left_alone, set_up_memory),
