@@ -28,7 +28,7 @@ SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTO
 VICTIMS = ("source tool", "destination tool", "source QEMU", "destination QEMU")
 PAUSES = (0.2, 1.5, 10, 45)  # seconds: below the time-out, above it, and above what is a stall
 CASE_LIMIT = 600
-TRIES = 3
+TRIES = 6
 
 
 # ------------------------------------------------------------------------------ states

@@ -9,7 +9,7 @@ from scene import BEATS, Failed, ask, expect, now, pause, until
 LOOK = 0.1          # seconds between two looks
 PATIENCE = 4        # seconds for what a tool does by itself before the operator does something
 STAYING = 70        # ... and for a source that tries to continue the VM, as long as it may
-TRIES = 3
+TRIES = 6
 AT_MOST = 300       # seconds until all has to be over
 REMEDIES = 90       # of one migration: more do not end
 STAYS = ("stays here", "goes on here", "runs on here", "stayed here")
