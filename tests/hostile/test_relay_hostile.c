@@ -346,6 +346,7 @@ static void test_a_recorder_finds_no_payload(void **state)
     (void)state;
     record("off", true); /* it does look */
     record("required", false);
+    record("auto", false); /* both see 127.0.0.1 and one boot id, but are not each other's ends */
 }
 
 static void test_no_changed_byte_is_taken(void **state)

@@ -115,7 +115,7 @@ void handshake_make_step(struct raw *raw, enum handshake_step step, struct raw_f
         break;
     case AT_PROOF:
         raw_expect(raw, CHALLENGE, &received);
-        assert_int_equal(received.payload_length, RAW_OPENING + 1 + 32);
+        assert_int_equal(received.payload_length, RAW_OPENING + 1 + 32 + 32);
         raw_take_opening(raw, &received);
         raw_derive(raw, client, server);
         length = raw_proof(raw, client, payload);

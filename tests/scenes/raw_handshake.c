@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -259,6 +260,18 @@ void raw_host_mark(const struct raw *raw, uint8_t mark[RAW_HASH])
     close(fd);
     struct ibx_piece pieces[4] = {
         {"host ", 5}, {boot, (size_t)n}, {raw->client_nonce, 32}, {raw->server_nonce, 32}};
+    ibx_hash(pieces, 4, mark);
+}
+
+void raw_end_mark(const struct raw *raw, int fd, uint8_t mark[RAW_HASH])
+{
+    struct stat status = {0};
+    uint8_t number[8];
+    fstat(fd, &status);
+    for (unsigned i = 0; i < 8; i++)
+        number[i] = (uint8_t)((uint64_t)status.st_ino >> 8 * i);
+    struct ibx_piece pieces[4] = {
+        {"end ", 4}, {number, 8}, {raw->client_nonce, 32}, {raw->server_nonce, 32}};
     ibx_hash(pieces, 4, mark);
 }
 

@@ -78,6 +78,8 @@ size_t raw_opening(const struct raw *raw, uint8_t *out, bool has_key); /* withou
 /* Keeps the nonce and the public key of the peer's opening. */
 void raw_take_opening(struct raw *raw, const struct raw_frame *frame);
 void raw_host_mark(const struct raw *raw, uint8_t mark[RAW_HASH]);
+/* `fd` is the server's end. */
+void raw_end_mark(const struct raw *raw, int fd, uint8_t mark[RAW_HASH]);
 /* After CHALLENGE, before PROOF: both proofs, and the session key in raw->session. */
 void raw_derive(struct raw *raw, uint8_t client[RAW_HASH], uint8_t server[RAW_HASH]);
 /* A client's PROOF. */

@@ -224,6 +224,10 @@ static int step_hello(struct ibx_handshake *h, struct frame *hello, struct frame
     ibx_handshake_host_mark(h->peer.nonce, h->nonce, h->mark);
     ibx_put_u8(&reply->out, h->peer.sees_local);
     ibx_put_bytes(&reply->out, h->mark, IBX_HASH_BYTES);
+    uint8_t end[IBX_HASH_BYTES];
+    ibx_handshake_end_mark(h->conn->handshake_socket, IBX_ROLE_SERVER, h->peer.nonce, h->nonce,
+                           end);
+    ibx_put_bytes(&reply->out, end, IBX_HASH_BYTES);
     rc = ibx_handshake_frame_finish(h, reply, err);
     memcpy(h->agreed, h->transcript, IBX_HASH_BYTES);
     return rc ? rc : ibx_state_move(&h->state, HANDSHAKE_CHALLENGED);
@@ -348,12 +352,19 @@ int ibx_handshake_turn_refuse(struct ibx_handshake *h, struct ibx_turn *turn, in
 
 /* Without a key nobody proves anything: then the server must be a process of this host, and belong
  * to this user or root. */
-static int check_keyless_server(struct ibx_handshake *h, bool same_host, struct ibx_error *err)
+static int check_keyless_server(struct ibx_handshake *h, bool same_host, bool passed_on,
+                                struct ibx_error *err)
 {
     uid_t uid = 0, own = geteuid();
     const char *peer = h->conn->path.peer;
     if (h->key || h->conn->options.insecure)
         return 0;
+    if (passed_on)
+        return ibx_error_set(
+            err, -EACCES,
+            "the process that listens at %s passes on to another one, and there is "
+            "no key to know that by: set key_file on both ends, or insecure : yes",
+            peer);
     if (!same_host)
         return ibx_error_set(err, -EACCES,
                              "%s is on another host, and there is no key to know it by: set "
@@ -370,6 +381,18 @@ static int check_keyless_server(struct ibx_handshake *h, bool same_host, struct 
                              "key_file on both ends, or insecure : yes",
                              peer, (unsigned)uid, (unsigned)own);
     return 0;
+}
+
+/* Whether somebody between a client and a server that seem to be on one host passes their bytes on:
+ * then "one host" is no more than what he says. Cloned virtual machines have one boot id. `end` is
+ * the server's mark, NULL: an earlier one's, which sends none. */
+static bool is_passed_on(const struct ibx_handshake *h, const uint8_t *end)
+{
+    uint8_t seen[IBX_HASH_BYTES];
+    return end &&
+           ibx_handshake_end_mark(h->conn->handshake_socket, IBX_ROLE_CLIENT, h->nonce,
+                                  h->peer.nonce, seen) &&
+           !ibx_hash_equal(end, seen);
 }
 
 static int send_hello(struct ibx_handshake *h, uint64_t deadline, struct ibx_error *err)
@@ -408,10 +431,11 @@ static int receive_challenge(struct ibx_handshake *h, uint8_t *flags, uint64_t d
     h->conn->same_host = ibx_hash_equal(mark, h->mark);
     bool local = h->conn->same_host &&
                  ibx_handshake_peer_is_local(h->conn->handshake_socket, IBX_ROLE_CLIENT);
-    rc = check_keyless_server(h, local, err);
+    bool passed_on = local && is_passed_on(h, ibx_get_bytes(&frame.payload, IBX_HASH_BYTES));
+    rc = check_keyless_server(h, local, passed_on, err);
     if (rc)
         return rc;
-    bool same_host = local && h->peer.sees_local;
+    bool same_host = local && h->peer.sees_local && !passed_on;
     *flags = (uint8_t)((encrypt(h, same_host) ? ENCRYPT : 0) | (same_host ? SAME_HOST : 0));
     memcpy(h->agreed, h->transcript, IBX_HASH_BYTES);
     return ibx_state_move(&h->state, HANDSHAKE_CHALLENGED);

@@ -14,6 +14,7 @@
 #include <pthread.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* Of the running kernel: once for all clients. */
@@ -133,10 +134,16 @@ static void diag_end(struct sockaddr_storage *address, __be32 host[4], __be16 *p
         memcpy(host, &((const struct sockaddr_in6 *)address)->sin6_addr, 16);
 }
 
+struct socket_facts {
+    uid_t uid;
+    uint64_t inode;
+};
+
 /* The same from the kernel by sock_diag(7): one socket by its addresses. The tables of /proc take
  * it through all buckets of the kernel's, 8 ms with 24 GiB of memory. -ENOENT: there is none, or
  * this kernel has no such answers. */
-static int owner_by_diag(struct sockaddr_storage *ours, struct sockaddr_storage *theirs, uid_t *uid)
+static int peer_by_diag(struct sockaddr_storage *ours, struct sockaddr_storage *theirs,
+                        struct socket_facts *facts)
 {
     struct {
         struct nlmsghdr head;
@@ -170,7 +177,7 @@ static int owner_by_diag(struct sockaddr_storage *ours, struct sockaddr_storage 
         answer.is.id.idiag_dport != request.is.id.idiag_dport ||
         answer.is.id.idiag_sport != request.is.id.idiag_sport)
         return -ENOENT;
-    *uid = answer.is.idiag_uid;
+    *facts = (struct socket_facts){answer.is.idiag_uid, answer.is.idiag_inode};
     return 0;
 }
 
@@ -187,7 +194,42 @@ int ibx_handshake_peer_user(int fd, uid_t *uid)
     }
     if (!ibx_address_of_socket(fd, false, &ours) || !ibx_address_of_socket(fd, true, &theirs))
         return -ENOENT;
-    int rc = ours.ss_family == theirs.ss_family ? owner_by_diag(&ours, &theirs, uid) : -ENOENT;
+    struct socket_facts facts;
+    int rc = ours.ss_family == theirs.ss_family ? peer_by_diag(&ours, &theirs, &facts) : -ENOENT;
+    if (!rc)
+        *uid = facts.uid;
     rc = rc ? owner_in("/proc/net/tcp", &ours, &theirs, uid) : 0;
     return rc ? owner_in("/proc/net/tcp6", &ours, &theirs, uid) : 0;
+}
+
+/* -------------------------------------------------------------- nobody in between */
+
+/* The inode number of the socket that the server has for this connection: its own, or as the
+ * kernel tells the client. 0: unknown. */
+static uint64_t server_end(int fd, enum ibx_role role)
+{
+    struct sockaddr_storage ours, theirs;
+    struct socket_facts facts;
+    struct stat status;
+    if (role == IBX_ROLE_SERVER)
+        return fstat(fd, &status) ? 0 : status.st_ino;
+    bool found = !is_unix(fd) && ibx_address_of_socket(fd, false, &ours) &&
+                 ibx_address_of_socket(fd, true, &theirs) && ours.ss_family == theirs.ss_family &&
+                 !peer_by_diag(&ours, &theirs, &facts);
+    return found ? facts.inode : 0;
+}
+
+bool ibx_handshake_end_mark(int fd, enum ibx_role role, const uint8_t client_nonce[NONCE_BYTES],
+                            const uint8_t server_nonce[NONCE_BYTES], uint8_t mark[IBX_HASH_BYTES])
+{
+    uint8_t number[8];
+    const uint64_t inode = server_end(fd, role);
+    struct ibx_writer w = ibx_writer_of(number, sizeof(number));
+    ibx_put_u64(&w, inode);
+    struct ibx_piece pieces[4] = {{"end ", 4},
+                                  {number, sizeof(number)},
+                                  {client_nonce, NONCE_BYTES},
+                                  {server_nonce, NONCE_BYTES}};
+    ibx_hash(pieces, 4, mark);
+    return inode;
 }

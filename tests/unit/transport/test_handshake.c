@@ -48,14 +48,20 @@ static void challenge_golden_bytes(void **state)
     struct raw raw = handshake_connect(&s);
     handshake_play_to(&raw, AT_PROOF);
     raw_expect(&raw, CHALLENGE, &frame);
-    static const uint8_t head[] = {118, 0, 0, 0, 2, 'I', 'B', 'X', 'D', 2, 0, 0};
+    static const uint8_t head[] = {150, 0, 0, 0, 2, 'I', 'B', 'X', 'D', 2, 0, 0};
     static const uint8_t wishes[] = {1, 16, 0, 0, 0, 0, 0x40, 0, 0, 0, 0, 0, 0, 1};
-    assert_int_equal(frame.length, 122);
+    assert_int_equal(frame.length, 154);
     assert_memory_equal(frame.bytes, head, sizeof(head));
     assert_memory_equal(frame.bytes + 76, wishes, sizeof(wishes));
     raw_take_opening(&raw, &frame);
     raw_host_mark(&raw, mark);
     assert_memory_equal(frame.bytes + 90, mark, RAW_HASH);
+    bool found = false; /* the server's end is one of this process's sockets */
+    for (int fd = 3; fd < 1000 && !found; fd++) {
+        raw_end_mark(&raw, fd, mark);
+        found = fd != raw.fd && !memcmp(frame.bytes + 122, mark, RAW_HASH);
+    }
+    assert_true(found);
     raw_close(&raw);
     handshake_expect_failure(&s, -ECONNRESET, "it closed the connection");
     handshake_close(&s);

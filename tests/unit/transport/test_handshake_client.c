@@ -64,7 +64,8 @@ static void hello_try_answer_and_result_golden_bytes(void **state)
     raw_take_opening(&raw, &frame);
     size_t n = raw_opening(&raw, payload, false);
     raw_host_mark(&raw, payload + n);
-    raw_send_frame(&raw, CHALLENGE, payload, n + RAW_HASH);
+    raw_end_mark(&raw, raw.fd, payload + n + RAW_HASH);
+    raw_send_frame(&raw, CHALLENGE, payload, n + 2 * RAW_HASH);
     raw_derive(&raw, client_proof, server_proof);
     static const uint8_t proof[] = {34, 0, 0, 0, 3, RAW_SAME_HOST};
     raw_expect(&raw, PROOF, &frame);
@@ -305,6 +306,30 @@ static void server_on_another_host(void **state)
 }
 
 /* -------------------------------------------------------------------- without a key */
+
+/* The server's end is another socket than the one that the client is connected to: a process of
+ * this host passes on, which may lead to a clone of it. Its user says nothing then. */
+static void without_a_key_nobody_in_between(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct raw_frame frame;
+    uint8_t payload[300];
+    open_scene(&s, false, 10000);
+    struct raw raw = take_client(&s);
+    raw_expect(&raw, HELLO, &frame);
+    raw_take_opening(&raw, &frame);
+    size_t n = raw_opening(&raw, payload, false);
+    raw_host_mark(&raw, payload + n);
+    int other = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    raw_end_mark(&raw, other, payload + n + RAW_HASH);
+    close(other);
+    raw_send_frame(&raw, CHALLENGE, payload, n + 2 * RAW_HASH);
+    expect_failure(&s, -EACCES, "passes on to another one, and there is no key to know that by");
+    assert_true(raw_receives_end(&raw));
+    raw_close(&raw);
+    close_scene(&s);
+}
 
 /* Nobody proves anything then: not a word to another host, unless it is asked for. */
 static void without_a_key_no_other_host(void **state)
@@ -550,6 +575,7 @@ int main(void)
         cmocka_unit_test(refused_provider_and_its_reason),
         cmocka_unit_test(server_on_another_host),
         cmocka_unit_test(without_a_key_no_other_host),
+        cmocka_unit_test(without_a_key_nobody_in_between),
         cmocka_unit_test(without_a_key_no_other_user),
         cmocka_unit_test(user_at_the_other_end),
         cmocka_unit_test(user_without_the_table),
