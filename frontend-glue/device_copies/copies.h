@@ -112,6 +112,16 @@ struct isolation {
     uint64_t freed, freed_number; /* what it frees, if that has an owner */
 };
 
+/* A kernel that was launched, by the function that the client names it by. */
+#define LAUNCH_FUNCTIONS 64u
+struct launch_function {
+    uint64_t function; /* 0: none */
+    void *context;     /* in which `kernel` is */
+    void *kernel;      /* CUfunction */
+    unsigned since;    /* of the process's registrations */
+    bool refused;      /* a launch has failed: GVirtuS runs them */
+};
+
 /* The context of a session's hooks. */
 struct copies {
     struct ibx_session *s;
@@ -140,6 +150,13 @@ struct copies {
     unsigned region_count;
     struct ibx_mr *windows; /* both ends of a long body, IBX_FRAME_WINDOW bytes each */
     uint32_t arrived;       /* a bit for each READ or WRITE that is over, by cookie - 1 */
+
+    struct launch_function functions[LAUNCH_FUNCTIONS];
+    unsigned captures;                /* begun by this client, and not ended */
+    bool ends_capture;                /* the request in hand ends one */
+    bool allocates;                   /* it is cudaMalloc */
+    bool tried_runtime, tried_launch; /* whether there is one, as long as none was found */
+    bool allocates_plainly;           /* the handler of cudaMalloc answers with the address alone */
 
     struct copy copy;
     unsigned long ran;          /* copies so far */
@@ -223,6 +240,27 @@ bool ibx_copies_able(struct copies *x);
  * captured. Fills in
  * where a symbol is. */
 bool ibx_copies_sound(struct copies *x, struct ibx_frame *frame);
+
+/* calls.c: an outcome, or as ibx_session_fail() */
+
+int ibx_copies_call(struct copies *x, const struct ibx_request *q);
+/* GVirtuS has begun to read a request of that name; and has answered it. */
+void ibx_copies_call_read(struct copies *x, const char *name);
+void ibx_copies_call_answered(struct copies *x);
+void ibx_copies_calls_end(struct copies *x);
+
+/* launch.c */
+
+/* 0; otherwise GVirtuS has to launch it. */
+int ibx_copies_launch(struct copies *x, const uint8_t *body, size_t n);
+/* Kernels were registered, or are no more. */
+void ibx_copies_launch_forget(void);
+
+/* runtime.c */
+
+/* A function of the runtime that GVirtuS's handlers call; NULL: it has none, or which runtime that
+ * is cannot be told. */
+void *ibx_copies_runtime(const char *name);
 
 /* symbol.c */
 

@@ -56,12 +56,22 @@ static int run(struct copies *x, const struct ibx_request *q)
     return rc ? rc : IBX_REQUEST_DONE;
 }
 
+static int run_call(struct copies *x, const struct ibx_request *q)
+{
+    x->answering = true;
+    const int rc = ibx_copies_call(x, q);
+    x->answering = false;
+    return rc;
+}
+
 /* Copies run in relaxed capture mode: they neither end another client's capture nor fail because of
  * it, nor because of this client's own in a stream that does not wait for the legacy one. A copy in
  * a captured stream is not run here. GVirtuS's handlers find the thread's mode as it was. */
 static int run_request(void *context, const struct ibx_request *q)
 {
     struct copies *x = context;
+    if (q->called)
+        return run_call(x, q);
     if (!ibx_copies_able(x))
         return IBX_REQUEST_PASS;
     int mode = ibx_cuda_capture_relax(x->cuda);
@@ -101,6 +111,8 @@ static int note_read(void *context, void *bytes, size_t n)
     if (rc)
         return rc;
     ibx_request_note_read(&x->requests, bytes, n);
+    if (stage == IBX_REQUEST_NAME && x->requests.stage != IBX_REQUEST_NAME)
+        ibx_copies_call_read(x, x->requests.name);
     /* The handler runs after this: what it takes away is released first. */
     if (x->requests.resets != resets)
         ibx_copies_lose_context(x);
@@ -137,6 +149,7 @@ static void note_sync(void *context)
     ibx_isolation_replied(x);
     if (ibx_pinned_wanted() && has_context(x)) /* perhaps the first of the process */
         ibx_pinned_prepare(x->options.memory);
+    ibx_copies_call_answered(x);
     if (x->requests.resets)
         ibx_copies_lost_context(x, x->replies.exit_code);
     x->requests.resets = 0;
@@ -188,6 +201,7 @@ static void ended(void *context)
     ibx_staging_destroy(x->staging);
     x->staging = NULL;
     ibx_isolation_end(x);
+    ibx_copies_calls_end(x);
     x->ran = 0;
     memset(x->taken, 0, sizeof(x->taken));
     x->options.mode = IBX_GPU_OFF;

@@ -19,6 +19,9 @@
  *   direct.c         the fabric accesses the GPU's memory
  *   choice.c         the sizes from which paths count, and what a copy's end means
  *   check.c          asks CUDA about a copy before it runs
+ *   calls.c          short calls that are no copies, by CUDA's runtime
+ *   launch.c         kernels, by the driver
+ *   runtime.c        CUDA's runtime, as GVirtuS's handlers have it
  *   symbol.c         where a symbol of the program is
  *   resets.c         contexts that clients reset or destroy
  *   replies.c        the shape of GVirtuS's replies

@@ -53,6 +53,7 @@ int cudaSetDevice(int device);
 int cudaGetDevice(int *device);
 int cudaMemset(void *address, int value, size_t n);
 int cudaMemsetAsync(void *address, int value, size_t n, void *stream);
+int cudaGraphLaunch(void *graph, void *stream);
 int cudaEventRecord(void *event, void *stream);
 int cudaStreamWaitEvent(void *stream, void *event, unsigned flags);
 int cudaStreamSynchronize(void *stream);

@@ -53,6 +53,17 @@ int cudaStreamWaitEvent(void *stream, void *event, unsigned flags)
                : CALL_NEXT(cudaStreamWaitEvent, stream, event, flags);
 }
 
+int cudaGraphLaunch(void *graph, void *stream)
+{
+    BODY(body);
+    int rc;
+    put_handle(&body, graph);
+    put_handle(&body, stream);
+    return ibx_frontend_called("cudaGraphLaunch", &body, &rc)
+               ? rc
+               : CALL_NEXT(cudaGraphLaunch, graph, stream);
+}
+
 static bool set(void *address, int value, size_t n, int *rc)
 {
     BODY(body);

@@ -34,6 +34,8 @@ static const struct ibx_call calls[] = {
     {"cudaGetErrorName", IBX_CALL_CONSTANT, NONE, 0, false, false},
     {"cudaGetErrorString", IBX_CALL_CONSTANT, NONE, 0, false, false},
     {"cudaGetLastError", IBX_CALL_LAST_ERROR, NONE, 0, false, false},
+    {"cudaGraphExecDestroy", IBX_CALL_DESTROYS, ALL, 8, true, false},
+    {"cudaGraphLaunch", IBX_CALL_REPEATS, 8, 16, true, false},
     {"cudaLaunchKernel", IBX_CALL_LAUNCH, 40, 0, false, false},
     {"cudaMalloc", IBX_CALL_ALLOCATES, NONE, 8, false, false},
     {"cudaMemGetInfo", IBX_CALL_ALLOCATES, NONE, 0, false, false},

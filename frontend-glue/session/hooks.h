@@ -11,6 +11,7 @@
 #ifndef IBX_FRONTEND_GLUE_SESSION_HOOKS_H
 #define IBX_FRONTEND_GLUE_SESSION_HOOKS_H
 
+#include "frontend-glue/session/calls.h"
 #include "frontend-glue/session/frames.h"
 #include "frontend-glue/session/session.h"
 #include "gpudirect/gpudirect.h"
@@ -20,6 +21,7 @@
 /* Server: a request at the beginning of the stream, still in it. */
 struct ibx_request {
     enum ibx_frame_call call;
+    const struct ibx_call *called;   /* of another call, whose body is all there; otherwise NULL */
     uint64_t length;                 /* of its body, bytes */
     const uint8_t *body;             /* NULL: to be READ from `remote`, or its payload is */
     struct ibx_remote remote;        /* the body, or its payload if there is a tail */
@@ -49,8 +51,8 @@ struct ibx_session_hooks {
     int (*began)(void *context);
     /* Server: whether GVirtuS is about to read a request that may be one for `request`. */
     bool (*wants_request)(void *context);
-    /* Server: a request of a known name begins. An outcome (DONE: consumed and answered), or as
-     * ibx_session_fail(). */
+    /* Server: a request of a known name (frames.h, calls.h) begins. An outcome (DONE: consumed and
+     * answered), or as ibx_session_fail(). */
     int (*request)(void *context, const struct ibx_request *request);
     /* Server: the client is about to copy from and to that memory of its own. As
      * ibx_session_fail(). */

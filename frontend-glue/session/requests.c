@@ -67,6 +67,24 @@ static int gather(struct ibx_session *s, size_t n)
     return 1;
 }
 
+/* A call that is no copy, if all of it is here. */
+static int find_call(const struct ibx_session *s, struct ibx_request *q)
+{
+    const size_t left = (size_t)s->segment.left;
+    const struct ibx_call *call;
+    const size_t whole = ibx_call_request(s->segment.inline_at, left, &call);
+    if (!whole || !call->name[0])
+        return 0;
+    const size_t head =
+        (size_t)((const uint8_t *)memchr(s->segment.inline_at, 0, left) - s->segment.inline_at) + 9;
+    *q = (struct ibx_request){.call = IBX_FRAME_OTHER,
+                              .called = call,
+                              .length = whole - head,
+                              .body = s->segment.inline_at + head,
+                              .inline_length = whole};
+    return 1;
+}
+
 /* Finds a request of a known name at the beginning of the stream. 1; 0: there is none, or not all
  * of it is here; as ibx_session_fail(). */
 static int find_request(struct ibx_session *s, struct ibx_request *q)
@@ -78,7 +96,9 @@ static int find_request(struct ibx_session *s, struct ibx_request *q)
     *q = (struct ibx_request){.call = ibx_frame_name(s->segment.inline_at, left, &name),
                               .reply_to = s->early_cts.remote,
                               .settle = s->settle};
-    if (q->call == IBX_FRAME_OTHER || left - name < 8)
+    if (q->call == IBX_FRAME_OTHER)
+        return find_call(s, q);
+    if (left - name < 8)
         return 0;
     struct ibx_reader r = ibx_reader_of(s->segment.inline_at + name, 8);
     q->length = ibx_get_u64(&r);
@@ -115,8 +135,8 @@ int ibx_session_run_requests(struct ibx_session *s)
 {
     const struct ibx_session_hooks *hooks = s->hooks;
     int rc = IBX_REQUEST_DONE;
-    while (rc == IBX_REQUEST_DONE && hooks->request && !s->out_length &&
-           hooks->wants_request(s->context)) {
+    /* Replies that wait do so for a request that is all here and is run in no time. */
+    while (rc == IBX_REQUEST_DONE && hooks->request && hooks->wants_request(s->context)) {
         struct ibx_request q;
         rc = find_request(s, &q);
         if (rc <= 0)

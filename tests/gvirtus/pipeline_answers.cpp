@@ -27,6 +27,24 @@ bool launches_do_not_wait()
     return true;
 }
 
+bool graphs_do_not_wait()
+{
+    Scene scene;
+    App app = scene.app();
+    const Body graph = Body().u64(3).u64(STREAM);
+    REQUIRE(warm(&app) && app.call("cudaGraphLaunch", graph) == 0);
+    std::uint64_t expected = app.work();
+    scene.world->held = true;
+    for (unsigned i = 0; i < 100; i++)
+        REQUIRE(app.call("cudaGraphLaunch", graph) == 0);
+    scene.world->held = false;
+    for (unsigned i = 0; i < 100; i++)
+        expected = expected * 6364136223846793005u + 3 + 1;
+    REQUIRE(app.work() == expected);
+    REQUIRE(app.call("cudaGraphLaunch", Body().u64(WORLD_EVENTS).u64(STREAM)) == 1);
+    return app.last_error() == 1;
+}
+
 // Nobody calls anything more.
 bool what_is_left_behind_is_sent()
 {
@@ -284,6 +302,7 @@ bool other_replies()
 void check_answers()
 {
     check("launches do not wait", launches_do_not_wait);
+    check("graphs do not wait", graphs_do_not_wait);
     check("what is left behind is sent", what_is_left_behind_is_sent);
     check("more than fits", more_than_fits);
     check("what waits in which mode", modes);

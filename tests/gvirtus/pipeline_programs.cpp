@@ -36,7 +36,10 @@ Call random_call(Random *random)
 {
     const std::uint64_t value = random->next() >> 8, event = random->below(WORLD_EVENTS);
     const std::uint64_t stream = random->below(6) ? STREAM + random->below(WORLD_STREAMS) : 0;
-    switch (random->below(30)) {
+    switch (random->below(31)) {
+    case 30:
+        return {"cudaGraphLaunch",
+                Body().u64(random->below(WORLD_EVENTS + 1)).u64(random->below(40) ? stream : 77)};
     case 26:
     case 27:
         return {"cudaMalloc", Body().u64(4096)};
@@ -102,7 +105,8 @@ bool as_preload(App *app, const Call &made)
                                           "cudaStreamSynchronize",
                                           "cudaEventQuery",
                                           "cudaMalloc",
-                                          "cudaFree"};
+                                          "cudaFree",
+                                          "cudaGraphLaunch"};
     const bool error = !std::strncmp(made.name + 4, "GetLast", 7) ||
                        !std::strncmp(made.name + 4, "PeekAtLast", 10);
     const bool over = !std::strcmp(made.name, "cudaEventQuery"),

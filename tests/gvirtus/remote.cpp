@@ -140,6 +140,7 @@ struct Runtime {
     int (*address)(void **device, const void *symbol) = nullptr;
     int (*get_last_error)() = nullptr;
     int (*fail)(int code) = nullptr;
+    unsigned long (*calls)() = nullptr;
 };
 
 // Loaded as GVirtuS loads its plugins, and with them CUDA's runtime.
@@ -155,6 +156,7 @@ const Runtime &runtime()
             *reinterpret_cast<void **>(&made.address) = dlsym(handle, "cudaGetSymbolAddress");
             *reinterpret_cast<void **>(&made.get_last_error) = dlsym(handle, "cudaGetLastError");
             *reinterpret_cast<void **>(&made.fail) = dlsym(handle, "ibx_double_fail");
+            *reinterpret_cast<void **>(&made.calls) = dlsym(handle, "ibx_double_runtime_calls");
         }
         return made;
     }();
@@ -226,6 +228,10 @@ int double_calls(const std::string &name, Frame &f)
     if (name == "testSymbolBody") {
         std::lock_guard<std::mutex> guard(last_symbol_lock);
         return f.answer(last_symbol_body.data(), last_symbol_body.size());
+    }
+    if (name == "testRuntimeCalls") {
+        std::uint64_t count = runtime().calls ? runtime().calls() : ~0ull;
+        return f.answer(&count, 8);
     }
     if (name == "testHandled") {
         std::uint64_t count = handled_copies;

@@ -64,6 +64,8 @@ class Remote : public FrontEnd
     }
     // Copies that the handlers have run, of all connections.
     std::uint64_t handled() { return value("testHandled", Body(), ~0ull); }
+    // Calls of the runtime, of all connections: the handlers make none but cudaGetLastError.
+    std::uint64_t runtime_calls() { return value("testRuntimeCalls", Body(), ~0ull); }
     // As __cudaRegisterVar: where the variable is from now on. The runtime knows it by `name`, as
     // of handlers that register it under an address of their own, or by the client's. False: no
     // double of the runtime.

@@ -41,6 +41,8 @@ struct ibx_double_stats {
     unsigned long busy_unpins;    /* unpinned before its copies had ended: an error of ours */
 };
 
+#define IBX_DOUBLE_KERNEL 0x7000u /* the only kernel, and the runtime's function for it */
+
 /* The bytes of device memory; false when the range is not one allocation's. */
 bool ibx_double_peek(uint64_t device, void *to, size_t n);
 bool ibx_double_poke(uint64_t device, const void *from, size_t n);

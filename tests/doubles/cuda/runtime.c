@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A double of CUDA's runtime: symbols that a back end's handlers have registered under a client's
- * address, and a thread's last error. */
+ * address, a thread's last error, and short calls, which the driver's double runs. */
+#include "tests/doubles/cuda/driver.h"
+
+#include <dlfcn.h>
 #include <pthread.h>
-#include <stddef.h>
-#include <stdint.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
 
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
 #define EXPORT         __attribute__((visibility("default")))
@@ -69,6 +73,103 @@ EXPORT int cudaGetLastError(void)
     int rc = last_error;
     last_error = 0;
     return rc;
+}
+
+/* ------------------------------------------------------------------- by the driver's double */
+
+static _Atomic unsigned long calls;
+
+static void *driver(const char *name)
+{
+    void *handle = dlopen(getenv("IBX_LIBCUDA"), RTLD_LAZY | RTLD_NOLOAD);
+    return handle ? dlsym(handle, name) : NULL;
+}
+
+/* Of the calls below, ever. */
+EXPORT unsigned long ibx_double_runtime_calls(void)
+{
+    return calls;
+}
+
+static int returns(int rc)
+{
+    calls++;
+    last_error = rc ? rc : last_error;
+    return rc;
+}
+
+/* A function of the driver's that takes one or two pointers. */
+static int with(const char *name, void *first, void *second)
+{
+    int (*function)(void *, void *, unsigned) = NULL;
+    *(void **)&function = driver(name);
+    return returns(function ? function(first, second, 0) : 999);
+}
+
+EXPORT int cudaEventRecord(void *event, void *stream)
+{
+    return with("cuEventRecord", event, stream);
+}
+
+EXPORT int cudaStreamWaitEvent(void *stream, void *event, unsigned flags)
+{
+    return flags ? returns(1) : with("cuStreamWaitEvent", stream, event);
+}
+
+EXPORT int cudaEventQuery(void *event)
+{
+    return with("cuEventQuery", event, NULL);
+}
+
+EXPORT int cudaEventSynchronize(void *event)
+{
+    return with("cuEventSynchronize", event, NULL);
+}
+
+EXPORT int cudaStreamQuery(void *stream)
+{
+    return with("cuStreamQuery", stream, NULL);
+}
+
+EXPORT int cudaStreamSynchronize(void *stream)
+{
+    return with("cuStreamSynchronize", stream, NULL);
+}
+
+EXPORT int cudaDeviceSynchronize(void)
+{
+    return with("cuCtxSynchronize", NULL, NULL);
+}
+
+EXPORT int cudaMalloc(void **address, size_t n)
+{
+    return with("cuMemAlloc_v2", address, (void *)n);
+}
+
+EXPORT int cudaFree(void *address)
+{
+    return with("cuMemFree_v2", address, NULL);
+}
+
+EXPORT int cudaMemset(void *address, int value, size_t n)
+{
+    int (*copy)(uint64_t to, const void *from, size_t bytes) = NULL;
+    *(void **)&copy = driver("cuMemcpyHtoD_v2");
+    void *bytes = malloc(n + 1);
+    if (!bytes)
+        return returns(2);
+    memset(bytes, value, n);
+    const int rc = copy((uintptr_t)address, bytes, n);
+    free(bytes);
+    return returns(rc);
+}
+
+EXPORT int cudaGetFuncBySymbol(void **kernel, const void *function)
+{
+    if ((uintptr_t)function != IBX_DOUBLE_KERNEL)
+        return returns(98);
+    *kernel = (void *)(uintptr_t)function;
+    return returns(0);
 }
 
 /* As if another call had failed. */

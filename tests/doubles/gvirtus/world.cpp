@@ -197,7 +197,7 @@ bool enqueues(const std::string &name)
 {
     return name == "cudaLaunchKernel" || name == "cudaEventRecord" ||
            name == "cudaStreamWaitEvent" || name == "cudaMemsetAsync" ||
-           name == "cudaMemcpyAsync" || name == "cudaFree";
+           name == "cudaMemcpyAsync" || name == "cudaFree" || name == "cudaGraphLaunch";
 }
 
 int execute(World *world, WorldThread *thread, const std::string &name, const std::vector<char> &in,
@@ -229,6 +229,9 @@ int execute(World *world, WorldThread *thread, const std::string &name, const st
             return INVALID_DEVICE;
         thread->device = device;
     }
+    if (name == "cudaGraphLaunch")
+        return number(in, 0) < WORLD_EVENTS ? enqueue(world, number(in, 8), number(in, 0))
+                                            : INVALID_VALUE;
     if (name == "cudaMalloc")
         return allocate(world, out);
     if (name == "cudaFree")

@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Short calls that are no copies: run here as GVirtuS's handler runs them, by the same functions of
+ * the same runtime in the same thread, but without what it does around them. So their results, and
+ * the thread's last error, are the handler's.
+ */
+#include "frontend-glue/device_copies/copies.h"
+
+#include "common/clock.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#define PASSES INT32_MIN /* no cudaError_t: GVirtuS runs it */
+
+/* A call's arguments, and what it answers beside its exit code. */
+struct arguments {
+    struct ibx_reader in;
+    uint8_t out[8];
+    size_t out_n;
+};
+
+/* Functions of the runtime; NULL: it has none. */
+static struct {
+    int (*event_record)(void *event, void *stream);
+    int (*stream_wait_event)(void *stream, void *event, unsigned flags);
+    int (*event_query)(void *event);
+    int (*event_synchronize)(void *event);
+    int (*stream_query)(void *stream);
+    int (*stream_synchronize)(void *stream);
+    int (*device_synchronize)(void);
+    int (*graph_launch)(void *graph, void *stream);
+    int (*memset)(void *address, int value, size_t n);
+    int (*malloc)(void **address, size_t n);
+    int (*free)(void *address);
+} runtime;
+
+static void *pointer(struct ibx_reader *r)
+{
+    return (void *)(uintptr_t)ibx_get_u64(r);
+}
+
+static int event_record(struct copies *x, struct arguments *a)
+{
+    (void)x;
+    void *event = pointer(&a->in);
+    return runtime.event_record(event, pointer(&a->in));
+}
+
+static int stream_wait_event(struct copies *x, struct arguments *a)
+{
+    (void)x;
+    void *stream = pointer(&a->in), *event = pointer(&a->in);
+    return runtime.stream_wait_event(stream, event, ibx_get_u32(&a->in));
+}
+
+static int event_query(struct copies *x, struct arguments *a)
+{
+    (void)x;
+    return runtime.event_query(pointer(&a->in));
+}
+
+static int event_synchronize(struct copies *x, struct arguments *a)
+{
+    (void)x;
+    return runtime.event_synchronize(pointer(&a->in));
+}
+
+static int stream_query(struct copies *x, struct arguments *a)
+{
+    (void)x;
+    return runtime.stream_query(pointer(&a->in));
+}
+
+static int stream_synchronize(struct copies *x, struct arguments *a)
+{
+    (void)x;
+    return runtime.stream_synchronize(pointer(&a->in));
+}
+
+static int device_synchronize(struct copies *x, struct arguments *a)
+{
+    (void)x;
+    (void)a;
+    return runtime.device_synchronize();
+}
+
+static int graph_launch(struct copies *x, struct arguments *a)
+{
+    (void)x;
+    void *graph = pointer(&a->in);
+    return runtime.graph_launch(graph, pointer(&a->in));
+}
+
+static int set_memory(struct copies *x, struct arguments *a)
+{
+    void *address = pointer(&a->in);
+    const int value = (int)ibx_get_u32(&a->in);
+    const uint64_t n = ibx_get_u64(&a->in);
+    if (!ibx_isolation_allows(x, (uintptr_t)address, n))
+        return PASSES;
+    return runtime.memset(address, value, n);
+}
+
+/* What tenants allocate and free is noted on GVirtuS's way, where they are kept apart or limited.
+ */
+static bool is_noted(const struct copies *x)
+{
+    return x->isolation.on || x->isolation.limited;
+}
+
+static int allocate(struct copies *x, struct arguments *a)
+{
+    void *address = NULL;
+    if (is_noted(x) || !x->allocates_plainly)
+        return PASSES;
+    const int rc = runtime.malloc(&address, ibx_get_u64(&a->in));
+    struct ibx_writer w = ibx_writer_of(a->out, sizeof(a->out));
+    ibx_put_u64(&w, (uintptr_t)address);
+    a->out_n = w.length;
+    return rc;
+}
+
+static int give_back(struct copies *x, struct arguments *a)
+{
+    void *address = pointer(&a->in);
+    if (is_noted(x))
+        return PASSES;
+    ibx_gpu_registrations_drop(&x->registrations, (uintptr_t)address);
+    return runtime.free(address);
+}
+
+static const struct handler {
+    const char *name; /* on the wire, and in the runtime */
+    void *at;
+    int (*run)(struct copies *x, struct arguments *a);
+    size_t length; /* of the body */
+} handlers[] = {
+    {"cudaEventRecord", &runtime.event_record, event_record, 16},
+    {"cudaStreamWaitEvent", &runtime.stream_wait_event, stream_wait_event, 20},
+    {"cudaEventQuery", &runtime.event_query, event_query, 8},
+    {"cudaEventSynchronize", &runtime.event_synchronize, event_synchronize, 8},
+    {"cudaStreamQuery", &runtime.stream_query, stream_query, 8},
+    {"cudaStreamSynchronize", &runtime.stream_synchronize, stream_synchronize, 8},
+    {"cudaDeviceSynchronize", &runtime.device_synchronize, device_synchronize, 0},
+    {"cudaGraphLaunch", &runtime.graph_launch, graph_launch, 16},
+    {"cudaMemset", &runtime.memset, set_memory, 20},
+    {"cudaMalloc", &runtime.malloc, allocate, 8},
+    {"cudaFree", &runtime.free, give_back, 8},
+};
+#define HANDLERS (sizeof(handlers) / sizeof(handlers[0]))
+
+/* ------------------------------------------------------------------------- the runtime */
+
+static const struct ibx_call *known[HANDLERS]; /* by handler; NULL: the runtime has it not */
+static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
+static atomic_bool loaded;
+
+/* The runtime is there at the latest when a session has made a call that was GVirtuS's. */
+static bool load(struct copies *x)
+{
+    if (atomic_load_explicit(&loaded, memory_order_acquire))
+        return true;
+    if (x->tried_runtime)
+        return false;
+    x->tried_runtime = true;
+    pthread_mutex_lock(&loading);
+    const bool there = ibx_copies_runtime("cudaGetLastError");
+    for (size_t i = 0; i < HANDLERS && there && !atomic_load(&loaded); i++) {
+        void *function = ibx_copies_runtime(handlers[i].name);
+        memcpy(handlers[i].at, &function, sizeof(function));
+        if (function)
+            known[i] = ibx_call_find(handlers[i].name, strlen(handlers[i].name) + 1);
+    }
+    if (there)
+        atomic_store(&loaded, true);
+    pthread_mutex_unlock(&loading);
+    return there;
+}
+
+static const struct handler *handler_of(const struct ibx_call *call, uint64_t length)
+{
+    size_t i = 0;
+    while (i < HANDLERS && known[i] != call)
+        i++;
+    return i < HANDLERS && handlers[i].length == length ? &handlers[i] : NULL;
+}
+
+/* -------------------------------------------------------------------------- the calls */
+
+static _Atomic unsigned captures; /* of all clients */
+
+/* A launch into another stream than the captured one may end the capture when it fails, and would
+ * fail in another way when GVirtuS tries it again. */
+static int launch(struct copies *x, const struct ibx_request *q)
+{
+    return atomic_load(&captures) ? PASSES : ibx_copies_launch(x, q->body, (size_t)q->length);
+}
+
+static int run(struct copies *x, const struct ibx_request *q, struct arguments *a)
+{
+    if (q->called->kind == IBX_CALL_LAUNCH)
+        return launch(x, q) ? PASSES : 0;
+    if (!ibx_copies_able(x)) /* the thread's first call makes a context, which takes long */
+        return PASSES;
+    const struct handler *handler = load(x) ? handler_of(q->called, q->length) : NULL;
+    return handler ? handler->run(x, a) : PASSES;
+}
+
+int ibx_copies_call(struct copies *x, const struct ibx_request *q)
+{
+    const uint64_t began = ibx_now_ns();
+    struct arguments a = {.in = ibx_reader_of(q->body, (size_t)q->length)};
+    uint8_t head[IBX_REPLY_HEAD_MAX];
+    const int code = run(x, q, &a);
+    if (code == PASSES)
+        return IBX_REQUEST_PASS;
+    ibx_session_consume(x->s, q);
+    const double seconds = (double)(ibx_now_ns() - began) / 1e9;
+    ssize_t rc = ibx_session_write(x->s, head,
+                                   ibx_reply_head(x->replies.shape, code, seconds, a.out_n, head));
+    if (rc >= 0 && a.out_n)
+        rc = ibx_session_write(x->s, a.out, a.out_n);
+    if (rc >= 0)
+        rc = ibx_session_sync(x->s);
+    return rc < 0 ? (int)rc : IBX_REQUEST_DONE;
+}
+
+/* ----------------------------------------------------------------- what GVirtuS does itself */
+
+void ibx_copies_call_read(struct copies *x, const char *name)
+{
+    x->ends_capture = !strncmp(name, "cudaStreamEndCapture", 20) && x->captures;
+    x->allocates = !strcmp(name, "cudaMalloc");
+    if (!strncmp(name, "cudaStreamBeginCapture", 22)) {
+        x->captures++;
+        atomic_fetch_add(&captures, 1);
+    }
+    if (!strncmp(name, "__cudaRegister", 14) || !strncmp(name, "__cudaUnregister", 16) ||
+        !strncmp(name, "cudaDeviceReset", 15))
+        ibx_copies_launch_forget();
+}
+
+void ibx_copies_call_answered(struct copies *x)
+{
+    if (x->allocates && !x->replies.exit_code)
+        x->allocates_plainly = x->replies.last_size == 8;
+    if (x->ends_capture) {
+        x->captures--;
+        atomic_fetch_sub(&captures, 1);
+    }
+    x->ends_capture = x->allocates = false;
+}
+
+void ibx_copies_calls_end(struct copies *x)
+{
+    atomic_fetch_sub(&captures, x->captures);
+    x->captures = 0;
+}

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Short calls that the back end's plugin takes out of the stream and runs by CUDA's runtime, on
+// doubles of the runtime and the driver. GVirtuS's handlers run them by the driver alone.
+//
+//   test_gpu_calls PLUGIN.so PROVIDER
+#include "tests/gvirtus/remote.h"
+#include "tests/gvirtus/scene.h"
+
+#include <cstring>
+
+namespace
+{
+
+// The runtime is there, and the forms of replies are known.
+struct Gpu {
+    BackEnd back;
+    std::shared_ptr<Communicator> over;
+    Remote remote;
+
+    explicit Gpu(const std::string &more = "")
+        : back(more, [](auto listening) { cuda_back_end_child(listening, true); }),
+          over(connected(back.port)), remote(over.get())
+    {
+        remote.get_last_error();
+        remote.set_device(0);
+        remote.free(remote.malloc(100));
+    }
+    // How many calls of the runtime that one makes; -1: it has failed.
+    int made(const char *name, const Body &body)
+    {
+        const std::uint64_t before = remote.runtime_calls();
+        return remote.call(name, body) ? -1 : static_cast<int>(remote.runtime_calls() - before);
+    }
+    std::uint64_t event()
+    {
+        std::uint64_t made = 0;
+        if (!remote.call("cudaEventCreate", Body()) && remote.out.size() == 16)
+            std::memcpy(&made, remote.out.data() + 8, 8);
+        return made;
+    }
+};
+
+// One more client.
+struct Client {
+    std::shared_ptr<Communicator> over;
+    Remote remote;
+    explicit Client(const Gpu &gpu) : over(connected(gpu.back.port)), remote(over.get()) {}
+};
+
+Body kernel(std::uint64_t function, unsigned threads, std::uint64_t stream, std::uint64_t to,
+            std::uint64_t from, std::uint64_t n)
+{
+    Body body, arguments;
+    arguments.u64(to).u64(from).u64(n);
+    body.u64(function).i32(1).i32(1).i32(1).i32(static_cast<int>(threads)).i32(1).i32(1).u64(0);
+    return body.u64(stream).host(arguments.bytes.data(), arguments.bytes.size());
+}
+
+bool each_call()
+{
+    Gpu gpu;
+    Remote &remote = gpu.remote;
+    const std::uint64_t stream = remote.stream_create(), event = gpu.event();
+    REQUIRE(stream && event);
+    REQUIRE(gpu.made("cudaEventRecord", Body().u64(event).u64(stream)) == 1);
+    REQUIRE(gpu.made("cudaStreamWaitEvent", Body().u64(stream).u64(event).i32(0)) == 1);
+    REQUIRE(gpu.made("cudaEventSynchronize", Body().u64(event)) == 1);
+    REQUIRE(gpu.made("cudaEventQuery", Body().u64(event)) == 1);
+    REQUIRE(gpu.made("cudaStreamSynchronize", Body().u64(stream)) == 1);
+    REQUIRE(gpu.made("cudaStreamQuery", Body().u64(stream)) == 1);
+    REQUIRE(gpu.made("cudaDeviceSynchronize", Body()) == 1);
+    REQUIRE(gpu.made("cudaMalloc", Body().u64(5000)) == 1);
+    std::uint64_t device = remote.malloc(5000);
+    REQUIRE(device && remote.out.size() == 8);
+    REQUIRE(gpu.made("cudaMemset", Body().u64(device).i32(7).u64(5000)) == 1);
+    char got[5000] = {};
+    REQUIRE(remote.peek(device, got, sizeof(got)) && got[0] == 7 && got[4999] == 7);
+    REQUIRE(gpu.made("cudaFree", Body().u64(device)) == 1);
+    // Of another form, and what is none of these, GVirtuS runs.
+    REQUIRE(gpu.made("cudaStreamSynchronize", Body().u64(stream).i32(0)) == 0);
+    REQUIRE(gpu.made("cudaEventCreate", Body()) == 0);
+    return true;
+}
+
+// Where allocations are counted, that is done on GVirtuS's way.
+bool counted()
+{
+    Gpu gpu("rdma.device_memory : 1G\n");
+    REQUIRE(gpu.made("cudaDeviceSynchronize", Body()) == 1);
+    REQUIRE(gpu.made("cudaMalloc", Body().u64(5000)) == 0);
+    const std::uint64_t device = gpu.remote.malloc(5000);
+    return device && gpu.made("cudaFree", Body().u64(device)) == 0;
+}
+
+// Errors are the runtime's, and so is the thread's last one.
+bool errors()
+{
+    Gpu gpu;
+    Remote &remote = gpu.remote;
+    std::uint64_t calls = remote.runtime_calls();
+    REQUIRE(remote.stream_query(12345) == 400 && remote.runtime_calls() == calls + 1);
+    REQUIRE(remote.get_last_error() == 400 && remote.get_last_error() == 0);
+    REQUIRE(remote.free(12345) != 0 && remote.get_last_error() != 0);
+    REQUIRE(remote.malloc(std::size_t{1} << 60) == 0 && remote.get_last_error() == 2);
+    return true;
+}
+
+bool kernels()
+{
+    Gpu gpu;
+    Remote &remote = gpu.remote;
+    const std::uint64_t stream = remote.stream_create(), to = remote.malloc(4096),
+                        from = remote.malloc(4096);
+    auto bytes = random_bytes(4096, 5);
+    std::vector<char> got(4096);
+    REQUIRE(remote.to_device(from, bytes.data(), 4096) == 0);
+    auto launch = [&](std::uint64_t function, unsigned threads, std::uint64_t n) {
+        return gpu.made("cudaLaunchKernel", kernel(function, threads, stream, to, from, n));
+    };
+    auto there = [&](std::size_t n) {
+        return remote.stream_synchronize(stream) == 0 && remote.peek(to, got.data(), n) &&
+               !std::memcmp(got.data(), bytes.data(), n);
+    };
+    REQUIRE(launch(IBX_DOUBLE_KERNEL, 32, 1000) == 1 && there(1000)); // it is looked up
+    REQUIRE(launch(IBX_DOUBLE_KERNEL, 32, 2000) == 0 && there(2000)); // it is known
+    const unsigned long launched = remote.stats().copies_async;
+    REQUIRE(launch(IBX_DOUBLE_KERNEL, 32, 2000) == 0);
+    REQUIRE(remote.stats().copies_async == launched + 1); // once
+    // After something was registered it is looked up again.
+    remote.call("__cudaRegisterFunction", Body());
+    REQUIRE(launch(IBX_DOUBLE_KERNEL, 32, 2500) == 1 && there(2500));
+    // What fails is GVirtuS's, whose handlers here run anything; no error is left.
+    REQUIRE(launch(0x8000, 32, 3000) == 1 && there(3000) && remote.get_last_error() == 0);
+    REQUIRE(launch(IBX_DOUBLE_KERNEL, 2000, 4000) == 0 && there(4000));
+    REQUIRE(remote.get_last_error() == 0);
+    // While a client captures a stream GVirtuS runs those of all.
+    Client other(gpu);
+    other.remote.call("cudaStreamBeginCapture", Body().u64(stream).i32(0));
+    remote.call("__cudaRegisterFunction", Body());
+    REQUIRE(launch(IBX_DOUBLE_KERNEL, 32, 1000) == 0 && there(1000));
+    other.remote.call("cudaStreamEndCapture", Body().u64(stream).i32(0));
+    REQUIRE(launch(IBX_DOUBLE_KERNEL, 32, 1000) == 1 && there(1000));
+    return true;
+}
+
+// Many at once: replies leave together, and in order.
+bool many()
+{
+    Gpu gpu;
+    const std::uint64_t stream = gpu.remote.stream_create(), to = gpu.remote.malloc(4096),
+                        from = gpu.remote.malloc(4096), event = gpu.event();
+    auto bytes = random_bytes(4096, 6);
+    REQUIRE(gpu.remote.to_device(from, bytes.data(), 4096) == 0);
+    for (unsigned i = 0; i < 2000; i++) {
+        const std::uint64_t at = i % 512;
+        REQUIRE(gpu.remote.call("cudaLaunchKernel",
+                                kernel(IBX_DOUBLE_KERNEL, 32, stream, to + at, from + at, 8)) == 0);
+        REQUIRE(gpu.remote.call("cudaEventRecord", Body().u64(event).u64(stream)) == 0);
+        if (i % 100 == 99)
+            REQUIRE(gpu.remote.device_synchronize() == 0);
+    }
+    std::vector<char> got(519);
+    REQUIRE(gpu.remote.peek(to, got.data(), got.size()));
+    return !std::memcmp(got.data(), bytes.data(), got.size());
+}
+
+} // namespace
+
+int main(int argc, char **argv)
+{
+    if (argc < 3) {
+        std::fprintf(stderr, "usage: test_gpu_calls PLUGIN.so PROVIDER\n");
+        return 2;
+    }
+    scene_open(argv[1], argv[2]);
+    check("each call", each_call);
+    check("memory that is counted", counted);
+    check("errors", errors);
+    check("kernels", kernels);
+    check("many at once", many);
+    return scene_close();
+}
