@@ -171,9 +171,9 @@ void ibx_pool_destroy(struct ibx_pool *pool);
 /* locality.c: equal on both ends only under one running kernel; different for each connection. */
 void ibx_handshake_host_mark(const uint8_t client_nonce[NONCE_BYTES],
                              const uint8_t server_nonce[NONCE_BYTES], uint8_t mark[IBX_HASH_BYTES]);
-/* Equal on both ends only if the server's end of this TCP connection is the socket that the client's
- * kernel knows there: then nobody passes it on in between. False: the client's kernel does not
- * say. */
+/* Equal on both ends only if the server's end of this TCP connection is the socket that the
+ * client's kernel knows there: then nobody passes it on in between. False: the client's kernel does
+ * not say. */
 bool ibx_handshake_end_mark(int fd, enum ibx_role role, const uint8_t client_nonce[NONCE_BYTES],
                             const uint8_t server_nonce[NONCE_BYTES], uint8_t mark[IBX_HASH_BYTES]);
 /* Whether the peer is on this host: a unix socket, our own address, or loopback. */
