@@ -6,6 +6,8 @@
 
 #include "transport/core/tls.h"
 
+#include <openssl/ssl.h>
+
 struct tls_pair {
     struct ibx_tls *tls[2];
     int fd[2], middle[2]; /* the ends' sockets, and the relay's towards each of them */
@@ -32,6 +34,10 @@ void tls_pair_shake(struct tls_pair *pair);
 bool tls_pair_done(struct tls_pair *pair, unsigned end);
 /* The relay goes away, behind what it has. */
 void tls_pair_cut(struct tls_pair *pair);
+/* For an OpenSSL of its own at one end: what it knows of the key. */
+SSL_SESSION *tls_stranger_session(SSL *ssl);
+/* A psk_find_session callback. */
+int tls_stranger_find(SSL *ssl, const unsigned char *id, size_t length, SSL_SESSION **session);
 /* Cuts memory into at most 5 pieces of random length: their number. */
 int tls_pieces(struct iovec *pieces, uint8_t *memory, size_t length);
 

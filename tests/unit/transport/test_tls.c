@@ -374,31 +374,13 @@ static void test_a_child_has_its_own_helpers(void **state)
 
 /* ------------------------------------------------------------------- OpenSSL's own end */
 
-static SSL_SESSION *stranger_session(SSL *ssl)
-{
-    static const uint8_t suite[2] = {0x13, 0x01};
-    SSL_SESSION *session = SSL_SESSION_new();
-    assert_int_equal(SSL_SESSION_set1_master_key(session, tls_key, IBX_TLS_PSK_BYTES), 1);
-    assert_int_equal(SSL_SESSION_set_cipher(session, SSL_CIPHER_find(ssl, suite)), 1);
-    assert_int_equal(SSL_SESSION_set_protocol_version(session, TLS1_3_VERSION), 1);
-    return session;
-}
-
 static int stranger_use(SSL *ssl, const EVP_MD *md, const unsigned char **id, size_t *length,
                         SSL_SESSION **session)
 {
     (void)md;
     *id = (const unsigned char *)"ibx";
     *length = 3;
-    *session = stranger_session(ssl);
-    return 1;
-}
-
-static int stranger_find(SSL *ssl, const unsigned char *id, size_t length, SSL_SESSION **session)
-{
-    assert_int_equal(length, 3);
-    assert_memory_equal(id, "ibx", 3);
-    *session = stranger_session(ssl);
+    *session = tls_stranger_session(ssl);
     return 1;
 }
 
@@ -416,7 +398,7 @@ static void stranger_open(struct stranger *s, bool server, const char *suites)
     s->context = SSL_CTX_new(server ? TLS_server_method() : TLS_client_method());
     SSL_CTX_set_ciphersuites(s->context, suites);
     SSL_CTX_set_num_tickets(s->context, 0);
-    SSL_CTX_set_psk_find_session_callback(s->context, stranger_find);
+    SSL_CTX_set_psk_find_session_callback(s->context, tls_stranger_find);
     SSL_CTX_set_psk_use_session_callback(s->context, stranger_use);
     assert_int_equal(ibx_tls_create(s->fd[0], server ? IBX_ROLE_CLIENT : IBX_ROLE_SERVER, tls_key,
                                     &s->tls, NULL),

@@ -246,24 +246,6 @@ static void test_an_end_in_order_is_known(void **state)
 
 /* ------------------------------------------------------------- OpenSSL at the other end */
 
-static SSL_SESSION *stranger_session(SSL *ssl)
-{
-    static const uint8_t suite[2] = {0x13, 0x01};
-    SSL_SESSION *session = SSL_SESSION_new();
-    assert_int_equal(SSL_SESSION_set1_master_key(session, tls_key, IBX_TLS_PSK_BYTES), 1);
-    assert_int_equal(SSL_SESSION_set_cipher(session, SSL_CIPHER_find(ssl, suite)), 1);
-    assert_int_equal(SSL_SESSION_set_protocol_version(session, TLS1_3_VERSION), 1);
-    return session;
-}
-
-static int stranger_find(SSL *ssl, const unsigned char *id, size_t length, SSL_SESSION **session)
-{
-    (void)id;
-    (void)length;
-    *session = stranger_session(ssl);
-    return 1;
-}
-
 /* To go on waiting until `end`. */
 static bool waits(uint64_t end)
 {
@@ -283,7 +265,7 @@ static void test_openssl_understands_the_kernel(void **state)
     SSL_CTX *context = SSL_CTX_new(TLS_server_method());
     SSL_CTX_set_ciphersuites(context, "TLS_AES_128_GCM_SHA256");
     SSL_CTX_set_num_tickets(context, 0);
-    SSL_CTX_set_psk_find_session_callback(context, stranger_find);
+    SSL_CTX_set_psk_find_session_callback(context, tls_stranger_find);
     SSL *ssl = SSL_new(context);
     SSL_set_fd(ssl, pair.fd[1]);
     int mine = -EAGAIN, theirs = 0;
