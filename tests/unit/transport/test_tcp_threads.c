@@ -200,15 +200,23 @@ static void test_deregistration_after_a_read(void **state)
     end();
 }
 
+/* A WRITE of the client's that the server's thread has begun to receive: its memory there. */
+static struct ibx_mr *write_arrives(uint8_t *here, struct ibx_chunk *chunk)
+{
+    struct ibx_mr *mr = end_register(&server, NULL, MUCH, BOTH);
+    *chunk = chunk_of(IBX_RDMA_WRITE, 1, here, mr, 0, MUCH);
+    assert_int_equal(ibx_provider_tcp.rdma(client.tcp, chunk), 0);
+    UNTIL(ibx_tcp_thread_receives(&server.tcp->lanes[1]), turn_both());
+    return mr;
+}
+
 static void test_deregistration_stops_an_arriving_write(void **state)
 {
     (void)state;
     begin(1, 0);
-    struct ibx_mr *mr = end_register(&server, NULL, MUCH, BOTH);
+    struct ibx_chunk chunk;
     uint8_t *here = calloc(1, MUCH);
-    struct ibx_chunk chunk = chunk_of(IBX_RDMA_WRITE, 1, here, mr, 0, MUCH);
-    assert_int_equal(ibx_provider_tcp.rdma(client.tcp, &chunk), 0);
-    UNTIL(ibx_tcp_thread_receives(&server.tcp->lanes[1]), turn_both());
+    struct ibx_mr *mr = write_arrives(here, &chunk);
     end_turn(&client);
     end_deregister(&server, mr);
     assert_false(ibx_tcp_thread_receives(&server.tcp->lanes[1]));
@@ -257,11 +265,9 @@ static void test_sleepers_are_woken_by_threads(void **state)
 {
     (void)state;
     begin(1, 0);
-    struct ibx_mr *mr = end_register(&server, NULL, MUCH, BOTH);
+    struct ibx_chunk chunk;
     uint8_t *here = calloc(1, MUCH);
-    struct ibx_chunk chunk = chunk_of(IBX_RDMA_WRITE, 1, here, mr, 0, MUCH);
-    assert_int_equal(ibx_provider_tcp.rdma(client.tcp, &chunk), 0);
-    UNTIL(ibx_tcp_thread_receives(&server.tcp->lanes[1]), turn_both());
+    struct ibx_mr *mr = write_arrives(here, &chunk);
     while (ibx_provider_tcp.arm(server.tcp))
         end_turn(&server);
     assert_false(end_wakes(&server, 0));
@@ -285,11 +291,9 @@ static void test_changed_bytes_end_the_connection(void **state)
     static uint8_t junk[20000];
     (void)state;
     begin(1, 0);
-    struct ibx_mr *mr = end_register(&server, NULL, MUCH, BOTH);
+    struct ibx_chunk chunk;
     uint8_t *here = calloc(1, MUCH);
-    struct ibx_chunk chunk = chunk_of(IBX_RDMA_WRITE, 1, here, mr, 0, MUCH);
-    assert_int_equal(ibx_provider_tcp.rdma(client.tcp, &chunk), 0);
-    UNTIL(ibx_tcp_thread_receives(&server.tcp->lanes[1]), turn_both());
+    struct ibx_mr *mr = write_arrives(here, &chunk);
     while (send(client.tcp->lanes[1].fd, junk, sizeof(junk), MSG_DONTWAIT) <= 0)
         end_turn(&server);
     UNTIL(end_lost(&server), end_turn(&server));
