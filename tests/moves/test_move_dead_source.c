@@ -75,15 +75,21 @@ static void test_again(void)
     recovered();
 }
 
+/* A VM with the memory of the one that died. */
+static void start_anew(struct vm *vm)
+{
+    char ram[160];
+    snprintf(ram, sizeof(ram), "memory-backend-file,id=mem0,size=%uM,mem-path=%s,share=on",
+             VM_RAM_MIB, vms[0].ram);
+    vm_start(vm, &(struct vm_options){.append = "", .ram = ram});
+}
+
 /* By something that restarts VMs: it has written to the file. */
 static void test_source_was_started_anew(void)
 {
     struct vm anew;
-    char ram[160];
     source_dies();
-    snprintf(ram, sizeof(ram), "memory-backend-file,id=mem0,size=%uM,mem-path=%s,share=on",
-             VM_RAM_MIB, vms[0].ram);
-    vm_start(&anew, &(struct vm_options){.append = "", .ram = ram});
+    start_anew(&anew);
     recover_refuses("may have overwritten the VM's memory");
     assert_null(aside());
     vm_end(&anew);
@@ -94,11 +100,8 @@ static void test_source_was_started_anew(void)
 static void test_somebody_was_there(void)
 {
     struct vm anew;
-    char ram[160];
     source_dies();
-    snprintf(ram, sizeof(ram), "memory-backend-file,id=mem0,size=%uM,mem-path=%s,share=on",
-             VM_RAM_MIB, vms[0].ram);
-    vm_start(&anew, &(struct vm_options){.append = "", .ram = ram});
+    start_anew(&anew);
     vm_wait_beats(&anew, pair_beats);
     vm_end(&anew);
     pair_recover(&sender);
