@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 #include "tests/doubles/gvirtus/world.h"
 
+#include <climits>
 #include <cstdlib>
 #include <cstring>
+#include <linux/futex.h>
 #include <new>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 World *world_create()
@@ -255,12 +258,26 @@ int execute(World *world, WorldThread *thread, const std::string &name, const st
 
 } // namespace
 
+Gate &Gate::operator=(bool shut)
+{
+    shut_ = shut;
+    if (!shut)
+        syscall(SYS_futex, &shut_, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+    return *this;
+}
+
+void Gate::pass()
+{
+    while (shut_)
+        syscall(SYS_futex, &shut_, FUTEX_WAIT, 1, nullptr, nullptr, 0);
+}
+
 int world_run(World *world, WorldThread *thread, const std::string &name,
               const std::vector<char> &in, Body *out)
 {
     world->requests++;
-    while (world->held && enqueues(name))
-        usleep(100);
+    if (enqueues(name))
+        world->held.pass();
     if (world->slow_us)
         usleep(world->slow_us);
     if (name == "cudaGetLastError" || name == "cudaPeekAtLastError") {

@@ -19,6 +19,17 @@ constexpr unsigned WORLD_STREAMS = 4, WORLD_EVENTS = 8, WORLD_BLOCKS = 4;
 // has that number and bytes that follow from it, at most so many.
 constexpr std::uint64_t WORLD_COPY_MAX = 1u << 24;
 
+// Shut or open, for all processes that share it.
+class Gate
+{
+  public:
+    Gate &operator=(bool shut);
+    void pass(); // waits until it is open
+
+  private:
+    std::atomic<int> shut_;
+};
+
 struct World {
     pthread_mutex_t lock;
     std::uint64_t work[WORLD_STREAMS]; // of stream 100 + i
@@ -29,7 +40,7 @@ struct World {
     bool allocated[WORLD_BLOCKS]; // cudaMalloc returns the first that is free
 
     // By the test, while the back end runs.
-    std::atomic<bool> held;              // what is enqueued waits meanwhile
+    Gate held;                           // what is enqueued waits meanwhile
     std::atomic<unsigned> slow_us;       // each call takes so long
     std::atomic<unsigned> fails_in;      // launches, 0: none fails
     std::atomic<int> fails_with;         // and how
