@@ -51,6 +51,7 @@ static void make_hello(struct handshake_scene *s)
 
 struct server {
     struct ibx_listener *listener;
+    pthread_t thread;
     atomic_bool over;
     int served, fds, fds_most;
     size_t bytes, bytes_most;
@@ -82,6 +83,32 @@ static void *server_main(void *argument)
 
 /* ------------------------------------------------------------------------- the test */
 
+/* A server with a thread of its own; `places` for clients in their handshake, 0: the default. */
+static void begin(struct handshake_scene *s, struct server *server, unsigned places)
+{
+    handshake_open(s, true, 10000);
+    make_hello(s);
+    ibx_listener_close(s->listener);
+    if (places)
+        s->options.unauthenticated = places;
+    assert_int_equal(ibx_listen("rdma://127.0.0.1:0", &s->options, &server->listener, NULL), 0);
+    s->port = (uint16_t)atoi(strrchr(ibx_listener_uri(server->listener), ':') + 1);
+    pthread_create(&server->thread, NULL, server_main, server);
+}
+
+static void over(struct server *server)
+{
+    server->over = true;
+    pthread_join(server->thread, NULL);
+}
+
+static void end(struct handshake_scene *s, struct server *server)
+{
+    ibx_listener_close(server->listener);
+    assert_int_equal(ibx_listen("rdma://127.0.0.1:0", &s->options, &s->listener, NULL), 0);
+    handshake_close(s);
+}
+
 static void visit(const struct handshake_scene *s, const char *uri, uint64_t *longest)
 {
     struct ibx_conn *conn;
@@ -99,14 +126,7 @@ static void clients_get_in_among_strangers(void **state)
     (void)state;
     struct handshake_scene s;
     struct server server = {0};
-    pthread_t thread;
-    handshake_open(&s, true, 10000);
-    make_hello(&s);
-    ibx_listener_close(s.listener);
-    s.options.unauthenticated = PLACES;
-    assert_int_equal(ibx_listen("rdma://127.0.0.1:0", &s.options, &server.listener, NULL), 0);
-    s.port = (uint16_t)atoi(strrchr(ibx_listener_uri(server.listener), ':') + 1);
-    pthread_create(&thread, NULL, server_main, &server);
+    begin(&s, &server, PLACES);
     pid_t child = strangers_begin(&(struct strangers){.to = "127.0.0.1",
                                                       .from = "127.0.0.1",
                                                       .port = s.port,
@@ -125,8 +145,7 @@ static void clients_get_in_among_strangers(void **state)
     }
     close(timer);
     strangers_end(child);
-    server.over = true;
-    pthread_join(thread, NULL);
+    over(&server);
     print_message("the slowest client took %.1f ms; %d descriptors and %zu KiB more at most\n",
                   (double)longest / 1e6, server.fds_most - server.fds,
                   (server.bytes_most - server.bytes) / 1024);
@@ -135,9 +154,7 @@ static void clients_get_in_among_strangers(void **state)
     /* Beside the strangers: one who has proven itself, and the clients of this process. */
     assert_true(server.fds_most - server.fds <= (int)PLACES + 16);
     assert_true(server.bytes_most <= server.bytes + PLACES * PLACE_BYTES + (1 << 20));
-    ibx_listener_close(server.listener);
-    assert_int_equal(ibx_listen("rdma://127.0.0.1:0", &s.options, &s.listener, NULL), 0);
-    handshake_close(&s);
+    end(&s, &server);
 }
 
 static bool own_network;
@@ -166,13 +183,7 @@ static void flood(const char *from, unsigned addresses)
 {
     struct handshake_scene s;
     struct server server = {0};
-    pthread_t thread;
-    handshake_open(&s, true, 10000);
-    make_hello(&s);
-    ibx_listener_close(s.listener);
-    assert_int_equal(ibx_listen("rdma://127.0.0.1:0", &s.options, &server.listener, NULL), 0);
-    s.port = (uint16_t)atoi(strrchr(ibx_listener_uri(server.listener), ':') + 1);
-    pthread_create(&thread, NULL, server_main, &server);
+    begin(&s, &server, 0);
     pid_t child = strangers_flood(&(struct strangers){.to = "127.0.0.1",
                                                       .from = from,
                                                       .port = s.port,
@@ -185,15 +196,12 @@ static void flood(const char *from, unsigned addresses)
     for (int i = 0; i < VISITS; i++)
         visit(&s, ibx_listener_uri(server.listener), &longest);
     strangers_end(child);
-    server.over = true;
-    pthread_join(thread, NULL);
+    over(&server);
     print_message("a flood from %u addresses: the slowest client took %.1f ms\n", addresses,
                   (double)longest / 1e6);
     assert_int_equal(server.served, VISITS);
     assert_true(longest < SOON_MS * IBX_NS_PER_MS);
-    ibx_listener_close(server.listener);
-    assert_int_equal(ibx_listen("rdma://127.0.0.1:0", &s.options, &s.listener, NULL), 0);
-    handshake_close(&s);
+    end(&s, &server);
 }
 
 static void clients_get_in_among_a_flood(void **state)
