@@ -101,6 +101,15 @@ static bool ends_capture(int exit_code)
     return !exit_code || exit_code == CAPTURE_INVALIDATED || exit_code == CAPTURE_UNJOINED;
 }
 
+/* Whether it returns the errors of earlier calls: it waits for the device, or resets it. */
+static bool tells(const struct ibx_pipeline *p)
+{
+    static const char reset[] = "cudaDeviceReset";
+    const enum ibx_call_kind kind = p->call->kind;
+    return kind == IBX_CALL_WAITS || kind == IBX_CALL_QUERIES || kind == IBX_CALL_FREES ||
+           (kind == IBX_CALL_RESETS && !memcmp(p->staged, reset, sizeof(reset)));
+}
+
 /* The reply's first four bytes, which may be changed. */
 static void note_exit_code(struct ibx_pipeline *p, uint8_t *bytes)
 {
@@ -109,9 +118,7 @@ static void note_exit_code(struct ibx_pipeline *p, uint8_t *bytes)
     if (kind == IBX_CALL_LAST_ERROR || kind == IBX_CALL_PEEK_ERROR)
         code = last_error(p, before, kind == IBX_CALL_LAST_ERROR);
     else
-        code = ibx_waiting_told(p, before,
-                                kind == IBX_CALL_WAITS || kind == IBX_CALL_QUERIES ||
-                                    kind == IBX_CALL_FREES);
+        code = ibx_waiting_told(p, before, tells(p));
     struct ibx_writer w = ibx_writer_of(bytes, 4);
     ibx_put_u32(&w, (uint32_t)code);
     if (kind == IBX_CALL_SET_DEVICE && before)

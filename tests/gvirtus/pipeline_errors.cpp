@@ -42,6 +42,11 @@ bool errors_later()
         REQUIRE(app.synchronize() == 0);
         REQUIRE(app.launch(1) == 0 && app.last_error() == 0); // it succeeds again
     }
+    scene.world->fails_with = 702; // a reset returns it, too
+    scene.world->fails_in = 1;
+    REQUIRE(app.launch(1) == 0 && becomes([&] { return scene.world->fails_in == 0; }));
+    REQUIRE(app.call("cudaDeviceReset", Body()) == 702 && app.synchronize() == 0);
+    REQUIRE(app.last_error() == 702 && app.last_error() == 0 && warm(&app));
     // Where success was not certain, the last error waits for it.
     for (int i = 0; i < 3; i++) {
         REQUIRE(app.set(1, 99) == 0 && app.last_error() == 400 && app.last_error() == 0);
