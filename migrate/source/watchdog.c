@@ -6,6 +6,13 @@
  *   C         committed                R  released
  *
  * The end of that stream means that the tool has ended, for whatever reason.
+ *
+ * state machine: watchdog
+ *   [*] -> WATCHING -> SETTLING -> DISMISSED -> [*]  committed, then released
+ *   WATCHING -> DISMISSED                            committed, or released
+ *
+ * WATCHING: it continues the VM. SETTLING: where libvirt drives, which may still continue the VM
+ * here; it puts QEMU's settings back then. DISMISSED: it does nothing.
  */
 #include "migrate/source/watchdog.h"
 
@@ -30,13 +37,22 @@
 #define LOOK_MS        1000  /* for one look at a QEMU that libvirt may end */
 #define RETRY_MS       100   /* between two tries to reach the monitor */
 
+enum watchdog_state { WATCHING, SETTLING, DISMISSED };
+
+static const struct ibx_state watchdog_states[] = {
+    [WATCHING] = {"watching", IBX_TO(SETTLING) | IBX_TO(DISMISSED),
+                  IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [SETTLING] = {"settling", IBX_TO(DISMISSED), IBX_STATE_FINAL},
+    [DISMISSED] = {"dismissed", 0, IBX_STATE_FINAL},
+};
+static const struct ibx_state_table watchdog_table = IBX_STATE_TABLE("watchdog", watchdog_states);
+
 struct watchdog {
     struct ibx_journal record;
     struct ibx_vm_undo vm;
     const char *folder;
-    int lock_fd;    /* the record's lock; -1: let go of */
-    bool dismissed; /* committed or released: it does nothing */
-    bool settles;   /* committed, and libvirt may still continue the VM here */
+    int lock_fd; /* the record's lock; -1: let go of */
+    struct ibx_state_machine state;
     char line[LINE_MAX_BYTES];
     size_t length; /* of a line that has begun */
 };
@@ -59,8 +75,10 @@ static void on_letter(struct watchdog *w, char letter)
         w->line[w->length++] = letter;
     else if (!w->length) {
         w->vm.touched |= letter == 'T';
-        w->settles |= letter == 'C' && w->vm.libvirt;
-        w->dismissed |= (letter == 'C' && !w->vm.libvirt) || letter == 'R';
+        if (letter == 'C')
+            ibx_state_move(&w->state, w->vm.libvirt ? SETTLING : DISMISSED);
+        if (letter == 'R' && w->state.now != DISMISSED)
+            ibx_state_move(&w->state, DISMISSED);
     }
 }
 
@@ -181,11 +199,11 @@ static void watchdog_main(struct watchdog *w, int fd)
     while ((n = read(fd, letters, sizeof(letters))) > 0 || (n < 0 && errno == EINTR))
         for (ssize_t i = 0; i < n; i++)
             on_letter(w, letters[i]);
-    if (!w->dismissed && w->settles)
+    if (w->state.now == SETTLING)
         await_libvirt(w);
-    else if (!w->dismissed)
+    else if (w->state.now == WATCHING)
         continue_vm(w);
-    if (!w->dismissed && w->vm.libvirt)
+    if (w->state.now != DISMISSED && w->vm.libvirt)
         sweep(w->vm.libvirt);
     _exit(0);
 }
@@ -201,8 +219,10 @@ int ibx_watchdog_start(struct ibx_watchdog *watchdog, const char *folder,
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair))
         return ibx_error_set(err, -errno, "no pipe to a watchdog: %s", strerror(errno));
     struct watchdog *w = calloc(1, sizeof(*w));
-    if (w)
+    if (w) {
         *w = (struct watchdog){.record = *record, .vm = *vm, .folder = folder, .lock_fd = lock_fd};
+        ibx_state_begin(&w->state, &watchdog_table, WATCHING);
+    }
     pid_t pid = w ? fork() : -1;
     if (pid == 0) {
         close_others(pair[0], lock_fd);
