@@ -51,7 +51,7 @@ def interrupted_before(scene, state):
     if state == "source:kept":
         scene.receive(stop_at="destination:ready")
         scene.send(stop_at=state)
-        scene.receiver.stopped()
+        scene.receiver.stopped(scene.check_time)
         scene.hold(scene.receiver)
         scene.sender.signal(signal.SIGINT)
     else:
@@ -65,9 +65,9 @@ def interrupted_before(scene, state):
 def qemu_gone(scene, state):
     """The QEMU of that side is killed, which makes its tool come to this state."""
     if state == "source:stranded":
-        scene.receive(stop_at="destination:ready")
+        scene.receive(stop_at="destination:mapped")
         scene.send(stop_at=state)
-        scene.receiver.stopped()
+        scene.receiver.stopped(scene.check_time)
         scene.hold(scene.receiver)
         scene.kill_qemu(scene.a)
     elif state == "destination:answering":
@@ -210,7 +210,9 @@ class Struck(Scene):
         try:
             STATES[case.state](self, case.state)
             tool = self.sender if case.state.startswith("source") else self.receiver
-            tool.stopped()
+            tool.stopped(self.check_time)
+        except TooSlow:
+            raise
         except Failed as why:
             self.go_on()
             pause(1)

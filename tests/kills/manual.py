@@ -87,8 +87,8 @@ class Operator:
         tool = scene.tool("source", "rollback", "--qmp", scene.a.socket)
         if tool.ends() == 0:
             self.rolled_back = True
-        elif "try again" in tool.said():
-            pause(1)
+        elif "try again" in tool.said() or "there is no unfinished" in tool.said():
+            pause(1)  # the watchdog brings the VM back, or has just done so
         elif scene.a.alive():
             raise Failed(f"rollback failed with {tool.code()}: {tool.text()}")
 
@@ -285,7 +285,9 @@ class Judge:
             scene.new_destination()
             scene.receive()
             scene.send()
-            codes = scene.sender.ends(), scene.receiver.ends()
+            if scene.sender.ends() and scene.receiver.phase() == "waiting":
+                scene.receiver.signal(signal.SIGINT)  # nobody has come to it
+            codes = scene.sender.code(), scene.receiver.ends()
             if codes == (0, 0):
                 break
             if left == 1 or not scene.was_slow():

@@ -187,9 +187,10 @@ class Tool:
         if words not in self.text():
             raise Failed(f"{self.name} ended with {self.code()} and did not print {words}")
 
-    def stopped(self):
-        """Waits until it has stopped itself."""
+    def stopped(self, look=lambda: None):
+        """Waits until it has stopped itself, while `look` sees nothing against it."""
         def state():
+            look()
             if not self.alive():
                 raise Failed(f"{self.name} ended with {self.code()} before the state was reached")
             with open(f"/proc/{self.process.pid}/stat", encoding="ascii") as file:
@@ -259,7 +260,16 @@ class Scene:
 
     def filling(self):
         """Waits until the VM runs at the destination while its pages come slowly."""
-        until(lambda: self.receiver.phase() == "filling", "pages that come")
+        def fills():
+            self.check_time()
+            return self.receiver.phase() == "filling"
+        until(fills, "pages that come")
+
+    def check_time(self):
+        """Raises TooSlow when the sender has given up before it came to anything."""
+        if self.sender and not self.sender.alive() and self.receiver.phase() == "waiting" and \
+                self.was_slow():
+            raise TooSlow(f"{self.sender.name} ended before the state was reached")
 
     def fast(self):
         """Pages come as fast as they can."""
