@@ -354,7 +354,8 @@ void ibx_destination_qemu_fini(struct destination_qemu *qemu);
  * state machine: destination warm
  *   [*] -> OFF -> IDLE                   both sides want it: a part is awaited
  *   IDLE -> NAMED -> FETCHING -> IDLE    all of a part is named; an engine fetches it
- *   IDLE -> PREPARED                     what was written since is dropped: the VM may stop
+ *   IDLE -> PREPARED                     what was written since is dropped, here and perhaps once
+ *                                        more: the VM may stop
  *   PREPARED -> SETTLED                  the same, after the stop
  *   SETTLED -> APPLIED                   the page map is here: QEMU may load the device state
  *   any -> [*]

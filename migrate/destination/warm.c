@@ -147,6 +147,8 @@ int ibx_destination_warm_on_round(struct destination *d, const struct ibx_bytes 
 static int prepare(struct destination *d, struct ibx_error *err)
 {
     int rc = drop(d, err);
+    if (!rc && d->warm.state.now == WARM_PREPARED)
+        return send_done(d, 0, 0, err);
     if (!rc)
         rc = ibx_destination_ram_engine(&d->ram, d->link.readers, d->link.count, false, err);
     if (!rc)
@@ -158,8 +160,8 @@ int ibx_destination_warm_on_end(struct destination *d, const struct ibx_migrate_
                                 struct ibx_error *err)
 {
     struct destination_warm *warm = &d->warm;
-    const bool last = round->kind == IBX_ROUND_LAST;
-    if (!takes(d) || last != (warm->state.now == WARM_PREPARED))
+    const bool last = round->kind == IBX_ROUND_LAST, prepared = warm->state.now == WARM_PREPARED;
+    if (!takes(d) || (last && !prepared) || (prepared && round->kind == IBX_ROUND_FETCH))
         return unexpected(d, "ROUND_END", err);
     if (warm->part.next != warm->part.pages || warm->part.data_pages != round->pages ||
         round->number != warm->round.number + 1)

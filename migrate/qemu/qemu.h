@@ -260,8 +260,9 @@ void ibx_tracker_init(struct ibx_tracker *tracker);
  * is too old; others as ibx_uffd_make(). */
 int ibx_tracker_open(struct ibx_tracker *tracker, const struct ibx_guest_ram *ram,
                      struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err);
-/* Sets the bits of the pages of a block that were written since the last call, or since open. */
-int ibx_tracker_scan(const struct ibx_tracker *tracker, size_t block, uint64_t *bits,
+/* Sets the bits of the pages of a block that were written since the last call, or since open.
+ * `last`: it is not called again. */
+int ibx_tracker_scan(const struct ibx_tracker *tracker, size_t block, bool last, uint64_t *bits,
                      uint64_t *count, struct ibx_error *err);
 /* Waits until what the host's kernel was writing into pages of guest RAM before the last scan is
  * there: reads past the page cache (cache=none) and commands of SCSI devices mark the pages that

@@ -57,18 +57,19 @@ int ibx_tracker_open(struct ibx_tracker *tracker, const struct ibx_guest_ram *ra
         rc = ibx_dirty_register(tracker->uffd, block->address, block->size, err);
         if (!rc)
             rc = ibx_dirty_scan(tracker->pagemap, block->address, block->size, block->page_size,
-                                NULL, NULL, err);
+                                false, NULL, NULL, err);
     }
     if (rc)
         ibx_tracker_close(tracker);
     return rc;
 }
 
-int ibx_tracker_scan(const struct ibx_tracker *tracker, size_t block, uint64_t *bits,
+int ibx_tracker_scan(const struct ibx_tracker *tracker, size_t block, bool last, uint64_t *bits,
                      uint64_t *count, struct ibx_error *err)
 {
     const struct ibx_guest_block *of = &tracker->ram->blocks[block];
-    return ibx_dirty_scan(tracker->pagemap, of->address, of->size, of->page_size, bits, count, err);
+    return ibx_dirty_scan(tracker->pagemap, of->address, of->size, of->page_size, last, bits, count,
+                          err);
 }
 
 /* Reads of such a block node may write to pages that the kernel has pinned. */

@@ -339,7 +339,7 @@ static int on_event(struct source *s, json_t *event, struct ibx_error *err)
     if (source_committed(s))
         return ibx_source_on_intruder(s, event, err);
     ibx_source_warm_on_event(s, event);
-    if (s->state.now >= SOURCE_STARTING && job)
+    if ((s->state.now >= SOURCE_STARTING || s->warm.state.now >= WARM_DROPPING) && job)
         return ibx_error_set(err, -EBUSY,
                              "the block job %.64s began here at the last moment: wait for its end, "
                              "or end it (job-cancel)",
@@ -453,8 +453,8 @@ static int skip_pause(struct source *s)
     return rc == -EAGAIN && ibx_now_ns() < s->pause_by_ns ? rc : 0;
 }
 
-/* From here on QEMU stops the VM. */
-static int start(struct source *s, struct ibx_error *err)
+/* All that takes time before QEMU may stop the VM. */
+static int get_ready(struct source *s, struct ibx_error *err)
 {
     int rc = check_block_users(s, err);
     if (!rc && s->vm.managed)
@@ -466,8 +466,14 @@ static int start(struct source *s, struct ibx_error *err)
     if (rc)
         return rc;
     s->vm.undo.touched = true;
-    rc = s->vm.managed ? ibx_gate_let(&s->gate, err)
-                       : ibx_source_stream_open(&s->stream, s->vm.qmp, err);
+    return 0;
+}
+
+/* From here on QEMU stops the VM. */
+static int start(struct source *s, struct ibx_error *err)
+{
+    int rc = s->vm.managed ? ibx_gate_let(&s->gate, err)
+                           : ibx_source_stream_open(&s->stream, s->vm.qmp, err);
     return rc ? rc : ibx_source_move(s, SOURCE_STARTING, err);
 }
 
@@ -482,12 +488,18 @@ static int step_exposing(struct source *s, struct ibx_error *err)
     rc = ibx_source_warm_begin(s, err);
     if (rc)
         return rc;
-    return s->warm.state.now == WARM_OFF ? start(s, err) : ibx_source_move(s, SOURCE_WARMING, err);
+    if (s->warm.state.now != WARM_OFF)
+        return ibx_source_move(s, SOURCE_WARMING, err);
+    rc = get_ready(s, err);
+    return rc ? rc : start(s, err);
 }
 
 static int step_warming(struct source *s, struct ibx_error *err)
 {
+    const bool between = s->warm.state.now == WARM_BETWEEN;
     int rc = ibx_source_warm_step(s, err);
+    if (!rc && between && s->warm.state.now == WARM_DROPPING) /* while the destination drops */
+        rc = get_ready(s, err);
     return rc || s->warm.state.now != WARM_OVER ? rc : start(s, err);
 }
 

@@ -249,6 +249,7 @@ struct source_warm {
     uint64_t pass_pages;         /* wanted when this pass through guest RAM began */
     uint64_t rate;               /* bytes per second, of the last part; 0: not known */
     uint64_t began_ns;
+    unsigned drops;                       /* rounds of that kind */
     uint32_t number;                      /* of the last round that was sent */
     int64_t others[IBX_GUEST_BLOCKS_MAX]; /* pages of a block's file beside those with data */
     bool lost;                            /* what was written is not known */

@@ -27,6 +27,8 @@
 #define PART_LEAST      (16ull << 20) /* bytes */
 #define ENOUGH_MS       10            /* what is fetched within this is as well left to post-copy */
 #define SETTLE_MS       3000          /* for devices */
+#define DROP_ENOUGH     64u           /* pages */
+#define DROPS_MOST      4u
 #define OPEN_MS         2000
 
 static const struct ibx_state warm_states[] = {
@@ -50,7 +52,7 @@ void ibx_source_warm_init(struct source_warm *warm)
 
 /* ---------------------------------------------------------------- what was written */
 
-static int scan(struct source *s, struct ibx_error *err)
+static int scan(struct source *s, bool last, struct ibx_error *err)
 {
     struct source_warm *warm = &s->warm;
     int rc = 0;
@@ -58,7 +60,7 @@ static int scan(struct source *s, struct ibx_error *err)
         uint64_t written = 0, *bits = calloc((warm->written.blocks[i].pages + 63) / 64, 8);
         if (!bits)
             return ibx_error_set(err, -ENOMEM, "no memory for a page map");
-        rc = ibx_tracker_scan(&warm->tracker, i, bits, &written, err);
+        rc = ibx_tracker_scan(&warm->tracker, i, last, bits, &written, err);
         if (!rc)
             ibx_page_map_put_block(&warm->written, i, bits);
         free(bits);
@@ -80,10 +82,10 @@ static void lose(struct source *s, const struct ibx_error *why)
     s->warm.lost = true;
 }
 
-static void look(struct source *s)
+static void look(struct source *s, bool last)
 {
     struct ibx_error why = {0};
-    if (!s->warm.lost && scan(s, &why))
+    if (!s->warm.lost && scan(s, last, &why))
         lose(s, &why);
 }
 
@@ -280,19 +282,35 @@ static void choose_stale(struct source *s)
         ibx_page_map_add(part, &warm->wanted);
         ibx_page_map_keep(part, &warm->held);
     }
-    ibx_page_map_remove(&warm->held, part);
+}
+
+static int send_stale(struct source *s, enum ibx_round_kind kind, struct ibx_error *err)
+{
+    ibx_page_map_remove(&s->warm.held, &s->warm.part);
+    return send_round(s, kind, err);
+}
+
+/* A dropped page takes the destination microseconds, in which others are written: again, until
+ * there are few to be dropped while the VM stands still. */
+static int drop_more(struct source *s, struct ibx_error *err)
+{
+    look(s, false);
+    choose_stale(s);
+    if (s->warm.part.data_pages <= DROP_ENOUGH || ++s->warm.drops == DROPS_MOST)
+        return ibx_state_move(&s->warm.state, WARM_OVER);
+    return send_stale(s, IBX_ROUND_DROP, err);
 }
 
 static int next_part(struct source *s, struct ibx_error *err)
 {
     struct source_warm *warm = &s->warm;
     struct ibx_error why = {0};
-    look(s);
+    look(s, false);
     int rc = 0;
     if (is_enough(s)) {
         rc = ibx_state_move(&warm->state, WARM_DROPPING);
         choose_stale(s);
-        return rc ? rc : send_round(s, IBX_ROUND_DROP, err);
+        return rc ? rc : send_stale(s, IBX_ROUND_DROP, err);
     }
     if (ibx_tracker_settle(s->vm.qmp, ibx_deadline_in_ms(SETTLE_MS), &why)) {
         lose(s, &why); /* what devices write now may come after the pages were fetched */
@@ -328,7 +346,7 @@ int ibx_source_warm_on_done(struct source *s, const struct ibx_migrate_round_don
                              done->number, warm->number,
                              ibx_state_name(&warm_table, warm->state.now));
     if (dropping)
-        return ibx_state_move(&warm->state, WARM_OVER);
+        return drop_more(s, err);
     if (done->bytes && done->ns)
         warm->rate = (uint64_t)((double)done->bytes * 1e9 / (double)done->ns);
     s->status.warm_bytes += done->bytes;
@@ -343,14 +361,14 @@ int ibx_source_warm_stopped(struct source *s, struct ibx_error *err)
     struct source_warm *warm = &s->warm;
     if (warm->state.now != WARM_OVER)
         return 0;
-    look(s);
+    look(s, true);
     int rc = warm->lost ? 0 : look_for_given_back(s, false, err);
     if (rc)
         return rc;
     choose_stale(s);
-    s->status.warm_pages = warm->held.data_pages;
+    s->status.warm_pages = warm->held.data_pages - warm->part.data_pages;
     rc = ibx_state_move(&warm->state, WARM_STOPPED);
-    return rc ? rc : send_round(s, IBX_ROUND_LAST, err);
+    return rc ? rc : send_stale(s, IBX_ROUND_LAST, err);
 }
 
 void ibx_source_warm_end(struct source *s)

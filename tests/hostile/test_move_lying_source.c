@@ -246,6 +246,25 @@ static void lie_not_exposed(void)
     send_map(1, 1);
 }
 
+static void to_rounds(void)
+{
+    liar.hello.warm = true;
+    to_ready();
+    assert_true(liar.control.answer.warm);
+}
+
+/* Without having asked for it. */
+static void lie_round(void)
+{
+    line_send_bytes(&liar.control, IBX_MIGRATE_ROUND, "\0\0\0\0\0\0\0\0\0", 9);
+}
+
+/* What was written last before the stop is not named. */
+static void lie_map_without_its_round(void)
+{
+    send_map(0, 0);
+}
+
 static void lie_garbage_state(void)
 {
     send_map(0, 0);
@@ -502,6 +521,9 @@ static const struct lie {
     {"a region outside", to_ready, lie_region_outside, "lies outside", true, false},
     {"regions overlap", to_ready, lie_regions_overlap, "in two regions", true, false},
     {"data that is not exposed", to_ready, lie_not_exposed, "does not expose it", true, false},
+    {"a round", to_ready, lie_round, "sent ROUND while", true, false},
+    {"a map without its round", to_rounds, lie_map_without_its_round, "sent MAP_END while", true,
+     false},
     {"garbage for QEMU", to_ready, lie_garbage_state, "QEMU", true, false},
     {"half a state", to_ready, lie_truncated_state, "device state", false, false},
     {"a wrong last section", to_ready, lie_last_section, "QEMU", false, false},
