@@ -124,7 +124,7 @@ ssize_t ibx_tcp_lane_write(struct tcp_lane *lane, struct iovec *pieces, int coun
     return n < 0 ? -errno : n;
 }
 
-static ssize_t lane_read(struct tcp_lane *lane, struct iovec *pieces, int count)
+ssize_t ibx_tcp_lane_read(struct tcp_lane *lane, struct iovec *pieces, int count)
 {
     if (lane->tls)
         return ibx_tls_receive(lane->tls, pieces, count);
@@ -347,7 +347,7 @@ void ibx_tcp_lane_pull(struct tcp_lane *lane)
         if (ibx_tcp_thread_pull(lane))
             return;
         int count = input_pieces(lane, pieces, scrap);
-        ssize_t n = lane_read(lane, pieces, count);
+        ssize_t n = ibx_tcp_lane_read(lane, pieces, count);
         if (n == -EAGAIN) {
             lane->quiet++;
             return;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * A thread for an encrypted bulk lane, so that several lanes are sealed, opened, read and written
- * at the same time. It starts with the lane's first long body and ends with the connection.
+ * A thread for a bulk lane that is encrypted or one of several, so that lanes are sealed, opened,
+ * read and written at the same time. It starts with the lane's first long body and ends with the
+ * connection.
  *
  * The polling thread stays the owner of the connection: it reads headers, decides where bodies go,
  * and reports. It gives the lane's thread items to send and one body at a time to receive, and
@@ -40,7 +41,6 @@ enum input { INPUT_NONE, INPUT_GIVEN, INPUT_DONE };
 
 struct tcp_thread {
     struct tcp_lane *lane;
-    struct ibx_tls *tls;
     pthread_t thread;
     pid_t process; /* whose thread it is */
     int wake_fd;
@@ -95,13 +95,19 @@ static int output_pieces(struct tcp_thread *t, struct iovec *pieces)
     return n;
 }
 
+/* TLS has bytes that it could not give to the socket. */
+static bool unsent(const struct tcp_thread *t)
+{
+    return t->lane->tls && ibx_tls_unsent(t->lane->tls);
+}
+
 static bool output_step(struct tcp_thread *t)
 {
     struct iovec pieces[2 * RING];
     int n = t->output_status ? 0 : output_pieces(t, pieces);
-    if (t->output_status || (!n && !ibx_tls_unsent(t->tls)))
+    if (t->output_status || (!n && !unsent(t)))
         return false;
-    ssize_t took = ibx_tls_send(t->tls, pieces, n);
+    ssize_t took = ibx_tcp_lane_write(t->lane, pieces, n);
     if (took == -EAGAIN)
         return false;
     if (took < 0)
@@ -129,7 +135,7 @@ static bool input_step(struct tcp_thread *t)
     struct iovec left[2] = {t->pieces[0], t->pieces[1]};
     left[0].iov_base = (uint8_t *)left[0].iov_base + t->got;
     left[0].iov_len -= t->got;
-    ssize_t n = ibx_tls_receive(t->tls, left, 2);
+    ssize_t n = ibx_tcp_lane_read(t->lane, left, 2);
     if (n == -EAGAIN)
         return false;
     if (n > 0)
@@ -162,7 +168,7 @@ static void doze(struct tcp_thread *t, unsigned calls)
     struct pollfd fds[] = {{.fd = t->wake_fd, .events = POLLIN}, {.fd = -1}};
     pthread_mutex_lock(&t->step);
     if (!t->stopped) {
-        bool sends = !t->output_status && (t->done != t->given || ibx_tls_unsent(t->tls));
+        bool sends = !t->output_status && (t->done != t->given || unsent(t));
         bool receives = t->input == INPUT_GIVEN;
         fds[1].events = (short)((sends ? POLLOUT : 0) | (receives ? POLLIN : 0));
         fds[1].fd = fds[1].events ? t->lane->fd : -1;
@@ -256,19 +262,20 @@ static bool allowed(const struct tcp *tcp)
 static bool threaded(struct tcp_lane *lane, size_t length)
 {
     struct tcp *tcp = lane->tcp;
-    if (lane->thread || length < BODY_MIN || !lane->index || !lane->tls || lane->flight_count ||
+    const bool worth = lane->tls || tcp->lane_count > 1; /* a plain one is as fast as its thread */
+    if (lane->thread || length < BODY_MIN || !lane->index || !worth || lane->flight_count ||
         !allowed(tcp))
         return lane->thread;
     struct tcp_thread *t = calloc(1, sizeof(*t));
     if (!t)
         goto none;
     t->lane = lane;
-    t->tls = lane->tls;
     t->process = getpid();
     t->spin_ns = ibx_thread_may_spin() ? ibx_link_options(tcp->link)->spin_us * IBX_NS_PER_US : 0;
     t->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     pthread_mutex_init(&t->step, NULL);
-    ibx_tls_work_alone(lane->tls);
+    if (lane->tls)
+        ibx_tls_work_alone(lane->tls);
     if (t->wake_fd < 0 || wake_open(tcp) || create(t))
         goto none;
     tcp->threads++;

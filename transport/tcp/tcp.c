@@ -102,7 +102,8 @@ static void query(void *endpoint, struct ibx_caps *caps, char *description, size
     static const char *const engines[] = {"system calls", "io_uring", "io_uring with SEND_ZC"};
     struct tcp *tcp = endpoint;
     const struct ibx_options *options = ibx_link_options(tcp->link);
-    bool shared = !tcp->lane_count || (tcp->lanes[0].tls && tcp->lane_count > 1);
+    bool threads = tcp->lanes[0].tls || (tcp->threads_max && !tcp_uring(tcp));
+    bool shared = !tcp->lane_count || (threads && tcp->lane_count > 1);
     tcp->chunk = options->chunk ? options->chunk : shared ? SHARED_CHUNK : DEFAULT_CHUNK;
     *caps = (struct ibx_caps){
         .message_max = tcp->message_max,

@@ -106,7 +106,7 @@ struct tcp_lane {
     unsigned awaited; /* answers to own READs still to come on it */
     unsigned quiet;   /* consecutive reads that found nothing */
 
-    struct tcp_thread *thread; /* NULL: none; while it has work, tls is its own */
+    struct tcp_thread *thread; /* NULL: none; while it has work, socket and tls are its own */
 
     /* The uring's, while it has work of this lane. */
     bool uring_in, uring_out;
@@ -301,8 +301,9 @@ struct tcp_item *ibx_tcp_lane_pop(struct tcp_lane *lane);
 bool ibx_tcp_lane_has_output(const struct tcp_lane *lane);
 /* Input waits inside TLS, which poll(2) does not see. */
 bool ibx_tcp_lane_has_input(const struct tcp_lane *lane);
-/* One write to the lane: the bytes taken, or a negative errno. */
+/* One write to the lane: the bytes taken, or a negative errno. And one read: 0 is the end. */
 ssize_t ibx_tcp_lane_write(struct tcp_lane *lane, struct iovec *pieces, int count);
+ssize_t ibx_tcp_lane_read(struct tcp_lane *lane, struct iovec *pieces, int count);
 /* Gives queued items to the socket as far as it takes them. */
 void ibx_tcp_lane_push(struct tcp_lane *lane);
 /* Takes what has arrived. */
