@@ -320,7 +320,7 @@ def hostile_names_pass_no_shell(scene):
 
 @case
 def what_was_plugged_in_is_there_too(scene):
-    ports = [one for i in range(1, 4)
+    ports = [one for i in range(1, 5)
              for one in ("-device", f"pcie-root-port,id=port{i},chassis={i},addr={i + 8:x}")]
     source = start_vm(scene, *ports, "-object", "iothread,id=gone", "-object", "iothread,id=stays")
     with open(scene.here.path("plugged.img"), "wb") as file:
@@ -337,15 +337,23 @@ def what_was_plugged_in_is_there_too(scene):
                                    "locking": "off"}}),
         ("device_add", {"driver": "virtio-blk-pci", "id": "disk1", "drive": "plugged",
                         "bus": "port2", "iothread": "io1", "serial": "a b"}),
-        ("device_add", {"driver": "virtio-rng-pci", "id": "rng1", "bus": "port3"}))
+        ("device_add", {"driver": "virtio-rng-pci", "id": "rng1", "bus": "port3"}),
+        # With two queues, so that both QEMUs can have it.
+        ("netdev_add", {"type": "tap", "id": "net1", "ifname": f"ibx{os.getpid()}", "queues": 2,
+                        "script": "no", "downscript": "no"}),
+        ("device_add", {"driver": "virtio-net-pci", "id": "nic1", "netdev": "net1", "mq": True,
+                        "vectors": 6, "mac": "52:54:00:12:34:99", "bus": "port4"}))
     code, _, err = scene.run(*run_line(scene))
     assert code == 0 and "broken" not in err, err
     far = far_vm(scene)
     far.runs_on()
     children = {one["name"]: one["type"] for one in
                 far.ask(("qom-list", {"path": "/machine/peripheral"}))}
-    equal([children.get(name) for name in ("dimm1", "disk1", "rng1")],
-          [f"child<{name}>" for name in ("pc-dimm", "virtio-blk-pci", "virtio-rng-pci")])
+    equal([children.get(name) for name in ("dimm1", "disk1", "rng1", "nic1")],
+          [f"child<{name}>" for name in ("pc-dimm", "virtio-blk-pci", "virtio-rng-pci",
+                                         "virtio-net-pci")])
+    given = far.arguments()
+    assert any(one.startswith("tap,id=net1,") and ",queues=2" in one for one in given), given
     (dimm,) = far.ask("query-memory-devices")
     equal((dimm["data"]["size"], dimm["data"]["slot"], dimm["data"]["addr"]),
           (128 << 20, 0, 4 << 30))
@@ -397,10 +405,14 @@ def the_units_start_what_the_manual_says(scene):
 
 @case
 def what_cannot_be_is_refused_before_anything_starts(scene):
-    vm = start_vm(scene, "-object", "iothread,id=io0")
+    vm = start_vm(scene, "-object", "iothread,id=io0", "-device", "pcie-root-port,id=port1")
     vm.ask(("object-add", {"qom-type": "secret", "id": "sec1", "data": "x"}))
     fails(scene, vm, ("sec1", "plugged in while the VM ran", "--qemu-arg"))
     vm.ask(("object-del", {"id": "sec1"}))
+    vm.ask(("netdev_add", {"type": "user", "id": "net1"}),
+           ("device_add", {"driver": "virtio-net-pci", "id": "nic1", "netdev": "net1",
+                           "bus": "port1"}))
+    fails(scene, vm, ("nic1", "plugged in while the VM ran", "but of a tap"))
     assert not os.path.exists(scene.path("ssh.pids"))
     for line, words in ((("--map", "relative=/x"), "two absolute paths"),
                         (("--map", "/x"), "two absolute paths")):

@@ -3,15 +3,17 @@
  * What has been plugged in or out since QEMU was started. A device that was plugged in becomes an
  * argument with all properties that are not their defaults, so that its address, slot and queues
  * are the same. What it uses is described where QMP tells enough of it: memory, I/O threads, random
- * number sources, raw and qcow2 files. Anything else is named, and refused.
+ * number sources, raw and qcow2 files, taps. Anything else is named, and refused.
  */
 #include "tools/ib-migrate/run.h"
 
 #include "common/clock.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define ASK_MS 20000
 #define PLACE  "/machine/peripheral"
@@ -198,14 +200,66 @@ static json_t *device_value(const json_t *described, const json_t *value)
     return json_incref((json_t *)(uintptr_t)value);
 }
 
+/* Whether this QEMU uses vhost-net, which it does not tell of a single network. */
+static bool has_vhost(pid_t pid)
+{
+    char path[64], link[64];
+    bool found = false;
+    snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
+    DIR *dir = opendir(path);
+    for (struct dirent *entry; dir && !found && (entry = readdir(dir));) {
+        const ssize_t n = readlinkat(dirfd(dir), entry->d_name, link, sizeof(link) - 1);
+        link[n > 0 ? n : 0] = '\0';
+        found = !strcmp(link, "/dev/vhost-net");
+    }
+    if (dir)
+        closedir(dir);
+    return found;
+}
+
+/* A tap: "ID: index=0,type=tap,ifname=NAME,script=PATH,downscript=PATH", a line for each queue. */
+static int add_tap(const struct finding *f, const char *id, const char *name)
+{
+    json_t *text = NULL;
+    char ifname[17], script[256], down[256];
+    const size_t length = strlen(name);
+    unsigned queues = 0;
+    int rc =
+        ask(f, "human-monitor-command", json_pack("{s:s}", "command-line", "info network"), &text);
+    const char *line = rc ? NULL : json_string_value(text);
+    for (; line && *line; line += strcspn(line, "\n"), line += *line == '\n') {
+        const char *at = line + strspn(line, " \\");
+        queues += !strncmp(at, name, length) &&
+                  sscanf(at + length,
+                         ": index=%*u,type=tap,ifname=%16[^,\r\n],script=%255[^,\r\n],"
+                         "downscript=%255[^,\r\n]",
+                         ifname, script, down) == 3;
+    }
+    json_decref(text);
+    if (rc)
+        return rc;
+    if (!queues)
+        return refuse(f, "device", id, "QEMU does not tell what its network is, but of a tap");
+    json_object_set_new(f->backends, name, json_true());
+    json_t *tap =
+        json_sprintf("tap,id=%s,ifname=%s,script=%s,downscript=%s,queues=%u%s", name, ifname,
+                     script, down, queues, has_vhost(ibx_qmp_pid(f->qmp)) ? ",vhost=on" : "");
+    return !tap || json_array_append_new(f->plugged, json_string("-netdev")) ||
+                   json_array_append_new(f->plugged, tap)
+               ? no_memory(f)
+               : 0;
+}
+
 /* "drive", "netdev" and "chardev" name what the device works on. */
 static int add_backend(const struct finding *f, const char *id, const char *name,
                        const json_t *value)
 {
     if (!strcmp(name, "drive"))
         return add_disk(f, json_string_value(value));
-    if ((!strcmp(name, "netdev") || !strcmp(name, "chardev")) &&
-        !json_object_get(f->backends, json_string_value(value)))
+    const bool given = json_object_get(f->backends, json_string_value(value));
+    if (!strcmp(name, "netdev") && !given)
+        return add_tap(f, id, json_string_value(value));
+    if (!strcmp(name, "chardev") && !given)
         return refuse(f, "device", id, "QEMU does not tell what its backend is");
     return 0;
 }
