@@ -33,8 +33,9 @@ static int tear_down_memory(void **state)
 {
     assert_true(ibx_shared_free(memory));
     gpu.limits = (struct ibx_tenant_limits){0};
+    int rc = tear_down(state);
     on_request = NULL;
-    return tear_down(state);
+    return rc;
 }
 
 static struct ibx_frontend_copy wish(bool to_device)
@@ -99,12 +100,17 @@ static void leave_context(const char *name)
         cuda_application_use(0);
 }
 
+static int set_up_leaving(void **state)
+{
+    on_request = leave_context;
+    return set_up_memory(state);
+}
+
 /* The back end's thread may have made no call yet that has given it a context. */
 static void test_without_a_context(void **state)
 {
     (void)state;
     struct frame nothing = {0};
-    on_request = leave_context;
     expect_code("leave", &nothing, HANDLED);
     ibx_session_prepare(pair.client, memory, BYTES);
     assert_int_equal(cuda_stats().host_pins, pins + 1);
@@ -124,7 +130,9 @@ static void test_more_than_allowed(void **state)
     ibx_session_prepare(pair.client, memory, BYTES);
     assert_int_equal(cuda_stats().host_pins, pins);
     assert_int_equal(copies_pin(), 0);
-    assert_non_null(strstr(ibx_device_copies_refused(pair.server), "rdma.pins"));
+    struct frame nothing = {0};
+    expect_code("other", &nothing, HANDLED); /* brings seen() up to date */
+    assert_non_null(strstr(seen().refused, "rdma.pins"));
 }
 
 static void test_refused_by_cuda(void **state)
@@ -170,7 +178,7 @@ int main(void)
         CASE(test_before_the_first_copy, set_up_memory),
         CASE(test_control, set_up_memory),
         CASE(test_left_alone, set_up_memory),
-        CASE(test_without_a_context, set_up_memory),
+        CASE(test_without_a_context, set_up_leaving),
         CASE(test_more_than_allowed, set_up_little),
         CASE(test_refused_by_cuda, set_up_memory),
         CASE(test_ends_with_the_client, set_up_memory),

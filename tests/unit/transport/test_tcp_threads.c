@@ -138,10 +138,11 @@ static void test_a_process_has_so_many_threads(void **state)
     end_threads_all = 3;
     for (unsigned round = 0; round < 2; round++) {
         begin(2, 2);
-        struct ibx_mr *mr = end_register(&client, NULL, LENGTH, BOTH);
+        struct ibx_mr *mr = end_register(&client, NULL, 2 * LENGTH, BOTH);
         struct ibx_chunk chunks[6];
-        for (unsigned i = 0; i < 6; i++) {
-            chunks[i] = chunk_of(IBX_RDMA_WRITE, 1 + i % 2, here, mr, 0, LENGTH);
+        for (unsigned i = 0; i < 6; i++) { /* each lane has its half */
+            chunks[i] =
+                chunk_of(IBX_RDMA_WRITE, 1 + i % 2, here, mr, (size_t)(i % 2) * LENGTH, LENGTH);
             assert_int_equal(ibx_provider_tcp.rdma(server.tcp, &chunks[i]), 0);
         }
         UNTIL(server.count == 6, turn_both());
