@@ -231,14 +231,14 @@ int ibx_copies_call(struct copies *x, const struct ibx_request *q)
 
 void ibx_copies_call_read(struct copies *x, const char *name)
 {
+    const enum ibx_call_kind kind = ibx_call_find(name, strlen(name) + 1)->kind;
     x->ends_capture = !strncmp(name, "cudaStreamEndCapture", 20) && x->captures;
     x->allocates = !strcmp(name, "cudaMalloc");
     if (!strncmp(name, "cudaStreamBeginCapture", 22)) {
         x->captures++;
         atomic_fetch_add(&captures, 1);
     }
-    if (!strncmp(name, "__cudaRegister", 14) || !strncmp(name, "__cudaUnregister", 16) ||
-        !strncmp(name, "cudaDeviceReset", 15))
+    if (kind == IBX_CALL_REGISTERS || kind == IBX_CALL_RESETS)
         ibx_copies_launch_forget();
 }
 

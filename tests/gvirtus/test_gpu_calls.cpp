@@ -127,9 +127,13 @@ bool kernels()
     const unsigned long launched = remote.stats().copies_async;
     REQUIRE(launch(IBX_DOUBLE_KERNEL, 32, 2000) == 0);
     REQUIRE(remote.stats().copies_async == launched + 1); // once
-    // After something was registered it is looked up again.
-    remote.call("__cudaRegisterFunction", Body());
-    REQUIRE(launch(IBX_DOUBLE_KERNEL, 32, 2500) == 1 && there(2500));
+    // After something was registered, by whatever name, it is looked up again.
+    for (const char *name :
+         {"__cudaRegisterFunction", "cudaRegisterFunction", "cudaUnregisterFatBinary"}) {
+        remote.call(name, Body());
+        REQUIRE(launch(IBX_DOUBLE_KERNEL, 32, 2500) == 1);
+        REQUIRE(launch(IBX_DOUBLE_KERNEL, 32, 2500) == 0);
+    }
     // What fails is GVirtuS's, whose handlers here run anything; no error is left.
     REQUIRE(launch(0x8000, 32, 3000) == 1 && there(3000) && remote.get_last_error() == 0);
     REQUIRE(launch(IBX_DOUBLE_KERNEL, 2000, 4000) == 0 && there(4000));
