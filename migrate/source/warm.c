@@ -241,7 +241,7 @@ static bool is_enough(struct source *s)
         warm->wanted.pages)
         return false;
     /* The end of a pass; what was written since its parts were sent begins the next one. */
-    if (s->status.warm_rounds == rounds || left * 4 >= warm->pass_pages * 3)
+    if (s->status.warm_rounds == rounds || left * 2 >= warm->pass_pages)
         return true;
     s->status.warm_rounds++;
     warm->pass_pages = left;
