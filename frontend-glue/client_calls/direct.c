@@ -73,7 +73,8 @@ int ibx_pipeline_call(struct ibx_pipeline *p, const struct ibx_pipeline_request 
 {
     const size_t name = strlen(call->name) + 1;
     const struct ibx_call *known = ibx_call_find(call->name, name);
-    if (!is_usable(p) || !is_between(p) || known->length != call->n ||
+    const bool fits = known->length == call->n || known->kind == IBX_CALL_COPIES;
+    if (!is_usable(p) || !is_between(p) || !fits ||
         !ibx_successes_hold(&p->forms, ibx_call_key(known, call->out_n)))
         return -ENOTCONN;
     if (p->state.now != REQUEST_STAGING)
@@ -86,6 +87,12 @@ int ibx_pipeline_call(struct ibx_pipeline *p, const struct ibx_pipeline_request 
         ibx_pipeline_sync(p);
     *exit_code = take_reply(p, call);
     return 0;
+}
+
+void ibx_pipeline_learn(struct ibx_pipeline *p, const char *name)
+{
+    if (p)
+        ibx_successes_add(&p->forms, ibx_call_key(ibx_call_find(name, strlen(name) + 1), 0));
 }
 
 const char *ibx_pipeline_last_call(const struct ibx_pipeline *p)

@@ -68,6 +68,8 @@ struct ibx_pipeline_request {
 };
 int ibx_pipeline_call(struct ibx_pipeline *pipeline, const struct ibx_pipeline_request *call,
                       int *exit_code);
+/* Such a call was made otherwise, in a frame like GVirtuS's, and was answered without output. */
+void ibx_pipeline_learn(struct ibx_pipeline *pipeline, const char *name);
 /* The name of the last call, whoever made it; "": it is none that this code knows. */
 const char *ibx_pipeline_last_call(const struct ibx_pipeline *pipeline);
 /* What calls of the connection's thread would return, if that is known. */

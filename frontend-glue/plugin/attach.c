@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #define END_SLICE_MS     10u /* the end of the process does not wait longer for that of a thread */
+#define SHORT_COPY       1900u       /* bytes that go with the request */
 #define BACKGROUND_LEAST (64u << 10) /* a shorter copy ends before another thread has begun */
 
 /* Held by the thread and by the communicator; either may go first. */
@@ -214,12 +215,33 @@ static bool run_in_background(const struct ibx_session *session,
     return started;
 }
 
+/* A short one that no device waits for: its bytes go with the request, in the pipeline. */
+static bool run_in_pipeline(const struct ibx_frontend_copy *copy, int *exit_code)
+{
+    uint8_t body[SHORT_COPY + 36];
+    struct ibx_writer w = ibx_writer_of(body, sizeof(body));
+    if (!copy->async || !copy->to_device || copy->rows || copy->n > SHORT_COPY ||
+        ibx_async_copy_any())
+        return false;
+    ibx_put_u64(&w, copy->device);
+    ibx_put_u64(&w, copy->n);
+    ibx_put_bytes(&w, copy->host, copy->n);
+    ibx_put_u64(&w, copy->n);
+    ibx_put_u32(&w, IBX_FRAME_H2D);
+    ibx_put_u64(&w, copy->stream);
+    const struct ibx_pipeline_request request = {
+        .name = "cudaMemcpyAsync", .body = body, .n = w.length};
+    return !ibx_pipeline_call(mine->pipeline, &request, exit_code);
+}
+
 static int run_copy(const struct ibx_frontend_copy *wish, int *exit_code)
 {
     struct ibx_session *session = session_of_thread();
     struct ibx_frontend_copy copy = *wish;
     if (!session)
         return -ENOTCONN;
+    if (run_in_pipeline(&copy, exit_code))
+        return 0;
     /* Over shm only, the back end maps such memory. */
     copy.lasting = copy.lasting && is_over_shm(session);
     if (run_in_background(session, &copy)) {
@@ -232,6 +254,8 @@ static int run_copy(const struct ibx_frontend_copy *wish, int *exit_code)
     int code = ibx_pipeline_leave(mine->pipeline, rc ? 0 : *exit_code, !rc && !copy.async);
     if (!rc)
         *exit_code = code;
+    if (!rc && !code && copy.async && copy.to_device && !copy.rows)
+        ibx_pipeline_learn(mine->pipeline, "cudaMemcpyAsync");
     return rc;
 }
 

@@ -473,7 +473,8 @@ bool symbols()
         REQUIRE(copy_async(back, variable, n, 0, kind, nullptr) == 0);
         REQUIRE(cudaDeviceSynchronize() == 0 && !std::memcmp(back, there, n));
     }
-    REQUIRE(copy(device + n, variable, n, 0, D2D) == 0 && device_has(device + n, there, n));
+    REQUIRE(copy(device + n, variable, n, 0, D2D) == 0 && cudaDeviceSynchronize() == 0);
+    REQUIRE(device_has(device + n, there, n));
     cudaGetLastError();
     REQUIRE(copy(back, variable, n, 0, H2D) == 21 && cudaGetLastError() == 21);
     REQUIRE(copy(back, &device, n, 0, D2H) == 13);
@@ -623,6 +624,7 @@ int main(int argc, char **argv)
         {"devices", devices},
         {"no-device", no_device},
         {"calls", calls},
+        {"short-copies", short_copies},
         {"background", [] { return background(false); }},
         {"background-registered", [] { return background(true); }},
         {"leaves", leaves},

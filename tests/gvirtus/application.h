@@ -56,6 +56,7 @@ bool stale_registration();
 
 // Calls that GVirtuS's front end does not see.
 bool calls();
+bool short_copies();
 
 // application_async.cpp
 

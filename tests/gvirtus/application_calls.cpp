@@ -3,6 +3,7 @@
 // Calls that the preload makes without GVirtuS's front end, once that has made one of each kind.
 #include "tests/gvirtus/application.h"
 
+#include <cstring>
 #include <thread>
 #include <vector>
 
@@ -28,6 +29,30 @@ bool each(const Handles &h, int value)
 }
 
 } // namespace
+
+// Short copies to the device go with the calls around them, from the second one on.
+bool short_copies()
+{
+    Handles h;
+    std::vector<char> bytes(1901), expected;
+    REQUIRE(cudaStreamCreate(&h.stream) == 0 && (h.device = device_memory(1u << 20)) != nullptr);
+    for (unsigned i = 0; i < 400; i++) {
+        const std::size_t n = i % 7 ? 1 + i % 1900 : 1901;
+        random_fill(bytes.data(), n, i);
+        expected.insert(expected.end(), bytes.begin(), bytes.begin() + static_cast<long>(n));
+        REQUIRE(cudaMemcpyAsync(h.device + expected.size() - n, bytes.data(), n, H2D, h.stream) ==
+                0);
+        std::memset(bytes.data(), 'x', n); // the program's again
+    }
+    REQUIRE(cudaStreamSynchronize(h.stream) == 0);
+    REQUIRE(device_has(h.device, expected.data(), expected.size()));
+    // The back end gets to a copy behind a bad one, whose error the next wait returns.
+    REQUIRE(cudaMemcpyAsync(reinterpret_cast<void *>(16), bytes.data(), 8, H2D, h.stream) == 0);
+    REQUIRE(cudaMemcpyAsync(h.device, bytes.data(), 8, H2D, h.stream) == 0);
+    REQUIRE(cudaStreamSynchronize(h.stream) != 0 && cudaGetLastError() != 0);
+    REQUIRE(cudaStreamSynchronize(h.stream) == 0 && device_has(h.device, bytes.data(), 8));
+    return cudaFree(h.device) == 0;
+}
 
 bool calls()
 {

@@ -221,6 +221,8 @@ int main(int argc, char **argv)
     check("names of errors, the profiler", [] { return run("names", true); });
     check("more bytes than there are, and no memory", [] { return run("refused", true); });
     check("calls without GVirtuS's front end", [] { return run("calls", true); });
+    check("short copies with other calls", [] { return run("short-copies", true); });
+    check("the same, run by GVirtuS's handlers", [] { return run("short-copies", false); });
     check("asynchronous copies", [] { return run("async", true); });
     check("the same, run by GVirtuS's handlers", [] { return run("async", false); });
     for (bool taken : {true, false}) {
