@@ -41,8 +41,11 @@
 
 struct ibx_conn;
 struct ibx_domain;
+struct ibx_claim;
+struct ibx_claim_check;
 struct ibx_listener;
 struct ibx_mr;
+struct ibx_remote;
 
 /* ------------------------------------------------------------------ options */
 
@@ -80,6 +83,9 @@ struct ibx_options {
     char purpose[32]; /* what the program does; a server that has one takes no client with another
                          one. No text sets it, programs do [""] */
     struct ibx_domain *domain; /* of connections that share registrations; NULL: none [NULL] */
+    struct ibx_claim *claim;   /* client: what the connection goes on with; likewise [NULL] */
+    const struct ibx_claim_check
+        *claim_check; /* server: of such clients; NULL: refuse all [NULL] */
 };
 
 void ibx_options_init(struct ibx_options *options);
@@ -176,6 +182,10 @@ int ibx_connect(const char *uri, const struct ibx_options *options, struct ibx_c
  * and IBX_EVENT_CLOSED follows. Use it to get memory back before ibx_close(). */
 void ibx_abort(struct ibx_conn *conn);
 
+/* After ibx_abort(), or the connection's end: the peer notices now what it would with ibx_close().
+ */
+void ibx_hang_up(struct ibx_conn *conn);
+
 /* Ends the connection at once and frees it: outstanding work is flushed without events, regions are
  * deregistered, the peer sees the close. Accepts NULL. In a child that was forked after
  * establishment it frees the child's part only; the connection stays the parent's. */
@@ -219,6 +229,35 @@ const struct ibx_path *ibx_conn_path(const struct ibx_conn *conn);
 void ibx_conn_secret(const struct ibx_conn *conn, const char *label,
                      uint8_t secret[IBX_SECRET_BYTES]);
 
+/* Programs whose connections may break can go on over another one. The first connection gives both
+ * ends an id and a secret (ibx_conn_secret()); a later one claims the id in its handshake and
+ * proves that it knows the secret. transport/handshake/claim.c. */
+#define IBX_CLAIM_ID_BYTES 16u
+struct ibx_claim {
+    uint8_t id[IBX_CLAIM_ID_BYTES];
+    const uint8_t *secret; /* IBX_SECRET_BYTES */
+    bool reached; /* set by ibx_connect(): the server has proven itself, and took the claim */
+};
+
+/* Server: what a client with this claim has to be, whose handshake is otherwise done. */
+struct ibx_claimed {
+    const uint8_t *secret;       /* IBX_SECRET_BYTES */
+    char name[IBX_NAME_MAX + 1]; /* of its key */
+    bool has_user;
+    unsigned user; /* where both are on one host */
+};
+struct ibx_claim_check {
+    /* False: nobody has this id. In the thread that calls ibx_accept(); `claimed->secret` is used
+     * before `done` is called, once after each true. */
+    bool (*find)(void *context, const uint8_t id[IBX_CLAIM_ID_BYTES], struct ibx_claimed *claimed);
+    void (*done)(void *context);
+    void *context;
+};
+/* Of a connection from ibx_accept(): the id that its client has claimed and proven; NULL: none. */
+const uint8_t *ibx_conn_claimed(const struct ibx_conn *conn);
+/* Which user the other end belongs to, where it is on this host. -ENOENT: nobody knows. */
+int ibx_conn_user(const struct ibx_conn *conn, unsigned *user);
+
 /* ------------------------------------------------------------------- memory */
 
 enum ibx_access {
@@ -252,6 +291,16 @@ size_t ibx_mr_length(const struct ibx_mr *mr);
 /* Accepts NULL. No work that this side has posted on it may be outstanding. */
 void ibx_mr_deregister(struct ibx_mr *mr);
 
+/* Moves all regions of `from`, which has ended and has no work outstanding, to `to`: each is
+ * registered anew and stays what its owner knows it by. Allocated memory gets another address and
+ * keeps its contents. A region that cannot be registered there takes no posts any more. Negative:
+ * one of host memory could not. */
+int ibx_conn_take_regions(struct ibx_conn *to, struct ibx_conn *from);
+/* Whether it takes posts: see above. */
+bool ibx_mr_usable(const struct ibx_mr *mr);
+/* The region of this connection in which the peer finds what `remote` names; NULL: none. */
+struct ibx_mr *ibx_conn_find_region(const struct ibx_conn *conn, const struct ibx_remote *remote);
+
 /* Connections with the same domain in their options can share registrations: memory that many of
  * them expose is pinned, counted against RLIMIT_MEMLOCK and set up once a device. They are not
  * protected from each other: over a fabric the peer of one can use a key that was given to the peer
@@ -279,6 +328,7 @@ struct ibx_remote {
     uint64_t address;
     uint64_t length;              /* bytes */
     uint64_t keys[IBX_RAILS_MAX]; /* one per rail, unused ones 0 */
+    uint64_t epoch;               /* the receiver's own note; it travels in no message */
 };
 #define IBX_REMOTE_BYTES (16 + 8 * IBX_RAILS_MAX)
 
@@ -366,6 +416,9 @@ void ibx_message_release(struct ibx_conn *conn, const struct ibx_event *event);
 bool ibx_conn_inherited(const struct ibx_conn *conn);
 /* Why the connection ended, in one sentence; "" while it lives. */
 const char *ibx_conn_reason(const struct ibx_conn *conn);
+/* Whether it has ended: nothing can be registered with it any more, though ibx_poll() may not have
+ * said so yet. */
+bool ibx_conn_over(const struct ibx_conn *conn);
 
 /* To sleep: call ibx_arm(); if it returned 0, poll(2) the fd for POLLIN; then call ibx_poll(). 1:
  * there is something to poll now. Credit is no event: a caller whose send found none repeats it

@@ -115,6 +115,11 @@ void ibx_backlog_push(struct ibx_pipeline *p, bool now)
         ibx_backlog_drop(p);
         return;
     }
+    if (ibx_session_broken(p->session)) { /* the keeper, or the next call that waits, sends it */
+        p->refused = true;
+        atomic_store(&p->unsent, false);
+        return;
+    }
     while (p->backlog_end > p->backlog_begin && worth_sending(p, now)) {
         unsigned requests;
         const size_t n = next_message(p, &requests);

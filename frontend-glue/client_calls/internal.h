@@ -236,6 +236,13 @@ void ibx_process_count(int n);
 /* Returns when the back end has run what other threads' pipelines have answered and the scope
  * covers. */
 void ibx_process_order(const struct ibx_pipeline *pipeline, const struct ibx_scope *scope);
+/* The next pipeline in falling order of ids whose lock nobody has, locked; *below: of its id. NULL:
+ * there are no more. It lives until it is unlocked. */
+struct ibx_pipeline *ibx_process_lock_below(uint64_t *below);
+
+/* keeper.c: once a process */
+void ibx_keeper_begin(void);
+
 /* This pipeline's `unsent` is true: somebody sends it soon. False: nobody can. */
 bool ibx_process_send_soon(void);
 

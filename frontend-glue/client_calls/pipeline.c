@@ -45,6 +45,8 @@ struct ibx_pipeline *ibx_pipeline_create(struct ibx_session *session, enum ibx_p
     pthread_mutex_init(&p->lock, NULL);
     ibx_configurations_init(&p->configurations);
     ibx_process_add(p);
+    if (ibx_session_kept(session))
+        ibx_keeper_begin();
     return p;
 }
 

@@ -219,6 +219,18 @@ static struct ibx_pipeline *pipeline_of(uint64_t id)
     return p;
 }
 
+struct ibx_pipeline *ibx_process_lock_below(uint64_t *below)
+{
+    pthread_mutex_lock(&process.lock);
+    struct ibx_pipeline *p = process.first; /* in falling order */
+    while (p && (p->id >= *below || pthread_mutex_trylock(&p->lock)))
+        p = p->next;
+    if (p)
+        *below = p->id;
+    pthread_mutex_unlock(&process.lock);
+    return p;
+}
+
 /* Locked. Fills `targets` with pipelines below an id, the highest ones; later requests of the same
  * threads are not waited for. */
 static unsigned find_targets(const struct ibx_pipeline *but, const struct ibx_scope *scope,

@@ -171,6 +171,14 @@ static int began(void *context)
     return ibx_isolation_begin(context);
 }
 
+/* Copies that were answered before they had ended may still be in the client's memory. */
+static void broken(void *context)
+{
+    struct copies *x = context;
+    ibx_copies_handle_resets(x);
+    ibx_client_pins_drop(&x->pins, x->cuda);
+}
+
 /* The connection is still there. */
 static void ending(void *context)
 {
@@ -235,6 +243,7 @@ static const struct ibx_session_hooks hooks = {
     .note_write = note_write,
     .note_sync = note_sync,
     .arrived = arrived,
+    .broken = broken,
     .ending = ending,
     .ended = ended,
     .destroy = destroy,

@@ -82,6 +82,12 @@ static bool direct_able(struct copies *x)
     if (ibx_gpu_registration_get(&x->registrations, x->cuda, c->gpu.device, (size_t)c->gpu.width,
                                  &mr, &err))
         tell(x, IBX_LOG_WARN, &err);
+    if (mr && !ibx_mr_usable(mr)) { /* of a connection that has broken */
+        ibx_gpu_registrations_drop(&x->registrations, 0);
+        mr = NULL;
+        ibx_gpu_registration_get(&x->registrations, x->cuda, c->gpu.device, (size_t)c->gpu.width,
+                                 &mr, &err);
+    }
     c->mr = mr;
     return mr;
 }

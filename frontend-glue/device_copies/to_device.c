@@ -27,8 +27,8 @@ static int windows_fetch(struct copies *x)
     struct ibx_error err = {0};
     const struct ibx_remote *remote = &x->copy.remote;
     int rc = x->windows ? 0
-                        : ibx_mr_allocate(ibx_session_conn(x->s), (size_t)2 * IBX_FRAME_WINDOW,
-                                          IBX_ACCESS_LOCAL, &x->windows, &err);
+                        : ibx_session_allocate(x->s, (size_t)2 * IBX_FRAME_WINDOW, IBX_ACCESS_LOCAL,
+                                               &x->windows, &err);
     if (rc)
         return ibx_session_fail(x->s, rc, "no memory for a request's ends: %s", err.message);
     uint8_t *at = ibx_mr_address(x->windows);

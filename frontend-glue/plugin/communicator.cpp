@@ -267,6 +267,7 @@ create_communicator(std::shared_ptr<Endpoint> endpoint)
         ibx_session_destroy(session);
         fail(err);
     }
+    ibx_session_keep(session, static_cast<unsigned>(config->resume_seconds));
     // "server" only decides how a Read reports failures, and the listening object never reads.
     return std::make_shared<RdmaCommunicator>(session, false, config->pipeline);
 }

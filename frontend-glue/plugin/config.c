@@ -18,6 +18,7 @@
 #define TUNING       "ibx-tuning.properties"
 #define NONE         "none" /* as a value of rdma.tuning */
 #define SESSIONS_MAX 1000000u
+#define RESUME_MAX   86400u /* seconds */
 #define HOLD_MIN     ((size_t)1 << 20)
 #define HOLD_MAX     ((size_t)1 << 50)
 
@@ -232,6 +233,8 @@ static int set_key(struct ibx_glue_config *config, const char *key, const char *
         return set_gpu(config, value, err);
     if (!strcmp(key, "pipeline"))
         return set_pipeline(&config->pipeline, value, err);
+    if (!strcmp(key, "resume_seconds"))
+        return set_limit(key, value, 0, RESUME_MAX, &config->resume_seconds, err);
     if (!strcmp(key, "gpu_memory"))
         return set_gpu_memory(config, value, err);
     if (!strcmp(key, "gpu_threads"))
@@ -259,8 +262,8 @@ static int set_key(struct ibx_glue_config *config, const char *key, const char *
         size_t n = strlen(err->message);
         snprintf(
             err->message + n, sizeof(err->message) - n,
-            ", memory, pipeline, gpu, gpu_memory, gpu_threads, tenants, sessions, pins, requests, "
-            "device_memory, tenant_share, share, tuning, log");
+            ", memory, pipeline, resume_seconds, gpu, gpu_memory, gpu_threads, tenants, sessions, "
+            "pins, requests, device_memory, tenant_share, share, tuning, log");
     }
     return unknown_is_bad(rc, err);
 }
@@ -484,8 +487,10 @@ static int read_file(struct ibx_glue_config *config, bool with_uri, struct ibx_e
 static int load(struct ibx_glue_config *config, const char *own_file, const char *beside,
                 const char *communicator, struct ibx_error *err)
 {
-    *config = (struct ibx_glue_config){
-        .pipeline = IBX_PIPELINE_ALL, .gpu = {.mode = IBX_GPU_AUTO, .memory = IBX_GLUE_GPU_MEMORY}};
+    *config =
+        (struct ibx_glue_config){.pipeline = IBX_PIPELINE_ALL,
+                                 .resume_seconds = IBX_GLUE_RESUME_SECONDS,
+                                 .gpu = {.mode = IBX_GPU_AUTO, .memory = IBX_GLUE_GPU_MEMORY}};
     ibx_options_init(&config->options);
     snprintf(config->options.purpose, sizeof(config->options.purpose), "gvirtus");
     int rc = find_file(config, own_file, beside, err);

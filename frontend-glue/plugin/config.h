@@ -30,6 +30,7 @@
 #include <limits.h>
 
 #define IBX_GLUE_URI_MAX        904
+#define IBX_GLUE_RESUME_SECONDS 30u
 #define IBX_GLUE_GPU_MEMORY     (64u << 20)
 #define IBX_GLUE_GPU_MEMORY_MIN (1u << 20)
 
@@ -38,6 +39,7 @@ struct ibx_glue_config {
     struct ibx_options options;
     size_t memory;                   /* rdma.memory, 0: not given */
     enum ibx_pipeline_mode pipeline; /* rdma.pipeline [all] */
+    uint64_t resume_seconds;         /* rdma.resume_seconds [IBX_GLUE_RESUME_SECONDS] */
     struct ibx_gpu_options gpu;      /* [off, IBX_GLUE_GPU_MEMORY, 0] */
     char file[PATH_MAX];             /* the properties file, "" when there is none */
     char tuning[PATH_MAX];           /* rdma.tuning, "": not given */

@@ -68,6 +68,12 @@ struct ibx_session_hooks {
 
     /* A READ or WRITE with this cookie (never 0) has ended. */
     void (*arrived)(void *context, uint64_t cookie);
+    /* The connection has ended, the session has not. Nothing that this connection has mapped may be
+     * used after it; registered regions move to the next one by themselves, but for those of GPU
+     * memory, which are of no use then: ibx_mr_usable(). */
+    void (*broken)(void *context);
+    /* The session goes on over another connection. */
+    void (*resumed)(void *context);
     /* The session has ended, and no READ or WRITE is under way any more: before its connection is
      * closed, and after. `ending` is not called for a connection that a fork has inherited. */
     void (*ending)(void *context);
@@ -85,6 +91,11 @@ void *ibx_session_context(const struct ibx_session *session, const struct ibx_se
 /* ------------------------------------------------------------------------ either side */
 
 bool ibx_session_live(const struct ibx_session *session);
+/* Whether it survives its connection; and whether that has ended. */
+bool ibx_session_kept(const struct ibx_session *session);
+bool ibx_session_broken(const struct ibx_session *session);
+/* Goes on over another connection if this one has ended. False: the session has ended. */
+bool ibx_session_mend(struct ibx_session *session);
 /* A live one of a server. */
 bool ibx_session_serving(const struct ibx_session *session);
 /* Of a live session. */
@@ -97,6 +108,14 @@ unsigned ibx_session_thread_count(const struct ibx_session *session);
 /* Ends them until they are wanted again. None is copying. */
 void ibx_session_drop_threads(struct ibx_session *session);
 
+/* Allocates memory that is registered for this side, until ibx_mr_deregister(); as
+ * ibx_mr_allocate() on the connection, which may be another one meanwhile. */
+int ibx_session_allocate(struct ibx_session *session, size_t bytes, unsigned access,
+                         struct ibx_mr **mr, struct ibx_error *err);
+/* Server: what the client's memory is called on this connection, if it was told on an earlier one.
+ * False: the client has not said. */
+bool ibx_session_resolve(const struct ibx_session *session, struct ibx_remote *remote);
+
 /* Ends the session: logs the message, closes, returns `code`. */
 int ibx_session_fail(struct ibx_session *session, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
@@ -107,8 +126,8 @@ int ibx_session_poll(struct ibx_session *session);
 /* Adds bytes to the message being gathered, which leaves whenever it is full; as
  * ibx_session_fail(). Unlike ibx_session_write() the bytes are copied, however many. */
 int ibx_session_gather(struct ibx_session *session, const uint8_t *from, size_t n);
-/* Client: the same with a request's last bytes, a payload and what is behind it. If all fit into one
- * message the payload is not copied into it, and the message leaves. */
+/* Client: the same with a request's last bytes, a payload and what is behind it. If all fit into
+ * one message the payload is not copied into it, and the message leaves. */
 int ibx_session_gather_around(struct ibx_session *session, const void *payload, size_t n,
                               const void *tail, size_t tail_length);
 /* A long write by reference. Server, data NULL: the hook `deliver` has the bytes. 1: the bytes have

@@ -41,8 +41,10 @@ static struct ibx_event *queue_at(struct message_queue *queue, unsigned i)
     return &queue->items[(queue->head + i) % queue->size];
 }
 
-static struct ibx_event queue_pop(struct message_queue *queue)
+/* Taken: it does not come again over another connection. */
+static struct ibx_event queue_pop(struct ibx_session *s, struct message_queue *queue)
 {
+    s->link.taken[queue == &s->control ? ORDER_CONTROL : ORDER_STREAM]++;
     struct ibx_event event = *queue_at(queue, 0);
     queue->head = (queue->head + 1) % queue->size;
     queue->count--;
@@ -52,7 +54,9 @@ static struct ibx_event queue_pop(struct message_queue *queue)
 static int file_message(struct ibx_session *s, const struct ibx_event *event)
 {
     uint8_t type = type_of(event);
-    bool control = type == MESSAGE_CTS || type == MESSAGE_DONE || type == MESSAGE_FLUSHED;
+    if (type >= MESSAGE_KEEP && type <= MESSAGE_BYE)
+        return ibx_link_message(s, event);
+    bool control = ibx_message_order(type) == ORDER_CONTROL;
     struct message_queue *queue = control ? &s->control : &s->stream;
     if (queue->count == queue->size)
         return ibx_session_fail(s, -EPROTO, "%s sent more messages than it had credit for",
@@ -68,11 +72,7 @@ static int file_event(struct ibx_session *s, const struct ibx_event *event)
         return file_message(s, event);
     case IBX_EVENT_READ:
     case IBX_EVENT_WRITE:
-        s->ops_pending--;
-        if (event->status && !s->ops_status)
-            s->ops_status = event->status;
-        if (event->cookie && s->hooks->arrived)
-            s->hooks->arrived(s->context, event->cookie);
+        ibx_rendezvous_completed(s, event);
         return 0;
     case IBX_EVENT_SEND:
         return 0;
@@ -87,6 +87,8 @@ static int file_event(struct ibx_session *s, const struct ibx_event *event)
 /* A peer that closes between calls is no failure. */
 static int end(struct ibx_session *s)
 {
+    if (ibx_link_survives(s))
+        return ibx_link_resume(s);
     const char *why = ibx_conn_reason(s->conn);
     if (s->end_status == -ECONNRESET && !s->payloads && !s->ops_pending)
         return ibx_session_leave(s, why);
@@ -97,8 +99,10 @@ static int end(struct ibx_session *s)
 int ibx_session_poll(struct ibx_session *s)
 {
     struct ibx_event events[8];
-    if (s->ended)
+    if (s->ended || ibx_link_has_offer(s))
         return end(s);
+    if (s->link.kept.sent < s->link.kept.count)
+        ibx_kept_push(&s->link.kept, s->conn);
     int n = ibx_poll(s->conn, events, 8);
     for (int i = 0; i < n; i++) {
         int rc = file_event(s, &events[i]);
@@ -126,10 +130,22 @@ int ibx_session_pump(struct ibx_session *s)
     }
 }
 
+/* Behind what waits for credit since the last connection. */
+int ibx_session_try_send(struct ibx_session *s, const struct iovec *iov, int iovcnt)
+{
+    struct kept *kept = &s->link.kept;
+    if (s->link.state.now == LINK_SINGLE)
+        return ibx_send(s->conn, iov, iovcnt, 0, 0);
+    if (!ibx_kept_push(kept, s->conn))
+        return -EAGAIN;
+    int rc = ibx_send(s->conn, iov, iovcnt, 0, 0);
+    return rc ? rc : ibx_kept_add(kept, iov, iovcnt, true);
+}
+
 int ibx_session_send(struct ibx_session *s, const struct iovec *iov, int iovcnt)
 {
     for (;;) {
-        int rc = ibx_send(s->conn, iov, iovcnt, 0, 0);
+        int rc = ibx_session_try_send(s, iov, iovcnt);
         if (!rc)
             return 0;
         if (rc != -EAGAIN && rc != -ENOTCONN)
@@ -166,7 +182,7 @@ static int answer_early_flush(struct ibx_session *s)
             return ibx_session_fail(
                 s, -EDEADLK, "%s sends long requests ahead of long replies that it does not read",
                 s->path.peer);
-        struct ibx_event event = queue_pop(&s->stream);
+        struct ibx_event event = queue_pop(s, &s->stream);
         ibx_message_release(s->conn, &event);
         return ibx_session_send_short(s, MESSAGE_FLUSHED);
     }
@@ -183,7 +199,7 @@ int ibx_session_next_message(struct ibx_session *s, struct message_queue *queue,
         if (rc)
             return rc;
     }
-    *event = queue_pop(queue);
+    *event = queue_pop(s, queue);
     return 0;
 }
 

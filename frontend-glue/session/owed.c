@@ -73,8 +73,7 @@ int ibx_session_take_owed(struct ibx_session *s, bool wait)
             rc = take_some(s);
     }
     if (!s->segment.left && s->has_current && !ibx_reader_left(&s->reader)) { /* its credit */
-        ibx_message_release(s->conn, &s->current);
-        s->has_current = false;
+        ibx_session_release_current(s);
     }
     return rc;
 }
@@ -83,7 +82,7 @@ bool ibx_session_look(struct ibx_session *s)
 {
     if (!ibx_session_live(s) || (!s->ended && ibx_session_poll(s) < 0))
         return false;
-    return !ibx_session_take_owed(s, false) && !s->ended;
+    return !ibx_session_take_owed(s, false) && (!s->ended || ibx_link_survives(s));
 }
 
 int ibx_session_gather_ahead(struct ibx_session *s, const uint8_t *bytes, size_t n)
@@ -101,10 +100,10 @@ bool ibx_session_send_now(struct ibx_session *s, const uint8_t *bytes, size_t n)
     ibx_put_u8(&w, SEGMENT_INLINE);
     ibx_put_u32(&w, (uint32_t)n);
     struct iovec iov[2] = {{head, w.length}, {(void *)(uintptr_t)bytes, n}};
-    return !s->out_length && !ibx_send(s->conn, iov, 2, 0, 0);
+    return !s->out_length && !s->ended && !ibx_session_try_send(s, iov, 2);
 }
 
 size_t ibx_session_room(const struct ibx_session *s)
 {
-    return s->caps->message_max - 1 - SEGMENT_HEAD_INLINE;
+    return s->message_max - 1 - SEGMENT_HEAD_INLINE;
 }

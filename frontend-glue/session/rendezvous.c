@@ -12,6 +12,10 @@
 #define CACHE_BYTES   (4ull << 30)
 #define CACHE_ENTRIES 64u
 
+#define POSTED_FIRST   16u  /* READs and WRITEs under way, at first */
+#define FAILURES_MAX   300u /* of one of them, on as many connections */
+#define FAILURES_ALONE 3u   /* the same where it alone has failed */
+
 #define THREADS_MIN    (3u << 20)   /* below it several threads gain nothing */
 #define PREPARE_MIN    (64u << 10)  /* shorter memory is pinned in no time */
 #define DIRECT_AT_ONCE (512u << 10) /* what a stopped back end may still copy: docs/security.md */
@@ -24,6 +28,8 @@ static int register_memory(struct ibx_session *s, const void *data, size_t lengt
     struct ibx_error err = {0};
     struct ibx_span span = ibx_span_host((void *)(uintptr_t)data, length);
     int rc = 0;
+    if (ibx_conn_over(s->conn) && !ibx_link_mend(s))
+        return -ENOTCONN;
     if (!s->caps->register_free && !s->cache)
         rc = ibx_regcache_create(s->conn, CACHE_BYTES, CACHE_ENTRIES, &s->cache, &err);
     if (!rc && s->cache)
@@ -141,23 +147,110 @@ int ibx_session_finish_posts(struct ibx_session *s)
     return ibx_session_check_posts(s);
 }
 
+static struct posted *place_for_post(struct ibx_session *s)
+{
+    unsigned i = 0;
+    while (i < s->posted_size && s->posted[i].used)
+        i++;
+    if (i < s->posted_size)
+        return &s->posted[i];
+    unsigned size = s->posted_size ? 2 * s->posted_size : POSTED_FIRST;
+    struct posted *more = realloc(s->posted, size * sizeof(*more));
+    if (!more)
+        return NULL;
+    memset(more + s->posted_size, 0, (size - s->posted_size) * sizeof(*more));
+    s->posted = more;
+    s->posted_size = size;
+    return &more[i];
+}
+
+/* As ibx_session_fail(). Without a connection it waits for the next one. */
+static int post(struct ibx_session *s, struct posted *p)
+{
+    const uint64_t cookie = (uint64_t)(p - s->posted) + 1;
+    uint8_t *local = (uint8_t *)ibx_mr_address(p->mr) + p->at;
+    struct ibx_remote remote = p->remote;
+    int rc = -ESTALE;
+    if (ibx_session_resolve(s, &remote))
+        rc = p->read ? ibx_read(s->conn, p->mr, local, &remote, p->offset, p->n, cookie, p->flags)
+                     : ibx_write(s->conn, p->mr, local, &remote, p->offset, p->n, cookie, p->flags);
+    p->with_conn = !rc;
+    s->ops_posted += !rc;
+    if (!rc || (rc == -ENOTCONN && ibx_link_survives(s)))
+        return 0;
+    s->ops_pending--;
+    p->used = false;
+    return ibx_session_fail(s, rc, "%s of %zu bytes with %s failed: %s", p->read ? "READ" : "WRITE",
+                            p->n, s->path.peer, strerror(-rc));
+}
+
+/* One that failed is for the next connection, unless none can do it. */
+int ibx_rendezvous_completed(struct ibx_session *s, const struct ibx_event *event)
+{
+    struct posted *p = &s->posted[event->cookie - 1];
+    s->ops_posted--;
+    p->with_conn = false;
+    if (event->status && ibx_session_live(s) && s->link.state.now != LINK_SINGLE && !s->link.bye) {
+        bool lonely = !*ibx_conn_reason(s->conn); /* not because the connection has ended */
+        p->failures += lonely ? FAILURES_MAX / FAILURES_ALONE : 1;
+        if (p->failures <= FAILURES_MAX) {
+            ibx_abort(s->conn);
+            return 0;
+        }
+    }
+    p->used = false;
+    s->ops_pending--;
+    if (event->status && !s->ops_status)
+        s->ops_status = event->status;
+    if (p->cookie && s->hooks->arrived)
+        s->hooks->arrived(s->context, p->cookie);
+    return 0;
+}
+
+int ibx_rendezvous_again(struct ibx_session *s)
+{
+    int rc = 0;
+    for (unsigned i = 0; i < s->posted_size && !rc; i++) {
+        if (s->posted[i].used && !s->posted[i].with_conn)
+            rc = post(s, &s->posted[i]);
+    }
+    return rc;
+}
+
 int ibx_session_post(struct ibx_session *s, bool read, struct ibx_mr *mr, void *local,
                      const struct ibx_remote *remote, uint64_t offset, size_t n, uint64_t cookie,
                      unsigned flags)
 {
-    int rc = read ? ibx_read(s->conn, mr, local, remote, offset, n, cookie, flags)
-                  : ibx_write(s->conn, mr, local, remote, offset, n, cookie, flags);
-    if (rc)
-        return ibx_session_fail(s, rc, "%s of %zu bytes with %s failed: %s",
-                                read ? "READ" : "WRITE", n, s->path.peer, strerror(-rc));
+    struct posted *posted = place_for_post(s);
+    if (!posted)
+        return ibx_session_fail(s, -ENOMEM, "no memory for a copy with %s", s->path.peer);
+    *posted = (struct posted){
+        .used = true,
+        .read = read,
+        .mr = mr,
+        .at = (uint64_t)((uint8_t *)local - (uint8_t *)ibx_mr_address(mr)),
+        .remote = *remote,
+        .offset = offset,
+        .n = n,
+        .cookie = cookie,
+        .flags = flags,
+    };
     s->ops_pending++;
-    return 0;
+    return post(s, posted);
+}
+
+int ibx_session_allocate(struct ibx_session *s, size_t bytes, unsigned access, struct ibx_mr **mr,
+                         struct ibx_error *err)
+{
+    if (ibx_conn_over(s->conn) && !ibx_link_mend(s))
+        return ibx_error_set(err, -ENOTCONN, "the connection is closed");
+    return ibx_mr_allocate(s->conn, bytes, access, mr, err);
 }
 
 static int bounce_ready(struct ibx_session *s, size_t bytes, unsigned access)
 {
     struct ibx_error err = {0};
-    int rc = s->bounce ? 0 : ibx_mr_allocate(s->conn, bytes, access, &s->bounce, &err);
+    int rc = s->bounce ? 0 : ibx_session_allocate(s, bytes, access, &s->bounce, &err);
     return rc ? ibx_session_fail(s, rc, "no bounce buffer: %s", err.message) : 0;
 }
 
@@ -169,14 +262,13 @@ static int move_bounced(struct ibx_session *s, bool read, uint8_t *data,
     int rc = bounce_ready(s, (size_t)BOUNCE_PIECES * BOUNCE_PIECE_BYTES, IBX_ACCESS_LOCAL);
     if (rc)
         return rc;
-    uint8_t *pieces = ibx_mr_address(s->bounce);
     size_t given = 0, taken = 0;
     /* Completions of one kind are not ordered, so a round waits for all its pieces. */
     while (taken < n) {
         size_t start = given;
         for (unsigned i = 0; i < BOUNCE_PIECES && given < n; i++) {
             size_t length = n - given < BOUNCE_PIECE_BYTES ? n - given : BOUNCE_PIECE_BYTES;
-            uint8_t *piece = pieces + (size_t)i * BOUNCE_PIECE_BYTES;
+            uint8_t *piece = (uint8_t *)ibx_mr_address(s->bounce) + (size_t)i * BOUNCE_PIECE_BYTES;
             if (!read)
                 memcpy(piece, data + given, length);
             rc = ibx_session_post(s, read, s->bounce, piece, remote, offset + given, length, 0, 0);
@@ -188,7 +280,7 @@ static int move_bounced(struct ibx_session *s, bool read, uint8_t *data,
         if (rc)
             return rc;
         if (read)
-            memcpy(data + start, pieces, given - start);
+            memcpy(data + start, ibx_mr_address(s->bounce), given - start);
         taken = given;
     }
     return 0;
@@ -231,7 +323,7 @@ static int move_by_threads(struct ibx_session *s, bool read, uint8_t *data,
         return 1;
     part.address += offset;
     part.length = n;
-    if (ibx_remote_hold(s->conn, &part, access, &reach))
+    if (!ibx_session_resolve(s, &part) || ibx_remote_hold(s->conn, &part, access, &reach))
         return 1;
     struct held held = {s->conn, &part, &reach, read};
     struct ibx_copy_threads *threads = ibx_session_threads(s);
@@ -278,7 +370,7 @@ static int next_cts(struct ibx_session *s, size_t at_most, struct ibx_remote *ct
         return rc;
     struct ibx_reader r = ibx_reader_of(event.data, event.length);
     uint8_t type = ibx_get_u8(&r);
-    ibx_remote_get(&r, cts);
+    ibx_name_get(&r, cts);
     bool bad = r.failed || type != MESSAGE_CTS || ibx_reader_left(&r) || !cts->length ||
                cts->length > at_most;
     ibx_message_release(s->conn, &event);
@@ -383,6 +475,7 @@ int ibx_rendezvous_expose(struct ibx_session *s, const void *data, size_t length
         return -ENOMEM;
     }
     payload->mr = mr;
+    payload->name = ibx_name_of(s, remote);
     return 0;
 }
 
@@ -390,7 +483,10 @@ int ibx_session_write_registered(struct ibx_session *s, const void *data,
                                  const struct ibx_remote *remote)
 {
     int rc = ibx_session_add_remote(s, SEGMENT_RTS_READ, remote);
-    if (!rc && !payload_add(s, data, (size_t)remote->length))
+    struct payload *payload = rc ? NULL : payload_add(s, data, (size_t)remote->length);
+    if (payload)
+        payload->name = ibx_name_of(s, remote);
+    else if (!rc)
         rc = ibx_session_fail(s, -ENOMEM, "no memory to note a copy of %zu bytes",
                               (size_t)remote->length);
     return rc;
@@ -435,7 +531,8 @@ static int clear_to_send(struct ibx_session *s, struct ibx_mr *mr, const uint8_t
     if (rc)
         return ibx_session_fail(s, rc, "cannot name the reply's memory: %s", strerror(-rc));
     ibx_put_u8(&w, MESSAGE_CTS);
-    ibx_remote_put(&w, &remote);
+    ibx_name_put(&w, &remote, s->link.epoch);
+    ibx_name_told(s, &remote);
     rc = ibx_session_send(s, &(struct iovec){bytes, w.length}, 1);
     if (rc)
         return rc;

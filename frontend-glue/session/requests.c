@@ -40,7 +40,7 @@ static bool peek_remote(struct ibx_session *s, struct ibx_request *q)
     q->after = s->reader;
     if (!s->has_current || ibx_get_u8(&q->after) != SEGMENT_RTS_READ)
         return false;
-    ibx_remote_get(&q->after, &q->remote);
+    ibx_name_get(&q->after, &q->remote);
     if (q->after.failed || q->length < 2 * IBX_FRAME_WINDOW)
         return false;
     if (q->remote.length == q->length && !q->head_length)

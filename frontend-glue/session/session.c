@@ -44,6 +44,7 @@ int ibx_session_create(const char *uri, const struct ibx_options *options,
     s->options = *options;
     s->payloads_tail = &s->payloads;
     s->hooks = &no_hooks;
+    ibx_link_init(s);
     rc = ibx_uri_options(&parsed, &s->options, err);
     if (!rc)
         rc = ibx_state_begin(&s->state, &session_table, SESSION_NEW);
@@ -60,6 +61,8 @@ int ibx_session_create(const char *uri, const struct ibx_options *options,
 static int inherit(const struct ibx_session *other, struct ibx_session *heir, struct ibx_error *err)
 {
     heir->thread_count = other->thread_count;
+    heir->link.seconds = other->keep_seconds;
+    heir->keep_seconds = other->keep_seconds;
     return other->hooks->inherit ? other->hooks->inherit(other->context, heir, err) : 0;
 }
 
@@ -82,7 +85,14 @@ int ibx_session_serve(struct ibx_session *s, struct ibx_error *err)
 {
     if (s->state.now != SESSION_NEW)
         return ibx_error_set(err, -EINVAL, "the session at %s is in use already", s->uri);
-    int rc = ibx_listen(s->uri, &s->options, &s->listener, err);
+    struct ibx_options options = s->options;
+    if (s->keep_seconds)
+        s->link.waiting = ibx_waiting_create();
+    if (s->link.waiting) {
+        ibx_waiting_check(s->link.waiting, &s->claim_check);
+        options.claim_check = &s->claim_check;
+    }
+    int rc = ibx_listen(s->uri, &options, &s->listener, err);
     return rc ? rc : ibx_state_move(&s->state, SESSION_LISTENING);
 }
 
@@ -96,7 +106,8 @@ static int come_alive(struct ibx_session *s)
 {
     s->caps = ibx_conn_caps(s->conn);
     s->path = *ibx_conn_path(s->conn);
-    s->out = malloc(s->caps->message_max);
+    s->out_size = s->message_max = s->caps->message_max;
+    s->out = malloc(s->out_size);
     if (!s->out || ibx_messages_init(s))
         return ibx_session_fail(s, -ENOMEM, "no memory for a session with %s", s->path.peer);
     return ibx_state_move(&s->state, SESSION_LIVE);
@@ -119,8 +130,12 @@ static int accept_connection(struct ibx_session *listening, struct ibx_conn **co
             return ibx_error_set(err, -errno, "waiting at %s: %s", listening->uri, strerror(errno));
         struct ibx_error why = {0};
         int rc = ibx_accept(listening->listener, conn, &why);
-        if (!rc)
+        if (!rc && !ibx_conn_claimed(*conn))
             return 0;
+        if (!rc) { /* of a session that goes on */
+            ibx_waiting_offer(listening->link.waiting, *conn);
+            continue;
+        }
         if (rc != -EAGAIN) {
             ibx_log(IBX_LOG_ERROR, "%s", why.message);
             poll(NULL, 0, 100);
@@ -144,6 +159,7 @@ int ibx_session_accept(struct ibx_session *listening, struct ibx_session **sessi
         return rc;
     }
     rc = ibx_session_adopt(s, conn);
+    s->link.waiting = ibx_waiting_hold(listening->link.waiting);
     if (!rc)
         rc = inherit(listening, s, err);
     if (rc)
@@ -161,7 +177,10 @@ int ibx_session_connect(struct ibx_session *s, struct ibx_error *err)
     if (rc)
         return rc;
     rc = come_alive(s);
-    return rc ? ibx_error_set(err, rc, "%s", s->reason) : 0;
+    if (rc)
+        return ibx_error_set(err, rc, "%s", s->reason);
+    ibx_link_agree(s);
+    return 0;
 }
 
 int ibx_session_establish(struct ibx_session *s)
@@ -182,12 +201,12 @@ static void abandon_ops(struct ibx_session *s)
     struct ibx_event events[8];
     uint64_t deadline = ibx_deadline_in_ms(ABANDON_MS);
     ibx_abort(s->conn);
-    while (s->ops_pending && ibx_now_ns() < deadline) {
+    while (s->ops_posted && ibx_now_ns() < deadline) {
         int n = ibx_poll(s->conn, events, 8);
         if (n < 0)
             return;
         for (int i = 0; i < n; i++)
-            s->ops_pending -= events[i].type == IBX_EVENT_READ || events[i].type == IBX_EVENT_WRITE;
+            s->ops_posted -= events[i].type == IBX_EVENT_READ || events[i].type == IBX_EVENT_WRITE;
         if (!n)
             ibx_wait(s->conn, 100);
     }
@@ -198,12 +217,17 @@ static void release_all(struct ibx_session *s)
     if (s->state.now != SESSION_DEAD)
         ibx_state_move(&s->state, SESSION_DEAD);
     if (s->conn && !ibx_conn_inherited(s->conn)) { /* all else is the parent's, and in use there */
+        ibx_link_say_bye(s);
+        ibx_waiting_remove(s);
         abandon_ops(s);
         if (s->hooks->ending)
             s->hooks->ending(s->context);
         ibx_rendezvous_fini(s);
     }
     ibx_close(s->conn);
+    ibx_close(s->current_conn);
+    s->current_conn = NULL;
+    ibx_link_fini(s);
     if (s->hooks->ended)
         s->hooks->ended(s->context);
     ibx_session_drop_threads(s);
@@ -211,6 +235,9 @@ static void release_all(struct ibx_session *s)
     s->caps = NULL;
     free(s->out);
     free(s->gathered);
+    free(s->posted);
+    s->posted = NULL;
+    s->posted_size = s->ops_pending = s->ops_posted = 0;
     s->out = s->gathered = NULL;
     s->gathered_size = 0;
     ibx_messages_fini(s);
@@ -251,6 +278,7 @@ void ibx_session_destroy(struct ibx_session *s)
         return;
     ibx_session_close(s);
     ibx_session_set_hooks(s, &no_hooks, NULL);
+    ibx_waiting_release(s->link.waiting);
     free(s->uri);
     free(s);
 }
@@ -269,6 +297,16 @@ void ibx_session_set_hooks(struct ibx_session *s, const struct ibx_session_hooks
 void *ibx_session_context(const struct ibx_session *s, const struct ibx_session_hooks *hooks)
 {
     return s->hooks == hooks ? s->context : NULL;
+}
+
+void ibx_session_keep(struct ibx_session *s, unsigned seconds)
+{
+    s->keep_seconds = s->link.seconds = seconds;
+}
+
+unsigned ibx_session_resumed(const struct ibx_session *s)
+{
+    return s->link.resumed;
 }
 
 void ibx_session_set_threads(struct ibx_session *s, unsigned threads)

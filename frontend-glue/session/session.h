@@ -10,6 +10,7 @@
  *   rendezvous.c    long writes, moved one-sidedly by the server
  *   requests.c      GVirtuS's requests at the beginning of the stream, for the hooks
  *   frames.c        the frames of GVirtuS's own wire
+ *   link.c          going on over another connection when one has broken
  *   dead_backend.c  what a client reads once its back end is gone
  *
  * Writes are gathered and leave at sync. A short write is copied at once. A long one
@@ -39,6 +40,13 @@ int ibx_session_create_like(const struct ibx_session *other, struct ibx_session 
 /* How many threads copy long payloads, here and in sessions accepted from now on. 0: by the number
  * of processors. None is made before the first long copy. */
 void ibx_session_set_threads(struct ibx_session *session, unsigned threads);
+/* For how many seconds the session waits when its connection has broken, and those that are
+ * accepted from now on; 0, the default: they end with it. Both ends have to be willing; the shorter
+ * time counts. Before it listens or connects. In a server the thread that accepts and those of its
+ * sessions have to belong to one process. */
+void ibx_session_keep(struct ibx_session *session, unsigned seconds);
+/* How often it has gone on over another connection. */
+unsigned ibx_session_resumed(const struct ibx_session *session);
 /* Accepts NULL; closes first. */
 void ibx_session_destroy(struct ibx_session *session);
 

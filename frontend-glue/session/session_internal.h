@@ -18,6 +18,15 @@
  *   DONE         to client   those bytes have been written
  *   FLUSH        to server   asks for FLUSHED when every payload so far has been READ
  *   FLUSHED      to client   they have
+ *
+ * and those of its link, which have no number in the stream:
+ *
+ *   KEEP         to server   the session is to survive its connection
+ *   KEPT         to client   it will, or will not
+ *   RESUME       to server   first on another connection: how far the client has come
+ *   NAMES        to server   what the client's memory is called there
+ *   RESUMED      to client   how far the server has come
+ *   BYE          both ways   this end of the connection is that of the session
  */
 enum message_type {
     MESSAGE_DATA = 1,
@@ -25,6 +34,12 @@ enum message_type {
     MESSAGE_DONE,
     MESSAGE_FLUSH,
     MESSAGE_FLUSHED,
+    MESSAGE_KEEP = 7,
+    MESSAGE_KEPT,
+    MESSAGE_RESUME,
+    MESSAGE_NAMES,
+    MESSAGE_RESUMED,
+    MESSAGE_BYE,
 };
 
 enum segment_kind {
@@ -59,6 +74,92 @@ enum session_state {
     SESSION_DEAD,
 };
 
+/*
+ * state machine: link of a session
+ *   [*] -> SINGLE                  the session ends with its connection
+ *   SINGLE -> CONNECTED            both ends keep the session beyond it
+ *   CONNECTED -> BROKEN            the connection has ended
+ *   BROKEN -> RESUMING             there is another one
+ *   RESUMING -> CONNECTED          both ends agree on what has arrived
+ *   RESUMING -> BROKEN             that connection has ended, too
+ *   BROKEN -> LOST                 it takes too long, or the other end is gone
+ *   SINGLE | CONNECTED | LOST -> [*]
+ */
+enum link_state { LINK_SINGLE, LINK_CONNECTED, LINK_BROKEN, LINK_RESUMING, LINK_LOST };
+
+/* Messages are numbered in two orders: those of the stream, and what does not wait behind it. */
+enum message_order { ORDER_STREAM, ORDER_CONTROL, ORDERS };
+
+/* A message that the other end may not have taken yet. */
+struct kept_message {
+    uint8_t *bytes;
+    size_t size, length;
+    enum message_order order;
+    uint64_t number;
+};
+
+/* The last messages that were sent. A message has credit only when the one `slots` before it was
+ * taken: so these are enough. */
+struct kept {
+    struct kept_message *ring;
+    unsigned size, first, count; /* size: a power of two */
+    unsigned sent;               /* of them, on this connection; the others wait for credit */
+    unsigned slots;
+    uint64_t numbers[ORDERS]; /* of the next ones */
+};
+
+/* Memory of the client as the server was told of it, and as it is called on this connection. */
+struct memory_name {
+    struct ibx_remote then, now;
+    struct ibx_mr *mr; /* client, while names change; NULL: it is none any more */
+    uint64_t at;       /* likewise: in it */
+};
+
+#define TOLD_NAMES 32u /* CTSs, early ones too: more than can be unanswered */
+
+/* A READ or WRITE under way. */
+struct posted {
+    bool used, read, with_conn; /* with_conn: false: it waits for the next connection */
+    struct ibx_mr *mr;
+    uint64_t at; /* in its memory */
+    struct ibx_remote remote;
+    uint64_t offset;
+    size_t n;
+    uint64_t cookie;
+    unsigned flags;
+    unsigned failures;
+};
+
+/* What lets a session survive its connection. */
+struct session_link {
+    struct ibx_state_machine state; /* enum link_state */
+    unsigned seconds;               /* for which a broken session is kept; 0: it is not */
+    unsigned agreed;                /* the server's */
+    uint8_t id[IBX_CLAIM_ID_BYTES];
+    uint8_t *secret;  /* IBX_SECRET_BYTES */
+    uint64_t epoch;   /* of the connection: counts them, also those that broke at once */
+    bool bye;         /* the peer's session has ended */
+    int peer_fd;      /* a pidfd of its process on this host, or -1 */
+    unsigned resumed; /* times */
+    struct kept kept;
+    uint64_t taken[ORDERS]; /* messages of the peer */
+    struct memory_name told[TOLD_NAMES];
+    unsigned told_next;
+    struct memory_name *names; /* server: of earlier epochs */
+    unsigned name_count;
+    bool only_tcp; /* client: longer messages are under way than other fabrics carry */
+
+    /* Server. */
+    struct ibx_waiting *waiting; /* of the listening session and all that it has accepted */
+    struct ibx_session *next;    /* there */
+    struct ibx_conn *offered;    /* by ibx_session_accept(), which locks it; NULL: none */
+    _Atomic bool has_offer;
+    int offer_fd; /* an eventfd, or -1 */
+    char name[IBX_NAME_MAX + 1];
+    bool has_user;
+    unsigned user;
+};
+
 /* Received and not yet looked at, in order. */
 struct message_queue {
     struct ibx_event *items; /* a ring */
@@ -78,7 +179,8 @@ struct segment {
 struct payload {
     const uint8_t *data; /* NULL, server: the hook `deliver` has it */
     size_t length;
-    struct ibx_mr *mr; /* client: registered for the server's READ, or NULL */
+    struct ibx_mr *mr;       /* client: registered for the server's READ, or NULL */
+    struct memory_name name; /* client */
     struct payload *next;
 };
 
@@ -117,11 +219,17 @@ struct ibx_session {
     const struct ibx_session_hooks *hooks; /* never NULL */
     void *context;                         /* of the hooks */
 
+    unsigned keep_seconds;            /* for which a broken session is kept; 0: it is not */
     unsigned thread_count;            /* as set; 0: by the processors */
     struct ibx_copy_threads *threads; /* NULL: not made yet, or not wanted */
     bool no_threads;                  /* none are wanted, or none can be made */
 
-    uint8_t *out;             /* the DATA message being gathered, caps->message_max bytes */
+    struct session_link link;
+    struct ibx_claim_check claim_check; /* of a listening one */
+
+    uint8_t *out;             /* the DATA message being gathered */
+    size_t out_size;          /* bytes of it */
+    size_t message_max;       /* of a message: out_size, or what the connection takes */
     size_t out_length;        /* 0: nothing gathered, otherwise with the message's head */
     bool out_ahead;           /* client: that is whole requests, in front of the next one */
     size_t out_inline;        /* position of the open inline segment's length, 0: none is open */
@@ -140,13 +248,17 @@ struct ibx_session {
     bool answering;           /* client: the connection is dead and its calls are answered here */
     struct ibx_event current; /* the message being read, type MESSAGE when there is one */
     bool has_current;
+    struct ibx_conn *current_conn; /* from which it came, if that has ended; NULL: `conn` */
     struct ibx_reader reader;
     struct segment segment;
     struct segment behind; /* goes on after it, of kind NONE: nothing does */
     uint8_t *gathered;     /* server: a request that came in pieces */
     size_t gathered_size;
 
-    unsigned ops_pending;  /* READs and WRITEs without a completion */
+    struct posted *posted; /* READs and WRITEs, by their cookies - 1 */
+    unsigned posted_size;
+    unsigned ops_pending;  /* of them without a completion */
+    unsigned ops_posted;   /* of these with the connection */
     int ops_status;        /* the first failure among them */
     struct ibx_mr *in_use; /* registration of the copy under way */
     struct early_cts early_cts;
@@ -181,6 +293,8 @@ int ibx_messages_init(struct ibx_session *s);
 void ibx_messages_fini(struct ibx_session *s);
 /* Sends one message, waiting for credit. */
 int ibx_session_send(struct ibx_session *s, const struct iovec *iov, int iovcnt);
+/* Without waiting: as ibx_send(). */
+int ibx_session_try_send(struct ibx_session *s, const struct iovec *iov, int iovcnt);
 int ibx_session_send_short(struct ibx_session *s, enum message_type type);
 /* The next message of one of the session's queues: to be released. */
 int ibx_session_next_message(struct ibx_session *s, struct message_queue *queue,
@@ -188,8 +302,81 @@ int ibx_session_next_message(struct ibx_session *s, struct message_queue *queue,
 /* Waits for the peer's confirmation: a control message of just this type. `what` is confirmed. As
  * ibx_session_fail(). */
 int ibx_session_confirmed(struct ibx_session *s, enum message_type type, const char *what);
+/* The message being read is no longer needed. */
+void ibx_session_release_current(struct ibx_session *s);
 /* A message of one byte: just this type. */
 bool ibx_message_is(const struct ibx_event *event, enum message_type type);
+
+/* kept.c */
+
+int ibx_kept_init(struct kept *kept, unsigned slots);
+void ibx_kept_fini(struct kept *kept);
+/* Notes a message; `sent`: that it has left. -ENOMEM: it was not. */
+int ibx_kept_add(struct kept *kept, const struct iovec *iov, int iovcnt, bool sent);
+/* Sends those that wait, as far as there is credit. Whether none is left. */
+bool ibx_kept_push(struct kept *kept, struct ibx_conn *conn);
+/* On another connection, whose peer has taken so many. -EPROTO: it cannot have. */
+int ibx_kept_rewind(struct kept *kept, const uint64_t taken[ORDERS]);
+/* The longest one, bytes. */
+size_t ibx_kept_longest(const struct kept *kept);
+enum message_order ibx_message_order(uint8_t type);
+
+/* link.c */
+
+void ibx_link_init(struct ibx_session *s);
+void ibx_link_fini(struct ibx_session *s);
+/* Client, just connected: asks the server to keep the session, and waits for the answer. */
+void ibx_link_agree(struct ibx_session *s);
+/* A message of the link on an established connection; as ibx_session_fail(). */
+int ibx_link_message(struct ibx_session *s, const struct ibx_event *event);
+/* Whether the end of the connection is not that of the session. */
+bool ibx_link_survives(const struct ibx_session *s);
+/* Server: whether the client has come over another connection. */
+static inline bool ibx_link_has_offer(const struct ibx_session *s)
+{
+    return s->link.has_offer;
+}
+/* The connection has ended: returns when the session goes on over another one. As
+ * ibx_session_fail(). */
+int ibx_link_resume(struct ibx_session *s);
+/* The same if the connection has ended, whether that was noticed or not. False: it lives, or the
+ * session has ended. */
+bool ibx_link_mend(struct ibx_session *s);
+/* The session ends: tells the peer. */
+void ibx_link_say_bye(struct ibx_session *s);
+
+/* names.c */
+
+/* As a remote travels in messages: its epoch in front of its length. */
+void ibx_name_put(struct ibx_writer *w, const struct ibx_remote *remote, uint64_t epoch);
+void ibx_name_get(struct ibx_reader *r, struct ibx_remote *remote);
+/* Client: the server is being told of this memory. */
+struct memory_name ibx_name_of(const struct ibx_session *s, const struct ibx_remote *remote);
+void ibx_name_told(struct ibx_session *s, const struct ibx_remote *remote);
+/* Client, around ibx_conn_take_regions(). */
+void ibx_names_before(struct ibx_session *s);
+void ibx_names_after(struct ibx_session *s);
+/* Client: the bytes of the next message NAMES, behind *at; 0: there are no more. */
+size_t ibx_names_message(const struct ibx_session *s, uint8_t *bytes, size_t size, unsigned *at);
+unsigned ibx_names_count(const struct ibx_session *s);
+/* Server: as -errno. */
+int ibx_names_take(struct ibx_session *s, const uint8_t *bytes, size_t n);
+void ibx_names_clear(struct ibx_session *s);
+
+/* waiting.c: what a server's sessions are found by when their clients come again */
+
+struct ibx_waiting *ibx_waiting_create(void);
+struct ibx_waiting *ibx_waiting_hold(struct ibx_waiting *waiting);
+void ibx_waiting_release(struct ibx_waiting *waiting);
+void ibx_waiting_check(struct ibx_waiting *waiting, struct ibx_claim_check *check);
+void ibx_waiting_add(struct ibx_session *s);
+void ibx_waiting_remove(struct ibx_session *s);
+/* Takes the connection, in whatever thread: its session gets it. */
+void ibx_waiting_offer(struct ibx_waiting *waiting, struct ibx_conn *conn);
+/* The connection that was offered, or NULL. */
+struct ibx_conn *ibx_waiting_take(struct ibx_session *s);
+/* s->conn becomes this one. */
+void ibx_waiting_use(struct ibx_session *s, struct ibx_conn *conn);
 
 /* owed.c */
 
@@ -220,5 +407,9 @@ int ibx_rendezvous_receive(struct ibx_session *s, uint8_t *to, size_t n);
 /* Server: WRITEs as the client's CTSs say until every announced payload has arrived. */
 int ibx_rendezvous_deliver(struct ibx_session *s);
 void ibx_rendezvous_fini(struct ibx_session *s);
+/* A READ or WRITE is over; as ibx_session_fail(). */
+int ibx_rendezvous_completed(struct ibx_session *s, const struct ibx_event *event);
+/* On another connection: begins again what was under way on the last one. Likewise. */
+int ibx_rendezvous_again(struct ibx_session *s);
 
 #endif

@@ -51,7 +51,7 @@ static int next_data(struct ibx_session *s)
 static int next_memory(struct ibx_session *s)
 {
     struct ibx_remote remote;
-    ibx_remote_get(&s->reader, &remote);
+    ibx_name_get(&s->reader, &remote);
     if (s->reader.failed || !s->server || !remote.length || s->early_cts.remote.length)
         return malformed(s);
     s->early_cts.remote = remote;
@@ -62,9 +62,11 @@ static int next_memory(struct ibx_session *s)
 static int next_prepare(struct ibx_session *s)
 {
     struct ibx_remote remote;
-    ibx_remote_get(&s->reader, &remote);
+    ibx_name_get(&s->reader, &remote);
     if (s->reader.failed || !s->server || !remote.length)
         return malformed(s);
+    if (!ibx_session_resolve(s, &remote)) /* the client has given it back meanwhile */
+        return 0;
     return s->hooks->prepare ? s->hooks->prepare(s->context, &remote) : 0;
 }
 
@@ -80,7 +82,7 @@ static int next_segment(struct ibx_session *s)
         break;
     case SEGMENT_RTS_READ:
         r->failed = r->failed || !s->server;
-        ibx_remote_get(r, &segment.remote);
+        ibx_name_get(r, &segment.remote);
         segment.left = segment.remote.length;
         break;
     case SEGMENT_RTS_WRITE:
@@ -112,6 +114,16 @@ static int next_segment(struct ibx_session *s)
     return 0;
 }
 
+void ibx_session_release_current(struct ibx_session *s)
+{
+    if (s->has_current)
+        ibx_message_release(s->current_conn ? s->current_conn : s->conn, &s->current);
+    s->has_current = false;
+    if (s->current_conn)
+        ibx_close(s->current_conn);
+    s->current_conn = NULL;
+}
+
 int ibx_session_refill(struct ibx_session *s)
 {
     while (!s->segment.left) {
@@ -122,9 +134,7 @@ int ibx_session_refill(struct ibx_session *s)
         } else if (s->has_current && ibx_reader_left(&s->reader)) {
             rc = next_segment(s);
         } else {
-            if (s->has_current)
-                ibx_message_release(s->conn, &s->current);
-            s->has_current = false;
+            ibx_session_release_current(s);
             rc = next_data(s);
         }
         if (rc)
@@ -211,7 +221,7 @@ static int send_gathered(struct ibx_session *s)
 /* Room for `n` more bytes in the gathered message; what is there may leave first. */
 static int make_room(struct ibx_session *s, size_t n)
 {
-    if (s->out_length && s->out_length + n > s->caps->message_max) {
+    if (s->out_length && s->out_length + n > s->message_max) {
         int rc = send_gathered(s);
         if (rc)
             return rc;
@@ -240,7 +250,7 @@ int ibx_session_gather(struct ibx_session *s, const uint8_t *from, size_t n)
             s->out_inline = s->out_length + 1;
             s->out_length += SEGMENT_HEAD_INLINE;
         }
-        size_t room = s->caps->message_max - s->out_length;
+        size_t room = s->message_max - s->out_length;
         size_t some = n < room ? n : room;
         memcpy(s->out + s->out_length, from, some);
         s->out_length += some;
@@ -259,7 +269,7 @@ static int send_along(struct ibx_session *s, const uint8_t *from, size_t n)
         int rc = make_room(s, SEGMENT_HEAD_INLINE + 1);
         if (rc)
             return rc;
-        size_t room = s->caps->message_max - s->out_length - SEGMENT_HEAD_INLINE;
+        size_t room = s->message_max - s->out_length - SEGMENT_HEAD_INLINE;
         size_t some = n < room ? n : room;
         s->out[s->out_length] = SEGMENT_INLINE;
         s->out_inline = s->out_length + 1;
@@ -317,7 +327,9 @@ int ibx_session_add_remote(struct ibx_session *s, enum segment_kind kind,
     uint8_t bytes[SEGMENT_REMOTE_BYTES];
     struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
     ibx_put_u8(&w, (uint8_t)kind);
-    ibx_remote_put(&w, remote);
+    ibx_name_put(&w, remote, s->link.epoch);
+    if (kind == SEGMENT_EARLY_CTS || kind == SEGMENT_PREPARE)
+        ibx_name_told(s, remote);
     return ibx_session_add_segment(s, bytes, w.length);
 }
 

@@ -183,7 +183,7 @@ void ibx_mr_deregister(struct ibx_mr *mr)
 int ibx_mr_remote(const struct ibx_mr *mr, size_t offset, size_t length, struct ibx_remote *remote)
 {
     require(offset <= mr->span.length && length <= mr->span.length - offset);
-    *remote = (struct ibx_remote){(uintptr_t)mr->span.address + offset, length, {7}};
+    *remote = (struct ibx_remote){(uintptr_t)mr->span.address + offset, length, {7}, 0};
     return 0;
 }
 
@@ -201,6 +201,7 @@ void ibx_remote_get(struct ibx_reader *reader, struct ibx_remote *remote)
     remote->length = ibx_get_u64(reader);
     for (int i = 0; i < IBX_RAILS_MAX; i++)
         remote->keys[i] = ibx_get_u64(reader);
+    remote->epoch = 0;
 }
 
 /* A body in the client's memory: the request that copies it whole to the device's first bytes. */
@@ -307,7 +308,7 @@ int ibx_send(struct ibx_conn *conn, const struct iovec *iov, int iovcnt, uint64_
             memcpy(sent + length, iov[i].iov_base, iov[i].iov_len);
         length += iov[i].iov_len;
     }
-    require(length >= 1 && sent[0] >= MESSAGE_DATA && sent[0] <= MESSAGE_FLUSHED);
+    require(length >= 1 && sent[0] >= MESSAGE_DATA && sent[0] <= MESSAGE_BYE && sent[0] != 6);
     return 0;
 }
 
@@ -395,6 +396,81 @@ void ibx_abort(struct ibx_conn *conn)
 {
     conn->messages = ibx_reader_of(NULL, 0);
     conn->flags |= 8;
+}
+
+/* There is no second connection: sessions end with theirs. */
+bool ibx_conn_over(const struct ibx_conn *conn)
+{
+    (void)conn;
+    return false;
+}
+
+void ibx_hang_up(struct ibx_conn *conn)
+{
+    (void)conn;
+}
+
+void ibx_wake(struct ibx_conn *conn)
+{
+    (void)conn;
+}
+
+const uint8_t *ibx_conn_claimed(const struct ibx_conn *conn)
+{
+    (void)conn;
+    return NULL;
+}
+
+int ibx_conn_user(const struct ibx_conn *conn, unsigned *user)
+{
+    (void)conn;
+    (void)user;
+    return -ENOENT;
+}
+
+void ibx_conn_secret(const struct ibx_conn *conn, const char *label,
+                     uint8_t secret[IBX_SECRET_BYTES])
+{
+    (void)conn;
+    (void)label;
+    memset(secret, 0, IBX_SECRET_BYTES);
+}
+
+int ibx_conn_take_regions(struct ibx_conn *to, struct ibx_conn *from)
+{
+    (void)to;
+    (void)from;
+    abort();
+}
+
+struct ibx_mr *ibx_conn_find_region(const struct ibx_conn *conn, const struct ibx_remote *remote)
+{
+    (void)conn;
+    (void)remote;
+    abort();
+}
+
+bool ibx_mr_usable(const struct ibx_mr *mr)
+{
+    (void)mr;
+    return true;
+}
+
+void ibx_regcache_move(struct ibx_regcache *cache, struct ibx_conn *conn)
+{
+    (void)cache;
+    (void)conn;
+    abort();
+}
+
+void *ibx_secret_allocate(size_t length)
+{
+    return calloc(1, length);
+}
+
+void ibx_secret_free(void *secret)
+{
+    free(secret);
 }
 
 bool ibx_conn_inherited(const struct ibx_conn *conn)

@@ -197,10 +197,10 @@ static void rts_memory_that_is_not_there(void **state)
 {
     (void)state;
     static const struct ibx_remote bad[] = {
-        {1, 1, {1}},
-        {0x1000, UINT64_MAX, {1}},
-        {UINT64_MAX - 4, 100, {1}},
-        {UINT64_MAX, 1, {0}},
+        {1, 1, {1}, 0},
+        {0x1000, UINT64_MAX, {1}, 0},
+        {UINT64_MAX - 4, 100, {1}, 0},
+        {UINT64_MAX, 1, {0}, 0},
     };
     for (size_t i = 0; i <= sizeof(bad) / sizeof(bad[0]); i++) {
         struct session_pair pair;

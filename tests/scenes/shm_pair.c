@@ -52,7 +52,7 @@ void assert_lost(const struct end *end, int status)
 int hold(struct end *end, const struct ibx_mr *mr, size_t at, size_t length, unsigned access,
          struct ibx_reach *reach)
 {
-    struct ibx_remote remote = {(uintptr_t)mr->span.address + at, length, {mr->keys[0]}};
+    struct ibx_remote remote = {(uintptr_t)mr->span.address + at, length, {mr->keys[0]}, 0};
     *reach = (struct ibx_reach){0};
     return ibx_provider_shm.remote_hold(end->shm, &remote, access, reach);
 }

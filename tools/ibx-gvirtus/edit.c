@@ -135,6 +135,8 @@ const struct gvirtus_key ibx_gvirtus_own_keys[] = {
      "bytes of message buffers of an idle connection; lowers slots and message"},
     {"pipeline", "all", "all",
      "CUDA calls that return before the back end has run them (all, launches or off)"},
+    {"resume_seconds", "30", "30",
+     "how long both ends keep a session whose connection has broken (0: not at all)"},
     {"gpu", "auto", "auto", "whether the back end's plugin runs copies itself (auto, on or off)"},
     {"gpu_memory", "64M", "64M", "bytes of pinned memory for that, in the whole back end"},
     {"gpu_threads", "0", "0",

@@ -255,6 +255,8 @@ static int post(struct ibx_conn *conn, enum ibx_rdma_kind kind, struct ibx_mr *m
         return -ERANGE;
     if (length && !inside((uintptr_t)local, length, (uintptr_t)mr->span.address, mr->span.length))
         return -ERANGE;
+    if (mr->dead)
+        return -EOPNOTSUPP;
     struct ibx_op *op = op_take(conn);
     if (!op)
         return -ENOMEM;

@@ -225,6 +225,11 @@ const struct ibx_path *ibx_conn_path(const struct ibx_conn *conn)
     return &conn->path;
 }
 
+bool ibx_conn_over(const struct ibx_conn *conn)
+{
+    return !ibx_conn_has_endpoint(conn);
+}
+
 const char *ibx_conn_reason(const struct ibx_conn *conn)
 {
     return conn->lost_reason;
@@ -365,6 +370,12 @@ void ibx_message_release(struct ibx_conn *conn, const struct ibx_event *event)
 void ibx_abort(struct ibx_conn *conn)
 {
     ibx_conn_lost(conn, -ECONNABORTED, "closed by this side");
+}
+
+void ibx_hang_up(struct ibx_conn *conn)
+{
+    if (!ibx_conn_inherited(conn))
+        shutdown(conn->handshake_socket, SHUT_RDWR);
 }
 
 /* Ends work in flight, regions and the provider's endpoint. */

@@ -348,6 +348,11 @@ int ibx_regcache_create(struct ibx_conn *conn, size_t bytes, unsigned entries,
     return 0;
 }
 
+void ibx_regcache_move(struct ibx_regcache *cache, struct ibx_conn *conn)
+{
+    cache->conn = conn;
+}
+
 void ibx_regcache_destroy(struct ibx_regcache *cache)
 {
     if (!cache)

@@ -29,6 +29,8 @@ struct ibx_regcache;
  */
 int ibx_regcache_create(struct ibx_conn *conn, size_t bytes, unsigned entries,
                         struct ibx_regcache **cache, struct ibx_error *err);
+/* After ibx_conn_take_regions(): its connection is now this one. */
+void ibx_regcache_move(struct ibx_regcache *cache, struct ibx_conn *conn);
 /* Deregisters everything; all regions must have been put back. Accepts NULL. */
 void ibx_regcache_destroy(struct ibx_regcache *cache);
 

@@ -2,6 +2,8 @@
 /* Memory regions: registration, sharing, and the peer's memory as posts and copies name it. */
 #include "transport/core/conn.h"
 
+#include "common/log.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -73,6 +75,75 @@ int ibx_mr_allocate(struct ibx_conn *conn, size_t length, unsigned access, struc
     return register_like(conn, &like, mr, err);
 }
 
+/* Providers know a region by its address, so the old registration ends before the new one begins.
+ */
+static int take_region(struct ibx_conn *to, struct ibx_conn *from, struct ibx_mr *mr)
+{
+    struct ibx_error err = {0};
+    void *contents = mr->allocated && mr->span.address ? malloc(mr->span.length) : NULL;
+    if (contents)
+        memcpy(contents, mr->span.address, mr->span.length);
+    if (!mr->dead)
+        from->provider->mr_deregister(from->endpoint, mr);
+    if (mr->allocated)
+        mr->span.address = NULL;
+    mr->conn = to;
+    mr->provider_data = NULL;
+    memset(mr->keys, 0, sizeof(mr->keys));
+    int rc;
+    if (mr->span.kind != IBX_MEMORY_HOST) /* its dma-buf's descriptor is closed */
+        rc = ibx_error_set(&err, -EOPNOTSUPP, "its owner registers GPU memory");
+    else if (!ibx_conn_has_endpoint(to))
+        rc = ibx_error_set(&err, -ENOTCONN, "the connection is closed");
+    else
+        rc = to->provider->mr_register(to->endpoint, mr, &err);
+    mr->dead = rc;
+    if (rc)
+        ibx_log(IBX_LOG_INFO, "%zu bytes of memory cannot be registered anew: %s", mr->span.length,
+                err.message);
+    else if (contents)
+        memcpy(mr->span.address, contents, mr->span.length);
+    free(contents);
+    return rc;
+}
+
+int ibx_conn_take_regions(struct ibx_conn *to, struct ibx_conn *from)
+{
+    int rc = 0;
+    while (from->regions) {
+        struct ibx_mr *mr = from->regions;
+        from->regions = mr->next;
+        if (mr->next)
+            mr->next->prev = NULL;
+        int one = take_region(to, from, mr);
+        if (one && mr->span.kind == IBX_MEMORY_HOST)
+            rc = one;
+        mr->prev = NULL;
+        mr->next = to->regions;
+        if (mr->next)
+            mr->next->prev = mr;
+        to->regions = mr;
+    }
+    return rc;
+}
+
+struct ibx_mr *ibx_conn_find_region(const struct ibx_conn *conn, const struct ibx_remote *remote)
+{
+    for (struct ibx_mr *mr = conn->regions; mr; mr = mr->next) {
+        const uint64_t base = (uintptr_t)mr->span.address;
+        if (remote->address >= base && remote->address - base <= mr->span.length &&
+            remote->length <= mr->span.length - (remote->address - base) &&
+            !memcmp(remote->keys, mr->keys, sizeof(mr->keys)))
+            return mr;
+    }
+    return NULL;
+}
+
+bool ibx_mr_usable(const struct ibx_mr *mr)
+{
+    return !mr->dead;
+}
+
 void *ibx_mr_address(const struct ibx_mr *mr)
 {
     return mr->span.address;
@@ -88,7 +159,8 @@ void ibx_mr_deregister(struct ibx_mr *mr)
     if (!mr)
         return;
     struct ibx_conn *conn = mr->conn;
-    conn->provider->mr_deregister(conn->endpoint, mr);
+    if (!mr->dead)
+        conn->provider->mr_deregister(conn->endpoint, mr);
     if (mr->prev)
         mr->prev->next = mr->next;
     else
@@ -102,7 +174,7 @@ int ibx_mr_remote(const struct ibx_mr *mr, size_t offset, size_t length, struct 
 {
     if (offset > mr->span.length || length > mr->span.length - offset)
         return -ERANGE;
-    if (!(mr->access & (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE)))
+    if (mr->dead || !(mr->access & (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE)))
         return -EACCES;
     *remote =
         (struct ibx_remote){.address = (uintptr_t)mr->span.address + offset, .length = length};
@@ -124,6 +196,7 @@ void ibx_remote_get(struct ibx_reader *reader, struct ibx_remote *remote)
     remote->length = ibx_get_u64(reader);
     for (int i = 0; i < IBX_RAILS_MAX; i++)
         remote->keys[i] = ibx_get_u64(reader);
+    remote->epoch = 0;
 }
 
 int ibx_remote_hold(struct ibx_conn *conn, const struct ibx_remote *remote, unsigned access,

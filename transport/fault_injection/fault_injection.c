@@ -44,6 +44,7 @@ struct injector {
     unsigned long polls;
     int reports;    /* made during this progress */
     bool break_now; /* disconnect_in was reached: reported at the next poll */
+    bool cut;       /* by a message that did not arrive: none behind it does, either */
     bool aborted;
     char reason[192]; /* of the REPORT_LOST */
 };
@@ -103,14 +104,18 @@ static const void *corrupted_copy(struct injector *f, const struct report *messa
 
 static void deliver_message(struct injector *f, const struct report *message)
 {
-    bool dropped = f->aborted, corrupted = false;
+    bool dropped = false, corrupted = false;
+    if (f->cut || f->aborted) /* without credit for the peer: it has not come */
+        return;
     if (!dropped) {
         f->faults->seen++;
         dropped = countdown(&f->faults->drop_in);
         corrupted = countdown(&f->faults->corrupt_in);
         if (countdown(&f->faults->disconnect_in))
-            f->break_now = dropped = true;
+            f->break_now = f->cut = true;
     }
+    if (f->cut)
+        return;
     if (dropped)
         f->inner->release(f->endpoint, message->token);
     else
@@ -236,6 +241,8 @@ static int inject_send(void *endpoint, const struct iovec *iov, int iovcnt, size
 {
     struct injector *f = endpoint;
     int rc = 0;
+    if (f->break_now && !(flags & IBX_SIGNALED)) /* what was sent last gives no credit back */
+        return -EAGAIN;
     if (cuts(f) || f->faults->drop_in == 1) {
         int status = cuts(f) ? -ECONNRESET : 0;
         if (flags & IBX_SIGNALED)

@@ -121,6 +121,8 @@ static int get_names(struct ibx_handshake *h, struct ibx_reader *r)
     ibx_get_string(r, h->peer.name, sizeof(h->peer.name));
     ibx_get_string(r, h->peer.purpose, sizeof(h->peer.purpose));
     ibx_text_sanitize(h->peer.purpose);
+    if (!r->failed)
+        ibx_handshake_claim_get(h, r);
     const char *name = h->peer.name;
     return r->failed || (*name && !ibx_key_name_valid(name, strlen(name))) ? -EPROTO : 0;
 }
@@ -281,6 +283,9 @@ static int step_proof(struct ibx_handshake *h, struct frame *frame, struct frame
     const char *reason = check_proven(h, flags, text);
     if (reason)
         return refuse(h, reply, -EACCES, reason, err);
+    reason = ibx_handshake_claim_check(h);
+    if (reason)
+        return refuse(h, reply, -ESTALE, reason, err);
     rc = conclude(h, flags, &proofs, err);
     if (rc)
         return rc;
@@ -404,6 +409,7 @@ static int send_hello(struct ibx_handshake *h, uint64_t deadline, struct ibx_err
         return rc;
     ibx_put_string(&frame.out, h->key ? h->key->name : "");
     ibx_put_string(&frame.out, h->conn->options.purpose);
+    ibx_handshake_claim_put(h, &frame.out);
     return ibx_handshake_frame_send(h, &frame, deadline, err);
 }
 
@@ -476,5 +482,7 @@ int ibx_handshake_authenticate_client(struct ibx_handshake *h, uint64_t deadline
         return ibx_error_set(err, -EACCES,
                              "%s does not know the key: it is not the server it should be", peer);
     rc = conclude(h, flags, &proofs, err);
+    if (!rc && h->conn->options.claim)
+        h->conn->options.claim->reached = true;
     return rc ? rc : ibx_state_move(&h->state, HANDSHAKE_AUTHENTICATED);
 }

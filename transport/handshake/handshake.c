@@ -336,6 +336,8 @@ static int run(struct ibx_handshake *h, struct ibx_error *err)
     if (!rc)
         log_path(conn);
     conn->setup = NULL;
+    conn->options.claim = NULL;
+    conn->options.claim_check = NULL;
     h->setup.destroy(&h->setup);
     return rc;
 }

@@ -10,6 +10,7 @@
  *   connect.c         how a client reaches a listener's socket
  *   handshake.c       the dialogue: authenticate, then try providers until one is set up
  *   authentication.c  both ends prove that they know the key, and agree on limits
+ *   claim.c           a connection that goes on with what another one has begun
  *   locality.c        who is at the other end: this host, and which of its users
  *   frame.c           frames, their MACs, refusals
  *   key_file.c        key files
@@ -56,6 +57,8 @@ struct handshake_peer {
     uint8_t nonce[NONCE_BYTES], public_key[IBX_PUBLIC_BYTES];
     enum ibx_encryption encryption;
     char name[IBX_NAME_MAX + 1], purpose[32]; /* of a client */
+    bool claims;                              /* likewise, with these */
+    uint8_t claim_id[IBX_CLAIM_ID_BYTES], claim_proof[IBX_HASH_BYTES];
 };
 
 struct ibx_handshake {
@@ -167,6 +170,13 @@ int ibx_pool_fd(const struct ibx_pool *pool);
 int ibx_pool_step(struct ibx_pool *pool, struct ibx_conn **conn, struct ibx_error *err);
 /* Accepts NULL. */
 void ibx_pool_destroy(struct ibx_pool *pool);
+
+/* claim.c: of a client, behind the names in HELLO; nothing without options.claim. */
+void ibx_handshake_claim_put(const struct ibx_handshake *h, struct ibx_writer *w);
+/* A server reads it if it is there. */
+void ibx_handshake_claim_get(struct ibx_handshake *h, struct ibx_reader *r);
+/* Of a client that has proven itself: NULL, it may; otherwise why not. */
+const char *ibx_handshake_claim_check(struct ibx_handshake *h);
 
 /* locality.c: equal on both ends only under one running kernel; different for each connection. */
 void ibx_handshake_host_mark(const uint8_t client_nonce[NONCE_BYTES],

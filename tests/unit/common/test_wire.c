@@ -202,7 +202,7 @@ static void remote_golden_bytes(void **state)
         1,    0,    0, 0, 0, 0, 0, 0,    2,    0,    0, 0, 0, 0, 0, 0, /* keys */
         3,    0,    0, 0, 0, 0, 0, 0,    0,    0,    0, 0, 0, 0, 0, 0xff,
     };
-    struct ibx_remote remote = {0x8000000000001000, 0x0201, {1, 2, 3, 0xff00000000000000}}, back;
+    struct ibx_remote remote = {0x8000000000001000, 0x0201, {1, 2, 3, 0xff00000000000000}, 0}, back;
     uint8_t out[IBX_REMOTE_BYTES];
     struct ibx_writer w = ibx_writer_of(out, sizeof(out));
     ibx_remote_put(&w, &remote);

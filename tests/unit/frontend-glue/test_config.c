@@ -271,8 +271,10 @@ static void test_bad_keys(void **state)
     (void)state;
     expect_refused(
         "a : b\nrdma.chnk : 1M\n", "line 2 (rdma.chnk)",
-        "timeout_ms, memory, pipeline, gpu, gpu_memory, gpu_threads, tenants, sessions, pins, "
-        "requests, device_memory, tenant_share, share, tuning, log");
+        "timeout_ms, memory, pipeline, resume_seconds, gpu, gpu_memory, gpu_threads, tenants, "
+        "sessions, pins, requests, device_memory, tenant_share, share, tuning, log");
+    expect_refused("rdma.resume_seconds : 86401\n", "\"86401\"", "0 to 86400");
+    expect_refused("rdma.resume_seconds : -1\n", "\"-1\"", "0 to 86400");
     expect_refused("rdma.chunk : 1T\n", "line 1 (rdma.chunk): chunk: \"1T\"", "4K to 64M");
     expect_refused("rdma.insecure : maybe\n", "\"maybe\"", "yes or no");
     expect_refused("rdma. : 1\n", "line 1 (rdma.)", "there are");
@@ -299,6 +301,9 @@ static void test_pipeline(void **state)
     (void)state;
     load_text("rdma.slots : 8\n");
     assert_int_equal(config.pipeline, IBX_PIPELINE_ALL);
+    assert_int_equal(config.resume_seconds, 30);
+    load_text("rdma.resume_seconds : 0\n");
+    assert_int_equal(config.resume_seconds, 0);
     load_text("rdma.pipeline : launches\n");
     assert_int_equal(config.pipeline, IBX_PIPELINE_LAUNCHES);
     load_text("rdma.pipeline : all\ncommunicator : rdma://h:1?pipeline=off\n");

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * The keeper: a thread that looks twice a second whether connections have broken of which no call
+ * notices that, since their threads compute or only launch, and has their sessions go on. A session
+ * whose own thread is in a call is left to it.
+ */
+#include "frontend-glue/client_calls/internal.h"
+
+#include "common/log.h"
+#include "common/thread.h"
+
+#include <semaphore.h>
+#include <signal.h>
+#include <string.h>
+#include <time.h>
+
+#define PERIOD_NS 500000000l
+
+static _Atomic unsigned begun_in; /* the process in which it runs, + 1 */
+
+/* Locked. */
+static void look_after(struct ibx_pipeline *p)
+{
+    if (atomic_load(&p->ended) || !ibx_session_live(p->session))
+        return;
+    if (!ibx_session_look(p->session) || !ibx_session_mend(p->session))
+        ibx_backlog_drop(p);
+    else
+        ibx_backlog_push(p, true);
+}
+
+static void *keep(void *argument)
+{
+    (void)argument;
+    for (;;) {
+        uint64_t below = UINT64_MAX;
+        nanosleep(&(struct timespec){.tv_nsec = PERIOD_NS}, NULL);
+        for (struct ibx_pipeline *p; (p = ibx_process_lock_below(&below));) {
+            look_after(p);
+            pthread_mutex_unlock(&p->lock);
+        }
+    }
+    return NULL;
+}
+
+void ibx_keeper_begin(void)
+{
+    sigset_t all, before;
+    pthread_t thread;
+    const unsigned now = ibx_process_number() + 1;
+    if (atomic_exchange(&begun_in, now) == now)
+        return;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int rc = pthread_create(&thread, NULL, keep, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (rc)
+        ibx_log(IBX_LOG_WARN,
+                "sessions go on over another connection only with the next call: no "
+                "thread to look after them: %s",
+                strerror(rc));
+    else
+        pthread_detach(thread);
+}

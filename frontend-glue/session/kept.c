@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Messages that the other end may not have taken, kept to be sent again over another connection.
+ * The receiver gives a message's credit back only after it has taken it. So of what was sent on a
+ * connection it has taken all but the last `slots` messages, and nothing has to tell so. Twice as
+ * many are kept: an end that breaks may free the places of messages that it drops.
+ */
+#include "frontend-glue/session/session_internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FIRST_SIZE 32u
+#define ROUND      64u /* bytes: memory of a kept message grows to a multiple */
+
+int ibx_kept_init(struct kept *kept, unsigned slots)
+{
+    *kept = (struct kept){.slots = slots};
+    kept->ring = calloc(FIRST_SIZE, sizeof(*kept->ring));
+    kept->size = FIRST_SIZE;
+    return kept->ring ? 0 : -ENOMEM;
+}
+
+void ibx_kept_fini(struct kept *kept)
+{
+    for (unsigned i = 0; kept->ring && i < kept->size; i++)
+        free(kept->ring[i].bytes);
+    free(kept->ring);
+    *kept = (struct kept){0};
+}
+
+static struct kept_message *at(const struct kept *kept, unsigned i)
+{
+    return &kept->ring[(kept->first + i) & (kept->size - 1)];
+}
+
+enum message_order ibx_message_order(uint8_t type)
+{
+    return type == MESSAGE_CTS || type == MESSAGE_DONE || type == MESSAGE_FLUSHED ? ORDER_CONTROL
+                                                                                  : ORDER_STREAM;
+}
+
+static int grow(struct kept *kept)
+{
+    struct kept_message *ring = calloc((size_t)kept->size * 2, sizeof(*ring));
+    if (!ring)
+        return -ENOMEM;
+    for (unsigned i = 0; i < kept->size; i++) /* also the memory of unused ones */
+        ring[i] = *at(kept, i);
+    free(kept->ring);
+    kept->ring = ring;
+    kept->first = 0;
+    kept->size *= 2;
+    return 0;
+}
+
+/* One more has left on this connection. */
+static void note_sent(struct kept *kept)
+{
+    if (++kept->sent <= 2 * kept->slots)
+        return;
+    kept->first = (kept->first + 1) & (kept->size - 1);
+    kept->count--;
+    kept->sent--;
+}
+
+int ibx_kept_add(struct kept *kept, const struct iovec *iov, int iovcnt, bool sent)
+{
+    size_t length = 0;
+    for (int i = 0; i < iovcnt; i++)
+        length += iov[i].iov_len;
+    if (kept->count == kept->size && grow(kept))
+        return -ENOMEM;
+    struct kept_message *message = at(kept, kept->count);
+    if (message->size < length) {
+        size_t size = (length + ROUND - 1) / ROUND * ROUND;
+        free(message->bytes);
+        message->bytes = malloc(size);
+        message->size = message->bytes ? size : 0;
+        if (!message->bytes)
+            return -ENOMEM;
+    }
+    uint8_t *to = message->bytes;
+    for (int i = 0; i < iovcnt; i++) {
+        if (iov[i].iov_len)
+            memcpy(to, iov[i].iov_base, iov[i].iov_len);
+        to += iov[i].iov_len;
+    }
+    message->length = length;
+    message->order = ibx_message_order(message->bytes[0]);
+    message->number = kept->numbers[message->order]++;
+    kept->count++;
+    if (sent)
+        note_sent(kept);
+    return 0;
+}
+
+bool ibx_kept_push(struct kept *kept, struct ibx_conn *conn)
+{
+    while (kept->sent < kept->count) {
+        struct kept_message *message = at(kept, kept->sent);
+        struct iovec iov = {message->bytes, message->length};
+        if (ibx_send(conn, &iov, 1, 0, 0))
+            return false;
+        note_sent(kept);
+    }
+    return true;
+}
+
+int ibx_kept_rewind(struct kept *kept, const uint64_t taken[ORDERS])
+{
+    uint64_t oldest[ORDERS] = {kept->numbers[0], kept->numbers[1]};
+    for (unsigned i = kept->count; i-- > 0;)
+        oldest[at(kept, i)->order] = at(kept, i)->number;
+    for (unsigned order = 0; order < ORDERS; order++) {
+        if (taken[order] < oldest[order] || taken[order] > kept->numbers[order])
+            return -EPROTO;
+    }
+    unsigned left = 0;
+    for (unsigned i = 0; i < kept->count; i++) {
+        if (at(kept, i)->number < taken[at(kept, i)->order])
+            continue;
+        struct kept_message message = *at(kept, left);
+        *at(kept, left++) = *at(kept, i);
+        *at(kept, i) = message; /* its memory */
+    }
+    kept->count = left;
+    kept->sent = 0;
+    return 0;
+}
+
+size_t ibx_kept_longest(const struct kept *kept)
+{
+    size_t longest = 0;
+    for (unsigned i = 0; i < kept->count; i++)
+        longest = at(kept, i)->length > longest ? at(kept, i)->length : longest;
+    return longest;
+}
