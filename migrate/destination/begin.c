@@ -11,6 +11,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define SWEEP_MS      5000 /* for libvirt to end a QEMU after a failure */
+#define SWEEP_LOOK_MS 10
 #define AWAIT_LOOK_MS 5 /* between two looks whether libvirt has started QEMU */
 
 static void check_old_uffd(pid_t pid, struct ibx_blockers *blockers)
@@ -96,6 +98,19 @@ static struct destination *destination_create(const struct ibx_receive_options *
     return d;
 }
 
+/* libvirt ends a QEMU to which no VM has come, and its socket stays. It is open until the last of
+ * QEMU's threads has ended. */
+static void sweep(const struct destination *d, bool failed)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(failed ? SWEEP_MS : 0);
+    ibx_gate_sweep(d->options->libvirt);
+    while (ibx_now_ns() < deadline && d->status.record.pid && !access(d->options->libvirt, F_OK)) {
+        poll(NULL, 0, SWEEP_LOOK_MS);
+        if (!destination_qemu_lives(&d->status.record))
+            ibx_gate_sweep(d->options->libvirt);
+    }
+}
+
 static int finish(struct destination *d, int rc, struct ibx_migrate_status *last,
                   struct ibx_error *err)
 {
@@ -115,7 +130,7 @@ static int finish(struct destination *d, int rc, struct ibx_migrate_status *last
     ibx_destination_stream_fini(&d->stream);
     ibx_destination_warm_fini(&d->warm);
     if (d->options->libvirt) /* of a QEMU that has ended */
-        ibx_gate_sweep(d->options->libvirt);
+        sweep(d, rc != 0);
     ibx_destination_digests_restart(d);
     ibx_destination_qemu_fini(&d->qemu);
     ibx_migration_signals_close(&d->signals);

@@ -172,8 +172,8 @@ static void try_monitor(struct destination_qemu *qemu)
 static int learn(struct destination_qemu *qemu, struct ibx_error *err)
 {
     int rc = ask_status(qemu, err);
-    if (rc || qemu->state.now != QEMU_LOADING)
-        return rc;
+    if (rc || qemu->state.now != QEMU_LOADING || strcmp(qemu->status, "inmigrate") != 0)
+        return rc; /* where libvirt drives, a VM that has loaded waits for it */
     if (!qemu->inmigrate_ns)
         qemu->inmigrate_ns = ibx_now_ns();
     if (ibx_now_ns() - qemu->inmigrate_ns > LOADING_MS * IBX_NS_PER_MS)

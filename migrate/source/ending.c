@@ -14,6 +14,7 @@
 #define CONFIRM_MS       30000 /* for CONFIRMED */
 #define CONFIRM_RETRY_MS 500   /* between two tries */
 
+#define ENDING_MS           500  /* for a QEMU whose monitor has ended to end */
 #define SETTLE_MS           500  /* for QEMU to take its settings, while other work waits */
 #define SETTLE_RETRY_MS     1000 /* between two tries */
 #define LAST_SETTLE_MS      2000 /* in all, when nothing else is to be done */
@@ -38,6 +39,16 @@ static bool may_wait(const struct source *s)
            !source_committed(s);
 }
 
+/* The VM has ended with its QEMU: nobody can continue it. A monitor ends a moment before. */
+static bool qemu_has_ended(const struct source *s)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(ENDING_MS);
+    const struct ibx_journal *record = &s->status.record;
+    while (record->pid && !ibx_journal_qemu_gone(record) && ibx_now_ns() < deadline)
+        poll(NULL, 0, LAST_SETTLE_LOOK_MS);
+    return record->pid && ibx_journal_qemu_gone(record);
+}
+
 int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
 {
     struct ibx_error why = {0};
@@ -58,7 +69,11 @@ int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
     if (source_linked(&s->link) && !aborted && code != -ECONNRESET)
         ibx_channel_take_until(&s->link.control, on_farewell, s, ibx_deadline_in_ms(FAREWELL_MS),
                                NULL);
-    if (failed) {
+    if (failed && qemu_has_ended(s)) {
+        ibx_error_set(err, code,
+                      "the VM has ended with its QEMU (process %d), before it could run elsewhere",
+                      (int)s->status.record.pid);
+    } else if (failed) {
         ibx_error_prefix(err, code, "the VM could not be continued (%s; %s) after this",
                          why.message,
                          source_committed(s) ? "ib-migrate rollback tries again"

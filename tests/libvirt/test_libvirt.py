@@ -166,13 +166,13 @@ def here(domain, host, other, persistent=True):
     until(lambda: not ignores_shared(host, domain), "x-ignore-shared is off")
 
 
-def nothing_left(host, domain):
+def nothing_left(host, domain, limit=LIMIT):
     """No socket and no memory."""
     def left():
         shm = host.ok("find", "/dev/shm", "-type", "f", "-name", f"*{domain.name}*ibx*").split()
         return shm + host.ok("find", "/run/ibx", "-name", f"{domain.name}.sock").split()
     try:
-        until(lambda: not left(), f"nothing left on {host.name}")
+        until(lambda: not left(), f"nothing left on {host.name}", limit)
     except AssertionError as why:
         raise AssertionError(f"{why}: {left()}") from None
 
@@ -464,6 +464,49 @@ def the_destination_s_libvirtd_is_killed_after_the_commit(hosts, domain):
     nothing_left(hosts.a, domain)
 
 
+# ------------------------------------------------------------------------- libvirt decides
+
+
+@test
+def recover_leaves_a_paused_vm_paused(hosts, domain):
+    """The destination's tool dies when the VM is loaded, and libvirt does not continue that."""
+    domain.start(hosts.a)
+    move = Move(hosts, domain)
+    assert move.migrate("--suspend").code == 0
+    move.receiver.kill()
+    again = Tool(hosts.b, ["recover", "--json", "--qmp", domain.monitor])
+    assert again.end() == 0, again.text
+    assert move.sender.end() == 0, move.sender.text
+    assert hosts.b.state(domain.name) == "paused"
+    hosts.b.virsh_ok("resume", domain.name)
+    here(domain, hosts.b, hosts.a)
+    domain.expect(hosts.a, hosts.b)
+
+
+@test
+def rollback_leaves_it_to_virsh_resume(hosts, domain):
+    """libvirtd at the source has forgotten the migration, and the VM never ran elsewhere."""
+    domain.start(hosts.a)
+    move, tool = caught(hosts, domain, "destination:resuming")
+    hosts.a.end_libvirtd(signal.SIGKILL)
+    hosts.a.start_libvirtd()
+    tool.kill()
+    move.virsh.wait(LIMIT)
+    until(lambda: not hosts.b.qemu(domain.name), "the end of the QEMU on b")
+    move.sender.kill(signal.SIGTERM)
+    move.sender.says("interrupt once more")
+    move.sender.kill(signal.SIGTERM)
+    assert move.sender.end() == 3, move.sender.text
+    again = hosts.a.run(os.environ["IB_MIGRATE"], "rollback", "--yes", "--qmp", domain.monitor)
+    assert again.code == 1 and "virsh resume" in again.err, again
+    assert hosts.a.state(domain.name) == "paused"
+    hosts.a.virsh_ok("resume", domain.name)
+    hosts.a.ok(os.environ["IB_MIGRATE"], "rollback", "--yes", "--qmp", domain.monitor)
+    here(domain, hosts.a, hosts.b)
+    nothing_left(hosts.a, domain)
+    domain.expect(hosts.a)
+
+
 # ------------------------------------------------------------------------- operators
 
 
@@ -504,7 +547,7 @@ def run(hosts, one, number):
             host.virsh("undefine", domain.name)
 
 
-def main(wanted):
+def main(wanted, tests):
     """Exit status."""
     failed = 0
     try:
@@ -514,7 +557,7 @@ def main(wanted):
         return 77
     with hosts:
         write_key(hosts)
-        for number, one in enumerate(TESTS):
+        for number, one in enumerate(tests):
             name = one.__name__.replace("_", " ")
             if wanted and one.__name__ not in wanted:
                 continue
@@ -529,4 +572,4 @@ def main(wanted):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], TESTS))

@@ -1,0 +1,135 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""test_ways.py [TEST...]: the ways by which others than virsh with qemu+tcp have libvirt migrate, and
+who may own the image. Environment as for test_libvirt.py."""
+import os
+import stat
+import sys
+
+from hosts import until
+from test_libvirt import Move, here, main, nothing_left
+
+TESTS = []
+
+# What OpenStack Nova and virt-manager pass to libvirt, by the names of its API.
+NOVA = "LIVE PEER2PEER UNDEFINE_SOURCE PERSIST_DEST UNSAFE".split()
+VIRT_MANAGER = "LIVE PERSIST_DEST UNDEFINE_SOURCE UNSAFE".split()
+
+# By python3-libvirt: argv is the domain, the other host's URI, the migrate URI, "peer" or "direct",
+# and flags.
+CALL = """
+import libvirt, sys
+name, there, uri, how, *flags = sys.argv[1:]
+domain = libvirt.open("qemu:///system").lookupByName(name)
+parameters = {libvirt.VIR_MIGRATE_PARAM_URI: uri, libvirt.VIR_MIGRATE_PARAM_BANDWIDTH: 0}
+if how == "peer":
+    parameters[libvirt.VIR_MIGRATE_PARAM_DEST_XML] = domain.XMLDesc(libvirt.VIR_DOMAIN_XML_MIGRATABLE)
+number = sum(getattr(libvirt, "VIR_MIGRATE_" + flag) for flag in flags)
+if how == "peer":
+    domain.migrateToURI3(there, parameters, number)
+else:
+    domain.migrate3(libvirt.open(there), parameters, number)
+"""
+
+SSHD = """ListenAddress {address}
+HostKey {folder}/host
+AuthorizedKeysFile {folder}/user.pub
+PidFile none
+UsePAM no
+StrictModes no
+PermitRootLogin prohibit-password
+"""
+
+
+def test(function):
+    """Marks a test."""
+    TESTS.append(function)
+    return function
+
+
+def by_api(hosts, domain, how, flags):
+    """A whole move."""
+    domain.start(hosts.a)
+    move = Move(hosts, domain)
+    ran = hosts.a.run("/usr/bin/python3", "-c", CALL, domain.name, hosts.b.uri,
+                      f"unix://{move.socket}", how, *flags)
+    assert ran.code == 0, (ran, move.sender.text[-1000:], move.receiver.text[-1000:])
+    assert move.sender.end() == 0, move.sender.text
+    assert move.receiver.end() == 0, move.receiver.text
+    here(domain, hosts.b, hosts.a)
+    assert hosts.a.state(domain.name) == "none"
+    domain.expect(hosts.a, hosts.b)
+    for host in hosts.all:
+        nothing_left(host, domain)
+
+
+# ------------------------------------------------------------------------- who calls
+
+
+@test
+def as_nova_calls(hosts, domain):
+    """virDomainMigrateToURI3, by libvirtd itself."""
+    by_api(hosts, domain, "peer", NOVA)
+
+
+@test
+def as_virt_manager_calls(hosts, domain):
+    """virDomainMigrate3, by the client."""
+    by_api(hosts, domain, "direct", VIRT_MANAGER)
+
+
+@test
+def over_ssh(hosts, domain):
+    """qemu+ssh, with keys of its own; there and back again by --p2p."""
+    folder = os.path.join(hosts.folder, "ssh")
+    os.mkdir(folder)
+    for name in ("host", "user"):
+        hosts.a.ok("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", os.path.join(folder, name))
+    for host in hosts.all:
+        name = os.path.join(folder, f"sshd_{host.name}")
+        with open(name, "w", encoding="ascii") as file:
+            file.write(SSHD.format(address=host.address, folder=folder))
+        host.ok("mkdir", "-p", "/run/sshd")
+        host.start("/usr/sbin/sshd", "-D", "-e", "-f", name)
+    domain.start(hosts.a)
+    for source, destination, option in ((hosts.a, hosts.b, []), (hosts.b, hosts.a, ["--p2p"])):
+        uri = (f"qemu+ssh://root@{destination.address}/system?keyfile={folder}/user&no_verify=1"
+               "&no_tty=1")
+        until(lambda uri=uri, host=source: host.run("virsh", "-c", uri, "list").code == 0, "sshd")
+        move = Move(hosts, domain, source, destination)
+        ran = source.virsh(*move.line(*option)[:-1], uri)
+        assert ran.code == 0, (ran, move.sender.text[-1000:])
+        assert move.sender.end() == 0, move.sender.text
+        assert move.receiver.end() == 0, move.receiver.text
+        here(domain, destination, source)
+
+
+# ------------------------------------------------------------------------- who owns the image
+
+
+def with_xml(domain, before, after):
+    """The domain, with something else in its XML."""
+    with open(domain.xml, encoding="utf-8") as file:
+        text = file.read()
+    assert before in text
+    with open(domain.xml, "w", encoding="utf-8") as file:
+        file.write(text.replace(before, after))
+
+
+def restarted(hosts, *lines):
+    """Both libvirtd with these lines more in qemu.conf."""
+    for host in hosts.all:
+        with open(os.path.join(host.own, "etc", "qemu.conf"), "a", encoding="ascii") as file:
+            file.write("".join(f"{line}\n" for line in lines))
+        host.end_libvirtd()
+        host.start_libvirtd()
+
+
+def owner(path):
+    """Its uid and its mode."""
+    found = os.stat(path)
+    return found.st_uid, stat.S_IMODE(found.st_mode)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], TESTS))
