@@ -18,8 +18,7 @@ static const struct ibx_state gate_states[] = {
     [IBX_GATE_CLOSED] = {"closed", IBX_TO(IBX_GATE_SHUT), IBX_STATE_INITIAL | IBX_STATE_FINAL},
     [IBX_GATE_SHUT] = {"shut", IBX_TO(IBX_GATE_OPEN) | IBX_TO(IBX_GATE_CLOSED), 0},
     [IBX_GATE_OPEN] = {"open", IBX_TO(IBX_GATE_PASSED) | IBX_TO(IBX_GATE_CLOSED), 0},
-    [IBX_GATE_PASSED] = {"passed", IBX_TO(IBX_GATE_CHECKED) | IBX_TO(IBX_GATE_CLOSED), 0},
-    [IBX_GATE_CHECKED] = {"checked", IBX_TO(IBX_GATE_CLOSED), 0},
+    [IBX_GATE_PASSED] = {"passed", IBX_TO(IBX_GATE_CLOSED), 0},
 };
 static const struct ibx_state_table gate_table = IBX_STATE_TABLE("libvirt gate", gate_states);
 
@@ -349,7 +348,7 @@ int ibx_libvirt_skip_pause(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx
         deadline_ns, err);
 }
 
-static int check_settings(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
+int ibx_libvirt_check_settings(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
 {
     static const struct {
         const char *name, *option;
@@ -357,7 +356,7 @@ static int check_settings(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_
                  {"postcopy-ram", "--postcopy"},
                  {"block", "--copy-storage-all"},
                  {"x-colo", "COLO"}};
-    json_t *list, *parameters;
+    json_t *list;
     bool known;
     int rc = ibx_qmp_execute(qmp, "query-migrate-capabilities", NULL, &list, deadline_ns, err);
     if (rc)
@@ -370,25 +369,5 @@ static int check_settings(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_
         rc =
             ibx_error_set(err, -EPERM, "somebody has reset x-ignore-shared in QEMU: migrate again");
     json_decref(list);
-    if (rc)
-        return rc;
-    rc = ibx_qmp_execute(qmp, "query-migrate-parameters", NULL, &parameters, deadline_ns, err);
-    if (rc)
-        return rc;
-    const char *tls = json_string_value(json_object_get(parameters, "tls-creds"));
-    if (tls && *tls)
-        rc = ibx_error_set(err, -EPERM,
-                           "virsh migrate was given --tls: leave it out, this link has TLS of its "
-                           "own (--key-file)");
-    json_decref(parameters);
     return rc;
-}
-
-int ibx_gate_check(struct ibx_gate *gate, struct ibx_qmp *qmp, uint64_t deadline_ns,
-                   struct ibx_error *err)
-{
-    if (gate->state.now != IBX_GATE_PASSED)
-        return 0;
-    int rc = check_settings(qmp, deadline_ns, err);
-    return rc ? rc : ibx_state_move(&gate->state, IBX_GATE_CHECKED);
 }

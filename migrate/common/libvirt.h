@@ -18,16 +18,10 @@
  *
  * state machine: libvirt gate
  *   [*] -> CLOSED -> SHUT -> OPEN       SHUT: QEMU waits; OPEN: it may connect
- *   OPEN -> PASSED -> CHECKED -> CLOSED PASSED: it has connected, and nobody else may; CHECKED:
- * with settings that these tools know SHUT | OPEN | PASSED -> CLOSED -> [*]  what waits is refused
+ *   OPEN -> PASSED -> CLOSED            PASSED: it has connected, and nobody else may
+ *   SHUT | OPEN -> CLOSED -> [*]        what waits is refused
  */
-enum ibx_gate_state {
-    IBX_GATE_CLOSED,
-    IBX_GATE_SHUT,
-    IBX_GATE_OPEN,
-    IBX_GATE_PASSED,
-    IBX_GATE_CHECKED
-};
+enum ibx_gate_state { IBX_GATE_CLOSED, IBX_GATE_SHUT, IBX_GATE_OPEN, IBX_GATE_PASSED };
 
 struct ibx_gate {
     struct ibx_state_machine state;
@@ -44,10 +38,6 @@ int ibx_gate_shut(struct ibx_gate *gate, pid_t qemu, struct ibx_error *err);
 int ibx_gate_let(struct ibx_gate *gate, struct ibx_error *err);
 /* `*stream`: the connection of that QEMU, non-blocking. -EAGAIN: it has not come. */
 int ibx_gate_take(struct ibx_gate *gate, pid_t qemu, int *stream, struct ibx_error *err);
-/* PASSED: looks at what libvirt has set, by virsh's options. -EPERM: the stream is not one that
- * these tools know. */
-int ibx_gate_check(struct ibx_gate *gate, struct ibx_qmp *qmp, uint64_t deadline_ns,
-                   struct ibx_error *err);
 /* Removes the socket of a tool that was killed, unless somebody listens there again. */
 void ibx_gate_sweep(const char *path);
 /* Also removes the socket. */
@@ -67,5 +57,10 @@ int ibx_libvirt_waits(struct ibx_qmp *qmp, bool *waits, uint64_t deadline_ns,
  * did not pause, puts the setting back, and has connected to nothing yet. -EAGAIN: libvirt has not
  * set it so far. */
 int ibx_libvirt_skip_pause(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err);
+
+/* What libvirt has set, by virsh's options, before the gate opens: later QEMU may be writing its
+ * state, and then it answers nobody until that is read. -EPERM: the stream would not be one that
+ * these tools know. */
+int ibx_libvirt_check_settings(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err);
 
 #endif

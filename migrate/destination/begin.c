@@ -129,6 +129,7 @@ static int finish(struct destination *d, int rc, struct ibx_migrate_status *last
     ibx_destination_ram_fini(&d->ram); /* after the page connections, which READ into it */
     ibx_destination_stream_fini(&d->stream);
     ibx_destination_warm_fini(&d->warm);
+    ibx_destination_watchdog_end(&d->watchdog);
     if (d->options->libvirt) /* of a QEMU that has ended */
         sweep(d, rc != 0);
     ibx_destination_digests_restart(d);
@@ -164,7 +165,9 @@ static int begin_managed(struct destination *d, struct ibx_error *err)
 {
     snprintf(d->status.record.uri, sizeof(d->status.record.uri), "%s", d->options->listen);
     snprintf(d->status.record.qmp, sizeof(d->status.record.qmp), "%s", d->options->qmp);
-    int rc = ibx_migration_signals_open(&d->signals, err);
+    int rc = ibx_destination_watchdog_start(&d->watchdog, err);
+    if (!rc)
+        rc = ibx_migration_signals_open(&d->signals, err);
     if (!rc)
         rc = ibx_destination_open_waiting(d, err);
     if (rc)

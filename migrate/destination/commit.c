@@ -9,6 +9,8 @@ int ibx_destination_commit(struct destination *d, struct ibx_error *err)
 {
     int rc = ibx_destination_move(d, DESTINATION_RESUMING, err);
     if (!rc)
+        ibx_destination_watchdog_commit(&d->watchdog);
+    if (!rc)
         rc = ibx_state_move(&d->stream.state, STREAM_RELEASED);
     return rc ? rc : ibx_destination_stream_feed(&d->stream, err);
 }

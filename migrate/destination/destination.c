@@ -36,6 +36,8 @@ static int step_joining(struct destination *d, struct ibx_error *err)
     if (!rc)
         rc = ibx_destination_ram_watch(&d->ram, qmp, &d->status.record, err);
     if (!rc)
+        rc = ibx_destination_watchdog_arm(&d->watchdog, &d->ram, err);
+    if (!rc)
         rc = ibx_destination_record(d, IBX_JOURNAL_MAY_RUN, err);
     if (!rc)
         rc = ibx_destination_stream_open(&d->stream, qmp, err);

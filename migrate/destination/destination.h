@@ -452,6 +452,25 @@ enum destination_state {
  */
 enum destination_peer_state { PEER_QUIET, PEER_ABORTED, PEER_CONFIRMED };
 
+/* ---------------------------------------------------------------- watchdog.c */
+
+/* Where libvirt drives: lets QEMU fail when this tool is killed while QEMU loads. */
+struct destination_watchdog {
+    pid_t pid; /* 0: none */
+    int fd;
+};
+
+int ibx_destination_watchdog_start(struct destination_watchdog *watchdog, struct ibx_error *err);
+/* From here on, for guest RAM that is on its userfaultfd; 0 also without a watchdog. */
+int ibx_destination_watchdog_arm(struct destination_watchdog *watchdog,
+                                 const struct destination_ram *ram, struct ibx_error *err);
+/* The commit has come: it does nothing any more. */
+void ibx_destination_watchdog_commit(struct destination_watchdog *watchdog);
+/* This tool ends. */
+void ibx_destination_watchdog_end(struct destination_watchdog *watchdog);
+
+/* ---------------------------------------------------------------- destination.c */
+
 struct destination {
     const struct ibx_receive_options *options;
     struct ibx_options transport;
@@ -461,6 +480,7 @@ struct destination {
     struct destination_stream stream;
     struct destination_qemu qemu;
     struct destination_warm warm;
+    struct destination_watchdog watchdog;
     bool warm_wished; /* by the source, and it is possible here */
 
     struct ibx_migrate_status status;

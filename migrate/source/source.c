@@ -10,8 +10,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#define PAUSE_LOOK_MS 2    /* between two looks whether libvirt has set it */
-#define PAUSE_SET_MS  1000 /* for libvirt to set pause-before-switchover, once it may connect */
+#define PAUSE_LOOK_MS 2     /* between two looks whether libvirt has set it */
+#define PAUSE_SET_MS  10000 /* for libvirt to set pause-before-switchover, once it may connect */
 
 /* ---------------------------------------------------------------- states */
 
@@ -440,9 +440,9 @@ static void link_files(struct source *s)
                              why.message);
 }
 
-/* libvirt is about to connect. One that sets nothing of the kind, or a QEMU that refuses, pauses.
- */
-static int skip_pause(struct source *s)
+/* libvirt is about to connect, and has set what it sets: all at once. One that sets nothing of the
+ * kind, or a QEMU that refuses, pauses. -EAGAIN: it has not. */
+static int check_libvirt(struct source *s, struct ibx_error *err)
 {
     struct ibx_error silent = {0};
     if (!s->vm.managed)
@@ -450,7 +450,12 @@ static int skip_pause(struct source *s)
     if (!s->pause_by_ns)
         s->pause_by_ns = ibx_deadline_in_ms(PAUSE_SET_MS);
     int rc = ibx_libvirt_skip_pause(s->vm.qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS), &silent);
-    return rc == -EAGAIN && ibx_now_ns() < s->pause_by_ns ? rc : 0;
+    if (rc == -EAGAIN && ibx_now_ns() < s->pause_by_ns)
+        return rc;
+    rc = ibx_libvirt_check_settings(s->vm.qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    s->vm.undo.touched |=
+        rc != 0; /* QEMU may wait at the gate itself, in a migration that it began */
+    return rc;
 }
 
 /* All that takes time before QEMU may stop the VM. */
@@ -482,8 +487,9 @@ static int step_exposing(struct source *s, struct ibx_error *err)
     int rc = ibx_source_link_exposed(&s->link, err);
     if (rc || s->peer.now != PEER_READY)
         return rc == -EAGAIN ? 0 : rc;
-    if (skip_pause(s))
-        return 0;
+    rc = check_libvirt(s, err);
+    if (rc)
+        return rc == -EAGAIN ? 0 : rc;
     s->status.register_ns = ibx_now_ns() - s->status.began_ns;
     rc = ibx_source_warm_begin(s, err);
     if (rc)
@@ -503,19 +509,13 @@ static int step_warming(struct source *s, struct ibx_error *err)
     return rc || s->warm.state.now != WARM_OVER ? rc : start(s, err);
 }
 
-/* libvirt has started QEMU's migration. What it has set is looked at when QEMU answers: it does not
- * while it writes its device state. */
+/* libvirt has started QEMU's migration. */
 static int check_gate(struct source *s, struct ibx_error *err)
 {
     int fd, rc = ibx_gate_take(&s->gate, s->vm.ram.pid, &fd, err);
-    if (!rc)
-        rc = ibx_source_stream_adopt(&s->stream, fd, err);
-    else if (rc == -EAGAIN)
-        rc = 0;
-    const bool answers = s->vm.state.now == VM_GOING || s->vm.state.now == VM_SAVED;
-    return rc || !answers
-               ? rc
-               : ibx_gate_check(&s->gate, s->vm.qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    if (rc)
+        return rc == -EAGAIN ? 0 : rc;
+    return ibx_source_stream_adopt(&s->stream, fd, err);
 }
 
 static int carry(struct source *s, struct ibx_error *err)

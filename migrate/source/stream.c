@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#define MAGIC          "QEVM" /* a state begins with it */
 #define VM_DESCRIPTION 6
 #define HEAD           6 /* bytes before the JSON */
 
@@ -128,6 +129,11 @@ int ibx_source_stream_carry(struct source_stream *stream, struct ibx_channel *co
             return ibx_error_set(err, -EIO,
                                  "QEMU has ended its migration before it was complete: see its "
                                  "log");
+        if (stream->managed && !stream->bytes && memcmp(bytes, MAGIC, n < 4 ? (size_t)n : 4))
+            return ibx_error_set(err, -EPERM,
+                                 "QEMU does not send its state in plain: if virsh migrate was "
+                                 "given --tls, leave it out, this link has TLS of its own "
+                                 "(--key-file)");
         struct ibx_migrate_any message = {.type = IBX_MIGRATE_STATE};
         message.is.state.bytes = bytes;
         message.is.state.length = (size_t)n;

@@ -347,6 +347,19 @@ def a_tool_is_killed_before_the_commit(hosts, domain):
 
 
 @test
+def a_qemu_that_waits_for_a_page_is_let_go(hosts, domain):
+    """The destination's tool is killed while QEMU loads, at different moments of that: libvirtd there
+    asks QEMU something, and would wait for its answer for ever."""
+    domain.start(hosts.a)
+    for _ in range(4):
+        move, tool = caught(hosts, domain, "destination:mapped")
+        until(lambda: hosts.a.state(domain.name) == "paused", "the stop")
+        tool.kill()
+        stayed(hosts, domain, move)
+    domain.expect(hosts.a)
+
+
+@test
 def the_source_tool_is_killed_as_it_commits(hosts, domain):
     """COMMIT has not gone: libvirt takes the VM back."""
     domain.start(hosts.a)
