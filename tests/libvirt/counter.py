@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""counter.py ADDRESS PORT: the other end of counting.c. Answers each line with that line, and prints
-JSON: {"gap": [FROM, TO]} for each pause of more than GAP seconds between two lines (monotonic clock),
-every SAY seconds {"at": [N, DISK, MEMORY, WRONG], "when": T}, and {"wrong": TEXT} for a line that does
-not follow the one before it, and for the end of the connection."""
+"""counter.py ADDRESS PORT: the other end of counting.c. Answers each line with that line, and
+prints JSON: {"gap": [FROM, TO]} for each pause of more than GAP seconds between two lines, of the
+monotonic clock; every SAY seconds {"at": [N, DISK, MEMORY, WRONG], "when": T}; and {"wrong": TEXT}
+for a line that does not follow the one before it, and for the end of the connection."""
 import json
 import socket
 import sys

@@ -134,7 +134,8 @@ class LinuxDomain(Domain):
 
     def numbers(self):
         """The latest N, DISK, MEMORY and WRONG."""
-        return [json.loads(line)["at"] for line in self.counted().splitlines() if '"at"' in line][-1]
+        return [json.loads(line)["at"] for line in self.counted().splitlines()
+                if '"at"' in line][-1]
 
     def beats_on(self, host):
         """The disk, the memory and the network go on."""

@@ -348,8 +348,8 @@ def a_tool_is_killed_before_the_commit(hosts, domain):
 
 @test
 def a_qemu_that_waits_for_a_page_is_let_go(hosts, domain):
-    """The destination's tool is killed while QEMU loads, at different moments of that: libvirtd there
-    asks QEMU something, and would wait for its answer for ever."""
+    """The destination's tool is killed while QEMU loads, at different moments of that: libvirtd
+    there asks QEMU something, and would wait for its answer for ever."""
     domain.start(hosts.a)
     for _ in range(4):
         move, tool = caught(hosts, domain, "destination:mapped")

@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""test_ways.py [TEST...]: the ways by which others than virsh with qemu+tcp have libvirt migrate, and
-who may own the image. Environment as for test_libvirt.py."""
+"""test_ways.py [TEST...]: the ways by which others than virsh with qemu+tcp have libvirt migrate.
+Environment as for test_libvirt.py."""
 import os
-import stat
 import sys
 
 from hosts import until
@@ -23,7 +22,8 @@ name, there, uri, how, *flags = sys.argv[1:]
 domain = libvirt.open("qemu:///system").lookupByName(name)
 parameters = {libvirt.VIR_MIGRATE_PARAM_URI: uri, libvirt.VIR_MIGRATE_PARAM_BANDWIDTH: 0}
 if how == "peer":
-    parameters[libvirt.VIR_MIGRATE_PARAM_DEST_XML] = domain.XMLDesc(libvirt.VIR_DOMAIN_XML_MIGRATABLE)
+    xml = domain.XMLDesc(libvirt.VIR_DOMAIN_XML_MIGRATABLE)
+    parameters[libvirt.VIR_MIGRATE_PARAM_DEST_XML] = xml
 number = sum(getattr(libvirt, "VIR_MIGRATE_" + flag) for flag in flags)
 if how == "peer":
     domain.migrateToURI3(there, parameters, number)
@@ -102,33 +102,6 @@ def over_ssh(hosts, domain):
         assert move.sender.end() == 0, move.sender.text
         assert move.receiver.end() == 0, move.receiver.text
         here(domain, destination, source)
-
-
-# ------------------------------------------------------------------------- who owns the image
-
-
-def with_xml(domain, before, after):
-    """The domain, with something else in its XML."""
-    with open(domain.xml, encoding="utf-8") as file:
-        text = file.read()
-    assert before in text
-    with open(domain.xml, "w", encoding="utf-8") as file:
-        file.write(text.replace(before, after))
-
-
-def restarted(hosts, *lines):
-    """Both libvirtd with these lines more in qemu.conf."""
-    for host in hosts.all:
-        with open(os.path.join(host.own, "etc", "qemu.conf"), "a", encoding="ascii") as file:
-            file.write("".join(f"{line}\n" for line in lines))
-        host.end_libvirtd()
-        host.start_libvirtd()
-
-
-def owner(path):
-    """Its uid and its mode."""
-    found = os.stat(path)
-    return found.st_uid, stat.S_IMODE(found.st_mode)
 
 
 if __name__ == "__main__":
