@@ -244,6 +244,8 @@ static void remove_socket(const struct ibx_gate *gate)
 
 void ibx_gate_close(struct ibx_gate *gate)
 {
+    if (!gate->path)
+        return;
     if (gate->listener >= 0) {
         close(gate->listener);
         remove_socket(gate);

@@ -18,6 +18,8 @@ static void begin(enum source_state first)
     source = (struct source){.options = &options, .lock_fd = -1};
     ibx_source_vm_init(&source.vm);
     ibx_source_stream_init(&source.stream);
+    ibx_source_warm_init(&source.warm);
+    ibx_gate_init(&source.gate, NULL);
     ibx_source_link_init(&source.link, &source.status.record, &source.transport, &source.vm, 0,
                          true);
     assert_int_equal(ibx_source_begin(&source, first), 0);
