@@ -281,6 +281,31 @@ static void test_whoever_ends_while_it_runs_here(void)
     pair_moved("");
 }
 
+/* Which pages came before the stop is nowhere but in the holes of the file. */
+static void recovered(const char *state)
+{
+    struct mover *killed = strncmp(state, "source", 6) ? &receiver : &sender;
+    pair_start(&(struct vm_options){.append = "mib=16"});
+    if (killed == &receiver)
+        mover_stop_next(state);
+    pair_receive(NULL);
+    if (killed == &sender)
+        mover_stop_next(state);
+    pair_send((const char *[]){WARM, NULL});
+    mover_await_stop(killed);
+    mover_kill(killed, SIGKILL);
+    pair_recover(killed);
+    pair_done();
+    pair_moved("mib=16");
+    mover_end_all(NULL);
+}
+
+static void test_killed_after_the_stop(void)
+{
+    recovered("destination:filling");
+    recovered("source:serving");
+}
+
 /* A limit of time, though there is much left: the VM gets there. */
 static void test_seconds(void)
 {
@@ -366,6 +391,7 @@ int main(void)
                                            VM_TEST(test_balloon),
                                            VM_TEST(test_memory_that_is_given_back),
                                            VM_TEST(test_whoever_ends_while_it_runs_here),
+                                           VM_TEST(test_killed_after_the_stop),
                                            VM_TEST(test_seconds),
                                            VM_TEST(test_right_every_byte),
                                            VM_TEST(test_right_past_the_page_cache),
