@@ -102,10 +102,17 @@ static int vm_lost(struct destination *d, int code, struct ibx_error *err)
         ibx_destination_record(d, d->status.record.state, &silent);
     }
     ibx_destination_move(d, DESTINATION_FAILED, &silent);
-    ibx_error_prefix(err, code,
-                     "the VM ran here and %s; ib-migrate rollback at the source continues the VM "
-                     "from where it was stopped%s",
-                     end, d->qemu.end[0] ? ", if it is to go on at all" : "");
+    if (d->qemu.managed)
+        ibx_error_prefix(
+            err, code,
+            "the VM ran here and %s; libvirt has ended its QEMU at the source, so that "
+            "nothing continues the VM from its stop: start it from its disk",
+            end);
+    else
+        ibx_error_prefix(err, code,
+                         "the VM ran here and %s; ib-migrate rollback at the source continues the "
+                         "VM from where it was stopped%s",
+                         end, d->qemu.end[0] ? ", if it is to go on at all" : "");
     /* To a source that has not been told RUNNING, ABORT would mean that the VM never ran. */
     if (!resuming)
         send_abort(d, err->message);

@@ -164,6 +164,14 @@ class Host:
         """Of each ib-migrate."""
         return [pid for pid, words in self.processes() if words[0].endswith("ib-migrate")]
 
+    def kill_tools(self):
+        """Those that have not ended."""
+        for pid in self.tools():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
 
 class Hosts:
     """Two hosts, a and b, and the folder that both see. `lines` go into their qemu.conf."""

@@ -477,6 +477,20 @@ def the_destination_s_libvirtd_is_killed_after_the_commit(hosts, domain):
     nothing_left(hosts.a, domain)
 
 
+@test
+def a_vm_that_is_destroyed_where_it_runs_is_lost(hosts, domain):
+    """And the tool there does not promise that the source could restart it."""
+    domain.start(hosts.a)
+    move, tool = caught(hosts, domain, "destination:filling")
+    assert move.virsh.wait(LIMIT) == 0, move.virsh.stdout.read()
+    until(lambda: not hosts.a.qemu(domain.name), "the end of the source's QEMU")
+    hosts.b.virsh_ok("destroy", domain.name)
+    tool.kill(signal.SIGCONT)
+    assert move.receiver.end() != 0
+    assert "start it from its disk" in move.receiver.text, move.receiver.text
+    assert "rollback" not in move.receiver.summary()["error"], move.receiver.text
+
+
 # ------------------------------------------------------------------------- libvirt decides
 
 
@@ -554,8 +568,7 @@ def run(hosts, one, number):
         for host in hosts.all:
             if host.run("virsh", "-c", "qemu:///system", "list").code:
                 host.start_libvirtd()
-            for pid in host.tools():
-                os.kill(pid, signal.SIGKILL)
+            host.kill_tools()
             host.virsh("destroy", domain.name)
             host.virsh("undefine", domain.name)
 
