@@ -6,6 +6,11 @@
 //   test_communicator PLUGIN.so [PROVIDER [HOST]]
 #include "tests/gvirtus/scene.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -288,6 +293,84 @@ bool throws_both(const std::function<void()> &act, const char *part)
     return as_string && as_exception;
 }
 
+// Forwards connections, each in a process of its own, and cuts each after some bytes to the server.
+void relay(int listening, std::uint16_t port)
+{
+    std::uint64_t random = 1;
+    signal(SIGCHLD, SIG_IGN);
+    for (;;) {
+        int client = accept(listening, nullptr, nullptr), server = socket(AF_INET, SOCK_STREAM, 0);
+        sockaddr_in to = {};
+        to.sin_family = AF_INET;
+        to.sin_port = htons(port);
+        to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        random = random * 6364136223846793005u + 1442695040888963407u;
+        // A payload has to pass at once, now and then.
+        long most = random & (1u << 20) ? 1500000 : 30000;
+        long left = static_cast<long>(random >> 33) % most;
+        if (fork()) {
+            close(client);
+            close(server);
+            continue;
+        }
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (connect(server, reinterpret_cast<sockaddr *>(&to), sizeof(to)))
+            _exit(1);
+        pollfd wait[2] = {{client, POLLIN, 0}, {server, POLLIN, 0}};
+        for (ssize_t n = 1; n > 0 && left >= 0;) {
+            char bytes[1500];
+            poll(wait, 2, -1);
+            bool forth = wait[0].revents != 0;
+            n = read(forth ? client : server, bytes, sizeof(bytes));
+            left -= forth ? n : 0;
+            if (n > 0 && write(forth ? server : client, bytes, static_cast<std::size_t>(n)) != n)
+                break;
+        }
+        _exit(0);
+    }
+}
+
+// Each call is answered once, with the bytes that are its own, although the link breaks all the
+// time. Only tcp goes through a relay.
+bool link_that_breaks()
+{
+    if (provider != "tcp")
+        return true;
+    BackEnd back("rdma.insecure : yes\n");
+    sockaddr_in at = {};
+    socklen_t length = sizeof(at);
+    at.sin_family = AF_INET;
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int listening = socket(AF_INET, SOCK_STREAM, 0);
+    REQUIRE(!bind(listening, reinterpret_cast<sockaddr *>(&at), sizeof(at)) &&
+            !listen(listening, 64) &&
+            !getsockname(listening, reinterpret_cast<sockaddr *>(&at), &length));
+    pid_t between = spawn([&]() -> int {
+        relay(listening, back.port);
+        return 0;
+    });
+    close(listening);
+    int rc = result_of(spawn([&]() -> int {
+        std::shared_ptr<Communicator> over;
+        for (int tries = 0; tries < 50 && !over; tries++) { // the first connection may be cut, too
+            try {
+                over = connected(ntohs(at.sin_port), "rdma.insecure : yes\n");
+            } catch (const std::string &) {
+                usleep(1000);
+            }
+        }
+        FrontEnd front(over.get());
+        for (unsigned i = 0; i < 200; i++) {
+            if (!round_trip(&front, i % 4096, i % 8 ? 1 + i * 37 : 300000, i))
+                return 1;
+        }
+        return 0;
+    }));
+    kill(between, SIGKILL);
+    result_of(between);
+    return rc == 0;
+}
+
 bool nobody_there()
 {
     std::uint16_t port = free_port();
@@ -352,6 +435,7 @@ int main(int argc, char **argv)
     check("nothing stays of clients that have gone", nothing_stays_of_clients);
     check("a connection ends with its thread", threads_that_end);
     check("the back end killed: error 999, never an old success", back_end_killed);
+    check("a link that breaks", link_that_breaks);
     check("nobody there: a sentence for G3 and for G5", nobody_there);
     check("keys: right, wrong, missing, readable by others", keys);
     check("bad properties", bad_properties);

@@ -622,6 +622,6 @@ int main(int argc, char **argv)
     provider = argv[1];
     if (argc > 2)
         random_cuts = (unsigned)strtoul(argv[2], NULL, 10);
-    alarm(600);
+    alarm(random_cuts > 1000 ? 1700 : 250);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
