@@ -155,7 +155,9 @@ static void learn_success(struct ibx_pipeline *p, uint64_t out)
         return;
     if (call->kind == IBX_CALL_ALLOCATES && out == 8) {
         struct ibx_reader r = ibx_reader_of(p->reply + IBX_REPLY_HEAD, 8);
-        ibx_allocations_add(ibx_get_u64(&r));
+        const uint64_t made = ibx_get_u64(&r);
+        if (made) /* no bytes are at NULL */
+            ibx_allocations_add(made);
     }
     if (out <= FORM_OUT_MAX)
         ibx_successes_add(&p->forms, ibx_call_key(call, (size_t)out));
@@ -168,7 +170,8 @@ static void learn_success(struct ibx_pipeline *p, uint64_t out)
     }
     if (call->kind == IBX_CALL_REPEATS && !captures)
         ibx_successes_add(&p->others, ibx_request_key(p, body, n));
-    if (call->kind == IBX_CALL_QUERIES || call->kind == IBX_CALL_FREES)
+    /* Of memory that is none of cudaMalloc's (NULL, of a pool) cudaFree does not wait for work. */
+    if (call->kind == IBX_CALL_QUERIES || (call->kind == IBX_CALL_FREES && p->freed))
         ibx_quiet_learn(p, body, n);
     if (call->kind == IBX_CALL_PUSH)
         p->configurations.push_known = true;

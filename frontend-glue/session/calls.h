@@ -18,7 +18,7 @@ enum ibx_call_kind {
     IBX_CALL_DESTROYS,   /* waits; a stream or an event is no more */
     IBX_CALL_QUERIES,    /* waits for work of the device or asks about it, and adds none */
     IBX_CALL_WAITS,      /* waits for work of the device */
-    IBX_CALL_FREES,      /* waits for all work, and adds none: memory is given back */
+    IBX_CALL_FREES,      /* waits, of cudaMalloc's memory for all work, and adds none */
     IBX_CALL_ALLOCATES,  /* waits: memory that was given back is there again */
     IBX_CALL_ASKS,       /* waits, but for nothing of the device: it makes or asks something */
     IBX_CALL_CONSTANT,   /* the same request has the same reply, until IBX_CALL_RESETS */

@@ -196,6 +196,22 @@ bool rest_of_one_device()
     return true;
 }
 
+// cudaFree(NULL) waits for nothing, so it says nothing of streams.
+bool rest_after_freeing_nothing()
+{
+    Scene scene;
+    App app = scene.app();
+    REQUIRE(warm(&app) && app.synchronize() == 0);
+    const Body stream = Body().u64(STREAM);
+    REQUIRE(asked(&scene, &app, "cudaStreamQuery", stream) == 1);
+    REQUIRE(app.launch(1) == 0 && app.free(0) == 0);
+    REQUIRE(asked(&scene, &app, "cudaStreamQuery", stream) == 1);
+    const std::uint64_t block = app.malloc();
+    REQUIRE(block && app.launch(1) == 0 && app.free(block) == 0);
+    REQUIRE(asked(&scene, &app, "cudaStreamQuery", stream) == 0);
+    return true;
+}
+
 // Work that a thread was about to add when another one has found a stream at rest.
 bool rest_is_over_when_a_call_returns()
 {
@@ -309,6 +325,9 @@ void check_answers()
     check("state that is known", state_is_known);
     check("streams and events at rest", rest_is_known);
     check("streams of another device at rest", rest_of_one_device);
+    check("streams after cudaFree(NULL)", [] { // which has selected no other device yet
+        return result_of(spawn([] { return rest_after_freeing_nothing() ? 0 : 1; })) == 0;
+    });
     check("rest that another thread ends", rest_is_over_when_a_call_returns);
     check("another device, another stream", other_devices);
     check("an event that another thread destroys", destroyed_elsewhere);
