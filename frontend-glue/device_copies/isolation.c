@@ -228,12 +228,12 @@ void ibx_isolation_replied(struct copies *x)
     struct isolation *i = &x->isolation;
     const struct ibx_reply_watch *r = &x->replies;
     const bool done = r->exit_code == 0;
-    const uint64_t made = i->allocates && done && r->last_size <= 16
-                              ? ibx_naming_allocated(r->last, r->last_size)
-                              : 0;
+    const bool plain = r->last_size >= 8 && r->last_size <= sizeof(r->last);
+    const uint64_t made =
+        i->allocates && done && plain ? ibx_naming_allocated(r->last, r->last_size) : 0;
     if (made)
         note_allocation(x, made);
-    else if (!done && i->reserved)
+    else if (i->reserved && (!done || plain)) /* it failed, or made nothing: no rows of a pitch */
         ibx_quota_give(ibx_tenant_quota(i->tenant, IBX_HOLD_DEVICE), i->reserved);
     if (i->freed_number && done)
         ibx_owners_remove(i->freed, i->freed_number);

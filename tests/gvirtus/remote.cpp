@@ -351,7 +351,8 @@ int execute(const std::string &name, Frame &f, bool *has_context)
         std::uint64_t device = 0;
         f.get<std::uint64_t>();
         std::uint64_t pitch = (f.get<std::uint64_t>() + 511) / 512 * 512;
-        int rc = app->mem_alloc(&device, pitch * f.get<std::uint64_t>());
+        const auto rows = f.get<std::uint64_t>(); // of none the runtime returns NULL
+        int rc = rows ? app->mem_alloc(&device, pitch * rows) : 0;
         f.out.u64(device).u64(pitch);
         return rc;
     }
