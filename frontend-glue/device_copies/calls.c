@@ -238,7 +238,8 @@ void ibx_copies_call_read(struct copies *x, const char *name)
         x->captures++;
         atomic_fetch_add(&captures, 1);
     }
-    if (kind == IBX_CALL_REGISTERS || kind == IBX_CALL_RESETS)
+    x->changes_kernels = kind == IBX_CALL_REGISTERS || kind == IBX_CALL_RESETS;
+    if (x->changes_kernels)
         ibx_copies_launch_forget();
 }
 
@@ -250,7 +251,9 @@ void ibx_copies_call_answered(struct copies *x)
         x->captures--;
         atomic_fetch_sub(&captures, 1);
     }
-    x->ends_capture = x->allocates = false;
+    if (x->changes_kernels) /* others have looked them up while it ran */
+        ibx_copies_launch_forget();
+    x->ends_capture = x->allocates = x->changes_kernels = false;
 }
 
 void ibx_copies_calls_end(struct copies *x)

@@ -155,6 +155,7 @@ struct copies {
     unsigned captures;                /* begun by this client, and not ended */
     bool ends_capture;                /* the request in hand ends one */
     bool allocates;                   /* it is cudaMalloc */
+    bool changes_kernels;             /* it registers some, or takes some away */
     bool tried_runtime, tried_launch; /* whether there is one, as long as none was found */
     bool allocates_plainly;           /* the handler of cudaMalloc answers with the address alone */
 

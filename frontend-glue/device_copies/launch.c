@@ -44,8 +44,9 @@ static bool load(struct copies *x)
         return false;
     x->tried_launch = true;
     pthread_mutex_lock(&loading);
-    *(void **)&cuda.get_error = ibx_copies_runtime("cudaGetLastError");
-    if (cuda.get_error) {
+    if (!atomic_load(&loaded))
+        *(void **)&cuda.get_error = ibx_copies_runtime("cudaGetLastError");
+    if (cuda.get_error && !atomic_load(&loaded)) {
         *(void **)&cuda.peek_error = ibx_copies_runtime("cudaPeekAtLastError");
         *(void **)&cuda.kernel_of = ibx_copies_runtime("cudaGetFuncBySymbol"); /* CUDA 11 */
         *(void **)&cuda.launch = ibx_cuda_symbol("cuLaunchKernel");

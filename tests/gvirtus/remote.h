@@ -90,6 +90,9 @@ class Remote : public FrontEnd
         call("testInject",
              Body().u64(in).i32(code).i32(sticky).host(name.c_str(), name.size() + 1));
     }
+    // Whether cudaUnregisterFatBinary stays in its handler; whether one is there.
+    void gate(bool shut) { call("testGate", Body().u64(shut)); }
+    bool inside() { return value("testInside", Body()) == 1; }
     void hold(bool held) { call("testHold", Body().u64(held)); }
     // False: this is a real driver, to which nothing can be injected.
     bool slow(unsigned microseconds) { return call("testSlow", Body().u64(microseconds)) == 0; }

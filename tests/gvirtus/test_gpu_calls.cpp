@@ -8,6 +8,8 @@
 #include "tests/gvirtus/scene.h"
 
 #include <cstring>
+#include <thread>
+#include <unistd.h>
 
 namespace
 {
@@ -148,6 +150,34 @@ bool kernels()
     return true;
 }
 
+// A kernel that is looked up while another client takes some away is looked up once more.
+bool kernels_meanwhile()
+{
+    Gpu gpu;
+    Remote &remote = gpu.remote;
+    Client other(gpu);
+    const std::uint64_t stream = remote.stream_create(), to = remote.malloc(4096),
+                        from = remote.malloc(4096);
+    auto launch = [&] {
+        return gpu.made("cudaLaunchKernel", kernel(IBX_DOUBLE_KERNEL, 32, stream, to, from, 8));
+    };
+    REQUIRE(launch() == 1 && launch() == 0);
+    remote.gate(true);
+    std::thread taking([&] { other.remote.call("cudaUnregisterFatBinary", Body()); });
+    bool begun = false;
+    for (unsigned i = 0; i < 10000 && !begun; i++) {
+        begun = remote.inside();
+        usleep(begun ? 0 : 1000);
+    }
+    const int looked_up = launch();
+    remote.gate(false);
+    taking.join();
+    REQUIRE(begun);
+    REQUIRE(looked_up == 1);
+    REQUIRE(launch() == 1 && launch() == 0);
+    return true;
+}
+
 // Many at once: replies leave together, and in order.
 bool many()
 {
@@ -182,6 +212,7 @@ int main(int argc, char **argv)
     check("memory that is counted", counted);
     check("errors", errors);
     check("kernels", kernels);
+    check("kernels while some are taken away", kernels_meanwhile);
     check("many at once", many);
     return scene_close();
 }
