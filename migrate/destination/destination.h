@@ -354,11 +354,13 @@ void ibx_destination_qemu_fini(struct destination_qemu *qemu);
  * state machine: destination warm
  *   [*] -> OFF -> IDLE                   both sides want it: a part is awaited
  *   IDLE -> NAMED -> FETCHING -> IDLE    all of a part is named; an engine fetches it
- *   IDLE -> PREPARED                     what was written since is dropped, here and perhaps once
- *                                        more: the VM may stop
+ *   IDLE -> PREPARED                     what was written since is dropped: the VM may stop
  *   PREPARED -> SETTLED                  the same, after the stop
  *   SETTLED -> APPLIED                   the page map is here: QEMU may load the device state
- *   any -> [*]
+ *   OFF | IDLE | NAMED | FETCHING -> [*]
+ *   PREPARED | SETTLED | APPLIED -> [*]
+ *
+ * In PREPARED the source may name more that is to be dropped.
  */
 enum destination_warm_state {
     WARM_OFF,
@@ -397,8 +399,7 @@ void ibx_destination_warm_fini(struct destination_warm *warm);
 /*
  * state machine: destination
  *   [*] -> LISTENING -> JOINING           HELLO is accepted; JOINs are awaited
- *   JOINING -> READY                      userfaultfd in place, QEMU waits for the device state;
- *                                         in READY pages may come before the stop (warm.c)
+ *   JOINING -> READY                      userfaultfd in place, QEMU waits; here warm.c may fetch
  *   READY -> MAPPED                       page map and regions are here: faults are served
  *   MAPPED -> WAITING                     QEMU has loaded all but the end: LOADED is sent
  *   WAITING -> RESUMING                   COMMIT has come: the end goes to QEMU

@@ -218,13 +218,13 @@ void ibx_source_link_disown(struct source_link *link, const char *why);
 
 /*
  * state machine: source warm
- *   [*] -> OFF                         not asked for, or not possible
- *   OFF -> BETWEEN                     written pages are noted; the destination has no part to
- * fetch BETWEEN -> EXPOSING -> FETCHING    a part is registered, then the destination fetches it
- *   FETCHING -> BETWEEN                it has all of it
- *   BETWEEN -> DROPPING -> OVER        it drops what was written since: QEMU may stop the VM
- *   OVER -> STOPPED                    the VM is stopped, and what was written last is named
- *   BETWEEN ... STOPPED -> ENDED       writes are not noted any more
+ *   [*] -> OFF                          not asked for, or not possible
+ *   OFF -> BETWEEN                      written pages are noted; no part is at the destination
+ *   BETWEEN -> EXPOSING -> FETCHING     a part is registered, then the destination fetches it
+ *   FETCHING -> BETWEEN                 it has all of it
+ *   BETWEEN -> DROPPING -> OVER         it drops what was written since: QEMU may stop the VM
+ *   OVER -> STOPPED                     the VM is stopped, and what was written last is named
+ *   BETWEEN | EXPOSING | FETCHING | DROPPING | OVER | STOPPED -> ENDED    no writes are noted
  *   OFF | ENDED -> [*]
  */
 enum source_warm_state {
@@ -276,7 +276,7 @@ void ibx_source_warm_end(struct source *s);
  * state machine: source
  *   [*] -> ASKING -> EXPOSING      HELLO is accepted; RAM is registered and READY is awaited
  *   EXPOSING -> WARMING            the destination fetches pages while the VM runs (--warm)
- *   EXPOSING | WARMING -> STARTING QEMU's migration is started, or libvirt may start it
+ *   EXPOSING | WARMING -> STARTING  QEMU's migration is started, or libvirt may start it
  *   STARTING -> STOPPED            the VM is stopped; the page map is made
  *   STOPPED -> SENDING             the page map is sent; the device state follows
  *   SENDING -> COMMITTED           LOADED has come and COMMIT goes: the point of no return

@@ -10,6 +10,7 @@
  * state machine: watchdog
  *   [*] -> WATCHING -> SETTLING -> DISMISSED -> [*]  committed, then released
  *   WATCHING -> DISMISSED                            committed, or released
+ *   WATCHING | SETTLING -> [*]                       the tool has ended: it does its work
  *
  * WATCHING: it continues the VM. SETTLING: where libvirt drives, which may still continue the VM
  * here; it puts QEMU's settings back then. DISMISSED: it does nothing.
