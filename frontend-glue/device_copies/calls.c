@@ -14,6 +14,9 @@
 
 #define PASSES INT32_MIN /* no cudaError_t: GVirtuS runs it */
 
+#define CAPTURE_INVALIDATED 901 /* cudaError_t */
+#define CAPTURE_UNJOINED    904
+
 /* A call's arguments, and what it answers beside its exit code. */
 struct arguments {
     struct ibx_reader in;
@@ -232,9 +235,10 @@ int ibx_copies_call(struct copies *x, const struct ibx_request *q)
 void ibx_copies_call_read(struct copies *x, const char *name)
 {
     const enum ibx_call_kind kind = ibx_call_find(name, strlen(name) + 1)->kind;
+    x->begins_capture = !strncmp(name, "cudaStreamBeginCapture", 22);
     x->ends_capture = !strncmp(name, "cudaStreamEndCapture", 20) && x->captures;
     x->allocates = !strcmp(name, "cudaMalloc");
-    if (!strncmp(name, "cudaStreamBeginCapture", 22)) {
+    if (x->begins_capture) {
         x->captures++;
         atomic_fetch_add(&captures, 1);
     }
@@ -243,17 +247,24 @@ void ibx_copies_call_read(struct copies *x, const char *name)
         ibx_copies_launch_forget();
 }
 
+/* By two of cudaStreamEndCapture's errors a broken capture ends, too. */
+static bool ends_capture(int exit_code)
+{
+    return !exit_code || exit_code == CAPTURE_INVALIDATED || exit_code == CAPTURE_UNJOINED;
+}
+
 void ibx_copies_call_answered(struct copies *x)
 {
-    if (x->allocates && !x->replies.exit_code)
+    const int code = x->replies.exit_code;
+    if (x->allocates && !code)
         x->allocates_plainly = x->replies.last_size == 8;
-    if (x->ends_capture) {
+    if ((x->begins_capture && code) || (x->ends_capture && ends_capture(code))) {
         x->captures--;
         atomic_fetch_sub(&captures, 1);
     }
     if (x->changes_kernels) /* others have looked them up while it ran */
         ibx_copies_launch_forget();
-    x->ends_capture = x->allocates = x->changes_kernels = false;
+    x->begins_capture = x->ends_capture = x->allocates = x->changes_kernels = false;
 }
 
 void ibx_copies_calls_end(struct copies *x)

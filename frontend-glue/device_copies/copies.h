@@ -153,7 +153,8 @@ struct copies {
 
     struct launch_function functions[LAUNCH_FUNCTIONS];
     unsigned captures;                /* begun by this client, and not ended */
-    bool ends_capture;                /* the request in hand ends one */
+    bool begins_capture;              /* the request in hand begins one, if it succeeds */
+    bool ends_capture;                /* it ends one, likewise */
     bool allocates;                   /* it is cudaMalloc */
     bool changes_kernels;             /* it registers some, or takes some away */
     bool tried_runtime, tried_launch; /* whether there is one, as long as none was found */

@@ -145,7 +145,11 @@ bool kernels()
     other.remote.call("cudaStreamBeginCapture", Body().u64(stream).i32(0));
     remote.call("__cudaRegisterFunction", Body());
     REQUIRE(launch(IBX_DOUBLE_KERNEL, 32, 1000) == 0 && there(1000));
-    other.remote.call("cudaStreamEndCapture", Body().u64(stream).i32(0));
+    // One that fails ends none, and begins none.
+    REQUIRE(other.remote.call("cudaStreamEndCapture", Body().u64(0)) == 1);
+    REQUIRE(launch(IBX_DOUBLE_KERNEL, 32, 1000) == 0 && there(1000));
+    REQUIRE(other.remote.call("cudaStreamEndCapture", Body().u64(stream)) == 0);
+    REQUIRE(other.remote.call("cudaStreamBeginCapture", Body().u64(0).i32(0)) == 1);
     REQUIRE(launch(IBX_DOUBLE_KERNEL, 32, 1000) == 1 && there(1000));
     return true;
 }
