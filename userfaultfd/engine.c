@@ -212,6 +212,18 @@ int ibx_fault_mark_present(struct ibx_fault *engine, uint64_t first, uint64_t co
     return mark(engine, first, count, IBX_FAULT_BY_REBUILD);
 }
 
+int ibx_fault_wake_all(struct ibx_fault *engine, struct ibx_error *err)
+{
+    for (unsigned i = 0; i < engine->range_count; i++) {
+        const struct ibx_fault_range *r = &engine->ranges[i].is;
+        int rc = ibx_fault_wake(engine, r->start, r->length);
+        if (rc)
+            return ibx_error_set(err, rc, "waking the faults at 0x%llx: %s",
+                                 (unsigned long long)r->start, strerror(-rc));
+    }
+    return 0;
+}
+
 int ibx_fault_rebuild(struct ibx_fault *engine, const uint8_t *present, uint64_t pages,
                       struct ibx_error *err)
 {
@@ -226,17 +238,9 @@ int ibx_fault_rebuild(struct ibx_fault *engine, const uint8_t *present, uint64_t
     if (may) /* a thread that is woken faults again, or its page is present */
         atomic_store_explicit(&engine->waiting, 0, memory_order_release);
     pthread_mutex_unlock(&engine->lock);
-    if (!may)
-        return ibx_error_set(err, -EBUSY, "the page map cannot be rebuilt while the engine is %s",
-                             ibx_fault_state_name(state));
-    for (unsigned i = 0; i < engine->range_count; i++) {
-        const struct ibx_fault_range *r = &engine->ranges[i].is;
-        int rc = ibx_fault_wake(engine, r->start, r->length);
-        if (rc)
-            return ibx_error_set(err, rc, "waking the faults at 0x%llx: %s",
-                                 (unsigned long long)r->start, strerror(-rc));
-    }
-    return 0;
+    return may ? ibx_fault_wake_all(engine, err)
+               : ibx_error_set(err, -EBUSY, "the page map cannot be rebuilt while the engine is %s",
+                               ibx_fault_state_name(state));
 }
 
 void ibx_fault_note_arrived(struct ibx_fault *e, uint64_t page, uint64_t pages)

@@ -119,6 +119,7 @@ struct ibx_fault {
     _Atomic bool background;
     uint64_t early, early_end; /* pages that are fetched before the background is on */
     unsigned fault_workers;
+    bool no_faults;
     unsigned spin_us, depth;
     uint32_t fault_around, chunk_min, chunk_max, page_max, slot_bytes;
     size_t buffer_bytes;
@@ -158,7 +159,7 @@ struct ibx_fault {
 static inline bool serves_faults(const struct fault_worker *w)
 {
     const struct ibx_fault *e = w->engine;
-    return !e->fault_workers || w < e->workers + e->fault_workers;
+    return !e->no_faults && (!e->fault_workers || w < e->workers + e->fault_workers);
 }
 
 static inline void count(_Atomic uint64_t *counter, uint64_t n)
@@ -181,6 +182,8 @@ void ibx_fault_changed(struct ibx_fault *e);
 struct fault_range *ibx_fault_range_of_page(struct ibx_fault *e, uint64_t page);
 struct fault_range *ibx_fault_range_of_address(struct ibx_fault *e, uint64_t address);
 /* Counts pages that have become present. */
+/* Faults that were read come again, unless their page is there. */
+int ibx_fault_wake_all(struct ibx_fault *e, struct ibx_error *err);
 void ibx_fault_pages_done(struct ibx_fault *e, enum ibx_fault_cause cause, uint64_t pages);
 /* Sets bits of config.arrived: the faulting process is about to see these pages. */
 void ibx_fault_note_arrived(struct ibx_fault *e, uint64_t page, uint64_t pages);

@@ -116,6 +116,9 @@ struct ibx_fault_config {
     /* The first so many workers read faults and fetch what faults need, with priority
      * (common/thread.h); the others, at least one, do the rest. 0: all do both. */
     unsigned fault_workers;
+    /* Faults are left to the next engine of this userfaultfd, because pages that count as present
+     * here may be missing; all workers do the rest. */
+    bool no_faults;
     uint64_t max_bandwidth; /* bytes per second of requests that are not urgent; 0: no limit */
     uint32_t fault_around;  /* bytes, a power of two; 0: 64 KiB; 1: none */
     uint32_t chunk_min;     /* bytes of a background request while faults occur; 0: 128 KiB */

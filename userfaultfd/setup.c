@@ -256,6 +256,9 @@ static int engine_make(struct ibx_fault *e, const struct ibx_fault_config *confi
     e->background = !config->no_background;
     e->fault_workers = config->fault_workers < config->worker_count ? config->fault_workers
                                                                     : config->worker_count - 1;
+    e->no_faults = config->no_faults;
+    if (e->no_faults)
+        e->fault_workers = 0;
     e->spin_us = config->spin_us;
     e->depth = depth_of(config);
     e->fault_around = or_default(config->fault_around, DEFAULT_FAULT_AROUND);
@@ -364,6 +367,8 @@ void ibx_fault_destroy(struct ibx_fault *engine)
     for (unsigned i = 0; i < engine->worker_count; i++)
         if (engine->workers[i].started)
             pthread_join(engine->workers[i].thread, NULL);
+    if (engine->no_faults && engine->waiting) /* read along with an event: they come again */
+        ibx_fault_wake_all(engine, NULL);
     engine_free(engine);
 }
 

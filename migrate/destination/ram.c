@@ -264,8 +264,8 @@ static void fetch_early(const struct destination_ram *ram, struct ibx_fault_conf
     config->early_count = (ROM_BYTES + page_size - 1) / page_size;
 }
 
-int ibx_destination_ram_engine(struct destination_ram *ram, struct ibx_page_reader **readers,
-                               unsigned count, bool runs, struct ibx_error *err)
+static int make_engine(struct destination_ram *ram, struct ibx_page_reader **readers,
+                       unsigned count, bool background, bool no_faults, struct ibx_error *err)
 {
     struct ibx_fault_range ranges[IBX_GUEST_BLOCKS_MAX];
     struct ibx_fault_reader as[IBX_MIGRATE_LINKS_MAX];
@@ -278,8 +278,9 @@ int ibx_destination_ram_engine(struct destination_ram *ram, struct ibx_page_read
         .worker_count = count,
         .spin_us = ibx_thread_may_spin() ? SPIN_US : 0,
         /* Before the VM runs only loading devices needs pages, so this needs few processors. */
-        .no_background = !runs,
+        .no_background = !background,
         .fault_workers = 1,
+        .no_faults = no_faults,
         .max_bandwidth = ram->max_bandwidth,
         .arrived = ram->arrived.memory,
         .check = ram->page_tags ? ibx_page_tags_note : NULL,
@@ -297,6 +298,12 @@ int ibx_destination_ram_engine(struct destination_ram *ram, struct ibx_page_read
             rc = ibx_page_reader_aliases(readers[i], i ? readers[0] : NULL, ram->aliases, err);
     }
     return rc ? rc : ibx_fault_create(&config, &ram->engine, err);
+}
+
+int ibx_destination_ram_engine(struct destination_ram *ram, struct ibx_page_reader **readers,
+                               unsigned count, bool runs, struct ibx_error *err)
+{
+    return make_engine(ram, readers, count, runs, false, err);
 }
 
 static int mark_had(void *context, uint64_t first, uint64_t count, bool had)
@@ -335,7 +342,8 @@ int ibx_destination_ram_serve(struct destination_ram *ram, struct ibx_page_reade
     return rc;
 }
 
-/* Pages of the complement count as present. */
+/* Pages of the complement count as present, which they may not be: who needs one waits for the
+ * engine that knows, since this one would answer with a zero page. */
 static int mark_others(void *context, uint64_t first, uint64_t count, bool wanted)
 {
     struct destination_ram *ram = context;
@@ -347,7 +355,7 @@ int ibx_destination_ram_fetch(struct destination_ram *ram, struct ibx_page_reade
                               struct ibx_error *err)
 {
     struct ibx_fault_reader as[IBX_MIGRATE_LINKS_MAX];
-    int rc = ibx_destination_ram_engine(ram, readers, count, true, err);
+    int rc = make_engine(ram, readers, count, true, true, err);
     for (unsigned i = 0; !rc && i < count; i++) {
         rc = ibx_page_reader_arm(readers[i], ram->buffer_bytes, &as[i], err);
         if (!rc)

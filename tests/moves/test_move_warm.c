@@ -224,6 +224,32 @@ static void test_memory_that_is_given_back(void)
     pair_moved("mib=4");
 }
 
+/* Somebody looks at a page through the destination's QEMU while parts come, none of which has it:
+ * he waits. A zero page for him would stay there, in the place of what is written at the source. */
+static void test_looked_at_there(void)
+{
+    static const char bytes[4096] = {1, 2, 3};
+    char there[4096];
+    const off_t at = 60 << 20; /* the guest does not use it */
+    pair_start(&(struct vm_options){.append = "mib=4 idle=2000000"});
+    pair_receive((const char *[]){"--max-bandwidth", "2M", NULL});
+    pair_send((const char *[]){WARM, NULL});
+    mover_await(&receiver, "warming", 4);
+    vm_hmp_blocks(&vms[1], "xp /1xw 0x3c00000");
+    int fd = open(vms[0].ram, O_RDWR | O_CLOEXEC);
+    assert_int_equal(pwrite(fd, bytes, sizeof(bytes), at), sizeof(bytes));
+    close(fd);
+    mover_await(&receiver, "warming", 8); /* enough for a wrong answer */
+    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
+    pair_done();
+    fd = open(vms[1].ram, O_RDONLY | O_CLOEXEC);
+    assert_int_equal(pread(fd, there, sizeof(there), at), sizeof(there));
+    close(fd);
+    assert_memory_equal(there, bytes, sizeof(bytes));
+    check_warm();
+    pair_moved("mib=4");
+}
+
 /* ---------------------------------------------------------------- ends before the stop */
 
 static unsigned userfaultfds(const struct vm *vm)
@@ -390,6 +416,7 @@ int main(void)
                                            VM_TEST(test_ofi),
                                            VM_TEST(test_balloon),
                                            VM_TEST(test_memory_that_is_given_back),
+                                           VM_TEST(test_looked_at_there),
                                            VM_TEST(test_whoever_ends_while_it_runs_here),
                                            VM_TEST(test_killed_after_the_stop),
                                            VM_TEST(test_seconds),
