@@ -215,13 +215,24 @@ static bool run_in_background(const struct ibx_session *session,
     return started;
 }
 
+/* An asynchronous copy from the device into lasting memory was answered before it was made. */
+static atomic_bool left_for_later;
+
+/* Whether earlier work of the stream may still change the copy's bytes: then the back end takes
+ * them in the stream's order. */
+static bool may_change(const struct ibx_frontend_copy *copy)
+{
+    return copy->lasting && atomic_load(&left_for_later) &&
+           !ibx_pipeline_rests(mine->pipeline, copy->stream);
+}
+
 /* A short one that no device waits for: its bytes go with the request, in the pipeline. */
 static bool run_in_pipeline(const struct ibx_frontend_copy *copy, int *exit_code)
 {
     uint8_t body[SHORT_COPY + 36];
     struct ibx_writer w = ibx_writer_of(body, sizeof(body));
     if (!copy->async || !copy->to_device || copy->rows || copy->n > SHORT_COPY ||
-        ibx_async_copy_any())
+        ibx_async_copy_any() || may_change(copy))
         return false;
     ibx_put_u64(&w, copy->device);
     ibx_put_u64(&w, copy->n);
@@ -248,6 +259,8 @@ static int run_copy(const struct ibx_frontend_copy *wish, int *exit_code)
         *exit_code = 0;
         return 0;
     }
+    if (copy.async && copy.lasting && !copy.to_device)
+        atomic_store(&left_for_later, true);
     ibx_async_copy_wait(copy.async ? copy.stream : 0);
     ibx_pipeline_enter(mine->pipeline, copy.async ? copy.stream : 0);
     int rc = ibx_client_copy(session, &copy, exit_code);

@@ -46,6 +46,20 @@ bool short_copies()
     }
     REQUIRE(cudaStreamSynchronize(h.stream) == 0);
     REQUIRE(device_has(h.device, expected.data(), expected.size()));
+    // Of page-locked memory into which the GPU has still to copy, as CUDA's order is.
+    void *there = nullptr;
+    REQUIRE(cudaMallocHost(&there, 4096) == 0);
+    for (int i = 0; i < 3; i++) {
+        std::memset(there, i, 4096);
+        stub_remote()->slow(100000);
+        REQUIRE(cudaMemcpyAsync(there, h.device, 1000, D2H, h.stream) == 0);
+        REQUIRE(cudaMemcpyAsync(h.device + (900 << 10), there, 1000, H2D, h.stream) == 0);
+        REQUIRE(cudaStreamSynchronize(h.stream) == 0);
+        stub_remote()->slow(0);
+        REQUIRE(device_has(h.device + (900 << 10), expected.data(), 1000));
+        REQUIRE(cudaMemset(h.device + (900 << 10), 0, 1000) == 0);
+    }
+    REQUIRE(cudaFreeHost(there) == 0);
     // The back end gets to a copy behind a bad one, whose error the next wait returns.
     REQUIRE(cudaMemcpyAsync(reinterpret_cast<void *>(16), bytes.data(), 8, H2D, h.stream) == 0);
     REQUIRE(cudaMemcpyAsync(h.device, bytes.data(), 8, H2D, h.stream) == 0);
