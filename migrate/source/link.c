@@ -108,6 +108,11 @@ int ibx_source_link_ask(struct source_link *link, char *peer, size_t size, struc
                              "the destination (%s) does not verify pages, as it was asked to: its "
                              "ib-migrate is not like this one",
                              link->answer.host);
+    if (link->answer.warm && !link->hello.warm)
+        return ibx_error_set(err, -EPROTO,
+                             "the destination (%s) fetches pages before the stop, and was not "
+                             "asked to: its ib-migrate is not like this one",
+                             link->answer.host);
     rc = ibx_state_move(&link->state, LINK_OPEN);
     return rc ? rc : open_pages(link, err);
 }

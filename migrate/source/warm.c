@@ -30,6 +30,7 @@
 #define DROP_ENOUGH     64u           /* pages */
 #define DROPS_MOST      4u
 #define OPEN_MS         2000
+#define RATE_MOST       1e15 /* bytes per second, whatever the destination says */
 
 static const struct ibx_state warm_states[] = {
     [WARM_OFF] = {"off", IBX_TO(WARM_BETWEEN), IBX_STATE_INITIAL | IBX_STATE_FINAL},
@@ -347,8 +348,9 @@ int ibx_source_warm_on_done(struct source *s, const struct ibx_migrate_round_don
                              ibx_state_name(&warm_table, warm->state.now));
     if (dropping)
         return drop_more(s, err);
-    if (done->bytes && done->ns)
-        warm->rate = (uint64_t)((double)done->bytes * 1e9 / (double)done->ns);
+    const double rate = done->ns ? (double)done->bytes * 1e9 / (double)done->ns : 0;
+    if (rate >= 1)
+        warm->rate = rate < RATE_MOST ? (uint64_t)rate : (uint64_t)RATE_MOST;
     s->status.warm_bytes += done->bytes;
     ibx_page_map_add(&warm->held, &warm->part);
     return ibx_state_move(&warm->state, WARM_BETWEEN);

@@ -132,6 +132,18 @@ static void fib_wants_more_links(void)
     line_closes(&source);
 }
 
+static void fib_warms_unasked(void)
+{
+    const struct ibx_migrate_answer reply = {.accepted = true,
+                                             .state = IBX_ANSWER_NONE,
+                                             .links = 1,
+                                             .verify = true,
+                                             .warm = true,
+                                             .host = "liar"};
+    line_send(&source, &(struct ibx_migrate_any){.type = IBX_MIGRATE_ANSWER, .is.answer = &reply});
+    line_closes(&source);
+}
+
 static void fib_complete_early(void)
 {
     struct ibx_migrate_any message = {.type = IBX_MIGRATE_COMPLETE};
@@ -185,6 +197,7 @@ static const struct fib {
     {"refuses", asked, 0, fib_refuses, "no room", NULL},
     {"wants more links", asked, 0, fib_wants_more_links, "wants 2 page connections where 1 to 1",
      NULL},
+    {"warms unasked", asked, 0, fib_warms_unasked, "before the stop, and was not asked to", NULL},
     {"closes at HELLO", asked, 0, NULL, "lost", NULL},
     {"READY for an answer", asked, IBX_MIGRATE_READY, NULL, "answered HELLO with READY", NULL},
     {"closes when joined", joined, 0, NULL, "", NULL},
