@@ -18,6 +18,7 @@
 
 #include "common/log.h"
 #include "tests/fuzz/fake_cuda.h"
+#include "transport/core/crypto.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -267,7 +267,10 @@ void raw_end_mark(const struct raw *raw, int fd, uint8_t mark[RAW_HASH])
 {
     struct stat status = {0};
     uint8_t number[8];
-    fstat(fd, &status);
+    char path[32];
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd); /* which another thread may be closing */
+    if (stat(path, &status))
+        status.st_ino = 0;
     for (unsigned i = 0; i < 8; i++)
         number[i] = (uint8_t)((uint64_t)status.st_ino >> 8 * i);
     struct ibx_piece pieces[4] = {
