@@ -499,6 +499,11 @@ int ibx_page_server_done(struct ibx_page_server *server, uint32_t *regions, stru
     return 0;
 }
 
+bool ibx_page_server_keeps(const struct ibx_page_server *server)
+{
+    return !server->whole;
+}
+
 int ibx_page_server_fd(const struct ibx_page_server *server)
 {
     return server->event_fd;

@@ -121,6 +121,9 @@ int ibx_page_server_expose(struct ibx_page_server *server, const struct ibx_page
 /* 0: all is exposed and sent, `regions` on each connection; -EAGAIN: not yet; else the first
  * failure of a connection (RLIMIT_MEMLOCK and its remedy, for instance). */
 int ibx_page_server_done(struct ibx_page_server *server, uint32_t *regions, struct ibx_error *err);
+/* Registering keeps pages: those of a part that the VM gives back and uses again are others then,
+ * and READs bring the old ones. */
+bool ibx_page_server_keeps(const struct ibx_page_server *server);
 /* Readable when the result of _done() or _failed() has changed; both, and _expose(), clear it
  * before they look. */
 int ibx_page_server_fd(const struct ibx_page_server *server);

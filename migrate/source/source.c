@@ -325,6 +325,19 @@ static bool libvirt_decides(const struct source *s)
             (s->state.now == SOURCE_SENDING && s->stream.state.now == STREAM_RELEASED));
 }
 
+/* The VM gave memory back, or took it, since the first of it was registered. QEMU may tell of that
+ * up to a second late, when the VM stands still. */
+static int check_balloon(const struct source *s, json_t *event, struct ibx_error *err)
+{
+    if (s->state.now < SOURCE_EXPOSING || s->state.now > SOURCE_SENDING || !s->link.pages ||
+        !ibx_page_server_keeps(s->link.pages) || !ibx_vm_event_is(event, "BALLOON_CHANGE", NULL))
+        return 0;
+    return ibx_error_set(err, -EBUSY,
+                         "the VM's balloon has another size since its memory was registered, "
+                         "which keeps the pages that were there: migrate again when its size "
+                         "does not change");
+}
+
 /* When another client continues the VM, the device state that was sent no longer fits its RAM. A
  * reset, by a client or by the guest, writes to guest RAM too and would be lost. */
 static int on_event(struct source *s, json_t *event, struct ibx_error *err)
@@ -338,6 +351,9 @@ static int on_event(struct source *s, json_t *event, struct ibx_error *err)
     }
     if (source_committed(s))
         return ibx_source_on_intruder(s, event, err);
+    int rc = check_balloon(s, event, err);
+    if (rc)
+        return rc;
     ibx_source_warm_on_event(s, event);
     if ((s->state.now >= SOURCE_STARTING || s->warm.state.now >= WARM_DROPPING) && job)
         return ibx_error_set(err, -EBUSY,
@@ -346,7 +362,7 @@ static int on_event(struct source *s, json_t *event, struct ibx_error *err)
                              job);
     const enum source_vm_event means =
         ibx_source_vm_on_event(&s->vm, s->state.now == SOURCE_STARTING, event);
-    int rc = ibx_source_vm_ask(&s->vm, err); /* first: QEMU answers when it has written its state */
+    rc = ibx_source_vm_ask(&s->vm, err); /* first: QEMU answers when it has written its state */
     if (rc)
         return rc;
     switch (means) {

@@ -201,6 +201,29 @@ static void test_balloon(void)
     pair_moved("mib=4");
 }
 
+/* Registered memory keeps pages that the guest has given back: READs would bring these for ever. */
+static void test_balloon_of_registered_memory(void)
+{
+    struct ibx_options options;
+    char text[256];
+    ibx_options_init(&options);
+    strcpy(options.ofi_provider, "tcp");
+    if (ibx_provider_probe("ofi", &options, text, sizeof(text), NULL))
+        skip();
+    pair_start(
+        &(struct vm_options){.append = "balloon=2048 mib=4 idle=2000000",
+                             .extra = {"-device", "virtio-balloon-pci,disable-modern=on,addr=5"}});
+    mover_receive(&receiver, &vms[1], "ofi://127.0.0.1:0?ofi_provider=tcp",
+                  (const char *[]){"--max-bandwidth", "2M", NULL});
+    pair_send((const char *[]){WARM, NULL});
+    mover_await(&receiver, "warming", 8);
+    vm_do(&vms[0], "balloon", json_pack("{s:i}", "value", 56 << 20));
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "has another size since its memory was registered");
+    mover_ends(&receiver, 1);
+    pair_stays();
+}
+
 /* As by a balloon that has not told its size yet. */
 static void test_memory_that_is_given_back(void)
 {
@@ -415,6 +438,7 @@ int main(void)
                                            VM_TEST(test_shm),
                                            VM_TEST(test_ofi),
                                            VM_TEST(test_balloon),
+                                           VM_TEST(test_balloon_of_registered_memory),
                                            VM_TEST(test_memory_that_is_given_back),
                                            VM_TEST(test_looked_at_there),
                                            VM_TEST(test_whoever_ends_while_it_runs_here),
