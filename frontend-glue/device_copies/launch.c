@@ -85,7 +85,7 @@ static struct launch_function *function_of(struct copies *x, uint64_t function)
 
 int ibx_copies_launch(struct copies *x, const uint8_t *body, size_t n)
 {
-    _Alignas(16) uint8_t arguments[ARGUMENTS_MAX];
+    _Alignas(16) uint8_t arguments[ARGUMENTS_MAX] = {0}; /* the kernel may want more than came */
     struct ibx_reader r = ibx_reader_of(body, n);
     unsigned size[6];
     const uint64_t function = ibx_get_u64(&r);

@@ -74,7 +74,8 @@ static bool next_weight(const char **text, unsigned *weight, size_t *name, size_
     for (end = digits; *end >= '0' && *end <= '9' && *weight <= IBX_WEIGHT_MAX; end++)
         *weight = 10 * *weight + (unsigned)(*end - '0');
     return end != digits && *weight && *weight <= IBX_WEIGHT_MAX && *name <= IBX_NAME_MAX &&
-           (!equals || *name) && end + strspn(end, " \t") == at + *length;
+           (!equals || (*name && !strchr(" \t", equals[-1]))) &&
+           end + strspn(end, " \t") == at + *length;
 }
 
 unsigned ibx_share_of(const struct ibx_tenant_limits *limits, const char *name)

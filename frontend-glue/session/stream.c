@@ -294,7 +294,7 @@ int ibx_session_gather_around(struct ibx_session *s, const void *payload, size_t
         return rc;
     size_t begun = s->out_inline ? s->out_length - s->out_inline - 4 : 0;
     size_t head = s->out_inline ? 0 : SEGMENT_HEAD_INLINE;
-    if (n < SEND_ALONG || s->out_length + head + all > s->caps->message_max) {
+    if (n < SEND_ALONG || s->out_length + head + all > s->message_max) {
         rc = ibx_session_gather(s, payload, n);
         return rc ? rc : ibx_session_gather(s, tail, tail_length);
     }

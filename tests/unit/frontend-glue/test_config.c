@@ -420,6 +420,7 @@ static void test_share(void **state)
     load_text("rdma.share : 50, alice=300 ,bob=7\n");
     assert_string_equal(config.gpu.limits.weights, "50, alice=300 ,bob=7");
     expect_refused("rdma.share : 0\n", "\"0\"", "1 to 10000");
+    expect_refused("rdma.share : bob =5\n", "\"bob =5\"", "NAME=WEIGHT");
     expect_refused("rdma.share : 100, alice=\n", "\"alice=\"", "NAME=WEIGHT");
     expect_refused("rdma.share : =5\n", "\"=5\"", "NAME=WEIGHT");
     expect_refused("rdma.share : 5,bob=10001,carol=1\n", "\"bob=10001\"", "1 to 10000");
