@@ -168,7 +168,7 @@ static struct posted *place_for_post(struct ibx_session *s)
 static int post(struct ibx_session *s, struct posted *p)
 {
     const uint64_t cookie = (uint64_t)(p - s->posted) + 1;
-    uint8_t *local = (uint8_t *)ibx_mr_address(p->mr) + p->at;
+    void *local = (void *)((uintptr_t)ibx_mr_address(p->mr) + p->at); /* of a GPU, perhaps */
     struct ibx_remote remote = p->remote;
     int rc = -ESTALE;
     if (ibx_session_resolve(s, &remote))

@@ -18,7 +18,7 @@
 
 #define POLLS_PER_WAKE_LOOK  4096u
 #define YIELD_NS             1000u   /* between two yields */
-#define FIRST_YIELD_LATER_NS 30000u  /* before the first, with PLENTY_PROCESSORS: a kernel ends */
+#define FIRST_YIELD_LATER_NS 10000u  /* before the first, with PLENTY_PROCESSORS */
 #define PLENTY_PROCESSORS    4       /* the peer has one of its own */
 #define LOST_NS              500000u /* a yield of this length ran others than the peer */
 #define FUTILE_MAX           8u      /* futile tries in a row before a pause */
