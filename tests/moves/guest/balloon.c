@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "balloon.h"
+#include "ports.h"
 
 #define PAGE       4096u
 #define PAGE_WORDS (PAGE / 4)
@@ -39,35 +40,6 @@ static uint32_t frames[BATCH]; /* page numbers of a request */
 static uint16_t port;          /* 0: there is none */
 static uintptr_t base;
 static uint32_t room, given, looked;
-
-static inline void outl(uint16_t at, uint32_t value)
-{
-    __asm__ volatile("outl %0, %1" ::"a"(value), "Nd"(at));
-}
-
-static inline void outw(uint16_t at, uint16_t value)
-{
-    __asm__ volatile("outw %0, %1" ::"a"(value), "Nd"(at));
-}
-
-static inline void outb(uint16_t at, uint8_t value)
-{
-    __asm__ volatile("outb %0, %1" ::"a"(value), "Nd"(at));
-}
-
-static inline uint32_t inl(uint16_t at)
-{
-    uint32_t value;
-    __asm__ volatile("inl %1, %0" : "=a"(value) : "Nd"(at));
-    return value;
-}
-
-static inline uint16_t inw(uint16_t at)
-{
-    uint16_t value;
-    __asm__ volatile("inw %1, %0" : "=a"(value) : "Nd"(at));
-    return value;
-}
 
 static uint32_t config(uint32_t slot, uint32_t offset)
 {

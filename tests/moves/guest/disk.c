@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "disk.h"
+#include "ports.h"
 
 #define IDE_CLASS  0x0101u
 #define COMMAND_ON 5u /* I/O and bus mastering */
@@ -25,30 +26,6 @@ static uint16_t port; /* 0: there is none */
 static uintptr_t base;
 static uint32_t parts[DISK_BUFFERS]; /* that the buffers hold, and 1; 0: none */
 static uint32_t started, ended, looked;
-
-static inline void outl(uint16_t at, uint32_t value)
-{
-    __asm__ volatile("outl %0, %1" ::"a"(value), "Nd"(at));
-}
-
-static inline void outb(uint16_t at, uint8_t value)
-{
-    __asm__ volatile("outb %0, %1" ::"a"(value), "Nd"(at));
-}
-
-static inline uint32_t inl(uint16_t at)
-{
-    uint32_t value;
-    __asm__ volatile("inl %1, %0" : "=a"(value) : "Nd"(at));
-    return value;
-}
-
-static inline uint8_t inb(uint16_t at)
-{
-    uint8_t value;
-    __asm__ volatile("inb %1, %0" : "=a"(value) : "Nd"(at));
-    return value;
-}
 
 static uint32_t config(uint32_t function, uint32_t offset)
 {

@@ -15,6 +15,7 @@
 #include "balloon.h"
 #include "churn.h"
 #include "disk.h"
+#include "ports.h"
 
 #include <stddef.h>
 
@@ -75,30 +76,6 @@ static uint64_t guest_work[WORK_GIB][512] __attribute__((aligned(4096)));
 
 static struct guest guest = {CHURN_MIB, CHURN_CPUS, CHURN_BEAT, 0, 0, 0, 0, 0, 0, 0};
 static volatile uint32_t serial_lock;
-
-static inline void outb(uint16_t port, uint8_t value)
-{
-    __asm__ volatile("outb %0, %1" ::"a"(value), "Nd"(port));
-}
-
-static inline uint8_t inb(uint16_t port)
-{
-    uint8_t value;
-    __asm__ volatile("inb %1, %0" : "=a"(value) : "Nd"(port));
-    return value;
-}
-
-static inline void outw(uint16_t port, uint16_t value)
-{
-    __asm__ volatile("outw %0, %1" ::"a"(value), "Nd"(port));
-}
-
-static inline uint16_t inw(uint16_t port)
-{
-    uint16_t value;
-    __asm__ volatile("inw %1, %0" : "=a"(value) : "Nd"(port));
-    return value;
-}
 
 static inline uint64_t tsc(void)
 {
