@@ -25,18 +25,20 @@ static bool effective_user(pid_t pid, uid_t *user)
     return found;
 }
 
-/* Whether a folder above the file keeps out those who need one of these permissions to search it.
- * False also where the path is not this file, in another mount namespace for instance. */
-static bool kept_out(const char *path, const struct stat *file, mode_t search)
+/* Whether a folder above the file, of QEMU's user or root, keeps out those who need one of these
+ * permissions to search it. False also where that is not all: the file has another name, or the
+ * path is not this file, in another mount namespace for instance. */
+static bool kept_out(const char *path, const struct stat *file, uid_t user, mode_t search)
 {
     char at[PATH_MAX];
     struct stat st;
-    if (stat(path, &st) || st.st_dev != file->st_dev || st.st_ino != file->st_ino)
+    if (file->st_nlink != 1 || stat(path, &st) || st.st_dev != file->st_dev ||
+        st.st_ino != file->st_ino)
         return false;
     snprintf(at, sizeof(at), "%s", path);
     for (char *slash; (slash = strrchr(at, '/')) && slash != at;) {
         *slash = 0;
-        if (!stat(at, &st) && !(st.st_mode & search))
+        if (!stat(at, &st) && !(st.st_mode & search) && (st.st_uid == user || st.st_uid == 0))
             return true;
     }
     return false;
@@ -59,8 +61,8 @@ static void check_file(const struct ibx_guest_block *block, uid_t user,
                          "remove the file and start QEMU again, with a mem-path in a folder that "
                          "only its user can enter (mode 0700)",
                          block->id, path, (unsigned)st.st_uid, (unsigned)user);
-    const bool group = st.st_mode & 060 && !kept_out(path, &st, 011);
-    const bool others = st.st_mode & 006 && !kept_out(path, &st, 001);
+    const bool group = st.st_mode & 060 && !kept_out(path, &st, user, 011);
+    const bool others = st.st_mode & 006 && !kept_out(path, &st, user, 001);
     if (group || others)
         ibx_blockers_add(blockers,
                          "guest RAM %s is in %s, whose mode %04o lets other users %s the VM's "

@@ -114,19 +114,20 @@ static void test_ram_that_others_reach(void)
 {
     static const struct {
         mode_t file, folder;
-        uid_t owner;
+        uid_t owner, folder_owner;
         const char *words;
     } rows[] = {
-        {0600, 0755, 0, NULL},
-        {0644, 0755, 0, "whose mode 0644 lets other users read the VM's memory: chmod 600"},
-        {0602, 0755, 0, "whose mode 0602 lets other users change"},
-        {0640, 0755, 0, "whose mode 0640 lets other users read"},
-        {0666, 0700, 0, NULL},
-        {0644, 0750, 0, "lets other users read"}, /* the group can enter, and then is an other */
-        {0604, 0750, 0, NULL},
-        {0600, 0755, 12345, "belongs to user 12345 and neither to QEMU's (0) nor to root"},
+        {0600, 0755, 0, 0, NULL},
+        {0644, 0755, 0, 0, "whose mode 0644 lets other users read the VM's memory: chmod 600"},
+        {0602, 0755, 0, 0, "whose mode 0602 lets other users change"},
+        {0640, 0755, 0, 0, "whose mode 0640 lets other users read"},
+        {0666, 0700, 0, 0, NULL},
+        {0644, 0750, 0, 0, "lets other users read"}, /* the group can enter, and then is an other */
+        {0604, 0750, 0, 0, NULL},
+        {0600, 0755, 12345, 0, "belongs to user 12345 and neither to QEMU's (0) nor to root"},
+        {0644, 0700, 0, 12345, "whose mode 0644 lets other users read"}, /* its owner can enter */
     };
-    char folder[] = "/dev/shm/ibx-vm-folder-XXXXXX", file[64], ram[160];
+    char folder[] = "/dev/shm/ibx-vm-folder-XXXXXX", file[64], second[64], ram[160];
     assert_non_null(mkdtemp(folder));
     snprintf(file, sizeof(file), "%s/ram", folder);
     snprintf(ram, sizeof(ram), "memory-backend-file,id=mem0,size=64M,mem-path=%s,share=on", file);
@@ -135,9 +136,17 @@ static void test_ram_that_others_reach(void)
         print_message("row %zu\n", i);
         assert_int_equal(chown(file, rows[i].owner, 0), 0);
         assert_int_equal(chmod(file, rows[i].file), 0);
+        assert_int_equal(chown(folder, rows[i].folder_owner, 0), 0);
         assert_int_equal(chmod(folder, rows[i].folder), 0);
         look_only(IBX_MIGRATE_SOURCE, rows[i].words);
     }
+    /* By its other name everybody reaches it. */
+    assert_int_equal(chown(folder, 0, 0), 0);
+    snprintf(second, sizeof(second), "%s-second", folder);
+    look_only(IBX_MIGRATE_SOURCE, NULL);
+    assert_int_equal(link(file, second), 0);
+    look_only(IBX_MIGRATE_SOURCE, "whose mode 0644 lets other users read");
+    unlink(second);
     vm_end(&vm);
     unlink(file);
     rmdir(folder);
