@@ -501,6 +501,46 @@ static void test_files_that_are_no_sockets(void **state)
     assert_int_equal(join(offered, length), -ENOTSOCK);
 }
 
+/* Who sits where the client looks, or fills the server's queue, and then neither proves nor says
+ * anything: the client's user is to hear of it, as with a wrong proof. */
+
+enum sitting { SAYS_NOTHING, CLOSES, SITTINGS };
+
+static void *sit(void *argument)
+{
+    const enum sitting how = *(const enum sitting *)argument;
+    struct pollfd wait = {.events = POLLIN};
+    wait.fd = accept4(middle.listener, NULL, NULL, SOCK_CLOEXEC);
+    MUST(wait.fd >= 0);
+    if (how == SAYS_NOTHING)
+        poll(&wait, 1, END_PATIENCE_MS);
+    close(wait.fd);
+    close(middle.listener);
+    return NULL;
+}
+
+static void test_somebody_sits_on_the_socket(void **state)
+{
+    for (enum sitting how = 0; how < SITTINGS; how++) {
+        directory_of(server, "sock", 0711, geteuid());
+        directory_of(client, "false", 0711, geteuid());
+        size_t length = pair_offer(&both, offered, sizeof(offered));
+        snprintf(middle.here, sizeof(middle.here), "%s/%s", client->options.shm_dir,
+                 server->shm->place.name);
+        middle.listener = unix_at(middle.here, true);
+        assert_int_equal(pthread_create(&middle.thread, NULL, sit, &how), 0);
+        assert_int_equal(join(offered, length), 0);
+        int rc = ibx_provider_shm.finish(client->shm, NULL, ibx_deadline_in_ms(200), &client->err);
+        assert_int_equal(rc, how == SAYS_NOTHING ? -ETIMEDOUT : -EACCES);
+        said(&client->err, "at the shm socket and does not answer");
+        ibx_provider_shm.close(client->shm);
+        assert_int_equal(ibx_provider_shm.open(&client->link, &client->endpoint, &client->err), 0);
+        pthread_join(middle.thread, NULL);
+        both_close(state);
+        both_apart(state);
+    }
+}
+
 /* ----------------------------------------------------------------------- crowds */
 
 static int stranger(void)
@@ -548,6 +588,45 @@ static void test_a_crowd_in_the_queue(void **state)
     await_notes(server, NULL, 1);
 }
 
+static void test_the_queue_stays_full(void **state)
+{
+    (void)state;
+    int fds[300];
+    size_t length = pair_offer(&both, offered, sizeof(offered));
+    for (unsigned i = 0; i < 300; i++)
+        fds[i] = stranger();
+    assert_int_equal(join(offered, length), 0);
+    int rc = ibx_provider_shm.finish(client->shm, NULL, ibx_deadline_in_ms(200), &client->err);
+    assert_int_equal(rc, -ETIMEDOUT);
+    said(&client->err, "stayed full");
+    for (unsigned i = 0; i < 300; i++) {
+        if (fds[i] >= 0)
+            close(fds[i]);
+    }
+}
+
+/* The server closes its end, as if others had taken the client's place, before it has read the
+ * client's answer. */
+static void test_a_client_that_is_pushed_out(void **state)
+{
+    (void)state;
+    uint8_t hello[128];
+    struct ibx_writer w = ibx_writer_of(hello, sizeof(hello));
+    size_t length = pair_offer(&both, offered, sizeof(offered));
+    assert_int_equal(join(offered, length), 0);
+    struct finishing f;
+    finish_start(&f, client, NULL, in_time());
+    struct pollfd wait = {.fd = server->shm->listener, .events = POLLIN};
+    assert_int_equal(poll(&wait, 1, END_PATIENCE_MS), 1);
+    wait.fd = accept4(server->shm->listener, NULL, NULL, SOCK_CLOEXEC);
+    assert_int_equal(ibx_shm_hello_put(server->shm, wait.fd, &w), 0);
+    assert_int_equal(ibx_shm_packet_send(wait.fd, hello, w.length, -1), 0);
+    assert_int_equal(poll(&wait, 1, END_PATIENCE_MS), 1);
+    close(wait.fd);
+    assert_int_equal(finish_join(&f), -EACCES);
+    said(&client->err, "at the shm socket and does not answer");
+}
+
 /* A stranger's descriptors are not even taken, so nothing is to be closed; the client's are. */
 static void test_descriptors_of_strangers(void **state)
 {
@@ -593,7 +672,10 @@ int main(void)
         TEST(test_one_fact_is_enough),
         TEST(test_an_answer_on_another_socket),
         TEST(test_files_that_are_no_sockets),
+        TEST(test_somebody_sits_on_the_socket),
         TEST(test_a_crowd_in_the_queue),
+        TEST(test_the_queue_stays_full),
+        TEST(test_a_client_that_is_pushed_out),
         TEST(test_descriptors_of_strangers),
     };
     alarm(120);

@@ -15,22 +15,35 @@ static void *establish(void *argument)
     return NULL;
 }
 
-int memory_pair_open(struct memory_pair *pair, const struct ibx_options *options,
-                     struct ibx_error *err)
+static int connect_both(struct memory_pair *pair, const struct ibx_options *options,
+                        struct ibx_error *err)
 {
     pthread_t thread;
-    *pair = (struct memory_pair){0};
-    int rc = ibx_listen("rdma://127.0.0.1:0", options, &pair->listener, err);
-    if (rc)
-        return rc;
     pthread_create(&thread, NULL, establish, pair);
-    rc = ibx_connect(ibx_listener_uri(pair->listener), options, &pair->client, err);
+    int rc = ibx_connect(ibx_listener_uri(pair->listener), options, &pair->client, err);
     pthread_join(thread, NULL);
     if (!rc && !pair->server)
         rc = ibx_error_set(err, -EPROTO, "the server's end is not established");
     if (rc)
         memory_pair_close(pair);
     return rc;
+}
+
+int memory_pair_open(struct memory_pair *pair, const struct ibx_options *options,
+                     struct ibx_error *err)
+{
+    *pair = (struct memory_pair){0};
+    int rc = ibx_listen("rdma://127.0.0.1:0", options, &pair->listener, err);
+    return rc ? rc : connect_both(pair, options, err);
+}
+
+int memory_pair_again(struct memory_pair *pair, const struct ibx_options *options,
+                      struct ibx_error *err)
+{
+    ibx_close(pair->client);
+    ibx_close(pair->server);
+    pair->client = pair->server = NULL;
+    return connect_both(pair, options, err);
 }
 
 void memory_pair_close(struct memory_pair *pair)

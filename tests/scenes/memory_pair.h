@@ -13,6 +13,9 @@ struct memory_pair {
 
 int memory_pair_open(struct memory_pair *pair, const struct ibx_options *options,
                      struct ibx_error *err);
+/* Closes both ends, and connects to the same listener once more. */
+int memory_pair_again(struct memory_pair *pair, const struct ibx_options *options,
+                      struct ibx_error *err);
 void memory_pair_close(struct memory_pair *pair);
 
 #endif

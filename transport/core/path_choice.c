@@ -13,6 +13,8 @@
 #include <pthread.h>
 #include <string.h>
 
+#define PEERS_NOTED 16u
+
 /* The item of a comma-separated list, or NULL; its length is `*n`. */
 static const char *list_item(const char *list, unsigned index, size_t *n)
 {
@@ -87,12 +89,14 @@ static void warn_once(const char *text)
         ibx_log(IBX_LOG_WARN, "%s", text);
 }
 
-/* Shared memory that is not safe to use, or that somebody else answers for: the client goes on over
- * a path that others may reach, and whoever brought that about may want it so. */
+/* Shared memory that is not safe to use, or that somebody else answers for or keeps others from:
+ * the client goes on over a path that others may reach, and whoever brought that about may want it
+ * so.
+ */
 static bool suspicious(const struct ibx_conn *conn, const char *name, int code)
 {
     return conn->role == IBX_ROLE_CLIENT && !strcmp(name, "shm") &&
-           (code == -EACCES || code == -EPERM);
+           (code == -EACCES || code == -EPERM || code == -ENOTSOCK || code == -ETIMEDOUT);
 }
 
 void ibx_path_refused(struct ibx_conn *conn, const char *name, int code, const char *reason)
@@ -111,19 +115,69 @@ void ibx_path_refused(struct ibx_conn *conn, const char *name, int code, const c
         ibx_log(IBX_LOG_INFO, "%s", text);
 }
 
+/* What protects payloads. */
+enum protection { IN_PLAIN, IN_SHARED_MEMORY, ENCRYPTED };
+
+static enum protection protection_of(const struct ibx_path *path)
+{
+    return path->encrypted                  ? ENCRYPTED
+           : !strcmp(path->provider, "shm") ? IN_SHARED_MEMORY
+                                            : IN_PLAIN;
+}
+
+/* Notes it for the next time: what protected the payloads to this server the last time. Of many
+ * servers the one that is forgotten is the one that was noted first. */
+static enum protection last_time(const char *peer, enum protection now)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static struct {
+        char peer[sizeof(((struct ibx_path *)NULL)->peer)];
+        enum protection protection;
+    } noted[PEERS_NOTED];
+    static unsigned next;
+    enum protection before = IN_PLAIN;
+    unsigned i = 0;
+    if (!strchr(peer, ':')) /* a unix socket, like any other one */
+        return IN_PLAIN;
+    pthread_mutex_lock(&lock);
+    while (i < PEERS_NOTED && strcmp(noted[i].peer, peer) != 0)
+        i++;
+    if (i < PEERS_NOTED)
+        before = noted[i].protection;
+    else
+        snprintf(noted[i = next++ % PEERS_NOTED].peer, sizeof(noted[i].peer), "%s", peer);
+    noted[i].protection = now;
+    pthread_mutex_unlock(&lock);
+    return before;
+}
+
 void ibx_path_warn(const struct ibx_conn *conn)
 {
     const struct ibx_path *path = &conn->path;
-    char text[512];
-    if (conn->role != IBX_ROLE_CLIENT || !conn->keyed || conn->same_host || path->encrypted ||
-        conn->options.encryption == IBX_ENCRYPTION_OFF)
+    const bool off = conn->options.encryption == IBX_ENCRYPTION_OFF;
+    char text[512] = "";
+    if (conn->role != IBX_ROLE_CLIENT)
         return;
-    snprintf(text, sizeof(text),
-             "payloads to %s are not encrypted: %s%s; set encryption : off to accept this, or "
-             "required to refuse it",
-             path->peer, conn->encrypt ? path->provider : "the server has encryption : off",
-             conn->encrypt ? " cannot encrypt" : "");
-    warn_once(text);
+    const enum protection now = protection_of(path), before = last_time(path->peer, now);
+    if (now != IN_PLAIN)
+        return;
+    if (conn->keyed && path->remote && !off)
+        snprintf(text, sizeof(text),
+                 "payloads to %s are not encrypted: %s%s; set encryption : off to accept this, or "
+                 "required to refuse it",
+                 path->peer, conn->encrypt ? path->provider : "the server has encryption : off",
+                 conn->encrypt ? " cannot encrypt" : "");
+    else if (before == ENCRYPTED && !off)
+        snprintf(text, sizeof(text),
+                 "payloads to %s go in plain, and the last time they were encrypted: set "
+                 "encryption : off to accept this, or required to refuse it",
+                 path->peer);
+    else if (before == IN_SHARED_MEMORY && ibx_path_allowed(&conn->options, "shm"))
+        snprintf(text, sizeof(text),
+                 "payloads to %s go by %s in plain, and the last time they were in shared memory",
+                 path->peer, path->provider);
+    if (text[0])
+        warn_once(text);
 }
 
 int ibx_path_none(const struct ibx_conn *conn, struct ibx_error *err)

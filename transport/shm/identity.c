@@ -184,6 +184,10 @@ int ibx_shm_hello_error(int socket, int rc, struct ibx_error *err)
         return ibx_error_set(err, rc,
                              "nobody knows who is at the other end of the shm socket: load the "
                              "module unix_diag, allow netlink sockets, or use one PID namespace");
+    if (rc == -ETIMEDOUT || rc == -ECONNRESET)
+        return ibx_error_set(err, rc == -ETIMEDOUT ? rc : -EACCES,
+                             "process %d of user %u is at the shm socket and does not answer",
+                             who.pid, who.uid);
     return ibx_error_set(err, rc,
                          "process %d of user %u is at the shm socket without the right proof",
                          who.pid, who.uid);

@@ -372,6 +372,15 @@ static int segment_accept(struct shm *shm, int fd, uint32_t slots, uint32_t mess
     return segment_map(shm, fd);
 }
 
+/* Why no word comes from the other end of the unix socket, `rc`; its end is no fault of the
+ * network's, so whoever is there wants it, or others have taken this client's place there. */
+static int no_word(const struct shm *shm, int rc, struct ibx_error *err)
+{
+    if (rc == -EPROTO || rc == -ECONNRESET || rc == -EPIPE || rc == -ETIMEDOUT)
+        return ibx_shm_hello_error(shm->control, rc == -ETIMEDOUT ? rc : -ECONNRESET, err);
+    return ibx_error_set(err, rc, "no word at the server's shm socket: %s", strerror(-rc));
+}
+
 /* Connects, if join did not, and finds out who answers. */
 static int find_server(struct shm *shm, uint64_t deadline, struct ibx_error *err)
 {
@@ -385,14 +394,13 @@ static int find_server(struct shm *shm, uint64_t deadline, struct ibx_error *err
     if (n >= 0)
         n = packet_look(shm->control, packet, sizeof(packet), 0);
     if (n < 0)
-        return ibx_error_set(err, (int)n, "no word at the server's shm socket: %s",
-                             strerror((int)-n));
+        return no_word(shm, (int)n, err);
     struct ibx_reader r = ibx_reader_of(packet, (size_t)n);
     rc = ibx_shm_hello_check(shm, shm->control, &r, answer);
     if (rc)
         return ibx_shm_hello_error(shm->control, rc, err);
     rc = ibx_shm_packet_send(shm->control, answer, sizeof(answer), -1);
-    return rc ? ibx_error_set(err, rc, "cannot answer at the shm socket: %s", strerror(-rc)) : 0;
+    return rc ? no_word(shm, rc, err) : 0;
 }
 
 static int welcome_take(struct shm *shm, uint64_t deadline)
@@ -423,6 +431,8 @@ static int join_server(struct shm *shm, uint64_t deadline, struct ibx_error *err
     if (rc)
         return rc;
     rc = welcome_take(shm, deadline);
+    if (rc == -ECONNRESET) /* it has not read the answer; otherwise it says why it closes */
+        return no_word(shm, rc, err);
     return rc ? ibx_error_set(err, rc, "the server's shared memory is refused: %s", strerror(-rc))
               : 0;
 }

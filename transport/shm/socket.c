@@ -226,6 +226,8 @@ static int unreachable(const char *directory, const char *name, int code, struct
                              "%s/%s is not there: the server's shm_dir has to be mounted here "
                              "too, and shm_dir on this side has to name it",
                              directory, name);
+    if (code == -ETIMEDOUT)
+        return ibx_error_set(err, code, "the queue of the server's socket %s stayed full", name);
     return ibx_error_set(err, code, "cannot reach the server's socket %s%s%s: %s",
                          directory[0] ? directory : "@", directory[0] ? "/" : "", name,
                          strerror(-code));

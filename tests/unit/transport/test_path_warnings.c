@@ -64,6 +64,8 @@ static void test_shared_memory_in_others_hands(void **state)
     assert_non_null(strstr(text, "refused: finish told to fail"));
     assert_non_null(strstr(connect_without_shm(0, -EPERM, 0), "on the server: offer told to fail"));
     assert_non_null(strstr(connect_without_shm(-EPERM, 0, 0), "open told to fail"));
+    assert_non_null(strstr(connect_without_shm(-ENOTSOCK, 0, 0), "open told to fail"));
+    assert_non_null(strstr(connect_without_shm(0, 0, -ETIMEDOUT), "finish told to fail"));
     /* One line, of the client's. */
     assert_null(strchr(strchr(text, '\n') + 1, '\n'));
 }
@@ -73,7 +75,6 @@ static void test_other_refusals_are_no_news(void **state)
     (void)state;
     assert_string_equal(connect_without_shm(-ENOSYS, 0, 0), "");
     assert_string_equal(connect_without_shm(0, -ENOMEM, 0), "");
-    assert_string_equal(connect_without_shm(0, 0, -ETIMEDOUT), "");
 }
 
 static void test_a_choice_is_no_news(void **state)
@@ -89,8 +90,54 @@ static void test_a_choice_is_no_news(void **state)
     memory_pair_close(&pair);
 }
 
-/* A keyed client of a server that has another host's mark and wishes no encryption. */
-static const char *connect_to_another_host(enum ibx_encryption wish, bool key)
+/* The same server as before, now without shm. */
+static const char *connect_again(struct memory_pair *pair, const struct ibx_options *options,
+                                 int fail_open)
+{
+    memory_control.fail_open = fail_open;
+    begin_log();
+    int rc = memory_pair_again(pair, options, NULL);
+    const char *log = end_log();
+    assert_int_equal(rc, 0);
+    memory_control_reset();
+    return log;
+}
+
+static void test_less_than_the_last_time(void **state)
+{
+    (void)state;
+    struct memory_pair pair;
+    struct ibx_options options;
+    ibx_options_init(&options);
+    memory_control_reset();
+    assert_int_equal(memory_pair_open(&pair, &options, NULL), 0);
+    assert_string_equal(ibx_conn_path(pair.client)->provider, "shm");
+    assert_string_equal(connect_again(&pair, &options, 0), "");
+    assert_non_null(strstr(connect_again(&pair, &options, -ENOMEM),
+                           "by tcp in plain, and the last time they were in shared memory"));
+    assert_string_equal(ibx_conn_path(pair.client)->provider, "tcp");
+    /* Once: that was the last time. */
+    assert_string_equal(connect_again(&pair, &options, -ENOMEM), "");
+    assert_string_equal(connect_again(&pair, &options, 0), "");
+    snprintf(options.provider, sizeof(options.provider), "tcp"); /* who asks for it knows it */
+    assert_string_equal(connect_again(&pair, &options, 0), "");
+    memory_pair_close(&pair);
+    /* A server that asked for encryption and does so no more. */
+    snprintf(options.key_file, sizeof(options.key_file), "%s", raw_key_file);
+    options.encryption = IBX_ENCRYPTION_REQUIRED;
+    assert_int_equal(memory_pair_open(&pair, &options, NULL), 0);
+    char uri[64];
+    snprintf(uri, sizeof(uri), "%s", ibx_listener_uri(pair.listener));
+    ibx_listener_close(pair.listener);
+    options.encryption = IBX_ENCRYPTION_AUTO;
+    assert_int_equal(ibx_listen(uri, &options, &pair.listener, NULL), 0);
+    assert_non_null(strstr(connect_again(&pair, &options, 0),
+                           "in plain, and the last time they were encrypted"));
+    memory_pair_close(&pair);
+}
+
+/* A keyed client of a server that is on another host and wishes no encryption. */
+static const char *connect_to_another_host(enum ibx_encryption wish, bool key, bool mark)
 {
     struct scene s;
     struct raw_frame frame;
@@ -98,6 +145,8 @@ static const char *connect_to_another_host(enum ibx_encryption wish, bool key)
     open_scene(&s, key, 10000);
     s.options.encryption = wish;
     s.options.insecure = !key;
+    if (!mark)
+        snprintf(s.options.provider, sizeof(s.options.provider), "tcp");
     begin_log();
     struct raw raw = take_client(&s);
     if (key)
@@ -107,7 +156,10 @@ static const char *connect_to_another_host(enum ibx_encryption wish, bool key)
     raw_take_opening(&raw, &frame);
     size_t n = raw_opening(&raw, payload, key);
     raw_host_mark(&raw, payload + n);
-    payload[n] ^= 1;
+    if (mark)
+        payload[n] ^= 1;
+    else /* of a clone of this one */
+        payload[n - 1] = 0;
     raw_send_frame(&raw, CHALLENGE, payload, n + RAW_HASH);
     raw.flags = 0;
     raw_derive(&raw, proof, own);
@@ -128,12 +180,14 @@ static const char *connect_to_another_host(enum ibx_encryption wish, bool key)
 static void test_no_encryption_between_hosts(void **state)
 {
     (void)state;
-    const char *log = connect_to_another_host(IBX_ENCRYPTION_AUTO, true);
+    const char *log = connect_to_another_host(IBX_ENCRYPTION_AUTO, true, true);
     assert_non_null(strstr(log, "ibx: warn: payloads to 127.0.0.1:"));
     assert_non_null(strstr(log, "are not encrypted: the server has encryption : off; set "
                                 "encryption : off to accept this, or required to refuse it"));
-    assert_string_equal(connect_to_another_host(IBX_ENCRYPTION_OFF, true), "");
-    assert_string_equal(connect_to_another_host(IBX_ENCRYPTION_AUTO, false), "");
+    assert_string_equal(connect_to_another_host(IBX_ENCRYPTION_OFF, true, true), "");
+    assert_string_equal(connect_to_another_host(IBX_ENCRYPTION_AUTO, false, true), "");
+    assert_non_null(strstr(connect_to_another_host(IBX_ENCRYPTION_AUTO, true, false),
+                           "are not encrypted: the server has encryption : off"));
 }
 
 /* What a server says of a connection, with the handshake in TLS or not. */
@@ -173,6 +227,7 @@ int main(void)
         cmocka_unit_test(test_shared_memory_in_others_hands),
         cmocka_unit_test(test_other_refusals_are_no_news),
         cmocka_unit_test(test_a_choice_is_no_news),
+        cmocka_unit_test(test_less_than_the_last_time),
         cmocka_unit_test(test_no_encryption_between_hosts),
         cmocka_unit_test(test_a_server_says_what_is_encrypted),
     };
