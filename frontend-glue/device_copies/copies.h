@@ -97,7 +97,8 @@ extern const struct copy_path ibx_path_inline, ibx_path_in_place, ibx_path_copy_
 
 /* What a session's tenant is, and what the request in hand has to do with it. */
 struct isolation {
-    struct ibx_tenant *tenant; /* NULL: the session has not begun */
+    struct ibx_tenant *tenant; /* NULL: nobody has been admitted */
+    bool setting_up;           /* counts as one of the tenant's connections being set up */
     bool on;                   /* memory of other tenants is refused */
     bool limited;              /* what it allocates counts against rdma.device_memory */
     bool counted;              /* as one of the tenant's sessions */
@@ -282,7 +283,9 @@ void ibx_copies_lost_context(struct copies *x, int exit_code);
 
 /* isolation.c */
 
-/* The session has begun: as ibx_session_fail(). And it has ended. */
+/* The session's client has proven itself: -EDQUOT if too many others are being set up, -ENOMEM. The
+ * session has begun: as ibx_session_fail(). And it has ended. */
+int ibx_isolation_admit(struct copies *x, const struct ibx_path *path, struct ibx_error *err);
 int ibx_isolation_begin(struct copies *x);
 void ibx_isolation_end(struct copies *x);
 /* Whether none of [address, address + n) belongs to another tenant. */

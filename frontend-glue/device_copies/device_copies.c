@@ -232,8 +232,14 @@ static int inherit(void *context, struct ibx_session *heir, struct ibx_error *er
     return ibx_device_copies_attach(heir, &x->options, err);
 }
 
+static int admit(void *context, const struct ibx_path *path, struct ibx_error *err)
+{
+    return ibx_isolation_admit(context, path, err);
+}
+
 static const struct ibx_session_hooks hooks = {
     .inherit = inherit,
+    .admit = admit,
     .began = began,
     .wants_request = wants_request,
     .request = run_request,

@@ -17,13 +17,41 @@
 
 /* ------------------------------------------------------------------- beginning and end */
 
+static struct ibx_tenant *tenant_of(const struct copies *x, const struct ibx_path *path)
+{
+    const unsigned chunks = (unsigned)(x->options.memory / IBX_PINNED_STRIDE);
+    return ibx_tenant_get(path->name, &x->options.limits, chunks);
+}
+
+/* GVirtuS gives each connection a thread before it is a session. */
+int ibx_isolation_admit(struct copies *x, const struct ibx_path *path, struct ibx_error *err)
+{
+    struct isolation *i = &x->isolation;
+    i->tenant = tenant_of(x, path);
+    if (!i->tenant)
+        return ibx_error_set(err, -ENOMEM, "no memory to note who %s is", path->peer);
+    i->setting_up = ibx_quota_take(ibx_tenant_quota(i->tenant, IBX_HOLD_SETUPS), 1);
+    if (!i->setting_up)
+        return ibx_error_set(err, -EDQUOT,
+                             "%s of tenant \"%s\" is turned away: as many connections are being "
+                             "set up as rdma.sessions and rdma.tenant_share allow",
+                             path->peer, path->name);
+    return 0;
+}
+
+static void set_up(struct isolation *i)
+{
+    if (i->setting_up)
+        ibx_quota_give(ibx_tenant_quota(i->tenant, IBX_HOLD_SETUPS), 1);
+    i->setting_up = false;
+}
+
 int ibx_isolation_begin(struct copies *x)
 {
     struct isolation *i = &x->isolation;
     const struct ibx_path *path = ibx_session_path(x->s);
-    const unsigned chunks = (unsigned)(x->options.memory / IBX_PINNED_STRIDE);
-    *i = (struct isolation){0};
-    i->tenant = ibx_tenant_get(path->name, &x->options.limits, chunks);
+    set_up(i);
+    *i = (struct isolation){.tenant = tenant_of(x, path)};
     if (!i->tenant)
         return ibx_session_fail(x->s, -ENOMEM, "no memory to note who %s is", path->peer);
     i->on = path->name[0] && !x->options.limits.shared;
@@ -44,6 +72,7 @@ void ibx_isolation_end(struct copies *x)
 {
     struct isolation *i = &x->isolation;
     ibx_turn_leave(&x->turn);
+    set_up(i);
     if (i->counted)
         ibx_quota_give(ibx_tenant_quota(i->tenant, IBX_HOLD_SESSIONS), 1);
     if (i->held)

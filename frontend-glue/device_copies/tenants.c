@@ -32,8 +32,10 @@ static uint64_t host_memory(void)
 static void set_totals(const struct ibx_tenant_limits *limits, unsigned chunks)
 {
     const uint64_t memory = host_memory();
+    const uint64_t sessions = limits->sessions ? limits->sessions : IBX_TENANT_SESSIONS;
     const uint64_t most[IBX_HOLDS] = {
-        [IBX_HOLD_SESSIONS] = limits->sessions ? limits->sessions : IBX_TENANT_SESSIONS,
+        [IBX_HOLD_SESSIONS] = sessions,
+        [IBX_HOLD_SETUPS] = sessions,
         [IBX_HOLD_PINS] = limits->pins ? limits->pins : memory,
         [IBX_HOLD_REQUESTS] = limits->requests ? limits->requests : memory / 2,
         [IBX_HOLD_DEVICE] = limits->device ? limits->device : UINT64_MAX,

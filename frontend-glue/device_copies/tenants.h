@@ -17,6 +17,7 @@
 /* What a client makes the back end hold. */
 enum ibx_hold {
     IBX_HOLD_SESSIONS,    /* connections */
+    IBX_HOLD_SETUPS,      /* clients that have proven themselves and are no sessions yet */
     IBX_HOLD_PINS,        /* bytes of clients' memory, pinned here */
     IBX_HOLD_REQUESTS,    /* bytes of GVirtuS's buffers for requests */
     IBX_HOLD_DEVICE,      /* bytes of the GPUs that they have allocated */

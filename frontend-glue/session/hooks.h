@@ -47,6 +47,9 @@ struct ibx_session_hooks {
      * errno. */
     int (*inherit)(void *context, struct ibx_session *heir, struct ibx_error *err);
 
+    /* Server: the client of this session has proven itself, whose name `path` has. An error: its
+     * connection is closed, and no session comes of it. */
+    int (*admit)(void *context, const struct ibx_path *path, struct ibx_error *err);
     /* Server: the session is established; as ibx_session_fail(). */
     int (*began)(void *context);
     /* Server: whether GVirtuS is about to read a request that may be one for `request`. */

@@ -143,17 +143,12 @@ static int accept_connection(struct ibx_session *listening, struct ibx_conn **co
     }
 }
 
-int ibx_session_accept(struct ibx_session *listening, struct ibx_session **session,
-                       struct ibx_error *err)
+/* Makes a session of a connection, or closes it. */
+static int welcome(struct ibx_session *listening, struct ibx_conn *conn,
+                   struct ibx_session **session, struct ibx_error *err)
 {
-    if (listening->state.now != SESSION_LISTENING)
-        return ibx_error_set(err, -EINVAL, "no listener is at %s", listening->uri);
-    struct ibx_conn *conn;
-    int rc = accept_connection(listening, &conn, err);
-    if (rc)
-        return rc;
     struct ibx_session *s;
-    rc = ibx_session_create(listening->uri, &listening->options, &s, err);
+    int rc = ibx_session_create(listening->uri, &listening->options, &s, err);
     if (rc) {
         ibx_close(conn);
         return rc;
@@ -162,11 +157,29 @@ int ibx_session_accept(struct ibx_session *listening, struct ibx_session **sessi
     s->link.waiting = ibx_waiting_hold(listening->link.waiting);
     if (!rc)
         rc = inherit(listening, s, err);
+    if (!rc && s->hooks->admit)
+        rc = s->hooks->admit(s->context, ibx_conn_path(conn), err);
     if (rc)
         ibx_session_destroy(s);
     else
         *session = s;
     return rc;
+}
+
+/* One client that cannot be served does not end the server. */
+int ibx_session_accept(struct ibx_session *listening, struct ibx_session **session,
+                       struct ibx_error *err)
+{
+    if (listening->state.now != SESSION_LISTENING)
+        return ibx_error_set(err, -EINVAL, "no listener is at %s", listening->uri);
+    for (;;) {
+        struct ibx_conn *conn;
+        struct ibx_error why = {0};
+        int rc = accept_connection(listening, &conn, err);
+        if (rc || !welcome(listening, conn, session, &why))
+            return rc;
+        ibx_log(IBX_LOG_WARN, "%s", why.message);
+    }
 }
 
 int ibx_session_connect(struct ibx_session *s, struct ibx_error *err)
