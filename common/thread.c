@@ -11,6 +11,7 @@
 
 #define SPIN_PROCESSORS 8
 #define PROMPT_NICE     (-10)                 /* added to the present one */
+#define YIELD_NICE      5                     /* the same */
 #define PROMPT_SLICE    (100 * IBX_NS_PER_US) /* the kernel's minimum */
 
 /* struct sched_attr of the kernel; glibc 2.36 has no header with it. */
@@ -33,13 +34,24 @@ static void slice_set(uint64_t ns)
     syscall(SYS_sched_setattr, 0, &a, 0);
 }
 
-void ibx_thread_prompt(void)
+static void nice_add(int more)
 {
     errno = 0;
     const int nice = getpriority(PRIO_PROCESS, 0);
     if (!errno)
-        setpriority(PRIO_PROCESS, 0, nice + PROMPT_NICE);
+        setpriority(PRIO_PROCESS, 0, nice + more);
+}
+
+void ibx_thread_prompt(void)
+{
+    nice_add(PROMPT_NICE);
     slice_set(PROMPT_SLICE);
+}
+
+void ibx_thread_give_way(void)
+{
+    if (ibx_thread_may_spin())
+        nice_add(YIELD_NICE);
 }
 
 /* sched_getaffinity() fails with more processors than the set has bits. */

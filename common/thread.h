@@ -11,6 +11,10 @@
  * is permitted, and (Linux 6.12) gives it short time slices, so that it runs as soon as it wakes.
  */
 void ibx_thread_prompt(void);
+/* For a thread that moves what nobody waits for yet, and may poll busily meanwhile: lowers its
+ * priority where threads do poll (ibx_thread_may_spin()), so that those that wake run at once
+ * though every processor is busy. Threads that it starts inherit that. */
+void ibx_thread_give_way(void);
 /* The number of processors on which the calling thread may run; at least 1. */
 unsigned ibx_thread_processors(void);
 /* Whether there are enough processors to poll busily, which is faster than being woken, without

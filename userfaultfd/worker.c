@@ -254,9 +254,11 @@ void *ibx_fault_worker_main(void *worker)
     const bool faults = serves_faults(w);
     bool asked = false;
     pthread_setname_np(pthread_self(), "ibx-fault");
-    /* Faults get a processor before other work. */
+    /* Faults get a processor before other work, and the owner of the memory, who makes them. */
     if (e->fault_workers && faults)
         ibx_thread_prompt();
+    else if (e->fault_workers)
+        ibx_thread_give_way();
     look_at_all(w);
     while (true) {
         bool ending = atomic_load(&e->ending), more = false;

@@ -252,6 +252,8 @@ static void *link_main(void *arg)
     /* The first of several is for faults only. */
     if (!link->index && server->link_count > 1)
         ibx_thread_prompt();
+    else if (link->index)
+        ibx_thread_give_way();
     while (server->state != SERVER_CLOSING)
         if (link_step(link, &err)) {
             link_failed(link, &err);

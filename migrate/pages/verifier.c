@@ -234,6 +234,7 @@ static void *verifier_main(void *argument)
     struct verifier_thread *t = argument;
     struct ibx_verifier *v = t->verifier;
     pthread_setname_np(pthread_self(), "ibx-verify");
+    ibx_thread_give_way();
     pthread_mutex_lock(&v->lock);
     while (!v->closing) {
         if (v->head)

@@ -14,6 +14,7 @@
 const char *end_engine = "syscalls";
 bool end_encrypts;
 unsigned end_threads, end_threads_all = 16;
+struct ibx_domain *end_domain;
 
 void end_choose(const char *way)
 {
@@ -31,8 +32,12 @@ static void tls_destroy(struct end *end)
 void end_init(struct end *end, enum ibx_role role, int handshake_socket, unsigned lanes,
               unsigned slots)
 {
-    struct ibx_options options = {
-        .lanes = lanes, .slots = slots, .message = 1024, .depth = 8, .timeout_ms = 100000};
+    struct ibx_options options = {.lanes = lanes,
+                                  .slots = slots,
+                                  .message = 1024,
+                                  .depth = 8,
+                                  .timeout_ms = 100000,
+                                  .domain = end_domain};
     snprintf(options.tcp_engine, sizeof(options.tcp_engine), "%s", end_engine);
     end_open(end, &ibx_provider_tcp, role, handshake_socket, &options);
     end->tcp->threads_max = end_threads;

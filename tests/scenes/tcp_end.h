@@ -12,6 +12,8 @@ extern const char *end_engine;
 extern bool end_encrypts;
 /* How many lanes of an end have a thread, and of all ends of the process. */
 extern unsigned end_threads, end_threads_all;
+/* Of ends that are made from now on; NULL: none. */
+extern struct ibx_domain *end_domain;
 /* A test's argument: an engine, "tls", or "tls-threads". */
 void end_choose(const char *way);
 

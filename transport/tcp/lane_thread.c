@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * A thread for a bulk lane that is encrypted or one of several, so that lanes are sealed, opened,
- * read and written at the same time. It starts with the lane's first long body and ends with the
- * connection.
+ * read and written at the same time. It starts with the lane's first long body (of a domain's
+ * connection: the first that is received) and ends with the connection.
  *
  * The polling thread stays the owner of the connection: it reads headers, decides where bodies go,
  * and reports. It gives the lane's thread items to send and one body at a time to receive, and
@@ -291,6 +291,16 @@ none:
     return false;
 }
 
+/* Whether the lane has a thread, or gets one for what it sends. A connection of a domain is one of
+ * several with a thread each, which has nothing to do while another one encrypts what is READ from
+ * here: both would want a processor. One that receives hands on meanwhile what came before. */
+static bool sends_by_thread(struct tcp_lane *lane)
+{
+    const struct tcp_item *first = lane->small.head ? lane->small.head : lane->large.head;
+    const bool may = first && !ibx_link_options(lane->tcp->link)->domain;
+    return threaded(lane, may ? first->length : 0);
+}
+
 static void output_collect(struct tcp_lane *lane)
 {
     struct tcp_thread *t = lane->thread;
@@ -302,8 +312,7 @@ static void output_collect(struct tcp_lane *lane)
 
 bool ibx_tcp_thread_push(struct tcp_lane *lane)
 {
-    const struct tcp_item *first = lane->small.head ? lane->small.head : lane->large.head;
-    if (!threaded(lane, first ? first->length : 0))
+    if (!sends_by_thread(lane))
         return false;
     struct tcp_thread *t = lane->thread;
     unsigned given = t->given;

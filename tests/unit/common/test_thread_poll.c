@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Waiting that begins busily. The clock is the test's: each look at it takes a microsecond. */
+/* Waiting that begins busily, and who gives way to others. The clock is the test's: each look at it
+ * takes a microsecond. */
 #include "common/thread.h"
 
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <time.h>
 
 #include <cmocka.h>
@@ -43,6 +46,30 @@ int __wrap_ppoll(struct pollfd *fds, nfds_t count, const struct timespec *most, 
     sleeps++;
     slept_ns = (uint64_t)most->tv_sec * 1000000000 + (uint64_t)most->tv_nsec;
     return 2;
+}
+
+static unsigned processors;
+static int niceness, changes;
+
+int __wrap_sched_getaffinity(pid_t of, size_t size, cpu_set_t *set);
+int __wrap_setpriority(int which, id_t who, int value);
+
+int __wrap_sched_getaffinity(pid_t of, size_t size, cpu_set_t *set)
+{
+    (void)of;
+    CPU_ZERO_S(size, set);
+    for (unsigned i = 0; i < processors; i++)
+        CPU_SET_S(i, size, set);
+    return 0;
+}
+
+int __wrap_setpriority(int which, id_t who, int value)
+{
+    assert_int_equal(which, PRIO_PROCESS);
+    assert_int_equal(who, 0); /* this thread */
+    niceness = value;
+    changes++;
+    return 0;
 }
 
 static int wait_for(uint64_t wait_ns, uint64_t busy_ns, unsigned at)
@@ -92,6 +119,20 @@ static void test_ends_in_time(void **state)
     assert_int_equal(slept_ns, 0);
 }
 
+/* Where threads sleep at once there is nobody to give way to, and the work takes longer. */
+static void test_gives_way_where_threads_poll(void **state)
+{
+    (void)state;
+    const int before = getpriority(PRIO_PROCESS, 0);
+    processors = 2;
+    ibx_thread_give_way();
+    assert_int_equal(changes, 0);
+    processors = 16;
+    ibx_thread_give_way();
+    assert_int_equal(changes, 1);
+    assert_int_equal(niceness, before + 5);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -99,6 +140,7 @@ int main(void)
         cmocka_unit_test(test_looks_until_something_is_there),
         cmocka_unit_test(test_sleeps_for_what_is_left),
         cmocka_unit_test(test_ends_in_time),
+        cmocka_unit_test(test_gives_way_where_threads_poll),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -130,6 +130,27 @@ static void test_threads_come_when_they_are_of_use(void **state)
     end();
 }
 
+/* What is READ from one of several connections is sent by the one thread that each has. */
+static void test_a_domain_sends_without(void **state)
+{
+    static uint8_t here[LENGTH];
+    (void)state;
+    end_domain = (struct ibx_domain *)here; /* nobody looks into it */
+    begin(2, 2);
+    struct ibx_mr *mr = end_register(&server, NULL, LENGTH, BOTH);
+    struct ibx_chunk chunk = chunk_of(IBX_RDMA_READ, 1, here, mr, 0, LENGTH);
+    memset(mr->span.address, 0x3c, LENGTH);
+    assert_int_equal(ibx_provider_tcp.rdma(client.tcp, &chunk), 0);
+    UNTIL(client.count, turn_both());
+    assert_int_equal(client.notes[0].status, 0);
+    assert_memory_equal(mr->span.address, here, LENGTH);
+    assert_int_equal(server.tcp->threads, 0);
+    assert_int_equal(client.tcp->threads, 1);
+    end_deregister(&server, mr);
+    end();
+    end_domain = NULL;
+}
+
 /* Whoever comes first has them, until it closes. */
 static void test_a_process_has_so_many_threads(void **state)
 {
@@ -341,6 +362,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_all_ways_at_once),
         cmocka_unit_test(test_threads_come_when_they_are_of_use),
+        cmocka_unit_test(test_a_domain_sends_without),
         cmocka_unit_test(test_a_process_has_so_many_threads),
         cmocka_unit_test(test_deregistration_under_reads),
         cmocka_unit_test(test_deregistration_after_a_read),
