@@ -13,12 +13,26 @@
 #define GIVE_UP_MAX 604800u /* a week, seconds */
 #define LINKS_MAX   40u     /* symbolic links one after the other, as many as the kernel follows */
 
-enum { RECEIVE, SEND, CHECK, STATUS, CANCEL, SET, RECOVER, ROLLBACK, PRUNE, RUN, FAR_END };
+enum {
+    RECEIVE,
+    SEND,
+    CHECK,
+    STATUS,
+    CANCEL,
+    SET,
+    RECOVER,
+    ROLLBACK,
+    PRUNE,
+    RUN,
+    FREEZE,
+    SERVE,
+    FAR_END
+};
 
 #define BIT(command)   (1u << (command))
 #define MIGRATING      (BIT(RECEIVE) | BIT(SEND) | BIT(RECOVER))
 #define CONNECTING     (MIGRATING | BIT(CHECK) | BIT(ROLLBACK))
-#define NEEDS_QMP      (CONNECTING | BIT(RUN))
+#define NEEDS_QMP      (CONNECTING | BIT(RUN) | BIT(FREEZE))
 #define TOLD_BY_RESULT (BIT(CANCEL) | BIT(SET) | BIT(ROLLBACK) | BIT(PRUNE))
 #define AT(member)     offsetof(struct migrate_args, member)
 
@@ -122,6 +136,9 @@ static const struct ibx_tool_command commands[] = {
     [PRUNE] = {"prune", NULL, "Delete the records of migrations that are over"},
     [RUN] = {"run", NULL,
              "Start the VM's QEMU at --to over ssh, with the same devices, and migrate the VM"},
+    [FREEZE] = {"freeze", "FOLDER",
+                "Stop the VM at --qmp and keep its memory and state in FOLDER, as a snapshot"},
+    [SERVE] = {"serve", "FOLDER", "Offer the snapshot in FOLDER at --listen"},
     [FAR_END] = {"far-end", NULL, "The other end of run, which starts it over ssh"},
     {0},
 };
@@ -134,13 +151,13 @@ static const struct ibx_tool_option options[] = {
      .type = IBX_TOOL_TEXT, .at = AT(state_dir)},
     {"json", NULL, "Print one JSON object a line on standard output", .at = AT(json)},
     {.help = "Options of receive, send, check, recover, rollback and (but --key-file) run:"},
-    IBX_TOOL_OPTION_KEY_FILE(struct migrate_args, CONNECTING),
-    IBX_TOOL_OPTION_ENCRYPTION(struct migrate_args, CONNECTING | BIT(RUN)),
-    IBX_TOOL_OPTION_SET(struct migrate_args, CONNECTING | BIT(RUN)),
+    IBX_TOOL_OPTION_KEY_FILE(struct migrate_args, CONNECTING | BIT(SERVE)),
+    IBX_TOOL_OPTION_ENCRYPTION(struct migrate_args, CONNECTING | BIT(RUN) | BIT(SERVE)),
+    IBX_TOOL_OPTION_SET(struct migrate_args, CONNECTING | BIT(RUN) | BIT(SERVE)),
     {.help = "Options of receive, send, recover and run:"},
     {"give-up", "SECONDS", "End when the other side has been away for that long [never]",
      MIGRATING | BIT(RUN), IBX_TOOL_UNSIGNED, AT(give_up_s), 1, GIVE_UP_MAX, NULL},
-    {"quiet", NULL, "Print only errors and what --json prints", MIGRATING | BIT(RUN),
+    {"quiet", NULL, "Print only errors and what --json prints", MIGRATING | BIT(RUN) | BIT(SERVE),
      .at = AT(quiet)},
     {"no-verify", NULL,
      "Do not compare what has come with the memory of the source; at both ends, or it has no "
@@ -154,13 +171,14 @@ static const struct ibx_tool_option options[] = {
     {"listen", "URI",
      "Where to listen for the source: rdma://0.0.0.0:18600; also: run, for the far end "
      "[rdma://0.0.0.0:0]",
-     BIT(RECEIVE) | BIT(RECOVER) | BIT(RUN), IBX_TOOL_TEXT, .at = AT(listen)},
+     BIT(RECEIVE) | BIT(RECOVER) | BIT(RUN) | BIT(SERVE), IBX_TOOL_TEXT, .at = AT(listen)},
     {"max-bandwidth", "SIZE",
      "Limit in bytes a second (500M, 2G) for pages that the VM does not wait for [no limit]; also: "
      "set, run",
      BIT(RECEIVE) | BIT(RECOVER) | BIT(SET) | BIT(RUN), IBX_TOOL_OWN, .take = take_bandwidth},
-    {"allow", "NAMES", "Sources that may come, by the names of their keys, with commas [all]",
-     BIT(RECEIVE) | BIT(RECOVER), IBX_TOOL_TRANSPORT, .at = AT(options)},
+    {"allow", "NAMES",
+     "Sources that may come, by the names of their keys, with commas [all]; serve: readers",
+     BIT(RECEIVE) | BIT(RECOVER) | BIT(SERVE), IBX_TOOL_TRANSPORT, .at = AT(options)},
     {"minor", NULL, "READ pages into place instead of copying them; also: run",
      BIT(RECEIVE) | BIT(RECOVER) | BIT(RUN), .at = AT(minor)},
     {"paused", NULL,
@@ -172,8 +190,11 @@ static const struct ibx_tool_option options[] = {
      "run",
      BIT(SEND) | BIT(RECOVER) | BIT(CHECK) | BIT(RUN), IBX_TOOL_UNSIGNED, AT(links), 1,
      IBX_MIGRATE_LINKS_MAX, NULL},
-    {"quit", NULL, "End the source's QEMU when the migration is complete and confirmed",
-     BIT(SEND) | BIT(RECOVER), .at = AT(quit)},
+    {"quit", NULL,
+     "End the source's QEMU when the migration is complete and confirmed; freeze: when the "
+     "snapshot "
+     "is whole",
+     BIT(SEND) | BIT(RECOVER) | BIT(FREEZE), .at = AT(quit)},
     {"remove", NULL,
      "Remove the source's file of guest memory when the migration is complete and confirmed; "
      "prune: "
@@ -207,6 +228,9 @@ static const struct ibx_tool_option options[] = {
      IBX_TOOL_OWN, .take = take_qemu_arg},
     {"keep", NULL, "Leave the QEMU here, stopped, and its memory [both end]", BIT(RUN),
      .at = AT(keep)},
+    {.help = "Options of freeze:"},
+    {"resume", NULL, "Let the VM run on when its memory has been copied [it stays stopped]",
+     BIT(FREEZE), .at = AT(resume)},
     {.help = "Options of some commands:"},
     {"disks-differ-on-purpose", NULL,
      "send, check, run: take a destination with other disks, such as copies of one's own",
@@ -239,6 +263,10 @@ static void check_line(const struct migrate_args *args, unsigned command)
         ibx_tool_bad_usage(&tool, "--qmp is needed: the unix socket of QEMU's monitor");
     if (command == RECEIVE && !args->listen)
         ibx_tool_bad_usage(&tool, "--listen is needed, for instance --listen rdma://0.0.0.0:18600");
+    if (command == SERVE && !args->listen)
+        ibx_tool_bad_usage(&tool, "--listen is needed, for instance --listen rdma://0.0.0.0:18601");
+    if (args->resume && args->quit)
+        ibx_tool_bad_usage(&tool, "--resume with --quit: the VM runs on, or its QEMU ends");
     if (command == SET && !args->bandwidth_given)
         ibx_tool_bad_usage(&tool, "--max-bandwidth is needed");
     if (command == RUN && !args->to)
@@ -260,7 +288,7 @@ static void check_line(const struct migrate_args *args, unsigned command)
     if (args->destination && args->uri)
         ibx_tool_bad_usage(&tool, "\"%s\" with --destination: only the source takes a URI",
                            args->uri);
-    if (args->listen && args->uri)
+    if (args->listen && args->uri && command != SERVE)
         ibx_tool_bad_usage(&tool,
                            "\"%s\" with --listen: the source takes a URI, the destination "
                            "takes --listen",
@@ -273,7 +301,8 @@ int main(int argc, char **argv)
         [RECEIVE] = ibx_cli_receive, [SEND] = ibx_cli_send,         [CHECK] = ibx_cli_check,
         [STATUS] = ibx_cli_status,   [CANCEL] = ibx_cli_cancel,     [SET] = ibx_cli_set,
         [RECOVER] = ibx_cli_recover, [ROLLBACK] = ibx_cli_rollback, [PRUNE] = ibx_cli_prune,
-        [RUN] = ibx_cli_run,         [FAR_END] = ibx_cli_far_end,
+        [RUN] = ibx_cli_run,         [FAR_END] = ibx_cli_far_end,   [FREEZE] = ibx_cli_freeze,
+        [SERVE] = ibx_cli_serve,
     };
     static struct migrate_args args; /* of many KiB */
     struct ibx_error err = {0};

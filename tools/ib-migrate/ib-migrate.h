@@ -8,6 +8,7 @@
  *   prometheus.c  status --prometheus
  *   result.c      what --json prints last, on every exit
  *   rollback.c    rollback
+ *   snapshot.c    freeze, serve
  *   run.h         run: makes the destination's QEMU, over ssh
  *   progress.c    shows a migration while it runs, from a thread of its own
  *   text.c        what the others print: progress bar, phases, summary
@@ -58,7 +59,7 @@ struct migrate_args {
     uint64_t max_bandwidth;
     unsigned links, give_up_s;
     bool bandwidth_given, minor, paused, no_verify, quit, remove, json, quiet, yes, destination,
-        unfinished, prometheus, disks_differ, warm;
+        unfinished, prometheus, disks_differ, warm, resume;
     unsigned warm_rounds, warm_seconds;
 };
 
@@ -74,6 +75,8 @@ int ibx_cli_set(const struct migrate_args *args);
 int ibx_cli_prune(const struct migrate_args *args);
 int ibx_cli_run(const struct migrate_args *args);
 int ibx_cli_far_end(const struct migrate_args *args);
+int ibx_cli_freeze(const struct migrate_args *args);
+int ibx_cli_serve(const struct migrate_args *args);
 
 /* ------------------------------------------------------------ migrate.c */
 

@@ -1,0 +1,373 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * QEMU migrates the VM into a stream that has everything but its RAM (x-ignore-shared); when that
+ * is complete the VM stands still ("postmigrate"), its disks are handed over, and its RAM is
+ * copied. Should this tool be killed before, QEMU finds its stream closed and continues the VM.
+ */
+#include "migrate/snapshot/snapshot.h"
+
+#include "common/clock.h"
+#include "migrate/common/common.h"
+#include "migrate/common/vm.h"
+
+#include <errno.h>
+#include <openssl/rand.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define STREAM_MS   60000 /* for QEMU to write its state */
+#define STREAM_PART 65536
+
+struct freezing {
+    struct ibx_qmp *qmp;
+    struct ibx_guest_ram ram;
+    struct ibx_snapshot_folder folder;
+    struct ibx_settings settings;
+    struct ibx_vm_undo undo;
+    uint8_t *state;
+    size_t state_bytes, state_room;
+    uint64_t stop_ns;
+    bool made; /* the folder */
+};
+
+/* ------------------------------------------------------------ what keeps it from being frozen */
+
+static int check_disks(struct freezing *f, struct ibx_blockers *blockers, struct ibx_error *err)
+{
+    json_t *list, *item;
+    size_t index;
+    int rc = ibx_qmp_execute(f->qmp, "query-block", NULL, &list,
+                             ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    if (rc)
+        return rc;
+    json_array_foreach(list, index, item)
+    {
+        const json_t *inserted = json_object_get(item, "inserted");
+        const char *name = json_string_value(json_object_get(item, "device"));
+        const char *path = json_string_value(json_object_get(item, "qdev"));
+        if (inserted && !json_is_true(json_object_get(inserted, "ro")))
+            ibx_blockers_add(blockers,
+                             "the VM would go on writing to disk %.64s, which its children need as "
+                             "it is now: freeze without --resume, give this VM an overlay by "
+                             "blockdev-snapshot-sync, and then cont",
+                             name && *name ? name
+                             : path        ? path
+                                           : "?");
+    }
+    json_decref(list);
+    return 0;
+}
+
+static int check(struct freezing *f, enum ibx_freeze_after after, struct ibx_error *err)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
+    struct ibx_blockers *blockers = calloc(1, sizeof(*blockers));
+    if (!blockers)
+        return ibx_error_set(err, -ENOMEM, "no memory for a list of reasons");
+    int rc = ibx_preflight_side(f->qmp, &f->ram, IBX_MIGRATE_SOURCE, blockers, deadline, err);
+    if (!rc && f->ram.count > IBX_SNAPSHOT_RAM_MAX)
+        ibx_blockers_add(blockers, "the VM has %zu memory backends, a snapshot %u at most",
+                         f->ram.count, IBX_SNAPSHOT_RAM_MAX);
+    if (!rc && after == IBX_FREEZE_RESUME && !strcmp(f->ram.status, "running"))
+        rc = check_disks(f, blockers, err);
+    if (!rc && blockers->count)
+        rc = ibx_migration_refused("the VM cannot be frozen", blockers, err);
+    free(blockers);
+    return rc;
+}
+
+/* ------------------------------------------------------------ device state */
+
+static int keep(struct freezing *f, const uint8_t *bytes, size_t n, struct ibx_error *err)
+{
+    if (n > IBX_SNAPSHOT_STATE_MAX - f->state_bytes)
+        return ibx_error_set(err, -EFBIG, "the device state is longer than %llu bytes",
+                             IBX_SNAPSHOT_STATE_MAX);
+    if (f->state_bytes + n > f->state_room) {
+        const size_t room = 2 * (f->state_bytes + n);
+        uint8_t *more = realloc(f->state, room);
+        if (!more)
+            return ibx_error_set(err, -ENOMEM, "no memory for %zu bytes of device state", room);
+        f->state = more;
+        f->state_room = room;
+    }
+    memcpy(f->state + f->state_bytes, bytes, n);
+    f->state_bytes += n;
+    return 0;
+}
+
+static int read_stream(struct freezing *f, int fd, struct ibx_error *err)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(STREAM_MS);
+    uint8_t bytes[STREAM_PART];
+    for (;;) {
+        const ssize_t n = read(fd, bytes, sizeof(bytes));
+        struct pollfd wait = {.fd = fd, .events = POLLIN};
+        if (!n)
+            return 0;
+        int rc = n > 0 ? keep(f, bytes, (size_t)n, err) : 0;
+        if (rc)
+            return rc;
+        if (n < 0 && errno != EAGAIN && errno != EINTR)
+            return ibx_error_set(err, -errno, "QEMU's device state cannot be read: %s",
+                                 strerror(errno));
+        if (n < 0 && ibx_now_ns() >= deadline)
+            return ibx_error_set(err, -ETIMEDOUT, "QEMU did not write its state within %u s",
+                                 STREAM_MS / 1000);
+        if (n < 0)
+            poll(&wait, 1, ibx_ms_until(deadline));
+    }
+}
+
+/* When the VM stopped; now, if QEMU did not say (it was paused before). */
+static void note_stop(struct freezing *f)
+{
+    json_t *event;
+    f->stop_ns = ibx_now_ns();
+    ibx_qmp_pump(f->qmp, NULL);
+    while ((event = ibx_qmp_event_next(f->qmp))) {
+        if (ibx_vm_event_is(event, "STOP", NULL))
+            f->stop_ns = ibx_vm_event_ns(event);
+        json_decref(event);
+    }
+}
+
+static int await_end(struct freezing *f, struct ibx_error *err)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
+    char status[32], why[256];
+    for (;;) {
+        int rc = ibx_vm_migration(f->qmp, status, sizeof(status), why, sizeof(why), deadline, err);
+        if (rc)
+            return rc;
+        if (!strcmp(status, "completed"))
+            return 0;
+        if (ibx_vm_migration_ended(status) || ibx_now_ns() >= deadline)
+            return ibx_error_set(err, -EIO, "QEMU's migration into the snapshot is \"%s\"%s%s",
+                                 status, *why ? ": " : "", why);
+        usleep(1000);
+    }
+}
+
+static int save_state(struct freezing *f, struct ibx_error *err)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
+    int ours, theirs, rc = ibx_settings_set(f->qmp, &f->settings, deadline, err);
+    if (rc)
+        return rc;
+    f->undo.before = json_incref(f->settings.before);
+    rc = ibx_vm_stream(&ours, &theirs, err);
+    if (rc)
+        return rc;
+    f->undo.touched = true;
+    rc = ibx_vm_migrate(f->qmp, false, theirs, deadline, err);
+    close(theirs);
+    if (!rc)
+        rc = read_stream(f, ours, err);
+    close(ours);
+    if (!rc)
+        rc = await_end(f, err);
+    if (!rc)
+        note_stop(f);
+    if (!rc && !f->state_bytes)
+        rc = ibx_error_set(err, -EIO, "QEMU wrote no state");
+    return rc;
+}
+
+/* ------------------------------------------------------------ RAM */
+
+static bool is_zero(const uint8_t *page)
+{
+    return !page[0] && !memcmp(page, page + 1, IBX_SNAPSHOT_PAGE - 1);
+}
+
+/* Runs of pages that hold something, of [from, end). */
+static int copy_run(const uint8_t *memory, uint64_t from, uint64_t end, int fd,
+                    struct ibx_error *err)
+{
+    while (from < end) {
+        uint64_t to;
+        while (from < end && is_zero(memory + from))
+            from += IBX_SNAPSHOT_PAGE;
+        for (to = from; to < end && to - from < (1u << 20) && !is_zero(memory + to);)
+            to += IBX_SNAPSHOT_PAGE;
+        while (from < to) {
+            const ssize_t n = pwrite(fd, memory + from, (size_t)(to - from), (off_t)from);
+            if (n <= 0)
+                return ibx_error_set(err, n ? -errno : -EIO,
+                                     "guest RAM cannot be written into the snapshot: %s",
+                                     n ? strerror(errno) : "no byte was taken");
+            from += (uint64_t)n;
+        }
+    }
+    return 0;
+}
+
+static int copy_block(const struct freezing *f, unsigned i, struct ibx_error *err)
+{
+    const struct ibx_guest_block *block = &f->ram.blocks[i];
+    const uint64_t pages = block->size / block->page_size;
+    uint64_t count, *bits = malloc((size_t)(pages + 63) / 64 * 8);
+    int rc = bits ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a page map");
+    if (!rc)
+        rc = ibx_guest_block_written(&f->ram, block, bits, &count, err);
+    uint8_t *memory = rc ? MAP_FAILED
+                         : mmap(NULL, (size_t)block->size, PROT_READ, MAP_SHARED, block->fd,
+                                (off_t)block->offset);
+    if (!rc && memory == MAP_FAILED)
+        rc = ibx_error_set(err, -errno, "guest RAM %s cannot be mapped: %s", block->id,
+                           strerror(errno));
+    for (uint64_t from = 0, to; !rc && from < pages; from = to) {
+        from = ibx_guest_bits_next(bits, from, pages, true);
+        to = ibx_guest_bits_next(bits, from, pages, false);
+        rc =
+            copy_run(memory, from * block->page_size, to * block->page_size, f->folder.fds[i], err);
+    }
+    if (memory != MAP_FAILED)
+        munmap(memory, (size_t)block->size);
+    free(bits);
+    return rc;
+}
+
+static int fill_folder(struct freezing *f, struct ibx_error *err)
+{
+    struct ibx_snapshot_manifest *m = &f->folder.manifest;
+    m->state_bytes = f->state_bytes;
+    int rc = ibx_snapshot_folder_files(&f->folder, true, true, err);
+    for (unsigned i = 0; !rc && i < m->ram_count; i++)
+        rc = copy_block(f, i, err);
+    if (!rc &&
+        pwrite(f->folder.fds[m->ram_count], f->state, f->state_bytes, 0) != (ssize_t)f->state_bytes)
+        rc = ibx_error_set(err, errno ? -errno : -EIO,
+                           "the device state cannot be written into the snapshot: %s",
+                           strerror(errno));
+    return rc;
+}
+
+static int seal(struct freezing *f, struct ibx_freeze_result *result, struct ibx_error *err)
+{
+    struct ibx_page_map map;
+    int rc = ibx_snapshot_folder_map(&f->folder, &map, err);
+    if (rc)
+        return rc;
+    rc = ibx_snapshot_digest(&f->folder, &map, f->folder.manifest.digest, err);
+    result->ram_bytes = f->ram.bytes;
+    result->data_bytes = map.data_pages * IBX_SNAPSHOT_PAGE;
+    result->state_bytes = f->state_bytes;
+    ibx_page_map_fini(&map);
+    return rc ? rc : ibx_snapshot_folder_seal(&f->folder, err);
+}
+
+/* ------------------------------------------------------------ all of it */
+
+static int describe(struct freezing *f, struct ibx_error *err)
+{
+    struct ibx_snapshot_manifest *m = &f->folder.manifest;
+    m->complete = true;
+    m->ran = f->undo.was_running;
+    m->version = f->ram.version;
+    snprintf(m->machine, sizeof(m->machine), "%s", f->ram.machine);
+    snprintf(m->uuid, sizeof(m->uuid), "%s", f->ram.uuid);
+    snprintf(m->name, sizeof(m->name), "%s", f->ram.name);
+    m->ram_count = (unsigned)f->ram.count;
+    for (size_t i = 0; i < f->ram.count; i++) {
+        memcpy(m->ram[i].id, f->ram.blocks[i].id, sizeof(m->ram[i].id));
+        m->ram[i].size = f->ram.blocks[i].size;
+    }
+    if (RAND_bytes(m->id, sizeof(m->id)) != 1)
+        return ibx_error_set(err, -EIO, "OpenSSL has no random bytes");
+    return ibx_describe(f->qmp, &f->ram, &m->description, ibx_deadline_in_ms(MIGRATION_QMP_MS),
+                        err);
+}
+
+static int prepare(struct freezing *f, const char *qmp, const char *path,
+                   enum ibx_freeze_after after, struct ibx_error *err)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
+    int rc = ibx_qmp_connect(qmp, deadline, &f->qmp, err);
+    if (!rc)
+        rc = ibx_guest_ram_find(f->qmp, false, &f->ram, deadline, err);
+    if (!rc)
+        rc = check(f, after, err);
+    if (rc)
+        return rc;
+    f->undo.was_running = !strcmp(f->ram.status, "running");
+    snprintf(f->folder.path, sizeof(f->folder.path), "%s", path);
+    rc = describe(f, err);
+    if (!rc)
+        rc = ibx_settings_plan(f->qmp, &f->settings, deadline, err);
+    if (!rc)
+        rc = ibx_snapshot_folder_make(path, err);
+    f->made = !rc;
+    return rc;
+}
+
+/* The VM has been frozen. */
+static int go_on(struct freezing *f, enum ibx_freeze_after after, struct ibx_freeze_result *result,
+                 struct ibx_error *err)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
+    f->undo.was_running = f->undo.was_running && after == IBX_FREEZE_RESUME;
+    int rc = ibx_vm_stay(f->qmp, &f->undo, deadline, err);
+    result->runs = !rc && f->undo.was_running;
+    result->stopped_ns = ibx_now_ns() - f->stop_ns;
+    return rc;
+}
+
+/* After a failure: as it was. */
+static void undo(struct freezing *f, struct ibx_error *err)
+{
+    struct ibx_error why = {0}, first = err ? *err : why;
+    f->undo.was_running = f->folder.manifest.ran;
+    f->undo.touched = f->undo.touched || f->stop_ns;
+    if ((f->undo.touched || f->undo.before) &&
+        ibx_vm_stay(f->qmp, &f->undo, ibx_deadline_in_ms(MIGRATION_QMP_MS), &why))
+        ibx_error_set(err, first.code, "%.300s; and the VM could not be continued: %.300s",
+                      first.message, why.message);
+    if (f->made)
+        ibx_snapshot_folder_remove(&f->folder);
+}
+
+int ibx_snapshot_freeze(const char *qmp, const char *path, enum ibx_freeze_after after,
+                        struct ibx_freeze_result *result, struct ibx_error *err)
+{
+    struct freezing *f = calloc(1, sizeof(*f));
+    struct migration_signals signals;
+    struct ibx_freeze_result got = {.runs = false};
+    if (!f)
+        return ibx_error_set(err, -ENOMEM, "no memory for a snapshot");
+    /* They wait: a VM that stands still is not left alone. */
+    int rc = ibx_migration_signals_open(&signals, err);
+    if (rc) {
+        free(f);
+        return rc;
+    }
+    rc = prepare(f, qmp, path, after, err);
+    if (!rc)
+        rc = save_state(f, err);
+    if (!rc)
+        rc = fill_folder(f, err);
+    if (!rc)
+        rc = go_on(f, after, &got, err);
+    if (!rc)
+        rc = seal(f, &got, err);
+    if (rc)
+        undo(f, err);
+    else if (after == IBX_FREEZE_QUIT)
+        rc = ibx_vm_quit(f->qmp, err);
+    if (!rc)
+        *result = got;
+    ibx_migration_signals_close(&signals);
+    json_decref(f->undo.before);
+    ibx_settings_fini(&f->settings);
+    ibx_snapshot_folder_close(&f->folder);
+    ibx_guest_ram_fini(&f->ram);
+    ibx_qmp_close(f->qmp);
+    free(f->state);
+    free(f);
+    return rc;
+}

@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Each connection begins alike: OPEN, to which the first gets the manifest and the map, and all the
+ * list of regions. From there on it is a page connection (pages/page_reader.c).
+ */
+#include "migrate/snapshot/snapshot.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FETCH_BYTES (256u << 10) /* a READ of ibx_snapshot_reader_fetch() */
+
+struct ibx_snapshot_reader {
+    struct ibx_snapshot_manifest manifest;
+    bool has_manifest;
+    struct ibx_page_map map;
+    struct ibx_migrate_block blocks[IBX_GUEST_BLOCKS_MAX];
+    unsigned block_count, links;
+    struct ibx_page_reader *pages[IBX_MIGRATE_LINKS_MAX];
+    struct ibx_mr *buffer; /* of the first link, for fetch() */
+};
+
+/* ------------------------------------------------------------ the beginning of a connection */
+
+struct opening {
+    struct ibx_snapshot_reader *reader;
+    struct ibx_conn *conn;
+    char *text; /* of the manifest, while it comes */
+    size_t length, got;
+    bool listed;
+    uint32_t regions;
+};
+
+static int take_manifest(struct opening *o, const struct ibx_snapshot_any *m, struct ibx_error *err)
+{
+    struct ibx_snapshot_reader *reader = o->reader;
+    if (reader->has_manifest || m->offset != o->got || (o->got && m->length != o->length))
+        return ibx_error_set(err, -EPROTO, "byte %u of its manifest came out of turn", m->offset);
+    if (!o->text && !(o->text = malloc(m->length)))
+        return ibx_error_set(err, -ENOMEM, "no memory for a manifest of %u bytes", m->length);
+    o->length = m->length;
+    memcpy(o->text + o->got, m->bytes.bytes, m->bytes.length);
+    o->got += m->bytes.length;
+    if (o->got < o->length)
+        return 0;
+    int rc = ibx_snapshot_manifest_read(o->text, o->length, &reader->manifest, err);
+    if (rc)
+        return rc;
+    reader->has_manifest = true;
+    reader->block_count = ibx_snapshot_blocks(&reader->manifest, reader->blocks);
+    return ibx_snapshot_map_init(&reader->manifest, &reader->map, err);
+}
+
+static int take_list(struct opening *o, const struct ibx_snapshot_any *m, struct ibx_error *err)
+{
+    struct ibx_snapshot_reader *reader = o->reader;
+    if (!reader->has_manifest || reader->map.next != reader->map.pages)
+        return ibx_error_set(err, -EPROTO, "it sent its manifest and page map not to their end");
+    if (memcmp(m->id, reader->manifest.id, sizeof(m->id)))
+        return ibx_error_set(err, -ESTALE, "it serves another snapshot now: begin anew");
+    o->listed = true;
+    o->regions = m->regions;
+    return 0;
+}
+
+static int take(struct opening *o, const struct ibx_event *event, struct ibx_error *err)
+{
+    struct ibx_snapshot_any message;
+    int rc = ibx_snapshot_decode(event->data, event->length, &message, err);
+    if (rc)
+        return rc;
+    switch (message.type) {
+    case IBX_SNAPSHOT_MANIFEST:
+        return take_manifest(o, &message, err);
+    case IBX_SNAPSHOT_MAP:
+        if (!o->reader->has_manifest || o->reader->links)
+            return ibx_error_set(err, -EPROTO, "a part of its page map came out of turn");
+        return ibx_page_map_decode(&o->reader->map, message.bytes.bytes, message.bytes.length, err);
+    case IBX_SNAPSHOT_LIST:
+        return take_list(o, &message, err);
+    case IBX_SNAPSHOT_REFUSED:
+        return ibx_error_set(err, -EAGAIN, "it refuses: %s", message.reason);
+    case IBX_SNAPSHOT_OPEN:
+        break;
+    }
+    return ibx_error_set(err, -EPROTO, "it sent OPEN, which only a reader may");
+}
+
+static int take_messages(struct opening *o, uint64_t deadline, struct ibx_error *err)
+{
+    int rc = 0;
+    while (!rc && !o->listed) {
+        struct ibx_event event;
+        const int n = ibx_poll(o->conn, &event, 1);
+        if (n < 0 || (n && event.type == IBX_EVENT_CLOSED))
+            return ibx_error_set(err, -ECONNRESET, "it closed the connection: %s",
+                                 ibx_conn_reason(o->conn));
+        if (n && event.type == IBX_EVENT_MESSAGE) {
+            rc = take(o, &event, err);
+            ibx_message_release(o->conn, &event);
+        } else if (ibx_now_ns() >= deadline) {
+            return ibx_error_set(err, -ETIMEDOUT, "it did not describe its snapshot in time");
+        } else if (!n) {
+            ibx_wait(o->conn, 100);
+        }
+    }
+    return rc;
+}
+
+static int take_regions(struct ibx_page_reader *pages, uint32_t count, uint64_t deadline,
+                        struct ibx_error *err)
+{
+    int n;
+    while ((n = ibx_page_reader_regions(pages, err)) >= 0 && (uint32_t)n < count) {
+        if (ibx_now_ns() >= deadline)
+            return ibx_error_set(err, -ETIMEDOUT, "it exposed %d of %u regions in time", n, count);
+        ibx_wait(ibx_page_reader_conn(pages), 100);
+    }
+    if (n >= 0 && (uint32_t)n > count)
+        return ibx_error_set(err, -EPROTO, "it exposes %d regions and announced %u", n, count);
+    struct ibx_fault_reader unused;
+    return n < 0 ? n : ibx_page_reader_arm(pages, 0, &unused, err);
+}
+
+static int open_link(struct ibx_snapshot_reader *reader, const char *uri,
+                     const struct ibx_options *options, struct ibx_error *err)
+{
+    struct opening o = {.reader = reader};
+    const struct ibx_snapshot_any open = {.type = IBX_SNAPSHOT_OPEN, .whole = !reader->links};
+    struct ibx_page_reader *pages = NULL;
+    int rc = ibx_connect(uri, options, &o.conn, err);
+    if (rc)
+        return rc;
+    const uint64_t deadline = ibx_deadline_in_ms(options->timeout_ms);
+    rc = ibx_snapshot_send(o.conn, &open, deadline, err);
+    if (!rc)
+        rc = take_messages(&o, deadline, err);
+    free(o.text);
+    if (!rc)
+        rc = ibx_page_reader_create(o.conn, reader->blocks, reader->block_count, &pages, err);
+    if (!rc)
+        rc = take_regions(pages, o.regions, deadline, err);
+    if (!rc && !reader->links)
+        rc = ibx_page_reader_covers(pages, &reader->map, err);
+    if (!rc)
+        reader->pages[reader->links++] = pages;
+    else if (pages)
+        ibx_page_reader_destroy(pages);
+    else
+        ibx_close(o.conn);
+    return rc ? ibx_error_prefix(err, rc, "the snapshot at %s", uri) : 0;
+}
+
+int ibx_snapshot_reader_open(const char *uri, const struct ibx_options *options, unsigned links,
+                             struct ibx_snapshot_reader **out, struct ibx_error *err)
+{
+    struct ibx_options own = *options;
+    if (!links || links > IBX_MIGRATE_LINKS_MAX)
+        return ibx_error_set(err, -EINVAL, "%u page connections: 1 to %u are possible", links,
+                             IBX_MIGRATE_LINKS_MAX);
+    struct ibx_snapshot_reader *reader = calloc(1, sizeof(*reader));
+    if (!reader)
+        return ibx_error_set(err, -ENOMEM, "no memory for a reader");
+    own.message = IBX_MIGRATE_MESSAGE;
+    snprintf(own.purpose, sizeof(own.purpose), IBX_SNAPSHOT_PURPOSE);
+    int rc = 0;
+    while (!rc && reader->links < links)
+        rc = open_link(reader, uri, &own, err);
+    if (rc)
+        ibx_snapshot_reader_close(reader);
+    else
+        *out = reader;
+    return rc;
+}
+
+/* ------------------------------------------------------------ answers */
+
+const struct ibx_snapshot_manifest *
+ibx_snapshot_reader_manifest(const struct ibx_snapshot_reader *reader)
+{
+    return &reader->manifest;
+}
+
+const struct ibx_page_map *ibx_snapshot_reader_map(const struct ibx_snapshot_reader *reader)
+{
+    return &reader->map;
+}
+
+unsigned ibx_snapshot_reader_links(const struct ibx_snapshot_reader *reader)
+{
+    return reader->links;
+}
+
+const struct ibx_path *ibx_snapshot_reader_path(const struct ibx_snapshot_reader *reader)
+{
+    return ibx_conn_path(ibx_page_reader_conn(reader->pages[0]));
+}
+
+const char *ibx_snapshot_reader_reason(const struct ibx_snapshot_reader *reader)
+{
+    const char *reason = "";
+    for (unsigned i = 0; i < reader->links && !*reason; i++)
+        reason = ibx_page_reader_reason(reader->pages[i]);
+    return reason;
+}
+
+/* ------------------------------------------------------------ READs without an engine */
+
+static int await_read(struct ibx_conn *conn, struct ibx_error *err)
+{
+    for (;;) {
+        struct ibx_event event;
+        const int n = ibx_poll(conn, &event, 1);
+        if (n < 0 || (n && event.type == IBX_EVENT_CLOSED))
+            return ibx_error_set(err, -ECONNRESET, "the snapshot's server is lost: %s",
+                                 ibx_conn_reason(conn));
+        if (n && event.type == IBX_EVENT_READ)
+            return event.status ? ibx_error_set(err, event.status, "a READ failed: %s",
+                                                strerror(-event.status))
+                                : 0;
+        if (n && event.type == IBX_EVENT_MESSAGE) {
+            ibx_message_release(conn, &event);
+            return ibx_error_set(err, -EPROTO,
+                                 "the snapshot's server sent a message where pages "
+                                 "are expected");
+        }
+        if (!n)
+            ibx_wait(conn, 100);
+    }
+}
+
+/* `length` bytes within pages that have data, and within one region. */
+static int fetch_part(struct ibx_snapshot_reader *reader, uint64_t at, uint8_t *to, size_t length,
+                      struct ibx_error *err)
+{
+    struct ibx_conn *conn = ibx_page_reader_conn(reader->pages[0]);
+    struct ibx_remote remote;
+    int rc = reader->buffer
+                 ? 0
+                 : ibx_mr_allocate(conn, FETCH_BYTES, IBX_ACCESS_LOCAL, &reader->buffer, err);
+    if (rc)
+        return rc;
+    if (ibx_page_reader_remote(reader->pages[0], at, length, &remote))
+        return ibx_error_set(err, -EPROTO, "byte 0x%llx of the snapshot is not exposed",
+                             (unsigned long long)at);
+    void *buffer = ibx_mr_address(reader->buffer);
+    rc = ibx_read(conn, reader->buffer, buffer, &remote, 0, length, 0, IBX_URGENT);
+    if (rc)
+        return ibx_error_set(err, rc, "a READ of %zu bytes cannot be posted: %s", length,
+                             strerror(-rc));
+    rc = await_read(conn, err);
+    if (!rc)
+        memcpy(to, buffer, length);
+    return rc;
+}
+
+/* How many of `length` bytes are alike: zero, or of one region. */
+static size_t part_of(const struct ibx_snapshot_reader *reader, uint64_t at, size_t length)
+{
+    const uint64_t page = at / IBX_SNAPSHOT_PAGE, within = at % IBX_SNAPSHOT_PAGE;
+    const uint64_t last = (at + length - 1) / IBX_SNAPSHOT_PAGE;
+    const bool data = ibx_page_map_data(&reader->map, page);
+    const uint64_t end = ibx_guest_bits_next(reader->map.bits, page, last + 1, !data);
+    uint64_t part = (end - page) * IBX_SNAPSHOT_PAGE - within;
+    struct ibx_remote remote;
+    part = part < length ? part : length;
+    part = part < FETCH_BYTES ? part : FETCH_BYTES;
+    if (data && ibx_page_reader_remote(reader->pages[0], at, (size_t)part, &remote) &&
+        part > IBX_SNAPSHOT_PAGE - within)
+        part = IBX_SNAPSHOT_PAGE - within;
+    return (size_t)part;
+}
+
+int ibx_snapshot_reader_fetch(struct ibx_snapshot_reader *reader, unsigned block, uint64_t offset,
+                              void *to, size_t length, struct ibx_error *err)
+{
+    uint8_t *out = to;
+    if (block >= reader->block_count || offset > reader->blocks[block].size ||
+        length > reader->blocks[block].size - offset)
+        return ibx_error_set(err, -ERANGE, "%zu bytes at 0x%llx are not in block %u", length,
+                             (unsigned long long)offset, block);
+    const uint64_t first = reader->map.blocks[block].first;
+    int rc = 0;
+    while (!rc && length) {
+        const uint64_t at = first * IBX_SNAPSHOT_PAGE + offset;
+        const size_t part = part_of(reader, at, length);
+        if (ibx_page_map_data(&reader->map, at / IBX_SNAPSHOT_PAGE))
+            rc = fetch_part(reader, at, out, part, err);
+        else
+            memset(out, 0, part);
+        out += part;
+        offset += part;
+        length -= part;
+    }
+    return rc;
+}
+
+/* ------------------------------------------------------------ into an engine */
+
+int ibx_snapshot_reader_serve(struct ibx_snapshot_reader *reader, size_t buffer_bytes,
+                              struct ibx_fault_reader *as, struct ibx_error *err)
+{
+    int rc = 0;
+    for (unsigned i = 0; !rc && i < reader->links; i++)
+        rc = ibx_page_reader_serve(reader->pages[i], buffer_bytes, &as[i], err);
+    return rc;
+}
+
+void ibx_snapshot_reader_close(struct ibx_snapshot_reader *reader)
+{
+    if (!reader)
+        return;
+    for (unsigned i = 0; i < reader->links; i++)
+        ibx_page_reader_destroy(reader->pages[i]);
+    ibx_page_map_fini(&reader->map);
+    ibx_snapshot_manifest_fini(&reader->manifest);
+    free(reader);
+}

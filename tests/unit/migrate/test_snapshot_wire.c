@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A snapshot's manifest and the messages of its connections, byte by byte. */
+#include "migrate/snapshot/snapshot.h"
+#include "tests/scenes/unit.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct ibx_error error;
+
+static void golden(const struct ibx_snapshot_any *m, const void *bytes, size_t length)
+{
+    uint8_t out[128];
+    struct ibx_snapshot_any back;
+    assert_int_equal(ibx_snapshot_encode(m, out, sizeof(out)), length);
+    assert_memory_equal(out, bytes, length);
+    assert_int_equal(ibx_snapshot_decode(bytes, length, &back, &error), 0);
+    assert_int_equal(back.type, m->type);
+    /* Neither shorter nor, where the length is not the text's, longer. */
+    if (m->type == IBX_SNAPSHOT_OPEN || m->type == IBX_SNAPSHOT_LIST) {
+        memcpy(out, bytes, length);
+        out[length] = 0;
+        assert_int_equal(ibx_snapshot_decode(out, length + 1, &back, &error), -EPROTO);
+        assert_int_equal(ibx_snapshot_decode(out, length - 1, &back, &error), -EPROTO);
+    }
+}
+
+static void test_golden(void **state)
+{
+    (void)state;
+    struct ibx_snapshot_any m = {.type = IBX_SNAPSHOT_OPEN, .whole = true};
+    golden(&m, "\x40\x69\x62\x78\x73\x01\x00\x01", 8);
+    m = (struct ibx_snapshot_any){.type = IBX_SNAPSHOT_MANIFEST, .length = 10, .offset = 7};
+    m.bytes.bytes = (const uint8_t *)"abc";
+    m.bytes.length = 3;
+    golden(&m, "\x41\x0a\0\0\0\x07\0\0\0abc", 12);
+    m.type = IBX_SNAPSHOT_MAP;
+    golden(&m,
+           "\x42"
+           "abc",
+           4);
+    m = (struct ibx_snapshot_any){.type = IBX_SNAPSHOT_LIST, .regions = 0x102};
+    memcpy(m.id, "0123456789abcdef", 16);
+    golden(&m,
+           "\x43"
+           "0123456789abcdef\x02\x01\0\0",
+           21);
+    m = (struct ibx_snapshot_any){.type = IBX_SNAPSHOT_REFUSED, .reason = "no"};
+    golden(&m, "\x44no", 3);
+}
+
+static void refused(const void *bytes, size_t length, int code)
+{
+    struct ibx_snapshot_any m;
+    memset(&error, 0, sizeof(error));
+    assert_int_equal(ibx_snapshot_decode(bytes, length, &m, &error), code);
+    assert_true(error.code == code && error.message[0]);
+}
+
+static void test_messages_are_refused(void **state)
+{
+    (void)state;
+    refused("", 0, -EPROTO);
+    refused("\x3f", 1, -EPROTO);
+    refused("\x40\x69\x62\x78\x6d\x01\x00\x01", 8, -EPROTO);
+    refused("\x40\x69\x62\x78\x73\x02\x00\x01", 8, -EPROTONOSUPPORT);
+    refused("\x40\x69\x62\x78\x73\x01\x00\x02", 8, -EPROTO);
+    refused("\x41\x0a\0\0\0\x08\0\0\0abc", 12, -EPROTO); /* beyond its end */
+    refused("\x41\x0a\0\0\0\x07\0\0\0", 9, -EPROTO);
+    refused("\x41\xff\xff\xff\xff\x07\0\0\0abc", 12, -EPROTO);
+    refused("\x42", 1, -EPROTO);
+    refused("\x44", 1, -EPROTO);
+}
+
+static const char good[] =
+    "{\"format\":\"ibx snapshot\",\"version\":1,\"id\":\"00112233445566778899aabbccddeeff\","
+    "\"complete\":true,\"ran\":false,\"qemu\":[7,2,17],\"machine\":\"q35\",\"uuid\":\"u\","
+    "\"name\":\"web\",\"page_size\":4096,\"ram\":[{\"id\":\"a\",\"size\":8192},{\"id\":\"b\","
+    "\"size\":4096}],\"state_bytes\":4097,\"digest\":"
+    "\"00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff\",\"description\":{}}";
+
+static void test_manifest(void **state)
+{
+    (void)state;
+    struct ibx_snapshot_manifest m;
+    struct ibx_migrate_block blocks[IBX_GUEST_BLOCKS_MAX];
+    struct ibx_page_map map;
+    char *text;
+    size_t length;
+    assert_int_equal(ibx_snapshot_manifest_read(good, strlen(good), &m, &error), 0);
+    assert_true(m.complete && !m.ran && m.version.micro == 17 && m.id[1] == 0x11);
+    assert_int_equal(ibx_snapshot_blocks(&m, blocks), 3);
+    assert_string_equal(blocks[2].id, "state");
+    assert_int_equal(blocks[2].size, 8192);
+    assert_int_equal(ibx_snapshot_map_init(&m, &map, &error), 0);
+    assert_int_equal(map.pages, 5);
+    assert_int_equal(map.blocks[2].first, 3);
+    ibx_page_map_fini(&map);
+    assert_int_equal(ibx_snapshot_manifest_write(&m, &text, &length, &error), 0);
+    assert_string_equal(text, good);
+    free(text);
+    ibx_snapshot_manifest_fini(&m);
+}
+
+/* `from` in the good one replaced: it is refused with this word. */
+static void each_is_refused(const char *const (*wrong)[3])
+{
+    for (; (*wrong)[0]; wrong++) {
+        struct ibx_snapshot_manifest m;
+        char text[2048];
+        const char *at = strstr(good, (*wrong)[0]);
+        assert_non_null(at);
+        snprintf(text, sizeof(text), "%.*s%s%s", (int)(at - good), good, (*wrong)[1],
+                 at + strlen((*wrong)[0]));
+        memset(&error, 0, sizeof(error));
+        if (!ibx_snapshot_manifest_read(text, strlen(text), &m, &error))
+            fail_msg("taken: %s", text);
+        if (!strstr(error.message, (*wrong)[2]))
+            fail_msg("\"%s\" does not say %s", error.message, (*wrong)[2]);
+    }
+}
+
+static void test_manifests_are_refused(void **state)
+{
+    (void)state;
+    static const char *const wrong[][3] = {
+        {"ibx snapshot", "tar", "\"format\""},
+        {"\"version\":1", "\"version\":2", "version 2"},
+        {"\"page_size\":4096", "\"page_size\":8192", "\"page_size\""},
+        {"0011", "001", "\"id\""},
+        {"0011", "00gg", "\"id\""},
+        {"true", "1", "\"complete and ran\""},
+        {"[7,2,17]", "[7,2]", "\"qemu\""},
+        {"[7,2,17]", "[7,2,-1]", "\"qemu\""},
+        {"\"q35\"", "7", "\"machine, uuid and name\""},
+        {"\"a\"", "\"b\"", "\"id\""}, /* twice */
+        {"\"a\"", "\"\"", "\"id\""},
+        {"8192", "8191", "\"size\""},
+        {"8192", "0", "\"size\""},
+        {"8192", "-4096", "\"size\""},
+        {"8192", "17592186044416", "\"size\""}, /* with the other one too much */
+        {"4097", "0", "\"state_bytes\""},
+        {"4097", "1073741825", "\"state_bytes\""},
+        {"{}", "[]", "\"description\""},
+        {"{}", "{}, \"ran\":true", "not JSON"},
+        {"{}}", "{}", "not JSON"},
+        {NULL, NULL, NULL}};
+    each_is_refused(wrong);
+}
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_golden), cmocka_unit_test(test_messages_are_refused),
+        cmocka_unit_test(test_manifest), cmocka_unit_test(test_manifests_are_refused)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
