@@ -21,7 +21,8 @@ enum { ANY, H2D, D2H, D2D };
 
 struct place {
     int at;                /* of the address */
-    int n;                 /* bytes; none: 1 */
+    int n;                 /* bytes, or units; none: 1 */
+    int unit;              /* bytes of one; 0: 1 */
     int pitch, rows;       /* of 2D */
     int planes;            /* a factor of rows */
     int skip, skipped;     /* of 2D: bytes before each row, rows before the first */
@@ -90,7 +91,12 @@ static const struct naming namings[] = {
     COPY("cudaMemcpy3D", ANY, 0, AT(F(8)), AT(F(72)),
          {.at = F(104), .n = F(112), .pitch = F(112), .rows = F(128), .planes = F(152)}),
     COPY("cudaMemset", ANY, 0, RANGE(F(0), F(12))),
+    COPY("cudaMemsetAsync", ANY, 0, RANGE(F(0), F(12))),
     COPY("cudaMemset2D", ANY, 0, ROWS(F(0), F(20), F(8), F(28))),
+    COPY("cuMemsetD32Async", ANY, 0, {.at = F(0), .n = F(12), .unit = 4}),
+    COPY("cuStreamWriteValue32", ANY, 0, AT(F(8))),
+    /* Its handle lets another process map the memory, one where its owner is not known. */
+    COPY("cudaIpcGetMemHandle", ANY, 0, AT(F(72))),
     COPY("cuMemcpyDtoH", ANY, 0, {.at = F(0), .n = F(8), .reply = F(8)}),
     COPY("cuMemcpyHtoD", ANY, 0, RANGE(F(8), F(0))),
     /* A struct CUDA_MEMCPY2D behind its length; types 2: device memory, 3: an array. */
@@ -113,7 +119,8 @@ static bool may_be_named(const char *name)
     if (name[0] != 'c' || name[1] != 'u')
         return false;
     name += !strncmp(name, "cuda", 4) ? 4 : 2;
-    return *name == 'M' || *name == 'F' || *name == 'A';
+    return *name == 'M' || *name == 'F' || *name == 'A' || *name == 'I' ||
+           !strncmp(name, "StreamW", 7);
 }
 
 uint64_t ibx_naming_allocated(const uint8_t *payload, size_t n)
@@ -197,7 +204,8 @@ static void take(const struct body *body, const struct place *place, struct ibx_
 {
     uint64_t bytes = value(body, place->n, 1), rows = value(body, place->rows, 1);
     rows = sum(product(rows, value(body, place->planes, 1)), value(body, place->skipped, 0));
-    bytes = sum(bytes, value(body, place->skip, 0));
+    bytes =
+        sum(product(bytes, place->unit ? (uint64_t)place->unit : 1), value(body, place->skip, 0));
     *named = (struct ibx_named){
         .at = position(body, place->at),
         .address = value(body, place->at, 0),

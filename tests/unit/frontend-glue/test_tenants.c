@@ -234,6 +234,7 @@ static void test_copies(void **state)
     expect("cudaMemcpy2D", build("qbqqqqqi", A, 40ull, 100ull, 20ull, 10ull, 2ull, 9ull, 1ull), 1,
            A, 110ull);
     expect("cudaMemset", build("qiq", A, 0ull, 50ull), 1, A, 50ull);
+    expect("cudaMemsetAsync", build("qiqq", A, 0ull, 50ull, 0ull), 1, A, 50ull);
     expect("cudaMemset2D", build("qqiqq", A, 100ull, 0ull, 10ull, 3ull), 1, A, 210ull);
     expect("cudaMemcpyPeerAsync", build("qiqiqq", A, 0ull, B, 1ull, 30ull, 0ull), 2, A, 30ull, B,
            30ull);
@@ -310,6 +311,11 @@ static void test_driver(void **state)
            build("qqqqqqqqqqqqqqqqqi", 128ull, 0ull, 0ull, 1ull, 9ull, A, 0ull, 100ull, 0ull, 0ull,
                  2ull, 0ull, B, 0ull, 100ull, 10ull, 3ull, 0ull),
            1, B, 210ull);
+    expect("cuMemsetD32Async", build("qiqq", A, 0ull, 30ull, 0ull), 1, A, 120ull);
+    expect("cuMemsetD32Async", build("qiqq", A, 0ull, 1ull << 62, 0ull), 1, A, UINT64_MAX);
+    expect("cuStreamWriteValue32", build("qqii", 7ull, A, 1ull, 0ull), 1, A, 1ull);
+    /* By it another process maps that memory. */
+    expect("cudaIpcGetMemHandle", build("bq", 64ull, A), 1, A, 1ull);
     static const char *const frees[] = {"cudaFree", "cudaFreeAsync", "cudaFreeArray", "cuMemFree",
                                         "cuArrayDestroy"};
     for (unsigned i = 0; i < 5; i++)
