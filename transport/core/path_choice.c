@@ -142,10 +142,12 @@ static enum protection last_time(const char *peer, enum protection now)
     pthread_mutex_lock(&lock);
     while (i < PEERS_NOTED && strcmp(noted[i].peer, peer) != 0)
         i++;
-    if (i < PEERS_NOTED)
+    if (i < PEERS_NOTED) {
         before = noted[i].protection;
-    else
-        snprintf(noted[i = next++ % PEERS_NOTED].peer, sizeof(noted[i].peer), "%s", peer);
+    } else {
+        i = next++ % PEERS_NOTED;
+        snprintf(noted[i].peer, sizeof(noted[i].peer), "%s", peer);
+    }
     noted[i].protection = now;
     pthread_mutex_unlock(&lock);
     return before;
