@@ -26,10 +26,12 @@ int ibx_migration_check_unfinished(const char *folder, const struct ibx_guest_ra
         const bool same_process = r->pid == ram->pid && !strcmp(r->qmp, qmp) &&
                                   r->pid_started == ibx_process_started(ram->pid);
         const bool same_vm = has_uuid(ram->uuid) && !strcmp(r->uuid, ram->uuid);
-        /* COMPLETE and SHUT_DOWN need no QEMU, and a VM does not run in a QEMU that has ended. */
+        /* COMPLETE and SHUT_DOWN need no QEMU, and a VM does not run in a QEMU that has ended: not
+         * there, or neither there nor here. */
         const bool harmless = r->state == IBX_JOURNAL_COMPLETE ||
                               r->state == IBX_JOURNAL_SHUT_DOWN ||
-                              (!r->source && !same_process && ibx_journal_qemu_gone(r));
+                              ((!r->source || ibx_journal_lost_there(r)) && !same_process &&
+                               ibx_journal_qemu_gone(r));
         if (ibx_journal_over(r) || harmless || r->source != source || (!same_process && !same_vm))
             continue;
         ibx_journal_describe(r, state, sizeof(state));

@@ -84,6 +84,16 @@ static void await_end(const struct destination *d)
         poll(NULL, 0, END_LOOK_MS);
 }
 
+/* To a source that has not been told RUNNING, ABORT would mean that the VM never ran. */
+static int say_that_it_ran(struct destination *d)
+{
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_RUNNING};
+    snprintf(message.is.status, sizeof(message.is.status), "%s",
+             d->qemu.end[0] ? d->qemu.end : IBX_JOURNAL_QEMU_ENDED);
+    return destination_linked(&d->link) ? ibx_channel_send(&d->link.control, &message, NULL)
+                                        : -ENOTCONN;
+}
+
 /* Its QEMU has ended, or the end of the state came to nothing. */
 static int vm_lost(struct destination *d, int code, struct ibx_error *err)
 {
@@ -113,8 +123,7 @@ static int vm_lost(struct destination *d, int code, struct ibx_error *err)
                          "the VM ran here and %s; ib-migrate rollback at the source continues the "
                          "VM from where it was stopped%s",
                          end, d->qemu.end[0] ? ", if it is to go on at all" : "");
-    /* To a source that has not been told RUNNING, ABORT would mean that the VM never ran. */
-    if (!resuming)
+    if (!resuming || !say_that_it_ran(d))
         send_abort(d, err->message);
     return code;
 }
@@ -250,11 +259,30 @@ static const char *what_a_lost_link_means(const struct destination *d)
     }
 }
 
+/* The memory of a QEMU that ends goes before its monitor does, and the fault engine fails with it:
+ * the link is still needed, to tell the source. */
+static bool qemu_ends(const struct destination *d, int code)
+{
+    if (!destination_ours(d) || destination_settled(d))
+        return false;
+    if (code == -ESRCH)
+        await_end(d);
+    return !destination_qemu_lives(&d->status.record);
+}
+
 int ibx_destination_link_trouble(struct destination *d, int code, struct ibx_error *err)
 {
     code = take_last_messages(d, code, err);
     if (destination_over(d))
         return code;
+    if (qemu_ends(d, code)) {
+        struct ibx_error end = {0};
+        int rc = ibx_destination_check_qemu(d, &end);
+        if (rc)
+            *err = end;
+        if (rc || destination_over(d))
+            return rc;
+    }
     if (!destination_ours(d) &&
         (d->state.now != DESTINATION_WAITING || d->peer.now == PEER_ABORTED || d->qemu.managed))
         return give_up(d, code, err);

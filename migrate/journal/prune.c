@@ -24,7 +24,8 @@ static const char *needed(const struct ibx_journal *record, bool unfinished)
     if (!ibx_journal_over(record) && record->state != IBX_JOURNAL_COMPLETE &&
         record->state != IBX_JOURNAL_SHUT_DOWN && !gone)
         return "it is not over, and its QEMU lives";
-    if (!ibx_journal_over(record) && record->source && ibx_journal_memory_file(record, path))
+    if (!ibx_journal_over(record) && record->source && !ibx_journal_lost_there(record) &&
+        ibx_journal_memory_file(record, path))
         return "it is not over, and the memory of its QEMU, which has ended, is still there: "
                "ib-migrate recover serves it to the destination; when the VM is lost there, too, "
                "remove that file";

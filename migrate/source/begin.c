@@ -94,15 +94,15 @@ static int check(struct source *s, struct ibx_error *err)
     record->state = IBX_JOURNAL_HERE;
     ibx_migration_describe(record, ram, s->options->qmp, s->options->uri, &s->transport);
     ibx_journal_note_ram(record, ram);
-    record->libvirt = s->vm.managed;
+    record->libvirt = source_managed(&s->vm);
     record->was_running = !strcmp(ram->status, "running");
-    if (s->vm.managed && !record->was_running)
+    if (source_managed(&s->vm) && !record->was_running)
         return ibx_error_set(
             err, -EPERM,
             "the VM is \"%s\": a VM that does not run gains nothing from post-copy, "
             "let virsh migrate move it without --migrateuri",
             ram->status);
-    if (s->vm.managed) /* libvirt undoes what it did */
+    if (source_managed(&s->vm)) /* libvirt undoes what it did */
         return 0;
     s->vm.undo.was_running = record->was_running;
     rc = ibx_source_stream_make(&s->stream, &record->hold, err);
@@ -223,8 +223,8 @@ static int ask_managed(struct source *s, struct ibx_error *err)
 static int set_settings(struct source *s, struct ibx_error *err)
 {
     struct ibx_settings settings;
-    int rc = ibx_vm_settings(s->vm.qmp, s->vm.managed, s->options->folder, &s->status.record,
-                             &settings, &s->options->observer, err);
+    int rc = ibx_vm_settings(s->vm.qmp, source_managed(&s->vm), s->options->folder,
+                             &s->status.record, &settings, &s->options->observer, err);
     if (rc)
         return rc;
     s->vm.undo.before = json_incref(settings.before);
@@ -246,10 +246,10 @@ static int prepare(struct source *s, struct ibx_error *err)
                                 s->lock_fd, err);
     if (!rc) {
         ibx_migration_stop_at("source", "asking");
-        rc = s->vm.managed ? ibx_gate_shut(&s->gate, s->vm.ram.pid, err) : 0;
+        rc = source_managed(&s->vm) ? ibx_gate_shut(&s->gate, s->vm.ram.pid, err) : 0;
     }
     if (!rc)
-        rc = s->vm.managed ? ask_managed(s, err) : ask(s, err);
+        rc = source_managed(&s->vm) ? ask_managed(s, err) : ask(s, err);
     if (!rc)
         rc = set_settings(s, err);
     if (!rc)
@@ -275,11 +275,11 @@ static struct source *source_create(const struct ibx_send_options *options, stru
     s->status.source = true;
     s->status.began_ns = ibx_now_ns();
     ibx_source_vm_init(&s->vm);
-    s->vm.managed = options->libvirt != NULL;
+    ibx_source_vm_drive(&s->vm, options->libvirt != NULL);
     s->vm.undo.libvirt = options->libvirt;
     ibx_gate_init(&s->gate, options->libvirt);
     ibx_source_stream_init(&s->stream);
-    ibx_guard_init(&s->guard);
+    ibx_source_guard_init(s);
     ibx_source_link_init(&s->link, &s->status.record, &s->transport, &s->vm, options->links,
                          !options->no_verify);
     s->link.disks_differ = options->disks_differ;
@@ -320,7 +320,7 @@ static int finish(struct source *s, int rc, struct ibx_migrate_status *last, str
     ibx_source_stream_close(&s->stream);
     ibx_guard_leave(&s->guard);
     ibx_gate_close(&s->gate);
-    if (s->vm.managed && (s->state.now == SOURCE_DONE || s->state.now == SOURCE_KEPT))
+    if (source_managed(&s->vm) && (s->state.now == SOURCE_DONE || s->state.now == SOURCE_KEPT))
         ibx_journal_unlink_files(&s->status.record);
     ibx_control_socket_close(s->socket);
     ibx_migration_signals_close(&s->signals);
@@ -352,7 +352,7 @@ static int check_held(struct source *s, struct ibx_error *err)
 {
     const struct ibx_journal *record = &s->status.record;
     const char *status = s->vm.ram.status;
-    if (s->vm.managed && !strcmp(status, "running"))
+    if (source_managed(&s->vm) && !strcmp(status, "running"))
         return ibx_error_set(err, -EBUSY,
                              "libvirt has continued the VM here, in QEMU (process %d): its "
                              "migration to %s failed there; ib-migrate rollback ends what is left "
@@ -369,7 +369,7 @@ static int check_held(struct source *s, struct ibx_error *err)
             "\"finish-migrate\" or \"postmigrate\": the migration never came to its commit, or the "
             "VM was taken back since; ib-migrate rollback ends the migration",
             status, (int)record->pid);
-    if (!held && !s->vm.managed)
+    if (!held && !source_managed(&s->vm))
         ibx_migration_notify(&s->options->observer,
                              "QEMU (process %d) calls its migration complete: it does not refuse "
                              "to continue the VM here, which nobody must do while it runs at %s",
@@ -421,16 +421,18 @@ static int recover(struct source *s, const struct ibx_journal *record, struct ib
         rc = ibx_migration_reload(options->folder, &s->status.record, err);
     if (options->no_verify)
         s->status.record.verify = false;
-    s->vm.managed = s->status.record.libvirt;
+    ibx_source_vm_drive(&s->vm, s->status.record.libvirt);
     if (!rc && options->uri)
         snprintf(s->status.record.uri, sizeof(s->status.record.uri), "%s", options->uri);
     if (!rc)
         rc = ibx_source_begin(s, s->status.record.state == IBX_JOURNAL_MOVED ? SOURCE_SERVING
                                                                              : SOURCE_COMMITTED);
+    if (!rc && ibx_journal_lost_there(&s->status.record))
+        return ibx_source_was_lost(s, err);
     if (!rc)
         rc = check_recovered(s, err);
     s->vm.undo.touched = true;
-    s->vm.undo.was_running = s->status.record.was_running && !s->vm.managed;
+    s->vm.undo.was_running = s->status.record.was_running && !source_managed(&s->vm);
     s->vm.undo.before = json_loads(s->status.record.settings, 0, NULL);
     s->vm.undo.hold = s->status.record.hold;
     return rc ? rc : ibx_source_run(s, err);

@@ -96,17 +96,6 @@ int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
 
 /* ---------------------------------------------------------------- after the commit */
 
-int ibx_source_check_continued(struct source *s, struct ibx_error *err)
-{
-    if (!s->vm.continued)
-        return 0;
-    s->vm.continued = false;
-    ibx_error_set(err, -ECANCELED,
-                  "libvirt has continued the VM here: its migration to %s failed there",
-                  s->status.record.peer);
-    return ibx_source_keep(s, -ECANCELED, err);
-}
-
 static int on_last_message(void *context, const struct ibx_migrate_any *message)
 {
     struct message_context *h = context;
@@ -133,18 +122,20 @@ static int take_last_messages(struct source *s, int code, struct ibx_error *err)
 
 static int on_abort_only(void *context, const struct ibx_migrate_any *message)
 {
-    return message->type == IBX_MIGRATE_ABORT ? ibx_source_on_message(context, message) : 0;
+    if (message->type != IBX_MIGRATE_ABORT)
+        return 0;
+    int rc = ibx_source_on_message(context, message);
+    return rc ? rc : -ECONNABORTED; /* the last one */
 }
 
 /* The same when the VM's QEMU has ended there. Anything else comes again over the next link. */
-static void take_last_abort(struct source *s, struct ibx_error *err)
+void ibx_source_take_last_abort(struct source *s, unsigned ms)
 {
     struct ibx_error last = {0};
     struct message_context incoming = {s, &last};
-    if (source_linked(&s->link) && s->state.now == SOURCE_SERVING &&
-        ibx_channel_take_until(&s->link.control, on_abort_only, &incoming,
-                               ibx_deadline_in_ms(LAST_ABORT_MS), &last) == -ECONNABORTED)
-        *err = last;
+    if (source_linked(&s->link) && s->state.now == SOURCE_SERVING)
+        ibx_channel_take_until(&s->link.control, on_abort_only, &incoming, ibx_deadline_in_ms(ms),
+                               &last);
 }
 
 static int on_nothing(void *context, const struct ibx_migrate_any *message)
@@ -173,7 +164,9 @@ int ibx_source_broken(struct source *s, bool tell, struct ibx_error *err)
 int ibx_source_link_trouble(struct source *s, int code, struct ibx_error *err)
 {
     code = take_last_messages(s, code, err);
-    take_last_abort(s, err);
+    ibx_source_take_last_abort(s, LAST_ABORT_MS);
+    if (s->state.now == SOURCE_LOST)
+        return 0;
     if (s->state.now == SOURCE_COMMITTED && s->peer.now == PEER_ABORTED)
         return ibx_source_keep(s, code, err);
     if (source_linked(&s->link) || !s->lost_ns) {
@@ -191,9 +184,10 @@ static int check_patience(struct source *s, struct ibx_error *err)
     const uint64_t limit_ms = (uint64_t)s->options->give_up_s * 1000;
     if (err->message[0])
         memcpy(s->status.message, err->message, sizeof(s->status.message));
-    if (!limit_ms || ibx_now_ns() - s->lost_ns <= limit_ms * IBX_NS_PER_MS)
-        return 0;
-    int rc = ibx_source_move(s, SOURCE_LEFT, err);
+    int rc = ibx_source_check_nobody(s, err);
+    if (rc || !limit_ms || ibx_now_ns() - s->lost_ns <= limit_ms * IBX_NS_PER_MS)
+        return rc;
+    rc = ibx_source_move(s, SOURCE_LEFT, err);
     return rc ? rc
               : ibx_error_set(
                     err, -ETIMEDOUT,
@@ -227,6 +221,10 @@ int ibx_source_reconnect(struct source *s, struct ibx_error *err)
         ibx_migration_record(s->options->folder, &s->status.record, s->status.record.state, err);
     rc = rc ? -EAGAIN : ibx_source_link_resume(&s->link, &there, err);
     ibx_source_link_delay(&s->link);
+    if (err->code != -ECONNREFUSED || !rc)
+        s->nobody_ns = 0;
+    else if (!s->nobody_ns)
+        s->nobody_ns = ibx_now_ns();
     if ((there == IBX_ANSWER_RUNNING || there == IBX_ANSWER_COMPLETE ||
          there == IBX_ANSWER_ENDED) &&
         s->state.now == SOURCE_COMMITTED) {
@@ -250,16 +248,12 @@ int ibx_source_check_interrupts(struct source *s, struct ibx_error *err)
 {
     const unsigned before = s->interrupts;
     s->interrupts += ibx_migration_signals_take(&s->signals);
-    if (!s->interrupts || s->state.now == SOURCE_CONFIRMING)
+    if (!s->interrupts || s->state.now == SOURCE_CONFIRMING || s->state.now == SOURCE_LOST)
         return 0;
     if (!source_committed(s))
         return ibx_error_set(err, -ECANCELED, "cancelled: the VM stays here");
     if (s->interrupts > 1) {
         int rc = ibx_source_move(s, SOURCE_LEFT, err);
-        if (!rc && ibx_journal_lost_there(&s->status.record))
-            return ibx_error_set(err, -EINTR,
-                                 "interrupted; the VM ran at %s, where its QEMU has ended",
-                                 s->status.record.uri);
         return rc ? rc
                   : ibx_error_set(err, -EINTR,
                                   "interrupted; the VM runs at %s and its pages are still here: "
@@ -268,12 +262,9 @@ int ibx_source_check_interrupts(struct source *s, struct ibx_error *err)
     }
     if (s->interrupts > before)
         ibx_migration_notify(
-            &s->options->observer, "%s",
-            ibx_journal_lost_there(&s->status.record)
-                ? "the VM's QEMU has ended at the destination, which this side still looks for; "
-                  "interrupt once more, and ib-migrate rollback restarts the VM from its stop"
-                : "the VM runs at the destination already and needs the pages that are "
-                  "still here; interrupt once more to leave it to ib-migrate recover");
+            &s->options->observer,
+            "the VM runs at the destination already and needs the pages that are still here; "
+            "interrupt once more to leave it to ib-migrate recover");
     return 0;
 }
 

@@ -11,9 +11,24 @@
 
 /* ---------------------------------------------------------------- the guard */
 
+static const struct ibx_state guarding_states[] = {
+    [GUARDING_WISHED] = {"wished", IBX_TO(GUARDING_NOTED) | IBX_TO(GUARDING_IMPOSSIBLE),
+                         IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [GUARDING_NOTED] = {"noted", IBX_TO(GUARDING_IMPOSSIBLE), IBX_STATE_FINAL},
+    [GUARDING_IMPOSSIBLE] = {"impossible", 0, IBX_STATE_FINAL},
+};
+static const struct ibx_state_table guarding_table =
+    IBX_STATE_TABLE("source guarding", guarding_states);
+
+void ibx_source_guard_init(struct source *s)
+{
+    ibx_guard_init(&s->guard);
+    ibx_state_begin(&s->guarding, &guarding_table, GUARDING_WISHED);
+}
+
 static void cannot_guard(struct source *s, const struct ibx_error *why)
 {
-    s->unguarded = true;
+    ibx_state_move(&s->guarding, GUARDING_IMPOSSIBLE);
     ibx_migration_notify(&s->options->observer,
                          "the VM's memory here cannot be protected against writes (%s): QEMU "
                          "refuses to continue the VM, but a reset here would end the migration as "
@@ -37,7 +52,7 @@ static void make(struct source *s)
 /* libvirt ends this QEMU soon after the VM runs at the destination, if nothing has become of it. */
 static bool libvirt_ends_it(struct source *s)
 {
-    if (!s->vm.managed)
+    if (!source_managed(&s->vm))
         return false;
     if (!s->guard_ns)
         s->guard_ns = ibx_deadline_in_ms(LIBVIRT_ENDS_MS);
@@ -48,16 +63,18 @@ static bool libvirt_ends_it(struct source *s)
 void ibx_source_guard(struct source *s)
 {
     struct ibx_error why = {0};
-    if (s->state.now != SOURCE_SERVING || s->unguarded || !s->vm.qmp || libvirt_ends_it(s))
+    if (s->state.now != SOURCE_SERVING || s->guarding.now == GUARDING_IMPOSSIBLE || !s->vm.qmp ||
+        libvirt_ends_it(s))
         return;
     ibx_source_warm_end(s); /* one userfaultfd at a time has a range */
     make(s);
     if (s->guard.state.now != GUARD_MADE)
         return;
-    if (!s->guard_noted &&
-        ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_MOVED, &why))
-        return; /* it is tried again */
-    s->guard_noted = true;
+    if (s->guarding.now == GUARDING_WISHED) {
+        if (ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_MOVED, &why))
+            return; /* it is tried again */
+        ibx_state_move(&s->guarding, GUARDING_NOTED);
+    }
     int rc = ibx_guard_arm(&s->guard, &why);
     if (!rc || rc == -EAGAIN)
         return;
@@ -82,7 +99,8 @@ int ibx_source_guard_take(struct source *s, struct ibx_error *err)
     if (rc)
         return rc;
     rc = ibx_guard_take(&s->guard, &ram, record->uffd, &why);
-    s->guard_noted = !rc;
+    if (!rc)
+        ibx_state_move(&s->guarding, GUARDING_NOTED);
     if (rc || s->guard.state.now != GUARD_CAUGHT) {
         ibx_guest_ram_fini(&ram);
         if (rc && rc != -ENOENT)

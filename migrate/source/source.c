@@ -10,8 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define PAUSE_LOOK_MS 2     /* between two looks whether libvirt has set it */
-#define PAUSE_SET_MS  10000 /* for libvirt to set pause-before-switchover, once it may connect */
+#define PAUSE_LOOK_MS 2 /* between two looks whether libvirt has set what it sets */
 
 /* ---------------------------------------------------------------- states */
 
@@ -37,8 +36,11 @@ static const struct ibx_state source_states[] = {
                               IBX_TO(SOURCE_STRANDED) | IBX_TO(SOURCE_BROKEN),
                           IBX_STATE_INITIAL},
     [SOURCE_SERVING] = {"serving",
-                        IBX_TO(SOURCE_CONFIRMING) | IBX_TO(SOURCE_LEFT) | IBX_TO(SOURCE_BROKEN),
+                        IBX_TO(SOURCE_CONFIRMING) | IBX_TO(SOURCE_LOST) | IBX_TO(SOURCE_LEFT) |
+                            IBX_TO(SOURCE_BROKEN),
                         IBX_STATE_INITIAL},
+    [SOURCE_LOST] = {"lost", IBX_TO(SOURCE_KEPT) | IBX_TO(SOURCE_STRANDED) | IBX_TO(SOURCE_LEFT),
+                     0},
     [SOURCE_CONFIRMING] = {"confirming", IBX_TO(SOURCE_DONE), 0},
     [SOURCE_DONE] = {"done", 0, IBX_STATE_FINAL},
     [SOURCE_KEPT] = {"kept", 0, IBX_STATE_FINAL},
@@ -92,6 +94,8 @@ enum ibx_migrate_phase ibx_source_phase(const struct source *s)
         return IBX_PHASE_SWITCHING;
     case SOURCE_COMMITTED:
         return source_linked(&s->link) ? IBX_PHASE_SWITCHING : IBX_PHASE_BROKEN;
+    case SOURCE_LOST:
+        return IBX_PHASE_BROKEN;
     case SOURCE_SERVING:
     case SOURCE_CONFIRMING:
         if (s->status.record.state == IBX_JOURNAL_ENDED)
@@ -220,17 +224,11 @@ static int on_broken(struct source *s, const struct ibx_migrate_any *message, st
     return ibx_source_broken(s, false, err);
 }
 
-/* After RUNNING it means that the VM's QEMU has ended there, which nobody can recover from. */
+/* After RUNNING it means that the VM's QEMU has ended there. */
 static int on_abort(struct source *s, const char *why, struct ibx_error *err)
 {
-    struct ibx_error unwritten = {0};
-    if (s->state.now == SOURCE_SERVING) {
-        snprintf(s->status.record.vm_status, sizeof(s->status.record.vm_status), "%s",
-                 IBX_JOURNAL_QEMU_ENDED);
-        if (ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_MOVED,
-                                 &unwritten))
-            ibx_migration_notify(&s->options->observer, "%s", unwritten.message);
-    }
+    if (s->state.now == SOURCE_SERVING)
+        return ibx_source_lose_vm(s, why, err);
     if (ibx_state_allows(s->peer.table, s->peer.now, PEER_ABORTED) &&
         s->state.now <= SOURCE_COMMITTED)
         ibx_state_move(&s->peer, PEER_ABORTED);
@@ -317,14 +315,6 @@ static int migration_failed(struct source *s, struct ibx_error *err)
                          error[0] ? error : "it gave no reason");
 }
 
-/* QEMU's migration is complete as far as libvirt can see, and RUNNING has not come. */
-static bool libvirt_decides(const struct source *s)
-{
-    return s->vm.managed &&
-           (s->state.now == SOURCE_COMMITTED ||
-            (s->state.now == SOURCE_SENDING && s->stream.state.now == STREAM_RELEASED));
-}
-
 /* The VM gave memory back, or took it, since the first of it was registered. QEMU may tell of that
  * up to a second late, when the VM stands still. */
 static int check_balloon(const struct source *s, json_t *event, struct ibx_error *err)
@@ -345,10 +335,10 @@ static int on_event(struct source *s, json_t *event, struct ibx_error *err)
     const bool sent = s->state.now == SOURCE_STOPPED || s->state.now == SOURCE_SENDING;
     const char *what = "another client has continued the VM";
     const char *job = ibx_preflight_block_job(event);
-    if (libvirt_decides(s) && ibx_vm_event_is(event, "RESUME", NULL)) {
-        s->vm.continued = true;
+    if (ibx_vm_event_is(event, "RESUME", NULL) && ibx_source_libvirt_resumed(s))
         return 0;
-    }
+    if (s->state.now == SOURCE_LOST)
+        return 0;
     if (source_committed(s))
         return ibx_source_on_intruder(s, event, err);
     int rc = check_balloon(s, event, err);
@@ -392,13 +382,13 @@ static void lose_qemu(struct source *s, const char *why)
             "only the confirmation of that is still on its way",
             why, ended ? "was shut down by its guest" : "runs", s->status.record.peer,
             ended ? "" : " with all of its pages");
-    else if (!s->vm.managed) /* libvirt ends it: its part is done */
+    else if (!source_managed(&s->vm)) /* libvirt ends it: its part is done */
         ibx_migration_notify(
             &s->options->observer,
             "the source's QEMU has ended (%s); its pages are held here until the migration is "
             "complete: leave this ib-migrate running",
             why);
-    if (s->state.now != SOURCE_CONFIRMING)
+    if (s->state.now != SOURCE_CONFIRMING && s->state.now != SOURCE_LOST)
         ibx_source_vm_keep_files(&s->vm, &s->status.record, &s->options->observer);
     ibx_source_vm_lose(&s->vm);
 }
@@ -446,40 +436,12 @@ static int check_block_users(struct source *s, struct ibx_error *err)
     return rc;
 }
 
-static void link_files(struct source *s)
-{
-    struct ibx_error why = {0};
-    if (ibx_journal_link_files(&s->status.record, &why))
-        ibx_migration_notify(&s->options->observer,
-                             "should this ib-migrate be killed while pages are missing, they are "
-                             "lost, because libvirt ends the source's QEMU (%s)",
-                             why.message);
-}
-
-/* libvirt is about to connect, and has set what it sets: all at once. One that sets nothing of the
- * kind, or a QEMU that refuses, pauses. -EAGAIN: it has not. */
-static int check_libvirt(struct source *s, struct ibx_error *err)
-{
-    struct ibx_error silent = {0};
-    if (!s->vm.managed)
-        return 0;
-    if (!s->pause_by_ns)
-        s->pause_by_ns = ibx_deadline_in_ms(PAUSE_SET_MS);
-    int rc = ibx_libvirt_skip_pause(s->vm.qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS), &silent);
-    if (rc == -EAGAIN && ibx_now_ns() < s->pause_by_ns)
-        return rc;
-    rc = ibx_libvirt_check_settings(s->vm.qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
-    s->vm.undo.touched |=
-        rc != 0; /* QEMU may wait at the gate itself, in a migration that it began */
-    return rc;
-}
-
 /* All that takes time before QEMU may stop the VM. */
 static int get_ready(struct source *s, struct ibx_error *err)
 {
     int rc = check_block_users(s, err);
-    if (!rc && s->vm.managed)
-        link_files(s);
+    if (!rc && source_managed(&s->vm))
+        ibx_source_libvirt_link_files(s);
     if (!rc)
         rc = ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_MAY_RUN, err);
     if (!rc)
@@ -493,8 +455,8 @@ static int get_ready(struct source *s, struct ibx_error *err)
 /* From here on QEMU stops the VM. */
 static int start(struct source *s, struct ibx_error *err)
 {
-    int rc = s->vm.managed ? ibx_gate_let(&s->gate, err)
-                           : ibx_source_stream_open(&s->stream, s->vm.qmp, err);
+    int rc = source_managed(&s->vm) ? ibx_gate_let(&s->gate, err)
+                                    : ibx_source_stream_open(&s->stream, s->vm.qmp, err);
     return rc ? rc : ibx_source_move(s, SOURCE_STARTING, err);
 }
 
@@ -503,7 +465,7 @@ static int step_exposing(struct source *s, struct ibx_error *err)
     int rc = ibx_source_link_exposed(&s->link, err);
     if (rc || s->peer.now != PEER_READY)
         return rc == -EAGAIN ? 0 : rc;
-    rc = check_libvirt(s, err);
+    rc = ibx_source_libvirt_has_set(s, err);
     if (rc)
         return rc == -EAGAIN ? 0 : rc;
     s->status.register_ns = ibx_now_ns() - s->status.began_ns;
@@ -525,15 +487,6 @@ static int step_warming(struct source *s, struct ibx_error *err)
     return rc || s->warm.state.now != WARM_OVER ? rc : start(s, err);
 }
 
-/* libvirt has started QEMU's migration. */
-static int check_gate(struct source *s, struct ibx_error *err)
-{
-    int fd, rc = ibx_gate_take(&s->gate, s->vm.ram.pid, &fd, err);
-    if (rc)
-        return rc == -EAGAIN ? 0 : rc;
-    return ibx_source_stream_adopt(&s->stream, fd, err);
-}
-
 static int carry(struct source *s, struct ibx_error *err)
 {
     return ibx_source_stream_carry(&s->stream, &s->link.control, s->vm.state.now == VM_SAVED, err);
@@ -544,7 +497,7 @@ static int carry(struct source *s, struct ibx_error *err)
 static int end_stream(struct source *s, struct ibx_error *err)
 {
     int rc = ibx_source_stream_end(&s->stream, &s->link.control, s->vm.qmp, err);
-    if (!rc && s->vm.managed)
+    if (!rc && source_managed(&s->vm))
         rc = ibx_source_stream_let_go(&s->stream, err);
     return rc;
 }
@@ -632,7 +585,7 @@ static int step(struct source *s, struct ibx_error *err)
 {
     int rc = check_stall(s, err);
     if (!rc)
-        rc = check_gate(s, err);
+        rc = ibx_source_libvirt_gate(s, err);
     if (!rc && s->link.pages)
         rc = ibx_page_server_failed(s->link.pages, err);
     if (rc)
@@ -694,13 +647,15 @@ static int turn(struct source *s, struct ibx_error *err)
     if (!rc)
         rc = check_qemu(s, err);
     if (!rc)
-        rc = ibx_source_check_continued(s, err);
+        rc = ibx_source_libvirt_check(s, err);
     if (!rc)
         rc = ibx_source_check_pages(s, err);
     if (rc)
         return rc;
     if (s->state.now == SOURCE_CONFIRMING)
         return ibx_source_await_confirmed(s, err);
+    if (s->state.now == SOURCE_LOST)
+        return ibx_source_vm_lost(s, err);
     ibx_source_check_guard(s);
     if (source_committed(s) && !source_linked(&s->link)) {
         ibx_source_guard(s);

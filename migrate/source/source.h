@@ -5,8 +5,10 @@
  *
  *   begin.c     that call: what is checked and opened, and in the end closed
  *   source.c    the states, the messages of the destination and the loop; it alone knows all parts
+ *   libvirt.c   where libvirt drives QEMU's migration
  *   commit.c    the point of no return: dismisses the watchdog, sends COMMIT
  *   ending.c    everything that ends a migration: trouble, interrupts, the confirmation
+ *   lost.c      the VM's QEMU has ended at the destination, or nobody is there any more
  *   intruder.c  after the commit: others who continue, reset or write to the VM here
  *   vm.c        QEMU: what its events mean, which pages hold data
  *   files.c     guest RAM when QEMU has ended after the commit
@@ -15,8 +17,8 @@
  *   warm.c      pages that are fetched while the VM still runs
  *   watchdog.c  the process that continues the VM when the tool is killed
  *
- * Calls go downwards: begin.c, source.c, then commit.c and ending.c, then the parts. Two functions
- * of source.c are exceptions: commit.c and ending.c have no other way to read a message or to move.
+ * Calls go downwards: begin.c, source.c, libvirt.c, then commit.c to lost.c, then the parts. Two
+ * functions of source.c are exceptions: those have no other way to read a message or to move.
  */
 #ifndef IBX_MIGRATE_SOURCE_SOURCE_H
 #define IBX_MIGRATE_SOURCE_SOURCE_H
@@ -39,6 +41,15 @@
  */
 enum source_vm_state { VM_GOING, VM_STOPPED, VM_FINISHING, VM_SAVED };
 
+/*
+ * state machine: source libvirt
+ *   [*] -> OFF -> [*]              QEMU's migration is this tool's
+ *   [*] -> DRIVES -> AWAITED       libvirt starts it; AWAITED: QEMU pauses before its device state
+ *   DRIVES | AWAITED -> CONTINUED  it has continued the VM here, because its migration failed
+ *   DRIVES | AWAITED | CONTINUED -> [*]
+ */
+enum source_libvirt_state { LIBVIRT_OFF, LIBVIRT_DRIVES, LIBVIRT_AWAITED, LIBVIRT_CONTINUED };
+
 struct source_vm {
     struct ibx_state_machine state;
     struct ibx_qmp *qmp; /* NULL: QEMU has ended, after the commit */
@@ -47,14 +58,17 @@ struct source_vm {
     struct ibx_page_map map;
     struct ibx_vm_undo undo;
     struct ibx_watchdog watchdog;
-    bool managed;     /* libvirt starts its migration, and continues it here when that fails */
-    bool continued;   /* managed: here, between the end of QEMU's migration and RUNNING */
+    struct ibx_state_machine libvirt;
     uint64_t stop_ns; /* of QEMU's STOP; 0: the VM was paused before */
     bool paused;      /* before QEMU's migration was started */
-    bool waited;      /* managed: QEMU has paused before its device state */
     bool asks;        /* QEMU is to be asked whether it has written its state */
     bool ran;         /* until QEMU's migration stopped it */
 };
+
+static inline bool source_managed(const struct source_vm *vm)
+{
+    return vm->libvirt.now != LIBVIRT_OFF;
+}
 
 /* What an event of QEMU means for the migration. */
 enum source_vm_event {
@@ -66,6 +80,8 @@ enum source_vm_event {
 };
 
 void ibx_source_vm_init(struct source_vm *vm);
+/* Before anything else: whether libvirt does. */
+void ibx_source_vm_drive(struct source_vm *vm, bool libvirt);
 /* Connects to QEMU and finds its RAM. */
 int ibx_source_vm_find(struct source_vm *vm, const char *qmp, struct ibx_error *err);
 /* Finds guest RAM in the files of this record, whose QEMU has ended, and sets them aside. -ESRCH
@@ -287,14 +303,16 @@ void ibx_source_warm_end(struct source *s);
  *   ASKING | EXPOSING | WARMING | STARTING | STOPPED | SENDING | COMMITTED -> KEPT | STRANDED
  *   KEPT | STRANDED -> [*]
  *   COMMITTED | SERVING -> LEFT | BROKEN -> [*]
+ *   SERVING -> LOST -> LEFT | KEPT | STRANDED
  *
  * KEPT: the VM stays here. Before COMMITTED every failure leads there. In COMMITTED only the
  * destination's own statement that the VM never ran there does; without it, and in SERVING, the
  * source makes a lost link again for as long as necessary. STRANDED: the same, but QEMU could not
  * be told to continue. LEFT: given up or interrupted after the commit; the pages stay in QEMU, the
  * VM must not be continued here, and ib-migrate recover continues. BROKEN: the destination has
- * other pages than this side; they stay in QEMU, for ib-migrate rollback. In CONFIRMING the
- * destination needs nothing from this side.
+ * other pages than this side; they stay in QEMU, for ib-migrate rollback. LOST: the VM's QEMU has
+ * ended there; where libvirt drives, it is awaited whether it continues the VM here. In CONFIRMING
+ * the destination needs nothing from this side.
  *
  * A move that the table refuses is an internal failure: before the commit it ends as any failure
  * does, in KEPT; after the commit it is a lost link, and every page is kept.
@@ -308,6 +326,7 @@ enum source_state {
     SOURCE_SENDING,
     SOURCE_COMMITTED,
     SOURCE_SERVING,
+    SOURCE_LOST,
     SOURCE_CONFIRMING,
     SOURCE_DONE,
     SOURCE_KEPT,
@@ -334,6 +353,16 @@ enum source_peer_state {
     PEER_ABORTED
 };
 
+/*
+ * What is known of the protection of guest RAM here (guard.h has its own states).
+ *
+ * state machine: source guarding
+ *   [*] -> WISHED -> NOTED                it is in the record, so that recover finds it
+ *   WISHED | NOTED -> IMPOSSIBLE          for the reason that was notified
+ *   WISHED | NOTED | IMPOSSIBLE -> [*]
+ */
+enum source_guarding_state { GUARDING_WISHED, GUARDING_NOTED, GUARDING_IMPOSSIBLE };
+
 struct source {
     const struct ibx_send_options *options;
     struct ibx_options transport;
@@ -351,16 +380,18 @@ struct source {
     int lock_fd;
     unsigned interrupts; /* signals, and a request to cancel */
 
-    struct ibx_guard guard;        /* of guest RAM here, in SERVING */
-    uint64_t guard_ns;             /* managed: when to make it, unless QEMU has ended */
-    uint64_t pause_by_ns;          /* managed: until when libvirt's settings are awaited */
-    bool guard_noted, unguarded;   /* it is in the record; it is not possible */
+    struct ibx_guard guard; /* of guest RAM here, in SERVING */
+    uint64_t guard_ns;      /* managed: when to make it, unless QEMU has ended */
+    uint64_t pause_by_ns;   /* managed: until when libvirt's settings are awaited */
+    struct ibx_state_machine guarding;
     struct ibx_error disturbed;    /* code not 0: what others did to the VM here after the commit */
     struct ibx_verifier *verifier; /* from the first DIGEST on */
     uint64_t messages;             /* from the destination */
     struct migration_silence silence;
     uint64_t busy_until_ns; /* of ibx_migration_busy_until() */
     uint64_t lost_ns;       /* when the link was */
+    uint64_t nobody_ns;     /* since when nobody listens at the destination; 0: not so */
+    uint64_t decide_by_ns;  /* LOST: until when libvirt's decision is awaited */
     uint64_t still_ns;      /* since when the VM is stopped; 0: an overdue RUNNING was notified */
     uint64_t mapped_ns, loaded_ns; /* moments of the downtime */
     uint64_t confirm_by_ns;        /* until when CONFIRMED is awaited */
@@ -398,6 +429,32 @@ static inline bool source_over(const struct source *s)
 /* LOADED has come: COMMITTED, and COMMIT is sent. */
 int ibx_source_commit(struct source *s, struct ibx_error *err);
 
+/* ---------------------------------------------------------------- lost.c */
+
+/* SERVING: the destination says that the VM's QEMU has ended there. */
+int ibx_source_lose_vm(struct source *s, const char *why, struct ibx_error *err);
+/* LOST: ends with what is left of the VM, once libvirt has decided where it drives. */
+int ibx_source_vm_lost(struct source *s, struct ibx_error *err);
+/* Recover: a tool before this one has come there. */
+int ibx_source_was_lost(struct source *s, struct ibx_error *err);
+/* Without a link. -ETIMEDOUT, in LEFT: for too long nobody has listened at the destination, and
+ * give_up_s does not say how long that may be. */
+int ibx_source_check_nobody(struct source *s, struct ibx_error *err);
+
+/* ---------------------------------------------------------------- libvirt.c */
+
+/* It removes the files of guest RAM when it ends QEMU: they get a second name. */
+void ibx_source_libvirt_link_files(struct source *s);
+/* Before the gate opens. 0: libvirt has set what it sets, all at once, and is about to connect;
+ * -EAGAIN: not yet. */
+int ibx_source_libvirt_has_set(struct source *s, struct ibx_error *err);
+/* Whether it has started QEMU's migration; then the stream is OPEN. */
+int ibx_source_libvirt_gate(struct source *s, struct ibx_error *err);
+/* The VM goes on here. true: libvirt has decided so, as it may. */
+bool ibx_source_libvirt_resumed(struct source *s);
+/* Whether it has. -ECANCELED, in KEPT. */
+int ibx_source_libvirt_check(struct source *s, struct ibx_error *err);
+
 /* ---------------------------------------------------------------- intruder.c */
 
 /*
@@ -406,6 +463,7 @@ int ibx_source_commit(struct source *s, struct ibx_error *err);
  * the tool does not end with success.
  */
 
+void ibx_source_guard_init(struct source *s);
 /* SERVING: makes the guard, and then protects one part more. */
 void ibx_source_guard(struct source *s);
 /* Recover: takes the guard of the tool before this one, and the VM's RAM by the record alone where
@@ -441,11 +499,10 @@ void ibx_source_remove_files(struct source *s);
 /* Continues the VM here and goes to KEPT or STRANDED; returns `code`. Where the table has no move
  * to KEPT it changes nothing and returns `code`: the VM may run at the destination. */
 int ibx_source_keep(struct source *s, int code, struct ibx_error *err);
-/* libvirt decides where the VM runs. Between the commit and RUNNING it continues it here only when
- * the VM does not run at the destination, as far as libvirt knows: -ECANCELED, in KEPT. */
-int ibx_source_check_continued(struct source *s, struct ibx_error *err);
 /* An error after the commit. 0: to go on and connect again. */
 int ibx_source_link_trouble(struct source *s, int code, struct ibx_error *err);
+/* SERVING: takes what has come, up to an ABORT, within `ms`. */
+void ibx_source_take_last_abort(struct source *s, unsigned ms);
 /* The pages at the destination are not those here, as `err` says: BROKEN, and with `tell` that is
  * sent there. Returns -EBADMSG. */
 int ibx_source_broken(struct source *s, bool tell, struct ibx_error *err);

@@ -15,10 +15,26 @@ static const struct ibx_state vm_states[] = {
 };
 static const struct ibx_state_table vm_table = IBX_STATE_TABLE("source vm", vm_states);
 
+static const struct ibx_state libvirt_states[] = {
+    [LIBVIRT_OFF] = {"off", 0, IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [LIBVIRT_DRIVES] = {"drives", IBX_TO(LIBVIRT_AWAITED) | IBX_TO(LIBVIRT_CONTINUED),
+                        IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [LIBVIRT_AWAITED] = {"awaited", IBX_TO(LIBVIRT_CONTINUED), IBX_STATE_FINAL},
+    [LIBVIRT_CONTINUED] = {"continued", 0, IBX_STATE_FINAL},
+};
+static const struct ibx_state_table libvirt_table =
+    IBX_STATE_TABLE("source libvirt", libvirt_states);
+
 void ibx_source_vm_init(struct source_vm *vm)
 {
     *vm = (struct source_vm){.watchdog.fd = -1};
     ibx_state_begin(&vm->state, &vm_table, VM_GOING);
+    ibx_source_vm_drive(vm, false);
+}
+
+void ibx_source_vm_drive(struct source_vm *vm, bool libvirt)
+{
+    ibx_state_begin(&vm->libvirt, &libvirt_table, libvirt ? LIBVIRT_DRIVES : LIBVIRT_OFF);
 }
 
 int ibx_source_vm_find(struct source_vm *vm, const char *qmp, struct ibx_error *err)
@@ -118,10 +134,11 @@ enum source_vm_event ibx_source_vm_on_event(struct source_vm *vm, bool starting,
         vm->stop_ns = ibx_vm_event_ns(event);
     }
     if (ibx_vm_event_is(event, "MIGRATION", "pre-switchover")) {
-        vm->waited = true;
+        if (vm->libvirt.now == LIBVIRT_DRIVES)
+            ibx_state_move(&vm->libvirt, LIBVIRT_AWAITED);
         return vm->state.now == VM_STOPPED ? VM_QUIET : VM_NOTHING;
     }
-    if (vm->waited && ibx_vm_event_is(event, "MIGRATION", "device"))
+    if (vm->libvirt.now == LIBVIRT_AWAITED && ibx_vm_event_is(event, "MIGRATION", "device"))
         return VM_NOTHING; /* QEMU does not hold the lock then */
     vm->asks = may_finish(event) && (vm->state.now == VM_STOPPED || vm->paused);
     return vm->state.now == VM_STOPPED && may_finish(event) ? VM_QUIET : VM_NOTHING;

@@ -79,8 +79,9 @@ class Tool:
 class Move:
     """Both tools of a migration, and virsh."""
 
-    def __init__(self, hosts, domain, source=None, destination=None, stop_at=None, only=None):
-        self.hosts, self.domain = hosts, domain
+    def __init__(self, hosts, domain, source=None, destination=None, stop_at=None, only=None,
+                 receive=()):
+        self.hosts, self.domain, self.more = hosts, domain, receive
         self.source, self.destination = source or hosts.a, destination or hosts.b
         self.socket = SOCKET.format(name=domain.name)
         self.key = os.path.join(hosts.folder, "key")
@@ -99,7 +100,7 @@ class Move:
     def receive(self):
         """Starts the destination's tool."""
         stop = self.stop_at if self.stop_at.startswith("destination") else None
-        self.receiver = Tool(self.destination, ["receive", *self.common(), "--listen",
+        self.receiver = Tool(self.destination, ["receive", *self.common(), *self.more, "--listen",
                                                 f"tcp://{self.destination.address}:{PORT}"], stop)
         self.receiver.says("waiting for libvirt")
 
@@ -311,9 +312,9 @@ BEFORE = ("source:exposing", "source:starting", "source:stopped", "source:sendin
           "destination:joining", "destination:ready", "destination:mapped", "destination:waiting")
 
 
-def caught(hosts, domain, state):
-    """A move whose tool has stopped itself at this state."""
-    move = Move(hosts, domain, stop_at=state)
+def caught(hosts, domain, state, *receive):
+    """A move whose tool has stopped itself at this state; `receive`: more options of that."""
+    move = Move(hosts, domain, stop_at=state, receive=receive)
     move.begin()
     tool = move.sender if state.startswith("source") else move.receiver
     tool.stopped()
@@ -489,6 +490,58 @@ def a_vm_that_is_destroyed_where_it_runs_is_lost(hosts, domain):
     assert move.receiver.end() != 0
     assert "start it from its disk" in move.receiver.text, move.receiver.text
     assert "rollback" not in move.receiver.summary()["error"], move.receiver.text
+    is_lost_at_the_source(hosts, domain, move)
+    # From its disk, and this migration's record is not in the way of the next one.
+    hosts.b.virsh_ok("undefine", domain.name)
+    domain.start(hosts.a)
+    Move(hosts, domain).whole()
+    here(domain, hosts.b, hosts.a)
+
+
+def is_lost_at_the_source(hosts, domain, move):
+    """The source's tool ends by itself, says what is left, and leaves nothing."""
+    assert move.sender.end() == 3, move.sender.text
+    assert "nothing can restart it from its stop" in move.sender.summary()["error"]
+    said = hosts.a.ok(os.environ["IB_MIGRATE"], "status", "--qmp", domain.monitor)
+    assert "start it from its disk" in said, said
+    for host in hosts.all:
+        assert host.state(domain.name) in ("none", "shut off"), host.state(domain.name)
+        assert not host.qemu(domain.name)
+    nothing_left(hosts.a, domain)
+
+
+@test
+def a_qemu_is_killed_where_the_vm_runs(hosts, domain):
+    """While its pages come, and libvirt has ended the source's: both say that it is lost."""
+    domain.start(hosts.a)
+    move, tool = caught(hosts, domain, "destination:filling")
+    assert move.virsh.wait(LIMIT) == 0, move.virsh.stdout.read()
+    until(lambda: not hosts.a.qemu(domain.name), "the end of the source's QEMU")
+    os.kill(hosts.b.qemu(domain.name), signal.SIGKILL)
+    tool.kill(signal.SIGCONT)
+    assert move.receiver.end() == 3, move.receiver.text
+    is_lost_at_the_source(hosts, domain, move)
+
+
+@test
+def a_qemu_is_killed_before_libvirt_has_ended_the_source_s(hosts, domain):
+    """libvirtd at the source is dead: its QEMU stays, and virsh resume brings the VM back."""
+    domain.start(hosts.a)
+    move, tool = caught(hosts, domain, "destination:resuming", "--max-bandwidth", "64K")
+    hosts.a.end_libvirtd(signal.SIGKILL)
+    hosts.a.start_libvirtd()
+    tool.kill(signal.SIGCONT)
+    move.virsh.wait(LIMIT)
+    until(lambda: hosts.b.state(domain.name) == "running", "running on b")
+    os.kill(hosts.b.qemu(domain.name), signal.SIGKILL)
+    assert move.receiver.end() == 3, move.receiver.text
+    assert move.sender.end() == 3, move.sender.text
+    assert "virsh resume here" in move.sender.summary()["error"], move.sender.text
+    assert hosts.a.state(domain.name) == "paused"
+    hosts.a.virsh_ok("resume", domain.name)
+    hosts.a.ok(os.environ["IB_MIGRATE"], "rollback", "--yes", "--qmp", domain.monitor)
+    here(domain, hosts.a, hosts.b)
+    nothing_left(hosts.a, domain)
 
 
 # ------------------------------------------------------------------------- libvirt decides

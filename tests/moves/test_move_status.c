@@ -253,7 +253,8 @@ static void is_kept(const char *words, const char *reason)
     mover_must_print(&receiver, words);
     mover_must_print(&receiver, "rollback at the source");
     mover_must_print(MOVER_RUN(0, "status", "--qmp", vms[1].tool), reason);
-    mover_kill(&sender, SIGKILL);
+    mover_ends(&sender, 3);
+    mover_must_print(&sender, "where its QEMU has ended");
     MOVER_RUN(0, "rollback", "--yes", "--qmp", vms[0].tool, TIMED);
     pair_runs_at_the_source();
     mover_end_all(NULL);

@@ -24,6 +24,8 @@ static void print_failure(const struct ibx_migrate_status *last, const struct ib
     ibx_cli_message(err->message);
     if (!last->record.written_s) /* nothing was begun */
         return;
+    if (last->source && ibx_journal_lost_there(&last->record)) /* the message has it */
+        return;
     if (!last->source && last->record.state != IBX_JOURNAL_COMPLETE &&
         last->record.state != IBX_JOURNAL_SHUT_DOWN &&
         ibx_journal_qemu_gone(&last->record)) /* the message has it; the VM runs nowhere */
