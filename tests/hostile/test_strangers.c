@@ -25,7 +25,8 @@
 #define VISITS      20
 #define CLIENT_MS   30u /* from one to the next */
 #define PLACES      64u
-#define SOON_MS     5000u /* on a busy machine */
+#define SOON_MS     1000u
+#define LATE_MS     5000u /* one of twenty may take so long, on a busy machine */
 #define PLACE_BYTES 32768u
 
 static uint8_t hello[RAW_FRAME], proof[RAW_FRAME]; /* that any of them may send */
@@ -109,7 +110,12 @@ static void end(struct handshake_scene *s, struct server *server)
     handshake_close(s);
 }
 
-static void visit(const struct handshake_scene *s, const char *uri, uint64_t *longest)
+struct times {
+    uint64_t longest;
+    unsigned late;
+};
+
+static void visit(const struct handshake_scene *s, const char *uri, struct times *times)
 {
     struct ibx_conn *conn;
     struct ibx_error err = {0};
@@ -117,8 +123,15 @@ static void visit(const struct handshake_scene *s, const char *uri, uint64_t *lo
     if (ibx_connect(uri, &s->options, &conn, &err))
         fail_msg("a client with the key did not get in: %s", err.message);
     uint64_t took = ibx_now_ns() - began;
-    *longest = took > *longest ? took : *longest;
+    times->longest = took > times->longest ? took : times->longest;
+    times->late += took >= SOON_MS * IBX_NS_PER_MS;
     ibx_close(conn);
+}
+
+static void assert_soon(const struct times *took, unsigned visits)
+{
+    assert_true(took->longest < LATE_MS * IBX_NS_PER_MS);
+    assert_true(took->late <= visits / 20);
 }
 
 static void clients_get_in_among_strangers(void **state)
@@ -134,23 +147,24 @@ static void clients_get_in_among_strangers(void **state)
                                                       .hello = hello,
                                                       .hello_length = hello_length});
 
-    uint64_t longest = 0, times;
+    struct times took = {0};
+    uint64_t times;
     struct itimerspec tick = {.it_interval.tv_nsec = CLIENT_MS * IBX_NS_PER_MS,
                               .it_value.tv_nsec = 1};
     int timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC);
     timerfd_settime(timer, 0, &tick, NULL);
     for (int i = 0; i < CLIENTS; i++) {
         assert_int_equal(read(timer, &times, sizeof(times)), sizeof(times));
-        visit(&s, ibx_listener_uri(server.listener), &longest);
+        visit(&s, ibx_listener_uri(server.listener), &took);
     }
     close(timer);
     strangers_end(child);
     over(&server);
     print_message("the slowest client took %.1f ms; %d descriptors and %zu KiB more at most\n",
-                  (double)longest / 1e6, server.fds_most - server.fds,
+                  (double)took.longest / 1e6, server.fds_most - server.fds,
                   (server.bytes_most - server.bytes) / 1024);
     assert_int_equal(server.served, CLIENTS);
-    assert_true(longest < SOON_MS * IBX_NS_PER_MS);
+    assert_soon(&took, CLIENTS);
     /* Beside the strangers: one who has proven itself, and the clients of this process. */
     assert_true(server.fds_most - server.fds <= (int)PLACES + 16);
     assert_true(server.bytes_most <= server.bytes + PLACES * PLACE_BYTES + (1 << 20));
@@ -192,15 +206,15 @@ static void flood(const char *from, unsigned addresses)
                                                       .hello_length = hello_length,
                                                       .proof = proof,
                                                       .proof_length = proof_length});
-    uint64_t longest = 0;
+    struct times took = {0};
     for (int i = 0; i < VISITS; i++)
-        visit(&s, ibx_listener_uri(server.listener), &longest);
+        visit(&s, ibx_listener_uri(server.listener), &took);
     strangers_end(child);
     over(&server);
     print_message("a flood from %u addresses: the slowest client took %.1f ms\n", addresses,
-                  (double)longest / 1e6);
+                  (double)took.longest / 1e6);
     assert_int_equal(server.served, VISITS);
-    assert_true(longest < SOON_MS * IBX_NS_PER_MS);
+    assert_soon(&took, VISITS);
     end(&s, &server);
 }
 
