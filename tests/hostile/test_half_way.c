@@ -29,6 +29,8 @@
 static char key_file[] = "/tmp/ibx-test-half-way-XXXXXX";
 static struct ibx_session *listening;
 static uint16_t port;
+static pthread_t accepting, serving[2 * CROWD];
+static unsigned served;
 static atomic_uint threads, most;
 
 /* As GVirtuS: a thread for each session, which reads from it. */
@@ -45,13 +47,11 @@ static void *accept_all(void *unused)
 {
     struct ibx_session *session;
     (void)unused;
-    while (!ibx_session_accept(listening, &session, NULL)) {
-        pthread_t thread;
+    while (served < 2 * CROWD && !ibx_session_accept(listening, &session, NULL)) {
         const unsigned now = atomic_fetch_add(&threads, 1) + 1;
         if (now > atomic_load(&most))
             atomic_store(&most, now);
-        pthread_create(&thread, NULL, serve, session);
-        pthread_detach(thread);
+        pthread_create(&serving[served++], NULL, serve, session);
     }
     return NULL;
 }
@@ -90,6 +90,14 @@ static unsigned closed(struct raw *crowd)
     return count;
 }
 
+static void all_have_gone(void)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(PATIENCE);
+    while (atomic_load(&threads) && ibx_now_ns() < deadline)
+        poll(NULL, 0, 5);
+    assert_int_equal(atomic_load(&threads), 0);
+}
+
 static void test_one_tenant_stops_half_way(void **state)
 {
     (void)state;
@@ -106,13 +114,12 @@ static void test_one_tenant_stops_half_way(void **state)
     raw_close(&bob);
     for (unsigned i = 0; i < CROWD; i++)
         raw_close(&crowd[i]);
-    while (atomic_load(&threads) && ibx_now_ns() < deadline)
-        poll(NULL, 0, 5);
-    assert_int_equal(atomic_load(&threads), 0);
+    all_have_gone();
     /* None of them counts any more. */
     struct raw later = stop_half_way(ALICE, "alice");
     assert_true(goes_on(&later));
     raw_close(&later);
+    all_have_gone();
 }
 
 static int setup(void **state)
@@ -120,7 +127,6 @@ static int setup(void **state)
     struct ibx_options options;
     struct ibx_gpu_options gpu = {.mode = IBX_GPU_OFF,
                                   .limits = {.sessions = SESSIONS, .share = 75}};
-    pthread_t thread;
     int fd = mkstemp(key_file);
     if (raw_make_key(state) || fd < 0 || write(fd, KEYS, strlen(KEYS)) < 0 || close(fd))
         return -1;
@@ -131,11 +137,16 @@ static int setup(void **state)
         ibx_device_copies_attach(listening, &gpu, NULL) || ibx_session_serve(listening, NULL))
         return -1;
     port = (uint16_t)atoi(strrchr(ibx_session_uri(listening), ':') + 1);
-    return pthread_create(&thread, NULL, accept_all, NULL) || pthread_detach(thread);
+    return pthread_create(&accepting, NULL, accept_all, NULL);
 }
 
 static int teardown(void **state)
 {
+    pthread_cancel(accepting);
+    pthread_join(accepting, NULL);
+    for (unsigned i = 0; i < served; i++)
+        pthread_join(serving[i], NULL);
+    ibx_session_destroy(listening);
     unlink(key_file);
     return raw_remove_key(state);
 }
