@@ -85,7 +85,8 @@ struct copy {
     struct ibx_remote part; /* what of it is held */
     bool early;             /* in place: it may be answered while it is under way */
     bool placed;            /* in place: the GPU itself was at the client's memory */
-    struct ibx_mr *mr;      /* direct: the registration of the device's memory */
+    bool direct;            /* the fabric copies, in the device's memory */
+    struct ibx_mr *mr;      /* direct: its registration; NULL: this connection has none yet */
     uint64_t delivered;     /* direct: bytes of the reply that have been WRITten */
 };
 

@@ -179,6 +179,17 @@ static void broken(void *context)
     ibx_client_pins_drop(&x->pins, x->cuda);
 }
 
+/* What this connection can do, and what it knows of GPU memory, may be something else. */
+static void resumed(void *context)
+{
+    struct copies *x = context;
+    ibx_gpu_registrations_drop(&x->registrations, 0);
+    x->registrations.registrar = (struct ibx_gpu_registrar){0};
+    x->copy.mr = NULL;
+    x->not_direct = false;
+    x->told_direct = false;
+}
+
 /* The connection is still there. */
 static void ending(void *context)
 {
@@ -250,6 +261,7 @@ static const struct ibx_session_hooks hooks = {
     .note_sync = note_sync,
     .arrived = arrived,
     .broken = broken,
+    .resumed = resumed,
     .ending = ending,
     .ended = ended,
     .destroy = destroy,

@@ -10,6 +10,9 @@
 
 #include <errno.h>
 
+#define CUDA_OUT_OF_MEMORY 2  /* CUresult */
+#define TRIES              3u /* of a copy, each on a connection of its own */
+
 static int enter(void *context, const struct ibx_span *span, void **registration,
                  struct ibx_error *err)
 {
@@ -67,11 +70,22 @@ bool ibx_copies_direct_likely(struct copies *x)
     return !x->not_direct;
 }
 
+/* The memory's registration with this connection, or NULL. */
+static struct ibx_mr *registration(struct copies *x)
+{
+    const struct copy *c = &x->copy;
+    struct ibx_error err = {0};
+    void *mr = NULL;
+    if (ibx_copies_direct_likely(x) &&
+        ibx_gpu_registration_get(&x->registrations, x->cuda, c->gpu.device, (size_t)c->gpu.width,
+                                 &mr, &err))
+        tell(x, IBX_LOG_WARN, &err);
+    return mr;
+}
+
 static bool direct_able(struct copies *x)
 {
     struct copy *c = &x->copy;
-    struct ibx_error err = {0};
-    void *mr = NULL;
     bool stage = c->stage == COPY_FROM_CLIENT || c->stage == COPY_TO_CLIENT ||
                  (c->stage == COPY_TO_REPLY && c->frame.out == c->frame.width &&
                   c->frame.out >= ibx_session_caps(x->s)->rendezvous);
@@ -79,31 +93,43 @@ static bool direct_able(struct copies *x)
         return false;
     if (!ibx_copies_direct_likely(x) || !ibx_copies_staging(x))
         return false;
-    if (ibx_gpu_registration_get(&x->registrations, x->cuda, c->gpu.device, (size_t)c->gpu.width,
-                                 &mr, &err))
-        tell(x, IBX_LOG_WARN, &err);
-    if (mr && !ibx_mr_usable(mr)) { /* of a connection that has broken */
-        ibx_gpu_registrations_drop(&x->registrations, 0);
-        mr = NULL;
-        ibx_gpu_registration_get(&x->registrations, x->cuda, c->gpu.device, (size_t)c->gpu.width,
-                                 &mr, &err);
-    }
-    c->mr = mr;
-    return mr;
+    c->mr = registration(x);
+    c->direct = c->mr;
+    return c->direct;
 }
 
-/* READs or WRITEs the next n bytes and waits. 0 or as ibx_session_fail(). */
+/* READs or WRITEs the next n bytes and waits: from their beginning on another connection when this
+ * one breaks. 1: that one does not reach GPU memory, or these bytes are what breaks it, and none of
+ * them count; 0 or as ibx_session_fail(). */
 static int move(struct copies *x, bool read, size_t n)
 {
     struct copy *c = &x->copy;
     void *device = (void *)(uintptr_t)(c->gpu.device + c->delivered);
     ibx_turn_take(&x->turn, n);
-    int rc = ibx_session_post(x->s, read, c->mr, device, &c->remote, c->remote_at, n, 0, 0);
-    if (!rc)
-        rc = ibx_session_finish_posts(x->s);
-    if (!rc)
-        c->delivered += n;
-    return rc;
+    ibx_session_take_given_up(x->s);
+    unsigned tries = 0;
+    do {
+        if (!c->mr && tries < TRIES)
+            c->mr = registration(x);
+        c->direct = c->mr;
+        if (!c->direct)
+            return 1;
+        tries++;
+        int rc = ibx_session_post(x->s, read, c->mr, device, &c->remote, c->remote_at, n, 0, 0);
+        if (!rc)
+            rc = ibx_session_finish_posts(x->s);
+        if (rc)
+            return rc;
+    } while (ibx_session_take_given_up(x->s));
+    c->delivered += n;
+    return 0;
+}
+
+/* The whole copy in hand by chunks instead; the request is still GVirtuS's if that cannot be. */
+static int through_chunks(struct copies *x, int (*run)(struct copies *x))
+{
+    x->copy.path = PATH_STAGED;
+    return ibx_gpu_copy_fits(&x->copy.gpu) ? run(x) : IBX_REQUEST_PASS;
 }
 
 /* Earlier work of the stream, by which its errors have shown. */
@@ -118,15 +144,18 @@ static int direct_to_device(struct copies *x)
     if (rc)
         return ibx_copies_outcome(x, rc);
     rc = move(x, true, (size_t)x->copy.gpu.width);
+    if (rc > 0)
+        return through_chunks(x, ibx_path_staged.to_device);
     return rc ? rc : ibx_copies_outcome(x, ibx_gpu_writes_flush(x->cuda));
 }
 
 static int direct_to_client(struct copies *x)
 {
     int rc = settle(x);
-    if (!rc)
-        rc = move(x, false, (size_t)x->copy.gpu.width);
-    return ibx_copies_outcome(x, rc);
+    if (rc)
+        return ibx_copies_outcome(x, rc);
+    rc = move(x, false, (size_t)x->copy.gpu.width);
+    return rc > 0 ? through_chunks(x, ibx_path_staged.to_client) : ibx_copies_outcome(x, rc);
 }
 
 static int direct_to_reply(struct copies *x)
@@ -134,12 +163,32 @@ static int direct_to_reply(struct copies *x)
     return ibx_copies_outcome(x, settle(x));
 }
 
+/* What is left of a reply comes from the GPU into chunks: this part of it, and the next. */
+static int parts_through_chunks(struct copies *x, size_t n)
+{
+    const struct copy *c = &x->copy;
+    const uint64_t left = c->frame.out - c->delivered;
+    const struct ibx_gpu_copy rest = {.device = c->gpu.device + c->delivered,
+                                      .device_pitch = left,
+                                      .host_pitch = left,
+                                      .width = left,
+                                      .height = 1,
+                                      .stream = c->gpu.stream};
+    if (!ibx_copies_take_chunks(x, left, true))
+        return ibx_copies_broke_off(x, CUDA_OUT_OF_MEMORY);
+    int rc = ibx_staging_from_device(x->staging, &rest, true);
+    if (rc)
+        return rc > 0 ? ibx_copies_broke_off(x, rc) : rc;
+    return ibx_copies_deliver(x, &c->remote, n);
+}
+
 static int direct_part(struct copies *x, size_t n)
 {
     if (n > x->copy.frame.out - x->copy.delivered)
         return ibx_session_fail(x->s, -ERANGE, "%s wants more than there is",
                                 ibx_session_path(x->s)->peer);
-    return move(x, false, n);
+    int rc = move(x, false, n);
+    return rc > 0 ? parts_through_chunks(x, n) : rc;
 }
 
 const struct copy_path ibx_path_direct = {

@@ -26,7 +26,7 @@ int ibx_copies_deliver(void *context, const struct ibx_remote *remote, size_t n)
     struct copies *x = context;
     x->copy.remote = *remote;
     x->copy.remote_at = 0;
-    if (x->copy.mr)
+    if (x->copy.direct)
         return ibx_path_direct.part(x, n);
     ibx_copies_begin(x, COPY_PART, n);
     const struct copy_path *path = ibx_copies_path(x);
@@ -49,7 +49,6 @@ static int begin_reply(struct copies *x, uint64_t began, uint64_t n)
 static int answer_delivered(struct copies *x, uint64_t began)
 {
     size_t n = (size_t)x->copy.bytes;
-    bool direct = x->copy.mr;
     int rc = begin_reply(x, began, n);
     if (rc)
         return rc;
@@ -57,7 +56,7 @@ static int answer_delivered(struct copies *x, uint64_t began)
                                                  : ibx_copies_write_staged(x, n);
     if (!rc)
         rc = ibx_session_sync(x->s);
-    if (!rc && !direct)
+    if (!rc && !x->copy.direct)
         ibx_staging_end(x->staging);
     return rc;
 }

@@ -76,13 +76,14 @@ static void hold(struct copies *x)
     struct ibx_conn *conn = ibx_session_conn(x->s);
     bool rows = c->stage == COPY_PART && (c->frame.height != 1 || c->frame.out != c->frame.width);
     c->held = false;
-    if (!ibx_session_resolve(x->s, &c->remote)) /* then no post finds it either */
+    struct ibx_remote now = c->remote;    /* which keeps the name that the client knows it by */
+    if (!ibx_session_resolve(x->s, &now)) /* then no post finds it either */
         return;
     if (c->stage == COPY_FROM_MESSAGE || c->stage == COPY_TO_REPLY || rows ||
         ibx_session_posts_pending(x->s) || c->remote_at > c->remote.length ||
         c->bytes > c->remote.length - c->remote_at)
         return;
-    c->part = c->remote;
+    c->part = now;
     c->part.address += c->remote_at;
     c->part.length = c->bytes;
     unsigned access =

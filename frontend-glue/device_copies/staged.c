@@ -22,8 +22,7 @@ static bool to_device(const struct copies *x)
 static int threads_copy(void *context, void *local, uint64_t offset, size_t n)
 {
     const struct copies *x = context;
-    return ibx_remote_copy(ibx_session_conn(x->s), to_device(x), local, &x->copy.remote,
-                           x->copy.remote_at + offset, n);
+    return ibx_remote_copy(ibx_session_conn(x->s), to_device(x), local, &x->copy.part, offset, n);
 }
 
 static int wire_move(void *context, unsigned slot, unsigned chunk, void *local, uint64_t offset,

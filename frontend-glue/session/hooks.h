@@ -124,7 +124,8 @@ int ibx_session_fail(struct ibx_session *session, int code, const char *format, 
     __attribute__((format(printf, 3, 4)));
 /* Waits for at least one event and handles it; as ibx_session_fail(). */
 int ibx_session_pump(struct ibx_session *session);
-/* The same without waiting: how many there were. */
+/* The same without waiting: how many there were; that the session goes on over another connection
+ * counts as one. */
 int ibx_session_poll(struct ibx_session *session);
 /* Adds bytes to the message being gathered, which leaves whenever it is full; as
  * ibx_session_fail(). Unlike ibx_session_write() the bytes are copied, however many. */
@@ -152,6 +153,10 @@ int ibx_session_post(struct ibx_session *session, bool read, struct ibx_mr *mr, 
                      const struct ibx_remote *remote, uint64_t offset, size_t n, uint64_t cookie,
                      unsigned flags);
 bool ibx_session_posts_pending(const struct ibx_session *session);
+/* Whether posts were given up since the last call, since the session went on over a connection that
+ * does not know their GPU memory: they have ended without `arrived`, and nothing is known of their
+ * bytes. */
+bool ibx_session_take_given_up(struct ibx_session *session);
 /* Whether all posts that are over have succeeded; as ibx_session_fail(). */
 int ibx_session_check_posts(struct ibx_session *session);
 /* Waits until all are over; likewise. */

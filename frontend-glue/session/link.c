@@ -547,6 +547,7 @@ int ibx_link_resume(struct ibx_session *s)
     link->resumed++;
     log_resumed(s, &s->path, began, why);
     s->path = *ibx_conn_path(s->conn);
+    ibx_rendezvous_give_up(s);
     if (s->hooks->resumed)
         s->hooks->resumed(s->context);
     ibx_kept_push(&link->kept, s->conn);

@@ -84,11 +84,14 @@ static int file_event(struct ibx_session *s, const struct ibx_event *event)
     return 0;
 }
 
-/* A peer that closes between calls is no failure. */
+/* A peer that closes between calls is no failure. 1: the session goes on; or as ibx_session_fail().
+ */
 static int end(struct ibx_session *s)
 {
-    if (ibx_link_survives(s))
-        return ibx_link_resume(s);
+    if (ibx_link_survives(s)) {
+        int rc = ibx_link_resume(s);
+        return rc ? rc : 1; /* who waits looks again: a post may have been given up */
+    }
     const char *why = ibx_conn_reason(s->conn);
     if (s->end_status == -ECONNRESET && !s->payloads && !s->ops_pending)
         return ibx_session_leave(s, why);

@@ -207,6 +207,26 @@ int ibx_rendezvous_completed(struct ibx_session *s, const struct ibx_event *even
     return 0;
 }
 
+/* Those in memory of a GPU, which the last connection alone knew, are their caller's to repeat. */
+void ibx_rendezvous_give_up(struct ibx_session *s)
+{
+    for (unsigned i = 0; i < s->posted_size; i++) {
+        struct posted *p = &s->posted[i];
+        if (!p->used || p->with_conn || ibx_mr_usable(p->mr))
+            continue;
+        p->used = false;
+        s->ops_pending--;
+        s->ops_given_up = true;
+    }
+}
+
+bool ibx_session_take_given_up(struct ibx_session *s)
+{
+    const bool given_up = s->ops_given_up;
+    s->ops_given_up = false;
+    return given_up;
+}
+
 int ibx_rendezvous_again(struct ibx_session *s)
 {
     int rc = 0;
@@ -451,15 +471,15 @@ static int prepare_there(struct ibx_session *s, const struct ibx_remote *remote)
 
 void ibx_session_prepare(struct ibx_session *s, void *address, size_t n)
 {
-    struct ibx_mr *mr = NULL;
     struct ibx_remote remote;
     unsigned both = IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE;
     bool told = n >= PREPARE_MIN && ibx_session_idle(s) && !strcmp(s->path.provider, "shm") &&
                 ibx_shared_holds(address, n);
     if (!ibx_session_live(s) || (s->caps->register_free && !told) ||
-        register_remote(s, address, n, both, &mr, &remote) || (told && prepare_there(s, &remote)))
+        register_remote(s, address, n, both, &s->in_use, &remote))
         return;
-    release_memory(s, mr);
+    if (!told || !prepare_there(s, &remote)) /* otherwise it went with the session */
+        release_in_use(s);
 }
 
 int ibx_rendezvous_expose(struct ibx_session *s, const void *data, size_t length,

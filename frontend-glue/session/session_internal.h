@@ -260,6 +260,7 @@ struct ibx_session {
     unsigned ops_pending;  /* of them without a completion */
     unsigned ops_posted;   /* of these with the connection */
     int ops_status;        /* the first failure among them */
+    bool ops_given_up;     /* some were in GPU memory that the next connection does not know */
     struct ibx_mr *in_use; /* registration of the copy under way */
     struct early_cts early_cts;
     bool settle;                /* server: of the request in hand, SETTLE came */
@@ -409,7 +410,9 @@ int ibx_rendezvous_deliver(struct ibx_session *s);
 void ibx_rendezvous_fini(struct ibx_session *s);
 /* A READ or WRITE is over; as ibx_session_fail(). */
 int ibx_rendezvous_completed(struct ibx_session *s, const struct ibx_event *event);
-/* On another connection: begins again what was under way on the last one. Likewise. */
+/* On another connection: forgets what was under way in memory that this one does not know. */
+void ibx_rendezvous_give_up(struct ibx_session *s);
+/* And begins again all else that was. As ibx_session_fail(). */
 int ibx_rendezvous_again(struct ibx_session *s);
 
 #endif

@@ -19,7 +19,7 @@ void session_pair_use(const char *name, const char *address, const char *key, co
     more_value = value;
 }
 
-unsigned session_threads;
+unsigned session_threads, session_keeps;
 
 static const char *listen_uri(void)
 {
@@ -46,6 +46,8 @@ static void *accept_one(void *argument)
     if (ibx_session_accept(pair->listening, &pair->server, NULL))
         return NULL;
     ibx_session_read(pair->server, &none, 0); /* establishes */
+    while (session_keeps && ibx_session_live(pair->server) && !ibx_session_kept(pair->server))
+        ibx_session_pump(pair->server);
     if (session_faults_server)
         ibx_fault_injection_attach(pair->server->conn, session_faults_server, NULL);
     return NULL;
@@ -57,11 +59,22 @@ static void open_listening(struct session_pair *pair)
     struct ibx_options options;
     *pair = (struct session_pair){0};
     set_options(&options);
-    if (ibx_session_create(listen_uri(), &options, &pair->listening, &err) ||
-        ibx_session_serve(pair->listening, &err))
+    if (ibx_session_create(listen_uri(), &options, &pair->listening, &err))
         fail_msg("%s", err.message);
     ibx_session_set_threads(pair->listening, session_threads);
+    ibx_session_keep(pair->listening, session_keeps);
+    if (ibx_session_serve(pair->listening, &err))
+        fail_msg("%s", err.message);
     pthread_create(&pair->thread, NULL, accept_one, pair);
+}
+
+/* Its next connections; no other session comes. */
+static void *accept_again(void *argument)
+{
+    struct session_pair *pair = argument;
+    struct ibx_session *none;
+    ibx_session_accept(pair->listening, &none, NULL);
+    return NULL;
 }
 
 static void note_caps(struct session_pair *pair, const struct ibx_caps *caps)
@@ -78,8 +91,12 @@ void session_pair_open(struct session_pair *pair)
     set_options(&options);
     int rc = ibx_session_create(ibx_session_uri(pair->listening), &options, &pair->client, &err);
     if (!rc)
+        ibx_session_keep(pair->client, session_keeps);
+    if (!rc)
         rc = ibx_session_connect(pair->client, &err);
     pthread_join(pair->thread, NULL);
+    if (!rc && session_keeps)
+        pair->accepts = !pthread_create(&pair->accepting, NULL, accept_again, pair);
     if (!rc && session_faults_client)
         rc = ibx_fault_injection_attach(pair->client->conn, session_faults_client, &err);
     if (rc || pair->server->state.now != SESSION_LIVE)
@@ -170,6 +187,10 @@ void session_pair_close(struct session_pair *pair)
 {
     session_pair_leave(pair);
     ibx_session_destroy(pair->client);
+    if (pair->accepts) {
+        pthread_cancel(pair->accepting);
+        pthread_join(pair->accepting, NULL);
+    }
     ibx_session_destroy(pair->server);
     ibx_session_destroy(pair->listening);
     *pair = (struct session_pair){0};

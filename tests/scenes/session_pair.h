@@ -16,6 +16,8 @@ struct session_pair {
     int served;
     pthread_t thread;
     struct ibx_conn *bare; /* in place of one of the two */
+    pthread_t accepting;   /* connections of a session that is kept */
+    bool accepts;
 };
 
 /* What pairs use, before the first: the name of a provider, the address where the server listens
@@ -24,6 +26,9 @@ struct session_pair {
 void session_pair_use(const char *provider, const char *host, const char *key, const char *value);
 /* With these faults in every pair opened from now on, on the server's or the client's side. */
 extern struct ibx_injected_faults *session_faults_server, *session_faults_client;
+
+/* Pairs opened from now on survive their connections for so many seconds; 0: they do not. */
+extern unsigned session_keeps;
 
 /* Threads that the server's sessions copy with, from now on; 0: by the processors. */
 extern unsigned session_threads;

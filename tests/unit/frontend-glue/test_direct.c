@@ -6,6 +6,8 @@
  *   test_direct PROVIDER */
 #include "tests/scenes/copies_scene.h"
 
+#include "transport/core/conn.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>
@@ -22,6 +24,8 @@
 static struct {
     atomic_bool there, refuses;
     atomic_uint registered, ever, reads, writes;
+    atomic_uint breaks_in, breaks; /* the connection, under such a READ or WRITE: how often */
+    atomic_bool gone_then;         /* the next connection is of another fabric */
     struct {
         struct ibx_mr *mr;
         uint8_t *mapped, *address;
@@ -80,6 +84,7 @@ int __wrap_ibx_mr_register(struct ibx_conn *conn, const struct ibx_span *span, u
     int rc = __real_ibx_mr_register(conn, &host, access, mr, err);
     if (rc)
         return rc;
+    (*mr)->span.kind = span->kind; /* no other connection takes it over */
     nic.regions[i].mr = *mr;
     nic.regions[i].mapped = mapped;
     nic.regions[i].address = span->address;
@@ -109,16 +114,30 @@ void __wrap_ibx_mr_deregister(struct ibx_mr *mr)
     nic.registered--;
 }
 
+/* As a queue pair in error: what was posted ends with an error, or has ended. */
+static void break_under(struct ibx_conn *conn, unsigned region)
+{
+    if (region == REGIONS || !nic.breaks || --nic.breaks_in)
+        return;
+    nic.breaks_in = 1;
+    nic.breaks--;
+    if (nic.gone_then)
+        nic.there = false;
+    ibx_abort(conn);
+}
+
 int __wrap_ibx_read(struct ibx_conn *conn, struct ibx_mr *mr, void *local,
                     const struct ibx_remote *remote, uint64_t offset, size_t length,
                     uint64_t cookie, unsigned flags)
 {
     unsigned i = region_of(mr);
     if (i < REGIONS) {
-        local = nic.regions[i].mapped + ((uint8_t *)local - nic.regions[i].address);
+        local = nic.regions[i].mapped + ((uint8_t *)local - (uint8_t *)nic.regions[i].address);
         nic.reads++;
     }
-    return __real_ibx_read(conn, mr, local, remote, offset, length, cookie, flags);
+    int rc = __real_ibx_read(conn, mr, local, remote, offset, length, cookie, flags);
+    break_under(conn, i);
+    return rc;
 }
 
 int __wrap_ibx_write(struct ibx_conn *conn, struct ibx_mr *mr, const void *local,
@@ -130,7 +149,9 @@ int __wrap_ibx_write(struct ibx_conn *conn, struct ibx_mr *mr, const void *local
         local = nic.regions[i].mapped + ((const uint8_t *)local - nic.regions[i].address);
         nic.writes++;
     }
-    return __real_ibx_write(conn, mr, local, remote, offset, length, cookie, flags);
+    int rc = __real_ibx_write(conn, mr, local, remote, offset, length, cookie, flags);
+    break_under(conn, i);
+    return rc;
 }
 
 /* ------------------------------------------------------------------------- tests */
@@ -140,6 +161,8 @@ static int set_up_direct(void **state)
     nic.there = true;
     nic.refuses = false;
     nic.ever = nic.reads = nic.writes = 0;
+    nic.breaks = 0;
+    nic.gone_then = false;
     on_request = NULL;
     gpu.threads = 1;
     return set_up(state);
@@ -311,7 +334,120 @@ static int set_up_chosen(void **state)
     return rc;
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up_direct, tear_down)
+/* ------------------------------------------------------- connections that break under it */
+
+static int set_up_kept(void **state)
+{
+    session_keeps = 30;
+    int rc = set_up_direct(state);
+    session_keeps = 0;
+    return rc;
+}
+
+static void break_in(unsigned n, unsigned times)
+{
+    nic.breaks_in = n;
+    nic.breaks = times;
+}
+
+/* A copy each way, of which the n-th READ or WRITE breaks. */
+static void test_broken(void **state)
+{
+    (void)state;
+    unsigned resumed = 0;
+    for (unsigned n = 1; n <= 2; n++) {
+        for (unsigned apart = 0; apart < 2; apart++) {
+            break_in(n, 1);
+            round_trip(1000000 + n, apart);
+            assert_int_equal(ibx_session_resumed(pair.client), ++resumed);
+        }
+    }
+    assert_int_equal(by_fabric(), 8);
+    assert_int_equal(seen().requests, 2);
+    assert_true(nic.reads == 4 + 2 && nic.ever == 1 + 4);
+}
+
+/* With an EARLY_CTS, as the preload's copies have one. */
+static void test_broken_to_client(void **state)
+{
+    (void)state;
+    const size_t n = 3000000;
+    uint8_t *bytes = pattern(n, 9), *out = scene_memory(n);
+    struct ibx_frontend_copy there = {.to_device = true, .host = bytes, .n = n, .whole = true},
+                             back = {.host = out, .n = n, .whole = true};
+    break_in(1, 1);
+    assert_int_equal(copy_by_client(there), 0);
+    assert_device(n, 9);
+    break_in(1, 1);
+    assert_int_equal(copy_by_client(back), 0);
+    assert_memory_equal(out, bytes, n);
+    assert_int_equal(ibx_session_resumed(pair.client), 2);
+    assert_int_equal(by_fabric(), 2);
+    memset(out, 0, n);
+    nic.gone_then = true;
+    break_in(1, 1);
+    assert_int_equal(copy_by_client(back), 0);
+    assert_memory_equal(out, bytes, n);
+    assert_int_equal(by_fabric(), 2);
+}
+
+/* The next connection does not reach GPU memory, and the one after that does again. */
+static void test_broken_onto_another_fabric(void **state)
+{
+    (void)state;
+    for (unsigned n = 1; n <= 2; n++) {
+        for (unsigned apart = 0; apart < 2; apart++) {
+            nic.there = nic.gone_then = true;
+            if (apart || n > 1)
+                ibx_abort(pair.client->conn);
+            break_in(n, 1);
+            round_trip(4000000 + n, apart);
+        }
+    }
+    assert_int_equal(by_fabric(), 2);
+    assert_int_equal(seen().requests, 2);
+    assert_int_equal(nic.registered, 0);
+}
+
+/* In the middle of a reply that the client takes in pieces. */
+static void test_broken_in_pieces(void **state)
+{
+    (void)state;
+    const size_t n = 5000000, piece = 1250002;
+    uint8_t *bytes = pattern(n, 3), *out = scene_memory(n);
+    struct frame request = to_device(bytes, n), back = from_device(n);
+    for (unsigned gone = 0; gone < 2; gone++) {
+        nic.there = true;
+        nic.gone_then = gone;
+        expect_code("cudaMemcpy", &request, 0);
+        memset(out, 0, n);
+        send_frame("cudaMemcpy", &back);
+        assert_int_equal(ibx_session_sync(pair.client), 0);
+        uint8_t head[28];
+        assert_int_equal(ibx_session_read(pair.client, head, sizeof(head)), sizeof(head));
+        break_in(3, 1);
+        for (size_t at = 0; at < n; at += piece)
+            assert_int_equal(
+                ibx_session_read(pair.client, out + at, n - at < piece ? n - at : piece),
+                n - at < piece ? n - at : piece);
+        assert_memory_equal(out, bytes, n);
+    }
+    assert_int_equal(ibx_session_resumed(pair.client), 2);
+}
+
+/* Where such a READ always breaks the connection, it is done through chunks. */
+static void test_broken_by_it(void **state)
+{
+    (void)state;
+    break_in(1, 3);
+    round_trip(1000000, false);
+    assert_int_equal(ibx_session_resumed(pair.client), 3);
+    assert_int_equal(by_fabric(), 1);
+    assert_int_equal(seen().requests, 2);
+}
+
+#define TEST(name)      cmocka_unit_test_setup_teardown(name, set_up_direct, tear_down)
+#define TEST_KEPT(name) cmocka_unit_test_setup_teardown(name, set_up_kept, tear_down)
 
 int main(int argc, char **argv)
 {
@@ -322,6 +458,11 @@ int main(int argc, char **argv)
         TEST(test_freed),
         TEST(test_order),
         cmocka_unit_test_setup_teardown(test_chosen, set_up_chosen, tear_down),
+        TEST_KEPT(test_broken),
+        TEST_KEPT(test_broken_to_client),
+        TEST_KEPT(test_broken_onto_another_fabric),
+        TEST_KEPT(test_broken_in_pieces),
+        TEST_KEPT(test_broken_by_it),
     };
     session_pair_use(argc > 1 ? argv[1] : "tcp", NULL, NULL, NULL);
     app = cuda_application();

@@ -144,6 +144,16 @@ static void test_refused_by_cuda(void **state)
     copies_pin();
 }
 
+/* What was registered for it goes with the session: LeakSanitizer sees what does not. */
+static void test_broken_meanwhile(void **state)
+{
+    (void)state;
+    struct ibx_injected_faults faults = {.disconnect_in = 2}; /* FLUSH */
+    assert_int_equal(ibx_fault_injection_attach(pair.client->conn, &faults, NULL), 0);
+    ibx_session_prepare(pair.client, memory, BYTES);
+    assert_false(ibx_session_live(pair.client));
+}
+
 static void test_ends_with_the_client(void **state)
 {
     (void)state;
@@ -181,6 +191,7 @@ int main(void)
         CASE(test_without_a_context, set_up_leaving),
         CASE(test_more_than_allowed, set_up_little),
         CASE(test_refused_by_cuda, set_up_memory),
+        CASE(test_broken_meanwhile, set_up_memory),
         CASE(test_ends_with_the_client, set_up_memory),
         CASE(test_lies, set_up_memory),
     };
