@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define EXPOSE_LEAST (2 * IBX_FRAME_WINDOW) /* what the server looks for a payload in */
-#define AROUND       256u                   /* bytes of a frame and its message, at most */
+#define FROM_LEAST (2 * IBX_FRAME_WINDOW) /* bytes; fewer come with the reply */
+#define AROUND     256u                   /* bytes of a frame and its message, at most */
 
 int ibx_client_take(struct ibx_session *s, void *to, size_t n)
 {
@@ -79,7 +79,7 @@ static bool by_reference(const struct ibx_session *s, const struct ibx_frontend_
     size_t payload = client_payload(copy);
     return payload >= caps->rendezvous ||
            (caps->register_free && payload + AROUND > caps->message_max) ||
-           (copy->async && copy->lasting && payload >= EXPOSE_LEAST);
+           (copy->async && copy->lasting && (copy->to_device || payload >= FROM_LEAST));
 }
 
 /* Where the reply's payload may go. Servers send the replies to copies of rows as any other. */
@@ -121,7 +121,9 @@ int ibx_client_send_frame(struct ibx_session *s, const struct ibx_frontend_copy 
                       end = ibx_writer_of(tail, sizeof(tail));
     put_tail(&end, copy);
     put_head(&w, copy, &end);
-    int rc = send_cts(s, copy, registered);
+    int rc = copy->settle ? ibx_session_settle(s) : 0;
+    if (!rc)
+        rc = send_cts(s, copy, registered);
     if (!rc)
         rc = ibx_session_gather(s, head, w.length);
     if (!rc && copy->to_device)

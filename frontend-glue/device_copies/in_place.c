@@ -32,7 +32,8 @@ static bool in_place_able(struct copies *x)
     if (!c->held || !c->reach.id)
         return false;
     bool leave = c->reach.lasting && !c->settle && c->frame.call == IBX_FRAME_MEMCPY_ASYNC;
-    if (!leave && c->bytes < ibx_copies_way(x)->in_place_min)
+    bool in_order = c->settle && c->stage == COPY_FROM_CLIENT; /* earlier work may fill it */
+    if (!leave && !in_order && c->bytes < ibx_copies_way(x)->in_place_min)
         return false;
     bool pinned = pin(x, &c->reach);
     c->early =

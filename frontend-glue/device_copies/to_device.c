@@ -14,7 +14,8 @@ bool ibx_copies_parse(const struct ibx_request *q, struct ibx_frame *frame)
         return ibx_frame_parse(q->call, &body, frame);
     }
     memcpy(first, q->head, q->head_length);
-    memcpy(last + IBX_FRAME_WINDOW - q->tail_length, q->tail, q->tail_length);
+    const size_t window = q->length < IBX_FRAME_WINDOW ? (size_t)q->length : IBX_FRAME_WINDOW;
+    memcpy(last + window - q->tail_length, q->tail, q->tail_length);
     return ibx_frame_parse(q->call, &body, frame) && frame->kind == IBX_FRAME_H2D &&
            frame->payload_at == q->head_length && frame->payload == q->remote.length;
 }

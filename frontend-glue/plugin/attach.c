@@ -222,8 +222,16 @@ static atomic_bool left_for_later;
  * them in the stream's order. */
 static bool may_change(const struct ibx_frontend_copy *copy)
 {
-    return copy->lasting && atomic_load(&left_for_later) &&
+    return copy->to_device && atomic_load(&left_for_later) &&
+           (copy->lasting || ibx_shared_holds(copy->host, copy->n)) &&
            !ibx_pipeline_rests(mine->pipeline, copy->stream);
+}
+
+/* One that is waited for, in the order of the legacy stream: as an asynchronous one. */
+static void put_in_order(struct ibx_frontend_copy *copy)
+{
+    copy->async = copy->lasting = copy->settle = true;
+    copy->stream = 0;
 }
 
 /* A short one that no device waits for: its bytes go with the request, in the pipeline. */
@@ -261,13 +269,15 @@ static int run_copy(const struct ibx_frontend_copy *wish, int *exit_code)
     }
     if (copy.async && copy.lasting && !copy.to_device)
         atomic_store(&left_for_later, true);
+    if (!copy.async && !copy.rows && is_over_shm(session) && may_change(&copy))
+        put_in_order(&copy);
     ibx_async_copy_wait(copy.async ? copy.stream : 0);
     ibx_pipeline_enter(mine->pipeline, copy.async ? copy.stream : 0);
     int rc = ibx_client_copy(session, &copy, exit_code);
-    int code = ibx_pipeline_leave(mine->pipeline, rc ? 0 : *exit_code, !rc && !copy.async);
+    int code = ibx_pipeline_leave(mine->pipeline, rc ? 0 : *exit_code, !rc && !wish->async);
     if (!rc)
         *exit_code = code;
-    if (!rc && !code && copy.async && copy.to_device && !copy.rows)
+    if (!rc && !code && wish->async && copy.to_device && !copy.rows)
         ibx_pipeline_learn(mine->pipeline, "cudaMemcpyAsync");
     return rc;
 }

@@ -30,7 +30,7 @@
 #include <stdint.h>
 
 /* Increases with any change below. */
-#define IBX_FRONTEND_VERSION 7u
+#define IBX_FRONTEND_VERSION 8u
 
 /* cudaMemcpy, cudaMemcpyAsync or cudaMemcpy2D between memory of the device and of the caller. */
 struct ibx_frontend_copy {
@@ -42,6 +42,7 @@ struct ibx_frontend_copy {
     uint64_t stream;
     bool lasting; /* `host` is in memory that allocate() has given */
     bool pinned;  /* `host` is in that or in other memory that is page-locked to the application */
+    bool settle;  /* asynchronous, but the call returns when it has ended */
     bool whole;   /* in one frame, as without the preload, even where parts would be faster */
     /* cudaMemcpy2D: rows is not 0, the pitches are n at least, and their products with rows are
      * PTRDIFF_MAX at most. The bytes between two rows of the host do not change. */

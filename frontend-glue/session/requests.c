@@ -41,10 +41,10 @@ static bool peek_remote(struct ibx_session *s, struct ibx_request *q)
     if (!s->has_current || ibx_get_u8(&q->after) != SEGMENT_RTS_READ)
         return false;
     ibx_name_get(&q->after, &q->remote);
-    if (q->after.failed || q->length < 2 * IBX_FRAME_WINDOW)
+    if (q->after.failed)
         return false;
     if (q->remote.length == q->length && !q->head_length)
-        return true;
+        return q->length >= 2 * IBX_FRAME_WINDOW; /* in which a hook looks for the payload */
     return peek_tail(q);
 }
 

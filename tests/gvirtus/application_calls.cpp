@@ -48,7 +48,7 @@ bool short_copies()
     REQUIRE(device_has(h.device, expected.data(), expected.size()));
     // Of page-locked memory into which the GPU has still to copy, as CUDA's order is.
     void *there = nullptr;
-    REQUIRE(cudaMallocHost(&there, 4096) == 0);
+    REQUIRE(cudaMallocHost(&there, 71 << 10) == 0);
     for (int i = 0; i < 3; i++) {
         std::memset(there, i, 4096);
         stub_remote()->slow(100000);
@@ -58,6 +58,20 @@ bool short_copies()
         stub_remote()->slow(0);
         REQUIRE(device_has(h.device + (900 << 10), expected.data(), 1000));
         REQUIRE(cudaMemset(h.device + (900 << 10), 0, 1000) == 0);
+    }
+    // Of any length, and of those that return when they have ended.
+    for (std::size_t n : {1u, 20u, 100u, 1000u, 20000u, 70000u}) {
+        for (int sync = 0; sync < 2; sync++) {
+            std::memset(there, 5, 70000);
+            stub_remote()->slow(30000);
+            REQUIRE(cudaMemcpyAsync(there, h.device, n + 256, D2H, h.stream) == 0);
+            REQUIRE((sync ? cudaMemcpy(h.device + (900 << 10), there, n, H2D)
+                          : cudaMemcpyAsync(h.device + (900 << 10), there, n, H2D, h.stream)) == 0);
+            REQUIRE(cudaStreamSynchronize(h.stream) == 0);
+            stub_remote()->slow(0);
+            REQUIRE(device_has(h.device + (900 << 10), expected.data(), n));
+            REQUIRE(cudaMemset(h.device + (900 << 10), 0, n) == 0);
+        }
     }
     REQUIRE(cudaFreeHost(there) == 0);
     // The back end gets to a copy behind a bad one, whose error the next wait returns.
