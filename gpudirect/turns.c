@@ -192,6 +192,8 @@ enum ibx_turn_company ibx_turn_take(struct ibx_turn *turn, uint64_t bytes)
             pthread_cond_broadcast(&turns.next);
         wait_for_others(turn, now);
         turn->seen_ns = ibx_now_ns();
+        unlink_turn(turn); /* others have copied meanwhile */
+        link_first(turn);
     }
     pthread_mutex_unlock(&turns.mutex);
     return with;

@@ -269,6 +269,28 @@ static void test_one_that_dawdles(void **state)
     assert_true(one.held_ns < (now_ns - began) / 3);
 }
 
+static void other_copies_and_stops(void)
+{
+    copy(&other[0], 4096);
+    now_ns += IBX_TURN_BUSY_NS + 1000000;
+}
+
+/* It counts from the end of its wait on, whoever has copied meanwhile. */
+static void test_one_that_has_waited(void **state)
+{
+    (void)state;
+    ibx_turn_join(&other[0], NULL, 100);
+    ibx_turn_join(&other[1], NULL, 100);
+    meanwhile = other_copies_and_stops;
+    while (!waits) {
+        copy(&one, PIECE);
+        now_ns += 1000000;
+        if (!waits)
+            copy(&other[0], PIECE);
+    }
+    assert_int_equal(ibx_turn_company(&other[1]), IBX_TURN_BESIDE_LONG);
+}
+
 int main(void)
 {
 #define CASE(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
@@ -283,6 +305,7 @@ int main(void)
         CASE(test_one_that_dies),
         CASE(test_little_copies),
         CASE(test_one_that_dawdles),
+        CASE(test_one_that_has_waited),
     };
     return cmocka_run_group_tests_name("turns", tests, NULL, NULL);
 }
