@@ -2,6 +2,8 @@
 #include "gpudirect/client_pins.h"
 
 #include <errno.h>
+
+#define CUDA_INVALID_VALUE 1 /* CUresult: there is no such pinned memory */
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -269,8 +271,14 @@ bool ibx_client_pin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, v
         if (pin->base != base || pin->length != length || pin->id != id)
             continue;
         pin->used = ++pins->clock;
-        if (!is_pinned(pin) || !cuda->mem_host_get_flags(&flags, base))
+        int rc = is_pinned(pin) ? cuda->mem_host_get_flags(&flags, base) : 0;
+        if (!rc)
             return is_pinned(pin);
+        if (rc !=
+            CUDA_INVALID_VALUE) { /* an error of other work: it is pinned, and will be unpinned */
+            ibx_error_set(err, rc, "CUDA fails (%s)", ibx_cuda_error_name(cuda, rc));
+            return false;
+        }
         pins->bytes -= pin->length; /* a reset has unpinned it; the quota keeps the bytes */
         if (pin_now(pins, cuda, pin, writable, err))
             return true;

@@ -135,6 +135,23 @@ static void test_refused_after_a_reset(void **state)
 }
 
 /* A session can end in a thread that has no context. */
+/* An error of other work is all that CUDA tells as long as it lasts: the memory is pinned still,
+ * and no later client who maps its own there finds it so. */
+static void test_errors_of_others(void **state)
+{
+    (void)state;
+    assert_true(pin(0, BLOCK, 1));
+    app->inject("cuMemHostGetFlags", 1, 700, true);
+    assert_false(pin(0, BLOCK, 1));
+    assert_false(pin(0, BLOCK, 1));
+    app->inject(NULL, 0, 0, false);
+    assert_true(pin(0, BLOCK, 1));
+    assert_int_equal(cuda_stats().host_pinned, ever + 1);
+    app->inject("cuMemHostGetFlags", 1, 700, true);
+    assert_false(pin(0, BLOCK, 1));
+    app->inject(NULL, 0, 0, false);
+}
+
 static void test_dropped_elsewhere(void **state)
 {
     (void)state;
@@ -407,6 +424,7 @@ int main(void)
         TEST(test_refused),
         TEST(test_reset),
         TEST(test_refused_after_a_reset),
+        TEST(test_errors_of_others),
         TEST(test_dropped_elsewhere),
         TEST(test_wait),
         TEST(test_wait_while_capturing),
