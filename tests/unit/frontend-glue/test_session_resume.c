@@ -3,7 +3,8 @@
  * Sessions whose connections break: at every message and chunk of a talk, in the middle of going
  * on, and at random. The bytes of both streams stay what was written, once each, in order.
  *
- *   test_session_resume PROVIDER [CUTS]    shm, tcp, ...; how many random cuts there are at least
+ *   test_session_resume PROVIDER [CUTS [HOST]]    shm, tcp, ...; how many random cuts there are at
+ *                                                  least; the server's address (127.0.0.1)
  *
  * Linked with --wrap: each connection gets the fault injector before its first message.
  */
@@ -24,7 +25,7 @@
 #define SECONDS      30u
 #define IBX_NS_PER_S (1000 * IBX_NS_PER_MS)
 
-static const char *provider;
+static const char *provider, *host;
 static unsigned random_cuts = 40;
 
 /* ---------------------------------------------------------------------- cut connections */
@@ -40,7 +41,7 @@ struct end {
 };
 static struct end client_end, server_end;
 
-static bool paths_change; /* from connection to connection */
+static bool paths_change; /* from connection to connection, between the provider and tcp or shm */
 
 static void attach(struct end *end, struct ibx_conn *conn)
 {
@@ -60,12 +61,17 @@ int __wrap_ibx_connect(const char *uri, const struct ibx_options *options, struc
 int __real_ibx_establish(struct ibx_conn *conn, struct ibx_error *err);
 int __wrap_ibx_establish(struct ibx_conn *conn, struct ibx_error *err);
 
+static const char *other_path(void)
+{
+    return strcmp(provider, "tcp") ? "tcp" : "shm";
+}
+
 int __wrap_ibx_connect(const char *uri, const struct ibx_options *options, struct ibx_conn **conn,
                        struct ibx_error *err)
 {
     struct ibx_options other = *options;
     if (paths_change)
-        ibx_options_set(&other, "provider", client_end.count % 2 ? "tcp" : "shm", NULL);
+        ibx_options_set(&other, "provider", client_end.count % 2 ? other_path() : provider, NULL);
     int rc = __real_ibx_connect(uri, &other, conn, err);
     if (!rc)
         attach(&client_end, *conn);
@@ -113,6 +119,7 @@ static void set_options(struct ibx_options *options)
 {
     ibx_options_init(options);
     assert_int_equal(ibx_options_set(options, "provider", provider, NULL), 0);
+    options->insecure = host != NULL;
 }
 
 static void scene_listen(struct scene *scene, unsigned seconds)
@@ -122,7 +129,9 @@ static void scene_listen(struct scene *scene, unsigned seconds)
     set_options(&options);
     if (paths_change)
         ibx_options_set(&options, "provider", "auto", NULL);
-    if (ibx_session_create("rdma://127.0.0.1:0", &options, &scene->listening, &err))
+    char uri[128];
+    snprintf(uri, sizeof(uri), "rdma://%s:0", host ? host : "127.0.0.1");
+    if (ibx_session_create(uri, &options, &scene->listening, &err))
         fail_msg("%s", err.message);
     ibx_session_keep(scene->listening, seconds);
     if (ibx_session_serve(scene->listening, &err))
@@ -622,6 +631,8 @@ int main(int argc, char **argv)
     provider = argv[1];
     if (argc > 2)
         random_cuts = (unsigned)strtoul(argv[2], NULL, 10);
+    if (argc > 3)
+        host = argv[3];
     alarm(random_cuts > 1000 ? 1700 : 250);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
