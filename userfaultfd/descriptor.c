@@ -141,6 +141,10 @@ int ibx_fault_register(int uffd, const struct ibx_fault_range *range, struct ibx
         wish.mode |= UFFDIO_REGISTER_MODE_MINOR;
         need |= 1ull << _UFFDIO_CONTINUE;
     }
+    if (range->protect) {
+        wish.mode |= UFFDIO_REGISTER_MODE_WP;
+        need |= 1ull << _UFFDIO_WRITEPROTECT;
+    }
     if (ioctl(uffd, UFFDIO_REGISTER, &wish)) {
         int code = errno;
         const char *why = code == EINVAL ? "; it must be page-aligned anonymous, shared or hugetlb "

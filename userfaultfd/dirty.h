@@ -23,6 +23,7 @@ int ibx_dirty_register(int uffd, uint64_t start, uint64_t length, struct ibx_err
 void ibx_dirty_unregister(int uffd, uint64_t start, uint64_t length);
 /* `pagemap`: /proc/PID/pagemap of the process. Sets the bit of every page (of `page_size` bytes,
  * lowest first) that was written since the last scan, and counts them; the others stay as they are.
+ * Pages that are not mapped count as written, since the kernel may have unmapped them.
  * Both may be NULL. Unless `last` it protects them again. -EOPNOTSUPP: the kernel is older. */
 int ibx_dirty_scan(int pagemap, uint64_t start, uint64_t length, uint64_t page_size, bool last,
                    uint64_t *bits, uint64_t *count, struct ibx_error *err);

@@ -99,6 +99,9 @@ struct ibx_fault_range {
     /* Minor mode: the same shared memory as mapped in this process, not registered. NULL: missing
      * mode. */
     void *alias;
+    /* Missing mode: pages are placed write-protected, so that ibx_dirty_scan() finds which of them
+     * were written since. The descriptor was enabled with IBX_FAULT_DIRTY. */
+    bool protect;
 };
 
 struct ibx_fault_config {
@@ -125,10 +128,11 @@ struct ibx_fault_config {
     uint32_t chunk_max;     /* bytes of the largest one; 0: 1 MiB. At least one page each */
     unsigned depth; /* background requests in flight per worker, at most; 0: 8, of huge pages 2 */
     /* NULL, or a bit per page up to the last page, in memory of the caller that outlives this
-     * process. A bit is set when the page is complete or was discarded, before the faulting process
-     * can see it. In minor mode an engine that takes over (ibx_fault_rebuild) must not fetch these
-     * pages again, and neither the page cache, which has incomplete pages, nor the page tables tell
-     * which they are. */
+     * process. A bit is set when the page is complete or was discarded: in minor mode before the
+     * faulting process can see it, else when it is in its place, also a page of zeros. In minor
+     * mode an engine that takes over (ibx_fault_rebuild) must not fetch these pages again, and
+     * neither the page cache, which has incomplete pages, nor the page tables tell which they are.
+     */
     _Atomic uint64_t *arrived;
     /* Called with pages that have arrived, before the faulting process can see them, and perhaps
      * once more; NULL: not. An error stops the engine with that reason. Zero pages are none that it
@@ -251,6 +255,8 @@ void ibx_fault_stats(const struct ibx_fault *engine, struct ibx_fault_stats *sta
 #define IBX_FAULT_EVENT_REMAP  (1ull << 2)
 #define IBX_FAULT_EVENT_REMOVE (1ull << 3)
 #define IBX_FAULT_EVENT_UNMAP  (1ull << 6)
+/* For ranges with `protect`: UFFD_FEATURE_WP_ASYNC, Linux 6.7. */
+#define IBX_FAULT_DIRTY (1ull << 15)
 
 /* A new, enabled descriptor for this process's own memory; `features` as below. */
 int ibx_fault_uffd_open(uint64_t features, int *uffd, struct ibx_error *err);
@@ -260,7 +266,7 @@ int ibx_fault_uffd_enable(int uffd, uint64_t features, struct ibx_error *err);
 /* A duplicate of descriptor `fd` of process `pid` (pidfd_getfd), close-on-exec. */
 int ibx_fault_uffd_take(pid_t pid, int fd, int *uffd, struct ibx_error *err);
 /* Registers a range for missing pages; in minor mode also for pages that are in the page cache but
- * not mapped. */
+ * not mapped; with `protect` also for writes. */
 int ibx_fault_register(int uffd, const struct ibx_fault_range *range, struct ibx_error *err);
 /* Only when every page is present: threads that wait for one would continue on zero pages. */
 int ibx_fault_unregister(int uffd, const struct ibx_fault_range *range, struct ibx_error *err);

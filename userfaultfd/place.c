@@ -61,6 +61,11 @@ int ibx_fault_wake(struct ibx_fault *e, uint64_t address, uint64_t length)
     return ioctl(e->uffd, UFFDIO_WAKE, &where) ? -errno : 0;
 }
 
+static uint64_t copy_mode(const struct fault_range *r)
+{
+    return r->is.protect ? UFFDIO_COPY_MODE_WP : 0;
+}
+
 /* Places pages and wakes their faults. The number of bytes placed, or a negative errno. */
 static int64_t fill(struct ibx_fault *e, const struct fault_range *r, uint64_t page,
                     uint64_t length, const uint8_t *bytes)
@@ -73,7 +78,8 @@ static int64_t fill(struct ibx_fault *e, const struct fault_range *r, uint64_t p
         rc = ioctl(e->uffd, UFFDIO_CONTINUE, &work) ? -errno : 0;
         done = work.mapped;
     } else {
-        struct uffdio_copy work = {.dst = at, .src = (uintptr_t)bytes, .len = length};
+        struct uffdio_copy work = {
+            .dst = at, .src = (uintptr_t)bytes, .len = length, .mode = copy_mode(r)};
         rc = ioctl(e->uffd, UFFDIO_COPY, &work) ? -errno : 0;
         done = work.copy;
     }
@@ -115,8 +121,11 @@ static int step(struct ibx_fault *e, struct slot *slot, uint32_t limit)
         done(e, slot, n, state);
         return 0;
     }
-    ibx_fault_note_arrived(e, page, n);
+    if (r->is.alias)
+        ibx_fault_note_arrived(e, page, n);
     int64_t bytes = fill(e, r, page, n * size, slot->bytes + slot->placed * size);
+    if (!r->is.alias && (bytes > 0 || bytes == -EEXIST))
+        ibx_fault_note_arrived(e, page, bytes > 0 ? (uint64_t)bytes / size : 1);
     if (bytes > 0) {
         done(e, slot, (uint32_t)((uint64_t)bytes / size), state);
         return 0;
@@ -191,9 +200,11 @@ static int answer(struct ibx_fault *e, struct fault_range *r, uint64_t page)
         if (bytes != -EFAULT) /* which says that the page cache has none */
             return bytes ? (int)bytes : -EAGAIN;
     }
-    if (size > SMALL_PAGE) { /* UFFDIO_ZEROPAGE does not place huge pages */
-        struct uffdio_copy copy = {
-            .dst = address_of(r, page), .src = (uintptr_t)e->zeros, .len = size};
+    if (size > SMALL_PAGE || r->is.protect) { /* UFFDIO_ZEROPAGE places no such pages */
+        struct uffdio_copy copy = {.dst = address_of(r, page),
+                                   .src = (uintptr_t)e->zeros,
+                                   .len = size,
+                                   .mode = copy_mode(r)};
         return ioctl(e->uffd, UFFDIO_COPY, &copy) ? -errno : 0;
     }
     struct uffdio_zeropage work = {.range = {address_of(r, page), size}};
@@ -209,6 +220,8 @@ int ibx_fault_answer(struct ibx_fault *e, uint64_t page)
         if (rc == -EEXIST || rc == -ENOENT) /* the page was placed, or unmapped, meanwhile */
             ibx_fault_wake(e, address_of(r, page), r->is.page_size);
         placing_end(e);
+        if ((rc == 0 || rc == -EEXIST) && !r->is.alias)
+            ibx_fault_note_arrived(e, page, 1);
         if (rc == 0)
             count(&e->zero_faults, 1);
         if (rc == 0 || rc == -EEXIST || rc == -ENOENT)
