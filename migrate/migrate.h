@@ -83,6 +83,7 @@ struct ibx_receive_options {
     struct ibx_options transport;
     uint64_t max_bandwidth; /* bytes per second of what is not urgent; 0: no limit */
     unsigned give_up_s;     /* end when the source is away for so long; 0: never */
+    bool home;              /* for a VM that was borrowed from here and returns */
     bool minor;             /* READ in place and CONTINUE instead of COPY */
     bool paused;            /* the VM does not run here until somebody continues it */
     bool
@@ -104,6 +105,9 @@ struct ibx_send_options {
     bool disks_differ; /* on purpose: no reason to refuse */
     bool warm;         /* pages are fetched before the VM stops, and again when they are written */
     unsigned warm_rounds, warm_seconds; /* at most; 0: as many as suit */
+    enum ibx_migrate_borrow borrow;     /* its memory here is kept as a base for its return */
+    const struct ibx_journal *returns;  /* the record of the destination that it was borrowed to,
+                                           here; NULL: it does not return */
     struct ibx_migrate_observer observer;
 };
 

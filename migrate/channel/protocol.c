@@ -89,6 +89,8 @@ static const struct field hello_fields[] = {
     UINT(ibx_migrate_hello, description_length, "the length of the description", 0,
          IBX_MIGRATE_DESCRIPTION_MAX),
     UINT(ibx_migrate_hello, warm, "whether to fetch before the stop", 0, 1),
+    UINT(ibx_migrate_hello, borrow, "whether to borrow", IBX_BORROW_NOT, IBX_BORROW_FILL),
+    BYTES(ibx_migrate_hello, base, "the base", 0),
     {0},
 };
 
@@ -368,11 +370,13 @@ static const struct message {
     [IBX_MIGRATE_ROUND] = {"ROUND", bytes_fields, NULL, 0},
     [IBX_MIGRATE_ROUND_END] = {"ROUND_END", round_fields, NULL, 0},
     [IBX_MIGRATE_ROUND_DONE] = {"ROUND_DONE", round_done_fields, NULL, 0},
+    [IBX_MIGRATE_HAVE] = {"HAVE", bytes_fields, NULL, 0},
+    [IBX_MIGRATE_HAVE_END] = {"HAVE_END", map_end_fields, check_map_end, 0},
 };
 
 static const struct message *message_of(unsigned type)
 {
-    return type >= IBX_MIGRATE_HELLO && type <= IBX_MIGRATE_ROUND_DONE ? &messages[type] : NULL;
+    return type >= IBX_MIGRATE_HELLO && type <= IBX_MIGRATE_HAVE_END ? &messages[type] : NULL;
 }
 
 const char *ibx_migrate_message_name(enum ibx_migrate_message type)

@@ -11,6 +11,8 @@
  *        HELLO move, DESCRIPTION... ------------->  refuses, or
  *        <-------------------------------- ANSWER   accepts
  *        JOIN, REGION... on each page connection ->
+ *        (a VM that returns)
+ *        <-------------------- HAVE... HAVE_END     what is left there of its memory
  *        <--------------------------------- READY   userfaultfd in place, QEMU waits for the state
  *        (send --warm: any number of times)
  *        ROUND... ROUND_END --------------------->  these pages are fetched while the VM runs
@@ -80,6 +82,8 @@ enum ibx_migrate_message {
     IBX_MIGRATE_ROUND,
     IBX_MIGRATE_ROUND_END,
     IBX_MIGRATE_ROUND_DONE,
+    IBX_MIGRATE_HAVE,
+    IBX_MIGRATE_HAVE_END,
 };
 
 enum ibx_migrate_purpose {
@@ -107,6 +111,13 @@ struct ibx_migrate_block {
     uint64_t file;      /* that it is in: as in struct ibx_guest_block */
 };
 
+/* Whether the source keeps the VM's memory as a base to which the VM is to return. */
+enum ibx_migrate_borrow {
+    IBX_BORROW_NOT,
+    IBX_BORROW_LAZY, /* pages are fetched only when the VM needs them */
+    IBX_BORROW_FILL, /* and the others in the background */
+};
+
 struct ibx_migrate_hello {
     uint8_t purpose;                  /* enum ibx_migrate_purpose */
     uint8_t id[IBX_MIGRATE_ID_BYTES]; /* all zeros only in a CHECK */
@@ -125,6 +136,10 @@ struct ibx_migrate_hello {
     bool disks_differ; /* on purpose: the destination reports differences, and accepts */
     bool runs;         /* MOVE: the VM runs now; RESUME: it ran until the migration stopped it */
     bool warm;         /* MOVE: pages are to be fetched while the VM still runs */
+    uint8_t borrow;    /* MOVE: enum ibx_migrate_borrow */
+    /* MOVE: of the migration by which this VM was borrowed from here, which it returns from; all
+     * zeros: it does not return. */
+    uint8_t base[IBX_MIGRATE_ID_BYTES];
     /* Bytes in the DESCRIPTION messages that follow at once: of ibx_description_write(), in a MOVE
      * or CHECK; 0: none follows. */
     uint32_t description_length;
@@ -229,12 +244,12 @@ struct ibx_migrate_any {
         const struct ibx_migrate_answer *answer;
         struct ibx_migrate_join join;
         struct ibx_migrate_region region;
-        struct ibx_bytes state, map; /* map, and ROUND: of ibx_page_map_decode */
+        struct ibx_bytes state, map; /* map, ROUND and HAVE: of ibx_page_map_decode */
         struct ibx_migrate_round round;
         struct ibx_migrate_round_done round_done;
         struct ibx_bytes description;
-        struct ibx_migrate_map_end map_end;
-        uint64_t state_bytes; /* STATE_END: of all STATE messages */
+        struct ibx_migrate_map_end map_end; /* and HAVE_END */
+        uint64_t state_bytes;               /* STATE_END: of all STATE messages */
         struct ibx_migrate_commit commit;
         uint64_t epoch; /* CONFIRM */
         /* RUNNING: QEMU's status there, "running", "paused" or another. ENDED: QEMU's reason for

@@ -13,7 +13,8 @@ static bool has_uuid(const char *uuid)
 }
 
 int ibx_migration_check_unfinished(const char *folder, const struct ibx_guest_ram *ram,
-                                   const char *qmp, bool source, struct ibx_error *err)
+                                   const char *qmp, bool source, bool returns,
+                                   struct ibx_error *err)
 {
     struct ibx_journal *records;
     size_t count;
@@ -32,7 +33,8 @@ int ibx_migration_check_unfinished(const char *folder, const struct ibx_guest_ra
                               r->state == IBX_JOURNAL_SHUT_DOWN ||
                               ((!r->source || ibx_journal_lost_there(r)) && !same_process &&
                                ibx_journal_qemu_gone(r));
-        if (ibx_journal_over(r) || harmless || r->source != source || (!same_process && !same_vm))
+        if (ibx_journal_over(r) || harmless || (returns && r->borrow) || r->source != source ||
+            (!same_process && !same_vm))
             continue;
         ibx_journal_describe(r, state, sizeof(state));
         rc = ibx_error_set(

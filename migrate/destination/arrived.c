@@ -8,62 +8,8 @@
 #include "migrate/destination/destination.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
-
-static int map(struct destination_note *note, size_t bytes, int fd, const char *path,
-               struct ibx_error *err)
-{
-    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (at == MAP_FAILED)
-        return ibx_error_set(err, -errno, "%s cannot be mapped: %s", path, strerror(errno));
-    note->memory = at;
-    note->bytes = bytes;
-    return 0;
-}
-
-/* `what` is noted there, and `without` is the option for none of it. */
-static int make(struct destination_note *note, size_t bytes, const char *path, const char *what,
-                const char *without, struct ibx_error *err)
-{
-    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-    int code = fd < 0 ? errno : posix_fallocate(fd, 0, (off_t)bytes);
-    int rc = code ? ibx_error_set(err, -code,
-                                  "%s, where %s, cannot be made: %s; make room in /dev/shm, or "
-                                  "receive %s",
-                                  path, what, strerror(code), without)
-                  : map(note, bytes, fd, path, err);
-    if (fd >= 0)
-        close(fd);
-    if (rc && fd >= 0)
-        unlink(path);
-    return rc;
-}
-
-/* -ESTALE, without a sentence: it is gone, or another one's. */
-static int find(struct destination_note *note, size_t bytes, const char *path,
-                struct ibx_error *err)
-{
-    struct stat st;
-    int fd = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
-    const bool good = fd >= 0 && !fstat(fd, &st) && S_ISREG(st.st_mode) &&
-                      (st.st_uid == geteuid() || st.st_uid == 0) && !(st.st_mode & 022) &&
-                      st.st_size == (off_t)bytes;
-    int rc = good ? map(note, bytes, fd, path, err) : -ESTALE;
-    if (fd >= 0)
-        close(fd);
-    return rc;
-}
-
-void ibx_destination_note_fini(struct destination_note *note)
-{
-    if (note->memory)
-        munmap(note->memory, note->bytes);
-    note->memory = NULL;
-}
 
 /* ---------------------------------------------------------------- minor mode: which have come */
 
@@ -77,8 +23,9 @@ int ibx_destination_arrived_make(struct destination_ram *ram, const struct ibx_j
 {
     char path[128];
     ibx_journal_arrived_path(record, path, sizeof(path));
-    return make(&ram->arrived, arrived_bytes(ram), path, "--minor notes which pages have come",
-                "without --minor", err);
+    return ibx_note_make(&ram->arrived, arrived_bytes(ram), path,
+                         "it is noted which pages have come",
+                         "receive without --minor, or migrate by send", err);
 }
 
 int ibx_destination_arrived_find(struct destination_ram *ram, const struct ibx_journal *record,
@@ -86,7 +33,7 @@ int ibx_destination_arrived_find(struct destination_ram *ram, const struct ibx_j
 {
     char path[128];
     ibx_journal_arrived_path(record, path, sizeof(path));
-    int rc = find(&ram->arrived, arrived_bytes(ram), path, err);
+    int rc = ibx_note_find(&ram->arrived, arrived_bytes(ram), path, err);
     return rc != -ESTALE
                ? rc
                : ibx_error_set(err, rc,
@@ -102,6 +49,26 @@ void ibx_destination_arrived_remove(const struct ibx_journal *record)
     char path[128];
     ibx_journal_arrived_path(record, path, sizeof(path));
     unlink(path);
+    ibx_journal_base_path(record, path, sizeof(path));
+    unlink(path);
+}
+
+/* ---------------------------------------------------------------- borrowed: what the source has */
+
+int ibx_destination_base_make(struct destination_ram *ram, const struct ibx_journal *record,
+                              struct ibx_error *err)
+{
+    char path[128];
+    ibx_journal_base_path(record, path, sizeof(path));
+    return ibx_note_make(&ram->base, arrived_bytes(ram), path,
+                         "the memory of the VM at home is noted", "migrate the VM by send", err);
+}
+
+/* The map of the stop: at home holes may become pages of zeros later. */
+void ibx_destination_base_note(struct destination_ram *ram)
+{
+    if (ram->base.memory)
+        memcpy(ram->base.memory, ram->map.bits, ram->base.bytes);
 }
 
 /* ---------------------------------------------------------------- verified: what has come */
@@ -123,8 +90,8 @@ int ibx_destination_tags_make(struct destination_ram *ram, const struct ibx_jour
 {
     char path[128];
     ibx_journal_tags_path(record, path, sizeof(path));
-    int rc = make(&ram->tags, tags_bytes(ram), path, "the digests of pages are noted",
-                  "and send with --no-verify", err);
+    int rc = ibx_note_make(&ram->tags, tags_bytes(ram), path, "the digests of pages are noted",
+                           "receive and send with --no-verify", err);
     return rc ? rc : use_tags(ram, record, err);
 }
 
@@ -133,7 +100,7 @@ int ibx_destination_tags_find(struct destination_ram *ram, const struct ibx_jour
 {
     char path[128];
     ibx_journal_tags_path(record, path, sizeof(path));
-    int rc = find(&ram->tags, tags_bytes(ram), path, err);
+    int rc = ibx_note_find(&ram->tags, tags_bytes(ram), path, err);
     return rc == 0 ? use_tags(ram, record, err)
            : rc != -ESTALE
                ? rc

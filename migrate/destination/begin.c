@@ -39,7 +39,8 @@ static int check(struct destination *d, struct ibx_error *err)
         rc = ibx_guest_ram_find(d->qemu.qmp, true, ram, deadline, err);
     /* Before other blockers, because their remedies would end a VM that has migrated here. */
     if (!rc)
-        rc = ibx_migration_check_unfinished(d->options->folder, ram, qmp, false, err);
+        rc = ibx_migration_check_unfinished(d->options->folder, ram, qmp, false, d->options->home,
+                                            err);
     if (!rc)
         rc = ibx_preflight_side(d->qemu.qmp, ram, IBX_MIGRATE_DESTINATION, &blockers,
                                 ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
@@ -129,6 +130,7 @@ static int finish(struct destination *d, int rc, struct ibx_migrate_status *last
     ibx_destination_ram_fini(&d->ram); /* after the page connections, which READ into it */
     ibx_destination_stream_fini(&d->stream);
     ibx_destination_warm_fini(&d->warm);
+    ibx_destination_home_fini(&d->home);
     ibx_destination_watchdog_end(&d->watchdog);
     if (d->options->libvirt) /* of a QEMU that has ended */
         sweep(d, rc != 0);

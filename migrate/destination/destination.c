@@ -33,6 +33,10 @@ static int step_joining(struct destination *d, struct ibx_error *err)
         rc = ibx_destination_record(d, IBX_JOURNAL_NOT_YET, err);
     if (!rc)
         rc = ibx_destination_qemu_set(&d->qemu, d->options->folder, &d->status.record, err);
+    if (!rc && d->ram.borrow)
+        rc = ibx_destination_borrow_begin(d, err);
+    if (!rc)
+        rc = ibx_destination_home_adopt(d, err);
     if (!rc)
         rc = ibx_destination_ram_watch(&d->ram, qmp, &d->status.record, err);
     if (!rc)
@@ -45,6 +49,8 @@ static int step_joining(struct destination *d, struct ibx_error *err)
         rc = ibx_destination_warm_begin(d, err);
     else if (!rc) /* now: starting threads takes a millisecond, and the VM still runs */
         rc = ibx_destination_ram_engine(&d->ram, d->link.readers, d->link.count, false, err);
+    if (!rc)
+        rc = ibx_destination_home_send(d, err);
     if (!rc)
         rc = ibx_channel_send_plain(&d->link.control, IBX_MIGRATE_READY, err);
     return rc ? rc : ibx_destination_move(d, DESTINATION_READY, err);
@@ -84,7 +90,7 @@ static int step_resuming(struct destination *d, struct ibx_error *err)
 {
     if (d->qemu.state.now != QEMU_RUNNING)
         return 0;
-    if (d->ram.engine)
+    if (d->ram.engine && d->ram.borrow != IBX_BORROW_LAZY)
         ibx_fault_set_background(d->ram.engine, true);
     ibx_migration_stop_at("destination", "loaded");
     d->undecided = d->wish == WISH_UNKNOWN;
@@ -97,6 +103,7 @@ static int step_resuming(struct destination *d, struct ibx_error *err)
     if (destination_linked(&d->link))
         ibx_destination_send_running(d, NULL);
     ibx_destination_qemu_settle(&d->qemu, &d->status.record);
+    ibx_destination_home_rename(d);
     /* If RUNNING cannot be written, MAY_RUN is enough. */
     if (ibx_destination_record(d, IBX_JOURNAL_RUNNING, err))
         ibx_migration_notify(&d->options->observer, "%s", err->message);
@@ -165,6 +172,10 @@ static int step_filling(struct destination *d, struct ibx_error *err)
     int rc = ibx_destination_send_digests(d, err);
     if (rc && rc != -EAGAIN)
         return rc;
+    if (d->ram.borrow) { /* until it has returned, also with all pages */
+        ibx_destination_borrow_returned(d, false, err);
+        return err->code;
+    }
     if (!d->ram.engine || ibx_fault_state(d->ram.engine) != IBX_FAULT_COMPLETE)
         return 0;
     rc = ibx_destination_check_pages(d, err);

@@ -11,6 +11,8 @@
  *   commit.c             the point of no return: gives QEMU the end of the device state
  *   ending.c, silence.c  trouble, interrupts, the end; a source from which nothing comes
  *   warm.c               pages that are fetched while the VM runs at the source
+ *   borrow.c             a VM that is to return: the monitor for that, and when it has
+ *   home.c               a VM that returns here: the memory that it left
  *   states.c             the states
  *   ram.c, arrived.c     guest RAM, its userfaultfd and the fault engine
  *   link.c               the control connection, page connections and query connections
@@ -24,6 +26,7 @@
 
 #include "migrate/common/common.h"
 #include "migrate/common/libvirt.h"
+#include "migrate/common/note.h"
 #include "migrate/operator/control_socket.h"
 #include "migrate/pages/digest.h"
 #include "migrate/pages/pages.h"
@@ -47,24 +50,21 @@ static inline bool destination_qemu_lives(const struct ibx_journal *record)
  */
 enum destination_ram_state { RAM_UNTOUCHED, RAM_OPENED, RAM_REGISTERED };
 
-/* Memory of 64-bit words that outlives the tool: a file in /dev/shm. */
-struct destination_note {
-    void *memory; /* NULL: none */
-    size_t bytes;
-};
-
 struct destination_ram {
     struct ibx_state_machine state;
     struct ibx_guest_ram guest;
     struct ibx_page_map map;
     struct ibx_page_map had; /* warm.c: pages that came before the stop; of no pages without it */
     uint64_t warm_bytes;     /* fetched before the stop */
+    uint8_t borrow;          /* enum ibx_migrate_borrow: pages are placed write-protected */
+    bool kept;               /* home.c: memory is that which the VM left here */
+    struct ibx_note base;    /* borrowed: which pages hold data at the source */
     struct ibx_uffd uffd;    /* fd -1 in UNTOUCHED */
     bool minor;              /* minor faults: READs go into the page cache */
     bool recovered;          /* from a tool that ended; the engine is rebuilt */
     void *aliases[IBX_GUEST_BLOCKS_MAX]; /* minor mode */
-    struct destination_note arrived;     /* minor mode: arrived.c; as are the next two */
-    struct destination_note tags;        /* when pages are verified: one a page */
+    struct ibx_note arrived;             /* minor mode: arrived.c; as are the next two */
+    struct ibx_note tags;                /* when pages are verified: one a page */
     struct ibx_page_tags *page_tags;     /* NULL: they are not */
     struct ibx_fault *engine;
     size_t buffer_bytes;    /* of a page connection, for the engine */
@@ -119,8 +119,6 @@ void ibx_destination_ram_fini(struct destination_ram *ram);
 
 /* arrived.c: which pages have come, in minor mode, and what has come in them, when verified. */
 
-void ibx_destination_note_fini(struct destination_note *note);
-
 /* Makes the file. -EEXIST and others, with what is in the way. */
 int ibx_destination_arrived_make(struct destination_ram *ram, const struct ibx_journal *record,
                                  struct ibx_error *err);
@@ -129,6 +127,10 @@ int ibx_destination_arrived_find(struct destination_ram *ram, const struct ibx_j
                                  struct ibx_error *err);
 /* Deletes the file, which is not needed any more. It stays mapped. */
 void ibx_destination_arrived_remove(const struct ibx_journal *record);
+/* Borrowed: notes the page map, for the return. */
+int ibx_destination_base_make(struct destination_ram *ram, const struct ibx_journal *record,
+                              struct ibx_error *err);
+void ibx_destination_base_note(struct destination_ram *ram);
 /* The same of the tags, for `page_tags`. */
 int ibx_destination_tags_make(struct destination_ram *ram, const struct ibx_journal *record,
                               struct ibx_error *err);
@@ -323,6 +325,8 @@ bool ibx_destination_qemu_shut_down(const struct destination_qemu *qemu);
 /* What QEMU's end was, for a person: "its guest panicked, and its QEMU (process 7) ended then". */
 void ibx_destination_qemu_describe_end(const struct destination_qemu *qemu, char *text,
                                        size_t size);
+/* Leaves the monitor to the tool by which a borrowed VM returns, for a while. */
+void ibx_destination_qemu_lend(struct destination_qemu *qemu);
 /* Continues without the monitor. */
 void ibx_destination_qemu_lose(struct destination_qemu *qemu, const char *why);
 /* The stream is loaded but for its end: 0 once QEMU's main thread, which loads, answers. */
@@ -393,6 +397,41 @@ int ibx_destination_warm_apply(struct destination *d, struct ibx_error *err);
 /* QEMU must not read guest RAM yet. */
 bool ibx_destination_warm_holds(const struct destination *d);
 void ibx_destination_warm_fini(struct destination_warm *warm);
+
+/* ---------------------------------------------------------------- borrow.c */
+
+/* This VM is borrowed: whether it can be, here. */
+void ibx_destination_borrow_check(const struct destination *d,
+                                  const struct ibx_migrate_hello *hello,
+                                  struct ibx_blockers *blockers);
+/* Right before guest RAM is watched. -EOPNOTSUPP: devices of this VM write to it unseen. */
+int ibx_destination_borrow_begin(struct destination *d, struct ibx_error *err);
+/* FILLING: whether the VM has returned, as the journal says; looked at now and then, or `now`. Ends
+ * this side's part then, as if its guest had shut it down. */
+bool ibx_destination_borrow_returned(struct destination *d, bool now, struct ibx_error *err);
+
+/* ---------------------------------------------------------------- home.c */
+
+struct destination_home {
+    struct ibx_journal record; /* of the migration by which the VM was borrowed; id all zeros: of
+                                  none */
+    struct ibx_guest_ram ram;  /* its memory */
+    struct ibx_page_map has;   /* of which these pages hold data */
+    char names[IBX_GUEST_BLOCKS_MAX][IBX_GUEST_FILE_PATH]; /* of the files of this QEMU */
+};
+
+/* A VM that returns, or any other that comes: whether it is this side's. */
+void ibx_destination_home_check(struct destination *d, const struct ibx_migrate_hello *hello,
+                                struct ibx_blockers *blockers);
+/* Puts the memory that the VM left into this QEMU. */
+int ibx_destination_home_adopt(struct destination *d, struct ibx_error *err);
+/* Sends which of its pages are there. */
+int ibx_destination_home_send(struct destination *d, struct ibx_error *err);
+/* The VM runs here: its files get the names that QEMU knows, which the record gets, too. */
+void ibx_destination_home_rename(struct destination *d);
+/* The VM does not run here: a QEMU that has its memory must not either. */
+void ibx_destination_home_give_up(struct destination *d);
+void ibx_destination_home_fini(struct destination_home *home);
 
 /* ---------------------------------------------------------------- states.c */
 
@@ -481,6 +520,8 @@ struct destination {
     struct destination_stream stream;
     struct destination_qemu qemu;
     struct destination_warm warm;
+    struct destination_home home;
+    uint64_t returned_ns; /* borrowed: when to look next whether it has returned */
     struct destination_watchdog watchdog;
     bool warm_wished; /* by the source, and it is possible here */
 
@@ -592,6 +633,9 @@ int ibx_destination_check_interrupts(struct destination *d, struct ibx_error *er
 int ibx_destination_check_patience(struct destination *d, struct ibx_error *err);
 /* The engine has every page: writes that and goes to COMPLETE, or tries again later. */
 int ibx_destination_complete(struct destination *d, struct ibx_error *err);
+/* The VM ran here and does not any more, for the reason in `why`: nobody needs a page of it. */
+int ibx_destination_end(struct destination *d, const char why[IBX_MIGRATE_STATUS],
+                        const char *sentence, struct ibx_error *err);
 /* In COMPLETE: whether nothing of this tool is left in QEMU; tries it when it is time for that. */
 bool ibx_destination_has_let_go(struct destination *d);
 

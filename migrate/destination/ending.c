@@ -44,28 +44,39 @@ static int give_up(struct destination *d, int code, struct ibx_error *err)
         ibx_destination_record(d, IBX_JOURNAL_GIVEN_UP, &silent);
     ibx_destination_move(d, to, &silent);
     send_abort(d, err->message);
+    ibx_destination_home_give_up(d);
     ibx_destination_qemu_leave(&d->qemu, &d->status.record, &silent);
     return code;
 }
 
-/* By its guest, and nobody needs a page of it any more. */
-static int shut_down(struct destination *d, struct ibx_error *err)
+int ibx_destination_end(struct destination *d, const char why[IBX_MIGRATE_STATUS],
+                        const char *sentence, struct ibx_error *err)
 {
     struct ibx_error unwritten = {0};
     struct ibx_journal *record = &d->status.record;
-    memcpy(d->qemu.status, d->qemu.end, sizeof(d->qemu.status));
-    memcpy(record->vm_status, d->qemu.end, sizeof(record->vm_status));
+    memcpy(record->vm_status, why, sizeof(record->vm_status));
+    memcpy(d->qemu.status, record->vm_status, sizeof(d->qemu.status));
     record->settings[0] = '\0';
     ibx_destination_qemu_fini(&d->qemu);
     ibx_destination_ram_give_up(&d->ram, record);
     ibx_destination_link_engine_ended(&d->link);
     ibx_migration_notify(&d->options->observer,
-                         "the guest has shut the VM down, and its QEMU (process %d) has ended: "
-                         "pages that have not come are not needed any more",
-                         (int)record->pid);
+                         "%s: pages that have not come are not needed any "
+                         "more",
+                         sentence);
     if (ibx_destination_record(d, IBX_JOURNAL_SHUT_DOWN, &unwritten))
         ibx_migration_notify(&d->options->observer, "%s", unwritten.message);
     return ibx_destination_move(d, DESTINATION_SHUT_DOWN, err);
+}
+
+/* By its guest. */
+static int shut_down(struct destination *d, struct ibx_error *err)
+{
+    char sentence[160];
+    snprintf(sentence, sizeof(sentence),
+             "the guest has shut the VM down, and its QEMU (process %d) has ended",
+             (int)d->status.record.pid);
+    return ibx_destination_end(d, d->qemu.end, sentence, err);
 }
 
 /* libvirt has ended a QEMU that it has not continued: all of its events came before its monitor
@@ -144,7 +155,11 @@ int ibx_destination_check_qemu(struct destination *d, struct ibx_error *err)
         return give_up(d, rc, err);
     if (qemu->managed && qemu->state.now == QEMU_LOADING && rc == -ECONNRESET)
         await_end(d);
-    if (qemu->state.now == QEMU_FAILED || !destination_qemu_lives(&d->status.record))
+    const bool lost = qemu->state.now == QEMU_FAILED || !destination_qemu_lives(&d->status.record);
+    struct ibx_error silent = {0};
+    if (lost && d->ram.borrow && ibx_destination_borrow_returned(d, true, &silent))
+        return silent.code;
+    if (lost)
         return vm_lost(d, rc, err);
     ibx_destination_qemu_lose(qemu, err->message);
     return 0;

@@ -44,6 +44,8 @@ static int on_map_end(struct destination *d, const struct ibx_migrate_map_end *e
                              " pages, %" PRIu64 " with data, announced %" PRIu64,
                              map->next, map->pages, map->data_pages, end->data_pages);
     d->link.map_end = *end;
+    if (d->state.now == DESTINATION_READY)
+        ibx_destination_base_note(&d->ram);
     int rc = ibx_destination_warm_apply(d, err);
     return rc ? rc : ibx_state_move(&d->link.state, LINK_MAPPED);
 }

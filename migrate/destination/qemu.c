@@ -12,6 +12,7 @@
 
 #define MONITOR_MS       500  /* for the monitor of a VM that runs: its loop has other work */
 #define MONITOR_RETRY_MS 1000 /* between two tries */
+#define LENT_MS          5000 /* for another tool to take it */
 #define STOP_MS          2000
 #define LOADING_MS       5000  /* for QEMU to notice that its stream has ended */
 #define PAUSED_MS        30000 /* for libvirt to continue the VM or to end its QEMU */
@@ -198,6 +199,12 @@ int ibx_destination_qemu_check(struct destination_qemu *qemu, bool recovered, st
     if (!rc && qemu->state.now == QEMU_FAILED)
         rc = ibx_error_set(err, -EIO, "QEMU could not load the device state: see its log");
     return rc;
+}
+
+void ibx_destination_qemu_lend(struct destination_qemu *qemu)
+{
+    close_monitor(qemu);
+    qemu->retry_ns = ibx_deadline_in_ms(LENT_MS);
 }
 
 void ibx_destination_qemu_lose(struct destination_qemu *qemu, const char *why)

@@ -46,6 +46,7 @@ int ibx_destination_ram_of_record(struct destination_ram *ram, const struct ibx_
                                   struct ibx_error *err)
 {
     int rc = ibx_journal_recall_ram(record, &ram->guest, err);
+    ram->borrow = record->borrow;
     return rc ? rc : ibx_page_map_init_ram(&ram->map, &ram->guest, err);
 }
 
@@ -64,6 +65,7 @@ static void range_of(const struct destination_ram *ram, unsigned i, struct ibx_f
         .first_page = ram->map.blocks[i].first,
         .reader_offset = offset,
         .alias = ram->aliases[i],
+        .protect = ram->borrow != IBX_BORROW_NOT,
     };
 }
 
@@ -109,13 +111,13 @@ static int map_alias(struct destination_ram *ram, unsigned i, struct ibx_error *
 static int register_block(struct destination_ram *ram, unsigned i, struct ibx_error *err)
 {
     struct ibx_fault_range range;
-    int rc = punch(&ram->guest.blocks[i], err);
+    int rc = ram->kept ? 0 : punch(&ram->guest.blocks[i], err);
     if (!rc && ram->minor)
         rc = map_alias(ram, i, err);
     range_of(ram, i, &range);
     if (!rc)
         rc = ibx_fault_register(ram->uffd.fd, &range, err);
-    return rc ? rc : check_empty(ram, i, err);
+    return rc || ram->kept ? rc : check_empty(ram, i, err);
 }
 
 int ibx_destination_ram_watch(struct destination_ram *ram, struct ibx_qmp *qmp,
@@ -125,14 +127,17 @@ int ibx_destination_ram_watch(struct destination_ram *ram, struct ibx_qmp *qmp,
 #ifdef UFFD_FEATURE_MINOR_SHMEM
     features |= ram->minor ? UFFD_FEATURE_MINOR_SHMEM : 0;
 #endif
+    features |= ram->borrow ? IBX_FAULT_DIRTY : 0;
     int rc = ibx_uffd_make(ram->guest.pid, qmp, IBX_UFFD_ANY, &ram->uffd,
                            ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     if (!rc)
         rc = ibx_state_move(&ram->state, RAM_OPENED);
     if (!rc)
         rc = ibx_fault_uffd_enable(ram->uffd.fd, features, err);
-    if (!rc && ram->minor)
+    if (!rc && (ram->minor || ram->borrow))
         rc = ibx_destination_arrived_make(ram, record, err);
+    if (!rc && ram->borrow)
+        rc = ibx_destination_base_make(ram, record, err);
     if (!rc && record->verify)
         rc = ibx_destination_tags_make(ram, record, err);
     /* From the first try on: what was registered before an error has to be unregistered. */
@@ -184,7 +189,7 @@ int ibx_destination_ram_recover(struct destination_ram *ram, const struct ibx_jo
     ram->minor = was_minor(record->pid, ram->guest.blocks[0].address);
     for (unsigned i = 0; !rc && ram->minor && i < ram->guest.count; i++)
         rc = map_alias(ram, i, err);
-    if (!rc && ram->minor)
+    if (!rc && (ram->minor || ram->borrow))
         rc = ibx_destination_arrived_find(ram, record, err);
     return rc || !record->verify ? rc : ibx_destination_tags_find(ram, record, err);
 }
@@ -303,7 +308,7 @@ static int make_engine(struct destination_ram *ram, struct ibx_page_reader **rea
 int ibx_destination_ram_engine(struct destination_ram *ram, struct ibx_page_reader **readers,
                                unsigned count, bool runs, struct ibx_error *err)
 {
-    return make_engine(ram, readers, count, runs, false, err);
+    return make_engine(ram, readers, count, runs && ram->borrow != IBX_BORROW_LAZY, false, err);
 }
 
 static int mark_had(void *context, uint64_t first, uint64_t count, bool had)
@@ -506,8 +511,9 @@ void ibx_destination_ram_fini(struct destination_ram *ram)
         if (ram->aliases[i])
             munmap(ram->aliases[i], ram->guest.blocks[i].size);
     ibx_page_tags_destroy(ram->page_tags);
-    ibx_destination_note_fini(&ram->arrived);
-    ibx_destination_note_fini(&ram->tags);
+    ibx_note_fini(&ram->arrived);
+    ibx_note_fini(&ram->base);
+    ibx_note_fini(&ram->tags);
     ibx_page_map_fini(&ram->map);
     ibx_page_map_fini(&ram->had);
     ibx_guest_ram_fini(&ram->guest);

@@ -38,7 +38,21 @@ static int on_bandwidth(void *context, uint64_t bytes_per_second, struct ibx_err
     return 0;
 }
 
-static const struct ibx_control_socket_ops socket_ops = {on_status, on_cancel, on_bandwidth};
+static int on_lend(void *context, struct ibx_error *err)
+{
+    struct destination *d = context;
+    if (!d->ram.borrow || d->state.now != DESTINATION_FILLING)
+        return ibx_error_set(err, -EINVAL, "no borrowed VM runs here");
+    if (!destination_linked(&d->link))
+        return ibx_error_set(err, -ENOTCONN,
+                             "the VM waits for pages until home is back (%s): it cannot return now",
+                             d->status.message);
+    ibx_destination_qemu_lend(&d->qemu);
+    return 0;
+}
+
+static const struct ibx_control_socket_ops socket_ops = {on_status, on_cancel, on_bandwidth,
+                                                         on_lend};
 
 int ibx_destination_open_waiting(struct destination *d, struct ibx_error *err)
 {
@@ -158,7 +172,8 @@ static unsigned links_of(const struct destination *d, const struct ibx_migrate_h
 /* When either side wants it. */
 static bool verifies(const struct destination *d, const struct ibx_migrate_hello *hello)
 {
-    return hello->verify || !d->options->no_verify;
+    /* Not of a VM that is to return: who compares reads memory that may be on its way back. */
+    return !hello->borrow && (hello->verify || !d->options->no_verify);
 }
 
 static int accept_migration(struct destination *d, const struct ibx_connection_request *request,
@@ -176,6 +191,8 @@ static int accept_migration(struct destination *d, const struct ibx_connection_r
     d->status.began_ns = ibx_now_ns();
     ibx_migration_note_key(record, request->conn);
     ibx_migration_warn_plain(&d->options->observer, &d->transport, request->conn);
+    record->borrow = d->ram.borrow = hello->borrow;
+    memcpy(record->base, hello->base, sizeof(record->base));
     record->verify = verifies(d, hello);
     if (record->verify)
         ibx_conn_secret(request->conn, IBX_MIGRATION_VERIFY, record->verify_key);
@@ -184,7 +201,7 @@ static int accept_migration(struct destination *d, const struct ibx_connection_r
         ibx_close(request->conn);
         return rc;
     }
-    d->warm_wished = hello->warm && !d->ram.minor;
+    d->warm_wished = hello->warm && !d->ram.minor && !hello->borrow;
     return ibx_destination_link_accept(&d->link, request->conn, links_of(d, hello), IBX_ANSWER_NONE,
                                        record->verify, d->warm_wished, notes);
 }
@@ -209,6 +226,8 @@ static int on_new(struct destination *d, const struct ibx_connection_request *re
     }
     if (d->ram.minor)
         ibx_migration_check_locked(request->conn, links, d->ram.guest.bytes, &blockers);
+    ibx_destination_borrow_check(d, hello, &blockers);
+    ibx_destination_home_check(d, hello, &blockers);
     name_of(request, peer, sizeof(peer));
     if (blockers.count)
         ibx_migration_notify(&d->options->observer, "refused %s from %s: %s",

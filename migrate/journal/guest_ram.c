@@ -90,6 +90,61 @@ int ibx_journal_open_files(const struct ibx_journal *record, struct ibx_guest_ra
     return rc;
 }
 
+/* Of a QEMU that has ended: by the name of each file, which may be in use. */
+static int open_base_files(const struct ibx_journal *record, struct ibx_guest_ram *ram,
+                           struct ibx_error *err)
+{
+    char suffix[SUFFIX_BYTES], path[PATH_MAX];
+    int rc = 0;
+    suffix_of(record, suffix);
+    ram->pid = 0;
+    for (unsigned i = 0; !rc && i < record->block_count; i++) {
+        struct ibx_guest_block *block = &ram->blocks[i];
+        rc = ibx_guest_file_find(block, &record->blocks[i].file, suffix, path, err);
+        block->fd = rc ? -1 : open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+        if (!rc && block->fd < 0)
+            rc = ibx_error_set(err, -errno, "the file %s of guest RAM %s: %s", path, block->id,
+                               strerror(errno));
+        if (!rc)
+            snprintf(block->path, sizeof(block->path), "%s", path);
+        block->shared = block->named = !rc;
+    }
+    return rc;
+}
+
+int ibx_journal_open_base(const struct ibx_journal *record, struct ibx_guest_ram *ram,
+                          struct ibx_error *err)
+{
+    int rc = ibx_journal_recall_ram(record, ram, err);
+    if (rc)
+        return rc;
+    return ibx_process_started(record->pid) == record->pid_started
+               ? ibx_guest_ram_reopen(ram, true, err)
+               : open_base_files(record, ram, err);
+}
+
+int ibx_journal_rename_base(const struct ibx_journal *record, char (*instead)[IBX_GUEST_FILE_PATH],
+                            struct ibx_error *err)
+{
+    char suffix[SUFFIX_BYTES], path[PATH_MAX];
+    struct ibx_guest_ram ram;
+    int rc = ibx_journal_recall_ram(record, &ram, err);
+    suffix_of(record, suffix);
+    for (unsigned i = 0; !rc && i < record->block_count; i++) {
+        struct stat st;
+        const struct ibx_journal_block *at = &record->blocks[i];
+        if (!instead[i][0] ||
+            (!stat(instead[i], &st) && st.st_dev == at->dev && st.st_ino == at->ino))
+            continue;
+        rc = ibx_guest_file_find(&ram.blocks[i], &at->file, suffix, path, err);
+        if (!rc && rename(path, instead[i]))
+            rc = ibx_error_set(err, -errno, "%s cannot be renamed to %s: %s", path, instead[i],
+                               strerror(errno));
+    }
+    ibx_guest_ram_fini(&ram);
+    return rc;
+}
+
 int ibx_journal_set_aside(const struct ibx_journal *record, struct ibx_guest_ram *ram,
                           struct ibx_error *err)
 {

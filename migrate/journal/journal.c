@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #define NAME_BYTES   64u /* of a file: 32 digits, the role and a suffix */
+#define TOUCHED      ".touched"
 #define LOCK_TRIES   100 /* while others remove the lock's file */
 #define SOCKET_BYTES sizeof(((struct sockaddr_un *)NULL)->sun_path)
 
@@ -38,6 +39,20 @@ void ibx_journal_arrived_path(const struct ibx_journal *record, char *path, size
 {
     char name[NAME_BYTES];
     name_of(record, ".arrived", name);
+    snprintf(path, size, "/dev/shm/ibx-%s", name);
+}
+
+void ibx_journal_base_path(const struct ibx_journal *record, char *path, size_t size)
+{
+    char name[NAME_BYTES];
+    name_of(record, ".base", name);
+    snprintf(path, size, "/dev/shm/ibx-%s", name);
+}
+
+void ibx_journal_map_path(const struct ibx_journal *record, char *path, size_t size)
+{
+    char name[NAME_BYTES];
+    name_of(record, ".map", name);
     snprintf(path, size, "/dev/shm/ibx-%s", name);
 }
 
@@ -338,6 +353,26 @@ int ibx_journal_find(const char *folder, const char *qmp,
     return rc;
 }
 
+int ibx_journal_find_return(const char *folder, const struct ibx_journal *borrowed,
+                            bool (*fits)(const struct ibx_journal *record),
+                            struct ibx_journal *record, struct ibx_error *err)
+{
+    struct ibx_journal *all;
+    size_t count, i = 0;
+    int rc = ibx_journal_list(folder, &all, &count, err);
+    if (rc)
+        return rc;
+    while (i < count && (all[i].source == borrowed->source ||
+                         memcmp(all[i].base, borrowed->id, sizeof(all[i].base)) || !fits(&all[i])))
+        i++;
+    if (i < count)
+        *record = all[i];
+    else
+        rc = ibx_error_set(err, -ENOENT, "no return of this VM is recorded in %s", folder);
+    free(all);
+    return rc;
+}
+
 /* ------------------------------------------------------------ writing */
 
 static int write_whole(int dir, const char *name, const char *text, size_t length)
@@ -425,7 +460,7 @@ int ibx_journal_write(const char *folder, struct ibx_journal *record, struct ibx
 
 int ibx_journal_remove(const char *folder, const struct ibx_journal *record, struct ibx_error *err)
 {
-    static const char *const beside[] = {".new", ".sock", ".lock"};
+    static const char *const beside[] = {".new", ".sock", ".lock", TOUCHED};
     char name[NAME_BYTES], arrived[NAME_BYTES + 32];
     int dir = open_folder(folder, err);
     if (dir < 0)
@@ -444,8 +479,39 @@ int ibx_journal_remove(const char *folder, const struct ibx_journal *record, str
     ibx_journal_tags_path(record, arrived, sizeof(arrived));
     if (!rc)
         unlink(arrived);
+    ibx_journal_base_path(record, arrived, sizeof(arrived));
+    if (!rc)
+        unlink(arrived);
+    ibx_journal_map_path(record, arrived, sizeof(arrived));
+    if (!rc)
+        unlink(arrived);
     close(dir);
     return rc;
+}
+
+/* ------------------------------------------------------------ bases */
+
+int ibx_journal_touch_base(const char *folder, const struct ibx_journal *record,
+                           struct ibx_error *err)
+{
+    char name[NAME_BYTES];
+    int dir = open_folder(folder, err);
+    if (dir < 0)
+        return dir;
+    name_of(record, TOUCHED, name);
+    int rc = write_whole(dir, name, "", 0);
+    if (!rc && fsync(dir))
+        rc = -errno;
+    close(dir);
+    return rc ? ibx_error_set(err, rc, "%s/%s cannot be written: %s", folder, name, strerror(-rc))
+              : 0;
+}
+
+bool ibx_journal_base_touched(const char *folder, const struct ibx_journal *record)
+{
+    char path[PATH_MAX];
+    ibx_journal_path(folder, record, TOUCHED, path, sizeof(path));
+    return !access(path, F_OK);
 }
 
 /* ------------------------------------------------------------ lock and processes */

@@ -96,6 +96,9 @@ struct ibx_journal {
     bool device_way;                   /* it was made by /dev/userfaultfd */
     bool libvirt;                      /* drives QEMU's migration, and decides where the VM runs
                                           (migrate/common/libvirt.h) */
+    uint8_t borrow;                    /* enum ibx_migrate_borrow */
+    /* Of the migration by which this VM was borrowed, from which it returns; all zeros: none. */
+    uint8_t base[IBX_MIGRATE_ID_BYTES];
     bool was_running; /* source: the VM ran before, and runs again if it comes back */
     uint64_t hold; /* source: what holds QEMU's migration open (migrate/common/hold.h); 0: none */
     bool verify;   /* pages are verified, with this key, which a finished record forgets */
@@ -140,6 +143,25 @@ int ibx_journal_find(const char *folder, const char *qmp,
 void ibx_journal_arrived_path(const struct ibx_journal *record, char *path, size_t size);
 /* Where a destination notes what has come in each page (pages/digest.h), likewise. */
 void ibx_journal_tags_path(const struct ibx_journal *record, char *path, size_t size);
+/* Where the destination of a VM that is borrowed notes which pages hold data at the source, and the
+ * source of one that returns, which of them do when it has stopped; likewise. */
+void ibx_journal_base_path(const struct ibx_journal *record, char *path, size_t size);
+void ibx_journal_map_path(const struct ibx_journal *record, char *path, size_t size);
+/* The newest record of the return of this borrowed VM, on the side that the record is of: the
+ * borrower's source or home's destination, in a state that `fits`. -ENOENT. */
+int ibx_journal_find_return(const char *folder, const struct ibx_journal *borrowed,
+                            bool (*fits)(const struct ibx_journal *record),
+                            struct ibx_journal *record, struct ibx_error *err);
+/* Home, durably: from here on the base of this borrowed VM is not what it was at its stop. */
+int ibx_journal_touch_base(const char *folder, const struct ibx_journal *record,
+                           struct ibx_error *err);
+bool ibx_journal_base_touched(const char *folder, const struct ibx_journal *record);
+/* This VM returns from where it was borrowed to. */
+static inline bool ibx_journal_returns(const struct ibx_journal *record)
+{
+    static const uint8_t none[IBX_MIGRATE_ID_BYTES];
+    return memcmp(record->base, none, sizeof(none)) != 0;
+}
 /* Deletes it and the files beside it; the caller holds its lock. */
 int ibx_journal_remove(const char *folder, const struct ibx_journal *record, struct ibx_error *err);
 
@@ -181,6 +203,13 @@ void ibx_journal_note_ram(struct ibx_journal *record, const struct ibx_guest_ram
  * ibx_journal_open_files(). -ENOMEM. */
 int ibx_journal_recall_ram(const struct ibx_journal *record, struct ibx_guest_ram *ram,
                            struct ibx_error *err);
+/* Opens the memory of a borrowed VM at home, whether its QEMU there lives or has ended. Unlike the
+ * next call it does not mind the tool that serves it. */
+int ibx_journal_open_base(const struct ibx_journal *record, struct ibx_guest_ram *ram,
+                          struct ibx_error *err);
+/* Gives the files of that memory the names of those that `instead` has, which are replaced. */
+int ibx_journal_rename_base(const struct ibx_journal *record, char (*instead)[IBX_GUEST_FILE_PATH],
+                            struct ibx_error *err);
 /* Opens the files of guest RAM whose QEMU has ended; as ibx_guest_ram_open_files(). -ENOENT also of
  * a record of an earlier version. */
 int ibx_journal_open_files(const struct ibx_journal *record, struct ibx_guest_ram *ram,
@@ -212,6 +241,12 @@ bool ibx_journal_is_aside(const struct ibx_journal *record, const char *path);
  * BROKEN. */
 bool ibx_journal_over(const struct ibx_journal *record);
 const char *ibx_journal_state_name(enum ibx_journal_state state);
+/* A VM that was borrowed has returned, and needs nothing more of this migration. */
+#define IBX_JOURNAL_RETURNED "returned" /* vm_status in SHUT_DOWN and ENDED */
+static inline bool ibx_journal_has_returned(const struct ibx_journal *record)
+{
+    return record->borrow && !strcmp(record->vm_status, IBX_JOURNAL_RETURNED);
+}
 /* Whether QEMU's status at the destination is known, and is not that the VM runs. */
 /* Source: the VM ran at the destination, which has said that its QEMU has ended. */
 #define IBX_JOURNAL_QEMU_ENDED "ended" /* vm_status */

@@ -12,7 +12,8 @@
 
 /* 1 was without "was-running" and "guest-ram", 2 without "complete", 3 without "key-name", "allow",
  * "encryption" and "verify", 4 without "settings", "hold", "machine", "vm-status", "source-key",
- * "insecure" and the files of guest RAM, 5 without "libvirt". */
+ * "insecure" and the files of guest RAM, 5 without "libvirt", "borrow"
+ * and "base". */
 #define JOURNAL_VERSION 6
 
 /* Every state may also be written again, with a higher epoch for instance. A move may skip states:
@@ -180,14 +181,15 @@ int ibx_journal_text_make(const struct ibx_journal *record, char **text, size_t 
                           struct ibx_error *err)
 {
     const struct ibx_options options = {.encryption = record->encryption};
-    char id[2 * IBX_MIGRATE_ID_BYTES + 1], encryption[16];
+    char id[2 * IBX_MIGRATE_ID_BYTES + 1], base[2 * IBX_MIGRATE_ID_BYTES + 1], encryption[16];
     ibx_hex_text(record->id, IBX_MIGRATE_ID_BYTES, id);
+    ibx_hex_text(record->base, IBX_MIGRATE_ID_BYTES, base);
     ibx_options_get(&options, "encryption", encryption, sizeof(encryption));
     if (check_text(record, err))
         return -EINVAL;
     json_t *json = json_pack(
         "{s:i, s:s, s:s, s:I, s:s, s:s, s:o, s:s, s:I, s:I, s:s, s:o, s:s, s:i, s:b, s:b, s:o, "
-        "s:o, s:s, s:s, s:s, s:o, s:o, s:I, s:o, s:I, s:o, s:o, s:b, s:b}",
+        "s:o, s:s, s:s, s:s, s:o, s:o, s:I, s:o, s:I, s:o, s:o, s:b, s:b, s:i, s:s}",
         "ibx-record", JOURNAL_VERSION, "id", id, "role", record->source ? "source" : "destination",
         "epoch", (json_int_t)record->epoch, "state", ibx_journal_state_name(record->state), "uuid",
         record->uuid, "name", ibx_json_text(record->name), "qmp", record->qmp, "pid",
@@ -200,7 +202,7 @@ int ibx_journal_text_make(const struct ibx_journal *record, char **text, size_t 
         ibx_json_text(record->vm_status), "written", (json_int_t)record->written_s, "machine",
         ibx_json_text(record->machine), "source-key",
         record->source_key_known ? json_string(record->source_key) : json_null(), "insecure",
-        record->insecure, "libvirt", record->libvirt);
+        record->insecure, "libvirt", record->libvirt, "borrow", (int)record->borrow, "base", base);
     char *dumped = json ? json_dumps(json, JSON_INDENT(2) | JSON_PRESERVE_ORDER) : NULL;
     json_decref(json);
     if (!dumped)
@@ -246,7 +248,8 @@ struct fields {
     int device_way, was_running, insecure, libvirt;
     json_t *blocks;   /* borrowed; NULL: of the first version */
     json_t *complete; /* borrowed; NULL: of an earlier version */
-    json_int_t version, uffd, epoch, pid, pid_started, written, hold;
+    json_int_t version, uffd, epoch, pid, pid_started, written, hold, borrow;
+    const char *base; /* NULL: of an earlier version */
     const char *id, *role, *state, *uuid, *name, *qmp, *uri, *peer, *key_file;
     const char *key_name, *allow, *encryption; /* of earlier versions: as without the option */
     const char *verify, *machine, *vm_status;  /* "" of an earlier version */
@@ -256,13 +259,15 @@ struct fields {
 static int take_numbers(const struct fields *f, struct ibx_journal *record, struct ibx_error *err)
 {
     if (f->epoch < 1 || f->pid < 0 || f->pid > INT_MAX || f->pid_started < 0 || f->uffd < -1 ||
-        f->uffd > INT_MAX || f->written < 0 || f->hold < 0)
+        f->uffd > INT_MAX || f->written < 0 || f->hold < 0 || f->borrow < IBX_BORROW_NOT ||
+        f->borrow > IBX_BORROW_FILL)
         return ibx_error_set(
             err, -EINVAL,
-            "epoch %lld, pid %lld, pid-started %lld, uffd %lld, written %lld or hold "
-            "%lld is out of range",
+            "epoch %lld, pid %lld, pid-started %lld, uffd %lld, written %lld, hold %lld or "
+            "borrow %lld is out of range",
             (long long)f->epoch, (long long)f->pid, (long long)f->pid_started, (long long)f->uffd,
-            (long long)f->written, (long long)f->hold);
+            (long long)f->written, (long long)f->hold, (long long)f->borrow);
+    record->borrow = (uint8_t)f->borrow;
     record->epoch = (uint64_t)f->epoch;
     record->pid = (pid_t)f->pid;
     record->pid_started = (uint64_t)f->pid_started;
@@ -440,6 +445,8 @@ static int take_fields(const struct fields *f, struct ibx_journal *record, struc
     rc = rc ? rc : take_options(f, record, err);
     rc = rc ? rc : take_settings(f, record, err);
     rc = rc ? rc : take_source_key(f, record, err);
+    if (!rc && f->base)
+        rc = take_hex("base", f->base, record->base, IBX_MIGRATE_ID_BYTES, err);
     record->verify = f->verify[0];
     if (!rc && record->verify)
         rc = take_hex("verify", f->verify, record->verify_key, IBX_SECRET_BYTES, err);
@@ -482,7 +489,7 @@ static int take_json(json_t *json, struct ibx_journal *record, struct ibx_error 
                        : number == 3 ? FIRST_FIELDS ", s:b, s:o, s:o}"
                        : number == 4 ? FIRST_FIELDS ", s:b, s:o, s:o, s:s, s:s, s:s, s:s}"
                        : number == 5 ? FIFTH_FIELDS "}"
-                                     : FIFTH_FIELDS ", s:b}",
+                                     : FIFTH_FIELDS ", s:b, s:I, s:s}",
                        "ibx-record", &f.version, "id", &f.id, "role", &f.role, "epoch", &f.epoch,
                        "state", &f.state, "uuid", &f.uuid, "name", &f.name, "qmp", &f.qmp, "pid",
                        &f.pid, "pid-started", &f.pid_started, "uri", &f.uri, "peer", &f.peer,
@@ -491,7 +498,8 @@ static int take_json(json_t *json, struct ibx_journal *record, struct ibx_error 
                        "complete", &f.complete, "key-name", &f.key_name, "allow", &f.allow,
                        "encryption", &f.encryption, "verify", &f.verify, "settings", &f.settings,
                        "hold", &f.hold, "machine", &f.machine, "vm-status", &f.vm_status,
-                       "source-key", &f.source_key, "insecure", &f.insecure, "libvirt", &f.libvirt))
+                       "source-key", &f.source_key, "insecure", &f.insecure, "libvirt", &f.libvirt,
+                       "borrow", &f.borrow, "base", &f.base))
         return ibx_error_set(err, -EINVAL, "%.200s", why.text);
     return take_fields(&f, record, err);
 }
@@ -590,6 +598,17 @@ void ibx_journal_describe(const struct ibx_journal *record, char *text, size_t s
         form =
             "%s ran at %s, and its QEMU there has ended: \"ib-migrate rollback\" restarts it from "
             "its stop";
+    if (record->borrow && record->state == IBX_JOURNAL_MOVED && !ibx_journal_lost_there(record))
+        form = "%s @ at %s, borrowed from here: this side has the memory that it returns to and "
+               "the pages that it needs: leave this QEMU as it is; \"ib-migrate recover\" "
+               "continues to send them";
+    if (record->borrow && record->state == IBX_JOURNAL_RUNNING)
+        form = "%s @ here, borrowed from %s, which has the other pages: \"ib-migrate return\" "
+               "brings it home; \"ib-migrate recover\" continues to fetch them";
+    if (ibx_journal_has_returned(record))
+        form = record->source
+                   ? "%s was borrowed by %s and has returned: nothing is to be done here"
+                   : "%s was borrowed here and has returned to %s: nothing is to be done";
     if (ibx_journal_stands(record))
         snprintf(does, sizeof(does), "was \"%s\" when QEMU was last asked, and is",
                  record->vm_status);

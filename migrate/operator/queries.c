@@ -88,6 +88,20 @@ int ibx_migrate_rollback(const char *folder, struct ibx_journal *record,
                              "there: its disks are newer than its memory here; ib-migrate recover "
                              "here ends the migration",
                              answer.host);
+    const bool never_ran =
+        !rc && (answer.state == IBX_ANSWER_WAITING || answer.state == IBX_ANSWER_GIVEN_UP);
+    if (ibx_journal_returns(record) && !never_ran)
+        return ibx_error_set(
+            err, -EBUSY,
+            "this VM has returned, or may have: what it had not fetched here is "
+            "only in its memory at home, which is newer by now; ib-migrate recover "
+            "goes on");
+    if (record->borrow && ibx_journal_base_touched(folder, record))
+        return ibx_error_set(err, -EBUSY,
+                             "a return of this VM has begun, so that its memory here is not what "
+                             "it was at its stop: it cannot be restarted from there; if it is "
+                             "lost, start it anew from its disk, then ib-migrate prune "
+                             "--unfinished");
     /* The watchdog of a tool that was just killed holds the lock until it ends. */
     deadline = ibx_deadline_in_ms(MIGRATION_LOCK_MS);
     while ((rc = ibx_journal_lock(folder, record, &lock_fd, err)) == -EBUSY &&

@@ -80,16 +80,21 @@ static json_t *vm_status_json(const struct ibx_journal *record)
 
 json_t *ibx_migrate_record_json(const struct ibx_journal *record)
 {
-    char id[2 * IBX_MIGRATE_ID_BYTES + 1];
+    static const char *const borrows[] = {"no", "lazy", "fill"};
+    char id[2 * IBX_MIGRATE_ID_BYTES + 1], base[2 * IBX_MIGRATE_ID_BYTES + 1];
     ibx_hex_text(record->id, IBX_MIGRATE_ID_BYTES, id);
-    return json_pack("{s:s, s:s, s:s, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:b}", "id",
-                     id, "role", record->source ? "source" : "destination", "state",
+    ibx_hex_text(record->base, IBX_MIGRATE_ID_BYTES, base);
+    return json_pack("{s:s, s:s, s:s, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:b, s:s, "
+                     "s:o}",
+                     "id", id, "role", record->source ? "source" : "destination", "state",
                      ibx_journal_state_name(record->state), "over", ibx_journal_over(record),
                      "epoch", number(record->epoch), "name", ibx_json_text(record->name), "uuid",
                      ibx_json_text(record->uuid), "qmp", ibx_json_text(record->qmp), "pid",
                      json_integer(record->pid), "uri", ibx_json_text(record->uri), "peer",
                      ibx_json_text(record->peer), "vm_status", vm_status_json(record), "written",
-                     number(record->written_s), "libvirt", record->libvirt);
+                     number(record->written_s), "libvirt", record->libvirt, "borrow",
+                     borrows[record->borrow], "returns_from",
+                     ibx_journal_returns(record) ? json_string(base) : json_null());
 }
 
 /* There is no record before the two tools have met. */

@@ -8,6 +8,7 @@
  *   guest_ram_file.c, file_users.c its files when QEMU has ended, and who else can write to them
  *   inject.c, inject_uffd.c       a userfaultfd of QEMU's, made by ptrace
  *   tracker.c                     which pages of guest RAM are written while the VM runs
+ *   adopt.c                       another file in the place of a block's
  */
 #ifndef IBX_MIGRATE_QEMU_QEMU_H
 #define IBX_MIGRATE_QEMU_QEMU_H
@@ -260,6 +261,10 @@ void ibx_tracker_init(struct ibx_tracker *tracker);
  * is too old; others as ibx_uffd_make(). */
 int ibx_tracker_open(struct ibx_tracker *tracker, const struct ibx_guest_ram *ram,
                      struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err);
+/* For guest RAM whose pages were placed write-protected (userfaultfd/fault.h) by another tool,
+ * which serves it: scans find all that was written since, and change nothing. */
+int ibx_tracker_attach(struct ibx_tracker *tracker, const struct ibx_guest_ram *ram,
+                       struct ibx_error *err);
 /* Sets the bits of the pages of a block that were written since the last call, or since open.
  * `last`: it is not called again. */
 int ibx_tracker_scan(const struct ibx_tracker *tracker, size_t block, bool last, uint64_t *bits,
@@ -269,6 +274,19 @@ int ibx_tracker_scan(const struct ibx_tracker *tracker, size_t block, bool last,
  * they fill when they begin, not when the data comes. The guest's disks rest for as long. */
 int ibx_tracker_settle(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err);
 void ibx_tracker_close(struct ibx_tracker *tracker);
+
+/*
+ * Puts the memory of `base`, whose blocks are as large and in files that are open here, into the
+ * place of the guest RAM of a QEMU that has not run yet (-incoming defer): QEMU then has mapped and
+ * open what it would have if it had been started with these files, but has not touched them. `ram`
+ * describes them afterwards, with the paths of `base`. After a failure QEMU is of no use and must
+ * end.
+ */
+int ibx_guest_ram_adopt(struct ibx_guest_ram *ram, const struct ibx_guest_ram *base,
+                        struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err);
+/* Whether it can be, without touching QEMU. -EINVAL, -EXDEV. */
+int ibx_guest_ram_adoptable(const struct ibx_guest_ram *ram, const struct ibx_guest_ram *base,
+                            struct ibx_error *err);
 
 /* One system call in the main thread of `pid`: one that does not wait and ends no thread. `result`
  * gets what the kernel returned, a negative errno too. */

@@ -64,12 +64,19 @@ int ibx_tracker_open(struct ibx_tracker *tracker, const struct ibx_guest_ram *ra
     return rc;
 }
 
+int ibx_tracker_attach(struct ibx_tracker *tracker, const struct ibx_guest_ram *ram,
+                       struct ibx_error *err)
+{
+    tracker->ram = ram;
+    return open_pagemap(tracker, err);
+}
+
 int ibx_tracker_scan(const struct ibx_tracker *tracker, size_t block, bool last, uint64_t *bits,
                      uint64_t *count, struct ibx_error *err)
 {
     const struct ibx_guest_block *of = &tracker->ram->blocks[block];
-    return ibx_dirty_scan(tracker->pagemap, of->address, of->size, of->page_size, last, bits, count,
-                          err);
+    return ibx_dirty_scan(tracker->pagemap, of->address, of->size, of->page_size,
+                          last || tracker->uffd < 0, bits, count, err);
 }
 
 /* Reads of such a block node may write to pages that the kernel has pinned. */

@@ -44,7 +44,14 @@ static int on_bandwidth(void *context, uint64_t bytes_per_second, struct ibx_err
                          "the destination fetches the pages: set the bandwidth there");
 }
 
-static const struct ibx_control_socket_ops socket_ops = {on_status, on_cancel, on_bandwidth};
+static int on_lend(void *context, struct ibx_error *err)
+{
+    (void)context;
+    return ibx_error_set(err, -EINVAL, "no borrowed VM runs here");
+}
+
+static const struct ibx_control_socket_ops socket_ops = {on_status, on_cancel, on_bandwidth,
+                                                         on_lend};
 
 /* ---------------------------------------------------------------- what is checked */
 
@@ -76,9 +83,13 @@ static int check(struct source *s, struct ibx_error *err)
     int rc = check_uri(s, err);
     if (!rc)
         rc = ibx_source_vm_find(&s->vm, s->options->qmp, err);
+    record->borrow = (uint8_t)s->options->borrow;
+    if (s->options->returns)
+        memcpy(record->base, s->options->returns->id, sizeof(record->base));
     /* Before other blockers, because their remedies would end a VM that has migrated. */
     if (!rc)
-        rc = ibx_migration_check_unfinished(s->options->folder, ram, s->options->qmp, true, err);
+        rc = ibx_migration_check_unfinished(s->options->folder, ram, s->options->qmp, true,
+                                            s->options->returns != NULL, err);
     if (!rc)
         rc = ibx_preflight_side(s->vm.qmp, ram, IBX_MIGRATE_SOURCE, &blockers,
                                 ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
@@ -105,6 +116,9 @@ static int check(struct source *s, struct ibx_error *err)
     if (source_managed(&s->vm)) /* libvirt undoes what it did */
         return 0;
     s->vm.undo.was_running = record->was_running;
+    rc = source_returns(s) ? ibx_source_return_open(s, err) : 0;
+    if (rc)
+        return rc;
     rc = ibx_source_stream_make(&s->stream, &record->hold, err);
     s->vm.undo.hold = record->hold;
     s->vm.paused = !record->was_running;
@@ -250,10 +264,12 @@ static int prepare(struct source *s, struct ibx_error *err)
     }
     if (!rc)
         rc = source_managed(&s->vm) ? ask_managed(s, err) : ask(s, err);
+    if (!rc && source_returns(s))
+        rc = ibx_source_return_check_fabric(s, err);
     if (!rc)
         rc = set_settings(s, err);
     if (!rc)
-        rc = ibx_source_vm_find_map(&s->vm, err);
+        rc = ibx_source_find_map(s, err);
     if (!rc)
         rc = ibx_source_link_expose(&s->link, err);
     return rc ? rc : ibx_source_move(s, SOURCE_EXPOSING, err);
@@ -281,9 +297,10 @@ static struct source *source_create(const struct ibx_send_options *options, stru
     ibx_source_stream_init(&s->stream);
     ibx_source_guard_init(s);
     ibx_source_link_init(&s->link, &s->status.record, &s->transport, &s->vm, options->links,
-                         !options->no_verify);
+                         !options->no_verify && !options->borrow);
     s->link.disks_differ = options->disks_differ;
-    s->link.warm = options->warm;
+    s->link.warm = options->warm || options->returns;
+    s->link.borrow = (uint8_t)options->borrow;
     ibx_source_warm_init(&s->warm);
     return s;
 }
@@ -302,11 +319,12 @@ static int finish(struct source *s, int rc, struct ibx_migrate_status *last, str
         ibx_source_let_go(s);
         rc = rc ? rc : ibx_source_verdict(s, err);
     }
-    if (!rc && s->options->quit && s->vm.qmp)
+    const bool returned = ibx_journal_has_returned(&s->status.record);
+    if (!rc && (s->options->quit || returned) && s->vm.qmp)
         quit_qemu(s);
     else
         ibx_source_settle_at_last(s);
-    if (!rc)
+    if (!rc && !returned) /* else they are the VM's, which runs here */
         ibx_source_remove_files(s);
     if (rc)
         memcpy(s->status.message, err->message, sizeof(s->status.message));
@@ -317,6 +335,7 @@ static int finish(struct source *s, int rc, struct ibx_migrate_status *last, str
     ibx_migration_report(&s->reporter, &s->status, true);
     *last = s->status;
     ibx_source_warm_end(s);
+    ibx_source_return_fini(s);
     ibx_source_stream_close(&s->stream);
     ibx_guard_leave(&s->guard);
     ibx_gate_close(&s->gate);
@@ -380,7 +399,9 @@ static int check_held(struct source *s, struct ibx_error *err)
 static int find_pages(struct source *s, struct ibx_error *err)
 {
     int rc = ibx_page_map_init_ram(&s->vm.map, &s->vm.ram, err);
-    return rc ? rc : ibx_source_vm_find_map(&s->vm, err);
+    if (!rc && source_returns(s))
+        rc = ibx_source_return_recover(s, err);
+    return rc ? rc : ibx_source_find_map(s, err);
 }
 
 /* The VM of a migration that came to its commit is in the QEMU of the record, and has not run there

@@ -63,8 +63,9 @@ static bool libvirt_ends_it(struct source *s)
 void ibx_source_guard(struct source *s)
 {
     struct ibx_error why = {0};
-    if (s->state.now != SOURCE_SERVING || s->guarding.now == GUARDING_IMPOSSIBLE || !s->vm.qmp ||
-        libvirt_ends_it(s))
+    /* One userfaultfd at a time has a range: the one by which it was borrowed. */
+    if (s->state.now != SOURCE_SERVING || s->guarding.now == GUARDING_IMPOSSIBLE ||
+        source_returns(s) || !s->vm.qmp || libvirt_ends_it(s))
         return;
     ibx_source_warm_end(s); /* one userfaultfd at a time has a range */
     make(s);

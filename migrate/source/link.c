@@ -42,7 +42,13 @@ static int greet(struct source_link *link, enum ibx_migrate_purpose purpose, str
     int rc = 0;
     *hello = (struct ibx_migrate_hello){.purpose = (uint8_t)purpose};
     hello->disks_differ = link->disks_differ;
-    hello->warm = link->warm && purpose == IBX_PURPOSE_MOVE && link->record->was_running;
+    const bool returns = ibx_journal_returns(link->record);
+    hello->warm =
+        link->warm && purpose == IBX_PURPOSE_MOVE && (link->record->was_running || returns);
+    if (purpose == IBX_PURPOSE_MOVE) {
+        hello->borrow = link->borrow;
+        memcpy(hello->base, link->record->base, sizeof(hello->base));
+    }
     hello->epoch = link->record->epoch;
     hello->verify = purpose == IBX_PURPOSE_RESUME ? link->record->verify : link->verify;
     hello->runs = link->record->was_running;
@@ -112,6 +118,11 @@ int ibx_source_link_ask(struct source_link *link, char *peer, size_t size, struc
         return ibx_error_set(err, -EPROTO,
                              "the destination (%s) fetches pages before the stop, and was not "
                              "asked to: its ib-migrate is not like this one",
+                             link->answer.host);
+    if (!link->answer.warm && ibx_journal_returns(link->record))
+        return ibx_error_set(err, -EPROTO,
+                             "the destination (%s) does not take a VM that returns: its ib-migrate "
+                             "is not like this one",
                              link->answer.host);
     rc = ibx_state_move(&link->state, LINK_OPEN);
     return rc ? rc : open_pages(link, err);

@@ -79,6 +79,12 @@ int ibx_source_move(struct source *s, enum source_state to, struct ibx_error *er
     return rc;
 }
 
+int ibx_source_find_map(struct source *s, struct ibx_error *err)
+{
+    return source_returns(s) ? ibx_source_return_find_map(s, err)
+                             : ibx_source_vm_find_map(&s->vm, err);
+}
+
 enum ibx_migrate_phase ibx_source_phase(const struct source *s)
 {
     switch (s->state.now) {
@@ -190,10 +196,12 @@ static int on_running(struct source *s, const char *status, struct ibx_error *er
 /* Pages that were not fetched are of no use to anybody. */
 static int on_ended(struct source *s, const char *reason, struct ibx_error *err)
 {
+    const bool returned = s->status.record.borrow && !strcmp(reason, IBX_JOURNAL_RETURNED);
     if (s->peer.now != PEER_ENDED)
         ibx_migration_notify(&s->options->observer,
-                             "the guest has shut the VM down at the destination: pages that are "
-                             "still here are not needed any more");
+                             returned ? "the VM has returned: this QEMU is not needed any more"
+                                      : "the guest has shut the VM down at the destination: pages "
+                                        "that are still here are not needed any more");
     snprintf(s->status.record.vm_status, sizeof(s->status.record.vm_status), "%s", reason);
     int rc = s->state.now == SOURCE_COMMITTED ? ibx_source_move(s, SOURCE_SERVING, err) : 0;
     return rc || s->peer.now == PEER_ENDED ? rc : ibx_state_move(&s->peer, PEER_ENDED);
@@ -245,6 +253,11 @@ int ibx_source_on_message(void *context, const struct ibx_migrate_any *message)
         if (s->state.now != SOURCE_EXPOSING || s->peer.now != PEER_QUIET)
             return unexpected(s, message, h->err);
         return ibx_state_move(&s->peer, PEER_READY);
+    case IBX_MIGRATE_HAVE:
+    case IBX_MIGRATE_HAVE_END:
+        if (s->state.now != SOURCE_EXPOSING || s->peer.now != PEER_QUIET || !source_returns(s))
+            return unexpected(s, message, h->err);
+        return ibx_source_return_on_have(s, message, h->err);
     case IBX_MIGRATE_LOADED:
         if (s->state.now != SOURCE_SENDING || s->stream.state.now < STREAM_HELD ||
             s->peer.now != PEER_READY)
@@ -300,9 +313,11 @@ static int on_quiet(struct source *s, struct ibx_error *err)
 {
     int rc = ibx_source_move(s, SOURCE_STOPPED, err);
     if (!rc)
-        rc = ibx_source_vm_find_map(&s->vm, err);
+        rc = ibx_source_find_map(s, err);
     if (!rc)
         rc = ibx_source_warm_stopped(s, err);
+    if (!rc)
+        ibx_source_return_note(s);
     return rc ? rc : ibx_source_link_expose(&s->link, err);
 }
 

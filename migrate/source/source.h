@@ -15,6 +15,7 @@
  *   stream.c    the device state, from QEMU to the destination
  *   link.c      the control connection and the page connections
  *   warm.c      pages that are fetched while the VM still runs
+ *   return.c    a VM that returns to where it was borrowed from: which pages it has written
  *   watchdog.c  the process that continues the VM when the tool is killed
  *
  * Calls go downwards: begin.c, source.c, libvirt.c, then commit.c to lost.c, then the parts. Two
@@ -26,6 +27,7 @@
 #include "migrate/common/common.h"
 #include "migrate/common/guard.h"
 #include "migrate/common/libvirt.h"
+#include "migrate/common/note.h"
 #include "migrate/operator/control_socket.h"
 #include "migrate/pages/digest.h"
 #include "migrate/pages/pages.h"
@@ -189,6 +191,7 @@ struct source_link {
     struct ibx_channel control;
     bool disks_differ;                /* on purpose */
     bool warm;                        /* pages are to be fetched before the stop */
+    uint8_t borrow;                   /* enum ibx_migrate_borrow */
     struct ibx_migrate_hello hello;   /* the last one, */
     struct ibx_migrate_answer answer; /* and its answer */
     struct ibx_page_server *pages;
@@ -268,7 +271,8 @@ struct source_warm {
     unsigned drops;                       /* rounds of that kind */
     uint32_t number;                      /* of the last round that was sent */
     int64_t others[IBX_GUEST_BLOCKS_MAX]; /* pages of a block's file beside those with data */
-    bool lost;                            /* what was written is not known */
+    bool lost;                            /* what was written is not known, */
+    struct ibx_error why;                 /* for this reason */
 };
 
 struct source;
@@ -285,6 +289,45 @@ int ibx_source_warm_on_done(struct source *s, const struct ibx_migrate_round_don
 int ibx_source_warm_stopped(struct source *s, struct ibx_error *err);
 /* Takes the protection away. May be repeated. */
 void ibx_source_warm_end(struct source *s);
+
+/* ---------------------------------------------------------------- return.c */
+
+/*
+ * What the tool by which the VM came here, and which serves it, has noted in memory that outlives
+ * it, and what this one notes. All are bits of pages, as those of a page map.
+ */
+struct source_return {
+    struct ibx_note base;        /* with data at home when the VM left */
+    struct ibx_note arrived;     /* that have come here since */
+    struct ibx_note left;        /* the page map of the stop, for recover */
+    struct ibx_page_map have;    /* at home now */
+    struct ibx_page_map gone;    /* given back here, by the last look */
+    struct ibx_page_map written; /* here, by the last look */
+    bool looked;                 /* at `gone` */
+    bool have_it;                /* all of `have` has come */
+    bool stopped;                /* `left` is what counts */
+    int64_t others;              /* pages of the files beside those that had arrived then */
+};
+
+struct source;
+/* Before anything is touched. -ENOENT, -ESTALE: the notes are gone. */
+int ibx_source_return_open(struct source *s, struct ibx_error *err);
+/* Recover, after the commit. */
+int ibx_source_return_recover(struct source *s, struct ibx_error *err);
+/* Which pages hold data at this moment, here or, as they were, at home. */
+int ibx_source_return_find_map(struct source *s, struct ibx_error *err);
+/* Of pages that are not protected, those that were written: that have come, and are there. */
+void ibx_source_return_keep(const struct source *s, struct ibx_page_map *written);
+/* The VM has stopped, and the page map is that of the stop. */
+void ibx_source_return_note(struct source *s);
+/* HAVE and HAVE_END. */
+int ibx_source_return_on_have(struct source *s, const struct ibx_migrate_any *message,
+                              struct ibx_error *err);
+/* The destination is ready: what it has, and what was written since, in the maps of `warm`. */
+int ibx_source_return_begin(struct source *s, struct ibx_error *err);
+/* The page connections are there. -EOPNOTSUPP: their fabric would touch pages that are not here. */
+int ibx_source_return_check_fabric(const struct source *s, struct ibx_error *err);
+void ibx_source_return_fini(struct source *s);
 
 /* ---------------------------------------------------------------- source.c */
 
@@ -371,6 +414,7 @@ struct source {
     struct source_link link;
     struct source_stream stream;
     struct source_warm warm;
+    struct source_return home;
     struct ibx_gate gate; /* CLOSED unless libvirt drives */
 
     struct ibx_migrate_status status;
@@ -400,6 +444,13 @@ struct source {
 
 /* ASKING, or for recover COMMITTED or SERVING. */
 int ibx_source_begin(struct source *s, enum source_state first);
+/* Whether it returns to where it was borrowed from. */
+static inline bool source_returns(const struct source *s)
+{
+    return ibx_journal_returns(&s->status.record);
+}
+/* Finds which pages hold data at this moment. */
+int ibx_source_find_map(struct source *s, struct ibx_error *err);
 /* The one place that moves. -EINVAL: refused, nothing has changed. */
 int ibx_source_move(struct source *s, enum source_state to, struct ibx_error *err);
 /* Takes a message of the destination; `context` is a struct message_context. */

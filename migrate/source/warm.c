@@ -68,6 +68,8 @@ static int scan(struct source *s, bool last, struct ibx_error *err)
     }
     if (rc)
         return rc;
+    if (source_returns(s))
+        ibx_source_return_keep(s, &warm->written);
     ibx_page_map_add(&warm->wanted, &warm->written);
     ibx_page_map_add(&s->vm.map, &warm->written); /* holes that are none any more */
     return 0;
@@ -76,10 +78,12 @@ static int scan(struct source *s, bool last, struct ibx_error *err)
 /* What the destination has is not known to be right any more: all of it goes again. */
 static void lose(struct source *s, const struct ibx_error *why)
 {
-    ibx_migration_notify(&s->options->observer,
-                         "which pages the VM writes is not known any more (%s): all of them are "
-                         "fetched after the stop",
-                         why->message);
+    if (!source_returns(s)) /* which cannot do without: the next step fails */
+        ibx_migration_notify(&s->options->observer,
+                             "which pages the VM writes is not known any more (%s): all of them "
+                             "are fetched after the stop",
+                             why->message);
+    s->warm.why = *why;
     s->warm.lost = true;
 }
 
@@ -88,6 +92,17 @@ static void look(struct source *s, bool last)
     struct ibx_error why = {0};
     if (!s->warm.lost && scan(s, last, &why))
         lose(s, &why);
+}
+
+/* A VM that returns finds there only what it has not written here. */
+static int check_lost(const struct source *s, struct ibx_error *err)
+{
+    if (!s->warm.lost || !source_returns(s))
+        return 0;
+    return ibx_error_set(err, -EBUSY,
+                         "which pages the VM has written is not known any more (%s): it stays "
+                         "here, and can return when that is over",
+                         s->warm.why.message);
 }
 
 /* Pages of the file beside those with data by the map: fewer than before when some of these were
@@ -175,6 +190,8 @@ int ibx_source_warm_begin(struct source *s, struct ibx_error *err)
     if (rc)
         return rc;
     warm->began_ns = ibx_now_ns();
+    if (source_returns(s))
+        return ibx_source_return_begin(s, err);
     warm->lost = begin(s, &why) != 0;
     if (warm->lost) {
         cannot(s, why.message);
@@ -235,7 +252,8 @@ static bool is_enough(struct source *s)
     const uint64_t seconds = s->options->warm_seconds ? s->options->warm_seconds : SECONDS_DEFAULT;
     const unsigned rounds = s->options->warm_rounds ? s->options->warm_rounds : ROUNDS_DEFAULT;
     const uint64_t left = warm->wanted.data_pages;
-    if (warm->lost || !left || ibx_now_ns() - warm->began_ns >= seconds * 1000 * IBX_NS_PER_MS ||
+    if (warm->lost || !left || source_returns(s) ||
+        ibx_now_ns() - warm->began_ns >= seconds * 1000 * IBX_NS_PER_MS ||
         (warm->rate && bytes_of(s, left) < warm->rate / 1000 * ENOUGH_MS))
         return true;
     if (ibx_guest_bits_next(warm->wanted.bits, warm->cursor, warm->wanted.pages, true) <
@@ -326,6 +344,8 @@ int ibx_source_warm_step(struct source *s, struct ibx_error *err)
 {
     struct source_warm *warm = &s->warm;
     int rc = warm->state.now == WARM_BETWEEN ? next_part(s, err) : 0;
+    if (!rc)
+        rc = check_lost(s, err);
     if (rc || warm->state.now != WARM_EXPOSING)
         return rc;
     rc = ibx_source_link_exposed(&s->link, err);
@@ -364,7 +384,9 @@ int ibx_source_warm_stopped(struct source *s, struct ibx_error *err)
     if (warm->state.now != WARM_OVER)
         return 0;
     look(s, true);
-    int rc = warm->lost ? 0 : look_for_given_back(s, false, err);
+    int rc = check_lost(s, err);
+    if (!rc && !warm->lost && !source_returns(s))
+        rc = look_for_given_back(s, false, err);
     if (rc)
         return rc;
     choose_stale(s);

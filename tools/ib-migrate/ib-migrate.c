@@ -26,11 +26,14 @@ enum {
     RUN,
     FREEZE,
     SERVE,
+    BORROW,
+    RETURN,
     FAR_END
 };
 
 #define BIT(command)   (1u << (command))
-#define MIGRATING      (BIT(RECEIVE) | BIT(SEND) | BIT(RECOVER))
+#define SENDING        (BIT(SEND) | BIT(BORROW) | BIT(RETURN))
+#define MIGRATING      (BIT(RECEIVE) | SENDING | BIT(RECOVER))
 #define CONNECTING     (MIGRATING | BIT(CHECK) | BIT(ROLLBACK))
 #define NEEDS_QMP      (CONNECTING | BIT(RUN) | BIT(FREEZE))
 #define TOLD_BY_RESULT (BIT(CANCEL) | BIT(SET) | BIT(ROLLBACK) | BIT(PRUNE))
@@ -139,6 +142,12 @@ static const struct ibx_tool_command commands[] = {
     [FREEZE] = {"freeze", "FOLDER",
                 "Stop the VM at --qmp and keep its memory and state in FOLDER, as a snapshot"},
     [SERVE] = {"serve", "FOLDER", "Offer the snapshot in FOLDER at --listen"},
+    [BORROW] = {"borrow", "URI",
+                "Migrate the VM at --qmp to the receiver at URI for a while: its memory here is "
+                "kept, and pages follow only when it needs them"},
+    [RETURN] = {"return", "URI",
+                "Bring the borrowed VM at --qmp back to the receiver at URI, with what it has "
+                "written since"},
     [FAR_END] = {"far-end", NULL, "The other end of run, which starts it over ssh"},
     {0},
 };
@@ -179,6 +188,8 @@ static const struct ibx_tool_option options[] = {
     {"allow", "NAMES",
      "Sources that may come, by the names of their keys, with commas [all]; serve: readers",
      BIT(RECEIVE) | BIT(RECOVER) | BIT(SERVE), IBX_TOOL_TRANSPORT, .at = AT(options)},
+    {"home", NULL, "receive: for a VM that was borrowed from here and returns", BIT(RECEIVE),
+     .at = AT(home)},
     {"minor", NULL, "READ pages into place instead of copying them; also: run",
      BIT(RECEIVE) | BIT(RECOVER) | BIT(RUN), .at = AT(minor)},
     {"paused", NULL,
@@ -188,7 +199,7 @@ static const struct ibx_tool_option options[] = {
     {"links", "N",
      "Page connections, 1 to 16 [3, or 5 when both hosts have 8 processors or more]; also: check, "
      "run",
-     BIT(SEND) | BIT(RECOVER) | BIT(CHECK) | BIT(RUN), IBX_TOOL_UNSIGNED, AT(links), 1,
+     SENDING | BIT(RECOVER) | BIT(CHECK) | BIT(RUN), IBX_TOOL_UNSIGNED, AT(links), 1,
      IBX_MIGRATE_LINKS_MAX, NULL},
     {"quit", NULL,
      "End the source's QEMU when the migration is complete and confirmed; freeze: when the "
@@ -234,13 +245,15 @@ static const struct ibx_tool_option options[] = {
     {.help = "Options of some commands:"},
     {"disks-differ-on-purpose", NULL,
      "send, check, run: take a destination with other disks, such as copies of one's own",
-     BIT(SEND) | BIT(CHECK) | BIT(RUN), .at = AT(disks_differ)},
+     SENDING | BIT(CHECK) | BIT(RUN), .at = AT(disks_differ)},
+    {"fill", NULL, "borrow: fetch all pages, in the background, not only those that it needs",
+     BIT(BORROW), .at = AT(fill)},
     {"destination", NULL, "check: this QEMU is to receive", BIT(CHECK), .at = AT(destination)},
     {"unfinished", NULL,
      "prune: also delete records of this monitor whose QEMU has ended, or that are complete but "
      "not confirmed",
      BIT(PRUNE), .at = AT(unfinished)},
-    {"yes", NULL, "rollback: do not ask", BIT(ROLLBACK), .at = AT(yes)},
+    {"yes", NULL, "rollback, borrow: do not ask", BIT(ROLLBACK) | BIT(BORROW), .at = AT(yes)},
     {"prometheus", NULL, "status: print figures for Prometheus", BIT(STATUS), .at = AT(prometheus)},
     {"output", "FILE", "status --prometheus: replace this file, at once and as a whole",
      BIT(STATUS), IBX_TOOL_TEXT, .at = AT(output)},
@@ -281,6 +294,9 @@ static void check_line(const struct migrate_args *args, unsigned command)
         ibx_tool_bad_usage(&tool, "--unfinished needs --qmp: the monitor that the QEMU had");
     if (args->libvirt && *args->libvirt != '/')
         ibx_tool_bad_usage(&tool, "--libvirt \"%s\" is not an absolute path", args->libvirt);
+    if (args->home && (args->minor || args->libvirt))
+        ibx_tool_bad_usage(&tool, "--home with --%s: a VM returns into the memory that it left",
+                           args->minor ? "minor" : "libvirt");
     if (args->libvirt && args->quit)
         ibx_tool_bad_usage(&tool, "--quit with --libvirt: libvirt ends the source's QEMU itself");
     if (args->libvirt && (args->warm || args->warm_rounds || args->warm_seconds))
@@ -302,7 +318,7 @@ int main(int argc, char **argv)
         [STATUS] = ibx_cli_status,   [CANCEL] = ibx_cli_cancel,     [SET] = ibx_cli_set,
         [RECOVER] = ibx_cli_recover, [ROLLBACK] = ibx_cli_rollback, [PRUNE] = ibx_cli_prune,
         [RUN] = ibx_cli_run,         [FAR_END] = ibx_cli_far_end,   [FREEZE] = ibx_cli_freeze,
-        [SERVE] = ibx_cli_serve,
+        [SERVE] = ibx_cli_serve,     [BORROW] = ibx_cli_borrow,     [RETURN] = ibx_cli_return,
     };
     static struct migrate_args args; /* of many KiB */
     struct ibx_error err = {0};

@@ -9,6 +9,7 @@
  *   result.c      what --json prints last, on every exit
  *   rollback.c    rollback
  *   snapshot.c    freeze, serve
+ *   borrow.c      borrow, return
  *   run.h         run: makes the destination's QEMU, over ssh
  *   progress.c    shows a migration while it runs, from a thread of its own
  *   text.c        what the others print: progress bar, phases, summary
@@ -59,13 +60,15 @@ struct migrate_args {
     uint64_t max_bandwidth;
     unsigned links, give_up_s;
     bool bandwidth_given, minor, paused, no_verify, quit, remove, json, quiet, yes, destination,
-        unfinished, prometheus, disks_differ, warm, resume;
+        unfinished, prometheus, disks_differ, warm, resume, home, fill, borrow;
     unsigned warm_rounds, warm_seconds;
 };
 
 /* The commands: their exit status. */
 int ibx_cli_receive(const struct migrate_args *args);
 int ibx_cli_send(const struct migrate_args *args);
+int ibx_cli_borrow(const struct migrate_args *args);
+int ibx_cli_return(const struct migrate_args *args);
 int ibx_cli_recover(const struct migrate_args *args);
 int ibx_cli_check(const struct migrate_args *args);
 int ibx_cli_rollback(const struct migrate_args *args);
@@ -78,7 +81,17 @@ int ibx_cli_far_end(const struct migrate_args *args);
 int ibx_cli_freeze(const struct migrate_args *args);
 int ibx_cli_serve(const struct migrate_args *args);
 
+/* ------------------------------------------------------------ borrow.c, rollback.c */
+
+/* Whether the operator agrees to what `--yes` agrees to: `question` names the VM. Else says that
+ * nothing was done by `command`. */
+bool ibx_cli_agreed(const struct migrate_args *args, const char *command, const char *vm,
+                    const char *purpose);
+
 /* ------------------------------------------------------------ migrate.c */
+
+/* `send` of a VM that returns, by the record of the migration by which it came. */
+int ibx_cli_send_home(const struct migrate_args *args, const struct ibx_journal *came);
 
 /* The last line of --json. `rc` and `err` are those of the migration, `status` the exit status. */
 void ibx_cli_print_summary(int rc, int status, const struct ibx_migrate_status *last,

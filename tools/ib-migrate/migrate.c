@@ -72,7 +72,8 @@ void ibx_cli_print_summary(int rc, int status, const struct ibx_migrate_status *
 static int finish(const struct migrate_args *args, int rc, const struct ibx_migrate_status *last,
                   const struct ibx_error *err)
 {
-    const bool ended = !rc && last->record.state == IBX_JOURNAL_ENDED;
+    const bool ended =
+        !rc && last->record.state == IBX_JOURNAL_ENDED && !ibx_journal_has_returned(&last->record);
     const int status = ended                       ? MIGRATE_ENDED
                        : !rc                       ? MIGRATE_DONE
                        : unfinished(&last->record) ? MIGRATE_UNFINISHED
@@ -101,6 +102,7 @@ static int receive(const struct migrate_args *args, const struct ibx_migrate_obs
         .transport = args->options,
         .max_bandwidth = args->max_bandwidth,
         .give_up_s = args->give_up_s,
+        .home = args->home,
         .minor = args->minor,
         .paused = args->paused,
         .no_verify = args->no_verify,
@@ -110,8 +112,8 @@ static int receive(const struct migrate_args *args, const struct ibx_migrate_obs
 }
 
 static int send(const struct migrate_args *args, const struct ibx_migrate_observer *observer,
-                const struct ibx_journal *record, struct ibx_migrate_status *last,
-                struct ibx_error *err)
+                const struct ibx_journal *record, const struct ibx_journal *returns,
+                struct ibx_migrate_status *last, struct ibx_error *err)
 {
     struct ibx_send_options options = {
         .qmp = args->qmp,
@@ -121,7 +123,11 @@ static int send(const struct migrate_args *args, const struct ibx_migrate_observ
         .transport = args->options,
         .links = args->links,
         .give_up_s = args->give_up_s,
-        .quit = args->quit,
+        .quit = args->quit || returns || (record && ibx_journal_returns(record)),
+        .borrow = !args->borrow ? IBX_BORROW_NOT
+                  : args->fill  ? IBX_BORROW_FILL
+                                : IBX_BORROW_LAZY,
+        .returns = returns,
         .remove = args->remove,
         .no_verify = args->no_verify,
         .disks_differ = args->disks_differ,
@@ -134,7 +140,8 @@ static int send(const struct migrate_args *args, const struct ibx_migrate_observ
 }
 
 /* Runs one side to its end. `record`: of the migration to continue, or NULL. */
-static int migrate(const struct migrate_args *args, bool source, const struct ibx_journal *record)
+static int migrate(const struct migrate_args *args, bool source, const struct ibx_journal *record,
+                   const struct ibx_journal *returns)
 {
     struct migrate_progress *progress;
     struct ibx_migrate_observer observer;
@@ -143,12 +150,12 @@ static int migrate(const struct migrate_args *args, bool source, const struct ib
     /* First what needs no QEMU. */
     int rc =
         ibx_options_check_key(&args->options, source ? args->uri : args->listen, !source, &err);
-    if (!rc && !record) /* the record has a lock */
+    if (!rc && !record && !returns) /* the record has a lock, and who serves it has lent it */
         rc = ibx_cli_monitor_check(args, &err);
     if (!rc)
         rc = ibx_cli_progress_start(args, &progress, &observer, &err);
     if (!rc) {
-        rc = source ? send(args, &observer, record, &last, &err)
+        rc = source ? send(args, &observer, record, returns, &last, &err)
                     : receive(args, &observer, record, &last, &err);
         ibx_cli_progress_end(progress);
     }
@@ -161,12 +168,17 @@ static int migrate(const struct migrate_args *args, bool source, const struct ib
 
 int ibx_cli_receive(const struct migrate_args *args)
 {
-    return migrate(args, false, NULL);
+    return migrate(args, false, NULL, NULL);
 }
 
 int ibx_cli_send(const struct migrate_args *args)
 {
-    return migrate(args, true, NULL);
+    return migrate(args, true, NULL, NULL);
+}
+
+int ibx_cli_send_home(const struct migrate_args *args, const struct ibx_journal *came)
+{
+    return migrate(args, true, NULL, came);
 }
 
 /* ------------------------------------------------------------ recover */
@@ -258,7 +270,7 @@ int ibx_cli_recover(const struct migrate_args *given)
         return finish(&args, rc, &none, &err);
     }
     ibx_cli_use_record(&args.options, &record);
-    return migrate(&args, record.source, &record);
+    return migrate(&args, record.source, &record, NULL);
 }
 
 /* ------------------------------------------------------------ check */

@@ -116,16 +116,19 @@ static void print_loss(const struct ibx_journal *record, const struct reply *rep
 
 /* ------------------------------------------------------------ asking */
 
-static bool agreed(const struct migrate_args *args, const char *vm)
+bool ibx_cli_agreed(const struct migrate_args *args, const char *command, const char *vm,
+                    const char *purpose)
 {
     char line[PATH_MAX];
     if (args->yes)
         return true;
     if (!isatty(STDIN_FILENO)) {
-        ibx_cli_fail("nothing was done: without a terminal, rollback needs --yes");
+        snprintf(line, sizeof(line), "nothing was done: without a terminal, %s needs --yes",
+                 command);
+        ibx_cli_fail(line);
         return false;
     }
-    fprintf(stderr, "Type the VM's name (%s) or yes to roll back: ", vm);
+    fprintf(stderr, "Type the VM's name (%s) or yes to %s: ", vm, purpose);
     if (!fgets(line, sizeof(line), stdin))
         line[0] = '\0';
     line[strcspn(line, "\n")] = '\0';
@@ -161,7 +164,7 @@ int ibx_cli_rollback(const struct migrate_args *args)
                             "\"ib-migrate recover\" ends the migration, and the VM can be started "
                             "from its disks");
     print_loss(&record, &reply);
-    if (!agreed(args, vm))
+    if (!ibx_cli_agreed(args, "rollback", vm, "roll back"))
         return MIGRATE_FAILED;
     if (ibx_migrate_rollback(args->folder, &record, &options, &err))
         return ibx_cli_fail(err.message);

@@ -60,7 +60,13 @@ static int set_bandwidth(void *context, uint64_t bytes, struct ibx_error *err)
     return 0;
 }
 
-static const struct ibx_control_socket_ops ops = {on_status, cancel, set_bandwidth};
+static int lend(void *context, struct ibx_error *err)
+{
+    (void)context;
+    return ibx_error_set(err, -EINVAL, "no borrowed VM");
+}
+
+static const struct ibx_control_socket_ops ops = {on_status, cancel, set_bandwidth, lend};
 
 static void *serve(void *arg)
 {

@@ -184,6 +184,8 @@ static void make_older(const struct ibx_journal *r, unsigned version)
     snprintf(now, sizeof(now), "\"ibx-record\": %u", version);
     change(r, "\"ibx-record\": 6", now);
     change(r, r->libvirt ? ",\n  \"libvirt\": true" : ",\n  \"libvirt\": false", "");
+    change(r, ",\n  \"borrow\": 0", "");
+    change(r, ",\n  \"base\": \"00000000000000000000000000000000\"", "");
     if (version == 5)
         return;
     ibx_journal_path(folder, r, ".json", path, sizeof(path));
@@ -210,6 +212,26 @@ static void make_older(const struct ibx_journal *r, unsigned version)
     }
     if (version < 3)
         change(r, "  \"complete\": null,\n", "");
+}
+
+/* A borrowed VM, and one that returns. */
+static void borrowed(NO_STATE)
+{
+    static const struct wrong wrong[] = {
+        {"\"borrow\": 2", "\"borrow\": 3", "borrow 3 is out of range"},
+        {"\"borrow\": 2", "\"borrow\": -1", "borrow -1 is out of range"},
+        {"\"base\": \"07", "\"base\": \"7", "base"},
+        {",\n  \"borrow\": 2", "", "borrow"},
+    };
+    struct ibx_journal r = sample(false, 7), found;
+    r.borrow = IBX_BORROW_FILL;
+    r.base[0] = 7;
+    assert_int_equal(write_record(&r), 0);
+    found = only();
+    assert_int_equal(found.borrow, IBX_BORROW_FILL);
+    assert_memory_equal(found.base, r.base, sizeof(r.base));
+    assert_true(ibx_journal_returns(&found));
+    each_is_refused(&r, wrong, COUNT(wrong));
 }
 
 /* Which did not note whether libvirt drove the migration. */
@@ -916,6 +938,7 @@ int main(void)
         TEST(records_of_the_second_version),
         TEST(the_key_of_a_source),
         TEST(records_of_the_third_version),
+        TEST(borrowed),
         TEST(records_of_the_fifth_version),
         TEST(records_of_the_fourth_version),
         TEST(settings_are_an_object),

@@ -47,6 +47,8 @@ static const struct ibx_migrate_hello sample_hello = {
     .disks_differ = true,
     .runs = true,
     .warm = true,
+    .borrow = IBX_BORROW_FILL,
+    .base = {0xb0, 0xb1},
     .description_length = 0x1234};
 static const struct ibx_migrate_answer sample_answer = {.state = IBX_ANSWER_WAITING,
                                                         .links = 3,
@@ -68,7 +70,7 @@ static const struct sample {
      "0000160000000a0070632d7133352d372e32240030313233343536372d383961622d636465662d30"
      "3132332d3435363738396162636465660200766d0200040072616d30000000400000000000100000"
      "00000000341200000000000004006875676500000004000000000000200000000000000000000000000006006e"
-     "6f64652d610101013412000001"},
+     "6f64652d61010101341200000102b0b10000000000000000000000000000"},
     {"ANSWER",
      {.type = IBX_MIGRATE_ANSWER, .is.answer = &sample_answer},
      "020002030006006e6f64652d6202000a0069742069732066756c6c09006974206973206f6c64000101000800"
@@ -147,6 +149,14 @@ static const struct sample {
     {"ROUND_DONE",
      {.type = IBX_MIGRATE_ROUND_DONE, .is.round_done = {3, 4096000, 250000}},
      "180300000000803e000000000090d0030000000000"},
+    {"HAVE",
+     {.type = IBX_MIGRATE_HAVE, .is.map = {(const uint8_t *)"\0\0\0\0\0\0\0\0\1", 9}},
+     "19000000000000000001"},
+    {"HAVE_END",
+     {.type = IBX_MIGRATE_HAVE_END,
+      .is.map_end = {.pages = 300000, .data_pages = 200000, .regions = 0, .hash = HASH}},
+     "1ae093040000000000400d03000000000000000000a0a1a2a3a4a5a6a7a8a9aaabacadaeafb0b1b2"
+     "b3b4b5b6b7b8b9babbbcbdbebf"},
 };
 #define SAMPLES (sizeof(samples) / sizeof(samples[0]))
 
@@ -169,7 +179,7 @@ static size_t golden_bytes(const struct sample *sample, uint8_t *out)
 static bool is_bytes(enum ibx_migrate_message type)
 {
     return type == IBX_MIGRATE_STATE || type == IBX_MIGRATE_MAP ||
-           type == IBX_MIGRATE_DESCRIPTION || type == IBX_MIGRATE_ROUND;
+           type == IBX_MIGRATE_DESCRIPTION || type == IBX_MIGRATE_ROUND || type == IBX_MIGRATE_HAVE;
 }
 
 /* Decodes a copy of exactly `length` bytes, so that a sanitizer sees every byte read past them. */
@@ -195,7 +205,7 @@ static int decode(const uint8_t *bytes, size_t length, struct ibx_migrate_any *i
 static void encodes_golden_bytes(NO_STATE)
 {
     uint8_t expected[512], out[512];
-    assert_int_equal(SAMPLES, IBX_MIGRATE_ROUND_DONE);
+    assert_int_equal(SAMPLES, IBX_MIGRATE_HAVE_END);
     for (size_t i = 0; i < SAMPLES; i++) {
         size_t length = golden_bytes(&samples[i], expected);
         ssize_t n = ibx_migrate_encode(&samples[i].message, out, sizeof(out));
@@ -324,9 +334,9 @@ static void refuses_other_protocols_and_versions(NO_STATE)
         says(type, 5, 0, 2, -EPROTONOSUPPORT, "version 0");
     }
     says(IBX_MIGRATE_READY, 0, 0, 1, -EPROTO, "type 0");
-    says(IBX_MIGRATE_READY, 0, 25, 1, -EPROTO, "type 25");
+    says(IBX_MIGRATE_READY, 0, 27, 1, -EPROTO, "type 27");
     says(IBX_MIGRATE_READY, 0, 255, 1, -EPROTO, "type 255");
-    assert_string_equal(ibx_migrate_message_name((enum ibx_migrate_message)25),
+    assert_string_equal(ibx_migrate_message_name((enum ibx_migrate_message)27),
                         "an unknown message");
     assert_string_equal(ibx_answer_state_name(IBX_ANSWER_RUNNING), "running");
     assert_string_equal(ibx_answer_state_name(IBX_ANSWER_GIVEN_UP), "given up");

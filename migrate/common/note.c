@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/common/note.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static int map(struct ibx_note *note, size_t bytes, int fd, const char *path, struct ibx_error *err)
+{
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (at == MAP_FAILED)
+        return ibx_error_set(err, -errno, "%s cannot be mapped: %s", path, strerror(errno));
+    note->memory = at;
+    note->bytes = bytes;
+    return 0;
+}
+
+int ibx_note_make(struct ibx_note *note, size_t bytes, const char *path, const char *what,
+                  const char *without, struct ibx_error *err)
+{
+    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    int code = fd < 0 ? errno : posix_fallocate(fd, 0, (off_t)bytes);
+    int rc = code ? ibx_error_set(err, -code,
+                                  "%s, where %s, cannot be made: %s; make room in /dev/shm, or "
+                                  "%s",
+                                  path, what, strerror(code), without)
+                  : map(note, bytes, fd, path, err);
+    if (fd >= 0)
+        close(fd);
+    if (rc && fd >= 0)
+        unlink(path);
+    return rc;
+}
+
+int ibx_note_find(struct ibx_note *note, size_t bytes, const char *path, struct ibx_error *err)
+{
+    struct stat st;
+    int fd = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+    const bool good = fd >= 0 && !fstat(fd, &st) && S_ISREG(st.st_mode) &&
+                      (st.st_uid == geteuid() || st.st_uid == 0) && !(st.st_mode & 022) &&
+                      st.st_size == (off_t)bytes;
+    int rc = good ? map(note, bytes, fd, path, err) : -ESTALE;
+    if (fd >= 0)
+        close(fd);
+    return rc;
+}
+
+void ibx_note_fini(struct ibx_note *note)
+{
+    if (note->memory)
+        munmap(note->memory, note->bytes);
+    note->memory = NULL;
+}

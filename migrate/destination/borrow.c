@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * A VM that runs here and is to return: its pages are placed write-protected, so that the tool by
+ * which it returns (source/return.c) finds what it has written. This tool goes on to fetch pages
+ * until then, and learns of the end by the other tool's record.
+ */
+#include "migrate/destination/destination.h"
+#include "migrate/preflight/preflight.h"
+
+#include "common/clock.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define LOOK_MS 300 /* between two looks at the journal */
+
+void ibx_destination_borrow_check(const struct destination *d,
+                                  const struct ibx_migrate_hello *hello,
+                                  struct ibx_blockers *blockers)
+{
+    const struct ibx_guest_ram *ram = &d->ram.guest;
+    if (!hello->borrow)
+        return;
+    if (d->ram.minor)
+        ibx_blockers_add(blockers, "a borrowed VM is received without --minor");
+    if (d->qemu.managed)
+        ibx_blockers_add(blockers, "a borrowed VM is received without --libvirt");
+    for (size_t i = 0; i < ram->count; i++)
+        if (ram->blocks[i].page_size > 4096)
+            ibx_blockers_add(blockers,
+                             "guest RAM %s has pages of %llu bytes: a VM that is borrowed needs "
+                             "pages of 4096 bytes at both ends, in /dev/shm for instance",
+                             ram->blocks[i].id, (unsigned long long)ram->blocks[i].page_size);
+}
+
+int ibx_destination_borrow_begin(struct destination *d, struct ibx_error *err)
+{
+    int rc =
+        ibx_preflight_warm(d->qemu.qmp, &d->ram.guest, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    return rc ? ibx_error_prefix(err, rc, "this VM cannot be borrowed") : 0;
+}
+
+/* The VM is at home, or has ended there: what this side has of it is of no use any more. */
+static bool is_away(const struct ibx_journal *record)
+{
+    return record->state == IBX_JOURNAL_MOVED || record->state == IBX_JOURNAL_DONE ||
+           record->state == IBX_JOURNAL_ENDED;
+}
+
+bool ibx_destination_borrow_returned(struct destination *d, bool now, struct ibx_error *err)
+{
+    char sentence[256];
+    const char why[IBX_MIGRATE_STATUS] = IBX_JOURNAL_RETURNED;
+    struct ibx_journal record;
+    if (d->state.now != DESTINATION_FILLING || (!now && ibx_now_ns() < d->returned_ns))
+        return false;
+    d->returned_ns = ibx_deadline_in_ms(LOOK_MS);
+    if (ibx_journal_find_return(d->options->folder, &d->status.record, is_away, &record, NULL))
+        return false;
+    snprintf(sentence, sizeof(sentence), "the VM has returned to %.128s", record.peer);
+    ibx_destination_end(d, why, sentence, err);
+    return true;
+}

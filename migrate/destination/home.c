@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * A VM returns to where it was borrowed from. Its memory is still here, as it was at its stop, in
+ * the files of the QEMU that it left. They take the place of those of this QEMU, so that nothing
+ * but the VM itself ever writes to them; the pages that it has written since are dropped and then
+ * fetched as in any migration with pages that came before the stop (warm.c).
+ *
+ * From the first page that is dropped on the files are not what they were at the stop. Should the
+ * VM not return after all, it still has here what it misses there, since it has all that it has
+ * written; but it cannot be restarted here from its stop any more (ibx_journal_touch_base()).
+ */
+#include "migrate/common/vm.h"
+#include "migrate/destination/destination.h"
+#include "migrate/preflight/preflight.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static bool is_home(const struct destination *d)
+{
+    return d->home.record.epoch != 0;
+}
+
+/* The record of the migration by which the VM left. */
+static int find_record(const struct destination *d, const struct ibx_migrate_hello *hello,
+                       struct ibx_journal *record, struct ibx_error *err)
+{
+    struct ibx_journal *all;
+    size_t count, i = 0;
+    int rc = ibx_journal_list(d->options->folder, &all, &count, err);
+    if (rc)
+        return rc;
+    while (i < count && (!all[i].source || !all[i].borrow ||
+                         memcmp(all[i].id, hello->base, sizeof(hello->base))))
+        i++;
+    if (i == count || all[i].state != IBX_JOURNAL_MOVED)
+        rc = ibx_error_set(err, -ENOENT,
+                           "the records in %s have no such VM that was borrowed from here and is "
+                           "away",
+                           d->options->folder);
+    else
+        *record = all[i];
+    free(all);
+    return rc;
+}
+
+/* Which pages of it are left: those that an earlier return, which failed, has dropped are not. */
+static int find_pages(struct destination_home *home, struct ibx_error *err)
+{
+    int rc = ibx_page_map_init_ram(&home->has, &home->ram, err);
+    for (unsigned i = 0; !rc && i < home->ram.count; i++) {
+        const struct ibx_guest_block *block = &home->ram.blocks[i];
+        uint64_t written, *bits = malloc((block->size / block->page_size + 63) / 64 * 8);
+        if (!bits)
+            return ibx_error_set(err, -ENOMEM, "no memory for a page map");
+        rc = ibx_guest_block_written(&home->ram, block, bits, &written, err);
+        if (!rc)
+            ibx_page_map_put_block(&home->has, i, bits);
+        free(bits);
+    }
+    return rc;
+}
+
+void ibx_destination_home_check(struct destination *d, const struct ibx_migrate_hello *hello,
+                                struct ibx_blockers *blockers)
+{
+    static const uint8_t none[IBX_MIGRATE_ID_BYTES];
+    struct destination_home found = {.record = {.epoch = 0}};
+    struct ibx_error why = {0};
+    const bool returns = memcmp(hello->base, none, sizeof(none)) != 0;
+    if (returns != d->options->home)
+        ibx_blockers_add(blockers,
+                         returns ? "this VM returns: it is received with --home, where it was "
+                                   "borrowed from"
+                                 : "this receiver waits for a VM that returns (--home), and this "
+                                   "one was not borrowed from here");
+    if (blockers->count || !returns)
+        return;
+    int rc = find_record(d, hello, &found.record, &why);
+    if (!rc)
+        rc = ibx_journal_open_base(&found.record, &found.ram, &why);
+    if (!rc)
+        rc = find_pages(&found, &why);
+    if (!rc)
+        rc = ibx_guest_ram_adoptable(&d->ram.guest, &found.ram, &why);
+    ibx_destination_home_fini(&d->home);
+    d->home = found;
+    if (rc)
+        ibx_blockers_add(blockers, "the memory that the VM left here cannot be used: %s",
+                         why.message);
+}
+
+int ibx_destination_home_adopt(struct destination *d, struct ibx_error *err)
+{
+    struct destination_ram *ram = &d->ram;
+    if (!is_home(d))
+        return 0;
+    for (size_t i = 0; i < ram->guest.count; i++) {
+        struct ibx_guest_file file;
+        ibx_guest_file_describe(ram->guest.pid, &ram->guest.blocks[i], &file);
+        memcpy(d->home.names[i], file.path, sizeof(file.path));
+    }
+    int rc = ibx_journal_touch_base(d->options->folder, &d->home.record, err);
+    if (!rc)
+        rc = ibx_guest_ram_adopt(&ram->guest, &d->home.ram, d->qemu.qmp,
+                                 ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    ram->kept = true;
+    return rc;
+}
+
+int ibx_destination_home_send(struct destination *d, struct ibx_error *err)
+{
+    uint8_t bytes[IBX_MIGRATE_MESSAGE];
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_HAVE};
+    const struct ibx_page_map *has = &d->home.has;
+    const size_t room = ibx_channel_room(&d->link.control);
+    size_t length;
+    uint64_t from = 0;
+    int rc = 0;
+    if (!is_home(d))
+        return 0;
+    ibx_page_map_add(&d->ram.had, has);
+    while (!rc && (length = ibx_page_map_encode(has, &from, bytes, room)) > 0) {
+        message.is.map.bytes = bytes;
+        message.is.map.length = length;
+        rc = ibx_channel_send(&d->link.control, &message, err);
+    }
+    message = (struct ibx_migrate_any){.type = IBX_MIGRATE_HAVE_END};
+    message.is.map_end =
+        (struct ibx_migrate_map_end){.pages = has->pages, .data_pages = has->data_pages};
+    ibx_page_map_hash(has, message.is.map_end.hash);
+    return rc ? rc : ibx_channel_send(&d->link.control, &message, err);
+}
+
+void ibx_destination_home_rename(struct destination *d)
+{
+    struct ibx_error why = {0};
+    struct ibx_journal *record = &d->status.record;
+    if (!is_home(d))
+        return;
+    if (ibx_journal_rename_base(&d->home.record, d->home.names, &why)) {
+        ibx_migration_notify(&d->options->observer,
+                             "the VM's memory keeps the name that it had before (%s), which QEMU "
+                             "does not know: the VM cannot be migrated from here",
+                             why.message);
+        return;
+    }
+    for (unsigned i = 0; i < record->block_count; i++)
+        if (d->home.names[i][0])
+            memcpy(record->blocks[i].file.path, d->home.names[i], IBX_GUEST_FILE_PATH);
+}
+
+void ibx_destination_home_give_up(struct destination *d)
+{
+    struct ibx_error why = {0};
+    if (!d->ram.kept || !destination_qemu_lives(&d->status.record))
+        return;
+    int rc = d->qemu.qmp ? ibx_vm_quit(d->qemu.qmp, &why)
+                         : ibx_error_set(&why, -ENOTCONN, "its monitor is lost");
+    if (rc)
+        ibx_migration_notify(&d->options->observer,
+                             "QEMU (process %d) here has the memory of the VM, which has not "
+                             "returned, and could not be ended (%s): end it",
+                             (int)d->status.record.pid, why.message);
+}
+
+void ibx_destination_home_fini(struct destination_home *home)
+{
+    ibx_page_map_fini(&home->has);
+    ibx_guest_ram_fini(&home->ram);
+    home->record.epoch = 0;
+}

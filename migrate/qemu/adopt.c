@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Another file in the place of the one that a block of guest RAM is in: three system calls of
+ * QEMU's own, by ptrace (inject.c). Its address in QEMU stays, so that nothing in QEMU notices.
+ */
+#include "migrate/qemu/qemu_internal.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define NAME    "ibx-base" /* of the descriptor that QEMU gets */
+#define FDS_MAX 8u         /* of one file in QEMU */
+
+/* QEMU's descriptors of this file. */
+static unsigned find_fds(pid_t pid, uint64_t dev, uint64_t ino, int fds[FDS_MAX])
+{
+    char path[PATH_MAX];
+    struct stat st;
+    unsigned count = 0;
+    snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
+    DIR *dir = opendir(path);
+    for (struct dirent *entry; dir && (entry = readdir(dir)) && count < FDS_MAX;) {
+        snprintf(path, sizeof(path), "/proc/%d/fd/%.32s", (int)pid, entry->d_name);
+        if (entry->d_name[0] != '.' && !stat(path, &st) && st.st_dev == dev && st.st_ino == ino)
+            fds[count++] = atoi(entry->d_name);
+    }
+    if (dir)
+        closedir(dir);
+    return count;
+}
+
+static int inject(pid_t pid, long number, const uint64_t arguments[6], uint64_t expected,
+                  const char *what, uint64_t deadline_ns, struct ibx_error *err)
+{
+    int64_t result;
+    int rc = ibx_inject_syscall(pid, number, arguments, &result, deadline_ns, err);
+    if (rc || (uint64_t)result == expected)
+        return rc;
+    return ibx_error_set(err, result < 0 && result >= -4095 ? (int)result : -EIO,
+                         "QEMU (process %d) cannot %s: %s", (int)pid, what,
+                         result < 0 && result >= -4095 ? strerror((int)-result)
+                                                       : "the kernel answers something else");
+}
+
+/* What QEMU has advised for this memory, which a new mapping does not have: a word of VmFlags in
+ * /proc/PID/smaps for each. */
+static unsigned advice_of(pid_t pid, uint64_t address, int advice[2])
+{
+    char line[512];
+    bool within = false;
+    unsigned count = 0;
+    snprintf(line, sizeof(line), "/proc/%d/smaps", (int)pid);
+    FILE *file = fopen(line, "re");
+    while (file && fgets(line, sizeof(line), file)) {
+        uint64_t from, to;
+        if (sscanf(line, "%" SCNx64 "-%" SCNx64 " ", &from, &to) == 2) {
+            within = from <= address && address < to;
+        } else if (within && !strncmp(line, "VmFlags:", 8)) {
+            if (strstr(line, " dd"))
+                advice[count++] = MADV_DONTDUMP;
+            if (strstr(line, " dc"))
+                advice[count++] = MADV_DONTFORK;
+            break;
+        }
+    }
+    if (file)
+        fclose(file);
+    return count;
+}
+
+static int replace(pid_t pid, const struct ibx_guest_block *block, int number, uint64_t deadline_ns,
+                   struct ibx_error *err)
+{
+    int fds[FDS_MAX], advice[2];
+    const unsigned advices = advice_of(pid, block->address, advice);
+    const unsigned count = find_fds(pid, block->dev, block->ino, fds);
+    const uint64_t map[6] = {block->address,         block->size,      PROT_READ | PROT_WRITE,
+                             MAP_SHARED | MAP_FIXED, (uint64_t)number, block->offset};
+    int rc = inject(pid, SYS_mmap, map, block->address, "map the memory of the VM that returns",
+                    deadline_ns, err);
+    for (unsigned i = 0; !rc && i < advices; i++) {
+        const uint64_t advise[6] = {block->address, block->size, (uint64_t)advice[i]};
+        rc = inject(pid, SYS_madvise, advise, 0, "advise on the memory of the VM that returns",
+                    deadline_ns, err);
+    }
+    for (unsigned i = 0; !rc && i < count; i++) {
+        const uint64_t copy[6] = {(uint64_t)number, (uint64_t)fds[i], O_CLOEXEC};
+        rc = inject(pid, SYS_dup3, copy, (uint64_t)fds[i], "open the memory of the VM that returns",
+                    deadline_ns, err);
+    }
+    return rc;
+}
+
+static int adopt(pid_t pid, struct ibx_guest_block *block, const struct ibx_guest_block *base,
+                 struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
+{
+    int fds[FDS_MAX];
+    const int fd = fcntl(base->fd, F_DUPFD_CLOEXEC, 0);
+    if (fd < 0)
+        return ibx_error_set(err, -errno, "no descriptor for guest RAM: %s", strerror(errno));
+    int rc = ibx_qmp_getfd(qmp, NAME, base->fd, deadline_ns, err);
+    if (!rc && !find_fds(pid, base->dev, base->ino, fds))
+        rc = ibx_error_set(err, -ENOENT,
+                           "QEMU (process %d) was given the file of guest RAM %s and does not have "
+                           "it open",
+                           (int)pid, block->id);
+    if (!rc)
+        rc = replace(pid, block, fds[0], deadline_ns, err);
+    if (!rc)
+        rc = ibx_qmp_execute(qmp, "closefd", json_pack("{s:s}", "fdname", NAME), NULL, deadline_ns,
+                             err);
+    if (rc) {
+        close(fd);
+        return rc;
+    }
+    close(block->fd);
+    block->fd = fd;
+    block->dev = base->dev;
+    block->ino = base->ino;
+    block->file = ibx_guest_file_hash(base->dev, base->ino);
+    memcpy(block->path, base->path, sizeof(block->path));
+    block->named = true;
+    return 0;
+}
+
+int ibx_guest_ram_adoptable(const struct ibx_guest_ram *ram, const struct ibx_guest_ram *base,
+                            struct ibx_error *err)
+{
+    for (size_t i = 0; i < ram->count; i++) {
+        const struct ibx_guest_block *to = &ram->blocks[i];
+        const struct ibx_guest_block *from = i < base->count ? &base->blocks[i] : NULL;
+        if (!from || strcmp(from->id, to->id) || from->size != to->size ||
+            from->page_size != to->page_size || from->offset != to->offset)
+            return ibx_error_set(err, -EINVAL,
+                                 "guest RAM %s of this QEMU (process %d) is not as it was in the "
+                                 "QEMU that the VM was borrowed from: start this one with the same "
+                                 "memory backends",
+                                 to->id, (int)ram->pid);
+        if (from->dev != to->dev)
+            return ibx_error_set(err, -EXDEV,
+                                 "guest RAM %s of this QEMU is in %s, and that of the borrowed VM "
+                                 "in another file system (%s): start this QEMU with a mem-path "
+                                 "there",
+                                 to->id, to->path, from->path);
+    }
+    return 0;
+}
+
+int ibx_guest_ram_adopt(struct ibx_guest_ram *ram, const struct ibx_guest_ram *base,
+                        struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
+{
+    int rc = ibx_guest_ram_adoptable(ram, base, err);
+    for (size_t i = 0; !rc && i < ram->count; i++)
+        rc = adopt(ram->pid, &ram->blocks[i], &base->blocks[i], qmp, deadline_ns, err);
+    return rc;
+}

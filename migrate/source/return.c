@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * A VM that was borrowed returns. Its pages were placed here write-protected, by a tool that still
+ * serves it (destination/borrow.c), so the page table of QEMU tells which of them were written
+ * since. Home has all the others, as they are: the page map is that of the stop at home, and what
+ * was written here. Of pages that have not come here no byte is read.
+ *
+ * A page that the guest has given back is no written page, but it is zero now: it has arrived, and
+ * is a hole.
+ */
+#include "migrate/preflight/preflight.h"
+#include "migrate/source/source.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static size_t words_of(const struct source *s)
+{
+    return (size_t)(s->vm.map.pages + 63) / 64;
+}
+
+/* A map of these bits. */
+static void recall(struct ibx_page_map *map, const struct ibx_note *note)
+{
+    struct ibx_page_map noted = *map;
+    noted.bits = note->memory;
+    ibx_page_map_restart(map);
+    ibx_page_map_add(map, &noted);
+}
+
+/* ---------------------------------------------------------------- notes */
+
+static int find_note(const struct source *s, struct ibx_note *note, const char *path,
+                     struct ibx_error *err)
+{
+    int rc = ibx_note_find(note, words_of(s) * 8, path, err);
+    return rc != -ESTALE
+               ? rc
+               : ibx_error_set(err, rc,
+                               "%s, where it was noted which pages the VM has here, is gone or "
+                               "another one's: the VM cannot return; ib-migrate send moves it when "
+                               "all of its pages are here",
+                               path);
+}
+
+int ibx_source_return_open(struct source *s, struct ibx_error *err)
+{
+    struct source_return *home = &s->home;
+    const struct ibx_journal *came = s->options->returns;
+    char path[128];
+    ibx_journal_base_path(came, path, sizeof(path));
+    int rc = find_note(s, &home->base, path, err);
+    ibx_journal_arrived_path(came, path, sizeof(path));
+    if (!rc)
+        rc = find_note(s, &home->arrived, path, err);
+    ibx_journal_map_path(&s->status.record, path, sizeof(path));
+    if (!rc)
+        rc = ibx_note_make(&home->left, words_of(s) * 8, path, "the page map is noted", "try again",
+                           err);
+    if (!rc)
+        rc = ibx_page_map_init_ram(&home->have, &s->vm.ram, err);
+    if (!rc)
+        rc = ibx_page_map_init_ram(&home->gone, &s->vm.ram, err);
+    if (!rc)
+        rc = ibx_page_map_init_ram(&home->written, &s->vm.ram, err);
+    return rc ? rc : ibx_tracker_attach(&s->warm.tracker, &s->vm.ram, err);
+}
+
+int ibx_source_return_recover(struct source *s, struct ibx_error *err)
+{
+    char path[128];
+    ibx_journal_map_path(&s->status.record, path, sizeof(path));
+    int rc = find_note(s, &s->home.left, path, err);
+    s->home.stopped = !rc;
+    return rc;
+}
+
+void ibx_source_return_note(struct source *s)
+{
+    if (!source_returns(s))
+        return;
+    memcpy(s->home.left.memory, s->vm.map.bits, s->home.left.bytes);
+    s->home.stopped = true;
+}
+
+void ibx_source_return_fini(struct source *s)
+{
+    struct source_return *home = &s->home;
+    char path[128];
+    if (home->left.memory && ibx_journal_over(&s->status.record)) {
+        ibx_journal_map_path(&s->status.record, path, sizeof(path));
+        unlink(path);
+    }
+    ibx_note_fini(&home->base);
+    ibx_note_fini(&home->arrived);
+    ibx_note_fini(&home->left);
+    ibx_page_map_fini(&home->have);
+    ibx_page_map_fini(&home->gone);
+    ibx_page_map_fini(&home->written);
+}
+
+/* ---------------------------------------------------------------- the page map */
+
+static uint64_t arrived_pages(const struct source *s)
+{
+    const uint64_t *words = s->home.arrived.memory;
+    uint64_t pages = 0;
+    for (size_t i = 0; i < words_of(s); i++)
+        pages += (uint64_t)__builtin_popcountll(words[i]);
+    return pages;
+}
+
+static int64_t pages_of_files(const struct source *s)
+{
+    int64_t pages = 0;
+    for (size_t i = 0; i < s->vm.ram.count; i++) {
+        struct stat st;
+        if (fstat(s->vm.ram.blocks[i].fd, &st))
+            return INT64_MIN / 2;
+        pages += (int64_t)((uint64_t)st.st_blocks * 512 / s->vm.ram.blocks[i].page_size);
+    }
+    return pages;
+}
+
+/* Which pages were given back: those that had come before this look, and are holes. The kernel
+ * takes milliseconds for that, which are not spent at the stop unless there are such. */
+static int look_for_given_back(struct source *s, struct ibx_error *err)
+{
+    struct source_return *home = &s->home;
+    const int64_t others = pages_of_files(s) - (int64_t)arrived_pages(s);
+    int rc = 0;
+    if (home->looked && !home->gone.data_pages && others >= home->others)
+        return 0;
+    recall(&home->gone, &home->arrived);
+    for (unsigned i = 0; !rc && i < s->vm.ram.count; i++) {
+        const size_t words = (home->gone.blocks[i].pages + 63) / 64;
+        uint64_t data, *bits = malloc(words * 16);
+        if (!bits)
+            return ibx_error_set(err, -ENOMEM, "no memory for a page map");
+        rc = ibx_guest_block_written(&s->vm.ram, &s->vm.ram.blocks[i], bits, &data, err);
+        ibx_page_map_get_block(&home->gone, i, bits + words);
+        for (size_t k = 0; k < words; k++)
+            bits[k] = bits[words + k] & ~bits[k];
+        if (!rc)
+            ibx_page_map_put_block(&home->gone, i, bits);
+        free(bits);
+    }
+    home->others = others;
+    home->looked = !rc;
+    return rc;
+}
+
+void ibx_source_return_keep(const struct source *s, struct ibx_page_map *written)
+{
+    const uint64_t *arrived = s->home.arrived.memory;
+    for (size_t i = 0; i < words_of(s); i++)
+        written->bits[i] &= arrived[i];
+    ibx_page_map_remove(written, &s->home.gone);
+}
+
+/* Everything that was written since the VM came: no scan protects a page again. */
+static int find_written(struct source *s, struct ibx_page_map *written, struct ibx_error *err)
+{
+    int rc = 0;
+    for (unsigned i = 0; !rc && i < s->vm.ram.count; i++) {
+        uint64_t *bits = calloc((written->blocks[i].pages + 63) / 64, 8);
+        if (!bits)
+            return ibx_error_set(err, -ENOMEM, "no memory for a page map");
+        rc = ibx_tracker_scan(&s->warm.tracker, i, true, bits, NULL, err);
+        if (!rc)
+            ibx_page_map_put_block(written, i, bits);
+        free(bits);
+    }
+    if (!rc)
+        ibx_source_return_keep(s, written);
+    return rc;
+}
+
+int ibx_source_return_find_map(struct source *s, struct ibx_error *err)
+{
+    if (s->home.stopped) {
+        recall(&s->vm.map, &s->home.left);
+        return 0;
+    }
+    int rc = look_for_given_back(s, err);
+    if (!rc)
+        rc = find_written(s, &s->home.written, err);
+    if (rc)
+        return rc;
+    recall(&s->vm.map, &s->home.base);
+    ibx_page_map_remove(&s->vm.map, &s->home.gone);
+    ibx_page_map_add(&s->vm.map, &s->home.written);
+    return 0;
+}
+
+/* ---------------------------------------------------------------- what home has */
+
+int ibx_source_return_on_have(struct source *s, const struct ibx_migrate_any *message,
+                              struct ibx_error *err)
+{
+    struct ibx_page_map *have = &s->home.have;
+    uint8_t hash[IBX_MIGRATE_HASH_BYTES];
+    if (message->type == IBX_MIGRATE_HAVE)
+        return ibx_page_map_decode(have, message->is.map.bytes, message->is.map.length, err);
+    ibx_page_map_hash(have, hash);
+    if (have->next != have->pages || message->is.map_end.pages != have->pages ||
+        message->is.map_end.data_pages != have->data_pages ||
+        memcmp(hash, message->is.map_end.hash, sizeof(hash)))
+        return ibx_error_set(err, -EPROTO,
+                             "the map of what home has does not add up: %" PRIu64 " of %" PRIu64
+                             " pages, %" PRIu64 " with data, announced %" PRIu64,
+                             have->next, have->pages, have->data_pages,
+                             message->is.map_end.data_pages);
+    s->home.have_it = true;
+    return 0;
+}
+
+/* What home had at the stop and has not any more must be here. */
+static int check_have(struct source *s, struct ibx_error *err)
+{
+    struct ibx_page_map lacks = {0};
+    int rc = ibx_page_map_init_ram(&lacks, &s->vm.ram, err);
+    if (rc)
+        return rc;
+    recall(&lacks, &s->home.base);
+    ibx_page_map_remove(&lacks, &s->home.have);
+    ibx_page_map_remove(&lacks, &s->warm.wanted);
+    ibx_page_map_keep(&lacks, &s->vm.map); /* nor those that were given back */
+    const uint64_t pages = lacks.data_pages;
+    ibx_page_map_fini(&lacks);
+    if (!pages)
+        return 0;
+    return ibx_error_set(err, -EBADMSG,
+                         "home lacks %" PRIu64 " pages of the VM's memory that it had when the VM "
+                         "left, and they have not been written here: somebody has changed it; the "
+                         "VM runs on here, but pages that it has not fetched are lost",
+                         pages);
+}
+
+int ibx_source_return_begin(struct source *s, struct ibx_error *err)
+{
+    struct source_warm *warm = &s->warm;
+    if (!s->home.have_it)
+        return ibx_error_set(err, -EPROTO, "home has not told what it has of the VM's memory");
+    ibx_page_map_add(&warm->held, &s->home.have);
+    ibx_page_map_add(&warm->wanted, &s->home.written);
+    return check_have(s, err);
+}
+
+int ibx_source_return_check_fabric(const struct source *s, struct ibx_error *err)
+{
+    const uint64_t *base = s->home.base.memory, *arrived = s->home.arrived.memory;
+    uint64_t missing = 0;
+    if (!ibx_page_server_keeps(s->link.pages))
+        return 0;
+    for (size_t i = 0; i < words_of(s); i++)
+        missing += (uint64_t)__builtin_popcountll(base[i] & ~arrived[i]);
+    if (!missing)
+        return 0;
+    return ibx_error_set(err, -EOPNOTSUPP,
+                         "%" PRIu64 " pages of the VM are not here yet, and over %s memory is "
+                         "registered, which would make zero pages of them: let the VM return over "
+                         "tcp:// or, on one host, shm://, or borrow it with --fill",
+                         missing, ibx_page_server_path(s->link.pages)->description);
+}

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* borrow and return: a VM goes away for a while, and comes back with what it has written. */
+#include "tools/ib-migrate/ib-migrate.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#define LEND_MS 5000
+
+int ibx_cli_borrow(const struct migrate_args *given)
+{
+    static struct migrate_args args;
+    args = *given;
+    args.borrow = true;
+    fputs(
+        "While it is away, the VM needs this host and that one: its memory stays here.\n"
+        "If that host is lost, what the VM did there is lost, and ib-migrate rollback restarts it "
+        "here\nfrom its stop, until its return begins.\n",
+        stderr);
+    return ibx_cli_agreed(&args, "borrow", args.qmp, "borrow it") ? ibx_cli_send(&args)
+                                                                  : MIGRATE_FAILED;
+}
+
+static bool is_borrowed(const struct ibx_journal *record)
+{
+    return !record->source && record->borrow && record->state == IBX_JOURNAL_RUNNING;
+}
+
+/* The ib-migrate that serves the VM leaves the monitor to this one. */
+static int take_monitor(const struct migrate_args *args, const struct ibx_journal *came,
+                        struct ibx_error *err)
+{
+    char path[PATH_MAX];
+    json_t *answer;
+    ibx_journal_path(args->folder, came, ".sock", path, sizeof(path));
+    int rc = ibx_control_socket_ask(path, json_pack("{s:s}", "command", "lend"), &answer,
+                                    ibx_deadline_in_ms(LEND_MS), err);
+    if (rc == -ENOENT || rc == -ECONNREFUSED)
+        return ibx_error_set(err, rc,
+                             "no ib-migrate serves the borrowed VM at %s: ib-migrate recover "
+                             "--qmp %s, then return",
+                             args->qmp, args->qmp);
+    if (!rc)
+        json_decref(answer);
+    return rc;
+}
+
+int ibx_cli_return(const struct migrate_args *given)
+{
+    static struct migrate_args args;
+    static struct ibx_journal came;
+    struct ibx_error err = {0};
+    args = *given;
+    int rc = ibx_journal_find(args.folder, args.qmp, is_borrowed, &came, &err);
+    if (rc == -ENOENT)
+        rc =
+            ibx_error_set(&err, rc, "the records in %s have no VM that runs at %s and was borrowed",
+                          args.folder, args.qmp);
+    if (!rc)
+        rc = take_monitor(&args, &came, &err);
+    return rc ? ibx_cli_fail(err.message) : ibx_cli_send_home(&args, &came);
+}
