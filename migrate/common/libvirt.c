@@ -17,7 +17,10 @@
 static const struct ibx_state gate_states[] = {
     [IBX_GATE_CLOSED] = {"closed", IBX_TO(IBX_GATE_SHUT), IBX_STATE_INITIAL | IBX_STATE_FINAL},
     [IBX_GATE_SHUT] = {"shut", IBX_TO(IBX_GATE_OPEN) | IBX_TO(IBX_GATE_CLOSED), 0},
-    [IBX_GATE_OPEN] = {"open", IBX_TO(IBX_GATE_PASSED) | IBX_TO(IBX_GATE_CLOSED), 0},
+    [IBX_GATE_OPEN] = {"open",
+                       IBX_TO(IBX_GATE_TRIED) | IBX_TO(IBX_GATE_PASSED) | IBX_TO(IBX_GATE_CLOSED),
+                       0},
+    [IBX_GATE_TRIED] = {"tried", IBX_TO(IBX_GATE_PASSED) | IBX_TO(IBX_GATE_CLOSED), 0},
     [IBX_GATE_PASSED] = {"passed", IBX_TO(IBX_GATE_CLOSED), 0},
 };
 static const struct ibx_state_table gate_table = IBX_STATE_TABLE("libvirt gate", gate_states);
@@ -201,19 +204,20 @@ static bool may_pass(struct ibx_gate *gate, int fd, pid_t qemu)
     if (!getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) &&
         (peer.uid == 0 || peer.uid == geteuid() || peer.pid == qemu))
         return true;
-    if (!gate->refused)
+    if (gate->state.now == IBX_GATE_OPEN)
         ibx_log(IBX_LOG_WARN,
                 "process %d of user %d is refused at %s: only QEMU (process %d), root and the user "
                 "of this ib-migrate may connect; for a session's libvirtd, start ib-migrate as its "
                 "user",
                 (int)peer.pid, (int)peer.uid, gate->path, (int)qemu);
-    gate->refused = true;
+    if (gate->state.now == IBX_GATE_OPEN)
+        ibx_state_move(&gate->state, IBX_GATE_TRIED);
     return false;
 }
 
 int ibx_gate_take(struct ibx_gate *gate, pid_t qemu, int *stream, struct ibx_error *err)
 {
-    if (gate->state.now != IBX_GATE_OPEN)
+    if (!ibx_gate_is_open(gate))
         return -EAGAIN;
     int fd = accept4(gate->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0)

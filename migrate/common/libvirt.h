@@ -18,10 +18,17 @@
  *
  * state machine: libvirt gate
  *   [*] -> CLOSED -> SHUT -> OPEN       SHUT: QEMU waits; OPEN: it may connect
- *   OPEN -> PASSED -> CLOSED            PASSED: it has connected, and nobody else may
- *   SHUT | OPEN -> CLOSED -> [*]        what waits is refused
+ *   OPEN -> TRIED                       also open; somebody else was refused, which has been said
+ *   OPEN | TRIED -> PASSED -> CLOSED    PASSED: it has connected, and nobody else may
+ *   SHUT | OPEN | TRIED -> CLOSED -> [*]    what waits is refused
  */
-enum ibx_gate_state { IBX_GATE_CLOSED, IBX_GATE_SHUT, IBX_GATE_OPEN, IBX_GATE_PASSED };
+enum ibx_gate_state {
+    IBX_GATE_CLOSED,
+    IBX_GATE_SHUT,
+    IBX_GATE_OPEN,
+    IBX_GATE_TRIED,
+    IBX_GATE_PASSED
+};
 
 struct ibx_gate {
     struct ibx_state_machine state;
@@ -29,8 +36,12 @@ struct ibx_gate {
     int folder;          /* where `path` is, whatever becomes of the names above it; -1: none */
     uint64_t dev, ino;   /* of the socket: nothing else is removed */
     int listener, place; /* -1: none; `place` takes the one place of the queue */
-    bool refused;        /* somebody, which has been said */
 };
+
+static inline bool ibx_gate_is_open(const struct ibx_gate *gate)
+{
+    return gate->state.now == IBX_GATE_OPEN || gate->state.now == IBX_GATE_TRIED;
+}
 
 void ibx_gate_init(struct ibx_gate *gate, const char *path);
 /* Makes the socket, for this QEMU's user. -EADDRINUSE: somebody listens there. */

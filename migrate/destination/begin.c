@@ -103,7 +103,8 @@ static struct destination *destination_create(const struct ibx_receive_options *
  * QEMU's threads has ended. */
 static void sweep(const struct destination *d, bool failed)
 {
-    const uint64_t deadline = ibx_deadline_in_ms(failed ? SWEEP_MS : 0);
+    const bool stays = d->state.now == DESTINATION_LEFT || d->state.now == DESTINATION_BROKEN;
+    const uint64_t deadline = ibx_deadline_in_ms(failed && !stays ? SWEEP_MS : 0);
     ibx_gate_sweep(d->options->libvirt);
     while (ibx_now_ns() < deadline && d->status.record.pid && !access(d->options->libvirt, F_OK)) {
         poll(NULL, 0, SWEEP_LOOK_MS);

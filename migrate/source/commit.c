@@ -8,10 +8,31 @@
 
 #include "common/clock.h"
 
+#include <errno.h>
+#include <string.h>
+
+/* Where libvirt drives, QEMU calls its migration complete and would let anybody continue the VM;
+ * the event that says so may still be on its way. */
+static int check_still(struct source *s, struct ibx_error *err)
+{
+    char status[32];
+    if (!source_managed(&s->vm))
+        return 0;
+    int rc =
+        ibx_vm_status(s->vm.qmp, status, sizeof(status), ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    if (!rc && !strcmp(status, "running"))
+        rc = ibx_error_set(err, -EBUSY,
+                           "the VM was continued here, by libvirt or another client, while it was "
+                           "being migrated");
+    return rc;
+}
+
 /* The watchdog is dismissed first: after COMMIT it must not continue the VM. */
 int ibx_source_commit(struct source *s, struct ibx_error *err)
 {
-    int rc = ibx_watchdog_commit(&s->vm.watchdog, err);
+    int rc = check_still(s, err);
+    if (!rc)
+        rc = ibx_watchdog_commit(&s->vm.watchdog, err);
     if (rc)
         return rc;
     s->loaded_ns = ibx_now_ns();

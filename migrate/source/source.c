@@ -648,8 +648,8 @@ static void wait_for_something(struct source *s)
         (struct pollfd){.fd = s->verifier ? ibx_verifier_fd(s->verifier) : -1, .events = POLLIN};
     fds[6] = (struct pollfd){.fd = s->guard.state.now != GUARD_CAUGHT ? s->guard.uffd.fd : -1,
                              .events = POLLIN};
-    fds[7] = (struct pollfd){.fd = s->gate.state.now == IBX_GATE_OPEN ? s->gate.listener : -1,
-                             .events = POLLIN};
+    fds[7] =
+        (struct pollfd){.fd = ibx_gate_is_open(&s->gate) ? s->gate.listener : -1, .events = POLLIN};
     unsigned n = 8 + ibx_control_socket_poll_fds(s->socket, fds + 8);
     if (ibx_thread_poll(fds, n, most, s->busy_until_ns) > 0)
         ibx_control_socket_serve(s->socket);

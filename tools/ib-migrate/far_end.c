@@ -40,6 +40,22 @@ static const struct ibx_state far_states[] = {
 };
 static const struct ibx_state_table far_table = IBX_STATE_TABLE("far end", far_states);
 
+/*
+ * Who started this process, at the other end of standard input.
+ *
+ * state machine: far asker
+ *   [*] -> THERE -> GONE -> OBEYED    OBEYED: the receiver was told to end for that
+ *   THERE | GONE | OBEYED -> [*]
+ */
+enum asker_state { ASKER_THERE, ASKER_GONE, ASKER_OBEYED };
+
+static const struct ibx_state asker_states[] = {
+    [ASKER_THERE] = {"there", IBX_TO(ASKER_GONE), IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [ASKER_GONE] = {"gone", IBX_TO(ASKER_OBEYED), IBX_STATE_FINAL},
+    [ASKER_OBEYED] = {"obeyed", 0, IBX_STATE_FINAL},
+};
+static const struct ibx_state_table asker_table = IBX_STATE_TABLE("far asker", asker_states);
+
 struct far {
     struct ibx_state_machine state;
     const struct migrate_args *args;
@@ -49,7 +65,7 @@ struct far {
     pid_t qemu, receiver;
     struct json_lines in, from; /* the other end, the receiver */
     json_t *summary;            /* of the receiver */
-    bool open;                  /* standard input */
+    struct ibx_state_machine asker;
 };
 
 static void tell(json_t *object)
@@ -196,16 +212,22 @@ pid_t ibx_run_listener(const char *path)
     return peer.pid;
 }
 
+static int input(const struct far *far)
+{
+    return far->asker.now == ASKER_THERE ? STDIN_FILENO : -1;
+}
+
 /* Whether the other end has gone. */
 static bool left(struct far *far, int wait_ms)
 {
-    struct pollfd p = {.fd = far->open ? STDIN_FILENO : -1, .events = POLLIN};
+    struct pollfd p = {.fd = input(far), .events = POLLIN};
     int rc = 0;
     if (poll(&p, 1, wait_ms) == 1 && p.revents) {
         json_decref(ibx_json_lines_next(&far->in, &rc));
-        far->open = rc == 0;
+        if (rc)
+            ibx_state_move(&far->asker, ASKER_GONE);
     }
-    return !far->open;
+    return far->asker.now != ASKER_THERE;
 }
 
 static int start_qemu(struct far *far, struct ibx_error *err)
@@ -304,17 +326,16 @@ static void on_line(struct far *far, json_t *line)
 /* Until it has ended; its exit status. */
 static int follow_receiver(struct far *far)
 {
-    bool asked = false;
     int rc = 0, status;
     while (!rc) {
         struct pollfd fds[2] = {{.fd = far->from.fd, .events = POLLIN},
-                                {.fd = far->open ? STDIN_FILENO : -1, .events = POLLIN}};
+                                {.fd = input(far), .events = POLLIN}};
         if (poll(fds, 2, -1) < 0)
             continue;
         if (fds[1].revents)
             left(far, 0);
-        if (!far->open && !asked && far->state.now != FAR_MOVING) {
-            asked = true;
+        if (far->asker.now == ASKER_GONE && far->state.now != FAR_MOVING) {
+            ibx_state_move(&far->asker, ASKER_OBEYED);
             kill(far->receiver, SIGINT);
         }
         if (fds[0].revents) {
@@ -379,8 +400,9 @@ int ibx_cli_far_end(const struct migrate_args *args)
     static struct far far;
     struct ibx_error err = {0};
     int status = MIGRATE_FAILED;
-    far = (struct far){.args = args, .open = true};
+    far = (struct far){.args = args};
     ibx_state_begin(&far.state, &far_table, FAR_STARTING);
+    ibx_state_begin(&far.asker, &asker_table, ASKER_THERE);
     signal(SIGHUP, SIG_IGN);
     signal(SIGINT, SIG_IGN); /* a terminal's are for the other end */
     ibx_json_lines_init(&far.in, STDIN_FILENO);
