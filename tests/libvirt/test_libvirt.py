@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import traceback
 
 from hosts import LIMIT, Domain, Hosts, Skip, children, until
@@ -80,8 +81,9 @@ class Move:
     """Both tools of a migration, and virsh."""
 
     def __init__(self, hosts, domain, source=None, destination=None, stop_at=None, only=None,
-                 receive=()):
-        self.hosts, self.domain, self.more = hosts, domain, receive
+                 receive=(), send=()):
+        self.hosts, self.domain = hosts, domain
+        self.more = {"receive": receive, "send": send}
         self.source, self.destination = source or hosts.a, destination or hosts.b
         self.socket = SOCKET.format(name=domain.name)
         self.key = os.path.join(hosts.folder, "key")
@@ -100,14 +102,14 @@ class Move:
     def receive(self):
         """Starts the destination's tool."""
         stop = self.stop_at if self.stop_at.startswith("destination") else None
-        self.receiver = Tool(self.destination, ["receive", *self.common(), *self.more, "--listen",
+        self.receiver = Tool(self.destination, ["receive", *self.common(), *self.more["receive"], "--listen",
                                                 f"tcp://{self.destination.address}:{PORT}"], stop)
         self.receiver.says("waiting for libvirt")
 
     def send(self):
         """Starts the source's tool, which is ready when its socket is there."""
         stop = self.stop_at if self.stop_at.startswith("source") else None
-        self.sender = Tool(self.source, ["send", *self.common(),
+        self.sender = Tool(self.source, ["send", *self.common(), *self.more["send"],
                                          f"tcp://{self.destination.address}:{PORT}"], stop)
         until(lambda: os.path.exists(self.source.inside(self.socket)) or
               self.sender.process.poll() is not None, "the source's socket")
@@ -233,6 +235,21 @@ def a_vm_may_be_left_paused(hosts, domain):
 
 
 @test
+def pages_come_before_the_stop(hosts, domain):
+    """--warm: libvirt waits at the source's socket meanwhile, and the VM runs."""
+    domain.start(hosts.a)
+    move = Move(hosts, domain, send=("--warm",))
+    move.whole()
+    summary = move.sender.summary()
+    assert summary["warm_rounds"] > 0, summary
+    assert summary["warm_pages"] > 0, summary
+    here(domain, hosts.b, hosts.a)
+    domain.expect(hosts.a, hosts.b)
+    for host in hosts.all:
+        nothing_left(host, domain)
+
+
+@test
 def a_copy_at_the_source_may_stay_defined(hosts, domain):
     """Without --undefinesource it is shut off there."""
     domain.start(hosts.a)
@@ -306,15 +323,38 @@ def a_move_that_is_cancelled_leaves_all_as_it_was(hosts, domain):
     domain.expect(hosts.a, hosts.b)
 
 
+@test
+def a_move_is_given_up_while_pages_come_before_the_stop(hosts, domain):
+    """By a signal to the source's tool, by its death, and by virsh; the next one works."""
+    domain.start(hosts.a)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        move, tool = caught(hosts, domain, "source:warming", send=("--warm",))
+        assert hosts.a.state(domain.name) == "running"
+        domain.beats_on(hosts.a)
+        tool.kill(number)
+        if number != signal.SIGKILL:
+            tool.kill(signal.SIGCONT)
+        stayed(hosts, domain, move)
+    move, tool = caught(hosts, domain, "source:warming", send=("--warm",))
+    abort = hosts.a.start("virsh", "-q", "-c", "qemu:///system", "domjobabort", domain.name)
+    tool.kill(signal.SIGCONT)
+    abort.wait(LIMIT)
+    if move.virsh.wait(LIMIT):  # it came in time
+        stayed(hosts, domain, move)
+        Move(hosts, domain, send=("--warm",)).whole()
+    here(domain, hosts.b, hosts.a)
+    domain.expect(hosts.a, hosts.b)
+
+
 # ------------------------------------------------------------------------- killed
 
 BEFORE = ("source:exposing", "source:starting", "source:stopped", "source:sending",
           "destination:joining", "destination:ready", "destination:mapped", "destination:waiting")
 
 
-def caught(hosts, domain, state, *receive):
-    """A move whose tool has stopped itself at this state; `receive`: more options of that."""
-    move = Move(hosts, domain, stop_at=state, receive=receive)
+def caught(hosts, domain, state, **more):
+    """A move whose tool has stopped itself at this state; `more`: options of the tools."""
+    move = Move(hosts, domain, stop_at=state, **more)
     move.begin()
     tool = move.sender if state.startswith("source") else move.receiver
     tool.stopped()
@@ -408,6 +448,26 @@ def the_destination_tool_is_killed_while_pages_are_missing(hosts, domain):
     assert again.end() == 0, again.text
     assert move.sender.end() == 0, move.sender.text
     assert move.virsh.wait(LIMIT) == 0, move.virsh.stdout.read()
+    here(domain, hosts.b, hosts.a)
+    domain.expect(hosts.a, hosts.b)
+
+
+@test
+def the_destination_tool_leaves_a_vm_that_runs_at_once(hosts, domain):
+    """Interrupted twice: it does not wait for the end of a QEMU that goes on."""
+    domain.start(hosts.a)
+    move, tool = caught(hosts, domain, "destination:filling", receive=("--max-bandwidth", "64K"))
+    tool.kill(signal.SIGTERM)
+    tool.kill(signal.SIGCONT)
+    tool.says("interrupt once more")
+    assert move.virsh.wait(LIMIT) == 0, move.virsh.stdout.read()
+    since = time.monotonic()
+    tool.kill(signal.SIGTERM)
+    assert tool.end() == 3, tool.text
+    assert time.monotonic() - since < 3
+    again = Tool(hosts.b, ["recover", "--json", "--qmp", domain.monitor])
+    assert again.end() == 0, again.text
+    assert move.sender.end() == 0, move.sender.text
     here(domain, hosts.b, hosts.a)
     domain.expect(hosts.a, hosts.b)
 
@@ -527,7 +587,7 @@ def a_qemu_is_killed_where_the_vm_runs(hosts, domain):
 def a_qemu_is_killed_before_libvirt_has_ended_the_source_s(hosts, domain):
     """libvirtd at the source is dead: its QEMU stays, and virsh resume brings the VM back."""
     domain.start(hosts.a)
-    move, tool = caught(hosts, domain, "destination:resuming", "--max-bandwidth", "64K")
+    move, tool = caught(hosts, domain, "destination:resuming", receive=("--max-bandwidth", "64K"))
     hosts.a.end_libvirtd(signal.SIGKILL)
     hosts.a.start_libvirtd()
     tool.kill(signal.SIGCONT)

@@ -299,8 +299,6 @@ static void check_line(const struct migrate_args *args, unsigned command)
                            args->minor ? "minor" : "libvirt");
     if (args->libvirt && args->quit)
         ibx_tool_bad_usage(&tool, "--quit with --libvirt: libvirt ends the source's QEMU itself");
-    if (args->libvirt && (args->warm || args->warm_rounds || args->warm_seconds))
-        ibx_tool_bad_usage(&tool, "--warm with --libvirt: libvirt decides when the VM stops");
     if (args->destination && args->uri)
         ibx_tool_bad_usage(&tool, "\"%s\" with --destination: only the source takes a URI",
                            args->uri);
