@@ -713,9 +713,9 @@ def a_terminal_shows_one_line_that_fits(scene):
 @case
 def rollback_says_what_is_known_and_asks(scene):
     source, destination, sender, waiting = slow_migration(scene)
-    destination.end()
-    waiting.kill()
+    waiting.kill()  # before it could tell the source
     waiting.communicate()
+    destination.end()
     out = succeeds(scene, "status", *destination.qmp)
     assert re.search(r"does not run here: its QEMU \(process \d+\) has ended; .*rollback", out), out
     line = json.loads(succeeds(scene, "status --json", *destination.qmp))
