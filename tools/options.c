@@ -13,7 +13,7 @@
 struct line {
     const struct ibx_tool *tool;
     void *args;
-    uint64_t given; /* bits of the table's options */
+    bool given[IBX_TOOL_OPTIONS_MAX]; /* by their index in the table */
     int command;    /* -1: none yet */
     const char *uri;
 };
@@ -201,7 +201,7 @@ static void check_line(const struct line *line)
     const struct ibx_tool_command *command = &tool->commands[line->command];
     for (unsigned i = 0; i < IBX_TOOL_OPTIONS_MAX; i++) {
         const struct ibx_tool_option *option = &tool->options[i];
-        if (line->given >> i & 1 && option->commands && !(option->commands & 1u << line->command))
+        if (line->given[i] && option->commands && !(option->commands & 1u << line->command))
             ibx_tool_bad_usage(tool, "--%s does not go with \"%s\", but with %s", option->name,
                                command->name,
                                names_of(tool, option->commands, names, sizeof(names)));
@@ -225,7 +225,7 @@ static error_t parse(int key, char *text, struct argp_state *state)
     if (key < FIRST_KEY || key >= FIRST_KEY + IBX_TOOL_OPTIONS_MAX)
         return key == ARGP_KEY_ARG ? 0 : ARGP_ERR_UNKNOWN;
     const struct ibx_tool_option *option = &line->tool->options[key - FIRST_KEY];
-    line->given |= (uint64_t)1 << (key - FIRST_KEY);
+    line->given[key - FIRST_KEY] = true;
     if (!take_value(option, text, line->args, &err))
         return 0;
     struct ibx_error whole = err;

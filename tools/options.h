@@ -16,8 +16,8 @@
 #include <stddef.h>
 #include <stdio.h>
 
-#define IBX_TOOL_OPTIONS_MAX  64
-#define IBX_TOOL_COMMANDS_MAX 16
+#define IBX_TOOL_OPTIONS_MAX  96
+#define IBX_TOOL_COMMANDS_MAX 24
 
 struct ibx_tool_command {
     const char *name;

@@ -245,6 +245,19 @@ static int find_block(const struct search *s, pid_t pid, const struct guest_mapp
     return rc ? rc : ibx_guest_block_open(pid, where, writable, block, s->err);
 }
 
+int ibx_guest_block_ask_address(struct ibx_qmp *qmp, const struct ibx_guest_block *block,
+                                uint64_t *address, uint64_t deadline_ns, struct ibx_error *err)
+{
+    const struct search s = {qmp, deadline_ns, err};
+    int rc = ask_address(&s, block, address);
+    if (!rc && !*address)
+        rc = ibx_error_set(err, -ENOTSUP,
+                           "QEMU does not tell where memory backend %s lies in its address space: "
+                           "the machine has to use it as its RAM (-machine memory-backend=%s)",
+                           block->id, block->id);
+    return rc;
+}
+
 uint64_t ibx_guest_file_hash(uint64_t dev, uint64_t ino)
 {
     char name[128];

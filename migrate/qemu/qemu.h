@@ -139,6 +139,11 @@ int ibx_guest_ram_reopen(struct ibx_guest_ram *ram, bool writable, struct ibx_er
 /* Closes the files. */
 void ibx_guest_ram_fini(struct ibx_guest_ram *ram);
 
+/* Where a private block lies in QEMU's address space, by its human monitor. -ENOTSUP: the machine
+ * does not show it. */
+int ibx_guest_block_ask_address(struct ibx_qmp *qmp, const struct ibx_guest_block *block,
+                                uint64_t *address, uint64_t deadline_ns, struct ibx_error *err);
+
 const struct ibx_guest_block *ibx_guest_ram_block(const struct ibx_guest_ram *ram, const char *id);
 
 /* Sets a bit in `bits` (one per page of the block, lowest first, (pages + 63) / 64 words) for every

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "migrate/snapshot/snapshot.h"
+#include "migrate/snapshot/cache.h"
 
 #include "common/clock.h"
 #include "migrate/common/common.h"
@@ -9,16 +9,25 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define LOOK_MS 1000 /* between two reports */
+#define LOST_MS 50   /* between two looks while no server answers */
 
 struct serving {
+    const struct ibx_serve_options *options;
     struct ibx_snapshot_folder folder;
-    struct ibx_page_map map;
-    void *memory[IBX_GUEST_BLOCKS_MAX];
+    struct ibx_page_map map;            /* without a cache */
+    void *memory[IBX_GUEST_BLOCKS_MAX]; /* likewise */
+    struct snapshot_cache cache;
+    bool cached;
+    struct snapshot_children *children;
     struct ibx_snapshot_server *server;
     struct migration_signals signals;
+    uint64_t told_ns, bytes, present;
 };
+
+/* ------------------------------------------------------------ beginning */
 
 /* Shared: what readers get are the pages of the page cache. */
 static int map_blocks(struct serving *s, struct ibx_error *err)
@@ -35,9 +44,155 @@ static int map_blocks(struct serving *s, struct ibx_error *err)
     return 0;
 }
 
+static int begin_whole(struct serving *s, struct ibx_error *err)
+{
+    int rc = 0;
+    if (!s->folder.manifest.complete)
+        return ibx_error_set(err, -EINVAL,
+                             "%s is a cache that has not all pages: serve it with --cache and the "
+                             "URI that it is filled from",
+                             s->options->folder);
+    if (!s->options->listen)
+        return ibx_error_set(err, -EINVAL,
+                             "%s has all pages: its children need nobody, and others need --listen",
+                             s->options->folder);
+    rc = ibx_snapshot_folder_map(&s->folder, &s->map, err);
+    return rc ? rc : map_blocks(s, err);
+}
+
+static int begin_cache(struct serving *s, struct ibx_error *err)
+{
+    const struct ibx_serve_options *options = s->options;
+    s->cache.folder = &s->folder;
+    s->cache.options = &options->transport;
+    s->cache.uris = options->caches;
+    s->cache.uri_count = options->cache_count;
+    s->cache.links = options->links ? options->links : ibx_page_links_default();
+    int rc = ibx_snapshot_cache_begin(&s->cache, options->folder, err);
+    if (!rc)
+        rc = ibx_snapshot_cache_fill(&s->cache, !options->on_demand, options->max_bandwidth, err);
+    const struct snapshot_children_config config = {&s->folder, &s->cache.map, s->cache.memory};
+    return rc ? rc : ibx_snapshot_children_open(&config, &s->children, err);
+}
+
+/* A folder that is there, whole or not; else a cache makes it. */
+static int open_folder(struct serving *s, struct ibx_error *err)
+{
+    int rc = ibx_snapshot_folder_open(s->options->folder, true, &s->folder, err);
+    if (rc == -ENOENT && s->options->cache_count)
+        rc = 0;
+    s->cached = !rc && s->options->cache_count && !s->folder.manifest.complete;
+    return rc;
+}
+
+static int begin(struct serving *s, struct ibx_error *err)
+{
+    int rc = open_folder(s, err);
+    if (!rc)
+        rc = s->cached ? begin_cache(s, err) : begin_whole(s, err);
+    if (rc || !s->options->listen)
+        return rc;
+    const struct ibx_snapshot_server_config config = {.uri = s->options->listen,
+                                                      .options = &s->options->transport,
+                                                      .manifest = &s->folder.manifest,
+                                                      .map = s->cached ? &s->cache.map : &s->map,
+                                                      .memory =
+                                                          s->cached ? s->cache.memory : s->memory,
+                                                      .touched = s->cached};
+    return ibx_snapshot_server_open(&config, &s->server, err);
+}
+
+/* ------------------------------------------------------------ what is told */
+
+static void fill_status(struct serving *s, struct ibx_serve_status *status)
+{
+    struct snapshot_children_stats children = {0};
+    struct ibx_fault_stats engine;
+    *status = (struct ibx_serve_status){.whole = true};
+    if (s->server) {
+        status->uri = ibx_snapshot_server_uri(s->server);
+        ibx_snapshot_server_stats(s->server, &status->readers);
+    }
+    if (!s->cached)
+        return;
+    if (s->cache.engine) {
+        ibx_fault_stats(s->cache.engine, &engine);
+        s->bytes = engine.bytes;
+        s->present = engine.present;
+    }
+    ibx_snapshot_children_stats(s->children, &children);
+    status->source = s->cache.source;
+    status->whole = s->cache.state.now == CACHE_WHOLE;
+    status->children = children.children;
+    status->children_so_far = children.so_far;
+    status->child_faults = children.faults;
+    status->zero_faults = children.zero_faults;
+    status->pages = s->cache.map.blocks[s->folder.manifest.ram_count].first;
+    status->present = status->whole ? status->pages : s->present;
+    status->bytes = s->bytes;
+    status->reconnects = s->cache.reconnects;
+}
+
+static void tell(struct serving *s, bool now)
+{
+    struct ibx_serve_status status;
+    if (!s->options->status || (!now && ibx_now_ns() < s->told_ns + LOOK_MS * IBX_NS_PER_MS))
+        return;
+    fill_status(s, &status);
+    s->told_ns = ibx_now_ns();
+    s->options->status(s->options->context, &status);
+}
+
+static void notify(void *context, const char *line)
+{
+    const struct serving *s = context;
+    if (s->options->notify)
+        s->options->notify(s->options->context, line);
+}
+
+/* ------------------------------------------------------------ the loop */
+
+static int step_cache(struct serving *s, struct ibx_error *err)
+{
+    const unsigned before = s->cache.state.now;
+    tell(s, false);
+    int rc = ibx_snapshot_cache_step(&s->cache, notify, s, err);
+    ibx_snapshot_children_step(s->children);
+    if (rc || before == s->cache.state.now || s->cache.state.now != CACHE_WHOLE)
+        return rc;
+    ibx_snapshot_children_whole(s->children);
+    if (s->server)
+        ibx_snapshot_server_whole(s->server);
+    tell(s, true);
+    return 0;
+}
+
+/* 1: it was told to end. */
+static int turn(struct serving *s, struct ibx_error *err)
+{
+    struct pollfd fds[3] = {{.fd = s->signals.fd, .events = POLLIN},
+                            {.fd = -1, .events = POLLIN},
+                            {.fd = -1, .events = POLLIN}};
+    const bool lost = s->cached && s->cache.state.now == CACHE_LOST;
+    if (s->cached) {
+        fds[1].fd = ibx_snapshot_cache_fd(&s->cache);
+        fds[2].fd = ibx_snapshot_children_fd(s->children);
+    }
+    poll(fds, 3, lost ? LOST_MS : LOOK_MS);
+    if (fds[0].revents && ibx_migration_signals_take(&s->signals))
+        return 1;
+    if (s->cached)
+        return step_cache(s, err);
+    tell(s, false);
+    return 0;
+}
+
 static void end(struct serving *s)
 {
     ibx_snapshot_server_close(s->server);
+    ibx_snapshot_children_close(s->children);
+    if (s->cached)
+        ibx_snapshot_cache_end(&s->cache);
     for (unsigned i = 0; i < s->folder.count; i++)
         if (s->memory[i])
             munmap(s->memory[i], (size_t)s->folder.sizes[i]);
@@ -45,24 +200,14 @@ static void end(struct serving *s)
     ibx_snapshot_folder_close(&s->folder);
 }
 
-static int begin(struct serving *s, const struct ibx_serve_options *options, struct ibx_error *err)
+/* Threads may wait for pages in the mapping, and children do: none of them may go on. */
+static void leave(struct serving *s, int rc, const struct ibx_error *err)
 {
-    int rc = ibx_snapshot_folder_open(options->folder, true, &s->folder, err);
-    if (!rc && !s->folder.manifest.complete)
-        rc = ibx_error_set(err, -EINVAL,
-                           "%s is a cache that has not all pages: serve it with --cache and the "
-                           "URI that it is filled from",
-                           options->folder);
-    if (!rc)
-        rc = ibx_snapshot_folder_map(&s->folder, &s->map, err);
-    if (!rc)
-        rc = map_blocks(s, err);
-    const struct ibx_snapshot_server_config config = {.uri = options->listen,
-                                                      .options = &options->transport,
-                                                      .manifest = &s->folder.manifest,
-                                                      .map = &s->map,
-                                                      .memory = s->memory};
-    return rc ? rc : ibx_snapshot_server_open(&config, &s->server, err);
+    if (rc < 0)
+        notify(s, err->message);
+    notify(s, "the cache has not all pages: its children wait until it is served again");
+    fflush(NULL);
+    _exit(rc < 0);
 }
 
 int ibx_snapshot_serve(const struct ibx_serve_options *options, struct ibx_error *err)
@@ -70,23 +215,22 @@ int ibx_snapshot_serve(const struct ibx_serve_options *options, struct ibx_error
     struct serving *s = calloc(1, sizeof(*s));
     if (!s)
         return ibx_error_set(err, -ENOMEM, "no memory for a server");
+    s->options = options;
+    ibx_snapshot_cache_init(&s->cache);
     int rc = ibx_migration_signals_open(&s->signals, err);
     if (rc) {
         free(s);
         return rc;
     }
-    rc = begin(s, options, err);
-    struct pollfd wait = {.fd = s->signals.fd, .events = POLLIN};
-    while (!rc) {
-        struct ibx_snapshot_server_stats stats;
-        ibx_snapshot_server_stats(s->server, &stats);
-        if (options->status)
-            options->status(options->context, ibx_snapshot_server_uri(s->server), &stats);
-        if (poll(&wait, 1, LOOK_MS) > 0 && ibx_migration_signals_take(&s->signals))
-            break;
-    }
+    rc = begin(s, err);
+    if (!rc)
+        tell(s, true);
+    while (!rc)
+        rc = turn(s, err);
+    if (s->cache.state.now == CACHE_FILLING || s->cache.state.now == CACHE_LOST)
+        leave(s, rc, err);
     end(s);
     ibx_migration_signals_close(&s->signals);
     free(s);
-    return rc;
+    return rc < 0 ? rc : 0;
 }

@@ -7,6 +7,8 @@
  *   folder.c    the folder: which pages hold data, its digest
  *   freeze.c    makes one of a VM
  *   wire.c      the messages of a snapshot's connections
+ *   clone.c     makes a QEMU that waits for a VM a child of one
+ *   cache.h     a host's cache of one that is served elsewhere: cache.c, children.c
  *   serve.c     ib-migrate serve: a folder, a server, until it is told to end
  *   server.c    offers one to any number of readers
  *   reader.c    connections to a server; page readers for the fault engine (userfaultfd/)
@@ -119,6 +121,21 @@ struct ibx_freeze_result {
 int ibx_snapshot_freeze(const char *qmp, const char *path, enum ibx_freeze_after after,
                         struct ibx_freeze_result *result, struct ibx_error *err);
 
+/* ------------------------------------------------------------ clone.c */
+
+struct ibx_clone_result {
+    pid_t pid;       /* of QEMU */
+    char status[32]; /* of the VM, as QEMU calls it */
+    bool whole;      /* all pages were there */
+    uint64_t check_ns, memory_ns, load_ns;
+};
+
+/* Makes the QEMU at this monitor, which waits for a VM, a child of the snapshot, or of the cache
+ * that an ib-migrate serve fills, in this folder. -EPERM with all reasons: it cannot be one, and
+ * nothing was touched. */
+int ibx_snapshot_clone(const char *path, const char *qmp, struct ibx_clone_result *result,
+                       struct ibx_error *err);
+
 /* ------------------------------------------------------------ wire.c */
 
 /* docs/protocol.md, "Snapshots". After these a server sends REGION messages (channel/protocol.h).
@@ -187,15 +204,35 @@ void ibx_snapshot_server_close(struct ibx_snapshot_server *server);
 
 /* ------------------------------------------------------------ serve.c */
 
+#define IBX_SERVE_CACHES_MAX 8u
+
+struct ibx_serve_status {
+    const char *uri;    /* for readers; NULL: it does not listen */
+    const char *source; /* a cache: where its pages come from at present; else NULL */
+    bool whole;         /* all pages are here */
+    struct ibx_snapshot_server_stats readers;
+    unsigned children; /* of this host, that may wait for pages */
+    uint64_t children_so_far, child_faults, zero_faults;
+    uint64_t pages, present, bytes; /* of guest RAM: all, there, fetched by this process */
+    unsigned reconnects;
+};
+
 struct ibx_serve_options {
-    const char *folder, *listen;
+    const char *folder, *listen; /* `listen` may be NULL: for children on this host only */
+    /* Where a cache is filled from, in order of preference; none: the folder is a snapshot. */
+    const char *caches[IBX_SERVE_CACHES_MAX];
+    unsigned cache_count, links;
+    bool on_demand; /* only pages that somebody needs are fetched */
+    uint64_t max_bandwidth;
     struct ibx_options transport;
-    /* Once it can be read, with the URI for readers; once a second from then on. */
-    void (*status)(void *context, const char *uri, const struct ibx_snapshot_server_stats *stats);
+    /* Once it can be read; at once when it is whole; once a second from then on. */
+    void (*status)(void *context, const struct ibx_serve_status *status);
+    void (*notify)(void *context, const char *line);
     void *context;
 };
 
-/* Serves the snapshot in a folder until SIGINT or SIGTERM. */
+/* Serves the snapshot in a folder until SIGINT or SIGTERM. A cache that is not whole ends the
+ * process (status 0) and does not return: its mapping must not outlive its fault engine. */
 int ibx_snapshot_serve(const struct ibx_serve_options *options, struct ibx_error *err);
 
 /* ------------------------------------------------------------ reader.c */

@@ -28,6 +28,7 @@ enum {
     SERVE,
     BORROW,
     RETURN,
+    CLONE,
     FAR_END
 };
 
@@ -35,7 +36,7 @@ enum {
 #define SENDING        (BIT(SEND) | BIT(BORROW) | BIT(RETURN))
 #define MIGRATING      (BIT(RECEIVE) | SENDING | BIT(RECOVER))
 #define CONNECTING     (MIGRATING | BIT(CHECK) | BIT(ROLLBACK))
-#define NEEDS_QMP      (CONNECTING | BIT(RUN) | BIT(FREEZE))
+#define NEEDS_QMP      (CONNECTING | BIT(RUN) | BIT(FREEZE) | BIT(CLONE))
 #define TOLD_BY_RESULT (BIT(CANCEL) | BIT(SET) | BIT(ROLLBACK) | BIT(PRUNE))
 #define AT(member)     offsetof(struct migrate_args, member)
 
@@ -109,6 +110,18 @@ static int take_qemu_arg(void *context, const char *text, struct ibx_error *err)
     return 0;
 }
 
+static int take_cache(void *context, const char *text, struct ibx_error *err)
+{
+    struct migrate_args *args = context;
+    struct ibx_uri uri;
+    int rc = ibx_uri_parse(text, &uri, err);
+    if (!rc && args->cache_count == SERVE_CACHES_MAX)
+        rc = ibx_error_set(err, -E2BIG, "\"%.64s\" is one more than %u", text, SERVE_CACHES_MAX);
+    if (!rc)
+        args->caches[args->cache_count++] = text;
+    return rc;
+}
+
 /* Absolute for the same reason. */
 static void resolve_key_file(struct ibx_options *options)
 {
@@ -148,6 +161,9 @@ static const struct ibx_tool_command commands[] = {
     [RETURN] = {"return", "URI",
                 "Bring the borrowed VM at --qmp back to the receiver at URI, with what it has "
                 "written since"},
+    [CLONE] = {"clone", "FOLDER",
+               "Make the QEMU at --qmp, which was started with -incoming defer, a child of the "
+               "snapshot in FOLDER"},
     [FAR_END] = {"far-end", NULL, "The other end of run, which starts it over ssh"},
     {0},
 };
@@ -183,8 +199,9 @@ static const struct ibx_tool_option options[] = {
      BIT(RECEIVE) | BIT(RECOVER) | BIT(RUN) | BIT(SERVE), IBX_TOOL_TEXT, .at = AT(listen)},
     {"max-bandwidth", "SIZE",
      "Limit in bytes a second (500M, 2G) for pages that the VM does not wait for [no limit]; also: "
-     "set, run",
-     BIT(RECEIVE) | BIT(RECOVER) | BIT(SET) | BIT(RUN), IBX_TOOL_OWN, .take = take_bandwidth},
+     "set, run, serve --cache",
+     BIT(RECEIVE) | BIT(RECOVER) | BIT(SET) | BIT(RUN) | BIT(SERVE), IBX_TOOL_OWN,
+     .take = take_bandwidth},
     {"allow", "NAMES",
      "Sources that may come, by the names of their keys, with commas [all]; serve: readers",
      BIT(RECEIVE) | BIT(RECOVER) | BIT(SERVE), IBX_TOOL_TRANSPORT, .at = AT(options)},
@@ -198,8 +215,8 @@ static const struct ibx_tool_option options[] = {
     {.help = "Options of send and recover:"},
     {"links", "N",
      "Page connections, 1 to 16 [3, or 5 when both hosts have 8 processors or more]; also: check, "
-     "run",
-     SENDING | BIT(RECOVER) | BIT(CHECK) | BIT(RUN), IBX_TOOL_UNSIGNED, AT(links), 1,
+     "run, serve --cache",
+     SENDING | BIT(RECOVER) | BIT(CHECK) | BIT(RUN) | BIT(SERVE), IBX_TOOL_UNSIGNED, AT(links), 1,
      IBX_MIGRATE_LINKS_MAX, NULL},
     {"quit", NULL,
      "End the source's QEMU when the migration is complete and confirmed; freeze: when the "
@@ -242,6 +259,11 @@ static const struct ibx_tool_option options[] = {
     {.help = "Options of freeze:"},
     {"resume", NULL, "Let the VM run on when its memory has been copied [it stays stopped]",
      BIT(FREEZE), .at = AT(resume)},
+    {.help = "Options of serve:"},
+    {"cache", "URI", "FOLDER is filled from the server there; may be repeated: tried in this order",
+     BIT(SERVE), IBX_TOOL_OWN, .take = take_cache},
+    {"on-demand", NULL, "Fetch only pages that somebody needs [all, in the background]", BIT(SERVE),
+     .at = AT(on_demand)},
     {.help = "Options of some commands:"},
     {"disks-differ-on-purpose", NULL,
      "send, check, run: take a destination with other disks, such as copies of one's own",
@@ -276,7 +298,7 @@ static void check_line(const struct migrate_args *args, unsigned command)
         ibx_tool_bad_usage(&tool, "--qmp is needed: the unix socket of QEMU's monitor");
     if (command == RECEIVE && !args->listen)
         ibx_tool_bad_usage(&tool, "--listen is needed, for instance --listen rdma://0.0.0.0:18600");
-    if (command == SERVE && !args->listen)
+    if (command == SERVE && !args->listen && !args->cache_count)
         ibx_tool_bad_usage(&tool, "--listen is needed, for instance --listen rdma://0.0.0.0:18601");
     if (args->resume && args->quit)
         ibx_tool_bad_usage(&tool, "--resume with --quit: the VM runs on, or its QEMU ends");
@@ -317,6 +339,7 @@ int main(int argc, char **argv)
         [RECOVER] = ibx_cli_recover, [ROLLBACK] = ibx_cli_rollback, [PRUNE] = ibx_cli_prune,
         [RUN] = ibx_cli_run,         [FAR_END] = ibx_cli_far_end,   [FREEZE] = ibx_cli_freeze,
         [SERVE] = ibx_cli_serve,     [BORROW] = ibx_cli_borrow,     [RETURN] = ibx_cli_return,
+        [CLONE] = ibx_cli_clone,
     };
     static struct migrate_args args; /* of many KiB */
     struct ibx_error err = {0};

@@ -8,7 +8,7 @@
  *   prometheus.c  status --prometheus
  *   result.c      what --json prints last, on every exit
  *   rollback.c    rollback
- *   snapshot.c    freeze, serve
+ *   snapshot.c    freeze, serve, clone
  *   borrow.c      borrow, return
  *   run.h         run: makes the destination's QEMU, over ssh
  *   progress.c    shows a migration while it runs, from a thread of its own
@@ -32,6 +32,7 @@ enum {
 
 #define RUN_QEMU_ARGS_MAX 64u
 #define RUN_MAPS_MAX      32u
+#define SERVE_CACHES_MAX  8u
 
 /* Paths at the source that have another name at the destination: the longest OLD counts, for it
  * and all that is below it. */
@@ -54,7 +55,9 @@ struct migrate_args {
     struct run_maps maps;
     const char *qemu_args[RUN_QEMU_ARGS_MAX];
     unsigned qemu_arg_count;
-    bool keep;
+    bool keep, on_demand;
+    const char *caches[SERVE_CACHES_MAX]; /* serve */
+    unsigned cache_count;
     char folder[PATH_MAX]; /* of the records */
     struct ibx_options options;
     uint64_t max_bandwidth;
@@ -80,6 +83,7 @@ int ibx_cli_run(const struct migrate_args *args);
 int ibx_cli_far_end(const struct migrate_args *args);
 int ibx_cli_freeze(const struct migrate_args *args);
 int ibx_cli_serve(const struct migrate_args *args);
+int ibx_cli_clone(const struct migrate_args *args);
 
 /* ------------------------------------------------------------ borrow.c, rollback.c */
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* freeze and serve: snapshots of VMs. */
+/* freeze, serve and clone: snapshots of VMs. */
 #include "migrate/snapshot/snapshot.h"
 #include "tools/ib-migrate/ib-migrate.h"
 
@@ -39,40 +39,92 @@ int ibx_cli_freeze(const struct migrate_args *args)
     return ibx_cli_flush(MIGRATE_DONE);
 }
 
+/* ------------------------------------------------------------ clone */
+
+int ibx_cli_clone(const struct migrate_args *args)
+{
+    struct ibx_error err = {0};
+    struct ibx_clone_result r;
+    char took[32];
+    if (ibx_cli_monitor_check(args, &err) || ibx_snapshot_clone(args->uri, args->qmp, &r, &err))
+        return ibx_cli_fail(err.message);
+    if (args->json) {
+        ibx_cli_print_json(json_pack("{s:{s:s, s:i, s:s, s:b, s:I, s:I, s:I}}", "clone", "folder",
+                                     args->uri, "pid", (int)r.pid, "status", r.status, "whole",
+                                     (int)r.whole, "check_ns", (json_int_t)r.check_ns, "memory_ns",
+                                     (json_int_t)r.memory_ns, "load_ns", (json_int_t)r.load_ns));
+        return ibx_cli_flush(MIGRATE_DONE);
+    }
+    ibx_cli_duration(r.check_ns + r.memory_ns + r.load_ns, took, sizeof(took));
+    printf("QEMU (process %d) is a child of %s, %s after %s\n", (int)r.pid, args->uri, r.status,
+           took);
+    return ibx_cli_flush(MIGRATE_DONE);
+}
+
 /* ------------------------------------------------------------ serve */
 
 struct told {
     const struct migrate_args *args;
-    bool begun;
-    unsigned connections;
+    bool begun, whole;
 };
 
-static void tell(void *context, const char *uri, const struct ibx_snapshot_server_stats *stats)
+static json_t *status_json(const struct migrate_args *args, const struct ibx_serve_status *s)
+{
+    json_t *json = json_pack("{s:s, s:s?, s:b, s:i, s:I}", "folder", args->uri, "uri", s->uri,
+                             "whole", (int)s->whole, "connections", (int)s->readers.connections,
+                             "served", (json_int_t)s->readers.served);
+    if (json && s->source) {
+        json_t *more = json_pack(
+            "{s:s, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:i}", "source", s->source, "children",
+            (int)s->children, "children_so_far", (json_int_t)s->children_so_far, "child_faults",
+            (json_int_t)s->child_faults, "zero_faults", (json_int_t)s->zero_faults, "pages",
+            (json_int_t)s->pages, "present", (json_int_t)s->present, "bytes", (json_int_t)s->bytes,
+            "reconnects", (int)s->reconnects);
+        json_object_update(json, more);
+        json_decref(more);
+    }
+    return json_pack("{s:o}", "serving", json);
+}
+
+static void tell(void *context, const struct ibx_serve_status *s)
 {
     struct told *told = context;
-    const bool first = !told->begun;
-    if (!first && stats->connections == told->connections)
-        return;
-    told->begun = true;
-    told->connections = stats->connections;
+    char bytes[32];
     if (told->args->json)
-        ibx_cli_print_json(json_pack("{s:{s:s, s:s, s:i, s:I}}", "serving", "folder",
-                                     told->args->uri, "uri", uri, "connections",
-                                     (int)stats->connections, "served", (json_int_t)stats->served));
-    else if (!told->args->quiet && first)
-        printf("%s is served at %s\n", told->args->uri, uri);
+        ibx_cli_print_json(status_json(told->args, s));
+    else if (!told->args->quiet && !told->begun)
+        printf("%s is served at %s%s%s\n", told->args->uri, s->uri ? s->uri : "its socket",
+               s->source ? ", with pages from " : "", s->source ? s->source : "");
+    if (!told->args->json && !told->args->quiet && s->source && s->whole && !told->whole) {
+        ibx_cli_bytes(s->bytes, bytes, sizeof(bytes));
+        printf("%s has all pages: %s came over the network\n", told->args->uri, bytes);
+    }
+    told->begun = true;
+    told->whole = s->whole;
     fflush(stdout);
+}
+
+static void notify(void *context, const char *line)
+{
+    (void)context;
+    ibx_cli_message(line);
 }
 
 int ibx_cli_serve(const struct migrate_args *args)
 {
     struct ibx_error err = {0};
     struct told told = {.args = args};
-    const struct ibx_serve_options options = {.folder = args->uri,
-                                              .listen = args->listen,
-                                              .transport = args->options,
-                                              .status = tell,
-                                              .context = &told};
+    struct ibx_serve_options options = {.folder = args->uri,
+                                        .listen = args->listen,
+                                        .cache_count = args->cache_count,
+                                        .links = args->links,
+                                        .on_demand = args->on_demand,
+                                        .max_bandwidth = args->max_bandwidth,
+                                        .transport = args->options,
+                                        .status = tell,
+                                        .notify = notify,
+                                        .context = &told};
+    memcpy(options.caches, args->caches, sizeof(options.caches));
     if (ibx_snapshot_serve(&options, &err))
         return ibx_cli_fail(err.message);
     return ibx_cli_flush(MIGRATE_DONE);

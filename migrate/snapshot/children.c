@@ -1,0 +1,539 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * A child's QEMU has the cache's files mapped privately, with a userfaultfd for pages that are not
+ * in them. One thread a child answers: it touches the page in this process's mapping, which brings
+ * it into the file, and lets the child try again. Pages that are zero by the map are put into the
+ * child alone, as the kernel's zero page. A page that is in the file is none of this thread's
+ * business: the kernel maps it.
+ *
+ * A file FOLDER/child.PID keeps what is known of each, for the next process: while there is none, a
+ * child waits at its first missing page.
+ */
+#include "migrate/snapshot/cache.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "migrate/journal/journal.h"
+#include "userfaultfd/fault.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define RECORD      "child."
+#define REQUEST_MAX 8192
+#define ANSWER_S    10 /* for the other end of the socket */
+#define ZERO_RUN    16 /* pages: zero pages that are put at a time */
+#define MESSAGES    16
+
+struct member {
+    struct member *next;
+    struct snapshot_children *children;
+    struct snapshot_child child;
+    int uffd, pidfd;
+    pthread_t thread;
+    bool started, over; /* `over`: under the lock */
+};
+
+struct snapshot_children {
+    struct snapshot_children_config config;
+    int folder, listener, whole_fd; /* `whole_fd`: an eventfd that stays readable */
+    _Atomic bool whole;
+    pthread_mutex_t lock;
+    struct member *members;
+    uint64_t so_far;
+    _Atomic uint64_t faults, zero_faults;
+};
+
+/* ------------------------------------------------------------ a child as text */
+
+static json_t *child_json(const struct snapshot_child *child)
+{
+    json_t *addresses = json_array();
+    for (unsigned i = 0; addresses && i < child->count; i++)
+        json_array_append_new(addresses, json_integer((json_int_t)child->addresses[i]));
+    return json_pack("{s:i, s:I, s:i, s:o}", "pid", (int)child->pid, "started",
+                     (json_int_t)child->started, "userfaultfd", child->remote, "addresses",
+                     addresses);
+}
+
+static int child_read(const char *text, size_t length, unsigned count, struct snapshot_child *child,
+                      struct ibx_error *err)
+{
+    json_t *json = json_loadb(text, length, JSON_REJECT_DUPLICATES, NULL), *addresses = NULL;
+    int pid = 0, remote = -1;
+    json_int_t started = 0;
+    struct snapshot_child found = {.count = count};
+    bool good = json && !json_unpack(json, "{s:i, s:I, s:i, s:o}", "pid", &pid, "started", &started,
+                                     "userfaultfd", &remote, "addresses", &addresses);
+    good = good && pid > 0 && remote >= 0 && started > 0 && json_array_size(addresses) == count;
+    for (unsigned i = 0; good && i < count; i++) {
+        const json_int_t value = json_integer_value(json_array_get(addresses, i));
+        good = value > 0 && value % IBX_SNAPSHOT_PAGE == 0;
+        found.addresses[i] = (uint64_t)value;
+    }
+    json_decref(json);
+    found.pid = pid;
+    found.remote = remote;
+    found.started = (uint64_t)started;
+    if (good)
+        *child = found;
+    return good ? 0
+                : ibx_error_set(err, -EPROTO,
+                                "this is no child of a snapshot of %u memory "
+                                "backends",
+                                count);
+}
+
+/* ------------------------------------------------------------ its record */
+
+static void record_name(pid_t pid, char name[32])
+{
+    snprintf(name, 32, RECORD "%d", (int)pid);
+}
+
+static int record_write(const struct snapshot_children *c, const struct snapshot_child *child,
+                        struct ibx_error *err)
+{
+    char name[32];
+    json_t *json = child_json(child);
+    char *text = json ? json_dumps(json, JSON_COMPACT) : NULL;
+    record_name(child->pid, name);
+    const int fd =
+        text ? openat(c->folder, name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600)
+             : -1;
+    int rc = 0;
+    if (fd < 0 || write(fd, text, strlen(text)) != (ssize_t)strlen(text))
+        rc = ibx_error_set(err, text ? -errno : -ENOMEM, "%s/%s cannot be written: %s",
+                           c->config.folder->path, name, text ? strerror(errno) : "no memory");
+    if (fd >= 0)
+        close(fd);
+    free(text);
+    json_decref(json);
+    return rc;
+}
+
+static void record_remove(const struct snapshot_children *c, pid_t pid)
+{
+    char name[32];
+    record_name(pid, name);
+    unlinkat(c->folder, name, 0);
+}
+
+/* ------------------------------------------------------------ faults */
+
+static bool find_page(const struct member *m, uint64_t address, unsigned *block, uint64_t *offset)
+{
+    for (unsigned i = 0; i < m->child.count; i++)
+        if (address >= m->child.addresses[i] &&
+            address - m->child.addresses[i] < m->children->config.folder->sizes[i]) {
+            *block = i;
+            *offset = (address - m->child.addresses[i]) / IBX_SNAPSHOT_PAGE * IBX_SNAPSHOT_PAGE;
+            return true;
+        }
+    return false;
+}
+
+static int wake(const struct member *m, uint64_t start, uint64_t length)
+{
+    struct uffdio_range range = {start, length};
+    return ioctl(m->uffd, UFFDIO_WAKE, &range) ? -errno : 0;
+}
+
+/* Up to ZERO_RUN zero pages from this one on. */
+static int put_zero(const struct member *m, unsigned block, uint64_t offset)
+{
+    const struct ibx_page_map *map = m->children->config.map;
+    const uint64_t page = map->blocks[block].first + offset / IBX_SNAPSHOT_PAGE;
+    uint64_t end = map->blocks[block].first + map->blocks[block].pages;
+    end = end - page > ZERO_RUN ? page + ZERO_RUN : end;
+    end = ibx_guest_bits_next(map->bits, page, end, true);
+    const uint64_t start = m->child.addresses[block] + offset;
+    struct uffdio_zeropage zero = {.range = {start, (end - page) * IBX_SNAPSHOT_PAGE}};
+    atomic_fetch_add(&m->children->zero_faults, 1);
+    if (!ioctl(m->uffd, UFFDIO_ZEROPAGE, &zero))
+        return 0;
+    /* The rest faults again when it is needed. */
+    return errno == EEXIST || errno == EAGAIN ? wake(m, start, IBX_SNAPSHOT_PAGE) : -errno;
+}
+
+static int answer(const struct member *m, uint64_t address)
+{
+    const struct snapshot_children_config *config = &m->children->config;
+    unsigned block;
+    uint64_t offset;
+    if (!find_page(m, address, &block, &offset))
+        return 0;
+    const uint64_t page = config->map->blocks[block].first + offset / IBX_SNAPSHOT_PAGE;
+    if (!ibx_page_map_data(config->map, page))
+        return put_zero(m, block, offset);
+    atomic_fetch_add(&m->children->faults, 1);
+    /* Waits until the engine has it. */
+    (void)*(volatile const uint8_t *)((const uint8_t *)config->memory[block] + offset);
+    return wake(m, m->child.addresses[block] + offset, IBX_SNAPSHOT_PAGE);
+}
+
+static int answer_all(const struct member *m)
+{
+    struct uffd_msg messages[MESSAGES];
+    const ssize_t n = read(m->uffd, messages, sizeof(messages));
+    int rc = n < 0 && errno != EAGAIN && errno != EINTR ? -errno : 0;
+    for (size_t i = 0; !rc && n > 0 && i < (size_t)n / sizeof(*messages); i++)
+        if (messages[i].event == UFFD_EVENT_PAGEFAULT)
+            rc = answer(m, messages[i].arg.pagefault.address);
+    return rc;
+}
+
+/* Every page is in the files: this child is on its own from here on. */
+static void let_go(const struct member *m)
+{
+    for (unsigned i = 0; i < m->child.count; i++) {
+        const struct ibx_fault_range range = {.start = m->child.addresses[i],
+                                              .length = m->children->config.folder->sizes[i]};
+        ibx_fault_unregister(m->uffd, &range, NULL);
+    }
+}
+
+static void *member_main(void *argument)
+{
+    struct member *m = argument;
+    struct pollfd fds[3] = {{.fd = m->uffd, .events = POLLIN},
+                            {.fd = m->pidfd, .events = POLLIN},
+                            {.fd = m->children->whole_fd, .events = POLLIN}};
+    int rc = 0;
+    pthread_setname_np(pthread_self(), "ibx-child");
+    /* Faults that a process before this one has read are reported again. */
+    for (unsigned i = 0; i < m->child.count; i++)
+        wake(m, m->child.addresses[i], m->children->config.folder->sizes[i]);
+    while (!rc && !fds[1].revents && !fds[2].revents) {
+        poll(fds, 3, -1);
+        if (fds[0].revents)
+            rc = answer_all(m);
+    }
+    if (fds[2].revents)
+        let_go(m);
+    if (rc && rc != -ESRCH)
+        ibx_log(IBX_LOG_ERROR, "the page faults of QEMU (process %d) cannot be answered: %s",
+                (int)m->child.pid, strerror(-rc));
+    record_remove(m->children, m->child.pid);
+    close(m->uffd);
+    close(m->pidfd);
+    pthread_mutex_lock(&m->children->lock);
+    m->over = true;
+    pthread_mutex_unlock(&m->children->lock);
+    return NULL;
+}
+
+/* ------------------------------------------------------------ members */
+
+static void reap(struct snapshot_children *c, bool all)
+{
+    struct member *gone = NULL, **link = &c->members;
+    pthread_mutex_lock(&c->lock);
+    while (*link) {
+        struct member *m = *link;
+        if (m->over || all) {
+            *link = m->next;
+            m->next = gone;
+            gone = m;
+        } else {
+            link = &m->next;
+        }
+    }
+    pthread_mutex_unlock(&c->lock);
+    while (gone) {
+        struct member *m = gone;
+        gone = m->next;
+        pthread_join(m->thread, NULL);
+        free(m);
+    }
+}
+
+static int take_descriptors(struct member *m, struct ibx_error *err)
+{
+    const struct snapshot_child *child = &m->child;
+    m->pidfd = (int)syscall(SYS_pidfd_open, child->pid, 0);
+    if (m->pidfd < 0 || ibx_process_started(child->pid) != child->started)
+        return ibx_error_set(err, -ESRCH, "QEMU (process %d) has ended", (int)child->pid);
+    return ibx_fault_uffd_take(child->pid, child->remote, &m->uffd, err);
+}
+
+static int add(struct snapshot_children *c, const struct snapshot_child *child,
+               struct ibx_error *err)
+{
+    struct member *m = calloc(1, sizeof(*m));
+    if (!m)
+        return ibx_error_set(err, -ENOMEM, "no memory for a child");
+    *m = (struct member){.children = c, .child = *child, .uffd = -1, .pidfd = -1};
+    int rc = take_descriptors(m, err);
+    if (!rc)
+        rc = record_write(c, child, err);
+    if (!rc) {
+        pthread_mutex_lock(&c->lock);
+        rc = -pthread_create(&m->thread, NULL, member_main, m);
+        if (!rc) {
+            m->next = c->members;
+            c->members = m;
+            c->so_far++;
+        }
+        pthread_mutex_unlock(&c->lock);
+        if (rc)
+            ibx_error_set(err, rc, "no thread for a child: %s", strerror(-rc));
+    }
+    if (!rc)
+        return 0;
+    if (m->uffd >= 0)
+        close(m->uffd);
+    if (m->pidfd >= 0)
+        close(m->pidfd);
+    free(m);
+    return rc;
+}
+
+/* Those of a process before this one. */
+static void take_back(struct snapshot_children *c)
+{
+    const int fd = openat(c->folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+    struct dirent *entry;
+    while (dir && (entry = readdir(dir))) {
+        char text[REQUEST_MAX];
+        struct snapshot_child child;
+        struct ibx_error err = {0};
+        if (strncmp(entry->d_name, RECORD, strlen(RECORD)))
+            continue;
+        const int file = openat(c->folder, entry->d_name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+        const ssize_t n = file < 0 ? -1 : read(file, text, sizeof(text));
+        if (file >= 0)
+            close(file);
+        int rc =
+            n < 0 ? -EIO
+                  : child_read(text, (size_t)n, c->config.folder->manifest.ram_count, &child, &err);
+        if (!rc)
+            rc = add(c, &child, &err);
+        if (rc == -ESRCH)
+            unlinkat(c->folder, entry->d_name, 0);
+        else if (rc)
+            ibx_log(IBX_LOG_ERROR, "a child in %s cannot be served: %s", entry->d_name,
+                    err.message);
+    }
+    if (dir)
+        closedir(dir);
+    else if (fd >= 0)
+        close(fd);
+}
+
+/* ------------------------------------------------------------ the socket */
+
+/* The socket's name in its folder, however long the path is. */
+static struct sockaddr_un address_of(int folder)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    snprintf(address.sun_path, sizeof(address.sun_path), "/proc/self/fd/%d/" SNAPSHOT_SOCKET,
+             folder);
+    return address;
+}
+
+static int open_folder(const char *path, struct ibx_error *err)
+{
+    const int fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    return fd >= 0 ? fd : ibx_error_set(err, -errno, "%s: %s", path, strerror(errno));
+}
+
+static int make_socket(struct snapshot_children *c, struct ibx_error *err)
+{
+    const struct sockaddr_un address = address_of(c->folder);
+    const char *path = c->config.folder->path;
+    const int probe = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    const bool used =
+        probe >= 0 && !connect(probe, (const struct sockaddr *)&address, sizeof(address));
+    if (probe >= 0)
+        close(probe);
+    if (used)
+        return ibx_error_set(err, -EBUSY, "another ib-migrate serves %s", path);
+    unlinkat(c->folder, SNAPSHOT_SOCKET, 0);
+    c->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (c->listener < 0 || bind(c->listener, (const struct sockaddr *)&address, sizeof(address)) ||
+        listen(c->listener, 128))
+        return ibx_error_set(err, -errno, "no socket for children in %s: %s", path,
+                             strerror(errno));
+    return 0;
+}
+
+static bool may_ask(int fd)
+{
+    struct ucred who;
+    socklen_t size = sizeof(who);
+    return !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &size) &&
+           (who.uid == 0 || who.uid == geteuid());
+}
+
+static void patience(int fd)
+{
+    const struct timeval limit = {.tv_sec = ANSWER_S};
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+}
+
+static void take_one(struct snapshot_children *c, int fd)
+{
+    char text[REQUEST_MAX];
+    struct snapshot_child child;
+    struct ibx_error err = {0};
+    patience(fd);
+    const ssize_t n = may_ask(fd) ? recv(fd, text, sizeof(text), 0) : -1;
+    if (n <= 0)
+        return;
+    int rc = child_read(text, (size_t)n, c->config.folder->manifest.ram_count, &child, &err);
+    const bool whole = c->whole;
+    if (!rc && !whole)
+        rc = add(c, &child, &err);
+    json_t *json =
+        rc ? json_pack("{s:s}", "error", err.message) : json_pack("{s:b}", "whole", (int)whole);
+    char *reply = json ? json_dumps(json, JSON_COMPACT) : NULL;
+    if (reply)
+        send(fd, reply, strlen(reply), MSG_NOSIGNAL);
+    free(reply);
+    json_decref(json);
+}
+
+void ibx_snapshot_children_step(struct snapshot_children *c)
+{
+    int fd;
+    reap(c, false);
+    while ((fd = accept4(c->listener, NULL, NULL, SOCK_CLOEXEC)) >= 0) {
+        take_one(c, fd);
+        close(fd);
+    }
+}
+
+int ibx_snapshot_children_fd(const struct snapshot_children *c)
+{
+    return c->listener;
+}
+
+/* ------------------------------------------------------------ all of them */
+
+int ibx_snapshot_children_open(const struct snapshot_children_config *config,
+                               struct snapshot_children **out, struct ibx_error *err)
+{
+    struct snapshot_children *c = calloc(1, sizeof(*c));
+    if (!c)
+        return ibx_error_set(err, -ENOMEM, "no memory for children");
+    *c = (struct snapshot_children){.config = *config, .folder = -1, .listener = -1};
+    pthread_mutex_init(&c->lock, NULL);
+    c->whole = config->folder->manifest.complete;
+    c->whole_fd = eventfd(c->whole, EFD_CLOEXEC | EFD_NONBLOCK);
+    int rc = c->whole_fd < 0
+                 ? ibx_error_set(err, -errno, "no event descriptor: %s", strerror(errno))
+                 : 0;
+    if (!rc && (c->folder = open_folder(config->folder->path, err)) < 0)
+        rc = c->folder;
+    if (!rc)
+        rc = make_socket(c, err);
+    if (rc) {
+        ibx_snapshot_children_close(c);
+        return rc;
+    }
+    take_back(c);
+    *out = c;
+    return 0;
+}
+
+void ibx_snapshot_children_whole(struct snapshot_children *c)
+{
+    c->whole = true;
+    eventfd_write(c->whole_fd, 1);
+}
+
+void ibx_snapshot_children_stats(struct snapshot_children *c, struct snapshot_children_stats *stats)
+{
+    *stats = (struct snapshot_children_stats){.faults = c->faults, .zero_faults = c->zero_faults};
+    pthread_mutex_lock(&c->lock);
+    stats->so_far = c->so_far;
+    for (const struct member *m = c->members; m; m = m->next)
+        stats->children += !m->over;
+    pthread_mutex_unlock(&c->lock);
+}
+
+void ibx_snapshot_children_close(struct snapshot_children *c)
+{
+    if (!c)
+        return;
+    reap(c, true);
+    if (c->listener >= 0) {
+        close(c->listener);
+        unlinkat(c->folder, SNAPSHOT_SOCKET, 0);
+    }
+    if (c->folder >= 0)
+        close(c->folder);
+    if (c->whole_fd >= 0)
+        close(c->whole_fd);
+    pthread_mutex_destroy(&c->lock);
+    free(c);
+}
+
+/* ------------------------------------------------------------ the other end */
+
+static int read_reply(const char *text, size_t length, bool *whole, struct ibx_error *err)
+{
+    json_t *json = json_loadb(text, length, 0, NULL);
+    const char *error = json_string_value(json_object_get(json, "error"));
+    const json_t *is = json_object_get(json, "whole");
+    int rc = 0;
+    if (error)
+        rc = ibx_error_set(err, -EREMOTEIO, "the cache refuses this child: %.500s", error);
+    else if (!json_is_boolean(is))
+        rc = ibx_error_set(err, -EPROTO, "the cache's answer is not understood");
+    else
+        *whole = json_is_true(is);
+    json_decref(json);
+    return rc;
+}
+
+int ibx_snapshot_child_hand_over(const struct ibx_snapshot_folder *folder,
+                                 const struct snapshot_child *child, bool *whole,
+                                 struct ibx_error *err)
+{
+    char reply[REQUEST_MAX];
+    const int at = open_folder(folder->path, err);
+    if (at < 0)
+        return at;
+    const struct sockaddr_un address = address_of(at);
+    const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    json_t *json = child_json(child);
+    char *text = json ? json_dumps(json, JSON_COMPACT) : NULL;
+    int rc = text ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a child");
+    patience(fd);
+    if (!rc && connect(fd, (const struct sockaddr *)&address, sizeof(address)))
+        rc = ibx_error_set(err, -errno,
+                           "nobody fills the cache %s (%s): start ib-migrate serve --cache with it",
+                           folder->path, strerror(errno));
+    if (!rc && send(fd, text, strlen(text), MSG_NOSIGNAL) < 0)
+        rc = ibx_error_set(err, -errno, "the cache cannot be told of this child: %s",
+                           strerror(errno));
+    const ssize_t n = rc ? 0 : recv(fd, reply, sizeof(reply), 0);
+    if (!rc && n <= 0)
+        rc = ibx_error_set(err, -ECONNRESET, "the cache does not answer");
+    if (!rc)
+        rc = read_reply(reply, (size_t)n, whole, err);
+    free(text);
+    json_decref(json);
+    if (fd >= 0)
+        close(fd);
+    close(at);
+    return rc;
+}

@@ -1,0 +1,393 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * A child: a QEMU that waits for a VM gets the snapshot's files as its RAM, mapped privately in
+ * place of the RAM that it was started with (mmap, injected: qemu/inject.c), a userfaultfd for
+ * pages that are not there yet, and then the device state. The files are open for reading only
+ * there: nothing that QEMU does reaches them.
+ *
+ * What QEMU has put into its RAM at its start goes with it, as with any migration.
+ */
+#include "migrate/snapshot/cache.h"
+
+#include "common/clock.h"
+#include "migrate/common/common.h"
+#include "migrate/common/vm.h"
+#include "userfaultfd/fault.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define LOAD_MS 60000 /* for QEMU to load the device state */
+#define PART    65536
+#define FD_NAME "ibx-snapshot"
+#define LOOK_US 500
+
+struct cloning {
+    struct ibx_snapshot_folder folder;
+    struct ibx_qmp *qmp;
+    struct ibx_guest_ram ram;
+    struct ibx_settings settings;
+    struct ibx_uffd uffd;
+    struct snapshot_child child;
+    json_t *before;
+    bool changed; /* QEMU's RAM: it is good for nothing else */
+};
+
+/* ------------------------------------------------------------ whether it is one */
+
+/* What a child has of its own: docs/man/ib-migrate.1, "Identities". */
+static void drop_identity(json_t *description)
+{
+    static const char *const own[] = {"mac", "guid"};
+    json_t *device;
+    size_t i;
+    json_array_foreach(json_object_get(description, "devices"), i, device)
+    {
+        json_t *properties = json_object_get(device, "properties");
+        for (size_t k = 0; k < sizeof(own) / sizeof(own[0]); k++)
+            json_object_del(properties, own[k]);
+    }
+}
+
+static void check_ram(const struct cloning *c, struct ibx_blockers *blockers)
+{
+    const struct ibx_snapshot_manifest *m = &c->folder.manifest;
+    if (strcmp(c->ram.machine, m->machine))
+        ibx_blockers_add(blockers,
+                         "its machine type is %.60s, the snapshot's %.60s: start QEMU "
+                         "with -machine %.60s",
+                         c->ram.machine, m->machine, m->machine);
+    if (c->ram.count != m->ram_count)
+        ibx_blockers_add(blockers, "it has %zu memory backends, the snapshot %u", c->ram.count,
+                         m->ram_count);
+    for (unsigned i = 0; i < m->ram_count; i++) {
+        const struct ibx_guest_block *block = ibx_guest_ram_block(&c->ram, m->ram[i].id);
+        if (!block)
+            ibx_blockers_add(blockers,
+                             "it has no memory backend %.120s: give it -object "
+                             "memory-backend-ram,id=%.120s,size=%" PRIu64,
+                             m->ram[i].id, m->ram[i].id, m->ram[i].size);
+        else if (block->size != m->ram[i].size)
+            ibx_blockers_add(blockers,
+                             "memory backend %.120s has %" PRIu64 " bytes, the snapshot's %" PRIu64,
+                             block->id, block->size, m->ram[i].size);
+        else if (block->shared)
+            ibx_blockers_add(blockers,
+                             "memory backend %.120s is shared, and a child's memory is its own: "
+                             "give it -object memory-backend-ram,id=%.120s,size=%" PRIu64,
+                             block->id, block->id, block->size);
+    }
+}
+
+static int compare(struct cloning *c, struct ibx_blockers *blockers, struct ibx_error *err)
+{
+    const struct ibx_qmp_version *a = &c->ram.version, *b = &c->folder.manifest.version;
+    json_t *own, *theirs = json_deep_copy(c->folder.manifest.description);
+    int rc = theirs ? ibx_describe(c->qmp, &c->ram, &own, ibx_deadline_in_ms(MIGRATION_QMP_MS), err)
+                    : ibx_error_set(err, -ENOMEM, "no memory for a description");
+    if (!rc) {
+        drop_identity(own);
+        drop_identity(theirs);
+        ibx_compare(theirs, own, a->major == b->major && a->minor == b->minor, true, blockers);
+        json_decref(own);
+    }
+    json_decref(theirs);
+    return rc;
+}
+
+static int check(struct cloning *c, struct ibx_error *err)
+{
+    struct ibx_blockers *blockers = calloc(1, sizeof(*blockers));
+    if (!blockers)
+        return ibx_error_set(err, -ENOMEM, "no memory for a list of reasons");
+    int rc = 0;
+    if (strcmp(c->ram.status, "inmigrate"))
+        ibx_blockers_add(blockers, "its status is \"%s\": start it with -incoming defer",
+                         c->ram.status);
+    else
+        rc = compare(c, blockers, err);
+    check_ram(c, blockers);
+    ibx_preflight_permissions(&c->ram, blockers);
+    if (!rc && blockers->count)
+        rc = ibx_migration_refused("this QEMU cannot become a child", blockers, err);
+    free(blockers);
+    return rc;
+}
+
+/* ------------------------------------------------------------ its RAM */
+
+/* Whether all of [address, address + size) is private memory: what is put there replaces it. */
+static int check_private(pid_t pid, uint64_t address, uint64_t size, struct ibx_error *err)
+{
+    char line[512], flags[5];
+    uint64_t start, end, at = address;
+    snprintf(line, sizeof(line), "/proc/%d/maps", (int)pid);
+    FILE *file = fopen(line, "re");
+    while (file && at < address + size && fgets(line, sizeof(line), file))
+        if (sscanf(line, "%" SCNx64 "-%" SCNx64 " %4s", &start, &end, flags) == 3 && start <= at &&
+            at < end) {
+            if (strcmp(flags, "rw-p"))
+                break;
+            at = end;
+        }
+    if (file)
+        fclose(file);
+    return at >= address + size
+               ? 0
+               : ibx_error_set(err, -ENOTSUP,
+                               "QEMU's memory at 0x%" PRIx64 " is not private: give it its RAM by "
+                               "-object memory-backend-ram",
+                               at);
+}
+
+/* QEMU's number of a file that it was given. */
+static int find_file(pid_t pid, int fd)
+{
+    char path[64 + 32];
+    struct stat wanted, is;
+    int found = -ENOENT;
+    snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
+    DIR *dir = fstat(fd, &wanted) ? NULL : opendir(path);
+    struct dirent *entry;
+    while (dir && found < 0 && (entry = readdir(dir))) {
+        snprintf(path, sizeof(path), "/proc/%d/fd/%.32s", (int)pid, entry->d_name);
+        if (entry->d_name[0] != '.' && !stat(path, &is) && is.st_dev == wanted.st_dev &&
+            is.st_ino == wanted.st_ino)
+            found = atoi(entry->d_name);
+    }
+    if (dir)
+        closedir(dir);
+    return found;
+}
+
+static int inject(struct cloning *c, long number, const uint64_t arguments[6], uint64_t wanted,
+                  const char *what, struct ibx_error *err)
+{
+    int64_t result;
+    int rc = ibx_inject_syscall(c->ram.pid, number, arguments, &result,
+                                ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    if (rc || (uint64_t)result == wanted)
+        return rc;
+    return ibx_error_set(err, result < 0 && result > -4096 ? (int)result : -EIO,
+                         "%s in QEMU (process %d) failed: %s", what, (int)c->ram.pid,
+                         strerror((int)-result));
+}
+
+static int map_block(struct cloning *c, unsigned i, struct ibx_error *err)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
+    const struct ibx_guest_block *block =
+        ibx_guest_ram_block(&c->ram, c->folder.manifest.ram[i].id);
+    uint64_t address;
+    int rc = ibx_guest_block_ask_address(c->qmp, block, &address, deadline, err);
+    if (!rc)
+        rc = check_private(c->ram.pid, address, block->size, err);
+    if (!rc)
+        rc = ibx_qmp_getfd(c->qmp, FD_NAME, c->folder.fds[i], deadline, err);
+    if (rc)
+        return rc;
+    const int remote = find_file(c->ram.pid, c->folder.fds[i]);
+    const uint64_t map[6] = {address,
+                             block->size,
+                             PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
+                             (uint64_t)remote,
+                             0};
+    const uint64_t advise[6] = {address, block->size, MADV_DONTFORK};
+    if (remote < 0)
+        rc =
+            ibx_error_set(err, remote, "QEMU (process %d) does not have the file that it was given",
+                          (int)c->ram.pid);
+    if (!rc) {
+        c->changed = true;
+        rc = inject(c, SYS_mmap, map, address, "mapping the snapshot", err);
+    }
+    if (!rc) /* as QEMU does with its RAM */
+        rc = inject(c, SYS_madvise, advise, 0, "madvise(MADV_DONTFORK)", err);
+    ibx_qmp_execute(c->qmp, "closefd", json_pack("{s:s}", "fdname", FD_NAME), NULL, deadline, NULL);
+    c->child.addresses[i] = address;
+    return rc;
+}
+
+/* Faults on pages that are not in the files go to who fills them. */
+static int watch(struct cloning *c, struct ibx_error *err)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
+    bool whole = false;
+    int rc = ibx_uffd_make(c->ram.pid, c->qmp, IBX_UFFD_ANY, &c->uffd, deadline, err);
+    if (rc)
+        return rc;
+    rc = ibx_fault_uffd_enable(c->uffd.fd, 0, err);
+    for (unsigned i = 0; !rc && i < c->child.count; i++) {
+        const struct ibx_fault_range range = {.start = c->child.addresses[i],
+                                              .length = c->folder.sizes[i]};
+        rc = ibx_fault_register(c->uffd.fd, &range, err);
+    }
+    c->child.pid = c->ram.pid;
+    c->child.started = ibx_process_started(c->ram.pid);
+    c->child.remote = c->uffd.remote;
+    if (!rc)
+        rc = ibx_snapshot_child_hand_over(&c->folder, &c->child, &whole, err);
+    if (!rc && !whole) {
+        close(c->uffd.fd); /* QEMU has it, and who fills the cache */
+        c->uffd.fd = -1;
+        return 0;
+    }
+    /* Nothing runs there yet that could need a page. */
+    const int closed = ibx_uffd_close_in_qemu(&c->uffd, deadline, rc ? NULL : err);
+    c->uffd.fd = -1;
+    return rc ? rc : closed;
+}
+
+static int give_ram(struct cloning *c, struct ibx_error *err)
+{
+    int rc = 0;
+    c->child.count = c->folder.manifest.ram_count;
+    for (unsigned i = 0; !rc && i < c->child.count; i++)
+        rc = map_block(c, i, err);
+    return rc || c->folder.manifest.complete ? rc : watch(c, err);
+}
+
+/* ------------------------------------------------------------ its device state */
+
+static int feed(struct cloning *c, int fd, struct ibx_error *err)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(LOAD_MS);
+    const unsigned block = c->folder.manifest.ram_count;
+    uint8_t bytes[PART];
+    for (uint64_t at = 0; at < c->folder.manifest.state_bytes;) {
+        const uint64_t left = c->folder.manifest.state_bytes - at;
+        struct pollfd wait = {.fd = fd, .events = POLLOUT};
+        const ssize_t n = pread(c->folder.fds[block], bytes,
+                                (size_t)(left < sizeof(bytes) ? left : sizeof(bytes)), (off_t)at);
+        if (n <= 0)
+            return ibx_error_set(err, n ? -errno : -EIO, "%s/state cannot be read", c->folder.path);
+        const ssize_t sent = send(fd, bytes, (size_t)n, MSG_NOSIGNAL);
+        if (sent < 0 && errno != EAGAIN && errno != EINTR)
+            return ibx_error_set(err, -errno,
+                                 "QEMU does not take the device state (%s): see its log",
+                                 strerror(errno));
+        if (sent < 0 && ibx_now_ns() >= deadline)
+            return ibx_error_set(err, -ETIMEDOUT, "QEMU did not take its state within %u s",
+                                 LOAD_MS / 1000);
+        if (sent < 0)
+            poll(&wait, 1, ibx_ms_until(deadline));
+        at += sent > 0 ? (uint64_t)sent : 0;
+    }
+    return 0;
+}
+
+static int await_loaded(struct cloning *c, struct ibx_error *err)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(LOAD_MS);
+    char status[32], why[256];
+    for (;;) {
+        int rc = ibx_vm_migration(c->qmp, status, sizeof(status), why, sizeof(why), deadline, err);
+        if (rc)
+            return rc;
+        if (!strcmp(status, "completed"))
+            return 0;
+        if (!strcmp(status, "failed") || ibx_now_ns() >= deadline)
+            return ibx_error_set(err, -EIO,
+                                 "QEMU did not load the device state (\"%s\"%s%s): see "
+                                 "its log",
+                                 status, *why ? ": " : "", why);
+        usleep(LOOK_US);
+    }
+}
+
+/* Until the VM has its status: QEMU calls a migration complete a moment before. */
+static int await_status(struct cloning *c, char *status, size_t size, struct ibx_error *err)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(LOAD_MS);
+    for (;;) {
+        int rc = ibx_vm_status(c->qmp, status, size, deadline, err);
+        if (rc || strcmp(status, "inmigrate"))
+            return rc;
+        if (ibx_now_ns() >= deadline)
+            return ibx_error_set(err, -ETIMEDOUT, "the VM did not leave the status inmigrate");
+        usleep(LOOK_US);
+    }
+}
+
+static int load(struct cloning *c, char *status, size_t size, struct ibx_error *err)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
+    int ours, theirs, rc = ibx_settings_set(c->qmp, &c->settings, deadline, err);
+    if (rc)
+        return rc;
+    c->before = json_incref(c->settings.before);
+    rc = ibx_vm_stream(&ours, &theirs, err);
+    if (rc)
+        return rc;
+    rc = ibx_vm_migrate(c->qmp, true, theirs, deadline, err);
+    close(theirs);
+    if (!rc)
+        rc = feed(c, ours, err);
+    close(ours);
+    if (!rc)
+        rc = await_loaded(c, err);
+    return rc ? rc : await_status(c, status, size, err);
+}
+
+/* ------------------------------------------------------------ all of it */
+
+static int begin(struct cloning *c, const char *path, const char *qmp, struct ibx_error *err)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
+    int rc = ibx_snapshot_folder_open(path, false, &c->folder, err);
+    if (!rc)
+        rc = ibx_qmp_connect(qmp, deadline, &c->qmp, err);
+    if (!rc)
+        rc = ibx_guest_ram_find(c->qmp, false, &c->ram, deadline, err);
+    if (!rc)
+        rc = check(c, err);
+    return rc ? rc : ibx_settings_plan(c->qmp, &c->settings, deadline, err);
+}
+
+int ibx_snapshot_clone(const char *path, const char *qmp, struct ibx_clone_result *result,
+                       struct ibx_error *err)
+{
+    struct cloning *c = calloc(1, sizeof(*c));
+    struct ibx_clone_result got = {.pid = 0};
+    const uint64_t began = ibx_now_ns();
+    if (!c)
+        return ibx_error_set(err, -ENOMEM, "no memory for a child");
+    c->uffd.fd = -1;
+    int rc = begin(c, path, qmp, err);
+    const uint64_t checked = ibx_now_ns();
+    if (!rc)
+        rc = give_ram(c, err);
+    const uint64_t mapped = ibx_now_ns();
+    if (!rc)
+        rc = load(c, got.status, sizeof(got.status), err);
+    if (!rc)
+        rc = ibx_settings_restore(c->qmp, c->before, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    if (rc && c->changed)
+        ibx_error_prefix(err, rc, "end this QEMU, which has lost the memory that it began with");
+    got.pid = c->ram.pid;
+    got.check_ns = checked - began;
+    got.memory_ns = mapped - checked;
+    got.load_ns = ibx_now_ns() - mapped;
+    got.whole = c->folder.manifest.complete;
+    if (!rc)
+        *result = got;
+    json_decref(c->before);
+    ibx_settings_fini(&c->settings);
+    ibx_guest_ram_fini(&c->ram);
+    ibx_qmp_close(c->qmp);
+    ibx_snapshot_folder_close(&c->folder);
+    free(c);
+    return rc;
+}

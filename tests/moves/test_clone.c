@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Children of a snapshot: their memory is the parent's at its freeze, and from then on their own.
+ */
+#include "tests/scenes/mover.h"
+
+#include "common/clock.h"
+#include "migrate/snapshot/snapshot.h"
+
+#include <inttypes.h>
+#include <sys/stat.h>
+
+#define CHILDREN 3
+#define MIB      "mib=16"
+#define PRIVATE  "memory-backend-ram,id=mem0,size=64M"
+
+static char snapshot[160], cache[160];
+static struct mover server, filler, further;
+static struct vm children[CHILDREN];
+
+static int end(void **state)
+{
+    char command[200];
+    const int rc = mover_end_all(state);
+    if (*cache) {
+        snprintf(command, sizeof(command), "rm -rf %s %s.2", cache, cache);
+        if (system(command))
+            return -1;
+    }
+    *cache = '\0';
+    return rc;
+}
+
+/* A VM that has run for a while, and its snapshot. */
+static void freeze(void)
+{
+    mover_begin();
+    snprintf(cache, sizeof(cache), "/dev/shm/ibx-clone-%d", (int)getpid());
+    vm_start(&vms[0], &(struct vm_options){.append = MIB});
+    vm_wait_beats(&vms[0], 2);
+    snprintf(snapshot, sizeof(snapshot), "%s/snapshot", mover_folder);
+    MOVER_RUN(0, "freeze", snapshot, "--qmp", vms[0].tool);
+}
+
+static void serve(struct mover *mover, const char *const *arguments)
+{
+    char line[1024];
+    mover_start(mover, arguments);
+    mover_await_words(mover, "\"serving\"");
+    FILE *file = fopen(mover->out, "re");
+    assert_non_null(file);
+    assert_non_null(fgets(line, sizeof(line), file));
+    fclose(file);
+    const char *uri = strstr(line, "\"uri\":\"");
+    if (uri)
+        assert_int_equal(sscanf(uri, "\"uri\":\"%299[^\"]", mover->uri), 1);
+}
+#define SERVE(mover, ...) serve((mover), (const char *[]){"serve", "--json", __VA_ARGS__, NULL})
+
+static void child_start(struct vm *child, const char *const *more)
+{
+    struct vm_options options = {.append = MIB, .ram = PRIVATE, .incoming = true};
+    for (size_t i = 0; more && more[i]; i++)
+        options.extra[i] = more[i];
+    vm_start(child, &options);
+}
+
+static void child_of(struct vm *child, const char *folder)
+{
+    child_start(child, NULL);
+    MOVER_RUN(0, "clone", folder, "--qmp", child->tool, "--json");
+}
+
+/* It goes on, and every beat from the parent's first one on is right. */
+static void child_is_right(struct vm *child)
+{
+    vm_wait_beats(child, vm_beats(child) + 2);
+    assert_true(vm_runs(child));
+    mover_heartbeats((const struct vm *[]){&vms[0], child, NULL}, MIB);
+}
+
+static json_int_t figure(const struct mover *mover, const char *name)
+{
+    FILE *file = fopen(mover->out, "re");
+    static char line[4096];
+    json_int_t value = -1;
+    assert_non_null(file);
+    while (fgets(line, sizeof(line), file)) {
+        json_t *json = json_loads(line, 0, NULL);
+        json_t *is = json_object_get(json_object_get(json, "serving"), name);
+        value = is ? json_integer_value(is) : value;
+        json_decref(json);
+    }
+    fclose(file);
+    return value;
+}
+
+/* Until it prints this number, or more. */
+static void await_figure(const struct mover *mover, const char *name, json_int_t least)
+{
+    const uint64_t until = vm_soon();
+    while (figure(mover, name) < least) {
+        assert_true(ibx_now_ns() < until);
+        poll(NULL, 0, 20);
+    }
+}
+
+/* ---------------------------------------------------------------- of a snapshot */
+
+static void test_of_a_snapshot(void)
+{
+    freeze();
+    for (unsigned i = 0; i < 2; i++)
+        child_of(&children[i], snapshot);
+    for (unsigned i = 0; i < 2; i++)
+        child_is_right(&children[i]);
+    assert_false(vm_runs(&vms[0]));
+}
+
+/* ---------------------------------------------------------------- of a cache */
+
+static void test_of_a_cache(void)
+{
+    freeze();
+    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    SERVE(&filler, cache, "--cache", server.uri);
+    for (unsigned i = 0; i < 2; i++)
+        child_of(&children[i], cache);
+    mover_await_words(&filler, "\"whole\":true");
+    for (unsigned i = 0; i < 2; i++)
+        child_is_right(&children[i]);
+    /* They need nobody any more, and neither does the next. */
+    await_figure(&filler, "children_so_far", 0);
+    mover_kill(&filler, SIGKILL);
+    mover_kill(&server, SIGKILL);
+    child_of(&children[2], cache);
+    for (unsigned i = 0; i < 3; i++)
+        child_is_right(&children[i]);
+}
+
+/* A page crosses once, whatever the number of children, and only if somebody needs it. */
+static void test_on_demand(void)
+{
+    freeze();
+    SERVE(&server, snapshot, "--listen", "shm://127.0.0.1:0");
+    SERVE(&filler, cache, "--cache", server.uri, "--on-demand");
+    child_of(&children[0], cache);
+    child_is_right(&children[0]);
+    await_figure(&filler, "child_faults", 1);
+    struct stat st;
+    char ram[200];
+    snprintf(ram, sizeof(ram), "%s/ram.0", cache);
+    poll(NULL, 0, 1100); /* a line of figures later */
+    const json_int_t bytes = figure(&filler, "bytes");
+    assert_int_equal(stat(ram, &st), 0);
+    assert_true(bytes > 0);
+    for (unsigned i = 1; i < 3; i++)
+        child_of(&children[i], cache);
+    for (unsigned i = 1; i < 3; i++)
+        child_is_right(&children[i]);
+    await_figure(&filler, "children_so_far", 3);
+    print_message("%" PRId64 " bytes for one child, %" PRId64 " for three\n", (int64_t)bytes,
+                  (int64_t)figure(&filler, "bytes"));
+}
+
+/* The process that fills the cache is killed: the child waits, and goes on with the next one. */
+static void test_filler_killed(void)
+{
+    freeze();
+    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    SERVE(&filler, cache, "--cache", server.uri, "--on-demand", "--max-bandwidth", "64K");
+    child_start(&children[0], (const char *[]){"-S", NULL});
+    MOVER_RUN(0, "clone", cache, "--qmp", children[0].tool);
+    mover_kill(&filler, SIGKILL);
+    vm_do(&children[0], "cont", NULL);
+    SERVE(&filler, cache, "--cache", server.uri);
+    child_is_right(&children[0]);
+    mover_await_words(&filler, "\"whole\":true");
+    assert_int_equal(figure(&filler, "children_so_far"), 1);
+}
+
+/* ---------------------------------------------------------------- a tree */
+
+/* A cache that is filled from a cache that dies: it goes on with the parent. */
+static void test_inner_node_dies(void)
+{
+    char second[170];
+    freeze();
+    snprintf(second, sizeof(second), "%s.2", cache);
+    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    SERVE(&filler, cache, "--cache", server.uri, "--on-demand", "--listen", "tcp://127.0.0.1:0");
+    SERVE(&further, second, "--cache", filler.uri, "--cache", server.uri, "--on-demand");
+    child_of(&children[0], second);
+    child_is_right(&children[0]);
+    await_figure(&filler, "bytes", 1);
+    mover_kill(&filler, SIGKILL);
+    mover_await_words(&further, "pages come from");
+    child_is_right(&children[0]);
+    child_of(&children[1], second);
+    child_is_right(&children[1]);
+    await_figure(&further, "reconnects", 1);
+}
+
+/* ---------------------------------------------------------------- refusals */
+
+static void test_refused(void)
+{
+    freeze();
+    vm_start(&children[0], &(struct vm_options){.append = MIB, .incoming = true});
+    mover_must_print(MOVER_RUN(1, "clone", snapshot, "--qmp", children[0].tool),
+                     "memory backend mem0 is shared, and a child's memory is its own");
+    vm_end(&children[0]);
+    vm_start(&children[0], &(struct vm_options){.append = MIB, .ram = PRIVATE});
+    mover_must_print(MOVER_RUN(1, "clone", snapshot, "--qmp", children[0].tool),
+                     "start it with -incoming defer");
+    assert_true(vm_runs(&children[0]));
+    vm_end(&children[0]);
+    vm_start(&children[0],
+             &(struct vm_options){.append = MIB, .ram = PRIVATE, .incoming = true, .two = true});
+    mover_must_print(MOVER_RUN(1, "clone", snapshot, "--qmp", children[0].tool),
+                     "cannot become a child");
+    mover_must_print(MOVER_RUN(1, "serve", cache, "--cache", "tcp://127.0.0.1:1"), "refused");
+    assert_int_equal(access(cache, F_OK), -1);
+}
+
+int main(void)
+{
+    static const struct vm_test tests[] = {
+        VM_TEST(test_of_a_snapshot),
+        VM_TEST(test_of_a_cache),
+        VM_TEST(test_on_demand),
+        VM_TEST(test_filler_killed),
+        VM_TEST(test_inner_node_dies),
+        VM_TEST(test_refused),
+        {0},
+    };
+    return vm_tests(tests, end);
+}
