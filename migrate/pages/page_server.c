@@ -269,6 +269,55 @@ static void *link_main(void *arg)
 
 /* --------------------------------------------------------------------- opening */
 
+/* One connection that is made at the same time as the others: each takes several round trips. */
+struct connecting {
+    const struct ibx_page_server_config *config;
+    const struct ibx_options *options;
+    struct link *link;
+    pthread_t thread;
+    int rc;
+    struct ibx_error err;
+};
+
+static void *connect_main(void *argument)
+{
+    struct connecting *c = argument;
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_JOIN, .is.join = c->config->join};
+    message.is.join.link = (uint16_t)c->link->index;
+    c->rc = ibx_connect(c->config->uri, c->options, &c->link->conn, &c->err);
+    if (c->rc) {
+        ibx_error_prefix(&c->err, c->rc, "page connection %u", c->link->index);
+        return NULL;
+    }
+    c->rc = link_send(c->link->conn, &message);
+    if (c->rc)
+        ibx_error_set(&c->err, c->rc, "page connection %u: %s does not take JOIN: %s",
+                      c->link->index, c->config->uri, strerror(-c->rc));
+    return NULL;
+}
+
+/* All that were begun end, and the first failure counts. */
+static int connect_all(struct ibx_page_server *server, struct connecting *all,
+                       struct ibx_error *err)
+{
+    unsigned begun = 0;
+    int rc = 0;
+    for (; !rc && begun < server->link_count; begun++) {
+        int code = pthread_create(&all[begun].thread, NULL, connect_main, &all[begun]);
+        if (code) {
+            rc = ibx_error_set(err, -code, "no thread to make page connection %u: %s", begun,
+                               strerror(code));
+            break;
+        }
+    }
+    for (unsigned i = 0; i < begun; i++) {
+        pthread_join(all[i].thread, NULL);
+        if (!rc && all[i].rc)
+            rc = ibx_error_set(err, all[i].rc, "%s", all[i].err.message);
+    }
+    return rc;
+}
+
 static int links_connect(struct ibx_page_server *server,
                          const struct ibx_page_server_config *config, struct ibx_error *err)
 {
@@ -283,22 +332,16 @@ static int links_connect(struct ibx_page_server *server,
     snprintf(options.purpose, sizeof(options.purpose), IBX_MIGRATE_PURPOSE);
     server->link_count = config->links;
     server->whole = true;
+    struct connecting all[IBX_MIGRATE_LINKS_MAX];
     for (unsigned i = 0; i < config->links; i++) {
-        struct link *link = &server->links[i];
-        struct ibx_migrate_any message = {.type = IBX_MIGRATE_JOIN, .is.join = config->join};
-        message.is.join.link = (uint16_t)i;
-        link->server = server;
-        link->index = i;
-        rc = ibx_connect(config->uri, &options, &link->conn, err);
-        if (rc)
-            return ibx_error_prefix(err, rc, "page connection %u", i);
-        rc = link_send(link->conn, &message);
-        if (rc)
-            return ibx_error_set(err, rc, "page connection %u: %s does not take JOIN: %s", i,
-                                 config->uri, strerror(-rc));
-        server->whole &= ibx_conn_caps(link->conn)->register_free;
+        server->links[i].server = server;
+        server->links[i].index = i;
+        all[i] = (struct connecting){config, &options, &server->links[i], .rc = 0};
     }
-    return 0;
+    rc = connect_all(server, all, err);
+    for (unsigned i = 0; !rc && i < config->links; i++)
+        server->whole &= ibx_conn_caps(server->links[i].conn)->register_free;
+    return rc;
 }
 
 static int block_map(struct ibx_page_server *server, const struct ibx_guest_block *block,
