@@ -75,6 +75,7 @@ struct slot {
     bool zero;
     bool duplicate;  /* another worker has the claims; places what that one has not placed yet */
     uint64_t faults; /* engine->faults at the request */
+    uint64_t asked_ns;
     uint8_t *memory; /* in the worker's buffer; NULL when all ranges are in minor mode */
     uint8_t *bytes;  /* where they arrive */
 };
@@ -145,8 +146,10 @@ struct ibx_fault {
     _Atomic uint64_t changes;       /* counts changes of the list and of pages in it */
     _Atomic uint64_t missing, present, cursor, cap;
     uint64_t next_ns; /* the bandwidth clock */
-    void *zeros;      /* a page of zeros, of the largest size */
-    int *children;    /* descriptors of forked processes */
+    _Atomic uint64_t
+        round_trip_ns; /* of requests of one small page, about the least; 0: none yet */
+    void *zeros;       /* a page of zeros, of the largest size */
+    int *children;     /* descriptors of forked processes */
     unsigned child_count;
     _Atomic uint64_t by_cause[IBX_FAULT_CAUSES];
     _Atomic uint64_t bytes, faults, zero_faults, requests, retries, reader_stalls, kernel_stalls,
@@ -215,6 +218,9 @@ bool ibx_fault_fetch_background(struct fault_worker *w);
 void ibx_fault_slot_init(struct slot *slot);
 /* Frees a slot; pages that were not placed are missing again. */
 void ibx_fault_slot_release(struct fault_worker *w, struct slot *slot);
+
+/* A request of one small page took so long. */
+void ibx_fault_note_round_trip(struct ibx_fault *e, uint64_t ns);
 
 /* worker.c */
 void *ibx_fault_worker_main(void *worker);

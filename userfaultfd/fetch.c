@@ -7,6 +7,10 @@
  *
  * The background fetches all other pages. Its requests double, first in number, then in size, with
  * each that arrives without a fault in between; after a fault they are few and small again.
+ *
+ * What is small depends on the round trip: over a long one as much more is on its way, without
+ * which the wire would be empty most of the time, and a window is larger, since each fault that it
+ * saves takes that long.
  */
 #include "userfaultfd/engine.h"
 
@@ -18,6 +22,12 @@
 
 #define BATCH    16u
 #define BURST_NS (5 * IBX_NS_PER_MS) /* how far the bandwidth clock may be ahead */
+
+/* Beyond which windows, and the background's small requests, grow with the round trip. With two to
+ * four workers 1 to 2 MiB are on their way up to the second, which fills 10 Gbit/s. */
+#define AROUND_NS  (IBX_NS_PER_MS / 4)
+#define CHUNK_NS   (IBX_NS_PER_MS * 3 / 4)
+#define AROUND_MAX (512u << 10) /* bytes */
 
 static const struct ibx_state slot_states[] = {
     [SLOT_FREE] = {"free", IBX_TO(SLOT_IN_FLIGHT), IBX_STATE_INITIAL | IBX_STATE_FINAL},
@@ -91,6 +101,7 @@ static int slot_request(struct fault_worker *w, struct slot *slot, struct fault_
                           .memory = slot->memory};
     ibx_state_move(&slot->state, SLOT_IN_FLIGHT);
     slot->faults = atomic_load_explicit(&e->faults, memory_order_relaxed);
+    slot->asked_ns = ibx_now_ns();
     slot->bytes = r->is.alias ? (uint8_t *)r->is.alias + place : slot->memory;
     if (slot - w->slots >= (ptrdiff_t)SINGLE_SLOTS)
         w->bulk++;
@@ -131,6 +142,47 @@ static uint32_t claim(struct ibx_fault *e, uint64_t page, uint64_t end, uint32_t
         n++;
     atomic_fetch_sub(&e->missing, n);
     return n;
+}
+
+/* -------------------------------------------------------------- the round trip */
+
+/* Follows the least, which has waited for nothing, and forgets it when all take longer. */
+void ibx_fault_note_round_trip(struct ibx_fault *e, uint64_t ns)
+{
+    const uint64_t before = atomic_load_explicit(&e->round_trip_ns, memory_order_relaxed);
+    const uint64_t most = before + before / 8;
+    atomic_store_explicit(&e->round_trip_ns, !before || ns < most ? ns : most,
+                          memory_order_relaxed);
+}
+
+/* The bytes of a window, a power of two. */
+static uint32_t around_of(const struct ibx_fault *e)
+{
+    const uint64_t ns = atomic_load_explicit(&e->round_trip_ns, memory_order_relaxed);
+    uint32_t bytes = e->fault_around;
+    for (uint64_t step = 2 * AROUND_NS; bytes > SMALL_PAGE && step <= ns && bytes < AROUND_MAX;
+         step *= 2)
+        bytes *= 2;
+    return bytes;
+}
+
+/* The bytes of a request of the background while faults occur. */
+static uint32_t low_chunk(const struct ibx_fault *e)
+{
+    const uint64_t ns = atomic_load_explicit(&e->round_trip_ns, memory_order_relaxed);
+    const uint64_t bytes = e->chunk_min * (ns / (CHUNK_NS / 4)) / 4;
+    return bytes <= e->chunk_min  ? e->chunk_min
+           : bytes < e->chunk_max ? (uint32_t)(bytes / SMALL_PAGE * SMALL_PAGE)
+                                  : e->chunk_max;
+}
+
+/* And how many of these are in flight: more than usual if even the largest do not do. */
+static unsigned low_depth(const struct ibx_fault *e)
+{
+    const uint64_t ns = atomic_load_explicit(&e->round_trip_ns, memory_order_relaxed);
+    const uint64_t enough = DEPTH_LOW * (e->chunk_min * (ns / CHUNK_NS) / e->chunk_max);
+    const uint64_t depth = enough > DEPTH_LOW ? enough : DEPTH_LOW;
+    return depth < e->depth ? (unsigned)depth : e->depth;
 }
 
 /* -------------------------------------------------------------------- faults */
@@ -230,10 +282,10 @@ static unsigned faults_pick(struct fault_worker *w, struct waiter *batch, enum a
     return picked;
 }
 
-/* The first page of the fault-around window with this one. */
-static uint64_t window_of(const struct ibx_fault *e, const struct fault_range *r, uint64_t page)
+/* The first page of the fault-around window of so many bytes with this one. */
+static uint64_t window_of(const struct fault_range *r, uint64_t page, uint32_t bytes)
 {
-    uint64_t pages = e->fault_around / r->is.page_size;
+    uint64_t pages = bytes / r->is.page_size;
     return (page - r->is.first_page) / pages * pages + r->is.first_page;
 }
 
@@ -245,7 +297,7 @@ static bool background_turns(const struct ibx_fault *e, const struct fault_range
     if (r->is.page_size > SMALL_PAGE)
         *next = (page + 1) % e->map.pages;
     else if (e->fault_around > SMALL_PAGE)
-        *next = window_of(e, r, page);
+        *next = window_of(r, page, around_of(e));
     else
         return false;
     return true;
@@ -261,11 +313,11 @@ static void fault_fetch(struct fault_worker *w, uint64_t page, enum action actio
     uint64_t next;
     if (slot_request(w, slot, r, page, 1, IBX_FAULT_BY_FAULT, action == ACTION_DUPLICATE))
         w->rescan = true;
-    else if (action != ACTION_FETCH)
-        return;
-    else if (ahead && background_turns(e, r, page, &next))
+    else if (action == ACTION_FETCH && ahead && background_turns(e, r, page, &next))
         atomic_store_explicit(&e->cursor, next, memory_order_relaxed);
-    else if (!ahead && e->fault_around > r->is.page_size)
+    /* What the background has asked for before is on its way for long where the round trip is. */
+    if (action == ACTION_FETCH && e->fault_around > r->is.page_size &&
+        (!ahead || around_of(e) > e->fault_around))
         window_push(w, page);
 }
 
@@ -396,8 +448,9 @@ bool ibx_fault_fetch_around(struct fault_worker *w)
     while (w->window_count) {
         uint64_t page = w->windows[(w->window_head + w->window_count - 1) % WINDOWS];
         const struct fault_range *r = ibx_fault_range_of_page(e, page);
-        uint64_t from = window_of(e, r, page), end = r->is.first_page + r->pages;
-        uint64_t to = from + e->fault_around / r->is.page_size;
+        const uint32_t around = around_of(e);
+        uint64_t from = window_of(r, page, around), end = r->is.first_page + r->pages;
+        uint64_t to = from + around / r->is.page_size;
         to = to < end ? to : end;
         if (run_request(w, from, to, e->chunk_max, IBX_FAULT_BY_PREFETCH)) {
             busy = true;
@@ -418,8 +471,8 @@ static void window_adapt(struct fault_worker *w)
     uint64_t faults = atomic_load_explicit(&e->faults, memory_order_relaxed);
     if (faults != w->seen_faults) {
         w->seen_faults = faults;
-        w->chunk = e->chunk_min;
-        w->depth = e->depth < DEPTH_LOW ? e->depth : DEPTH_LOW;
+        w->chunk = low_chunk(e);
+        w->depth = low_depth(e);
     }
 }
 

@@ -51,6 +51,8 @@ static void arrival_handle(struct fault_worker *w, const struct ibx_fault_arriva
     if (matters && a->status && a->status != -EAGAIN && a->status != -ECANCELED)
         ibx_fault_fail(e, a->status, "the page reader failed at page %llu (%u pages): %s",
                        (unsigned long long)slot->page, slot->count, strerror(-a->status));
+    if (!a->status && a->length == SMALL_PAGE)
+        ibx_fault_note_round_trip(e, ibx_now_ns() - slot->asked_ns);
     uint64_t pages = a->length / slot->range->is.page_size;
     slot->good = a->status ? 0 : pages < slot->count ? (uint32_t)pages : slot->count;
     slot->zero = a->zero;

@@ -185,6 +185,92 @@ static void test_a_stride_is_followed(void **state)
         assert_int_equal(rig.data.fetched[i], 1);
 }
 
+/* ------------------------------------------------------------ a long round trip */
+
+#define ROUND_TRIP_MS 4
+static _Atomic uint64_t far_since_ns; /* the latest request */
+
+static int far_request(void *reader, const struct ibx_fault_request *request)
+{
+    far_since_ns = ibx_now_ns();
+    return memory_reader_ops.request(reader, request);
+}
+
+static int far_poll(void *reader, struct ibx_fault_arrival *arrivals, int max)
+{
+    const bool there = ibx_now_ns() - far_since_ns >= ROUND_TRIP_MS * IBX_NS_PER_MS;
+    return there ? memory_reader_ops.poll(reader, arrivals, max) : 0;
+}
+
+/* Pages of the longest request that this reader was asked for, within these. */
+static size_t longest_of(const struct memory_reader *reader, uint64_t from, uint64_t to)
+{
+    size_t most = 0;
+    for (unsigned i = 0; i < reader->accepted && i < LOG_MAX; i++) {
+        const struct ibx_fault_request *r = &reader->log[i];
+        const size_t pages = r->length / PAGE;
+        if (r->page >= from && r->page + pages <= to && pages > most)
+            most = pages;
+    }
+    return most;
+}
+
+/* The window around a fault, and what the background asks for between faults, are what the wire
+ * takes in a round trip: of the first fault the engine learns how long that is. */
+static void test_more_over_a_long_round_trip(void **state)
+{
+    (void)state;
+    struct ibx_fault_reader_ops ops = memory_reader_ops;
+    ops.request = far_request;
+    ops.poll = far_poll;
+    ops.fd = NULL;
+    rig.as[0].ops = rig.as[1].ops = &ops;
+    rig.config.no_background = true;
+    rig.config.fault_around = 16 * PAGE;
+    rig_serve();
+    assert_true(page_is_right(0));
+    assert_true(page_is_right(300)); /* in its window, and at 4 ms: 128 pages */
+    assert_true(REACHES(by_cause[IBX_FAULT_BY_PREFETCH], 15 + 127));
+    assert_int_equal(longest_of(rig.readers[0], 0, 256), 15);
+    assert_in_range(longest_of(rig.readers[0], 256, 384), 64, 127);
+    ibx_fault_set_background(rig.engine, true);
+    assert_true(reader_asked(rig.readers[1], 1));
+    /* Those of chunk_min are 16 pages. */
+    assert_in_range(rig.readers[1]->log[0].length / PAGE, 5 * 16, 256);
+    everything_is_right();
+}
+
+/* Near sources are asked for no more than before. */
+static void test_no_more_over_a_short_one(void **state)
+{
+    (void)state;
+    rig.config.no_background = true;
+    rig.config.fault_around = 16 * PAGE;
+    rig_serve();
+    for (unsigned i = 0; i < 8; i++)
+        ibx_fault_note_round_trip(rig.engine, 100000);
+    assert_true(page_is_right(300));
+    assert_true(REACHES(by_cause[IBX_FAULT_BY_PREFETCH], 15));
+    assert_in_range(longest_of(rig.readers[0], 288, 304), 1, 15);
+    assert_int_equal(longest_of(rig.readers[0], 0, 1024), longest_of(rig.readers[0], 288, 304));
+    ibx_fault_set_background(rig.engine, true);
+    everything_is_right();
+}
+
+/* The least counts, until all take longer. */
+static void test_the_round_trip_is_the_least(void **state)
+{
+    (void)state;
+    static struct ibx_fault e;
+    ibx_fault_note_round_trip(&e, 800000);
+    ibx_fault_note_round_trip(&e, 200000);
+    ibx_fault_note_round_trip(&e, 90000000); /* behind much else */
+    assert_int_equal(e.round_trip_ns, 225000);
+    for (unsigned i = 0; i < 40; i++)
+        ibx_fault_note_round_trip(&e, 5000000);
+    assert_int_equal(e.round_trip_ns, 5000000);
+}
+
 /* ------------------------------------------------------------ before the first fault */
 
 static bool resident(void *memory, size_t length)
@@ -392,6 +478,9 @@ int main(void)
         cmocka_unit_test(test_not_wanted),
         cmocka_unit_test(test_runs_of_the_map),
         ENGINE_TEST(test_a_stride_is_followed),
+        ENGINE_TEST(test_more_over_a_long_round_trip),
+        ENGINE_TEST(test_no_more_over_a_short_one),
+        cmocka_unit_test(test_the_round_trip_is_the_least),
         ENGINE_TEST(test_room_is_made_before),
         ENGINE_TEST(test_looks),
         ENGINE_TEST(test_fetched_twice),
