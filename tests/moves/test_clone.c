@@ -31,14 +31,19 @@ static int end(void **state)
 }
 
 /* A VM that has run for a while, and its snapshot. */
-static void freeze(void)
+static void freeze_like(const struct vm_options *like)
 {
     mover_begin();
     snprintf(cache, sizeof(cache), "/dev/shm/ibx-clone-%d", (int)getpid());
-    vm_start(&vms[0], &(struct vm_options){.append = MIB});
+    vm_start(&vms[0], like);
     vm_wait_beats(&vms[0], 2);
     snprintf(snapshot, sizeof(snapshot), "%s/snapshot", mover_folder);
     MOVER_RUN(0, "freeze", snapshot, "--qmp", vms[0].tool);
+}
+
+static void freeze(void)
+{
+    freeze_like(&(struct vm_options){.append = MIB});
 }
 
 static void serve(struct mover *mover, const char *const *arguments)
@@ -116,6 +121,81 @@ static void test_of_a_snapshot(void)
     assert_false(vm_runs(&vms[0]));
 }
 
+/* ---------------------------------------------------------------- identities */
+
+static bool serial_has(const struct vm *vm, const char *words)
+{
+    static char text[1 << 20];
+    FILE *file = fopen(vm->serial, "re");
+    const size_t n = file ? fread(text, 1, sizeof(text) - 1, file) : 0;
+    if (file)
+        fclose(file);
+    text[n] = '\0';
+    return strstr(text, words) != NULL;
+}
+
+static void id_of(struct vm *vm, uint8_t id[16])
+{
+    json_t *result = vm_run(vm, "query-vm-generation-id", NULL);
+    const char *text = json_string_value(json_object_get(result, "guid"));
+    unsigned part[16], n = 0;
+    for (; n < 16 && text && *text; text += *text == '-' ? 1 : 2)
+        if (*text != '-')
+            assert_int_equal(sscanf(text, "%2x", &part[n++]), 1);
+    assert_int_equal(n, 16);
+    /* As ACPI has it: the first three numbers little-endian. */
+    static const unsigned order[16] = {3, 2, 1, 0, 5, 4, 7, 6, 8, 9, 10, 11, 12, 13, 14, 15};
+    for (unsigned i = 0; i < 16; i++)
+        id[i] = (uint8_t)part[order[i]];
+    json_decref(result);
+}
+
+/* Whether these bytes are in the guest's memory, as the guest sees it. */
+static bool guest_has(struct vm *vm, const uint8_t id[16])
+{
+    static uint8_t memory[VM_RAM_MIB << 20];
+    char path[160];
+    snprintf(path, sizeof(path), "%s/memory", mover_folder);
+    vm_do(vm, "pmemsave",
+          json_pack("{s:i, s:i, s:s}", "val", 0, "size", (int)sizeof(memory), "filename", path));
+    FILE *file = fopen(path, "re");
+    assert_non_null(file);
+    assert_int_equal(fread(memory, 1, sizeof(memory), file), sizeof(memory));
+    fclose(file);
+    unlink(path);
+    return memmem(memory, sizeof(memory), id, 16) != NULL;
+}
+
+/* The table of ib-migrate(1), "Identities". */
+static void test_identities(void)
+{
+    uint8_t parent[16], child[16];
+    static const char uuid[] = "6d1e0a35-2c5b-4ed2-8f14-0123456789ab";
+    struct vm_options options = {.append = MIB " host=1",
+                                 .extra = {"-device", "vmgenid,guid=auto", "-fw_cfg",
+                                           "name=opt/ibx/host,string=parent", "-name", "web",
+                                           "-uuid", "6d1e0a35-2c5b-4ed2-8f14-000000000000"}};
+    freeze_like(&options);
+    assert_true(serial_has(&vms[0], "host parent\n"));
+    id_of(&vms[0], parent);
+    options.incoming = true;
+    options.ram = PRIVATE;
+    options.extra[3] = "name=opt/ibx/host,string=child-1";
+    options.extra[5] = "web-1";
+    options.extra[7] = uuid;
+    vm_start(&children[0], &options);
+    MOVER_RUN(0, "clone", snapshot, "--qmp", children[0].tool);
+    child_is_right(&children[0]);
+    assert_true(serial_has(&children[0], "host child-1\n"));
+    id_of(&children[0], child);
+    assert_memory_not_equal(parent, child, sizeof(child));
+    assert_true(guest_has(&children[0], child));
+    assert_false(guest_has(&children[0], parent));
+    json_t *is = vm_run(&children[0], "query-uuid", NULL);
+    assert_string_equal(json_string_value(json_object_get(is, "UUID")), uuid);
+    json_decref(is);
+}
+
 /* ---------------------------------------------------------------- of a cache */
 
 static void test_of_a_cache(void)
@@ -137,6 +217,23 @@ static void test_of_a_cache(void)
         child_is_right(&children[i]);
 }
 
+/* Fetched, when two lines of figures have the same number. */
+static json_int_t settled_bytes(void)
+{
+    const uint64_t until = vm_soon();
+    json_int_t before = -1, now = figure(&filler, "bytes");
+    while (now != before) {
+        struct stat st, later;
+        assert_int_equal(stat(filler.out, &st), 0);
+        for (later = st; later.st_size == st.st_size && ibx_now_ns() < until;
+             assert_int_equal(stat(filler.out, &later), 0))
+            poll(NULL, 0, 20);
+        before = now;
+        now = figure(&filler, "bytes");
+    }
+    return now;
+}
+
 /* A page crosses once, whatever the number of children, and only if somebody needs it. */
 static void test_on_demand(void)
 {
@@ -146,20 +243,18 @@ static void test_on_demand(void)
     child_of(&children[0], cache);
     child_is_right(&children[0]);
     await_figure(&filler, "child_faults", 1);
-    struct stat st;
-    char ram[200];
-    snprintf(ram, sizeof(ram), "%s/ram.0", cache);
-    poll(NULL, 0, 1100); /* a line of figures later */
-    const json_int_t bytes = figure(&filler, "bytes");
-    assert_int_equal(stat(ram, &st), 0);
+    const json_int_t bytes = settled_bytes();
     assert_true(bytes > 0);
     for (unsigned i = 1; i < 3; i++)
         child_of(&children[i], cache);
     for (unsigned i = 1; i < 3; i++)
         child_is_right(&children[i]);
     await_figure(&filler, "children_so_far", 3);
+    settled_bytes();
     print_message("%" PRId64 " bytes for one child, %" PRId64 " for three\n", (int64_t)bytes,
                   (int64_t)figure(&filler, "bytes"));
+    assert_true(figure(&filler, "bytes") <= bytes + bytes / 5);
+    assert_true(figure(&filler, "bytes") <= 17 << 20);
 }
 
 /* The process that fills the cache is killed: the child waits, and goes on with the next one. */
@@ -225,13 +320,10 @@ static void test_refused(void)
 int main(void)
 {
     static const struct vm_test tests[] = {
-        VM_TEST(test_of_a_snapshot),
-        VM_TEST(test_of_a_cache),
-        VM_TEST(test_on_demand),
-        VM_TEST(test_filler_killed),
-        VM_TEST(test_inner_node_dies),
-        VM_TEST(test_refused),
-        {0},
+        VM_TEST(test_identities),    VM_TEST(test_of_a_snapshot),
+        VM_TEST(test_of_a_cache),    VM_TEST(test_on_demand),
+        VM_TEST(test_filler_killed), VM_TEST(test_inner_node_dies),
+        VM_TEST(test_refused),       {0},
     };
     return vm_tests(tests, end);
 }

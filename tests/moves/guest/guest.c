@@ -10,11 +10,13 @@
  * machine down) or 2 (it is a panic, for a pvpanic device), doze=NANOSECONDS (a halted processor
  * after every beat, which costs its host nothing), balloon=PAGES (behind the working set:
  * balloon.h; prints "balloon PAGES" when it has another size, "balloon wrong PAGE" when memory is
- * not right), disk=1 (disk.h; prints "disk READS" after each read, "disk wrong PART").
+ * not right), disk=1 (disk.h; prints "disk READS" after each read, "disk wrong PART"), host=1
+ * (hostname.h; prints "host NAME" when the name is another one than at the last beat).
  */
 #include "balloon.h"
 #include "churn.h"
 #include "disk.h"
+#include "hostname.h"
 #include "ports.h"
 
 #include <stddef.h>
@@ -61,7 +63,7 @@ struct __attribute__((packed)) multiboot_range {
 };
 
 struct guest {
-    uint32_t mib, cpus, beat, idle, beats, balloon, scattered, button, doze, disk;
+    uint32_t mib, cpus, beat, idle, beats, balloon, scattered, button, doze, disk, host;
 };
 
 extern const uint8_t trampoline[], trampoline_end[], guest_wake[];
@@ -74,7 +76,7 @@ uint64_t guest_low[4 * 512] __attribute__((aligned(4096)));
 uint64_t guest_directories[512] __attribute__((aligned(4096)));
 static uint64_t guest_work[WORK_GIB][512] __attribute__((aligned(4096)));
 
-static struct guest guest = {CHURN_MIB, CHURN_CPUS, CHURN_BEAT, 0, 0, 0, 0, 0, 0, 0};
+static struct guest guest = {CHURN_MIB, CHURN_CPUS, CHURN_BEAT, 0, 0, 0, 0, 0, 0, 0, 0};
 static volatile uint32_t serial_lock;
 
 static inline uint64_t tsc(void)
@@ -284,6 +286,29 @@ static void doze_init(void)
     lapic_write(LAPIC_TIMER, WAKE_VECTOR);
 }
 
+static void look_at_name(void)
+{
+    static char last[64];
+    char name[sizeof(last)];
+    int same = 1;
+    if (!hostname_read(name, sizeof(name)))
+        return;
+    for (unsigned i = 0; i < sizeof(last) && same; i++) {
+        same = name[i] == last[i];
+        if (!name[i])
+            break;
+    }
+    if (same)
+        return;
+    memcpy(last, name, sizeof(last));
+    while (__atomic_exchange_n(&serial_lock, 1, __ATOMIC_ACQUIRE))
+        __asm__ volatile("pause");
+    put_text("host ");
+    put_text(name);
+    put_text("\n");
+    __atomic_store_n(&serial_lock, 0, __ATOMIC_RELEASE);
+}
+
 static void doze(void)
 {
     lapic_write(LAPIC_COUNT, guest.doze);
@@ -308,6 +333,8 @@ static void run(uint32_t cpu)
             turn_balloon();
         if (!cpu && guest.disk)
             turn_disk();
+        if (!cpu && guest.host)
+            look_at_name();
         if (!cpu && guest.button)
             look_at_button();
         if (guest.idle)
@@ -353,6 +380,7 @@ void guest_main(const struct multiboot *boot)
         guest.scattered = option(line, "scattered", guest.scattered);
         guest.button = option(line, "button", guest.button);
         guest.disk = option(line, "disk", guest.disk);
+        guest.host = option(line, "host", guest.host);
         guest.doze = option(line, "doze", guest.doze);
     }
     if (!map_work(boot))
