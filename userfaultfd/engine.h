@@ -15,6 +15,7 @@
  *   setup.c       create, destroy, resume  place.c       UFFDIO_COPY, ZEROPAGE, CONTINUE, WAKE
  *   worker.c      the threads              fetch.c       what is fetched next
  *   descriptor.c  userfaultfd descriptors  stride.c      stride prefetch
+ *   takeover.c    what outlives a killed engine
  *
  * engine.c, events.c, place.c and fetch.c call each other: all of them can fail the engine, and
  * placing has to read events when the kernel answers EAGAIN.
@@ -28,6 +29,7 @@
 #include "userfaultfd/pagemap.h"
 #include "userfaultfd/stride.h"
 
+#include <linux/userfaultfd.h>
 #include <pthread.h>
 
 #ifndef MADV_POPULATE_WRITE
@@ -129,6 +131,13 @@ struct ibx_fault {
     struct fault_worker *workers;
     unsigned worker_count;
     struct pagemap map;
+    struct map_memory *lasting; /* config.map_memory, where the map then is */
+    bool adopted;               /* it was another engine's */
+    struct ibx_fault_run *plan;
+    size_t plan_count;
+    _Atomic size_t plan_at;
+    void (*touched)(void *context, uint64_t page);
+    void *touched_context;
     _Atomic uint64_t *arrived; /* the caller's, or NULL */
     int (*check)(void *context, unsigned worker, uint64_t page, uint32_t pages, const void *bytes,
                  struct ibx_error *err); /* or NULL */
@@ -192,6 +201,7 @@ void ibx_fault_pages_done(struct ibx_fault *e, enum ibx_fault_cause cause, uint6
 void ibx_fault_note_arrived(struct ibx_fault *e, uint64_t page, uint64_t pages);
 
 /* events.c */
+void ibx_fault_event_handle(struct ibx_fault *e, const struct uffd_msg *message, uint64_t now);
 /* Reads events of the descriptor; false when there are none. `sure`: it is readable, so that
  * poll(2) is not called. */
 bool ibx_fault_events_read(struct ibx_fault *e, bool sure);
@@ -221,6 +231,21 @@ void ibx_fault_slot_release(struct fault_worker *w, struct slot *slot);
 
 /* A request of one small page took so long. */
 void ibx_fault_note_round_trip(struct ibx_fault *e, uint64_t ns);
+/* takeover.c */
+/* What the kernel has told and nobody has noted yet lies in `events`: read(2) puts it there, and a
+ * process that is killed does not die within that call. */
+struct map_memory {
+    uint64_t made;  /* MAP_MADE: the rest is valid */
+    uint64_t pages; /* of all ranges, to the last number */
+    struct uffd_msg events[EVENTS_AT_ONCE];
+    _Atomic uint64_t words[]; /* struct pagemap */
+};
+/* Uses the memory: as it is when it was made before. -EINVAL: of other ranges. */
+int ibx_fault_map_use(struct ibx_fault *e, void *memory, struct ibx_error *err);
+/* Begins it, when the map is as it has to be. */
+void ibx_fault_map_made(struct ibx_fault *e);
+/* Continues where the other engine was killed, before the first worker starts. */
+int ibx_fault_map_adopt(struct ibx_fault *e, struct ibx_error *err);
 
 /* worker.c */
 void *ibx_fault_worker_main(void *worker);

@@ -6,7 +6,6 @@
 #include "common/log.h"
 
 #include <errno.h>
-#include <linux/userfaultfd.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
@@ -67,8 +66,11 @@ static void fault_came(struct ibx_fault *e, uint64_t address, uint64_t now)
                        (unsigned long long)address);
         return;
     }
+    const uint64_t page = r->is.first_page + (address - r->is.start) / r->is.page_size;
     count(&e->faults, 1);
-    ibx_fault_waiter_add(e, r->is.first_page + (address - r->is.start) / r->is.page_size, now);
+    if (e->touched)
+        e->touched(e->touched_context, page);
+    ibx_fault_waiter_add(e, page, now);
 }
 
 /* These pages are zero from now on: those in flight are discarded on arrival, others not fetched.
@@ -142,7 +144,7 @@ static void child_came(struct ibx_fault *e, int fd)
         ibx_log(IBX_LOG_ERROR, "out of memory: descriptor %d of a child is left open", fd);
 }
 
-static void event_handle(struct ibx_fault *e, const struct uffd_msg *m, uint64_t now)
+void ibx_fault_event_handle(struct ibx_fault *e, const struct uffd_msg *m, uint64_t now)
 {
     switch (m->event) {
     case UFFD_EVENT_PAGEFAULT:
@@ -165,18 +167,22 @@ static void event_handle(struct ibx_fault *e, const struct uffd_msg *m, uint64_t
 
 bool ibx_fault_events_read(struct ibx_fault *e, bool sure)
 {
-    struct uffd_msg messages[EVENTS_AT_ONCE];
+    struct uffd_msg own[EVENTS_AT_ONCE];
+    /* With events one worker reads at a time. */
+    struct uffd_msg *messages = e->lasting && e->events ? e->lasting->events : own;
     if (e->events) {
         struct pollfd look = {.fd = e->uffd, .events = POLLIN};
         if (!sure && poll(&look, 1, 0) <= 0) /* saves the exclusive lock when there are no events */
             return false;
         pthread_rwlock_wrlock(&e->placing);
     }
-    ssize_t n = read(e->uffd, messages, sizeof messages);
+    ssize_t n = read(e->uffd, messages, sizeof own);
     int code = errno;
     uint64_t now = ibx_now_ns();
-    for (ssize_t i = 0; i < n / (ssize_t)sizeof *messages; i++)
-        event_handle(e, &messages[i], now);
+    for (ssize_t i = 0; i < n / (ssize_t)sizeof *messages; i++) {
+        ibx_fault_event_handle(e, &messages[i], now);
+        messages[i].event = 0; /* a removal is in the map: an engine after this one knows it */
+    }
     if (e->events)
         pthread_rwlock_unlock(&e->placing);
     if (n < 0 && code != EAGAIN && code != EINTR)

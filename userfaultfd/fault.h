@@ -104,6 +104,11 @@ struct ibx_fault_range {
     bool protect;
 };
 
+/* Pages that follow each other. */
+struct ibx_fault_run {
+    uint64_t page, pages;
+};
+
 struct ibx_fault_config {
     int uffd;    /* the caller's, made non-blocking; open until the ranges are unregistered */
     bool events; /* it was enabled with any IBX_FAULT_EVENT_... */
@@ -116,6 +121,11 @@ struct ibx_fault_config {
      * page `early` on, which will fault soon. */
     bool no_background;
     uint64_t early, early_count;
+    /* Known to be needed soon: fetched in this order, ahead of faults and before all else that is
+     * fetched in the background, also without one. Copied; numbers outside of all ranges are passed
+     * over. */
+    const struct ibx_fault_run *plan;
+    size_t plan_count;
     /* The first so many workers read faults and fetch what faults need, with priority
      * (common/thread.h); the others, at least one, do the rest. 0: all do both. */
     unsigned fault_workers;
@@ -134,13 +144,26 @@ struct ibx_fault_config {
      * neither the page cache, which has incomplete pages, nor the page tables tell which they are.
      */
     _Atomic uint64_t *arrived;
+    /* NULL, or ibx_fault_map_bytes() of shared memory, page-aligned and zero at first, that
+     * outlives this process: what an engine has to know that takes over from one that was killed,
+     * at any instruction. Missing mode only. The other engine is created with the same ranges, the
+     * same descriptor and this memory, and needs no ibx_fault_rebuild(): it knows what is present,
+     * what was removed, and which events had been read and not noted. */
+    void *map_memory;
     /* Called with pages that have arrived, before the faulting process can see them, and perhaps
      * once more; NULL: not. An error stops the engine with that reason. Zero pages are none that it
      * can be called for, and an error. `worker` counts from 0 and is one thread. */
     int (*check)(void *context, unsigned worker, uint64_t page, uint32_t pages, const void *bytes,
                  struct ibx_error *err);
     void *check_context;
+    /* Called by any worker with the page of each fault, in the order in which they are read, a page
+     * perhaps several times; NULL: not. */
+    void (*touched)(void *context, uint64_t page);
+    void *touched_context;
 };
+
+/* Bytes of config.map_memory for these ranges. */
+size_t ibx_fault_map_bytes(const struct ibx_fault_range *ranges, unsigned count);
 
 /* Bytes of buffer that each reader needs; 0 when all ranges are in minor mode. */
 size_t ibx_fault_buffer_bytes(const struct ibx_fault_config *config);

@@ -5,8 +5,9 @@
  * the background continues at that window instead; its requests are small while faults occur, so
  * that the next fault does not wait behind a long one.
  *
- * The background fetches all other pages. Its requests double, first in number, then in size, with
- * each that arrives without a fault in between; after a fault they are few and small again.
+ * What is known to be needed (the plan) comes next. The background fetches all other pages. Its
+ * requests double, first in number, then in size, with each that arrives without a fault in
+ * between; after a fault they are few and small again.
  *
  * What is small depends on the round trip: over a long one as much more is on its way, without
  * which the wire would be empty most of the time, and a window is larger, since each fault that it
@@ -476,10 +477,31 @@ static void window_adapt(struct fault_worker *w)
     }
 }
 
+/* The next part of the plan. A run counts as done when it has no missing page; one that fails later
+ * is left to faults and to the background. */
+static bool plan_fetch(struct fault_worker *w)
+{
+    struct ibx_fault *e = w->engine;
+    size_t at = atomic_load_explicit(&e->plan_at, memory_order_relaxed);
+    while (at < e->plan_count) {
+        const struct ibx_fault_run *run = &e->plan[at];
+        const uint64_t end = run->page + run->pages;
+        if (run_request(w, run->page, end, e->chunk_max, IBX_FAULT_BY_PREFETCH))
+            return true;
+        if (pagemap_find_missing(&e->map, run->page, end) < end)
+            return false; /* no slot, the reader is full, or the limit is reached */
+        if (atomic_compare_exchange_weak(&e->plan_at, &at, at + 1))
+            at++;
+    }
+    return false;
+}
+
 bool ibx_fault_fetch_background(struct fault_worker *w)
 {
     struct ibx_fault *e = w->engine;
     window_adapt(w);
+    if (!(e->fault_workers && serves_faults(w)) && plan_fetch(w))
+        return true;
     /* One request per call, so that the worker looks for faults between two. */
     if ((e->fault_workers && serves_faults(w)) || w->bulk >= w->depth ||
         !atomic_load_explicit(&e->missing, memory_order_relaxed))

@@ -134,19 +134,26 @@ static int config_check(const struct ibx_fault_config *c, struct ibx_error *err)
                              "two, multiples of 4096 up to %u, at most %u",
                              near, low, high, c->depth, CHUNK_LIMIT, DEPTH_MAX);
     int rc = ranges_check(c, err);
+    for (unsigned i = 0; !rc && c->map_memory && i < c->range_count; i++)
+        if (c->ranges[i].alias)
+            rc = ibx_error_set(err, -EINVAL, "range %u is in minor mode, which has `arrived`", i);
     return rc ? rc : readers_check(c->readers, c->worker_count, ibx_fault_buffer_bytes(c), err);
 }
 
 /* -------------------------------------------------------------------- making */
 
-static int map_make(struct ibx_fault *e, struct ibx_error *err)
+static int map_make(struct ibx_fault *e, void *memory, struct ibx_error *err)
 {
     for (unsigned i = 0; i < e->range_count; i++) {
         uint64_t end = e->ranges[i].is.first_page + e->ranges[i].pages;
         e->map.pages = end > e->map.pages ? end : e->map.pages;
         e->total += e->ranges[i].pages;
     }
-    e->map.words = calloc(e->map.pages / PAGES_A_WORD + 1, sizeof *e->map.words);
+    int rc = memory ? ibx_fault_map_use(e, memory, err) : 0;
+    if (rc || e->adopted)
+        return rc;
+    if (!memory)
+        e->map.words = calloc(e->map.pages / PAGES_A_WORD + 1, sizeof *e->map.words);
     if (!e->map.words)
         return ibx_error_set(err, -ENOMEM, "no memory for a map of %llu pages",
                              (unsigned long long)e->map.pages);
@@ -157,6 +164,8 @@ static int map_make(struct ibx_fault *e, struct ibx_error *err)
         pagemap_move_run(&e->map, e->ranges[i].is.first_page, e->ranges[i].pages, PAGE_PRESENT,
                          PAGE_MISSING);
     atomic_store(&e->missing, e->total);
+    if (memory)
+        ibx_fault_map_made(e);
     return 0;
 }
 
@@ -167,6 +176,23 @@ static void early_make(struct ibx_fault *e, const struct ibx_fault_config *confi
     e->early = config->early < pages ? config->early : pages;
     e->early_end = e->early + (config->early_count < pages - e->early ? config->early_count
                                                                       : pages - e->early);
+}
+
+/* Limited to the pages that exist. */
+static int plan_make(struct ibx_fault *e, const struct ibx_fault_config *config,
+                     struct ibx_error *err)
+{
+    e->plan = config->plan_count ? calloc(config->plan_count, sizeof *e->plan) : NULL;
+    if (config->plan_count && !e->plan)
+        return ibx_error_set(err, -ENOMEM, "no memory for %zu runs of pages", config->plan_count);
+    for (size_t i = 0; i < config->plan_count; i++) {
+        const struct ibx_fault_run *run = &config->plan[i];
+        if (run->page < e->map.pages)
+            e->plan[e->plan_count++] = (struct ibx_fault_run){
+                run->page,
+                run->pages < e->map.pages - run->page ? run->pages : e->map.pages - run->page};
+    }
+    return 0;
 }
 
 static int ranges_make(struct ibx_fault *e, const struct ibx_fault_config *config)
@@ -253,6 +279,8 @@ static int engine_make(struct ibx_fault *e, const struct ibx_fault_config *confi
     e->arrived = config->arrived;
     e->check = config->check;
     e->check_context = config->check_context;
+    e->touched = config->touched;
+    e->touched_context = config->touched_context;
     e->background = !config->no_background;
     e->fault_workers = config->fault_workers < config->worker_count ? config->fault_workers
                                                                     : config->worker_count - 1;
@@ -274,7 +302,9 @@ static int engine_make(struct ibx_fault *e, const struct ibx_fault_config *confi
     e->zeros = mmap(NULL, e->page_max, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (e->event_fd < 0 || !e->waiters || e->zeros == MAP_FAILED || ranges_make(e, config))
         return ibx_error_set(err, -ENOMEM, "no memory or descriptors for the fault engine");
-    int rc = map_make(e, err);
+    int rc = map_make(e, config->map_memory, err);
+    if (!rc)
+        rc = plan_make(e, config, err);
     early_make(e, config);
     e->workers = rc ? NULL : calloc(config->worker_count, sizeof *e->workers);
     for (unsigned i = 0; e->workers && i < config->worker_count && !rc; i++) {
@@ -308,7 +338,9 @@ static void engine_free(struct ibx_fault *e)
     free(e->workers);
     free(e->ranges);
     free(e->waiters);
-    free((void *)e->map.words);
+    free(e->plan);
+    if (!e->lasting)
+        free((void *)e->map.words);
     pthread_mutex_destroy(&e->lock);
     pthread_rwlock_destroy(&e->placing);
     free(e);
@@ -340,6 +372,11 @@ int ibx_fault_create(const struct ibx_fault_config *config, struct ibx_fault **e
     locks_make(e);
     e->event_fd = -1;
     rc = engine_make(e, config, err);
+    if (rc) {
+        engine_free(e);
+        return rc;
+    }
+    rc = e->adopted ? ibx_fault_map_adopt(e, err) : 0;
     if (rc) {
         engine_free(e);
         return rc;
