@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define LOOK_MS 1000 /* between two reports */
@@ -33,7 +34,8 @@ struct serving {
 static int map_blocks(struct serving *s, struct ibx_error *err)
 {
     for (unsigned i = 0; i < s->folder.count; i++) {
-        void *at = mmap(NULL, (size_t)s->folder.sizes[i], PROT_READ | PROT_WRITE, MAP_SHARED,
+        void *at = mmap(NULL, (size_t)s->folder.sizes[i],
+                        PROT_READ | (s->folder.read_only ? 0 : PROT_WRITE), MAP_SHARED,
                         s->folder.fds[i], 0);
         if (at == MAP_FAILED)
             return ibx_error_set(err, -errno, "block %u of %s cannot be mapped: %s", i,
@@ -78,7 +80,10 @@ static int begin_cache(struct serving *s, struct ibx_error *err)
 /* A folder that is there, whole or not; else a cache makes it. */
 static int open_folder(struct serving *s, struct ibx_error *err)
 {
-    int rc = ibx_snapshot_folder_open(s->options->folder, true, &s->folder, err);
+    struct stat st;
+    const bool file = !stat(s->options->folder, &st) && !S_ISDIR(st.st_mode);
+    int rc = file ? ibx_snapshot_memory_file(s->options->folder, &s->folder, err)
+                  : ibx_snapshot_folder_open(s->options->folder, true, &s->folder, err);
     if (rc == -ENOENT && s->options->cache_count)
         rc = 0;
     s->cached = !rc && s->options->cache_count && !s->folder.manifest.complete;

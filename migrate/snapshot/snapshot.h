@@ -5,6 +5,7 @@
  *
  *   manifest.c  what a snapshot is: its blocks, its VM; JSON in the folder and on the wire
  *   folder.c    the folder: which pages hold data, its digest
+ *   memory_file.c  a memory file alone, of a Firecracker snapshot
  *   freeze.c    makes one of a VM
  *   wire.c      the messages of a snapshot's connections
  *   clone.c     makes a QEMU that waits for a VM a child of one
@@ -77,6 +78,7 @@ struct ibx_snapshot_folder {
     char path[PATH_MAX];
     struct ibx_snapshot_manifest manifest;
     unsigned count; /* blocks */
+    bool read_only; /* a memory file, which may be others' */
     int fds[IBX_GUEST_BLOCKS_MAX];
     uint64_t sizes[IBX_GUEST_BLOCKS_MAX];
 };
@@ -89,6 +91,9 @@ int ibx_snapshot_folder_files(struct ibx_snapshot_folder *folder, bool create, b
                               struct ibx_error *err);
 /* Opens a folder that has a manifest. `folder` is set on success only. */
 int ibx_snapshot_folder_open(const char *path, bool writable, struct ibx_snapshot_folder *folder,
+                             struct ibx_error *err);
+/* The same of a memory file alone: one block and no device state. Only to be served. */
+int ibx_snapshot_memory_file(const char *path, struct ibx_snapshot_folder *folder,
                              struct ibx_error *err);
 /* Writes manifest.json as a whole: from then on the folder is a snapshot. */
 int ibx_snapshot_folder_seal(const struct ibx_snapshot_folder *folder, struct ibx_error *err);

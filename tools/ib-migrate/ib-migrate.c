@@ -29,7 +29,8 @@ enum {
     BORROW,
     RETURN,
     CLONE,
-    FAR_END
+    FAR_END,
+    FIRECRACKER
 };
 
 #define BIT(command)   (1u << (command))
@@ -37,7 +38,7 @@ enum {
 #define MIGRATING      (BIT(RECEIVE) | SENDING | BIT(RECOVER))
 #define CONNECTING     (MIGRATING | BIT(CHECK) | BIT(ROLLBACK))
 #define NEEDS_QMP      (CONNECTING | BIT(RUN) | BIT(FREEZE) | BIT(CLONE))
-#define TOLD_BY_RESULT (BIT(CANCEL) | BIT(SET) | BIT(ROLLBACK) | BIT(PRUNE))
+#define TOLD_BY_RESULT (BIT(CANCEL) | BIT(SET) | BIT(ROLLBACK) | BIT(PRUNE) | BIT(FIRECRACKER))
 #define AT(member)     offsetof(struct migrate_args, member)
 
 /* ------------------------------------------------------------ values */
@@ -91,6 +92,19 @@ static int take_bandwidth(void *context, const char *text, struct ibx_error *err
         return rc;
     args->max_bandwidth = bytes;
     args->bandwidth_given = true;
+    return 0;
+}
+
+static int take_peer(void *context, const char *text, struct ibx_error *err)
+{
+    struct migrate_args *args = context;
+    char *end;
+    errno = 0;
+    const unsigned long uid = strtoul(text, &end, 10);
+    if (errno || *text < '0' || *text > '9' || *end || uid >= UINT32_MAX)
+        return ibx_error_set(err, -EINVAL, "\"%.64s\" is no user number", text);
+    args->peer_uid = (unsigned)uid;
+    args->peer_given = true;
     return 0;
 }
 
@@ -165,6 +179,8 @@ static const struct ibx_tool_command commands[] = {
                "Make the QEMU at --qmp, which was started with -incoming defer, a child of the "
                "snapshot in FOLDER"},
     [FAR_END] = {"far-end", NULL, "The other end of run, which starts it over ssh"},
+    [FIRECRACKER] = {"firecracker", NULL,
+                     "Serve the page faults of a microVM that Firecracker restores, from --from"},
     {0},
 };
 
@@ -176,14 +192,15 @@ static const struct ibx_tool_option options[] = {
      .type = IBX_TOOL_TEXT, .at = AT(state_dir)},
     {"json", NULL, "Print one JSON object a line on standard output", .at = AT(json)},
     {.help = "Options of receive, send, check, recover, rollback and (but --key-file) run:"},
-    IBX_TOOL_OPTION_KEY_FILE(struct migrate_args, CONNECTING | BIT(SERVE)),
-    IBX_TOOL_OPTION_ENCRYPTION(struct migrate_args, CONNECTING | BIT(RUN) | BIT(SERVE)),
-    IBX_TOOL_OPTION_SET(struct migrate_args, CONNECTING | BIT(RUN) | BIT(SERVE)),
+    IBX_TOOL_OPTION_KEY_FILE(struct migrate_args, CONNECTING | BIT(SERVE) | BIT(FIRECRACKER)),
+    IBX_TOOL_OPTION_ENCRYPTION(struct migrate_args,
+                               CONNECTING | BIT(RUN) | BIT(SERVE) | BIT(FIRECRACKER)),
+    IBX_TOOL_OPTION_SET(struct migrate_args, CONNECTING | BIT(RUN) | BIT(SERVE) | BIT(FIRECRACKER)),
     {.help = "Options of receive, send, recover and run:"},
     {"give-up", "SECONDS", "End when the other side has been away for that long [never]",
      MIGRATING | BIT(RUN), IBX_TOOL_UNSIGNED, AT(give_up_s), 1, GIVE_UP_MAX, NULL},
-    {"quiet", NULL, "Print only errors and what --json prints", MIGRATING | BIT(RUN) | BIT(SERVE),
-     .at = AT(quiet)},
+    {"quiet", NULL, "Print only errors and what --json prints",
+     MIGRATING | BIT(RUN) | BIT(SERVE) | BIT(FIRECRACKER), .at = AT(quiet)},
     {"no-verify", NULL,
      "Do not compare what has come with the memory of the source; at both ends, or it has no "
      "effect",
@@ -199,9 +216,9 @@ static const struct ibx_tool_option options[] = {
      BIT(RECEIVE) | BIT(RECOVER) | BIT(RUN) | BIT(SERVE), IBX_TOOL_TEXT, .at = AT(listen)},
     {"max-bandwidth", "SIZE",
      "Limit in bytes a second (500M, 2G) for pages that the VM does not wait for [no limit]; also: "
-     "set, run, serve --cache",
-     BIT(RECEIVE) | BIT(RECOVER) | BIT(SET) | BIT(RUN) | BIT(SERVE), IBX_TOOL_OWN,
-     .take = take_bandwidth},
+     "set, run, serve --cache, firecracker",
+     BIT(RECEIVE) | BIT(RECOVER) | BIT(SET) | BIT(RUN) | BIT(SERVE) | BIT(FIRECRACKER),
+     IBX_TOOL_OWN, .take = take_bandwidth},
     {"allow", "NAMES",
      "Sources that may come, by the names of their keys, with commas [all]; serve: readers",
      BIT(RECEIVE) | BIT(RECOVER) | BIT(SERVE), IBX_TOOL_TRANSPORT, .at = AT(options)},
@@ -264,6 +281,20 @@ static const struct ibx_tool_option options[] = {
      BIT(SERVE), IBX_TOOL_OWN, .take = take_cache},
     {"on-demand", NULL, "Fetch only pages that somebody needs [all, in the background]", BIT(SERVE),
      .at = AT(on_demand)},
+    {.help = "Options of firecracker:"},
+    {"socket", "PATH", "The backend_path of Firecracker's snapshot load: a unix socket to be made",
+     BIT(FIRECRACKER), IBX_TOOL_TEXT, .at = AT(socket)},
+    {"from", "FILE|URI", "The snapshot's memory, a file here or what ib-migrate serve offers there",
+     BIT(FIRECRACKER), IBX_TOOL_TEXT, .at = AT(from)},
+    {"peer-uid", "UID", "The user that Firecracker runs as [who runs this]", BIT(FIRECRACKER),
+     IBX_TOOL_OWN, .take = take_peer},
+    {"record", "FILE", "Write down which pages are touched, in their order", BIT(FIRECRACKER),
+     IBX_TOOL_TEXT, .at = AT(record)},
+    {"record-seconds", "SECONDS", "--record for so long [until Firecracker ends]", BIT(FIRECRACKER),
+     IBX_TOOL_UNSIGNED, AT(record_s), 1, GIVE_UP_MAX, NULL},
+    {"replay", "FILE", "Fetch these pages, which --record has written, ahead of the faults",
+     BIT(FIRECRACKER), IBX_TOOL_TEXT, .at = AT(replay)},
+    {"background", NULL, "Fetch all other pages as well", BIT(FIRECRACKER), .at = AT(background)},
     {.help = "Options of some commands:"},
     {"disks-differ-on-purpose", NULL,
      "send, check, run: take a destination with other disks, such as copies of one's own",
@@ -308,6 +339,14 @@ static void check_line(const struct migrate_args *args, unsigned command)
         ibx_tool_bad_usage(&tool, "--to is needed: the host where the VM is to run");
     if (command == RUN && *args->to == '-')
         ibx_tool_bad_usage(&tool, "--to %s: a host does not begin with -", args->to);
+    if (command == FIRECRACKER && (!args->socket || !args->from))
+        ibx_tool_bad_usage(&tool, "--socket and --from are needed: where Firecracker connects, and "
+                                  "the memory of its snapshot");
+    if (args->record && (args->replay || args->background))
+        ibx_tool_bad_usage(&tool, "--record with --%s: pages that come unasked are not seen",
+                           args->replay ? "replay" : "background");
+    if (args->record_s && !args->record)
+        ibx_tool_bad_usage(&tool, "--record-seconds needs --record: the file");
     if (args->output && !args->prometheus)
         ibx_tool_bad_usage(&tool, "--output needs --prometheus: what to write to that file");
     if (args->prometheus && args->json)
@@ -334,12 +373,23 @@ static void check_line(const struct migrate_args *args, unsigned command)
 int main(int argc, char **argv)
 {
     static int (*const run[])(const struct migrate_args *) = {
-        [RECEIVE] = ibx_cli_receive, [SEND] = ibx_cli_send,         [CHECK] = ibx_cli_check,
-        [STATUS] = ibx_cli_status,   [CANCEL] = ibx_cli_cancel,     [SET] = ibx_cli_set,
-        [RECOVER] = ibx_cli_recover, [ROLLBACK] = ibx_cli_rollback, [PRUNE] = ibx_cli_prune,
-        [RUN] = ibx_cli_run,         [FAR_END] = ibx_cli_far_end,   [FREEZE] = ibx_cli_freeze,
-        [SERVE] = ibx_cli_serve,     [BORROW] = ibx_cli_borrow,     [RETURN] = ibx_cli_return,
+        [RECEIVE] = ibx_cli_receive,
+        [SEND] = ibx_cli_send,
+        [CHECK] = ibx_cli_check,
+        [STATUS] = ibx_cli_status,
+        [CANCEL] = ibx_cli_cancel,
+        [SET] = ibx_cli_set,
+        [RECOVER] = ibx_cli_recover,
+        [ROLLBACK] = ibx_cli_rollback,
+        [PRUNE] = ibx_cli_prune,
+        [RUN] = ibx_cli_run,
+        [FAR_END] = ibx_cli_far_end,
+        [FREEZE] = ibx_cli_freeze,
+        [SERVE] = ibx_cli_serve,
+        [BORROW] = ibx_cli_borrow,
+        [RETURN] = ibx_cli_return,
         [CLONE] = ibx_cli_clone,
+        [FIRECRACKER] = ibx_cli_firecracker,
     };
     static struct migrate_args args; /* of many KiB */
     struct ibx_error err = {0};
@@ -351,6 +401,8 @@ int main(int argc, char **argv)
     ibx_cli_result_command(commands[command].name, BIT(command) & TOLD_BY_RESULT);
     check_line(&args, command);
     resolve_key_file(&args.options);
+    if (command == FIRECRACKER) /* has no records */
+        return run[command](&args);
     if (ibx_journal_folder(args.state_dir, args.folder, sizeof(args.folder), &err))
         return ibx_cli_fail(err.message);
     return run[command](&args);

@@ -10,6 +10,7 @@
  *   rollback.c    rollback
  *   snapshot.c    freeze, serve, clone
  *   borrow.c      borrow, return
+ *   firecracker.c firecracker: the page fault handler of a restored microVM
  *   run.h         run: makes the destination's QEMU, over ssh
  *   progress.c    shows a migration while it runs, from a thread of its own
  *   text.c        what the others print: progress bar, phases, summary
@@ -58,6 +59,10 @@ struct migrate_args {
     bool keep, on_demand;
     const char *caches[SERVE_CACHES_MAX]; /* serve */
     unsigned cache_count;
+    /* firecracker; NULL or 0: not given */
+    const char *socket, *from, *record, *replay;
+    unsigned peer_uid, record_s;
+    bool peer_given, background;
     char folder[PATH_MAX]; /* of the records */
     struct ibx_options options;
     uint64_t max_bandwidth;
@@ -84,6 +89,7 @@ int ibx_cli_far_end(const struct migrate_args *args);
 int ibx_cli_freeze(const struct migrate_args *args);
 int ibx_cli_serve(const struct migrate_args *args);
 int ibx_cli_clone(const struct migrate_args *args);
+int ibx_cli_firecracker(const struct migrate_args *args);
 
 /* ------------------------------------------------------------ borrow.c, rollback.c */
 

@@ -1,0 +1,404 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * The process that serves the faults. It may be killed at any instruction: what it would need then
+ * is in the session's memory file, and the descriptors are the supervisor's, too. So it begins each
+ * time as if another one had been there before.
+ */
+#include "migrate/firecracker/image.h"
+#include "migrate/firecracker/internal.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "common/thread.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define WORKERS      2u            /* one for faults, one for the plan and the background */
+#define CHUNK_MAX    (256u * 1024) /* of a request that is not urgent */
+#define DEPTH        16u           /* of these in flight */
+#define PAUSE_MIN_MS 100u          /* between two tries to reach the other host again */
+#define PAUSE_MAX_MS 5000u
+#define SMALL_PAGE   4096u
+#define NO_AROUND    1u
+
+struct handler {
+    const struct ibx_firecracker_config *config;
+    int supervisor, signals;
+    struct kept kept;
+    struct session session;
+    struct ibx_firecracker_layout layout;
+    struct ibx_fault_range ranges[IBX_FIRECRACKER_REGIONS_MAX];
+    struct ibx_image *image;
+    struct ibx_working_set replay;
+    struct ibx_fault_reader readers[WORKERS];
+    struct ibx_fault *engine;
+    size_t buffer_bytes;
+    uint64_t retry_ns; /* 0: the readers live */
+    unsigned pause_ms;
+};
+
+static void tell(const struct handler *h, enum ibx_firecracker_event_kind kind, const char *reason,
+                 uint64_t pages)
+{
+    struct ibx_firecracker_event event = {
+        .kind = kind,
+        .layout = &h->layout,
+        .reason = reason,
+        .pid = (pid_t)h->session.header->pid,
+        .handler = getpid(),
+        .restarts = atomic_load(&h->session.header->restarts),
+        .pages = pages,
+        .ns = ibx_now_ns() - h->session.header->began_ns,
+    };
+    if (h->engine)
+        ibx_fault_stats(h->engine, &event.stats);
+    if (h->config->event)
+        h->config->event(h->config->context, &event);
+}
+
+/* ------------------------------------------------------------ the descriptors */
+
+int ibx_firecracker_hand_over(int handler, const struct kept *kept)
+{
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(KEPT_COUNT * sizeof(int))];
+    } control = {0};
+    const unsigned count = kept->fds[KEPT_PEER] >= 0 ? KEPT_COUNT : KEPT_COUNT - 1;
+    char kind = 'k';
+    struct iovec part = {&kind, 1};
+    struct msghdr message = {.msg_iov = &part,
+                             .msg_iovlen = 1,
+                             .msg_control = control.bytes,
+                             .msg_controllen = CMSG_SPACE(count * sizeof(int))};
+    struct cmsghdr *head = CMSG_FIRSTHDR(&message);
+    *head = (struct cmsghdr){.cmsg_level = SOL_SOCKET,
+                             .cmsg_type = SCM_RIGHTS,
+                             .cmsg_len = CMSG_LEN(count * sizeof(int))};
+    memcpy(CMSG_DATA(head), kept->fds, count * sizeof(int));
+    return sendmsg(handler, &message, MSG_NOSIGNAL) < 0 ? -errno : 0;
+}
+
+/* -ECANCELED: the supervisor has ended, or wants no handler any more. */
+static int taken_over(struct handler *h)
+{
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(KEPT_COUNT * sizeof(int))];
+    } control;
+    char kind;
+    struct iovec part = {&kind, 1};
+    struct msghdr message = {.msg_iov = &part,
+                             .msg_iovlen = 1,
+                             .msg_control = control.bytes,
+                             .msg_controllen = sizeof(control.bytes)};
+    struct pollfd looks[] = {{.fd = h->supervisor, .events = POLLIN},
+                             {.fd = h->signals, .events = POLLIN}};
+    while (poll(looks, 2, -1) < 0 && errno == EINTR)
+        ;
+    if (looks[1].revents || recvmsg(h->supervisor, &message, MSG_CMSG_CLOEXEC) <= 0)
+        return -ECANCELED;
+    const struct cmsghdr *head = CMSG_FIRSTHDR(&message);
+    const size_t count = head ? (head->cmsg_len - CMSG_LEN(0)) / sizeof(int) : 0;
+    if (count < KEPT_COUNT - 1 || count > KEPT_COUNT)
+        return -ECANCELED;
+    memcpy(h->kept.fds, CMSG_DATA(head), count * sizeof(int));
+    return 0;
+}
+
+/* ------------------------------------------------------------ what is served */
+
+static int image_open(struct handler *h, struct ibx_error *err)
+{
+    const struct ibx_firecracker_config *c = h->config;
+    int rc = strstr(c->from, "://")
+                 ? ibx_image_open_remote(c->from, c->options, WORKERS, &h->image, err)
+                 : ibx_image_open_file(c->from, &h->image, err);
+    rc = rc || !c->replay ? rc : ibx_working_set_load(c->replay, &h->replay, err);
+    const uint64_t pages = rc ? 0 : (h->image->bytes + SMALL_PAGE - 1) / SMALL_PAGE;
+    if (!rc && c->replay && h->replay.image_pages != pages)
+        rc = ibx_error_set(err, -EINVAL,
+                           "--replay %s is of a memory of %llu pages, and %s has %llu: record this "
+                           "snapshot's own",
+                           c->replay, (unsigned long long)h->replay.image_pages, c->from,
+                           (unsigned long long)pages);
+    return rc;
+}
+
+static int ranges_make(struct handler *h, struct ibx_error *err)
+{
+    const struct ibx_firecracker_layout *l = &h->layout;
+    if (l->end > h->image->bytes)
+        return ibx_error_set(err, -EINVAL,
+                             "Firecracker's memory ends at byte %llu of its memory file, and %s "
+                             "has %llu bytes: it is of another snapshot",
+                             (unsigned long long)l->end, h->config->from,
+                             (unsigned long long)h->image->bytes);
+    for (unsigned i = 0; i < l->count; i++)
+        h->ranges[i] = (struct ibx_fault_range){.start = l->regions[i].start,
+                                                .length = l->regions[i].length,
+                                                .page_size = l->page_size,
+                                                .first_page = l->regions[i].offset / l->page_size,
+                                                .reader_offset = l->regions[i].offset};
+    return 0;
+}
+
+/* The recorded pages as those of this memory, which may be larger: each at its first place. */
+static int plan_make(const struct handler *h, struct ibx_fault_run **plan, size_t *count)
+{
+    const uint64_t each = h->layout.page_size / SMALL_PAGE;
+    uint64_t last = UINT64_MAX;
+    *plan = calloc(h->replay.count + 1, sizeof(**plan));
+    *count = 0;
+    for (size_t i = 0; *plan && i < h->replay.count; i++) {
+        const uint64_t from = h->replay.runs[i].page / each;
+        const uint64_t to = (h->replay.runs[i].page + h->replay.runs[i].pages - 1) / each + 1;
+        if (to == from + 1 && from == last)
+            continue;
+        (*plan)[(*count)++] = (struct ibx_fault_run){from, to - from};
+        last = to - 1;
+    }
+    return *plan ? 0 : -ENOMEM;
+}
+
+struct holes {
+    struct handler *handler;
+    uint64_t next; /* the first byte after the last data */
+};
+
+/* Pages between two parts with data are zero, wherever they are in Firecracker. */
+static int data_found(void *context, uint64_t offset, uint64_t length)
+{
+    struct holes *holes = context;
+    const struct handler *h = holes->handler;
+    const uint64_t size = h->layout.page_size;
+    const uint64_t from = (holes->next + size - 1) / size, to = offset / size;
+    holes->next = offset + length;
+    for (unsigned i = 0; i < h->layout.count; i++) {
+        const struct ibx_fault_range *r = &h->ranges[i];
+        const uint64_t end = r->first_page + r->length / size;
+        const uint64_t a = from > r->first_page ? from : r->first_page, b = to < end ? to : end;
+        if (a < b)
+            ibx_fault_mark_zero(h->engine, a, b - a);
+    }
+    return 0;
+}
+
+static int engine_make(struct handler *h, struct ibx_error *err)
+{
+    const struct ibx_firecracker_config *c = h->config;
+    struct ibx_fault_run *plan = NULL;
+    size_t plan_count = 0;
+    const bool record = c->record && !atomic_load(&h->session.header->recorded);
+    if (plan_make(h, &plan, &plan_count))
+        return ibx_error_set(err, -ENOMEM, "no memory for %zu runs of pages", h->replay.count);
+    const struct ibx_fault_config config = {
+        .uffd = h->kept.fds[KEPT_UFFD],
+        .events = true,
+        .ranges = h->ranges,
+        .range_count = h->layout.count,
+        .readers = h->readers,
+        .worker_count = WORKERS,
+        .fault_workers = 1,
+        .no_background = !c->background,
+        .max_bandwidth = c->max_bandwidth,
+        .plan = plan,
+        .plan_count = plan_count,
+        .map_memory = h->session.map_memory,
+        .chunk_max = CHUNK_MAX,
+        .depth = h->layout.page_size > SMALL_PAGE ? 0 : DEPTH,
+        .fault_around = record ? NO_AROUND : 0,
+        .touched = record ? ibx_firecracker_touched : NULL,
+        .touched_context = &h->session,
+    };
+    struct holes holes = {.handler = h};
+    h->buffer_bytes = ibx_fault_buffer_bytes(&config);
+    int rc = h->image->ops->readers(h->image, WORKERS, h->buffer_bytes, h->readers, err);
+    rc = rc ? rc : ibx_fault_create(&config, &h->engine, err);
+    rc = rc ? rc : h->image->ops->data(h->image, data_found, &holes, err);
+    if (!rc)
+        data_found(&holes, h->image->bytes / h->layout.page_size * h->layout.page_size, 0);
+    free(plan);
+    return rc;
+}
+
+static int begin(struct handler *h, struct ibx_error *err)
+{
+    int rc = ibx_firecracker_session_map(h->kept.fds[KEPT_SESSION], &h->session, err);
+    if (rc)
+        return rc;
+    rc = ibx_firecracker_layout_parse(h->session.header->message, h->session.header->length,
+                                      &h->layout, err);
+    rc = rc ? rc : ranges_make(h, err);
+    rc = rc ? rc
+            : ibx_firecracker_session_extend(h->kept.fds[KEPT_SESSION], &h->session, h->ranges,
+                                             h->layout.count, err);
+    rc = rc ? rc : engine_make(h, err);
+    if (rc)
+        return rc;
+    ibx_fault_serve(h->engine);
+    tell(h, IBX_FIRECRACKER_SERVING, NULL, h->layout.pages);
+    return 0;
+}
+
+/* ------------------------------------------------------------ serving */
+
+static void record_write(struct handler *h)
+{
+    struct ibx_working_set set;
+    struct ibx_error err = {0};
+    if (!h->config->record || !h->session.seen || atomic_load(&h->session.header->recorded))
+        return;
+    int rc =
+        ibx_firecracker_working_set(&h->session, h->layout.page_size, h->image->bytes, &set, &err);
+    rc = rc ? rc : ibx_working_set_save(h->config->record, &set, &err);
+    if (rc) {
+        ibx_log(IBX_LOG_ERROR, "%s", err.message);
+        return;
+    }
+    atomic_store(&h->session.header->recorded, 1);
+    tell(h, IBX_FIRECRACKER_RECORDED, NULL, set.pages);
+    ibx_working_set_fini(&set);
+}
+
+/* Whether Firecracker has ended: its process if we have that, else its end of the socket. */
+static bool has_ended(const struct handler *h, short process, short socket)
+{
+    return h->kept.fds[KEPT_PEER] >= 0 ? process != 0 : (socket & (POLLHUP | POLLRDHUP)) != 0;
+}
+
+/* Nothing is expected there; what comes is thrown away, so that poll(2) can wait. False: the other
+ * end is closed. */
+static bool socket_drain(const struct handler *h)
+{
+    char bytes[4096];
+    ssize_t n;
+    while ((n = recv(h->kept.fds[KEPT_SOCKET], bytes, sizeof(bytes), MSG_DONTWAIT)) > 0)
+        ;
+    return n < 0 && errno == EAGAIN;
+}
+
+/* After the engine has stopped: -ESRCH, Firecracker has ended; 0, it is tried again; or an error
+ * for good. */
+static int stopped(struct handler *h, struct ibx_error *err)
+{
+    int rc = ibx_fault_reason(h->engine, err);
+    if (rc == -ESRCH || (!h->image->remote && rc))
+        return rc;
+    const char *reason = h->image->ops->reason(h->image);
+    tell(h, IBX_FIRECRACKER_LOST, *reason ? reason : err->message, 0);
+    h->pause_ms = PAUSE_MIN_MS;
+    h->retry_ns = ibx_now_ns();
+    return 0;
+}
+
+static void retry(struct handler *h)
+{
+    struct ibx_error err = {0};
+    int rc = h->image->ops->readers(h->image, WORKERS, h->buffer_bytes, h->readers, &err);
+    rc = rc ? rc : ibx_fault_resume(h->engine, h->readers, &err);
+    if (!rc) {
+        h->retry_ns = 0;
+        tell(h, IBX_FIRECRACKER_SERVING, NULL, h->layout.pages);
+        return;
+    }
+    tell(h, IBX_FIRECRACKER_LOST, err.message, 0);
+    h->retry_ns = ibx_deadline_in_ms(h->pause_ms);
+    h->pause_ms = h->pause_ms * 2 < PAUSE_MAX_MS ? h->pause_ms * 2 : PAUSE_MAX_MS;
+}
+
+static int wait_ms(const struct handler *h)
+{
+    int ms = h->retry_ns ? ibx_ms_until(h->retry_ns) : -1;
+    const struct session_header *header = h->session.header;
+    if (h->config->record && h->config->record_s && !atomic_load(&header->recorded)) {
+        const int left =
+            ibx_ms_until(header->began_ns + h->config->record_s * 1000 * IBX_NS_PER_MS);
+        ms = ms < 0 || left < ms ? left : ms;
+    }
+    return ms;
+}
+
+static bool record_is_due(const struct handler *h)
+{
+    return h->config->record_s &&
+           ibx_now_ns() >= h->session.header->began_ns + h->config->record_s * 1000 * IBX_NS_PER_MS;
+}
+
+/* HANDLER_DONE, HANDLER_TERMINATED, or an error for good. */
+static int serve(struct handler *h, struct ibx_error *err)
+{
+    short socket_events = POLLIN | POLLRDHUP;
+    while (true) {
+        struct pollfd looks[] = {{.fd = ibx_fault_event_fd(h->engine), .events = POLLIN},
+                                 {.fd = h->kept.fds[KEPT_PEER], .events = POLLIN},
+                                 {.fd = h->kept.fds[KEPT_SOCKET], .events = socket_events},
+                                 {.fd = h->signals, .events = POLLIN}};
+        uint64_t n;
+        if (poll(looks, 4, wait_ms(h)) < 0 && errno != EINTR)
+            return ibx_error_set(err, -errno, "poll: %s", strerror(errno));
+        if (has_ended(h, looks[1].revents, looks[2].revents))
+            return HANDLER_DONE;
+        if (looks[3].revents)
+            return HANDLER_TERMINATED;
+        if (looks[2].revents && !socket_drain(h)) {
+            /* Closed, but the process lives. */
+            looks[2].fd = -1;
+            socket_events = 0;
+            close(h->kept.fds[KEPT_SOCKET]);
+            h->kept.fds[KEPT_SOCKET] = -1;
+        }
+        if (looks[0].revents && read(looks[0].fd, &n, sizeof(n)) > 0 &&
+            ibx_fault_state(h->engine) == IBX_FAULT_STOPPED) {
+            int rc = stopped(h, err);
+            if (rc)
+                return rc == -ESRCH ? HANDLER_DONE : rc;
+        }
+        if (h->retry_ns && ibx_now_ns() >= h->retry_ns)
+            retry(h);
+        if (record_is_due(h))
+            record_write(h);
+    }
+}
+
+static void end(struct handler *h)
+{
+    record_write(h);
+    tell(h, IBX_FIRECRACKER_ENDED, NULL, 0);
+    ibx_fault_destroy(h->engine);
+}
+
+int ibx_firecracker_handler(const struct ibx_firecracker_config *config, int supervisor)
+{
+    static struct handler h; /* of many KiB */
+    struct ibx_error err = {0};
+    char failed[1 + IBX_ERROR_MAX] = {TOLD_FAILED};
+    const char ready = TOLD_READY;
+    sigset_t signals;
+    h = (struct handler){.config = config, .supervisor = supervisor, .kept = {{-1, -1, -1, -1}}};
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGTERM);
+    h.signals = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
+    int rc = image_open(&h, &err);
+    if (!rc && send(supervisor, &ready, 1, MSG_NOSIGNAL) < 0)
+        return HANDLER_TERMINATED;
+    if (!rc && taken_over(&h))
+        return HANDLER_TERMINATED;
+    rc = rc ? rc : begin(&h, &err);
+    rc = rc ? rc : serve(&h, &err);
+    if (rc >= 0) {
+        end(&h);
+        return rc;
+    }
+    memcpy(failed + 1, err.message, sizeof(err.message));
+    send(supervisor, failed, 1 + strlen(err.message), MSG_NOSIGNAL);
+    return HANDLER_REFUSED;
+}

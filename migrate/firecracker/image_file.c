@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A memory file on this host: each request is a pread(2), whose pages are there at once. */
+#include "migrate/firecracker/image.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define QUEUE 256u /* arrivals that were not taken */
+
+struct file_reader {
+    int fd;
+    int never; /* an eventfd that is never readable: arm() knows of all arrivals */
+    unsigned count;
+    struct ibx_fault_arrival arrivals[QUEUE];
+};
+
+struct file_image {
+    struct ibx_image is;
+    int fd;
+    unsigned count;
+    struct file_reader *readers;
+};
+
+static int request(void *context, const struct ibx_fault_request *r)
+{
+    struct file_reader *reader = context;
+    size_t at = 0;
+    if (reader->count == QUEUE)
+        return -EAGAIN;
+    while (at < r->length) {
+        const ssize_t n =
+            pread(reader->fd, (uint8_t *)r->buffer + at, r->length - at, (off_t)(r->offset + at));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0) /* the file has become shorter */
+            return n ? -errno : -ENODATA;
+        at += (size_t)n;
+    }
+    reader->arrivals[reader->count++] =
+        (struct ibx_fault_arrival){.cookie = r->cookie, .length = r->length};
+    return 0;
+}
+
+static int take(void *context, struct ibx_fault_arrival *arrivals, int max)
+{
+    struct file_reader *reader = context;
+    const unsigned n = reader->count < (unsigned)max ? reader->count : (unsigned)max;
+    memcpy(arrivals, reader->arrivals, n * sizeof(*arrivals));
+    reader->count -= n;
+    memmove(reader->arrivals, reader->arrivals + n, reader->count * sizeof(*arrivals));
+    return (int)n;
+}
+
+static int arm(void *context)
+{
+    const struct file_reader *reader = context;
+    return reader->count > 0;
+}
+
+static int descriptor(void *context)
+{
+    const struct file_reader *reader = context;
+    return reader->never;
+}
+
+static const struct ibx_fault_reader_ops reader_ops = {
+    .request = request, .poll = take, .arm = arm, .fd = descriptor};
+
+static void readers_free(struct file_image *image)
+{
+    for (unsigned i = 0; i < image->count; i++)
+        if (image->readers[i].never >= 0)
+            close(image->readers[i].never);
+    free(image->readers);
+    image->readers = NULL;
+    image->count = 0;
+}
+
+static int file_readers(struct ibx_image *is, unsigned count, size_t buffer_bytes,
+                        struct ibx_fault_reader *as, struct ibx_error *err)
+{
+    struct file_image *image = (struct file_image *)is;
+    (void)buffer_bytes; /* the engine's own */
+    readers_free(image);
+    image->readers = calloc(count, sizeof(*image->readers));
+    if (!image->readers)
+        return ibx_error_set(err, -ENOMEM, "no memory for %u readers of the memory file", count);
+    image->count = count;
+    for (unsigned i = 0; i < count; i++) {
+        image->readers[i].fd = image->fd;
+        image->readers[i].never = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+        as[i] = (struct ibx_fault_reader){.ops = &reader_ops, .context = &image->readers[i]};
+    }
+    return 0;
+}
+
+static int file_data(struct ibx_image *is,
+                     int (*each)(void *context, uint64_t offset, uint64_t length), void *context,
+                     struct ibx_error *err)
+{
+    const struct file_image *image = (struct file_image *)is;
+    const off_t size = (off_t)is->bytes;
+    int rc = 0;
+    for (off_t at = 0; !rc && at < size;) {
+        const off_t from = lseek(image->fd, at, SEEK_DATA);
+        if (from < 0 && errno == ENXIO) /* the rest is a hole */
+            return 0;
+        off_t to = from < 0 ? from : lseek(image->fd, from, SEEK_HOLE);
+        if (to < 0) /* this filesystem knows no holes */
+            return each(context, (uint64_t)at, (uint64_t)(size - at));
+        to = to < size ? to : size;
+        rc = each(context, (uint64_t)from, (uint64_t)(to - from));
+        at = to;
+    }
+    return rc ? ibx_error_set(err, rc, "the memory file: %s", strerror(-rc)) : 0;
+}
+
+static void file_close(struct ibx_image *is)
+{
+    struct file_image *image = (struct file_image *)is;
+    readers_free(image);
+    close(image->fd);
+    free(image);
+}
+
+static const struct ibx_image_ops image_ops = {
+    .data = file_data, .readers = file_readers, .close = file_close};
+
+int ibx_image_open_file(const char *path, struct ibx_image **out, struct ibx_error *err)
+{
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0 || fstat(fd, &st)) {
+        int code = errno;
+        if (fd >= 0)
+            close(fd);
+        return ibx_error_set(err, -code, "--from %s: %s", path, strerror(code));
+    }
+    struct file_image *image = calloc(1, sizeof(*image));
+    if (!S_ISREG(st.st_mode) || !st.st_size || !image) {
+        close(fd);
+        free(image);
+        return ibx_error_set(err, -EINVAL,
+                             "--from %s is empty or no file: name the memory file of a snapshot, "
+                             "mem_file_path of its creation",
+                             path);
+    }
+    image->is = (struct ibx_image){.ops = &image_ops, .bytes = (uint64_t)st.st_size};
+    image->fd = fd;
+    *out = &image->is;
+    return 0;
+}

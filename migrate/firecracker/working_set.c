@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The file of a working set: docs/protocol.md, "The working set". */
+#include "migrate/firecracker/firecracker.h"
+
+#include "common/wire.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <openssl/evp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define MAGIC        "ibx working set\n"
+#define MAGIC_BYTES  16u
+#define VERSION      1u
+#define HEADER_BYTES (MAGIC_BYTES + 4u + 4u + 8u + 8u)
+#define RUN_BYTES    12u
+#define HASH_BYTES   32u
+#define PAGES_MAX    (1ull << 40)
+#define FIRST_ROOM   1024u
+
+static int hash(const uint8_t *bytes, size_t length, uint8_t out[HASH_BYTES])
+{
+    return EVP_Digest(bytes, length, out, NULL, EVP_sha256(), NULL) == 1 ? 0 : -EIO;
+}
+
+void ibx_working_set_fini(struct ibx_working_set *set)
+{
+    free(set->runs);
+    *set = (struct ibx_working_set){0};
+}
+
+int ibx_working_set_add(struct ibx_working_set *set, uint64_t page, uint64_t pages)
+{
+    struct ibx_fault_run *last = set->count ? &set->runs[set->count - 1] : NULL;
+    set->pages += pages;
+    if (last && last->page + last->pages == page && last->pages + pages <= UINT32_MAX) {
+        last->pages += pages;
+        return 0;
+    }
+    if (set->count == IBX_WORKING_SET_RUNS_MAX)
+        return -E2BIG;
+    /* Room doubles when the count is a power of two. */
+    if (!(set->count & (set->count - 1)) && (!set->count || set->count >= FIRST_ROOM)) {
+        const size_t room = set->count ? 2 * set->count : FIRST_ROOM;
+        struct ibx_fault_run *more = realloc(set->runs, room * sizeof(*more));
+        if (!more)
+            return -ENOMEM;
+        set->runs = more;
+    }
+    set->runs[set->count++] = (struct ibx_fault_run){page, pages};
+    return 0;
+}
+
+uint8_t *ibx_working_set_encode(const struct ibx_working_set *set, size_t *length)
+{
+    const size_t size = HEADER_BYTES + set->count * RUN_BYTES + HASH_BYTES;
+    uint8_t *bytes = malloc(size);
+    struct ibx_writer w = ibx_writer_of(bytes, size);
+    if (!bytes)
+        return NULL;
+    ibx_put_bytes(&w, MAGIC, MAGIC_BYTES);
+    ibx_put_u32(&w, VERSION);
+    ibx_put_u32(&w, 0);
+    ibx_put_u64(&w, set->image_pages);
+    ibx_put_u64(&w, set->count);
+    for (size_t i = 0; i < set->count; i++) {
+        ibx_put_u64(&w, set->runs[i].page);
+        ibx_put_u32(&w, (uint32_t)set->runs[i].pages);
+    }
+    if (w.failed || hash(bytes, w.length, bytes + w.length)) {
+        free(bytes);
+        return NULL;
+    }
+    *length = size;
+    return bytes;
+}
+
+/* The version first: of another one nothing else can be said. */
+static int header_take(struct ibx_reader *r, size_t length, struct ibx_working_set *set,
+                       uint64_t *runs, struct ibx_error *err)
+{
+    const uint8_t *magic = ibx_get_bytes(r, MAGIC_BYTES);
+    const uint32_t version = ibx_get_u32(r), reserved = ibx_get_u32(r);
+    set->image_pages = ibx_get_u64(r);
+    *runs = ibx_get_u64(r);
+    if (r->failed || !magic || memcmp(magic, MAGIC, MAGIC_BYTES))
+        return ibx_error_set(err, -EPROTO, "it is no working set: record one with --record");
+    if (version != VERSION)
+        return ibx_error_set(err, -EPROTO,
+                             "it is a working set of version %u, and this ib-migrate knows version "
+                             "%u: record it again",
+                             version, VERSION);
+    if (reserved || set->image_pages > PAGES_MAX || *runs > IBX_WORKING_SET_RUNS_MAX ||
+        length != HEADER_BYTES + *runs * RUN_BYTES + HASH_BYTES)
+        return ibx_error_set(err, -EPROTO,
+                             "it is cut, or damaged: it has %zu bytes and says %" PRIu64
+                             " runs of pages; record it again",
+                             length, *runs);
+    return 0;
+}
+
+static int runs_take(struct ibx_reader *r, uint64_t runs, struct ibx_working_set *set,
+                     struct ibx_error *err)
+{
+    for (uint64_t i = 0; i < runs; i++) {
+        const uint64_t page = ibx_get_u64(r), pages = ibx_get_u32(r);
+        if (!pages || page > set->image_pages || pages > set->image_pages - page)
+            return ibx_error_set(err, -EPROTO,
+                                 "run %" PRIu64 " has %" PRIu64 " pages from %" PRIu64
+                                 " on, of a memory of %" PRIu64 ": record it again",
+                                 i, pages, page, set->image_pages);
+        int rc = ibx_working_set_add(set, page, pages);
+        if (rc)
+            return ibx_error_set(err, rc, "no memory for %" PRIu64 " runs of pages", runs);
+    }
+    return 0;
+}
+
+int ibx_working_set_decode(const uint8_t *bytes, size_t length, struct ibx_working_set *set,
+                           struct ibx_error *err)
+{
+    struct ibx_reader r = ibx_reader_of(bytes, length);
+    struct ibx_working_set out = {0};
+    uint8_t sum[HASH_BYTES];
+    uint64_t runs;
+    int rc = header_take(&r, length, &out, &runs, err);
+    if (!rc && (hash(bytes, length - HASH_BYTES, sum) ||
+                memcmp(sum, bytes + length - HASH_BYTES, HASH_BYTES)))
+        rc = ibx_error_set(err, -EPROTO, "it is damaged (its SHA-256 differs): record it again");
+    if (!rc)
+        rc = runs_take(&r, runs, &out, err);
+    if (rc)
+        ibx_working_set_fini(&out);
+    else
+        *set = out;
+    return rc;
+}
+
+/* ------------------------------------------------------------ files */
+
+static int read_whole(int fd, uint8_t *bytes, size_t length)
+{
+    for (size_t at = 0; at < length;) {
+        const ssize_t n = read(fd, bytes + at, length - at);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n ? -errno : -ENODATA;
+        at += (size_t)n;
+    }
+    return 0;
+}
+
+int ibx_working_set_load(const char *path, struct ibx_working_set *set, struct ibx_error *err)
+{
+    const off_t most = HEADER_BYTES + (off_t)IBX_WORKING_SET_RUNS_MAX * RUN_BYTES + HASH_BYTES;
+    struct stat st;
+    int rc, fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0 || fstat(fd, &st)) {
+        rc = ibx_error_set(err, -errno, "--replay %s: %s", path, strerror(errno));
+    } else if (!S_ISREG(st.st_mode) || st.st_size > most) {
+        rc = ibx_error_set(err, -EINVAL, "--replay %s is no file of up to %lld bytes", path,
+                           (long long)most);
+    } else {
+        uint8_t *bytes = malloc((size_t)st.st_size + 1);
+        rc = bytes ? read_whole(fd, bytes, (size_t)st.st_size) : -ENOMEM;
+        if (rc)
+            ibx_error_set(err, rc, "--replay %s: %s", path, strerror(-rc));
+        else if ((rc = ibx_working_set_decode(bytes, (size_t)st.st_size, set, err)))
+            ibx_error_prefix(err, rc, "--replay %s", path);
+        free(bytes);
+    }
+    if (fd >= 0)
+        close(fd);
+    return rc;
+}
+
+static int write_whole(int fd, const uint8_t *bytes, size_t length)
+{
+    for (size_t at = 0; at < length;) {
+        const ssize_t n = write(fd, bytes + at, length - at);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return -errno;
+        at += (size_t)n;
+    }
+    return fsync(fd) ? -errno : 0;
+}
+
+int ibx_working_set_save(const char *path, const struct ibx_working_set *set, struct ibx_error *err)
+{
+    char fresh[PATH_MAX];
+    size_t length = 0;
+    uint8_t *bytes = ibx_working_set_encode(set, &length);
+    int rc = bytes ? 0 : -ENOMEM, fd = -1;
+    if (snprintf(fresh, sizeof(fresh), "%s.XXXXXX", path) >= (int)sizeof(fresh))
+        rc = -ENAMETOOLONG;
+    if (!rc && (fd = mkostemp(fresh, O_CLOEXEC)) < 0)
+        rc = -errno;
+    if (!rc)
+        rc = write_whole(fd, bytes, length);
+    if (!rc && rename(fresh, path))
+        rc = -errno;
+    if (rc && fd >= 0)
+        unlink(fresh);
+    if (fd >= 0)
+        close(fd);
+    free(bytes);
+    return rc ? ibx_error_set(err, rc, "--record %s cannot be written: %s", path, strerror(-rc))
+              : 0;
+}

@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Firecracker's message, and the file of a working set. */
+#include "migrate/firecracker/firecracker.h"
+#include "tests/scenes/unit.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define REGION "{\"base_host_virt_addr\":%s,\"size\":%s,\"offset\":%s%s}"
+
+static struct ibx_firecracker_layout layout;
+static struct ibx_error err;
+
+static int parse(const char *text)
+{
+    err = (struct ibx_error){0};
+    return ibx_firecracker_layout_parse(text, strlen(text), &layout, &err);
+}
+
+static int parse_one(const char *start, const char *size, const char *offset, const char *more)
+{
+    char text[512];
+    snprintf(text, sizeof(text), "[" REGION "]", start, size, offset, more);
+    return parse(text);
+}
+
+/* What each version sends; the manual calls the old field KiB. */
+static void test_every_documented_form(NO_STATE)
+{
+    static const struct {
+        const char *more;
+        uint32_t page_size;
+    } forms[] = {
+        {"", 4096},
+        {",\"page_size_kib\":4096", 4096},
+        {",\"page_size_kib\":4", 4096},
+        {",\"page_size_kib\":2097152", 2097152},
+        {",\"page_size_kib\":2048", 2097152},
+        {",\"page_size\":2097152,\"page_size_kib\":2097152", 2097152},
+        {",\"page_size\":4096,\"page_size_kib\":4", 4096},
+        {",\"page_size\":2097152", 2097152},
+        {",\"page_size\":4096,\"of_a_later_version\":[true]", 4096},
+    };
+    for (unsigned i = 0; i < COUNT(forms); i++) {
+        assert_int_equal(parse_one("139637976727553", "4194304", "0", forms[i].more), -EPROTO);
+        assert_int_equal(parse_one("139637976727552", "4194304", "2097152", forms[i].more), 0);
+        assert_int_equal(layout.page_size, forms[i].page_size);
+        assert_int_equal(layout.pages, 4194304 / forms[i].page_size);
+        assert_int_equal(layout.end, 6291456);
+        assert_int_equal(layout.regions[0].start, 139637976727552);
+    }
+}
+
+static void test_two_regions(NO_STATE)
+{
+    assert_int_equal(parse("[{\"base_host_virt_addr\":8192,\"size\":4096,\"offset\":4096},"
+                           "{\"base_host_virt_addr\":4096,\"size\":4096,\"offset\":0}]"),
+                     0);
+    assert_int_equal(layout.count, 2);
+    assert_int_equal(layout.pages, 2);
+    assert_int_equal(layout.regions[1].start, 4096);
+}
+
+static void test_what_is_no_message(NO_STATE)
+{
+    const struct {
+        const char *text, *words;
+    } bad[] = {
+        {"[]", "array"},
+        {"{\"a\":1}", "array"},
+        {"[[]]", "region 0"},
+        {"[{\"size\":4096,\"offset\":0}]", "base_host_virt_addr"},
+        {"[{\"base_host_virt_addr\":\"1\",\"size\":4096,\"offset\":0}]", "base_host_virt_addr"},
+        {"[{\"base_host_virt_addr\":4096,\"size\":4096.0,\"offset\":0}]", "\"size\""},
+        {"[{\"base_host_virt_addr\":4096,\"size\":4096,\"offset\":0,\"offset\":0}]", "duplicate"},
+        {"[{\"base_host_virt_addr\":4096,\"size\":99999999999999999999,\"offset\":0}]", "integer"},
+        {"[1] 2", "not JSON"},
+    };
+    for (unsigned i = 0; i < COUNT(bad); i++) {
+        assert_int_equal(parse(bad[i].text), -EPROTO);
+        text_has(err.message, bad[i].words);
+    }
+    assert_int_equal(parse_one("4096", "0", "0", ""), -EPROTO);
+    assert_int_equal(parse_one("4096", "4096", "1", ""), -EPROTO);
+    assert_int_equal(parse_one("4096", "4503599627370496", "4096", ""), -EPROTO);
+    text_has(err.message, "2^52");
+    assert_int_equal(parse_one("4096", "4096", "0", ",\"page_size\":8192"), -EPROTO);
+    assert_int_equal(parse_one("4096", "4096", "0", ",\"page_size\":null"), -EPROTO);
+    assert_int_equal(parse_one("4096", "4096", "0", ",\"page_size\":4096,\"page_size_kib\":8"),
+                     -EPROTO);
+}
+
+static void test_a_part_of_a_message(NO_STATE)
+{
+    assert_int_equal(parse(""), -EAGAIN);
+    assert_int_equal(parse("[{\"base_host_virt_addr\":40"), -EAGAIN);
+    assert_int_equal(parse("[{\"base_host_virt_addr\""), -EAGAIN);
+}
+
+static void test_too_many_regions(NO_STATE)
+{
+    static char text[IBX_FIRECRACKER_MESSAGE_MAX];
+    size_t n = 0;
+    text[n++] = '[';
+    for (unsigned i = 0; i <= IBX_FIRECRACKER_REGIONS_MAX; i++)
+        n += (size_t)snprintf(text + n, sizeof(text) - n,
+                              "%s{\"base_host_virt_addr\":%u,\"size\":4096,\"offset\":%u}",
+                              i ? "," : "", 4096 * (i + 1), 4096 * i);
+    snprintf(text + n, sizeof(text) - n, "]");
+    assert_int_equal(parse(text), -E2BIG);
+}
+
+/* ------------------------------------------------------------ working sets */
+
+static const uint8_t golden[] =
+    {
+        'i', 'b',  'x', ' ', 'w', 'o', 'r', 'k', 'i', 'n', 'g', ' ', 's', 'e',
+        't', '\n', 1,   0,   0,   0,   0,   0,   0,   0,   0,   1,   0,   0,
+        0,   0,    0,   0,   2,   0,   0,   0,   0,   0,   0,   0, /* 256 pages, 2 runs */
+        16,  0,    0,   0,   0,   0,   0,   0,   3,   0,   0,   0, /* 3 from 16 on */
+        255, 0,    0,   0,   0,   0,   0,   0,   1,   0,   0,   0, /* the last */
+};
+
+static uint8_t *encoded(size_t *length)
+{
+    struct ibx_working_set set = {.image_pages = 256};
+    assert_int_equal(ibx_working_set_add(&set, 16, 1), 0);
+    assert_int_equal(ibx_working_set_add(&set, 17, 2), 0);
+    assert_int_equal(ibx_working_set_add(&set, 255, 1), 0);
+    assert_int_equal(set.count, 2);
+    assert_int_equal(set.pages, 4);
+    uint8_t *bytes = ibx_working_set_encode(&set, length);
+    assert_non_null(bytes);
+    ibx_working_set_fini(&set);
+    return bytes;
+}
+
+static void test_the_bytes_of_a_working_set(NO_STATE)
+{
+    struct ibx_working_set set;
+    size_t length;
+    uint8_t *bytes = encoded(&length);
+    assert_int_equal(length, sizeof(golden) + 32);
+    assert_memory_equal(bytes, golden, sizeof(golden));
+    assert_int_equal(ibx_working_set_decode(bytes, length, &set, &err), 0);
+    assert_int_equal(set.image_pages, 256);
+    assert_int_equal(set.pages, 4);
+    assert_true(set.runs[0].page == 16 && set.runs[0].pages == 3 && set.runs[1].page == 255);
+    ibx_working_set_fini(&set);
+    free(bytes);
+}
+
+/* Every byte counts, and every length but one. */
+static void test_a_damaged_working_set_is_refused(NO_STATE)
+{
+    struct ibx_working_set set;
+    size_t length;
+    uint8_t *bytes = encoded(&length);
+    for (size_t i = 0; i < length; i++) {
+        bytes[i] ^= 4;
+        assert_int_equal(ibx_working_set_decode(bytes, length, &set, &err), -EPROTO);
+        bytes[i] ^= 4;
+        assert_int_equal(ibx_working_set_decode(bytes, i, &set, &err), -EPROTO);
+    }
+    bytes[16] = 2;
+    ibx_working_set_decode(bytes, length, &set, &err);
+    text_has(err.message, "version 2");
+    free(bytes);
+}
+
+static void test_a_file_is_replaced_as_a_whole(NO_STATE)
+{
+    char path[] = "/tmp/ibx-test-working-set-XXXXXX", folder[64];
+    struct ibx_working_set set = {.image_pages = 5000}, back = {0};
+    for (uint64_t i = 0; i < 2000; i++)
+        assert_int_equal(ibx_working_set_add(&set, 4000 - 2 * i, 1), 0);
+    close(mkstemp(path));
+    assert_int_equal(ibx_working_set_save(path, &set, &err), 0);
+    assert_int_equal(ibx_working_set_load(path, &back, &err), 0);
+    assert_int_equal(back.count, 2000);
+    assert_memory_equal(back.runs, set.runs, 2000 * sizeof(*set.runs));
+    snprintf(folder, sizeof(folder), "%s/none", path);
+    assert_true(ibx_working_set_save(folder, &set, &err) < 0);
+    text_has(err.message, "cannot be written");
+    ibx_working_set_fini(&set);
+    ibx_working_set_fini(&back);
+    unlink(path);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_documented_form),
+        cmocka_unit_test(test_two_regions),
+        cmocka_unit_test(test_what_is_no_message),
+        cmocka_unit_test(test_a_part_of_a_message),
+        cmocka_unit_test(test_too_many_regions),
+        cmocka_unit_test(test_the_bytes_of_a_working_set),
+        cmocka_unit_test(test_a_damaged_working_set_is_refused),
+        cmocka_unit_test(test_a_file_is_replaced_as_a_whole),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
