@@ -98,6 +98,7 @@ bool ibx_property_is_of_host(const char *name, const char *value)
         "parent_bus",
         /* It changes while a VM runs, or differs between two QEMUs that are alike. */
         "MCFG",
+        "busnr", /* of a PCI device: the guest numbers its buses (QEMU 10) */
         "smb_io_base",
         "realized",
         "hotplugged",

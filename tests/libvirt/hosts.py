@@ -16,6 +16,7 @@ sys.path.insert(0, os.path.join(HERE, "..", "tools"))
 # pylint: disable=wrong-import-position
 from harness import LIMIT, Skip, children, until  # noqa: E402
 
+QEMU = os.environ.get("QEMU", "/usr/bin/qemu-system-x86_64")
 NAMESPACES = "--mount --net --uts --ipc --pid".split()
 
 
@@ -228,7 +229,7 @@ DOMAIN = """<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qe
   <features><acpi/><apic/></features>
   <on_poweroff>destroy</on_poweroff><on_reboot>destroy</on_reboot><on_crash>destroy</on_crash>
   <devices>
-    <emulator>/usr/bin/qemu-system-x86_64</emulator>
+    <emulator>{qemu}</emulator>
     <disk type='file' device='disk'>
       <driver name='qemu' type='raw' cache='none'/>
       <source file='{disk}'><seclabel model='dac' relabel='no'/></source>
@@ -269,7 +270,7 @@ class Domain:
         with open(self.xml, "w", encoding="utf-8") as file:
             more = COMMAND_LINE.format(monitor=self.monitor) if monitor else ""
             file.write(DOMAIN.format(name=self.name, memory=memory, kernel=self.kernel,
-                                     disk=self.disk, more=more))
+                                     disk=self.disk, more=more, qemu=QEMU))
 
     def serial(self, host):
         """What the guest has printed there."""

@@ -31,6 +31,7 @@ static const char tree[] =
     "      dev: virtio-scsi-pci, id \"\"\r\n"
     "        class SCSI controller, addr 00:07.0, pci id 1af4:1004 (sub 1af4:0008)\r\n"
     "        addr = 07.0\r\n"
+    "        busnr = 2 (0x2)\r\n"
     "        bus: virtio-bus\r\n"
     "          type virtio-pci-bus\r\n"
     "          dev: virtio-scsi-device, id \"\"\r\n"
