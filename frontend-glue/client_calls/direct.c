@@ -73,9 +73,10 @@ int ibx_pipeline_call(struct ibx_pipeline *p, const struct ibx_pipeline_request 
 {
     const size_t name = strlen(call->name) + 1;
     const struct ibx_call *known = ibx_call_find(call->name, name);
-    const bool fits = known->length == call->n || known->kind == IBX_CALL_COPIES;
+    const bool ours = known->kind == IBX_CALL_EXTRA; /* its form is known */
+    const bool fits = ours || known->length == call->n || known->kind == IBX_CALL_COPIES;
     if (!is_usable(p) || !is_between(p) || !fits ||
-        !ibx_successes_hold(&p->forms, ibx_call_key(known, call->out_n)))
+        !(ours || ibx_successes_hold(&p->forms, ibx_call_key(known, call->out_n))))
         return -ENOTCONN;
     if (p->state.now != REQUEST_STAGING)
         ibx_state_move(&p->state, REQUEST_STAGING);
@@ -87,6 +88,23 @@ int ibx_pipeline_call(struct ibx_pipeline *p, const struct ibx_pipeline_request 
         ibx_pipeline_sync(p);
     *exit_code = take_reply(p, call);
     return 0;
+}
+
+bool ibx_pipeline_divert(struct ibx_pipeline *p)
+{
+    if (!is_usable(p) || !is_between(p))
+        return false;
+    ibx_state_move(&p->divert, DIVERT_NEXT);
+    return true;
+}
+
+const uint8_t *ibx_pipeline_diverted(struct ibx_pipeline *p, size_t *n)
+{
+    const struct ibx_call *call;
+    const bool kept = p->divert.now == DIVERT_KEPT &&
+                      ibx_call_request(p->staged, p->staged_length, &call) == p->staged_length;
+    ibx_state_move(&p->divert, DIVERT_NONE);
+    return kept ? ibx_request_body(p, n) : NULL;
 }
 
 void ibx_pipeline_learn(struct ibx_pipeline *p, const char *name)

@@ -28,6 +28,15 @@
  */
 enum request_state { REQUEST_STAGING, REQUEST_ANSWERED, REQUEST_WAITING };
 
+/*
+ * state machine: launch that is kept for the application
+ *   [*] -> DIVERT_NONE
+ *   DIVERT_NONE -> DIVERT_NEXT               the next one is not sent
+ *   DIVERT_NEXT -> DIVERT_KEPT | DIVERT_LONG   it was written; its body is staged, or too long
+ *   DIVERT_NEXT | DIVERT_KEPT | DIVERT_LONG -> DIVERT_NONE
+ */
+enum divert_state { DIVERT_NONE, DIVERT_NEXT, DIVERT_KEPT, DIVERT_LONG };
+
 /* Streams without work and events that are over, as of an epoch of the process. */
 #define IBX_QUIET 8u
 struct ibx_quiet {
@@ -51,6 +60,7 @@ struct ibx_pipeline {
 
     /* The request in hand: of the connection's thread alone. */
     struct ibx_state_machine state; /* enum request_state */
+    struct ibx_state_machine divert; /* enum divert_state */
     uint8_t staged[STAGED_MAX];
     size_t staged_length;
     const struct ibx_call *call;

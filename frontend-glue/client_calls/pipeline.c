@@ -18,6 +18,14 @@ static const struct ibx_state request_states[] = {
 static const struct ibx_state_table request_table =
     IBX_STATE_TABLE("request of GVirtuS", request_states);
 
+static const struct ibx_state divert_states[] = {
+    [DIVERT_NONE] = {"none", IBX_TO(DIVERT_NEXT), IBX_STATE_INITIAL},
+    [DIVERT_NEXT] = {"next", IBX_TO(DIVERT_NONE) | IBX_TO(DIVERT_KEPT) | IBX_TO(DIVERT_LONG), 0},
+    [DIVERT_KEPT] = {"kept", IBX_TO(DIVERT_NONE), 0},
+    [DIVERT_LONG] = {"too long", IBX_TO(DIVERT_NONE), 0}};
+static const struct ibx_state_table divert_table =
+    IBX_STATE_TABLE("launch that is kept", divert_states);
+
 /* --------------------------------------------------------------- beginning and end */
 
 static bool is_eager(const struct ibx_session *session)
@@ -34,6 +42,7 @@ struct ibx_pipeline *ibx_pipeline_create(struct ibx_session *session, enum ibx_p
     p->session = session;
     p->mode = mode;
     ibx_state_begin(&p->state, &request_table, REQUEST_STAGING);
+    ibx_state_begin(&p->divert, &divert_table, DIVERT_NONE);
     p->eager = is_eager(session);
     p->room = ibx_session_room(session);
     memset(p->device, 0xff, sizeof(p->device));
@@ -84,6 +93,14 @@ void ibx_pipeline_unlock(struct ibx_pipeline *p)
 
 /* ------------------------------------------------------------------ GVirtuS's calls */
 
+/* Whether what is staged begins a launch that is kept. */
+static bool keeps(const struct ibx_pipeline *p)
+{
+    static const char launch[] = "cudaLaunchKernel";
+    return p->divert.now == DIVERT_NEXT && p->staged_length >= sizeof(launch) &&
+           !memcmp(p->staged, launch, sizeof(launch));
+}
+
 void ibx_pipeline_write(struct ibx_pipeline *p, const void *bytes, size_t n)
 {
     if (ibx_pipeline_is_inherited(p)) {
@@ -100,6 +117,10 @@ void ibx_pipeline_write(struct ibx_pipeline *p, const void *bytes, size_t n)
         p->staged_length += n;
         return;
     }
+    if (p->state.now == REQUEST_STAGING && keeps(p))
+        ibx_state_move(&p->divert, DIVERT_LONG);
+    if (p->state.now == REQUEST_STAGING && p->divert.now == DIVERT_LONG)
+        return; /* the rest of it, too, is not sent */
     if (p->state.now == REQUEST_STAGING)
         ibx_waiting_begin_long(p);
     pthread_mutex_lock(&p->lock);
@@ -110,6 +131,13 @@ void ibx_pipeline_write(struct ibx_pipeline *p, const void *bytes, size_t n)
 /* The request is complete: it is answered here, or sent. */
 static void request_ends(struct ibx_pipeline *p)
 {
+    if (p->divert.now == DIVERT_LONG || keeps(p)) {
+        if (p->divert.now == DIVERT_NEXT)
+            ibx_state_move(&p->divert, DIVERT_KEPT);
+        ibx_answer_success(p);
+        ibx_state_move(&p->state, REQUEST_ANSWERED);
+        return;
+    }
     if (p->foreign || ibx_call_request(p->staged, p->staged_length, &p->call) != p->staged_length) {
         ibx_waiting_begin_long(p);
         return;

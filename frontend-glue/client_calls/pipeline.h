@@ -68,6 +68,12 @@ struct ibx_pipeline_request {
 };
 int ibx_pipeline_call(struct ibx_pipeline *pipeline, const struct ibx_pipeline_request *call,
                       int *exit_code);
+/* From here on a cudaLaunchKernel that GVirtuS writes is kept and not sent, and it gets a success.
+ * False: the connection is none on which the application's own calls may go. */
+bool ibx_pipeline_divert(struct ibx_pipeline *pipeline);
+/* Ends that: the body of the last one, of n bytes, until the next request. NULL: there was none, or
+ * it is too long to be kept. */
+const uint8_t *ibx_pipeline_diverted(struct ibx_pipeline *pipeline, size_t *n);
 /* Such a call was made otherwise, in a frame like GVirtuS's, and was answered without output. */
 void ibx_pipeline_learn(struct ibx_pipeline *pipeline, const char *name);
 /* The name of the last call, whoever made it; "": it is none that this code knows. */

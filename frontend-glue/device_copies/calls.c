@@ -7,6 +7,7 @@
 #include "frontend-glue/device_copies/copies.h"
 
 #include "common/clock.h"
+#include "frontend-glue/session/extra.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -20,7 +21,7 @@
 /* A call's arguments, and what it answers beside its exit code. */
 struct arguments {
     struct ibx_reader in;
-    uint8_t out[8];
+    uint8_t out[IBX_EXTRA_OUT_MAX];
     size_t out_n;
 };
 
@@ -201,8 +202,18 @@ static int launch(struct copies *x, const struct ibx_request *q)
     return atomic_load(&captures) ? PASSES : ibx_copies_launch(x, q->body, (size_t)q->length);
 }
 
+static int run_extra(struct copies *x, const struct ibx_request *q, struct arguments *a)
+{
+    struct ibx_writer out = ibx_writer_of(a->out, sizeof(a->out));
+    const int code = ibx_copies_extra(x, q, &out);
+    a->out_n = code ? 0 : out.length;
+    return code;
+}
+
 static int run(struct copies *x, const struct ibx_request *q, struct arguments *a)
 {
+    if (q->called->kind == IBX_CALL_EXTRA)
+        return run_extra(x, q, a);
     if (q->called->kind == IBX_CALL_LAUNCH)
         return launch(x, q) ? PASSES : 0;
     if (!ibx_copies_able(x)) /* the thread's first call makes a context, which takes long */

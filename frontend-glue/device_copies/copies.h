@@ -257,8 +257,24 @@ void ibx_copies_calls_end(struct copies *x);
 
 /* 0; otherwise GVirtuS has to launch it. */
 int ibx_copies_launch(struct copies *x, const uint8_t *body, size_t n);
+/* The same with `count` attributes (extra.h), and what CUDA returns. */
+int ibx_copies_launch_as(struct copies *x, const uint8_t *body, size_t n, const uint8_t *attributes,
+                         size_t count);
 /* Kernels were registered, or are no more. */
 void ibx_copies_launch_forget(void);
+
+/* extra.c */
+
+/* A request of our own: its exit code, and what it answers beside that. */
+int ibx_copies_extra(struct copies *x, const struct ibx_request *q, struct ibx_writer *out);
+
+/* handles.c */
+
+/* Handles of the session's tenant, or of all if `shared`. False: no memory. */
+bool ibx_handles_add(struct copies *x, const void *value, bool shared);
+bool ibx_handles_know(struct copies *x, uint64_t value);
+/* Whether it was there; it is no more. */
+bool ibx_handles_remove(struct copies *x, uint64_t value);
 
 /* runtime.c */
 

@@ -21,6 +21,8 @@
  *   check.c          asks CUDA about a copy before it runs
  *   calls.c          short calls that are no copies, by CUDA's runtime
  *   launch.c         kernels, by the driver
+ *   extra.c          requests of our own, for calls that GVirtuS lacks
+ *   handles.c        what they have returned
  *   runtime.c        CUDA's runtime, as GVirtuS's handlers have it
  *   symbol.c         where a symbol of the program is
  *   resets.c         contexts that clients reset or destroy

@@ -7,6 +7,8 @@
  */
 #include "frontend-glue/device_copies/copies.h"
 
+#include "frontend-glue/session/extra.h"
+
 #include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -15,14 +17,41 @@
 #define ARGUMENTS_MAX 4096u /* bytes that every driver takes */
 #define HEAD          56u   /* of a request, before the arguments */
 
+#define INVALID_VALUE    1 /* cudaError_t */
+#define INVALID_FUNCTION 98
+#define NOT_SUPPORTED    801
+
 /* CU_LAUNCH_PARAM_... */
 #define BUFFER_POINTER ((void *)1)
 #define BUFFER_SIZE    ((void *)2)
+
+/* CUlaunchAttribute and CUlaunchConfig */
+struct launch_attribute {
+    int id;
+    _Alignas(8) uint8_t value[IBX_EXTRA_ATTRIBUTE];
+};
+struct launch_config {
+    unsigned grid[3], block[3], shared;
+    void *stream;
+    const struct launch_attribute *attributes;
+    unsigned count;
+};
+#define ATTRIBUTES_MAX 16u
+
+/* A launch's request. */
+struct launch {
+    uint64_t function, shared, stream;
+    unsigned size[6]; /* grid, block */
+    size_t bytes;     /* of arguments */
+    _Alignas(16) uint8_t arguments[ARGUMENTS_MAX];
+};
 
 static struct {
     int (*launch)(void *kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                   unsigned block_y, unsigned block_z, unsigned shared, void *stream,
                   void **arguments, void **extra);
+    int (*launch_as)(const struct launch_config *config, void *kernel, void **arguments,
+                     void **extra);
     int (*kernel_of)(void **kernel, const void *function);
     int (*peek_error)(void);
     int (*get_error)(void); /* and forgets it */
@@ -50,6 +79,7 @@ static bool load(struct copies *x)
         *(void **)&cuda.peek_error = ibx_copies_runtime("cudaPeekAtLastError");
         *(void **)&cuda.kernel_of = ibx_copies_runtime("cudaGetFuncBySymbol"); /* CUDA 11 */
         *(void **)&cuda.launch = ibx_cuda_symbol("cuLaunchKernel");
+        *(void **)&cuda.launch_as = ibx_cuda_symbol("cuLaunchKernelEx"); /* CUDA 11.8 */
         atomic_store(&loaded, true);
     }
     pthread_mutex_unlock(&loading);
@@ -83,27 +113,62 @@ static struct launch_function *function_of(struct copies *x, uint64_t function)
     return NULL;
 }
 
+static bool parse(struct launch *l, const uint8_t *body, size_t n)
+{
+    struct ibx_reader r = ibx_reader_of(body, n);
+    l->function = ibx_get_u64(&r);
+    for (unsigned i = 0; i < 6; i++)
+        l->size[i] = ibx_get_u32(&r);
+    l->shared = ibx_get_u64(&r);
+    l->stream = ibx_get_u64(&r);
+    l->bytes = (size_t)ibx_get_u64(&r);
+    if (r.failed || l->bytes != n - HEAD || l->bytes > sizeof(l->arguments) || l->shared > UINT_MAX)
+        return false;
+    memcpy(l->arguments, body + HEAD, l->bytes);
+    /* The kernel may want more than came. */
+    memset(l->arguments + l->bytes, 0, sizeof(l->arguments) - l->bytes);
+    return true;
+}
+
 int ibx_copies_launch(struct copies *x, const uint8_t *body, size_t n)
 {
-    _Alignas(16) uint8_t arguments[ARGUMENTS_MAX] = {0}; /* the kernel may want more than came */
-    struct ibx_reader r = ibx_reader_of(body, n);
-    unsigned size[6];
-    const uint64_t function = ibx_get_u64(&r);
-    for (unsigned i = 0; i < 6; i++)
-        size[i] = ibx_get_u32(&r);
-    const uint64_t shared = ibx_get_u64(&r), stream = ibx_get_u64(&r);
-    size_t bytes = (size_t)ibx_get_u64(&r);
-    if (r.failed || bytes != n - HEAD || bytes > sizeof(arguments) || shared > UINT_MAX ||
-        !ibx_copies_able(x) || !load(x))
+    struct launch l;
+    if (!parse(&l, body, n) || !ibx_copies_able(x) || !load(x))
         return -1;
-    struct launch_function *f = function_of(x, function);
+    struct launch_function *f = function_of(x, l.function);
     if (!f || f->refused)
         return -1;
-    memcpy(arguments, body + HEAD, bytes);
-    void *extra[] = {BUFFER_POINTER, arguments, BUFFER_SIZE, &bytes, NULL};
+    void *extra[] = {BUFFER_POINTER, l.arguments, BUFFER_SIZE, &l.bytes, NULL};
     const int rc =
-        cuda.launch(f->kernel, size[0], size[1], size[2], size[3], size[4], size[5],
-                    (unsigned)shared, (void *)(uintptr_t)stream, NULL, bytes ? extra : NULL);
+        cuda.launch(f->kernel, l.size[0], l.size[1], l.size[2], l.size[3], l.size[4], l.size[5],
+                    (unsigned)l.shared, (void *)(uintptr_t)l.stream, NULL, l.bytes ? extra : NULL);
     f->refused = rc;
     return rc;
+}
+
+int ibx_copies_launch_as(struct copies *x, const uint8_t *body, size_t n, const uint8_t *attributes,
+                         size_t count)
+{
+    struct launch l;
+    struct launch_attribute given[ATTRIBUTES_MAX];
+    struct ibx_reader r = ibx_reader_of(attributes, count * (4 + IBX_EXTRA_ATTRIBUTE));
+    if (!parse(&l, body, n) || count > ATTRIBUTES_MAX)
+        return INVALID_VALUE;
+    if (!ibx_copies_able(x) || !load(x) || !cuda.launch_as)
+        return NOT_SUPPORTED;
+    for (size_t i = 0; i < count; i++) {
+        given[i].id = (int)ibx_get_u32(&r);
+        memcpy(given[i].value, ibx_get_bytes(&r, IBX_EXTRA_ATTRIBUTE), IBX_EXTRA_ATTRIBUTE);
+    }
+    struct launch_function *f = function_of(x, l.function);
+    if (!f)
+        return INVALID_FUNCTION;
+    struct launch_config config = {.shared = (unsigned)l.shared,
+                                   .stream = (void *)(uintptr_t)l.stream,
+                                   .attributes = given,
+                                   .count = (unsigned)count};
+    memcpy(config.grid, l.size, sizeof(config.grid));
+    memcpy(config.block, l.size + 3, sizeof(config.block));
+    void *extra[] = {BUFFER_POINTER, l.arguments, BUFFER_SIZE, &l.bytes, NULL};
+    return cuda.launch_as(&config, f->kernel, NULL, l.bytes ? extra : NULL);
 }

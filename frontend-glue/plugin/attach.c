@@ -3,6 +3,7 @@
 
 #include "common/log.h"
 #include "common/wire.h"
+#include "frontend-glue/session/extra.h"
 #include "frontend-glue/session/frames.h"
 #include "frontend-glue/preload/attach_table.h"
 #include "frontend-glue/client_copies/client_copies.h"
@@ -287,9 +288,23 @@ static int make_call(const struct ibx_frontend_request *request, int *exit_code)
 {
     const struct ibx_pipeline_request call = {request->name, request->body, request->n,
                                               request->out, request->out_n};
-    if (!session_of_thread() || ibx_async_copy_any())
+    if (!session_of_thread())
+        return -ENOTCONN;
+    if (!strcmp(request->name, IBX_EXTRA_NAME)) /* GVirtuS has no such call */
+        ibx_async_copy_wait(0);
+    if (ibx_async_copy_any())
         return -ENOTCONN;
     return ibx_pipeline_call(mine->pipeline, &call, exit_code);
+}
+
+static bool divert(void)
+{
+    return session_of_thread() && ibx_pipeline_divert(mine->pipeline);
+}
+
+static const void *diverted(size_t *n)
+{
+    return session_of_thread() ? ibx_pipeline_diverted(mine->pipeline, n) : NULL;
 }
 
 static const char *last_call(void)
@@ -367,6 +382,8 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session, struct ibx_pipeli
         .version = IBX_FRONTEND_VERSION,
         .copy = run_copy,
         .call = make_call,
+        .divert = divert,
+        .diverted = diverted,
         .last_call = last_call,
         .knows = knows,
         .allocate = allocate,

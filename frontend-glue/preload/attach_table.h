@@ -10,9 +10,11 @@
  *   host_memory.c  cudaMallocHost, cudaHostAlloc, cudaHostRegister, and what frees them
  *   device.c       cudaMalloc*, cudaFree, cudaSetDevice; which pointers are the device's
  *   streams.c      calls about streams and events, and memory that is set
- *   symbols.c      cudaMemcpyFromSymbol, and the profiler's calls
+ *   symbols.c      variables of the device, and the profiler's calls
  *   errors.c       names and meanings of errors
- *   launch.c       kernels launched by code of nvcc 13
+ *   launch.c       kernels launched by code of nvcc 13, or with attributes
+ *   extra.c        calls that GVirtuS lacks, in requests of our own
+ *   arrays.c       likewise: arrays, textures and surfaces
  *   ranges.c       lists of memory
  *   gvirtus.c      the plugin, GVirtuS's functions, calls without these, cudaGetLastError
  *
@@ -80,6 +82,12 @@ struct ibx_frontend_calls {
      * under way in the background, or GVirtuS's front end has not made such a call in this thread
      * yet, which tells the form of its frames. */
     int (*call)(const struct ibx_frontend_request *request, int *exit_code);
+    /* From divert() to diverted() a cudaLaunchKernel of this thread's that GVirtuS writes is kept
+     * and not sent, and GVirtuS gets a success. False: no working connection. diverted() returns
+     * its body of n bytes, until the thread's next call; NULL: there was none, or it is too long.
+     */
+    bool (*divert)(void);
+    const void *(*diverted)(size_t *n);
     /* The name of the last call that this thread has made over it; "": not known. */
     const char *(*last_call)(void);
     /* Whether that is known to be so. */

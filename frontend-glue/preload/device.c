@@ -51,6 +51,11 @@ static enum side side_of(const void *address)
     return known && (begins || !is_readable(address)) ? DEVICE : HOST;
 }
 
+bool ibx_frontend_is_device(const void *address)
+{
+    return side_of(address) == DEVICE;
+}
+
 int ibx_frontend_copy_kind(const void *to, const void *from, int kind)
 {
     if (kind != CUDA_MEMCPY_DEFAULT)
@@ -143,6 +148,21 @@ static void note(void *address, size_t n)
     while (at < ranges.count && ranges.items[at].begin < range.begin + n)
         ibx_frontend_ranges_remove(&ranges, &ranges.items[at]);
     ibx_frontend_ranges_add(&ranges, &range);
+    ibx_frontend_ranges_unlock();
+}
+
+void ibx_frontend_device_memory(void *address, size_t n)
+{
+    ibx_frontend_device_used();
+    note(address, n);
+}
+
+void ibx_frontend_device_memory_gone(const void *address)
+{
+    ibx_frontend_ranges_lock();
+    struct range *range = ibx_frontend_ranges_at(&ranges, address);
+    if (range)
+        ibx_frontend_ranges_remove(&ranges, range);
     ibx_frontend_ranges_unlock();
 }
 

@@ -8,6 +8,7 @@
 
 #include "common/wire.h"
 #include "frontend-glue/preload/attach_table.h"
+#include "frontend-glue/session/extra.h"
 
 #include <stdatomic.h>
 
@@ -17,10 +18,13 @@
 #define CUDA_MEMORY_ALLOCATION  2
 #define CUDA_INVALID_SYMBOL     13
 #define CUDA_INVALID_DIRECTION  21
+#define CUDA_INVALID_FUNCTION   98
 #define CUDA_NOT_READY          600
 #define CUDA_ALREADY_REGISTERED 712
 #define CUDA_NOT_REGISTERED     713
 #define CUDA_NOT_SUPPORTED      801
+
+#define EXTRA_MAX 1950u /* bytes of a request of our own that go in one piece */
 
 /* enum cudaMemcpyKind */
 #define CUDA_MEMCPY_ON_HOST     0
@@ -31,6 +35,19 @@
 
 struct dim3 {
     unsigned x, y, z;
+};
+
+struct launch_attribute {
+    int id;
+    _Alignas(8) uint8_t value[IBX_EXTRA_ATTRIBUTE];
+};
+
+struct launch_config {
+    struct dim3 grid, block;
+    size_t shared;
+    void *stream;
+    const struct launch_attribute *attributes;
+    unsigned count;
 };
 
 /* What the library exports. */
@@ -73,6 +90,50 @@ const char *cudaGetErrorString(int code);
 int __cudaGetKernel(void **kernel, const void *function);
 int __cudaLaunchKernel(void *kernel, struct dim3 grid, struct dim3 block, void **arguments,
                        size_t shared, void *stream);
+int cudaLaunchCooperativeKernel(const void *function, struct dim3 grid, struct dim3 block,
+                                void **arguments, size_t shared, void *stream);
+int cudaLaunchKernelExC(const struct launch_config *config, const void *function, void **arguments);
+int cudaStreamSetAttribute(void *stream, int attribute, const void *value);
+int cudaStreamGetAttribute(void *stream, int attribute, void *value);
+int cudaCtxResetPersistingL2Cache(void);
+int cudaDeviceGetLimit(size_t *value, int limit);
+int cudaGetSymbolAddress(void **address, const void *symbol);
+int cudaGetSymbolSize(size_t *n, const void *symbol);
+int cudaMallocArray(void **array, const struct ibx_cuda_channel *channel, size_t width,
+                    size_t height, unsigned flags);
+int cudaMalloc3DArray(void **array, const struct ibx_cuda_channel *channel,
+                      struct ibx_cuda_extent extent, unsigned flags);
+int cudaFreeArray(void *array);
+int cudaGetChannelDesc(struct ibx_cuda_channel *channel, const void *array);
+int cudaMemcpyToArray(void *array, size_t x, size_t y, const void *from, size_t n, int kind);
+int cudaMemcpyFromArray(void *to, const void *array, size_t x, size_t y, size_t n, int kind);
+int cudaMemcpy2DToArray(void *array, size_t x, size_t y, const void *from, size_t pitch,
+                        size_t width, size_t height, int kind);
+int cudaMemcpy2DFromArray(void *to, size_t pitch, const void *array, size_t x, size_t y,
+                          size_t width, size_t height, int kind);
+int cudaMemcpyToArrayAsync(void *array, size_t x, size_t y, const void *from, size_t n, int kind,
+                           void *stream);
+int cudaMemcpyFromArrayAsync(void *to, const void *array, size_t x, size_t y, size_t n, int kind,
+                             void *stream);
+int cudaMemcpy2DToArrayAsync(void *array, size_t x, size_t y, const void *from, size_t pitch,
+                             size_t width, size_t height, int kind, void *stream);
+int cudaMemcpy2DFromArrayAsync(void *to, size_t pitch, const void *array, size_t x, size_t y,
+                               size_t width, size_t height, int kind, void *stream);
+int cudaMemcpy3D(const struct ibx_cuda_memcpy3d *parameters);
+int cudaMemcpy3DAsync(const struct ibx_cuda_memcpy3d *parameters, void *stream);
+int cudaCreateTextureObject(unsigned long long *texture, const struct ibx_cuda_resource *resource,
+                            const struct ibx_cuda_texture *how, const struct ibx_cuda_view *view);
+int cudaDestroyTextureObject(unsigned long long texture);
+int cudaCreateSurfaceObject(unsigned long long *surface, const struct ibx_cuda_resource *resource);
+int cudaDestroySurfaceObject(unsigned long long surface);
+int cudaMallocAsync(void **address, size_t n, void *stream);
+int cudaMallocFromPoolAsync(void **address, size_t n, void *pool, void *stream);
+int cudaFreeAsync(void *address, void *stream);
+int cudaDeviceGetDefaultMemPool(void **pool, int device);
+int cudaDeviceGetMemPool(void **pool, int device);
+int cudaMemPoolSetAttribute(void *pool, int attribute, void *value);
+int cudaMemPoolGetAttribute(void *pool, int attribute, void *value);
+int cudaMemPoolTrimTo(void *pool, size_t keep);
 void ibx_frontend_attach(const struct ibx_frontend_calls *calls);
 #pragma GCC visibility pop
 
@@ -109,6 +170,24 @@ int ibx_frontend_waited(int rc, uint64_t stream);
         next ? next(__VA_ARGS__) : CUDA_NOT_SUPPORTED;                                             \
     })
 
+/* ------------------------------------------------------------------------- extra.c */
+
+/* A request of our own: its body, which begins with the number. */
+struct extra {
+    const char *call; /* as the application knows it */
+    struct ibx_writer body;
+    uint8_t bytes[EXTRA_MAX];
+};
+void ibx_frontend_extra_begin(struct extra *extra, enum ibx_extra number, const char *call);
+/* Makes it: what the call returns, which cudaGetLastError() returns as well if it is an error. A
+ * success has put `n` bytes into `out`. */
+int ibx_frontend_extra(const struct extra *extra, void *out, size_t n);
+/* The same without a word of its own. False: nothing was done. *code: what the back end answered,
+ * negative where it does not know the request. */
+bool ibx_frontend_extra_try(const struct extra *extra, void *out, size_t n, int *code);
+/* Makes a connection of the calling thread, which only a call of GVirtuS's can. */
+void ibx_frontend_connect(void);
+
 /* ------------------------------------------------------------------------- ranges.c */
 
 struct range {
@@ -143,6 +222,10 @@ void ibx_frontend_ranges_remove(struct ranges *ranges, struct range *range);
 /* What cudaMemcpyDefault (or any other kind) means for these two pointers; CUDA_MEMCPY_DEFAULT
  * again where only GVirtuS can tell. */
 int ibx_frontend_copy_kind(const void *to, const void *from, int kind);
+bool ibx_frontend_is_device(const void *address);
+/* Memory of the device that another call than cudaMalloc has returned, and that is no more. */
+void ibx_frontend_device_memory(void *address, size_t n);
+void ibx_frontend_device_memory_gone(const void *address);
 /* The calling thread uses the device that it has selected. */
 void ibx_frontend_device_used(void);
 /* Waits for all work on every device that this process has used. */

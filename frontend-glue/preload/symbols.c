@@ -5,21 +5,62 @@
  */
 #include "frontend-glue/preload/internal.h"
 
-int cudaGetSymbolAddress(void **address, const void *symbol);
-int cudaGetSymbolSize(size_t *n, const void *symbol);
+/* The front ends that have cudaLaunchKernelExC (G4, G5) cannot read the reply of their own
+ * cudaGetSymbolAddress, and end the process; their back ends do not know variables by the
+ * application's address of them. */
+static bool can_ask_gvirtus(void)
+{
+    return !NEXT(cudaLaunchKernelExC);
+}
 
-/* Where the copy begins. GVirtuS's cudaGetSymbolSize, where it works, tells what is too long. */
+/* False: GVirtuS has to be asked, which may know the variable by its name. */
+static bool asked(enum ibx_extra number, const char *call, const void *symbol, uint64_t *answer,
+                  int *rc)
+{
+    struct extra extra;
+    ibx_frontend_extra_begin(&extra, number, call);
+    ibx_put_u64(&extra.body, (uintptr_t)symbol);
+    if (!ibx_frontend_plugin() || !ibx_frontend_extra_try(&extra, answer, sizeof(*answer), rc) ||
+        *rc < 0 || ((*rc == CUDA_NOT_SUPPORTED || *rc == CUDA_INVALID_SYMBOL) && can_ask_gvirtus()))
+        return false;
+    if (*rc)
+        ibx_frontend_fail(*rc);
+    return true;
+}
+
+int cudaGetSymbolAddress(void **address, const void *symbol)
+{
+    uint64_t answer = 0;
+    int rc;
+    if (!asked(IBX_EXTRA_SYMBOL_ADDRESS, "cudaGetSymbolAddress", symbol, &answer, &rc))
+        return CALL_NEXT(cudaGetSymbolAddress, address, symbol);
+    if (!rc)
+        *address = (void *)(uintptr_t)answer;
+    return rc;
+}
+
+int cudaGetSymbolSize(size_t *n, const void *symbol)
+{
+    uint64_t answer = 0;
+    int rc;
+    if (!asked(IBX_EXTRA_SYMBOL_SIZE, "cudaGetSymbolSize", symbol, &answer, &rc))
+        return CALL_NEXT(cudaGetSymbolSize, n, symbol);
+    if (!rc)
+        *n = answer;
+    return rc;
+}
+
+/* Where the copy begins. The variable's size, where it is known, tells what is too long. */
 static int find_variable(const void *symbol, size_t n, size_t offset, char **from)
 {
     void *address = NULL;
     size_t size = 0;
-    __typeof__(&cudaGetSymbolSize) measure = NEXT(cudaGetSymbolSize);
-    int rc = CALL_NEXT(cudaGetSymbolAddress, &address, symbol);
+    int rc = cudaGetSymbolAddress(&address, symbol);
     if (rc)
         return rc;
     if (!address)
         return ibx_frontend_fail(CUDA_INVALID_SYMBOL);
-    if (measure && !measure(&size, symbol) && size && (offset > size || n > size - offset))
+    if (!cudaGetSymbolSize(&size, symbol) && size && (offset > size || n > size - offset))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     *from = (char *)address + offset;
     return CUDA_SUCCESS;

@@ -2,6 +2,7 @@
 #include "frontend-glue/session/calls.h"
 
 #include "common/wire.h"
+#include "frontend-glue/session/extra.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -65,6 +66,7 @@ static const struct ibx_call calls[] = {
     {"cudaStreamQuery", IBX_CALL_QUERIES, 0, 8, false, false},
     {"cudaStreamSynchronize", IBX_CALL_QUERIES, 0, 8, false, false},
     {"cudaStreamWaitEvent", IBX_CALL_REPEATS, 0, 20, true, false},
+    {IBX_EXTRA_NAME, IBX_CALL_EXTRA, ALL, 0, true, false},
 };
 
 /* What other names make of kernels and handles that were good before. */

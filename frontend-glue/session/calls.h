@@ -35,6 +35,7 @@ enum ibx_call_kind {
     IBX_CALL_SET_DEVICE, /* likewise */
     IBX_CALL_BEGIN_CAPTURE, /* from here on enqueued work is recorded, or refused */
     IBX_CALL_END_CAPTURE,
+    IBX_CALL_EXTRA, /* a request of our own (extra.h): waits, and may do anything */
 };
 
 /* Where a request holds its stream: an offset in its body, or one of these. */

@@ -356,6 +356,8 @@ bool remapped()
 bool errors()
 {
     char *device = device_memory();
+    std::vector<char> first(100000); // the pool is there from here on
+    REQUIRE(round_trip(device, first.data(), first.size(), 1));
     for (std::size_t n : {std::size_t{64}, std::size_t{100000}, std::size_t{6000000}}) {
         std::vector<char> memory(n, 'm');
         // Too much for the device's memory: the handler's own exit code, and nothing is written.
@@ -634,6 +636,12 @@ int main(int argc, char **argv)
         {"stale-registration", stale_registration},
         {"refused", refused},
         {"launch", launch},
+        {"arrays", arrays},
+        {"planes", planes_of_arrays},
+        {"textures", textures},
+        {"pools", pools},
+        {"cooperative", cooperative},
+        {"not-supported", not_supported},
         {"symbols", symbols},
         {"names", names},
         {"forked-meanwhile", forked_meanwhile},

@@ -58,6 +58,17 @@ bool stale_registration();
 bool calls();
 bool short_copies();
 
+// application_extra.cpp
+
+// Calls that the libcudart does not have.
+bool arrays();
+bool planes_of_arrays();
+bool textures();
+bool pools();
+bool cooperative();
+// The same with a back end that does not know them.
+bool not_supported();
+
 // application_async.cpp
 
 bool async();

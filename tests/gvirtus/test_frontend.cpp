@@ -103,6 +103,17 @@ bool run(const char *test, bool taken)
     return true;
 }
 
+// Said once.
+bool without_extra()
+{
+    GpuBackEnd back(false);
+    Application app(&back, application, "not-supported");
+    REQUIRE(app.good());
+    REQUIRE(lines_with(app.said(), "returns cudaErrorNotSupported") == 1);
+    REQUIRE(lines_with(app.said(), "ibx:") == 1);
+    return true;
+}
+
 // Over shm the back end sees page-locked memory where it is.
 bool pinned()
 {
@@ -216,6 +227,9 @@ int main(int argc, char **argv)
     check("memory that is registered", [] { return run("host-register", true); });
     check("and is gone without a word", [] { return run("stale-registration", true); });
     check("kernels as nvcc 13 launches them", [] { return run("launch", true); });
+    for (const char *test : {"arrays", "planes", "textures", "pools", "cooperative"})
+        check(test, [=] { return run(test, true); });
+    check("a back end without these calls", without_extra);
     check("variables of the device", [] { return run("symbols", true); });
     check("the same, copied by GVirtuS's handlers", [] { return run("symbols", false); });
     check("names of errors, the profiler", [] { return run("names", true); });

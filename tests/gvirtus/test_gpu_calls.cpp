@@ -108,6 +108,29 @@ bool errors()
     return true;
 }
 
+// Numbers, lengths and handles that nobody has sent: CUDA sees none of it, and the next call is as
+// before. A handle that reached it would end the back end.
+bool malformed()
+{
+    Gpu gpu;
+    Remote &remote = gpu.remote;
+    for (unsigned number = 0; number < 40; number++) {
+        for (unsigned n = 0; n < 200; n += n < 60 ? 1 : 7) {
+            Body body;
+            body.bytes = random_bytes(n + 2, number * 1000 + n);
+            body.bytes[0] = static_cast<char>(number);
+            body.bytes[1] = 0;
+            REQUIRE(remote.call("ibxRuntime", body) != 999);
+        }
+    }
+    Body unknown, none;
+    unknown.bytes = {static_cast<char>(200), 0};
+    REQUIRE(remote.call("ibxRuntime", unknown) == 801 && remote.call("ibxRuntime", none) == 801);
+    remote.get_last_error();
+    std::uint64_t device = remote.malloc(100);
+    return device && remote.free(device) == 0;
+}
+
 bool kernels()
 {
     Gpu gpu;
@@ -215,6 +238,7 @@ int main(int argc, char **argv)
     check("each call", each_call);
     check("memory that is counted", counted);
     check("errors", errors);
+    check("requests of our own that are malformed", malformed);
     check("kernels", kernels);
     check("kernels while some are taken away", kernels_meanwhile);
     check("many at once", many);

@@ -573,6 +573,30 @@ EXPORT int cuLaunchKernel(void *kernel, unsigned grid_x, unsigned grid_y, unsign
                       values[1], values[2], stream, false);
 }
 
+/* CUlaunchAttribute and CUlaunchConfig */
+struct launch_attribute {
+    int id, pad, on;
+    char rest[60];
+};
+struct launch_config {
+    unsigned grid[3], block[3], shared;
+    void *stream;
+    const struct launch_attribute *attributes;
+    unsigned count;
+};
+
+/* The same kernel, as a cooperative one (attribute 2) of at most 1,000 blocks. */
+EXPORT int cuLaunchKernelEx(const struct launch_config *c, void *kernel, void **arguments,
+                            void **extra)
+{
+    if (c->count != 1 || c->attributes[0].id != 2 || c->attributes[0].on != 1)
+        return INVALID_VALUE;
+    if (c->grid[0] > 1000)
+        return 720; /* CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE */
+    return cuLaunchKernel(kernel, c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1],
+                          c->block[2], c->shared, c->stream, arguments, extra);
+}
+
 /* ------------------------------------------------------------- for the other files */
 
 bool stream_known(void *handle, bool *blocking)

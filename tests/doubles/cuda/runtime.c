@@ -2,6 +2,7 @@
 /* A double of CUDA's runtime: symbols that a back end's handlers have registered under a client's
  * address, a thread's last error, and short calls, which the driver's double runs. */
 #include "tests/doubles/cuda/driver.h"
+#include "tests/doubles/cuda/runtime.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -9,8 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#pragma GCC diagnostic ignored "-Wmissing-prototypes"
-#define EXPORT         __attribute__((visibility("default")))
 #define SYMBOLS        64
 #define INVALID_SYMBOL 13
 
@@ -79,7 +78,7 @@ EXPORT int cudaGetLastError(void)
 
 static _Atomic unsigned long calls;
 
-static void *driver(const char *name)
+void *driver_function(const char *name)
 {
     void *handle = dlopen(getenv("IBX_LIBCUDA"), RTLD_LAZY | RTLD_NOLOAD);
     return handle ? dlsym(handle, name) : NULL;
@@ -91,7 +90,7 @@ EXPORT unsigned long ibx_double_runtime_calls(void)
     return calls;
 }
 
-static int returns(int rc)
+int returns(int rc)
 {
     calls++;
     last_error = rc ? rc : last_error;
@@ -102,7 +101,7 @@ static int returns(int rc)
 static int with(const char *name, void *first, void *second)
 {
     int (*function)(void *, void *, unsigned) = NULL;
-    *(void **)&function = driver(name);
+    *(void **)&function = driver_function(name);
     return returns(function ? function(first, second, 0) : 999);
 }
 
@@ -154,7 +153,7 @@ EXPORT int cudaFree(void *address)
 EXPORT int cudaMemset(void *address, int value, size_t n)
 {
     int (*copy)(uint64_t to, const void *from, size_t bytes) = NULL;
-    *(void **)&copy = driver("cuMemcpyHtoD_v2");
+    *(void **)&copy = driver_function("cuMemcpyHtoD_v2");
     void *bytes = malloc(n + 1);
     if (!bytes)
         return returns(2);

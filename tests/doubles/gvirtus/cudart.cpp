@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 #include "tests/doubles/gvirtus/cudart.h"
+#include "tests/doubles/cuda/driver.h"
 #include "tests/gvirtus/remote.h"
 
 #include <atomic>
@@ -258,7 +259,8 @@ EXPORTED int stub_launch(void *to, const void *from, std::size_t n, void *stream
 {
     Body body, arguments;
     arguments.u64(number(to)).u64(number(from)).u64(n);
-    body.u64(0).u64(1).u64(1).u64(1).u64(0); // function, two triples of 32 bits, shared memory
+    // Function, two triples of 32 bits, shared memory.
+    body.u64(IBX_DOUBLE_KERNEL).i32(1).i32(1).i32(1).i32(1).i32(1).i32(1).u64(0);
     body.u64(number(stream)).host(arguments.bytes.data(), arguments.bytes.size());
     return mine()->call("cudaLaunchKernel", body);
 }
@@ -280,6 +282,12 @@ EXPORTED int cudaLaunchKernel(const void *function, StubDim3 grid, StubDim3 bloc
 EXPORTED int cudaDeviceSynchronize()
 {
     return stock() ? 0 : mine()->device_synchronize();
+}
+
+EXPORTED int cudaGetDevice(int *device)
+{
+    *device = 0;
+    return stock() ? 0 : mine()->call("cudaGetDevice", Body());
 }
 
 EXPORTED int cudaSetDevice(int device)

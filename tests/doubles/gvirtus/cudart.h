@@ -35,6 +35,7 @@ int cudaGetLastError();
 int cudaPeekAtLastError();
 int cudaDeviceSynchronize();
 int cudaSetDevice(int device);
+int cudaGetDevice(int *device);
 int cudaMallocHost(void **address, std::size_t n);
 int cudaHostAlloc(void **address, std::size_t n, unsigned flags);
 int cudaFreeHost(void *address);

@@ -1,0 +1,405 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Arrays of the device, textures and surfaces, in requests of our own: GVirtuS lacks most of these
+ * calls, and its handlers of the others do not know arrays of several planes. Bytes of the host get
+ * to an array by way of memory of the device, rows without gaps, so that they take the path of all
+ * copies. The asynchronous calls come after all that is in their stream, and are over when they
+ * return.
+ */
+#include "frontend-glue/preload/internal.h"
+
+#include <stdlib.h>
+
+/* --------------------------------------------------------------------------------- arrays */
+
+int cudaMalloc3DArray(void **array, const struct ibx_cuda_channel *channel,
+                      struct ibx_cuda_extent extent, unsigned flags)
+{
+    struct extra e;
+    uint64_t made = 0;
+    if (!array || !channel)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_MALLOC_ARRAY, "cudaMalloc3DArray");
+    ibx_layout_put(&e.body, IBX_LAYOUT_CHANNEL, channel);
+    ibx_layout_put(&e.body, IBX_LAYOUT_EXTENT, &extent);
+    ibx_put_u32(&e.body, flags);
+    ibx_frontend_device_used();
+    int rc = ibx_frontend_extra(&e, &made, sizeof(made));
+    struct ibx_reader r = ibx_reader_of(&made, sizeof(made));
+    if (!rc)
+        *array = (void *)(uintptr_t)ibx_get_u64(&r);
+    return rc;
+}
+
+int cudaMallocArray(void **array, const struct ibx_cuda_channel *channel, size_t width,
+                    size_t height, unsigned flags)
+{
+    return cudaMalloc3DArray(array, channel, (struct ibx_cuda_extent){width, height, 0}, flags);
+}
+
+int cudaFreeArray(void *array)
+{
+    struct extra e;
+    if (!array)
+        return CUDA_SUCCESS;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_FREE_ARRAY, "cudaFreeArray");
+    ibx_put_u64(&e.body, (uintptr_t)array);
+    return ibx_frontend_extra(&e, NULL, 0);
+}
+
+int cudaGetChannelDesc(struct ibx_cuda_channel *channel, const void *array)
+{
+    struct extra e;
+    uint8_t bytes[20];
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_CHANNEL_DESC, "cudaGetChannelDesc");
+    ibx_put_u64(&e.body, (uintptr_t)array);
+    int rc = ibx_frontend_extra(&e, bytes, sizeof(bytes));
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    if (!rc)
+        ibx_layout_get(&r, IBX_LAYOUT_CHANNEL, channel);
+    return rc;
+}
+
+/* --------------------------------------------------- bytes of the host, on the device for a while
+ */
+
+struct bounce {
+    void *memory; /* of the device */
+    size_t n;
+};
+
+static int bounce_begin(struct bounce *b, size_t n)
+{
+    *b = (struct bounce){.n = n};
+    return cudaMalloc(&b->memory, n);
+}
+
+/* Returns `rc`, or the first error here. cudaFree waits for the copies from and to it. */
+static int bounce_end(struct bounce *b, int rc)
+{
+    const int freed = b->memory ? cudaFree(b->memory) : CUDA_SUCCESS;
+    return rc ? rc : freed;
+}
+
+static bool is_host(const void *address, int kind, int host_kind)
+{
+    return kind == host_kind || (kind == CUDA_MEMCPY_DEFAULT && !ibx_frontend_is_device(address));
+}
+
+/* ------------------------------------------------------------------ copies of bytes, of rows */
+
+static int device_to_array(void *array, size_t x, size_t y, const void *from, size_t n)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_TO_ARRAY, "cudaMemcpyToArray");
+    ibx_put_u64(&e.body, (uintptr_t)array);
+    ibx_put_u64(&e.body, x);
+    ibx_put_u64(&e.body, y);
+    ibx_put_u64(&e.body, (uintptr_t)from);
+    ibx_put_u64(&e.body, n);
+    return ibx_frontend_extra(&e, NULL, 0);
+}
+
+int cudaMemcpyToArray(void *array, size_t x, size_t y, const void *from, size_t n, int kind)
+{
+    struct bounce b;
+    if (!n)
+        return CUDA_SUCCESS;
+    if (!is_host(from, kind, CUDA_MEMCPY_TO_DEVICE))
+        return device_to_array(array, x, y, from, n);
+    int rc = bounce_begin(&b, n);
+    if (!rc)
+        rc = cudaMemcpy(b.memory, from, n, CUDA_MEMCPY_TO_DEVICE);
+    if (!rc)
+        rc = device_to_array(array, x, y, b.memory, n);
+    return bounce_end(&b, rc);
+}
+
+static int array_to_device(void *to, const void *array, size_t x, size_t y, size_t n)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_FROM_ARRAY, "cudaMemcpyFromArray");
+    ibx_put_u64(&e.body, (uintptr_t)to);
+    ibx_put_u64(&e.body, (uintptr_t)array);
+    ibx_put_u64(&e.body, x);
+    ibx_put_u64(&e.body, y);
+    ibx_put_u64(&e.body, n);
+    return ibx_frontend_extra(&e, NULL, 0);
+}
+
+int cudaMemcpyFromArray(void *to, const void *array, size_t x, size_t y, size_t n, int kind)
+{
+    struct bounce b;
+    if (!n)
+        return CUDA_SUCCESS;
+    if (!is_host(to, kind, CUDA_MEMCPY_FROM_DEVICE))
+        return array_to_device(to, array, x, y, n);
+    int rc = bounce_begin(&b, n);
+    if (!rc)
+        rc = array_to_device(b.memory, array, x, y, n);
+    if (!rc)
+        rc = cudaMemcpy(to, b.memory, n, CUDA_MEMCPY_FROM_DEVICE);
+    return bounce_end(&b, rc);
+}
+
+static int rows_to_array(void *array, size_t x, size_t y, const void *from, size_t pitch,
+                         size_t width, size_t height)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_2D_TO_ARRAY, "cudaMemcpy2DToArray");
+    ibx_put_u64(&e.body, (uintptr_t)array);
+    ibx_put_u64(&e.body, x);
+    ibx_put_u64(&e.body, y);
+    ibx_put_u64(&e.body, (uintptr_t)from);
+    ibx_put_u64(&e.body, pitch);
+    ibx_put_u64(&e.body, width);
+    ibx_put_u64(&e.body, height);
+    return ibx_frontend_extra(&e, NULL, 0);
+}
+
+static bool bytes_of(size_t width, size_t height, size_t *n)
+{
+    return !__builtin_mul_overflow(width, height, n) && *n <= PTRDIFF_MAX;
+}
+
+int cudaMemcpy2DToArray(void *array, size_t x, size_t y, const void *from, size_t pitch,
+                        size_t width, size_t height, int kind)
+{
+    struct bounce b;
+    size_t n;
+    if (!width || !height)
+        return CUDA_SUCCESS;
+    if (!is_host(from, kind, CUDA_MEMCPY_TO_DEVICE))
+        return rows_to_array(array, x, y, from, pitch, width, height);
+    if (!bytes_of(width, height, &n))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    int rc = bounce_begin(&b, n);
+    if (!rc)
+        rc = cudaMemcpy2D(b.memory, width, from, pitch, width, height, CUDA_MEMCPY_TO_DEVICE);
+    if (!rc)
+        rc = rows_to_array(array, x, y, b.memory, width, width, height);
+    return bounce_end(&b, rc);
+}
+
+static int rows_from_array(void *to, size_t pitch, const void *array, size_t x, size_t y,
+                           size_t width, size_t height)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_2D_FROM_ARRAY, "cudaMemcpy2DFromArray");
+    ibx_put_u64(&e.body, (uintptr_t)to);
+    ibx_put_u64(&e.body, pitch);
+    ibx_put_u64(&e.body, (uintptr_t)array);
+    ibx_put_u64(&e.body, x);
+    ibx_put_u64(&e.body, y);
+    ibx_put_u64(&e.body, width);
+    ibx_put_u64(&e.body, height);
+    return ibx_frontend_extra(&e, NULL, 0);
+}
+
+int cudaMemcpy2DFromArray(void *to, size_t pitch, const void *array, size_t x, size_t y,
+                          size_t width, size_t height, int kind)
+{
+    struct bounce b;
+    size_t n;
+    if (!width || !height)
+        return CUDA_SUCCESS;
+    if (!is_host(to, kind, CUDA_MEMCPY_FROM_DEVICE))
+        return rows_from_array(to, pitch, array, x, y, width, height);
+    if (!bytes_of(width, height, &n))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    int rc = bounce_begin(&b, n);
+    if (!rc)
+        rc = rows_from_array(b.memory, width, array, x, y, width, height);
+    if (!rc)
+        rc = cudaMemcpy2D(to, pitch, b.memory, width, width, height, CUDA_MEMCPY_FROM_DEVICE);
+    return bounce_end(&b, rc);
+}
+
+/* ------------------------------------------------------------------------ copies of planes */
+
+/* Bytes of a row: an array's elements have their own size. 0: that of the array is not known. */
+static size_t row_of(const struct ibx_cuda_memcpy3d *p)
+{
+    const void *array = p->to_array ? p->to_array : p->from_array;
+    struct ibx_cuda_channel channel;
+    size_t n;
+    if (!array)
+        return p->extent.width;
+    if (cudaGetChannelDesc(&channel, array))
+        return 0;
+    const size_t bits = (size_t)(channel.x + channel.y + channel.z + channel.w);
+    return __builtin_mul_overflow(p->extent.width, bits / 8, &n) ? 0 : n;
+}
+
+static char *row_at(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *at,
+                    size_t y, size_t z)
+{
+    return (char *)memory->at + (at->depth + z) * memory->pitch * memory->y +
+           (at->height + y) * memory->pitch + at->width;
+}
+
+/* Copies planes between the host and rows without gaps on the device, a plane after the other. */
+static int move_planes(const struct ibx_cuda_memcpy3d *p, char *packed, size_t row, bool to_device)
+{
+    int rc = CUDA_SUCCESS;
+    for (size_t z = 0; z < p->extent.depth && !rc; z++) {
+        char *plane = packed + z * row * p->extent.height;
+        rc = to_device ? cudaMemcpy2D(plane, row, row_at(&p->from, &p->from_at, 0, z),
+                                      p->from.pitch, row, p->extent.height, CUDA_MEMCPY_TO_DEVICE)
+                       : cudaMemcpy2D(row_at(&p->to, &p->to_at, 0, z), p->to.pitch, plane, row, row,
+                                      p->extent.height, CUDA_MEMCPY_FROM_DEVICE);
+    }
+    return rc;
+}
+
+static int planes_on_device(const struct ibx_cuda_memcpy3d *wish)
+{
+    struct ibx_cuda_memcpy3d p = *wish;
+    struct extra e;
+    p.kind = CUDA_MEMCPY_ON_DEVICE;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_MEMCPY_3D, "cudaMemcpy3D");
+    ibx_layout_put(&e.body, IBX_LAYOUT_MEMCPY3D, &p);
+    return ibx_frontend_extra(&e, NULL, 0);
+}
+
+static int planes_on_host(const struct ibx_cuda_memcpy3d *p)
+{
+    for (size_t z = 0; z < p->extent.depth; z++)
+        for (size_t y = 0; y < p->extent.height; y++)
+            memcpy(row_at(&p->to, &p->to_at, y, z), row_at(&p->from, &p->from_at, y, z),
+                   p->extent.width);
+    return CUDA_SUCCESS;
+}
+
+static int planes_by_bounce(const struct ibx_cuda_memcpy3d *wish, bool from_host)
+{
+    struct ibx_cuda_memcpy3d p = *wish;
+    struct bounce b;
+    size_t n = 0;
+    const size_t row = row_of(wish);
+    if (!row || !bytes_of(row, p.extent.height, &n) || !bytes_of(n, p.extent.depth, &n))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    int rc = bounce_begin(&b, n);
+    const struct ibx_cuda_pitched packed = {b.memory, row, row, p.extent.height};
+    if (from_host) {
+        p.from = packed;
+        p.from_at = (struct ibx_cuda_extent){0};
+        rc = rc ? rc : move_planes(wish, b.memory, row, true);
+        rc = rc ? rc : planes_on_device(&p);
+    } else {
+        p.to = packed;
+        p.to_at = (struct ibx_cuda_extent){0};
+        rc = rc ? rc : planes_on_device(&p);
+        rc = rc ? rc : move_planes(wish, b.memory, row, false);
+    }
+    return bounce_end(&b, rc);
+}
+
+int cudaMemcpy3D(const struct ibx_cuda_memcpy3d *p)
+{
+    if (!p || !p->from_array == !p->from.at || !p->to_array == !p->to.at)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (!p->extent.width || !p->extent.height || !p->extent.depth)
+        return CUDA_SUCCESS;
+    const bool by_address = p->kind == CUDA_MEMCPY_DEFAULT;
+    const bool from_host =
+        !p->from_array && (p->kind == CUDA_MEMCPY_TO_DEVICE || p->kind == CUDA_MEMCPY_ON_HOST ||
+                           (by_address && !ibx_frontend_is_device(p->from.at)));
+    const bool to_host =
+        !p->to_array && (p->kind == CUDA_MEMCPY_FROM_DEVICE || p->kind == CUDA_MEMCPY_ON_HOST ||
+                         (by_address && !ibx_frontend_is_device(p->to.at)));
+    if (from_host && to_host)
+        return planes_on_host(p);
+    return from_host || to_host ? planes_by_bounce(p, from_host) : planes_on_device(p);
+}
+
+/* ------------------------------------------------------------------- the same behind a stream */
+
+int cudaMemcpyToArrayAsync(void *array, size_t x, size_t y, const void *from, size_t n, int kind,
+                           void *stream)
+{
+    const int rc = cudaStreamSynchronize(stream);
+    return rc ? rc : cudaMemcpyToArray(array, x, y, from, n, kind);
+}
+
+int cudaMemcpyFromArrayAsync(void *to, const void *array, size_t x, size_t y, size_t n, int kind,
+                             void *stream)
+{
+    const int rc = cudaStreamSynchronize(stream);
+    return rc ? rc : cudaMemcpyFromArray(to, array, x, y, n, kind);
+}
+
+int cudaMemcpy2DToArrayAsync(void *array, size_t x, size_t y, const void *from, size_t pitch,
+                             size_t width, size_t height, int kind, void *stream)
+{
+    const int rc = cudaStreamSynchronize(stream);
+    return rc ? rc : cudaMemcpy2DToArray(array, x, y, from, pitch, width, height, kind);
+}
+
+int cudaMemcpy2DFromArrayAsync(void *to, size_t pitch, const void *array, size_t x, size_t y,
+                               size_t width, size_t height, int kind, void *stream)
+{
+    const int rc = cudaStreamSynchronize(stream);
+    return rc ? rc : cudaMemcpy2DFromArray(to, pitch, array, x, y, width, height, kind);
+}
+
+int cudaMemcpy3DAsync(const struct ibx_cuda_memcpy3d *p, void *stream)
+{
+    const int rc = cudaStreamSynchronize(stream);
+    return rc ? rc : cudaMemcpy3D(p);
+}
+
+/* ------------------------------------------------------------------- textures and surfaces */
+
+static int make(struct extra *e, unsigned long long *object)
+{
+    uint8_t bytes[8];
+    int rc = ibx_frontend_extra(e, bytes, sizeof(bytes));
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    if (!rc)
+        *object = ibx_get_u64(&r);
+    return rc;
+}
+
+int cudaCreateTextureObject(unsigned long long *texture, const struct ibx_cuda_resource *resource,
+                            const struct ibx_cuda_texture *how, const struct ibx_cuda_view *view)
+{
+    struct extra e;
+    if (!texture || !resource || !how)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_CREATE_TEXTURE, "cudaCreateTextureObject");
+    ibx_resource_put(&e.body, resource);
+    ibx_layout_put(&e.body, IBX_LAYOUT_TEXTURE, how);
+    ibx_put_u8(&e.body, view != NULL);
+    if (view)
+        ibx_layout_put(&e.body, IBX_LAYOUT_VIEW, view);
+    return make(&e, texture);
+}
+
+int cudaCreateSurfaceObject(unsigned long long *surface, const struct ibx_cuda_resource *resource)
+{
+    struct extra e;
+    if (!surface || !resource)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_CREATE_SURFACE, "cudaCreateSurfaceObject");
+    ibx_resource_put(&e.body, resource);
+    return make(&e, surface);
+}
+
+static int destroy(enum ibx_extra number, const char *call, unsigned long long object)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, number, call);
+    ibx_put_u64(&e.body, object);
+    return ibx_frontend_extra(&e, NULL, 0);
+}
+
+int cudaDestroyTextureObject(unsigned long long texture)
+{
+    return destroy(IBX_EXTRA_DESTROY_TEXTURE, "cudaDestroyTextureObject", texture);
+}
+
+int cudaDestroySurfaceObject(unsigned long long surface)
+{
+    return destroy(IBX_EXTRA_DESTROY_SURFACE, "cudaDestroySurfaceObject", surface);
+}

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Calls that GVirtuS lacks, or makes wrongly, in requests of our own (session/extra.h): those about
+ * streams, limits and pools of memory, and what all of them share. A back end that does not know
+ * them makes them fail with cudaErrorNotSupported.
+ */
+#include "frontend-glue/preload/internal.h"
+
+#include "common/log.h"
+
+#include <errno.h>
+
+#define UNKNOWN (-1) /* what a back end of GVirtuS answers to a name that it does not know */
+
+void ibx_frontend_extra_begin(struct extra *e, enum ibx_extra number, const char *call)
+{
+    e->call = call;
+    e->body = ibx_writer_of(e->bytes, sizeof(e->bytes));
+    ibx_put_u16(&e->body, (uint16_t)number);
+}
+
+/* Of all calls GVirtuS answers this one the most cheaply. */
+void ibx_frontend_connect(void)
+{
+    int device;
+    CALL_NEXT(cudaGetDevice, &device);
+}
+
+static int not_supported(const struct extra *e, const char *why)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    if (!atomic_flag_test_and_set(&told))
+        ibx_log(IBX_LOG_WARN, "%s returns cudaErrorNotSupported: %s", e->call, why);
+    return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+}
+
+bool ibx_frontend_extra_try(const struct extra *e, void *out, size_t n, int *code)
+{
+    const struct ibx_frontend_request request = {
+        .name = IBX_EXTRA_NAME, .body = e->body.data, .n = e->body.length, .out = out, .out_n = n};
+    const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
+    if (e->body.failed)
+        return false;
+    if (calls && !calls->call(&request, code))
+        return true;
+    ibx_frontend_connect();
+    calls = ibx_frontend_plugin();
+    return calls && !calls->call(&request, code);
+}
+
+int ibx_frontend_extra(const struct extra *e, void *out, size_t n)
+{
+    int code;
+    if (!ibx_frontend_extra_try(e, out, n, &code))
+        return not_supported(e, e->body.failed
+                                    ? "its arguments do not fit into one message"
+                                    : "it needs the rdma communicator, with rdma.pipeline on");
+    if (code == UNKNOWN)
+        return not_supported(e, "the back end's communicator is older than libibx-frontend.so, or "
+                                "has rdma.gpu : off");
+    return code ? ibx_frontend_fail(code) : CUDA_SUCCESS;
+}
+
+/* ------------------------------------------------------------------------- streams, limits */
+
+int cudaStreamSetAttribute(void *stream, int attribute, const void *value)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_STREAM_SET_ATTRIBUTE, "cudaStreamSetAttribute");
+    if (!value)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    ibx_put_u64(&e.body, (uintptr_t)stream);
+    ibx_put_u32(&e.body, (uint32_t)attribute);
+    ibx_put_bytes(&e.body, value, IBX_EXTRA_ATTRIBUTE);
+    return ibx_frontend_extra(&e, NULL, 0);
+}
+
+int cudaStreamGetAttribute(void *stream, int attribute, void *value)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_STREAM_GET_ATTRIBUTE, "cudaStreamGetAttribute");
+    if (!value)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    ibx_put_u64(&e.body, (uintptr_t)stream);
+    ibx_put_u32(&e.body, (uint32_t)attribute);
+    return ibx_frontend_extra(&e, value, IBX_EXTRA_ATTRIBUTE);
+}
+
+int cudaCtxResetPersistingL2Cache(void)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_RESET_L2, "cudaCtxResetPersistingL2Cache");
+    return ibx_frontend_extra(&e, NULL, 0);
+}
+
+/* Makes a request whose answer is one number. */
+static int ask(const struct extra *e, uint64_t *answer)
+{
+    uint8_t bytes[8];
+    int rc = ibx_frontend_extra(e, bytes, sizeof(bytes));
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    if (!rc)
+        *answer = ibx_get_u64(&r);
+    return rc;
+}
+
+int cudaDeviceGetLimit(size_t *value, int limit)
+{
+    struct extra e;
+    uint64_t answer = 0;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_GET_LIMIT, "cudaDeviceGetLimit");
+    ibx_put_u32(&e.body, (uint32_t)limit);
+    int rc = value ? ask(&e, &answer) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (!rc)
+        *value = answer;
+    return rc;
+}
+
+/* ------------------------------------------------------------------------- pools of memory */
+
+static int allocate(struct extra *e, void **address, size_t n)
+{
+    uint64_t made = 0;
+    int rc = address ? ask(e, &made) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (rc)
+        return rc;
+    *address = (void *)(uintptr_t)made;
+    ibx_frontend_device_memory(*address, n);
+    return CUDA_SUCCESS;
+}
+
+int cudaMallocAsync(void **address, size_t n, void *stream)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_MALLOC_ASYNC, "cudaMallocAsync");
+    ibx_put_u64(&e.body, n);
+    ibx_put_u64(&e.body, (uintptr_t)stream);
+    return allocate(&e, address, n);
+}
+
+int cudaMallocFromPoolAsync(void **address, size_t n, void *pool, void *stream)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_MALLOC_FROM_POOL, "cudaMallocFromPoolAsync");
+    ibx_put_u64(&e.body, n);
+    ibx_put_u64(&e.body, (uintptr_t)pool);
+    ibx_put_u64(&e.body, (uintptr_t)stream);
+    return allocate(&e, address, n);
+}
+
+int cudaFreeAsync(void *address, void *stream)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_FREE_ASYNC, "cudaFreeAsync");
+    ibx_put_u64(&e.body, (uintptr_t)address);
+    ibx_put_u64(&e.body, (uintptr_t)stream);
+    ibx_frontend_device_memory_gone(address); /* then another thread may be given it */
+    return ibx_frontend_extra(&e, NULL, 0);
+}
+
+static int pool_of(struct extra *e, void **pool, int device)
+{
+    uint64_t found = 0;
+    ibx_put_u32(&e->body, (uint32_t)device);
+    int rc = pool ? ask(e, &found) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (!rc)
+        *pool = (void *)(uintptr_t)found;
+    return rc;
+}
+
+int cudaDeviceGetDefaultMemPool(void **pool, int device)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_POOL_DEFAULT, "cudaDeviceGetDefaultMemPool");
+    return pool_of(&e, pool, device);
+}
+
+int cudaDeviceGetMemPool(void **pool, int device)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_POOL_CURRENT, "cudaDeviceGetMemPool");
+    return pool_of(&e, pool, device);
+}
+
+#define POOL_INTS 3 /* attributes up to this one are int, the others of 64 bits */
+
+int cudaMemPoolSetAttribute(void *pool, int attribute, void *value)
+{
+    struct extra e;
+    uint64_t number = 0;
+    if (!value)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    memcpy(&number, value, attribute <= POOL_INTS ? sizeof(int) : sizeof(number));
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_POOL_SET, "cudaMemPoolSetAttribute");
+    ibx_put_u64(&e.body, (uintptr_t)pool);
+    ibx_put_u32(&e.body, (uint32_t)attribute);
+    ibx_put_u64(&e.body, number);
+    return ibx_frontend_extra(&e, NULL, 0);
+}
+
+int cudaMemPoolGetAttribute(void *pool, int attribute, void *value)
+{
+    struct extra e;
+    uint64_t number = 0;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_POOL_GET, "cudaMemPoolGetAttribute");
+    ibx_put_u64(&e.body, (uintptr_t)pool);
+    ibx_put_u32(&e.body, (uint32_t)attribute);
+    int rc = value ? ask(&e, &number) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (!rc)
+        memcpy(value, &number, attribute <= POOL_INTS ? sizeof(int) : sizeof(number));
+    return rc;
+}
+
+int cudaMemPoolTrimTo(void *pool, size_t keep)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_POOL_TRIM, "cudaMemPoolTrimTo");
+    ibx_put_u64(&e.body, (uintptr_t)pool);
+    ibx_put_u64(&e.body, keep);
+    return ibx_frontend_extra(&e, NULL, 0);
+}

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Requests of our own: calls of CUDA's runtime that GVirtuS lacks, or makes wrongly. The preload
+ * makes them (preload/), the back end's plugin runs them (device_copies/extra.c) by the runtime of
+ * GVirtuS's handlers, and they travel in GVirtuS's frames: a name, IBX_EXTRA_NAME, and a body that
+ * begins with the number of the call. A back end without them answers -1, as for every name that it
+ * does not know. docs/protocol.md has the table of bodies.
+ *
+ * CUDA's structures are written out: a layout names the fields of one in their order, 'i' for four
+ * bytes and 'q' for eight, each aligned to its size as the ABI has it; on the wire they are
+ * little-endian, without gaps.
+ */
+#ifndef IBX_FRONTEND_GLUE_SESSION_EXTRA_H
+#define IBX_FRONTEND_GLUE_SESSION_EXTRA_H
+
+#include "common/wire.h"
+
+#define IBX_EXTRA_NAME "ibxRuntime"
+
+/* On the wire: u16. Numbers are never used again. */
+enum ibx_extra {
+    IBX_EXTRA_LAUNCH = 1,           /* cudaLaunchKernelExC, cudaLaunchCooperativeKernel */
+    IBX_EXTRA_STREAM_SET_ATTRIBUTE, /* cudaStreamSetAttribute */
+    IBX_EXTRA_STREAM_GET_ATTRIBUTE,
+    IBX_EXTRA_RESET_L2, /* cudaCtxResetPersistingL2Cache */
+    IBX_EXTRA_GET_LIMIT,
+    IBX_EXTRA_SYMBOL_ADDRESS, /* cudaGetSymbolAddress */
+    IBX_EXTRA_SYMBOL_SIZE,
+    IBX_EXTRA_MALLOC_ARRAY, /* cudaMallocArray, cudaMalloc3DArray */
+    IBX_EXTRA_FREE_ARRAY,
+    IBX_EXTRA_TO_ARRAY,      /* cudaMemcpyToArray, of device memory */
+    IBX_EXTRA_FROM_ARRAY,    /* cudaMemcpyFromArray, likewise */
+    IBX_EXTRA_2D_TO_ARRAY,   /* cudaMemcpy2DToArray, likewise */
+    IBX_EXTRA_2D_FROM_ARRAY, /* cudaMemcpy2DFromArray, likewise */
+    IBX_EXTRA_MEMCPY_3D,     /* cudaMemcpy3D, likewise */
+    IBX_EXTRA_CHANNEL_DESC,  /* cudaGetChannelDesc */
+    IBX_EXTRA_CREATE_TEXTURE,
+    IBX_EXTRA_DESTROY_TEXTURE,
+    IBX_EXTRA_CREATE_SURFACE,
+    IBX_EXTRA_DESTROY_SURFACE,
+    IBX_EXTRA_MALLOC_ASYNC,
+    IBX_EXTRA_MALLOC_FROM_POOL,
+    IBX_EXTRA_FREE_ASYNC,
+    IBX_EXTRA_POOL_DEFAULT, /* cudaDeviceGetDefaultMemPool */
+    IBX_EXTRA_POOL_CURRENT, /* cudaDeviceGetMemPool */
+    IBX_EXTRA_POOL_SET,     /* cudaMemPoolSetAttribute */
+    IBX_EXTRA_POOL_GET,
+    IBX_EXTRA_POOL_TRIM,
+    IBX_EXTRAS /* one more than the last */
+};
+
+#define IBX_EXTRA_OUT_MAX   96u /* bytes of a reply beside the exit code */
+#define IBX_EXTRA_ATTRIBUTE 64u /* bytes of an attribute's value, CUDA's union of scalars */
+
+/* Layouts. */
+#define IBX_LAYOUT_CHANNEL  "iiiii"
+#define IBX_LAYOUT_EXTENT   "qqq"
+#define IBX_LAYOUT_MEMCPY3D "qqqqqqqqqqqqqqqqqqqi"
+#define IBX_LAYOUT_TEXTURE  "iiiiiiiiiiiiiiiiii"
+#define IBX_LAYOUT_VIEW     "iqqqiiii"
+
+/* CUDA's, as far as both sides look into them. */
+struct ibx_cuda_channel {
+    int x, y, z, w, kind;
+};
+struct ibx_cuda_extent {
+    size_t width, height, depth;
+};
+struct ibx_cuda_pitched {
+    void *at;
+    size_t pitch, x, y;
+};
+struct ibx_cuda_memcpy3d {
+    void *from_array;
+    struct ibx_cuda_extent from_at;
+    struct ibx_cuda_pitched from;
+    void *to_array;
+    struct ibx_cuda_extent to_at;
+    struct ibx_cuda_pitched to;
+    struct ibx_cuda_extent extent;
+    int kind;
+};
+struct ibx_cuda_texture {
+    int words[18];
+};
+struct ibx_cuda_view {
+    int format;
+    size_t width, height, depth;
+    unsigned levels_and_layers[4];
+    unsigned reserved[16];
+};
+/* An array, a mipmapped array, linear memory, memory of rows. */
+enum ibx_cuda_resource_kind {
+    IBX_RESOURCE_ARRAY,
+    IBX_RESOURCE_MIPMAP,
+    IBX_RESOURCE_LINEAR,
+    IBX_RESOURCE_PITCH_2D
+};
+struct ibx_cuda_resource {
+    int kind;
+    union {
+        void *array;
+        struct {
+            void *at;
+            struct ibx_cuda_channel channel;
+            size_t sizes[3]; /* bytes; or width, height, pitch */
+        } memory;
+        int reserved[32];
+    } of;
+    unsigned flags; /* from CUDA 13 on */
+};
+
+void ibx_layout_put(struct ibx_writer *w, const char *layout, const void *structure);
+void ibx_layout_get(struct ibx_reader *r, const char *layout, void *structure);
+/* Of a kind that is not known neither writes more than the kind; get() then fails the reader. */
+void ibx_resource_put(struct ibx_writer *w, const struct ibx_cuda_resource *resource);
+void ibx_resource_get(struct ibx_reader *r, struct ibx_cuda_resource *resource);
+
+#endif

@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A double of CUDA's runtime: arrays, textures, memory of pools, attributes. An array is memory of
+ * the device, rows without gaps; a handle that this file has not made ends the process, as CUDA's
+ * would. */
+#include "frontend-glue/session/extra.h"
+#include "tests/doubles/cuda/runtime.h"
+
+#include <stdlib.h>
+
+#define ON_DEVICE     3
+#define INVALID_VALUE 1
+
+struct array {
+    uint64_t magic;
+    char *bytes; /* of the device */
+    size_t row, height, depth;
+    struct ibx_cuda_channel channel;
+};
+#define MAGIC 0x6172726179ull
+
+static struct array *array_of(void *handle)
+{
+    struct array *array = handle;
+    if (array->magic != MAGIC) /* reading it may have ended the process already */
+        abort();
+    return array;
+}
+
+static size_t element(const struct array *a)
+{
+    return (size_t)(a->channel.x + a->channel.y + a->channel.z + a->channel.w) / 8;
+}
+
+/* Copies between addresses of the device. */
+static int copy(void *to, const void *from, size_t n)
+{
+    int (*run)(uint64_t to, uint64_t from, size_t n, void *stream) = NULL;
+    int (*wait)(void *stream) = NULL;
+    *(void **)&run = driver_function("cuMemcpyAsync");
+    *(void **)&wait = driver_function("cuStreamSynchronize");
+    int rc = run((uintptr_t)to, (uintptr_t)from, n, NULL);
+    return rc ? rc : wait(NULL);
+}
+
+EXPORT int cudaMalloc3DArray(void **made, const struct ibx_cuda_channel *channel,
+                             struct ibx_cuda_extent extent, unsigned flags)
+{
+    struct array *a = calloc(1, sizeof(*a));
+    *a = (struct array){.magic = MAGIC, .channel = *channel};
+    a->row = extent.width * element(a);
+    a->height = extent.height ? extent.height : 1;
+    a->depth = extent.depth ? extent.depth : 1;
+    void *bytes = NULL;
+    int rc =
+        flags > 63 || !a->row ? INVALID_VALUE : cudaMalloc(&bytes, a->row * a->height * a->depth);
+    a->bytes = bytes;
+    if (rc)
+        free(a);
+    else
+        *made = a;
+    return returns(rc);
+}
+
+EXPORT int cudaFreeArray(void *handle)
+{
+    struct array *a = array_of(handle);
+    int rc = cudaFree(a->bytes);
+    a->magic = 0;
+    free(a);
+    return returns(rc);
+}
+
+EXPORT int cudaGetChannelDesc(struct ibx_cuda_channel *channel, void *handle)
+{
+    *channel = array_of(handle)->channel;
+    return returns(0);
+}
+
+static bool holds(const struct array *a, size_t x, size_t y, size_t n)
+{
+    const size_t at = y * a->row + x, all = a->row * a->height;
+    return at <= all && n <= all - at;
+}
+
+EXPORT int cudaMemcpyToArray(void *handle, size_t x, size_t y, const void *from, size_t n, int kind)
+{
+    struct array *a = array_of(handle);
+    if (kind != ON_DEVICE || !holds(a, x, y, n))
+        return returns(INVALID_VALUE);
+    return returns(copy(a->bytes + y * a->row + x, from, n));
+}
+
+EXPORT int cudaMemcpyFromArray(void *to, void *handle, size_t x, size_t y, size_t n, int kind)
+{
+    struct array *a = array_of(handle);
+    if (kind != ON_DEVICE || !holds(a, x, y, n))
+        return returns(INVALID_VALUE);
+    return returns(copy(to, a->bytes + y * a->row + x, n));
+}
+
+EXPORT int cudaMemcpy2DToArray(void *handle, size_t x, size_t y, const void *from, size_t pitch,
+                               size_t width, size_t height, int kind)
+{
+    int rc = 0;
+    for (size_t i = 0; i < height && !rc; i++)
+        rc = cudaMemcpyToArray(handle, x, y + i, (const char *)from + i * pitch, width, kind);
+    return rc;
+}
+
+EXPORT int cudaMemcpy2DFromArray(void *to, size_t pitch, void *handle, size_t x, size_t y,
+                                 size_t width, size_t height, int kind)
+{
+    int rc = 0;
+    for (size_t i = 0; i < height && !rc; i++)
+        rc = cudaMemcpyFromArray((char *)to + i * pitch, handle, x, y + i, width, kind);
+    return rc;
+}
+
+/* Where a row of one side begins. */
+static char *row_at(void *handle, const struct ibx_cuda_pitched *memory,
+                    const struct ibx_cuda_extent *at, size_t y, size_t z)
+{
+    if (!handle)
+        return (char *)memory->at + ((at->depth + z) * memory->y + at->height + y) * memory->pitch +
+               at->width;
+    struct array *a = array_of(handle);
+    return a->bytes + ((at->depth + z) * a->height + at->height + y) * a->row +
+           at->width * element(a);
+}
+
+EXPORT int cudaMemcpy3D(const struct ibx_cuda_memcpy3d *p)
+{
+    void *array = p->from_array ? p->from_array : p->to_array;
+    const size_t n = p->extent.width * (array ? element(array_of(array)) : 1);
+    int rc = p->kind == ON_DEVICE ? 0 : INVALID_VALUE;
+    for (size_t z = 0; z < p->extent.depth && !rc; z++)
+        for (size_t y = 0; y < p->extent.height && !rc; y++)
+            rc = copy(row_at(p->to_array, &p->to, &p->to_at, y, z),
+                      row_at(p->from_array, &p->from, &p->from_at, y, z), n);
+    return returns(rc);
+}
+
+/* ------------------------------------------------------------------ textures, surfaces */
+
+/* What it was made of: words of the texture are 1 to 18, and a view's layers 7 and 9. */
+EXPORT int cudaCreateTextureObject(unsigned long long *texture,
+                                   const struct ibx_cuda_resource *resource,
+                                   const struct ibx_cuda_texture *how,
+                                   const struct ibx_cuda_view *view)
+{
+    for (int i = 0; i < 18; i++)
+        if (how->words[i] != i + 1)
+            return returns(INVALID_VALUE);
+    if (view && (view->levels_and_layers[2] != 7 || view->levels_and_layers[3] != 9))
+        return returns(INVALID_VALUE);
+    if (resource->kind == IBX_RESOURCE_ARRAY)
+        array_of(resource->of.array);
+    else if (resource->of.memory.sizes[0] != 64 || resource->of.memory.channel.kind != 2)
+        return returns(INVALID_VALUE);
+    *texture = 1000u + (unsigned)resource->kind + (view ? 100u : 0u);
+    return returns(0);
+}
+
+EXPORT int cudaDestroyTextureObject(unsigned long long texture)
+{
+    return returns(texture >= 1000 && texture < 1200 ? 0 : INVALID_VALUE);
+}
+
+EXPORT int cudaCreateSurfaceObject(unsigned long long *surface,
+                                   const struct ibx_cuda_resource *resource)
+{
+    array_of(resource->of.array);
+    *surface = 2000;
+    return returns(0);
+}
+
+EXPORT int cudaDestroySurfaceObject(unsigned long long surface)
+{
+    return returns(surface == 2000 ? 0 : INVALID_VALUE);
+}
+
+/* ------------------------------------------------------------------- memory of pools */
+
+static uint64_t pool, pool_values[8];
+
+EXPORT int cudaMallocAsync(void **address, size_t n, void *stream)
+{
+    return stream == (void *)77 ? returns(400) : cudaMalloc(address, n);
+}
+
+EXPORT int cudaMallocFromPoolAsync(void **address, size_t n, void *from, void *stream)
+{
+    return from == &pool ? cudaMallocAsync(address, n, stream) : (abort(), 1);
+}
+
+EXPORT int cudaFreeAsync(void *address, void *stream)
+{
+    (void)stream;
+    return cudaFree(address);
+}
+
+EXPORT int cudaDeviceGetDefaultMemPool(void **found, int device)
+{
+    *found = &pool;
+    return returns(device ? 101 : 0);
+}
+
+EXPORT int cudaMemPoolSetAttribute(void *of, int attribute, void *value)
+{
+    if (of != &pool)
+        abort();
+    memcpy(&pool_values[attribute & 7], value, attribute <= 3 ? 4 : 8);
+    return returns(0);
+}
+
+EXPORT int cudaMemPoolGetAttribute(void *of, int attribute, void *value)
+{
+    if (of != &pool)
+        abort();
+    memcpy(value, &pool_values[attribute & 7], attribute <= 3 ? 4 : 8);
+    return returns(0);
+}
+
+/* ------------------------------------------------------------------------- attributes */
+
+static uint8_t attribute_value[64];
+
+EXPORT int cudaStreamSetAttribute(void *stream, int attribute, const void *value)
+{
+    (void)stream;
+    memcpy(attribute_value, value, sizeof(attribute_value));
+    return returns(attribute == 1 ? 0 : INVALID_VALUE);
+}
+
+EXPORT int cudaStreamGetAttribute(void *stream, int attribute, void *value)
+{
+    (void)stream;
+    memcpy(value, attribute_value, sizeof(attribute_value));
+    return returns(attribute == 1 ? 0 : INVALID_VALUE);
+}

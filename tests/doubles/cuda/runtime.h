@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Shared by the files of the double of CUDA's runtime. */
+#ifndef TESTS_DOUBLES_CUDA_RUNTIME_H
+#define TESTS_DOUBLES_CUDA_RUNTIME_H
+
+#include <stddef.h>
+
+#pragma GCC diagnostic ignored "-Wmissing-prototypes"
+#define EXPORT __attribute__((visibility("default")))
+
+/* Of the driver's double; NULL: it has none of that name. */
+void *driver_function(const char *name);
+/* Counts a call, and notes its error for the thread. */
+int returns(int code);
+
+int cudaMalloc(void **address, size_t n);
+int cudaFree(void *address);
+
+#endif

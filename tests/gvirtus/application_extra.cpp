@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Calls that the libcudart does not have: the preload makes them in requests of its own.
+#include "tests/gvirtus/application.h"
+
+#include "frontend-glue/session/extra.h"
+
+#include <cstring>
+#include <thread>
+#include <vector>
+
+namespace
+{
+
+using Channel = ibx_cuda_channel;
+using Extent = ibx_cuda_extent;
+using Planes = ibx_cuda_memcpy3d;
+using Resource = ibx_cuda_resource;
+using Texture = ibx_cuda_texture;
+using View = ibx_cuda_view;
+
+const Channel floats = {32, 0, 0, 0, 2};
+
+int malloc_array(void **array, Extent extent, unsigned flags = 0)
+{
+    return preloaded<int(void **, const Channel *, Extent, unsigned)>("cudaMalloc3DArray")(
+        array, &floats, extent, flags);
+}
+int free_array(void *array)
+{
+    return preloaded<int(void *)>("cudaFreeArray")(array);
+}
+int to_array(void *array, std::size_t x, std::size_t y, const void *from, std::size_t n, int kind)
+{
+    return preloaded<int(void *, std::size_t, std::size_t, const void *, std::size_t, int)>(
+        "cudaMemcpyToArray")(array, x, y, from, n, kind);
+}
+int from_array(void *to, void *array, std::size_t x, std::size_t y, std::size_t n, int kind)
+{
+    return preloaded<int(void *, void *, std::size_t, std::size_t, std::size_t, int)>(
+        "cudaMemcpyFromArray")(to, array, x, y, n, kind);
+}
+int planes(const Planes *parameters)
+{
+    return preloaded<int(const Planes *)>("cudaMemcpy3D")(parameters);
+}
+
+Texture texture_of_words()
+{
+    Texture how;
+    for (int i = 0; i < 18; i++)
+        how.words[i] = i + 1;
+    return how;
+}
+
+// The back end loads CUDA's runtime with the first call that needs it.
+bool runtime_is_there()
+{
+    return cudaGetLastError() == 0;
+}
+
+// What has failed, cudaGetLastError returns once.
+bool fails(int rc, int code)
+{
+    REQUIRE(rc == code && cudaGetLastError() == code && cudaGetLastError() == 0);
+    return true;
+}
+
+} // namespace
+
+bool arrays()
+{
+    REQUIRE(runtime_is_there());
+    void *array = nullptr;
+    std::vector<char> there(400 * 30), back(400 * 30);
+    random_fill(there.data(), there.size(), 3);
+    REQUIRE(malloc_array(&array, {100, 30, 0}) == 0 && array);
+    Channel channel = {};
+    REQUIRE(preloaded<int(Channel *, const void *)>("cudaGetChannelDesc")(&channel, array) == 0);
+    REQUIRE(!std::memcmp(&channel, &floats, sizeof(channel)));
+    REQUIRE(to_array(array, 0, 0, there.data(), there.size(), H2D) == 0);
+    REQUIRE(from_array(back.data(), array, 0, 0, back.size(), D2H) == 0 && back == there);
+    REQUIRE(from_array(back.data(), array, 40, 2, 200, DEFAULT) == 0);
+    REQUIRE(!std::memcmp(back.data(), there.data() + 840, 200));
+    // Rows with gaps, into the middle of it.
+    using To = int(void *, std::size_t, std::size_t, const void *, std::size_t, std::size_t,
+                   std::size_t, int);
+    using From =
+        int(void *, std::size_t, void *, std::size_t, std::size_t, std::size_t, std::size_t, int);
+    REQUIRE(preloaded<To>("cudaMemcpy2DToArray")(array, 8, 1, there.data(), 50, 40, 7, H2D) == 0);
+    std::fill(back.begin(), back.end(), 'x');
+    REQUIRE(preloaded<From>("cudaMemcpy2DFromArray")(back.data(), 60, array, 8, 1, 40, 7, D2H) ==
+            0);
+    for (int i = 0; i < 7; i++)
+        REQUIRE(!std::memcmp(&back[std::size_t(i) * 60], &there[std::size_t(i) * 50], 40));
+    REQUIRE(back[40] == 'x');
+    // On the device.
+    char *device = device_memory(there.size());
+    REQUIRE(to_array(array, 0, 0, there.data(), there.size(), H2D) == 0);
+    REQUIRE(from_array(device, array, 0, 0, there.size(), D2D) == 0);
+    REQUIRE(device_has(device, there.data(), there.size()));
+    // What is not there: CUDA's errors, and no handle that was made up gets to CUDA.
+    REQUIRE(fails(to_array(array, 0, 29, there.data(), 401, H2D), 1));
+    REQUIRE(fails(to_array(there.data(), 0, 0, there.data(), 4, H2D), 1));
+    REQUIRE(fails(malloc_array(&array, {100, 30, 0}, 64), 1));
+    REQUIRE(free_array(array) == 0 && fails(free_array(array), 1) && free_array(nullptr) == 0);
+    return cudaFree(device) == 0;
+}
+
+bool planes_of_arrays()
+{
+    REQUIRE(runtime_is_there());
+    void *array = nullptr;
+    constexpr std::size_t row = 40, height = 5, depth = 3;
+    std::vector<char> there(64 * 8 * depth), back(64 * 8 * depth, 'x');
+    random_fill(there.data(), there.size(), 4);
+    REQUIRE(malloc_array(&array, {row / 4, height, depth}) == 0);
+    Planes p = {};
+    p.from = {there.data(), 64, row, 8};
+    p.from_at = {4, 1, 0};
+    p.to_array = array;
+    p.extent = {row / 4, height, depth};
+    p.kind = H2D;
+    REQUIRE(planes(&p) == 0);
+    Planes q = {};
+    q.from_array = array;
+    q.from_at = {1, 1, 1};
+    q.to = {back.data(), 64, row, 8};
+    q.extent = {row / 4 - 1, height - 1, depth - 1};
+    q.kind = DEFAULT;
+    REQUIRE(planes(&q) == 0);
+    for (std::size_t z = 0; z < depth - 1; z++)
+        for (std::size_t y = 0; y < height - 1; y++)
+            REQUIRE(!std::memcmp(&back[(z * 8 + y) * 64],
+                                 &there[((z + 1) * 8 + y + 2) * 64 + 4 + 4], row - 4));
+    REQUIRE(back[row - 4] == 'x' && back[4 * 64] == 'x');
+    q.to_array = array;
+    REQUIRE(fails(planes(&q), 1)); // two targets
+    return free_array(array) == 0;
+}
+
+bool textures()
+{
+    REQUIRE(runtime_is_there());
+    using Make = int(unsigned long long *, const Resource *, const Texture *, const View *);
+    auto *create = preloaded<Make>("cudaCreateTextureObject");
+    auto *destroy = preloaded<int(unsigned long long)>("cudaDestroyTextureObject");
+    const Texture how = texture_of_words();
+    unsigned long long texture = 0, surface = 0;
+    void *array = nullptr;
+    char *device = device_memory(4096);
+    REQUIRE(malloc_array(&array, {16, 4, 0}) == 0);
+    Resource of = {};
+    of.kind = IBX_RESOURCE_ARRAY;
+    of.of.array = array;
+    REQUIRE(create(&texture, &of, &how, nullptr) == 0 && texture == 1000);
+    View view = {};
+    view.levels_and_layers[2] = 7;
+    view.levels_and_layers[3] = 9;
+    REQUIRE(create(&texture, &of, &how, &view) == 0 && texture == 1100 && destroy(texture) == 0);
+    REQUIRE(preloaded<int(unsigned long long *, const Resource *)>("cudaCreateSurfaceObject")(
+                &surface, &of) == 0 &&
+            surface == 2000);
+    REQUIRE(preloaded<int(unsigned long long)>("cudaDestroySurfaceObject")(surface) == 0);
+    of.of.array = device; // none
+    REQUIRE(fails(create(&texture, &of, &how, nullptr), 1));
+    for (int kind : {IBX_RESOURCE_LINEAR, IBX_RESOURCE_PITCH_2D}) {
+        of = Resource();
+        of.kind = kind;
+        of.of.memory.at = device;
+        of.of.memory.channel = floats;
+        of.of.memory.sizes[0] = 64;
+        of.of.memory.sizes[1] = 4;
+        of.of.memory.sizes[2] = 256;
+        REQUIRE(create(&texture, &of, &how, nullptr) == 0 &&
+                texture == 1000 + static_cast<unsigned>(kind));
+    }
+    of.kind = 9;
+    REQUIRE(fails(create(&texture, &of, &how, nullptr), 1) && fails(destroy(5), 1));
+    return free_array(array) == 0 && cudaFree(device) == 0;
+}
+
+bool pools()
+{
+    REQUIRE(runtime_is_there());
+    using Allocate = int(void **, std::size_t, void *);
+    using FromPool = int(void **, std::size_t, void *, void *);
+    using Attribute = int(void *, int, void *);
+    auto *allocate = preloaded<Allocate>("cudaMallocAsync");
+    auto *give_back = preloaded<int(void *, void *)>("cudaFreeAsync");
+    void *stream = nullptr, *memory = nullptr, *pool = nullptr, *other = nullptr;
+    std::vector<char> bytes(5000), back(5000);
+    random_fill(bytes.data(), bytes.size(), 5);
+    REQUIRE(cudaStreamCreate(&stream) == 0 && allocate(&memory, 5000, stream) == 0 && memory);
+    REQUIRE(cudaMemcpyAsync(memory, bytes.data(), 5000, H2D, stream) == 0);
+    REQUIRE(cudaMemcpyAsync(back.data(), memory, 5000, DEFAULT, stream) == 0);
+    REQUIRE(cudaStreamSynchronize(stream) == 0 && back == bytes);
+    REQUIRE(give_back(memory, stream) == 0 && fails(give_back(memory, stream), 1));
+    REQUIRE(fails(allocate(&memory, 5000, reinterpret_cast<void *>(77)), 400));
+    REQUIRE(preloaded<int(void **, int)>("cudaDeviceGetDefaultMemPool")(&pool, 0) == 0 && pool);
+    REQUIRE(preloaded<FromPool>("cudaMallocFromPoolAsync")(&other, 100, pool, stream) == 0);
+    REQUIRE(give_back(other, stream) == 0);
+    REQUIRE(fails(preloaded<FromPool>("cudaMallocFromPoolAsync")(&other, 9, stream, stream), 1));
+    std::uint64_t all = ~std::uint64_t{0} - 5, found = 0;
+    REQUIRE(preloaded<Attribute>("cudaMemPoolSetAttribute")(pool, 4, &all) == 0);
+    REQUIRE(preloaded<Attribute>("cudaMemPoolGetAttribute")(pool, 4, &found) == 0 && found == all);
+    int little[2] = {0, 33}, one = 1; // no more than an int is written
+    REQUIRE(preloaded<Attribute>("cudaMemPoolSetAttribute")(pool, 1, &one) == 0);
+    REQUIRE(preloaded<Attribute>("cudaMemPoolGetAttribute")(pool, 1, little) == 0);
+    return little[0] == 1 && little[1] == 33;
+}
+
+// In a thread whose first call it is, too.
+bool cooperative()
+{
+    REQUIRE(runtime_is_there());
+    using Launch = int(const void *, StubDim3, StubDim3, void **, std::size_t, void *);
+    auto *launch = preloaded<Launch>("cudaLaunchCooperativeKernel");
+    std::size_t n = 100000;
+    char *device = device_memory(2 * n);
+    void *stream = nullptr, *to = device + n, *from = device;
+    void *arguments[] = {&to, &from, &n};
+    std::vector<char> memory(n);
+    random_fill(memory.data(), n, 6);
+    REQUIRE(cudaStreamCreate(&stream) == 0);
+    REQUIRE(cudaMemcpyAsync(device, memory.data(), n, H2D, stream) == 0);
+    bool good = false;
+    std::thread([&] {
+        good = launch(&stub_kernel, {1000, 1, 1}, {100, 1, 1}, arguments, 0, stream) == 0;
+    }).join();
+    REQUIRE(good && cudaStreamSynchronize(stream) == 0);
+    REQUIRE(device_has(device + n, memory.data(), n));
+    // An error is this launch's, and a plain one afterwards is a plain one.
+    REQUIRE(fails(launch(&n, {1, 1, 1}, {1, 1, 1}, arguments, 0, stream), 98));
+    REQUIRE(cudaMemset(device + n, 0, n) == 0);
+    REQUIRE(cudaLaunchKernel(&stub_kernel, {1000, 1, 1}, {100, 1, 1}, arguments, 0, stream) == 0);
+    REQUIRE(cudaStreamSynchronize(stream) == 0 && device_has(device + n, memory.data(), n));
+    // Attributes of streams, whole.
+    char value[64], back[64] = {};
+    random_fill(value, sizeof(value), 7);
+    using Set = int(void *, int, const void *);
+    using Get = int(void *, int, void *);
+    REQUIRE(preloaded<Set>("cudaStreamSetAttribute")(stream, 1, value) == 0);
+    REQUIRE(preloaded<Get>("cudaStreamGetAttribute")(stream, 1, back) == 0);
+    REQUIRE(!std::memcmp(value, back, sizeof(value)));
+    return fails(preloaded<Set>("cudaStreamSetAttribute")(stream, 2, value), 1);
+}
+
+// A back end that does not know these requests.
+bool not_supported()
+{
+    using Launch = int(const void *, StubDim3, StubDim3, void **, std::size_t, void *);
+    void *array = nullptr, *to = nullptr, *from = nullptr;
+    std::size_t n = 1000;
+    void *arguments[] = {&to, &from, &n};
+    char *device = device_memory(2 * n);
+    to = device + n, from = device;
+    std::vector<char> memory(n, 'a'), other(n, 'b');
+    REQUIRE(cudaMemcpy(device, memory.data(), n, H2D) == 0);
+    REQUIRE(cudaMemcpy(device + n, other.data(), n, H2D) == 0);
+    REQUIRE(fails(malloc_array(&array, {100, 30, 0}), 801) && !array);
+    REQUIRE(fails(preloaded<Launch>("cudaLaunchCooperativeKernel")(
+                      &stub_kernel, {10, 1, 1}, {100, 1, 1}, arguments, 0, nullptr),
+                  801));
+    REQUIRE(cudaDeviceSynchronize() == 0); // no plain launch took its place
+    return device_has(device + n, other.data(), n);
+}
