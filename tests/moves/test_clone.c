@@ -121,6 +121,44 @@ static void test_of_a_snapshot(void)
     assert_false(vm_runs(&vms[0]));
 }
 
+/* The parent's lines of serial output up to where the child goes on. */
+static void parent_until(const struct vm *child, struct vm *before)
+{
+    char line[256], first[256] = "";
+    unsigned from = 0, count;
+    *before = (struct vm){.pid = 0};
+    snprintf(before->serial, sizeof(before->serial), "%s/before", mover_folder);
+    FILE *theirs = fopen(child->serial, "re"), *in = fopen(vms[0].serial, "re"),
+         *out = fopen(before->serial, "we");
+    assert_true(theirs && in && out);
+    /* The first line may be the end of one that the parent had begun. */
+    while (!from && fgets(first, sizeof(first), theirs))
+        sscanf(first, "beat %*u %x", &from);
+    while (fgets(line, sizeof(line), in) &&
+           (sscanf(line, "beat %*u %x", &count) != 1 || count < from))
+        fputs(line, out);
+    fclose(theirs);
+    fclose(in);
+    fclose(out);
+}
+
+/* The parent runs on, and has written much since. */
+static void test_of_a_vm_that_runs_on(void)
+{
+    struct vm before;
+    mover_begin();
+    vm_start(&vms[0], &(struct vm_options){.append = MIB});
+    vm_wait_beats(&vms[0], 2);
+    snprintf(snapshot, sizeof(snapshot), "%s/snapshot", mover_folder);
+    MOVER_RUN(0, "freeze", snapshot, "--qmp", vms[0].tool, "--resume");
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + 4);
+    child_of(&children[0], snapshot);
+    vm_wait_beats(&children[0], 4);
+    mover_heartbeats((const struct vm *[]){&vms[0], NULL}, MIB);
+    parent_until(&children[0], &before);
+    mover_heartbeats((const struct vm *[]){&before, &children[0], NULL}, MIB);
+}
+
 /* ---------------------------------------------------------------- identities */
 
 static bool serial_has(const struct vm *vm, const char *words)
@@ -297,6 +335,24 @@ static void test_inner_node_dies(void)
 
 /* ---------------------------------------------------------------- refusals */
 
+/* Somebody has changed the snapshot: its digest tells when all pages have come. */
+static void test_changed_page(void)
+{
+    char path[200];
+    freeze();
+    snprintf(path, sizeof(path), "%s/ram.0", snapshot);
+    FILE *file = fopen(path, "r+e");
+    assert_non_null(file);
+    fseek(file, 4 << 20, SEEK_SET); /* of the working set */
+    assert_int_equal(fputc(getc(file) ^ 1, file) == EOF, 0);
+    fclose(file);
+    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    mover_start(&filler, (const char *[]){"serve", cache, "--cache", server.uri, NULL});
+    mover_ends(&filler, 1);
+    mover_must_print(&filler, "are not those that were frozen: their SHA-256 differs");
+    MOVER_RUN(1, "serve", cache, "--listen", "tcp://127.0.0.1:0");
+}
+
 static void test_refused(void)
 {
     freeze();
@@ -320,10 +376,16 @@ static void test_refused(void)
 int main(void)
 {
     static const struct vm_test tests[] = {
-        VM_TEST(test_identities),    VM_TEST(test_of_a_snapshot),
-        VM_TEST(test_of_a_cache),    VM_TEST(test_on_demand),
-        VM_TEST(test_filler_killed), VM_TEST(test_inner_node_dies),
-        VM_TEST(test_refused),       {0},
+        VM_TEST(test_of_a_vm_that_runs_on),
+        VM_TEST(test_changed_page),
+        VM_TEST(test_identities),
+        VM_TEST(test_of_a_snapshot),
+        VM_TEST(test_of_a_cache),
+        VM_TEST(test_on_demand),
+        VM_TEST(test_filler_killed),
+        VM_TEST(test_inner_node_dies),
+        VM_TEST(test_refused),
+        {0},
     };
     return vm_tests(tests, end);
 }
