@@ -6,10 +6,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <openssl/crypto.h>
 #include <pwd.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -222,6 +224,8 @@ static int load(const char *folder, int dir, const char *name, struct ibx_journa
                    : 0;
     if (!rc && ibx_journal_text_parse(text, (size_t)n, record, &why))
         rc = damaged(folder, name, err, why.message);
+    if (text)
+        OPENSSL_cleanse(text, JOURNAL_BYTES_MAX);
     free(text);
     if (rc)
         return rc;
@@ -407,6 +411,7 @@ static int replace(const char *folder, int dir, const struct ibx_journal *record
     name_of(record, ".json", name);
     name_of(record, ".new", fresh);
     rc = write_whole(dir, fresh, text, length);
+    OPENSSL_cleanse(text, length);
     free(text);
     if (!rc && renameat(dir, fresh, dir, name))
         rc = -errno;
@@ -444,6 +449,8 @@ int ibx_journal_write(const char *folder, struct ibx_journal *record, struct ibx
     int dir = open_folder(folder, err);
     if (dir < 0)
         return dir;
+    if (record->verify)
+        mlock(record->verify_key, sizeof(record->verify_key)); /* as RLIMIT_MEMLOCK allows */
     name_of(record, ".json", name);
     int rc = load(folder, dir, name, &previous, err);
     if (!rc || rc == -ENOENT)

@@ -12,6 +12,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #define PRIME   ((1ull << 61) - 1)
@@ -141,6 +142,7 @@ int ibx_page_tags_create(const struct ibx_page_map *map, _Atomic uint64_t *tags,
         return ibx_error_set(err, -ENOMEM, "no memory for the digests of pages");
     *own = (struct ibx_page_tags){.map = map, .tags = tags, .workers = workers};
     pthread_mutex_init(&own->lock, NULL);
+    mlock(&own->keys, sizeof(own->keys)); /* as RLIMIT_MEMLOCK allows */
     ibx_digest_keys_derive(&own->keys, key);
     own->taggers = calloc(workers, sizeof(*own->taggers));
     own->tagged = calloc(ibx_digest_ranges(map->pages), sizeof(*own->tagged));

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #define THREADS_MAX           4u
@@ -293,6 +294,7 @@ int ibx_verifier_open(const struct ibx_guest_ram *ram, const struct ibx_page_map
     v->tail = &v->head;
     pthread_mutex_init(&v->lock, NULL);
     pthread_cond_init(&v->more, NULL);
+    mlock(&v->keys, sizeof(v->keys));
     ibx_digest_keys_derive(&v->keys, key);
     v->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     v->agreed = calloc(v->left ? v->left : 1, sizeof(*v->agreed));

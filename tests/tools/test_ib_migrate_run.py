@@ -112,6 +112,12 @@ def start_vm(scene, *extra, ram=None, name="guest-of-a-test", wait=True):
     return vm
 
 
+def in_cores(pid):
+    """Which memory of the process a core dump has: core(5)."""
+    with open(f"/proc/{pid}/coredump_filter", encoding="ascii") as file:
+        return int(file.read(), 16)
+
+
 def far_qemus(scene):
     """Processes of QEMU that run started: their arguments name this scene's folder."""
     found = []
@@ -259,6 +265,7 @@ def a_vm_is_migrated_by_one_command(scene):
     listener.close()
     far = far_vm(scene)
     assert f"is process {far.pid};" in err and "broken" not in err, err
+    equal(in_cores(far.pid), in_cores("self"))  # QEMU's, not those of ib-migrate
     equal(source.process.wait(LIMIT), 0)  # as --quit
     equal(os.listdir(scene.memory), [])   # as --remove
     far.runs_on()

@@ -172,6 +172,7 @@ static void become(const struct far *far, char *const *arguments, int out)
     close_range(3, ~0u, 0);
     if (out < 0) {
         umask(077);
+        ibx_cli_give_cores_back();
         if (*folder && chdir(folder) && chdir("/"))
             _exit(126);
     }

@@ -73,6 +73,11 @@ struct migrate_args {
 };
 
 /* The commands: their exit status. */
+/* core_dump.c: a core dump of this process and its children has no memory, neither keys nor what of
+ * a guest it holds; programs that are started for others get back what this one was started with. */
+void ibx_cli_keep_memory_out_of_cores(void);
+void ibx_cli_give_cores_back(void);
+
 int ibx_cli_receive(const struct migrate_args *args);
 int ibx_cli_send(const struct migrate_args *args);
 int ibx_cli_borrow(const struct migrate_args *args);
