@@ -30,7 +30,7 @@ void ibx_backlog_drop(struct ibx_pipeline *p)
 {
     const uint64_t lost = p->answered - p->replied;
     atomic_store(&p->ended, true);
-    p->backlog_begin = p->backlog_end = 0;
+    p->backlog_begin = p->backlog_end = p->backlog_cut = 0;
     p->backlog_requests = 0;
     ibx_process_count(-(int)lost);
     atomic_store(&p->replied, p->answered);
@@ -59,29 +59,41 @@ static void replied(void *context, int exit_code)
         all_replied(p);
 }
 
-/* Locked. Bytes of whole requests at the beginning of the backlog that fit into one message. */
-static size_t next_message(const struct ibx_pipeline *p, unsigned *requests)
+/* A message: bytes at the beginning of the backlog, how many requests end in it, and how many bytes
+ * of one that has begun are left for the next. */
+struct message {
+    size_t n, cut;
+    unsigned requests;
+};
+
+/* Locked. Whole requests that fit into one message. One that does not, since the session goes on
+ * over a connection with shorter ones, goes in several. */
+static struct message next_message(const struct ibx_pipeline *p)
 {
     const size_t room = ibx_session_room(p->session), left = p->backlog_end - p->backlog_begin;
     const uint8_t *from = p->backlog + p->backlog_begin;
     const struct ibx_call *call;
-    size_t n = 0, one;
-    *requests = 0;
-    if (left <= room) {
-        *requests = p->backlog_requests;
-        return left;
+    size_t one;
+    if (left <= room)
+        return (struct message){.n = left, .requests = p->backlog_requests};
+    if (p->backlog_cut > room)
+        return (struct message){.n = room, .cut = p->backlog_cut - room};
+    struct message message = {.n = p->backlog_cut, .requests = p->backlog_cut > 0};
+    while ((one = ibx_call_request(from + message.n, left - message.n, &call)) &&
+           message.n + one <= room) {
+        message.n += one;
+        message.requests++;
     }
-    while ((one = ibx_call_request(from + n, left - n, &call)) && n + one <= room) {
-        n += one;
-        ++*requests;
-    }
-    return n;
+    if (!message.n && one)
+        message = (struct message){.n = room, .cut = one - room};
+    return message;
 }
 
-static void take_from_backlog(struct ibx_pipeline *p, size_t n, unsigned requests)
+static void take_from_backlog(struct ibx_pipeline *p, const struct message *message)
 {
-    p->backlog_begin += n;
-    p->backlog_requests -= requests;
+    p->backlog_begin += message->n;
+    p->backlog_cut = message->cut;
+    p->backlog_requests -= message->requests;
     if (p->backlog_begin == p->backlog_end)
         p->backlog_begin = p->backlog_end = 0;
 }
@@ -121,12 +133,12 @@ void ibx_backlog_push(struct ibx_pipeline *p, bool now)
         return;
     }
     while (p->backlog_end > p->backlog_begin && worth_sending(p, now)) {
-        unsigned requests;
-        const size_t n = next_message(p, &requests);
-        p->refused = !n || !ibx_session_send_now(p->session, p->backlog + p->backlog_begin, n);
+        const struct message message = next_message(p);
+        p->refused = !message.n ||
+                     !ibx_session_send_now(p->session, p->backlog + p->backlog_begin, message.n);
         if (p->refused)
             break;
-        take_from_backlog(p, n, requests);
+        take_from_backlog(p, &message);
         p->messages++;
     }
     /* A back end whose replies nobody takes has to stop. */
@@ -142,7 +154,9 @@ void ibx_backlog_gather(struct ibx_pipeline *p)
         if (p->backlog_end > p->backlog_begin)
             ibx_session_gather_ahead(p->session, p->backlog + p->backlog_begin,
                                      p->backlog_end - p->backlog_begin);
-        take_from_backlog(p, p->backlog_end - p->backlog_begin, p->backlog_requests);
+        const struct message all = {.n = p->backlog_end - p->backlog_begin,
+                                    .requests = p->backlog_requests};
+        take_from_backlog(p, &all);
         p->messages++;
         atomic_store(&p->unsent, false);
     }

@@ -92,6 +92,7 @@ struct ibx_pipeline {
     pthread_mutex_t lock;
     uint8_t *backlog; /* answered and not sent: [backlog_begin, backlog_end) */
     size_t backlog_begin, backlog_end, backlog_room;
+    size_t backlog_cut; /* the first so many bytes end a request whose others have left */
     unsigned backlog_requests;
     unsigned messages;         /* sent since nothing was outstanding at the back end */
     uint64_t mute;             /* the number of the last registration */

@@ -8,9 +8,10 @@
  *   flags        bit 0: this side is the client; 1: nothing can be registered; 2: every third send
  *                finds no credit; 3: copies fail; 4: registrations come from a cache; 5: the server
  *                runs copies of a GPU's; 6: one of the GPU's calls fails; 7: what it READs is
- * frames n, n steps   what this side does: 0 to 99 reads and 100 to 199 writes that many times 8
- * bytes (the last three 20000), 200 and up syncs; a client from 240 on copies as run_copy() says
- * messages     of the peer, each after its length in two bytes
+ * frames n, n steps   n's bit 7: the session survives its connections; what this side does: 0 to 99
+ * reads and 100 to 199 writes that many times 8 bytes (the last three 20000), 200 and up syncs; a
+ * client from 240 on copies as run_copy() says messages     of the peer, each after its length in
+ * two bytes; 0xffff is the end of a connection, and what follows is of the next one
  */
 #include "frontend-glue/client_copies/client_copies.h"
 #include "frontend-glue/device_copies/copies.h"
@@ -23,7 +24,11 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
+#define CONNS   8u
+#define ENDS    0xffffu /* in place of a message's length */
 #define SLOTS   4u
 #define MESSAGE 1024u
 #define LONGEST 20000u
@@ -48,24 +53,51 @@ struct ibx_conn {
     unsigned completions; /* of copies, not yet polled */
     bool read;            /* what they were */
     uint64_t cookies[64]; /* the oldest first */
-    unsigned regions;
-    bool holding; /* memory of the peer's: nothing else is done meanwhile */
+    bool holding;         /* memory of the peer's: nothing else is done meanwhile */
     bool closed;
 };
 
-static struct ibx_conn fake;
+static struct ibx_conn fakes[CONNS]; /* one after the other */
+static unsigned conn_count;
+static struct ibx_reader rest; /* of the input, for further ones */
+static uint8_t how; /* the flags */
+static struct ibx_session *session;
+static struct ibx_mr *regions[256]; /* of all connections */
+static unsigned region_count;
 static struct ibx_caps caps = {
     .message_max = MESSAGE, .chunk = 4096, .depth = 4, .rendezvous = 2000};
 static struct ibx_path path = {.provider = "fake", .peer = "the fuzzer"};
+
+/* The next connection, with the messages up to its end; NULL: there are no more. */
+static struct ibx_conn *conn_next(void)
+{
+    struct ibx_reader r = rest;
+    const uint8_t *from = rest.data + rest.position;
+    size_t length = 0;
+    if (conn_count == CONNS || (conn_count && !ibx_reader_left(&rest)))
+        return NULL;
+    while (ibx_reader_left(&r) >= 2) {
+        uint16_t n = ibx_get_u16(&r);
+        if (n == ENDS)
+            break;
+        ibx_get_bytes(&r, n);
+        length = r.failed ? ibx_reader_left(&rest) : r.position - rest.position;
+        if (r.failed)
+            break;
+    }
+    rest = r.failed ? ibx_reader_of(NULL, 0) : r;
+    struct ibx_conn *conn = &fakes[conn_count++];
+    *conn = (struct ibx_conn){.messages = ibx_reader_of(from, length), .flags = how};
+    return conn;
+}
 
 int ibx_connect(const char *uri, const struct ibx_options *options, struct ibx_conn **conn,
                 struct ibx_error *err)
 {
     (void)uri;
     (void)options;
-    (void)err;
-    *conn = &fake;
-    return 0;
+    *conn = conn_next();
+    return *conn ? 0 : ibx_error_set(err, -ESTALE, "the input is over");
 }
 
 int ibx_establish(struct ibx_conn *conn, struct ibx_error *err)
@@ -133,12 +165,13 @@ struct ibx_mr {
 
 static int region_make(struct ibx_conn *conn, const struct ibx_span *span, struct ibx_mr **mr)
 {
+    (void)conn;
     *mr = malloc(sizeof(**mr));
-    require(*mr);
+    require(*mr && region_count < sizeof(regions) / sizeof(regions[0]));
     **mr = (struct ibx_mr){.span = *span, .allocated = !span->address};
     if (!span->address)
         (*mr)->span.address = calloc(1, span->length);
-    conn->regions++;
+    regions[region_count++] = *mr;
     return 0;
 }
 
@@ -175,10 +208,14 @@ void ibx_mr_deregister(struct ibx_mr *mr)
 {
     if (!mr)
         return;
+    unsigned i = 0;
+    while (i < region_count && regions[i] != mr)
+        i++;
+    require(i < region_count);
+    regions[i] = regions[--region_count];
     if (mr->allocated)
         free(mr->span.address);
     free(mr);
-    fake.regions--;
 }
 
 int ibx_mr_remote(const struct ibx_mr *mr, size_t offset, size_t length, struct ibx_remote *remote)
@@ -227,6 +264,8 @@ static int copy(struct ibx_conn *conn, bool read, struct ibx_mr *mr, void *local
                 const struct ibx_remote *remote, uint64_t offset, size_t length, uint64_t cookie)
 {
     uint8_t *start = mr->span.address, *at = local;
+    if (conn->closed)
+        return -ENOTCONN;
     if (offset > remote->length || length > remote->length - offset ||
         remote->address + offset + length < remote->address)
         return -ERANGE;
@@ -399,16 +438,26 @@ void ibx_abort(struct ibx_conn *conn)
     conn->flags |= 8;
 }
 
-/* There is no second connection: sessions end with theirs. */
 bool ibx_conn_over(const struct ibx_conn *conn)
 {
     (void)conn;
     return false;
 }
 
+/* A client comes again while there is input; then its process has ended. */
 void ibx_hang_up(struct ibx_conn *conn)
 {
-    (void)conn;
+    struct session_link *link = &session->link;
+    require(!conn->completions);
+    if (!session->server)
+        return;
+    link->offered = conn_next();
+    link->has_offer = link->offered;
+    if (link->offered)
+        return;
+    if (link->peer_fd >= 0)
+        close(link->peer_fd);
+    link->peer_fd = eventfd(1, EFD_CLOEXEC);
 }
 
 void ibx_wake(struct ibx_conn *conn)
@@ -439,16 +488,20 @@ void ibx_conn_secret(const struct ibx_conn *conn, const char *label,
 
 int ibx_conn_take_regions(struct ibx_conn *to, struct ibx_conn *from)
 {
-    (void)to;
-    (void)from;
-    abort();
+    require(to != from && !to->closed && !from->completions);
+    return 0;
 }
 
 struct ibx_mr *ibx_conn_find_region(const struct ibx_conn *conn, const struct ibx_remote *remote)
 {
     (void)conn;
-    (void)remote;
-    abort();
+    for (unsigned i = 0; i < region_count; i++) {
+        const uint64_t begin = (uintptr_t)regions[i]->span.address;
+        if (remote->address >= begin && remote->address - begin <= regions[i]->span.length &&
+            remote->length <= regions[i]->span.length - (remote->address - begin))
+            return regions[i];
+    }
+    return NULL;
 }
 
 bool ibx_mr_usable(const struct ibx_mr *mr)
@@ -460,8 +513,7 @@ bool ibx_mr_usable(const struct ibx_mr *mr)
 void ibx_regcache_move(struct ibx_regcache *cache, struct ibx_conn *conn)
 {
     (void)cache;
-    (void)conn;
-    abort();
+    require(!conn->closed);
 }
 
 void *ibx_secret_allocate(size_t length)
@@ -484,7 +536,7 @@ void ibx_close(struct ibx_conn *conn)
 {
     for (unsigned i = 0; conn && i < SLOTS; i++)
         free(conn->held[i]);
-    require(fake.regions == 0);
+    require(region_count == 0 || (session && conn != session->conn));
 }
 
 /* Everything taken from the cache is put back before its end, and once. */
@@ -514,7 +566,7 @@ int ibx_regcache_get(struct ibx_regcache *cache, void *address, size_t length, u
                      struct ibx_mr **mr, struct ibx_error *err)
 {
     struct ibx_span span = ibx_span_host(address, length);
-    int rc = ibx_mr_register(&fake, &span, access, mr, err);
+    int rc = ibx_mr_register(session->conn, &span, access, mr, err);
     cache->out += !rc;
     return rc;
 }
@@ -632,19 +684,26 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct ibx_options options = {.slots = SLOTS, .message = MESSAGE};
     struct ibx_session *s;
     struct ibx_reader input = ibx_reader_of(data, size);
-    uint8_t flags = ibx_get_u8(&input), count = ibx_get_u8(&input);
+    const uint8_t flags = how = ibx_get_u8(&input);
+    uint8_t count = ibx_get_u8(&input);
+    const bool kept = count & 128;
+    count &= 127;
     const uint8_t *steps = ibx_get_bytes(&input, count);
     if (!steps)
         return 0;
-    fake = (struct ibx_conn){
-        .messages = ibx_reader_of(data + input.position, size - input.position), .flags = flags};
+    rest = ibx_reader_of(data + input.position, size - input.position);
+    conn_count = 0;
     caps.register_free = !(flags & 16);
     strcpy(path.name, flags & 32 && count & 4 ? "alice" : "");
     require(!ibx_session_create("rdma://fuzzer:1", &options, &s, NULL));
+    session = s;
+    ibx_session_keep(s, kept ? 1 : 0);
     if (flags & 1) {
-        require(!ibx_session_connect(s, NULL));
+        if (ibx_session_connect(s, NULL) || !ibx_session_live(s))
+            count = 0;
     } else { /* as ibx_session_accept() leaves it */
-        require(!ibx_session_adopt(s, &fake));
+        require(!ibx_session_adopt(s, conn_next()));
+        s->link.waiting = kept ? ibx_waiting_create() : NULL;
         require(ibx_session_read(s, incoming, 0) == 0 && ibx_session_live(s));
         if (flags & 32) {
             struct ibx_gpu_options gpu = {
@@ -660,6 +719,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (unsigned i = 0; i < count && run_step(s, steps[i]); i++)
         ;
     ibx_session_destroy(s);
-    require(fake.regions == 0 && (!ibx_pinned_count() || !ibx_pinned_taken()));
+    session = NULL;
+    require(region_count == 0 && (!ibx_pinned_count() || !ibx_pinned_taken()));
     return 0;
 }

@@ -5,10 +5,8 @@
  *
  *   test_session_resume PROVIDER [CUTS [HOST]]    shm, tcp, ...; how many random cuts there are at
  *                                                  least; the server's address (127.0.0.1)
- *
- * Linked with --wrap: each connection gets the fault injector before its first message.
  */
-#include "tests/scenes/session_pair.h"
+#include "tests/scenes/cuts.h"
 
 #include "common/clock.h"
 #include "common/log.h"
@@ -28,62 +26,18 @@
 static const char *provider, *host;
 static unsigned random_cuts = 40;
 
-/* ---------------------------------------------------------------------- cut connections */
-
-/* Of one end: where its connections are cut, in their order; 0: not. Beyond the last by `often`. */
-#define PLANNED 4u
-struct end {
-    struct ibx_injected_faults faults[64]; /* a connection each, in a ring */
-    unsigned plan[PLANNED];
-    unsigned count;       /* connections so far */
-    size_t often;         /* cut after 1 to so many events, 0: never */
-    struct random random; /* for that */
-};
-static struct end client_end, server_end;
-
-static bool paths_change; /* from connection to connection, between the provider and tcp or shm */
-
-static void attach(struct end *end, struct ibx_conn *conn)
-{
-    struct ibx_injected_faults *faults = &end->faults[end->count % 64];
-    unsigned cut = end->count < PLANNED ? end->plan[end->count] : 0;
-    if (!cut && end->often)
-        cut = (unsigned)random_below(&end->random, end->often) + 1;
-    *faults = (struct ibx_injected_faults){.disconnect_in = cut};
-    end->count++;
-    ibx_fault_injection_attach(conn, faults, NULL);
-}
-
-int __real_ibx_connect(const char *uri, const struct ibx_options *options, struct ibx_conn **conn,
-                       struct ibx_error *err);
-int __wrap_ibx_connect(const char *uri, const struct ibx_options *options, struct ibx_conn **conn,
-                       struct ibx_error *err);
-int __real_ibx_establish(struct ibx_conn *conn, struct ibx_error *err);
-int __wrap_ibx_establish(struct ibx_conn *conn, struct ibx_error *err);
-
 static const char *other_path(void)
 {
     return strcmp(provider, "tcp") ? "tcp" : "shm";
 }
 
-int __wrap_ibx_connect(const char *uri, const struct ibx_options *options, struct ibx_conn **conn,
-                       struct ibx_error *err)
-{
-    struct ibx_options other = *options;
-    if (paths_change)
-        ibx_options_set(&other, "provider", client_end.count % 2 ? other_path() : provider, NULL);
-    int rc = __real_ibx_connect(uri, &other, conn, err);
-    if (!rc)
-        attach(&client_end, *conn);
-    return rc;
-}
+/* From connection to connection, between the provider and another one. */
+static bool paths_change;
 
-int __wrap_ibx_establish(struct ibx_conn *conn, struct ibx_error *err)
+static void change_path(struct ibx_options *options, unsigned n)
 {
-    int rc = __real_ibx_establish(conn, err);
-    if (!rc)
-        attach(&server_end, conn);
-    return rc;
+    if (paths_change)
+        ibx_options_set(options, "provider", n % 2 ? other_path() : provider, NULL);
 }
 
 /* ------------------------------------------------------------------------------- scene */
@@ -127,8 +81,11 @@ static void scene_listen(struct scene *scene, unsigned seconds)
     struct ibx_error err = {0};
     struct ibx_options options;
     set_options(&options);
-    if (paths_change)
-        ibx_options_set(&options, "provider", "auto", NULL);
+    if (paths_change) {
+        char both[32];
+        snprintf(both, sizeof(both), "%s,%s", provider, other_path());
+        ibx_options_set(&options, "provider", both, NULL);
+    }
     char uri[128];
     snprintf(uri, sizeof(uri), "rdma://%s:0", host ? host : "127.0.0.1");
     if (ibx_session_create(uri, &options, &scene->listening, &err))
@@ -222,14 +179,6 @@ static int talk(struct ibx_session *s, const struct talk *t, bool server)
     return rc;
 }
 
-/* No more cuts, in the thread of this end. */
-static void disarm(struct end *end)
-{
-    memset(end->plan, 0, sizeof(end->plan));
-    end->often = 0;
-    end->faults[(end->count - 1) % 64].disconnect_in = 0;
-}
-
 /* A last call: from then on nothing keeps BYE from arriving, without which the server waits. */
 static int end_talk(struct ibx_session *s, bool server)
 {
@@ -239,7 +188,7 @@ static int end_talk(struct ibx_session *s, bool server)
         bool writing = (turn == 0) != server;
         ssize_t n = writing ? ibx_session_write(s, &byte, 1) : ibx_session_read(s, &byte, 1);
         if (!turn)
-            disarm(server ? &server_end : &client_end);
+            cuts_disarm(server ? &server_end : &client_end);
         rc = n != 1 || byte != 7 || (writing && ibx_session_sync(s)) ? -4 : 0;
     }
     return rc;
@@ -279,23 +228,18 @@ static unsigned run_talk(const struct talk *t, unsigned long *of_client, unsigne
     return resumed;
 }
 
-static void plan_nothing(void)
-{
-    client_end = server_end = (struct end){0};
-}
-
 static void every_boundary(void **state)
 {
     static const struct talk t = {7, 4};
     unsigned long events[2], resumed = 0;
     (void)state;
-    plan_nothing();
+    cuts_plan_nothing();
     run_talk(&t, &events[0], &events[1]);
-    struct end *ends[] = {&client_end, &server_end};
+    struct cut_end *ends[] = {&client_end, &server_end};
     for (unsigned side = 0; side < 2; side++) {
         /* KEEP and KEPT are the first two; those of the last call and BYE are not cut. */
         for (unsigned n = 3; n < events[side] - 1; n++) {
-            plan_nothing();
+            cuts_plan_nothing();
             ends[side]->plan[0] = n;
             resumed += run_talk(&t, NULL, NULL);
         }
@@ -308,10 +252,10 @@ static void while_going_on(void **state)
 {
     static const struct talk t = {9, 6};
     (void)state;
-    struct end *ends[] = {&client_end, &server_end};
+    struct cut_end *ends[] = {&client_end, &server_end};
     for (unsigned side = 0; side < 4; side++) {
         for (unsigned n = 1; n <= 6; n++) {
-            plan_nothing();
+            cuts_plan_nothing();
             ends[side / 2]->plan[0] = 9;
             ends[side % 2]->plan[1] = n;
             ends[side / 2]->plan[2] = n;
@@ -326,7 +270,7 @@ static void at_random(void **state)
     (void)state;
     for (uint64_t seed = 1; cuts < random_cuts; seed++) {
         struct talk t = {seed, 40};
-        plan_nothing();
+        cuts_plan_nothing();
         client_end.random.state = seed;
         server_end.random.state = seed + 1000000;
         client_end.often = server_end.often = 40;
@@ -343,7 +287,7 @@ static void another_path(void **state)
     paths_change = true;
     for (uint64_t seed = 1; seed <= 3; seed++) {
         struct talk t = {seed, 20};
-        plan_nothing();
+        cuts_plan_nothing();
         client_end.random.state = seed;
         client_end.often = 40;
         client_end.plan[0] = 3 + (unsigned)seed;
@@ -399,7 +343,7 @@ static void hand_open(struct hand *hand, unsigned seconds, uint8_t kept_seconds)
 {
     struct ibx_error err = {0};
     uint8_t keep[13] = {7, 1, 0, 0, 0, 0xff, 0xff}, kept[64];
-    plan_nothing();
+    cuts_plan_nothing();
     *hand = (struct hand){.scene = {.serve = echo}};
     scene_listen(&hand->scene, seconds);
     pthread_create(&hand->scene.accepting, NULL, accept_thread, &hand->scene);
@@ -581,7 +525,7 @@ static void a_back_end_started_again(void **state)
     struct scene scene, again = {0};
     uint8_t bytes[4] = "abc";
     (void)state;
-    plan_nothing();
+    cuts_plan_nothing();
     scene_open(&scene, SECONDS, serve_one, NULL);
     assert_int_equal(ibx_session_write(scene.client, bytes, 4), 4);
     assert_int_equal(ibx_session_sync(scene.client), 0);
@@ -633,6 +577,7 @@ int main(int argc, char **argv)
         random_cuts = (unsigned)strtoul(argv[2], NULL, 10);
     if (argc > 3)
         host = argv[3];
+    cuts_connect_with = change_path;
     alarm(random_cuts > 1000 ? 1700 : 250);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

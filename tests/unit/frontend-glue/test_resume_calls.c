@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Calls that were answered before the back end has run them, over connections that break: each is
+ * run once, in order, whatever the next connection carries.
+ *
+ *   test_resume_calls PROVIDER [CUTS]    shm, tcp, ...; how many random cuts there are at least
+ */
+#include "tests/scenes/cuts.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "frontend-glue/client_calls/pipeline.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <cmocka.h>
+
+#define SLOTS     16u
+#define LONG_BODY 1900u
+#define TINY      1024u /* bytes of the shortest message that can be agreed on */
+
+static unsigned random_cuts = 40;
+static struct session_pair pair;
+static struct ibx_pipeline *pipeline;
+static atomic_uint effects; /* calls that the back end has run: each has its number in its body */
+static atomic_bool wrong;
+
+/* ---------------------------------------------------------------------- the back end */
+
+/* As GVirtuS, of calls whose body begins with a number: their effect is to count. */
+static int serve(struct ibx_session *s, void *argument)
+{
+    static const uint8_t reply[20];
+    uint8_t *body = malloc(1 << 20);
+    (void)argument;
+    for (;;) {
+        char name[64];
+        uint64_t length, number = 0;
+        size_t n = 0;
+        while (n < sizeof(name) && ibx_session_read(s, name + n, 1) == 1 && name[n])
+            n++;
+        if (n == sizeof(name) || !ibx_session_live(s) || ibx_session_read(s, &length, 8) != 8 ||
+            ibx_session_read(s, body, length) != (ssize_t)length)
+            break;
+        memcpy(&number, body, 8);
+        const size_t payload = (size_t)length - 36;
+        wrong = wrong || number != effects || pattern_check(body + 16, payload, number) != payload;
+        effects++;
+        for (size_t at = 0; at < sizeof(reply); at += at ? 8 : 4)
+            ibx_session_write(s, reply + at, at ? 8 : 4);
+        if (ibx_session_sync(s))
+            break;
+    }
+    free(body);
+    return 0;
+}
+
+static int serve_pair(struct session_pair *p, void *argument)
+{
+    return serve(p->server, argument);
+}
+
+/* ------------------------------------------------------------------------- the calls */
+
+/* A copy of n bytes to the device, at its number, in a stream. */
+static void put_call(uint8_t *body, unsigned number, size_t n)
+{
+    struct ibx_writer w = ibx_writer_of(body, n + 36);
+    ibx_put_u64(&w, number);
+    ibx_put_u64(&w, n);
+    pattern_fill(body + w.length, n, number);
+    w.length += n;
+    ibx_put_u64(&w, n);
+    ibx_put_u32(&w, IBX_FRAME_H2D);
+    ibx_put_u64(&w, 5);
+}
+
+/* Answered at once. */
+static void call_ahead(unsigned number, size_t n)
+{
+    uint8_t body[LONG_BODY + 36];
+    int code = -1;
+    put_call(body, number, n);
+    const struct ibx_pipeline_request call = {.name = "cudaMemcpyAsync", .body = body, .n = n + 36};
+    assert_int_equal(ibx_pipeline_call(pipeline, &call, &code), 0);
+    assert_int_equal(code, 0);
+}
+
+/* As GVirtuS's front end makes one that waits. */
+static void call_and_wait(unsigned number, size_t n)
+{
+    uint8_t body[LONG_BODY + 36];
+    const uint64_t length = n + 36;
+    uint8_t reply[20] = {1};
+    put_call(body, number, n);
+    ibx_pipeline_write(pipeline, "cudaSomething", 14);
+    ibx_pipeline_write(pipeline, &length, 8);
+    ibx_pipeline_write(pipeline, body, length);
+    ibx_pipeline_sync(pipeline);
+    for (size_t at = 0; at < sizeof(reply); at += at ? 8 : 4)
+        assert_true(ibx_pipeline_read(pipeline, reply + at, at ? 8 : 4));
+    assert_int_equal(reply[0], 0);
+    assert_int_equal(effects, number + 1);
+}
+
+static void wait_for_effects(unsigned count)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(30000);
+    while (effects < count && ibx_now_ns() < deadline)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    assert_int_equal(effects, count);
+}
+
+/* ------------------------------------------------------------------------- the tests */
+
+static void begin(void)
+{
+    effects = 0;
+    wrong = false;
+    session_keeps = 30;
+    client_end.count = server_end.count = 0;
+    session_pair_open(&pair);
+    session_pair_start(&pair, serve_pair, NULL);
+    pipeline = ibx_pipeline_create(pair.client, IBX_PIPELINE_ALL);
+    assert_non_null(pipeline);
+    ibx_pipeline_learn(pipeline, "cudaMemcpyAsync");
+}
+
+static void end(void)
+{
+    ibx_pipeline_destroy(pipeline);
+    ibx_session_close(pair.client);
+    session_pair_join(&pair);
+    session_pair_close(&pair);
+    assert_false(wrong);
+}
+
+static void tiny_messages(struct ibx_options *options, unsigned n)
+{
+    if (n)
+        options->message = TINY;
+}
+
+/* A call that was taken for longer messages than the next connection has goes in several, though no
+ * further call comes. */
+static void test_shorter_messages(void **state)
+{
+    (void)state;
+    cuts_plan_nothing();
+    cuts_connect_with = tiny_messages;
+    begin();
+    unsigned number = 0;
+    while (number < 2 * SLOTS) /* the messages that are kept are short */
+        call_and_wait(number++, 10);
+    ibx_pipeline_lock(pipeline);
+    ibx_abort(pair.client->conn);
+    ibx_pipeline_unlock(pipeline);
+    call_and_wait(number++, 10);
+    assert_int_equal(ibx_session_resumed(pair.client), 1);
+    if (strcmp(ibx_session_path(pair.client)->provider, "tcp")) /* which has long ones always */
+        assert_in_range(ibx_session_room(pair.client), 1, TINY);
+    for (unsigned i = 0; i < 3; i++) {
+        call_ahead(number++, LONG_BODY);
+        wait_for_effects(number);
+    }
+    for (unsigned i = 0; i < 100; i++)
+        call_ahead(number++, i % 3 ? 10 : LONG_BODY - i);
+    wait_for_effects(number);
+    call_and_wait(number++, 10);
+    end();
+    cuts_connect_with = NULL;
+}
+
+/* What the end of the process waits for is among it. */
+static void test_shorter_messages_at_the_end(void **state)
+{
+    (void)state;
+    cuts_plan_nothing();
+    cuts_connect_with = tiny_messages;
+    begin();
+    unsigned number = 0;
+    while (number < 2 * SLOTS)
+        call_and_wait(number++, 10);
+    ibx_pipeline_lock(pipeline);
+    ibx_abort(pair.client->conn);
+    ibx_pipeline_unlock(pipeline);
+    call_and_wait(number++, 10);
+    for (unsigned i = 0; i < 20; i++)
+        call_ahead(number++, LONG_BODY);
+    assert_true(ibx_pipeline_finish(pipeline, 10000));
+    assert_int_equal(effects, number);
+    end();
+    cuts_connect_with = NULL;
+}
+
+/* How often the session went on. */
+static unsigned run_calls(uint64_t seed)
+{
+    struct random random = {seed};
+    unsigned number = 0;
+    begin();
+    for (unsigned i = 0; i < 400; i++) {
+        const size_t n = random_below(&random, 20) ? 10 : random_below(&random, LONG_BODY);
+        if (random_below(&random, 30))
+            call_ahead(number++, n);
+        else
+            call_and_wait(number++, n);
+    }
+    ibx_pipeline_lock(pipeline);
+    cuts_disarm(&client_end);
+    ibx_pipeline_unlock(pipeline);
+    call_and_wait(number++, 1);
+    const unsigned resumed = ibx_session_resumed(pair.client);
+    end();
+    assert_int_equal(effects, number);
+    return resumed;
+}
+
+static void test_at_random(void **state)
+{
+    unsigned cuts = 0;
+    (void)state;
+    for (uint64_t seed = 1; cuts < random_cuts; seed++) {
+        cuts_plan_nothing();
+        client_end.random.state = seed;
+        client_end.often = 60;
+        client_end.plan[0] = 3 + (unsigned)seed % 30;
+        cuts += run_calls(seed);
+    }
+    print_message("%u cuts\n", cuts);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_shorter_messages),
+        cmocka_unit_test(test_shorter_messages_at_the_end),
+        cmocka_unit_test(test_at_random),
+    };
+    if (argc > 2)
+        random_cuts = (unsigned)strtoul(argv[2], NULL, 10);
+    session_pair_use(argc > 1 ? argv[1] : "tcp", NULL, NULL, NULL);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Sessions over verbs that go on: after a cut of the wire that both ends noticed, a link that was
+ * down and came up again, and a queue pair in error, whichever it is. Every body is read once and
+ * right.
+ *
+ * Linked with --wrap: the queue pairs are known here. Runs in the guest only (README.md).
+ */
+#include "tests/scenes/session_pair.h"
+#include "tests/vm/wire.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+
+#include <infiniband/verbs.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#define BODY        (3u << 20)
+#define QUEUE_PAIRS 32u
+#define PATIENCE_MS 60000u /* an emulator on a busy host */
+
+/* ----------------------------------------------------------------- the queue pairs */
+
+static _Atomic(struct ibv_qp *) queue_pairs[QUEUE_PAIRS]; /* of the first connection, both ends' */
+static atomic_uint queue_pair_count;
+
+struct ibv_qp *__real_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr);
+struct ibv_qp *__wrap_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr);
+struct ibv_qp *__wrap_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
+{
+    struct ibv_qp *qp = __real_ibv_create_qp(pd, attr);
+    const unsigned i = qp ? atomic_fetch_add(&queue_pair_count, 1) : QUEUE_PAIRS;
+    if (i < QUEUE_PAIRS)
+        queue_pairs[i] = qp;
+    return qp;
+}
+
+static void put_in_error(unsigned i)
+{
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
+    assert_int_equal(ibv_modify_qp(queue_pairs[i], &attr, IBV_QP_STATE), 0);
+}
+
+/* ------------------------------------------------------------------------ a session */
+
+static struct session_pair pair;
+static atomic_uint bodies; /* that the server has read */
+
+/* The number of bodies that were right, or -1. Each answer has its number. */
+static int read_bodies(struct session_pair *p, void *argument)
+{
+    uint8_t *bytes = malloc(BODY);
+    uint32_t count = 0;
+    bool right = true;
+    (void)argument;
+    while (right && ibx_session_read(p->server, bytes, BODY) == BODY) {
+        right = pattern_check(bytes, BODY, count) == BODY;
+        bodies = ++count;
+        if (ibx_session_write(p->server, &count, 4) != 4 || ibx_session_sync(p->server))
+            break;
+    }
+    free(bytes);
+    return right ? (int)count : -1;
+}
+
+static const char *providers = "verbs";
+
+static int set_up(void **state)
+{
+    (void)state;
+    queue_pair_count = 0;
+    bodies = 0;
+    session_keeps = 120;
+    session_pair_use(providers, getenv("IBX_VM_ADDR_A"), "timeout_ms", "4000");
+    session_pair_open(&pair);
+    session_pair_start(&pair, read_bodies, NULL);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    session_pair_close(&pair);
+    return wire_mend_any();
+}
+
+static uint8_t *body;
+
+static void send_body(unsigned number)
+{
+    uint32_t answer = 0;
+    pattern_fill(body, BODY, number);
+    if (ibx_session_write(pair.client, body, BODY) != BODY || ibx_session_sync(pair.client) ||
+        ibx_session_read(pair.client, &answer, 4) != 4)
+        fail_msg("body %u: \"%s\"", number, ibx_session_reason(pair.client));
+    assert_int_equal(answer, number + 1);
+}
+
+static void end(unsigned sent)
+{
+    ibx_session_close(pair.client);
+    assert_int_equal(session_pair_join(&pair), sent);
+}
+
+/* ---------------------------------------------------------------------------- tests */
+
+static unsigned breaks_at; /* body */
+static int breaks_after_us;
+static void (*breaks)(void);
+static void (*mends)(void); /* when both ends have noticed; NULL: there is nothing to mend */
+
+static bool noticed(const struct ibx_session *s)
+{
+    const volatile unsigned *now = &s->link.state.now; /* of another thread */
+    return *now != (unsigned)LINK_CONNECTED || ibx_session_resumed(s);
+}
+
+static void *break_and_mend(void *argument)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
+    (void)argument;
+    while (bodies < breaks_at)
+        poll(NULL, 0, 1);
+    usleep((unsigned)breaks_after_us);
+    breaks();
+    while (mends && ibx_now_ns() < deadline && !(noticed(pair.client) && noticed(pair.server)))
+        poll(NULL, 0, 10);
+    if (mends)
+        mends();
+    return NULL;
+}
+
+/* Bodies, of which one meets it; how often the session went on. */
+static unsigned run(unsigned count)
+{
+    pthread_t breaker;
+    assert_int_equal(pthread_create(&breaker, NULL, break_and_mend, NULL), 0);
+    for (unsigned i = 0; i < count; i++)
+        send_body(i);
+    pthread_join(breaker, NULL);
+    send_body(count);
+    const unsigned resumed = ibx_session_resumed(pair.client);
+    print_message("%u times, at last by %s\n", resumed, ibx_session_path(pair.client)->provider);
+    if (!strcmp(providers, "verbs"))
+        assert_string_equal(ibx_session_path(pair.client)->provider, "verbs");
+    end(count + 1);
+    return resumed;
+}
+
+static void cut_that_is_noticed(void **state)
+{
+    (void)state;
+    breaks_at = 2;
+    breaks_after_us = 2000;
+    breaks = wire_cut;
+    mends = wire_mend;
+    assert_in_range(run(5), 1, 10);
+}
+
+/* Linux 6.1's soft-RoCE connects no queue pairs any more when it had to send while its link was
+ * down: then by tcp. */
+static int set_up_any(void **state)
+{
+    providers = "verbs,tcp";
+    int rc = set_up(state);
+    providers = "verbs";
+    return rc;
+}
+
+static void link_down_and_up(void **state)
+{
+    (void)state;
+    providers = "verbs,tcp";
+    breaks_at = 2;
+    breaks_after_us = 2000;
+    breaks = link_down;
+    mends = link_up;
+    assert_in_range(run(5), 1, 10);
+    providers = "verbs";
+}
+
+static unsigned victim;
+
+static void break_queue_pair(void)
+{
+    put_in_error(victim);
+}
+
+/* A queue pair that carries nothing may die unnoticed: the messages' and the first bulk one's do
+ * not. */
+static void queue_pair_in_error(void **state)
+{
+    unsigned resumed = 0, all = queue_pair_count;
+    assert_in_range(all, 4, QUEUE_PAIRS);
+    mends = NULL;
+    breaks = break_queue_pair;
+    for (victim = 0; victim < all; victim++) {
+        if (victim) {
+            tear_down(state);
+            set_up(state);
+        }
+        breaks_at = 1;
+        breaks_after_us = (int)(victim * 1500);
+        resumed += run(4);
+    }
+    print_message("%u queue pairs, %u times another connection\n", all, resumed);
+    assert_in_range(resumed, all / 2, 4 * all);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(cut_that_is_noticed, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(queue_pair_in_error, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(link_down_and_up, set_up_any, tear_down),
+    };
+    if (!getenv("IBX_VM")) {
+        print_error("test_wire_resume cuts the wires of the guest of tests/vm: run it there\n");
+        return 77;
+    }
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
+    body = malloc(BODY);
+    int rc = cmocka_run_group_tests(tests, NULL, NULL);
+    free(body);
+    return rc;
+}
