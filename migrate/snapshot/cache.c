@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -21,15 +22,16 @@
 
 static const struct ibx_state cache_states[] = {
     [CACHE_EMPTY] = {"empty", IBX_TO(CACHE_FILLING), IBX_STATE_INITIAL | IBX_STATE_FINAL},
-    [CACHE_FILLING] = {"filling", IBX_TO(CACHE_LOST) | IBX_TO(CACHE_WHOLE), IBX_STATE_FINAL},
+    [CACHE_FILLING] = {"filling", IBX_TO(CACHE_LOST) | IBX_TO(CACHE_CHECKING), IBX_STATE_FINAL},
     [CACHE_LOST] = {"lost", IBX_TO(CACHE_FILLING), IBX_STATE_FINAL},
+    [CACHE_CHECKING] = {"checking", IBX_TO(CACHE_WHOLE), IBX_STATE_FINAL},
     [CACHE_WHOLE] = {"whole", 0, IBX_STATE_FINAL},
 };
 static const struct ibx_state_table cache_table = IBX_STATE_TABLE("snapshot cache", cache_states);
 
 void ibx_snapshot_cache_init(struct snapshot_cache *cache)
 {
-    *cache = (struct snapshot_cache){.uffd = -1};
+    *cache = (struct snapshot_cache){.uffd = -1, .checked_fd = -1};
     ibx_state_begin(&cache->state, &cache_table, CACHE_EMPTY);
 }
 
@@ -209,16 +211,42 @@ int ibx_snapshot_cache_fill(struct snapshot_cache *cache, bool background, uint6
 
 int ibx_snapshot_cache_fd(const struct snapshot_cache *cache)
 {
-    return cache->state.now == CACHE_FILLING ? ibx_fault_event_fd(cache->engine) : -1;
+    return cache->state.now == CACHE_FILLING    ? ibx_fault_event_fd(cache->engine)
+           : cache->state.now == CACHE_CHECKING ? cache->checked_fd
+                                                : -1;
 }
 
 /* ------------------------------------------------------------ what becomes of it */
 
+static void *check_main(void *argument)
+{
+    struct snapshot_cache *cache = argument;
+    ibx_snapshot_digest(cache->folder, &cache->map, cache->digest, &cache->check_error);
+    eventfd_write(cache->checked_fd, 1);
+    return NULL;
+}
+
+/* That takes a second for some GiB, and children come meanwhile. */
+static int check(struct snapshot_cache *cache, struct ibx_error *err)
+{
+    cache->checked_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (cache->checked_fd < 0)
+        return ibx_error_set(err, -errno, "no event descriptor: %s", strerror(errno));
+    const int rc = pthread_create(&cache->checker, NULL, check_main, cache);
+    return rc ? ibx_error_set(err, -rc, "no thread for a digest: %s", strerror(rc))
+              : ibx_state_move(&cache->state, CACHE_CHECKING);
+}
+
 static int whole(struct snapshot_cache *cache, struct ibx_error *err)
 {
-    uint8_t digest[IBX_SNAPSHOT_DIGEST];
-    int rc = ibx_snapshot_digest(cache->folder, &cache->map, digest, err);
-    if (!rc && memcmp(digest, cache->folder->manifest.digest, sizeof(digest)))
+    eventfd_t count;
+    if (eventfd_read(cache->checked_fd, &count))
+        return 0; /* not yet */
+    pthread_join(cache->checker, NULL);
+    int rc = cache->check_error.code;
+    if (rc)
+        ibx_error_set(err, rc, "%s", cache->check_error.message);
+    if (!rc && memcmp(cache->digest, cache->folder->manifest.digest, sizeof(cache->digest)))
         rc = ibx_error_set(err, -EBADMSG,
                            "the pages in %s are not those that were frozen: their SHA-256 differs "
                            "from the manifest's; its children are wrong, too",
@@ -287,6 +315,8 @@ int ibx_snapshot_cache_step(struct snapshot_cache *cache,
 {
     if (cache->state.now == CACHE_LOST)
         return try_again(cache, notify, context, err);
+    if (cache->state.now == CACHE_CHECKING)
+        return whole(cache, err);
     if (cache->state.now != CACHE_FILLING)
         return 0;
     uint64_t count;
@@ -294,7 +324,7 @@ int ibx_snapshot_cache_step(struct snapshot_cache *cache,
     (void)ignored;
     const enum ibx_fault_state state = ibx_fault_state(cache->engine);
     if (state == IBX_FAULT_COMPLETE)
-        return whole(cache, err);
+        return check(cache, err);
     return state == IBX_FAULT_STOPPED ? lost(cache, notify, context) : 0;
 }
 
@@ -307,5 +337,7 @@ void ibx_snapshot_cache_end(struct snapshot_cache *cache)
             munmap(cache->memory[i], (size_t)cache->folder->sizes[i]);
     if (cache->uffd >= 0)
         close(cache->uffd);
+    if (cache->checked_fd >= 0)
+        close(cache->checked_fd);
     ibx_page_map_fini(&cache->map);
 }

@@ -17,15 +17,20 @@
 #include "common/state_machine.h"
 #include "migrate/snapshot/snapshot.h"
 
+#include <pthread.h>
+
 /* ------------------------------------------------------------ cache.c */
 
 /*
  * state machine: snapshot cache
- *   [*] -> EMPTY -> FILLING -> WHOLE -> [*]
+ *   [*] -> EMPTY -> FILLING -> CHECKING -> WHOLE -> [*]
  *   FILLING -> LOST -> FILLING        no server answers; then one does
- *   EMPTY | FILLING | LOST -> [*]     the process has to end, see above
+ *   EMPTY -> [*]
+ *   FILLING | LOST | CHECKING -> [*]     the process has to end, see above
+ *
+ * In CHECKING all pages are there, and a thread computes their digest.
  */
-enum cache_state { CACHE_EMPTY, CACHE_FILLING, CACHE_LOST, CACHE_WHOLE };
+enum cache_state { CACHE_EMPTY, CACHE_FILLING, CACHE_LOST, CACHE_CHECKING, CACHE_WHOLE };
 
 struct snapshot_cache {
     struct ibx_state_machine state;
@@ -43,6 +48,10 @@ struct snapshot_cache {
     uint64_t again_ns; /* LOST: the next try */
     unsigned pause_ms, reconnects;
     char source[300]; /* the URI that is read */
+    pthread_t checker;
+    int checked_fd; /* an eventfd: it is done */
+    uint8_t digest[IBX_SNAPSHOT_DIGEST];
+    struct ibx_error check_error;
 };
 
 void ibx_snapshot_cache_init(struct snapshot_cache *cache);

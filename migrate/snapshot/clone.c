@@ -117,6 +117,8 @@ static int check(struct cloning *c, struct ibx_error *err)
                          c->ram.status);
     else
         rc = compare(c, blockers, err);
+    if (!rc) /* they would reach other memory than its vCPUs */
+        rc = ibx_preflight_devices(c->qmp, blockers, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     check_ram(c, blockers);
     ibx_preflight_permissions(&c->ram, blockers);
     if (!rc && blockers->count)

@@ -232,7 +232,7 @@ int ibx_snapshot_serve(const struct ibx_serve_options *options, struct ibx_error
         tell(s, true);
     while (!rc)
         rc = turn(s, err);
-    if (s->cache.state.now == CACHE_FILLING || s->cache.state.now == CACHE_LOST)
+    if (s->cache.state.now != CACHE_EMPTY && s->cache.state.now != CACHE_WHOLE)
         leave(s, rc, err);
     end(s);
     ibx_migration_signals_close(&s->signals);

@@ -11,6 +11,7 @@
 
 #define CHILDREN 3
 #define MIB      "mib=16"
+#define CALM     MIB " doze=5000000" /* many of them run at once */
 #define PRIVATE  "memory-backend-ram,id=mem0,size=64M"
 
 static char snapshot[160], cache[160];
@@ -43,7 +44,7 @@ static void freeze_like(const struct vm_options *like)
 
 static void freeze(void)
 {
-    freeze_like(&(struct vm_options){.append = MIB});
+    freeze_like(&(struct vm_options){.append = CALM});
 }
 
 static void serve(struct mover *mover, const char *const *arguments)
@@ -63,7 +64,7 @@ static void serve(struct mover *mover, const char *const *arguments)
 
 static void child_start(struct vm *child, const char *const *more)
 {
-    struct vm_options options = {.append = MIB, .ram = PRIVATE, .incoming = true};
+    struct vm_options options = {.append = CALM, .ram = PRIVATE, .incoming = true};
     for (size_t i = 0; more && more[i]; i++)
         options.extra[i] = more[i];
     vm_start(child, &options);
@@ -147,7 +148,7 @@ static void test_of_a_vm_that_runs_on(void)
 {
     struct vm before;
     mover_begin();
-    vm_start(&vms[0], &(struct vm_options){.append = MIB});
+    vm_start(&vms[0], &(struct vm_options){.append = CALM});
     vm_wait_beats(&vms[0], 2);
     snprintf(snapshot, sizeof(snapshot), "%s/snapshot", mover_folder);
     MOVER_RUN(0, "freeze", snapshot, "--qmp", vms[0].tool, "--resume");
@@ -209,7 +210,7 @@ static void test_identities(void)
 {
     uint8_t parent[16], child[16];
     static const char uuid[] = "6d1e0a35-2c5b-4ed2-8f14-0123456789ab";
-    struct vm_options options = {.append = MIB " host=1",
+    struct vm_options options = {.append = CALM " host=1",
                                  .extra = {"-device", "vmgenid,guid=auto", "-fw_cfg",
                                            "name=opt/ibx/host,string=parent", "-name", "web",
                                            "-uuid", "6d1e0a35-2c5b-4ed2-8f14-000000000000"}};
@@ -356,17 +357,17 @@ static void test_changed_page(void)
 static void test_refused(void)
 {
     freeze();
-    vm_start(&children[0], &(struct vm_options){.append = MIB, .incoming = true});
+    vm_start(&children[0], &(struct vm_options){.append = CALM, .incoming = true});
     mover_must_print(MOVER_RUN(1, "clone", snapshot, "--qmp", children[0].tool),
                      "memory backend mem0 is shared, and a child's memory is its own");
     vm_end(&children[0]);
-    vm_start(&children[0], &(struct vm_options){.append = MIB, .ram = PRIVATE});
+    vm_start(&children[0], &(struct vm_options){.append = CALM, .ram = PRIVATE});
     mover_must_print(MOVER_RUN(1, "clone", snapshot, "--qmp", children[0].tool),
                      "start it with -incoming defer");
     assert_true(vm_runs(&children[0]));
     vm_end(&children[0]);
     vm_start(&children[0],
-             &(struct vm_options){.append = MIB, .ram = PRIVATE, .incoming = true, .two = true});
+             &(struct vm_options){.append = CALM, .ram = PRIVATE, .incoming = true, .two = true});
     mover_must_print(MOVER_RUN(1, "clone", snapshot, "--qmp", children[0].tool),
                      "cannot become a child");
     mover_must_print(MOVER_RUN(1, "serve", cache, "--cache", "tcp://127.0.0.1:1"), "refused");
