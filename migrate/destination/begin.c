@@ -228,7 +228,8 @@ static int recover(struct destination *d, const struct ibx_journal *record, stru
     if (!rc && d->state.now == DESTINATION_COMPLETE)
         ibx_migration_notify(&options->observer, "%s", DESTINATION_UNCONFIRMED);
     if (!rc && d->state.now == DESTINATION_SHUT_DOWN)
-        ibx_migration_notify(&options->observer, "%s", DESTINATION_SHUT_DOWN_UNCONFIRMED);
+        ibx_migration_notify(&options->observer, "%s",
+                             destination_unconfirmed_end(&d->status.record));
     return rc ? rc : ibx_destination_run(d, err);
 }
 

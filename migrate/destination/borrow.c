@@ -47,6 +47,14 @@ static bool is_away(const struct ibx_journal *record)
            record->state == IBX_JOURNAL_ENDED;
 }
 
+bool ibx_destination_has_returned(const struct destination *d, struct ibx_journal *record)
+{
+    struct ibx_journal found;
+    return d->status.record.borrow &&
+           !ibx_journal_find_return(d->options->folder, &d->status.record, is_away,
+                                    record ? record : &found, NULL);
+}
+
 bool ibx_destination_borrow_returned(struct destination *d, bool now, struct ibx_error *err)
 {
     char sentence[256];
@@ -55,7 +63,7 @@ bool ibx_destination_borrow_returned(struct destination *d, bool now, struct ibx
     if (d->state.now != DESTINATION_FILLING || (!now && ibx_now_ns() < d->returned_ns))
         return false;
     d->returned_ns = ibx_deadline_in_ms(LOOK_MS);
-    if (ibx_journal_find_return(d->options->folder, &d->status.record, is_away, &record, NULL))
+    if (!ibx_destination_has_returned(d, &record))
         return false;
     snprintf(sentence, sizeof(sentence), "the VM has returned to %.128s", record.peer);
     ibx_destination_end(d, why, sentence, err);

@@ -406,6 +406,9 @@ void ibx_destination_borrow_check(const struct destination *d,
                                   struct ibx_blockers *blockers);
 /* Right before guest RAM is watched. -EOPNOTSUPP: devices of this VM write to it unseen. */
 int ibx_destination_borrow_begin(struct destination *d, struct ibx_error *err);
+/* Whether the journal says that the VM of this record, which was borrowed, has returned: to where.
+ */
+bool ibx_destination_has_returned(const struct destination *d, struct ibx_journal *record);
 /* FILLING: whether the VM has returned, as the journal says; looked at now and then, or `now`. Ends
  * this side's part then, as if its guest had shut it down. */
 bool ibx_destination_borrow_returned(struct destination *d, bool now, struct ibx_error *err);
@@ -611,8 +614,16 @@ int ibx_destination_commit(struct destination *d, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- ending.c */
 
-#define DESTINATION_SHUT_DOWN_UNCONFIRMED                                                          \
-    "the guest has shut the VM down here, and only the source's confirmation of that is missing"
+/* SHUT_DOWN, for a person. */
+static inline const char *destination_unconfirmed_end(const struct ibx_journal *record)
+{
+    return ibx_journal_has_returned(record) ? "the VM has returned, and only the confirmation of "
+                                              "home is missing, which keeps its "
+                                              "pages for it"
+                                            : "the guest has shut the VM down here, and only the "
+                                              "source's confirmation of that is "
+                                              "missing";
+}
 #define DESTINATION_UNCONFIRMED                                                                    \
     "all pages are here, and only the source's confirmation is missing (if ib-migrate status "     \
     "there says done, ib-migrate recover there sends it)"

@@ -268,7 +268,7 @@ static const char *what_a_lost_link_means(const struct destination *d)
     case DESTINATION_COMPLETE:
         return DESTINATION_UNCONFIRMED;
     case DESTINATION_SHUT_DOWN:
-        return DESTINATION_SHUT_DOWN_UNCONFIRMED;
+        return destination_unconfirmed_end(&d->status.record);
     default:
         return "the VM waits for pages until the source is back";
     }
@@ -350,7 +350,7 @@ int ibx_destination_check_interrupts(struct destination *d, struct ibx_error *er
     if (d->interrupts > before)
         ibx_migration_notify(
             &d->options->observer, "%s; interrupt once more to leave it to ib-migrate recover",
-            ended     ? DESTINATION_SHUT_DOWN_UNCONFIRMED
+            ended     ? destination_unconfirmed_end(&d->status.record)
             : settled ? "all pages are here, and only the source's confirmation is missing"
                       : "the VM runs here and needs pages that are still at the source");
     return 0;

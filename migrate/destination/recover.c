@@ -9,6 +9,7 @@
 #include "common/clock.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #define REACH_MS 5000 /* for the monitor, where only it knows whether the VM ran */
@@ -129,9 +130,25 @@ static int recover_shut_down(struct destination *d, struct ibx_error *err)
     return 0;
 }
 
+/* It was borrowed, and the tool before this one ended before it knew that it had returned. */
+static int note_return(struct destination *d, struct ibx_error *err)
+{
+    struct ibx_journal *record = &d->status.record;
+    if ((record->state != IBX_JOURNAL_RUNNING && record->state != IBX_JOURNAL_MAY_RUN) ||
+        !ibx_destination_has_returned(d, NULL))
+        return 0;
+    snprintf(record->vm_status, sizeof(record->vm_status), "%s", IBX_JOURNAL_RETURNED);
+    record->settings[0] = '\0';
+    ibx_destination_arrived_remove(record);
+    return ibx_destination_record(d, IBX_JOURNAL_SHUT_DOWN, err);
+}
+
 int ibx_destination_recover(struct destination *d, struct ibx_error *err)
 {
     const struct ibx_journal *record = &d->status.record;
+    const int noted = note_return(d, err);
+    if (noted)
+        return noted;
     d->qemu.settings = json_loads(record->settings, 0, NULL);
     if (record->state == IBX_JOURNAL_COMPLETE)
         return recover_complete(d, err);

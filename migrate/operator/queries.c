@@ -62,6 +62,14 @@ static int leave_to_libvirt(struct ibx_qmp *qmp, const json_t *before, uint64_t 
     return ibx_settings_restore(qmp, before, deadline_ns, err);
 }
 
+/* Of a VM that returned, or was to. */
+static void forget_map(const struct ibx_journal *record)
+{
+    char path[128];
+    ibx_journal_map_path(record, path, sizeof(path));
+    unlink(path);
+}
+
 int ibx_migrate_rollback(const char *folder, struct ibx_journal *record,
                          const struct ibx_options *transport, struct ibx_error *err)
 {
@@ -88,14 +96,10 @@ int ibx_migrate_rollback(const char *folder, struct ibx_journal *record,
                              "there: its disks are newer than its memory here; ib-migrate recover "
                              "here ends the migration",
                              answer.host);
-    const bool never_ran =
-        !rc && (answer.state == IBX_ANSWER_WAITING || answer.state == IBX_ANSWER_GIVEN_UP);
-    if (ibx_journal_returns(record) && !never_ran)
-        return ibx_error_set(
-            err, -EBUSY,
-            "this VM has returned, or may have: what it had not fetched here is "
-            "only in its memory at home, which is newer by now; ib-migrate recover "
-            "goes on");
+    if (ibx_journal_returns(record) && record->state != IBX_JOURNAL_MAY_RUN)
+        return ibx_error_set(err, -EBUSY,
+                             "this VM has returned: what it had not fetched here is only in its "
+                             "memory at home, which is newer by now; ib-migrate recover goes on");
     if (record->borrow && ibx_journal_base_touched(folder, record))
         return ibx_error_set(err, -EBUSY,
                              "a return of this VM has begun, so that its memory here is not what "
@@ -141,6 +145,8 @@ int ibx_migrate_rollback(const char *folder, struct ibx_journal *record,
             rc = ibx_journal_write(folder, &back, err);
         if (!rc && back.libvirt)
             ibx_journal_unlink_files(&back);
+        if (!rc)
+            forget_map(&back);
         if (!rc)
             *record = back;
         ibx_qmp_close(qmp);
@@ -257,6 +263,7 @@ static int end_hold(const struct ibx_journal *record, struct ibx_error *err)
 int ibx_migrate_let_go(const struct ibx_journal *record, struct ibx_error *err)
 {
     struct ibx_guard guard;
+    forget_map(record);
     int rc = take_guard(record, &guard, err);
     if (rc || ibx_journal_qemu_gone(record))
         return rc;

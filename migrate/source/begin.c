@@ -416,7 +416,8 @@ static int check_recovered(struct source *s, struct ibx_error *err)
     int rc = ibx_source_guard_take(s, err);
     if (rc != -EAGAIN)
         return rc ? rc : find_pages(s, err);
-    rc = ibx_source_vm_find(&s->vm, s->options->qmp, err);
+    rc = record->borrow ? ibx_source_vm_of_record(&s->vm, s->options->qmp, record, err)
+                        : ibx_source_vm_find(&s->vm, s->options->qmp, err);
     if (rc)
         return rc;
     if (s->vm.ram.pid != record->pid)

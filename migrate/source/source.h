@@ -86,6 +86,9 @@ void ibx_source_vm_init(struct source_vm *vm);
 void ibx_source_vm_drive(struct source_vm *vm, bool libvirt);
 /* Connects to QEMU and finds its RAM. */
 int ibx_source_vm_find(struct source_vm *vm, const char *qmp, struct ibx_error *err);
+/* The same of a QEMU whose memory is where this record says, though its file has another name. */
+int ibx_source_vm_of_record(struct source_vm *vm, const char *qmp, const struct ibx_journal *record,
+                            struct ibx_error *err);
 /* Finds guest RAM in the files of this record, whose QEMU has ended, and sets them aside. -ESRCH
  * with the reason: they are not there, or are another process's now. */
 int ibx_source_vm_of_files(struct source_vm *vm, const struct ibx_journal *record,

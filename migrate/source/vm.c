@@ -49,6 +49,20 @@ int ibx_source_vm_find(struct source_vm *vm, const char *qmp, struct ibx_error *
     return rc;
 }
 
+int ibx_source_vm_of_record(struct source_vm *vm, const char *qmp, const struct ibx_journal *record,
+                            struct ibx_error *err)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
+    int rc = ibx_qmp_connect(qmp, deadline, &vm->qmp, err);
+    if (!rc)
+        rc = ibx_journal_recall_ram(record, &vm->ram, err);
+    if (rc)
+        return rc;
+    vm->ram.pid = ibx_qmp_pid(vm->qmp);
+    rc = ibx_vm_status(vm->qmp, vm->ram.status, sizeof(vm->ram.status), deadline, err);
+    return rc || vm->ram.pid != record->pid ? rc : ibx_guest_ram_reopen(&vm->ram, true, err);
+}
+
 int ibx_source_vm_find_map(struct source_vm *vm, struct ibx_error *err)
 {
     int rc = 0;

@@ -3,13 +3,17 @@
 #include "tests/scenes/mover.h"
 
 #include "common/clock.h"
+#include "transport/transport.h"
 
 #include <fcntl.h>
 #include <glob.h>
 #include <sys/mman.h>
 
+#define RAM ((size_t)VM_RAM_MIB << 20)
+
 static struct vm home;               /* the QEMU that it returns to */
 static struct mover lender, bringer; /* receive --home, return */
+static const struct vm_options *like;
 
 static json_int_t figure(const struct mover *mover, const char *name)
 {
@@ -19,42 +23,67 @@ static json_int_t figure(const struct mover *mover, const char *name)
     return value;
 }
 
-static const struct vm_options *options;
+/* ---------------------------------------------------------------- steps */
 
-/* The VM runs at vms[1], and nearly all of its memory is at vms[0]. */
-static void borrowed(const struct vm_options *like, const char *const *more)
+static void borrow(const char *uri, const char *const *more)
 {
-    const char *arguments[16] = {"borrow", receiver.uri, "--qmp", NULL, "--json", "--yes", TIMED};
-    options = like;
-    pair_start(like);
-    pair_receive(NULL);
-    arguments[1] = receiver.uri;
-    arguments[3] = vms[0].tool;
+    const char *arguments[16] = {"borrow", receiver.uri, "--qmp", vms[0].tool,
+                                 "--json", "--yes",      TIMED};
+    mover_receive(&receiver, &vms[1], uri, NULL);
     for (unsigned n = 8; more && *more; more++)
         arguments[n++] = *more;
     mover_start(&sender, arguments);
+}
+
+/* The VM runs at vms[1], and what it has not needed yet is at vms[0]. */
+static void borrowed(const struct vm_options *options, const char *uri, const char *const *more)
+{
+    like = options;
+    pair_start(options);
+    borrow(uri, more);
     mover_await(&sender, "filling", 0);
     vm_wait_beats(&vms[1], vm_beats(&vms[1]) + pair_beats);
 }
 
-static void home_start(void)
+static void home_start(const char *extra)
 {
-    struct vm_options like = *options;
-    like.incoming = true;
-    vm_start(&home, &like);
+    struct vm_options options = *like;
+    unsigned n = 0;
+    while (options.extra[n])
+        n++;
+    options.extra[n] = extra;
+    options.incoming = true;
+    vm_start(&home, &options);
 }
 
-static void home_receives(void)
+static void home_receives(const char *uri, const char *more)
 {
-    char uri[64];
-    snprintf(uri, sizeof(uri), "tcp://127.0.0.1:0?%s", pair_timeout);
-    mover_receive(&lender, &home, uri, (const char *[]){"--home", NULL});
+    char whole[96];
+    snprintf(whole, sizeof(whole), "%s%c%s", uri, strchr(uri, '?') ? '&' : '?', pair_timeout);
+    mover_receive(&lender, &home, whole, (const char *[]){"--home", more, NULL});
 }
 
-static void brings(void)
+static void bring(void)
 {
     mover_start(&bringer, (const char *[]){"return", lender.uri, "--qmp", vms[1].tool, "--json",
                                            TIMED, NULL});
+}
+
+static void recover(struct mover *mover, const struct vm *vm)
+{
+    mover_start(mover, (const char *[]){"recover", "--qmp", vm->tool, "--json", TIMED, NULL});
+}
+
+/* ---------------------------------------------------------------- ends */
+
+static bool is_unfinished(const char *path)
+{
+    json_t *record = json_load_file(path, 0, NULL);
+    const char *state = json_string_value(json_object_get(record, "state"));
+    assert_non_null(state);
+    const bool unfinished = !strcmp(state, "may-run") || !strcmp(state, "not-yet");
+    json_decref(record);
+    return unfinished;
 }
 
 /* Of the migrations of this test, of which there are records. */
@@ -67,6 +96,8 @@ static void no_notes(void)
     for (size_t i = 0; i < found.gl_pathc; i++) {
         static const char *const kinds[] = {"arrived", "base", "map", "tags"};
         const char *name = strrchr(found.gl_pathv[i], '/') + 1;
+        if (is_unfinished(found.gl_pathv[i])) /* its tool was killed, and nobody has recovered it */
+            continue;
         for (unsigned k = 0; k < 4; k++) {
             snprintf(path, sizeof(path), "/dev/shm/ibx-%.*s%s",
                      (int)(strlen(name) - strlen("json")), name, kinds[k]);
@@ -78,35 +109,364 @@ static void no_notes(void)
 }
 
 /* It runs at home, all that it ever printed is right, and nothing is left over. */
+static void is_home(void)
+{
+    vm_wait_beats(&home, vm_beats(&home) + pair_beats);
+    mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], &home, NULL}, like->append);
+    no_notes();
+}
+
 static void returned(void)
 {
     mover_ends(&bringer, 0);
     mover_ends(&lender, 0);
     mover_ends(&receiver, 0);
     mover_ends(&sender, 0);
-    vm_wait_beats(&home, vm_beats(&home) + pair_beats);
-    mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], &home, NULL}, options->append);
-    no_notes();
+    is_home();
 }
 
-static void test_there_and_back(void)
+/* The VM runs on where it was borrowed to. */
+static void stays_away(void)
 {
-    borrowed(&(struct vm_options){.append = "mib=16"}, NULL);
-    const json_int_t pages = figure(&receiver, "pages"), there = figure(&receiver, "present_pages");
-    assert_true(there < pages);
-    home_start();
-    home_receives();
-    brings();
-    returned();
-    print_message("%d pages, %d had come; %.1f MiB back, stop %.1f ms and %.1f ms\n", (int)pages,
-                  (int)there, (double)figure(&lender, "wire_bytes") / 1e6,
+    assert_int_equal(vm_beats(&home), 0);
+    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + pair_beats);
+    mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL}, like->append);
+}
+
+/* ---------------------------------------------------------------- every byte */
+
+static uint8_t *copy_of(const char *path)
+{
+    uint8_t *copy = mmap(NULL, RAM, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    assert_true(fd >= 0 && copy != MAP_FAILED);
+    assert_int_equal(read(fd, copy, RAM), RAM); /* of holes, which stay holes */
+    close(fd);
+    return copy;
+}
+
+/* What the VM has there, where it has something, else what it left. Returns how many pages are not
+ * as it left them. */
+static unsigned overlay(uint8_t *left, const char *path)
+{
+    unsigned written = 0;
+    uint8_t *there = copy_of(path);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    for (off_t at = 0; (at = lseek(fd, at, SEEK_DATA)) >= 0; at += 4096) {
+        written += memcmp(left + at, there + at, 4096) != 0;
+        memcpy(left + at, there + at, 4096);
+    }
+    close(fd);
+    munmap(there, RAM);
+    return written;
+}
+
+static void same_bytes(const uint8_t *is, const uint8_t *wanted)
+{
+    for (size_t at = 0; at < RAM; at += 4096)
+        if (memcmp(is + at, wanted + at, 4096))
+            fail_msg("the page at 0x%zx is another one", at);
+}
+
+/* It is paused at home, before it has run there. */
+static void every_byte(const struct vm_options *options, const char *there, const char *back,
+                       const char *const *more)
+{
+    borrowed(options, there, more);
+    uint8_t *wanted = copy_of(vms[0].ram);
+    home_start("-S");
+    home_receives(back, "--paused");
+    bring();
+    mover_ends(&bringer, 0);
+    mover_ends(&lender, 0);
+    const unsigned written = overlay(wanted, vms[1].ram);
+    uint8_t *is = copy_of(home.ram);
+    same_bytes(is, wanted);
+    munmap(is, RAM);
+    munmap(wanted, RAM);
+    const json_int_t bytes = figure(&lender, "wire_bytes");
+    print_message("%d pages had come, %u were written; %.2f times that went back; stop %.1f ms and "
+                  "%.1f ms\n",
+                  (int)figure(&receiver, "present_pages"), written,
+                  (double)bytes / 4096 / (written + 1),
                   (double)figure(&sender, "downtime_ns") / 1e6,
                   (double)figure(&bringer, "downtime_ns") / 1e6);
+    assert_true(written > 0 && bytes <= (json_int_t)written * 4096 * 105 / 100 + 16 * 4096);
+    vm_do(&home, "cont", NULL);
+    mover_ends(&receiver, 0);
+    mover_ends(&sender, 0);
+    is_home();
+}
+
+static void test_first_there_and_back(void)
+{
+    every_byte(&(struct vm_options){.append = "mib=16"}, "tcp://127.0.0.1:0", "tcp://127.0.0.1:0",
+               NULL);
+    assert_true(figure(&sender, "present_pages") < figure(&sender, "pages"));
+}
+
+static void test_over_shm(void)
+{
+    every_byte(&(struct vm_options){.append = "cpus=2 mib=8", .two = true}, "shm://127.0.0.1:0",
+               "shm://127.0.0.1:0", NULL);
+}
+
+/* ---------------------------------------------------------------- who is killed */
+
+/* Before the commit the VM stays away, and it can return later. */
+static void killed_before(const char *state)
+{
+    const bool destination = !strncmp(state, "destination", 11);
+    struct mover *killed = destination ? &lender : &bringer;
+    borrowed(&(struct vm_options){.append = "mib=4"}, "tcp://127.0.0.1:0", NULL);
+    home_start(NULL);
+    if (destination)
+        mover_stop_next(state);
+    home_receives("tcp://127.0.0.1:0", NULL);
+    if (!destination)
+        mover_stop_next(state);
+    bring();
+    mover_await_stop(killed);
+    mover_kill(killed, SIGKILL);
+    mover_ends(destination ? &bringer : &lender, 1);
+    stays_away();
+    vm_end(&home); /* which may have its memory */
+    home_start(NULL);
+    home_receives("tcp://127.0.0.1:0", NULL);
+    bring();
+    returned();
+    mover_end_all(NULL);
+}
+
+/* After it everything goes on. */
+static void killed_after(const char *state)
+{
+    const bool destination = !strncmp(state, "destination", 11);
+    struct mover *killed = destination ? &lender : &bringer;
+    borrowed(&(struct vm_options){.append = "mib=4"}, "tcp://127.0.0.1:0", NULL);
+    home_start(NULL);
+    if (destination)
+        mover_stop_next(state);
+    home_receives("tcp://127.0.0.1:0", NULL);
+    if (!destination)
+        mover_stop_next(state);
+    bring();
+    mover_await_stop(killed);
+    mover_kill(killed, SIGKILL);
+    recover(killed, destination ? &home : &vms[1]);
+    returned();
+    mover_end_all(NULL);
+}
+
+/* While the VM is away. */
+static void killed_while_away(struct mover *killed, const struct vm *vm)
+{
+    borrowed(&(struct vm_options){.append = "mib=4"}, "tcp://127.0.0.1:0", NULL);
+    mover_kill(killed, SIGKILL);
+    recover(killed, vm);
+    mover_await(&sender, "filling", 0);
+    mover_await(&receiver, "filling", 0);
+    stays_away();
+    home_start(NULL);
+    home_receives("tcp://127.0.0.1:0", NULL);
+    bring();
+    returned();
+    mover_end_all(NULL);
+}
+
+static void test_first_killed(void)
+{
+    killed_after("destination:filling");
+}
+
+static void test_killed_before_the_commit(void)
+{
+    static const char *const states[] = {"source:exposing",   "source:warming", "source:starting",
+                                         "source:stopped",    "source:sending", "destination:ready",
+                                         "destination:mapped"};
+    for (unsigned i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
+        print_message("%s\n", states[i]);
+        killed_before(states[i]);
+    }
+}
+
+static void test_killed_after_the_commit(void)
+{
+    static const char *const states[] = {"source:committed", "source:serving", "source:confirming",
+                                         "destination:complete"};
+    for (unsigned i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
+        print_message("%s\n", states[i]);
+        killed_after(states[i]);
+    }
+}
+
+/* QEMU has not got the end of the device state: the VM never ran at home, which only the operator
+ * can know. */
+static void test_killed_in_the_commit(void)
+{
+    borrowed(&(struct vm_options){.append = "mib=4"}, "tcp://127.0.0.1:0", NULL);
+    home_start(NULL);
+    mover_stop_next("destination:resuming");
+    home_receives("tcp://127.0.0.1:0", NULL);
+    bring();
+    mover_await_stop(&lender);
+    mover_kill(&lender, SIGKILL);
+    recover(&lender, &home);
+    assert_int_not_equal(mover_wait(&lender), 0);
+    mover_await(&bringer, "broken", 0);
+    mover_kill(&bringer, SIGINT);
+    mover_await_words(&bringer, "interrupt once more");
+    mover_kill(&bringer, SIGINT);
+    mover_ends(&bringer, 3);
+    MOVER_RUN(0, "rollback", "--yes", "--qmp", vms[1].tool, TIMED);
+    stays_away();
+    vm_end(&home);
+    home_start(NULL);
+    home_receives("tcp://127.0.0.1:0", NULL);
+    bring();
+    returned();
+}
+
+static void test_killed_while_away(void)
+{
+    killed_while_away(&receiver, &vms[1]);
+    killed_while_away(&sender, &vms[0]);
+}
+
+/* The tools of the first migration are of no use any more when they are killed in the second one,
+ * and have to learn that. */
+static void test_killed_while_it_returns(void)
+{
+    borrowed(&(struct vm_options){.append = "mib=4"}, "tcp://127.0.0.1:0", NULL);
+    home_start(NULL);
+    home_receives("tcp://127.0.0.1:0", NULL);
+    mover_stop_next("source:serving");
+    bring();
+    mover_await_stop(&bringer);
+    mover_kill(&receiver, SIGKILL);
+    mover_kill(&sender, SIGKILL);
+    mover_kill(&bringer, SIGCONT);
+    mover_ends(&bringer, 0);
+    mover_ends(&lender, 0);
+    recover(&receiver, &vms[1]);
+    recover(&sender, &vms[0]);
+    mover_ends(&receiver, 0);
+    mover_ends(&sender, 0);
+    is_home();
+}
+
+/* ---------------------------------------------------------------- which QEMU ends */
+
+/* Its memory at home is in a file. */
+static void test_home_ends_while_away(void)
+{
+    borrowed(&(struct vm_options){.append = "mib=4"}, "tcp://127.0.0.1:0", NULL);
+    vm_kill(&vms[0]);
+    mover_await_words(&sender, "its pages are held here");
+    stays_away();
+    home_start(NULL);
+    home_receives("tcp://127.0.0.1:0", NULL);
+    bring();
+    returned();
+}
+
+/* What is left is the memory of its stop. */
+static void test_borrower_ends(void)
+{
+    borrowed(&(struct vm_options){.append = "mib=4"}, "tcp://127.0.0.1:0", NULL);
+    vm_kill(&vms[1]);
+    mover_ends(&receiver, 3);
+    mover_ends(&sender, 3);
+    MOVER_RUN(0, "rollback", "--yes", "--qmp", vms[0].tool);
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + pair_beats);
+    mover_heartbeats((const struct vm *[]){&vms[0], NULL}, like->append);
+}
+
+/* The memory of the stop is no more once pages were dropped. */
+static void test_base_after_a_return_that_failed(void)
+{
+    borrowed(&(struct vm_options){.append = "mib=4"}, "tcp://127.0.0.1:0", NULL);
+    home_start(NULL);
+    home_receives("tcp://127.0.0.1:0", NULL);
+    mover_stop_next("source:sending");
+    bring();
+    mover_await_stop(&bringer);
+    vm_kill(&home);
+    mover_kill(&bringer, SIGCONT);
+    mover_ends(&bringer, 1);
+    mover_ends(&lender, 1);
+    stays_away();
+    vm_kill(&vms[1]);
+    mover_ends(&receiver, 3);
+    mover_ends(&sender, 3);
+    mover_must_print(MOVER_RUN(1, "rollback", "--yes", "--qmp", vms[0].tool),
+                     "a return of this VM has begun");
+}
+
+/* ---------------------------------------------------------------- what is refused, what is not */
+
+static void test_filled(void)
+{
+    struct ibx_options options;
+    char text[256];
+    ibx_options_init(&options);
+    strcpy(options.ofi_provider, "tcp");
+    if (ibx_provider_probe("ofi", &options, text, sizeof(text), NULL))
+        skip();
+    borrowed(&(struct vm_options){.append = "mib=4"}, "tcp://127.0.0.1:0", NULL);
+    home_start(NULL);
+    home_receives("ofi://127.0.0.1:0?ofi_provider=tcp", NULL);
+    bring();
+    mover_ends(&bringer, 1);
+    mover_must_print(&bringer, "or borrow it with --fill");
+    stays_away();
+    mover_end_all(NULL);
+    borrowed(&(struct vm_options){.append = "mib=4"}, "tcp://127.0.0.1:0",
+             (const char *[]){"--fill", NULL});
+    mover_await(&receiver, "filling", 100);
+    home_start(NULL);
+    home_receives("ofi://127.0.0.1:0?ofi_provider=tcp", NULL);
+    bring();
+    returned();
+}
+
+static void test_refused(void)
+{
+    struct vm_options options = {.append = "mib=4"};
+    borrowed(&options, "tcp://127.0.0.1:0", NULL);
+    home_start(NULL);
+    mover_receive(&lender, &home, "tcp://127.0.0.1:0", NULL);
+    bring();
+    mover_ends(&bringer, 1);
+    mover_must_print(&bringer, "it is received with --home");
+    mover_kill(&lender, SIGINT);
+    mover_ends(&lender, 1);
+    home_receives("tcp://127.0.0.1:0", NULL);
+    mover_must_print(MOVER_RUN(1, "send", "--qmp", vms[1].tool, lender.uri),
+                     "has a client already");
+    stays_away();
+    bring();
+    returned();
+    mover_must_print(MOVER_RUN(1, "return", "--qmp", home.tool, "tcp://127.0.0.1:1"),
+                     "was borrowed");
 }
 
 int main(void)
 {
-    pair_beats = 20;
-    static const struct vm_test tests[] = {VM_TEST(test_there_and_back), {0}};
+    pair_beats = 8;
+    static const struct vm_test tests[] = {VM_TEST(test_first_there_and_back),
+                                           VM_TEST(test_over_shm),
+                                           VM_TEST(test_first_killed),
+                                           VM_TEST(test_borrower_ends),
+                                           VM_TEST(test_refused),
+                                           VM_TEST(test_killed_before_the_commit),
+                                           VM_TEST(test_killed_after_the_commit),
+                                           VM_TEST(test_killed_in_the_commit),
+                                           VM_TEST(test_killed_while_away),
+                                           VM_TEST(test_killed_while_it_returns),
+                                           VM_TEST(test_home_ends_while_away),
+                                           VM_TEST(test_base_after_a_return_that_failed),
+                                           VM_TEST(test_filled),
+                                           {0}};
     return vm_tests(tests, mover_end_all);
 }

@@ -71,7 +71,9 @@ void mover_stop_next(const char *state)
 /* Whether this command is on the side that is to be stopped. */
 static bool is_to_stop(const char *command)
 {
-    return stop_next && ((!strcmp(command, "send") && !strncmp(stop_next, "source", 6)) ||
+    const bool sends =
+        !strcmp(command, "send") || !strcmp(command, "borrow") || !strcmp(command, "return");
+    return stop_next && ((sends && !strncmp(stop_next, "source", 6)) ||
                          (!strcmp(command, "receive") && !strncmp(stop_next, "destination", 11)));
 }
 

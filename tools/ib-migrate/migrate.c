@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* ------------------------------------------------------------ the end */
 
@@ -244,6 +245,28 @@ static int confirm(const struct migrate_args *args, const struct ibx_journal *re
     return rc ? MIGRATE_FAILED : MIGRATE_DONE;
 }
 
+/* The VM of this record, which was borrowed, may have returned, and home may not know that this
+ * side knows. True: there is no more to do, because an ib-migrate works on this record. */
+static bool confirm_return(const struct migrate_args *args, const struct ibx_journal *came)
+{
+    static struct migrate_args with;
+    struct ibx_journal record;
+    struct ibx_error none = {0}, busy = {0};
+    int lock;
+    if (came->source || !came->borrow ||
+        ibx_journal_find_return(args->folder, came, is_done, &record, NULL))
+        return false;
+    with = *args;
+    with.quit = true;
+    ibx_error_set(&none, -ENOENT, "the VM has returned");
+    ibx_cli_use_record(&with.options, &record);
+    if (ibx_journal_lock(args->folder, came, &lock, &busy))
+        return confirm(&with, &record, &none) == MIGRATE_DONE;
+    close(lock);
+    confirm(&with, &record, &none);
+    return false;
+}
+
 int ibx_cli_recover(const struct migrate_args *given)
 {
     static struct migrate_args args;
@@ -252,6 +275,8 @@ int ibx_cli_recover(const struct migrate_args *given)
     args = *given;
     int rc = ibx_journal_find(args.folder, args.qmp, is_unfinished, &record, &err);
     const bool source = rc ? args.uri != NULL : record.source;
+    if (!rc && confirm_return(&args, &record))
+        return MIGRATE_DONE;
     if (rc == -ENOENT && !args.listen &&
         !ibx_journal_find(args.folder, args.qmp, is_done, &record, NULL)) {
         ibx_cli_use_record(&args.options, &record);

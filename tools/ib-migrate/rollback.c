@@ -106,6 +106,11 @@ static void print_loss(const struct ibx_journal *record, const struct reply *rep
         fputs("Nothing is lost: the VM has not run there.\n", stderr);
         return;
     }
+    if (ibx_journal_returns(record))
+        fputs(
+            "If it has run there, pages that it had not fetched here are other ones by now, and it "
+            "must not\nrun here.\n",
+            stderr);
     fprintf(stderr, "Everything that the VM did at the destination since that stop is lost%s.\n",
             record->state == IBX_JOURNAL_MOVED ? "" : ", if it ran there");
     fputs(
