@@ -58,10 +58,15 @@ static void note(const struct region *region, uint64_t start, uint64_t page_size
                  uint64_t *count)
 {
     const uint64_t end = (region->end - start + page_size - 1) / page_size;
-    for (uint64_t page = (region->start - start) / page_size; page < end; page++) {
-        uint64_t *word = &bits[page / 64], bit = 1ull << page % 64;
-        *count += !(*word & bit);
-        *word |= bit;
+    for (uint64_t page = (region->start - start) / page_size, next; page < end; page = next) {
+        next = (page / 64 + 1) * 64;
+        uint64_t *word = &bits[page / 64], these = ~0ull << page % 64;
+        if (next > end) {
+            next = end;
+            these &= ~0ull >> (64 - end % 64);
+        }
+        *count += (uint64_t)__builtin_popcountll(these & ~*word);
+        *word |= these;
     }
 }
 

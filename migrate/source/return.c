@@ -156,7 +156,8 @@ static int look_for_given_back(struct source *s, struct ibx_error *err)
     return rc;
 }
 
-void ibx_source_return_keep(const struct source *s, struct ibx_page_map *written)
+/* Of pages that are not protected, those that were written: that have come, and are there. */
+static void keep(const struct source *s, struct ibx_page_map *written)
 {
     const uint64_t *arrived = s->home.arrived.memory;
     for (size_t i = 0; i < words_of(s); i++)
@@ -178,8 +179,19 @@ static int find_written(struct source *s, struct ibx_page_map *written, struct i
         free(bits);
     }
     if (!rc)
-        ibx_source_return_keep(s, written);
+        keep(s, written);
     return rc;
+}
+
+int ibx_source_return_find_written(struct source *s, bool known, struct ibx_page_map *written,
+                                   struct ibx_error *err)
+{
+    int rc = known ? 0 : find_written(s, &s->home.written, err);
+    if (rc)
+        return rc;
+    ibx_page_map_restart(written);
+    ibx_page_map_add(written, &s->home.written);
+    return 0;
 }
 
 int ibx_source_return_find_map(struct source *s, struct ibx_error *err)

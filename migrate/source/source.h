@@ -319,8 +319,9 @@ int ibx_source_return_open(struct source *s, struct ibx_error *err);
 int ibx_source_return_recover(struct source *s, struct ibx_error *err);
 /* Which pages hold data at this moment, here or, as they were, at home. */
 int ibx_source_return_find_map(struct source *s, struct ibx_error *err);
-/* Of pages that are not protected, those that were written: that have come, and are there. */
-void ibx_source_return_keep(const struct source *s, struct ibx_page_map *written);
+/* What the VM has written here; `known`: since the page map was found nothing has been. */
+int ibx_source_return_find_written(struct source *s, bool known, struct ibx_page_map *written,
+                                   struct ibx_error *err);
 /* The VM has stopped, and the page map is that of the stop. */
 void ibx_source_return_note(struct source *s);
 /* HAVE and HAVE_END. */

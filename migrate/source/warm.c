@@ -53,10 +53,22 @@ void ibx_source_warm_init(struct source_warm *warm)
 
 /* ---------------------------------------------------------------- what was written */
 
+static void add(struct source *s)
+{
+    ibx_page_map_add(&s->warm.wanted, &s->warm.written);
+    ibx_page_map_add(&s->vm.map, &s->warm.written); /* holes that are none any more */
+}
+
 static int scan(struct source *s, bool last, struct ibx_error *err)
 {
     struct source_warm *warm = &s->warm;
     int rc = 0;
+    if (source_returns(s)) {
+        rc = ibx_source_return_find_written(s, last, &warm->written, err);
+        if (!rc)
+            add(s);
+        return rc;
+    }
     for (unsigned i = 0; !rc && i < s->vm.ram.count; i++) {
         uint64_t written = 0, *bits = calloc((warm->written.blocks[i].pages + 63) / 64, 8);
         if (!bits)
@@ -68,10 +80,7 @@ static int scan(struct source *s, bool last, struct ibx_error *err)
     }
     if (rc)
         return rc;
-    if (source_returns(s))
-        ibx_source_return_keep(s, &warm->written);
-    ibx_page_map_add(&warm->wanted, &warm->written);
-    ibx_page_map_add(&s->vm.map, &warm->written); /* holes that are none any more */
+    add(s);
     return 0;
 }
 
