@@ -45,7 +45,7 @@ static int step_joining(struct destination *d, struct ibx_error *err)
         rc = ibx_destination_record(d, IBX_JOURNAL_MAY_RUN, err);
     if (!rc)
         rc = ibx_destination_stream_open(&d->stream, qmp, err);
-    if (!rc && d->warm_wished)
+    if (!rc && d->warm.state.now == WARM_WISHED)
         rc = ibx_destination_warm_begin(d, err);
     else if (!rc) /* now: starting threads takes a millisecond, and the VM still runs */
         rc = ibx_destination_ram_engine(&d->ram, d->link.readers, d->link.count, false, err);

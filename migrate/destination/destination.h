@@ -356,18 +356,20 @@ void ibx_destination_qemu_fini(struct destination_qemu *qemu);
 
 /*
  * state machine: destination warm
- *   [*] -> OFF -> IDLE                   both sides want it: a part is awaited
+ *   [*] -> OFF -> WISHED -> IDLE         both sides want it; a part is awaited
+ *   WISHED -> OFF                        the next source does not
  *   IDLE -> NAMED -> FETCHING -> IDLE    all of a part is named; an engine fetches it
  *   IDLE -> PREPARED                     what was written since is dropped: the VM may stop
  *   PREPARED -> SETTLED                  the same, after the stop
  *   SETTLED -> APPLIED                   the page map is here: QEMU may load the device state
- *   OFF | IDLE | NAMED | FETCHING -> [*]
+ *   OFF | WISHED | IDLE | NAMED | FETCHING -> [*]
  *   PREPARED | SETTLED | APPLIED -> [*]
  *
  * In PREPARED the source may name more that is to be dropped.
  */
 enum destination_warm_state {
     WARM_OFF,
+    WARM_WISHED,
     WARM_IDLE,
     WARM_NAMED,
     WARM_FETCHING,
@@ -385,6 +387,8 @@ struct destination_warm {
 
 struct destination;
 void ibx_destination_warm_init(struct destination_warm *warm);
+/* Whether the source that has just come wants it, and it is possible here. */
+int ibx_destination_warm_wish(struct destination_warm *warm, bool wished);
 int ibx_destination_warm_begin(struct destination *d, struct ibx_error *err);
 int ibx_destination_warm_step(struct destination *d, struct ibx_error *err);
 /* ROUND and ROUND_END. */
@@ -526,7 +530,6 @@ struct destination {
     struct destination_home home;
     uint64_t returned_ns; /* borrowed: when to look next whether it has returned */
     struct destination_watchdog watchdog;
-    bool warm_wished; /* by the source, and it is possible here */
 
     struct ibx_migrate_status status;
     struct migration_reporter reporter;

@@ -373,26 +373,44 @@ int ibx_destination_ram_fetch(struct destination_ram *ram, struct ibx_page_reade
     return rc;
 }
 
+/* The kernel only clears what it cannot take out of a huge page of shared memory, as one that is
+ * pinned, and says nothing: such a page would be found there, as zeros, when the right one comes.
+ */
+static bool is_hole(const struct ibx_guest_block *block, off_t from, off_t length)
+{
+    if (block->page_size > 4096) /* hugetlbfs tells no holes, and splits none of its pages */
+        return true;
+    const off_t data = lseek(block->fd, from, SEEK_DATA);
+    return data < 0 ? errno == ENXIO : data >= from + length;
+}
+
 static int drop_run(void *context, uint64_t first, uint64_t count, bool there)
 {
     struct destination_ram *ram = context;
     const unsigned at = ibx_page_map_block(&ram->map, first);
     const struct ibx_guest_block *block = &ram->guest.blocks[at];
-    const uint64_t from = (first - ram->map.blocks[at].first) * block->page_size;
+    const off_t length = (off_t)(count * block->page_size),
+                from =
+                    (off_t)(block->offset + (first - ram->map.blocks[at].first) * block->page_size);
     if (!there)
         return 0;
     if (ram->page_tags)
         ibx_page_tags_forget(ram->page_tags, first, count);
-    return fallocate(block->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                     (off_t)(block->offset + from), (off_t)(count * block->page_size))
-               ? -errno
-               : 0;
+    if (fallocate(block->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, from, length))
+        return -errno;
+    return is_hole(block, from, length) ? 0 : -EBUSY;
 }
 
 int ibx_destination_ram_drop(struct destination_ram *ram, const struct ibx_page_map *pages,
                              struct ibx_error *err)
 {
     int rc = ibx_page_map_runs(pages, drop_run, ram);
+    if (rc == -EBUSY)
+        return ibx_error_set(err, rc,
+                             "pages of guest RAM cannot be dropped: they are in a huge page of its "
+                             "file that something pins; keep huge pages from the file "
+                             "(/sys/kernel/mm/transparent_hugepage/shmem_enabled), or migrate "
+                             "without --warm");
     return rc ? ibx_error_set(err, rc, "pages of guest RAM cannot be dropped: %s", strerror(-rc))
               : 0;
 }

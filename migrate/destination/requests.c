@@ -201,9 +201,14 @@ static int accept_migration(struct destination *d, const struct ibx_connection_r
         ibx_close(request->conn);
         return rc;
     }
-    d->warm_wished = hello->warm && !d->ram.minor && !hello->borrow;
+    const bool warm = hello->warm && !d->ram.minor && !hello->borrow;
+    rc = ibx_destination_warm_wish(&d->warm, warm);
+    if (rc) {
+        ibx_close(request->conn);
+        return rc;
+    }
     return ibx_destination_link_accept(&d->link, request->conn, links_of(d, hello), IBX_ANSWER_NONE,
-                                       record->verify, d->warm_wished, notes);
+                                       record->verify, warm, notes);
 }
 
 static int on_new(struct destination *d, const struct ibx_connection_request *request,

@@ -16,7 +16,8 @@
 #include <string.h>
 
 static const struct ibx_state warm_states[] = {
-    [WARM_OFF] = {"off", IBX_TO(WARM_IDLE), IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [WARM_OFF] = {"off", IBX_TO(WARM_WISHED), IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [WARM_WISHED] = {"wished", IBX_TO(WARM_OFF) | IBX_TO(WARM_IDLE), IBX_STATE_FINAL},
     [WARM_IDLE] = {"idle", IBX_TO(WARM_NAMED) | IBX_TO(WARM_PREPARED), IBX_STATE_FINAL},
     [WARM_NAMED] = {"named", IBX_TO(WARM_FETCHING), IBX_STATE_FINAL},
     [WARM_FETCHING] = {"fetching", IBX_TO(WARM_IDLE), IBX_STATE_FINAL},
@@ -29,6 +30,12 @@ static const struct ibx_state_table warm_table = IBX_STATE_TABLE("destination wa
 void ibx_destination_warm_init(struct destination_warm *warm)
 {
     ibx_state_begin(&warm->state, &warm_table, WARM_OFF);
+}
+
+int ibx_destination_warm_wish(struct destination_warm *warm, bool wished)
+{
+    const unsigned to = wished ? WARM_WISHED : WARM_OFF;
+    return warm->state.now == to ? 0 : ibx_state_move(&warm->state, to);
 }
 
 int ibx_destination_warm_begin(struct destination *d, struct ibx_error *err)
@@ -94,6 +101,10 @@ static int fetched(struct destination *d, struct ibx_error *err)
         return 0;
     }
     ibx_fault_stats(d->ram.engine, &stats);
+    if (stats.removes) /* what was given back is zero now, and counts as having come */
+        return ibx_error_set(err, -EBUSY,
+                             "QEMU has given back guest RAM here while pages of it came: leave its "
+                             "memory alone until the VM runs");
     ibx_destination_ram_end_engine(&d->ram);
     for (unsigned i = 0; i < d->link.count; i++)
         ibx_page_reader_disarm(d->link.readers[i]);
@@ -197,5 +208,5 @@ int ibx_destination_warm_apply(struct destination *d, struct ibx_error *err)
 
 bool ibx_destination_warm_holds(const struct destination *d)
 {
-    return d->warm.state.now != WARM_OFF && d->warm.state.now != WARM_APPLIED;
+    return d->warm.state.now >= WARM_IDLE && d->warm.state.now != WARM_APPLIED;
 }

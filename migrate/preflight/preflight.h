@@ -64,6 +64,10 @@ int ibx_preflight_locked_bytes(const struct ibx_guest_ram *ram, uint64_t *bytes,
 /* Whether all that changes guest RAM while the VM runs can be seen. -EOPNOTSUPP: what cannot. */
 int ibx_preflight_warm(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, uint64_t deadline_ns,
                        struct ibx_error *err);
+/* Whether the guest may give pages back, and get others in their place, unnoticed: not where its
+ * memory is registered. -EOPNOTSUPP: by which device. */
+int ibx_preflight_gives_back(struct ibx_qmp *qmp, const char *fabric, uint64_t deadline_ns,
+                             struct ibx_error *err);
 /* `fabric` has to pin `bytes` in all, and this process may not lock that many. */
 void ibx_preflight_locked(const char *fabric, uint64_t bytes, struct ibx_blockers *blockers);
 

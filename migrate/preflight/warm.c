@@ -32,6 +32,39 @@ static bool reports_pages(struct ibx_qmp *qmp, const char *path, const char *nam
     return reports;
 }
 
+/* Calls `check` for each device, until one is not right. */
+static int each_device_at(struct ibx_qmp *qmp, const char *path, uint64_t deadline_ns,
+                          int (*check)(struct ibx_qmp *qmp, const char *path, const char *name,
+                                       const char *type, uint64_t deadline_ns,
+                                       struct ibx_error *err),
+                          struct ibx_error *err)
+{
+    json_t *list, *item;
+    size_t index;
+    int rc =
+        ibx_qmp_execute(qmp, "qom-list", json_pack("{s:s}", "path", path), &list, deadline_ns, err);
+    if (rc)
+        return rc;
+    json_array_foreach(list, index, item)
+    {
+        const char *name = json_string_value(json_object_get(item, "name"));
+        const char *type = json_string_value(json_object_get(item, "type"));
+        if (!rc && name && type && begins(type, "child<"))
+            rc = check(qmp, path, name, type + 6, deadline_ns, err);
+    }
+    json_decref(list);
+    return rc;
+}
+
+static int each_device(struct ibx_qmp *qmp, uint64_t deadline_ns,
+                       int (*check)(struct ibx_qmp *qmp, const char *path, const char *name,
+                                    const char *type, uint64_t deadline_ns, struct ibx_error *err),
+                       struct ibx_error *err)
+{
+    int rc = each_device_at(qmp, "/machine/peripheral", deadline_ns, check, err);
+    return rc ? rc : each_device_at(qmp, "/machine/peripheral-anon", deadline_ns, check, err);
+}
+
 static int check_device(struct ibx_qmp *qmp, const char *path, const char *name, const char *type,
                         uint64_t deadline_ns, struct ibx_error *err)
 {
@@ -46,24 +79,30 @@ static int check_device(struct ibx_qmp *qmp, const char *path, const char *name,
     return 0;
 }
 
-static int check_devices(struct ibx_qmp *qmp, const char *path, uint64_t deadline_ns,
-                         struct ibx_error *err)
+/* A balloon without free-page-reporting tells its size. */
+static int check_gives_back(struct ibx_qmp *qmp, const char *path, const char *name,
+                            const char *type, uint64_t deadline_ns, struct ibx_error *err)
 {
-    json_t *list, *item;
-    size_t index;
-    int rc =
-        ibx_qmp_execute(qmp, "qom-list", json_pack("{s:s}", "path", path), &list, deadline_ns, err);
-    if (rc)
-        return rc;
-    json_array_foreach(list, index, item)
-    {
-        const char *name = json_string_value(json_object_get(item, "name"));
-        const char *type = json_string_value(json_object_get(item, "type"));
-        if (!rc && name && type && begins(type, "child<"))
-            rc = check_device(qmp, path, name, type + 6, deadline_ns, err);
-    }
-    json_decref(list);
-    return rc;
+    const bool reports =
+        begins(type, "virtio-balloon") && reports_pages(qmp, path, name, deadline_ns);
+    if (!reports && !begins(type, "virtio-mem"))
+        return 0;
+    return ibx_error_set(err, -EOPNOTSUPP, "device %.64s (%s)", name,
+                         reports ? "free-page-reporting" : "virtio-mem");
+}
+
+int ibx_preflight_gives_back(struct ibx_qmp *qmp, const char *fabric, uint64_t deadline_ns,
+                             struct ibx_error *err)
+{
+    struct ibx_error why = {0};
+    int rc = each_device(qmp, deadline_ns, check_gives_back, &why);
+    if (rc != -EOPNOTSUPP)
+        return rc ? ibx_error_set(err, rc, "%s", why.message) : 0;
+    return ibx_error_set(err, rc,
+                         "the guest gives pages back by %s, and over %s its memory is registered, "
+                         "which keeps the pages that were there: migrate over tcp or shm, or take "
+                         "the device away",
+                         why.message, fabric);
 }
 
 static int check_disks(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
@@ -88,13 +127,46 @@ static int check_disks(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_err
     return rc;
 }
 
+/* KVM's processor writes a page of a VM in the VM (its virtual APIC) past all page tables. Whether
+ * the guest runs VMs is not to be seen, but whether it can. */
+static int check_nested(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
+{
+    static const char *const features[] = {"vmx", "svm"};
+    json_t *kvm, *cpus, *value;
+    int rc = ibx_qmp_execute(qmp, "query-kvm", NULL, &kvm, deadline_ns, err);
+    if (rc)
+        return rc;
+    const bool enabled = json_is_true(json_object_get(kvm, "enabled"));
+    json_decref(kvm);
+    if (!enabled)
+        return 0;
+    rc = ibx_qmp_execute(qmp, "query-cpus-fast", NULL, &cpus, deadline_ns, err);
+    if (rc)
+        return rc;
+    const char *path = json_string_value(json_object_get(json_array_get(cpus, 0), "qom-path"));
+    for (size_t i = 0; !rc && path && i < 2; i++) {
+        if (ibx_qmp_execute(qmp, "qom-get",
+                            json_pack("{s:s, s:s}", "path", path, "property", features[i]), &value,
+                            deadline_ns, NULL))
+            continue; /* a processor without that property */
+        if (json_is_true(value))
+            rc = ibx_error_set(err, -EOPNOTSUPP,
+                               "its processor can run VMs (%s), of which pages change unseen: "
+                               "start it with -cpu ...,%s=off",
+                               features[i], features[i]);
+        json_decref(value);
+    }
+    json_decref(cpus);
+    return rc;
+}
+
 int ibx_preflight_warm(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, uint64_t deadline_ns,
                        struct ibx_error *err)
 {
     struct ibx_error why = {0};
-    int rc = check_devices(qmp, "/machine/peripheral", deadline_ns, err);
+    int rc = each_device(qmp, deadline_ns, check_device, err);
     if (!rc)
-        rc = check_devices(qmp, "/machine/peripheral-anon", deadline_ns, err);
+        rc = check_nested(qmp, deadline_ns, err);
     if (!rc)
         rc = check_disks(qmp, deadline_ns, err);
     if (!rc && ibx_guest_ram_check_unused(ram, ram->pid, &why))

@@ -266,6 +266,9 @@ static int prepare(struct source *s, struct ibx_error *err)
         rc = source_managed(&s->vm) ? ask_managed(s, err) : ask(s, err);
     if (!rc && source_returns(s))
         rc = ibx_source_return_check_fabric(s, err);
+    if (!rc && ibx_page_server_keeps(s->link.pages))
+        rc = ibx_preflight_gives_back(s->vm.qmp, ibx_page_server_path(s->link.pages)->provider,
+                                      ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     if (!rc)
         rc = set_settings(s, err);
     if (!rc)

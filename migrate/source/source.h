@@ -260,8 +260,19 @@ enum source_warm_state {
     WARM_ENDED
 };
 
+/*
+ * state machine: written pages
+ *   [*] -> KNOWN -> LOST -> [*]
+ *   KNOWN -> [*]
+ *
+ * LOST: pages may have changed unseen, so that nothing that the destination has is known to be
+ * right. For good.
+ */
+enum source_writes { WRITES_KNOWN, WRITES_LOST };
+
 struct source_warm {
     struct ibx_state_machine state;
+    struct ibx_state_machine writes;
     struct ibx_tracker tracker;
     struct ibx_page_map written; /* by the last scan */
     struct ibx_page_map wanted;  /* not at the destination, or not as they are here */
@@ -274,8 +285,7 @@ struct source_warm {
     unsigned drops;                       /* rounds of that kind */
     uint32_t number;                      /* of the last round that was sent */
     int64_t others[IBX_GUEST_BLOCKS_MAX]; /* pages of a block's file beside those with data */
-    bool lost;                            /* what was written is not known, */
-    struct ibx_error why;                 /* for this reason */
+    struct ibx_error why;                 /* of WRITES_LOST */
 };
 
 struct source;

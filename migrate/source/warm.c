@@ -24,10 +24,11 @@
 #define ROUNDS_DEFAULT  8u
 #define SECONDS_DEFAULT 60u
 #define PART_MS         250 /* that a part should take: what was written is looked for in between */
-#define PART_LEAST      (16ull << 20) /* bytes */
-#define ENOUGH_MS       10            /* what is fetched within this is as well left to post-copy */
-#define SETTLE_MS       3000          /* for devices */
-#define DROP_ENOUGH     64u           /* pages */
+#define PART_LEAST      (1ull << 20) /* bytes */
+#define PART_FIRST      (8ull << 20) /* of the first one: how long it takes is not known */
+#define ENOUGH_MS       10           /* what is fetched within this is as well left to post-copy */
+#define SETTLE_MS       3000         /* for devices */
+#define DROP_ENOUGH     64u          /* pages */
 #define DROPS_MOST      4u
 #define OPEN_MS         2000
 #define RATE_MOST       1e15 /* bytes per second, whatever the destination says */
@@ -45,8 +46,20 @@ static const struct ibx_state warm_states[] = {
 };
 static const struct ibx_state_table warm_table = IBX_STATE_TABLE("source warm", warm_states);
 
+static const struct ibx_state writes_states[] = {
+    [WRITES_KNOWN] = {"known", IBX_TO(WRITES_LOST), IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [WRITES_LOST] = {"lost", 0, IBX_STATE_FINAL},
+};
+static const struct ibx_state_table writes_table = IBX_STATE_TABLE("written pages", writes_states);
+
+static bool lost(const struct source_warm *warm)
+{
+    return warm->writes.now == WRITES_LOST;
+}
+
 void ibx_source_warm_init(struct source_warm *warm)
 {
+    ibx_state_begin(&warm->writes, &writes_table, WRITES_KNOWN);
     ibx_tracker_init(&warm->tracker);
     ibx_state_begin(&warm->state, &warm_table, WARM_OFF);
 }
@@ -93,20 +106,20 @@ static void lose(struct source *s, const struct ibx_error *why)
                              "are fetched after the stop",
                              why->message);
     s->warm.why = *why;
-    s->warm.lost = true;
+    ibx_state_move(&s->warm.writes, WRITES_LOST);
 }
 
 static void look(struct source *s, bool last)
 {
     struct ibx_error why = {0};
-    if (!s->warm.lost && scan(s, last, &why))
+    if (!lost(&s->warm) && scan(s, last, &why))
         lose(s, &why);
 }
 
 /* A VM that returns finds there only what it has not written here. */
 static int check_lost(const struct source *s, struct ibx_error *err)
 {
-    if (!s->warm.lost || !source_returns(s))
+    if (!lost(&s->warm) || !source_returns(s))
         return 0;
     return ibx_error_set(err, -EBUSY,
                          "which pages the VM has written is not known any more (%s): it stays "
@@ -150,7 +163,7 @@ void ibx_source_warm_on_event(struct source *s, json_t *event)
 {
     struct ibx_error why = {0};
     const bool noted = s->warm.state.now >= WARM_BETWEEN && s->warm.state.now <= WARM_OVER;
-    if (!noted || s->warm.lost || !ibx_vm_event_is(event, "BALLOON_CHANGE", NULL))
+    if (!noted || lost(&s->warm) || !ibx_vm_event_is(event, "BALLOON_CHANGE", NULL))
         return;
     ibx_error_set(&why, -EBUSY, "its balloon has another size");
     lose(s, &why);
@@ -201,10 +214,10 @@ int ibx_source_warm_begin(struct source *s, struct ibx_error *err)
     warm->began_ns = ibx_now_ns();
     if (source_returns(s))
         return ibx_source_return_begin(s, err);
-    warm->lost = begin(s, &why) != 0;
-    if (warm->lost) {
+    if (begin(s, &why)) {
         cannot(s, why.message);
-        return 0;
+        warm->why = why;
+        return ibx_state_move(&warm->writes, WRITES_LOST);
     }
     rc = ibx_source_vm_find_map(&s->vm, err);
     if (!rc)
@@ -219,17 +232,30 @@ int ibx_source_warm_begin(struct source *s, struct ibx_error *err)
 
 /* ---------------------------------------------------------------- parts */
 
-static uint64_t part_bytes(const struct source_warm *warm)
+/* When no further part begins. */
+static uint64_t ends_ns(const struct source *s)
 {
-    const uint64_t bytes = warm->rate / 1000 * PART_MS;
+    const uint64_t seconds = s->options->warm_seconds ? s->options->warm_seconds : SECONDS_DEFAULT;
+    return s->warm.began_ns + seconds * 1000 * IBX_NS_PER_MS;
+}
+
+/* A part that was begun is fetched as a whole: none should take longer than there is time. */
+static uint64_t part_bytes(const struct source *s)
+{
+    const uint64_t now = ibx_now_ns(), end = ends_ns(s);
+    const uint64_t left_ms = end > now ? (end - now) / IBX_NS_PER_MS : 0;
+    const uint64_t bytes = s->warm.rate / 1000 * (left_ms < PART_MS ? left_ms : PART_MS);
+    if (!s->warm.rate)
+        return PART_FIRST;
     return bytes > PART_LEAST ? bytes : PART_LEAST;
 }
 
 /* The next pages that are wanted, from the cursor on. 0: there are none up to the end. */
-static uint64_t choose(struct source_warm *warm)
+static uint64_t choose(struct source *s)
 {
+    struct source_warm *warm = &s->warm;
     struct ibx_page_map *part = &warm->part;
-    uint64_t room = part_bytes(warm);
+    uint64_t room = part_bytes(s);
     ibx_page_map_restart(part);
     while (room) {
         const uint64_t page =
@@ -258,11 +284,9 @@ static uint64_t bytes_of(const struct source *s, uint64_t pages)
 static bool is_enough(struct source *s)
 {
     struct source_warm *warm = &s->warm;
-    const uint64_t seconds = s->options->warm_seconds ? s->options->warm_seconds : SECONDS_DEFAULT;
     const unsigned rounds = s->options->warm_rounds ? s->options->warm_rounds : ROUNDS_DEFAULT;
     const uint64_t left = warm->wanted.data_pages;
-    if (warm->lost || !left || source_returns(s) ||
-        ibx_now_ns() - warm->began_ns >= seconds * 1000 * IBX_NS_PER_MS ||
+    if (lost(warm) || !left || source_returns(s) || ibx_now_ns() >= ends_ns(s) ||
         (warm->rate && bytes_of(s, left) < warm->rate / 1000 * ENOUGH_MS))
         return true;
     if (ibx_guest_bits_next(warm->wanted.bits, warm->cursor, warm->wanted.pages, true) <
@@ -305,7 +329,7 @@ static void choose_stale(struct source *s)
     struct ibx_page_map *part = &warm->part;
     ibx_page_map_restart(part);
     ibx_page_map_add(part, &warm->held);
-    if (!warm->lost) {
+    if (!lost(warm)) {
         ibx_page_map_remove(part, &s->vm.map); /* those that are zero now */
         ibx_page_map_add(part, &warm->wanted);
         ibx_page_map_keep(part, &warm->held);
@@ -344,7 +368,7 @@ static int next_part(struct source *s, struct ibx_error *err)
         lose(s, &why); /* what devices write now may come after the pages were fetched */
         return 0;
     }
-    choose(warm);
+    choose(s);
     rc = ibx_state_move(&warm->state, WARM_EXPOSING);
     return rc ? rc : ibx_source_link_expose(&s->link, err);
 }
@@ -394,7 +418,7 @@ int ibx_source_warm_stopped(struct source *s, struct ibx_error *err)
         return 0;
     look(s, true);
     int rc = check_lost(s, err);
-    if (!rc && !warm->lost && !source_returns(s))
+    if (!rc && !lost(warm) && !source_returns(s))
         rc = look_for_given_back(s, false, err);
     if (rc)
         return rc;

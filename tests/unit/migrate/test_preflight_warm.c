@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What may change guest RAM unseen, of QEMUs that are not at hand: with KVM, with virtio-mem; and
+ * pages that the kernel clears where it was told to drop them. */
+#include "migrate/destination/destination.h"
+#include "migrate/preflight/preflight.h"
+#include "tests/scenes/unit.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define GENEROUS   20000 /* ms */
+#define LINE_BYTES 4096
+#define PAGE       4096u
+
+/* A QEMU with one vCPU and one device. */
+static struct fake {
+    bool kvm;
+    const char *feature; /* that its processor has */
+    const char *device;  /* its type; NULL: it has none */
+    bool reports;        /* free-page-reporting */
+    int fd;
+    pthread_t thread;
+} fake;
+static struct ibx_qmp *qmp;
+static struct ibx_error error;
+
+static json_t *result_of(const char *command, const json_t *arguments)
+{
+    const char *path = json_string_value(json_object_get(arguments, "path"));
+    const char *property = json_string_value(json_object_get(arguments, "property"));
+    if (!strcmp(command, "query-kvm"))
+        return json_pack("{s:b, s:b}", "enabled", fake.kvm, "present", 1);
+    if (!strcmp(command, "query-cpus-fast"))
+        return json_pack("[{s:i, s:s}]", "cpu-index", 0, "qom-path", "/machine/cpu0");
+    if (!strcmp(command, "qom-list") && fake.device && !strcmp(path, "/machine/peripheral"))
+        return json_pack("[{s:s, s:s}]", "name", "one0", "type", fake.device);
+    if (!strcmp(command, "qom-get") && !strcmp(property, "free-page-reporting"))
+        return json_boolean(fake.reports);
+    if (!strcmp(command, "qom-get"))
+        return !strcmp(path, "/machine/cpu0") && fake.feature
+                   ? json_boolean(!strcmp(property, fake.feature))
+                   : NULL;
+    return json_array(); /* no devices, no disks */
+}
+
+static void answer(const char *line)
+{
+    json_t *command = json_loads(line, 0, NULL);
+    const char *name = json_string_value(json_object_get(command, "execute"));
+    const int id = (int)json_integer_value(json_object_get(command, "id"));
+    json_t *result = strcmp(name, "qmp_capabilities")
+                         ? result_of(name, json_object_get(command, "arguments"))
+                         : json_object();
+    char *text = result ? json_dumps(result, JSON_ENCODE_ANY) : NULL;
+    if (text)
+        dprintf(fake.fd, "{\"return\": %s, \"id\": %d}\n", text, id);
+    else
+        dprintf(fake.fd,
+                "{\"error\": {\"class\": \"GenericError\", \"desc\": \"none\"}, \"id\": %d}\n", id);
+    free(text);
+    json_decref(result);
+    json_decref(command);
+}
+
+static void *fake_run(void *argument)
+{
+    char line[LINE_BYTES];
+    FILE *in = fdopen(dup(fake.fd), "r");
+    dprintf(fake.fd,
+            "{\"QMP\": {\"version\": {\"qemu\": {\"micro\": 0, \"minor\": 0, \"major\": 9}}, "
+            "\"capabilities\": []}}\n");
+    while (fgets(line, sizeof(line), in))
+        answer(line);
+    fclose(in);
+    return argument;
+}
+
+static void begin(const struct fake *like)
+{
+    int pair[2];
+    fake = *like;
+    memset(&error, 0, sizeof(error));
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+    fake.fd = pair[1];
+    assert_int_equal(pthread_create(&fake.thread, NULL, fake_run, NULL), 0);
+    assert_int_equal(ibx_qmp_attach(pair[0], ibx_deadline_in_ms(GENEROUS), &qmp, &error), 0);
+}
+
+static void end(void)
+{
+    ibx_qmp_close(qmp);
+    pthread_join(fake.thread, NULL);
+    close(fake.fd);
+}
+
+static int warm(const struct fake *like)
+{
+    const struct ibx_guest_ram none = {.pid = getpid()};
+    begin(like);
+    const int rc = ibx_preflight_warm(qmp, &none, ibx_deadline_in_ms(GENEROUS), &error);
+    end();
+    return rc;
+}
+
+static void says(int rc, const char *words)
+{
+    assert_int_equal(rc, -EOPNOTSUPP);
+    if (!strstr(error.message, words))
+        fail_msg("\"%s\" is not in: %s", words, error.message);
+}
+
+/* Under KVM, and only there, the processor writes pages of a VM in the VM past all page tables. */
+static void test_a_vm_that_can_run_vms(NO_STATE)
+{
+    says(warm(&(struct fake){.kvm = true, .feature = "vmx"}), "vmx=off");
+    says(warm(&(struct fake){.kvm = true, .feature = "svm"}), "its processor can run VMs (svm)");
+    assert_int_equal(warm(&(struct fake){.kvm = true, .feature = "avx"}), 0);
+    assert_int_equal(warm(&(struct fake){.kvm = true}), 0); /* a processor without either */
+    assert_int_equal(warm(&(struct fake){.kvm = false, .feature = "svm"}), 0);
+}
+
+static int gives_back(const struct fake *like)
+{
+    begin(like);
+    const int rc = ibx_preflight_gives_back(qmp, "verbs", ibx_deadline_in_ms(GENEROUS), &error);
+    end();
+    return rc;
+}
+
+static void test_a_guest_that_gives_registered_pages_back(NO_STATE)
+{
+    says(gives_back(&(struct fake){.device = "child<virtio-mem-pci>"}),
+         "device one0 (virtio-mem), and over verbs its memory is registered");
+    says(gives_back(&(struct fake){.device = "child<virtio-balloon-pci>", .reports = true}),
+         "device one0 (free-page-reporting)");
+    assert_int_equal(gives_back(&(struct fake){.device = "child<virtio-balloon-pci>"}), 0);
+    assert_int_equal(gives_back(&(struct fake){.device = "child<virtio-net-pci>"}), 0);
+    assert_int_equal(gives_back(&(struct fake){.kvm = true, .feature = "vmx"}), 0);
+}
+
+/* ---------------------------------------------------------------- dropping */
+
+static bool clears; /* as the kernel does with a part of a huge page that it cannot split */
+
+int __real_fallocate64(int fd, int mode, off64_t from, off64_t length);
+int __wrap_fallocate64(int fd, int mode, off64_t from, off64_t length);
+int __wrap_fallocate64(int fd, int mode, off64_t from, off64_t length)
+{
+    static const char zeros[PAGE];
+    if (!clears || !(mode & FALLOC_FL_PUNCH_HOLE))
+        return __real_fallocate64(fd, mode, from, length);
+    for (off64_t at = 0; at < length; at += PAGE)
+        if (pwrite(fd, zeros, PAGE, from + at) != PAGE)
+            return -1;
+    return 0;
+}
+
+static void test_pages_that_stay(NO_STATE)
+{
+    static const char bytes[8 * PAGE] = {[0 ... 8 * PAGE - 1] = 7};
+    struct destination_ram ram;
+    struct ibx_page_map pages;
+    ibx_destination_ram_init(&ram, false, 0);
+    struct ibx_guest_block *block = ram.guest.blocks =
+        calloc(1, sizeof(*block)); /* fini frees it */
+    ram.guest.count = 1;
+    *block = (struct ibx_guest_block){.size = sizeof(bytes), .page_size = PAGE};
+    snprintf(block->id, sizeof(block->id), "mem0");
+    block->fd = memfd_create("ram", MFD_CLOEXEC);
+    assert_int_equal(pwrite(block->fd, bytes, sizeof(bytes), 0), sizeof(bytes));
+    assert_int_equal(ibx_page_map_init_ram(&ram.map, &ram.guest, &error), 0);
+    assert_int_equal(ibx_page_map_init_ram(&pages, &ram.guest, &error), 0);
+    ibx_page_map_set(&pages, 2, 3);
+    ibx_page_map_set(&pages, 7, 1);
+    assert_int_equal(ibx_destination_ram_drop(&ram, &pages, &error), 0);
+    assert_int_equal(lseek(block->fd, 2 * PAGE, SEEK_DATA), 5 * PAGE);
+    assert_int_equal(pwrite(block->fd, bytes, sizeof(bytes), 0), sizeof(bytes));
+    clears = true;
+    assert_int_equal(ibx_destination_ram_drop(&ram, &pages, &error), -EBUSY);
+    assert_non_null(strstr(error.message, "shmem_enabled"));
+    clears = false;
+    ibx_page_map_fini(&pages);
+    close(block->fd);
+    block->fd = -1;
+    ibx_destination_ram_fini(&ram);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_vm_that_can_run_vms),
+        cmocka_unit_test(test_a_guest_that_gives_registered_pages_back),
+        cmocka_unit_test(test_pages_that_stay),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
