@@ -1,0 +1,268 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Snapshots' servers and readers that break the protocol. The test process is the one that lies; a
+ * reader names what is wrong and is left with nothing, a server serves all others as before.
+ */
+#include "migrate/snapshot/snapshot.h"
+#include "tests/scenes/unit.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define PATIENCE_MS 20000
+#define RAM         (8 * IBX_SNAPSHOT_PAGE)
+
+static struct ibx_error error;
+static const char manifest[] =
+    "{\"format\":\"ibx snapshot\",\"version\":1,\"id\":\"00112233445566778899aabbccddeeff\","
+    "\"complete\":true,\"ran\":false,\"qemu\":[7,2,17],\"machine\":\"q35\",\"uuid\":\"u\","
+    "\"name\":\"web\",\"page_size\":4096,\"ram\":[{\"id\":\"a\",\"size\":32768}],"
+    "\"state_bytes\":100,\"digest\":"
+    "\"00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff\",\"description\":{}}";
+
+static struct ibx_options options(void)
+{
+    struct ibx_options o;
+    ibx_options_init(&o);
+    o.message = IBX_MIGRATE_MESSAGE;
+    o.timeout_ms = 1500;
+    snprintf(o.purpose, sizeof(o.purpose), IBX_SNAPSHOT_PURPOSE);
+    return o;
+}
+
+/* ---------------------------------------------------------------- a server that lies */
+
+struct step {
+    const void *bytes;
+    size_t length;
+};
+
+struct liar {
+    struct ibx_listener *listener;
+    const struct step *steps; /* to each connection; up to an empty one */
+    unsigned connections;
+    pthread_t thread;
+};
+
+static void put(struct ibx_conn *conn, const void *bytes, size_t length)
+{
+    uint8_t copy[4096];
+    memcpy(copy, bytes, length);
+    ibx_snapshot_send_bytes(conn, copy, length, ibx_deadline_in_ms(PATIENCE_MS), NULL);
+}
+
+/* Until the reader has closed. */
+static void linger(struct ibx_conn *conn)
+{
+    const uint64_t until = ibx_deadline_in_ms(PATIENCE_MS);
+    struct ibx_event event;
+    int n = 0;
+    while (n >= 0 && ibx_now_ns() < until) {
+        n = ibx_poll(conn, &event, 1);
+        if (n == 1 && event.type == IBX_EVENT_CLOSED)
+            return;
+        if (n == 1 && event.type == IBX_EVENT_MESSAGE)
+            ibx_message_release(conn, &event);
+        if (!n)
+            ibx_wait(conn, 100);
+    }
+}
+
+static void *lie(void *argument)
+{
+    struct liar *liar = argument;
+    for (unsigned i = 0; i < liar->connections; i++) {
+        struct ibx_conn *conn;
+        if (ibx_accept_wait(liar->listener, PATIENCE_MS, &conn, NULL))
+            return NULL;
+        if (!ibx_establish(conn, NULL)) {
+            for (const struct step *s = liar->steps; s->length; s++)
+                put(conn, s->bytes, s->length);
+            linger(conn);
+        }
+        ibx_close(conn);
+    }
+    return NULL;
+}
+
+/* The reader refuses what this server says, with these words. */
+static void refused(const struct step *steps, unsigned links, int code, const char *words)
+{
+    struct liar liar = {.steps = steps, .connections = links};
+    const struct ibx_options o = options();
+    struct ibx_snapshot_reader *reader = NULL;
+    assert_int_equal(ibx_listen("tcp://127.0.0.1:0", &o, &liar.listener, NULL), 0);
+    assert_int_equal(pthread_create(&liar.thread, NULL, lie, &liar), 0);
+    memset(&error, 0, sizeof(error));
+    const int rc =
+        ibx_snapshot_reader_open(ibx_listener_uri(liar.listener), &o, links, &reader, &error);
+    pthread_join(liar.thread, NULL);
+    ibx_listener_close(liar.listener);
+    if (rc != code || !strstr(error.message, words))
+        fail_msg("%d \"%s\" does not say \"%s\"", rc, error.message, words);
+    assert_null(reader);
+}
+
+static uint8_t whole_manifest[1024], map[64], list[32], region[256];
+static size_t manifest_length, list_length, region_length;
+
+static void make_messages(void)
+{
+    struct ibx_snapshot_any m = {.type = IBX_SNAPSHOT_MANIFEST, .length = sizeof(manifest) - 1};
+    m.bytes.bytes = (const uint8_t *)manifest;
+    m.bytes.length = sizeof(manifest) - 1;
+    manifest_length = (size_t)ibx_snapshot_encode(&m, whole_manifest, sizeof(whole_manifest));
+    m = (struct ibx_snapshot_any){.type = IBX_SNAPSHOT_LIST, .regions = 1};
+    for (unsigned i = 0; i < sizeof(m.id); i++)
+        m.id[i] = (uint8_t)(i * 0x11);
+    list_length = (size_t)ibx_snapshot_encode(&m, list, sizeof(list));
+    struct ibx_migrate_any r = {.type = IBX_MIGRATE_REGION};
+    r.is.region.length = r.is.region.remote.length = RAM;
+    region_length = (size_t)ibx_migrate_encode(&r, region, sizeof(region));
+}
+
+/* One segment: all 9 pages of both blocks hold data. */
+static size_t make_map(void)
+{
+    struct ibx_snapshot_manifest m;
+    struct ibx_page_map all;
+    uint64_t from = 0;
+    uint8_t bytes[9000];
+    assert_int_equal(ibx_snapshot_manifest_read(manifest, sizeof(manifest) - 1, &m, NULL), 0);
+    assert_int_equal(ibx_snapshot_map_init(&m, &all, NULL), 0);
+    ibx_page_map_set(&all, 0, all.pages);
+    const size_t n = ibx_page_map_encode(&all, &from, bytes, sizeof(bytes));
+    assert_true(n && n < sizeof(map));
+    map[0] = IBX_SNAPSHOT_MAP;
+    memcpy(map + 1, bytes, n);
+    ibx_page_map_fini(&all);
+    ibx_snapshot_manifest_fini(&m);
+    return n + 1;
+}
+
+static void test_servers(void **state)
+{
+    (void)state;
+    make_messages();
+    const struct step m = {whole_manifest, manifest_length}, p = {map, make_map()},
+                      l = {list, list_length}, r = {region, region_length}, end = {NULL, 0};
+    uint8_t later[1024], other[32], beyond[256];
+    memcpy(later, whole_manifest, manifest_length);
+    later[5] = 1; /* it begins with its second byte */
+    memcpy(other, list, list_length);
+    other[1] ^= 1;
+    memcpy(beyond, region, region_length);
+    beyond[1] = 7; /* a block that there is not */
+    refused((const struct step[]){{"\xff", 1}, end}, 1, -EPROTO, "is none of a snapshot's");
+    refused((const struct step[]){l, end}, 1, -EPROTO, "not to their end");
+    refused((const struct step[]){p, end}, 1, -EPROTO, "out of turn");
+    refused((const struct step[]){m, m, end}, 1, -EPROTO, "out of turn");
+    refused((const struct step[]){m, l, end}, 1, -EPROTO, "not to their end");
+    refused((const struct step[]){m, p, p, end}, 1, -EPROTO, "");
+    refused((const struct step[]){{later, manifest_length}, end}, 1, -EPROTO, "");
+    refused((const struct step[]){m, p, {other, list_length}, end}, 1, -ESTALE, "another snapshot");
+    refused((const struct step[]){m, p, l, {beyond, region_length}, end}, 1, -EPROTO, "block 7");
+    refused((const struct step[]){m, p, l, l, end}, 1, -EPROTO, "");
+    /* What holds data is not exposed: the device state. */
+    refused((const struct step[]){m, p, l, r, end}, 1, -EPROTO, "does not expose it");
+    refused((const struct step[]){{"\x44later", 6}, end}, 1, -EAGAIN, "it refuses: later");
+    /* Says nothing more, and does not end. */
+    refused((const struct step[]){m, end}, 1, -ETIMEDOUT, "in time");
+}
+
+/* ---------------------------------------------------------------- readers that lie */
+
+static struct ibx_snapshot_server *server;
+static struct ibx_snapshot_manifest own;
+static struct ibx_page_map own_map;
+static uint8_t *memory;
+static void *blocks[2];
+
+static void open_server(void)
+{
+    const struct ibx_options o = options();
+    assert_int_equal(ibx_snapshot_manifest_read(manifest, sizeof(manifest) - 1, &own, NULL), 0);
+    assert_int_equal(ibx_snapshot_map_init(&own, &own_map, NULL), 0);
+    ibx_page_map_set(&own_map, 0, own_map.pages);
+    memory = aligned_alloc(IBX_SNAPSHOT_PAGE, RAM + IBX_SNAPSHOT_PAGE);
+    memset(memory, 0x5a, RAM + IBX_SNAPSHOT_PAGE);
+    blocks[0] = memory;
+    blocks[1] = memory + RAM;
+    const struct ibx_snapshot_server_config config = {.uri = "tcp://127.0.0.1:0",
+                                                      .options = &o,
+                                                      .manifest = &own,
+                                                      .map = &own_map,
+                                                      .memory = blocks};
+    assert_int_equal(ibx_snapshot_server_open(&config, &server, &error), 0);
+}
+
+/* An honest one gets what there is. */
+static void read_all(void)
+{
+    const struct ibx_options o = options();
+    struct ibx_snapshot_reader *reader;
+    uint8_t got[RAM];
+    assert_int_equal(
+        ibx_snapshot_reader_open(ibx_snapshot_server_uri(server), &o, 2, &reader, &error), 0);
+    assert_int_equal(ibx_snapshot_reader_fetch(reader, 0, 0, got, sizeof(got), &error), 0);
+    assert_memory_equal(got, memory, sizeof(got));
+    assert_int_equal(ibx_snapshot_reader_fetch(reader, 0, 1, got, sizeof(got), &error), -ERANGE);
+    ibx_snapshot_reader_close(reader);
+}
+
+static struct ibx_conn *connect_raw(const char *purpose)
+{
+    struct ibx_options o = options();
+    struct ibx_conn *conn = NULL;
+    snprintf(o.purpose, sizeof(o.purpose), "%s", purpose);
+    const int rc = ibx_connect(ibx_snapshot_server_uri(server), &o, &conn, &error);
+    return rc ? NULL : conn;
+}
+
+static void closes_on(const struct step *steps)
+{
+    struct ibx_conn *conn = connect_raw(IBX_SNAPSHOT_PURPOSE);
+    assert_non_null(conn);
+    for (; steps->length; steps++)
+        put(conn, steps->bytes, steps->length);
+    const uint64_t began = ibx_now_ns();
+    linger(conn);
+    assert_true(ibx_now_ns() - began < PATIENCE_MS * IBX_NS_PER_MS);
+    ibx_close(conn);
+}
+
+static void test_readers(void **state)
+{
+    (void)state;
+    static const char open_it[] = "\x40\x69\x62\x78\x73\x01\x00\x01";
+    const struct step o = {open_it, 8}, end = {NULL, 0};
+    open_server();
+    /* A quiet one holds nobody up, and does not stay. */
+    struct ibx_conn *quiet = connect_raw(IBX_SNAPSHOT_PURPOSE);
+    assert_non_null(quiet);
+    read_all();
+    closes_on((const struct step[]){{"\x01hello", 6}, end});
+    closes_on((const struct step[]){{"\x40\x69\x62\x78\x73\x02\x00\x01", 8}, end});
+    closes_on((const struct step[]){o, o, end});
+    linger(quiet);
+    ibx_close(quiet);
+    assert_null(connect_raw(IBX_MIGRATE_PURPOSE));
+    read_all();
+    ibx_snapshot_server_close(server);
+    ibx_page_map_fini(&own_map);
+    ibx_snapshot_manifest_fini(&own);
+    free(memory);
+}
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {cmocka_unit_test(test_servers),
+                                              cmocka_unit_test(test_readers)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
