@@ -8,6 +8,7 @@
 #include "migrate/destination/destination.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -69,6 +70,13 @@ void ibx_destination_base_note(struct destination_ram *ram)
 {
     if (ram->base.memory)
         memcpy(ram->base.memory, ram->map.bits, ram->base.bytes);
+}
+
+void ibx_destination_arrived_had(struct destination_ram *ram)
+{
+    _Atomic uint64_t *words = ram->arrived.memory;
+    for (uint64_t i = 0; words && ram->had.bits && i < (ram->had.pages + 63) / 64; i++)
+        atomic_fetch_or(&words[i], ram->had.bits[i]);
 }
 
 /* ---------------------------------------------------------------- verified: what has come */

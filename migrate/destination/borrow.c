@@ -47,6 +47,17 @@ static bool is_away(const struct ibx_journal *record)
            record->state == IBX_JOURNAL_ENDED;
 }
 
+bool ibx_destination_borrow_stays(struct destination *d)
+{
+    if (!d->ram.borrow || d->stays || d->state.now != DESTINATION_FILLING || !d->ram.engine ||
+        ibx_fault_state(d->ram.engine) != IBX_FAULT_COMPLETE)
+        return false;
+    d->stays = true;
+    ibx_migration_notify(&d->options->observer,
+                         "the VM has all of its pages and stays here: it does not return");
+    return true;
+}
+
 bool ibx_destination_has_returned(const struct destination *d, struct ibx_journal *record)
 {
     struct ibx_journal found;

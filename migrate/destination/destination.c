@@ -39,6 +39,8 @@ static int step_joining(struct destination *d, struct ibx_error *err)
         rc = ibx_destination_home_adopt(d, err);
     if (!rc)
         rc = ibx_destination_ram_watch(&d->ram, qmp, &d->status.record, err);
+    if (!rc && d->ram.kept && d->ram.borrow)
+        rc = ibx_guest_ram_protect(&d->ram.guest, err);
     if (!rc)
         rc = ibx_destination_watchdog_arm(&d->watchdog, &d->ram, err);
     if (!rc)
@@ -172,7 +174,7 @@ static int step_filling(struct destination *d, struct ibx_error *err)
     int rc = ibx_destination_send_digests(d, err);
     if (rc && rc != -EAGAIN)
         return rc;
-    if (d->ram.borrow) { /* until it has returned, also with all pages */
+    if (d->ram.borrow && !d->stays) { /* until it has returned, also with all pages */
         ibx_destination_borrow_returned(d, false, err);
         return err->code;
     }

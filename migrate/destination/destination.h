@@ -131,6 +131,8 @@ void ibx_destination_arrived_remove(const struct ibx_journal *record);
 int ibx_destination_base_make(struct destination_ram *ram, const struct ibx_journal *record,
                               struct ibx_error *err);
 void ibx_destination_base_note(struct destination_ram *ram);
+/* The pages that were here have arrived, too. */
+void ibx_destination_arrived_had(struct destination_ram *ram);
 /* The same of the tags, for `page_tags`. */
 int ibx_destination_tags_make(struct destination_ram *ram, const struct ibx_journal *record,
                               struct ibx_error *err);
@@ -413,6 +415,8 @@ int ibx_destination_borrow_begin(struct destination *d, struct ibx_error *err);
 /* Whether the journal says that the VM of this record, which was borrowed, has returned: to where.
  */
 bool ibx_destination_has_returned(const struct destination *d, struct ibx_journal *record);
+/* FILLING, at an interrupt: whether the VM has all of its pages, and so can stay, which it does. */
+bool ibx_destination_borrow_stays(struct destination *d);
 /* FILLING: whether the VM has returned, as the journal says; looked at now and then, or `now`. Ends
  * this side's part then, as if its guest had shut it down. */
 bool ibx_destination_borrow_returned(struct destination *d, bool now, struct ibx_error *err);
@@ -528,6 +532,7 @@ struct destination {
     struct destination_qemu qemu;
     struct destination_warm warm;
     struct destination_home home;
+    bool stays;           /* borrowed: it has all pages, and does not return */
     uint64_t returned_ns; /* borrowed: when to look next whether it has returned */
     struct destination_watchdog watchdog;
 

@@ -325,6 +325,10 @@ int ibx_destination_check_interrupts(struct destination *d, struct ibx_error *er
     d->interrupts += ibx_migration_signals_take(&d->signals);
     if (!d->interrupts)
         return 0;
+    if (ibx_destination_borrow_stays(d)) {
+        d->interrupts = 0;
+        return 0;
+    }
     if (!destination_ours(d))
         return give_up(d,
                        ibx_error_set(err, -ECANCELED, "cancelled: %s",

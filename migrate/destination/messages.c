@@ -47,6 +47,8 @@ static int on_map_end(struct destination *d, const struct ibx_migrate_map_end *e
     if (d->state.now == DESTINATION_READY)
         ibx_destination_base_note(&d->ram);
     int rc = ibx_destination_warm_apply(d, err);
+    if (!rc)
+        ibx_destination_arrived_had(&d->ram);
     return rc ? rc : ibx_state_move(&d->link.state, LINK_MAPPED);
 }
 

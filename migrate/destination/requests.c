@@ -201,7 +201,8 @@ static int accept_migration(struct destination *d, const struct ibx_connection_r
         ibx_close(request->conn);
         return rc;
     }
-    const bool warm = hello->warm && !d->ram.minor && !hello->borrow;
+    const bool warm =
+        hello->warm && !d->ram.minor && (!hello->borrow || ibx_journal_returns(record));
     rc = ibx_destination_warm_wish(&d->warm, warm);
     if (rc) {
         ibx_close(request->conn);

@@ -99,6 +99,7 @@ struct ibx_journal {
     uint8_t borrow;                    /* enum ibx_migrate_borrow */
     /* Of the migration by which this VM was borrowed, from which it returns; all zeros: none. */
     uint8_t base[IBX_MIGRATE_ID_BYTES];
+    bool whole;       /* source, with a base: all pages were here at the stop */
     bool was_running; /* source: the VM ran before, and runs again if it comes back */
     uint64_t hold; /* source: what holds QEMU's migration open (migrate/common/hold.h); 0: none */
     bool verify;   /* pages are verified, with this key, which a finished record forgets */

@@ -12,8 +12,8 @@
 
 /* 1 was without "was-running" and "guest-ram", 2 without "complete", 3 without "key-name", "allow",
  * "encryption" and "verify", 4 without "settings", "hold", "machine", "vm-status", "source-key",
- * "insecure" and the files of guest RAM, 5 without "libvirt", "borrow"
- * and "base". */
+ * "insecure" and the files of guest RAM, 5 without "libvirt", "borrow",
+ * "base" and "whole". */
 #define JOURNAL_VERSION 6
 
 /* Every state may also be written again, with a higher epoch for instance. A move may skip states:
@@ -189,7 +189,7 @@ int ibx_journal_text_make(const struct ibx_journal *record, char **text, size_t 
         return -EINVAL;
     json_t *json = json_pack(
         "{s:i, s:s, s:s, s:I, s:s, s:s, s:o, s:s, s:I, s:I, s:s, s:o, s:s, s:i, s:b, s:b, s:o, "
-        "s:o, s:s, s:s, s:s, s:o, s:o, s:I, s:o, s:I, s:o, s:o, s:b, s:b, s:i, s:s}",
+        "s:o, s:s, s:s, s:s, s:o, s:o, s:I, s:o, s:I, s:o, s:o, s:b, s:b, s:i, s:s, s:b}",
         "ibx-record", JOURNAL_VERSION, "id", id, "role", record->source ? "source" : "destination",
         "epoch", (json_int_t)record->epoch, "state", ibx_journal_state_name(record->state), "uuid",
         record->uuid, "name", ibx_json_text(record->name), "qmp", record->qmp, "pid",
@@ -202,7 +202,8 @@ int ibx_journal_text_make(const struct ibx_journal *record, char **text, size_t 
         ibx_json_text(record->vm_status), "written", (json_int_t)record->written_s, "machine",
         ibx_json_text(record->machine), "source-key",
         record->source_key_known ? json_string(record->source_key) : json_null(), "insecure",
-        record->insecure, "libvirt", record->libvirt, "borrow", (int)record->borrow, "base", base);
+        record->insecure, "libvirt", record->libvirt, "borrow", (int)record->borrow, "base", base,
+        "whole", record->whole);
     char *dumped = json ? json_dumps(json, JSON_INDENT(2) | JSON_PRESERVE_ORDER) : NULL;
     json_decref(json);
     if (!dumped)
@@ -245,7 +246,7 @@ static int take_state(const char *role, const char *state, struct ibx_journal *r
 }
 
 struct fields {
-    int device_way, was_running, insecure, libvirt;
+    int device_way, was_running, insecure, libvirt, whole;
     json_t *blocks;   /* borrowed; NULL: of the first version */
     json_t *complete; /* borrowed; NULL: of an earlier version */
     json_int_t version, uffd, epoch, pid, pid_started, written, hold, borrow;
@@ -276,6 +277,7 @@ static int take_numbers(const struct fields *f, struct ibx_journal *record, stru
     record->was_running = f->was_running;
     record->insecure = f->insecure;
     record->libvirt = f->libvirt;
+    record->whole = f->whole;
     record->hold = (uint64_t)f->hold;
     record->written_s = (uint64_t)f->written;
     return 0;
@@ -489,7 +491,7 @@ static int take_json(json_t *json, struct ibx_journal *record, struct ibx_error 
                        : number == 3 ? FIRST_FIELDS ", s:b, s:o, s:o}"
                        : number == 4 ? FIRST_FIELDS ", s:b, s:o, s:o, s:s, s:s, s:s, s:s}"
                        : number == 5 ? FIFTH_FIELDS "}"
-                                     : FIFTH_FIELDS ", s:b, s:I, s:s}",
+                                     : FIFTH_FIELDS ", s:b, s:I, s:s, s:b}",
                        "ibx-record", &f.version, "id", &f.id, "role", &f.role, "epoch", &f.epoch,
                        "state", &f.state, "uuid", &f.uuid, "name", &f.name, "qmp", &f.qmp, "pid",
                        &f.pid, "pid-started", &f.pid_started, "uri", &f.uri, "peer", &f.peer,
@@ -499,7 +501,7 @@ static int take_json(json_t *json, struct ibx_journal *record, struct ibx_error 
                        "encryption", &f.encryption, "verify", &f.verify, "settings", &f.settings,
                        "hold", &f.hold, "machine", &f.machine, "vm-status", &f.vm_status,
                        "source-key", &f.source_key, "insecure", &f.insecure, "libvirt", &f.libvirt,
-                       "borrow", &f.borrow, "base", &f.base))
+                       "borrow", &f.borrow, "base", &f.base, "whole", &f.whole))
         return ibx_error_set(err, -EINVAL, "%.200s", why.text);
     return take_fields(&f, record, err);
 }

@@ -96,7 +96,7 @@ int ibx_migrate_rollback(const char *folder, struct ibx_journal *record,
                              "there: its disks are newer than its memory here; ib-migrate recover "
                              "here ends the migration",
                              answer.host);
-    if (ibx_journal_returns(record) && record->state != IBX_JOURNAL_MAY_RUN)
+    if (ibx_journal_returns(record) && !record->whole && record->state != IBX_JOURNAL_MAY_RUN)
         return ibx_error_set(err, -EBUSY,
                              "this VM has returned: what it had not fetched here is only in its "
                              "memory at home, which is newer by now; ib-migrate recover goes on");

@@ -270,6 +270,9 @@ int ibx_tracker_open(struct ibx_tracker *tracker, const struct ibx_guest_ram *ra
  * which serves it: scans find all that was written since, and change nothing. */
 int ibx_tracker_attach(struct ibx_tracker *tracker, const struct ibx_guest_ram *ram,
                        struct ibx_error *err);
+/* Protects the pages of guest RAM that are there, and those that come as they are, for such a
+ * tracker: after its userfaultfd was registered, before the VM runs. */
+int ibx_guest_ram_protect(const struct ibx_guest_ram *ram, struct ibx_error *err);
 /* Sets the bits of the pages of a block that were written since the last call, or since open.
  * `last`: it is not called again. */
 int ibx_tracker_scan(const struct ibx_tracker *tracker, size_t block, bool last, uint64_t *bits,

@@ -71,6 +71,17 @@ int ibx_tracker_attach(struct ibx_tracker *tracker, const struct ibx_guest_ram *
     return open_pagemap(tracker, err);
 }
 
+int ibx_guest_ram_protect(const struct ibx_guest_ram *ram, struct ibx_error *err)
+{
+    struct ibx_tracker tracker = {.ram = ram, .uffd = -1, .pagemap = -1};
+    int rc = open_pagemap(&tracker, err);
+    for (size_t i = 0; !rc && i < ram->count; i++)
+        rc = ibx_dirty_scan(tracker.pagemap, ram->blocks[i].address, ram->blocks[i].size,
+                            ram->blocks[i].page_size, false, NULL, NULL, err);
+    ibx_tracker_close(&tracker);
+    return rc;
+}
+
 int ibx_tracker_scan(const struct ibx_tracker *tracker, size_t block, bool last, uint64_t *bits,
                      uint64_t *count, struct ibx_error *err)
 {

@@ -85,6 +85,10 @@ void ibx_source_return_note(struct source *s)
 {
     if (!source_returns(s))
         return;
+    const uint64_t *base = s->home.base.memory, *arrived = s->home.arrived.memory;
+    s->status.record.whole = true;
+    for (size_t i = 0; i < words_of(s); i++)
+        s->status.record.whole &= !(base[i] & ~arrived[i]);
     memcpy(s->home.left.memory, s->vm.map.bits, s->home.left.bytes);
     s->home.stopped = true;
 }
@@ -244,13 +248,16 @@ static int check_have(struct source *s, struct ibx_error *err)
     ibx_page_map_remove(&lacks, &s->home.have);
     ibx_page_map_remove(&lacks, &s->warm.wanted);
     ibx_page_map_keep(&lacks, &s->vm.map); /* nor those that were given back */
+    for (size_t i = 0; i < words_of(s); i++)
+        lacks.bits[i] &= ~((const uint64_t *)s->home.arrived.memory)[i];
+    ibx_page_map_add(&lacks, &lacks); /* counts again */
     const uint64_t pages = lacks.data_pages;
     ibx_page_map_fini(&lacks);
     if (!pages)
         return 0;
     return ibx_error_set(err, -EBADMSG,
                          "home lacks %" PRIu64 " pages of the VM's memory that it had when the VM "
-                         "left, and they have not been written here: somebody has changed it; the "
+                         "left, and they have not come here: somebody has changed it; the "
                          "VM runs on here, but pages that it has not fetched are lost",
                          pages);
 }

@@ -161,6 +161,16 @@ static unsigned overlay(uint8_t *left, const char *path)
     return written;
 }
 
+static void pages_of(const char *path, bool there[RAM / 4096])
+{
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    assert_true(fd >= 0);
+    memset(there, 0, RAM / 4096);
+    for (off_t at = 0; (at = lseek(fd, at, SEEK_DATA)) >= 0; at += 4096)
+        there[at / 4096] = true;
+    close(fd);
+}
+
 static void same_bytes(const uint8_t *is, const uint8_t *wanted)
 {
     for (size_t at = 0; at < RAM; at += 4096)
@@ -209,6 +219,66 @@ static void test_over_shm(void)
 {
     every_byte(&(struct vm_options){.append = "cpus=2 mib=8", .two = true}, "shm://127.0.0.1:0",
                "shm://127.0.0.1:0", NULL);
+}
+
+/* ---------------------------------------------------------------- there once more */
+
+static struct vm again;               /* the QEMU where it is borrowed the second time */
+static struct mover keeper, repeater; /* receive --home there, borrow */
+
+/* The borrower keeps its memory: the third trip has what was written at home since, and no more. */
+static void test_kept_warm(void)
+{
+    static bool had[RAM / 4096], has[RAM / 4096];
+    struct vm_options options;
+    unsigned lacked = 0;
+    borrowed(&(struct vm_options){.append = "mib=4"}, "tcp://127.0.0.1:0", NULL);
+    home_start(NULL);
+    home_receives("tcp://127.0.0.1:0", NULL);
+    mover_start(&bringer, (const char *[]){"return", lender.uri, "--qmp", vms[1].tool, "--json",
+                                           "--keep-warm", TIMED, NULL});
+    mover_ends(&receiver, 0);
+    mover_ends(&sender, 0);
+    mover_await(&lender, "filling", 100);
+    vm_wait_beats(&home, vm_beats(&home) + pair_beats);
+    const json_int_t before = figure(&lender, "wire_bytes");
+    assert_true(before > 0 && before <= (4 << 20) + 64 * 4096);
+
+    uint8_t *wanted = copy_of(vms[1].ram);
+    pages_of(vms[1].ram, had);
+    options = *like;
+    options.incoming = true;
+    options.extra[0] = "-S";
+    vm_start(&again, &options);
+    mover_receive(&keeper, &again, "tcp://127.0.0.1:0",
+                  (const char *[]){"--home", "--paused", NULL});
+    mover_start(&repeater, (const char *[]){"borrow", keeper.uri, "--qmp", home.tool, "--json",
+                                            "--yes", "--fill", TIMED, NULL});
+    mover_ends(&bringer, 0);
+    mover_ends(&lender, 0);
+    mover_await(&keeper, "filling", 100);
+    const json_int_t bytes = figure(&keeper, "wire_bytes");
+    const unsigned written = overlay(wanted, home.ram);
+    pages_of(home.ram, has);
+    for (unsigned i = 0; i < RAM / 4096; i++)
+        lacked += has[i] && !had[i];
+    uint8_t *is = copy_of(again.ram);
+    same_bytes(is, wanted);
+    munmap(is, RAM);
+    munmap(wanted, RAM);
+    print_message("%u pages there again: %u were others, %u had never been there\n",
+                  (unsigned)(bytes / 4096), written, lacked);
+    assert_true(bytes <= (json_int_t)(written + lacked) * 4096 * 105 / 100 + 16 * 4096);
+    vm_do(&again, "cont", NULL);
+    vm_wait_beats(&again, vm_beats(&again) + pair_beats);
+    mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], &home, &again, NULL}, like->append);
+
+    vm_kill(&again); /* home had all of its pages when it left */
+    mover_ends(&keeper, 3);
+    mover_ends(&repeater, 3);
+    MOVER_RUN(0, "rollback", "--yes", "--qmp", home.tool);
+    vm_wait_beats(&home, vm_beats(&home) + pair_beats);
+    mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], &home, NULL}, like->append);
 }
 
 /* ---------------------------------------------------------------- who is killed */
@@ -405,6 +475,17 @@ static void test_base_after_a_return_that_failed(void)
 
 /* ---------------------------------------------------------------- what is refused, what is not */
 
+static void test_stays(void)
+{
+    borrowed(&(struct vm_options){.append = "mib=4"}, "tcp://127.0.0.1:0",
+             (const char *[]){"--fill", NULL});
+    mover_await(&receiver, "filling", 100);
+    mover_kill(&receiver, SIGINT);
+    pair_done();
+    pair_moved(like->append);
+    no_notes();
+}
+
 static void test_filled(void)
 {
     struct ibx_options options;
@@ -458,6 +539,7 @@ int main(void)
                                            VM_TEST(test_over_shm),
                                            VM_TEST(test_first_killed),
                                            VM_TEST(test_borrower_ends),
+                                           VM_TEST(test_kept_warm),
                                            VM_TEST(test_refused),
                                            VM_TEST(test_killed_before_the_commit),
                                            VM_TEST(test_killed_after_the_commit),
@@ -466,6 +548,7 @@ int main(void)
                                            VM_TEST(test_killed_while_it_returns),
                                            VM_TEST(test_home_ends_while_away),
                                            VM_TEST(test_base_after_a_return_that_failed),
+                                           VM_TEST(test_stays),
                                            VM_TEST(test_filled),
                                            {0}};
     return vm_tests(tests, mover_end_all);

@@ -10,20 +10,6 @@
 
 #define LEND_MS 5000
 
-int ibx_cli_borrow(const struct migrate_args *given)
-{
-    static struct migrate_args args;
-    args = *given;
-    args.borrow = true;
-    fputs(
-        "While it is away, the VM needs this host and that one: its memory stays here.\n"
-        "If that host is lost, what the VM did there is lost, and ib-migrate rollback restarts it "
-        "here\nfrom its stop, until its return begins.\n",
-        stderr);
-    return ibx_cli_agreed(&args, "borrow", args.qmp, "borrow it") ? ibx_cli_send(&args)
-                                                                  : MIGRATE_FAILED;
-}
-
 static bool is_borrowed(const struct ibx_journal *record)
 {
     return !record->source && record->borrow && record->state == IBX_JOURNAL_RUNNING;
@@ -46,6 +32,31 @@ static int take_monitor(const struct migrate_args *args, const struct ibx_journa
     if (!rc)
         json_decref(answer);
     return rc;
+}
+
+/* One that came here by such a migration, whose other end has kept its memory, goes back there. */
+static int send_back(const struct migrate_args *args)
+{
+    static struct ibx_journal came;
+    struct ibx_error err = {0};
+    if (ibx_journal_find(args->folder, args->qmp, is_borrowed, &came, NULL))
+        return ibx_cli_send(args);
+    return take_monitor(args, &came, &err) ? ibx_cli_fail(err.message)
+                                           : ibx_cli_send_home(args, &came);
+}
+
+int ibx_cli_borrow(const struct migrate_args *given)
+{
+    static struct migrate_args args;
+    args = *given;
+    args.borrow = true;
+    fputs(
+        "While it is away, the VM needs this host and that one: its memory stays here.\n"
+        "If that host is lost, what the VM did there is lost, and ib-migrate rollback restarts it "
+        "here\nfrom its stop, until its return begins.\n",
+        stderr);
+    return ibx_cli_agreed(&args, "borrow", args.qmp, "borrow it") ? send_back(&args)
+                                                                  : MIGRATE_FAILED;
 }
 
 int ibx_cli_return(const struct migrate_args *given)

@@ -301,6 +301,9 @@ static const struct ibx_tool_option options[] = {
      SENDING | BIT(CHECK) | BIT(RUN), .at = AT(disks_differ)},
     {"fill", NULL, "borrow: fetch all pages, in the background, not only those that it needs",
      BIT(BORROW), .at = AT(fill)},
+    {"keep-warm", NULL,
+     "return: keep the VM's memory here, so that it can be borrowed again for what changes",
+     BIT(RETURN), .at = AT(keep_warm)},
     {"destination", NULL, "check: this QEMU is to receive", BIT(CHECK), .at = AT(destination)},
     {"unfinished", NULL,
      "prune: also delete records of this monitor whose QEMU has ended, or that are complete but "

@@ -68,13 +68,14 @@ struct migrate_args {
     uint64_t max_bandwidth;
     unsigned links, give_up_s;
     bool bandwidth_given, minor, paused, no_verify, quit, remove, json, quiet, yes, destination,
-        unfinished, prometheus, disks_differ, warm, resume, home, fill, borrow;
+        unfinished, prometheus, disks_differ, warm, resume, home, fill, borrow, keep_warm;
     unsigned warm_rounds, warm_seconds;
 };
 
 /* The commands: their exit status. */
 /* core_dump.c: a core dump of this process and its children has no memory, neither keys nor what of
- * a guest it holds; programs that are started for others get back what this one was started with. */
+ * a guest it holds; programs that are started for others get back what this one was started with.
+ */
 void ibx_cli_keep_memory_out_of_cores(void);
 void ibx_cli_give_cores_back(void);
 

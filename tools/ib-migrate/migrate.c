@@ -124,10 +124,11 @@ static int send(const struct migrate_args *args, const struct ibx_migrate_observ
         .transport = args->options,
         .links = args->links,
         .give_up_s = args->give_up_s,
-        .quit = args->quit || returns || (record && ibx_journal_returns(record)),
-        .borrow = !args->borrow ? IBX_BORROW_NOT
-                  : args->fill  ? IBX_BORROW_FILL
-                                : IBX_BORROW_LAZY,
+        .quit = args->quit || ((returns || (record && ibx_journal_returns(record))) &&
+                               !args->keep_warm && !args->borrow && !(record && record->borrow)),
+        .borrow = args->keep_warm || (args->borrow && args->fill) ? IBX_BORROW_FILL
+                  : args->borrow                                  ? IBX_BORROW_LAZY
+                                                                  : IBX_BORROW_NOT,
         .returns = returns,
         .remove = args->remove,
         .no_verify = args->no_verify,

@@ -106,7 +106,7 @@ static void print_loss(const struct ibx_journal *record, const struct reply *rep
         fputs("Nothing is lost: the VM has not run there.\n", stderr);
         return;
     }
-    if (ibx_journal_returns(record))
+    if (ibx_journal_returns(record) && !record->whole)
         fputs(
             "If it has run there, pages that it had not fetched here are other ones by now, and it "
             "must not\nrun here.\n",

@@ -186,6 +186,7 @@ static void make_older(const struct ibx_journal *r, unsigned version)
     change(r, r->libvirt ? ",\n  \"libvirt\": true" : ",\n  \"libvirt\": false", "");
     change(r, ",\n  \"borrow\": 0", "");
     change(r, ",\n  \"base\": \"00000000000000000000000000000000\"", "");
+    change(r, ",\n  \"whole\": false", "");
     if (version == 5)
         return;
     ibx_journal_path(folder, r, ".json", path, sizeof(path));
@@ -222,15 +223,17 @@ static void borrowed(NO_STATE)
         {"\"borrow\": 2", "\"borrow\": -1", "borrow -1 is out of range"},
         {"\"base\": \"07", "\"base\": \"7", "base"},
         {",\n  \"borrow\": 2", "", "borrow"},
+        {",\n  \"whole\": true", "", "whole"},
     };
     struct ibx_journal r = sample(false, 7), found;
     r.borrow = IBX_BORROW_FILL;
     r.base[0] = 7;
+    r.whole = true;
     assert_int_equal(write_record(&r), 0);
     found = only();
     assert_int_equal(found.borrow, IBX_BORROW_FILL);
     assert_memory_equal(found.base, r.base, sizeof(r.base));
-    assert_true(ibx_journal_returns(&found));
+    assert_true(ibx_journal_returns(&found) && found.whole);
     each_is_refused(&r, wrong, COUNT(wrong));
 }
 
