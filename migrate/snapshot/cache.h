@@ -111,8 +111,10 @@ void ibx_snapshot_children_stats(struct snapshot_children *children,
 /* After _whole(), or before the first child. Accepts NULL. */
 void ibx_snapshot_children_close(struct snapshot_children *children);
 
-/* The other end: *whole is set when this child needs nobody. -ECONNREFUSED, -ENOENT: nobody serves
- * this folder. */
+/* The other end: whether somebody listens, before a child is touched. -ECONNREFUSED, -ENOENT:
+ * nobody serves this folder. */
+int ibx_snapshot_child_expected(const struct ibx_snapshot_folder *folder, struct ibx_error *err);
+/* *whole is set when this child needs nobody. */
 int ibx_snapshot_child_hand_over(const struct ibx_snapshot_folder *folder,
                                  const struct snapshot_child *child, bool *whole,
                                  struct ibx_error *err);

@@ -504,24 +504,43 @@ static int read_reply(const char *text, size_t length, bool *whole, struct ibx_e
     return rc;
 }
 
+static int connect_to(const struct ibx_snapshot_folder *folder, struct ibx_error *err)
+{
+    const int at = open_folder(folder->path, err);
+    if (at < 0)
+        return at;
+    const struct sockaddr_un address = address_of(at);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), rc = 0;
+    if (fd < 0 || connect(fd, (const struct sockaddr *)&address, sizeof(address)))
+        rc = ibx_error_set(err, -errno,
+                           "nobody fills the cache %s (%s): start ib-migrate serve --cache with it",
+                           folder->path, strerror(errno));
+    if (rc && fd >= 0)
+        close(fd);
+    close(at);
+    return rc ? rc : fd;
+}
+
+int ibx_snapshot_child_expected(const struct ibx_snapshot_folder *folder, struct ibx_error *err)
+{
+    const int fd = connect_to(folder, err);
+    if (fd >= 0)
+        close(fd);
+    return fd < 0 ? fd : 0;
+}
+
 int ibx_snapshot_child_hand_over(const struct ibx_snapshot_folder *folder,
                                  const struct snapshot_child *child, bool *whole,
                                  struct ibx_error *err)
 {
     char reply[REQUEST_MAX];
-    const int at = open_folder(folder->path, err);
-    if (at < 0)
-        return at;
-    const struct sockaddr_un address = address_of(at);
-    const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    const int fd = connect_to(folder, err);
+    if (fd < 0)
+        return fd;
     json_t *json = child_json(child);
     char *text = json ? json_dumps(json, JSON_COMPACT) : NULL;
     int rc = text ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a child");
     patience(fd);
-    if (!rc && connect(fd, (const struct sockaddr *)&address, sizeof(address)))
-        rc = ibx_error_set(err, -errno,
-                           "nobody fills the cache %s (%s): start ib-migrate serve --cache with it",
-                           folder->path, strerror(errno));
     if (!rc && send(fd, text, strlen(text), MSG_NOSIGNAL) < 0)
         rc = ibx_error_set(err, -errno, "the cache cannot be told of this child: %s",
                            strerror(errno));
@@ -532,8 +551,6 @@ int ibx_snapshot_child_hand_over(const struct ibx_snapshot_folder *folder,
         rc = read_reply(reply, (size_t)n, whole, err);
     free(text);
     json_decref(json);
-    if (fd >= 0)
-        close(fd);
-    close(at);
+    close(fd);
     return rc;
 }

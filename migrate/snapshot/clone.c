@@ -349,6 +349,8 @@ static int begin(struct cloning *c, const char *path, const char *qmp, struct ib
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     int rc = ibx_snapshot_folder_open(path, false, &c->folder, err);
+    if (!rc && !c->folder.manifest.complete)
+        rc = ibx_snapshot_child_expected(&c->folder, err);
     if (!rc)
         rc = ibx_qmp_connect(qmp, deadline, &c->qmp, err);
     if (!rc)

@@ -81,10 +81,12 @@ static void become_tool(const struct mover *m, const char *const *arguments, pid
 {
     const char *items[40] = {getenv("IB_MIGRATE")};
     unsigned n = 1;
-    for (; *arguments; arguments++)
+    for (; *arguments && strcmp(*arguments, "--"); arguments++)
         items[n++] = *arguments;
     items[n++] = "--state-dir";
     items[n++] = mover_state_dir;
+    for (; *arguments; arguments++) /* another program's */
+        items[n++] = *arguments;
     int out = open(m->out, O_WRONLY | O_CREAT | O_TRUNC, 0644);
     int err = open(m->err, O_WRONLY | O_CREAT | O_TRUNC, 0644);
     int null = open("/dev/null", O_RDONLY);

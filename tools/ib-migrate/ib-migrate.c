@@ -276,6 +276,9 @@ static const struct ibx_tool_option options[] = {
     {.help = "Options of freeze:"},
     {"resume", NULL, "Let the VM run on when its memory has been copied [it stays stopped]",
      BIT(FREEZE), .at = AT(resume)},
+    {.help = "Options of clone:"},
+    {"name", "NAME", "-name of the QEMU whose command line follows --", BIT(CLONE), IBX_TOOL_TEXT,
+     .at = AT(name)},
     {.help = "Options of serve:"},
     {"cache", "URI", "FOLDER is filled from the server there; may be repeated: tried in this order",
      BIT(SERVE), IBX_TOOL_OWN, .take = take_cache},
@@ -326,6 +329,17 @@ static const struct ibx_tool tool = {
     .failed = ibx_cli_result_failed,
 };
 
+/* What follows "--" is a command line of its own. */
+static int cut_command(int argc, char **argv, struct migrate_args *args)
+{
+    for (int i = 1; i < argc; i++)
+        if (!strcmp(argv[i], "--")) {
+            args->command = argv + i + 1;
+            return i;
+        }
+    return argc;
+}
+
 static void check_line(const struct migrate_args *args, unsigned command)
 {
     if (!*args->qmp && NEEDS_QMP & BIT(command))
@@ -334,6 +348,12 @@ static void check_line(const struct migrate_args *args, unsigned command)
         ibx_tool_bad_usage(&tool, "--listen is needed, for instance --listen rdma://0.0.0.0:18600");
     if (command == SERVE && !args->listen && !args->cache_count)
         ibx_tool_bad_usage(&tool, "--listen is needed, for instance --listen rdma://0.0.0.0:18601");
+    if (args->command && command != CLONE)
+        ibx_tool_bad_usage(&tool, "-- goes with clone: QEMU's command line follows it");
+    if (args->command && !*args->command)
+        ibx_tool_bad_usage(&tool, "a command line is needed after --: QEMU and its arguments");
+    if (args->name && !args->command)
+        ibx_tool_bad_usage(&tool, "--name needs -- and QEMU's command line");
     if (args->resume && args->quit)
         ibx_tool_bad_usage(&tool, "--resume with --quit: the VM runs on, or its QEMU ends");
     if (command == SET && !args->bandwidth_given)
@@ -401,7 +421,7 @@ int main(int argc, char **argv)
     ibx_cli_keep_memory_out_of_cores();
     ibx_options_init(&args.options);
     ibx_cli_result_begin(argc, argv);
-    ibx_tool_parse(&tool, argc, argv, &args, &command, &args.uri);
+    ibx_tool_parse(&tool, cut_command(argc, argv, &args), argv, &args, &command, &args.uri);
     ibx_cli_result_command(commands[command].name, BIT(command) & TOLD_BY_RESULT);
     check_line(&args, command);
     resolve_key_file(&args.options);

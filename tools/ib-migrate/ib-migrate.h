@@ -59,6 +59,8 @@ struct migrate_args {
     bool keep, on_demand;
     const char *caches[SERVE_CACHES_MAX]; /* serve */
     unsigned cache_count;
+    char *const *command; /* clone: QEMU and its arguments, up to a NULL; or NULL */
+    const char *name;     /* likewise */
     /* firecracker; NULL or 0: not given */
     const char *socket, *from, *record, *replay;
     unsigned peer_uid, record_s;

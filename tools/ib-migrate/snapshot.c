@@ -3,7 +3,19 @@
 #include "migrate/snapshot/snapshot.h"
 #include "tools/ib-migrate/ib-migrate.h"
 
+#include "common/clock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define QEMU_ARGUMENTS_MAX 1024u
+#define START_MS           20000 /* for a QEMU to have a monitor */
+#define LOOK_US            2000
 
 /* ------------------------------------------------------------ freeze */
 
@@ -41,12 +53,99 @@ int ibx_cli_freeze(const struct migrate_args *args)
 
 /* ------------------------------------------------------------ clone */
 
+/* QEMU with the arguments of the command line and what makes it a child; it is not to end with this
+ * process, nor with its terminal. */
+static void become_qemu(const struct migrate_args *args)
+{
+    char monitor[PATH_MAX + 64];
+    const char *items[QEMU_ARGUMENTS_MAX];
+    unsigned n = 0;
+    for (; args->command[n] && n < QEMU_ARGUMENTS_MAX - 8; n++)
+        items[n] = args->command[n];
+    snprintf(monitor, sizeof(monitor), "unix:%s,server=on,wait=off", args->qmp);
+    items[n++] = "-qmp";
+    items[n++] = monitor;
+    items[n++] = "-incoming";
+    items[n++] = "defer";
+    if (args->name) {
+        items[n++] = "-name";
+        items[n++] = args->name;
+    }
+    items[n] = NULL;
+    setsid();
+    umask(077);
+    const int null = open("/dev/null", O_RDONLY);
+    dup2(null, 0);
+    dup2(2, 1); /* standard output is this tool's */
+    close_range(3, ~0u, 0);
+    execvp(items[0], (char *const *)(uintptr_t)items);
+    fprintf(stderr, "ib-migrate: %s: %s\n", items[0], strerror(errno));
+    _exit(127);
+}
+
+/* Until it takes a client. */
+static int await_monitor(const char *path, pid_t pid, struct ibx_error *err)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(START_MS);
+    struct ibx_qmp *qmp;
+    int rc;
+    while ((rc = ibx_qmp_connect(path, deadline, &qmp, err)) == -ENOENT || rc == -ECONNREFUSED) {
+        if (waitpid(pid, NULL, WNOHANG) == pid)
+            return ibx_error_set(err, -ECHILD,
+                                 "QEMU has ended before it had a monitor at %s: see what it "
+                                 "printed",
+                                 path);
+        if (ibx_now_ns() >= deadline)
+            return ibx_error_set(err, -ETIMEDOUT, "QEMU made no monitor at %s within %u s", path,
+                                 START_MS / 1000);
+        usleep(LOOK_US);
+    }
+    if (!rc)
+        ibx_qmp_close(qmp);
+    return rc;
+}
+
+static int start_qemu(const struct migrate_args *args, pid_t *pid, struct ibx_error *err)
+{
+    unsigned count = 0;
+    while (args->command[count])
+        count++;
+    if (count > QEMU_ARGUMENTS_MAX - 8)
+        return ibx_error_set(err, -E2BIG, "%u arguments for QEMU: %u at most", count,
+                             QEMU_ARGUMENTS_MAX - 8);
+    if (!access(args->qmp, F_OK))
+        return ibx_error_set(err, -EEXIST,
+                             "%s is there already: give the new QEMU another --qmp, or remove it",
+                             args->qmp);
+    *pid = fork();
+    if (*pid < 0)
+        return ibx_error_set(err, -errno, "no process for QEMU: %s", strerror(errno));
+    if (!*pid)
+        become_qemu(args);
+    return await_monitor(args->qmp, *pid, err);
+}
+
+static int make_child(const struct migrate_args *args, struct ibx_clone_result *result,
+                      struct ibx_error *err)
+{
+    pid_t pid = 0;
+    int rc = args->command ? start_qemu(args, &pid, err) : ibx_cli_monitor_check(args, err);
+    if (!rc)
+        rc = ibx_snapshot_clone(args->uri, args->qmp, result, err);
+    if (rc && pid > 0) {
+        kill(pid, SIGKILL);
+        waitpid(pid, NULL, 0);
+        unlink(args->qmp);
+    }
+    return rc;
+}
+
 int ibx_cli_clone(const struct migrate_args *args)
 {
     struct ibx_error err = {0};
     struct ibx_clone_result r;
     char took[32];
-    if (ibx_cli_monitor_check(args, &err) || ibx_snapshot_clone(args->uri, args->qmp, &r, &err))
+    if (make_child(args, &r, &err))
         return ibx_cli_fail(err.message);
     if (args->json) {
         ibx_cli_print_json(json_pack("{s:{s:s, s:i, s:s, s:b, s:I, s:I, s:I}}", "clone", "folder",
