@@ -115,11 +115,15 @@ class Host:
                 f"{self.own}/libvirtd.log 2>&1")
         until(lambda: self.virsh("list").code == 0, "libvirtd")
 
-    def end_libvirtd(self, number=signal.SIGTERM):
-        """QEMUs go on."""
+    def end_libvirtd(self, number=signal.SIGTERM, patience=LIMIT):
+        """QEMUs go on. SIGKILL for one that has not ended by then."""
         pid = self.ok("cat", "/run/libvirtd.pid").strip()
         self.run("kill", f"-{int(number)}", pid)
-        until(lambda: self.run("kill", "-0", pid).code, "the end of libvirtd")
+        try:
+            until(lambda: self.run("kill", "-0", pid).code, "the end of libvirtd", patience)
+        except AssertionError:
+            self.run("kill", "-9", pid)
+            until(lambda: self.run("kill", "-0", pid).code, "the end of libvirtd")
 
     def virsh(self, *arguments, limit=LIMIT):
         """virsh with this host's libvirtd."""

@@ -97,7 +97,7 @@ class LinuxDomain(Domain):
     def __init__(self, hosts, name="linux"):
         self.counter_log = os.path.join(hosts.folder, "counter")
         self.folder = kernel()
-        self.read_from = 0
+        self.read_from, self.counter = 0, None
         super().__init__(hosts, name)
 
     def write_xml(self, memory, monitor):
@@ -113,8 +113,9 @@ class LinuxDomain(Domain):
     def start(self, host):
         """Also starts the counter, and waits until the guest counts."""
         log = open(self.counter_log, "w", encoding="ascii")  # pylint: disable=consider-using-with
-        self.hosts.a.start("/usr/bin/env", "python3", os.path.join(HERE, "counter.py"), SERVER,
-                           str(PORT), stdout=log)
+        self.counter = self.hosts.a.start("/usr/bin/env", "python3",
+                                          os.path.join(HERE, "counter.py"), SERVER, str(PORT),
+                                          stdout=log)
         until(lambda: "listening" in self.counted(), "counter.py")
         host.virsh_ok("define", self.xml)
         host.virsh_ok("start", self.name)

@@ -106,6 +106,7 @@ static int receive(const struct migrate_args *args, const struct ibx_migrate_obs
         .home = args->home,
         .minor = args->minor,
         .paused = args->paused,
+        .stand_still = args->stand_still,
         .no_verify = args->no_verify,
         .observer = *observer,
     };
@@ -133,6 +134,7 @@ static int send(const struct migrate_args *args, const struct ibx_migrate_observ
         .remove = args->remove,
         .no_verify = args->no_verify,
         .disks_differ = args->disks_differ,
+        .stand_still = args->stand_still,
         .warm = args->warm || args->warm_rounds || args->warm_seconds,
         .warm_rounds = args->warm_rounds,
         .warm_seconds = args->warm_seconds,
@@ -213,6 +215,8 @@ static int confirm(const struct migrate_args *args, const struct ibx_journal *re
     struct ibx_error held = {0};
     ibx_migrate_let_go(record, &held);
     int rc = ibx_migrate_confirm(&last.record, &args->options, &err);
+    if (!rc && record->libvirt)
+        ibx_journal_unlink_files(record);
     last.now_ns = ibx_now_ns();
     if (rc) {
         ibx_error_prefix(&err, rc,
