@@ -86,6 +86,7 @@ struct ibx_receive_options {
     bool home;              /* for a VM that was borrowed from here and returns */
     bool minor;             /* READ in place and CONTINUE instead of COPY */
     bool paused;            /* the VM does not run here until somebody continues it */
+    bool stand_still;       /* it runs here only when all of its pages are here */
     bool
         no_verify; /* pages are not compared, unless the source wants it; of a record: not at all */
     struct ibx_migrate_observer observer;
@@ -103,6 +104,7 @@ struct ibx_send_options {
     bool remove;       /* and removes the files of guest RAM */
     bool no_verify;    /* as above, unless the destination wants it */
     bool disks_differ; /* on purpose: no reason to refuse */
+    bool stand_still;  /* as above; the destination wants it, too */
     bool warm;         /* pages are fetched before the VM stops, and again when they are written */
     unsigned warm_rounds, warm_seconds; /* at most; 0: as many as suit */
     enum ibx_migrate_borrow borrow;     /* its memory here is kept as a base for its return */

@@ -29,7 +29,7 @@ static void check_old_uffd(pid_t pid, struct ibx_blockers *blockers)
 
 static int check(struct destination *d, struct ibx_error *err)
 {
-    struct ibx_blockers blockers = {0};
+    struct ibx_blockers blockers = {.stands_still = d->options->stand_still};
     struct ibx_journal *record = &d->status.record;
     struct ibx_guest_ram *ram = &d->ram.guest;
     const char *qmp = d->options->qmp;

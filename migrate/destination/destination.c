@@ -78,9 +78,18 @@ static int step_linking(struct destination *d, struct ibx_error *err)
     return d->state.now == DESTINATION_READY ? ibx_destination_move(d, DESTINATION_MAPPED, err) : 0;
 }
 
+/* The back end of a vhost-user device would read zeros where pages are missing. */
+static bool may_run(struct destination *d)
+{
+    if (!d->options->stand_still)
+        return true;
+    ibx_fault_set_background(d->ram.engine, true);
+    return ibx_fault_state(d->ram.engine) == IBX_FAULT_COMPLETE;
+}
+
 static int step_mapped(struct destination *d, struct ibx_error *err)
 {
-    if (!ibx_destination_stream_loaded(&d->stream))
+    if (!ibx_destination_stream_loaded(&d->stream) || !may_run(d))
         return 0;
     int rc = ibx_destination_qemu_has_loaded(&d->qemu, d->busy_until_ns, err);
     if (!rc)

@@ -117,6 +117,7 @@ static int blockers_of(struct destination *d, const struct ibx_migrate_hello *he
     int rc = ibx_migrate_hello_ram(hello, &theirs);
     if (rc)
         return ibx_error_set(err, rc, "no memory for a description of the VM");
+    blockers->stands_still = d->options->stand_still;
     rc = ibx_preflight_side(d->qemu.qmp, ours, IBX_MIGRATE_DESTINATION, blockers,
                             ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     ibx_preflight_pair(&theirs, ours, blockers);

@@ -239,6 +239,9 @@ void ibx_preflight_pair(const struct ibx_guest_ram *source, const struct ibx_gue
 static const char *const bypassing[] = {"vfio-",      "vfio-user",  "x-vfio-user",
                                         "vhost-user", "vhost-vdpa", "cryptodev-vhost-user"};
 
+/* The back end of a vhost-user device maps guest RAM when the VM begins to run. */
+#define STAND_STILL ", or give --stand-still at both ends"
+
 /* Children of a QOM path whose type is one of `bypassing`. */
 static int check_children(struct ibx_qmp *qmp, const char *path, struct ibx_blockers *blockers,
                           uint64_t deadline_ns, struct ibx_error *err)
@@ -258,11 +261,13 @@ static int check_children(struct ibx_qmp *qmp, const char *path, struct ibx_bloc
         for (size_t i = 0; i < sizeof(bypassing) / sizeof(bypassing[0]); i++) {
             if (!begins(type + 6, bypassing[i]))
                 continue;
-            ibx_blockers_add(
-                blockers,
-                "device %.64s (%.*s) reaches guest RAM without QEMU, so it would read pages "
-                "that are not there yet: unplug it (device_del %.64s) before the migration",
-                name, (int)strcspn(type + 6, ">"), type + 6, name);
+            const bool user = memmem(type, strlen(type), "vhost-user", 10) != NULL;
+            if (!user || !blockers->stands_still)
+                ibx_blockers_add(
+                    blockers,
+                    "device %.64s (%.*s) reaches guest RAM without QEMU, so it would read pages "
+                    "that are not there yet: unplug it (device_del %.64s) before the migration%s",
+                    name, (int)strcspn(type + 6, ">"), type + 6, name, user ? STAND_STILL : "");
             break;
         }
     }
@@ -286,12 +291,15 @@ static int check_networks(struct ibx_qmp *qmp, struct ibx_blockers *blockers, ui
         const char *type = memmem(line, length, "type=vhost-", 11);
         if (!type || (!begins(type + 11, "user") && !begins(type + 11, "vdpa")))
             continue;
+        const bool user = begins(type + 11, "user");
+        if (user && blockers->stands_still)
+            continue;
         const char *name = line + strspn(line, " \\");
         ibx_blockers_add(
             blockers,
             "the network %.*s is a %.10s, which reaches guest RAM without QEMU: use a tap "
-            "(vhost=on is fine) or unplug it before the migration",
-            (int)strcspn(name, ":\r\n"), name, type + 5);
+            "(vhost=on is fine) or unplug it before the migration%s",
+            (int)strcspn(name, ":\r\n"), name, type + 5, user ? STAND_STILL : "");
     }
     json_decref(text);
     return 0;

@@ -27,6 +27,8 @@ struct ibx_blockers {
     /* What the operator should know, and what keeps no VM from migrating. */
     size_t note_count;
     char notes[IBX_NOTES_MAX][IBX_ERROR_MAX];
+    /* Set by who looks for them: no page is missing when the VM runs at the destination. */
+    bool stands_still;
 };
 
 enum ibx_migrate_role { IBX_MIGRATE_SOURCE, IBX_MIGRATE_DESTINATION };

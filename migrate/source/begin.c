@@ -77,7 +77,7 @@ static int check_uri(const struct source *s, struct ibx_error *err)
 /* Everything that can be found wrong without touching anything. */
 static int check(struct source *s, struct ibx_error *err)
 {
-    struct ibx_blockers blockers = {0};
+    struct ibx_blockers blockers = {.stands_still = s->options->stand_still};
     struct ibx_journal *record = &s->status.record;
     const struct ibx_guest_ram *ram = &s->vm.ram;
     int rc = check_uri(s, err);

@@ -89,9 +89,9 @@ class Move:
         self.key = os.path.join(hosts.folder, "key")
         self.stop_at = stop_at or ""
         self.receiver = self.sender = self.virsh = None
-        if only != "send":
+        if only not in ("send", "none"):
             self.receive()
-        if only != "receive":
+        if only not in ("receive", "none"):
             self.send()
 
     def common(self):

@@ -209,6 +209,10 @@ static const struct ibx_tool_option options[] = {
     {"libvirt", "PATH",
      "libvirt migrates the VM, by virsh migrate --migrateuri unix://PATH; the tools carry it",
      BIT(RECEIVE) | BIT(SEND), IBX_TOOL_TEXT, .at = AT(libvirt)},
+    {"stand-still", NULL,
+     "The VM runs at the destination only when all of its pages are there, as vhost-user devices "
+     "need it; at both ends",
+     BIT(RECEIVE) | BIT(SEND), .at = AT(stand_still)},
     {.help = "Options of receive and recover:"},
     {"listen", "URI",
      "Where to listen for the source: rdma://0.0.0.0:18600; also: run, for the far end "
@@ -381,6 +385,9 @@ static void check_line(const struct migrate_args *args, unsigned command)
     if (args->home && (args->minor || args->libvirt))
         ibx_tool_bad_usage(&tool, "--home with --%s: a VM returns into the memory that it left",
                            args->minor ? "minor" : "libvirt");
+    if (args->stand_still && (args->warm || args->warm_rounds || args->warm_seconds))
+        ibx_tool_bad_usage(&tool, "--warm with --stand-still: what the back ends of vhost-user "
+                                  "devices write is not seen before the stop");
     if (args->libvirt && args->quit)
         ibx_tool_bad_usage(&tool, "--quit with --libvirt: libvirt ends the source's QEMU itself");
     if (args->destination && args->uri)

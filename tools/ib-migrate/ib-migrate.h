@@ -69,8 +69,9 @@ struct migrate_args {
     struct ibx_options options;
     uint64_t max_bandwidth;
     unsigned links, give_up_s;
-    bool bandwidth_given, minor, paused, no_verify, quit, remove, json, quiet, yes, destination,
-        unfinished, prometheus, disks_differ, warm, resume, home, fill, borrow, keep_warm;
+    bool bandwidth_given, minor, paused, stand_still, no_verify, quit, remove, json, quiet, yes,
+        destination, unfinished, prometheus, disks_differ, warm, resume, home, fill, borrow,
+        keep_warm;
     unsigned warm_rounds, warm_seconds;
 };
 
