@@ -230,6 +230,8 @@ int ibx_copies_call(struct copies *x, const struct ibx_request *q)
     const int code = run(x, q, &a);
     if (code == PASSES)
         return IBX_REQUEST_PASS;
+    if (code)
+        ibx_copies_note_error(x, code);
     ibx_session_consume(x->s, q);
     const double seconds = (double)(ibx_now_ns() - began) / 1e9;
     ssize_t rc = ibx_session_write(x->s, head,

@@ -298,6 +298,15 @@ void ibx_copies_handle_resets(struct copies *x);
 void ibx_copies_lose_context(struct copies *x);
 void ibx_copies_lost_context(struct copies *x, int exit_code);
 
+/* broken_context.c */
+
+/* A call was answered with that code. */
+void ibx_copies_note_error(const struct copies *x, int code);
+/* A client has reset the device. */
+void ibx_copies_note_reset(void);
+/* A session has begun. */
+void ibx_copies_tell_broken(const struct copies *x);
+
 /* isolation.c */
 
 /* The session's client has proven itself: -EDQUOT if too many others are being set up, -ENOMEM. The

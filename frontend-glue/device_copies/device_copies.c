@@ -146,6 +146,10 @@ static void note_sync(void *context)
     if (x->answering)
         return;
     ibx_reply_note_sync(&x->replies);
+    if (x->replies.exit_code)
+        ibx_copies_note_error(x, x->replies.exit_code);
+    else if (x->requests.resets)
+        ibx_copies_note_reset();
     ibx_isolation_replied(x);
     if (ibx_pinned_wanted() && has_context(x)) /* perhaps the first of the process */
         ibx_pinned_prepare(x->options.memory);
@@ -163,12 +167,18 @@ static void arrived(void *context, uint64_t cookie)
 
 /* -------------------------------------------------------------------- beginning and end */
 
+static int serve(struct copies *x)
+{
+    ibx_copies_tell_broken(x);
+    return ibx_isolation_begin(x);
+}
+
 static int began(void *context)
 {
     const struct copies *x = context;
     if (x->options.mode != IBX_GPU_OFF && ibx_pinned_wanted())
         ibx_pinned_prepare(x->options.memory);
-    return ibx_isolation_begin(context);
+    return serve(context);
 }
 
 /* Copies that were answered before they had ended may still be in the client's memory. */
@@ -287,7 +297,7 @@ int ibx_device_copies_attach(struct ibx_session *s, const struct ibx_gpu_options
     ibx_copies_resets_begin(x);
     ibx_session_set_hooks(s, &hooks, x);
     ibx_session_set_threads(s, options->threads);
-    int rc = ibx_session_serving(s) ? ibx_isolation_begin(x) : 0;
+    int rc = ibx_session_serving(s) ? serve(x) : 0;
     return rc ? ibx_error_set(err, rc, "%s", ibx_session_reason(s)) : 0;
 }
 
