@@ -4,6 +4,7 @@
 #define IBX_COMMON_THREAD_H
 
 #include <poll.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -24,6 +25,21 @@ bool ibx_thread_may_spin(void);
 /* poll(2) for at most `wait_ns`, without sleeping until `busy_until_ns` (CLOCK_MONOTONIC): a
  * wake-up takes tens of microseconds. */
 int ibx_thread_poll(struct pollfd *fds, unsigned count, uint64_t wait_ns, uint64_t busy_until_ns);
+
+/* pthread_cancel(3) of the calling thread waits from hold to release, since it would end the thread
+ * in the middle of poll(2) or write(2), with locks that nobody unlocks any more. `before` is what
+ * hold has returned. */
+static inline int ibx_thread_hold_cancel(void)
+{
+    int before = PTHREAD_CANCEL_ENABLE;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+    return before;
+}
+
+static inline void ibx_thread_release_cancel(int before)
+{
+    pthread_setcancelstate(before, &before);
+}
 
 /* Between two polls of memory that another processor writes. */
 static inline void ibx_cpu_relax(void)

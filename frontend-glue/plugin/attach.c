@@ -2,6 +2,7 @@
 #include "frontend-glue/plugin/attach.h"
 
 #include "common/log.h"
+#include "common/thread.h"
 #include "common/wire.h"
 #include "frontend-glue/session/extra.h"
 #include "frontend-glue/session/frames.h"
@@ -254,7 +255,7 @@ static bool run_in_pipeline(const struct ibx_frontend_copy *copy, int *exit_code
     return !ibx_pipeline_call(mine->pipeline, &request, exit_code);
 }
 
-static int run_copy(const struct ibx_frontend_copy *wish, int *exit_code)
+static int run_whole(const struct ibx_frontend_copy *wish, int *exit_code)
 {
     struct ibx_session *session = session_of_thread();
     struct ibx_frontend_copy copy = *wish;
@@ -283,6 +284,14 @@ static int run_copy(const struct ibx_frontend_copy *wish, int *exit_code)
     return rc;
 }
 
+static int run_copy(const struct ibx_frontend_copy *wish, int *exit_code)
+{
+    const int cancel = ibx_thread_hold_cancel();
+    const int rc = run_whole(wish, exit_code);
+    ibx_thread_release_cancel(cancel);
+    return rc;
+}
+
 /* With copies in the background GVirtuS makes the call: on its way they are waited for. */
 static int make_call(const struct ibx_frontend_request *request, int *exit_code)
 {
@@ -294,7 +303,10 @@ static int make_call(const struct ibx_frontend_request *request, int *exit_code)
         ibx_async_copy_wait(0);
     if (ibx_async_copy_any())
         return -ENOTCONN;
-    return ibx_pipeline_call(mine->pipeline, &call, exit_code);
+    const int cancel = ibx_thread_hold_cancel();
+    const int rc = ibx_pipeline_call(mine->pipeline, &call, exit_code);
+    ibx_thread_release_cancel(cancel);
+    return rc;
 }
 
 static bool divert(void)
@@ -312,10 +324,8 @@ static const char *last_call(void)
     return session_of_thread() ? ibx_pipeline_last_call(mine->pipeline) : "";
 }
 
-static bool knows(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
+static bool knows_now(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
 {
-    if (!session_of_thread() || ibx_async_copy_any())
-        return false;
     switch (fact) {
     case IBX_FRONTEND_NO_ERROR:
         return ibx_pipeline_has_no_error(mine->pipeline);
@@ -331,14 +341,26 @@ static bool knows(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
     return false;
 }
 
+static bool knows(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
+{
+    if (!session_of_thread() || ibx_async_copy_any())
+        return false;
+    const int cancel = ibx_thread_hold_cancel(); /* of a backlog that leaves meanwhile */
+    const bool known = knows_now(fact, handle, answer);
+    ibx_thread_release_cancel(cancel);
+    return known;
+}
+
 static void prepare(void *address, size_t n)
 {
     struct ibx_session *session = session_of_thread();
     if (!session)
         return;
+    const int cancel = ibx_thread_hold_cancel();
     ibx_pipeline_enter(mine->pipeline, 0);
     ibx_session_prepare(session, address, n);
     ibx_pipeline_leave(mine->pipeline, 0, false);
+    ibx_thread_release_cancel(cancel);
 }
 
 static void *map(size_t n)

@@ -19,6 +19,7 @@
 
 extern "C" {
 #include "common/log.h"
+#include "common/thread.h"
 #include "frontend-glue/client_calls/pipeline.h"
 #include "frontend-glue/device_copies/device_copies.h"
 #include "frontend-glue/plugin/attach.h"
@@ -88,6 +89,19 @@ class Failure : public std::string, public std::exception
     const char *what() const noexcept override { return c_str(); }
 };
 
+// A thread that is cancelled inside a CUDA call ends behind it.
+class NoCancel
+{
+  public:
+    NoCancel() : before(ibx_thread_hold_cancel()) {}
+    ~NoCancel() { ibx_thread_release_cancel(before); }
+    NoCancel(const NoCancel &) = delete;
+    NoCancel &operator=(const NoCancel &) = delete;
+
+  private:
+    int before;
+};
+
 // Logs too: a front end of G3 crashes on the exception, with GVirtuS's message still in a buffer.
 [[noreturn]] void fail(const ibx_error &err)
 {
@@ -135,6 +149,7 @@ class RdmaCommunicator final : public Communicator
 
     void Connect() override
     {
+        NoCancel hold;
         ibx_error err{};
         if (ibx_session_connect(session, &err))
             fail(err);
@@ -144,6 +159,7 @@ class RdmaCommunicator final : public Communicator
 
     std::size_t Read(char *buffer, std::size_t size) override
     {
+        NoCancel hold;
         if (!size || !session)
             return 0;
         if (pipeline ? ibx_pipeline_read(pipeline, buffer, size)
@@ -160,6 +176,7 @@ class RdmaCommunicator final : public Communicator
     // A failure shows in the next Read.
     std::size_t Write(const char *buffer, std::size_t size) override
     {
+        NoCancel hold;
         if (ibx_attachment_ended(attachment))
             begin_anew();
         ibx_attachment_on_write(attachment, buffer, size);
@@ -172,6 +189,7 @@ class RdmaCommunicator final : public Communicator
 
     void Sync() override
     {
+        NoCancel hold;
         if (pipeline)
             ibx_pipeline_sync(pipeline);
         else if (session)
@@ -180,6 +198,7 @@ class RdmaCommunicator final : public Communicator
 
     void Close() override
     {
+        NoCancel hold;
         ibx_pipeline_finish(pipeline, IBX_PIPELINE_END_MS);
         ibx_pipeline_lock(pipeline);
         if (session)

@@ -130,6 +130,45 @@ bool threads_at_once()
     return true;
 }
 
+struct Cancelled {
+    App *app;
+    std::atomic<bool> begins{false}, behind{false};
+};
+
+void *call_and_be_cancelled(void *argument)
+{
+    auto *self = static_cast<Cancelled *>(argument);
+    self->app->launch(1);
+    self->begins = true;
+    self->app->synchronize(); // the back end is held
+    self->behind = true;
+    for (;;)
+        pause();
+}
+
+// pthread_cancel() of a thread in the middle of a call: the call is made, other threads go on.
+bool a_cancelled_thread()
+{
+    Scene scene;
+    App first = scene.app(), second = scene.app();
+    REQUIRE(warm(&first) && warm(&second));
+    std::uint64_t expected = first.work();
+    Cancelled cancelled{&first};
+    pthread_t thread;
+    scene.world->held = true;
+    REQUIRE(!pthread_create(&thread, nullptr, call_and_be_cancelled, &cancelled));
+    REQUIRE(becomes([&] { return cancelled.begins.load(); }));
+    pthread_cancel(thread);
+    scene.world->held = false;
+    pthread_join(thread, nullptr);
+    REQUIRE(cancelled.behind);
+    expected = expected * 6364136223846793005u + 1 + 1;
+    REQUIRE(second.work() == expected && second.launch(2) == 0);
+    expected = expected * 6364136223846793005u + 2 + 1;
+    REQUIRE(first.work() == expected);
+    return true;
+}
+
 } // namespace
 
 void check_threads()
@@ -138,5 +177,6 @@ void check_threads()
     check("threads whose streams an event orders", threads_and_events);
     check("threads that have nothing to do with each other", threads_apart);
     check("threads that never rest", many_busy_threads);
+    check("a thread that is cancelled inside a call", a_cancelled_thread);
     check("threads at once", threads_at_once);
 }
