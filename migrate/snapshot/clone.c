@@ -106,6 +106,24 @@ static int compare(struct cloning *c, struct ibx_blockers *blockers, struct ibx_
     return rc;
 }
 
+/* Mapping locked memory brings all of it at once: it would fill a cache with zero pages. */
+static void check_unlocked(pid_t pid, struct ibx_blockers *blockers)
+{
+    char line[256];
+    unsigned long long kib = 0;
+    snprintf(line, sizeof(line), "/proc/%d/status", (int)pid);
+    FILE *file = fopen(line, "re");
+    while (file && fgets(line, sizeof(line), file))
+        sscanf(line, "VmLck: %llu kB", &kib);
+    if (file)
+        fclose(file);
+    if (kib)
+        ibx_blockers_add(blockers,
+                         "it locks its memory (%llu KiB), and a child's is the page cache's: start "
+                         "it without -overcommit mem-lock",
+                         kib);
+}
+
 static int check(struct cloning *c, struct ibx_error *err)
 {
     struct ibx_blockers *blockers = calloc(1, sizeof(*blockers));
@@ -120,6 +138,7 @@ static int check(struct cloning *c, struct ibx_error *err)
     if (!rc) /* they would reach other memory than its vCPUs */
         rc = ibx_preflight_devices(c->qmp, blockers, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     check_ram(c, blockers);
+    check_unlocked(c->ram.pid, blockers);
     ibx_preflight_permissions(&c->ram, blockers);
     if (!rc && blockers->count)
         rc = ibx_migration_refused("this QEMU cannot become a child", blockers, err);
@@ -200,9 +219,10 @@ static int map_block(struct cloning *c, unsigned i, struct ibx_error *err)
     if (rc)
         return rc;
     const int remote = find_file(c->ram.pid, c->folder.fds[i]);
+    /* Nobody may look at a page that is missing before it is watched. */
     const uint64_t map[6] = {address,
                              block->size,
-                             PROT_READ | PROT_WRITE,
+                             c->folder.manifest.complete ? PROT_READ | PROT_WRITE : PROT_NONE,
                              MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
                              (uint64_t)remote,
                              0};
@@ -252,13 +272,25 @@ static int watch(struct cloning *c, struct ibx_error *err)
     return rc ? rc : closed;
 }
 
+static int unlock_block(struct cloning *c, unsigned i, struct ibx_error *err)
+{
+    const uint64_t arguments[6] = {c->child.addresses[i], c->folder.sizes[i],
+                                   PROT_READ | PROT_WRITE};
+    return inject(c, SYS_mprotect, arguments, 0, "mprotect", err);
+}
+
 static int give_ram(struct cloning *c, struct ibx_error *err)
 {
     int rc = 0;
     c->child.count = c->folder.manifest.ram_count;
     for (unsigned i = 0; !rc && i < c->child.count; i++)
         rc = map_block(c, i, err);
-    return rc || c->folder.manifest.complete ? rc : watch(c, err);
+    if (rc || c->folder.manifest.complete)
+        return rc;
+    rc = watch(c, err);
+    for (unsigned i = 0; !rc && i < c->child.count; i++)
+        rc = unlock_block(c, i, err);
+    return rc;
 }
 
 /* ------------------------------------------------------------ its device state */

@@ -411,6 +411,10 @@ static void test_refused(void)
              &(struct vm_options){.append = CALM, .ram = PRIVATE, .incoming = true, .two = true});
     mover_must_print(MOVER_RUN(1, "clone", snapshot, "--qmp", children[0].tool),
                      "cannot become a child");
+    vm_end(&children[0]);
+    child_start(&children[0], (const char *[]){"-overcommit", "mem-lock=on", NULL});
+    mover_must_print(MOVER_RUN(1, "clone", snapshot, "--qmp", children[0].tool),
+                     "without -overcommit mem-lock");
     mover_must_print(MOVER_RUN(1, "serve", cache, "--cache", "tcp://127.0.0.1:1"), "refused");
     assert_int_equal(access(cache, F_OK), -1);
 }
