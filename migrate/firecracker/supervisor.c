@@ -24,7 +24,7 @@
 
 #define PAUSE_MIN_MS 1u /* before a handler is started again, doubled each time */
 #define PAUSE_MAX_MS 1000u
-#define LIVED_MS     10000u /* after that, the next pause is the shortest again */
+#define LIVED_MS     50u /* after that, there is no pause the next time */
 
 /*
  * state machine: firecracker supervisor
