@@ -5,6 +5,7 @@ faults. Further arguments: the names of tests; storm=MS: how long the storm last
 import json
 import os
 import random
+import select
 import signal
 import socket
 import subprocess
@@ -51,6 +52,8 @@ class MicroVM:
         self.process.stdin.flush()
 
     def answer(self):
+        # One line an order, so none was read ahead.
+        assert select.select([self.process.stdout], [], [], LIMIT + STORM_MS / 1000)[0], "it hangs"
         line = self.process.stdout.readline()
         assert line, self.process.communicate()[1]
         return json.loads(line)
@@ -176,7 +179,8 @@ def a_storm_of_removals_with_killed_handlers(scene):
     vm.ask(f"storm {STORM_MS} 4 7")
     while time.monotonic() < end - 0.3:
         faults = stalls(vm)
-        until(lambda: stalls(vm) > faults + 3000, "faults")  # pylint: disable=cell-var-from-loop
+        until(lambda: stalls(vm) > faults + 3000 or time.monotonic() > end,
+              "faults")  # pylint: disable=cell-var-from-loop
         os.kill(handler_of(tool), signal.SIGKILL)
         kills += 1
         event(tool, "serving")
