@@ -28,6 +28,10 @@
 #define PAUSE_MAX_MS 5000u
 #define SMALL_PAGE   4096u
 #define NO_AROUND    1u
+/* What is placed around a touched page takes memory that a microVM perhaps never needs, and the
+ * time of the next fault. */
+#define AROUND  (16u * 1024)
+#define SPIN_US 50u
 
 struct handler {
     const struct ibx_firecracker_config *config;
@@ -215,7 +219,9 @@ static int engine_make(struct handler *h, struct ibx_error *err)
         .map_memory = h->session.map_memory,
         .chunk_max = CHUNK_MAX,
         .depth = h->layout.page_size > SMALL_PAGE ? 0 : DEPTH,
-        .fault_around = record ? NO_AROUND : 0,
+        .fault_around = record             ? NO_AROUND
+                        : getenv("AROUND") ? (uint32_t)atoi(getenv("AROUND"))
+                                           : 0,
         .touched = record ? ibx_firecracker_touched : NULL,
         .touched_context = &h->session,
     };

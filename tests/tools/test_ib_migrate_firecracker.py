@@ -300,6 +300,72 @@ def a_lost_server_is_asked_again(scene):
     equal(tool.wait(LIMIT), 0)
 
 
+def stored(manager, wanted):
+    """What systemd would keep, by name, as soon as so many descriptors have come."""
+    kept = {}
+    manager.settimeout(LIMIT)
+    while len(kept) < wanted:
+        text, fds, _, _ = socket.recv_fds(manager, 4096, 4)
+        if fds:
+            name = text.decode().split("FDNAME=")[1].strip()
+            assert text.startswith(b"FDSTORE=1\n") and len(fds) == 1 and name not in kept, text
+            kept[name] = fds[0]
+    return kept
+
+
+def waiting(manager):
+    """All messages that are there."""
+    manager.setblocking(False)
+    while True:
+        try:
+            yield manager.recv(4096)
+        except BlockingIOError:
+            return
+
+
+def given_by_systemd(scene, kept, environment, words):
+    """The tool, started with these descriptors."""
+    given = {"LISTEN_FDS": str(len(kept)), "LISTEN_FDNAMES": ":".join(kept)}
+
+    def place():
+        for i, fd in enumerate([os.dup2(fd, 100 + i) for i, fd in enumerate(kept.values())]):
+            os.dup2(fd, 3 + i)
+    tool = subprocess.Popen(
+        ["/bin/sh", "-c", 'LISTEN_PID=$$ exec "$0" "$@"', scene.program, *words], text=True,
+        env=dict(environment, **given), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=place, pass_fds=range(3, 3 + len(kept)), start_new_session=True)
+    scene.started.append(tool)
+    return tool
+
+
+@test
+def systemd_keeps_the_descriptors_of_a_killed_supervisor(scene):
+    memory = snapshot(scene)
+    manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    manager.bind(scene.path("notify"))
+    environment = dict(os.environ, NOTIFY_SOCKET=scene.path("notify"))
+    vm = MicroVM(scene, memory)
+    words = ["firecracker", "--json", "--socket", scene.path("socket"), "--from", memory]
+    tool = scene.start(*words, env=environment)
+    event(tool, "listening")
+    vm.do("send both")
+    kept = stored(manager, 4)
+    equal(sorted(kept), ["ibx-peer", "ibx-session", "ibx-socket", "ibx-uffd"])
+    vm.do("remove 0 10")
+    vm.do("touch 20 10")
+    os.killpg(tool.pid, signal.SIGKILL)  # both processes, as systemd does
+    vm.ask("touch 0 100")
+    again = given_by_systemd(scene, kept, environment, words)
+    equal(event(again, "serving")["firecracker"], vm.process.pid)
+    equal(vm.answer()["wrong"], 0)
+    vm.do("check")
+    for fd in kept.values():
+        os.close(fd)
+    ended(vm, again)
+    told = b"".join(waiting(manager))
+    assert all(f"FDSTOREREMOVE=1\nFDNAME={name}".encode() in told for name in kept), told
+
+
 def refused(scene, *args, line):
     """A microVM that sends this; the tool's sentence."""
     memory = scene.path("memory")
