@@ -16,7 +16,7 @@ from harness import LIMIT, Skip, children, equal, run_all, test, until
 
 PAGES = 2048
 PAGE = 4096
-STORM_MS = 1500
+STORM_MS = 800
 DOUBLE = None
 
 
