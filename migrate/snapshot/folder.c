@@ -248,6 +248,11 @@ static bool put_number(EVP_MD_CTX *md, uint64_t value)
     return EVP_DigestUpdate(md, bytes, sizeof(bytes)) == 1;
 }
 
+static bool is_zero(const uint8_t *page)
+{
+    return !page[0] && !memcmp(page, page + 1, IBX_SNAPSHOT_PAGE - 1);
+}
+
 static int digest_run(void *context, uint64_t first, uint64_t count, bool data)
 {
     const struct digesting *d = context;
@@ -264,8 +269,9 @@ static int digest_run(void *context, uint64_t first, uint64_t count, bool data)
                                  block, d->folder->path,
                                  n < 0 ? strerror(errno) : "it is too short");
         for (uint64_t i = 0; i < most; i++)
-            if (!put_number(d->md, first + i) ||
-                EVP_DigestUpdate(d->md, d->piece + i * IBX_SNAPSHOT_PAGE, IBX_SNAPSHOT_PAGE) != 1)
+            if (!is_zero(d->piece + i * IBX_SNAPSHOT_PAGE) &&
+                (!put_number(d->md, first + i) ||
+                 EVP_DigestUpdate(d->md, d->piece + i * IBX_SNAPSHOT_PAGE, IBX_SNAPSHOT_PAGE) != 1))
                 return ibx_error_set(d->err, -EIO, "OpenSSL cannot compute SHA-256");
         first += most;
         count -= most;

@@ -100,7 +100,8 @@ int ibx_snapshot_folder_seal(const struct ibx_snapshot_folder *folder, struct ib
 /* Pages that the files have; `map` is ended by ibx_page_map_fini(). */
 int ibx_snapshot_folder_map(const struct ibx_snapshot_folder *folder, struct ibx_page_map *map,
                             struct ibx_error *err);
-/* SHA-256 over the blocks' sizes and, for each page of `map`, its number and its bytes. */
+/* SHA-256 over the blocks' sizes and, for each page of `map` that is not zero, its number and its
+ * bytes. Zero pages are in the files, or not: who looks at one on tmpfs puts it there. */
 int ibx_snapshot_digest(const struct ibx_snapshot_folder *folder, const struct ibx_page_map *map,
                         uint8_t digest[IBX_SNAPSHOT_DIGEST], struct ibx_error *err);
 /* Removes the files that freeze made, after a failure. */

@@ -117,6 +117,21 @@ static void await_figure(const struct mover *mover, const char *name, json_int_t
 
 /* ---------------------------------------------------------------- of a snapshot */
 
+/* What the children have written is not in it. Zero pages that they have looked at may be. */
+static void is_as_frozen(const char *path)
+{
+    struct ibx_snapshot_folder folder;
+    struct ibx_page_map map;
+    uint8_t digest[IBX_SNAPSHOT_DIGEST];
+    vm_soon();
+    vm_ok(ibx_snapshot_folder_open(path, false, &folder, &vm_error));
+    vm_ok(ibx_snapshot_folder_map(&folder, &map, &vm_error));
+    vm_ok(ibx_snapshot_digest(&folder, &map, digest, &vm_error));
+    assert_memory_equal(digest, folder.manifest.digest, sizeof(digest));
+    ibx_page_map_fini(&map);
+    ibx_snapshot_folder_close(&folder);
+}
+
 static void test_of_a_snapshot(void)
 {
     freeze();
@@ -125,6 +140,7 @@ static void test_of_a_snapshot(void)
     for (unsigned i = 0; i < 2; i++)
         child_is_right(&children[i]);
     assert_false(vm_runs(&vms[0]));
+    is_as_frozen(snapshot);
 }
 
 /* The parent's lines of serial output up to where the child goes on. */
@@ -289,6 +305,7 @@ static void test_of_a_cache(void)
     child_of(&children[2], cache);
     for (unsigned i = 0; i < 3; i++)
         child_is_right(&children[i]);
+    is_as_frozen(cache);
 }
 
 /* Fetched, when two lines of figures have the same number. */
