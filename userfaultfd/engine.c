@@ -243,15 +243,25 @@ int ibx_fault_rebuild(struct ibx_fault *engine, const uint8_t *present, uint64_t
                                ibx_fault_state_name(state));
 }
 
-void ibx_fault_note_arrived(struct ibx_fault *e, uint64_t page, uint64_t pages)
+static void set_bits(_Atomic uint64_t *words, uint64_t page, uint64_t pages)
 {
     const uint64_t end = page + pages;
-    while (e->arrived && page < end) {
+    while (words && page < end) {
         const uint64_t till = (page / 64 + 1) * 64 < end ? (page / 64 + 1) * 64 : end;
         const uint64_t bits = ~0ull >> (64 - (till - page)) << page % 64;
-        atomic_fetch_or_explicit(&e->arrived[page / 64], bits, memory_order_release);
+        atomic_fetch_or_explicit(&words[page / 64], bits, memory_order_release);
         page = till;
     }
+}
+
+void ibx_fault_note_arrived(struct ibx_fault *e, uint64_t page, uint64_t pages)
+{
+    set_bits(e->arrived, page, pages);
+}
+
+void ibx_fault_note_placed(struct ibx_fault *e, uint64_t page, uint64_t pages)
+{
+    set_bits(e->placed, page, pages);
 }
 
 void ibx_fault_set_background(struct ibx_fault *engine, bool on)

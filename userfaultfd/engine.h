@@ -138,7 +138,7 @@ struct ibx_fault {
     _Atomic size_t plan_at;
     void (*touched)(void *context, uint64_t page);
     void *touched_context;
-    _Atomic uint64_t *arrived; /* the caller's, or NULL */
+    _Atomic uint64_t *arrived, *placed; /* the caller's, or NULL */
     int (*check)(void *context, unsigned worker, uint64_t page, uint32_t pages, const void *bytes,
                  struct ibx_error *err); /* or NULL */
     void *check_context;
@@ -199,6 +199,8 @@ int ibx_fault_wake_all(struct ibx_fault *e, struct ibx_error *err);
 void ibx_fault_pages_done(struct ibx_fault *e, enum ibx_fault_cause cause, uint64_t pages);
 /* Sets bits of config.arrived: the faulting process is about to see these pages. */
 void ibx_fault_note_arrived(struct ibx_fault *e, uint64_t page, uint64_t pages);
+/* Sets bits of config.placed: these pages are in their place. */
+void ibx_fault_note_placed(struct ibx_fault *e, uint64_t page, uint64_t pages);
 
 /* events.c */
 void ibx_fault_event_handle(struct ibx_fault *e, const struct uffd_msg *message, uint64_t now);

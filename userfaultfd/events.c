@@ -79,6 +79,7 @@ static void pages_dropped(struct ibx_fault *e, uint64_t page, uint64_t end)
 {
     uint64_t dropped = 0;
     ibx_fault_note_arrived(e, page, end > page ? end - page : 0);
+    ibx_fault_note_placed(e, page, end > page ? end - page : 0);
     for (; page < end; page++) {
         while (true) {
             enum page_state state = pagemap_get(&e->map, page);

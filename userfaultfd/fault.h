@@ -138,12 +138,14 @@ struct ibx_fault_config {
     uint32_t chunk_max;     /* bytes of the largest one; 0: 1 MiB. At least one page each */
     unsigned depth; /* background requests in flight per worker, at most; 0: 8, of huge pages 2 */
     /* NULL, or a bit per page up to the last page, in memory of the caller that outlives this
-     * process. A bit is set when the page is complete or was discarded: in minor mode before the
-     * faulting process can see it, else when it is in its place, also a page of zeros. In minor
-     * mode an engine that takes over (ibx_fault_rebuild) must not fetch these pages again, and
-     * neither the page cache, which has incomplete pages, nor the page tables tell which they are.
-     */
+     * process. A bit is set when the page is complete or was discarded, before the faulting process
+     * can see it; of zero pages in missing mode only. In minor mode an engine that takes over
+     * (ibx_fault_rebuild) must not fetch these pages again, and neither the page cache, which has
+     * incomplete pages, nor the page tables tell which they are. */
     _Atomic uint64_t *arrived;
+    /* The same, but a bit is set afterwards: the page is in its place, or was discarded. A page
+     * that has arrived and is not placed may be either. */
+    _Atomic uint64_t *placed;
     /* NULL, or ibx_fault_map_bytes() of shared memory, page-aligned and zero at first, that
      * outlives this process: what an engine has to know that takes over from one that was killed,
      * at any instruction. Missing mode only. The other engine is created with the same ranges, the

@@ -121,11 +121,10 @@ static int step(struct ibx_fault *e, struct slot *slot, uint32_t limit)
         done(e, slot, n, state);
         return 0;
     }
-    if (r->is.alias)
-        ibx_fault_note_arrived(e, page, n);
+    ibx_fault_note_arrived(e, page, n);
     int64_t bytes = fill(e, r, page, n * size, slot->bytes + slot->placed * size);
-    if (!r->is.alias && (bytes > 0 || bytes == -EEXIST))
-        ibx_fault_note_arrived(e, page, bytes > 0 ? (uint64_t)bytes / size : 1);
+    if (bytes > 0 || bytes == -EEXIST)
+        ibx_fault_note_placed(e, page, bytes > 0 ? (uint64_t)bytes / size : 1);
     if (bytes > 0) {
         done(e, slot, (uint32_t)((uint64_t)bytes / size), state);
         return 0;
@@ -216,12 +215,14 @@ int ibx_fault_answer(struct ibx_fault *e, uint64_t page)
     struct fault_range *r = ibx_fault_range_of_page(e, page);
     while (true) {
         placing_begin(e);
+        if (!r->is.alias)
+            ibx_fault_note_arrived(e, page, 1);
         int rc = answer(e, r, page);
         if (rc == -EEXIST || rc == -ENOENT) /* the page was placed, or unmapped, meanwhile */
             ibx_fault_wake(e, address_of(r, page), r->is.page_size);
         placing_end(e);
-        if ((rc == 0 || rc == -EEXIST) && !r->is.alias)
-            ibx_fault_note_arrived(e, page, 1);
+        if (rc == 0 || rc == -EEXIST)
+            ibx_fault_note_placed(e, page, 1);
         if (rc == 0)
             count(&e->zero_faults, 1);
         if (rc == 0 || rc == -EEXIST || rc == -ENOENT)

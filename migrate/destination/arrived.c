@@ -14,9 +14,23 @@
 
 /* ---------------------------------------------------------------- minor mode: which have come */
 
-static size_t arrived_bytes(const struct destination_ram *ram)
+/* One bit a page. */
+static size_t bits_bytes(const struct destination_ram *ram)
 {
     return (size_t)(ram->map.pages + 63) / 64 * 8;
+}
+
+/* Of a borrowed VM also which are in their place. */
+static size_t arrived_bytes(const struct destination_ram *ram)
+{
+    return bits_bytes(ram) * (ram->borrow ? 2 : 1);
+}
+
+_Atomic uint64_t *ibx_destination_placed(const struct destination_ram *ram)
+{
+    return ram->borrow && ram->arrived.memory
+               ? (_Atomic uint64_t *)ram->arrived.memory + bits_bytes(ram) / 8
+               : NULL;
 }
 
 int ibx_destination_arrived_make(struct destination_ram *ram, const struct ibx_journal *record,
@@ -61,8 +75,8 @@ int ibx_destination_base_make(struct destination_ram *ram, const struct ibx_jour
 {
     char path[128];
     ibx_journal_base_path(record, path, sizeof(path));
-    return ibx_note_make(&ram->base, arrived_bytes(ram), path,
-                         "the memory of the VM at home is noted", "migrate the VM by send", err);
+    return ibx_note_make(&ram->base, bits_bytes(ram), path, "the memory of the VM at home is noted",
+                         "migrate the VM by send", err);
 }
 
 /* The map of the stop: at home holes may become pages of zeros later. */
@@ -74,9 +88,11 @@ void ibx_destination_base_note(struct destination_ram *ram)
 
 void ibx_destination_arrived_had(struct destination_ram *ram)
 {
-    _Atomic uint64_t *words = ram->arrived.memory;
-    for (uint64_t i = 0; words && ram->had.bits && i < (ram->had.pages + 63) / 64; i++)
-        atomic_fetch_or(&words[i], ram->had.bits[i]);
+    _Atomic uint64_t *arrived = ram->arrived.memory, *placed = ibx_destination_placed(ram);
+    for (uint64_t i = 0; placed && ram->had.bits && i < (ram->had.pages + 63) / 64; i++) {
+        atomic_fetch_or(&arrived[i], ram->had.bits[i]);
+        atomic_fetch_or(&placed[i], ram->had.bits[i]);
+    }
 }
 
 /* ---------------------------------------------------------------- verified: what has come */

@@ -127,6 +127,8 @@ int ibx_destination_arrived_find(struct destination_ram *ram, const struct ibx_j
                                  struct ibx_error *err);
 /* Deletes the file, which is not needed any more. It stays mapped. */
 void ibx_destination_arrived_remove(const struct ibx_journal *record);
+/* Borrowed: where the engine notes which pages are in their place, in the same file; else NULL. */
+_Atomic uint64_t *ibx_destination_placed(const struct destination_ram *ram);
 /* Borrowed: notes the page map, for the return. */
 int ibx_destination_base_make(struct destination_ram *ram, const struct ibx_journal *record,
                               struct ibx_error *err);

@@ -288,6 +288,7 @@ static int make_engine(struct destination_ram *ram, struct ibx_page_reader **rea
         .no_faults = no_faults,
         .max_bandwidth = ram->max_bandwidth,
         .arrived = ram->arrived.memory,
+        .placed = ibx_destination_placed(ram),
         .check = ram->page_tags ? ibx_page_tags_note : NULL,
         .check_context = ram->page_tags,
     };

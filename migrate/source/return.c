@@ -5,8 +5,8 @@
  * since. Home has all the others, as they are: the page map is that of the stop at home, and what
  * was written here. Of pages that have not come here no byte is read.
  *
- * A page that the guest has given back is no written page, but it is zero now: it has arrived, and
- * is a hole.
+ * A page that the guest has given back is no written page, but it is zero now: it was in its place,
+ * and is a hole.
  */
 #include "migrate/preflight/preflight.h"
 #include "migrate/source/source.h"
@@ -25,21 +25,27 @@ static size_t words_of(const struct source *s)
     return (size_t)(s->vm.map.pages + 63) / 64;
 }
 
+/* Pages that are in their place here. One that has arrived and is none of these may be, too. */
+static const uint64_t *placed(const struct source *s)
+{
+    return (const uint64_t *)s->home.arrived.memory + words_of(s);
+}
+
 /* A map of these bits. */
-static void recall(struct ibx_page_map *map, const struct ibx_note *note)
+static void recall(struct ibx_page_map *map, const void *bits)
 {
     struct ibx_page_map noted = *map;
-    noted.bits = note->memory;
+    noted.bits = (uint64_t *)(uintptr_t)bits;
     ibx_page_map_restart(map);
     ibx_page_map_add(map, &noted);
 }
 
 /* ---------------------------------------------------------------- notes */
 
-static int find_note(const struct source *s, struct ibx_note *note, const char *path,
+static int find_note(const struct source *s, struct ibx_note *note, unsigned bits, const char *path,
                      struct ibx_error *err)
 {
-    int rc = ibx_note_find(note, words_of(s) * 8, path, err);
+    int rc = ibx_note_find(note, words_of(s) * 8 * bits, path, err);
     return rc != -ESTALE
                ? rc
                : ibx_error_set(err, rc,
@@ -55,10 +61,10 @@ int ibx_source_return_open(struct source *s, struct ibx_error *err)
     const struct ibx_journal *came = s->options->returns;
     char path[128];
     ibx_journal_base_path(came, path, sizeof(path));
-    int rc = find_note(s, &home->base, path, err);
+    int rc = find_note(s, &home->base, 1, path, err);
     ibx_journal_arrived_path(came, path, sizeof(path));
     if (!rc)
-        rc = find_note(s, &home->arrived, path, err);
+        rc = find_note(s, &home->arrived, 2, path, err);
     ibx_journal_map_path(&s->status.record, path, sizeof(path));
     if (!rc)
         rc = ibx_note_make(&home->left, words_of(s) * 8, path, "the page map is noted", "try again",
@@ -76,7 +82,7 @@ int ibx_source_return_recover(struct source *s, struct ibx_error *err)
 {
     char path[128];
     ibx_journal_map_path(&s->status.record, path, sizeof(path));
-    int rc = find_note(s, &s->home.left, path, err);
+    int rc = find_note(s, &s->home.left, 1, path, err);
     s->home.stopped = !rc;
     return rc;
 }
@@ -85,10 +91,10 @@ void ibx_source_return_note(struct source *s)
 {
     if (!source_returns(s))
         return;
-    const uint64_t *base = s->home.base.memory, *arrived = s->home.arrived.memory;
+    const uint64_t *base = s->home.base.memory, *here = placed(s);
     s->status.record.whole = true;
     for (size_t i = 0; i < words_of(s); i++)
-        s->status.record.whole &= !(base[i] & ~arrived[i]);
+        s->status.record.whole &= !(base[i] & ~here[i]);
     memcpy(s->home.left.memory, s->vm.map.bits, s->home.left.bytes);
     s->home.stopped = true;
 }
@@ -111,9 +117,9 @@ void ibx_source_return_fini(struct source *s)
 
 /* ---------------------------------------------------------------- the page map */
 
-static uint64_t arrived_pages(const struct source *s)
+static uint64_t placed_pages(const struct source *s)
 {
-    const uint64_t *words = s->home.arrived.memory;
+    const uint64_t *words = placed(s);
     uint64_t pages = 0;
     for (size_t i = 0; i < words_of(s); i++)
         pages += (uint64_t)__builtin_popcountll(words[i]);
@@ -137,11 +143,11 @@ static int64_t pages_of_files(const struct source *s)
 static int look_for_given_back(struct source *s, struct ibx_error *err)
 {
     struct source_return *home = &s->home;
-    const int64_t others = pages_of_files(s) - (int64_t)arrived_pages(s);
+    const int64_t others = pages_of_files(s) - (int64_t)placed_pages(s);
     int rc = 0;
     if (home->looked && !home->gone.data_pages && others >= home->others)
         return 0;
-    recall(&home->gone, &home->arrived);
+    recall(&home->gone, placed(s));
     for (unsigned i = 0; !rc && i < s->vm.ram.count; i++) {
         const size_t words = (home->gone.blocks[i].pages + 63) / 64;
         uint64_t data, *bits = malloc(words * 16);
@@ -160,12 +166,30 @@ static int look_for_given_back(struct source *s, struct ibx_error *err)
     return rc;
 }
 
-/* Of pages that are not protected, those that were written: that have come, and are there. */
+/* Whether this page, which has arrived, is in its place. */
+static bool is_there(const struct source *s, uint64_t page)
+{
+    const struct ibx_page_map *map = &s->vm.map;
+    const unsigned at = ibx_page_map_block(map, page);
+    const struct ibx_guest_block *block = &s->vm.ram.blocks[at];
+    const off_t offset = (off_t)(block->offset + (page - map->blocks[at].first) * block->page_size);
+    return lseek(block->fd, offset, SEEK_DATA) == offset;
+}
+
+/* Of pages that are not protected, those that were written: that have come, and are there. A page
+ * that was being placed is not protected either while it is none. */
 static void keep(const struct source *s, struct ibx_page_map *written)
 {
-    const uint64_t *arrived = s->home.arrived.memory;
-    for (size_t i = 0; i < words_of(s); i++)
-        written->bits[i] &= arrived[i];
+    const uint64_t *arrived = s->home.arrived.memory, *here = placed(s);
+    for (size_t i = 0; i < words_of(s); i++) {
+        uint64_t unsure = written->bits[i] & arrived[i] & ~here[i];
+        written->bits[i] &= here[i];
+        for (; unsure; unsure &= unsure - 1) {
+            const unsigned bit = (unsigned)__builtin_ctzll(unsure);
+            if (is_there(s, i * 64 + bit))
+                written->bits[i] |= 1ull << bit;
+        }
+    }
     ibx_page_map_remove(written, &s->home.gone);
 }
 
@@ -201,7 +225,7 @@ int ibx_source_return_find_written(struct source *s, bool known, struct ibx_page
 int ibx_source_return_find_map(struct source *s, struct ibx_error *err)
 {
     if (s->home.stopped) {
-        recall(&s->vm.map, &s->home.left);
+        recall(&s->vm.map, s->home.left.memory);
         return 0;
     }
     int rc = look_for_given_back(s, err);
@@ -209,7 +233,7 @@ int ibx_source_return_find_map(struct source *s, struct ibx_error *err)
         rc = find_written(s, &s->home.written, err);
     if (rc)
         return rc;
-    recall(&s->vm.map, &s->home.base);
+    recall(&s->vm.map, s->home.base.memory);
     ibx_page_map_remove(&s->vm.map, &s->home.gone);
     ibx_page_map_add(&s->vm.map, &s->home.written);
     return 0;
@@ -244,12 +268,12 @@ static int check_have(struct source *s, struct ibx_error *err)
     int rc = ibx_page_map_init_ram(&lacks, &s->vm.ram, err);
     if (rc)
         return rc;
-    recall(&lacks, &s->home.base);
+    recall(&lacks, s->home.base.memory);
     ibx_page_map_remove(&lacks, &s->home.have);
     ibx_page_map_remove(&lacks, &s->warm.wanted);
     ibx_page_map_keep(&lacks, &s->vm.map); /* nor those that were given back */
     for (size_t i = 0; i < words_of(s); i++)
-        lacks.bits[i] &= ~((const uint64_t *)s->home.arrived.memory)[i];
+        lacks.bits[i] &= ~placed(s)[i];
     ibx_page_map_add(&lacks, &lacks); /* counts again */
     const uint64_t pages = lacks.data_pages;
     ibx_page_map_fini(&lacks);
@@ -274,12 +298,12 @@ int ibx_source_return_begin(struct source *s, struct ibx_error *err)
 
 int ibx_source_return_check_fabric(const struct source *s, struct ibx_error *err)
 {
-    const uint64_t *base = s->home.base.memory, *arrived = s->home.arrived.memory;
+    const uint64_t *base = s->home.base.memory, *here = placed(s);
     uint64_t missing = 0;
     if (!ibx_page_server_keeps(s->link.pages))
         return 0;
     for (size_t i = 0; i < words_of(s); i++)
-        missing += (uint64_t)__builtin_popcountll(base[i] & ~arrived[i]);
+        missing += (uint64_t)__builtin_popcountll(base[i] & ~here[i]);
     if (!missing)
         return 0;
     return ibx_error_set(err, -EOPNOTSUPP,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Memory of another process, shared memory in place, huge pages, and memory that runs out. */
 #include "tests/scenes/fault_memory.h"
+#include "userfaultfd/dirty.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -24,6 +25,13 @@
 #define HUGES 4u
 
 static _Atomic uint64_t arrived[PAGES / 64];
+
+static _Atomic uint64_t placed[PAGES / 64];
+
+static bool is_placed(unsigned page)
+{
+    return placed[page / 64] >> page % 64 & 1;
+}
 
 static bool has_arrived(unsigned page)
 {
@@ -139,6 +147,47 @@ static void test_minor(void **state)
     uint8_t *alias = rig.range.alias, *first = rig.readers[0]->log[0].buffer;
     assert_true(first >= alias && first < alias + PAGES * PAGE);
     assert_int_equal(ibx_fault_unregister(rig.config.uffd, &rig.range, NULL), 0);
+}
+
+/* Pages come write-protected: those that were only read, zero pages among them, are not written. */
+static void test_protected(void **state)
+{
+    (void)state;
+    struct ibx_error err = {0};
+    uint64_t bits[PAGES / 64] = {0}, count;
+    int uffd, pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    int file = memfd_create("ibx-test", MFD_CLOEXEC);
+    if (ibx_fault_uffd_open(IBX_FAULT_DIRTY, &uffd, &err) == -EOPNOTSUPP)
+        skip(); /* before Linux 6.7 */
+    close(uffd);
+    assert_true(pagemap >= 0 && !ftruncate(file, PAGES * PAGE));
+    rig_map(1, file, PAGES * PAGE, PAGE, false);
+    rig.range.protect = true;
+    rig_register(IBX_FAULT_DIRTY);
+    memset((void *)arrived, 0, sizeof(arrived));
+    memset((void *)placed, 0, sizeof(placed));
+    rig.config.arrived = arrived;
+    rig.config.placed = placed;
+    rig.config.no_background = true;
+    rig_start();
+    assert_int_equal(ibx_fault_mark_zero(rig.engine, 20, 5), 0);
+    memset(rig.data.bytes + 20 * PAGE, 0, 5 * PAGE);
+    assert_int_equal(ibx_fault_serve(rig.engine), 0);
+    for (unsigned i = 0; i < PAGES / 2; i++)
+        assert_true(page_is_right(i));
+    rig.memory[3 * PAGE] = rig.memory[21 * PAGE] = rig.memory[700 * PAGE] = 1;
+    assert_int_equal(
+        ibx_dirty_scan(pagemap, rig.range.start, PAGES * PAGE, PAGE, true, bits, &count, &err), 0);
+    for (unsigned i = 0; i < PAGES; i++) {
+        const bool written = bits[i / 64] >> i % 64 & 1;
+        assert_int_equal(written && has_arrived(i), i == 3 || i == 21 || i == 700);
+        assert_true(has_arrived(i) || i >= PAGES / 2);
+    }
+    assert_false(has_arrived(PAGES - 1));
+    rig_destroy_engine(); /* what was seen may not have been noted yet */
+    for (unsigned i = 0; i < PAGES; i++)
+        assert_int_equal(is_placed(i), has_arrived(i));
+    close(pagemap);
 }
 
 /* In place a page is fetched once, however long its fault waits for the worker that has claimed it:
@@ -285,6 +334,7 @@ int main(void)
         cmocka_unit_test_teardown(test_child_dies, rig_end),
         {"test_minor", test_minor, NULL, rig_end, &rig},
         {"test_minor_with_holes", test_minor, NULL, rig_end, NULL},
+        cmocka_unit_test_teardown(test_protected, rig_end),
         cmocka_unit_test_teardown(test_minor_is_fetched_once, rig_end),
         {"test_full", test_full, NULL, rig_end, NULL},
         {"test_full_in_place", test_full, NULL, rig_end, &rig},
