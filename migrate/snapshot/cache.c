@@ -239,6 +239,8 @@ static int check(struct snapshot_cache *cache, struct ibx_error *err)
 
 static int whole(struct snapshot_cache *cache, struct ibx_error *err)
 {
+    static const uint8_t none[IBX_SNAPSHOT_DIGEST];
+    const uint8_t *frozen = cache->folder->manifest.digest;
     eventfd_t count;
     if (eventfd_read(cache->checked_fd, &count))
         return 0; /* not yet */
@@ -246,7 +248,8 @@ static int whole(struct snapshot_cache *cache, struct ibx_error *err)
     int rc = cache->check_error.code;
     if (rc)
         ibx_error_set(err, rc, "%s", cache->check_error.message);
-    if (!rc && memcmp(cache->digest, cache->folder->manifest.digest, sizeof(cache->digest)))
+    if (!rc && memcmp(frozen, none, sizeof(none)) &&
+        memcmp(cache->digest, frozen, sizeof(cache->digest)))
         rc = ibx_error_set(err, -EBADMSG,
                            "the pages in %s are not those that were frozen: their SHA-256 differs "
                            "from the manifest's; its children are wrong, too",

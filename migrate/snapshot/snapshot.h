@@ -51,7 +51,7 @@ struct ibx_snapshot_manifest {
         uint64_t size;             /* bytes, whole pages */
     } ram[IBX_SNAPSHOT_RAM_MAX];
     uint64_t state_bytes;                /* of device state, not filled up */
-    uint8_t digest[IBX_SNAPSHOT_DIGEST]; /* ibx_snapshot_digest() */
+    uint8_t digest[IBX_SNAPSHOT_DIGEST]; /* ibx_snapshot_digest(); zeros: there is none */
     json_t *description;                 /* ibx_describe() of the VM; owned */
 };
 

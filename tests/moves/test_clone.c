@@ -370,6 +370,29 @@ static void test_filler_killed(void)
     assert_in_range(figure(&filler, "children_so_far"), 1, 2);
 }
 
+/* A memory file has no digest, and is cached all the same. */
+static void test_without_a_digest(void)
+{
+    char path[160], ram[200];
+    static uint8_t is[1 << 20], got[sizeof(is)];
+    mover_begin();
+    snprintf(cache, sizeof(cache), "/dev/shm/ibx-clone-%d", (int)getpid());
+    snprintf(path, sizeof(path), "%s/memory", mover_folder);
+    snprintf(ram, sizeof(ram), "%s/ram.0", cache);
+    for (size_t i = 0; i < sizeof(is) / 2; i++)
+        is[i] = (uint8_t)(i * 7 + i / 4096);
+    FILE *file = fopen(path, "we");
+    assert_true(file && fwrite(is, 1, sizeof(is), file) == sizeof(is));
+    fclose(file);
+    SERVE(&server, path, "--listen", "tcp://127.0.0.1:0");
+    SERVE(&filler, cache, "--cache", server.uri);
+    mover_await_words(&filler, "\"whole\":true");
+    file = fopen(ram, "re");
+    assert_true(file && fread(got, 1, sizeof(got), file) == sizeof(got));
+    fclose(file);
+    assert_memory_equal(got, is, sizeof(is));
+}
+
 /* ---------------------------------------------------------------- a tree */
 
 /* A cache that is filled from a cache that dies: it goes on with the parent. */
@@ -439,17 +462,10 @@ static void test_refused(void)
 int main(void)
 {
     static const struct vm_test tests[] = {
-        VM_TEST(test_of_a_vm_that_runs_on),
-        VM_TEST(test_changed_page),
-        VM_TEST(test_command),
-        VM_TEST(test_identities),
-        VM_TEST(test_of_a_snapshot),
-        VM_TEST(test_of_a_cache),
-        VM_TEST(test_on_demand),
-        VM_TEST(test_filler_killed),
-        VM_TEST(test_inner_node_dies),
-        VM_TEST(test_refused),
-        {0},
+        VM_TEST(test_of_a_vm_that_runs_on), VM_TEST(test_changed_page), VM_TEST(test_command),
+        VM_TEST(test_without_a_digest),     VM_TEST(test_identities),   VM_TEST(test_of_a_snapshot),
+        VM_TEST(test_of_a_cache),           VM_TEST(test_on_demand),    VM_TEST(test_filler_killed),
+        VM_TEST(test_inner_node_dies),      VM_TEST(test_refused),      {0},
     };
     return vm_tests(tests, end);
 }
