@@ -5,7 +5,6 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -15,7 +14,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define PIECE ((size_t)8 * IBX_PINNED_STRIDE) /* is pinned at a time */
+#define PIECE    ((size_t)8 * IBX_PINNED_STRIDE) /* is pinned at a time */
+#define PAUSE_NS 100000
 
 /* Held while the pool is created and pinned, which may take the driver long; taking and giving
  * chunks needs the pool's own mutex only. This one is locked first. */
@@ -42,7 +42,8 @@ static int pin(const struct ibx_cuda *cuda, uint8_t *base, size_t bytes, struct 
     for (size_t n; done < bytes && !rc; done += rc ? 0 : n) {
         n = bytes - done < PIECE ? bytes - done : PIECE;
         rc = cuda->mem_host_register(base + done, n, IBX_CUDA_HOST_REGISTER_PORTABLE);
-        sched_yield(); /* somebody else may wait for the driver's lock */
+        if (done + n < bytes) /* whoever waits for the driver's lock has to wake up first */
+            nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
     }
     if (!rc)
         return 0;

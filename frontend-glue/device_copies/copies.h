@@ -162,6 +162,8 @@ struct copies {
     bool tried_runtime, tried_launch; /* whether there is one, as long as none was found */
     bool allocates_plainly;           /* the handler of cudaMalloc answers with the address alone */
 
+    struct ibx_host_queue *host_queue; /* NULL: the session asks for no functions to call */
+
     struct copy copy;
     unsigned long ran;          /* copies so far */
     unsigned long taken[PATHS]; /* of these, by path */
@@ -275,6 +277,22 @@ bool ibx_handles_add(struct copies *x, const void *value, bool shared);
 bool ibx_handles_know(struct copies *x, uint64_t value);
 /* Whether it was there; it is no more. */
 bool ibx_handles_remove(struct copies *x, uint64_t value);
+
+/* host_work.c: cudaError_t */
+
+/* A queue of the session's own, by whose id all of the client's threads name it. */
+int ibx_host_work_open(struct copies *x, uint64_t *id);
+struct ibx_host_work {
+    uint64_t stream, queue, number; /* number: the client's, not 0 */
+    bool callback;
+};
+/* `enqueue` is the runtime's cudaLaunchHostFunc, or cudaStreamAddCallback. */
+int ibx_host_work_add(struct copies *x, const struct ibx_host_work *work, void *enqueue);
+/* `over` was called (0: none was). *number is to be called now, 0: nothing is; `wait`: for a few
+ * milliseconds. */
+int ibx_host_work_ask(struct copies *x, uint64_t over, bool wait, uint64_t *number, int *status);
+/* The session has ended. */
+void ibx_host_work_end(struct copies *x);
 
 /* runtime.c */
 

@@ -231,6 +231,7 @@ static void ended(void *context)
     x->staging = NULL;
     ibx_isolation_end(x);
     ibx_copies_calls_end(x);
+    ibx_host_work_end(x);
     x->ran = 0;
     memset(x->taken, 0, sizeof(x->taken));
     x->options.mode = IBX_GPU_OFF;
@@ -241,6 +242,7 @@ static void destroy(void *context)
     struct copies *x = context;
     if (ibx_session_live(x->s)) /* other hooks take its place */
         ending(x);
+    ibx_host_work_end(x);
     ibx_staging_destroy(x->staging);
     ibx_isolation_end(x);
     free(x->regions);

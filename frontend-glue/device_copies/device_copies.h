@@ -23,6 +23,7 @@
  *   launch.c         kernels, by the driver
  *   extra.c          requests of our own, for calls that GVirtuS lacks
  *   handles.c        what they have returned
+ *   host_work.c      functions that the client calls when a stream gets there
  *   runtime.c        CUDA's runtime, as GVirtuS's handlers have it
  *   symbol.c         where a symbol of the program is
  *   resets.c         contexts that clients reset or destroy

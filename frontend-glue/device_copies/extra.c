@@ -469,6 +469,40 @@ static int launch(struct extra *e)
     return ibx_copies_launch_as(e->x, body, left, attributes, n / (4 + IBX_EXTRA_ATTRIBUTE));
 }
 
+/* --------------------------------------------------------------- functions of the client's */
+
+static int host_open(struct extra *e)
+{
+    uint64_t id = 0;
+    const int rc = whole(e) ? ibx_host_work_open(e->x, &id) : INVALID_VALUE;
+    ibx_put_u64(&e->out, id);
+    return rc;
+}
+
+static int host_add(struct extra *e)
+{
+    struct ibx_host_work work = {.stream = ibx_get_u64(&e->in)};
+    work.queue = ibx_get_u64(&e->in);
+    work.number = ibx_get_u64(&e->in);
+    work.callback = ibx_get_u8(&e->in);
+    if (!whole(e))
+        return INVALID_VALUE;
+    void *enqueue = work.callback ? ibx_copies_runtime("cudaStreamAddCallback") : e->function;
+    return enqueue ? ibx_host_work_add(e->x, &work, enqueue) : NOT_SUPPORTED;
+}
+
+static int host_ask(struct extra *e)
+{
+    uint64_t number = 0;
+    int status = 0;
+    const uint64_t over = ibx_get_u64(&e->in);
+    const bool wait = ibx_get_u8(&e->in);
+    const int rc = whole(e) ? ibx_host_work_ask(e->x, over, wait, &number, &status) : INVALID_VALUE;
+    ibx_put_u64(&e->out, number);
+    ibx_put_u32(&e->out, (uint32_t)status);
+    return rc;
+}
+
 /* ---------------------------------------------------------------------------------- requests */
 
 static const struct {
@@ -502,6 +536,9 @@ static const struct {
     [IBX_EXTRA_POOL_SET] = {"cudaMemPoolSetAttribute", set_pool},
     [IBX_EXTRA_POOL_GET] = {"cudaMemPoolGetAttribute", get_pool},
     [IBX_EXTRA_POOL_TRIM] = {"cudaMemPoolTrimTo", trim_pool},
+    [IBX_EXTRA_HOST_OPEN] = {"cudaLaunchHostFunc", host_open},
+    [IBX_EXTRA_HOST_ADD] = {"cudaLaunchHostFunc", host_add},
+    [IBX_EXTRA_HOST_ASK] = {"cudaLaunchHostFunc", host_ask},
 };
 
 int ibx_copies_extra(struct copies *x, const struct ibx_request *q, struct ibx_writer *out)

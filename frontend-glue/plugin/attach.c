@@ -301,7 +301,7 @@ static int make_call(const struct ibx_frontend_request *request, int *exit_code)
         return -ENOTCONN;
     if (!strcmp(request->name, IBX_EXTRA_NAME)) /* GVirtuS has no such call */
         ibx_async_copy_wait(0);
-    if (ibx_async_copy_any())
+    else if (ibx_async_copy_any() && strcmp(request->name, IBX_EXTRA_WORK) != 0)
         return -ENOTCONN;
     const int cancel = ibx_thread_hold_cancel();
     const int rc = ibx_pipeline_call(mine->pipeline, &call, exit_code);

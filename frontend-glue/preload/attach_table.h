@@ -14,6 +14,8 @@
  *   errors.c       names and meanings of errors
  *   launch.c       kernels launched by code of nvcc 13, or with attributes
  *   extra.c        calls that GVirtuS lacks, in requests of our own
+ *   local_libraries.c  cuRAND and others that would use a GPU of this host
+ *   host_functions.c  likewise: functions that a stream waits for
  *   arrays.c       likewise: arrays, textures and surfaces
  *   ranges.c       lists of memory
  *   gvirtus.c      the plugin, GVirtuS's functions, calls without these, cudaGetLastError

@@ -36,8 +36,12 @@ static int not_supported(const struct extra *e, const char *why)
 
 bool ibx_frontend_extra_try(const struct extra *e, void *out, size_t n, int *code)
 {
-    const struct ibx_frontend_request request = {
-        .name = IBX_EXTRA_NAME, .body = e->body.data, .n = e->body.length, .out = out, .out_n = n};
+    const bool asks = e->bytes[0] == IBX_EXTRA_HOST_ASK;
+    const struct ibx_frontend_request request = {.name = asks ? IBX_EXTRA_WORK : IBX_EXTRA_NAME,
+                                                 .body = e->body.data,
+                                                 .n = e->body.length,
+                                                 .out = out,
+                                                 .out_n = n};
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
     if (e->body.failed)
         return false;

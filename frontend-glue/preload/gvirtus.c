@@ -21,9 +21,13 @@ const struct ibx_frontend_calls *ibx_frontend_plugin(void)
 
 void ibx_frontend_attach(const struct ibx_frontend_calls *calls)
 {
-    if (calls->version == IBX_FRONTEND_VERSION)
+    static atomic_flag hidden = ATOMIC_FLAG_INIT;
+    if (calls->version == IBX_FRONTEND_VERSION) {
         atomic_store(&plugin, calls);
-    else if (!atomic_flag_test_and_set(&warned))
+        if (!atomic_flag_test_and_set(&hidden))
+            ibx_frontend_hide_local_gpus();
+    }
+    if (calls->version != IBX_FRONTEND_VERSION && !atomic_flag_test_and_set(&warned))
         ibx_log(IBX_LOG_WARN, "libibx-frontend.so does not belong to this rdma communicator: "
                               "GVirtuS copies as without it; install both from one build");
 }

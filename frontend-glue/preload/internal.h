@@ -134,6 +134,9 @@ int cudaDeviceGetMemPool(void **pool, int device);
 int cudaMemPoolSetAttribute(void *pool, int attribute, void *value);
 int cudaMemPoolGetAttribute(void *pool, int attribute, void *value);
 int cudaMemPoolTrimTo(void *pool, size_t keep);
+int cudaLaunchHostFunc(void *stream, void (*function)(void *argument), void *argument);
+int cudaStreamAddCallback(void *stream, void (*callback)(void *stream, int status, void *argument),
+                          void *argument, unsigned flags);
 void ibx_frontend_attach(const struct ibx_frontend_calls *calls);
 #pragma GCC visibility pop
 
@@ -187,6 +190,16 @@ int ibx_frontend_extra(const struct extra *extra, void *out, size_t n);
 bool ibx_frontend_extra_try(const struct extra *extra, void *out, size_t n, int *code);
 /* Makes a connection of the calling thread, which only a call of GVirtuS's can. */
 void ibx_frontend_connect(void);
+
+/* ---------------------------------------------------------------- local_libraries.c */
+
+/* Has libraries of NVIDIA's that call this host's driver find no GPU. */
+void ibx_frontend_hide_local_gpus(void);
+
+/* ----------------------------------------------------------------- host_functions.c */
+
+/* Whether functions of the application's are outstanding, that a stream has still to wait for. */
+bool ibx_frontend_host_functions(void);
 
 /* ------------------------------------------------------------------------- ranges.c */
 

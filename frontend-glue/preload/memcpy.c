@@ -89,6 +89,10 @@ static bool copied(const struct rows *r, bool async, void *stream, int *exit_cod
  */
 static bool answered(const struct rows *r, size_t n, bool async, void *stream, int *rc)
 {
+    /* Functions of the application's may have to write those bytes first, or read them. */
+    if (ibx_frontend_host_functions() && r->kind != CUDA_MEMCPY_ON_DEVICE &&
+        (*rc = cudaStreamSynchronize(stream)))
+        return true;
     if (copied(r, async, stream, rc))
         return true;
     *rc = wait_on_host(r->to, r->from, n, r->kind, stream);

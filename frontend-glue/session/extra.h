@@ -15,7 +15,8 @@
 
 #include "common/wire.h"
 
-#define IBX_EXTRA_NAME "ibxRuntime"
+#define IBX_EXTRA_NAME "ibxRuntime"  /* comes after all that the client has asked for */
+#define IBX_EXTRA_WORK "ibxHostWork" /* after nothing of it: IBX_EXTRA_HOST_ASK */
 
 /* On the wire: u16. Numbers are never used again. */
 enum ibx_extra {
@@ -46,6 +47,9 @@ enum ibx_extra {
     IBX_EXTRA_POOL_SET,     /* cudaMemPoolSetAttribute */
     IBX_EXTRA_POOL_GET,
     IBX_EXTRA_POOL_TRIM,
+    IBX_EXTRA_HOST_OPEN, /* a queue of functions to call */
+    IBX_EXTRA_HOST_ADD,  /* cudaLaunchHostFunc, cudaStreamAddCallback */
+    IBX_EXTRA_HOST_ASK,
     IBX_EXTRAS /* one more than the last */
 };
 

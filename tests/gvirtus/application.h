@@ -65,7 +65,10 @@ bool arrays();
 bool planes_of_arrays();
 bool textures();
 bool pools();
+bool meanwhile();
 bool cooperative();
+bool host_functions();
+bool host_functions_at_exit();
 // The same with a back end that does not know them.
 bool not_supported();
 

@@ -5,6 +5,8 @@
 
 #include "frontend-glue/session/extra.h"
 
+#include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -210,6 +212,35 @@ bool pools()
     return little[0] == 1 && little[1] == 33;
 }
 
+// While another thread always has copies in the background.
+bool meanwhile()
+{
+    REQUIRE(runtime_is_there());
+    std::atomic<bool> ends{false}, good{false}, begun{false};
+    std::thread copies([&] {
+        std::vector<char> memory(1 << 20);
+        char *device = device_memory(1 << 20);
+        void *stream = nullptr;
+        good = device && cudaStreamCreate(&stream) == 0 &&
+               host_register(memory.data(), memory.size()) == 0;
+        while (good && !ends) {
+            good = cudaMemcpyAsync(device, memory.data(), memory.size(), H2D, stream) == 0;
+            begun = true;
+        }
+        good = good && cudaStreamSynchronize(stream) == 0 && host_unregister(memory.data()) == 0;
+        begun = true;
+    });
+    void *array = nullptr;
+    while (!begun)
+        std::this_thread::yield();
+    bool all = true;
+    for (int i = 0; i < 100 && all; i++)
+        all = malloc_array(&array, {100, 30, 0}) == 0 && free_array(array) == 0;
+    ends = true;
+    copies.join();
+    return all && good;
+}
+
 // In a thread whose first call it is, too.
 bool cooperative()
 {
@@ -246,6 +277,120 @@ bool cooperative()
     return fails(preloaded<Set>("cudaStreamSetAttribute")(stream, 2, value), 1);
 }
 
+namespace
+{
+
+using LaunchHost = int(void *, void (*)(void *), void *);
+using AddCallback = int(void *, void (*)(void *, int, void *), void *, unsigned);
+
+void set_flag(void *flag)
+{
+    *static_cast<std::atomic<int> *>(flag) = 1;
+}
+
+// Waits for what the enqueuing thread does only when the call has returned.
+void wait_for_flag(void *flags)
+{
+    auto *both = static_cast<std::atomic<int> *>(flags);
+    while (!both[0])
+        std::this_thread::yield();
+    both[1] = 1;
+}
+
+struct Step {
+    char *memory;
+    char expected, written;
+    bool right;
+};
+
+// Reads what an earlier copy has written, and writes what a later one reads.
+void step(void *argument)
+{
+    auto *s = static_cast<Step *>(argument);
+    s->right = s->memory[0] == s->expected && s->memory[9999] == s->expected;
+    std::memset(s->memory, s->written, 10000);
+}
+
+struct Called {
+    std::vector<int> *order;
+    int number;
+    void *stream;
+    bool right;
+};
+
+void note_call(void *stream, int status, void *argument)
+{
+    auto *c = static_cast<Called *>(argument);
+    c->right = stream == c->stream && !status;
+    c->order->push_back(c->number);
+}
+
+} // namespace
+
+bool host_functions()
+{
+    REQUIRE(runtime_is_there());
+    auto *launch_host = preloaded<LaunchHost>("cudaLaunchHostFunc");
+    auto *add_callback = preloaded<AddCallback>("cudaStreamAddCallback");
+    void *stream = nullptr, *other = nullptr, *pinned = nullptr, *slow = nullptr;
+    char *device = device_memory();
+    REQUIRE(cudaStreamCreate(&stream) == 0 && cudaStreamCreate(&other) == 0);
+    // The call does not wait, the stream does, and others do not.
+    std::atomic<int> flags[2] = {{0}, {0}}, flag{0};
+    REQUIRE(launch_host(stream, wait_for_flag, flags) == 0);
+    REQUIRE(launch_host(stream, set_flag, &flag) == 0 && cudaStreamQuery(stream) == 600);
+    REQUIRE(flags[1] == 0 && flag == 0);
+    flags[0] = 1;
+    REQUIRE(cudaStreamSynchronize(stream) == 0 && flags[1] == 1 && flag == 1);
+    cudaGetLastError(); // of the double, that it was not ready
+    // Between copies, of memory of each kind.
+    REQUIRE(cudaMallocHost(&pinned, 10000) == 0 && cudaMallocHost(&slow, 10000) == 0);
+    std::vector<char> pageable(10000), there(10000, 'a'), back(10000);
+    for (char *memory : {static_cast<char *>(pinned), pageable.data()}) {
+        Step s = {memory, 'a', 'b', false};
+        REQUIRE(cudaMemcpyAsync(device, there.data(), 10000, H2D, stream) == 0);
+        REQUIRE(cudaMemcpyAsync(memory, device, 10000, D2H, stream) == 0);
+        stub_remote()->slow(50000); // the stream gets to the function when the next copy was asked
+        REQUIRE(cudaMemcpyAsync(device + 10000, slow, 10000, H2D, stream) == 0);
+        REQUIRE(launch_host(stream, step, &s) == 0);
+        REQUIRE(cudaMemcpyAsync(device, memory, 10000, H2D, stream) == 0);
+        REQUIRE(cudaMemcpyAsync(back.data(), device, 10000, D2H, stream) == 0);
+        REQUIRE(cudaStreamSynchronize(stream) == 0);
+        REQUIRE(s.right && back == std::vector<char>(10000, 'b'));
+        stub_remote()->slow(0);
+    }
+    // Callbacks of two streams, each in its order.
+    std::vector<int> order[2];
+    std::vector<Called> calls(100);
+    for (int i = 0; i < 100; i++) {
+        calls[std::size_t(i)] = {&order[i % 2], i, i % 2 ? other : stream, false};
+        REQUIRE(add_callback(i % 2 ? other : stream, note_call, &calls[std::size_t(i)], 0) == 0);
+    }
+    REQUIRE(cudaDeviceSynchronize() == 0);
+    for (int i = 0; i < 100; i++)
+        REQUIRE(calls[std::size_t(i)].right && order[i % 2][std::size_t(i / 2)] == i);
+    // Errors are the call's, and nothing is called.
+    REQUIRE(fails(launch_host(reinterpret_cast<void *>(12345), set_flag, nullptr), 400));
+    REQUIRE(fails(launch_host(stream, nullptr, nullptr), 1));
+    REQUIRE(fails(add_callback(stream, note_call, nullptr, 1), 1));
+    return cudaFreeHost(pinned) == 0 && cudaFreeHost(slow) == 0;
+}
+
+// With functions that nobody has called yet, one of them never.
+bool host_functions_at_exit()
+{
+    static std::atomic<int> flags[2];
+    REQUIRE(runtime_is_there());
+    void *stream = nullptr;
+    REQUIRE(cudaStreamCreate(&stream) == 0);
+    for (int i = 0; i < 10; i++)
+        REQUIRE(preloaded<LaunchHost>("cudaLaunchHostFunc")(stream, set_flag, flags) == 0);
+    stub_remote()->slow(1000000);
+    cudaMemcpyAsync(device_memory(), flags, 8, H2D, stream);
+    preloaded<LaunchHost>("cudaLaunchHostFunc")(stream, set_flag, flags);
+    std::exit(0);
+}
+
 // A back end that does not know these requests.
 bool not_supported()
 {
@@ -262,6 +407,7 @@ bool not_supported()
     REQUIRE(fails(preloaded<Launch>("cudaLaunchCooperativeKernel")(
                       &stub_kernel, {10, 1, 1}, {100, 1, 1}, arguments, 0, nullptr),
                   801));
+    REQUIRE(fails(preloaded<LaunchHost>("cudaLaunchHostFunc")(nullptr, set_flag, nullptr), 801));
     REQUIRE(cudaDeviceSynchronize() == 0); // no plain launch took its place
     return device_has(device + n, other.data(), n);
 }

@@ -227,7 +227,8 @@ int main(int argc, char **argv)
     check("memory that is registered", [] { return run("host-register", true); });
     check("and is gone without a word", [] { return run("stale-registration", true); });
     check("kernels as nvcc 13 launches them", [] { return run("launch", true); });
-    for (const char *test : {"arrays", "planes", "textures", "pools", "cooperative"})
+    for (const char *test : {"arrays", "planes", "textures", "pools", "meanwhile", "cooperative",
+                             "host-functions", "host-functions-at-exit"})
         check(test, [=] { return run(test, true); });
     check("a back end without these calls", without_extra);
     check("variables of the device", [] { return run("symbols", true); });

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A double of CUDA's runtime: arrays, textures, memory of pools, attributes. An array is memory of
+/* A double of CUDA's runtime: arrays, textures, memory of pools, attributes,
+ * functions of the host. An array is memory of
  * the device, rows without gaps; a handle that this file has not made ends the process, as CUDA's
  * would. */
 #include "frontend-glue/session/extra.h"
@@ -237,4 +238,37 @@ EXPORT int cudaStreamGetAttribute(void *stream, int attribute, void *value)
     (void)stream;
     memcpy(value, attribute_value, sizeof(attribute_value));
     return returns(attribute == 1 ? 0 : INVALID_VALUE);
+}
+
+/* ------------------------------------------------------------------- functions of the host */
+
+EXPORT int cudaLaunchHostFunc(void *stream, void (*function)(void *argument), void *argument)
+{
+    int (*launch)(void *, void (*)(void *), void *) = NULL;
+    *(void **)&launch = driver_function("cuLaunchHostFunc");
+    return returns(launch(stream, function, argument));
+}
+
+struct callback {
+    void *stream, *argument;
+    void (*function)(void *stream, int status, void *argument);
+};
+
+static void call_back(void *callback)
+{
+    struct callback c = *(struct callback *)callback;
+    free(callback);
+    c.function(c.stream, 0, c.argument);
+}
+
+EXPORT int cudaStreamAddCallback(void *stream,
+                                 void (*function)(void *stream, int status, void *argument),
+                                 void *argument, unsigned flags)
+{
+    struct callback *c = malloc(sizeof(*c));
+    *c = (struct callback){stream, argument, function};
+    int rc = flags ? INVALID_VALUE : cudaLaunchHostFunc(stream, call_back, c);
+    if (rc)
+        free(c);
+    return rc;
 }

@@ -15,6 +15,8 @@ struct job {
     const uint8_t *from;
     size_t to_pitch, from_pitch, width, height; /* 0 height: a marker */
     uint8_t *snapshot;
+    void (*function)(void *argument); /* NULL: a copy, or a marker */
+    void *argument;
 };
 
 struct stream {
@@ -193,6 +195,8 @@ static void run_job(const struct job *job, unsigned wait_us, bool broken)
         nanosleep(&time, NULL);
     for (size_t row = 0; row < job->height && !broken; row++)
         memcpy(job->to + row * job->to_pitch, job->from + row * job->from_pitch, job->width);
+    if (job->function && !broken)
+        job->function(job->argument);
 }
 
 static void *work(void *argument)
@@ -554,6 +558,21 @@ EXPORT int cuMemcpy2DAsync_v2(const struct ibx_cuda_memcpy2d *c, void *stream)
     if (!c->width || !c->height || c->width > c->src_pitch || c->width > c->dst_pitch)
         return leave(INVALID_VALUE);
     return leave(copy_submit(c, stream, false));
+}
+
+EXPORT int cuLaunchHostFunc(void *handle, void (*function)(void *argument), void *argument)
+{
+    int code = enter("cuLaunchHostFunc");
+    struct stream *stream = code ? NULL : stream_of(handle);
+    struct job *job = stream ? job_new() : NULL;
+    if (code)
+        return code;
+    if (!job)
+        return leave(stream ? OUT_OF_MEMORY : INVALID_HANDLE);
+    job->function = function;
+    job->argument = argument;
+    submit(stream, job);
+    return leave(SUCCESS);
 }
 
 /* The one kernel there is copies within the device: its arguments are two addresses and a length.

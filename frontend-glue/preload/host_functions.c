@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Functions of the application's that CUDA calls when a stream gets there: cudaLaunchHostFunc and
+ * cudaStreamAddCallback. A thread of this library's, with a connection of its own, asks the back
+ * end what is to be called, and calls it; the stream goes on when that was said
+ * (device_copies/host_work.c). It asks while functions are outstanding, and sleeps otherwise.
+ *
+ * The bytes of an asynchronous copy may be what such a function has written: while one is
+ * outstanding, copies wait for what is before them in their stream.
+ */
+#include "frontend-glue/preload/internal.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+
+/*
+ * Of the thread; moved under the lock, by two threads, so no struct ibx_state_machine.
+ *
+ *   NONE -> BEGINS -> SERVES -> ENDS
+ *           BEGINS -> REFUSED        the back end does not know such requests, or there is no
+ * thread
+ */
+enum server_state { SERVER_NONE, SERVER_BEGINS, SERVER_SERVES, SERVER_REFUSED, SERVER_ENDS };
+
+struct function {
+    struct function *next;
+    uint64_t number;
+    void *stream, *argument;
+    void (*function)(void *argument);
+    void (*callback)(void *stream, int status, void *argument); /* NULL: the other one */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static struct {
+    enum server_state state;
+    pthread_t thread;
+    uint64_t queue;
+    uint64_t last_number;
+    struct function *functions; /* outstanding */
+} server;
+static _Atomic unsigned outstanding;
+
+bool ibx_frontend_host_functions(void)
+{
+    return atomic_load_explicit(&outstanding, memory_order_acquire);
+}
+
+/* Locked. Takes it off the list. */
+static struct function *take(uint64_t number)
+{
+    struct function **at = &server.functions;
+    while (*at && (*at)->number != number)
+        at = &(*at)->next;
+    struct function *found = *at;
+    if (found)
+        *at = found->next;
+    return found;
+}
+
+/* ------------------------------------------------------------------------------ the thread */
+
+static bool open_queue(void)
+{
+    struct extra e;
+    uint8_t bytes[8] = {0};
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    ibx_frontend_connect();
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_HOST_OPEN, "cudaLaunchHostFunc");
+    const bool opened = !ibx_frontend_extra(&e, bytes, sizeof(bytes));
+    pthread_mutex_lock(&lock);
+    server.queue = opened ? ibx_get_u64(&r) : 0;
+    server.state = opened ? SERVER_SERVES : SERVER_REFUSED;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    return opened;
+}
+
+/* What is to be called, after `over` was: 0, nothing. False: the back end is gone. */
+static bool ask(uint64_t over, bool wait, uint64_t *number, int *status)
+{
+    struct extra e;
+    uint8_t bytes[12] = {0};
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    int code;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_HOST_ASK, "cudaLaunchHostFunc");
+    ibx_put_u64(&e.body, over);
+    ibx_put_u8(&e.body, wait);
+    if (!ibx_frontend_extra_try(&e, bytes, sizeof(bytes), &code) || code)
+        return false;
+    *number = ibx_get_u64(&r);
+    *status = (int)ibx_get_u32(&r);
+    return true;
+}
+
+static void call(const struct function *f, int status)
+{
+    if (f->callback)
+        f->callback(f->stream, status, f->argument);
+    else
+        f->function(f->argument);
+}
+
+/* Sleeps until something is outstanding. False: the process ends. */
+static bool wait_for_more(void)
+{
+    pthread_mutex_lock(&lock);
+    while (!server.functions && server.state == SERVER_SERVES)
+        pthread_cond_wait(&changed, &lock);
+    const bool more = server.state == SERVER_SERVES;
+    pthread_mutex_unlock(&lock);
+    return more;
+}
+
+static void *serve(void *argument)
+{
+    (void)argument;
+    uint64_t over = 0, number;
+    int status;
+    if (!open_queue())
+        return NULL;
+    while (over || wait_for_more()) {
+        if (!ask(over, !over, &number, &status))
+            break;
+        if (over) /* the stream goes on: copies need not wait for it */
+            atomic_fetch_sub(&outstanding, 1);
+        pthread_mutex_lock(&lock);
+        struct function *f = number ? take(number) : NULL;
+        pthread_mutex_unlock(&lock);
+        if (f)
+            call(f, status);
+        over = f ? number : 0;
+        free(f);
+    }
+    pthread_mutex_lock(&lock);
+    if (server.state == SERVER_SERVES) /* later ones are refused; these are not called */
+        server.state = SERVER_REFUSED;
+    pthread_mutex_unlock(&lock);
+    return NULL;
+}
+
+/* Nobody is in a request when GVirtuS's front end goes. */
+static void at_exit(void)
+{
+    pthread_mutex_lock(&lock);
+    const bool serves = server.state == SERVER_SERVES;
+    if (serves)
+        server.state = SERVER_ENDS;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    if (serves && !pthread_equal(server.thread, pthread_self()))
+        pthread_join(server.thread, NULL);
+}
+
+static void in_child(void)
+{
+    server.state = SERVER_NONE;
+    server.functions = NULL;
+    atomic_store(&outstanding, 0);
+    pthread_mutex_init(&lock, NULL);
+    pthread_cond_init(&changed, NULL);
+}
+
+static void watch(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+    atexit(at_exit);
+}
+
+/* Locked. Whether there is a thread that calls functions. */
+static bool begin(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    sigset_t all, before;
+    pthread_once(&once, watch);
+    if (server.state == SERVER_NONE) {
+        server.state = SERVER_BEGINS;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        if (pthread_create(&server.thread, NULL, serve, NULL))
+            server.state = SERVER_REFUSED;
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+    }
+    while (server.state == SERVER_BEGINS)
+        pthread_cond_wait(&changed, &lock);
+    return server.state == SERVER_SERVES;
+}
+
+/* ------------------------------------------------------------------------------- the calls */
+
+static int enqueue(struct function wish, const char *name)
+{
+    struct extra e;
+    struct function *f = malloc(sizeof(*f));
+    if (!f)
+        return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
+    pthread_mutex_lock(&lock);
+    const bool serves = begin();
+    *f = wish;
+    f->number = ++server.last_number;
+    f->next = server.functions;
+    if (serves) {
+        server.functions = f;
+        atomic_fetch_add(&outstanding, 1);
+    }
+    pthread_cond_broadcast(&changed);
+    const uint64_t queue = server.queue, number = f->number;
+    pthread_mutex_unlock(&lock);
+    if (!serves) {
+        free(f);
+        return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+    }
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_HOST_ADD, name);
+    ibx_put_u64(&e.body, (uintptr_t)wish.stream);
+    ibx_put_u64(&e.body, queue);
+    ibx_put_u64(&e.body, number);
+    ibx_put_u8(&e.body, wish.callback != NULL);
+    int rc = ibx_frontend_extra(&e, NULL, 0);
+    if (!rc)
+        return CUDA_SUCCESS;
+    pthread_mutex_lock(&lock);
+    f = take(number);
+    pthread_mutex_unlock(&lock);
+    if (f)
+        atomic_fetch_sub(&outstanding, 1);
+    free(f);
+    return rc;
+}
+
+int cudaLaunchHostFunc(void *stream, void (*function)(void *argument), void *argument)
+{
+    const struct function wish = {.stream = stream, .argument = argument, .function = function};
+    return function ? enqueue(wish, "cudaLaunchHostFunc") : ibx_frontend_fail(CUDA_INVALID_VALUE);
+}
+
+int cudaStreamAddCallback(void *stream, void (*callback)(void *stream, int status, void *argument),
+                          void *argument, unsigned flags)
+{
+    const struct function wish = {.stream = stream, .argument = argument, .callback = callback};
+    return callback && !flags ? enqueue(wish, "cudaStreamAddCallback")
+                              : ibx_frontend_fail(CUDA_INVALID_VALUE);
+}
