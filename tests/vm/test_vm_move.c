@@ -25,6 +25,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/utsname.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -133,6 +134,31 @@ static void test_move(void **state)
         (double)figure(&sender, "downtime_ns") / 1e6, (double)figure(&sender, "total_ns") / 1e6,
         figure(&sender, "faults"), (double)figure(&sender, "fault_p50_ns") / 1e3,
         (double)figure(&sender, "fault_p99_ns") / 1e3);
+}
+
+/* Pages come before the stop where the kernel tells which are written, and from all others all of
+ * them come after it, which one sentence says. */
+static void test_warm(void **state)
+{
+    struct utsname kernel;
+    int major = 0, minor = 0;
+    char uri[96];
+    (void)state;
+    uname(&kernel);
+    sscanf(kernel.release, "%d.%d", &major, &minor);
+    const bool tells = major > 6 || (major == 6 && minor >= 7);
+    begin();
+    snprintf(uri, sizeof(uri), "verbs://%s:0", getenv("IBX_VM_ADDR_A"));
+    mover_receive(&receiver, &vms[1], uri,
+                  (const char *[]){"--key-file", key, "--set", USUAL, NULL});
+    mover_send(&sender, &vms[0], receiver.uri,
+               (const char *[]){"--key-file", key, "--set", USUAL, "--warm", NULL});
+    arrived();
+    if (!tells)
+        mover_must_print(&sender, "no page can be fetched before the VM stops (this kernel does "
+                                  "not tell which pages are written (userfaultfd's WP_ASYNC and "
+                                  "PAGEMAP_SCAN): Linux 6.7 does)");
+    assert_int_equal(figure(&receiver, "warm_pages") > 0, tells);
 }
 
 /* READs go into the VM's memory itself. */
@@ -383,6 +409,7 @@ int main(int argc, char **argv)
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_move, mend_and_end),
+        cmocka_unit_test_teardown(test_warm, mend_and_end),
         cmocka_unit_test_teardown(test_minor, mend_and_end),
         cmocka_unit_test_teardown(test_minor_and_little_locked_memory, mend_and_end),
         cmocka_unit_test_teardown(test_source_and_little_locked_memory, mend_and_end),
