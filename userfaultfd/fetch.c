@@ -151,7 +151,7 @@ static uint32_t claim(struct ibx_fault *e, uint64_t page, uint64_t end, uint32_t
 void ibx_fault_note_round_trip(struct ibx_fault *e, uint64_t ns)
 {
     const uint64_t before = atomic_load_explicit(&e->round_trip_ns, memory_order_relaxed);
-    const uint64_t most = before + before / 8;
+    const uint64_t most = before + before / 64;
     atomic_store_explicit(&e->round_trip_ns, !before || ns < most ? ns : most,
                           memory_order_relaxed);
 }
