@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define SWEEP_MS      5000 /* for libvirt to end a QEMU after a failure */
+#define SWEEP_MS      15000 /* for libvirt to end a QEMU after a failure */
 #define SWEEP_LOOK_MS 10
 #define AWAIT_LOOK_MS 5 /* between two looks whether libvirt has started QEMU */
 

@@ -40,6 +40,8 @@ PAUSES = (0.2, 1.5, 6)  # seconds
 AT_MOST = 150           # seconds for what an operator does
 PATIENCE = 6            # ... until he takes it that nothing happens by itself
 USES = 3                # of a domain: all of its heartbeats are computed again each time
+SLOW_WORDS = ("did not answer", "in time")
+TRIES = 4
 TO_END = 5              # ... for a libvirtd that may wait for a tool that waits
 UNFINISHED = ("may-run", "running", "moved", "complete")
 
@@ -353,17 +355,31 @@ class Matrix:
         self.domain.end()
         self.domain = None
 
+    def struck(self, case):
+        """The migration after its strike; again when there was no time for a tool before that."""
+        for left in range(TRIES, 0, -1):
+            if not self.domain:
+                self.fresh()
+            other = next(host for host in self.hosts.all if host is not self.at)
+            one = Struck(case, self.domain, self.at, other)
+            try:
+                one.strike()
+                return one
+            except AssertionError as why:
+                said = "".join(tool.text for tool in one.tools.values())
+                if left == 1 or not any(words in said for words in SLOW_WORDS):
+                    raise Wrong(f"{why}\n{one.story()}") from why
+                one.move.virsh.kill()
+                self.clean()
+        return None
+
     def run(self, number):
         """One case."""
         case = Case(self.options.seed, number)
-        if not self.domain:
-            self.fresh()
         began = time.monotonic()
         struck = None
         try:
-            other = next(host for host in self.hosts.all if host is not self.at)
-            struck = Struck(case, self.domain, self.at, other)
-            struck.strike()
+            struck = self.struck(case)
             struck.work()
             words, self.at = struck.verdict()
             done = f" after {', '.join(struck.done)}" if struck.done else ""
