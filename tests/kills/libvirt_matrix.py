@@ -296,8 +296,11 @@ class Struck:
         if self.taken_back:
             return "taken back to its stop", None
         self.domain.right_from(self.source, self.destination)
+        if self.case.victim == "destination tool" and self.case.how == "kill":
+            # The next one removes it.
+            self.destination.run("rm", "-f", self.move.socket)
         for host in self.domain.hosts.all:
-            nothing_left(host, self.domain, 10)
+            nothing_left(host, self.domain, 20)
         return f"runs at the {'source' if at is self.source else 'destination'}", at
 
     def lost(self):
