@@ -23,7 +23,9 @@
 struct client {
     struct client *next;
     struct ibx_snapshot_server *server;
-    struct ibx_conn *conn;
+    struct ibx_conn *conn; /* NULL, under the lock: it is being closed */
+    pthread_t thread;
+    bool over; /* under the lock */
 };
 
 struct ibx_snapshot_server {
@@ -36,7 +38,6 @@ struct ibx_snapshot_server {
     size_t manifest_length;
     _Atomic bool touched, closing;
     pthread_mutex_t lock; /* of what follows */
-    pthread_cond_t fewer;
     struct client *clients;
     struct ibx_snapshot_server_stats stats;
 };
@@ -250,41 +251,62 @@ static void *client_main(void *argument)
         ibx_log(IBX_LOG_WARN, "a connection from %s was turned away: %s",
                 ibx_conn_path(client->conn)->peer, err.message);
     pthread_mutex_lock(&server->lock);
-    struct client **link = &server->clients;
-    while (*link != client)
-        link = &(*link)->next;
-    *link = client->next;
+    struct ibx_conn *conn = client->conn;
+    client->conn = NULL;
     pthread_mutex_unlock(&server->lock);
-    ibx_close(client->conn);
-    free(client);
+    ibx_close(conn);
     pthread_mutex_lock(&server->lock);
+    client->over = true;
     server->stats.connections--;
     server->stats.served += !rc;
     server->stats.turned_away += rc != 0;
-    pthread_cond_signal(&server->fewer);
     pthread_mutex_unlock(&server->lock);
     return NULL;
+}
+
+/* Joins the threads that are over, or all of them. */
+static void reap(struct ibx_snapshot_server *server, bool all)
+{
+    struct client *gone = NULL;
+    pthread_mutex_lock(&server->lock);
+    for (struct client **link = &server->clients; *link;) {
+        struct client *client = *link;
+        if (!client->over && !all) {
+            link = &client->next;
+            continue;
+        }
+        *link = client->next;
+        client->next = gone;
+        gone = client;
+        if (client->conn)
+            ibx_wake(client->conn);
+    }
+    pthread_mutex_unlock(&server->lock);
+    while (gone) {
+        struct client *client = gone;
+        gone = client->next;
+        pthread_join(client->thread, NULL);
+        free(client);
+    }
 }
 
 static void admit(struct ibx_snapshot_server *server, struct ibx_conn *conn)
 {
     struct client *client = calloc(1, sizeof(*client));
-    pthread_t thread;
     bool begun = false;
+    reap(server, false);
     pthread_mutex_lock(&server->lock);
     if (client && server->stats.connections < CONNECTIONS_MAX) {
-        *client = (struct client){server->clients, server, conn};
-        begun = !pthread_create(&thread, NULL, client_main, client);
+        *client = (struct client){.next = server->clients, .server = server, .conn = conn};
+        begun = !pthread_create(&client->thread, NULL, client_main, client);
         if (begun) {
             server->clients = client;
             server->stats.connections++;
         }
     }
     pthread_mutex_unlock(&server->lock);
-    if (begun) {
-        pthread_detach(thread);
+    if (begun)
         return;
-    }
     ibx_log(IBX_LOG_WARN,
             "a connection from %s was turned away: no memory or thread for it, or "
             "there are %u",
@@ -322,7 +344,6 @@ static void release(struct ibx_snapshot_server *server)
     if (server->stop_fd >= 0)
         close(server->stop_fd);
     pthread_mutex_destroy(&server->lock);
-    pthread_cond_destroy(&server->fewer);
     free(server->manifest);
     free(server);
 }
@@ -339,7 +360,6 @@ int ibx_snapshot_server_open(const struct ibx_snapshot_server_config *config,
     server->touched = config->touched;
     snprintf(server->options.purpose, sizeof(server->options.purpose), IBX_SNAPSHOT_PURPOSE);
     pthread_mutex_init(&server->lock, NULL);
-    pthread_cond_init(&server->fewer, NULL);
     server->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int rc = server->stop_fd < 0
                  ? ibx_error_set(err, -errno, "no event descriptor: %s", strerror(errno))
@@ -381,11 +401,6 @@ void ibx_snapshot_server_close(struct ibx_snapshot_server *server)
     eventfd_write(server->stop_fd, 1);
     pthread_join(server->thread, NULL);
     server->closing = true;
-    pthread_mutex_lock(&server->lock);
-    for (struct client *client = server->clients; client; client = client->next)
-        ibx_wake(client->conn);
-    while (server->stats.connections)
-        pthread_cond_wait(&server->fewer, &server->lock);
-    pthread_mutex_unlock(&server->lock);
+    reap(server, true);
     release(server);
 }
