@@ -29,11 +29,11 @@
 enum request_state { REQUEST_STAGING, REQUEST_ANSWERED, REQUEST_WAITING };
 
 /*
- * state machine: launch that is kept for the application
- *   [*] -> DIVERT_NONE
- *   DIVERT_NONE -> DIVERT_NEXT               the next one is not sent
- *   DIVERT_NEXT -> DIVERT_KEPT | DIVERT_LONG   it was written; its body is staged, or too long
- *   DIVERT_NEXT | DIVERT_KEPT | DIVERT_LONG -> DIVERT_NONE
+ * state machine: launch that is kept
+ *   [*] -> NONE
+ *   NONE -> NEXT               the next one is not sent
+ *   NEXT -> KEPT | LONG   it was written; its body is staged, or too long
+ *   NEXT | KEPT | LONG -> NONE
  */
 enum divert_state { DIVERT_NONE, DIVERT_NEXT, DIVERT_KEPT, DIVERT_LONG };
 
