@@ -32,7 +32,7 @@ void ibx_firecracker_kept_close(struct kept *kept)
 
 static void notify(const char *text, int fd)
 {
-    const char *path = getenv("NOTIFY_SOCKET");
+    const char *path = secure_getenv("NOTIFY_SOCKET");
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     union {
         struct cmsghdr align;
@@ -100,8 +100,8 @@ static void name_next(const char **list, char *name, size_t size)
 
 void ibx_firecracker_stored(struct kept *kept)
 {
-    const char *pid = getenv("LISTEN_PID"), *count = getenv("LISTEN_FDS");
-    const char *list = getenv("LISTEN_FDNAMES");
+    const char *pid = secure_getenv("LISTEN_PID"), *count = secure_getenv("LISTEN_FDS");
+    const char *list = secure_getenv("LISTEN_FDNAMES");
     for (unsigned i = 0; i < KEPT_COUNT; i++)
         kept->fds[i] = -1;
     if (!pid || !count || !list || strtol(pid, NULL, 10) != getpid())

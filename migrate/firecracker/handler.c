@@ -219,9 +219,8 @@ static int engine_make(struct handler *h, struct ibx_error *err)
         .map_memory = h->session.map_memory,
         .chunk_max = CHUNK_MAX,
         .depth = h->layout.page_size > SMALL_PAGE ? 0 : DEPTH,
-        .fault_around = record             ? NO_AROUND
-                        : getenv("AROUND") ? (uint32_t)atoi(getenv("AROUND"))
-                                           : 0,
+        .fault_around = record ? NO_AROUND : AROUND,
+        .spin_us = ibx_thread_may_spin() ? SPIN_US : 0,
         .touched = record ? ibx_firecracker_touched : NULL,
         .touched_context = &h->session,
     };
