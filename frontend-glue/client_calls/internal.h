@@ -59,7 +59,7 @@ struct ibx_pipeline {
     bool eager;  /* a send costs so little that only a busy back end is a reason to gather */
 
     /* The request in hand: of the connection's thread alone. */
-    struct ibx_state_machine state; /* enum request_state */
+    struct ibx_state_machine state;  /* enum request_state */
     struct ibx_state_machine divert; /* enum divert_state */
     uint8_t staged[STAGED_MAX];
     size_t staged_length;

@@ -60,7 +60,7 @@ struct ibx_conn {
 static struct ibx_conn fakes[CONNS]; /* one after the other */
 static unsigned conn_count;
 static struct ibx_reader rest; /* of the input, for further ones */
-static uint8_t how; /* the flags */
+static uint8_t how;            /* the flags */
 static struct ibx_session *session;
 static struct ibx_mr *regions[256]; /* of all connections */
 static unsigned region_count;
