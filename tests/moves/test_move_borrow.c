@@ -35,11 +35,23 @@ static void borrow(const char *uri, const char *const *more)
     mover_start(&sender, arguments);
 }
 
+/* Pages with data that the guest never touches. */
+static void leave_data(const char *path)
+{
+    static uint8_t bytes[2 << 20];
+    const int fd = open(path, O_RDWR | O_CLOEXEC);
+    memset(bytes, 0x5a, sizeof(bytes));
+    assert_int_equal(pwrite(fd, bytes, sizeof(bytes), 60 << 20), sizeof(bytes));
+    close(fd);
+}
+
 /* The VM runs at vms[1], and what it has not needed yet is at vms[0]. */
 static void borrowed(const struct vm_options *options, const char *uri, const char *const *more)
 {
     like = options;
     pair_start(options);
+    if (!strstr(options->append, "balloon"))
+        leave_data(vms[0].ram);
     borrow(uri, more);
     mover_await(&sender, "filling", 0);
     vm_wait_beats(&vms[1], vm_beats(&vms[1]) + pair_beats);
@@ -218,7 +230,7 @@ static void test_first_there_and_back(void)
 static void test_over_shm(void)
 {
     every_byte(&(struct vm_options){.append = "cpus=2 mib=8", .two = true}, "shm://127.0.0.1:0",
-               "shm://127.0.0.1:0", NULL);
+               "shm://127.0.0.1:0", (const char *[]){"--fill", NULL});
 }
 
 /* ---------------------------------------------------------------- there once more */
@@ -475,6 +487,70 @@ static void test_base_after_a_return_that_failed(void)
 
 /* ---------------------------------------------------------------- what is refused, what is not */
 
+static bool serial_has(const struct vm *vm, const char *words)
+{
+    static char text[1 << 20];
+    const int fd = open(vm->serial, O_RDONLY | O_CLOEXEC);
+    const ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
+    close(fd);
+    text[n < 0 ? 0 : n] = '\0';
+    return strstr(text, words) != NULL;
+}
+
+static json_int_t balloon_of(struct vm *vm)
+{
+    json_t *result = vm_run(vm, "query-balloon", NULL);
+    const json_int_t bytes = json_integer_value(json_object_get(result, "actual"));
+    json_decref(result);
+    return bytes;
+}
+
+static void set_balloon(struct vm *vm, unsigned mib)
+{
+    const uint64_t until = vm_soon();
+    vm_do(vm, "balloon", json_pack("{s:i}", "value", mib << 20));
+    while (balloon_of(vm) != (json_int_t)mib << 20) {
+        assert_true(ibx_now_ns() < until);
+        poll(NULL, 0, 20);
+    }
+}
+
+static unsigned count_pages(const char *path)
+{
+    static bool there[RAM / 4096];
+    unsigned count = 0;
+    pages_of(path, there);
+    for (unsigned i = 0; i < RAM / 4096; i++)
+        count += there[i];
+    return count;
+}
+
+/* What the guest gives back where it is borrowed is zero at home, too. */
+static void test_balloon(void)
+{
+    const uint64_t until = vm_soon();
+    borrowed(
+        &(struct vm_options){.append = "balloon=2048 mib=4 idle=2000000",
+                             .extra = {"-device", "virtio-balloon-pci,disable-modern=on,addr=5"}},
+        "tcp://127.0.0.1:0", NULL);
+    const unsigned before = count_pages(vms[0].ram);
+    set_balloon(&vms[1], 56);
+    home_start(NULL);
+    home_receives("tcp://127.0.0.1:0", NULL);
+    bring();
+    mover_ends(&bringer, 0);
+    mover_ends(&lender, 0);
+    assert_true(count_pages(home.ram) < before - 1900);
+    set_balloon(&home, 64);
+    while (!serial_has(&home, "balloon 00000000")) {
+        assert_true(ibx_now_ns() < until);
+        poll(NULL, 0, 20);
+    }
+    assert_false(serial_has(&vms[1], "wrong") || serial_has(&home, "wrong"));
+    mover_ends(&receiver, 0);
+    mover_ends(&sender, 0);
+}
+
 static void test_stays(void)
 {
     borrowed(&(struct vm_options){.append = "mib=4"}, "tcp://127.0.0.1:0",
@@ -548,6 +624,7 @@ int main(void)
                                            VM_TEST(test_killed_while_it_returns),
                                            VM_TEST(test_home_ends_while_away),
                                            VM_TEST(test_base_after_a_return_that_failed),
+                                           VM_TEST(test_balloon),
                                            VM_TEST(test_stays),
                                            VM_TEST(test_filled),
                                            {0}};
