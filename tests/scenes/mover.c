@@ -35,6 +35,26 @@ void mover_begin(void)
     snprintf(mover_state_dir, sizeof(mover_state_dir), "%s/s", mover_folder);
 }
 
+/* What killed tools noted beside the records, which nobody could find without them. */
+static void notes_remove(void)
+{
+    static const char *const kinds[] = {"arrived", "base", "map", "tags"};
+    char pattern[160], path[PATH_MAX];
+    glob_t found;
+    snprintf(pattern, sizeof(pattern), "%s/*.json", mover_state_dir);
+    if (glob(pattern, 0, NULL, &found))
+        return;
+    for (size_t i = 0; i < found.gl_pathc; i++) {
+        const char *name = strrchr(found.gl_pathv[i], '/') + 1;
+        for (unsigned k = 0; k < 4; k++) {
+            snprintf(path, sizeof(path), "/dev/shm/ibx-%.*s%s",
+                     (int)(strlen(name) - strlen("json")), name, kinds[k]);
+            unlink(path);
+        }
+    }
+    globfree(&found);
+}
+
 int mover_end_all(void **state)
 {
     char command[128];
@@ -42,6 +62,7 @@ int mover_end_all(void **state)
         if (running[i])
             mover_kill(running[i], SIGKILL);
     if (mover_folder[0]) {
+        notes_remove();
         snprintf(command, sizeof(command), "rm -rf %s", mover_folder);
         if (system(command))
             return -1;
