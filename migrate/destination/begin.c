@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define SWEEP_MS      15000 /* for libvirt to end a QEMU after a failure */
+#define SWEEP_MS      10000 /* for libvirt to end a QEMU after a failure */
 #define SWEEP_LOOK_MS 10
 #define AWAIT_LOOK_MS 5 /* between two looks whether libvirt has started QEMU */
 
@@ -99,14 +99,16 @@ static struct destination *destination_create(const struct ibx_receive_options *
     return d;
 }
 
-/* libvirt ends a QEMU to which no VM has come, and its socket stays. It is open until the last of
- * QEMU's threads has ended. */
+/* libvirt ends a QEMU to which no VM has come, and its socket stays. It may not even be there yet,
+ * and is open until the last of QEMU's threads has ended. */
 static void sweep(const struct destination *d, bool failed)
 {
     const bool stays = d->state.now == DESTINATION_LEFT || d->state.now == DESTINATION_BROKEN;
-    const uint64_t deadline = ibx_deadline_in_ms(failed && !stays ? SWEEP_MS : 0);
+    const bool awaited = failed && !stays && d->status.record.pid;
+    const uint64_t deadline = ibx_deadline_in_ms(awaited ? SWEEP_MS : 0);
     ibx_gate_sweep(d->options->libvirt);
-    while (ibx_now_ns() < deadline && d->status.record.pid && !access(d->options->libvirt, F_OK)) {
+    while (ibx_now_ns() < deadline &&
+           (destination_qemu_lives(&d->status.record) || !access(d->options->libvirt, F_OK))) {
         poll(NULL, 0, SWEEP_LOOK_MS);
         if (!destination_qemu_lives(&d->status.record))
             ibx_gate_sweep(d->options->libvirt);
