@@ -370,10 +370,10 @@ static void test_filler_killed(void)
     assert_in_range(figure(&filler, "children_so_far"), 1, 2);
 }
 
-/* A memory file has no digest, and is cached all the same. */
+/* A memory file has no digest, and is cached all the same: by who has the key, encrypted. */
 static void test_without_a_digest(void)
 {
-    char path[160], ram[200];
+    char path[160], ram[200], key[160];
     static uint8_t is[1 << 20], got[sizeof(is)];
     mover_begin();
     snprintf(cache, sizeof(cache), "/dev/shm/ibx-clone-%d", (int)getpid());
@@ -384,8 +384,15 @@ static void test_without_a_digest(void)
     FILE *file = fopen(path, "we");
     assert_true(file && fwrite(is, 1, sizeof(is), file) == sizeof(is));
     fclose(file);
-    SERVE(&server, path, "--listen", "tcp://127.0.0.1:0");
-    SERVE(&filler, cache, "--cache", server.uri);
+    snprintf(key, sizeof(key), "%s/key", mover_folder);
+    file = fopen(key, "we");
+    assert_true(file && fprintf(file, "%032d\n", 7) > 0 && !fchmod(fileno(file), 0600));
+    fclose(file);
+    SERVE(&server, path, "--listen", "tcp://127.0.0.1:0", "--key-file", key, "--encryption",
+          "required");
+    mover_must_print(MOVER_RUN(1, "serve", cache, "--cache", server.uri), "key");
+    assert_int_equal(access(cache, F_OK), -1);
+    SERVE(&filler, cache, "--cache", server.uri, "--key-file", key, "--encryption", "required");
     mover_await_words(&filler, "\"whole\":true");
     file = fopen(ram, "re");
     assert_true(file && fread(got, 1, sizeof(got), file) == sizeof(got));
