@@ -275,6 +275,8 @@ int ibx_copies_extra(struct copies *x, const struct ibx_request *q, struct ibx_w
 /* Handles of the session's tenant, or of all if `shared`. False: no memory. */
 bool ibx_handles_add(struct copies *x, const void *value, bool shared);
 bool ibx_handles_know(struct copies *x, uint64_t value);
+/* The context is gone, and what was in it; NULL: it is not known which. */
+void ibx_handles_forget(const void *context);
 /* Whether it was there; it is no more. */
 bool ibx_handles_remove(struct copies *x, uint64_t value);
 

@@ -11,12 +11,15 @@
 #include <stdlib.h>
 
 struct handle {
+    struct handle *next;
     uint64_t value;
+    const void *context;             /* in which it is; NULL: not known */
     const struct ibx_tenant *tenant; /* NULL: every tenant's */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static void *tree;
+static struct handle *all;
 
 static int compare(const void *a, const void *b)
 {
@@ -32,20 +35,52 @@ static struct handle *find(const struct copies *x, uint64_t value)
     return found && (!tenant || tenant == x->isolation.tenant) ? *found : NULL;
 }
 
+/* Locked. */
+static void drop(struct handle *gone)
+{
+    struct handle **at = &all;
+    while (*at != gone)
+        at = &(*at)->next;
+    *at = gone->next;
+    tdelete(gone, &tree, compare);
+    free(gone);
+}
+
 bool ibx_handles_add(struct copies *x, const void *value, bool shared)
 {
+    void *context = NULL;
     struct handle *made = malloc(sizeof(*made));
     if (!made)
         return false;
-    *made = (struct handle){(uintptr_t)value, shared ? NULL : x->isolation.tenant};
+    if (ibx_copies_have_cuda(x) && x->cuda->ctx_get_current(&context))
+        context = NULL;
+    *made = (struct handle){.value = (uintptr_t)value,
+                            .context = context,
+                            .tenant = shared ? NULL : x->isolation.tenant};
     pthread_mutex_lock(&lock);
     struct handle *const *at = tsearch(made, &tree, compare);
-    if (at && *at != made) /* its context was reset, and the address is used again */
-        (*(struct handle **)at)->tenant = made->tenant;
+    if (at && *at == made) {
+        made->next = all;
+        all = made;
+    } else if (at) { /* a pool, or the address of an array whose end was not seen */
+        (*at)->tenant = made->tenant;
+        (*at)->context = context;
+    }
     pthread_mutex_unlock(&lock);
     if (!at || *at != made)
         free(made);
     return at;
+}
+
+void ibx_handles_forget(const void *context)
+{
+    pthread_mutex_lock(&lock);
+    for (struct handle *h = all, *next; h; h = next) {
+        next = h->next;
+        if (!context || !h->context || h->context == context)
+            drop(h);
+    }
+    pthread_mutex_unlock(&lock);
 }
 
 bool ibx_handles_know(struct copies *x, uint64_t value)
@@ -60,9 +95,9 @@ bool ibx_handles_remove(struct copies *x, uint64_t value)
 {
     pthread_mutex_lock(&lock);
     struct handle *found = find(x, value);
+    const bool known = found;
     if (found)
-        tdelete(found, &tree, compare);
+        drop(found);
     pthread_mutex_unlock(&lock);
-    free(found);
-    return found;
+    return known;
 }

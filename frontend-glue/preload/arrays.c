@@ -227,7 +227,8 @@ static size_t row_of(const struct ibx_cuda_memcpy3d *p)
         return p->extent.width;
     if (cudaGetChannelDesc(&channel, array))
         return 0;
-    const size_t bits = (size_t)(channel.x + channel.y + channel.z + channel.w);
+    const size_t bits =
+        (size_t)channel.x + (size_t)channel.y + (size_t)channel.z + (size_t)channel.w;
     return __builtin_mul_overflow(p->extent.width, bits / 8, &n) ? 0 : n;
 }
 

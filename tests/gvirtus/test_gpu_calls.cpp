@@ -131,6 +131,26 @@ bool malformed()
     return device && remote.free(device) == 0;
 }
 
+// A reset takes arrays away: their handles are addresses of nothing then.
+bool arrays_after_reset()
+{
+    Gpu gpu;
+    Remote &remote = gpu.remote;
+    auto number = [](unsigned n) {
+        Body body;
+        body.bytes = {static_cast<char>(n), 0};
+        return body;
+    };
+    Body made = number(8); // cudaMalloc3DArray: 8 bits, 100 bytes, no flags
+    made.i32(8).i32(0).i32(0).i32(0).i32(1).u64(100).u64(0).u64(0).i32(0);
+    std::uint64_t array = 0;
+    REQUIRE(remote.call("ibxRuntime", made) == 0 && remote.out.size() == 8);
+    std::memcpy(&array, remote.out.data(), 8);
+    REQUIRE(remote.call("ibxRuntime", number(15).u64(array)) == 0); // cudaGetChannelDesc
+    REQUIRE(remote.call("cudaDeviceReset", Body()) == 0);
+    return remote.call("ibxRuntime", number(15).u64(array)) == 1;
+}
+
 bool kernels()
 {
     Gpu gpu;
@@ -239,6 +259,7 @@ int main(int argc, char **argv)
     check("memory that is counted", counted);
     check("errors", errors);
     check("requests of our own that are malformed", malformed);
+    check("arrays after a reset", arrays_after_reset);
     check("kernels", kernels);
     check("kernels while some are taken away", kernels_meanwhile);
     check("many at once", many);

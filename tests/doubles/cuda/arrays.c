@@ -29,7 +29,8 @@ static struct array *array_of(void *handle)
 
 static size_t element(const struct array *a)
 {
-    return (size_t)(a->channel.x + a->channel.y + a->channel.z + a->channel.w) / 8;
+    const struct ibx_cuda_channel *c = &a->channel;
+    return ((size_t)c->x + (size_t)c->y + (size_t)c->z + (size_t)c->w) / 8;
 }
 
 /* Copies between addresses of the device. */
