@@ -138,6 +138,22 @@ def the_rest_comes_in_the_background(scene):
     ended(vm, tool)
 
 
+@test
+def huge_pages_come_and_go_as_a_whole(scene):
+    with open("/proc/meminfo", encoding="ascii") as file:
+        free = next(int(line.split()[1]) for line in file if line.startswith("HugePages_Free:"))
+    if free < 8:
+        raise Skip("needs 8 free huge pages")
+    memory = snapshot(scene, 8 * 512)
+    vm, tool, told = serving(scene, memory, form="new", double=("huge",))
+    equal(told["pages"], 8)
+    vm.do("touch 1 1")
+    vm.do("remove 1 2")
+    os.kill(handler_of(tool), signal.SIGKILL)
+    vm.do("check")
+    ended(vm, tool)
+
+
 def resident(vm):
     """Bytes of its private memory."""
     with open(f"/proc/{vm.process.pid}/smaps_rollup", encoding="ascii") as file:
