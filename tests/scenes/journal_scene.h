@@ -17,6 +17,10 @@ int remove_folder(void **state);
 struct ibx_journal sample(bool source, uint8_t number);
 /* Into the folder; an error has its message. */
 int write_record(struct ibx_journal *r);
+/* Its totals are known once all of its pages have come, and not before. */
+void complete_as_its_state(struct ibx_journal *r);
+/* Writes it in each state by which this one is reached, from new (0) on. */
+void bring_to(struct ibx_journal *r, enum ibx_journal_state wanted);
 /* The only record of the folder. */
 struct ibx_journal only(void);
 /* The message of the last error has this. */

@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Which records are found, and which of them are pruned. */
+#include "tests/scenes/journal_scene.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static void newest_come_first(NO_STATE)
+{
+    struct ibx_journal *all;
+    size_t count;
+    for (uint8_t i = 1; i <= 20; i++) {
+        struct ibx_journal r = sample(i % 2, (uint8_t)(i * 37));
+        assert_int_equal(write_record(&r), 0);
+    }
+    assert_int_equal(ibx_journal_list(folder, &all, &count, &error), 0);
+    assert_int_equal(count, 20);
+    for (size_t i = 1; i < count; i++)
+        assert_true(all[i - 1].written_s >= all[i].written_s);
+    free(all);
+}
+
+/* Gives the file of a record another time, as its writing did. */
+static void set_written(const struct ibx_journal *r, uint64_t seconds)
+{
+    char from[64], to[64];
+    snprintf(from, sizeof(from), "\"written\": %llu", (unsigned long long)r->written_s);
+    snprintf(to, sizeof(to), "\"written\": %llu", (unsigned long long)seconds);
+    change(r, from, to);
+}
+
+static bool goes_from_here(const struct ibx_journal *r)
+{
+    return r->source && !ibx_journal_over(r);
+}
+
+static bool is_unfinished(const struct ibx_journal *r)
+{
+    return !ibx_journal_over(r);
+}
+
+static void the_newest_that_fits_is_found(NO_STATE)
+{
+    struct ibx_journal a = sample(true, 1), b = sample(true, 2), c = sample(true, 3),
+                       d = sample(false, 4), found;
+    strcpy(c.qmp, "/run/other");
+    assert_int_equal(ibx_journal_find(folder, a.qmp, is_unfinished, &found, &error), -ENOENT);
+    error_has(folder);
+    assert_int_equal(write_record(&a), 0);
+    assert_int_equal(write_record(&b), 0);
+    assert_int_equal(write_record(&c), 0);
+    assert_int_equal(write_record(&d), 0);
+    set_written(&a, 3000);
+    set_written(&b, 2000);
+    assert_int_equal(ibx_journal_find(folder, a.qmp, goes_from_here, &found, &error), 0);
+    assert_memory_equal(found.id, a.id, sizeof(a.id));
+    assert_int_equal(ibx_journal_find(folder, c.qmp, goes_from_here, &found, &error), 0);
+    assert_memory_equal(found.id, c.id, sizeof(c.id));
+    assert_int_equal(ibx_journal_find(folder, a.qmp, is_unfinished, &found, &error), 0);
+    assert_memory_equal(found.id, d.id, sizeof(d.id)); /* in either role */
+    a.state = IBX_JOURNAL_KEPT;                        /* now the newest of all, and over */
+    assert_int_equal(write_record(&a), 0);
+    assert_int_equal(ibx_journal_find(folder, a.qmp, goes_from_here, &found, &error), 0);
+    assert_memory_equal(found.id, b.id, sizeof(b.id));
+    assert_int_equal(ibx_journal_find(folder, "/run/nobody", is_unfinished, &found, &error),
+                     -ENOENT);
+    error_has("no unfinished migration of the QEMU at /run/nobody");
+}
+
+/* ------------------------------------------------------------ pruning */
+
+struct seen {
+    unsigned gone, kept;
+    const char *why;
+};
+
+static void see(void *context, const struct ibx_journal *record, const char *why)
+{
+    struct seen *seen = context;
+    (void)record;
+    *(why ? &seen->kept : &seen->gone) += 1;
+    seen->why = why;
+}
+
+static struct seen prune(struct ibx_journal_prune which)
+{
+    struct seen seen = {0};
+    which.each = see;
+    which.context = &seen;
+    which.before_s = which.before_s ? which.before_s : UINT64_MAX;
+    if (ibx_journal_prune(folder, &which, &error))
+        fail_msg("%s", error.message);
+    return seen;
+}
+
+/* In this state, and of a QEMU that lives (this process) or has ended. */
+static struct ibx_journal in_state(bool source, uint8_t number, enum ibx_journal_state state,
+                                   bool lives)
+{
+    struct ibx_journal r = sample(source, number);
+    if (lives) {
+        r.pid = getpid();
+        r.pid_started = ibx_process_started(r.pid);
+    }
+    bring_to(&r, state);
+    return r;
+}
+
+static void what_is_over_can_be_pruned(NO_STATE)
+{
+    const struct {
+        bool source;
+        enum ibx_journal_state is;
+        bool lives, goes, goes_unfinished;
+    } cases[] = {
+        {true, IBX_JOURNAL_KEPT, true, true, true},
+        {true, IBX_JOURNAL_ROLLED_BACK, true, true, true},
+        {true, IBX_JOURNAL_DONE, true, false, false}, /* that QEMU must not be continued */
+        {true, IBX_JOURNAL_DONE, false, true, true},
+        {true, IBX_JOURNAL_MAY_RUN, false, false, true},
+        {true, IBX_JOURNAL_MOVED, true, false, false},
+        {false, IBX_JOURNAL_DONE, true, true, true},
+        {false, IBX_JOURNAL_GIVEN_UP, true, true, true},
+        {false, IBX_JOURNAL_RUNNING, true, false, false},
+        {false, IBX_JOURNAL_RUNNING, false, false, true},
+        {false, IBX_JOURNAL_COMPLETE, true, false, true},
+        {false, IBX_JOURNAL_COMPLETE, false, false, true},
+    };
+    for (unsigned i = 0; i < COUNT(cases); i++) {
+        struct ibx_journal r = in_state(cases[i].source, 5, cases[i].is, cases[i].lives);
+        struct seen seen = prune((struct ibx_journal_prune){.qmp = r.qmp});
+        if (seen.gone != cases[i].goes || seen.kept == cases[i].goes)
+            fail_msg("case %u: %s", i, seen.why ? seen.why : "went");
+        if (cases[i].goes)
+            continue;
+        seen = prune((struct ibx_journal_prune){.qmp = r.qmp, .unfinished = true});
+        if (seen.gone != cases[i].goes_unfinished)
+            fail_msg("case %u, unfinished too: %s", i, seen.why ? seen.why : "went");
+        if (!seen.gone)
+            assert_int_equal(ibx_journal_remove(folder, &r, &error), 0);
+    }
+}
+
+static void pruning_leaves_others_alone(NO_STATE)
+{
+    struct ibx_journal *all, a = in_state(true, 1, IBX_JOURNAL_KEPT, false),
+                             b = in_state(true, 2, IBX_JOURNAL_KEPT, false);
+    size_t count;
+    int lock;
+    assert_int_equal(prune((struct ibx_journal_prune){.qmp = "/run/other"}).gone, 0);
+    assert_int_equal(prune((struct ibx_journal_prune){.before_s = a.written_s, .keep = 2}).gone, 0);
+    assert_int_equal(ibx_journal_lock(folder, &a, &lock, &error), 0); /* a tool works on it */
+    struct seen seen = prune((struct ibx_journal_prune){0});
+    assert_int_equal(seen.gone, 1);
+    assert_int_equal(seen.kept, 1);
+    assert_memory_equal(only().id, a.id, sizeof(a.id));
+    close(lock);
+    assert_int_equal(write_record(&b), -EINVAL); /* it is new, and over */
+    b = in_state(true, 2, IBX_JOURNAL_KEPT, false);
+    set_written(&a, 1000);
+    /* What is young goes when there are too many; and what is old goes in any case. */
+    assert_int_equal(prune((struct ibx_journal_prune){.before_s = 500, .keep = 1}).gone, 1);
+    assert_memory_equal(only().id, b.id, sizeof(b.id));
+    set_written(&b, 1000);
+    ibx_journal_prune_old(folder, "/run/another");
+    assert_int_equal(ibx_journal_list(folder, &all, &count, &error), 0);
+    assert_int_equal(count, 0);
+    free(all);
+    b = in_state(true, 3, IBX_JOURNAL_KEPT, false);
+    ibx_journal_prune_old(folder, "/run/another");
+    assert_int_equal(only().state, IBX_JOURNAL_KEPT);
+    assert_int_equal(ibx_journal_remove(folder, &b, &error), 0);
+}
+
+static size_t records(void)
+{
+    struct ibx_journal *all;
+    size_t count;
+    assert_int_equal(ibx_journal_list(folder, &all, &count, &error), 0);
+    free(all);
+    return count;
+}
+
+/* A script that tries a migration again and again leaves one record; others leave some. */
+static void failed_ones_do_not_pile_up(NO_STATE)
+{
+    struct ibx_journal r = sample(true, 1);
+    for (uint8_t i = 1; i <= 15; i++)
+        in_state(i % 2, i, i % 2 ? IBX_JOURNAL_KEPT : IBX_JOURNAL_GIVEN_UP, false);
+    in_state(true, 20, IBX_JOURNAL_ROLLED_BACK, false);
+    in_state(false, 21, IBX_JOURNAL_DONE, false);
+    ibx_journal_prune_old(folder, "/run/another");
+    assert_int_equal(records(), IBX_JOURNAL_KEEP_FAILED + 2);
+    ibx_journal_prune_old(folder, r.qmp);
+    assert_int_equal(records(), 2);
+}
+
+/* While the newest one goes, a tool has come to work on the next, or another has removed it. */
+struct meddling {
+    struct ibx_journal next;
+    bool removes;
+    unsigned seen;
+    const char *why;
+};
+
+static void meddle(void *context, const struct ibx_journal *record, const char *why)
+{
+    struct meddling *m = context;
+    m->why = why;
+    if (m->seen++)
+        return;
+    assert_memory_not_equal(record->id, m->next.id, sizeof(m->next.id));
+    if (m->removes)
+        assert_int_equal(ibx_journal_remove(folder, &m->next, &error), 0);
+    else
+        assert_int_equal(write_record(&m->next), 0);
+}
+
+static void what_counts_is_read_under_the_lock(NO_STATE)
+{
+    for (int removes = 0; removes < 2; removes++) {
+        struct ibx_journal newest = in_state(true, 1, IBX_JOURNAL_KEPT, false);
+        struct meddling m = {.next = in_state(false, 2, IBX_JOURNAL_RUNNING, false),
+                             .removes = removes};
+        const struct ibx_journal_prune which = {
+            .unfinished = true, .before_s = UINT64_MAX, .each = meddle, .context = &m};
+        char lock[PATH_MAX];
+        set_written(&newest, UINT32_MAX);
+        m.next.pid = getpid(); /* its QEMU lives, as the meddler writes */
+        m.next.pid_started = ibx_process_started(m.next.pid);
+        assert_int_equal(ibx_journal_prune(folder, &which, &error), 0);
+        assert_int_equal(m.seen, 2);
+        ibx_journal_path(folder, &m.next, ".lock", lock, sizeof(lock));
+        if (removes) {
+            assert_null(m.why);
+            assert_int_equal(access(lock, F_OK), -1);
+            continue;
+        }
+        assert_non_null(m.why);
+        assert_non_null(strstr(m.why, "its QEMU lives"));
+        assert_memory_equal(only().id, m.next.id, sizeof(m.next.id));
+        assert_int_equal(ibx_journal_remove(folder, &m.next, &error), 0);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(newest_come_first),
+        TEST(the_newest_that_fits_is_found),
+        TEST(what_is_over_can_be_pruned),
+        TEST(failed_ones_do_not_pile_up),
+        TEST(what_counts_is_read_under_the_lock),
+        TEST(pruning_leaves_others_alone),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A record in its file is whole or not there, whatever happens to who writes it. */
+#include "tests/scenes/journal_scene.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* Writes for ever, records of very different lengths. */
+static void write_until_killed(void)
+{
+    struct ibx_journal r = only();
+    for (uint64_t turn = 0;; turn++) {
+        r.epoch++;
+        memset(r.qmp, 'q', sizeof(r.qmp) - 1);
+        r.qmp[turn % 2 ? 10 : 4000] = '\0';
+        if (ibx_journal_write(folder, &r, NULL))
+            _exit(1);
+    }
+}
+
+static void a_killed_writer_leaves_a_whole_record(NO_STATE)
+{
+    struct ibx_journal r = sample(true, 3);
+    assert_int_equal(write_record(&r), 0);
+    for (unsigned turn = 0; turn < 25; turn++) {
+        const uint64_t from = only().epoch;
+        pid_t child = fork_bound();
+        if (!child)
+            write_until_killed();
+        /* Whatever it is doing, what is read is whole. Some turns end at once. */
+        while (only().epoch < from + turn % 5)
+            assert_int_equal(waitpid(child, NULL, WNOHANG), 0);
+        kill(child, SIGKILL);
+        assert_int_equal(waitpid(child, NULL, 0), child);
+        struct ibx_journal found = only();
+        assert_in_range(found.epoch, from + turn % 5, UINT64_MAX);
+        assert_true(found.epoch == 1 || strlen(found.qmp) == 10 || strlen(found.qmp) == 4000);
+    }
+    r = only();
+    r.epoch++;
+    assert_int_equal(write_record(&r), 0); /* over what a killed one left behind */
+    assert_int_equal(only().epoch, r.epoch);
+}
+
+static bool unwritten(int rc, int expected)
+{
+    char path[PATH_MAX];
+    struct ibx_journal r = sample(true, 3);
+    ibx_journal_path(folder, &r, ".new", path, sizeof(path));
+    return rc == expected && strstr(error.message, folder) &&
+           strstr(error.message, strerror(-expected)) && access(path, F_OK);
+}
+
+/* Changes what is on record until there is no room for the next. */
+static int on_a_full_disk(void)
+{
+    struct ibx_journal r = sample(true, 3), *all;
+    char path[PATH_MAX], block[4096] = {0};
+    size_t count;
+    if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
+        mount("none", folder, "tmpfs", 0, "size=64k,mode=0700"))
+        return SKIP;
+    CHECK(!ibx_journal_write(folder, &r, &error));
+    snprintf(path, sizeof(path), "%s/filler", folder);
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    CHECK(fd >= 0);
+    while (write(fd, block, sizeof(block)) > 0)
+        ;
+    CHECK(errno == ENOSPC);
+    r.state = IBX_JOURNAL_MAY_RUN;
+    CHECK(unwritten(ibx_journal_write(folder, &r, &error), -ENOSPC));
+    CHECK(!ibx_journal_list(folder, &all, &count, &error) && count == 1);
+    CHECK(all[0].state == IBX_JOURNAL_HERE);
+    free(all);
+    CHECK(!ftruncate(fd, 0) && !close(fd) && !ibx_journal_write(folder, &r, &error));
+    CHECK(!mount(NULL, folder, NULL, MS_REMOUNT | MS_RDONLY, NULL));
+    r.state = IBX_JOURNAL_MOVED;
+    CHECK(unwritten(ibx_journal_write(folder, &r, &error), -EROFS));
+    CHECK(!ibx_journal_list(folder, &all, &count, &error) && count == 1);
+    CHECK(all[0].state == IBX_JOURNAL_MAY_RUN);
+    free(all);
+    return 0;
+}
+
+static void full_and_read_only_disks(NO_STATE)
+{
+    passes_in_child(on_a_full_disk); /* only root mounts */
+}
+
+static int without_rights(void)
+{
+    struct ibx_journal r = sample(true, 3), *all;
+    char lock[32];
+    size_t count;
+    int fd;
+    if (!become_nobody())
+        return SKIP;
+    CHECK(!chmod(folder, 0700) && !ibx_journal_write(folder, &r, &error));
+    CHECK(!chmod(folder, 0500));
+    r.state = IBX_JOURNAL_MAY_RUN;
+    CHECK(unwritten(ibx_journal_write(folder, &r, &error), -EACCES));
+    CHECK(ibx_journal_lock(folder, &r, &fd, &error) == -EACCES);
+    CHECK(ibx_journal_remove(folder, &r, &error) == -EACCES);
+    CHECK(!ibx_journal_list(folder, &all, &count, &error) && count == 1);
+    CHECK(all[0].state == IBX_JOURNAL_HERE);
+    free(all);
+    snprintf(lock, sizeof(lock), "%s", "/proc/ibx");
+    CHECK(ibx_journal_folder(lock, lock, sizeof(lock), &error) && strstr(error.message, "/proc"));
+    CHECK(!chmod(folder, 0000));
+    CHECK(ibx_journal_list(folder, &all, &count, &error) == -EACCES);
+    CHECK(!chmod(folder, 0700));
+    return 0;
+}
+
+static void folders_without_rights(NO_STATE)
+{
+    passes_in_child(without_rights);
+}
+
+static void text_that_is_none(NO_STATE)
+{
+    struct ibx_journal r = sample(true, 1);
+    strcpy(r.name, "b\xc3"); /* cut in the middle of a character */
+    assert_int_equal(write_record(&r), 0);
+    assert_string_equal(only().name, "b?");
+    strcpy(r.name, "b\xc3\xbc\"\n");
+    assert_int_equal(write_record(&r), 0);
+    assert_string_equal(only().name, r.name);
+    strcpy(r.qmp, "/run/\xff");
+    assert_int_equal(write_record(&r), -EINVAL);
+    error_has("/run/?");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(a_killed_writer_leaves_a_whole_record),
+        TEST(full_and_read_only_disks),
+        TEST(folders_without_rights),
+        TEST(text_that_is_none),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
