@@ -147,7 +147,12 @@ static void handler_told(struct supervisor *s)
         handler_is_ready(s);
     } else if (n > 0 && *message == TOLD_FAILED) {
         message[n] = '\0';
-        s->rc = ibx_error_set(s->err, -EIO, "%s", message + 1);
+        s->rc = s->state.now == SERVING && s->header && s->header->pid > 0
+                    ? ibx_error_set(s->err, -EIO,
+                                    "%s; Firecracker (process %d) waits for its memory for ever: "
+                                    "end it",
+                                    message + 1, (int)s->header->pid)
+                    : ibx_error_set(s->err, -EIO, "%s", message + 1);
     } else if (!n || (n < 0 && errno != EAGAIN)) { /* the end of the process is what counts */
         close(s->handler_socket);
         s->handler_socket = -1;

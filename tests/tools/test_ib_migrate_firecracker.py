@@ -411,7 +411,8 @@ def messages_that_cannot_be_served_are_refused(scene):
             (f"[{region[:-1]}, \"page_size_kib\": 2097152}}]", "are the same thing"),
             (f"[{region.replace('4096, ', '4097, ', 1)}]", "not of whole pages"),
             (f"[{region.replace('4096, ', '-4096, ', 1)}]", 'no "base_host_virt_addr"'),
-            (f"[{region.replace('0, ', '8388608, ')}]", "it is of another snapshot")):
+            (f"[{region.replace('0, ', '8388608, ')}]",
+             "it is of another snapshot; Firecracker (process ")):
         err = refused(scene, line=f"raw {text}")
         assert words in err, f"{text}: {err}"
 
