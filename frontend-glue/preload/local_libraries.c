@@ -50,7 +50,7 @@ void ibx_frontend_hide_local_gpus(void)
         "libcurand.so",   "libcufft.so", "libcublas.so", "libcusparse.so",
         "libcusolver.so", "libcudnn.so", "libnpp",       NULL};
     struct search front_end = {.names = runtime}, local = {.names = libraries};
-    if (getenv(HIDES) || !dl_iterate_phdr(look, &front_end))
+    if (secure_getenv(HIDES) || !dl_iterate_phdr(look, &front_end))
         return;
     snprintf(local.but, sizeof(local.but), "%.*s", (int)folder_of(front_end.path), front_end.path);
     if (!dl_iterate_phdr(look, &local) || setenv(HIDES, "", 1))
