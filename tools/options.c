@@ -14,7 +14,7 @@ struct line {
     const struct ibx_tool *tool;
     void *args;
     bool given[IBX_TOOL_OPTIONS_MAX]; /* by their index in the table */
-    int command;    /* -1: none yet */
+    int command;                      /* -1: none yet */
     const char *uri;
 };
 
