@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <thread>
 #include <unistd.h>
@@ -133,6 +134,79 @@ bool one_application()
     REQUIRE(second.remote.handled() == 0);
     REQUIRE(second.remote.free(device) == 0);
     return true;
+}
+
+// A request of our own (frontend-glue/session/extra.h), by its number.
+Body extra(int number)
+{
+    Body body;
+    body.bytes = {static_cast<char>(number), 0};
+    return body;
+}
+constexpr const char *extra_name = "ibxRuntime";
+
+std::uint64_t made(Remote *remote, const Body &body)
+{
+    std::uint64_t handle = 0;
+    if (!remote->call(extra_name, body) && remote->out.size() == 8)
+        std::memcpy(&handle, remote->out.data(), 8);
+    return handle;
+}
+
+Body array_of_bytes(std::uint64_t n)
+{
+    return extra(8).i32(8).i32(0).i32(0).i32(0).i32(1).u64(n).u64(0).u64(0).i32(0);
+}
+
+// What such a request names of another tenant's is refused as well: memory of pools, arrays, and
+// queues of functions.
+bool requests_of_ours()
+{
+    TenantsBackEnd back;
+    Client alice(back, "alice"), bob(back, "bob");
+    Remote *a = &alice.remote, *b = &bob.remote;
+    REQUIRE(a->malloc(100) && b->malloc(100) && !a->get_last_error() && !b->get_last_error());
+    const std::uint64_t pooled = made(a, extra(20).u64(4096).u64(0)),
+                        array = made(a, array_of_bytes(64));
+    const std::uint64_t queue = made(a, extra(28)), own = made(b, extra(20).u64(4096).u64(0)),
+                        own_array = made(b, array_of_bytes(64));
+    REQUIRE(pooled && array && queue && own && own_array);
+    const std::vector<char> bytes = random_bytes(4096, 3);
+    REQUIRE(a->to_device(pooled, bytes.data(), 4096) == 0);
+    REQUIRE(b->to_device(pooled, bytes.data(), 64) == bad_pointer);
+    REQUIRE(b->call(extra_name, extra(10).u64(array).u64(0).u64(0).u64(own).u64(64)) ==
+            bad_pointer);
+    REQUIRE(b->call(extra_name, extra(10).u64(own_array).u64(0).u64(0).u64(pooled).u64(64)) ==
+            bad_pointer);
+    REQUIRE(b->call(extra_name, extra(11).u64(pooled).u64(own_array).u64(0).u64(0).u64(64)) ==
+            bad_pointer);
+    REQUIRE(b->call(extra_name, extra(22).u64(pooled).u64(0)) == bad_pointer);
+    REQUIRE(b->call(extra_name, extra(9).u64(array)) == bad_pointer);
+    Body texture = extra(16);
+    texture.i32(2).u64(pooled).i32(8).i32(0).i32(0).i32(0).i32(2).u64(64);
+    for (int i = 1; i <= 18; i++)
+        texture.i32(i);
+    texture.bytes.push_back(0);
+    REQUIRE(a->call(extra_name, texture) == 0 && b->call(extra_name, texture) == bad_pointer);
+    Body call = extra(29);
+    call.u64(0).u64(queue).u64(1);
+    call.bytes.push_back(0);
+    REQUIRE(b->call(extra_name, call) == bad_pointer);
+    REQUIRE(untouched(a, pooled, bytes));
+    // One's own is one's own, and what was given back is nobody's.
+    REQUIRE(b->call(extra_name, extra(10).u64(own_array).u64(0).u64(0).u64(own).u64(64)) == 0);
+    REQUIRE(a->call(extra_name, extra(22).u64(pooled).u64(0)) == 0);
+    return a->call(extra_name, extra(9).u64(array)) == 0;
+}
+
+// Memory that cannot be counted is refused where it is to be counted.
+bool requests_of_ours_counted()
+{
+    TenantsBackEnd back("rdma.device_memory : 1G\n");
+    Client alice(back, "alice");
+    REQUIRE(alice.remote.malloc(100) && !alice.remote.get_last_error());
+    REQUIRE(alice.remote.call(extra_name, extra(20).u64(4096).u64(0)) == 801);
+    return alice.remote.call(extra_name, array_of_bytes(64)) == 801;
 }
 
 bool another(const std::string &more)
@@ -485,6 +559,8 @@ int main(int argc, char **argv)
                "bob:0123456789abcdef0123456789abcde0\n",
                0600);
     check("sessions of one tenant share their memory", one_application);
+    check("requests of our own", requests_of_ours);
+    check("the same where memory is counted", requests_of_ours_counted);
     check("another tenant's memory is refused", [] { return another(""); });
     check("by GVirtuS's handlers, too", [] { return another("rdma.gpu : off\n"); });
     check("frees", freed);
