@@ -75,6 +75,28 @@ static void give_all(struct vm *vm, const struct attempt *attempts)
         give(vm, attempts);
 }
 
+/* Has the same answer at both ends. */
+static const struct attempt anywhere[] = {
+    {"query-migrate", NULL, NULL, NULL},
+    {HMP, "info registers", NULL, NULL},
+    {HMP, "info block", NULL, NULL},
+    {HMP, "info qtree", NULL, NULL},
+    {HMP, "xp /2x 0x2000000", NULL, NULL},
+    {"migrate-pause", NULL, "postcopy-active", NULL},
+    {"migrate-recover", "{'uri':'tcp:127.0.0.1:1'}", "postcopy", NULL},
+    {"migrate-set-parameters", "{'announce-rounds':5}", NULL, NULL},
+    {"object-add", "{'qom-type':'memory-backend-ram','id':'m1','size':1048576}", NULL, NULL},
+    {"object-del", "{'id':'m1'}", NULL, NULL},
+    {"blockdev-add", "{'driver':'null-co','node-name':'n0','size':1048576}", NULL, NULL},
+    {"blockdev-mirror", "{'job-id':'j0','device':'disk','target':'n0','sync':'full'}", NULL,
+     "BLOCK_JOB_READY"},
+    {"block-job-cancel", "{'device':'j0'}", NULL, "BLOCK_JOB_COMPLETED"},
+    {"blockdev-del", "{'node-name':'n0'}", NULL, NULL},
+    {"system_wakeup", NULL, "not in suspended state", NULL},
+    {"pmemsave", "{'val':1048576,'size':65536,'filename':'%/part'}", NULL, NULL},
+    {"blockdev-snapshot-sync", "{'device':'disk','snapshot-file':'%/overlay'}", NULL, NULL},
+    {0}};
+
 static void filling(void)
 {
     pair_start(&machine);
@@ -86,32 +108,14 @@ static void filling(void)
 static void test_at_the_destination(void)
 {
     static const struct attempt attempts[] = {
-        {"query-migrate", NULL, NULL, NULL},
-        {HMP, "info registers", NULL, NULL},
-        {HMP, "info block", NULL, NULL},
-        {HMP, "info qtree", NULL, NULL},
-        {HMP, "xp /2x 0x2000000", NULL, NULL},
         {"stop", NULL, NULL, "STOP"},
         {"cont", NULL, NULL, "RESUME"},
         {"migrate-incoming", "{'uri':'tcp:127.0.0.1:1'}", "already been started", NULL},
-        {"migrate-pause", NULL, "postcopy-active", NULL},
-        {"migrate-recover", "{'uri':'tcp:127.0.0.1:1'}", "postcopy", NULL},
         {"migrate_cancel", NULL, NULL, NULL},
-        {"migrate-set-parameters", "{'announce-rounds':5}", NULL, NULL},
         {"device_add", "{'driver':'virtio-rng-pci','id':'new','bus':'free'}", NULL, NULL},
         {"device_del", "{'id':'rng'}", NULL, NULL},
-        {"object-add", "{'qom-type':'memory-backend-ram','id':'m1','size':1048576}", NULL, NULL},
-        {"object-del", "{'id':'m1'}", NULL, NULL},
-        {"blockdev-add", "{'driver':'null-co','node-name':'n0','size':1048576}", NULL, NULL},
-        {"blockdev-mirror", "{'job-id':'j0','device':'disk','target':'n0','sync':'full'}", NULL,
-         "BLOCK_JOB_READY"},
-        {"block-job-cancel", "{'device':'j0'}", NULL, "BLOCK_JOB_COMPLETED"},
-        {"blockdev-del", "{'node-name':'n0'}", NULL, NULL},
         {"balloon", "{'value':58720256}", NULL, "BALLOON_CHANGE"},
-        {"system_wakeup", NULL, "not in suspended state", NULL},
         {"system_powerdown", NULL, NULL, "POWERDOWN"},
-        {"pmemsave", "{'val':1048576,'size':65536,'filename':'%/part'}", NULL, NULL},
-        {"blockdev-snapshot-sync", "{'device':'disk','snapshot-file':'%/overlay'}", NULL, NULL},
         {"migrate-set-capabilities",
          "{'capabilities':[{'capability':'background-snapshot','state':true}]}", "not compatible",
          NULL},
@@ -120,6 +124,7 @@ static void test_at_the_destination(void)
     filling();
     vm_do(&vms[1], "balloon", json_pack("{s:i}", "value", 60 << 20)); /* a change to come */
     json_decref(vm_event(&vms[1], "BALLOON_CHANGE", NULL));
+    give_all(&vms[1], anywhere);
     give_all(&vms[1], attempts);
     mover_ends(&sender, 0); /* the dump has touched every page */
     mover_ends(&receiver, 0);
@@ -152,41 +157,24 @@ static void test_migrate_at_the_destination(void)
 static void test_at_the_source(void)
 {
     static const struct attempt attempts[] = {
-        {"query-migrate", NULL, NULL, NULL},
-        {HMP, "info registers", NULL, NULL},
-        {HMP, "info block", NULL, NULL},
-        {HMP, "info qtree", NULL, NULL},
-        {HMP, "xp /2x 0x2000000", NULL, NULL},
         {"stop", NULL, NULL, NULL},
         {"cont", NULL, "not finalized yet", NULL},
         {"migrate", "{'uri':'exec:cat >%/state'}", "in progress", NULL},
         {"migrate-set-capabilities", "{'capabilities':[{'capability':'xbzrle','state':true}]}",
          "in progress", NULL},
-        {"migrate-set-parameters", "{'announce-rounds':5}", NULL, NULL},
         {"migrate-incoming", "{'uri':'tcp:127.0.0.1:1'}", "incoming", NULL},
-        {"migrate-recover", "{'uri':'tcp:127.0.0.1:1'}", "postcopy", NULL},
-        {"migrate-pause", NULL, "postcopy-active", NULL},
         {"device_add", "{'driver':'virtio-rng-pci','id':'new','bus':'free'}", "while migrating",
          NULL},
         {"device_del", "{'id':'rng'}", "while migrating", NULL},
         {"dump-guest-memory", "{'paging':false,'protocol':'file:%/dump'}", "in progress", NULL},
-        {"blockdev-add", "{'driver':'null-co','node-name':'n0','size':1048576}", NULL, NULL},
-        {"blockdev-mirror", "{'job-id':'j0','device':'disk','target':'n0','sync':'full'}", NULL,
-         "BLOCK_JOB_READY"},
-        {"block-job-cancel", "{'device':'j0'}", NULL, "BLOCK_JOB_COMPLETED"},
-        {"blockdev-del", "{'node-name':'n0'}", NULL, NULL},
-        {"object-add", "{'qom-type':'memory-backend-ram','id':'m1','size':1048576}", NULL, NULL},
-        {"object-del", "{'id':'m1'}", NULL, NULL},
         {"balloon", "{'value':58720256}", NULL, NULL},
-        {"system_wakeup", NULL, "not in suspended state", NULL},
         {"system_powerdown", NULL, NULL, NULL},
         {"migrate-set-capabilities",
          "{'capabilities':[{'capability':'background-snapshot','state':true}]}", "in progress",
          NULL},
-        {"blockdev-snapshot-sync", "{'device':'disk','snapshot-file':'%/overlay'}", NULL, NULL},
-        {"pmemsave", "{'val':1048576,'size':65536,'filename':'%/part'}", NULL, NULL},
         {0}};
     filling();
+    give_all(&vms[0], anywhere);
     give_all(&vms[0], attempts);
     assert_false(vm_runs(&vms[0]));
     pair_filled();
