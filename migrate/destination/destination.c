@@ -42,6 +42,8 @@ static int step_joining(struct destination *d, struct ibx_error *err)
     if (!rc && d->ram.kept && d->ram.borrow)
         rc = ibx_guest_ram_protect(&d->ram.guest, err);
     if (!rc)
+        rc = ibx_destination_home_look(d, err);
+    if (!rc)
         rc = ibx_destination_watchdog_arm(&d->watchdog, &d->ram, err);
     if (!rc)
         rc = ibx_destination_record(d, IBX_JOURNAL_MAY_RUN, err);

@@ -438,7 +438,9 @@ void ibx_destination_home_check(struct destination *d, const struct ibx_migrate_
                                 struct ibx_blockers *blockers);
 /* Puts the memory that the VM left into this QEMU. */
 int ibx_destination_home_adopt(struct destination *d, struct ibx_error *err);
-/* Sends which of its pages are there. */
+/* Looks which of its pages are there. */
+int ibx_destination_home_look(struct destination *d, struct ibx_error *err);
+/* Sends that. */
 int ibx_destination_home_send(struct destination *d, struct ibx_error *err);
 /* The VM runs here: its files get the names that QEMU knows, which the record gets, too. */
 void ibx_destination_home_rename(struct destination *d);

@@ -233,6 +233,48 @@ static void test_over_shm(void)
                "shm://127.0.0.1:0", (const char *[]){"--fill", NULL});
 }
 
+/* The balloon of this VM has the size for so many bytes of RAM, and QEMU has told so. */
+static void balloon_has(struct vm *vm, json_int_t bytes)
+{
+    json_int_t actual = 0;
+    vm_do(vm, "balloon", json_pack("{s:I}", "value", bytes));
+    while (actual != bytes) {
+        json_t *event = vm_event(vm, "BALLOON_CHANGE", NULL);
+        actual = json_integer_value(json_object_get(json_object_get(event, "data"), "actual"));
+        json_decref(event);
+    }
+}
+
+/* Memory that the VM had given back when it left, and has used since: at home these are holes,
+ * which a QEMU that locks its memory fills with zeros when it maps them. */
+static void test_holes_of_a_home_that_locks_memory(void)
+{
+    static struct vm_options options;
+    options =
+        (struct vm_options){.append = "balloon=2048 mib=4 idle=2000000",
+                            .extra = {"-device", "virtio-balloon-pci,disable-modern=on,addr=5"}};
+    like = &options;
+    pair_start(&options);
+    balloon_has(&vms[0], 56 << 20);
+    borrow("tcp://127.0.0.1:0", NULL);
+    mover_await(&sender, "filling", 0);
+    balloon_has(&vms[1], 64 << 20);
+    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + pair_beats);
+    options.extra[2] = "-overcommit";
+    options.extra[3] = "mem-lock=on";
+    home_start("-S");
+    uint8_t *wanted = copy_of(vms[0].ram);
+    home_receives("tcp://127.0.0.1:0", "--paused");
+    bring();
+    mover_ends(&bringer, 0);
+    mover_ends(&lender, 0);
+    overlay(wanted, vms[1].ram);
+    uint8_t *is = copy_of(home.ram);
+    same_bytes(is, wanted);
+    munmap(is, RAM);
+    munmap(wanted, RAM);
+}
+
 /* ---------------------------------------------------------------- there once more */
 
 static struct vm again;               /* the QEMU where it is borrowed the second time */
@@ -613,6 +655,7 @@ int main(void)
     pair_beats = 8;
     static const struct vm_test tests[] = {VM_TEST(test_first_there_and_back),
                                            VM_TEST(test_over_shm),
+                                           VM_TEST(test_holes_of_a_home_that_locks_memory),
                                            VM_TEST(test_first_killed),
                                            VM_TEST(test_borrower_ends),
                                            VM_TEST(test_kept_warm),
