@@ -25,6 +25,25 @@ static bool is_home(const struct destination *d)
     return d->home.record.epoch != 0;
 }
 
+/* Whether a QEMU here has the memory of this VM, or had it while the VM ran: another one must not
+ * take it, whatever the borrower says. What a QEMU has taken that ended before is as it was. */
+static int check_return(const struct ibx_journal *before, struct ibx_error *err)
+{
+    if (before->state == IBX_JOURNAL_GIVEN_UP)
+        return 0;
+    if (before->state != IBX_JOURNAL_NOT_YET && before->state != IBX_JOURNAL_MAY_RUN)
+        return ibx_error_set(err, -EALREADY,
+                             "the VM has returned already, into QEMU (process %d): its memory is "
+                             "not what it left any more",
+                             (int)before->pid);
+    if (!destination_qemu_lives(before))
+        return 0;
+    return ibx_error_set(err, -EBUSY,
+                         "QEMU (process %d) has it, for a return that is not over: end that QEMU, "
+                         "or ib-migrate recover --qmp %s",
+                         (int)before->pid, before->qmp);
+}
+
 /* The record of the migration by which the VM left. */
 static int find_record(const struct destination *d, const struct ibx_migrate_hello *hello,
                        struct ibx_journal *record, struct ibx_error *err)
@@ -44,6 +63,9 @@ static int find_record(const struct destination *d, const struct ibx_migrate_hel
                            d->options->folder);
     else
         *record = all[i];
+    for (i = 0; !rc && i < count; i++)
+        if (!all[i].source && !memcmp(all[i].base, hello->base, sizeof(hello->base)))
+            rc = check_return(&all[i], err);
     free(all);
     return rc;
 }

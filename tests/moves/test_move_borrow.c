@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* ib-migrate borrow and return: a VM goes away, works there, and comes home with what it wrote. */
+#include "tests/scenes/line.h"
 #include "tests/scenes/mover.h"
 
 #include "common/clock.h"
@@ -11,8 +12,10 @@
 
 #define RAM ((size_t)VM_RAM_MIB << 20)
 
-static struct vm home;               /* the QEMU that it returns to */
-static struct mover lender, bringer; /* receive --home, return */
+static struct vm home;                /* the QEMU that it returns to */
+static struct mover lender, bringer;  /* receive --home, return */
+static struct vm again;               /* the QEMU where it is borrowed the second time */
+static struct mover keeper, repeater; /* receive --home there, borrow */
 static const struct vm_options *like;
 
 static json_int_t figure(const struct mover *mover, const char *name)
@@ -275,10 +278,68 @@ static void test_holes_of_a_home_that_locks_memory(void)
     munmap(wanted, RAM);
 }
 
-/* ---------------------------------------------------------------- there once more */
+/* The number of the migration by which the VM was borrowed. */
+static void borrowed_as(uint8_t id[IBX_MIGRATE_ID_BYTES])
+{
+    glob_t found;
+    char pattern[160];
+    snprintf(pattern, sizeof(pattern), "%s/*.source.json", mover_state_dir);
+    assert_int_equal(glob(pattern, 0, NULL, &found), 0);
+    const char *name = strrchr(found.gl_pathv[0], '/') + 1;
+    for (unsigned i = 0; i < IBX_MIGRATE_ID_BYTES; i++)
+        assert_int_equal(sscanf(name + (size_t)2 * i, "%2hhx", &id[i]), 1);
+    globfree(&found);
+}
 
-static struct vm again;               /* the QEMU where it is borrowed the second time */
-static struct mover keeper, repeater; /* receive --home there, borrow */
+/* A borrower that keeps to itself that the VM has returned lets it return once more. */
+static void test_returned_twice(void)
+{
+    struct ibx_options options;
+    struct ibx_conn *conn;
+    struct vm *next = &again;
+    struct line line = {0};
+    struct ibx_guest_ram ram;
+    static struct ibx_migrate_hello hello;
+    const struct ibx_migrate_any message = {.type = IBX_MIGRATE_HELLO, .is.hello = &hello};
+    borrowed(&(struct vm_options){.append = "mib=4"}, "tcp://127.0.0.1:0", NULL);
+    hello = (struct ibx_migrate_hello){
+        .purpose = IBX_PURPOSE_MOVE, .id = {1}, .epoch = 1, .links_least = 1, .links = 1};
+    borrowed_as(hello.base);
+    mover_kill(&sender, SIGSTOP);
+    home_start(NULL);
+    home_receives("tcp://127.0.0.1:0", NULL);
+    bring();
+    mover_ends(&bringer, 0);
+    mover_ends(&lender, 0);
+
+    struct vm_options like_home = *like;
+    like_home.incoming = true;
+    vm_start(next, &like_home);
+    mover_receive(&keeper, next, "tcp://127.0.0.1:0", (const char *[]){"--home", NULL});
+    vm_ok(ibx_guest_ram_find(home.qmp, true, &ram, vm_soon(), &vm_error));
+    ibx_migrate_hello_describe(&hello, &ram);
+    hello.warm = true;
+    ibx_guest_ram_fini(&ram);
+    ibx_options_init(&options);
+    options.message = IBX_MIGRATE_MESSAGE;
+    snprintf(options.purpose, sizeof(options.purpose), IBX_MIGRATE_PURPOSE);
+    vm_ok(ibx_connect(keeper.uri, &options, &conn, &vm_error));
+    ibx_channel_init(&line.control, conn);
+    line_send(&line, &message);
+    assert_true(line_receives(&line, IBX_MIGRATE_ANSWER));
+    assert_false(line.answer.accepted);
+    assert_non_null(strstr(line.answer.reasons[0], "the VM has returned already"));
+    line_close(&line);
+    mover_kill(&keeper, SIGINT);
+    mover_ends(&keeper, 1);
+    vm_end(next);
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&receiver, 0);
+    mover_ends(&sender, 0);
+    is_home();
+}
+
+/* ---------------------------------------------------------------- there once more */
 
 /* The borrower keeps its memory: the third trip has what was written at home since, and no more. */
 static void test_kept_warm(void)
@@ -655,6 +716,7 @@ int main(void)
     pair_beats = 8;
     static const struct vm_test tests[] = {VM_TEST(test_first_there_and_back),
                                            VM_TEST(test_over_shm),
+                                           VM_TEST(test_returned_twice),
                                            VM_TEST(test_holes_of_a_home_that_locks_memory),
                                            VM_TEST(test_first_killed),
                                            VM_TEST(test_borrower_ends),
