@@ -285,6 +285,17 @@ static bool qemu_ends(const struct destination *d, int code)
     return !destination_qemu_lives(&d->status.record);
 }
 
+/* Its monitor ends with the last of its threads. */
+static int take_end(struct destination *d, struct ibx_error *err)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(END_MS);
+    int rc;
+    while (!(rc = ibx_destination_check_qemu(d, err)) && !destination_over(d) &&
+           !destination_settled(d) && ibx_now_ns() < deadline)
+        poll(NULL, 0, END_LOOK_MS);
+    return rc;
+}
+
 int ibx_destination_link_trouble(struct destination *d, int code, struct ibx_error *err)
 {
     code = take_last_messages(d, code, err);
@@ -292,10 +303,10 @@ int ibx_destination_link_trouble(struct destination *d, int code, struct ibx_err
         return code;
     if (qemu_ends(d, code)) {
         struct ibx_error end = {0};
-        int rc = ibx_destination_check_qemu(d, &end);
+        int rc = take_end(d, &end);
         if (rc)
             *err = end;
-        if (rc || destination_over(d))
+        if (rc || destination_over(d) || destination_settled(d))
             return rc;
     }
     if (!destination_ours(d) &&

@@ -100,8 +100,6 @@ enum ibx_migrate_phase ibx_source_phase(const struct source *s)
         return IBX_PHASE_SWITCHING;
     case SOURCE_COMMITTED:
         return source_linked(&s->link) ? IBX_PHASE_SWITCHING : IBX_PHASE_BROKEN;
-    case SOURCE_LOST:
-        return IBX_PHASE_BROKEN;
     case SOURCE_SERVING:
     case SOURCE_CONFIRMING:
         if (s->status.record.state == IBX_JOURNAL_ENDED)

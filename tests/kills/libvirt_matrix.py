@@ -26,7 +26,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "libvirt"))
 
 # pylint: disable=wrong-import-position
-from hosts import LIMIT, Domain, Hosts, Skip, until  # noqa: E402
+from hosts import LIMIT, Domain, Hosts, Skip, children, until  # noqa: E402
 from linux_guest import LinuxDomain  # noqa: E402
 from test_libvirt import Move, Tool, here, nothing_left, write_key  # noqa: E402
 
@@ -75,7 +75,9 @@ class Linux(LinuxDomain):
 
     def end(self):
         """The other end of its connection."""
-        self.counter.kill()
+        for pid in children(self.counter.pid):  # nsenter waits for it
+            os.kill(pid, signal.SIGKILL)
+        self.counter.wait(LIMIT)
 
 
 class Case:
