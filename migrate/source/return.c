@@ -74,6 +74,8 @@ int ibx_source_return_open(struct source *s, struct ibx_error *err)
     if (!rc)
         rc = ibx_page_map_init_ram(&home->gone, &s->vm.ram, err);
     if (!rc)
+        rc = ibx_page_map_init_ram(&home->there, &s->vm.ram, err);
+    if (!rc)
         rc = ibx_page_map_init_ram(&home->written, &s->vm.ram, err);
     return rc ? rc : ibx_tracker_attach(&s->warm.tracker, &s->vm.ram, err);
 }
@@ -112,6 +114,7 @@ void ibx_source_return_fini(struct source *s)
     ibx_note_fini(&home->left);
     ibx_page_map_fini(&home->have);
     ibx_page_map_fini(&home->gone);
+    ibx_page_map_fini(&home->there);
     ibx_page_map_fini(&home->written);
 }
 
@@ -138,59 +141,63 @@ static int64_t pages_of_files(const struct source *s)
     return pages;
 }
 
-/* Which pages were given back: those that had come before this look, and are holes. The kernel
- * takes milliseconds for that, which are not spent at the stop unless there are such. */
+/* Which pages are in the files. The kernel takes milliseconds for that. */
+static int find_there(struct source *s, struct ibx_error *err)
+{
+    struct ibx_page_map *there = &s->home.there;
+    int rc = 0;
+    for (unsigned i = 0; !rc && i < s->vm.ram.count; i++) {
+        uint64_t data, *bits = malloc((there->blocks[i].pages + 63) / 64 * 8);
+        if (!bits)
+            return ibx_error_set(err, -ENOMEM, "no memory for a page map");
+        rc = ibx_guest_block_written(&s->vm.ram, &s->vm.ram.blocks[i], bits, &data, err);
+        if (!rc)
+            ibx_page_map_put_block(there, i, bits);
+        free(bits);
+    }
+    return rc;
+}
+
+/* Which pages were given back: those that had come before this look, and are holes. At the stop it
+ * is only looked if there are such. */
 static int look_for_given_back(struct source *s, struct ibx_error *err)
 {
     struct source_return *home = &s->home;
     const int64_t others = pages_of_files(s) - (int64_t)placed_pages(s);
-    int rc = 0;
     if (home->looked && !home->gone.data_pages && others >= home->others)
         return 0;
     recall(&home->gone, placed(s));
-    for (unsigned i = 0; !rc && i < s->vm.ram.count; i++) {
-        const size_t words = (home->gone.blocks[i].pages + 63) / 64;
-        uint64_t data, *bits = malloc(words * 16);
-        if (!bits)
-            return ibx_error_set(err, -ENOMEM, "no memory for a page map");
-        rc = ibx_guest_block_written(&s->vm.ram, &s->vm.ram.blocks[i], bits, &data, err);
-        ibx_page_map_get_block(&home->gone, i, bits + words);
-        for (size_t k = 0; k < words; k++)
-            bits[k] = bits[words + k] & ~bits[k];
-        if (!rc)
-            ibx_page_map_put_block(&home->gone, i, bits);
-        free(bits);
-    }
+    int rc = find_there(s, err);
+    if (!rc)
+        ibx_page_map_remove(&home->gone, &home->there);
     home->others = others;
     home->looked = !rc;
     return rc;
 }
 
-/* Whether this page, which has arrived, is in its place. */
-static bool is_there(const struct source *s, uint64_t page)
+/* The files may have pages that were not placed: that are being placed, or that somebody has looked
+ * at, as who registers memory does with all around a page. Such a page is zero and the VM writes to
+ * it without a fault. */
+static bool may_have_others(const struct source *s)
 {
-    const struct ibx_page_map *map = &s->vm.map;
-    const unsigned at = ibx_page_map_block(map, page);
-    const struct ibx_guest_block *block = &s->vm.ram.blocks[at];
-    const off_t offset = (off_t)(block->offset + (page - map->blocks[at].first) * block->page_size);
-    return lseek(block->fd, offset, SEEK_DATA) == offset;
+    const int64_t known = (int64_t)placed_pages(s); /* first: more are placed meanwhile */
+    const int64_t others = pages_of_files(s) - known;
+    return others + (int64_t)s->home.gone.data_pages > 0 || others < INT64_MIN / 4;
 }
 
-/* Of pages that are not protected, those that were written: that have come, and are there. A page
- * that was being placed is not protected either while it is none. */
-static void keep(const struct source *s, struct ibx_page_map *written)
+/* Of pages that are not protected, those that were written: that are there. */
+static int keep(struct source *s, struct ibx_page_map *written, struct ibx_error *err)
 {
-    const uint64_t *arrived = s->home.arrived.memory, *here = placed(s);
-    for (size_t i = 0; i < words_of(s); i++) {
-        uint64_t unsure = written->bits[i] & arrived[i] & ~here[i];
-        written->bits[i] &= here[i];
-        for (; unsure; unsure &= unsure - 1) {
-            const unsigned bit = (unsigned)__builtin_ctzll(unsure);
-            if (is_there(s, i * 64 + bit))
-                written->bits[i] |= 1ull << bit;
-        }
+    const uint64_t *here = placed(s);
+    if (may_have_others(s)) {
+        int rc = find_there(s, err);
+        ibx_page_map_keep(written, &s->home.there);
+        return rc;
     }
+    for (size_t i = 0; i < words_of(s); i++)
+        written->bits[i] &= here[i];
     ibx_page_map_remove(written, &s->home.gone);
+    return 0;
 }
 
 /* Everything that was written since the VM came: no scan protects a page again. */
@@ -206,9 +213,7 @@ static int find_written(struct source *s, struct ibx_page_map *written, struct i
             ibx_page_map_put_block(written, i, bits);
         free(bits);
     }
-    if (!rc)
-        keep(s, written);
-    return rc;
+    return rc ? rc : keep(s, written, err);
 }
 
 int ibx_source_return_find_written(struct source *s, bool known, struct ibx_page_map *written,

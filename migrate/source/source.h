@@ -315,6 +315,7 @@ struct source_return {
     struct ibx_note left;        /* the page map of the stop, for recover */
     struct ibx_page_map have;    /* at home now */
     struct ibx_page_map gone;    /* given back here, by the last look */
+    struct ibx_page_map there;   /* in the files here, by the last look at all of them */
     struct ibx_page_map written; /* here, by the last look */
     bool looked;                 /* at `gone` */
     bool have_it;                /* all of `have` has come */

@@ -278,6 +278,51 @@ static void test_holes_of_a_home_that_locks_memory(void)
     munmap(wanted, RAM);
 }
 
+/* A byte of each page that is missing at home: these become pages of zeros, of which the tool that
+ * serves the VM knows nothing. */
+static void touch_holes(const char *path, const bool had[RAM / 4096])
+{
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    const volatile uint8_t *at = mmap(NULL, RAM, PROT_READ, MAP_SHARED, fd, 0);
+    unsigned sum = 0;
+    assert_true(at != MAP_FAILED);
+    for (size_t i = 0; i < RAM / 4096; i++)
+        sum += had[i] ? 0 : at[i * 4096];
+    assert_int_equal(sum, 0);
+    munmap((void *)(uintptr_t)at, RAM);
+    close(fd);
+}
+
+/* As a registration of memory does: the VM writes to such pages without a fault. */
+static void test_pages_that_others_have_looked_at(void)
+{
+    static bool had[RAM / 4096];
+    static struct vm_options options;
+    options =
+        (struct vm_options){.append = "balloon=2048 mib=4 idle=2000000",
+                            .extra = {"-device", "virtio-balloon-pci,disable-modern=on,addr=5"}};
+    like = &options;
+    pair_start(&options);
+    balloon_has(&vms[0], 56 << 20);
+    borrow("tcp://127.0.0.1:0", NULL);
+    mover_await(&sender, "filling", 0);
+    pages_of(vms[0].ram, had);
+    touch_holes(vms[1].ram, had);
+    balloon_has(&vms[1], 64 << 20);
+    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + pair_beats);
+    uint8_t *wanted = copy_of(vms[0].ram);
+    home_start("-S");
+    home_receives("tcp://127.0.0.1:0", "--paused");
+    bring();
+    mover_ends(&bringer, 0);
+    mover_ends(&lender, 0);
+    overlay(wanted, vms[1].ram);
+    uint8_t *is = copy_of(home.ram);
+    same_bytes(is, wanted);
+    munmap(is, RAM);
+    munmap(wanted, RAM);
+}
+
 /* The number of the migration by which the VM was borrowed. */
 static void borrowed_as(uint8_t id[IBX_MIGRATE_ID_BYTES])
 {
@@ -716,6 +761,7 @@ int main(void)
     pair_beats = 8;
     static const struct vm_test tests[] = {VM_TEST(test_first_there_and_back),
                                            VM_TEST(test_over_shm),
+                                           VM_TEST(test_pages_that_others_have_looked_at),
                                            VM_TEST(test_returned_twice),
                                            VM_TEST(test_holes_of_a_home_that_locks_memory),
                                            VM_TEST(test_first_killed),
