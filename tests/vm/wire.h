@@ -43,22 +43,6 @@ static inline pthread_t wire_mend_in(int ms)
     return thread;
 }
 
-/* As without its cable: what the kernel takes away with the link is made again as guest-setup does.
- */
-static inline void link_down(void)
-{
-    shell("ip link set veth0 down");
-}
-
-static inline void link_up(void)
-{
-    shell("ip link set veth0 up && "
-          "ip neighbour replace 10.77.0.2 lladdr 02:77:00:00:00:02 dev veth0 nud permanent && "
-          "ip neighbour replace 10.77.0.1 lladdr 02:77:00:00:00:01 dev veth1 nud permanent && "
-          "ip route replace 10.77.0.2 dev veth0 src 10.77.0.1 scope link table 101 && "
-          "ip route replace 10.77.0.1 dev veth1 src 10.77.0.2 scope link table 102");
-}
-
 /* For a teardown: whatever a test has left. */
 static inline int wire_mend_any(void)
 {
