@@ -10,7 +10,7 @@
 #define STAY_MS          60000 /* for QEMU to continue the VM */
 #define FAREWELL_MS      1000  /* for the destination to take the ABORT */
 #define LAST_MESSAGE_MS  1500  /* for a destination's last message, which has the reason */
-#define LAST_ABORT_MS    50    /* ... after RUNNING, while the VM may wait for a new link */
+#define LAST_ABORT_MS    500   /* ... after RUNNING, while the VM may wait for a new link */
 #define CONFIRM_MS       30000 /* for CONFIRMED */
 #define CONFIRM_RETRY_MS 500   /* between two tries */
 
