@@ -28,6 +28,7 @@
 
 #define IBX_FIRECRACKER_REGIONS_MAX 64u
 #define IBX_FIRECRACKER_MESSAGE_MAX 16384u /* bytes of JSON */
+#define IBX_IMAGE_IDENTITY          5u     /* numbers that tell one memory file from others */
 
 struct ibx_firecracker_region {
     uint64_t start;  /* address in Firecracker */

@@ -21,13 +21,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define WORKERS      2u            /* one for faults, one for the plan and the background */
-#define CHUNK_MAX    (256u * 1024) /* of a request that is not urgent */
-#define DEPTH        16u           /* of these in flight */
-#define PAUSE_MIN_MS 100u          /* between two tries to reach the other host again */
-#define PAUSE_MAX_MS 5000u
-#define SMALL_PAGE   4096u
-#define NO_AROUND    1u
+#define WORKERS         2u            /* one for faults, one for the plan and the background */
+#define CHUNK_MAX       (256u * 1024) /* of a request that is not urgent */
+#define DEPTH           16u           /* of these in flight */
+#define PAUSE_MIN_MS    100u          /* between two tries to reach the other host again */
+#define PAUSE_MAX_MS    5000u
+#define SMALL_PAGE      4096u
+#define RECORD_AGAIN_MS 1000u /* before the file of --record is tried again */
+#define NO_AROUND       1u
 /* What is placed around a touched page takes memory that a microVM perhaps never needs, and the
  * time of the next fault. */
 #define AROUND  (16u * 1024)
@@ -45,7 +46,8 @@ struct handler {
     struct ibx_fault_reader readers[WORKERS];
     struct ibx_fault *engine;
     size_t buffer_bytes;
-    uint64_t retry_ns; /* 0: the readers live */
+    uint64_t retry_ns;  /* 0: the readers live */
+    uint64_t record_ns; /* not before: the file of --record could not be written */
     unsigned pause_ms;
 };
 
@@ -120,12 +122,16 @@ static int taken_over(struct handler *h)
 
 /* ------------------------------------------------------------ what is served */
 
+static bool is_remote(const struct ibx_firecracker_config *config)
+{
+    return strstr(config->from, "://") != NULL;
+}
+
 static int image_open(struct handler *h, struct ibx_error *err)
 {
     const struct ibx_firecracker_config *c = h->config;
-    int rc = strstr(c->from, "://")
-                 ? ibx_image_open_remote(c->from, c->options, WORKERS, &h->image, err)
-                 : ibx_image_open_file(c->from, &h->image, err);
+    int rc = is_remote(c) ? ibx_image_open_remote(c->from, c->options, WORKERS, &h->image, err)
+                          : ibx_image_open_file(c->from, &h->image, err);
     rc = rc || !c->replay ? rc : ibx_working_set_load(c->replay, &h->replay, err);
     const uint64_t pages = rc ? 0 : (h->image->bytes + SMALL_PAGE - 1) / SMALL_PAGE;
     if (!rc && c->replay && h->replay.image_pages != pages)
@@ -135,6 +141,22 @@ static int image_open(struct handler *h, struct ibx_error *err)
                            c->replay, (unsigned long long)h->replay.image_pages, c->from,
                            (unsigned long long)pages);
     return rc;
+}
+
+/* A handler that was killed may have placed pages already: the others are of the same snapshot. */
+static int image_check(const struct handler *h, struct ibx_error *err)
+{
+    struct session_header *header = h->session.header;
+    if (!atomic_load(&header->known)) {
+        memcpy(header->image, h->image->identity, sizeof(header->image));
+        atomic_store(&header->known, 1);
+    }
+    return memcmp(header->image, h->image->identity, sizeof(header->image))
+               ? ibx_error_set(err, -ESTALE,
+                               "%s is another snapshot than the one that Firecracker was given, or "
+                               "its file was changed: its pages do not fit those that are there",
+                               h->config->from)
+               : 0;
 }
 
 static int ranges_make(struct handler *h, struct ibx_error *err)
@@ -242,6 +264,7 @@ static int begin(struct handler *h, struct ibx_error *err)
         return rc;
     rc = ibx_firecracker_layout_parse(h->session.header->message, h->session.header->length,
                                       &h->layout, err);
+    rc = rc ? rc : image_check(h, err);
     rc = rc ? rc : ranges_make(h, err);
     rc = rc ? rc
             : ibx_firecracker_session_extend(h->kept.fds[KEPT_SESSION], &h->session, h->ranges,
@@ -256,22 +279,22 @@ static int begin(struct handler *h, struct ibx_error *err)
 
 /* ------------------------------------------------------------ serving */
 
-static void record_write(struct handler *h)
+static int record_write(struct handler *h, struct ibx_error *err)
 {
     struct ibx_working_set set;
-    struct ibx_error err = {0};
     if (!h->config->record || !h->session.seen || atomic_load(&h->session.header->recorded))
-        return;
+        return 0;
     int rc =
-        ibx_firecracker_working_set(&h->session, h->layout.page_size, h->image->bytes, &set, &err);
-    rc = rc ? rc : ibx_working_set_save(h->config->record, &set, &err);
-    if (rc) {
-        ibx_log(IBX_LOG_ERROR, "%s", err.message);
-        return;
+        ibx_firecracker_working_set(&h->session, h->layout.page_size, h->image->bytes, &set, err);
+    if (rc)
+        return rc;
+    rc = ibx_working_set_save(h->config->record, &set, err);
+    if (!rc) {
+        atomic_store(&h->session.header->recorded, 1);
+        tell(h, IBX_FIRECRACKER_RECORDED, NULL, set.pages);
     }
-    atomic_store(&h->session.header->recorded, 1);
-    tell(h, IBX_FIRECRACKER_RECORDED, NULL, set.pages);
     ibx_working_set_fini(&set);
+    return rc;
 }
 
 /* Whether Firecracker has ended: its process if we have that, else its end of the socket. */
@@ -320,22 +343,37 @@ static void retry(struct handler *h)
     h->pause_ms = h->pause_ms * 2 < PAUSE_MAX_MS ? h->pause_ms * 2 : PAUSE_MAX_MS;
 }
 
+/* When the file of --record is to be written; 0: at the end, or it is. */
+static uint64_t record_due_ns(const struct handler *h)
+{
+    const struct session_header *header = h->session.header;
+    if (!h->config->record || !h->config->record_s || atomic_load(&header->recorded))
+        return 0;
+    const uint64_t due = header->began_ns + h->config->record_s * 1000ull * IBX_NS_PER_MS;
+    return due > h->record_ns ? due : h->record_ns;
+}
+
 static int wait_ms(const struct handler *h)
 {
     int ms = h->retry_ns ? ibx_ms_until(h->retry_ns) : -1;
-    const struct session_header *header = h->session.header;
-    if (h->config->record && h->config->record_s && !atomic_load(&header->recorded)) {
-        const int left =
-            ibx_ms_until(header->began_ns + h->config->record_s * 1000 * IBX_NS_PER_MS);
+    const uint64_t due = record_due_ns(h);
+    if (due) {
+        const int left = ibx_ms_until(due);
         ms = ms < 0 || left < ms ? left : ms;
     }
     return ms;
 }
 
-static bool record_is_due(const struct handler *h)
+/* What fails now may work later: at the latest at the end. */
+static void record_if_due(struct handler *h)
 {
-    return h->config->record_s &&
-           ibx_now_ns() >= h->session.header->began_ns + h->config->record_s * 1000 * IBX_NS_PER_MS;
+    const uint64_t due = record_due_ns(h);
+    struct ibx_error err = {0};
+    if (!due || ibx_now_ns() < due || !record_write(h, &err))
+        return;
+    if (!h->record_ns)
+        ibx_log(IBX_LOG_ERROR, "%s; trying again", err.message);
+    h->record_ns = ibx_deadline_in_ms(RECORD_AGAIN_MS);
 }
 
 /* HANDLER_DONE, HANDLER_TERMINATED, or an error for good. */
@@ -369,16 +407,23 @@ static int serve(struct handler *h, struct ibx_error *err)
         }
         if (h->retry_ns && ibx_now_ns() >= h->retry_ns)
             retry(h);
-        if (record_is_due(h))
-            record_write(h);
+        record_if_due(h);
     }
 }
 
-static void end(struct handler *h)
+/* HANDLER_DONE and so on. */
+static int end(struct handler *h, int how)
 {
-    record_write(h);
+    struct ibx_error err = {0};
+    char unrecorded[1 + IBX_ERROR_MAX] = {TOLD_UNRECORDED};
+    const int rc = record_write(h, &err);
     tell(h, IBX_FIRECRACKER_ENDED, NULL, 0);
     ibx_fault_destroy(h->engine);
+    if (!rc)
+        return how;
+    memcpy(unrecorded + 1, err.message, sizeof(err.message));
+    send(h->supervisor, unrecorded, 1 + strlen(err.message), MSG_NOSIGNAL);
+    return how == HANDLER_DONE ? HANDLER_REFUSED : how;
 }
 
 int ibx_firecracker_handler(const struct ibx_firecracker_config *config, int supervisor)
@@ -399,11 +444,10 @@ int ibx_firecracker_handler(const struct ibx_firecracker_config *config, int sup
         return HANDLER_TERMINATED;
     rc = rc ? rc : begin(&h, &err);
     rc = rc ? rc : serve(&h, &err);
-    if (rc >= 0) {
-        end(&h);
-        return rc;
-    }
+    if (rc >= 0)
+        return end(&h, rc);
     memcpy(failed + 1, err.message, sizeof(err.message));
     send(supervisor, failed, 1 + strlen(err.message), MSG_NOSIGNAL);
-    return HANDLER_REFUSED;
+    /* What another host serves may be there again; a handler that lives asks again, too. */
+    return is_remote(config) && (!h.image || rc == -ESTALE) ? HANDLER_AGAIN : HANDLER_REFUSED;
 }

@@ -24,7 +24,8 @@ struct ibx_image_ops {
 struct ibx_image {
     const struct ibx_image_ops *ops;
     uint64_t bytes;
-    bool remote; /* a reader may end, and _readers makes new ones */
+    uint64_t identity[IBX_IMAGE_IDENTITY]; /* another one: these are other pages */
+    bool remote;                           /* a reader may end, and _readers makes new ones */
 };
 
 int ibx_image_open_file(const char *path, struct ibx_image **image, struct ibx_error *err);

@@ -151,6 +151,11 @@ int ibx_image_open_file(const char *path, struct ibx_image **out, struct ibx_err
                              path);
     }
     image->is = (struct ibx_image){.ops = &image_ops, .bytes = (uint64_t)st.st_size};
+    image->is.identity[0] = st.st_dev;
+    image->is.identity[1] = st.st_ino;
+    image->is.identity[2] = (uint64_t)st.st_size;
+    image->is.identity[3] = (uint64_t)st.st_mtim.tv_sec;
+    image->is.identity[4] = (uint64_t)st.st_mtim.tv_nsec;
     image->fd = fd;
     *out = &image->is;
     return 0;

@@ -127,7 +127,10 @@ int ibx_image_open_remote(const char *uri, const struct ibx_options *options, un
         remote_close(&image->is);
         return rc;
     }
-    image->is.bytes = ibx_snapshot_reader_manifest(image->reader)->ram[0].size;
+    const struct ibx_snapshot_manifest *m = ibx_snapshot_reader_manifest(image->reader);
+    image->is.bytes = m->ram[0].size;
+    memcpy(image->is.identity, m->id, sizeof(m->id));
+    image->is.identity[2] = m->ram[0].size;
     *out = &image->is;
     return 0;
 }

@@ -45,9 +45,11 @@ struct session_header {
     uint64_t began_ns;
     int64_t pid;
     _Atomic uint32_t restarts;
-    _Atomic uint32_t recorded; /* the file of --record is written */
-    _Atomic uint64_t touched;  /* pages in the log */
-    uint64_t length;           /* of the message */
+    _Atomic uint32_t recorded;          /* the file of --record is written */
+    _Atomic uint64_t touched;           /* pages in the log */
+    uint64_t image[IBX_IMAGE_IDENTITY]; /* where the pages are from, once `known` */
+    _Atomic uint32_t known;
+    uint64_t length; /* of the message */
     char message[IBX_FIRECRACKER_MESSAGE_MAX];
 };
 
@@ -89,10 +91,11 @@ void ibx_firecracker_ready(void);
 
 /* ------------------------------------------------------------ handler.c */
 
-/* How a handler ends: any other way, and it is started again. */
-enum { HANDLER_DONE = 0, HANDLER_REFUSED = 64, HANDLER_TERMINATED = 65 };
+/* How a handler ends: any other way, and it is started again. AGAIN: the other host does not serve
+ * the snapshot, so that only a microVM that is served already waits for it. */
+enum { HANDLER_DONE = 0, HANDLER_REFUSED = 64, HANDLER_TERMINATED = 65, HANDLER_AGAIN = 66 };
 /* What it tells the supervisor, one message each; the first byte is one of these. */
-enum { TOLD_READY = 'r', TOLD_FAILED = 'f' };
+enum { TOLD_READY = 'r', TOLD_FAILED = 'f', TOLD_UNRECORDED = 'u' };
 
 /* The handler's process: waits at `supervisor` for the descriptors and serves. */
 int ibx_firecracker_handler(const struct ibx_firecracker_config *config, int supervisor);

@@ -147,16 +147,40 @@ static void handler_told(struct supervisor *s)
         handler_is_ready(s);
     } else if (n > 0 && *message == TOLD_FAILED) {
         message[n] = '\0';
-        s->rc = s->state.now == SERVING && s->header && s->header->pid > 0
-                    ? ibx_error_set(s->err, -EIO,
-                                    "%s; Firecracker (process %d) waits for its memory for ever: "
-                                    "end it",
-                                    message + 1, (int)s->header->pid)
-                    : ibx_error_set(s->err, -EIO, "%s", message + 1);
+        s->rc = ibx_error_set(s->err, -EIO, "%s", message + 1);
+    } else if (n > 0 && *message == TOLD_UNRECORDED) {
+        message[n] = '\0';
+        s->rc = ibx_error_set(s->err, -ENODATA, "%s", message + 1);
     } else if (!n || (n < 0 && errno != EAGAIN)) { /* the end of the process is what counts */
         close(s->handler_socket);
         s->handler_socket = -1;
     }
+}
+
+/* What the operator has to do about a microVM that nobody can serve. */
+static void blame(struct supervisor *s)
+{
+    const struct ibx_error why = *s->err;
+    if (s->rc == -EIO && s->header && s->header->pid > 0)
+        ibx_error_set(s->err, -EIO,
+                      "%s; Firecracker (process %d) waits for its memory for ever: end it",
+                      why.message, (int)s->header->pid);
+}
+
+/* The other host is asked by the next handler, for as long as there is a microVM. */
+static void handler_asks_again(struct supervisor *s)
+{
+    if (!kept_any(&s->kept)) {
+        s->handler = 0;
+        finish(s, s->rc ? s->rc : -EIO);
+        return;
+    }
+    tell(s,
+         (struct ibx_firecracker_event){.kind = IBX_FIRECRACKER_LOST, .reason = s->err->message});
+    s->handler = 0;
+    s->rc = 0;
+    s->resume_ns = ibx_deadline_in_ms(PAUSE_MAX_MS);
+    ibx_state_move(&s->state, PAUSING);
 }
 
 static void handler_died(struct supervisor *s, int status)
@@ -171,7 +195,13 @@ static void handler_died(struct supervisor *s, int status)
     }
     if (code == HANDLER_DONE || code == HANDLER_REFUSED || code == HANDLER_TERMINATED) {
         s->handler = 0;
+        if (code == HANDLER_REFUSED)
+            blame(s);
         finish(s, code == HANDLER_DONE ? 0 : code == HANDLER_REFUSED && s->rc ? s->rc : -EINTR);
+        return;
+    }
+    if (code == HANDLER_AGAIN) {
+        handler_asks_again(s);
         return;
     }
     if (s->header)

@@ -182,6 +182,47 @@ def a_killed_handler_goes_on(scene):
     ended(vm, tool)
 
 
+@test
+def a_handler_after_another_one_has_the_same_snapshot(scene):
+    memory = snapshot(scene)
+    vm, tool, _ = serving(scene, memory)
+    vm.do("touch 0 100")
+    with open(memory, "rb") as file:
+        other = file.read()[::-1]
+    with open(scene.path("other"), "wb") as file:
+        file.write(other)
+    os.rename(scene.path("other"), memory)
+    os.kill(handler_of(tool), signal.SIGKILL)
+    vm.ask("touch 500 100")
+    event(tool, "restarted")
+    tool.stdout.read()
+    _, err = tool.communicate(timeout=LIMIT)
+    equal(tool.returncode, 1)
+    assert "is another snapshot than the one that Firecracker was given" in err, err
+    assert f"(process {vm.process.pid})" in err, err
+    os.killpg(vm.process.pid, signal.SIGKILL)
+
+
+@test
+def a_record_that_cannot_be_written_is_a_failure(scene):
+    memory = snapshot(scene)
+    os.mkdir(scene.path("gone"))
+    vm, tool, _ = serving(scene, memory, "--record", scene.path("gone/record"),
+                          "--record-seconds", "1")
+    os.rmdir(scene.path("gone"))
+    vm.do("touch 0 10")
+    began = time.monotonic()
+    line = tool.stderr.readline()
+    assert "--record" in line and "No such file" in line, line
+    assert 0.5 < time.monotonic() - began < LIMIT
+    vm.do("touch 20 10")
+    vm.end()
+    tool.stdout.read()
+    err = tool.stderr.read()
+    equal((tool.wait(LIMIT), err.count("\n")), (1, 1))
+    assert "--record" in err and "waits" not in err, err
+
+
 def stalls(vm):
     """Page faults of its threads so far."""
     with open(f"/proc/{vm.process.pid}/stat", encoding="ascii") as file:
@@ -313,6 +354,28 @@ def a_lost_server_is_asked_again(scene):
     vm.do("check")
     vm.end()
     event(tool, "ended")
+    equal(tool.wait(LIMIT), 0)
+
+
+@test
+def a_killed_handler_and_a_lost_server_are_waited_for(scene):
+    memory = snapshot(scene)
+    server, uri = offered(scene, memory)
+    vm, tool = served_by(scene, uri, memory)
+    vm.do("touch 0 100")
+    server.kill()
+    server.wait(LIMIT)
+    event(tool, "lost")
+    os.kill(handler_of(tool), signal.SIGKILL)
+    vm.ask("touch 500 100")
+    event(tool, "restarted")
+    assert "no server answers" in event(tool, "lost")["reason"]
+    server, _ = offered(scene, memory, uri)
+    equal(vm.answer()["wrong"], 0)
+    vm.do("check")
+    vm.end()
+    event(tool, "ended")
+    tool.stdout.read()
     equal(tool.wait(LIMIT), 0)
 
 
