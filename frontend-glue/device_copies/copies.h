@@ -272,13 +272,14 @@ int ibx_copies_extra(struct copies *x, const struct ibx_request *q, struct ibx_w
 
 /* handles.c */
 
-/* Handles of the session's tenant, or of all if `shared`. False: no memory. */
-bool ibx_handles_add(struct copies *x, const void *value, bool shared);
-bool ibx_handles_know(struct copies *x, uint64_t value);
+enum ibx_handle_kind { IBX_HANDLE_ARRAY, IBX_HANDLE_POOL, IBX_HANDLE_TEXTURE, IBX_HANDLE_SURFACE };
+/* A handle of the session's tenant, a pool of all. False: no memory. */
+bool ibx_handles_add(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
+bool ibx_handles_know(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
 /* The context is gone, and what was in it; NULL: it is not known which. */
 void ibx_handles_forget(const void *context);
 /* Whether it was there; it is no more. */
-bool ibx_handles_remove(struct copies *x, uint64_t value);
+bool ibx_handles_remove(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
 
 /* host_work.c: cudaError_t */
 

@@ -47,7 +47,22 @@ static bool mine(const struct extra *e, const void *memory, size_t n)
 
 static bool is_array(const struct extra *e, const void *array)
 {
-    return ibx_handles_know(e->x, (uintptr_t)array);
+    return ibx_handles_know(e->x, IBX_HANDLE_ARRAY, (uintptr_t)array);
+}
+
+static bool is_pool(const struct extra *e, const void *pool)
+{
+    return ibx_handles_know(e->x, IBX_HANDLE_POOL, (uintptr_t)pool);
+}
+
+/* Calls the runtime's function of that name with what was made and cannot be noted. */
+static void undo(const char *name, uint64_t made)
+{
+    int (*give_back)(uint64_t) = NULL;
+    void *function = ibx_copies_runtime(name);
+    memcpy(&give_back, &function, sizeof(give_back));
+    if (give_back)
+        give_back(made);
 }
 
 /* ---------------------------------------------------------------- functions, streams, symbols */
@@ -139,14 +154,28 @@ static bool is_limited(const struct extra *e, const char *what)
     return e->x->isolation.limited;
 }
 
+/* GVirtuS's handlers take arrays as well: other tenants' are refused there as their memory is. */
+static bool own_array(struct extra *e, const void *array)
+{
+    const struct copies *x = e->x;
+    void *context = NULL;
+    return !x->isolation.on ||
+           (ibx_copies_have_cuda(e->x) && !x->cuda->ctx_get_current(&context) &&
+            ibx_owners_add(x->isolation.tenant, (uintptr_t)array, 1, context, 0));
+}
+
 static int free_array(struct extra *e)
 {
     int (*give_back)(void *array) = NULL;
     void *array = pointer(&e->in);
-    if (!whole(e) || !ibx_handles_remove(e->x, (uintptr_t)array))
+    const uint64_t number = e->x->isolation.on ? ibx_owners_number((uintptr_t)array) : 0;
+    if (!whole(e) || !ibx_handles_remove(e->x, IBX_HANDLE_ARRAY, (uintptr_t)array))
         return INVALID_VALUE;
     FUNCTION(e, give_back);
-    return give_back(array);
+    const int rc = give_back(array);
+    if (number)
+        ibx_owners_remove((uintptr_t)array, number);
+    return rc;
 }
 
 static int malloc_array(struct extra *e)
@@ -165,12 +194,10 @@ static int malloc_array(struct extra *e)
         return NOT_SUPPORTED;
     FUNCTION(e, make);
     int rc = make(&array, &channel, extent, flags);
-    if (!rc && !ibx_handles_add(e->x, array, false)) {
-        int (*give_back)(void *) = NULL;
-        void *function = ibx_copies_runtime("cudaFreeArray");
-        memcpy(&give_back, &function, sizeof(give_back));
-        if (give_back)
-            give_back(array);
+    if (!rc &&
+        (!ibx_handles_add(e->x, IBX_HANDLE_ARRAY, (uintptr_t)array) || !own_array(e, array))) {
+        ibx_handles_remove(e->x, IBX_HANDLE_ARRAY, (uintptr_t)array);
+        undo("cudaFreeArray", (uintptr_t)array);
         rc = MEMORY_ALLOCATION;
     }
     ibx_put_u64(&e->out, (uintptr_t)array);
@@ -247,8 +274,10 @@ static bool is_side(const struct extra *e, const void *array, const struct ibx_c
     size_t rows, n;
     if (array || !e->x->isolation.on)
         return array ? !memory->at && is_array(e, array) : memory->at != NULL;
-    if (__builtin_add_overflow(at->depth, extent->depth, &rows) ||
-        __builtin_mul_overflow(rows, memory->y, &rows))
+    if (!extent->depth || __builtin_add_overflow(at->depth, extent->depth - 1, &rows) ||
+        __builtin_mul_overflow(rows, memory->y, &rows) ||
+        __builtin_add_overflow(rows, at->height, &rows) ||
+        __builtin_add_overflow(rows, extent->height, &rows))
         return false;
     return memory->at && span_of(memory->pitch, memory->pitch, rows, &n) && mine(e, memory->at, n);
 }
@@ -309,7 +338,11 @@ static int create_texture(struct extra *e)
     if (!whole(e) || !is_resource(e, &resource))
         return INVALID_VALUE;
     FUNCTION(e, make);
-    const int rc = make(&texture, &resource, &how, viewed ? &view : NULL);
+    int rc = make(&texture, &resource, &how, viewed ? &view : NULL);
+    if (!rc && !ibx_handles_add(e->x, IBX_HANDLE_TEXTURE, texture)) {
+        undo("cudaDestroyTextureObject", texture);
+        rc = MEMORY_ALLOCATION;
+    }
     ibx_put_u64(&e->out, texture);
     return rc;
 }
@@ -323,18 +356,33 @@ static int create_surface(struct extra *e)
     if (!whole(e) || resource.kind != IBX_RESOURCE_ARRAY || !is_resource(e, &resource))
         return INVALID_VALUE;
     FUNCTION(e, make);
-    const int rc = make(&surface, &resource);
+    int rc = make(&surface, &resource);
+    if (!rc && !ibx_handles_add(e->x, IBX_HANDLE_SURFACE, surface)) {
+        undo("cudaDestroySurfaceObject", surface);
+        rc = MEMORY_ALLOCATION;
+    }
     ibx_put_u64(&e->out, surface);
     return rc;
 }
 
-/* A texture or a surface, which are numbers of the driver's. */
-static int destroy_object(struct extra *e)
+static int destroy(struct extra *e, enum ibx_handle_kind kind)
 {
-    int (*destroy)(unsigned long long object) = NULL;
+    int (*destroy_object)(unsigned long long object) = NULL;
     const unsigned long long object = ibx_get_u64(&e->in);
-    FUNCTION(e, destroy);
-    return whole(e) ? destroy(object) : INVALID_VALUE;
+    if (!whole(e) || !ibx_handles_remove(e->x, kind, object))
+        return INVALID_VALUE;
+    FUNCTION(e, destroy_object);
+    return destroy_object(object);
+}
+
+static int destroy_texture(struct extra *e)
+{
+    return destroy(e, IBX_HANDLE_TEXTURE);
+}
+
+static int destroy_surface(struct extra *e)
+{
+    return destroy(e, IBX_HANDLE_SURFACE);
 }
 
 /* ------------------------------------------------------------------------- memory of pools */
@@ -379,7 +427,7 @@ static int malloc_from_pool(struct extra *e)
     void *made = NULL;
     const size_t n = ibx_get_u64(&e->in);
     void *pool = pointer(&e->in), *stream = pointer(&e->in);
-    if (!whole(e) || !ibx_handles_know(e->x, (uintptr_t)pool))
+    if (!whole(e) || !is_pool(e, pool))
         return INVALID_VALUE;
     if (is_limited(e, "memory of pools") || !ibx_copies_have_cuda(e->x))
         return NOT_SUPPORTED;
@@ -412,7 +460,7 @@ static int pool_of_device(struct extra *e)
         return INVALID_VALUE;
     FUNCTION(e, get);
     int rc = get(&pool, device);
-    if (!rc && !ibx_handles_add(e->x, pool, true))
+    if (!rc && !ibx_handles_add(e->x, IBX_HANDLE_POOL, (uintptr_t)pool))
         rc = MEMORY_ALLOCATION;
     ibx_put_u64(&e->out, (uintptr_t)pool);
     return rc;
@@ -425,7 +473,7 @@ static int set_pool(struct extra *e)
     void *pool = pointer(&e->in);
     const int attribute = (int)ibx_get_u32(&e->in);
     uint64_t value = ibx_get_u64(&e->in);
-    if (!whole(e) || !ibx_handles_know(e->x, (uintptr_t)pool))
+    if (!whole(e) || !is_pool(e, pool))
         return INVALID_VALUE;
     FUNCTION(e, set);
     return set(pool, attribute, &value);
@@ -437,7 +485,7 @@ static int get_pool(struct extra *e)
     uint64_t value = 0;
     void *pool = pointer(&e->in);
     const int attribute = (int)ibx_get_u32(&e->in);
-    if (!whole(e) || !ibx_handles_know(e->x, (uintptr_t)pool))
+    if (!whole(e) || !is_pool(e, pool))
         return INVALID_VALUE;
     FUNCTION(e, get);
     const int rc = get(pool, attribute, &value);
@@ -450,7 +498,7 @@ static int trim_pool(struct extra *e)
     int (*trim)(void *pool, size_t keep) = NULL;
     void *pool = pointer(&e->in);
     const size_t keep = ibx_get_u64(&e->in);
-    if (!whole(e) || !ibx_handles_know(e->x, (uintptr_t)pool))
+    if (!whole(e) || !is_pool(e, pool))
         return INVALID_VALUE;
     FUNCTION(e, trim);
     return trim(pool, keep);
@@ -525,9 +573,9 @@ static const struct {
     [IBX_EXTRA_MEMCPY_3D] = {"cudaMemcpy3D", copy_planes},
     [IBX_EXTRA_CHANNEL_DESC] = {"cudaGetChannelDesc", channel_of},
     [IBX_EXTRA_CREATE_TEXTURE] = {"cudaCreateTextureObject", create_texture},
-    [IBX_EXTRA_DESTROY_TEXTURE] = {"cudaDestroyTextureObject", destroy_object},
+    [IBX_EXTRA_DESTROY_TEXTURE] = {"cudaDestroyTextureObject", destroy_texture},
     [IBX_EXTRA_CREATE_SURFACE] = {"cudaCreateSurfaceObject", create_surface},
-    [IBX_EXTRA_DESTROY_SURFACE] = {"cudaDestroySurfaceObject", destroy_object},
+    [IBX_EXTRA_DESTROY_SURFACE] = {"cudaDestroySurfaceObject", destroy_surface},
     [IBX_EXTRA_MALLOC_ASYNC] = {"cudaMallocAsync", malloc_async},
     [IBX_EXTRA_MALLOC_FROM_POOL] = {"cudaMallocFromPoolAsync", malloc_from_pool},
     [IBX_EXTRA_FREE_ASYNC] = {"cudaFreeAsync", free_async},

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Handles that requests of our own have returned: arrays, and pools of memory. CUDA takes such a
- * handle for an address in this process, so one that was made up would end it. A tenant names its
- * own only.
+ * Handles that requests of our own have returned. CUDA takes that of an array or a pool for an
+ * address in this process, so one that was made up, or is of another kind, would end it. A tenant
+ * names its own only, as what it is.
  */
 #include "frontend-glue/device_copies/copies.h"
 
@@ -12,6 +12,7 @@
 
 struct handle {
     struct handle *next;
+    enum ibx_handle_kind kind;
     uint64_t value;
     const void *context;             /* in which it is; NULL: not known */
     const struct ibx_tenant *tenant; /* NULL: every tenant's */
@@ -24,12 +25,13 @@ static struct handle *all;
 static int compare(const void *a, const void *b)
 {
     const struct handle *left = a, *right = b;
-    return (left->value > right->value) - (left->value < right->value);
+    const int kinds = (left->kind > right->kind) - (left->kind < right->kind);
+    return kinds ? kinds : (left->value > right->value) - (left->value < right->value);
 }
 
-static struct handle *find(const struct copies *x, uint64_t value)
+static struct handle *find(const struct copies *x, enum ibx_handle_kind kind, uint64_t value)
 {
-    const struct handle wanted = {.value = value};
+    const struct handle wanted = {.kind = kind, .value = value};
     struct handle *const *found = tfind(&wanted, &tree, compare);
     const struct ibx_tenant *tenant = found ? (*found)->tenant : NULL;
     return found && (!tenant || tenant == x->isolation.tenant) ? *found : NULL;
@@ -46,7 +48,7 @@ static void drop(struct handle *gone)
     free(gone);
 }
 
-bool ibx_handles_add(struct copies *x, const void *value, bool shared)
+bool ibx_handles_add(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
 {
     void *context = NULL;
     struct handle *made = malloc(sizeof(*made));
@@ -54,15 +56,16 @@ bool ibx_handles_add(struct copies *x, const void *value, bool shared)
         return false;
     if (ibx_copies_have_cuda(x) && x->cuda->ctx_get_current(&context))
         context = NULL;
-    *made = (struct handle){.value = (uintptr_t)value,
+    *made = (struct handle){.kind = kind,
+                            .value = value,
                             .context = context,
-                            .tenant = shared ? NULL : x->isolation.tenant};
+                            .tenant = kind == IBX_HANDLE_POOL ? NULL : x->isolation.tenant};
     pthread_mutex_lock(&lock);
     struct handle *const *at = tsearch(made, &tree, compare);
     if (at && *at == made) {
         made->next = all;
         all = made;
-    } else if (at) { /* a pool, or the address of an array whose end was not seen */
+    } else if (at) { /* a pool, or one whose end was not seen */
         (*at)->tenant = made->tenant;
         (*at)->context = context;
     }
@@ -83,18 +86,18 @@ void ibx_handles_forget(const void *context)
     pthread_mutex_unlock(&lock);
 }
 
-bool ibx_handles_know(struct copies *x, uint64_t value)
+bool ibx_handles_know(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
 {
     pthread_mutex_lock(&lock);
-    const bool known = find(x, value);
+    const bool known = find(x, kind, value);
     pthread_mutex_unlock(&lock);
     return known;
 }
 
-bool ibx_handles_remove(struct copies *x, uint64_t value)
+bool ibx_handles_remove(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
 {
     pthread_mutex_lock(&lock);
-    struct handle *found = find(x, value);
+    struct handle *found = find(x, kind, value);
     const bool known = found;
     if (found)
         drop(found);

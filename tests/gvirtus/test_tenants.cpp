@@ -187,7 +187,47 @@ bool requests_of_ours()
     for (int i = 1; i <= 18; i++)
         texture.i32(i);
     texture.bytes.push_back(0);
-    REQUIRE(a->call(extra_name, texture) == 0 && b->call(extra_name, texture) == bad_pointer);
+    const std::uint64_t of_array = made(a, texture);
+    REQUIRE(of_array && b->call(extra_name, texture) == bad_pointer);
+    REQUIRE(b->call(extra_name, extra(17).u64(of_array)) == bad_pointer);
+    REQUIRE(a->call(extra_name, extra(19).u64(of_array)) == bad_pointer); // no surface
+    REQUIRE(a->call(extra_name, extra(17).u64(of_array)) == 0);
+    // GVirtuS's own handler frees NULL instead.
+    REQUIRE(b->call("cudaFreeArray", Body().u64(array)) == 0);
+    REQUIRE(a->call(extra_name, extra(15).u64(array)) == 0);
+    // A handle of another kind ends the back end if CUDA gets it.
+    const std::uint64_t pool = made(b, extra(23).i32(0));
+    REQUIRE(pool && b->call(extra_name, extra(9).u64(pool)) == bad_pointer);
+    REQUIRE(b->call(extra_name, extra(15).u64(pool)) == bad_pointer);
+    REQUIRE(b->call(extra_name, extra(21).u64(64).u64(own_array).u64(0)) == bad_pointer);
+    REQUIRE(b->call(extra_name, extra(21).u64(64).u64(pool).u64(0)) == 0);
+    // Rows that begin in one's own memory and leave it.
+    const std::uint64_t far = made(a, extra(20).u64(4096).u64(0));
+    const auto rows_there = [&](std::uint64_t row) {
+        return extra(14)
+            .u64(0)
+            .u64(0)
+            .u64(row)
+            .u64(0)
+            .u64(own)
+            .u64(64)
+            .u64(64)
+            .u64(1)
+            .u64(own_array)
+            .u64(0)
+            .u64(0)
+            .u64(0)
+            .u64(0)
+            .u64(0)
+            .u64(0)
+            .u64(0)
+            .u64(64)
+            .u64(1)
+            .u64(1)
+            .i32(3);
+    };
+    REQUIRE(far > own && b->call(extra_name, rows_there(3)) == 0);
+    REQUIRE(b->call(extra_name, rows_there((far - own) / 64)) == bad_pointer);
     Body call = extra(29);
     call.u64(0).u64(queue).u64(1);
     call.bytes.push_back(0);
