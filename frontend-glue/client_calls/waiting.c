@@ -55,8 +55,8 @@ void ibx_waiting_begin(struct ibx_pipeline *p, const uint8_t *body, size_t n)
     if (ibx_session_live(p->session))
         ibx_session_write(p->session, NULL, 0);
     ibx_backlog_gather(p);
-    if (ibx_session_live(p->session))
-        ibx_session_gather(p->session, p->staged, p->staged_length);
+    if (ibx_session_live(p->session)) /* whole: the plugin runs no other requests of our own */
+        ibx_session_gather_whole(p->session, p->staged, p->staged_length);
     pthread_mutex_unlock(&p->lock);
 }
 

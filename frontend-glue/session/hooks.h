@@ -130,6 +130,8 @@ int ibx_session_poll(struct ibx_session *session);
 /* Adds bytes to the message being gathered, which leaves whenever it is full; as
  * ibx_session_fail(). Unlike ibx_session_write() the bytes are copied, however many. */
 int ibx_session_gather(struct ibx_session *session, const uint8_t *from, size_t n);
+/* The same with bytes that are in one message, if one can hold them. */
+int ibx_session_gather_whole(struct ibx_session *session, const uint8_t *from, size_t n);
 /* Client: the same with a request's last bytes, a payload and what is behind it. If all fit into
  * one message the payload is not copied into it, and the message leaves. */
 int ibx_session_gather_around(struct ibx_session *session, const void *payload, size_t n,

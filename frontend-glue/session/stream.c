@@ -261,6 +261,12 @@ int ibx_session_gather(struct ibx_session *s, const uint8_t *from, size_t n)
     return 0;
 }
 
+int ibx_session_gather_whole(struct ibx_session *s, const uint8_t *from, size_t n)
+{
+    const int rc = make_room(s, (s->out_inline ? 0 : SEGMENT_HEAD_INLINE) + n);
+    return rc ? rc : ibx_session_gather(s, from, n);
+}
+
 /* Sends what was gathered and n more bytes straight from where they are: for the transport copies
  * them anyway. */
 static int send_along(struct ibx_session *s, const uint8_t *from, size_t n)

@@ -10,6 +10,7 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "frontend-glue/client_calls/pipeline.h"
+#include "frontend-glue/session/extra.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -28,7 +29,8 @@ static unsigned random_cuts = 40;
 static struct session_pair pair;
 static struct ibx_pipeline *pipeline;
 static atomic_uint effects; /* calls that the back end has run: each has its number in its body */
-static atomic_bool wrong;
+static atomic_bool wrong, busy;
+static atomic_uint cut_short; /* requests of our own that a message ends in */
 
 /* ---------------------------------------------------------------------- the back end */
 
@@ -44,9 +46,13 @@ static int serve(struct ibx_session *s, void *argument)
         size_t n = 0;
         while (n < sizeof(name) && ibx_session_read(s, name + n, 1) == 1 && name[n])
             n++;
-        if (n == sizeof(name) || !ibx_session_live(s) || ibx_session_read(s, &length, 8) != 8 ||
-            ibx_session_read(s, body, length) != (ssize_t)length)
+        if (n == sizeof(name) || !ibx_session_live(s) || ibx_session_read(s, &length, 8) != 8)
             break;
+        cut_short += !strcmp(name, IBX_EXTRA_NAME) && s->segment.left < length;
+        if (ibx_session_read(s, body, length) != (ssize_t)length)
+            break;
+        while (busy)
+            nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
         memcpy(&number, body, 8);
         const size_t payload = (size_t)length - 36;
         wrong = wrong || number != effects || pattern_check(body + 16, payload, number) != payload;
@@ -198,6 +204,32 @@ static void test_shorter_messages_at_the_end(void **state)
     cuts_connect_with = NULL;
 }
 
+/* A request of our own, which only the plugin can run: only where all of it is in one message. */
+static void test_whole_requests(void **state)
+{
+    (void)state;
+    unsigned number = 0;
+    cuts_plan_nothing();
+    begin();
+    cut_short = 0;
+    for (unsigned i = 0; i < 40; i++) {
+        uint8_t body[LONG_BODY + 36];
+        int code = -1;
+        const struct ibx_pipeline_request call = {
+            .name = IBX_EXTRA_NAME, .body = body, .n = sizeof(body)};
+        busy = true; /* so that nobody takes messages, and calls wait for each other */
+        for (unsigned k = 0; k < 60 + i; k++)
+            call_ahead(number++, LONG_BODY);
+        put_call(body, number++, LONG_BODY);
+        busy = false;
+        assert_int_equal(ibx_pipeline_call(pipeline, &call, &code), 0);
+        assert_int_equal(code, 0);
+    }
+    end();
+    assert_int_equal(effects, number);
+    assert_int_equal(cut_short, 0);
+}
+
 /* How often the session went on. */
 static unsigned run_calls(uint64_t seed)
 {
@@ -240,6 +272,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shorter_messages),
         cmocka_unit_test(test_shorter_messages_at_the_end),
+        cmocka_unit_test(test_whole_requests),
         cmocka_unit_test(test_at_random),
     };
     if (argc > 2)
