@@ -128,14 +128,23 @@ static int on_abort_only(void *context, const struct ibx_migrate_any *message)
     return rc ? rc : -ECONNABORTED; /* the last one */
 }
 
-/* The same when the VM's QEMU has ended there. Anything else comes again over the next link. */
-void ibx_source_take_last_abort(struct source *s, unsigned ms)
+static int on_last_word(void *context, const struct ibx_migrate_any *message)
+{
+    return message->type == IBX_MIGRATE_BROKEN ? ibx_source_on_message(context, message)
+                                               : on_abort_only(context, message);
+}
+
+/* The same when the VM's QEMU has ended there, or with `err`, when its pages are wrong. Anything
+ * else comes again over the next link. */
+void ibx_source_take_last_abort(struct source *s, unsigned ms, struct ibx_error *err)
 {
     struct ibx_error last = {0};
     struct message_context incoming = {s, &last};
     if (source_linked(&s->link) && s->state.now == SOURCE_SERVING)
-        ibx_channel_take_until(&s->link.control, on_abort_only, &incoming, ibx_deadline_in_ms(ms),
-                               &last);
+        ibx_channel_take_until(&s->link.control, err ? on_last_word : on_abort_only, &incoming,
+                               ibx_deadline_in_ms(ms), &last);
+    if (s->state.now == SOURCE_BROKEN && err)
+        *err = last;
 }
 
 static int on_nothing(void *context, const struct ibx_migrate_any *message)
@@ -164,9 +173,11 @@ int ibx_source_broken(struct source *s, bool tell, struct ibx_error *err)
 int ibx_source_link_trouble(struct source *s, int code, struct ibx_error *err)
 {
     code = take_last_messages(s, code, err);
-    ibx_source_take_last_abort(s, LAST_ABORT_MS);
+    ibx_source_take_last_abort(s, LAST_ABORT_MS, err);
     if (s->state.now == SOURCE_LOST)
         return 0;
+    if (s->state.now == SOURCE_BROKEN)
+        return -EBADMSG;
     if (s->state.now == SOURCE_COMMITTED && s->peer.now == PEER_ABORTED)
         return ibx_source_keep(s, code, err);
     if (source_linked(&s->link) || !s->lost_ns) {

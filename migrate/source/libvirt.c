@@ -64,7 +64,7 @@ bool ibx_source_libvirt_resumed(struct source *s)
 {
     if (!source_managed(&s->vm))
         return false;
-    ibx_source_take_last_abort(s, LAST_MS);
+    ibx_source_take_last_abort(s, LAST_MS, NULL);
     if (!decides(s))
         return false;
     if (s->vm.libvirt.now != LIBVIRT_CONTINUED)

@@ -567,8 +567,9 @@ void ibx_source_remove_files(struct source *s);
 int ibx_source_keep(struct source *s, int code, struct ibx_error *err);
 /* An error after the commit. 0: to go on and connect again. */
 int ibx_source_link_trouble(struct source *s, int code, struct ibx_error *err);
-/* SERVING: takes what has come, up to an ABORT, within `ms`. */
-void ibx_source_take_last_abort(struct source *s, unsigned ms);
+/* SERVING: takes what has come, up to an ABORT, within `ms`; with `err` also BROKEN, which leads to
+ * that state. */
+void ibx_source_take_last_abort(struct source *s, unsigned ms, struct ibx_error *err);
 /* The pages at the destination are not those here, as `err` says: BROKEN, and with `tell` that is
  * sent there. Returns -EBADMSG. */
 int ibx_source_broken(struct source *s, bool tell, struct ibx_error *err);
