@@ -139,6 +139,7 @@ struct ibx_fault {
     void (*touched)(void *context, uint64_t page);
     void *touched_context;
     _Atomic uint64_t *arrived, *placed; /* the caller's, or NULL */
+    bool exclusive;
     int (*check)(void *context, unsigned worker, uint64_t page, uint32_t pages, const void *bytes,
                  struct ibx_error *err); /* or NULL */
     void *check_context;

@@ -146,6 +146,9 @@ struct ibx_fault_config {
     /* The same, but a bit is set afterwards: the page is in its place, or was discarded. A page
      * that has arrived and is not placed may be either. */
     _Atomic uint64_t *placed;
+    /* Only this engine makes pages in the ranges: one that is there before it was placed is an
+     * error (-EEXIST), and none is fetched twice. */
+    bool exclusive;
     /* NULL, or ibx_fault_map_bytes() of shared memory, page-aligned and zero at first, that
      * outlives this process: what an engine has to know that takes over from one that was killed,
      * at any instruction. Missing mode only. The other engine is created with the same ranges, the

@@ -228,7 +228,8 @@ enum action { ACTION_ANSWER, ACTION_FETCH, ACTION_FETCH_ALONE, ACTION_DUPLICATE 
 static bool worth_duplicating(const struct fault_worker *w, const struct waiter *waiter)
 {
     const struct fault_range *r = ibx_fault_range_of_page(w->engine, waiter->page);
-    if (!w->engine->fault_workers || waiter->duplicate || r->is.alias || r->is.protect)
+    if (!w->engine->fault_workers || w->engine->exclusive || waiter->duplicate || r->is.alias ||
+        r->is.protect)
         return false;
     for (unsigned i = 0; i < w->slot_count; i++)
         if (w->slots[i].state.now != SLOT_FREE &&

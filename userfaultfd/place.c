@@ -46,6 +46,8 @@ static int failed(struct ibx_fault *e, const char *what, const struct fault_rang
         remedy = "; the memory or the tmpfs (/dev/shm) of the process is full: make room";
     else if (code == ESRCH)
         remedy = "; the process is gone";
+    else if (code == EEXIST)
+        remedy = ": somebody else has written to it or looked at it before it came";
     else if (code == ENOENT)
         remedy = "; the range is not mapped or not registered any more";
     else if (code == EFAULT)
@@ -129,7 +131,7 @@ static int step(struct ibx_fault *e, struct slot *slot, uint32_t limit)
         done(e, slot, (uint32_t)((uint64_t)bytes / size), state);
         return 0;
     }
-    if (bytes == -EEXIST) { /* it is placed already, with the same bytes */
+    if (bytes == -EEXIST && !e->exclusive) { /* it is placed already, with the same bytes */
         count(&e->existed, 1);
         ibx_fault_wake(e, address_of(r, page), size);
         done(e, slot, 1, state);

@@ -278,6 +278,7 @@ static int engine_make(struct ibx_fault *e, const struct ibx_fault_config *confi
     e->events = config->events;
     e->arrived = config->arrived;
     e->placed = config->placed;
+    e->exclusive = config->exclusive;
     e->check = config->check;
     e->check_context = config->check_context;
     e->touched = config->touched;

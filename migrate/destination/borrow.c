@@ -23,6 +23,9 @@ void ibx_destination_borrow_check(const struct destination *d,
         return;
     if (d->ram.minor)
         ibx_blockers_add(blockers, "a borrowed VM is received without --minor");
+    if (d->options->stand_still)
+        ibx_blockers_add(blockers, "a borrowed VM is received without --stand-still: what the back "
+                                   "ends of vhost-user devices write is not seen");
     if (d->qemu.managed)
         ibx_blockers_add(blockers, "a borrowed VM is received without --libvirt");
     for (size_t i = 0; i < ram->count; i++)

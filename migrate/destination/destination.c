@@ -251,9 +251,10 @@ static int check_engine(struct destination *d, struct ibx_error *err)
         return 0;
     if (d->link.state.now == LINK_STOPPING)
         ibx_destination_link_close(&d->link);
-    if (d->ram.engine && d->link.state.now == LINK_SERVING)
-        return ibx_fault_reason(d->ram.engine, err);
-    return 0;
+    if (!d->ram.engine || d->link.state.now != LINK_SERVING)
+        return 0;
+    int rc = ibx_fault_reason(d->ram.engine, err);
+    return rc == -EEXIST ? ibx_destination_broken(d, true, err) : rc; /* it may have been used */
 }
 
 /* Short while the VM is stopped and QEMU reads the last of its state, which no event reports. */

@@ -289,6 +289,7 @@ static int make_engine(struct destination_ram *ram, struct ibx_page_reader **rea
         .max_bandwidth = ram->max_bandwidth,
         .arrived = ram->arrived.memory,
         .placed = ibx_destination_placed(ram),
+        .exclusive = ram->kept, /* their files have other users */
         .check = ram->page_tags ? ibx_page_tags_note : NULL,
         .check_context = ram->page_tags,
     };

@@ -278,9 +278,8 @@ static void test_holes_of_a_home_that_locks_memory(void)
     munmap(wanted, RAM);
 }
 
-/* A byte of each page that is missing at home: these become pages of zeros, of which the tool that
- * serves the VM knows nothing. */
-static void touch_holes(const char *path, const bool had[RAM / 4096])
+/* Looks at each page but these, as others may: holes become pages of zeros. */
+static void touch_pages(const char *path, const bool had[RAM / 4096])
 {
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
     const volatile uint8_t *at = mmap(NULL, RAM, PROT_READ, MAP_SHARED, fd, 0);
@@ -288,7 +287,7 @@ static void touch_holes(const char *path, const bool had[RAM / 4096])
     assert_true(at != MAP_FAILED);
     for (size_t i = 0; i < RAM / 4096; i++)
         sum += had[i] ? 0 : at[i * 4096];
-    assert_int_equal(sum, 0);
+    (void)sum;
     munmap((void *)(uintptr_t)at, RAM);
     close(fd);
 }
@@ -307,7 +306,7 @@ static void test_pages_that_others_have_looked_at(void)
     borrow("tcp://127.0.0.1:0", NULL);
     mover_await(&sender, "filling", 0);
     pages_of(vms[0].ram, had);
-    touch_holes(vms[1].ram, had);
+    touch_pages(vms[1].ram, had);
     balloon_has(&vms[1], 64 << 20);
     vm_wait_beats(&vms[1], vm_beats(&vms[1]) + pair_beats);
     uint8_t *wanted = copy_of(vms[0].ram);
@@ -321,6 +320,26 @@ static void test_pages_that_others_have_looked_at(void)
     same_bytes(is, wanted);
     munmap(is, RAM);
     munmap(wanted, RAM);
+}
+
+/* At home, whose QEMU from before and its tool have the file, too, the VM would find zeros. */
+static void test_home_that_others_have_looked_at(void)
+{
+    static const bool none[RAM / 4096];
+    borrowed(&(struct vm_options){.append = "mib=16"}, "tcp://127.0.0.1:0", NULL);
+    home_start(NULL);
+    home_receives("tcp://127.0.0.1:0", NULL);
+    mover_stop_next("source:serving");
+    bring();
+    mover_await_stop(&bringer);
+    for (const uint64_t until = vm_soon(); !access(vms[0].ram, F_OK); poll(NULL, 0, 5))
+        assert_true(ibx_now_ns() < until); /* it gets the name that the QEMU knows */
+    touch_pages(home.ram, none);
+    mover_kill(&bringer, SIGCONT);
+    mover_ends(&lender, 1);
+    mover_must_print(&lender, "somebody else has");
+    mover_ends(&bringer, 1);
+    mover_must_print(&bringer, "the migration is broken");
 }
 
 /* The number of the migration by which the VM was borrowed. */
@@ -738,6 +757,11 @@ static void test_filled(void)
 static void test_refused(void)
 {
     struct vm_options options = {.append = "mib=4"};
+    pair_start(&options);
+    mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0", (const char *[]){"--stand-still", NULL});
+    mover_must_print(MOVER_RUN(1, "borrow", receiver.uri, "--qmp", vms[0].tool, "--yes"),
+                     "without --stand-still");
+    mover_end_all(NULL);
     borrowed(&options, "tcp://127.0.0.1:0", NULL);
     home_start(NULL);
     mover_receive(&lender, &home, "tcp://127.0.0.1:0", NULL);
@@ -761,6 +785,7 @@ int main(void)
     pair_beats = 8;
     static const struct vm_test tests[] = {VM_TEST(test_first_there_and_back),
                                            VM_TEST(test_over_shm),
+                                           VM_TEST(test_home_that_others_have_looked_at),
                                            VM_TEST(test_pages_that_others_have_looked_at),
                                            VM_TEST(test_returned_twice),
                                            VM_TEST(test_holes_of_a_home_that_locks_memory),
