@@ -55,7 +55,7 @@ static int connect_one(struct snapshot_cache *cache, struct ibx_error *err)
 static int same_snapshot(const struct snapshot_cache *cache, struct ibx_error *err)
 {
     const struct ibx_snapshot_manifest *theirs = ibx_snapshot_reader_manifest(cache->reader);
-    return !memcmp(theirs->id, cache->folder->manifest.id, sizeof(theirs->id))
+    return ibx_snapshot_same(theirs, &cache->folder->manifest)
                ? 0
                : ibx_error_set(err, -ESTALE,
                                "%s serves another snapshot than the one in %s: give another folder",
@@ -87,14 +87,13 @@ static int make_folder(struct snapshot_cache *cache, const char *path, struct ib
 {
     struct ibx_snapshot_folder *folder = cache->folder;
     struct statfs fs;
-    int rc = ibx_snapshot_folder_make(path, err);
+    int rc = ibx_snapshot_folder_make(path, folder, err);
     if (rc)
         return rc;
-    snprintf(folder->path, sizeof(folder->path), "%s", path);
     folder->manifest = *ibx_snapshot_reader_manifest(cache->reader);
     folder->manifest.complete = false;
     json_incref(folder->manifest.description);
-    if (statfs(path, &fs) || fs.f_type != TMPFS_MAGIC)
+    if (fstatfs(folder->at, &fs) || fs.f_type != TMPFS_MAGIC)
         rc = ibx_error_set(err, -EINVAL,
                            "%s is not on tmpfs, and only memory can be filled on demand: give a "
                            "folder in /dev/shm",
@@ -116,6 +115,8 @@ int ibx_snapshot_cache_begin(struct snapshot_cache *cache, const char *path, str
     int rc = connect_one(cache, err);
     if (!rc)
         rc = known ? same_snapshot(cache, err) : make_folder(cache, path, err);
+    if (!rc && known)
+        rc = ibx_snapshot_folder_lock(cache->folder, err);
     return rc;
 }
 
@@ -280,8 +281,11 @@ static int lost(struct snapshot_cache *cache, void (*notify)(void *context, cons
     notify(context, line);
     ibx_snapshot_reader_close(cache->reader);
     cache->reader = NULL;
-    cache->pause_ms = PAUSE_MS;
-    cache->again_ns = ibx_now_ns();
+    /* A server that is lost at once, or a tmpfs that is full, is not asked without a pause. */
+    const bool lived = ibx_now_ns() - cache->filling_ns > PAUSE_MAX_MS * IBX_NS_PER_MS;
+    cache->pause_ms = lived || cache->pause_ms < PAUSE_MS ? PAUSE_MS : cache->pause_ms;
+    cache->again_ns = lived ? ibx_now_ns() : ibx_deadline_in_ms(cache->pause_ms);
+    cache->pause_ms = cache->pause_ms * 2 < PAUSE_MAX_MS ? cache->pause_ms * 2 : PAUSE_MAX_MS;
     return ibx_state_move(&cache->state, CACHE_LOST);
 }
 
@@ -307,6 +311,7 @@ static int try_again(struct snapshot_cache *cache, void (*notify)(void *context,
         return 0;
     }
     cache->reconnects++;
+    cache->filling_ns = ibx_now_ns();
     snprintf(line, sizeof(line), "pages come from %s now", cache->source);
     notify(context, line);
     return ibx_state_move(&cache->state, CACHE_FILLING);

@@ -45,7 +45,8 @@ struct snapshot_cache {
     struct ibx_fault *engine;
     struct ibx_fault_range ranges[IBX_SNAPSHOT_RAM_MAX];
     size_t buffer_bytes;
-    uint64_t again_ns; /* LOST: the next try */
+    uint64_t again_ns;   /* LOST: the next try */
+    uint64_t filling_ns; /* the last one that brought a server; 0: it was the first */
     unsigned pause_ms, reconnects;
     char source[300]; /* the URI that is read */
     pthread_t checker;
@@ -100,6 +101,10 @@ struct snapshot_children_stats {
 /* Listens, and takes back the children of a process before this one that has ended. */
 int ibx_snapshot_children_open(const struct snapshot_children_config *config,
                                struct snapshot_children **children, struct ibx_error *err);
+/* The folder is whole: children of a process before this one, which was killed as it became so,
+ * need nobody any more. */
+int ibx_snapshot_children_release(const struct snapshot_children_config *config,
+                                  struct ibx_error *err);
 /* For poll(2). */
 int ibx_snapshot_children_fd(const struct snapshot_children *children);
 /* Takes a child that has come. */

@@ -50,7 +50,8 @@ struct member {
 
 struct snapshot_children {
     struct snapshot_children_config config;
-    int folder, listener, whole_fd; /* `whole_fd`: an eventfd that stays readable */
+    int folder;             /* the config's */
+    int listener, whole_fd; /* `whole_fd`: an eventfd that stays readable */
     _Atomic bool whole;
     pthread_mutex_t lock;
     struct member *members;
@@ -271,7 +272,8 @@ static int take_descriptors(struct member *m, struct ibx_error *err)
     return ibx_fault_uffd_take(child->pid, child->remote, &m->uffd, err);
 }
 
-static int add(struct snapshot_children *c, const struct snapshot_child *child,
+/* `known`: it has its record, which is not risked on a full tmpfs. */
+static int add(struct snapshot_children *c, const struct snapshot_child *child, bool known,
                struct ibx_error *err)
 {
     struct member *m = calloc(1, sizeof(*m));
@@ -279,7 +281,7 @@ static int add(struct snapshot_children *c, const struct snapshot_child *child,
         return ibx_error_set(err, -ENOMEM, "no memory for a child");
     *m = (struct member){.children = c, .child = *child, .uffd = -1, .pidfd = -1};
     int rc = take_descriptors(m, err);
-    if (!rc)
+    if (!rc && !known)
         rc = record_write(c, child, err);
     if (!rc) {
         pthread_mutex_lock(&c->lock);
@@ -323,7 +325,7 @@ static void take_back(struct snapshot_children *c)
             n < 0 ? -EIO
                   : child_read(text, (size_t)n, c->config.folder->manifest.ram_count, &child, &err);
         if (!rc)
-            rc = add(c, &child, &err);
+            rc = add(c, &child, true, &err);
         if (rc == -ESRCH)
             unlinkat(c->folder, entry->d_name, 0);
         else if (rc)
@@ -345,12 +347,6 @@ static struct sockaddr_un address_of(int folder)
     snprintf(address.sun_path, sizeof(address.sun_path), "/proc/self/fd/%d/" SNAPSHOT_SOCKET,
              folder);
     return address;
-}
-
-static int open_folder(const char *path, struct ibx_error *err)
-{
-    const int fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    return fd >= 0 ? fd : ibx_error_set(err, -errno, "%s: %s", path, strerror(errno));
 }
 
 static int make_socket(struct snapshot_children *c, struct ibx_error *err)
@@ -400,7 +396,7 @@ static void take_one(struct snapshot_children *c, int fd)
     int rc = child_read(text, (size_t)n, c->config.folder->manifest.ram_count, &child, &err);
     const bool whole = c->whole;
     if (!rc && !whole)
-        rc = add(c, &child, &err);
+        rc = add(c, &child, false, &err);
     json_t *json =
         rc ? json_pack("{s:s}", "error", err.message) : json_pack("{s:b}", "whole", (int)whole);
     char *reply = json ? json_dumps(json, JSON_COMPACT) : NULL;
@@ -427,21 +423,27 @@ int ibx_snapshot_children_fd(const struct snapshot_children *c)
 
 /* ------------------------------------------------------------ all of them */
 
-int ibx_snapshot_children_open(const struct snapshot_children_config *config,
-                               struct snapshot_children **out, struct ibx_error *err)
+static int make(const struct snapshot_children_config *config, struct snapshot_children **out,
+                struct ibx_error *err)
 {
     struct snapshot_children *c = calloc(1, sizeof(*c));
     if (!c)
         return ibx_error_set(err, -ENOMEM, "no memory for children");
-    *c = (struct snapshot_children){.config = *config, .folder = -1, .listener = -1};
+    *c =
+        (struct snapshot_children){.config = *config, .folder = config->folder->at, .listener = -1};
     pthread_mutex_init(&c->lock, NULL);
     c->whole = config->folder->manifest.complete;
     c->whole_fd = eventfd(c->whole, EFD_CLOEXEC | EFD_NONBLOCK);
-    int rc = c->whole_fd < 0
-                 ? ibx_error_set(err, -errno, "no event descriptor: %s", strerror(errno))
-                 : 0;
-    if (!rc && (c->folder = open_folder(config->folder->path, err)) < 0)
-        rc = c->folder;
+    *out = c;
+    return c->whole_fd < 0 ? ibx_error_set(err, -errno, "no event descriptor: %s", strerror(errno))
+                           : 0;
+}
+
+int ibx_snapshot_children_open(const struct snapshot_children_config *config,
+                               struct snapshot_children **out, struct ibx_error *err)
+{
+    struct snapshot_children *c = NULL;
+    int rc = make(config, &c, err);
     if (!rc)
         rc = make_socket(c, err);
     if (rc) {
@@ -451,6 +453,17 @@ int ibx_snapshot_children_open(const struct snapshot_children_config *config,
     take_back(c);
     *out = c;
     return 0;
+}
+
+int ibx_snapshot_children_release(const struct snapshot_children_config *config,
+                                  struct ibx_error *err)
+{
+    struct snapshot_children *c = NULL;
+    int rc = make(config, &c, err);
+    if (!rc)
+        take_back(c);
+    ibx_snapshot_children_close(c);
+    return rc;
 }
 
 void ibx_snapshot_children_whole(struct snapshot_children *c)
@@ -478,8 +491,6 @@ void ibx_snapshot_children_close(struct snapshot_children *c)
         close(c->listener);
         unlinkat(c->folder, SNAPSHOT_SOCKET, 0);
     }
-    if (c->folder >= 0)
-        close(c->folder);
     if (c->whole_fd >= 0)
         close(c->whole_fd);
     pthread_mutex_destroy(&c->lock);
@@ -506,10 +517,7 @@ static int read_reply(const char *text, size_t length, bool *whole, struct ibx_e
 
 static int connect_to(const struct ibx_snapshot_folder *folder, struct ibx_error *err)
 {
-    const int at = open_folder(folder->path, err);
-    if (at < 0)
-        return at;
-    const struct sockaddr_un address = address_of(at);
+    const struct sockaddr_un address = address_of(folder->at);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), rc = 0;
     if (fd < 0 || connect(fd, (const struct sockaddr *)&address, sizeof(address)))
         rc = ibx_error_set(err, -errno,
@@ -517,7 +525,6 @@ static int connect_to(const struct ibx_snapshot_folder *folder, struct ibx_error
                            folder->path, strerror(errno));
     if (rc && fd >= 0)
         close(fd);
-    close(at);
     return rc ? rc : fd;
 }
 

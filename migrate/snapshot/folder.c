@@ -8,39 +8,29 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #define MANIFEST "manifest.json"
 #define PIECE    (1u << 20) /* bytes read at a time */
 
-/* ------------------------------------------------------------ names */
+/* ------------------------------------------------------------ the folder itself */
 
-static int name_of(const struct ibx_snapshot_folder *folder, const char *name, char *path,
-                   struct ibx_error *err)
+static void block_name(const struct ibx_snapshot_folder *folder, unsigned block, char name[24])
 {
-    return snprintf(path, PATH_MAX, "%s/%s", folder->path, name) < PATH_MAX
-               ? 0
-               : ibx_error_set(err, -ENAMETOOLONG, "the path %.128s... is too long", folder->path);
-}
-
-static int block_path(const struct ibx_snapshot_folder *folder, unsigned block, char *path,
-                      struct ibx_error *err)
-{
-    char name[24] = "state";
     if (block < folder->manifest.ram_count)
-        snprintf(name, sizeof(name), "ram.%u", block);
-    return name_of(folder, name, path, err);
+        snprintf(name, 24, "ram.%u", block);
+    else
+        snprintf(name, 24, "state");
 }
 
 /* All that the VM knows is in the folder. */
-static int check_private(const char *path, struct ibx_error *err)
+static int check_private(const char *path, int fd, struct ibx_error *err)
 {
     struct stat st;
-    if (stat(path, &st))
+    if (fstat(fd, &st))
         return ibx_error_set(err, -errno, "%s: %s", path, strerror(errno));
-    if (!S_ISDIR(st.st_mode))
-        return ibx_error_set(err, -ENOTDIR, "%s is not a folder", path);
     if (st.st_uid != geteuid() && st.st_uid != 0)
         return ibx_error_set(err, -EPERM, "%s belongs to user %u: use a folder of your own", path,
                              (unsigned)st.st_uid);
@@ -52,26 +42,73 @@ static int check_private(const char *path, struct ibx_error *err)
     return 0;
 }
 
-static bool is_empty(const char *path)
+static int set_path(struct ibx_snapshot_folder *folder, const char *path, struct ibx_error *err)
 {
-    DIR *dir = opendir(path);
+    const size_t length = strlen(path);
+    if (length >= sizeof(folder->path))
+        return ibx_error_set(err, -ENAMETOOLONG, "the path %.128s... is too long", path);
+    memcpy(folder->path, path, length + 1);
+    for (size_t n = length; n > 1 && folder->path[n - 1] == '/'; n--)
+        folder->path[n - 1] = '\0'; /* or a link there would be followed */
+    return 0;
+}
+
+/* From here on its files are found by this descriptor: who can write to the folder above may put
+ * another one, or a link, in its place. */
+static int open_itself(struct ibx_snapshot_folder *folder, struct ibx_error *err)
+{
+    struct stat st;
+    const int fd = open(folder->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    const int code = errno;
+    if (fd < 0 && !lstat(folder->path, &st) && S_ISLNK(st.st_mode))
+        return ibx_error_set(err, -ENOTDIR, "%s is a link: name the folder itself", folder->path);
+    if (fd < 0 && code == ENOTDIR)
+        return ibx_error_set(err, -ENOTDIR, "%s is not a folder", folder->path);
+    if (fd < 0)
+        return ibx_error_set(err, -code, "%s: %s", folder->path, strerror(code));
+    int rc = check_private(folder->path, fd, err);
+    if (rc) {
+        close(fd);
+        return rc;
+    }
+    folder->at = fd;
+    folder->opened = true;
+    return 0;
+}
+
+static bool is_empty(const struct ibx_snapshot_folder *folder)
+{
+    const int fd = openat(folder->at, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
     unsigned entries = 0;
     while (dir && entries < 3 && readdir(dir))
         entries++;
     if (dir)
         closedir(dir);
+    else if (fd >= 0)
+        close(fd);
     return entries == 2;
 }
 
-int ibx_snapshot_folder_make(const char *path, struct ibx_error *err)
+int ibx_snapshot_folder_lock(const struct ibx_snapshot_folder *folder, struct ibx_error *err)
 {
-    if (!mkdir(path, 0700))
-        return 0;
-    if (errno != EEXIST)
-        return ibx_error_set(err, -errno, "the folder %s cannot be made: %s", path,
-                             strerror(errno));
-    int rc = check_private(path, err);
-    if (!rc && !is_empty(path))
+    return flock(folder->at, LOCK_EX | LOCK_NB)
+               ? ibx_error_set(err, errno == EWOULDBLOCK ? -EBUSY : -errno,
+                               "another ib-migrate fills %s: give another folder", folder->path)
+               : 0;
+}
+
+int ibx_snapshot_folder_make(const char *path, struct ibx_snapshot_folder *folder,
+                             struct ibx_error *err)
+{
+    int rc = set_path(folder, path, err);
+    if (!rc && mkdir(folder->path, 0700) && errno != EEXIST)
+        rc = ibx_error_set(err, -errno, "the folder %s cannot be made: %s", path, strerror(errno));
+    if (!rc)
+        rc = open_itself(folder, err);
+    if (!rc)
+        rc = ibx_snapshot_folder_lock(folder, err);
+    if (!rc && !is_empty(folder))
         rc = ibx_error_set(err, -EEXIST, "the folder %s is not empty: give another one", path);
     return rc;
 }
@@ -82,27 +119,31 @@ int ibx_snapshot_folder_files(struct ibx_snapshot_folder *folder, bool create, b
                               struct ibx_error *err)
 {
     struct ibx_migrate_block *blocks = calloc(IBX_GUEST_BLOCKS_MAX, sizeof(*blocks));
-    char path[PATH_MAX];
+    char name[24];
     int rc = blocks ? 0 : ibx_error_set(err, -ENOMEM, "no memory for the snapshot's blocks");
     const unsigned count = rc ? 0 : ibx_snapshot_blocks(&folder->manifest, blocks);
-    const int flags = O_CLOEXEC | O_NOFOLLOW | (create || writable ? O_RDWR : O_RDONLY) |
-                      (create ? O_CREAT | O_EXCL : 0);
+    const int flags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK |
+                      (create || writable ? O_RDWR : O_RDONLY) | (create ? O_CREAT | O_EXCL : 0);
     for (folder->count = 0; !rc && folder->count < count; folder->count += !rc) {
         const unsigned i = folder->count;
         struct stat st;
         folder->sizes[i] = blocks[i].size;
-        rc = block_path(folder, i, path, err);
-        folder->fds[i] = rc ? -1 : open(path, flags, 0600);
-        if (!rc && folder->fds[i] < 0)
-            rc = ibx_error_set(err, -errno, "%s: %s", path, strerror(errno));
+        block_name(folder, i, name);
+        folder->fds[i] = openat(folder->at, name, flags, 0600);
+        if (folder->fds[i] < 0)
+            rc = ibx_error_set(err, -errno, "%s/%s: %s", folder->path, name, strerror(errno));
         if (!rc && create && ftruncate(folder->fds[i], (off_t)blocks[i].size))
-            rc = ibx_error_set(err, -errno, "%s cannot have %llu bytes: %s", path,
+            rc = ibx_error_set(err, -errno, "%s/%s cannot have %llu bytes: %s", folder->path, name,
                                (unsigned long long)blocks[i].size, strerror(errno));
-        if (!rc && (fstat(folder->fds[i], &st) || (uint64_t)st.st_size != blocks[i].size))
-            rc = ibx_error_set(err, -EINVAL, "%s has not the %llu bytes that its manifest says",
-                               path, (unsigned long long)blocks[i].size);
-        if (rc && folder->fds[i] >= 0)
-            close(folder->fds[i]);
+        if (!rc && (fstat(folder->fds[i], &st) || !S_ISREG(st.st_mode) ||
+                    (uint64_t)st.st_size != blocks[i].size))
+            rc = ibx_error_set(err, -EINVAL, "%s/%s has not the %llu bytes that its manifest says",
+                               folder->path, name, (unsigned long long)blocks[i].size);
+        if (!rc || folder->fds[i] < 0)
+            continue;
+        close(folder->fds[i]);
+        if (create)
+            unlinkat(folder->at, name, 0);
     }
     free(blocks);
     return rc;
@@ -110,28 +151,28 @@ int ibx_snapshot_folder_files(struct ibx_snapshot_folder *folder, bool create, b
 
 static int read_manifest(struct ibx_snapshot_folder *folder, struct ibx_error *err)
 {
-    char path[PATH_MAX];
-    int rc = name_of(folder, MANIFEST, path, err);
-    const int fd = rc ? -1 : open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    const char *path = folder->path;
+    const int fd = openat(folder->at, MANIFEST, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     struct stat st;
-    if (rc)
-        return rc;
+    int rc;
     if (fd < 0)
-        return ibx_error_set(err, -errno, "%s: %s; a snapshot is made by ib-migrate freeze", path,
-                             strerror(errno));
+        return ibx_error_set(err, -errno,
+                             "%s/" MANIFEST ": %s; a snapshot is made by ib-migrate "
+                             "freeze",
+                             path, strerror(errno));
     if (fstat(fd, &st) || !S_ISREG(st.st_mode) || st.st_size > IBX_SNAPSHOT_TEXT_MAX) {
         close(fd);
-        return ibx_error_set(err, -EINVAL, "%s is not a file of up to %u bytes", path,
+        return ibx_error_set(err, -EINVAL, "%s/" MANIFEST " is not a file of up to %u bytes", path,
                              IBX_SNAPSHOT_TEXT_MAX);
     }
     char *text = malloc((size_t)st.st_size + 1);
     const ssize_t n = text ? read(fd, text, (size_t)st.st_size) : -1;
     if (!text || n != st.st_size)
-        rc = ibx_error_set(err, text ? -EIO : -ENOMEM, "%s cannot be read", path);
+        rc = ibx_error_set(err, text ? -EIO : -ENOMEM, "%s/" MANIFEST " cannot be read", path);
     else
         rc = ibx_snapshot_manifest_read(text, (size_t)n, &folder->manifest, err);
     if (rc == -EPROTO)
-        ibx_error_prefix(err, rc, "%s", path);
+        ibx_error_prefix(err, rc, "%s/" MANIFEST, path);
     free(text);
     close(fd);
     return rc;
@@ -143,8 +184,9 @@ int ibx_snapshot_folder_open(const char *path, bool writable, struct ibx_snapsho
     struct ibx_snapshot_folder *folder = calloc(1, sizeof(*folder));
     if (!folder)
         return ibx_error_set(err, -ENOMEM, "no memory for a snapshot");
-    snprintf(folder->path, sizeof(folder->path), "%s", path);
-    int rc = check_private(path, err);
+    int rc = set_path(folder, path, err);
+    if (!rc)
+        rc = open_itself(folder, err);
     if (!rc)
         rc = read_manifest(folder, err);
     if (!rc)
@@ -157,22 +199,32 @@ int ibx_snapshot_folder_open(const char *path, bool writable, struct ibx_snapsho
     return rc;
 }
 
+int ibx_snapshot_folder_sync(const struct ibx_snapshot_folder *folder, struct ibx_error *err)
+{
+    for (unsigned i = 0; i < folder->count; i++)
+        if (fsync(folder->fds[i]))
+            return ibx_error_set(err, -errno, "block %u of %s cannot be written: %s", i,
+                                 folder->path, strerror(errno));
+    return 0;
+}
+
 int ibx_snapshot_folder_seal(const struct ibx_snapshot_folder *folder, struct ibx_error *err)
 {
-    char path[PATH_MAX], fresh[PATH_MAX], *text;
+    char *text;
     size_t length;
     int rc = ibx_snapshot_manifest_write(&folder->manifest, &text, &length, err);
     if (rc)
         return rc;
-    rc = name_of(folder, MANIFEST, path, err);
-    if (!rc)
-        rc = name_of(folder, MANIFEST ".new", fresh, err);
-    const int fd =
-        rc ? -1 : open(fresh, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (!rc &&
-        (fd < 0 || write(fd, text, length) != (ssize_t)length || fsync(fd) || rename(fresh, path)))
-        rc = ibx_error_set(err, errno ? -errno : -EIO, "%s cannot be written: %s", path,
-                           strerror(errno));
+    errno = 0;
+    const int fd = openat(folder->at, MANIFEST ".new",
+                          O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0 || write(fd, text, length) != (ssize_t)length || fsync(fd) ||
+        renameat(folder->at, MANIFEST ".new", folder->at, MANIFEST) ||
+        (fsync(folder->at) && errno != EINVAL /* some filesystems cannot */))
+        rc = ibx_error_set(err, errno ? -errno : -ENOSPC, "%s/" MANIFEST " cannot be written: %s",
+                           folder->path, strerror(errno ? errno : ENOSPC));
+    if (rc)
+        unlinkat(folder->at, MANIFEST ".new", 0);
     if (fd >= 0)
         close(fd);
     free(text);
@@ -181,13 +233,19 @@ int ibx_snapshot_folder_seal(const struct ibx_snapshot_folder *folder, struct ib
 
 void ibx_snapshot_folder_remove(const struct ibx_snapshot_folder *folder)
 {
-    char path[PATH_MAX];
-    for (unsigned i = 0; i < folder->count; i++)
-        if (!block_path(folder, i, path, NULL))
-            unlink(path);
-    if (!name_of(folder, MANIFEST, path, NULL))
-        unlink(path);
-    rmdir(folder->path);
+    char name[24];
+    struct stat is, there;
+    if (!folder->opened)
+        return;
+    for (unsigned i = 0; i < folder->count; i++) {
+        block_name(folder, i, name);
+        unlinkat(folder->at, name, 0);
+    }
+    if (folder->count)
+        unlinkat(folder->at, MANIFEST, 0);
+    if (!fstat(folder->at, &is) && !lstat(folder->path, &there) && is.st_dev == there.st_dev &&
+        is.st_ino == there.st_ino)
+        rmdir(folder->path);
 }
 
 void ibx_snapshot_folder_close(struct ibx_snapshot_folder *folder)
@@ -195,6 +253,9 @@ void ibx_snapshot_folder_close(struct ibx_snapshot_folder *folder)
     for (unsigned i = 0; i < folder->count; i++)
         close(folder->fds[i]);
     folder->count = 0;
+    if (folder->opened)
+        close(folder->at);
+    folder->opened = false;
     ibx_snapshot_manifest_fini(&folder->manifest);
 }
 

@@ -259,6 +259,8 @@ static int seal(struct freezing *f, struct ibx_freeze_result *result, struct ibx
     result->data_bytes = map.data_pages * IBX_SNAPSHOT_PAGE;
     result->state_bytes = f->state_bytes;
     ibx_page_map_fini(&map);
+    if (!rc) /* what a manifest calls whole survives the loss of power, too */
+        rc = ibx_snapshot_folder_sync(&f->folder, err);
     return rc ? rc : ibx_snapshot_folder_seal(&f->folder, err);
 }
 
@@ -296,12 +298,11 @@ static int prepare(struct freezing *f, const char *qmp, const char *path,
     if (rc)
         return rc;
     f->undo.was_running = !strcmp(f->ram.status, "running");
-    snprintf(f->folder.path, sizeof(f->folder.path), "%s", path);
     rc = describe(f, err);
     if (!rc)
         rc = ibx_settings_plan(f->qmp, &f->settings, deadline, err);
     if (!rc)
-        rc = ibx_snapshot_folder_make(path, err);
+        rc = ibx_snapshot_folder_make(path, &f->folder, err);
     f->made = !rc;
     return rc;
 }

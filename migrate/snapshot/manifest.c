@@ -203,6 +203,16 @@ void ibx_snapshot_manifest_fini(struct ibx_snapshot_manifest *manifest)
     manifest->description = NULL;
 }
 
+bool ibx_snapshot_same(const struct ibx_snapshot_manifest *a, const struct ibx_snapshot_manifest *b)
+{
+    bool same = !memcmp(a->id, b->id, sizeof(a->id)) && a->ram_count == b->ram_count &&
+                a->state_bytes == b->state_bytes &&
+                !memcmp(a->digest, b->digest, sizeof(a->digest));
+    for (unsigned i = 0; same && i < a->ram_count; i++)
+        same = a->ram[i].size == b->ram[i].size && !strcmp(a->ram[i].id, b->ram[i].id);
+    return same;
+}
+
 /* ------------------------------------------------------------ blocks */
 
 unsigned ibx_snapshot_blocks(const struct ibx_snapshot_manifest *m,

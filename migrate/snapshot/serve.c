@@ -12,8 +12,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define LOOK_MS 1000 /* between two reports */
-#define LOST_MS 50   /* between two looks while no server answers */
+#define LOOK_MS    1000 /* between two reports */
+#define COMPARE_MS 3000 /* for a server to answer who has nothing to send */
+#define LOST_MS    50   /* between two looks while no server answers */
 
 struct serving {
     const struct ibx_serve_options *options;
@@ -46,20 +47,66 @@ static int map_blocks(struct serving *s, struct ibx_error *err)
     return 0;
 }
 
+static void notify(void *context, const char *line)
+{
+    const struct serving *s = context;
+    if (s->options->notify)
+        s->options->notify(s->options->context, line);
+}
+
+/* Whether those who would fill this cache, which is whole, still serve its snapshot. */
+static int compare(struct serving *s, struct ibx_error *err)
+{
+    struct ibx_options options = s->options->transport;
+    struct ibx_snapshot_reader *reader = NULL;
+    struct ibx_error why = {0};
+    char line[IBX_ERROR_MAX + 300];
+    int rc = s->options->cache_count ? -ENOTCONN : 0;
+    if (options.timeout_ms > COMPARE_MS)
+        options.timeout_ms = COMPARE_MS;
+    for (unsigned i = 0; rc && i < s->options->cache_count; i++) {
+        rc = ibx_snapshot_reader_open(s->options->caches[i], &options, 1, &reader, &why);
+        if (rc)
+            continue;
+        const bool same =
+            ibx_snapshot_same(ibx_snapshot_reader_manifest(reader), &s->folder.manifest);
+        ibx_snapshot_reader_close(reader);
+        return same ? 0
+                    : ibx_error_set(err, -ESTALE,
+                                    "%s serves another snapshot than the one in %s: give another "
+                                    "folder",
+                                    s->options->caches[i], s->folder.path);
+    }
+    if (!rc)
+        return 0;
+    snprintf(line, sizeof(line),
+             "%.250s has all pages of its snapshot; whether that is still served is not known: %s",
+             s->folder.path, why.message);
+    notify(s, line);
+    return 0;
+}
+
 static int begin_whole(struct serving *s, struct ibx_error *err)
 {
+    const struct snapshot_children_config children = {&s->folder, &s->map, s->memory};
     int rc = 0;
     if (!s->folder.manifest.complete)
         return ibx_error_set(err, -EINVAL,
                              "%s is a cache that has not all pages: serve it with --cache and the "
                              "URI that it is filled from",
                              s->options->folder);
-    if (!s->options->listen)
-        return ibx_error_set(err, -EINVAL,
-                             "%s has all pages: its children need nobody, and others need --listen",
-                             s->options->folder);
-    rc = ibx_snapshot_folder_map(&s->folder, &s->map, err);
-    return rc ? rc : map_blocks(s, err);
+    rc = compare(s, err);
+    if (!rc)
+        rc = ibx_snapshot_folder_map(&s->folder, &s->map, err);
+    if (!rc)
+        rc = map_blocks(s, err);
+    if (!rc && s->folder.opened)
+        rc = ibx_snapshot_children_release(&children, err);
+    if (!rc && !s->options->listen)
+        rc = ibx_error_set(err, -EINVAL,
+                           "%s has all pages: its children need nobody, and others need --listen",
+                           s->options->folder);
+    return rc;
 }
 
 static int begin_cache(struct serving *s, struct ibx_error *err)
@@ -146,13 +193,6 @@ static void tell(struct serving *s, bool now)
     fill_status(s, &status);
     s->told_ns = ibx_now_ns();
     s->options->status(s->options->context, &status);
-}
-
-static void notify(void *context, const char *line)
-{
-    const struct serving *s = context;
-    if (s->options->notify)
-        s->options->notify(s->options->context, line);
 }
 
 /* ------------------------------------------------------------ the loop */

@@ -25,7 +25,9 @@ struct client {
     struct ibx_snapshot_server *server;
     struct ibx_conn *conn; /* NULL, under the lock: it is being closed */
     pthread_t thread;
-    bool over; /* under the lock */
+    bool over;           /* under the lock */
+    struct ibx_mr **mrs; /* of each part, where registering pins; under server->pinning */
+    char name[IBX_NAME_MAX + 1], address[IBX_ADDRESS_MAX];
 };
 
 struct ibx_snapshot_server {
@@ -40,6 +42,9 @@ struct ibx_snapshot_server {
     pthread_mutex_t lock; /* of what follows */
     struct client *clients;
     struct ibx_snapshot_server_stats stats;
+    /* Readers may all reach the same memory, so it is pinned once for all of them. */
+    struct ibx_domain *domain;
+    pthread_mutex_t pinning; /* taken before the lock */
 };
 
 /* ------------------------------------------------------------ what a reader is told */
@@ -151,15 +156,48 @@ static uint32_t count_parts(const struct ibx_page_map *map, bool free_of_cost)
     return count;
 }
 
-static int send_region(struct client *client, unsigned block, uint64_t offset, uint64_t length,
-                       uint64_t deadline, struct ibx_error *err)
+/* What another connection has registered is shared. That one cannot end meanwhile. */
+static int part_register(struct client *client, uint32_t part, const struct ibx_span *span,
+                         struct ibx_mr **mr, struct ibx_error *err)
+{
+    struct ibx_snapshot_server *server = client->server;
+    const struct ibx_mr *there = NULL;
+    if (!client->mrs)
+        return ibx_mr_register(client->conn, span, IBX_ACCESS_REMOTE_READ, mr, err);
+    pthread_mutex_lock(&server->pinning);
+    pthread_mutex_lock(&server->lock);
+    for (const struct client *c = server->clients; c && !there; c = c->next)
+        there = c->mrs && c != client ? c->mrs[part] : NULL;
+    pthread_mutex_unlock(&server->lock);
+    const int rc = there ? ibx_mr_share(client->conn, there, mr, err)
+                         : ibx_mr_register(client->conn, span, IBX_ACCESS_REMOTE_READ, mr, err);
+    if (!rc)
+        client->mrs[part] = *mr;
+    pthread_mutex_lock(&server->lock);
+    server->stats.pinned += !rc && !there;
+    pthread_mutex_unlock(&server->lock);
+    pthread_mutex_unlock(&server->pinning);
+    return rc;
+}
+
+/* Before its connection is closed, and its registrations with it. */
+static void parts_forget(struct client *client)
+{
+    pthread_mutex_lock(&client->server->pinning);
+    free(client->mrs);
+    client->mrs = NULL;
+    pthread_mutex_unlock(&client->server->pinning);
+}
+
+static int send_region(struct client *client, uint32_t part, unsigned block, uint64_t offset,
+                       uint64_t length, uint64_t deadline, struct ibx_error *err)
 {
     struct ibx_migrate_any message = {.type = IBX_MIGRATE_REGION};
     struct ibx_span span =
         ibx_span_host((char *)client->server->config.memory[block] + offset, (size_t)length);
     uint8_t bytes[256];
     struct ibx_mr *mr;
-    int rc = ibx_mr_register(client->conn, &span, IBX_ACCESS_REMOTE_READ, &mr, err);
+    int rc = part_register(client, part, &span, &mr, err);
     if (rc)
         return rc;
     message.is.region.block = (uint16_t)block;
@@ -178,11 +216,20 @@ static int send_regions(struct client *client, uint64_t deadline, struct ibx_err
     struct ibx_snapshot_any list = {.type = IBX_SNAPSHOT_LIST,
                                     .regions = count_parts(map, free_of_cost)};
     uint64_t offset, length;
+    uint32_t part = 0;
     memcpy(list.id, client->server->config.manifest->id, sizeof(list.id));
+    if (!free_of_cost || client->server->config.share) {
+        struct ibx_mr **mrs = calloc(list.regions + 1, sizeof(struct ibx_mr *));
+        if (!mrs)
+            return ibx_error_set(err, -ENOMEM, "no memory for %u regions", list.regions);
+        pthread_mutex_lock(&client->server->pinning);
+        client->mrs = mrs;
+        pthread_mutex_unlock(&client->server->pinning);
+    }
     int rc = ibx_snapshot_send(client->conn, &list, deadline, err);
     for (unsigned i = 0; !rc && i < map->block_count; i++)
         for (uint64_t at = 0; !rc && next_part(map, i, free_of_cost, &at, &offset, &length);)
-            rc = send_region(client, i, offset, length, deadline, err);
+            rc = send_region(client, part++, i, offset, length, deadline, err);
     return rc;
 }
 
@@ -250,6 +297,7 @@ static void *client_main(void *argument)
     else if (!server->closing)
         ibx_log(IBX_LOG_WARN, "a connection from %s was turned away: %s",
                 ibx_conn_path(client->conn)->peer, err.message);
+    parts_forget(client);
     pthread_mutex_lock(&server->lock);
     struct ibx_conn *conn = client->conn;
     client->conn = NULL;
@@ -290,27 +338,47 @@ static void reap(struct ibx_snapshot_server *server, bool all)
     }
 }
 
+/* Keys without a name are one for all, so there it is the host that counts. Whoever holds as many
+ * connections as are left gets no more: one of another name always finds some. Under the lock. */
+static bool may_come(const struct ibx_snapshot_server *server, const struct client *client)
+{
+    const unsigned most =
+        server->config.connections_max ? server->config.connections_max : CONNECTIONS_MAX;
+    unsigned own = 0;
+    for (const struct client *c = server->clients; c; c = c->next)
+        own += !c->over && !strcmp(c->name, client->name) &&
+               (c->name[0] || !strcmp(c->address, client->address));
+    return server->stats.connections < most && own < most - server->stats.connections;
+}
+
 static void admit(struct ibx_snapshot_server *server, struct ibx_conn *conn)
 {
     struct client *client = calloc(1, sizeof(*client));
     bool begun = false;
+    unsigned all;
     reap(server, false);
+    if (client) {
+        *client = (struct client){.server = server, .conn = conn};
+        snprintf(client->name, sizeof(client->name), "%s", ibx_conn_path(conn)->name);
+        ibx_acceptor_address(conn, client->address);
+    }
     pthread_mutex_lock(&server->lock);
-    if (client && server->stats.connections < CONNECTIONS_MAX) {
-        *client = (struct client){.next = server->clients, .server = server, .conn = conn};
+    if (client && may_come(server, client)) {
+        client->next = server->clients;
         begun = !pthread_create(&client->thread, NULL, client_main, client);
         if (begun) {
             server->clients = client;
             server->stats.connections++;
         }
     }
+    all = server->stats.connections;
     pthread_mutex_unlock(&server->lock);
     if (begun)
         return;
     ibx_log(IBX_LOG_WARN,
-            "a connection from %s was turned away: no memory or thread for it, or "
-            "there are %u",
-            ibx_conn_path(conn)->peer, CONNECTIONS_MAX);
+            "a connection from %s was turned away: no memory or thread for it, or it has too many "
+            "of them (all have %u)",
+            ibx_conn_path(conn)->peer, all);
     ibx_close(conn);
     free(client);
 }
@@ -344,6 +412,8 @@ static void release(struct ibx_snapshot_server *server)
     if (server->stop_fd >= 0)
         close(server->stop_fd);
     pthread_mutex_destroy(&server->lock);
+    pthread_mutex_destroy(&server->pinning);
+    ibx_domain_release(server->domain);
     free(server->manifest);
     free(server);
 }
@@ -360,11 +430,15 @@ int ibx_snapshot_server_open(const struct ibx_snapshot_server_config *config,
     server->touched = config->touched;
     snprintf(server->options.purpose, sizeof(server->options.purpose), IBX_SNAPSHOT_PURPOSE);
     pthread_mutex_init(&server->lock, NULL);
+    pthread_mutex_init(&server->pinning, NULL);
     server->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int rc = server->stop_fd < 0
                  ? ibx_error_set(err, -errno, "no event descriptor: %s", strerror(errno))
                  : ibx_snapshot_manifest_write(config->manifest, &server->manifest,
                                                &server->manifest_length, err);
+    if (!rc)
+        rc = ibx_domain_create(&server->domain, err);
+    server->options.domain = server->domain;
     if (!rc)
         rc = ibx_listen(config->uri, &server->options, &server->listener, err);
     if (!rc && (rc = -pthread_create(&server->thread, NULL, accept_main, server)))

@@ -61,6 +61,9 @@ int ibx_snapshot_manifest_write(const struct ibx_snapshot_manifest *manifest, ch
 /* The reverse; the text may come from anybody. -EPROTO names what is wrong. */
 int ibx_snapshot_manifest_read(const char *text, size_t length,
                                struct ibx_snapshot_manifest *manifest, struct ibx_error *err);
+/* By their ids; who uses an id twice, for other memory, is found. */
+bool ibx_snapshot_same(const struct ibx_snapshot_manifest *a,
+                       const struct ibx_snapshot_manifest *b);
 void ibx_snapshot_manifest_fini(struct ibx_snapshot_manifest *manifest);
 /* All blocks, with the device state as the last one: their number. `blocks` has room for
  * IBX_GUEST_BLOCKS_MAX. */
@@ -76,6 +79,8 @@ int ibx_snapshot_map_init(const struct ibx_snapshot_manifest *manifest, struct i
  * state. No name in it comes from a manifest. */
 struct ibx_snapshot_folder {
     char path[PATH_MAX];
+    int at; /* the folder itself, once `opened` */
+    bool opened;
     struct ibx_snapshot_manifest manifest;
     unsigned count; /* blocks */
     bool read_only; /* a memory file, which may be others' */
@@ -83,9 +88,13 @@ struct ibx_snapshot_folder {
     uint64_t sizes[IBX_GUEST_BLOCKS_MAX];
 };
 
-/* Makes the folder, or takes an empty one. -EEXIST: it has a snapshot; -EPERM: others can enter it.
- */
-int ibx_snapshot_folder_make(const char *path, struct ibx_error *err);
+/* Makes the folder, or takes an empty one, and locks it: `path`, `at` and `opened` are set.
+ * -EEXIST: it has a snapshot; -EPERM: others can enter it; -EBUSY: another process fills it;
+ * -ENOTDIR. */
+int ibx_snapshot_folder_make(const char *path, struct ibx_snapshot_folder *folder,
+                             struct ibx_error *err);
+/* Until it is closed no other process gets this lock. -EBUSY. */
+int ibx_snapshot_folder_lock(const struct ibx_snapshot_folder *folder, struct ibx_error *err);
 /* Opens the files of its blocks, made new and empty with `create`. */
 int ibx_snapshot_folder_files(struct ibx_snapshot_folder *folder, bool create, bool writable,
                               struct ibx_error *err);
@@ -95,6 +104,8 @@ int ibx_snapshot_folder_open(const char *path, bool writable, struct ibx_snapsho
 /* The same of a memory file alone: one block and no device state. Only to be served. */
 int ibx_snapshot_memory_file(const char *path, struct ibx_snapshot_folder *folder,
                              struct ibx_error *err);
+/* Waits until the disk has all blocks. */
+int ibx_snapshot_folder_sync(const struct ibx_snapshot_folder *folder, struct ibx_error *err);
 /* Writes manifest.json as a whole: from then on the folder is a snapshot. */
 int ibx_snapshot_folder_seal(const struct ibx_snapshot_folder *folder, struct ibx_error *err);
 /* Pages that the files have; `map` is ended by ibx_page_map_fini(). */
@@ -189,12 +200,15 @@ struct ibx_snapshot_server_config {
     /* Pages are missing in `memory` and come when they are touched: only over fabrics on which the
      * peer's processor moves them. */
     bool touched;
+    unsigned connections_max; /* of all readers; 0: 1024 */
+    bool share;               /* registrations, also where they cost nothing: for tests */
 };
 
 struct ibx_snapshot_server_stats {
     unsigned connections; /* now */
     uint64_t served;      /* connections so far */
     uint64_t turned_away;
+    uint64_t pinned; /* regions that were registered, and not shared */
 };
 
 int ibx_snapshot_server_open(const struct ibx_snapshot_server_config *config,

@@ -10,6 +10,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -184,9 +185,18 @@ static struct ibx_page_map own_map;
 static uint8_t *memory;
 static void *blocks[2];
 
-static void open_server(void)
+static char keys[] = "/tmp/ibx-snapshot-keys-XXXXXX";
+
+static struct ibx_options with_key(const char *key)
 {
-    const struct ibx_options o = options();
+    struct ibx_options o = options();
+    snprintf(o.key_file, sizeof(o.key_file), "%s", keys);
+    snprintf(o.name, sizeof(o.name), "%s", key);
+    return o;
+}
+
+static void open_server_for(struct ibx_options o, unsigned most)
+{
     assert_int_equal(ibx_snapshot_manifest_read(manifest, sizeof(manifest) - 1, &own, NULL), 0);
     assert_int_equal(ibx_snapshot_map_init(&own, &own_map, NULL), 0);
     ibx_page_map_set(&own_map, 0, own_map.pages);
@@ -198,8 +208,23 @@ static void open_server(void)
                                                       .options = &o,
                                                       .manifest = &own,
                                                       .map = &own_map,
-                                                      .memory = blocks};
+                                                      .memory = blocks,
+                                                      .connections_max = most,
+                                                      .share = most > 0};
     assert_int_equal(ibx_snapshot_server_open(&config, &server, &error), 0);
+}
+
+static void open_server(void)
+{
+    open_server_for(options(), 0);
+}
+
+static void close_server(void)
+{
+    ibx_snapshot_server_close(server);
+    ibx_page_map_fini(&own_map);
+    ibx_snapshot_manifest_fini(&own);
+    free(memory);
 }
 
 /* An honest one gets what there is. */
@@ -254,15 +279,65 @@ static void test_readers(void **state)
     ibx_close(quiet);
     assert_null(connect_raw(IBX_MIGRATE_PURPOSE));
     read_all();
-    ibx_snapshot_server_close(server);
-    ibx_page_map_fini(&own_map);
-    ibx_snapshot_manifest_fini(&own);
-    free(memory);
+    close_server();
+}
+
+/* NULL: it was turned away. */
+static struct ibx_snapshot_reader *reader_of(const char *key)
+{
+    const struct ibx_options o = with_key(key);
+    struct ibx_snapshot_reader *reader = NULL;
+    ibx_snapshot_reader_open(ibx_snapshot_server_uri(server), &o, 1, &reader, &error);
+    return reader;
+}
+
+static void reads(struct ibx_snapshot_reader *reader)
+{
+    uint8_t got[RAM];
+    assert_non_null(reader);
+    assert_int_equal(ibx_snapshot_reader_fetch(reader, 0, 0, got, sizeof(got), &error), 0);
+    assert_memory_equal(got, memory, sizeof(got));
+}
+
+/* Who comes first cannot keep others out, and what one has registered serves all. */
+static void test_one_name_leaves_room(void **state)
+{
+    struct ibx_snapshot_server_stats stats;
+    struct ibx_snapshot_reader *first, *second, *other;
+    (void)state;
+    const int fd = mkstemp(keys);
+    assert_true(fd >= 0 && dprintf(fd, "a:%032d\nb:%032d\n", 1, 2) > 0);
+    close(fd);
+    open_server_for(with_key(""), 4);
+    first = reader_of("a");
+    reads(first);
+    second = reader_of("a");
+    reads(second);
+    assert_null(reader_of("a"));
+    other = reader_of("b");
+    reads(other);
+    ibx_snapshot_reader_close(first);
+    do { /* until the server has noticed */
+        ibx_snapshot_server_stats(server, &stats);
+        poll(NULL, 0, 1);
+    } while (stats.connections > 2);
+    reads(second);
+    reads(other);
+    first = reader_of("a");
+    reads(first);
+    ibx_snapshot_server_stats(server, &stats);
+    assert_int_equal(stats.pinned, 2);
+    ibx_snapshot_reader_close(first);
+    ibx_snapshot_reader_close(second);
+    ibx_snapshot_reader_close(other);
+    close_server();
+    unlink(keys);
 }
 
 int main(void)
 {
     static const struct CMUnitTest tests[] = {cmocka_unit_test(test_servers),
-                                              cmocka_unit_test(test_readers)};
+                                              cmocka_unit_test(test_readers),
+                                              cmocka_unit_test(test_one_name_leaves_room)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

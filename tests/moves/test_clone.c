@@ -370,6 +370,37 @@ static void test_filler_killed(void)
     assert_in_range(figure(&filler, "children_so_far"), 1, 2);
 }
 
+/* It is killed when the folder is whole and its children do not know that yet. */
+static void test_filler_killed_when_whole(void)
+{
+    char command[600], memory[160];
+    freeze();
+    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    SERVE(&filler, cache, "--cache", server.uri, "--on-demand", "--max-bandwidth", "64K");
+    child_start(&children[0], (const char *[]){"-S", NULL});
+    MOVER_RUN(0, "clone", cache, "--qmp", children[0].tool);
+    mover_kill(&filler, SIGKILL);
+    vm_do(&children[0], "cont", NULL);
+    snprintf(command, sizeof(command),
+             "dd if=%s/ram.0 of=%s/ram.0 bs=4096 conv=notrunc,sparse status=none && "
+             "cp %s/manifest.json %s/",
+             snapshot, cache, snapshot, cache);
+    assert_int_equal(system(command), 0);
+    mover_must_print(MOVER_RUN(1, "serve", cache, "--cache", server.uri),
+                     "its children need nobody");
+    child_is_right(&children[0]);
+    is_as_frozen(cache);
+    /* Whole, and of another snapshot than the one that is served now. */
+    snprintf(memory, sizeof(memory), "%s/memory", mover_folder);
+    FILE *file = fopen(memory, "we");
+    assert_true(file && !ftruncate(fileno(file), 1 << 20));
+    fclose(file);
+    SERVE(&further, memory, "--listen", "tcp://127.0.0.1:0");
+    mover_must_print(
+        MOVER_RUN(1, "serve", cache, "--cache", further.uri, "--listen", "tcp://127.0.0.1:0"),
+        "serves another snapshot than the one in");
+}
+
 /* A memory file has no digest, and is cached all the same: by who has the key, encrypted. */
 static void test_without_a_digest(void)
 {
@@ -469,10 +500,19 @@ static void test_refused(void)
 int main(void)
 {
     static const struct vm_test tests[] = {
-        VM_TEST(test_of_a_vm_that_runs_on), VM_TEST(test_changed_page), VM_TEST(test_command),
-        VM_TEST(test_without_a_digest),     VM_TEST(test_identities),   VM_TEST(test_of_a_snapshot),
-        VM_TEST(test_of_a_cache),           VM_TEST(test_on_demand),    VM_TEST(test_filler_killed),
-        VM_TEST(test_inner_node_dies),      VM_TEST(test_refused),      {0},
+        VM_TEST(test_of_a_vm_that_runs_on),
+        VM_TEST(test_changed_page),
+        VM_TEST(test_command),
+        VM_TEST(test_without_a_digest),
+        VM_TEST(test_identities),
+        VM_TEST(test_of_a_snapshot),
+        VM_TEST(test_of_a_cache),
+        VM_TEST(test_on_demand),
+        VM_TEST(test_filler_killed),
+        VM_TEST(test_inner_node_dies),
+        VM_TEST(test_refused),
+        VM_TEST(test_filler_killed_when_whole),
+        {0},
     };
     return vm_tests(tests, end);
 }

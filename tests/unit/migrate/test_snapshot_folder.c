@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The folder of a snapshot, in one that others can write to, or that two processes want. */
+#include "migrate/snapshot/snapshot.h"
+#include "tests/scenes/unit.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static char top[] = "/tmp/ibx-folder-XXXXXX", path[64], other[64], moved[64], name[96];
+static struct ibx_error error;
+
+static int begin(void **state)
+{
+    (void)state;
+    memcpy(top + sizeof(top) - 7, "XXXXXX", 6);
+    assert_non_null(mkdtemp(top));
+    snprintf(path, sizeof(path), "%s/snapshot", top);
+    snprintf(other, sizeof(other), "%s/other", top);
+    snprintf(moved, sizeof(moved), "%s/moved", top);
+    assert_int_equal(mkdir(other, 0700), 0);
+    return 0;
+}
+
+static int end(void **state)
+{
+    char command[64];
+    (void)state;
+    snprintf(command, sizeof(command), "rm -rf %s", top);
+    return system(command);
+}
+
+static void manifest_make(struct ibx_snapshot_folder *folder)
+{
+    struct ibx_snapshot_manifest *m = &folder->manifest;
+    m->ram_count = 1;
+    m->ram[0].size = 8 * IBX_SNAPSHOT_PAGE;
+    snprintf(m->ram[0].id, sizeof(m->ram[0].id), "mem0");
+    m->state_bytes = 1;
+    m->complete = true;
+    m->description = json_object();
+}
+
+static bool has(const char *folder, const char *file)
+{
+    snprintf(name, sizeof(name), "%s/%s", folder, file);
+    return !access(name, F_OK);
+}
+
+static void test_a_link_is_no_folder(NO_STATE)
+{
+    struct ibx_snapshot_folder folder = {.count = 0};
+    char slash[80];
+    assert_int_equal(symlink(other, path), 0);
+    snprintf(slash, sizeof(slash), "%s/", path);
+    for (unsigned i = 0; i < 2; i++) {
+        assert_int_equal(ibx_snapshot_folder_make(i ? slash : path, &folder, &error), -ENOTDIR);
+        assert_non_null(strstr(error.message, "is a link: name the folder itself"));
+        ibx_snapshot_folder_close(&folder);
+    }
+    assert_int_equal(ibx_snapshot_folder_open(path, false, &folder, &error), -ENOTDIR);
+}
+
+/* Whoever can write to the folder above puts a link there, between two steps. */
+static void test_what_is_put_in_its_place_gets_nothing(NO_STATE)
+{
+    struct ibx_snapshot_folder folder = {.count = 0}, again;
+    assert_int_equal(ibx_snapshot_folder_make(path, &folder, &error), 0);
+    manifest_make(&folder);
+    assert_int_equal(rename(path, moved), 0);
+    assert_int_equal(symlink(other, path), 0);
+    assert_int_equal(ibx_snapshot_folder_files(&folder, true, true, &error), 0);
+    assert_int_equal(ibx_snapshot_folder_sync(&folder, &error), 0);
+    assert_int_equal(ibx_snapshot_folder_seal(&folder, &error), 0);
+    assert_true(has(moved, "ram.0") && has(moved, "state") && has(moved, "manifest.json"));
+    assert_false(has(other, "ram.0") || has(other, "state") || has(other, "manifest.json"));
+    assert_int_equal(ibx_snapshot_folder_open(moved, false, &again, &error), 0);
+    ibx_snapshot_folder_close(&again);
+    ibx_snapshot_folder_remove(&folder);
+    assert_false(has(moved, "ram.0") || has(moved, "manifest.json"));
+    assert_true(has(top, "other"));
+    ibx_snapshot_folder_close(&folder);
+}
+
+/* Two begin at once: the second does nothing, and takes nothing away. */
+static void test_one_fills_it(NO_STATE)
+{
+    struct ibx_snapshot_folder folder = {.count = 0}, second = {.count = 0};
+    assert_int_equal(ibx_snapshot_folder_make(path, &folder, &error), 0);
+    assert_int_equal(ibx_snapshot_folder_make(path, &second, &error), -EBUSY);
+    assert_non_null(strstr(error.message, "another ib-migrate fills"));
+    manifest_make(&folder);
+    assert_int_equal(ibx_snapshot_folder_files(&folder, true, true, &error), 0);
+    assert_int_equal(ibx_snapshot_folder_seal(&folder, &error), 0);
+    manifest_make(&second);
+    assert_int_equal(ibx_snapshot_folder_files(&second, true, true, &error), -EEXIST);
+    ibx_snapshot_folder_remove(&second);
+    assert_true(has(path, "ram.0") && has(path, "manifest.json"));
+    ibx_snapshot_folder_close(&second);
+    ibx_snapshot_folder_close(&folder);
+    assert_int_equal(ibx_snapshot_folder_make(path, &second, &error), -EEXIST);
+    ibx_snapshot_folder_close(&second);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_a_link_is_no_folder, begin, end),
+        cmocka_unit_test_setup_teardown(test_what_is_put_in_its_place_gets_nothing, begin, end),
+        cmocka_unit_test_setup_teardown(test_one_fills_it, begin, end),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
