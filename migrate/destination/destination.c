@@ -182,6 +182,7 @@ static int step_filling(struct destination *d, struct ibx_error *err)
     ibx_destination_send_progress(d);
     settle(d);
     decide(d);
+    const bool unnamed = ibx_destination_home_rename_late(d);
     int rc = ibx_destination_send_digests(d, err);
     if (rc && rc != -EAGAIN)
         return rc;
@@ -189,7 +190,7 @@ static int step_filling(struct destination *d, struct ibx_error *err)
         ibx_destination_borrow_returned(d, false, err);
         return err->code;
     }
-    if (!d->ram.engine || ibx_fault_state(d->ram.engine) != IBX_FAULT_COMPLETE)
+    if (unnamed || !d->ram.engine || ibx_fault_state(d->ram.engine) != IBX_FAULT_COMPLETE)
         return 0;
     rc = ibx_destination_check_pages(d, err);
     if (!rc)

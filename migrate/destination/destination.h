@@ -444,6 +444,10 @@ int ibx_destination_home_look(struct destination *d, struct ibx_error *err);
 int ibx_destination_home_send(struct destination *d, struct ibx_error *err);
 /* The VM runs here: its files get the names that QEMU knows, which the record gets, too. */
 void ibx_destination_home_rename(struct destination *d);
+/* The same after a recovery: the tool before this one may have ended before it did so. */
+void ibx_destination_home_recover(struct destination *d);
+/* True: not yet, QEMU has to be asked first. */
+bool ibx_destination_home_rename_late(struct destination *d);
 /* The VM does not run here: a QEMU that has its memory must not either. */
 void ibx_destination_home_give_up(struct destination *d);
 void ibx_destination_home_fini(struct destination_home *home);

@@ -20,6 +20,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define NAME_MS  500    /* for QEMU to tell the name of a file */
+#define NAMES_MS 10000u /* for its monitor to be there after a recovery */
+
 static bool is_home(const struct destination *d)
 {
     return d->home.record.epoch != 0;
@@ -184,6 +187,57 @@ void ibx_destination_home_rename(struct destination *d)
     for (unsigned i = 0; i < record->block_count; i++)
         if (d->home.names[i][0])
             memcpy(record->blocks[i].file.path, d->home.names[i], IBX_GUEST_FILE_PATH);
+}
+
+void ibx_destination_home_recover(struct destination *d)
+{
+    struct ibx_journal *all;
+    size_t count;
+    const struct ibx_journal *record = &d->status.record;
+    if (!ibx_journal_returns(record) || ibx_journal_list(d->options->folder, &all, &count, NULL))
+        return;
+    for (size_t i = 0; i < count; i++)
+        if (all[i].source && all[i].borrow &&
+            !memcmp(all[i].id, record->base, sizeof(record->base)))
+            d->home.record = all[i];
+    free(all);
+}
+
+/* The name that QEMU knows. */
+static int ask_name(struct destination *d, const char *id, char name[IBX_GUEST_FILE_PATH],
+                    struct ibx_error *err)
+{
+    char path[IBX_GUEST_ID_MAX + 16];
+    json_t *value;
+    snprintf(path, sizeof(path), "/objects/%s", id);
+    int rc = ibx_qmp_execute(d->qemu.qmp, "qom-get",
+                             json_pack("{s:s, s:s}", "path", path, "property", "mem-path"), &value,
+                             ibx_deadline_in_ms(NAME_MS), err);
+    if (rc)
+        return rc;
+    const char *text = json_string_value(value);
+    if (text && *text == '/')
+        snprintf(name, IBX_GUEST_FILE_PATH, "%s", text);
+    json_decref(value);
+    return 0;
+}
+
+bool ibx_destination_home_rename_late(struct destination *d)
+{
+    struct ibx_error why = {0};
+    const struct ibx_guest_ram *ram = &d->ram.guest;
+    int rc = 0;
+    if (!is_home(d) || !d->ram.recovered)
+        return false;
+    for (size_t i = 0; d->qemu.qmp && !rc && i < ram->count; i++)
+        rc = ask_name(d, ram->blocks[i].id, d->home.names[i], &why);
+    if ((!d->qemu.qmp || rc) && ibx_now_ns() - d->lost_ns < NAMES_MS * IBX_NS_PER_MS)
+        return true;
+    if (!rc)
+        ibx_destination_home_rename(d);
+    ibx_destination_record(d, d->status.record.state, NULL);
+    d->home.record.epoch = 0;
+    return false;
 }
 
 void ibx_destination_home_give_up(struct destination *d)

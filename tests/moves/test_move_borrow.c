@@ -127,6 +127,7 @@ static void no_notes(void)
 static void is_home(void)
 {
     vm_wait_beats(&home, vm_beats(&home) + pair_beats);
+    MOVER_RUN(0, "check", "--qmp", home.tool); /* it can go again */
     mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], &home, NULL}, like->append);
     no_notes();
 }
