@@ -26,6 +26,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define LOAD_MS 60000 /* for QEMU to load the device state */
@@ -122,6 +123,36 @@ static void check_unlocked(pid_t pid, struct ibx_blockers *blockers)
                          "it locks its memory (%llu KiB), and a child's is the page cache's: start "
                          "it without -overcommit mem-lock",
                          kib);
+}
+
+static pid_t parent_of(pid_t pid)
+{
+    char line[512], *at;
+    int parent = 0;
+    snprintf(line, sizeof(line), "/proc/%d/stat", (int)pid);
+    FILE *file = fopen(line, "re");
+    if (file && fgets(line, sizeof(line), file) && (at = strrchr(line, ')')))
+        sscanf(at, ") %*c %d", &parent);
+    if (file)
+        fclose(file);
+    return parent;
+}
+
+/* Another one that began at the same path meanwhile took its monitor away. One that has become a
+ * daemon is nobody's child, and what started it has ended. */
+static int check_started(const struct cloning *c, const char *qmp, pid_t started,
+                         struct ibx_error *err)
+{
+    siginfo_t ended = {0};
+    for (pid_t pid = c->ram.pid; started && pid != started; pid = parent_of(pid))
+        if (pid <= 1)
+            return waitid(P_PID, (id_t)started, &ended, WEXITED | WNOHANG | WNOWAIT) || ended.si_pid
+                       ? 0
+                       : ibx_error_set(err, -EBUSY,
+                                       "the monitor at %s is that of another QEMU (process %d) "
+                                       "than was started: give each its own --qmp",
+                                       qmp, (int)c->ram.pid);
+    return 0;
 }
 
 static int check(struct cloning *c, struct ibx_error *err)
@@ -377,7 +408,8 @@ static int load(struct cloning *c, char *status, size_t size, struct ibx_error *
 
 /* ------------------------------------------------------------ all of it */
 
-static int begin(struct cloning *c, const char *path, const char *qmp, struct ibx_error *err)
+static int begin(struct cloning *c, const char *path, const char *qmp, pid_t started,
+                 struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     int rc = ibx_snapshot_folder_open(path, false, &c->folder, err);
@@ -388,12 +420,14 @@ static int begin(struct cloning *c, const char *path, const char *qmp, struct ib
     if (!rc)
         rc = ibx_guest_ram_find(c->qmp, false, &c->ram, deadline, err);
     if (!rc)
+        rc = check_started(c, qmp, started, err);
+    if (!rc)
         rc = check(c, err);
     return rc ? rc : ibx_settings_plan(c->qmp, &c->settings, deadline, err);
 }
 
-int ibx_snapshot_clone(const char *path, const char *qmp, struct ibx_clone_result *result,
-                       struct ibx_error *err)
+int ibx_snapshot_clone(const char *path, const char *qmp, pid_t started,
+                       struct ibx_clone_result *result, struct ibx_error *err)
 {
     struct cloning *c = calloc(1, sizeof(*c));
     struct ibx_clone_result got = {.pid = 0};
@@ -401,7 +435,7 @@ int ibx_snapshot_clone(const char *path, const char *qmp, struct ibx_clone_resul
     if (!c)
         return ibx_error_set(err, -ENOMEM, "no memory for a child");
     c->uffd.fd = -1;
-    int rc = begin(c, path, qmp, err);
+    int rc = begin(c, path, qmp, started, err);
     const uint64_t checked = ibx_now_ns();
     if (!rc)
         rc = give_ram(c, err);

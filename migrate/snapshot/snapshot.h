@@ -148,10 +148,11 @@ struct ibx_clone_result {
 };
 
 /* Makes the QEMU at this monitor, which waits for a VM, a child of the snapshot, or of the cache
- * that an ib-migrate serve fills, in this folder. -EPERM with all reasons: it cannot be one, and
+ * that an ib-migrate serve fills, in this folder. `started`: the caller's child that is this QEMU,
+ * or has started it; 0: any. -EPERM with all reasons: it cannot be one; -EBUSY: it is another QEMU;
  * nothing was touched. */
-int ibx_snapshot_clone(const char *path, const char *qmp, struct ibx_clone_result *result,
-                       struct ibx_error *err);
+int ibx_snapshot_clone(const char *path, const char *qmp, pid_t started,
+                       struct ibx_clone_result *result, struct ibx_error *err);
 
 /* ------------------------------------------------------------ wire.c */
 

@@ -209,6 +209,16 @@ static void test_command(void)
     vm_wait_beats(&child, 3);
     mover_heartbeats((const struct vm *[]){&vms[0], &child, NULL}, MIB);
     mover_must_print(MOVER_RUN(1, COMMAND("1")), "is there already");
+    /* The monitor that appears there is another QEMU's, which is let alone. */
+    char script[400], stolen[200];
+    child_start(&children[0], NULL);
+    snprintf(stolen, sizeof(stolen), "%s/stolen.qmp", mover_folder);
+    snprintf(script, sizeof(script), "ln -s %s %s; sleep 1000; :", children[0].tool, stolen);
+    mover_must_print(
+        MOVER_RUN(1, "clone", snapshot, "--qmp", stolen, "--", "/bin/sh", "-c", script),
+        "is that of another QEMU");
+    assert_int_equal(access(stolen, F_OK), 0);
+    MOVER_RUN(0, "clone", snapshot, "--qmp", children[0].tool);
 }
 
 /* ---------------------------------------------------------------- identities */

@@ -131,11 +131,13 @@ static int make_child(const struct migrate_args *args, struct ibx_clone_result *
     pid_t pid = 0;
     int rc = args->command ? start_qemu(args, &pid, err) : ibx_cli_monitor_check(args, err);
     if (!rc)
-        rc = ibx_snapshot_clone(args->uri, args->qmp, result, err);
+        rc = ibx_snapshot_clone(args->uri, args->qmp, pid, result, err);
     if (rc && pid > 0) {
+        kill(-pid, SIGKILL); /* it has a session of its own, and may be what starts QEMU */
         kill(pid, SIGKILL);
         waitpid(pid, NULL, 0);
-        unlink(args->qmp);
+        if (rc != -EBUSY) /* it is another one's */
+            unlink(args->qmp);
     }
     return rc;
 }
