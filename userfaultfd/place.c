@@ -190,6 +190,13 @@ int ibx_fault_place_one(struct ibx_fault *e, const struct slot *slot, uint64_t p
     return ibx_fault_place(e, &one, 1);
 }
 
+/* It has been in its place, so the guest has given it back: that it is zero now is news to who asks
+ * which pages were written. */
+static bool was_placed(const struct ibx_fault *e, uint64_t page)
+{
+    return e->placed && atomic_load(&e->placed[page / 64]) >> (page % 64) & 1;
+}
+
 /* 0: a zero page was placed. In minor mode a page of the page cache is mapped instead: -EEXIST. */
 static int answer(struct ibx_fault *e, struct fault_range *r, uint64_t page)
 {
@@ -205,7 +212,7 @@ static int answer(struct ibx_fault *e, struct fault_range *r, uint64_t page)
         struct uffdio_copy copy = {.dst = address_of(r, page),
                                    .src = (uintptr_t)e->zeros,
                                    .len = size,
-                                   .mode = copy_mode(r)};
+                                   .mode = was_placed(e, page) ? 0 : copy_mode(r)};
         return ioctl(e->uffd, UFFDIO_COPY, &copy) ? -errno : 0;
     }
     struct uffdio_zeropage work = {.range = {address_of(r, page), size}};

@@ -279,6 +279,35 @@ static void test_holes_of_a_home_that_locks_memory(void)
     munmap(wanted, RAM);
 }
 
+/* What the VM has given back there and looked at since is zero, also at home, where it had been
+ * something else. */
+static void test_given_back_and_read(void)
+{
+    static bool had[RAM / 4096], has[RAM / 4096];
+    char line[64], text[256];
+    unsigned page = (unsigned)(20 << 20) / 4096;
+    borrowed(
+        &(struct vm_options){.append = "balloon=2048 mib=4 idle=2000000",
+                             .extra = {"-device", "virtio-balloon-pci,disable-modern=on,addr=5"}},
+        "tcp://127.0.0.1:0", NULL);
+    pages_of(vms[0].ram, had);
+    balloon_has(&vms[1], 60 << 20);
+    balloon_has(&vms[1], 56 << 20);
+    pages_of(vms[1].ram, has);
+    while (!had[page] || has[page])
+        assert_true(++page < RAM / 4096);
+    snprintf(line, sizeof(line), "xp /1wx 0x%x", page * 4096);
+    vm_hmp(&vms[1], line, text, sizeof(text));
+    assert_non_null(strstr(text, "0x00000000"));
+    home_start("-S");
+    home_receives("tcp://127.0.0.1:0", "--paused");
+    bring();
+    mover_ends(&bringer, 0);
+    mover_ends(&lender, 0);
+    vm_hmp(&home, line, text, sizeof(text));
+    assert_non_null(strstr(text, "0x00000000"));
+}
+
 /* Looks at each page but these, as others may: holes become pages of zeros. */
 static void touch_pages(const char *path, const bool had[RAM / 4096])
 {
@@ -786,6 +815,7 @@ int main(void)
     pair_beats = 8;
     static const struct vm_test tests[] = {VM_TEST(test_first_there_and_back),
                                            VM_TEST(test_over_shm),
+                                           VM_TEST(test_given_back_and_read),
                                            VM_TEST(test_home_that_others_have_looked_at),
                                            VM_TEST(test_pages_that_others_have_looked_at),
                                            VM_TEST(test_returned_twice),
