@@ -316,38 +316,47 @@ int cudaMemcpy3D(const struct ibx_cuda_memcpy3d *p)
 
 /* ------------------------------------------------------------------- the same behind a stream */
 
+/* The copy was enqueued in the legacy stream. Where it is one within the device nobody has waited
+ * for it, and what comes next in a stream that the legacy one does not block would not. */
+static int over(int rc, const void *stream)
+{
+    return rc || !stream ? rc : cudaStreamSynchronize(NULL);
+}
+
 int cudaMemcpyToArrayAsync(void *array, size_t x, size_t y, const void *from, size_t n, int kind,
                            void *stream)
 {
     const int rc = cudaStreamSynchronize(stream);
-    return rc ? rc : cudaMemcpyToArray(array, x, y, from, n, kind);
+    return rc ? rc : over(cudaMemcpyToArray(array, x, y, from, n, kind), stream);
 }
 
 int cudaMemcpyFromArrayAsync(void *to, const void *array, size_t x, size_t y, size_t n, int kind,
                              void *stream)
 {
     const int rc = cudaStreamSynchronize(stream);
-    return rc ? rc : cudaMemcpyFromArray(to, array, x, y, n, kind);
+    return rc ? rc : over(cudaMemcpyFromArray(to, array, x, y, n, kind), stream);
 }
 
 int cudaMemcpy2DToArrayAsync(void *array, size_t x, size_t y, const void *from, size_t pitch,
                              size_t width, size_t height, int kind, void *stream)
 {
     const int rc = cudaStreamSynchronize(stream);
-    return rc ? rc : cudaMemcpy2DToArray(array, x, y, from, pitch, width, height, kind);
+    return rc ? rc
+              : over(cudaMemcpy2DToArray(array, x, y, from, pitch, width, height, kind), stream);
 }
 
 int cudaMemcpy2DFromArrayAsync(void *to, size_t pitch, const void *array, size_t x, size_t y,
                                size_t width, size_t height, int kind, void *stream)
 {
     const int rc = cudaStreamSynchronize(stream);
-    return rc ? rc : cudaMemcpy2DFromArray(to, pitch, array, x, y, width, height, kind);
+    return rc ? rc
+              : over(cudaMemcpy2DFromArray(to, pitch, array, x, y, width, height, kind), stream);
 }
 
 int cudaMemcpy3DAsync(const struct ibx_cuda_memcpy3d *p, void *stream)
 {
     const int rc = cudaStreamSynchronize(stream);
-    return rc ? rc : cudaMemcpy3D(p);
+    return rc ? rc : over(cudaMemcpy3D(p), stream);
 }
 
 /* ------------------------------------------------------------------- textures and surfaces */

@@ -101,6 +101,16 @@ bool arrays()
     REQUIRE(to_array(array, 0, 0, there.data(), there.size(), H2D) == 0);
     REQUIRE(from_array(device, array, 0, 0, there.size(), D2D) == 0);
     REQUIRE(device_has(device, there.data(), there.size()));
+    // Behind a stream that the legacy one does not wait for: it is over when the call returns.
+    using Async = int(void *, void *, std::size_t, std::size_t, std::size_t, int, void *);
+    void *stream = nullptr;
+    REQUIRE(cudaStreamCreate(&stream) == 0 && cudaMemset(device, 0, there.size()) == 0);
+    REQUIRE(cudaDeviceSynchronize() == 0);
+    stub_remote()->slow(20000);
+    REQUIRE(preloaded<Async>("cudaMemcpyFromArrayAsync")(device, array, 0, 0, there.size(), D2D,
+                                                         stream) == 0);
+    REQUIRE(device_has(device, there.data(), there.size()));
+    stub_remote()->slow(0);
     // What is not there: CUDA's errors, and no handle that was made up gets to CUDA.
     REQUIRE(fails(to_array(array, 0, 29, there.data(), 401, H2D), 1));
     REQUIRE(fails(to_array(there.data(), 0, 0, there.data(), 4, H2D), 1));
