@@ -10,7 +10,9 @@
  *              REACHED -> TAKEN      calls the function
  *              TAKEN -> OVER         asks again, and says so
  *
- * A queue belongs to the session that asks. When that ends nothing waits for it any more.
+ * A queue belongs to the session that asks. When that ends nothing waits for it any more. CUDA is
+ * given a number and no address: what it calls a second time (a graph that another session has
+ * begun to capture meanwhile) is found no more, and returns.
  */
 #include "frontend-glue/device_copies/copies.h"
 
@@ -19,6 +21,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <search.h>
 #include <stdlib.h>
 #include <sys/random.h>
 
@@ -34,6 +37,7 @@ enum function_state { FUNCTION_WAITING, FUNCTION_REACHED, FUNCTION_TAKEN, FUNCTI
 struct function {
     struct ibx_host_queue *queue;
     struct function *next; /* of those that were reached */
+    uintptr_t id;          /* what CUDA has of it */
     uint64_t number;       /* the client's */
     enum function_state state;
     int status; /* of the stream, as a callback is told */
@@ -51,6 +55,14 @@ struct ibx_host_queue {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static struct ibx_host_queue *queues; /* of sessions */
+static void *functions;               /* a tree of all, by id */
+static uintptr_t last_id;
+
+static int compare(const void *a, const void *b)
+{
+    const struct function *left = a, *right = b;
+    return (left->id > right->id) - (left->id < right->id);
+}
 
 /* Locked. */
 static struct ibx_host_queue *find(const struct copies *x, uint64_t id)
@@ -70,10 +82,30 @@ static void let_go(struct ibx_host_queue *q)
 
 /* ------------------------------------------------------------------- a thread of the driver's */
 
-static void wait_for_client(struct function *f, int status)
+/* Locked. NULL: it was called already. */
+static struct function *first_call(void *id)
+{
+    const struct function wanted = {.id = (uintptr_t)id};
+    struct function *const *found = tfind(&wanted, &functions, compare);
+    return found && (*found)->state == FUNCTION_WAITING ? *found : NULL;
+}
+
+/* Locked. */
+static void forget(struct function *f)
+{
+    tdelete(f, &functions, compare);
+    let_go(f->queue);
+    free(f);
+}
+
+static void wait_for_client(void *id, int status)
 {
     pthread_mutex_lock(&lock);
-    struct function **at = &f->queue->reached;
+    struct function *f = first_call(id), **at = f ? &f->queue->reached : NULL;
+    if (!f) {
+        pthread_mutex_unlock(&lock);
+        return;
+    }
     while (*at)
         at = &(*at)->next;
     *at = f;
@@ -85,20 +117,19 @@ static void wait_for_client(struct function *f, int status)
     for (at = &f->queue->reached; *at != f;)
         at = &(*at)->next;
     *at = f->next;
-    let_go(f->queue);
+    forget(f);
     pthread_mutex_unlock(&lock);
-    free(f);
 }
 
-static void call_function(void *function)
+static void call_function(void *id)
 {
-    wait_for_client(function, 0);
+    wait_for_client(id, 0);
 }
 
-static void call_back(void *stream, int status, void *function)
+static void call_back(void *stream, int status, void *id)
 {
     (void)stream;
-    wait_for_client(function, status);
+    wait_for_client(id, status);
 }
 
 /* ----------------------------------------------------------------------------- requests */
@@ -121,22 +152,26 @@ int ibx_host_work_open(struct copies *x, uint64_t *id)
     return 0;
 }
 
-/* A function that will be called, which its queue knows of; NULL: *rc says why not. */
-static struct function *add(struct copies *x, uint64_t id, uint64_t number, int *rc)
+/* The id of a function that will be called, which its queue knows of; 0: *rc says why not. */
+static uintptr_t add(struct copies *x, uint64_t id, uint64_t number, int *rc)
 {
     struct function *f = calloc(1, sizeof(*f));
+    uintptr_t made = 0;
     pthread_mutex_lock(&lock);
     struct ibx_host_queue *q = find(x, id);
     *rc = !q || !number ? INVALID_VALUE : !f || q->holders > FUNCTIONS_MAX ? MEMORY_ALLOCATION : 0;
     if (!*rc) {
-        *f = (struct function){.queue = q, .number = number};
+        *f = (struct function){.queue = q, .id = ++last_id, .number = number};
+        *rc = tsearch(f, &functions, compare) ? 0 : MEMORY_ALLOCATION;
+    }
+    if (!*rc) {
         q->holders++;
+        made = f->id;
     }
     pthread_mutex_unlock(&lock);
-    if (!*rc)
-        return f;
-    free(f);
-    return NULL;
+    if (*rc)
+        free(f);
+    return made;
 }
 
 int ibx_host_work_add(struct copies *x, const struct ibx_host_work *work, void *enqueue)
@@ -145,26 +180,27 @@ int ibx_host_work_add(struct copies *x, const struct ibx_host_work *work, void *
     int (*add_callback)(void *stream, void (*function)(void *, int, void *), void *argument,
                         unsigned flags) = NULL;
     int capturing = 0, rc = 0;
-    if (work->stream > 2 && ibx_copies_have_cuda(x))
+    if (work->stream > 1 && ibx_copies_have_cuda(x)) /* the legacy stream is never captured */
         rc = x->cuda->stream_is_capturing((void *)(uintptr_t)work->stream, &capturing);
     if (rc || capturing) /* a graph would call it more than once */
         return rc ? rc : NOT_SUPPORTED;
-    struct function *f = add(x, work->queue, work->number, &rc);
-    if (!f)
+    void *id = (void *)add(x, work->queue, work->number, &rc);
+    if (!id)
         return rc;
     if (work->callback) {
         memcpy(&add_callback, &enqueue, sizeof(add_callback));
-        rc = add_callback((void *)(uintptr_t)work->stream, call_back, f, 0);
+        rc = add_callback((void *)(uintptr_t)work->stream, call_back, id, 0);
     } else {
         memcpy(&launch, &enqueue, sizeof(launch));
-        rc = launch((void *)(uintptr_t)work->stream, call_function, f);
+        rc = launch((void *)(uintptr_t)work->stream, call_function, id);
     }
     if (!rc)
         return 0;
     pthread_mutex_lock(&lock);
-    let_go(f->queue);
+    struct function *f = first_call(id);
+    if (f)
+        forget(f);
     pthread_mutex_unlock(&lock);
-    free(f);
     return rc;
 }
 

@@ -259,6 +259,10 @@ int double_calls(const std::string &name, Frame &f)
         std::uint64_t is = inside;
         return f.answer(&is, 8);
     }
+    if (name == "testCapture") {
+        app->capture(reinterpret_cast<void *>(f.get<std::uint64_t>()));
+        return 0;
+    }
     if (name == "testHold") {
         app->hold(f.get<std::uint64_t>());
         return 0;

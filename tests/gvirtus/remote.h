@@ -93,6 +93,7 @@ class Remote : public FrontEnd
     // Whether cudaUnregisterFatBinary stays in its handler; whether one is there.
     void gate(bool shut) { call("testGate", Body().u64(shut)); }
     bool inside() { return value("testInside", Body()) == 1; }
+    void capture(std::uint64_t stream) { call("testCapture", Body().u64(stream)); } // 0: none
     void hold(bool held) { call("testHold", Body().u64(held)); }
     // False: this is a real driver, to which nothing can be injected.
     bool slow(unsigned microseconds) { return call("testSlow", Body().u64(microseconds)) == 0; }

@@ -151,6 +151,31 @@ bool arrays_after_reset()
     return remote.call("ibxRuntime", number(15).u64(array)) == 1;
 }
 
+// A function of the client's is called once: in no stream whose work becomes a graph, that of the
+// thread included.
+bool functions_in_captures()
+{
+    Gpu gpu;
+    Remote &remote = gpu.remote;
+    auto number = [](unsigned n) {
+        Body body;
+        body.bytes = {static_cast<char>(n), 0};
+        return body;
+    };
+    std::uint64_t queue = 0;
+    REQUIRE(remote.call("ibxRuntime", number(28)) == 0 && remote.out.size() == 8);
+    std::memcpy(&queue, remote.out.data(), 8);
+    remote.stream_query(2); // the thread's, which begins to be one
+    for (std::uint64_t stream : {remote.stream_create(), std::uint64_t{2}}) {
+        Body add = number(29).u64(stream).u64(queue).u64(1);
+        add.bytes.push_back(0);
+        remote.capture(stream);
+        REQUIRE(remote.call("ibxRuntime", add) == 801);
+        remote.capture(0);
+    }
+    return true;
+}
+
 bool kernels()
 {
     Gpu gpu;
@@ -260,6 +285,7 @@ int main(int argc, char **argv)
     check("errors", errors);
     check("requests of our own that are malformed", malformed);
     check("arrays after a reset", arrays_after_reset);
+    check("functions in captures", functions_in_captures);
     check("kernels", kernels);
     check("kernels while some are taken away", kernels_meanwhile);
     check("many at once", many);
