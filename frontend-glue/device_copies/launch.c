@@ -86,18 +86,20 @@ static bool load(struct copies *x)
     return cuda.get_error && cuda.launch && cuda.kernel_of;
 }
 
-/* A look-up that fails sets the thread's last error, which belongs to the client. */
-static bool find_kernel(struct launch_function *f)
+/* A look-up that fails sets the thread's last error. Of a launch that GVirtuS can make that is the
+ * error of an earlier call, and stays that. */
+static bool find_kernel(struct launch_function *f, bool can_pass)
 {
-    if (cuda.peek_error())
+    if (can_pass && cuda.peek_error())
         return false;
     if (!cuda.kernel_of(&f->kernel, (const void *)(uintptr_t)f->function))
         return true;
-    cuda.get_error();
+    if (can_pass)
+        cuda.get_error();
     return false;
 }
 
-static struct launch_function *function_of(struct copies *x, uint64_t function)
+static struct launch_function *function_of(struct copies *x, uint64_t function, bool can_pass)
 {
     const unsigned since = atomic_load(&registrations);
     struct launch_function *f = &x->functions[(function >> 4 ^ function >> 12) % LAUNCH_FUNCTIONS];
@@ -107,7 +109,7 @@ static struct launch_function *function_of(struct copies *x, uint64_t function)
     if (f->function == function && f->context == context && f->since == since)
         return f;
     *f = (struct launch_function){.function = function, .context = context, .since = since};
-    if (function && find_kernel(f))
+    if (function && find_kernel(f, can_pass))
         return f;
     f->function = 0;
     return NULL;
@@ -135,7 +137,7 @@ int ibx_copies_launch(struct copies *x, const uint8_t *body, size_t n)
     struct launch l;
     if (!parse(&l, body, n) || !ibx_copies_able(x) || !load(x))
         return -1;
-    struct launch_function *f = function_of(x, l.function);
+    struct launch_function *f = function_of(x, l.function, true);
     if (!f || f->refused)
         return -1;
     void *extra[] = {BUFFER_POINTER, l.arguments, BUFFER_SIZE, &l.bytes, NULL};
@@ -160,7 +162,7 @@ int ibx_copies_launch_as(struct copies *x, const uint8_t *body, size_t n, const 
         given[i].id = (int)ibx_get_u32(&r);
         memcpy(given[i].value, ibx_get_bytes(&r, IBX_EXTRA_ATTRIBUTE), IBX_EXTRA_ATTRIBUTE);
     }
-    struct launch_function *f = function_of(x, l.function);
+    struct launch_function *f = function_of(x, l.function, false);
     if (!f)
         return INVALID_FUNCTION;
     struct launch_config config = {.shared = (unsigned)l.shared,

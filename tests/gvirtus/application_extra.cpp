@@ -266,9 +266,13 @@ bool cooperative()
     REQUIRE(cudaStreamCreate(&stream) == 0);
     REQUIRE(cudaMemcpyAsync(device, memory.data(), n, H2D, stream) == 0);
     bool good = false;
-    std::thread([&] {
-        good = launch(&stub_kernel, {1000, 1, 1}, {100, 1, 1}, arguments, 0, stream) == 0;
-    }).join();
+    std::thread([&] { // behind an error, which stays the last one
+        void *none = nullptr;
+        good = malloc_array(&none, {100, 30, 0}, 64) == 1;
+        good = launch(&stub_kernel, {1000, 1, 1}, {100, 1, 1}, arguments, 0, stream) == 0 && good;
+        good = cudaGetLastError() == 1 && good;
+    })
+        .join();
     REQUIRE(good && cudaStreamSynchronize(stream) == 0);
     REQUIRE(device_has(device + n, memory.data(), n));
     // An error is this launch's, and a plain one afterwards is a plain one.
