@@ -48,6 +48,7 @@ struct handler {
     size_t buffer_bytes;
     uint64_t retry_ns;  /* 0: the readers live */
     uint64_t record_ns; /* not before: the file of --record could not be written */
+    uint64_t again_ns;  /* when they were made anew; 0: never */
     unsigned pause_ms;
 };
 
@@ -314,6 +315,11 @@ static bool socket_drain(const struct handler *h)
     return n < 0 && errno == EAGAIN;
 }
 
+static void pause_grow(struct handler *h)
+{
+    h->pause_ms = h->pause_ms * 2 < PAUSE_MAX_MS ? h->pause_ms * 2 : PAUSE_MAX_MS;
+}
+
 /* After the engine has stopped: -ESRCH, Firecracker has ended; 0, it is tried again; or an error
  * for good. */
 static int stopped(struct handler *h, struct ibx_error *err)
@@ -323,8 +329,13 @@ static int stopped(struct handler *h, struct ibx_error *err)
         return rc;
     const char *reason = h->image->ops->reason(h->image);
     tell(h, IBX_FIRECRACKER_LOST, *reason ? reason : err->message, 0);
-    h->pause_ms = PAUSE_MIN_MS;
-    h->retry_ns = ibx_now_ns();
+    /* What ends at once, every time, is not tried without a pause: memory may be full here. */
+    const bool lived = !h->again_ns || ibx_now_ns() - h->again_ns > PAUSE_MAX_MS * IBX_NS_PER_MS;
+    if (lived)
+        h->pause_ms = PAUSE_MIN_MS;
+    h->retry_ns = lived ? ibx_now_ns() : ibx_deadline_in_ms(h->pause_ms);
+    if (!lived)
+        pause_grow(h);
     return 0;
 }
 
@@ -335,12 +346,13 @@ static void retry(struct handler *h)
     rc = rc ? rc : ibx_fault_resume(h->engine, h->readers, &err);
     if (!rc) {
         h->retry_ns = 0;
+        h->again_ns = ibx_now_ns();
         tell(h, IBX_FIRECRACKER_SERVING, NULL, h->layout.pages);
         return;
     }
     tell(h, IBX_FIRECRACKER_LOST, err.message, 0);
     h->retry_ns = ibx_deadline_in_ms(h->pause_ms);
-    h->pause_ms = h->pause_ms * 2 < PAUSE_MAX_MS ? h->pause_ms * 2 : PAUSE_MAX_MS;
+    pause_grow(h);
 }
 
 /* When the file of --record is to be written; 0: at the end, or it is. */

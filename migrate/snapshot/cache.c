@@ -251,10 +251,12 @@ static int whole(struct snapshot_cache *cache, struct ibx_error *err)
         ibx_error_set(err, rc, "%s", cache->check_error.message);
     if (!rc && memcmp(frozen, none, sizeof(none)) &&
         memcmp(cache->digest, frozen, sizeof(cache->digest)))
-        rc = ibx_error_set(err, -EBADMSG,
-                           "the pages in %s are not those that were frozen: their SHA-256 differs "
-                           "from the manifest's; its children are wrong, too",
-                           cache->folder->path);
+        rc =
+            ibx_error_set(err, -EBADMSG,
+                          "the pages in %s are not those that were frozen: their SHA-256 differs "
+                          "from the manifest's; end its children, which are wrong, too, and remove "
+                          "the folder",
+                          cache->folder->path);
     cache->folder->manifest.complete = !rc;
     if (!rc)
         rc = ibx_snapshot_folder_seal(cache->folder, err);

@@ -167,8 +167,9 @@ static int put_zero(const struct member *m, unsigned block, uint64_t offset)
     atomic_fetch_add(&m->children->zero_faults, 1);
     if (!ioctl(m->uffd, UFFDIO_ZEROPAGE, &zero))
         return 0;
-    /* The rest faults again when it is needed. */
-    return errno == EEXIST || errno == EAGAIN ? wake(m, start, IBX_SNAPSHOT_PAGE) : -errno;
+    /* The rest faults again when it is needed; what QEMU has taken away meanwhile does not. */
+    return errno == EEXIST || errno == EAGAIN || errno == ENOENT ? wake(m, start, IBX_SNAPSHOT_PAGE)
+                                                                 : -errno;
 }
 
 static int answer(const struct member *m, uint64_t address)

@@ -379,6 +379,25 @@ def a_killed_handler_and_a_lost_server_are_waited_for(scene):
     equal(tool.wait(LIMIT), 0)
 
 
+@test
+def what_fails_at_once_is_not_tried_without_a_pause(scene):
+    memory = snapshot(scene)
+    _, uri = offered(scene, memory)
+    vm = MicroVM(scene, memory)
+    tool = scene.start("firecracker", "--json", "--socket", scene.path("socket"), "--from", uri,
+                       "--background")
+    event(tool, "listening")
+    # There is no such memory, so that no page can be placed.
+    vm.do('raw [{"base_host_virt_addr": 4096, "size": 4096, "offset": 0}]')
+    began = time.monotonic()
+    for _ in range(6):
+        event(tool, "lost")
+    assert time.monotonic() - began > 1.2, time.monotonic() - began
+    vm.end()
+    tool.stdout.read()
+    equal(tool.wait(LIMIT), 0)
+
+
 def stored(manager, wanted):
     """What systemd would keep, by name, as soon as so many descriptors have come."""
     kept = {}
