@@ -29,7 +29,8 @@ static void check_old_uffd(pid_t pid, struct ibx_blockers *blockers)
 
 static int check(struct destination *d, struct ibx_error *err)
 {
-    struct ibx_blockers blockers = {.stands_still = d->options->stand_still};
+    struct ibx_blockers blockers = {.stands_still = d->options->stand_still,
+                                    .takes_over = d->options->home};
     struct ibx_journal *record = &d->status.record;
     struct ibx_guest_ram *ram = &d->ram.guest;
     const char *qmp = d->options->qmp;

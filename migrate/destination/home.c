@@ -113,6 +113,8 @@ void ibx_destination_home_check(struct destination *d, const struct ibx_migrate_
         rc = find_pages(&found, &why);
     if (!rc)
         rc = ibx_guest_ram_adoptable(&d->ram.guest, &found.ram, &why);
+    if (!rc)
+        ibx_preflight_space(&found.ram, blockers);
     ibx_destination_home_fini(&d->home);
     d->home = found;
     if (rc)

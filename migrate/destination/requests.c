@@ -118,6 +118,7 @@ static int blockers_of(struct destination *d, const struct ibx_migrate_hello *he
     if (rc)
         return ibx_error_set(err, rc, "no memory for a description of the VM");
     blockers->stands_still = d->options->stand_still;
+    blockers->takes_over = d->options->home;
     rc = ibx_preflight_side(d->qemu.qmp, ours, IBX_MIGRATE_DESTINATION, blockers,
                             ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     ibx_preflight_pair(&theirs, ours, blockers);

@@ -423,7 +423,8 @@ int ibx_preflight_side(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
     ibx_preflight_ram_files(ram, blockers);
     if (role == IBX_MIGRATE_DESTINATION) {
         ibx_preflight_permissions(ram, blockers);
-        ibx_preflight_space(ram, blockers);
+        if (!blockers->takes_over)
+            ibx_preflight_space(ram, blockers);
     } else {
         check_discarding(ram, blockers);
     }

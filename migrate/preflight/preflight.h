@@ -29,6 +29,8 @@ struct ibx_blockers {
     char notes[IBX_NOTES_MAX][IBX_ERROR_MAX];
     /* Set by who looks for them: no page is missing when the VM runs at the destination. */
     bool stands_still;
+    /* Likewise: this QEMU gets the memory that the VM left here, and needs no room for its own. */
+    bool takes_over;
 };
 
 enum ibx_migrate_role { IBX_MIGRATE_SOURCE, IBX_MIGRATE_DESTINATION };

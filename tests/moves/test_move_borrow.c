@@ -9,6 +9,8 @@
 #include <fcntl.h>
 #include <glob.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
 
 #define RAM ((size_t)VM_RAM_MIB << 20)
 
@@ -370,6 +372,38 @@ static void test_home_that_others_have_looked_at(void)
     mover_must_print(&lender, "somebody else has");
     mover_ends(&bringer, 1);
     mover_must_print(&bringer, "the migration is broken");
+}
+
+/* At home there is room for the VM's memory once, not twice. */
+static void test_little_room_at_home(void)
+{
+    static struct vm_options options = {.append = "mib=32"};
+    char place[96], ram[256], back[256];
+    mover_begin();
+    snprintf(place, sizeof(place), "%s/small", mover_folder);
+    assert_int_equal(mkdir(place, 0700), 0);
+    if (mount("none", place, "tmpfs", 0, "size=90M"))
+        skip();
+    const char *object = "memory-backend-file,id=mem0,size=%uM,mem-path=%s/%s,share=on";
+    snprintf(ram, sizeof(ram), object, VM_RAM_MIB, place, "first");
+    snprintf(back, sizeof(back), object, VM_RAM_MIB, place, "second");
+    options.ram = ram;
+    like = &options;
+    vm_start(&vms[0], &options);
+    options.ram = NULL;
+    options.incoming = true;
+    vm_start(&vms[1], &options);
+    vm_wait_beats(&vms[0], 40); /* all of its memory */
+    borrow("tcp://127.0.0.1:0", NULL);
+    mover_await(&sender, "filling", 0);
+    options.ram = back;
+    home_start(NULL);
+    home_receives("tcp://127.0.0.1:0", NULL);
+    bring();
+    returned();
+    vm_end(&vms[0]);
+    vm_end(&home);
+    assert_int_equal(umount2(place, MNT_DETACH), 0);
 }
 
 /* The number of the migration by which the VM was borrowed. */
@@ -815,6 +849,7 @@ int main(void)
     pair_beats = 8;
     static const struct vm_test tests[] = {VM_TEST(test_first_there_and_back),
                                            VM_TEST(test_over_shm),
+                                           VM_TEST(test_little_room_at_home),
                                            VM_TEST(test_given_back_and_read),
                                            VM_TEST(test_home_that_others_have_looked_at),
                                            VM_TEST(test_pages_that_others_have_looked_at),
