@@ -600,6 +600,9 @@ void ibx_journal_describe(const struct ibx_journal *record, char *text, size_t s
         form =
             "%s ran at %s, and its QEMU there has ended: \"ib-migrate rollback\" restarts it from "
             "its stop";
+    if (ibx_journal_lost_there(record) && record->borrow)
+        form = "%s was borrowed by %s, and its QEMU there has ended: \"ib-migrate rollback\" "
+               "restarts it from its stop, unless a return of it had begun";
     if (record->borrow && record->state == IBX_JOURNAL_MOVED && !ibx_journal_lost_there(record))
         form = "%s @ at %s, borrowed from here: this side has the memory that it returns to and "
                "the pages that it needs: leave this QEMU as it is; \"ib-migrate recover\" "

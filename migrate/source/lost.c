@@ -43,6 +43,17 @@ static int lost_here_too(struct source *s, struct ibx_error *err)
                          peer_of(s), (int)s->status.record.pid, peer_of(s), s->status.message);
 }
 
+/* What is left of a VM whose QEMU here lives. */
+static const char *what_is_left(const struct source *s)
+{
+    const struct ibx_journal *record = &s->status.record;
+    return record->borrow && ibx_journal_base_touched(s->options->folder, record)
+               ? "a return of it had begun, so that its memory here is not what it was at its "
+                 "stop: unless it runs in another QEMU here (ib-migrate status), start it from its "
+                 "disk"
+               : NULL;
+}
+
 int ibx_source_vm_lost(struct source *s, struct ibx_error *err)
 {
     const struct ibx_journal *record = &s->status.record;
@@ -62,10 +73,11 @@ int ibx_source_vm_lost(struct source *s, struct ibx_error *err)
     return ibx_error_set(
         err, -ECONNABORTED, "the VM ran at %s, where its QEMU has ended: %s (%s reports: %s)",
         peer_of(s),
-        managed ? "virsh resume here continues it from its stop, then ib-migrate rollback ends "
-                  "what is left of the migration"
-                : "its QEMU here has its memory as it was, and ib-migrate rollback continues it "
-                  "from its stop",
+        what_is_left(s) ? what_is_left(s)
+        : managed ? "virsh resume here continues it from its stop, then ib-migrate rollback ends "
+                    "what is left of the migration"
+                  : "its QEMU here has its memory as it was, and ib-migrate rollback continues it "
+                    "from its stop",
         peer_of(s), s->status.message);
 }
 
@@ -92,7 +104,8 @@ int ibx_source_check_nobody(struct source *s, struct ibx_error *err)
         " s nobody has listened at %s, where the VM may run: if its QEMU (virsh list) is "
         "there, call ib-migrate recover there, then here; if it is not, %s",
         limit_ms / 1000, s->status.record.uri,
-        gone ? "nothing can restart the VM from its stop, because its QEMU here has ended, too: "
-               "start it from its disk"
-             : "ib-migrate rollback here restarts the VM from its stop");
+        what_is_left(s) ? what_is_left(s)
+        : gone ? "nothing can restart the VM from its stop, because its QEMU here has ended, too: "
+                 "start it from its disk"
+               : "ib-migrate rollback here restarts the VM from its stop");
 }

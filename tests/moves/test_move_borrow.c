@@ -712,6 +712,7 @@ static void test_base_after_a_return_that_failed(void)
     vm_kill(&vms[1]);
     mover_ends(&receiver, 3);
     mover_ends(&sender, 3);
+    mover_must_print(&sender, "in another QEMU here (ib-migrate status), start it from its disk");
     mover_must_print(MOVER_RUN(1, "rollback", "--yes", "--qmp", vms[0].tool),
                      "a return of this VM has begun");
 }
