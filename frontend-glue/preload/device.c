@@ -95,6 +95,12 @@ void ibx_frontend_device_used(void)
     note_device(current);
 }
 
+bool ibx_frontend_one_device(void)
+{
+    const uint64_t devices = atomic_load(&in_use);
+    return !(devices & (devices - 1));
+}
+
 int cudaGetDevice(int *device)
 {
     return device && ibx_frontend_knows(IBX_FRONTEND_DEVICE, 0, device)

@@ -10,6 +10,8 @@
  */
 #include "frontend-glue/preload/internal.h"
 
+#include "common/log.h"
+
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -26,6 +28,7 @@ enum server_state { SERVER_NONE, SERVER_BEGINS, SERVER_SERVES, SERVER_REFUSED, S
 struct function {
     struct function *next;
     uint64_t number;
+    uint64_t order; /* in which they were enqueued; 0: not yet */
     void *stream, *argument;
     void (*function)(void *argument);
     void (*callback)(void *stream, int status, void *argument); /* NULL: the other one */
@@ -37,7 +40,7 @@ static struct {
     enum server_state state;
     pthread_t thread;
     uint64_t queue;
-    uint64_t last_number;
+    uint64_t last_number, last_order;
     struct function *functions; /* outstanding */
 } server;
 static _Atomic unsigned outstanding;
@@ -57,6 +60,32 @@ static struct function *take(uint64_t number)
     if (found)
         *at = found->next;
     return found;
+}
+
+uint64_t ibx_frontend_host_enqueued(void)
+{
+    if (!ibx_frontend_host_functions())
+        return 0;
+    pthread_mutex_lock(&lock);
+    const uint64_t order = server.last_order;
+    pthread_mutex_unlock(&lock);
+    return order;
+}
+
+bool ibx_frontend_host_lost(uint64_t order, bool all, const void *stream)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    if (!order)
+        return false;
+    pthread_mutex_lock(&lock);
+    const struct function *f = server.functions;
+    while (f && (!f->order || f->order > order || (!all && f->stream != stream)))
+        f = f->next;
+    pthread_mutex_unlock(&lock);
+    if (f && !atomic_flag_test_and_set(&told))
+        ibx_log(IBX_LOG_ERROR, "functions of cudaLaunchHostFunc were not called: the connection "
+                               "over which the back end names them is gone");
+    return f;
 }
 
 /* ------------------------------------------------------------------------------ the thread */
@@ -216,12 +245,18 @@ static int enqueue(struct function wish, const char *name)
     ibx_put_u64(&e.body, queue);
     ibx_put_u64(&e.body, number);
     ibx_put_u8(&e.body, wish.callback != NULL);
+    ibx_frontend_device_used();
     int rc = ibx_frontend_extra(&e, NULL, 0);
+    pthread_mutex_lock(&lock);
+    for (f = server.functions; !rc && f && f->number != number;)
+        f = f->next;
+    if (!rc && f) /* otherwise it was called already */
+        f->order = ++server.last_order;
+    if (rc)
+        f = take(number);
+    pthread_mutex_unlock(&lock);
     if (!rc)
         return CUDA_SUCCESS;
-    pthread_mutex_lock(&lock);
-    f = take(number);
-    pthread_mutex_unlock(&lock);
     if (f)
         atomic_fetch_sub(&outstanding, 1);
     free(f);

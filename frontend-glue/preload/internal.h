@@ -23,6 +23,7 @@
 #define CUDA_ALREADY_REGISTERED 712
 #define CUDA_NOT_REGISTERED     713
 #define CUDA_NOT_SUPPORTED      801
+#define CUDA_UNKNOWN            999
 
 #define EXTRA_MAX 1950u /* bytes of a request of our own that go in one piece */
 
@@ -200,6 +201,10 @@ void ibx_frontend_hide_local_gpus(void);
 
 /* Whether functions of the application's are outstanding, that a stream has still to wait for. */
 bool ibx_frontend_host_functions(void);
+/* Before the calling thread waits for a stream, or for all: a mark. Behind that: whether functions
+ * that were in it at the mark were not called, and never are. */
+uint64_t ibx_frontend_host_enqueued(void);
+bool ibx_frontend_host_lost(uint64_t mark, bool all, const void *stream);
 
 /* ------------------------------------------------------------------------- ranges.c */
 
@@ -241,6 +246,8 @@ void ibx_frontend_device_memory(void *address, size_t n);
 void ibx_frontend_device_memory_gone(const void *address);
 /* The calling thread uses the device that it has selected. */
 void ibx_frontend_device_used(void);
+/* Whether there was no other one so far. */
+bool ibx_frontend_one_device(void);
 /* Waits for all work on every device that this process has used. */
 void ibx_frontend_devices_wait(void);
 

@@ -99,13 +99,21 @@ int cudaMemsetAsync(void *address, int value, size_t n, void *stream)
 
 /* --------------------------------------------------------------- calls that wait, or ask */
 
+/* The wait is over: functions of the application's that were before it were called, or are lost. */
+static int waited(int rc, uint64_t mark, bool all, const void *stream)
+{
+    rc = ibx_frontend_waited(rc, (uintptr_t)stream);
+    return !rc && ibx_frontend_host_lost(mark, all, stream) ? ibx_frontend_fail(CUDA_UNKNOWN) : rc;
+}
+
 int cudaStreamSynchronize(void *stream)
 {
+    const uint64_t mark = ibx_frontend_host_enqueued();
     int rc = CUDA_SUCCESS;
     if (!ibx_frontend_knows(IBX_FRONTEND_STREAM_RESTS, (uintptr_t)stream, NULL) &&
         !called("cudaStreamSynchronize", stream, &rc))
         rc = CALL_NEXT(cudaStreamSynchronize, stream);
-    return ibx_frontend_waited(rc, (uintptr_t)stream);
+    return waited(rc, mark, false, stream);
 }
 
 int cudaStreamQuery(void *stream)
@@ -140,9 +148,11 @@ int cudaEventQuery(void *event)
 
 int cudaDeviceSynchronize(void)
 {
+    const uint64_t mark = ibx_frontend_host_enqueued();
     BODY(body);
     int rc;
     if (!ibx_frontend_called("cudaDeviceSynchronize", &body, &rc))
         rc = CALL_NEXT(cudaDeviceSynchronize);
-    return ibx_frontend_waited(rc, 0);
+    /* Of the current device; whose a stream is, is not known here. */
+    return waited(rc, ibx_frontend_one_device() ? mark : 0, true, NULL);
 }

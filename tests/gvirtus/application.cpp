@@ -643,6 +643,7 @@ int main(int argc, char **argv)
         {"meanwhile", meanwhile},
         {"cooperative", cooperative},
         {"host-functions", host_functions},
+        {"host-functions-lost", host_functions_lost},
         {"host-functions-at-exit", host_functions_at_exit},
         {"not-supported", not_supported},
         {"symbols", symbols},

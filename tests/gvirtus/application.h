@@ -68,6 +68,7 @@ bool pools();
 bool meanwhile();
 bool cooperative();
 bool host_functions();
+bool host_functions_lost();
 bool host_functions_at_exit();
 // The same with a back end that does not know them.
 bool not_supported();

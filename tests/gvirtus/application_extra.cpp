@@ -10,6 +10,8 @@
 #include <cstring>
 #include <thread>
 #include <vector>
+#include <sys/socket.h>
+#include <unistd.h>
 
 namespace
 {
@@ -388,6 +390,26 @@ bool host_functions()
     REQUIRE(fails(launch_host(stream, nullptr, nullptr), 1));
     REQUIRE(fails(add_callback(stream, note_call, nullptr, 1), 1));
     return cudaFreeHost(pinned) == 0 && cudaFreeHost(slow) == 0;
+}
+
+// Over a connection that breaks, for good: what was not called is an error of the wait behind it.
+bool host_functions_lost()
+{
+    REQUIRE(runtime_is_there());
+    auto *launch_host = preloaded<LaunchHost>("cudaLaunchHostFunc");
+    void *stream = nullptr, *other = nullptr;
+    std::atomic<int> flags[2] = {{0}, {0}}, flag{0};
+    REQUIRE(cudaStreamCreate(&stream) == 0 && cudaStreamCreate(&other) == 0);
+    const int before = dup(0);
+    close(before);
+    REQUIRE(launch_host(stream, wait_for_flag, flags) == 0);
+    REQUIRE(launch_host(stream, set_flag, &flag) == 0 && cudaStreamSynchronize(other) == 0);
+    for (int fd = before; fd < before + 64; fd++) // all of the thread's, which are new
+        shutdown(fd, SHUT_RDWR);
+    flags[0] = 1;
+    REQUIRE(cudaStreamSynchronize(stream) == 999 && cudaGetLastError() == 999 && flag == 0);
+    REQUIRE(cudaDeviceSynchronize() == 999 && cudaStreamSynchronize(other) == 0);
+    return fails(launch_host(stream, set_flag, &flag), 801);
 }
 
 // With functions that nobody has called yet, one of them never.

@@ -21,8 +21,8 @@ namespace
 std::string plugin, preload, application, application_local, cudart;
 
 struct GpuBackEnd : BackEnd {
-    explicit GpuBackEnd(bool taken = true)
-        : BackEnd(taken ? "rdma.gpu : on\n" : "rdma.gpu : off\n",
+    explicit GpuBackEnd(bool taken = true, const std::string &more = "")
+        : BackEnd((taken ? "rdma.gpu : on\n" : "rdma.gpu : off\n") + more,
                   [](auto listening) { cuda_back_end_child(listening, true); })
     {
     }
@@ -100,6 +100,16 @@ bool run(const char *test, bool taken)
     Application app(&back, application, test, taken ? "taken" : nullptr);
     REQUIRE(app.good());
     REQUIRE(lines_with(app.said(), "ibx:") == 0);
+    return true;
+}
+
+// No session goes on over another connection.
+bool functions_lost()
+{
+    GpuBackEnd back(true, "rdma.resume_seconds : 0\n");
+    Application app(&back, application, "host-functions-lost");
+    REQUIRE(app.good());
+    REQUIRE(lines_with(app.said(), "cudaLaunchHostFunc were not called") == 1);
     return true;
 }
 
@@ -230,6 +240,8 @@ int main(int argc, char **argv)
     for (const char *test : {"arrays", "planes", "textures", "pools", "meanwhile", "cooperative",
                              "host-functions", "host-functions-at-exit"})
         check(test, [=] { return run(test, true); });
+    if (provider == "tcp") // whose connections can be broken by their socket
+        check("functions that are lost", functions_lost);
     check("a back end without these calls", without_extra);
     check("variables of the device", [] { return run("symbols", true); });
     check("the same, copied by GVirtuS's handlers", [] { return run("symbols", false); });
