@@ -7,6 +7,7 @@
 #include "migrate/snapshot/snapshot.h"
 
 #include <inttypes.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 
 #define CHILDREN 3
@@ -14,7 +15,7 @@
 #define CALM     MIB " doze=5000000" /* many of them run at once */
 #define PRIVATE  "memory-backend-ram,id=mem0,size=64M"
 
-static char snapshot[160], cache[160];
+static char snapshot[160], cache[160], small[160]; /* `small`: a tmpfs, while it is mounted */
 static struct mover server, filler, further;
 static struct vm children[CHILDREN];
 
@@ -26,6 +27,9 @@ static int end(void **state)
     if (started)
         kill(started, SIGKILL);
     started = 0;
+    if (*small)
+        umount2(small, MNT_DETACH);
+    *small = '\0';
     const int rc = mover_end_all(state);
     if (*cache) {
         snprintf(command, sizeof(command), "rm -rf %s %s.2", cache, cache);
@@ -380,6 +384,46 @@ static void test_filler_killed(void)
     assert_in_range(figure(&filler, "children_so_far"), 1, 2);
 }
 
+static unsigned lines_with(const char *path, const char *words)
+{
+    static char line[4096];
+    unsigned count = 0;
+    FILE *file = fopen(path, "re");
+    assert_non_null(file);
+    while (fgets(line, sizeof(line), file))
+        count += strstr(line, words) != NULL;
+    fclose(file);
+    return count;
+}
+
+/* Its tmpfs is full: it says so, tries with pauses, and goes on when there is room. */
+static void test_no_room_for_a_cache(void)
+{
+    char folder[180];
+    freeze();
+    snprintf(small, sizeof(small), "%s/small", mover_folder);
+    snprintf(folder, sizeof(folder), "%s/cache", small);
+    assert_int_equal(mkdir(small, 0700), 0);
+    if (mount("ibx-test", small, "tmpfs", 0, "size=4m")) {
+        *small = '\0';
+        skip();
+    }
+    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    SERVE(&filler, folder, "--cache", server.uri);
+    const uint64_t began = ibx_now_ns(), until = vm_soon();
+    while (lines_with(filler.err, "make room") < 3 && ibx_now_ns() < until)
+        poll(NULL, 0, 5);
+    const uint64_t took = ibx_now_ns() - began;
+    const int larger = mount("ibx-test", small, "tmpfs", MS_REMOUNT, "size=64m");
+    if (!larger)
+        mover_await_words(&filler, "\"whole\":true");
+    mover_kill(&filler, SIGTERM);
+    mover_ends(&filler, 0);
+    is_as_frozen(folder);
+    assert_int_equal(larger, 0);
+    assert_true(took > 500 * IBX_NS_PER_MS);
+}
+
 /* It is killed when the folder is whole and its children do not know that yet. */
 static void test_filler_killed_when_whole(void)
 {
@@ -522,6 +566,7 @@ int main(void)
         VM_TEST(test_inner_node_dies),
         VM_TEST(test_refused),
         VM_TEST(test_filler_killed_when_whole),
+        VM_TEST(test_no_room_for_a_cache),
         {0},
     };
     return vm_tests(tests, end);
