@@ -167,6 +167,14 @@ static void blame(struct supervisor *s)
                       why.message, (int)s->header->pid);
 }
 
+static bool firecracker_has_ended(const struct supervisor *s)
+{
+    const bool process = s->kept.fds[KEPT_PEER] >= 0;
+    struct pollfd look = {.fd = s->kept.fds[process ? KEPT_PEER : KEPT_SOCKET],
+                          .events = process ? POLLIN : POLLRDHUP};
+    return poll(&look, 1, 0) > 0;
+}
+
 /* The other host is asked by the next handler, for as long as there is a microVM. */
 static void handler_asks_again(struct supervisor *s)
 {
@@ -179,6 +187,15 @@ static void handler_asks_again(struct supervisor *s)
          (struct ibx_firecracker_event){.kind = IBX_FIRECRACKER_LOST, .reason = s->err->message});
     s->handler = 0;
     s->rc = 0;
+    if (firecracker_has_ended(s)) {
+        const bool lacks = s->config->record && !atomic_load(&s->header->recorded);
+        finish(s, lacks ? ibx_error_set(s->err, -ENODATA,
+                                        "--record %s was not written: Firecracker has ended while "
+                                        "the other host was lost",
+                                        s->config->record)
+                        : 0);
+        return;
+    }
     s->resume_ns = ibx_deadline_in_ms(PAUSE_MAX_MS);
     ibx_state_move(&s->state, PAUSING);
 }

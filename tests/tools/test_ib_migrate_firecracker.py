@@ -380,6 +380,24 @@ def a_killed_handler_and_a_lost_server_are_waited_for(scene):
 
 
 @test
+def a_microvm_that_ends_while_the_server_is_lost_is_noticed(scene):
+    memory = snapshot(scene)
+    for args, status in (((), 0), (("--record", scene.path("record")), 1)):
+        server, uri = offered(scene, memory)
+        vm, tool = served_by(scene, uri, memory, *args)
+        server.kill()
+        server.wait(LIMIT)
+        event(tool, "lost")
+        os.kill(handler_of(tool), signal.SIGKILL)
+        event(tool, "restarted")
+        event(tool, "lost")
+        os.killpg(vm.process.pid, signal.SIGKILL)
+        tool.stdout.read()
+        err = tool.stderr.read()
+        equal((tool.wait(LIMIT), "--record" in err), (status, status == 1))
+
+
+@test
 def what_fails_at_once_is_not_tried_without_a_pause(scene):
     memory = snapshot(scene)
     _, uri = offered(scene, memory)
