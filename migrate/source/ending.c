@@ -12,6 +12,8 @@
 #define LAST_MESSAGE_MS  1500  /* for a destination's last message, which has the reason */
 #define LAST_ABORT_MS    500   /* ... after RUNNING, while the VM may wait for a new link */
 #define CONFIRM_MS       30000 /* for CONFIRMED */
+#define HOME_LOOK_MS     500   /* between two looks whether a borrowed VM is here again */
+#define HOME_MS          5000  /* for the borrower to say so */
 #define CONFIRM_RETRY_MS 500   /* between two tries */
 
 #define ENDING_MS           500  /* for a QEMU whose monitor has ended to end */
@@ -341,6 +343,37 @@ int ibx_source_confirm(struct source *s, struct ibx_error *err)
     if (ibx_source_link_send(&s->link, IBX_MIGRATE_CONFIRM, err))
         ibx_source_link_close(&s->link);
     return 0;
+}
+
+static bool is_home(const struct ibx_journal *record)
+{
+    return record->state == IBX_JOURNAL_RUNNING || record->state == IBX_JOURNAL_COMPLETE ||
+           record->state == IBX_JOURNAL_DONE || record->state == IBX_JOURNAL_BROKEN ||
+           record->state == IBX_JOURNAL_SHUT_DOWN || record->state == IBX_JOURNAL_ENDED;
+}
+
+/* The borrower says so when it has. One that does not would read on in the memory of a VM that runs
+ * here. */
+int ibx_source_check_home(struct source *s, struct ibx_error *err)
+{
+    struct ibx_journal found, *record = &s->status.record;
+    if (!record->borrow || s->state.now != SOURCE_SERVING || ibx_now_ns() < s->home_look_ns)
+        return 0;
+    s->home_look_ns = ibx_deadline_in_ms(HOME_LOOK_MS);
+    if (ibx_journal_find_return(s->options->folder, record, is_home, &found, NULL))
+        return 0;
+    if (!s->home_by_ns)
+        s->home_by_ns = ibx_deadline_in_ms(HOME_MS);
+    if (ibx_now_ns() < s->home_by_ns || !ibx_state_allows(s->peer.table, s->peer.now, PEER_ENDED))
+        return 0;
+    ibx_migration_notify(&s->options->observer,
+                         "the VM has returned, which %s does not say: no page of it is served "
+                         "any more",
+                         record->peer);
+    ibx_source_link_close(&s->link);
+    snprintf(record->vm_status, sizeof(record->vm_status), "%s", IBX_JOURNAL_RETURNED);
+    ibx_state_move(&s->peer, PEER_ENDED);
+    return ibx_source_confirm(s, err);
 }
 
 /* Takes CONFIRMED, or confirms by a query when the link is lost. */

@@ -670,6 +670,9 @@ static int turn(struct source *s, struct ibx_error *err)
     if (s->state.now == SOURCE_LOST)
         return ibx_source_vm_lost(s, err);
     ibx_source_check_guard(s);
+    rc = ibx_source_check_home(s, err);
+    if (rc || s->state.now == SOURCE_CONFIRMING)
+        return rc;
     if (source_committed(s) && !source_linked(&s->link)) {
         ibx_source_guard(s);
         return ibx_source_reconnect(s, err);

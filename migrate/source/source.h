@@ -454,6 +454,8 @@ struct source {
     uint64_t still_ns;      /* since when the VM is stopped; 0: an overdue RUNNING was notified */
     uint64_t mapped_ns, loaded_ns; /* moments of the downtime */
     uint64_t confirm_by_ns;        /* until when CONFIRMED is awaited */
+    uint64_t home_look_ns;         /* borrowed: when to look again whether it has returned */
+    uint64_t home_by_ns;           /* borrowed: it has, and until when ENDED is awaited */
     uint64_t settle_ns;            /* when to try again to put QEMU's settings back */
 };
 
@@ -584,6 +586,8 @@ void ibx_source_settle_at_last(struct source *s);
 /* All pages are at the destination, or the VM has ended there: writes that, goes to CONFIRMING,
  * sends CONFIRM. */
 int ibx_source_confirm(struct source *s, struct ibx_error *err);
+/* SERVING: ends as that when the records say that a borrowed VM has returned. */
+int ibx_source_check_home(struct source *s, struct ibx_error *err);
 /* In CONFIRMING: waits for CONFIRMED, or confirms again over a new connection; then DONE. */
 int ibx_source_await_confirmed(struct source *s, struct ibx_error *err);
 

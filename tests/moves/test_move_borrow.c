@@ -374,6 +374,26 @@ static void test_home_that_others_have_looked_at(void)
     mover_must_print(&bringer, "the migration is broken");
 }
 
+/* A borrower that does not say that the VM has returned does not see its memory for longer. */
+static void test_silent_borrower(void)
+{
+    borrowed(&(struct vm_options){.append = "mib=4"}, "tcp://127.0.0.1:0", NULL);
+    home_start(NULL);
+    home_receives("tcp://127.0.0.1:0", NULL);
+    mover_stop_next("source:serving");
+    bring();
+    mover_await_stop(&bringer);
+    mover_kill(&receiver, SIGSTOP);
+    mover_kill(&bringer, SIGCONT);
+    mover_ends(&bringer, 0);
+    mover_ends(&lender, 0);
+    mover_await_words(&sender, "no page of it is served any more");
+    mover_kill(&receiver, SIGCONT);
+    mover_ends(&receiver, 0);
+    mover_ends(&sender, 0);
+    is_home();
+}
+
 /* At home there is room for the VM's memory once, not twice. */
 static void test_little_room_at_home(void)
 {
@@ -850,6 +870,7 @@ int main(void)
     pair_beats = 8;
     static const struct vm_test tests[] = {VM_TEST(test_first_there_and_back),
                                            VM_TEST(test_over_shm),
+                                           VM_TEST(test_silent_borrower),
                                            VM_TEST(test_little_room_at_home),
                                            VM_TEST(test_given_back_and_read),
                                            VM_TEST(test_home_that_others_have_looked_at),
