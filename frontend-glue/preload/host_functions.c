@@ -41,6 +41,7 @@ static struct {
     pthread_t thread;
     uint64_t queue;
     uint64_t last_number, last_order;
+    uint64_t answers;           /* of the back end, to the thread */
     struct function *functions; /* outstanding */
 } server;
 static _Atomic unsigned outstanding;
@@ -49,6 +50,8 @@ bool ibx_frontend_host_functions(void)
 {
     return atomic_load_explicit(&outstanding, memory_order_acquire);
 }
+
+#define CUDA_STREAM_PER_THREAD ((void *)2)
 
 /* Locked. Takes it off the list. */
 static struct function *take(uint64_t number)
@@ -75,17 +78,22 @@ uint64_t ibx_frontend_host_enqueued(void)
 bool ibx_frontend_host_lost(uint64_t order, bool all, const void *stream)
 {
     static atomic_flag told = ATOMIC_FLAG_INIT;
-    if (!order)
+    if (!order || (!all && stream == CUDA_STREAM_PER_THREAD)) /* each thread has another one */
         return false;
     pthread_mutex_lock(&lock);
     const struct function *f = server.functions;
     while (f && (!f->order || f->order > order || (!all && f->stream != stream)))
         f = f->next;
+    /* A back end that still answers has not let the stream go on: its context was reset. */
+    const uint64_t enough = server.answers + 2;
+    while (f && server.state == SERVER_SERVES && server.answers < enough)
+        pthread_cond_wait(&changed, &lock);
+    const bool lost = f && server.state == SERVER_REFUSED;
     pthread_mutex_unlock(&lock);
-    if (f && !atomic_flag_test_and_set(&told))
+    if (lost && !atomic_flag_test_and_set(&told))
         ibx_log(IBX_LOG_ERROR, "functions of cudaLaunchHostFunc were not called: the connection "
                                "over which the back end names them is gone");
-    return f;
+    return lost;
 }
 
 /* ------------------------------------------------------------------------------ the thread */
@@ -156,6 +164,8 @@ static void *serve(void *argument)
             atomic_fetch_sub(&outstanding, 1);
         pthread_mutex_lock(&lock);
         struct function *f = number ? take(number) : NULL;
+        server.answers++;
+        pthread_cond_broadcast(&changed);
         pthread_mutex_unlock(&lock);
         if (f)
             call(f, status);
@@ -165,6 +175,7 @@ static void *serve(void *argument)
     pthread_mutex_lock(&lock);
     if (server.state == SERVER_SERVES) /* later ones are refused; these are not called */
         server.state = SERVER_REFUSED;
+    pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
     return NULL;
 }
