@@ -69,9 +69,9 @@ static int take_join(struct ibx_conn *conn, struct ibx_migrate_join *join, struc
     return rc;
 }
 
-/* The first JOIN tells what is served and by how many links. */
+/* They come in any order: the first tells what is served and by how many links. */
 static int take_link(struct bench *b, struct bench_args *args, struct ibx_listener *listener,
-                     int server, unsigned index, struct ibx_error *err)
+                     int server, bool first, struct ibx_error *err)
 {
     struct ibx_conn *conn;
     struct ibx_migrate_join join;
@@ -82,20 +82,21 @@ static int take_link(struct bench *b, struct bench_args *args, struct ibx_listen
     rc = take_join(conn, &join, err);
     if (!rc)
         rc = ibx_bench_join_read(&join, &joined, err);
-    if (!rc && index &&
-        (joined.links != args->links || joined.size != args->size || joined.page != args->page ||
-         join.link != index))
+    if (!rc && !first &&
+        (joined.links != args->links || joined.size != args->size || joined.page != args->page))
+        rc = ibx_error_set(err, -EPROTO, "two ends that serve have connected at once");
+    if (!rc && (join.link >= joined.links || b->readers[join.link]))
         rc = ibx_error_set(err, -EPROTO, "two ends that serve have connected at once");
     struct ibx_migrate_block block = {
         .id = "served", .size = joined.size, .page_size = joined.page};
     if (!rc)
-        rc = ibx_page_reader_create(conn, &block, 1, &b->readers[index], err);
+        rc = ibx_page_reader_create(conn, &block, 1, &b->readers[join.link], err);
     if (rc) {
         ibx_close(conn);
         return rc;
     }
     *args = joined;
-    b->links = index + 1;
+    b->links = joined.links;
     return 0;
 }
 
@@ -121,7 +122,7 @@ static int take_connections(struct bench *b, struct bench_args *args, struct ibx
 {
     unsigned links = 1;
     for (unsigned i = 0; i < links; i++) {
-        int rc = take_link(b, args, listener, server, i, err);
+        int rc = take_link(b, args, listener, server, !i, err);
         if (rc)
             return rc;
         links = args->links;
