@@ -186,14 +186,16 @@ static void fib_gives_up_when_asked(void)
 
 /* All goes well until `after`; then this message is sent, for which the source ends the connection,
  * or `tell` is called, or the connection is closed. */
-static const struct fib {
+struct fib {
     const char *name;
     void (*after)(void);
     enum ibx_migrate_message message; /* 0: none */
     void (*tell)(void);               /* NULL: nothing */
     const char *words;                /* that `send` prints at its end */
     const char *timed;
-} fibs[] = {
+};
+
+static const struct fib fibs[] = {
     {"refuses", asked, 0, fib_refuses, "no room", NULL},
     {"wants more links", asked, 0, fib_wants_more_links, "wants 2 page connections where 1 to 1",
      NULL},
@@ -208,14 +210,18 @@ static const struct fib {
     {"COMPLETE early", got_state, 0, fib_complete_early, "sent COMPLETE while", NULL},
     {"closes with the state", got_state, 0, NULL, "", NULL},
     {"ABORT with the state", got_state, 0, send_abort, "no longer", NULL},
-    {"silent with the state", got_state, 0, fib_silent_with_the_state, "has been stopped",
-     "timeout_ms=2000"},
-    {"stopped with the state", joined, 0, fib_stopped_with_the_state, "has been stopped",
-     "timeout_ms=2000"},
     {"ABORT after the commit", got_commit, 0, send_abort, "no longer", NULL},
     {"ABORT behind the end", got_commit, 0, fib_aborts_behind_the_end, "no longer", NULL},
     {"GIVEN_UP when asked", got_commit, 0, fib_gives_up_when_asked, "has given up", NULL},
-};
+    {0}};
+
+/* The source waits for these, for five times its timeout. */
+static const struct fib waits[] = {{"silent with the state", got_state, 0,
+                                    fib_silent_with_the_state, "has been stopped",
+                                    "timeout_ms=2000"},
+                                   {"stopped with the state", joined, 0, fib_stopped_with_the_state,
+                                    "has been stopped", "timeout_ms=2000"},
+                                   {0}};
 
 static void send_to_us(const char *timed)
 {
@@ -225,27 +231,38 @@ static void send_to_us(const char *timed)
                (const char *[]){"--links", "1", "--set", timed ? timed : "timeout_ms=10000", NULL});
 }
 
-static void test_destinations_that_lie(void)
+static void each_lies(const struct fib *fib)
 {
     start_source();
-    for (unsigned i = 0; i < sizeof(fibs) / sizeof(fibs[0]); i++) {
-        print_message("%s\n", fibs[i].name);
-        send_to_us(fibs[i].timed);
-        fibs[i].after();
-        if (fibs[i].message) {
-            line_send_plain(&source, fibs[i].message);
+    for (; fib->name; fib++) {
+        print_message("%s\n", fib->name);
+        send_to_us(fib->timed);
+        fib->after();
+        if (fib->message) {
+            line_send_plain(&source, fib->message);
             line_closes(&source);
         }
-        if (fibs[i].tell)
-            fibs[i].tell();
+        if (fib->tell)
+            fib->tell();
         close_both();
         ibx_acceptor_close(acceptor);
         if (sender.pid)
             mover_ends(&sender, 1);
-        mover_must_print(&sender, fibs[i].words);
+        mover_must_print(&sender, fib->words);
         vm_wait_beats(&vms[0], vm_beats(&vms[0]) + 1);
     }
     pair_runs_at_the_source();
+}
+
+static void test_destinations_that_lie(void)
+{
+    each_lies(fibs);
+}
+
+static void test_long_destinations_that_wait(void)
+{
+    each_lies(waits);
+    mover_end_all(NULL);
 }
 
 /* Calls a move complete whose pages it cannot have: the source keeps them all. */
@@ -352,6 +369,7 @@ int main(void)
 {
     pair_timeout = "timeout_ms=10000";
     static const struct vm_test tests[] = {VM_TEST(test_destinations_that_lie),
+                                           VM_TEST(test_long_destinations_that_wait),
                                            VM_TEST(test_a_lie_about_the_end),
                                            VM_TEST(test_lies_about_pages),
                                            {0}};
