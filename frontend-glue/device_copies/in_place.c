@@ -31,8 +31,9 @@ static bool in_place_able(struct copies *x)
     struct copy *c = &x->copy;
     if (!c->held || !c->reach.id)
         return false;
-    bool leave = c->reach.lasting && !c->settle && c->frame.call == IBX_FRAME_MEMCPY_ASYNC;
-    bool in_order = c->settle && c->stage == COPY_FROM_CLIENT; /* earlier work may fill it */
+    bool async = c->reach.lasting && c->frame.call == IBX_FRAME_MEMCPY_ASYNC;
+    bool leave = async && !c->settle;
+    bool in_order = async && c->stage == COPY_FROM_CLIENT; /* earlier work may fill it */
     if (!leave && !in_order && c->bytes < ibx_copies_way(x)->in_place_min)
         return false;
     bool pinned = pin(x, &c->reach);

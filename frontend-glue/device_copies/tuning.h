@@ -10,7 +10,8 @@
  *
  * A path that a copy cannot take is passed over: only a copy inside a message is inline, and only
  * one from memory that both ends map is in_place. An asynchronous copy that may outlive its call is
- * in_place whatever its size, since no other path allows that.
+ * in_place whatever its size, since no other path allows that, and so is any asynchronous one from
+ * such memory to the device, which earlier work of its stream may still fill.
  *
  * `ib-bw tune` measures the sizes and stores them in the syntax of gvirtus.properties:
  *

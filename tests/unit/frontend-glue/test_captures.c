@@ -263,26 +263,31 @@ static int set_up_poor(void **state)
     return rc;
 }
 
-/* The copies before it are waited for, and nothing else: neither what is captured nor what runs for
- * another client without end. */
+/* The copies before the last frame are waited for, and nothing else: neither what is captured nor
+ * what runs for another client without end. The back end copies an asynchronous one's last frame in
+ * the stream's order, and leaves that of one that is waited for to the handler. */
 static void test_settles_alone(void **state)
 {
     (void)state;
     void *endless = new_stream();
-    uint8_t *host = pattern(HANDED, 3), *got = scene_memory(HANDED);
+    uint8_t *host = scene_memory(HANDED), *got = scene_memory(HANDED);
     app->hold_stream(endless);
     assert_int_equal(app->copy_async(neighbour.memory, neighbour.memory + 512, 512, endless), 0);
     capture_begin();
     app->slow(2000);
     handler_says = 0;
-    assert_int_equal(copy_by_client((struct ibx_frontend_copy){
-                         .to_device = true, .async = true, .host = host, .n = HANDED}),
-                     0);
-    memset(host, 0, HANDED);
+    for (unsigned waited = 0; waited < 2; waited++) {
+        const size_t n = waited ? HANDED - PART : HANDED;
+        pattern_fill(host, HANDED, 3 + waited);
+        assert_int_equal(copy_by_client((struct ibx_frontend_copy){
+                             .to_device = true, .async = !waited, .host = host, .n = HANDED}),
+                         0);
+        memset(host, 0, HANDED);
+        assert_true(app->peek(device, got, n));
+        assert_int_equal(pattern_check(got, n, 3 + waited), n);
+        assert_int_equal(seen().requests, 1 + waited);
+    }
     handler_says = HANDLED;
-    assert_true(app->peek(device, got, HANDED - PART));
-    assert_int_equal(pattern_check(got, HANDED - PART, 3), HANDED - PART);
-    assert_int_equal(seen().requests, 2);
     capture_end();
     assert_int_equal(app->stream_query(endless), IBX_CUDA_NOT_READY);
 }

@@ -277,6 +277,20 @@ static void test_long_ones_are_judged_for_themselves(void **state)
     expect_parts(1, host, SHORT, 1);
 }
 
+/* One that is waited for has its bytes in the stage before it is sent for: no earlier work of a
+ * stream fills them, and the size decides. An asynchronous one is in the stream's order. */
+static void test_waited_for_has_its_size(void **state)
+{
+    (void)state;
+    static const size_t n = 100000;
+    uint8_t *host = pattern(n, 1);
+    assert_int_equal(copy(true, false, host, 0, n), 0);
+    assert_int_equal(counts().in_place, 0);
+    assert_int_equal(copy(true, true, host, 0, n), 0);
+    assert_int_equal(counts().in_place, 1);
+    assert_int_equal(seen().requests, 3); /* counts() twice, and the scene's first */
+}
+
 /* ------------------------------------------------------------- parts to a fast GPU */
 
 /* Each is a third of the one before, unless the last one were too short for a frame. */
@@ -372,6 +386,7 @@ int main(void)
         TEST(test_twins_have_threads, set_up_threads, NULL),
         TEST(test_short_ones_are_given_up_alone, set_up_tuned, &some),
         TEST(test_long_ones_are_judged_for_themselves, set_up_tuned, &never),
+        TEST(test_waited_for_has_its_size, set_up_tuned, &some),
         TEST(test_parts_shrink, set_up_long, NULL),
         TEST(test_parts_for_a_slow_gpu, set_up_long, NULL),
     };
