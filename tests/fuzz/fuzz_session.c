@@ -72,7 +72,7 @@ static struct ibx_path path = {.provider = "fake", .peer = "the fuzzer"};
 static struct ibx_conn *conn_next(void)
 {
     struct ibx_reader r = rest;
-    const uint8_t *from = rest.data + rest.position;
+    const uint8_t *from = rest.data ? rest.data + rest.position : NULL; /* empty input */
     size_t length = 0;
     if (conn_count == CONNS || (conn_count && !ibx_reader_left(&rest)))
         return NULL;
