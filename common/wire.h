@@ -7,6 +7,7 @@
 #ifndef IBX_COMMON_WIRE_H
 #define IBX_COMMON_WIRE_H
 
+#include <errno.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -128,6 +129,13 @@ static inline uint32_t ibx_get_u32(struct ibx_reader *r)
 static inline uint64_t ibx_get_u64(struct ibx_reader *r)
 {
     return ibx_get_uint(r, 8);
+}
+
+/* 0 or a negative errno, as Linux has them; -EPROTO in place of anything else. */
+static inline int ibx_get_errno(struct ibx_reader *r)
+{
+    int code = (int)ibx_get_u32(r);
+    return code > 0 || code < -4095 ? -EPROTO : code;
 }
 
 /* Copies a string into `out` (always NUL-terminated); fails when it is longer than size-1 or holds

@@ -54,6 +54,13 @@ struct ibx_remote;
  */
 enum ibx_encryption { IBX_ENCRYPTION_OFF, IBX_ENCRYPTION_AUTO, IBX_ENCRYPTION_REQUIRED };
 
+/* Where a program has better memory for long messages that come in, such as memory that a GPU reads
+ * at once. From any thread. */
+struct ibx_message_memory {
+    void *(*take)(size_t bytes); /* NULL: there is none at present, and it is allocated */
+    void (*give)(void *memory);  /* the message was released */
+};
+
 struct ibx_options {
     char provider[64];     /* "auto" or names in order of preference: "shm,tcp" ["auto"] */
     char device[128];      /* verbs devices, one per rail, comma separated; "" by route [""] */
@@ -82,8 +89,16 @@ struct ibx_options {
     unsigned timeout_ms; /* for setting up, and after which a silent host is dead [10000] */
     char purpose[32]; /* what the program does; a server that has one takes no client with another
                          one. No text sets it, programs do [""] */
+    bool small_reads; /* many READs are of a page or a few: more of them are in flight over tcp, by
+                         default; likewise [false] */
+    bool messages_only; /* client: no READs and WRITEs, for which tcp then opens no sockets;
+                           likewise [false] */
+    const struct ibx_message_memory
+        *long_messages;        /* of tcp; for the life of the connection; NULL: none [NULL] */
     struct ibx_domain *domain; /* of connections that share registrations; NULL: none [NULL] */
     struct ibx_claim *claim;   /* client: what the connection goes on with; likewise [NULL] */
+    bool follow_address; /* client: the connection ends when this host loses the address by which it
+                            was made, not a timeout later; likewise [false] */
     const struct ibx_claim_check
         *claim_check; /* server: of such clients; NULL: refuse all [NULL] */
 };
@@ -178,6 +193,17 @@ void ibx_listener_close(struct ibx_listener *listener);
 int ibx_connect(const char *uri, const struct ibx_options *options, struct ibx_conn **conn,
                 struct ibx_error *err);
 
+/* The peer is about to send more at once than messages usually are, such as a VM's state: over tcp
+ * between hosts it need not wait for this side to take the first of it. The kernel may then hold 8
+ * MiB for the connection, so this is for peers that are known to need it. A hint. */
+void ibx_receive_ahead(struct ibx_conn *conn);
+/* Much is about to be sent from here, over a long wire on which nothing else is to be sent for
+ * some round trips: over tcp between hosts so many bytes that mean nothing go ahead over each bulk
+ * socket (where there is none, over that of messages), as fast as TCP's congestion windows let
+ * them, which grow by that. They go while the connection is polled. 0 ends it: what is sent next
+ * waits for less than 256 KiB of them. A hint. */
+void ibx_pad(struct ibx_conn *conn, size_t bytes);
+
 /* Ends the connection but leaves it to ibx_poll(): outstanding posts complete, most with an error,
  * and IBX_EVENT_CLOSED follows. Use it to get memory back before ibx_close(). */
 void ibx_abort(struct ibx_conn *conn);
@@ -215,6 +241,7 @@ struct ibx_path {
     char name[IBX_NAME_MAX + 1]; /* of the client's key, "" if it has none; at both ends */
     bool encrypted;              /* everything goes in TLS; false for shm, which stays in a host */
     bool remote;                 /* not both ends see that the other is on their own host */
+    uint64_t round_trip_ns;      /* the least so far when it was made; 0: not known */
     struct {
         char provider[16];
         char reason[256];
@@ -236,8 +263,15 @@ void ibx_conn_secret(const struct ibx_conn *conn, const char *label,
 struct ibx_claim {
     uint8_t id[IBX_CLAIM_ID_BYTES];
     const uint8_t *secret; /* IBX_SECRET_BYTES */
+    unsigned connect_ms;   /* for the socket's connection alone; 0: timeout_ms */
     bool reached; /* set by ibx_connect(): the server has proven itself, and took the claim */
 };
+
+/* For who waits until the server can be reached: a descriptor that is readable when an address, a
+ * route or a link of this host has changed. -errno: the kernel does not tell. */
+int ibx_network_changes(void);
+/* Takes note of them: it is readable again after the next one. */
+void ibx_network_changes_seen(int fd);
 
 /* Server: what a client with this claim has to be, whose handshake is otherwise done. */
 struct ibx_claimed {

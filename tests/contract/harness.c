@@ -33,7 +33,7 @@ static uint64_t started_ns;
 
 unsigned contract_patience_ms(void)
 {
-    return contract.small ? 90000 : 30000;
+    return 90000;
 }
 
 size_t contract_size(size_t full, size_t small)

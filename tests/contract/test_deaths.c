@@ -12,6 +12,7 @@
 
 #define LENGTH      ((size_t)8 << 20)
 #define OUTSTANDING 12u
+#define LAST        4u /* messages */
 
 static struct field open_field(enum side side)
 {
@@ -172,6 +173,34 @@ static void test_others_live_on(void **state)
     field_close(&two);
 }
 
+/* What the peer sent before its end comes before the end, also when this side has sent into the
+ * dead connection before it looked. */
+static void test_last_messages_come_first(void **state)
+{
+    /* A queue pair is destroyed with what it has not sent; libfabric's emulations close a socket,
+     * with what is in it, when they cannot write to it. */
+    if (strcmp(contract.provider, "shm") != 0 && strcmp(contract.provider, "tcp") != 0)
+        SKIP("a promise of memory and sockets");
+    for (unsigned i = 0; i < 4; i++) {
+        const bool killed = i % 2, sends = i / 2;
+        struct pair *pair =
+            pair_open_with(SIDE_OF(state), &(struct pair_options){.set = "message=1K"});
+        struct end *end = &pair->end;
+        end->seed_in = SEED_REMOTE;
+        pair_ask(pair, (struct order){.verb = ORDER_SEND, .value = LAST, .seed = SEED_REMOTE});
+        pair_ask(pair, (struct order){.verb = ORDER_PING}); /* they are on their way */
+        if (killed)
+            pair_kill(pair);
+        else
+            pair_ask(pair, (struct order){.verb = ORDER_CLOSE});
+        for (int rc = 0; sends && !rc;)
+            rc = end_send_next(end, 0);
+        AWAIT(end, end->closed);
+        CHECK(end->received == LAST);
+        pair_close(pair);
+    }
+}
+
 /* A peer that is stopped for a while is not dead. */
 static void test_stopped_and_continued(void **state)
 {
@@ -205,6 +234,7 @@ static const struct CMUnitTest tests[] = {
     TEST_BOTH(test_aborted),
     TEST_BOTH(test_killed_owing_reads),
     TEST_BOTH(test_others_live_on),
+    TEST_BOTH(test_last_messages_come_first),
     TEST_BOTH(test_stopped_and_continued),
 };
 GROUP(group_deaths, "deaths", tests);

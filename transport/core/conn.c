@@ -144,7 +144,7 @@ struct ibx_conn *ibx_conn_create(int fd, enum ibx_role role, const struct ibx_op
     conn->handshake_socket = fd;
     conn->setup = setup;
     conn->epoll_fd = -1;
-    conn->wake_fd = -1;
+    conn->wake_fd = conn->address_fd = -1;
     conn->link = (struct ibx_link){.up = &upcalls, .conn = conn, .owner = conn};
     return conn;
 }
@@ -192,6 +192,7 @@ int ibx_conn_establish(struct ibx_conn *conn, struct ibx_error *err)
     if (rc)
         return rc;
     snprintf(conn->path.provider, sizeof(conn->path.provider), "%s", conn->provider->name);
+    conn->path.round_trip_ns = ibx_conn_round_trip(conn);
     if (ibx_chunks_init(conn))
         return ibx_error_set(err, -ENOMEM, "no memory for %u chunks in flight", conn->caps.depth);
     if (!conn->provider->takes_socket) {
@@ -200,6 +201,7 @@ int ibx_conn_establish(struct ibx_conn *conn, struct ibx_error *err)
             return ibx_error_set(err, -errno, "cannot watch the handshake socket: %s",
                                  strerror(errno));
     }
+    ibx_own_address_watch(conn);
     ibx_state_move(&conn->state, CONN_ESTABLISHED);
     ibx_log(IBX_LOG_INFO, "connected to %s by %s", conn->path.peer, conn->path.description);
     return 0;
@@ -367,6 +369,18 @@ void ibx_message_release(struct ibx_conn *conn, const struct ibx_event *event)
         conn->provider->release(conn->endpoint, event->slot);
 }
 
+void ibx_receive_ahead(struct ibx_conn *conn)
+{
+    if (conn->state.now == CONN_ESTABLISHED && conn->provider->receive_ahead)
+        conn->provider->receive_ahead(conn->endpoint);
+}
+
+void ibx_pad(struct ibx_conn *conn, size_t bytes)
+{
+    if (conn->state.now == CONN_ESTABLISHED && conn->provider->pad)
+        conn->provider->pad(conn->endpoint, bytes);
+}
+
 void ibx_abort(struct ibx_conn *conn)
 {
     ibx_conn_lost(conn, -ECONNABORTED, "closed by this side");
@@ -411,6 +425,8 @@ void ibx_close(struct ibx_conn *conn)
         close(conn->epoll_fd);
     if (conn->wake_fd >= 0)
         close(conn->wake_fd);
+    if (conn->address_fd >= 0)
+        close(conn->address_fd);
     ibx_secret_free(conn->session_key);
     ibx_domain_release(conn->options.domain);
     free(conn);

@@ -5,6 +5,8 @@
  *   conn.c         its life: events, messages, the end
  *   wait.c         sleeping, busy polling, waking
  *   chunks.c       READs and WRITEs as chunks in flight, and the event queue
+ *   own_address.c  the end of a connection whose address this host has lost
+ *   round_trip.c   how far away the peer is
  *   regions.c      memory regions, and the peer's memory as posts and copies name it
  *   path_choice.c  which provider carries it: the choice of the path for rdma://
  *
@@ -103,6 +105,7 @@ struct ibx_conn {
     unsigned events_reserved; /* completions to come, for which the ring has room */
 
     int epoll_fd, wake_fd;
+    int address_fd; /* own_address.c: readable when an address has come or gone; -1: none */
     struct busy_polling busy;
     unsigned polls;   /* since the handshake socket was last looked at; idle ones count more */
     bool starved;     /* a send found no credit */
@@ -133,6 +136,17 @@ int ibx_conn_prepare(struct ibx_conn *conn, struct ibx_error *err);
 int ibx_conn_establish(struct ibx_conn *conn, struct ibx_error *err);
 /* Setting up failed: REQUESTED -> CLOSED. */
 void ibx_conn_fail(struct ibx_conn *conn);
+
+/* own_address.c. */
+
+/* From now on the connection ends when this host loses its address, if the options say so. Without
+ * means for that it ends when the peer's silence does that. */
+void ibx_own_address_watch(struct ibx_conn *conn);
+/* After address_fd was readable. */
+void ibx_own_address_check(struct ibx_conn *conn);
+
+/* round_trip.c: nanoseconds, the least that the handshake's socket has seen; 0: not known. */
+uint64_t ibx_conn_round_trip(const struct ibx_conn *conn);
 
 /* path_choice.c, for handshake/. */
 

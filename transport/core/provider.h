@@ -159,6 +159,10 @@ struct ibx_provider {
                   struct ibx_error *err);
     /* After finish: fills caps (all fields) and a description for ibx_path. */
     void (*query)(void *endpoint, struct ibx_caps *caps, char *description, size_t size);
+    /* As ibx_receive_ahead(). Optional. */
+    void (*receive_ahead)(void *endpoint);
+    /* As ibx_pad(). Optional. */
+    void (*pad)(void *endpoint, size_t bytes);
 
     /* Fills mr->keys and mr->provider_data. With mr->allocated it first allocates span.length
      * zeroed bytes and sets span.address. */

@@ -182,23 +182,6 @@ int ibx_mr_remote(const struct ibx_mr *mr, size_t offset, size_t length, struct 
     return 0;
 }
 
-void ibx_remote_put(struct ibx_writer *writer, const struct ibx_remote *remote)
-{
-    ibx_put_u64(writer, remote->address);
-    ibx_put_u64(writer, remote->length);
-    for (int i = 0; i < IBX_RAILS_MAX; i++)
-        ibx_put_u64(writer, remote->keys[i]);
-}
-
-void ibx_remote_get(struct ibx_reader *reader, struct ibx_remote *remote)
-{
-    remote->address = ibx_get_u64(reader);
-    remote->length = ibx_get_u64(reader);
-    for (int i = 0; i < IBX_RAILS_MAX; i++)
-        remote->keys[i] = ibx_get_u64(reader);
-    remote->epoch = 0;
-}
-
 int ibx_remote_hold(struct ibx_conn *conn, const struct ibx_remote *remote, unsigned access,
                     struct ibx_reach *reach)
 {

@@ -163,6 +163,8 @@ static int sleep_once(struct ibx_conn *conn, int timeout_ms)
             rc = -EINTR;
         if (ready[i].data.fd == conn->handshake_socket)
             ibx_conn_check_peer(conn);
+        if (ready[i].data.fd == conn->address_fd)
+            ibx_own_address_check(conn);
     }
     return rc;
 }

@@ -14,6 +14,7 @@
 #include "common/log.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -355,6 +356,13 @@ int ibx_handshake_turn_refuse(struct ibx_handshake *h, struct ibx_turn *turn, in
 
 /* ---------------------------------------------------------------------- client */
 
+/* Whose this connection was the kernel does not know any more when the server has closed it. */
+static bool server_has_closed(int fd)
+{
+    struct pollfd look = {.fd = fd, .events = POLLRDHUP};
+    return poll(&look, 1, 0) > 0 && look.revents & (POLLRDHUP | POLLHUP | POLLERR);
+}
+
 /* Without a key nobody proves anything: then the server must be a process of this host, and belong
  * to this user or root. */
 static int check_keyless_server(struct ibx_handshake *h, bool same_host, bool passed_on,
@@ -375,11 +383,17 @@ static int check_keyless_server(struct ibx_handshake *h, bool same_host, bool pa
                              "%s is on another host, and there is no key to know it by: set "
                              "key_file on both ends, or insecure : yes",
                              peer);
-    if (ibx_handshake_peer_user(h->conn->handshake_socket, &uid))
+    if (ibx_handshake_peer_user(h->conn->handshake_socket, &uid)) {
+        if (server_has_closed(h->conn->handshake_socket))
+            return ibx_error_set(err, -EBUSY,
+                                 "the server at %s closed the connection before anybody knew which "
+                                 "user it belongs to: it may be busy, try again",
+                                 peer);
         return ibx_error_set(err, -EACCES,
                              "nobody knows which user the server at %s belongs to: set key_file on "
                              "both ends, or insecure : yes",
                              peer);
+    }
     if (uid != own && uid != 0)
         return ibx_error_set(err, -EACCES,
                              "the server at %s belongs to user %u, not to user %u or root: set "
@@ -447,42 +461,43 @@ static int receive_challenge(struct ibx_handshake *h, uint8_t *flags, uint64_t d
     return ibx_state_move(&h->state, HANDSHAKE_CHALLENGED);
 }
 
-/* A server that turns a client away before it has sent all says why, and closes: the answer waits,
- * although nothing can be sent any more. */
-static int unless_closed(int rc)
-{
-    return rc == -ECONNRESET ? 0 : rc;
-}
-
-int ibx_handshake_authenticate_client(struct ibx_handshake *h, uint64_t deadline,
-                                      struct ibx_error *err)
+int ibx_handshake_prove_client(struct ibx_handshake *h, uint64_t deadline, struct ibx_error *err)
 {
     struct frame frame;
     struct proofs proofs __attribute__((cleanup(wipe))) = {0};
-    const char *peer = h->conn->path.peer;
     uint8_t flags = 0;
-    int rc = unless_closed(send_hello(h, deadline, err));
+    int rc = ibx_handshake_unless_closed(send_hello(h, deadline, err));
     if (!rc)
         rc = receive_challenge(h, &flags, deadline, err);
     if (rc)
         return rc;
     rc = derive(h, flags, &proofs, err);
     if (rc)
-        return ibx_error_prefix(err, rc, "setting up with %s failed", peer);
+        return ibx_error_prefix(err, rc, "setting up with %s failed", h->conn->path.peer);
     ibx_handshake_frame_begin(&frame, FRAME_PROOF);
     ibx_put_u8(&frame.out, flags);
     ibx_put_bytes(&frame.out, proofs.client, IBX_HASH_BYTES);
-    rc = unless_closed(ibx_handshake_frame_send(h, &frame, deadline, err));
+    rc = ibx_handshake_unless_closed(ibx_handshake_frame_send(h, &frame, deadline, err));
     if (!rc)
-        rc = ibx_handshake_frame_expect(h, &frame, FRAME_PROOF, deadline, err);
+        rc = conclude(h, flags, &proofs, err);
+    memcpy(h->awaited, proofs.server, IBX_HASH_BYTES);
+    return rc ? rc : ibx_state_move(&h->state, HANDSHAKE_PROVEN);
+}
+
+int ibx_handshake_check_server(struct ibx_handshake *h, uint64_t deadline, struct ibx_error *err)
+{
+    struct frame frame;
+    if (h->state.now != HANDSHAKE_PROVEN)
+        return 0;
+    int rc = ibx_handshake_frame_expect(h, &frame, FRAME_PROOF, deadline, err);
     if (rc)
         return rc;
     const uint8_t *got = ibx_get_bytes(&frame.payload, IBX_HASH_BYTES);
-    if (!got || !ibx_hash_equal(got, proofs.server))
+    if (!got || !ibx_hash_equal(got, h->awaited))
         return ibx_error_set(err, -EACCES,
-                             "%s does not know the key: it is not the server it should be", peer);
-    rc = conclude(h, flags, &proofs, err);
-    if (!rc && h->conn->options.claim)
+                             "%s does not know the key: it is not the server it should be",
+                             h->conn->path.peer);
+    if (h->conn->options.claim)
         h->conn->options.claim->reached = true;
-    return rc ? rc : ibx_state_move(&h->state, HANDSHAKE_AUTHENTICATED);
+    return ibx_state_move(&h->state, HANDSHAKE_AUTHENTICATED);
 }

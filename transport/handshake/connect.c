@@ -13,6 +13,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#define AT_ONCE    8u   /* addresses of one name */
+#define STAGGER_MS 100u /* between two, at most; less where there is less time (RFC 8305) */
+
 void ibx_handshake_peer_name(int fd, char *out, size_t size)
 {
     struct sockaddr_storage address = {0};
@@ -77,30 +80,88 @@ int ibx_handshake_unix_socket(const struct ibx_uri *uri, struct sockaddr_un *add
     return socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 }
 
-static int finish_connect(int fd, uint64_t deadline)
+/* Connecting to all addresses of a name, each a little after the one before unless that was
+ * refused: where one leads nowhere, it costs a moment and not a timeout. The first that answers is
+ * taken. */
+struct race {
+    const struct addrinfo *next; /* to be tried */
+    uint64_t next_at;
+    struct pollfd under_way[AT_ONCE];
+    unsigned count;
+    int rc; /* of the last one that failed */
+};
+
+static int connected(int fd)
 {
-    int rc = ibx_handshake_wait_socket(fd, POLLOUT, deadline);
     int error = 0;
     socklen_t length = sizeof(error);
-    if (rc)
-        return rc;
     return getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) ? -errno : -error;
 }
 
-static int connect_one(const struct addrinfo *to, uint64_t deadline, int *out)
+static void race_failed(struct race *race, int fd, int rc)
+{
+    if (fd >= 0)
+        close(fd);
+    race->rc = rc;
+    race->next_at = 0;
+}
+
+/* The connected socket, or -1. */
+static int race_begin(struct race *race, const struct addrinfo *to, unsigned stagger_ms)
 {
     int fd = socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0)
-        return -errno;
-    int rc = connect(fd, to->ai_addr, to->ai_addrlen) ? -errno : 0;
+    int rc = fd < 0 || connect(fd, to->ai_addr, to->ai_addrlen) ? -errno : 0;
+    if (!rc)
+        return fd;
     if (rc == -EINPROGRESS)
-        rc = finish_connect(fd, deadline);
-    if (rc) {
-        close(fd);
-        return rc;
+        race->under_way[race->count++] = (struct pollfd){.fd = fd, .events = POLLOUT};
+    else
+        race_failed(race, fd, rc);
+    if (rc == -EINPROGRESS)
+        race->next_at = ibx_deadline_in_ms(stagger_ms);
+    return -1;
+}
+
+/* Likewise. */
+static int race_look(struct race *race)
+{
+    for (unsigned i = 0; i < race->count; i++) {
+        const int fd = race->under_way[i].fd;
+        if (!race->under_way[i].revents)
+            continue;
+        int rc = connected(fd);
+        race->under_way[i--] = race->under_way[--race->count];
+        if (!rc)
+            return fd;
+        race_failed(race, fd, rc);
     }
-    *out = fd;
-    return 0;
+    return -1;
+}
+
+static int race_run(struct race *race, unsigned timeout_ms)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(timeout_ms);
+    const unsigned stagger_ms = timeout_ms / 2 < STAGGER_MS ? timeout_ms / 2 : STAGGER_MS;
+    int fd = -1;
+    while (fd < 0 && (race->next || race->count)) {
+        const uint64_t now = ibx_now_ns();
+        const bool room = race->next && race->count < AT_ONCE;
+        if (now >= deadline && race->count) {
+            race->rc = -ETIMEDOUT;
+            break;
+        }
+        if (room && (!race->count || now >= race->next_at)) {
+            fd = race_begin(race, race->next, stagger_ms);
+            race->next = race->next->ai_next;
+            continue;
+        }
+        const uint64_t until = room && race->next_at < deadline ? race->next_at : deadline;
+        if (poll(race->under_way, race->count, ibx_ms_until(until)) > 0)
+            fd = race_look(race);
+    }
+    while (race->count)
+        close(race->under_way[--race->count].fd);
+    return fd;
 }
 
 /* With a full queue of connection requests, connect(2) refuses a nonblocking socket at once; a
@@ -155,15 +216,16 @@ int ibx_handshake_connect(const struct ibx_uri *uri, unsigned timeout_ms, int *f
     int rc = ibx_handshake_resolve(uri, 0, &list, err);
     if (rc)
         return rc;
-    rc = -EADDRNOTAVAIL;
-    for (struct addrinfo *a = list; a && rc; a = a->ai_next)
-        rc = connect_one(a, ibx_deadline_in_ms(timeout_ms), fd);
+    struct race race = {.next = list, .rc = -EADDRNOTAVAIL};
+    const int connected_fd = race_run(&race, timeout_ms);
     freeaddrinfo(list);
-    if (rc)
+    rc = race.rc;
+    if (connected_fd < 0)
         return ibx_error_set(err, rc, "no server answers at %s port %u: %s%s", uri->host, uri->port,
                              rc == -ETIMEDOUT ? "no reply in time" : strerror(-rc),
                              ibx_handshake_remedy(rc));
     int one = 1;
+    *fd = connected_fd;
     setsockopt(*fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
     return 0;
 }

@@ -78,10 +78,15 @@ static void transcribe(struct ibx_handshake *h, const uint8_t *bytes, size_t len
     ibx_hash(pieces, 2, h->transcript);
 }
 
-/* Both ends have proven themselves. */
-static bool with_macs(const struct ibx_handshake *h)
+/* This end has sent its PROOF, and the other one has. */
+static bool sends_macs(const struct ibx_handshake *h)
 {
-    return h->state.now != HANDSHAKE_UNAUTHENTICATED && h->state.now != HANDSHAKE_CHALLENGED;
+    return h->state.now >= HANDSHAKE_PROVEN;
+}
+
+static bool receives_macs(const struct ibx_handshake *h)
+{
+    return h->state.now >= HANDSHAKE_AUTHENTICATED;
 }
 
 int ibx_handshake_frame_finish(struct ibx_handshake *h, struct frame *frame, struct ibx_error *err)
@@ -89,7 +94,7 @@ int ibx_handshake_frame_finish(struct ibx_handshake *h, struct frame *frame, str
     if (frame->out.failed)
         return ibx_handshake_broken(h, -EMSGSIZE, err);
     size_t length = 5 + frame->out.length;
-    size_t mac_bytes = with_macs(h) ? IBX_HANDSHAKE_MAC_BYTES : 0;
+    size_t mac_bytes = sends_macs(h) ? IBX_HANDSHAKE_MAC_BYTES : 0;
     struct ibx_writer head = ibx_writer_of(frame->bytes, 4);
     ibx_put_u32(&head, (uint32_t)(length - 4 + mac_bytes));
     if (mac_bytes) {
@@ -131,7 +136,7 @@ int ibx_handshake_frame_send(struct ibx_handshake *h, struct frame *frame, uint6
 /* Takes the MAC off `*length`. */
 static int check_mac(struct ibx_handshake *h, struct frame *frame, size_t *length)
 {
-    if (!with_macs(h)) {
+    if (!receives_macs(h)) {
         transcribe(h, frame->bytes, *length);
         return 0;
     }
@@ -153,7 +158,7 @@ static int read_bytes(struct ibx_handshake *h, struct frame *frame)
         return rc;
     struct ibx_reader head = ibx_reader_of(frame->bytes, 5);
     size_t body = ibx_get_u32(&head), most = 1 + IBX_HANDSHAKE_PAYLOAD_MAX;
-    if (with_macs(h))
+    if (receives_macs(h))
         most += IBX_HANDSHAKE_MAC_BYTES;
     if (body < 1 || body > most)
         return -EPROTO;
@@ -219,19 +224,19 @@ int ibx_handshake_broken(struct ibx_handshake *h, int rc, struct ibx_error *err)
                       : rc == -EBADMSG         ? "a frame was tampered with"
                       : rc == -EPROTONOSUPPORT ? "another version of the protocol is needed"
                                                : strerror(-rc);
-    bool unknown = h->conn->role == IBX_ROLE_CLIENT && !with_macs(h) && rc != -EPROTONOSUPPORT;
+    bool unknown = h->conn->role == IBX_ROLE_CLIENT && !receives_macs(h) && rc != -EPROTONOSUPPORT;
     return ibx_error_set(err, rc, "setting up with %s failed: %s%s", h->conn->path.peer, why,
                          unknown ? "; see that an ibx server listens there" : "");
 }
 
 int ibx_handshake_reason_get(struct ibx_reader *r, char *reason, size_t size)
 {
-    int code = (int)(int32_t)ibx_get_u32(r);
+    int code = ibx_get_errno(r);
     ibx_get_string(r, reason, size);
     if (r->failed)
         return -EPROTO;
     ibx_text_sanitize(reason);
-    return code > 0 || code < -4095 ? -EPROTO : code;
+    return code;
 }
 
 void ibx_handshake_reason_put(struct ibx_writer *w, int code, const char *reason)

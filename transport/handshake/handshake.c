@@ -8,7 +8,7 @@
  *                                <------  CHALLENGE nonce, public key, host
  *   PROOF                        ------>                                     | no MAC
  *                                <------  PROOF                              v
- *        TLS begins, if both ends agreed on it
+ *        TLS begins, if both ends agreed on it; if not, TRY follows the client's PROOF at once
  *   TRY provider                 ------>                                     | MAC on
  *                                <------  OFFER blob   (or RESULT reason)    | every frame
  *   ANSWER blob                  ------>               (or RESULT reason)    v
@@ -16,8 +16,8 @@
  *   RESULT                       <----->  RESULT
  *   (unless both are 0: the next TRY, or the end)
  *
- * Every frame: u32 length of what follows, u8 type, payload, and once both have
- * proven themselves 16 bytes of MAC over direction, number and frame.
+ * Every frame: u32 length of what follows, u8 type, payload, and after its sender's
+ * PROOF 16 bytes of MAC over direction, number and frame.
  */
 #include "transport/handshake/handshake.h"
 
@@ -36,7 +36,10 @@
 static const struct ibx_state handshake_states[] = {
     [HANDSHAKE_UNAUTHENTICATED] = {"unauthenticated", IBX_TO(HANDSHAKE_CHALLENGED),
                                    IBX_STATE_INITIAL | IBX_STATE_FINAL},
-    [HANDSHAKE_CHALLENGED] = {"challenged", IBX_TO(HANDSHAKE_AUTHENTICATED), IBX_STATE_FINAL},
+    [HANDSHAKE_CHALLENGED] = {"challenged",
+                              IBX_TO(HANDSHAKE_PROVEN) | IBX_TO(HANDSHAKE_AUTHENTICATED),
+                              IBX_STATE_FINAL},
+    [HANDSHAKE_PROVEN] = {"proven", IBX_TO(HANDSHAKE_AUTHENTICATED), IBX_STATE_FINAL},
     [HANDSHAKE_AUTHENTICATED] = {"authenticated", IBX_TO(HANDSHAKE_TRYING), IBX_STATE_FINAL},
     [HANDSHAKE_TRYING] = {"trying a provider",
                           IBX_TO(HANDSHAKE_RESULT_KNOWN) | IBX_TO(HANDSHAKE_AUTHENTICATED),
@@ -200,24 +203,33 @@ static int finish(struct ibx_handshake *h, const char *name, struct ibx_reader *
 /* These two return 0 when both sides have set the provider up, NEXT, or a negative errno when the
  * dialogue broke. */
 
+/* Opens the provider and sends TRY, which need not wait for the server's PROOF: it tells nothing.
+ */
+static int client_ask(struct ibx_handshake *h, const char *name, struct ibx_error *err)
+{
+    struct frame frame;
+    struct ibx_error why = {0};
+    const bool unanswered = h->state.now == HANDSHAKE_PROVEN;
+    int rc = check_plain(h, name, &why);
+    if (!rc)
+        rc = ibx_path_open(h->conn, name, &why);
+    if (rc) {
+        ibx_path_refused(h->conn, name, rc, why.message);
+        return NEXT;
+    }
+    ibx_handshake_frame_begin(&frame, FRAME_TRY);
+    ibx_put_string(&frame.out, name);
+    rc = ibx_handshake_frame_send(h, &frame, new_deadline(h), err);
+    return unanswered ? ibx_handshake_unless_closed(rc) : rc;
+}
+
 static int client_try(struct ibx_handshake *h, const char *name, struct ibx_error *err)
 {
     struct ibx_conn *conn = h->conn;
     struct frame frame, answer;
     struct ibx_error why = {0};
     uint64_t deadline = new_deadline(h);
-    int rc = check_plain(h, name, &why);
-    if (!rc)
-        rc = ibx_path_open(conn, name, &why);
-    if (rc) {
-        ibx_path_refused(conn, name, rc, why.message);
-        return NEXT;
-    }
-    ibx_handshake_frame_begin(&frame, FRAME_TRY);
-    ibx_put_string(&frame.out, name);
-    rc = ibx_handshake_frame_send(h, &frame, deadline, err);
-    if (!rc)
-        rc = receive_or_result(h, name, &frame, FRAME_OFFER, deadline, err);
+    int rc = receive_or_result(h, name, &frame, FRAME_OFFER, deadline, err);
     if (rc)
         return rc;
     ibx_handshake_frame_begin(&answer, FRAME_ANSWER);
@@ -254,13 +266,19 @@ static int server_try(struct ibx_handshake *h, const char *name, struct ibx_erro
 
 static int attempt(struct ibx_handshake *h, const char *name, struct ibx_error *err)
 {
-    int rc = ibx_state_move(&h->state, HANDSHAKE_TRYING);
+    const bool client = h->conn->role == IBX_ROLE_CLIENT;
+    int rc = client ? client_ask(h, name, err) : 0;
+    if (!rc && client)
+        rc = ibx_handshake_check_server(h, new_deadline(h), err);
     if (!rc)
-        rc = h->conn->role == IBX_ROLE_CLIENT ? client_try(h, name, err) : server_try(h, name, err);
+        rc = ibx_state_move(&h->state, HANDSHAKE_TRYING);
+    if (!rc)
+        rc = client ? client_try(h, name, err) : server_try(h, name, err);
     if (!rc)
         return 0;
     ibx_path_close(h->conn);
-    ibx_state_move(&h->state, HANDSHAKE_AUTHENTICATED);
+    if (h->state.now > HANDSHAKE_AUTHENTICATED)
+        ibx_state_move(&h->state, HANDSHAKE_AUTHENTICATED);
     return rc;
 }
 
@@ -270,7 +288,9 @@ static int client_dialogue(struct ibx_handshake *h, struct ibx_error *err)
 {
     char name[16];
     unsigned index = 0;
-    int rc = ibx_handshake_authenticate_client(h, new_deadline(h), err);
+    int rc = ibx_handshake_prove_client(h, new_deadline(h), err);
+    if (!rc && h->conn->encrypt)
+        rc = ibx_handshake_check_server(h, new_deadline(h), err);
     if (!rc)
         rc = start_tls(h, err);
     if (rc)
@@ -384,7 +404,8 @@ static int connect_once(const struct ibx_uri *uri, const struct ibx_options *opt
                         struct ibx_keys *keys, struct ibx_conn **out, struct ibx_error *err)
 {
     int fd = -1;
-    int rc = ibx_handshake_connect(uri, options->timeout_ms, &fd, err);
+    const unsigned limit_ms = options->claim ? options->claim->connect_ms : 0;
+    int rc = ibx_handshake_connect(uri, limit_ms ? limit_ms : options->timeout_ms, &fd, err);
     if (rc)
         return rc;
     struct ibx_handshake *h = ibx_handshake_create(fd, IBX_ROLE_CLIENT, options, keys, err);

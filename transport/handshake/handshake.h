@@ -20,6 +20,7 @@
 
 #include "transport/core/conn.h"
 
+#include <errno.h>
 #include <netdb.h>
 #include <sys/un.h>
 
@@ -35,16 +36,20 @@ struct ibx_key {
 /*
  * state machine: handshake
  *   [*] -> UNAUTHENTICATED -> CHALLENGED -> AUTHENTICATED -> TRYING -> RESULT_KNOWN
+ *   CHALLENGED -> PROVEN -> AUTHENTICATED                   a client's
  *   TRYING | RESULT_KNOWN -> AUTHENTICATED                  this provider failed
- *   UNAUTHENTICATED | CHALLENGED | AUTHENTICATED | TRYING | RESULT_KNOWN -> [*]
+ *   UNAUTHENTICATED | CHALLENGED | PROVEN | AUTHENTICATED | TRYING | RESULT_KNOWN -> [*]
  *
- * CHALLENGED: HELLO and CHALLENGE have crossed, so that both ends can make the proofs.
- * Frames carry MACs from AUTHENTICATED on. TRYING: both ends set a provider up. RESULT_KNOWN: the
- * peer's RESULT for it has come, perhaps while this side was still waiting for something else.
+ * CHALLENGED: HELLO and CHALLENGE have crossed, so that both ends can make the proofs. PROVEN: a
+ * client has sent its PROOF, and the server's is on its way; the first TRY does not wait for it.
+ * Frames carry MACs once their sender has sent its PROOF. TRYING: both ends set a provider up.
+ * RESULT_KNOWN: the peer's RESULT for it has come, perhaps while this side was still waiting for
+ * something else.
  */
 enum handshake_state {
     HANDSHAKE_UNAUTHENTICATED,
     HANDSHAKE_CHALLENGED,
+    HANDSHAKE_PROVEN,
     HANDSHAKE_AUTHENTICATED,
     HANDSHAKE_TRYING,
     HANDSHAKE_RESULT_KNOWN
@@ -74,6 +79,7 @@ struct ibx_handshake {
     uint8_t mark[IBX_HASH_BYTES];       /* of this host, for this connection */
     uint8_t agreed[IBX_HASH_BYTES];     /* the transcript after CHALLENGE */
     uint8_t transcript[IBX_HASH_BYTES]; /* running hash of all frames before authentication */
+    uint8_t awaited[IBX_HASH_BYTES];    /* a client's: the proof of the right server */
     bool payloads_in_plain;             /* are allowed: neither end requires encryption */
     uint64_t sent, received;            /* frames, for the MACs */
     int result;                         /* of the peer: 0 or -errno */
@@ -132,10 +138,18 @@ int ibx_handshake_broken(struct ibx_handshake *h, int rc, struct ibx_error *err)
 int ibx_handshake_reason_get(struct ibx_reader *r, char *reason, size_t size);
 void ibx_handshake_reason_put(struct ibx_writer *w, int code, const char *reason);
 
-/* authentication.c: UNAUTHENTICATED -> AUTHENTICATED; options become what both ends agreed on, and
- * conn->encrypt says whether TLS comes next. */
-int ibx_handshake_authenticate_client(struct ibx_handshake *h, uint64_t deadline_ns,
-                                      struct ibx_error *err);
+/* authentication.c: UNAUTHENTICATED -> PROVEN; options become what both ends agreed on, and
+ * conn->encrypt says whether TLS comes next. Then PROVEN -> AUTHENTICATED; without effect later. */
+int ibx_handshake_prove_client(struct ibx_handshake *h, uint64_t deadline_ns,
+                               struct ibx_error *err);
+int ibx_handshake_check_server(struct ibx_handshake *h, uint64_t deadline_ns,
+                               struct ibx_error *err);
+/* Of what is sent: a server that turns a client away before it has sent all says why, and closes.
+ * The answer waits, although nothing can be sent any more. */
+static inline int ibx_handshake_unless_closed(int rc)
+{
+    return rc == -ECONNRESET ? 0 : rc;
+}
 /* What the server's half needs next: bytes from the socket, room in the socket, or only time, for a
  * PROOF that has come.
  *

@@ -86,6 +86,18 @@ static void delist(struct ibx_pool *pool)
 
 /* ------------------------------------------------------------------------- the log */
 
+/* One client may make several connections at once: their ports are no reason for another line. */
+static bool same_but_for_ports(const char *a, const char *b)
+{
+    for (; *a && *a == *b; a++, b++) {
+        if (*a != ':')
+            continue;
+        a += strspn(a + 1, "0123456789");
+        b += strspn(b + 1, "0123456789");
+    }
+    return !*a && !*b;
+}
+
 /* Strangers must not fill the log. */
 static void turned_away(struct ibx_pool *pool, const struct ibx_error *why)
 {
@@ -95,7 +107,13 @@ static void turned_away(struct ibx_pool *pool, const struct ibx_error *why)
             ibx_log(IBX_LOG_WARN, "%u more clients were turned away", pool->left_out);
         pool->lines_from = now;
         pool->lines = pool->left_out = 0;
+        pool->last[0] = '\0';
     }
+    if (same_but_for_ports(why->message, pool->last)) {
+        pool->left_out++;
+        return;
+    }
+    memcpy(pool->last, why->message, sizeof(pool->last));
     if (pool->lines++ < LINES_PER_SECOND)
         ibx_log(IBX_LOG_WARN, "%s", why->message);
     else
@@ -183,15 +201,24 @@ static bool give_way(struct ibx_pool *pool, struct ibx_stranger *s, struct ibx_e
     return true;
 }
 
+/* On a busy host either end may not have had a processor for so long. Whose PROOF is here waits for
+ * this end only, and others are told to try again. */
 static void expire(struct ibx_pool *pool, struct ibx_error *err)
 {
-    while (pool->oldest && ibx_now_ns() >= pool->oldest->deadline) {
+    const uint64_t now = ibx_now_ns();
+    struct ibx_stranger *next;
+    for (struct ibx_stranger *s = pool->oldest; s && now >= s->deadline; s = next) {
         struct ibx_error why = {0};
-        ibx_handshake_broken(pool->oldest->handshake, -ETIMEDOUT, &why);
+        next = s->next;
+        if (s->turn.phase == IBX_TURN_WAITS)
+            continue;
+        ibx_handshake_turn_refuse(s->handshake, &s->turn, -EBUSY,
+                                  "no PROOF came in time: try again", &why);
+        ibx_handshake_broken(s->handshake, -ETIMEDOUT, &why);
         turned_away(pool, &why);
         if (err)
             *err = why;
-        drop(pool, pool->oldest);
+        drop(pool, s);
     }
 }
 

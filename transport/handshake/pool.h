@@ -54,6 +54,7 @@ struct ibx_pool {
     uint64_t exchange_until;
     uint64_t lines_from; /* a second of log lines */
     unsigned lines, left_out;
+    char last[IBX_ERROR_MAX]; /* line */
 };
 
 struct ibx_source ibx_pool_source_of(int fd);

@@ -3,7 +3,7 @@
 
 #include <errno.h>
 
-#define VERSION 1u
+#define VERSION 2u /* messages may be longer than in 1 */
 
 static const uint8_t hello_magic[4] = {'i', 'b', 'x', 'L'};
 
@@ -18,6 +18,7 @@ static const unsigned char fields[] = {
     [IBX_TCP_ACK] = HAS_ID,
     [IBX_TCP_NAK] = HAS_STATUS | HAS_ID,
     [IBX_TCP_CREDIT] = HAS_CREDITS,
+    [IBX_TCP_PAD] = HAS_LENGTH,
 };
 
 void ibx_tcp_frame_put(const struct ibx_tcp_frame *frame, uint8_t out[IBX_TCP_FRAME_BYTES])

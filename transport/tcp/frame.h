@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * The wire format of the tcp provider (docs/protocol.md): a header of 32 bytes, little-endian, then
- * `length` bytes of payload for MESSAGE, DATA and WRITE.
+ * `length` bytes of payload for MESSAGE, DATA, WRITE and PAD.
  *
  *   0 type(1) 1 lane(1) 2 credits(2) 4 status(4) 8 id(4) 12 length(4) 16 key(8) 24 address(8)
  *
@@ -13,6 +13,7 @@
  *   ACK       -      -        -      x    -        -           lane 0
  *   NAK       -      -        x      x    -        -           lane 0
  *   CREDIT    -      x        -      -    -        -           lane 0
+ *   PAD       -      -        -      -    x        -           any; its bytes mean nothing
  *
  * Fields without an x are zero, and a receiver insists on it.
  */
@@ -38,6 +39,7 @@ enum ibx_tcp_type {
     IBX_TCP_ACK,
     IBX_TCP_NAK,
     IBX_TCP_CREDIT,
+    IBX_TCP_PAD,
 };
 
 /* Why a READ or WRITE was refused. These are no errno values, which differ between systems. */

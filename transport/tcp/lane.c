@@ -16,17 +16,19 @@
 static const struct ibx_state input_states[] = {
     [TCP_INPUT_HEADER] = {"header",
                           IBX_TO(TCP_INPUT_MESSAGE) | IBX_TO(TCP_INPUT_DATA) |
-                              IBX_TO(TCP_INPUT_WRITE),
+                              IBX_TO(TCP_INPUT_WRITE) | IBX_TO(TCP_INPUT_PAD),
                           IBX_STATE_INITIAL | IBX_STATE_FINAL},
     [TCP_INPUT_MESSAGE] = {"message", IBX_TO(TCP_INPUT_HEADER), 0},
     [TCP_INPUT_DATA] = {"data", IBX_TO(TCP_INPUT_HEADER), 0},
-    [TCP_INPUT_WRITE] = {"write", IBX_TO(TCP_INPUT_HEADER), 0}};
+    [TCP_INPUT_WRITE] = {"write", IBX_TO(TCP_INPUT_HEADER), 0},
+    [TCP_INPUT_PAD] = {"padding", IBX_TO(TCP_INPUT_HEADER), 0}};
 static const struct ibx_state_table input_table = IBX_STATE_TABLE("tcp lane input", input_states);
 
 int ibx_tcp_lane_init(struct tcp_lane *lane, struct tcp *tcp, unsigned index, int fd)
 {
     *lane = (struct tcp_lane){.tcp = tcp, .index = index, .fd = fd, .tls = lane->tls};
     ibx_state_begin(&lane->input, &input_table, TCP_INPUT_HEADER);
+    lane->pad.lane = lane;
     lane->small.tail = &lane->small.head;
     lane->large.tail = &lane->large.head;
     lane->stage = malloc(IBX_TCP_FRAME_BYTES + (index ? 0 : tcp->message_unit));

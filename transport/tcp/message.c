@@ -8,15 +8,20 @@
 
 #define SEND_PIECES 15 /* longer gather lists are copied */
 
-/* The round trips of one-sided work cost more than the copies of a message up to 128 KiB
- * (docs/measurements.md). So messages may be longer than the option `message`, by this factor and
- * by room for the user's header; memory for a long one is allocated while it exists. */
-#define BIG_FACTOR 8u
-#define BIG_EXTRA  4096u
+/* The round trips of one-sided work cost more than the copies of a message up to 512 KiB
+ * (docs/measurements.md), or 128 KiB where one thread would encrypt them. So messages may be longer
+ * than the option `message`, by this factor and by room for the user's header; memory for a long
+ * one is allocated, or lent by the program, while it exists. */
+#define BIG_FACTOR     32u
+#define BIG_FACTOR_TLS 8u
+#define BIG_BYTES      (512u << 10)
+#define BIG_EXTRA      4096u
 
-static size_t longest(size_t unit)
+static size_t longest(size_t unit, bool tls)
 {
-    size_t max = unit * BIG_FACTOR + BIG_EXTRA;
+    size_t more = unit * BIG_FACTOR < BIG_BYTES ? unit * BIG_FACTOR : BIG_BYTES;
+    size_t max = unit * BIG_FACTOR_TLS;
+    max = (tls || max > more ? max : more) + BIG_EXTRA;
     return max < IBX_TCP_MESSAGE_MAX ? max : IBX_TCP_MESSAGE_MAX;
 }
 
@@ -24,14 +29,37 @@ static size_t longest(size_t unit)
 size_t ibx_tcp_message_memory(const struct ibx_options *options)
 {
     return (2 * (size_t)options->slots + 1) * options->message +
-           IBX_TCP_SPARES * longest(options->message);
+           IBX_TCP_SPARES * longest(options->message, false);
+}
+
+/* Memory for one long message. One at a time is lent: who sends many ahead holds no more of it. */
+static uint8_t *big_take(struct tcp *tcp, size_t length)
+{
+    const struct ibx_message_memory *lender = ibx_link_options(tcp->link)->long_messages;
+    uint8_t *lent = lender && !tcp->lent ? lender->take(length) : NULL;
+    if (lent)
+        return tcp->lent = lent;
+    return tcp->spare_count ? tcp->spare[--tcp->spare_count] : malloc(tcp->message_max);
+}
+
+/* Accepts NULL. */
+static void big_give(struct tcp *tcp, uint8_t *bytes)
+{
+    if (bytes && bytes == tcp->lent) {
+        tcp->lent = NULL;
+        ibx_link_options(tcp->link)->long_messages->give(bytes);
+    } else if (bytes && tcp->spare_count < IBX_TCP_SPARES) {
+        tcp->spare[tcp->spare_count++] = bytes;
+    } else {
+        free(bytes);
+    }
 }
 
 int ibx_tcp_messages_init(struct tcp *tcp, struct ibx_error *err)
 {
     const struct ibx_tcp_terms *a = &tcp->mine, *b = &tcp->peer; /* both ends compute the same */
     tcp->message_unit = a->message < b->message ? a->message : b->message;
-    tcp->message_max = longest(tcp->message_unit);
+    tcp->message_max = longest(tcp->message_unit, tcp->lanes[0].tls);
     tcp->credits = b->slots;
     tcp->peer_credits = a->slots;
     tcp->inbox = malloc(tcp->mine.slots * tcp->message_unit);
@@ -58,7 +86,7 @@ void ibx_tcp_messages_fini(struct tcp *tcp)
     for (unsigned i = 0; tcp->sends && i < tcp->peer.slots; i++)
         free(tcp->sends[i].buffer);
     for (unsigned i = 0; tcp->big && i < tcp->mine.slots; i++)
-        free(tcp->big[i]);
+        big_give(tcp, tcp->big[i]);
     while (tcp->spare_count)
         free(tcp->spare[--tcp->spare_count]);
     free(tcp->big);
@@ -235,7 +263,7 @@ void ibx_tcp_on_message(struct tcp_lane *lane, const struct ibx_tcp_frame *frame
     uint8_t *bytes = ibx_tcp_inbox_next(tcp);
     uint32_t slot = tcp->inbox_free[tcp->inbox_count - 1];
     if (frame->length > tcp->message_unit) {
-        bytes = tcp->spare_count ? tcp->spare[--tcp->spare_count] : malloc(tcp->message_max);
+        bytes = big_take(tcp, frame->length);
         tcp->big[slot] = bytes;
         if (!bytes) {
             ibx_tcp_fail(tcp, -ENOMEM, "no memory for a message of %u bytes", frame->length);
@@ -264,10 +292,7 @@ void ibx_tcp_release(void *endpoint, uint64_t slot)
     struct tcp *tcp = endpoint;
     if (slot >= tcp->mine.slots || !tcp->inbox_taken[slot])
         return;
-    if (tcp->spare_count < IBX_TCP_SPARES && tcp->big[slot])
-        tcp->spare[tcp->spare_count++] = tcp->big[slot];
-    else
-        free(tcp->big[slot]);
+    big_give(tcp, tcp->big[slot]);
     tcp->big[slot] = NULL;
     tcp->inbox_taken[slot] = 0;
     tcp->inbox_free[tcp->inbox_count++] = (uint32_t)slot;

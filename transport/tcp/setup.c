@@ -33,7 +33,9 @@
 
 /* A packet that is lost alone, as the answer to a call is when its VM has just left for another
  * host, is sent again after 200 ms, unless the kernel (6.15) can be told less. What acknowledges is
- * told to do it earlier than that. */
+ * told to do it earlier than that. And while nothing answers, the kernel doubles the pause between
+ * two tries, so that a VM that stands still for 150 ms is heard of up to 150 ms later: with few
+ * packets under way it can be told to begin with six pauses of one length. */
 #ifndef TCP_RTO_MIN_US
 #define TCP_RTO_MIN_US 45
 #endif
@@ -41,6 +43,7 @@
 #define TCP_DELACK_MAX_US 46
 #endif
 #define RETRANSMIT_MIN_US  20000
+#define RECEIVE_AHEAD      (4 << 20)
 #define ACKNOWLEDGE_MAX_US 10000
 
 enum address_kind { ADDRESS_NONE, ADDRESS_PORT, ADDRESS_NAME };
@@ -64,6 +67,7 @@ static void socket_tune(const struct tcp *tcp, int fd, unsigned lane)
     int one = 1, retransmit = RETRANSMIT_MIN_US, acknowledge = ACKNOWLEDGE_MAX_US;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
     setsockopt(fd, IPPROTO_TCP, TCP_RTO_MIN_US, &retransmit, sizeof(retransmit));
+    setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &one, sizeof(one));
     setsockopt(fd, IPPROTO_TCP, TCP_DELACK_MAX_US, &acknowledge, sizeof(acknowledge));
     ibx_tcp_keepalive_set(tcp, fd);
     if (lane == 0) {
@@ -74,6 +78,25 @@ static void socket_tune(const struct tcp *tcp, int fd, unsigned lane)
      * (docs/measurements.md). Every kernel has reno, and every user may choose it. */
     if (tcp->same_host)
         setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
+}
+
+/* The window in which messages come, in one round trip and not in several: the kernel's own grows
+ * with what has come. Only who may exceed net.core.rmem_max gets it: less than that would be less
+ * than what the kernel's own grows to. The kernel may then hold twice as much for this socket while
+ * nobody reads, so the caller knows its peer. That ends the kernel's own growing, which bulk needs
+ * where the wire is longer: there the buffer becomes what a reader needs that waits for so much at
+ * once, and grows from that on. */
+void ibx_tcp_receive_ahead(void *endpoint)
+{
+    const struct tcp *tcp = endpoint;
+    const int buffer = RECEIVE_AHEAD, one = 1;
+    if (tcp->same_host)
+        return;
+    setsockopt(tcp->lanes[0].fd, SOL_SOCKET, SO_RCVBUFFORCE, &buffer, sizeof(buffer));
+    for (unsigned i = 1; i <= tcp->lane_count; i++) {
+        setsockopt(tcp->lanes[i].fd, SOL_SOCKET, SO_RCVLOWAT, &buffer, sizeof(buffer));
+        setsockopt(tcp->lanes[i].fd, SOL_SOCKET, SO_RCVLOWAT, &one, sizeof(one));
+    }
 }
 
 static int error_of(int fd)
@@ -127,6 +150,8 @@ static unsigned lanes_wanted(const struct tcp *tcp)
 {
     const struct ibx_options *options = ibx_link_options(tcp->link);
     unsigned wanted = options->lanes, quarter = tcp->threads_max / 2;
+    if (options->messages_only)
+        return 0;
     if (wanted || !ibx_link_tls(tcp->link) || options->domain || quarter < DEFAULT_LANES)
         return wanted ? wanted : DEFAULT_LANES;
     return quarter < SEALED_LANES ? quarter : SEALED_LANES;

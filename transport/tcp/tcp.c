@@ -24,9 +24,10 @@
  * our pages, and one that acknowledges before it reads would see what they contain later.
  */
 #define DEFAULT_DEPTH 16u
+#define SMALL_DEPTH   512u /* of READs of 4 KiB: 2 MiB */
 #define DEFAULT_CHUNK (1u << 20)
 #define SHARED_CHUNK  (256u << 10) /* when bulk has no lane of its own, or several with threads */
-#define RENDEZVOUS    (512u << 10) /* below it messages win: 256 KiB in 41 us against 55 us */
+#define RENDEZVOUS    (513u << 10) /* below it messages win: 256 KiB in 41 us against 55 us */
 #define URGENT_POSTS  64u          /* what the core may have in flight beyond depth */
 
 /* A bulk lane on which nothing is awaited is read QUIET_LOOKS times. If nothing comes, only every
@@ -85,7 +86,10 @@ static int open_endpoint(struct ibx_link *link, void **endpoint, struct ibx_erro
         tcp->lanes[i].fd = -1;
     tcp->mine = (struct ibx_tcp_terms){
         .slots = options->slots,
-        .depth = (options->depth ? options->depth : DEFAULT_DEPTH) + URGENT_POSTS,
+        .depth = (options->depth         ? options->depth
+                  : options->small_reads ? SMALL_DEPTH
+                                         : DEFAULT_DEPTH) +
+                 URGENT_POSTS,
         .message = (uint32_t)options->message,
     };
     tcp->writable = -1;
@@ -121,9 +125,7 @@ static void query(void *endpoint, struct ibx_caps *caps, char *description, size
         snprintf(description, size, "tcp%s, 1 + %u sockets, %s%s%s", where, tcp->lane_count, tls,
                  *tls ? ", " : "", engines[tcp->engine]);
     else
-        snprintf(description, size,
-                 "tcp%s, one socket for all (no further one could be opened)%s%s", where,
-                 *tls ? ", " : "", tls);
+        snprintf(description, size, "tcp%s, one socket for all%s%s", where, *tls ? ", " : "", tls);
 }
 
 int ibx_tcp_fail(struct tcp *tcp, int status, const char *format, ...)
@@ -449,6 +451,8 @@ const struct ibx_provider ibx_provider_tcp = {
     .join = ibx_tcp_join,
     .finish = ibx_tcp_finish,
     .query = query,
+    .receive_ahead = ibx_tcp_receive_ahead,
+    .pad = ibx_tcp_pad,
     .mr_register = mr_register,
     .mr_deregister = mr_deregister,
     .rdma = ibx_tcp_rdma,

@@ -18,6 +18,7 @@
  *   lane.c        bytes in and out of one socket, plain or by TLS
  *   message.c     messages and their credits
  *   work.c        dispatches frames; posts of this side, jobs for the peer
+ *   pad.c         widens TCP's congestion windows ahead of need
  *   peer_death.c  detects a dead host; takes the last messages of a peer that closed
  *   uring.c       io_uring as the engine of the bulk lanes
  *
@@ -45,7 +46,7 @@
 #include <sys/socket.h>
 
 #define IBX_TCP_FLIGHT 8 /* items handed to the kernel in one call */
-#define IBX_TCP_SPARES 2 /* memory of long messages kept for the next ones */
+#define IBX_TCP_SPARES 1 /* memory of long messages kept for the next ones */
 
 struct tcp;
 struct tcp_thread;
@@ -53,7 +54,7 @@ struct tcp_uring;
 
 /* ------------------------------------------------------------------- output */
 
-enum tcp_item_kind { TCP_ITEM_SEND, TCP_ITEM_POST, TCP_ITEM_JOB, TCP_ITEM_CREDIT };
+enum tcp_item_kind { TCP_ITEM_SEND, TCP_ITEM_POST, TCP_ITEM_JOB, TCP_ITEM_CREDIT, TCP_ITEM_PAD };
 
 /* A frame to be sent: a header, and a body that stays where its owner has it. */
 struct tcp_item {
@@ -69,16 +70,30 @@ struct tcp_item_queue {
     struct tcp_item *head, **tail;
 };
 
+/* Bytes that mean nothing, one frame at a time. */
+struct tcp_pad {
+    struct tcp_item item;
+    struct tcp_lane *lane;
+    size_t left; /* bytes of frames to come */
+    bool queued;
+};
+
 /* --------------------------------------------------------------------- lanes */
 
 /*
  * What the next bytes on a lane are: a header, or the body of a frame.
  *
  * state machine: tcp lane input
- *   [*] -> HEADER -> MESSAGE | DATA | WRITE -> HEADER
+ *   [*] -> HEADER -> MESSAGE | DATA | WRITE | PAD -> HEADER
  *   HEADER -> [*]
  */
-enum tcp_input { TCP_INPUT_HEADER, TCP_INPUT_MESSAGE, TCP_INPUT_DATA, TCP_INPUT_WRITE };
+enum tcp_input {
+    TCP_INPUT_HEADER,
+    TCP_INPUT_MESSAGE,
+    TCP_INPUT_DATA,
+    TCP_INPUT_WRITE,
+    TCP_INPUT_PAD
+};
 
 struct tcp_lane {
     struct tcp *tcp;
@@ -91,6 +106,7 @@ struct tcp_lane {
     struct tcp_item *flight[IBX_TCP_FLIGHT];
     unsigned flight_count;
     struct tcp_item_queue small, large;
+    struct tcp_pad pad;
     uint64_t silent_since; /* ns; since when the peer acknowledges nothing; 0: it does */
     bool blocked;          /* the socket took no more */
     bool watched_output;   /* in tcp->writable */
@@ -221,6 +237,7 @@ struct tcp {
     unsigned inbox_count; /* on the stack */
     uint8_t *inbox_taken; /* one a slot: it has a message */
     uint8_t **big;        /* one a slot */
+    uint8_t *lent;        /* the one of them that the program has lent */
     uint8_t *spare[IBX_TCP_SPARES];
     unsigned spare_count;
     unsigned credits;      /* messages that the peer has room for */
@@ -274,6 +291,11 @@ int ibx_tcp_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *an
                  struct ibx_error *err);
 int ibx_tcp_finish(void *endpoint, struct ibx_reader *answer, uint64_t deadline_ns,
                    struct ibx_error *err);
+void ibx_tcp_receive_ahead(void *endpoint);
+
+/* pad.c */
+void ibx_tcp_pad(void *endpoint, size_t bytes);
+void ibx_tcp_on_pad_sent(struct tcp_pad *pad);
 
 /* peer_death.c */
 void ibx_tcp_keepalive_set(const struct tcp *tcp, int fd);

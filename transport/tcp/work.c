@@ -7,7 +7,7 @@
 #include <string.h>
 
 _Static_assert(offsetof(struct tcp_send, item) == 0 && offsetof(struct tcp_post, item) == 0 &&
-                   offsetof(struct tcp_job, item) == 0,
+                   offsetof(struct tcp_job, item) == 0 && offsetof(struct tcp_pad, item) == 0,
                "an item is cast to the struct that it begins");
 
 static const struct ibx_state post_states[] = {
@@ -303,7 +303,8 @@ void ibx_tcp_jobs_forget(struct tcp *tcp, struct ibx_mr *mr)
 void ibx_tcp_on_frame(struct tcp_lane *lane, const struct ibx_tcp_frame *frame)
 {
     struct tcp *tcp = lane->tcp;
-    if (lane->index && frame->type != IBX_TCP_DATA && frame->type != IBX_TCP_WRITE) {
+    if (lane->index && frame->type != IBX_TCP_DATA && frame->type != IBX_TCP_WRITE &&
+        frame->type != IBX_TCP_PAD) {
         ibx_tcp_fail(tcp, -EPROTO, "the peer sent a frame of type %d on bulk lane %u", frame->type,
                      lane->index);
         return;
@@ -328,6 +329,9 @@ void ibx_tcp_on_frame(struct tcp_lane *lane, const struct ibx_tcp_frame *frame)
     case IBX_TCP_CREDIT:
         ibx_tcp_on_credits(tcp, frame->credits);
         break;
+    case IBX_TCP_PAD:
+        ibx_tcp_lane_expect(lane, TCP_INPUT_PAD, NULL, NULL, frame->length);
+        break;
     }
 }
 
@@ -340,7 +344,7 @@ void ibx_tcp_on_body(struct tcp_lane *lane)
         ibx_tcp_on_message_end(lane->tcp, lane->body);
     else if (kind == TCP_INPUT_DATA)
         post_finish(lane->tcp, lane->body_owner, 0);
-    else
+    else if (kind == TCP_INPUT_WRITE)
         job_answer(lane->tcp, lane->body_owner);
     lane->body = NULL;
 }
@@ -359,6 +363,9 @@ void ibx_tcp_on_item_sent(struct tcp *tcp, struct tcp_item *item)
         break;
     case TCP_ITEM_CREDIT:
         tcp->credit_queued = false;
+        break;
+    case TCP_ITEM_PAD:
+        ibx_tcp_on_pad_sent((struct tcp_pad *)item);
         break;
     }
 }

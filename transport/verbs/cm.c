@@ -588,6 +588,7 @@ void ibx_verbs_cm_progress(struct verbs *v)
                 ibx_verbs_move(v, &lane->state, VERBS_LANE_DOWN);
             ibx_verbs_lost(v, -ECONNRESET, "the peer disconnected its queue pairs");
         } else if (event.type == RDMA_CM_EVENT_DEVICE_REMOVAL) {
+            v->device_removed = true;
             ibx_verbs_lost(v, -ENODEV, "the RDMA device was removed");
         }
     }

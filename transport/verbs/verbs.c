@@ -95,9 +95,21 @@ static int verbs_open(struct ibx_link *link, void **endpoint, struct ibx_error *
     return 0;
 }
 
+/* librdmacm keeps a device open that it has seen once, and notices that one has gone only when it
+ * lists them (version 44: and finds another one). A driver that cannot take a device away from its
+ * users, as soft-RoCE, waits for them until then. */
+static void forget_removed_devices(void)
+{
+    struct ibv_context **devices = rdma_get_devices(NULL);
+    if (devices)
+        rdma_free_devices(devices);
+}
+
 static void verbs_close(void *endpoint)
 {
     struct verbs *v = endpoint;
+    ibx_verbs_cm_progress(v); /* the peer may have noticed first */
+    const bool removed = v->device_removed;
     for (unsigned i = 0; i < v->lane_count; i++)
         ibx_verbs_qp_destroy(&v->lanes[i]);
     if (v->messages.slots)
@@ -113,6 +125,8 @@ static void verbs_close(void *endpoint)
     rdma_destroy_event_channel(v->events);
     free(v->lanes);
     free(v);
+    if (removed)
+        forget_removed_devices();
 }
 
 /* Bytes of one chunk: the option or the default, at most what every rail takes. */

@@ -170,6 +170,7 @@ struct verbs {
     unsigned idle;           /* polls since the connection manager was last checked */
     bool moved;              /* something completed since sleeping was last allowed */
     int lost_status;         /* when LOST */
+    bool device_removed;     /* also where something else was the first sign of it */
     char lost_reason[160];   /* likewise */
     uint64_t abort_deadline; /* when flushed completions are no longer waited for */
 };

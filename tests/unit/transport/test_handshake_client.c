@@ -9,6 +9,9 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
 #include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -111,24 +114,61 @@ static void failing_result_golden_bytes(void **state)
     close_scene(&s);
 }
 
+/* A round trip less: the first TRY, with its MAC, follows the client's PROOF. Where TLS begins it
+ * waits. */
+static void first_try_does_not_wait_for_the_proof(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct raw_frame proof, try;
+    open_scene(&s, true, 10000);
+    struct raw raw = take_client(&s);
+    raw_set_key(&raw);
+    play_to(&raw, AT_PROOF);
+    make_step(&raw, AT_PROOF, &proof);
+    raw.authenticated = true; /* of what is received */
+    raw_expect(&raw, TRY, &try);
+    raw_send(&raw, proof.bytes, proof.length);
+    uint8_t payload[16];
+    raw_send_frame(&raw, OFFER, payload, put_wire(payload));
+    raw_expect(&raw, ANSWER, &try);
+    raw_send_frame(&raw, RESULT, payload, raw_result(payload, 0, ""));
+    raw_expect(&raw, RESULT, &try);
+    assert_int_equal(client_result(&s), 0);
+    raw_close(&raw);
+    close_scene(&s);
+}
+
 /* ------------------------------------------------------------- cut short, and silent */
+
+/* A client's half, which has said nothing yet to a server that has closed the connection already,
+ * or before that has refused it for this reason. */
+static struct ibx_handshake *greeted(const char *refusal)
+{
+    static struct ibx_options options;
+    uint8_t payload[64];
+    int fds[2];
+    ibx_options_init(&options);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+    struct raw raw = {.fd = fds[1]};
+    if (refusal)
+        raw_send_frame(&raw, REFUSE, payload, raw_result(payload, -EBUSY, refusal));
+    close(fds[1]);
+    struct ibx_handshake *h = ibx_handshake_create(fds[0], IBX_ROLE_CLIENT, &options, NULL, NULL);
+    assert_non_null(h);
+    return h;
+}
 
 /* Sending to a server that is gone fails as receiving from it does. */
 static void frame_for_nobody(void **state)
 {
     (void)state;
-    int fds[2];
     struct frame frame;
-    struct ibx_options options;
     struct ibx_error err = {0};
-    ibx_options_init(&options);
-    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
-    struct ibx_handshake *h = ibx_handshake_create(fds[0], IBX_ROLE_CLIENT, &options, NULL, NULL);
-    assert_non_null(h);
-    close(fds[1]);
+    struct ibx_handshake *h = greeted(NULL);
     ibx_handshake_frame_begin(&frame, FRAME_HELLO);
-    uint64_t deadline = ibx_now_ns() + 10000 * IBX_NS_PER_MS;
-    assert_int_equal(ibx_handshake_frame_send(h, &frame, deadline, &err), -ECONNRESET);
+    assert_int_equal(ibx_handshake_frame_send(h, &frame, ibx_deadline_in_ms(10000), &err),
+                     -ECONNRESET);
     assert_non_null(strstr(err.message, "it closed the connection"));
     ibx_close(h->conn);
 }
@@ -138,19 +178,9 @@ static void frame_for_nobody(void **state)
 static void refused_before_its_hello(void **state)
 {
     (void)state;
-    int fds[2];
-    uint8_t payload[64];
-    struct ibx_options options;
     struct ibx_error err = {0};
-    ibx_options_init(&options);
-    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
-    struct raw raw = {.fd = fds[1]};
-    raw_send_frame(&raw, REFUSE, payload, raw_result(payload, -EBUSY, "too many"));
-    close(fds[1]);
-    struct ibx_handshake *h = ibx_handshake_create(fds[0], IBX_ROLE_CLIENT, &options, NULL, NULL);
-    assert_non_null(h);
-    uint64_t deadline = ibx_now_ns() + 10000 * IBX_NS_PER_MS;
-    assert_int_equal(ibx_handshake_authenticate_client(h, deadline, &err), -EBUSY);
+    struct ibx_handshake *h = greeted("too many");
+    assert_int_equal(ibx_handshake_prove_client(h, ibx_deadline_in_ms(10000), &err), -EBUSY);
     assert_non_null(strstr(err.message, "too many"));
     ibx_close(h->conn);
 }
@@ -271,14 +301,10 @@ static void refused_provider_and_its_reason(void **state)
 /* As a server with another host's mark. */
 static void challenge_from_another_host(struct raw *raw)
 {
-    struct raw_frame frame;
     uint8_t payload[300];
-    raw_expect(raw, HELLO, &frame);
-    raw_take_opening(raw, &frame);
-    size_t n = raw_opening(raw, payload, false);
-    raw_host_mark(raw, payload + n);
-    payload[n] ^= 1;
-    raw_send_frame(raw, CHALLENGE, payload, n + RAW_HASH);
+    size_t n = put_challenge(raw, false, payload);
+    payload[n - 1] ^= 1;
+    raw_send_frame(raw, CHALLENGE, payload, n);
 }
 
 /* A mark that is not this host's: shared memory is not even asked for. */
@@ -313,18 +339,14 @@ static void without_a_key_nobody_in_between(void **state)
 {
     (void)state;
     struct scene s;
-    struct raw_frame frame;
     uint8_t payload[300];
     open_scene(&s, false, 10000);
     struct raw raw = take_client(&s);
-    raw_expect(&raw, HELLO, &frame);
-    raw_take_opening(&raw, &frame);
-    size_t n = raw_opening(&raw, payload, false);
-    raw_host_mark(&raw, payload + n);
+    size_t n = put_challenge(&raw, false, payload);
     int other = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    raw_end_mark(&raw, other, payload + n + RAW_HASH);
+    raw_end_mark(&raw, other, payload + n);
     close(other);
-    raw_send_frame(&raw, CHALLENGE, payload, n + 2 * RAW_HASH);
+    raw_send_frame(&raw, CHALLENGE, payload, n + RAW_HASH);
     expect_failure(&s, -EACCES, "passes on to another one, and there is no key to know that by");
     assert_true(raw_receives_end(&raw));
     raw_close(&raw);
@@ -380,27 +402,74 @@ static void without_a_key_no_other_user(void **state)
     close_scene(&s);
 }
 
+/* Its CHALLENGE and its end come together. Whether the client makes another connection: it does not
+ * when it has looked before the kernel had forgotten whose the first one was. */
+static bool comes_again(struct scene *s)
+{
+    struct raw_frame frame;
+    struct pollfd again = {.fd = s->listening, .events = POLLIN};
+    const int one = 1;
+    struct raw raw = take_client(s);
+    make_step(&raw, AT_CHALLENGE, &frame);
+    setsockopt(raw.fd, IPPROTO_TCP, TCP_CORK, &one, sizeof(one));
+    raw_send(&raw, frame.bytes, frame.length);
+    raw_close(&raw);
+    while (!s->over && poll(&again, 1, 10) <= 0)
+        ;
+    return !s->over;
+}
+
+/* A server that is busy turns clients away: that is no word about its user. */
+static void without_a_key_from_a_server_that_has_closed(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct raw_frame frame;
+    for (open_scene(&s, false, 10000); !comes_again(&s); open_scene(&s, false, 10000)) {
+        expect_failure(&s, -ECONNRESET, "it closed the connection");
+        close_scene(&s);
+    }
+    struct raw raw = raw_accept(s.listening);
+    play_to(&raw, STEPS);
+    raw_expect(&raw, RESULT, &frame);
+    assert_int_equal(client_result(&s), 0);
+    raw_close(&raw);
+    close_scene(&s);
+}
+
+/* A socket that listens at this address, and one that is connected to it; -1: there is no such
+ * address here. */
+static int connected_at(const char *host, int *listening)
+{
+    struct sockaddr_in6 six = {.sin6_family = AF_INET6};
+    struct sockaddr_in four = {.sin_family = AF_INET};
+    const bool is_four = inet_pton(AF_INET, host, &four.sin_addr) == 1;
+    struct sockaddr *address = is_four ? (struct sockaddr *)&four : (struct sockaddr *)&six;
+    socklen_t length = is_four ? sizeof(four) : sizeof(six);
+    assert_true(is_four || inet_pton(AF_INET6, host, &six.sin6_addr) == 1);
+    *listening = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (bind(*listening, address, length)) {
+        close(*listening);
+        return -1;
+    }
+    assert_int_equal(listen(*listening, 1), 0);
+    getsockname(*listening, address, &length);
+    const int fd = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(connect(fd, address, length), 0);
+    return fd;
+}
+
 /* The owner of the other end, by socket of every kind; not before it is accepted. */
 static void user_at_the_other_end(void **state)
 {
     (void)state;
     static const char *const hosts[] = {"127.0.0.1", "::1", "::ffff:127.0.0.1"};
     for (int i = 0; i < 3; i++) {
-        struct sockaddr_in6 six = {.sin6_family = AF_INET6};
-        struct sockaddr_in four = {.sin_family = AF_INET};
-        struct sockaddr *address = i ? (struct sockaddr *)&six : (struct sockaddr *)&four;
-        socklen_t length = i ? sizeof(six) : sizeof(four);
-        inet_pton(i ? AF_INET6 : AF_INET, hosts[i], i ? (void *)&six.sin6_addr : &four.sin_addr);
-        int listening = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        if (bind(listening, address, length)) { /* no IPv6 here */
-            close(listening);
-            continue;
-        }
-        assert_int_equal(listen(listening, 1), 0);
-        getsockname(listening, address, &length);
-        int fd = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        assert_int_equal(connect(fd, address, length), 0);
+        int listening;
         uid_t uid = 4711;
+        const int fd = connected_at(hosts[i], &listening);
+        if (fd < 0) /* no IPv6 here */
+            continue;
         assert_int_equal(ibx_handshake_peer_user(fd, &uid), -ENOENT);
         int accepted = accept4(listening, NULL, NULL, SOCK_CLOEXEC);
         assert_int_equal(ibx_handshake_peer_user(fd, &uid), 0);
@@ -422,14 +491,9 @@ static void user_at_the_other_end(void **state)
 static void user_without_the_table(void **state)
 {
     (void)state;
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
-    socklen_t length = sizeof(address);
-    int listening = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), status;
-    assert_int_equal(bind(listening, (struct sockaddr *)&address, length), 0);
-    assert_int_equal(listen(listening, 1), 0);
-    getsockname(listening, (struct sockaddr *)&address, &length);
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    assert_int_equal(connect(fd, (struct sockaddr *)&address, length), 0);
+    int listening, status;
+    const int fd = connected_at("127.0.0.1", &listening);
+    assert_true(fd >= 0);
     int accepted = accept4(listening, NULL, NULL, SOCK_CLOEXEC);
     pid_t child = fork();
     if (!child) {
@@ -566,6 +630,7 @@ int main(void)
         cmocka_unit_test(honest_server_is_believed),
         cmocka_unit_test(hello_try_answer_and_result_golden_bytes),
         cmocka_unit_test(failing_result_golden_bytes),
+        cmocka_unit_test(first_try_does_not_wait_for_the_proof),
         cmocka_unit_test(frame_for_nobody),
         cmocka_unit_test(refused_before_its_hello),
         cmocka_unit_test(cut_off_at_every_byte),
@@ -577,6 +642,7 @@ int main(void)
         cmocka_unit_test(without_a_key_no_other_host),
         cmocka_unit_test(without_a_key_nobody_in_between),
         cmocka_unit_test(without_a_key_no_other_user),
+        cmocka_unit_test(without_a_key_from_a_server_that_has_closed),
         cmocka_unit_test(user_at_the_other_end),
         cmocka_unit_test(user_without_the_table),
         cmocka_unit_test(encryption_that_cannot_be),

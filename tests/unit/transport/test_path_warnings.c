@@ -5,6 +5,7 @@
 #include "tests/scenes/memory_pair.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -18,12 +19,15 @@
 static int log_file = -1, real_stderr = -1;
 static char text[8192];
 
+/* Both ends write, in two threads. The offset of a memory file has no lock, unlike that of a file
+ * which was opened by its name: without O_APPEND two lines may be written to the same place. */
 static void begin_log(void)
 {
     ibx_log_set_level(IBX_LOG_WARN);
     real_stderr = dup(2);
     log_file = memfd_create("log", MFD_CLOEXEC);
     assert_true(real_stderr >= 0 && log_file >= 0);
+    assert_int_equal(fcntl(log_file, F_SETFL, O_APPEND), 0);
     dup2(log_file, 2);
 }
 

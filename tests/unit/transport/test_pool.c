@@ -3,6 +3,8 @@
 #include "tests/scenes/handshake_scene.h"
 
 #include "common/clock.h"
+#include "common/log.h"
+#include "tests/scenes/forward_clock.h"
 #include "tests/scenes/open_fds.h"
 
 #include <arpa/inet.h>
@@ -14,13 +16,15 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <cmocka.h>
 
-#define PLACES 8 /* one of them for silent clients of one address */
+#define PLACES   8     /* one of them for silent clients of one address */
+#define PROVE_MS 2000u /* for HELLO and PROOF */
 
 static struct handshake_scene s;
 static struct raw raws[PLACES + 4];
@@ -317,6 +321,7 @@ static void a_key_pair_serves_a_second(void **state)
 static void deadline_wakes(void **state)
 {
     (void)state;
+    struct raw_frame frame;
     struct ibx_error err = {0};
     struct ibx_conn *conn;
     open_pool();
@@ -330,11 +335,43 @@ static void deadline_wakes(void **state)
     while (!err.code)
         assert_int_equal(ibx_accept(s.listener, &conn, &err), -EAGAIN);
     assert_int_equal(err.code, -ETIMEDOUT);
+    raw_expect(&raws[0], REFUSE, &frame); /* it may not have had a processor */
+    assert_int_equal((int8_t)frame.payload[0], -EBUSY);
     assert_true(raw_receives_end(&raws[0]));
     assert_int_equal(poll(&wait, 1, 0), 0); /* and has nothing to do afterwards */
     ibx_listener_close(s.listener);
     s.options.timeout_ms = 10000;
     assert_int_equal(ibx_listen("rdma://127.0.0.1:0", &s.options, &s.listener, NULL), 0);
+    close_pool();
+}
+
+/* A host with so much to do that neither end gets a processor in time: a PROOF that has come counts
+ * all the same, and who has not sent it is told to try again. */
+static void nobody_had_a_processor(void **state)
+{
+    (void)state;
+    struct raw_frame proof, frame;
+    struct ibx_error err = {0};
+    struct ibx_conn *conn = NULL;
+    const atomic_bool nobody_waits = true;
+    open_pool();
+    come(0, 2, false);
+    come(1, 1, true);
+    handshake_make_step(&raws[1], AT_HELLO, &frame);
+    raw_send(&raws[1], frame.bytes, frame.length);
+    step();
+    handshake_make_step(&raws[1], AT_PROOF, &proof);
+    raw_send(&raws[1], proof.bytes, proof.length);
+    forward_clock(PROVE_MS + 1, &nobody_waits);
+    const uint64_t deadline = ibx_deadline_in_ms(10000);
+    while (!conn && ibx_now_ns() < deadline)
+        ibx_accept(s.listener, &conn, &err);
+    assert_non_null(conn);
+    ibx_close(conn);
+    assert_int_equal(err.code, -ETIMEDOUT); /* of the other one */
+    raw_expect(&raws[0], REFUSE, &frame);
+    assert_int_equal((int8_t)frame.payload[0], -EBUSY);
+    assert_true(raw_receives_end(&raws[0]));
     close_pool();
 }
 
@@ -533,6 +570,54 @@ static void addresses_of_one_network(void **state)
     close_pool();
 }
 
+static unsigned times(const char *text, const char *word)
+{
+    unsigned count = 0;
+    while ((text = strstr(text, word)) != NULL) {
+        text++;
+        count++;
+    }
+    return count;
+}
+
+/* What the pool says of three strangers from one address and one from another. False: it took so
+ * long that more lines may have been said. */
+static bool said_of_strangers(char *text, size_t size)
+{
+    static const uint8_t nonsense[256] = {0xff, 1, 2, 3};
+    open_pool();
+    const int log = memfd_create("log", MFD_CLOEXEC), before = dup(STDERR_FILENO);
+    const uint64_t from_ns = ibx_now_ns();
+    ibx_log_set_level(IBX_LOG_WARN);
+    dup2(log, STDERR_FILENO);
+    for (int i = 0; i < 4; i++) {
+        raws[i] = raw_connect(s.port, i < 3 ? "127.0.0.2" : "127.0.0.3", "127.0.0.1");
+        raw_send(&raws[i], nonsense, sizeof(nonsense));
+        step();
+    }
+    dup2(before, STDERR_FILENO);
+    ibx_log_set_level(IBX_LOG_ERROR);
+    close(before);
+    const bool within_a_second = ibx_now_ns() - from_ns < 900 * IBX_NS_PER_MS;
+    const ssize_t n = pread(log, text, size - 1, 0);
+    assert_true(n >= 0);
+    text[n] = '\0';
+    close(log);
+    close_pool();
+    return within_a_second;
+}
+
+/* A client whose key is wrong may have come with several connections: one line says so. */
+static void one_line_says_why(void **state)
+{
+    static char text[8192];
+    (void)state;
+    while (!said_of_strangers(text, sizeof(text)))
+        ;
+    assert_int_equal(times(text, "127.0.0.2:"), 1);
+    assert_int_equal(times(text, "127.0.0.3:"), 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -546,11 +631,13 @@ int main(void)
         cmocka_unit_test(gone_while_it_waits),
         cmocka_unit_test(a_key_pair_serves_a_second),
         cmocka_unit_test(deadline_wakes),
+        cmocka_unit_test(nobody_had_a_processor),
         cmocka_unit_test(descriptors_run_out),
         cmocka_unit_test(a_stranger_that_refuses),
         cmocka_unit_test(both_after_a_fork),
         cmocka_unit_test(a_child_without_descriptors),
         cmocka_unit_test(a_child_keeps_no_client),
+        cmocka_unit_test(one_line_says_why),
         cmocka_unit_test(addresses_of_one_network), /* the last one: it changes the network */
     };
     return cmocka_run_group_tests(tests, raw_make_key, raw_remove_key);

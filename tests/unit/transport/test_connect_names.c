@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Connecting to a name that has several addresses: one that does not answer costs a moment. */
+#include "common/clock.h"
+#include "transport/handshake/handshake.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define ADDRESSES  3u
+#define LONG_MS    600000u
+#define PATIENT_NS (60000 * IBX_NS_PER_MS)
+#define QUEUED     2u
+
+/* What the name's addresses are. */
+static struct sockaddr_in addresses[ADDRESSES];
+static struct addrinfo list[ADDRESSES];
+static unsigned count;
+
+int __wrap_getaddrinfo(const char *node, const char *service, const struct addrinfo *hints,
+                       struct addrinfo **res);
+void __wrap_freeaddrinfo(struct addrinfo *res);
+
+int __wrap_getaddrinfo(const char *node, const char *service, const struct addrinfo *hints,
+                       struct addrinfo **res)
+{
+    (void)service;
+    (void)hints;
+    assert_string_equal(node, "many");
+    for (unsigned i = 0; i < count; i++)
+        list[i] = (struct addrinfo){.ai_family = AF_INET,
+                                    .ai_addr = (struct sockaddr *)&addresses[i],
+                                    .ai_addrlen = sizeof(addresses[i]),
+                                    .ai_next = i + 1 < count ? &list[i + 1] : NULL};
+    *res = list;
+    return 0;
+}
+
+void __wrap_freeaddrinfo(struct addrinfo *res)
+{
+    assert_ptr_equal(res, list);
+}
+
+/* A listening socket on some port of this host. */
+static int listen_at(struct sockaddr_in *at)
+{
+    socklen_t length = sizeof(*at);
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    *at = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    assert_int_equal(bind(fd, (struct sockaddr *)at, sizeof(*at)), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)at, &length), 0);
+    assert_int_equal(listen(fd, 0), 0);
+    return fd;
+}
+
+/* Nobody listens there. */
+static void refusing(struct sockaddr_in *at)
+{
+    close(listen_at(at));
+}
+
+/* A listener whose queue is full: the kernel drops further requests. */
+struct silent {
+    int listening, queued[QUEUED];
+};
+
+static struct silent silent_at(struct sockaddr_in *at)
+{
+    struct silent silent = {.listening = listen_at(at)};
+    for (unsigned i = 0; i < QUEUED; i++) {
+        silent.queued[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        if (connect(silent.queued[i], (struct sockaddr *)at, sizeof(*at)))
+            assert_int_equal(errno, EINPROGRESS);
+    }
+    return silent;
+}
+
+static void silent_end(struct silent *silent)
+{
+    for (unsigned i = 0; i < QUEUED; i++)
+        close(silent->queued[i]);
+    close(silent->listening);
+}
+
+static int connect_to_many(unsigned timeout_ms, int *fd, struct ibx_error *err)
+{
+    const struct ibx_uri uri = {.scheme = "rdma", .host = "many", .port = 1};
+    *fd = -1;
+    return ibx_handshake_connect(&uri, timeout_ms, fd, err);
+}
+
+static void expect_connected(const struct sockaddr_in *to)
+{
+    struct sockaddr_in peer;
+    socklen_t length = sizeof(peer);
+    struct ibx_error err = {0};
+    int fd;
+    const uint64_t began = ibx_now_ns();
+    if (connect_to_many(LONG_MS, &fd, &err))
+        fail_msg("%s", err.message);
+    assert_true(ibx_now_ns() - began < PATIENT_NS);
+    assert_int_equal(getpeername(fd, (struct sockaddr *)&peer, &length), 0);
+    assert_int_equal(peer.sin_port, to->sin_port);
+    assert_true(fcntl(fd, F_GETFL) & O_NONBLOCK);
+    close(fd);
+}
+
+static void test_the_first_address_is_silent(void **state)
+{
+    (void)state;
+    struct silent silent = silent_at(&addresses[0]);
+    const int good = listen_at(&addresses[1]);
+    count = 2;
+    expect_connected(&addresses[1]);
+    close(good);
+    silent_end(&silent);
+}
+
+static void test_refused_then_silent_then_good(void **state)
+{
+    (void)state;
+    refusing(&addresses[0]);
+    struct silent silent = silent_at(&addresses[1]);
+    const int good = listen_at(&addresses[2]);
+    count = 3;
+    expect_connected(&addresses[2]);
+    close(good);
+    silent_end(&silent);
+}
+
+static void test_all_are_silent(void **state)
+{
+    (void)state;
+    struct ibx_error err = {0};
+    struct silent silent = silent_at(&addresses[0]);
+    int fd;
+    addresses[1] = addresses[0];
+    count = 2;
+    assert_int_equal(connect_to_many(50, &fd, &err), -ETIMEDOUT);
+    assert_int_equal(fd, -1);
+    assert_non_null(strstr(err.message, "many port 1"));
+    assert_non_null(strstr(err.message, "no reply in time"));
+    silent_end(&silent);
+}
+
+static void test_all_refuse(void **state)
+{
+    (void)state;
+    struct ibx_error err = {0};
+    int fd;
+    refusing(&addresses[0]);
+    addresses[1] = addresses[0];
+    count = 2;
+    assert_int_equal(connect_to_many(LONG_MS, &fd, &err), -ECONNREFUSED);
+    assert_int_equal(fd, -1);
+    assert_non_null(strstr(err.message, "start the server there"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_the_first_address_is_silent),
+        cmocka_unit_test(test_refused_then_silent_then_good),
+        cmocka_unit_test(test_all_are_silent),
+        cmocka_unit_test(test_all_refuse),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,453 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* How the lanes of the tcp provider come to be: hello, terms, who is kept out. */
+#include "tests/scenes/tcp_end.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/tcp.h> /* not <netinet/tcp.h>, which does not know what was received */
+#include <netinet/in.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define BOTH (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE)
+
+static struct end server, client;
+
+static void test_hello_and_terms(void **state)
+{
+    (void)state;
+    uint8_t proof[IBX_PROOF_BYTES], hello[IBX_TCP_HELLO_BYTES];
+    unsigned lane = 0;
+    const uint8_t *shown;
+    proof_of("tcp lane 3", proof);
+    ibx_tcp_hello_put(3, proof, hello);
+    const uint8_t golden[8] = {'i', 'b', 'x', 'L', 2, 3, 0, 0};
+    assert_memory_equal(hello, golden, sizeof(golden));
+    assert_int_equal(ibx_tcp_hello_get(hello, &lane, &shown), 0);
+    assert_int_equal(lane, 3);
+    assert_memory_equal(shown, proof, sizeof(proof));
+    for (unsigned at = 0; at < 8; at++) {
+        hello[at] ^= 0x40;
+        assert_int_equal(ibx_tcp_hello_get(hello, &lane, &shown), -EPROTO);
+        hello[at] ^= 0x40;
+    }
+    hello[5] = 0;
+    assert_int_equal(ibx_tcp_hello_get(hello, &lane, &shown), -EPROTO);
+
+    const uint8_t terms_golden[IBX_TCP_TERMS_BYTES] = {2, 2, 0, 16, 0, 80, 0, 0, 0x40, 0, 0};
+    struct ibx_tcp_terms terms = {.lanes = 2, .slots = 16, .depth = 80, .message = 16384};
+    uint8_t bytes[IBX_TCP_TERMS_BYTES];
+    struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
+    ibx_tcp_terms_put(&terms, &w);
+    assert_memory_equal(bytes, terms_golden, sizeof(bytes));
+    static const struct {
+        unsigned at;
+        uint8_t value;
+    } wrong[] = {{0, 1}, {1, 17}, {3, 0}, {4, 5}, {5, 0}, {6, 9}, {8, 0}, {9, 17}, {10, 1}};
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        memcpy(bytes, terms_golden, sizeof(bytes));
+        bytes[wrong[i].at] = wrong[i].value;
+        struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+        if (ibx_tcp_terms_get(&r, &terms) != -EPROTO)
+            fail_msg("terms with %u at %u are taken", wrong[i].value, wrong[i].at);
+    }
+    for (size_t n = 0; n < sizeof(bytes); n++) {
+        struct ibx_reader r = ibx_reader_of(terms_golden, n);
+        assert_int_equal(ibx_tcp_terms_get(&r, &terms), -EPROTO);
+    }
+}
+
+/* ------------------------------------------------------------------------- lanes */
+
+/* Moves `length` bytes by one chunk of each kind and compares them. */
+static void exchange(size_t length, unsigned lane)
+{
+    uint8_t *here = malloc(length), *there = malloc(length);
+    struct ibx_mr *mr = end_register(&client, there, length, BOTH);
+    for (size_t i = 0; i < length; i++) {
+        here[i] = (uint8_t)(i * 7 + i / 255);
+        there[i] = 0;
+    }
+    struct ibx_chunk chunk = {
+        .kind = IBX_RDMA_WRITE,
+        .lane = lane,
+        .local = here,
+        .remote_address = (uintptr_t)there,
+        .remote_keys = mr->keys,
+        .length = length,
+    };
+    for (int kind = 0; kind < 2; kind++) {
+        unsigned before = server.count;
+        assert_int_equal(ibx_provider_tcp.rdma(server.tcp, &chunk), 0);
+        assert_true(end_await(&server, &client, before + 1));
+        assert_int_equal(server.notes[before].kind, NOTE_CHUNK);
+        assert_int_equal(server.notes[before].status, 0);
+        assert_ptr_equal(server.notes[before].chunk, &chunk);
+        assert_memory_equal(here, there, length);
+        memset(here, 0, length);
+        chunk.kind = IBX_RDMA_READ;
+    }
+    end_deregister(&client, mr);
+    free(here);
+    free(there);
+}
+
+static void test_lanes_over_tcp(void **state)
+{
+    (void)state;
+    ends_open(&server, &client, sockets_tcp, 3, 4);
+    assert_int_equal(end_caps(&server).lanes, 3);
+    assert_int_equal(end_caps(&client).lanes, 3);
+    for (unsigned lane = 0; lane <= 3; lane++) {
+        exchange(1, lane);
+        exchange(300000, lane);
+    }
+    ends_close(&server, &client);
+}
+
+/* ----------------------------------------------------------------------- padding */
+
+#define PADDING ((size_t)300000) /* whole frames and a part of one */
+
+static uint64_t received(const struct tcp_lane *lane)
+{
+    struct tcp_info info = {0};
+    socklen_t length = sizeof(info);
+    assert_int_equal(getsockopt(lane->fd, IPPROTO_TCP, TCP_INFO, &info, &length), 0);
+    return info.tcpi_bytes_received;
+}
+
+/* The ends are on one host, and do as between two. */
+static void connect_far(unsigned lanes)
+{
+    ends_open(&server, &client, sockets_tcp, lanes, 4);
+    server.tcp->same_host = client.tcp->same_host = false;
+}
+
+static bool pads(const struct tcp *tcp)
+{
+    bool any = false;
+    for (unsigned i = 0; i <= tcp->lane_count; i++)
+        any |= tcp->lanes[i].pad.queued;
+    return any;
+}
+
+static void padding_ends(void)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(END_PATIENCE_MS);
+    while (pads(server.tcp) && ibx_now_ns() < deadline) {
+        end_turn(&server);
+        end_turn(&client);
+    }
+    assert_false(pads(server.tcp));
+}
+
+/* So many bytes on each bulk lane; what follows is whole, and comes behind them. */
+static void test_padding_goes_ahead(void **state)
+{
+    (void)state;
+    connect_far(2);
+    const uint64_t before[] = {received(&client.tcp->lanes[0]), received(&client.tcp->lanes[1]),
+                               received(&client.tcp->lanes[2])};
+    ibx_provider_tcp.pad(server.tcp, PADDING);
+    padding_ends();
+    exchange(300000, 1);
+    exchange(300000, 2);
+    for (unsigned lane = 1; lane <= 2; lane++)
+        assert_true(received(&client.tcp->lanes[lane]) - before[lane] >= PADDING + 300000);
+    assert_in_range(received(&client.tcp->lanes[0]) - before[0], 1, 10000);
+    assert_int_equal(client.tcp->status, 0);
+    ends_close(&server, &client);
+}
+
+/* Where there is one socket for all, messages wait for a frame of it at most. */
+static void test_padding_on_one_socket(void **state)
+{
+    (void)state;
+    int door[2];
+    sockets_tcp(door);
+    end_init(&server, IBX_ROLE_SERVER, door[0], 1, 4);
+    end_init(&client, IBX_ROLE_CLIENT, door[1], 1, 4);
+    server.options.messages_only = client.options.messages_only = true;
+    ends_encrypt_and_connect(&server, &client);
+    server.tcp->same_host = client.tcp->same_host = false;
+    assert_int_equal(server.tcp->lane_count, 0);
+    ibx_provider_tcp.pad(server.tcp, (size_t)1 << 40);
+    client.count = 0;
+    assert_int_equal(end_send(&server, "abcd", 4, 0), 0);
+    assert_true(end_await(&client, &server, 1));
+    assert_memory_equal(client.notes[0].data, "abcd", 4);
+    ibx_provider_tcp.release(client.tcp, client.notes[0].token);
+    assert_true(pads(server.tcp));
+    ibx_provider_tcp.pad(server.tcp, 0);
+    padding_ends();
+    exchange(300000, 0);
+    assert_true(received(&client.tcp->lanes[0]) >= (64u << 10) + 300000);
+    ends_close(&server, &client);
+}
+
+/* Ended, it is at its end with the frame that is under way. */
+static void test_padding_that_is_ended(void **state)
+{
+    (void)state;
+    connect_far(1);
+    ibx_provider_tcp.pad(server.tcp, (size_t)1 << 40);
+    for (unsigned i = 0; i < 100; i++) {
+        end_turn(&server);
+        end_turn(&client);
+    }
+    assert_true(pads(server.tcp));
+    ibx_provider_tcp.pad(server.tcp, 0);
+    padding_ends();
+    exchange(300000, 1);
+    ends_close(&server, &client);
+}
+
+static void test_no_padding_within_a_host(void **state)
+{
+    (void)state;
+    ends_open(&server, &client, sockets_tcp, 1, 4);
+    ibx_provider_tcp.pad(server.tcp, PADDING);
+    assert_false(pads(server.tcp));
+    ends_close(&server, &client);
+}
+
+static void test_lanes_beside_a_unix_door(void **state)
+{
+    (void)state;
+    ends_open(&server, &client, sockets_unix, 2, 4);
+    assert_int_equal(end_caps(&server).lanes, 2);
+    exchange(300000, 2);
+    ends_close(&server, &client);
+}
+
+/* A server that offers two lanes at a port where nobody answers (a firewall would do the same). */
+static void test_without_lanes_all_goes_by_the_door(void **state)
+{
+    (void)state;
+    int door[2];
+    sockets_tcp(door);
+    end_init(&server, IBX_ROLE_SERVER, door[0], 2, 4);
+    end_init(&client, IBX_ROLE_CLIENT, door[1], 2, 4);
+    ends_encrypt(&server, &client);
+    uint8_t offered[64], answered[64];
+    struct ibx_writer offer = ibx_writer_of(offered, sizeof(offered));
+    struct ibx_writer answer = ibx_writer_of(answered, sizeof(answered));
+    assert_int_equal(ibx_provider_tcp.offer(server.tcp, &offer, NULL), 0);
+    close(server.tcp->listener);
+    server.tcp->listener = -1;
+    struct ibx_reader r = ibx_reader_of(offered, offer.length);
+    assert_int_equal(ibx_provider_tcp.join(client.tcp, &r, &answer, NULL), 0);
+    r = ibx_reader_of(answered, answer.length);
+    uint64_t deadline = ibx_deadline_in_ms(10000);
+    assert_int_equal(ibx_provider_tcp.finish(server.tcp, &r, deadline, NULL), 0);
+    assert_int_equal(ibx_provider_tcp.finish(client.tcp, NULL, deadline, NULL), 0);
+    assert_int_equal(end_caps(&server).lanes, 0);
+    assert_int_equal(end_caps(&client).lanes, 0);
+    exchange(1, 0);
+    exchange(3000000, 0);
+    ends_close(&server, &client);
+}
+
+/* Its sockets would be a round trip more, and nobody would use them. */
+static void test_no_lanes_for_messages_only(void **state)
+{
+    (void)state;
+    int door[2];
+    sockets_tcp(door);
+    end_init(&server, IBX_ROLE_SERVER, door[0], 2, 4);
+    end_init(&client, IBX_ROLE_CLIENT, door[1], 2, 4);
+    client.options.messages_only = true;
+    ends_encrypt_and_connect(&server, &client);
+    assert_int_equal(end_caps(&server).lanes, 0);
+    assert_int_equal(end_caps(&client).lanes, 0);
+    assert_int_equal(end_send(&client, "ping", 4, 0), 0);
+    assert_true(end_await(&server, &client, 1));
+    assert_int_equal(server.notes[0].kind, NOTE_MESSAGE);
+    ends_close(&server, &client);
+}
+
+static unsigned open_descriptors(void)
+{
+    unsigned n = 0;
+    for (int fd = 0; fd < 256; fd++)
+        n += fcntl(fd, F_GETFD) >= 0;
+    return n;
+}
+
+static void *finish_server(void *rc)
+{
+    uint8_t lanes[64];
+    struct ibx_writer w = ibx_writer_of(lanes, sizeof(lanes));
+    ibx_tcp_terms_put(&client.tcp->mine, &w);
+    struct ibx_reader answer = ibx_reader_of(lanes, w.length);
+    *(int *)rc = ibx_provider_tcp.finish(server.tcp, &answer, ibx_deadline_in_ms(3000), NULL);
+    return NULL;
+}
+
+/* A crowd that comes behind a lane, before the server looks, does not take its place. */
+static void test_a_crowd_keeps_no_lane_out(void **state)
+{
+    (void)state;
+    uint8_t offered[64], answered[64];
+    struct ibx_writer offer = ibx_writer_of(offered, sizeof(offered));
+    struct ibx_writer answer = ibx_writer_of(answered, sizeof(answered));
+    struct ibx_tcp_terms terms;
+    pthread_t thread;
+    int door[2], crowd[34], rc = 0;
+    sockets_tcp(door);
+    end_init(&server, IBX_ROLE_SERVER, door[0], 1, 4);
+    end_init(&client, IBX_ROLE_CLIENT, door[1], 1, 4);
+    ends_encrypt(&server, &client);
+    assert_int_equal(ibx_provider_tcp.offer(server.tcp, &offer, NULL), 0);
+    struct ibx_reader r = ibx_reader_of(offered, offer.length);
+    assert_int_equal(ibx_provider_tcp.join(client.tcp, &r, &answer, NULL), 0);
+    r = ibx_reader_of(offered, offer.length);
+    assert_int_equal(ibx_tcp_terms_get(&r, &terms), 0);
+    for (unsigned i = 0; i < 34; i++)
+        crowd[i] = raw_lane(&r, 0);
+    assert_int_equal(pthread_create(&thread, NULL, finish_server, &rc), 0);
+    int own = ibx_provider_tcp.finish(client.tcp, NULL, ibx_deadline_in_ms(3000), NULL);
+    pthread_join(thread, NULL);
+    assert_int_equal(rc, 0);
+    assert_int_equal(own, 0);
+    assert_int_equal(end_caps(&server).lanes, 1);
+    for (unsigned i = 0; i < 34; i++)
+        close(crowd[i]);
+    ends_close(&server, &client);
+}
+
+/* Other sockets at the ephemeral port neither become lanes nor keep the right ones out. */
+static void test_unproven_sockets_are_no_lanes(void **state)
+{
+    (void)state;
+    int door[2], unproven[40];
+    unsigned before = open_descriptors();
+    sockets_tcp(door);
+    end_init(&server, IBX_ROLE_SERVER, door[0], 1, 4);
+    uint8_t hello[IBX_TCP_HELLO_BYTES], proof[IBX_PROOF_BYTES];
+    struct raw_client raw;
+    raw_begin(&raw, &server);
+    for (unsigned i = 0; i < 40; i++) {
+        unproven[i] = raw_lane(&raw.address, 0);
+        proof_of(i % 2 ? "tcp lane 1" : "tcp lane 2", proof);
+        ibx_tcp_hello_put(i % 2 ? 2 : 1, proof, hello);
+        /* Some send nothing, some half of it, some the proof of another lane, some rubbish. */
+        size_t n = i % 4 == 0 ? 0 : i % 4 == 1 ? 20 : sizeof(hello);
+        if (i % 4 == 3)
+            memset(hello, 'G', sizeof(hello));
+        assert_int_equal(send(unproven[i], hello, n, MSG_NOSIGNAL), n);
+    }
+    int lane = raw_lane(&raw.address, 1);
+    assert_int_equal(raw_finish(&raw, &server, 1, ibx_deadline_in_ms(10000), NULL), 0);
+    assert_int_equal(end_caps(&server).lanes, 1);
+    /* It is the right one: a frame on it is heard, with a sentence. */
+    const uint8_t ack[IBX_TCP_FRAME_BYTES] = {IBX_TCP_ACK};
+    assert_int_equal(send(lane, ack, sizeof(ack), MSG_NOSIGNAL), sizeof(ack));
+    assert_true(end_await(&server, NULL, 1));
+    assert_int_equal(server.notes[0].kind, NOTE_LOST);
+    assert_int_equal(server.notes[0].status, -EPROTO);
+    for (unsigned i = 0; i < 40; i++)
+        close(unproven[i]);
+    close(lane);
+    close(door[1]);
+    end_close(&server);
+    assert_int_equal(open_descriptors(), before);
+}
+
+/* A second socket with the proof of a lane does not take its target, nor that of another. */
+static void test_a_lane_comes_once(void **state)
+{
+    (void)state;
+    int door[2];
+    unsigned before = open_descriptors();
+    sockets_tcp(door);
+    end_init(&server, IBX_ROLE_SERVER, door[0], 2, 4);
+    struct raw_client raw;
+    raw_begin(&raw, &server);
+    int lanes[3] = {raw_lane(&raw.address, 1), raw_lane(&raw.address, 1),
+                    raw_lane(&raw.address, 2)};
+    assert_int_equal(raw_finish(&raw, &server, 2, ibx_deadline_in_ms(10000), NULL), 0);
+    assert_int_equal(end_caps(&server).lanes, 2);
+    end_close(&server);
+    for (int i = 0; i < 3; i++)
+        close(lanes[i]);
+    close(door[1]);
+    assert_int_equal(open_descriptors(), before);
+}
+
+static void test_missing_lanes_are_an_error(void **state)
+{
+    (void)state;
+    int door[2];
+    sockets_tcp(door);
+    end_init(&server, IBX_ROLE_SERVER, door[0], 2, 4);
+    struct raw_client raw;
+    struct ibx_error err = {0};
+    raw_begin(&raw, &server);
+    assert_int_equal(raw_finish(&raw, &server, 2, ibx_now_ns(), &err), -ETIMEDOUT);
+    assert_non_null(strstr(err.message, "0 of the client's 2"));
+    end_close(&server);
+    close(door[1]);
+}
+
+static void test_senseless_setups_are_refused(void **state)
+{
+    (void)state;
+    int door[2];
+    sockets_tcp(door);
+    end_init(&server, IBX_ROLE_SERVER, door[0], 1, 4);
+    end_init(&client, IBX_ROLE_CLIENT, door[1], 1, 4);
+    uint8_t offered[64], answered[64];
+    struct ibx_writer offer = ibx_writer_of(offered, sizeof(offered));
+    struct ibx_error err = {0};
+    assert_int_equal(ibx_provider_tcp.offer(server.tcp, &offer, NULL), 0);
+    for (size_t n = 0; n < offer.length; n++) { /* cut off anywhere */
+        struct ibx_writer answer = ibx_writer_of(answered, sizeof(answered));
+        struct ibx_reader r = ibx_reader_of(offered, n);
+        assert_int_equal(ibx_provider_tcp.join(client.tcp, &r, &answer, &err), -EPROTO);
+    }
+    /* A name beside a TCP door. */
+    const uint8_t name[] = {2, 5, 0, 'h', 'e', 'l', 'l', 'o'};
+    memcpy(offered + IBX_TCP_TERMS_BYTES, name, sizeof(name));
+    struct ibx_writer answer = ibx_writer_of(answered, sizeof(answered));
+    struct ibx_reader r = ibx_reader_of(offered, IBX_TCP_TERMS_BYTES + sizeof(name));
+    assert_int_equal(ibx_provider_tcp.join(client.tcp, &r, &answer, &err), -EPROTO);
+    /* More lanes than were offered. */
+    struct ibx_tcp_terms terms = {.lanes = 2, .slots = 4, .depth = 8, .message = 1024};
+    ibx_tcp_terms_put(&terms, &answer);
+    r = ibx_reader_of(answered, answer.length);
+    assert_int_equal(ibx_provider_tcp.finish(server.tcp, &r, ibx_now_ns(), &err), -EPROTO);
+    ends_close(&server, &client);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_hello_and_terms),
+        cmocka_unit_test(test_lanes_over_tcp),
+        cmocka_unit_test(test_padding_goes_ahead),
+        cmocka_unit_test(test_padding_on_one_socket),
+        cmocka_unit_test(test_padding_that_is_ended),
+        cmocka_unit_test(test_no_padding_within_a_host),
+        cmocka_unit_test(test_lanes_beside_a_unix_door),
+        cmocka_unit_test(test_without_lanes_all_goes_by_the_door),
+        cmocka_unit_test(test_no_lanes_for_messages_only),
+        cmocka_unit_test(test_a_crowd_keeps_no_lane_out),
+        cmocka_unit_test(test_unproven_sockets_are_no_lanes),
+        cmocka_unit_test(test_a_lane_comes_once),
+        cmocka_unit_test(test_missing_lanes_are_an_error),
+        cmocka_unit_test(test_senseless_setups_are_refused),
+    };
+    if (argc > 1)
+        end_choose(argv[1]);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
