@@ -2,10 +2,10 @@
 #include "gpudirect/client_pins.h"
 
 #include <errno.h>
-
-#define CUDA_INVALID_VALUE 1 /* CUresult: there is no such pinned memory */
 #include <sys/mman.h>
 #include <unistd.h>
+
+#define CUDA_INVALID_VALUE 1 /* CUresult: there is no such pinned memory */
 
 static const struct ibx_state pin_states[] = {
     [IBX_PIN_PINNED] = {"pinned", IBX_TO(IBX_PIN_REFUSED), IBX_STATE_INITIAL | IBX_STATE_FINAL},
@@ -274,8 +274,7 @@ bool ibx_client_pin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, v
         int rc = is_pinned(pin) ? cuda->mem_host_get_flags(&flags, base) : 0;
         if (!rc)
             return is_pinned(pin);
-        if (rc !=
-            CUDA_INVALID_VALUE) { /* an error of other work: it is pinned, and will be unpinned */
+        if (rc != CUDA_INVALID_VALUE) { /* of other work: it is pinned, and will be unpinned */
             ibx_error_set(err, rc, "CUDA fails (%s)", ibx_cuda_error_name(cuda, rc));
             return false;
         }

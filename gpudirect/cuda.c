@@ -34,6 +34,7 @@ static const struct {
     {"cuEventSynchronize", offsetof(struct ibx_cuda, event_synchronize)},
     {"cuEventDestroy_v2", offsetof(struct ibx_cuda, event_destroy)},
     {"cuStreamSynchronize", offsetof(struct ibx_cuda, stream_synchronize)},
+    {"cuStreamQuery", offsetof(struct ibx_cuda, stream_query)},
     {"cuStreamIsCapturing", offsetof(struct ibx_cuda, stream_is_capturing)},
     {"cuStreamGetCtx", offsetof(struct ibx_cuda, stream_get_context)},
     {"cuPointerGetAttributes", offsetof(struct ibx_cuda, pointer_get_attributes)},

@@ -32,6 +32,7 @@
 #define IBX_CUDA_POINTER_ORDINAL     9
 #define IBX_CUDA_POINTER_RANGE_START 11 /* CUdeviceptr: start of the allocation */
 #define IBX_CUDA_POINTER_RANGE_SIZE  12 /* size_t: its bytes */
+#define IBX_CUDA_POINTER_MEMPOOL     17 /* CUmemoryPool that has it, or NULL (CUDA 11.3) */
 
 /* CU_MEMHOSTREGISTER_PORTABLE: pinned in all contexts. _READ_ONLY: for memory that is mapped
  * read-only; not every device has it. */
@@ -97,6 +98,7 @@ struct ibx_cuda {
     int (*event_synchronize)(void *event);
     int (*event_destroy)(void *event);
     int (*stream_synchronize)(void *stream);
+    int (*stream_query)(void *stream);
     int (*stream_is_capturing)(void *stream, int *status);
     int (*stream_get_context)(void *stream, void **context);
     int (*pointer_get_attributes)(unsigned count, const int *attributes, void **values,

@@ -14,8 +14,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define PIECE    ((size_t)8 * IBX_PINNED_STRIDE) /* is pinned at a time */
-#define PAUSE_NS 100000
+#define PIECE     ((size_t)8 * IBX_PINNED_STRIDE) /* is pinned at a time */
+#define PAUSE_NS  100000
+#define LEFT_OVER 16u /* chunks that are not lent: of two copies at a time */
 
 /* Held while the pool is created and pinned, which may take the driver long; taking and giving
  * chunks needs the pool's own mutex only. This one is locked first. */
@@ -285,6 +286,34 @@ void ibx_pinned_give(struct ibx_quota *quota, unsigned chunk)
         ibx_quota_give(quota, 1);
     pthread_cond_broadcast(&pool.given);
     pthread_mutex_unlock(&pool.mutex);
+}
+
+void *ibx_pinned_borrow(size_t bytes)
+{
+    int chunk = -1;
+    if (!atomic_load_explicit(&pool.made, memory_order_acquire) || pool.owner != getpid() ||
+        bytes > IBX_PINNED_STRIDE)
+        return NULL;
+    pthread_mutex_lock(&pool.mutex);
+    if (pool.free_count > pool.count / 2 && pool.free_count > LEFT_OVER)
+        chunk = take(NULL);
+    pthread_mutex_unlock(&pool.mutex);
+    return chunk < 0 ? NULL : ibx_pinned_payload((unsigned)chunk);
+}
+
+void ibx_pinned_return(void *payload)
+{
+    if (pool.owner != getpid()) /* a child closes what its parent goes on with */
+        return;
+    ibx_pinned_give(NULL, (unsigned)((size_t)((uint8_t *)payload - pool.base) / IBX_PINNED_STRIDE));
+}
+
+bool ibx_pinned_holds(const void *address, size_t length)
+{
+    if (!atomic_load_explicit(&pool.made, memory_order_acquire)) /* `base` is still being set */
+        return false;
+    const uintptr_t at = (uintptr_t)address - (uintptr_t)pool.base;
+    return at < pool.bytes && length <= pool.bytes - at;
 }
 
 unsigned ibx_pinned_taken(void)

@@ -41,6 +41,13 @@ void *ibx_pinned_payload(unsigned chunk);
 int ibx_pinned_take(struct ibx_quota *quota, unsigned wait_ms);
 void ibx_pinned_give(struct ibx_quota *quota, unsigned chunk);
 
+/* A chunk for up to IBX_PINNED_STRIDE bytes of somebody else's use; NULL: there is no pool yet, or
+ * it is half empty, since nobody waits for it. And gives it back. */
+void *ibx_pinned_borrow(size_t bytes);
+void ibx_pinned_return(void *payload);
+/* Whether all of these bytes lie in the pool. */
+bool ibx_pinned_holds(const void *address, size_t length);
+
 /* Chunks that are taken now, for tests. */
 unsigned ibx_pinned_taken(void);
 

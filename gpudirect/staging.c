@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "gpudirect/staging.h"
+#include "gpudirect/staging_internal.h"
 
-#include "common/state_machine.h"
 #include "gpudirect/copy_threads.h"
 
 #include <errno.h>
@@ -10,18 +9,7 @@
 
 #define STEP_UNIT    (64u << 10) /* short copies are cut into multiples of it */
 #define TAKE_WAIT_MS 50u         /* for a chunk, when all are taken */
-#define STRAIGHT     2u          /* pieces of a straight copy that the GPU has at once */
 #define BESIDE       2u          /* slots that it has at once, beside other sessions' */
-
-/*
- * A slot holds one chunk of the copy in hand.
- *
- * state machine: staging slot
- *   [*] -> FREE -> MOVING -> FILLED -> DMA -> FREE -> [*]   to the device
- *   FREE -> DMA -> FILLED -> MOVING -> FILLED -> FREE       from the device, by one or more moves
- *   MOVING -> FREE                                          the copy has failed
- */
-enum slot_state { SLOT_FREE, SLOT_MOVING, SLOT_FILLED, SLOT_DMA };
 
 static const struct ibx_state slot_states[] = {
     [SLOT_FREE] = {"free", IBX_TO(SLOT_MOVING) | IBX_TO(SLOT_DMA),
@@ -32,61 +20,22 @@ static const struct ibx_state slot_states[] = {
 };
 static const struct ibx_state_table slot_table = IBX_STATE_TABLE("staging slot", slot_states);
 
-struct slot {
-    struct ibx_state_machine state;
-    unsigned chunk;
-    void *event;     /* after the slot's last DMA */
-    uint64_t at;     /* of its first byte, in the host's bytes */
-    size_t length;   /* bytes of payload */
-    uint8_t *next;   /* from the device: the first byte not yet moved */
-    size_t left;     /* bytes not yet moved */
-    uint32_t serial; /* of its DMA */
-};
-
-struct ibx_staging {
-    const struct ibx_cuda *cuda;
-    void *context; /* of the events */
-    unsigned events;
-    unsigned count;          /* slots with a chunk */
-    size_t chunk;            /* bytes of a plain copy in one of them */
-    struct ibx_quota *quota; /* that its chunks count in, or NULL */
-    struct ibx_turn *turn;   /* whose turn its copies wait for, or NULL */
-    struct slot slots[IBX_STAGING_DEPTH];
-
-    struct ibx_gpu_copy copy;
-    uint64_t total, begun; /* bytes of it, and how many have or had a slot */
-    size_t step;           /* bytes of one slot */
-    enum ibx_turn_company company;
-    unsigned moving;    /* slots in that state */
-    unsigned current;   /* from the device: the slot whose bytes are moved next */
-    unsigned refill;    /* the slot that takes the next piece once it is empty */
-    unsigned fetched;   /* slots that the GPU has been given at all */
-    uint64_t delivered; /* bytes, of which the last call may have been straight */
-    uint32_t serial;
-};
-
 /* ------------------------------------------------------------------------ sizes */
-
-/* One row, and nothing behind it. */
-static bool is_plain(const struct ibx_gpu_copy *copy)
-{
-    return copy->height == 1 && copy->host_pitch <= copy->width;
-}
 
 uint64_t ibx_gpu_copy_bytes(const struct ibx_gpu_copy *copy)
 {
-    return is_plain(copy) ? copy->width : copy->host_pitch * copy->height;
+    return ibx_gpu_copy_is_plain(copy) ? copy->width : copy->host_pitch * copy->height;
 }
 
 bool ibx_gpu_copy_fits(const struct ibx_gpu_copy *copy)
 {
-    return is_plain(copy) || copy->host_pitch <= IBX_PINNED_CHUNK;
+    return ibx_gpu_copy_is_plain(copy) || copy->host_pitch <= IBX_PINNED_CHUNK;
 }
 
 /* Bytes of one slot: whole rows; an eighth of a short copy, so that its parts overlap too. */
 static size_t step_of(const struct ibx_staging *st, const struct ibx_gpu_copy *copy, uint64_t total)
 {
-    if (!is_plain(copy))
+    if (!ibx_gpu_copy_is_plain(copy))
         return IBX_PINNED_CHUNK - IBX_PINNED_CHUNK % (size_t)copy->host_pitch;
     uint64_t part = total / IBX_STAGING_DEPTH / STEP_UNIT * STEP_UNIT;
     if (part < STEP_UNIT)
@@ -96,20 +45,19 @@ static size_t step_of(const struct ibx_staging *st, const struct ibx_gpu_copy *c
     return part < most ? (size_t)part : most;
 }
 
-/* The copy continues at byte `at` with no slot in use. */
-static void restart_at(struct ibx_staging *st, uint64_t at)
+void ibx_staging_restart_at(struct ibx_staging *st, uint64_t at)
 {
     st->begun = st->delivered = at;
     st->current = st->refill = st->fetched = 0;
 }
 
-static void copy_set(struct ibx_staging *st, const struct ibx_gpu_copy *copy)
+void ibx_staging_set_copy(struct ibx_staging *st, const struct ibx_gpu_copy *copy)
 {
     st->copy = *copy;
     st->company = ibx_turn_company(st->turn);
     st->total = ibx_gpu_copy_bytes(copy);
     st->step = step_of(st, copy, st->total);
-    restart_at(st, 0);
+    ibx_staging_restart_at(st, 0);
 }
 
 /* Where the next piece begins. With `spread` the copy is cut into groups of `spread` runs, and the
@@ -124,7 +72,7 @@ static uint64_t next_at(const struct ibx_staging *st, unsigned spread)
 }
 
 /* Gives a free slot the next piece of the copy. */
-static void slot_begin(struct ibx_staging *st, struct slot *slot, unsigned spread)
+static void slot_begin(struct ibx_staging *st, struct ibx_staging_slot *slot, unsigned spread)
 {
     slot->at = next_at(st, spread);
     slot->length = st->total - slot->at < st->step ? (size_t)(st->total - slot->at) : st->step;
@@ -156,14 +104,13 @@ void ibx_staging_drop_events(struct ibx_staging *st)
         cuda->event_destroy(st->slots[i].event);
     if (foreign && inside)
         cuda->ctx_pop_current(&popped);
-    st->events = 0;
+    st->events = st->left = 0;
     st->context = NULL;
 }
 
-/* One event a slot, at least STRAIGHT, in the current context. 0 or a CUresult. */
-static int events_ready(struct ibx_staging *st)
+int ibx_staging_events_ready(struct ibx_staging *st)
 {
-    unsigned wanted = st->count > STRAIGHT ? st->count : STRAIGHT;
+    unsigned wanted = st->count > IBX_STAGING_AT_ONCE ? st->count : IBX_STAGING_AT_ONCE;
     void *context = NULL;
     int rc = st->cuda->ctx_get_current(&context);
     if (!rc && context != st->context) {
@@ -191,7 +138,7 @@ void ibx_staging_forget(struct ibx_staging *st, const void *context)
     if (context && st->context != context)
         return;
     dma_ended(st);
-    st->events = 0;
+    st->events = st->left = 0;
     st->context = NULL;
 }
 
@@ -243,12 +190,11 @@ unsigned ibx_staging_chunk(const struct ibx_staging *st, unsigned slot)
     return st->slots[slot].chunk;
 }
 
-/* Waits for the GPU, so that chunks and slots can be used again. Relaxed: the client may have begun
- * to capture a stream since. */
-static void reset_slots(struct ibx_staging *st)
+/* Relaxed: the client may have begun to capture a stream since. */
+void ibx_staging_reset_slots(struct ibx_staging *st)
 {
     for (unsigned i = 0; i < st->count; i++) {
-        struct slot *slot = &st->slots[i];
+        struct ibx_staging_slot *slot = &st->slots[i];
         if (slot->state.now == SLOT_DMA) {
             int mode = ibx_cuda_capture_relax(st->cuda);
             st->cuda->event_synchronize(slot->event);
@@ -261,7 +207,7 @@ static void reset_slots(struct ibx_staging *st)
 
 void ibx_staging_end(struct ibx_staging *st)
 {
-    reset_slots(st);
+    ibx_staging_reset_slots(st);
     for (unsigned i = 0; i < st->count; i++)
         ibx_pinned_give(st->quota, st->slots[i].chunk);
     st->count = 0;
@@ -293,44 +239,55 @@ static int dma_rows(const struct ibx_staging *st, void *host, uint64_t at, size_
 static int dma(const struct ibx_staging *st, void *host, uint64_t at, size_t length, bool to_device)
 {
     const struct ibx_gpu_copy *copy = &st->copy;
-    if (!is_plain(copy))
+    if (!ibx_gpu_copy_is_plain(copy))
         return dma_rows(st, host, at, length, to_device);
     if (to_device)
         return st->cuda->memcpy_to_device_async(copy->device + at, host, length, copy->stream);
     return st->cuda->memcpy_from_device_async(host, copy->device + at, length, copy->stream);
 }
 
-/* Waits until it is this session's turn to have the GPU copy so many bytes of the host's side. */
-static void take_turn(struct ibx_staging *st, size_t length)
+int ibx_staging_dma(struct ibx_staging *st, void *host, uint64_t at, size_t length, bool to_device,
+                    void *event, bool *begun)
+{
+    const bool entered = ibx_turn_enter(st->company);
+    int rc = dma(st, host, at, length, to_device);
+    *begun = *begun || !rc;
+    if (!rc && event)
+        rc = st->cuda->event_record(event, st->copy.stream);
+    ibx_turn_exit(entered);
+    return rc;
+}
+
+void ibx_staging_take_turn(struct ibx_staging *st, size_t length)
 {
     const struct ibx_gpu_copy *copy = &st->copy;
-    st->company = ibx_turn_take(
-        st->turn, is_plain(copy) ? length : ibx_turn_bytes(copy->width, length / copy->host_pitch));
+    st->company =
+        ibx_turn_take(st->turn, ibx_gpu_copy_is_plain(copy)
+                                    ? length
+                                    : ibx_turn_bytes(copy->width, length / copy->host_pitch));
 }
 
 /* Gives a slot to the GPU. 0, a CUresult, or a negative errno. */
-static int dma_start(struct ibx_staging *st, struct slot *slot, bool to_device)
+static int dma_start(struct ibx_staging *st, struct ibx_staging_slot *slot, bool to_device)
 {
-    void *stream = st->copy.stream;
-    take_turn(st, slot->length);
-    int rc = dma(st, ibx_pinned_payload(slot->chunk), slot->at, slot->length, to_device);
+    bool begun = false;
+    ibx_staging_take_turn(st, slot->length);
+    int rc = ibx_staging_dma(st, ibx_pinned_payload(slot->chunk), slot->at, slot->length, to_device,
+                             slot->event, &begun);
+    if (rc && begun) /* a stream of another device takes the copy, but no event of this context */
+        ibx_cuda_stream_wait(st->cuda, st->copy.stream);
     if (rc)
         return rc;
-    rc = st->cuda->event_record(slot->event, stream);
-    if (rc) { /* a stream of another device takes the copy, but no event of this context */
-        ibx_cuda_stream_wait(st->cuda, stream);
-        return rc;
-    }
     slot->serial = ++st->serial;
     return ibx_state_move(&slot->state, SLOT_DMA);
 }
 
 /* The slot whose DMA began first (or last), NULL: none is under way. */
-static struct slot *dma_pick(struct ibx_staging *st, bool last)
+static struct ibx_staging_slot *dma_pick(struct ibx_staging *st, bool last)
 {
-    struct slot *found = NULL;
+    struct ibx_staging_slot *found = NULL;
     for (unsigned i = 0; i < st->count; i++) {
-        struct slot *slot = &st->slots[i];
+        struct ibx_staging_slot *slot = &st->slots[i];
         if (slot->state.now == SLOT_DMA &&
             (!found || (slot->serial - found->serial < UINT32_MAX / 2) == last))
             found = slot;
@@ -347,10 +304,9 @@ static bool has_enough(const struct ibx_staging *st)
     return st->company == IBX_TURN_BESIDE && under_way >= BESIDE;
 }
 
-/* After an error, which may be one of the events' context. */
-static int stop_gpu(struct ibx_staging *st, int rc)
+int ibx_staging_stop_gpu(struct ibx_staging *st, int rc)
 {
-    reset_slots(st);
+    ibx_staging_reset_slots(st);
     ibx_staging_drop_events(st);
     return rc;
 }
@@ -390,8 +346,8 @@ static int stop_all(struct ibx_staging *st, const struct ibx_staging_wire *wire,
             return rc;
     }
     if (why != IBX_STAGING_REFUSED)
-        return stop_gpu(st, why);
-    reset_slots(st);
+        return ibx_staging_stop_gpu(st, why);
+    ibx_staging_reset_slots(st);
     return why;
 }
 
@@ -400,7 +356,7 @@ static int stop_all(struct ibx_staging *st, const struct ibx_staging_wire *wire,
 /* Takes back slots that the GPU is done with; `wait`: at least one. */
 static int reclaim_slots(struct ibx_staging *st, bool wait)
 {
-    struct slot *oldest;
+    struct ibx_staging_slot *oldest;
     int rc = 0;
     while (!rc && (oldest = dma_pick(st, false))) {
         rc = wait ? st->cuda->event_synchronize(oldest->event)
@@ -418,7 +374,7 @@ static int fill_slots(struct ibx_staging *st, const struct ibx_staging_wire *wir
 {
     int rc = 0;
     for (unsigned i = 0; !rc && i < st->count && st->begun < st->total; i++) {
-        struct slot *slot = &st->slots[i];
+        struct ibx_staging_slot *slot = &st->slots[i];
         if (slot->state.now != SLOT_FREE)
             continue;
         slot_begin(st, slot, wire->spread);
@@ -432,7 +388,7 @@ static int submit_slots(struct ibx_staging *st, uint64_t *given)
 {
     int rc = 0;
     for (unsigned i = 0; i < st->count && !rc; i++) {
-        struct slot *slot = &st->slots[i];
+        struct ibx_staging_slot *slot = &st->slots[i];
         if (slot->state.now != SLOT_FILLED)
             continue;
         if (has_enough(st))
@@ -447,10 +403,10 @@ static int submit_slots(struct ibx_staging *st, uint64_t *given)
 int ibx_staging_to_device(struct ibx_staging *st, const struct ibx_staging_wire *wire,
                           const struct ibx_gpu_copy *copy)
 {
-    copy_set(st, copy);
-    int rc = events_ready(st);
+    ibx_staging_set_copy(st, copy);
+    int rc = ibx_staging_events_ready(st);
     if (rc)
-        return stop_gpu(st, rc);
+        return ibx_staging_stop_gpu(st, rc);
     bool open = !wire->open;
     uint64_t given = 0;
     while (given < st->total) {
@@ -473,10 +429,10 @@ int ibx_staging_to_device(struct ibx_staging *st, const struct ibx_staging_wire 
         if (rc)
             return stop_all(st, wire, rc);
     }
-    struct slot *last = dma_pick(st, true);
+    struct ibx_staging_slot *last = dma_pick(st, true);
     rc = last ? st->cuda->event_synchronize(last->event) : 0;
     if (rc)
-        return stop_gpu(st, rc);
+        return ibx_staging_stop_gpu(st, rc);
     dma_ended(st);
     return 0;
 }
@@ -484,7 +440,7 @@ int ibx_staging_to_device(struct ibx_staging *st, const struct ibx_staging_wire 
 /* ------------------------------------------------------------------- from the device */
 
 /* Starts the next piece of the copy into a free slot. */
-static int fetch(struct ibx_staging *st, struct slot *slot)
+static int fetch(struct ibx_staging *st, struct ibx_staging_slot *slot)
 {
     if (st->begun == st->total)
         return 0;
@@ -505,19 +461,19 @@ static int fetch_first(struct ibx_staging *st, unsigned count)
 
 int ibx_staging_from_device(struct ibx_staging *st, const struct ibx_gpu_copy *copy, bool ahead)
 {
-    copy_set(st, copy);
-    int rc = events_ready(st);
+    ibx_staging_set_copy(st, copy);
+    int rc = ibx_staging_events_ready(st);
     if (!rc)
         rc = fetch_first(st, ahead ? st->count : 1);
     if (!rc)
         rc = st->cuda->event_synchronize(st->slots[0].event);
-    return rc ? stop_gpu(st, rc) : ibx_state_move(&st->slots[0].state, SLOT_FILLED);
+    return rc ? ibx_staging_stop_gpu(st, rc) : ibx_state_move(&st->slots[0].state, SLOT_FILLED);
 }
 
 /* Waits until the current slot is filled; meanwhile the wire goes on. */
 static int current_ready(struct ibx_staging *st, const struct ibx_staging_wire *wire)
 {
-    struct slot *slot = &st->slots[st->current];
+    struct ibx_staging_slot *slot = &st->slots[st->current];
     while (slot->state.now == SLOT_DMA) {
         int rc = st->moving ? st->cuda->event_query(slot->event)
                             : st->cuda->event_synchronize(slot->event);
@@ -537,7 +493,7 @@ static int refetch(struct ibx_staging *st)
 {
     int rc = 0;
     for (;;) {
-        struct slot *slot = &st->slots[st->refill];
+        struct ibx_staging_slot *slot = &st->slots[st->refill];
         if (rc || slot->state.now != SLOT_FILLED || slot->left || has_enough(st))
             return rc;
         rc = ibx_state_move(&slot->state, SLOT_FREE);
@@ -551,7 +507,7 @@ static int refetch(struct ibx_staging *st)
 static int move_current(struct ibx_staging *st, const struct ibx_staging_wire *wire,
                         uint64_t offset, uint64_t n, uint64_t *moved)
 {
-    struct slot *slot = &st->slots[st->current];
+    struct ibx_staging_slot *slot = &st->slots[st->current];
     size_t some = n < slot->left ? (size_t)n : slot->left;
     int rc = move_start(st, wire, st->current, slot->next, offset, some);
     if (rc)
@@ -567,7 +523,7 @@ static int move_current(struct ibx_staging *st, const struct ibx_staging_wire *w
 int ibx_staging_deliver(struct ibx_staging *st, const struct ibx_staging_wire *wire, uint64_t n)
 {
     if (n > st->total - st->delivered)
-        return stop_gpu(st, -ERANGE);
+        return ibx_staging_stop_gpu(st, -ERANGE);
     st->delivered += n;
     for (uint64_t moved = 0; moved < n || st->moving;) {
         int rc = fetch_first(st, st->count);
@@ -575,7 +531,7 @@ int ibx_staging_deliver(struct ibx_staging *st, const struct ibx_staging_wire *w
             rc = refetch(st);
         if (rc)
             return stop_all(st, wire, rc);
-        const struct slot *slot = &st->slots[st->current];
+        const struct ibx_staging_slot *slot = &st->slots[st->current];
         unsigned state = slot->state.now;
         bool empty = state == SLOT_FREE || (state == SLOT_FILLED && !slot->left);
         if (moved == n || state == SLOT_MOVING || (empty && st->moving)) {
@@ -590,90 +546,5 @@ int ibx_staging_deliver(struct ibx_staging *st, const struct ibx_staging_wire *w
         if (rc)
             return rc;
     }
-    return 0;
-}
-
-/* ------------------------------------------------------------------------ straight */
-
-/* By an event, not by synchronizing the stream: others may put work into it without end. */
-static int wait_for_stream(struct ibx_staging *st, void *stream)
-{
-    int rc = st->cuda->event_record(st->slots[0].event, stream);
-    return rc ? rc : st->cuda->event_synchronize(st->slots[0].event);
-}
-
-/* Bytes of a straight copy that the GPU is given at once. */
-static size_t straight_piece(enum ibx_turn_company company)
-{
-    return company == IBX_TURN_BESIDE        ? IBX_TURN_PIECE
-           : company == IBX_TURN_BESIDE_LONG ? IBX_TURN_LONGER
-           : company == IBX_TURN_NEAR        ? IBX_TURN_LONG
-                                             : SIZE_MAX;
-}
-
-int ibx_staging_settle(struct ibx_staging *st, void *stream)
-{
-    int rc = events_ready(st);
-    if (!rc)
-        rc = wait_for_stream(st, stream);
-    return rc ? stop_gpu(st, rc) : 0;
-}
-
-/* A part of the copy in hand to or from pinned memory that is no chunk; waits for it. */
-static int straight(struct ibx_staging *st, void *host, uint64_t at, size_t length, bool to_device)
-{
-    const bool plain = is_plain(&st->copy);
-    uint8_t *bytes = host;
-    unsigned begun = 0;
-    int rc = 0;
-    for (size_t done = 0, some; done < length && !rc; done += some, begun++) {
-        struct slot *slot = &st->slots[begun % STRAIGHT];
-        const size_t most = plain ? straight_piece(st->company) : SIZE_MAX;
-        some = length - done < most ? length - done : most;
-        take_turn(st, some);
-        rc = begun < STRAIGHT ? 0 : st->cuda->event_synchronize(slot->event);
-        if (!rc)
-            rc = dma(st, bytes + done, at + done, some, to_device);
-        if (!rc)
-            rc = st->cuda->event_record(slot->event, st->copy.stream);
-    }
-    if (!rc)
-        rc = st->cuda->event_synchronize(st->slots[(begun - 1) % STRAIGHT].event);
-    if (rc && begun) /* as in dma_start() */
-        ibx_cuda_stream_wait(st->cuda, st->copy.stream);
-    return rc;
-}
-
-/* On the legacy stream as the application's own cudaMemcpy, which is two driver calls less. Not
- * beside others: the driver lets them wait meanwhile, and the kernel wakes them. */
-int ibx_staging_straight(struct ibx_staging *st, void *host, const struct ibx_gpu_copy *copy,
-                         bool to_device)
-{
-    const struct ibx_cuda *cuda = st->cuda;
-    const bool legacy = !copy->stream || copy->stream == IBX_CUDA_STREAM_LEGACY;
-    int rc;
-    st->company = ibx_turn_company(st->turn);
-    if (is_plain(copy) && legacy && st->company < IBX_TURN_BESIDE_LONG &&
-        copy->width <= straight_piece(st->company)) {
-        rc = to_device ? cuda->memcpy_to_device(copy->device, host, (size_t)copy->width)
-                       : cuda->memcpy_from_device(host, copy->device, (size_t)copy->width);
-    } else {
-        copy_set(st, copy);
-        rc = events_ready(st);
-        if (!rc)
-            rc = straight(st, host, 0, (size_t)st->total, to_device);
-    }
-    return rc ? stop_gpu(st, rc) : 0;
-}
-
-int ibx_staging_deliver_straight(struct ibx_staging *st, void *to, uint64_t n)
-{
-    if (n > st->total - st->delivered)
-        return stop_gpu(st, -ERANGE);
-    reset_slots(st);
-    int rc = n ? straight(st, to, st->delivered, (size_t)n, false) : 0;
-    if (rc)
-        return stop_gpu(st, rc);
-    restart_at(st, st->delivered + n);
     return 0;
 }

@@ -112,5 +112,10 @@ int ibx_staging_settle(struct ibx_staging *staging, void *stream);
  * it. No chunks are needed. */
 int ibx_staging_straight(struct ibx_staging *staging, void *host, const struct ibx_gpu_copy *copy,
                          bool to_device);
+/* The same for a plain copy, which is not waited for. But beside sessions that copy little the GPU
+ * has two pieces of such copies at once, so that theirs come in between, and the call returns when
+ * it has the last of them; that does not hold for a copy behind other work of its stream. */
+int ibx_staging_leave(struct ibx_staging *staging, void *host, const struct ibx_gpu_copy *copy,
+                      bool to_device);
 
 #endif

@@ -2,6 +2,7 @@
 #include "gpudirect/turns.h"
 
 #include "common/clock.h"
+#include "common/thread.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -9,6 +10,7 @@
 
 #define HOLD_MIN_NS ((uint64_t)50000) /* a thread that sleeps comes back no sooner */
 #define HOLD_MAX_NS ((uint64_t)20000000)
+#define ENTER_NS    ((uint64_t)100000) /* of busy waiting for the driver */
 
 static struct {
     pthread_mutex_t mutex;
@@ -202,4 +204,45 @@ enum ibx_turn_company ibx_turn_take(struct ibx_turn *turn, uint64_t bytes)
 enum ibx_turn_company ibx_turn_company(struct ibx_turn *turn)
 {
     return ibx_turn_take(turn, 0);
+}
+
+/* ------------------------------------------------------------------ into the driver */
+
+static atomic_bool inside;
+
+static bool processors_abound(void)
+{
+    static atomic_uint spins; /* 0: not known, 1: they do, 2: they do not */
+    if (!atomic_load_explicit(&spins, memory_order_relaxed))
+        atomic_store(&spins, ibx_thread_may_spin() ? 1 : 2);
+    return atomic_load_explicit(&spins, memory_order_relaxed) == 1;
+}
+
+static bool try_enter(void)
+{
+    return !atomic_load_explicit(&inside, memory_order_relaxed) &&
+           !atomic_exchange_explicit(&inside, true, memory_order_acquire);
+}
+
+bool ibx_turn_enter(enum ibx_turn_company company)
+{
+    if (company < IBX_TURN_BESIDE_LONG || !processors_abound())
+        return false;
+    uint64_t until = 0;
+    for (unsigned i = 0; !try_enter(); i++) {
+        if (i % 64 == 0) {
+            const uint64_t now = ibx_now_ns();
+            until = until ? until : now + ENTER_NS;
+            if (now > until)
+                return false;
+        }
+        ibx_cpu_relax();
+    }
+    return true;
+}
+
+void ibx_turn_exit(bool entered)
+{
+    if (entered)
+        atomic_store_explicit(&inside, false, memory_order_release);
 }

@@ -17,6 +17,10 @@
  * any of the others makes short copies. The GPU takes what it is given in order: so a short copy
  * waits for microseconds.
  *
+ * Calls that give the GPU work go into the driver one after the other, beside others: it lets one
+ * thread in at a time, and the kernel would have to wake the next, which takes longer than the
+ * call.
+ *
  * From any thread; a struct ibx_turn belongs to one session and its thread.
  */
 #ifndef IBX_GPUDIRECT_TURNS_H
@@ -64,6 +68,11 @@ enum ibx_turn_company {
 enum ibx_turn_company ibx_turn_company(struct ibx_turn *turn);
 /* Before `bytes` are given to the GPU: waits for the session's turn. The same. */
 enum ibx_turn_company ibx_turn_take(struct ibx_turn *turn, uint64_t bytes);
+/* Around calls that give the GPU work and wait for nothing. Waits busily until nobody else is in
+ * there, but not for long: the other one may have to wait in the driver. False: it was left out,
+ * since there is no company, or few processors, or that time is over. */
+bool ibx_turn_enter(enum ibx_turn_company company);
+void ibx_turn_exit(bool entered);
 /* What rows of a copy count. */
 static inline uint64_t ibx_turn_bytes(uint64_t width, uint64_t rows)
 {

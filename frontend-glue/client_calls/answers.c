@@ -2,6 +2,8 @@
 /* Which requests are answered without the back end, or before it. */
 #include "frontend-glue/client_calls/internal.h"
 
+#include "frontend-glue/session/extra.h"
+
 #include <string.h>
 
 static bool launch_succeeds(const struct ibx_pipeline *p, const uint8_t *body, size_t n)
@@ -9,6 +11,25 @@ static bool launch_succeeds(const struct ibx_pipeline *p, const uint8_t *body, s
     return ibx_launch_is_plain(body, n) &&
            ibx_successes_hold(&p->launches, ibx_launch_key(p, body)) &&
            ibx_successes_hold(&p->others, ibx_launch_stream_key(p, body));
+}
+
+static bool is_good(const struct ibx_pipeline *p, uint64_t handle)
+{
+    return ibx_successes_hold(&p->others, ibx_handle_key(p, handle));
+}
+
+/* A record of an event, or a wait for one, of this device in a stream of it: a first one, too,
+ * succeeds. */
+static bool handles_are_good(const struct ibx_pipeline *p, const uint8_t *body, size_t n)
+{
+    struct ibx_reader r = ibx_reader_of(body, n);
+    const bool waits = p->call->stream_at == 0;
+    const uint64_t first = ibx_get_u64(&r), second = ibx_get_u64(&r);
+    const uint64_t event = waits ? second : first, stream = waits ? first : second;
+    return p->call->event && !strncmp(p->call->name, waits ? "cudaStreamWait" : "cudaEvent", 9) &&
+           !(waits && ibx_get_u32(&r)) && !r.failed &&
+           ibx_successes_hold(&p->forms, ibx_call_key(p->call, 0)) && is_good(p, event) &&
+           (!stream || is_good(p, stream));
 }
 
 /* A copy that needs nothing of this process any more once its request was written. */
@@ -32,7 +53,8 @@ bool ibx_answer_may_be_early(struct ibx_pipeline *p, const uint8_t *body, size_t
     case IBX_CALL_LAUNCH:
         return launch_succeeds(p, body, n);
     case IBX_CALL_REPEATS:
-        return ibx_successes_hold(&p->others, ibx_request_key(p, body, n));
+        return ibx_successes_hold(&p->others, ibx_request_key(p, body, n)) ||
+               handles_are_good(p, body, n);
     case IBX_CALL_REGISTERS:
         return ibx_successes_hold(&p->forms, ibx_call_key(call, 0));
     case IBX_CALL_FREES:
@@ -41,7 +63,7 @@ bool ibx_answer_may_be_early(struct ibx_pipeline *p, const uint8_t *body, size_t
     case IBX_CALL_COPIES:
     case IBX_CALL_ENQUEUES:
         *sure = false;
-        return all && ibx_successes_hold(&p->forms, ibx_call_key(call, 0)) &&
+        return all && ibx_successes_hold(&p->forms, ibx_form_key(call, body, n)) &&
                (call->kind == IBX_CALL_ENQUEUES || copy_is_plain(body, n));
     default:
         return false;
@@ -135,10 +157,11 @@ bool ibx_answer_here(struct ibx_pipeline *p, const uint8_t *body, size_t n)
 void ibx_answer_or_send(struct ibx_pipeline *p, const uint8_t *body, size_t n)
 {
     /* First: behind the request another thread may be given the same address. */
-    if (p->call->kind == IBX_CALL_FREES) {
-        struct ibx_reader r = ibx_reader_of(body, n);
+    struct ibx_reader r = ibx_reader_of(body, n);
+    if (p->call->kind == IBX_CALL_FREES)
         p->freed = ibx_allocations_remove(ibx_get_u64(&r));
-    }
+    if (p->call->kind == IBX_CALL_EXTRA && ibx_get_u16(&r) == IBX_EXTRA_FREE_ASYNC)
+        ibx_allocations_remove(ibx_get_u64(&r));
     bool sure, answered = ibx_answer_here(p, body, n);
     if (!answered && ibx_answer_may_be_early(p, body, n, &sure)) {
         const struct ibx_scope scope = ibx_request_scope(p->call, body, n);

@@ -5,6 +5,8 @@
  */
 #include "frontend-glue/client_calls/internal.h"
 
+#include "frontend-glue/session/extra.h"
+
 #include <errno.h>
 #include <string.h>
 
@@ -73,8 +75,9 @@ int ibx_pipeline_call(struct ibx_pipeline *p, const struct ibx_pipeline_request 
 {
     const size_t name = strlen(call->name) + 1;
     const struct ibx_call *known = ibx_call_find(call->name, name);
-    const bool ours = known->kind == IBX_CALL_EXTRA; /* its form is known */
-    const bool fits = ours || known->length == call->n || known->kind == IBX_CALL_COPIES;
+    const bool ours = ibx_extra_is(known->name); /* its form is known */
+    const bool fits = ours || known->length == call->n || known->kind == IBX_CALL_COPIES ||
+                      known->kind == IBX_CALL_LAUNCH;
     if (!is_usable(p) || !is_between(p) || !fits ||
         !(ours || ibx_successes_hold(&p->forms, ibx_call_key(known, call->out_n))))
         return -ENOTCONN;
@@ -111,11 +114,6 @@ void ibx_pipeline_learn(struct ibx_pipeline *p, const char *name)
 {
     if (p)
         ibx_successes_add(&p->forms, ibx_call_key(ibx_call_find(name, strlen(name) + 1), 0));
-}
-
-const char *ibx_pipeline_last_call(const struct ibx_pipeline *p)
-{
-    return p ? p->call->name : "";
 }
 
 /* ------------------------------------------------------------- what the thread knows */

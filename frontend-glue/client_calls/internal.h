@@ -69,6 +69,7 @@ struct ibx_pipeline {
     uint8_t reply[IBX_REPLY_MAX]; /* of a WAITING one, as far as it fits; or an answer */
     uint64_t reply_length;        /* read so far */
     unsigned reads;               /* of it */
+    bool was_long;                /* its request was too long to be staged */
 
     /* Likewise: what is known. */
     bool foreign; /* the front end reads replies in another way: nothing is answered */
@@ -146,9 +147,14 @@ bool ibx_launch_is_plain(const uint8_t *body, size_t n);
  * stream is one, of this device. */
 uint64_t ibx_launch_key(const struct ibx_pipeline *pipeline, const uint8_t *body);
 uint64_t ibx_launch_stream_key(const struct ibx_pipeline *pipeline, const uint8_t *body);
+/* That a stream or an event is one, of this device. */
+uint64_t ibx_handle_key(const struct ibx_pipeline *pipeline, uint64_t handle);
 /* That a call of this kind was answered with so many bytes of output, and has a body of as many as
  * the table says. */
 uint64_t ibx_call_key(const struct ibx_call *call, size_t out);
+/* The same of a request without output whose body begins there: of ours, each is a call of its own.
+ */
+uint64_t ibx_form_key(const struct ibx_call *call, const uint8_t *body, size_t n);
 /* Of a call that succeeds again with the same body. The default stream is that of the device. */
 uint64_t ibx_request_key(const struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
 /* All that the reply to the request in hand depends on; its length. Front ends send what the

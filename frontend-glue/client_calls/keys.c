@@ -2,6 +2,8 @@
 /* What decides whether a request succeeds, and what its reply is. */
 #include "frontend-glue/client_calls/internal.h"
 
+#include "frontend-glue/session/extra.h"
+
 #include <string.h>
 
 #define LAUNCH_LEAST 56u         /* bytes of a launch before its arguments */
@@ -67,17 +69,29 @@ uint64_t ibx_launch_key(const struct ibx_pipeline *p, const uint8_t *body)
     return ibx_request_hash(1, key, sizeof(key));
 }
 
-uint64_t ibx_launch_stream_key(const struct ibx_pipeline *p, const uint8_t *body)
+uint64_t ibx_handle_key(const struct ibx_pipeline *p, uint64_t handle)
 {
     uint8_t key[12];
-    memcpy(key, body + 40, 8);
+    memcpy(key, &handle, 8);
     memcpy(key + 8, p->device, 4);
     return ibx_request_hash(3, key, sizeof(key));
+}
+
+uint64_t ibx_launch_stream_key(const struct ibx_pipeline *p, const uint8_t *body)
+{
+    struct ibx_reader r = ibx_reader_of(body + 40, 8);
+    return ibx_handle_key(p, ibx_get_u64(&r));
 }
 
 uint64_t ibx_call_key(const struct ibx_call *call, size_t out)
 {
     return ibx_request_hash(2 ^ (uint64_t)out << 8, &call, sizeof(call));
+}
+
+uint64_t ibx_form_key(const struct ibx_call *call, const uint8_t *body, size_t n)
+{
+    const uint64_t key = ibx_call_key(call, 0);
+    return ibx_extra_is(call->name) && n >= 2 ? ibx_request_hash(key, body, 2) : key;
 }
 
 uint64_t ibx_request_key(const struct ibx_pipeline *p, const uint8_t *body, size_t n)

@@ -208,6 +208,15 @@ void ibx_pipeline_enter(struct ibx_pipeline *p, uint64_t stream)
     ibx_backlog_gather(p);
 }
 
+void ibx_pipeline_enter_alone(struct ibx_pipeline *p)
+{
+    if (!p || ibx_pipeline_is_inherited(p))
+        return;
+    ibx_process_work();
+    pthread_mutex_lock(&p->lock);
+    ibx_backlog_gather(p);
+}
+
 int ibx_pipeline_leave(struct ibx_pipeline *p, int exit_code, bool waits)
 {
     if (!p || ibx_pipeline_is_inherited(p))

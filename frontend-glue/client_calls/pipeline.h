@@ -76,8 +76,6 @@ bool ibx_pipeline_divert(struct ibx_pipeline *pipeline);
 const uint8_t *ibx_pipeline_diverted(struct ibx_pipeline *pipeline, size_t *n);
 /* Such a call was made otherwise, in a frame like GVirtuS's, and was answered without output. */
 void ibx_pipeline_learn(struct ibx_pipeline *pipeline, const char *name);
-/* The name of the last call, whoever made it; "": it is none that this code knows. */
-const char *ibx_pipeline_last_call(const struct ibx_pipeline *pipeline);
 /* What calls of the connection's thread would return, if that is known. */
 bool ibx_pipeline_has_no_error(struct ibx_pipeline *pipeline);
 bool ibx_pipeline_device(struct ibx_pipeline *pipeline, int *device);
@@ -90,6 +88,8 @@ bool ibx_pipeline_is_over(struct ibx_pipeline *pipeline, uint64_t event);
  * have to come after was run. `stream`: of the work that is about to be enqueued, 0: it concerns
  * all. */
 void ibx_pipeline_enter(struct ibx_pipeline *pipeline, uint64_t stream);
+/* The same for a copy that comes after nothing of other threads. */
+void ibx_pipeline_enter_alone(struct ibx_pipeline *pipeline);
 /* Likewise, for work that another connection is about to enqueue: what was answered was run. */
 void ibx_pipeline_settle(struct ibx_pipeline *pipeline, uint64_t stream);
 /* Another connection has taken that work, and the call that brought it is about to return. */

@@ -2,6 +2,8 @@
 /* Requests that wait for the back end, and what is learned from their replies. */
 #include "frontend-glue/client_calls/internal.h"
 
+#include "frontend-glue/session/extra.h"
+
 #include <string.h>
 
 #define CAPTURE_INVALIDATED 901 /* cudaError_t */
@@ -19,6 +21,16 @@ static void outdates(enum ibx_call_kind kind)
         ibx_process_handle();
 }
 
+/* Whether other processes order their work by this one's events from here on, or the other way. */
+static bool shares(const struct ibx_call *call, const uint8_t *body, size_t n)
+{
+    struct ibx_reader r = ibx_reader_of(body, n);
+    if (call->kind != IBX_CALL_EXTRA)
+        return call->kind == IBX_CALL_SHARES;
+    const unsigned number = ibx_get_u16(&r);
+    return number == IBX_EXTRA_IPC_EVENT || number == IBX_EXTRA_IPC_OPEN_EVENT;
+}
+
 /* What a request that waits means to others, before it is sent. */
 static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n)
 {
@@ -26,7 +38,7 @@ static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n
     if (ibx_call_adds_work(p->call))
         ibx_process_work();
     p->epoch = ibx_process_epoch();
-    if (p->call->kind == IBX_CALL_BEGIN_CAPTURE || p->call->kind == IBX_CALL_SHARES)
+    if (p->call->kind == IBX_CALL_BEGIN_CAPTURE || shares(p->call, body, n))
         ibx_process_capture(true); /* what is shared is so for good */
     outdates(p->call->kind);
     if (p->call->kind == IBX_CALL_PUSH && n == IBX_CONFIGURATION_BYTES)
@@ -55,7 +67,7 @@ void ibx_waiting_begin(struct ibx_pipeline *p, const uint8_t *body, size_t n)
     if (ibx_session_live(p->session))
         ibx_session_write(p->session, NULL, 0);
     ibx_backlog_gather(p);
-    if (ibx_session_live(p->session)) /* whole: the plugin runs no other requests of our own */
+    if (ibx_session_live(p->session)) /* whole, if a message can hold it */
         ibx_session_gather_whole(p->session, p->staged, p->staged_length);
     pthread_mutex_unlock(&p->lock);
 }
@@ -64,6 +76,7 @@ void ibx_waiting_begin_long(struct ibx_pipeline *p)
 {
     const uint8_t *nul = memchr(p->staged, 0, p->staged_length);
     p->call = ibx_call_find(p->staged, nul ? (size_t)(nul - p->staged) + 1 : 0);
+    p->was_long = true;
     p->foreign = p->foreign || !nul;
     ibx_waiting_begin(p, NULL, 0);
 }
@@ -136,6 +149,17 @@ static void learn_device(struct ibx_pipeline *p, const uint8_t *out, size_t n)
         p->current = (int32_t)ibx_get_u32(&r);
 }
 
+/* A stream or an event that was made; the number may have its length in front. */
+static void learn_handle(struct ibx_pipeline *p, size_t out)
+{
+    struct ibx_reader r = ibx_reader_of(p->reply + IBX_REPLY_HEAD, out);
+    const uint64_t length = out == 16 ? ibx_get_u64(&r) : 8, made = ibx_get_u64(&r);
+    const char *name = p->call->name;
+    if ((out == 8 || out == 16) && length == 8 && made && !ibx_process_captures() &&
+        (!strncmp(name, "cudaEventCreate", 15) || !strncmp(name, "cudaStreamCreate", 16)))
+        ibx_successes_add(&p->others, ibx_handle_key(p, made));
+}
+
 /* A request has succeeded whose body is still staged; its reply is in `reply`. */
 static void learn_success(struct ibx_pipeline *p, uint64_t out)
 {
@@ -159,10 +183,13 @@ static void learn_success(struct ibx_pipeline *p, uint64_t out)
         if (made) /* no bytes are at NULL */
             ibx_allocations_add(made);
     }
+    if (call->kind == IBX_CALL_ASKS)
+        learn_handle(p, (size_t)out);
     if (out <= FORM_OUT_MAX)
         ibx_successes_add(&p->forms, ibx_call_key(call, (size_t)out));
     if (out)
         return;
+    ibx_successes_add(&p->forms, ibx_form_key(call, body, n));
     const bool captures = ibx_process_captures(); /* then a success says little */
     if (call->kind == IBX_CALL_LAUNCH && ibx_launch_is_plain(body, n) && !captures) {
         ibx_successes_add(&p->launches, ibx_launch_key(p, body));
@@ -219,6 +246,13 @@ void ibx_waiting_note_reply(struct ibx_pipeline *p, uint8_t *bytes, size_t n)
         return;
     struct ibx_reader r = ibx_reader_of(p->reply + IBX_REPLY_HEAD - 8, 8);
     const uint64_t out = ibx_get_u64(&r);
-    if (p->reply_length == IBX_REPLY_HEAD + out)
-        reply_ends(p, out);
+    if (p->reply_length != IBX_REPLY_HEAD + out)
+        return;
+    reply_ends(p, out);
+    if (!p->was_long) /* then the session keeps little of it */
+        return;
+    p->was_long = false;
+    pthread_mutex_lock(&p->lock);
+    ibx_session_all_answered(p->session);
+    pthread_mutex_unlock(&p->lock);
 }

@@ -198,7 +198,9 @@ int ibx_client_exchange(struct ibx_session *s, const struct ibx_frontend_copy *c
         ibx_session_expect(s, copy->n);
     if (!rc)
         rc = ibx_client_take_reply(s, copy, rows, exit_code);
-    if (!rc)
+    if (!rc) {
         ibx_session_cts_end(s);
+        ibx_session_all_answered(s);
+    }
     return rc;
 }

@@ -4,7 +4,7 @@
  * the same runtime in the same thread, but without what it does around them. So their results, and
  * the thread's last error, are the handler's.
  */
-#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/extra.h"
 
 #include "common/clock.h"
 #include "frontend-glue/session/extra.h"
@@ -39,11 +39,6 @@ static struct {
     int (*malloc)(void **address, size_t n);
     int (*free)(void *address);
 } runtime;
-
-static void *pointer(struct ibx_reader *r)
-{
-    return (void *)(uintptr_t)ibx_get_u64(r);
-}
 
 static int event_record(struct copies *x, struct arguments *a)
 {
@@ -90,11 +85,13 @@ static int device_synchronize(struct copies *x, struct arguments *a)
     return runtime.device_synchronize();
 }
 
+/* One that nobody here has seen, or is another tenant's, is left to GVirtuS's handler. */
 static int graph_launch(struct copies *x, struct arguments *a)
 {
-    (void)x;
     void *graph = pointer(&a->in);
-    return runtime.graph_launch(graph, pointer(&a->in));
+    if (!ibx_handles_know(x, IBX_HANDLE_EXEC, (uintptr_t)graph))
+        return PASSES;
+    return ibx_frees_launch(runtime.graph_launch, graph, pointer(&a->in));
 }
 
 static int set_memory(struct copies *x, struct arguments *a)
@@ -132,7 +129,13 @@ static int give_back(struct copies *x, struct arguments *a)
     if (is_noted(x))
         return PASSES;
     ibx_gpu_registrations_drop(&x->registrations, (uintptr_t)address);
-    return runtime.free(address);
+    if (!address)
+        return runtime.free(address);
+    ibx_ipc_gone((uintptr_t)address); /* after the call another thread may share that address */
+    ibx_frees_begin(x, (uintptr_t)address);
+    const int rc = runtime.free(address);
+    ibx_frees_end();
+    return rc;
 }
 
 static const struct handler {
@@ -195,6 +198,11 @@ static const struct handler *handler_of(const struct ibx_call *call, uint64_t le
 
 static _Atomic unsigned captures; /* of all clients */
 
+bool ibx_copies_captures(void)
+{
+    return atomic_load(&captures);
+}
+
 /* A launch into another stream than the captured one may end the capture when it fails, and would
  * fail in another way when GVirtuS tries it again. */
 static int launch(struct copies *x, const struct ibx_request *q)
@@ -212,7 +220,7 @@ static int run_extra(struct copies *x, const struct ibx_request *q, struct argum
 
 static int run(struct copies *x, const struct ibx_request *q, struct arguments *a)
 {
-    if (q->called->kind == IBX_CALL_EXTRA)
+    if (ibx_extra_is(q->called->name))
         return run_extra(x, q, a);
     if (q->called->kind == IBX_CALL_LAUNCH)
         return launch(x, q) ? PASSES : 0;
@@ -251,6 +259,8 @@ void ibx_copies_call_read(struct copies *x, const char *name)
     x->begins_capture = !strncmp(name, "cudaStreamBeginCapture", 22);
     x->ends_capture = !strncmp(name, "cudaStreamEndCapture", 20) && x->captures;
     x->allocates = !strcmp(name, "cudaMalloc");
+    x->makes_graph = !strncmp(name, "cudaStreamEndCapture", 20) || !strcmp(name, "cudaGraphCreate");
+    x->makes_exec = !strcmp(name, "cudaGraphInstantiate");
     if (x->begins_capture) {
         x->captures++;
         atomic_fetch_add(&captures, 1);
@@ -266,6 +276,15 @@ static bool ends_capture(int exit_code)
     return !exit_code || exit_code == CAPTURE_INVALIDATED || exit_code == CAPTURE_UNJOINED;
 }
 
+/* One that GVirtuS's handler has answered: requests of our own name it, too. */
+static void note_handle(struct copies *x, enum ibx_handle_kind kind)
+{
+    struct ibx_reader r = ibx_reader_of(x->replies.last, 8);
+    const uint64_t handle = ibx_get_u64(&r);
+    if (handle)
+        ibx_extra_note(x, kind, handle);
+}
+
 void ibx_copies_call_answered(struct copies *x)
 {
     const int code = x->replies.exit_code;
@@ -275,9 +294,12 @@ void ibx_copies_call_answered(struct copies *x)
         x->captures--;
         atomic_fetch_sub(&captures, 1);
     }
+    if ((x->makes_graph || x->makes_exec) && !code && x->replies.last_size == 8)
+        note_handle(x, x->makes_graph ? IBX_HANDLE_GRAPH : IBX_HANDLE_EXEC);
     if (x->changes_kernels) /* others have looked them up while it ran */
         ibx_copies_launch_forget();
     x->begins_capture = x->ends_capture = x->allocates = x->changes_kernels = false;
+    x->makes_graph = x->makes_exec = false;
 }
 
 void ibx_copies_calls_end(struct copies *x)

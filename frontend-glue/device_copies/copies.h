@@ -33,6 +33,12 @@ void ibx_reply_note_write(struct ibx_reply_watch *watch, const void *bytes, size
 void ibx_reply_note_sync(struct ibx_reply_watch *watch);
 
 #define IBX_REPLY_HEAD_MAX 20u
+
+/* cudaError_t that requests of our own are answered with. */
+#define CUDA_INVALID_VALUE     1
+#define CUDA_MEMORY_ALLOCATION 2
+#define CUDA_INVALID_HANDLE    400
+#define CUDA_NOT_SUPPORTED     801
 /* Writes what precedes `out`; returns its length. The shape is PLAIN or TIMED. */
 size_t ibx_reply_head(enum ibx_reply_shape shape, int32_t exit_code, double seconds,
                       uint64_t out_length, uint8_t head[IBX_REPLY_HEAD_MAX]);
@@ -112,6 +118,7 @@ struct isolation {
     bool allocates;
     uint64_t reserved;            /* bytes for what it allocates */
     uint64_t freed, freed_number; /* what it frees, if that has an owner */
+    uint64_t gone;                /* the handle or address that it gives back */
 };
 
 /* A kernel that was launched, by the function that the client names it by. */
@@ -158,6 +165,8 @@ struct copies {
     bool begins_capture;              /* the request in hand begins one, if it succeeds */
     bool ends_capture;                /* it ends one, likewise */
     bool allocates;                   /* it is cudaMalloc */
+    bool frees;                       /* it gives memory back: until ibx_frees_end() */
+    bool makes_graph, makes_exec;     /* it returns a graph, or what can be launched */
     bool changes_kernels;             /* it registers some, or takes some away */
     bool tried_runtime, tried_launch; /* whether there is one, as long as none was found */
     bool allocates_plainly;           /* the handler of cudaMalloc answers with the address alone */
@@ -254,11 +263,22 @@ int ibx_copies_call(struct copies *x, const struct ibx_request *q);
 void ibx_copies_call_read(struct copies *x, const char *name);
 void ibx_copies_call_answered(struct copies *x);
 void ibx_copies_calls_end(struct copies *x);
+/* Whether a client captures a stream. */
+bool ibx_copies_captures(void);
 
 /* launch.c */
 
 /* 0; otherwise GVirtuS has to launch it. */
 int ibx_copies_launch(struct copies *x, const uint8_t *body, size_t n);
+/* A kernel of a graph, of the body of a launch: adds it behind others, or sets the parameters of
+ * one, where `exec` is set in what was made of the graph. What the driver returns. */
+struct ibx_kernel_node {
+    void *graph, **behind; /* to add it */
+    size_t count;
+    void *node, *exec; /* to set them; or what was added */
+};
+int ibx_copies_kernel_node(struct copies *x, const uint8_t *body, size_t n,
+                           struct ibx_kernel_node *node);
 /* The same with `count` attributes (extra.h), and what CUDA returns. */
 int ibx_copies_launch_as(struct copies *x, const uint8_t *body, size_t n, const uint8_t *attributes,
                          size_t count);
@@ -270,18 +290,55 @@ void ibx_copies_launch_forget(void);
 /* A request of our own: its exit code, and what it answers beside that. */
 int ibx_copies_extra(struct copies *x, const struct ibx_request *q, struct ibx_writer *out);
 
+/* extra_ipc.c: what a client has shared with other processes */
+
+/* This memory was given back, or this event destroyed. */
+void ibx_ipc_gone(uint64_t value);
+/* The context is gone, and what was in it; NULL: it is not known which. */
+void ibx_ipc_forget(const void *context);
+/* The session has ended. What it has shared stays, as its memory does in GVirtuS. */
+void ibx_ipc_end(const struct copies *x);
+
 /* handles.c */
 
-enum ibx_handle_kind { IBX_HANDLE_ARRAY, IBX_HANDLE_POOL, IBX_HANDLE_TEXTURE, IBX_HANDLE_SURFACE };
+enum ibx_handle_kind {
+    IBX_HANDLE_ARRAY,
+    IBX_HANDLE_POOL,
+    IBX_HANDLE_TEXTURE,
+    IBX_HANDLE_SURFACE,
+    IBX_HANDLE_GRAPH,
+    IBX_HANDLE_NODE,
+    IBX_HANDLE_EXEC
+};
 /* A handle of the session's tenant, a pool of all. False: no memory. */
 bool ibx_handles_add(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
 bool ibx_handles_know(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
+/* A new node of a graph, or one that CUDA lists; those of a graph that is no more; whether it is
+ * one of it. */
+bool ibx_handles_add_node(struct copies *x, uint64_t node, uint64_t graph);
+bool ibx_handles_list_node(struct copies *x, uint64_t node, uint64_t graph);
+void ibx_handles_forget_nodes(uint64_t graph);
+bool ibx_handles_is_node_of(struct copies *x, uint64_t node, uint64_t graph);
+/* What can be launched was made of that graph; whether the node was in it then. */
+void ibx_handles_made_of(struct copies *x, uint64_t exec, uint64_t graph);
+bool ibx_handles_has_node(struct copies *x, uint64_t exec, uint64_t node);
 /* The context is gone, and what was in it; NULL: it is not known which. */
 void ibx_handles_forget(const void *context);
+/* GVirtuS's handler has given back what has that handle, if it is the tenant's. */
+void ibx_handles_gone(struct copies *x, uint64_t value);
 /* Whether it was there; it is no more. */
 bool ibx_handles_remove(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
 
+/* frees.c: around what gives memory back, and waits for the device in CUDA. `address`: which
+ * memory; 0: none of a pool. */
+void ibx_frees_begin(struct copies *x, uint64_t address);
+void ibx_frees_end(void);
+/* Launches a graph, when no memory is being given back. */
+int ibx_frees_launch(int (*launch)(void *graph, void *stream), void *graph, void *stream);
+
 /* host_work.c: cudaError_t */
+/* Whether graphs of clients may call functions of theirs. */
+bool ibx_host_work_repeats(void);
 
 /* A queue of the session's own, by whose id all of the client's threads name it. */
 int ibx_host_work_open(struct copies *x, uint64_t *id);
@@ -291,6 +348,12 @@ struct ibx_host_work {
 };
 /* `enqueue` is the runtime's cudaLaunchHostFunc, or cudaStreamAddCallback. */
 int ibx_host_work_add(struct copies *x, const struct ibx_host_work *work, void *enqueue);
+/* A function that a graph calls, as often as it is launched: what CUDA is to call it by. The same
+ * number is the same function. NULL: *rc says why not. */
+void *ibx_host_work_repeat(struct copies *x, uint64_t queue, uint64_t number, int *rc);
+void ibx_host_work_call(void *repeated);
+/* The number of one of the tenant's; 0: it is none. */
+uint64_t ibx_host_work_number(const struct copies *x, const void *repeated);
 /* `over` was called (0: none was). *number is to be called now, 0: nothing is; `wait`: for a few
  * milliseconds. */
 int ibx_host_work_ask(struct copies *x, uint64_t over, bool wait, uint64_t *number, int *status);

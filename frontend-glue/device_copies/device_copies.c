@@ -102,6 +102,14 @@ static bool wants_request(void *context)
 
 /* --------------------------------------------------------------- what GVirtuS does itself */
 
+/* A handler of GVirtuS's gives memory back no more. */
+static void freed(struct copies *x)
+{
+    if (x->frees)
+        ibx_frees_end();
+    x->frees = false;
+}
+
 static int note_read(void *context, void *bytes, size_t n)
 {
     struct copies *x = context;
@@ -120,6 +128,10 @@ static int note_read(void *context, void *bytes, size_t n)
         ibx_gpu_registrations_drop(&x->registrations, 0);
     else if (x->requests.freed)
         ibx_gpu_registrations_drop(&x->registrations, x->requests.freed);
+    if (x->requests.freed && !x->requests.resets && !x->frees) {
+        ibx_frees_begin(x, x->requests.freed);
+        x->frees = true;
+    }
     x->requests.freed = 0;
     return ibx_isolation_after_read(x, stage);
 }
@@ -145,6 +157,7 @@ static void note_sync(void *context)
     struct copies *x = context;
     if (x->answering)
         return;
+    freed(x);
     ibx_reply_note_sync(&x->replies);
     if (x->replies.exit_code)
         ibx_copies_note_error(x, x->replies.exit_code);
@@ -226,12 +239,14 @@ static void ended(void *context)
                 "by chunks",
                 x->ran, ibx_session_path(x->s)->peer, x->taken[PATH_DIRECT],
                 x->taken[PATH_IN_PLACE], x->taken[PATH_COPY_THREADS], x->taken[PATH_INLINE]);
+    freed(x);
     ibx_copies_handle_resets(x);
     ibx_staging_destroy(x->staging);
     x->staging = NULL;
     ibx_isolation_end(x);
     ibx_copies_calls_end(x);
     ibx_host_work_end(x);
+    ibx_ipc_end(x);
     x->ran = 0;
     memset(x->taken, 0, sizeof(x->taken));
     x->options.mode = IBX_GPU_OFF;
@@ -242,7 +257,9 @@ static void destroy(void *context)
     struct copies *x = context;
     if (ibx_session_live(x->s)) /* other hooks take its place */
         ending(x);
+    freed(x);
     ibx_host_work_end(x);
+    ibx_ipc_end(x);
     ibx_staging_destroy(x->staging);
     ibx_isolation_end(x);
     free(x->regions);
@@ -279,6 +296,9 @@ static const struct ibx_session_hooks hooks = {
     .destroy = destroy,
 };
 
+/* So that the GPU reads payloads where they have come in. */
+static const struct ibx_message_memory message_memory = {ibx_pinned_borrow, ibx_pinned_return};
+
 struct copies *ibx_copies_of(const struct ibx_session *s)
 {
     return ibx_session_context(s, &hooks);
@@ -299,6 +319,7 @@ int ibx_device_copies_attach(struct ibx_session *s, const struct ibx_gpu_options
     ibx_copies_resets_begin(x);
     ibx_session_set_hooks(s, &hooks, x);
     ibx_session_set_threads(s, options->threads);
+    ibx_session_lend(s, options->mode == IBX_GPU_OFF ? NULL : &message_memory);
     int rc = ibx_session_serving(s) ? serve(x) : 0;
     return rc ? ibx_error_set(err, rc, "%s", ibx_session_reason(s)) : 0;
 }

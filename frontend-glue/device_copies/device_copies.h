@@ -22,7 +22,11 @@
  *   calls.c          short calls that are no copies, by CUDA's runtime
  *   launch.c         kernels, by the driver
  *   extra.c          requests of our own, for calls that GVirtuS lacks
+ *   extra_arrays.c   likewise: arrays, textures and surfaces
+ *   extra_graphs.c, extra_nodes.c  likewise: graphs
+ *   extra_ipc.c      likewise: memory and events of other processes
  *   handles.c        what they have returned
+ *   frees.c          memory that is given back beside graphs
  *   host_work.c      functions that the client calls when a stream gets there
  *   runtime.c        CUDA's runtime, as GVirtuS's handlers have it
  *   symbol.c         where a symbol of the program is

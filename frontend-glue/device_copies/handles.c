@@ -11,9 +11,11 @@
 #include <stdlib.h>
 
 struct handle {
-    struct handle *next;
+    struct handle *next, **at; /* the list of all */
     enum ibx_handle_kind kind;
     uint64_t value;
+    uint64_t of;     /* of a node, or what was made of one: its graph; 0: not known, or no more */
+    uint64_t number; /* in which order it was made; 0: a node that came by a capture or a clone */
     const void *context;             /* in which it is; NULL: not known */
     const struct ibx_tenant *tenant; /* NULL: every tenant's */
 };
@@ -21,6 +23,7 @@ struct handle {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static void *tree;
 static struct handle *all;
+static uint64_t numbers;
 
 static int compare(const void *a, const void *b)
 {
@@ -40,15 +43,16 @@ static struct handle *find(const struct copies *x, enum ibx_handle_kind kind, ui
 /* Locked. */
 static void drop(struct handle *gone)
 {
-    struct handle **at = &all;
-    while (*at != gone)
-        at = &(*at)->next;
-    *at = gone->next;
+    *gone->at = gone->next;
+    if (gone->next)
+        gone->next->at = gone->at;
     tdelete(gone, &tree, compare);
     free(gone);
 }
 
-bool ibx_handles_add(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+/* `listed`: it may be there already. */
+static bool add(struct copies *x, enum ibx_handle_kind kind, uint64_t value, uint64_t of,
+                bool listed)
 {
     void *context = NULL;
     struct handle *made = malloc(sizeof(*made));
@@ -58,21 +62,86 @@ bool ibx_handles_add(struct copies *x, enum ibx_handle_kind kind, uint64_t value
         context = NULL;
     *made = (struct handle){.kind = kind,
                             .value = value,
+                            .of = of,
                             .context = context,
                             .tenant = kind == IBX_HANDLE_POOL ? NULL : x->isolation.tenant};
     pthread_mutex_lock(&lock);
     struct handle *const *at = tsearch(made, &tree, compare);
-    if (at && *at == made) {
+    const bool is_new = at && *at == made;
+    if (at && !listed)
+        (*at)->number = ++numbers;
+    if (is_new) {
         made->next = all;
+        made->at = &all;
+        if (all)
+            all->at = &made->next;
         all = made;
     } else if (at) { /* a pool, or one whose end was not seen */
         (*at)->tenant = made->tenant;
         (*at)->context = context;
+        (*at)->of = of;
     }
     pthread_mutex_unlock(&lock);
-    if (!at || *at != made)
+    if (!is_new)
         free(made);
     return at;
+}
+
+bool ibx_handles_add(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    return add(x, kind, value, 0, false);
+}
+
+bool ibx_handles_add_node(struct copies *x, uint64_t node, uint64_t graph)
+{
+    return add(x, IBX_HANDLE_NODE, node, graph, false);
+}
+
+bool ibx_handles_list_node(struct copies *x, uint64_t node, uint64_t graph)
+{
+    return add(x, IBX_HANDLE_NODE, node, graph, true);
+}
+
+void ibx_handles_made_of(struct copies *x, uint64_t exec, uint64_t graph)
+{
+    pthread_mutex_lock(&lock);
+    struct handle *found = find(x, IBX_HANDLE_EXEC, exec);
+    if (found)
+        found->of = graph;
+    pthread_mutex_unlock(&lock);
+}
+
+bool ibx_handles_has_node(struct copies *x, uint64_t exec, uint64_t node)
+{
+    pthread_mutex_lock(&lock);
+    const struct handle *made = find(x, IBX_HANDLE_EXEC, exec);
+    const struct handle *found = find(x, IBX_HANDLE_NODE, node);
+    const bool has =
+        made && found && made->of && made->of == found->of && found->number < made->number;
+    pthread_mutex_unlock(&lock);
+    return has;
+}
+
+void ibx_handles_forget_nodes(uint64_t graph)
+{
+    pthread_mutex_lock(&lock);
+    for (struct handle *h = all, *next; h; h = next) {
+        next = h->next;
+        if (h->of == graph && h->kind == IBX_HANDLE_NODE)
+            drop(h);
+        else if (h->of == graph)
+            h->of = 0;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+bool ibx_handles_is_node_of(struct copies *x, uint64_t node, uint64_t graph)
+{
+    pthread_mutex_lock(&lock);
+    const struct handle *found = find(x, IBX_HANDLE_NODE, node);
+    const bool is = found && found->of == graph;
+    pthread_mutex_unlock(&lock);
+    return is;
 }
 
 void ibx_handles_forget(const void *context)
@@ -92,6 +161,14 @@ bool ibx_handles_know(struct copies *x, enum ibx_handle_kind kind, uint64_t valu
     const bool known = find(x, kind, value);
     pthread_mutex_unlock(&lock);
     return known;
+}
+
+void ibx_handles_gone(struct copies *x, uint64_t value)
+{
+    if (ibx_handles_remove(x, IBX_HANDLE_GRAPH, value))
+        ibx_handles_forget_nodes(value);
+    ibx_handles_remove(x, IBX_HANDLE_EXEC, value);
+    ibx_handles_remove(x, IBX_HANDLE_ARRAY, value);
 }
 
 bool ibx_handles_remove(struct copies *x, enum ibx_handle_kind kind, uint64_t value)

@@ -5,10 +5,7 @@
  * client has called its own: so the order is CUDA's. A thread of the client's asks what is to be
  * called, over a connection of its own (IBX_EXTRA_WORK), and says what was.
  *
- *   the stream gets there            the client's thread
- *   WAITING -> REACHED               asks
- *              REACHED -> TAKEN      calls the function
- *              TAKEN -> OVER         asks again, and says so
+ * What a graph calls is called each time as a function of its own.
  *
  * A queue belongs to the session that asks. When that ends nothing waits for it any more. CUDA is
  * given a number and no address: what it calls a second time (a graph that another session has
@@ -17,6 +14,8 @@
 #include "frontend-glue/device_copies/copies.h"
 
 #include "common/clock.h"
+#include "common/log.h"
+#include "common/state_machine.h"
 #include "frontend-glue/session/extra.h"
 
 #include <errno.h>
@@ -25,22 +24,43 @@
 #include <stdlib.h>
 #include <sys/random.h>
 
-#define INVALID_VALUE     1 /* cudaError_t */
-#define MEMORY_ALLOCATION 2
-#define NOT_SUPPORTED     801
-
 #define FUNCTIONS_MAX 65536u /* of one queue, at a time */
 #define ASK_MS        20u    /* the connection is not looked at for so long */
 
-enum function_state { FUNCTION_WAITING, FUNCTION_REACHED, FUNCTION_TAKEN, FUNCTION_OVER };
+/*
+ * state machine: function that a stream waits for
+ *   [*] -> REPEATED -> [*]              of a graph: it is what others are made of
+ *   [*] -> WAITING                      enqueued
+ *   WAITING -> REACHED                  its stream has got there
+ *   REACHED -> TAKEN                    the client's thread has asked, and calls it
+ *   TAKEN -> OVER -> [*]                it has asked again, and said so
+ *   WAITING | REACHED | TAKEN -> [*]    it was not enqueued; its queue's session has ended
+ */
+enum function_state {
+    FUNCTION_REPEATED,
+    FUNCTION_WAITING,
+    FUNCTION_REACHED,
+    FUNCTION_TAKEN,
+    FUNCTION_OVER
+};
+
+static const struct ibx_state function_states[] = {
+    [FUNCTION_REPEATED] = {"repeated", 0, IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [FUNCTION_WAITING] = {"waiting", IBX_TO(FUNCTION_REACHED), IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [FUNCTION_REACHED] = {"reached", IBX_TO(FUNCTION_TAKEN), IBX_STATE_FINAL},
+    [FUNCTION_TAKEN] = {"taken", IBX_TO(FUNCTION_OVER), IBX_STATE_FINAL},
+    [FUNCTION_OVER] = {"over", 0, IBX_STATE_FINAL},
+};
+static const struct ibx_state_table function_table =
+    IBX_STATE_TABLE("function that a stream waits for", function_states);
 
 struct function {
     struct ibx_host_queue *queue;
-    struct function *next; /* of those that were reached */
-    uintptr_t id;          /* what CUDA has of it */
-    uint64_t number;       /* the client's */
-    enum function_state state;
-    int status; /* of the stream, as a callback is told */
+    struct function *next;          /* of those that were reached, or are repeated */
+    uintptr_t id;                   /* what CUDA has of it */
+    uint64_t number;                /* the client's */
+    struct ibx_state_machine state; /* enum function_state; the lock's */
+    int status;                     /* of the stream, as a callback is told */
 };
 
 struct ibx_host_queue {
@@ -48,8 +68,9 @@ struct ibx_host_queue {
     uint64_t id; /* nobody else can guess it */
     const struct ibx_tenant *tenant;
     struct function *reached; /* in that order */
-    unsigned holders;         /* the session, and functions */
-    bool ended;               /* the session has */
+    struct function *repeated;
+    unsigned holders; /* the session, and functions */
+    bool ended;       /* the session has */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -57,6 +78,7 @@ static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static struct ibx_host_queue *queues; /* of sessions */
 static void *functions;               /* a tree of all, by id */
 static uintptr_t last_id;
+static _Atomic unsigned repeats; /* functions in state REPEATED */
 
 static int compare(const void *a, const void *b)
 {
@@ -82,12 +104,17 @@ static void let_go(struct ibx_host_queue *q)
 
 /* ------------------------------------------------------------------- a thread of the driver's */
 
-/* Locked. NULL: it was called already. */
-static struct function *first_call(void *id)
+/* Locked. NULL: it was called already, or is no more. */
+static struct function *in_that_state(const void *id, enum function_state state)
 {
     const struct function wanted = {.id = (uintptr_t)id};
     struct function *const *found = tfind(&wanted, &functions, compare);
-    return found && (*found)->state == FUNCTION_WAITING ? *found : NULL;
+    return found && (*found)->state.now == state ? *found : NULL;
+}
+
+static struct function *first_call(const void *id)
+{
+    return in_that_state(id, FUNCTION_WAITING);
 }
 
 /* Locked. */
@@ -109,10 +136,10 @@ static void wait_for_client(void *id, int status)
     while (*at)
         at = &(*at)->next;
     *at = f;
-    f->state = FUNCTION_REACHED;
+    ibx_state_move(&f->state, FUNCTION_REACHED);
     f->status = status;
     pthread_cond_broadcast(&changed);
-    while (f->state != FUNCTION_OVER && !f->queue->ended)
+    while (f->state.now != FUNCTION_OVER && !f->queue->ended)
         pthread_cond_wait(&changed, &lock);
     for (at = &f->queue->reached; *at != f;)
         at = &(*at)->next;
@@ -132,6 +159,36 @@ static void call_back(void *stream, int status, void *id)
     wait_for_client(id, status);
 }
 
+/* Locked. One that its queue knows of; NULL: no memory. */
+static struct function *enter(struct ibx_host_queue *q, uint64_t number, enum function_state state)
+{
+    struct function *f = calloc(1, sizeof(*f));
+    if (!f)
+        return NULL;
+    *f = (struct function){.queue = q, .id = ++last_id, .number = number};
+    ibx_state_begin(&f->state, &function_table, state);
+    if (!tsearch(f, &functions, compare)) {
+        free(f);
+        return NULL;
+    }
+    q->holders++;
+    return f;
+}
+
+void ibx_host_work_call(void *repeated)
+{
+    pthread_mutex_lock(&lock);
+    const struct function *f = in_that_state(repeated, FUNCTION_REPEATED);
+    const struct function *once = f ? enter(f->queue, f->number, FUNCTION_WAITING) : NULL;
+    void *id = once ? (void *)once->id : NULL;
+    pthread_mutex_unlock(&lock);
+    if (f && !once)
+        ibx_log(IBX_LOG_ERROR, "no memory to call a function of a client's graph: the graph goes "
+                               "on without it");
+    if (once)
+        wait_for_client(id, 0);
+}
+
 /* ----------------------------------------------------------------------------- requests */
 
 int ibx_host_work_open(struct copies *x, uint64_t *id)
@@ -139,7 +196,7 @@ int ibx_host_work_open(struct copies *x, uint64_t *id)
     struct ibx_host_queue *q = x->host_queue ? NULL : calloc(1, sizeof(*q));
     if (!q || getrandom(&q->id, sizeof(q->id), 0) != sizeof(q->id)) {
         free(q);
-        return x->host_queue ? INVALID_VALUE : MEMORY_ALLOCATION;
+        return x->host_queue ? CUDA_INVALID_VALUE : CUDA_MEMORY_ALLOCATION;
     }
     q->tenant = x->isolation.tenant;
     q->holders = 1;
@@ -152,26 +209,61 @@ int ibx_host_work_open(struct copies *x, uint64_t *id)
     return 0;
 }
 
-/* The id of a function that will be called, which its queue knows of; 0: *rc says why not. */
-static uintptr_t add(struct copies *x, uint64_t id, uint64_t number, int *rc)
+/* Locked. Whether the tenant's queue takes another function: its number, 0: *rc says why not. */
+static struct ibx_host_queue *with_room(const struct copies *x, uint64_t id, uint64_t number,
+                                        int *rc)
 {
-    struct function *f = calloc(1, sizeof(*f));
-    uintptr_t made = 0;
-    pthread_mutex_lock(&lock);
     struct ibx_host_queue *q = find(x, id);
-    *rc = !q || !number ? INVALID_VALUE : !f || q->holders > FUNCTIONS_MAX ? MEMORY_ALLOCATION : 0;
-    if (!*rc) {
-        *f = (struct function){.queue = q, .id = ++last_id, .number = number};
-        *rc = tsearch(f, &functions, compare) ? 0 : MEMORY_ALLOCATION;
-    }
-    if (!*rc) {
-        q->holders++;
-        made = f->id;
-    }
+    *rc = !q || !number                ? CUDA_INVALID_VALUE
+          : q->holders > FUNCTIONS_MAX ? CUDA_MEMORY_ALLOCATION
+                                       : 0;
+    return *rc ? NULL : q;
+}
+
+/* What CUDA is to call a function by; NULL: *rc says why not. */
+static void *add(const struct copies *x, uint64_t id, uint64_t number, int *rc)
+{
+    pthread_mutex_lock(&lock);
+    struct ibx_host_queue *q = with_room(x, id, number, rc);
+    const struct function *f = q ? enter(q, number, FUNCTION_WAITING) : NULL;
+    void *made = f ? (void *)f->id : NULL;
     pthread_mutex_unlock(&lock);
-    if (*rc)
-        free(f);
+    if (!made && !*rc)
+        *rc = CUDA_MEMORY_ALLOCATION;
     return made;
+}
+
+void *ibx_host_work_repeat(struct copies *x, uint64_t id, uint64_t number, int *rc)
+{
+    pthread_mutex_lock(&lock);
+    struct ibx_host_queue *q = with_room(x, id, number, rc);
+    struct function *f = q ? q->repeated : NULL;
+    while (f && f->number != number)
+        f = f->next;
+    if (q && !f && (f = enter(q, number, FUNCTION_REPEATED))) {
+        f->next = q->repeated;
+        q->repeated = f;
+        repeats++;
+    }
+    void *made = f ? (void *)f->id : NULL;
+    pthread_mutex_unlock(&lock);
+    if (!made && !*rc)
+        *rc = CUDA_MEMORY_ALLOCATION;
+    return made;
+}
+
+bool ibx_host_work_repeats(void)
+{
+    return repeats;
+}
+
+uint64_t ibx_host_work_number(const struct copies *x, const void *repeated)
+{
+    pthread_mutex_lock(&lock);
+    const struct function *f = in_that_state(repeated, FUNCTION_REPEATED);
+    const uint64_t number = f && f->queue->tenant == x->isolation.tenant ? f->number : 0;
+    pthread_mutex_unlock(&lock);
+    return number;
 }
 
 int ibx_host_work_add(struct copies *x, const struct ibx_host_work *work, void *enqueue)
@@ -183,8 +275,8 @@ int ibx_host_work_add(struct copies *x, const struct ibx_host_work *work, void *
     if (work->stream > 1 && ibx_copies_have_cuda(x)) /* the legacy stream is never captured */
         rc = x->cuda->stream_is_capturing((void *)(uintptr_t)work->stream, &capturing);
     if (rc || capturing) /* a graph would call it more than once */
-        return rc ? rc : NOT_SUPPORTED;
-    void *id = (void *)add(x, work->queue, work->number, &rc);
+        return rc ? rc : CUDA_NOT_SUPPORTED;
+    void *id = add(x, work->queue, work->number, &rc);
     if (!id)
         return rc;
     if (work->callback) {
@@ -209,7 +301,7 @@ static struct function *in_state(const struct ibx_host_queue *q, enum function_s
                                  uint64_t number)
 {
     struct function *f = q->reached;
-    while (f && (f->state != state || (number && f->number != number)))
+    while (f && (f->state.now != state || (number && f->number != number)))
         f = f->next;
     return f;
 }
@@ -223,11 +315,11 @@ int ibx_host_work_ask(struct copies *x, uint64_t over, bool wait, uint64_t *numb
     struct function *f;
     int timeout = 0;
     if (!q)
-        return INVALID_VALUE;
+        return CUDA_INVALID_VALUE;
     pthread_mutex_lock(&lock);
     struct function *done = over ? in_state(q, FUNCTION_TAKEN, over) : NULL;
     if (done) {
-        done->state = FUNCTION_OVER;
+        ibx_state_move(&done->state, FUNCTION_OVER);
         pthread_cond_broadcast(&changed);
     }
     while (!(f = in_state(q, FUNCTION_REACHED, 0)) && wait && !timeout)
@@ -235,9 +327,9 @@ int ibx_host_work_ask(struct copies *x, uint64_t over, bool wait, uint64_t *numb
     *number = f ? f->number : 0;
     *status = f ? f->status : 0;
     if (f)
-        f->state = FUNCTION_TAKEN;
+        ibx_state_move(&f->state, FUNCTION_TAKEN);
     pthread_mutex_unlock(&lock);
-    return over && !done ? INVALID_VALUE : 0;
+    return over && !done ? CUDA_INVALID_VALUE : 0;
 }
 
 void ibx_host_work_end(struct copies *x)
@@ -252,6 +344,12 @@ void ibx_host_work_end(struct copies *x)
         at = &(*at)->next;
     *at = q->next;
     q->ended = true;
+    while (q->repeated) {
+        struct function *f = q->repeated;
+        q->repeated = f->next;
+        repeats--;
+        forget(f);
+    }
     pthread_cond_broadcast(&changed);
     let_go(q);
     pthread_mutex_unlock(&lock);

@@ -7,8 +7,7 @@
 
 #include <stdatomic.h>
 
-#define NEXT_US    200u              /* another copy often follows one that is not waited for */
-#define LEFT_PIECE ((size_t)1 << 20) /* of one, beside other sessions */
+#define NEXT_US 200u /* another copy often follows one that is not waited for */
 
 /* Pins the allocation of which the client's memory in reach is a part. */
 static bool pin(struct copies *x, const struct ibx_reach *reach)
@@ -51,32 +50,11 @@ static int finish(struct copies *x, int rc)
     return ibx_copies_outcome(x, rc);
 }
 
-/* A copy that is not waited for here. Beside those of other sessions it goes in pieces, so that
- * theirs come in between, each in its turn. */
-static int leave_copy(struct copies *x, uint8_t *host, bool to_device)
-{
-    const struct ibx_gpu_copy *gpu = &x->copy.gpu;
-    const size_t n = (size_t)gpu->width;
-    int rc = 0;
-    for (size_t at = 0, some; at < n && !rc; at += some) {
-        const bool beside = ibx_turn_company(&x->turn) == IBX_TURN_BESIDE;
-        some = beside && n - at > LEFT_PIECE ? LEFT_PIECE : n - at;
-        ibx_turn_take(&x->turn, some);
-        rc =
-            to_device
-                ? x->cuda->memcpy_to_device_async(gpu->device + at, host + at, some, gpu->stream)
-                : x->cuda->memcpy_from_device_async(host + at, gpu->device + at, some, gpu->stream);
-        if (rc && at) /* no fence is behind the earlier ones */
-            ibx_cuda_stream_wait(x->cuda, gpu->stream);
-    }
-    return rc;
-}
-
 static int in_place_to_device(struct copies *x)
 {
     const struct ibx_gpu_copy *gpu = &x->copy.gpu;
     void *from = x->copy.reach.address;
-    int rc = x->copy.early ? leave_copy(x, from, true)
+    int rc = x->copy.early ? ibx_staging_leave(x->staging, from, gpu, true)
                            : ibx_staging_straight(x->staging, from, gpu, true);
     rc = finish(x, rc);
     if (x->copy.early)
@@ -88,7 +66,7 @@ static int in_place_to_client(struct copies *x)
 {
     const struct ibx_gpu_copy *gpu = &x->copy.gpu;
     void *to = x->copy.reach.address;
-    return finish(x, x->copy.early ? leave_copy(x, to, false)
+    return finish(x, x->copy.early ? ibx_staging_leave(x->staging, to, gpu, false)
                                    : ibx_staging_straight(x->staging, to, gpu, false));
 }
 

@@ -13,6 +13,7 @@
 #include "frontend-glue/device_copies/named_memory.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <string.h>
 
 /* ------------------------------------------------------------------- beginning and end */
@@ -150,6 +151,34 @@ static const struct ibx_tenant *owner_of_any(const struct copies *x, const struc
     return other;
 }
 
+/* Whether it is an asynchronous copy from or to the host, in a stream that is being captured. The
+ * handler would put an address of its heap into the graph, and free it. */
+static bool captures_heap(struct copies *x, const uint8_t *body, size_t n)
+{
+    int capturing = 0;
+    if (!ibx_copies_captures() || strcmp(x->requests.name, "cudaMemcpyAsync") != 0 || n < 12 ||
+        !ibx_copies_have_cuda(x))
+        return false;
+    struct ibx_reader r = ibx_reader_of(body + n - 12, 12);
+    const uint32_t kind = ibx_get_u32(&r);
+    const uint64_t stream = ibx_get_u64(&r);
+    return (kind == IBX_FRAME_H2D || kind == IBX_FRAME_D2H) && stream > 1 &&
+           !x->cuda->stream_is_capturing((void *)(uintptr_t)stream, &capturing) && capturing;
+}
+
+static void refuse_capture(struct copies *x, const struct ibx_named *named, unsigned count,
+                           uint8_t *body, size_t n)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    if (!atomic_flag_test_and_set(&told))
+        ibx_log(IBX_LOG_WARN,
+                "%s captures a copy between host and device, of which GVirtuS would make one with "
+                "memory of this back end that it frees: refused; preload libibx-frontend.so",
+                ibx_session_path(x->s)->peer);
+    for (unsigned k = 0; k < count; k++)
+        ibx_naming_spoil(&named[k], body, n);
+}
+
 static int inspect(struct copies *x, uint8_t *body, size_t n)
 {
     struct isolation *i = &x->isolation;
@@ -173,12 +202,17 @@ static int inspect(struct copies *x, uint8_t *body, size_t n)
             ibx_naming_spoil(&named[k], body, n);
         return 0;
     }
+    if (captures_heap(x, body, n)) {
+        refuse_capture(x, named, count, body, n);
+        return 0;
+    }
     const bool notes = i->on || i->limited;
     i->allocates = notes && ibx_naming_allocates(x->requests.name);
     if (i->allocates && i->limited)
         reserve(x, body, n);
     i->freed = notes && count && role == IBX_NAMING_FREES ? named[0].address : 0;
     i->freed_number = i->freed ? ibx_owners_number(i->freed) : 0;
+    i->gone = count && role == IBX_NAMING_FREES ? named[0].address : 0;
     return 0;
 }
 
@@ -266,7 +300,11 @@ void ibx_isolation_replied(struct copies *x)
         ibx_quota_give(ibx_tenant_quota(i->tenant, IBX_HOLD_DEVICE), i->reserved);
     if (i->freed_number && done)
         ibx_owners_remove(i->freed, i->freed_number);
+    if (i->gone && done) {
+        ibx_handles_gone(x, i->gone);
+        ibx_ipc_gone(i->gone);
+    }
     i->allocates = false;
     i->reserved = 0;
-    i->freed = i->freed_number = 0;
+    i->freed = i->freed_number = i->gone = 0;
 }

@@ -12,14 +12,13 @@
 #include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 
 #define ARGUMENTS_MAX 4096u /* bytes that every driver takes */
 #define HEAD          56u   /* of a request, before the arguments */
 
-#define INVALID_VALUE    1 /* cudaError_t */
-#define INVALID_FUNCTION 98
-#define NOT_SUPPORTED    801
+#define INVALID_FUNCTION 98 /* cudaError_t */
 
 /* CU_LAUNCH_PARAM_... */
 #define BUFFER_POINTER ((void *)1)
@@ -38,6 +37,14 @@ struct launch_config {
 };
 #define ATTRIBUTES_MAX 16u
 
+/* CUDA_KERNEL_NODE_PARAMS; the driver before CUDA 12 looks no further than `extra`. */
+struct kernel_parameters {
+    void *kernel;
+    unsigned size[6], shared;
+    void **arguments, **extra;
+    void *other_kernel, *context;
+};
+
 /* A launch's request. */
 struct launch {
     uint64_t function, shared, stream;
@@ -52,6 +59,10 @@ static struct {
                   void **arguments, void **extra);
     int (*launch_as)(const struct launch_config *config, void *kernel, void **arguments,
                      void **extra);
+    int (*add_node)(void **node, void *graph, void *const *behind, size_t count,
+                    const struct kernel_parameters *parameters);
+    int (*set_node)(void *node, const struct kernel_parameters *parameters);
+    int (*set_exec)(void *exec, void *node, const struct kernel_parameters *parameters);
     int (*kernel_of)(void **kernel, const void *function);
     int (*peek_error)(void);
     int (*get_error)(void); /* and forgets it */
@@ -63,6 +74,15 @@ static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
 void ibx_copies_launch_forget(void)
 {
     atomic_fetch_add(&registrations, 1);
+}
+
+/* Of CUDA 12, or the same before. */
+static void *graph_function(const char *name)
+{
+    char before[64];
+    void *found = ibx_cuda_symbol(name);
+    snprintf(before, sizeof(before), "%.*s", (int)(strlen(name) - strlen("_v2")), name);
+    return found ? found : ibx_cuda_symbol(before);
 }
 
 static bool load(struct copies *x)
@@ -80,6 +100,9 @@ static bool load(struct copies *x)
         *(void **)&cuda.kernel_of = ibx_copies_runtime("cudaGetFuncBySymbol"); /* CUDA 11 */
         *(void **)&cuda.launch = ibx_cuda_symbol("cuLaunchKernel");
         *(void **)&cuda.launch_as = ibx_cuda_symbol("cuLaunchKernelEx"); /* CUDA 11.8 */
+        *(void **)&cuda.add_node = graph_function("cuGraphAddKernelNode_v2");
+        *(void **)&cuda.set_node = graph_function("cuGraphKernelNodeSetParams_v2");
+        *(void **)&cuda.set_exec = graph_function("cuGraphExecKernelNodeSetParams_v2");
         atomic_store(&loaded, true);
     }
     pthread_mutex_unlock(&loading);
@@ -148,6 +171,37 @@ int ibx_copies_launch(struct copies *x, const uint8_t *body, size_t n)
     return rc;
 }
 
+/* The thread's first call makes its context. */
+static bool begin_context(struct copies *x)
+{
+    int (*give_back)(void *nothing) = NULL;
+    if (ibx_copies_able(x))
+        return true;
+    *(void **)&give_back = ibx_copies_runtime("cudaFree");
+    return give_back && !give_back(NULL) && ibx_copies_able(x);
+}
+
+int ibx_copies_kernel_node(struct copies *x, const uint8_t *body, size_t n,
+                           struct ibx_kernel_node *node)
+{
+    struct launch l;
+    if (!parse(&l, body, n))
+        return CUDA_INVALID_VALUE;
+    if (!begin_context(x) || !load(x) || !cuda.add_node || !cuda.set_node || !cuda.set_exec)
+        return CUDA_NOT_SUPPORTED;
+    struct launch_function *f = function_of(x, l.function, false);
+    if (!f)
+        return INVALID_FUNCTION;
+    void *extra[] = {BUFFER_POINTER, l.arguments, BUFFER_SIZE, &l.bytes, NULL};
+    struct kernel_parameters parameters = {
+        .kernel = f->kernel, .shared = (unsigned)l.shared, .extra = l.bytes ? extra : NULL};
+    memcpy(parameters.size, l.size, sizeof(parameters.size));
+    if (node->graph)
+        return cuda.add_node(&node->node, node->graph, node->behind, node->count, &parameters);
+    return node->exec ? cuda.set_exec(node->exec, node->node, &parameters)
+                      : cuda.set_node(node->node, &parameters);
+}
+
 int ibx_copies_launch_as(struct copies *x, const uint8_t *body, size_t n, const uint8_t *attributes,
                          size_t count)
 {
@@ -155,9 +209,9 @@ int ibx_copies_launch_as(struct copies *x, const uint8_t *body, size_t n, const 
     struct launch_attribute given[ATTRIBUTES_MAX];
     struct ibx_reader r = ibx_reader_of(attributes, count * (4 + IBX_EXTRA_ATTRIBUTE));
     if (!parse(&l, body, n) || count > ATTRIBUTES_MAX)
-        return INVALID_VALUE;
-    if (!ibx_copies_able(x) || !load(x) || !cuda.launch_as)
-        return NOT_SUPPORTED;
+        return CUDA_INVALID_VALUE;
+    if (!begin_context(x) || !load(x) || !cuda.launch_as)
+        return CUDA_NOT_SUPPORTED;
     for (size_t i = 0; i < count; i++) {
         given[i].id = (int)ibx_get_u32(&r);
         memcpy(given[i].value, ibx_get_bytes(&r, IBX_EXTRA_ATTRIBUTE), IBX_EXTRA_ATTRIBUTE);

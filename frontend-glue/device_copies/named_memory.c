@@ -109,6 +109,13 @@ static const struct naming namings[] = {
          {.at = F(104), .type = F(80), .type_wanted = 3}),
     FREE("cudaFree", 1), FREE("cudaFreeAsync", 1), FREE("cuMemFree", 1),
     FREE("cudaFreeArray", 0), FREE("cuArrayDestroy", 0),
+    /* Handles of graphs, too. */
+    COPY("cudaGraphInstantiate", ANY, 0, AT(F(0))),
+    COPY("cudaGraphLaunch", ANY, 0, AT(F(0))),
+    COPY("cudaGraphGetNodes", ANY, 0, AT(F(0))),
+    FREE("cudaGraphDestroy", 0), FREE("cudaGraphExecDestroy", 0),
+    /* No memory, but other processes may have a handle of it. */
+    FREE("cudaEventDestroy", 0),
 };
 /* clang-format on */
 #define NAMINGS (sizeof(namings) / sizeof(namings[0]))
@@ -119,8 +126,8 @@ static bool may_be_named(const char *name)
     if (name[0] != 'c' || name[1] != 'u')
         return false;
     name += !strncmp(name, "cuda", 4) ? 4 : 2;
-    return *name == 'M' || *name == 'F' || *name == 'A' || *name == 'I' ||
-           !strncmp(name, "StreamW", 7);
+    return *name == 'M' || *name == 'F' || *name == 'A' || *name == 'I' || *name == 'G' ||
+           !strncmp(name, "StreamW", 7) || !strncmp(name, "EventD", 6);
 }
 
 uint64_t ibx_naming_allocated(const uint8_t *payload, size_t n)

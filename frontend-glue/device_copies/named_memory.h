@@ -14,7 +14,7 @@ enum ibx_naming_role { IBX_NAMING_COPIES, IBX_NAMING_FREES };
 
 struct ibx_named {
     uint64_t at;         /* where in the body the address is */
-    uint64_t address, n; /* device memory, or the handle of an array, of 1 byte then */
+    uint64_t address, n; /* device memory, or the handle of an array or a graph, of 1 byte then */
     uint64_t bad;        /* another address */
     uint64_t reply;      /* bytes that the handler makes for the reply */
 };

@@ -10,11 +10,21 @@
 
 /* --------------------------------------------------------------------------------- inline */
 
+/* Whether the payload came in page-locked memory, and is long enough for the GPU to fetch it. */
+static bool came_pinned(struct copies *x)
+{
+    const struct copy *c = &x->copy;
+    return c->stage == COPY_FROM_MESSAGE && c->bytes > ibx_copies_way(x)->inline_max &&
+           ibx_pinned_holds(c->payload, c->bytes);
+}
+
 /* Between a message and the driver, without a chunk. */
 static bool inline_able(struct copies *x)
 {
     const struct copy *c = &x->copy;
     const struct ibx_frame *f = &c->frame;
+    if (came_pinned(x) && ibx_copies_staging(x))
+        return true;
     bool plain = f->height == 1 && f->stream <= 1;
     bool stage = c->stage == COPY_FROM_MESSAGE || (c->stage == COPY_TO_REPLY && f->out == f->width);
     return stage && plain && f->width <= ibx_copies_way(x)->inline_max;
@@ -23,6 +33,10 @@ static bool inline_able(struct copies *x)
 static int inline_to_device(struct copies *x)
 {
     const struct ibx_frame *f = &x->copy.frame;
+    if (came_pinned(x))
+        return ibx_copies_outcome(x, ibx_staging_straight(x->staging,
+                                                          (void *)(uintptr_t)x->copy.payload,
+                                                          &x->copy.gpu, true));
     ibx_turn_take(&x->turn, f->width);
     return ibx_copies_outcome(x,
                               x->cuda->memcpy_to_device(f->dst, x->copy.payload, (size_t)f->width));

@@ -92,5 +92,6 @@ void ibx_copies_lost_context(struct copies *x, int exit_code)
     gone.count++;
     ibx_owners_forget(x->taken_context);
     ibx_handles_forget(x->taken_context);
+    ibx_ipc_forget(x->taken_context);
     pthread_mutex_unlock(&gone.mutex);
 }

@@ -255,12 +255,25 @@ static bool run_in_pipeline(const struct ibx_frontend_copy *copy, int *exit_code
     return !ibx_pipeline_call(mine->pipeline, &request, exit_code);
 }
 
+static int run_alone(struct ibx_session *session, struct ibx_frontend_copy *copy, int *exit_code)
+{
+    copy->lasting = false; /* its bytes are there when it has returned */
+    ibx_pipeline_enter_alone(mine->pipeline);
+    const int rc = ibx_client_copy(session, copy, exit_code);
+    const int code = ibx_pipeline_leave(mine->pipeline, rc ? 0 : *exit_code, false);
+    if (!rc)
+        *exit_code = code;
+    return rc;
+}
+
 static int run_whole(const struct ibx_frontend_copy *wish, int *exit_code)
 {
     struct ibx_session *session = session_of_thread();
     struct ibx_frontend_copy copy = *wish;
     if (!session)
         return -ENOTCONN;
+    if (copy.alone)
+        return run_alone(session, &copy, exit_code);
     if (run_in_pipeline(&copy, exit_code))
         return 0;
     /* Over shm only, the back end maps such memory. */
@@ -292,6 +305,15 @@ static int run_copy(const struct ibx_frontend_copy *wish, int *exit_code)
     return rc;
 }
 
+/* The stream of one that ends with it. */
+static uint64_t last_word(const struct ibx_frontend_request *request)
+{
+    struct ibx_reader r = ibx_reader_of(request->body, request->n);
+    if (request->n > 8)
+        ibx_get_bytes(&r, request->n - 8);
+    return ibx_get_u64(&r);
+}
+
 /* With copies in the background GVirtuS makes the call: on its way they are waited for. */
 static int make_call(const struct ibx_frontend_request *request, int *exit_code)
 {
@@ -301,6 +323,8 @@ static int make_call(const struct ibx_frontend_request *request, int *exit_code)
         return -ENOTCONN;
     if (!strcmp(request->name, IBX_EXTRA_NAME)) /* GVirtuS has no such call */
         ibx_async_copy_wait(0);
+    else if (!strcmp(request->name, IBX_EXTRA_QUEUE))
+        ibx_async_copy_wait(last_word(request));
     else if (ibx_async_copy_any() && strcmp(request->name, IBX_EXTRA_WORK) != 0)
         return -ENOTCONN;
     const int cancel = ibx_thread_hold_cancel();
@@ -317,11 +341,6 @@ static bool divert(void)
 static const void *diverted(size_t *n)
 {
     return session_of_thread() ? ibx_pipeline_diverted(mine->pipeline, n) : NULL;
-}
-
-static const char *last_call(void)
-{
-    return session_of_thread() ? ibx_pipeline_last_call(mine->pipeline) : "";
 }
 
 static bool knows_now(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
@@ -406,7 +425,6 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session, struct ibx_pipeli
         .call = make_call,
         .divert = divert,
         .diverted = diverted,
-        .last_call = last_call,
         .knows = knows,
         .allocate = allocate,
         .release = release,

@@ -8,7 +8,90 @@
  */
 #include "frontend-glue/preload/internal.h"
 
+#include <pthread.h>
 #include <stdlib.h>
+
+#define CHANNEL_MAX 32 /* bits */
+
+/* ----------------------------------------------------------------- how large elements are */
+
+/* Of an array that was made here: what is copied of the application's memory depends on it, and is
+ * not for the back end to say. */
+struct shape {
+    struct shape *next;
+    const void *array;
+    size_t element;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct shape *shapes;
+
+static void in_child(void)
+{
+    pthread_mutex_init(&lock, NULL);
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
+
+/* Bytes; 0: of no channel that CUDA has. */
+static size_t element_of(const struct ibx_cuda_channel *c)
+{
+    const int channels[] = {c->x, c->y, c->z, c->w};
+    size_t bits = 0;
+    for (unsigned i = 0; i < 4; i++) {
+        if (channels[i] < 0 || channels[i] > CHANNEL_MAX)
+            return 0;
+        bits += (size_t)channels[i];
+    }
+    return bits / 8;
+}
+
+/* Locked. The place of its pointer. */
+static struct shape **place_of(const void *array)
+{
+    struct shape **at = &shapes;
+    while (*at && (*at)->array != array)
+        at = &(*at)->next;
+    return at;
+}
+
+static void forget_shape(const void *array)
+{
+    pthread_mutex_lock(&lock);
+    struct shape **at = place_of(array), *found = *at;
+    if (found)
+        *at = found->next;
+    pthread_mutex_unlock(&lock);
+    free(found);
+}
+
+/* Without memory the back end is asked later. */
+static void note_shape(const void *array, const struct ibx_cuda_channel *channel)
+{
+    struct shape *made = malloc(sizeof(*made));
+    forget_shape(array); /* one whose end was not seen */
+    if (!made)
+        return;
+    pthread_mutex_lock(&lock);
+    *made = (struct shape){shapes, array, element_of(channel)};
+    shapes = made;
+    pthread_mutex_unlock(&lock);
+}
+
+static size_t element_in(const void *array)
+{
+    struct ibx_cuda_channel channel;
+    pthread_mutex_lock(&lock);
+    const struct shape *found = *place_of(array);
+    const size_t element = found ? found->element : 0;
+    pthread_mutex_unlock(&lock);
+    if (element)
+        return element;
+    return cudaGetChannelDesc(&channel, array) ? 0 : element_of(&channel);
+}
 
 /* --------------------------------------------------------------------------------- arrays */
 
@@ -24,10 +107,11 @@ int cudaMalloc3DArray(void **array, const struct ibx_cuda_channel *channel,
     ibx_layout_put(&e.body, IBX_LAYOUT_EXTENT, &extent);
     ibx_put_u32(&e.body, flags);
     ibx_frontend_device_used();
-    int rc = ibx_frontend_extra(&e, &made, sizeof(made));
-    struct ibx_reader r = ibx_reader_of(&made, sizeof(made));
-    if (!rc)
-        *array = (void *)(uintptr_t)ibx_get_u64(&r);
+    int rc = ibx_frontend_extra_ask(&e, &made);
+    if (!rc) {
+        *array = (void *)(uintptr_t)made;
+        note_shape(*array, channel);
+    }
     return rc;
 }
 
@@ -44,7 +128,9 @@ int cudaFreeArray(void *array)
         return CUDA_SUCCESS;
     ibx_frontend_extra_begin(&e, IBX_EXTRA_FREE_ARRAY, "cudaFreeArray");
     ibx_put_u64(&e.body, (uintptr_t)array);
-    return ibx_frontend_extra(&e, NULL, 0);
+    forget_shape(array); /* first: behind the call another thread may be given the same handle */
+    ibx_frontend_before_free();
+    return ibx_frontend_freed(ibx_frontend_extra(&e, NULL, 0));
 }
 
 int cudaGetChannelDesc(struct ibx_cuda_channel *channel, const void *array)
@@ -221,15 +307,8 @@ int cudaMemcpy2DFromArray(void *to, size_t pitch, const void *array, size_t x, s
 static size_t row_of(const struct ibx_cuda_memcpy3d *p)
 {
     const void *array = p->to_array ? p->to_array : p->from_array;
-    struct ibx_cuda_channel channel;
     size_t n;
-    if (!array)
-        return p->extent.width;
-    if (cudaGetChannelDesc(&channel, array))
-        return 0;
-    const size_t bits =
-        (size_t)channel.x + (size_t)channel.y + (size_t)channel.z + (size_t)channel.w;
-    return __builtin_mul_overflow(p->extent.width, bits / 8, &n) ? 0 : n;
+    return __builtin_mul_overflow(p->extent.width, array ? element_in(array) : 1, &n) ? 0 : n;
 }
 
 static char *row_at(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *at,
@@ -302,16 +381,11 @@ int cudaMemcpy3D(const struct ibx_cuda_memcpy3d *p)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (!p->extent.width || !p->extent.height || !p->extent.depth)
         return CUDA_SUCCESS;
-    const bool by_address = p->kind == CUDA_MEMCPY_DEFAULT;
-    const bool from_host =
-        !p->from_array && (p->kind == CUDA_MEMCPY_TO_DEVICE || p->kind == CUDA_MEMCPY_ON_HOST ||
-                           (by_address && !ibx_frontend_is_device(p->from.at)));
-    const bool to_host =
-        !p->to_array && (p->kind == CUDA_MEMCPY_FROM_DEVICE || p->kind == CUDA_MEMCPY_ON_HOST ||
-                         (by_address && !ibx_frontend_is_device(p->to.at)));
-    if (from_host && to_host)
-        return planes_on_host(p);
-    return from_host || to_host ? planes_by_bounce(p, from_host) : planes_on_device(p);
+    struct ibx_cuda_memcpy3d is = *p;
+    if (!ibx_frontend_copy_of_host(&is))
+        return planes_on_device(p);
+    return is.kind == CUDA_MEMCPY_ON_HOST ? planes_on_host(p)
+                                          : planes_by_bounce(p, is.kind == CUDA_MEMCPY_TO_DEVICE);
 }
 
 /* ------------------------------------------------------------------- the same behind a stream */
@@ -361,13 +435,12 @@ int cudaMemcpy3DAsync(const struct ibx_cuda_memcpy3d *p, void *stream)
 
 /* ------------------------------------------------------------------- textures and surfaces */
 
-static int make(struct extra *e, unsigned long long *object)
+static int make(const struct extra *e, unsigned long long *object)
 {
-    uint8_t bytes[8];
-    int rc = ibx_frontend_extra(e, bytes, sizeof(bytes));
-    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    uint64_t made = 0;
+    const int rc = ibx_frontend_extra_ask(e, &made);
     if (!rc)
-        *object = ibx_get_u64(&r);
+        *object = made;
     return rc;
 }
 

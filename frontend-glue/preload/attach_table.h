@@ -13,9 +13,14 @@
  *   symbols.c      variables of the device, and the profiler's calls
  *   errors.c       names and meanings of errors
  *   launch.c       kernels launched by code of nvcc 13, or with attributes
+ *   kernels.c      launches without GVirtuS's front end
  *   extra.c        calls that GVirtuS lacks, in requests of our own
  *   local_libraries.c  cuRAND and others that would use a GPU of this host
  *   host_functions.c  likewise: functions that a stream waits for
+ *   captures.c     streams that are captured
+ *   graphs.c, graph_nodes.c  likewise: graphs
+ *   graph_copies.c  copies between host and device in graphs
+ *   ipc.c          likewise: memory and events of other processes
  *   arrays.c       likewise: arrays, textures and surfaces
  *   ranges.c       lists of memory
  *   gvirtus.c      the plugin, GVirtuS's functions, calls without these, cudaGetLastError
@@ -34,7 +39,7 @@
 #include <stdint.h>
 
 /* Increases with any change below. */
-#define IBX_FRONTEND_VERSION 8u
+#define IBX_FRONTEND_VERSION 10u
 
 /* cudaMemcpy, cudaMemcpyAsync or cudaMemcpy2D between memory of the device and of the caller. */
 struct ibx_frontend_copy {
@@ -47,6 +52,8 @@ struct ibx_frontend_copy {
     bool lasting; /* `host` is in memory that allocate() has given */
     bool pinned;  /* `host` is in that or in other memory that is page-locked to the application */
     bool settle;  /* asynchronous, but the call returns when it has ended */
+    bool alone;   /* asynchronous, but it comes after no request of this process's, and no request
+                     of others waits for it: they may wait for what waits for this copy */
     bool whole;   /* in one frame, as without the preload, even where parts would be faster */
     /* cudaMemcpy2D: rows is not 0, the pitches are n at least, and their products with rows are
      * PTRDIFF_MAX at most. The bytes between two rows of the host do not change. */
@@ -90,8 +97,6 @@ struct ibx_frontend_calls {
      */
     bool (*divert)(void);
     const void *(*diverted)(size_t *n);
-    /* The name of the last call that this thread has made over it; "": not known. */
-    const char *(*last_call)(void);
     /* Whether that is known to be so. */
     bool (*knows)(enum ibx_frontend_fact fact, uint64_t handle, int *answer);
 

@@ -144,9 +144,9 @@ void ibx_frontend_devices_wait(void)
 
 /* An older range at that address was freed by a call that is not seen here. Without memory for the
  * range such a pointer counts as the host's where it is both. */
-static void note(void *address, size_t n)
+static void note(void *address, size_t n, bool pooled)
 {
-    struct range range = {.begin = (uintptr_t)address, .n = n};
+    struct range range = {.begin = (uintptr_t)address, .n = n, .pooled = pooled};
     if (!n)
         return;
     ibx_frontend_ranges_lock();
@@ -160,7 +160,7 @@ static void note(void *address, size_t n)
 void ibx_frontend_device_memory(void *address, size_t n)
 {
     ibx_frontend_device_used();
-    note(address, n);
+    note(address, n, true);
 }
 
 void ibx_frontend_device_memory_gone(const void *address)
@@ -192,11 +192,12 @@ static bool allocated(void **address, size_t n, int *rc)
 int cudaMalloc(void **address, size_t n)
 {
     int rc;
+    ibx_frontend_look_for_libraries();
     if (!allocated(address, n, &rc))
         rc = CALL_NEXT(cudaMalloc, address, n);
     ibx_frontend_device_used();
     if (!rc)
-        note(*address, n);
+        note(*address, n, false);
     return rc;
 }
 
@@ -206,22 +207,47 @@ int cudaMallocPitch(void **address, size_t *pitch, size_t width, size_t height)
     int rc = CALL_NEXT(cudaMallocPitch, address, pitch, width, height);
     ibx_frontend_device_used();
     if (!rc && !__builtin_mul_overflow(*pitch, height, &n))
-        note(*address, n);
+        note(*address, n, false);
     return rc;
 }
 
+/* While it waits the driver may keep other calls out. A wait for the device alone does not, but
+ * ends captures. */
+void ibx_frontend_before_free(void)
+{
+    if (!ibx_frontend_host_functions() || ibx_frontend_capturing())
+        return;
+    if (ibx_frontend_one_device())
+        CALL_NEXT(cudaDeviceSynchronize);
+    else
+        ibx_frontend_devices_wait();
+}
+
+int ibx_frontend_freed(int rc)
+{
+    const int failure = rc ? CUDA_SUCCESS : ibx_frontend_graph_failure();
+    return failure ? ibx_frontend_fail(failure) : rc;
+}
+
+/* It waits for the device, but where the memory is a pool's or a graph's, or none. */
 int cudaFree(void *address)
 {
+    if (ibx_frontend_is_opened(address))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
     /* First: after the call another thread may be given the same address. */
     ibx_frontend_ranges_lock();
     struct range *range = ibx_frontend_ranges_at(&ranges, address);
-    const bool ours = range;
+    const bool ours = range, waits = address && !(range && range->pooled);
     if (range)
         ibx_frontend_ranges_remove(&ranges, range);
     ibx_frontend_ranges_unlock();
+    if (waits)
+        ibx_frontend_before_free();
     uint8_t bytes[8];
     struct ibx_writer body = ibx_writer_of(bytes, sizeof(bytes));
     int rc;
     ibx_put_u64(&body, (uintptr_t)address);
-    return ours && ibx_frontend_called("cudaFree", &body, &rc) ? rc : CALL_NEXT(cudaFree, address);
+    if (!ours || !ibx_frontend_called("cudaFree", &body, &rc))
+        rc = CALL_NEXT(cudaFree, address);
+    return waits ? ibx_frontend_freed(rc) : rc;
 }

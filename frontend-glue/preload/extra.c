@@ -14,6 +14,9 @@
 
 void ibx_frontend_extra_begin(struct extra *e, enum ibx_extra number, const char *call)
 {
+    const bool alone = number == IBX_EXTRA_HOST_ASK || number == IBX_EXTRA_STREAM_WAIT;
+    const bool enqueues = number == IBX_EXTRA_MEMSET || number == IBX_EXTRA_MEMSET_2D;
+    e->name = alone ? IBX_EXTRA_WORK : enqueues ? IBX_EXTRA_QUEUE : IBX_EXTRA_NAME;
     e->call = call;
     e->body = ibx_writer_of(e->bytes, sizeof(e->bytes));
     ibx_put_u16(&e->body, (uint16_t)number);
@@ -36,12 +39,8 @@ static int not_supported(const struct extra *e, const char *why)
 
 bool ibx_frontend_extra_try(const struct extra *e, void *out, size_t n, int *code)
 {
-    const bool asks = e->bytes[0] == IBX_EXTRA_HOST_ASK;
-    const struct ibx_frontend_request request = {.name = asks ? IBX_EXTRA_WORK : IBX_EXTRA_NAME,
-                                                 .body = e->body.data,
-                                                 .n = e->body.length,
-                                                 .out = out,
-                                                 .out_n = n};
+    const struct ibx_frontend_request request = {
+        .name = e->name, .body = e->body.data, .n = e->body.length, .out = out, .out_n = n};
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
     if (e->body.failed)
         return false;
@@ -50,6 +49,15 @@ bool ibx_frontend_extra_try(const struct extra *e, void *out, size_t n, int *cod
     ibx_frontend_connect();
     calls = ibx_frontend_plugin();
     return calls && !calls->call(&request, code);
+}
+
+bool ibx_frontend_extra_known(const struct extra *e, void *out, size_t n, int *rc)
+{
+    int code;
+    if (!ibx_frontend_extra_try(e, out, n, &code) || code == UNKNOWN || code == CUDA_NOT_SUPPORTED)
+        return false;
+    *rc = code ? ibx_frontend_fail(code) : CUDA_SUCCESS;
+    return true;
 }
 
 int ibx_frontend_extra(const struct extra *e, void *out, size_t n)
@@ -63,6 +71,16 @@ int ibx_frontend_extra(const struct extra *e, void *out, size_t n)
         return not_supported(e, "the back end's communicator is older than libibx-frontend.so, or "
                                 "has rdma.gpu : off");
     return code ? ibx_frontend_fail(code) : CUDA_SUCCESS;
+}
+
+int ibx_frontend_extra_ask(const struct extra *e, uint64_t *answer)
+{
+    uint8_t bytes[8];
+    int rc = ibx_frontend_extra(e, bytes, sizeof(bytes));
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    if (!rc)
+        *answer = ibx_get_u64(&r);
+    return rc;
 }
 
 /* ------------------------------------------------------------------------- streams, limits */
@@ -97,24 +115,13 @@ int cudaCtxResetPersistingL2Cache(void)
     return ibx_frontend_extra(&e, NULL, 0);
 }
 
-/* Makes a request whose answer is one number. */
-static int ask(const struct extra *e, uint64_t *answer)
-{
-    uint8_t bytes[8];
-    int rc = ibx_frontend_extra(e, bytes, sizeof(bytes));
-    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
-    if (!rc)
-        *answer = ibx_get_u64(&r);
-    return rc;
-}
-
 int cudaDeviceGetLimit(size_t *value, int limit)
 {
     struct extra e;
     uint64_t answer = 0;
     ibx_frontend_extra_begin(&e, IBX_EXTRA_GET_LIMIT, "cudaDeviceGetLimit");
     ibx_put_u32(&e.body, (uint32_t)limit);
-    int rc = value ? ask(&e, &answer) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    int rc = value ? ibx_frontend_extra_ask(&e, &answer) : ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (!rc)
         *value = answer;
     return rc;
@@ -125,7 +132,7 @@ int cudaDeviceGetLimit(size_t *value, int limit)
 static int allocate(struct extra *e, void **address, size_t n)
 {
     uint64_t made = 0;
-    int rc = address ? ask(e, &made) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    int rc = address ? ibx_frontend_extra_ask(e, &made) : ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (rc)
         return rc;
     *address = (void *)(uintptr_t)made;
@@ -156,6 +163,8 @@ int cudaFreeAsync(void *address, void *stream)
 {
     struct extra e;
     ibx_frontend_extra_begin(&e, IBX_EXTRA_FREE_ASYNC, "cudaFreeAsync");
+    if (ibx_frontend_is_opened(address))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_put_u64(&e.body, (uintptr_t)address);
     ibx_put_u64(&e.body, (uintptr_t)stream);
     ibx_frontend_device_memory_gone(address); /* then another thread may be given it */
@@ -166,7 +175,7 @@ static int pool_of(struct extra *e, void **pool, int device)
 {
     uint64_t found = 0;
     ibx_put_u32(&e->body, (uint32_t)device);
-    int rc = pool ? ask(e, &found) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    int rc = pool ? ibx_frontend_extra_ask(e, &found) : ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (!rc)
         *pool = (void *)(uintptr_t)found;
     return rc;
@@ -209,7 +218,7 @@ int cudaMemPoolGetAttribute(void *pool, int attribute, void *value)
     ibx_frontend_extra_begin(&e, IBX_EXTRA_POOL_GET, "cudaMemPoolGetAttribute");
     ibx_put_u64(&e.body, (uintptr_t)pool);
     ibx_put_u32(&e.body, (uint32_t)attribute);
-    int rc = value ? ask(&e, &number) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    int rc = value ? ibx_frontend_extra_ask(&e, &number) : ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (!rc)
         memcpy(value, &number, attribute <= POOL_INTS ? sizeof(int) : sizeof(number));
     return rc;

@@ -7,6 +7,7 @@
 #include <limits.h>
 #include <link.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* ------------------------------------------------------------------------- the plugin */
@@ -64,6 +65,13 @@ static void *find_in_library(const char *symbol)
         dlclose(handle);
     }
     return found;
+}
+
+int ibx_frontend_cuda_version(void)
+{
+    char path[PATH_MAX] = "";
+    const char *number = dl_iterate_phdr(find_library, path) ? strstr(path, "libcudart.so.") : NULL;
+    return number ? atoi(number + strlen("libcudart.so.")) : 0;
 }
 
 void *ibx_frontend_next(_Atomic(void *) *known, const char *symbol)

@@ -5,30 +5,46 @@
  * end what is to be called, and calls it; the stream goes on when that was said
  * (device_copies/host_work.c). It asks while functions are outstanding, and sleeps otherwise.
  *
+ * A function of a graph has a number for good, and is outstanding as often as graphs that call it
+ * have been launched.
+ *
  * The bytes of an asynchronous copy may be what such a function has written: while one is
  * outstanding, copies wait for what is before them in their stream.
  */
 #include "frontend-glue/preload/internal.h"
 
+#include "common/clock.h"
 #include "common/log.h"
 
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <time.h>
 
 /*
  * Of the thread; moved under the lock, by two threads, so no struct ibx_state_machine.
  *
  *   NONE -> BEGINS -> SERVES -> ENDS
- *           BEGINS -> REFUSED        the back end does not know such requests, or there is no
- * thread
+ *           BEGINS -> REFUSED    no thread, or the back end does not know such requests
+ *           SERVES -> REFUSED    its connection is lost
+ *                     ENDS -> LEFT   the process ends, and a function does not
  */
-enum server_state { SERVER_NONE, SERVER_BEGINS, SERVER_SERVES, SERVER_REFUSED, SERVER_ENDS };
+enum server_state {
+    SERVER_NONE,
+    SERVER_BEGINS,
+    SERVER_SERVES,
+    SERVER_REFUSED,
+    SERVER_ENDS,
+    SERVER_LEFT
+};
+
+#define END_MS 2000u /* that the end of the process waits for a function */
 
 struct function {
     struct function *next;
     uint64_t number;
-    uint64_t order; /* in which they were enqueued; 0: not yet */
+    uint64_t order;  /* in which they were enqueued; 0: not yet */
+    uint64_t launch; /* of the graph that calls it; 0: none does */
     void *stream, *argument;
     void (*function)(void *argument);
     void (*callback)(void *stream, int status, void *argument); /* NULL: the other one */
@@ -40,9 +56,10 @@ static struct {
     enum server_state state;
     pthread_t thread;
     uint64_t queue;
-    uint64_t last_number, last_order;
+    uint64_t last_number, last_order, last_launch;
     uint64_t answers;           /* of the back end, to the thread */
-    struct function *functions; /* outstanding */
+    struct function *functions; /* outstanding, the oldest first */
+    struct function *repeated;  /* of graphs */
 } server;
 static _Atomic unsigned outstanding;
 
@@ -96,18 +113,66 @@ bool ibx_frontend_host_lost(uint64_t order, bool all, const void *stream)
     return lost;
 }
 
+/* ---------------------------------------------------------------------------------- events */
+
+/* That was recorded behind functions. */
+struct event {
+    struct event *next;
+    void *event, *stream;
+    uint64_t order;
+};
+static struct event *events;
+
+/* Locked. The place of its pointer. */
+static struct event **place_of(const void *event)
+{
+    struct event **at = &events;
+    while (*at && (*at)->event != event)
+        at = &(*at)->next;
+    return at;
+}
+
+void ibx_frontend_host_event(void *event, void *stream)
+{
+    static atomic_bool any;
+    if (!ibx_frontend_host_functions() && !atomic_load_explicit(&any, memory_order_relaxed))
+        return;
+    pthread_mutex_lock(&lock);
+    struct event **at = place_of(event), *found = *at;
+    if (!ibx_frontend_host_functions() && found) {
+        *at = found->next;
+        free(found);
+    } else if (ibx_frontend_host_functions() && (found || (found = malloc(sizeof(*found))))) {
+        struct event *next = *at ? found->next : NULL;
+        *found = (struct event){next, event, stream, server.last_order};
+        *at = found;
+    }
+    atomic_store(&any, events != NULL);
+    pthread_mutex_unlock(&lock);
+}
+
+bool ibx_frontend_host_event_lost(const void *event)
+{
+    if (!ibx_frontend_host_functions())
+        return false;
+    pthread_mutex_lock(&lock);
+    const struct event *found = *place_of(event);
+    const struct event copy = found ? *found : (struct event){.order = 0};
+    pthread_mutex_unlock(&lock);
+    return ibx_frontend_host_lost(copy.order, false, copy.stream);
+}
+
 /* ------------------------------------------------------------------------------ the thread */
 
 static bool open_queue(void)
 {
     struct extra e;
-    uint8_t bytes[8] = {0};
-    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    uint64_t queue = 0;
     ibx_frontend_connect();
     ibx_frontend_extra_begin(&e, IBX_EXTRA_HOST_OPEN, "cudaLaunchHostFunc");
-    const bool opened = !ibx_frontend_extra(&e, bytes, sizeof(bytes));
+    const bool opened = !ibx_frontend_extra_ask(&e, &queue);
     pthread_mutex_lock(&lock);
-    server.queue = opened ? ibx_get_u64(&r) : 0;
+    server.queue = queue;
     server.state = opened ? SERVER_SERVES : SERVER_REFUSED;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
@@ -137,6 +202,10 @@ static void call(const struct function *f, int status)
         f->callback(f->stream, status, f->argument);
     else
         f->function(f->argument);
+    pthread_mutex_lock(&lock);
+    while (server.state == SERVER_LEFT) /* GVirtuS's front end may be gone */
+        pthread_cond_wait(&changed, &lock);
+    pthread_mutex_unlock(&lock);
 }
 
 /* Sleeps until something is outstanding. False: the process ends. */
@@ -189,14 +258,24 @@ static void at_exit(void)
         server.state = SERVER_ENDS;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
-    if (serves && !pthread_equal(server.thread, pthread_self()))
-        pthread_join(server.thread, NULL);
+    if (!serves || pthread_equal(server.thread, pthread_self()))
+        return;
+    const uint64_t deadline = ibx_deadline_in_ms(END_MS);
+    const struct timespec until = {(time_t)(deadline / 1000000000u),
+                                   (long)(deadline % 1000000000u)};
+    if (!pthread_clockjoin_np(server.thread, NULL, CLOCK_MONOTONIC, &until))
+        return;
+    pthread_mutex_lock(&lock);
+    server.state = SERVER_LEFT;
+    pthread_mutex_unlock(&lock);
+    ibx_log(IBX_LOG_WARN, "the process ends though a function of cudaLaunchHostFunc does not");
 }
 
 static void in_child(void)
 {
     server.state = SERVER_NONE;
-    server.functions = NULL;
+    server.functions = server.repeated = NULL;
+    events = NULL;
     atomic_store(&outstanding, 0);
     pthread_mutex_init(&lock, NULL);
     pthread_cond_init(&changed, NULL);
@@ -227,6 +306,93 @@ static bool begin(void)
     return server.state == SERVER_SERVES;
 }
 
+/* Locked. */
+static void add(struct function *f)
+{
+    struct function **at = &server.functions;
+    while (*at)
+        at = &(*at)->next;
+    f->next = NULL;
+    *at = f;
+    atomic_fetch_add(&outstanding, 1);
+}
+
+/* ------------------------------------------------------------------------------ of graphs */
+
+uint64_t ibx_frontend_host_repeated(void (*function)(void *argument), void *argument,
+                                    uint64_t *queue)
+{
+    pthread_mutex_lock(&lock);
+    const bool serves = begin();
+    struct function *f = serves ? server.repeated : NULL;
+    while (f && (f->function != function || f->argument != argument))
+        f = f->next;
+    if (serves && !f && (f = malloc(sizeof(*f)))) {
+        *f = (struct function){.next = server.repeated,
+                               .number = ++server.last_number,
+                               .function = function,
+                               .argument = argument};
+        server.repeated = f;
+    }
+    *queue = server.queue;
+    const uint64_t number = f ? f->number : 0;
+    pthread_mutex_unlock(&lock);
+    return number;
+}
+
+/* Locked. False: there is no memory, or no such function. */
+static bool add_repeated(uint64_t number, void *stream, uint64_t launch)
+{
+    const struct function *f = server.repeated;
+    struct function *made = malloc(sizeof(*made));
+    while (f && f->number != number)
+        f = f->next;
+    if (!made || !f) {
+        free(made);
+        return false;
+    }
+    *made = *f;
+    made->stream = stream;
+    made->launch = launch;
+    add(made);
+    return true;
+}
+
+/* Locked. Of a launch that has succeeded, or of none: those are outstanding no more. */
+static void settle(uint64_t launch, bool launched)
+{
+    for (struct function **at = &server.functions, *f; (f = *at);) {
+        if (f->launch == launch && !launched) {
+            *at = f->next;
+            free(f);
+            atomic_fetch_sub(&outstanding, 1);
+            continue;
+        }
+        if (f->launch == launch)
+            f->order = ++server.last_order;
+        at = &f->next;
+    }
+}
+
+int ibx_frontend_host_launch(const uint64_t *numbers, size_t count, void *stream,
+                             int (*launch)(void *exec, void *stream), void *exec)
+{
+    size_t n = 0;
+    pthread_mutex_lock(&lock);
+    const uint64_t id = ++server.last_launch;
+    const bool serves = server.state == SERVER_SERVES;
+    while (serves && n < count && add_repeated(numbers[n], stream, id))
+        n++;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    const bool ready = serves && n == count;
+    const int rc = ready ? launch(exec, stream) : serves ? CUDA_MEMORY_ALLOCATION : CUDA_UNKNOWN;
+    pthread_mutex_lock(&lock);
+    settle(id, !rc);
+    pthread_mutex_unlock(&lock);
+    return ready ? rc : ibx_frontend_fail(rc);
+}
+
 /* ------------------------------------------------------------------------------- the calls */
 
 static int enqueue(struct function wish, const char *name)
@@ -239,11 +405,8 @@ static int enqueue(struct function wish, const char *name)
     const bool serves = begin();
     *f = wish;
     f->number = ++server.last_number;
-    f->next = server.functions;
-    if (serves) {
-        server.functions = f;
-        atomic_fetch_add(&outstanding, 1);
-    }
+    if (serves)
+        add(f);
     pthread_cond_broadcast(&changed);
     const uint64_t queue = server.queue, number = f->number;
     pthread_mutex_unlock(&lock);
@@ -277,7 +440,10 @@ static int enqueue(struct function wish, const char *name)
 int cudaLaunchHostFunc(void *stream, void (*function)(void *argument), void *argument)
 {
     const struct function wish = {.stream = stream, .argument = argument, .function = function};
-    return function ? enqueue(wish, "cudaLaunchHostFunc") : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (!function)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    return ibx_frontend_captures(stream) ? ibx_frontend_capture_function(stream, function, argument)
+                                         : enqueue(wish, "cudaLaunchHostFunc");
 }
 
 int cudaStreamAddCallback(void *stream, void (*callback)(void *stream, int status, void *argument),

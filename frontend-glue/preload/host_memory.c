@@ -16,7 +16,7 @@ static struct ranges ranges;
 /* Allocated memory replaces what was registered there: that memory has been unmapped since. */
 static int add(void *address, size_t n, bool allocated)
 {
-    struct range range = {(uintptr_t)address, n, allocated, false};
+    struct range range = {.begin = (uintptr_t)address, .n = n, .allocated = allocated};
     ibx_frontend_ranges_lock();
     size_t at = ibx_frontend_ranges_find(&ranges, range.begin);
     while (allocated && at < ranges.count && !ranges.items[at].allocated &&

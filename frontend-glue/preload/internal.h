@@ -13,17 +13,20 @@
 #include <stdatomic.h>
 
 /* cudaError_t */
-#define CUDA_SUCCESS            0
-#define CUDA_INVALID_VALUE      1
-#define CUDA_MEMORY_ALLOCATION  2
-#define CUDA_INVALID_SYMBOL     13
-#define CUDA_INVALID_DIRECTION  21
-#define CUDA_INVALID_FUNCTION   98
-#define CUDA_NOT_READY          600
-#define CUDA_ALREADY_REGISTERED 712
-#define CUDA_NOT_REGISTERED     713
-#define CUDA_NOT_SUPPORTED      801
-#define CUDA_UNKNOWN            999
+#define CUDA_SUCCESS               0
+#define CUDA_INVALID_VALUE         1
+#define CUDA_MEMORY_ALLOCATION     2
+#define CUDA_INVALID_SYMBOL        13
+#define CUDA_INVALID_DIRECTION     21
+#define CUDA_MISSING_CONFIGURATION 52
+#define CUDA_INVALID_FUNCTION      98
+#define CUDA_NOT_READY             600
+#define CUDA_ALREADY_REGISTERED    712
+#define CUDA_NOT_REGISTERED        713
+#define CUDA_NOT_SUPPORTED         801
+#define CUDA_CAPTURE_INVALID       901
+#define CUDA_CAPTURE_UNJOINED      904
+#define CUDA_UNKNOWN               999
 
 #define EXTRA_MAX 1950u /* bytes of a request of our own that go in one piece */
 
@@ -38,6 +41,12 @@ struct dim3 {
     unsigned x, y, z;
 };
 
+/* cudaIpcMemHandle_t, cudaIpcEventHandle_t */
+struct ipc_handle {
+    uint8_t bytes[IBX_EXTRA_HANDLE];
+};
+#define IPC_LAZY_PEER_ACCESS 1u /* the only flags that cudaIpcOpenMemHandle takes */
+
 struct launch_attribute {
     int id;
     _Alignas(8) uint8_t value[IBX_EXTRA_ATTRIBUTE];
@@ -49,6 +58,31 @@ struct launch_config {
     void *stream;
     const struct launch_attribute *attributes;
     unsigned count;
+};
+
+/* Of graphs: cudaKernelNodeParams, cudaHostNodeParams, cudaMemAllocNodeParams with its
+ * cudaMemPoolProps, cudaGraphExecUpdateResultInfo. */
+struct kernel_node {
+    const void *function;
+    struct dim3 grid, block;
+    unsigned shared;
+    void **arguments, **extra;
+};
+struct host_node {
+    void (*function)(void *argument);
+    void *argument;
+};
+struct allocation_node {
+    int kind, shared_as;
+    int location, device;
+    uint8_t rest[72];
+    const void *access;
+    size_t access_count, n;
+    void *address;
+};
+struct graph_update {
+    int result;
+    void *node, *other;
 };
 
 /* What the library exports. */
@@ -71,6 +105,8 @@ int cudaSetDevice(int device);
 int cudaGetDevice(int *device);
 int cudaMemset(void *address, int value, size_t n);
 int cudaMemsetAsync(void *address, int value, size_t n, void *stream);
+int cudaMemset2DAsync(void *address, size_t pitch, int value, size_t width, size_t height,
+                      void *stream);
 int cudaGraphLaunch(void *graph, void *stream);
 int cudaEventRecord(void *event, void *stream);
 int cudaStreamWaitEvent(void *stream, void *event, unsigned flags);
@@ -88,6 +124,12 @@ int cudaProfilerStart(void);
 int cudaProfilerStop(void);
 const char *cudaGetErrorName(int code);
 const char *cudaGetErrorString(int code);
+int cudaLaunchKernel(const void *function, struct dim3 grid, struct dim3 block, void **arguments,
+                     size_t shared, void *stream);
+void __cudaUnregisterFatBinary(void **handle);
+unsigned __cudaPushCallConfiguration(struct dim3 grid, struct dim3 block, size_t shared,
+                                     void *stream);
+int __cudaPopCallConfiguration(struct dim3 *grid, struct dim3 *block, size_t *shared, void *stream);
 int __cudaGetKernel(void **kernel, const void *function);
 int __cudaLaunchKernel(void *kernel, struct dim3 grid, struct dim3 block, void **arguments,
                        size_t shared, void *stream);
@@ -136,6 +178,61 @@ int cudaMemPoolSetAttribute(void *pool, int attribute, void *value);
 int cudaMemPoolGetAttribute(void *pool, int attribute, void *value);
 int cudaMemPoolTrimTo(void *pool, size_t keep);
 int cudaLaunchHostFunc(void *stream, void (*function)(void *argument), void *argument);
+int cudaStreamBeginCapture(void *stream, int mode);
+int cudaStreamEndCapture(void *stream, void **graph);
+int cudaStreamIsCapturing(void *stream, int *status);
+int cudaGraphCreate(void **graph, unsigned flags);
+int cudaGraphDestroy(void *graph);
+int cudaGraphClone(void **clone, void *graph);
+int cudaGraphInstantiate(void **exec, void *graph, unsigned long long flags);
+int cudaGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags);
+int cudaGraphExecDestroy(void *exec);
+int cudaGraphExecUpdate(void *exec, void *graph, struct graph_update *result);
+int cudaGraphUpload(void *exec, void *stream);
+int cudaGraphGetNodes(void *graph, void **nodes, size_t *count);
+int cudaGraphGetRootNodes(void *graph, void **nodes, size_t *count);
+int cudaGraphAddDependencies(void *graph, void *const *from, void *const *to, const void *edges,
+                             size_t count);
+int cudaGraphRemoveDependencies(void *graph, void *const *from, void *const *to, const void *edges,
+                                size_t count);
+int cudaGraphAddKernelNode(void **node, void *graph, void *const *behind, size_t count,
+                           const struct kernel_node *kernel);
+int cudaGraphAddMemcpyNode(void **node, void *graph, void *const *behind, size_t count,
+                           const struct ibx_cuda_memcpy3d *copy);
+int cudaGraphAddMemcpyNode1D(void **node, void *graph, void *const *behind, size_t count, void *to,
+                             const void *from, size_t n, int kind);
+int cudaGraphAddMemsetNode(void **node, void *graph, void *const *behind, size_t count,
+                           const struct ibx_cuda_memset *set);
+int cudaGraphAddHostNode(void **node, void *graph, void *const *behind, size_t count,
+                         const struct host_node *host);
+int cudaGraphAddEmptyNode(void **node, void *graph, void *const *behind, size_t count);
+int cudaGraphAddChildGraphNode(void **node, void *graph, void *const *behind, size_t count,
+                               void *child);
+int cudaGraphAddEventRecordNode(void **node, void *graph, void *const *behind, size_t count,
+                                void *event);
+int cudaGraphAddEventWaitNode(void **node, void *graph, void *const *behind, size_t count,
+                              void *event);
+int cudaGraphAddMemAllocNode(void **node, void *graph, void *const *behind, size_t count,
+                             struct allocation_node *allocation);
+int cudaGraphAddMemFreeNode(void **node, void *graph, void *const *behind, size_t count,
+                            void *address);
+int cudaGraphNodeGetType(void *node, int *type);
+int cudaGraphDestroyNode(void *node);
+int cudaGraphKernelNodeSetParams(void *node, const struct kernel_node *kernel);
+int cudaGraphExecKernelNodeSetParams(void *exec, void *node, const struct kernel_node *kernel);
+int cudaGraphMemcpyNodeSetParams(void *node, const struct ibx_cuda_memcpy3d *copy);
+int cudaGraphExecMemcpyNodeSetParams(void *exec, void *node, const struct ibx_cuda_memcpy3d *copy);
+int cudaGraphMemsetNodeSetParams(void *node, const struct ibx_cuda_memset *set);
+int cudaGraphExecMemsetNodeSetParams(void *exec, void *node, const struct ibx_cuda_memset *set);
+int cudaDeviceGetGraphMemAttribute(int device, int attribute, void *value);
+int cudaDeviceGraphMemTrim(int device);
+int cudaIpcGetMemHandle(struct ipc_handle *handle, void *address);
+int cudaIpcOpenMemHandle(void **address, struct ipc_handle handle, unsigned flags);
+int cudaIpcCloseMemHandle(void *address);
+int cudaIpcGetEventHandle(struct ipc_handle *handle, void *event);
+int cudaIpcOpenEventHandle(void **event, struct ipc_handle handle);
+int cudaEventDestroy(void *event);
+int cudaStreamCreateWithFlags(void **stream, unsigned flags);
 int cudaStreamAddCallback(void *stream, void (*callback)(void *stream, int status, void *argument),
                           void *argument, unsigned flags);
 void ibx_frontend_attach(const struct ibx_frontend_calls *calls);
@@ -155,6 +252,8 @@ bool ibx_frontend_knows(enum ibx_frontend_fact fact, uint64_t handle, int *answe
 int ibx_frontend_passed(int rc);
 /* GVirtuS's function of that name, which is kept in *found; NULL: it has none. */
 void *ibx_frontend_next(_Atomic(void *) *found, const char *symbol);
+/* The major version of libcudart, 0: its name does not say. */
+int ibx_frontend_cuda_version(void);
 /* Returns `rc`, an error that is detected here, and has cudaGetLastError() return it as well. */
 int ibx_frontend_fail(int rc);
 /* GVirtuS has returned `rc` for a call that waits for the stream (0: all streams): returns that, or
@@ -178,6 +277,7 @@ int ibx_frontend_waited(int rc, uint64_t stream);
 
 /* A request of our own: its body, which begins with the number. */
 struct extra {
+    const char *name; /* of the request */
     const char *call; /* as the application knows it */
     struct ibx_writer body;
     uint8_t bytes[EXTRA_MAX];
@@ -186,16 +286,38 @@ void ibx_frontend_extra_begin(struct extra *extra, enum ibx_extra number, const 
 /* Makes it: what the call returns, which cudaGetLastError() returns as well if it is an error. A
  * success has put `n` bytes into `out`. */
 int ibx_frontend_extra(const struct extra *extra, void *out, size_t n);
+/* The same; false: the back end does not know it, and GVirtuS may. */
+bool ibx_frontend_extra_known(const struct extra *extra, void *out, size_t n, int *rc);
+/* The same for one that is answered by one number. */
+int ibx_frontend_extra_ask(const struct extra *extra, uint64_t *answer);
 /* The same without a word of its own. False: nothing was done. *code: what the back end answered,
  * negative where it does not know the request. */
 bool ibx_frontend_extra_try(const struct extra *extra, void *out, size_t n, int *code);
 /* Makes a connection of the calling thread, which only a call of GVirtuS's can. */
 void ibx_frontend_connect(void);
 
+/* ------------------------------------------------------------------------ launch.c */
+
+typedef int (*ibx_frontend_launcher)(void *kernel, struct dim3 grid, struct dim3 block,
+                                     void **arguments, size_t shared, void *stream);
+/* GVirtuS's cudaLaunchKernel, or NULL. */
+ibx_frontend_launcher ibx_frontend_plain_launch(void);
+
+/* The body of a plain launch, as GVirtuS's front end writes it; NULL: *rc is the error. */
+const void *ibx_frontend_launch_body(const struct launch_config *config, const void *function,
+                                     void **arguments, size_t *n, int *rc);
+
+/* ----------------------------------------------------------------------- kernels.c */
+
+/* A launch without attributes. */
+int ibx_frontend_launch(const void *function, const struct launch_config *config, void **arguments);
+
 /* ---------------------------------------------------------------- local_libraries.c */
 
 /* Has libraries of NVIDIA's that call this host's driver find no GPU. */
 void ibx_frontend_hide_local_gpus(void);
+/* The same when others have been loaded since the last call. */
+void ibx_frontend_look_for_libraries(void);
 
 /* ----------------------------------------------------------------- host_functions.c */
 
@@ -204,7 +326,37 @@ bool ibx_frontend_host_functions(void);
 /* Before the calling thread waits for a stream, or for all: a mark. Behind that: whether functions
  * that were in it at the mark were not called, and never are. */
 uint64_t ibx_frontend_host_enqueued(void);
+/* The number of a function that graphs call, and the queue that has it; 0: there is no memory, or
+ * the back end knows no functions. It is the same for the same two, and never given back. */
+uint64_t ibx_frontend_host_repeated(void (*function)(void *argument), void *argument,
+                                    uint64_t *queue);
+/* launch(exec, stream), by which these functions are outstanding. */
+int ibx_frontend_host_launch(const uint64_t *numbers, size_t count, void *stream,
+                             int (*launch)(void *exec, void *stream), void *exec);
 bool ibx_frontend_host_lost(uint64_t mark, bool all, const void *stream);
+/* The same for the wait for an event, which was recorded in the stream. */
+void ibx_frontend_host_event(void *event, void *stream);
+bool ibx_frontend_host_event_lost(const void *event);
+
+/* ------------------------------------------------------------------------- captures.c */
+
+/* Whether the stream is being captured; quick while this process captures nothing. */
+bool ibx_frontend_captures(void *stream);
+/* Whether this process captures any. */
+bool ibx_frontend_capturing(void);
+/* What a stream that is captured takes: a function; a copy of which one side is the host's. */
+int ibx_frontend_capture_function(void *stream, void (*function)(void *argument), void *argument);
+int ibx_frontend_capture_copy(const struct ibx_cuda_memcpy3d *copy, void *stream);
+
+/* ---------------------------------------------------------------------- graph_copies.c */
+
+/* Whether one side is the host's; the kind is said then, too. */
+bool ibx_frontend_copy_of_host(struct ibx_cuda_memcpy3d *copy);
+/* The number of a function that makes the copy, as ibx_frontend_host_repeated(); 0: *rc says why
+ * not. */
+uint64_t ibx_frontend_copy_function(const struct ibx_cuda_memcpy3d *copy, uint64_t *queue, int *rc);
+/* The error of one that was made in a graph since the last call, or 0. */
+int ibx_frontend_graph_failure(void);
 
 /* ------------------------------------------------------------------------- ranges.c */
 
@@ -213,6 +365,7 @@ struct range {
     size_t n;
     bool allocated; /* by host_memory.c; false: registered by the application */
     bool in_use;    /* there was an asynchronous copy */
+    bool pooled;    /* of the device, but not cudaMalloc's: cudaFree waits for nothing */
 };
 
 /* Sorted by address; none overlaps another. The caller holds the lock. */
@@ -244,12 +397,21 @@ bool ibx_frontend_is_device(const void *address);
 /* Memory of the device that another call than cudaMalloc has returned, and that is no more. */
 void ibx_frontend_device_memory(void *address, size_t n);
 void ibx_frontend_device_memory_gone(const void *address);
+/* Around a call that waits for all work as it gives memory back: before it, in a way that lets this
+ * process make the copies that graphs wait for; and what it returns, of such copies too. */
+void ibx_frontend_before_free(void);
+int ibx_frontend_freed(int rc);
 /* The calling thread uses the device that it has selected. */
 void ibx_frontend_device_used(void);
 /* Whether there was no other one so far. */
 bool ibx_frontend_one_device(void);
 /* Waits for all work on every device that this process has used. */
 void ibx_frontend_devices_wait(void);
+
+/* ------------------------------------------------------------------------- ipc.c */
+
+/* Whether it is memory of another process's, which that one gives back. */
+bool ibx_frontend_is_opened(const void *memory);
 
 /* -------------------------------------------------------------------- host_memory.c */
 

@@ -21,30 +21,69 @@ int __cudaGetKernel(void **kernel, const void *function)
     return CUDA_SUCCESS;
 }
 
-int __cudaLaunchKernel(void *kernel, struct dim3 grid, struct dim3 block, void **arguments,
-                       size_t shared, void *stream)
+/* What <<<>>> pushes before it evaluates the kernel's arguments, which may launch kernels, and pops
+ * behind them. A launch has it, too, and so it does not leave this process. */
+#define CONFIGURATIONS 32u
+static _Thread_local struct {
+    struct dim3 grid, block;
+    size_t shared;
+    void *stream;
+} pushed[CONFIGURATIONS];
+static _Thread_local unsigned depth; /* further ones are GVirtuS's */
+
+unsigned __cudaPushCallConfiguration(struct dim3 grid, struct dim3 block, size_t shared,
+                                     void *stream)
 {
-    static _Atomic(void *) launch;
-    __typeof__(&__cudaLaunchKernel) next = NEXT(__cudaLaunchKernel);
-    if (!next)
-        *(void **)&next = ibx_frontend_next(&launch, "cudaLaunchKernel");
-    return next ? next(kernel, grid, block, arguments, shared, stream) : CUDA_NOT_SUPPORTED;
+    const unsigned at = depth++;
+    if (at >= CONFIGURATIONS) {
+        const unsigned rc =
+            (unsigned)CALL_NEXT(__cudaPushCallConfiguration, grid, block, shared, stream);
+        depth -= rc != 0;
+        return rc;
+    }
+    pushed[at].grid = grid;
+    pushed[at].block = block;
+    pushed[at].shared = shared;
+    pushed[at].stream = stream;
+    return 0;
 }
 
-static __typeof__(&__cudaLaunchKernel) plain_launch(void)
+int __cudaPopCallConfiguration(struct dim3 *grid, struct dim3 *block, size_t *shared, void *stream)
+{
+    if (!depth)
+        return ibx_frontend_fail(CUDA_MISSING_CONFIGURATION);
+    const unsigned at = --depth;
+    if (at >= CONFIGURATIONS)
+        return CALL_NEXT(__cudaPopCallConfiguration, grid, block, shared, stream);
+    *grid = pushed[at].grid;
+    *block = pushed[at].block;
+    *shared = pushed[at].shared;
+    memcpy(stream, &pushed[at].stream, sizeof(pushed[at].stream));
+    return CUDA_SUCCESS;
+}
+
+ibx_frontend_launcher ibx_frontend_plain_launch(void)
 {
     static _Atomic(void *) launch;
-    __typeof__(&__cudaLaunchKernel) next = NULL;
+    ibx_frontend_launcher next = NULL;
     *(void **)&next = ibx_frontend_next(&launch, "cudaLaunchKernel");
     return next;
 }
 
-/* The body of a plain launch, as GVirtuS's front end writes it; NULL: *rc is the error. */
-static const void *body_of(const struct launch_config *config, const void *function,
-                           void **arguments, size_t *n, int *rc)
+int __cudaLaunchKernel(void *kernel, struct dim3 grid, struct dim3 block, void **arguments,
+                       size_t shared, void *stream)
+{
+    __typeof__(&__cudaLaunchKernel) next = NEXT(__cudaLaunchKernel);
+    const struct launch_config config = {grid, block, shared, stream, NULL, 0};
+    return next ? next(kernel, grid, block, arguments, shared, stream)
+                : ibx_frontend_launch(kernel, &config, arguments);
+}
+
+const void *ibx_frontend_launch_body(const struct launch_config *config, const void *function,
+                                     void **arguments, size_t *n, int *rc)
 {
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
-    __typeof__(&__cudaLaunchKernel) write_launch = plain_launch();
+    ibx_frontend_launcher write_launch = ibx_frontend_plain_launch();
     if (!calls || !calls->divert()) {
         ibx_frontend_connect();
         calls = ibx_frontend_plugin();
@@ -65,14 +104,11 @@ int cudaLaunchKernelExC(const struct launch_config *config, const void *function
     struct extra e;
     size_t n;
     int rc;
-    __typeof__(&__cudaLaunchKernel) launch = plain_launch();
     if (!config || (config->count && !config->attributes))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (!config->count)
-        return launch ? launch((void *)(uintptr_t)function, config->grid, config->block, arguments,
-                               config->shared, config->stream)
-                      : CUDA_NOT_SUPPORTED;
-    const void *body = body_of(config, function, arguments, &n, &rc);
+        return ibx_frontend_launch(function, config, arguments);
+    const void *body = ibx_frontend_launch_body(config, function, arguments, &n, &rc);
     if (!body)
         return ibx_frontend_fail(rc);
     ibx_frontend_extra_begin(&e, IBX_EXTRA_LAUNCH, "a launch with attributes");

@@ -3,7 +3,8 @@
  * NVIDIA's libraries on top of CUDA (cuRAND, cuFFT ...) call the driver of this host, with
  * addresses that are the remote GPU's: on a host with a GPU of its own they can write elsewhere and
  * say nothing. GVirtuS has front ends of its own for some of them. Where one of NVIDIA's is loaded
- * instead, this host's GPUs are hidden from it, so that its calls fail.
+ * instead, this host's GPUs are hidden from it, so that its calls fail. One that is loaded later is
+ * found by the next cudaMalloc, or by the cudaMemcpy that brings its results.
  */
 #include "frontend-glue/preload/internal.h"
 
@@ -43,6 +44,32 @@ static int look(struct dl_phdr_info *library, size_t size, void *argument)
     return 0;
 }
 
+/* Of this host: it does not look at the variable any more. */
+static bool driver_is_loaded(void)
+{
+    static const char *const driver[] = {"libcuda.so.1", NULL};
+    struct search s = {.names = driver};
+    return dl_iterate_phdr(look, &s);
+}
+
+static int count_loaded(struct dl_phdr_info *library, size_t size, void *count)
+{
+    (void)size;
+    *(unsigned long long *)count = library->dlpi_adds;
+    return 1;
+}
+
+void ibx_frontend_look_for_libraries(void)
+{
+    static _Atomic unsigned long long seen;
+    unsigned long long now = 0;
+    dl_iterate_phdr(count_loaded, &now);
+    if (now != atomic_load_explicit(&seen, memory_order_relaxed) && ibx_frontend_plugin()) {
+        atomic_store(&seen, now);
+        ibx_frontend_hide_local_gpus();
+    }
+}
+
 void ibx_frontend_hide_local_gpus(void)
 {
     static const char *const runtime[] = {"libcudart.so", NULL};
@@ -55,6 +82,14 @@ void ibx_frontend_hide_local_gpus(void)
     snprintf(local.but, sizeof(local.but), "%.*s", (int)folder_of(front_end.path), front_end.path);
     if (!dl_iterate_phdr(look, &local) || setenv(HIDES, "", 1))
         return;
+    if (driver_is_loaded()) {
+        ibx_log(IBX_LOG_ERROR,
+                "%s is not GVirtuS's and cannot reach the remote GPU: it may have used one of this "
+                "host with the other's addresses, and its results are wrong then; set " HIDES
+                " to nothing before the program starts, or install GVirtuS's front end of it",
+                local.path);
+        return;
+    }
     ibx_log(IBX_LOG_WARN,
             "%s is not GVirtuS's and cannot reach the remote GPU: " HIDES
             " is empty now, so that it uses none of this host with the other's addresses; "

@@ -103,15 +103,33 @@ int cudaMemcpy(void *to, const void *from, size_t n, int kind)
 {
     struct rows all = {to, from, n, n, n, 1, kind_of(to, from, kind)};
     int rc;
+    if (all.kind != CUDA_MEMCPY_TO_DEVICE) /* what comes back may be such a library's */
+        ibx_frontend_look_for_libraries();
     if (answered(&all, n, false, NULL, &rc))
         return rc;
     return ibx_frontend_passed(CALL_NEXT(cudaMemcpy, to, from, n, all.kind));
+}
+
+/* One side is the host's, and the stream is being captured. */
+static bool captured(const struct rows *r, void *stream, int *rc)
+{
+    const struct ibx_cuda_memcpy3d copy = {
+        .from = {(void *)(uintptr_t)r->from, r->from_pitch, r->width, r->height},
+        .to = {r->to, r->to_pitch, r->width, r->height},
+        .extent = {r->width, r->height, 1},
+        .kind = r->kind};
+    if (!is_ours(r) || !ibx_frontend_captures(stream))
+        return false;
+    *rc = ibx_frontend_capture_copy(&copy, stream);
+    return true;
 }
 
 int cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, void *stream)
 {
     struct rows all = {to, from, n, n, n, 1, kind_of(to, from, kind)};
     int rc;
+    if (captured(&all, stream, &rc))
+        return rc;
     if (answered(&all, n, true, stream, &rc))
         return rc;
     return ibx_frontend_passed(CALL_NEXT(cudaMemcpyAsync, to, from, n, all.kind, stream));
@@ -143,6 +161,8 @@ int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_p
 {
     struct rows rows = {to, from, to_pitch, from_pitch, width, height, kind_of(to, from, kind)};
     int rc;
+    if (captured(&rows, stream, &rc))
+        return rc;
     if (is_ours(&rows) && is_one_piece(&rows))
         return cudaMemcpyAsync(to, from, width * height, rows.kind, stream);
     if (ibx_frontend_plugin()) {

@@ -36,9 +36,11 @@ int cudaEventRecord(void *event, void *stream)
     int rc;
     put_handle(&body, event);
     put_handle(&body, stream);
-    return ibx_frontend_called("cudaEventRecord", &body, &rc)
-               ? rc
-               : CALL_NEXT(cudaEventRecord, event, stream);
+    if (!ibx_frontend_called("cudaEventRecord", &body, &rc))
+        rc = CALL_NEXT(cudaEventRecord, event, stream);
+    if (!rc)
+        ibx_frontend_host_event(event, stream);
+    return rc;
 }
 
 int cudaStreamWaitEvent(void *stream, void *event, unsigned flags)
@@ -51,17 +53,6 @@ int cudaStreamWaitEvent(void *stream, void *event, unsigned flags)
     return ibx_frontend_called("cudaStreamWaitEvent", &body, &rc)
                ? rc
                : CALL_NEXT(cudaStreamWaitEvent, stream, event, flags);
-}
-
-int cudaGraphLaunch(void *graph, void *stream)
-{
-    BODY(body);
-    int rc;
-    put_handle(&body, graph);
-    put_handle(&body, stream);
-    return ibx_frontend_called("cudaGraphLaunch", &body, &rc)
-               ? rc
-               : CALL_NEXT(cudaGraphLaunch, graph, stream);
 }
 
 static bool set(void *address, int value, size_t n, int *rc)
@@ -80,30 +71,91 @@ int cudaMemset(void *address, int value, size_t n)
     return set(address, value, n, &rc) ? rc : CALL_NEXT(cudaMemset, address, value, n);
 }
 
-/* Whether GVirtuS's front end sends cudaMemset for cudaMemsetAsync (G4, G5), whose back end has no
- * other. */
-static atomic_bool sets_in_legacy_stream;
+/* The back end does not know the requests below: then GVirtuS makes the calls. */
+static atomic_bool gvirtus_sets;
+
+/* In a request of our own, in the order of its stream. GVirtuS's front end (G4, G5) sends
+ * cudaMemset, which is in that of the legacy one, and its back end has no cudaMemset2DAsync. False:
+ * GVirtuS may know the call. */
+static bool set_in_stream(const struct extra *e, int *rc)
+{
+    ibx_frontend_device_used();
+    if (!ibx_frontend_plugin() || atomic_load_explicit(&gvirtus_sets, memory_order_relaxed))
+        return false;
+    int code;
+    if (!ibx_frontend_extra_try(e, NULL, 0, &code)) /* now; another connection may do it */
+        return false;
+    if (code < 0 || code == CUDA_NOT_SUPPORTED) {
+        atomic_store(&gvirtus_sets, true);
+        return false;
+    }
+    *rc = code ? ibx_frontend_fail(code) : CUDA_SUCCESS;
+    return true;
+}
+
+/* What GVirtuS would make of such a call is no part of a graph. */
+static bool set_captured(const struct extra *e, void *stream, int *rc)
+{
+    if (!ibx_frontend_captures(stream))
+        return false;
+    ibx_frontend_device_used();
+    *rc = ibx_frontend_extra(e, NULL, 0);
+    return true;
+}
 
 int cudaMemsetAsync(void *address, int value, size_t n, void *stream)
 {
-    const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
+    struct extra e;
     int rc;
-    if (atomic_load_explicit(&sets_in_legacy_stream, memory_order_relaxed) &&
-        set(address, value, n, &rc))
-        return rc;
-    rc = CALL_NEXT(cudaMemsetAsync, address, value, n, stream);
-    if (!rc && calls && !strcmp(calls->last_call(), "cudaMemset"))
-        atomic_store(&sets_in_legacy_stream, true);
-    return rc;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_MEMSET, "cudaMemsetAsync");
+    put_handle(&e.body, address);
+    ibx_put_u32(&e.body, (uint32_t)value);
+    ibx_put_u64(&e.body, n);
+    put_handle(&e.body, stream);
+    return set_captured(&e, stream, &rc) || set_in_stream(&e, &rc)
+               ? rc
+               : CALL_NEXT(cudaMemsetAsync, address, value, n, stream);
+}
+
+int cudaMemset2DAsync(void *address, size_t pitch, int value, size_t width, size_t height,
+                      void *stream)
+{
+    struct extra e;
+    int rc;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_MEMSET_2D, "cudaMemset2DAsync");
+    put_handle(&e.body, address);
+    ibx_put_u64(&e.body, pitch);
+    ibx_put_u32(&e.body, (uint32_t)value);
+    ibx_put_u64(&e.body, width);
+    ibx_put_u64(&e.body, height);
+    put_handle(&e.body, stream);
+    return set_captured(&e, stream, &rc) || set_in_stream(&e, &rc)
+               ? rc
+               : CALL_NEXT(cudaMemset2DAsync, address, pitch, value, width, height, stream);
 }
 
 /* --------------------------------------------------------------- calls that wait, or ask */
 
-/* The wait is over: functions of the application's that were before it were called, or are lost. */
+/* Of a wait, that is over: what it says of functions before it that are lost, and of graphs. */
+static int told(int rc, bool lost)
+{
+    if (!rc && lost)
+        rc = ibx_frontend_fail(CUDA_UNKNOWN);
+    const int failure = rc ? CUDA_SUCCESS : ibx_frontend_graph_failure();
+    return failure ? ibx_frontend_fail(failure) : rc;
+}
+
+/* Functions of the application's that were before it were called, or are lost. */
 static int waited(int rc, uint64_t mark, bool all, const void *stream)
 {
     rc = ibx_frontend_waited(rc, (uintptr_t)stream);
-    return !rc && ibx_frontend_host_lost(mark, all, stream) ? ibx_frontend_fail(CUDA_UNKNOWN) : rc;
+    return told(rc, !rc && ibx_frontend_host_lost(mark, all, stream));
+}
+
+static int event_waited(int rc, const void *event)
+{
+    rc = ibx_frontend_waited(rc, 0);
+    return told(rc, !rc && ibx_frontend_host_event_lost(event));
 }
 
 int cudaStreamSynchronize(void *stream)
@@ -134,7 +186,7 @@ int cudaEventSynchronize(void *event)
     if (!ibx_frontend_knows(IBX_FRONTEND_EVENT_OVER, (uintptr_t)event, NULL) &&
         !called("cudaEventSynchronize", event, &rc))
         rc = CALL_NEXT(cudaEventSynchronize, event);
-    return ibx_frontend_waited(rc, 0);
+    return event_waited(rc, event);
 }
 
 int cudaEventQuery(void *event)
@@ -143,7 +195,7 @@ int cudaEventQuery(void *event)
     if (!ibx_frontend_knows(IBX_FRONTEND_EVENT_OVER, (uintptr_t)event, NULL) &&
         !called("cudaEventQuery", event, &rc))
         rc = CALL_NEXT(cudaEventQuery, event);
-    return ibx_frontend_waited(rc, 0);
+    return event_waited(rc, event);
 }
 
 int cudaDeviceSynchronize(void)

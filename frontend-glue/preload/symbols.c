@@ -18,13 +18,17 @@ static bool asked(enum ibx_extra number, const char *call, const void *symbol, u
                   int *rc)
 {
     struct extra extra;
+    uint8_t bytes[8] = {0};
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     ibx_frontend_extra_begin(&extra, number, call);
     ibx_put_u64(&extra.body, (uintptr_t)symbol);
-    if (!ibx_frontend_plugin() || !ibx_frontend_extra_try(&extra, answer, sizeof(*answer), rc) ||
+    if (!ibx_frontend_plugin() || !ibx_frontend_extra_try(&extra, bytes, sizeof(bytes), rc) ||
         *rc < 0 || ((*rc == CUDA_NOT_SUPPORTED || *rc == CUDA_INVALID_SYMBOL) && can_ask_gvirtus()))
         return false;
     if (*rc)
         ibx_frontend_fail(*rc);
+    else
+        *answer = ibx_get_u64(&r);
     return true;
 }
 

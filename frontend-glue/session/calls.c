@@ -66,6 +66,7 @@ static const struct ibx_call calls[] = {
     {"cudaStreamQuery", IBX_CALL_QUERIES, 0, 8, false, false},
     {"cudaStreamSynchronize", IBX_CALL_QUERIES, 0, 8, false, false},
     {"cudaStreamWaitEvent", IBX_CALL_REPEATS, 0, 20, true, false},
+    {IBX_EXTRA_QUEUE, IBX_CALL_ENQUEUES, LAST, 0, false, false},
     {IBX_EXTRA_WORK, IBX_CALL_EXTRA, NONE, 0, false, false},
     {IBX_EXTRA_NAME, IBX_CALL_EXTRA, ALL, 0, true, false},
 };

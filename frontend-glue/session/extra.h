@@ -15,8 +15,13 @@
 
 #include "common/wire.h"
 
+#include <string.h>
+
 #define IBX_EXTRA_NAME "ibxRuntime"  /* comes after all that the client has asked for */
-#define IBX_EXTRA_WORK "ibxHostWork" /* after nothing of it: IBX_EXTRA_HOST_ASK */
+#define IBX_EXTRA_WORK "ibxHostWork" /* after nothing of it: HOST_ASK, STREAM_WAIT */
+#define IBX_EXTRA_QUEUE                                                                            \
+    "ibxEnqueue" /* after what is in its stream, the body's last 8 bytes; its                      \
+                    call may return before it is run: MEMSET, MEMSET_2D */
 
 /* On the wire: u16. Numbers are never used again. */
 enum ibx_extra {
@@ -50,11 +55,50 @@ enum ibx_extra {
     IBX_EXTRA_HOST_OPEN, /* a queue of functions to call */
     IBX_EXTRA_HOST_ADD,  /* cudaLaunchHostFunc, cudaStreamAddCallback */
     IBX_EXTRA_HOST_ASK,
+    IBX_EXTRA_IS_CAPTURING, /* cudaStreamIsCapturing */
+    IBX_EXTRA_HOST_CAPTURE, /* cudaLaunchHostFunc in a stream that is captured */
+    IBX_EXTRA_MEMSET,       /* cudaMemsetAsync */
+    IBX_EXTRA_GRAPH_CREATE,
+    IBX_EXTRA_GRAPH_DESTROY,
+    IBX_EXTRA_GRAPH_CLONE,
+    IBX_EXTRA_GRAPH_INSTANTIATE,
+    IBX_EXTRA_GRAPH_NODES,     /* cudaGraphGetNodes, cudaGraphGetRootNodes */
+    IBX_EXTRA_GRAPH_FUNCTIONS, /* of the client's, that it calls */
+    IBX_EXTRA_GRAPH_ORDER,     /* cudaGraphAddDependencies, cudaGraphRemoveDependencies */
+    IBX_EXTRA_NODE_KERNEL,     /* cudaGraphAddKernelNode, and so on */
+    IBX_EXTRA_NODE_MEMCPY,     /* within the device */
+    IBX_EXTRA_NODE_MEMSET,
+    IBX_EXTRA_NODE_HOST,
+    IBX_EXTRA_NODE_EMPTY,
+    IBX_EXTRA_NODE_CHILD,
+    IBX_EXTRA_NODE_RECORD,
+    IBX_EXTRA_NODE_WAIT,
+    IBX_EXTRA_NODE_ALLOC,
+    IBX_EXTRA_NODE_FREE,
+    IBX_EXTRA_NODE_TYPE,
+    IBX_EXTRA_NODE_DESTROY,
+    IBX_EXTRA_SET_KERNEL, /* cudaGraphKernelNodeSetParams, cudaGraphExecKernelNodeSetParams */
+    IBX_EXTRA_SET_MEMCPY,
+    IBX_EXTRA_SET_MEMSET,
+    IBX_EXTRA_EXEC_UPDATE,
+    IBX_EXTRA_EXEC_DESTROY,
+    IBX_EXTRA_EXEC_UPLOAD,
+    IBX_EXTRA_GRAPH_MEMORY, /* cudaDeviceGetGraphMemAttribute */
+    IBX_EXTRA_GRAPH_TRIM,   /* cudaDeviceGraphMemTrim */
+    IBX_EXTRA_STREAM_WAIT,  /* cudaStreamSynchronize */
+    IBX_EXTRA_MEMSET_2D,    /* cudaMemset2DAsync */
+    IBX_EXTRA_IPC_MEMORY,   /* cudaIpcGetMemHandle */
+    IBX_EXTRA_IPC_OPEN_MEMORY,
+    IBX_EXTRA_IPC_EVENT, /* cudaIpcGetEventHandle */
+    IBX_EXTRA_IPC_OPEN_EVENT,
     IBX_EXTRAS /* one more than the last */
 };
 
-#define IBX_EXTRA_OUT_MAX   96u /* bytes of a reply beside the exit code */
+#define IBX_EXTRA_LISTED    32u /* handles or numbers in one reply, behind how many there are */
+#define IBX_EXTRA_BEHIND    64u /* nodes that a new one comes behind */
+#define IBX_EXTRA_OUT_MAX   (8 + 8 * IBX_EXTRA_LISTED) /* bytes of a reply beside the exit code */
 #define IBX_EXTRA_ATTRIBUTE 64u /* bytes of an attribute's value, CUDA's union of scalars */
+#define IBX_EXTRA_HANDLE    64u /* bytes of a handle for other processes */
 
 /* Layouts. */
 #define IBX_LAYOUT_CHANNEL  "iiiii"
@@ -62,6 +106,7 @@ enum ibx_extra {
 #define IBX_LAYOUT_MEMCPY3D "qqqqqqqqqqqqqqqqqqqi"
 #define IBX_LAYOUT_TEXTURE  "iiiiiiiiiiiiiiiiii"
 #define IBX_LAYOUT_VIEW     "iqqqiiii"
+#define IBX_LAYOUT_MEMSET   "qqiiqq"
 
 /* CUDA's, as far as both sides look into them. */
 struct ibx_cuda_channel {
@@ -83,6 +128,12 @@ struct ibx_cuda_memcpy3d {
     struct ibx_cuda_pitched to;
     struct ibx_cuda_extent extent;
     int kind;
+};
+struct ibx_cuda_memset {
+    void *at;
+    size_t pitch;
+    unsigned value, element; /* bytes of an element */
+    size_t width, height;    /* elements, rows */
 };
 struct ibx_cuda_texture {
     int words[18];
@@ -113,6 +164,13 @@ struct ibx_cuda_resource {
     } of;
     unsigned flags; /* from CUDA 13 on */
 };
+
+/* Whether a request of that name is one of these. */
+static inline bool ibx_extra_is(const char *name)
+{
+    return !strcmp(name, IBX_EXTRA_NAME) || !strcmp(name, IBX_EXTRA_WORK) ||
+           !strcmp(name, IBX_EXTRA_QUEUE);
+}
 
 void ibx_layout_put(struct ibx_writer *w, const char *layout, const void *structure);
 void ibx_layout_get(struct ibx_reader *r, const char *layout, void *structure);

@@ -188,6 +188,8 @@ int ibx_session_cts_registered(struct ibx_session *session, const struct ibx_rem
 void ibx_session_cts_expect(struct ibx_session *session, void *to, size_t n);
 /* After the reply: the memory is the caller's alone. */
 void ibx_session_cts_end(struct ibx_session *session);
+/* After the reply to the last request, and to all before it. */
+void ibx_session_all_answered(struct ibx_session *session);
 /* Before a request: it may be answered only when its copy has ended. */
 int ibx_session_settle(struct ibx_session *session);
 /* Whether ibx_session_reply_placed() came since the last call. */

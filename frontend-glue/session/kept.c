@@ -3,7 +3,9 @@
  * Messages that the other end may not have taken, kept to be sent again over another connection.
  * The receiver gives a message's credit back only after it has taken it. So of what was sent on a
  * connection it has taken all but the last `slots` messages, and nothing has to tell so. Twice as
- * many are kept: an end that breaks may free the places of messages that it drops.
+ * many are kept: an end that breaks may free the places of messages that it drops. A client forgets
+ * them when it has the answer to the last one, and so keeps a long payload in memory that is
+ * cached.
  */
 #include "frontend-glue/session/session_internal.h"
 
@@ -41,7 +43,7 @@ enum message_order ibx_message_order(uint8_t type)
                                                                                   : ORDER_STREAM;
 }
 
-static int grow(struct kept *kept)
+static __attribute__((cold, noinline)) int grow(struct kept *kept)
 {
     struct kept_message *ring = calloc((size_t)kept->size * 2, sizeof(*ring));
     if (!ring)
@@ -55,8 +57,18 @@ static int grow(struct kept *kept)
     return 0;
 }
 
+/* Each message of a session passes here: what is rare is in functions of its own. */
+static __attribute__((cold, noinline)) int more_room(struct kept_message *message, size_t length)
+{
+    size_t size = (length + ROUND - 1) / ROUND * ROUND;
+    free(message->bytes);
+    message->bytes = malloc(size);
+    message->size = message->bytes ? size : 0;
+    return message->bytes ? 0 : -ENOMEM;
+}
+
 /* One more has left on this connection. */
-static void note_sent(struct kept *kept)
+static inline void note_sent(struct kept *kept)
 {
     if (++kept->sent <= 2 * kept->slots)
         return;
@@ -65,28 +77,29 @@ static void note_sent(struct kept *kept)
     kept->sent--;
 }
 
-int ibx_kept_add(struct kept *kept, const struct iovec *iov, int iovcnt, bool sent)
+static __attribute__((noinline)) void put_together(uint8_t *to, const struct iovec *iov, int iovcnt)
 {
-    size_t length = 0;
-    for (int i = 0; i < iovcnt; i++)
-        length += iov[i].iov_len;
-    if (kept->count == kept->size && grow(kept))
-        return -ENOMEM;
-    struct kept_message *message = at(kept, kept->count);
-    if (message->size < length) {
-        size_t size = (length + ROUND - 1) / ROUND * ROUND;
-        free(message->bytes);
-        message->bytes = malloc(size);
-        message->size = message->bytes ? size : 0;
-        if (!message->bytes)
-            return -ENOMEM;
-    }
-    uint8_t *to = message->bytes;
     for (int i = 0; i < iovcnt; i++) {
         if (iov[i].iov_len)
             memcpy(to, iov[i].iov_base, iov[i].iov_len);
         to += iov[i].iov_len;
     }
+}
+
+int ibx_kept_add(struct kept *kept, const struct iovec *iov, int iovcnt, bool sent)
+{
+    size_t length = iov[0].iov_len;
+    for (int i = 1; i < iovcnt; i++)
+        length += iov[i].iov_len;
+    if (kept->count == kept->size && grow(kept))
+        return -ENOMEM;
+    struct kept_message *message = at(kept, kept->count);
+    if (message->size < length && more_room(message, length))
+        return -ENOMEM;
+    if (iovcnt == 1)
+        memcpy(message->bytes, iov[0].iov_base, length);
+    else
+        put_together(message->bytes, iov, iovcnt);
     message->length = length;
     message->order = ibx_message_order(message->bytes[0]);
     message->number = kept->numbers[message->order]++;
@@ -106,6 +119,12 @@ bool ibx_kept_push(struct kept *kept, struct ibx_conn *conn)
         note_sent(kept);
     }
     return true;
+}
+
+void ibx_kept_forget(struct kept *kept)
+{
+    if (kept->sent == kept->count)
+        kept->count = kept->sent = 0;
 }
 
 int ibx_kept_rewind(struct kept *kept, const uint64_t taken[ORDERS])

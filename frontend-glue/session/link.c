@@ -6,9 +6,12 @@
  * both say how many messages they have taken, and send the others again. READs and WRITEs that were
  * under way begin again, in memory that is registered anew. All above this file notices a pause.
  *
- *   kept.c     messages that may have to be sent again
- *   names.c    what the client's memory is called on each connection
- *   waiting.c  where the server's sessions are found
+ *   agreement.c  whether a session may go on at all
+ *   kept.c       messages that may have to be sent again
+ *   names.c      what the client's memory is called on each connection
+ *   reconnect.c  how the client finds its server again
+ *   waiting.c    where the server's sessions are found
+ *   report.c     what a server says of those that have gone on
  */
 #include "frontend-glue/session/session_internal.h"
 
@@ -20,17 +23,9 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
-#define PAUSE_MS       10u /* between two attempts to connect, at first */
-#define PAUSE_MAX_MS   500u
 #define DRAIN_MS       5000u
-#define BYE_MS         50u
-#define KEEP_BYTES     13u
-#define KEPT_BYTES     17u
 #define RESUME_BYTES   29u
 #define RESUMED_BYTES  21u
 #define BEHIND_MAX_FDS 2
@@ -67,167 +62,6 @@ void ibx_link_fini(struct ibx_session *s)
 bool ibx_link_survives(const struct ibx_session *s)
 {
     return s->link.state.now == LINK_CONNECTED && !s->link.bye && !ibx_conn_inherited(s->conn);
-}
-
-/* ------------------------------------------------------------------------- agreement */
-
-/* Which processes a process number is valid for. */
-static uint64_t process_namespace(void)
-{
-    struct stat st;
-    return stat("/proc/self/ns/pid", &st) ? 0 : (uint64_t)st.st_ino;
-}
-
-/* On one host the end of the peer's process is seen at once. */
-static void watch_peer(struct ibx_session *s, uint32_t pid, uint64_t its_namespace)
-{
-    if (s->path.remote || !its_namespace || its_namespace != process_namespace())
-        return;
-    s->link.peer_fd = (int)syscall(SYS_pidfd_open, (pid_t)pid, 0);
-}
-
-static bool peer_has_died(const struct ibx_session *s)
-{
-    struct pollfd wait = {.fd = s->link.peer_fd, .events = POLLIN};
-    return s->link.peer_fd >= 0 && poll(&wait, 1, 0) > 0 && wait.revents & POLLIN;
-}
-
-/* From here on messages count. */
-static int begin(struct ibx_session *s)
-{
-    struct session_link *link = &s->link;
-    uint8_t id[IBX_SECRET_BYTES];
-    link->secret = ibx_secret_allocate(IBX_SECRET_BYTES);
-    if (!link->secret || ibx_kept_init(&link->kept, s->options.slots))
-        return -ENOMEM;
-    ibx_conn_secret(s->conn, "session id", id);
-    memcpy(link->id, id, sizeof(link->id));
-    ibx_conn_secret(s->conn, "session resumption", link->secret);
-    return ibx_state_move(&link->state, LINK_CONNECTED);
-}
-
-static int begin_server(struct ibx_session *s)
-{
-    struct session_link *link = &s->link;
-    unsigned user = 0;
-    link->offer_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    int rc = link->offer_fd < 0 ? -errno : begin(s);
-    if (rc)
-        return rc;
-    memcpy(link->name, s->path.name, sizeof(link->name));
-    link->has_user = !s->path.remote && !ibx_conn_user(s->conn, &user);
-    link->user = user;
-    ibx_waiting_add(s);
-    return 0;
-}
-
-/* Server. */
-static int keep(struct ibx_session *s, struct ibx_reader *r)
-{
-    struct session_link *link = &s->link;
-    uint8_t bytes[KEPT_BYTES];
-    struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
-    const uint32_t pid = ibx_get_u32(r);
-    const uint64_t its_namespace = ibx_get_u64(r);
-    bool early = !link->taken[ORDER_STREAM] && !s->stream.count && !s->control.count;
-    if (r->failed || !s->server || link->state.now != LINK_SINGLE || !early)
-        return -EPROTO;
-    bool wanted = link->seconds && link->waiting;
-    int rc = wanted ? begin_server(s) : 0;
-    if (rc)
-        ibx_log(IBX_LOG_WARN, "the session with %s ends with its connection: %s", s->path.peer,
-                strerror(-rc));
-    bool kept = link->state.now == LINK_CONNECTED;
-    if (kept)
-        watch_peer(s, pid, its_namespace);
-    ibx_put_u8(&w, MESSAGE_KEPT);
-    ibx_put_u32(&w, kept ? link->seconds : 0);
-    ibx_put_u32(&w, (uint32_t)getpid());
-    ibx_put_u64(&w, process_namespace());
-    struct iovec iov = {bytes, w.length};
-    rc = ibx_send(s->conn, &iov, 1, 0, 0);
-    return rc == -ENOTCONN ? 0 : rc;
-}
-
-/* Client. */
-static int kept(struct ibx_session *s, struct ibx_reader *r)
-{
-    struct session_link *link = &s->link;
-    const uint32_t seconds = ibx_get_u32(r), pid = ibx_get_u32(r);
-    const uint64_t its_namespace = ibx_get_u64(r);
-    if (r->failed || s->server || link->agreed || link->state.now != LINK_SINGLE || !link->seconds)
-        return -EPROTO;
-    link->agreed = seconds < link->seconds ? seconds : link->seconds;
-    link->seconds = 0; /* the answer is here */
-    int rc = link->agreed ? begin(s) : 0;
-    if (!rc && link->agreed)
-        watch_peer(s, pid, its_namespace);
-    return rc;
-}
-
-int ibx_link_message(struct ibx_session *s, const struct ibx_event *event)
-{
-    struct ibx_reader r = ibx_reader_of(event->data, event->length);
-    int rc = -EPROTO;
-    const uint8_t type = ibx_get_u8(&r);
-    if (type == MESSAGE_KEEP)
-        rc = keep(s, &r);
-    if (type == MESSAGE_KEPT)
-        rc = kept(s, &r);
-    if (type == MESSAGE_BYE && event->length == 1 && s->link.state.now == LINK_CONNECTED) {
-        s->link.bye = true;
-        rc = 0;
-    }
-    ibx_message_release(s->conn, event);
-    return rc ? ibx_session_fail(s, rc,
-                                 "%s sent message %u out of place, or there is no memory: %s",
-                                 s->path.peer, type, strerror(-rc))
-              : 0;
-}
-
-/* The end of the session shows in its first read, as it would a moment later. */
-void ibx_link_agree(struct ibx_session *s)
-{
-    uint8_t bytes[KEEP_BYTES];
-    struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
-    const uint64_t deadline = ibx_deadline_in_ms(s->options.timeout_ms);
-    if (!s->link.seconds)
-        return;
-    ibx_put_u8(&w, MESSAGE_KEEP);
-    ibx_put_u32(&w, (uint32_t)getpid());
-    ibx_put_u64(&w, process_namespace());
-    struct iovec iov = {bytes, w.length};
-    int rc = ibx_send(s->conn, &iov, 1, 0, 0);
-    while (!rc && s->link.seconds) { /* until the answer */
-        rc = ibx_session_poll(s);
-        if (rc > 0)
-            rc = 0;
-        else if (!rc && ibx_now_ns() > deadline)
-            rc = -ETIMEDOUT;
-        else if (!rc)
-            ibx_wait(s->conn, ibx_ms_until(deadline));
-    }
-    if (rc && ibx_session_live(s))
-        ibx_session_fail(s, rc, "%s does not answer: %s", s->path.peer, strerror(-rc));
-}
-
-void ibx_link_say_bye(struct ibx_session *s)
-{
-    uint8_t byte = MESSAGE_BYE;
-    struct iovec iov = {&byte, 1};
-    struct ibx_event event;
-    const uint64_t deadline = ibx_deadline_in_ms(BYE_MS);
-    if (s->link.state.now != LINK_CONNECTED || s->ended || s->link.bye)
-        return;
-    while (ibx_send(s->conn, &iov, 1, 0, 0) == -EAGAIN && ibx_now_ns() < deadline) {
-        int n = ibx_poll(s->conn, &event, 1);
-        if (n > 0 && event.type == IBX_EVENT_MESSAGE)
-            ibx_message_release(s->conn, &event);
-        if (n > 0 && (event.type == IBX_EVENT_READ || event.type == IBX_EVENT_WRITE))
-            s->ops_posted--;
-        if (!n)
-            ibx_wait(s->conn, 1);
-    }
 }
 
 /* ------------------------------------------------------------------- messages in turn */
@@ -310,7 +144,7 @@ static int move_to(struct ibx_session *s, struct ibx_conn *fresh)
 static bool fits(const struct ibx_session *s, const struct ibx_conn *conn)
 {
     const size_t most = ibx_conn_caps(conn)->message_max;
-    return ibx_kept_longest(&s->link.kept) <= most && s->out_length <= most;
+    return ibx_kept_longest(&s->link.kept) <= most && s->out_length <= most && s->sending <= most;
 }
 
 static void put_taken(struct ibx_writer *w, const struct ibx_session *s)
@@ -327,34 +161,19 @@ static void get_taken(struct ibx_reader *r, uint64_t taken[ORDERS])
 
 /* ------------------------------------------------------------------------- the client */
 
-/* The server keeps the session for that long; -ESTALE: it has none. */
-static int connect_once(struct ibx_session *s, bool *reached, struct ibx_conn **fresh,
-                        struct ibx_error *err)
+/* An attempt to reach the server (reconnect.c). */
+static int connect_once(struct ibx_session *s, struct reconnect *reconnect, bool *reached,
+                        struct ibx_conn **fresh, struct ibx_error *err)
 {
-    struct ibx_claim claim = {.secret = s->link.secret};
-    struct ibx_options options = s->options;
-    struct ibx_uri uri;
-    char text[sizeof(uri.host) + 64], whole[sizeof(text) + sizeof(uri.query) + 1];
-    memcpy(claim.id, s->link.id, sizeof(claim.id));
-    options.claim = &claim;
-    int rc = ibx_uri_parse(s->uri, &uri, err);
-    if (rc)
-        return rc;
-    if (s->link.only_tcp)
-        memcpy(uri.scheme, "tcp", sizeof("tcp"));
-    ibx_uri_print(&uri, text, sizeof(text));
-    snprintf(whole, sizeof(whole), "%s%s%s", text, uri.query[0] ? "?" : "", uri.query);
-    rc = ibx_connect(whole, &options, fresh, err);
-    *reached = claim.reached;
+    int rc = ibx_reconnect(s, reconnect, reached, fresh, err);
     if (!rc && !fits(s, *fresh)) {
         ibx_close(*fresh);
-        s->link.only_tcp = true;
-        rc = ibx_error_set(err, -EMSGSIZE, "that path carries shorter messages");
+        rc = ibx_reconnect_by_tcp(s, err);
     }
     return rc;
 }
 
-static int client_exchange(struct ibx_session *s)
+static int client_exchange(struct ibx_session *s, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(s->options.timeout_ms);
     uint8_t bytes[1024];
@@ -374,53 +193,71 @@ static int client_exchange(struct ibx_session *s)
         return rc;
     struct ibx_reader r = ibx_reader_of(bytes, (size_t)rc);
     ibx_get_u8(&r);
-    const int code = (int)ibx_get_u32(&r);
+    const int code = ibx_get_errno(&r);
     get_taken(&r, taken);
     if (r.failed)
         return -EPROTO;
-    s->link.only_tcp = s->link.only_tcp || code == -EMSGSIZE;
+    if (code == -EMSGSIZE) /* of the server, for its messages */
+        return ibx_reconnect_by_tcp(s, err);
     return code ? code : ibx_kept_rewind(&s->link.kept, taken);
 }
 
 /* One attempt; *err says why not. */
-static int client_attempt(struct ibx_session *s, bool *reached, struct ibx_error *err)
+static int client_attempt(struct ibx_session *s, struct reconnect *reconnect, bool *reached,
+                          struct ibx_error *err)
 {
     struct ibx_conn *fresh;
-    int rc = connect_once(s, reached, &fresh, err);
+    int rc = connect_once(s, reconnect, reached, &fresh, err);
     if (rc)
         return rc;
     ibx_state_move(&s->link.state, LINK_RESUMING);
     s->link.epoch++;
     rc = move_to(s, fresh);
     if (!rc)
-        rc = s->link.epoch >> 16 ? -EPROTO : client_exchange(s);
+        rc = s->link.epoch >> 16 ? -EPROTO : client_exchange(s, err);
     if (!rc)
         return 0;
     ibx_state_move(&s->link.state, LINK_BROKEN);
     drain(s);
+    if (rc == -EMSGSIZE || rc == -EAGAIN)
+        return rc;
     return ibx_error_set(err, rc, "resuming: %s", strerror(-rc));
 }
 
-static int connect_again(struct ibx_session *s, struct ibx_error *err)
+static bool peer_has_died(const struct ibx_session *s)
+{
+    struct pollfd wait = {.fd = s->link.peer_fd, .events = POLLIN};
+    return s->link.peer_fd >= 0 && poll(&wait, 1, 0) > 0 && wait.revents & POLLIN;
+}
+
+/* The server keeps the session for that long; -ESTALE: it has none. */
+static int try_again(struct ibx_session *s, struct reconnect *reconnect, struct ibx_error *err)
 {
     const unsigned ms = s->link.agreed * 1000;
     uint64_t deadline = ibx_deadline_in_ms(ms);
-    unsigned pause = PAUSE_MS;
     for (;;) {
         bool reached = false;
         if (peer_has_died(s))
             return ibx_error_set(err, -ECONNRESET, "the back end's process has ended");
-        int rc = client_attempt(s, &reached, err);
-        if (!rc || rc == -ESTALE || rc == -EPROTO || rc == -EACCES)
+        int rc = client_attempt(s, reconnect, &reached, err);
+        if (!rc || rc == -ESTALE || rc == -EPROTO || rc == -EACCES || rc == -EMSGSIZE)
             return rc;
         if (reached) /* it is there, and busy */
             deadline = ibx_deadline_in_ms(ms);
         if (ibx_now_ns() > deadline)
             return ibx_error_prefix(err, -ETIMEDOUT, "no connection for %u seconds",
                                     s->link.agreed);
-        poll(NULL, 0, (int)pause);
-        pause = 2 * pause < PAUSE_MAX_MS ? 2 * pause : PAUSE_MAX_MS;
+        ibx_reconnect_pause(s, reconnect, rc);
     }
+}
+
+static int connect_again(struct ibx_session *s, struct ibx_error *err)
+{
+    struct reconnect reconnect;
+    ibx_reconnect_begin(s, &reconnect);
+    int rc = try_again(s, &reconnect, err);
+    ibx_reconnect_end(&reconnect);
+    return rc;
 }
 
 /* ------------------------------------------------------------------------- the server */
@@ -512,15 +349,17 @@ static int wait_for_client(struct ibx_session *s, struct ibx_error *err)
 
 /* -------------------------------------------------------------------------- either side */
 
-static void log_resumed(const struct ibx_session *s, const struct ibx_path *before, uint64_t began,
-                        const char *why)
+static void tell_resumed(struct ibx_session *s, const struct ibx_path *before, uint64_t began,
+                         const char *why)
 {
+    const uint64_t ms = (ibx_now_ns() - began) / IBX_NS_PER_MS;
     const struct ibx_path *path = ibx_conn_path(s->conn);
     bool changed = strcmp(before->provider, path->provider) != 0;
     ibx_log(IBX_LOG_WARN,
             "the connection with %s broke (%s); the session goes on after %llu ms by %s%s%s",
-            before->peer, why, (unsigned long long)((ibx_now_ns() - began) / IBX_NS_PER_MS),
-            path->description, changed ? ", before by " : "", changed ? before->provider : "");
+            before->peer, why, (unsigned long long)ms, path->description,
+            changed ? ", before by " : "", changed ? before->provider : "");
+    ibx_waiting_note(s, path, (unsigned)ms);
 }
 
 int ibx_link_resume(struct ibx_session *s)
@@ -545,7 +384,7 @@ int ibx_link_resume(struct ibx_session *s)
     ibx_state_move(&link->state, LINK_CONNECTED);
     link->only_tcp = false;
     link->resumed++;
-    log_resumed(s, &s->path, began, why);
+    tell_resumed(s, &s->path, began, why);
     s->path = *ibx_conn_path(s->conn);
     ibx_rendezvous_give_up(s);
     if (s->hooks->resumed)

@@ -54,7 +54,7 @@ static struct ibx_event queue_pop(struct ibx_session *s, struct message_queue *q
 static int file_message(struct ibx_session *s, const struct ibx_event *event)
 {
     uint8_t type = type_of(event);
-    if (type >= MESSAGE_KEEP && type <= MESSAGE_BYE)
+    if (type >= MESSAGE_KEEP && type <= MESSAGE_REPORT)
         return ibx_link_message(s, event);
     bool control = ibx_message_order(type) == ORDER_CONTROL;
     struct message_queue *queue = control ? &s->control : &s->stream;
@@ -145,7 +145,7 @@ int ibx_session_try_send(struct ibx_session *s, const struct iovec *iov, int iov
     return rc ? rc : ibx_kept_add(kept, iov, iovcnt, true);
 }
 
-int ibx_session_send(struct ibx_session *s, const struct iovec *iov, int iovcnt)
+static int send_or_wait(struct ibx_session *s, const struct iovec *iov, int iovcnt)
 {
     for (;;) {
         int rc = ibx_session_try_send(s, iov, iovcnt);
@@ -163,6 +163,18 @@ int ibx_session_send(struct ibx_session *s, const struct iovec *iov, int iovcnt)
         if (!events)
             ibx_wait(s->conn, 1);
     }
+}
+
+int ibx_session_send(struct ibx_session *s, const struct iovec *iov, int iovcnt)
+{
+    const size_t around = s->sending; /* of a message in the middle of which this one goes */
+    size_t n = 0;
+    for (int i = 0; i < iovcnt; i++)
+        n += iov[i].iov_len;
+    s->sending = n > around ? n : around;
+    const int rc = send_or_wait(s, iov, iovcnt);
+    s->sending = around;
+    return rc;
 }
 
 int ibx_session_send_short(struct ibx_session *s, enum message_type type)

@@ -10,10 +10,13 @@
  */
 #include "frontend-glue/session/session_internal.h"
 
+#include "frontend-glue/session/extra.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-#define GATHER_MAX (1u << 20) /* longer bodies are READ, unless the client cannot register them */
+#define GATHER_MAX (1u << 20)  /* longer bodies are READ, unless the client cannot register them */
+#define OWN_MAX    (64u << 10) /* bytes of a request of our own; no client has longer ones */
 
 /* The tail of a body, in the segment behind its payload. */
 static bool peek_tail(struct ibx_request *q)
@@ -67,20 +70,42 @@ static int gather(struct ibx_session *s, size_t n)
     return 1;
 }
 
-/* A call that is no copy, if all of it is here. */
-static int find_call(const struct ibx_session *s, struct ibx_request *q)
+/* A request of our own in which a message ends: GVirtuS does not know it. Messages are longer than
+ * these requests, but where a session goes on over another fabric. 1: now all of it is here; 0: it
+ * is none; as ibx_session_fail(). */
+static int gather_own(struct ibx_session *s)
 {
     const size_t left = (size_t)s->segment.left;
-    const struct ibx_call *call;
-    const size_t whole = ibx_call_request(s->segment.inline_at, left, &call);
-    if (!whole || !call->name[0])
+    const uint8_t *bytes = s->segment.inline_at, *nul = memchr(bytes, 0, left);
+    const size_t name = nul ? (size_t)(nul - bytes) + 1 : 0;
+    if (!name || left - name < 8 || !ibx_extra_is(ibx_call_find(bytes, name)->name))
         return 0;
-    const size_t head =
-        (size_t)((const uint8_t *)memchr(s->segment.inline_at, 0, left) - s->segment.inline_at) + 9;
+    struct ibx_reader r = ibx_reader_of(bytes + name, 8);
+    const uint64_t length = ibx_get_u64(&r);
+    if (length > OWN_MAX || length <= left - name - 8 || s->behind.kind)
+        return 0;
+    return gather(s, name + 8 + (size_t)length);
+}
+
+/* A call that is no copy, if all of it is here. */
+static int find_call(struct ibx_session *s, struct ibx_request *q)
+{
+    const struct ibx_call *call;
+    size_t whole = ibx_call_request(s->segment.inline_at, (size_t)s->segment.left, &call);
+    if (!whole) {
+        const int rc = gather_own(s);
+        if (rc <= 0)
+            return rc;
+        whole = ibx_call_request(s->segment.inline_at, (size_t)s->segment.left, &call);
+    }
+    if (!call->name[0])
+        return 0;
+    const uint8_t *bytes = s->segment.inline_at;
+    const size_t head = (size_t)((const uint8_t *)memchr(bytes, 0, whole) - bytes) + 9;
     *q = (struct ibx_request){.call = IBX_FRAME_OTHER,
                               .called = call,
                               .length = whole - head,
-                              .body = s->segment.inline_at + head,
+                              .body = bytes + head,
                               .inline_length = whole};
     return 1;
 }

@@ -81,6 +81,11 @@ int ibx_session_create_like(const struct ibx_session *other, struct ibx_session 
     return rc;
 }
 
+void ibx_session_lend(struct ibx_session *s, const struct ibx_message_memory *memory)
+{
+    s->options.long_messages = memory;
+}
+
 int ibx_session_serve(struct ibx_session *s, struct ibx_error *err)
 {
     if (s->state.now != SESSION_NEW)
@@ -315,6 +320,7 @@ void *ibx_session_context(const struct ibx_session *s, const struct ibx_session_
 void ibx_session_keep(struct ibx_session *s, unsigned seconds)
 {
     s->keep_seconds = s->link.seconds = seconds;
+    s->options.follow_address = seconds;
 }
 
 unsigned ibx_session_resumed(const struct ibx_session *s)
@@ -378,6 +384,12 @@ bool ibx_session_live(const struct ibx_session *s)
 bool ibx_session_serving(const struct ibx_session *s)
 {
     return s->server && ibx_session_live(s);
+}
+
+void ibx_session_all_answered(struct ibx_session *s)
+{
+    if (ibx_session_live(s) && !s->owed.count && !s->out_length)
+        ibx_kept_forget(&s->link.kept);
 }
 
 bool ibx_session_idle(const struct ibx_session *s)

@@ -10,7 +10,9 @@
  *   rendezvous.c    long writes, moved one-sidedly by the server
  *   requests.c      GVirtuS's requests at the beginning of the stream, for the hooks
  *   frames.c        the frames of GVirtuS's own wire
+ *   agreement.c     whether a session goes on when its connection has broken
  *   link.c          going on over another connection when one has broken
+ *   report.c        what a server says of sessions that have done so
  *   dead_backend.c  what a client reads once its back end is gone
  *
  * Writes are gathered and leave at sync. A short write is copied at once. A long one
@@ -40,6 +42,8 @@ int ibx_session_create_like(const struct ibx_session *other, struct ibx_session 
 /* How many threads copy long payloads, here and in sessions accepted from now on. 0: by the number
  * of processors. None is made before the first long copy. */
 void ibx_session_set_threads(struct ibx_session *session, unsigned threads);
+/* Before it serves: memory for long messages of its clients. */
+void ibx_session_lend(struct ibx_session *session, const struct ibx_message_memory *memory);
 /* For how many seconds the session waits when its connection has broken, and those that are
  * accepted from now on; 0, the default: they end with it. Both ends have to be willing; the shorter
  * time counts. Before it listens or connects. In a server the thread that accepts and those of its

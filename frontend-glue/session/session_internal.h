@@ -7,6 +7,7 @@
 
 #include "common/state_machine.h"
 #include "frontend-glue/session/hooks.h"
+#include "frontend-glue/session/report.h"
 #include "transport/core/regcache.h"
 
 /*
@@ -27,6 +28,8 @@
  *   NAMES        to server   what the client's memory is called there
  *   RESUMED      to client   how far the server has come
  *   BYE          both ways   this end of the connection is that of the session
+ *   SESSIONS     to server   first on a connection that is for nothing else: asks for REPORT
+ *   REPORT       to client   which sessions of its name have gone on over another connection
  */
 enum message_type {
     MESSAGE_DATA = 1,
@@ -40,6 +43,8 @@ enum message_type {
     MESSAGE_NAMES,
     MESSAGE_RESUMED,
     MESSAGE_BYE,
+    MESSAGE_SESSIONS,
+    MESSAGE_REPORT,
 };
 
 enum segment_kind {
@@ -154,7 +159,8 @@ struct session_link {
     struct ibx_session *next;    /* there */
     struct ibx_conn *offered;    /* by ibx_session_accept(), which locks it; NULL: none */
     _Atomic bool has_offer;
-    int offer_fd; /* an eventfd, or -1 */
+    int offer_fd;                     /* an eventfd, or -1 */
+    struct ibx_session_report report; /* for others, who lock `waiting` */
     char name[IBX_NAME_MAX + 1];
     bool has_user;
     unsigned user;
@@ -231,6 +237,7 @@ struct ibx_session {
     size_t out_size;          /* bytes of it */
     size_t message_max;       /* of a message: out_size, or what the connection takes */
     size_t out_length;        /* 0: nothing gathered, otherwise with the message's head */
+    size_t sending;           /* bytes of the message that waits for credit, or for a connection */
     bool out_ahead;           /* client: that is whole requests, in front of the next one */
     size_t out_inline;        /* position of the open inline segment's length, 0: none is open */
     struct payload *payloads; /* of this side, not yet delivered */
@@ -316,6 +323,8 @@ void ibx_kept_fini(struct kept *kept);
 int ibx_kept_add(struct kept *kept, const struct iovec *iov, int iovcnt, bool sent);
 /* Sends those that wait, as far as there is credit. Whether none is left. */
 bool ibx_kept_push(struct kept *kept, struct ibx_conn *conn);
+/* Its peer has taken all of them. */
+void ibx_kept_forget(struct kept *kept);
 /* On another connection, whose peer has taken so many. -EPROTO: it cannot have. */
 int ibx_kept_rewind(struct kept *kept, const uint64_t taken[ORDERS]);
 /* The longest one, bytes. */
@@ -326,10 +335,6 @@ enum message_order ibx_message_order(uint8_t type);
 
 void ibx_link_init(struct ibx_session *s);
 void ibx_link_fini(struct ibx_session *s);
-/* Client, just connected: asks the server to keep the session, and waits for the answer. */
-void ibx_link_agree(struct ibx_session *s);
-/* A message of the link on an established connection; as ibx_session_fail(). */
-int ibx_link_message(struct ibx_session *s, const struct ibx_event *event);
 /* Whether the end of the connection is not that of the session. */
 bool ibx_link_survives(const struct ibx_session *s);
 /* Server: whether the client has come over another connection. */
@@ -343,6 +348,31 @@ int ibx_link_resume(struct ibx_session *s);
 /* The same if the connection has ended, whether that was noticed or not. False: it lives, or the
  * session has ended. */
 bool ibx_link_mend(struct ibx_session *s);
+
+/* reconnect.c: how a client whose connection has broken finds its server again */
+struct reconnect {
+    uint64_t began;
+    unsigned attempts;
+    unsigned round_trip_ms; /* to the server, at most this long before */
+    int changes_fd;         /* ibx_network_changes() */
+};
+void ibx_reconnect_begin(const struct ibx_session *s, struct reconnect *reconnect);
+/* One attempt. `reached`: a server that has the session has answered. */
+int ibx_reconnect(struct ibx_session *s, struct reconnect *reconnect, bool *reached,
+                  struct ibx_conn **fresh, struct ibx_error *err);
+/* The path is one of shorter messages than are under way. -EAGAIN: the next attempt is by tcp,
+ * which carries them; -EMSGSIZE: this end's options forbid that. */
+int ibx_reconnect_by_tcp(struct ibx_session *s, struct ibx_error *err);
+/* After one that failed with rc: until the next may succeed. */
+void ibx_reconnect_pause(const struct ibx_session *s, const struct reconnect *reconnect, int rc);
+void ibx_reconnect_end(struct reconnect *reconnect);
+
+/* agreement.c */
+
+/* Client, just connected: asks the server to keep the session, and waits for the answer. */
+void ibx_link_agree(struct ibx_session *s);
+/* A message of the link on an established connection; as ibx_session_fail(). */
+int ibx_link_message(struct ibx_session *s, const struct ibx_event *event);
 /* The session ends: tells the peer. */
 void ibx_link_say_bye(struct ibx_session *s);
 
@@ -378,6 +408,19 @@ void ibx_waiting_offer(struct ibx_waiting *waiting, struct ibx_conn *conn);
 struct ibx_conn *ibx_waiting_take(struct ibx_session *s);
 /* s->conn becomes this one. */
 void ibx_waiting_use(struct ibx_session *s, struct ibx_conn *conn);
+/* The session, `waiting` or not, has gone on by this path, which took so long. */
+void ibx_waiting_note(struct ibx_session *s, const struct ibx_path *path, unsigned took_ms);
+
+/* Calls `each` for the sessions that the client of this one may know of: those of its name, and of
+ * its user where both are known. Others are locked out meanwhile. */
+void ibx_waiting_each(struct ibx_session *asks,
+                      void (*each)(void *context, const struct ibx_session_report *report),
+                      void *context);
+
+/* report.c */
+
+/* Server: answers SESSIONS. 0 or a negative errno. */
+int ibx_report_send(struct ibx_session *s);
 
 /* owed.c */
 

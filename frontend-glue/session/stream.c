@@ -275,12 +275,17 @@ static int send_along(struct ibx_session *s, const uint8_t *from, size_t n)
         int rc = make_room(s, SEGMENT_HEAD_INLINE + 1);
         if (rc)
             return rc;
-        size_t room = s->message_max - s->out_length - SEGMENT_HEAD_INLINE;
-        size_t some = n < room ? n : room;
-        s->out[s->out_length] = SEGMENT_INLINE;
-        s->out_inline = s->out_length + 1;
-        s->out_length += SEGMENT_HEAD_INLINE;
-        patch_inline(s, some);
+        /* A request that is one piece there need not be gathered. */
+        const size_t begun = s->out_inline ? s->out_length - s->out_inline - 4 : 0;
+        const size_t head = s->out_inline ? 0 : SEGMENT_HEAD_INLINE;
+        const size_t room = s->message_max - s->out_length - head;
+        const size_t some = n < room ? n : room;
+        if (head) {
+            s->out[s->out_length] = SEGMENT_INLINE;
+            s->out_inline = s->out_length + 1;
+            s->out_length += head;
+        }
+        patch_inline(s, begun + some);
         struct iovec iov[2] = {{s->out, s->out_length}, {(void *)(uintptr_t)from, some}};
         rc = send_data(s, iov, 2);
         if (rc)

@@ -5,6 +5,8 @@
  */
 #include "frontend-glue/session/session_internal.h"
 
+#include "common/clock.h"
+
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -80,10 +82,18 @@ void ibx_waiting_check(struct ibx_waiting *w, struct ibx_claim_check *check)
     *check = (struct ibx_claim_check){claim_find, claim_done, w};
 }
 
+/* Locked. */
+static void note_path(struct ibx_session_report *report, const struct ibx_path *path)
+{
+    memcpy(report->peer, path->peer, sizeof(report->peer));
+    memcpy(report->provider, path->provider, sizeof(report->provider));
+}
+
 void ibx_waiting_add(struct ibx_session *s)
 {
     struct ibx_waiting *w = s->link.waiting;
     pthread_mutex_lock(&w->lock);
+    note_path(&s->link.report, &s->path);
     s->link.next = w->first;
     w->first = s;
     pthread_mutex_unlock(&w->lock);
@@ -146,4 +156,42 @@ void ibx_waiting_use(struct ibx_session *s, struct ibx_conn *conn)
     s->conn = conn;
     if (s->link.waiting)
         pthread_mutex_unlock(&s->link.waiting->lock);
+}
+
+void ibx_waiting_note(struct ibx_session *s, const struct ibx_path *path, unsigned took_ms)
+{
+    struct ibx_session_report *report = &s->link.report;
+    if (!s->link.waiting)
+        return;
+    pthread_mutex_lock(&s->link.waiting->lock);
+    report->resumed++;
+    if (report->count == IBX_REPORT_CHANGES) {
+        report->count--;
+        memmove(report->changes, report->changes + 1, report->count * sizeof(report->changes[0]));
+    }
+    struct ibx_path_change *change = &report->changes[report->count++];
+    change->when = ibx_now_ns();
+    change->took_ms = took_ms;
+    memcpy(change->from, report->provider, sizeof(change->from));
+    memcpy(change->to, path->provider, sizeof(change->to));
+    note_path(report, path);
+    pthread_mutex_unlock(&s->link.waiting->lock);
+}
+
+void ibx_waiting_each(struct ibx_session *asks,
+                      void (*each)(void *context, const struct ibx_session_report *report),
+                      void *context)
+{
+    struct ibx_waiting *w = asks->link.waiting;
+    unsigned user = 0;
+    const bool has_user = !asks->path.remote && !ibx_conn_user(asks->conn, &user);
+    if (!w)
+        return;
+    pthread_mutex_lock(&w->lock);
+    for (const struct ibx_session *s = w->first; s; s = s->link.next) {
+        const bool other_user = has_user && s->link.has_user && user && user != s->link.user;
+        if (!strcmp(s->link.name, asks->path.name) && !other_user)
+            each(context, &s->link.report);
+    }
+    pthread_mutex_unlock(&w->lock);
 }

@@ -452,6 +452,35 @@ bool launch()
     return true;
 }
 
+// The stub makes the first launch of a kernel, and writes one by which the others are made.
+bool launches()
+{
+    auto *run = preloaded<int(const void *, StubDim3, StubDim3, void **, std::size_t, void *)>(
+        "cudaLaunchKernel");
+    auto *unload = preloaded<void(void **)>("__cudaUnregisterFatBinary");
+    std::size_t n = 100000;
+    char *device = device_memory(6 * n);
+    std::vector<char> memory(n);
+    for (std::uint64_t round = 0; round < 5; round++) {
+        std::size_t part = n - round * 1000;
+        char *to = device + (round + 1) * n, *from = device + round;
+        void *arguments[] = {&to, &from, &part};
+        random_fill(memory.data(), n, round);
+        REQUIRE(cudaMemcpy(device, memory.data(), n, H2D) == 0);
+        const std::uint64_t before = stub_launches();
+        REQUIRE(run(&stub_kernel, {1000, 1, 1}, {100, 1, 1}, arguments, 0, nullptr) == 0);
+        REQUIRE(stub_launches() - before == (round % 3 ? 0 : 2));
+        REQUIRE(cudaDeviceSynchronize() == 0);
+        REQUIRE(device_has(to, memory.data() + round, part - round));
+        if (round == 2) // another one may have its address
+            unload(nullptr);
+    }
+    int other = 0;
+    void *none[3] = {&device, &device, &n};
+    REQUIRE(run(&other, {1, 1, 1}, {1, 1, 1}, none, 0, nullptr) == 98);
+    return true;
+}
+
 // Variables of the device, which GVirtuS copies in one direction only.
 bool symbols()
 {
@@ -626,6 +655,10 @@ int main(int argc, char **argv)
         {"devices", devices},
         {"no-device", no_device},
         {"calls", calls},
+        {"processes", processes},
+        {"sets-in-streams", sets_in_streams},
+        {"sets-after-a-loss", sets_after_a_loss},
+        {"configurations", configurations},
         {"short-copies", short_copies},
         {"background", [] { return background(false); }},
         {"background-registered", [] { return background(true); }},
@@ -636,15 +669,24 @@ int main(int argc, char **argv)
         {"stale-registration", stale_registration},
         {"refused", refused},
         {"launch", launch},
+        {"launches", launches},
         {"arrays", arrays},
         {"planes", planes_of_arrays},
         {"textures", textures},
         {"pools", pools},
         {"meanwhile", meanwhile},
         {"cooperative", cooperative},
+        {"graphs", graphs},
+        {"nodes-of-graphs", nodes_of_graphs},
+        {"captures", captures},
+        {"graphs-lost", graphs_lost},
+        {"frees-beside-graphs", frees_beside_graphs},
+        {"lied-to", lied_to},
         {"host-functions", host_functions},
         {"host-functions-lost", host_functions_lost},
         {"host-functions-at-exit", host_functions_at_exit},
+        {"host-function-for-ever", host_function_for_ever},
+        {"local-library", local_library},
         {"not-supported", not_supported},
         {"symbols", symbols},
         {"names", names},

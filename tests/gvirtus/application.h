@@ -57,6 +57,9 @@ bool stale_registration();
 // Calls that GVirtuS's front end does not see.
 bool calls();
 bool short_copies();
+bool sets_in_streams();
+bool sets_after_a_loss();
+bool configurations();
 
 // application_extra.cpp
 
@@ -70,8 +73,24 @@ bool cooperative();
 bool host_functions();
 bool host_functions_lost();
 bool host_functions_at_exit();
+bool host_function_for_ever();
+bool local_library();
 // The same with a back end that does not know them.
 bool not_supported();
+
+// application_graphs.cpp
+
+bool graphs();
+bool nodes_of_graphs();
+bool captures();
+bool graphs_lost();
+bool frees_beside_graphs();
+bool lied_to();
+
+// application_processes.cpp
+
+// Memory and events of another process.
+bool processes();
 
 // application_async.cpp
 

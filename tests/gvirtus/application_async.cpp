@@ -116,6 +116,8 @@ static bool background_begin(const Background &b, unsigned seed)
 {
     random_fill(b.there, b.n, seed);
     std::memset(b.back, 'z', b.n);
+    while (cudaEventQuery(b.event) == 600) // what was enqueued in the other stream before
+        usleep(1000);
     REQUIRE(driver('h'));
     REQUIRE(cudaMemcpyAsync(b.device, b.there, b.n, H2D, b.stream) == 0);
     REQUIRE(cudaMemcpyAsync(b.back, b.device, b.n, D2H, b.stream) == 0);

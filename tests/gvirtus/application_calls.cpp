@@ -4,6 +4,7 @@
 #include "tests/gvirtus/application.h"
 
 #include <cstring>
+#include <sys/socket.h>
 #include <thread>
 #include <vector>
 
@@ -104,4 +105,83 @@ bool calls()
                (h.device = device_memory(4096)) && each(h, 3);
     }).join();
     return good;
+}
+
+// Memory that is set in a stream is in the order of that one, also where the legacy stream does not
+// wait for it. GVirtuS's front end sends another call (G5).
+bool sets_in_streams()
+{
+    using Rows = int(void *, std::size_t, int, std::size_t, std::size_t, void *);
+    auto *set_rows = preloaded<Rows>("cudaMemset2DAsync");
+    void *stream = nullptr;
+    constexpr std::size_t n = 6000;
+    char *device = device_memory(3 * n);
+    REQUIRE(cudaGetLastError() == 0); // by which the back end loads CUDA's runtime
+    REQUIRE(device && cudaStreamCreateWithFlags(&stream, 1) == 0);
+    std::vector<char> expected(n, 'c');
+    for (std::size_t y = 0; y < 8; y++)
+        std::memset(&expected[y * 700], 'd', 100);
+    for (int round = 0; round < 2; round++) {
+        REQUIRE(cudaMemset(device, 'a', n) == 0 && cudaMemset(device + n, 'b', 2 * n) == 0);
+        REQUIRE(cudaDeviceSynchronize() == 0);
+        stub_remote()->slow(2000);
+        REQUIRE(cudaMemcpyAsync(device + n, device, n, D2D, stream) == 0);
+        REQUIRE(cudaMemsetAsync(device + n, 'c', n, stream) == 0);
+        REQUIRE(set_rows(device + n, 700, 'd', 100, 8, stream) == 0);
+        REQUIRE(cudaMemcpyAsync(device + 2 * n, device + n, n, D2D, stream) == 0);
+        REQUIRE(cudaStreamSynchronize(stream) == 0);
+        stub_remote()->slow(0);
+        REQUIRE(device_has(device + n, expected.data(), n));
+        REQUIRE(device_has(device + 2 * n, expected.data(), n));
+    }
+    // They do not go through GVirtuS's front end, and an error appears, if later.
+    const std::uint64_t before = stub_calls();
+    REQUIRE(cudaMemsetAsync(device, 0, n, stream) == 0);
+    REQUIRE(set_rows(device, 700, 0, 100, 8, stream) == 0 && stub_calls() == before);
+    const int rc = cudaMemsetAsync(reinterpret_cast<void *>(16), 0, 8, stream);
+    const int later = cudaStreamSynchronize(stream);
+    REQUIRE((rc || later) && cudaGetLastError() != 0 && cudaGetLastError() == 0);
+    return cudaFree(device) == 0;
+}
+
+// Also where the connection of an earlier thread has broken in between, so that neither a request
+// of the library's nor GVirtuS could do it.
+bool sets_after_a_loss()
+{
+    bool lost = false;
+    std::thread([&] {
+        char *device = device_memory(100);
+        for (int fd = 3; fd < 256; fd++)
+            shutdown(fd, SHUT_RDWR);
+        lost = cudaDeviceSynchronize() == 999 && cudaMemsetAsync(device, 'a', 100, nullptr) == 999;
+    }).join();
+    return lost && sets_in_streams();
+}
+
+// What <<<>>> pushes does not leave the process; arguments of a kernel may launch others.
+bool configurations()
+{
+    using Push = unsigned(StubDim3, StubDim3, std::size_t, void *);
+    using Pop = int(StubDim3 *, StubDim3 *, std::size_t *, void *);
+    auto *push = preloaded<Push>("__cudaPushCallConfiguration");
+    auto *pop = preloaded<Pop>("__cudaPopCallConfiguration");
+    REQUIRE(push && pop);
+    int handles[32];
+    for (unsigned n : {1u, 2u, 32u}) {
+        for (unsigned i = 0; i < n; i++)
+            REQUIRE(push({i + 1, 2, 3}, {i + 4, 5, 6}, i + 7, &handles[i]) == 0);
+        for (unsigned i = n; i-- > 0;) {
+            StubDim3 grid = {}, block = {};
+            std::size_t shared = 0;
+            void *stream = nullptr;
+            REQUIRE(pop(&grid, &block, &shared, &stream) == 0 && stream == &handles[i]);
+            REQUIRE(grid.x == i + 1 && grid.y == 2 && grid.z == 3 && shared == i + 7);
+            REQUIRE(block.x == i + 4 && block.y == 5 && block.z == 6);
+        }
+    }
+    StubDim3 size = {};
+    std::size_t shared = 0;
+    void *stream = nullptr;
+    REQUIRE(stub_calls() == 0);
+    return pop(&size, &size, &shared, &stream) == 52 && cudaGetLastError() == 52;
 }

@@ -397,17 +397,22 @@ bool host_functions_lost()
 {
     REQUIRE(runtime_is_there());
     auto *launch_host = preloaded<LaunchHost>("cudaLaunchHostFunc");
-    void *stream = nullptr, *other = nullptr;
+    void *stream = nullptr, *other = nullptr, *event = nullptr, *earlier = nullptr;
     std::atomic<int> flags[2] = {{0}, {0}}, flag{0};
     REQUIRE(cudaStreamCreate(&stream) == 0 && cudaStreamCreate(&other) == 0);
+    REQUIRE(cudaEventCreate(&event) == 0 && cudaEventCreate(&earlier) == 0);
     const int before = dup(0);
     close(before);
     REQUIRE(launch_host(stream, wait_for_flag, flags) == 0);
+    REQUIRE(cudaEventRecord(earlier, other) == 0);
     REQUIRE(launch_host(stream, set_flag, &flag) == 0 && cudaStreamSynchronize(other) == 0);
+    REQUIRE(cudaEventRecord(event, stream) == 0);
     for (int fd = before; fd < before + 64; fd++) // all of the thread's, which are new
         shutdown(fd, SHUT_RDWR);
     flags[0] = 1;
     REQUIRE(cudaStreamSynchronize(stream) == 999 && cudaGetLastError() == 999 && flag == 0);
+    REQUIRE(cudaEventSynchronize(event) == 999 && cudaEventSynchronize(earlier) == 0);
+    REQUIRE(preloaded<int(void *)>("cudaEventQuery")(event) == 999);
     REQUIRE(cudaDeviceSynchronize() == 999 && cudaStreamSynchronize(other) == 0);
     return fails(launch_host(stream, set_flag, &flag), 801);
 }
@@ -425,6 +430,42 @@ bool host_functions_at_exit()
     cudaMemcpyAsync(device_memory(), flags, 8, H2D, stream);
     preloaded<LaunchHost>("cudaLaunchHostFunc")(stream, set_flag, flags);
     std::exit(0);
+}
+
+namespace
+{
+
+void never_return(void *flag)
+{
+    for (set_flag(flag);;)
+        pause();
+}
+
+} // namespace
+
+// One of them does not return: the process ends all the same.
+bool host_function_for_ever()
+{
+    REQUIRE(runtime_is_there());
+    std::atomic<int> flag{0};
+    void *stream = nullptr;
+    REQUIRE(cudaStreamCreate(&stream) == 0);
+    REQUIRE(preloaded<LaunchHost>("cudaLaunchHostFunc")(stream, never_return, &flag) == 0);
+    while (!flag)
+        std::this_thread::yield();
+    std::exit(0);
+}
+
+// One of NVIDIA's libraries is loaded when the program is under way.
+bool local_library()
+{
+    REQUIRE(runtime_is_there());
+    REQUIRE(cudaFree(device_memory()) == 0 && !std::getenv("CUDA_VISIBLE_DEVICES"));
+    REQUIRE(dlopen(std::getenv("TEST_LOCAL_LIBRARY"), RTLD_NOW | RTLD_LOCAL));
+    REQUIRE(cudaFree(device_memory()) == 0);
+    const char *hidden = std::getenv("CUDA_VISIBLE_DEVICES");
+    REQUIRE(hidden && !*hidden);
+    return cudaFree(device_memory()) == 0;
 }
 
 // A back end that does not know these requests.

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
 // A program that uses a remote GPU in a VM that migrates, and the back end that stays where it is
-// (tests/vm/test_gpu_moves.py):
+// (tests/vm/test_gpu_moves.py, test_gpu_paths.py):
 //
 //   moving-application PLUGIN serve ADDRESS KEY-FILE
 //   moving-application PLUGIN call ADDRESS PORT KEY-FILE HEARTBEATS
 //
-// `serve` prints its port. For each line that it reads it prints how many requests have come since
-// the last one and the longest time between two of them, in microseconds of the host that stands
-// still for nobody. It ends with its input.
+// MOVING_PROVIDER (tcp) and MOVING_TIMEOUT_MS (60000) are rdma.provider and rdma.timeout_ms of
+// either. `serve` prints its port. For each line that it reads it prints how many requests have
+// come since the last one and the longest time between two of them, in microseconds of the host
+// that stands still for nobody. It ends with its input.
 //
 // `call` makes calls without a pause, each also on a model of the device that it has itself, and
 // compares. A line every hundred of them says how many were right. To HEARTBEATS, a serial line, a
@@ -155,12 +156,20 @@ void call_something(Checked *checked, unsigned random)
 
 int call(std::uint16_t port, const char *heartbeats)
 {
-    auto over = connected(port);
+    // By a name, too, where an endpoint has an address.
+    auto over =
+        connected(port, "communicator : rdma://" + host + ":" + std::to_string(port) + "\n");
     FrontEnd front(over.get());
     Checked checked{&front, world_create(), {}};
     std::thread(beat, heartbeats).detach();
     for (unsigned random = 1;; random = random * 1664525u + 1013904223u)
         call_something(&checked, random >> 8);
+}
+
+std::string setting(const char *name, const char *usual)
+{
+    const char *value = std::getenv(name);
+    return value && *value ? value : usual;
 }
 
 } // namespace
@@ -176,8 +185,9 @@ int main(int argc, char **argv)
         return 2;
     }
     scene_open(argv[1], "tcp", argv[3]);
-    common = std::string("rdma.provider : tcp\nrdma.timeout_ms : 60000\nrdma.key_file : ") +
-             argv[serves ? 4 : 5] + "\n";
+    common = "rdma.provider : " + setting("MOVING_PROVIDER", "tcp") +
+             "\nrdma.timeout_ms : " + setting("MOVING_TIMEOUT_MS", "60000") +
+             "\nrdma.key_file : " + argv[serves ? 4 : 5] + "\n";
     const int rc = serves ? serve() : call(static_cast<std::uint16_t>(std::atoi(argv[4])), argv[6]);
     std::string remove = "rm -rf " + folder;
     return std::system(remove.c_str()) || rc;

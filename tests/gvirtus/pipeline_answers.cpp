@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
 // Which calls do not wait, and what is known without asking.
+#include "frontend-glue/session/extra.h"
 #include "tests/gvirtus/pipeline_scene.h"
 
 #include <cstring>
@@ -101,7 +102,7 @@ bool modes()
         REQUIRE(scene.world->requests == requests + off);
         scene.world->held = true;
         std::atomic<unsigned> step{0};
-        std::thread other([&] {
+        Waiting other([&] {
             app.launch(1), step++;
             app.record(0), step++;
             app.wait(STREAM + 1, 0), step++;
@@ -110,8 +111,8 @@ bool modes()
         const unsigned last = off ? 0 : all ? 4 : 3;
         bool reached = becomes([&] { return step == last; });
         if (last < 4) // it has sent the next one, and waits
-            reached = reached && becomes([&] { return scene.world->requests > requests + off; });
-        usleep(last < 4 ? 20000 : 0);
+            reached = reached && becomes([&] { return scene.world->requests > requests + off; }) &&
+                      other.waits();
         const unsigned seen = step;
         scene.world->held = false;
         other.join();
@@ -222,20 +223,16 @@ bool rest_is_over_when_a_call_returns()
         REQUIRE(warm(&app) && warm(&other) && warm(&third) && other.launch(1, 0) == 0);
         REQUIRE(third.launch(1, STREAM + 3) == 0 && other.synchronize() == 0);
         const Body stream = Body().u64(STREAM + 1);
-        std::atomic<bool> begun{false}, ended{false};
         scene.world->held = true;
         REQUIRE(!early || third.launch(1, STREAM + 3) == 0);
-        std::thread launching([&] { // waits for the third one, or for the back end
-            begun = true;
-            other.launch(1, 0, early ? 32 : 64);
-            ended = true;
-        });
-        REQUIRE(becomes([&] { return begun.load(); }));
-        usleep(50000);
-        REQUIRE(!ended && asked(&scene, &app, "cudaStreamQuery", stream) >= 0);
-        REQUIRE(app.call("cudaStreamQuery", stream) == 0);
+        // Waits for the third one, or for the back end.
+        Waiting launching([&] { other.launch(1, 0, early ? 32 : 64); });
+        const bool waits = launching.waits();
+        const int asks = asked(&scene, &app, "cudaStreamQuery", stream),
+                  rests = app.call("cudaStreamQuery", stream);
         scene.world->held = false;
         launching.join();
+        REQUIRE(waits && asks >= 0 && rests == 0);
         REQUIRE(other.synchronize() == 0);
         REQUIRE(asked(&scene, &app, "cudaStreamQuery", stream) == 1);
     }
@@ -269,16 +266,44 @@ bool other_devices()
     return app.synchronize() == 0;
 }
 
-// Events that other processes record and wait for, in an order that nobody sees here.
-bool shared_with_others()
+// Of events and streams that were made here a first record, or wait, cannot fail either.
+bool new_events()
 {
     Scene scene;
+    App app = scene.app(), other = scene.app();
+    REQUIRE(warm(&app) && warm(&other));
+    const auto create = [](App *one) {
+        std::uint64_t event = 0;
+        if (!one->call("cudaEventCreate", Body()) && one->out.size() == 16)
+            std::memcpy(&event, one->out.data() + 8, 8);
+        return event;
+    };
+    for (std::uint64_t event : {4u, 5u, 6u})
+        REQUIRE(app.call("cudaEventDestroy", Body().u64(event)) == 0);
+    REQUIRE(app.launch(0) == 0 && create(&app) == 4 && create(&app) == 5);
+    const std::uint64_t expected = app.work();
+    scene.world->held = true;
+    REQUIRE(app.record(4) == 0 && app.record(5, 0) == 0 && app.wait(STREAM, 4) == 0);
+    scene.world->held = false;
+    REQUIRE(app.synchronize() == 0 && scene.world->events[4] == expected);
+    // Not one that was not made, is no more, or is in a stream of which nothing is known.
+    REQUIRE(app.record(6) == 400 && app.last_error() == 400);
+    REQUIRE(app.record(4, 77) == 400 && app.last_error() == 400);
+    REQUIRE(other.call("cudaEventDestroy", Body().u64(5)) == 0);
+    REQUIRE(app.record(5) == 400 && app.wait(STREAM, 5) == 400 && app.last_error() == 400);
+    return app.wait(STREAM, 4) == 0 && app.last_error() == 0;
+}
+
+// Events that other processes record and wait for, in an order that nobody sees here.
+bool shared_with_others(const char *name, const Body &request)
+{
+    Scene scene("rdma.gpu : off\n"); // the world runs requests of ours
     App app = scene.app(), other = scene.app();
     REQUIRE(warm(&app) && warm(&other));
     const Body event = Body().u64(1);
     REQUIRE(app.call("cudaEventQuery", event) == 0 && app.call("cudaEventQuery", event) == 0);
     REQUIRE(asked(&scene, &app, "cudaEventQuery", event) == 0);
-    REQUIRE(other.call("cudaIpcOpenEventHandle", Body().u64(1)) == 0);
+    REQUIRE(other.call(name, request) == 0);
     for (int i = 0; i < 2; i++) {
         REQUIRE(asked(&scene, &app, "cudaEventQuery", event) == 1);
         REQUIRE(asked(&scene, &app, "cudaEventQuery", event) == 1);
@@ -332,8 +357,16 @@ void check_answers()
     check("rest that another thread ends", rest_is_over_when_a_call_returns);
     check("another device, another stream", other_devices);
     check("an event that another thread destroys", destroyed_elsewhere);
+    check("events that were made here", new_events);
     check("events that processes share", [] { // for good: in a process of its own
-        return result_of(spawn([] { return shared_with_others() ? 0 : 1; })) == 0;
+        const auto run = [](const char *name, const Body &body) {
+            return result_of(spawn([&] { return shared_with_others(name, body) ? 0 : 1; })) == 0;
+        };
+        Body get, open;
+        get.put(static_cast<std::uint16_t>(IBX_EXTRA_IPC_EVENT)).u64(1);
+        open.put(static_cast<std::uint16_t>(IBX_EXTRA_IPC_OPEN_EVENT)).u64(1);
+        return run("cudaIpcOpenEventHandle", Body().u64(1)) && run(IBX_EXTRA_NAME, get) &&
+               run(IBX_EXTRA_NAME, open);
     });
     check("replies without seconds", other_replies);
 }

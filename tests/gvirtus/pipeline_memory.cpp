@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
 // cudaFree of memory that the device has no work for does not wait, and cudaMalloc has it again.
+#include "frontend-glue/session/extra.h"
 #include "tests/gvirtus/pipeline_scene.h"
 
 #include <functional>
@@ -35,6 +36,24 @@ bool frees_do_not_wait()
     return true;
 }
 
+// What was given back in a stream cudaFree does not know: it asks.
+bool freed_in_a_stream()
+{
+    Scene scene("rdma.gpu : off\n"); // the world runs such requests
+
+    App app = scene.app();
+    REQUIRE(warm(&app) && app.free(app.malloc()) == 0);
+    const std::uint64_t block = app.malloc();
+    Body body;
+    body.put(static_cast<std::uint16_t>(IBX_EXTRA_FREE_ASYNC)).u64(block).u64(0);
+    const ibx_frontend_request request{IBX_EXTRA_NAME, body.bytes.data(), body.bytes.size(),
+                                       nullptr, 0};
+    REQUIRE(block && app.synchronize() == 0);
+    REQUIRE(direct->call(&request, &app.answer) == 0 && app.answer == 0);
+    REQUIRE(app.synchronize() == 0 && app.free(block) == 1);
+    return app.last_error() == 1;
+}
+
 // What cannot be known to succeed, or has to wait for work, is waited for.
 bool other_frees_wait()
 {
@@ -47,17 +66,12 @@ bool other_frees_wait()
     REQUIRE(app.synchronize() == 0 && app.free(block) == 0);
     REQUIRE(app.free(block) == 1 && app.last_error() == 1); // twice
     auto waits = [&](const std::function<bool()> &before) {
-        std::atomic<bool> ended{false};
         const std::uint64_t one = app.malloc();
         if (!one || app.synchronize() || !before())
             return false;
         scene.world->held = true;
-        std::thread thread([&] {
-            app.free(one);
-            ended = true;
-        });
-        usleep(30000);
-        const bool waited = !ended;
+        Waiting thread([&] { app.free(one); });
+        const bool waited = thread.waits();
         scene.world->held = false;
         thread.join();
         return waited;
@@ -110,5 +124,6 @@ void check_memory()
     };
     alone("memory that is given back at rest", frees_do_not_wait);
     alone("memory that is given back otherwise", other_frees_wait);
+    alone("memory that was freed in a stream", freed_in_a_stream);
     alone("memory that another thread gets", memory_between_threads);
 }

@@ -9,7 +9,12 @@
 #include "tests/doubles/gvirtus/world.h"
 #include "tests/gvirtus/scene.h"
 
+#include <atomic>
+#include <cstdio>
 #include <cstring>
+#include <functional>
+#include <string>
+#include <thread>
 #include <unistd.h>
 
 constexpr std::uint64_t STREAM = 100;
@@ -118,6 +123,52 @@ inline bool warm(App *app)
     REQUIRE(app->synchronize() == 0 && app->last_error() == 0);
     return true;
 }
+
+// A thread that may wait for what comes later.
+class Waiting
+{
+    std::atomic<int> tid{0};
+    std::atomic<bool> over{false};
+    std::thread thread;
+
+    bool sleeps() const
+    {
+        char stat[512];
+        const std::string path = "/proc/self/task/" + std::to_string(tid) + "/stat";
+        std::FILE *file = std::fopen(path.c_str(), "re");
+        const bool read = file && std::fgets(stat, sizeof(stat), file);
+        if (file)
+            std::fclose(file);
+        const char *state = read ? std::strrchr(stat, ')') : nullptr;
+        return state && state[2] == 'S';
+    }
+
+  public:
+    explicit Waiting(std::function<void()> run)
+        : thread([this, run = std::move(run)] {
+              tid = gettid();
+              run();
+              over = true;
+          })
+    {
+    }
+    ~Waiting() { join(); }
+    void join()
+    {
+        if (thread.joinable())
+            thread.join();
+    }
+    // Whether it waits; it does when it sleeps each time that somebody looks. It has ended if not.
+    bool waits() const
+    {
+        int asleep = 0;
+        becomes([&] {
+            asleep = tid && !over && sleeps() ? asleep + 1 : 0;
+            return over || asleep == 10;
+        });
+        return !over && asleep;
+    }
+};
 
 // How many requests a call is: 1: the back end was asked, -1: an error.
 inline int asked(Scene *scene, App *app, const char *name, const Body &body)

@@ -2,7 +2,7 @@
 //
 // Random CUDA programs, for the same bytes native and under GVirtuS (tools/bench/gpu --gvirtus):
 //
-//   random-programs PROGRAMS [--seed N] [--threads N] [--symbols] [--calls]
+//   random-programs PROGRAMS [--seed N] [--threads N] [--symbols] [--calls] [--graphs]
 //
 // Copies of all kinds between kernels, on streams of their own, from pinned and pageable memory
 // that changes as soon as CUDA allows it. Prints a line for each program, with a hash of all that
@@ -12,7 +12,10 @@
 //   --threads N  at once, each with its programs, streams and memory (default 1)
 //   --symbols    cudaMemcpyToSymbol, too: not every GVirtuS can do that
 //   --calls      mostly calls that need no answer: launches in a row, events between streams,
-//                cudaMemsetAsync, wrong configurations, cudaGetLastError
+//                cudaMemsetAsync, wrong configurations, cudaGetLastError; captures, of one thread
+//   --graphs     with these: captures of copies from and to the host, of set memory and of
+//   functions,
+//                and graphs made node by node, which only libibx-frontend.so has
 //
 // Built by nvcc -cudart shared --no-compress -Xlinker -z,lazy, which is what GVirtuS takes. Kernels
 // are launched by cudaLaunchKernel: the <<<>>> of nvcc 13 calls functions that no GVirtuS has, and
@@ -73,12 +76,14 @@ struct Slot {
         *pageable; // of MOST bytes; the host's upper halves are for what comes back
     cudaStream_t stream;
     cudaEvent_t event;
+    cudaStream_t captured[2]; // none waits for the legacy stream, nor it for them
 };
 
 struct Program {
     Random random;
     std::vector<Slot> &slots;
-    bool symbols, calls;
+    bool symbols, calls, graphs;
+    bool alone; // there is one thread: a capture ends when another one waits for the device
     std::uint64_t hash = 14695981039346656037u;
 
     void note(std::uint64_t word) { hash = (hash ^ word) * 1099511628211u + (hash >> 29); }
@@ -112,12 +117,19 @@ struct Program {
     void operation();
     void copy(Slot &slot, bool async, bool pinned);
     void copy_rows(Slot &slot);
-    void launch_mix(Slot &slot);
+    void launch_mix(Slot &slot) { launch_mix(slot, slot.stream); }
+    void launch_mix(Slot &slot, cudaStream_t stream);
     void launch_combine(Slot &to, Slot &from);
     void within(Slot &slot);
     void symbol();
     void launches(Slot &slot);
+    void launch_refused(Slot &slot, cudaStream_t stream);
     void refused(Slot &slot);
+    void capture(Slot &slot);
+    void capture_calls(Slot &slot);
+    void capture_of_host(Slot &slot);
+    void launch_graph(Slot &slot, cudaGraphExec_t exec);
+    void graph_of_nodes(Slot &slot);
     void ordered(Slot &to, Slot &from);
     void call();
 };
@@ -170,7 +182,7 @@ dim3 blocks_of(std::size_t n)
     return dim3(static_cast<unsigned>((n + 255) / 256));
 }
 
-void Program::launch_mix(Slot &slot)
+void Program::launch_mix(Slot &slot, cudaStream_t stream)
 {
     std::size_t n = 1 + length(MOST) / 4,
                 at = random.below(MOST / 4 - n + 1 ? MOST / 4 - n + 1 : 1);
@@ -179,7 +191,7 @@ void Program::launch_mix(Slot &slot)
     auto seed = static_cast<std::uint32_t>(random.next() >> 32);
     void *arguments[] = {&words, &n, &seed};
     answered(cudaLaunchKernel(reinterpret_cast<const void *>(mix), blocks_of(n), dim3(256),
-                              arguments, 0, slot.stream));
+                              arguments, 0, stream));
 }
 
 void Program::launch_combine(Slot &to, Slot &from)
@@ -227,15 +239,20 @@ void Program::launches(Slot &slot)
     }
 }
 
-// By the call itself, and no other call says so.
-void Program::refused(Slot &slot)
+void Program::launch_refused(Slot &slot, cudaStream_t stream)
 {
     auto *words = reinterpret_cast<std::uint32_t *>(slot.device);
     std::size_t n = 1;
     std::uint32_t seed = 0;
     void *arguments[] = {&words, &n, &seed};
     answered(cudaLaunchKernel(reinterpret_cast<const void *>(mix), dim3(1), dim3(5000), arguments,
-                              0, slot.stream));
+                              0, stream));
+}
+
+// By the call itself, and no other call says so.
+void Program::refused(Slot &slot)
+{
+    launch_refused(slot, slot.stream);
     if (random.below(2))
         answered(cudaPeekAtLastError());
     answered(cudaGetLastError());
@@ -261,11 +278,174 @@ void Program::ordered(Slot &to, Slot &from)
     answered(cudaStreamWaitEvent(from.stream, to.event, 0));
 }
 
+// Of the application's, in a graph: it changes what a later copy reads.
+void change(void *memory)
+{
+    auto *bytes = static_cast<unsigned char *>(memory);
+    for (unsigned i = 0; i < 4096; i++)
+        bytes[i] = static_cast<unsigned char>(bytes[i] * 5 + i);
+}
+
+// A call whose memory is the host's.
+void Program::capture_of_host(Slot &slot)
+{
+    std::size_t n = length(MOST / 2), at = random.below(MOST - n + 1),
+                from = random.below(MOST / 2 - n + 1);
+    cudaStream_t stream = slot.captured[0];
+    char *host = (random.below(2) ? slot.pinned : slot.pageable) + from;
+    switch (random.below(4)) {
+    case 0:
+        return answered(cudaMemcpyAsync(slot.device + at, host, n, cudaMemcpyHostToDevice, stream));
+    case 1:
+        return answered(
+            cudaMemcpyAsync(host + MOST / 2, slot.device + at, n, cudaMemcpyDefault, stream));
+    case 2:
+        return answered(
+            cudaMemsetAsync(slot.device + at, static_cast<int>(random.below(256)), n, stream));
+    default:
+        return answered(cudaLaunchHostFunc(stream, change, slot.pageable));
+    }
+}
+
+// One behind the other, between bytes of the host that change from launch to launch.
+void Program::graph_of_nodes(Slot &slot)
+{
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    cudaGraphNode_t node = nullptr, before = nullptr;
+    answered(cudaStreamSynchronize(slot.stream));
+    answered(cudaGraphCreate(&graph, 0));
+    for (auto times = 1 + random.below(8); times; times--) {
+        std::size_t n = length(MOST / 2), at = random.below(MOST - n + 1) / 4 * 4, words = n / 4;
+        auto *to = reinterpret_cast<std::uint32_t *>(slot.device + at);
+        auto seed = static_cast<std::uint32_t>(random.next() >> 32);
+        void *arguments[] = {&to, &words, &seed};
+        cudaKernelNodeParams kernel{};
+        kernel.func = reinterpret_cast<void *>(mix);
+        kernel.gridDim = dim3(static_cast<unsigned>(words / 256 + 1));
+        kernel.blockDim = dim3(256);
+        kernel.kernelParams = arguments;
+        cudaMemsetParams set{};
+        set.dst = slot.device + at, set.elementSize = 1, set.value = seed & 255;
+        set.width = n, set.height = 1;
+        const cudaHostNodeParams host{change, slot.pageable};
+        const cudaGraphNode_t *behind = before ? &before : nullptr;
+        const std::size_t count = before != nullptr;
+        switch (random.below(6)) {
+        case 0:
+            answered(cudaGraphAddMemcpyNode1D(&node, graph, behind, count, slot.device + at,
+                                              slot.pageable, n, cudaMemcpyHostToDevice));
+            break;
+        case 1:
+            answered(cudaGraphAddMemcpyNode1D(&node, graph, behind, count, slot.pinned + MOST / 2,
+                                              slot.device + at, n, cudaMemcpyDeviceToHost));
+            break;
+        case 2:
+            answered(cudaGraphAddMemsetNode(&node, graph, behind, count, &set));
+            break;
+        case 3:
+            answered(cudaGraphAddHostNode(&node, graph, behind, count, &host));
+            break;
+        default:
+            answered(cudaGraphAddKernelNode(&node, graph, behind, count, &kernel));
+        }
+        before = node;
+    }
+    answered(cudaGraphInstantiate(&exec, graph, 0));
+    answered(cudaGraphDestroy(graph));
+    for (auto times = 1 + random.below(3); times; times--)
+        launch_graph(slot, exec);
+    answered(cudaGraphExecDestroy(exec));
+}
+
+// The host's memory is what it is when the graph gets there.
+void Program::launch_graph(Slot &slot, cudaGraphExec_t exec)
+{
+    if (graphs) {
+        answered(cudaStreamSynchronize(slot.stream));
+        fill(slot.pageable, 5000);
+    }
+    answered(cudaGraphLaunch(exec, slot.stream));
+    if (!graphs)
+        return;
+    answered(cudaStreamSynchronize(slot.stream));
+    note(slot.pageable, MOST);
+    note(slot.pinned + MOST / 2, MOST / 2);
+}
+
+// Captures a few calls, in two streams at times.
+void Program::capture_calls(Slot &slot)
+{
+    cudaStream_t first = slot.captured[0], second = slot.captured[1];
+    answered(cudaStreamBeginCapture(first, cudaStreamCaptureModeRelaxed));
+    for (auto times = random.below(12); times; times--) {
+        std::size_t n = length(MOST / 2), at = random.below(MOST / 2 - n + 1);
+        if (graphs && random.below(2)) {
+            capture_of_host(slot);
+            continue;
+        }
+        switch (random.below(6)) {
+        case 0:
+            answered(cudaMemcpyAsync(slot.device + MOST / 2 + at, slot.device + at, n,
+                                     cudaMemcpyDeviceToDevice, first));
+            break;
+        case 1: // there and back
+            answered(cudaEventRecord(slot.event, first));
+            answered(cudaStreamWaitEvent(second, slot.event, 0));
+            launch_mix(slot, second);
+            answered(cudaEventRecord(slot.event, second));
+            answered(cudaStreamWaitEvent(first, slot.event, 0));
+            break;
+        case 2:
+            launch_refused(slot, first);
+            answered(cudaGetLastError());
+            break;
+        default:
+            launch_mix(slot, first);
+        }
+    }
+    if (random.below(8))
+        return;
+    answered(cudaStreamSynchronize(first)); // nobody may wait for it: that ends it
+    answered(cudaGetLastError());
+}
+
+// The graph runs in the slot's stream, between other work there.
+void Program::capture(Slot &slot)
+{
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    answered(cudaStreamSynchronize(slot.stream));
+    capture_calls(slot);
+    const cudaError_t ended = cudaStreamEndCapture(slot.captured[0], &graph);
+    answered(ended);
+    if (ended) {
+        answered(cudaGetLastError());
+        answered(cudaEventRecord(slot.event, slot.stream)); // not the capture's any more
+        return;
+    }
+    answered(cudaGraphInstantiate(&exec, graph, 0));
+    for (auto times = random.below(4); times; times--) {
+        launch_graph(slot, exec);
+        if (random.below(2))
+            launch_mix(slot);
+    }
+    answered(cudaStreamSynchronize(slot.stream));
+    cudaGraphExecDestroy(exec); // G5's back end does not know it
+    answered(cudaGraphDestroy(graph));
+    answered(cudaEventRecord(slot.event, slot.stream));
+    cudaGetLastError();
+}
+
 void Program::call()
 {
     Slot &slot = slots[random.below(SLOTS)];
     std::size_t n = length(MOST), at = random.below(MOST - n + 1);
-    switch (random.below(6)) {
+    switch (random.below(7)) {
+    case 6:
+        return !alone                      ? launches(slot)
+               : graphs && random.below(2) ? graph_of_nodes(slot)
+                                           : capture(slot);
     case 0:
         return refused(slot);
     case 1:
@@ -347,10 +527,12 @@ Slot make_slot(bool default_stream)
     if (!default_stream)
         must(cudaStreamCreate(&slot.stream), "cudaStreamCreate");
     must(cudaEventCreate(&slot.event), "cudaEventCreate");
+    for (cudaStream_t &stream : slot.captured)
+        must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream");
     return slot;
 }
 
-void run_thread(unsigned thread, unsigned programs, std::uint64_t seed, bool symbols, bool calls,
+void run_thread(unsigned thread, unsigned programs, std::uint64_t seed, const Program &wish,
                 std::string &lines)
 {
     std::vector<Slot> slots;
@@ -358,7 +540,12 @@ void run_thread(unsigned thread, unsigned programs, std::uint64_t seed, bool sym
         slots.push_back(make_slot(i == 0));
     for (unsigned i = 0; i < programs; i++) {
         char line[80];
-        Program program{Random{(seed * 1000003 + thread) * 1000003 + i + 1}, slots, symbols, calls};
+        Program program{Random{(seed * 1000003 + thread) * 1000003 + i + 1},
+                        slots,
+                        wish.symbols,
+                        wish.calls,
+                        wish.graphs,
+                        wish.alone};
         program.run_all();
         std::snprintf(line, sizeof(line), "%u %u %016llx\n", thread, i,
                       static_cast<unsigned long long>(program.hash));
@@ -373,13 +560,16 @@ int main(int argc, char **argv)
     unsigned programs = argc > 1 ? static_cast<unsigned>(std::strtoul(argv[1], nullptr, 10)) : 0,
              threads = 1;
     std::uint64_t seed = 1;
-    bool symbols = false, calls = false;
+    std::vector<Slot> none;
+    Program wish{Random{1}, none, false, false, false, false};
     for (int i = 2; i < argc; i++) {
         std::string option = argv[i];
         if (option == "--symbols")
-            symbols = true;
+            wish.symbols = true;
         else if (option == "--calls")
-            calls = true;
+            wish.calls = true;
+        else if (option == "--graphs")
+            wish.calls = wish.graphs = true;
         else if (option == "--seed" && i + 1 < argc)
             seed = std::strtoull(argv[++i], nullptr, 10);
         else if (option == "--threads" && i + 1 < argc)
@@ -390,14 +580,16 @@ int main(int argc, char **argv)
     if (!programs || !threads) {
         std::fprintf(
             stderr,
-            "usage: random-programs PROGRAMS [--seed N] [--threads N] [--symbols] [--calls]\n");
+            "usage: random-programs PROGRAMS [--seed N] [--threads N] [--symbols] [--calls] "
+            "[--graphs]\n");
         return 2;
     }
+    wish.alone = threads == 1;
     std::vector<std::string> lines(threads);
     std::vector<std::thread> others;
     for (unsigned i = 1; i < threads; i++)
-        others.emplace_back(run_thread, i, programs, seed, symbols, calls, std::ref(lines[i]));
-    run_thread(0, programs, seed, symbols, calls, lines[0]);
+        others.emplace_back(run_thread, i, programs, seed, std::cref(wish), std::ref(lines[i]));
+    run_thread(0, programs, seed, wish, lines[0]);
     for (std::thread &other : others)
         other.join();
     for (const std::string &text : lines)

@@ -144,6 +144,10 @@ struct Runtime {
     int (*get_last_error)() = nullptr;
     int (*fail)(int code) = nullptr;
     unsigned long (*calls)() = nullptr;
+    int (*begin_capture)(void *stream, int mode) = nullptr;
+    int (*end_capture)(void *stream, void **graph) = nullptr;
+    int (*graph_launch)(void *exec, void *stream) = nullptr;
+    int (*graph_destroy)(void *graph) = nullptr;
 };
 
 // Loaded as GVirtuS loads its plugins, and with them CUDA's runtime.
@@ -160,6 +164,11 @@ const Runtime &runtime()
             *reinterpret_cast<void **>(&made.get_last_error) = dlsym(handle, "cudaGetLastError");
             *reinterpret_cast<void **>(&made.fail) = dlsym(handle, "ibx_double_fail");
             *reinterpret_cast<void **>(&made.calls) = dlsym(handle, "ibx_double_runtime_calls");
+            *reinterpret_cast<void **>(&made.begin_capture) =
+                dlsym(handle, "cudaStreamBeginCapture");
+            *reinterpret_cast<void **>(&made.end_capture) = dlsym(handle, "cudaStreamEndCapture");
+            *reinterpret_cast<void **>(&made.graph_destroy) = dlsym(handle, "cudaGraphDestroy");
+            *reinterpret_cast<void **>(&made.graph_launch) = dlsym(handle, "cudaGraphLaunch");
         }
         return made;
     }();
@@ -295,8 +304,28 @@ int execute(const std::string &name, Frame &f, bool *has_context)
     if (!*has_context)
         cuda_application_use(0);
     *has_context = true;
-    if (name == "cudaStreamBeginCapture" || name == "cudaStreamEndCapture")
-        return f.get<std::uint64_t>() ? 0 : 1; // as if every stream but NULL were captured
+    if (name == "cudaStreamBeginCapture" || name == "cudaStreamEndCapture") {
+        auto *stream = reinterpret_cast<void *>(f.get<std::uint64_t>());
+        void *graph = nullptr;
+        if (!stream || !runtime().begin_capture)
+            return stream ? 0 : 1; // as if every stream but NULL were captured
+        if (name == "cudaStreamBeginCapture")
+            return runtime().begin_capture(stream, 0);
+        const int rc = runtime().end_capture(stream, &graph);
+        if (graph)
+            f.out.u64(reinterpret_cast<std::uint64_t>(graph));
+        return rc;
+    }
+    if (name == "cudaGraphDestroy") {
+        auto *graph = reinterpret_cast<void *>(f.get<std::uint64_t>());
+        return graph ? runtime().graph_destroy(graph) : 1;
+    }
+    if (name == "cudaGraphLaunch") {
+        auto *exec = reinterpret_cast<void *>(f.get<std::uint64_t>());
+        if (!exec)
+            return 1;
+        return runtime().graph_launch(exec, reinterpret_cast<void *>(f.get<std::uint64_t>()));
+    }
     if (name == "cudaUnregisterFatBinary") {
         for (inside = true; shut;)
             usleep(1000);
@@ -333,9 +362,15 @@ int execute(const std::string &name, Frame &f, bool *has_context)
         return app->event_query(reinterpret_cast<void *>(f.get<std::uint64_t>()));
     if (name == "cudaEventSynchronize")
         return app->event_synchronize(reinterpret_cast<void *>(f.get<std::uint64_t>()));
-    if (name == "cudaEventCreate") {
+    if (name == "cudaEventDestroy")
+        return app->event_destroy(reinterpret_cast<void *>(f.get<std::uint64_t>()));
+    if (name == "cudaStreamWaitEvent") {
+        auto *stream = reinterpret_cast<void *>(f.get<std::uint64_t>());
+        return app->stream_wait_event(stream, reinterpret_cast<void *>(f.get<std::uint64_t>()), 0);
+    }
+    if (name == "cudaEventCreate" || name == "cudaEventCreateWithFlags") {
         void *event = nullptr;
-        int rc = app->event_create(&event, 0);
+        int rc = app->event_create(&event, name == "cudaEventCreate" ? 0 : f.get<unsigned>());
         return rc ? rc : f.answer(&event, 8);
     }
     if (name == "cudaGetLastError")
@@ -388,9 +423,9 @@ int execute(const std::string &name, Frame &f, bool *has_context)
         std::vector<char> bytes(f.get<std::uint64_t>(), fill);
         return app->to_device(device, bytes.data(), bytes.size());
     }
-    if (name == "cudaStreamCreate") {
+    if (name == "cudaStreamCreate" || name == "cudaStreamCreateWithFlags") {
         void *stream = nullptr;
-        int rc = app->stream_create(&stream, 0);
+        int rc = app->stream_create(&stream, f.get<unsigned>());
         return rc ? rc : f.answer(&stream, 8);
     }
     return -1;

@@ -29,6 +29,12 @@ class Remote : public FrontEnd
     int set_device(std::int32_t device) { return call("cudaSetDevice", Body().i32(device)); }
     int reset() { return call("cudaDeviceReset", Body()); }
     std::uint64_t stream_create() { return value("cudaStreamCreate", Body()); }
+    std::uint64_t stream_create(unsigned flags)
+    {
+        Body body;
+        body.put(flags);
+        return value("cudaStreamCreateWithFlags", body);
+    }
     int stream_synchronize(std::uint64_t on)
     {
         return call("cudaStreamSynchronize", Body().u64(on));

@@ -6,21 +6,24 @@
 //   test_frontend PLUGIN.so PRELOAD.so APPLICATION APPLICATION_LOCAL LIBCUDART.so PROVIDER [short]
 //
 // With "short" only what the provider can make a difference to.
+#include "frontend-glue/session/extra.h"
 #include "tests/gvirtus/remote.h"
 #include "tests/gvirtus/scene.h"
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
 #include <fstream>
 #include <iterator>
+#include <thread>
 #include <unistd.h>
 
 namespace
 {
 
-std::string plugin, preload, application, application_local, cudart;
+std::string plugin, preload, application, application_local, cudart, local_library;
 
 struct GpuBackEnd : BackEnd {
     explicit GpuBackEnd(bool taken = true, const std::string &more = "")
@@ -106,13 +109,103 @@ bool run(const char *test, bool taken)
 }
 
 // No session goes on over another connection.
-bool functions_lost()
+bool functions_lost(const char *test)
 {
     GpuBackEnd back(true, "rdma.resume_seconds : 0\n");
-    Application app(&back, application, "host-functions-lost");
+    Application app(&back, application, test);
     REQUIRE(app.good());
     REQUIRE(lines_with(app.said(), "cudaLaunchHostFunc were not called") == 1);
     return true;
+}
+
+bool sets_after_a_loss()
+{
+    GpuBackEnd back(true, "rdma.resume_seconds : 0\n");
+    Application app(&back, application, "sets-after-a-loss");
+    REQUIRE(app.good());
+    return true;
+}
+
+bool function_for_ever()
+{
+    GpuBackEnd back;
+    Application app(&back, application, "host-function-for-ever");
+    REQUIRE(app.good());
+    REQUIRE(lines_with(app.said(), "the process ends though a function") == 1);
+    return true;
+}
+
+// One of the graphs' copies fails, which the library's thread says.
+bool frees_beside_graphs()
+{
+    GpuBackEnd back;
+    Application app(&back, application, "frees-beside-graphs");
+    REQUIRE(app.good());
+    REQUIRE(lines_with(app.said(), "a copy between host and device in a graph has failed") == 1);
+    return lines_with(app.said(), "ibx:") == 1;
+}
+
+// A success is the answer to all; a graph has as many nodes as 64 bits say, an array long elements.
+void serve_lies(Communicator *client)
+{
+    for (;;) {
+        std::string name;
+        for (char byte = 1; byte;) {
+            if (client->Read(&byte, 1) != 1)
+                return;
+            if (byte)
+                name += byte;
+        }
+        std::uint64_t length = 0, out = 0;
+        client->Read(reinterpret_cast<char *>(&length), sizeof(length));
+        std::vector<char> body(length + 2), told(8 + 8 * IBX_EXTRA_LISTED, '\xff');
+        if (length)
+            client->Read(body.data(), length);
+        const int number = name == IBX_EXTRA_NAME ? body[0] : 0;
+        if (number == IBX_EXTRA_GRAPH_CREATE || number == IBX_EXTRA_GRAPH_INSTANTIATE ||
+            number == IBX_EXTRA_MALLOC_ARRAY || name == "cudaMalloc")
+            out = 8;
+        if (number == IBX_EXTRA_CHANNEL_DESC) {
+            out = 20;
+            std::fill(told.begin(), told.end(), '\0');
+            told[1] = 2; // 64 bytes, in bits
+        }
+        if (number == IBX_EXTRA_GRAPH_NODES || number == IBX_EXTRA_GRAPH_FUNCTIONS)
+            out = told.size();
+        const char head[12] = {};
+        client->Write(head, 4);
+        client->Write(head + 4, 8);
+        client->Write(reinterpret_cast<const char *>(&out), sizeof(out));
+        if (out)
+            client->Write(told.data(), out);
+        client->Sync();
+    }
+}
+
+bool lied_to()
+{
+    BackEnd back("rdma.gpu : off\n", [](auto listening) {
+        listening->Serve();
+        for (;;)
+            std::thread(serve_lies, const_cast<Communicator *>(listening->Accept())).detach();
+    });
+    Application app(&back, application, "lied-to");
+    REQUIRE(app.good());
+    return lines_with(app.said(), "the graph has 18446744073709551615 nodes") == 2;
+}
+
+// A library of that name, in a folder of its own.
+bool library_loaded_later()
+{
+    GpuBackEnd back;
+    const std::string name = folder + "/libcurand.so.99";
+    std::ifstream from(local_library, std::ios::binary);
+    std::ofstream(name, std::ios::binary) << from.rdbuf();
+    setenv("TEST_LOCAL_LIBRARY", name.c_str(), 1);
+    Application app(&back, application, "local-library");
+    REQUIRE(app.good());
+    REQUIRE(lines_with(app.said(), "libcurand.so.99 is not GVirtuS's") == 1);
+    return lines_with(app.said(), "ibx:") == 1;
 }
 
 // Said once.
@@ -224,8 +317,13 @@ void check_what_the_provider_changes()
     check("page-locked memory", pinned);
     check("memory that is registered", [] { return run("host-register", true); });
     check("and is gone without a word", [] { return run("stale-registration", true); });
-    if (provider == "tcp") // whose connections can be broken by their socket
-        check("functions that are lost", functions_lost);
+    if (provider == "tcp") { // whose connections can be broken by their socket
+        check("functions that are lost", [] { return functions_lost("host-functions-lost"); });
+        check("graphs that are lost", [] { return functions_lost("graphs-lost"); });
+        check("memory set in streams after a connection was lost", sets_after_a_loss);
+    }
+    check("graphs", [] { return run("graphs", true); });
+    check("captures", [] { return run("captures", true); });
     check("short copies with other calls", [] { return run("short-copies", true); });
     check("asynchronous copies", [] { return run("async", true); });
     for (bool taken : {true, false}) {
@@ -248,16 +346,24 @@ void check_what_it_does_not()
     check("rows, copied by GVirtuS's handlers", [] { return run("rows", false); });
     check("pointers that say what they are", [] { return run("default", true); });
     check("no second copy where GVirtuS's handlers run them", [] { return run("no-copy", false); });
+    check("launches without GVirtuS's front end", [] { return run("launches", true); });
     check("kernels as nvcc 13 launches them", [] { return run("launch", true); });
     for (const char *test : {"arrays", "planes", "textures", "pools", "meanwhile", "cooperative",
-                             "host-functions", "host-functions-at-exit"})
+                             "nodes-of-graphs", "host-functions", "host-functions-at-exit"})
         check(test, [=] { return run(test, true); });
+    check("a function that never returns", function_for_ever);
+    check("memory that is given back beside graphs", frees_beside_graphs);
+    check("a back end that lies", lied_to);
+    check("a library of NVIDIA's that is loaded later", library_loaded_later);
     check("a back end without these calls", without_extra);
     check("variables of the device", [] { return run("symbols", true); });
     check("the same, copied by GVirtuS's handlers", [] { return run("symbols", false); });
     check("names of errors, the profiler", [] { return run("names", true); });
     check("more bytes than there are, and no memory", [] { return run("refused", true); });
     check("calls without GVirtuS's front end", [] { return run("calls", true); });
+    check("memory and events of another process", [] { return run("processes", true); });
+    check("configurations of launches", [] { return run("configurations", true); });
+    check("memory that is set in streams", [] { return run("sets-in-streams", true); });
     check("short copies, run by GVirtuS's handlers", [] { return run("short-copies", false); });
     check("asynchronous copies, run by GVirtuS's handlers", [] { return run("async", false); });
     check("copies on the host after asynchronous ones", [] { return run("on-host", true); });
@@ -285,6 +391,8 @@ int main(int argc, char **argv)
     }
     plugin = argv[1], preload = argv[2], application = argv[3];
     application_local = argv[4], cudart = argv[5];
+    if (const char *toy = std::getenv("IBX_TEST_LIBRARY"))
+        local_library = toy;
     scene_open(argv[1], argv[6]);
 
     check_what_the_provider_changes();

@@ -4,6 +4,7 @@
 // doubles of the runtime and the driver. GVirtuS's handlers run them by the driver alone.
 //
 //   test_gpu_calls PLUGIN.so PROVIDER
+#include "frontend-glue/session/extra.h"
 #include "tests/gvirtus/remote.h"
 #include "tests/gvirtus/scene.h"
 
@@ -114,7 +115,7 @@ bool malformed()
 {
     Gpu gpu;
     Remote &remote = gpu.remote;
-    for (unsigned number = 0; number < 40; number++) {
+    for (unsigned number = 0; number < IBX_EXTRAS + 3; number++) {
         for (unsigned n = 0; n < 200; n += n < 60 ? 1 : 7) {
             Body body;
             body.bytes = random_bytes(n + 2, number * 1000 + n);
@@ -131,16 +132,19 @@ bool malformed()
     return device && remote.free(device) == 0;
 }
 
+// A request of our own: which function of the runtime it is; its arguments come behind it.
+Body number(unsigned n)
+{
+    Body body;
+    body.bytes = {static_cast<char>(n), 0};
+    return body;
+}
+
 // A reset takes arrays away: their handles are addresses of nothing then.
 bool arrays_after_reset()
 {
     Gpu gpu;
     Remote &remote = gpu.remote;
-    auto number = [](unsigned n) {
-        Body body;
-        body.bytes = {static_cast<char>(n), 0};
-        return body;
-    };
     Body made = number(8); // cudaMalloc3DArray: 8 bits, 100 bytes, no flags
     made.i32(8).i32(0).i32(0).i32(0).i32(1).u64(100).u64(0).u64(0).i32(0);
     std::uint64_t array = 0;
@@ -157,11 +161,6 @@ bool functions_in_captures()
 {
     Gpu gpu;
     Remote &remote = gpu.remote;
-    auto number = [](unsigned n) {
-        Body body;
-        body.bytes = {static_cast<char>(n), 0};
-        return body;
-    };
     std::uint64_t queue = 0;
     REQUIRE(remote.call("ibxRuntime", number(28)) == 0 && remote.out.size() == 8);
     std::memcpy(&queue, remote.out.data(), 8);
@@ -174,6 +173,91 @@ bool functions_in_captures()
         remote.capture(0);
     }
     return true;
+}
+
+// A copy from or to the host in a capture would be one with memory that GVirtuS's handler frees.
+bool copies_in_captures()
+{
+    Gpu gpu;
+    Remote &remote = gpu.remote;
+    const std::uint64_t stream = remote.stream_create(), other = remote.stream_create(),
+                        device = remote.malloc(8192);
+    std::vector<char> bytes(4096, 'a'), back(4096);
+    REQUIRE(remote.call("cudaStreamBeginCapture", Body().u64(stream).i32(0)) == 0);
+    remote.capture(stream);
+    REQUIRE(remote.to_device_async(device, bytes.data(), 4096, stream) != 0);
+    REQUIRE(remote.from_device_async(back.data(), device, 4096, stream) != 0);
+    REQUIRE(remote.on_device_async(device, device + 4096, 4096, stream) == 0);
+    REQUIRE(remote.to_device_async(device, bytes.data(), 4096, other) == 0);
+    remote.capture(0);
+    REQUIRE(remote.call("cudaStreamEndCapture", Body().u64(stream)) == 0);
+    REQUIRE(remote.from_device_async(back.data(), device, 4096, stream) == 0);
+    return back == bytes;
+}
+
+// A number that one of our own requests has answered.
+std::uint64_t answer(Remote &remote, const char *name, const Body &body)
+{
+    std::uint64_t value = ~0ull;
+    if (!remote.call(name, body) && remote.out.size() >= sizeof(value))
+        std::memcpy(&value, remote.out.data(), sizeof(value));
+    return value;
+}
+
+// The function that is to be called; 0: none yet. `over` was.
+std::uint64_t ask(Remote &remote, std::uint64_t over)
+{
+    Body body = number(IBX_EXTRA_HOST_ASK).u64(over);
+    body.bytes.push_back(0);
+    return answer(remote, IBX_EXTRA_WORK, body);
+}
+
+// A client that waits until its graph calls, makes a copy then, in a stream that waits for nothing
+// else, and lets the graph go on.
+bool serve(Remote &remote, std::uint64_t to, std::vector<char> &bytes)
+{
+    std::uint64_t called = 0;
+    while (!called)
+        called = ask(remote, 0);
+    const std::uint64_t stream = remote.stream_create(1);
+    return called == 1 && remote.to_device_async(to, bytes.data(), bytes.size(), stream) == 0 &&
+           remote.stream_synchronize(stream) == 0 && ask(remote, called) != ~0ull;
+}
+
+// A client gives memory back while another one's graph waits for a copy of its own client. The
+// driver keeps all others out while it gives memory back, and waits for graphs.
+bool freed_beside_graphs(const std::string &more)
+{
+    Gpu gpu(more);
+    Client calls(gpu), frees(gpu);
+    Remote &remote = gpu.remote;
+    for (Client *client : {&calls, &frees}) {
+        client->remote.get_last_error();
+        client->remote.set_device(0);
+    }
+    const std::uint64_t stream = remote.stream_create(), to = calls.remote.malloc(4096),
+                        memory = frees.remote.malloc(4096);
+    auto bytes = random_bytes(4096, 7);
+    const std::uint64_t queue = answer(calls.remote, "ibxRuntime", number(IBX_EXTRA_HOST_OPEN)),
+                        graph = answer(remote, "ibxRuntime", number(IBX_EXTRA_GRAPH_CREATE).i32(0));
+    Body node = number(IBX_EXTRA_NODE_HOST).u64(graph);
+    node.bytes.insert(node.bytes.end(), 2, 0); // behind no other
+    REQUIRE(remote.call("ibxRuntime", node.u64(queue).u64(1)) == 0);
+    const std::uint64_t exec =
+        answer(remote, "ibxRuntime", number(IBX_EXTRA_GRAPH_INSTANTIATE).u64(graph).u64(0));
+    const Body launch = Body().u64(exec).u64(stream);
+    REQUIRE(exec && exec != ~0ull && remote.call("cudaGraphLaunch", launch) == 0);
+    const unsigned long before = remote.stats().waits;
+    int code = -1;
+    std::thread freeing([&] { code = frees.remote.free(memory); });
+    while (remote.stats().waits == before)
+        usleep(1000);
+    const bool again = remote.call("cudaGraphLaunch", launch) == 0; // it is not kept out for ever
+    const bool served = serve(calls.remote, to, bytes) && serve(calls.remote, to, bytes);
+    freeing.join();
+    REQUIRE(again && served && code == 0);
+    return remote.call("cudaGraphLaunch", launch) == 0 && serve(calls.remote, to, bytes) &&
+           remote.stream_synchronize(stream) == 0;
 }
 
 bool kernels()
@@ -286,6 +370,11 @@ int main(int argc, char **argv)
     check("requests of our own that are malformed", malformed);
     check("arrays after a reset", arrays_after_reset);
     check("functions in captures", functions_in_captures);
+    check("copies in captures", copies_in_captures);
+    setenv("IBX_DOUBLE_FREES_ALONE", "1", 1);
+    check("memory given back beside graphs", [] { return freed_beside_graphs(""); });
+    check("... that is counted", [] { return freed_beside_graphs("rdma.device_memory : 64M\n"); });
+    unsetenv("IBX_DOUBLE_FREES_ALONE");
     check("kernels", kernels);
     check("kernels while some are taken away", kernels_meanwhile);
     check("many at once", many);

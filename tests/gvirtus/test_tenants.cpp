@@ -3,6 +3,7 @@
 // Tenants of one back end: clients whose keys have different names, and a double of libcuda.
 //
 //   test_tenants PLUGIN.so PROVIDER
+#include "frontend-glue/session/extra.h"
 #include "tests/gvirtus/remote.h"
 #include "tests/gvirtus/scene.h"
 
@@ -239,6 +240,117 @@ bool requests_of_ours()
     return a->call(extra_name, extra(9).u64(array)) == 0;
 }
 
+// Graphs, their nodes and what is made of them are a tenant's, and what their nodes name is, too.
+bool graphs_of_ours()
+{
+    TenantsBackEnd back;
+    Client alice(back, "alice"), bob(back, "bob");
+    Remote *a = &alice.remote, *b = &bob.remote;
+    const std::uint64_t memory = a->malloc(4096), own = b->malloc(4096);
+    REQUIRE(memory && own && !a->get_last_error() && !b->get_last_error());
+    const std::vector<char> bytes = random_bytes(4096, 4);
+    REQUIRE(a->to_device(memory, bytes.data(), 4096) == 0);
+    const auto make = [](Remote *remote) {
+        return made(remote, extra(IBX_EXTRA_GRAPH_CREATE).i32(0));
+    };
+    // Behind no node, or behind one: 64 bytes are set.
+    const auto set = [](std::uint64_t graph, std::uint64_t at, std::uint64_t behind = 0) {
+        Body body = extra(IBX_EXTRA_NODE_MEMSET).u64(graph);
+        body.put(static_cast<std::uint16_t>(behind != 0));
+        if (behind)
+            body.u64(behind);
+        return body.u64(at).u64(0).i32(1).i32(1).u64(64).u64(1);
+    };
+    const auto exec_of = [](std::uint64_t graph) {
+        return extra(IBX_EXTRA_GRAPH_INSTANTIATE).u64(graph).u64(0);
+    };
+    const std::uint64_t graph = make(a), other = make(b), node = made(a, set(graph, memory));
+    const std::uint64_t exec = made(a, exec_of(graph));
+    REQUIRE(graph && other && node && exec);
+    REQUIRE(b->call(extra_name, set(graph, own)) == bad_pointer);
+    REQUIRE(b->call(extra_name, set(other, memory)) == bad_pointer);
+    REQUIRE(b->call(extra_name, set(other, own, node)) == bad_pointer);
+    REQUIRE(b->call(extra_name, exec_of(graph)) == bad_pointer);
+    for (int number : {IBX_EXTRA_GRAPH_DESTROY, IBX_EXTRA_GRAPH_CLONE, IBX_EXTRA_NODE_TYPE,
+                       IBX_EXTRA_NODE_DESTROY, IBX_EXTRA_EXEC_DESTROY})
+        for (std::uint64_t handle : {graph, node, exec})
+            REQUIRE(b->call(extra_name, extra(number).u64(handle)) == bad_pointer);
+    REQUIRE(b->call(extra_name, extra(IBX_EXTRA_EXEC_UPDATE).u64(exec).u64(other)) == bad_pointer);
+    Body copy = extra(IBX_EXTRA_NODE_MEMCPY).u64(other);
+    copy.put(static_cast<std::uint16_t>(0));
+    for (std::uint64_t word :
+         {std::uint64_t{0}, std::uint64_t{0}, std::uint64_t{0}, std::uint64_t{0}, memory,
+          std::uint64_t{64}, std::uint64_t{64}, std::uint64_t{1}, std::uint64_t{0},
+          std::uint64_t{0}, std::uint64_t{0}, std::uint64_t{0}, own, std::uint64_t{64},
+          std::uint64_t{64}, std::uint64_t{1}, std::uint64_t{64}, std::uint64_t{1},
+          std::uint64_t{1}})
+        copy.u64(word);
+    REQUIRE(b->call(extra_name, copy.i32(3)) == bad_pointer);
+    REQUIRE(b->call(extra_name, extra(IBX_EXTRA_MEMSET).u64(memory).i32(1).u64(64).u64(0)) ==
+            bad_pointer);
+    // GVirtuS's own handlers get NULL instead of another tenant's.
+    REQUIRE(b->call("cudaGraphLaunch", Body().u64(exec).u64(0)) != 0);
+    REQUIRE(b->call("cudaGraphDestroy", Body().u64(graph)) != 0);
+    REQUIRE(untouched(a, memory, bytes));
+    // One's own; and what GVirtuS's handler has destroyed is no more.
+    REQUIRE(made(b, set(other, own)) && made(a, set(graph, memory, node)));
+    REQUIRE(a->call("cudaGraphLaunch", Body().u64(exec).u64(0)) == 0);
+    std::vector<char> set_bytes(64);
+    REQUIRE(a->device_synchronize() == 0 && a->peek(memory, set_bytes.data(), 64));
+    REQUIRE(set_bytes == std::vector<char>(64, 1));
+    REQUIRE(a->call("cudaGraphDestroy", Body().u64(graph)) == 0);
+    REQUIRE(a->call(extra_name, extra(IBX_EXTRA_NODE_TYPE).u64(node)) == bad_pointer);
+    return a->call(extra_name, exec_of(graph)) == bad_pointer;
+}
+
+// Handles for other processes are good for those of one tenant.
+bool handles_of_ours()
+{
+    TenantsBackEnd back;
+    Client alice(back, "alice"), again(back, "alice"), bob(back, "bob");
+    REQUIRE(again.remote.get_last_error() == 0); // by which a session learns the form of replies
+    Remote *a = &alice.remote, *b = &bob.remote;
+    const std::uint64_t memory = a->malloc(5000), own = b->malloc(5000);
+    REQUIRE(memory && own && !a->get_last_error() && !b->get_last_error());
+    const auto create = [a] {
+        Body flags;
+        flags.put(6u);
+        std::uint64_t event = 0;
+        if (!a->call("cudaEventCreateWithFlags", flags) && a->out.size() == 16)
+            std::memcpy(&event, a->out.data() + 8, 8);
+        return event;
+    };
+    const std::uint64_t event = create();
+    const auto handle = [](Remote *remote, int number, std::uint64_t of) {
+        const bool good = !remote->call(extra_name, extra(number).u64(of));
+        return good && remote->out.size() == 64 ? remote->out : std::vector<char>();
+    };
+    const auto open = [](Remote *remote, int number, const std::vector<char> &of) {
+        Body body = extra(number);
+        append(&body.bytes, of.data(), of.size());
+        return remote->call(extra_name, body);
+    };
+    const auto one = handle(a, IBX_EXTRA_IPC_MEMORY, memory + 17);
+    const auto two = handle(a, IBX_EXTRA_IPC_EVENT, event);
+    REQUIRE(!one.empty() && !two.empty() && one != two);
+    REQUIRE(b->call(extra_name, extra(IBX_EXTRA_IPC_MEMORY).u64(memory)) == bad_pointer);
+    REQUIRE(open(b, IBX_EXTRA_IPC_OPEN_MEMORY, one) == 400);
+    REQUIRE(open(b, IBX_EXTRA_IPC_OPEN_EVENT, two) == 400);
+    REQUIRE(open(&again.remote, IBX_EXTRA_IPC_OPEN_MEMORY, one) == 0);
+    REQUIRE(again.remote.out.size() == 16 && !std::memcmp(again.remote.out.data(), &memory, 8));
+    REQUIRE(open(&again.remote, IBX_EXTRA_IPC_OPEN_EVENT, two) == 0);
+    REQUIRE(!std::memcmp(again.remote.out.data(), &event, 8));
+    REQUIRE(open(a, IBX_EXTRA_IPC_OPEN_MEMORY, std::vector<char>(63)) == bad_pointer);
+    REQUIRE(open(a, IBX_EXTRA_IPC_OPEN_MEMORY, std::vector<char>(64)) == 400);
+    // The other tenant's, at an address that was this one's.
+    REQUIRE(a->free(memory) == 0 && open(a, IBX_EXTRA_IPC_OPEN_MEMORY, one) == 400);
+    REQUIRE(b->malloc(5000) == memory && open(a, IBX_EXTRA_IPC_OPEN_MEMORY, one) == 400);
+    REQUIRE(handle(b, IBX_EXTRA_IPC_MEMORY, memory) != one);
+    REQUIRE(a->call("cudaEventDestroy", Body().u64(event)) == 0);
+    REQUIRE(open(a, IBX_EXTRA_IPC_OPEN_EVENT, two) == 400);
+    return !handle(b, IBX_EXTRA_IPC_MEMORY, own).empty();
+}
+
 // Memory that cannot be counted is refused where it is to be counted.
 bool requests_of_ours_counted()
 {
@@ -246,6 +358,10 @@ bool requests_of_ours_counted()
     Client alice(back, "alice");
     REQUIRE(alice.remote.malloc(100) && !alice.remote.get_last_error());
     REQUIRE(alice.remote.call(extra_name, extra(20).u64(4096).u64(0)) == 801);
+    const std::uint64_t graph = made(&alice.remote, extra(IBX_EXTRA_GRAPH_CREATE).i32(0));
+    Body allocation = extra(IBX_EXTRA_NODE_ALLOC).u64(graph);
+    allocation.put(static_cast<std::uint16_t>(0));
+    REQUIRE(graph && alice.remote.call(extra_name, allocation.i32(0).u64(4096)) == 801);
     return alice.remote.call(extra_name, array_of_bytes(64)) == 801;
 }
 
@@ -600,6 +716,8 @@ int main(int argc, char **argv)
                0600);
     check("sessions of one tenant share their memory", one_application);
     check("requests of our own", requests_of_ours);
+    check("graphs", graphs_of_ours);
+    check("handles for other processes", handles_of_ours);
     check("the same where memory is counted", requests_of_ours_counted);
     check("another tenant's memory is refused", [] { return another(""); });
     check("by GVirtuS's handlers, too", [] { return another("rdma.gpu : off\n"); });

@@ -131,7 +131,7 @@ static void edit_config(struct gvirtus_edit *edit, json_t *root, const struct ib
 /* --------------------------------------------------------- gvirtus.properties */
 
 const struct gvirtus_key ibx_gvirtus_own_keys[] = {
-    {"memory", "", "900K",
+    {"memory", "", "1050K",
      "bytes of message buffers of an idle connection; lowers slots and message"},
     {"pipeline", "all", "all",
      "CUDA calls that return before the back end has run them (all, launches or off)"},

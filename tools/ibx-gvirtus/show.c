@@ -5,12 +5,15 @@
 #include "common/log.h"
 #include "common/properties.h"
 #include "frontend-glue/plugin/config.h"
+#include "frontend-glue/session/report.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#define ANSWER_MS 2000u /* that a back end has time to say which sessions it has */
 
 static void row(const char *name, const char *format, ...) __attribute__((format(printf, 2, 3)));
 static void row(const char *name, const char *format, ...)
@@ -126,6 +129,38 @@ static void show_config(const struct ibx_glue_config *config)
     show_own_keys(config);
 }
 
+static void show_changes(const struct ibx_session_report *session)
+{
+    char text[1024] = "";
+    for (unsigned i = 0; i < session->count; i++) {
+        const struct ibx_path_change *change = &session->changes[i];
+        const size_t n = strlen(text);
+        const bool same = !strcmp(change->from, change->to);
+        snprintf(text + n, sizeof(text) - n, "%s%s%s%s %llu s ago, after %u ms", i ? "; " : "",
+                 same ? "again by " : change->from, same ? "" : " to ", change->to,
+                 (unsigned long long)(change->when / 1000), change->took_ms);
+    }
+    row("", "%s by %s, %u %s: %s", session->peer, session->provider, session->resumed,
+        session->resumed == 1 ? "time" : "times", text);
+}
+
+/* Sessions of clients with the same key, at the back end, whose connections broke. */
+static void show_sessions(struct ibx_conn *conn)
+{
+    static struct ibx_sessions_report report;
+    int rc = ibx_sessions_ask(conn, ANSWER_MS, &report);
+    if (rc) {
+        row("sessions", "the back end does not say (%s): it may be older", strerror(-rc));
+        return;
+    }
+    row("sessions", "%u that survive their connections, %u of them have gone on over another one",
+        report.sessions, report.resumed);
+    for (unsigned i = 0; i < report.count; i++)
+        show_changes(&report.told[i]);
+    if (report.count < report.resumed)
+        row("", "and %u more", report.resumed - report.count);
+}
+
 /* Connects to the back end as a front end does. */
 static int show_connection(const struct ibx_glue_config *config, struct ibx_error *err)
 {
@@ -137,6 +172,7 @@ static int show_connection(const struct ibx_glue_config *config, struct ibx_erro
     row("connection", "%s, to %s", path->description, path->peer);
     for (unsigned i = 0; i < path->refused_count; i++)
         row(i ? "" : "refused", "%s: %s", path->refused[i].provider, path->refused[i].reason);
+    show_sessions(conn);
     ibx_close(conn);
     return 0;
 }

@@ -37,7 +37,11 @@ static size_t element(const struct array *a)
 static int copy(void *to, const void *from, size_t n)
 {
     int (*run)(uint64_t to, uint64_t from, size_t n, void *stream) = NULL;
+    int (*range_of)(uint64_t * base, size_t * size, uint64_t address) = NULL;
     *(void **)&run = driver_function("cuMemcpyAsync");
+    *(void **)&range_of = driver_function("cuMemGetAddressRange_v2");
+    if (range_of(NULL, NULL, (uintptr_t)to) || range_of(NULL, NULL, (uintptr_t)from))
+        return INVALID_VALUE;
     return run((uintptr_t)to, (uintptr_t)from, n, NULL);
 }
 
@@ -97,12 +101,18 @@ EXPORT int cudaMemcpyFromArray(void *to, void *handle, size_t x, size_t y, size_
     return returns(copy(to, a->bytes + y * a->row + x, n));
 }
 
+/* An address as far behind another, whatever is there. */
+static void *behind(const void *address, size_t n)
+{
+    return (void *)((uintptr_t)address + n);
+}
+
 EXPORT int cudaMemcpy2DToArray(void *handle, size_t x, size_t y, const void *from, size_t pitch,
                                size_t width, size_t height, int kind)
 {
     int rc = 0;
     for (size_t i = 0; i < height && !rc; i++)
-        rc = cudaMemcpyToArray(handle, x, y + i, (const char *)from + i * pitch, width, kind);
+        rc = cudaMemcpyToArray(handle, x, y + i, behind(from, i * pitch), width, kind);
     return rc;
 }
 
@@ -111,7 +121,7 @@ EXPORT int cudaMemcpy2DFromArray(void *to, size_t pitch, void *handle, size_t x,
 {
     int rc = 0;
     for (size_t i = 0; i < height && !rc; i++)
-        rc = cudaMemcpyFromArray((char *)to + i * pitch, handle, x, y + i, width, kind);
+        rc = cudaMemcpyFromArray(behind(to, i * pitch), handle, x, y + i, width, kind);
     return rc;
 }
 
@@ -120,18 +130,35 @@ static char *row_at(void *handle, const struct ibx_cuda_pitched *memory,
                     const struct ibx_cuda_extent *at, size_t y, size_t z)
 {
     if (!handle)
-        return (char *)memory->at + ((at->depth + z) * memory->y + at->height + y) * memory->pitch +
-               at->width;
+        return behind(memory->at,
+                      ((at->depth + z) * memory->y + at->height + y) * memory->pitch + at->width);
     struct array *a = array_of(handle);
     return a->bytes + ((at->depth + z) * a->height + at->height + y) * a->row +
            at->width * element(a);
+}
+
+static bool within(size_t at, size_t n, size_t all)
+{
+    return at <= all && n <= all - at;
+}
+
+static bool in_array(void *handle, const struct ibx_cuda_extent *at,
+                     const struct ibx_cuda_extent *extent)
+{
+    const struct array *a = handle ? array_of(handle) : NULL;
+    return !a || (within(at->width, extent->width, a->row / element(a)) &&
+                  within(at->height, extent->height, a->height) &&
+                  within(at->depth, extent->depth, a->depth));
 }
 
 EXPORT int cudaMemcpy3D(const struct ibx_cuda_memcpy3d *p)
 {
     void *array = p->from_array ? p->from_array : p->to_array;
     const size_t n = p->extent.width * (array ? element(array_of(array)) : 1);
-    int rc = p->kind == ON_DEVICE ? 0 : INVALID_VALUE;
+    int rc = p->kind == ON_DEVICE && in_array(p->from_array, &p->from_at, &p->extent) &&
+                     in_array(p->to_array, &p->to_at, &p->extent)
+                 ? 0
+                 : INVALID_VALUE;
     for (size_t z = 0; z < p->extent.depth && !rc; z++)
         for (size_t y = 0; y < p->extent.height && !rc; y++)
             rc = copy(row_at(p->to_array, &p->to, &p->to_at, y, z),
@@ -182,9 +209,17 @@ EXPORT int cudaDestroySurfaceObject(unsigned long long surface)
 
 static uint64_t pool, pool_values[8];
 
+int pooled_malloc(void **address, size_t n)
+{
+    int (*set_pooled)(uint64_t device, bool pooled) = NULL;
+    const int rc = cudaMalloc(address, n);
+    *(void **)&set_pooled = driver_function("ibx_double_pooled");
+    return rc ? rc : set_pooled((uintptr_t)*address, true);
+}
+
 EXPORT int cudaMallocAsync(void **address, size_t n, void *stream)
 {
-    return stream == (void *)77 ? returns(400) : cudaMalloc(address, n);
+    return stream == (void *)77 ? returns(400) : pooled_malloc(address, n);
 }
 
 EXPORT int cudaMallocFromPoolAsync(void **address, size_t n, void *from, void *stream)
@@ -194,7 +229,10 @@ EXPORT int cudaMallocFromPoolAsync(void **address, size_t n, void *from, void *s
 
 EXPORT int cudaFreeAsync(void *address, void *stream)
 {
-    (void)stream;
+    int (*set_pooled)(uint64_t device, bool pooled) = NULL;
+    (void)stream; /* it waits for all */
+    *(void **)&set_pooled = driver_function("ibx_double_pooled");
+    set_pooled((uintptr_t)address, false);
     return cudaFree(address);
 }
 
@@ -243,6 +281,8 @@ EXPORT int cudaStreamGetAttribute(void *stream, int attribute, void *value)
 EXPORT int cudaLaunchHostFunc(void *stream, void (*function)(void *argument), void *argument)
 {
     int (*launch)(void *, void (*)(void *), void *) = NULL;
+    if (captures_function(stream, function, argument))
+        return returns(0);
     *(void **)&launch = driver_function("cuLaunchHostFunc");
     return returns(launch(stream, function, argument));
 }

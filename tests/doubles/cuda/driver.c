@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "tests/doubles/cuda/graph.h"
 #include "tests/doubles/cuda/internal.h"
 
 #include <stdlib.h>
@@ -32,6 +33,7 @@ struct event {
     struct event *next;    /* of all */
     struct stream *stream; /* NULL: not recorded */
     unsigned job;
+    unsigned flags;
 };
 
 pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -66,10 +68,14 @@ static bool fails(const char *function, int *code)
     return true;
 }
 
+static bool alone; /* somebody waits for all streams, and lets nobody in */
+
 int enter(const char *function)
 {
     int code = 0;
     pthread_mutex_lock(&mutex);
+    while (alone)
+        pthread_cond_wait(&changed, &mutex);
     if (fails(function, &code) || sticky_error || !current) {
         code = code ? code : sticky_error ? sticky_error : INVALID_CONTEXT;
         pthread_mutex_unlock(&mutex);
@@ -194,7 +200,7 @@ static void run_job(const struct job *job, unsigned wait_us, bool broken)
     if (wait_us && job->height)
         nanosleep(&time, NULL);
     for (size_t row = 0; row < job->height && !broken; row++)
-        memcpy(job->to + row * job->to_pitch, job->from + row * job->from_pitch, job->width);
+        memmove(job->to + row * job->to_pitch, job->from + row * job->from_pitch, job->width);
     if (job->function && !broken)
         job->function(job->argument);
 }
@@ -329,6 +335,7 @@ EXPORT int cuCtxSynchronize(void)
     if (code)
         return code;
     int device = current->device;
+    stats.waits++;
     for (unsigned i = 0; i < STREAMS; i++) {
         if (streams[i].device == device || streams[i].device < 0)
             wait_for(&streams[i], streams[i].submitted);
@@ -360,7 +367,6 @@ EXPORT int cuStreamGetCtx(void *handle, void **context)
 
 EXPORT int cuEventCreate(void **handle, unsigned flags)
 {
-    (void)flags;
     int code = enter("cuEventCreate");
     if (code)
         return code;
@@ -368,9 +374,24 @@ EXPORT int cuEventCreate(void **handle, unsigned flags)
     if (!event)
         return leave(OUT_OF_MEMORY);
     event->next = events;
+    event->flags = flags;
     *handle = events = event;
     stats.events++;
     return leave(SUCCESS);
+}
+
+/* Of an event with the flag CU_EVENT_INTERPROCESS. What it returns no process of one's own opens.
+ */
+EXPORT int cuIpcGetEventHandle(void *bytes, void *handle)
+{
+    int code = enter("cuIpcGetEventHandle");
+    if (code)
+        return code;
+    const struct event *event = events;
+    while (event && event != handle)
+        event = event->next;
+    memset(bytes, 0x5a, 64);
+    return leave(event && event->flags & 4 ? SUCCESS : INVALID_HANDLE);
 }
 
 EXPORT int cuEventDestroy_v2(void *handle)
@@ -592,6 +613,37 @@ EXPORT int cuLaunchKernel(void *kernel, unsigned grid_x, unsigned grid_y, unsign
                       values[1], values[2], stream, false);
 }
 
+/* Of the same kernel, in graphs of the runtime's double. */
+static int set_kernel(struct graph_node *node, const struct kernel_parameters *p)
+{
+    if (!node || node->type != NODE_KERNEL || (uintptr_t)p->kernel != IBX_DOUBLE_KERNEL ||
+        p->arguments || *(size_t *)p->extra[3] != sizeof(node->of.values))
+        return INVALID_VALUE;
+    node->of.kernel = p->kernel;
+    memcpy(node->of.size, p->size, sizeof(p->size));
+    memcpy(node->of.values, p->extra[1], sizeof(node->of.values));
+    return SUCCESS;
+}
+
+EXPORT int cuGraphAddKernelNode_v2(void **made, void *graph, void *const *behind, size_t count,
+                                   const struct kernel_parameters *p)
+{
+    struct graph_node *node = graph_add(graph, NODE_KERNEL, behind, count);
+    *made = node;
+    return set_kernel(node, p);
+}
+
+EXPORT int cuGraphKernelNodeSetParams_v2(void *node, const struct kernel_parameters *p)
+{
+    return set_kernel(node_of(node), p);
+}
+
+EXPORT int cuGraphExecKernelNodeSetParams_v2(void *exec, void *node,
+                                             const struct kernel_parameters *p)
+{
+    return set_kernel(&graph_of(exec)->nodes[node_of(node)->index], p);
+}
+
 /* CUlaunchAttribute and CUlaunchConfig */
 struct launch_attribute {
     int id, pad, on;
@@ -628,8 +680,12 @@ bool stream_known(void *handle, bool *blocking)
 
 void wait_for_all(void)
 {
+    alone = getenv("IBX_DOUBLE_FREES_ALONE");
+    stats.waits++;
     for (unsigned i = 0; i < STREAMS; i++)
         wait_for(&streams[i], streams[i].submitted);
+    alone = false;
+    pthread_cond_broadcast(&changed);
 }
 
 bool in_use(const uint8_t *address, size_t n)

@@ -39,6 +39,7 @@ struct ibx_double_stats {
     unsigned long host_pinned;    /* ... and ever */
     unsigned long lost_events;    /* destroyed when they were gone already: an error of ours */
     unsigned long busy_unpins;    /* unpinned before its copies had ended: an error of ours */
+    unsigned long waits;          /* for all streams, begun */
 };
 
 #define IBX_DOUBLE_KERNEL 0x7000u /* the only kernel, and the runtime's function for it */

@@ -35,6 +35,7 @@ struct allocation {
     unsigned flags; /* it was registered with */
     unsigned long long id;
     unsigned sync_memops;
+    bool pooled; /* given back without a wait */
 };
 
 struct context {
@@ -53,6 +54,7 @@ int enter(const char *function);
 int leave(int code);
 /* The allocation, or pinned host memory, that holds the range. */
 struct allocation *find(const void *address, size_t n);
+/* With IBX_DOUBLE_FREES_ALONE other threads' calls wait for the end of that, too. */
 void wait_for_all(void);
 /* Whether copies to or from it have not been run yet. */
 bool in_use(const uint8_t *address, size_t n);

@@ -67,19 +67,33 @@ EXPORT int cuMemAlloc_v2(uint64_t *device, size_t n)
         return leave(OUT_OF_MEMORY);
     }
     static unsigned long long ids;
-    *a = (struct allocation){address, bytes, n, mapped, fd, current->device, 0, ++ids, 0};
+    *a = (struct allocation){address, bytes, n, mapped, fd, current->device, 0, ++ids, 0, false};
     *device = (uintptr_t)address;
     return leave(SUCCESS);
 }
 
-/* As the driver, waits for everything first. */
+/* It is memory of a pool or of a graph from now on, or not. */
+EXPORT int ibx_double_pooled(uint64_t device, bool pooled)
+{
+    pthread_mutex_lock(&mutex);
+    struct allocation *a = find((void *)(uintptr_t)device, 1);
+    if (a)
+        a->pooled = pooled;
+    return leave(SUCCESS);
+}
+
+/* As the driver, waits for everything first, but where the memory is a pool's; and it keeps others
+ * out meanwhile if IBX_DOUBLE_FREES_ALONE is set. */
 EXPORT int cuMemFree_v2(uint64_t device)
 {
     int code = enter_unsafe("cuMemFree");
     if (code)
         return code;
-    wait_for_all();
     struct allocation *a = find((void *)(uintptr_t)device, 1);
+    if (!a || !a->pooled) {
+        wait_for_all();
+        a = find((void *)(uintptr_t)device, 1);
+    }
     if (!a || a->device < 0 || (uintptr_t)a->address != device)
         return leave(INVALID_VALUE);
     munmap(a->bytes, a->mapped);
@@ -194,6 +208,8 @@ EXPORT int cuPointerGetAttributes(unsigned count, const int *names, void **value
             memcpy(values[i], &(uint64_t){a ? (uintptr_t)a->address : 0}, sizeof(uint64_t));
         else if (names[i] == IBX_CUDA_POINTER_RANGE_SIZE)
             memcpy(values[i], &(size_t){a ? a->size : 0}, sizeof(size_t));
+        else if (names[i] == IBX_CUDA_POINTER_MEMPOOL)
+            memcpy(values[i], &(void *){a && a->pooled ? allocations : NULL}, sizeof(void *));
         else
             return leave(INVALID_VALUE);
     }
@@ -219,7 +235,7 @@ EXPORT int cuMemHostRegister_v2(void *address, size_t n, unsigned flags)
     struct allocation *a = free_entry();
     if (!a || !n || touches(address, n))
         return leave(!n ? INVALID_VALUE : a ? ALREADY_REGISTERED : OUT_OF_MEMORY);
-    *a = (struct allocation){address, address, n, 0, -1, -1, flags, 0, 0};
+    *a = (struct allocation){address, address, n, 0, -1, -1, flags, 0, 0, false};
     stats.host_pins++;
     stats.host_pinned++;
     return leave(SUCCESS);

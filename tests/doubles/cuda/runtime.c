@@ -120,6 +120,27 @@ EXPORT int cudaEventQuery(void *event)
     return with("cuEventQuery", event, NULL);
 }
 
+EXPORT int cudaIpcGetEventHandle(void *handle, void *event)
+{
+    return with("cuIpcGetEventHandle", handle, event);
+}
+
+/* As CUDA does it of what the same process has shared. */
+EXPORT int cudaIpcOpenEventHandle(void)
+{
+    return returns(201);
+}
+
+EXPORT int cudaIpcGetMemHandle(void)
+{
+    return returns(0);
+}
+
+EXPORT int cudaIpcOpenMemHandle(void)
+{
+    return returns(201);
+}
+
 EXPORT int cudaEventSynchronize(void *event)
 {
     return with("cuEventSynchronize", event, NULL);
@@ -147,7 +168,7 @@ EXPORT int cudaMalloc(void **address, size_t n)
 
 EXPORT int cudaFree(void *address)
 {
-    return with("cuMemFree_v2", address, NULL);
+    return address ? with("cuMemFree_v2", address, NULL) : returns(0);
 }
 
 EXPORT int cudaMemset(void *address, int value, size_t n)

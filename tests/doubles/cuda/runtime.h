@@ -3,6 +3,7 @@
 #ifndef TESTS_DOUBLES_CUDA_RUNTIME_H
 #define TESTS_DOUBLES_CUDA_RUNTIME_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
@@ -15,5 +16,14 @@ int returns(int code);
 
 int cudaMalloc(void **address, size_t n);
 int cudaFree(void *address);
+int cudaEventRecord(void *event, void *stream);
+int cudaStreamWaitEvent(void *stream, void *event, unsigned flags);
+int cudaLaunchHostFunc(void *stream, void (*function)(void *argument), void *argument);
+
+/* arrays.c: cudaMalloc of memory for which cudaFree does not wait. */
+int pooled_malloc(void **address, size_t n);
+
+/* graphs.c: whether the stream is captured, and the function with it. */
+bool captures_function(void *stream, void (*function)(void *argument), void *argument);
 
 #endif

@@ -202,6 +202,31 @@ EXPORTED int cudaStreamCreate(void **stream)
     return made ? 0 : 1;
 }
 
+EXPORTED int cudaStreamCreateWithFlags(void **stream, unsigned flags)
+{
+    std::uint64_t made = mine()->stream_create(flags);
+    *stream = reinterpret_cast<void *>(made);
+    return made ? 0 : 1;
+}
+
+EXPORTED int cudaStreamBeginCapture(void *stream, int mode)
+{
+    return mine()->call("cudaStreamBeginCapture", Body().u64(number(stream)).i32(mode));
+}
+
+EXPORTED int cudaStreamEndCapture(void *stream, void **graph)
+{
+    int rc = mine()->call("cudaStreamEndCapture", Body().u64(number(stream)).u64(8).u64(0));
+    if (!rc)
+        std::memcpy(graph, mine()->out.data(), sizeof(*graph));
+    return rc;
+}
+
+EXPORTED int cudaGraphLaunch(void *exec, void *stream)
+{
+    return mine()->call("cudaGraphLaunch", Body().u64(number(exec)).u64(number(stream)));
+}
+
 EXPORTED int cudaStreamSynchronize(void *stream)
 {
     return mine()->stream_synchronize(number(stream));
@@ -212,17 +237,41 @@ EXPORTED int cudaStreamQuery(void *stream)
     return mine()->stream_query(number(stream));
 }
 
-EXPORTED int cudaEventCreate(void **event)
+static int event_create(const char *name, const Body &body, void **event)
 {
-    int rc = mine()->call("cudaEventCreate", Body());
+    int rc = mine()->call(name, body);
     if (!rc)
         std::memcpy(event, mine()->out.data() + 8, sizeof(*event));
     return rc;
 }
 
+EXPORTED int cudaEventCreate(void **event)
+{
+    return event_create("cudaEventCreate", Body(), event);
+}
+
+EXPORTED int cudaEventCreateWithFlags(void **event, unsigned flags)
+{
+    Body body;
+    body.put(flags);
+    return event_create("cudaEventCreateWithFlags", body, event);
+}
+
+EXPORTED int cudaEventDestroy(void *event)
+{
+    return mine()->call("cudaEventDestroy", Body().u64(number(event)));
+}
+
 EXPORTED int cudaEventRecord(void *event, void *stream)
 {
     return mine()->call("cudaEventRecord", Body().u64(number(event)).u64(number(stream)));
+}
+
+EXPORTED int cudaStreamWaitEvent(void *stream, void *event, unsigned flags)
+{
+    Body body;
+    body.u64(number(stream)).u64(number(event)).put(flags);
+    return mine()->call("cudaStreamWaitEvent", body);
 }
 
 EXPORTED int cudaEventQuery(void *event)
@@ -257,12 +306,15 @@ EXPORTED int cudaPeekAtLastError()
 
 EXPORTED int stub_launch(void *to, const void *from, std::size_t n, void *stream)
 {
-    Body body, arguments;
-    arguments.u64(number(to)).u64(number(from)).u64(n);
-    // Function, two triples of 32 bits, shared memory.
-    body.u64(IBX_DOUBLE_KERNEL).i32(1).i32(1).i32(1).i32(1).i32(1).i32(1).u64(0);
-    body.u64(number(stream)).host(arguments.bytes.data(), arguments.bytes.size());
-    return mine()->call("cudaLaunchKernel", body);
+    void *arguments[] = {&to, &from, &n};
+    return cudaLaunchKernel(&stub_kernel, {1, 1, 1}, {1, 1, 1}, arguments, 0, stream);
+}
+
+static std::atomic<std::uint64_t> launches;
+
+EXPORTED std::uint64_t stub_launches()
+{
+    return launches;
 }
 
 EXPORTED char stub_kernel = 0;
@@ -270,13 +322,19 @@ EXPORTED char stub_kernel = 0;
 EXPORTED int cudaLaunchKernel(const void *function, StubDim3 grid, StubDim3 block, void **arguments,
                               std::size_t shared, void *stream)
 {
-    std::size_t n = *static_cast<std::size_t *>(arguments[2]);
+    Body body, in;
+    launches++;
     if (function != &stub_kernel)
         return 98; // cudaErrorInvalidDeviceFunction
-    if (std::size_t(grid.x) * block.x != n || grid.y * grid.z * block.y * block.z != 1 || shared)
-        return 9; // cudaErrorInvalidConfiguration
-    return stub_launch(*static_cast<void **>(arguments[0]), *static_cast<void **>(arguments[1]), n,
-                       stream);
+    for (int i = 0; i < 3; i++)
+        in.u64(*static_cast<std::uint64_t *>(arguments[i]));
+    body.u64(IBX_DOUBLE_KERNEL);
+    for (const StubDim3 &size : {grid, block}) {
+        for (unsigned one : {size.x, size.y, size.z})
+            body.i32(static_cast<std::int32_t>(one));
+    }
+    body.u64(shared).u64(number(stream)).host(in.bytes.data(), in.bytes.size());
+    return mine()->call("cudaLaunchKernel", body);
 }
 
 EXPORTED int cudaDeviceSynchronize()

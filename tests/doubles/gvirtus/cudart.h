@@ -23,10 +23,17 @@ int cudaMemcpy2DAsync(void *to, std::size_t to_pitch, const void *from, std::siz
                       std::size_t width, std::size_t height, int kind, void *stream);
 int cudaGetSymbolAddress(void **address, const void *symbol);
 int cudaStreamCreate(void **stream);
+int cudaStreamCreateWithFlags(void **stream, unsigned flags);
+int cudaStreamBeginCapture(void *stream, int mode);
+int cudaStreamEndCapture(void *stream, void **graph);
+int cudaGraphLaunch(void *exec, void *stream);
 int cudaStreamSynchronize(void *stream);
 int cudaStreamQuery(void *stream);
 int cudaEventCreate(void **event);
+int cudaEventCreateWithFlags(void **event, unsigned flags);
+int cudaEventDestroy(void *event);
 int cudaEventRecord(void *event, void *stream);
+int cudaStreamWaitEvent(void *stream, void *event, unsigned flags);
 int cudaEventQuery(void *event);
 int cudaMemset(void *to, int value, std::size_t n);
 int cudaMemsetAsync(void *to, int value, std::size_t n, void *stream);
@@ -42,15 +49,16 @@ int cudaFreeHost(void *address);
 
 // What only this one has: a kernel that copies within the device, launched as GVirtuS does it ...
 int stub_launch(void *to, const void *from, std::size_t n, void *stream);
-// ... the function by which an application names it, with pointers to these three as arguments, in
-// one dimension, with a thread for each byte ...
+// ... the function by which an application names it, with pointers to these three as arguments ...
 extern char stub_kernel;
 struct StubDim3 {
     unsigned x, y, z;
 };
 int cudaLaunchKernel(const void *function, StubDim3 grid, StubDim3 block, void **arguments,
                      std::size_t shared, void *stream);
-// ... the calls that copied memory and have reached it, of all threads ...
+// ... the launches that have reached it, of all threads ...
+std::uint64_t stub_launches();
+// ... the calls that copied memory and have reached it, likewise ...
 std::uint64_t stub_copies();
 // ... those that asked for page-locked memory or gave it back (it has no cudaHostRegister) ...
 std::uint64_t stub_hosts();

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 #include "tests/doubles/gvirtus/world.h"
 
+#include "frontend-glue/session/extra.h"
+
 #include <climits>
 #include <cstdlib>
 #include <cstring>
@@ -27,6 +29,31 @@ World *world_create()
 void world_destroy(World *world)
 {
     munmap(world, sizeof(*world));
+}
+
+void world_clear(World *world)
+{
+    std::memset(world->work, 0, sizeof(world->work));
+    std::memset(world->events, 0, sizeof(world->events));
+    std::memset(world->allocated, 0, sizeof(world->allocated));
+    std::memset(world->destroyed, 0, sizeof(world->destroyed));
+    for (WorldCapture &capture : world->captures)
+        capture = {};
+    std::memset(world->captured, 0, sizeof(world->captured));
+    for (WorldCapturedEvent &event : world->captured_events)
+        event = {};
+    for (WorldGraph &graph : world->graphs)
+        graph = {};
+    for (WorldGraph &exec : world->execs)
+        exec = {};
+}
+
+bool world_captures(const World *world)
+{
+    for (const WorldCapture &capture : world->captures)
+        if (capture.number)
+            return true;
+    return false;
 }
 
 Body world_configuration(unsigned threads, std::uint64_t stream, unsigned blocks)
@@ -64,21 +91,50 @@ std::uint64_t number(const std::vector<char> &in, std::size_t at)
 
 constexpr int INVALID_VALUE = 1, NO_MEMORY = 2, INVALID_CONFIGURATION = 9, INVALID_FUNCTION = 98,
               INVALID_DEVICE = 101, NO_KERNEL_IMAGE = 209, INVALID_HANDLE = 400,
-              CAPTURE_IMPLICIT = 906;
+              CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_UNMATCHED = 903,
+              CAPTURE_UNJOINED = 904, CAPTURE_ISOLATION = 905, CAPTURE_IMPLICIT = 906,
+              CAPTURED_EVENT = 907;
+
+bool is_stream(std::uint64_t stream)
+{
+    return stream >= 100 && stream < 100 + WORLD_STREAMS;
+}
+
+// The capture that a stream is in.
+WorldCapture *capture_of(World *world, std::uint64_t stream)
+{
+    for (WorldCapture &capture : world->captures)
+        if (is_stream(stream) && capture.number && capture.number == world->captured[stream - 100])
+            return &capture;
+    return nullptr;
+}
+
+int take_into(World *world, WorldCapture *capture, std::uint64_t stream, std::uint64_t value)
+{
+    if (capture->invalid || capture->graph.count == WORLD_CAPTURED)
+        return CAPTURE_INVALIDATED;
+    capture->graph.values[capture->graph.count++] = value;
+    world->calls[stream - 100]++;
+    world->ahead[stream - 100]++;
+    return 0;
+}
 
 // Adds work to a stream; 0 is the legacy stream, ordered with all others.
 int enqueue(World *world, std::uint64_t stream, std::uint64_t value)
 {
-    for (unsigned i = 0; i < WORLD_STREAMS; i++) {
-        if (!stream && world->capturing[i])
-            return CAPTURE_IMPLICIT;
+    if (!stream && world_captures(world)) {
+        for (WorldCapture &capture : world->captures)
+            capture.invalid = capture.number;
+        return CAPTURE_IMPLICIT;
     }
     if (stream == WORLD_THREAD_STREAM)
         return 0;
-    if (stream && (stream < 100 || stream >= 100 + WORLD_STREAMS))
+    if (stream && !is_stream(stream))
         return INVALID_HANDLE;
+    if (WorldCapture *capture = capture_of(world, stream))
+        return take_into(world, capture, stream, value);
     for (unsigned i = 0; i < WORLD_STREAMS; i++) {
-        if ((!stream || stream == 100 + i) && !world->capturing[i])
+        if (stream ? stream == 100 + i : i != WORLD_NON_BLOCKING)
             world->work[i] = world->work[i] * 6364136223846793005u + value + 1;
     }
     return 0;
@@ -99,12 +155,65 @@ int launch(World *world, const WorldThread *thread, const std::vector<char> &in)
     return enqueue(world, number(in, 40), number(in, 56));
 }
 
+// One that was destroyed; number 0 is none of them.
+int event_create(World *world, Body *out)
+{
+    for (std::uint64_t i = 1; i < WORLD_EVENTS; i++) {
+        if (!world->destroyed[i])
+            continue;
+        world->destroyed[i] = false;
+        world->captured_events[i] = {};
+        world->events[i] = 0;
+        return out->u64(8).u64(i), 0;
+    }
+    return NO_MEMORY;
+}
+
 int event_record(World *world, std::uint64_t event, std::uint64_t stream)
 {
-    if (event >= WORLD_EVENTS || world->destroyed[event] || stream < 100 ||
-        stream >= 100 + WORLD_STREAMS)
+    if (event >= WORLD_EVENTS || world->destroyed[event] || (stream && !is_stream(stream)))
         return INVALID_HANDLE;
-    world->events[event] = world->work[stream - 100];
+    if (!stream && world_captures(world))
+        return enqueue(world, stream, 0);
+    if (!stream) {
+        world->captured_events[event] = {};
+        world->events[event] = world->work[0] ^ world->work[1] ^ world->work[2];
+        return 0;
+    }
+    const WorldCapture *capture = capture_of(world, stream);
+    if (capture && capture->invalid)
+        return CAPTURE_INVALIDATED;
+    const unsigned i = static_cast<unsigned>(stream - 100);
+    world->captured_events[event] = {world->captured[i], i, world->calls[i]};
+    world->events[event] = world->work[i];
+    return 0;
+}
+
+// A stream joins the capture in which the event was recorded, or comes back to it.
+int wait_in_capture(World *world, std::uint64_t stream, const WorldCapturedEvent &event)
+{
+    WorldCapture *capture = capture_of(world, stream);
+    WorldCapture *of = capture_of(world, event.stream + 100);
+    if (of && of->number != event.capture)
+        of = nullptr;
+    if (capture && capture->invalid)
+        return CAPTURE_INVALIDATED;
+    if (capture && of != capture) {
+        capture->invalid = true;
+        return CAPTURE_ISOLATION;
+    }
+    if (!of)
+        return CAPTURED_EVENT;
+    if (of->invalid)
+        return CAPTURE_INVALIDATED;
+    const std::uint64_t i = stream - 100;
+    if (!capture) {
+        world->captured[i] = of->number;
+        world->calls[i] = 0;
+    }
+    world->ahead[i]++;
+    if (of == &world->captures[i] && world->calls[event.stream] == event.after)
+        world->ahead[event.stream] = 0;
     return 0;
 }
 
@@ -112,7 +221,10 @@ int stream_wait_event(World *world, std::uint64_t stream, std::uint64_t event)
 {
     if (event >= WORLD_EVENTS || world->destroyed[event])
         return INVALID_HANDLE;
-    return enqueue(world, stream, world->events[event]);
+    const WorldCapturedEvent &captured = world->captured_events[event];
+    if (is_stream(stream) && (captured.capture || capture_of(world, stream)))
+        return wait_in_capture(world, stream, captured);
+    return captured.capture ? CAPTURED_EVENT : enqueue(world, stream, world->events[event]);
 }
 
 // Of a payload: what a stream's number takes from it.
@@ -166,12 +278,105 @@ int pop(WorldThread *thread, Body *out)
     return 0;
 }
 
-int capture(World *world, std::uint64_t stream, bool begins)
+int begin_capture(World *world, std::uint64_t stream)
 {
-    if (stream < 100 || stream >= 100 + WORLD_STREAMS || world->capturing[stream - 100] == begins)
+    if (!is_stream(stream) || capture_of(world, stream))
         return INVALID_VALUE;
-    world->capturing[stream - 100] = begins;
+    const std::uint64_t i = stream - 100;
+    world->captures[i] = {++world->captures_begun, false, {}};
+    world->captured[i] = world->captures_begun;
+    world->calls[i] = world->ahead[i] = 0;
     return 0;
+}
+
+// The number of a free graph, or of what is made of one; WORLD_GRAPHS: there is none.
+unsigned free_graph(const WorldGraph *graphs)
+{
+    unsigned i = 0;
+    while (i < WORLD_GRAPHS && graphs[i].used)
+        i++;
+    return i;
+}
+
+int end_capture(World *world, std::uint64_t stream, Body *out)
+{
+    if (!is_stream(stream) || !capture_of(world, stream))
+        return INVALID_VALUE;
+    WorldCapture *capture = &world->captures[stream - 100];
+    if (capture != capture_of(world, stream))
+        return CAPTURE_UNMATCHED;
+    int rc = capture->invalid ? CAPTURE_INVALIDATED : 0;
+    for (unsigned i = 0; i < WORLD_STREAMS; i++) {
+        if (world->captured[i] != capture->number)
+            continue;
+        if (!rc && i != stream - 100 && world->ahead[i])
+            rc = CAPTURE_UNJOINED;
+        world->captured[i] = 0;
+    }
+    const unsigned at = free_graph(world->graphs);
+    if (!rc && at == WORLD_GRAPHS)
+        rc = NO_MEMORY;
+    if (!rc) {
+        world->graphs[at] = capture->graph;
+        world->graphs[at].used = true;
+        out->u64(WORLD_GRAPH + at);
+    }
+    *capture = {};
+    return rc;
+}
+
+WorldGraph *graph_of(WorldGraph *graphs, std::uint64_t first, std::uint64_t handle)
+{
+    return handle >= first && handle < first + WORLD_GRAPHS && graphs[handle - first].used
+               ? &graphs[handle - first]
+               : nullptr;
+}
+
+int instantiate(World *world, std::uint64_t handle, Body *out)
+{
+    const WorldGraph *graph = graph_of(world->graphs, WORLD_GRAPH, handle);
+    const unsigned at = free_graph(world->execs);
+    if (!graph || at == WORLD_GRAPHS)
+        return graph ? NO_MEMORY : INVALID_VALUE;
+    world->execs[at] = *graph;
+    return out->u64(WORLD_EXEC + at), 0;
+}
+
+int destroy_graph(WorldGraph *graph)
+{
+    if (!graph)
+        return INVALID_VALUE;
+    *graph = {};
+    return 0;
+}
+
+int graph_launch(World *world, std::uint64_t handle, std::uint64_t stream)
+{
+    const WorldGraph *exec = graph_of(world->execs, WORLD_EXEC, handle);
+    int rc = 0;
+    if (handle < WORLD_EVENTS)
+        return enqueue(world, stream, handle);
+    if (!exec)
+        return INVALID_VALUE;
+    for (unsigned i = 0; i < exec->count && !rc; i++)
+        rc = enqueue(world, stream, exec->values[i]);
+    return rc;
+}
+
+// A wait for a stream, or a question about one, breaks its capture.
+int ask_stream(World *world, std::uint64_t stream)
+{
+    WorldCapture *capture = capture_of(world, stream);
+    if (!capture)
+        return 0;
+    const int rc = capture->invalid ? CAPTURE_INVALIDATED : CAPTURE_UNSUPPORTED;
+    capture->invalid = true;
+    return rc;
+}
+
+int ask_event(World *world, std::uint64_t event)
+{
+    return event < WORLD_EVENTS && world->captured_events[event].capture ? CAPTURED_EVENT : 0;
 }
 
 int allocate(World *world, Body *out)
@@ -196,11 +401,20 @@ int give_back(World *world, std::uint64_t address)
     return 0;
 }
 
+// Requests of the preload's: cudaFreeAsync, and events that processes share, which do nothing here.
+int extra(World *world, int request, const std::vector<char> &in)
+{
+    if (request == IBX_EXTRA_FREE_ASYNC)
+        return give_back(world, number(in, 2));
+    return request == IBX_EXTRA_IPC_EVENT || request == IBX_EXTRA_IPC_OPEN_EVENT ? 0 : -1;
+}
+
 bool enqueues(const std::string &name)
 {
     return name == "cudaLaunchKernel" || name == "cudaEventRecord" ||
            name == "cudaStreamWaitEvent" || name == "cudaMemsetAsync" ||
-           name == "cudaMemcpyAsync" || name == "cudaFree" || name == "cudaGraphLaunch";
+           name == "cudaMemcpyAsync" || name == "cudaFree" || name == "cudaGraphLaunch" ||
+           name == IBX_EXTRA_QUEUE;
 }
 
 int execute(World *world, WorldThread *thread, const std::string &name, const std::vector<char> &in,
@@ -220,12 +434,28 @@ int execute(World *world, WorldThread *thread, const std::string &name, const st
         return stream_wait_event(world, number(in, 0), number(in, 8));
     if (name == "cudaMemsetAsync")
         return enqueue(world, number(in, 20), number(in, 0));
+    if (name == IBX_EXTRA_QUEUE) // cudaMemsetAsync alone
+        return get<std::uint16_t>(in, 0) == IBX_EXTRA_MEMSET
+                   ? enqueue(world, number(in, 22), number(in, 2))
+                   : -1;
     if (name == "cudaMemcpyAsync")
         return copy(world, in, 8, out);
     if (name == "cudaMemcpy")
         return copy(world, in, 0, out);
-    if (name == "cudaStreamBeginCapture" || name == "cudaStreamEndCapture")
-        return capture(world, number(in, 0), name == "cudaStreamBeginCapture");
+    if (name == "cudaStreamBeginCapture")
+        return begin_capture(world, number(in, 0));
+    if (name == "cudaStreamEndCapture")
+        return end_capture(world, number(in, 0), out);
+    if (name == "cudaGraphInstantiate")
+        return instantiate(world, number(in, 0), out);
+    if (name == "cudaGraphDestroy")
+        return destroy_graph(graph_of(world->graphs, WORLD_GRAPH, number(in, 0)));
+    if (name == "cudaGraphExecDestroy")
+        return destroy_graph(graph_of(world->execs, WORLD_EXEC, number(in, 0)));
+    if (name == "cudaStreamSynchronize" || name == "cudaStreamQuery")
+        return ask_stream(world, number(in, 0));
+    if (name == "cudaEventQuery" || name == "cudaEventSynchronize")
+        return ask_event(world, number(in, 0));
     if (name == "cudaSetDevice") {
         const auto device = get<std::int32_t>(in, 0);
         if (device < 0 || device > 1)
@@ -233,16 +463,19 @@ int execute(World *world, WorldThread *thread, const std::string &name, const st
         thread->device = device;
     }
     if (name == "cudaGraphLaunch")
-        return number(in, 0) < WORLD_EVENTS ? enqueue(world, number(in, 8), number(in, 0))
-                                            : INVALID_VALUE;
+        return graph_launch(world, number(in, 0), number(in, 8));
     if (name == "cudaMalloc")
         return allocate(world, out);
     if (name == "cudaFree")
         return give_back(world, number(in, 0));
+    if (name == IBX_EXTRA_NAME)
+        return extra(world, get<std::uint16_t>(in, 0), in);
     if (name == "cudaGetDevice")
         out->put(thread->device);
     if (name == "cudaEventDestroy" && number(in, 0) < WORLD_EVENTS)
         world->destroyed[number(in, 0)] = true;
+    if (name == "cudaEventCreate")
+        return event_create(world, out);
     if (name == "cudaDeviceGetStreamPriorityRange") // another one on each device
         out->i32(-3 - thread->device);
     if (name == "cudaGetDeviceCount")

@@ -14,7 +14,12 @@
 #include <pthread.h>
 
 constexpr std::uint64_t WORLD_THREAD_STREAM = 2; // each thread has its own, which keeps nothing
-constexpr unsigned WORLD_STREAMS = 4, WORLD_EVENTS = 8, WORLD_BLOCKS = 4;
+constexpr unsigned WORLD_STREAMS = 4, WORLD_EVENTS = 8, WORLD_BLOCKS = 4, WORLD_GRAPHS = 32;
+constexpr unsigned WORLD_NON_BLOCKING = WORLD_STREAMS - 1; // of the streams: not for the legacy one
+// cudaGraphLaunch takes what cudaGraphInstantiate returns, and a number below WORLD_EVENTS as well,
+// for a graph that adds this number.
+constexpr std::uint64_t WORLD_GRAPH = 0x1000, WORLD_EXEC = 0x2000;
+constexpr unsigned WORLD_CAPTURED = 64; // calls in one capture
 // A copy to the device adds a digest of all its bytes to its stream's number; one from the device
 // has that number and bytes that follow from it, at most so many.
 constexpr std::uint64_t WORLD_COPY_MAX = 1u << 24;
@@ -30,12 +35,39 @@ class Gate
     std::atomic<int> shut_;
 };
 
+// What the calls of a capture would have done, in their order; of a graph and of what is made of
+// it.
+struct WorldGraph {
+    bool used;
+    unsigned count;
+    std::uint64_t values[WORLD_CAPTURED];
+};
+
+// Of the stream with that number, which began it; others join it by its events.
+struct WorldCapture {
+    std::uint64_t number; // of all captures; 0: none is under way
+    bool invalid;         // somebody did what is forbidden
+    WorldGraph graph;
+};
+
+// An event that was recorded in a capture is good for nothing outside.
+struct WorldCapturedEvent {
+    std::uint64_t capture;  // its number; 0: it was recorded outside
+    unsigned stream, after; // of the stream's captured calls
+};
+
 struct World {
     pthread_mutex_t lock;
     std::uint64_t work[WORLD_STREAMS]; // of stream 100 + i
     std::uint64_t events[WORLD_EVENTS];
     std::uint64_t fatal; // what every call returns from now on, as after a broken kernel
-    bool capturing[WORLD_STREAMS];
+    WorldCapture captures[WORLD_STREAMS];
+    std::uint64_t captured[WORLD_STREAMS]; // number of the capture that the stream is in, or 0
+    unsigned ahead[WORLD_STREAMS];         // captured calls in it that the capture's stream lacks
+    unsigned calls[WORLD_STREAMS];         // captured calls in it
+    WorldCapturedEvent captured_events[WORLD_EVENTS];
+    WorldGraph graphs[WORLD_GRAPHS], execs[WORLD_GRAPHS];
+    std::uint64_t captures_begun;
     bool destroyed[WORLD_EVENTS];
     bool allocated[WORLD_BLOCKS]; // cudaMalloc returns the first that is free
 
@@ -50,6 +82,9 @@ struct World {
 
 // In memory that forked children share.
 World *world_create();
+// Nothing has happened; what the test sets stays.
+void world_clear(World *world);
+bool world_captures(const World *world);
 void world_destroy(World *world);
 
 // What a connection has of its own.

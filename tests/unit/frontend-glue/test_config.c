@@ -326,22 +326,23 @@ static void expect_bound(const char *file, unsigned slots, size_t message)
 static void test_memory(void **state)
 {
     (void)state;
-    /* tcp: (2 x slots + 1) x message and two long messages of 8 x message + 4K. */
+    /* tcp: (2 x slots + 1) x message, and a long message: 32 x message, but no more than 512K by
+     * that, or else 8 x message; and 4K. */
 #define TCP "rdma.provider : tcp\n"
-    expect_bound("rdma.memory : 1M\n" TCP, 16, 16384); /* large enough: nothing changes */
-    expect_bound("rdma.memory : 811008\n" TCP, 16, 16384);
-    expect_bound("rdma.memory : 811007\n" TCP, 15, 16384);
-    expect_bound("rdma.memory : 256K\n" TCP, 4, 10112);
-    expect_bound("rdma.memory : 100000\n" TCP, 4, 3648);
-    expect_bound("rdma.memory : 256K\nrdma.slots : 16\n" TCP, 16, 5120);
+    expect_bound("rdma.memory : 2M\n" TCP, 16, 16384); /* large enough: nothing changes */
+    expect_bound("rdma.memory : 1069056\n" TCP, 16, 16384);
+    expect_bound("rdma.memory : 1069055\n" TCP, 15, 16384);
+    expect_bound("rdma.memory : 256K\n" TCP, 4, 6272);
+    expect_bound("rdma.memory : 100000\n" TCP, 4, 2304);
+    expect_bound("rdma.memory : 256K\nrdma.slots : 16\n" TCP, 16, 3968);
     expect_bound("rdma.message : 32K\nrdma.memory : 1M\n" TCP, 7, 32768);
     expect_refused("rdma.memory : 8000\n" TCP, "line 1 (rdma.memory): memory: \"8000\"",
-                   "33792 or more");
+                   "46080 or more");
     expect_refused("rdma.message : 64K\nrdma.memory : 256K\n" TCP, "line 2",
-                   "give 1646592 or more");
+                   "give 1118208 or more");
     expect_refused("rdma.memory : lots\n", "\"lots\"", "64K, 1M");
     /* What the query asks for is asked for by the user, too. */
-    expect_bound("rdma.memory : 1M\n" TCP "communicator : tcp://host:9999?slots=8\n", 16, 16384);
+    expect_bound("rdma.memory : 2M\n" TCP "communicator : tcp://host:9999?slots=8\n", 16, 16384);
     expect_refused("rdma.memory : 1M\n" TCP "communicator : tcp://host:9999?slots=64\n",
                    "line 3 (communicator)", "rdma.memory");
 }

@@ -31,35 +31,73 @@ static struct ibx_pipeline *pipeline;
 static atomic_uint effects; /* calls that the back end has run: each has its number in its body */
 static atomic_bool wrong, busy;
 static atomic_uint cut_short; /* requests of our own that a message ends in */
+static bool runs_own;         /* the back end's plugin does, as device_copies/ */
+static bool between;          /* it reads the first byte of a request */
 
 /* ---------------------------------------------------------------------- the back end */
+
+static void note_effect(const uint8_t *body, uint64_t length)
+{
+    uint64_t number;
+    memcpy(&number, body, 8);
+    const size_t payload = (size_t)length - 36;
+    wrong = wrong || number != effects || pattern_check(body + 16, payload, number) != payload;
+    effects++;
+}
+
+static int answer(struct ibx_session *s)
+{
+    static const uint8_t reply[20];
+    for (size_t at = 0; at < sizeof(reply); at += at ? 8 : 4)
+        ibx_session_write(s, reply + at, at ? 8 : 4);
+    return ibx_session_sync(s);
+}
+
+static bool wants_request(void *context)
+{
+    (void)context;
+    return between;
+}
+
+static int run_own(void *context, const struct ibx_request *q)
+{
+    (void)context;
+    if (!q->called || q->called->kind != IBX_CALL_EXTRA)
+        return IBX_REQUEST_PASS;
+    note_effect(q->body, q->length);
+    ibx_session_consume(pair.server, q);
+    const int rc = answer(pair.server);
+    return rc ? rc : IBX_REQUEST_DONE;
+}
+
+static const struct ibx_session_hooks own_hooks = {.wants_request = wants_request,
+                                                   .request = run_own};
 
 /* As GVirtuS, of calls whose body begins with a number: their effect is to count. */
 static int serve(struct ibx_session *s, void *argument)
 {
-    static const uint8_t reply[20];
     uint8_t *body = malloc(1 << 20);
     (void)argument;
     for (;;) {
         char name[64];
-        uint64_t length, number = 0;
+        uint64_t length;
         size_t n = 0;
-        while (n < sizeof(name) && ibx_session_read(s, name + n, 1) == 1 && name[n])
+        between = runs_own;
+        while (n < sizeof(name) && ibx_session_read(s, name + n, 1) == 1 && name[n]) {
+            between = false;
             n++;
+        }
         if (n == sizeof(name) || !ibx_session_live(s) || ibx_session_read(s, &length, 8) != 8)
             break;
-        cut_short += !strcmp(name, IBX_EXTRA_NAME) && s->segment.left < length;
+        const bool own = !strcmp(name, IBX_EXTRA_NAME);
+        cut_short += own && s->segment.left < length;
+        wrong = wrong || (own && runs_own);
         if (ibx_session_read(s, body, length) != (ssize_t)length)
             break;
         while (busy)
             nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
-        memcpy(&number, body, 8);
-        const size_t payload = (size_t)length - 36;
-        wrong = wrong || number != effects || pattern_check(body + 16, payload, number) != payload;
-        effects++;
-        for (size_t at = 0; at < sizeof(reply); at += at ? 8 : 4)
-            ibx_session_write(s, reply + at, at ? 8 : 4);
-        if (ibx_session_sync(s))
+        note_effect(body, length);
+        if (answer(s))
             break;
     }
     free(body);
@@ -97,6 +135,18 @@ static void call_ahead(unsigned number, size_t n)
     assert_int_equal(code, 0);
 }
 
+/* One that GVirtuS does not have, which waits. */
+static void call_own(unsigned number, size_t n)
+{
+    uint8_t body[LONG_BODY + 36];
+    int code = -1;
+    put_call(body, number, n);
+    const struct ibx_pipeline_request call = {.name = IBX_EXTRA_NAME, .body = body, .n = n + 36};
+    assert_int_equal(ibx_pipeline_call(pipeline, &call, &code), 0);
+    assert_int_equal(code, 0);
+    assert_int_equal(effects, number + 1);
+}
+
 /* As GVirtuS's front end makes one that waits. */
 static void call_and_wait(unsigned number, size_t n)
 {
@@ -131,6 +181,8 @@ static void begin(void)
     session_keeps = 30;
     client_end.count = server_end.count = 0;
     session_pair_open(&pair);
+    if (runs_own)
+        ibx_session_set_hooks(pair.server, &own_hooks, NULL);
     session_pair_start(&pair, serve_pair, NULL);
     pipeline = ibx_pipeline_create(pair.client, IBX_PIPELINE_ALL);
     assert_non_null(pipeline);
@@ -152,15 +204,19 @@ static void tiny_messages(struct ibx_options *options, unsigned n)
         options->message = TINY;
 }
 
-/* A call that was taken for longer messages than the next connection has goes in several, though no
- * further call comes. */
-static void test_shorter_messages(void **state)
+static void always_tiny_messages(struct ibx_options *options, unsigned n)
 {
-    (void)state;
+    (void)n;
+    options->message = TINY;
+}
+
+/* The session goes on over a connection that has such messages: how many calls were made. */
+static unsigned go_on_with_shorter_messages(void)
+{
+    unsigned number = 0;
     cuts_plan_nothing();
     cuts_connect_with = tiny_messages;
     begin();
-    unsigned number = 0;
     while (number < 2 * SLOTS) /* the messages that are kept are short */
         call_and_wait(number++, 10);
     ibx_pipeline_lock(pipeline);
@@ -168,6 +224,15 @@ static void test_shorter_messages(void **state)
     ibx_pipeline_unlock(pipeline);
     call_and_wait(number++, 10);
     assert_int_equal(ibx_session_resumed(pair.client), 1);
+    return number;
+}
+
+/* A call that was taken for longer messages than the next connection has goes in several, though no
+ * further call comes. */
+static void test_shorter_messages(void **state)
+{
+    (void)state;
+    unsigned number = go_on_with_shorter_messages();
     if (strcmp(ibx_session_path(pair.client)->provider, "tcp")) /* which has long ones always */
         assert_in_range(ibx_session_room(pair.client), 1, TINY);
     for (unsigned i = 0; i < 3; i++) {
@@ -186,16 +251,7 @@ static void test_shorter_messages(void **state)
 static void test_shorter_messages_at_the_end(void **state)
 {
     (void)state;
-    cuts_plan_nothing();
-    cuts_connect_with = tiny_messages;
-    begin();
-    unsigned number = 0;
-    while (number < 2 * SLOTS)
-        call_and_wait(number++, 10);
-    ibx_pipeline_lock(pipeline);
-    ibx_abort(pair.client->conn);
-    ibx_pipeline_unlock(pipeline);
-    call_and_wait(number++, 10);
+    unsigned number = go_on_with_shorter_messages();
     for (unsigned i = 0; i < 20; i++)
         call_ahead(number++, LONG_BODY);
     assert_true(ibx_pipeline_finish(pipeline, 10000));
@@ -230,6 +286,22 @@ static void test_whole_requests(void **state)
     assert_int_equal(cut_short, 0);
 }
 
+/* One that is longer than the messages of the connection over which the session goes on. */
+static void test_own_requests_in_pieces(void **state)
+{
+    (void)state;
+    runs_own = true;
+    unsigned number = go_on_with_shorter_messages();
+    for (size_t n = 800; n < LONG_BODY; n += 7) { /* wherever they are cut */
+        call_ahead(number++, n / 3);
+        call_own(number++, n);
+    }
+    call_and_wait(number++, 10);
+    end();
+    runs_own = false;
+    cuts_connect_with = NULL;
+}
+
 /* How often the session went on. */
 static unsigned run_calls(uint64_t seed)
 {
@@ -238,7 +310,10 @@ static unsigned run_calls(uint64_t seed)
     begin();
     for (unsigned i = 0; i < 400; i++) {
         const size_t n = random_below(&random, 20) ? 10 : random_below(&random, LONG_BODY);
-        if (random_below(&random, 30))
+        const size_t kind = random_below(&random, 30);
+        if (kind == 1 && runs_own)
+            call_own(number++, n < 1000 ? n + 900 : n);
+        else if (kind)
             call_ahead(number++, n);
         else
             call_and_wait(number++, n);
@@ -253,27 +328,42 @@ static unsigned run_calls(uint64_t seed)
     return resumed;
 }
 
-static void test_at_random(void **state)
+static unsigned cut_at_random(unsigned least)
 {
     unsigned cuts = 0;
-    (void)state;
-    for (uint64_t seed = 1; cuts < random_cuts; seed++) {
+    for (uint64_t seed = 1; cuts < least; seed++) {
         cuts_plan_nothing();
         client_end.random.state = seed;
         client_end.often = 60;
         client_end.plan[0] = 3 + (unsigned)seed % 30;
         cuts += run_calls(seed);
     }
-    print_message("%u cuts\n", cuts);
+    return cuts;
+}
+
+static void test_at_random(void **state)
+{
+    (void)state;
+    print_message("%u cuts\n", cut_at_random(random_cuts));
+}
+
+/* Each is run once, whatever comes in pieces. */
+static void test_own_requests_at_random(void **state)
+{
+    (void)state;
+    runs_own = true;
+    cuts_connect_with = always_tiny_messages;
+    print_message("%u cuts\n", cut_at_random(random_cuts));
+    runs_own = false;
+    cuts_connect_with = NULL;
 }
 
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shorter_messages),
-        cmocka_unit_test(test_shorter_messages_at_the_end),
-        cmocka_unit_test(test_whole_requests),
-        cmocka_unit_test(test_at_random),
+        cmocka_unit_test(test_shorter_messages), cmocka_unit_test(test_shorter_messages_at_the_end),
+        cmocka_unit_test(test_whole_requests),   cmocka_unit_test(test_own_requests_in_pieces),
+        cmocka_unit_test(test_at_random),        cmocka_unit_test(test_own_requests_at_random),
     };
     if (argc > 2)
         random_cuts = (unsigned)strtoul(argv[2], NULL, 10);

@@ -1,22 +1,15 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* GPU memory that the double exports, registered with a fabric's device that is a stub. */
 #include "gpudirect/gpu_registrations.h"
-#include "tests/scenes/cuda_application.h"
+#include "tests/scenes/cuda_unit.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-#include <cmocka.h>
 
 #define BYTES ((size_t)300000)
-
-static const struct ibx_cuda *cuda;
-static const struct cuda_calls *app;
 
 /* A fabric's device. */
 static struct device {
@@ -216,15 +209,6 @@ static void test_order(void **state)
     assert_int_equal(cuda_stats().flushes, flushes + 1);
     app->attribute(IBX_CUDA_DEVICE_RDMA_FLUSH, 0);
     app->attribute(IBX_CUDA_DEVICE_RDMA_ORDERING, IBX_CUDA_ORDERING_OWNER);
-}
-
-static int find_cuda(void **state)
-{
-    (void)state;
-    app = cuda_application();
-    cuda_application_use(0);
-    cuda = ibx_cuda_load(NULL);
-    return cuda ? 0 : -1;
 }
 
 int main(void)

@@ -1,23 +1,17 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A client's allocations, pinned while they are the same allocations. */
 #include "gpudirect/client_pins.h"
-#include "tests/scenes/cuda_application.h"
+#include "tests/scenes/cuda_unit.h"
 
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <cmocka.h>
 
 #define KIB   1024u
 #define BLOCK (64 * KIB)
 
-static const struct ibx_cuda *cuda;
-static const struct cuda_calls *app;
 static uint8_t memory[512 * KIB];
 static struct ibx_client_pins pins;
 static unsigned long ever; /* pinned before this test */
@@ -398,17 +392,15 @@ static void test_holes(void **state)
     close(fd);
 }
 
-static int find_cuda(void **state)
+static int set_up_group(void **state)
 {
-    (void)state;
     memset(memory, 1, sizeof(memory));
-    app = cuda_application();
-    cuda_application_use(0);
-    cuda = ibx_cuda_load(NULL);
+    if (find_cuda(state))
+        return -1;
     for (unsigned i = 0; i < 3; i++)
         assert_int_equal(app->stream_create(&streams[i], 1), 0);
     assert_int_equal(app->mem_alloc(&device, 3 * KIB), 0);
-    return cuda ? 0 : -1;
+    return 0;
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, drop)
@@ -436,5 +428,5 @@ int main(void)
         TEST(test_room_for_another_context),
         TEST(test_not_left_elsewhere),
     };
-    return cmocka_run_group_tests_name("pins", tests, find_cuda, NULL);
+    return cmocka_run_group_tests_name("pins", tests, set_up_group, NULL);
 }

@@ -1,22 +1,15 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The staging pipeline between a wire in memory and the double of libcuda. */
 #include "gpudirect/staging.h"
-#include "tests/scenes/cuda_application.h"
+#include "tests/scenes/cuda_unit.h"
 #include "tests/scenes/random_fill.h"
 
 #include <errno.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
 
 #define POOL_CHUNKS 10u
 #define LARGE       ((size_t)13 * IBX_PINNED_CHUNK + 77) /* slots are used again */
-
-static const struct ibx_cuda *cuda;
-static const struct cuda_calls *app;
 
 /* A peer. Moves are done when they are reported, the latest first unless in order. */
 struct wire {
@@ -149,17 +142,9 @@ static void begin(size_t size)
     scene_open(&scene, size);
 }
 
-static void assert_bytes(const struct scene *s, const uint8_t *expected, size_t n)
-{
-    uint8_t *got = malloc(n);
-    assert_true(app->peek(s->device, got, n));
-    assert_memory_equal(got, expected, n);
-    free(got);
-}
-
 static void assert_device(const uint8_t *expected, size_t n)
 {
-    assert_bytes(&scene, expected, n);
+    assert_on_device(scene.device, expected, n);
 }
 
 static struct ibx_gpu_copy plain(const struct scene *s, size_t n)
@@ -508,7 +493,7 @@ static void test_many_clients(void **state)
         assert_null(failed);
     }
     for (int i = 0; i < CLIENTS; i++) {
-        assert_bytes(&scenes[i], scenes[i].wire.bytes, LARGE);
+        assert_on_device(scenes[i].device, scenes[i].wire.bytes, LARGE);
         scene_close(&scenes[i]);
     }
 }
@@ -645,18 +630,6 @@ static void test_driver_stands_still(void **state)
     pthread_mutex_unlock(&driver);
     pthread_join(thread, NULL);
     assert_int_equal(rc, 0);
-}
-
-static int find_cuda(void **state)
-{
-    (void)state;
-    struct ibx_error err = {0};
-    app = cuda_application();
-    cuda_application_use(0);
-    cuda = ibx_cuda_load(&err);
-    if (!cuda)
-        print_error("%s\n", err.message);
-    return cuda ? 0 : -1;
 }
 
 #define TEST(name) cmocka_unit_test_teardown(name, reset)

@@ -17,7 +17,7 @@
 #define PIECE_NS ((uint64_t)5000)
 #define OTHERS   8u
 
-static uint64_t now_ns;
+static uint64_t now_ns, tick_ns; /* each look at the clock takes that long */
 static struct ibx_turn one, other[OTHERS];
 static unsigned long waits;
 static struct ibx_turn *comes;  /* who copies now */
@@ -43,6 +43,7 @@ int __wrap_clock_gettime(clockid_t clock, struct timespec *time);
 int __wrap_clock_gettime(clockid_t clock, struct timespec *time)
 {
     (void)clock;
+    now_ns += tick_ns;
     *time = (struct timespec){(time_t)(now_ns / 1000000000u), (long)(now_ns % 1000000000u)};
     return 0;
 }
@@ -76,6 +77,7 @@ static int set_up(void **state)
     (void)state;
     now_ns += (uint64_t)100 * 1000000000u; /* long after the test before */
     waits = 0;
+    tick_ns = 0;
     meanwhile = NULL;
     at_once = PIECE;
     one_comes = one_copies;
@@ -291,6 +293,28 @@ static void test_one_that_has_waited(void **state)
     assert_int_equal(ibx_turn_company(&other[1]), IBX_TURN_BESIDE_LONG);
 }
 
+/* One thread at a time goes into the driver, beside others; but it is not waited for forever. */
+static void test_into_the_driver(void **state)
+{
+    (void)state;
+    tick_ns = 1000;
+    assert_false(ibx_turn_enter(IBX_TURN_ALONE));
+    assert_false(ibx_turn_enter(IBX_TURN_NEAR));
+    for (int i = 0; i < 2; i++) {
+        assert_true(ibx_turn_enter(IBX_TURN_BESIDE));
+        assert_false(ibx_turn_enter(IBX_TURN_BESIDE_LONG)); /* another one, who gives up */
+        ibx_turn_exit(false);
+        assert_false(ibx_turn_enter(IBX_TURN_BESIDE));
+        ibx_turn_exit(true);
+    }
+}
+
+bool __wrap_ibx_thread_may_spin(void);
+bool __wrap_ibx_thread_may_spin(void)
+{
+    return true;
+}
+
 int main(void)
 {
 #define CASE(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
@@ -306,6 +330,7 @@ int main(void)
         CASE(test_little_copies),
         CASE(test_one_that_dawdles),
         CASE(test_one_that_has_waited),
+        CASE(test_into_the_driver),
     };
     return cmocka_run_group_tests_name("turns", tests, NULL, NULL);
 }

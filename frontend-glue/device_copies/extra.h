@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Requests of our own (session/extra.h), run by the runtime of GVirtuS's handlers in the session's
+ * thread. Shared by the files extra*.c.
+ */
+#ifndef IBX_FRONTEND_GLUE_DEVICE_COPIES_EXTRA_H
+#define IBX_FRONTEND_GLUE_DEVICE_COPIES_EXTRA_H
+
+#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/session/extra.h"
+
+/* A request in hand. */
+struct extra {
+    struct copies *x;
+    struct ibx_reader in;
+    struct ibx_writer out;
+    void *function; /* of the runtime */
+};
+
+struct extra_call {
+    const char *function; /* of the runtime */
+    int (*run)(struct extra *e);
+};
+
+/* Of these files, the others have no `run`. */
+extern const struct extra_call ibx_array_extras[IBX_EXTRAS], ibx_graph_extras[IBX_EXTRAS],
+    ibx_node_extras[IBX_EXTRAS], ibx_ipc_extras[IBX_EXTRAS];
+
+/* Sets a pointer to a function of the runtime's. */
+#define FUNCTION(e, pointer) memcpy(&(pointer), &(e)->function, sizeof(pointer))
+
+static inline void *pointer_to(uint64_t address)
+{
+    return (void *)(uintptr_t)address;
+}
+
+static inline void *pointer(struct ibx_reader *r)
+{
+    return pointer_to(ibx_get_u64(r));
+}
+
+/* No bytes of the reader are missing, and none is left. */
+static inline bool whole(const struct extra *e)
+{
+    return !e->in.failed && e->in.position == e->in.length;
+}
+
+/* Bytes from the first to the last of rows; false: of none, or of more than there are addresses. */
+static inline bool span_of(size_t pitch, size_t width, size_t rows, size_t *n)
+{
+    return rows && !__builtin_mul_overflow(pitch, rows - 1, n) &&
+           !__builtin_add_overflow(*n, width, n);
+}
+
+static inline bool mine(const struct extra *e, const void *memory, size_t n)
+{
+    return ibx_isolation_allows(e->x, (uintptr_t)memory, n);
+}
+
+/* GVirtuS's handlers take handles as well: other tenants' are refused there as their memory is.
+ * False: it cannot be noted whose it is. Before it is given back, and behind that: as the owner's
+ * number then, 0 where nobody noted it. */
+bool ibx_extra_own(struct copies *x, uint64_t handle);
+uint64_t ibx_extra_owned(const struct copies *x, uint64_t handle);
+void ibx_extra_disown(uint64_t handle, uint64_t number);
+/* A graph, or what was made of one, is the tenant's from now on; false: no memory. */
+bool ibx_extra_note(struct copies *x, enum ibx_handle_kind kind, uint64_t handle);
+/* Calls the runtime's function of that name with what was made and cannot be noted. */
+void ibx_extra_undo(const char *name, uint64_t made);
+/* Whether a copy within the device is between arrays and memory of the tenant's. */
+bool ibx_extra_is_copy(const struct extra *e, const struct ibx_cuda_memcpy3d *copy);
+/* Whether there is no `what`, whose bytes nobody counts: rdma.device_memory asks for that. */
+bool ibx_extra_limited(const struct extra *e, const char *what);
+
+#endif

@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Requests of our own about memory and events of other processes (cudaIpc*). All clients of a back
+ * end are threads of one process with one context: what one has allocated the others reach by the
+ * same address, and CUDA would refuse to open its own handle in the process that made it. So a
+ * handle is a random number that is good here alone, for clients of the tenant that asked for it,
+ * until the memory is freed or the event destroyed. It is nothing that has to be closed: using
+ * either behind that is undefined in CUDA, too.
+ */
+#include "frontend-glue/device_copies/extra.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#define SHARED_MAX 4096u /* of a tenant */
+#define NUMBER     16u   /* bytes: the first ones of a handle; the others are zero */
+
+struct shared {
+    struct shared *next;
+    uint8_t number[NUMBER];
+    bool event;
+    uint64_t value, n;         /* an event; or memory, n bytes */
+    unsigned long long buffer; /* memory: CUDA's number of the allocation, ever */
+    const void *context;       /* in which it is; NULL: not known */
+    const struct ibx_tenant *tenant;
+    const struct copies *maker; /* NULL: its session has ended */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct shared *all;
+static atomic_uint count;
+
+/* ---------------------------------------------------------------------------- the list; locked */
+
+static void drop(struct shared **at)
+{
+    struct shared *gone = *at;
+    *at = gone->next;
+    free(gone);
+    atomic_fetch_sub(&count, 1);
+}
+
+static void drop_value(bool event, uint64_t value)
+{
+    for (struct shared **at = &all; *at;) {
+        if ((*at)->event == event && (*at)->value == value)
+            drop(at);
+        else
+            at = &(*at)->next;
+    }
+}
+
+static struct shared *find_value(const struct shared *like)
+{
+    struct shared *s = all;
+    while (s && !(s->event == like->event && s->value == like->value && s->buffer == like->buffer &&
+                  s->tenant == like->tenant))
+        s = s->next;
+    return s;
+}
+
+static const struct shared *find_number(const struct ibx_tenant *tenant, bool event,
+                                        const uint8_t *handle)
+{
+    static const uint8_t zeros[IBX_EXTRA_HANDLE - NUMBER];
+    const struct shared *s = all;
+    if (memcmp(handle + NUMBER, zeros, sizeof(zeros)) != 0)
+        return NULL;
+    while (s && !(s->tenant == tenant && s->event == event && !memcmp(s->number, handle, NUMBER)))
+        s = s->next;
+    return s;
+}
+
+/* GVirtuS keeps what a client leaves behind, and nobody may ever free it: of what sessions have
+ * shared that are no more, the oldest goes for want of room. */
+static bool make_room(const struct ibx_tenant *tenant)
+{
+    unsigned of_tenant = 0;
+    struct shared **left = NULL;
+    for (struct shared **at = &all; *at; at = &(*at)->next) {
+        of_tenant += (*at)->tenant == tenant;
+        if ((*at)->tenant == tenant && !(*at)->maker)
+            left = at;
+    }
+    if (of_tenant < SHARED_MAX)
+        return true;
+    if (left)
+        drop(left);
+    return left;
+}
+
+static struct shared *enter(const struct shared *made)
+{
+    struct shared *s = make_room(made->tenant) ? malloc(sizeof(*s)) : NULL;
+    if (!s)
+        return NULL;
+    *s = *made;
+    if (getrandom(s->number, sizeof(s->number), 0) != (ssize_t)sizeof(s->number)) {
+        free(s);
+        return NULL;
+    }
+    drop_value(s->event, s->value); /* one whose end nobody has seen */
+    s->next = all;
+    all = s;
+    atomic_fetch_add(&count, 1);
+    return s;
+}
+
+/* ---------------------------------------------------------------------------------- its ends */
+
+void ibx_ipc_gone(uint64_t value)
+{
+    if (!atomic_load(&count))
+        return;
+    pthread_mutex_lock(&lock);
+    drop_value(false, value);
+    drop_value(true, value);
+    pthread_mutex_unlock(&lock);
+}
+
+void ibx_ipc_end(const struct copies *x)
+{
+    if (!atomic_load(&count))
+        return;
+    pthread_mutex_lock(&lock);
+    for (struct shared *s = all; s; s = s->next)
+        s->maker = s->maker == x ? NULL : s->maker;
+    pthread_mutex_unlock(&lock);
+}
+
+void ibx_ipc_forget(const void *context)
+{
+    pthread_mutex_lock(&lock);
+    for (struct shared **at = &all; *at;) {
+        if (!context || !(*at)->context || (*at)->context == context)
+            drop(at);
+        else
+            at = &(*at)->next;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* ---------------------------------------------------------------------------------- requests */
+
+/* The allocation that holds the address, if it is one of the device's that is ours. */
+static bool measure(const struct extra *e, uint64_t address, struct shared *s)
+{
+    static const int names[] = {IBX_CUDA_POINTER_MEMORY_TYPE, IBX_CUDA_POINTER_IS_MANAGED,
+                                IBX_CUDA_POINTER_BUFFER_ID, IBX_CUDA_POINTER_RANGE_START,
+                                IBX_CUDA_POINTER_RANGE_SIZE};
+    unsigned type = 0, managed = 0;
+    size_t n = 0;
+    void *values[] = {&type, &managed, &s->buffer, &s->value, &n};
+    if (!address || !ibx_copies_have_cuda(e->x) ||
+        e->x->cuda->pointer_get_attributes(5, names, values, address) ||
+        type != IBX_CUDA_MEMORY_DEVICE || managed || !s->value || !n)
+        return false;
+    s->n = n;
+    return mine(e, pointer_to(s->value), n);
+}
+
+static int share(struct extra *e, struct shared *wish)
+{
+    void *context = NULL;
+    uint8_t handle[IBX_EXTRA_HANDLE] = {0};
+    wish->tenant = e->x->isolation.tenant;
+    wish->maker = e->x;
+    if (ibx_copies_have_cuda(e->x) && !e->x->cuda->ctx_get_current(&context))
+        wish->context = context;
+    pthread_mutex_lock(&lock);
+    struct shared *s = find_value(wish);
+    if (!s)
+        s = enter(wish);
+    if (s) {
+        s->maker = wish->maker;
+        memcpy(handle, s->number, NUMBER);
+    }
+    pthread_mutex_unlock(&lock);
+    ibx_put_bytes(&e->out, handle, sizeof(handle));
+    return s ? 0 : CUDA_MEMORY_ALLOCATION;
+}
+
+static int share_memory(struct extra *e)
+{
+    struct shared wish = {0};
+    const uint64_t address = ibx_get_u64(&e->in);
+    if (!whole(e) || !measure(e, address, &wish))
+        return CUDA_INVALID_VALUE;
+    return share(e, &wish);
+}
+
+/* Whether it is one that can be shared CUDA knows: what it would share it by is of no use. */
+static int share_event(struct extra *e)
+{
+    int (*get)(void *handle, void *event) = NULL;
+    uint8_t unused[IBX_EXTRA_HANDLE];
+    struct shared wish = {.event = true, .value = ibx_get_u64(&e->in)};
+    if (!whole(e) || !wish.value)
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, get);
+    const int rc = get(unused, pointer_to(wish.value));
+    return rc ? rc : share(e, &wish);
+}
+
+static int open_shared(struct extra *e, bool event, struct shared *found)
+{
+    const uint8_t *handle = ibx_get_bytes(&e->in, IBX_EXTRA_HANDLE);
+    if (!whole(e))
+        return CUDA_INVALID_VALUE;
+    pthread_mutex_lock(&lock);
+    const struct shared *s = find_number(e->x->isolation.tenant, event, handle);
+    if (s)
+        *found = *s;
+    pthread_mutex_unlock(&lock);
+    return s ? 0 : CUDA_INVALID_HANDLE;
+}
+
+static int open_memory(struct extra *e)
+{
+    struct shared found = {0}, now = {0};
+    const int rc = open_shared(e, false, &found);
+    if (rc)
+        return rc;
+    if (!measure(e, found.value, &now) || now.buffer != found.buffer) { /* freed unseen */
+        ibx_ipc_gone(found.value);
+        return CUDA_INVALID_HANDLE;
+    }
+    ibx_put_u64(&e->out, found.value);
+    ibx_put_u64(&e->out, found.n);
+    return 0;
+}
+
+static int open_event(struct extra *e)
+{
+    struct shared found = {0};
+    const int rc = open_shared(e, true, &found);
+    ibx_put_u64(&e->out, found.value);
+    return rc;
+}
+
+const struct extra_call ibx_ipc_extras[IBX_EXTRAS] = {
+    [IBX_EXTRA_IPC_MEMORY] = {"cudaIpcGetMemHandle", share_memory},
+    [IBX_EXTRA_IPC_OPEN_MEMORY] = {"cudaIpcOpenMemHandle", open_memory},
+    [IBX_EXTRA_IPC_EVENT] = {"cudaIpcGetEventHandle", share_event},
+    [IBX_EXTRA_IPC_OPEN_EVENT] = {"cudaIpcOpenEventHandle", open_event},
+};

@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Requests of our own about the nodes of graphs. */
+#include "frontend-glue/device_copies/extra_graphs.h"
+
+static bool is_node(const struct extra *e, const void *node)
+{
+    return ibx_handles_know(e->x, IBX_HANDLE_NODE, (uintptr_t)node);
+}
+
+/* Where a new node is to be. */
+struct place {
+    void *graph, *behind[IBX_EXTRA_BEHIND];
+    size_t count;
+};
+
+static bool get_place(struct extra *e, struct place *p)
+{
+    p->graph = pointer(&e->in);
+    p->count = ibx_get_u16(&e->in);
+    if (p->count > IBX_EXTRA_BEHIND || !is_graph(e, p->graph))
+        return false;
+    for (size_t i = 0; i < p->count; i++) {
+        p->behind[i] = pointer(&e->in);
+        if (!ibx_handles_is_node_of(e->x, (uintptr_t)p->behind[i], (uintptr_t)p->graph))
+            return false;
+    }
+    return true;
+}
+
+static int answer_node(struct extra *e, int rc, const struct place *p, void *node)
+{
+    if (!rc && !ibx_handles_add_node(e->x, (uintptr_t)node, (uintptr_t)p->graph))
+        rc = ibx_extra_no_memory("cudaGraphDestroyNode", node);
+    ibx_put_u64(&e->out, (uintptr_t)node);
+    return rc;
+}
+
+static int add_kernel(struct extra *e)
+{
+    struct place p;
+    if (!get_place(e, &p))
+        return CUDA_INVALID_VALUE;
+    const size_t left = ibx_reader_left(&e->in);
+    struct ibx_kernel_node k = {.graph = p.graph, .behind = p.behind, .count = p.count};
+    const int rc = ibx_copies_kernel_node(e->x, ibx_get_bytes(&e->in, left), left, &k);
+    return answer_node(e, rc, &p, k.node);
+}
+
+/* What can be launched, or NULL for the graph itself; and one of the nodes that it was made of. */
+static bool get_node(struct extra *e, void **exec, void **node)
+{
+    *exec = pointer(&e->in);
+    *node = pointer(&e->in);
+    return !e->in.failed && (*exec ? ibx_handles_has_node(e->x, (uintptr_t)*exec, (uintptr_t)*node)
+                                   : is_node(e, *node));
+}
+
+static int set_kernel(struct extra *e)
+{
+    struct ibx_kernel_node k = {.graph = NULL};
+    if (!get_node(e, &k.exec, &k.node))
+        return CUDA_INVALID_VALUE;
+    const size_t left = ibx_reader_left(&e->in);
+    return ibx_copies_kernel_node(e->x, ibx_get_bytes(&e->in, left), left, &k);
+}
+
+/* A call of the runtime's that takes a graph, nodes to come behind, and `last`. */
+static int make_node(const struct extra *e, const struct place *p, const void *last, void **node)
+{
+    int (*add)(void **made, void *graph, void *const *behind, size_t count, const void *what) =
+        NULL;
+    FUNCTION(e, add);
+    return add(node, p->graph, p->behind, p->count, last);
+}
+
+static int add_node(struct extra *e, const struct place *p, const void *last)
+{
+    void *node = NULL;
+    const int rc = make_node(e, p, last, &node);
+    return answer_node(e, rc, p, node);
+}
+
+/* Sets a node's parameters, in `exec` by the function of that name. */
+static int set_node(struct extra *e, void *exec, void *node, const char *of_exec,
+                    const void *parameters)
+{
+    int (*set)(void *node, const void *parameters) = NULL;
+    int (*set_exec)(void *exec, void *node, const void *parameters) = NULL;
+    FUNCTION(e, set);
+    *(void **)&set_exec = ibx_copies_runtime(of_exec);
+    if (!exec)
+        return set(node, parameters);
+    return set_exec ? set_exec(exec, node, parameters) : CUDA_NOT_SUPPORTED;
+}
+
+static int add_copy(struct extra *e)
+{
+    struct place p;
+    struct ibx_cuda_memcpy3d copy = {0};
+    const bool there = get_place(e, &p);
+    ibx_layout_get(&e->in, IBX_LAYOUT_MEMCPY3D, &copy);
+    return there && whole(e) && ibx_extra_is_copy(e, &copy) ? add_node(e, &p, &copy)
+                                                            : CUDA_INVALID_VALUE;
+}
+
+static int set_copy(struct extra *e)
+{
+    void *exec, *node;
+    struct ibx_cuda_memcpy3d copy = {0};
+    const bool there = get_node(e, &exec, &node);
+    ibx_layout_get(&e->in, IBX_LAYOUT_MEMCPY3D, &copy);
+    return there && whole(e) && ibx_extra_is_copy(e, &copy)
+               ? set_node(e, exec, node, "cudaGraphExecMemcpyNodeSetParams", &copy)
+               : CUDA_INVALID_VALUE;
+}
+
+static bool is_set(const struct extra *e, const struct ibx_cuda_memset *set)
+{
+    size_t n, row;
+    if (__builtin_mul_overflow(set->width, set->element, &row) || !set->height ||
+        __builtin_mul_overflow(set->pitch, set->height - 1, &n) ||
+        __builtin_add_overflow(n, row, &n))
+        return false;
+    return mine(e, set->at, n);
+}
+
+static int add_memset(struct extra *e)
+{
+    struct place p;
+    struct ibx_cuda_memset set = {0};
+    const bool there = get_place(e, &p);
+    ibx_layout_get(&e->in, IBX_LAYOUT_MEMSET, &set);
+    return there && whole(e) && is_set(e, &set) ? add_node(e, &p, &set) : CUDA_INVALID_VALUE;
+}
+
+static int set_memset(struct extra *e)
+{
+    void *exec, *node;
+    struct ibx_cuda_memset set = {0};
+    const bool there = get_node(e, &exec, &node);
+    ibx_layout_get(&e->in, IBX_LAYOUT_MEMSET, &set);
+    return there && whole(e) && is_set(e, &set)
+               ? set_node(e, exec, node, "cudaGraphExecMemsetNodeSetParams", &set)
+               : CUDA_INVALID_VALUE;
+}
+
+static int add_host(struct extra *e)
+{
+    struct place p;
+    int rc = 0;
+    struct {
+        void (*function)(void *argument);
+        void *argument;
+    } host = {.function = ibx_host_work_call};
+    const bool there = get_place(e, &p);
+    const uint64_t queue = ibx_get_u64(&e->in), number = ibx_get_u64(&e->in);
+    if (!there || !whole(e))
+        return CUDA_INVALID_VALUE;
+    host.argument = ibx_host_work_repeat(e->x, queue, number, &rc);
+    return rc ? rc : add_node(e, &p, &host);
+}
+
+static int add_empty(struct extra *e)
+{
+    struct place p;
+    return get_place(e, &p) && whole(e) ? add_node(e, &p, NULL) : CUDA_INVALID_VALUE;
+}
+
+static int add_child(struct extra *e)
+{
+    struct place p;
+    const bool there = get_place(e, &p);
+    const void *child = pointer(&e->in);
+    return there && whole(e) && is_graph(e, child) ? add_node(e, &p, child) : CUDA_INVALID_VALUE;
+}
+
+/* CUDA looks events up itself. */
+static int add_event(struct extra *e)
+{
+    struct place p;
+    const bool there = get_place(e, &p);
+    const void *event = pointer(&e->in);
+    return there && whole(e) ? add_node(e, &p, event) : CUDA_INVALID_VALUE;
+}
+
+/* struct cudaMemAllocNodeParams */
+struct allocation {
+    int kind, shared_as;
+    int at_device, device;
+    void *security;
+    size_t most;
+    unsigned char reserved[56];
+    const void *access;
+    size_t access_count, n;
+    void *address;
+};
+
+/* Whose it is, is noted as of cudaMalloc. False: it cannot be. */
+static bool note_owner(const struct extra *e, const struct allocation *a)
+{
+    const struct isolation *i = &e->x->isolation;
+    void *context = NULL;
+    return !i->on || !a->n ||
+           (!e->x->cuda->ctx_get_current(&context) &&
+            ibx_owners_add(i->tenant, (uintptr_t)a->address, a->n, context, 0));
+}
+
+static int add_allocation(struct extra *e)
+{
+    struct place p;
+    void *node = NULL;
+    const bool there = get_place(e, &p);
+    struct allocation a = {.kind = 1, .at_device = 1, .device = (int)ibx_get_u32(&e->in)};
+    a.n = ibx_get_u64(&e->in);
+    if (!there || !whole(e))
+        return CUDA_INVALID_VALUE;
+    if (ibx_extra_limited(e, "memory of graphs") || !ibx_copies_have_cuda(e->x))
+        return CUDA_NOT_SUPPORTED;
+    int rc = make_node(e, &p, &a, &node);
+    if (!rc && !note_owner(e, &a))
+        rc = ibx_extra_no_memory("cudaGraphDestroyNode", node);
+    rc = answer_node(e, rc, &p, node);
+    ibx_put_u64(&e->out, (uintptr_t)a.address);
+    return rc;
+}
+
+static int add_release(struct extra *e)
+{
+    struct place p;
+    const bool there = get_place(e, &p);
+    const void *address = pointer(&e->in);
+    return there && whole(e) && mine(e, address, 1) ? add_node(e, &p, address) : CUDA_INVALID_VALUE;
+}
+
+static int type_of(struct extra *e)
+{
+    int (*get)(void *node, int *type) = NULL;
+    int type = 0;
+    void *node = pointer(&e->in);
+    if (!whole(e) || !is_node(e, node))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, get);
+    const int rc = get(node, &type);
+    ibx_put_u32(&e->out, (uint32_t)type);
+    return rc;
+}
+
+static int destroy_node(struct extra *e)
+{
+    int (*give_back)(void *node) = NULL;
+    void *node = pointer(&e->in);
+    if (!whole(e) || !ibx_handles_remove(e->x, IBX_HANDLE_NODE, (uintptr_t)node))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, give_back);
+    return give_back(node);
+}
+
+/* Before CUDA 13 the function takes no array of edges' data, and ends with the count. */
+static int order(struct extra *e)
+{
+    int (*change)(void *graph, void *const *from, void *const *to, const void *edges,
+                  size_t count) = NULL;
+    int (*version)(int *found) = NULL;
+    int found = 0;
+    void *graph = pointer(&e->in), *from = pointer(&e->in), *to = pointer(&e->in);
+    void *function =
+        ibx_get_u8(&e->in) ? ibx_copies_runtime("cudaGraphRemoveDependencies") : e->function;
+    if (!whole(e) || !is_graph(e, graph) || !function ||
+        !ibx_handles_is_node_of(e->x, (uintptr_t)from, (uintptr_t)graph) ||
+        !ibx_handles_is_node_of(e->x, (uintptr_t)to, (uintptr_t)graph))
+        return CUDA_INVALID_VALUE;
+    *(void **)&version = ibx_copies_runtime("cudaRuntimeGetVersion");
+    if (!version || version(&found))
+        return CUDA_NOT_SUPPORTED;
+    memcpy(&change, &function, sizeof(change));
+    return change(graph, &from, &to, found < 13000 ? (const void *)1 : NULL, 1);
+}
+
+/* ---------------------------------------------------------------------------------- requests */
+
+const struct extra_call ibx_node_extras[IBX_EXTRAS] = {
+    [IBX_EXTRA_GRAPH_ORDER] = {"cudaGraphAddDependencies", order},
+    [IBX_EXTRA_NODE_KERNEL] = {"cudaGetFuncBySymbol", add_kernel},
+    [IBX_EXTRA_NODE_MEMCPY] = {"cudaGraphAddMemcpyNode", add_copy},
+    [IBX_EXTRA_NODE_MEMSET] = {"cudaGraphAddMemsetNode", add_memset},
+    [IBX_EXTRA_NODE_HOST] = {"cudaGraphAddHostNode", add_host},
+    [IBX_EXTRA_NODE_EMPTY] = {"cudaGraphAddEmptyNode", add_empty},
+    [IBX_EXTRA_NODE_CHILD] = {"cudaGraphAddChildGraphNode", add_child},
+    [IBX_EXTRA_NODE_RECORD] = {"cudaGraphAddEventRecordNode", add_event},
+    [IBX_EXTRA_NODE_WAIT] = {"cudaGraphAddEventWaitNode", add_event},
+    [IBX_EXTRA_NODE_ALLOC] = {"cudaGraphAddMemAllocNode", add_allocation},
+    [IBX_EXTRA_NODE_FREE] = {"cudaGraphAddMemFreeNode", add_release},
+    [IBX_EXTRA_NODE_TYPE] = {"cudaGraphNodeGetType", type_of},
+    [IBX_EXTRA_NODE_DESTROY] = {"cudaGraphDestroyNode", destroy_node},
+    [IBX_EXTRA_SET_KERNEL] = {"cudaGetFuncBySymbol", set_kernel},
+    [IBX_EXTRA_SET_MEMCPY] = {"cudaGraphMemcpyNodeSetParams", set_copy},
+    [IBX_EXTRA_SET_MEMSET] = {"cudaGraphMemsetNodeSetParams", set_memset},
+};

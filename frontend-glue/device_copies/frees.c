@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * cudaFree waits for all work of the device, and while it does the driver may keep other calls out.
+ * A graph whose function a client has to call, such as a copy of that client's (host_work.c), may
+ * need one of these: then nothing would go on any more. So where clients have such graphs, memory
+ * is given back at a moment when none is under way: this thread waits first as
+ * cudaDeviceSynchronize does, which keeps nobody out, and again if a graph was launched meanwhile.
+ *
+ * So that the moment comes, launches of graphs are held while somebody waits, HELD_MS at most each:
+ * what a graph waits for may come from the thread that launches the next one.
+ */
+#include "frontend-glue/device_copies/copies.h"
+
+#include "common/clock.h"
+
+#include <pthread.h>
+
+#define HELD_MS 200u
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static uint64_t launches;  /* of graphs, begun */
+static unsigned launching; /* of them, now in CUDA */
+static unsigned waiting;   /* frees that wait for the device */
+static unsigned inside;    /* frees that are in CUDA, or in a handler of GVirtuS's */
+
+/* Of a pool's memory cudaFree waits for nothing. */
+static bool is_pooled(struct copies *x, uint64_t address)
+{
+    static const int names[1] = {IBX_CUDA_POINTER_MEMPOOL};
+    void *pool = NULL, *values[1] = {&pool};
+    return ibx_copies_have_cuda(x) && !x->cuda->pointer_get_attributes(1, names, values, address) &&
+           pool;
+}
+
+/* Locked, and not while it waits. */
+static void wait_for_graphs(int (*wait)(void))
+{
+    uint64_t before;
+    int rc;
+    waiting++;
+    do {
+        before = launches;
+        pthread_mutex_unlock(&lock);
+        rc = wait();
+        pthread_mutex_lock(&lock);
+        while (launching)
+            pthread_cond_wait(&changed, &lock);
+    } while (launches != before && !rc);
+    waiting--;
+}
+
+void ibx_frees_begin(struct copies *x, uint64_t address)
+{
+    int (*wait)(void) = NULL;
+    /* A wait for the device would end a capture. */
+    if (ibx_host_work_repeats() && !ibx_copies_captures() && !(address && is_pooled(x, address)))
+        *(void **)&wait = ibx_copies_runtime("cudaDeviceSynchronize");
+    pthread_mutex_lock(&lock);
+    if (wait)
+        wait_for_graphs(wait);
+    inside++;
+    pthread_mutex_unlock(&lock);
+}
+
+void ibx_frees_end(void)
+{
+    pthread_mutex_lock(&lock);
+    inside--;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+int ibx_frees_launch(int (*launch)(void *graph, void *stream), void *graph, void *stream)
+{
+    if (!ibx_host_work_repeats())
+        return launch(graph, stream);
+    const uint64_t deadline = ibx_deadline_in_ms(HELD_MS);
+    const struct timespec until = {(time_t)(deadline / 1000000000u),
+                                   (long)(deadline % 1000000000u)};
+    pthread_mutex_lock(&lock);
+    while (waiting && ibx_now_ns() < deadline)
+        pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
+    while (inside)
+        pthread_cond_wait(&changed, &lock);
+    launches++;
+    launching++;
+    pthread_mutex_unlock(&lock);
+    const int rc = launch(graph, stream);
+    pthread_mutex_lock(&lock);
+    launching--;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    return rc;
+}

@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Streams that are being captured. GVirtuS begins and ends captures. Its handlers would capture a
+ * copy from or to the host with an address of the back end's, and memory that is set in another
+ * stream: these go into the graph in another way (graph_copies.c, extra.c).
+ */
+#include "frontend-glue/preload/internal.h"
+
+#include <pthread.h>
+
+static _Atomic unsigned captures; /* that this process has begun */
+
+static void in_child(void)
+{
+    atomic_store(&captures, 0);
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
+
+static void ends(void)
+{
+    unsigned was = atomic_load(&captures);
+    while (was && !atomic_compare_exchange_weak(&captures, &was, was - 1))
+        ;
+}
+
+int cudaStreamBeginCapture(void *stream, int mode)
+{
+    atomic_fetch_add(&captures, 1); /* before another thread's event can bring a stream into it */
+    const int rc = CALL_NEXT(cudaStreamBeginCapture, stream, mode);
+    if (rc)
+        ends();
+    return rc;
+}
+
+int cudaStreamEndCapture(void *stream, void **graph)
+{
+    const int rc = CALL_NEXT(cudaStreamEndCapture, stream, graph);
+    if (!rc || rc == CUDA_CAPTURE_INVALID || rc == CUDA_CAPTURE_UNJOINED)
+        ends();
+    return rc;
+}
+
+static int ask(void *stream, int *status, bool *known)
+{
+    struct extra e;
+    uint8_t bytes[4] = {0};
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    int rc = CUDA_SUCCESS;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_IS_CAPTURING, "cudaStreamIsCapturing");
+    ibx_put_u64(&e.body, (uintptr_t)stream);
+    *known = ibx_frontend_extra_known(&e, bytes, sizeof(bytes), &rc);
+    *status = *known && !rc ? (int)ibx_get_u32(&r) : 0;
+    return rc;
+}
+
+int cudaStreamIsCapturing(void *stream, int *status)
+{
+    bool known;
+    int now;
+    if (!status)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const int rc = ask(stream, &now, &known);
+    if (!known)
+        return CALL_NEXT(cudaStreamIsCapturing, stream, status);
+    if (!rc)
+        *status = now;
+    return rc;
+}
+
+bool ibx_frontend_capturing(void)
+{
+    return atomic_load_explicit(&captures, memory_order_relaxed);
+}
+
+/* An error is one of the call that follows, too. */
+bool ibx_frontend_captures(void *stream)
+{
+    bool known;
+    int status = 0;
+    if (!ibx_frontend_capturing() || (uintptr_t)stream == 1)
+        return false;
+    if (stream)
+        ask(stream, &status, &known);
+    return status;
+}
+
+static int capture(void *stream, uint64_t queue, uint64_t number)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_HOST_CAPTURE, "cudaLaunchHostFunc");
+    ibx_put_u64(&e.body, (uintptr_t)stream);
+    ibx_put_u64(&e.body, queue);
+    ibx_put_u64(&e.body, number);
+    return ibx_frontend_extra(&e, NULL, 0);
+}
+
+int ibx_frontend_capture_function(void *stream, void (*function)(void *argument), void *argument)
+{
+    uint64_t queue;
+    const uint64_t number = ibx_frontend_host_repeated(function, argument, &queue);
+    return number ? capture(stream, queue, number) : ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+}
+
+int ibx_frontend_capture_copy(const struct ibx_cuda_memcpy3d *copy, void *stream)
+{
+    uint64_t queue;
+    int rc = CUDA_SUCCESS;
+    const uint64_t number = ibx_frontend_copy_function(copy, &queue, &rc);
+    return number ? capture(stream, queue, number) : ibx_frontend_fail(rc);
+}

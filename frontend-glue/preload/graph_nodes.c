@@ -1,0 +1,292 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Nodes of graphs, in requests of our own. */
+#include "frontend-glue/preload/internal.h"
+
+/* A request for a node of that graph, behind others. False: there are too many, which *rc says. */
+static bool begin(struct extra *e, enum ibx_extra number, const char *call, const void *graph,
+                  void *const *behind, size_t count, int *rc)
+{
+    ibx_frontend_extra_begin(e, number, call);
+    ibx_put_u64(&e->body, (uintptr_t)graph);
+    ibx_put_u16(&e->body, (uint16_t)count);
+    for (size_t i = 0; behind && i < count && i < IBX_EXTRA_BEHIND; i++)
+        ibx_put_u64(&e->body, (uintptr_t)behind[i]);
+    e->body.failed = e->body.failed || count > IBX_EXTRA_BEHIND;
+    *rc = count && !behind ? ibx_frontend_fail(CUDA_INVALID_VALUE) : CUDA_SUCCESS;
+    return !*rc;
+}
+
+static int end(const struct extra *e, void **node)
+{
+    uint64_t made = 0;
+    const int rc = node ? ibx_frontend_extra_ask(e, &made) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (!rc)
+        *node = (void *)(uintptr_t)made;
+    return rc;
+}
+
+/* Of parameters that change: those of a node, in what can be launched or (NULL) in the graph. */
+static void begin_set(struct extra *e, enum ibx_extra number, const char *call, const void *exec,
+                      const void *node)
+{
+    ibx_frontend_extra_begin(e, number, call);
+    ibx_put_u64(&e->body, (uintptr_t)exec);
+    ibx_put_u64(&e->body, (uintptr_t)node);
+}
+
+/* -------------------------------------------------------------------------------- kernels */
+
+static int put_kernel(struct extra *e, const struct kernel_node *kernel)
+{
+    size_t n;
+    int rc;
+    if (!kernel || !kernel->function || kernel->extra)
+        return ibx_frontend_fail(kernel && kernel->extra ? CUDA_NOT_SUPPORTED : CUDA_INVALID_VALUE);
+    const struct launch_config config = {
+        .grid = kernel->grid, .block = kernel->block, .shared = kernel->shared};
+    const void *body =
+        ibx_frontend_launch_body(&config, kernel->function, kernel->arguments, &n, &rc);
+    if (!body)
+        return ibx_frontend_fail(rc);
+    ibx_put_bytes(&e->body, body, n);
+    ibx_frontend_device_used();
+    return CUDA_SUCCESS;
+}
+
+int cudaGraphAddKernelNode(void **node, void *graph, void *const *behind, size_t count,
+                           const struct kernel_node *kernel)
+{
+    struct extra e;
+    int rc;
+    if (!begin(&e, IBX_EXTRA_NODE_KERNEL, "cudaGraphAddKernelNode", graph, behind, count, &rc) ||
+        (rc = put_kernel(&e, kernel)))
+        return rc;
+    return end(&e, node);
+}
+
+static int set_kernel(const char *call, void *exec, void *node, const struct kernel_node *kernel)
+{
+    struct extra e;
+    begin_set(&e, IBX_EXTRA_SET_KERNEL, call, exec, node);
+    const int rc = put_kernel(&e, kernel);
+    return rc ? rc : ibx_frontend_extra(&e, NULL, 0);
+}
+
+int cudaGraphKernelNodeSetParams(void *node, const struct kernel_node *kernel)
+{
+    return set_kernel("cudaGraphKernelNodeSetParams", NULL, node, kernel);
+}
+
+int cudaGraphExecKernelNodeSetParams(void *exec, void *node, const struct kernel_node *kernel)
+{
+    return set_kernel("cudaGraphExecKernelNodeSetParams", exec, node, kernel);
+}
+
+/* ---------------------------------------------------------------------------------- copies */
+
+static int add_function(void **node, void *graph, void *const *behind, size_t count, uint64_t queue,
+                        uint64_t number)
+{
+    struct extra e;
+    int rc;
+    if (!begin(&e, IBX_EXTRA_NODE_HOST, "cudaGraphAddHostNode", graph, behind, count, &rc))
+        return rc;
+    ibx_put_u64(&e.body, queue);
+    ibx_put_u64(&e.body, number);
+    return end(&e, node);
+}
+
+int cudaGraphAddMemcpyNode(void **node, void *graph, void *const *behind, size_t count,
+                           const struct ibx_cuda_memcpy3d *copy)
+{
+    struct extra e;
+    int rc;
+    uint64_t queue;
+    if (!copy || !copy->from_array == !copy->from.at || !copy->to_array == !copy->to.at)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    struct ibx_cuda_memcpy3d p = *copy;
+    if (ibx_frontend_copy_of_host(&p)) {
+        const uint64_t number = ibx_frontend_copy_function(&p, &queue, &rc);
+        return number ? add_function(node, graph, behind, count, queue, number)
+                      : ibx_frontend_fail(rc);
+    }
+    if (!begin(&e, IBX_EXTRA_NODE_MEMCPY, "cudaGraphAddMemcpyNode", graph, behind, count, &rc))
+        return rc;
+    ibx_layout_put(&e.body, IBX_LAYOUT_MEMCPY3D, &p);
+    return end(&e, node);
+}
+
+int cudaGraphAddMemcpyNode1D(void **node, void *graph, void *const *behind, size_t count, void *to,
+                             const void *from, size_t n, int kind)
+{
+    const struct ibx_cuda_memcpy3d copy = {.from = {(void *)(uintptr_t)from, n, n, 1},
+                                           .to = {to, n, n, 1},
+                                           .extent = {n, 1, 1},
+                                           .kind = kind};
+    return cudaGraphAddMemcpyNode(node, graph, behind, count, &copy);
+}
+
+/* The function of a node cannot be exchanged: nobody tells which one it was. */
+static int set_copy(const char *call, void *exec, void *node, const struct ibx_cuda_memcpy3d *copy)
+{
+    struct extra e;
+    if (!copy)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    struct ibx_cuda_memcpy3d p = *copy;
+    if (ibx_frontend_copy_of_host(&p))
+        return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+    begin_set(&e, IBX_EXTRA_SET_MEMCPY, call, exec, node);
+    ibx_layout_put(&e.body, IBX_LAYOUT_MEMCPY3D, &p);
+    return ibx_frontend_extra(&e, NULL, 0);
+}
+
+int cudaGraphMemcpyNodeSetParams(void *node, const struct ibx_cuda_memcpy3d *copy)
+{
+    return set_copy("cudaGraphMemcpyNodeSetParams", NULL, node, copy);
+}
+
+int cudaGraphExecMemcpyNodeSetParams(void *exec, void *node, const struct ibx_cuda_memcpy3d *copy)
+{
+    return set_copy("cudaGraphExecMemcpyNodeSetParams", exec, node, copy);
+}
+
+/* ----------------------------------------------------------------------- memory that is set */
+
+int cudaGraphAddMemsetNode(void **node, void *graph, void *const *behind, size_t count,
+                           const struct ibx_cuda_memset *set)
+{
+    struct extra e;
+    int rc;
+    if (!set)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (!begin(&e, IBX_EXTRA_NODE_MEMSET, "cudaGraphAddMemsetNode", graph, behind, count, &rc))
+        return rc;
+    ibx_layout_put(&e.body, IBX_LAYOUT_MEMSET, set);
+    return end(&e, node);
+}
+
+static int set_memset(const char *call, void *exec, void *node, const struct ibx_cuda_memset *set)
+{
+    struct extra e;
+    if (!set)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    begin_set(&e, IBX_EXTRA_SET_MEMSET, call, exec, node);
+    ibx_layout_put(&e.body, IBX_LAYOUT_MEMSET, set);
+    return ibx_frontend_extra(&e, NULL, 0);
+}
+
+int cudaGraphMemsetNodeSetParams(void *node, const struct ibx_cuda_memset *set)
+{
+    return set_memset("cudaGraphMemsetNodeSetParams", NULL, node, set);
+}
+
+int cudaGraphExecMemsetNodeSetParams(void *exec, void *node, const struct ibx_cuda_memset *set)
+{
+    return set_memset("cudaGraphExecMemsetNodeSetParams", exec, node, set);
+}
+
+/* ---------------------------------------------------------------------------------- others */
+
+int cudaGraphAddHostNode(void **node, void *graph, void *const *behind, size_t count,
+                         const struct host_node *host)
+{
+    uint64_t queue;
+    if (!host || !host->function)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const uint64_t number = ibx_frontend_host_repeated(host->function, host->argument, &queue);
+    return number ? add_function(node, graph, behind, count, queue, number)
+                  : ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+}
+
+int cudaGraphAddEmptyNode(void **node, void *graph, void *const *behind, size_t count)
+{
+    struct extra e;
+    int rc;
+    return begin(&e, IBX_EXTRA_NODE_EMPTY, "cudaGraphAddEmptyNode", graph, behind, count, &rc)
+               ? end(&e, node)
+               : rc;
+}
+
+/* A node that is about one handle or address. */
+static int add(enum ibx_extra number, const char *call, void **node, const void *graph,
+               void *const *behind, size_t count, const void *about)
+{
+    struct extra e;
+    int rc;
+    if (!begin(&e, number, call, graph, behind, count, &rc))
+        return rc;
+    ibx_put_u64(&e.body, (uintptr_t)about);
+    return end(&e, node);
+}
+
+int cudaGraphAddChildGraphNode(void **node, void *graph, void *const *behind, size_t count,
+                               void *child)
+{
+    return add(IBX_EXTRA_NODE_CHILD, "cudaGraphAddChildGraphNode", node, graph, behind, count,
+               child);
+}
+
+int cudaGraphAddEventRecordNode(void **node, void *graph, void *const *behind, size_t count,
+                                void *event)
+{
+    return add(IBX_EXTRA_NODE_RECORD, "cudaGraphAddEventRecordNode", node, graph, behind, count,
+               event);
+}
+
+int cudaGraphAddEventWaitNode(void **node, void *graph, void *const *behind, size_t count,
+                              void *event)
+{
+    return add(IBX_EXTRA_NODE_WAIT, "cudaGraphAddEventWaitNode", node, graph, behind, count, event);
+}
+
+int cudaGraphAddMemFreeNode(void **node, void *graph, void *const *behind, size_t count,
+                            void *address)
+{
+    return add(IBX_EXTRA_NODE_FREE, "cudaGraphAddMemFreeNode", node, graph, behind, count, address);
+}
+
+int cudaGraphAddMemAllocNode(void **node, void *graph, void *const *behind, size_t count,
+                             struct allocation_node *a)
+{
+    struct extra e;
+    int rc;
+    uint8_t bytes[16] = {0};
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    if (!node || !a)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (a->kind != 1 || a->location != 1 || a->shared_as || a->access_count) /* of this device */
+        return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+    if (!begin(&e, IBX_EXTRA_NODE_ALLOC, "cudaGraphAddMemAllocNode", graph, behind, count, &rc))
+        return rc;
+    ibx_put_u32(&e.body, (uint32_t)a->device);
+    ibx_put_u64(&e.body, a->n);
+    rc = ibx_frontend_extra(&e, bytes, sizeof(bytes));
+    if (rc)
+        return rc;
+    *node = (void *)(uintptr_t)ibx_get_u64(&r);
+    a->address = (void *)(uintptr_t)ibx_get_u64(&r);
+    ibx_frontend_device_memory(a->address, a->n);
+    return CUDA_SUCCESS;
+}
+
+int cudaGraphNodeGetType(void *node, int *type)
+{
+    struct extra e;
+    uint8_t bytes[4] = {0};
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_NODE_TYPE, "cudaGraphNodeGetType");
+    ibx_put_u64(&e.body, (uintptr_t)node);
+    const int rc =
+        type ? ibx_frontend_extra(&e, bytes, sizeof(bytes)) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (!rc)
+        *type = (int)ibx_get_u32(&r);
+    return rc;
+}
+
+int cudaGraphDestroyNode(void *node)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_NODE_DESTROY, "cudaGraphDestroyNode");
+    ibx_put_u64(&e.body, (uintptr_t)node);
+    return ibx_frontend_extra(&e, NULL, 0);
+}

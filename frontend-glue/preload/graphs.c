@@ -1,0 +1,380 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Graphs, in requests of our own. CUDA's graphs are the back end's; a node that needs this process,
+ * a function of the application's or a copy between host and device, is there a function that this
+ * process calls. So it is known here which functions each graph calls that can be launched.
+ */
+#include "frontend-glue/preload/internal.h"
+
+#include "common/log.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#define FLAGS      15ull /* of cudaGraphInstantiate; before CUDA 12 an address comes in their place */
+#define LISTED_MAX ((size_t)1 << 24) /* nodes of a graph, or functions in it */
+
+/* A graph that can be launched, and calls functions of this process. */
+struct executable {
+    struct executable *next;
+    void *handle;
+    size_t count;
+    uint64_t numbers[];
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct executable *executables;
+static _Atomic unsigned executable_count;
+
+static void in_child(void)
+{
+    pthread_mutex_init(&lock, NULL);
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
+
+/* A call whose arguments are handles. */
+static bool ask_about(enum ibx_extra number, const char *call, const void *first,
+                      const void *second, int *rc)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, number, call);
+    ibx_put_u64(&e.body, (uintptr_t)first);
+    if (second)
+        ibx_put_u64(&e.body, (uintptr_t)second);
+    return ibx_frontend_extra_known(&e, NULL, 0, rc);
+}
+
+/* A request that answers a handle. False: the back end does not know it. */
+static bool made(const struct extra *e, void **handle, int *rc)
+{
+    uint8_t bytes[8] = {0};
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    if (!ibx_frontend_extra_known(e, bytes, sizeof(bytes), rc))
+        return false;
+    if (!*rc)
+        *handle = (void *)(uintptr_t)ibx_get_u64(&r);
+    return true;
+}
+
+static int not_known(const struct extra *e)
+{
+    return ibx_frontend_extra(e, NULL, 0); /* says so */
+}
+
+/* ----------------------------------------------------------------------- which functions */
+
+/* Locked. */
+static void forget(const void *handle)
+{
+    for (struct executable **at = &executables; *at; at = &(*at)->next) {
+        struct executable *found = *at;
+        if (found->handle != handle)
+            continue;
+        *at = found->next;
+        free(found);
+        atomic_fetch_sub(&executable_count, 1);
+        return;
+    }
+}
+
+/* Room for as many as the back end says that there are; NULL: *rc says why not. */
+static uint64_t *room_for(size_t n, const char *call, int *rc)
+{
+    uint64_t *all = n <= LISTED_MAX ? calloc(n + 1, sizeof(*all)) : NULL;
+    if (n > LISTED_MAX)
+        ibx_log(IBX_LOG_ERROR, "%s fails: the back end says that the graph has %zu nodes", call, n);
+    if (!all)
+        *rc = ibx_frontend_fail(n > LISTED_MAX ? CUDA_UNKNOWN : CUDA_MEMORY_ALLOCATION);
+    return all;
+}
+
+/* What is listed of a graph: handles or numbers. NULL: *rc says why not. To be freed. */
+static uint64_t *list(enum ibx_extra number, const char *call, const void *graph, int root,
+                      size_t *count, int *rc)
+{
+    uint64_t *all = NULL;
+    *count = 1;
+    for (size_t from = 0; from < *count && !*rc; from += IBX_EXTRA_LISTED) {
+        struct extra e;
+        uint8_t bytes[8 + 8 * IBX_EXTRA_LISTED] = {0};
+        struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+        ibx_frontend_extra_begin(&e, number, call);
+        ibx_put_u64(&e.body, (uintptr_t)graph);
+        ibx_put_u64(&e.body, from);
+        if (root >= 0)
+            ibx_put_u8(&e.body, (uint8_t)root);
+        if ((*rc = ibx_frontend_extra(&e, bytes, sizeof(bytes))))
+            break;
+        const size_t n = (size_t)ibx_get_u64(&r);
+        if (!from)
+            all = room_for(n, call, rc);
+        else if (n != *count)
+            *rc = ibx_frontend_fail(CUDA_INVALID_VALUE);
+        *count = n;
+        for (size_t i = from; i < n && i < from + IBX_EXTRA_LISTED && !*rc; i++)
+            all[i] = ibx_get_u64(&r);
+    }
+    if (*rc) {
+        free(all);
+        all = NULL;
+    }
+    return all;
+}
+
+/* What was made of that graph, or was made to be like it. */
+static int note(void *exec, const void *graph)
+{
+    size_t count;
+    int rc = CUDA_SUCCESS;
+    uint64_t *numbers =
+        list(IBX_EXTRA_GRAPH_FUNCTIONS, "cudaGraphInstantiate", graph, -1, &count, &rc);
+    struct executable *made_of =
+        count && !rc ? malloc(sizeof(*made_of) + count * sizeof(*numbers)) : NULL;
+    if (!rc && count && !made_of)
+        rc = ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
+    pthread_mutex_lock(&lock);
+    if (!rc)
+        forget(exec);
+    if (made_of) {
+        *made_of = (struct executable){.next = executables, .handle = exec, .count = count};
+        memcpy(made_of->numbers, numbers, count * sizeof(*numbers));
+        executables = made_of;
+        atomic_fetch_add(&executable_count, 1);
+    }
+    pthread_mutex_unlock(&lock);
+    free(numbers);
+    return rc;
+}
+
+/* A copy of the numbers; NULL: it calls no functions, or there is no memory. */
+static uint64_t *numbers_of(const void *exec, size_t *count)
+{
+    uint64_t *numbers = NULL;
+    pthread_mutex_lock(&lock);
+    const struct executable *found = executables;
+    while (found && found->handle != exec)
+        found = found->next;
+    *count = found ? found->count : 0;
+    if (found && (numbers = malloc(found->count * sizeof(*numbers))))
+        memcpy(numbers, found->numbers, found->count * sizeof(*numbers));
+    pthread_mutex_unlock(&lock);
+    return numbers;
+}
+
+/* --------------------------------------------------------------------------------- graphs */
+
+int cudaGraphCreate(void **graph, unsigned flags)
+{
+    struct extra e;
+    int rc;
+    if (!graph)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_GRAPH_CREATE, "cudaGraphCreate");
+    ibx_put_u32(&e.body, flags);
+    return made(&e, graph, &rc) ? rc : CALL_NEXT(cudaGraphCreate, graph, flags);
+}
+
+int cudaGraphClone(void **clone, void *graph)
+{
+    struct extra e;
+    int rc;
+    if (!clone)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_GRAPH_CLONE, "cudaGraphClone");
+    ibx_put_u64(&e.body, (uintptr_t)graph);
+    return made(&e, clone, &rc) ? rc : not_known(&e);
+}
+
+int cudaGraphDestroy(void *graph)
+{
+    int rc;
+    return ask_about(IBX_EXTRA_GRAPH_DESTROY, "cudaGraphDestroy", graph, NULL, &rc)
+               ? rc
+               : CALL_NEXT(cudaGraphDestroy, graph);
+}
+
+int cudaGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags)
+{
+    struct extra e;
+    int rc;
+    if (!exec)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_GRAPH_INSTANTIATE, "cudaGraphInstantiate");
+    ibx_put_u64(&e.body, (uintptr_t)graph);
+    ibx_put_u64(&e.body, flags & ~FLAGS ? 0 : flags);
+    if (!made(&e, exec, &rc))
+        return CALL_NEXT(cudaGraphInstantiate, exec, graph, flags);
+    if (!rc && (rc = note(*exec, graph)))
+        cudaGraphExecDestroy(*exec);
+    return rc;
+}
+
+int cudaGraphInstantiate(void **exec, void *graph, unsigned long long flags)
+{
+    return cudaGraphInstantiateWithFlags(exec, graph, flags);
+}
+
+int cudaGraphExecDestroy(void *exec)
+{
+    int rc;
+    pthread_mutex_lock(&lock);
+    forget(exec);
+    pthread_mutex_unlock(&lock);
+    return ask_about(IBX_EXTRA_EXEC_DESTROY, "cudaGraphExecDestroy", exec, NULL, &rc)
+               ? rc
+               : CALL_NEXT(cudaGraphExecDestroy, exec);
+}
+
+int cudaGraphExecUpdate(void *exec, void *graph, struct graph_update *result)
+{
+    struct extra e;
+    uint8_t bytes[24] = {0};
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    struct graph_update told;
+    const int version = ibx_frontend_cuda_version();
+    if (version && version < 12) /* it had four arguments */
+        return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_EXEC_UPDATE, "cudaGraphExecUpdate");
+    ibx_put_u64(&e.body, (uintptr_t)exec);
+    ibx_put_u64(&e.body, (uintptr_t)graph);
+    int rc = ibx_frontend_extra(&e, bytes, sizeof(bytes));
+    if (rc)
+        return rc;
+    rc = (int)ibx_get_u32(&r);
+    told.result = (int)ibx_get_u32(&r);
+    told.node = (void *)(uintptr_t)ibx_get_u64(&r);
+    told.other = (void *)(uintptr_t)ibx_get_u64(&r);
+    if (result)
+        *result = told;
+    return rc ? ibx_frontend_fail(rc) : note(exec, graph);
+}
+
+int cudaGraphUpload(void *exec, void *stream)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_EXEC_UPLOAD, "cudaGraphUpload");
+    ibx_put_u64(&e.body, (uintptr_t)exec);
+    ibx_put_u64(&e.body, (uintptr_t)stream);
+    return ibx_frontend_extra(&e, NULL, 0);
+}
+
+/* In streams.c's way. */
+static int launch(void *exec, void *stream)
+{
+    uint8_t bytes[16];
+    struct ibx_writer body = ibx_writer_of(bytes, sizeof(bytes));
+    int rc;
+    ibx_put_u64(&body, (uintptr_t)exec);
+    ibx_put_u64(&body, (uintptr_t)stream);
+    return ibx_frontend_called("cudaGraphLaunch", &body, &rc)
+               ? rc
+               : CALL_NEXT(cudaGraphLaunch, exec, stream);
+}
+
+int cudaGraphLaunch(void *exec, void *stream)
+{
+    size_t count = 0;
+    if (!atomic_load_explicit(&executable_count, memory_order_relaxed))
+        return launch(exec, stream);
+    uint64_t *numbers = numbers_of(exec, &count);
+    if (count && !numbers)
+        return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
+    const int rc = !count || ibx_frontend_captures(stream)
+                       ? launch(exec, stream)
+                       : ibx_frontend_host_launch(numbers, count, stream, launch, exec);
+    free(numbers);
+    return rc;
+}
+
+/* ------------------------------------------------------------------------ what is in a graph */
+
+static int get_nodes(const char *call, const void *graph, void **nodes, size_t *count, int root)
+{
+    size_t found;
+    int rc = CUDA_SUCCESS;
+    if (!count)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    uint64_t *all = list(IBX_EXTRA_GRAPH_NODES, call, graph, root, &found, &rc);
+    if (rc)
+        return rc;
+    for (size_t i = 0; nodes && i < *count; i++)
+        nodes[i] = i < found ? (void *)(uintptr_t)all[i] : NULL;
+    if (!nodes || *count > found)
+        *count = found;
+    free(all);
+    return CUDA_SUCCESS;
+}
+
+int cudaGraphGetNodes(void *graph, void **nodes, size_t *count)
+{
+    return get_nodes("cudaGraphGetNodes", graph, nodes, count, 0);
+}
+
+int cudaGraphGetRootNodes(void *graph, void **nodes, size_t *count)
+{
+    return get_nodes("cudaGraphGetRootNodes", graph, nodes, count, 1);
+}
+
+/* Before CUDA 13 there is no array of edges' data, and the count comes in its place. */
+static int order(const char *call, void *graph, void *const *from, void *const *to,
+                 const void *edges, size_t count, bool remove)
+{
+    const int version = ibx_frontend_cuda_version();
+    int rc = CUDA_SUCCESS;
+    if (version && version < 13) {
+        count = (size_t)edges;
+        edges = NULL;
+    }
+    if (edges || (count && (!from || !to)))
+        return ibx_frontend_fail(edges ? CUDA_NOT_SUPPORTED : CUDA_INVALID_VALUE);
+    for (size_t i = 0; i < count && !rc; i++) {
+        struct extra e;
+        ibx_frontend_extra_begin(&e, IBX_EXTRA_GRAPH_ORDER, call);
+        ibx_put_u64(&e.body, (uintptr_t)graph);
+        ibx_put_u64(&e.body, (uintptr_t)from[i]);
+        ibx_put_u64(&e.body, (uintptr_t)to[i]);
+        ibx_put_u8(&e.body, remove);
+        rc = ibx_frontend_extra(&e, NULL, 0);
+    }
+    return rc;
+}
+
+int cudaGraphAddDependencies(void *graph, void *const *from, void *const *to, const void *edges,
+                             size_t count)
+{
+    return order("cudaGraphAddDependencies", graph, from, to, edges, count, false);
+}
+
+int cudaGraphRemoveDependencies(void *graph, void *const *from, void *const *to, const void *edges,
+                                size_t count)
+{
+    return order("cudaGraphRemoveDependencies", graph, from, to, edges, count, true);
+}
+
+/* ------------------------------------------------------------------------- memory of graphs */
+
+int cudaDeviceGetGraphMemAttribute(int device, int attribute, void *value)
+{
+    struct extra e;
+    uint64_t found = 0;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_GRAPH_MEMORY, "cudaDeviceGetGraphMemAttribute");
+    ibx_put_u32(&e.body, (uint32_t)device);
+    ibx_put_u32(&e.body, (uint32_t)attribute);
+    const int rc =
+        value ? ibx_frontend_extra_ask(&e, &found) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (!rc)
+        memcpy(value, &found, sizeof(found));
+    return rc;
+}
+
+int cudaDeviceGraphMemTrim(int device)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_GRAPH_TRIM, "cudaDeviceGraphMemTrim");
+    ibx_put_u32(&e.body, (uint32_t)device);
+    return ibx_frontend_extra(&e, NULL, 0);
+}

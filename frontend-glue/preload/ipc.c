@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Memory and events of other processes, in requests of our own: to the back end all clients are one
+ * process, which CUDA lets open no handle of its own. What is opened is what the other process has,
+ * by the same address, so it is known here what this process must not give back.
+ */
+#include "frontend-glue/preload/internal.h"
+
+#include <stdlib.h>
+
+/* One that was opened: under the lock of ranges. */
+struct opened {
+    struct opened *next;
+    uintptr_t value;
+    bool event;
+    unsigned times;
+};
+
+static struct opened *all;
+static atomic_uint count;
+
+static struct opened **find(bool event, const void *value)
+{
+    struct opened **at = &all;
+    while (*at && !((*at)->event == event && (*at)->value == (uintptr_t)value))
+        at = &(*at)->next;
+    return at;
+}
+
+static bool note(bool event, const void *value)
+{
+    ibx_frontend_ranges_lock();
+    struct opened **at = find(event, value);
+    if (!*at && (*at = calloc(1, sizeof(**at)))) {
+        (*at)->event = event;
+        (*at)->value = (uintptr_t)value;
+        atomic_fetch_add(&count, 1);
+    }
+    const bool noted = *at;
+    if (noted)
+        (*at)->times++;
+    ibx_frontend_ranges_unlock();
+    return noted;
+}
+
+/* Whether it was there. *last: it is no more. */
+static bool forget(bool event, const void *value, bool *last)
+{
+    if (!atomic_load(&count))
+        return false;
+    ibx_frontend_ranges_lock();
+    struct opened **at = find(event, value), *there = *at;
+    *last = there && !--there->times;
+    if (*last) {
+        *at = there->next;
+        free(there);
+        atomic_fetch_sub(&count, 1);
+    }
+    ibx_frontend_ranges_unlock();
+    return there;
+}
+
+bool ibx_frontend_is_opened(const void *memory)
+{
+    if (!atomic_load(&count))
+        return false;
+    ibx_frontend_ranges_lock();
+    const bool is = *find(false, memory);
+    ibx_frontend_ranges_unlock();
+    return is;
+}
+
+/* ------------------------------------------------------------------------------------ memory */
+
+int cudaIpcGetMemHandle(struct ipc_handle *handle, void *address)
+{
+    struct extra e;
+    int rc;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_IPC_MEMORY, "cudaIpcGetMemHandle");
+    if (!handle)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    ibx_put_u64(&e.body, (uintptr_t)address);
+    return ibx_frontend_extra_known(&e, handle->bytes, sizeof(handle->bytes), &rc)
+               ? rc
+               : CALL_NEXT(cudaIpcGetMemHandle, handle, address);
+}
+
+int cudaIpcOpenMemHandle(void **address, struct ipc_handle handle, unsigned flags)
+{
+    struct extra e;
+    uint8_t bytes[16] = {0};
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    int rc;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_IPC_OPEN_MEMORY, "cudaIpcOpenMemHandle");
+    if (!address || flags != IPC_LAZY_PEER_ACCESS)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    ibx_put_bytes(&e.body, handle.bytes, sizeof(handle.bytes));
+    if (!ibx_frontend_extra_known(&e, bytes, sizeof(bytes), &rc))
+        return CALL_NEXT(cudaIpcOpenMemHandle, address, handle, flags);
+    if (rc)
+        return rc;
+    void *memory = (void *)(uintptr_t)ibx_get_u64(&r);
+    if (!note(false, memory))
+        return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
+    ibx_frontend_device_memory(memory, ibx_get_u64(&r));
+    *address = memory;
+    return CUDA_SUCCESS;
+}
+
+/* This process's work in it is waited for, as the driver does before it takes a mapping away. */
+int cudaIpcCloseMemHandle(void *address)
+{
+    bool last = false;
+    if (!forget(false, address, &last)) {
+        __typeof__(&cudaIpcCloseMemHandle) next =
+            ibx_frontend_plugin() ? NULL : NEXT(cudaIpcCloseMemHandle);
+        return next ? next(address) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    }
+    if (last)
+        ibx_frontend_device_memory_gone(address);
+    return ibx_frontend_capturing() ? CUDA_SUCCESS : cudaDeviceSynchronize();
+}
+
+/* ------------------------------------------------------------------------------------ events */
+
+int cudaIpcGetEventHandle(struct ipc_handle *handle, void *event)
+{
+    struct extra e;
+    int rc;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_IPC_EVENT, "cudaIpcGetEventHandle");
+    if (!handle)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    ibx_put_u64(&e.body, (uintptr_t)event);
+    return ibx_frontend_extra_known(&e, handle->bytes, sizeof(handle->bytes), &rc)
+               ? rc
+               : CALL_NEXT(cudaIpcGetEventHandle, handle, event);
+}
+
+int cudaIpcOpenEventHandle(void **event, struct ipc_handle handle)
+{
+    struct extra e;
+    uint8_t bytes[8] = {0};
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    int rc;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_IPC_OPEN_EVENT, "cudaIpcOpenEventHandle");
+    if (!event)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    ibx_put_bytes(&e.body, handle.bytes, sizeof(handle.bytes));
+    if (!ibx_frontend_extra_known(&e, bytes, sizeof(bytes), &rc))
+        return CALL_NEXT(cudaIpcOpenEventHandle, event, handle);
+    void *opened = (void *)(uintptr_t)ibx_get_u64(&r);
+    if (!rc && !note(true, opened))
+        rc = ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
+    if (!rc)
+        *event = opened;
+    return rc;
+}
+
+/* Another process's is its to destroy. */
+int cudaEventDestroy(void *event)
+{
+    bool last;
+    return forget(true, event, &last) ? CUDA_SUCCESS : CALL_NEXT(cudaEventDestroy, event);
+}

@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Whether a session goes on when its connection breaks: the client asks with its first message
+ * (KEEP) and the server answers for how long it keeps the session (KEPT), with which messages begin
+ * to count; BYE says that the session itself is over. link.c goes on.
+ */
+#include "frontend-glue/session/session_internal.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "transport/core/crypto.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define BYE_MS     50u
+#define KEEP_BYTES 13u
+#define KEPT_BYTES 17u
+
+/* Which processes a process number is valid for. */
+static uint64_t process_namespace(void)
+{
+    struct stat st;
+    return stat("/proc/self/ns/pid", &st) ? 0 : (uint64_t)st.st_ino;
+}
+
+/* On one host the end of the peer's process is seen at once. */
+static void watch_peer(struct ibx_session *s, uint32_t pid, uint64_t its_namespace)
+{
+    if (s->path.remote || !its_namespace || its_namespace != process_namespace())
+        return;
+    s->link.peer_fd = (int)syscall(SYS_pidfd_open, (pid_t)pid, 0);
+}
+
+/* From here on messages count. */
+static int begin(struct ibx_session *s)
+{
+    struct session_link *link = &s->link;
+    uint8_t id[IBX_SECRET_BYTES];
+    link->secret = ibx_secret_allocate(IBX_SECRET_BYTES);
+    if (!link->secret || ibx_kept_init(&link->kept, s->options.slots))
+        return -ENOMEM;
+    ibx_conn_secret(s->conn, "session id", id);
+    memcpy(link->id, id, sizeof(link->id));
+    ibx_conn_secret(s->conn, "session resumption", link->secret);
+    return ibx_state_move(&link->state, LINK_CONNECTED);
+}
+
+static int begin_server(struct ibx_session *s)
+{
+    struct session_link *link = &s->link;
+    unsigned user = 0;
+    link->offer_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    int rc = link->offer_fd < 0 ? -errno : begin(s);
+    if (rc)
+        return rc;
+    memcpy(link->name, s->path.name, sizeof(link->name));
+    link->has_user = !s->path.remote && !ibx_conn_user(s->conn, &user);
+    link->user = user;
+    ibx_waiting_add(s);
+    return 0;
+}
+
+/* Server: nothing but this message has come. */
+static bool is_first(const struct ibx_session *s)
+{
+    return s->link.state.now == LINK_SINGLE && !s->link.taken[ORDER_STREAM] && !s->stream.count &&
+           !s->control.count;
+}
+
+/* Server. */
+static int keep(struct ibx_session *s, struct ibx_reader *r)
+{
+    struct session_link *link = &s->link;
+    uint8_t bytes[KEPT_BYTES];
+    struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
+    const uint32_t pid = ibx_get_u32(r);
+    const uint64_t its_namespace = ibx_get_u64(r);
+    if (r->failed || !s->server || !is_first(s))
+        return -EPROTO;
+    bool wanted = link->seconds && link->waiting;
+    int rc = wanted ? begin_server(s) : 0;
+    if (rc)
+        ibx_log(IBX_LOG_WARN, "the session with %s ends with its connection: %s", s->path.peer,
+                strerror(-rc));
+    bool kept = link->state.now == LINK_CONNECTED;
+    if (kept)
+        watch_peer(s, pid, its_namespace);
+    ibx_put_u8(&w, MESSAGE_KEPT);
+    ibx_put_u32(&w, kept ? link->seconds : 0);
+    ibx_put_u32(&w, (uint32_t)getpid());
+    ibx_put_u64(&w, process_namespace());
+    struct iovec iov = {bytes, w.length};
+    rc = ibx_send(s->conn, &iov, 1, 0, 0);
+    return rc == -ENOTCONN ? 0 : rc;
+}
+
+/* Client. */
+static int kept(struct ibx_session *s, struct ibx_reader *r)
+{
+    struct session_link *link = &s->link;
+    const uint32_t seconds = ibx_get_u32(r), pid = ibx_get_u32(r);
+    const uint64_t its_namespace = ibx_get_u64(r);
+    if (r->failed || s->server || link->agreed || link->state.now != LINK_SINGLE || !link->seconds)
+        return -EPROTO;
+    link->agreed = seconds < link->seconds ? seconds : link->seconds;
+    link->seconds = 0; /* the answer is here */
+    int rc = link->agreed ? begin(s) : 0;
+    if (!rc && link->agreed)
+        watch_peer(s, pid, its_namespace);
+    return rc;
+}
+
+int ibx_link_message(struct ibx_session *s, const struct ibx_event *event)
+{
+    struct ibx_reader r = ibx_reader_of(event->data, event->length);
+    int rc = -EPROTO;
+    const uint8_t type = ibx_get_u8(&r);
+    if (type == MESSAGE_KEEP)
+        rc = keep(s, &r);
+    if (type == MESSAGE_KEPT)
+        rc = kept(s, &r);
+    if (type == MESSAGE_SESSIONS && event->length == 1 && s->server && is_first(s))
+        rc = ibx_report_send(s);
+    if (type == MESSAGE_BYE && event->length == 1 && s->link.state.now == LINK_CONNECTED) {
+        s->link.bye = true;
+        rc = 0;
+    }
+    ibx_message_release(s->conn, event);
+    return rc ? ibx_session_fail(s, rc,
+                                 "%s sent message %u out of place, or there is no memory: %s",
+                                 s->path.peer, type, strerror(-rc))
+              : 0;
+}
+
+/* The end of the session shows in its first read, as it would a moment later. */
+void ibx_link_agree(struct ibx_session *s)
+{
+    uint8_t bytes[KEEP_BYTES];
+    struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
+    const uint64_t deadline = ibx_deadline_in_ms(s->options.timeout_ms);
+    if (!s->link.seconds)
+        return;
+    ibx_put_u8(&w, MESSAGE_KEEP);
+    ibx_put_u32(&w, (uint32_t)getpid());
+    ibx_put_u64(&w, process_namespace());
+    struct iovec iov = {bytes, w.length};
+    int rc = ibx_send(s->conn, &iov, 1, 0, 0);
+    while (!rc && s->link.seconds) { /* until the answer */
+        rc = ibx_session_poll(s);
+        if (rc > 0)
+            rc = 0;
+        else if (!rc && ibx_now_ns() > deadline)
+            rc = -ETIMEDOUT;
+        else if (!rc)
+            ibx_wait(s->conn, ibx_ms_until(deadline));
+    }
+    if (rc && ibx_session_live(s))
+        ibx_session_fail(s, rc, "%s does not answer: %s", s->path.peer, strerror(-rc));
+}
+
+void ibx_link_say_bye(struct ibx_session *s)
+{
+    uint8_t byte = MESSAGE_BYE;
+    struct iovec iov = {&byte, 1};
+    struct ibx_event event;
+    const uint64_t deadline = ibx_deadline_in_ms(BYE_MS);
+    if (s->link.state.now != LINK_CONNECTED || s->ended || s->link.bye)
+        return;
+    while (ibx_send(s->conn, &iov, 1, 0, 0) == -EAGAIN && ibx_now_ns() < deadline) {
+        int n = ibx_poll(s->conn, &event, 1);
+        if (n > 0 && event.type == IBX_EVENT_MESSAGE)
+            ibx_message_release(s->conn, &event);
+        if (n > 0 && (event.type == IBX_EVENT_READ || event.type == IBX_EVENT_WRITE))
+            s->ops_posted--;
+        if (!n)
+            ibx_wait(s->conn, 1);
+    }
+}

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * How a client whose connection has broken finds its server again, soon after that can be reached:
+ * its calls wait meanwhile. So a request for a connection that is not answered is given up early
+ * and made again, since TCP would repeat it after a second, then two; and a change of this host's
+ * addresses, routes or links is followed by an attempt at once. The address that answered before
+ * comes first: a resolver may be out of reach for longer than the server.
+ */
+#include "frontend-glue/session/session_internal.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <unistd.h>
+
+#define SOON_MS      2000u /* so long attempts are frequent */
+#define ANSWER_MS    100u  /* for an answer to a request for a connection, or 3 round trips */
+#define EACH_TIMES   8u    /* attempts with one length, later */
+#define PAUSE_MS     10u   /* between two attempts that failed at once, at first */
+#define PAUSE_SOON   50u   /* at most, while they are frequent */
+#define PAUSE_MAX    500u
+#define BETWEEN_MS   2u /* attempts, however often the network changes */
+#define WAITED_FDS   2u
+#define DOUBLED_MOST 10u
+
+static unsigned doubled(unsigned ms, unsigned times, unsigned most)
+{
+    const unsigned long long more = (unsigned long long)ms
+                                    << (times < DOUBLED_MOST ? times : DOUBLED_MOST);
+    return more < most ? (unsigned)more : most;
+}
+
+static bool is_soon(const struct reconnect *reconnect)
+{
+    return ibx_now_ns() - reconnect->began < SOON_MS * IBX_NS_PER_MS;
+}
+
+void ibx_reconnect_begin(const struct ibx_session *s, struct reconnect *reconnect)
+{
+    const uint64_t ns = ibx_conn_path(s->conn)->round_trip_ns;
+    *reconnect = (struct reconnect){
+        .began = ibx_now_ns(),
+        .round_trip_ms = (unsigned)(ns / IBX_NS_PER_MS) + 1,
+        .changes_fd = ibx_network_changes(),
+    };
+}
+
+void ibx_reconnect_end(struct reconnect *reconnect)
+{
+    if (reconnect->changes_fd >= 0)
+        close(reconnect->changes_fd);
+    reconnect->changes_fd = -1;
+}
+
+/* Milliseconds within which an answer would have come: by what this server took so far, then more.
+ */
+static unsigned answer_ms(const struct ibx_session *s, const struct reconnect *reconnect)
+{
+    const unsigned trips = 3 * reconnect->round_trip_ms, most = s->options.timeout_ms;
+    const unsigned first = trips > ANSWER_MS ? trips : ANSWER_MS;
+    return doubled(first, is_soon(reconnect) ? 0 : reconnect->attempts / EACH_TIMES, most);
+}
+
+static int connect_to(struct ibx_session *s, const struct ibx_uri *uri, unsigned connect_ms,
+                      bool *reached, struct ibx_conn **fresh, struct ibx_error *err)
+{
+    struct ibx_claim claim = {.secret = s->link.secret, .connect_ms = connect_ms};
+    struct ibx_options options = s->options;
+    char text[sizeof(uri->host) + 64], whole[sizeof(text) + sizeof(uri->query) + 1];
+    memcpy(claim.id, s->link.id, sizeof(claim.id));
+    options.claim = &claim;
+    ibx_uri_print(uri, text, sizeof(text));
+    snprintf(whole, sizeof(whole), "%s%s%s", text, uri->query[0] ? "?" : "", uri->query);
+    int rc = ibx_connect(whole, &options, fresh, err);
+    *reached = claim.reached;
+    return rc;
+}
+
+/* Where the server answered last, as text; NULL: that is no address, or the one in the URI. */
+static const char *last_address(const struct ibx_session *s, const struct ibx_uri *uri, char *text,
+                                size_t size)
+{
+    struct ibx_uri last;
+    snprintf(text, size, "rdma://%s", s->path.peer);
+    if (uri->path[0] || ibx_uri_parse(text, &last, NULL) || !strcmp(last.host, uri->host))
+        return NULL;
+    snprintf(text, size, "%s", last.host);
+    return text;
+}
+
+/* Who answered is no server of this session's. */
+static bool is_refusal(int rc)
+{
+    return rc == -ESTALE || rc == -EACCES || rc == -EPROTO;
+}
+
+/* The server is there; if it takes no tcp, nothing carries what is under way. */
+static int without_tcp(const struct ibx_session *s, int rc, struct ibx_error *err)
+{
+    if (rc != -ENOTSUP || !s->link.only_tcp)
+        return rc;
+    const struct ibx_error why = *err;
+    return ibx_error_set(err, -EMSGSIZE,
+                         "a message is under way that only tcp carries: %.300s; allow tcp in "
+                         "rdma.provider, at both ends",
+                         why.message);
+}
+
+int ibx_reconnect(struct ibx_session *s, struct reconnect *reconnect, bool *reached,
+                  struct ibx_conn **fresh, struct ibx_error *err)
+{
+    struct ibx_uri uri, last;
+    char address[sizeof(uri.host) + 64];
+    int rc = ibx_uri_parse(s->uri, &uri, err);
+    if (rc)
+        return rc;
+    if (reconnect->changes_fd >= 0)
+        ibx_network_changes_seen(reconnect->changes_fd);
+    if (s->link.only_tcp)
+        memcpy(uri.scheme, "tcp", sizeof("tcp"));
+    reconnect->attempts++;
+    const unsigned limit_ms = answer_ms(s, reconnect);
+    bool silent = false; /* where it answered last */
+    last = uri;
+    if (last_address(s, &uri, address, sizeof(address))) {
+        memcpy(last.host, address, sizeof(last.host));
+        rc = connect_to(s, &last, limit_ms / 2, reached, fresh, err);
+        if (!rc || *reached)
+            return without_tcp(s, rc, err);
+        silent = !is_refusal(rc);
+    }
+    rc = connect_to(s, &uri, limit_ms, reached, fresh, err);
+    if (silent && !*reached && is_refusal(rc)) /* a name may have addresses of several servers */
+        return -EAGAIN;
+    return without_tcp(s, rc, err);
+}
+
+int ibx_reconnect_by_tcp(struct ibx_session *s, struct ibx_error *err)
+{
+    const char *provider = s->options.provider, *tcp = strstr(provider, "tcp");
+    const bool forbidden = strcmp(provider, "auto") != 0 && !tcp;
+    if (forbidden || s->link.only_tcp)
+        return ibx_error_set(err, -EMSGSIZE,
+                             "a message is under way that is longer than this path carries, and "
+                             "%s: allow tcp in rdma.provider, at both ends",
+                             forbidden ? "tcp, which would, is not allowed here"
+                                       : "tcp carries no longer ones now");
+    s->link.only_tcp = true;
+    return ibx_error_set(err, -EAGAIN, "that path carries shorter messages");
+}
+
+void ibx_reconnect_pause(const struct ibx_session *s, const struct reconnect *reconnect, int rc)
+{
+    const unsigned most = is_soon(reconnect) ? PAUSE_SOON : PAUSE_MAX;
+    struct pollfd wait[WAITED_FDS] = {{.fd = reconnect->changes_fd, .events = POLLIN},
+                                      {.fd = s->link.peer_fd, .events = POLLIN}};
+    poll(NULL, 0, (int)BETWEEN_MS);
+    if (rc != -ETIMEDOUT)
+        poll(wait, WAITED_FDS, (int)doubled(PAUSE_MS, reconnect->attempts - 1, most));
+}

@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Copies without chunks, between the device and memory that is pinned already: such that are waited
+ * for, and such that are left behind in their stream. Beside other sessions they go in pieces, so
+ * that the others' come in between (turns.h).
+ */
+#include "gpudirect/staging_internal.h"
+
+#include "common/clock.h"
+#include "common/thread.h"
+
+#include <errno.h>
+
+#define LEFT_PIECE  (1u << 20) /* of a copy that is not waited for, beside other sessions' */
+#define PATIENCE_NS 1000000u   /* for such a piece: its stream may wait for the client */
+
+/* ------------------------------------------------------------------------ waited for */
+
+/* By an event, not by synchronizing the stream: others may put work into it without end. */
+static int wait_for_stream(struct ibx_staging *st, void *stream)
+{
+    int rc = st->cuda->event_record(st->slots[0].event, stream);
+    return rc ? rc : st->cuda->event_synchronize(st->slots[0].event);
+}
+
+/* Bytes of a straight copy that the GPU is given at once. */
+static size_t straight_piece(enum ibx_turn_company company)
+{
+    return company == IBX_TURN_BESIDE        ? IBX_TURN_PIECE
+           : company == IBX_TURN_BESIDE_LONG ? IBX_TURN_LONGER
+           : company == IBX_TURN_NEAR        ? IBX_TURN_LONG
+                                             : SIZE_MAX;
+}
+
+int ibx_staging_settle(struct ibx_staging *st, void *stream)
+{
+    int rc = ibx_staging_events_ready(st);
+    if (!rc)
+        rc = wait_for_stream(st, stream);
+    return rc ? ibx_staging_stop_gpu(st, rc) : 0;
+}
+
+/* A part of the copy in hand to or from pinned memory that is no chunk; waits for it. */
+static int straight(struct ibx_staging *st, void *host, uint64_t at, size_t length, bool to_device)
+{
+    const bool plain = ibx_gpu_copy_is_plain(&st->copy);
+    uint8_t *bytes = host;
+    unsigned begun = 0;
+    bool any = false;
+    int rc = 0;
+    for (size_t done = 0, some; done < length && !rc; done += some, begun++) {
+        struct ibx_staging_slot *slot = &st->slots[begun % IBX_STAGING_AT_ONCE];
+        const size_t most = plain ? straight_piece(st->company) : SIZE_MAX;
+        some = length - done < most ? length - done : most;
+        ibx_staging_take_turn(st, some);
+        rc = begun < IBX_STAGING_AT_ONCE ? 0 : st->cuda->event_synchronize(slot->event);
+        if (!rc)
+            rc = ibx_staging_dma(st, bytes + done, at + done, some, to_device, slot->event, &any);
+    }
+    if (!rc)
+        rc = st->cuda->event_synchronize(st->slots[(begun - 1) % IBX_STAGING_AT_ONCE].event);
+    if (rc && begun) /* as in dma_start() */
+        ibx_cuda_stream_wait(st->cuda, st->copy.stream);
+    return rc;
+}
+
+/* On the legacy stream as the application's own cudaMemcpy, which is two driver calls less. Not
+ * beside others: the driver lets them wait meanwhile, and the kernel wakes them. */
+int ibx_staging_straight(struct ibx_staging *st, void *host, const struct ibx_gpu_copy *copy,
+                         bool to_device)
+{
+    const struct ibx_cuda *cuda = st->cuda;
+    const bool legacy = !copy->stream || copy->stream == IBX_CUDA_STREAM_LEGACY;
+    int rc;
+    st->company = ibx_turn_company(st->turn);
+    if (ibx_gpu_copy_is_plain(copy) && legacy && st->company < IBX_TURN_BESIDE_LONG &&
+        copy->width <= straight_piece(st->company)) {
+        rc = to_device ? cuda->memcpy_to_device(copy->device, host, (size_t)copy->width)
+                       : cuda->memcpy_from_device(host, copy->device, (size_t)copy->width);
+    } else {
+        ibx_staging_set_copy(st, copy);
+        rc = ibx_staging_events_ready(st);
+        if (!rc)
+            rc = straight(st, host, 0, (size_t)st->total, to_device);
+    }
+    return rc ? ibx_staging_stop_gpu(st, rc) : 0;
+}
+
+int ibx_staging_deliver_straight(struct ibx_staging *st, void *to, uint64_t n)
+{
+    if (n > st->total - st->delivered)
+        return ibx_staging_stop_gpu(st, -ERANGE);
+    ibx_staging_reset_slots(st);
+    int rc = n ? straight(st, to, st->delivered, (size_t)n, false) : 0;
+    if (rc)
+        return ibx_staging_stop_gpu(st, rc);
+    ibx_staging_restart_at(st, st->delivered + n);
+    return 0;
+}
+
+/* ------------------------------------------------------------------------- left behind */
+
+/* Whether the last pieces of copies that were not waited for are over, or the older one of them. */
+static bool left_over(const struct ibx_staging *st, bool all)
+{
+    for (unsigned back = all ? 1 : IBX_STAGING_AT_ONCE;
+         back <= IBX_STAGING_AT_ONCE && back <= st->left; back++) {
+        if (st->cuda->event_query(st->slots[(st->left - back) % IBX_STAGING_AT_ONCE].event))
+            return false;
+    }
+    return true;
+}
+
+/* Whether the stream has work of which this side knows nothing: what it takes cannot be told, and a
+ * copy behind it keeps nobody waiting yet. */
+static bool is_behind_others(const struct ibx_staging *st)
+{
+    const bool own = st->left_stream == st->copy.stream && !left_over(st, true);
+    return !own && st->cuda->stream_query(st->copy.stream);
+}
+
+/* Waits until the GPU has one piece less than it may have. False: that takes too long. */
+static bool left_room(const struct ibx_staging *st)
+{
+    const uint64_t until = ibx_now_ns() + PATIENCE_NS;
+    while (!left_over(st, false)) {
+        if (ibx_now_ns() > until)
+            return false;
+        ibx_cpu_relax();
+    }
+    return true;
+}
+
+int ibx_staging_leave(struct ibx_staging *st, void *host, const struct ibx_gpu_copy *copy,
+                      bool to_device)
+{
+    uint8_t *bytes = host;
+    bool begun = false;
+    ibx_staging_set_copy(st, copy);
+    bool beside = st->company == IBX_TURN_BESIDE;
+    int rc = beside ? ibx_staging_events_ready(st) : 0;
+    bool limited = beside && !rc && !is_behind_others(st);
+    for (size_t done = 0, some; done < st->total && !rc; done += some) {
+        const size_t most = !beside ? SIZE_MAX : limited ? IBX_TURN_PIECE : LEFT_PIECE;
+        some = st->total - done < most ? (size_t)(st->total - done) : most;
+        ibx_staging_take_turn(st, some);
+        limited = limited && left_room(st);
+        void *event = limited ? st->slots[st->left % IBX_STAGING_AT_ONCE].event : NULL;
+        rc = ibx_staging_dma(st, bytes + done, done, some, to_device, event, &begun);
+        st->left += limited;
+        st->left_stream = copy->stream;
+        beside = beside && st->company == IBX_TURN_BESIDE;
+        limited = limited && beside;
+    }
+    if (rc && begun) /* no fence is behind the pieces */
+        ibx_cuda_stream_wait(st->cuda, copy->stream);
+    return rc ? ibx_staging_stop_gpu(st, rc) : 0;
+}

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Graphs of the doubles: shared by that of the runtime, which has most of their calls, and that of
+ * the driver, which has kernels. A handle that is none ends the process, as CUDA's would. */
+#ifndef TESTS_DOUBLES_CUDA_GRAPH_H
+#define TESTS_DOUBLES_CUDA_GRAPH_H
+
+#include "frontend-glue/session/extra.h"
+
+#include <stdlib.h>
+
+#define GRAPH_NODES  64u
+#define GRAPH_BEHIND 64u
+
+enum graph_node_type { /* enum cudaGraphNodeType */
+                       NODE_KERNEL,
+                       NODE_MEMCPY,
+                       NODE_MEMSET,
+                       NODE_HOST,
+                       NODE_GRAPH,
+                       NODE_EMPTY,
+                       NODE_WAIT,
+                       NODE_RECORD,
+                       NODE_ALLOC = 10,
+                       NODE_FREE,
+                       NODE_NONE
+};
+
+/* CUDA_KERNEL_NODE_PARAMS */
+struct kernel_parameters {
+    void *kernel;
+    unsigned size[6], shared;
+    void **arguments, **extra;
+    void *other_kernel, *context;
+};
+
+struct double_graph;
+
+struct graph_node {
+    uint64_t magic;
+    struct double_graph *graph;
+    int type;
+    unsigned index, count;
+    unsigned behind[GRAPH_BEHIND];
+    struct {
+        uint64_t values[3]; /* arguments of the kernel */
+        unsigned size[6];
+        void *kernel;
+        struct ibx_cuda_memcpy3d copy;
+        struct ibx_cuda_memset set;
+        struct {
+            void (*function)(void *argument);
+            void *argument;
+        } host;
+        struct double_graph *child;
+        void *event;
+    } of;
+};
+
+struct double_graph {
+    uint64_t magic;
+    unsigned count;
+    struct graph_node nodes[GRAPH_NODES];
+};
+#define GRAPH_MAGIC 0x6772617068ull
+#define NODE_MAGIC  0x6e6f6465ull
+
+static inline struct double_graph *graph_of(void *handle)
+{
+    struct double_graph *graph = handle;
+    if (graph->magic != GRAPH_MAGIC)
+        abort();
+    return graph;
+}
+
+static inline struct graph_node *node_of(void *handle)
+{
+    struct graph_node *node = handle;
+    if (node->magic != NODE_MAGIC)
+        abort();
+    graph_of(node->graph);
+    return node;
+}
+
+/* NULL: there are too many. */
+static inline struct graph_node *graph_add(void *handle, int type, void *const *behind,
+                                           size_t count)
+{
+    struct double_graph *graph = graph_of(handle);
+    if (graph->count == GRAPH_NODES || count > GRAPH_BEHIND)
+        return NULL;
+    struct graph_node *node = &graph->nodes[graph->count];
+    *node = (struct graph_node){.magic = NODE_MAGIC,
+                                .graph = graph,
+                                .type = type,
+                                .index = graph->count++,
+                                .count = (unsigned)count};
+    for (size_t i = 0; i < count; i++)
+        node->behind[i] = node_of(behind[i])->index;
+    return node;
+}
+
+#endif

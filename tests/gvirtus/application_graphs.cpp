@@ -1,0 +1,459 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Graphs, made node by node or captured: what needs this process is called here.
+#include "tests/gvirtus/application.h"
+
+#include "frontend-glue/session/extra.h"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <thread>
+#include <vector>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+namespace
+{
+
+using Planes = ibx_cuda_memcpy3d;
+using Set = ibx_cuda_memset;
+
+struct Kernel {
+    const void *function;
+    StubDim3 grid, block;
+    unsigned shared;
+    void **arguments, **extra;
+};
+struct Host {
+    void (*function)(void *);
+    void *argument;
+};
+struct Allocation {
+    int kind, shared_as, location, device;
+    char rest[72];
+    const void *access;
+    std::size_t access_count, n;
+    void *address;
+};
+struct Update {
+    int result;
+    void *node, *other;
+};
+
+// A call of the preload's whose arguments have just the types that it takes.
+template <typename... T> int run(const char *name, T... arguments)
+{
+    return preloaded<int(T...)>(name)(arguments...);
+}
+
+// What has failed, cudaGetLastError returns once.
+bool fails(int rc, int code)
+{
+    REQUIRE(rc == code && cudaGetLastError() == code && cudaGetLastError() == 0);
+    return true;
+}
+
+Planes copy_of(void *to, const void *from, std::size_t n, int kind)
+{
+    Planes p = {};
+    p.from = {const_cast<void *>(from), n, n, 1};
+    p.to = {to, n, n, 1};
+    p.extent = {n, 1, 1};
+    p.kind = kind;
+    return p;
+}
+
+// A graph, and its nodes in the order in which they were added.
+struct Graph {
+    void *handle = nullptr;
+    std::vector<void *> nodes;
+
+    Graph() { run<void **, unsigned>("cudaGraphCreate", &handle, 0); }
+    template <typename T>
+    int add(const char *name, const std::vector<void *> &behind, const T *what)
+    {
+        void *node = nullptr;
+        const int rc = run<void **, void *, void *const *, std::size_t, const T *>(
+            name, &node, handle, behind.data(), behind.size(), what);
+        if (!rc)
+            nodes.push_back(node);
+        return rc;
+    }
+    void *made(unsigned long long flags = 0) const
+    {
+        void *exec = nullptr;
+        run<void **, void *, unsigned long long>("cudaGraphInstantiate", &exec, handle, flags);
+        return exec;
+    }
+    std::size_t size() const
+    {
+        std::size_t n = 0;
+        run<void *, void **, std::size_t *>("cudaGraphGetNodes", handle, nullptr, &n);
+        return n;
+    }
+    int destroy() { return run("cudaGraphDestroy", handle); }
+};
+
+int launch(void *exec, void *stream)
+{
+    return run("cudaGraphLaunch", exec, stream);
+}
+
+bool runtime_is_there()
+{
+    return cudaGetLastError() == 0;
+}
+
+struct Counted {
+    std::atomic<int> calls{0};
+    const char *memory;
+    char expected;
+    bool right = true;
+};
+
+void count(void *argument)
+{
+    auto *c = static_cast<Counted *>(argument);
+    c->right = c->right && c->memory[0] == c->expected && c->memory[9999] == c->expected;
+    c->calls++;
+}
+
+} // namespace
+
+// To the device, a kernel there, back, and a function that sees what has come back.
+bool graphs()
+{
+    REQUIRE(runtime_is_there());
+    constexpr std::size_t n = 10000;
+    char *device = device_memory(3 * n), *second = device + n;
+    std::vector<char> there(n, 'a'), back(n, 'x');
+    std::size_t bytes = n;
+    void *stream = nullptr, *to = second, *from = device;
+    void *arguments[] = {&to, &from, &bytes};
+    Counted counted;
+    counted.memory = back.data(), counted.expected = 'a';
+    REQUIRE(cudaStreamCreate(&stream) == 0);
+    Graph graph;
+    const Planes in = copy_of(device, there.data(), n, H2D),
+                 out = copy_of(back.data(), second, n, 4);
+    Kernel kernel = {&stub_kernel, {100, 1, 1}, {100, 1, 1}, 0, arguments, nullptr};
+    const Host host = {count, &counted};
+    REQUIRE(graph.add("cudaGraphAddMemcpyNode", {}, &in) == 0);
+    REQUIRE(graph.add("cudaGraphAddKernelNode", {graph.nodes[0]}, &kernel) == 0);
+    REQUIRE(graph.add("cudaGraphAddMemcpyNode", {graph.nodes[1]}, &out) == 0);
+    REQUIRE(graph.add("cudaGraphAddHostNode", {graph.nodes[2]}, &host) == 0);
+    REQUIRE(graph.size() == 4);
+    void *exec = graph.made(), *clone = nullptr, *copy = nullptr;
+    REQUIRE(exec && run("cudaGraphClone", &clone, graph.handle) == 0);
+    for (char letter : {'a', 'b', 'c'}) { // the bytes are those of the launch
+        std::fill(there.begin(), there.end(), letter);
+        counted.expected = letter;
+        REQUIRE(launch(exec, stream) == 0 && launch(exec, stream) == 0);
+        REQUIRE(cudaStreamSynchronize(stream) == 0 && back == there && counted.right);
+    }
+    REQUIRE(counted.calls == 6);
+    // With other arguments, in what is launched alone.
+    from = device + 2 * n;
+    const std::vector<char> other(n, 'z');
+    REQUIRE(cudaMemcpy(device + 2 * n, other.data(), n, H2D) == 0);
+    counted.expected = 'z';
+    REQUIRE((run<void *, void *, const Kernel *>("cudaGraphExecKernelNodeSetParams", exec,
+                                                 graph.nodes[1], &kernel) == 0));
+    REQUIRE(launch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+    REQUIRE(back == other && counted.right && graph.destroy() == 0);
+    // A clone outlives what it was made of; nodes do not.
+    counted.expected = 'c';
+    REQUIRE(
+        (run<void **, void *, unsigned long long>("cudaGraphInstantiate", &copy, clone, 0) == 0));
+    REQUIRE(launch(copy, nullptr) == 0 && cudaDeviceSynchronize() == 0);
+    REQUIRE(back == there && counted.right && counted.calls == 8);
+    REQUIRE((fails(run<void *, void *, const Kernel *>("cudaGraphExecKernelNodeSetParams", exec,
+                                                       graph.nodes[1], &kernel),
+                   1)));
+    REQUIRE(run("cudaGraphDestroy", clone) == 0 && fails(run("cudaGraphDestroy", clone), 1));
+    REQUIRE(run("cudaGraphExecDestroy", exec) == 0 && run("cudaGraphExecDestroy", copy) == 0);
+    REQUIRE(fails(run("cudaGraphExecDestroy", copy), 1));
+    return cudaFree(device) == 0;
+}
+
+// Nodes of the other kinds, and their order.
+bool nodes_of_graphs()
+{
+    REQUIRE(runtime_is_there());
+    char *device = device_memory(8192);
+    std::vector<char> bytes(8192, 'q'), back(8192);
+    void *stream = nullptr, *event = nullptr, *child_node = nullptr;
+    REQUIRE(cudaStreamCreate(&stream) == 0 && cudaEventCreate(&event) == 0);
+    REQUIRE(cudaMemcpy(device, bytes.data(), 8192, H2D) == 0);
+    // Without an order the double runs the last one first.
+    Graph graph;
+    const Set ones = {device, 0, 1, 1, 4096, 1},
+              twos = {device + 1024, 2048, 0x02020202, 4, 256, 2};
+    REQUIRE(graph.add("cudaGraphAddMemsetNode", {}, &ones) == 0);
+    REQUIRE(graph.add("cudaGraphAddMemsetNode", {}, &twos) == 0);
+    using Order = void *const *;
+    const auto order = [&](const char *name) {
+        return run<void *, Order, Order, const void *, std::size_t>(
+            name, graph.handle, &graph.nodes[0], &graph.nodes[1], nullptr, 1);
+    };
+    const auto expected = [&](char second) {
+        std::vector<char> all(8192, 'q');
+        std::memset(all.data(), 1, 4096);
+        std::memset(all.data() + 1024, second, 1024);
+        std::memset(all.data() + 3072, second, 1024);
+        return cudaMemcpy(back.data(), device, 8192, D2H) == 0 && back == all;
+    };
+    void *exec = graph.made();
+    REQUIRE(launch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0 && expected(1));
+    REQUIRE(order("cudaGraphAddDependencies") == 0);
+    void *ordered = graph.made();
+    REQUIRE(launch(ordered, stream) == 0 && cudaStreamSynchronize(stream) == 0 && expected(2));
+    std::size_t roots = 5;
+    void *root[5];
+    REQUIRE((run<void *, void **, std::size_t *>("cudaGraphGetRootNodes", graph.handle, root,
+                                                 &roots) == 0));
+    REQUIRE(roots == 1 && root[0] == graph.nodes[0] && !root[1]);
+    REQUIRE(order("cudaGraphRemoveDependencies") == 0 &&
+            fails(order("cudaGraphRemoveDependencies"), 1));
+    // A graph in a graph; an event.
+    Graph outer;
+    int type = 9;
+    REQUIRE((run<void **, void *, Order, std::size_t, void *>("cudaGraphAddChildGraphNode",
+                                                              &child_node, outer.handle, nullptr, 0,
+                                                              graph.handle) == 0));
+    REQUIRE(run("cudaGraphNodeGetType", child_node, &type) == 0 && type == 4);
+    void *recorded = nullptr, *empty = nullptr;
+    REQUIRE((run<void **, void *, Order, std::size_t, void *>("cudaGraphAddEventRecordNode",
+                                                              &recorded, outer.handle, &child_node,
+                                                              1, event) == 0));
+    REQUIRE((run<void **, void *, Order, std::size_t>("cudaGraphAddEmptyNode", &empty, outer.handle,
+                                                      &recorded, 1) == 0));
+    REQUIRE(cudaMemset(device, 'q', 8192) == 0 && launch(outer.made(), stream) == 0);
+    REQUIRE(cudaEventSynchronize(event) == 0 && expected(1));
+    REQUIRE(run("cudaGraphDestroyNode", empty) == 0 &&
+            fails(run("cudaGraphDestroyNode", empty), 1));
+    // Memory of a graph.
+    Allocation allocation = {};
+    allocation.kind = allocation.location = 1;
+    allocation.n = 5000;
+    void *node = nullptr;
+    REQUIRE((run<void **, void *, Order, std::size_t, Allocation *>(
+                 "cudaGraphAddMemAllocNode", &node, outer.handle, nullptr, 0, &allocation) == 0));
+    REQUIRE(allocation.address && cudaMemcpy(back.data(), allocation.address, 5000, 4) == 0);
+    REQUIRE((run<void **, void *, Order, std::size_t, void *>("cudaGraphAddMemFreeNode", &node,
+                                                              outer.handle, &node, 1,
+                                                              allocation.address) == 0));
+    std::uint64_t used = 0;
+    REQUIRE((run<int, int, void *>("cudaDeviceGetGraphMemAttribute", 0, 1, &used) == 0));
+    REQUIRE(used == (1ull << 40 | 7) && run("cudaDeviceGraphMemTrim", 0) == 0);
+    // Handles that are none, or of another graph, do not get to CUDA.
+    REQUIRE(fails(graph.add("cudaGraphAddMemsetNode", {child_node}, &ones), 1));
+    REQUIRE(fails(graph.add("cudaGraphAddMemsetNode", {device}, &ones), 1));
+    REQUIRE(fails(run("cudaGraphDestroy", ordered), 1));
+    return graph.destroy() == 0 && outer.destroy() == 0 && graph.size() == 0 &&
+           cudaGetLastError() == 1;
+}
+
+// A captured stream: copies from and to the host, memory that is set, a function.
+bool captures()
+{
+    REQUIRE(runtime_is_there());
+    constexpr std::size_t n = 10000;
+    char *device = device_memory(2 * n);
+    std::vector<char> there(n, 'a'), back(n, 'x'), expected;
+    void *stream = nullptr, *other = nullptr, *graph = nullptr, *exec = nullptr;
+    int status = 5;
+    Counted counted;
+    counted.memory = back.data(), counted.expected = 'a';
+    REQUIRE(cudaStreamCreate(&stream) == 0 && cudaStreamCreate(&other) == 0);
+    const auto begin = [&](std::size_t set) {
+        REQUIRE((run<void *, int>("cudaStreamBeginCapture", stream, 0) == 0));
+        REQUIRE(run("cudaStreamIsCapturing", stream, &status) == 0 && status == 1);
+        REQUIRE(cudaMemcpyAsync(device, there.data(), n, H2D, stream) == 0);
+        REQUIRE(cudaMemsetAsync(device + 100, 's', set, stream) == 0);
+        REQUIRE(cudaMemcpyAsync(back.data(), device, n, DEFAULT, stream) == 0);
+        REQUIRE((run<void *, void (*)(void *), void *>("cudaLaunchHostFunc", stream, count,
+                                                       &counted) == 0));
+        return run("cudaStreamEndCapture", stream, &graph) == 0;
+    };
+    REQUIRE(begin(50));
+    REQUIRE(run("cudaStreamIsCapturing", stream, &status) == 0 && status == 0);
+    REQUIRE(cudaDeviceSynchronize() == 0 && back[0] == 'x' && counted.calls == 0); // nothing ran
+    REQUIRE(
+        (run<void **, void *, unsigned long long>("cudaGraphInstantiate", &exec, graph, 0) == 0));
+    std::size_t nodes = 0;
+    REQUIRE(
+        (run<void *, void **, std::size_t *>("cudaGraphGetNodes", graph, nullptr, &nodes) == 0));
+    REQUIRE(nodes == 4);
+    int calls = 0;
+    for (char letter : {'a', 'b'}) {
+        std::fill(there.begin(), there.end(), letter);
+        expected = there;
+        std::memset(expected.data() + 100, 's', 50);
+        counted.expected = letter;
+        // Behind other work of its stream, in front of what comes next.
+        REQUIRE(launch(exec, other) == 0 && cudaMemsetAsync(device, 'm', n, other) == 0);
+        REQUIRE(cudaStreamSynchronize(other) == 0 && back == expected);
+        REQUIRE(counted.calls == ++calls && counted.right);
+    }
+    // The same with more memory set; then a graph that is another one.
+    void *first = graph;
+    Update told = {};
+    REQUIRE(begin(60));
+    REQUIRE((run<void *, void *, Update *>("cudaGraphExecUpdate", exec, graph, &told) == 0));
+    REQUIRE(!told.result && launch(exec, other) == 0 && cudaStreamSynchronize(other) == 0);
+    std::memset(expected.data() + 100, 's', 60);
+    REQUIRE(back == expected && counted.calls == ++calls);
+    Graph none;
+    REQUIRE((fails(run<void *, void *, Update *>("cudaGraphExecUpdate", exec, none.handle, &told),
+                   910)));
+    REQUIRE(told.result == 2 && launch(exec, other) == 0 && cudaStreamSynchronize(other) == 0);
+    REQUIRE(counted.calls == ++calls && run("cudaGraphDestroy", first) == 0);
+    REQUIRE(run("cudaGraphDestroy", graph) == 0 && run("cudaGraphExecDestroy", exec) == 0);
+    return cudaFree(device) == 0;
+}
+
+namespace
+{
+
+void wait_for_flag(void *flag)
+{
+    while (!*static_cast<std::atomic<int> *>(flag))
+        std::this_thread::yield();
+}
+
+} // namespace
+
+// Over a connection that breaks, for good: a graph whose functions were not called is an error.
+bool graphs_lost()
+{
+    REQUIRE(runtime_is_there());
+    void *stream = nullptr, *other = nullptr;
+    std::atomic<int> flag{0};
+    std::vector<char> memory(10000, 'a'), back(10000, 'x');
+    char *device = device_memory(10000);
+    REQUIRE(cudaStreamCreate(&stream) == 0 && cudaStreamCreate(&other) == 0);
+    const int before = dup(0);
+    close(before);
+    Graph graph;
+    const Host host = {wait_for_flag, &flag};
+    const Planes out = copy_of(back.data(), device, 10000, D2H);
+    REQUIRE(graph.add("cudaGraphAddHostNode", {}, &host) == 0);
+    REQUIRE(graph.add("cudaGraphAddMemcpyNode", {graph.nodes[0]}, &out) == 0);
+    void *exec = graph.made();
+    REQUIRE(launch(exec, stream) == 0 && cudaStreamSynchronize(other) == 0);
+    for (int fd = before; fd < before + 64; fd++) // all of the thread's, which are new
+        shutdown(fd, SHUT_RDWR);
+    flag = 1;
+    REQUIRE(cudaStreamSynchronize(stream) == 999 && cudaGetLastError() == 999);
+    REQUIRE(back[0] == 'x' && cudaStreamSynchronize(other) == 0);
+    return fails(launch(exec, stream), 999);
+}
+
+namespace
+{
+
+// Sets a flag when it is told to, or after two seconds: then somebody has waited for it.
+class Release
+{
+    std::mutex lock;
+    std::condition_variable told;
+    bool asked = false, late = false;
+    std::thread thread;
+
+  public:
+    explicit Release(std::atomic<int> *flag)
+        : thread([this, flag] {
+              std::unique_lock<std::mutex> locked(lock);
+              late = !told.wait_for(locked, std::chrono::seconds(2), [this] { return asked; });
+              *flag = 1;
+          })
+    {
+    }
+    bool in_time()
+    {
+        {
+            std::lock_guard<std::mutex> locked(lock);
+            asked = true;
+        }
+        told.notify_one();
+        thread.join();
+        return !late;
+    }
+};
+
+} // namespace
+
+// cudaFree waits for graphs, and returns what has failed there; but of no memory, and of memory of
+// pools and of graphs, it waits for nothing.
+bool frees_beside_graphs()
+{
+    REQUIRE(runtime_is_there());
+    std::atomic<int> flag{0};
+    std::vector<char> there(10000, 'a'), back(10000, 'x');
+    char *device = device_memory(10000), *second = device_memory(10000);
+    void *pooled = nullptr, *stream = nullptr, *array = nullptr, *node = nullptr;
+    int channel[5] = {8, 0, 0, 0, 1};
+    REQUIRE(cudaMemcpy(device, there.data(), 10000, H2D) == 0 && cudaStreamCreate(&stream) == 0);
+    REQUIRE((run<void **, std::size_t, void *>("cudaMallocAsync", &pooled, 4096, nullptr) == 0));
+    REQUIRE((run<void **, const void *, std::size_t, std::size_t, unsigned>(
+                 "cudaMallocArray", &array, channel, 64, 0, 0) == 0));
+    Graph graph, failing, allocating;
+    const Host host = {wait_for_flag, &flag};
+    const Planes out = copy_of(back.data(), device, 10000, D2H),
+                 wrong = copy_of(back.data(), second, 10000, D2H);
+    REQUIRE(graph.add("cudaGraphAddHostNode", {}, &host) == 0);
+    REQUIRE(graph.add("cudaGraphAddMemcpyNode", {graph.nodes[0]}, &out) == 0);
+    REQUIRE(failing.add("cudaGraphAddMemcpyNode", {}, &wrong) == 0);
+    Allocation allocation = {};
+    allocation.kind = allocation.location = 1;
+    allocation.n = 5000;
+    REQUIRE(
+        (run<void **, void *, void *const *, std::size_t, Allocation *>(
+             "cudaGraphAddMemAllocNode", &node, allocating.handle, nullptr, 0, &allocation) == 0));
+    void *exec = graph.made(), *wrong_exec = failing.made();
+    REQUIRE(launch(exec, stream) == 0);
+    Release release(&flag);
+    const bool freed =
+        cudaFree(pooled) == 0 && cudaFree(nullptr) == 0 && cudaFree(allocation.address) == 0;
+    REQUIRE(release.in_time() && freed);
+    REQUIRE(cudaFree(second) == 0 && back == there);
+    std::fill(back.begin(), back.end(), 'y');
+    REQUIRE(launch(exec, stream) == 0);
+    REQUIRE(run("cudaFreeArray", array) == 0 && back == there);
+    REQUIRE(launch(wrong_exec, stream) == 0 && fails(cudaFree(device), 1));
+    return cudaDeviceSynchronize() == 0;
+}
+
+// By a back end that says that graphs have more nodes than there are addresses, and that elements
+// of arrays have 64 bytes: nothing behind the last row of 64 is sent.
+bool lied_to()
+{
+    REQUIRE(runtime_is_there());
+    const std::size_t page = 4096;
+    auto *memory = static_cast<char *>(
+        mmap(nullptr, 3 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    REQUIRE(memory != MAP_FAILED && mprotect(memory + 2 * page, page, PROT_NONE) == 0);
+    void *array = nullptr;
+    const int channel[5] = {32, 0, 0, 0, 0};
+    REQUIRE((run<void **, const void *, std::size_t, std::size_t, unsigned>(
+                 "cudaMallocArray", &array, channel, 16, 4, 0) == 0));
+    Planes rows = copy_of(nullptr, memory + page - 64, page, H2D);
+    rows.to = {};
+    rows.to_array = array;
+    rows.extent = {16, 2, 1};
+    REQUIRE(run<const Planes *>("cudaMemcpy3D", &rows) == 0);
+    Graph graph;
+    std::size_t n = 0;
+    void *exec = nullptr;
+    REQUIRE(graph.handle && (fails(run<void *, void **, std::size_t *>("cudaGraphGetNodes",
+                                                                       graph.handle, nullptr, &n),
+                                   999)));
+    return fails(
+        run<void **, void *, unsigned long long>("cudaGraphInstantiate", &exec, graph.handle, 0),
+        999);
+}

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Memory and events that two processes of one tenant share.
+#include "tests/gvirtus/application.h"
+
+#include <cstring>
+#include <vector>
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace
+{
+
+struct Handle {
+    char bytes[64];
+};
+
+constexpr std::size_t n = 300000;
+
+// A call of the preload's whose arguments have just the types that it takes.
+template <typename... T> int run(const char *name, T... arguments)
+{
+    return preloaded<int(T...)>(name)(arguments...);
+}
+
+// What has failed, cudaGetLastError returns once.
+bool fails(int rc, int code)
+{
+    REQUIRE(rc == code && cudaGetLastError() == code && cudaGetLastError() == 0);
+    return true;
+}
+
+// The two processes meet.
+struct Meeting {
+    int to[2], back[2];
+    Meeting()
+    {
+        if (pipe(to) || pipe(back))
+            std::abort();
+    }
+    // The other's ends, so that it is seen to end.
+    void leave(bool parent) const
+    {
+        close(parent ? to[0] : to[1]);
+        close(parent ? back[1] : back[0]);
+    }
+    template <typename T> bool tell(bool parent, const T &what) const
+    {
+        return write(parent ? to[1] : back[1], &what, sizeof(what)) == sizeof(what);
+    }
+    template <typename T> bool hear(bool parent, T *what) const
+    {
+        return read(parent ? back[0] : to[0], what, sizeof(*what)) == sizeof(*what);
+    }
+};
+
+struct Shared {
+    Handle memory, event;
+};
+
+bool open_memory(void **memory, const Handle &handle, unsigned flags = 1)
+{
+    return run("cudaIpcOpenMemHandle", memory, handle, flags) == 0;
+}
+
+// Handles that were made up, or are of the other kind.
+bool forged(const Shared &shared)
+{
+    void *got = nullptr;
+    for (std::size_t at : {0u, 15u, 16u, 63u}) {
+        Shared other = shared;
+        other.memory.bytes[at] = static_cast<char>(other.memory.bytes[at] ^ 1);
+        other.event.bytes[at] = static_cast<char>(other.event.bytes[at] ^ 1);
+        REQUIRE(fails(run("cudaIpcOpenMemHandle", &got, other.memory, 1u), 400));
+        REQUIRE(fails(run("cudaIpcOpenEventHandle", &got, other.event), 400));
+    }
+    REQUIRE(fails(run("cudaIpcOpenMemHandle", &got, shared.event, 1u), 400));
+    REQUIRE(fails(run("cudaIpcOpenEventHandle", &got, shared.memory), 400));
+    REQUIRE(fails(run("cudaIpcOpenMemHandle", &got, shared.memory, 0u), 1));
+    return fails(run("cudaIpcCloseMemHandle", static_cast<void *>(&got)), 1) && !got;
+}
+
+// The other process: what it opens it uses as its own, and does not give back.
+bool child_of(const Meeting &meeting)
+{
+    Shared shared;
+    void *memory = nullptr, *again = nullptr, *event = nullptr, *stream = nullptr;
+    char go;
+    REQUIRE(meeting.hear(false, &shared) && cudaGetLastError() == 0);
+    char *own = device_memory(n);
+    REQUIRE(own && cudaStreamCreateWithFlags(&stream, 1) == 0 && forged(shared));
+    REQUIRE(open_memory(&memory, shared.memory) && open_memory(&again, shared.memory));
+    REQUIRE(again == memory);
+    REQUIRE(run("cudaIpcOpenEventHandle", &event, shared.event) == 0 && event);
+    // Behind the other process's work, which may not have ended.
+    std::vector<char> expected(n, 'p'), got(n);
+    REQUIRE(cudaStreamWaitEvent(stream, event, 0) == 0);
+    REQUIRE(cudaMemcpyAsync(own, memory, n, D2D, stream) == 0);
+    REQUIRE(cudaMemcpyAsync(got.data(), memory, n, DEFAULT, stream) == 0);
+    REQUIRE(cudaStreamSynchronize(stream) == 0 && got == expected);
+    REQUIRE(device_has(own, expected.data(), n));
+    // And the other way round.
+    stub_remote()->slow(20000);
+    REQUIRE(cudaMemsetAsync(memory, 'c', n, stream) == 0 && cudaEventRecord(event, stream) == 0);
+    REQUIRE(meeting.tell(false, 'r') && meeting.hear(false, &go));
+    stub_remote()->slow(0);
+    REQUIRE(fails(cudaFree(memory), 1));
+    REQUIRE(run("cudaIpcCloseMemHandle", memory) == 0 && fails(cudaFree(memory), 1));
+    REQUIRE(run("cudaIpcCloseMemHandle", memory) == 0);
+    REQUIRE(fails(run("cudaIpcCloseMemHandle", memory), 1));
+    REQUIRE(run("cudaEventDestroy", event) == 0 && cudaFree(own) == 0);
+    REQUIRE(meeting.tell(false, 'c') && meeting.hear(false, &go));
+    // What was freed, and destroyed, cannot be opened; nor what lies there now.
+    REQUIRE(fails(run("cudaIpcOpenMemHandle", &memory, shared.memory, 1u), 400));
+    return fails(run("cudaIpcOpenEventHandle", &event, shared.event), 400);
+}
+
+bool parent_of(const Meeting &meeting)
+{
+    Shared shared, again;
+    void *stream = nullptr, *event = nullptr, *plain = nullptr;
+    char go;
+    REQUIRE(cudaGetLastError() == 0);
+    char *memory = device_memory(n), *other = device_memory(n);
+    const std::vector<char> first(n, 'p'), second(n, 'c');
+    REQUIRE(memory && other && cudaStreamCreateWithFlags(&stream, 1) == 0);
+    REQUIRE(cudaMemcpy(other, first.data(), n, H2D) == 0 && cudaMemset(memory, 0, n) == 0);
+    REQUIRE(cudaEventCreateWithFlags(&event, 6) == 0 && cudaEventCreate(&plain) == 0);
+    REQUIRE(run("cudaIpcGetMemHandle", &shared.memory, static_cast<void *>(memory)) == 0);
+    REQUIRE(run("cudaIpcGetEventHandle", &shared.event, event) == 0);
+    // The allocation has one handle, whatever of it is named.
+    REQUIRE(run("cudaIpcGetMemHandle", &again.memory, static_cast<void *>(memory + 100)) == 0);
+    REQUIRE(!std::memcmp(&again.memory, &shared.memory, sizeof(Handle)));
+    REQUIRE(fails(run("cudaIpcGetMemHandle", &again.memory, static_cast<void *>(&go)), 1));
+    REQUIRE(fails(run("cudaIpcGetEventHandle", &again.event, plain), 400));
+    stub_remote()->slow(20000);
+    REQUIRE(cudaMemcpyAsync(memory, other, n, D2D, stream) == 0);
+    REQUIRE(cudaEventRecord(event, stream) == 0 && meeting.tell(true, shared));
+    REQUIRE(meeting.hear(true, &go) && cudaEventSynchronize(event) == 0);
+    REQUIRE(device_has(memory, second.data(), n) && meeting.tell(true, 'f'));
+    // Closed over there, they are still what they were.
+    REQUIRE(meeting.hear(true, &go) && device_has(memory, second.data(), n));
+    REQUIRE(cudaEventRecord(event, stream) == 0 && cudaEventSynchronize(event) == 0);
+    REQUIRE(cudaFree(memory) == 0 && run("cudaEventDestroy", event) == 0);
+    REQUIRE(device_memory(n) == memory && meeting.tell(true, 'g'));
+    return cudaFree(other) == 0;
+}
+
+} // namespace
+
+bool processes()
+{
+    Meeting meeting;
+    const pid_t child = fork();
+    if (!child) {
+        alarm(60);
+        meeting.leave(false);
+        std::_Exit(child_of(meeting) ? 0 : 1);
+    }
+    meeting.leave(true);
+    const bool good = parent_of(meeting);
+    close(meeting.to[1]); // then it hears nothing any more
+    int status = -1;
+    return waitpid(child, &status, 0) == child && status == 0 && good;
+}

@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * A session whose host gets another address, as in a VM that has migrated to another network: it
+ * goes on from the new one at once, and not when TCP has given the old connection up. So it does
+ * when the host has none for a while, when only another server of the same name answers meanwhile,
+ * and when nobody resolves the name.
+ *
+ *   test_session_address PROVIDER
+ */
+#include "tests/scenes/session_pair.h"
+
+#include "common/clock.h"
+
+#include <poll.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#define SERVER     "10.99.0.1"
+#define OTHER      "127.0.0.1"
+#define SOON_MS    5000u /* timeout_ms is 60000 */
+#define CALL_BYTES 4u
+
+static const char *provider;
+
+static void shell(const char *command)
+{
+    if (system(command))
+        fail_msg("failed: %s", command);
+}
+
+/* The client's packets to the server come from this address. */
+static void come_from(const char *address)
+{
+    char command[256];
+    snprintf(command, sizeof(command),
+             "ip addr add %s/32 dev lo && ip route replace local " SERVER
+             " dev lo table local src %s",
+             address, address);
+    shell(command);
+}
+
+static int echo(struct session_pair *pair, void *argument)
+{
+    uint8_t bytes[CALL_BYTES];
+    (void)argument;
+    while (ibx_session_read(pair->server, bytes, sizeof(bytes)) == sizeof(bytes)) {
+        bytes[0]++;
+        if (ibx_session_write(pair->server, bytes, sizeof(bytes)) != sizeof(bytes) ||
+            ibx_session_sync(pair->server))
+            return -1;
+    }
+    return 0;
+}
+
+static void call(struct session_pair *pair, uint8_t number)
+{
+    uint8_t bytes[CALL_BYTES] = {number};
+    if (ibx_session_write(pair->client, bytes, sizeof(bytes)) != sizeof(bytes) ||
+        ibx_session_sync(pair->client) ||
+        ibx_session_read(pair->client, bytes, sizeof(bytes)) != sizeof(bytes))
+        fail_msg("%s", ibx_session_reason(pair->client));
+    assert_int_equal(bytes[0], (uint8_t)(number + 1));
+}
+
+static void another_address(void **state)
+{
+    struct session_pair pair;
+    (void)state;
+    session_keeps = 30;
+    session_pair_use(provider, SERVER, "timeout_ms", "60000");
+    session_pair_open(&pair);
+    session_pair_start(&pair, echo, NULL);
+    call(&pair, 1);
+    shell("ip addr add 10.99.0.9/32 dev lo && ip addr del 10.99.0.9/32 dev lo"); /* another's */
+    call(&pair, 2);
+    assert_int_equal(ibx_session_resumed(pair.client), 0);
+    /* The old address takes its route along; packets to it are dropped. */
+    shell("ip addr del 10.99.0.2/32 dev lo");
+    come_from("10.99.0.3");
+    const uint64_t began = ibx_now_ns();
+    call(&pair, 3);
+    assert_in_range((ibx_now_ns() - began) / IBX_NS_PER_MS, 0, SOON_MS);
+    assert_int_equal(ibx_session_resumed(pair.client), 1);
+    assert_non_null(strstr(ibx_session_path(pair.server)->peer, "10.99.0.3"));
+    call(&pair, 4);
+    ibx_session_close(pair.client);
+    assert_int_equal(session_pair_join(&pair), 0);
+    session_pair_close(&pair);
+}
+
+/* The pause of a client that has found no way to its server: the only two descriptors that it waits
+ * for. `endless`: time does not end it. */
+static _Atomic bool endless;
+static _Atomic unsigned paused;
+int __real_poll(struct pollfd *fds, nfds_t count, int timeout);
+int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout);
+
+int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout)
+{
+    const bool pause = endless && count == 2 && fds[1].fd < 0 && timeout >= 0;
+    paused += pause;
+    return __real_poll(fds, count, pause ? -1 : timeout);
+}
+
+static void *call_in_thread(void *argument)
+{
+    call(argument, 2);
+    return NULL;
+}
+
+/* Another back end, which has no sessions, at that address and the port of the client's. */
+struct other {
+    struct ibx_session *listening;
+    pthread_t thread;
+};
+
+static void *accept_other(void *argument)
+{
+    struct ibx_session *none;
+    ibx_session_accept(((struct other *)argument)->listening, &none, NULL);
+    return NULL;
+}
+
+/* The client's server is one of this name from here on. */
+static void other_begin(struct other *other, struct ibx_session *client)
+{
+    struct ibx_error err = {0};
+    struct ibx_options options;
+    struct ibx_uri uri;
+    char text[64];
+    ibx_options_init(&options);
+    assert_int_equal(ibx_uri_parse(client->uri, &uri, NULL), 0);
+    snprintf(text, sizeof(text), "rdma://" OTHER ":%u", uri.port);
+    if (ibx_session_create(text, &options, &other->listening, &err))
+        fail_msg("%s", err.message);
+    ibx_session_keep(other->listening, session_keeps);
+    if (ibx_session_serve(other->listening, &err))
+        fail_msg("%s", err.message);
+    assert_int_equal(pthread_create(&other->thread, NULL, accept_other, other), 0);
+    free(client->uri);
+    client->uri = strdup(text);
+}
+
+static void other_end(struct other *other)
+{
+    pthread_cancel(other->thread);
+    pthread_join(other->thread, NULL);
+    ibx_session_destroy(other->listening);
+}
+
+static void without_address(bool beside_other)
+{
+    struct session_pair pair;
+    struct other other;
+    pthread_t thread;
+    session_keeps = 3600;
+    session_pair_use(provider, SERVER, "timeout_ms", "60000");
+    session_pair_open(&pair);
+    session_pair_start(&pair, echo, NULL);
+    call(&pair, 1);
+    if (beside_other)
+        other_begin(&other, pair.client);
+    close(pair.client->link.peer_fd);
+    pair.client->link.peer_fd = -1; /* as of another host */
+    paused = 0;
+    endless = true;
+    shell("ip addr flush dev lo scope global && "
+          "ip route del local " SERVER " dev lo table local src 10.99.0.2");
+    assert_int_equal(pthread_create(&thread, NULL, call_in_thread, &pair), 0);
+    while (!paused)
+        sched_yield();
+    shell("ip addr add " SERVER "/32 dev lo");
+    pthread_join(thread, NULL);
+    endless = false;
+    assert_int_equal(ibx_session_resumed(pair.client), 1);
+    call(&pair, 3);
+    if (beside_other)
+        other_end(&other);
+    ibx_session_close(pair.client);
+    assert_int_equal(session_pair_join(&pair), 0);
+    session_pair_close(&pair);
+    come_from("10.99.0.2");
+}
+
+/* Neither the server's nor its own; on one host it is enough that the server's is gone. */
+static void no_address_for_a_while(void **state)
+{
+    (void)state;
+    without_address(false);
+}
+
+/* One that has not the session, and says so. */
+static void another_server_answers(void **state)
+{
+    (void)state;
+    without_address(true);
+}
+
+static void no_resolver(void **state)
+{
+    struct session_pair pair;
+    struct ibx_uri uri;
+    char name[128];
+    (void)state;
+    session_keeps = 10;
+    session_pair_use(provider, SERVER, "timeout_ms", "60000");
+    session_pair_open(&pair);
+    session_pair_start(&pair, echo, NULL);
+    call(&pair, 1);
+    assert_int_equal(ibx_uri_parse(pair.client->uri, &uri, NULL), 0);
+    snprintf(name, sizeof(name), "rdma://nobody-knows-it.invalid:%u", uri.port);
+    free(pair.client->uri);
+    pair.client->uri = strdup(name);
+    ibx_abort(pair.client->conn);
+    call(&pair, 2);
+    assert_int_equal(ibx_session_resumed(pair.client), 1);
+    ibx_session_close(pair.client);
+    assert_int_equal(session_pair_join(&pair), 0);
+    session_pair_close(&pair);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(no_resolver), cmocka_unit_test(no_address_for_a_while),
+        cmocka_unit_test(another_server_answers), cmocka_unit_test(another_address)};
+    provider = argc > 1 ? argv[1] : "tcp";
+    if (unshare(CLONE_NEWNET)) {
+        print_message("needs root, for a network of its own\n");
+        return 77;
+    }
+    shell("ip link set lo up && ip addr add " SERVER "/32 dev lo");
+    come_from("10.99.0.2");
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
