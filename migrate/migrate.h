@@ -35,7 +35,7 @@ enum ibx_migrate_phase {
 struct ibx_migrate_status {
     bool source;
     enum ibx_migrate_phase phase;
-    struct ibx_journal record;
+    struct ibx_record record;
     char path[192];              /* of the page connections: "verbs mlx5_0 port 1 ..." */
     char message[IBX_ERROR_MAX]; /* why it is BROKEN or FAILED, or what is overdue; else "" */
     uint64_t began_ns, now_ns;   /* CLOCK_MONOTONIC */
@@ -55,6 +55,7 @@ struct ibx_migrate_status {
     uint64_t state_ns;      /* of it: the device state, until all but its end was taken */
     uint64_t commit_ns;     /* of it: the commit and the resume */
     uint64_t register_ns;   /* exposing RAM before the stop */
+    uint64_t filled_ns;     /* at the destination: from the start to the last page */
     uint64_t total_ns;      /* from the start to the confirmation */
     uint64_t source_cpu_ns; /* of the source's page threads while pages were fetched */
     uint64_t state_bytes;
@@ -108,8 +109,8 @@ struct ibx_send_options {
     bool warm;         /* pages are fetched before the VM stops, and again when they are written */
     unsigned warm_rounds, warm_seconds; /* at most; 0: as many as suit */
     enum ibx_migrate_borrow borrow;     /* its memory here is kept as a base for its return */
-    const struct ibx_journal *returns;  /* the record of the destination that it was borrowed to,
-                                           here; NULL: it does not return */
+    const struct ibx_record *returns;   /* the record of the destination that it was borrowed to,
+                                            here; NULL: it does not return */
     struct ibx_migrate_observer observer;
 };
 
@@ -127,32 +128,32 @@ struct ibx_send_options {
  * continues Of a record: -EALREADY: its migration has ended; -EBUSY: a tool is at work on it;
  * -ESRCH: its QEMU has ended.
  */
-int ibx_migrate_receive(const struct ibx_receive_options *options, const struct ibx_journal *record,
+int ibx_migrate_receive(const struct ibx_receive_options *options, const struct ibx_record *record,
                         struct ibx_migrate_status *last, struct ibx_error *err);
-int ibx_migrate_send(const struct ibx_send_options *options, const struct ibx_journal *record,
+int ibx_migrate_send(const struct ibx_send_options *options, const struct ibx_record *record,
                      struct ibx_migrate_status *last, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- operator/queries.c */
 
 /* Asks the destination of this (source's) record for its state. -EHOSTUNREACH and others when it
  * does not answer. */
-int ibx_migrate_query(const struct ibx_journal *record, const struct ibx_options *transport,
+int ibx_migrate_query(const struct ibx_record *record, const struct ibx_options *transport,
                       struct ibx_migrate_answer *answer, struct ibx_error *err);
 /* Tells the destination that this (source's) record is DONE. 0: the destination knows it now.
  * -ENOENT: the tool there knows nothing of this migration; others: no tool answers. */
-int ibx_migrate_confirm(const struct ibx_journal *record, const struct ibx_options *transport,
+int ibx_migrate_confirm(const struct ibx_record *record, const struct ibx_options *transport,
                         struct ibx_error *err);
 /* Ends the migration that the QEMU of this (source's) record, which is DONE, holds open (common/
  * hold.h), as the tool would have done that has died, and puts
  * QEMU's settings back; 0 also when there is nothing to do. */
-int ibx_migrate_let_go(const struct ibx_journal *record, struct ibx_error *err);
+int ibx_migrate_let_go(const struct ibx_record *record, struct ibx_error *err);
 /* Ends the QEMU of this (source's) record, which is DONE; 0 also when it has ended. -ESRCH: its
  * monitor belongs to another process. */
-int ibx_migrate_quit(const struct ibx_journal *record, struct ibx_error *err);
+int ibx_migrate_quit(const struct ibx_record *record, struct ibx_error *err);
 /* Continues the VM at the source from the moment it was stopped. The caller has asked the operator.
  * -EBUSY: the destination answers that the VM runs there, or the record has changed. -EINVAL: the
  * migration has ended, or the record is not the source's. */
-int ibx_migrate_rollback(const char *folder, struct ibx_journal *record,
+int ibx_migrate_rollback(const char *folder, struct ibx_record *record,
                          const struct ibx_options *transport, struct ibx_error *err);
 /* Whether the VM can be migrated: this side's blockers, with a URI those of the destination that
  * waits there, and whether the memory of `links` page connections may be locked. Touches nothing.
@@ -183,7 +184,7 @@ const char *ibx_migrate_phase_name(enum ibx_migrate_phase phase);
 /* Stable, documented in ib-migrate(1): the same objects in `status`, --json lines and summaries.
  * NULL: no memory. */
 json_t *ibx_migrate_status_json(const struct ibx_migrate_status *status);
-json_t *ibx_migrate_record_json(const struct ibx_journal *record);
+json_t *ibx_migrate_record_json(const struct ibx_record *record);
 /* The reverse, in another process: all but the record, which is left alone. -EPROTO. */
 int ibx_migrate_status_take(const json_t *json, struct ibx_migrate_status *status,
                             struct ibx_error *err);

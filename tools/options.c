@@ -236,23 +236,89 @@ static error_t parse(int key, char *text, struct argp_state *state)
     exit(1);
 }
 
-/* "serve URI\nrun URI", of which argp makes one line of usage each, and the list of commands. */
-static char *describe_commands(const struct ibx_tool *tool, struct argp_option **next)
+static bool takes_value(const struct ibx_tool *tool, const char *argument)
+{
+    for (unsigned i = 0; tool->options[i].help; i++) {
+        const struct ibx_tool_option *o = &tool->options[i];
+        if (o->name && o->value && !strcmp(argument + 2, o->name))
+            return true;
+    }
+    return false;
+}
+
+/* The command in a line that asks for help, which argp gives before it comes to the command; NULL:
+ * there is none, or nobody asks. */
+static const struct ibx_tool_command *asked_about(const struct ibx_tool *tool, int argc,
+                                                  char *const *argv)
+{
+    const struct ibx_tool_command *command = NULL;
+    bool asks = false;
+    for (int i = 1; tool->commands && i < argc; i++) {
+        asks |= !strcmp(argv[i], "--help") || !strcmp(argv[i], "-h") || !strcmp(argv[i], "-?");
+        if (!strncmp(argv[i], "--", 2))
+            i += takes_value(tool, argv[i]);
+        else if (*argv[i] != '-' && !command)
+            for (command = tool->commands; command->name && strcmp(command->name, argv[i]);)
+                command++;
+    }
+    return asks && command && command->name ? command : NULL;
+}
+
+/* "serve URI\nrun URI", of which argp makes one line of usage each, and the list of commands; or
+ * the line of `only`. */
+static char *describe_commands(const struct ibx_tool *tool, const struct ibx_tool_command *only,
+                               struct argp_option **next)
 {
     char *text = NULL;
     size_t size = 0;
     FILE *out = open_memstream(&text, &size);
     if (!out)
         return NULL;
-    *(*next)++ = (struct argp_option){.doc = "Commands:"};
-    for (const struct ibx_tool_command *c = tool->commands; c->name; c++) {
-        fprintf(out, "%s%s%s%s", c == tool->commands ? "" : "\n", c->name, c->uri ? " " : "",
-                c->uri ? c->uri : "");
+    if (!only)
+        *(*next)++ = (struct argp_option){.doc = "Commands:"};
+    for (const struct ibx_tool_command *c = only ? only : tool->commands; c->name; c++) {
+        fprintf(out, "%s%s%s%s", only || c == tool->commands ? "" : "\n", c->name,
+                c->uri ? " " : "", c->uri ? c->uri : "");
+        if (only)
+            break;
         *(*next)++ = (struct argp_option){
             .name = c->name, .flags = OPTION_DOC | OPTION_NO_USAGE, .doc = c->help};
     }
     fclose(out);
     return text;
+}
+
+/* Options with the headings that they stand under; of `only` those that it takes, under two. */
+static void describe_options(const struct ibx_tool *tool, const struct ibx_tool_command *only,
+                             struct argp_option **next)
+{
+    const unsigned bit = only ? 1u << (only - tool->commands) : 0;
+    for (unsigned own = 0; own < (only ? 2 : 1); own++) {
+        if (only)
+            *(*next)++ = (struct argp_option){.doc = own ? "Options of this command:"
+                                                         : "Options of all commands:"};
+        for (unsigned i = 0; tool->options[i].help; i++) {
+            const struct ibx_tool_option *o = &tool->options[i];
+            if (only && (!o->name || own != (o->commands != 0)))
+                continue;
+            *(*next)++ = (struct argp_option){
+                .name = o->name,
+                .key = o->name ? FIRST_KEY + (int)i : 0,
+                .arg = o->value,
+                .flags = only && o->commands && !(o->commands & bit) ? OPTION_HIDDEN : 0,
+                .doc = o->help};
+        }
+    }
+}
+
+static bool sets_transport(const struct ibx_tool *tool, const struct ibx_tool_command *only)
+{
+    bool takes = tool->lists_transport && !only;
+    for (unsigned i = 0; tool->lists_transport && only && tool->options[i].help; i++)
+        takes |= tool->options[i].type == IBX_TOOL_SET &&
+                 (!tool->options[i].commands ||
+                  tool->options[i].commands & 1u << (only - tool->commands));
+    return takes;
 }
 
 /* The transport's options, a line each, become entries of --help. */
@@ -287,17 +353,14 @@ void ibx_tool_parse(const struct ibx_tool *tool, int argc, char **argv, void *ar
     argp_program_version = version;
     argp_err_exit_status = 2;
     argv[0] = (char *)tool->name; /* what the messages of getopt begin with */
-    char *usage = tool->commands ? describe_commands(tool, &next) : NULL;
-    for (unsigned i = 0; tool->options[i].help; i++) {
-        const struct ibx_tool_option *o = &tool->options[i];
-        *next++ = (struct argp_option){.name = o->name,
-                                       .key = o->name ? FIRST_KEY + (int)i : 0,
-                                       .arg = o->value,
-                                       .doc = o->help};
-    }
-    char *keys = tool->lists_transport ? describe_transport(&next) : NULL;
-    const struct argp argp = {
-        .options = options, .parser = parse, .args_doc = usage, .doc = tool->help};
+    const struct ibx_tool_command *only = asked_about(tool, argc, argv);
+    char *usage = tool->commands ? describe_commands(tool, only, &next) : NULL;
+    describe_options(tool, only, &next);
+    char *keys = sets_transport(tool, only) ? describe_transport(&next) : NULL;
+    const struct argp argp = {.options = options,
+                              .parser = parse,
+                              .args_doc = usage,
+                              .doc = only ? only->help : tool->help};
     argp_parse(&argp, argc, argv, 0, NULL, &line);
     free(usage);
     free(keys);

@@ -5,6 +5,7 @@
  * A command is the first argument that is no option. Options may stand before or after it. An
  * option of another command, a missing command and a wrong number of arguments end the process
  * with status 2; a bad value ends it with status 1; --help, --usage and --version end it with 0.
+ * --help beside a command is of that command alone.
  */
 #ifndef IBX_TOOLS_OPTIONS_H
 #define IBX_TOOLS_OPTIONS_H

@@ -27,5 +27,9 @@ void ibx_dirty_unregister(int uffd, uint64_t start, uint64_t length);
  * Both may be NULL. Unless `last` it protects them again. -EOPNOTSUPP: the kernel is older. */
 int ibx_dirty_scan(int pagemap, uint64_t start, uint64_t length, uint64_t page_size, bool last,
                    uint64_t *bits, uint64_t *count, struct ibx_error *err);
+/* Which pages are mapped, in the same way; with `perhaps` also those of which the page table has
+ * anything at all. */
+int ibx_dirty_mapped(int pagemap, uint64_t start, uint64_t length, uint64_t page_size, bool perhaps,
+                     uint64_t *bits, uint64_t *count, struct ibx_error *err);
 
 #endif

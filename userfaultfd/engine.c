@@ -264,6 +264,13 @@ void ibx_fault_note_placed(struct ibx_fault *e, uint64_t page, uint64_t pages)
     set_bits(e->placed, page, pages);
 }
 
+void ibx_fault_note_removed(struct ibx_fault *e, const struct fault_range *r, uint64_t page,
+                            uint64_t pages)
+{
+    if (e->removed && r->is.alias)
+        e->removed(e->check_context, page, pages);
+}
+
 void ibx_fault_set_background(struct ibx_fault *engine, bool on)
 {
     atomic_store_explicit(&engine->background, on, memory_order_relaxed);
@@ -295,6 +302,7 @@ void ibx_fault_stats(const struct ibx_fault *engine, struct ibx_fault_stats *sta
         .kernel_stalls = atomic_load(&e->kernel_stalls),
         .cap_stalls = atomic_load(&e->cap_stalls),
         .existed = atomic_load(&e->existed),
+        .twice = atomic_load(&e->twice),
         .removes = atomic_load(&e->removes),
         .forks = atomic_load(&e->forks),
         .latency_count = atomic_load(&e->latency.count),

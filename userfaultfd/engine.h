@@ -15,7 +15,8 @@
  *   setup.c       create, destroy, resume  place.c       UFFDIO_COPY, ZEROPAGE, CONTINUE, WAKE
  *   worker.c      the threads              fetch.c       what is fetched next
  *   descriptor.c  userfaultfd descriptors  stride.c      stride prefetch
- *   takeover.c    what outlives a killed engine
+ *   slot.c        requests                 flight.c      how much is in flight over a wire
+ *   takeover.c    what outlives a killed engine   give.c     pages that come another way
  *
  * engine.c, events.c, place.c and fetch.c call each other: all of them can fail the engine, and
  * placing has to read events when the kernel answers EAGAIN.
@@ -33,6 +34,7 @@
 #include <pthread.h>
 
 #ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_READ  22
 #define MADV_POPULATE_WRITE 23
 #endif
 
@@ -46,12 +48,14 @@
 #define STRIDE_QUEUE   8u  /* stride prefetches to be requested */
 #define WINDOWS        64u /* fault-around windows to be requested */
 #define EVENTS_AT_ONCE 32u
-#define DEPTH_LOW      4u /* background requests in flight while faults occur */
+#define DEPTH_LOW      4u  /* background requests in flight while faults occur */
+#define SCATTERED_MAX  64u /* pages of one request that do not follow each other */
 
 struct waiter {
     uint64_t page;
     uint64_t since_ns;
-    bool seen;      /* by the stride detector */
+    bool seen;      /* by the stride detector, */
+    bool strides;   /* and it is part of a stride */
     bool duplicate; /* requested a second time, while another worker has the claim */
 };
 
@@ -69,12 +73,15 @@ struct slot {
     enum ibx_fault_cause cause;
     struct fault_range *range;
     uint64_t page;
+    uint64_t *list;      /* room for SCATTERED_MAX pages; NULL in slots of single pages */
+    bool scattered;      /* the pages are those of the list, not `page` and those behind it */
     uint32_t count;      /* pages claimed */
     uint32_t good;       /* of them, arrived */
     uint32_t placed;     /* of them, placed, or left to another worker */
     uint32_t generation; /* in the cookie, so that a stale cookie is detected */
     unsigned worker;     /* whose it is */
     bool zero;
+    bool checked;    /* config.check has seen it */
     bool duplicate;  /* another worker has the claims; places what that one has not placed yet */
     uint64_t faults; /* engine->faults at the request */
     uint64_t asked_ns;
@@ -82,10 +89,40 @@ struct slot {
     uint8_t *bytes;  /* where they arrive */
 };
 
+static inline uint64_t slot_page(const struct slot *slot, uint32_t index)
+{
+    return slot->scattered ? slot->list[index] : slot->page + index;
+}
+
+/* Which of its pages this is; UINT32_MAX: none. */
+static inline uint32_t slot_index(const struct slot *slot, uint64_t page)
+{
+    if (!slot->scattered)
+        return page - slot->page < slot->count ? (uint32_t)(page - slot->page) : UINT32_MAX;
+    for (uint32_t i = 0; i < slot->count; i++)
+        if (slot->list[i] == page)
+            return i;
+    return UINT32_MAX;
+}
+
 struct fault_range {
     struct ibx_fault_range is;
     uint64_t pages;
     unsigned index;
+};
+
+/* flight.c. Of the wire, by all workers. */
+struct flight {
+    _Atomic uint64_t round_trip_ns; /* of requests of a few pages, about the least; 0: none yet */
+    _Atomic uint64_t forgot_ns;     /* when it was last let grow */
+    _Atomic uint64_t window_ns, window_bytes; /* what has arrived since */
+    _Atomic uint64_t latest;                  /* bytes a second of the window before */
+    _Atomic uint64_t rate;                    /* of the wire, bytes a second, so far */
+    _Atomic unsigned steady;                  /* windows since it grew */
+    _Atomic unsigned factor;                  /* in 64ths; 0: the least */
+    _Atomic uint64_t bytes;                   /* in flight, but for single pages */
+    _Atomic bool held;                        /* somebody was, since the window began */
+    _Atomic uint64_t fault_ns;                /* the latest fault */
 };
 
 struct fault_worker {
@@ -97,7 +134,9 @@ struct fault_worker {
     void *own_buffer;
     int wake_fd;
     struct slot *slots; /* URGENT_SLOTS, STRIDE_SLOTS, then the others */
+    uint64_t *lists;    /* of the others */
     unsigned slot_count, in_flight, bulk, arrived;
+    uint64_t flying;           /* bytes in flight, of the others */
     uint64_t windows[WINDOWS]; /* a ring of faulted pages */
     unsigned window_head, window_count;
     struct stride_prefetch strides[STRIDE_QUEUE]; /* a ring, too */
@@ -121,8 +160,10 @@ struct ibx_fault {
     bool events;
     _Atomic bool background;
     uint64_t early, early_end; /* pages that are fetched before the background is on */
+    bool wire;
+    uint64_t round_trip_ns; /* of it, until the first page tells */
     unsigned fault_workers;
-    bool no_faults;
+    bool no_faults, prompt;
     unsigned spin_us, depth;
     uint32_t fault_around, chunk_min, chunk_max, page_max, slot_bytes;
     size_t buffer_bytes;
@@ -139,10 +180,11 @@ struct ibx_fault {
     void (*touched)(void *context, uint64_t page);
     void *touched_context;
     _Atomic uint64_t *arrived, *placed; /* the caller's, or NULL */
-    bool exclusive;
+    bool exclusive, cached;
     int (*check)(void *context, unsigned worker, uint64_t page, uint32_t pages, const void *bytes,
                  struct ibx_error *err); /* or NULL */
     void *check_context;
+    void (*removed)(void *context, uint64_t page, uint64_t pages); /* or NULL */
     uint64_t total;
     pthread_rwlock_t placing;
     pthread_mutex_t lock;
@@ -156,14 +198,14 @@ struct ibx_fault {
     _Atomic uint64_t changes;       /* counts changes of the list and of pages in it */
     _Atomic uint64_t missing, present, cursor, cap;
     uint64_t next_ns; /* the bandwidth clock */
-    _Atomic uint64_t
-        round_trip_ns; /* of requests of one small page, about the least; 0: none yet */
-    void *zeros;       /* a page of zeros, of the largest size */
-    int *children;     /* descriptors of forked processes */
+    struct flight flight;
+    _Atomic unsigned aside; /* background requests that go before those of a loop */
+    void *zeros;            /* a page of zeros, of the largest size */
+    int *children;          /* descriptors of forked processes */
     unsigned child_count;
     _Atomic uint64_t by_cause[IBX_FAULT_CAUSES];
     _Atomic uint64_t bytes, faults, zero_faults, requests, retries, reader_stalls, kernel_stalls,
-        cap_stalls, existed, removes, forks;
+        cap_stalls, existed, twice, removes, forks;
     struct histogram latency;
 };
 
@@ -194,14 +236,17 @@ void ibx_fault_wake_workers(struct ibx_fault *e);
 void ibx_fault_changed(struct ibx_fault *e);
 struct fault_range *ibx_fault_range_of_page(struct ibx_fault *e, uint64_t page);
 struct fault_range *ibx_fault_range_of_address(struct ibx_fault *e, uint64_t address);
-/* Counts pages that have become present. */
 /* Faults that were read come again, unless their page is there. */
 int ibx_fault_wake_all(struct ibx_fault *e, struct ibx_error *err);
+/* Counts pages that have become present. */
 void ibx_fault_pages_done(struct ibx_fault *e, enum ibx_fault_cause cause, uint64_t pages);
 /* Sets bits of config.arrived: the faulting process is about to see these pages. */
 void ibx_fault_note_arrived(struct ibx_fault *e, uint64_t page, uint64_t pages);
 /* Sets bits of config.placed: these pages are in their place. */
 void ibx_fault_note_placed(struct ibx_fault *e, uint64_t page, uint64_t pages);
+/* Calls config.removed when the range is in minor mode. */
+void ibx_fault_note_removed(struct ibx_fault *e, const struct fault_range *r, uint64_t page,
+                            uint64_t pages);
 
 /* events.c */
 void ibx_fault_event_handle(struct ibx_fault *e, const struct uffd_msg *message, uint64_t now);
@@ -228,12 +273,46 @@ bool ibx_fault_fetch_faulted(struct fault_worker *w);
 bool ibx_fault_fetch_strides(struct fault_worker *w);
 bool ibx_fault_fetch_around(struct fault_worker *w);
 bool ibx_fault_fetch_background(struct fault_worker *w);
+
+/* slot.c */
+/* Claimed pages: `pages` from `page` on, or those of the slot's list. */
+struct wanted {
+    uint64_t page;
+    uint32_t pages;
+    enum ibx_fault_cause cause;
+    bool duplicate, scattered;
+};
+
 void ibx_fault_slot_init(struct slot *slot);
+/* A free one of [from, to), or NULL. */
+struct slot *ibx_fault_slot_take(struct fault_worker *w, unsigned from, unsigned to);
+/* Claims missing pages from `page` on, at most `max` and up to `end`; returns how many. */
+uint32_t ibx_fault_claim(struct ibx_fault *e, uint64_t page, uint64_t end, uint32_t max);
+/* Requests claimed pages. After a failure they are missing again, unless another worker has the
+ * claim. */
+int ibx_fault_slot_request(struct fault_worker *w, struct slot *slot, struct fault_range *r,
+                           const struct wanted *wanted);
 /* Frees a slot; pages that were not placed are missing again. */
 void ibx_fault_slot_release(struct fault_worker *w, struct slot *slot);
 
-/* A request of one small page took so long. */
-void ibx_fault_note_round_trip(struct ibx_fault *e, uint64_t ns);
+/* flight.c */
+/* More is in flight, or less, beside single pages. */
+static inline void ibx_fault_flying(struct fault_worker *w, int64_t bytes)
+{
+    w->flying += (uint64_t)bytes;
+    count(&w->engine->flight.bytes, (uint64_t)bytes);
+}
+/* A request of a few pages took so long. */
+void ibx_fault_note_round_trip(struct ibx_fault *e, uint64_t ns, uint64_t now_ns);
+void ibx_fault_note_arrival(struct ibx_fault *e, uint64_t bytes, uint64_t now_ns);
+/* Bytes that this worker may have in flight beside single pages. */
+uint64_t ibx_fault_flight_room(const struct fault_worker *w, uint64_t now_ns);
+static inline uint64_t round_trip_of(const struct ibx_fault *e)
+{
+    const uint64_t seen = atomic_load_explicit(&e->flight.round_trip_ns, memory_order_relaxed);
+    return seen ? seen : e->round_trip_ns;
+}
+
 /* takeover.c */
 /* What the kernel has told and nobody has noted yet lies in `events`: read(2) puts it there, and a
  * process that is killed does not die within that call. */

@@ -68,6 +68,7 @@ static void fault_came(struct ibx_fault *e, uint64_t address, uint64_t now)
     }
     const uint64_t page = r->is.first_page + (address - r->is.start) / r->is.page_size;
     count(&e->faults, 1);
+    atomic_store_explicit(&e->flight.fault_ns, now, memory_order_relaxed);
     if (e->touched)
         e->touched(e->touched_context, page);
     ibx_fault_waiter_add(e, page, now);
@@ -80,6 +81,7 @@ static void pages_dropped(struct ibx_fault *e, uint64_t page, uint64_t end)
     uint64_t dropped = 0;
     ibx_fault_note_arrived(e, page, end > page ? end - page : 0);
     ibx_fault_note_placed(e, page, end > page ? end - page : 0);
+    const uint64_t from = page;
     for (; page < end; page++) {
         while (true) {
             enum page_state state = pagemap_get(&e->map, page);
@@ -92,6 +94,8 @@ static void pages_dropped(struct ibx_fault *e, uint64_t page, uint64_t end)
                 break;
         }
     }
+    if (from < end)
+        ibx_fault_note_removed(e, ibx_fault_range_of_page(e, from), from, end - from);
     atomic_fetch_sub(&e->missing, dropped);
     ibx_fault_pages_done(e, IBX_FAULT_BY_REMOVE, dropped);
     ibx_fault_changed(e);
@@ -164,6 +168,14 @@ void ibx_fault_event_handle(struct ibx_fault *e, const struct uffd_msg *m, uint6
     default:
         ibx_fault_fail(e, -EPROTO, "userfaultfd event 0x%x is unknown", m->event);
     }
+}
+
+void ibx_fault_note_events(struct ibx_fault *engine)
+{
+    if (!engine->events)
+        return;
+    pthread_rwlock_rdlock(&engine->placing);
+    pthread_rwlock_unlock(&engine->placing);
 }
 
 bool ibx_fault_events_read(struct ibx_fault *e, bool sure)

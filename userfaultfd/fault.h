@@ -52,6 +52,10 @@ struct ibx_fault_request {
     uint64_t cookie; /* comes back with the arrival */
     unsigned range;  /* index of the range in the config */
     bool urgent;     /* to be served before all that are not urgent */
+    /* NULL, or the numbers of `page_count` pages of the range that do not follow each other, the
+     * first one `page`; they fill the buffer in this order. Lasts until the call returns. */
+    const uint64_t *pages;
+    uint32_t page_count;
 };
 
 struct ibx_fault_arrival {
@@ -78,6 +82,7 @@ struct ibx_fault_reader_ops {
     /* A descriptor that is readable when there are arrivals; -1 or NULL: poll() is called every
      * millisecond. */
     int (*fd)(void *context);
+    bool scatters; /* takes requests with `pages` */
 };
 
 struct ibx_fault_reader {
@@ -121,6 +126,10 @@ struct ibx_fault_config {
      * page `early` on, which will fault soon. */
     bool no_background;
     uint64_t early, early_count;
+    /* The source is on another host: what is in flight follows the round trip and the rate of the
+     * wire between, and loops of faults are fetched ahead of them (stride.h). */
+    bool wire;
+    uint64_t round_trip_ns; /* of it, until the first page tells; 0: not known */
     /* Known to be needed soon: fetched in this order, ahead of faults and before all else that is
      * fetched in the background, also without one. Copied; numbers outside of all ranges are passed
      * over. */
@@ -129,6 +138,8 @@ struct ibx_fault_config {
     /* The first so many workers read faults and fetch what faults need, with priority
      * (common/thread.h); the others, at least one, do the rest. 0: all do both. */
     unsigned fault_workers;
+    /* A single worker has that priority: there is no background. */
+    bool prompt;
     /* Faults are left to the next engine of this userfaultfd, because pages that count as present
      * here may be missing; all workers do the rest. */
     bool no_faults;
@@ -146,6 +157,8 @@ struct ibx_fault_config {
     /* The same, but a bit is set afterwards: the page is in its place, or was discarded. A page
      * that has arrived and is not placed may be either. */
     _Atomic uint64_t *placed;
+    /* Minor mode: most of the pages are in the page cache already, with other bytes. */
+    bool cached;
     /* Only this engine makes pages in the ranges: one that is there before it was placed is an
      * error (-EEXIST), and none is fetched twice. */
     bool exclusive;
@@ -161,6 +174,11 @@ struct ibx_fault_config {
     int (*check)(void *context, unsigned worker, uint64_t page, uint32_t pages, const void *bytes,
                  struct ibx_error *err);
     void *check_context;
+    /* Called with pages of a range in minor mode that were removed, perhaps after `check` had seen
+     * them: their bytes are in memory that the owner of the memory can empty before an event tells
+     * of it (fallocate), and `check` may have seen what was left. NULL: not. By any worker, with
+     * check_context. */
+    void (*removed)(void *context, uint64_t page, uint64_t pages);
     /* Called by any worker with the page of each fault, in the order in which they are read, a page
      * perhaps several times; NULL: not. */
     void (*touched)(void *context, uint64_t page);
@@ -224,12 +242,22 @@ int ibx_fault_event_fd(const struct ibx_fault *engine);
 int ibx_fault_mark_zero(struct ibx_fault *engine, uint64_t first, uint64_t count);
 /* These pages are in their place already. As above. */
 int ibx_fault_mark_present(struct ibx_fault *engine, uint64_t first, uint64_t count);
+/* Bytes of a page that came another way than by a reader, of a range in missing mode with pages of
+ * 4 KiB. config.check, if there is one, is called first, as `worker`, which is one thread and none
+ * of the engine's. 1: it was placed; 0: it is not missing, or the engine is not SERVING; -EBADMSG
+ * and others: what config.check says, and nothing has happened. */
+int ibx_fault_give(struct ibx_fault *engine, unsigned worker, uint64_t page, const void *bytes,
+                   struct ibx_error *err);
+/* Whether a page is neither present nor being fetched. */
+bool ibx_fault_missing(const struct ibx_fault *engine, uint64_t page);
 /* For an engine that takes over from one that died: page k is present if bit k of `present` is set
  * (byte k / 8, bit k % 8). In missing mode the bits may come from SEEK_DATA, in minor mode only
  * from `arrived` of the other engine (word k / 64, bit k % 64). Wakes all ranges, so that threads
  * whose faults the other engine has read fault again. -EBUSY unless HELD or STOPPED. */
 int ibx_fault_rebuild(struct ibx_fault *engine, const uint8_t *present, uint64_t pages,
                       struct ibx_error *err);
+/* An event whose reading has let its caller go on is noted when this returns. */
+void ibx_fault_note_events(struct ibx_fault *engine);
 /* Whether a page is present (or known to be zero, or discarded). */
 bool ibx_fault_present(const struct ibx_fault *engine, uint64_t page);
 /* Whether pages that no fault waits for are fetched. Takes effect at once. */
@@ -244,6 +272,7 @@ enum ibx_fault_cause {
     IBX_FAULT_BY_ZERO,    /* known to be zero */
     IBX_FAULT_BY_REMOVE,  /* discarded by its owner before it arrived */
     IBX_FAULT_BY_REBUILD, /* present before */
+    IBX_FAULT_BY_GIFT,    /* ibx_fault_give() */
     IBX_FAULT_CAUSES
 };
 
@@ -251,7 +280,7 @@ struct ibx_fault_stats {
     uint64_t pages;                      /* in all ranges */
     uint64_t present;                    /* the sum of by_cause */
     uint64_t by_cause[IBX_FAULT_CAUSES]; /* pages */
-    uint64_t bytes;                      /* fetched */
+    uint64_t bytes;                      /* fetched: not those that were given */
     uint64_t faults;                     /* read from the kernel */
     uint64_t waiting;                    /* faults not answered yet */
     uint64_t zero_faults;                /* answered with a zero page */
@@ -261,6 +290,7 @@ struct ibx_fault_stats {
     uint64_t kernel_stalls; /* EAGAIN: an event had to be read first */
     uint64_t cap_stalls;    /* the bandwidth limit held the background back */
     uint64_t existed;       /* EEXIST: the page was present */
+    uint64_t twice;         /* pages requested while another worker had them in flight */
     uint64_t removes;       /* events: memory discarded or unmapped */
     uint64_t forks;         /* events: children, which are not served */
     /* From reading a fault to placing its page, nanoseconds; exact to 1/16. */

@@ -5,9 +5,10 @@
  * the background continues at that window instead; its requests are small while faults occur, so
  * that the next fault does not wait behind a long one.
  *
- * What is known to be needed (the plan) comes next. The background fetches all other pages. Its
- * requests double, first in number, then in size, with each that arrives without a fault in
- * between; after a fault they are few and small again.
+ * What is known to be needed (the plan) comes next, then over a wire the pages of a loop
+ * (stride.h), one by one in requests of many. The background fetches all other pages. Its requests
+ * double, first in number, then in size, with each that arrives without a fault in between; after a
+ * fault they are few and small again.
  *
  * What is small depends on the round trip: over a long one as much more is on its way, without
  * which the wire would be empty most of the time, and a window is larger, since each fault that it
@@ -30,136 +31,21 @@
 #define CHUNK_NS   (IBX_NS_PER_MS * 3 / 4)
 #define AROUND_MAX (512u << 10) /* bytes */
 
-static const struct ibx_state slot_states[] = {
-    [SLOT_FREE] = {"free", IBX_TO(SLOT_IN_FLIGHT), IBX_STATE_INITIAL | IBX_STATE_FINAL},
-    [SLOT_IN_FLIGHT] = {"in flight", IBX_TO(SLOT_ARRIVED) | IBX_TO(SLOT_FREE), 0},
-    [SLOT_ARRIVED] = {"arrived", IBX_TO(SLOT_FREE), 0},
-};
-static const struct ibx_state_table slot_table = IBX_STATE_TABLE("slot", slot_states);
+#define FLIGHT_PARTS 4u          /* of what may be in flight, in a request each */
+#define LEAST_PART   (64u << 10) /* bytes */
 
-void ibx_fault_slot_init(struct slot *slot)
-{
-    ibx_state_begin(&slot->state, &slot_table, SLOT_FREE);
-}
-
-static struct slot *slot_take(struct fault_worker *w, unsigned from, unsigned to)
-{
-    for (unsigned i = from; i < to; i++)
-        if (w->slots[i].state.now == SLOT_FREE)
-            return &w->slots[i];
-    return NULL;
-}
-
-void ibx_fault_slot_release(struct fault_worker *w, struct slot *slot)
-{
-    struct ibx_fault *e = w->engine;
-    uint64_t back = 0, gone = 0;
-    for (; slot->placed < slot->count && !slot->duplicate; slot->placed++) {
-        uint64_t page = slot->page + slot->placed;
-        if (pagemap_move(&e->map, page, PAGE_CLAIMED, PAGE_MISSING))
-            back++;
-        else
-            gone += pagemap_move(&e->map, page, PAGE_DISCARDED, PAGE_PRESENT);
-    }
-    atomic_fetch_add(&e->missing, back);
-    ibx_fault_pages_done(e, IBX_FAULT_BY_REMOVE, gone);
-    if (back || gone)
-        ibx_fault_changed(e);
-    if (slot - w->slots >= (ptrdiff_t)SINGLE_SLOTS)
-        w->bulk--;
-    ibx_state_move(&slot->state, SLOT_FREE);
-    slot->generation++;
-}
-
-/* Allocates pages that are filled in place: writing to a full tmpfs would raise SIGBUS. */
-static int alias_populate(struct ibx_fault *e, const struct slot *slot, size_t length)
-{
-    if (!madvise(slot->bytes, length, MADV_POPULATE_WRITE) || errno == EINVAL) /* before 5.14 */
-        return 0;
-    int code = errno;
-    ibx_fault_fail(e, -code,
-                   "no memory for page %llu in the shared memory: %s; make room in the tmpfs "
-                   "(/dev/shm) or in the huge pages",
-                   (unsigned long long)slot->page, strerror(code));
-    return -code;
-}
-
-/* Requests `pages` claimed pages. After a failure they are missing again, unless another worker has
- * the claim. */
-static int slot_request(struct fault_worker *w, struct slot *slot, struct fault_range *r,
-                        uint64_t page, uint32_t pages, enum ibx_fault_cause cause, bool duplicate)
-{
-    struct ibx_fault *e = w->engine;
-    uint64_t place = (page - r->is.first_page) * r->is.page_size;
-    *slot = (struct slot){.state = slot->state,
-                          .worker = (unsigned)(w - w->engine->workers),
-                          .cause = cause,
-                          .range = r,
-                          .page = page,
-                          .count = pages,
-                          .duplicate = duplicate,
-                          .generation = slot->generation,
-                          .memory = slot->memory};
-    ibx_state_move(&slot->state, SLOT_IN_FLIGHT);
-    slot->faults = atomic_load_explicit(&e->faults, memory_order_relaxed);
-    slot->asked_ns = ibx_now_ns();
-    slot->bytes = r->is.alias ? (uint8_t *)r->is.alias + place : slot->memory;
-    if (slot - w->slots >= (ptrdiff_t)SINGLE_SLOTS)
-        w->bulk++;
-    struct ibx_fault_request request = {
-        .page = page,
-        .offset = r->is.reader_offset + place,
-        .length = (size_t)pages * r->is.page_size,
-        .buffer = slot->bytes,
-        .cookie = (uint64_t)slot->generation << 32 | (uint64_t)(slot - w->slots),
-        .range = r->index,
-        .urgent = slot - w->slots < (ptrdiff_t)SINGLE_SLOTS,
-    };
-    int rc = r->is.alias ? alias_populate(e, slot, request.length) : 0;
-    if (!rc)
-        rc = w->reader.ops->request(w->reader.context, &request);
-    if (!rc) {
-        w->in_flight++;
-        count(&e->requests, 1);
-        return 0;
-    }
-    ibx_fault_slot_release(w, slot);
-    if (rc == -EAGAIN) {
-        w->reader_full = w->in_flight > 0; /* otherwise no arrival would clear it */
-        w->rescan |= !w->reader_full;
-        count(&e->reader_stalls, 1);
-    } else {
-        ibx_fault_fail(e, rc, "the page reader refused %zu bytes of page %llu: %s", request.length,
-                       (unsigned long long)page, strerror(-rc));
-    }
-    return rc;
-}
-
-/* Claims missing pages from `page` on, at most `max` and up to `end`; returns how many. */
-static uint32_t claim(struct ibx_fault *e, uint64_t page, uint64_t end, uint32_t max)
-{
-    uint32_t n = 0;
-    while (n < max && page + n < end && pagemap_move(&e->map, page + n, PAGE_MISSING, PAGE_CLAIMED))
-        n++;
-    atomic_fetch_sub(&e->missing, n);
-    return n;
-}
+/* Loops are followed from this round trip on: nearer, pages one by one cost more than they bring.
+ * After a fault elsewhere so many requests go there first. */
+#define LOOP_NS (IBX_NS_PER_MS / 10)
+#define ASIDE   4u
+#define STEPS   1024u /* of a loop, in one look for what is missing */
 
 /* -------------------------------------------------------------- the round trip */
-
-/* Follows the least, which has waited for nothing, and forgets it when all take longer. */
-void ibx_fault_note_round_trip(struct ibx_fault *e, uint64_t ns)
-{
-    const uint64_t before = atomic_load_explicit(&e->round_trip_ns, memory_order_relaxed);
-    const uint64_t most = before + before / 64;
-    atomic_store_explicit(&e->round_trip_ns, !before || ns < most ? ns : most,
-                          memory_order_relaxed);
-}
 
 /* The bytes of a window, a power of two. */
 static uint32_t around_of(const struct ibx_fault *e)
 {
-    const uint64_t ns = atomic_load_explicit(&e->round_trip_ns, memory_order_relaxed);
+    const uint64_t ns = round_trip_of(e);
     uint32_t bytes = e->fault_around;
     for (uint64_t step = 2 * AROUND_NS; bytes > SMALL_PAGE && step <= ns && bytes < AROUND_MAX;
          step *= 2)
@@ -170,7 +56,7 @@ static uint32_t around_of(const struct ibx_fault *e)
 /* The bytes of a request of the background while faults occur. */
 static uint32_t low_chunk(const struct ibx_fault *e)
 {
-    const uint64_t ns = atomic_load_explicit(&e->round_trip_ns, memory_order_relaxed);
+    const uint64_t ns = round_trip_of(e);
     const uint64_t bytes = e->chunk_min * (ns / (CHUNK_NS / 4)) / 4;
     return bytes <= e->chunk_min  ? e->chunk_min
            : bytes < e->chunk_max ? (uint32_t)(bytes / SMALL_PAGE * SMALL_PAGE)
@@ -180,7 +66,7 @@ static uint32_t low_chunk(const struct ibx_fault *e)
 /* And how many of these are in flight: more than usual if even the largest do not do. */
 static unsigned low_depth(const struct ibx_fault *e)
 {
-    const uint64_t ns = atomic_load_explicit(&e->round_trip_ns, memory_order_relaxed);
+    const uint64_t ns = round_trip_of(e);
     const uint64_t enough = DEPTH_LOW * (e->chunk_min * (ns / CHUNK_NS) / e->chunk_max);
     const uint64_t depth = enough > DEPTH_LOW ? enough : DEPTH_LOW;
     return depth < e->depth ? (unsigned)depth : e->depth;
@@ -206,10 +92,13 @@ static void stride_push(struct fault_worker *w, const struct stride_prefetch *ne
     w->strides[(w->stride_head + w->stride_count++) % STRIDE_QUEUE] = *next;
 }
 
-/* Whether a new fault is part of a stride, of which it queues the prefetch. Under the lock. */
+/* Whether a fault is part of a stride, of which it queues the prefetch when it is new. Under the
+ * lock. */
 static bool stride_detect(struct fault_worker *w, struct waiter *waiter)
 {
     struct ibx_fault *e = w->engine;
+    if (waiter->seen)
+        return waiter->strides;
     waiter->seen = true;
     if (ibx_fault_range_of_page(e, waiter->page)->is.page_size > SMALL_PAGE)
         return false;
@@ -217,7 +106,8 @@ static bool stride_detect(struct fault_worker *w, struct waiter *waiter)
                                                    e->fault_around > SMALL_PAGE ? STRIDE_SLOTS : 0);
     if (next.pages)
         stride_push(w, &next);
-    return next.distance != 0;
+    waiter->strides = next.distance != 0;
+    return waiter->strides;
 }
 
 enum action { ACTION_ANSWER, ACTION_FETCH, ACTION_FETCH_ALONE, ACTION_DUPLICATE };
@@ -233,9 +123,18 @@ static bool worth_duplicating(const struct fault_worker *w, const struct waiter 
         return false;
     for (unsigned i = 0; i < w->slot_count; i++)
         if (w->slots[i].state.now != SLOT_FREE &&
-            waiter->page - w->slots[i].page < w->slots[i].count)
+            slot_index(&w->slots[i], waiter->page) != UINT32_MAX)
             return false;
     return true;
+}
+
+/* Whether this worker is about to fetch this page, for another fault on it. */
+static bool is_picked(const struct waiter *batch, unsigned picked, uint64_t page)
+{
+    for (unsigned i = 0; i < picked; i++)
+        if (batch[i].page == page)
+            return true;
+    return false;
 }
 
 /* Moves faults that can be answered from the list to `batch`, and copies those whose page it claims
@@ -251,7 +150,7 @@ static unsigned faults_pick(struct fault_worker *w, struct waiter *batch, enum a
     w->scanned = atomic_load(&e->changes);
     size_t n = atomic_load_explicit(&e->waiting, memory_order_relaxed);
     for (size_t i = 0; i < n;) {
-        const bool strides = !e->waiters[i].seen && stride_detect(w, &e->waiters[i]);
+        const bool strides = stride_detect(w, &e->waiters[i]);
         struct waiter one = e->waiters[i];
         enum page_state state = pagemap_get(&e->map, one.page);
         if (state == PAGE_PRESENT && picked < BATCH) {
@@ -266,13 +165,14 @@ static unsigned faults_pick(struct fault_worker *w, struct waiter *batch, enum a
         } else if (state == PAGE_MISSING && ibx_fault_state(e) == IBX_FAULT_SERVING) {
             if (!slots || picked == BATCH || w->reader_full)
                 w->rescan = true;
-            else if (claim(e, one.page, one.page + 1, 1)) {
+            else if (ibx_fault_claim(e, one.page, one.page + 1, 1)) {
                 slots--;
                 action[picked] = strides ? ACTION_FETCH_ALONE : ACTION_FETCH;
                 batch[picked++] = one;
             }
         } else if (state == PAGE_CLAIMED && ibx_fault_state(e) == IBX_FAULT_SERVING && slots &&
-                   picked < BATCH && !w->reader_full && worth_duplicating(w, &one)) {
+                   picked < BATCH && !w->reader_full && worth_duplicating(w, &one) &&
+                   !is_picked(batch, picked, one.page)) {
             e->waiters[i - 1].duplicate = true;
             slots--;
             action[picked] = ACTION_DUPLICATE;
@@ -309,14 +209,23 @@ static void fault_fetch(struct fault_worker *w, uint64_t page, enum action actio
 {
     struct ibx_fault *e = w->engine;
     struct fault_range *r = ibx_fault_range_of_page(e, page);
-    struct slot *slot = slot_take(w, 0, URGENT_SLOTS);
+    struct slot *slot = ibx_fault_slot_take(w, 0, URGENT_SLOTS);
     const bool ahead =
         e->fault_workers && atomic_load_explicit(&e->background, memory_order_relaxed);
     uint64_t next;
-    if (slot_request(w, slot, r, page, 1, IBX_FAULT_BY_FAULT, action == ACTION_DUPLICATE))
-        w->rescan = true;
-    else if (action == ACTION_FETCH && ahead && background_turns(e, r, page, &next))
+    const struct wanted wanted = {.page = page,
+                                  .pages = 1,
+                                  .cause = IBX_FAULT_BY_FAULT,
+                                  .duplicate = action == ACTION_DUPLICATE};
+    if (ibx_fault_slot_request(w, slot, r, &wanted)) {
+        w->rescan = true; /* without its window, in which it would be asked for as a part */
+        return;
+    }
+    count(&e->twice, wanted.duplicate);
+    if (action == ACTION_FETCH && ahead && background_turns(e, r, page, &next)) {
         atomic_store_explicit(&e->cursor, next, memory_order_relaxed);
+        atomic_store_explicit(&e->aside, ASIDE, memory_order_relaxed);
+    }
     /* What the background has asked for before is on its way for long where the round trip is. */
     if (action == ACTION_FETCH && e->fault_around > r->is.page_size &&
         (!ahead || around_of(e) > e->fault_around))
@@ -380,14 +289,26 @@ static void cap_spend(struct ibx_fault *e, uint64_t bytes, uint64_t now)
     pthread_mutex_unlock(&e->lock);
 }
 
+/* Whether the wire takes a request now, and how long it may be. */
+static bool flight_open(const struct fault_worker *w, uint64_t now, uint32_t *bytes)
+{
+    const uint64_t room = ibx_fault_flight_room(w, now), part = room / FLIGHT_PARTS;
+    if (*bytes > part)
+        *bytes = part > LEAST_PART ? (uint32_t)part : LEAST_PART;
+    const bool open = !w->flying || w->flying + *bytes <= room;
+    if (!open)
+        atomic_store_explicit(&w->engine->flight.held, true, memory_order_relaxed);
+    return open;
+}
+
 /* Requests the first missing run of [from, to) and returns its end; 0: none was requested. */
 static uint64_t run_request(struct fault_worker *w, uint64_t from, uint64_t to, uint32_t bytes,
                             enum ibx_fault_cause cause)
 {
     struct ibx_fault *e = w->engine;
-    struct slot *slot = slot_take(w, SINGLE_SLOTS, w->slot_count);
+    struct slot *slot = ibx_fault_slot_take(w, SINGLE_SLOTS, w->slot_count);
     uint64_t now = ibx_now_ns();
-    if (!slot || w->reader_full || !cap_open(w, now))
+    if (!slot || w->reader_full || !cap_open(w, now) || !flight_open(w, now, &bytes))
         return 0;
     while (true) {
         uint64_t page = pagemap_find_missing(&e->map, from, to);
@@ -396,9 +317,10 @@ static uint64_t run_request(struct fault_worker *w, uint64_t from, uint64_t to, 
         struct fault_range *r = ibx_fault_range_of_page(e, page);
         uint64_t end = r->is.first_page + r->pages;
         uint32_t max = bytes / r->is.page_size;
-        uint32_t n = claim(e, page, end < to ? end : to, max ? max : 1);
+        uint32_t n = ibx_fault_claim(e, page, end < to ? end : to, max ? max : 1);
         if (n) {
-            if (slot_request(w, slot, r, page, n, cause, false))
+            const struct wanted wanted = {.page = page, .pages = n, .cause = cause};
+            if (ibx_fault_slot_request(w, slot, r, &wanted))
                 return 0;
             cap_spend(e, (uint64_t)n * r->is.page_size, now);
             return page + n;
@@ -412,14 +334,15 @@ static bool stride_fetch(struct fault_worker *w, uint64_t page)
 {
     struct ibx_fault *e = w->engine;
     struct fault_range *r = ibx_fault_range_of_page(e, page);
-    struct slot *slot = slot_take(w, URGENT_SLOTS, SINGLE_SLOTS);
+    struct slot *slot = ibx_fault_slot_take(w, URGENT_SLOTS, SINGLE_SLOTS);
     uint64_t now = ibx_now_ns();
     if (!r || r->is.page_size > SMALL_PAGE)
         return true;
     if (!slot || w->reader_full || !cap_open(w, now))
         return false;
-    if (claim(e, page, page + 1, 1)) {
-        if (slot_request(w, slot, r, page, 1, IBX_FAULT_BY_PREFETCH, false))
+    if (ibx_fault_claim(e, page, page + 1, 1)) {
+        const struct wanted wanted = {.page = page, .pages = 1, .cause = IBX_FAULT_BY_PREFETCH};
+        if (ibx_fault_slot_request(w, slot, r, &wanted))
             return false;
         cap_spend(e, SMALL_PAGE, now);
     }
@@ -479,7 +402,7 @@ static void window_adapt(struct fault_worker *w)
 }
 
 /* The next part of the plan. A run counts as done when it has no missing page; one that fails later
- * is left to faults and to the background. */
+ * is left to faults and to the background, or until the engine resumes. */
 static bool plan_fetch(struct fault_worker *w)
 {
     struct ibx_fault *e = w->engine;
@@ -497,6 +420,66 @@ static bool plan_fetch(struct fault_worker *w)
     return false;
 }
 
+/* Claims the next missing pages of the loop, at most `max` of one range. */
+static uint32_t loop_claim(struct ibx_fault *e, uint64_t *list, uint32_t max,
+                           struct fault_range **in)
+{
+    struct stride_loop *loop = &e->strides.loop;
+    uint32_t n = 0;
+    *in = NULL;
+    pthread_mutex_lock(&e->lock);
+    struct fault_range *r = loop->left ? ibx_fault_range_of_page(e, loop->where) : NULL;
+    if (r && !r->is.alias && r->is.page_size == SMALL_PAGE)
+        *in = r;
+    uint64_t page;
+    for (unsigned i = 0; *in && i < STEPS && n < max; i++) {
+        if (!ibx_fault_loop_next(loop, r->is.first_page, r->is.first_page + r->pages, &page))
+            break;
+        if (ibx_fault_claim(e, page, page + 1, 1))
+            list[n++] = page;
+    }
+    pthread_mutex_unlock(&e->lock);
+    return n;
+}
+
+/* The next pages of a loop that the faulting process goes through. */
+static bool loop_fetch(struct fault_worker *w)
+{
+    struct ibx_fault *e = w->engine;
+    struct slot *slot = ibx_fault_slot_take(w, SINGLE_SLOTS, w->slot_count);
+    uint32_t bytes = SCATTERED_MAX * SMALL_PAGE;
+    const uint64_t now = ibx_now_ns();
+    struct fault_range *r;
+    if (!e->wire || !w->reader.ops->scatters || round_trip_of(e) < LOOP_NS ||
+        atomic_load_explicit(&e->aside, memory_order_relaxed) || !slot || w->bulk >= e->depth ||
+        w->reader_full || !cap_open(w, now) || !flight_open(w, now, &bytes))
+        return false;
+    bytes = bytes < e->slot_bytes ? bytes : e->slot_bytes;
+    const uint32_t n = loop_claim(e, slot->list, bytes / SMALL_PAGE, &r);
+    const struct wanted wanted = {
+        .page = slot->list[0], .pages = n, .cause = IBX_FAULT_BY_PREFETCH, .scattered = true};
+    if (!n || ibx_fault_slot_request(w, slot, r, &wanted))
+        return false;
+    cap_spend(e, (uint64_t)n * SMALL_PAGE, now);
+    return true;
+}
+
+/* Pages that will fault soon, while there is no background: all at once, in many pieces, since each
+ * connection begins with little in flight. */
+static bool early_fetch(struct fault_worker *w)
+{
+    struct ibx_fault *e = w->engine;
+    const uint64_t at = pagemap_find_missing(&e->map, e->early, e->early_end);
+    const unsigned most = e->depth > 1 ? e->depth / 2 : 1;
+    if (at == e->early_end || w->bulk >= most)
+        return false;
+    const uint64_t size = ibx_fault_range_of_page(e, at)->is.page_size;
+    const uint64_t pieces = (e->worker_count - e->fault_workers) * most;
+    const uint64_t bytes = ((e->early_end - e->early) * size + pieces - 1) / pieces;
+    return run_request(w, at, e->early_end, bytes < e->chunk_max ? (uint32_t)bytes : e->chunk_max,
+                       IBX_FAULT_BY_BACKGROUND);
+}
+
 bool ibx_fault_fetch_background(struct fault_worker *w)
 {
     struct ibx_fault *e = w->engine;
@@ -504,17 +487,23 @@ bool ibx_fault_fetch_background(struct fault_worker *w)
     if (!(e->fault_workers && serves_faults(w)) && plan_fetch(w))
         return true;
     /* One request per call, so that the worker looks for faults between two. */
-    if ((e->fault_workers && serves_faults(w)) || w->bulk >= w->depth ||
+    if ((e->fault_workers && serves_faults(w)) ||
         !atomic_load_explicit(&e->missing, memory_order_relaxed))
         return false;
     if (!atomic_load_explicit(&e->background, memory_order_relaxed))
-        return pagemap_find_missing(&e->map, e->early, e->early_end) < e->early_end &&
-               run_request(w, e->early, e->early_end, w->chunk, IBX_FAULT_BY_BACKGROUND);
+        return early_fetch(w);
+    if (loop_fetch(w))
+        return true;
+    if (w->bulk >= w->depth)
+        return false;
     uint64_t cursor = atomic_load_explicit(&e->cursor, memory_order_relaxed);
     uint64_t end = run_request(w, cursor, e->map.pages, w->chunk, IBX_FAULT_BY_BACKGROUND);
     if (!end && cursor)
         end = run_request(w, 0, cursor, w->chunk, IBX_FAULT_BY_BACKGROUND);
     if (end)
         atomic_store_explicit(&e->cursor, end % e->map.pages, memory_order_relaxed);
+    unsigned aside = end ? atomic_load_explicit(&e->aside, memory_order_relaxed) : 0;
+    while (aside && !atomic_compare_exchange_weak(&e->aside, &aside, aside - 1)) /* others do too */
+        ;
     return end != 0;
 }

@@ -76,7 +76,8 @@ static inline uint64_t pagemap_move_run(struct pagemap *map, uint64_t page, uint
         } while (these && !atomic_compare_exchange_weak_explicit(
                               word, &old, old ^ these * (uint64_t)(from ^ to), memory_order_acq_rel,
                               memory_order_relaxed));
-        moved += (uint64_t)__builtin_popcountll(these);
+        moved +=
+            these == 0x5555555555555555ull ? PAGES_A_WORD : (uint64_t)__builtin_popcountll(these);
         page = next;
     }
     return moved;

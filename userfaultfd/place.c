@@ -90,7 +90,7 @@ static int64_t fill(struct ibx_fault *e, const struct fault_range *r, uint64_t p
 
 static void done(struct ibx_fault *e, struct slot *slot, uint32_t pages, enum page_state from)
 {
-    uint64_t page = slot->page + slot->placed;
+    uint64_t page = slot_page(slot, slot->placed);
     uint64_t moved = pagemap_move_run(&e->map, page, pages, from, PAGE_PRESENT);
     slot->placed += pages;
     if (from == PAGE_DISCARDED || slot->zero) {
@@ -100,18 +100,21 @@ static void done(struct ibx_fault *e, struct slot *slot, uint32_t pages, enum pa
         ibx_fault_changed(e);
         return;
     }
-    ibx_fault_pages_done(e, slot->cause, moved);
-    count(&e->bytes, moved * slot->range->is.page_size);
+    /* The last page that is counted completes the engine: by then the rest is noted. */
+    if (slot->cause != IBX_FAULT_BY_GIFT)
+        count(&e->bytes, moved * slot->range->is.page_size);
     ibx_fault_waiters_end(e, page, pages);
+    ibx_fault_pages_done(e, slot->cause, moved);
 }
 
 /* One step under `placing`: 0, -EAGAIN, or an error of the kernel. */
 static int step(struct ibx_fault *e, struct slot *slot, uint32_t limit)
 {
     struct fault_range *r = slot->range;
-    uint64_t page = slot->page + slot->placed, size = r->is.page_size;
+    uint64_t page = slot_page(slot, slot->placed), size = r->is.page_size;
     enum page_state state = pagemap_get(&e->map, page);
     uint32_t n = 1;
+    limit = slot->scattered ? 1 : limit;
     while (n < limit && pagemap_get(&e->map, page + n) == state)
         n++;
     /* Placed before its turn, or left to the worker that has the claim. */
@@ -120,6 +123,8 @@ static int step(struct ibx_fault *e, struct slot *slot, uint32_t limit)
         return 0;
     }
     if (state == PAGE_DISCARDED || slot->zero) {
+        if (state == PAGE_DISCARDED) /* perhaps while it was checked */
+            ibx_fault_note_removed(e, r, page, n);
         done(e, slot, n, state);
         return 0;
     }
@@ -137,6 +142,10 @@ static int step(struct ibx_fault *e, struct slot *slot, uint32_t limit)
         done(e, slot, 1, state);
         return 0;
     }
+    /* The owner has emptied it since it came, and is about to say so, or never does (huge pages).
+     */
+    if (bytes == -EFAULT && r->is.alias && pagemap_move(&e->map, page, state, PAGE_DISCARDED))
+        return 0;
     return bytes ? (int)bytes : -EAGAIN;
 }
 
@@ -146,15 +155,17 @@ static int check(struct ibx_fault *e, const struct slot *slot, uint32_t end)
 {
     const uint64_t size = slot->range->is.page_size;
     struct ibx_error why = {0};
-    for (uint32_t at = slot->placed, next; e->check && at < end; at = next) {
-        const bool present = pagemap_get(&e->map, slot->page + at) == PAGE_PRESENT;
+    for (uint32_t at = slot->placed, next; e->check && !slot->checked && at < end; at = next) {
+        const uint64_t page = slot_page(slot, at);
+        const bool present = pagemap_get(&e->map, page) == PAGE_PRESENT;
         next = at + 1;
-        while (next < end && (pagemap_get(&e->map, slot->page + next) == PAGE_PRESENT) == present)
+        while (next < end && !slot->scattered &&
+               (pagemap_get(&e->map, slot->page + next) == PAGE_PRESENT) == present)
             next++;
         if (present)
             continue;
         int rc = slot->zero ? ibx_error_set(&why, -EPROTO, "zero pages are not expected here")
-                            : e->check(e->check_context, slot->worker, slot->page + at, next - at,
+                            : e->check(e->check_context, slot->worker, page, next - at,
                                        slot->bytes + at * size, &why);
         if (!rc)
             continue;
@@ -178,7 +189,7 @@ int ibx_fault_place(struct ibx_fault *e, struct slot *slot, uint32_t limit)
             return -ECANCELED;
         if (rc && rc != -EAGAIN)
             return failed(e, slot->range->is.alias ? "UFFDIO_CONTINUE" : "UFFDIO_COPY", slot->range,
-                          slot->page + slot->placed, -rc);
+                          slot_page(slot, slot->placed), -rc);
     }
     return 0;
 }
@@ -186,7 +197,7 @@ int ibx_fault_place(struct ibx_fault *e, struct slot *slot, uint32_t limit)
 int ibx_fault_place_one(struct ibx_fault *e, const struct slot *slot, uint64_t page)
 {
     struct slot one = *slot;
-    one.placed = (uint32_t)(page - slot->page);
+    one.placed = slot_index(slot, page);
     return ibx_fault_place(e, &one, 1);
 }
 
@@ -197,12 +208,28 @@ static bool was_placed(const struct ibx_fault *e, uint64_t page)
     return e->placed && atomic_load(&e->placed[page / 64]) >> (page % 64) & 1;
 }
 
+/* Pages that are there and that this range's owner has not mapped yet are all faults. */
+static void map_behind(struct ibx_fault *e, const struct fault_range *r, uint64_t page)
+{
+    const uint64_t around = e->fault_around / r->is.page_size, first = page - r->is.first_page;
+    uint64_t end = around > 1 ? (first / around + 1) * around : first + 1, n = 1;
+    end = end < r->pages ? end : r->pages;
+    while (first + n < end && pagemap_get(&e->map, page + n) == PAGE_PRESENT)
+        n++;
+    struct uffdio_continue work = {.range = {address_of(r, page + 1), (n - 1) * r->is.page_size},
+                                   .mode = UFFDIO_CONTINUE_MODE_DONTWAKE};
+    if (n > 1) /* as far as it goes: the first that is mapped, or a hole, ends it */
+        ioctl(e->uffd, UFFDIO_CONTINUE, &work);
+}
+
 /* 0: a zero page was placed. In minor mode a page of the page cache is mapped instead: -EEXIST. */
 static int answer(struct ibx_fault *e, struct fault_range *r, uint64_t page)
 {
     uint64_t size = r->is.page_size;
     if (r->is.alias) {
         int64_t bytes = fill(e, r, page, size, NULL);
+        if (bytes > 0)
+            map_behind(e, r, page);
         if (bytes > 0)
             return -EEXIST;
         if (bytes != -EFAULT) /* which says that the page cache has none */

@@ -256,12 +256,19 @@ static int worker_make(struct ibx_fault *e, struct fault_worker *w,
     w->reader = *reader;
     w->depth = e->depth < DEPTH_LOW ? e->depth : DEPTH_LOW;
     w->chunk = e->chunk_min;
+    w->seen_faults = UINT64_MAX; /* what is small follows the round trip from the first on */
     w->slot_count = SINGLE_SLOTS + AROUND_SLOTS + e->depth;
     w->slots = calloc(w->slot_count, sizeof *w->slots);
     if (!w->slots)
         return -ENOMEM;
-    for (unsigned i = 0; i < w->slot_count; i++)
+    w->lists = calloc((w->slot_count - SINGLE_SLOTS) * SCATTERED_MAX, sizeof *w->lists);
+    if (!w->lists)
+        return -ENOMEM;
+    for (unsigned i = 0; i < w->slot_count; i++) {
         ibx_fault_slot_init(&w->slots[i]);
+        if (i >= SINGLE_SLOTS)
+            w->slots[i].list = w->lists + (i - SINGLE_SLOTS) * SCATTERED_MAX;
+    }
     int rc = own_buffer_make(w, reader);
     if (rc)
         return rc;
@@ -279,14 +286,19 @@ static int engine_make(struct ibx_fault *e, const struct ibx_fault_config *confi
     e->arrived = config->arrived;
     e->placed = config->placed;
     e->exclusive = config->exclusive;
+    e->cached = config->cached;
     e->check = config->check;
     e->check_context = config->check_context;
+    e->removed = config->removed;
     e->touched = config->touched;
     e->touched_context = config->touched_context;
     e->background = !config->no_background;
+    e->wire = config->wire;
+    e->round_trip_ns = config->wire ? config->round_trip_ns : 0;
     e->fault_workers = config->fault_workers < config->worker_count ? config->fault_workers
                                                                     : config->worker_count - 1;
     e->no_faults = config->no_faults;
+    e->prompt = config->prompt;
     if (e->no_faults)
         e->fault_workers = 0;
     e->spin_us = config->spin_us;
@@ -325,6 +337,7 @@ static void engine_free(struct ibx_fault *e)
     for (unsigned i = 0; i < e->worker_count; i++) {
         struct fault_worker *w = &e->workers[i];
         free(w->slots);
+        free(w->lists);
         if (w->own_buffer)
             munmap(w->own_buffer, e->buffer_bytes);
         if (w->wake_fd >= 0)
@@ -432,8 +445,10 @@ int ibx_fault_resume(struct ibx_fault *engine, const struct ibx_fault_reader *re
         w->reader = readers[i];
         buffer_use(w, readers[i].buffer);
     }
-    if (!rc)
+    if (!rc) {
+        atomic_store(&engine->plan_at, 0); /* some of it may have been on its way */
         ibx_fault_serve_again(engine);
+    }
     pthread_mutex_unlock(&engine->lock);
     return rc;
 }

@@ -18,6 +18,7 @@
 #define PIECE_BYTES    (64u * 1024) /* placed between two looks at the faults */
 #define ARRIVALS       16
 #define AWAITED        16u
+#define LEAST_BYTES    (4 * SMALL_PAGE) /* of requests that tell the round trip */
 #define POLL_MS_NO_FD  1
 #define POLL_MS_ALWAYS 1000
 #define DUPLICATES_MS  1000 /* how long destroy waits for duplicates before it cancels them */
@@ -32,6 +33,14 @@ static void background_grow(struct fault_worker *w, const struct slot *slot)
         w->depth = w->depth * 2 < e->depth ? w->depth * 2 : e->depth;
     else if (w->chunk < e->chunk_max)
         w->chunk = w->chunk * 2 < e->chunk_max ? w->chunk * 2 : e->chunk_max;
+}
+
+static void arrival_note(struct ibx_fault *e, const struct slot *slot, uint64_t bytes)
+{
+    const uint64_t now = ibx_now_ns();
+    if (bytes <= LEAST_BYTES)
+        ibx_fault_note_round_trip(e, now - slot->asked_ns, now);
+    ibx_fault_note_arrival(e, bytes, now);
 }
 
 static void arrival_handle(struct fault_worker *w, const struct ibx_fault_arrival *a)
@@ -51,8 +60,10 @@ static void arrival_handle(struct fault_worker *w, const struct ibx_fault_arriva
     if (matters && a->status && a->status != -EAGAIN && a->status != -ECANCELED)
         ibx_fault_fail(e, a->status, "the page reader failed at page %llu (%u pages): %s",
                        (unsigned long long)slot->page, slot->count, strerror(-a->status));
-    if (!a->status && a->length == SMALL_PAGE)
-        ibx_fault_note_round_trip(e, ibx_now_ns() - slot->asked_ns);
+    if (index >= SINGLE_SLOTS)
+        ibx_fault_flying(w, -(int64_t)(slot->count * slot->range->is.page_size));
+    if (!a->status && !a->zero)
+        arrival_note(e, slot, a->length);
     uint64_t pages = a->length / slot->range->is.page_size;
     slot->good = a->status ? 0 : pages < slot->count ? (uint32_t)pages : slot->count;
     slot->zero = a->zero;
@@ -86,6 +97,7 @@ static bool arrivals_take(struct fault_worker *w)
         if (w->slots[i].state.now == SLOT_IN_FLIGHT)
             ibx_fault_slot_release(w, &w->slots[i]);
     w->in_flight = 0;
+    ibx_fault_flying(w, -(int64_t)w->flying);
     return true;
 }
 
@@ -102,8 +114,8 @@ static struct slot *slot_of(struct fault_worker *w, uint64_t page)
 {
     for (unsigned i = SINGLE_SLOTS; i < w->slot_count; i++) {
         struct slot *slot = &w->slots[i];
-        if (slot->state.now == SLOT_ARRIVED && page - slot->page < slot->good &&
-            page - slot->page >= slot->placed)
+        const uint32_t at = slot->state.now == SLOT_ARRIVED ? slot_index(slot, page) : UINT32_MAX;
+        if (at < slot->good && at >= slot->placed)
             return slot;
     }
     return NULL;
@@ -257,7 +269,7 @@ void *ibx_fault_worker_main(void *worker)
     bool asked = false;
     pthread_setname_np(pthread_self(), "ibx-fault");
     /* Faults get a processor before other work, and the owner of the memory, who makes them. */
-    if (e->fault_workers && faults)
+    if ((e->fault_workers || e->prompt) && faults)
         ibx_thread_prompt();
     else if (e->fault_workers)
         ibx_thread_give_way();

@@ -5,52 +5,43 @@
 #include "common/log.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-/* Who is at the other end: the name of its key, or "", and its host's address. */
-struct peer {
-    char name[IBX_NAME_MAX + 1], address[IBX_ADDRESS_MAX];
-};
+#define SILENT (-ENOMSG) /* it has closed the connection, and had said nothing */
 
 /* One connection, which has a place until it is taken. */
 struct place {
     struct place *next;
     struct ibx_acceptor *acceptor;
-    struct peer peer;
+    struct ibx_peer peer;
     bool reserved; /* it is one of those for the expected peer */
     bool ready;    /* its first message has come */
     struct ibx_connection_request request;
 };
 
 struct ibx_acceptor {
-    struct ibx_listener *listener;
+    struct ibx_accept_thread *accepts;
     unsigned timeout_ms;
-    int ready_fd, stop_fd;
-    pthread_t thread;
-    pthread_mutex_t lock; /* of what follows */
-    pthread_cond_t fewer; /* a thread has ended */
-    unsigned threads;     /* one for each place that is not ready */
-    struct place *first;  /* in the order in which they came */
-    struct peer expected; /* "" address: nobody; "" name: whatever its key */
+    atomic_uint first_ms; /* of these, for the first message */
+    int ready_fd;
+    pthread_mutex_t lock;     /* of what follows */
+    pthread_cond_t fewer;     /* a thread has ended */
+    unsigned threads;         /* one for each place that is not ready */
+    struct place *first;      /* in the order in which they came */
+    struct ibx_peer expected; /* "" address: nobody; "" name: whatever its key */
 };
 
 /* ---------------------------------------------------------------- places */
 
-static bool is_expected(const struct peer *expected, const struct peer *peer)
+static bool is_expected(const struct ibx_peer *expected, const struct ibx_peer *peer)
 {
     return expected->address[0] && !strcmp(expected->address, peer->address) &&
            (!expected->name[0] || !strcmp(expected->name, peer->name));
-}
-
-/* Keys without a name are one for all, so there it is the host that counts. */
-static bool same_peer(const struct peer *a, const struct peer *b)
-{
-    return !strcmp(a->name, b->name) && (a->name[0] || !strcmp(a->address, b->address));
 }
 
 /* Puts it last if there is a place for it. */
@@ -62,7 +53,7 @@ static bool take_place(struct ibx_acceptor *acceptor, struct place *place)
         const bool other = !(*link)->reserved;
         reserved += !other;
         others += other;
-        own += other && same_peer(&(*link)->peer, &place->peer);
+        own += other && ibx_peer_same(&(*link)->peer, &place->peer);
     }
     place->reserved =
         is_expected(&acceptor->expected, &place->peer) && reserved < IBX_ACCEPTOR_RESERVED;
@@ -90,7 +81,7 @@ static int next_message(struct ibx_conn *conn, uint64_t deadline_ns, unsigned ti
     for (;;) {
         int n = ibx_poll(conn, event, 1);
         if (n < 0 || (n == 1 && event->type == IBX_EVENT_CLOSED))
-            return ibx_error_set(err, -ECONNRESET, "it closed without a message");
+            return ibx_error_set(err, SILENT, "it closed without a message");
         if (n == 1 && event->type == IBX_EVENT_MESSAGE) {
             int rc = ibx_migrate_decode(event->data, event->length, message, err);
             if (rc)
@@ -134,16 +125,19 @@ static int take_description(struct ibx_conn *conn, uint64_t deadline_ns, unsigne
     return 0;
 }
 
-static int first_message(struct ibx_conn *conn, unsigned timeout_ms, struct ibx_migrate_any *first,
-                         struct ibx_error *err)
+static int first_message(const struct ibx_acceptor *acceptor, struct ibx_conn *conn,
+                         struct ibx_migrate_any *first, struct ibx_error *err)
 {
+    const unsigned timeout_ms = acceptor->timeout_ms, first_ms = acceptor->first_ms;
     const uint64_t deadline = ibx_deadline_in_ms(timeout_ms);
     struct ibx_event event;
-    int rc = next_message(conn, deadline, timeout_ms, &event, first, err);
+    int rc = next_message(conn, ibx_deadline_in_ms(first_ms), first_ms, &event, first, err);
     if (rc)
         return rc;
     /* HELLO and JOIN are text and numbers: nothing points into the event. */
     ibx_message_release(conn, &event);
+    if (first->type == IBX_MIGRATE_HELLO || first->type == IBX_MIGRATE_JOIN)
+        ibx_receive_ahead(conn);
     if (first->type == IBX_MIGRATE_HELLO)
         rc = take_description(conn, deadline, timeout_ms,
                               (struct ibx_migrate_hello *)(uintptr_t)first->is.hello, err);
@@ -155,12 +149,14 @@ static int first_message(struct ibx_conn *conn, unsigned timeout_ms, struct ibx_
     return rc;
 }
 
-static void turned_away(struct ibx_conn *conn, const char *why)
+/* A source that is refused, or wants fewer page connections than it has begun, closes what it does
+ * not need: that is no trouble. */
+static void turned_away(struct ibx_conn *conn, bool trouble, const char *why)
 {
     const char *peer = ibx_conn_path(conn)->peer;
     const bool named = strstr(why, peer) != NULL;
-    ibx_log(IBX_LOG_WARN, "%s%s%s%s", named ? "" : "a connection from ", named ? "" : peer,
-            named ? "" : " was turned away: ", why);
+    ibx_log(trouble ? IBX_LOG_WARN : IBX_LOG_INFO, "%s%s%s%s", named ? "" : "a connection from ",
+            named ? "" : peer, named ? "" : " was turned away: ", why);
     ibx_close(conn);
 }
 
@@ -172,9 +168,9 @@ static void *request_main(void *argument)
     struct ibx_error err = {0};
     int rc = ibx_establish(request->conn, &err);
     if (!rc)
-        rc = first_message(request->conn, acceptor->timeout_ms, &request->first, &err);
+        rc = first_message(acceptor, request->conn, &request->first, &err);
     if (rc)
-        turned_away(request->conn, err.message);
+        turned_away(request->conn, rc != SILENT, err.message);
     pthread_mutex_lock(&acceptor->lock);
     place->ready = !rc;
     if (rc)
@@ -189,27 +185,24 @@ static void *request_main(void *argument)
     return NULL;
 }
 
-static void peer_of(const struct ibx_conn *conn, struct peer *peer)
+static void begin(void *context, struct ibx_conn *conn)
 {
-    snprintf(peer->name, sizeof(peer->name), "%s", ibx_conn_path(conn)->name);
-    ibx_acceptor_address(conn, peer->address);
-}
-
-static void begin(struct ibx_acceptor *acceptor, struct ibx_conn *conn)
-{
+    struct ibx_acceptor *acceptor = context;
     pthread_t thread;
     const char *why = "no memory or thread for it";
     struct place *place = calloc(1, sizeof(*place));
     bool begun = false;
     if (place) {
         *place = (struct place){.acceptor = acceptor, .request.conn = conn};
-        peer_of(conn, &place->peer);
+        ibx_peer_of(conn, &place->peer);
         pthread_mutex_lock(&acceptor->lock);
         if (!take_place(acceptor, place)) {
             why = "too many of its connections, or of all, are being set up: try again";
         } else {
             begun = !pthread_create(&thread, NULL, request_main, place);
             acceptor->threads += begun; /* before it can end: it takes the lock for that */
+            if (begun)
+                eventfd_write(acceptor->ready_fd, 1);
             if (!begun)
                 leave(acceptor, place);
         }
@@ -219,40 +212,17 @@ static void begin(struct ibx_acceptor *acceptor, struct ibx_conn *conn)
         pthread_detach(thread);
         return;
     }
-    turned_away(conn, why);
+    turned_away(conn, true, why);
     free(place);
 }
 
 /* ---------------------------------------------------------------- all of them */
 
-static void *accept_main(void *argument)
-{
-    struct ibx_acceptor *acceptor = argument;
-    struct pollfd fds[2] = {{.fd = ibx_listener_fd(acceptor->listener), .events = POLLIN},
-                            {.fd = acceptor->stop_fd, .events = POLLIN}};
-    for (;;) {
-        struct ibx_error err = {0};
-        struct ibx_conn *conn;
-        poll(fds, 2, -1);
-        if (fds[1].revents)
-            return NULL;
-        int rc = ibx_accept(acceptor->listener, &conn, &err);
-        if (!rc) {
-            begin(acceptor, conn);
-        } else if (rc != -EAGAIN) {
-            ibx_log(IBX_LOG_ERROR, "%s", err.message);
-            poll(&fds[1], 1, 100);
-        }
-    }
-}
-
 static void release(struct ibx_acceptor *acceptor)
 {
-    ibx_listener_close(acceptor->listener);
+    ibx_accept_thread_close(acceptor->accepts);
     if (acceptor->ready_fd >= 0)
         close(acceptor->ready_fd);
-    if (acceptor->stop_fd >= 0)
-        close(acceptor->stop_fd);
     pthread_mutex_destroy(&acceptor->lock);
     pthread_cond_destroy(&acceptor->fewer);
     free(acceptor);
@@ -265,19 +235,16 @@ int ibx_acceptor_open(const char *uri, const struct ibx_options *options, struct
     if (!acceptor)
         return ibx_error_set(err, -ENOMEM, "no memory for a listener");
     acceptor->timeout_ms = options->timeout_ms;
+    acceptor->first_ms = ibx_migrate_first_ms(options);
     pthread_mutex_init(&acceptor->lock, NULL);
     pthread_cond_init(&acceptor->fewer, NULL);
     acceptor->ready_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    acceptor->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     struct ibx_options own = *options;
     snprintf(own.purpose, sizeof(own.purpose), IBX_MIGRATE_PURPOSE);
-    int rc = 0;
-    if (acceptor->ready_fd < 0 || acceptor->stop_fd < 0)
-        rc = ibx_error_set(err, -errno, "no event descriptors: %s", strerror(errno));
-    if (!rc)
-        rc = ibx_listen(uri, &own, &acceptor->listener, err);
-    if (!rc && (rc = -pthread_create(&acceptor->thread, NULL, accept_main, acceptor)))
-        ibx_error_set(err, rc, "no thread for the listener: %s", strerror(-rc));
+    own.small_reads = true;
+    int rc = acceptor->ready_fd < 0
+                 ? ibx_error_set(err, -errno, "no event descriptor: %s", strerror(errno))
+                 : ibx_accept_thread_open(uri, &own, begin, acceptor, &acceptor->accepts, err);
     if (rc)
         release(acceptor);
     else
@@ -287,7 +254,7 @@ int ibx_acceptor_open(const char *uri, const struct ibx_options *options, struct
 
 const char *ibx_acceptor_uri(const struct ibx_acceptor *acceptor)
 {
-    return ibx_listener_uri(acceptor->listener);
+    return ibx_accept_thread_uri(acceptor->accepts);
 }
 
 int ibx_acceptor_fd(const struct ibx_acceptor *acceptor)
@@ -295,29 +262,33 @@ int ibx_acceptor_fd(const struct ibx_acceptor *acceptor)
     return acceptor->ready_fd;
 }
 
-void ibx_acceptor_address(const struct ibx_conn *conn, char address[IBX_ADDRESS_MAX])
-{
-    const char *from = ibx_conn_path(conn)->peer, *colon = strrchr(from, ':');
-    const bool port = colon && colon[1] && strspn(colon + 1, "0123456789") == strlen(colon + 1);
-    const size_t length = port ? (size_t)(colon - from) : strlen(from);
-    snprintf(address, IBX_ADDRESS_MAX, "%.*s",
-             length < IBX_ADDRESS_MAX ? (int)length : (int)IBX_ADDRESS_MAX - 1, from);
-}
-
 void ibx_acceptor_expect(struct ibx_acceptor *acceptor, const struct ibx_conn *conn)
 {
     pthread_mutex_lock(&acceptor->lock);
-    peer_of(conn, &acceptor->expected);
+    ibx_peer_of(conn, &acceptor->expected);
     pthread_mutex_unlock(&acceptor->lock);
 }
 
 void ibx_acceptor_expect_host(struct ibx_acceptor *acceptor, const char *address, const char *key)
 {
     pthread_mutex_lock(&acceptor->lock);
-    acceptor->expected = (struct peer){.name = ""};
+    acceptor->expected = (struct ibx_peer){.name = ""};
     snprintf(acceptor->expected.name, sizeof(acceptor->expected.name), "%s", key);
     snprintf(acceptor->expected.address, IBX_ADDRESS_MAX, "%s", address);
     pthread_mutex_unlock(&acceptor->lock);
+}
+
+void ibx_acceptor_first_within(struct ibx_acceptor *acceptor, unsigned ms)
+{
+    acceptor->first_ms = ms;
+}
+
+bool ibx_acceptor_busy(struct ibx_acceptor *acceptor)
+{
+    pthread_mutex_lock(&acceptor->lock);
+    const bool busy = acceptor->threads > 0;
+    pthread_mutex_unlock(&acceptor->lock);
+    return busy;
 }
 
 int ibx_acceptor_take(struct ibx_acceptor *acceptor, struct ibx_connection_request *request)
@@ -344,8 +315,7 @@ void ibx_acceptor_close(struct ibx_acceptor *acceptor)
     struct ibx_connection_request request;
     if (!acceptor)
         return;
-    eventfd_write(acceptor->stop_fd, 1);
-    pthread_join(acceptor->thread, NULL);
+    ibx_accept_thread_end(acceptor->accepts);
     pthread_mutex_lock(&acceptor->lock);
     while (acceptor->threads)
         pthread_cond_wait(&acceptor->fewer, &acceptor->lock);

@@ -2,8 +2,11 @@
 /*
  * Messages between the source and the destination of a migration.
  *
- *   protocol.h, protocol.c  encoding and decoding (docs/protocol.md, "ib-migrate")
+ *   protocol.h, messages.c  the messages (docs/protocol.md, "ib-migrate")
+ *   protocol.c              their encoding and decoding
+ *   hello.c                 a VM as HELLO describes it
  *   channel.c               the control connection, for everything except pages
+ *   accept_thread.c         whoever connects, also to a server of snapshots
  *   acceptor.c              connection requests at the destination
  *
  * pages/ sends and takes messages of page connections itself.
@@ -58,6 +61,34 @@ void ibx_channel_linger(struct ibx_channel *channel, uint64_t deadline_ns);
 /* Closes the connection, if there is one. */
 void ibx_channel_fini(struct ibx_channel *channel);
 
+/* ------------------------------------------------------------ who connects */
+
+#define IBX_ADDRESS_MAX 56u /* bytes of a host's address as text, or of "unix socket" */
+
+/* Who is at the other end: the name of its key, or "", and its host's address without the port. */
+struct ibx_peer {
+    char name[IBX_NAME_MAX + 1], address[IBX_ADDRESS_MAX];
+};
+
+void ibx_peer_of(const struct ibx_conn *conn, struct ibx_peer *peer);
+/* Keys without a name are one for all, so there it is the host that counts. */
+bool ibx_peer_same(const struct ibx_peer *a, const struct ibx_peer *b);
+
+/* Listens, with a thread that accepts peers which have proven themselves. */
+struct ibx_accept_thread;
+
+/* `came` is called by that thread, and has the connection, which is not established yet. -ENOMEM,
+ * no descriptors or threads, or what ibx_listen() returns. */
+int ibx_accept_thread_open(const char *uri, const struct ibx_options *options,
+                           void (*came)(void *context, struct ibx_conn *conn), void *context,
+                           struct ibx_accept_thread **accepts, struct ibx_error *err);
+/* With the real port. */
+const char *ibx_accept_thread_uri(const struct ibx_accept_thread *accepts);
+/* Waits for the thread: nobody comes any more. */
+void ibx_accept_thread_end(struct ibx_accept_thread *accepts);
+/* And closes the listener. Accepts NULL. */
+void ibx_accept_thread_close(struct ibx_accept_thread *accepts);
+
 /* ------------------------------------------------------------ acceptor */
 
 /*
@@ -71,12 +102,18 @@ void ibx_channel_fini(struct ibx_channel *channel);
  * twice: those of an earlier attempt may still be there.
  */
 #define IBX_ACCEPTOR_OTHERS   32u
-#define IBX_ACCEPTOR_PEER     4u /* of these for one peer */
+#define IBX_ACCEPTOR_PEER     8u /* of these for one peer */
 #define IBX_ACCEPTOR_RESERVED (2u * (1u + IBX_MIGRATE_LINKS_MAX))
 
-#define IBX_ADDRESS_MAX 56u /* bytes of a host's address as text, or of "unix socket" */
-
 #define IBX_MIGRATE_PURPOSE "ib-migrate" /* struct ibx_options */
+
+/* The first message of a connection comes within this time, or timeout_ms if that is less: those
+ * who connect have it ready. */
+#define IBX_MIGRATE_FIRST_MS 4000u
+static inline unsigned ibx_migrate_first_ms(const struct ibx_options *options)
+{
+    return options->timeout_ms < IBX_MIGRATE_FIRST_MS ? options->timeout_ms : IBX_MIGRATE_FIRST_MS;
+}
 
 struct ibx_acceptor;
 
@@ -91,14 +128,16 @@ int ibx_acceptor_open(const char *uri, const struct ibx_options *options,
                       struct ibx_acceptor **acceptor, struct ibx_error *err);
 /* The URI for the source, with the real port. */
 const char *ibx_acceptor_uri(const struct ibx_acceptor *acceptor);
-/* Readable when ibx_acceptor_take() has something. */
+/* Readable when ibx_acceptor_take() has something, and when it has become busy. */
 int ibx_acceptor_fd(const struct ibx_acceptor *acceptor);
-/* The other end's, without the port, which is another one each time. */
-void ibx_acceptor_address(const struct ibx_conn *conn, char address[IBX_ADDRESS_MAX]);
+/* Connections of peers that have proven themselves are being set up, or have said nothing yet. */
+bool ibx_acceptor_busy(struct ibx_acceptor *acceptor);
 /* The places of its own are from now on for the peer of this connection: the same key from the same
  * host; or the key of this name ("": any) from the host with this address. */
 void ibx_acceptor_expect(struct ibx_acceptor *acceptor, const struct ibx_conn *conn);
 void ibx_acceptor_expect_host(struct ibx_acceptor *acceptor, const char *address, const char *key);
+/* For tests: other than IBX_MIGRATE_FIRST_MS. */
+void ibx_acceptor_first_within(struct ibx_acceptor *acceptor, unsigned ms);
 /* 1 and a request, whose connection and message are the caller's; 0 when there is none. */
 int ibx_acceptor_take(struct ibx_acceptor *acceptor, struct ibx_connection_request *request);
 /* Closes the listener and every connection that was not taken; waits for its threads. Accepts

@@ -19,20 +19,24 @@
  *        <---------------------------- ROUND_DONE   and after the last time: QEMU may stop the VM
  *        STATE... ------------------------------->  the VM runs on meanwhile
  *        (the VM stops) MAP... MAP_END ---------->  faults are served from here on
+ *        (between hosts) PAGES... --------------->  which QEMU is about to need
  *        (send --warm: ROUND... ROUND_END before that MAP_END name what was written since)
  *        STATE... STATE_END --------------------->  into QEMU, but for its end
  *        <-------------------------------- LOADED
  *        COMMIT (the point of no return) -------->  the end: QEMU resumes the VM
+ *        (DECIDED ------------------------------->  libvirt has ended QEMU there: it is to stay
+ * here)
  *        <------------------------------- RUNNING   or it is paused, as QEMU reports
- *        <------- PROGRESS, DIGEST ... COMPLETE    every page is there; or ENDED: its guest has
- * shut it down, and no page is needed any more CONFIRM -------------------------------->  the
- * source keeps nothing for it
+ *        <-------- PROGRESS, DIGEST ... COMPLETE    every page is there
+ *        (or <--------------------------- ENDED)    none is needed: shut down, or it has returned
+ *        CONFIRM -------------------------------->  the source keeps nothing for it
  *        <------------------------------ CONFIRMED  the destination has written that down
  *
  * A side that finds that pages are not the same at both ends sends BROKEN, which ends both.
  * Before the commit either side may send ABORT; after it only the destination may: until RUNNING
  * when the VM certainly never ran there, and after RUNNING when its QEMU has ended (which brings
- * nothing back). A connection that is lost after the commit is made again by the source: HELLO
+ * nothing back); and, where libvirt drives, the source when libvirt has continued the VM there. A
+ * connection that is lost after the commit is made again by the source: HELLO
  * resume with a higher epoch, ANSWER, JOIN and REGION, MAP and MAP_END; then both continue from the
  * state in the ANSWER. A source that got no CONFIRMED sends HELLO confirm, and the ANSWER is
  * enough.
@@ -84,6 +88,8 @@ enum ibx_migrate_message {
     IBX_MIGRATE_ROUND_DONE,
     IBX_MIGRATE_HAVE,
     IBX_MIGRATE_HAVE_END,
+    IBX_MIGRATE_DECIDED,
+    IBX_MIGRATE_PAGES,
 };
 
 enum ibx_migrate_purpose {
@@ -186,7 +192,8 @@ struct ibx_migrate_map_end {
 enum ibx_round_kind {
     IBX_ROUND_FETCH = 1, /* those that are there are dropped, and all are fetched */
     IBX_ROUND_DROP,      /* those that are there are dropped: the VM is about to stop */
-    IBX_ROUND_LAST,      /* the same, and it has stopped */
+    IBX_ROUND_LAST,      /* as those of the next kind, and it has stopped */
+    IBX_ROUND_STALE,     /* those that are there come again, or are zero: it is about to stop */
 };
 
 struct ibx_migrate_round {
@@ -231,6 +238,11 @@ struct ibx_migrate_digest {
     uint64_t first; /* page of the first range */
     struct ibx_bytes entries;
 };
+/* Pages that follow each other. */
+struct ibx_migrate_pages {
+    uint64_t first;
+    struct ibx_bytes bytes;
+};
 #define IBX_MIGRATE_DIGEST_PAGES 512u /* a range */
 #define IBX_MIGRATE_DIGEST_BYTES 16u
 #define IBX_MIGRATE_DIGEST_ENTRY (IBX_MIGRATE_DIGEST_PAGES / 8 + IBX_MIGRATE_DIGEST_BYTES)
@@ -251,13 +263,14 @@ struct ibx_migrate_any {
         struct ibx_migrate_map_end map_end; /* and HAVE_END */
         uint64_t state_bytes;               /* STATE_END: of all STATE messages */
         struct ibx_migrate_commit commit;
-        uint64_t epoch; /* CONFIRM */
+        uint64_t epoch; /* CONFIRM, DECIDED */
         /* RUNNING: QEMU's status there, "running", "paused" or another. ENDED: QEMU's reason for
          * its end, "guest-shutdown". */
         char status[IBX_MIGRATE_STATUS];
         struct ibx_migrate_progress progress;
         struct ibx_migrate_totals totals;
         struct ibx_migrate_digest digest;
+        struct ibx_migrate_pages pages;
         char reason[IBX_ERROR_MAX]; /* ABORT, BROKEN */
     } is;
 };

@@ -113,12 +113,19 @@ int ibx_migration_refused(const char *where, const struct ibx_blockers *blockers
 int ibx_migration_greet(const char *uri, const struct ibx_options *options,
                         const struct ibx_migrate_hello *hello, struct ibx_channel *control,
                         struct ibx_migrate_answer *answer, struct ibx_error *err);
+/* The same in two steps. `conn` is the control's from the second one on, and closed if that fails.
+ */
+int ibx_migration_connect(const char *uri, const struct ibx_options *options, uint8_t purpose,
+                          struct ibx_conn **conn, struct ibx_error *err);
+int ibx_migration_say_hello(struct ibx_conn *conn, const struct ibx_options *options,
+                            const struct ibx_migrate_hello *hello, struct ibx_channel *control,
+                            struct ibx_migrate_answer *answer, struct ibx_error *err);
 /* The same for a query by a record alone; the connection is closed again. */
-int ibx_migration_ask(const struct ibx_journal *record, enum ibx_migrate_purpose purpose,
+int ibx_migration_ask(const struct ibx_record *record, enum ibx_migrate_purpose purpose,
                       const struct ibx_options *options, struct ibx_migrate_answer *answer,
                       struct ibx_error *err);
 /* ibx_migrate_confirm() with complete options. */
-int ibx_migration_confirm(const struct ibx_journal *record, const struct ibx_options *options,
+int ibx_migration_confirm(const struct ibx_record *record, const struct ibx_options *options,
                           struct ibx_error *err);
 
 /* ---------------------------------------------------------------- records.c */
@@ -129,20 +136,20 @@ int ibx_migration_check_unfinished(const char *folder, const struct ibx_guest_ra
                                    const char *qmp, bool source, bool returns,
                                    struct ibx_error *err);
 /* Reads the record again, under its lock. -EALREADY: the migration has ended meanwhile. */
-int ibx_migration_reload(const char *folder, struct ibx_journal *record, struct ibx_error *err);
+int ibx_migration_reload(const char *folder, struct ibx_record *record, struct ibx_error *err);
 /* Writes the record in this state; it is unchanged on failure. */
-int ibx_migration_record(const char *folder, struct ibx_journal *record,
+int ibx_migration_record(const char *folder, struct ibx_record *record,
                          enum ibx_journal_state state, struct ibx_error *err);
 /* Fills in the fields of a new record that describe the VM. */
-void ibx_migration_describe(struct ibx_journal *record, const struct ibx_guest_ram *ram,
+void ibx_migration_describe(struct ibx_record *record, const struct ibx_guest_ram *ram,
                             const char *qmp, const char *uri, const struct ibx_options *transport);
 /* Notes where guest RAM travels as it is because this side was told to have it so. */
 void ibx_migration_warn_plain(const struct ibx_migrate_observer *observer,
                               const struct ibx_options *options, const struct ibx_conn *conn);
 /* Of the connection by which a source has proven itself, at both ends. */
-void ibx_migration_note_key(struct ibx_journal *record, const struct ibx_conn *conn);
+void ibx_migration_note_key(struct ibx_record *record, const struct ibx_conn *conn);
 /* -EPERM: it is another key than the record's. */
-int ibx_migration_check_key(const struct ibx_journal *record, const struct ibx_conn *conn,
+int ibx_migration_check_key(const struct ibx_record *record, const struct ibx_conn *conn,
                             struct ibx_error *err);
 
 #endif

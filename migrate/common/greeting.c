@@ -158,25 +158,40 @@ static int send_description(struct ibx_channel *control, const struct ibx_migrat
     return rc;
 }
 
+int ibx_migration_connect(const char *uri, const struct ibx_options *options, uint8_t purpose,
+                          struct ibx_conn **conn, struct ibx_error *err)
+{
+    struct ibx_options own = *options;
+    char plain[URI_BYTES];
+    leave_out_timeout(uri, plain, sizeof(plain));
+    snprintf(own.purpose, sizeof(own.purpose), IBX_MIGRATE_PURPOSE);
+    own.lanes = 1;
+    own.messages_only = true; /* each socket more is a round trip more, and one more handshake */
+    int rc = ibx_connect(plain, &own, conn, err);
+    if (rc)
+        name_tool(purpose, err);
+    else
+        ibx_receive_ahead(*conn);
+    return rc;
+}
+
 int ibx_migration_greet(const char *uri, const struct ibx_options *options,
                         const struct ibx_migrate_hello *hello, struct ibx_channel *control,
                         struct ibx_migrate_answer *answer, struct ibx_error *err)
 {
     struct ibx_conn *conn;
-    struct ibx_options own = *options;
+    int rc = ibx_migration_connect(uri, options, hello->purpose, &conn, err);
+    return rc ? rc : ibx_migration_say_hello(conn, options, hello, control, answer, err);
+}
+
+int ibx_migration_say_hello(struct ibx_conn *conn, const struct ibx_options *options,
+                            const struct ibx_migrate_hello *hello, struct ibx_channel *control,
+                            struct ibx_migrate_answer *answer, struct ibx_error *err)
+{
     struct greeting g = {.answer = answer, .err = err};
-    char plain[URI_BYTES];
-    leave_out_timeout(uri, plain, sizeof(plain));
-    snprintf(own.purpose, sizeof(own.purpose), IBX_MIGRATE_PURPOSE);
-    own.lanes = 1; /* for messages only; where lanes are encrypted, each is one more handshake */
-    int rc = ibx_connect(plain, &own, &conn, err);
-    if (rc) {
-        name_tool(hello->purpose, err);
-        return rc;
-    }
     const struct ibx_migrate_any message = {.type = IBX_MIGRATE_HELLO, .is.hello = hello};
     ibx_channel_init(control, conn);
-    rc = ibx_channel_send(control, &message, err);
+    int rc = ibx_channel_send(control, &message, err);
     if (!rc)
         rc = send_description(control, hello, err);
     if (!rc) {
@@ -192,7 +207,7 @@ int ibx_migration_greet(const char *uri, const struct ibx_options *options,
     return rc;
 }
 
-int ibx_migration_ask(const struct ibx_journal *record, enum ibx_migrate_purpose purpose,
+int ibx_migration_ask(const struct ibx_record *record, enum ibx_migrate_purpose purpose,
                       const struct ibx_options *options, struct ibx_migrate_answer *answer,
                       struct ibx_error *err)
 {
@@ -210,7 +225,7 @@ int ibx_migration_ask(const struct ibx_journal *record, enum ibx_migrate_purpose
     return rc;
 }
 
-int ibx_migration_confirm(const struct ibx_journal *record, const struct ibx_options *options,
+int ibx_migration_confirm(const struct ibx_record *record, const struct ibx_options *options,
                           struct ibx_error *err)
 {
     struct ibx_migrate_answer *answer = calloc(1, sizeof(*answer));

@@ -16,14 +16,14 @@ int ibx_migration_check_unfinished(const char *folder, const struct ibx_guest_ra
                                    const char *qmp, bool source, bool returns,
                                    struct ibx_error *err)
 {
-    struct ibx_journal *records;
+    struct ibx_record *records;
     size_t count;
     char state[IBX_ERROR_MAX];
     int rc = ibx_journal_list(folder, &records, &count, err);
     if (rc)
         return rc;
     for (size_t i = 0; !rc && i < count; i++) {
-        const struct ibx_journal *r = &records[i];
+        const struct ibx_record *r = &records[i];
         const bool same_process = r->pid == ram->pid && !strcmp(r->qmp, qmp) &&
                                   r->pid_started == ibx_process_started(ram->pid);
         const bool same_vm = has_uuid(ram->uuid) && !strcmp(r->uuid, ram->uuid);
@@ -47,7 +47,7 @@ int ibx_migration_check_unfinished(const char *folder, const struct ibx_guest_ra
     return rc;
 }
 
-int ibx_migration_reload(const char *folder, struct ibx_journal *record, struct ibx_error *err)
+int ibx_migration_reload(const char *folder, struct ibx_record *record, struct ibx_error *err)
 {
     char state[IBX_ERROR_MAX];
     int rc = ibx_journal_reload(folder, record, err);
@@ -57,7 +57,7 @@ int ibx_migration_reload(const char *folder, struct ibx_journal *record, struct 
     return ibx_error_set(err, -EALREADY, "this migration has ended meanwhile: %s", state);
 }
 
-void ibx_migration_describe(struct ibx_journal *record, const struct ibx_guest_ram *ram,
+void ibx_migration_describe(struct ibx_record *record, const struct ibx_guest_ram *ram,
                             const char *qmp, const char *uri, const struct ibx_options *transport)
 {
     record->epoch = 1;
@@ -77,13 +77,13 @@ void ibx_migration_describe(struct ibx_journal *record, const struct ibx_guest_r
     record->insecure = transport->insecure;
 }
 
-void ibx_migration_note_key(struct ibx_journal *record, const struct ibx_conn *conn)
+void ibx_migration_note_key(struct ibx_record *record, const struct ibx_conn *conn)
 {
     record->source_key_known = true;
     memcpy(record->source_key, ibx_conn_path(conn)->name, sizeof(record->source_key));
 }
 
-int ibx_migration_check_key(const struct ibx_journal *record, const struct ibx_conn *conn,
+int ibx_migration_check_key(const struct ibx_record *record, const struct ibx_conn *conn,
                             struct ibx_error *err)
 {
     const char *name = ibx_conn_path(conn)->name, *ours = record->source_key;
@@ -97,10 +97,10 @@ int ibx_migration_check_key(const struct ibx_journal *record, const struct ibx_c
                          *name ? "\"" : "no named key", name, *name ? "\"" : "");
 }
 
-int ibx_migration_record(const char *folder, struct ibx_journal *record,
+int ibx_migration_record(const char *folder, struct ibx_record *record,
                          enum ibx_journal_state state, struct ibx_error *err)
 {
-    struct ibx_journal next = *record;
+    struct ibx_record next = *record;
     next.state = state;
     int rc = ibx_journal_write(folder, &next, err);
     if (!rc)

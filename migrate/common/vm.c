@@ -21,6 +21,7 @@
 #define STREAM_NAME   "ibx-state"
 #define STREAM_BUFFER (1 << 20) /* bytes; QEMU writes 32 KiB at a time */
 #define LOOK_MS       5         /* between two checks of a migration that ends */
+#define LIBVIRT_MS    10000     /* for a migration that libvirt has begun to fail */
 
 static void copy_text(char *to, size_t size, json_t *from)
 {
@@ -139,12 +140,18 @@ static int run_again(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error
     return rc;
 }
 
-/* The VM runs by now: settings that QEMU refuses (of another client's making) do not undo that. */
-static int restore(struct ibx_qmp *qmp, const json_t *before, uint64_t deadline_ns,
+/* The VM runs by now: settings that QEMU refuses (of another client's making) do not undo that. It
+ * refuses all as long as a migration lasts, and one that libvirt has begun, or is about to begin,
+ * ends as soon as it finds that nobody takes it any more. */
+static int restore(struct ibx_qmp *qmp, const json_t *before, bool libvirt, uint64_t deadline_ns,
                    struct ibx_error *err)
 {
     struct ibx_error why = {0};
-    int rc = ibx_settings_restore(qmp, before, deadline_ns, &why);
+    const uint64_t enough = ibx_deadline_in_ms(libvirt ? LIBVIRT_MS : 0);
+    int rc;
+    while ((rc = ibx_settings_restore(qmp, before, deadline_ns, &why)) == -EREMOTEIO &&
+           ibx_now_ns() < enough && ibx_now_ns() < deadline_ns)
+        usleep(LOOK_MS * 1000);
     if (rc != -EREMOTEIO)
         return rc ? ibx_error_set(err, rc, "%s", why.message) : 0;
     char *text = json_dumps(before, JSON_COMPACT);
@@ -163,7 +170,7 @@ int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_n
     if (!rc && vm->touched)
         rc = ibx_hold_allow(qmp, false, deadline_ns, err);
     if (!rc)
-        rc = restore(qmp, vm->before, deadline_ns, err);
+        rc = restore(qmp, vm->before, vm->libvirt != NULL, deadline_ns, err);
     if (rc)
         return rc;
     json_decref(vm->before);
@@ -173,7 +180,7 @@ int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_n
 }
 
 int ibx_vm_settings(struct ibx_qmp *qmp, bool managed, const char *folder,
-                    struct ibx_journal *record, struct ibx_settings *settings,
+                    struct ibx_record *record, struct ibx_settings *settings,
                     const struct ibx_migrate_observer *observer, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
@@ -202,7 +209,7 @@ int ibx_vm_settings(struct ibx_qmp *qmp, bool managed, const char *folder,
     return rc;
 }
 
-int ibx_vm_settle(struct ibx_qmp *qmp, json_t **before, struct ibx_journal *record,
+int ibx_vm_settle(struct ibx_qmp *qmp, json_t **before, struct ibx_record *record,
                   uint64_t deadline_ns, struct ibx_error *err)
 {
     int rc = *before ? ibx_settings_restore(qmp, *before, deadline_ns, err) : 0;

@@ -32,11 +32,11 @@ int ibx_vm_migrate(struct ibx_qmp *qmp, bool incoming, int theirs, uint64_t dead
  * record, which keeps its state: the settings may be set then. Notifies of those that are not
  * known. */
 int ibx_vm_settings(struct ibx_qmp *qmp, bool managed, const char *folder,
-                    struct ibx_journal *record, struct ibx_settings *settings,
+                    struct ibx_record *record, struct ibx_settings *settings,
                     const struct ibx_migrate_observer *observer, struct ibx_error *err);
 /* Puts back those of `*before`, a reference that is then released (NULL: there is nothing to do),
  * and clears the record's, which is not written. */
-int ibx_vm_settle(struct ibx_qmp *qmp, json_t **before, struct ibx_journal *record,
+int ibx_vm_settle(struct ibx_qmp *qmp, json_t **before, struct ibx_record *record,
                   uint64_t deadline_ns, struct ibx_error *err);
 /* Ends any migration, continues the VM if it ran before, and puts the settings back. May be
  * repeated. Only when it is certain that the destination does not run the VM. */

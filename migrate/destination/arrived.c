@@ -4,8 +4,11 @@
  * page cache. So a page there may be incomplete, because a tool died while it fetched it. Or the
  * guest may have changed it and the kernel unmapped it (to swap it out, to move it). The first kind
  * has to be fetched again, the second kind never, and only this file tells them apart.
+ *
+ * Where a VM returns, others have its files, too: also without minor mode a page of zeros there may
+ * come from who looked at a hole.
  */
-#include "migrate/destination/destination.h"
+#include "migrate/destination/ram.h"
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -33,17 +36,17 @@ _Atomic uint64_t *ibx_destination_placed(const struct destination_ram *ram)
                : NULL;
 }
 
-int ibx_destination_arrived_make(struct destination_ram *ram, const struct ibx_journal *record,
+int ibx_destination_arrived_make(struct destination_ram *ram, const struct ibx_record *record,
                                  struct ibx_error *err)
 {
     char path[128];
     ibx_journal_arrived_path(record, path, sizeof(path));
-    return ibx_note_make(&ram->arrived, arrived_bytes(ram), path,
-                         "it is noted which pages have come",
-                         "receive without --minor, or migrate by send", err);
+    return ibx_note_make(
+        &ram->arrived, arrived_bytes(ram), path, "it is noted which pages have come",
+        ram->minor && !ram->kept ? "receive without --minor" : "migrate by send", err);
 }
 
-int ibx_destination_arrived_find(struct destination_ram *ram, const struct ibx_journal *record,
+int ibx_destination_arrived_find(struct destination_ram *ram, const struct ibx_record *record,
                                  struct ibx_error *err)
 {
     char path[128];
@@ -59,7 +62,7 @@ int ibx_destination_arrived_find(struct destination_ram *ram, const struct ibx_j
                                path);
 }
 
-void ibx_destination_arrived_remove(const struct ibx_journal *record)
+void ibx_destination_arrived_remove(const struct ibx_record *record)
 {
     char path[128];
     ibx_journal_arrived_path(record, path, sizeof(path));
@@ -70,7 +73,7 @@ void ibx_destination_arrived_remove(const struct ibx_journal *record)
 
 /* ---------------------------------------------------------------- borrowed: what the source has */
 
-int ibx_destination_base_make(struct destination_ram *ram, const struct ibx_journal *record,
+int ibx_destination_base_make(struct destination_ram *ram, const struct ibx_record *record,
                               struct ibx_error *err)
 {
     char path[128];
@@ -89,9 +92,10 @@ void ibx_destination_base_note(struct destination_ram *ram)
 void ibx_destination_arrived_had(struct destination_ram *ram)
 {
     _Atomic uint64_t *arrived = ram->arrived.memory, *placed = ibx_destination_placed(ram);
-    for (uint64_t i = 0; placed && ram->had.bits && i < (ram->had.pages + 63) / 64; i++) {
+    for (uint64_t i = 0; arrived && ram->had.bits && i < (ram->had.pages + 63) / 64; i++) {
         atomic_fetch_or(&arrived[i], ram->had.bits[i]);
-        atomic_fetch_or(&placed[i], ram->had.bits[i]);
+        if (placed)
+            atomic_fetch_or(&placed[i], ram->had.bits[i]);
     }
 }
 
@@ -102,14 +106,14 @@ static size_t tags_bytes(const struct destination_ram *ram)
     return (size_t)ram->map.pages * sizeof(uint64_t);
 }
 
-static int use_tags(struct destination_ram *ram, const struct ibx_journal *record,
+static int use_tags(struct destination_ram *ram, const struct ibx_record *record,
                     struct ibx_error *err)
 {
     return ibx_page_tags_create(&ram->map, ram->tags.memory, record->verify_key,
-                                IBX_MIGRATE_LINKS_MAX, &ram->page_tags, err);
+                                IBX_MIGRATE_LINKS_MAX + 1, &ram->page_tags, err);
 }
 
-int ibx_destination_tags_make(struct destination_ram *ram, const struct ibx_journal *record,
+int ibx_destination_tags_make(struct destination_ram *ram, const struct ibx_record *record,
                               struct ibx_error *err)
 {
     char path[128];
@@ -119,7 +123,7 @@ int ibx_destination_tags_make(struct destination_ram *ram, const struct ibx_jour
     return rc ? rc : use_tags(ram, record, err);
 }
 
-int ibx_destination_tags_find(struct destination_ram *ram, const struct ibx_journal *record,
+int ibx_destination_tags_find(struct destination_ram *ram, const struct ibx_record *record,
                               struct ibx_error *err)
 {
     char path[128];
@@ -135,7 +139,7 @@ int ibx_destination_tags_find(struct destination_ram *ram, const struct ibx_jour
                                path);
 }
 
-void ibx_destination_tags_remove(const struct ibx_journal *record)
+void ibx_destination_tags_remove(const struct ibx_record *record)
 {
     char path[128];
     ibx_journal_tags_path(record, path, sizeof(path));

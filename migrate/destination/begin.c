@@ -27,21 +27,42 @@ static void check_old_uffd(pid_t pid, struct ibx_blockers *blockers)
                      (int)pid);
 }
 
+static bool comes_here(const struct ibx_record *record)
+{
+    return !record->source && ibx_journal_qemu_lives(record);
+}
+
+/* A QEMU that waits for a page of an earlier migration may not answer: that is said instead. */
+static int unanswered(const struct destination *d, int rc, struct ibx_error *err)
+{
+    struct ibx_record earlier;
+    struct ibx_error why = {0};
+    const char *qmp = d->options->qmp;
+    if (ibx_journal_find(d->options->folder, qmp, comes_here, &earlier, NULL))
+        return rc;
+    const struct ibx_guest_ram ram = {.pid = earlier.pid};
+    if (!ibx_migration_check_unfinished(d->options->folder, &ram, qmp, false, d->options->home,
+                                        &why))
+        return rc;
+    *err = why;
+    return why.code;
+}
+
 static int check(struct destination *d, struct ibx_error *err)
 {
     struct ibx_blockers blockers = {.stands_still = d->options->stand_still,
                                     .takes_over = d->options->home};
-    struct ibx_journal *record = &d->status.record;
+    struct ibx_record *record = &d->status.record;
     struct ibx_guest_ram *ram = &d->ram.guest;
     const char *qmp = d->options->qmp;
     uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     int rc = d->qemu.qmp ? 0 : ibx_qmp_connect(qmp, deadline, &d->qemu.qmp, err);
     if (!rc)
         rc = ibx_guest_ram_find(d->qemu.qmp, true, ram, deadline, err);
+    if (rc)
+        return unanswered(d, rc, err);
     /* Before other blockers, because their remedies would end a VM that has migrated here. */
-    if (!rc)
-        rc = ibx_migration_check_unfinished(d->options->folder, ram, qmp, false, d->options->home,
-                                            err);
+    rc = ibx_migration_check_unfinished(d->options->folder, ram, qmp, false, d->options->home, err);
     if (!rc)
         rc = ibx_preflight_side(d->qemu.qmp, ram, IBX_MIGRATE_DESTINATION, &blockers,
                                 ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
@@ -109,9 +130,9 @@ static void sweep(const struct destination *d, bool failed)
     const uint64_t deadline = ibx_deadline_in_ms(awaited ? SWEEP_MS : 0);
     ibx_gate_sweep(d->options->libvirt);
     while (ibx_now_ns() < deadline &&
-           (destination_qemu_lives(&d->status.record) || !access(d->options->libvirt, F_OK))) {
+           (ibx_journal_qemu_lives(&d->status.record) || !access(d->options->libvirt, F_OK))) {
         poll(NULL, 0, SWEEP_LOOK_MS);
-        if (!destination_qemu_lives(&d->status.record))
+        if (!ibx_journal_qemu_lives(&d->status.record))
             ibx_gate_sweep(d->options->libvirt);
     }
 }
@@ -134,7 +155,9 @@ static int finish(struct destination *d, int rc, struct ibx_migrate_status *last
     ibx_destination_ram_fini(&d->ram); /* after the page connections, which READ into it */
     ibx_destination_stream_fini(&d->stream);
     ibx_destination_warm_fini(&d->warm);
+    ibx_destination_early_fini(&d->early);
     ibx_destination_home_fini(&d->home);
+    ibx_destination_forget_description(d);
     ibx_destination_watchdog_end(&d->watchdog);
     if (d->options->libvirt) /* of a QEMU that has ended */
         sweep(d, rc != 0);
@@ -204,7 +227,20 @@ static int receive_new(struct destination *d, struct ibx_error *err)
     return rc;
 }
 
-static int recover(struct destination *d, const struct ibx_journal *record, struct ibx_error *err)
+/* What only the source can end, and who can if it does not come. */
+static void notify_complete(const struct destination *d)
+{
+    const struct ibx_migrate_observer *observer = &d->options->observer;
+    ibx_migration_notify(observer, "%s", DESTINATION_UNCONFIRMED);
+    if (!ibx_journal_qemu_lives(&d->status.record))
+        ibx_migration_notify(observer,
+                             "its QEMU here (process %d) has ended since; if the VM was taken back "
+                             "at the source, interrupt this tool, which waits for the source to be "
+                             "back, and then ib-migrate prune --unfinished --qmp %s",
+                             (int)d->status.record.pid, d->status.record.qmp);
+}
+
+static int recover(struct destination *d, const struct ibx_record *record, struct ibx_error *err)
 {
     const struct ibx_receive_options *options = d->options;
     struct ibx_error silent = {0};
@@ -219,6 +255,7 @@ static int recover(struct destination *d, const struct ibx_journal *record, stru
         rc = ibx_destination_recover(d, err);
     if (rc == -ECANCELED) {
         ibx_destination_qemu_leave(&d->qemu, &d->status.record, &silent);
+        ibx_destination_home_never_came(d);
         ibx_destination_record(d, IBX_JOURNAL_GIVEN_UP, &silent);
         ibx_destination_arrived_remove(&d->status.record);
         ibx_destination_tags_remove(&d->status.record);
@@ -228,15 +265,17 @@ static int recover(struct destination *d, const struct ibx_journal *record, stru
         rc = open_acceptor(d, options->listen ? options->listen : d->status.record.uri, err);
     if (!rc)
         ibx_destination_expect_recorded(d);
+    if (!rc && d->state.now == DESTINATION_RESUMING && d->qemu.managed)
+        ibx_migration_notify(&options->observer, "%s", DESTINATION_UNDECIDED);
     if (!rc && d->state.now == DESTINATION_COMPLETE)
-        ibx_migration_notify(&options->observer, "%s", DESTINATION_UNCONFIRMED);
+        notify_complete(d);
     if (!rc && d->state.now == DESTINATION_SHUT_DOWN)
         ibx_migration_notify(&options->observer, "%s",
                              destination_unconfirmed_end(&d->status.record));
     return rc ? rc : ibx_destination_run(d, err);
 }
 
-int ibx_migrate_receive(const struct ibx_receive_options *options, const struct ibx_journal *record,
+int ibx_migrate_receive(const struct ibx_receive_options *options, const struct ibx_record *record,
                         struct ibx_migrate_status *last, struct ibx_error *err)
 {
     struct destination *d = destination_create(options, err);

@@ -9,10 +9,13 @@
 
 #include "common/clock.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
-#define LOOK_MS 300 /* between two looks at the journal */
+#define LOOK_MS   300  /* between two looks at the journal */
+#define WATCH_MS  2000 /* ... and for who changes guest RAM unseen */
+#define ANSWER_MS 500  /* for QEMU: while it waits for a page, the source waits for this tool */
 
 void ibx_destination_borrow_check(const struct destination *d,
                                   const struct ibx_migrate_hello *hello,
@@ -38,22 +41,73 @@ void ibx_destination_borrow_check(const struct destination *d,
 
 int ibx_destination_borrow_begin(struct destination *d, struct ibx_error *err)
 {
-    int rc =
-        ibx_preflight_warm(d->qemu.qmp, &d->ram.guest, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    int rc = ibx_preflight_warm(d->qemu.qmp, &d->ram.guest, NULL,
+                                ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     return rc ? ibx_error_prefix(err, rc, "this VM cannot be borrowed") : 0;
 }
 
+/* What was plugged in since, and may be out again, may have changed pages that look as they came.
+ * At home the QEMU from before has the memory, too. */
+void ibx_destination_borrow_watch(struct destination *d)
+{
+    struct ibx_error why = {0}, unwritten = {0};
+    if (d->ram.unseen || d->ram.kept || !d->qemu.qmp || ibx_now_ns() < d->watch_ns)
+        return;
+    int rc =
+        ibx_preflight_warm(d->qemu.qmp, &d->ram.guest, NULL, ibx_deadline_in_ms(ANSWER_MS), &why);
+    d->watch_ns = ibx_deadline_in_ms(WATCH_MS);
+    if (rc != -EOPNOTSUPP)
+        return;
+    d->ram.unseen = !ibx_journal_touch_base(d->options->folder, &d->status.record, &unwritten);
+    ibx_migration_notify(&d->options->observer,
+                         "%s: which pages of the VM are others than at home is not known any more, "
+                         "and it cannot return%s%s",
+                         why.message,
+                         d->ram.unseen ? "" : "; this cannot be recorded: ", unwritten.message);
+}
+
 /* The VM is at home, or has ended there: what this side has of it is of no use any more. */
-static bool is_away(const struct ibx_journal *record)
+static bool is_away(const struct ibx_record *record)
 {
     return record->state == IBX_JOURNAL_MOVED || record->state == IBX_JOURNAL_DONE ||
            record->state == IBX_JOURNAL_ENDED;
 }
 
+/* It may have come to its commit: QEMU's monitor is for the tool that continues it. */
+static bool may_be_away(const struct ibx_record *record)
+{
+    return record->state == IBX_JOURNAL_MAY_RUN;
+}
+
+void ibx_destination_borrow_lend(struct destination *d)
+{
+    d->lent = true;
+    if (d->ram.engine)
+        ibx_fault_set_background(d->ram.engine, false);
+    ibx_destination_qemu_lend(&d->qemu);
+}
+
+void ibx_destination_borrow_take_back(struct destination *d)
+{
+    if (!d->lent || !d->qemu.qmp)
+        return;
+    d->lent = false;
+    if (d->ram.engine && d->ram.borrow != IBX_BORROW_LAZY)
+        ibx_fault_set_background(d->ram.engine, true);
+}
+
+void ibx_destination_borrow_keep_lent(struct destination *d)
+{
+    struct ibx_record record;
+    if (d->ram.borrow && !d->qemu.qmp && ibx_now_ns() >= d->qemu.retry_ns &&
+        !ibx_journal_find_return(d->options->folder, &d->status.record, may_be_away, &record, NULL))
+        ibx_destination_borrow_lend(d);
+}
+
 bool ibx_destination_borrow_stays(struct destination *d)
 {
-    if (!d->ram.borrow || d->stays || d->state.now != DESTINATION_FILLING || !d->ram.engine ||
-        ibx_fault_state(d->ram.engine) != IBX_FAULT_COMPLETE)
+    if (!d->ram.borrow || d->stays || d->state.now != DESTINATION_FILLING ||
+        !ibx_destination_ram_whole(&d->ram))
         return false;
     d->stays = true;
     ibx_migration_notify(&d->options->observer,
@@ -61,9 +115,9 @@ bool ibx_destination_borrow_stays(struct destination *d)
     return true;
 }
 
-bool ibx_destination_has_returned(const struct destination *d, struct ibx_journal *record)
+bool ibx_destination_has_returned(const struct destination *d, struct ibx_record *record)
 {
-    struct ibx_journal found;
+    struct ibx_record found;
     return d->status.record.borrow &&
            !ibx_journal_find_return(d->options->folder, &d->status.record, is_away,
                                     record ? record : &found, NULL);
@@ -73,7 +127,7 @@ bool ibx_destination_borrow_returned(struct destination *d, bool now, struct ibx
 {
     char sentence[256];
     const char why[IBX_MIGRATE_STATUS] = IBX_JOURNAL_RETURNED;
-    struct ibx_journal record;
+    struct ibx_record record;
     if (d->state.now != DESTINATION_FILLING || (!now && ibx_now_ns() < d->returned_ns))
         return false;
     d->returned_ns = ibx_deadline_in_ms(LOOK_MS);

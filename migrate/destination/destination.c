@@ -12,6 +12,7 @@
 #define LOAD_LOOK_US      100 /* while QEMU reads the last of the device state */
 #define LOAD_LOOKS        100 /* so often; then it waits for something else, and there is time */
 #define LOAD_LOOK_MS      1   /* from then on */
+#define FILL_PART         8   /* of a round trip: LOADED is ahead of requests by that */
 #define CONNECT_LOOK_MS   2   /* whether libvirt has told QEMU to listen */
 #define COMPLETE_RETRY_NS (1000 * IBX_NS_PER_MS)
 #define ANSWER_MS         60000 /* for a source that was away to ask */
@@ -71,7 +72,7 @@ static int step_linking(struct destination *d, struct ibx_error *err)
     if (rc)
         return rc == -EAGAIN ? 0 : rc;
     rc = ibx_destination_ram_serve(&d->ram, link->readers, link->count,
-                                   d->qemu.state.now == QEMU_RUNNING, err);
+                                   d->qemu.state.now == QEMU_RUNNING && !d->lent, err);
     if (!rc)
         rc = ibx_state_move(&link->state, LINK_SERVING);
     if (rc)
@@ -89,14 +90,39 @@ static bool may_run(struct destination *d)
     return ibx_fault_state(d->ram.engine) == IBX_FAULT_COMPLETE;
 }
 
+/* The VM waits for COMMIT now. Over a long wire bulk is asked for meanwhile, so late that the
+ * source has answered LOADED before: nothing that the VM waits for is behind it. Nearer it would
+ * only take processors from a QEMU that is about to go on. */
+static void fill_soon(struct destination *d)
+{
+    const struct ibx_path *path = ibx_conn_path(d->link.control.conn);
+    if (ibx_path_is_far(path) && d->ram.borrow != IBX_BORROW_LAZY)
+        d->fill_ns = ibx_now_ns() + path->round_trip_ns / FILL_PART;
+}
+
+static void step_waiting(struct destination *d)
+{
+    if (!d->fill_ns || ibx_now_ns() < d->fill_ns || !d->ram.engine)
+        return;
+    d->fill_ns = 0;
+    ibx_fault_set_background(d->ram.engine, true);
+}
+
 static int step_mapped(struct destination *d, struct ibx_error *err)
 {
+    int rc = ibx_destination_early_place(d, err);
+    if (rc)
+        return rc;
     if (!ibx_destination_stream_loaded(&d->stream) || !may_run(d))
         return 0;
-    int rc = ibx_destination_qemu_has_loaded(&d->qemu, d->busy_until_ns, err);
+    rc = ibx_destination_qemu_has_loaded(&d->qemu, d->busy_until_ns, err);
     if (!rc)
         rc = ibx_destination_move(d, DESTINATION_WAITING, err);
-    return rc ? rc : ibx_channel_send_plain(&d->link.control, IBX_MIGRATE_LOADED, err);
+    if (!rc)
+        rc = ibx_channel_send_plain(&d->link.control, IBX_MIGRATE_LOADED, err);
+    if (!rc)
+        fill_soon(d);
+    return rc;
 }
 
 static int step_resuming(struct destination *d, struct ibx_error *err)
@@ -139,25 +165,29 @@ static int confirmed(struct destination *d, struct ibx_error *err)
 }
 
 /* COMPLETE or ENDED is sent until it is confirmed: the source may have been away. */
+static int tell_complete(struct destination *d, struct ibx_error *err)
+{
+    if (d->peer.now == PEER_CONFIRMED || !destination_linked(&d->link) ||
+        !ibx_channel_idle(&d->link.control) || ibx_now_ns() - d->complete_ns < COMPLETE_RETRY_NS)
+        return 0;
+    d->complete_ns = ibx_now_ns();
+    return ibx_destination_send_complete(d, err);
+}
+
+/* QEMU lets go while the source compares, and while its CONFIRM is on its way: the record says
+ * already that all pages are here. */
 static int step_complete(struct destination *d, struct ibx_error *err)
 {
-    /* The source compares while QEMU lets go. */
     int rc = d->peer.now == PEER_CONFIRMED ? 0 : ibx_destination_send_digests(d, err);
+    if (!rc)
+        rc = tell_complete(d, err);
     if (rc && rc != -EAGAIN)
         return rc;
     if (!ibx_destination_has_let_go(d)) {
         ibx_destination_send_progress(d); /* a QEMU that is slow is no silence */
         return 0;
     }
-    if (d->peer.now == PEER_CONFIRMED)
-        return confirmed(d, err);
-    if (rc)
-        return 0;
-    if (!destination_linked(&d->link) || !ibx_channel_idle(&d->link.control) ||
-        ibx_now_ns() - d->complete_ns < COMPLETE_RETRY_NS)
-        return 0;
-    d->complete_ns = ibx_now_ns();
-    return ibx_destination_send_complete(d, err);
+    return d->peer.now == PEER_CONFIRMED ? confirmed(d, err) : 0;
 }
 
 /* Where that could not be done at once. A record that still has them does no harm. */
@@ -187,10 +217,15 @@ static int step_filling(struct destination *d, struct ibx_error *err)
     if (rc && rc != -EAGAIN)
         return rc;
     if (d->ram.borrow && !d->stays) { /* until it has returned, also with all pages */
-        ibx_destination_borrow_returned(d, false, err);
-        return err->code;
+        ibx_destination_borrow_take_back(d);
+        ibx_destination_borrow_watch(d);
+        struct ibx_error why = {0}; /* `err` may still have that of an earlier turn */
+        ibx_destination_borrow_returned(d, false, &why);
+        if (why.code)
+            *err = why;
+        return why.code;
     }
-    if (unnamed || !d->ram.engine || ibx_fault_state(d->ram.engine) != IBX_FAULT_COMPLETE)
+    if (unnamed || !ibx_destination_ram_whole(&d->ram))
         return 0;
     rc = ibx_destination_check_pages(d, err);
     if (!rc)
@@ -227,6 +262,9 @@ static int step(struct destination *d, struct ibx_error *err)
         return ibx_destination_warm_step(d, err);
     case DESTINATION_MAPPED:
         return step_mapped(d, err);
+    case DESTINATION_WAITING:
+        step_waiting(d);
+        return 0;
     case DESTINATION_RESUMING:
         return step_resuming(d, err);
     case DESTINATION_FILLING:
@@ -269,7 +307,10 @@ static uint64_t longest_wait_ns(struct destination *d)
     if (d->qemu.managed && d->state.now == DESTINATION_JOINING)
         return CONNECT_LOOK_MS * IBX_NS_PER_MS;
     const uint64_t digests = ibx_destination_digests_wait_ns(d);
-    const uint64_t tick = (loading ? LOAD_LOOK_MS : MIGRATION_TICK_MS) * IBX_NS_PER_MS;
+    const uint64_t now = ibx_now_ns(), fill = d->fill_ns > now ? d->fill_ns - now : 0;
+    uint64_t tick = (loading ? LOAD_LOOK_MS : MIGRATION_TICK_MS) * IBX_NS_PER_MS;
+    if (d->fill_ns && d->state.now == DESTINATION_WAITING && fill < tick)
+        tick = fill;
     return digests < tick ? digests : tick;
 }
 

@@ -7,9 +7,9 @@
  *   destination.c        the loop and the steps of each state
  *   requests.c           what others ask: sources by HELLO and JOIN, operators by the socket
  *   messages.c           messages of the source on the control connection
- *   digests.c            digests of the pages that have come, to the source
  *   commit.c             the point of no return: gives QEMU the end of the device state
  *   ending.c, silence.c  trouble, interrupts, the end; a source from which nothing comes
+ *   digests.c            digests of the pages that have come, to the source
  *   warm.c               pages that are fetched while the VM runs at the source
  *   borrow.c             a VM that is to return: the monitor for that, and when it has
  *   home.c               a VM that returns here: the memory that it left
@@ -19,342 +19,19 @@
  *   stream.c             the device state, into QEMU, without its end before the commit
  *   qemu.c               QEMU's monitor
  *
- * Each file calls only those below it in this list; ram.c to qemu.c do not call each other.
+ * Each file calls only those below it in this list; ram.c to qemu.c do not call each other, and
+ * have headers of their own.
  */
 #ifndef IBX_MIGRATE_DESTINATION_DESTINATION_H
 #define IBX_MIGRATE_DESTINATION_DESTINATION_H
 
 #include "migrate/common/common.h"
 #include "migrate/common/libvirt.h"
-#include "migrate/common/note.h"
+#include "migrate/destination/link.h"
+#include "migrate/destination/qemu.h"
+#include "migrate/destination/ram.h"
+#include "migrate/destination/stream.h"
 #include "migrate/operator/control_socket.h"
-#include "migrate/pages/digest.h"
-#include "migrate/pages/pages.h"
-#include "migrate/qemu/qemu.h"
-
-#include <poll.h>
-
-/* The QEMU of the record lives. */
-static inline bool destination_qemu_lives(const struct ibx_journal *record)
-{
-    return record->pid_started && ibx_process_started(record->pid) == record->pid_started;
-}
-
-/* ---------------------------------------------------------------- ram.c */
-
-/*
- * state machine: destination ram
- *   [*] -> UNTOUCHED -> OPENED -> REGISTERED     QEMU has a userfaultfd; guest RAM is on it
- *   REGISTERED -> OPENED                         unregistered; the descriptor is still in QEMU
- *   OPENED | REGISTERED -> UNTOUCHED -> [*]      closed in QEMU, or QEMU has ended
- */
-enum destination_ram_state { RAM_UNTOUCHED, RAM_OPENED, RAM_REGISTERED };
-
-struct destination_ram {
-    struct ibx_state_machine state;
-    struct ibx_guest_ram guest;
-    struct ibx_page_map map;
-    struct ibx_page_map had; /* warm.c: pages that came before the stop; of no pages without it */
-    uint64_t warm_bytes;     /* fetched before the stop */
-    uint8_t borrow;          /* enum ibx_migrate_borrow: pages are placed write-protected */
-    bool kept;               /* home.c: memory is that which the VM left here */
-    struct ibx_note base;    /* borrowed: which pages hold data at the source */
-    struct ibx_uffd uffd;    /* fd -1 in UNTOUCHED */
-    bool minor;              /* minor faults: READs go into the page cache */
-    bool recovered;          /* from a tool that ended; the engine is rebuilt */
-    void *aliases[IBX_GUEST_BLOCKS_MAX]; /* minor mode */
-    struct ibx_note arrived;             /* minor mode: arrived.c; as are the next two */
-    struct ibx_note tags;                /* when pages are verified: one a page */
-    struct ibx_page_tags *page_tags;     /* NULL: they are not */
-    struct ibx_fault *engine;
-    size_t buffer_bytes;    /* of a page connection, for the engine */
-    uint64_t max_bandwidth; /* bytes per second; 0: no limit */
-    uint64_t waiting;       /* faults that are not answered yet */
-    uint64_t discarded;     /* pages that the guest gave back before they came */
-};
-
-void ibx_destination_ram_init(struct destination_ram *ram, bool minor, uint64_t max_bandwidth);
-/* Recover: guest RAM as the record has it, and the page map. */
-int ibx_destination_ram_of_record(struct destination_ram *ram, const struct ibx_journal *record,
-                                  struct ibx_error *err);
-/* Empties guest RAM and makes its userfaultfd in QEMU, which goes into the record with the layout.
- */
-int ibx_destination_ram_watch(struct destination_ram *ram, struct ibx_qmp *qmp,
-                              struct ibx_journal *record, struct ibx_error *err);
-/* Recover: takes the userfaultfd that QEMU still has. -ENOENT: it has none. */
-int ibx_destination_ram_take_uffd(struct destination_ram *ram, const struct ibx_journal *record,
-                                  struct ibx_error *err);
-/* Recover: the rest, for a VM that still misses pages. -ESTALE: what came before is not known. */
-int ibx_destination_ram_recover(struct destination_ram *ram, const struct ibx_journal *record,
-                                struct ibx_error *err);
-/* Makes the engine for these page connections; it holds all faults. `runs`: the VM does. */
-int ibx_destination_ram_engine(struct destination_ram *ram, struct ibx_page_reader **readers,
-                               unsigned count, bool runs, struct ibx_error *err);
-/* The page map and all regions are there: serves faults, or serves them again by new connections.
- */
-int ibx_destination_ram_serve(struct destination_ram *ram, struct ibx_page_reader **readers,
-                              unsigned count, bool runs, struct ibx_error *err);
-/* Before the stop: makes an engine that fetches these pages, and is COMPLETE then. */
-int ibx_destination_ram_fetch(struct destination_ram *ram, struct ibx_page_reader **readers,
-                              unsigned count, const struct ibx_page_map *pages,
-                              struct ibx_error *err);
-/* Before the stop, without a serving engine: these pages are missing again. */
-int ibx_destination_ram_drop(struct destination_ram *ram, const struct ibx_page_map *pages,
-                             struct ibx_error *err);
-/* No engine uses page connections. */
-bool ibx_destination_ram_stopped(const struct destination_ram *ram);
-void ibx_destination_ram_set_bandwidth(struct destination_ram *ram, uint64_t bytes_per_second);
-void ibx_destination_ram_stats(struct destination_ram *ram, struct ibx_migrate_status *status);
-/* Every page is there: destroys the engine, unregisters guest RAM and closes the userfaultfd in
- * QEMU. May be repeated after a failure; while REGISTERED the VM may wait at its first touch of
- * memory. 0 also when there is nothing to do. */
-int ibx_destination_ram_let_go(struct destination_ram *ram, const struct ibx_journal *record,
-                               struct ibx_error *err);
-/* Gives up a descriptor that cannot be closed in QEMU. */
-void ibx_destination_ram_abandon(struct destination_ram *ram);
-/* The VM will not run here: removes the engine, and what was done to QEMU, as far as possible. */
-void ibx_destination_ram_give_up(struct destination_ram *ram, const struct ibx_journal *record);
-void ibx_destination_ram_end_engine(struct destination_ram *ram);
-void ibx_destination_ram_fini(struct destination_ram *ram);
-
-/* arrived.c: which pages have come, in minor mode, and what has come in them, when verified. */
-
-/* Makes the file. -EEXIST and others, with what is in the way. */
-int ibx_destination_arrived_make(struct destination_ram *ram, const struct ibx_journal *record,
-                                 struct ibx_error *err);
-/* Finds that of the tool before this one. -ESTALE: it is gone, or is another one's. */
-int ibx_destination_arrived_find(struct destination_ram *ram, const struct ibx_journal *record,
-                                 struct ibx_error *err);
-/* Deletes the file, which is not needed any more. It stays mapped. */
-void ibx_destination_arrived_remove(const struct ibx_journal *record);
-/* Borrowed: where the engine notes which pages are in their place, in the same file; else NULL. */
-_Atomic uint64_t *ibx_destination_placed(const struct destination_ram *ram);
-/* Borrowed: notes the page map, for the return. */
-int ibx_destination_base_make(struct destination_ram *ram, const struct ibx_journal *record,
-                              struct ibx_error *err);
-void ibx_destination_base_note(struct destination_ram *ram);
-/* The pages that were here have arrived, too. */
-void ibx_destination_arrived_had(struct destination_ram *ram);
-/* The same of the tags, for `page_tags`. */
-int ibx_destination_tags_make(struct destination_ram *ram, const struct ibx_journal *record,
-                              struct ibx_error *err);
-int ibx_destination_tags_find(struct destination_ram *ram, const struct ibx_journal *record,
-                              struct ibx_error *err);
-void ibx_destination_tags_remove(const struct ibx_journal *record);
-
-/* ---------------------------------------------------------------- link.c */
-
-/*
- * state machine: destination link
- *   [*] -> NONE -> OPEN -> MAPPED -> SERVING     MAPPED: the page map is here
- *   SERVING -> MAPPED                            the engine is no more
- *   SERVING -> STOPPING                          lost; the engine still has the page connections
- *   OPEN | MAPPED | STOPPING -> NONE -> [*]
- */
-enum destination_link_state { LINK_NONE, LINK_OPEN, LINK_MAPPED, LINK_SERVING, LINK_STOPPING };
-
-#define QUERIES_MAX 4u /* query connections: they take an answer and go */
-#define LINK_FDS    (2u + IBX_MIGRATE_LINKS_MAX + QUERIES_MAX)
-
-struct destination_link {
-    struct ibx_state_machine state;
-    struct ibx_acceptor *acceptor;
-    struct ibx_channel control;
-    struct ibx_page_reader *readers[IBX_MIGRATE_LINKS_MAX]; /* of page connections */
-    unsigned count, joined;
-    unsigned block_count;
-    struct ibx_migrate_block blocks[IBX_GUEST_BLOCKS_MAX];
-    struct ibx_migrate_map_end map_end;
-    uint64_t regions;                     /* that have come, over all page connections */
-    struct ibx_connection_request resume; /* conn not NULL: waits for the engine to stop */
-    struct ibx_channel queries[QUERIES_MAX];
-    uint64_t query_since[QUERIES_MAX];
-};
-
-void ibx_destination_link_init(struct destination_link *link);
-static inline bool destination_linked(const struct destination_link *link)
-{
-    return link->state.now >= LINK_OPEN && link->state.now <= LINK_SERVING;
-}
-/* Takes over the connection of a HELLO, for `count` page connections, and accepts it;
- * `verify`: pages are verified; `warm`: they are fetched before the stop. */
-int ibx_destination_link_accept(struct destination_link *link, struct ibx_conn *conn,
-                                unsigned count, enum ibx_answer_state state, bool verify, bool warm,
-                                const struct ibx_blockers *notes);
-/* Answers a HELLO over a query connection and takes that over. `links`: page connections. */
-void ibx_destination_link_answer(struct destination_link *link, struct ibx_conn *conn,
-                                 bool accepted, enum ibx_answer_state state, unsigned links,
-                                 const struct ibx_blockers *blockers);
-void ibx_destination_link_refuse(struct destination_link *link, struct ibx_conn *conn,
-                                 enum ibx_answer_state state, const char *why);
-void ibx_destination_link_check_queries(struct destination_link *link);
-bool ibx_destination_link_has_queries(const struct destination_link *link);
-/* Takes over the page connection of a JOIN, which must fit. */
-int ibx_destination_link_join(struct destination_link *link, struct ibx_conn *conn, unsigned at,
-                              struct ibx_error *err);
-/* All page connections have joined and have all regions of the map. -EAGAIN: not yet. */
-int ibx_destination_link_complete(struct destination_link *link, struct ibx_error *err);
-/* The same, before there is a map: all have so many regions. */
-int ibx_destination_link_has_regions(struct destination_link *link, uint32_t regions,
-                                     struct ibx_error *err);
-/* The engine is destroyed: page connections are this thread's again. */
-void ibx_destination_link_engine_ended(struct destination_link *link);
-/* It is lost. In SERVING page connections stay until the engine has stopped. */
-void ibx_destination_link_lose(struct destination_link *link);
-/* Not in SERVING. */
-void ibx_destination_link_close(struct destination_link *link);
-/* Fills at most LINK_FDS entries and returns how many; `at_once`: something is there
- * already. `readers`: no engine reads from the page connections. */
-unsigned ibx_destination_link_poll_fds(struct destination_link *link, bool readers,
-                                       struct pollfd *fds, bool *at_once);
-void ibx_destination_link_fini(struct destination_link *link, uint64_t linger_until_ns);
-
-/* ---------------------------------------------------------------- stream.c */
-
-/*
- * state machine: destination stream
- *   [*] -> CLOSED -> TAKING -> WHOLE -> RELEASED    RELEASED: the end may go to QEMU, too
- *   RELEASED -> ENDING -> FED -> [*]                ENDING: some of the end has gone to QEMU
- *   [*] -> ENDING                                   recover: the tool before may have done so
- *   TAKING | WHOLE | RELEASED | ENDING -> CUT -> [*]
- */
-enum destination_stream_state {
-    STREAM_CLOSED,
-    STREAM_TAKING,
-    STREAM_WHOLE,
-    STREAM_RELEASED,
-    STREAM_ENDING,
-    STREAM_FED,
-    STREAM_CUT
-};
-
-struct destination_stream {
-    struct ibx_state_machine state;
-    int fd;  /* into QEMU; -1: none */
-    int fed; /* the same when QEMU has all, if libvirt drives: QEMU may
-                still answer, to nobody; else -1 */
-    bool managed;
-    uint8_t *bytes;                   /* what QEMU has not taken yet */
-    size_t from, sure, end, capacity; /* `sure`: up to there certainly without EOF */
-    uint64_t total;                   /* bytes that came */
-};
-
-/*
- * QEMU's stream ends with the byte QEMU_VM_EOF (0) and, for almost every machine type, a
- * description for debuggers behind it: QEMU_VM_VMDESCRIPTION (6), u32 length, big-endian, JSON. The
- * VM runs as soon as EOF was read, even when the description is cut off. So EOF is what is held
- * back until the commit, not just the last byte.
- *
- * How many of these bytes (the stream's latest) QEMU may have now, certainly without EOF. When the
- * stream has `ended`, the rest is EOF and what follows it, and `*whole` is whether it was
- * recognised; otherwise the stream is not QEMU's.
- */
-size_t ibx_state_tail(const uint8_t *bytes, size_t length, bool ended, bool *whole);
-
-/* CLOSED, or for recover ENDING. */
-void ibx_destination_stream_init(struct destination_stream *stream,
-                                 enum destination_stream_state first);
-/* Connects to where libvirt has this QEMU wait for its device state. -EAGAIN: it does not yet. */
-int ibx_destination_stream_connect(struct destination_stream *stream, const char *path, pid_t qemu,
-                                   struct ibx_error *err);
-/* QEMU waits for the device state from here on; unless connected, it is told to. */
-int ibx_destination_stream_open(struct destination_stream *stream, struct ibx_qmp *qmp,
-                                struct ibx_error *err);
-int ibx_destination_stream_append(struct destination_stream *stream, const uint8_t *bytes,
-                                  size_t length, struct ibx_error *err);
-/* All has come, of which `total` bytes were announced. -EPROTO: it does not end as it must. */
-int ibx_destination_stream_end(struct destination_stream *stream, uint64_t total,
-                               struct ibx_error *err);
-/* Writes to QEMU what it takes: before RELEASED without EOF. */
-int ibx_destination_stream_feed(struct destination_stream *stream, struct ibx_error *err);
-/* QEMU takes no more at the moment. */
-bool ibx_destination_stream_stuck(const struct destination_stream *stream);
-/* QEMU has read everything but the end. */
-bool ibx_destination_stream_loaded(const struct destination_stream *stream);
-/* QEMU's incoming migration fails. */
-void ibx_destination_stream_cut(struct destination_stream *stream);
-void ibx_destination_stream_fini(struct destination_stream *stream);
-
-/* ---------------------------------------------------------------- qemu.c */
-
-/*
- * state machine: destination qemu
- *   [*] -> LOADING -> RUNNING | FAILED -> [*]
- *   FAILED -> RUNNING                           what it reported last is what counts
- *   [*] -> RUNNING                              recover
- */
-enum destination_qemu_state {
-    QEMU_LOADING,
-    QEMU_RUNNING, /* it has the whole state: running, or paused */
-    QEMU_FAILED   /* it could not load the state */
-};
-
-/*
- * The monitor can be lost while QEMU lives: QEMU serves one client, and none while its main thread
- * waits for a page. As long as the process is there, so is the VM, and the monitor is tried again.
- */
-struct destination_qemu {
-    struct ibx_state_machine state;
-    struct ibx_qmp *qmp; /* NULL: none */
-    const char *path;
-    const struct ibx_journal *record; /* names the process */
-    const struct ibx_migrate_observer *observer;
-    char status[IBX_MIGRATE_STATUS]; /* of query-status, lately; "": not known */
-    char end[IBX_MIGRATE_STATUS];    /* QEMU's reason for its end, of SHUTDOWN; "": none yet */
-    bool stale;                      /* an event says that the status is another one now */
-    uint64_t ask_ns;                 /* when to ask for it again, after QEMU gave no answer */
-    json_t *settings;                /* to put back: ibx_settings_restore(); NULL: none */
-    uint64_t settle_ns;              /* when to try that again; 0: it has not failed */
-    uint64_t retry_ns;               /* when to try a lost monitor again; 0: it was never lost */
-    uint64_t inmigrate_ns;           /* recover: since when it waits for the state; or 0 */
-    bool managed;                    /* libvirt continues the VM when it has loaded */
-    uint64_t loaded_ns;              /* managed: since when it has, and is paused; or 0 */
-};
-
-void ibx_destination_qemu_init(struct destination_qemu *qemu, const char *path,
-                               const struct ibx_journal *record,
-                               const struct ibx_migrate_observer *observer);
-/* Connects to the monitor, which must be that of this process (-ESRCH). */
-int ibx_destination_qemu_reach(struct destination_qemu *qemu, uint64_t deadline_ns,
-                               struct ibx_error *err);
-/* Takes its events, or tries a lost monitor. `recovered`: RUNNING may have been before this tool.
- * An error: QEMU failed, or its monitor or the process is gone. */
-int ibx_destination_qemu_check(struct destination_qemu *qemu, bool recovered,
-                               struct ibx_error *err);
-/* The VM is loaded: continues it if it is `to_run` and does not (-S, a paused start), or pauses it
- * if it is not to run though it does. Its failure changes only the status. */
-void ibx_destination_qemu_run(struct destination_qemu *qemu, bool to_run);
-/* Whether QEMU ended because its guest has shut the VM down. */
-bool ibx_destination_qemu_shut_down(const struct destination_qemu *qemu);
-/* What QEMU's end was, for a person: "its guest panicked, and its QEMU (process 7) ended then". */
-void ibx_destination_qemu_describe_end(const struct destination_qemu *qemu, char *text,
-                                       size_t size);
-/* Leaves the monitor to the tool by which a borrowed VM returns, for a while. */
-void ibx_destination_qemu_lend(struct destination_qemu *qemu);
-/* Continues without the monitor. */
-void ibx_destination_qemu_lose(struct destination_qemu *qemu, const char *why);
-/* The stream is loaded but for its end: 0 once QEMU's main thread, which loads, answers. */
-int ibx_destination_qemu_has_loaded(struct destination_qemu *qemu, uint64_t hurry_until_ns,
-                                    struct ibx_error *err);
-/* The VM's status, once QEMU has noticed that its stream has ended. */
-int ibx_destination_qemu_await(struct destination_qemu *qemu, char *status, size_t size,
-                               struct ibx_error *err);
-/* The VM ran before the commit: stops it. -EPROTO. */
-int ibx_destination_qemu_stop(struct destination_qemu *qemu, struct ibx_error *err);
-/* Pauses the VM, as far as the monitor answers soon. */
-int ibx_destination_qemu_pause(struct destination_qemu *qemu, struct ibx_error *err);
-/* Finds which migration settings have to change, writes what they are into the record, sets them.
- */
-int ibx_destination_qemu_set(struct destination_qemu *qemu, const char *folder,
-                             struct ibx_journal *record, struct ibx_error *err);
-/* Puts the settings back, at once or, after a failure, when it is time to try again. 0: they are,
- * and the record, which is not written here, says so. */
-int ibx_destination_qemu_settle(struct destination_qemu *qemu, struct ibx_journal *record);
-/* QEMU is not needed any more: the same at once, and closes the monitor, which is reached again
- * when this is repeated after a failure. 0 also when QEMU has ended. */
-int ibx_destination_qemu_leave(struct destination_qemu *qemu, struct ibx_journal *record,
-                               struct ibx_error *err);
-void ibx_destination_qemu_fini(struct destination_qemu *qemu);
 
 /* ---------------------------------------------------------------- warm.c */
 
@@ -406,6 +83,21 @@ int ibx_destination_warm_apply(struct destination *d, struct ibx_error *err);
 bool ibx_destination_warm_holds(const struct destination *d);
 void ibx_destination_warm_fini(struct destination_warm *warm);
 
+/* ---------------------------------------------------------------- early.c */
+
+struct destination_early {
+    uint64_t pages[IBX_EARLY_PAGES];
+    uint8_t *bytes;         /* theirs, or NULL */
+    unsigned count, placed; /* that have come; of them */
+};
+
+/* PAGES, behind MAP_END. -EPROTO: not what may come. */
+int ibx_destination_early_take(struct destination *d, const struct ibx_migrate_pages *pages,
+                               struct ibx_error *err);
+/* The engine serves. An error: of the engine's check. */
+int ibx_destination_early_place(struct destination *d, struct ibx_error *err);
+void ibx_destination_early_fini(struct destination_early *early);
+
 /* ---------------------------------------------------------------- borrow.c */
 
 /* This VM is borrowed: whether it can be, here. */
@@ -416,7 +108,18 @@ void ibx_destination_borrow_check(const struct destination *d,
 int ibx_destination_borrow_begin(struct destination *d, struct ibx_error *err);
 /* Whether the journal says that the VM of this record, which was borrowed, has returned: to where.
  */
-bool ibx_destination_has_returned(const struct destination *d, struct ibx_journal *record);
+bool ibx_destination_has_returned(const struct destination *d, struct ibx_record *record);
+/* FILLING: looks now and then whether something has come that changes guest RAM unseen, and notes
+ * that for `return`. */
+void ibx_destination_borrow_watch(struct destination *d);
+/* Leaves QEMU's monitor to the tool by which the VM returns. Meanwhile nothing is fetched that the
+ * VM does not ask for: home's memory may be the VM's there by now. */
+void ibx_destination_borrow_lend(struct destination *d);
+/* While its return may have come to its commit, this tool does not take the monitor back: the one
+ * that continues the return needs it. */
+void ibx_destination_borrow_keep_lent(struct destination *d);
+/* FILLING: the monitor is back. */
+void ibx_destination_borrow_take_back(struct destination *d);
 /* FILLING, at an interrupt: whether the VM has all of its pages, and so can stay, which it does. */
 bool ibx_destination_borrow_stays(struct destination *d);
 /* FILLING: whether the VM has returned, as the journal says; looked at now and then, or `now`. Ends
@@ -426,10 +129,10 @@ bool ibx_destination_borrow_returned(struct destination *d, bool now, struct ibx
 /* ---------------------------------------------------------------- home.c */
 
 struct destination_home {
-    struct ibx_journal record; /* of the migration by which the VM was borrowed; id all zeros: of
+    struct ibx_record record; /* of the migration by which the VM was borrowed; id all zeros: of
                                   none */
-    struct ibx_guest_ram ram;  /* its memory */
-    struct ibx_page_map has;   /* of which these pages hold data */
+    struct ibx_guest_ram ram; /* its memory */
+    struct ibx_page_map has;  /* of which these pages hold data */
     char names[IBX_GUEST_BLOCKS_MAX][IBX_GUEST_FILE_PATH]; /* of the files of this QEMU */
 };
 
@@ -442,6 +145,11 @@ int ibx_destination_home_adopt(struct destination *d, struct ibx_error *err);
 int ibx_destination_home_look(struct destination *d, struct ibx_error *err);
 /* Sends that. */
 int ibx_destination_home_send(struct destination *d, struct ibx_error *err);
+/* The VM is about to run here: from now on nobody serves its memory to where it was. An error: it
+ * must not run here, since that cannot be noted. */
+int ibx_destination_home_comes(struct destination *d, struct ibx_error *err);
+/* It never ran here: they may again. */
+void ibx_destination_home_never_came(const struct destination *d);
 /* The VM runs here: its files get the names that QEMU knows, which the record gets, too. */
 void ibx_destination_home_rename(struct destination *d);
 /* The same after a recovery: the tool before this one may have ended before it did so. */
@@ -469,13 +177,15 @@ void ibx_destination_home_fini(struct destination_home *home);
  *   [*] -> RESUMING | FILLING | COMPLETE | SHUT_DOWN  ib-migrate recover
  *   LISTENING | JOINING | READY | MAPPED | WAITING | RESUMING -> GIVEN_UP -> [*]
  *   WAITING | RESUMING -> ANSWERING -> GIVEN_UP
+ *   FILLING -> GIVEN_UP                   libvirt has not continued the VM here, but at the source
  *   RESUMING | FILLING -> FAILED -> [*]
  *   RESUMING | FILLING | COMPLETE | SHUT_DOWN -> LEFT -> [*]
  *   RESUMING | FILLING | COMPLETE -> BROKEN -> [*]
  *
  * Before WAITING a lost link ends the migration here, as it does at the source. From WAITING on
  * the destination waits: the source makes it again. GIVEN_UP: the VM never ran here and will not;
- * from RESUMING only when QEMU reported so or got nothing of the end. ANSWERING: the same, and a
+ * from RESUMING only when QEMU reported so or got nothing of the end, or when libvirt has continued
+ * the VM at the source and not here, whose QEMU is ended then. ANSWERING: the same, and a
  * source that may have committed has to learn it. FAILED: the VM ran here, and its QEMU has ended.
  * BROKEN: pages here are not what they are at the source; the VM ran with them, and is paused.
  * LEFT: given up or interrupted while the VM is this side's; ib-migrate recover continues. In
@@ -539,9 +249,14 @@ struct destination {
     struct destination_stream stream;
     struct destination_qemu qemu;
     struct destination_warm warm;
+    struct destination_early early;
     struct destination_home home;
-    bool stays;           /* borrowed: it has all pages, and does not return */
-    uint64_t returned_ns; /* borrowed: when to look next whether it has returned */
+    json_t *description;   /* of this VM, for a HELLO that is about to come; or NULL */
+    uint64_t described_ns; /* when that was made */
+    bool stays;            /* borrowed: it has all pages, and does not return */
+    bool lent;             /* borrowed: the monitor is the return's, and no page is fetched ahead */
+    uint64_t watch_ns;     /* borrowed: when to look for who changes guest RAM unseen */
+    uint64_t returned_ns;  /* borrowed: when to look next whether it has returned */
     struct destination_watchdog watchdog;
 
     struct ibx_migrate_status status;
@@ -554,7 +269,9 @@ struct destination {
     bool undecided; /* recover: the VM is loaded and paused, and the source has not told yet */
 
     struct destination_digests {
-        bool *sent;       /* a range, over this link; NULL: none */
+        bool *sent; /* a range, over this link; NULL: none */
+        /* A range, in minor mode. SETTLED: none of its tags will be taken back. */
+        enum { RANGE_COMES, RANGE_IN_PLACE, RANGE_SETTLED } * ranges;
         uint64_t left;    /* ranges that are not sent */
         uint64_t look_ns; /* when to look again for what has come */
     } digests;
@@ -564,6 +281,7 @@ struct destination {
     uint64_t stall_since_ns, stall_look_ns; /* since when it is the same; the last check */
     uint64_t busy_until_ns;                 /* of ibx_migration_busy_until() */
     unsigned load_looks;                    /* at whether QEMU has read the device state */
+    uint64_t fill_ns; /* WAITING over a long wire: when the background begins; 0: not so */
     uint64_t lost_ns, progress_ns, complete_ns;
     uint64_t retry_ns;     /* when to try again what failed at the end: the record, letting go */
     uint64_t let_go_by_ns; /* until when to try to close QEMU's descriptor */
@@ -616,6 +334,8 @@ int ibx_destination_send_running(struct destination *d, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- digests.c */
 
+/* Minor mode: 0 when no tag of a page that is in its place now is that of what a hole has left. */
+int ibx_destination_digests_settle(struct destination *d);
 /* For a new link; also frees. */
 void ibx_destination_digests_restart(struct destination *d);
 /* Sends what is due. 0: the source has been sent all of them, or pages are not verified; -EAGAIN:
@@ -631,7 +351,7 @@ int ibx_destination_commit(struct destination *d, struct ibx_error *err);
 /* ---------------------------------------------------------------- ending.c */
 
 /* SHUT_DOWN, for a person. */
-static inline const char *destination_unconfirmed_end(const struct ibx_journal *record)
+static inline const char *destination_unconfirmed_end(const struct ibx_record *record)
 {
     return ibx_journal_has_returned(record) ? "the VM has returned, and only the confirmation of "
                                               "home is missing, which keeps its "
@@ -640,6 +360,10 @@ static inline const char *destination_unconfirmed_end(const struct ibx_journal *
                                               "source's confirmation of that is "
                                               "missing";
 }
+#define DESTINATION_UNDECIDED                                                                      \
+    "the VM is loaded here, and libvirt has not continued it: this tool waits for the source, "    \
+    "which may have been told to continue it there; if virsh list has it running there, end this " \
+    "QEMU (virsh destroy here)"
 #define DESTINATION_UNCONFIRMED                                                                    \
     "all pages are here, and only the source's confirmation is missing (if ib-migrate status "     \
     "there says done, ib-migrate recover there sends it)"
@@ -649,6 +373,11 @@ static inline const char *destination_unconfirmed_end(const struct ibx_journal *
 int ibx_destination_broken(struct destination *d, bool tell, struct ibx_error *err);
 /* -EBADMSG, in BROKEN: pages came twice with different bytes. */
 int ibx_destination_check_pages(struct destination *d, struct ibx_error *err);
+/* COMMIT has come, and the VM cannot run here after all: it stays at the source. Returns `code`. */
+int ibx_destination_refuse_commit(struct destination *d, int code, struct ibx_error *err);
+/* The source says that libvirt has continued the VM there: what runs here is stopped, and what does
+ * not run is ended. */
+int ibx_destination_taken_back(struct destination *d, const char *why, struct ibx_error *err);
 /* The link is lost: it is closed as soon as the engine has stopped. */
 void ibx_destination_unlink(struct destination *d, int code, const char *reason);
 /* What QEMU reports; before the commit, and when the VM is lost, that ends the migration. */
@@ -669,6 +398,7 @@ bool ibx_destination_has_let_go(struct destination *d);
 /* ---------------------------------------------------------------- requests.c */
 
 int ibx_destination_check_requests(struct destination *d, struct ibx_error *err);
+void ibx_destination_forget_description(struct destination *d);
 /* Keeps places for the source of a recovered migration. */
 void ibx_destination_expect_recorded(struct destination *d);
 /* The control socket: before a source has come it is named by the process, then by the record,

@@ -3,6 +3,11 @@
  * What has come, for the source to compare with its RAM: of each range of pages once all of it is
  * here, and of all others at the end. A page without a tag then was given back by the guest. Each
  * link begins with the first range: the source knows which it has compared.
+ *
+ * In minor mode QEMU can give back a page that is on its way: it empties the file, and only then
+ * the event comes by which the tag of what was left is taken back. It holds the lock of its main
+ * loop meanwhile. So a range is told there when that loop has answered since all of it was in its
+ * place.
  */
 #include "migrate/destination/destination.h"
 
@@ -15,11 +20,13 @@
 #define RANGES_AT_ONCE 200u /* in a message: 16 kB */
 /* The source compares while pages follow: what is told late, it compares when the last has come. */
 #define LOOK_MS    10
-#define LOOK_SHARE 10 /* looks take at most one part in so many of this thread's time */
+#define SETTLE_MS  200 /* the same in minor mode: QEMU is asked */
+#define LOOK_SHARE 10  /* looks take at most one part in so many of this thread's time */
 
 void ibx_destination_digests_restart(struct destination *d)
 {
     free(d->digests.sent);
+    free(d->digests.ranges);
     d->digests = (struct destination_digests){.left = 0};
 }
 
@@ -30,7 +37,53 @@ static int begin(struct destination *d, struct ibx_error *err)
         return 0;
     digests->left = ibx_digest_ranges(d->ram.map.pages);
     digests->sent = calloc(digests->left, sizeof(*digests->sent));
-    return digests->sent ? 0 : ibx_error_set(err, -ENOMEM, "no memory for digests of pages");
+    digests->ranges = calloc(digests->left, sizeof(*digests->ranges));
+    if (digests->sent && digests->ranges)
+        return 0;
+    ibx_destination_digests_restart(d);
+    return ibx_error_set(err, -ENOMEM, "no memory for digests of pages");
+}
+
+static bool in_place(const struct destination *d, uint64_t range)
+{
+    const uint64_t first = range * IBX_DIGEST_PAGES;
+    for (unsigned i = 0; d->ram.engine && i < ibx_digest_pages(&d->ram.map, range); i++)
+        if (!ibx_fault_present(d->ram.engine, first + i))
+            return false;
+    return true;
+}
+
+int ibx_destination_digests_settle(struct destination *d)
+{
+    int rc = d->ram.minor && d->ram.page_tags ? ibx_destination_qemu_pass(&d->qemu) : 0;
+    if (!rc && d->ram.engine)
+        ibx_fault_note_events(d->ram.engine);
+    return rc;
+}
+
+/* Minor mode: which ranges may be told by now. */
+static void settle(struct destination *d)
+{
+    struct destination_digests *digests = &d->digests;
+    const uint64_t ranges = ibx_digest_ranges(d->ram.map.pages);
+    unsigned count = 0;
+    for (uint64_t range = 0; range < ranges; range++) {
+        if (digests->ranges[range] == RANGE_COMES && ibx_page_tags_whole(d->ram.page_tags, range) &&
+            in_place(d, range))
+            digests->ranges[range] = RANGE_IN_PLACE;
+        count += digests->ranges[range] == RANGE_IN_PLACE;
+    }
+    if (!count || ibx_destination_digests_settle(d))
+        return;
+    for (uint64_t range = 0; range < ranges; range++)
+        if (digests->ranges[range] == RANGE_IN_PLACE)
+            digests->ranges[range] = RANGE_SETTLED;
+}
+
+static bool may_be_told(const struct destination *d, uint64_t range)
+{
+    return d->ram.minor ? d->digests.ranges[range] == RANGE_SETTLED
+                        : ibx_page_tags_whole(d->ram.page_tags, range);
 }
 
 /* Sends one message of ranges that follow each other, from `range` on; moves it behind them. */
@@ -43,7 +96,7 @@ static int send_some(struct destination *d, bool all, uint64_t *range, struct ib
     unsigned count = 0;
     message.is.digest.first = *range * IBX_DIGEST_PAGES;
     while (*range < ranges && count < RANGES_AT_ONCE && !digests->sent[*range] &&
-           (all || ibx_page_tags_whole(d->ram.page_tags, *range))) {
+           (all || may_be_told(d, *range))) {
         ibx_page_tags_entry(d->ram.page_tags, *range, entries + (size_t)count * IBX_DIGEST_ENTRY);
         digests->sent[*range] = true;
         digests->left--;
@@ -83,6 +136,8 @@ int ibx_destination_send_digests(struct destination *d, struct ibx_error *err)
         return 0;
     const uint64_t before = ibx_clock_ns(CLOCK_THREAD_CPUTIME_ID);
     int rc = begin(d, err);
+    if (!rc && !all && d->ram.minor)
+        settle(d);
     const uint64_t ranges = ibx_digest_ranges(d->ram.map.pages);
     for (uint64_t range = 0; !rc && digests->left && range < ranges;) {
         if (!ibx_channel_idle(&d->link.control))
@@ -90,7 +145,7 @@ int ibx_destination_send_digests(struct destination *d, struct ibx_error *err)
         rc = send_some(d, all, &range, err);
     }
     const uint64_t took = ibx_clock_ns(CLOCK_THREAD_CPUTIME_ID) - before,
-                   least = LOOK_MS * IBX_NS_PER_MS;
+                   least = (d->ram.minor ? SETTLE_MS : LOOK_MS) * IBX_NS_PER_MS;
     digests->look_ns = ibx_now_ns() + (took * LOOK_SHARE > least ? took * LOOK_SHARE : least);
     return rc ? rc : all || !digests->left ? 0 : -EAGAIN;
 }

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #define LAST_MESSAGE_MS 1000 /* for a source's last message, which has the reason */
+#define LAST_ABORT_MS   500  /* ... where only ABORT matters, while the VM may wait for pages */
 #define ABORT_MS        500  /* for the source to take an ABORT */
 #define END_MS          2000 /* for a QEMU whose monitor has ended */
 #define END_LOOK_MS     2
@@ -40,6 +41,7 @@ static int give_up(struct destination *d, int code, struct ibx_error *err)
     ibx_destination_stream_cut(&d->stream); /* first: QEMU fails instead of running on zero pages */
     ibx_destination_ram_give_up(&d->ram, &d->status.record);
     ibx_destination_link_engine_ended(&d->link);
+    ibx_destination_home_never_came(d);
     if (d->status.record.written_s)
         ibx_destination_record(d, IBX_JOURNAL_GIVEN_UP, &silent);
     ibx_destination_move(d, to, &silent);
@@ -49,11 +51,16 @@ static int give_up(struct destination *d, int code, struct ibx_error *err)
     return code;
 }
 
+int ibx_destination_refuse_commit(struct destination *d, int code, struct ibx_error *err)
+{
+    return give_up(d, code, err);
+}
+
 int ibx_destination_end(struct destination *d, const char why[IBX_MIGRATE_STATUS],
                         const char *sentence, struct ibx_error *err)
 {
     struct ibx_error unwritten = {0};
-    struct ibx_journal *record = &d->status.record;
+    struct ibx_record *record = &d->status.record;
     memcpy(record->vm_status, why, sizeof(record->vm_status));
     memcpy(d->qemu.status, record->vm_status, sizeof(d->qemu.status));
     record->settings[0] = '\0';
@@ -91,7 +98,7 @@ static bool never_continued(const struct destination *d)
 static void await_end(const struct destination *d)
 {
     const uint64_t deadline = ibx_deadline_in_ms(END_MS);
-    while (destination_qemu_lives(&d->status.record) && ibx_now_ns() < deadline)
+    while (ibx_journal_qemu_lives(&d->status.record) && ibx_now_ns() < deadline)
         poll(NULL, 0, END_LOOK_MS);
 }
 
@@ -105,12 +112,20 @@ static int say_that_it_ran(struct destination *d)
                                         : -ENOTCONN;
 }
 
+/* Neither has libvirt continued the VM here, as far as is known, nor has the source said that it
+ * runs there. */
+static bool undecided(const struct destination *d)
+{
+    return d->qemu.managed && d->state.now == DESTINATION_RESUMING && !d->qemu.ran;
+}
+
 /* Its QEMU has ended, or the end of the state came to nothing. */
 static int vm_lost(struct destination *d, int code, struct ibx_error *err)
 {
     struct ibx_error silent = {0};
     char end[192];
     const bool resuming = d->state.now == DESTINATION_RESUMING;
+    const bool unknown = undecided(d);
     if (resuming && (d->qemu.state.now == QEMU_FAILED || d->stream.state.now < STREAM_ENDING ||
                      never_continued(d)))
         return give_up(d, code, err);
@@ -123,7 +138,13 @@ static int vm_lost(struct destination *d, int code, struct ibx_error *err)
         ibx_destination_record(d, d->status.record.state, &silent);
     }
     ibx_destination_move(d, DESTINATION_FAILED, &silent);
-    if (d->qemu.managed)
+    if (unknown)
+        ibx_error_set(err, code,
+                      "the VM was loaded here and %s; whether libvirt had continued it before is "
+                      "not known: if virsh list does not have it running at the source, start it "
+                      "from its disk",
+                      end);
+    else if (d->qemu.managed)
         ibx_error_prefix(
             err, code,
             "the VM ran here and %s; libvirt has ended its QEMU at the source, so that "
@@ -144,6 +165,7 @@ int ibx_destination_check_qemu(struct destination *d, struct ibx_error *err)
     struct destination_qemu *qemu = &d->qemu;
     if (destination_settled(d)) /* QEMU is not needed any more */
         return 0;
+    ibx_destination_borrow_keep_lent(d);
     int rc =
         ibx_destination_qemu_check(qemu, d->ram.recovered && qemu->state.now != QEMU_RUNNING, err);
     const bool running = qemu->state.now == QEMU_RUNNING;
@@ -155,7 +177,7 @@ int ibx_destination_check_qemu(struct destination *d, struct ibx_error *err)
         return give_up(d, rc, err);
     if (qemu->managed && qemu->state.now == QEMU_LOADING && rc == -ECONNRESET)
         await_end(d);
-    const bool lost = qemu->state.now == QEMU_FAILED || !destination_qemu_lives(&d->status.record);
+    const bool lost = qemu->state.now == QEMU_FAILED || !ibx_journal_qemu_lives(&d->status.record);
     struct ibx_error silent = {0};
     if (lost && d->ram.borrow && ibx_destination_borrow_returned(d, true, &silent))
         return silent.code;
@@ -219,6 +241,22 @@ int ibx_destination_check_pages(struct destination *d, struct ibx_error *err)
     return ibx_destination_broken(d, true, err);
 }
 
+/* ---------------------------------------------------------------- libvirt's decision */
+
+/* What has not come is not to be had any more, since the source's VM writes to its memory. */
+int ibx_destination_taken_back(struct destination *d, const char *why, struct ibx_error *err)
+{
+    if (d->qemu.ran) {
+        ibx_error_set(err, -EBADMSG,
+                      "the VM ran here, and was continued at the source, too (%s): it is stopped "
+                      "here, so that it runs there alone",
+                      why);
+        return ibx_destination_broken(d, false, err);
+    }
+    ibx_destination_qemu_end(&d->qemu);
+    return give_up(d, ibx_error_set(err, -ECONNABORTED, "the source gave up: %s", why), err);
+}
+
 /* ---------------------------------------------------------------- the link's end */
 
 void ibx_destination_unlink(struct destination *d, int code, const char *reason)
@@ -229,7 +267,12 @@ void ibx_destination_unlink(struct destination *d, int code, const char *reason)
     snprintf(d->status.message, sizeof(d->status.message), "%s", reason);
     ibx_log(IBX_LOG_INFO, "migration: %s", reason);
     ibx_destination_link_lose(&d->link);
-    if (d->link.state.now == LINK_STOPPING && ibx_fault_state(d->ram.engine) != IBX_FAULT_COMPLETE)
+    /* One that is complete goes on without connections to its end, which a borrowed VM does not
+     * have yet, nor one that waits for COMMIT: a source that is back is served by other
+     * connections. */
+    const bool ends = !d->ram.borrow && d->state.now != DESTINATION_WAITING;
+    if (d->link.state.now == LINK_STOPPING &&
+        (!ends || ibx_fault_state(d->ram.engine) != IBX_FAULT_COMPLETE))
         ibx_fault_stop(d->ram.engine, code, reason);
 }
 
@@ -240,19 +283,36 @@ static int on_last_message(void *context, const struct ibx_migrate_any *message)
     return rc || !destination_ours(h->destination) ? rc : -EISCONN; /* the VM waits no longer */
 }
 
+/* libvirt may take the VM back as long as it is not settled that it is here. */
+static bool can_be_taken_back(const struct destination *d)
+{
+    return d->qemu.managed && !destination_settled(d);
+}
+
+/* What comes once only. Anything else comes again over the next link. */
+static int on_last_word(void *context, const struct ibx_migrate_any *message)
+{
+    const struct message_context *h = context;
+    const bool counts = message->type == IBX_MIGRATE_BROKEN ||
+                        (message->type == IBX_MIGRATE_ABORT && can_be_taken_back(h->destination));
+    return counts ? ibx_destination_on_message(context, message) : 0;
+}
+
 /* Of a source that goes, the ends of its connections may be noticed in any order, and before its
  * last message is read, which decides whether it is waited for. */
 static int take_last_messages(struct destination *d, int code, struct ibx_error *err)
 {
     struct ibx_error last = {0};
     struct message_context incoming = {d, &last};
-    const unsigned ms = d->state.now == DESTINATION_WAITING ? LAST_MESSAGE_MS : 0;
-    if (!destination_linked(&d->link) || d->peer.now == PEER_ABORTED || destination_ours(d) ||
-        code == -EPROTO)
+    const bool ours = destination_ours(d);
+    const unsigned ms = d->state.now == DESTINATION_WAITING ? LAST_MESSAGE_MS
+                        : ours && can_be_taken_back(d)      ? LAST_ABORT_MS
+                                                            : 0;
+    if (!destination_linked(&d->link) || d->peer.now == PEER_ABORTED || code == -EPROTO)
         return code;
-    int rc = ibx_channel_take_until(&d->link.control, on_last_message, &incoming,
-                                    ibx_deadline_in_ms(ms), &last);
-    if (d->peer.now != PEER_ABORTED)
+    int rc = ibx_channel_take_until(&d->link.control, ours ? on_last_word : on_last_message,
+                                    &incoming, ibx_deadline_in_ms(ms), &last);
+    if (d->peer.now != PEER_ABORTED && !destination_over(d))
         return code;
     *err = last;
     return rc;
@@ -260,6 +320,8 @@ static int take_last_messages(struct destination *d, int code, struct ibx_error 
 
 static const char *what_a_lost_link_means(const struct destination *d)
 {
+    if (undecided(d))
+        return DESTINATION_UNDECIDED;
     switch (d->state.now) {
     case DESTINATION_WAITING:
         return "the VM has not run here; this tool waits for the source to be back and hand it "
@@ -282,7 +344,7 @@ static bool qemu_ends(const struct destination *d, int code)
         return false;
     if (code == -ESRCH)
         await_end(d);
-    return !destination_qemu_lives(&d->status.record);
+    return !ibx_journal_qemu_lives(&d->status.record);
 }
 
 /* Its monitor ends with the last of its threads. */
@@ -298,6 +360,8 @@ static int take_end(struct destination *d, struct ibx_error *err)
 
 int ibx_destination_link_trouble(struct destination *d, int code, struct ibx_error *err)
 {
+    if (destination_over(d)) /* a message has ended it */
+        return code;
     code = take_last_messages(d, code, err);
     if (destination_over(d))
         return code;
@@ -411,8 +475,11 @@ static void retry_later(struct destination *d, const char *what, const struct ib
 int ibx_destination_complete(struct destination *d, struct ibx_error *err)
 {
     struct ibx_journal_totals *totals = &d->status.record.totals;
+    if (!d->retry_ns)
+        d->status.filled_ns = ibx_now_ns() - d->status.began_ns;
     if (ibx_now_ns() < d->retry_ns)
         return 0;
+    ibx_destination_digests_settle(d); /* or, without a monitor, as they are */
     ibx_destination_update(d);
     *totals = (struct ibx_journal_totals){.pages = d->ram.map.pages,
                                           .zero_pages = d->status.zero_pages,

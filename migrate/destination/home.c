@@ -19,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define NAME_MS  500    /* for QEMU to tell the name of a file */
 #define NAMES_MS 10000u /* for its monitor to be there after a recovery */
@@ -30,7 +31,7 @@ static bool is_home(const struct destination *d)
 
 /* Whether a QEMU here has the memory of this VM, or had it while the VM ran: another one must not
  * take it, whatever the borrower says. What a QEMU has taken that ended before is as it was. */
-static int check_return(const struct ibx_journal *before, struct ibx_error *err)
+static int check_return(const struct ibx_record *before, struct ibx_error *err)
 {
     if (before->state == IBX_JOURNAL_GIVEN_UP)
         return 0;
@@ -39,7 +40,7 @@ static int check_return(const struct ibx_journal *before, struct ibx_error *err)
                              "the VM has returned already, into QEMU (process %d): its memory is "
                              "not what it left any more",
                              (int)before->pid);
-    if (!destination_qemu_lives(before))
+    if (!ibx_journal_qemu_lives(before))
         return 0;
     return ibx_error_set(err, -EBUSY,
                          "QEMU (process %d) has it, for a return that is not over: end that QEMU, "
@@ -49,9 +50,9 @@ static int check_return(const struct ibx_journal *before, struct ibx_error *err)
 
 /* The record of the migration by which the VM left. */
 static int find_record(const struct destination *d, const struct ibx_migrate_hello *hello,
-                       struct ibx_journal *record, struct ibx_error *err)
+                       struct ibx_record *record, struct ibx_error *err)
 {
-    struct ibx_journal *all;
+    struct ibx_record *all;
     size_t count, i = 0;
     int rc = ibx_journal_list(d->options->folder, &all, &count, err);
     if (rc)
@@ -110,8 +111,6 @@ void ibx_destination_home_check(struct destination *d, const struct ibx_migrate_
     if (!rc)
         rc = ibx_journal_open_base(&found.record, &found.ram, &why);
     if (!rc)
-        rc = find_pages(&found, &why);
-    if (!rc)
         rc = ibx_guest_ram_adoptable(&d->ram.guest, &found.ram, &why);
     if (!rc)
         ibx_preflight_space(&found.ram, blockers);
@@ -120,6 +119,20 @@ void ibx_destination_home_check(struct destination *d, const struct ibx_migrate_
     if (rc)
         ibx_blockers_add(blockers, "the memory that the VM left here cannot be used: %s",
                          why.message);
+}
+
+/* From here on nobody restarts the VM here in the memory that it left. */
+static int touch(struct destination *d, struct ibx_error *err)
+{
+    struct ibx_record *away = &d->home.record;
+    int lock, rc = ibx_journal_lock_base(d->options->folder, away, &lock, err);
+    if (rc)
+        return rc;
+    rc = ibx_migration_reload(d->options->folder, away, err); /* since it was found */
+    if (!rc)
+        rc = ibx_journal_touch_base(d->options->folder, away, err);
+    close(lock);
+    return rc;
 }
 
 int ibx_destination_home_adopt(struct destination *d, struct ibx_error *err)
@@ -132,7 +145,8 @@ int ibx_destination_home_adopt(struct destination *d, struct ibx_error *err)
         ibx_guest_file_describe(ram->guest.pid, &ram->guest.blocks[i], &file);
         memcpy(d->home.names[i], file.path, sizeof(file.path));
     }
-    int rc = ibx_journal_touch_base(d->options->folder, &d->home.record, err);
+    ram->minor = !ram->borrow && ibx_destination_link_registers_free(&d->link);
+    int rc = touch(d, err);
     if (!rc)
         rc = ibx_guest_ram_adopt(&ram->guest, &d->home.ram, d->qemu.qmp,
                                  ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
@@ -173,10 +187,25 @@ int ibx_destination_home_send(struct destination *d, struct ibx_error *err)
     return rc ? rc : ibx_channel_send(&d->link.control, &message, err);
 }
 
+int ibx_destination_home_comes(struct destination *d, struct ibx_error *err)
+{
+    int rc = is_home(d) ? ibx_journal_note_home(d->home.record.id, err) : 0;
+    return rc ? ibx_error_prefix(err, rc, "the VM stays where it was") : 0;
+}
+
+void ibx_destination_home_never_came(const struct destination *d)
+{
+    char path[128];
+    if (!ibx_journal_returns(&d->status.record))
+        return;
+    ibx_journal_home_path(d->status.record.base, path, sizeof(path));
+    unlink(path);
+}
+
 void ibx_destination_home_rename(struct destination *d)
 {
     struct ibx_error why = {0};
-    struct ibx_journal *record = &d->status.record;
+    struct ibx_record *record = &d->status.record;
     if (!is_home(d))
         return;
     if (ibx_journal_rename_base(&d->home.record, d->home.names, &why)) {
@@ -193,10 +222,11 @@ void ibx_destination_home_rename(struct destination *d)
 
 void ibx_destination_home_recover(struct destination *d)
 {
-    struct ibx_journal *all;
+    struct ibx_record *all;
     size_t count;
-    const struct ibx_journal *record = &d->status.record;
-    if (!ibx_journal_returns(record) || ibx_journal_list(d->options->folder, &all, &count, NULL))
+    const struct ibx_record *record = &d->status.record;
+    d->ram.kept = ibx_journal_returns(record);
+    if (!d->ram.kept || ibx_journal_list(d->options->folder, &all, &count, NULL))
         return;
     for (size_t i = 0; i < count; i++)
         if (all[i].source && all[i].borrow &&
@@ -245,7 +275,7 @@ bool ibx_destination_home_rename_late(struct destination *d)
 void ibx_destination_home_give_up(struct destination *d)
 {
     struct ibx_error why = {0};
-    if (!d->ram.kept || !destination_qemu_lives(&d->status.record))
+    if (!d->ram.kept || !ibx_journal_qemu_lives(&d->status.record))
         return;
     int rc = d->qemu.qmp ? ibx_vm_quit(d->qemu.qmp, &why)
                          : ibx_error_set(&why, -ENOTCONN, "its monitor is lost");

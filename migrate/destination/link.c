@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "migrate/destination/destination.h"
+#include "migrate/destination/link.h"
 #include "migrate/preflight/preflight.h"
 
 #include "common/clock.h"
@@ -135,6 +135,15 @@ int ibx_destination_link_join(struct destination_link *link, struct ibx_conn *co
     else
         link->joined++;
     return rc;
+}
+
+bool ibx_destination_link_registers_free(const struct destination_link *link)
+{
+    for (unsigned i = 0; i < link->count; i++)
+        if (!link->readers[i] ||
+            !ibx_conn_caps(ibx_page_reader_conn(link->readers[i]))->register_free)
+            return false;
+    return true;
 }
 
 int ibx_destination_link_has_regions(struct destination_link *link, uint32_t wanted,

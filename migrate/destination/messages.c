@@ -70,6 +70,17 @@ static int on_commit(struct destination *d, const struct ibx_migrate_any *messag
     return ibx_destination_commit(d, err);
 }
 
+/* It has long run, or waits to be continued. */
+static int on_decided(struct destination *d, const struct ibx_migrate_any *message,
+                      struct ibx_error *err)
+{
+    if (!d->qemu.managed || !destination_ours(d) || message->is.epoch != d->status.record.epoch)
+        return unexpected(d, message, err);
+    if (d->state.now == DESTINATION_RESUMING)
+        ibx_destination_qemu_decided(&d->qemu);
+    return 0;
+}
+
 static int on_confirm(struct destination *d, const struct ibx_migrate_any *message,
                       struct ibx_error *err)
 {
@@ -82,6 +93,8 @@ static int on_abort(struct destination *d, const char *why, struct ibx_error *er
 {
     if (d->peer.now == PEER_QUIET)
         ibx_state_move(&d->peer, PEER_ABORTED);
+    if (d->qemu.managed && destination_ours(d) && !destination_settled(d))
+        return ibx_destination_taken_back(d, why, err);
     return ibx_error_set(err, -ECONNABORTED, "the source gave up: %s", why);
 }
 
@@ -114,12 +127,18 @@ int ibx_destination_on_message(void *context, const struct ibx_migrate_any *mess
     case IBX_MIGRATE_MAP_END:
         return takes_map(d) ? on_map_end(d, &message->is.map_end, h->err)
                             : unexpected(d, message, h->err);
+    case IBX_MIGRATE_PAGES:
+        if (!takes_state(d) || d->link.state.now < LINK_MAPPED)
+            return unexpected(d, message, h->err);
+        return ibx_destination_early_take(d, &message->is.pages, h->err);
     case IBX_MIGRATE_ROUND:
         return ibx_destination_warm_on_round(d, &message->is.map, h->err);
     case IBX_MIGRATE_ROUND_END:
         return ibx_destination_warm_on_end(d, &message->is.round, h->err);
     case IBX_MIGRATE_COMMIT:
         return on_commit(d, message, h->err);
+    case IBX_MIGRATE_DECIDED:
+        return on_decided(d, message, h->err);
     case IBX_MIGRATE_CONFIRM:
         return on_confirm(d, message, h->err);
     case IBX_MIGRATE_BROKEN:

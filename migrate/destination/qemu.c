@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/common/common.h"
 #include "migrate/common/vm.h"
-#include "migrate/destination/destination.h"
+#include "migrate/destination/qemu.h"
 #include "migrate/preflight/preflight.h"
 
 #include "common/clock.h"
 #include "common/log.h"
 
 #include <errno.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -14,8 +17,7 @@
 #define MONITOR_RETRY_MS 1000 /* between two tries */
 #define LENT_MS          5000 /* for another tool to take it */
 #define STOP_MS          2000
-#define LOADING_MS       5000  /* for QEMU to notice that its stream has ended */
-#define PAUSED_MS        30000 /* for libvirt to continue the VM or to end its QEMU */
+#define LOADING_MS       5000 /* for QEMU to notice that its stream has ended */
 #define LOADING_LOOK_MS  20
 
 static const struct ibx_state qemu_states[] = {
@@ -26,7 +28,7 @@ static const struct ibx_state qemu_states[] = {
 static const struct ibx_state_table qemu_table = IBX_STATE_TABLE("destination qemu", qemu_states);
 
 void ibx_destination_qemu_init(struct destination_qemu *qemu, const char *path,
-                               const struct ibx_journal *record,
+                               const struct ibx_record *record,
                                const struct ibx_migrate_observer *observer)
 {
     *qemu = (struct destination_qemu){.path = path, .record = record, .observer = observer};
@@ -40,14 +42,16 @@ static void now_is(struct destination_qemu *qemu, enum destination_qemu_state st
 }
 
 /* libvirt continues a VM that has loaded, or ends its QEMU and continues it at the source. One that
- * it leaves paused for so long stays here paused. */
-static bool settled(struct destination_qemu *qemu, const char *status)
+ * it leaves paused stays here when it has ended the QEMU at the source. */
+static bool settled(const struct destination_qemu *qemu, const char *status)
 {
-    if (!qemu->managed || !strcmp(status, "running"))
-        return true;
-    if (!qemu->loaded_ns)
-        qemu->loaded_ns = qemu->managed ? ibx_now_ns() : 0;
-    return ibx_now_ns() - qemu->loaded_ns > PAUSED_MS * IBX_NS_PER_MS;
+    return !qemu->managed || qemu->decided || !strcmp(status, "running");
+}
+
+void ibx_destination_qemu_decided(struct destination_qemu *qemu)
+{
+    qemu->decided = qemu->stale = true;
+    qemu->ask_ns = 0;
 }
 
 /* A VM that was paused at the source does not resume here either. */
@@ -58,6 +62,7 @@ static int ask_status(struct destination_qemu *qemu, struct ibx_error *err)
     if (rc)
         return rc;
     qemu->stale = false;
+    qemu->ran |= !strcmp(status, "running");
     memcpy(qemu->status, status, sizeof(status));
     if (strcmp(status, "inmigrate") != 0 && qemu->state.now != QEMU_RUNNING &&
         settled(qemu, status))
@@ -82,10 +87,11 @@ static void on_event(struct destination_qemu *qemu, json_t *event)
         now_is(qemu, QEMU_RUNNING);
         snprintf(qemu->status, sizeof(qemu->status), "running");
         qemu->stale = false;
+        qemu->ran = true;
     } else if (ibx_vm_event_is(event, "MIGRATION", "completed")) {
         /* libvirt continues it at once: RESUME says so, and a question would only delay that. */
-        qemu->stale = qemu->state.now != QEMU_RUNNING && !qemu->managed;
-        qemu->loaded_ns = qemu->managed ? ibx_now_ns() : 0;
+        qemu->stale = qemu->state.now != QEMU_RUNNING;
+        qemu->ask_ns = qemu->managed && !qemu->decided ? ibx_deadline_in_ms(MONITOR_RETRY_MS) : 0;
     } else if (ibx_vm_event_is(event, "MIGRATION", "failed") && qemu->state.now != QEMU_RUNNING) {
         now_is(qemu, QEMU_FAILED); /* else it is one that somebody else has started since */
     } else if (ibx_vm_event_is(event, "SHUTDOWN", NULL)) {
@@ -122,10 +128,10 @@ static void close_monitor(struct destination_qemu *qemu)
 static int refresh(struct destination_qemu *qemu, struct ibx_error *err)
 {
     const bool runs = qemu->state.now == QEMU_RUNNING;
-    if (!qemu->stale || (runs && ibx_now_ns() < qemu->ask_ns))
+    if (!qemu->stale || ibx_now_ns() < qemu->ask_ns)
         return 0;
     int rc = ask_status(qemu, err);
-    if (rc != -ETIMEDOUT || !runs)
+    if (rc != -ETIMEDOUT || (!runs && !qemu->managed))
         return rc;
     qemu->ask_ns = ibx_deadline_in_ms(MONITOR_RETRY_MS);
     return 0;
@@ -187,18 +193,21 @@ int ibx_destination_qemu_check(struct destination_qemu *qemu, bool recovered, st
     int rc = 0;
     if (qemu->qmp)
         rc = take_events(qemu, err);
-    else if (!destination_qemu_lives(qemu->record))
+    else if (!ibx_journal_qemu_lives(qemu->record))
         rc = ibx_error_set(err, -ESRCH, "QEMU (process %d) has ended", (int)qemu->record->pid);
     else
         try_monitor(qemu);
     if (!rc && qemu->qmp && recovered)
         rc = learn(qemu, err);
-    else if (!rc && qemu->qmp && qemu->loaded_ns && qemu->state.now == QEMU_LOADING &&
-             ibx_now_ns() - qemu->loaded_ns > PAUSED_MS * IBX_NS_PER_MS)
-        rc = ask_status(qemu, err);
     if (!rc && qemu->state.now == QEMU_FAILED)
         rc = ibx_error_set(err, -EIO, "QEMU could not load the device state: see its log");
     return rc;
+}
+
+/* That is the lock under which QEMU answers its monitor. */
+int ibx_destination_qemu_pass(struct destination_qemu *qemu)
+{
+    return qemu->qmp ? ask_status(qemu, NULL) : -ENOTCONN;
 }
 
 void ibx_destination_qemu_lend(struct destination_qemu *qemu)
@@ -241,6 +250,18 @@ void ibx_destination_qemu_run(struct destination_qemu *qemu, bool to_run)
                              "the VM is here and could not be %s (%s): \"%s\" in "
                              "QEMU's monitor does that",
                              runs ? "paused" : "continued", why.message, runs ? "stop" : "cont");
+}
+
+void ibx_destination_qemu_end(struct destination_qemu *qemu)
+{
+    const struct ibx_record *record = qemu->record;
+    const uint64_t deadline = ibx_deadline_in_ms(STOP_MS);
+    if (qemu->qmp)
+        ibx_qmp_execute(qemu->qmp, "quit", NULL, NULL, deadline, NULL);
+    while (qemu->qmp && ibx_journal_qemu_lives(record) && ibx_now_ns() < deadline)
+        poll(NULL, 0, LOADING_LOOK_MS);
+    if (ibx_journal_qemu_lives(record)) /* its main thread waits for a page */
+        kill(record->pid, SIGKILL);
 }
 
 bool ibx_destination_qemu_shut_down(const struct destination_qemu *qemu)
@@ -318,7 +339,7 @@ int ibx_destination_qemu_pause(struct destination_qemu *qemu, struct ibx_error *
 }
 
 int ibx_destination_qemu_set(struct destination_qemu *qemu, const char *folder,
-                             struct ibx_journal *record, struct ibx_error *err)
+                             struct ibx_record *record, struct ibx_error *err)
 {
     struct ibx_settings settings;
     int rc =
@@ -331,7 +352,7 @@ int ibx_destination_qemu_set(struct destination_qemu *qemu, const char *folder,
     return rc;
 }
 
-int ibx_destination_qemu_settle(struct destination_qemu *qemu, struct ibx_journal *record)
+int ibx_destination_qemu_settle(struct destination_qemu *qemu, struct ibx_record *record)
 {
     struct ibx_error why = {0};
     if (!qemu->settings)
@@ -349,7 +370,7 @@ int ibx_destination_qemu_settle(struct destination_qemu *qemu, struct ibx_journa
     return rc;
 }
 
-int ibx_destination_qemu_leave(struct destination_qemu *qemu, struct ibx_journal *record,
+int ibx_destination_qemu_leave(struct destination_qemu *qemu, struct ibx_record *record,
                                struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MONITOR_MS);
@@ -359,7 +380,7 @@ int ibx_destination_qemu_leave(struct destination_qemu *qemu, struct ibx_journal
     if (!rc)
         rc = ibx_vm_settle(qemu->qmp, &qemu->settings, record, deadline, err);
     close_monitor(qemu);
-    return destination_qemu_lives(qemu->record) ? rc : 0;
+    return ibx_journal_qemu_lives(qemu->record) ? rc : 0;
 }
 
 void ibx_destination_qemu_fini(struct destination_qemu *qemu)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "migrate/destination/destination.h"
+#include "migrate/common/common.h"
+#include "migrate/destination/ram.h"
 
 #include "common/clock.h"
 #include "common/thread.h"
@@ -14,10 +15,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define SPIN_US   50
-#define ROM_AT    0xc0000u /* in guest RAM: option ROMs, and QEMU's kvmvapic.bin among them */
-#define ROM_BYTES 0x20000u
-#define CLOSE_MS  1000 /* for QEMU to close its descriptor, at a time */
+#define SPIN_US  50
+#define CLOSE_MS 1000 /* for QEMU to close its descriptor, at a time */
 
 static const struct ibx_state ram_states[] = {
     [RAM_UNTOUCHED] = {"untouched", IBX_TO(RAM_OPENED), IBX_STATE_INITIAL | IBX_STATE_FINAL},
@@ -35,14 +34,14 @@ void ibx_destination_ram_init(struct destination_ram *ram, bool minor, uint64_t 
 /* ---------------------------------------------------------------- records */
 
 /* So that it can be found again without the monitor. */
-static void put_on_record(const struct destination_ram *ram, struct ibx_journal *record)
+static void put_on_record(const struct destination_ram *ram, struct ibx_record *record)
 {
     record->uffd = ram->uffd.remote;
     record->device_way = ram->uffd.way == IBX_UFFD_DEVICE;
     ibx_journal_note_ram(record, &ram->guest);
 }
 
-int ibx_destination_ram_of_record(struct destination_ram *ram, const struct ibx_journal *record,
+int ibx_destination_ram_of_record(struct destination_ram *ram, const struct ibx_record *record,
                                   struct ibx_error *err)
 {
     int rc = ibx_journal_recall_ram(record, &ram->guest, err);
@@ -120,31 +119,86 @@ static int register_block(struct destination_ram *ram, unsigned i, struct ibx_er
     return rc || ram->kept ? rc : check_empty(ram, i, err);
 }
 
-int ibx_destination_ram_watch(struct destination_ram *ram, struct ibx_qmp *qmp,
-                              struct ibx_journal *record, struct ibx_error *err)
+static int enable(struct destination_ram *ram, struct ibx_error *err)
 {
-    uint64_t features = IBX_FAULT_EVENT_REMOVE;
+    struct ibx_error lacks = {0};
+    uint64_t features = IBX_FAULT_EVENT_REMOVE | (ram->borrow ? IBX_FAULT_DIRTY : 0), minor = 0;
 #ifdef UFFD_FEATURE_MINOR_SHMEM
-    features |= ram->minor ? UFFD_FEATURE_MINOR_SHMEM : 0;
+    minor = ram->minor ? UFFD_FEATURE_MINOR_SHMEM : 0;
 #endif
-    features |= ram->borrow ? IBX_FAULT_DIRTY : 0;
+    const bool wish = ram->kept && minor;
+    int rc = ibx_fault_uffd_enable(ram->uffd.fd, features | minor, wish ? &lacks : err);
+    if (!rc || !wish)
+        return rc;
+    ram->minor = false;
+    return ibx_fault_uffd_enable(ram->uffd.fd, features, err);
+}
+
+static int register_blocks(struct destination_ram *ram, struct ibx_error *err)
+{
+    int rc = 0;
+    for (unsigned i = 0; !rc && i < ram->guest.count; i++)
+        rc = register_block(ram, i, err);
+    return rc;
+}
+
+static void forget_aliases(struct destination_ram *ram)
+{
+    for (unsigned i = 0; i < ram->guest.count; i++) {
+        if (ram->aliases[i])
+            munmap(ram->aliases[i], ram->guest.blocks[i].size);
+        ram->aliases[i] = NULL;
+    }
+}
+
+/* A page that QEMU has mapped makes no fault, and what is READ over it would be seen half done: so
+ * it is with a QEMU that locks its memory. From the registration on it maps none by itself. */
+static int check_covered(struct destination_ram *ram, struct ibx_error *err)
+{
+    bool mapped = false;
+    if (!destination_ram_covered(ram) ||
+        (!ibx_guest_ram_any_mapped(&ram->guest, &mapped, NULL) && !mapped))
+        return 0;
+    for (unsigned i = 0; i < ram->guest.count; i++) {
+        struct ibx_fault_range range;
+        range_of(ram, i, &range);
+        int rc = ibx_fault_unregister(ram->uffd.fd, &range, err);
+        if (rc)
+            return rc;
+    }
+    forget_aliases(ram);
+    ram->minor = false;
+    return register_blocks(ram, err);
+}
+
+/* Whether it is noted which pages have come (arrived.c). */
+static bool notes_arrived(const struct destination_ram *ram)
+{
+    return ram->minor || ram->borrow || ram->kept;
+}
+
+int ibx_destination_ram_watch(struct destination_ram *ram, struct ibx_qmp *qmp,
+                              struct ibx_record *record, struct ibx_error *err)
+{
     int rc = ibx_uffd_make(ram->guest.pid, qmp, IBX_UFFD_ANY, &ram->uffd,
                            ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     if (!rc)
         rc = ibx_state_move(&ram->state, RAM_OPENED);
     if (!rc)
-        rc = ibx_fault_uffd_enable(ram->uffd.fd, features, err);
-    if (!rc && (ram->minor || ram->borrow))
+        rc = enable(ram, err);
+    /* From the first try on: what was registered before an error has to be unregistered. */
+    if (!rc)
+        rc = ibx_state_move(&ram->state, RAM_REGISTERED);
+    if (!rc)
+        rc = register_blocks(ram, err);
+    if (!rc)
+        rc = check_covered(ram, err);
+    if (!rc && notes_arrived(ram))
         rc = ibx_destination_arrived_make(ram, record, err);
     if (!rc && ram->borrow)
         rc = ibx_destination_base_make(ram, record, err);
     if (!rc && record->verify)
         rc = ibx_destination_tags_make(ram, record, err);
-    /* From the first try on: what was registered before an error has to be unregistered. */
-    if (!rc)
-        rc = ibx_state_move(&ram->state, RAM_REGISTERED);
-    for (unsigned i = 0; !rc && i < ram->guest.count; i++)
-        rc = register_block(ram, i, err);
     if (!rc)
         put_on_record(ram, record);
     return rc;
@@ -172,7 +226,7 @@ static bool was_minor(pid_t pid, uint64_t address)
     return minor;
 }
 
-int ibx_destination_ram_take_uffd(struct destination_ram *ram, const struct ibx_journal *record,
+int ibx_destination_ram_take_uffd(struct destination_ram *ram, const struct ibx_record *record,
                                   struct ibx_error *err)
 {
     int rc = ibx_uffd_take(record->pid, record->uffd, &ram->uffd, err);
@@ -182,14 +236,14 @@ int ibx_destination_ram_take_uffd(struct destination_ram *ram, const struct ibx_
     return rc ? rc : ibx_state_move(&ram->state, RAM_REGISTERED);
 }
 
-int ibx_destination_ram_recover(struct destination_ram *ram, const struct ibx_journal *record,
+int ibx_destination_ram_recover(struct destination_ram *ram, const struct ibx_record *record,
                                 struct ibx_error *err)
 {
     int rc = ibx_destination_ram_take_uffd(ram, record, err);
     ram->minor = was_minor(record->pid, ram->guest.blocks[0].address);
     for (unsigned i = 0; !rc && ram->minor && i < ram->guest.count; i++)
         rc = map_alias(ram, i, err);
-    if (!rc && (ram->minor || ram->borrow))
+    if (!rc && notes_arrived(ram))
         rc = ibx_destination_arrived_find(ram, record, err);
     return rc || !record->verify ? rc : ibx_destination_tags_find(ram, record, err);
 }
@@ -203,17 +257,23 @@ static int mark_zero(void *context, uint64_t first, uint64_t count, bool data)
     return data ? 0 : ibx_fault_mark_zero(ram->engine, first, count);
 }
 
+static bool has_arrived(const struct destination_ram *ram, uint64_t page)
+{
+    const _Atomic uint64_t *words = ram->arrived.memory;
+    return atomic_load(&words[page / 64]) >> (page % 64) & 1;
+}
+
 static void arrived_before(const struct destination_ram *ram, uint8_t *present)
 {
-    _Atomic uint64_t *words = ram->arrived.memory;
     for (uint64_t k = 0; k < ram->map.pages; k++)
-        if (atomic_load(&words[k / 64]) >> (k % 64) & 1)
+        if (has_arrived(ram, k))
             present[k / 8] = (uint8_t)(present[k / 8] | 1u << (k % 8));
 }
 
 /* Finds the pages that are present after a tool has died: those in the page cache, swapped-out ones
  * included. In minor mode READs go into the page cache and may be incomplete, so there only the
- * noted pages count. Of huge pages, which stay mapped, the cache tells only the number. */
+ * noted pages count. Of huge pages, which stay mapped, the cache tells only the number. In files
+ * that others have as well a page has to be noted, too: it is, right before it is placed. */
 static int rebuild(struct destination_ram *ram, struct ibx_error *err)
 {
     uint8_t *present = calloc(1, (size_t)(ram->map.pages + 7) / 8);
@@ -233,7 +293,7 @@ static int rebuild(struct destination_ram *ram, struct ibx_error *err)
                  : ibx_guest_block_written(&ram->guest, block, bits, &written, err);
         for (uint64_t k = 0; !rc && k < pages; k++) {
             uint64_t at = ram->map.blocks[i].first + k;
-            if (bits[k / 64] >> (k % 64) & 1)
+            if (bits[k / 64] >> (k % 64) & 1 && (!ram->kept || has_arrived(ram, at)))
                 present[at / 8] = (uint8_t)(present[at / 8] | 1u << (at % 8));
         }
         free(bits);
@@ -258,15 +318,23 @@ static int arm_readers(struct destination_ram *ram, struct ibx_page_reader **rea
     return rc;
 }
 
-/* On PCs the option ROM of the APIC is what loading devices touches in guest RAM with every VM: it
- * is fetched while QEMU still writes its state. */
+/* What loading devices needs is fetched while QEMU still writes its state, where it does not come
+ * with the page map (early.c). */
 static void fetch_early(const struct destination_ram *ram, struct ibx_fault_config *config)
 {
     const uint64_t page_size = ram->guest.blocks[0].page_size;
-    if (strncmp(ram->guest.machine, "pc-", 3) != 0)
+    const bool comes =
+        config->wire && page_size == IBX_EARLY_PAGE && !ram->minor && !ram->had.pages;
+    if (comes || strncmp(ram->guest.machine, IBX_EARLY_MACHINES, strlen(IBX_EARLY_MACHINES)) != 0)
         return;
-    config->early = ram->map.blocks[0].first + ROM_AT / page_size;
-    config->early_count = (ROM_BYTES + page_size - 1) / page_size;
+    config->early = ram->map.blocks[0].first + IBX_EARLY_AT / page_size;
+    config->early_count = (IBX_EARLY_BYTES + page_size - 1) / page_size;
+}
+
+/* QEMU empties the page cache before the event: what was hashed may be what it had left. */
+static void forget_removed(void *context, uint64_t page, uint64_t pages)
+{
+    ibx_page_tags_forget(context, page, pages);
 }
 
 static int make_engine(struct destination_ram *ram, struct ibx_page_reader **readers,
@@ -274,6 +342,7 @@ static int make_engine(struct destination_ram *ram, struct ibx_page_reader **rea
 {
     struct ibx_fault_range ranges[IBX_GUEST_BLOCKS_MAX];
     struct ibx_fault_reader as[IBX_MIGRATE_LINKS_MAX];
+    const struct ibx_path *path = ibx_conn_path(ibx_page_reader_conn(readers[0]));
     struct ibx_fault_config config = {
         .uffd = ram->uffd.fd,
         .events = true,
@@ -284,14 +353,18 @@ static int make_engine(struct destination_ram *ram, struct ibx_page_reader **rea
         .spin_us = ibx_thread_may_spin() ? SPIN_US : 0,
         /* Before the VM runs only loading devices needs pages, so this needs few processors. */
         .no_background = !background,
+        .wire = path->remote,
+        .round_trip_ns = path->round_trip_ns,
         .fault_workers = 1,
         .no_faults = no_faults,
         .max_bandwidth = ram->max_bandwidth,
         .arrived = ram->arrived.memory,
         .placed = ibx_destination_placed(ram),
+        .cached = destination_ram_covered(ram),
         .exclusive = ram->kept, /* their files have other users */
         .check = ram->page_tags ? ibx_page_tags_note : NULL,
         .check_context = ram->page_tags,
+        .removed = ram->page_tags ? forget_removed : NULL,
     };
     int rc = 0;
     fetch_early(ram, &config);
@@ -417,6 +490,16 @@ int ibx_destination_ram_drop(struct destination_ram *ram, const struct ibx_page_
               : 0;
 }
 
+bool ibx_destination_ram_whole(const struct destination_ram *ram)
+{
+    struct ibx_fault_stats stats;
+    const enum ibx_fault_state state = ram->engine ? ibx_fault_state(ram->engine) : IBX_FAULT_HELD;
+    if (state != IBX_FAULT_STOPPED) /* as the link of a VM that is borrowed is lost */
+        return state == IBX_FAULT_COMPLETE;
+    ibx_fault_stats(ram->engine, &stats);
+    return stats.present == stats.pages;
+}
+
 bool ibx_destination_ram_stopped(const struct destination_ram *ram)
 {
     return !ram->engine || ibx_fault_state(ram->engine) == IBX_FAULT_STOPPED;
@@ -453,7 +536,7 @@ void ibx_destination_ram_stats(struct destination_ram *ram, struct ibx_migrate_s
     status->pages = stats.pages;
     status->present = stats.present;
     status->zero_pages = stats.by_cause[IBX_FAULT_BY_ZERO];
-    status->bytes = ram->warm_bytes + stats.bytes;
+    status->bytes = ram->warm_bytes + ram->early_bytes + stats.bytes;
     status->faults = stats.faults;
     status->fault_p50_ns = stats.latency_p50;
     status->fault_p99_ns = stats.latency_p99;
@@ -493,7 +576,7 @@ void ibx_destination_ram_abandon(struct destination_ram *ram)
         ibx_state_move(&ram->state, RAM_UNTOUCHED);
 }
 
-int ibx_destination_ram_let_go(struct destination_ram *ram, const struct ibx_journal *record,
+int ibx_destination_ram_let_go(struct destination_ram *ram, const struct ibx_record *record,
                                struct ibx_error *err)
 {
     struct ibx_error why = {0};
@@ -504,7 +587,7 @@ int ibx_destination_ram_let_go(struct destination_ram *ram, const struct ibx_jou
     ibx_destination_ram_end_engine(ram);
     /* With the last descriptor the kernel unregisters the rest. */
     int closed = ibx_uffd_close_in_qemu(&ram->uffd, ibx_deadline_in_ms(CLOSE_MS), &why);
-    if (closed && destination_qemu_lives(record))
+    if (closed && ibx_journal_qemu_lives(record))
         return rc ? rc : ibx_error_set(err, closed, "%s", why.message);
     if (!closed) /* it is closed here, too */
         ram->uffd.fd = -1;
@@ -512,7 +595,7 @@ int ibx_destination_ram_let_go(struct destination_ram *ram, const struct ibx_jou
     return 0;
 }
 
-void ibx_destination_ram_give_up(struct destination_ram *ram, const struct ibx_journal *record)
+void ibx_destination_ram_give_up(struct destination_ram *ram, const struct ibx_record *record)
 {
     struct ibx_error silent = {0};
     ibx_destination_ram_end_engine(ram);
@@ -527,9 +610,7 @@ void ibx_destination_ram_fini(struct destination_ram *ram)
     ibx_destination_ram_end_engine(ram);
     if (ram->uffd.fd >= 0)
         close(ram->uffd.fd);
-    for (unsigned i = 0; i < ram->guest.count; i++)
-        if (ram->aliases[i])
-            munmap(ram->aliases[i], ram->guest.blocks[i].size);
+    forget_aliases(ram);
     ibx_page_tags_destroy(ram->page_tags);
     ibx_note_fini(&ram->arrived);
     ibx_note_fini(&ram->base);

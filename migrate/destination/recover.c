@@ -32,7 +32,7 @@ static int find_by_monitor(struct destination *d, struct ibx_error *err)
         rc = ibx_guest_ram_find(d->qemu.qmp, true, &d->ram.guest, deadline, err);
     if (rc)
         return rc;
-    return d->ram.guest.pid == d->status.record.pid && destination_qemu_lives(&d->status.record)
+    return d->ram.guest.pid == d->status.record.pid && ibx_journal_qemu_lives(&d->status.record)
                ? ibx_page_map_init_ram(&d->ram.map, &d->ram.guest, err)
                : ended(d, err);
 }
@@ -40,22 +40,22 @@ static int find_by_monitor(struct destination *d, struct ibx_error *err)
 /* The process of the record, and guest RAM in it. */
 static int find(struct destination *d, struct ibx_error *err)
 {
-    const struct ibx_journal *record = &d->status.record;
+    const struct ibx_record *record = &d->status.record;
     if (!record->block_count)
         return find_by_monitor(d, err);
-    if (!destination_qemu_lives(record))
+    if (!ibx_journal_qemu_lives(record))
         return ended(d, err);
     int rc = ibx_destination_ram_of_record(&d->ram, record, err);
     if (!rc)
         rc = ibx_guest_ram_reopen(&d->ram.guest, true, err);
-    return destination_qemu_lives(record) ? rc : ended(d, err);
+    return ibx_journal_qemu_lives(record) ? rc : ended(d, err);
 }
 
 /* Whether the VM runs. RUNNING was written when it did. Before that QEMU knows, and if it does not
  * answer, it may need pages for that. */
 static int learn_state(struct destination *d, struct ibx_error *err)
 {
-    const struct ibx_journal *record = &d->status.record;
+    const struct ibx_record *record = &d->status.record;
     char status[IBX_MIGRATE_STATUS];
     struct ibx_error silent = {0};
     if (record->block_count && record->state == IBX_JOURNAL_RUNNING)
@@ -65,7 +65,7 @@ static int learn_state(struct destination *d, struct ibx_error *err)
                  : ibx_destination_qemu_reach(&d->qemu, ibx_deadline_in_ms(REACH_MS), &silent);
     if (!rc)
         rc = ibx_destination_qemu_await(&d->qemu, status, sizeof(status), &silent);
-    if (rc && !destination_qemu_lives(record))
+    if (rc && !ibx_journal_qemu_lives(record))
         return ended(d, err);
     if (rc && !record->block_count)
         return ibx_error_set(err, rc, "%s", silent.message);
@@ -78,10 +78,8 @@ static int learn_state(struct destination *d, struct ibx_error *err)
         return ibx_error_set(err, -ECANCELED,
                              "the migration ended before the VM ran here: restart this QEMU and "
                              "migrate again; the VM is at the source");
-    if (d->qemu.managed && strcmp(status, "running") != 0) { /* libvirt continues it, or not */
-        d->qemu.loaded_ns = ibx_now_ns();
+    if (d->qemu.managed && strcmp(status, "running") != 0) /* libvirt continues it, or not */
         return 0;
-    }
     return ibx_state_move(&d->qemu.state, QEMU_RUNNING);
 }
 
@@ -95,7 +93,7 @@ static void recall_blocks(struct destination *d)
  * had not undone in it yet is undone. */
 static int recover_complete(struct destination *d, struct ibx_error *err)
 {
-    const struct ibx_journal *record = &d->status.record;
+    const struct ibx_record *record = &d->status.record;
     int rc = ibx_destination_ram_of_record(&d->ram, record, err);
     if (!rc)
         rc = ibx_destination_begin(d, DESTINATION_COMPLETE);
@@ -110,7 +108,7 @@ static int recover_complete(struct destination *d, struct ibx_error *err)
     struct ibx_error gone = {0};
     if (record->verify && ibx_destination_tags_find(&d->ram, record, &gone))
         ibx_migration_notify(&d->options->observer, "%s", gone.message);
-    if (!destination_qemu_lives(record))
+    if (!ibx_journal_qemu_lives(record))
         return 0;
     rc = ibx_destination_ram_take_uffd(&d->ram, record, err);
     return rc == -ENOENT ? 0 : rc;
@@ -119,7 +117,7 @@ static int recover_complete(struct destination *d, struct ibx_error *err)
 /* Its QEMU has ended, and only the source has to learn it. */
 static int recover_shut_down(struct destination *d, struct ibx_error *err)
 {
-    const struct ibx_journal *record = &d->status.record;
+    const struct ibx_record *record = &d->status.record;
     int rc = ibx_destination_ram_of_record(&d->ram, record, err);
     if (!rc)
         rc = ibx_destination_begin(d, DESTINATION_SHUT_DOWN);
@@ -133,7 +131,7 @@ static int recover_shut_down(struct destination *d, struct ibx_error *err)
 /* It was borrowed, and the tool before this one ended before it knew that it had returned. */
 static int note_return(struct destination *d, struct ibx_error *err)
 {
-    struct ibx_journal *record = &d->status.record;
+    struct ibx_record *record = &d->status.record;
     if ((record->state != IBX_JOURNAL_RUNNING && record->state != IBX_JOURNAL_MAY_RUN) ||
         !ibx_destination_has_returned(d, NULL))
         return 0;
@@ -145,7 +143,7 @@ static int note_return(struct destination *d, struct ibx_error *err)
 
 int ibx_destination_recover(struct destination *d, struct ibx_error *err)
 {
-    const struct ibx_journal *record = &d->status.record;
+    const struct ibx_record *record = &d->status.record;
     const int noted = note_return(d, err);
     if (noted)
         return noted;

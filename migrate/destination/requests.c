@@ -11,6 +11,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define DESCRIBED_MS 1000 /* for so long the destination's QEMU is what it was */
+
 /* ---------------------------------------------------------------- control socket */
 
 static void on_status(void *context, struct ibx_migrate_status *status)
@@ -47,12 +49,22 @@ static int on_lend(void *context, struct ibx_error *err)
         return ibx_error_set(err, -ENOTCONN,
                              "the VM waits for pages until home is back (%s): it cannot return now",
                              d->status.message);
-    ibx_destination_qemu_lend(&d->qemu);
+    ibx_destination_borrow_lend(d);
+    return 0;
+}
+
+/* What is on its way may be newer than the VM's stop here; home decides whether more comes. */
+static int on_reconnect(void *context, struct ibx_error *err)
+{
+    struct destination *d = context;
+    if (!d->ram.borrow || d->state.now != DESTINATION_FILLING)
+        return ibx_error_set(err, -EINVAL, "no borrowed VM runs here");
+    ibx_destination_unlink(d, -ECONNRESET, "the VM is taken back from its return");
     return 0;
 }
 
 static const struct ibx_control_socket_ops socket_ops = {on_status, on_cancel, on_bandwidth,
-                                                         on_lend};
+                                                         on_lend, on_reconnect};
 
 int ibx_destination_open_waiting(struct destination *d, struct ibx_error *err)
 {
@@ -90,20 +102,48 @@ static void check_order(const struct ibx_guest_ram *ram, const struct ibx_migrat
     }
 }
 
-static int compare(const struct destination *d, const struct ibx_migrate_hello *hello,
+void ibx_destination_forget_description(struct destination *d)
+{
+    json_decref(d->description);
+    d->description = NULL;
+}
+
+static bool described(const struct destination *d)
+{
+    return d->description && ibx_now_ns() - d->described_ns < DESCRIBED_MS * IBX_NS_PER_MS;
+}
+
+static int describe(struct destination *d, struct ibx_error *err)
+{
+    ibx_destination_forget_description(d);
+    int rc = ibx_describe(d->qemu.qmp, &d->ram.guest, &d->description,
+                          ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    d->described_ns = ibx_now_ns();
+    return rc;
+}
+
+/* A source connects while it asks its QEMU what the VM is made of, which takes as long here. */
+static void describe_early(struct destination *d)
+{
+    struct ibx_error silent = {0}; /* HELLO asks again */
+    if (d->state.now == DESTINATION_LISTENING && d->qemu.qmp && !described(d) &&
+        ibx_acceptor_busy(d->link.acceptor))
+        describe(d, &silent);
+}
+
+static int compare(struct destination *d, const struct ibx_migrate_hello *hello,
                    struct ibx_blockers *blockers, struct ibx_error *err)
 {
     const struct ibx_qmp_version *from = &hello->version, *to = &d->ram.guest.version;
-    json_t *theirs, *ours;
+    json_t *theirs;
     int rc = ibx_description_read(hello->description, hello->description_length, &theirs, err);
     if (rc)
         return rc;
-    rc = ibx_describe(d->qemu.qmp, &d->ram.guest, &ours, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
-    if (!rc) {
-        ibx_compare(theirs, ours, from->major == to->major && from->minor == to->minor,
+    rc = described(d) ? 0 : describe(d, err);
+    if (!rc)
+        ibx_compare(theirs, d->description, from->major == to->major && from->minor == to->minor,
                     hello->disks_differ, blockers);
-        json_decref(ours);
-    }
+    ibx_destination_forget_description(d);
     json_decref(theirs);
     return rc;
 }
@@ -131,13 +171,13 @@ static int blockers_of(struct destination *d, const struct ibx_migrate_hello *he
     return rc;
 }
 
-/* What the host calls itself, and its address without the port, which is another one each time. */
+/* What the host calls itself, and its address. */
 static void name_of(const struct ibx_connection_request *request, char *out, size_t size)
 {
     const char *host = request->first.is.hello->host;
-    char address[IBX_ADDRESS_MAX];
-    ibx_acceptor_address(request->conn, address);
-    snprintf(out, size, "%.64s%s%s%s", host, *host ? " (" : "", address, *host ? ")" : "");
+    struct ibx_peer peer;
+    ibx_peer_of(request->conn, &peer);
+    snprintf(out, size, "%.64s%s%s%s", host, *host ? " (" : "", peer.address, *host ? ")" : "");
 }
 
 void ibx_destination_expect_recorded(struct destination *d)
@@ -182,7 +222,7 @@ static int accept_migration(struct destination *d, const struct ibx_connection_r
                             const struct ibx_blockers *notes, struct ibx_error *err)
 {
     const struct ibx_migrate_hello *hello = request->first.is.hello;
-    struct ibx_journal *record = &d->status.record;
+    struct ibx_record *record = &d->status.record;
     memcpy(d->link.blocks, hello->blocks, sizeof(d->link.blocks));
     d->link.block_count = hello->block_count;
     memcpy(record->id, hello->id, sizeof(record->id));
@@ -234,6 +274,9 @@ static int on_new(struct destination *d, const struct ibx_connection_request *re
     }
     if (d->ram.minor)
         ibx_migration_check_locked(request->conn, links, d->ram.guest.bytes, &blockers);
+    if (d->ram.minor && verifies(d, hello))
+        ibx_preflight_minor(d->qemu.qmp, &d->ram.guest, &blockers,
+                            ibx_deadline_in_ms(MIGRATION_QMP_MS));
     ibx_destination_borrow_check(d, hello, &blockers);
     ibx_destination_home_check(d, hello, &blockers);
     name_of(request, peer, sizeof(peer));
@@ -253,7 +296,7 @@ static int resume_link(struct destination *d, const struct ibx_connection_reques
                        struct ibx_error *err)
 {
     const struct ibx_migrate_hello *hello = request->first.is.hello;
-    struct ibx_journal *record = &d->status.record;
+    struct ibx_record *record = &d->status.record;
     const unsigned links = links_of(d, hello);
     record->epoch = hello->epoch;
     d->wish = hello->runs ? WISH_RUNS : WISH_PAUSED;
@@ -415,6 +458,8 @@ int ibx_destination_check_requests(struct destination *d, struct ibx_error *err)
 {
     struct ibx_connection_request request;
     int rc = check_resume(d, err);
+    if (!rc)
+        describe_early(d);
     while (!rc && ibx_acceptor_take(d->link.acceptor, &request)) {
         rc = request.first.type == IBX_MIGRATE_HELLO ? on_hello(d, &request, err)
                                                      : on_join(d, &request, err);

@@ -10,8 +10,9 @@
 
 static bool awaits_something(const struct destination *d)
 {
+    const bool follow = d->ram.borrow != IBX_BORROW_LAZY; /* the pages that nobody waits for */
     const bool incomplete =
-        d->link.state.now != LINK_SERVING || d->status.present < d->status.pages;
+        d->link.state.now != LINK_SERVING || (follow && d->status.present < d->status.pages);
     switch (d->state.now) {
     case DESTINATION_WAITING:
         return true;

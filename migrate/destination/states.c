@@ -23,9 +23,9 @@ static const struct ibx_state destination_states[] = {
                                   IBX_TO(DESTINATION_SHUT_DOWN),
                               IBX_STATE_INITIAL},
     [DESTINATION_FILLING] = {"filling",
-                             IBX_TO(DESTINATION_COMPLETE) | IBX_TO(DESTINATION_FAILED) |
-                                 IBX_TO(DESTINATION_LEFT) | IBX_TO(DESTINATION_BROKEN) |
-                                 IBX_TO(DESTINATION_SHUT_DOWN),
+                             IBX_TO(DESTINATION_COMPLETE) | IBX_TO(DESTINATION_GIVEN_UP) |
+                                 IBX_TO(DESTINATION_FAILED) | IBX_TO(DESTINATION_LEFT) |
+                                 IBX_TO(DESTINATION_BROKEN) | IBX_TO(DESTINATION_SHUT_DOWN),
                              IBX_STATE_INITIAL},
     [DESTINATION_COMPLETE] = {"complete",
                               IBX_TO(DESTINATION_DONE) | IBX_TO(DESTINATION_LEFT) |

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/common/common.h"
+#include "migrate/common/libvirt.h"
 #include "migrate/common/vm.h"
-#include "migrate/destination/destination.h"
+#include "migrate/destination/stream.h"
 
 #include "common/clock.h"
 

@@ -56,15 +56,33 @@ void ibx_destination_warm_fini(struct destination_warm *warm)
 
 /* ---------------------------------------------------------------- dropping */
 
-/* Those of `part` that are there. */
-static int drop(struct destination *d, struct ibx_error *err)
+/* Those of `part` that are there do not count any more. */
+static void forget(struct destination *d)
 {
     struct destination_warm *warm = &d->warm;
     ibx_page_map_restart(&warm->gone);
     ibx_page_map_add(&warm->gone, &warm->part);
     ibx_page_map_keep(&warm->gone, &d->ram.had);
     ibx_page_map_remove(&d->ram.had, &warm->gone);
-    return ibx_destination_ram_drop(&d->ram, &warm->gone, err);
+}
+
+/* ... and become holes, so that QEMU finds none of them. */
+static int drop(struct destination *d, struct ibx_error *err)
+{
+    forget(d);
+    if (destination_ram_covered(&d->ram))
+        ibx_page_map_remove(&d->home.has, &d->warm.gone);
+    return ibx_destination_ram_drop(&d->ram, &d->warm.gone, err);
+}
+
+/* ... and are to come again, over what is there where QEMU does not see that until then, or are
+ * zero, which the page map tells. */
+static int drop_stale(struct destination *d, struct ibx_error *err)
+{
+    if (!destination_ram_covered(&d->ram))
+        return drop(d, err);
+    forget(d);
+    return 0;
 }
 
 /* ---------------------------------------------------------------- a part */
@@ -157,14 +175,16 @@ int ibx_destination_warm_on_round(struct destination *d, const struct ibx_bytes 
  * made now, because that takes a millisecond. */
 static int prepare(struct destination *d, struct ibx_error *err)
 {
-    int rc = drop(d, err);
+    const uint64_t from_ns = ibx_now_ns();
+    int rc = d->warm.round.kind == IBX_ROUND_STALE ? drop_stale(d, err) : drop(d, err);
+    const uint64_t ns = ibx_now_ns() - from_ns;
     if (!rc && d->warm.state.now == WARM_PREPARED)
-        return send_done(d, 0, 0, err);
+        return send_done(d, 0, ns, err);
     if (!rc)
         rc = ibx_destination_ram_engine(&d->ram, d->link.readers, d->link.count, false, err);
     if (!rc)
         rc = ibx_state_move(&d->warm.state, WARM_PREPARED);
-    return rc ? rc : send_done(d, 0, 0, err);
+    return rc ? rc : send_done(d, 0, ns, err);
 }
 
 int ibx_destination_warm_on_end(struct destination *d, const struct ibx_migrate_round *round,
@@ -172,7 +192,10 @@ int ibx_destination_warm_on_end(struct destination *d, const struct ibx_migrate_
 {
     struct destination_warm *warm = &d->warm;
     const bool last = round->kind == IBX_ROUND_LAST, prepared = warm->state.now == WARM_PREPARED;
-    if (!takes(d) || (last && !prepared) || (prepared && round->kind == IBX_ROUND_FETCH))
+    const bool fetch = round->kind == IBX_ROUND_FETCH;
+    /* A page that is fetched is mapped, and could not come again behind it. */
+    if (!takes(d) || (last && !prepared) ||
+        (fetch && (prepared || destination_ram_covered(&d->ram))))
         return unexpected(d, "ROUND_END", err);
     if (warm->part.next != warm->part.pages || warm->part.data_pages != round->pages ||
         round->number != warm->round.number + 1)
@@ -182,9 +205,9 @@ int ibx_destination_warm_on_end(struct destination *d, const struct ibx_migrate_
                              round->number, warm->part.next, warm->part.pages,
                              warm->part.data_pages, round->pages);
     warm->round = *round;
-    if (round->kind == IBX_ROUND_DROP)
+    if (round->kind == IBX_ROUND_DROP || round->kind == IBX_ROUND_STALE)
         return prepare(d, err);
-    int rc = drop(d, err);
+    int rc = drop_stale(d, err);
     return rc ? rc : ibx_state_move(&warm->state, last ? WARM_SETTLED : WARM_NAMED);
 }
 
@@ -197,16 +220,20 @@ int ibx_destination_warm_apply(struct destination *d, struct ibx_error *err)
         return 0;
     if (warm->state.now != WARM_SETTLED)
         return unexpected(d, "MAP_END", err);
-    /* What is zero at the source by now. */
+    /* What is zero at the source by now. Under a covered page that counts no more there may be one.
+     */
     ibx_page_map_restart(&warm->part);
-    ibx_page_map_add(&warm->part, &d->ram.had);
+    ibx_page_map_add(&warm->part, destination_ram_covered(&d->ram) ? &d->home.has : &d->ram.had);
     ibx_page_map_remove(&warm->part, &d->ram.map);
-    int rc = warm->part.data_pages ? drop(d, err) : 0;
+    int rc = ibx_destination_ram_drop(&d->ram, &warm->part, err);
+    ibx_page_map_remove(&d->ram.had, &warm->part);
     d->status.warm_pages = d->ram.had.data_pages;
     return rc ? rc : ibx_state_move(&warm->state, WARM_APPLIED);
 }
 
 bool ibx_destination_warm_holds(const struct destination *d)
 {
+    if (destination_ram_covered(&d->ram)) /* then it waits at its first look */
+        return false;
     return d->warm.state.now >= WARM_IDLE && d->warm.state.now != WARM_APPLIED;
 }

@@ -219,6 +219,16 @@ static int data_found(void *context, uint64_t offset, uint64_t length)
     return 0;
 }
 
+/* Again for another server, which may have looked at fewer of them. */
+static int holes_mark(struct handler *h, struct ibx_error *err)
+{
+    struct holes holes = {.handler = h};
+    int rc = h->image->ops->data(h->image, data_found, &holes, err);
+    if (!rc)
+        data_found(&holes, h->image->bytes / h->layout.page_size * h->layout.page_size, 0);
+    return rc;
+}
+
 static int engine_make(struct handler *h, struct ibx_error *err)
 {
     const struct ibx_firecracker_config *c = h->config;
@@ -246,14 +256,15 @@ static int engine_make(struct handler *h, struct ibx_error *err)
         .spin_us = ibx_thread_may_spin() ? SPIN_US : 0,
         .touched = record ? ibx_firecracker_touched : NULL,
         .touched_context = &h->session,
+        .check = h->image->checker ? ibx_snapshot_checker_check : NULL,
+        .check_context = h->image->checker,
     };
-    struct holes holes = {.handler = h};
+    if (h->image->checker)
+        ibx_snapshot_checker_scale(h->image->checker, h->layout.page_size);
     h->buffer_bytes = ibx_fault_buffer_bytes(&config);
     int rc = h->image->ops->readers(h->image, WORKERS, h->buffer_bytes, h->readers, err);
     rc = rc ? rc : ibx_fault_create(&config, &h->engine, err);
-    rc = rc ? rc : h->image->ops->data(h->image, data_found, &holes, err);
-    if (!rc)
-        data_found(&holes, h->image->bytes / h->layout.page_size * h->layout.page_size, 0);
+    rc = rc ? rc : holes_mark(h, err);
     free(plan);
     return rc;
 }
@@ -327,7 +338,7 @@ static int stopped(struct handler *h, struct ibx_error *err)
     int rc = ibx_fault_reason(h->engine, err);
     if (rc == -ESRCH || (!h->image->remote && rc))
         return rc;
-    const char *reason = h->image->ops->reason(h->image);
+    const char *reason = rc == -EBADMSG ? "" : h->image->ops->reason(h->image);
     tell(h, IBX_FIRECRACKER_LOST, *reason ? reason : err->message, 0);
     /* What ends at once, every time, is not tried without a pause: memory may be full here. */
     const bool lived = !h->again_ns || ibx_now_ns() - h->again_ns > PAUSE_MAX_MS * IBX_NS_PER_MS;
@@ -343,6 +354,7 @@ static void retry(struct handler *h)
 {
     struct ibx_error err = {0};
     int rc = h->image->ops->readers(h->image, WORKERS, h->buffer_bytes, h->readers, &err);
+    rc = rc ? rc : holes_mark(h, &err);
     rc = rc ? rc : ibx_fault_resume(h->engine, h->readers, &err);
     if (!rc) {
         h->retry_ns = 0;

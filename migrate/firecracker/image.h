@@ -4,6 +4,7 @@
 #define IBX_MIGRATE_FIRECRACKER_IMAGE_H
 
 #include "migrate/firecracker/firecracker.h"
+#include "migrate/snapshot/snapshot.h"
 
 struct ibx_image;
 
@@ -26,6 +27,7 @@ struct ibx_image {
     uint64_t bytes;
     uint64_t identity[IBX_IMAGE_IDENTITY]; /* another one: these are other pages */
     bool remote;                           /* a reader may end, and _readers makes new ones */
+    struct ibx_snapshot_checker *checker;  /* of pages that arrive; NULL: they are not hashed */
 };
 
 int ibx_image_open_file(const char *path, struct ibx_image **image, struct ibx_error *err);

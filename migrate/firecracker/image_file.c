@@ -142,13 +142,13 @@ int ibx_image_open_file(const char *path, struct ibx_image **out, struct ibx_err
         return ibx_error_set(err, -code, "--from %s: %s", path, strerror(code));
     }
     struct file_image *image = calloc(1, sizeof(*image));
-    if (!S_ISREG(st.st_mode) || !st.st_size || !image) {
+    if (!S_ISREG(st.st_mode) || !st.st_size || st.st_size % IBX_SNAPSHOT_PAGE || !image) {
         close(fd);
         free(image);
         return ibx_error_set(err, -EINVAL,
-                             "--from %s is empty or no file: name the memory file of a snapshot, "
-                             "mem_file_path of its creation",
-                             path);
+                             "--from %s is no file of whole pages (%lld bytes): name the memory "
+                             "file of a snapshot, mem_file_path of its creation",
+                             path, (long long)st.st_size);
     }
     image->is = (struct ibx_image){.ops = &image_ops, .bytes = (uint64_t)st.st_size};
     image->is.identity[0] = st.st_dev;

@@ -3,7 +3,6 @@
 #include "migrate/firecracker/image.h"
 
 #include "common/log.h"
-#include "migrate/snapshot/snapshot.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -32,7 +31,7 @@ static int check(const struct remote_image *image, const struct ibx_snapshot_rea
     if (!image->reader)
         return 0;
     const struct ibx_snapshot_manifest *first = ibx_snapshot_reader_manifest(image->reader);
-    if (memcmp(m->id, first->id, sizeof(m->id)) || m->ram[0].size != first->ram[0].size)
+    if (!ibx_snapshot_same(m, first))
         return ibx_error_set(err, -ESTALE,
                              "%s serves another snapshot now, or its file was changed: serve the "
                              "same one there again",
@@ -68,7 +67,7 @@ static int remote_readers(struct ibx_image *is, unsigned count, size_t buffer_by
     if (rc)
         return rc;
     image->used = true;
-    return ibx_snapshot_reader_serve(image->reader, buffer_bytes, as, err);
+    return ibx_snapshot_reader_serve(image->reader, is->checker, buffer_bytes, as, err);
 }
 
 struct data_parts {
@@ -106,7 +105,19 @@ static void remote_close(struct ibx_image *is)
     struct remote_image *image = (struct remote_image *)is;
     ibx_snapshot_reader_close(image->retired);
     ibx_snapshot_reader_close(image->reader);
+    ibx_snapshot_checker_destroy(is->checker);
     free(image);
+}
+
+static int checker_make(struct remote_image *image, struct ibx_error *err)
+{
+    struct ibx_snapshot_index index = ibx_snapshot_reader_take_index(image->reader);
+    if (!index.hashes)
+        return 0;
+    const int rc = ibx_snapshot_checker_create(ibx_snapshot_reader_manifest(image->reader), &index,
+                                               image->links, &image->is.checker, err);
+    ibx_snapshot_index_fini(&index);
+    return rc;
 }
 
 static const struct ibx_image_ops image_ops = {
@@ -123,6 +134,8 @@ int ibx_image_open_remote(const char *uri, const struct ibx_options *options, un
     image->options = *options;
     image->links = links;
     int rc = connect_again(image, err);
+    if (!rc)
+        rc = checker_make(image, err);
     if (rc) {
         remote_close(&image->is);
         return rc;

@@ -11,6 +11,7 @@
 #include "common/state_machine.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -338,6 +339,19 @@ static void end(struct supervisor *s)
     sigprocmask(SIG_SETMASK, &s->before, NULL);
 }
 
+/* A run is not to be lost because its file has no place in the end. */
+static int check_record(const char *path, struct ibx_error *err)
+{
+    const char *slash = path ? strrchr(path, '/') : NULL;
+    char folder[PATH_MAX];
+    snprintf(folder, sizeof(folder), "%.*s", slash ? (int)(slash - path + 1) : 1,
+             slash ? path : ".");
+    return path && access(folder, W_OK | X_OK)
+               ? ibx_error_set(err, -errno, "--record %s: its folder: %s; make it, or name another",
+                               path, strerror(errno))
+               : 0;
+}
+
 int ibx_firecracker_run(const struct ibx_firecracker_config *config, struct ibx_error *err)
 {
     struct ibx_error own;
@@ -353,16 +367,17 @@ int ibx_firecracker_run(const struct ibx_firecracker_config *config, struct ibx_
     ibx_state_begin(&s.state, &table, STARTING);
     int rc = s.signals < 0 ? ibx_error_set(s.err, -errno, "signalfd: %s", strerror(errno)) : 0;
     rc = rc || !kept_any(&s.kept) ? rc : header_map(&s);
+    rc = rc || kept_any(&s.kept) ? rc : check_record(config->record, s.err);
     rc = rc ? rc : handler_start(&s);
     if (rc)
         finish(&s, rc);
     while (s.state.now != ENDED)
         turn(&s);
+    const bool served = kept_any(&s.kept);
     end(&s);
     if (s.rc == -EINTR)
-        ibx_error_set(
-            s.err, -EINTR,
-            "ended by a signal; a microVM that was being served waits at its next missing "
-            "page for ever: end it");
+        ibx_error_set(s.err, -EINTR, "ended by a signal; %s",
+                      served ? "the microVM waits at its next missing page for ever: end it"
+                             : "no microVM had connected");
     return s.rc;
 }

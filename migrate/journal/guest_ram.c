@@ -11,13 +11,13 @@
 
 #define SUFFIX_BYTES (sizeof(".ibx-") + (size_t)2 * IBX_MIGRATE_ID_BYTES)
 
-static void suffix_of(const struct ibx_journal *record, char suffix[SUFFIX_BYTES])
+static void suffix_of(const struct ibx_record *record, char suffix[SUFFIX_BYTES])
 {
     snprintf(suffix, SUFFIX_BYTES, ".ibx-");
     ibx_hex_text(record->id, IBX_MIGRATE_ID_BYTES, suffix + strlen(suffix));
 }
 
-void ibx_journal_note_ram(struct ibx_journal *record, const struct ibx_guest_ram *ram)
+void ibx_journal_note_ram(struct ibx_record *record, const struct ibx_guest_ram *ram)
 {
     snprintf(record->machine, sizeof(record->machine), "%s", ram->machine);
     record->block_count = (unsigned)ram->count;
@@ -35,7 +35,7 @@ void ibx_journal_note_ram(struct ibx_journal *record, const struct ibx_guest_ram
     }
 }
 
-int ibx_journal_recall_ram(const struct ibx_journal *record, struct ibx_guest_ram *ram,
+int ibx_journal_recall_ram(const struct ibx_record *record, struct ibx_guest_ram *ram,
                            struct ibx_error *err)
 {
     struct ibx_guest_ram found = {.pid = record->pid, .count = record->block_count};
@@ -62,7 +62,7 @@ int ibx_journal_recall_ram(const struct ibx_journal *record, struct ibx_guest_ra
 }
 
 /* As the calls of qemu.h want them. free(). */
-static struct ibx_guest_file *files_of(const struct ibx_journal *record)
+static struct ibx_guest_file *files_of(const struct ibx_record *record)
 {
     struct ibx_guest_file *files = calloc(record->block_count + 1, sizeof(*files));
     for (unsigned i = 0; files && i < record->block_count; i++)
@@ -70,7 +70,7 @@ static struct ibx_guest_file *files_of(const struct ibx_journal *record)
     return files;
 }
 
-int ibx_journal_open_files(const struct ibx_journal *record, struct ibx_guest_ram *ram,
+int ibx_journal_open_files(const struct ibx_record *record, struct ibx_guest_ram *ram,
                            struct ibx_error *err)
 {
     char suffix[SUFFIX_BYTES];
@@ -91,7 +91,7 @@ int ibx_journal_open_files(const struct ibx_journal *record, struct ibx_guest_ra
 }
 
 /* Of a QEMU that has ended: by the name of each file, which may be in use. */
-static int open_base_files(const struct ibx_journal *record, struct ibx_guest_ram *ram,
+static int open_base_files(const struct ibx_record *record, struct ibx_guest_ram *ram,
                            struct ibx_error *err)
 {
     char suffix[SUFFIX_BYTES], path[PATH_MAX];
@@ -112,7 +112,7 @@ static int open_base_files(const struct ibx_journal *record, struct ibx_guest_ra
     return rc;
 }
 
-int ibx_journal_open_base(const struct ibx_journal *record, struct ibx_guest_ram *ram,
+int ibx_journal_open_base(const struct ibx_record *record, struct ibx_guest_ram *ram,
                           struct ibx_error *err)
 {
     int rc = ibx_journal_recall_ram(record, ram, err);
@@ -123,7 +123,7 @@ int ibx_journal_open_base(const struct ibx_journal *record, struct ibx_guest_ram
                : open_base_files(record, ram, err);
 }
 
-int ibx_journal_rename_base(const struct ibx_journal *record, char (*instead)[IBX_GUEST_FILE_PATH],
+int ibx_journal_rename_base(const struct ibx_record *record, char (*instead)[IBX_GUEST_FILE_PATH],
                             struct ibx_error *err)
 {
     char suffix[SUFFIX_BYTES], path[PATH_MAX];
@@ -145,7 +145,7 @@ int ibx_journal_rename_base(const struct ibx_journal *record, char (*instead)[IB
     return rc;
 }
 
-int ibx_journal_set_aside(const struct ibx_journal *record, struct ibx_guest_ram *ram,
+int ibx_journal_set_aside(const struct ibx_record *record, struct ibx_guest_ram *ram,
                           struct ibx_error *err)
 {
     char suffix[SUFFIX_BYTES];
@@ -202,7 +202,7 @@ static int unlink_file(const char *path, uint64_t dev, uint64_t ino)
     return rc;
 }
 
-int ibx_journal_link_files(struct ibx_journal *record, struct ibx_error *err)
+int ibx_journal_link_files(struct ibx_record *record, struct ibx_error *err)
 {
     char suffix[SUFFIX_BYTES], link_path[PATH_MAX];
     int rc = 0;
@@ -221,7 +221,7 @@ int ibx_journal_link_files(struct ibx_journal *record, struct ibx_error *err)
     return rc;
 }
 
-void ibx_journal_unlink_files(const struct ibx_journal *record)
+void ibx_journal_unlink_files(const struct ibx_record *record)
 {
     char suffix[SUFFIX_BYTES], path[PATH_MAX];
     suffix_of(record, suffix);
@@ -260,7 +260,7 @@ bool ibx_journal_in_run_folder(const char *file)
     return ibx_journal_run_made(folder);
 }
 
-bool ibx_journal_memory_file(const struct ibx_journal *record, char path[PATH_MAX])
+bool ibx_journal_memory_file(const struct ibx_record *record, char path[PATH_MAX])
 {
     char suffix[SUFFIX_BYTES];
     suffix_of(record, suffix);
@@ -275,7 +275,7 @@ bool ibx_journal_memory_file(const struct ibx_journal *record, char path[PATH_MA
     return false;
 }
 
-int ibx_journal_remove_files(const struct ibx_journal *record, struct ibx_error *err)
+int ibx_journal_remove_files(const struct ibx_record *record, struct ibx_error *err)
 {
     char path[PATH_MAX];
     struct ibx_guest_ram ram = {0};
@@ -297,7 +297,7 @@ int ibx_journal_remove_files(const struct ibx_journal *record, struct ibx_error 
     return rc;
 }
 
-bool ibx_journal_is_aside(const struct ibx_journal *record, const char *path)
+bool ibx_journal_is_aside(const struct ibx_record *record, const char *path)
 {
     char suffix[SUFFIX_BYTES];
     suffix_of(record, suffix);

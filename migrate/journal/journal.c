@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The files: where they are, written, listed, locked. */
+/* The files: read, listed, written, removed. */
 #include "migrate/journal/journal_internal.h"
 
 #include <dirent.h>
@@ -7,21 +7,15 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <openssl/crypto.h>
-#include <pwd.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
-#define NAME_BYTES   64u /* of a file: 32 digits, the role and a suffix */
-#define TOUCHED      ".touched"
-#define LOCK_TRIES   100 /* while others remove the lock's file */
-#define SOCKET_BYTES sizeof(((struct sockaddr_un *)NULL)->sun_path)
+#define TOUCHED ".touched"
 
-static void name_of(const struct ibx_journal *record, const char *suffix, char name[NAME_BYTES])
+static void name_of(const struct ibx_record *record, const char *suffix, char name[NAME_BYTES])
 {
     const size_t digits = (size_t)2 * IBX_MIGRATE_ID_BYTES;
     ibx_hex_text(record->id, IBX_MIGRATE_ID_BYTES, name);
@@ -29,7 +23,7 @@ static void name_of(const struct ibx_journal *record, const char *suffix, char n
              suffix);
 }
 
-void ibx_journal_path(const char *folder, const struct ibx_journal *record, const char *suffix,
+void ibx_journal_path(const char *folder, const struct ibx_record *record, const char *suffix,
                       char *path, size_t size)
 {
     char name[NAME_BYTES];
@@ -37,135 +31,35 @@ void ibx_journal_path(const char *folder, const struct ibx_journal *record, cons
     snprintf(path, size, "%s/%s", folder, name);
 }
 
-void ibx_journal_arrived_path(const struct ibx_journal *record, char *path, size_t size)
+void ibx_journal_arrived_path(const struct ibx_record *record, char *path, size_t size)
 {
     char name[NAME_BYTES];
     name_of(record, ".arrived", name);
     snprintf(path, size, "/dev/shm/ibx-%s", name);
 }
 
-void ibx_journal_base_path(const struct ibx_journal *record, char *path, size_t size)
+void ibx_journal_base_path(const struct ibx_record *record, char *path, size_t size)
 {
     char name[NAME_BYTES];
     name_of(record, ".base", name);
     snprintf(path, size, "/dev/shm/ibx-%s", name);
 }
 
-void ibx_journal_map_path(const struct ibx_journal *record, char *path, size_t size)
+void ibx_journal_map_path(const struct ibx_record *record, char *path, size_t size)
 {
     char name[NAME_BYTES];
     name_of(record, ".map", name);
     snprintf(path, size, "/dev/shm/ibx-%s", name);
 }
 
-void ibx_journal_tags_path(const struct ibx_journal *record, char *path, size_t size)
+void ibx_journal_tags_path(const struct ibx_record *record, char *path, size_t size)
 {
     char name[NAME_BYTES];
     name_of(record, ".tags", name);
     snprintf(path, size, "/dev/shm/ibx-%s", name);
 }
 
-/* ------------------------------------------------------------ the folder */
-
-static const char *home(void)
-{
-    const char *dir = secure_getenv("HOME");
-    const struct passwd *user = dir && *dir ? NULL : getpwuid(geteuid());
-    return user ? user->pw_dir : dir && *dir ? dir : "/";
-}
-
-static void choose_folder(const char *given, char folder[PATH_MAX])
-{
-    const char *state = secure_getenv("IBX_STATE_DIR"), *xdg = secure_getenv("XDG_STATE_HOME");
-    if (!given && state && *state)
-        given = state;
-    if (given)
-        snprintf(folder, PATH_MAX, "%s", given);
-    else if (!geteuid())
-        snprintf(folder, PATH_MAX, "/var/lib/ibx");
-    else if (xdg && *xdg == '/')
-        snprintf(folder, PATH_MAX, "%s/ibx", xdg);
-    else
-        snprintf(folder, PATH_MAX, "%s/.local/state/ibx", home());
-    for (size_t n = strlen(folder); n > 1 && folder[n - 1] == '/'; n--)
-        folder[n - 1] = '\0';
-}
-
-/* One folder, and durably so. */
-static int make_one(const char *path)
-{
-    char parent[PATH_MAX];
-    if (mkdir(path, 0700))
-        return errno == EEXIST ? 0 : -errno;
-    snprintf(parent, sizeof(parent), "%s/..", path);
-    int fd = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd >= 0) {
-        fsync(fd);
-        close(fd);
-    }
-    return 0;
-}
-
-static int make_all(const char *folder)
-{
-    char path[PATH_MAX];
-    struct stat st;
-    snprintf(path, sizeof(path), "%s", folder);
-    for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
-        *slash = '\0';
-        int rc = stat(path, &st) ? make_one(path) : 0; /* one that exists may be read-only */
-        if (rc)
-            return rc;
-        *slash = '/';
-    }
-    return stat(path, &st) ? make_one(path) : 0;
-}
-
-/* A user who can write here decides where VMs run. */
-static int check_folder(const char *folder, struct ibx_error *err)
-{
-    struct stat st;
-    if (stat(folder, &st))
-        return ibx_error_set(err, -errno, "folder %s for records of migrations: %s", folder,
-                             strerror(errno));
-    if (!S_ISDIR(st.st_mode))
-        return ibx_error_set(err, -ENOTDIR,
-                             "%s is no folder, so it cannot hold records of migrations", folder);
-    if ((st.st_uid != geteuid() && st.st_uid != 0) || (st.st_mode & 022))
-        return ibx_error_set(
-            err, -EPERM,
-            "folder %s for records of migrations belongs to user %u and has mode %04o: "
-            "it must belong to user %u and be writable by no one else (chmod 700)",
-            folder, (unsigned)st.st_uid, (unsigned)(st.st_mode & 07777), (unsigned)geteuid());
-    return 0;
-}
-
-int ibx_journal_folder(const char *given, char *folder, size_t size, struct ibx_error *err)
-{
-    static const struct ibx_journal any; /* of a destination: its names are longer */
-    char chosen[PATH_MAX], socket_path[PATH_MAX + NAME_BYTES];
-    if (given && !*given)
-        return ibx_error_set(err, -EINVAL, "the folder for records of migrations has no name");
-    choose_folder(given, chosen);
-    ibx_journal_path(chosen, &any, ".sock", socket_path, sizeof(socket_path));
-    if (strlen(socket_path) >= SOCKET_BYTES || strlen(chosen) >= size)
-        return ibx_error_set(
-            err, -ENAMETOOLONG,
-            "folder %.200s for records of migrations has a name of %zu bytes: a socket "
-            "in it has room for %zu; choose a shorter one with --state-dir",
-            chosen, strlen(chosen), SOCKET_BYTES - 1 - (strlen(socket_path) - strlen(chosen)));
-    int rc = make_all(chosen);
-    if (rc)
-        return ibx_error_set(
-            err, rc,
-            "folder %s for records of migrations cannot be made: %s; choose another "
-            "with --state-dir",
-            chosen, strerror(-rc));
-    rc = check_folder(chosen, err);
-    if (!rc)
-        snprintf(folder, size, "%s", chosen);
-    return rc;
-}
+/* ------------------------------------------------------------ reading */
 
 static int open_folder(const char *folder, struct ibx_error *err)
 {
@@ -178,8 +72,6 @@ static int open_folder(const char *folder, struct ibx_error *err)
                          "folder with --state-dir",
                          folder, strerror(errno));
 }
-
-/* ------------------------------------------------------------ reading */
 
 static int damaged(const char *folder, const char *name, struct ibx_error *err, const char *why)
 {
@@ -197,7 +89,7 @@ static bool check_file(const struct stat *st)
 }
 
 /* -ENOENT: there is none; `err` is not set. */
-static int load(const char *folder, int dir, const char *name, struct ibx_journal *record,
+static int load(const char *folder, int dir, const char *name, struct ibx_record *record,
                 struct ibx_error *err)
 {
     struct ibx_error why = {0};
@@ -238,7 +130,7 @@ static int load(const char *folder, int dir, const char *name, struct ibx_journa
 
 static int newest_first(const void *one, const void *other)
 {
-    const struct ibx_journal *a = one, *b = other;
+    const struct ibx_record *a = one, *b = other;
     if (a->written_s != b->written_s)
         return a->written_s < b->written_s ? 1 : -1;
     if (a->changed.tv_sec != b->changed.tv_sec)
@@ -249,11 +141,11 @@ static int newest_first(const void *one, const void *other)
 }
 
 struct list {
-    struct ibx_journal *items;
+    struct ibx_record *items;
     size_t count, room;
 };
 
-static bool has(const struct list *list, const struct ibx_journal *record)
+static bool has(const struct list *list, const struct ibx_record *record)
 {
     for (size_t i = 0; i < list->count; i++) {
         if (list->items[i].source == record->source &&
@@ -268,7 +160,7 @@ static int list_add(struct list *list, const char *folder, int dir, const char *
 {
     if (list->count == list->room) {
         size_t room = list->room ? 2 * list->room : 8;
-        struct ibx_journal *items = reallocarray(list->items, room, sizeof(*items));
+        struct ibx_record *items = reallocarray(list->items, room, sizeof(*items));
         if (!items)
             return ibx_error_set(err, -ENOMEM, "no memory for the records in %s", folder);
         list->items = items;
@@ -304,7 +196,7 @@ static int list_folder(const char *folder, struct list *list, struct ibx_error *
     return rc;
 }
 
-int ibx_journal_list(const char *folder, struct ibx_journal **records, size_t *count,
+int ibx_journal_list(const char *folder, struct ibx_record **records, size_t *count,
                      struct ibx_error *err)
 {
     struct list list = {0};
@@ -318,9 +210,9 @@ int ibx_journal_list(const char *folder, struct ibx_journal **records, size_t *c
     return 0;
 }
 
-int ibx_journal_reload(const char *folder, struct ibx_journal *record, struct ibx_error *err)
+int ibx_journal_reload(const char *folder, struct ibx_record *record, struct ibx_error *err)
 {
-    struct ibx_journal now;
+    struct ibx_record now;
     char name[NAME_BYTES];
     int dir = open_folder(folder, err);
     if (dir < 0)
@@ -336,10 +228,10 @@ int ibx_journal_reload(const char *folder, struct ibx_journal *record, struct ib
 }
 
 int ibx_journal_find(const char *folder, const char *qmp,
-                     bool (*fits)(const struct ibx_journal *record), struct ibx_journal *record,
+                     bool (*fits)(const struct ibx_record *record), struct ibx_record *record,
                      struct ibx_error *err)
 {
-    struct ibx_journal *all;
+    struct ibx_record *all;
     size_t count, i = 0;
     int rc = ibx_journal_list(folder, &all, &count, err);
     if (rc)
@@ -357,11 +249,11 @@ int ibx_journal_find(const char *folder, const char *qmp,
     return rc;
 }
 
-int ibx_journal_find_return(const char *folder, const struct ibx_journal *borrowed,
-                            bool (*fits)(const struct ibx_journal *record),
-                            struct ibx_journal *record, struct ibx_error *err)
+int ibx_journal_find_return(const char *folder, const struct ibx_record *borrowed,
+                            bool (*fits)(const struct ibx_record *record),
+                            struct ibx_record *record, struct ibx_error *err)
 {
-    struct ibx_journal *all;
+    struct ibx_record *all;
     size_t count, i = 0;
     int rc = ibx_journal_list(folder, &all, &count, err);
     if (rc)
@@ -400,7 +292,7 @@ static int write_whole(int dir, const char *name, const char *text, size_t lengt
 }
 
 /* Writes it under another name, and rename(2) replaces the old one at once. */
-static int replace(const char *folder, int dir, const struct ibx_journal *record,
+static int replace(const char *folder, int dir, const struct ibx_record *record,
                    struct ibx_error *err)
 {
     char name[NAME_BYTES], fresh[NAME_BYTES], *text;
@@ -426,7 +318,7 @@ static int replace(const char *folder, int dir, const struct ibx_journal *record
               : 0;
 }
 
-static int check_move(const struct ibx_journal *previous, const struct ibx_journal *record,
+static int check_move(const struct ibx_record *previous, const struct ibx_record *record,
                       struct ibx_error *err)
 {
     if (!ibx_journal_move_allowed(record->source, previous->state, record->state))
@@ -441,9 +333,9 @@ static int check_move(const struct ibx_journal *previous, const struct ibx_journ
     return 0;
 }
 
-int ibx_journal_write(const char *folder, struct ibx_journal *record, struct ibx_error *err)
+int ibx_journal_write(const char *folder, struct ibx_record *record, struct ibx_error *err)
 {
-    struct ibx_journal previous = {0}, next = *record;
+    struct ibx_record previous = {0}, next = *record;
     struct timespec now;
     char name[NAME_BYTES];
     int dir = open_folder(folder, err);
@@ -465,10 +357,10 @@ int ibx_journal_write(const char *folder, struct ibx_journal *record, struct ibx
     return rc;
 }
 
-int ibx_journal_remove(const char *folder, const struct ibx_journal *record, struct ibx_error *err)
+int ibx_journal_remove(const char *folder, const struct ibx_record *record, struct ibx_error *err)
 {
-    static const char *const beside[] = {".new", ".sock", ".lock", TOUCHED};
-    char name[NAME_BYTES], arrived[NAME_BYTES + 32];
+    static const char *const beside[] = {".new", ".sock", ".lock", TOUCHED, BASE_LOCK};
+    char name[NAME_BYTES];
     int dir = open_folder(folder, err);
     if (dir < 0)
         return dir;
@@ -480,25 +372,70 @@ int ibx_journal_remove(const char *folder, const struct ibx_journal *record, str
         name_of(record, beside[i], name);
         unlinkat(dir, name, 0);
     }
-    ibx_journal_arrived_path(record, arrived, sizeof(arrived));
     if (!rc)
-        unlink(arrived);
-    ibx_journal_tags_path(record, arrived, sizeof(arrived));
-    if (!rc)
-        unlink(arrived);
-    ibx_journal_base_path(record, arrived, sizeof(arrived));
-    if (!rc)
-        unlink(arrived);
-    ibx_journal_map_path(record, arrived, sizeof(arrived));
-    if (!rc)
-        unlink(arrived);
+        ibx_journal_forget_notes(record);
     close(dir);
     return rc;
 }
 
+void ibx_journal_forget_notes(const struct ibx_record *record)
+{
+    static void (*const paths[])(const struct ibx_record *, char *,
+                                 size_t) = {ibx_journal_arrived_path, ibx_journal_tags_path,
+                                            ibx_journal_base_path, ibx_journal_map_path};
+    char path[NAME_BYTES + 32];
+    for (unsigned i = 0; i < sizeof(paths) / sizeof(paths[0]); i++) {
+        paths[i](record, path, sizeof(path));
+        unlink(path);
+    }
+    if (!record->source || !record->borrow)
+        return;
+    ibx_journal_home_path(record->id, path, sizeof(path));
+    unlink(path);
+}
+
 /* ------------------------------------------------------------ bases */
 
-int ibx_journal_touch_base(const char *folder, const struct ibx_journal *record,
+void ibx_journal_home_path(const uint8_t id[IBX_MIGRATE_ID_BYTES], char *path, size_t size)
+{
+    char digits[2 * IBX_MIGRATE_ID_BYTES + 1];
+    ibx_hex_text(id, IBX_MIGRATE_ID_BYTES, digits);
+    snprintf(path, size, "/dev/shm/ibx-%s.source.home", digits);
+}
+
+static bool is_noted(const char *path)
+{
+    struct stat st;
+    return !lstat(path, &st) && (st.st_uid == geteuid() || st.st_uid == 0);
+}
+
+int ibx_journal_note_home(const uint8_t id[IBX_MIGRATE_ID_BYTES], struct ibx_error *err)
+{
+    char path[NAME_BYTES + 32];
+    ibx_journal_home_path(id, path, sizeof(path));
+    const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+    int fd = open(path, flags, 0600);
+    if (fd < 0 && errno == EEXIST && is_noted(path))
+        return 0;
+    if (fd < 0 && errno == EEXIST && !unlink(path)) /* somebody else's: the folder is everybody's */
+        fd = open(path, flags, 0600);
+    if (fd < 0)
+        return ibx_error_set(err, -errno,
+                             "%s, where it is noted that the VM may run here again, cannot be "
+                             "made: %s; make room in /dev/shm",
+                             path, strerror(errno));
+    close(fd);
+    return 0;
+}
+
+bool ibx_journal_noted_home(const struct ibx_record *record)
+{
+    char path[NAME_BYTES + 32];
+    ibx_journal_home_path(record->id, path, sizeof(path));
+    return record->source && record->borrow && is_noted(path);
+}
+
+int ibx_journal_touch_base(const char *folder, const struct ibx_record *record,
                            struct ibx_error *err)
 {
     char name[NAME_BYTES];
@@ -514,87 +451,9 @@ int ibx_journal_touch_base(const char *folder, const struct ibx_journal *record,
               : 0;
 }
 
-bool ibx_journal_base_touched(const char *folder, const struct ibx_journal *record)
+bool ibx_journal_base_touched(const char *folder, const struct ibx_record *record)
 {
     char path[PATH_MAX];
     ibx_journal_path(folder, record, TOUCHED, path, sizeof(path));
     return !access(path, F_OK);
-}
-
-/* ------------------------------------------------------------ lock and processes */
-
-static int lock_holder_error(int fd, const char *path, struct ibx_error *err)
-{
-    char text[16] = "";
-    ssize_t n = pread(fd, text, sizeof(text) - 1, 0);
-    long pid = n > 0 ? strtol(text, NULL, 10) : 0;
-    if (pid <= 0 || pid > INT_MAX)
-        return ibx_error_set(err, -EBUSY, "another ib-migrate works on this migration (%s)", path);
-    if (ibx_process_started((pid_t)pid))
-        return ibx_error_set(
-            err, -EBUSY, "another ib-migrate works on this migration: process %ld (%s)", pid, path);
-    return ibx_error_set(
-        err, -EBUSY,
-        "process %ld worked on this migration and has ended, but its watchdog still "
-        "brings the VM back: try again (%s)",
-        pid, path);
-}
-
-/* -EAGAIN: the file was removed between open and lock. */
-static int lock_once(const char *path, int *fd, struct ibx_error *err)
-{
-    struct stat mine, there;
-    char text[16];
-    int lock = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-    if (lock < 0)
-        return ibx_error_set(err, -errno, "lock %s: %s", path, strerror(errno));
-    int rc = flock(lock, LOCK_EX | LOCK_NB) ? -errno : 0;
-    if (rc == -EWOULDBLOCK)
-        rc = lock_holder_error(lock, path, err);
-    else if (rc)
-        ibx_error_set(err, rc, "lock %s: %s", path, strerror(-rc));
-    else if (fstat(lock, &mine) || stat(path, &there) || mine.st_ino != there.st_ino)
-        rc = -EAGAIN;
-    int length = snprintf(text, sizeof(text), "%d\n", (int)getpid());
-    if (!rc && (ftruncate(lock, 0) || pwrite(lock, text, (size_t)length, 0) != length))
-        rc = ibx_error_set(err, -EIO, "lock %s cannot be written: %s", path, strerror(errno));
-    if (rc)
-        close(lock);
-    else
-        *fd = lock;
-    return rc;
-}
-
-int ibx_journal_lock(const char *folder, const struct ibx_journal *record, int *fd,
-                     struct ibx_error *err)
-{
-    char path[PATH_MAX];
-    int rc = -EAGAIN;
-    ibx_journal_path(folder, record, ".lock", path, sizeof(path));
-    for (int i = 0; i < LOCK_TRIES && rc == -EAGAIN; i++)
-        rc = lock_once(path, fd, err);
-    return rc == -EAGAIN ? ibx_error_set(err, -EBUSY, "lock %s is removed all the time", path) : rc;
-}
-
-uint64_t ibx_process_started(pid_t pid)
-{
-    char path[32], stat_line[1024];
-    if (pid <= 0)
-        return 0;
-    snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : read(fd, stat_line, sizeof(stat_line) - 1);
-    if (fd >= 0)
-        close(fd);
-    if (n <= 0)
-        return 0;
-    stat_line[n] = '\0';
-    /* Field 2 is the name, which may hold anything: what follows its last bracket is regular. */
-    const char *field = strrchr(stat_line, ')');
-    if (!field || field[1] != ' ' || field[2] == 'Z' || field[2] == 'X')
-        return 0;
-    field++; /* at the blank before field 3 */
-    for (int i = 3; i < 22 && field; i++)
-        field = strchr(field + 1, ' ');
-    return field ? strtoull(field, NULL, 10) : 0;
 }

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The journal: a folder of records, which survive a crash. A record, struct ibx_journal, is one
+ * The journal: a folder of records, which survive a crash. A record, struct ibx_record, is one
  * small JSON file for each migration and side. It is replaced as a whole (written beside, fsync,
  * rename, fsync of the directory). The source, the destination and the tools call it.
  *
- *   journal.c    the files: where they are, written, listed, locked
- *   text.c       what is in them: states, JSON, the meaning for an operator
+ *   folder.c     where the files are
+ *   journal.c    the files: read, listed, written, removed
+ *   lock.c       one tool at a time works on a migration
+ *   states.c     what is in them: states, and the meaning for an operator
+ *   text.c       ... and all of it as JSON
  *   prune.c      deletes those that are not needed any more
  *   guest_ram.c  the guest RAM that a record describes
  *
@@ -70,7 +73,7 @@ struct ibx_journal_totals {
     uint8_t hash[IBX_MIGRATE_HASH_BYTES];
 };
 
-struct ibx_journal {
+struct ibx_record {
     uint8_t id[IBX_MIGRATE_ID_BYTES];
     bool source;    /* role: source or destination */
     uint64_t epoch; /* the highest seen */
@@ -127,44 +130,55 @@ int ibx_journal_folder(const char *given, char *folder, size_t size, struct ibx_
 
 /* Writes it durably: on return it survives the host's crash. -EINVAL: from the state on disk its
  * state machine has no such move, or the epoch is lower. After a failure the old file is whole. */
-int ibx_journal_write(const char *folder, struct ibx_journal *record, struct ibx_error *err);
+int ibx_journal_write(const char *folder, struct ibx_record *record, struct ibx_error *err);
 /* All records of the folder, newest first. -EBADMSG names a .json file that is no record. free()
  * `*records`, which may be NULL when there are none. */
-int ibx_journal_list(const char *folder, struct ibx_journal **records, size_t *count,
+int ibx_journal_list(const char *folder, struct ibx_record **records, size_t *count,
                      struct ibx_error *err);
 /* Reads it again; the caller holds its lock. -ENOENT: it was removed. */
-int ibx_journal_reload(const char *folder, struct ibx_journal *record, struct ibx_error *err);
+int ibx_journal_reload(const char *folder, struct ibx_record *record, struct ibx_error *err);
 /* The newest one that fits, of those whose monitor is `qmp`. -ENOENT, with the sentence that no
  * migration is unfinished. */
 int ibx_journal_find(const char *folder, const char *qmp,
-                     bool (*fits)(const struct ibx_journal *record), struct ibx_journal *record,
+                     bool (*fits)(const struct ibx_record *record), struct ibx_record *record,
                      struct ibx_error *err);
 /* Where a destination in minor mode notes which pages have come: in memory, since a disk could
  * delay the VM, and the VM does not survive the host anyway. */
-void ibx_journal_arrived_path(const struct ibx_journal *record, char *path, size_t size);
+void ibx_journal_arrived_path(const struct ibx_record *record, char *path, size_t size);
 /* Where a destination notes what has come in each page (pages/digest.h), likewise. */
-void ibx_journal_tags_path(const struct ibx_journal *record, char *path, size_t size);
+void ibx_journal_tags_path(const struct ibx_record *record, char *path, size_t size);
 /* Where the destination of a VM that is borrowed notes which pages hold data at the source, and the
  * source of one that returns, which of them do when it has stopped; likewise. */
-void ibx_journal_base_path(const struct ibx_journal *record, char *path, size_t size);
-void ibx_journal_map_path(const struct ibx_journal *record, char *path, size_t size);
+void ibx_journal_base_path(const struct ibx_record *record, char *path, size_t size);
+void ibx_journal_map_path(const struct ibx_record *record, char *path, size_t size);
+/* Home: where it is noted that a borrowed VM, of the migration `id`, may run here again, which
+ * changes the memory that it left. Made before it does, and gone if it never did. */
+void ibx_journal_home_path(const uint8_t id[IBX_MIGRATE_ID_BYTES], char *path, size_t size);
+int ibx_journal_note_home(const uint8_t id[IBX_MIGRATE_ID_BYTES], struct ibx_error *err);
+bool ibx_journal_noted_home(const struct ibx_record *record);
+/* Removes what they name, which nobody needs when the migration is over. */
+void ibx_journal_forget_notes(const struct ibx_record *record);
 /* The newest record of the return of this borrowed VM, on the side that the record is of: the
  * borrower's source or home's destination, in a state that `fits`. -ENOENT. */
-int ibx_journal_find_return(const char *folder, const struct ibx_journal *borrowed,
-                            bool (*fits)(const struct ibx_journal *record),
-                            struct ibx_journal *record, struct ibx_error *err);
+int ibx_journal_find_return(const char *folder, const struct ibx_record *borrowed,
+                            bool (*fits)(const struct ibx_record *record),
+                            struct ibx_record *record, struct ibx_error *err);
+/* Home: the memory that the VM left is for one at a time, a QEMU that takes it for the VM's return
+ * or a rollback, which restarts the VM in it; until `*fd` is closed. -EBUSY. */
+int ibx_journal_lock_base(const char *folder, const struct ibx_record *record, int *fd,
+                          struct ibx_error *err);
 /* Home, durably: from here on the base of this borrowed VM is not what it was at its stop. */
-int ibx_journal_touch_base(const char *folder, const struct ibx_journal *record,
+int ibx_journal_touch_base(const char *folder, const struct ibx_record *record,
                            struct ibx_error *err);
-bool ibx_journal_base_touched(const char *folder, const struct ibx_journal *record);
+bool ibx_journal_base_touched(const char *folder, const struct ibx_record *record);
 /* This VM returns from where it was borrowed to. */
-static inline bool ibx_journal_returns(const struct ibx_journal *record)
+static inline bool ibx_journal_returns(const struct ibx_record *record)
 {
     static const uint8_t none[IBX_MIGRATE_ID_BYTES];
     return memcmp(record->base, none, sizeof(none)) != 0;
 }
 /* Deletes it and the files beside it; the caller holds its lock. */
-int ibx_journal_remove(const char *folder, const struct ibx_journal *record, struct ibx_error *err);
+int ibx_journal_remove(const char *folder, const struct ibx_record *record, struct ibx_error *err);
 
 /* A finished record is kept for DAYS days if it is among the newest KEEP. */
 #define IBX_JOURNAL_DAYS 30u
@@ -182,7 +196,7 @@ struct ibx_journal_prune {
     /* Also those in KEPT or GIVEN_UP of this monitor, or beyond KEEP_FAILED; NULL: no. */
     const char *superseded;
     /* Called for each that is old enough: `why` it stays, or NULL: it was deleted. May be NULL. */
-    void (*each)(void *context, const struct ibx_journal *record, const char *why);
+    void (*each)(void *context, const struct ibx_record *record, const char *why);
     void *context;
 };
 
@@ -194,37 +208,37 @@ int ibx_journal_prune(const char *folder, const struct ibx_journal_prune *which,
 /* By age and number as above; before a new migration of the QEMU at `qmp`. */
 void ibx_journal_prune_old(const char *folder, const char *qmp);
 /* Whether the process that was the VM's QEMU has ended. */
-bool ibx_journal_qemu_gone(const struct ibx_journal *record);
+bool ibx_journal_qemu_gone(const struct ibx_record *record);
 
 /* ------------------------------------------------------------ guest_ram.c */
 
 /* Notes guest RAM, which has been found in a QEMU that lives, and the machine type. */
-void ibx_journal_note_ram(struct ibx_journal *record, const struct ibx_guest_ram *ram);
+void ibx_journal_note_ram(struct ibx_record *record, const struct ibx_guest_ram *ram);
 /* The reverse: a description whose files are not open, for ibx_guest_ram_reopen() or
  * ibx_journal_open_files(). -ENOMEM. */
-int ibx_journal_recall_ram(const struct ibx_journal *record, struct ibx_guest_ram *ram,
+int ibx_journal_recall_ram(const struct ibx_record *record, struct ibx_guest_ram *ram,
                            struct ibx_error *err);
 /* Opens the memory of a borrowed VM at home, whether its QEMU there lives or has ended. Unlike the
  * next call it does not mind the tool that serves it. */
-int ibx_journal_open_base(const struct ibx_journal *record, struct ibx_guest_ram *ram,
+int ibx_journal_open_base(const struct ibx_record *record, struct ibx_guest_ram *ram,
                           struct ibx_error *err);
 /* Gives the files of that memory the names of those that `instead` has, which are replaced. */
-int ibx_journal_rename_base(const struct ibx_journal *record, char (*instead)[IBX_GUEST_FILE_PATH],
+int ibx_journal_rename_base(const struct ibx_record *record, char (*instead)[IBX_GUEST_FILE_PATH],
                             struct ibx_error *err);
 /* Opens the files of guest RAM whose QEMU has ended; as ibx_guest_ram_open_files(). -ENOENT also of
  * a record of an earlier version. */
-int ibx_journal_open_files(const struct ibx_journal *record, struct ibx_guest_ram *ram,
+int ibx_journal_open_files(const struct ibx_record *record, struct ibx_guest_ram *ram,
                            struct ibx_error *err);
 /* ibx_guest_file_set_aside() of all blocks: as FILE.ibx-ID. The first failure, after all others. */
-int ibx_journal_set_aside(const struct ibx_journal *record, struct ibx_guest_ram *ram,
+int ibx_journal_set_aside(const struct ibx_record *record, struct ibx_guest_ram *ram,
                           struct ibx_error *err);
 /* Where libvirt drives: it removes the folder of the files when it ends the source's QEMU. Gives
  * FOLDER/file a second name FOLDER.file.ibx-ID, and has the record name that. */
-int ibx_journal_link_files(struct ibx_journal *record, struct ibx_error *err);
+int ibx_journal_link_files(struct ibx_record *record, struct ibx_error *err);
 /* Removes those names; also for a record from before they were made. */
-void ibx_journal_unlink_files(const struct ibx_journal *record);
+void ibx_journal_unlink_files(const struct ibx_record *record);
 /* The first of the files that still has its name, or that of FILE.ibx-ID; false: there is none. */
-bool ibx_journal_memory_file(const struct ibx_journal *record, char path[PATH_MAX]);
+bool ibx_journal_memory_file(const struct ibx_record *record, char path[PATH_MAX]);
 /* Whether this is a folder as ib-migrate run makes them: of this user, who alone may enter it, and
  * with such a name ("ibx-run-" and six letters or digits). */
 bool ibx_journal_run_made(const char *folder);
@@ -232,46 +246,51 @@ bool ibx_journal_run_made(const char *folder);
 bool ibx_journal_in_run_folder(const char *file);
 /* Removes them all, once QEMU has ended and no process uses them, and a folder of ib-migrate run
  * that is empty then. 0 also without any. */
-int ibx_journal_remove_files(const struct ibx_journal *record, struct ibx_error *err);
+int ibx_journal_remove_files(const struct ibx_record *record, struct ibx_error *err);
 /* Whether that name says that the file was set aside. */
-bool ibx_journal_is_aside(const struct ibx_journal *record, const char *path);
+bool ibx_journal_is_aside(const struct ibx_record *record, const char *path);
 
 /* ------------------------------------------------------------ all */
 
 /* Finished for this side: DONE, ENDED, KEPT, ROLLED_BACK or GIVEN_UP; for a destination also
  * BROKEN. */
-bool ibx_journal_over(const struct ibx_journal *record);
+bool ibx_journal_over(const struct ibx_record *record);
 const char *ibx_journal_state_name(enum ibx_journal_state state);
 /* A VM that was borrowed has returned, and needs nothing more of this migration. */
 #define IBX_JOURNAL_RETURNED "returned" /* vm_status in SHUT_DOWN and ENDED */
-static inline bool ibx_journal_has_returned(const struct ibx_journal *record)
+static inline bool ibx_journal_has_returned(const struct ibx_record *record)
 {
     return record->borrow && !strcmp(record->vm_status, IBX_JOURNAL_RETURNED);
 }
 /* Whether QEMU's status at the destination is known, and is not that the VM runs. */
 /* Source: the VM ran at the destination, which has said that its QEMU has ended. */
 #define IBX_JOURNAL_QEMU_ENDED "ended" /* vm_status */
-static inline bool ibx_journal_lost_there(const struct ibx_journal *record)
+static inline bool ibx_journal_lost_there(const struct ibx_record *record)
 {
     return record->source && record->state == IBX_JOURNAL_MOVED &&
            !strcmp(record->vm_status, IBX_JOURNAL_QEMU_ENDED);
 }
-static inline bool ibx_journal_stands(const struct ibx_journal *record)
+static inline bool ibx_journal_stands(const struct ibx_record *record)
 {
     return record->vm_status[0] && strcmp(record->vm_status, "running") != 0;
 }
 /* What it means for the VM: one sentence for an operator. */
-void ibx_journal_describe(const struct ibx_journal *record, char *text, size_t size);
+void ibx_journal_describe(const struct ibx_record *record, char *text, size_t size);
 
 /* One tool at a time works on a migration: flock on a file beside the record, released with the
  * process. -EBUSY names the process that holds it. */
-int ibx_journal_lock(const char *folder, const struct ibx_journal *record, int *fd,
+int ibx_journal_lock(const char *folder, const struct ibx_record *record, int *fd,
                      struct ibx_error *err);
 /* The start time of a process, as in pid_started; 0: there is none, or it is a zombie. */
 uint64_t ibx_process_started(pid_t pid);
+/* The QEMU of the record lives, for certain; see ibx_journal_qemu_gone(). */
+static inline bool ibx_journal_qemu_lives(const struct ibx_record *record)
+{
+    return record->pid_started && ibx_process_started(record->pid) == record->pid_started;
+}
 /* FOLDER/ID.source or FOLDER/ID.destination with a suffix: ".json" the record, ".new" one that is
  * being written, ".lock", ".sock". */
-void ibx_journal_path(const char *folder, const struct ibx_journal *record, const char *suffix,
+void ibx_journal_path(const char *folder, const struct ibx_record *record, const char *suffix,
                       char *path, size_t size);
 /* A JSON string of any bytes: of a text that is not UTF-8, only what is ASCII. NULL: no memory. */
 json_t *ibx_json_text(const char *text);

@@ -1,23 +1,28 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Between journal.c, which keeps the files, and text.c, which knows what is in them. */
+/* Shared by the files of journal/. */
 #ifndef IBX_MIGRATE_JOURNAL_JOURNAL_INTERNAL_H
 #define IBX_MIGRATE_JOURNAL_JOURNAL_INTERNAL_H
 
+#include "common/state_machine.h"
 #include "migrate/journal/journal.h"
 
 #include <stddef.h>
 
 #define JOURNAL_BYTES_MAX 65536u /* of a file: several times what a record can need */
+#define NAME_BYTES        64u    /* of a file: 32 digits, the role and a suffix */
+#define BASE_LOCK         ".base"
 
+/* NULL: it is no state of this side. */
+const struct ibx_state *ibx_journal_state_of(bool source, unsigned state);
 /* Whether a record may go from `previous` (0: there is none) to `state` on its side. */
 bool ibx_journal_move_allowed(bool source, enum ibx_journal_state previous,
                               enum ibx_journal_state state);
 
 /* The file's content, to be freed with free(). -EINVAL: a text that is not UTF-8. */
-int ibx_journal_text_make(const struct ibx_journal *record, char **text, size_t *length,
+int ibx_journal_text_make(const struct ibx_record *record, char **text, size_t *length,
                           struct ibx_error *err);
 /* The reverse; the error does not name the file. */
-int ibx_journal_text_parse(const char *text, size_t length, struct ibx_journal *record,
+int ibx_journal_text_parse(const char *text, size_t length, struct ibx_record *record,
                            struct ibx_error *err);
 
 #endif

@@ -8,14 +8,14 @@
 #include <time.h>
 #include <unistd.h>
 
-bool ibx_journal_qemu_gone(const struct ibx_journal *record)
+bool ibx_journal_qemu_gone(const struct ibx_record *record)
 {
     return record->pid > 0 && record->pid_started &&
            ibx_process_started(record->pid) != record->pid_started;
 }
 
 /* Why it stays; NULL: it may go. */
-static const char *needed(const struct ibx_journal *record, bool unfinished)
+static const char *needed(const struct ibx_record *record, bool unfinished)
 {
     char path[PATH_MAX];
     const bool gone = ibx_journal_qemu_gone(record);
@@ -36,13 +36,13 @@ static const char *needed(const struct ibx_journal *record, bool unfinished)
 }
 
 /* It ended before the VM could run at the destination, and nobody has anything to do about it. */
-static bool has_failed(const struct ibx_journal *record)
+static bool has_failed(const struct ibx_record *record)
 {
     return record->state == IBX_JOURNAL_KEPT || record->state == IBX_JOURNAL_GIVEN_UP;
 }
 
 /* The file of a destination is the VM's own, unless ib-migrate run has made it. */
-static bool leaves_memory(const struct ibx_journal *record)
+static bool leaves_memory(const struct ibx_record *record)
 {
     char path[PATH_MAX];
     return (record->state == IBX_JOURNAL_DONE || record->state == IBX_JOURNAL_ENDED) &&
@@ -50,12 +50,20 @@ static bool leaves_memory(const struct ibx_journal *record)
            (record->source || ibx_journal_in_run_folder(path));
 }
 
+/* Memory of a VM that is lost at both ends, under a name that nobody else knows. */
+static bool leaves_aside(const struct ibx_record *record)
+{
+    char path[PATH_MAX];
+    return record->source && ibx_journal_lost_there(record) && ibx_journal_qemu_gone(record) &&
+           ibx_journal_memory_file(record, path) && ibx_journal_is_aside(record, path);
+}
+
 /* How many are over, and have failed, of those up to this one. */
 struct newer {
     size_t over, failed;
 };
 
-static bool too_young(const struct ibx_journal_prune *which, const struct ibx_journal *record,
+static bool too_young(const struct ibx_journal_prune *which, const struct ibx_record *record,
                       const struct newer *newer)
 {
     if (which->superseded && has_failed(record) &&
@@ -67,7 +75,7 @@ static bool too_young(const struct ibx_journal_prune *which, const struct ibx_jo
 /* Under its lock, which no tool then has. Reads it again: a tool may have changed it since it was
  * listed. Returns why it stays; NULL: it was deleted. */
 static const char *remove_one(const char *folder, const struct ibx_journal_prune *which,
-                              struct ibx_journal *record, const struct newer *newer,
+                              struct ibx_record *record, const struct newer *newer,
                               struct ibx_error *err)
 {
     char lock[PATH_MAX];
@@ -83,7 +91,7 @@ static const char *remove_one(const char *folder, const struct ibx_journal_prune
         unlink(lock);
         rc = 0;
     } else if (!rc && !why) {
-        if (which->remove && leaves_memory(record))
+        if ((which->remove && leaves_memory(record)) || leaves_aside(record))
             rc = ibx_journal_remove_files(record, err);
         rc = rc ? rc : ibx_journal_remove(folder, record, err);
     }
@@ -94,7 +102,7 @@ static const char *remove_one(const char *folder, const struct ibx_journal_prune
 int ibx_journal_prune(const char *folder, const struct ibx_journal_prune *which,
                       struct ibx_error *err)
 {
-    struct ibx_journal *records;
+    struct ibx_record *records;
     struct newer newer = {0};
     size_t count;
     int rc = ibx_journal_list(folder, &records, &count, err);
@@ -104,6 +112,8 @@ int ibx_journal_prune(const char *folder, const struct ibx_journal_prune *which,
         struct ibx_error silent = {0};
         newer.over += ibx_journal_over(&records[i]);
         newer.failed += has_failed(&records[i]);
+        if (ibx_journal_over(&records[i])) /* of a tool that was killed right after it wrote that */
+            ibx_journal_forget_notes(&records[i]);
         if ((which->qmp && strcmp(which->qmp, records[i].qmp)) ||
             too_young(which, &records[i], &newer))
             continue;

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What is in a record: its states and their moves, its JSON, its meaning for an operator. */
+/* A record as JSON, and back. */
 #include "migrate/journal/journal_internal.h"
-
-#include "common/state_machine.h"
 
 #include <errno.h>
 #include <jansson.h>
@@ -15,83 +13,6 @@
  * "insecure" and the files of guest RAM, 5 without "libvirt", "borrow",
  * "base" and "whole". */
 #define JOURNAL_VERSION 6
-
-/* Every state may also be written again, with a higher epoch for instance. A move may skip states:
- * a side that was away learns how far the other has come. */
-static const struct ibx_state source_states[] = {
-    [IBX_JOURNAL_HERE] = {"here",
-                          IBX_TO(IBX_JOURNAL_MAY_RUN) | IBX_TO(IBX_JOURNAL_KEPT) |
-                              IBX_TO(IBX_JOURNAL_ROLLED_BACK),
-                          IBX_STATE_INITIAL},
-    [IBX_JOURNAL_MAY_RUN] = {"may-run",
-                             IBX_TO(IBX_JOURNAL_MOVED) | IBX_TO(IBX_JOURNAL_DONE) |
-                                 IBX_TO(IBX_JOURNAL_KEPT) | IBX_TO(IBX_JOURNAL_ROLLED_BACK) |
-                                 IBX_TO(IBX_JOURNAL_BROKEN) | IBX_TO(IBX_JOURNAL_ENDED),
-                             0},
-    [IBX_JOURNAL_MOVED] = {"moved",
-                           IBX_TO(IBX_JOURNAL_DONE) | IBX_TO(IBX_JOURNAL_ROLLED_BACK) |
-                               IBX_TO(IBX_JOURNAL_BROKEN) | IBX_TO(IBX_JOURNAL_ENDED),
-                           0},
-    [IBX_JOURNAL_ENDED] = {"ended", 0, IBX_STATE_FINAL},
-    [IBX_JOURNAL_BROKEN] = {"broken", IBX_TO(IBX_JOURNAL_ROLLED_BACK), 0},
-    [IBX_JOURNAL_DONE] = {"done", 0, IBX_STATE_FINAL},
-    [IBX_JOURNAL_KEPT] = {"kept", 0, IBX_STATE_FINAL},
-    [IBX_JOURNAL_ROLLED_BACK] = {"rolled-back", 0, IBX_STATE_FINAL},
-};
-static const struct ibx_state_table source_table = IBX_STATE_TABLE("source record", source_states);
-
-static const struct ibx_state destination_states[] = {
-    [IBX_JOURNAL_NOT_YET] = {"not-yet", IBX_TO(IBX_JOURNAL_MAY_RUN) | IBX_TO(IBX_JOURNAL_GIVEN_UP),
-                             IBX_STATE_INITIAL},
-    [IBX_JOURNAL_MAY_RUN] = {"may-run",
-                             IBX_TO(IBX_JOURNAL_RUNNING) | IBX_TO(IBX_JOURNAL_COMPLETE) |
-                                 IBX_TO(IBX_JOURNAL_GIVEN_UP) | IBX_TO(IBX_JOURNAL_BROKEN) |
-                                 IBX_TO(IBX_JOURNAL_SHUT_DOWN) | IBX_TO(IBX_JOURNAL_ENDED),
-                             0},
-    [IBX_JOURNAL_RUNNING] = {"running",
-                             IBX_TO(IBX_JOURNAL_COMPLETE) | IBX_TO(IBX_JOURNAL_GIVEN_UP) |
-                                 IBX_TO(IBX_JOURNAL_BROKEN) | IBX_TO(IBX_JOURNAL_SHUT_DOWN) |
-                                 IBX_TO(IBX_JOURNAL_ENDED),
-                             0},
-    [IBX_JOURNAL_SHUT_DOWN] = {"shut-down", IBX_TO(IBX_JOURNAL_ENDED), 0},
-    [IBX_JOURNAL_ENDED] = {"ended", 0, IBX_STATE_FINAL},
-    [IBX_JOURNAL_COMPLETE] = {"complete", IBX_TO(IBX_JOURNAL_DONE) | IBX_TO(IBX_JOURNAL_BROKEN), 0},
-    [IBX_JOURNAL_BROKEN] = {"broken", 0, IBX_STATE_FINAL},
-    [IBX_JOURNAL_DONE] = {"done", 0, IBX_STATE_FINAL},
-    [IBX_JOURNAL_GIVEN_UP] = {"given-up", 0, IBX_STATE_FINAL},
-};
-static const struct ibx_state_table destination_table =
-    IBX_STATE_TABLE("destination record", destination_states);
-
-/* NULL: it is no state of this side. */
-static const struct ibx_state *state_of(bool source, unsigned state)
-{
-    const struct ibx_state_table *table = source ? &source_table : &destination_table;
-    return state < table->count && table->states[state].name ? &table->states[state] : NULL;
-}
-
-bool ibx_journal_move_allowed(bool source, enum ibx_journal_state previous,
-                              enum ibx_journal_state state)
-{
-    const struct ibx_state *to = state_of(source, (unsigned)state);
-    if (!previous)
-        return to && to->flags & IBX_STATE_INITIAL;
-    return to && (previous == state || ibx_state_allows(source ? &source_table : &destination_table,
-                                                        (unsigned)previous, (unsigned)state));
-}
-
-bool ibx_journal_over(const struct ibx_journal *record)
-{
-    const struct ibx_state *state = state_of(record->source, (unsigned)record->state);
-    return state && state->flags & IBX_STATE_FINAL;
-}
-
-const char *ibx_journal_state_name(enum ibx_journal_state state)
-{
-    const struct ibx_state *of_source = state_of(true, (unsigned)state),
-                           *found = of_source ? of_source : state_of(false, (unsigned)state);
-    return found ? found->name : "unknown";
-}
 
 /* ------------------------------------------------------------ to JSON */
 
@@ -112,7 +33,7 @@ void ibx_hex_text(const uint8_t *bytes, size_t count, char *text)
         snprintf(text + 2 * i, 3, "%02x", bytes[i]);
 }
 
-static int check_text(const struct ibx_journal *record, struct ibx_error *err)
+static int check_text(const struct ibx_record *record, struct ibx_error *err)
 {
     const char *const texts[] = {record->qmp, record->uri, record->key_file, record->uuid};
     for (unsigned i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
@@ -130,7 +51,7 @@ static int check_text(const struct ibx_journal *record, struct ibx_error *err)
     return 0;
 }
 
-static json_t *blocks_json(const struct ibx_journal *record)
+static json_t *blocks_json(const struct ibx_record *record)
 {
     json_t *list = json_array();
     for (unsigned i = 0; list && i < record->block_count; i++) {
@@ -150,7 +71,7 @@ static json_t *blocks_json(const struct ibx_journal *record)
 }
 
 /* The key is of no use any more when the migration is over. */
-static json_t *verify_json(const struct ibx_journal *record)
+static json_t *verify_json(const struct ibx_record *record)
 {
     char key[2 * IBX_SECRET_BYTES + 1] = "";
     if (record->verify && !ibx_journal_over(record))
@@ -160,7 +81,7 @@ static json_t *verify_json(const struct ibx_journal *record)
     return json;
 }
 
-static json_t *totals_json(const struct ibx_journal *record)
+static json_t *totals_json(const struct ibx_record *record)
 {
     const struct ibx_journal_totals *c = &record->totals;
     char hash[2 * IBX_MIGRATE_HASH_BYTES + 1];
@@ -172,12 +93,12 @@ static json_t *totals_json(const struct ibx_journal *record)
                      hash);
 }
 
-static json_t *settings_json(const struct ibx_journal *record)
+static json_t *settings_json(const struct ibx_record *record)
 {
     return record->settings[0] ? json_loads(record->settings, 0, NULL) : json_null();
 }
 
-int ibx_journal_text_make(const struct ibx_journal *record, char **text, size_t *length,
+int ibx_journal_text_make(const struct ibx_record *record, char **text, size_t *length,
                           struct ibx_error *err)
 {
     const struct ibx_options options = {.encryption = record->encryption};
@@ -228,7 +149,7 @@ static int take_hex(const char *key, const char *text, uint8_t *bytes, unsigned 
     return 0;
 }
 
-static int take_state(const char *role, const char *state, struct ibx_journal *record,
+static int take_state(const char *role, const char *state, struct ibx_record *record,
                       struct ibx_error *err)
 {
     record->source = !strcmp(role, "source");
@@ -236,7 +157,7 @@ static int take_state(const char *role, const char *state, struct ibx_journal *r
         return ibx_error_set(err, -EINVAL, "role \"%.64s\" is neither source nor destination",
                              role);
     for (unsigned i = IBX_JOURNAL_HERE; i <= IBX_JOURNAL_ENDED; i++) {
-        const struct ibx_state *is = state_of(record->source, i);
+        const struct ibx_state *is = ibx_journal_state_of(record->source, i);
         if (is && !strcmp(state, is->name)) {
             record->state = (enum ibx_journal_state)i;
             return 0;
@@ -257,7 +178,7 @@ struct fields {
     json_t *settings, *source_key;             /* borrowed; NULL: of an earlier version */
 };
 
-static int take_numbers(const struct fields *f, struct ibx_journal *record, struct ibx_error *err)
+static int take_numbers(const struct fields *f, struct ibx_record *record, struct ibx_error *err)
 {
     if (f->epoch < 1 || f->pid < 0 || f->pid > INT_MAX || f->pid_started < 0 || f->uffd < -1 ||
         f->uffd > INT_MAX || f->written < 0 || f->hold < 0 || f->borrow < IBX_BORROW_NOT ||
@@ -335,7 +256,7 @@ static int take_block(json_t *json, json_int_t version, const struct ibx_journal
     return take_file(path, file, owner, mode, &block->file, err);
 }
 
-static int take_blocks(const struct fields *f, struct ibx_journal *record, struct ibx_error *err)
+static int take_blocks(const struct fields *f, struct ibx_record *record, struct ibx_error *err)
 {
     json_t *list = f->blocks;
     const size_t count = json_array_size(list);
@@ -353,7 +274,7 @@ static int take_blocks(const struct fields *f, struct ibx_journal *record, struc
 }
 
 /* Earlier versions wrote DONE without totals. */
-static int take_totals(const struct fields *f, struct ibx_journal *record, struct ibx_error *err)
+static int take_totals(const struct fields *f, struct ibx_record *record, struct ibx_error *err)
 {
     struct ibx_journal_totals *c = &record->totals;
     json_int_t pages, zero, discarded;
@@ -382,7 +303,7 @@ static int take_totals(const struct fields *f, struct ibx_journal *record, struc
 }
 
 /* What is in it is QEMU's, which checks it. */
-static int take_settings(const struct fields *f, struct ibx_journal *record, struct ibx_error *err)
+static int take_settings(const struct fields *f, struct ibx_record *record, struct ibx_error *err)
 {
     if (!f->settings || json_is_null(f->settings))
         return 0;
@@ -398,7 +319,7 @@ static int take_settings(const struct fields *f, struct ibx_journal *record, str
 }
 
 /* The options check their values. */
-static int take_options(const struct fields *f, struct ibx_journal *record, struct ibx_error *err)
+static int take_options(const struct fields *f, struct ibx_record *record, struct ibx_error *err)
 {
     struct ibx_options options;
     ibx_options_init(&options);
@@ -411,8 +332,7 @@ static int take_options(const struct fields *f, struct ibx_journal *record, stru
     return rc;
 }
 
-static int take_source_key(const struct fields *f, struct ibx_journal *record,
-                           struct ibx_error *err)
+static int take_source_key(const struct fields *f, struct ibx_record *record, struct ibx_error *err)
 {
     if (!f->source_key || json_is_null(f->source_key))
         return 0;
@@ -425,7 +345,7 @@ static int take_source_key(const struct fields *f, struct ibx_journal *record,
     return 0;
 }
 
-static int take_fields(const struct fields *f, struct ibx_journal *record, struct ibx_error *err)
+static int take_fields(const struct fields *f, struct ibx_record *record, struct ibx_error *err)
 {
     const struct {
         const char *key, *text;
@@ -467,7 +387,7 @@ static int take_fields(const struct fields *f, struct ibx_journal *record, struc
 #define FIFTH_FIELDS                                                                               \
     FIRST_FIELDS ", s:b, s:o, s:o, s:s, s:s, s:s, s:s, s:o, s:I, s:s, s:s, s:o, s:b"
 
-static int take_json(json_t *json, struct ibx_journal *record, struct ibx_error *err)
+static int take_json(json_t *json, struct ibx_record *record, struct ibx_error *err)
 {
     /* Earlier versions did not note it. */
     struct fields f = {.was_running = true,
@@ -506,11 +426,11 @@ static int take_json(json_t *json, struct ibx_journal *record, struct ibx_error 
     return take_fields(&f, record, err);
 }
 
-int ibx_journal_text_parse(const char *text, size_t length, struct ibx_journal *record,
+int ibx_journal_text_parse(const char *text, size_t length, struct ibx_record *record,
                            struct ibx_error *err)
 {
     json_error_t why;
-    struct ibx_journal found = {0};
+    struct ibx_record found = {0};
     json_t *json = json_loadb(text, length, JSON_REJECT_DUPLICATES, &why);
     int rc = json ? take_json(json, &found, err)
                   : ibx_error_set(err, -EINVAL, "line %d: %.160s", why.line, why.text);
@@ -520,108 +440,4 @@ int ibx_journal_text_parse(const char *text, size_t length, struct ibx_journal *
     else if (err)
         ibx_text_sanitize(err->message);
     return rc;
-}
-
-/* ------------------------------------------------------------ in words */
-
-/* The first %s is the VM, the second the other side; @ is "runs", or what else it does. */
-static const char *const source_texts[] = {
-    [IBX_JOURNAL_HERE] = "%s is here: its migration to %s has not come to the point where it could "
-                         "run there",
-    [IBX_JOURNAL_MAY_RUN] = "%s may run at %s or still be here: only the destination knows, and "
-                            "\"ib-migrate recover\" asks it before anything is started",
-    [IBX_JOURNAL_MOVED] = "%s @ at %s and not here, but this side has pages that it needs: "
-                          "leave this QEMU as it is; \"ib-migrate recover\" continues to send them",
-    [IBX_JOURNAL_DONE] = "%s @ at %s with all of its pages: this QEMU is not needed any more "
-                         "and must not be continued",
-    [IBX_JOURNAL_KEPT] = "%s stayed here: its migration to %s ended before it could run there",
-    [IBX_JOURNAL_BROKEN] = "%s ran at %s with memory that is not what it was here, and was paused "
-                           "there: end its QEMU there, then \"ib-migrate rollback\" here restarts "
-                           "it from its stop",
-    [IBX_JOURNAL_ROLLED_BACK] = "%s was taken back from %s and runs here from where it had "
-                                "stopped: it must not run there",
-    [IBX_JOURNAL_ENDED] = "%s was shut down by its guest at %s, before all of its pages were "
-                          "there: nothing is lost and nothing to be done, and this QEMU must not "
-                          "be continued",
-};
-static const char *const destination_texts[] = {
-    [IBX_JOURNAL_NOT_YET] = "%s does not run here yet: it is at %s",
-    [IBX_JOURNAL_MAY_RUN] = "%s may run here or still be at %s: this QEMU knows, and \"ib-migrate "
-                            "recover\" asks it",
-    [IBX_JOURNAL_RUNNING] = "%s @ here and needs pages that are still at %s: leave both QEMUs "
-                            "as they are; \"ib-migrate recover\" continues to fetch them",
-    [IBX_JOURNAL_COMPLETE] = "%s @ here with all of its pages, but %s has not confirmed it and "
-                             "keeps them, too: run \"ib-migrate recover\" here, or there if its "
-                             "state is done",
-    [IBX_JOURNAL_DONE] = "%s @ here with all of its pages: the QEMU at %s is not needed any more",
-    [IBX_JOURNAL_BROKEN] = "%s ran here with memory that is not what it was at %s, and was paused: "
-                           "end this QEMU; \"ib-migrate rollback\" at the source restarts it from "
-                           "its stop",
-    [IBX_JOURNAL_GIVEN_UP] = "%s does not run here: its migration from %s was given up",
-    [IBX_JOURNAL_SHUT_DOWN] = "%s was shut down by its guest here, and %s, which still keeps its "
-                              "pages, does not know it: run \"ib-migrate recover\" here",
-    [IBX_JOURNAL_ENDED] = "%s was shut down by its guest here, before all of its pages had come "
-                          "from %s: nothing is lost and nothing to be done",
-};
-
-/* What the forms leave open, in their order; a compiler could not check them as formats. */
-static void fill_in(const char *form, const char *vm, const char *does, const char *peer, char *out,
-                    size_t size)
-{
-    const char *names[] = {vm, peer};
-    unsigned next = 0;
-    for (size_t used = 0; *form && used + 1 < size; used = strlen(out)) {
-        const size_t plain = strcspn(form, "%@");
-        snprintf(out + used, size - used, "%.*s%s", (int)plain, form,
-                 form[plain] == '@'   ? does
-                 : form[plain] == '%' ? names[next++]
-                                      : "");
-        form += plain + (form[plain] == '@' ? 1 : form[plain] ? 2 : 0);
-    }
-}
-
-void ibx_journal_describe(const struct ibx_journal *record, char *text, size_t size)
-{
-    char vm[256], does[96];
-    bool uuid = record->uuid[0] && strspn(record->uuid, "0-") != strlen(record->uuid);
-    if (record->name[0])
-        snprintf(vm, sizeof(vm), "VM %s", record->name);
-    else if (uuid)
-        snprintf(vm, sizeof(vm), "VM %s", record->uuid);
-    else
-        snprintf(vm, sizeof(vm), "the VM of %.200s", record->qmp);
-    const char *peer = record->peer[0]                    ? record->peer
-                       : record->source && record->uri[0] ? record->uri
-                                                          : "the other side";
-    const char *form = "nothing is known of %s and its migration with %s";
-    if (state_of(record->source, (unsigned)record->state))
-        form = record->source ? source_texts[record->state] : destination_texts[record->state];
-    if (ibx_journal_lost_there(record))
-        form =
-            "%s ran at %s, and its QEMU there has ended: \"ib-migrate rollback\" restarts it from "
-            "its stop";
-    if (ibx_journal_lost_there(record) && record->borrow)
-        form = "%s was borrowed by %s, and its QEMU there has ended: \"ib-migrate rollback\" "
-               "restarts it from its stop, unless a return of it had begun";
-    if (record->borrow && record->state == IBX_JOURNAL_MOVED && !ibx_journal_lost_there(record))
-        form = "%s @ at %s, borrowed from here: this side has the memory that it returns to and "
-               "the pages that it needs: leave this QEMU as it is; \"ib-migrate recover\" "
-               "continues to send them";
-    if (record->borrow && record->state == IBX_JOURNAL_RUNNING)
-        form = "%s @ here, borrowed from %s, which has the other pages: \"ib-migrate return\" "
-               "brings it home; \"ib-migrate recover\" continues to fetch them";
-    if (ibx_journal_has_returned(record))
-        form = record->source
-                   ? "%s was borrowed by %s and has returned: nothing is to be done here"
-                   : "%s was borrowed here and has returned to %s: nothing is to be done";
-    if (ibx_journal_stands(record))
-        snprintf(does, sizeof(does), "was \"%s\" when QEMU was last asked, and is",
-                 record->vm_status);
-    else
-        snprintf(does, sizeof(does), "runs");
-    fill_in(form, vm, does, peer, text, size);
-    if (record->libvirt && !ibx_journal_over(record) && strlen(text) < size)
-        snprintf(text + strlen(text), size - strlen(text),
-                 " (libvirt decides where it runs: see virsh list on both hosts)");
-    ibx_text_sanitize(text);
 }

@@ -190,12 +190,15 @@ static json_t *answer_of(const struct ibx_control_socket *server, const char *li
     } else if (command && !strcmp(command, "lend")) {
         int rc = server->ops->lend(server->context, &err);
         answer = ok_or_error(rc, &err);
+    } else if (command && !strcmp(command, "reconnect")) {
+        int rc = server->ops->reconnect(server->context, &err);
+        answer = ok_or_error(rc, &err);
     } else if (command && !strcmp(command, "set")) {
         answer = set_answer(server, request);
     } else {
         ibx_error_set(&err, -EINVAL,
-                      "there is no command \"%.64s\": it is \"status\", \"cancel\", \"lend\" or "
-                      "\"set\"",
+                      "there is no command \"%.64s\": it is \"status\", \"cancel\", \"lend\", "
+                      "\"reconnect\" or \"set\"",
                       command ? command : "");
         ibx_text_sanitize(err.message); /* may have been cut inside a character */
         answer = error_json(err.message);

@@ -6,6 +6,7 @@
  *   {"command": "status"}                       -> {"status": {...}} (ibx_migrate_status_json)
  *   {"command": "cancel"}                       -> {"ok": true} or {"error": "..."}
  *   {"command": "lend"}    leaves QEMU's monitor to `return`, for a while; answers as cancel
+ *   {"command": "reconnect"}  a borrowed VM is taken back from its return: its link is made anew
  *   {"command": "set", "max-bandwidth": BYTES}  -> {"ok": true} or {"error": "..."}
  *
  * operator/ is what a person asks of a migration: control_socket.c is the end in the running tool
@@ -28,6 +29,7 @@ struct ibx_control_socket_ops {
     int (*cancel)(void *context, struct ibx_error *err);
     int (*set_bandwidth)(void *context, uint64_t bytes_per_second, struct ibx_error *err);
     int (*lend)(void *context, struct ibx_error *err);
+    int (*reconnect)(void *context, struct ibx_error *err);
 };
 
 /* Replaces a socket that a dead tool left behind. -EADDRINUSE: a living one answers there;

@@ -12,16 +12,15 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-int ibx_migrate_query(const struct ibx_journal *record, const struct ibx_options *transport,
+int ibx_migrate_query(const struct ibx_record *record, const struct ibx_options *transport,
                       struct ibx_migrate_answer *answer, struct ibx_error *err)
 {
     const struct ibx_options options = ibx_migration_options(transport, record->uri);
     return ibx_migration_ask(record, IBX_PURPOSE_QUERY, &options, answer, err);
 }
 
-int ibx_migrate_confirm(const struct ibx_journal *record, const struct ibx_options *transport,
+int ibx_migrate_confirm(const struct ibx_record *record, const struct ibx_options *transport,
                         struct ibx_error *err)
 {
     const struct ibx_options options = ibx_migration_options(transport, record->uri);
@@ -29,7 +28,7 @@ int ibx_migrate_confirm(const struct ibx_journal *record, const struct ibx_optio
 }
 
 /* Takes the guard of guest RAM that a tool has left behind; NONE where there is none. */
-static int take_guard(const struct ibx_journal *record, struct ibx_guard *guard,
+static int take_guard(const struct ibx_record *record, struct ibx_guard *guard,
                       struct ibx_error *err)
 {
     struct ibx_guest_ram ram;
@@ -62,16 +61,42 @@ static int leave_to_libvirt(struct ibx_qmp *qmp, const json_t *before, uint64_t 
     return ibx_settings_restore(qmp, before, deadline_ns, err);
 }
 
-/* Of a VM that returned, or was to. */
-static void forget_map(const struct ibx_journal *record)
+/* The memory of a VM that is borrowed is what it was at its stop, and stays so. */
+static int lock_base(const char *folder, const struct ibx_record *record, int *lock,
+                     struct ibx_error *err)
 {
-    char path[128];
-    ibx_journal_map_path(record, path, sizeof(path));
-    unlink(path);
+    int rc = record->borrow ? ibx_journal_lock_base(folder, record, lock, err) : 0;
+    if (rc || !record->borrow || !ibx_journal_base_touched(folder, record))
+        return rc;
+    return ibx_error_set(err, -EBUSY,
+                         "a return of this VM has begun, so that its memory here is not what it "
+                         "was at its stop: it cannot be restarted from there; if it is lost, start "
+                         "it anew from its disk, then ib-migrate prune --unfinished");
 }
 
-int ibx_migrate_rollback(const char *folder, struct ibx_journal *record,
-                         const struct ibx_options *transport, struct ibx_error *err)
+/* A VM that is taken back from its return may have run at home meanwhile, and changed the memory of
+ * which it misses pages here. Home knows, and is asked by whom it serves when a link is made. */
+static int renew_link(const char *folder, const struct ibx_record *record, struct ibx_error *err)
+{
+    struct ibx_record came = {.source = false};
+    struct ibx_error why = {0};
+    json_t *answer;
+    char path[PATH_MAX];
+    if (!ibx_journal_returns(record))
+        return 0;
+    memcpy(came.id, record->base, sizeof(came.id));
+    ibx_journal_path(folder, &came, ".sock", path, sizeof(path));
+    int rc = ibx_control_socket_ask(path, json_pack("{s:s}", "command", "reconnect"), &answer,
+                                    ibx_deadline_in_ms(MIGRATION_QMP_MS), &why);
+    if (!rc)
+        json_decref(answer);
+    return rc && rc != -ENOENT && rc != -ECONNREFUSED /* the next tool makes a link anyway */
+               ? ibx_error_set(err, rc, "the ib-migrate that serves the VM here: %s", why.message)
+               : 0;
+}
+
+static int roll_back(const char *folder, struct ibx_record *record,
+                     const struct ibx_options *transport, struct ibx_error *err)
 {
     struct ibx_migrate_answer answer;
     struct ibx_qmp *qmp;
@@ -100,12 +125,6 @@ int ibx_migrate_rollback(const char *folder, struct ibx_journal *record,
         return ibx_error_set(err, -EBUSY,
                              "this VM has returned: what it had not fetched here is only in its "
                              "memory at home, which is newer by now; ib-migrate recover goes on");
-    if (record->borrow && ibx_journal_base_touched(folder, record))
-        return ibx_error_set(err, -EBUSY,
-                             "a return of this VM has begun, so that its memory here is not what "
-                             "it was at its stop: it cannot be restarted from there; if it is "
-                             "lost, start it anew from its disk, then ib-migrate prune "
-                             "--unfinished");
     /* The watchdog of a tool that was just killed holds the lock until it ends. */
     deadline = ibx_deadline_in_ms(MIGRATION_LOCK_MS);
     while ((rc = ibx_journal_lock(folder, record, &lock_fd, err)) == -EBUSY &&
@@ -124,11 +143,13 @@ int ibx_migrate_rollback(const char *folder, struct ibx_journal *record,
             (int)record->pid);
     }
     /* The migration may have gone on while the operator was asked. */
-    struct ibx_journal back = *record;
+    struct ibx_record back = *record;
     rc = ibx_migration_reload(folder, &back, err);
     if (!rc && (back.state != record->state || back.epoch != record->epoch))
         rc = ibx_error_set(err, -EBUSY,
                            "the migration has gone on meanwhile: see ib-migrate status");
+    if (!rc)
+        rc = renew_link(folder, record, err);
     deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS); /* the query has taken its own time */
     if (!rc && !(rc = take_guard(&back, &guard, err)))
         ibx_guard_release(&guard); /* QEMU may be held by it */
@@ -146,13 +167,24 @@ int ibx_migrate_rollback(const char *folder, struct ibx_journal *record,
         if (!rc && back.libvirt)
             ibx_journal_unlink_files(&back);
         if (!rc)
-            forget_map(&back);
+            ibx_journal_forget_notes(&back);
         if (!rc)
             *record = back;
         ibx_qmp_close(qmp);
     }
     json_decref(vm.before);
     close(lock_fd);
+    return rc;
+}
+
+int ibx_migrate_rollback(const char *folder, struct ibx_record *record,
+                         const struct ibx_options *transport, struct ibx_error *err)
+{
+    int lock = -1, rc = lock_base(folder, record, &lock, err);
+    if (!rc)
+        rc = roll_back(folder, record, transport, err);
+    if (lock >= 0)
+        close(lock);
     return rc;
 }
 
@@ -228,7 +260,7 @@ int ibx_migrate_check(const char *qmp_path, bool source, const char *uri,
 }
 
 /* The monitor of the QEMU of this record, which lives. */
-static int reach(const struct ibx_journal *record, struct ibx_qmp **qmp, struct ibx_error *err)
+static int reach(const struct ibx_record *record, struct ibx_qmp **qmp, struct ibx_error *err)
 {
     int rc = ibx_qmp_connect(record->qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS), qmp, err);
     const int pid = rc ? 0 : (int)ibx_qmp_pid(*qmp);
@@ -238,7 +270,7 @@ static int reach(const struct ibx_journal *record, struct ibx_qmp **qmp, struct 
     return ibx_error_set(err, -ESRCH, "the monitor %s belongs to process %d now", record->qmp, pid);
 }
 
-static int end_hold(const struct ibx_journal *record, struct ibx_error *err)
+static int end_hold(const struct ibx_record *record, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     struct ibx_qmp *qmp;
@@ -260,10 +292,10 @@ static int end_hold(const struct ibx_journal *record, struct ibx_error *err)
     return rc;
 }
 
-int ibx_migrate_let_go(const struct ibx_journal *record, struct ibx_error *err)
+int ibx_migrate_let_go(const struct ibx_record *record, struct ibx_error *err)
 {
     struct ibx_guard guard;
-    forget_map(record);
+    ibx_journal_forget_notes(record);
     int rc = take_guard(record, &guard, err);
     if (rc || ibx_journal_qemu_gone(record))
         return rc;
@@ -278,7 +310,7 @@ int ibx_migrate_let_go(const struct ibx_journal *record, struct ibx_error *err)
     return end_hold(record, err);
 }
 
-int ibx_migrate_quit(const struct ibx_journal *record, struct ibx_error *err)
+int ibx_migrate_quit(const struct ibx_record *record, struct ibx_error *err)
 {
     struct ibx_qmp *qmp;
     if (ibx_journal_qemu_gone(record))

@@ -50,6 +50,7 @@ static const struct figure figures[] = {
     LATER(state_ns),
     LATER(commit_ns),
     LATER(register_ns),
+    LATER(filled_ns),
     LATER(total_ns),
     LATER(source_cpu_ns),
     LATER(state_bytes),
@@ -73,12 +74,12 @@ static json_t *figure_json(const struct ibx_migrate_status *status, const struct
 
 /* ------------------------------------------------------------ out */
 
-static json_t *vm_status_json(const struct ibx_journal *record)
+static json_t *vm_status_json(const struct ibx_record *record)
 {
     return record->vm_status[0] ? ibx_json_text(record->vm_status) : json_null();
 }
 
-json_t *ibx_migrate_record_json(const struct ibx_journal *record)
+json_t *ibx_migrate_record_json(const struct ibx_record *record)
 {
     static const char *const borrows[] = {"no", "lazy", "fill"};
     char id[2 * IBX_MIGRATE_ID_BYTES + 1], base[2 * IBX_MIGRATE_ID_BYTES + 1];
@@ -98,7 +99,7 @@ json_t *ibx_migrate_record_json(const struct ibx_journal *record)
 }
 
 /* There is no record before the two tools have met. */
-static json_t *record_or_null(const struct ibx_journal *record)
+static json_t *record_or_null(const struct ibx_record *record)
 {
     return record->state ? ibx_migrate_record_json(record) : json_null();
 }

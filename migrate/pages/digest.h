@@ -83,7 +83,8 @@ void ibx_page_tags_destroy(struct ibx_page_tags *tags);
  * own number. */
 int ibx_page_tags_note(void *tags, unsigned worker, uint64_t page, uint32_t pages,
                        const void *bytes, struct ibx_error *err);
-/* These pages are dropped and come again, with other bytes. Not while workers note them. */
+/* These pages are dropped and come again, with other bytes. Or the guest has given
+ * them back. Not while a worker notes them, unless it is called once more after that. */
 void ibx_page_tags_forget(struct ibx_page_tags *tags, uint64_t page, uint64_t pages);
 /* -EBADMSG with a sentence: a page has come twice, with different bytes. */
 int ibx_page_tags_conflict(struct ibx_page_tags *tags, struct ibx_error *err);

@@ -48,6 +48,13 @@ struct fetch {
     bool busy;
 };
 
+/* Bytes of a request that follow each other at the source. */
+struct piece {
+    uint64_t offset;
+    size_t length;
+    char *buffer;
+};
+
 struct block {
     uint64_t first; /* byte, through all blocks */
     uint64_t size, page_size;
@@ -304,34 +311,71 @@ static struct fetch *fetch_take(struct ibx_page_reader *reader, bool urgent)
 }
 
 /* Posts one READ a region. What was posted before a failure has to come back first. */
-static int fetch_start(struct ibx_page_reader *reader, struct fetch *fetch,
-                       const struct ibx_fault_request *request, struct ibx_mr *mr)
+static int read_piece(struct ibx_page_reader *reader, struct fetch *fetch,
+                      const struct piece *piece, struct ibx_mr *mr, bool urgent)
 {
-    const struct region *r = &reader->regions[region_find(reader, request->offset)];
-    uint64_t at = request->offset, end = at + request->length;
+    const struct region *r = &reader->regions[region_find(reader, piece->offset)];
+    uint64_t at = piece->offset, end = at + piece->length;
     int rc = 0;
     for (; at < end && !rc; r++) {
         uint64_t stop = r->start + r->length < end ? r->start + r->length : end;
-        rc = ibx_read(reader->conn, mr, (char *)request->buffer + (at - request->offset),
-                      &r->remote, at - r->start, (size_t)(stop - at),
-                      (uint64_t)(fetch - reader->fetches), request->urgent ? IBX_URGENT : 0);
+        rc = ibx_read(reader->conn, mr, piece->buffer + (at - piece->offset), &r->remote,
+                      at - r->start, (size_t)(stop - at), (uint64_t)(fetch - reader->fetches),
+                      urgent ? IBX_URGENT : 0);
         fetch->parts += !rc;
         at = stop;
+    }
+    return rc;
+}
+
+/* The pages that follow each other, or one of those that do not. */
+static struct piece piece_of(const struct ibx_fault_request *request, uint32_t i)
+{
+    const size_t length = request->pages ? request->length / request->page_count : request->length;
+    const uint64_t behind = request->pages ? (request->pages[i] - request->page) * length : 0;
+    return (struct piece){request->offset + behind, length, (char *)request->buffer + i * length};
+}
+
+static uint32_t pieces_of(const struct ibx_fault_request *request)
+{
+    return request->pages ? request->page_count : 1;
+}
+
+static int fetch_start(struct ibx_page_reader *reader, struct fetch *fetch,
+                       const struct ibx_fault_request *request, struct ibx_mr *mr)
+{
+    int rc = 0;
+    for (uint32_t i = 0; !rc && i < pieces_of(request); i++) {
+        const struct piece piece = piece_of(request, i);
+        rc = read_piece(reader, fetch, &piece, mr, request->urgent);
     }
     if (rc && fetch->parts)
         fetch->status = rc;
     return fetch->parts ? 0 : rc;
 }
 
+/* Whether the source exposes all of it; else the first byte that it does not. */
+static bool exposed(const struct ibx_page_reader *reader, const struct ibx_fault_request *request,
+                    uint64_t *missing)
+{
+    for (uint32_t i = 0; i < pieces_of(request); i++) {
+        const struct piece piece = piece_of(request, i);
+        *missing = regions_reach(reader, piece.offset, piece.length);
+        if (*missing != piece.offset + piece.length)
+            return false;
+    }
+    return true;
+}
+
 static int request_read(void *context, const struct ibx_fault_request *request)
 {
     struct ibx_page_reader *reader = context;
+    uint64_t missing = request->offset;
     if (ibx_page_reader_reason(reader)[0])
         return -EAGAIN; /* poll is about to report it */
     struct ibx_mr *mr = local_of(reader, request->buffer, request->length);
-    uint64_t reach = regions_reach(reader, request->offset, request->length);
-    if (!mr || reach != request->offset + request->length) {
-        give_up(reader, "byte 0x%llx of the memory is wanted, but %s", (unsigned long long)reach,
+    if (!mr || !exposed(reader, request, &missing)) {
+        give_up(reader, "byte 0x%llx of the memory is wanted, but %s", (unsigned long long)missing,
                 mr ? "the source does not expose it" : "not into registered memory");
         return -EAGAIN;
     }
@@ -411,8 +455,12 @@ static int fd(void *context)
     return ibx_fd(reader->conn);
 }
 
-static const struct ibx_fault_reader_ops operations = {
-    .request = request_read, .cancel = cancel, .poll = poll_arrivals, .arm = arm, .fd = fd};
+static const struct ibx_fault_reader_ops operations = {.request = request_read,
+                                                       .cancel = cancel,
+                                                       .poll = poll_arrivals,
+                                                       .arm = arm,
+                                                       .fd = fd,
+                                                       .scatters = true};
 
 /* ------------------------------------------------------------------ into the engine */
 

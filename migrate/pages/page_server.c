@@ -24,7 +24,10 @@
 #include <unistd.h>
 
 #define EVENTS_AT_ONCE 16
-#define MESSAGE_BYTES  512 /* of a JOIN or a REGION, and more */
+#define MESSAGE_BYTES  512 /* of a REGION, and more */
+/* Of all connections: a round trip of 40 ms at 400 Mbit/s, a third of 5 ms at 10 Gbit/s, where
+ * what is left is another round trip or two. It takes processors, too, on small hosts. */
+#define PAD_BYTES (2u << 20)
 
 /* Measured on 16 processors: three links bring 0.68 of the bandwidth of plain READs, five all of
  * it. On few processors more links only wait for each other. */
@@ -60,6 +63,7 @@ struct link {
     struct ibx_mr **mrs; /* of the exposures; only the thread uses these and the next two */
     size_t registered;   /* exposures, from the first on */
     size_t sent;
+    bool pads;
     size_t announced;        /* `sent` for other threads; under the lock */
     _Atomic uint64_t cpu_ns; /* of the thread when its last REGION was sent */
 };
@@ -75,7 +79,8 @@ struct ibx_page_server {
     unsigned link_count;
     struct mapping *blocks;
     unsigned block_count;
-    bool whole; /* registration is free on all connections: blocks are exposed as wholes */
+    bool whole;       /* registration is free on all connections: blocks are exposed as wholes */
+    atomic_bool pads; /* until ibx_page_server_quiet() */
     struct ibx_domain *domain; /* of all connections */
     struct exposure *exposures;
     _Atomic size_t asked; /* exposures to be made known; those before are constant */
@@ -217,9 +222,21 @@ static int link_events(struct link *link, struct ibx_error *err)
     return rc;
 }
 
+/* Over a long wire pages find wide windows when the VM has stopped; those around faults, too, which
+ * the first of several connections brings. */
+static void link_pad(struct link *link, bool on)
+{
+    const struct ibx_path *path = ibx_conn_path(link->conn);
+    link->pads = on && ibx_path_is_far(path);
+    if (link->pads || !on)
+        ibx_pad(link->conn, on ? PAD_BYTES / link->server->link_count : 0);
+}
+
 static int link_step(struct link *link, struct ibx_error *err)
 {
     struct ibx_page_server *server = link->server;
+    if (link->pads && !server->pads)
+        link_pad(link, false);
     int rc = link_register_next(link, server->asked, err);
     const bool rests = rc > 0;
     if (rc == -ENOTCONN || rests)
@@ -254,6 +271,7 @@ static void *link_main(void *arg)
         ibx_thread_prompt();
     else if (link->index)
         ibx_thread_give_way();
+    link_pad(link, server->pads);
     while (server->state != SERVER_CLOSING)
         if (link_step(link, &err)) {
             link_failed(link, &err);
@@ -269,79 +287,28 @@ static void *link_main(void *arg)
 
 /* --------------------------------------------------------------------- opening */
 
-/* One connection that is made at the same time as the others: each takes several round trips. */
-struct connecting {
-    const struct ibx_page_server_config *config;
-    const struct ibx_options *options;
-    struct link *link;
-    pthread_t thread;
-    int rc;
-    struct ibx_error err;
-};
-
-static void *connect_main(void *argument)
-{
-    struct connecting *c = argument;
-    struct ibx_migrate_any message = {.type = IBX_MIGRATE_JOIN, .is.join = c->config->join};
-    message.is.join.link = (uint16_t)c->link->index;
-    c->rc = ibx_connect(c->config->uri, c->options, &c->link->conn, &c->err);
-    if (c->rc) {
-        ibx_error_prefix(&c->err, c->rc, "page connection %u", c->link->index);
-        return NULL;
-    }
-    c->rc = link_send(c->link->conn, &message);
-    if (c->rc)
-        ibx_error_set(&c->err, c->rc, "page connection %u: %s does not take JOIN: %s",
-                      c->link->index, c->config->uri, strerror(-c->rc));
-    return NULL;
-}
-
-/* All that were begun end, and the first failure counts. */
-static int connect_all(struct ibx_page_server *server, struct connecting *all,
-                       struct ibx_error *err)
-{
-    unsigned begun = 0;
-    int rc = 0;
-    for (; !rc && begun < server->link_count; begun++) {
-        int code = pthread_create(&all[begun].thread, NULL, connect_main, &all[begun]);
-        if (code) {
-            rc = ibx_error_set(err, -code, "no thread to make page connection %u: %s", begun,
-                               strerror(code));
-            break;
-        }
-    }
-    for (unsigned i = 0; i < begun; i++) {
-        pthread_join(all[i].thread, NULL);
-        if (!rc && all[i].rc)
-            rc = ibx_error_set(err, all[i].rc, "%s", all[i].err.message);
-    }
-    return rc;
-}
-
 static int links_connect(struct ibx_page_server *server,
                          const struct ibx_page_server_config *config, struct ibx_error *err)
 {
-    server->links = calloc(config->links, sizeof(*server->links));
-    if (!server->links)
-        return ibx_error_set(err, -ENOMEM, "no memory for %u page connections", config->links);
-    struct ibx_options options = *config->options;
-    int rc = ibx_domain_create(&server->domain, err);
+    struct ibx_conn *conns[IBX_MIGRATE_LINKS_MAX];
+    int rc = ibx_page_connections_take(config, conns, &server->domain, err);
     if (rc)
         return rc;
-    options.domain = server->domain;
-    snprintf(options.purpose, sizeof(options.purpose), IBX_MIGRATE_PURPOSE);
+    server->links = calloc(config->links, sizeof(*server->links));
+    for (unsigned i = 0; !server->links && i < config->links; i++)
+        ibx_close(conns[i]);
+    if (!server->links)
+        return ibx_error_set(err, -ENOMEM, "no memory for %u page connections", config->links);
     server->link_count = config->links;
+    server->pads = config->pads;
     server->whole = true;
-    struct connecting all[IBX_MIGRATE_LINKS_MAX];
     for (unsigned i = 0; i < config->links; i++) {
         server->links[i].server = server;
         server->links[i].index = i;
-        all[i] = (struct connecting){config, &options, &server->links[i], .rc = 0};
+        server->links[i].conn = conns[i];
+        server->whole &= ibx_conn_caps(conns[i])->register_free;
     }
-    rc = connect_all(server, all, err);
-    for (unsigned i = 0; !rc && i < config->links; i++)
-        server->whole &= ibx_conn_caps(server->links[i].conn)->register_free;
-    return rc;
+    return 0;
 }
 
 static int block_map(struct ibx_page_server *server, const struct ibx_guest_block *block,
@@ -413,8 +380,7 @@ unsigned ibx_page_links_default(void)
     return ibx_thread_processors() < MANY_PROCESSORS ? LINKS_FEW : LINKS_MANY;
 }
 
-int ibx_page_server_open(const struct ibx_page_server_config *config, struct ibx_page_server **out,
-                         struct ibx_error *err)
+static int config_check(const struct ibx_page_server_config *config, struct ibx_error *err)
 {
     if (!config->links || config->links > IBX_MIGRATE_LINKS_MAX)
         return ibx_error_set(err, -EINVAL, "%u page connections: 1 to %u are possible",
@@ -422,16 +388,27 @@ int ibx_page_server_open(const struct ibx_page_server_config *config, struct ibx
     if (!config->ram->count || config->ram->count > IBX_GUEST_BLOCKS_MAX)
         return ibx_error_set(err, -EINVAL, "%zu memory backends: 1 to %u are possible",
                              config->ram->count, IBX_GUEST_BLOCKS_MAX);
-    struct ibx_page_server *server = calloc(1, sizeof(*server));
-    if (!server)
-        return ibx_error_set(err, -ENOMEM, "no memory for page connections");
+    return 0;
+}
+
+int ibx_page_server_open(const struct ibx_page_server_config *config, struct ibx_page_server **out,
+                         struct ibx_error *err)
+{
+    int rc = config_check(config, err);
+    struct ibx_page_server *server = rc ? NULL : calloc(1, sizeof(*server));
+    if (!server) {
+        ibx_page_connections_drop(config->begun);
+        return rc ? rc : ibx_error_set(err, -ENOMEM, "no memory for page connections");
+    }
     pthread_mutex_init(&server->lock, NULL);
     pthread_cond_init(&server->closes, NULL);
     server->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    int rc = server->event_fd < 0
-                 ? ibx_error_set(err, -errno, "no event descriptor: %s", strerror(errno))
-                 : 0;
-    if (!rc)
+    rc = server->event_fd < 0
+             ? ibx_error_set(err, -errno, "no event descriptor: %s", strerror(errno))
+             : 0;
+    if (rc)
+        ibx_page_connections_drop(config->begun);
+    else
         rc = links_connect(server, config, err);
     if (!rc)
         rc = blocks_map(server, config->ram, err);
@@ -509,6 +486,12 @@ int ibx_page_server_expose(struct ibx_page_server *server, const struct ibx_page
 
 /* ------------------------------------------------------------------------ answers */
 
+void ibx_page_server_quiet(struct ibx_page_server *server)
+{
+    if (atomic_exchange(&server->pads, false))
+        links_wake(server);
+}
+
 /* The fd is made unreadable before the state is looked at, so that no change is missed. */
 static void event_clear(struct ibx_page_server *server)
 {
@@ -557,6 +540,12 @@ int ibx_page_server_fd(const struct ibx_page_server *server)
 const struct ibx_path *ibx_page_server_path(const struct ibx_page_server *server)
 {
     return ibx_conn_path(server->links[0].conn);
+}
+
+const uint8_t *ibx_page_server_bytes(const struct ibx_page_server *server, unsigned block,
+                                     uint64_t offset)
+{
+    return server->blocks[block].memory + offset;
 }
 
 uint64_t ibx_page_server_cpu_ns(struct ibx_page_server *server)

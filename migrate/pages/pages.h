@@ -3,6 +3,7 @@
  * Page connections: over each, the destination READs pages of guest RAM that the source exposes.
  *
  *   page_map.c     which pages of a VM hold data and which are known to be zero
+ *   page_connections.c  the source: makes the connections
  *   page_server.c  the source: registers guest RAM and tells the destination where it is
  *   page_reader.c  the destination: a page reader of the fault engine (userfaultfd/)
  */
@@ -80,6 +81,15 @@ int ibx_page_map_runs(const struct ibx_page_map *map,
 /* How many page connections this machine has processors for, one of them for faults only. */
 unsigned ibx_page_links_default(void);
 
+/* On PCs the option ROM of the APIC is what loading devices touches in guest RAM with every VM
+ * (these bytes of the first block have option ROMs, and QEMU's kvmvapic.bin among them). */
+#define IBX_EARLY_MACHINES "pc-"
+#define IBX_EARLY_AT       0xc0000u
+#define IBX_EARLY_BYTES    0x20000u
+/* Of VMs with pages of this size the source sends those that hold data with the page map. */
+#define IBX_EARLY_PAGE  4096u
+#define IBX_EARLY_PAGES (IBX_EARLY_BYTES / IBX_EARLY_PAGE)
+
 /* ------------------------------------------------------------ page server */
 
 /*
@@ -103,13 +113,36 @@ struct ibx_page_server;
 #define IBX_EXPORT_PIECE   (2ull << 20)
 #define IBX_EXPORT_STRETCH (64ull << 20)
 
+/* Over so long a wire what can go ahead of need does. */
+static inline bool ibx_path_is_far(const struct ibx_path *path)
+{
+    return path->remote && path->round_trip_ns >= 1000000u;
+}
+
 struct ibx_page_server_config {
     const struct ibx_guest_ram *ram; /* kept by the caller until close */
     const char *uri;                 /* of the destination */
     const struct ibx_options *options;
     struct ibx_migrate_join join; /* `link` is set for each */
     unsigned links;
+    struct ibx_page_connections *begun; /* NULL, or these: taken over, also on failure */
+    bool pads; /* over a long wire: padding (ibx_pad) goes ahead, until ibx_page_server_quiet() */
 };
+
+/* Page connections of one domain that have sent no JOIN yet. They can be begun while it is not
+ * known yet how many the destination wants: what is too many is closed. */
+struct ibx_page_connections;
+
+/* Returns at once; what fails shows when they are taken. -ENOMEM, or no threads. */
+int ibx_page_connections_begin(const char *uri, const struct ibx_options *options, unsigned count,
+                               struct ibx_page_connections **out, struct ibx_error *err);
+/* The first of config->begun, which all have to be there; new ones when it is NULL, has too few or
+ * one that failed, or the other end will not wait much longer for JOIN. Sends JOIN. The connections
+ * and the domain are the caller's. */
+int ibx_page_connections_take(const struct ibx_page_server_config *config, struct ibx_conn **conns,
+                              struct ibx_domain **domain, struct ibx_error *err);
+/* Waits for them and closes them. Accepts NULL. */
+void ibx_page_connections_drop(struct ibx_page_connections *connections);
 
 /* Maps the RAM, connects, JOINs, and starts the threads. */
 int ibx_page_server_open(const struct ibx_page_server_config *config,
@@ -118,6 +151,8 @@ int ibx_page_server_open(const struct ibx_page_server_config *config,
  * Asynchronous; -EAGAIN while an earlier call is under way. */
 int ibx_page_server_expose(struct ibx_page_server *server, const struct ibx_page_map *map,
                            struct ibx_error *err);
+/* The VM is about to stop: no more padding. */
+void ibx_page_server_quiet(struct ibx_page_server *server);
 /* 0: all is exposed and sent, `regions` on each connection; -EAGAIN: not yet; else the first
  * failure of a connection (RLIMIT_MEMLOCK and its remedy, for instance). */
 int ibx_page_server_done(struct ibx_page_server *server, uint32_t *regions, struct ibx_error *err);
@@ -132,6 +167,9 @@ int ibx_page_server_fd(const struct ibx_page_server *server);
 int ibx_page_server_failed(struct ibx_page_server *server, struct ibx_error *err);
 /* The path of the first connection, valid until close. */
 const struct ibx_path *ibx_page_server_path(const struct ibx_page_server *server);
+/* A page of a block as it is now. */
+const uint8_t *ibx_page_server_bytes(const struct ibx_page_server *server, unsigned block,
+                                     uint64_t offset);
 /* CPU time of the threads since the last REGION was sent, nanoseconds. */
 uint64_t ibx_page_server_cpu_ns(struct ibx_page_server *server);
 /* Ends the threads and connections and unmaps the RAM. Accepts NULL. */

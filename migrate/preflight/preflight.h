@@ -65,13 +65,22 @@ void ibx_preflight_space(const struct ibx_guest_ram *ram, struct ibx_blockers *b
 /* Bytes that the source pins for page connections on a fabric that pins: pieces that hold data. */
 int ibx_preflight_locked_bytes(const struct ibx_guest_ram *ram, uint64_t *bytes,
                                struct ibx_error *err);
-/* Whether all that changes guest RAM while the VM runs can be seen. -EOPNOTSUPP: what cannot. */
-int ibx_preflight_warm(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, uint64_t deadline_ns,
-                       struct ibx_error *err);
+/* Whether all that changes guest RAM while the VM runs can be seen. -EOPNOTSUPP: what cannot. With
+ * `nests` a guest that can run VMs of its own under KVM and runs none now is right, which
+ * ibx_preflight_nested() is to be asked about from then on when `*nests` is true; without it, none.
+ */
+int ibx_preflight_warm(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, bool *nests,
+                       uint64_t deadline_ns, struct ibx_error *err);
+/* -EOPNOTSUPP: a vCPU has VMX or SVM switched on at this moment. */
+int ibx_preflight_nested(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err);
 /* Whether the guest may give pages back, and get others in their place, unnoticed: not where its
  * memory is registered. -EOPNOTSUPP: by which device. */
 int ibx_preflight_gives_back(struct ibx_qmp *qmp, const char *fabric, uint64_t deadline_ns,
                              struct ibx_error *err);
+/* Minor mode with pages that are verified: QEMU does not tell when it empties a huge page, which
+ * may be on its way then. */
+void ibx_preflight_minor(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
+                         struct ibx_blockers *blockers, uint64_t deadline_ns);
 /* `fabric` has to pin `bytes` in all, and this process may not lock that many. */
 void ibx_preflight_locked(const char *fabric, uint64_t bytes, struct ibx_blockers *blockers);
 

@@ -5,7 +5,11 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+#define CR4_VMXE  (1u << 13)
+#define EFER_SVME (1u << 12)
 
 /* They hand guest RAM to the host's kernel, or a device of the host, for good; or take memory from
  * the guest and give it back, without a write. */
@@ -105,6 +109,32 @@ int ibx_preflight_gives_back(struct ibx_qmp *qmp, const char *fabric, uint64_t d
                          why.message, fabric);
 }
 
+static int check_empties(struct ibx_qmp *qmp, const char *path, const char *name, const char *type,
+                         uint64_t deadline_ns, struct ibx_error *err)
+{
+    (void)qmp, (void)path, (void)deadline_ns;
+    return begins(type, "virtio-balloon") || begins(type, "virtio-mem")
+               ? ibx_error_set(err, -EOPNOTSUPP, "device %.64s (%.*s)", name,
+                               (int)strcspn(type, ">"), type)
+               : 0;
+}
+
+void ibx_preflight_minor(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
+                         struct ibx_blockers *blockers, uint64_t deadline_ns)
+{
+    struct ibx_error why = {0};
+    size_t i = 0;
+    while (i < ram->count && ram->blocks[i].page_size <= 4096)
+        i++;
+    if (i == ram->count || each_device(qmp, deadline_ns, check_empties, &why) != -EOPNOTSUPP)
+        return;
+    ibx_blockers_add(blockers,
+                     "guest RAM %s has pages of %llu bytes, and %s may give one back while it "
+                     "comes, which QEMU does not tell: receive without --minor, or without "
+                     "verifying pages (--no-verify at both ends)",
+                     ram->blocks[i].id, (unsigned long long)ram->blocks[i].page_size, why.message);
+}
+
 static int check_disks(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
 {
     json_t *list, *node;
@@ -127,12 +157,14 @@ static int check_disks(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_err
     return rc;
 }
 
-/* KVM's processor writes a page of a VM in the VM (its virtual APIC) past all page tables. Whether
- * the guest runs VMs is not to be seen, but whether it can. */
-static int check_nested(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
+/* KVM's processor writes a page of a VM in the VM (its virtual APIC) past all page tables. Which
+ * feature lets the guest run VMs; NULL: it cannot, or KVM is not there. */
+static int find_nesting(struct ibx_qmp *qmp, const char **feature, uint64_t deadline_ns,
+                        struct ibx_error *err)
 {
     static const char *const features[] = {"vmx", "svm"};
     json_t *kvm, *cpus, *value;
+    *feature = NULL;
     int rc = ibx_qmp_execute(qmp, "query-kvm", NULL, &kvm, deadline_ns, err);
     if (rc)
         return rc;
@@ -144,29 +176,78 @@ static int check_nested(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_er
     if (rc)
         return rc;
     const char *path = json_string_value(json_object_get(json_array_get(cpus, 0), "qom-path"));
-    for (size_t i = 0; !rc && path && i < 2; i++) {
+    for (size_t i = 0; path && i < 2; i++) {
         if (ibx_qmp_execute(qmp, "qom-get",
                             json_pack("{s:s, s:s}", "path", path, "property", features[i]), &value,
                             deadline_ns, NULL))
             continue; /* a processor without that property */
         if (json_is_true(value))
-            rc = ibx_error_set(err, -EOPNOTSUPP,
-                               "its processor can run VMs (%s), of which pages change unseen: "
-                               "start it with -cpu ...,%s=off",
-                               features[i], features[i]);
+            *feature = features[i];
         json_decref(value);
     }
     json_decref(cpus);
-    return rc;
+    return 0;
 }
 
-int ibx_preflight_warm(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, uint64_t deadline_ns,
-                       struct ibx_error *err)
+/* Whether one of these registers, as "info registers" prints them for each vCPU, has the bit. */
+static bool any_has(const char *registers, const char *name, uint64_t bit)
+{
+    const size_t length = strlen(name);
+    for (const char *at = registers; (at = strstr(at, name)); at += length)
+        if ((at == registers || at[-1] == ' ' || at[-1] == '\n') &&
+            strtoull(at + length, NULL, 16) & bit)
+            return true;
+    return false;
+}
+
+int ibx_preflight_nested(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
+{
+    json_t *text;
+    int rc = ibx_qmp_execute(qmp, "human-monitor-command",
+                             json_pack("{s:s}", "command-line", "info registers -a"), &text,
+                             deadline_ns, err);
+    if (rc)
+        return rc;
+    const char *registers = json_is_string(text) ? json_string_value(text) : "";
+    const bool vmx = any_has(registers, "CR4=", CR4_VMXE),
+               svm = any_has(registers, "EFER=", EFER_SVME),
+               known = strstr(registers, "CR4=") && strstr(registers, "EFER=");
+    json_decref(text);
+    if (known && !vmx && !svm)
+        return 0;
+    return ibx_error_set(err, -EOPNOTSUPP,
+                         known ? "its guest runs VMs of its own (%s is on), of which pages change "
+                                 "unseen"
+                               : "QEMU does not tell whether its guest runs VMs of its own (%s)",
+                         !known ? "info registers -a"
+                         : vmx  ? "CR4.VMXE"
+                                : "EFER.SVME");
+}
+
+static int check_nested(struct ibx_qmp *qmp, bool *nests, uint64_t deadline_ns,
+                        struct ibx_error *err)
+{
+    const char *feature;
+    int rc = find_nesting(qmp, &feature, deadline_ns, err);
+    if (!rc && nests)
+        *nests = feature != NULL;
+    if (rc || !feature)
+        return rc;
+    if (nests)
+        return ibx_preflight_nested(qmp, deadline_ns, err);
+    return ibx_error_set(err, -EOPNOTSUPP,
+                         "its processor can run VMs (%s), of which pages change unseen: start it "
+                         "with -cpu ...,%s=off",
+                         feature, feature);
+}
+
+int ibx_preflight_warm(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, bool *nests,
+                       uint64_t deadline_ns, struct ibx_error *err)
 {
     struct ibx_error why = {0};
     int rc = each_device(qmp, deadline_ns, check_device, err);
     if (!rc)
-        rc = check_nested(qmp, deadline_ns, err);
+        rc = check_nested(qmp, nests, deadline_ns, err);
     if (!rc)
         rc = check_disks(qmp, deadline_ns, err);
     if (!rc && ibx_guest_ram_check_unused(ram, ram->pid, &why))

@@ -15,6 +15,7 @@
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/ptrace.h>
 #include <sys/user.h>
 #include <sys/wait.h>
@@ -23,16 +24,19 @@
 #define SYSCALL_BYTES 2      /* 0f 05 */
 #define CODE_64       0x33   /* %cs of 64-bit user code */
 #define VDSO_MAX      65536u /* bytes */
-#define SPINS         2000u  /* looks at a tracee before the looks become sparse */
+#define STACK_BYTES   ((size_t)256 << 10)
+#define SPINS         2000u /* looks at a tracee before the looks become sparse */
 #define PAUSE_NS      100000
 
-/* One injection, in a thread of its own: a tracee that does not stop is released only when its
- * tracer, a thread, ends. */
+/* One injection, in a task of its own: a tracee that does not stop is released only when its
+ * tracer ends. */
 struct injection {
     pid_t pid;
     long number;
     const uint64_t *arguments;
     uint64_t deadline_ns;
+    uint64_t vdso; /* address of a system call instruction there; 0: none */
+    bool denied;   /* may not trace QEMU */
     struct ibx_error *err;
     int64_t result;
     int rc;
@@ -125,12 +129,11 @@ static uint64_t find_in_vdso(pid_t pid)
 }
 
 /* A thread that sleeps in the kernel is right behind its own instruction. */
-static uint64_t find_syscall(pid_t pid, const struct user_regs_struct *regs)
+static uint64_t find_syscall(const struct injection *in, const struct user_regs_struct *regs)
 {
-    if (is_syscall(pid, regs->rip - SYSCALL_BYTES))
+    if (is_syscall(in->pid, regs->rip - SYSCALL_BYTES))
         return regs->rip - SYSCALL_BYTES;
-    uint64_t found = find_in_vdso(pid);
-    return found && is_syscall(pid, found) ? found : 0;
+    return in->vdso && is_syscall(in->pid, in->vdso) ? in->vdso : 0;
 }
 
 /* ------------------------------------------------------------ the step */
@@ -179,7 +182,7 @@ static int run_stopped(struct injection *in)
     if (saved.cs != CODE_64)
         return ibx_error_set(in->err, -ENOTSUP, "QEMU (process %d) is not a 64-bit program",
                              (int)in->pid);
-    uint64_t at = find_syscall(in->pid, &saved);
+    uint64_t at = find_syscall(in, &saved);
     if (!at)
         return ibx_error_set(in->err, -ENOTSUP,
                              "no system call instruction found in QEMU "
@@ -215,6 +218,7 @@ static void *injection_run(void *argument)
 {
     struct injection *in = argument;
     if (ptrace(PTRACE_SEIZE, in->pid, NULL, NULL)) {
+        in->denied = errno == EPERM;
         in->rc = seize_error(in, errno);
         return NULL;
     }
@@ -226,6 +230,44 @@ static void *injection_run(void *argument)
     return NULL;
 }
 
+/* A tool that is killed (SIGKILL, also of its process group) between two steps would leave QEMU
+ * with wrong registers, which ends it: so a process does them, which goes on. It shares this one's
+ * memory, since what an HCA knows must not be copied; this thread waits, as with vfork(). Behind
+ * the seizure it takes no lock, which a dead thread could hold. */
+static int helper_main(void *argument)
+{
+    setsid();
+    close_range(3, ~0u,
+                0); /* its copies of descriptors: who waits for their end need not wait for it */
+    injection_run(argument);
+    return 0;
+}
+
+static int run_helper(struct injection *in)
+{
+    uint8_t *stack = mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+    if (stack == MAP_FAILED)
+        return errno;
+    pid_t helper = clone(helper_main, stack + STACK_BYTES, CLONE_VM | CLONE_VFORK, in);
+    const int code = helper < 0 ? errno : 0;
+    while (helper > 0 && waitpid(helper, NULL, __WALL) < 0 && errno == EINTR)
+        ;
+    munmap(stack, STACK_BYTES);
+    return code;
+}
+
+/* Where one may trace only its own children, as under Yama, QEMU is this process's if anybody's. */
+static int run_thread(struct injection *in)
+{
+    pthread_t thread;
+    in->denied = false;
+    int code = pthread_create(&thread, NULL, injection_run, in);
+    if (!code)
+        pthread_join(thread, NULL);
+    return code;
+}
+
 int ibx_inject_syscall(pid_t pid, long number, const uint64_t arguments[6], int64_t *result,
                        uint64_t deadline_ns, struct ibx_error *err)
 {
@@ -233,18 +275,18 @@ int ibx_inject_syscall(pid_t pid, long number, const uint64_t arguments[6], int6
                            .number = number,
                            .arguments = arguments,
                            .deadline_ns = deadline_ns ? deadline_ns : 1,
+                           .vdso = find_in_vdso(pid),
                            .err = err};
     /* A signal that ends this process in the middle would leave QEMU with wrong registers. */
     sigset_t all, before;
-    pthread_t thread;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int code = pthread_create(&thread, NULL, injection_run, &in);
-    if (!code)
-        pthread_join(thread, NULL);
+    int code = run_helper(&in);
+    if (!code && in.denied)
+        code = run_thread(&in);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (code)
-        return ibx_error_set(err, -code, "cannot start a thread: %s", strerror(code));
+        return ibx_error_set(err, -code, "no process to trace QEMU: %s", strerror(code));
     if (in.rc)
         return in.rc;
     *result = in.result;

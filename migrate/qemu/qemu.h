@@ -214,10 +214,9 @@ int ibx_guest_ram_check_unused(const struct ibx_guest_ram *ram, pid_t qemu, stru
  * to do, restores all its registers and releases it. The kernel restarts a system call that this
  * has interrupted, as after an ignored signal. pidfd_getfd then copies the descriptor to us.
  *
- * Whatever fails here, QEMU is not harmed, with one exception: SIGKILL to this tool within the step
- * itself, some ten microseconds. At the destination the tool steps before its QEMU has anything to
- * lose, or after the migration is complete; at the source after the commit, when what the VM needs
- * of QEMU is its memory, and that is in files, and with send --warm, which says so, before it.
+ * Whatever fails here, QEMU is not harmed, nor does SIGKILL to this tool harm it: a process of its
+ * own takes the step, some ten microseconds, and lives on to its end. Only SIGKILL to that process,
+ * as to all of a control group, within the step ends QEMU.
  *
  * x86-64 only; elsewhere every call returns -ENOTSUP.
  */
@@ -273,10 +272,16 @@ int ibx_tracker_attach(struct ibx_tracker *tracker, const struct ibx_guest_ram *
 /* Protects the pages of guest RAM that are there, and those that come as they are, for such a
  * tracker: after its userfaultfd was registered, before the VM runs. */
 int ibx_guest_ram_protect(const struct ibx_guest_ram *ram, struct ibx_error *err);
+/* Whether QEMU has mapped any page of guest RAM. -EOPNOTSUPP: the kernel (6.6 or older) does not
+ * tell. */
+int ibx_guest_ram_any_mapped(const struct ibx_guest_ram *ram, bool *any, struct ibx_error *err);
 /* Sets the bits of the pages of a block that were written since the last call, or since open.
  * `last`: it is not called again. */
 int ibx_tracker_scan(const struct ibx_tracker *tracker, size_t block, bool last, uint64_t *bits,
                      uint64_t *count, struct ibx_error *err);
+/* Sets the bits of the pages of a block that QEMU has mapped, so that they are in its file. */
+int ibx_tracker_mapped(const struct ibx_tracker *tracker, size_t block, uint64_t *bits,
+                       uint64_t *count, struct ibx_error *err);
 /* Waits until what the host's kernel was writing into pages of guest RAM before the last scan is
  * there: reads past the page cache (cache=none) and commands of SCSI devices mark the pages that
  * they fill when they begin, not when the data comes. The guest's disks rest for as long. */

@@ -82,12 +82,35 @@ int ibx_guest_ram_protect(const struct ibx_guest_ram *ram, struct ibx_error *err
     return rc;
 }
 
+int ibx_guest_ram_any_mapped(const struct ibx_guest_ram *ram, bool *any, struct ibx_error *err)
+{
+    struct ibx_tracker tracker = {.ram = ram, .uffd = -1, .pagemap = -1};
+    int rc = open_pagemap(&tracker, err);
+    uint64_t count = 0;
+    *any = false;
+    for (size_t i = 0; !rc && !*any && i < ram->count; i++) {
+        rc = ibx_dirty_mapped(tracker.pagemap, ram->blocks[i].address, ram->blocks[i].size,
+                              ram->blocks[i].page_size, true, NULL, &count, err);
+        *any = count != 0;
+    }
+    ibx_tracker_close(&tracker);
+    return rc;
+}
+
 int ibx_tracker_scan(const struct ibx_tracker *tracker, size_t block, bool last, uint64_t *bits,
                      uint64_t *count, struct ibx_error *err)
 {
     const struct ibx_guest_block *of = &tracker->ram->blocks[block];
     return ibx_dirty_scan(tracker->pagemap, of->address, of->size, of->page_size,
                           last || tracker->uffd < 0, bits, count, err);
+}
+
+int ibx_tracker_mapped(const struct ibx_tracker *tracker, size_t block, uint64_t *bits,
+                       uint64_t *count, struct ibx_error *err)
+{
+    const struct ibx_guest_block *of = &tracker->ram->blocks[block];
+    return ibx_dirty_mapped(tracker->pagemap, of->address, of->size, of->page_size, false, bits,
+                            count, err);
 }
 
 /* Reads of such a block node may write to pages that the kernel has pinned. */

@@ -19,6 +19,7 @@
 #define PAUSE_MAX_MS 5000
 #define TRY_MS       3000 /* for a server to answer, when there are others */
 #define STATE_PART   (1u << 20)
+#define AROUND       (16u << 10) /* fetched on demand: what nobody needs is not to come */
 
 static const struct ibx_state cache_states[] = {
     [CACHE_EMPTY] = {"empty", IBX_TO(CACHE_FILLING), IBX_STATE_INITIAL | IBX_STATE_FINAL},
@@ -32,6 +33,7 @@ static const struct ibx_state_table cache_table = IBX_STATE_TABLE("snapshot cach
 void ibx_snapshot_cache_init(struct snapshot_cache *cache)
 {
     *cache = (struct snapshot_cache){.uffd = -1, .checked_fd = -1};
+    pthread_mutex_init(&cache->engine_lock, NULL);
     ibx_state_begin(&cache->state, &cache_table, CACHE_EMPTY);
 }
 
@@ -45,10 +47,12 @@ static int connect_one(struct snapshot_cache *cache, struct ibx_error *err)
     if (cache->uri_count > 1 && options.timeout_ms > TRY_MS)
         options.timeout_ms = TRY_MS;
     for (unsigned i = 0; rc && i < cache->uri_count; i++) {
-        rc = ibx_snapshot_reader_open(cache->uris[i], &options, cache->links, &cache->reader, err);
+        const char *uri = cache->uris[(cache->first + i) % cache->uri_count];
+        rc = ibx_snapshot_reader_open(uri, &options, cache->links, &cache->reader, err);
         if (!rc)
-            snprintf(cache->source, sizeof(cache->source), "%s", cache->uris[i]);
+            snprintf(cache->source, sizeof(cache->source), "%s", uri);
     }
+    cache->first = 0;
     return rc;
 }
 
@@ -64,20 +68,48 @@ static int same_snapshot(const struct snapshot_cache *cache, struct ibx_error *e
 
 /* ------------------------------------------------------------ the folder */
 
-static int fetch_state(struct snapshot_cache *cache, struct ibx_error *err)
+/* Each page before anybody sees it, also those that no fault engine brings. The last worker is none
+ * of the engine's: a feed's. */
+static int make_checker(struct snapshot_cache *cache, struct ibx_error *err)
+{
+    struct ibx_snapshot_index index = ibx_snapshot_reader_take_index(cache->reader);
+    if (!index.hashes)
+        return 0;
+    const int rc = ibx_snapshot_checker_create(&cache->folder->manifest, &index, cache->links + 1,
+                                               &cache->hashes, err);
+    ibx_snapshot_index_fini(&index);
+    return rc;
+}
+
+static int fetch_part(struct snapshot_cache *cache, uint64_t at, uint8_t *part, size_t length,
+                      struct ibx_error *err)
 {
     struct ibx_snapshot_folder *folder = cache->folder;
     const unsigned block = folder->manifest.ram_count;
-    const uint64_t size = folder->manifest.state_bytes;
+    const uint64_t first =
+        ibx_snapshot_reader_map(cache->reader)->blocks[block].first + at / IBX_SNAPSHOT_PAGE;
+    const uint32_t pages = (uint32_t)(length / IBX_SNAPSHOT_PAGE);
+    int rc = ibx_snapshot_reader_fetch(cache->reader, block, at, part, length, err);
+    if (!rc && cache->hashes)
+        rc = ibx_snapshot_reader_fetch_hashes(cache->reader, cache->hashes, first, pages, err);
+    if (!rc && cache->hashes)
+        rc = ibx_snapshot_checker_check(cache->hashes, 0, first, pages, part, err);
+    errno = 0;
+    if (!rc && pwrite(folder->fds[block], part, length, (off_t)at) != (ssize_t)length)
+        rc = ibx_error_set(err, errno ? -errno : -ENOSPC,
+                           "the device state cannot be written to %s: %s", folder->path,
+                           strerror(errno ? errno : ENOSPC));
+    return rc;
+}
+
+static int fetch_state(struct snapshot_cache *cache, struct ibx_error *err)
+{
+    const uint64_t size = cache->folder->sizes[cache->folder->manifest.ram_count];
     uint8_t *part = malloc(STATE_PART);
     int rc = part ? 0 : ibx_error_set(err, -ENOMEM, "no memory for the device state");
     for (uint64_t at = 0, n; !rc && at < size; at += n) {
         n = size - at < STATE_PART ? size - at : STATE_PART;
-        rc = ibx_snapshot_reader_fetch(cache->reader, block, at, part, (size_t)n, err);
-        if (!rc && pwrite(folder->fds[block], part, (size_t)n, (off_t)at) != (ssize_t)n)
-            rc = ibx_error_set(err, errno ? -errno : -EIO,
-                               "the device state cannot be written to %s: %s", folder->path,
-                               strerror(errno));
+        rc = fetch_part(cache, at, part, (size_t)n, err);
     }
     free(part);
     return rc;
@@ -101,6 +133,8 @@ static int make_folder(struct snapshot_cache *cache, const char *path, struct ib
     if (!rc)
         rc = ibx_snapshot_folder_files(folder, true, true, err);
     if (!rc)
+        rc = make_checker(cache, err);
+    if (!rc)
         rc = fetch_state(cache, err);
     if (!rc)
         rc = ibx_snapshot_folder_seal(folder, err);
@@ -117,10 +151,28 @@ int ibx_snapshot_cache_begin(struct snapshot_cache *cache, const char *path, str
         rc = known ? same_snapshot(cache, err) : make_folder(cache, path, err);
     if (!rc && known)
         rc = ibx_snapshot_folder_lock(cache->folder, err);
-    return rc;
+    return rc || !known ? rc : make_checker(cache, err);
 }
 
 /* ------------------------------------------------------------ the mapping */
+
+/* The device state is there from the beginning; guest RAM and its hashes come on demand. */
+static bool is_state(const struct snapshot_cache *cache, unsigned block)
+{
+    return block == cache->folder->manifest.ram_count;
+}
+
+/* Of a snapshot with hashes: their pages. */
+static struct ibx_fault_run table_of(const struct snapshot_cache *cache)
+{
+    const unsigned block = cache->folder->manifest.ram_count + 1;
+    return (struct ibx_fault_run){cache->map.blocks[block].first, cache->map.blocks[block].pages};
+}
+
+static struct ibx_fault_range *range_of(struct snapshot_cache *cache, unsigned block)
+{
+    return &cache->ranges[block > cache->folder->manifest.ram_count ? block - 1 : block];
+}
 
 static int map_block(struct snapshot_cache *cache, unsigned i, struct ibx_error *err)
 {
@@ -132,29 +184,46 @@ static int map_block(struct snapshot_cache *cache, unsigned i, struct ibx_error 
     cache->memory[i] = at;
     madvise(at, size, MADV_DONTDUMP);
     madvise(at, size, MADV_DONTFORK);
-    if (i == cache->folder->manifest.ram_count)
+    if (is_state(cache, i))
         return 0;
-    cache->ranges[i] =
+    *range_of(cache, i) =
         (struct ibx_fault_range){.start = (uintptr_t)at,
                                  .length = size,
                                  .page_size = IBX_SNAPSHOT_PAGE,
                                  .first_page = cache->map.blocks[i].first,
                                  .reader_offset = cache->map.blocks[i].first * IBX_SNAPSHOT_PAGE};
-    return ibx_fault_register(cache->uffd, &cache->ranges[i], err);
+    return ibx_fault_register(cache->uffd, range_of(cache, i), err);
 }
 
 static int mark_zero(void *context, uint64_t first, uint64_t count, bool data)
 {
     struct snapshot_cache *cache = context;
-    const uint64_t end = cache->map.blocks[cache->folder->manifest.ram_count].first;
-    return data || first >= end ? 0 : ibx_fault_mark_zero(cache->engine, first, count);
+    return data || is_state(cache, ibx_page_map_block(&cache->map, first))
+               ? 0
+               : ibx_fault_mark_zero(cache->engine, first, count);
 }
 
 static int mark_there(void *context, uint64_t first, uint64_t count, bool there)
 {
     struct snapshot_cache *cache = context;
-    const uint64_t end = cache->map.blocks[cache->folder->manifest.ram_count].first;
-    return !there || first >= end ? 0 : ibx_fault_mark_present(cache->engine, first, count);
+    return !there || is_state(cache, ibx_page_map_block(&cache->map, first))
+               ? 0
+               : ibx_fault_mark_present(cache->engine, first, count);
+}
+
+/* The hashes that a process before this one has brought: nobody fetches them again. One that is not
+ * what was frozen is not used. */
+static int keep_hashes(void *context, uint64_t first, uint64_t count, bool there)
+{
+    const struct snapshot_cache *cache = context;
+    const int fd = cache->folder->fds[cache->folder->manifest.ram_count + 1];
+    const uint64_t table = table_of(cache).page;
+    uint8_t bytes[IBX_SNAPSHOT_PAGE];
+    for (uint64_t page = first; there && first >= table && page < first + count; page++)
+        if (pread(fd, bytes, sizeof(bytes), (off_t)((page - table) * sizeof(bytes))) ==
+            (ssize_t)sizeof(bytes))
+            ibx_snapshot_checker_check(cache->hashes, 0, page, 1, bytes, NULL);
+    return 0;
 }
 
 /* What a process before this one has brought. */
@@ -165,6 +234,8 @@ static int mark(struct snapshot_cache *cache, struct ibx_error *err)
     if (rc)
         return rc;
     rc = ibx_page_map_runs(&there, mark_there, cache);
+    if (!rc && cache->hashes)
+        rc = ibx_page_map_runs(&there, keep_hashes, cache);
     if (!rc)
         rc = ibx_page_map_runs(&cache->map, mark_zero, cache);
     ibx_page_map_fini(&there);
@@ -180,17 +251,85 @@ static int copy_map(struct snapshot_cache *cache, struct ibx_error *err)
     return rc;
 }
 
+/* ------------------------------------------------------------ by multicast */
+
+/* Meanwhile the background holds back; without a group it does not. */
+static void join(struct snapshot_cache *cache)
+{
+    const struct snapshot_feed_config config = {.uri = cache->source,
+                                                .interface = cache->multicast->interface,
+                                                .options = cache->options,
+                                                .manifest = &cache->folder->manifest,
+                                                .map = &cache->map,
+                                                .engine = cache->engine,
+                                                .checker = cache->hashes,
+                                                .worker = cache->links};
+    const bool can = cache->multicast->on && cache->background && cache->hashes &&
+                     !ibx_snapshot_feed_open(&config, &cache->feed, NULL);
+    ibx_fault_set_background(cache->engine, cache->background && !can);
+}
+
+static void leave_group(struct snapshot_cache *cache)
+{
+    if (!cache->feed)
+        return;
+    ibx_snapshot_feed_close(cache->feed, &cache->fed);
+    cache->feed = NULL;
+    ibx_fault_set_background(cache->engine, cache->background);
+}
+
+static void look_after_feed(struct snapshot_cache *cache,
+                            void (*notify)(void *context, const char *line), void *context)
+{
+    char line[IBX_ERROR_MAX];
+    if (!cache->feed)
+        return;
+    const bool over = ibx_snapshot_feed_over(cache->feed);
+    while (ibx_snapshot_feed_says(cache->feed, line))
+        notify(context, line);
+    if (over)
+        leave_group(cache);
+}
+
+int ibx_snapshot_cache_feed_fd(const struct snapshot_cache *cache)
+{
+    return cache->feed ? ibx_snapshot_feed_fd(cache->feed) : -1;
+}
+
+void ibx_snapshot_cache_fed(const struct snapshot_cache *cache, struct ibx_snapshot_fed *fed)
+{
+    *fed = (struct ibx_snapshot_fed){.now = cache->feed != NULL, .stats = cache->fed};
+    if (cache->feed)
+        ibx_snapshot_feed_stats(cache->feed, &fed->stats);
+}
+
+bool ibx_snapshot_cache_has(void *context, uint64_t page)
+{
+    struct snapshot_cache *cache = context;
+    pthread_mutex_lock(&cache->engine_lock);
+    const bool has = !cache->engine || ibx_fault_present(cache->engine, page);
+    pthread_mutex_unlock(&cache->engine_lock);
+    return has;
+}
+
+/* ------------------------------------------------------------ filling it */
+
 int ibx_snapshot_cache_fill(struct snapshot_cache *cache, bool background, uint64_t max_bandwidth,
                             struct ibx_error *err)
 {
     struct ibx_fault_reader as[IBX_MIGRATE_LINKS_MAX];
+    struct ibx_fault_run table;
     struct ibx_fault_config config = {.ranges = cache->ranges,
-                                      .range_count = cache->folder->manifest.ram_count,
+                                      .range_count = cache->folder->count - 1,
                                       .readers = as,
                                       .worker_count = cache->links,
                                       .spin_us = ibx_thread_may_spin() ? SPIN_US : 0,
-                                      .no_background = !background,
+                                      .no_background = !background || cache->multicast->on,
                                       .fault_workers = cache->links > 1,
+                                      .prompt = !background,
+                                      .fault_around = background ? 0 : AROUND,
+                                      .check = cache->hashes ? ibx_snapshot_checker_check : NULL,
+                                      .check_context = cache->hashes,
                                       .max_bandwidth = max_bandwidth};
     int rc = copy_map(cache, err);
     if (!rc)
@@ -198,16 +337,25 @@ int ibx_snapshot_cache_fill(struct snapshot_cache *cache, bool background, uint6
     for (unsigned i = 0; !rc && i < cache->folder->count; i++)
         rc = map_block(cache, i, err);
     config.uffd = cache->uffd;
+    if (!rc && cache->multicast->on && background && cache->hashes) {
+        table = table_of(cache); /* what comes to all is compared with it from the beginning */
+        config.plan = &table;
+        config.plan_count = 1;
+    }
     cache->buffer_bytes = ibx_fault_buffer_bytes(&config);
     if (!rc)
-        rc = ibx_snapshot_reader_serve(cache->reader, cache->buffer_bytes, as, err);
+        rc = ibx_snapshot_reader_serve(cache->reader, cache->hashes, cache->buffer_bytes, as, err);
     if (!rc)
         rc = ibx_fault_create(&config, &cache->engine, err);
     if (!rc)
         rc = mark(cache, err);
     if (!rc && (rc = ibx_fault_serve(cache->engine)))
         ibx_error_set(err, rc, "the fault engine does not start: %s", strerror(-rc));
-    return rc ? rc : ibx_state_move(&cache->state, CACHE_FILLING);
+    if (rc)
+        return rc;
+    cache->background = background;
+    join(cache);
+    return ibx_state_move(&cache->state, CACHE_FILLING);
 }
 
 int ibx_snapshot_cache_fd(const struct snapshot_cache *cache)
@@ -230,6 +378,7 @@ static void *check_main(void *argument)
 /* That takes a second for some GiB, and children come meanwhile. */
 static int check(struct snapshot_cache *cache, struct ibx_error *err)
 {
+    ibx_snapshot_folder_note_times(cache->folder);
     cache->checked_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (cache->checked_fd < 0)
         return ibx_error_set(err, -errno, "no event descriptor: %s", strerror(errno));
@@ -240,7 +389,6 @@ static int check(struct snapshot_cache *cache, struct ibx_error *err)
 
 static int whole(struct snapshot_cache *cache, struct ibx_error *err)
 {
-    static const uint8_t none[IBX_SNAPSHOT_DIGEST];
     const uint8_t *frozen = cache->folder->manifest.digest;
     eventfd_t count;
     if (eventfd_read(cache->checked_fd, &count))
@@ -249,11 +397,11 @@ static int whole(struct snapshot_cache *cache, struct ibx_error *err)
     int rc = cache->check_error.code;
     if (rc)
         ibx_error_set(err, rc, "%s", cache->check_error.message);
-    if (!rc && memcmp(frozen, none, sizeof(none)) &&
+    if (!rc && cache->folder->manifest.hashed &&
         memcmp(cache->digest, frozen, sizeof(cache->digest)))
         rc =
             ibx_error_set(err, -EBADMSG,
-                          "the pages in %s are not those that were frozen: their SHA-256 differs "
+                          "the pages in %s are not those that were frozen: their digest differs "
                           "from the manifest's; end its children, which are wrong, too, and remove "
                           "the folder",
                           cache->folder->path);
@@ -262,9 +410,12 @@ static int whole(struct snapshot_cache *cache, struct ibx_error *err)
         rc = ibx_snapshot_folder_seal(cache->folder, err);
     if (rc)
         return rc;
+    ibx_snapshot_mark_verified(cache->folder);
+    pthread_mutex_lock(&cache->engine_lock);
     ibx_fault_destroy(cache->engine);
     cache->engine = NULL;
-    for (unsigned i = 0; i < cache->folder->manifest.ram_count; i++)
+    pthread_mutex_unlock(&cache->engine_lock);
+    for (unsigned i = 0; i + 1 < cache->folder->count; i++)
         ibx_fault_unregister(cache->uffd, &cache->ranges[i], NULL);
     close(cache->uffd);
     cache->uffd = -1;
@@ -273,18 +424,38 @@ static int whole(struct snapshot_cache *cache, struct ibx_error *err)
     return ibx_state_move(&cache->state, CACHE_WHOLE);
 }
 
+/* The next one is asked first, and after all of them it is no accident of a wire. */
+static int note_wrong(struct snapshot_cache *cache, const struct ibx_error *why,
+                      struct ibx_error *err)
+{
+    for (unsigned i = 0; i < cache->uri_count; i++)
+        if (!strcmp(cache->uris[i], cache->source))
+            cache->first = (i + 1) % cache->uri_count;
+    if (++cache->wrong <= cache->uri_count)
+        return 0;
+    return ibx_error_set(err, -EBADMSG,
+                         "%s: %.600s; it is not placed, and children wait for it: find out who "
+                         "changes it, and serve %s from a server that has it",
+                         cache->source, why->message, cache->folder->path);
+}
+
 static int lost(struct snapshot_cache *cache, void (*notify)(void *context, const char *line),
-                void *context)
+                void *context, struct ibx_error *err)
 {
     struct ibx_error why = {0};
     char line[IBX_ERROR_MAX + 64];
-    ibx_fault_reason(cache->engine, &why);
+    int rc = ibx_fault_reason(cache->engine, &why);
+    rc = rc == -EBADMSG ? note_wrong(cache, &why, err) : 0;
+    if (rc)
+        return rc;
+    leave_group(cache);
     snprintf(line, sizeof(line), "%s is lost (%s): connecting again", cache->source, why.message);
     notify(context, line);
     ibx_snapshot_reader_close(cache->reader);
     cache->reader = NULL;
     /* A server that is lost at once, or a tmpfs that is full, is not asked without a pause. */
     const bool lived = ibx_now_ns() - cache->filling_ns > PAUSE_MAX_MS * IBX_NS_PER_MS;
+    cache->wrong = lived && why.code != -EBADMSG ? 0 : cache->wrong;
     cache->pause_ms = lived || cache->pause_ms < PAUSE_MS ? PAUSE_MS : cache->pause_ms;
     cache->again_ns = lived ? ibx_now_ns() : ibx_deadline_in_ms(cache->pause_ms);
     cache->pause_ms = cache->pause_ms * 2 < PAUSE_MAX_MS ? cache->pause_ms * 2 : PAUSE_MAX_MS;
@@ -302,7 +473,9 @@ static int try_again(struct snapshot_cache *cache, void (*notify)(void *context,
     if (!rc)
         rc = same_snapshot(cache, err);
     if (!rc)
-        rc = ibx_snapshot_reader_serve(cache->reader, cache->buffer_bytes, as, err);
+        rc = ibx_snapshot_reader_serve(cache->reader, cache->hashes, cache->buffer_bytes, as, err);
+    if (!rc) /* one without hashes may have fewer pages: the others are zero */
+        rc = ibx_page_map_runs(ibx_snapshot_reader_map(cache->reader), mark_zero, cache);
     if (!rc)
         rc = ibx_fault_resume(cache->engine, as, err);
     if (rc) {
@@ -312,6 +485,7 @@ static int try_again(struct snapshot_cache *cache, void (*notify)(void *context,
         cache->pause_ms = cache->pause_ms * 2 < PAUSE_MAX_MS ? cache->pause_ms * 2 : PAUSE_MAX_MS;
         return 0;
     }
+    join(cache);
     cache->reconnects++;
     cache->filling_ns = ibx_now_ns();
     snprintf(line, sizeof(line), "pages come from %s now", cache->source);
@@ -332,15 +506,34 @@ int ibx_snapshot_cache_step(struct snapshot_cache *cache,
     uint64_t count;
     ssize_t ignored = read(ibx_fault_event_fd(cache->engine), &count, sizeof(count));
     (void)ignored;
+    look_after_feed(cache, notify, context);
     const enum ibx_fault_state state = ibx_fault_state(cache->engine);
-    if (state == IBX_FAULT_COMPLETE)
+    if (state == IBX_FAULT_COMPLETE) {
+        leave_group(cache);
         return check(cache, err);
-    return state == IBX_FAULT_STOPPED ? lost(cache, notify, context) : 0;
+    }
+    return state == IBX_FAULT_STOPPED ? lost(cache, notify, context, err) : 0;
+}
+
+uint64_t ibx_snapshot_cache_present(const struct snapshot_cache *cache,
+                                    const struct ibx_fault_stats *engine)
+{
+    const struct ibx_page_map *map = &cache->map;
+    const uint64_t ram = map->blocks[cache->folder->manifest.ram_count].first;
+    uint64_t hashes = 0;
+    if (map->block_count > cache->folder->manifest.ram_count + 1)
+        for (uint64_t page = map->blocks[map->block_count - 1].first; page < map->pages; page++)
+            hashes += ibx_fault_present(cache->engine, page);
+    const uint64_t present = engine->present > hashes ? engine->present - hashes : 0;
+    return present < ram ? present : ram;
 }
 
 void ibx_snapshot_cache_end(struct snapshot_cache *cache)
 {
+    if (cache->feed)
+        leave_group(cache);
     ibx_fault_destroy(cache->engine);
+    ibx_snapshot_checker_destroy(cache->hashes);
     ibx_snapshot_reader_close(cache->reader);
     for (unsigned i = 0; i < cache->folder->count; i++)
         if (cache->memory[i])

@@ -22,6 +22,8 @@
 #include <linux/userfaultfd.h>
 #include <poll.h>
 #include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,11 +35,10 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define RECORD      "child."
-#define REQUEST_MAX 8192
-#define ANSWER_S    10 /* for the other end of the socket */
-#define ZERO_RUN    16 /* pages: zero pages that are put at a time */
-#define MESSAGES    16
+#define RECORD   "child."
+#define ZERO_RUN 16 /* pages: zero pages that are put at a time */
+#define MESSAGES 16
+#define SIGNAL   SIGUSR1 /* ends a thread's wait */
 
 struct member {
     struct member *next;
@@ -45,7 +46,8 @@ struct member {
     struct snapshot_child child;
     int uffd, pidfd;
     pthread_t thread;
-    bool started, over; /* `over`: under the lock */
+    _Atomic bool touching; /* its thread waits for a page */
+    bool started, over;    /* `over`: under the lock */
 };
 
 struct snapshot_children {
@@ -55,49 +57,9 @@ struct snapshot_children {
     _Atomic bool whole;
     pthread_mutex_t lock;
     struct member *members;
-    uint64_t so_far;
+    uint64_t so_far, asked;
     _Atomic uint64_t faults, zero_faults;
 };
-
-/* ------------------------------------------------------------ a child as text */
-
-static json_t *child_json(const struct snapshot_child *child)
-{
-    json_t *addresses = json_array();
-    for (unsigned i = 0; addresses && i < child->count; i++)
-        json_array_append_new(addresses, json_integer((json_int_t)child->addresses[i]));
-    return json_pack("{s:i, s:I, s:i, s:o}", "pid", (int)child->pid, "started",
-                     (json_int_t)child->started, "userfaultfd", child->remote, "addresses",
-                     addresses);
-}
-
-static int child_read(const char *text, size_t length, unsigned count, struct snapshot_child *child,
-                      struct ibx_error *err)
-{
-    json_t *json = json_loadb(text, length, JSON_REJECT_DUPLICATES, NULL), *addresses = NULL;
-    int pid = 0, remote = -1;
-    json_int_t started = 0;
-    struct snapshot_child found = {.count = count};
-    bool good = json && !json_unpack(json, "{s:i, s:I, s:i, s:o}", "pid", &pid, "started", &started,
-                                     "userfaultfd", &remote, "addresses", &addresses);
-    good = good && pid > 0 && remote >= 0 && started > 0 && json_array_size(addresses) == count;
-    for (unsigned i = 0; good && i < count; i++) {
-        const json_int_t value = json_integer_value(json_array_get(addresses, i));
-        good = value > 0 && value % IBX_SNAPSHOT_PAGE == 0;
-        found.addresses[i] = (uint64_t)value;
-    }
-    json_decref(json);
-    found.pid = pid;
-    found.remote = remote;
-    found.started = (uint64_t)started;
-    if (good)
-        *child = found;
-    return good ? 0
-                : ibx_error_set(err, -EPROTO,
-                                "this is no child of a snapshot of %u memory "
-                                "backends",
-                                count);
-}
 
 /* ------------------------------------------------------------ its record */
 
@@ -110,7 +72,7 @@ static int record_write(const struct snapshot_children *c, const struct snapshot
                         struct ibx_error *err)
 {
     char name[32];
-    json_t *json = child_json(child);
+    json_t *json = ibx_snapshot_child_json(child);
     char *text = json ? json_dumps(json, JSON_COMPACT) : NULL;
     record_name(child->pid, name);
     const int fd =
@@ -172,7 +134,46 @@ static int put_zero(const struct member *m, unsigned block, uint64_t offset)
                                                                  : -errno;
 }
 
-static int answer(const struct member *m, uint64_t address)
+/* Where this thread goes on when the child for which it waits has ended. */
+static _Thread_local sigjmp_buf *waiting;
+
+static void on_ended(int number)
+{
+    (void)number;
+    if (waiting)
+        siglongjmp(*waiting, 1);
+}
+
+/* Waits until the engine has the page: for long, if no server answers. False: the child has ended
+ * before. */
+static bool touch(struct member *m, const uint8_t *page)
+{
+    sigjmp_buf back;
+    if (sigsetjmp(back, 0)) {
+        waiting = NULL;
+        return false;
+    }
+    waiting = &back;
+    atomic_store(&m->touching, true);
+    (void)*(const volatile uint8_t *)page;
+    atomic_store(&m->touching, false);
+    waiting = NULL;
+    return true;
+}
+
+/* A thread in a page fault sees nothing but signals. One that comes too early is sent again. */
+static void look_after(struct snapshot_children *c)
+{
+    pthread_mutex_lock(&c->lock);
+    for (struct member *m = c->members; m; m = m->next) {
+        struct pollfd ended = {.fd = m->pidfd, .events = POLLIN};
+        if (!m->over && atomic_load(&m->touching) && poll(&ended, 1, 0) > 0)
+            pthread_kill(m->thread, SIGNAL);
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
+static int answer(struct member *m, uint64_t address)
 {
     const struct snapshot_children_config *config = &m->children->config;
     unsigned block;
@@ -183,12 +184,12 @@ static int answer(const struct member *m, uint64_t address)
     if (!ibx_page_map_data(config->map, page))
         return put_zero(m, block, offset);
     atomic_fetch_add(&m->children->faults, 1);
-    /* Waits until the engine has it. */
-    (void)*(volatile const uint8_t *)((const uint8_t *)config->memory[block] + offset);
+    if (!touch(m, (const uint8_t *)config->memory[block] + offset))
+        return -ESRCH;
     return wake(m, m->child.addresses[block] + offset, IBX_SNAPSHOT_PAGE);
 }
 
-static int answer_all(const struct member *m)
+static int answer_all(struct member *m)
 {
     struct uffd_msg messages[MESSAGES];
     const ssize_t n = read(m->uffd, messages, sizeof(messages));
@@ -313,7 +314,7 @@ static void take_back(struct snapshot_children *c)
     DIR *dir = fd < 0 ? NULL : fdopendir(fd);
     struct dirent *entry;
     while (dir && (entry = readdir(dir))) {
-        char text[REQUEST_MAX];
+        char text[SNAPSHOT_CHILD_TEXT];
         struct snapshot_child child;
         struct ibx_error err = {0};
         if (strncmp(entry->d_name, RECORD, strlen(RECORD)))
@@ -322,9 +323,9 @@ static void take_back(struct snapshot_children *c)
         const ssize_t n = file < 0 ? -1 : read(file, text, sizeof(text));
         if (file >= 0)
             close(file);
-        int rc =
-            n < 0 ? -EIO
-                  : child_read(text, (size_t)n, c->config.folder->manifest.ram_count, &child, &err);
+        int rc = n < 0 ? -EIO
+                       : ibx_snapshot_child_read(
+                             text, (size_t)n, c->config.folder->manifest.ram_count, &child, &err);
         if (!rc)
             rc = add(c, &child, true, &err);
         if (rc == -ESRCH)
@@ -341,18 +342,9 @@ static void take_back(struct snapshot_children *c)
 
 /* ------------------------------------------------------------ the socket */
 
-/* The socket's name in its folder, however long the path is. */
-static struct sockaddr_un address_of(int folder)
-{
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    snprintf(address.sun_path, sizeof(address.sun_path), "/proc/self/fd/%d/" SNAPSHOT_SOCKET,
-             folder);
-    return address;
-}
-
 static int make_socket(struct snapshot_children *c, struct ibx_error *err)
 {
-    const struct sockaddr_un address = address_of(c->folder);
+    const struct sockaddr_un address = ibx_snapshot_child_address(c->folder);
     const char *path = c->config.folder->path;
     const int probe = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     const bool used =
@@ -378,23 +370,17 @@ static bool may_ask(int fd)
            (who.uid == 0 || who.uid == geteuid());
 }
 
-static void patience(int fd)
-{
-    const struct timeval limit = {.tv_sec = ANSWER_S};
-    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
-    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
-}
-
 static void take_one(struct snapshot_children *c, int fd)
 {
-    char text[REQUEST_MAX];
+    char text[SNAPSHOT_CHILD_TEXT];
     struct snapshot_child child;
     struct ibx_error err = {0};
-    patience(fd);
+    ibx_snapshot_child_limit(fd);
     const ssize_t n = may_ask(fd) ? recv(fd, text, sizeof(text), 0) : -1;
     if (n <= 0)
         return;
-    int rc = child_read(text, (size_t)n, c->config.folder->manifest.ram_count, &child, &err);
+    int rc = ibx_snapshot_child_read(text, (size_t)n, c->config.folder->manifest.ram_count, &child,
+                                     &err);
     const bool whole = c->whole;
     if (!rc && !whole)
         rc = add(c, &child, false, &err);
@@ -410,8 +396,10 @@ static void take_one(struct snapshot_children *c, int fd)
 void ibx_snapshot_children_step(struct snapshot_children *c)
 {
     int fd;
+    look_after(c);
     reap(c, false);
     while ((fd = accept4(c->listener, NULL, NULL, SOCK_CLOEXEC)) >= 0) {
+        c->asked++;
         take_one(c, fd);
         close(fd);
     }
@@ -443,8 +431,11 @@ static int make(const struct snapshot_children_config *config, struct snapshot_c
 int ibx_snapshot_children_open(const struct snapshot_children_config *config,
                                struct snapshot_children **out, struct ibx_error *err)
 {
+    /* Not blocked while it is handled: the handler does not return. */
+    const struct sigaction action = {.sa_handler = on_ended, .sa_flags = SA_NODEFER};
     struct snapshot_children *c = NULL;
     int rc = make(config, &c, err);
+    sigaction(SIGNAL, &action, NULL);
     if (!rc)
         rc = make_socket(c, err);
     if (rc) {
@@ -475,7 +466,8 @@ void ibx_snapshot_children_whole(struct snapshot_children *c)
 
 void ibx_snapshot_children_stats(struct snapshot_children *c, struct snapshot_children_stats *stats)
 {
-    *stats = (struct snapshot_children_stats){.faults = c->faults, .zero_faults = c->zero_faults};
+    *stats = (struct snapshot_children_stats){
+        .faults = c->faults, .zero_faults = c->zero_faults, .asked = c->asked};
     pthread_mutex_lock(&c->lock);
     stats->so_far = c->so_far;
     for (const struct member *m = c->members; m; m = m->next)
@@ -496,69 +488,4 @@ void ibx_snapshot_children_close(struct snapshot_children *c)
         close(c->whole_fd);
     pthread_mutex_destroy(&c->lock);
     free(c);
-}
-
-/* ------------------------------------------------------------ the other end */
-
-static int read_reply(const char *text, size_t length, bool *whole, struct ibx_error *err)
-{
-    json_t *json = json_loadb(text, length, 0, NULL);
-    const char *error = json_string_value(json_object_get(json, "error"));
-    const json_t *is = json_object_get(json, "whole");
-    int rc = 0;
-    if (error)
-        rc = ibx_error_set(err, -EREMOTEIO, "the cache refuses this child: %.500s", error);
-    else if (!json_is_boolean(is))
-        rc = ibx_error_set(err, -EPROTO, "the cache's answer is not understood");
-    else
-        *whole = json_is_true(is);
-    json_decref(json);
-    return rc;
-}
-
-static int connect_to(const struct ibx_snapshot_folder *folder, struct ibx_error *err)
-{
-    const struct sockaddr_un address = address_of(folder->at);
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), rc = 0;
-    if (fd < 0 || connect(fd, (const struct sockaddr *)&address, sizeof(address)))
-        rc = ibx_error_set(err, -errno,
-                           "nobody fills the cache %s (%s): start ib-migrate serve --cache with it",
-                           folder->path, strerror(errno));
-    if (rc && fd >= 0)
-        close(fd);
-    return rc ? rc : fd;
-}
-
-int ibx_snapshot_child_expected(const struct ibx_snapshot_folder *folder, struct ibx_error *err)
-{
-    const int fd = connect_to(folder, err);
-    if (fd >= 0)
-        close(fd);
-    return fd < 0 ? fd : 0;
-}
-
-int ibx_snapshot_child_hand_over(const struct ibx_snapshot_folder *folder,
-                                 const struct snapshot_child *child, bool *whole,
-                                 struct ibx_error *err)
-{
-    char reply[REQUEST_MAX];
-    const int fd = connect_to(folder, err);
-    if (fd < 0)
-        return fd;
-    json_t *json = child_json(child);
-    char *text = json ? json_dumps(json, JSON_COMPACT) : NULL;
-    int rc = text ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a child");
-    patience(fd);
-    if (!rc && send(fd, text, strlen(text), MSG_NOSIGNAL) < 0)
-        rc = ibx_error_set(err, -errno, "the cache cannot be told of this child: %s",
-                           strerror(errno));
-    const ssize_t n = rc ? 0 : recv(fd, reply, sizeof(reply), 0);
-    if (!rc && n <= 0)
-        rc = ibx_error_set(err, -ECONNRESET, "the cache does not answer");
-    if (!rc)
-        rc = read_reply(reply, (size_t)n, whole, err);
-    free(text);
-    json_decref(json);
-    close(fd);
-    return rc;
 }

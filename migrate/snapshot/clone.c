@@ -42,6 +42,7 @@ struct cloning {
     struct ibx_uffd uffd;
     struct snapshot_child child;
     json_t *before;
+    uint64_t verified;
     bool changed; /* QEMU's RAM: it is good for nothing else */
 };
 
@@ -413,8 +414,9 @@ static int begin(struct cloning *c, const char *path, const char *qmp, pid_t sta
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     int rc = ibx_snapshot_folder_open(path, false, &c->folder, err);
-    if (!rc && !c->folder.manifest.complete)
-        rc = ibx_snapshot_child_expected(&c->folder, err);
+    if (!rc)
+        rc = c->folder.manifest.complete ? ibx_snapshot_verify(&c->folder, &c->verified, err)
+                                         : ibx_snapshot_child_expected(&c->folder, err);
     if (!rc)
         rc = ibx_qmp_connect(qmp, deadline, &c->qmp, err);
     if (!rc)
@@ -450,6 +452,7 @@ int ibx_snapshot_clone(const char *path, const char *qmp, pid_t started,
     got.check_ns = checked - began;
     got.memory_ns = mapped - checked;
     got.load_ns = ibx_now_ns() - mapped;
+    got.verified = c->verified;
     got.whole = c->folder.manifest.complete;
     if (!rc)
         *result = got;

@@ -4,7 +4,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <openssl/evp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +12,6 @@
 #include <unistd.h>
 
 #define MANIFEST "manifest.json"
-#define PIECE    (1u << 20) /* bytes read at a time */
 
 /* ------------------------------------------------------------ the folder itself */
 
@@ -22,7 +20,7 @@ static void block_name(const struct ibx_snapshot_folder *folder, unsigned block,
     if (block < folder->manifest.ram_count)
         snprintf(name, 24, "ram.%u", block);
     else
-        snprintf(name, 24, "state");
+        snprintf(name, 24, "%s", block == folder->manifest.ram_count ? "state" : "hashes");
 }
 
 /* All that the VM knows is in the folder. */
@@ -63,7 +61,13 @@ static int open_itself(struct ibx_snapshot_folder *folder, struct ibx_error *err
     if (fd < 0 && !lstat(folder->path, &st) && S_ISLNK(st.st_mode))
         return ibx_error_set(err, -ENOTDIR, "%s is a link: name the folder itself", folder->path);
     if (fd < 0 && code == ENOTDIR)
-        return ibx_error_set(err, -ENOTDIR, "%s is not a folder", folder->path);
+        return ibx_error_set(err, -ENOTDIR, "%s is not a folder: give the folder of a snapshot",
+                             folder->path);
+    if (fd < 0 && code == ENOENT)
+        return ibx_error_set(err, -ENOENT,
+                             "there is no folder %s: correct the path, or make it by ib-migrate "
+                             "freeze or serve --cache",
+                             folder->path);
     if (fd < 0)
         return ibx_error_set(err, -code, "%s: %s", folder->path, strerror(code));
     int rc = check_private(folder->path, fd, err);
@@ -146,6 +150,7 @@ int ibx_snapshot_folder_files(struct ibx_snapshot_folder *folder, bool create, b
             unlinkat(folder->at, name, 0);
     }
     free(blocks);
+    ibx_snapshot_folder_note_times(folder);
     return rc;
 }
 
@@ -241,8 +246,10 @@ void ibx_snapshot_folder_remove(const struct ibx_snapshot_folder *folder)
         block_name(folder, i, name);
         unlinkat(folder->at, name, 0);
     }
-    if (folder->count)
+    if (folder->count) {
         unlinkat(folder->at, MANIFEST, 0);
+        ibx_snapshot_unmark(folder);
+    }
     if (!fstat(folder->at, &is) && !lstat(folder->path, &there) && is.st_dev == there.st_dev &&
         is.st_ino == there.st_ino)
         rmdir(folder->path);
@@ -290,68 +297,5 @@ int ibx_snapshot_folder_map(const struct ibx_snapshot_folder *folder, struct ibx
     }
     if (rc)
         ibx_page_map_fini(map);
-    return rc;
-}
-
-struct digesting {
-    const struct ibx_snapshot_folder *folder;
-    const struct ibx_page_map *map;
-    EVP_MD_CTX *md;
-    uint8_t *piece;
-    struct ibx_error *err;
-};
-
-static bool put_number(EVP_MD_CTX *md, uint64_t value)
-{
-    uint8_t bytes[8];
-    for (unsigned i = 0; i < 8; i++)
-        bytes[i] = (uint8_t)(value >> (8 * i));
-    return EVP_DigestUpdate(md, bytes, sizeof(bytes)) == 1;
-}
-
-static bool is_zero(const uint8_t *page)
-{
-    return !page[0] && !memcmp(page, page + 1, IBX_SNAPSHOT_PAGE - 1);
-}
-
-static int digest_run(void *context, uint64_t first, uint64_t count, bool data)
-{
-    const struct digesting *d = context;
-    while (data && count) {
-        const unsigned block = ibx_page_map_block(d->map, first);
-        const uint64_t within = first - d->map->blocks[block].first;
-        uint64_t most = PIECE / IBX_SNAPSHOT_PAGE;
-        most = most < count ? most : count;
-        const size_t bytes = (size_t)most * IBX_SNAPSHOT_PAGE;
-        const ssize_t n =
-            pread(d->folder->fds[block], d->piece, bytes, (off_t)(within * IBX_SNAPSHOT_PAGE));
-        if (n != (ssize_t)bytes)
-            return ibx_error_set(d->err, n < 0 ? -errno : -EIO, "block %u of %s cannot be read: %s",
-                                 block, d->folder->path,
-                                 n < 0 ? strerror(errno) : "it is too short");
-        for (uint64_t i = 0; i < most; i++)
-            if (!is_zero(d->piece + i * IBX_SNAPSHOT_PAGE) &&
-                (!put_number(d->md, first + i) ||
-                 EVP_DigestUpdate(d->md, d->piece + i * IBX_SNAPSHOT_PAGE, IBX_SNAPSHOT_PAGE) != 1))
-                return ibx_error_set(d->err, -EIO, "OpenSSL cannot compute SHA-256");
-        first += most;
-        count -= most;
-    }
-    return 0;
-}
-
-int ibx_snapshot_digest(const struct ibx_snapshot_folder *folder, const struct ibx_page_map *map,
-                        uint8_t digest[IBX_SNAPSHOT_DIGEST], struct ibx_error *err)
-{
-    struct digesting d = {folder, map, EVP_MD_CTX_new(), malloc(PIECE), err};
-    bool good = d.md && d.piece && EVP_DigestInit_ex(d.md, EVP_sha256(), NULL) == 1;
-    for (unsigned i = 0; good && i < folder->count; i++)
-        good = put_number(d.md, folder->sizes[i]);
-    int rc = good ? ibx_page_map_runs(map, digest_run, &d)
-                  : ibx_error_set(err, -ENOMEM, "no memory for a digest");
-    if (!rc && EVP_DigestFinal_ex(d.md, digest, NULL) != 1)
-        rc = ibx_error_set(err, -EIO, "OpenSSL cannot compute SHA-256");
-    EVP_MD_CTX_free(d.md);
-    free(d.piece);
     return rc;
 }

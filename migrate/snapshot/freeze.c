@@ -2,13 +2,14 @@
 /*
  * QEMU migrates the VM into a stream that has everything but its RAM (x-ignore-shared); when that
  * is complete the VM stands still ("postmigrate"), its disks are handed over, and its RAM is
- * copied. Should this tool be killed before, QEMU finds its stream closed and continues the VM.
+ * copied. When this tool is killed before the snapshot is whole, its watchdog continues the VM.
  */
 #include "migrate/snapshot/snapshot.h"
 
 #include "common/clock.h"
 #include "migrate/common/common.h"
 #include "migrate/common/vm.h"
+#include "migrate/common/watchdog.h"
 
 #include <errno.h>
 #include <openssl/rand.h>
@@ -28,6 +29,7 @@ struct freezing {
     struct ibx_snapshot_folder folder;
     struct ibx_settings settings;
     struct ibx_vm_undo undo;
+    struct ibx_watchdog watchdog;
     uint8_t *state;
     size_t state_bytes, state_room;
     uint64_t stop_ns;
@@ -156,7 +158,9 @@ static int await_end(struct freezing *f, struct ibx_error *err)
 static int save_state(struct freezing *f, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
-    int ours, theirs, rc = ibx_settings_set(f->qmp, &f->settings, deadline, err);
+    int ours, theirs, rc = ibx_watchdog_settings(&f->watchdog, f->settings.before, err);
+    if (!rc)
+        rc = ibx_settings_set(f->qmp, &f->settings, deadline, err);
     if (rc)
         return rc;
     f->undo.before = json_incref(f->settings.before);
@@ -164,7 +168,9 @@ static int save_state(struct freezing *f, struct ibx_error *err)
     if (rc)
         return rc;
     f->undo.touched = true;
-    rc = ibx_vm_migrate(f->qmp, false, theirs, deadline, err);
+    rc = ibx_watchdog_touched(&f->watchdog, err);
+    if (!rc)
+        rc = ibx_vm_migrate(f->qmp, false, theirs, deadline, err);
     close(theirs);
     if (!rc)
         rc = read_stream(f, ours, err);
@@ -180,20 +186,16 @@ static int save_state(struct freezing *f, struct ibx_error *err)
 
 /* ------------------------------------------------------------ RAM */
 
-static bool is_zero(const uint8_t *page)
-{
-    return !page[0] && !memcmp(page, page + 1, IBX_SNAPSHOT_PAGE - 1);
-}
-
 /* Runs of pages that hold something, of [from, end). */
 static int copy_run(const uint8_t *memory, uint64_t from, uint64_t end, int fd,
                     struct ibx_error *err)
 {
     while (from < end) {
         uint64_t to;
-        while (from < end && is_zero(memory + from))
+        while (from < end && ibx_snapshot_page_is_zero(memory + from))
             from += IBX_SNAPSHOT_PAGE;
-        for (to = from; to < end && to - from < (1u << 20) && !is_zero(memory + to);)
+        for (to = from;
+             to < end && to - from < (1u << 20) && !ibx_snapshot_page_is_zero(memory + to);)
             to += IBX_SNAPSHOT_PAGE;
         while (from < to) {
             const ssize_t n = pwrite(fd, memory + from, (size_t)(to - from), (off_t)from);
@@ -248,20 +250,40 @@ static int fill_folder(struct freezing *f, struct ibx_error *err)
     return rc;
 }
 
+static int hash_all(struct freezing *f, const struct ibx_page_map *map, struct ibx_error *err)
+{
+    struct ibx_snapshot_manifest *m = &f->folder.manifest;
+    struct ibx_snapshot_table table;
+    int rc = ibx_snapshot_table_init(m, &table, err);
+    if (rc)
+        return rc;
+    rc = ibx_snapshot_table_fill(&f->folder, map, &table, err);
+    if (!rc)
+        rc = ibx_snapshot_table_digest(m, &table, m->digest, err);
+    if (!rc)
+        rc = ibx_snapshot_table_write(&f->folder, &table, err);
+    ibx_snapshot_table_fini(&table);
+    return rc;
+}
+
 static int seal(struct freezing *f, struct ibx_freeze_result *result, struct ibx_error *err)
 {
     struct ibx_page_map map;
     int rc = ibx_snapshot_folder_map(&f->folder, &map, err);
     if (rc)
         return rc;
-    rc = ibx_snapshot_digest(&f->folder, &map, f->folder.manifest.digest, err);
+    rc = hash_all(f, &map, err);
     result->ram_bytes = f->ram.bytes;
     result->data_bytes = map.data_pages * IBX_SNAPSHOT_PAGE;
     result->state_bytes = f->state_bytes;
     ibx_page_map_fini(&map);
     if (!rc) /* what a manifest calls whole survives the loss of power, too */
         rc = ibx_snapshot_folder_sync(&f->folder, err);
-    return rc ? rc : ibx_snapshot_folder_seal(&f->folder, err);
+    if (!rc)
+        rc = ibx_snapshot_folder_seal(&f->folder, err);
+    if (!rc)
+        ibx_snapshot_mark_verified(&f->folder);
+    return rc;
 }
 
 /* ------------------------------------------------------------ all of it */
@@ -270,6 +292,7 @@ static int describe(struct freezing *f, struct ibx_error *err)
 {
     struct ibx_snapshot_manifest *m = &f->folder.manifest;
     m->complete = true;
+    m->hashed = true;
     m->ran = f->undo.was_running;
     m->version = f->ram.version;
     snprintf(m->machine, sizeof(m->machine), "%s", f->ram.machine);
@@ -284,6 +307,15 @@ static int describe(struct freezing *f, struct ibx_error *err)
         return ibx_error_set(err, -EIO, "OpenSSL has no random bytes");
     return ibx_describe(f->qmp, &f->ram, &m->description, ibx_deadline_in_ms(MIGRATION_QMP_MS),
                         err);
+}
+
+static int watch(struct freezing *f, const char *qmp, struct ibx_error *err)
+{
+    struct ibx_record record = {.pid = f->ram.pid, .pid_started = ibx_process_started(f->ram.pid)};
+    snprintf(record.name, sizeof(record.name), "%s", f->ram.name);
+    if (snprintf(record.qmp, sizeof(record.qmp), "%s", qmp) >= (int)sizeof(record.qmp))
+        return ibx_error_set(err, -ENAMETOOLONG, "%s: too long for the path of a monitor", qmp);
+    return ibx_watchdog_start(&f->watchdog, NULL, &record, &f->undo, -1, err);
 }
 
 static int prepare(struct freezing *f, const char *qmp, const char *path,
@@ -304,7 +336,7 @@ static int prepare(struct freezing *f, const char *qmp, const char *path,
     if (!rc)
         rc = ibx_snapshot_folder_make(path, &f->folder, err);
     f->made = !rc;
-    return rc;
+    return rc ? rc : watch(f, qmp, err);
 }
 
 /* The VM has been frozen. */
@@ -316,19 +348,23 @@ static int go_on(struct freezing *f, enum ibx_freeze_after after, struct ibx_fre
     int rc = ibx_vm_stay(f->qmp, &f->undo, deadline, err);
     result->runs = !rc && f->undo.was_running;
     result->stopped_ns = ibx_now_ns() - f->stop_ns;
+    if (result->runs) /* one that stays stopped is given back if there will be no snapshot */
+        ibx_watchdog_release(&f->watchdog);
     return rc;
 }
 
-/* After a failure: as it was. */
+/* After a failure: as it was; what this tool cannot do its watchdog tries. */
 static void undo(struct freezing *f, struct ibx_error *err)
 {
     struct ibx_error why = {0}, first = err ? *err : why;
     f->undo.was_running = f->folder.manifest.ran;
     f->undo.touched = f->undo.touched || f->stop_ns;
     if ((f->undo.touched || f->undo.before) &&
-        ibx_vm_stay(f->qmp, &f->undo, ibx_deadline_in_ms(MIGRATION_QMP_MS), &why))
+        ibx_vm_stay(f->qmp, &f->undo, ibx_deadline_in_ms(MIGRATION_QMP_MS), &why)) {
         ibx_error_set(err, first.code, "%.300s; and the VM could not be continued: %.300s",
                       first.message, why.message);
+        ibx_watchdog_leave(&f->watchdog);
+    }
     if (f->made)
         ibx_snapshot_folder_remove(&f->folder);
 }
@@ -341,6 +377,7 @@ int ibx_snapshot_freeze(const char *qmp, const char *path, enum ibx_freeze_after
     struct ibx_freeze_result got = {.runs = false};
     if (!f)
         return ibx_error_set(err, -ENOMEM, "no memory for a snapshot");
+    f->watchdog.fd = -1;
     /* They wait: a VM that stands still is not left alone. */
     int rc = ibx_migration_signals_open(&signals, err);
     if (rc) {
@@ -358,7 +395,8 @@ int ibx_snapshot_freeze(const char *qmp, const char *path, enum ibx_freeze_after
         rc = seal(f, &got, err);
     if (rc)
         undo(f, err);
-    else if (after == IBX_FREEZE_QUIT)
+    ibx_watchdog_release(&f->watchdog);
+    if (!rc && after == IBX_FREEZE_QUIT)
         rc = ibx_vm_quit(f->qmp, err);
     if (!rc)
         *result = got;

@@ -51,12 +51,13 @@ int ibx_snapshot_manifest_write(const struct ibx_snapshot_manifest *m, char **te
                                 struct ibx_error *err)
 {
     json_t *json = json_pack(
-        "{s:s, s:i, s:o, s:b, s:b, s:[i,i,i], s:s, s:s, s:s, s:i, s:o, s:I, s:o, s:O}", "format",
-        FORMAT, "version", (int)IBX_SNAPSHOT_VERSION, "id", hex(m->id, sizeof(m->id)), "complete",
-        (int)m->complete, "ran", (int)m->ran, "qemu", (int)m->version.major, (int)m->version.minor,
-        (int)m->version.micro, "machine", m->machine, "uuid", m->uuid, "name", m->name, "page_size",
-        (int)IBX_SNAPSHOT_PAGE, "ram", blocks_json(m), "state_bytes", (json_int_t)m->state_bytes,
-        "digest", hex(m->digest, sizeof(m->digest)), "description", m->description);
+        "{s:s, s:i, s:o, s:b, s:b, s:[i,i,i], s:s, s:s, s:s, s:i, s:o, s:I, s:b, s:o, s:O}",
+        "format", FORMAT, "version", (int)IBX_SNAPSHOT_VERSION, "id", hex(m->id, sizeof(m->id)),
+        "complete", (int)m->complete, "ran", (int)m->ran, "qemu", (int)m->version.major,
+        (int)m->version.minor, (int)m->version.micro, "machine", m->machine, "uuid", m->uuid,
+        "name", m->name, "page_size", (int)IBX_SNAPSHOT_PAGE, "ram", blocks_json(m), "state_bytes",
+        (json_int_t)m->state_bytes, "hashes", (int)m->hashed, "digest",
+        hex(m->digest, sizeof(m->digest)), "description", m->description);
     char *whole = json ? json_dumps(json, JSON_COMPACT) : NULL;
     json_decref(json);
     if (!whole)
@@ -166,6 +167,8 @@ static int take(const json_t *json, struct ibx_snapshot_manifest *m, struct ibx_
         return wrong(err, "digest");
     if (!take_bool(json, "complete", &m->complete) || !take_bool(json, "ran", &m->ran))
         return wrong(err, "complete and ran");
+    if (!take_bool(json, "hashes", &m->hashed))
+        return wrong(err, "hashes");
     if (!take_version(json, &m->version))
         return wrong(err, "qemu");
     if (!take_text(json, "machine", m->machine, sizeof(m->machine)) ||
@@ -206,7 +209,7 @@ void ibx_snapshot_manifest_fini(struct ibx_snapshot_manifest *manifest)
 bool ibx_snapshot_same(const struct ibx_snapshot_manifest *a, const struct ibx_snapshot_manifest *b)
 {
     bool same = !memcmp(a->id, b->id, sizeof(a->id)) && a->ram_count == b->ram_count &&
-                a->state_bytes == b->state_bytes &&
+                a->state_bytes == b->state_bytes && a->hashed == b->hashed &&
                 !memcmp(a->digest, b->digest, sizeof(a->digest));
     for (unsigned i = 0; same && i < a->ram_count; i++)
         same = a->ram[i].size == b->ram[i].size && !strcmp(a->ram[i].id, b->ram[i].id);
@@ -225,7 +228,25 @@ unsigned ibx_snapshot_blocks(const struct ibx_snapshot_manifest *m,
     }
     blocks[m->ram_count] = (struct ibx_migrate_block){
         .id = "state", .size = round_up(m->state_bytes), .page_size = IBX_SNAPSHOT_PAGE};
-    return m->ram_count + 1;
+    if (!m->hashed)
+        return m->ram_count + 1;
+    blocks[m->ram_count + 1] =
+        (struct ibx_migrate_block){.id = "hashes", .page_size = IBX_SNAPSHOT_PAGE};
+    blocks[m->ram_count + 1].size = ibx_snapshot_table_bytes(m);
+    return m->ram_count + 2;
+}
+
+uint64_t ibx_snapshot_hashed_pages(const struct ibx_snapshot_manifest *m)
+{
+    uint64_t bytes = round_up(m->state_bytes);
+    for (unsigned i = 0; i < m->ram_count; i++)
+        bytes += m->ram[i].size;
+    return bytes / IBX_SNAPSHOT_PAGE;
+}
+
+uint64_t ibx_snapshot_table_bytes(const struct ibx_snapshot_manifest *m)
+{
+    return round_up(ibx_snapshot_hashed_pages(m) * IBX_SNAPSHOT_HASH);
 }
 
 int ibx_snapshot_map_init(const struct ibx_snapshot_manifest *m, struct ibx_page_map *map,

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The memory file of a Firecracker snapshot, offered like a folder: one block of that file, and a
- * device state of nothing. Its id comes from the file, so that a server that was started again
- * serves the same snapshot, and a file that has changed is another one.
+ * The memory file of a Firecracker snapshot, offered like a folder: one block of that file, a
+ * device state of nothing, and the hashes of its pages in a file without a name. Its id comes from
+ * the file, so that a server that was started again serves the same snapshot, and a file that has
+ * changed is another one.
  */
 #include "migrate/snapshot/snapshot.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <openssl/evp.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -53,38 +55,109 @@ static int file_open(const char *path, struct stat *st, struct ibx_error *err)
                          path, IBX_SNAPSHOT_PAGE);
 }
 
-int ibx_snapshot_memory_file(const char *path, struct ibx_snapshot_folder *folder,
-                             struct ibx_error *err)
+/* All that the VM knows is in the file, and what it is must not depend on others. */
+static int check_private(const char *path, const struct stat *st, struct ibx_error *err)
 {
-    struct stat st;
+    if (st->st_uid != geteuid() && st->st_uid != 0)
+        return ibx_error_set(err, -EPERM,
+                             "%s belongs to user %u, who can change it: serve it as that user, or "
+                             "a copy of your own",
+                             path, (unsigned)st->st_uid);
+    if (st->st_mode & 077)
+        return ibx_error_set(err, -EPERM,
+                             "other users can read or change %s (mode %04o), and a VM's memory is "
+                             "in it: chmod 0600 %s",
+                             path, st->st_mode & 07777u, path);
+    return 0;
+}
+
+static void manifest_fill(struct ibx_snapshot_manifest *m, uint64_t bytes, bool hashed)
+{
+    m->complete = true;
+    m->hashed = hashed;
+    m->state_bytes = 1;
+    m->ram_count = 1;
+    m->ram[0].size = bytes;
+    snprintf(m->ram[0].id, sizeof(m->ram[0].id), "memory");
+    snprintf(m->machine, sizeof(m->machine), "firecracker");
+}
+
+/* A file of zeros for a block that the snapshot's folder would have. */
+static int block_add(struct ibx_snapshot_folder *folder, uint64_t bytes, struct ibx_error *err)
+{
+    const int fd = memfd_create("ibx-snapshot", MFD_CLOEXEC);
+    if (fd < 0 || ftruncate(fd, (off_t)bytes)) {
+        const int code = errno;
+        if (fd >= 0)
+            close(fd);
+        return ibx_error_set(err, -code, "a memory file: %s", strerror(code));
+    }
+    folder->sizes[folder->count] = bytes;
+    folder->fds[folder->count++] = fd;
+    return 0;
+}
+
+static int hash_all(struct ibx_snapshot_folder *folder, struct ibx_error *err)
+{
     struct ibx_snapshot_manifest *m = &folder->manifest;
+    struct ibx_snapshot_table table = {.hashes = NULL};
+    struct ibx_page_map map;
+    int rc = ibx_snapshot_folder_map(folder, &map, err);
+    if (rc)
+        return rc;
+    rc = ibx_snapshot_table_init(m, &table, err);
+    if (!rc)
+        rc = ibx_snapshot_table_fill(folder, &map, &table, err);
+    if (!rc)
+        rc = ibx_snapshot_table_digest(m, &table, m->digest, err);
+    if (!rc)
+        rc = ibx_snapshot_table_write(folder, &table, err);
+    ibx_snapshot_table_fini(&table);
+    ibx_page_map_fini(&map);
+    return rc;
+}
+
+static int open_all(const char *path, bool hashed, struct ibx_snapshot_folder *folder,
+                    struct ibx_error *err)
+{
+    struct ibx_snapshot_manifest *m = &folder->manifest;
+    struct stat st;
     const int fd = file_open(path, &st, err);
     if (fd < 0)
         return fd;
-    const int state = memfd_create("ibx-no-state", MFD_CLOEXEC);
-    int rc = state < 0 || ftruncate(state, IBX_SNAPSHOT_PAGE)
-                 ? ibx_error_set(err, -errno, "a memory file: %s", strerror(errno))
-                 : id_make(&st, m->id, err);
-    m->description = rc ? NULL : json_object();
-    if (!rc && !m->description)
-        rc = ibx_error_set(err, -ENOMEM, "no memory for a manifest");
-    if (rc) {
-        if (state >= 0)
-            close(state);
-        close(fd);
-        return rc;
-    }
-    m->complete = true;
-    m->state_bytes = 1;
-    m->ram_count = 1;
-    m->ram[0].size = (uint64_t)st.st_size;
-    snprintf(m->ram[0].id, sizeof(m->ram[0].id), "memory");
-    snprintf(m->machine, sizeof(m->machine), "firecracker");
+    snprintf(folder->path, sizeof(folder->path), "%s", path);
     folder->read_only = true;
-    folder->count = 2;
+    folder->count = 1;
     folder->fds[0] = fd;
-    folder->sizes[0] = m->ram[0].size;
-    folder->fds[1] = state;
-    folder->sizes[1] = IBX_SNAPSHOT_PAGE;
-    return 0;
+    folder->sizes[0] = (uint64_t)st.st_size;
+    manifest_fill(m, (uint64_t)st.st_size, hashed);
+    int rc = check_private(path, &st, err);
+    if (!rc)
+        rc = id_make(&st, m->id, err);
+    if (!rc && !(m->description = json_object()))
+        rc = ibx_error_set(err, -ENOMEM, "no memory for a manifest");
+    if (!rc)
+        rc = block_add(folder, IBX_SNAPSHOT_PAGE, err);
+    if (!rc && hashed)
+        rc = block_add(folder, ibx_snapshot_table_bytes(m), err);
+    if (!rc && hashed)
+        rc = hash_all(folder, err);
+    ibx_snapshot_folder_note_times(folder);
+    folder->times[0] = st.st_mtim; /* before it was read */
+    return rc;
+}
+
+int ibx_snapshot_memory_file(const char *path, bool hashed, struct ibx_snapshot_folder *out,
+                             struct ibx_error *err)
+{
+    struct ibx_snapshot_folder *folder = calloc(1, sizeof(*folder));
+    if (!folder)
+        return ibx_error_set(err, -ENOMEM, "no memory for a snapshot");
+    const int rc = open_all(path, hashed, folder, err);
+    if (rc)
+        ibx_snapshot_folder_close(folder);
+    else
+        *out = *folder;
+    free(folder);
+    return rc;
 }

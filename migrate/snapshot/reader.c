@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Each connection begins alike: OPEN, to which the first gets the manifest and the map, and all the
- * list of regions. From there on it is a page connection (pages/page_reader.c).
+ * list of regions. From there on it is a page connection (pages/page_reader.c), or pages come by
+ * messages (asking.c).
  */
 #include "migrate/snapshot/snapshot.h"
 
@@ -18,9 +19,16 @@ struct ibx_snapshot_reader {
     struct ibx_snapshot_manifest manifest;
     bool has_manifest;
     struct ibx_page_map map;
+    struct ibx_snapshot_index index;
+    size_t index_got;    /* bytes */
+    uint64_t index_next; /* the piece whose hash comes next */
     struct ibx_migrate_block blocks[IBX_GUEST_BLOCKS_MAX];
     unsigned block_count, links;
-    struct ibx_page_reader *pages[IBX_MIGRATE_LINKS_MAX];
+    struct link {
+        struct ibx_page_reader *pages; /* one of both */
+        struct ibx_snapshot_asker *asker;
+        struct ibx_snapshot_table_reader *hashes; /* NULL: without */
+    } link[IBX_MIGRATE_LINKS_MAX];
     struct ibx_mr *buffer; /* of the first link, for fetch() */
 };
 
@@ -31,7 +39,7 @@ struct opening {
     struct ibx_conn *conn;
     char *text; /* of the manifest, while it comes */
     size_t length, got;
-    bool listed;
+    bool listed, asked;
     uint32_t regions;
 };
 
@@ -55,6 +63,72 @@ static int take_manifest(struct opening *o, const struct ibx_snapshot_any *m, st
     return ibx_snapshot_map_init(&reader->manifest, &reader->map, err);
 }
 
+/* Nothing of it comes for a snapshot whose pages are all zero. */
+static int begin_index(struct ibx_snapshot_reader *reader, struct ibx_error *err)
+{
+    if (reader->index.hashes)
+        return 0;
+    const int rc = ibx_snapshot_index_init(&reader->manifest, &reader->index, err);
+    if (!rc)
+        reader->index_next = ibx_snapshot_piece_next(&reader->manifest, &reader->map, 0);
+    return rc;
+}
+
+static int take_index(struct opening *o, const struct ibx_snapshot_any *m, struct ibx_error *err)
+{
+    struct ibx_snapshot_reader *reader = o->reader;
+    if (reader->links || !reader->has_manifest || !reader->manifest.hashed ||
+        reader->map.next != reader->map.pages || m->offset != reader->index_got ||
+        m->bytes.length % IBX_SNAPSHOT_HASH)
+        return ibx_error_set(err, -EPROTO, "byte %u of its index came out of turn", m->offset);
+    const int rc = begin_index(reader, err);
+    if (rc)
+        return rc;
+    for (size_t at = 0; at < m->bytes.length; at += IBX_SNAPSHOT_HASH) {
+        if (reader->index_next >= reader->index.pieces)
+            return ibx_error_set(err, -EPROTO, "its index is longer than its map says");
+        memcpy(reader->index.hashes + reader->index_next * IBX_SNAPSHOT_HASH, m->bytes.bytes + at,
+               IBX_SNAPSHOT_HASH);
+        reader->index_next =
+            ibx_snapshot_piece_next(&reader->manifest, &reader->map, reader->index_next + 1);
+    }
+    reader->index_got += m->bytes.length;
+    return 0;
+}
+
+/* The pages of the table that are not zero follow from the others. */
+static int finish_map(struct ibx_snapshot_reader *reader, struct ibx_error *err)
+{
+    struct ibx_page_map hashed;
+    int rc = ibx_snapshot_map_init(&reader->manifest, &hashed, err);
+    if (rc)
+        return rc;
+    ibx_page_map_set(&hashed, 0, ibx_snapshot_hashed_pages(&reader->manifest));
+    ibx_page_map_keep(&reader->map, &hashed);
+    ibx_snapshot_map_finish(&reader->manifest, &reader->map);
+    ibx_page_map_fini(&hashed);
+    return 0;
+}
+
+/* All of it is there: whether it is what was frozen. */
+static int check_index(struct ibx_snapshot_reader *reader, struct ibx_error *err)
+{
+    uint8_t digest[IBX_SNAPSHOT_DIGEST];
+    if (!reader->manifest.hashed)
+        return 0;
+    int rc = begin_index(reader, err);
+    if (!rc && reader->index_next != reader->index.pieces)
+        rc = ibx_error_set(err, -EPROTO, "it sent its index not to the end");
+    if (rc)
+        return rc;
+    rc = ibx_snapshot_index_digest(&reader->manifest, &reader->map, &reader->index, digest, err);
+    if (!rc && memcmp(digest, reader->manifest.digest, sizeof(digest)))
+        rc = ibx_error_set(err, -EBADMSG,
+                           "the hashes of its pages, or the map of them, are not those that were "
+                           "frozen: they were changed on their way here, or where they are served");
+    return rc ? rc : finish_map(reader, err);
+}
+
 static int take_list(struct opening *o, const struct ibx_snapshot_any *m, struct ibx_error *err)
 {
     struct ibx_snapshot_reader *reader = o->reader;
@@ -62,8 +136,12 @@ static int take_list(struct opening *o, const struct ibx_snapshot_any *m, struct
         return ibx_error_set(err, -EPROTO, "it sent its manifest and page map not to their end");
     if (memcmp(m->id, reader->manifest.id, sizeof(m->id)))
         return ibx_error_set(err, -ESTALE, "it serves another snapshot now: begin anew");
+    const int rc = reader->links ? 0 : check_index(reader, err);
+    if (rc)
+        return rc;
     o->listed = true;
     o->regions = m->regions;
+    o->asked = m->asked;
     return 0;
 }
 
@@ -80,14 +158,23 @@ static int take(struct opening *o, const struct ibx_event *event, struct ibx_err
         if (!o->reader->has_manifest || o->reader->links)
             return ibx_error_set(err, -EPROTO, "a part of its page map came out of turn");
         return ibx_page_map_decode(&o->reader->map, message.bytes.bytes, message.bytes.length, err);
+    case IBX_SNAPSHOT_INDEX:
+        return take_index(o, &message, err);
     case IBX_SNAPSHOT_LIST:
         return take_list(o, &message, err);
-    case IBX_SNAPSHOT_REFUSED:
-        return ibx_error_set(err, -EAGAIN, "it refuses: %s", message.reason);
     case IBX_SNAPSHOT_OPEN:
+    case IBX_SNAPSHOT_ASK:
+    case IBX_SNAPSHOT_PAGES:
+    case IBX_SNAPSHOT_JOIN:
+    case IBX_SNAPSHOT_GROUP:
+    case IBX_SNAPSHOT_NO_GROUP:
+    case IBX_SNAPSHOT_WANT:
+    case IBX_SNAPSHOT_FED:
+    case IBX_SNAPSHOT_HEARD:
         break;
     }
-    return ibx_error_set(err, -EPROTO, "it sent OPEN, which only a reader may");
+    return ibx_error_set(err, -EPROTO, "it sent message %d, which nobody expects here",
+                         (int)message.type);
 }
 
 static int take_messages(struct opening *o, uint64_t deadline, struct ibx_error *err)
@@ -126,55 +213,49 @@ static int take_regions(struct ibx_page_reader *pages, uint32_t count, uint64_t 
     return n < 0 ? n : ibx_page_reader_arm(pages, 0, &unused, err);
 }
 
+/* Page readers of the connection, which has been listed. */
+static int open_pages(struct ibx_snapshot_reader *reader, const struct opening *o,
+                      struct ibx_page_reader **pages, uint64_t deadline, struct ibx_error *err)
+{
+    int rc = ibx_page_reader_create(o->conn, reader->blocks, reader->block_count, pages, err);
+    if (!rc)
+        rc = take_regions(*pages, o->regions, deadline, err);
+    if (!rc && !reader->links)
+        rc = ibx_page_reader_covers(*pages, &reader->map, err);
+    return rc;
+}
+
 static int open_link(struct ibx_snapshot_reader *reader, const char *uri,
                      const struct ibx_options *options, struct ibx_error *err)
 {
     struct opening o = {.reader = reader};
     const struct ibx_snapshot_any open = {.type = IBX_SNAPSHOT_OPEN, .whole = !reader->links};
-    struct ibx_page_reader *pages = NULL;
+    struct link link = {NULL, NULL, NULL};
     int rc = ibx_connect(uri, options, &o.conn, err);
     if (rc)
         return rc;
+    ibx_receive_ahead(o.conn);
     const uint64_t deadline = ibx_deadline_in_ms(options->timeout_ms);
     rc = ibx_snapshot_send(o.conn, &open, deadline, err);
     if (!rc)
         rc = take_messages(&o, deadline, err);
     free(o.text);
+    if (!rc && !o.asked)
+        rc = open_pages(reader, &o, &link.pages, deadline, err);
+    else if (!rc && !(link.asker = ibx_snapshot_asker_create(o.conn)))
+        rc = ibx_error_set(err, -ENOMEM, "no memory for a page reader");
     if (!rc)
-        rc = ibx_page_reader_create(o.conn, reader->blocks, reader->block_count, &pages, err);
-    if (!rc)
-        rc = take_regions(pages, o.regions, deadline, err);
-    if (!rc && !reader->links)
-        rc = ibx_page_reader_covers(pages, &reader->map, err);
-    if (!rc)
-        reader->pages[reader->links++] = pages;
-    else if (pages)
-        ibx_page_reader_destroy(pages);
+        reader->link[reader->links++] = link;
+    else if (link.pages)
+        ibx_page_reader_destroy(link.pages);
     else
         ibx_close(o.conn);
     return rc ? ibx_error_prefix(err, rc, "the snapshot at %s", uri) : 0;
 }
 
-int ibx_snapshot_reader_open(const char *uri, const struct ibx_options *options, unsigned links,
-                             struct ibx_snapshot_reader **out, struct ibx_error *err)
+static struct ibx_conn *conn_of(const struct link *link)
 {
-    struct ibx_options own = *options;
-    if (!links || links > IBX_MIGRATE_LINKS_MAX)
-        return ibx_error_set(err, -EINVAL, "%u page connections: 1 to %u are possible", links,
-                             IBX_MIGRATE_LINKS_MAX);
-    struct ibx_snapshot_reader *reader = calloc(1, sizeof(*reader));
-    if (!reader)
-        return ibx_error_set(err, -ENOMEM, "no memory for a reader");
-    own.message = IBX_MIGRATE_MESSAGE;
-    snprintf(own.purpose, sizeof(own.purpose), IBX_SNAPSHOT_PURPOSE);
-    int rc = 0;
-    while (!rc && reader->links < links)
-        rc = open_link(reader, uri, &own, err);
-    if (rc)
-        ibx_snapshot_reader_close(reader);
-    else
-        *out = reader;
-    return rc;
+    return link->asker ? ibx_snapshot_asker_conn(link->asker) : ibx_page_reader_conn(link->pages);
 }
 
 /* ------------------------------------------------------------ answers */
@@ -190,6 +271,13 @@ const struct ibx_page_map *ibx_snapshot_reader_map(const struct ibx_snapshot_rea
     return &reader->map;
 }
 
+struct ibx_snapshot_index ibx_snapshot_reader_take_index(struct ibx_snapshot_reader *reader)
+{
+    const struct ibx_snapshot_index index = reader->index;
+    reader->index = (struct ibx_snapshot_index){.hashes = NULL};
+    return index;
+}
+
 unsigned ibx_snapshot_reader_links(const struct ibx_snapshot_reader *reader)
 {
     return reader->links;
@@ -197,14 +285,15 @@ unsigned ibx_snapshot_reader_links(const struct ibx_snapshot_reader *reader)
 
 const struct ibx_path *ibx_snapshot_reader_path(const struct ibx_snapshot_reader *reader)
 {
-    return ibx_conn_path(ibx_page_reader_conn(reader->pages[0]));
+    return ibx_conn_path(conn_of(&reader->link[0]));
 }
 
 const char *ibx_snapshot_reader_reason(const struct ibx_snapshot_reader *reader)
 {
     const char *reason = "";
     for (unsigned i = 0; i < reader->links && !*reason; i++)
-        reason = ibx_page_reader_reason(reader->pages[i]);
+        reason = reader->link[i].asker ? ibx_snapshot_asker_reason(reader->link[i].asker)
+                                       : ibx_page_reader_reason(reader->link[i].pages);
     return reason;
 }
 
@@ -237,14 +326,16 @@ static int await_read(struct ibx_conn *conn, struct ibx_error *err)
 static int fetch_part(struct ibx_snapshot_reader *reader, uint64_t at, uint8_t *to, size_t length,
                       struct ibx_error *err)
 {
-    struct ibx_conn *conn = ibx_page_reader_conn(reader->pages[0]);
+    if (reader->link[0].asker)
+        return ibx_snapshot_asker_fetch(reader->link[0].asker, at, to, (uint32_t)length, err);
+    struct ibx_conn *conn = conn_of(&reader->link[0]);
     struct ibx_remote remote;
     int rc = reader->buffer
                  ? 0
                  : ibx_mr_allocate(conn, FETCH_BYTES, IBX_ACCESS_LOCAL, &reader->buffer, err);
     if (rc)
         return rc;
-    if (ibx_page_reader_remote(reader->pages[0], at, length, &remote))
+    if (ibx_page_reader_remote(reader->link[0].pages, at, length, &remote))
         return ibx_error_set(err, -EPROTO, "byte 0x%llx of the snapshot is not exposed",
                              (unsigned long long)at);
     void *buffer = ibx_mr_address(reader->buffer);
@@ -269,7 +360,8 @@ static size_t part_of(const struct ibx_snapshot_reader *reader, uint64_t at, siz
     struct ibx_remote remote;
     part = part < length ? part : length;
     part = part < FETCH_BYTES ? part : FETCH_BYTES;
-    if (data && ibx_page_reader_remote(reader->pages[0], at, (size_t)part, &remote) &&
+    if (data && reader->link[0].pages &&
+        ibx_page_reader_remote(reader->link[0].pages, at, (size_t)part, &remote) &&
         part > IBX_SNAPSHOT_PAGE - within)
         part = IBX_SNAPSHOT_PAGE - within;
     return (size_t)part;
@@ -299,14 +391,84 @@ int ibx_snapshot_reader_fetch(struct ibx_snapshot_reader *reader, unsigned block
     return rc;
 }
 
+/* ------------------------------------------------------------ hashes */
+
+int ibx_snapshot_reader_fetch_hashes(struct ibx_snapshot_reader *reader,
+                                     struct ibx_snapshot_checker *checker, uint64_t page,
+                                     uint64_t pages, struct ibx_error *err)
+{
+    const unsigned block = reader->manifest.ram_count + 1;
+    const uint32_t each = ibx_snapshot_checker_each(checker), piece = each * IBX_SNAPSHOT_HASH;
+    const uint64_t end = (page + pages - 1) / each + 1;
+    uint8_t bytes[IBX_SNAPSHOT_PAGE];
+    uint64_t at = page / each;
+    int rc = 0;
+    while (!rc && (at = ibx_snapshot_checker_lacks(checker, at, end)) < end) {
+        const uint64_t most = sizeof(bytes) / piece, count = end - at < most ? end - at : most;
+        rc =
+            ibx_snapshot_reader_fetch(reader, block, at * piece, bytes, (size_t)count * piece, err);
+        ibx_snapshot_checker_note(checker, count * piece);
+        for (uint64_t i = 0; !rc && i < count; i++)
+            rc = ibx_snapshot_checker_keep(checker, 0, at + i, bytes + i * piece, err);
+        at += count;
+    }
+    return rc;
+}
+
+/* ------------------------------------------------------------ opening */
+
+int ibx_snapshot_reader_open(const char *uri, const struct ibx_options *options, unsigned links,
+                             struct ibx_snapshot_reader **out, struct ibx_error *err)
+{
+    struct ibx_options own = *options;
+    if (!links || links > IBX_MIGRATE_LINKS_MAX)
+        return ibx_error_set(err, -EINVAL, "%u page connections: 1 to %u are possible", links,
+                             IBX_MIGRATE_LINKS_MAX);
+    struct ibx_snapshot_reader *reader = calloc(1, sizeof(*reader));
+    if (!reader)
+        return ibx_error_set(err, -ENOMEM, "no memory for a reader");
+    own.message = IBX_MIGRATE_MESSAGE;
+    snprintf(own.purpose, sizeof(own.purpose), IBX_SNAPSHOT_PURPOSE);
+    int rc = 0;
+    while (!rc && reader->links < links)
+        rc = open_link(reader, uri, &own, err);
+    if (rc)
+        ibx_snapshot_reader_close(reader);
+    else
+        *out = reader;
+    return rc;
+}
+
 /* ------------------------------------------------------------ into an engine */
 
-int ibx_snapshot_reader_serve(struct ibx_snapshot_reader *reader, size_t buffer_bytes,
+static int add_hashes(struct ibx_snapshot_reader *reader, unsigned i,
+                      struct ibx_snapshot_checker *checker, size_t buffer_bytes,
+                      struct ibx_fault_reader *as, struct ibx_error *err)
+{
+    uint8_t *buffer = as->buffer ? (uint8_t *)as->buffer + buffer_bytes : NULL;
+    struct link *link = &reader->link[i];
+    ibx_snapshot_table_reader_destroy(link->hashes);
+    link->hashes = ibx_snapshot_table_reader_create(as, buffer, checker, i, &reader->manifest);
+    if (!link->hashes)
+        return ibx_error_set(err, -ENOMEM, "no memory for a page reader");
+    ibx_snapshot_table_reader_serve(link->hashes, as);
+    return 0;
+}
+
+int ibx_snapshot_reader_serve(struct ibx_snapshot_reader *reader,
+                              struct ibx_snapshot_checker *checker, size_t buffer_bytes,
                               struct ibx_fault_reader *as, struct ibx_error *err)
 {
+    const size_t more = checker ? IBX_SNAPSHOT_TABLE_BUFFER : 0;
     int rc = 0;
-    for (unsigned i = 0; !rc && i < reader->links; i++)
-        rc = ibx_page_reader_serve(reader->pages[i], buffer_bytes, &as[i], err);
+    for (unsigned i = 0; !rc && i < reader->links; i++) {
+        if (reader->link[i].asker)
+            ibx_snapshot_asker_serve(reader->link[i].asker, &as[i]);
+        else
+            rc = ibx_page_reader_serve(reader->link[i].pages, buffer_bytes + more, &as[i], err);
+        if (!rc && checker)
+            rc = add_hashes(reader, i, checker, buffer_bytes, &as[i], err);
+    }
     return rc;
 }
 
@@ -314,9 +476,13 @@ void ibx_snapshot_reader_close(struct ibx_snapshot_reader *reader)
 {
     if (!reader)
         return;
-    for (unsigned i = 0; i < reader->links; i++)
-        ibx_page_reader_destroy(reader->pages[i]);
+    for (unsigned i = 0; i < reader->links; i++) {
+        ibx_page_reader_destroy(reader->link[i].pages);
+        ibx_snapshot_asker_destroy(reader->link[i].asker);
+        ibx_snapshot_table_reader_destroy(reader->link[i].hashes);
+    }
     ibx_page_map_fini(&reader->map);
+    ibx_snapshot_index_fini(&reader->index);
     ibx_snapshot_manifest_fini(&reader->manifest);
     free(reader);
 }

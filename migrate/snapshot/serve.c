@@ -20,13 +20,19 @@ struct serving {
     const struct ibx_serve_options *options;
     struct ibx_snapshot_folder folder;
     struct ibx_page_map map;            /* without a cache */
+    struct ibx_snapshot_index index;    /* likewise, if it is hashed */
     void *memory[IBX_GUEST_BLOCKS_MAX]; /* likewise */
     struct snapshot_cache cache;
+    struct snapshot_intact intact;
     bool cached;
     struct snapshot_children *children;
     struct ibx_snapshot_server *server;
+    struct ibx_snapshot_multicast multicast;
     struct migration_signals signals;
-    uint64_t told_ns, bytes, present;
+    struct ibx_fault_stats engine; /* of the cache's, as it was last */
+    uint64_t told_ns, looked_ns, present;
+    uint64_t used_ns, asked; /* until_unused: when a child was seen last */
+    bool gone; /* somebody has changed the files: threads may wait in their mapping for good */
 };
 
 /* ------------------------------------------------------------ beginning */
@@ -86,6 +92,22 @@ static int compare(struct serving *s, struct ibx_error *err)
     return 0;
 }
 
+/* What a reader is told is what the table says. */
+static int read_table(struct serving *s, struct ibx_error *err)
+{
+    const struct ibx_snapshot_manifest *m = &s->folder.manifest;
+    struct ibx_page_map there = s->map;
+    if (!m->hashed)
+        return 0;
+    const struct ibx_snapshot_table table = {.hashes = s->memory[m->ram_count + 1],
+                                             .bytes = (size_t)ibx_snapshot_table_bytes(m),
+                                             .pages = ibx_snapshot_hashed_pages(m)};
+    const int rc = ibx_snapshot_table_read(m, &table, &there, &s->map, &s->index, err);
+    if (!rc)
+        ibx_page_map_fini(&there);
+    return rc;
+}
+
 static int begin_whole(struct serving *s, struct ibx_error *err)
 {
     const struct snapshot_children_config children = {&s->folder, &s->map, s->memory};
@@ -100,6 +122,8 @@ static int begin_whole(struct serving *s, struct ibx_error *err)
         rc = ibx_snapshot_folder_map(&s->folder, &s->map, err);
     if (!rc)
         rc = map_blocks(s, err);
+    if (!rc)
+        rc = read_table(s, err);
     if (!rc && s->folder.opened)
         rc = ibx_snapshot_children_release(&children, err);
     if (!rc && !s->options->listen)
@@ -116,7 +140,11 @@ static int begin_cache(struct serving *s, struct ibx_error *err)
     s->cache.options = &options->transport;
     s->cache.uris = options->caches;
     s->cache.uri_count = options->cache_count;
-    s->cache.links = options->links ? options->links : ibx_page_links_default();
+    /* What faults need goes over one of them. */
+    s->cache.links = options->links       ? options->links
+                     : options->on_demand ? 1
+                                          : ibx_page_links_default();
+    s->cache.multicast = &options->multicast;
     int rc = ibx_snapshot_cache_begin(&s->cache, options->folder, err);
     if (!rc)
         rc = ibx_snapshot_cache_fill(&s->cache, !options->on_demand, options->max_bandwidth, err);
@@ -128,13 +156,32 @@ static int begin_cache(struct serving *s, struct ibx_error *err)
 static int open_folder(struct serving *s, struct ibx_error *err)
 {
     struct stat st;
-    const bool file = !stat(s->options->folder, &st) && !S_ISDIR(st.st_mode);
-    int rc = file ? ibx_snapshot_memory_file(s->options->folder, &s->folder, err)
-                  : ibx_snapshot_folder_open(s->options->folder, true, &s->folder, err);
+    const bool there = !stat(s->options->folder, &st), file = there && !S_ISDIR(st.st_mode);
+    if (there && !file && s->options->no_verify)
+        return ibx_error_set(err, -EINVAL,
+                             "--no-verify is for a memory file: %s is a folder, and has the hashes "
+                             "of its pages already: leave it out",
+                             s->options->folder);
+    int rc =
+        file ? ibx_snapshot_memory_file(s->options->folder, !s->options->no_verify, &s->folder, err)
+             : ibx_snapshot_folder_open(s->options->folder, true, &s->folder, err);
     if (rc == -ENOENT && s->options->cache_count)
         rc = 0;
     s->cached = !rc && s->options->cache_count && !s->folder.manifest.complete;
     return rc;
+}
+
+/* A group of IPv6 where it listens by that. */
+static int begin_multicast(struct serving *s, struct ibx_error *err)
+{
+    s->multicast =
+        (struct ibx_snapshot_multicast){.manifest = &s->folder.manifest,
+                                        .map = s->cached ? &s->cache.map : &s->map,
+                                        .memory = s->cached ? s->cache.memory : s->memory,
+                                        .has = s->cached ? ibx_snapshot_cache_has : NULL,
+                                        .context = &s->cache};
+    return ibx_snapshot_multicast_open(&s->multicast, &s->options->multicast,
+                                       strchr(s->options->listen, '[') != NULL, err);
 }
 
 static int begin(struct serving *s, struct ibx_error *err)
@@ -142,36 +189,54 @@ static int begin(struct serving *s, struct ibx_error *err)
     int rc = open_folder(s, err);
     if (!rc)
         rc = s->cached ? begin_cache(s, err) : begin_whole(s, err);
+    if (!rc)
+        rc = ibx_snapshot_intact_begin(&s->intact, &s->folder,
+                                       s->cached ? s->cache.memory : s->memory, err);
+    if (!rc && s->options->listen && s->options->multicast.on)
+        rc = begin_multicast(s, err);
     if (rc || !s->options->listen)
         return rc;
-    const struct ibx_snapshot_server_config config = {.uri = s->options->listen,
-                                                      .options = &s->options->transport,
-                                                      .manifest = &s->folder.manifest,
-                                                      .map = s->cached ? &s->cache.map : &s->map,
-                                                      .memory =
-                                                          s->cached ? s->cache.memory : s->memory,
-                                                      .touched = s->cached};
+    const struct ibx_snapshot_index *index =
+        s->cached && s->cache.hashes ? ibx_snapshot_checker_index(s->cache.hashes) : &s->index;
+    const struct ibx_snapshot_server_config config = {
+        .uri = s->options->listen,
+        .index = s->folder.manifest.hashed ? index : NULL,
+        .multicast = s->multicast.sender,
+        .interface = s->options->multicast.interface,
+        .options = &s->options->transport,
+        .manifest = &s->folder.manifest,
+        .map = s->cached ? &s->cache.map : &s->map,
+        .memory = s->cached ? s->cache.memory : s->memory,
+        .touched = s->cached,
+        .read_only = s->folder.read_only};
     return ibx_snapshot_server_open(&config, &s->server, err);
 }
 
 /* ------------------------------------------------------------ what is told */
 
+static void note_figures(struct serving *s)
+{
+    if (!s->cache.engine)
+        return;
+    ibx_fault_stats(s->cache.engine, &s->engine);
+    s->present = ibx_snapshot_cache_present(&s->cache, &s->engine);
+}
+
 static void fill_status(struct serving *s, struct ibx_serve_status *status)
 {
     struct snapshot_children_stats children = {0};
-    struct ibx_fault_stats engine;
     *status = (struct ibx_serve_status){.whole = true};
     if (s->server) {
         status->uri = ibx_snapshot_server_uri(s->server);
         ibx_snapshot_server_stats(s->server, &status->readers);
     }
+    status->multicasts = s->multicast.sender != NULL;
+    if (status->multicasts)
+        ibx_multicast_sender_stats(s->multicast.sender, &status->sender);
     if (!s->cached)
         return;
-    if (s->cache.engine) {
-        ibx_fault_stats(s->cache.engine, &engine);
-        s->bytes = engine.bytes;
-        s->present = engine.present;
-    }
+    ibx_snapshot_cache_fed(&s->cache, &status->fed);
+    note_figures(s);
     ibx_snapshot_children_stats(s->children, &children);
     status->source = s->cache.source;
     status->whole = s->cache.state.now == CACHE_WHOLE;
@@ -181,7 +246,12 @@ static void fill_status(struct serving *s, struct ibx_serve_status *status)
     status->zero_faults = children.zero_faults;
     status->pages = s->cache.map.blocks[s->folder.manifest.ram_count].first;
     status->present = status->whole ? status->pages : s->present;
-    status->bytes = s->bytes;
+    status->bytes = s->engine.bytes;
+    status->faulted = s->engine.by_cause[IBX_FAULT_BY_FAULT];
+    status->ahead = s->engine.by_cause[IBX_FAULT_BY_PREFETCH];
+    status->twice = s->engine.twice;
+    if (s->cache.hashes)
+        status->hash_bytes = ibx_snapshot_checker_fetched(s->cache.hashes);
     status->reconnects = s->cache.reconnects;
 }
 
@@ -201,6 +271,7 @@ static int step_cache(struct serving *s, struct ibx_error *err)
 {
     const unsigned before = s->cache.state.now;
     tell(s, false);
+    note_figures(s); /* the engine may be gone after it */
     int rc = ibx_snapshot_cache_step(&s->cache, notify, s, err);
     ibx_snapshot_children_step(s->children);
     if (rc || before == s->cache.state.now || s->cache.state.now != CACHE_WHOLE)
@@ -212,22 +283,61 @@ static int step_cache(struct serving *s, struct ibx_error *err)
     return 0;
 }
 
+/* A cache's files change until it is whole; a mapping that was cut short is noticed always. */
+static int check_intact(struct serving *s, bool signalled, struct ibx_error *err)
+{
+    const bool whole = !s->cached || s->cache.state.now == CACHE_WHOLE;
+    if (!signalled && (!whole || ibx_now_ns() < s->looked_ns + LOOK_MS * IBX_NS_PER_MS))
+        return 0;
+    s->looked_ns = ibx_now_ns();
+    const int rc = ibx_snapshot_intact_check(&s->intact, &s->folder, err);
+    s->gone = rc != 0;
+    return rc;
+}
+
+/* Whether nobody needs this process any more. */
+static bool is_unused(struct serving *s)
+{
+    struct snapshot_children_stats children;
+    if (!s->options->until_unused || !s->cached)
+        return false;
+    if (s->cache.state.now == CACHE_WHOLE)
+        return true;
+    ibx_snapshot_children_stats(s->children, &children);
+    if (children.children || children.asked != s->asked || !s->used_ns)
+        s->used_ns = ibx_now_ns();
+    s->asked = children.asked;
+    if (ibx_now_ns() - s->used_ns < IBX_SERVE_UNUSED_S * 1000ull * IBX_NS_PER_MS)
+        return false;
+    notify(s, "this cache had no child for a minute: it is removed");
+    ibx_snapshot_folder_remove(&s->folder);
+    return true;
+}
+
 /* 1: it was told to end. */
 static int turn(struct serving *s, struct ibx_error *err)
 {
-    struct pollfd fds[3] = {{.fd = s->signals.fd, .events = POLLIN},
+    struct pollfd fds[5] = {{.fd = s->signals.fd, .events = POLLIN},
                             {.fd = -1, .events = POLLIN},
+                            {.fd = -1, .events = POLLIN},
+                            {.fd = s->intact.fd, .events = POLLIN},
                             {.fd = -1, .events = POLLIN}};
     const bool lost = s->cached && s->cache.state.now == CACHE_LOST;
     if (s->cached) {
         fds[1].fd = ibx_snapshot_cache_fd(&s->cache);
         fds[2].fd = ibx_snapshot_children_fd(s->children);
+        fds[4].fd = ibx_snapshot_cache_feed_fd(&s->cache);
     }
-    poll(fds, 3, lost ? LOST_MS : LOOK_MS);
+    poll(fds, 5, lost ? LOST_MS : LOOK_MS);
     if (fds[0].revents && ibx_migration_signals_take(&s->signals))
         return 1;
-    if (s->cached)
-        return step_cache(s, err);
+    const int rc = check_intact(s, fds[3].revents, err);
+    if (rc)
+        return rc;
+    if (s->cached) {
+        const int stepped = step_cache(s, err);
+        return stepped || !is_unused(s) ? stepped : 1;
+    }
     tell(s, false);
     return 0;
 }
@@ -235,13 +345,16 @@ static int turn(struct serving *s, struct ibx_error *err)
 static void end(struct serving *s)
 {
     ibx_snapshot_server_close(s->server);
+    ibx_multicast_sender_destroy(s->multicast.sender);
     ibx_snapshot_children_close(s->children);
+    ibx_snapshot_intact_end(&s->intact);
     if (s->cached)
         ibx_snapshot_cache_end(&s->cache);
     for (unsigned i = 0; i < s->folder.count; i++)
         if (s->memory[i])
             munmap(s->memory[i], (size_t)s->folder.sizes[i]);
     ibx_page_map_fini(&s->map);
+    ibx_snapshot_index_fini(&s->index);
     ibx_snapshot_folder_close(&s->folder);
 }
 
@@ -274,6 +387,11 @@ int ibx_snapshot_serve(const struct ibx_serve_options *options, struct ibx_error
         rc = turn(s, err);
     if (s->cache.state.now != CACHE_EMPTY && s->cache.state.now != CACHE_WHOLE)
         leave(s, rc, err);
+    if (s->gone) {
+        static const struct serving *left; /* the process ends, and its threads use it until then */
+        left = s;
+        return left ? rc : 0;
+    }
     end(s);
     ibx_migration_signals_close(&s->signals);
     free(s);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * One thread accepts, and one for each connection sends what the reader needs to know and then
- * keeps the connection going: on tcp and shm this processor takes part in READs, on RDMA it sleeps.
+ * keeps the connection going: on tcp and shm this processor takes part in READs, on RDMA it sleeps,
+ * or answers a reader that has to ask for pages (asking.c).
  */
 #include "migrate/snapshot/snapshot.h"
 
@@ -9,13 +10,10 @@
 #include "common/log.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 #define CONNECTIONS_MAX 1024u
 #define EVENTS_AT_ONCE  16
@@ -27,15 +25,17 @@ struct client {
     pthread_t thread;
     bool over;           /* under the lock */
     struct ibx_mr **mrs; /* of each part, where registering pins; under server->pinning */
-    char name[IBX_NAME_MAX + 1], address[IBX_ADDRESS_MAX];
+    struct ibx_peer peer;
+    bool asked;                                      /* pages go by messages */
+    struct ibx_snapshot_any asks[IBX_SNAPSHOT_ASKS]; /* a ring: those that are not answered */
+    unsigned ask_first, ask_count;
+    uint32_t sent; /* of the first one */
 };
 
 struct ibx_snapshot_server {
     struct ibx_snapshot_server_config config;
     struct ibx_options options;
-    struct ibx_listener *listener;
-    pthread_t thread;
-    int stop_fd;
+    struct ibx_accept_thread *accepts;
     char *manifest;
     size_t manifest_length;
     _Atomic bool touched, closing;
@@ -49,28 +49,29 @@ struct ibx_snapshot_server {
 
 /* ------------------------------------------------------------ what a reader is told */
 
-static int take_open(struct client *client, bool *whole, struct ibx_error *err)
+/* OPEN, or JOIN. */
+static int take_first(struct client *client, struct ibx_snapshot_any *first, struct ibx_error *err)
 {
-    const unsigned timeout_ms = client->server->options.timeout_ms;
-    const uint64_t deadline = ibx_deadline_in_ms(timeout_ms);
-    struct ibx_snapshot_any message;
+    const unsigned first_ms = ibx_migrate_first_ms(&client->server->options);
+    const uint64_t deadline = ibx_deadline_in_ms(first_ms);
     struct ibx_event event;
-    while (!client->server->closing && ibx_now_ns() < deadline) {
+    while (!client->server->closing) {
         const int n = ibx_poll(client->conn, &event, 1);
         if (n < 0 || (n == 1 && event.type == IBX_EVENT_CLOSED))
             return ibx_error_set(err, -ECONNRESET, "it closed without a message");
         if (n == 1 && event.type == IBX_EVENT_MESSAGE) {
-            int rc = ibx_snapshot_decode(event.data, event.length, &message, err);
-            if (!rc && message.type != IBX_SNAPSHOT_OPEN)
+            int rc = ibx_snapshot_decode(event.data, event.length, first, err);
+            if (!rc && first->type != IBX_SNAPSHOT_OPEN && first->type != IBX_SNAPSHOT_JOIN)
                 rc = ibx_error_set(err, -EPROTO, "its first message is not OPEN");
-            *whole = message.whole;
             ibx_message_release(client->conn, &event);
             return rc;
         }
+        if (ibx_now_ns() >= deadline)
+            break;
         if (!n)
             ibx_wait(client->conn, ibx_ms_until(deadline));
     }
-    return ibx_error_set(err, -ETIMEDOUT, "no message came within %u ms", timeout_ms);
+    return ibx_error_set(err, -ETIMEDOUT, "no message came within %u ms", first_ms);
 }
 
 static size_t room(const struct ibx_conn *conn)
@@ -108,6 +109,30 @@ static int send_map(struct client *client, uint64_t deadline, struct ibx_error *
         message.bytes.bytes = bytes;
         message.bytes.length = n;
         rc = ibx_snapshot_send(client->conn, &message, deadline, err);
+    }
+    free(bytes);
+    return rc;
+}
+
+/* Only of what the map has: the reader knows that the others are zeros. */
+static int send_index(struct client *client, uint64_t deadline, struct ibx_error *err)
+{
+    const struct ibx_snapshot_server_config *c = &client->server->config;
+    const size_t most = room(client->conn) / IBX_SNAPSHOT_HASH * IBX_SNAPSHOT_HASH;
+    uint8_t *bytes = malloc(most);
+    int rc = bytes ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a part of the index");
+    struct ibx_snapshot_any message = {.type = IBX_SNAPSHOT_INDEX};
+    uint64_t piece = ibx_snapshot_piece_next(c->manifest, c->map, 0);
+    message.bytes.bytes = bytes;
+    while (!rc && piece < c->index->pieces) {
+        size_t n = 0;
+        for (; n < most && piece < c->index->pieces; n += IBX_SNAPSHOT_HASH) {
+            memcpy(bytes + n, c->index->hashes + piece * IBX_SNAPSHOT_HASH, IBX_SNAPSHOT_HASH);
+            piece = ibx_snapshot_piece_next(c->manifest, c->map, piece + 1);
+        }
+        message.bytes.length = n;
+        rc = ibx_snapshot_send(client->conn, &message, deadline, err);
+        message.offset += (uint32_t)n;
     }
     free(bytes);
     return rc;
@@ -164,6 +189,10 @@ static int part_register(struct client *client, uint32_t part, const struct ibx_
     const struct ibx_mr *there = NULL;
     if (!client->mrs)
         return ibx_mr_register(client->conn, span, IBX_ACCESS_REMOTE_READ, mr, err);
+    if (client->mrs[part]) {
+        *mr = client->mrs[part];
+        return 0;
+    }
     pthread_mutex_lock(&server->pinning);
     pthread_mutex_lock(&server->lock);
     for (const struct client *c = server->clients; c && !there; c = c->next)
@@ -209,6 +238,30 @@ static int send_region(struct client *client, uint32_t part, unsigned block, uin
                  : ibx_snapshot_send_bytes(client->conn, bytes, (size_t)n, deadline, err);
 }
 
+/* Kernels before 6.2 register no shared mapping that is for reading only. */
+static bool can_register(struct client *client)
+{
+    const struct ibx_page_map *map = client->server->config.map;
+    uint64_t offset, length, at = 0;
+    struct ibx_mr *mr;
+    if (!client->server->config.read_only || !next_part(map, 0, false, &at, &offset, &length))
+        return true;
+    struct ibx_span span =
+        ibx_span_host((char *)client->server->config.memory[0] + offset, (size_t)length);
+    return part_register(client, 0, &span, &mr, NULL) != -EFAULT;
+}
+
+static int parts_prepare(struct client *client, uint32_t count, struct ibx_error *err)
+{
+    struct ibx_mr **mrs = calloc(count + 1, sizeof(struct ibx_mr *));
+    if (!mrs)
+        return ibx_error_set(err, -ENOMEM, "no memory for %u regions", count);
+    pthread_mutex_lock(&client->server->pinning);
+    client->mrs = mrs;
+    pthread_mutex_unlock(&client->server->pinning);
+    return 0;
+}
+
 static int send_regions(struct client *client, uint64_t deadline, struct ibx_error *err)
 {
     const struct ibx_page_map *map = client->server->config.map;
@@ -217,52 +270,92 @@ static int send_regions(struct client *client, uint64_t deadline, struct ibx_err
                                     .regions = count_parts(map, free_of_cost)};
     uint64_t offset, length;
     uint32_t part = 0;
+    int rc = 0;
     memcpy(list.id, client->server->config.manifest->id, sizeof(list.id));
-    if (!free_of_cost || client->server->config.share) {
-        struct ibx_mr **mrs = calloc(list.regions + 1, sizeof(struct ibx_mr *));
-        if (!mrs)
-            return ibx_error_set(err, -ENOMEM, "no memory for %u regions", list.regions);
-        pthread_mutex_lock(&client->server->pinning);
-        client->mrs = mrs;
-        pthread_mutex_unlock(&client->server->pinning);
-    }
-    int rc = ibx_snapshot_send(client->conn, &list, deadline, err);
-    for (unsigned i = 0; !rc && i < map->block_count; i++)
+    if (!client->asked && (!free_of_cost || client->server->config.share))
+        rc = parts_prepare(client, list.regions, err);
+    if (!rc && !client->asked && !free_of_cost)
+        client->asked = !can_register(client);
+    list.asked = client->asked;
+    list.regions = client->asked ? 0 : list.regions;
+    if (!rc)
+        rc = ibx_snapshot_send(client->conn, &list, deadline, err);
+    for (unsigned i = 0; !rc && !client->asked && i < map->block_count; i++)
         for (uint64_t at = 0; !rc && next_part(map, i, free_of_cost, &at, &offset, &length);)
             rc = send_region(client, part++, i, offset, length, deadline, err);
     return rc;
 }
 
-static int refuse(struct client *client, uint64_t deadline, struct ibx_error *err)
+static int begin(struct client *client, bool whole, struct ibx_error *err)
 {
-    struct ibx_snapshot_any message = {.type = IBX_SNAPSHOT_REFUSED};
-    snprintf(message.reason, sizeof(message.reason),
-             "this cache has not all pages yet, and over %.15s it can serve only what is there: "
-             "try again later, or connect over tcp or shm",
-             ibx_conn_path(client->conn)->provider);
-    int rc = ibx_snapshot_send(client->conn, &message, deadline, err);
-    return rc ? rc : ibx_error_set(err, -EAGAIN, "%s", message.reason);
-}
-
-static int begin(struct client *client, struct ibx_error *err)
-{
-    bool whole = false;
-    int rc = ibx_establish(client->conn, err);
-    if (!rc)
-        rc = take_open(client, &whole, err);
-    if (rc)
-        return rc;
+    int rc = 0;
     const uint64_t deadline = ibx_deadline_in_ms(client->server->options.timeout_ms);
-    if (client->server->touched && !ibx_conn_caps(client->conn)->register_free)
-        return refuse(client, deadline, err);
+    client->asked = client->server->touched &&
+                    (client->server->config.share || !ibx_conn_caps(client->conn)->register_free);
     if (whole)
         rc = send_manifest(client, deadline, err);
     if (!rc && whole)
         rc = send_map(client, deadline, err);
+    if (!rc && whole && client->server->config.index)
+        rc = send_index(client, deadline, err);
     return rc ? rc : send_regions(client, deadline, err);
 }
 
 /* ------------------------------------------------------------ a connection */
+
+/* The bytes of an ASK in this process. NULL: they are not of one block. */
+static const uint8_t *asked_memory(const struct client *client, const struct ibx_snapshot_any *ask)
+{
+    const struct ibx_page_map *map = client->server->config.map;
+    for (unsigned i = 0; i < map->block_count; i++) {
+        const uint64_t first = map->blocks[i].first * IBX_SNAPSHOT_PAGE;
+        const uint64_t size = map->blocks[i].pages * IBX_SNAPSHOT_PAGE;
+        if (ask->at >= first && ask->at - first < size && ask->length <= size - (ask->at - first))
+            return (const uint8_t *)client->server->config.memory[i] + (ask->at - first);
+    }
+    return NULL;
+}
+
+/* False: it may not come here. */
+static bool take_ask(struct client *client, const struct ibx_event *event)
+{
+    struct ibx_snapshot_any ask;
+    if (!client->asked || client->ask_count == IBX_SNAPSHOT_ASKS ||
+        ibx_snapshot_decode(event->data, event->length, &ask, NULL) ||
+        ask.type != IBX_SNAPSHOT_ASK || !asked_memory(client, &ask))
+        return false;
+    client->asks[(client->ask_first + client->ask_count++) % IBX_SNAPSHOT_ASKS] = ask;
+    return true;
+}
+
+/* Sends what was asked for, in that order, as there is credit: 0, or the connection is lost. A page
+ * that is missing comes while its bytes are copied. */
+static int answer_asks(struct client *client)
+{
+    const size_t most = room(client->conn);
+    int rc = 0;
+    while (!rc && client->ask_count && !client->server->closing) {
+        const struct ibx_snapshot_any *ask = &client->asks[client->ask_first];
+        const size_t left = ask->length - client->sent, n = left < most ? left : most;
+        struct ibx_snapshot_any pages = {
+            .type = IBX_SNAPSHOT_PAGES, .number = ask->number, .offset = client->sent};
+        uint8_t head[16];
+        const ssize_t length = ibx_snapshot_encode(&pages, head, sizeof(head));
+        const uint8_t *bytes = asked_memory(client, ask) + client->sent;
+        struct iovec iov[] = {{head, (size_t)length}, {(void *)(uintptr_t)bytes, n}};
+        rc = ibx_send(client->conn, iov, 2, 0, 0);
+        client->sent += rc ? 0 : (uint32_t)n;
+        if (rc || client->sent < ask->length)
+            continue;
+        client->sent = 0;
+        client->ask_first = (client->ask_first + 1) % IBX_SNAPSHOT_ASKS;
+        client->ask_count--;
+        pthread_mutex_lock(&client->server->lock);
+        client->server->stats.asks++;
+        pthread_mutex_unlock(&client->server->lock);
+    }
+    return rc == -EAGAIN ? 0 : rc;
+}
 
 static void keep_going(struct client *client)
 {
@@ -275,14 +368,37 @@ static void keep_going(struct client *client)
                     return;
                 if (events[i].type != IBX_EVENT_MESSAGE)
                     continue;
+                const bool good = take_ask(client, &events[i]);
                 ibx_message_release(client->conn, &events[i]);
-                ibx_log(IBX_LOG_WARN, "%s sent a message where none is expected: it is closed",
+                if (good)
+                    continue;
+                ibx_log(IBX_LOG_WARN, "%s sent a message that is not expected: it is closed",
                         ibx_conn_path(client->conn)->peer);
                 return;
             }
+        if (client->ask_count && answer_asks(client))
+            return;
         if (!n)
             ibx_wait(client->conn, -1);
     }
+}
+
+static int serve(struct client *client, struct ibx_error *err)
+{
+    struct ibx_snapshot_server *server = client->server;
+    struct ibx_snapshot_any first;
+    int rc = ibx_establish(client->conn, err);
+    if (!rc)
+        rc = take_first(client, &first, err);
+    if (rc)
+        return rc;
+    if (first.type == IBX_SNAPSHOT_JOIN)
+        return ibx_snapshot_multicast_serve(&server->config, client->conn, &first,
+                                            server->options.timeout_ms, &server->closing, err);
+    rc = begin(client, first.whole, err);
+    if (!rc)
+        keep_going(client);
+    return rc;
 }
 
 static void *client_main(void *argument)
@@ -291,10 +407,8 @@ static void *client_main(void *argument)
     struct ibx_snapshot_server *server = client->server;
     struct ibx_error err = {0};
     pthread_setname_np(pthread_self(), "ibx-snapshot");
-    const int rc = begin(client, &err);
-    if (!rc)
-        keep_going(client);
-    else if (!server->closing)
+    const int rc = serve(client, &err);
+    if (rc && !server->closing)
         ibx_log(IBX_LOG_WARN, "a connection from %s was turned away: %s",
                 ibx_conn_path(client->conn)->peer, err.message);
     parts_forget(client);
@@ -338,29 +452,28 @@ static void reap(struct ibx_snapshot_server *server, bool all)
     }
 }
 
-/* Keys without a name are one for all, so there it is the host that counts. Whoever holds as many
- * connections as are left gets no more: one of another name always finds some. Under the lock. */
+/* Whoever holds as many connections as are left gets no more: another peer always finds some. Under
+ * the lock. */
 static bool may_come(const struct ibx_snapshot_server *server, const struct client *client)
 {
     const unsigned most =
         server->config.connections_max ? server->config.connections_max : CONNECTIONS_MAX;
     unsigned own = 0;
     for (const struct client *c = server->clients; c; c = c->next)
-        own += !c->over && !strcmp(c->name, client->name) &&
-               (c->name[0] || !strcmp(c->address, client->address));
+        own += !c->over && ibx_peer_same(&c->peer, &client->peer);
     return server->stats.connections < most && own < most - server->stats.connections;
 }
 
-static void admit(struct ibx_snapshot_server *server, struct ibx_conn *conn)
+static void admit(void *context, struct ibx_conn *conn)
 {
+    struct ibx_snapshot_server *server = context;
     struct client *client = calloc(1, sizeof(*client));
     bool begun = false;
     unsigned all;
     reap(server, false);
     if (client) {
         *client = (struct client){.server = server, .conn = conn};
-        snprintf(client->name, sizeof(client->name), "%s", ibx_conn_path(conn)->name);
-        ibx_acceptor_address(conn, client->address);
+        ibx_peer_of(conn, &client->peer);
     }
     pthread_mutex_lock(&server->lock);
     if (client && may_come(server, client)) {
@@ -383,34 +496,11 @@ static void admit(struct ibx_snapshot_server *server, struct ibx_conn *conn)
     free(client);
 }
 
-static void *accept_main(void *argument)
-{
-    struct ibx_snapshot_server *server = argument;
-    struct pollfd fds[2] = {{.fd = ibx_listener_fd(server->listener), .events = POLLIN},
-                            {.fd = server->stop_fd, .events = POLLIN}};
-    for (;;) {
-        struct ibx_error err = {0};
-        struct ibx_conn *conn;
-        poll(fds, 2, -1);
-        if (fds[1].revents)
-            return NULL;
-        const int rc = ibx_accept(server->listener, &conn, &err);
-        if (!rc) {
-            admit(server, conn);
-        } else if (rc != -EAGAIN) {
-            ibx_log(IBX_LOG_ERROR, "%s", err.message);
-            poll(&fds[1], 1, 100);
-        }
-    }
-}
-
 /* ------------------------------------------------------------ opening, closing */
 
 static void release(struct ibx_snapshot_server *server)
 {
-    ibx_listener_close(server->listener);
-    if (server->stop_fd >= 0)
-        close(server->stop_fd);
+    ibx_accept_thread_close(server->accepts);
     pthread_mutex_destroy(&server->lock);
     pthread_mutex_destroy(&server->pinning);
     ibx_domain_release(server->domain);
@@ -431,18 +521,14 @@ int ibx_snapshot_server_open(const struct ibx_snapshot_server_config *config,
     snprintf(server->options.purpose, sizeof(server->options.purpose), IBX_SNAPSHOT_PURPOSE);
     pthread_mutex_init(&server->lock, NULL);
     pthread_mutex_init(&server->pinning, NULL);
-    server->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    int rc = server->stop_fd < 0
-                 ? ibx_error_set(err, -errno, "no event descriptor: %s", strerror(errno))
-                 : ibx_snapshot_manifest_write(config->manifest, &server->manifest,
-                                               &server->manifest_length, err);
+    int rc = ibx_snapshot_manifest_write(config->manifest, &server->manifest,
+                                         &server->manifest_length, err);
     if (!rc)
         rc = ibx_domain_create(&server->domain, err);
     server->options.domain = server->domain;
     if (!rc)
-        rc = ibx_listen(config->uri, &server->options, &server->listener, err);
-    if (!rc && (rc = -pthread_create(&server->thread, NULL, accept_main, server)))
-        ibx_error_set(err, rc, "no thread for the listener: %s", strerror(-rc));
+        rc = ibx_accept_thread_open(config->uri, &server->options, admit, server, &server->accepts,
+                                    err);
     if (rc)
         release(server);
     else
@@ -452,7 +538,7 @@ int ibx_snapshot_server_open(const struct ibx_snapshot_server_config *config,
 
 const char *ibx_snapshot_server_uri(const struct ibx_snapshot_server *server)
 {
-    return ibx_listener_uri(server->listener);
+    return ibx_accept_thread_uri(server->accepts);
 }
 
 void ibx_snapshot_server_whole(struct ibx_snapshot_server *server)
@@ -472,8 +558,7 @@ void ibx_snapshot_server_close(struct ibx_snapshot_server *server)
 {
     if (!server)
         return;
-    eventfd_write(server->stop_fd, 1);
-    pthread_join(server->thread, NULL);
+    ibx_accept_thread_end(server->accepts);
     server->closing = true;
     reap(server, true);
     release(server);

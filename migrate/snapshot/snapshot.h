@@ -5,37 +5,51 @@
  *
  *   manifest.c  what a snapshot is: its blocks, its VM; JSON in the folder and on the wire
  *   folder.c    the folder: which pages hold data, its digest
+ *   hashes.c    a hash of each page, and the digest of all
+ *   checker.c   compares pages that arrive with their hashes
+ *   intact.c    whether the files are still what was frozen
  *   memory_file.c  a memory file alone, of a Firecracker snapshot
  *   freeze.c    makes one of a VM
  *   wire.c      the messages of a snapshot's connections
  *   clone.c     makes a QEMU that waits for a VM a child of one
- *   cache.h     a host's cache of one that is served elsewhere: cache.c, children.c
+ *   cache.h     a host's cache of one that is served elsewhere: cache.c, children.c, child.c
  *   serve.c     ib-migrate serve: a folder, a server, until it is told to end
+ *   host.c      this host's cache of one that is served somewhere, made when it is needed
  *   server.c    offers one to any number of readers
  *   reader.c    connections to a server; page readers for the fault engine (userfaultfd/)
+ *   table_reader.c  page readers that bring the hashes of a page with it
+ *   asking.c    pages by messages, where they cannot be READ
+ *   multicast_server.c  a server's pages by multicast, for readers that ask for it
  *
- * A snapshot has numbered blocks: those of guest RAM, in the order of their ids, and as the last
- * one the device state, filled up with zeros to whole pages. Pages are numbered through all of
- * them, as are bytes. All pages have IBX_SNAPSHOT_PAGE bytes, whatever the VM's had.
+ * A snapshot has numbered blocks: those of guest RAM, in the order of their ids, then the device
+ * state, filled up with zeros to whole pages, and as the last one the table of its pages' hashes,
+ * if it has one. Pages are numbered through all of them, as are bytes. All pages have
+ * IBX_SNAPSHOT_PAGE bytes, whatever the VM's had.
  *
  * Calls return 0 or a negative errno with a sentence in `err`.
  */
 #ifndef IBX_MIGRATE_SNAPSHOT_SNAPSHOT_H
 #define IBX_MIGRATE_SNAPSHOT_SNAPSHOT_H
 
+#include "migrate/multicast/multicast.h"
 #include "migrate/pages/pages.h"
 
 #include <jansson.h>
+#include <stdatomic.h>
 
-#define IBX_SNAPSHOT_VERSION   1u
-#define IBX_SNAPSHOT_PAGE      4096u
-#define IBX_SNAPSHOT_RAM_MAX   (IBX_GUEST_BLOCKS_MAX - 1) /* blocks of guest RAM */
-#define IBX_SNAPSHOT_BYTES_MAX (1ull << 44)               /* of all blocks */
-#define IBX_SNAPSHOT_STATE_MAX (1ull << 30)               /* of device state */
-#define IBX_SNAPSHOT_TEXT_MAX  (2u << 20)                 /* of a manifest */
-#define IBX_SNAPSHOT_ID        16u
-#define IBX_SNAPSHOT_DIGEST    32u
-#define IBX_SNAPSHOT_PURPOSE   "ib-migrate snapshot" /* struct ibx_options */
+#define IBX_SNAPSHOT_VERSION     3u
+#define IBX_SNAPSHOT_PAGE        4096u
+#define IBX_SNAPSHOT_RAM_MAX     (IBX_GUEST_BLOCKS_MAX - 2) /* blocks of guest RAM */
+#define IBX_SNAPSHOT_BYTES_MAX   (1ull << 44)               /* of all blocks */
+#define IBX_SNAPSHOT_STATE_MAX   (1ull << 30)               /* of device state */
+#define IBX_SNAPSHOT_TEXT_MAX    (2u << 20)                 /* of a manifest */
+#define IBX_SNAPSHOT_ID          16u
+#define IBX_SNAPSHOT_DIGEST      32u
+#define IBX_SNAPSHOT_HASH        16u /* bytes of each page's in the table */
+#define IBX_SNAPSHOT_PAGE_HASHES (IBX_SNAPSHOT_PAGE / IBX_SNAPSHOT_HASH) /* in a page of it */
+#define IBX_SNAPSHOT_PIECE_MIN   256u   /* bytes of a piece of the table */
+#define IBX_SNAPSHOT_PIECES      65536u /* of the table, unless they would be longer than a page */
+#define IBX_SNAPSHOT_PURPOSE     "ib-migrate snapshot" /* struct ibx_options */
 
 /* ------------------------------------------------------------ manifest.c */
 
@@ -43,6 +57,7 @@ struct ibx_snapshot_manifest {
     uint8_t id[IBX_SNAPSHOT_ID];    /* random */
     bool complete;                  /* all pages are in this folder */
     bool ran;                       /* the VM ran when it was frozen: children run */
+    bool hashed;                    /* it has a table of its pages' hashes, and a digest */
     struct ibx_qmp_version version; /* of its QEMU */
     char machine[64], uuid[40], name[128];
     unsigned ram_count;
@@ -51,7 +66,7 @@ struct ibx_snapshot_manifest {
         uint64_t size;             /* bytes, whole pages */
     } ram[IBX_SNAPSHOT_RAM_MAX];
     uint64_t state_bytes;                /* of device state, not filled up */
-    uint8_t digest[IBX_SNAPSHOT_DIGEST]; /* ibx_snapshot_digest(); zeros: there is none */
+    uint8_t digest[IBX_SNAPSHOT_DIGEST]; /* of its table; zeros: it is not hashed */
     json_t *description;                 /* ibx_describe() of the VM; owned */
 };
 
@@ -65,7 +80,7 @@ int ibx_snapshot_manifest_read(const char *text, size_t length,
 bool ibx_snapshot_same(const struct ibx_snapshot_manifest *a,
                        const struct ibx_snapshot_manifest *b);
 void ibx_snapshot_manifest_fini(struct ibx_snapshot_manifest *manifest);
-/* All blocks, with the device state as the last one: their number. `blocks` has room for
+/* All blocks, also those of device state and hashes: their number. `blocks` has room for
  * IBX_GUEST_BLOCKS_MAX. */
 unsigned ibx_snapshot_blocks(const struct ibx_snapshot_manifest *manifest,
                              struct ibx_migrate_block *blocks);
@@ -75,8 +90,8 @@ int ibx_snapshot_map_init(const struct ibx_snapshot_manifest *manifest, struct i
 
 /* ------------------------------------------------------------ folder.c */
 
-/* FOLDER (mode 0700) has manifest.json and a sparse file of each block: ram.0, ram.1, ..., and
- * state. No name in it comes from a manifest. */
+/* FOLDER (mode 0700) has manifest.json and a sparse file of each block: ram.0, ram.1, ..., state
+ * and hashes. No name in it comes from a manifest. */
 struct ibx_snapshot_folder {
     char path[PATH_MAX];
     int at; /* the folder itself, once `opened` */
@@ -86,6 +101,7 @@ struct ibx_snapshot_folder {
     bool read_only; /* a memory file, which may be others' */
     int fds[IBX_GUEST_BLOCKS_MAX];
     uint64_t sizes[IBX_GUEST_BLOCKS_MAX];
+    struct timespec times[IBX_GUEST_BLOCKS_MAX]; /* of their last change, when last noted */
 };
 
 /* Makes the folder, or takes an empty one, and locks it: `path`, `at` and `opened` are set.
@@ -101,9 +117,12 @@ int ibx_snapshot_folder_files(struct ibx_snapshot_folder *folder, bool create, b
 /* Opens a folder that has a manifest. `folder` is set on success only. */
 int ibx_snapshot_folder_open(const char *path, bool writable, struct ibx_snapshot_folder *folder,
                              struct ibx_error *err);
-/* The same of a memory file alone: one block and no device state. Only to be served. */
-int ibx_snapshot_memory_file(const char *path, struct ibx_snapshot_folder *folder,
+/* The same of a memory file alone: one block and no device state. Only to be served. With `hashed`
+ * all of it is read. -EPERM: others can read or change it. */
+int ibx_snapshot_memory_file(const char *path, bool hashed, struct ibx_snapshot_folder *folder,
                              struct ibx_error *err);
+/* `times`; done when its files are opened. */
+void ibx_snapshot_folder_note_times(struct ibx_snapshot_folder *folder);
 /* Waits until the disk has all blocks. */
 int ibx_snapshot_folder_sync(const struct ibx_snapshot_folder *folder, struct ibx_error *err);
 /* Writes manifest.json as a whole: from then on the folder is a snapshot. */
@@ -111,13 +130,135 @@ int ibx_snapshot_folder_seal(const struct ibx_snapshot_folder *folder, struct ib
 /* Pages that the files have; `map` is ended by ibx_page_map_fini(). */
 int ibx_snapshot_folder_map(const struct ibx_snapshot_folder *folder, struct ibx_page_map *map,
                             struct ibx_error *err);
-/* SHA-256 over the blocks' sizes and, for each page of `map` that is not zero, its number and its
- * bytes. Zero pages are in the files, or not: who looks at one on tmpfs puts it there. */
-int ibx_snapshot_digest(const struct ibx_snapshot_folder *folder, const struct ibx_page_map *map,
-                        uint8_t digest[IBX_SNAPSHOT_DIGEST], struct ibx_error *err);
 /* Removes the files that freeze made, after a failure. */
 void ibx_snapshot_folder_remove(const struct ibx_snapshot_folder *folder);
 void ibx_snapshot_folder_close(struct ibx_snapshot_folder *folder);
+
+/* ------------------------------------------------------------ hashes.c */
+
+/*
+ * The hash of a page is the first 16 bytes of SHA-256 over the snapshot's id, u64 its number and
+ * its bytes; that of a page of zeros is zeros. There are two levels: the table has the hashes of
+ * guest RAM and device state, and its pieces have hashes by the same rule, numbered behind these
+ * pages: the index. A piece has the hashes of 16 pages, or, of a large snapshot, of 32, 64, 128 or
+ * 256, so that the index, of which a reader needs all, has a MiB at most up to 64 GiB: pages that
+ * are touched here and there cost little more than themselves. The digest of a snapshot is SHA-256
+ * over the sizes of guest RAM and device state, which of their pages have a hash, and the index. So
+ * who has the manifest can tell whether a map and an index are right, by these each piece of the
+ * table, alone and when it is needed, and by that its pages.
+ *
+ * Zero pages are in the files, or not: who looks at one on tmpfs puts it there.
+ */
+struct ibx_snapshot_table {
+    uint8_t *hashes; /* NULL: none */
+    size_t bytes;    /* whole pages */
+    uint64_t pages;  /* hashes */
+};
+
+struct ibx_snapshot_index {
+    uint8_t *hashes; /* NULL: none */
+    uint64_t pieces; /* of the table: so many hashes */
+};
+
+/* Pages that have a hash; the bytes of the table as a block, those of a piece of it, and its
+ * pieces. */
+uint64_t ibx_snapshot_hashed_pages(const struct ibx_snapshot_manifest *manifest);
+uint64_t ibx_snapshot_table_bytes(const struct ibx_snapshot_manifest *manifest);
+uint32_t ibx_snapshot_piece_bytes(const struct ibx_snapshot_manifest *manifest);
+uint64_t ibx_snapshot_pieces(const struct ibx_snapshot_manifest *manifest);
+/* The first piece from this one on with the hash of a page that the map has; behind the last one:
+ * there is none. */
+uint64_t ibx_snapshot_piece_next(const struct ibx_snapshot_manifest *manifest,
+                                 const struct ibx_page_map *map, uint64_t piece);
+/* All zeros. */
+int ibx_snapshot_table_init(const struct ibx_snapshot_manifest *manifest,
+                            struct ibx_snapshot_table *table, struct ibx_error *err);
+void ibx_snapshot_table_fini(struct ibx_snapshot_table *table);
+/* From the pages in a folder's files that the map has. */
+int ibx_snapshot_table_fill(const struct ibx_snapshot_folder *folder,
+                            const struct ibx_page_map *map, struct ibx_snapshot_table *table,
+                            struct ibx_error *err);
+int ibx_snapshot_table_digest(const struct ibx_snapshot_manifest *manifest,
+                              const struct ibx_snapshot_table *table,
+                              uint8_t digest[IBX_SNAPSHOT_DIGEST], struct ibx_error *err);
+/* Into the folder's file, which is empty. */
+int ibx_snapshot_table_write(const struct ibx_snapshot_folder *folder,
+                             const struct ibx_snapshot_table *table, struct ibx_error *err);
+/* What the table says: the map of the pages that are not zero, its own among them, and its index.
+ * Both are the caller's on success. `there`: pages of the table that are not zero, and perhaps more
+ * (NULL: all); others are not looked at. */
+int ibx_snapshot_table_read(const struct ibx_snapshot_manifest *manifest,
+                            const struct ibx_snapshot_table *table,
+                            const struct ibx_page_map *there, struct ibx_page_map *map,
+                            struct ibx_snapshot_index *index, struct ibx_error *err);
+/* All zeros. */
+int ibx_snapshot_index_init(const struct ibx_snapshot_manifest *manifest,
+                            struct ibx_snapshot_index *index, struct ibx_error *err);
+void ibx_snapshot_index_fini(struct ibx_snapshot_index *index);
+int ibx_snapshot_index_digest(const struct ibx_snapshot_manifest *manifest,
+                              const struct ibx_page_map *map,
+                              const struct ibx_snapshot_index *index,
+                              uint8_t digest[IBX_SNAPSHOT_DIGEST], struct ibx_error *err);
+/* Sets the pages of the table that are not zero, by the pages that have a hash. */
+void ibx_snapshot_map_finish(const struct ibx_snapshot_manifest *manifest,
+                             struct ibx_page_map *map);
+/* The digest of what is in a folder's files. */
+int ibx_snapshot_digest(const struct ibx_snapshot_folder *folder, const struct ibx_page_map *map,
+                        uint8_t digest[IBX_SNAPSHOT_DIGEST], struct ibx_error *err);
+bool ibx_snapshot_page_is_zero(const void *page);
+
+/* ------------------------------------------------------------ checker.c */
+
+/*
+ * Compares pages that arrive with their hashes: ibx_fault_config.check. It begins with the index,
+ * which is right, and keeps the pieces of the table that were checked. Pages are numbered as in the
+ * snapshot's map, pieces among themselves.
+ *
+ * Whoever brings a page makes sure that it has its hash first: ibx_snapshot_checker_lacks() names
+ * the piece of the table, which is kept if it is right, and then the page.
+ * Any threads, with a `worker` each.
+ */
+struct ibx_snapshot_checker;
+/* `index` becomes the checker's. */
+int ibx_snapshot_checker_create(const struct ibx_snapshot_manifest *manifest,
+                                struct ibx_snapshot_index *index, unsigned workers,
+                                struct ibx_snapshot_checker **checker, struct ibx_error *err);
+/* The pages of the caller of _check() are larger. */
+void ibx_snapshot_checker_scale(struct ibx_snapshot_checker *checker, uint32_t page_size);
+const struct ibx_snapshot_index *
+ibx_snapshot_checker_index(const struct ibx_snapshot_checker *checker);
+/* -EBADMSG names the first page that is not what was frozen, or whose hash is not there. */
+int ibx_snapshot_checker_check(void *checker, unsigned worker, uint64_t page, uint32_t pages,
+                               const void *bytes, struct ibx_error *err);
+/* Pages of guest RAM or device state that have their hashes in one piece. */
+uint32_t ibx_snapshot_checker_each(const struct ibx_snapshot_checker *checker);
+/* The first piece in [first, end) that is not kept yet; `end`: all are. */
+uint64_t ibx_snapshot_checker_lacks(const struct ibx_snapshot_checker *checker, uint64_t first,
+                                    uint64_t end);
+/* Keeps this piece, if it is right: as _check() does of all in a page of the table. */
+int ibx_snapshot_checker_keep(struct ibx_snapshot_checker *checker, unsigned worker, uint64_t piece,
+                              const void *bytes, struct ibx_error *err);
+/* Kept ones. */
+void ibx_snapshot_checker_copy(const struct ibx_snapshot_checker *checker, uint64_t first,
+                               uint64_t count, void *to);
+/* A note that somebody fetches this piece: true for one caller, until it is kept or unclaimed. */
+bool ibx_snapshot_checker_claim(struct ibx_snapshot_checker *checker, uint64_t piece);
+void ibx_snapshot_checker_unclaim(struct ibx_snapshot_checker *checker, uint64_t piece);
+/* Bytes of the table that were READ so far, twice or not; and a note of them. */
+uint64_t ibx_snapshot_checker_fetched(const struct ibx_snapshot_checker *checker);
+void ibx_snapshot_checker_note(struct ibx_snapshot_checker *checker, uint64_t bytes);
+/* Accepts NULL. */
+void ibx_snapshot_checker_destroy(struct ibx_snapshot_checker *checker);
+
+/* ------------------------------------------------------------ intact.c */
+
+/* Whether a whole folder has what was frozen. Its pages are read if it was changed since it was
+ * verified last, `bytes` of them. -EBADMSG: it has not. */
+int ibx_snapshot_verify(const struct ibx_snapshot_folder *folder, uint64_t *bytes,
+                        struct ibx_error *err);
+/* The caller has verified it. */
+void ibx_snapshot_mark_verified(const struct ibx_snapshot_folder *folder);
+void ibx_snapshot_unmark(const struct ibx_snapshot_folder *folder);
 
 /* ------------------------------------------------------------ freeze.c */
 
@@ -141,9 +282,10 @@ int ibx_snapshot_freeze(const char *qmp, const char *path, enum ibx_freeze_after
 /* ------------------------------------------------------------ clone.c */
 
 struct ibx_clone_result {
-    pid_t pid;       /* of QEMU */
-    char status[32]; /* of the VM, as QEMU calls it */
-    bool whole;      /* all pages were there */
+    pid_t pid;         /* of QEMU */
+    char status[32];   /* of the VM, as QEMU calls it */
+    bool whole;        /* all pages were there */
+    uint64_t verified; /* bytes that were read to compare the folder with its digest */
     uint64_t check_ns, memory_ns, load_ns;
 };
 
@@ -162,20 +304,40 @@ enum ibx_snapshot_message {
     IBX_SNAPSHOT_OPEN = 64, /* client: u32 magic, u16 version, u8 1: it wants manifest and map */
     IBX_SNAPSHOT_MANIFEST,  /* u32 length of all, u32 where this part begins, bytes */
     IBX_SNAPSHOT_MAP,       /* as MAP */
-    IBX_SNAPSHOT_LIST,      /* id, u32 REGION messages that follow */
-    IBX_SNAPSHOT_REFUSED,   /* a sentence: why there is nothing to READ */
+    IBX_SNAPSHOT_LIST,      /* id, u32 REGION messages that follow, u8 1: by ASK, without any */
+    IBX_SNAPSHOT_ASK,       /* client: u32 number, u64 first byte, u32 length */
+    IBX_SNAPSHOT_PAGES,     /* u32 number, u32 where this part begins, bytes */
+    IBX_SNAPSHOT_INDEX,     /* u32 where this part begins, hashes of pieces with data */
+    /* Of a connection on which nothing else is sent: */
+    IBX_SNAPSHOT_JOIN,  /* client: as OPEN to its version, id */
+    IBX_SNAPSHOT_GROUP, /* u8 4 or 16, so many bytes of address, u16 port, id, sealed key, rate */
+    IBX_SNAPSHOT_NO_GROUP, /* u32 errno, why */
+    IBX_SNAPSHOT_WANT,     /* client: u32 bytes of all, u32 where this part begins, bytes */
+    IBX_SNAPSHOT_FED,      /* u64 datagrams */
+    IBX_SNAPSHOT_HEARD,    /* client: u64 number behind the highest datagram, u64 that have come */
 };
-#define IBX_SNAPSHOT_MAGIC 0x73786269u /* "ibxs" */
+#define IBX_SNAPSHOT_MAGIC   0x73786269u /* "ibxs" */
+#define IBX_SNAPSHOT_ASKS    32u         /* of a connection that are not answered yet */
+#define IBX_SNAPSHOT_ASK_MAX (1u << 20)  /* bytes of one */
 
 struct ibx_snapshot_any {
     enum ibx_snapshot_message type;
-    bool whole;                  /* OPEN */
-    uint32_t length, offset;     /* MANIFEST */
-    struct ibx_bytes bytes;      /* MANIFEST, MAP: they point into what was decoded */
-    uint8_t id[IBX_SNAPSHOT_ID]; /* LIST */
-    uint32_t regions;            /* LIST */
-    char reason[IBX_ERROR_MAX];  /* REFUSED */
+    bool whole;              /* OPEN */
+    uint32_t length, offset; /* MANIFEST; ASK; PAGES, INDEX; WANT */
+    struct ibx_bytes bytes;  /* MANIFEST, MAP, PAGES, INDEX, WANT, NO_GROUP: in what was decoded */
+    uint8_t id[IBX_SNAPSHOT_ID];              /* LIST, JOIN */
+    uint32_t regions;                         /* LIST */
+    bool asked;                               /* LIST */
+    uint32_t number;                          /* ASK, PAGES: of the ASK, by the client */
+    uint64_t at;                              /* ASK */
+    struct ibx_multicast_group group;         /* GROUP; without its key */
+    uint8_t sealed[IBX_MULTICAST_SEALED_KEY]; /* GROUP */
+    int code;                                 /* NO_GROUP */
+    uint64_t packets;                         /* FED, HEARD */
+    uint64_t through;                         /* HEARD */
 };
+#define IBX_SNAPSHOT_WANT_MAX ((uint32_t)(IBX_SNAPSHOT_BYTES_MAX >> 21) / 8)
+#define IBX_SNAPSHOT_SECRET   "snapshot multicast" /* ibx_conn_secret() that seals the key */
 int ibx_snapshot_decode(const void *data, size_t length, struct ibx_snapshot_any *message,
                         struct ibx_error *err);
 /* The length, or -EMSGSIZE. */
@@ -195,14 +357,18 @@ struct ibx_snapshot_server;
 struct ibx_snapshot_server_config {
     const char *uri;
     const struct ibx_options *options;
-    const struct ibx_snapshot_manifest *manifest; /* these three are the caller's until close */
+    const struct ibx_snapshot_manifest *manifest; /* these four are the caller's until close */
     const struct ibx_page_map *map;
-    void *const *memory; /* of each block, mapped */
-    /* Pages are missing in `memory` and come when they are touched: only over fabrics on which the
-     * peer's processor moves them. */
+    const struct ibx_snapshot_index *index; /* of a snapshot that is hashed; the map is its own */
+    void *const *memory;                    /* of each block, mapped */
+    /* Pages are missing in `memory` and come when they are touched. Where the fabric READs without
+     * this processor readers have to ask for them. */
     bool touched;
-    unsigned connections_max; /* of all readers; 0: 1024 */
-    bool share;               /* registrations, also where they cost nothing: for tests */
+    struct ibx_multicast_sender *multicast; /* NULL: none; it outlives the server */
+    const char *interface;                  /* of the group; NULL: the one that leads to a reader */
+    bool read_only;                         /* it is mapped for reading only */
+    unsigned connections_max;               /* of all readers; 0: 1024 */
+    bool share; /* registrations, and ASKs, also where they cost nothing: for tests */
 };
 
 struct ibx_snapshot_server_stats {
@@ -210,6 +376,7 @@ struct ibx_snapshot_server_stats {
     uint64_t served;      /* connections so far */
     uint64_t turned_away;
     uint64_t pinned; /* regions that were registered, and not shared */
+    uint64_t asks;   /* answered by messages */
 };
 
 int ibx_snapshot_server_open(const struct ibx_snapshot_server_config *config,
@@ -223,9 +390,47 @@ void ibx_snapshot_server_stats(struct ibx_snapshot_server *server,
 /* Ends all connections. Accepts NULL. */
 void ibx_snapshot_server_close(struct ibx_snapshot_server *server);
 
+/* ------------------------------------------------------------ multicast_server.c */
+
+/* NULL or 0: the default. */
+struct ibx_snapshot_multicast_options {
+    bool on;
+    const char *group;     /* as ibx_multicast_group_parse(); else a random one */
+    const char *interface; /* a name; else the one that leads to the other side */
+    uint64_t rate;         /* bytes a second */
+    unsigned hops;
+};
+
+/* What is sent: pages of guest RAM that hold data. */
+struct ibx_snapshot_multicast {
+    const struct ibx_snapshot_manifest *manifest;
+    const struct ibx_page_map *map;
+    void *const *memory;
+    bool (*has)(void *context, uint64_t page); /* it is there; NULL: all are */
+    void *context;
+    struct ibx_multicast_sender *sender;
+};
+
+/* Sets `sender`; the rest is there, and stays. `six`: a random group is one of IPv6. -EINVAL: the
+ * group, or the snapshot has no hashes. */
+int ibx_snapshot_multicast_open(struct ibx_snapshot_multicast *multicast,
+                                const struct ibx_snapshot_multicast_options *options, bool six,
+                                struct ibx_error *err);
+/* A reader's connection whose first message was this JOIN, until it ends. */
+int ibx_snapshot_multicast_serve(const struct ibx_snapshot_server_config *config,
+                                 struct ibx_conn *conn, const struct ibx_snapshot_any *join,
+                                 unsigned timeout_ms, _Atomic bool *closing, struct ibx_error *err);
+
 /* ------------------------------------------------------------ serve.c */
 
 #define IBX_SERVE_CACHES_MAX 8u
+#define IBX_SERVE_UNUSED_S   60u
+
+/* What came by multicast. */
+struct ibx_snapshot_fed {
+    bool now; /* a group feeds it, or is about to */
+    struct ibx_multicast_receiver_stats stats;
+};
 
 struct ibx_serve_status {
     const char *uri;    /* for readers; NULL: it does not listen */
@@ -235,7 +440,13 @@ struct ibx_serve_status {
     unsigned children; /* of this host, that may wait for pages */
     uint64_t children_so_far, child_faults, zero_faults;
     uint64_t pages, present, bytes; /* of guest RAM: all, there, fetched by this process */
+    /* Of the pages that this process has fetched: for a fault, around and ahead of faults, and
+     * requested twice. And what it has READ of the table, twice or not. */
+    uint64_t faulted, ahead, twice, hash_bytes;
     unsigned reconnects;
+    bool multicasts;                          /* it sends to those who join */
+    struct ibx_multicast_sender_stats sender; /* what it has sent */
+    struct ibx_snapshot_fed fed;              /* a cache: what has come by multicast */
 };
 
 struct ibx_serve_options {
@@ -244,7 +455,13 @@ struct ibx_serve_options {
     const char *caches[IBX_SERVE_CACHES_MAX];
     unsigned cache_count, links;
     bool on_demand; /* only pages that somebody needs are fetched */
+    /* It ends when all pages are there; or, and then it removes the folder, when it had no child
+     * for IBX_SERVE_UNUSED_S. */
+    bool until_unused;
+    bool no_verify; /* a memory file is served at once, without hashes */
     uint64_t max_bandwidth;
+    /* A cache joins its server's group, if it has one; who listens sends to a group of its own. */
+    struct ibx_snapshot_multicast_options multicast;
     struct ibx_options transport;
     /* Once it can be read; at once when it is whole; once a second from then on. */
     void (*status)(void *context, const struct ibx_serve_status *status);
@@ -256,19 +473,70 @@ struct ibx_serve_options {
  * process (status 0) and does not return: its mapping must not outlive its fault engine. */
 int ibx_snapshot_serve(const struct ibx_serve_options *options, struct ibx_error *err);
 
+/* ------------------------------------------------------------ asking.c */
+
+/* Pages by messages, for reader.c. The connection becomes the asker's. */
+struct ibx_snapshot_asker;
+struct ibx_snapshot_asker *ibx_snapshot_asker_create(struct ibx_conn *conn);
+struct ibx_conn *ibx_snapshot_asker_conn(const struct ibx_snapshot_asker *asker);
+const char *ibx_snapshot_asker_reason(const struct ibx_snapshot_asker *asker);
+void ibx_snapshot_asker_serve(struct ibx_snapshot_asker *asker, struct ibx_fault_reader *as);
+/* Bytes of one block, IBX_SNAPSHOT_ASK_MAX at most; while no engine has it. */
+int ibx_snapshot_asker_fetch(struct ibx_snapshot_asker *asker, uint64_t offset, void *to,
+                             uint32_t length, struct ibx_error *err);
+/* Accepts NULL. */
+void ibx_snapshot_asker_destroy(struct ibx_snapshot_asker *asker);
+
+/* ------------------------------------------------------------ table_reader.c */
+
+/*
+ * A page reader on top of another one, of the same connection: with the pages that are requested it
+ * requests the pieces of the table that they need and that the checker has not, so that both take
+ * one round trip, and gives the pages to the engine when their hashes are there. Pages of the table
+ * that the checker has take none.
+ */
+struct ibx_snapshot_table_reader;
+/* Of this many bytes more than the engine's the buffer of `below` is; where that has none, this one
+ * allocates them. */
+#define IBX_SNAPSHOT_TABLE_BUFFER (16u * 8 * IBX_SNAPSHOT_PAGE)
+/* `below` is copied, and `buffer` (or NULL) is of IBX_SNAPSHOT_TABLE_BUFFER bytes. */
+struct ibx_snapshot_table_reader *
+ibx_snapshot_table_reader_create(const struct ibx_fault_reader *below, uint8_t *buffer,
+                                 struct ibx_snapshot_checker *checker, unsigned worker,
+                                 const struct ibx_snapshot_manifest *manifest);
+void ibx_snapshot_table_reader_serve(struct ibx_snapshot_table_reader *reader,
+                                     struct ibx_fault_reader *as);
+/* Accepts NULL. */
+void ibx_snapshot_table_reader_destroy(struct ibx_snapshot_table_reader *reader);
+
+/* ------------------------------------------------------------ host.c */
+
+struct ibx_host_cache {
+    char top[64];          /* of this user's caches: /dev/shm/ibx-snapshots-UID */
+    char folder[PATH_MAX]; /* the snapshot's in it, by its id */
+};
+
+/* A folder on this host that children can be made of: of the snapshot that is served at one of
+ * options->caches. One that there is, whole or being filled, or a new one, which a process fills
+ * that outlives this one (`until_unused`, with the other options). The calling process has one
+ * thread and no connections. */
+int ibx_snapshot_host_cache(const struct ibx_serve_options *options, struct ibx_host_cache *cache,
+                            struct ibx_error *err);
+
 /* ------------------------------------------------------------ reader.c */
 
 /*
  * Connections to a server, by which pages are READ:
  *
- *     ibx_snapshot_reader_open(uri, ...)           the manifest and the map are there
+ *     ibx_snapshot_reader_open(uri, ...)           manifest, map and index are there
  *     ibx_snapshot_reader_fetch(...)               any bytes, one after the other: the device state
  *     ibx_snapshot_reader_serve(..., as)           page readers for a fault engine, one a link
  *
  * The engine's ranges have first_page and reader_offset as the blocks are numbered here:
  * ibx_snapshot_reader_map(reader)->blocks[i].first, and that times IBX_SNAPSHOT_PAGE. Pages that
- * the map does not have are zero and must not be requested. One thread, but for what the engine's
- * workers do.
+ * the map does not have are zero and must not be requested. Map and index are right by the
+ * manifest. What is READ is for the caller to compare; with a checker its hashes come with it. One
+ * thread, but for what the engine's workers do.
  */
 struct ibx_snapshot_reader;
 
@@ -277,6 +545,8 @@ int ibx_snapshot_reader_open(const char *uri, const struct ibx_options *options,
 const struct ibx_snapshot_manifest *
 ibx_snapshot_reader_manifest(const struct ibx_snapshot_reader *reader);
 const struct ibx_page_map *ibx_snapshot_reader_map(const struct ibx_snapshot_reader *reader);
+/* The caller's from now on; without hashes: the snapshot has none, or it was taken. */
+struct ibx_snapshot_index ibx_snapshot_reader_take_index(struct ibx_snapshot_reader *reader);
 unsigned ibx_snapshot_reader_links(const struct ibx_snapshot_reader *reader);
 /* Of the first connection, until close. */
 const struct ibx_path *ibx_snapshot_reader_path(const struct ibx_snapshot_reader *reader);
@@ -284,8 +554,14 @@ const struct ibx_path *ibx_snapshot_reader_path(const struct ibx_snapshot_reader
  * engine has the reader. */
 int ibx_snapshot_reader_fetch(struct ibx_snapshot_reader *reader, unsigned block, uint64_t offset,
                               void *to, size_t length, struct ibx_error *err);
-/* Fills in `as`, one a link; `buffer_bytes` of ibx_fault_buffer_bytes(), 0 in minor mode. */
-int ibx_snapshot_reader_serve(struct ibx_snapshot_reader *reader, size_t buffer_bytes,
+/* The hashes of so many pages, for the checker. */
+int ibx_snapshot_reader_fetch_hashes(struct ibx_snapshot_reader *reader,
+                                     struct ibx_snapshot_checker *checker, uint64_t page,
+                                     uint64_t pages, struct ibx_error *err);
+/* Fills in `as`, one a link; `buffer_bytes` of ibx_fault_buffer_bytes(). The checker, which may be
+ * NULL, has as many workers as there are links, and outlives the reader. */
+int ibx_snapshot_reader_serve(struct ibx_snapshot_reader *reader,
+                              struct ibx_snapshot_checker *checker, size_t buffer_bytes,
                               struct ibx_fault_reader *as, struct ibx_error *err);
 /* Why the first of its connections ended; "": none has. After the engine has stopped. */
 const char *ibx_snapshot_reader_reason(const struct ibx_snapshot_reader *reader);

@@ -51,7 +51,7 @@ static int on_lend(void *context, struct ibx_error *err)
 }
 
 static const struct ibx_control_socket_ops socket_ops = {on_status, on_cancel, on_bandwidth,
-                                                         on_lend};
+                                                         on_lend, on_lend};
 
 /* ---------------------------------------------------------------- what is checked */
 
@@ -78,7 +78,7 @@ static int check_uri(const struct source *s, struct ibx_error *err)
 static int check(struct source *s, struct ibx_error *err)
 {
     struct ibx_blockers blockers = {.stands_still = s->options->stand_still};
-    struct ibx_journal *record = &s->status.record;
+    struct ibx_record *record = &s->status.record;
     const struct ibx_guest_ram *ram = &s->vm.ram;
     int rc = check_uri(s, err);
     if (!rc)
@@ -253,11 +253,14 @@ static int prepare(struct source *s, struct ibx_error *err)
 {
     ibx_journal_prune_old(s->options->folder, s->status.record.qmp);
     int rc = open_record(s, err);
-    if (!rc)
-        rc = ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_HERE, err);
-    if (!rc)
+    if (!rc) /* before there is a record, so that nobody is killed between them and leaves it */
         rc = ibx_watchdog_start(&s->vm.watchdog, s->options->folder, &s->status.record, &s->vm.undo,
                                 s->lock_fd, err);
+    if (!rc)
+        rc = ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_HERE, err);
+    ibx_migration_stop_at("source", "recorded");
+    if (!rc)
+        rc = ibx_source_return_note_make(s, err);
     if (!rc) {
         ibx_migration_stop_at("source", "asking");
         rc = source_managed(&s->vm) ? ibx_gate_shut(&s->gate, s->vm.ram.pid, err) : 0;
@@ -319,6 +322,7 @@ static void quit_qemu(struct source *s)
 static int finish(struct source *s, int rc, struct ibx_migrate_status *last, struct ibx_error *err)
 {
     if (s->state.now == SOURCE_DONE) {
+        ibx_source_link_close(&s->link); /* the destination waits for that */
         ibx_source_let_go(s);
         rc = rc ? rc : ibx_source_verdict(s, err);
     }
@@ -333,6 +337,7 @@ static int finish(struct source *s, int rc, struct ibx_migrate_status *last, str
         memcpy(s->status.message, err->message, sizeof(s->status.message));
     s->status.phase = rc ? IBX_PHASE_FAILED : ibx_source_phase(s);
     ibx_source_link_close(&s->link);
+    ibx_source_link_retired(&s->link);
     ibx_verifier_close(s->verifier);
     ibx_source_update(s);
     ibx_migration_report(&s->reporter, &s->status, true);
@@ -372,7 +377,7 @@ static int send_new(struct source *s, struct ibx_error *err)
 /* QEMU's migration has been held open since, or was until somebody ended it. */
 static int check_held(struct source *s, struct ibx_error *err)
 {
-    const struct ibx_journal *record = &s->status.record;
+    const struct ibx_record *record = &s->status.record;
     const char *status = s->vm.ram.status;
     if (source_managed(&s->vm) && !strcmp(status, "running"))
         return ibx_error_set(err, -EBUSY,
@@ -411,7 +416,7 @@ static int find_pages(struct source *s, struct ibx_error *err)
  * since; or that QEMU has ended, and its files are there. */
 static int check_recovered(struct source *s, struct ibx_error *err)
 {
-    const struct ibx_journal *record = &s->status.record;
+    const struct ibx_record *record = &s->status.record;
     if (ibx_journal_qemu_gone(record)) {
         int rc = ibx_source_vm_of_files(&s->vm, record, &s->options->observer, err);
         return rc ? rc : find_pages(s, err);
@@ -432,11 +437,11 @@ static int check_recovered(struct source *s, struct ibx_error *err)
     return rc ? rc : find_pages(s, err);
 }
 
-static int recover(struct source *s, const struct ibx_journal *record, struct ibx_error *err)
+static int recover(struct source *s, const struct ibx_record *record, struct ibx_error *err)
 {
     const struct ibx_send_options *options = s->options;
     s->status.record = *record;
-    s->lost_ns = s->still_ns = ibx_now_ns();
+    s->lost_ns = s->still_ns = s->heard_ns = ibx_now_ns();
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_LOCK_MS);
     int rc;
     while ((rc = open_record(s, err)) == -EBUSY && ibx_now_ns() < deadline)
@@ -456,14 +461,14 @@ static int recover(struct source *s, const struct ibx_journal *record, struct ib
         return ibx_source_was_lost(s, err);
     if (!rc)
         rc = check_recovered(s, err);
-    s->vm.undo.touched = true;
+    s->vm.undo.touched = s->vm.ran_there = true;
     s->vm.undo.was_running = s->status.record.was_running && !source_managed(&s->vm);
     s->vm.undo.before = json_loads(s->status.record.settings, 0, NULL);
     s->vm.undo.hold = s->status.record.hold;
     return rc ? rc : ibx_source_run(s, err);
 }
 
-int ibx_migrate_send(const struct ibx_send_options *options, const struct ibx_journal *record,
+int ibx_migrate_send(const struct ibx_send_options *options, const struct ibx_record *record,
                      struct ibx_migrate_status *last, struct ibx_error *err)
 {
     struct source *s = source_create(options, err);

@@ -32,10 +32,12 @@ int ibx_source_commit(struct source *s, struct ibx_error *err)
 {
     int rc = check_still(s, err);
     if (!rc)
+        rc = ibx_source_warm_check(s, err);
+    if (!rc)
         rc = ibx_watchdog_commit(&s->vm.watchdog, err);
     if (rc)
         return rc;
-    s->loaded_ns = ibx_now_ns();
+    s->loaded_ns = s->heard_ns = ibx_now_ns();
     s->status.record.was_running = s->vm.ran; /* somebody may have paused it meanwhile */
     s->status.state_ns = s->loaded_ns - s->mapped_ns;
     rc = ibx_source_move(s, SOURCE_COMMITTED, err);

@@ -5,11 +5,13 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define STAY_MS          60000 /* for QEMU to continue the VM */
 #define FAREWELL_MS      1000  /* for the destination to take the ABORT */
 #define LAST_MESSAGE_MS  1500  /* for a destination's last message, which has the reason */
+#define BROKEN_MS        5000  /* for a destination to take BROKEN */
 #define LAST_ABORT_MS    500   /* ... after RUNNING, while the VM may wait for a new link */
 #define CONFIRM_MS       30000 /* for CONFIRMED */
 #define HOME_LOOK_MS     500   /* between two looks whether a borrowed VM is here again */
@@ -45,7 +47,7 @@ static bool may_wait(const struct source *s)
 static bool qemu_has_ended(const struct source *s)
 {
     const uint64_t deadline = ibx_deadline_in_ms(ENDING_MS);
-    const struct ibx_journal *record = &s->status.record;
+    const struct ibx_record *record = &s->status.record;
     while (record->pid && !ibx_journal_qemu_gone(record) && ibx_now_ns() < deadline)
         poll(NULL, 0, LAST_SETTLE_LOOK_MS);
     return record->pid && ibx_journal_qemu_gone(record);
@@ -90,8 +92,12 @@ int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
         s->status.record.epoch++;
         ibx_source_link_disown(&s->link, err->message);
     }
+    /* MOVED: where libvirt drives, it has taken back what the destination said it had. */
     if (s->status.record.written_s)
-        ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_KEPT, &why);
+        ibx_migration_record(s->options->folder, &s->status.record,
+                             s->status.record.state == IBX_JOURNAL_MOVED ? IBX_JOURNAL_ROLLED_BACK
+                                                                         : IBX_JOURNAL_KEPT,
+                             &why);
     ibx_watchdog_release(&s->vm.watchdog);
     return code;
 }
@@ -166,8 +172,8 @@ int ibx_source_broken(struct source *s, bool tell, struct ibx_error *err)
         ibx_migration_notify(&s->options->observer, "%s", silent.message);
     memcpy(message.is.reason, err->message, sizeof(message.is.reason));
     if (tell && source_linked(&s->link) && !ibx_channel_send(&s->link.control, &message, NULL))
-        ibx_channel_take_until(&s->link.control, on_nothing, NULL,
-                               ibx_deadline_in_ms(LAST_MESSAGE_MS), NULL);
+        ibx_channel_take_until(&s->link.control, on_nothing, NULL, ibx_deadline_in_ms(BROKEN_MS),
+                               NULL);
     const struct ibx_error why = *err;
     return ibx_error_set(err, -EBADMSG, "the migration is broken: %s", why.message);
 }
@@ -197,10 +203,9 @@ static int check_patience(struct source *s, struct ibx_error *err)
     const uint64_t limit_ms = (uint64_t)s->options->give_up_s * 1000;
     if (err->message[0])
         memcpy(s->status.message, err->message, sizeof(s->status.message));
-    int rc = ibx_source_check_nobody(s, err);
-    if (rc || !limit_ms || ibx_now_ns() - s->lost_ns <= limit_ms * IBX_NS_PER_MS)
-        return rc;
-    rc = ibx_source_move(s, SOURCE_LEFT, err);
+    if (!limit_ms || ibx_now_ns() - s->lost_ns <= limit_ms * IBX_NS_PER_MS)
+        return 0;
+    int rc = ibx_source_move(s, SOURCE_LEFT, err);
     return rc ? rc
               : ibx_error_set(
                     err, -ETIMEDOUT,
@@ -224,16 +229,42 @@ static int never_ran(struct source *s, struct ibx_error *err)
                               s->status.record.peer, (int)s->status.record.pid);
 }
 
+/* 0: a link is to be made. A borrowed VM that may run here again, in a QEMU that has its memory,
+ * changes that: the borrower gets none of it, should the VM have been taken back there, but has to
+ * learn that the VM has returned. */
+static int check_use(const struct source *s, struct ibx_error *err)
+{
+    const struct ibx_options options = ibx_migration_retry_options(&s->transport);
+    struct ibx_migrate_answer *answer;
+    if (!ibx_journal_noted_home(&s->status.record))
+        return 0;
+    answer = calloc(1, sizeof(*answer));
+    int rc = answer ? ibx_migration_ask(&s->status.record, IBX_PURPOSE_QUERY, &options, answer, err)
+                    : ibx_error_set(err, -ENOMEM, "no memory for an answer");
+    if (!rc && answer->state != IBX_ANSWER_ENDED)
+        rc = ibx_error_set(err, -EAGAIN,
+                           "the VM has come back here, or was about to: no page of it is served to "
+                           "%s any more",
+                           s->status.record.peer);
+    free(answer);
+    return rc ? -EAGAIN : 0;
+}
+
 int ibx_source_reconnect(struct source *s, struct ibx_error *err)
 {
     enum ibx_answer_state there = (enum ibx_answer_state)0;
     if (!ibx_source_link_due(&s->link))
         return check_patience(s, err);
-    s->status.record.epoch++;
-    int rc =
-        ibx_migration_record(s->options->folder, &s->status.record, s->status.record.state, err);
-    rc = rc ? -EAGAIN : ibx_source_link_resume(&s->link, &there, err);
+    int rc = check_use(s, err);
+    if (!rc) {
+        s->status.record.epoch++;
+        rc = ibx_migration_record(s->options->folder, &s->status.record, s->status.record.state,
+                                  err);
+        rc = rc ? -EAGAIN : ibx_source_link_resume(&s->link, &there, err);
+    }
     ibx_source_link_delay(&s->link);
+    if (rc && ibx_journal_noted_home(&s->status.record)) /* which may turn out to be wrong */
+        s->link.retry_ns = ibx_deadline_in_ms(HOME_LOOK_MS);
     if (err->code != -ECONNREFUSED || !rc)
         s->nobody_ns = 0;
     else if (!s->nobody_ns)
@@ -251,6 +282,7 @@ int ibx_source_reconnect(struct source *s, struct ibx_error *err)
         return ibx_source_keep(s, rc, err);
     if (rc)
         return check_patience(s, err);
+    s->heard_ns = ibx_now_ns();
     s->status.reconnects++;
     ibx_migration_notify(&s->options->observer, "connected again to %s", s->status.record.peer);
     s->status.message[0] = 0;
@@ -326,6 +358,11 @@ void ibx_source_settle_at_last(struct source *s)
 
 /* ---------------------------------------------------------------- confirmation */
 
+void ibx_source_await_longer(struct source *s)
+{
+    s->confirm_by_ns = ibx_deadline_in_ms(CONFIRM_MS);
+}
+
 /* The destination has every page, or needs none any more, and waits for CONFIRM. DONE or ENDED is
  * written first, and nothing else is
  * needed for CONFIRM: any tool with this journal can send it later, and repeatedly. */
@@ -335,17 +372,21 @@ int ibx_source_confirm(struct source *s, struct ibx_error *err)
     int rc = ibx_migration_record(s->options->folder, &s->status.record,
                                   ended ? IBX_JOURNAL_ENDED : IBX_JOURNAL_DONE, err);
     if (!rc)
+        ibx_journal_forget_notes(&s->status.record);
+    if (!rc)
         rc = ibx_source_move(s, SOURCE_CONFIRMING, err);
     if (rc)
         return rc;
-    s->confirm_by_ns = ibx_deadline_in_ms(CONFIRM_MS);
+    ibx_source_await_longer(s);
     s->interrupts = 0;
     if (ibx_source_link_send(&s->link, IBX_MIGRATE_CONFIRM, err))
         ibx_source_link_close(&s->link);
+    else
+        ibx_source_link_retire(&s->link);
     return 0;
 }
 
-static bool is_home(const struct ibx_journal *record)
+static bool is_home(const struct ibx_record *record)
 {
     return record->state == IBX_JOURNAL_RUNNING || record->state == IBX_JOURNAL_COMPLETE ||
            record->state == IBX_JOURNAL_DONE || record->state == IBX_JOURNAL_BROKEN ||
@@ -356,7 +397,7 @@ static bool is_home(const struct ibx_journal *record)
  * here. */
 int ibx_source_check_home(struct source *s, struct ibx_error *err)
 {
-    struct ibx_journal found, *record = &s->status.record;
+    struct ibx_record found, *record = &s->status.record;
     if (!record->borrow || s->state.now != SOURCE_SERVING || ibx_now_ns() < s->home_look_ns)
         return 0;
     s->home_look_ns = ibx_deadline_in_ms(HOME_LOOK_MS);
@@ -382,8 +423,6 @@ static bool has_confirmed(struct source *s)
     struct ibx_error silent = {0};
     struct message_context incoming = {s, &silent};
     const struct ibx_options options = ibx_migration_retry_options(&s->transport);
-    if (s->link.pages) /* clears its event: page connections are expected to end now */
-        ibx_page_server_failed(s->link.pages, &silent);
     if (source_linked(&s->link) &&
         ibx_channel_take(&s->link.control, ibx_source_on_message, &incoming, &silent) &&
         s->peer.now != PEER_CONFIRMED) {
@@ -402,16 +441,18 @@ static bool has_confirmed(struct source *s)
 int ibx_source_await_confirmed(struct source *s, struct ibx_error *err)
 {
     const bool ended = s->status.record.state == IBX_JOURNAL_ENDED;
+    const char *what = ibx_journal_has_returned(&s->status.record) ? "has returned from"
+                       : ended                                     ? "was shut down by its guest at"
+                                                                   : "runs at";
     if (!has_confirmed(s)) {
         if (!s->interrupts && ibx_now_ns() < s->confirm_by_ns)
             return 0;
         ibx_migration_notify(
             &s->options->observer,
-            "the VM %s at %s%s, but the confirmation may not have arrived there: if ib-migrate "
+            "the VM %s %s%s, but the confirmation may not have arrived there: if ib-migrate "
             "status there says %s, run ib-migrate recover there and then here (--qmp %s)",
-            ended ? "was shut down by its guest" : "runs", s->status.record.peer,
-            ended ? "" : " with all of its pages", ended ? "shut-down" : "complete",
-            s->status.record.qmp);
+            what, s->status.record.peer, ended ? "" : " with all of its pages",
+            ended ? "shut-down" : "complete", s->status.record.qmp);
     }
     s->status.total_ns = ibx_now_ns() - s->status.began_ns;
     return ibx_source_move(s, SOURCE_DONE, err);

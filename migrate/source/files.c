@@ -8,7 +8,7 @@
 
 #include <errno.h>
 
-void ibx_source_vm_keep_files(struct source_vm *vm, const struct ibx_journal *record,
+void ibx_source_vm_keep_files(struct source_vm *vm, const struct ibx_record *record,
                               const struct ibx_migrate_observer *observer)
 {
     struct ibx_error why = {0};
@@ -20,7 +20,7 @@ void ibx_source_vm_keep_files(struct source_vm *vm, const struct ibx_journal *re
                              why.message);
 }
 
-int ibx_source_vm_of_files(struct source_vm *vm, const struct ibx_journal *record,
+int ibx_source_vm_of_files(struct source_vm *vm, const struct ibx_record *record,
                            const struct ibx_migrate_observer *observer, struct ibx_error *err)
 {
     struct ibx_error why = {0};

@@ -91,7 +91,7 @@ static bool guarded(const struct source *s)
 
 int ibx_source_guard_take(struct source *s, struct ibx_error *err)
 {
-    const struct ibx_journal *record = &s->status.record;
+    const struct ibx_record *record = &s->status.record;
     struct ibx_error why = {0};
     struct ibx_guest_ram ram;
     if (record->uffd < 0 || !record->block_count)

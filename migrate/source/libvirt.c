@@ -8,10 +8,13 @@
 #include "common/clock.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <string.h>
 
-#define SET_MS  10000 /* for libvirt to set pause-before-switchover, once it may connect */
-#define LAST_MS 1000  /* for the destination to say that its QEMU has ended */
+#define SET_MS        10000 /* for libvirt to set pause-before-switchover, once it may connect */
+#define LAST_MS       1000  /* for the destination to say that its QEMU has ended */
+#define TELL_MS       10000 /* for the destination to take it that the VM is here again */
+#define TELL_AGAIN_MS 250
 
 /* ---------------------------------------------------------------- before the stop */
 
@@ -60,27 +63,73 @@ static bool decides(const struct source *s)
            (s->state.now == SOURCE_SENDING && s->stream.state.now == STREAM_RELEASED);
 }
 
+int ibx_source_libvirt_decided(struct source *s, struct ibx_error *err)
+{
+    const struct ibx_record *record = &s->status.record;
+    if (!source_managed(&s->vm) || s->vm.qmp || s->link.state.now != LINK_MAPPED ||
+        s->decided_epoch == record->epoch || !ibx_journal_qemu_gone(record))
+        return 0;
+    s->decided_epoch = record->epoch;
+    return ibx_source_link_send(&s->link, IBX_MIGRATE_DECIDED, err);
+}
+
+/* After a link that was lost a VM counts as running there when it has loaded; libvirt had not
+ * decided that. */
+static int never_ran_there(struct source *s)
+{
+    struct ibx_error silent = {0};
+    return s->state.now == SOURCE_SERVING && !s->vm.ran_there
+               ? ibx_source_move(s, SOURCE_LOST, &silent)
+               : 0;
+}
+
 bool ibx_source_libvirt_resumed(struct source *s)
 {
     if (!source_managed(&s->vm))
         return false;
     ibx_source_take_last_abort(s, LAST_MS, NULL);
-    if (!decides(s))
+    if (never_ran_there(s) || !decides(s))
         return false;
     if (s->vm.libvirt.now != LIBVIRT_CONTINUED)
         ibx_state_move(&s->vm.libvirt, LIBVIRT_CONTINUED);
     return true;
 }
 
+/* The VM runs here by now. A destination that does not know it would wait for this side, with the
+ * VM loaded: it is told, again when its tool or its link is not there at once. */
+static void tell_destination(struct source *s, struct ibx_error *err)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(TELL_MS);
+    const struct ibx_error why = *err;
+    int rc;
+    for (;;) {
+        s->status.record.epoch++;
+        rc = ibx_source_link_disown(&s->link, why.message);
+        if (!rc || rc == -EALREADY || ibx_now_ns() >= deadline)
+            break;
+        poll(&(struct pollfd){.fd = s->signals.fd, .events = POLLIN}, 1, TELL_AGAIN_MS);
+        if (ibx_migration_signals_take(&s->signals))
+            break;
+    }
+    if (rc && rc != -EALREADY)
+        ibx_error_set(err, why.code,
+                      "%s; %s could not be told: if its QEMU is there, with the VM paused, end it "
+                      "(virsh destroy there)",
+                      why.message, s->status.record.peer);
+}
+
 int ibx_source_libvirt_check(struct source *s, struct ibx_error *err)
 {
     if (s->vm.libvirt.now != LIBVIRT_CONTINUED)
         return 0;
+    const bool ran = s->state.now == SOURCE_LOST && s->vm.ran_there;
+    const bool committed = source_committed(s);
     ibx_error_set(err, -ECANCELED, "libvirt has continued the VM here: %s %s%s",
-                  s->state.now == SOURCE_LOST ? "its QEMU at" : "its migration to",
-                  s->status.record.peer,
-                  s->state.now == SOURCE_LOST
-                      ? " has ended, and what it did there is lost: check its file systems"
+                  ran ? "its QEMU at" : "its migration to", s->status.record.peer,
+                  ran ? " has ended, and what it did there is lost: check its file systems"
                       : " failed there");
-    return ibx_source_keep(s, -ECANCELED, err);
+    int rc = ibx_source_keep(s, -ECANCELED, err);
+    if (committed && !ran && s->state.now == SOURCE_KEPT && s->peer.now != PEER_ABORTED)
+        tell_destination(s, err);
+    return rc;
 }

@@ -5,9 +5,16 @@
 #include "common/clock.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* A destination has places for that many connections that have said nothing yet, besides the
+ * control connection. */
+#define EARLY_LINKS (IBX_ACCEPTOR_PEER - 2)
+
+#define STATE_PAD (512u << 10) /* bytes; the page map and the device state are less, mostly */
 
 #define RETRY_MIN_MS    250
 #define RETRY_MAX_MS    5000
@@ -23,7 +30,7 @@ static const struct ibx_state link_states[] = {
 };
 static const struct ibx_state_table link_table = IBX_STATE_TABLE("source link", link_states);
 
-void ibx_source_link_init(struct source_link *link, const struct ibx_journal *record,
+void ibx_source_link_init(struct source_link *link, const struct ibx_record *record,
                           const struct ibx_options *transport, const struct source_vm *vm,
                           unsigned wished, bool verify)
 {
@@ -33,13 +40,56 @@ void ibx_source_link_init(struct source_link *link, const struct ibx_journal *re
     ibx_state_begin(&link->state, &link_table, LINK_NONE);
 }
 
+/* The control connection that is made while QEMU tells what the VM is made of: each takes several
+ * round trips. */
+struct connecting {
+    const struct source_link *link;
+    const struct ibx_options *options;
+    uint8_t purpose;
+    struct ibx_conn *conn;
+    int rc;
+    struct ibx_error err;
+};
+
+static void *connect_main(void *argument)
+{
+    struct connecting *c = argument;
+    c->rc = ibx_migration_connect(c->link->record->uri, c->options, c->purpose, &c->conn, &c->err);
+    return NULL;
+}
+
+static int describe_and_connect(struct source_link *link, const struct ibx_options *options,
+                                struct ibx_conn **conn, struct ibx_error *err)
+{
+    struct connecting c = {.link = link, .options = options, .purpose = link->hello.purpose};
+    pthread_t thread;
+    const uint64_t patience_ns = ibx_migrate_first_ms(options) * IBX_NS_PER_MS / 2;
+    const uint64_t from_ns = ibx_now_ns();
+    bool fresh = !pthread_create(&thread, NULL, connect_main, &c);
+    int rc = ibx_migration_describe_vm(link->vm->qmp, &link->vm->ram, &link->hello, err);
+    if (fresh)
+        pthread_join(thread, NULL);
+    if (fresh && !c.rc && ibx_now_ns() - from_ns > patience_ns) { /* HELLO is about to be overdue */
+        ibx_close(c.conn);
+        c.conn = NULL;
+        fresh = false;
+    }
+    if (!fresh && !rc)
+        connect_main(&c);
+    if (!rc && c.rc)
+        return ibx_error_set(err, c.rc, "%s", c.err.message);
+    if (rc)
+        ibx_close(c.conn);
+    *conn = c.conn;
+    return rc;
+}
+
 /* HELLO and its answer; to RESUME in one of many tries. */
 static int greet(struct source_link *link, enum ibx_migrate_purpose purpose, struct ibx_error *err)
 {
     struct ibx_migrate_hello *hello = &link->hello;
     struct ibx_options options = *link->transport;
     const unsigned wished = link->count ? link->count : link->wished;
-    int rc = 0;
     *hello = (struct ibx_migrate_hello){.purpose = (uint8_t)purpose};
     hello->disks_differ = link->disks_differ;
     const bool returns = ibx_journal_returns(link->record);
@@ -57,13 +107,16 @@ static int greet(struct source_link *link, enum ibx_migrate_purpose purpose, str
         hello->links = IBX_MIGRATE_LINKS_MAX;
     memcpy(hello->id, link->record->id, sizeof(hello->id));
     ibx_migrate_hello_describe(hello, &link->vm->ram);
-    if (purpose == IBX_PURPOSE_RESUME)
+    struct ibx_conn *conn = NULL;
+    int rc;
+    if (purpose == IBX_PURPOSE_RESUME) {
         options = ibx_migration_retry_options(link->transport);
-    else
-        rc = ibx_migration_describe_vm(link->vm->qmp, &link->vm->ram, hello, err);
+        rc = ibx_migration_connect(link->record->uri, &options, hello->purpose, &conn, err);
+    } else {
+        rc = describe_and_connect(link, &options, &conn, err);
+    }
     if (!rc)
-        rc = ibx_migration_greet(link->record->uri, &options, hello, &link->control, &link->answer,
-                                 err);
+        rc = ibx_migration_say_hello(conn, &options, hello, &link->control, &link->answer, err);
     free(hello->description);
     hello->description = NULL;
     return rc;
@@ -86,7 +139,10 @@ static int open_pages(struct source_link *link, struct ibx_error *err)
         .options = link->transport,
         .join = {.epoch = link->record->epoch},
         .links = link->count,
+        .begun = link->begun,
+        .pads = hello->purpose == IBX_PURPOSE_MOVE,
     };
+    link->begun = NULL;
     memcpy(config.join.id, link->record->id, sizeof(config.join.id));
     return ibx_page_server_open(&config, &link->pages, err);
 }
@@ -101,12 +157,9 @@ static int refused(const struct ibx_migrate_answer *answer, struct ibx_error *er
     return ibx_migration_refused(where, &blockers, err);
 }
 
-int ibx_source_link_ask(struct source_link *link, char *peer, size_t size, struct ibx_error *err)
+/* Whether the answer is one that this source can go on with. */
+static int check_agreed(const struct source_link *link, struct ibx_error *err)
 {
-    int rc = greet(link, IBX_PURPOSE_MOVE, err);
-    if (rc)
-        return rc;
-    snprintf(peer, size, "%s", link->answer.host);
     if (!link->answer.accepted)
         return refused(&link->answer, err);
     if (link->verify && !link->answer.verify)
@@ -124,8 +177,50 @@ int ibx_source_link_ask(struct source_link *link, char *peer, size_t size, struc
                              "the destination (%s) does not take a VM that returns: its ib-migrate "
                              "is not like this one",
                              link->answer.host);
-    rc = ibx_state_move(&link->state, LINK_OPEN);
-    return rc ? rc : open_pages(link, err);
+    return 0;
+}
+
+/* Each page connection takes as many round trips as the control connection: so they are made along
+ * with it. What fails of that shows when they are needed. Where libvirt drives, the destination is
+ * asked again and again until it is there. */
+static void begin_pages(struct source_link *link)
+{
+    const unsigned wished = link->wished ? link->wished : ibx_page_links_default();
+    if (link->vm->libvirt.now == LIBVIRT_OFF && wished <= EARLY_LINKS)
+        ibx_page_connections_begin(link->record->uri, link->transport, wished, &link->begun, NULL);
+}
+
+/* What the VM waits for when it has stopped goes in one round trip, then. */
+static void pad_control(const struct source_link *link)
+{
+    const struct ibx_path *path = ibx_conn_path(link->control.conn);
+    if (ibx_path_is_far(path))
+        ibx_pad(link->control.conn, STATE_PAD);
+}
+
+void ibx_source_link_quiet(struct source_link *link)
+{
+    ibx_pad(link->control.conn, 0);
+    ibx_page_server_quiet(link->pages);
+}
+
+int ibx_source_link_ask(struct source_link *link, char *peer, size_t size, struct ibx_error *err)
+{
+    begin_pages(link);
+    int rc = greet(link, IBX_PURPOSE_MOVE, err);
+    if (!rc)
+        snprintf(peer, size, "%s", link->answer.host);
+    if (!rc)
+        rc = check_agreed(link, err);
+    if (!rc)
+        rc = ibx_state_move(&link->state, LINK_OPEN);
+    if (!rc)
+        rc = open_pages(link, err);
+    if (!rc)
+        pad_control(link);
+    ibx_page_connections_drop(link->begun);
+    link->begun = NULL;
+    return rc;
 }
 
 int ibx_source_link_expose(struct source_link *link, struct ibx_error *err)
@@ -164,6 +259,35 @@ int ibx_source_link_send_map(struct source_link *link, struct ibx_error *err)
     return rc ? rc : ibx_state_move(&link->state, LINK_MAPPED);
 }
 
+/* How many pages from this one on follow each other, hold data and fit into a message. */
+static uint64_t early_run(const struct source_link *link, uint64_t from, uint64_t end)
+{
+    const uint64_t most = (ibx_channel_room(&link->control) - sizeof(uint64_t)) / IBX_EARLY_PAGE;
+    uint64_t run = 0;
+    while (from + run < end && run < most && ibx_page_map_data(&link->vm->map, from + run))
+        run++;
+    return run;
+}
+
+int ibx_source_link_send_early(struct source_link *link, struct ibx_error *err)
+{
+    const struct ibx_page_map *map = &link->vm->map;
+    const uint64_t first = IBX_EARLY_AT / IBX_EARLY_PAGE, last = first + IBX_EARLY_PAGES;
+    const uint64_t end = map->blocks[0].pages < last ? map->blocks[0].pages : last;
+    int rc = 0;
+    if (!ibx_conn_path(link->control.conn)->remote || map->blocks[0].page_size != IBX_EARLY_PAGE ||
+        strncmp(link->vm->ram.machine, IBX_EARLY_MACHINES, strlen(IBX_EARLY_MACHINES)) != 0)
+        return 0;
+    for (uint64_t page = first, run; !rc && page < end; page += run ? run : 1) {
+        struct ibx_migrate_any message = {.type = IBX_MIGRATE_PAGES, .is.pages.first = page};
+        run = early_run(link, page, end);
+        message.is.pages.bytes.bytes = ibx_page_server_bytes(link->pages, 0, page * IBX_EARLY_PAGE);
+        message.is.pages.bytes.length = (size_t)run * IBX_EARLY_PAGE;
+        rc = run ? ibx_channel_send(&link->control, &message, err) : 0;
+    }
+    return rc;
+}
+
 int ibx_source_link_send(struct source_link *link, enum ibx_migrate_message type,
                          struct ibx_error *err)
 {
@@ -174,6 +298,43 @@ int ibx_source_link_send(struct source_link *link, enum ibx_migrate_message type
     else
         message.is.epoch = link->record->epoch;
     return ibx_channel_send(&link->control, &message, err);
+}
+
+/* Page connections that are of no more use: unmapping guest RAM takes 35 ms a GiB. */
+struct retiring {
+    struct ibx_page_server *pages;
+    pthread_t thread;
+};
+
+static void *retire_main(void *argument)
+{
+    struct retiring *retiring = argument;
+    ibx_page_server_close(retiring->pages);
+    return NULL;
+}
+
+void ibx_source_link_retire(struct source_link *link)
+{
+    struct retiring *retiring = link->pages ? malloc(sizeof(*retiring)) : NULL;
+    if (!retiring)
+        return;
+    retiring->pages = link->pages;
+    link->cpu_ns += ibx_page_server_cpu_ns(link->pages);
+    if (pthread_create(&retiring->thread, NULL, retire_main, retiring)) {
+        retire_main(retiring);
+        free(retiring);
+    } else {
+        link->retiring = retiring;
+    }
+    link->pages = NULL;
+}
+
+void ibx_source_link_retired(struct source_link *link)
+{
+    if (link->retiring)
+        pthread_join(link->retiring->thread, NULL);
+    free(link->retiring);
+    link->retiring = NULL;
 }
 
 void ibx_source_link_close(struct source_link *link)
@@ -187,16 +348,20 @@ void ibx_source_link_close(struct source_link *link)
         ibx_state_move(&link->state, LINK_NONE);
 }
 
-void ibx_source_link_disown(struct source_link *link, const char *why)
+int ibx_source_link_disown(struct source_link *link, const char *why)
 {
     ibx_source_link_close(link);
     if (greet(link, IBX_PURPOSE_RESUME, NULL))
-        return;
-    if (link->answer.accepted && !ibx_channel_send_abort(&link->control, why))
+        return -EAGAIN;
+    int rc = link->answer.state == IBX_ANSWER_GIVEN_UP ? -EALREADY
+             : link->answer.accepted                   ? ibx_channel_send_abort(&link->control, why)
+                                                       : -EAGAIN;
+    if (!rc)
         ibx_channel_linger(
             &link->control,
             ibx_deadline_in_ms(ibx_migration_retry_options(link->transport).timeout_ms));
     ibx_channel_fini(&link->control);
+    return rc;
 }
 
 /* ---------------------------------------------------------------- after the commit */
@@ -265,7 +430,9 @@ int ibx_source_link_resume(struct source_link *link, enum ibx_answer_state *stat
                            struct ibx_error *err)
 {
     int rc = try_resume(link, state, err);
+    /* Whoever refuses a connection has proven nothing, and chooses the code. */
+    const bool given_up = rc == -ECANCELED && *state == IBX_ANSWER_GIVEN_UP;
     if (rc)
         ibx_source_link_close(link);
-    return !rc || rc == -ECANCELED ? rc : -EAGAIN;
+    return !rc || given_up ? rc : -EAGAIN;
 }

@@ -23,7 +23,7 @@ static const char *peer_of(const struct source *s)
 int ibx_source_lose_vm(struct source *s, const char *why, struct ibx_error *err)
 {
     struct ibx_error unwritten = {0};
-    struct ibx_journal *record = &s->status.record;
+    struct ibx_record *record = &s->status.record;
     snprintf(record->vm_status, sizeof(record->vm_status), "%s", IBX_JOURNAL_QEMU_ENDED);
     if (ibx_migration_record(s->options->folder, record, IBX_JOURNAL_MOVED, &unwritten))
         ibx_migration_notify(&s->options->observer, "%s", unwritten.message);
@@ -46,7 +46,7 @@ static int lost_here_too(struct source *s, struct ibx_error *err)
 /* What is left of a VM whose QEMU here lives. */
 static const char *what_is_left(const struct source *s)
 {
-    const struct ibx_journal *record = &s->status.record;
+    const struct ibx_record *record = &s->status.record;
     return record->borrow && ibx_journal_base_touched(s->options->folder, record)
                ? "a return of it had begun, so that its memory here is not what it was at its "
                  "stop: unless it runs in another QEMU here (ib-migrate status), start it from its "
@@ -54,9 +54,23 @@ static const char *what_is_left(const struct source *s)
                : NULL;
 }
 
+/* When the destination is lost for good. */
+static const char *remedy(const struct source *s)
+{
+    if (what_is_left(s))
+        return what_is_left(s);
+    if (ibx_journal_qemu_gone(&s->status.record))
+        return "nothing can restart the VM from its stop, because its QEMU here has ended, too: "
+               "start it from its disk";
+    return source_managed(&s->vm)
+               ? "virsh resume here continues the VM from its stop, and ib-migrate rollback ends "
+                 "what is left of the migration"
+               : "ib-migrate rollback here restarts the VM from its stop";
+}
+
 int ibx_source_vm_lost(struct source *s, struct ibx_error *err)
 {
-    const struct ibx_journal *record = &s->status.record;
+    const struct ibx_record *record = &s->status.record;
     const bool managed = source_managed(&s->vm);
     ibx_source_link_close(&s->link);
     if (managed) /* who continues the VM now may write to its memory */
@@ -81,31 +95,80 @@ int ibx_source_vm_lost(struct source *s, struct ibx_error *err)
         peer_of(s), s->status.message);
 }
 
+/* The tool before this one has set the files of guest RAM aside, and ended before it removed them.
+ */
+static void find_files(struct source *s)
+{
+    struct ibx_error silent = {0};
+    if (ibx_journal_qemu_gone(&s->status.record) &&
+        !ibx_journal_recall_ram(&s->status.record, &s->vm.ram, &silent))
+        ibx_journal_open_files(&s->status.record, &s->vm.ram, &silent);
+}
+
 int ibx_source_was_lost(struct source *s, struct ibx_error *err)
 {
+    find_files(s);
     snprintf(s->status.message, sizeof(s->status.message), "it was said before");
     int rc = ibx_source_move(s, SOURCE_LOST, err);
     return rc ? rc : ibx_source_vm_lost(s, err);
 }
 
-int ibx_source_check_nobody(struct source *s, struct ibx_error *err)
+/* Why the last try came to nothing, for the end of a sentence: it may be long. */
+static const char *last_try(const struct source *s, char *text, size_t size)
 {
-    const uint64_t limit_ms = (uint64_t)s->transport.timeout_ms * NOBODY_TIMES;
-    if (s->options->give_up_s || !s->nobody_ns ||
-        ibx_now_ns() - s->nobody_ns < limit_ms * IBX_NS_PER_MS)
-        return 0;
+    text[0] = '\0';
+    if (*s->status.message)
+        snprintf(text, size, " (%s)", s->status.message);
+    return text;
+}
+
+/* Whoever waits at a host that is back continues by itself: no operator is needed for that. */
+static void still_unheard(struct source *s, uint64_t limit_ms)
+{
+    char why[IBX_ERROR_MAX];
+    if (source_linked(&s->link) || ibx_now_ns() < s->unheard_ns)
+        return;
+    s->unheard_ns = ibx_deadline_in_ms((unsigned)limit_ms);
+    ibx_migration_notify(
+        &s->options->observer,
+        "for %u s %s has not answered, where the VM runs and may wait for pages that are here: "
+        "this ib-migrate goes on trying; if that host is lost for good, interrupt it twice, and "
+        "then %s%s",
+        (unsigned)((ibx_now_ns() - s->heard_ns) / (1000 * IBX_NS_PER_MS)), peer_of(s), remedy(s),
+        last_try(s, why, sizeof(why)));
+}
+
+static int leave_unheard(struct source *s, uint64_t limit_ms, struct ibx_error *err)
+{
+    char why[IBX_ERROR_MAX];
+    const uint64_t half_ns = limit_ms / 2 * IBX_NS_PER_MS;
     int rc = ibx_source_move(s, SOURCE_LEFT, err);
     if (rc)
         return rc;
-    const bool gone = ibx_journal_qemu_gone(&s->status.record);
+    if (s->nobody_ns && ibx_now_ns() - s->nobody_ns >= half_ns)
+        return ibx_error_set(
+            err, -ETIMEDOUT,
+            "for %" PRIu64 " s nobody has listened at %s, where the VM may run: if its QEMU (virsh "
+            "list) is there, call ib-migrate recover there, then here; if it is not, %s",
+            limit_ms / 1000, s->status.record.uri, remedy(s));
     return ibx_error_set(
         err, -ETIMEDOUT,
-        "for %" PRIu64
-        " s nobody has listened at %s, where the VM may run: if its QEMU (virsh list) is "
-        "there, call ib-migrate recover there, then here; if it is not, %s",
-        limit_ms / 1000, s->status.record.uri,
-        what_is_left(s) ? what_is_left(s)
-        : gone ? "nothing can restart the VM from its stop, because its QEMU here has ended, too: "
-                 "start it from its disk"
-               : "ib-migrate rollback here restarts the VM from its stop");
+        "for %" PRIu64 " s %s has not said whether the VM runs there, and here it stands still: "
+        "when that host answers again, call ib-migrate recover here, and there, too, if its "
+        "ib-migrate has ended; if it is lost for good, make sure that it is off, and then %s%s",
+        limit_ms / 1000, peer_of(s), remedy(s), last_try(s, why, sizeof(why)));
+}
+
+int ibx_source_check_unheard(struct source *s, struct ibx_error *err)
+{
+    const bool decided = s->state.now == SOURCE_SERVING;
+    const uint64_t limit_ms = (uint64_t)s->transport.timeout_ms * NOBODY_TIMES;
+    const uint64_t since = decided ? s->nobody_ns : s->heard_ns, limit = limit_ms * IBX_NS_PER_MS;
+    if (s->options->give_up_s || (!decided && s->state.now != SOURCE_COMMITTED))
+        return 0;
+    if (since && ibx_now_ns() - since >= limit)
+        return leave_unheard(s, limit_ms, err);
+    if (decided && ibx_now_ns() - s->heard_ns >= limit)
+        still_unheard(s, limit_ms);
+    return 0;
 }

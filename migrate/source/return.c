@@ -18,7 +18,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 static size_t words_of(const struct source *s)
 {
@@ -58,17 +57,19 @@ static int find_note(const struct source *s, struct ibx_note *note, unsigned bit
 int ibx_source_return_open(struct source *s, struct ibx_error *err)
 {
     struct source_return *home = &s->home;
-    const struct ibx_journal *came = s->options->returns;
+    const struct ibx_record *came = s->options->returns;
     char path[128];
+    if (ibx_journal_base_touched(s->options->folder, came))
+        return ibx_error_set(err, -EOPNOTSUPP,
+                             "while the VM was here something was plugged in that changes its "
+                             "memory unseen, such as a vhost-user device: it cannot return; "
+                             "ib-migrate send moves it when all of its pages are here "
+                             "(borrow --fill)");
     ibx_journal_base_path(came, path, sizeof(path));
     int rc = find_note(s, &home->base, 1, path, err);
     ibx_journal_arrived_path(came, path, sizeof(path));
     if (!rc)
         rc = find_note(s, &home->arrived, 2, path, err);
-    ibx_journal_map_path(&s->status.record, path, sizeof(path));
-    if (!rc)
-        rc = ibx_note_make(&home->left, words_of(s) * 8, path, "the page map is noted", "try again",
-                           err);
     if (!rc)
         rc = ibx_page_map_init_ram(&home->have, &s->vm.ram, err);
     if (!rc)
@@ -78,6 +79,16 @@ int ibx_source_return_open(struct source *s, struct ibx_error *err)
     if (!rc)
         rc = ibx_page_map_init_ram(&home->written, &s->vm.ram, err);
     return rc ? rc : ibx_tracker_attach(&s->warm.tracker, &s->vm.ram, err);
+}
+
+int ibx_source_return_note_make(struct source *s, struct ibx_error *err)
+{
+    char path[128];
+    if (!source_returns(s))
+        return 0;
+    ibx_journal_map_path(&s->status.record, path, sizeof(path));
+    return ibx_note_make(&s->home.left, words_of(s) * 8, path, "the page map is noted", "try again",
+                         err);
 }
 
 int ibx_source_return_recover(struct source *s, struct ibx_error *err)
@@ -104,11 +115,8 @@ void ibx_source_return_note(struct source *s)
 void ibx_source_return_fini(struct source *s)
 {
     struct source_return *home = &s->home;
-    char path[128];
-    if (home->left.memory && ibx_journal_over(&s->status.record)) {
-        ibx_journal_map_path(&s->status.record, path, sizeof(path));
-        unlink(path);
-    }
+    if (home->left.memory && ibx_journal_over(&s->status.record))
+        ibx_journal_forget_notes(&s->status.record);
     ibx_note_fini(&home->base);
     ibx_note_fini(&home->arrived);
     ibx_note_fini(&home->left);
@@ -141,20 +149,37 @@ static int64_t pages_of_files(const struct source *s)
     return pages;
 }
 
-/* Which pages are in the files. The kernel takes milliseconds for that. */
-static int find_there(struct source *s, struct ibx_error *err)
+/* Pages of a block that are in its file: those that QEMU has mapped, or all. */
+static int find_block(struct source *s, unsigned i, bool mapped, struct ibx_error *err)
 {
     struct ibx_page_map *there = &s->home.there;
+    uint64_t data, *bits = calloc((there->blocks[i].pages + 63) / 64, 8);
+    if (!bits)
+        return ibx_error_set(err, -ENOMEM, "no memory for a page map");
+    int rc = mapped ? ibx_tracker_mapped(&s->warm.tracker, i, bits, &data, err)
+                    : ibx_guest_block_written(&s->vm.ram, &s->vm.ram.blocks[i], bits, &data, err);
+    if (!rc)
+        ibx_page_map_put_block(there, i, bits);
+    free(bits);
+    return rc;
+}
+
+/* Which pages are in the files. The kernel takes microseconds for each piece of a file to tell
+ * that, and less by far to tell which pages QEMU has mapped: mostly these are all. While the VM
+ * runs, what has come since they were counted may hide one that is not mapped; not when it has
+ * stopped, which is when it counts. */
+static int find_there(struct source *s, struct ibx_error *err)
+{
+    const bool stopped = s->state.now == SOURCE_STOPPED;
+    const int64_t before = pages_of_files(s);
     int rc = 0;
-    for (unsigned i = 0; !rc && i < s->vm.ram.count; i++) {
-        uint64_t data, *bits = malloc((there->blocks[i].pages + 63) / 64 * 8);
-        if (!bits)
-            return ibx_error_set(err, -ENOMEM, "no memory for a page map");
-        rc = ibx_guest_block_written(&s->vm.ram, &s->vm.ram.blocks[i], bits, &data, err);
-        if (!rc)
-            ibx_page_map_put_block(there, i, bits);
-        free(bits);
-    }
+    for (unsigned i = 0; !rc && i < s->vm.ram.count; i++)
+        rc = find_block(s, i, true, err);
+    const int64_t mapped = (int64_t)s->home.there.data_pages;
+    if (rc || (before >= 0 && mapped >= before && (!stopped || mapped == pages_of_files(s))))
+        return rc;
+    for (unsigned i = 0; !rc && i < s->vm.ram.count; i++)
+        rc = find_block(s, i, false, err);
     return rc;
 }
 

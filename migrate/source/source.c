@@ -11,6 +11,7 @@
 #include <string.h>
 
 #define PAUSE_LOOK_MS 2 /* between two looks whether libvirt has set what it sets */
+#define STATE_LOOK_MS 2 /* between two looks how much of its state QEMU has written */
 
 /* ---------------------------------------------------------------- states */
 
@@ -154,156 +155,6 @@ static void report(struct source *s)
     ibx_migration_report(&s->reporter, &s->status, changed);
 }
 
-/* ---------------------------------------------------------------- messages of the destination */
-
-static int unexpected(const struct source *s, const struct ibx_migrate_any *message,
-                      struct ibx_error *err)
-{
-    return ibx_error_set(err, -EPROTO, "the destination sent %s while the source was %s",
-                         ibx_migrate_message_name(message->type),
-                         ibx_state_name(s->state.table, s->state.now));
-}
-
-static void on_progress(struct source *s, const struct ibx_migrate_progress *progress)
-{
-    if (progress->status[0])
-        memcpy(s->status.record.vm_status, progress->status, sizeof(progress->status));
-    s->status.present = progress->present;
-    s->status.bytes = progress->bytes;
-    s->status.faults = progress->faults;
-    s->status.fault_p50_ns = progress->fault_p50_ns;
-    s->status.fault_p99_ns = progress->fault_p99_ns;
-    s->status.fault_max_ns = progress->fault_max_ns;
-}
-
-/* A VM that does not run there has no downtime: that goes on. */
-static int on_running(struct source *s, const char *status, struct ibx_error *err)
-{
-    s->status.message[0] = 0; /* that this was overdue */
-    snprintf(s->status.record.vm_status, sizeof(s->status.record.vm_status), "%s", status);
-    if (s->state.now != SOURCE_COMMITTED)
-        return 0;
-    if (s->vm.ran && s->vm.stop_ns && !strcmp(status, "running")) {
-        uint64_t now = ibx_now_ns();
-        s->status.commit_ns = now - s->loaded_ns;
-        s->status.downtime_ns = now - s->vm.stop_ns;
-    }
-    return ibx_source_move(s, SOURCE_SERVING, err);
-}
-
-/* Pages that were not fetched are of no use to anybody. */
-static int on_ended(struct source *s, const char *reason, struct ibx_error *err)
-{
-    const bool returned = s->status.record.borrow && !strcmp(reason, IBX_JOURNAL_RETURNED);
-    if (s->peer.now != PEER_ENDED)
-        ibx_migration_notify(&s->options->observer,
-                             returned ? "the VM has returned: this QEMU is not needed any more"
-                                      : "the guest has shut the VM down at the destination: pages "
-                                        "that are still here are not needed any more");
-    snprintf(s->status.record.vm_status, sizeof(s->status.record.vm_status), "%s", reason);
-    int rc = s->state.now == SOURCE_COMMITTED ? ibx_source_move(s, SOURCE_SERVING, err) : 0;
-    return rc || s->peer.now == PEER_ENDED ? rc : ibx_state_move(&s->peer, PEER_ENDED);
-}
-
-static int on_complete(struct source *s, const struct ibx_migrate_totals *totals,
-                       struct ibx_error *err)
-{
-    uint8_t hash[IBX_MIGRATE_HASH_BYTES];
-    const struct ibx_page_map *map = &s->vm.map;
-    on_progress(s, &totals->progress);
-    ibx_page_map_hash(map, hash);
-    if (totals->pages != map->pages || memcmp(totals->hash, hash, sizeof(hash)))
-        return ibx_error_set(err, -EPROTO,
-                             "the destination calls the migration complete with another page map "
-                             "(%" PRIu64 " pages, here %" PRIu64 "): nothing is given up here",
-                             totals->pages, map->pages);
-    return s->peer.now == PEER_COMPLETE ? 0 : ibx_state_move(&s->peer, PEER_COMPLETE);
-}
-
-/* Pages came twice there, with different bytes. */
-static int on_broken(struct source *s, const struct ibx_migrate_any *message, struct ibx_error *err)
-{
-    if ((s->state.now != SOURCE_COMMITTED && s->state.now != SOURCE_SERVING) ||
-        !s->status.record.verify)
-        return unexpected(s, message, err);
-    ibx_error_set(err, -EBADMSG, "%s", message->is.reason);
-    return ibx_source_broken(s, false, err);
-}
-
-/* After RUNNING it means that the VM's QEMU has ended there. */
-static int on_abort(struct source *s, const char *why, struct ibx_error *err)
-{
-    if (s->state.now == SOURCE_SERVING)
-        return ibx_source_lose_vm(s, why, err);
-    if (ibx_state_allows(s->peer.table, s->peer.now, PEER_ABORTED) &&
-        s->state.now <= SOURCE_COMMITTED)
-        ibx_state_move(&s->peer, PEER_ABORTED);
-    return ibx_error_set(err, -ECONNABORTED, "the destination gave up: %s", why);
-}
-
-int ibx_source_on_message(void *context, const struct ibx_migrate_any *message)
-{
-    struct message_context *h = context;
-    struct source *s = h->source;
-    s->messages++;
-    switch (message->type) {
-    case IBX_MIGRATE_READY:
-        if (s->state.now != SOURCE_EXPOSING || s->peer.now != PEER_QUIET)
-            return unexpected(s, message, h->err);
-        return ibx_state_move(&s->peer, PEER_READY);
-    case IBX_MIGRATE_HAVE:
-    case IBX_MIGRATE_HAVE_END:
-        if (s->state.now != SOURCE_EXPOSING || s->peer.now != PEER_QUIET || !source_returns(s))
-            return unexpected(s, message, h->err);
-        return ibx_source_return_on_have(s, message, h->err);
-    case IBX_MIGRATE_LOADED:
-        if (s->state.now != SOURCE_SENDING || s->stream.state.now < STREAM_HELD ||
-            s->peer.now != PEER_READY)
-            return unexpected(s, message, h->err);
-        return ibx_state_move(&s->peer, PEER_LOADED);
-    case IBX_MIGRATE_RUNNING:
-        return source_committed(s) ? on_running(s, message->is.status, h->err)
-                                   : unexpected(s, message, h->err);
-    case IBX_MIGRATE_PROGRESS:
-        if (!source_committed(s) && s->state.now != SOURCE_WARMING)
-            return unexpected(s, message, h->err);
-        on_progress(s, &message->is.progress);
-        return 0;
-    case IBX_MIGRATE_ROUND_DONE:
-        return s->state.now == SOURCE_WARMING
-                   ? ibx_source_warm_on_done(s, &message->is.round_done, h->err)
-                   : unexpected(s, message, h->err);
-    case IBX_MIGRATE_COMPLETE:
-        if (s->state.now == SOURCE_CONFIRMING) /* sent again before CONFIRM had come */
-            return 0;
-        return s->state.now == SOURCE_SERVING ? on_complete(s, &message->is.totals, h->err)
-                                              : unexpected(s, message, h->err);
-    case IBX_MIGRATE_ENDED:
-        if (s->state.now == SOURCE_CONFIRMING)
-            return 0;
-        if ((s->state.now != SOURCE_COMMITTED && s->state.now != SOURCE_SERVING) ||
-            s->peer.now == PEER_COMPLETE)
-            return unexpected(s, message, h->err);
-        return on_ended(s, message->is.status, h->err);
-    case IBX_MIGRATE_CONFIRMED:
-        if (s->state.now != SOURCE_CONFIRMING)
-            return unexpected(s, message, h->err);
-        return s->peer.now == PEER_CONFIRMED ? 0 : ibx_state_move(&s->peer, PEER_CONFIRMED);
-    case IBX_MIGRATE_DIGEST:
-        if (s->state.now == SOURCE_CONFIRMING)
-            return 0;
-        return source_committed(s) && s->status.record.verify
-                   ? ibx_source_on_digest(s, &message->is.digest, h->err)
-                   : unexpected(s, message, h->err);
-    case IBX_MIGRATE_BROKEN:
-        return on_broken(s, message, h->err);
-    case IBX_MIGRATE_ABORT:
-        return on_abort(s, message->is.reason, h->err);
-    default:
-        return unexpected(s, message, h->err);
-    }
-}
-
 /* ---------------------------------------------------------------- events of QEMU */
 
 /* The VM is written no more; QEMU writes the device state meanwhile. */
@@ -358,7 +209,7 @@ static int on_event(struct source *s, json_t *event, struct ibx_error *err)
     if (rc)
         return rc;
     ibx_source_warm_on_event(s, event);
-    if ((s->state.now >= SOURCE_STARTING || s->warm.state.now >= WARM_DROPPING) && job)
+    if ((s->state.now >= SOURCE_STARTING || s->warm.state.now >= WARM_EMPTYING) && job)
         return ibx_error_set(err, -EBUSY,
                              "the block job %.64s began here at the last moment: wait for its end, "
                              "or end it (job-cancel)",
@@ -473,6 +324,16 @@ static int start(struct source *s, struct ibx_error *err)
     return rc ? rc : ibx_source_move(s, SOURCE_STARTING, err);
 }
 
+static int step_warming(struct source *s, struct ibx_error *err)
+{
+    const bool between = s->warm.state.now == WARM_BETWEEN;
+    int rc = ibx_source_warm_step(s, err);
+    const bool drops = s->warm.state.now == WARM_EMPTYING || s->warm.state.now == WARM_DROPPING;
+    if (!rc && between && drops) /* meanwhile */
+        rc = get_ready(s, err);
+    return rc || s->warm.state.now != WARM_OVER ? rc : start(s, err);
+}
+
 static int step_exposing(struct source *s, struct ibx_error *err)
 {
     int rc = ibx_source_link_exposed(&s->link, err);
@@ -485,23 +346,29 @@ static int step_exposing(struct source *s, struct ibx_error *err)
     rc = ibx_source_warm_begin(s, err);
     if (rc)
         return rc;
-    if (s->warm.state.now != WARM_OFF)
-        return ibx_source_move(s, SOURCE_WARMING, err);
+    if (s->warm.state.now != WARM_OFF) { /* nothing would wake the loop for its first step */
+        rc = ibx_source_move(s, SOURCE_WARMING, err);
+        return rc ? rc : step_warming(s, err);
+    }
     rc = get_ready(s, err);
     return rc ? rc : start(s, err);
 }
 
-static int step_warming(struct source *s, struct ibx_error *err)
+/* Over a wire the page map goes first: each connection begins with little in flight, and the pages
+ * that loading the state needs take a round trip once the map is there. */
+static bool state_waits(const struct source *s)
 {
-    const bool between = s->warm.state.now == WARM_BETWEEN;
-    int rc = ibx_source_warm_step(s, err);
-    if (!rc && between && s->warm.state.now == WARM_DROPPING) /* while the destination drops */
-        rc = get_ready(s, err);
-    return rc || s->warm.state.now != WARM_OVER ? rc : start(s, err);
+    const bool stopped = s->state.now == SOURCE_STOPPED;
+    return (stopped || s->state.now == SOURCE_STARTING) &&
+           ibx_source_stream_waits(&s->stream, stopped) &&
+           ibx_conn_path(s->link.control.conn)->remote;
 }
 
 static int carry(struct source *s, struct ibx_error *err)
 {
+    ibx_source_stream_look(&s->stream);
+    if (state_waits(s))
+        return 0;
     return ibx_source_stream_carry(&s->stream, &s->link.control, s->vm.state.now == VM_SAVED, err);
 }
 
@@ -530,6 +397,8 @@ static int step_stopped(struct source *s, struct ibx_error *err)
         return carry(s, err);
     if (!rc)
         rc = ibx_source_link_send_map(&s->link, err);
+    if (!rc && s->warm.state.now == WARM_OFF) /* else the destination has them, mostly */
+        rc = ibx_source_link_send_early(&s->link, err);
     if (rc)
         return rc;
     s->mapped_ns = ibx_now_ns();
@@ -563,6 +432,8 @@ static int step_serving(struct source *s, struct ibx_error *err)
         rc = ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_MOVED, err);
     if (!rc)
         rc = catch_up(s, err);
+    if (!rc)
+        rc = ibx_source_libvirt_decided(s, err);
     if (!rc && s->peer.now == PEER_ENDED)
         return ibx_source_confirm(s, err);
     if (rc || s->peer.now != PEER_COMPLETE)
@@ -615,7 +486,8 @@ static int step(struct source *s, struct ibx_error *err)
     case SOURCE_SENDING:
         return step_sending(s, err);
     case SOURCE_COMMITTED:
-        return catch_up(s, err);
+        rc = catch_up(s, err);
+        return rc ? rc : ibx_source_libvirt_decided(s, err);
     case SOURCE_SERVING:
         return step_serving(s, err);
     default:
@@ -628,13 +500,17 @@ static int step(struct source *s, struct ibx_error *err)
 static void wait_for_something(struct source *s)
 {
     struct pollfd fds[8 + 1 + IBX_CONTROL_SOCKET_CLIENTS_MAX];
-    const bool reads = s->stream.state.now == STREAM_OPEN && ibx_channel_idle(&s->link.control);
+    const bool waits = state_waits(s);
+    const bool reads =
+        s->stream.state.now == STREAM_OPEN && ibx_channel_idle(&s->link.control) && !waits;
     struct ibx_qmp *qmp = s->vm.qmp;
     struct ibx_page_server *pages = s->link.pages;
     uint64_t most = MIGRATION_TICK_MS * IBX_NS_PER_MS;
     const bool arms = s->state.now == SOURCE_SERVING && s->guard.state.now == GUARD_MADE;
     if (s->state.now == SOURCE_EXPOSING && s->pause_by_ns)
         most = PAUSE_LOOK_MS * IBX_NS_PER_MS;
+    if (waits)
+        most = STATE_LOOK_MS * IBX_NS_PER_MS;
     fds[0] = (struct pollfd){.fd = -1, .events = POLLIN};
     if (ibx_channel_arm(&s->link.control, &fds[0].fd) || (qmp && ibx_qmp_has_events(qmp)) || arms)
         most = 0;
@@ -672,6 +548,9 @@ static int turn(struct source *s, struct ibx_error *err)
     ibx_source_check_guard(s);
     rc = ibx_source_check_home(s, err);
     if (rc || s->state.now == SOURCE_CONFIRMING)
+        return rc;
+    rc = ibx_source_check_unheard(s, err);
+    if (rc)
         return rc;
     if (source_committed(s) && !source_linked(&s->link)) {
         ibx_source_guard(s);

@@ -4,7 +4,8 @@
  * called from outside.
  *
  *   begin.c     that call: what is checked and opened, and in the end closed
- *   source.c    the states, the messages of the destination and the loop; it alone knows all parts
+ *   source.c    the states, events of QEMU and the loop
+ *   messages.c  messages of the destination on the control connection
  *   libvirt.c   where libvirt drives QEMU's migration
  *   commit.c    the point of no return: dismisses the watchdog, sends COMMIT
  *   ending.c    everything that ends a migration: trouble, interrupts, the confirmation
@@ -16,10 +17,12 @@
  *   link.c      the control connection and the page connections
  *   warm.c      pages that are fetched while the VM still runs
  *   return.c    a VM that returns to where it was borrowed from: which pages it has written
- *   watchdog.c  the process that continues the VM when the tool is killed
+ *   verify.c    digests of the pages that have come there
+ *   remove.c    files of guest RAM, once the migration is complete
  *
- * Calls go downwards: begin.c, source.c, libvirt.c, then commit.c to lost.c, then the parts. Two
- * functions of source.c are exceptions: those have no other way to read a message or to move.
+ * Calls go downwards: begin.c, source.c, messages.c, libvirt.c, then commit.c to lost.c, then the
+ * parts. Two functions are exceptions, ibx_source_on_message() and ibx_source_move(): those have no
+ * other way to read a message or to move.
  */
 #ifndef IBX_MIGRATE_SOURCE_SOURCE_H
 #define IBX_MIGRATE_SOURCE_SOURCE_H
@@ -28,10 +31,10 @@
 #include "migrate/common/guard.h"
 #include "migrate/common/libvirt.h"
 #include "migrate/common/note.h"
+#include "migrate/common/watchdog.h"
 #include "migrate/operator/control_socket.h"
 #include "migrate/pages/digest.h"
 #include "migrate/pages/pages.h"
-#include "migrate/source/watchdog.h"
 
 /* ---------------------------------------------------------------- vm.c */
 
@@ -64,6 +67,7 @@ struct source_vm {
     uint64_t stop_ns; /* of QEMU's STOP; 0: the VM was paused before */
     bool paused;      /* before QEMU's migration was started */
     bool asks;        /* QEMU is to be asked whether it has written its state */
+    bool ran_there;   /* the destination has said so, or this tool cannot know */
     bool ran;         /* until QEMU's migration stopped it */
 };
 
@@ -87,11 +91,11 @@ void ibx_source_vm_drive(struct source_vm *vm, bool libvirt);
 /* Connects to QEMU and finds its RAM. */
 int ibx_source_vm_find(struct source_vm *vm, const char *qmp, struct ibx_error *err);
 /* The same of a QEMU whose memory is where this record says, though its file has another name. */
-int ibx_source_vm_of_record(struct source_vm *vm, const char *qmp, const struct ibx_journal *record,
+int ibx_source_vm_of_record(struct source_vm *vm, const char *qmp, const struct ibx_record *record,
                             struct ibx_error *err);
 /* Finds guest RAM in the files of this record, whose QEMU has ended, and sets them aside. -ESRCH
  * with the reason: they are not there, or are another process's now. */
-int ibx_source_vm_of_files(struct source_vm *vm, const struct ibx_journal *record,
+int ibx_source_vm_of_files(struct source_vm *vm, const struct ibx_record *record,
                            const struct ibx_migrate_observer *observer, struct ibx_error *err);
 /* Finds which pages hold data at this moment. */
 int ibx_source_vm_find_map(struct source_vm *vm, struct ibx_error *err);
@@ -105,7 +109,7 @@ int ibx_source_vm_check_saved(struct source_vm *vm, enum source_vm_event *what,
                               struct ibx_error *err);
 void ibx_source_vm_lose(struct source_vm *vm);
 /* QEMU has ended after the commit: sets the files aside that still have a name. */
-void ibx_source_vm_keep_files(struct source_vm *vm, const struct ibx_journal *record,
+void ibx_source_vm_keep_files(struct source_vm *vm, const struct ibx_record *record,
                               const struct ibx_migrate_observer *observer);
 void ibx_source_vm_fini(struct source_vm *vm);
 
@@ -133,12 +137,15 @@ enum source_stream_state {
 
 struct source_stream {
     struct ibx_state_machine state;
-    int fd;       /* to QEMU; -1 in CLOSED and RELEASED */
-    int theirs;   /* MADE: QEMU's end; else -1 */
-    bool managed; /* libvirt has started QEMU's migration, and ends it */
-    uint64_t bytes;
-    uint8_t *tail; /* OPEN: the latest of them */
-    size_t tail_length, tail_room;
+    int fd;         /* to QEMU; -1 in CLOSED and RELEASED */
+    int theirs;     /* MADE: QEMU's end; else -1 */
+    bool managed;   /* libvirt has started QEMU's migration, and ends it */
+    uint64_t bytes; /* sent */
+    uint8_t *held;  /* OPEN: read and not sent, since the state may end with it */
+    size_t held_length, held_room;
+    size_t pending;   /* OPEN: bytes that QEMU has written and nobody has read, by the last look */
+    uint64_t grew_ns; /* when these were not as many as before */
+    bool flows;       /* they were all that QEMU could write, once */
 };
 
 void ibx_source_stream_init(struct source_stream *stream);
@@ -151,10 +158,18 @@ int ibx_source_stream_open(struct source_stream *stream, struct ibx_qmp *qmp,
 int ibx_source_stream_adopt(struct source_stream *stream, int fd, struct ibx_error *err);
 /* HELD: lets QEMU end such a migration, as completed. */
 int ibx_source_stream_let_go(struct source_stream *stream, struct ibx_error *err);
+/* OPEN: looks how much QEMU has written that nobody has read. */
+void ibx_source_stream_look(struct source_stream *stream);
+/* Whether that may wait for the page map, by the last look. */
+bool ibx_source_stream_waits(const struct source_stream *stream, bool stopped);
 /* Sends what QEMU has written, unless messages already wait for credit. READ when that ends as a
  * whole state does and `saved`: QEMU is about to have written all of it, or has. */
 int ibx_source_stream_carry(struct source_stream *stream, struct ibx_channel *control, bool saved,
                             struct ibx_error *err);
+/* Where the end may begin in bytes of a state that have come so far, and where it does if these are
+ * all; `length`: nowhere. */
+size_t ibx_state_may_end(const uint8_t *bytes, size_t length);
+size_t ibx_state_ends(const uint8_t *bytes, size_t length);
 /* READ: sends STATE_END, and has QEMU hold it open whatever becomes of this tool. */
 int ibx_source_stream_end(struct source_stream *stream, struct ibx_channel *control,
                           struct ibx_qmp *qmp, struct ibx_error *err);
@@ -185,26 +200,28 @@ enum source_link_state {
 struct source_link {
     struct ibx_state_machine state;
     /* What it is made for; not changed here. */
-    const struct ibx_journal *record;
+    const struct ibx_record *record;
     const struct ibx_options *transport;
     const struct source_vm *vm;
     unsigned wished; /* page connections; 0: any number */
     bool verify;     /* pages, in a new migration */
 
     struct ibx_channel control;
-    bool disks_differ;                /* on purpose */
-    bool warm;                        /* pages are to be fetched before the stop */
-    uint8_t borrow;                   /* enum ibx_migrate_borrow */
-    struct ibx_migrate_hello hello;   /* the last one, */
-    struct ibx_migrate_answer answer; /* and its answer */
+    bool disks_differ;                  /* on purpose */
+    bool warm;                          /* pages are to be fetched before the stop */
+    uint8_t borrow;                     /* enum ibx_migrate_borrow */
+    struct ibx_migrate_hello hello;     /* the last one, */
+    struct ibx_migrate_answer answer;   /* and its answer */
+    struct ibx_page_connections *begun; /* while the destination is asked */
     struct ibx_page_server *pages;
-    unsigned count; /* page connections, as the destination has answered; 0: not yet */
+    struct retiring *retiring; /* what is closed in a thread, or NULL */
+    unsigned count;            /* page connections, as the destination has answered; 0: not yet */
     uint32_t regions;
     uint64_t cpu_ns; /* of closed page servers */
     uint64_t retry_ns, retry_pause_ms, tried_ns;
 };
 
-void ibx_source_link_init(struct source_link *link, const struct ibx_journal *record,
+void ibx_source_link_init(struct source_link *link, const struct ibx_record *record,
                           const struct ibx_options *transport, const struct source_vm *vm,
                           unsigned wished, bool verify);
 static inline bool source_linked(const struct source_link *link)
@@ -216,9 +233,13 @@ static inline bool source_linked(const struct source_link *link)
 int ibx_source_link_ask(struct source_link *link, char *peer, size_t size, struct ibx_error *err);
 /* Exposes, asynchronously, the pages that hold data now. */
 int ibx_source_link_expose(struct source_link *link, struct ibx_error *err);
+/* READY has come: the padding ends that widens a long wire's windows. */
+void ibx_source_link_quiet(struct source_link *link);
 /* 0: all is exposed and told to the destination; -EAGAIN: not yet. */
 int ibx_source_link_exposed(struct source_link *link, struct ibx_error *err);
 int ibx_source_link_send_map(struct source_link *link, struct ibx_error *err);
+/* Right after it, between hosts: the pages that loading devices needs. */
+int ibx_source_link_send_early(struct source_link *link, struct ibx_error *err);
 /* A message with no field, or with the epoch only. */
 int ibx_source_link_send(struct source_link *link, enum ibx_migrate_message type,
                          struct ibx_error *err);
@@ -231,10 +252,15 @@ void ibx_source_link_delay(struct source_link *link);
  * destination has given up and the VM never ran there. */
 int ibx_source_link_resume(struct source_link *link, enum ibx_answer_state *state,
                            struct ibx_error *err);
+/* Nobody needs a page any more: page connections are closed while CONFIRMED is awaited. */
+void ibx_source_link_retire(struct source_link *link);
+/* Waits until they are. */
+void ibx_source_link_retired(struct source_link *link);
 void ibx_source_link_close(struct source_link *link);
-/* Tells a destination that may wait for the commit, over a connection of its own, that the VM stays
- * here; its failure has no consequence. The epoch of the record is a new one. */
-void ibx_source_link_disown(struct source_link *link, const char *why);
+/* Tells a destination that may wait, over a connection of its own, that the VM stays here. The
+ * epoch of the record is a new one. -EALREADY: it has given up. Another failure has no consequence
+ * before the commit. */
+int ibx_source_link_disown(struct source_link *link, const char *why);
 
 /* ---------------------------------------------------------------- warm.c */
 
@@ -244,9 +270,11 @@ void ibx_source_link_disown(struct source_link *link, const char *why);
  *   OFF -> BETWEEN                      written pages are noted; no part is at the destination
  *   BETWEEN -> EXPOSING -> FETCHING     a part is registered, then the destination fetches it
  *   FETCHING -> BETWEEN                 it has all of it
+ *   BETWEEN -> EMPTYING -> DROPPING     a return: it drops what was given back here
  *   BETWEEN -> DROPPING -> OVER         it drops what was written since: QEMU may stop the VM
  *   OVER -> STOPPED                     the VM is stopped, and what was written last is named
- *   BETWEEN | EXPOSING | FETCHING | DROPPING | OVER | STOPPED -> ENDED    no writes are noted
+ *   BETWEEN | EXPOSING | FETCHING | EMPTYING | DROPPING -> ENDED          no writes are noted
+ *   OVER | STOPPED -> ENDED
  *   OFF | ENDED -> [*]
  */
 enum source_warm_state {
@@ -254,6 +282,7 @@ enum source_warm_state {
     WARM_BETWEEN,
     WARM_EXPOSING,
     WARM_FETCHING,
+    WARM_EMPTYING,
     WARM_DROPPING,
     WARM_OVER,
     WARM_STOPPED,
@@ -285,6 +314,7 @@ struct source_warm {
     unsigned drops;                       /* rounds of that kind */
     uint32_t number;                      /* of the last round that was sent */
     int64_t others[IBX_GUEST_BLOCKS_MAX]; /* pages of a block's file beside those with data */
+    bool nests;                           /* its guest may run VMs under KVM */
     struct ibx_error why;                 /* of WRITES_LOST */
 };
 
@@ -300,6 +330,8 @@ int ibx_source_warm_on_done(struct source *s, const struct ibx_migrate_round_don
                             struct ibx_error *err);
 /* The VM is quiet, and the page map made: names what the destination must not keep. */
 int ibx_source_warm_stopped(struct source *s, struct ibx_error *err);
+/* Before the commit: whether what the destination keeps is still known to be right. */
+int ibx_source_warm_check(const struct source *s, struct ibx_error *err);
 /* Takes the protection away. May be repeated. */
 void ibx_source_warm_end(struct source *s);
 
@@ -326,6 +358,8 @@ struct source_return {
 struct source;
 /* Before anything is touched. -ENOENT, -ESTALE: the notes are gone. */
 int ibx_source_return_open(struct source *s, struct ibx_error *err);
+/* For the page map of the stop, once there is a record: nobody would look for it without one. */
+int ibx_source_return_note_make(struct source *s, struct ibx_error *err);
 /* Recover, after the commit. */
 int ibx_source_return_recover(struct source *s, struct ibx_error *err);
 /* Which pages hold data at this moment, here or, as they were, at home. */
@@ -362,6 +396,7 @@ void ibx_source_return_fini(struct source *s);
  *   KEPT | STRANDED -> [*]
  *   COMMITTED | SERVING -> LEFT | BROKEN -> [*]
  *   SERVING -> LOST -> LEFT | KEPT | STRANDED
+ *   SERVING -> LOST -> KEPT        also when libvirt continues a VM here that never ran there
  *
  * KEPT: the VM stays here. Before COMMITTED every failure leads there. In COMMITTED only the
  * destination's own statement that the VM never ran there does; without it, and in SERVING, the
@@ -441,6 +476,7 @@ struct source {
 
     struct ibx_guard guard; /* of guest RAM here, in SERVING */
     uint64_t guard_ns;      /* managed: when to make it, unless QEMU has ended */
+    uint64_t decided_epoch; /* managed: of the link over which DECIDED was sent */
     uint64_t pause_by_ns;   /* managed: until when libvirt's settings are awaited */
     struct ibx_state_machine guarding;
     struct ibx_error disturbed;    /* code not 0: what others did to the VM here after the commit */
@@ -450,6 +486,8 @@ struct source {
     uint64_t busy_until_ns; /* of ibx_migration_busy_until() */
     uint64_t lost_ns;       /* when the link was */
     uint64_t nobody_ns;     /* since when nobody listens at the destination; 0: not so */
+    uint64_t heard_ns;      /* when it said something of this migration last, or COMMIT went */
+    uint64_t unheard_ns;    /* SERVING: when to say again that it does not */
     uint64_t decide_by_ns;  /* LOST: until when libvirt's decision is awaited */
     uint64_t still_ns;      /* since when the VM is stopped; 0: an overdue RUNNING was notified */
     uint64_t mapped_ns, loaded_ns; /* moments of the downtime */
@@ -470,12 +508,6 @@ static inline bool source_returns(const struct source *s)
 int ibx_source_find_map(struct source *s, struct ibx_error *err);
 /* The one place that moves. -EINVAL: refused, nothing has changed. */
 int ibx_source_move(struct source *s, enum source_state to, struct ibx_error *err);
-/* Takes a message of the destination; `context` is a struct message_context. */
-struct message_context {
-    struct source *source;
-    struct ibx_error *err;
-};
-int ibx_source_on_message(void *context, const struct ibx_migrate_any *message);
 enum ibx_migrate_phase ibx_source_phase(const struct source *s);
 /* Figures of the parts, for the status. */
 void ibx_source_update(struct source *s);
@@ -492,6 +524,15 @@ static inline bool source_over(const struct source *s)
     return s->state.now >= SOURCE_DONE;
 }
 
+/* ---------------------------------------------------------------- messages.c */
+
+struct message_context {
+    struct source *source;
+    struct ibx_error *err;
+};
+/* Takes a message of the destination; `context` is a struct message_context. */
+int ibx_source_on_message(void *context, const struct ibx_migrate_any *message);
+
 /* ---------------------------------------------------------------- commit.c */
 
 /* LOADED has come: COMMITTED, and COMMIT is sent. */
@@ -505,9 +546,10 @@ int ibx_source_lose_vm(struct source *s, const char *why, struct ibx_error *err)
 int ibx_source_vm_lost(struct source *s, struct ibx_error *err);
 /* Recover: a tool before this one has come there. */
 int ibx_source_was_lost(struct source *s, struct ibx_error *err);
-/* Without a link. -ETIMEDOUT, in LEFT: for too long nobody has listened at the destination, and
- * give_up_s does not say how long that may be. */
-int ibx_source_check_nobody(struct source *s, struct ibx_error *err);
+/* -ETIMEDOUT, in LEFT: for too long the destination has not said whether the VM runs there; or,
+ * while it runs there, nobody has listened. In SERVING a host that does not answer is waited for,
+ * which is notified. give_up_s says for how long instead. */
+int ibx_source_check_unheard(struct source *s, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- libvirt.c */
 
@@ -520,7 +562,10 @@ int ibx_source_libvirt_has_set(struct source *s, struct ibx_error *err);
 int ibx_source_libvirt_gate(struct source *s, struct ibx_error *err);
 /* The VM goes on here. true: libvirt has decided so, as it may. */
 bool ibx_source_libvirt_resumed(struct source *s);
-/* Whether it has. -ECANCELED, in KEPT. */
+/* It has ended QEMU here: tells the destination that the VM is to stay there, once a link. */
+int ibx_source_libvirt_decided(struct source *s, struct ibx_error *err);
+/* Whether it has. -ECANCELED, in KEPT; the destination has been told, or `err` says that it could
+ * not be. */
 int ibx_source_libvirt_check(struct source *s, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- intruder.c */
@@ -586,6 +631,8 @@ void ibx_source_settle_at_last(struct source *s);
 /* All pages are at the destination, or the VM has ended there: writes that, goes to CONFIRMING,
  * sends CONFIRM. */
 int ibx_source_confirm(struct source *s, struct ibx_error *err);
+/* CONFIRMED may come later than was thought. */
+void ibx_source_await_longer(struct source *s);
 /* SERVING: ends as that when the records say that a borrowed VM has returned. */
 int ibx_source_check_home(struct source *s, struct ibx_error *err);
 /* In CONFIRMING: waits for CONFIRMED, or confirms again over a new connection; then DONE. */

@@ -7,11 +7,15 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #define MAGIC          "QEVM" /* a state begins with it */
 #define VM_DESCRIPTION 6
 #define HEAD           6 /* bytes before the JSON */
+
+#define GROWS_MS  6             /* without more of it: QEMU cannot write */
+#define WAITS_MAX (256u * 1024) /* bytes of it that wait for the page map */
 
 static const struct ibx_state stream_states[] = {
     [STREAM_CLOSED] = {"closed", IBX_TO(STREAM_MADE), IBX_STATE_INITIAL | IBX_STATE_FINAL},
@@ -67,48 +71,117 @@ int ibx_source_stream_adopt(struct source_stream *stream, int fd, struct ibx_err
 
 /*
  * QEMU's stream has no end of file while it is held open. It ends with a description for debuggers:
- * a byte 0 (EOF), a byte 6, a u32 length, big-endian, and so much JSON, in which no byte is 0. So
- * what is kept of the stream is what follows its last 0, and HEAD bytes before that.
+ * a byte 0 (EOF), a byte 6, a u32 length, big-endian, and so much JSON, in which no byte is 0. The
+ * QEMU that loads it reads over the JSON, which is a third of the state of a small VM. So what may
+ * be the end is held back, and the end is sent with as little JSON as there can be.
  */
-static int keep_tail(struct source_stream *stream, const uint8_t *bytes, size_t n,
+static const uint8_t shortest_end[HEAD + 2] = {0, VM_DESCRIPTION, 0, 0, 0, 2, '{', '}'};
+
+/* Where the end may begin in these bytes, as far as they have come; `length`: nowhere. */
+size_t ibx_state_may_end(const uint8_t *bytes, size_t length)
+{
+    const uint8_t *last = length ? memrchr(bytes, 0, length) : NULL;
+    if (!last)
+        return length;
+    const size_t to = (size_t)(last - bytes);
+    for (size_t i = to > HEAD ? to - HEAD : 0; i <= to; i++)
+        if (!bytes[i] && (i + 1 >= length || bytes[i + 1] == VM_DESCRIPTION) &&
+            (i + HEAD >= length || bytes[i + HEAD] == '{'))
+            return i;
+    return length;
+}
+
+/* Where the end begins, if these bytes are all of it; `length`: they are not. */
+size_t ibx_state_ends(const uint8_t *bytes, size_t length)
+{
+    for (size_t i = 0; i <= HEAD && i + HEAD < length; i++) {
+        const uint8_t *t = bytes + i;
+        const uint32_t json =
+            (uint32_t)t[2] << 24 | (uint32_t)t[3] << 16 | (uint32_t)t[4] << 8 | t[5];
+        if (!t[0] && t[1] == VM_DESCRIPTION && t[HEAD] == '{' && json == length - i - HEAD)
+            return i;
+    }
+    return length;
+}
+
+static int hold_back(struct source_stream *stream, const uint8_t *bytes, size_t n,
                      struct ibx_error *err)
 {
-    if (stream->tail_length + n > stream->tail_room) {
-        const size_t room = 2 * (stream->tail_length + n);
-        uint8_t *more = realloc(stream->tail, room);
+    if (stream->held_length + n > stream->held_room) {
+        const size_t room = 2 * (stream->held_length + n);
+        uint8_t *more = realloc(stream->held, room);
         if (!more)
             return ibx_error_set(err, -ENOMEM, "no memory for the device state");
-        stream->tail = more;
-        stream->tail_room = room;
+        stream->held = more;
+        stream->held_room = room;
     }
-    memcpy(stream->tail + stream->tail_length, bytes, n);
-    const uint8_t *last = memrchr(stream->tail + stream->tail_length, 0, n);
-    stream->tail_length += n;
-    if (!last || last - stream->tail < HEAD)
-        return 0;
-    stream->tail_length -= (size_t)(last - HEAD - stream->tail);
-    memmove(stream->tail, last - HEAD, stream->tail_length);
+    memcpy(stream->held + stream->held_length, bytes, n);
+    stream->held_length += n;
     return 0;
 }
 
-static bool is_whole(const struct source_stream *stream)
+static int send_bytes(struct source_stream *stream, struct ibx_channel *control,
+                      const uint8_t *bytes, size_t length, struct ibx_error *err)
 {
-    const uint8_t *t = stream->tail;
-    for (size_t i = 0; i <= HEAD && i + HEAD < stream->tail_length; i++, t++) {
-        const uint32_t length =
-            (uint32_t)t[2] << 24 | (uint32_t)t[3] << 16 | (uint32_t)t[4] << 8 | t[5];
-        if (!t[0] && t[1] == VM_DESCRIPTION && t[HEAD] == '{' &&
-            length == stream->tail_length - i - HEAD)
-            return true;
+    const size_t most = ibx_channel_room(control);
+    int rc = 0;
+    for (size_t n; !rc && length; bytes += n, length -= n) {
+        struct ibx_migrate_any message = {.type = IBX_MIGRATE_STATE};
+        n = length < most ? length : most;
+        message.is.state.bytes = bytes;
+        message.is.state.length = n;
+        rc = ibx_channel_send(control, &message, err);
+        stream->bytes += rc ? 0 : n;
     }
-    return false;
+    return rc;
 }
 
-static int read_all(struct source_stream *stream)
+/* Sends the first `n` bytes that are held back. */
+static int let_out(struct source_stream *stream, struct ibx_channel *control, size_t n,
+                   struct ibx_error *err)
 {
-    free(stream->tail);
-    stream->tail = NULL;
-    return ibx_state_move(&stream->state, STREAM_READ);
+    int rc = send_bytes(stream, control, stream->held, n, err);
+    if (rc || !n)
+        return rc;
+    stream->held_length -= n;
+    memmove(stream->held, stream->held + n, stream->held_length);
+    return 0;
+}
+
+/* Nothing is to be read now. */
+static int check_end(struct source_stream *stream, struct ibx_channel *control,
+                     struct ibx_error *err)
+{
+    const size_t end = ibx_state_ends(stream->held, stream->held_length);
+    if (end == stream->held_length)
+        return 0;
+    int rc = let_out(stream, control, end, err);
+    if (!rc)
+        rc = send_bytes(stream, control, shortest_end, sizeof(shortest_end), err);
+    free(stream->held);
+    stream->held = NULL;
+    stream->held_length = stream->held_room = 0;
+    return rc ? rc : ibx_state_move(&stream->state, STREAM_READ);
+}
+
+void ibx_source_stream_look(struct source_stream *stream)
+{
+    int bytes = 0;
+    if (stream->state.now != STREAM_OPEN || ioctl(stream->fd, FIONREAD, &bytes) || bytes < 0)
+        bytes = 0;
+    if (stream->pending != (size_t)bytes)
+        stream->grew_ns = ibx_now_ns();
+    stream->pending = (size_t)bytes;
+    stream->flows |= bytes && ibx_now_ns() - stream->grew_ns > GROWS_MS * IBX_NS_PER_MS;
+}
+
+/* A QEMU that nobody reads from can fill its socket before it says that the VM is stopped, and
+ * would never say so. Then it has much to write, as of a screen that the guest draws on all the
+ * time: it finds an end of that only if it is read from without pauses. */
+bool ibx_source_stream_waits(const struct source_stream *stream, bool stopped)
+{
+    return stream->state.now == STREAM_OPEN && stream->pending < WAITS_MAX &&
+           (stopped || !stream->flows);
 }
 
 int ibx_source_stream_carry(struct source_stream *stream, struct ibx_channel *control, bool saved,
@@ -121,7 +194,7 @@ int ibx_source_stream_carry(struct source_stream *stream, struct ibx_channel *co
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0 && errno == EAGAIN)
-            return saved && is_whole(stream) ? read_all(stream) : 0;
+            return saved ? check_end(stream, control, err) : 0;
         if (n < 0)
             return ibx_error_set(err, -errno, "QEMU's device state cannot be read: %s",
                                  strerror(errno));
@@ -129,20 +202,18 @@ int ibx_source_stream_carry(struct source_stream *stream, struct ibx_channel *co
             return ibx_error_set(err, -EIO,
                                  "QEMU has ended its migration before it was complete: see its "
                                  "log");
-        if (stream->managed && !stream->bytes && memcmp(bytes, MAGIC, n < 4 ? (size_t)n : 4))
+        if (stream->managed && !stream->bytes && !stream->held_length &&
+            memcmp(bytes, MAGIC, n < 4 ? (size_t)n : 4))
             return ibx_error_set(err, -EPERM,
                                  "QEMU does not send its state in plain: if virsh migrate was "
                                  "given --tls, leave it out, this link has TLS of its own "
                                  "(--key-file)");
-        struct ibx_migrate_any message = {.type = IBX_MIGRATE_STATE};
-        message.is.state.bytes = bytes;
-        message.is.state.length = (size_t)n;
-        int rc = keep_tail(stream, bytes, (size_t)n, err);
+        int rc = hold_back(stream, bytes, (size_t)n, err);
         if (!rc)
-            rc = ibx_channel_send(control, &message, err);
+            rc =
+                let_out(stream, control, ibx_state_may_end(stream->held, stream->held_length), err);
         if (rc)
             return rc;
-        stream->bytes += (uint64_t)n;
     }
     return 0;
 }
@@ -174,8 +245,8 @@ static void leave(struct source_stream *stream, enum source_stream_state to)
     if (stream->theirs >= 0)
         close(stream->theirs);
     stream->fd = stream->theirs = -1;
-    free(stream->tail);
-    stream->tail = NULL;
+    free(stream->held);
+    stream->held = NULL;
     ibx_state_move(&stream->state, to);
 }
 

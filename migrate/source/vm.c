@@ -49,7 +49,7 @@ int ibx_source_vm_find(struct source_vm *vm, const char *qmp, struct ibx_error *
     return rc;
 }
 
-int ibx_source_vm_of_record(struct source_vm *vm, const char *qmp, const struct ibx_journal *record,
+int ibx_source_vm_of_record(struct source_vm *vm, const char *qmp, const struct ibx_record *record,
                             struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);

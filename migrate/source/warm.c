@@ -29,16 +29,20 @@
 #define ENOUGH_MS       10           /* what is fetched within this is as well left to post-copy */
 #define SETTLE_MS       3000         /* for devices */
 #define DROP_ENOUGH     64u          /* pages */
+#define DROP_ENOUGH_NS  200000u
 #define DROPS_MOST      4u
 #define OPEN_MS         2000
 #define RATE_MOST       1e15 /* bytes per second, whatever the destination says */
 
 static const struct ibx_state warm_states[] = {
     [WARM_OFF] = {"off", IBX_TO(WARM_BETWEEN), IBX_STATE_INITIAL | IBX_STATE_FINAL},
-    [WARM_BETWEEN] = {"between", IBX_TO(WARM_EXPOSING) | IBX_TO(WARM_DROPPING) | IBX_TO(WARM_ENDED),
+    [WARM_BETWEEN] = {"between",
+                      IBX_TO(WARM_EXPOSING) | IBX_TO(WARM_EMPTYING) | IBX_TO(WARM_DROPPING) |
+                          IBX_TO(WARM_ENDED),
                       0},
     [WARM_EXPOSING] = {"exposing", IBX_TO(WARM_FETCHING) | IBX_TO(WARM_ENDED), 0},
     [WARM_FETCHING] = {"fetching", IBX_TO(WARM_BETWEEN) | IBX_TO(WARM_ENDED), 0},
+    [WARM_EMPTYING] = {"emptying", IBX_TO(WARM_DROPPING) | IBX_TO(WARM_ENDED), 0},
     [WARM_DROPPING] = {"dropping", IBX_TO(WARM_OVER) | IBX_TO(WARM_ENDED), 0},
     [WARM_OVER] = {"over", IBX_TO(WARM_STOPPED) | IBX_TO(WARM_ENDED), 0},
     [WARM_STOPPED] = {"stopped", IBX_TO(WARM_ENDED), 0},
@@ -109,11 +113,26 @@ static void lose(struct source *s, const struct ibx_error *why)
     ibx_state_move(&s->warm.writes, WRITES_LOST);
 }
 
+/* Whether a guest that can run VMs of its own does, as far as one can look. */
+static int check_nested(const struct source *s, struct ibx_error *err)
+{
+    return s->warm.nests && s->vm.qmp && !lost(&s->warm)
+               ? ibx_preflight_nested(s->vm.qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS), err)
+               : 0;
+}
+
+/* `last`: QEMU does not answer now, and is asked at the commit. */
 static void look(struct source *s, bool last)
 {
     struct ibx_error why = {0};
-    if (!lost(&s->warm) && scan(s, last, &why))
+    if (!lost(&s->warm) && (scan(s, last, &why) || (!last && check_nested(s, &why))))
         lose(s, &why);
+}
+
+int ibx_source_warm_check(const struct source *s, struct ibx_error *err)
+{
+    int rc = s->warm.state.now == WARM_STOPPED ? check_nested(s, err) : 0;
+    return rc ? ibx_error_set(err, rc, "%s: migrate without --warm", err->message) : 0;
 }
 
 /* A VM that returns finds there only what it has not written here. */
@@ -183,7 +202,8 @@ static int make_maps(struct source *s, struct ibx_error *err)
 
 static int begin(struct source *s, struct ibx_error *err)
 {
-    int rc = ibx_preflight_warm(s->vm.qmp, &s->vm.ram, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    int rc = ibx_preflight_warm(s->vm.qmp, &s->vm.ram, &s->warm.nests,
+                                ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     return rc ? rc
               : ibx_tracker_open(&s->warm.tracker, &s->vm.ram, s->vm.qmp,
                                  ibx_deadline_in_ms(OPEN_MS), err);
@@ -343,14 +363,38 @@ static int send_stale(struct source *s, enum ibx_round_kind kind, struct ibx_err
 }
 
 /* A dropped page takes the destination microseconds, in which others are written: again, until
- * there are few to be dropped while the VM stands still. */
-static int drop_more(struct source *s, struct ibx_error *err)
+ * there are few to be dropped while the VM stands still, or all of the last ones took no time. */
+static int drop_more(struct source *s, uint64_t last_ns, struct ibx_error *err)
 {
+    if (last_ns < DROP_ENOUGH_NS)
+        return ibx_state_move(&s->warm.state, WARM_OVER);
     look(s, false);
     choose_stale(s);
     if (s->warm.part.data_pages <= DROP_ENOUGH || ++s->warm.drops == DROPS_MOST)
         return ibx_state_move(&s->warm.state, WARM_OVER);
-    return send_stale(s, IBX_ROUND_DROP, err);
+    return send_stale(s, IBX_ROUND_STALE, err);
+}
+
+static int drop_first(struct source *s, struct ibx_error *err)
+{
+    int rc = ibx_state_move(&s->warm.state, WARM_DROPPING);
+    choose_stale(s);
+    return rc ? rc : send_stale(s, IBX_ROUND_STALE, err);
+}
+
+/* What was given back is dropped there by itself: home may keep the bytes of other pages until they
+ * come again, and has less to do for these while the VM stands still. */
+static int begin_dropping(struct source *s, struct ibx_error *err)
+{
+    struct ibx_page_map *part = &s->warm.part;
+    ibx_page_map_restart(part);
+    if (source_returns(s))
+        ibx_page_map_add(part, &s->warm.held);
+    ibx_page_map_remove(part, &s->vm.map);
+    if (!part->data_pages)
+        return drop_first(s, err);
+    int rc = ibx_state_move(&s->warm.state, WARM_EMPTYING);
+    return rc ? rc : send_stale(s, IBX_ROUND_DROP, err);
 }
 
 static int next_part(struct source *s, struct ibx_error *err)
@@ -359,11 +403,8 @@ static int next_part(struct source *s, struct ibx_error *err)
     struct ibx_error why = {0};
     look(s, false);
     int rc = 0;
-    if (is_enough(s)) {
-        rc = ibx_state_move(&warm->state, WARM_DROPPING);
-        choose_stale(s);
-        return rc ? rc : send_stale(s, IBX_ROUND_DROP, err);
-    }
+    if (is_enough(s))
+        return begin_dropping(s, err);
     if (ibx_tracker_settle(s->vm.qmp, ibx_deadline_in_ms(SETTLE_MS), &why)) {
         lose(s, &why); /* what devices write now may come after the pages were fetched */
         return 0;
@@ -392,15 +433,19 @@ int ibx_source_warm_on_done(struct source *s, const struct ibx_migrate_round_don
                             struct ibx_error *err)
 {
     struct source_warm *warm = &s->warm;
-    const bool dropping = warm->state.now == WARM_DROPPING;
-    if ((!dropping && warm->state.now != WARM_FETCHING) || done->number != warm->number)
+    const bool dropping = warm->state.now == WARM_DROPPING,
+               emptying = warm->state.now == WARM_EMPTYING;
+    if ((!dropping && !emptying && warm->state.now != WARM_FETCHING) ||
+        done->number != warm->number)
         return ibx_error_set(err, -EPROTO,
                              "the destination has done round %u, and round %u of this migration is "
                              "%s",
                              done->number, warm->number,
                              ibx_state_name(&warm_table, warm->state.now));
+    if (emptying)
+        return drop_first(s, err);
     if (dropping)
-        return drop_more(s, err);
+        return drop_more(s, done->ns, err);
     const double rate = done->ns ? (double)done->bytes * 1e9 / (double)done->ns : 0;
     if (rate >= 1)
         warm->rate = rate < RATE_MOST ? (uint64_t)rate : (uint64_t)RATE_MOST;

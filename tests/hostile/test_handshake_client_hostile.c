@@ -10,6 +10,8 @@
 #include <sys/socket.h>
 #include <cmocka.h>
 
+#define TRY_BYTES (5 + 2 + 3 + 16) /* of "shm" */
+
 /* -------------------------------------------------------------------------- nonsense */
 
 static void wrong_lengths(void **state)
@@ -181,6 +183,9 @@ static void server_without_the_key(void **state)
         raw_send_frame(&raw, PROOF, wrong == 0 ? server_proof : client_proof,
                        wrong == 2 ? 0 : RAW_HASH);
         expect_failure(&s, -EACCES, "does not know the key");
+        /* Its TRY had followed its PROOF, and tells nothing. */
+        assert_int_equal(recv(raw.fd, payload, TRY_BYTES, MSG_WAITALL), TRY_BYTES);
+        assert_int_equal(payload[4], TRY);
         assert_true(raw_receives_end(&raw));
         raw_close(&raw);
     }

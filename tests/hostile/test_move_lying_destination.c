@@ -13,7 +13,10 @@
 
 #include "common/clock.h"
 
+#include <arpa/inet.h>
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 
 #define LISTEN  "tcp://127.0.0.1:0?timeout_ms=10000"
 #define LOOK_MS 5
@@ -265,6 +268,21 @@ static void test_long_destinations_that_wait(void)
     mover_end_all(NULL);
 }
 
+/* The sender ends with this status, 3 where it is interrupted: nobody confirms any more. The
+ * operator takes the VM back. */
+static void taken_back(int status)
+{
+    if (status == 3) {
+        mover_kill(&sender, SIGINT);
+        mover_await_words(&sender, "interrupt once more");
+        mover_kill(&sender, SIGINT);
+    }
+    mover_ends(&sender, status);
+    assert_false(vm_runs(&vms[0]));
+    MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
+    pair_runs_at_the_source();
+}
+
 /* Calls a move complete whose pages it cannot have: the source keeps them all. */
 static void test_a_lie_about_the_end(void)
 {
@@ -281,12 +299,37 @@ static void test_a_lie_about_the_end(void)
     mover_await_words(&sender, "another page map");
     close_both();
     ibx_acceptor_close(acceptor);
-    mover_kill(&sender, SIGINT);
-    mover_await_words(&sender, "interrupt once more");
-    mover_kill(&sender, SIGINT);
-    mover_ends(&sender, 3);
-    MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
-    pair_runs_at_the_source();
+    taken_back(3);
+}
+
+/* Who listens where the destination was refuses connections as if the migration had been given up:
+ * that proves nothing, and the VM may run at the destination. */
+static void test_refused_after_the_commit(void)
+{
+    static const uint8_t refuse[] = {7, 0, 0, 0, 8, 0x83, 0xff, 0xff, 0xff, 0, 0}; /* -125 */
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    const int one = 1, listening = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    start_source();
+    send_to_us(NULL);
+    got_commit();
+    at.sin_port = htons((uint16_t)atoi(strrchr(ibx_acceptor_uri(acceptor), ':') + 1));
+    ibx_acceptor_close(acceptor);
+    setsockopt(listening, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+    assert_int_equal(bind(listening, (const struct sockaddr *)&at, sizeof(at)), 0);
+    assert_int_equal(listen(listening, 4), 0);
+    close_both();
+    for (unsigned tries = 0; tries < 2; tries++) {
+        uint8_t hello[4096];
+        struct pollfd wait = {.fd = listening, .events = POLLIN};
+        assert_int_equal(poll(&wait, 1, ibx_ms_until(vm_soon())), 1);
+        const int fd = accept4(listening, NULL, NULL, SOCK_CLOEXEC);
+        assert_true(recv(fd, hello, sizeof(hello), 0) > 0);
+        assert_int_equal(send(fd, refuse, sizeof(refuse), MSG_NOSIGNAL), sizeof(refuse));
+        close(fd);
+    }
+    close(listening);
+    assert_false(vm_runs(&vms[0]));
+    taken_back(3);
 }
 
 /* After COMMIT, as if the VM ran here: the source ends it, keeps all pages and gives the VM back.
@@ -302,15 +345,7 @@ static void lie_to_the_end(void (*lie)(void), const char *words, int status)
     assert_false(source.received & 1u << IBX_MIGRATE_CONFIRM);
     close_both();
     ibx_acceptor_close(acceptor);
-    if (status == 3) {
-        mover_kill(&sender, SIGINT);
-        mover_await_words(&sender, "interrupt once more");
-        mover_kill(&sender, SIGINT);
-    }
-    mover_ends(&sender, status);
-    assert_false(vm_runs(&vms[0]));
-    MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
-    pair_runs_at_the_source();
+    taken_back(status);
     mover_end_all(NULL);
 }
 
@@ -368,10 +403,9 @@ static void test_lies_about_pages(void)
 int main(void)
 {
     pair_timeout = "timeout_ms=10000";
-    static const struct vm_test tests[] = {VM_TEST(test_destinations_that_lie),
-                                           VM_TEST(test_long_destinations_that_wait),
-                                           VM_TEST(test_a_lie_about_the_end),
-                                           VM_TEST(test_lies_about_pages),
-                                           {0}};
+    static const struct vm_test tests[] = {
+        VM_TEST(test_destinations_that_lie), VM_TEST(test_long_destinations_that_wait),
+        VM_TEST(test_a_lie_about_the_end),   VM_TEST(test_refused_after_the_commit),
+        VM_TEST(test_lies_about_pages),      {0}};
     return vm_tests(tests, mover_end_all);
 }

@@ -478,6 +478,27 @@ static void lie_abort_behind_the_end(void)
     assert_int_equal(ptrace(PTRACE_DETACH, receiver.pid, 0, 0), 0);
 }
 
+static void send_page(uint64_t page)
+{
+    static const uint8_t bytes[4096];
+    line_send(&liar.control, &(struct ibx_migrate_any){.type = IBX_MIGRATE_PAGES,
+                                                       .is.pages = {page, {bytes, sizeof(bytes)}}});
+}
+
+static void lie_pages_early(void)
+{
+    send_page(0);
+}
+
+static void lie_pages_without_data(void)
+{
+    uint64_t hole = 0;
+    send_whole_map();
+    while (ibx_page_map_data(&liar.map, hole))
+        hole++;
+    send_page(hole);
+}
+
 /* Rollback is answered that the VM does not run here while COMMIT is under way: the answer stays
  * true. */
 static void lie_query_beside_the_commit(void)
@@ -524,6 +545,8 @@ static const struct lie {
     {"a round", to_ready, lie_round, "sent ROUND while", true, false},
     {"a map without its round", to_rounds, lie_map_without_its_round, "sent MAP_END while", true,
      false},
+    {"PAGES without a map", to_ready, lie_pages_early, "sent PAGES while", true, false},
+    {"PAGES without data", to_ready, lie_pages_without_data, "has no data for it", true, false},
     {"garbage for QEMU", to_ready, lie_garbage_state, "QEMU", true, false},
     {"half a state", to_ready, lie_truncated_state, "device state", false, false},
     {"a wrong last section", to_ready, lie_last_section, "QEMU", false, false},

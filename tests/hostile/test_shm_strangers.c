@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Users of the host who have no key, against the unix socket of shm: they change files and links
- * under its feet, stand in the middle, or come in crowds. Where it takes another user, that is
- * nobody, and the test runs as root.
+ * under its feet, or come in crowds. Where it takes another user, that is nobody, and the test runs
+ * as root. test_shm_relay.c has those who stand in the middle.
  */
-#include "tests/scenes/shm_pair.h"
+#include "tests/scenes/shm_places.h"
 
 #include "common/clock.h"
 
@@ -13,9 +13,9 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <stddef.h>
+#include <stdio.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -26,56 +26,6 @@
 #define OFFERS 4000u /* against a process that races with them */
 
 static struct end *const server = &both.server, *const client = &both.client;
-static char base[64]; /* of this test */
-
-/* What the kernel does not say in some containers: the linker's --wrap leads here first. */
-static bool no_netlink, no_namespace;
-
-int __real_socket(int domain, int type, int protocol);
-int __wrap_socket(int domain, int type, int protocol);
-int __real_stat64(const char *path, struct stat *status);
-int __wrap_stat64(const char *path, struct stat *status);
-
-int __wrap_socket(int domain, int type, int protocol)
-{
-    if (domain != AF_NETLINK || !no_netlink)
-        return __real_socket(domain, type, protocol);
-    errno = EAFNOSUPPORT;
-    return -1;
-}
-
-int __wrap_stat64(const char *path, struct stat *status)
-{
-    if (!no_namespace || strncmp(path, "/proc/self/ns/", 14))
-        return __real_stat64(path, status);
-    errno = ENOENT;
-    return -1;
-}
-
-static int set_up(void **state)
-{
-    no_netlink = no_namespace = false;
-    strcpy(base, "/tmp/ibx-strangers-XXXXXX");
-    return mkdtemp(base) && !chmod(base, 0711) ? both_apart(state) : -1;
-}
-
-static int tear_down(void **state)
-{
-    char command[128];
-    int rc = both_close(state);
-    snprintf(command, sizeof(command), "rm -rf %s", base);
-    return system(command) ? -1 : rc;
-}
-
-static void directory_of(struct end *end, const char *name, mode_t mode, uid_t owner)
-{
-    char *path = end->options.shm_dir;
-    snprintf(path, sizeof(end->options.shm_dir), "%s/%s", base, name);
-    if (mkdir(path, 0700))
-        assert_int_equal(errno, EEXIST);
-    assert_int_equal(chown(path, owner, owner), 0);
-    assert_int_equal(chmod(path, mode), 0);
-}
 
 static unsigned entries(const char *directory)
 {
@@ -88,41 +38,12 @@ static unsigned entries(const char *directory)
     return n;
 }
 
-static uint64_t in_time(void)
-{
-    return ibx_deadline_in_ms(END_PATIENCE_MS);
-}
-
-static void said(const struct ibx_error *err, const char *words)
-{
-    if (!strstr(err->message, words))
-        fail_msg("\"%s\" does not say \"%s\"", err->message, words);
-}
-
-static int join(const uint8_t *bytes, size_t length)
-{
-    struct ibx_reader offer = ibx_reader_of(bytes, length);
-    struct ibx_writer answer = {0};
-    return ibx_provider_shm.join(client->shm, &offer, &answer, &client->err);
-}
-
 static bool is_root(void)
 {
     if (geteuid() == 0)
         return true;
     print_message("needs root\n");
     return false;
-}
-
-static pid_t start(void (*run)(void))
-{
-    pid_t pid = fork();
-    if (!pid) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        run();
-        _exit(0);
-    }
-    return pid;
 }
 
 static void become_nobody(void)
@@ -163,9 +84,6 @@ static void test_directories_that_are_refused(void **state)
         assert_int_equal(entries(server->options.shm_dir), 0);
     }
 }
-
-static uint8_t offered[512];
-static size_t offered_length;
 
 /* The other end of a connection, as another user, who says hello and hears it. */
 static void client_as_nobody(void)
@@ -295,252 +213,6 @@ static void test_links_swapped_in_a_race(void **state)
     assert_int_equal(status.st_mode & 0777, 0600);
 }
 
-/* -------------------------------------------------------------- in the middle */
-
-static struct middleman {
-    char name[IBX_SHM_NAME + 1];
-    char here[108], there[108]; /* where the client looks, and where the server is */
-    int listener;
-    bool in_process;
-    pthread_t thread;
-    pid_t pid;
-    int told[2]; /* a byte when it has got hold of a descriptor */
-} middle;
-
-static int unix_at(const char *path, bool bound)
-{
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
-    MUST(fd >= 0);
-    if (bound)
-        MUST(!bind(fd, (struct sockaddr *)&address, sizeof(address)) && !listen(fd, 8));
-    else
-        MUST(!connect(fd, (struct sockaddr *)&address, sizeof(address)));
-    return fd;
-}
-
-/* Passes one packet on, and keeps what comes with it: whether there was one. */
-static bool pass_on(int from, int to)
-{
-    uint8_t packet[256];
-    int fd;
-    ssize_t n = ibx_shm_packet_receive(from, packet, sizeof(packet), &fd);
-    if (n <= 0)
-        return false;
-    if (fd >= 0)
-        MUST(write(middle.told[1], "!", 1) == 1);
-    ibx_shm_packet_send(to, packet, (size_t)n, fd);
-    return true;
-}
-
-static void *relay(void *unused)
-{
-    (void)unused;
-    int near = accept4(middle.listener, NULL, NULL, SOCK_CLOEXEC);
-    int far = unix_at(middle.there, false);
-    struct pollfd wait[2] = {{.fd = near, .events = POLLIN}, {.fd = far, .events = POLLIN}};
-    bool open = true;
-    while (open && poll(wait, 2, END_PATIENCE_MS) > 0) {
-        if (wait[0].revents)
-            open = pass_on(near, far);
-        if (open && wait[1].revents)
-            open = pass_on(far, near);
-    }
-    close(near);
-    close(far);
-    return NULL;
-}
-
-/* The client is given another directory than the server's, where somebody else listens. */
-static void stand_between(bool in_process)
-{
-    uint8_t bytes[512];
-    directory_of(server, "sock", 0711, geteuid());
-    directory_of(client, "false", 0711, geteuid());
-    size_t length = pair_offer(&both, bytes, sizeof(bytes));
-    middle.in_process = in_process;
-    snprintf(middle.here, sizeof(middle.here), "%s/%s", client->options.shm_dir,
-             server->shm->place.name);
-    snprintf(middle.there, sizeof(middle.there), "%s/%s", server->options.shm_dir,
-             server->shm->place.name);
-    assert_int_equal(pipe2(middle.told, O_CLOEXEC | O_NONBLOCK), 0);
-    if (in_process)
-        middle.listener = unix_at(middle.here, true);
-    if (in_process)
-        assert_int_equal(pthread_create(&middle.thread, NULL, relay, NULL), 0);
-    assert_true(length > 0);
-    memcpy(offered, bytes, length);
-    offered_length = length;
-}
-
-static void relay_listening(void)
-{
-    middle.listener = unix_at(middle.here, true);
-    MUST(write(middle.told[1], "L", 1) == 1);
-    relay(NULL);
-}
-
-static void assert_kept_out(int expected, const char *words)
-{
-    struct finishing one;
-    struct ibx_reader none = {0};
-    char byte;
-    assert_int_equal(join(offered, offered_length), 0);
-    finish_start(&one, server, &none, ibx_deadline_in_ms(500));
-    int rc = ibx_provider_shm.finish(client->shm, NULL, in_time(), &client->err);
-    assert_int_equal(rc, expected);
-    said(&client->err, words);
-    assert_int_equal(finish_join(&one), -ETIMEDOUT);
-    assert_null(client->shm->segment);
-    assert_null(server->shm->segment);
-    assert_int_equal(read(middle.told[0], &byte, 1), -1); /* nor did anybody else get it */
-    ibx_provider_shm.close(client->shm);                  /* so that the relay ends */
-    assert_int_equal(ibx_provider_shm.open(&client->link, &client->endpoint, &client->err), 0);
-    if (middle.in_process)
-        pthread_join(middle.thread, NULL);
-    else
-        waitpid(middle.pid, NULL, 0);
-    close(middle.told[0]);
-    close(middle.told[1]);
-}
-
-/* The sockets tell it, even where it is one process. */
-static void test_a_relay(void **state)
-{
-    (void)state;
-    stand_between(true);
-    assert_kept_out(-EPERM, "stands between");
-}
-
-static void relay_elsewhere(void)
-{
-    struct pollfd told = {.events = POLLIN};
-    char byte;
-    stand_between(false);
-    middle.pid = start(relay_listening);
-    told.fd = middle.told[0];
-    assert_int_equal(poll(&told, 1, END_PATIENCE_MS), 1);
-    assert_int_equal(read(middle.told[0], &byte, 1), 1);
-}
-
-/* The process tells it, where the kernel does not tell sockets. */
-static void test_a_relay_without_unix_diag(void **state)
-{
-    (void)state;
-    relay_elsewhere();
-    no_netlink = true;
-    assert_kept_out(-EPERM, "stands between");
-}
-
-static void test_a_relay_that_nobody_sees(void **state)
-{
-    (void)state;
-    relay_elsewhere();
-    no_netlink = no_namespace = true;
-    assert_kept_out(-EOPNOTSUPP, "unix_diag");
-}
-
-/* Either fact is enough for an honest connection. */
-static void test_one_fact_is_enough(void **state)
-{
-    for (int i = 0; i < 2; i++) {
-        no_netlink = i == 0;
-        no_namespace = i == 1;
-        ends_connect(&both.server, &both.client);
-        both_close(state);
-        both_apart(state);
-    }
-}
-
-/* An answer to the server's hello is good on that socket only. */
-static void test_an_answer_on_another_socket(void **state)
-{
-    (void)state;
-    uint8_t hello[128], answer[IBX_PROOF_BYTES];
-    directory_of(server, "sock", 0711, geteuid());
-    pair_offer(&both, offered, sizeof(offered));
-    char path[160];
-    snprintf(path, sizeof(path), "%s/%s", server->options.shm_dir, server->shm->place.name);
-    int one = unix_at(path, false), other = unix_at(path, false);
-    struct finishing f;
-    struct ibx_reader none = {0};
-    finish_start(&f, server, &none, ibx_deadline_in_ms(500));
-    ssize_t n = recv(one, hello, sizeof(hello), 0);
-    assert_true(n > 0);
-    struct ibx_reader r = ibx_reader_of(hello, (size_t)n);
-    assert_int_equal(ibx_shm_hello_check(client->shm, one, &r, answer), 0);
-    r = ibx_reader_of(hello, (size_t)n);
-    assert_int_equal(ibx_shm_hello_check(client->shm, other, &r, answer), -EPERM);
-    assert_int_equal(send(other, answer, sizeof(answer), MSG_NOSIGNAL), sizeof(answer));
-    assert_int_equal(finish_join(&f), -ETIMEDOUT);
-    assert_null(server->shm->segment);
-    close(one);
-    close(other);
-}
-
-/* ------------------------------------------------------------------- at the name */
-
-static void test_files_that_are_no_sockets(void **state)
-{
-    (void)state;
-    char path[160];
-    size_t length;
-    directory_of(server, "sock", 0711, geteuid());
-    directory_of(client, "false", 0711, geteuid());
-    length = pair_offer(&both, offered, sizeof(offered));
-    snprintf(path, sizeof(path), "%s/%s", client->options.shm_dir, server->shm->place.name);
-    char target[160];
-    snprintf(target, sizeof(target), "%s/%s", server->options.shm_dir, server->shm->place.name);
-    assert_int_equal(symlink(target, path), 0); /* even to the right one */
-    assert_int_equal(join(offered, length), -ENOTSOCK);
-    both.client.provider->close(client->shm);
-    assert_int_equal(ibx_provider_shm.open(&client->link, &client->endpoint, &client->err), 0);
-    unlink(path);
-    close(open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
-    assert_int_equal(join(offered, length), -ENOTSOCK);
-}
-
-/* Who sits where the client looks, or fills the server's queue, and then neither proves nor says
- * anything: the client's user is to hear of it, as with a wrong proof. */
-
-enum sitting { SAYS_NOTHING, CLOSES, SITTINGS };
-
-static void *sit(void *argument)
-{
-    const enum sitting how = *(const enum sitting *)argument;
-    struct pollfd wait = {.events = POLLIN};
-    wait.fd = accept4(middle.listener, NULL, NULL, SOCK_CLOEXEC);
-    MUST(wait.fd >= 0);
-    if (how == SAYS_NOTHING)
-        poll(&wait, 1, END_PATIENCE_MS);
-    close(wait.fd);
-    close(middle.listener);
-    return NULL;
-}
-
-static void test_somebody_sits_on_the_socket(void **state)
-{
-    for (enum sitting how = 0; how < SITTINGS; how++) {
-        directory_of(server, "sock", 0711, geteuid());
-        directory_of(client, "false", 0711, geteuid());
-        size_t length = pair_offer(&both, offered, sizeof(offered));
-        snprintf(middle.here, sizeof(middle.here), "%s/%s", client->options.shm_dir,
-                 server->shm->place.name);
-        middle.listener = unix_at(middle.here, true);
-        assert_int_equal(pthread_create(&middle.thread, NULL, sit, &how), 0);
-        assert_int_equal(join(offered, length), 0);
-        int rc = ibx_provider_shm.finish(client->shm, NULL, ibx_deadline_in_ms(200), &client->err);
-        assert_int_equal(rc, how == SAYS_NOTHING ? -ETIMEDOUT : -EACCES);
-        said(&client->err, "at the shm socket and does not answer");
-        ibx_provider_shm.close(client->shm);
-        assert_int_equal(ibx_provider_shm.open(&client->link, &client->endpoint, &client->err), 0);
-        pthread_join(middle.thread, NULL);
-        both_close(state);
-        both_apart(state);
-    }
-}
-
 /* ----------------------------------------------------------------------- crowds */
 
 static int stranger(void)
@@ -658,25 +330,15 @@ static void test_descriptors_of_strangers(void **state)
     end_deregister(client, mr);
 }
 
+#define TEST(f) cmocka_unit_test_setup_teardown(f, places_make, places_remove)
+
 int main(void)
 {
-#define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
     const struct CMUnitTest tests[] = {
-        TEST(test_directories_that_are_refused),
-        TEST(test_a_client_of_another_user),
-        TEST(test_a_sticky_directory),
-        TEST(test_links_swapped_in_a_race),
-        TEST(test_a_relay),
-        TEST(test_a_relay_without_unix_diag),
-        TEST(test_a_relay_that_nobody_sees),
-        TEST(test_one_fact_is_enough),
-        TEST(test_an_answer_on_another_socket),
-        TEST(test_files_that_are_no_sockets),
-        TEST(test_somebody_sits_on_the_socket),
-        TEST(test_a_crowd_in_the_queue),
-        TEST(test_the_queue_stays_full),
-        TEST(test_a_client_that_is_pushed_out),
-        TEST(test_descriptors_of_strangers),
+        TEST(test_directories_that_are_refused), TEST(test_a_client_of_another_user),
+        TEST(test_a_sticky_directory),           TEST(test_links_swapped_in_a_race),
+        TEST(test_a_crowd_in_the_queue),         TEST(test_the_queue_stays_full),
+        TEST(test_a_client_that_is_pushed_out),  TEST(test_descriptors_of_strangers),
     };
     alarm(120);
     return cmocka_run_group_tests_name("shm_strangers", tests, NULL, NULL);

@@ -21,10 +21,10 @@
 
 static struct ibx_error error;
 static const char manifest[] =
-    "{\"format\":\"ibx snapshot\",\"version\":1,\"id\":\"00112233445566778899aabbccddeeff\","
+    "{\"format\":\"ibx snapshot\",\"version\":3,\"id\":\"00112233445566778899aabbccddeeff\","
     "\"complete\":true,\"ran\":false,\"qemu\":[7,2,17],\"machine\":\"q35\",\"uuid\":\"u\","
     "\"name\":\"web\",\"page_size\":4096,\"ram\":[{\"id\":\"a\",\"size\":32768}],"
-    "\"state_bytes\":100,\"digest\":"
+    "\"state_bytes\":100,\"hashes\":false,\"digest\":"
     "\"00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff\",\"description\":{}}";
 
 static struct ibx_options options(void)
@@ -172,9 +172,49 @@ static void test_servers(void **state)
     refused((const struct step[]){m, p, l, l, end}, 1, -EPROTO, "");
     /* What holds data is not exposed: the device state. */
     refused((const struct step[]){m, p, l, r, end}, 1, -EPROTO, "does not expose it");
-    refused((const struct step[]){{"\x44later", 6}, end}, 1, -EAGAIN, "it refuses: later");
+    refused((const struct step[]){{"\x45\x01\0\0\0\0\0\0\0abc", 12}, end}, 1, -EPROTO,
+            "message 69, which nobody expects");
     /* Says nothing more, and does not end. */
     refused((const struct step[]){m, end}, 1, -ETIMEDOUT, "in time");
+}
+
+/* Of a snapshot with hashes: their index has 16 bytes here, and none of it is right. */
+static void test_an_index_that_lies(void **state)
+{
+    (void)state;
+    uint8_t hashed[1024];
+    char *at;
+    make_messages();
+    memcpy(hashed, whole_manifest, manifest_length);
+    at = memmem(hashed, manifest_length, "\"hashes\":false", 14);
+    memcpy(at, "\"hashes\":true ", 14);
+    const struct step m = {whole_manifest, manifest_length}, h = {hashed, manifest_length},
+                      p = {map, make_map()}, l = {list, list_length}, end = {NULL, 0},
+                      i = {"\x46\0\0\0\0"
+                           "0123456789abcdef",
+                           21},
+                      half = {"\x46\0\0\0\0"
+                              "01234567",
+                              13},
+                      late = {"\x46\x01\0\0\0"
+                              "123456789abcdef",
+                              20},
+                      more = {"\x46\x10\0\0\0"
+                              "0123456789abcdef",
+                              21},
+                      long_one = {"\x46\0\0\0\0"
+                                  "0123456789abcdefg",
+                                  22};
+    refused((const struct step[]){m, i, end}, 1, -EPROTO, "out of turn");
+    refused((const struct step[]){i, end}, 1, -EPROTO, "out of turn");
+    refused((const struct step[]){h, late, end}, 1, -EPROTO, "out of turn");
+    refused((const struct step[]){h, i, end}, 1, -EPROTO, "out of turn"); /* before the map */
+    refused((const struct step[]){h, p, i, i, end}, 1, -EPROTO, "out of turn");
+    refused((const struct step[]){h, p, i, more, end}, 1, -EPROTO, "longer than its map");
+    refused((const struct step[]){h, p, long_one, end}, 1, -EPROTO, "out of turn");
+    refused((const struct step[]){h, p, half, end}, 1, -EPROTO, "out of turn");
+    refused((const struct step[]){h, p, l, end}, 1, -EPROTO, "its index not to the end");
+    refused((const struct step[]){h, p, i, l, end}, 1, -EBADMSG, "not those that were frozen");
 }
 
 /* ---------------------------------------------------------------- readers that lie */
@@ -195,7 +235,7 @@ static struct ibx_options with_key(const char *key)
     return o;
 }
 
-static void open_server_for(struct ibx_options o, unsigned most)
+static void open_server_like(struct ibx_options o, unsigned most, bool touched)
 {
     assert_int_equal(ibx_snapshot_manifest_read(manifest, sizeof(manifest) - 1, &own, NULL), 0);
     assert_int_equal(ibx_snapshot_map_init(&own, &own_map, NULL), 0);
@@ -210,13 +250,14 @@ static void open_server_for(struct ibx_options o, unsigned most)
                                                       .map = &own_map,
                                                       .memory = blocks,
                                                       .connections_max = most,
+                                                      .touched = touched,
                                                       .share = most > 0};
     assert_int_equal(ibx_snapshot_server_open(&config, &server, &error), 0);
 }
 
-static void open_server(void)
+static void open_server_for(struct ibx_options o, unsigned most)
 {
-    open_server_for(options(), 0);
+    open_server_like(o, most, false);
 }
 
 static void close_server(void)
@@ -265,21 +306,96 @@ static void closes_on(const struct step *steps)
 static void test_readers(void **state)
 {
     (void)state;
-    static const char open_it[] = "\x40\x69\x62\x78\x73\x01\x00\x01";
+    static const char open_it[] = "\x40\x69\x62\x78\x73\x02\x00\x01";
     const struct step o = {open_it, 8}, end = {NULL, 0};
-    open_server();
-    /* A quiet one holds nobody up, and does not stay. */
+    struct ibx_options patient = options();
+    patient.timeout_ms = 600000;
+    open_server_for(patient, 0);
+    /* A quiet one holds nobody up, and does not stay, however long this server waits for hosts. */
     struct ibx_conn *quiet = connect_raw(IBX_SNAPSHOT_PURPOSE);
     assert_non_null(quiet);
     read_all();
     closes_on((const struct step[]){{"\x01hello", 6}, end});
-    closes_on((const struct step[]){{"\x40\x69\x62\x78\x73\x02\x00\x01", 8}, end});
+    closes_on((const struct step[]){{"\x40\x69\x62\x78\x73\x09\x00\x01", 8}, end});
     closes_on((const struct step[]){o, o, end});
+    const uint64_t began = ibx_now_ns();
     linger(quiet);
+    assert_true(ibx_now_ns() - began < PATIENCE_MS * IBX_NS_PER_MS);
     ibx_close(quiet);
     assert_null(connect_raw(IBX_MIGRATE_PURPOSE));
     read_all();
     close_server();
+}
+
+/* Readers who have to ask for pages, and ask for what is not theirs. */
+static void test_who_asks(void **state)
+{
+    (void)state;
+    static const char open_it[] = "\x40\x69\x62\x78\x73\x02\x00\x00";
+    static const struct ibx_snapshot_any wrong[] = {
+        {.type = IBX_SNAPSHOT_ASK, .at = RAM - 1, .length = 2}, /* of two blocks */
+        {.type = IBX_SNAPSHOT_ASK, .at = RAM + IBX_SNAPSHOT_PAGE, .length = 1},
+        {.type = IBX_SNAPSHOT_ASK, .at = UINT64_MAX, .length = 4096},
+        {.type = IBX_SNAPSHOT_LIST},
+    };
+    const struct step end = {NULL, 0};
+    open_server_like(options(), 100, true);
+    read_all();
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        uint8_t bytes[64];
+        const ssize_t n = ibx_snapshot_encode(&wrong[i], bytes, sizeof(bytes));
+        assert_true(n > 0);
+        closes_on((const struct step[]){{open_it, 8}, {bytes, (size_t)n}, end});
+    }
+    /* More than may be open: they are answered as they come, or it ends; nobody else notices. */
+    const struct ibx_snapshot_any most = {.type = IBX_SNAPSHOT_ASK, .length = RAM};
+    uint8_t bytes[64];
+    const size_t n = (size_t)ibx_snapshot_encode(&most, bytes, sizeof(bytes));
+    struct ibx_conn *greedy = connect_raw(IBX_SNAPSHOT_PURPOSE);
+    assert_non_null(greedy);
+    struct iovec iov[] = {{bytes, n}};
+    put(greedy, open_it, 8);
+    for (unsigned i = 0; i < 3 * IBX_SNAPSHOT_ASKS && ibx_send(greedy, iov, 1, 0, 0) == 0; i++)
+        ;
+    read_all();
+    ibx_close(greedy);
+    read_all();
+    close_server();
+}
+
+/* A server that sends what nobody asked for. */
+static void test_who_answers(void **state)
+{
+    (void)state;
+    make_messages();
+    uint8_t asked[32];
+    const struct ibx_options o = options();
+    struct ibx_snapshot_any m = {.type = IBX_SNAPSHOT_LIST, .asked = true};
+    struct ibx_snapshot_reader *reader;
+    uint8_t got[IBX_SNAPSHOT_PAGE];
+    for (unsigned i = 0; i < sizeof(m.id); i++)
+        m.id[i] = (uint8_t)(i * 0x11);
+    const size_t length = (size_t)ibx_snapshot_encode(&m, asked, sizeof(asked));
+    static const char later[] = "\x45\0\0\0\0\x01\0\0\0abc", other[] = "\x45\x05\0\0\0\0\0\0\0a";
+    const struct step lies[] = {{later, 12}, {other, 10}, {"\x42x", 2}};
+    for (size_t i = 0; i < sizeof(lies) / sizeof(lies[0]); i++) {
+        const struct step steps[] = {{whole_manifest, manifest_length},
+                                     {map, make_map()},
+                                     {asked, length},
+                                     lies[i],
+                                     {NULL, 0}};
+        struct liar liar = {.steps = steps, .connections = 1};
+        assert_int_equal(ibx_listen("tcp://127.0.0.1:0", &o, &liar.listener, NULL), 0);
+        assert_int_equal(pthread_create(&liar.thread, NULL, lie, &liar), 0);
+        assert_int_equal(
+            ibx_snapshot_reader_open(ibx_listener_uri(liar.listener), &o, 1, &reader, &error), 0);
+        assert_int_equal(ibx_snapshot_reader_fetch(reader, 0, 0, got, sizeof(got), &error),
+                         -EPROTO);
+        assert_non_null(strstr(error.message, "nobody has asked for"));
+        ibx_snapshot_reader_close(reader);
+        pthread_join(liar.thread, NULL);
+        ibx_listener_close(liar.listener);
+    }
 }
 
 /* NULL: it was turned away. */
@@ -336,8 +452,9 @@ static void test_one_name_leaves_room(void **state)
 
 int main(void)
 {
-    static const struct CMUnitTest tests[] = {cmocka_unit_test(test_servers),
-                                              cmocka_unit_test(test_readers),
-                                              cmocka_unit_test(test_one_name_leaves_room)};
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_servers),     cmocka_unit_test(test_an_index_that_lies),
+        cmocka_unit_test(test_readers),     cmocka_unit_test(test_who_asks),
+        cmocka_unit_test(test_who_answers), cmocka_unit_test(test_one_name_leaves_room)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

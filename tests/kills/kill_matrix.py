@@ -11,23 +11,18 @@ reason that no tool can do anything about, and it was said so.
 What is true is found in the guest's heartbeats and in both QEMUs, not in any record. A case is the
 same for the same seed and number. QEMU, GUEST_ELF, GUEST_EXPECT and IB_MIGRATE are in the
 environment, and this is root."""
-import argparse
 import os
 import random
-import shutil
 import signal
-import subprocess
 import sys
-import tempfile
-import traceback
 
 from manual import Operator
-from scene import SLOW, Failed, Scene, TooSlow, change_a_page, die_with_parent, now, pause
+from matrix import arguments, run_cases
+from scene import SLOW, Failed, Scene, TooSlow, change_a_page, pause
 
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
 VICTIMS = ("source tool", "destination tool", "source QEMU", "destination QEMU")
 PAUSES = (0.2, 1.5, 10, 45)  # seconds: below the time-out, above it, and above what is a stall
-CASE_LIMIT = 600
 TRIES = 6
 
 
@@ -62,15 +57,18 @@ def interrupted_before(scene, state):
         scene.sender.signal(signal.SIGCONT)
 
 
+def monitor_lost(scene, state):
+    """The tool loses the monitor of a QEMU that lives, and cannot continue the VM by itself."""
+    scene.receive(stop_at="destination:mapped")
+    scene.send(stop_at=state)
+    scene.receiver.stopped(scene.check_time)
+    scene.hold(scene.receiver)
+    scene.sender.cut(scene.a.socket)
+
+
 def qemu_gone(scene, state):
     """The QEMU of that side is killed, which makes its tool come to this state."""
-    if state == "source:stranded":
-        scene.receive(stop_at="destination:mapped")
-        scene.send(stop_at=state)
-        scene.receiver.stopped(scene.check_time)
-        scene.hold(scene.receiver)
-        scene.kill_qemu(scene.a)
-    elif state == "destination:answering":
+    if state == "destination:answering":
         scene.receive(stop_at=state)
         scene.send(stop_at="source:committed")
         scene.sender.stopped()
@@ -122,7 +120,7 @@ STATES = {
        "listening joining ready mapped waiting resuming complete done".split()},
     "source:serving": plainly(slow=True), "destination:filling": plainly(slow=True),
     "source:kept": interrupted_before, "destination:given up": interrupted_before,
-    "source:stranded": qemu_gone, "destination:answering": qemu_gone,
+    "source:stranded": monitor_lost, "destination:answering": qemu_gone,
     "destination:failed": qemu_gone,
     "source:left": left, "destination:left": left,
     "source:broken": broken, "destination:broken": broken,
@@ -150,6 +148,16 @@ class Case:
             f"{victim}: {name}" + (f" for {seconds} s" if name == "stop" else "")
             for (victim, name), seconds in zip(self.strikes, self.pauses))
         return f"case {self.number}: at {self.state}: {what}"
+
+    def run(self):
+        """How it ended, in words; again when there was no time for a tool before it was struck."""
+        for left in range(TRIES, 0, -1):
+            try:
+                return attempt(self)
+            except TooSlow:
+                if left == 1:
+                    raise
+        return None
 
 
 # ------------------------------------------------------------------------------ a case
@@ -239,128 +247,12 @@ def attempt(case):
         scene.end()
 
 
-def run_case(case):
-    """The same, again when there was no time for a tool before it was struck; raises Failed."""
-    for left in range(TRIES, 0, -1):
-        try:
-            return attempt(case)
-        except TooSlow:
-            if left == 1:
-                raise
-    return None
-
-
-# ------------------------------------------------------------------------------ all of them
-
-
-INSIDE = ("ip link set lo up && mount -t tmpfs -o size=1g tmpfs /dev/shm && "
-          "exec \"$@\"")
-
-
-def start_case(options, number, folder):
-    """In namespaces of its own, which end with all that is in them."""
-    os.mkdir(folder)
-    with open(os.path.join(folder, "log"), "wb") as log:
-        return subprocess.Popen(
-            "setpriv --pdeathsig KILL unshare --mount --net --ipc --pid --fork --kill-child "
-            "--mount-proc sh -c".split() +
-            [INSIDE, "sh", sys.executable, os.path.abspath(__file__), "--seed", options.seed,
-             "--inside", str(number), *(("--state", options.state) if options.state else ())],
-            cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-
-
-class Runner:
-    """Cases side by side."""
-
-    def __init__(self, options):
-        self.options, self.running, self.failed, self.passed = options, {}, [], 0
-        self.outcomes = {}
-        self.folder = tempfile.mkdtemp(prefix="ibx-kills-")
-
-    def begin(self, number):
-        """Starts this case."""
-        folder = os.path.join(self.folder, str(number))
-        self.running[number] = (start_case(self.options, number, folder), now(), folder)
-
-    def reap(self):
-        """Those that have ended, or take too long."""
-        for number, (process, began, folder) in list(self.running.items()):
-            if process.poll() is None and now() - began < CASE_LIMIT:
-                continue
-            process.kill()
-            process.wait()
-            del self.running[number]
-            self.note(number, process.returncode, folder)
-
-    def note(self, number, code, folder):
-        """One line for a case, and all that was said when it has failed."""
-        with open(os.path.join(folder, "log"), encoding="utf-8", errors="replace") as file:
-            said = file.read().strip()
-        case = Case(self.options.seed, number, self.options.state)
-        if code == 0:
-            self.passed += 1
-            outcome = said.splitlines()[-1]
-            self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
-            print(f"ok {case}: {outcome}", flush=True)
-            shutil.rmtree(folder, ignore_errors=True)
-        else:
-            self.failed.append(number)
-            print(f"FAILED {case}" + ("" if said else f" (took {CASE_LIMIT} s)") +
-                  "".join(f"\n      {line}" for line in said.splitlines()), flush=True)
-
-    def run(self):
-        """All cases: the exit status."""
-        todo = self.options.only or list(range(self.options.moves))
-        began = now()
-        while todo or self.running:
-            while todo and len(self.running) < self.options.jobs:
-                self.begin(todo.pop(0))
-            pause(0.05)
-            self.reap()
-        for outcome, count in sorted(self.outcomes.items(), key=lambda one: -one[1]):
-            print(f"        {count:4} {outcome}")
-        if self.failed:
-            print(f"        seed {self.options.seed}; logs in {self.folder}")
-        else:
-            shutil.rmtree(self.folder, ignore_errors=True)
-        print(f"        {now() - began:.0f} s")
-        print(f"{self.passed} passed, {len(self.failed)} failed, 0 skipped", flush=True)
-        return 1 if self.failed else 0
-
-
-def inside(options):
-    """One case, in namespaces of its own: the exit status."""
-    die_with_parent()
-    case = Case(options.seed, options.inside, options.state)
-    try:
-        print(run_case(case), flush=True)
-    except Failed as why:
-        print(f"    => {why}", flush=True)
-        return 1
-    except Exception:  # pylint: disable=broad-except
-        traceback.print_exc()
-        return 1
-    return 0
-
-
 def main():
     """Exit status."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--moves", type=int, default=24)
-    parser.add_argument("--seed", default="ibx")
-    parser.add_argument("--jobs", type=int, default=2 * (os.cpu_count() or 1))
-    parser.add_argument("--only", type=int, action="append")
+    parser = arguments("cases", 24, 2 * (os.cpu_count() or 1))
     parser.add_argument("--state", choices=list(STATES))
-    parser.add_argument("--inside", type=int)
     options = parser.parse_args()
-    if options.inside is not None:
-        return inside(options)
-    needed = {"QEMU", "GUEST_ELF", "GUEST_EXPECT", "IB_MIGRATE"}
-    if os.geteuid() or not needed <= os.environ.keys():
-        print("skip the kill matrix: needs " + ", ".join(sorted(needed)) +
-              " in the environment, and root")
-        return 77
-    return Runner(options).run()
+    return run_cases(options, lambda number: Case(options.seed, number, options.state))
 
 
 if __name__ == "__main__":

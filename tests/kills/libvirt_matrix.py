@@ -26,9 +26,11 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "libvirt"))
 
 # pylint: disable=wrong-import-position
-from hosts import LIMIT, Domain, Hosts, Skip, children, until  # noqa: E402
+from hosts import LIMIT, Domain, Hosts, Skip, children, judge  # noqa: E402
 from linux_guest import LinuxDomain  # noqa: E402
-from test_libvirt import Move, Tool, here, nothing_left, write_key  # noqa: E402
+from remedies import Remedies  # noqa: E402
+from scene import SLOW_WORDS  # noqa: E402
+from virsh_scene import Move, Tool, here, nothing_left, write_key  # noqa: E402
 
 STATES = ("source:exposing", "source:warming", "source:starting", "source:sending",
           "destination:joining", "destination:ready", "destination:mapped", "destination:waiting",
@@ -38,9 +40,7 @@ VICTIMS = ("tool", "QEMU", "libvirtd")
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
 PAUSES = (0.2, 1.5, 6)  # seconds
 AT_MOST = 150           # seconds for what an operator does
-PATIENCE = 6            # ... until he takes it that nothing happens by itself
 USES = 3                # of a domain: all of its heartbeats are computed again each time
-SLOW_WORDS = ("did not answer", "in time")
 TRIES = 4
 TO_END = 5              # ... for a libvirtd that may wait for a tool that waits
 UNFINISHED = ("may-run", "running", "moved", "complete")
@@ -60,7 +60,7 @@ class Small(Domain):
     def right_from(self, source, destination):
         """At every heartbeat, of which there is each one once."""
         self.order += [self.take(host) for host in (source, destination)]
-        self.judge(b"".join(self.order))
+        judge(b"".join(self.order))
 
     def end(self):
         """There is nothing beside it."""
@@ -100,16 +100,18 @@ class Case:
                 (f" for {self.pause} s" if self.how == "stop" else ""))
 
 
-class Struck:
+class Struck(Remedies):
     """A migration with its case, and the operator."""
+    patience, most = 6, 20
 
     def __init__(self, case, domain, source, destination):
+        super().__init__()
         self.case, self.domain = case, domain
         self.source, self.destination = source, destination
         warm = ("--warm",) if case.state == "source:warming" else ()
         self.move = Move(domain.hosts, domain, source, destination, case.state, send=warm)
         self.tools = {"source": self.move.sender, "destination": self.move.receiver}
-        self.done, self.taken_back = [], False
+        self.taken_back = False
 
     def host(self, side):
         """Of this side."""
@@ -166,12 +168,6 @@ class Struck:
         host.ok("kill", "-CONT", pid)
 
     # -------------------------------------------------------------- the operator
-
-    def did(self, what):
-        """Notes a remedy."""
-        self.done.append(what)
-        if len(self.done) > 20:
-            raise Wrong("the remedies do not end: " + ", ".join(self.done))
 
     def record(self, side):
         """The state of its newest record."""
@@ -252,7 +248,7 @@ class Struck:
 
     def work(self):
         """Until nothing is left to do."""
-        deadline, since, before = time.monotonic() + AT_MOST, time.monotonic(), None
+        deadline, before = time.monotonic() + AT_MOST, None
         while True:
             for host in self.domain.hosts.all:
                 if host.run("virsh", "-q", "-c", "qemu:///system", "list").code:
@@ -260,11 +256,11 @@ class Struck:
             seen = [self.alive("source"), self.alive("destination"),
                     self.source.qemu(self.domain.name), self.destination.qemu(self.domain.name)]
             if seen != before:
-                since, before = time.monotonic(), seen
-            waited = time.monotonic() - since > PATIENCE
+                self.since, before = time.monotonic(), seen
+            waited = self.waited()
             idle = not any(seen[:2]) or waited
             if idle and self.remedy(waited):
-                since = time.monotonic()
+                self.since = time.monotonic()
             elif not any(seen[:2]) and self.move.virsh.poll() is not None:
                 return
             if time.monotonic() > deadline:

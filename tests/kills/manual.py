@@ -4,27 +4,27 @@ processes live; and a judge, who knows only the guest's heartbeats, the monitors
 which of them lived when."""
 import signal
 
+from remedies import Remedies
 from scene import BEATS, Failed, ask, expect, now, pause, until
 
 LOOK = 0.1          # seconds between two looks
-PATIENCE = 4        # seconds for what a tool does by itself before the operator does something
 STAYING = 70        # ... and for a source that tries to continue the VM, as long as it may
 TRIES = 6
 AT_MOST = 300       # seconds until all has to be over
-REMEDIES = 90       # of one migration: more do not end
 STAYS = ("stays here", "goes on here", "runs on here", "stayed here")
 COMMITTED = ("may-run", "moved")
 OVER = ("kept", "done", "ended", "rolled-back", "given-up", "broken", "")
 
 
-class Operator:
+class Operator(Remedies):
     """Ends a migration in which something broke."""
+    patience, most = 4, 90
 
     def __init__(self, scene):
-        self.scene, self.done = scene, []
+        super().__init__()
+        self.scene, self.before = scene, None
         self.rolled_back = self.fast = False
         self.states, self.sentences = {}, []
-        self.since, self.before = now(), None
 
     # -------------------------------------------------------------- what can be seen
 
@@ -44,18 +44,7 @@ class Operator:
             self.since = now()
         self.before = seen[:3]
 
-    def waited(self, seconds=PATIENCE):
-        """Nothing has changed for a while."""
-        return now() - self.since > seconds
-
     # -------------------------------------------------------------- remedies
-
-    def did(self, what):
-        """Notes a remedy, for the words of the case."""
-        self.done.append(what)
-        self.since = now()
-        if len(self.done) > REMEDIES:
-            raise Failed("the remedies do not end: " + ", ".join(self.done))
 
     def recover(self, side):
         """`recover` on this side."""
@@ -69,28 +58,15 @@ class Operator:
             scene.receiver = tool
             self.fast = False
 
-    def let_go(self, tool):
-        """Two SIGTERM, as the manual has it for one that looks for the destination."""
-        tool.signal(signal.SIGTERM)
-        until(lambda: not tool.alive() or "interrupt once more" in tool.text(), "a warning")
-        tool.signal(signal.SIGTERM)
-        tool.ends()
-
     def roll_back(self):
         """The destination is lost for good."""
         scene = self.scene
-        for tool in (scene.receiver, scene.sender):
-            if tool and tool.alive():
-                self.let_go(tool)
+        self.let_go_both(scene)
         scene.b.end()
         self.did("rollback")
         tool = scene.tool("source", "rollback", "--qmp", scene.a.socket)
-        if tool.ends() == 0:
+        if self.took_back(tool, scene.a):
             self.rolled_back = True
-        elif "try again" in tool.said() or "there is no unfinished" in tool.said():
-            pause(1)  # the watchdog brings the VM back, or has just done so
-        elif scene.a.alive():
-            raise Failed(f"rollback failed with {tool.code()}: {tool.text()}")
 
     # -------------------------------------------------------------- decisions
 

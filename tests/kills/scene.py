@@ -5,11 +5,10 @@ the guest's heartbeats, in both monitors and in whether a process lives."""
 import ctypes
 import json
 import os
-import re
 import select
 import shutil
-import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -18,14 +17,19 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "tools"))
 
 # pylint: disable=wrong-import-position
-from harness import change_a_page, until  # noqa: E402
+from guest_vm import (NEEDED, PRIVATE, GuestVm, ask_qmp, in_file, judge,  # noqa: E402,F401
+                      printed)
+from harness import change_a_page, process_state, until  # noqa: E402,F401
 
 BEATS = 5    # for how many a VM is watched
-GUEST_MIB = 8
+GUEST = "mib=8"
+SLOWER = 4 if os.environ.get("IBX_VM") else 1  # in the guest of tests/vm a QEMU emulates this one
+PATIENCE = 20 * SLOWER  # seconds for a monitor
 SLOW = "64K"  # bytes a second, while a test looks on
 PORT = 18600
 SLOW_WORDS = ("did not answer", "in time")
-TIMEOUT = "timeout_ms=8000"
+TIMEOUT = f"timeout_ms={8000 * SLOWER}"
+PIDFD_GETFD = 438
 
 
 def pause(seconds):
@@ -41,72 +45,28 @@ class TooSlow(Failed):
     """This host had no time for a tool before anything was done to it."""
 
 
-class Qemu:
-    """A QEMU with the guest of tests/moves/guest."""
+class Qemu(GuestVm):
+    """In the folder of the case; a child of a snapshot has private memory."""
 
-    def __init__(self, name, append, incoming):
-        self.name = name
-        self.socket, self.own, self.serial, self.ram = (
-            f"{name}.qmp", f"{name}.own", f"{name}.serial", f"/dev/shm/{name}")
+    def __init__(self, name, append, incoming, private=False):
+        self.name, self.ram = name, f"/dev/shm/{name}"
         self.log = open(f"{name}.log", "wb")  # pylint: disable=consider-using-with
-        self.monitor, self.lines, self.asked = None, None, 0
         os.umask(0o077)
-        self.process = subprocess.Popen(  # pylint: disable=consider-using-with
-            [os.environ["QEMU"], *"-name guest-of-a-test -M q35 -accel tcg,thread=multi -m 64 "
-             "-nodefaults -display none -no-reboot -machine memory-backend=mem0".split(),
-             "-kernel", os.environ["GUEST_ELF"],
-             "-append", f"mib={GUEST_MIB} doze=10000000 {append}",
-             "-object", f"memory-backend-file,id=mem0,size=64M,mem-path={self.ram},share=on",
-             "-serial", f"file:{self.serial}", "-qmp", f"unix:{self.socket},server=on,wait=off",
-             "-qmp", f"unix:{self.own},server=on,wait=off",
-             *(("-incoming", "defer") if incoming else ())],
-            stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
-        until(lambda: self.process.poll() is not None or self.connect(), "QEMU's monitor")
-        assert self.alive(), f"QEMU {name} did not start"
-
-    def connect(self):
-        """To the monitor that is not ib-migrate's."""
-        monitor = socket.socket(socket.AF_UNIX)
-        try:
-            monitor.connect(self.own)
-        except OSError:
-            return False
-        self.monitor = monitor
-        self.monitor.settimeout(20)
-        self.lines = self.monitor.makefile("rw", encoding="utf-8")
-        self.execute("qmp_capabilities")
-        return True
+        super().__init__(name, PRIVATE if private else in_file(self.ram),
+                         append=f"{GUEST} doze=10000000 {append}", incoming=incoming,
+                         stdout=self.log, stderr=self.log)
+        self.wait_for_monitor()
 
     def execute(self, command, **arguments):
         """Its result; None when there is no answer."""
-        self.asked += 1
         try:
-            self.lines.write(json.dumps({"execute": command, "arguments": arguments,
-                                         "id": self.asked}) + "\n")
-            self.lines.flush()
-            for line in self.lines:
-                answer = json.loads(line)
-                if answer.get("id") == self.asked:
-                    return answer.get("return")
-        except (OSError, ValueError):
-            pass
-        return None
-
-    def alive(self):
-        """The process has not ended."""
-        return self.process.poll() is None
+            return ask_qmp(self.own, (command, arguments), limit=PATIENCE)[0]
+        except (OSError, ValueError, LookupError, AssertionError):
+            return None
 
     def runs(self):
         """As this QEMU says."""
         return bool(self.alive() and (self.execute("query-status") or {}).get("running"))
-
-    def beats(self):
-        """Whole heartbeats so far."""
-        try:
-            with open(self.serial, encoding="ascii", errors="replace") as serial:
-                return len(re.findall(r"^beat .*\n", serial.read(), re.M))
-        except FileNotFoundError:
-            return 0
 
     def goes_on(self):
         """New heartbeats come."""
@@ -114,26 +74,26 @@ class Qemu:
         until(lambda: self.beats() >= now + BEATS or not self.alive(),
               f"heartbeats of QEMU {self.name}")
 
-    def end(self):
-        """SIGKILL, also of one that is stopped."""
-        self.process.kill()
-        self.process.wait()
 
-
-def expect(*qemus):
+def expect(*qemus, text=None):
     """The guest's memory was right at every heartbeat, and it had each of them once."""
-    text = b""
-    for qemu in qemus:
-        with open(qemu.serial, "rb") as serial:
-            text += serial.read()
-    done = subprocess.run([os.environ["GUEST_EXPECT"], f"mib={GUEST_MIB}"], input=text,
-                          capture_output=True, check=False)
-    if done.returncode:
-        raise Failed(f"heartbeats of {'+'.join(q.name for q in qemus)}: {done.stdout.decode()}")
+    try:
+        judge(printed(*qemus) if text is None else text, GUEST)
+    except AssertionError as why:
+        raise Failed(f"heartbeats of {'+'.join(q.name for q in qemus)}: {why}") from why
+
+
+def peer_of(one):
+    """The path of the unix socket to which this one is connected."""
+    try:
+        return one.getpeername()
+    except OSError:
+        return None
 
 
 class Tool:
-    """An ib-migrate of one side."""
+    """An ib-migrate of one side. What it prints goes to files, which can be looked at when it has
+    stopped or died; migrate_scene.py takes it from pipes, in its order."""
     count = 0
 
     def __init__(self, side, *arguments, stop_at=None):
@@ -193,14 +153,27 @@ class Tool:
             look()
             if not self.alive():
                 raise Failed(f"{self.name} ended with {self.code()} before the state was reached")
-            with open(f"/proc/{self.process.pid}/stat", encoding="ascii") as file:
-                return file.read().rsplit(")", 1)[1].split()[0] == "T"
+            return process_state(self.process.pid) == "T"
         until(state, f"{self.name} to come to its state")
 
     def signal(self, number):
         """To it, if it lives."""
         if self.alive():
             os.kill(self.process.pid, number)
+
+    def cut(self, path):
+        """Its connection to the unix socket at this path ends; both processes live."""
+        pidfd = os.pidfd_open(self.process.pid)
+        for name in os.listdir(f"/proc/{self.process.pid}/fd"):
+            fd = ctypes.CDLL(None).syscall(PIDFD_GETFD, pidfd, int(name), 0)
+            if fd >= 0 and stat.S_ISSOCK(os.fstat(fd).st_mode):
+                copy = socket.socket(fileno=fd)
+                if copy.family == socket.AF_UNIX and peer_of(copy) == path:
+                    copy.shutdown(socket.SHUT_RDWR)
+                copy.close()
+            elif fd >= 0:
+                os.close(fd)
+        os.close(pidfd)
 
     def ends(self):
         """Waits for its end: its exit status."""
@@ -305,11 +278,6 @@ class Scene:
     def left_over(self):
         """What the migration should not have left behind, once it is over."""
         return [name for name in os.listdir("/dev/shm") if name.startswith("ibx-")]
-
-
-def die_with_parent():
-    """This process ends with the one that started it."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def now():

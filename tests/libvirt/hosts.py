@@ -14,7 +14,9 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "tools"))
 
 # pylint: disable=wrong-import-position
-from harness import LIMIT, Skip, children, until  # noqa: E402
+from guest_vm import judge  # noqa: E402
+from harness import (LIMIT, Skip, children, process_state, run_tests, test,  # noqa: E402,F401
+                     until)
 
 QEMU = os.environ.get("QEMU", "/usr/bin/qemu-system-x86_64")
 NAMESPACES = "--mount --net --uts --ipc --pid".split()
@@ -125,6 +127,14 @@ class Host:
             self.run("kill", "-9", pid)
             until(lambda: self.run("kill", "-0", pid).code, "the end of libvirtd")
 
+    def hold_libvirtd(self):
+        """It stands still."""
+        self.ok("sh", "-c", "kill -STOP $(cat /run/libvirtd.pid)")
+
+    def release_libvirtd(self):
+        """It goes on."""
+        self.run("sh", "-c", "kill -CONT $(cat /run/libvirtd.pid)")
+
     def virsh(self, *arguments, limit=LIMIT):
         """virsh with this host's libvirtd."""
         return self.run("virsh", "-q", "-c", "qemu:///system", *arguments, limit=limit)
@@ -226,55 +236,61 @@ class Hosts:
 
 DOMAIN = """<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
   <name>{name}</name>
-  <memory unit='MiB'>64</memory>
+  <memory unit='MiB'>{mib}</memory>
   <memoryBacking>{memory}</memoryBacking>
   <vcpu>1</vcpu>
-  <os><type arch='x86_64' machine='q35'>hvm</type><kernel>{kernel}</kernel></os>
+  <os><type arch='x86_64' machine='q35'>hvm</type>{boot}</os>
   <features><acpi/><apic/></features>
   <on_poweroff>destroy</on_poweroff><on_reboot>destroy</on_reboot><on_crash>destroy</on_crash>
   <devices>
     <emulator>{qemu}</emulator>
-    <disk type='file' device='disk'>
-      <driver name='qemu' type='raw' cache='none'/>
-      <source file='{disk}'><seclabel model='dac' relabel='no'/></source>
-      <target dev='vda' bus='virtio'/>
-    </disk>
+    {devices}
     <serial type='file'><source path='/var/lib/libvirt/qemu/{name}.serial' append='on'/></serial>
     <memballoon model='none'/>
   </devices>
-  {more}
-</domain>
-"""
-MEMORY = "<source type='file'/><access mode='shared'/>"
-MONITOR = "/run/ibx/{name}.qmp"
-COMMAND_LINE = """<qemu:commandline>
+  <qemu:commandline>
     <qemu:arg value='-qmp'/>
     <qemu:arg value='unix:{monitor},server=on,wait=off'/>
-  </qemu:commandline>"""
+    {arguments}
+  </qemu:commandline>
+</domain>
+"""
+DISK = """<disk type='file' device='disk'>
+      <driver name='qemu' type='raw' cache='none'/>
+      <source file='{path}'><seclabel model='dac' relabel='no'/></source>
+      <target dev='vda' bus='virtio'/>
+    </disk>"""
+MEMORY = "<source type='file'/><access mode='shared'/>"
+MONITOR = "/run/ibx/{name}.qmp"
 
 
 class Domain:
     """A domain that can run on either host, with the guest of tests/moves/guest."""
+    mib = 64
 
-    def __init__(self, hosts, name="web", memory=MEMORY, monitor=True):
+    def __init__(self, hosts, name="web", memory=MEMORY, arguments=()):
         self.hosts, self.name, self.taken = hosts, name, {}
         self.monitor = MONITOR.format(name=name)
-        kernel = os.path.join(hosts.folder, "guest.elf")
-        shutil.copyfile(os.environ["GUEST_ELF"], kernel)
         self.disk = os.path.join(hosts.folder, f"{name}.raw")
         with open(self.disk, "wb") as file:
             file.truncate(16 << 20)
         shutil.chown(self.disk, "libvirt-qemu", "libvirt-qemu")
         self.xml = os.path.join(hosts.folder, f"{name}.xml")
-        self.kernel = kernel
-        self.write_xml(memory, monitor)
-
-    def write_xml(self, memory, monitor):
-        """The domain's."""
         with open(self.xml, "w", encoding="utf-8") as file:
-            more = COMMAND_LINE.format(monitor=self.monitor) if monitor else ""
-            file.write(DOMAIN.format(name=self.name, memory=memory, kernel=self.kernel,
-                                     disk=self.disk, more=more, qemu=QEMU))
+            own = "".join(f"<qemu:arg value='{one}'/>" for one in arguments)
+            file.write(DOMAIN.format(name=name, mib=self.mib, memory=memory, boot=self.boot(),
+                                     devices=self.devices(), monitor=self.monitor, arguments=own,
+                                     qemu=QEMU))
+
+    def boot(self):
+        """What it boots, as libvirt writes it; it lies in the folder of both hosts."""
+        kernel = os.path.join(self.hosts.folder, "guest.elf")
+        shutil.copyfile(os.environ["GUEST_ELF"], kernel)
+        return f"<kernel>{kernel}</kernel>"
+
+    def devices(self):
+        """Beside its serial port."""
+        return DISK.format(path=self.disk)
 
     def serial(self, host):
         """What the guest has printed there."""
@@ -308,12 +324,4 @@ class Domain:
 
     def expect(self, *hosts):
         """The guest's memory was right at every heartbeat, on these hosts one after the other."""
-        return self.judge(b"".join(self.serial(host) for host in hosts))
-
-    @staticmethod
-    def judge(text):
-        """Compares all that the guest has printed with what it must have."""
-        done = subprocess.run([os.environ["GUEST_EXPECT"]], input=text, capture_output=True,
-                              check=False)
-        assert done.returncode == 0, done.stdout
-        return done.stdout.decode()
+        return judge(b"".join(self.serial(host) for host in hosts))

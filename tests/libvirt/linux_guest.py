@@ -16,34 +16,12 @@ SERVER = "10.77.0.1"  # host a
 MAC = "52:54:00:77:00:64"
 BOOT = 300  # seconds, on a busy machine
 
-XML = """<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
-  <name>{name}</name>
-  <memory unit='MiB'>192</memory>
-  <memoryBacking><source type='file'/><access mode='shared'/></memoryBacking>
-  <vcpu>1</vcpu>
-  <os><type arch='x86_64' machine='q35'>hvm</type>
-    <kernel>{kernel}</kernel><initrd>{initrd}</initrd>
-    <cmdline>console=ttyS0 panic=-1 quiet mitigations=off</cmdline></os>
-  <features><acpi/><apic/></features>
-  <on_poweroff>destroy</on_poweroff><on_reboot>destroy</on_reboot><on_crash>destroy</on_crash>
-  <devices>
-    <emulator>/usr/bin/qemu-system-x86_64</emulator>
-    <disk type='file' device='disk'>
-      <driver name='qemu' type='raw' cache='none'/>
-      <source file='{disk}'><seclabel model='dac' relabel='no'/></source>
-      <target dev='vda' bus='virtio'/>
-    </disk>
+BOOT_XML = """<kernel>{kernel}</kernel><initrd>{initrd}</initrd>
+    <cmdline>console=ttyS0 panic=-1 quiet mitigations=off</cmdline>"""
+NETWORK = f"""
     <interface type='bridge'>
-      <mac address='{mac}'/><source bridge='br0'/><model type='virtio'/><driver name='qemu'/>
-    </interface>
-    <serial type='file'><source path='/var/lib/libvirt/qemu/{name}.serial' append='on'/></serial>
-    <memballoon model='none'/>
-  </devices>
-  <qemu:commandline>
-    <qemu:arg value='-qmp'/><qemu:arg value='unix:{monitor},server=on,wait=off'/>
-  </qemu:commandline>
-</domain>
-"""
+      <mac address='{MAC}'/><source bridge='br0'/><model type='virtio'/><driver name='qemu'/>
+    </interface>"""
 
 INIT = f"""#!/bin/busybox sh
 /bin/busybox mount -t devtmpfs devtmpfs /dev
@@ -93,6 +71,7 @@ def initramfs(folder, path, name):
 
 class LinuxDomain(Domain):
     """It runs on either host; counter.py is on host a."""
+    mib = 192
 
     def __init__(self, hosts, name="linux"):
         self.counter_log = os.path.join(hosts.folder, "counter")
@@ -100,15 +79,17 @@ class LinuxDomain(Domain):
         self.read_from, self.counter = 0, None
         super().__init__(hosts, name)
 
-    def write_xml(self, memory, monitor):
-        """The domain's."""
+    def boot(self):
+        """Linux."""
         initrd = os.path.join(self.hosts.folder, f"{self.name}.initramfs")
         vmlinux = os.path.join(self.hosts.folder, "vmlinux")
         shutil.copy(os.path.join(self.folder, "vmlinux"), vmlinux)
         initramfs(self.folder, self.hosts.folder, initrd)
-        with open(self.xml, "w", encoding="utf-8") as file:
-            file.write(XML.format(name=self.name, kernel=vmlinux, initrd=initrd, disk=self.disk,
-                                  mac=MAC, monitor=self.monitor))
+        return BOOT_XML.format(kernel=vmlinux, initrd=initrd)
+
+    def devices(self):
+        """A network card, too."""
+        return super().devices() + NETWORK
 
     def start(self, host):
         """Also starts the counter, and waits until the guest counts."""

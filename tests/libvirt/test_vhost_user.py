@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """test_vhost_user.py: a Linux guest whose disk is a vhost-user device, and an unmodified back end
 at each end: QEMU's storage daemon, which maps guest RAM by itself. Environment and exit status are
-those of test_libvirt.py."""
+those of test_virsh_migrate.py."""
 import json
 import shutil
 import sys
 
 from hosts import LIMIT, Hosts, Skip, until
-from linux_guest import LinuxDomain
-from test_libvirt import PORT, Move, Tool, here, write_key
+from linux_guest import NETWORK, LinuxDomain
+from virsh_scene import PORT, Move, Tool, here, write_key
 
 BEFORE = ("waiting", "preparing", "switching")
 SOCKET = "/run/ibx/{name}.vhost"
@@ -21,17 +21,11 @@ DISK = """<disk type='vhostuser' device='disk'>
 
 
 class VhostDomain(LinuxDomain):
-    """LinuxDomain with another disk."""
+    """LinuxDomain with another disk; the image is the same."""
 
-    def write_xml(self, memory, monitor):
-        """Of libvirt's; the image is the same."""
-        super().write_xml(memory, monitor)
-        with open(self.xml, encoding="utf-8") as file:
-            text = file.read()
-        first, last = text.index("<disk"), text.index("</disk>") + len("</disk>")
-        disk = DISK.format(socket=SOCKET.format(name=self.name))
-        with open(self.xml, "w", encoding="utf-8") as file:
-            file.write(text[:first] + disk + text[last:])
+    def devices(self):
+        """Of which the disk is a vhost-user device."""
+        return DISK.format(socket=SOCKET.format(name=self.name)) + NETWORK
 
     def back_end(self, host):
         """Of this host. Both have the image open; only one has a VM that runs."""

@@ -1,29 +1,27 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""test_ways.py [TEST...]: the ways by which others than virsh with qemu+tcp have libvirt migrate.
-Environment as for test_libvirt.py."""
+"""test_ways.py [TEST...]: the ways by which others than virsh with qemu+tcp have libvirt migrate
+(virsh_scene.py)."""
 import os
 import sys
 
-from hosts import until
-from test_libvirt import Move, here, main, nothing_left
-
-TESTS = []
+from hosts import test, until
+from virsh_scene import Move, here, main, nothing_left
 
 # What OpenStack Nova and virt-manager pass to libvirt, by the names of its API.
 NOVA = "LIVE PEER2PEER UNDEFINE_SOURCE PERSIST_DEST UNSAFE".split()
 VIRT_MANAGER = "LIVE PERSIST_DEST UNDEFINE_SOURCE UNSAFE".split()
 
 # By python3-libvirt: argv is the domain, the other host's URI, the migrate URI, "peer" or "direct",
-# and flags.
+# which parameters have the domain's XML ("-": none), and flags.
 CALL = """
 import libvirt, sys
-name, there, uri, how, *flags = sys.argv[1:]
+name, there, uri, how, with_xml, *flags = sys.argv[1:]
 domain = libvirt.open("qemu:///system").lookupByName(name)
 parameters = {libvirt.VIR_MIGRATE_PARAM_URI: uri, libvirt.VIR_MIGRATE_PARAM_BANDWIDTH: 0}
-if how == "peer":
-    xml = domain.XMLDesc(libvirt.VIR_DOMAIN_XML_MIGRATABLE)
-    parameters[libvirt.VIR_MIGRATE_PARAM_DEST_XML] = xml
+xml = domain.XMLDesc(libvirt.VIR_DOMAIN_XML_MIGRATABLE)
+for parameter in with_xml.strip("-").split():
+    parameters[getattr(libvirt, "VIR_MIGRATE_PARAM_" + parameter)] = xml
 number = sum(getattr(libvirt, "VIR_MIGRATE_" + flag) for flag in flags)
 if how == "peer":
     domain.migrateToURI3(there, parameters, number)
@@ -41,24 +39,21 @@ PermitRootLogin prohibit-password
 """
 
 
-def test(function):
-    """Marks a test."""
-    TESTS.append(function)
-    return function
-
-
-def by_api(hosts, domain, how, flags):
-    """A whole move."""
+def by_api(hosts, domain, how, with_xml, flags):
+    """A whole move there, and back with or without the domain's XML in turn."""
     domain.start(hosts.a)
-    move = Move(hosts, domain)
-    ran = hosts.a.run("/usr/bin/python3", "-c", CALL, domain.name, hosts.b.uri,
-                      f"unix://{move.socket}", how, *flags)
-    assert ran.code == 0, (ran, move.sender.text[-1000:], move.receiver.text[-1000:])
-    assert move.sender.end() == 0, move.sender.text
-    assert move.receiver.end() == 0, move.receiver.text
-    here(domain, hosts.b, hosts.a)
-    assert hosts.a.state(domain.name) == "none"
-    domain.expect(hosts.a, hosts.b)
+    for source, destination, xml in ((hosts.a, hosts.b, with_xml[0]),
+                                     (hosts.b, hosts.a, with_xml[1])):
+        move = Move(hosts, domain, source, destination)
+        ran = source.run("/usr/bin/python3", "-c", CALL, domain.name, destination.uri,
+                         f"unix://{move.socket}", how, xml, *flags)
+        assert ran.code == 0, (ran, move.sender.text[-1000:], move.receiver.text[-1000:])
+        assert move.sender.end() == 0, move.sender.text
+        assert move.receiver.end() == 0, move.receiver.text
+        here(domain, destination, source)
+        assert source.state(domain.name) == "none"
+        if source is hosts.a:
+            domain.expect(hosts.a, hosts.b)
     for host in hosts.all:
         nothing_left(host, domain)
 
@@ -69,13 +64,13 @@ def by_api(hosts, domain, how, flags):
 @test
 def as_nova_calls(hosts, domain):
     """virDomainMigrateToURI3, by libvirtd itself."""
-    by_api(hosts, domain, "peer", NOVA)
+    by_api(hosts, domain, "peer", ("DEST_XML PERSIST_XML", "DEST_XML PERSIST_XML"), NOVA)
 
 
 @test
 def as_virt_manager_calls(hosts, domain):
-    """virDomainMigrate3, by the client."""
-    by_api(hosts, domain, "direct", VIRT_MANAGER)
+    """virDomainMigrate3, by the client, in its present version and in earlier ones."""
+    by_api(hosts, domain, "direct", ("DEST_XML", "-"), VIRT_MANAGER)
 
 
 @test
@@ -105,4 +100,4 @@ def over_ssh(hosts, domain):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], TESTS))
+    sys.exit(main(sys.argv[1:]))

@@ -24,6 +24,7 @@
 #include <unistd.h>
 
 #define INJECTIONS 400
+#define CALL_MS    300
 
 /* ------------------------------------------------------------ a child that notices */
 
@@ -236,6 +237,46 @@ static void test_never_stops(void)
     }
 }
 
+/* Whether the main thread of `pid` is inside of poll() with nothing to wait for but this time. */
+static bool polls(pid_t pid, unsigned ms)
+{
+    char path[64], text[128] = "", call[64];
+    snprintf(path, sizeof(path), "/proc/%d/syscall", (int)pid);
+    snprintf(call, sizeof(call), "%d 0x0 0x0 0x%x ", SYS_poll, ms);
+    FILE *file = fopen(path, "re");
+    const bool read = file && fgets(text, sizeof(text), file);
+    if (file)
+        fclose(file);
+    return read && !strncmp(text, call, strlen(call));
+}
+
+/* A tool that is killed while QEMU executes its call, which takes a while here: no register of
+ * QEMU's is lost. */
+static void test_tool_is_killed(void)
+{
+    const uint64_t arguments[6] = {0, 0, CALL_MS};
+    pid_t child = child_start(false);
+    pid_t tool = fork();
+    assert_true(tool >= 0);
+    if (!tool) {
+        int64_t result;
+        setpgid(0, 0);
+        ibx_inject_syscall(child, SYS_poll, arguments, &result, vm_soon(), &vm_error);
+        _exit(1);
+    }
+    const uint64_t deadline = vm_soon();
+    while (!polls(child, CALL_MS)) {
+        assert_true(ibx_now_ns() < deadline);
+        poll(NULL, 0, 1);
+    }
+    kill(-tool, SIGKILL);
+    assert_int_equal(waitpid(tool, NULL, 0), tool);
+    const unsigned loops = atomic_load(&shared->loops);
+    while (atomic_load(&shared->loops) < loops + 2)
+        assert_int_equal(waitpid(child, NULL, WNOHANG), 0);
+    child_ends_well(child);
+}
+
 /* ------------------------------------------------------------ QEMU */
 
 static struct vm vm;
@@ -383,6 +424,7 @@ int main(void)
                                            VM_TEST(test_traced_already),
                                            VM_TEST(test_nobody_there),
                                            VM_TEST(test_never_stops),
+                                           VM_TEST(test_tool_is_killed),
                                            VM_TEST(test_qemu_by_system_call),
                                            VM_TEST(test_sandboxed_qemu_by_device),
                                            VM_TEST(test_unprivileged_qemu_may_not),

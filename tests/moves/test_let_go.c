@@ -27,7 +27,7 @@ static pid_t qemu;
 static char *memory;
 static int asks, answers; /* pipes: a byte asks it to read its memory, a byte reports that it has */
 static struct destination_ram ram;
-static struct ibx_journal record;
+static struct ibx_record record;
 static struct ibx_guest_block block;
 
 /* Its main thread waits for a word, and reads its memory in another process's stead. */
@@ -73,8 +73,7 @@ static void begin(uintptr_t address)
         skip(); /* no userfaultfd here */
     block =
         (struct ibx_guest_block){.size = BYTES, .page_size = PAGE, .address = address, .fd = -1};
-    record =
-        (struct ibx_journal){.pid = qemu, .pid_started = ibx_process_started(qemu), .uffd = -1};
+    record = (struct ibx_record){.pid = qemu, .pid_started = ibx_process_started(qemu), .uffd = -1};
     ibx_destination_ram_init(&ram, false, 0);
     ram.guest.pid = qemu;
     ram.guest.blocks = &block;

@@ -7,6 +7,7 @@
  */
 #include "tests/scenes/mover.h"
 
+#include "common/clock.h"
 #include "migrate/common/vm.h"
 
 #include <fcntl.h>
@@ -130,6 +131,32 @@ static void test_started_anew_while_its_tool_serves(void)
     vm_end(&anew);
 }
 
+/* The VM is lost at the destination, too, and the tool is killed before it has removed the file:
+ * whoever tells the operator that removes it. */
+static void test_lost_at_both_ends(void)
+{
+    for (unsigned i = 0; i < 2; i++) {
+        mover_stop_next("source:lost");
+        pair_filling(NULL, NULL);
+        vm_kill(&vms[0]);
+        mover_await_words(&sender, "its pages are held here");
+        vm_kill(&vms[1]);
+        mover_ends(&receiver, 3);
+        mover_await_stop(&sender);
+        mover_kill(&sender, SIGKILL);
+        assert_non_null(aside());
+        if (!i)
+            recover_refuses("nothing can restart it from its stop");
+        const uint64_t deadline = vm_soon();
+        for (; i && aside(); poll(NULL, 0, 5)) { /* once the tool's watchdog has ended */
+            MOVER_RUN(0, "prune", "--unfinished", "--qmp", vms[0].tool);
+            assert_true(ibx_now_ns() < deadline);
+        }
+        assert_null(aside());
+        mover_end_all(NULL);
+    }
+}
+
 /* Each time the migration is not harmed, and goes on when the file is as it was. */
 static void test_another_file(void)
 {
@@ -192,6 +219,7 @@ int main(void)
                                            VM_TEST(test_source_was_started_anew),
                                            VM_TEST(test_somebody_was_there),
                                            VM_TEST(test_started_anew_while_its_tool_serves),
+                                           VM_TEST(test_lost_at_both_ends),
                                            VM_TEST(test_another_file),
                                            VM_TEST(test_before_the_commit),
                                            VM_TEST(test_what_is_left_behind_is_named),

@@ -127,6 +127,13 @@ static void test_qemu_cannot_be_let_go_of(void)
     mover_kill(&receiver, SIGCONT);
     mover_await_words(&receiver, "QEMU cannot be let go of");
     assert_true(has_userfaultfd());
+    /* The source is not kept from confirming by that, and waits for the end. */
+    const uint64_t deadline = vm_soon();
+    struct mover *status;
+    do {
+        assert_true(ibx_now_ns() < deadline);
+        status = MOVER_RUN(0, "status", "--qmp", vms[0].tool);
+    } while (!mover_printed(status, "done"));
     assert_int_equal(waitpid(sender.pid, NULL, WNOHANG), 0);
     kill(vms[1].pid, SIGCONT);
     ended();

@@ -10,7 +10,10 @@
 
 #include "common/clock.h"
 
+#include <dirent.h>
 #include <fcntl.h>
+
+#define LOCKED_OUT 100 /* looks: so long nobody waits for a lock that is given back */
 
 /* Both tools, of which one stops at a state: it is killed there. */
 static void killed_at(const char *state)
@@ -51,10 +54,38 @@ static void test_cancelled(void)
 
 /* ------------------------------------------------------------ after the commit */
 
-/* Has QEMU's main thread read a page that has not come: until then it answers nobody. */
+/* Where in the kernel this thread waits. */
+static void read_wchan(pid_t tid, char where[64])
+{
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/%d/wchan", (int)tid);
+    FILE *file = fopen(path, "re");
+    where[file ? fread(where, 1, 63, file) : 0] = 0;
+    if (file)
+        fclose(file);
+}
+
+static bool a_thread_waits_for_a_page(pid_t pid)
+{
+    char path[64], where[64];
+    bool waits = false;
+    snprintf(path, sizeof(path), "/proc/%d/task", (int)pid);
+    DIR *dir = opendir(path);
+    assert_non_null(dir);
+    for (struct dirent *entry; !waits && (entry = readdir(dir));) {
+        read_wchan((pid_t)atoi(entry->d_name), where);
+        waits = strstr(where, "userfault");
+    }
+    closedir(dir);
+    return waits;
+}
+
+/* Has QEMU's main thread read a page that has not come: until then it answers nobody. A processor
+ * of the VM that waits for a page while it holds QEMU's lock is as good: the main thread waits for
+ * that. */
 static void block_main_thread(void)
 {
-    char line[64], path[64], where[64] = "";
+    char line[64], where[64] = "";
     const uint64_t deadline = vm_soon();
     int from = open(vms[0].ram, O_RDONLY | O_CLOEXEC), to = open(vms[1].ram, O_RDONLY | O_CLOEXEC);
     off_t at = 1 << 20;
@@ -66,12 +97,10 @@ static void block_main_thread(void)
     close(to);
     snprintf(line, sizeof(line), "xp /1xb 0x%llx", (unsigned long long)at);
     vm_hmp_blocks(&vms[1], line);
-    snprintf(path, sizeof(path), "/proc/%d/wchan", (int)vms[1].pid);
-    while (!strstr(where, "userfault")) {
-        FILE *file = fopen(path, "re");
-        assert_non_null(file);
-        where[fread(where, 1, sizeof(where) - 1, file)] = 0;
-        fclose(file);
+    for (unsigned locked_out = 0; !strstr(where, "userfault") && locked_out < LOCKED_OUT;) {
+        read_wchan(vms[1].pid, where);
+        bool waits = strstr(where, "futex") && a_thread_waits_for_a_page(vms[1].pid);
+        locked_out = waits ? locked_out + 1 : 0;
         if (ibx_now_ns() >= deadline)
             fail_msg("QEMU's main thread waits in %s", where);
         poll(NULL, 0, 2);
@@ -146,6 +175,17 @@ static void given_up_alone(bool paused)
     mover_await(&receiver, "broken", 0);
     mover_kill(&receiver, SIGINT);
     mover_await_words(&receiver, "interrupt to end");
+}
+
+/* The destination waits for COMMIT and has all pages: it takes another link all the same. */
+static void test_killed_at_the_commit_with_all_pages(void)
+{
+    pair_start(NULL);
+    mover_kill(pair_run_to("source:committed", (const char *[]){"--stand-still", NULL}), SIGKILL);
+    mover_await(&receiver, "broken", 0);
+    pair_recover(&sender);
+    pair_done();
+    pair_moved("");
 }
 
 /* It tells so a source that comes back. What was paused before the move stays that. */
@@ -272,6 +312,18 @@ static void test_destination_qemu_ends_after_the_switch(void)
     mover_must_print(MOVER_RUN(3, "recover", "--qmp", vms[0].tool, TIMED), "start it from its");
     mover_must_print(MOVER_RUN(0, "status", "--qmp", vms[0].tool), "start it from its disk");
     MOVER_RUN(1, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
+}
+
+/* What the destination said last is heard when it has long ended. */
+static void test_destination_qemu_ends_while_the_source_is_busy(void)
+{
+    pair_filling(NULL, NULL);
+    mover_kill(&sender, SIGSTOP);
+    vm_kill(&vms[1]);
+    mover_ends(&receiver, 3);
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 3);
+    mover_must_print(&sender, "where its QEMU has ended: its QEMU here has its memory as it was");
 }
 
 /* Neither the QEMU nor the tool is there any more: nobody tells the source. */
@@ -453,6 +505,7 @@ int main(void)
         VM_TEST(test_cancelled),
         VM_TEST(test_destination_killed_with_a_silent_monitor),
         VM_TEST(test_both_killed),
+        VM_TEST(test_killed_at_the_commit_with_all_pages),
         VM_TEST(test_destination_gives_up_while_the_source_is_away),
         VM_TEST(test_rollback_of_a_paused_vm),
         VM_TEST(test_no_rollback_of_a_running_vm),
@@ -461,6 +514,7 @@ int main(void)
         VM_TEST(test_source_stands_still_early),
         VM_TEST(test_source_qemu_ends),
         VM_TEST(test_destination_qemu_ends_after_the_switch),
+        VM_TEST(test_destination_qemu_ends_while_the_source_is_busy),
         VM_TEST(test_nobody_is_there),
         VM_TEST(test_destination_qemu_ends),
         VM_TEST(test_too_small),

@@ -51,7 +51,7 @@ static void killed_at(const char *state)
     killed(source ? &sender : &receiver);
 }
 
-static bool goes_from_here(const struct ibx_journal *record)
+static bool goes_from_here(const struct ibx_record *record)
 {
     return record->source && !ibx_journal_over(record);
 }
@@ -60,7 +60,7 @@ static bool goes_from_here(const struct ibx_journal *record)
 static void await_over(void)
 {
     const uint64_t deadline = vm_soon();
-    struct ibx_journal record;
+    struct ibx_record record;
     struct ibx_error silent;
     while (!ibx_journal_find(mover_state_dir, vms[0].tool, goes_from_here, &record, &silent)) {
         if (ibx_now_ns() >= deadline)
@@ -88,7 +88,11 @@ static void killed_before_they_met(void)
     mover_start(&receiver,
                 (const char *[]){"receive", "--qmp", vms[1].tool, "--listen", LISTEN, NULL});
     killed(&receiver);
-    killed_at("source:asking"); /* the same QEMU waits for another receiver */
+    killed_at("source:recorded"); /* the same QEMU waits for another receiver */
+    await_over();
+    print_message("source:asking\n");
+    send_until("source:asking");
+    killed(&sender);
     mover_kill(&receiver, SIGINT);
     mover_ends(&receiver, 1);
     stays();

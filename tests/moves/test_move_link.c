@@ -141,6 +141,50 @@ static void test_cut_at_the_commit(void)
     pair_moved("");
 }
 
+#define SHORT    "timeout_ms=150" /* 60 of these */
+#define UNTIL_ON "for 9 s "
+
+/* A host that is off answers nothing, unlike one where nobody listens, and the source cannot know
+ * whether the VM runs there. It ends and says so, and the operator, who knows, takes the VM back.
+ */
+static void test_gone_at_the_commit(void)
+{
+    begin("source:committed", "0");
+    mover_await_stop(&sender);
+    wire("down");
+    mover_kill(&sender, SIGCONT);
+    mover_await(&sender, "broken", 0);
+    mover_kill(&sender, SIGKILL);
+    mover_kill(&receiver, SIGKILL);
+    vm_kill(&vms[1]);
+    struct mover *left = MOVER_RUN(3, "recover", "--qmp", vms[0].tool, "--set", SHORT);
+    mover_must_print(left, UNTIL_ON);
+    mover_must_print(left, "has not said whether the VM runs there, and here it stands still");
+    mover_must_print(left, "and then ib-migrate rollback here restarts the VM from its stop");
+    MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", "--set", SHORT);
+    pair_runs_at_the_source();
+}
+
+/* Where the VM is known to run there, what it needs is here: the source waits, and says so. */
+static void test_gone_while_filling(void)
+{
+    begin(NULL, "64K");
+    mover_await(&receiver, "filling", 0);
+    mover_await(&sender, "filling", 0);
+    wire("down");
+    mover_await(&sender, "broken", 0);
+    mover_kill(&sender, SIGKILL);
+    mover_start(&sender,
+                (const char *[]){"recover", "--qmp", vms[0].tool, "--json", "--set", SHORT, NULL});
+    mover_await_words(&sender, "has not answered, where the VM runs and may wait for pages");
+    wire("up");
+    mover_await_words(&receiver, "the source is back");
+    mover_kill(&sender, SIGKILL); /* its timeout is too short for a busy machine */
+    mover_start(&sender, (const char *[]){"recover", "--qmp", vms[0].tool, "--json", QUICK, NULL});
+    mover_await(&receiver, "filling", 0);
+    pair_filled();
+}
+
 static struct mover *stopped(const char *state)
 {
     struct mover *which = strncmp(state, "source", 6) ? &receiver : &sender;
@@ -250,6 +294,19 @@ static void make_key_file(char *path, size_t size)
     close(fd);
 }
 
+/* Until its host is known there, a source that has no processor for a moment gives way to
+ * newcomers, and its operator tries again. */
+static void send_among_strangers(const char *keys)
+{
+    unsigned left = 10;
+    mover_namespace = here();
+    do {
+        assert_true(left--);
+        mover_send(&sender, &vms[0], receiver.uri,
+                   (const char *[]){BESET, "--key-file", keys, "--set", "name=bob", NULL});
+    } while (mover_ends_or_prints(&sender, 1, "\"filling\""));
+}
+
 /* Strangers come before the source, from its host too. It gets in; its link is cut after the commit
  * and made again; and both tools, which have died, find each other again with the keys and the
  * names of their records alone. */
@@ -272,9 +329,7 @@ static void test_cut_among_strangers(void)
                                         .namespace = here()};
     pid_t crowd = strangers_begin(&strangers);
     check_fds(before);
-    mover_namespace = here();
-    mover_send(&sender, &vms[0], receiver.uri,
-               (const char *[]){BESET, "--key-file", keys, "--set", "name=bob", NULL});
+    send_among_strangers(keys);
     mover_await(&receiver, "filling", 0);
     check_fds(before);
     for (int killed = 0; killed < 2; killed++) {
@@ -308,6 +363,8 @@ int main(void)
                                            VM_TEST(test_cut_and_killed),
                                            VM_TEST(test_cut_among_strangers),
                                            VM_TEST(test_cut_at_the_commit),
+                                           VM_TEST(test_gone_at_the_commit),
+                                           VM_TEST(test_gone_while_filling),
                                            VM_TEST(test_cut_before_the_commit),
                                            VM_TEST(test_cut_at_more_states_before_the_commit),
                                            VM_TEST(test_cut_when_loaded),

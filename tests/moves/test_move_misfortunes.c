@@ -217,22 +217,6 @@ static void test_full_file_system(void)
 
 #define BALLOON_PAGES 2048u
 
-/* Until the guest has printed this on its serial port. */
-static void await_serial(const struct vm *vm, const char *words)
-{
-    static char text[1 << 20];
-    const uint64_t deadline = vm_soon();
-    for (text[0] = '\0'; !strstr(text, words);) {
-        if (ibx_now_ns() >= deadline)
-            fail_msg("the guest did not print %s", words);
-        poll(NULL, 0, LOOK_MS);
-        int fd = open(vm->serial, O_RDONLY | O_CLOEXEC);
-        ssize_t n = read(fd, text, sizeof(text) - 1);
-        text[n > 0 ? n : 0] = '\0';
-        close(fd);
-    }
-}
-
 static void ask_balloon(struct vm *vm, unsigned pages)
 {
     vm_do(vm, "balloon",
@@ -255,18 +239,17 @@ static json_int_t discarded_pages(void)
  * the engine is told, and none of them comes back over what the guest does there afterwards. */
 static void inflated(const char *minor)
 {
-    struct vm_options with = {.append = "balloon=2048",
-                              .extra = {"-device", "virtio-balloon-pci,disable-modern=on,addr=5"}};
+    struct vm_options with = {.append = "balloon=2048", .extra = {VM_BALLOON}};
     pair_filling(&with, minor);
     ask_balloon(&vms[1], BALLOON_PAGES);
-    await_serial(&vms[1], "balloon 00000800");
+    vm_await_words(&vms[1], "balloon 00000800");
     ask_balloon(&vms[1], BALLOON_PAGES / 2); /* these it uses again, at once */
-    await_serial(&vms[1], "balloon 00000400");
+    vm_await_words(&vms[1], "balloon 00000400");
     MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
     pair_done();
     assert_in_range(discarded_pages(), BALLOON_PAGES / 2, BALLOON_PAGES);
     ask_balloon(&vms[1], 0);
-    await_serial(&vms[1], "balloon 00000000");
+    vm_await_words(&vms[1], "balloon 00000000");
     vm_wait_beats(&vms[1], vm_beats(&vms[1]) + 3 * pair_beats);
     pair_moved("");
     mover_end_all(NULL);

@@ -25,8 +25,7 @@ struct attempt {
 /* With what a VM is plugged into and out of. */
 static const struct vm_options machine = {
     .append = "balloon=2048",
-    .extra = {"-device", "virtio-balloon-pci,disable-modern=on,addr=5", "-device",
-              "pcie-root-port,id=free,addr=6,chassis=1", "-device",
+    .extra = {VM_BALLOON, "-device", "pcie-root-port,id=free,addr=6,chassis=1", "-device",
               "pcie-root-port,id=taken,addr=7,chassis=2", "-device",
               "virtio-rng-pci,id=rng,bus=taken", "-drive", "if=none,id=disk,driver=null-co,size=1M",
               "-device", "virtio-blk-pci,drive=disk,addr=8"},

@@ -74,6 +74,12 @@ static void speed(const char *limit)
 
 /* ------------------------------------------------------------ what must follow */
 
+static void goes_on_at_the_source(void)
+{
+    MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
+    pair_runs_at_the_source();
+}
+
 /* Neither QEMU runs the VM; once that of the destination has ended, it goes on at the source. */
 static void broken(struct mover *there, struct mover *here)
 {
@@ -87,8 +93,7 @@ static void broken(struct mover *there, struct mover *here)
     assert_false(vm_runs(&vms[0]));
     MOVER_RUN(1, "recover", "--qmp", vms[1].tool, TIMED);
     vm_end(&vms[1]);
-    MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
-    pair_runs_at_the_source();
+    goes_on_at_the_source();
 }
 
 static void test_a_byte_is_forged_on_the_way(void)
@@ -168,6 +173,32 @@ static void test_recover_compares_all(void)
     }
 }
 
+/* What the source said last is heard by a destination that finds all connections at their end. */
+static void test_told_while_the_destination_is_busy(void)
+{
+    pair_filling(&stays, NULL);
+    open_both();
+    mover_kill(&sender, SIGKILL);
+    const uint64_t page = change_one();
+    setenv("IBX_MOVE_STOP_AT", "source:broken", 1);
+    pair_recover(&sender);
+    unsetenv("IBX_MOVE_STOP_AT");
+    speed("0");
+    mover_await_stop(&sender);
+    mover_kill(&receiver, SIGSTOP);
+    mover_kill(&sender, SIGCONT);
+    mover_await_record("source", "broken");
+    mover_await_asleep(&sender); /* it waits until it is heard */
+    mover_kill(&sender, SIGKILL);
+    mover_kill(&receiver, SIGCONT);
+    memory[page * PAGE + AT] ^= 0x40;
+    close_both();
+    mover_ends(&receiver, 1);
+    mover_must_print(&receiver, "migration is broken");
+    vm_kill(&vms[1]); /* which may wait for a page */
+    goes_on_at_the_source();
+}
+
 int main(void)
 {
     pair_timeout = "timeout_ms=10000";
@@ -175,6 +206,7 @@ int main(void)
                                            VM_TEST(test_the_source_changes_its_memory),
                                            VM_TEST(test_nobody_looks),
                                            VM_TEST(test_recover_compares_all),
+                                           VM_TEST(test_told_while_the_destination_is_busy),
                                            {0}};
     return vm_tests(tests, mover_end_all);
 }

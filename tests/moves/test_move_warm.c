@@ -1,38 +1,33 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* ib-migrate send --warm: pages that are fetched while the VM still runs at the source. */
 #include "tests/scenes/mover.h"
+#include "tests/scenes/ram_file.h"
 #include "tests/scenes/slow_disk.h"
 
 #include "common/clock.h"
-#include "transport/transport.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 
-#define WARM "--warm"
-
-static json_int_t figure(const struct mover *mover, const char *name)
-{
-    json_t *summary = mover_summary(mover);
-    const json_int_t value = json_integer_value(json_object_get(summary, name));
-    json_decref(summary);
-    return value;
-}
+#define PATIENT "timeout_ms=20000" /* libfabric's emulation takes long to set up */
+#define WARM    "--warm"
 
 /* What came before the stop, and was still right then. */
 static void check_warm(void)
 {
-    const json_int_t pages = figure(&receiver, "warm_pages"),
-                     data = figure(&receiver, "pages") - figure(&receiver, "zero_pages");
+    const json_int_t pages = mover_figure(&receiver, "warm_pages"),
+                     data =
+                         mover_figure(&receiver, "pages") - mover_figure(&receiver, "zero_pages");
     print_message("%d passes, %.1f MiB before the stop, %d of %d pages were right then, %d faults, "
                   "downtime %.1f ms\n",
-                  (int)figure(&sender, "warm_rounds"), (double)figure(&sender, "warm_bytes") / 1e6,
-                  (int)pages, (int)data, (int)figure(&receiver, "faults"),
-                  (double)figure(&sender, "downtime_ns") / 1e6);
+                  (int)mover_figure(&sender, "warm_rounds"),
+                  (double)mover_figure(&sender, "warm_bytes") / 1e6, (int)pages, (int)data,
+                  (int)mover_figure(&receiver, "faults"),
+                  (double)mover_figure(&sender, "downtime_ns") / 1e6);
     assert_true(pages > 0 && pages <= data);
-    assert_int_equal(pages, figure(&sender, "warm_pages"));
-    assert_true(figure(&sender, "warm_bytes") >= pages * 4096);
+    assert_int_equal(pages, mover_figure(&sender, "warm_pages"));
+    assert_true(mover_figure(&sender, "warm_bytes") >= pages * 4096);
 }
 
 static void moved(const struct vm_options *like, const char *uri, const char *const *more)
@@ -81,39 +76,12 @@ static void test_encrypted(void)
 /* Memory is registered in pieces there, and more of it between two parts. */
 static void test_ofi(void)
 {
-    struct ibx_options options;
-    char text[256];
-    ibx_options_init(&options);
-    strcpy(options.ofi_provider, "tcp");
-    if (ibx_provider_probe("ofi", &options, text, sizeof(text), NULL))
-        skip();
-    moved(&(struct vm_options){.append = "beat=64"}, "ofi://127.0.0.1:0?ofi_provider=tcp",
-          (const char *[]){WARM, NULL});
+    mover_needs_ofi();
+    moved(&(struct vm_options){.append = "beat=64"}, OFI "&" PATIENT,
+          (const char *[]){WARM, "--set", PATIENT, NULL});
 }
 
 /* ---------------------------------------------------------------- every byte */
-
-static const uint8_t *map_ram(const char *path)
-{
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
-    assert_true(fd >= 0);
-    const uint8_t *at = mmap(NULL, VM_RAM_MIB << 20, PROT_READ, MAP_SHARED, fd, 0);
-    assert_true(at != MAP_FAILED);
-    close(fd);
-    return at;
-}
-
-/* The VM stands still at both ends. */
-static void compare_ram(void)
-{
-    const uint8_t *from = map_ram(vms[0].ram), *to = map_ram(vms[1].ram);
-    unsigned different = 0;
-    for (size_t at = 0; at < VM_RAM_MIB << 20; at += 4096)
-        different += memcmp(from + at, to + at, 4096) != 0;
-    assert_int_equal(different, 0);
-    munmap((void *)(uintptr_t)from, VM_RAM_MIB << 20);
-    munmap((void *)(uintptr_t)to, VM_RAM_MIB << 20);
-}
 
 /* Without the digests, which would find a wrong page, too. */
 static void test_right_every_byte(void)
@@ -131,7 +99,9 @@ static void test_right_every_byte(void)
                (const char *[]){WARM, "--no-verify", "--warm-rounds", "3", NULL});
     pair_done();
     check_warm();
-    compare_ram();
+    uint8_t *wanted = ram_copy(vms[0].ram);
+    ram_is(vms[1].ram, wanted);
+    ram_free(wanted);
     vm_do(&vms[1], "cont", NULL);
     pair_moved(options.append);
 }
@@ -139,25 +109,6 @@ static void test_right_every_byte(void)
 /* ---------------------------------------------------------------- writes that leave no mark */
 
 static struct slow_disk disk;
-
-static bool serial_has(const struct vm *vm, const char *words)
-{
-    static char text[1 << 20];
-    const int fd = open(vm->serial, O_RDONLY | O_CLOEXEC);
-    const ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
-    close(fd);
-    text[n < 0 ? 0 : n] = '\0';
-    return strstr(text, words) != NULL;
-}
-
-static void await_serial(const struct vm *vm, const char *words)
-{
-    const uint64_t until = vm_soon();
-    while (!serial_has(vm, words)) {
-        assert_true(ibx_now_ns() < until);
-        poll(NULL, 0, 20);
-    }
-}
 
 /* Each read takes far longer than all of the pages: the one that is under way when they are fetched
  * ends later, in pages that it has marked before. */
@@ -171,17 +122,17 @@ static void test_right_past_the_page_cache(void)
     pair_start(&(struct vm_options){.machine = "pc",
                                     .append = "mib=4 beat=64 disk=1 idle=2000000",
                                     .extra = {"-drive", drive}});
-    await_serial(&vms[0], "disk 00000009"); /* every buffer, and one of them again */
+    vm_await_words(&vms[0], "disk 00000009"); /* every buffer, and one of them again */
     slow_disk_delay(400);
-    await_serial(&vms[0], "disk 0000000c");
+    vm_await_words(&vms[0], "disk 0000000c");
     pair_receive(NULL);
     pair_send((const char *[]){WARM, NULL});
     pair_done();
     check_warm();
     slow_disk_delay(0);
     vm_wait_beats(&vms[1], pair_beats + 16); /* it looks at one buffer after each */
-    assert_false(serial_has(&vms[0], "wrong"));
-    assert_false(serial_has(&vms[1], "wrong"));
+    assert_false(vm_printed(&vms[0], "wrong"));
+    assert_false(vm_printed(&vms[1], "wrong"));
     pair_moved("mib=4 beat=64");
 }
 
@@ -207,8 +158,7 @@ static void await_page(const char *path, off_t at)
 static void test_balloon(void)
 {
     pair_start(
-        &(struct vm_options){.append = "balloon=2048 mib=4 idle=2000000",
-                             .extra = {"-device", "virtio-balloon-pci,disable-modern=on,addr=5"}});
+        &(struct vm_options){.append = "balloon=2048 mib=4 idle=2000000", .extra = {VM_BALLOON}});
     pair_receive((const char *[]){"--max-bandwidth", "2M", NULL});
     pair_send((const char *[]){WARM, NULL});
     mover_await(&receiver, "warming", 8);
@@ -216,28 +166,22 @@ static void test_balloon(void)
     mover_await_words(&sender, "its balloon has another size");
     MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
     pair_done();
-    assert_int_equal(figure(&receiver, "warm_pages"), 0);
+    assert_int_equal(mover_figure(&receiver, "warm_pages"), 0);
     vm_do(&vms[1], "balloon", json_pack("{s:i}", "value", 64 << 20));
-    await_serial(&vms[1], "balloon 00000000");
-    assert_false(serial_has(&vms[1], "wrong"));
+    vm_await_words(&vms[1], "balloon 00000000");
+    assert_false(vm_printed(&vms[1], "wrong"));
     pair_moved("mib=4");
 }
 
 /* Registered memory keeps pages that the guest has given back: READs would bring these for ever. */
 static void test_balloon_of_registered_memory(void)
 {
-    struct ibx_options options;
-    char text[256];
-    ibx_options_init(&options);
-    strcpy(options.ofi_provider, "tcp");
-    if (ibx_provider_probe("ofi", &options, text, sizeof(text), NULL))
-        skip();
+    mover_needs_ofi();
     pair_start(
-        &(struct vm_options){.append = "balloon=2048 mib=4 idle=2000000",
-                             .extra = {"-device", "virtio-balloon-pci,disable-modern=on,addr=5"}});
-    mover_receive(&receiver, &vms[1], "ofi://127.0.0.1:0?ofi_provider=tcp",
+        &(struct vm_options){.append = "balloon=2048 mib=4 idle=2000000", .extra = {VM_BALLOON}});
+    mover_receive(&receiver, &vms[1], OFI "&" PATIENT,
                   (const char *[]){"--max-bandwidth", "2M", NULL});
-    pair_send((const char *[]){WARM, NULL});
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){WARM, "--set", PATIENT, NULL});
     mover_await(&receiver, "warming", 8);
     vm_do(&vms[0], "balloon", json_pack("{s:i}", "value", 56 << 20));
     mover_ends(&sender, 1);
@@ -249,18 +193,13 @@ static void test_balloon_of_registered_memory(void)
 /* The same without a word: by free-page-reporting. So it does not begin, with --warm or without. */
 static void test_reporting_of_registered_memory(void)
 {
-    struct ibx_options options;
-    char text[256];
-    ibx_options_init(&options);
-    strcpy(options.ofi_provider, "tcp");
-    if (ibx_provider_probe("ofi", &options, text, sizeof(text), NULL))
-        skip();
+    mover_needs_ofi();
     pair_start(&(struct vm_options){
         .machine = "pc",
         .append = "",
         .extra = {"-device", "virtio-balloon-pci,id=balloon0,free-page-reporting=on"}});
-    mover_receive(&receiver, &vms[1], "ofi://127.0.0.1:0?ofi_provider=tcp", NULL);
-    pair_send(NULL);
+    mover_receive(&receiver, &vms[1], OFI "&" PATIENT, NULL);
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){"--set", PATIENT, NULL});
     mover_ends(&sender, 1);
     mover_must_print(&sender,
                      "balloon0 (free-page-reporting), and over ofi its memory is registered");
@@ -297,12 +236,13 @@ static void test_looked_at_there(void)
 {
     static const char bytes[4096] = {1, 2, 3};
     char there[4096];
-    const off_t at = 60 << 20; /* the guest does not use it */
+    const off_t at = 58 << 20; /* the guest does not use it */
     pair_start(&(struct vm_options){.append = "mib=4 idle=2000000"});
+    ram_leave_data(vms[0].ram); /* so that warming takes a while */
     pair_receive((const char *[]){"--max-bandwidth", "2M", NULL});
     pair_send((const char *[]){WARM, NULL});
     mover_await(&receiver, "warming", 4);
-    vm_hmp_blocks(&vms[1], "xp /1xw 0x3c00000");
+    vm_hmp_blocks(&vms[1], "xp /1xw 0x3a00000");
     int fd = open(vms[0].ram, O_RDWR | O_CLOEXEC);
     assert_int_equal(pwrite(fd, bytes, sizeof(bytes), at), sizeof(bytes));
     close(fd);
@@ -344,7 +284,10 @@ static void test_given_back_there(void)
     const uint64_t arguments[6] = {mapped_at(&vms[1]), 1 << 20, MADV_DONTNEED};
     vm_ok(ibx_inject_syscall(vms[1].pid, SYS_madvise, arguments, &result, vm_soon(), &vm_error));
     assert_int_equal(result, 0);
-    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
+    struct mover faster; /* if the receiver has not ended by that already */
+    mover_start(&faster,
+                (const char *[]){"set", "--max-bandwidth", "0", "--qmp", vms[1].tool, NULL});
+    mover_wait(&faster);
     mover_ends(&receiver, 1);
     mover_must_print(&receiver, "has given back guest RAM here");
     mover_ends(&sender, 1);
@@ -413,11 +356,8 @@ static void recovered(const char *state)
 {
     struct mover *killed = strncmp(state, "source", 6) ? &receiver : &sender;
     pair_start(&(struct vm_options){.append = "mib=16"});
-    if (killed == &receiver)
-        mover_stop_next(state);
+    mover_stop_next(state);
     pair_receive(NULL);
-    if (killed == &sender)
-        mover_stop_next(state);
     pair_send((const char *[]){WARM, NULL});
     mover_await_stop(killed);
     mover_kill(killed, SIGKILL);
@@ -440,7 +380,7 @@ static void test_seconds(void)
     pair_receive((const char *[]){"--max-bandwidth", "8M", NULL});
     pair_send((const char *[]){"--warm-seconds", "1", NULL});
     mover_await(&sender, "filling", 0);
-    assert_true(figure(&sender, "warm_bytes") < 16 << 20);
+    assert_true(mover_figure(&sender, "warm_bytes") < 16 << 20);
     MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
     pair_done();
     pair_moved("mib=32");
@@ -453,8 +393,8 @@ static void moved_after_the_stop(const char *words)
     pair_done();
     mover_must_print(&sender, words);
     mover_must_print(&sender, "all of them are fetched after it");
-    assert_int_equal(figure(&receiver, "warm_pages"), 0);
-    assert_int_equal(figure(&receiver, "warm_bytes"), 0);
+    assert_int_equal(mover_figure(&receiver, "warm_pages"), 0);
+    assert_int_equal(mover_figure(&receiver, "warm_bytes"), 0);
     pair_moved("");
 }
 

@@ -7,6 +7,7 @@
 
 #include <fcntl.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #define RAM (VM_RAM_MIB << 20)
@@ -184,6 +185,46 @@ static void test_no_room(void)
     mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "mib=16");
 }
 
+/* Whether QEMU leaves RAM out of what it saves. */
+static bool ignores_shared(void)
+{
+    json_t *list = vm_run(&vms[0], "query-migrate-capabilities", NULL), *one;
+    size_t i;
+    bool on = false;
+    json_array_foreach(list, i, one) on |=
+        !strcmp(json_string_value(json_object_get(one, "capability")), "x-ignore-shared") &&
+        json_is_true(json_object_get(one, "state"));
+    json_decref(list);
+    return on;
+}
+
+/* Killed by the kernel as it writes RAM into the snapshot: QEMU has written its state by then, and
+ * would leave the VM stopped. */
+static void test_killed_while_it_copies(void)
+{
+    const struct rlimit small = {1 << 20, RLIM_INFINITY}, no_core = {0, 0};
+    struct rlimit before;
+    struct mover tool;
+    mover_begin();
+    vm_start(&vms[0], &(struct vm_options){.append = "mib=16"});
+    vm_wait_beats(&vms[0], 2);
+    snprintf(snapshot, sizeof(snapshot), "%s/snapshot", mover_folder);
+    getrlimit(RLIMIT_FSIZE, &before);
+    setrlimit(RLIMIT_FSIZE, &small);
+    setrlimit(RLIMIT_CORE, &no_core);
+    mover_start(&tool, (const char *[]){"freeze", snapshot, "--qmp", vms[0].tool, NULL});
+    setrlimit(RLIMIT_FSIZE, &before);
+    mover_ends(&tool, 128 + SIGXFSZ);
+    const uint64_t until = vm_soon();
+    while (!vm_runs(&vms[0]) || ignores_shared()) {
+        if (ibx_now_ns() >= until)
+            fail_msg("the VM does not go on");
+        poll(NULL, 0, 5);
+    }
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + 2);
+    mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "mib=16");
+}
+
 int main(void)
 {
     static const struct vm_test tests[] = {
@@ -193,6 +234,7 @@ int main(void)
         VM_TEST(test_quit),
         VM_TEST(test_refused),
         VM_TEST(test_no_room),
+        VM_TEST(test_killed_while_it_copies),
         {0},
     };
     return vm_tests(tests, mover_end_all);

@@ -79,6 +79,16 @@ static bool keyed(const struct raw *raw)
     return memcmp(raw->key, no_key, RAW_HASH) != 0;
 }
 
+size_t put_challenge(struct raw *raw, bool with_key, uint8_t *out)
+{
+    struct raw_frame hello;
+    raw_expect(raw, HELLO, &hello);
+    raw_take_opening(raw, &hello);
+    size_t length = raw_opening(raw, out, with_key);
+    raw_host_mark(raw, out + length);
+    return length + RAW_HASH;
+}
+
 size_t put_wire(uint8_t *out)
 {
     for (int i = 0; i < 8; i++)
@@ -94,11 +104,7 @@ void make_step(struct raw *raw, enum step step, struct raw_frame *frame)
     static const uint8_t types[STEPS] = {CHALLENGE, PROOF, OFFER, RESULT};
     switch (step) {
     case AT_CHALLENGE:
-        raw_expect(raw, HELLO, &received);
-        raw_take_opening(raw, &received);
-        length = raw_opening(raw, payload, keyed(raw));
-        raw_host_mark(raw, payload + length);
-        length += RAW_HASH;
+        length = put_challenge(raw, keyed(raw), payload);
         break;
     case AT_PROOF:
         raw_derive(raw, proof, own);

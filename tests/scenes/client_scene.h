@@ -38,6 +38,8 @@ int client_result(struct scene *s);
 /* It failed with this code, and with one sentence that holds `expected` and names the server. */
 void expect_failure(struct scene *s, int code, const char *expected);
 
+/* Receives HELLO, and makes the opening and the host's mark of a CHALLENGE to it; their length. */
+size_t put_challenge(struct raw *raw, bool with_key, uint8_t *out);
 /* What the client joins; its length. */
 size_t put_wire(uint8_t *out);
 /* Receives the frames before the server's frame of this step, and makes that frame. */

@@ -32,6 +32,8 @@ static const struct {
     {"cuThreadExchangeStreamCaptureMode", offsetof(struct cuda_calls, exchange_mode), false},
     {"cuEventCreate", offsetof(struct cuda_calls, event_create), false},
     {"cuEventRecord", offsetof(struct cuda_calls, event_record), false},
+    {"cuEventDestroy_v2", offsetof(struct cuda_calls, event_destroy), false},
+    {"cuStreamWaitEvent", offsetof(struct cuda_calls, stream_wait_event), false},
     {"cuEventQuery", offsetof(struct cuda_calls, event_query), false},
     {"cuEventSynchronize", offsetof(struct cuda_calls, event_synchronize), false},
     {"cuMemHostRegister_v2", offsetof(struct cuda_calls, host_register), false},

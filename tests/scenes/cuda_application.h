@@ -30,6 +30,8 @@ struct cuda_calls {
     int (*event_create)(void **event, unsigned flags);
     int (*event_record)(void *event, void *stream);
     int (*event_query)(void *event);
+    int (*event_destroy)(void *event);
+    int (*stream_wait_event)(void *stream, void *event, unsigned flags);
     int (*event_synchronize)(void *event);
     int (*host_register)(void *address, size_t n, unsigned flags);
     int (*host_unregister)(void *address);

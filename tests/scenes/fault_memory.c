@@ -25,17 +25,32 @@ uint32_t next_random(uint32_t *seed)
     return *seed;
 }
 
+/* Made once, since that takes longer than most tests of the engine. */
+static const uint8_t *random_bytes(size_t length)
+{
+    static uint8_t *bytes;
+    static size_t made;
+    uint32_t seed = 0x1234567;
+    if (made >= length)
+        return bytes;
+    free(bytes);
+    bytes = malloc(length);
+    assert_non_null(bytes);
+    for (size_t i = 0; i < length; i += 4) {
+        uint32_t v = next_random(&seed);
+        memcpy(bytes + i, &v, 4);
+    }
+    made = length;
+    return bytes;
+}
+
 static void memory_data_make(struct memory_data *data, size_t length, uint32_t page_size)
 {
-    uint32_t seed = 0x1234567;
     data->bytes = aligned_alloc(PAGE, length);
     data->length = length;
     data->page_size = page_size;
     data->fetched = calloc(length / page_size, sizeof *data->fetched);
-    for (size_t i = 0; i < length; i += 4) {
-        uint32_t v = next_random(&seed);
-        memcpy(data->bytes + i, &v, 4);
-    }
+    memcpy(data->bytes, random_bytes(length), length);
 }
 
 struct memory_reader *memory_reader_make(struct memory_data *data)
@@ -57,8 +72,10 @@ static int request(void *reader, const struct ibx_fault_request *r)
         s->log[n] = *r;
     if (n + 1 == s->hold_bulk_from)
         atomic_store(&s->hold_bulk, true);
-    s->flying[s->count++] =
-        (struct memory_flight){*r, delay ? next_random(&s->seed) % (delay + 1) : 0};
+    struct memory_flight *f = &s->flying[s->count++];
+    *f = (struct memory_flight){*r, delay ? next_random(&s->seed) % (delay + 1) : 0, {0}};
+    if (r->pages)
+        memcpy(f->pages, r->pages, r->page_count * sizeof(*f->pages));
     atomic_store(&s->accepted, n + 1); /* the log and what is in flight are the test's to see */
     return 0;
 }
@@ -72,8 +89,9 @@ static void cancel(void *reader, uint64_t cookie)
     atomic_store(&s->hold_bulk, false);
 }
 
-static struct ibx_fault_arrival answer(struct memory_reader *s, const struct ibx_fault_request *r)
+static struct ibx_fault_arrival answer(struct memory_reader *s, const struct memory_flight *f)
 {
+    const struct ibx_fault_request *r = &f->request;
     struct ibx_fault_arrival a = {.cookie = r->cookie, .length = r->length};
     unsigned again = atomic_load(&s->again_every), brief = atomic_load(&s->short_every);
     unsigned fail = atomic_load(&s->fail_in);
@@ -86,9 +104,14 @@ static struct ibx_fault_arrival answer(struct memory_reader *s, const struct ibx
     a.zero = s->says_zero;
     if (a.status || a.zero)
         return a;
-    memcpy(r->buffer, s->data->bytes + r->offset, a.length);
-    for (size_t i = 0; i < a.length / s->data->page_size; i++)
-        atomic_fetch_add(&s->data->fetched[r->offset / s->data->page_size + i], 1);
+    const size_t size = s->data->page_size;
+    for (size_t i = 0; i * size < a.length; i++) {
+        const uint64_t at = r->offset + (r->pages ? f->pages[i] - r->page : i) * size;
+        const size_t left = a.length - i * size;
+        memcpy((uint8_t *)r->buffer + i * size, s->data->bytes + at, left < size ? left : size);
+        if (left >= size)
+            atomic_fetch_add(&s->data->fetched[at / size], 1);
+    }
     return a;
 }
 
@@ -107,14 +130,14 @@ static int take(void *reader, struct ibx_fault_arrival *arrivals, int max)
             i++;
             continue;
         }
-        arrivals[n++] = answer(s, &f->request);
+        arrivals[n++] = answer(s, f);
         *f = s->flying[--s->count];
     }
     return n;
 }
 
 const struct ibx_fault_reader_ops memory_reader_ops = {
-    .request = request, .cancel = cancel, .poll = take};
+    .request = request, .cancel = cancel, .poll = take, .scatters = true};
 
 struct ibx_fault_reader memory_reader_as(struct memory_reader *reader)
 {
@@ -189,6 +212,15 @@ void rig_make(unsigned workers, uint64_t features)
 {
     rig_map(workers, -1, PAGES * PAGE, PAGE, false);
     rig_register(features);
+}
+
+int rig_make_pair(void **state)
+{
+    (void)state;
+    rig_make(2, IBX_FAULT_EVENT_REMOVE);
+    rig.config.fault_workers = 1;
+    rig.config.chunk_min = 16 * PAGE;
+    return 0;
 }
 
 void rig_start(void)
@@ -271,6 +303,16 @@ bool engine_reaches(size_t figure, uint64_t value)
             return false;
         sched_yield();
     }
+}
+
+void everything_is_right(void)
+{
+    assert_int_equal(engine_settled(), IBX_FAULT_COMPLETE);
+    const struct ibx_fault_stats s = stats_now();
+    assert_int_equal(s.present, PAGES);
+    assert_int_equal(s.by_cause[IBX_FAULT_BY_FAULT] + s.by_cause[IBX_FAULT_BY_PREFETCH] +
+                         s.by_cause[IBX_FAULT_BY_BACKGROUND] + s.by_cause[IBX_FAULT_BY_REMOVE],
+                     PAGES);
 }
 
 /* ------------------------------------------------------------ who faults */

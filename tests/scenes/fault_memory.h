@@ -18,6 +18,7 @@
 struct memory_flight {
     struct ibx_fault_request request;
     unsigned polls_left;
+    uint64_t pages[64]; /* of a request that has such */
 };
 
 /* What all fetches of one memory add up to. */
@@ -74,6 +75,8 @@ void rig_make(unsigned workers, uint64_t features);
 /* The same in two steps. `file`: shared memory instead, with an alias if it is filled in place. */
 void rig_map(unsigned workers, int file, size_t length, uint32_t page_size, bool in_place);
 void rig_register(uint64_t features);
+/* For a setup: two workers, of which the first is for faults and the second for the rest. */
+int rig_make_pair(void **state);
 void rig_start(void);
 /* Started and serving. */
 void rig_serve(void);
@@ -90,6 +93,9 @@ enum ibx_fault_state engine_settled(void);
 /* Waits (20 s at most) until `figure` of the statistics is at least `value`. */
 bool engine_reaches(size_t figure, uint64_t value);
 #define REACHES(field, value) engine_reaches(offsetof(struct ibx_fault_stats, field), value)
+
+/* All pages have come, each of them for one reason. */
+void everything_is_right(void);
 
 /* A thread that looks at `count` pages, each `step` behind the one before, modulo all. */
 struct look {

@@ -30,35 +30,35 @@ int remove_folder(void **state)
     return system(command);
 }
 
-struct ibx_journal sample(bool source, uint8_t number)
+struct ibx_record sample(bool source, uint8_t number)
 {
-    struct ibx_journal r = {.source = source,
-                            .epoch = 1,
-                            .state = source ? IBX_JOURNAL_HERE : IBX_JOURNAL_NOT_YET,
-                            .uuid = "01234567-89ab-cdef-0123-456789abcdef",
-                            .name = "db1",
-                            .qmp = "/run/db1.qmp",
-                            .pid = 4242,
-                            .pid_started = 123456789,
-                            .uri = "tcp://node-b:7471",
-                            .peer = "node-b",
-                            .key_file = "/etc/ibx.key",
-                            .key_name = "node-a",
-                            .allow = "node-a,node-c",
-                            .encryption = IBX_ENCRYPTION_REQUIRED,
-                            .uffd = source ? -1 : 31,
-                            .device_way = !source,
-                            .was_running = source,
-                            .vm_status = "running",
-                            .settings = "{\"capabilities\":{\"events\":false},"
-                                        "\"parameters\":{\"tls-creds\":\"theirs\"}}",
-                            .hold = source ? 4711 : 0,
-                            .machine = "pc-q35-7.2",
-                            .source_key_known = true,
-                            .source_key = "node-b",
-                            .insecure = true,
-                            .block_count = 2,
-                            .blocks = {{.id = "mem0"}, {.id = "mem1"}}};
+    struct ibx_record r = {.source = source,
+                           .epoch = 1,
+                           .state = source ? IBX_JOURNAL_HERE : IBX_JOURNAL_NOT_YET,
+                           .uuid = "01234567-89ab-cdef-0123-456789abcdef",
+                           .name = "db1",
+                           .qmp = "/run/db1.qmp",
+                           .pid = 4242,
+                           .pid_started = 123456789,
+                           .uri = "tcp://node-b:7471",
+                           .peer = "node-b",
+                           .key_file = "/etc/ibx.key",
+                           .key_name = "node-a",
+                           .allow = "node-a,node-c",
+                           .encryption = IBX_ENCRYPTION_REQUIRED,
+                           .uffd = source ? -1 : 31,
+                           .device_way = !source,
+                           .was_running = source,
+                           .vm_status = "running",
+                           .settings = "{\"capabilities\":{\"events\":false},"
+                                       "\"parameters\":{\"tls-creds\":\"theirs\"}}",
+                           .hold = source ? 4711 : 0,
+                           .machine = "pc-q35-7.2",
+                           .source_key_known = true,
+                           .source_key = "node-b",
+                           .insecure = true,
+                           .block_count = 2,
+                           .blocks = {{.id = "mem0"}, {.id = "mem1"}}};
     for (unsigned i = 0; i < r.block_count; i++) {
         r.blocks[i].size = 64 << 20;
         r.blocks[i].page_size = i ? 2 << 20 : 4096;
@@ -77,7 +77,7 @@ struct ibx_journal sample(bool source, uint8_t number)
     return r;
 }
 
-int write_record(struct ibx_journal *r)
+int write_record(struct ibx_record *r)
 {
     memset(&error, 0, sizeof(error));
     int rc = ibx_journal_write(folder, r, &error);
@@ -113,9 +113,9 @@ size_t get_file(const char *path, char *text, size_t size)
     return (size_t)n;
 }
 
-struct ibx_journal only(void)
+struct ibx_record only(void)
 {
-    struct ibx_journal *all, r;
+    struct ibx_record *all, r;
     size_t count;
     if (ibx_journal_list(folder, &all, &count, &error))
         fail_msg("%s", error.message);
@@ -136,7 +136,7 @@ static void replace(const char *path, const char *text, const char *from, const 
     put_file(path, changed, (size_t)n);
 }
 
-void change(const struct ibx_journal *r, const char *from, const char *to)
+void change(const struct ibx_record *r, const char *from, const char *to)
 {
     char path[PATH_MAX], text[8192];
     ibx_journal_path(folder, r, ".json", path, sizeof(path));
@@ -144,10 +144,10 @@ void change(const struct ibx_journal *r, const char *from, const char *to)
     replace(path, text, from, to);
 }
 
-void list_refuses(const struct ibx_journal *r, const char *word)
+void list_refuses(const struct ibx_record *r, const char *word)
 {
     char path[PATH_MAX];
-    struct ibx_journal *all = NULL, found;
+    struct ibx_record *all = NULL, found;
     size_t count = 77;
     ibx_journal_path(folder, r, ".json", path, sizeof(path));
     assert_int_equal(ibx_journal_list(folder, &all, &count, &error), -EBADMSG);
@@ -159,7 +159,7 @@ void list_refuses(const struct ibx_journal *r, const char *word)
     assert_int_equal(ibx_journal_find(folder, r->qmp, ibx_journal_over, &found, &error), -EBADMSG);
 }
 
-void each_is_refused(const struct ibx_journal *r, const struct wrong *wrong, size_t count)
+void each_is_refused(const struct ibx_record *r, const struct wrong *wrong, size_t count)
 {
     char path[PATH_MAX], text[8192];
     ibx_journal_path(folder, r, ".json", path, sizeof(path));
@@ -199,7 +199,7 @@ void passes_in_child(int (*test)(void))
     assert_int_equal(WEXITSTATUS(status), 0);
 }
 
-void complete_as_its_state(struct ibx_journal *r)
+void complete_as_its_state(struct ibx_record *r)
 {
     const bool has =
         !r->source && (r->state == IBX_JOURNAL_COMPLETE || r->state == IBX_JOURNAL_DONE);
@@ -210,7 +210,7 @@ void complete_as_its_state(struct ibx_journal *r)
     memset(r->totals.hash, 0xa7, sizeof(r->totals.hash));
 }
 
-void bring_to(struct ibx_journal *r, enum ibx_journal_state wanted)
+void bring_to(struct ibx_record *r, enum ibx_journal_state wanted)
 {
     static const enum ibx_journal_state before[2][14] = {
         {[IBX_JOURNAL_MAY_RUN] = IBX_JOURNAL_NOT_YET,

@@ -3,6 +3,7 @@
 
 #include "common/clock.h"
 #include "migrate/common/vm.h"
+#include "transport/transport.h"
 
 #include <fcntl.h>
 #include <glob.h>
@@ -11,9 +12,10 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 
-#define MOVERS_MAX 16
-#define PORTS_MAX  32
-#define LOOK_MS    2
+#define MOVERS_MAX   16
+#define PORTS_MAX    32
+#define LOOK_MS      2
+#define ASLEEP_LOOKS 3
 
 char mover_folder[64], mover_state_dir[96];
 const char *mover_namespace;
@@ -35,24 +37,41 @@ void mover_begin(void)
     snprintf(mover_state_dir, sizeof(mover_state_dir), "%s/s", mover_folder);
 }
 
-/* What killed tools noted beside the records, which nobody could find without them. */
-static void notes_remove(void)
+size_t mover_each_note(void (*look)(const char *record, const char *note))
 {
-    static const char *const kinds[] = {"arrived", "base", "map", "tags"};
+    static const char *const kinds[] = {"arrived", "base", "map", "tags", "home"};
     char pattern[160], path[PATH_MAX];
     glob_t found;
     snprintf(pattern, sizeof(pattern), "%s/*.json", mover_state_dir);
     if (glob(pattern, 0, NULL, &found))
-        return;
-    for (size_t i = 0; i < found.gl_pathc; i++) {
+        return 0;
+    const size_t records = found.gl_pathc;
+    for (size_t i = 0; i < records; i++) {
         const char *name = strrchr(found.gl_pathv[i], '/') + 1;
-        for (unsigned k = 0; k < 4; k++) {
+        for (unsigned k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++) {
             snprintf(path, sizeof(path), "/dev/shm/ibx-%.*s%s",
                      (int)(strlen(name) - strlen("json")), name, kinds[k]);
-            unlink(path);
+            look(found.gl_pathv[i], path);
         }
     }
     globfree(&found);
+    return records;
+}
+
+static void remove_note(const char *record, const char *note)
+{
+    (void)record;
+    unlink(note);
+}
+
+void mover_needs_ofi(void)
+{
+    struct ibx_options options;
+    char text[256];
+    ibx_options_init(&options);
+    strcpy(options.ofi_provider, "tcp");
+    if (ibx_provider_probe("ofi", &options, text, sizeof(text), NULL))
+        skip();
 }
 
 int mover_end_all(void **state)
@@ -62,7 +81,7 @@ int mover_end_all(void **state)
         if (running[i])
             mover_kill(running[i], SIGKILL);
     if (mover_folder[0]) {
-        notes_remove();
+        mover_each_note(remove_note); /* nobody could find them without the records */
         snprintf(command, sizeof(command), "rm -rf %s", mover_folder);
         if (system(command))
             return -1;
@@ -162,6 +181,12 @@ static size_t read_file(const char *path, char *text, size_t size)
 static void fail_with_output(const struct mover *m, const char *what)
 {
     static char out[65536], err[65536];
+    for (unsigned i = 0; i < MOVERS_MAX; i++) {
+        if (!running[i] || running[i] == m)
+            continue;
+        read_file(running[i]->err, err, sizeof(err));
+        print_error("another tool's standard error: %s\n", err);
+    }
     size_t length = read_file(m->out, out, sizeof(out));
     read_file(m->err, err, sizeof(err));
     fail_msg("%s\nstandard error: %s\nthe end of standard output: %s", what, err,
@@ -299,6 +324,14 @@ json_t *mover_summary(const struct mover *m)
     return NULL;
 }
 
+json_int_t mover_figure(const struct mover *m, const char *name)
+{
+    json_t *summary = mover_summary(m);
+    const json_int_t value = json_integer_value(json_object_get(summary, name));
+    json_decref(summary);
+    return value;
+}
+
 static bool reached(const struct mover *m, const char *phase, unsigned present)
 {
     json_t *last = mover_summary(m);
@@ -386,6 +419,11 @@ void mover_send(struct mover *m, const struct vm *vm, const char *uri, const cha
     mover_start(m, arguments);
 }
 
+void mover_recover(struct mover *m, const struct vm *vm)
+{
+    mover_start(m, (const char *[]){"recover", "--qmp", vm->tool, "--json", TIMED, NULL});
+}
+
 void mover_await_stop(struct mover *m)
 {
     const uint64_t deadline = vm_soon();
@@ -398,6 +436,54 @@ void mover_await_stop(struct mover *m)
         if (info.si_pid == m->pid || ibx_now_ns() >= deadline)
             fail_with_output(m, "the tool did not come to its state");
         poll(NULL, 0, LOOK_MS);
+    }
+}
+
+/* Every thread of it. */
+static bool sleeps(const struct mover *m)
+{
+    char pattern[64], line[256];
+    glob_t threads;
+    bool all = true;
+    snprintf(pattern, sizeof(pattern), "/proc/%d/task/*/stat", (int)m->pid);
+    assert_int_equal(glob(pattern, 0, NULL, &threads), 0);
+    for (size_t i = 0; i < threads.gl_pathc; i++) {
+        FILE *stat = fopen(threads.gl_pathv[i], "re");
+        const char *name = stat && fgets(line, sizeof(line), stat) ? strrchr(line, ')') : NULL;
+        all &= name && !strncmp(name, ") S", 3);
+        if (stat)
+            fclose(stat);
+    }
+    globfree(&threads);
+    return all;
+}
+
+void mover_await_asleep(const struct mover *m)
+{
+    const uint64_t deadline = vm_soon();
+    for (unsigned looks = 0; looks < ASLEEP_LOOKS; looks = sleeps(m) ? looks + 1 : 0) {
+        assert_true(ibx_now_ns() < deadline);
+        poll(NULL, 0, 1);
+    }
+}
+
+void mover_await_record(const char *side, const char *state)
+{
+    const uint64_t deadline = vm_soon();
+    char pattern[160];
+    bool found = false;
+    snprintf(pattern, sizeof(pattern), "%s/*.%s.json", mover_state_dir, side);
+    while (!found) {
+        glob_t records;
+        assert_true(ibx_now_ns() < deadline);
+        assert_int_equal(glob(pattern, 0, NULL, &records), 0);
+        assert_int_equal(records.gl_pathc, 1);
+        json_t *record = json_load_file(records.gl_pathv[0], 0, NULL);
+        const char *is = json_string_value(json_object_get(record, "state"));
+        found = is && !strcmp(is, state);
+        json_decref(record);
+        globfree(&records);
+        poll(NULL, 0, found ? 0 : LOOK_MS);
     }
 }
 
@@ -509,8 +595,7 @@ void pair_filled(void)
 
 void pair_recover(struct mover *m)
 {
-    const struct vm *vm = &vms[m == &sender ? 0 : 1];
-    mover_start(m, (const char *[]){"recover", "--qmp", vm->tool, "--json", TIMED, NULL});
+    mover_recover(m, &vms[m == &sender ? 0 : 1]);
 }
 
 void pair_done(void)

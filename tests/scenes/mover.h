@@ -29,6 +29,12 @@ extern char mover_folder[64], mover_state_dir[96];
 /* The network namespace that the next tools are started in; NULL: this one. */
 extern const char *mover_namespace;
 void mover_begin(void);
+/* For each record of this test, and what its tool may have noted beside it. Returns how many
+ * records there are. */
+size_t mover_each_note(void (*look)(const char *record, const char *note));
+/* Skips the test where ofi has no provider for TCP. */
+void mover_needs_ofi(void);
+#define OFI "ofi://127.0.0.1:0?ofi_provider=tcp"
 /* Ends what still runs and all VMs. */
 int mover_end_all(void **state);
 
@@ -41,6 +47,7 @@ void mover_start(struct mover *mover, const char *const *arguments);
 void mover_receive(struct mover *mover, const struct vm *vm, const char *uri,
                    const char *const *more);
 void mover_send(struct mover *mover, const struct vm *vm, const char *uri, const char *const *more);
+void mover_recover(struct mover *mover, const struct vm *vm);
 /* Until it ends: its exit status, or 128 + the signal. */
 int mover_wait(struct mover *mover);
 /* It must end with this status; otherwise the test fails with its output. */
@@ -62,6 +69,11 @@ void mover_must_print(const struct mover *mover, const char *words);
 void mover_await_words(struct mover *mover, const char *words);
 /* Until it has stopped itself. */
 void mover_await_stop(struct mover *mover);
+/* Until each of its threads sleeps, at three looks one after the other: it is in the middle of
+ * nothing. */
+void mover_await_asleep(const struct mover *mover);
+/* Until the record of the one "source" or "destination" here is in this state. */
+void mover_await_record(const char *side, const char *state);
 /* The heartbeats of these VMs, one after the other up to a NULL, are right for a guest with these
  * options. */
 void mover_heartbeats(const struct vm *const *of, const char *options);
@@ -69,6 +81,8 @@ void mover_heartbeats(const struct vm *const *of, const char *options);
 bool mover_resumed(struct vm *vm);
 /* The last status, or the summary, that it printed: a reference. */
 json_t *mover_summary(const struct mover *mover);
+/* A number of it. */
+json_int_t mover_figure(const struct mover *mover, const char *name);
 /* The record of the one destination here, and its file of arrived pages in minor mode. */
 void mover_record_path(char path[PATH_MAX]);
 void mover_arrived_path(char path[PATH_MAX]);

@@ -84,20 +84,41 @@ static bool join_take(struct ibx_conn *conn)
     return join;
 }
 
+struct joiner {
+    const struct acceptor *acceptor;
+    struct ibx_conn *conn;
+    struct ibx_page_reader **reader;
+    bool joined;
+    pthread_t thread;
+};
+
+static void *join_main(void *argument)
+{
+    struct joiner *j = argument;
+    j->joined = !ibx_establish(j->conn, NULL) &&
+                (!pages_faults || !ibx_fault_injection_attach(j->conn, pages_faults, NULL)) &&
+                join_take(j->conn) &&
+                !ibx_page_reader_create(j->conn, j->acceptor->blocks, BLOCKS, j->reader, NULL);
+    if (!j->joined)
+        ibx_close(j->conn);
+    return NULL;
+}
+
+/* A thread each, as a destination has it: who has come to the listener has 2 s to prove itself, in
+ * which another one may still be busy with libfabric. */
 static void accept_all(struct acceptor *a)
 {
-    for (unsigned i = 0; i < a->count; i++) {
-        struct ibx_conn *conn = NULL;
-        if (ibx_accept_wait(a->listener, PATIENCE_MS, &conn, NULL))
-            return;
-        if (ibx_establish(conn, NULL) ||
-            (pages_faults && ibx_fault_injection_attach(conn, pages_faults, NULL)) ||
-            !join_take(conn) ||
-            ibx_page_reader_create(conn, a->blocks, BLOCKS, &a->readers[i], NULL)) {
-            ibx_close(conn);
-            return;
-        }
-        a->joined++;
+    struct joiner joiners[LINKS_MAX];
+    unsigned n = 0;
+    for (; n < a->count; n++) {
+        joiners[n] = (struct joiner){.acceptor = a, .reader = &a->readers[n]};
+        if (ibx_accept_wait(a->listener, PATIENCE_MS, &joiners[n].conn, NULL) ||
+            pthread_create(&joiners[n].thread, NULL, join_main, &joiners[n]))
+            break;
+    }
+    while (n--) {
+        pthread_join(joiners[n].thread, NULL);
+        a->joined += joiners[n].joined;
     }
 }
 

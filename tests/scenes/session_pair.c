@@ -20,6 +20,7 @@ void session_pair_use(const char *name, const char *address, const char *key, co
 }
 
 unsigned session_threads, session_keeps;
+const struct ibx_message_memory *session_lends;
 
 static const char *listen_uri(void)
 {
@@ -63,6 +64,7 @@ static void open_listening(struct session_pair *pair)
         fail_msg("%s", err.message);
     ibx_session_set_threads(pair->listening, session_threads);
     ibx_session_keep(pair->listening, session_keeps);
+    ibx_session_lend(pair->listening, session_lends);
     if (ibx_session_serve(pair->listening, &err))
         fail_msg("%s", err.message);
     pthread_create(&pair->thread, NULL, accept_one, pair);
@@ -194,50 +196,6 @@ void session_pair_close(struct session_pair *pair)
     ibx_session_destroy(pair->server);
     ibx_session_destroy(pair->listening);
     *pair = (struct session_pair){0};
-}
-
-/* ----------------------------------------------------------------- numbers, patterns */
-
-/* splitmix64 */
-static uint64_t mix(uint64_t x)
-{
-    x += 0x9e3779b97f4a7c15;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
-    x = (x ^ x >> 27) * 0x94d049bb133111eb;
-    return x ^ x >> 31;
-}
-
-uint64_t random_next(struct random *r)
-{
-    r->state += 0x9e3779b97f4a7c15;
-    return mix(r->state);
-}
-
-size_t random_below(struct random *r, size_t below)
-{
-    return (size_t)(random_next(r) % below);
-}
-
-void pattern_fill(uint8_t *bytes, size_t length, uint64_t seed)
-{
-    for (size_t at = 0; at < length; at += 8) {
-        uint64_t word = mix(seed ^ at << 8);
-        memcpy(bytes + at, &word, length - at < 8 ? length - at : 8);
-    }
-}
-
-size_t pattern_check(const uint8_t *bytes, size_t length, uint64_t seed)
-{
-    for (size_t at = 0; at < length; at += 8) {
-        uint64_t word = mix(seed ^ at << 8);
-        size_t n = length - at < 8 ? length - at : 8;
-        if (!memcmp(bytes + at, &word, n))
-            continue;
-        while (bytes[at] == ((const uint8_t *)&word)[at % 8])
-            at++;
-        return at;
-    }
-    return length;
 }
 
 /* ------------------------------------------------------------- messages by hand */

@@ -3,6 +3,7 @@
 #ifndef IBX_TESTS_UNIT_SESSION_PAIR_H
 #define IBX_TESTS_UNIT_SESSION_PAIR_H
 
+#include "tests/scenes/pattern.h"
 #include "frontend-glue/session/session_internal.h"
 #include "transport/fault_injection/fault_injection.h"
 
@@ -33,6 +34,9 @@ extern unsigned session_keeps;
 /* Threads that the server's sessions copy with, from now on; 0: by the processors. */
 extern unsigned session_threads;
 
+/* Memory for long messages that the server's connections are lent from now on; NULL: none. */
+extern const struct ibx_message_memory *session_lends;
+
 /* Both ends established; aborts the test when that fails. */
 void session_pair_open(struct session_pair *pair);
 /* A server session whose client is a bare connection, to speak messages by hand: pair->client is
@@ -54,18 +58,5 @@ size_t receive_message(struct ibx_conn *conn, uint8_t *out, size_t size);
 void expect_closed(struct ibx_conn *conn);
 /* The session has ended with a sentence that names the peer. */
 void expect_reason(const struct ibx_session *s);
-
-/* The same numbers from the same seed on both sides. */
-struct random {
-    uint64_t state;
-};
-uint64_t random_next(struct random *r);
-/* 0 to below-1 */
-size_t random_below(struct random *r, size_t below);
-
-/* Bytes that tell which stream and where in it they belong. */
-void pattern_fill(uint8_t *bytes, size_t length, uint64_t seed);
-/* The place of the first wrong byte, or `length`. */
-size_t pattern_check(const uint8_t *bytes, size_t length, uint64_t seed);
 
 #endif

@@ -111,6 +111,30 @@ void ends_encrypt_and_connect(struct end *server, struct end *client)
     ends_connect(server, client);
 }
 
+void ends_open(struct end *server, struct end *client, void (*sockets)(int[2]), unsigned lanes,
+               unsigned slots)
+{
+    int door[2];
+    sockets(door);
+    end_init(server, IBX_ROLE_SERVER, door[0], lanes, slots);
+    end_init(client, IBX_ROLE_CLIENT, door[1], lanes, slots);
+    ends_encrypt_and_connect(server, client);
+}
+
+void ends_close(struct end *server, struct end *client)
+{
+    end_close(client);
+    end_close(server);
+}
+
+struct ibx_caps end_caps(struct end *end)
+{
+    struct ibx_caps caps;
+    char description[192];
+    ibx_provider_tcp.query(end->tcp, &caps, description, sizeof(description));
+    return caps;
+}
+
 int raw_lane(const struct ibx_reader *offered, unsigned lane)
 {
     struct ibx_reader r = *offered;

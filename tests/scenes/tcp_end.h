@@ -30,6 +30,12 @@ void sockets_unix(int fds[2]);
  */
 void ends_encrypt(struct end *server, struct end *client);
 void ends_encrypt_and_connect(struct end *server, struct end *client);
+/* The whole: ends of two such sockets, encrypted and connected. */
+void ends_open(struct end *server, struct end *client, void (*sockets)(int[2]), unsigned lanes,
+               unsigned slots);
+void ends_close(struct end *server, struct end *client);
+/* What a connected end can do. */
+struct ibx_caps end_caps(struct end *end);
 /* A client of the test's own making: reads the server's offer, answers with so many lanes. */
 struct raw_client {
     uint8_t offered[64];

@@ -23,6 +23,7 @@
 #define LOOK_MS   5 /* between two looks at a file or a process */
 #define EXIT_SKIP 77
 #define TESTS_MAX 64
+#define CALM      "doze=5000000" /* half of the time, so that tests run side by side */
 
 struct ibx_error vm_error;
 static struct vm *running[VMS_MAX];
@@ -216,7 +217,7 @@ void vm_start(struct vm *vm, const struct vm_options *o)
                                  "-kernel",
                                  guest,
                                  "-append",
-                                 o->append ? o->append : "",
+                                 o->append && *o->append ? o->append : CALM,
                                  "-serial",
                                  serial,
                                  "-qmp",
@@ -324,6 +325,27 @@ int vm_expect(const struct vm *const *vms, const char *options, char *said, size
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
+bool vm_printed(const struct vm *vm, const char *words)
+{
+    static char text[1 << 20];
+    FILE *file = fopen(vm->serial, "re");
+    const size_t n = file ? fread(text, 1, sizeof(text) - 1, file) : 0;
+    if (file)
+        fclose(file);
+    text[n] = '\0';
+    return strstr(text, words) != NULL;
+}
+
+void vm_await_words(const struct vm *vm, const char *words)
+{
+    const uint64_t deadline = vm_soon();
+    while (!vm_printed(vm, words)) {
+        if (ibx_now_ns() >= deadline)
+            fail_msg("the guest did not print %s", words);
+        poll(NULL, 0, LOOK_MS);
+    }
+}
+
 /* ------------------------------------------------------------ commands */
 
 json_t *vm_run(struct vm *vm, const char *command, json_t *arguments)
@@ -366,6 +388,17 @@ json_t *vm_event(struct vm *vm, const char *name, const char *status)
             return event;
         if (poll(&p, 1, ibx_ms_until(deadline)) == 0)
             fail_msg("QEMU did not report %s %s", name, status ? status : "");
+    }
+}
+
+void vm_balloon(struct vm *vm, json_int_t bytes)
+{
+    json_int_t actual = 0;
+    vm_do(vm, "balloon", json_pack("{s:I}", "value", bytes));
+    while (actual != bytes) {
+        json_t *event = vm_event(vm, "BALLOON_CHANGE", NULL);
+        actual = json_integer_value(json_object_get(json_object_get(event, "data"), "actual"));
+        json_decref(event);
     }
 }
 

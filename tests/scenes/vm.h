@@ -15,11 +15,13 @@
 
 #define VM_RAM_MIB 64u
 #define VM_WAIT_MS 90000 /* for anything that is to come, on a loaded machine */
+/* For vm_options.extra: the balloon that the guest knows. */
+#define VM_BALLOON "-device", "virtio-balloon-pci,disable-modern=on,addr=5"
 
 struct vm_options {
     const char *machine; /* NULL: q35 */
     const char *ram;     /* what describes mem0, see vm_ram_*; NULL: a file in /dev/shm */
-    const char *append;  /* the guest's command line */
+    const char *append;  /* the guest's command line; NULL or "": it dozes between its beats */
     bool two;            /* vCPUs */
     bool incoming;       /* -incoming defer */
     bool nobody;         /* as an unprivileged user */
@@ -66,6 +68,9 @@ void vm_wait_beats(const struct vm *vm, unsigned long count);
 /* Feeds the serial output of these, one after the other up to a NULL, to tests/moves/guest/expect
  * with `options`: its exit status, its sentence in `said`. */
 int vm_expect(const struct vm *const *vms, const char *options, char *said, size_t size);
+/* Whether the guest has printed these words, and until it has. */
+bool vm_printed(const struct vm *vm, const char *words);
+void vm_await_words(const struct vm *vm, const char *words);
 
 /* A command that must succeed, its result (a reference) and, for the human monitor, its text. */
 json_t *vm_run(struct vm *vm, const char *command, json_t *arguments);
@@ -76,6 +81,8 @@ void vm_hmp_blocks(struct vm *vm, const char *line);
 /* Waits for an event with this name and, when `status` is not NULL, this data.status, and drops
  * those before it: a new reference. */
 json_t *vm_event(struct vm *vm, const char *name, const char *status);
+/* The balloon leaves so many bytes to the guest, and QEMU has told so. */
+void vm_balloon(struct vm *vm, json_int_t bytes);
 /* Whether the guest runs, by query-status. */
 bool vm_runs(struct vm *vm);
 

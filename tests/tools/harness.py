@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """What the tests of command-line tools share: one line a test ("ok NAME", "FAILED NAME" or "skip
 NAME"), processes that end with their test, and waits for conditions instead of sleeps."""
+import contextlib
 import os
 import re
 import select
@@ -15,6 +16,7 @@ os.umask(0o022)  # configuration that others can change is refused
 PAGE, RANGE = 4096, 512
 MANY = 16  # pages: QEMU may touch a few at any time
 LIMIT = 60 * float(os.environ.get("MESON_TEST_TIMEOUT_MULTIPLIER", "1"))  # seconds for any one wait
+TEST_LIMIT = 4 * LIMIT  # ... and for a test
 
 
 class Skip(Exception):
@@ -32,13 +34,33 @@ def until(condition, what, limit=LIMIT):
     raise AssertionError(f"waited {limit:.0f} s for {what}")
 
 
-def alive(pid):
-    """Whether a process runs; one that is dead but not reaped does not."""
+@contextlib.contextmanager
+def within(limit, what):
+    """Raises what has not ended by then, wherever it waits: a test that hangs fails, and cleans up.
+    For the main thread, and not one in another."""
+    def too_long(*_):
+        raise AssertionError(f"{what} took longer than {limit:.0f} s")
+    before = signal.signal(signal.SIGALRM, too_long)
+    signal.setitimer(signal.ITIMER_REAL, limit)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def process_state(pid):
+    """The letter of proc(5): "T" is one that is stopped; "X" also stands for one that is gone."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
-            return stat.read().rsplit(")", 1)[1].split()[0] not in "ZX"
+            return stat.read().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):
-        return False
+        return "X"
+
+
+def alive(pid):
+    """Whether a process runs; one that is dead but not reaped does not."""
+    return process_state(pid) not in "ZX"
 
 
 def children(pid):
@@ -154,16 +176,16 @@ def test(function):
     return function
 
 
-def run_all(program, wanted):
-    """Exit status for the whole, or for the tests named."""
+def run_tests(wanted, run, limit=TEST_LIMIT):
+    """Exit status for all tests marked, or for those named; run(TEST) runs one of them."""
     failed = 0
     for one in TESTS:
         if wanted and one.__name__ not in wanted:
             continue
         name = one.__name__.replace("_", " ")
         try:
-            with Scene(program) as scene:
-                one(scene)
+            with within(limit, name):
+                run(one)
             print(f"ok {name}", flush=True)
         except Skip as why:
             print(f"skip {name}: {why}", flush=True)
@@ -172,3 +194,11 @@ def run_all(program, wanted):
             print(f"FAILED {name}", flush=True)
             failed += 1
     return 1 if failed else 0
+
+
+def run_all(program, wanted, limit=TEST_LIMIT):
+    """The same, of this program, each with a scene of its own."""
+    def run(one):
+        with Scene(program) as scene:
+            one(scene)
+    return run_tests(wanted, run, limit)

@@ -53,7 +53,7 @@ if "FAKE_NVCC" in os.environ:
     sys.exit("nvcc fatal   : Unknown option '--no-compress'")
 to = sys.argv[sys.argv.index("-o") + 1]
 with open(to, "w", encoding="ascii") as file:
-    file.write("#!" + sys.executable + "\\n")
+    file.write("#!" + sys.executable + " -IS\\n")
     file.write(open(os.environ["FAKE_PROGRAMS"], encoding="ascii").read())
 os.chmod(to, 0o755)
 """
@@ -80,7 +80,7 @@ ROUND = [["gvirtus", ["own"]], ["gvirtus-shm", ["rdma"]],
          ["gvirtus-shm-preload", ["rdma", "preload"]], ["gvirtus-tcp-preload", ["tcp", "preload"]]]
 
 
-def write(path, text, first=f"#!{sys.executable}\n"):
+def write(path, text, first=f"#!{sys.executable} -IS\n"):
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "w", encoding="ascii") as file:
         file.write(first + text)
@@ -103,7 +103,7 @@ def bench(scene, *options, **more):
         shutil.copy(next(line.split()[-1] for line in maps if "/libm.so" in line),
                     build + "/frontend-glue/libibx-frontend.so")
     write(tools + "/nvcc", NVCC)
-    write(tools + "/python3", f'[ "$1" = -c ] || exec {sys.executable} "$@"\n', "#!/bin/sh\n")
+    write(tools + "/python3", f'[ "$1" = -c ] || exec {sys.executable} -IS "$@"\n', "#!/bin/sh\n")
     if "FAKE_RUNTIME" in more:
         write(tools + "/ldd", LDD, "#!/bin/sh\n")
     write(scene.path("programs"), PROGRAMS, "")
@@ -129,10 +129,12 @@ def bench(scene, *options, **more):
 @test
 def programs_and_cells_over_each_path(scene):
     rc, out, err, cells = bench(scene, FAKE_WRONG="own --symbols")
-    equal((rc, out.count("   ok: ")), (0, 12)), err
-    for options in ("of one thread", "--threads 2", "--calls --threads 2"):
+    equal((rc, out.count("   ok: ")), (0, 18)), err
+    for options in ("of one thread", "--threads 2", "--calls", "--calls --threads 2"):
         for path in ("rdma", "tcp", "rdma-preload", "tcp-preload"):
             assert f"   ok: 1000 random programs {options}, over {path}\n" in out, out
+    for path in ("rdma-preload", "tcp-preload"):
+        assert f"   ok: 1000 random programs --graphs, over {path}\n" in out, out
     assert "left out: 1000 random programs --symbols" in out, out
     equal((cells["cells"], cells["rounds"]), (ROUND * 3, "1"))
     assert "native: the driver's copies" in out, out

@@ -1,75 +1,21 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""test_ib_migrate.py IB-MIGRATE: the tool as its users see it: arguments, messages, JSON, exit
-status. With QEMU, GUEST_ELF and GUEST_EXPECT in the environment, and as root, it migrates VMs."""
-import fcntl
-import glob
+"""test_ib_migrate.py IB-MIGRATE: the tool as its users see it until a VM is migrated: arguments,
+messages, JSON, exit status. With QEMU, GUEST_ELF and GUEST_EXPECT in the environment, and as root,
+it looks at VMs, too."""
 import json
 import os
-import pty
 import re
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
-import termios
 
-from harness import LIMIT, Skip, equal, free_port, run_all, test, until
+from harness import LIMIT, Skip, equal, free_port, run_all
+from migrate_scene import (Vm, case, fails, finish, key_file, objects, receiver, says, start,
+                           succeeds)
 
-COMMANDS = ("receive", "send", "check", "status", "cancel", "set", "recover", "rollback", "prune",
-            "run")
-
-
-def case(function):
-    """A test with a state folder of its own, whose VMs end with it."""
-    def run(scene):
-        scene.vms, os.environ["IBX_STATE_DIR"] = [], scene.path("state")
-        try:
-            function(scene)
-        finally:
-            for process in scene.started:  # a sender keeps the memory of a QEMU that ends
-                process.kill()
-                process.wait(LIMIT)
-            for vm in scene.vms:
-                for path in glob.glob(vm.ram + "*"):
-                    os.unlink(path)
-    run.__name__ = function.__name__
-    return test(run)
-
-
-def says(text, *words):
-    """One line of the tool, with these words."""
-    lines = text.splitlines()
-    assert len(lines) == 1 and lines[0].startswith("ib-migrate: ") and len(lines[0]) > 20, text
-    for word in words:
-        assert word in text, f"no {word!r} in {text!r}"
-
-
-def fails(scene, line, *more):
-    """Exit status 1 and nothing on standard output: what is on standard error."""
-    code, out, err = scene.run(*line.split(), *more)
-    equal((line, code, out), (line, 1, ""))
-    return err
-
-
-def succeeds(scene, line, *more):
-    """Exit status 0 and nothing on standard error: what is on standard output."""
-    code, out, err = scene.run(*line.split(), *more)
-    equal((line, code, err), (line, 0, ""))
-    return out
-
-
-def objects(text):
-    return [json.loads(line) for line in text.splitlines()]
-
-
-def key_file(scene, name, secret):
-    path = scene.path(name)
-    with open(path, "w", encoding="ascii") as file:
-        file.write(secret)
-    os.chmod(path, 0o600)
-    return path
+MANUAL = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../docs/man/ib-migrate.1")
 
 
 # ------------------------------------------------------------------------- arguments
@@ -77,12 +23,43 @@ def key_file(scene, name, secret):
 
 @case
 def help_and_version_are_no_errors(scene):
-    for line in ("--help", "send --help", "status -h"):
-        out = succeeds(scene, line)
-        assert out.startswith("Usage: ib-migrate [OPTION...] receive") and "key_file" in out, out
-        for command in COMMANDS:
-            assert f"ib-migrate [OPTION...] {command}" in out, out
+    out = succeeds(scene, "--help")
+    assert out.startswith("Usage: ib-migrate [OPTION...] receive") and "key_file" in out, out
     assert re.fullmatch(r"ib-migrate \d+\.\d+\.\d+\n", succeeds(scene, "--version"))
+
+
+@case
+def help_of_a_command_is_of_that_alone(scene):
+    for line, has, lacks in (
+            ("send --help", ("--quit", "--qmp", "--warm", "Keys of --set"), ("--listen", "--home")),
+            ("--help send", ("--quit",), ("--listen",)),
+            ("--qmp receive send --quit --help", ("--quit",), ("--listen",)),
+            ("status -h", ("--prometheus", "--json"), ("--quit", "Keys of --set", "Commands:")),
+            ("borrow -?", ("--fill",), ("--no-verify",))):
+        out = succeeds(scene, line)
+        command = next(word for word in ("send", "status", "borrow") if word in line)
+        assert re.match(rf"Usage: ib-migrate \[OPTION\.\.\.\] {command}( URI)?\n", out), out
+        options = re.findall(r"^ +(?:-., )?(--[a-z-]+)", out, re.M)
+        for words in has:
+            assert words in out, (line, words, out)
+        for words in lacks:
+            assert words not in options and (words[0] == "-" or words not in out), (line, words, out)
+    for line in ("nonsense --help", "--qmp send --help"):  # no command is named
+        out = succeeds(scene, line)
+        assert out.startswith("Usage: ib-migrate [OPTION...] receive"), out
+
+
+@case
+def help_and_the_manual_name_the_same(scene):
+    out = succeeds(scene, "--help")
+    with open(MANUAL, encoding="utf-8") as file:
+        manual = file.read()
+    synopsis = manual.partition(".Sh SYNOPSIS\n")[2].partition(".Sh DESCRIPTION\n")[0]
+    commands = re.findall(r"\[OPTION\.\.\.\] ([a-z-]+)", out)
+    commands.remove("far-end")  # which `run` starts
+    equal(sorted(commands), sorted(set(re.findall(r"^\.Cm ([a-z-]+)$", synopsis, re.M))))
+    options = set(re.findall(r"--([a-z][a-z-]+)", out)) - {"usage"}
+    equal(options - set(re.findall(r"Fl -([a-z][a-z-]+)", manual)), set())
 
 
 @case
@@ -105,7 +82,22 @@ def wrong_usage_exits_2(scene):
     for line, words in (
             ("send --max-bandwidth 1G", 'not go with "send", but with receive, set, recover, '),
             ("receive --qmp Q tcp://a:1", '"tcp://a:1" is one argument too many'),
-            ("recover --qmp Q --listen tcp://a:1 tcp://b:1", '"tcp://b:1" with --listen')):
+            ("recover --qmp Q --listen tcp://a:1 tcp://b:1", '"tcp://b:1" with --listen'),
+            ("serve --on-demand --listen tcp://a:1 F", "--on-demand needs --cache"),
+            ("serve --links 2 --listen tcp://a:1 F", "--links needs --cache"),
+            ("serve --max-bandwidth 1M --listen tcp://a:1 F", "--max-bandwidth needs --cache"),
+            ("serve --no-verify --cache tcp://a:1 F", "--no-verify with --cache"),
+            ("borrow --qmp Q --no-verify tcp://a:1", '--no-verify does not go with "borrow"'),
+            ("return --qmp Q --no-verify --keep-warm tcp://a:1", "--no-verify with --keep-warm"),
+            ("clone --qmp Q --key-file K F", "--key-file goes with clone URI: F is a folder"),
+            ("clone --qmp Q --encryption off F", "--encryption goes with clone URI: F is a"),
+            ("clone --qmp Q --set chunk=1M F", "--set goes with clone URI: F is a folder"),
+            ("firecracker --socket S --from F --key-file K", "--key-file goes with --from URI: F"),
+            ("serve --qmp Q --listen tcp://a:1 F", 'not go with "serve"'),
+            ("firecracker --qmp Q --socket S --from F", 'not go with "firecracker"'),
+            ("clone --on-demand --qmp Q F", "--on-demand goes with clone URI: F is"),
+            ("clone --links 2 --qmp Q F", "--links goes with clone URI: F is"),
+            ("clone --max-bandwidth 0 --qmp Q F", "--max-bandwidth goes with clone URI")):
         assert words in scene.run(*line.split())[2], words
 
 
@@ -118,6 +110,12 @@ def bad_values_exit_1_with_one_sentence(scene):
             ("receive", "--set", ("chunk", "chunk=7", "nonsense=1"))):
         for value in values:
             says(fails(scene, command, option, value), option)
+    says(fails(scene, "serve --multicast --multicast-interface eth77 --cache tcp://a:1 F"),
+         'no interface "eth77"')
+    says(fails(scene, "serve --listen tcp://127.0.0.1:0", scene.path("F")), "there is no folder")
+    os.mkdir(scene.path("D"), 0o700)
+    says(fails(scene, "serve --no-verify --listen tcp://127.0.0.1:0", scene.path("D")),
+         "--no-verify is for a memory file")
     for uri, what in (("localhost:18600", "localhost:18600"), ("http://host:80", "http"),
                       ("tcp://host:1?chunk=7", "chunk")):
         says(fails(scene, "send", "--qmp", scene.path("none"), uri), what)
@@ -174,143 +172,6 @@ def a_failure_is_told_as_json_too(scene):
 
 
 # -------------------------------------------------------------------------- real VMs
-
-
-class Vm:
-    """A QEMU with the guest of tests/moves/guest."""
-
-    def __init__(self, scene, *extra, ram=None, append="", incoming=False, place=""):
-        if not {"QEMU", "GUEST_ELF", "GUEST_EXPECT"} <= os.environ.keys() or os.geteuid():
-            raise Skip("needs QEMU, GUEST_ELF and GUEST_EXPECT in the environment, and root")
-        name = f"vm{len(scene.vms)}"
-        self.socket, self.own, self.serial = (
-            scene.path(os.path.join(place, f"{name}.{what}")) for what in ("qmp", "own", "serial"))
-        self.qmp = ("--qmp", self.socket)
-        with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix=f"ibx-vm-{os.getpid()}-",
-                                         delete=False) as file:
-            self.ram = file.name
-        ram = ram or f"memory-backend-file,id=mem0,size=64M,mem-path={self.ram},share=on"
-        self.process = subprocess.Popen(
-            [os.environ["QEMU"], *"-name guest-of-a-test -M q35 -accel tcg,thread=multi -m 64 "
-             "-nodefaults -display none -no-reboot -machine memory-backend=mem0".split(),
-             "-kernel", os.environ["GUEST_ELF"], "-append", append, "-object", ram,
-             "-serial", f"file:{self.serial}", "-qmp", f"unix:{self.socket},server=on,wait=off",
-             "-qmp", f"unix:{self.own},server=on,wait=off",
-             *(("-incoming", "defer") if incoming else ()), *extra],
-            stdin=subprocess.DEVNULL, start_new_session=True)
-        scene.vms.append(self)
-        scene.started.append(self.process)
-        until(lambda: self.listens() or self.process.poll() is not None, "QEMU's monitor")
-        equal(self.process.poll(), None)
-
-    def end(self):
-        self.process.kill()
-        self.process.wait(LIMIT)
-
-    def listens(self):
-        with socket.socket(socket.AF_UNIX) as probe:
-            return probe.connect_ex(self.own) == 0
-
-    def running(self):
-        """As the monitor says that is not ib-migrate's."""
-        with socket.socket(socket.AF_UNIX) as monitor:
-            monitor.settimeout(LIMIT)
-            monitor.connect(self.own)
-            with monitor.makefile("rw", encoding="utf-8") as lines:
-                for what in ("qmp_capabilities", "query-status"):
-                    lines.write(json.dumps({"execute": what, "id": what}) + "\n")
-                    lines.flush()
-                for line in lines:
-                    answer = json.loads(line)
-                    if answer.get("id") == "query-status":
-                        return answer["return"]["running"]
-        raise AssertionError("no answer to query-status")
-
-    def beats(self):
-        try:
-            with open(self.serial, encoding="ascii", errors="replace") as serial:
-                return len(re.findall(r"^beat .*\n", serial.read(), re.M))
-        except FileNotFoundError:
-            return 0
-
-    def runs_on(self):
-        """Heartbeats beyond those that there are."""
-        now = self.beats()
-        until(lambda: self.beats() > now + 20, "heartbeats")
-        equal(self.running(), True)
-
-
-def expect(*vms):
-    """The guest's memory was right at every heartbeat, wherever it ran."""
-    text = b""
-    for vm in vms:
-        with open(vm.serial, "rb") as serial:
-            text += serial.read()
-    done = subprocess.run([os.environ["GUEST_EXPECT"]], input=text, capture_output=True,
-                          check=False)
-    assert done.returncode == 0, done.stdout
-
-
-def same_memory(source, destination):
-    """Of a guest that has halted."""
-    with open(source.ram, "rb") as one, open(destination.ram, "rb") as other:
-        assert one.read() == other.read()
-
-
-def start(scene, line, *more, **options):
-    process = scene.start(*line.split(), *more, **options)
-    process.lines = []
-    return process
-
-
-def next_line(process):
-    line = process.stdout.readline()
-    assert line, (process.lines[-1:], process.communicate(timeout=LIMIT))
-    process.lines.append(json.loads(line))
-    return process.lines[-1]
-
-
-def wait_for_status(process, wanted):
-    while True:
-        status = next_line(process).get("status")
-        if status and wanted(status):
-            return status
-
-
-def wait_for_phase(phase, *processes):
-    for process in processes:
-        wait_for_status(process, lambda status: status["phase"] == phase)
-
-
-def wait_for_message(process, words):
-    while words not in next_line(process).get("say", ""):
-        pass
-
-
-def finish(process):
-    """Exit status, summary, standard error."""
-    out, err = process.communicate(timeout=LIMIT)
-    process.lines += objects(out)
-    assert all(len(line) == 1 for line in process.lines), process.lines
-    return process.returncode, process.lines[-1]["summary"], err
-
-
-def receiver(scene, vm, *args, before=()):
-    """A receiver that waits, and its URI, where another one may wait when it was killed."""
-    uri = f"tcp://127.0.0.1:{free_port()}"
-    process = start(scene, "", *before, "receive", "--json", "--listen", uri, *vm.qmp, *args)
-    found = wait_for_status(process, lambda one: one["phase"] == "waiting" and one["record"])
-    return process, found["record"]["uri"]
-
-
-def interrupt_twice(process):
-    """After the commit, where the first signal only warns. What remains to be done is said."""
-    process.send_signal(signal.SIGINT)
-    wait_for_message(process, "interrupt once more")
-    process.send_signal(signal.SIGTERM)
-    code, summary, err = finish(process)
-    equal((code, summary["exit_status"], summary["complete"]), (3, 3, False))
-    assert "recover" in err or "rollback" in err, err
 
 
 @case
@@ -515,9 +376,10 @@ def a_wrong_key_is_told_and_the_receiver_goes_on(scene):
     code, summary, err = finish(waiting)
     equal((code, summary["complete"], summary["exit_status"]), (1, False, 1))
     assert "cancelled" in err, err
-    # Each line names the refused peer once.
-    refused = [line for line in err.splitlines() if "refused 127.0.0.1:" in line]
-    equal([len(refused), *(line.count("127.0.0.1") for line in refused)], [2, 1, 1])
+    # Each line names the refused peer once; most of its connections make no line of their own.
+    refused = re.findall(r"refused 127\.0\.0\.1:(\d+)", err)
+    assert len(refused) >= 2 and len(refused) == len(set(refused)), err
+    equal({line.count("127.0.0.1") for line in err.splitlines() if "refused 127." in line}, {1})
 
 
 @case
@@ -533,254 +395,6 @@ def a_bad_key_is_said_before_qemu_is_asked(scene):
     assert "32 hex" in err and "monitor" not in err, err
     err = fails(scene, "check", *none, "--key", good, "tcp://127.0.0.1:1")
     assert "nowhere" in err, err
-
-
-@case
-def a_vm_is_migrated_and_both_sides_report(scene):
-    source, destination = Vm(scene), Vm(scene, incoming=True)
-    key = key_file(scene, "key", "a1" * 32)
-    # So slow in the background that the guest has to ask for its pages itself.
-    waiting, uri = receiver(scene, destination, "--key", key, "--max-bandwidth", "100K")
-    until(lambda: source.beats() > 40, "heartbeats")
-    sender = start(scene, "send --json --links 1 --key", key, *source.qmp, uri)
-    for process, role in ((sender, "source"), (waiting, "destination")):
-        code, summary, err = finish(process)
-        equal([code, *(summary[name] for name in ("role", "phase", "complete", "exit_status",
-                                                  "error"))], [0, role, "done", True, 0, None])
-        equal((summary["ram_bytes"], summary["present_pages"]), (64 << 20, summary["pages"]))
-        equal([summary["record"][name] for name in ("state", "over", "name")],
-              ["done", True, "guest-of-a-test"])
-        assert summary["wire_bytes"] > 1 << 20, summary
-        assert summary["zero_pages"] > 0 and summary["faults"] > 0, summary
-        p50, p99, most = (summary[f"fault_{name}_ns"] for name in ("p50", "p99", "max"))
-        assert 0 < p50 <= p99 <= most, summary
-        phases = [line["status"]["phase"] for line in process.lines if "status" in line]
-        order = ["waiting", "preparing", "switching", "filling", "done"]
-        equal(sorted(phases, key=order.index), phases)
-        assert "ib-migrate: filling: the VM runs at the destination" in err, err
-        if role == "source":
-            for name in ("downtime_ns", "state_bytes", "total_ns"):
-                assert summary[name] > 0, summary
-    destination.runs_on()
-    expect(source, destination)
-    out = succeeds(scene, "status")
-    equal((out.count("guest-of-a-test"), out.count("with all of its pages")), (4, 2))
-    lines = objects(succeeds(scene, "status --json"))
-    equal([sorted(line) for line in lines], [["record", "sentence", "status", "trouble"]] * 2)
-    equal({(line["record"]["role"], line["status"], line["trouble"]) for line in lines},
-          {("source", None, None), ("destination", None, None)})
-    for line in ("recover", "rollback --yes"):
-        says(fails(scene, line, *source.qmp), "no unfinished migration")
-
-
-def halted(scene):
-    """A VM that has filled 32 MiB and halts: all of its pages are fetched in the background."""
-    vm = Vm(scene, append="beats=40")
-    until(lambda: vm.beats() == 40, "the guest to halt")
-    return vm
-
-
-def slow_migration(scene):
-    """One that does not end before let_go(): the VMs and the tools at work."""
-    source, destination = halted(scene), Vm(scene, incoming=True)
-    waiting, uri = receiver(scene, destination, "--max-bandwidth", "100K")
-    sender = start(scene, "send --json", *source.qmp, uri)
-    wait_for_phase("filling", sender, waiting)
-    return source, destination, sender, waiting
-
-
-def let_go(scene, destination):
-    equal(succeeds(scene, "set --max-bandwidth 0", *destination.qmp), "")
-
-
-@case
-def a_running_migration_is_watched_and_changed(scene):
-    source, destination, sender, waiting = slow_migration(scene)
-    lines = objects(succeeds(scene, "status --json"))
-    live = {line["record"]["role"]: line["status"] for line in lines}
-    for role, limit in (("source", None), ("destination", 100 << 10)):
-        equal((live[role]["phase"], live[role]["max_bandwidth"]), ("filling", limit))
-    out = succeeds(scene, "status", *destination.qmp)
-    assert "destination  running" in out and re.search(r"^  filling  .*pages left", out, re.M), out
-    for line, qmp, words in (("set --max-bandwidth 1G", (), "name one by --qmp"),
-                             ("set --max-bandwidth 1G", source.qmp, "set the bandwidth there"),
-                             ("cancel", source.qmp, "cannot be cancelled"),
-                             ("cancel", destination.qmp, "cannot be cancelled"),
-                             ("recover --quiet", destination.qmp, "ib-migrate"),
-                             ("rollback --yes", source.qmp, "works on this m")):
-        code, out, err = scene.run(*line.split(), *qmp)
-        assert code in (1, 3) and out == "" and words in err, (line, code, out, err)
-    assert "process " in err, err
-    let_go(scene, destination)
-    for process in (sender, waiting):
-        equal(finish(process)[0], 0)
-    same_memory(source, destination)
-
-
-@case
-def killed_tools_are_recovered_from(scene):
-    source, destination, sender, waiting = slow_migration(scene)
-    waiting.kill()
-    waiting.communicate()
-    assert "no ib-migrate works on it" in succeeds(scene, "status", *destination.qmp)
-    # A line of status is as long as its sentence.
-    wait_for_status(sender, lambda status: "no server answers" in status["sentence"])
-    out = succeeds(scene, "status", *source.qmp)
-    end = 'start "ib-migrate recover" there, or correct the URI; connecting again\n'
-    assert end in out, out
-    again = start(scene, "recover --json --max-bandwidth 100K", *destination.qmp)
-    wait_for_phase("filling", again)
-    wait_for_status(sender, lambda status: status["phase"] == "filling" and status["reconnects"])
-    sender.kill()
-    _, err = sender.communicate()
-    # The loss of a page connection or of the link, whichever is noticed first; said once.
-    lost = re.findall(r"(\S.* (?:has ended|is lost): .*); connecting again", err)
-    assert lost and not any(line.startswith("ib-migrate: broken") for line in lost), err
-    err = fails(scene, "rollback --yes", *source.qmp)
-    assert "the VM runs there" in err and "not rolled back" in err, err
-    says(fails(scene, "recover --listen tcp://127.0.0.1:0", *source.qmp), "source")
-    sender = start(scene, "recover --json", *source.qmp)
-    wait_for_phase("filling", sender)
-    let_go(scene, destination)
-    for process in (sender, again):
-        code, summary, _ = finish(process)
-        equal((code, summary["complete"], summary["record"]["state"]), (0, True, "done"))
-    same_memory(source, destination)
-
-
-@case
-def two_signals_leave_an_unfinished_migration_with_status_3(scene):
-    source, destination, sender, waiting = slow_migration(scene)
-    for process in (sender, waiting):
-        interrupt_twice(process)
-    processes = [start(scene, "recover --quiet", *vm.qmp) for vm in (destination, source)]
-    for process in processes:
-        equal((*process.communicate(timeout=LIMIT), process.returncode), ("", "", 0))
-    same_memory(source, destination)
-
-
-class Terminal:
-    """The tool on a terminal of this many columns."""
-
-    def __init__(self, scene, line, *more, columns=80):
-        self.master, slave = pty.openpty()
-        termios.tcsetwinsize(slave, (24, columns))
-        self.seen = ""
-        self.process = subprocess.Popen([scene.program, *line.split(), *more], stdin=slave,
-                                        stdout=slave, stderr=slave, start_new_session=True)
-        scene.started.append(self.process)
-        os.close(slave)
-
-    def read(self):
-        try:
-            more = os.read(self.master, 4096)
-        except OSError:
-            more = b""
-        self.seen += more.decode()
-        return more
-
-    def wait_for(self, pattern):
-        while not re.search(pattern, self.seen):
-            assert self.read(), f"no {pattern!r} in {self.seen!r}"
-
-    def write(self, text):
-        os.write(self.master, text.encode())
-
-    def finish(self):
-        """Exit status and what stays to be read, a line each."""
-        while self.read():
-            pass
-        os.close(self.master)
-        lines = self.seen.split("\r\n")
-        return self.process.wait(LIMIT), [line.rsplit("\r\033[K", 1)[-1] for line in lines]
-
-
-@case
-def a_terminal_shows_one_line_that_fits(scene):
-    source, destination = halted(scene), Vm(scene, incoming=True)
-    waiting, uri = receiver(scene, destination, "--max-bandwidth", "100K")
-    sender = Terminal(scene, "send", *source.qmp, uri, columns=50)
-    sender.wait_for(r"\rfilling  \d+ pages left")
-    let_go(scene, destination)
-    code, lines = sender.finish()
-    equal(code, 0)
-    drawn = re.findall(r"\r([^\r\n]*)\033\[K", sender.seen)
-    assert drawn and all(len(line) < 50 for line in drawn), drawn
-    end = r"guest-of-a-test: migrated to \S+, complete and confirmed"
-    assert re.fullmatch(end, lines[0]), lines
-    assert any(line.startswith("  downtime ") for line in lines), lines
-    equal(finish(waiting)[0], 0)
-    same_memory(source, destination)
-
-
-@case
-def rollback_says_what_is_known_and_asks(scene):
-    source, destination, sender, waiting = slow_migration(scene)
-    waiting.kill()  # before it could tell the source
-    waiting.communicate()
-    destination.end()
-    out = succeeds(scene, "status", *destination.qmp)
-    assert re.search(r"does not run here: its QEMU \(process \d+\) has ended; .*rollback", out), out
-    line = json.loads(succeeds(scene, "status --json", *destination.qmp))
-    assert "does not run here" in line["sentence"], line
-    wait_for_phase("broken", sender)
-    says(fails(scene, "rollback --yes", *source.qmp), f"process {sender.pid} ", "two SIGTERM")
-    interrupt_twice(sender)
-    err = fails(scene, "rollback", *source.qmp)
-    for words in ("does not answer", "Everything that the VM did", "runs twice", "needs --yes"):
-        assert words in err, err
-    for answer in ("no", "", "YES", "guest-of-a-test"):
-        asked = Terminal(scene, "rollback", *source.qmp)
-        asked.wait_for(r"Type the VM's name \(guest-of-a-test\) or yes to roll back: ")
-        equal(source.running(), False)
-        asked.write(answer + "\n")
-        code, lines = asked.finish()
-        if answer != "guest-of-a-test":
-            equal((answer, code, "ib-migrate: nothing was done" in lines), (answer, 1, True))
-    equal((code, "guest-of-a-test: rolled back, it runs here again" in lines), (0, True))
-    equal(source.running(), True)
-    assert "rolled-back" in succeeds(scene, "status", *source.qmp)
-    says(fails(scene, "rollback --yes", *source.qmp), "no unfinished migration")
-
-
-@case
-def a_reader_that_does_not_read_delays_nothing(scene):
-    source, destination = Vm(scene), Vm(scene, incoming=True)
-    waiting, uri = receiver(scene, destination)
-    until(lambda: source.beats() > 40, "heartbeats")
-    # By a link to a link in a folder that is one, too; the socket itself goes with its QEMU.
-    name = os.path.basename(source.socket)
-    os.symlink(os.path.dirname(source.socket), scene.path("folder"))
-    os.symlink(os.path.join("folder", name), scene.path("middle"))
-    os.symlink(scene.path("middle"), scene.path("link"))
-    reading, writing = os.pipe()
-    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
-    os.set_blocking(writing, False)
-    try:
-        while True:
-            os.write(writing, b"x" * 512)
-    except BlockingIOError:
-        os.set_blocking(writing, True)
-    sender = start(scene, "send --json --quit --qmp", scene.path("link"), uri, stdout=writing)
-    os.close(writing)
-    equal(finish(waiting)[0], 0)
-    equal(sender.poll(), None)  # its output is not written yet
-    os.close(reading)
-    equal(sender.wait(LIMIT), 0)
-    equal(source.process.wait(LIMIT), 0)  # --quit
-    assert not os.path.exists(source.socket)
-    for path in ("link", scene.path("folder/" + name), source.socket):
-        out = succeeds(scene, "status", "--qmp", path)
-        equal((path, out.count(source.socket), out.count("source")), (path, 1, 1))
-        assert re.search(r" went to .* its QEMU here \(process \d+\) has ended\n", out), out
-    assert "runs here with all of its pages" in succeeds(scene, "status", *destination.qmp)
-    destination.end()
-    out = succeeds(scene, "status", *destination.qmp)
-    end = r" came here with all of its pages; its QEMU \(process \d+\) has ended since\n"
-    assert re.search(end, out), out
-    code, out, err = scene.run("recover", "--json", "--qmp", "link")
-    equal((code, objects(out)[-1]["summary"]["exit_status"]), (1, 1))
-    says(err, "no unfinished migration", "only if ib-migrate status reports complete")
 
 
 if __name__ == "__main__":

@@ -10,13 +10,10 @@ import signal
 import socket
 import sys
 
-import harness
 from harness import LIMIT, equal, free_port, run_all, until
 
-import test_ib_migrate as tool
-from test_ib_migrate import Vm, case, objects, receiver, start, wait_for_phase
-
-harness.TESTS.clear()  # those of the import
+import migrate_scene as tool
+from migrate_scene import Vm, case, objects, receiver, start, wait_for_phase
 
 OUTCOMES = {0: "done", 1: "failed", 2: "wrong-usage", 3: "unfinished"}
 

@@ -12,13 +12,12 @@ import socket
 import subprocess
 import sys
 
-import harness
-from harness import LIMIT, Skip, alive, change_a_page, equal, run_all, test, until
+from guest_vm import NEEDED, ask_qmp, count_beats, in_file
+from harness import (LIMIT, Skip, alive, change_a_page, equal, free_port, process_state, run_all,
+                     test, until)
 
-import test_ib_migrate as tool
-from test_ib_migrate import objects
-
-harness.TESTS.clear()  # those of the import
+import migrate_scene as tool
+from migrate_scene import objects
 
 # Whatever a shell could take for its own.
 HOSTILE = "a b'c\"d$(touch PWNED)`touch PWNED`;touch PWNED\n&|<>*?,,=x\\"
@@ -44,26 +43,12 @@ class Running:
         self.monitor, self.serial = host.path("qmp"), host.path("serial")
 
     def ask(self, *commands):
-        """The answers to commands, each a name or (name, arguments)."""
-        answers = []
-        with socket.socket(socket.AF_UNIX) as monitor:
-            monitor.settimeout(LIMIT)
-            monitor.connect(self.monitor)
-            with monitor.makefile("rw", encoding="utf-8") as lines:
-                for one in ("qmp_capabilities", *commands):
-                    name, arguments = one if isinstance(one, tuple) else (one, {})
-                    lines.write(json.dumps({"execute": name, "arguments": arguments,
-                                            "id": "test"}) + "\n")
-                    lines.flush()
-                    for line in lines:
-                        answer = json.loads(line)
-                        if answer.get("id") == "test":
-                            assert "return" in answer, (one, answer)
-                            answers.append(answer["return"])
-                            break
-        return answers[1] if len(answers) == 2 else answers[1:]
+        """The answers to commands, each a name or (name, arguments); to one command, its answer."""
+        answers = ask_qmp(self.monitor, *commands)
+        return answers[0] if len(answers) == 1 else answers
 
-    beats = tool.Vm.beats
+    def beats(self):
+        return count_beats(self.serial)
 
     def running(self):
         return self.ask("query-status")["running"]
@@ -78,22 +63,17 @@ class Running:
             return file.read().decode().split("\0")[:-1]
 
 
-def stopped(pid):
-    with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
-        return stat.read().rsplit(")", 1)[1].split()[0] == "T"
-
-
 def listens(path):
     with socket.socket(socket.AF_UNIX) as probe:
         return probe.connect_ex(path) == 0
 
 
 def start_vm(scene, *extra, ram=None, name="guest-of-a-test", wait=True):
-    if not {"QEMU", "GUEST_ELF", "GUEST_EXPECT"} <= os.environ.keys() or os.geteuid():
+    if not NEEDED <= os.environ.keys() or os.geteuid():
         raise Skip("needs QEMU, GUEST_ELF and GUEST_EXPECT in the environment, and root")
     here = scene.here
     os.makedirs(scene.memory, mode=0o700)
-    ram = ram or f"memory-backend-file,id=mem0,size=64M,mem-path={scene.memory}/mem0,share=on"
+    ram = ram or in_file(f"{scene.memory}/mem0")
     process = subprocess.Popen(
         [os.environ["QEMU"], "-name", name, *"-M q35 -accel tcg,thread=multi "
          "-m 64,slots=4,maxmem=1G -nodefaults -display none -no-reboot "
@@ -157,7 +137,7 @@ def real_ssh(scene):
     for name in ("host", "client"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", scene.path(name)],
                        check=True)
-    port, config = harness.free_port(), scene.path("sshd_config")
+    port, config = free_port(), scene.path("sshd_config")
     with open(config, "w", encoding="ascii") as file:
         file.write(f"Port {port}\nListenAddress 127.0.0.1\nHostKey {scene.path('host')}\n"
                    f"AuthorizedKeysFile {scene.path('client.pub')}\nPidFile none\nUsePAM no\n"
@@ -195,6 +175,8 @@ def case(function):
                 process.wait(LIMIT)
             for place in ("", "-far", "-run"):
                 shutil.rmtree(scene.memory + place, ignore_errors=True)
+            for host in (scene.here, scene.there):
+                tool.remove_notes(host.state)
             assert not glob.glob(scene.path("**/PWNED"), recursive=True)
     run.__name__ = function.__name__
     return test(run)
@@ -464,7 +446,7 @@ def a_killed_run_leaves_nothing_behind(scene):
         os.environ["IBX_MOVE_STOP_AT"] = "source:asking"
         try:
             process = scene.start(*run_line(scene))
-            until(lambda: stopped(process.pid), "it to stop itself")
+            until(lambda: process_state(process.pid) == "T", "it to stop itself")
         finally:
             del os.environ["IBX_MOVE_STOP_AT"]
         equal(len(far_qemus(scene)), 1)

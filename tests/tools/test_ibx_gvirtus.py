@@ -370,7 +370,7 @@ def show_of_a_back_end_that_answers(scene):
     home.write(PROPERTIES, "rdma.provider : verbs,tcp\n", "a")
     equal(home.run("show"), 0)
     home.says(f"communicator  {uri} (line ", "connection    tcp", ", to 127.0.0.1",
-              "refused       verbs: ")
+              "refused       verbs: ", "sessions      0 that survive their connections, 0 of them")
     # A properties file by its name says all that a classic GVirtuS has.
     equal(home.bare("show", "--properties", home.path(PROPERTIES)), 0)
     home.says("connection    tcp")

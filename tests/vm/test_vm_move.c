@@ -108,14 +108,6 @@ static void arrived(void)
     json_decref(status);
 }
 
-static json_int_t figure(const struct mover *mover, const char *name)
-{
-    json_t *summary = mover_summary(mover);
-    json_int_t value = json_integer_value(json_object_get(summary, name));
-    json_decref(summary);
-    return value;
-}
-
 /* ------------------------------------------------------------------ a whole move */
 
 static void test_move(void **state)
@@ -128,12 +120,13 @@ static void test_move(void **state)
     assert_non_null(strstr(json_string_value(json_object_get(summary, "path")), "verbs rxe"));
     json_decref(summary);
     /* Memory that the guest never wrote to was neither exposed nor sent. */
-    assert_true(figure(&sender, "wire_bytes") < figure(&sender, "ram_bytes") / 2);
+    assert_true(mover_figure(&sender, "wire_bytes") < mover_figure(&sender, "ram_bytes") / 2);
     print_message(
         "figures: downtime %.0f ms, all of it %.0f ms; %lld faults, p50 %.0f us, p99 %.0f us\n",
-        (double)figure(&sender, "downtime_ns") / 1e6, (double)figure(&sender, "total_ns") / 1e6,
-        figure(&sender, "faults"), (double)figure(&sender, "fault_p50_ns") / 1e3,
-        (double)figure(&sender, "fault_p99_ns") / 1e3);
+        (double)mover_figure(&sender, "downtime_ns") / 1e6,
+        (double)mover_figure(&sender, "total_ns") / 1e6, mover_figure(&sender, "faults"),
+        (double)mover_figure(&sender, "fault_p50_ns") / 1e3,
+        (double)mover_figure(&sender, "fault_p99_ns") / 1e3);
 }
 
 /* Pages come before the stop where the kernel tells which are written, and from all others all of
@@ -158,7 +151,7 @@ static void test_warm(void **state)
         mover_must_print(&sender, "no page can be fetched before the VM stops (this kernel does "
                                   "not tell which pages are written (userfaultfd's WP_ASYNC and "
                                   "PAGEMAP_SCAN): Linux 6.7 does)");
-    assert_int_equal(figure(&receiver, "warm_pages") > 0, tells);
+    assert_int_equal(mover_figure(&receiver, "warm_pages") > 0, tells);
 }
 
 /* READs go into the VM's memory itself. */
@@ -281,11 +274,11 @@ static void test_source_rests(void **state)
     print_message(
         "figures: %.0f MB READ; in %.0f ms of it the source's tool used %.1f ms of CPU time "
         "(%.1f %%), its page threads in all of the move %.1f ms\n",
-        (double)figure(&sender, "wire_bytes") / 1e6, (double)took / 1e6, (double)cpu / 1e6,
-        100 * (double)cpu / (double)took, (double)figure(&sender, "source_cpu_ns") / 1e6);
+        (double)mover_figure(&sender, "wire_bytes") / 1e6, (double)took / 1e6, (double)cpu / 1e6,
+        100 * (double)cpu / (double)took, (double)mover_figure(&sender, "source_cpu_ns") / 1e6);
     /* The tool's main thread looks about five times a second, which costs more in an emulator with
      * other work beside it than all else; pages cost nothing. */
-    assert_true((uint64_t)figure(&sender, "source_cpu_ns") * 50 < took);
+    assert_true((uint64_t)mover_figure(&sender, "source_cpu_ns") * 50 < took);
     assert_true(cpu * 4 < took);
 }
 
@@ -321,7 +314,7 @@ static void test_short_cut(void **state)
     wire_mend();
     at_full_speed();
     arrived();
-    assert_int_equal(figure(&sender, "reconnects"), 0);
+    assert_int_equal(mover_figure(&sender, "reconnects"), 0);
 }
 
 /* Both tools notice, and connect again when that is possible. */
@@ -337,7 +330,7 @@ static void test_long_cut(void **state)
     wire_mend();
     at_full_speed();
     arrived();
-    assert_true(figure(&sender, "reconnects") > 0);
+    assert_true(mover_figure(&sender, "reconnects") > 0);
 }
 
 /* ------------------------------------------------------------- dead tools, wrong pages */
@@ -356,7 +349,7 @@ static void test_tool_dies(void **state)
     if (dead == &sender) /* a new receiver has no limit */
         at_full_speed();
     arrived();
-    assert_true(figure(left, "reconnects") > 0);
+    assert_true(mover_figure(left, "reconnects") > 0);
 }
 
 /* Flips a bit of the guest's last page that has not come yet. */

@@ -43,6 +43,36 @@ static inline pthread_t wire_mend_in(int ms)
     return thread;
 }
 
+static inline void links_down(void)
+{
+    shell("ip link set veth0 down && ip link set veth1 down");
+}
+
+/* With the routes and neighbours of guest-setup, which went with them. */
+static inline void links_up(void)
+{
+    shell("set -e\n"
+          "one() {\n"
+          "ip link set $1 up\n"
+          "ip neighbour replace $4 lladdr $(cat /sys/class/net/$2/address) dev $1 nud permanent\n"
+          "ip route replace $4 dev $1 src $3 scope link table $5\n"
+          "}\n"
+          "ip link set veth1 up\n"
+          "one veth0 veth1 $IBX_VM_ADDR_A $IBX_VM_ADDR_B 101\n"
+          "one veth1 veth0 $IBX_VM_ADDR_B $IBX_VM_ADDR_A 102\n");
+}
+
+/* Of the client. */
+static inline void device_remove(void)
+{
+    shell("rdma link delete rxe1");
+}
+
+static inline void device_add(void)
+{
+    shell("rdma link add rxe1 type rxe netdev veth1");
+}
+
 /* For a teardown: whatever a test has left. */
 static inline int wire_mend_any(void)
 {

@@ -10,13 +10,13 @@
 
 #define LEND_MS 5000
 
-static bool is_borrowed(const struct ibx_journal *record)
+static bool is_borrowed(const struct ibx_record *record)
 {
     return !record->source && record->borrow && record->state == IBX_JOURNAL_RUNNING;
 }
 
 /* The ib-migrate that serves the VM leaves the monitor to this one. */
-static int take_monitor(const struct migrate_args *args, const struct ibx_journal *came,
+static int take_monitor(const struct migrate_args *args, const struct ibx_record *came,
                         struct ibx_error *err)
 {
     char path[PATH_MAX];
@@ -37,7 +37,7 @@ static int take_monitor(const struct migrate_args *args, const struct ibx_journa
 /* One that came here by such a migration, whose other end has kept its memory, goes back there. */
 static int send_back(const struct migrate_args *args)
 {
-    static struct ibx_journal came;
+    static struct ibx_record came;
     struct ibx_error err = {0};
     if (ibx_journal_find(args->folder, args->qmp, is_borrowed, &came, NULL))
         return ibx_cli_send(args);
@@ -62,7 +62,7 @@ int ibx_cli_borrow(const struct migrate_args *given)
 int ibx_cli_return(const struct migrate_args *given)
 {
     static struct migrate_args args;
-    static struct ibx_journal came;
+    static struct ibx_record came;
     struct ibx_error err = {0};
     args = *given;
     int rc = ibx_journal_find(args.folder, args.qmp, is_borrowed, &came, &err);

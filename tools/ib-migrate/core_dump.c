@@ -15,11 +15,10 @@ static char before[32]; /* what this process was started with; "": unknown */
 static void write_filter(const char *text)
 {
     const int fd = open(FILTER, O_WRONLY | O_CLOEXEC);
-    if (fd < 0)
-        return;
-    if (write(fd, text, strlen(text)) < 0)
-        return (void)close(fd); /* as it was: nothing else depends on it */
-    close(fd);
+    const ssize_t written = fd < 0 ? -1 : write(fd, text, strlen(text));
+    (void)written; /* if not, it stays as it was, and nothing else depends on it */
+    if (fd >= 0)
+        close(fd);
 }
 
 void ibx_cli_keep_memory_out_of_cores(void)

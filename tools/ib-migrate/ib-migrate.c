@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* ib-migrate: migrates a running QEMU VM by post-copy; see ib-migrate(1). The command line. */
+#include "migrate/multicast/multicast.h"
 #include "tools/ib-migrate/ib-migrate.h"
 #include "tools/ib-migrate/run.h"
 #include "tools/options.h"
@@ -37,6 +38,7 @@ enum {
 #define SENDING        (BIT(SEND) | BIT(BORROW) | BIT(RETURN))
 #define MIGRATING      (BIT(RECEIVE) | SENDING | BIT(RECOVER))
 #define CONNECTING     (MIGRATING | BIT(CHECK) | BIT(ROLLBACK))
+#define READING        (BIT(SERVE) | BIT(CLONE) | BIT(FIRECRACKER))
 #define NEEDS_QMP      (CONNECTING | BIT(RUN) | BIT(FREEZE) | BIT(CLONE))
 #define TOLD_BY_RESULT (BIT(CANCEL) | BIT(SET) | BIT(ROLLBACK) | BIT(PRUNE) | BIT(FIRECRACKER))
 #define AT(member)     offsetof(struct migrate_args, member)
@@ -136,6 +138,15 @@ static int take_cache(void *context, const char *text, struct ibx_error *err)
     return rc;
 }
 
+/* A cache that cannot join its group would go on without it. */
+static int take_interface(void *context, const char *text, struct ibx_error *err)
+{
+    struct migrate_args *args = context;
+    unsigned index;
+    args->interface = text;
+    return ibx_multicast_interface(text, NULL, &index, err);
+}
+
 /* Absolute for the same reason. */
 static void resolve_key_file(struct ibx_options *options)
 {
@@ -168,16 +179,17 @@ static const struct ibx_tool_command commands[] = {
              "Start the VM's QEMU at --to over ssh, with the same devices, and migrate the VM"},
     [FREEZE] = {"freeze", "FOLDER",
                 "Stop the VM at --qmp and keep its memory and state in FOLDER, as a snapshot"},
-    [SERVE] = {"serve", "FOLDER", "Offer the snapshot in FOLDER at --listen"},
+    [SERVE] = {"serve", "FOLDER|FILE",
+               "Offer the snapshot in FOLDER, or the memory FILE of Firecracker's, at --listen"},
     [BORROW] = {"borrow", "URI",
                 "Migrate the VM at --qmp to the receiver at URI for a while: its memory here is "
                 "kept, and pages follow only when it needs them"},
     [RETURN] = {"return", "URI",
                 "Bring the borrowed VM at --qmp back to the receiver at URI, with what it has "
                 "written since"},
-    [CLONE] = {"clone", "FOLDER",
+    [CLONE] = {"clone", "FOLDER|URI",
                "Make the QEMU at --qmp, which was started with -incoming defer, a child of the "
-               "snapshot in FOLDER"},
+               "snapshot in FOLDER, or served at URI"},
     [FAR_END] = {"far-end", NULL, "The other end of run, which starts it over ssh"},
     [FIRECRACKER] = {"firecracker", NULL,
                      "Serve the page faults of a microVM that Firecracker restores, from --from"},
@@ -186,25 +198,26 @@ static const struct ibx_tool_command commands[] = {
 
 static const struct ibx_tool_option options[] = {
     {.help = "Options of all commands:"},
-    {"qmp", "PATH", "The monitor of QEMU: a unix socket", .type = IBX_TOOL_OWN, .take = take_qmp},
+    {"qmp", "PATH", "The monitor of QEMU: a unix socket; not: serve, firecracker",
+     ~(BIT(SERVE) | BIT(FIRECRACKER)), IBX_TOOL_OWN, .take = take_qmp},
     {"state-dir", "DIR",
      "The directory of the records [$IBX_STATE_DIR, /var/lib/ibx, ~/.local/state/ibx]",
      .type = IBX_TOOL_TEXT, .at = AT(state_dir)},
     {"json", NULL, "Print one JSON object a line on standard output", .at = AT(json)},
-    {.help = "Options of receive, send, check, recover, rollback and (but --key-file) run:"},
-    IBX_TOOL_OPTION_KEY_FILE(struct migrate_args, CONNECTING | BIT(SERVE) | BIT(FIRECRACKER)),
-    IBX_TOOL_OPTION_ENCRYPTION(struct migrate_args,
-                               CONNECTING | BIT(RUN) | BIT(SERVE) | BIT(FIRECRACKER)),
-    IBX_TOOL_OPTION_SET(struct migrate_args, CONNECTING | BIT(RUN) | BIT(SERVE) | BIT(FIRECRACKER)),
-    {.help = "Options of receive, send, recover and run:"},
+    {.help = "Options of receive, send, borrow, return, check, recover, rollback, serve, "
+             "clone URI, firecracker and (but --key-file) run:"},
+    IBX_TOOL_OPTION_KEY_FILE(struct migrate_args, CONNECTING | READING),
+    IBX_TOOL_OPTION_ENCRYPTION(struct migrate_args, CONNECTING | BIT(RUN) | READING),
+    IBX_TOOL_OPTION_SET(struct migrate_args, CONNECTING | BIT(RUN) | READING),
+    {.help = "Options of receive, send, borrow, return, recover and run:"},
     {"give-up", "SECONDS", "End when the other side has been away for that long [never]",
      MIGRATING | BIT(RUN), IBX_TOOL_UNSIGNED, AT(give_up_s), 1, GIVE_UP_MAX, NULL},
-    {"quiet", NULL, "Print only errors and what --json prints",
+    {"quiet", NULL, "Print only errors and what --json prints; also: serve, firecracker",
      MIGRATING | BIT(RUN) | BIT(SERVE) | BIT(FIRECRACKER), .at = AT(quiet)},
     {"no-verify", NULL,
      "Do not compare what has come with the memory of the source; at both ends, or it has no "
-     "effect",
-     MIGRATING | BIT(RUN), .at = AT(no_verify)},
+     "effect; not: borrow; serve FILE: at once, without hashes of its pages",
+     (MIGRATING & ~BIT(BORROW)) | BIT(RUN) | BIT(SERVE), .at = AT(no_verify)},
     {.help = "Options of receive and send:"},
     {"libvirt", "PATH",
      "libvirt migrates the VM, by virsh migrate --migrateuri unix://PATH; the tools carry it",
@@ -216,13 +229,13 @@ static const struct ibx_tool_option options[] = {
     {.help = "Options of receive and recover:"},
     {"listen", "URI",
      "Where to listen for the source: rdma://0.0.0.0:18600; also: run, for the far end "
-     "[rdma://0.0.0.0:0]",
+     "[rdma://0.0.0.0:0]; serve, for readers",
      BIT(RECEIVE) | BIT(RECOVER) | BIT(RUN) | BIT(SERVE), IBX_TOOL_TEXT, .at = AT(listen)},
     {"max-bandwidth", "SIZE",
      "Limit in bytes a second (500M, 2G) for pages that the VM does not wait for [no limit]; also: "
-     "set, run, serve --cache, firecracker",
-     BIT(RECEIVE) | BIT(RECOVER) | BIT(SET) | BIT(RUN) | BIT(SERVE) | BIT(FIRECRACKER),
-     IBX_TOOL_OWN, .take = take_bandwidth},
+     "set, run, serve --cache, clone URI, firecracker",
+     BIT(RECEIVE) | BIT(RECOVER) | BIT(SET) | BIT(RUN) | READING, IBX_TOOL_OWN,
+     .take = take_bandwidth},
     {"allow", "NAMES",
      "Sources that may come, by the names of their keys, with commas [all]; serve: readers",
      BIT(RECEIVE) | BIT(RECOVER) | BIT(SERVE), IBX_TOOL_TRANSPORT, .at = AT(options)},
@@ -235,10 +248,10 @@ static const struct ibx_tool_option options[] = {
      BIT(RECEIVE) | BIT(RECOVER), .at = AT(paused)},
     {.help = "Options of send and recover:"},
     {"links", "N",
-     "Page connections, 1 to 16 [3, or 5 when both hosts have 8 processors or more]; also: check, "
-     "run, serve --cache",
-     SENDING | BIT(RECOVER) | BIT(CHECK) | BIT(RUN) | BIT(SERVE), IBX_TOOL_UNSIGNED, AT(links), 1,
-     IBX_MIGRATE_LINKS_MAX, NULL},
+     "Page connections, 1 to 16 [3, or 5 when both hosts have 8 processors or more]; also: borrow, "
+     "return, check, run, serve --cache, clone URI",
+     SENDING | BIT(RECOVER) | BIT(CHECK) | BIT(RUN) | BIT(SERVE) | BIT(CLONE), IBX_TOOL_UNSIGNED,
+     AT(links), 1, IBX_MIGRATE_LINKS_MAX, NULL},
     {"quit", NULL,
      "End the source's QEMU when the migration is complete and confirmed; freeze: when the "
      "snapshot "
@@ -283,11 +296,27 @@ static const struct ibx_tool_option options[] = {
     {.help = "Options of clone:"},
     {"name", "NAME", "-name of the QEMU whose command line follows --", BIT(CLONE), IBX_TOOL_TEXT,
      .at = AT(name)},
-    {.help = "Options of serve:"},
-    {"cache", "URI", "FOLDER is filled from the server there; may be repeated: tried in this order",
-     BIT(SERVE), IBX_TOOL_OWN, .take = take_cache},
-    {"on-demand", NULL, "Fetch only pages that somebody needs [all, in the background]", BIT(SERVE),
-     .at = AT(on_demand)},
+    {.help = "Options of serve and clone URI:"},
+    {"cache", "URI",
+     "serve: FOLDER is filled from the server there; clone: another server of the same snapshot, "
+     "should URI be lost; may be repeated: tried in this order",
+     BIT(SERVE) | BIT(CLONE), IBX_TOOL_OWN, .take = take_cache},
+    {"on-demand", NULL, "Fetch only pages that somebody needs [all, in the background]",
+     BIT(SERVE) | BIT(CLONE), .at = AT(on_demand)},
+    {"multicast", NULL,
+     "With --listen: send all pages to a multicast group for caches that ask for it; with --cache "
+     "and clone URI: ask for it",
+     BIT(SERVE) | BIT(CLONE), .at = AT(multicast)},
+    {"multicast-interface", "NAME",
+     "The interface for multicast [the one that leads to the other side]", BIT(SERVE) | BIT(CLONE),
+     IBX_TOOL_OWN, .take = take_interface},
+    {"multicast-group", "GROUP[:PORT]",
+     "serve --multicast: the group [a random one of 239.192.0.0/14 or ff15::/16, port 18602]",
+     BIT(SERVE), IBX_TOOL_TEXT, .at = AT(group)},
+    {"multicast-rate", "SIZE", "serve --multicast: bytes a second, with all heads [32M]",
+     BIT(SERVE), IBX_TOOL_SIZE, AT(multicast_rate), IBX_MULTICAST_RATE_MIN, 100ul << 30, NULL},
+    {"multicast-hops", "N", "serve --multicast: routers that may pass it on, and one more [1]",
+     BIT(SERVE), IBX_TOOL_UNSIGNED, AT(hops), 1, 255, NULL},
     {.help = "Options of firecracker:"},
     {"socket", "PATH", "The backend_path of Firecracker's snapshot load: a unix socket to be made",
      BIT(FIRECRACKER), IBX_TOOL_TEXT, .at = AT(socket)},
@@ -304,7 +333,8 @@ static const struct ibx_tool_option options[] = {
     {"background", NULL, "Fetch all other pages as well", BIT(FIRECRACKER), .at = AT(background)},
     {.help = "Options of some commands:"},
     {"disks-differ-on-purpose", NULL,
-     "send, check, run: take a destination with other disks, such as copies of one's own",
+     "send, borrow, return, check, run: take a destination with other disks, such as copies of "
+     "one's own",
      SENDING | BIT(CHECK) | BIT(RUN), .at = AT(disks_differ)},
     {"fill", NULL, "borrow: fetch all pages, in the background, not only those that it needs",
      BIT(BORROW), .at = AT(fill)},
@@ -344,14 +374,68 @@ static int cut_command(int argc, char **argv, struct migrate_args *args)
     return argc;
 }
 
+/* What is for a connection goes with no file of this host's. */
+static void check_connecting(const struct migrate_args *args, unsigned command,
+                             const struct ibx_options *untouched)
+{
+    const char *file = command == CLONE ? args->uri : command == FIRECRACKER ? args->from : NULL;
+    if (!file || strstr(file, "://") || !memcmp(untouched, &args->options, sizeof(*untouched)))
+        return;
+    ibx_tool_bad_usage(
+        &tool, "--%s goes with %s URI: %s is a %s of this host, and nobody is connected to",
+        args->options.key_file[0]                           ? "key-file"
+        : untouched->encryption != args->options.encryption ? "encryption"
+                                                            : "set",
+        command == CLONE ? "clone" : "--from", file, command == CLONE ? "folder" : "file");
+}
+
+/* What is for who fetches a snapshot goes with no other serve or clone. */
+static void check_fetching(const struct migrate_args *args, unsigned command)
+{
+    const bool cache = command == SERVE && args->cache_count;
+    const char *option = args->on_demand         ? "on-demand"
+                         : args->links           ? "links"
+                         : args->bandwidth_given ? "max-bandwidth"
+                                                 : NULL;
+    if (command == SERVE && !cache && option)
+        ibx_tool_bad_usage(&tool, "--%s needs --cache: nothing is fetched without it", option);
+    if (command == CLONE && option && !strstr(args->uri, "://"))
+        ibx_tool_bad_usage(&tool, "--%s goes with clone URI: %s is a folder", option, args->uri);
+    if (cache && args->no_verify)
+        ibx_tool_bad_usage(&tool, "--no-verify with --cache: a cache compares what it fetches; "
+                                  "give it to serve FILE, at the server");
+}
+
 static void check_line(const struct migrate_args *args, unsigned command)
 {
+    check_fetching(args, command);
     if (!*args->qmp && NEEDS_QMP & BIT(command))
         ibx_tool_bad_usage(&tool, "--qmp is needed: the unix socket of QEMU's monitor");
     if (command == RECEIVE && !args->listen)
         ibx_tool_bad_usage(&tool, "--listen is needed, for instance --listen rdma://0.0.0.0:18600");
     if (command == SERVE && !args->listen && !args->cache_count)
         ibx_tool_bad_usage(&tool, "--listen is needed, for instance --listen rdma://0.0.0.0:18601");
+    if (command == CLONE && args->cache_count && !strstr(args->uri, "://"))
+        ibx_tool_bad_usage(&tool, "--cache goes with clone URI: %s is a folder", args->uri);
+    if (command == CLONE && args->cache_count == SERVE_CACHES_MAX)
+        ibx_tool_bad_usage(&tool, "--cache is given %u times: %u at most beside a URI",
+                           args->cache_count, SERVE_CACHES_MAX - 1);
+    if (args->multicast && args->on_demand)
+        ibx_tool_bad_usage(&tool, "--multicast with --on-demand: all pages come, or only those "
+                                  "that somebody needs");
+    if (args->multicast && command == CLONE && !strstr(args->uri, "://"))
+        ibx_tool_bad_usage(&tool, "--multicast goes with clone URI: %s is a folder", args->uri);
+    if ((args->group || args->interface || args->hops || args->multicast_rate) && !args->multicast)
+        ibx_tool_bad_usage(&tool, "--multicast-%s needs --multicast",
+                           args->group       ? "group"
+                           : args->interface ? "interface"
+                           : args->hops      ? "hops"
+                                             : "rate");
+    if ((args->group || args->hops || args->multicast_rate) && !args->listen)
+        ibx_tool_bad_usage(&tool, "--multicast-%s needs --listen: it is for who sends",
+                           args->group  ? "group"
+                           : args->hops ? "hops"
+                                        : "rate");
     if (args->command && command != CLONE)
         ibx_tool_bad_usage(&tool, "-- goes with clone: QEMU's command line follows it");
     if (args->command && !*args->command)
@@ -380,6 +464,10 @@ static void check_line(const struct migrate_args *args, unsigned command)
         ibx_tool_bad_usage(&tool, "--prometheus and --json are two formats: give one");
     if (args->unfinished && !*args->qmp)
         ibx_tool_bad_usage(&tool, "--unfinished needs --qmp: the monitor that the QEMU had");
+    if (args->keep_warm && args->no_verify)
+        ibx_tool_bad_usage(&tool,
+                           "--no-verify with --keep-warm: pages of a VM that may be borrowed "
+                           "again are not compared in any case");
     if (args->libvirt && *args->libvirt != '/')
         ibx_tool_bad_usage(&tool, "--libvirt \"%s\" is not an absolute path", args->libvirt);
     if (args->home && (args->minor || args->libvirt))
@@ -422,15 +510,18 @@ int main(int argc, char **argv)
         [FIRECRACKER] = ibx_cli_firecracker,
     };
     static struct migrate_args args; /* of many KiB */
+    static struct ibx_options untouched;
     struct ibx_error err = {0};
     unsigned command;
     signal(SIGPIPE, SIG_IGN);
     ibx_cli_keep_memory_out_of_cores();
     ibx_options_init(&args.options);
+    memcpy(&untouched, &args.options, sizeof(untouched));
     ibx_cli_result_begin(argc, argv);
     ibx_tool_parse(&tool, cut_command(argc, argv, &args), argv, &args, &command, &args.uri);
     ibx_cli_result_command(commands[command].name, BIT(command) & TOLD_BY_RESULT);
     check_line(&args, command);
+    check_connecting(&args, command, &untouched);
     resolve_key_file(&args.options);
     if (command == FIRECRACKER) /* has no records */
         return run[command](&args);

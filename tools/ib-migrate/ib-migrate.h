@@ -57,6 +57,10 @@ struct migrate_args {
     const char *qemu_args[RUN_QEMU_ARGS_MAX];
     unsigned qemu_arg_count;
     bool keep, on_demand;
+    bool multicast;                       /* serve, clone */
+    const char *group, *interface;        /* likewise; or NULL */
+    unsigned hops;                        /* serve; or 0 */
+    size_t multicast_rate;                /* likewise, bytes a second */
     const char *caches[SERVE_CACHES_MAX]; /* serve */
     unsigned cache_count;
     char *const *command; /* clone: QEMU and its arguments, up to a NULL; or NULL */
@@ -110,7 +114,7 @@ bool ibx_cli_agreed(const struct migrate_args *args, const char *command, const 
 /* ------------------------------------------------------------ migrate.c */
 
 /* `send` of a VM that returns, by the record of the migration by which it came. */
-int ibx_cli_send_home(const struct migrate_args *args, const struct ibx_journal *came);
+int ibx_cli_send_home(const struct migrate_args *args, const struct ibx_record *came);
 
 /* The last line of --json. `rc` and `err` are those of the migration, `status` the exit status. */
 void ibx_cli_print_summary(int rc, int status, const struct ibx_migrate_status *last,
@@ -122,22 +126,22 @@ void ibx_cli_print_summary(int rc, int status, const struct ibx_migrate_status *
 int ibx_cli_monitor_check(const struct migrate_args *args, struct ibx_error *err);
 /* Asks the ib-migrate that works on a migration for its status: a reference, or NULL with `err`,
  * -ENOENT or -ECONNREFUSED when none works on it. */
-json_t *ibx_cli_ask_status(const struct migrate_args *args, const struct ibx_journal *record,
+json_t *ibx_cli_ask_status(const struct migrate_args *args, const struct ibx_record *record,
                            struct ibx_error *err);
 /* The key file of the record with the name of the key, whom it takes and its encryption, where the
  * command line says nothing. */
-void ibx_cli_use_record(struct ibx_options *options, const struct ibx_journal *record);
+void ibx_cli_use_record(struct ibx_options *options, const struct ibx_record *record);
 /* Removes the key of a migration that is over, when ib-migrate run has made it. The other side may
  * ask a source that is done once more: its key goes when that has been confirmed. */
-void ibx_cli_forget_key(const char *folder, const struct ibx_journal *record);
+void ibx_cli_forget_key(const char *folder, const struct ibx_record *record);
 /* Where the VM is: as ibx_journal_describe(), and whether the QEMU that it ran in has ended. */
-void ibx_cli_vm_state(const struct ibx_journal *record, char *sentence, size_t size);
+void ibx_cli_vm_state(const struct ibx_record *record, char *sentence, size_t size);
 
 /* A migration, or a receiver that waits for one, as status knows it. */
 struct migrate_view {
-    struct ibx_journal record; /* without a state of a receiver */
-    bool live;                 /* an ib-migrate works on it and has answered: `status` */
-    bool mute;                 /* one works on it and did not answer */
+    struct ibx_record record; /* without a state of a receiver */
+    bool live;                /* an ib-migrate works on it and has answered: `status` */
+    bool mute;                /* one works on it and did not answer */
     struct ibx_migrate_status status;
 };
 
@@ -158,9 +162,11 @@ void ibx_cli_result_begin(int argc, char **argv);
 void ibx_cli_result_command(const char *name, bool always);
 /* The sentence of the result: the last one counts. */
 void ibx_cli_result_failed(const char *sentence);
+/* Ends the process now, with the result: other threads run on until then. */
+_Noreturn void ibx_cli_result_leave(int status);
 /* A result or a summary has been printed. */
 void ibx_cli_result_told(void);
-/* "done", "failed", "wrong-usage", "unfinished": of an exit status. */
+/* "done", "failed", "wrong-usage", "unfinished", "ended": of an exit status. */
 const char *ibx_cli_outcome(int status);
 
 /* ------------------------------------------------------------ text.c */
@@ -178,7 +184,7 @@ int ibx_cli_flush(int status);
 void ibx_cli_bytes(uint64_t bytes, char *out, size_t size);
 void ibx_cli_duration(uint64_t ns, char *out, size_t size);
 /* The VM's name, else its UUID, else its monitor. */
-void ibx_cli_vm_name(const struct ibx_journal *record, char *out, size_t size);
+void ibx_cli_vm_name(const struct ibx_record *record, char *out, size_t size);
 /* One line of at most `width` columns, which leaves out the least important figures first. */
 void ibx_cli_bar(const struct ibx_migrate_status *status, unsigned width, char *out, size_t size);
 /* What begins with this phase. */

@@ -12,7 +12,7 @@
 /* ------------------------------------------------------------ the end */
 
 /* Whether the VM runs at the destination, or may, and the two sides have not agreed on it yet. */
-static bool unfinished(const struct ibx_journal *record)
+static bool unfinished(const struct ibx_record *record)
 {
     return record->state == IBX_JOURNAL_MAY_RUN || record->state == IBX_JOURNAL_MOVED ||
            record->state == IBX_JOURNAL_RUNNING || record->state == IBX_JOURNAL_COMPLETE ||
@@ -92,7 +92,7 @@ static int finish(const struct migrate_args *args, int rc, const struct ibx_migr
 /* ------------------------------------------------------------ receive, send */
 
 static int receive(const struct migrate_args *args, const struct ibx_migrate_observer *observer,
-                   const struct ibx_journal *record, struct ibx_migrate_status *last,
+                   const struct ibx_record *record, struct ibx_migrate_status *last,
                    struct ibx_error *err)
 {
     struct ibx_receive_options options = {
@@ -114,7 +114,7 @@ static int receive(const struct migrate_args *args, const struct ibx_migrate_obs
 }
 
 static int send(const struct migrate_args *args, const struct ibx_migrate_observer *observer,
-                const struct ibx_journal *record, const struct ibx_journal *returns,
+                const struct ibx_record *record, const struct ibx_record *returns,
                 struct ibx_migrate_status *last, struct ibx_error *err)
 {
     struct ibx_send_options options = {
@@ -144,8 +144,8 @@ static int send(const struct migrate_args *args, const struct ibx_migrate_observ
 }
 
 /* Runs one side to its end. `record`: of the migration to continue, or NULL. */
-static int migrate(const struct migrate_args *args, bool source, const struct ibx_journal *record,
-                   const struct ibx_journal *returns)
+static int migrate(const struct migrate_args *args, bool source, const struct ibx_record *record,
+                   const struct ibx_record *returns)
 {
     struct migrate_progress *progress;
     struct ibx_migrate_observer observer;
@@ -180,22 +180,43 @@ int ibx_cli_send(const struct migrate_args *args)
     return migrate(args, true, NULL, NULL);
 }
 
-int ibx_cli_send_home(const struct migrate_args *args, const struct ibx_journal *came)
+int ibx_cli_send_home(const struct migrate_args *args, const struct ibx_record *came)
 {
     return migrate(args, true, NULL, came);
 }
 
 /* ------------------------------------------------------------ recover */
 
-/* A QEMU has one in each role when its VM was sent on before all pages had arrived; it waits for
- * the later one, which is found. */
-static bool is_unfinished(const struct ibx_journal *record)
+static bool is_unfinished(const struct ibx_record *record)
 {
     return !ibx_journal_over(record);
 }
 
+/* A QEMU has one in each role when its VM was sent on before all pages had arrived, or returns to
+ * where it was borrowed: the later one, unless an ib-migrate works on that. */
+static int find_unfinished(const struct migrate_args *args, struct ibx_record *record,
+                           struct ibx_error *err)
+{
+    struct ibx_record *all;
+    size_t count;
+    bool found = false;
+    int lock, rc = ibx_journal_find(args->folder, args->qmp, is_unfinished, record, err);
+    if (rc || ibx_journal_list(args->folder, &all, &count, NULL))
+        return rc;
+    for (size_t i = 0; !found && i < count; i++) {
+        if (strcmp(args->qmp, all[i].qmp) != 0 || !is_unfinished(&all[i]) ||
+            ibx_journal_lock(args->folder, &all[i], &lock, NULL))
+            continue;
+        close(lock);
+        found = true;
+        *record = all[i];
+    }
+    free(all);
+    return 0;
+}
+
 /* Its destination may not know it yet. */
-static bool is_done(const struct ibx_journal *record)
+static bool is_done(const struct ibx_record *record)
 {
     return record->source &&
            (record->state == IBX_JOURNAL_DONE || record->state == IBX_JOURNAL_ENDED);
@@ -203,7 +224,7 @@ static bool is_done(const struct ibx_journal *record)
 
 /* Confirms a migration that is done here to its destination once more. `none`: that there is no
  * unfinished one. */
-static int confirm(const struct migrate_args *args, const struct ibx_journal *record,
+static int confirm(const struct migrate_args *args, const struct ibx_record *record,
                    const struct ibx_error *none)
 {
     struct ibx_error err = {0};
@@ -252,10 +273,10 @@ static int confirm(const struct migrate_args *args, const struct ibx_journal *re
 
 /* The VM of this record, which was borrowed, may have returned, and home may not know that this
  * side knows. True: there is no more to do, because an ib-migrate works on this record. */
-static bool confirm_return(const struct migrate_args *args, const struct ibx_journal *came)
+static bool confirm_return(const struct migrate_args *args, const struct ibx_record *came)
 {
     static struct migrate_args with;
-    struct ibx_journal record;
+    struct ibx_record record;
     struct ibx_error none = {0}, busy = {0};
     int lock;
     if (came->source || !came->borrow ||
@@ -275,10 +296,10 @@ static bool confirm_return(const struct migrate_args *args, const struct ibx_jou
 int ibx_cli_recover(const struct migrate_args *given)
 {
     static struct migrate_args args;
-    struct ibx_journal record;
+    struct ibx_record record;
     struct ibx_error err = {0};
     args = *given;
-    int rc = ibx_journal_find(args.folder, args.qmp, is_unfinished, &record, &err);
+    int rc = find_unfinished(&args, &record, &err);
     const bool source = rc ? args.uri != NULL : record.source;
     if (!rc && confirm_return(&args, &record))
         return MIGRATE_DONE;

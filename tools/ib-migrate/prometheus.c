@@ -30,7 +30,7 @@ struct sheet {
 
 /* ------------------------------------------------------------ which ones */
 
-static bool same_place(const struct ibx_journal *a, const struct ibx_journal *b)
+static bool same_place(const struct ibx_record *a, const struct ibx_record *b)
 {
     return a->source == b->source && !strcmp(a->qmp, b->qmp);
 }
@@ -38,11 +38,11 @@ static bool same_place(const struct ibx_journal *a, const struct ibx_journal *b)
 /* The newest comes first in the list. */
 static bool is_shown(const struct sheet *sheet, size_t at)
 {
-    const struct ibx_journal *record = &sheet->views[at].record;
+    const struct ibx_record *record = &sheet->views[at].record;
     if (!record->state || !ibx_journal_over(record))
         return record->state != 0;
     for (size_t i = 0; i < sheet->view_count; i++) {
-        const struct ibx_journal *other = &sheet->views[i].record;
+        const struct ibx_record *other = &sheet->views[i].record;
         if (i != at && other->state && same_place(record, other) &&
             (i < at || !ibx_journal_over(other)))
             return false;
@@ -89,7 +89,7 @@ static void put_label(const struct sheet *sheet, const char *name, const char *v
 static void put_name(const struct sheet *sheet, const struct sample *sample, const char *name,
                      const char *label, const char *value)
 {
-    const struct ibx_journal *record = &sample->view->record;
+    const struct ibx_record *record = &sample->view->record;
     char vm[PATH_MAX];
     ibx_cli_vm_name(record, vm, sizeof(vm));
     fprintf(sheet->out, PREFIX "%s{id=\"%s\",role=\"%s\",", name, sample->id,
@@ -112,7 +112,7 @@ static void put_info(const struct sheet *sheet)
 {
     put_head(sheet, "info", "gauge", "What the other figures of this id belong to; always 1.");
     for (size_t i = 0; i < sheet->count; i++) {
-        const struct ibx_journal *record = &sheet->samples[i].view->record;
+        const struct ibx_record *record = &sheet->samples[i].view->record;
         put_name(sheet, &sheet->samples[i], "info", "uuid", record->uuid);
         fputc(',', sheet->out);
         put_label(sheet, "qmp", record->qmp);

@@ -26,7 +26,7 @@ static json_t *ask_path(const char *path, struct ibx_error *err)
     return status;
 }
 
-json_t *ibx_cli_ask_status(const struct migrate_args *args, const struct ibx_journal *record,
+json_t *ibx_cli_ask_status(const struct migrate_args *args, const struct ibx_record *record,
                            struct ibx_error *err)
 {
     char path[PATH_MAX];
@@ -34,7 +34,7 @@ json_t *ibx_cli_ask_status(const struct migrate_args *args, const struct ibx_jou
     return ask_path(path, err);
 }
 
-void ibx_cli_use_record(struct ibx_options *options, const struct ibx_journal *record)
+void ibx_cli_use_record(struct ibx_options *options, const struct ibx_record *record)
 {
     if (!options->key_file[0])
         memcpy(options->key_file, record->key_file, sizeof(options->key_file));
@@ -66,7 +66,7 @@ static bool is_key_of_run(const char *folder, const char *path)
     return n == 32 && !strcmp(name + n, end);
 }
 
-void ibx_cli_forget_key(const char *folder, const struct ibx_journal *record)
+void ibx_cli_forget_key(const char *folder, const struct ibx_record *record)
 {
     if (ibx_journal_over(record) && is_key_of_run(folder, record->key_file))
         unlink(record->key_file);
@@ -83,7 +83,7 @@ struct receiver {
 /* The records and the waiting receivers of --qmp, or all. */
 struct found {
     const struct migrate_args *args;
-    struct ibx_journal *records;
+    struct ibx_record *records;
     size_t record_count;
     struct receiver *receivers;
     size_t receiver_count;
@@ -190,7 +190,7 @@ static const char *trouble(const struct ibx_error *err)
 }
 
 /* Of a source whose QEMU has ended before the migration was complete. */
-static void describe_memory(const struct ibx_journal *record, const char *vm, char *sentence,
+static void describe_memory(const struct ibx_record *record, const char *vm, char *sentence,
                             size_t size)
 {
     char path[PATH_MAX];
@@ -212,7 +212,7 @@ static void describe_memory(const struct ibx_journal *record, const char *vm, ch
 }
 
 /* As ibx_cli_vm_state() for a QEMU that has ended; false: the record alone tells it. */
-static bool describe_ended(const struct ibx_journal *record, char *sentence, size_t size)
+static bool describe_ended(const struct ibx_record *record, char *sentence, size_t size)
 {
     char vm[PATH_MAX];
     const int pid = (int)record->pid;
@@ -260,7 +260,7 @@ static bool describe_ended(const struct ibx_journal *record, char *sentence, siz
     return true;
 }
 
-void ibx_cli_vm_state(const struct ibx_journal *record, char *sentence, size_t size)
+void ibx_cli_vm_state(const struct ibx_record *record, char *sentence, size_t size)
 {
     if (!ibx_journal_qemu_gone(record) || !describe_ended(record, sentence, size))
         ibx_journal_describe(record, sentence, size);
@@ -291,7 +291,7 @@ static void print_receiver(const struct migrate_args *args, const struct receive
         printf("%s  destination  waiting  %s\n  %s\n", vm, qmp, state);
 }
 
-static void print_record(const struct migrate_args *args, const struct ibx_journal *record)
+static void print_record(const struct migrate_args *args, const struct ibx_record *record)
 {
     char state[IBX_ERROR_MAX], vm[PATH_MAX], bar[LINE + 1];
     struct ibx_migrate_status status = {.record = *record};
@@ -318,7 +318,7 @@ static void print_record(const struct migrate_args *args, const struct ibx_journ
 }
 
 /* With the figures of the ib-migrate that works on it. */
-static void view_record(const struct migrate_args *args, const struct ibx_journal *record,
+static void view_record(const struct migrate_args *args, const struct ibx_record *record,
                         struct migrate_view *view)
 {
     struct ibx_error err = {0};
@@ -385,7 +385,7 @@ static int find_live(const struct migrate_args *args, char path[PATH_MAX], struc
         snprintf(path, PATH_MAX, "%s", found.receivers[0].path);
     for (size_t i = 0; i < found.record_count; i++) {
         struct ibx_error silent = {0};
-        const struct ibx_journal *record = &found.records[i];
+        const struct ibx_record *record = &found.records[i];
         json_t *status =
             ibx_journal_over(record) ? NULL : ibx_cli_ask_status(args, record, &silent);
         if (status && !live++)
@@ -442,7 +442,7 @@ struct pruning {
 };
 
 /* One that could be deleted; `path`: memory that it leaves behind, or "". */
-static void print_pruned_json(const struct ibx_journal *record, const char *state, const char *why,
+static void print_pruned_json(const struct ibx_record *record, const char *state, const char *why,
                               const char *path)
 {
     ibx_cli_print_json(json_pack("{s:{s:o, s:s, s:b, s:o, s:o}}", "prune", "record",
@@ -451,7 +451,7 @@ static void print_pruned_json(const struct ibx_journal *record, const char *stat
                                  "memory_file", *path ? ibx_json_text(path) : json_null()));
 }
 
-static void print_pruned(void *context, const struct ibx_journal *record, const char *why)
+static void print_pruned(void *context, const struct ibx_record *record, const char *why)
 {
     struct pruning *pruning = context;
     char state[IBX_ERROR_MAX], path[PATH_MAX];

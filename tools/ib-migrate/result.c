@@ -5,6 +5,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static struct {
     bool json, always, told;
@@ -39,6 +40,13 @@ static void on_end(int status, void *context)
     ibx_cli_print_json(json_pack("{s:{s:s?, s:s, s:i, s:o}}", "result", "command", result.command,
                                  "outcome", ibx_cli_outcome(status), "exit_status", status, "error",
                                  status ? ibx_json_text(result.sentence) : json_null()));
+}
+
+void ibx_cli_result_leave(int status)
+{
+    on_end(status, NULL);
+    fflush(NULL);
+    _exit(status);
 }
 
 /* Options may be shortened: --j is enough. */

@@ -14,17 +14,17 @@ struct reply {
     struct ibx_migrate_answer answer;
 };
 
-static bool goes_from_here(const struct ibx_journal *record)
+static bool goes_from_here(const struct ibx_record *record)
 {
     return record->source && !ibx_journal_over(record);
 }
 
-static bool comes_here(const struct ibx_journal *record)
+static bool comes_here(const struct ibx_record *record)
 {
     return !record->source && !ibx_journal_over(record);
 }
 
-static int find(const struct migrate_args *args, struct ibx_journal *record, struct ibx_error *err)
+static int find(const struct migrate_args *args, struct ibx_record *record, struct ibx_error *err)
 {
     int rc = ibx_journal_find(args->folder, args->qmp, goes_from_here, record, err);
     if (rc == -ENOENT && !ibx_journal_find(args->folder, args->qmp, comes_here, record, NULL))
@@ -36,7 +36,7 @@ static int find(const struct migrate_args *args, struct ibx_journal *record, str
 }
 
 /* An ib-migrate that works on the migration would continue it. */
-static int check_idle(const struct migrate_args *args, const struct ibx_journal *record,
+static int check_idle(const struct migrate_args *args, const struct ibx_record *record,
                       struct ibx_error *err)
 {
     struct ibx_error silent = {0};
@@ -84,14 +84,14 @@ static void print_reply(const struct reply *reply)
 }
 
 /* Whether it is certain that the VM has not run there. */
-static bool never_ran(const struct ibx_journal *record, const struct reply *reply)
+static bool never_ran(const struct ibx_record *record, const struct reply *reply)
 {
     return record->state == IBX_JOURNAL_HERE ||
            (!reply->rc && (reply->answer.state == IBX_ANSWER_WAITING ||
                            reply->answer.state == IBX_ANSWER_GIVEN_UP));
 }
 
-static void print_loss(const struct ibx_journal *record, const struct reply *reply)
+static void print_loss(const struct ibx_record *record, const struct reply *reply)
 {
     char when[64] = "an unknown time";
     time_t written = (time_t)record->written_s;
@@ -146,7 +146,7 @@ bool ibx_cli_agreed(const struct migrate_args *args, const char *command, const 
 int ibx_cli_rollback(const struct migrate_args *args)
 {
     static struct reply reply;
-    struct ibx_journal record;
+    struct ibx_record record;
     struct ibx_error err = {0};
     struct ibx_options options = args->options;
     char vm[PATH_MAX], state[IBX_ERROR_MAX];

@@ -306,10 +306,9 @@ static int start_far_end(struct run *run, struct ibx_error *err)
     if (run->ssh < 0)
         return ibx_error_set(err, -errno, "no process for ssh: %s", strerror(errno));
     int rc = ibx_json_lines_put(run->to, json_incref(run->request));
-    return rc ? ibx_error_set(err, rc,
-                              "%s took no request: \"%s %s\" has ended, see its message above",
-                              run->args.to, run->args.ssh ? run->args.ssh : "ssh", run->args.to)
-              : 0;
+    if (!rc || rc == -EPIPE) /* it has ended: await_ready() says how */
+        return 0;
+    return ibx_error_set(err, rc, "%s took no request: %s", run->args.to, strerror(-rc));
 }
 
 /* What the far end says; true for the last word. */
@@ -455,7 +454,7 @@ static void block_signals(int how)
     pthread_sigmask(how, &set, NULL);
 }
 
-static bool uses_key_of_this(const struct ibx_journal *record)
+static bool uses_key_of_this(const struct ibx_record *record)
 {
     return !strcmp(record->key_file, key_of_this) && !ibx_journal_over(record) &&
            record->state != IBX_JOURNAL_HERE;
@@ -465,7 +464,7 @@ static bool uses_key_of_this(const struct ibx_journal *record)
  * may ask for the last confirmation again. */
 static bool key_is_needed(const struct run *run, int status)
 {
-    struct ibx_journal record;
+    struct ibx_record record;
     struct ibx_error none = {0};
     if (status == MIGRATE_UNFINISHED)
         return true;

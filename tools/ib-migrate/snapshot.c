@@ -17,6 +17,15 @@
 #define START_MS           20000 /* for a QEMU to have a monitor */
 #define LOOK_US            2000
 
+static struct ibx_snapshot_multicast_options multicast_of(const struct migrate_args *args)
+{
+    return (struct ibx_snapshot_multicast_options){.on = args->multicast,
+                                                   .group = args->group,
+                                                   .interface = args->interface,
+                                                   .rate = args->multicast_rate,
+                                                   .hops = args->hops};
+}
+
 /* ------------------------------------------------------------ freeze */
 
 static void print_frozen(const struct migrate_args *args, const struct ibx_freeze_result *result)
@@ -125,13 +134,32 @@ static int start_qemu(const struct migrate_args *args, pid_t *pid, struct ibx_er
     return await_monitor(args->qmp, *pid, err);
 }
 
-static int make_child(const struct migrate_args *args, struct ibx_clone_result *result,
-                      struct ibx_error *err)
+/* Of a snapshot that is served elsewhere; before anything else, because it makes a process. */
+static int find_folder(const struct migrate_args *args, struct ibx_host_cache *cache,
+                       struct ibx_error *err)
+{
+    struct ibx_serve_options options = {.cache_count = 1 + args->cache_count,
+                                        .links = args->links,
+                                        .on_demand = args->on_demand,
+                                        .max_bandwidth = args->max_bandwidth,
+                                        .multicast = multicast_of(args),
+                                        .transport = args->options};
+    if (!strstr(args->uri, "://")) {
+        snprintf(cache->folder, sizeof(cache->folder), "%s", args->uri);
+        return 0;
+    }
+    options.caches[0] = args->uri;
+    memcpy(options.caches + 1, args->caches, args->cache_count * sizeof(args->caches[0]));
+    return ibx_snapshot_host_cache(&options, cache, err);
+}
+
+static int make_child(const struct migrate_args *args, const char *folder,
+                      struct ibx_clone_result *result, struct ibx_error *err)
 {
     pid_t pid = 0;
     int rc = args->command ? start_qemu(args, &pid, err) : ibx_cli_monitor_check(args, err);
     if (!rc)
-        rc = ibx_snapshot_clone(args->uri, args->qmp, pid, result, err);
+        rc = ibx_snapshot_clone(folder, args->qmp, pid, result, err);
     if (rc && pid > 0) {
         kill(-pid, SIGKILL); /* it has a session of its own, and may be what starts QEMU */
         kill(pid, SIGKILL);
@@ -146,14 +174,16 @@ int ibx_cli_clone(const struct migrate_args *args)
 {
     struct ibx_error err = {0};
     struct ibx_clone_result r;
+    struct ibx_host_cache cache;
     char took[32];
-    if (make_child(args, &r, &err))
+    if (find_folder(args, &cache, &err) || make_child(args, cache.folder, &r, &err))
         return ibx_cli_fail(err.message);
     if (args->json) {
-        ibx_cli_print_json(json_pack("{s:{s:s, s:i, s:s, s:b, s:I, s:I, s:I}}", "clone", "folder",
-                                     args->uri, "pid", (int)r.pid, "status", r.status, "whole",
-                                     (int)r.whole, "check_ns", (json_int_t)r.check_ns, "memory_ns",
-                                     (json_int_t)r.memory_ns, "load_ns", (json_int_t)r.load_ns));
+        ibx_cli_print_json(
+            json_pack("{s:{s:s, s:i, s:s, s:b, s:I, s:I, s:I, s:I}}", "clone", "folder",
+                      cache.folder, "pid", (int)r.pid, "status", r.status, "whole", (int)r.whole,
+                      "verified_bytes", (json_int_t)r.verified, "check_ns", (json_int_t)r.check_ns,
+                      "memory_ns", (json_int_t)r.memory_ns, "load_ns", (json_int_t)r.load_ns));
         return ibx_cli_flush(MIGRATE_DONE);
     }
     ibx_cli_duration(r.check_ns + r.memory_ns + r.load_ns, took, sizeof(took));
@@ -169,18 +199,43 @@ struct told {
     bool begun, whole;
 };
 
+static void add_multicast(json_t *json, const struct ibx_snapshot_fed *fed)
+{
+    json_t *more =
+        json_pack("{s:b, s:I, s:I, s:I, s:I}", "multicast", (int)fed->now, "multicast_pages",
+                  (json_int_t)fed->stats.pages, "multicast_packets", (json_int_t)fed->stats.packets,
+                  "multicast_wrong", (json_int_t)fed->stats.wrong, "multicast_strange",
+                  (json_int_t)fed->stats.strange);
+    json_object_update(json, more);
+    json_decref(more);
+}
+
 static json_t *status_json(const struct migrate_args *args, const struct ibx_serve_status *s)
 {
-    json_t *json = json_pack("{s:s, s:s?, s:b, s:i, s:I}", "folder", args->uri, "uri", s->uri,
-                             "whole", (int)s->whole, "connections", (int)s->readers.connections,
-                             "served", (json_int_t)s->readers.served);
+    json_t *json =
+        json_pack("{s:s, s:s?, s:b, s:i, s:I, s:I}", "folder", args->uri, "uri", s->uri, "whole",
+                  (int)s->whole, "connections", (int)s->readers.connections, "served",
+                  (json_int_t)s->readers.served, "asks", (json_int_t)s->readers.asks);
+    if (json && s->multicasts) {
+        json_t *more =
+            json_pack("{s:i, s:I, s:I, s:I}", "multicast_members", (int)s->sender.members,
+                      "multicast_joined", (json_int_t)s->sender.joined, "multicast_sent",
+                      (json_int_t)s->sender.bytes, "multicast_rate", (json_int_t)s->sender.rate);
+        json_object_update(json, more);
+        json_decref(more);
+    }
     if (json && s->source) {
-        json_t *more = json_pack(
-            "{s:s, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:i}", "source", s->source, "children",
-            (int)s->children, "children_so_far", (json_int_t)s->children_so_far, "child_faults",
-            (json_int_t)s->child_faults, "zero_faults", (json_int_t)s->zero_faults, "pages",
-            (json_int_t)s->pages, "present", (json_int_t)s->present, "bytes", (json_int_t)s->bytes,
-            "reconnects", (int)s->reconnects);
+        json_t *more =
+            json_pack("{s:s, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i}", "source",
+                      s->source, "children", (int)s->children, "children_so_far",
+                      (json_int_t)s->children_so_far, "child_faults", (json_int_t)s->child_faults,
+                      "zero_faults", (json_int_t)s->zero_faults, "pages", (json_int_t)s->pages,
+                      "present", (json_int_t)s->present, "bytes", (json_int_t)s->bytes,
+                      "faulted_pages", (json_int_t)s->faulted, "ahead_pages", (json_int_t)s->ahead,
+                      "twice_pages", (json_int_t)s->twice, "hash_bytes", (json_int_t)s->hash_bytes,
+                      "reconnects", (int)s->reconnects);
+        if (args->multicast)
+            add_multicast(more, &s->fed);
         json_object_update(json, more);
         json_decref(more);
     }
@@ -190,15 +245,20 @@ static json_t *status_json(const struct migrate_args *args, const struct ibx_ser
 static void tell(void *context, const struct ibx_serve_status *s)
 {
     struct told *told = context;
-    char bytes[32];
+    char bytes[32], multicast[64] = "";
     if (told->args->json)
         ibx_cli_print_json(status_json(told->args, s));
     else if (!told->args->quiet && !told->begun)
-        printf("%s is served at %s%s%s\n", told->args->uri, s->uri ? s->uri : "its socket",
+        printf("%s is served %s%s%s%s\n", told->args->uri,
+               s->uri ? "at " : "to children on this host", s->uri ? s->uri : "",
                s->source ? ", with pages from " : "", s->source ? s->source : "");
     if (!told->args->json && !told->args->quiet && s->source && s->whole && !told->whole) {
+        if (told->args->multicast) {
+            ibx_cli_bytes(s->fed.stats.pages * IBX_SNAPSHOT_PAGE, bytes, sizeof(bytes));
+            snprintf(multicast, sizeof(multicast), ", and %s by multicast", bytes);
+        }
         ibx_cli_bytes(s->bytes, bytes, sizeof(bytes));
-        printf("%s has all pages: %s came over the network\n", told->args->uri, bytes);
+        printf("%s has all pages: %s came over the network%s\n", told->args->uri, bytes, multicast);
     }
     told->begun = true;
     told->whole = s->whole;
@@ -220,13 +280,18 @@ int ibx_cli_serve(const struct migrate_args *args)
                                         .cache_count = args->cache_count,
                                         .links = args->links,
                                         .on_demand = args->on_demand,
+                                        .no_verify = args->no_verify,
                                         .max_bandwidth = args->max_bandwidth,
+                                        .multicast = multicast_of(args),
                                         .transport = args->options,
                                         .status = tell,
                                         .notify = notify,
                                         .context = &told};
     memcpy(options.caches, args->caches, sizeof(options.caches));
-    if (ibx_snapshot_serve(&options, &err))
+    const int rc = ibx_snapshot_serve(&options, &err);
+    if (rc == -ESTALE) /* what it serves was changed under its threads */
+        ibx_cli_result_leave(ibx_cli_fail(err.message));
+    if (rc)
         return ibx_cli_fail(err.message);
     return ibx_cli_flush(MIGRATE_DONE);
 }

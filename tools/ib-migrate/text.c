@@ -77,7 +77,7 @@ static void clock_text(uint64_t seconds, char *out, size_t size)
         snprintf(out, size, "%u:%02u", (unsigned)(seconds / 60), (unsigned)(seconds % 60));
 }
 
-void ibx_cli_vm_name(const struct ibx_journal *record, char *out, size_t size)
+void ibx_cli_vm_name(const struct ibx_record *record, char *out, size_t size)
 {
     const bool has_uuid = strspn(record->uuid, "0-") < strlen(record->uuid);
     if (record->name[0])

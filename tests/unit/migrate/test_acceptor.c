@@ -7,12 +7,14 @@
 #include "tests/scenes/unit.h"
 
 #include "common/clock.h"
+#include "transport/core/conn.h"
 
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #define NAMES     10u /* n0 to n9 */
@@ -53,13 +55,20 @@ static struct ibx_options options_of(unsigned name)
     return options;
 }
 
-static void begin(void)
+static void begin_at(const char *uri)
 {
     struct ibx_options options = options_of(0);
     options.name[0] = '\0';
     count = 0;
     fds = open_fds();
-    assert_int_equal(ibx_acceptor_open("tcp://127.0.0.1:0", &options, &acceptor, NULL), 0);
+    assert_int_equal(ibx_acceptor_open(uri, &options, &acceptor, NULL), 0);
+}
+
+/* Who says nothing keeps its place for as long as a test takes. */
+static void begin(void)
+{
+    begin_at("tcp://127.0.0.1:0");
+    ibx_acceptor_first_within(acceptor, 60000);
 }
 
 static void end(void)
@@ -147,8 +156,8 @@ static void *greeter_main(void *argument)
     return NULL;
 }
 
-/* Each lane takes a handshake of TLS, and messages have only one of them. */
-static void a_control_connection_has_one_lane(NO_STATE)
+/* A lane takes a round trip, and a handshake of TLS, and messages need none. */
+static void a_control_connection_has_no_bulk_lane(NO_STATE)
 {
     struct ibx_options options = options_of(0);
     struct greeter g = {.options = options_of(1)};
@@ -165,7 +174,7 @@ static void a_control_connection_has_one_lane(NO_STATE)
         assert_true(ibx_now_ns() < deadline);
         poll(&wait, 1, 10);
     }
-    assert_int_equal(ibx_conn_caps(request.conn)->lanes, 1);
+    assert_int_equal(ibx_conn_caps(request.conn)->lanes, 0);
     ibx_migrate_message_free(&request.first);
     ibx_close(request.conn);
     pthread_join(thread, NULL);
@@ -221,6 +230,80 @@ static void a_peer_has_few_places(NO_STATE)
     end();
 }
 
+static void ends(struct ibx_conn *conn)
+{
+    struct ibx_event event = {.type = IBX_EVENT_MESSAGE};
+    const uint64_t deadline = ibx_deadline_in_ms(30000);
+    while (ibx_poll(conn, &event, 1) >= 0 && event.type != IBX_EVENT_CLOSED) {
+        assert_true(ibx_now_ns() < deadline);
+        ibx_wait(conn, 100);
+    }
+}
+
+/* However long the migration waits for a host that is silent. */
+static void who_says_nothing_loses_its_place(NO_STATE)
+{
+    begin_at("tcp://127.0.0.1:0");
+    crowd(0, 1);
+    for (unsigned i = 0; i < IBX_ACCEPTOR_PEER; i++)
+        ends(conns[i]);
+    assert_true(comes(0));
+    struct ibx_connection_request request = joins();
+    ibx_close(request.conn);
+    end();
+}
+
+static int receive_buffer(int fd)
+{
+    int bytes = 0;
+    socklen_t length = sizeof(bytes);
+    assert_int_equal(getsockopt(fd, SOL_SOCKET, SO_RCVBUF, &bytes, &length), 0);
+    return bytes;
+}
+
+static bool may_force_buffers(void)
+{
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), bytes = 4 << 20;
+    const int rc = setsockopt(fd, SOL_SOCKET, SO_RCVBUFFORCE, &bytes, sizeof(bytes));
+    close(fd);
+    return !rc;
+}
+
+/* What the kernel holds for a connection that nobody reads grows only for a peer of which is known
+ * what it is. At this address the ends do not see that they are on one host. */
+static void much_is_received_once_a_peer_has_said_what_it_is(NO_STATE)
+{
+    begin_at("tcp://127.0.0.2:0");
+    assert_true(comes(0));
+    struct ibx_connection_request request = joins();
+    assert_true(receive_buffer(conns[0]->handshake_socket) < 4 << 20);
+    if (may_force_buffers())
+        assert_true(receive_buffer(request.conn->handshake_socket) >= 4 << 20);
+    ibx_close(request.conn);
+    end();
+}
+
+/* Who waits for requests hears of one before its first message: there is something to prepare. */
+static void it_is_busy_before_the_first_message(NO_STATE)
+{
+    begin();
+    struct ibx_connection_request request;
+    struct pollfd wait = {.fd = ibx_acceptor_fd(acceptor), .events = POLLIN};
+    assert_false(ibx_acceptor_busy(acceptor));
+    assert_int_equal(poll(&wait, 1, 0), 0);
+    assert_true(comes(0));
+    assert_int_equal(poll(&wait, 1, 60000), 1);
+    assert_true(ibx_acceptor_busy(acceptor));
+    assert_false(ibx_acceptor_take(acceptor, &request));
+    assert_int_equal(poll(&wait, 1, 0), 0); /* once */
+    request = joins();
+    const uint64_t deadline = ibx_deadline_in_ms(60000);
+    while (ibx_acceptor_busy(acceptor))
+        assert_true(ibx_now_ns() < deadline);
+    ibx_close(request.conn);
+    end();
+}
+
 static void a_place_is_free_once_it_is_taken(NO_STATE)
 {
     begin();
@@ -269,14 +352,29 @@ static void the_expected_host_always_gets_in(NO_STATE)
     end();
 }
 
+/* Who has a name is the same from everywhere, who has none only from one host. */
+static void a_peer_is_its_name_or_its_host(NO_STATE)
+{
+    const struct ibx_peer bob = {"bob", "10.0.0.1"}, moved = {"bob", "10.0.0.2"},
+                          eve = {"eve", "10.0.0.1"}, one = {"", "10.0.0.1"},
+                          again = {"", "10.0.0.1"}, other = {"", "10.0.0.2"};
+    assert_true(ibx_peer_same(&bob, &moved) && ibx_peer_same(&one, &again));
+    assert_false(ibx_peer_same(&bob, &eve) || ibx_peer_same(&bob, &one));
+    assert_false(ibx_peer_same(&one, &other));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_peer_is_its_name_or_its_host),
         cmocka_unit_test(a_peer_has_few_places),
+        cmocka_unit_test(it_is_busy_before_the_first_message),
         cmocka_unit_test(a_place_is_free_once_it_is_taken),
+        cmocka_unit_test(who_says_nothing_loses_its_place),
+        cmocka_unit_test(much_is_received_once_a_peer_has_said_what_it_is),
         cmocka_unit_test(the_expected_peer_always_gets_in),
         cmocka_unit_test(the_expected_host_always_gets_in),
-        cmocka_unit_test(a_control_connection_has_one_lane),
+        cmocka_unit_test(a_control_connection_has_no_bulk_lane),
         cmocka_unit_test(a_description_follows_its_hello),
         cmocka_unit_test(a_bad_description_ends_its_connection),
     };

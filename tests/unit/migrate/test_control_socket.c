@@ -66,7 +66,7 @@ static int lend(void *context, struct ibx_error *err)
     return ibx_error_set(err, -EINVAL, "no borrowed VM");
 }
 
-static const struct ibx_control_socket_ops ops = {on_status, cancel, set_bandwidth, lend};
+static const struct ibx_control_socket_ops ops = {on_status, cancel, set_bandwidth, lend, lend};
 
 static void *serve(void *arg)
 {

@@ -4,7 +4,9 @@
 #include "tests/scenes/unit.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <string.h>
+#include <unistd.h>
 
 #define EPOCH 3u
 
@@ -54,11 +56,92 @@ static void test_aborted_after_the_confirmation(NO_STATE)
     assert_int_equal(destination.peer.now, PEER_CONFIRMED);
 }
 
+/* ------------------------------------------------------------ where libvirt drives */
+
+static const struct ibx_migrate_any decided = {.type = IBX_MIGRATE_DECIDED, .is.epoch = EPOCH};
+
+/* A process stands for QEMU. */
+static void begin_managed(enum destination_state first, bool ran)
+{
+    struct ibx_record *record = &destination.status.record;
+    begin(first);
+    ibx_destination_qemu_init(&destination.qemu, "/nonexistent", record, &options.observer);
+    destination.qemu.managed = true;
+    destination.qemu.ran = ran;
+    signal(SIGCHLD, SIG_IGN); /* so that the kernel reaps it */
+    record->pid = fork();
+    if (!record->pid)
+        for (;;)
+            pause();
+    record->pid_started = ibx_process_started(record->pid);
+    assert_true(ibx_journal_qemu_lives(record));
+}
+
+static bool ended(void)
+{
+    const struct ibx_record *record = &destination.status.record;
+    for (unsigned i = 0; i < 1000 && ibx_journal_qemu_lives(record); i++)
+        usleep(1000);
+    return !ibx_journal_qemu_lives(record);
+}
+
+/* libvirt has continued the VM at the source: nobody may do so here. */
+static void test_taken_back_before_it_ran(NO_STATE)
+{
+    static const enum destination_state states[] = {DESTINATION_RESUMING, DESTINATION_FILLING};
+    for (unsigned i = 0; i < 2; i++) {
+        begin_managed(states[i], false);
+        assert_int_equal(on(&gives_up), -ECONNABORTED);
+        assert_int_equal(destination.state.now, DESTINATION_GIVEN_UP);
+        assert_true(ended());
+    }
+}
+
+/* ... nor may it run on. */
+static void test_taken_back_when_it_ran(NO_STATE)
+{
+    begin_managed(DESTINATION_FILLING, true);
+    assert_int_equal(on(&gives_up), -EBADMSG);
+    assert_int_equal(destination.state.now, DESTINATION_BROKEN);
+    assert_true(ibx_journal_qemu_lives(&destination.status.record));
+    kill(destination.status.record.pid, SIGKILL);
+    assert_true(ended());
+}
+
+/* With all of its pages it needs nothing of the source. */
+static void test_taken_back_when_complete(NO_STATE)
+{
+    begin_managed(DESTINATION_COMPLETE, true);
+    assert_int_equal(on(&gives_up), -ECONNABORTED);
+    assert_int_equal(destination.state.now, DESTINATION_COMPLETE);
+    kill(destination.status.record.pid, SIGKILL);
+    assert_true(ended());
+}
+
+static void test_decided(NO_STATE)
+{
+    begin(DESTINATION_RESUMING);
+    assert_int_equal(on(&decided), -EPROTO); /* libvirt does not drive */
+    begin_managed(DESTINATION_RESUMING, false);
+    assert_int_equal(on(&decided), 0);
+    assert_true(destination.qemu.decided);
+    kill(destination.status.record.pid, SIGKILL);
+    begin_managed(DESTINATION_FILLING, true);
+    assert_int_equal(on(&decided), 0);
+    assert_false(destination.qemu.decided);
+    kill(destination.status.record.pid, SIGKILL);
+    assert_true(ended());
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_confirmed_after_an_abort),
         cmocka_unit_test(test_aborted_after_the_confirmation),
+        cmocka_unit_test(test_taken_back_before_it_ran),
+        cmocka_unit_test(test_taken_back_when_it_ran),
+        cmocka_unit_test(test_taken_back_when_complete),
+        cmocka_unit_test(test_decided),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -62,6 +62,18 @@ static void test_two_regions(NO_STATE)
     assert_int_equal(layout.regions[1].start, 4096);
 }
 
+static void test_regions_that_meet(NO_STATE)
+{
+    assert_int_equal(parse("[{\"base_host_virt_addr\":4096,\"size\":8192,\"offset\":0},"
+                           "{\"base_host_virt_addr\":8192,\"size\":4096,\"offset\":8192}]"),
+                     -EPROTO);
+    text_has(err.message, "share addresses");
+    assert_int_equal(parse("[{\"base_host_virt_addr\":4096,\"size\":4096,\"offset\":4096},"
+                           "{\"base_host_virt_addr\":8192,\"size\":8192,\"offset\":0}]"),
+                     -EPROTO);
+    text_has(err.message, "parts of the memory file");
+}
+
 static void test_what_is_no_message(NO_STATE)
 {
     const struct {
@@ -151,6 +163,22 @@ static void test_the_bytes_of_a_working_set(NO_STATE)
     free(bytes);
 }
 
+/* Of a memory that has no such pages. */
+static void test_pages_beyond_the_memory_are_refused(NO_STATE)
+{
+    static const struct ibx_fault_run runs[] = {{255, 2}, {256, 1}, {257, 1}};
+    for (unsigned i = 0; i < COUNT(runs); i++) {
+        struct ibx_working_set set = {.image_pages = 256}, back;
+        size_t length = 0;
+        assert_int_equal(ibx_working_set_add(&set, runs[i].page, runs[i].pages), 0);
+        uint8_t *bytes = ibx_working_set_encode(&set, &length);
+        assert_int_equal(ibx_working_set_decode(bytes, length, &back, &err), -EPROTO);
+        text_has(err.message, "of a memory of 256");
+        ibx_working_set_fini(&set);
+        free(bytes);
+    }
+}
+
 /* Every byte counts, and every length but one. */
 static void test_a_damaged_working_set_is_refused(NO_STATE)
 {
@@ -193,10 +221,12 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_documented_form),
         cmocka_unit_test(test_two_regions),
+        cmocka_unit_test(test_regions_that_meet),
         cmocka_unit_test(test_what_is_no_message),
         cmocka_unit_test(test_a_part_of_a_message),
         cmocka_unit_test(test_too_many_regions),
         cmocka_unit_test(test_the_bytes_of_a_working_set),
+        cmocka_unit_test(test_pages_beyond_the_memory_are_refused),
         cmocka_unit_test(test_a_damaged_working_set_is_refused),
         cmocka_unit_test(test_a_file_is_replaced_as_a_whole),
     };

@@ -14,11 +14,11 @@
 static void records_come_back_as_they_were(NO_STATE)
 {
     for (int source = 0; source < 2; source++) {
-        struct ibx_journal r = sample(source, 7);
+        struct ibx_record r = sample(source, 7);
         const time_t before = time(NULL);
         assert_int_equal(write_record(&r), 0);
         assert_in_range(r.written_s, (uint64_t)before, (uint64_t)time(NULL));
-        struct ibx_journal found = only();
+        struct ibx_record found = only();
         assert_memory_equal(found.id, r.id, sizeof(r.id));
         assert_int_equal(found.source, r.source);
         assert_int_equal(found.epoch, r.epoch);
@@ -68,7 +68,7 @@ static void records_of_the_first_version(NO_STATE)
         "\"uri\": \"tcp://node-b:7471\", \"peer\": \"node-a\", \"key-file\": \"\", \"uffd\": 31, "
         "\"device-way\": false, \"written\": 1700000000%s}";
     char path[PATH_MAX], whole[1024];
-    struct ibx_journal r = sample(false, 7);
+    struct ibx_record r = sample(false, 7);
     ibx_journal_path(folder, &r, ".json", path, sizeof(path));
     snprintf(whole, sizeof(whole), text, "");
     put_file(path, whole, strlen(whole));
@@ -123,16 +123,16 @@ static void totals_are_checked(NO_STATE)
         {"\"zero\": 600,", "", "zero"},
         {"\"state\": \"complete\"", "\"state\": \"running\"", "does not fit"},
     };
-    struct ibx_journal r = sample(false, 7);
+    struct ibx_record r = sample(false, 7);
     bring_to(&r, IBX_JOURNAL_COMPLETE);
     assert_false(ibx_journal_over(&r));
-    const struct ibx_journal found = only();
+    const struct ibx_record found = only();
     assert_memory_equal(&found.totals, &r.totals, sizeof(r.totals));
     each_is_refused(&r, wrong, COUNT(wrong));
 }
 
 /* Takes out what a version after this one has added to its file. */
-static void make_older(const struct ibx_journal *r, unsigned version)
+static void make_older(const struct ibx_record *r, unsigned version)
 {
     char now[32];
     char text[8192], path[PATH_MAX], settings[256];
@@ -180,7 +180,7 @@ static void borrowed(NO_STATE)
         {",\n  \"borrow\": 2", "", "borrow"},
         {",\n  \"whole\": true", "", "whole"},
     };
-    struct ibx_journal r = sample(false, 7), found;
+    struct ibx_record r = sample(false, 7), found;
     r.borrow = IBX_BORROW_FILL;
     r.base[0] = 7;
     r.whole = true;
@@ -195,7 +195,7 @@ static void borrowed(NO_STATE)
 /* Which did not note whether libvirt drove the migration. */
 static void records_of_the_fifth_version(NO_STATE)
 {
-    struct ibx_journal r = sample(true, 7);
+    struct ibx_record r = sample(true, 7);
     r.libvirt = true;
     assert_int_equal(write_record(&r), 0);
     assert_true(only().libvirt);
@@ -208,7 +208,7 @@ static void records_of_the_fifth_version(NO_STATE)
  * RAM. */
 static void records_of_the_fourth_version(NO_STATE)
 {
-    struct ibx_journal r = sample(false, 7), found;
+    struct ibx_record r = sample(false, 7), found;
     assert_int_equal(write_record(&r), 0);
     make_older(&r, 4);
     found = only();
@@ -234,7 +234,7 @@ static void settings_are_an_object(NO_STATE)
         {"\"settings\": {", "\"settings\": 7, \"x\": {", "unpacked"},
         {"\"settings\": {", "\"other\": {", "settings"},
     };
-    struct ibx_journal r = sample(true, 7);
+    struct ibx_record r = sample(true, 7);
     assert_int_equal(write_record(&r), 0);
     ibx_journal_path(folder, &r, ".json", path, sizeof(path));
     const size_t length = get_file(path, text, sizeof(text));
@@ -259,7 +259,7 @@ static void the_key_of_a_source(NO_STATE)
          "source-key is no text of up to 63 bytes"},
         {"\"insecure\": true", "\"insecure\": 1", "true or false"},
     };
-    struct ibx_journal r = sample(false, 7);
+    struct ibx_record r = sample(false, 7);
     r.source_key[0] = '\0';
     assert_int_equal(write_record(&r), 0);
     assert_true(only().source_key_known);
@@ -274,7 +274,7 @@ static void the_key_of_a_source(NO_STATE)
 /* Which knew no names. */
 static void records_of_the_third_version(NO_STATE)
 {
-    struct ibx_journal r = sample(false, 7), found;
+    struct ibx_record r = sample(false, 7), found;
     assert_int_equal(write_record(&r), 0);
     change(&r, "\"ibx-record\": 6", "\"ibx-record\": 3");
     list_refuses(&r, "unpacked");
@@ -386,7 +386,7 @@ static void options_are_checked(NO_STATE)
         {"\"required\"", "\"perhaps\"", "perhaps"},
         {"  \"encryption\": \"required\",\n", "", "encryption"},
     };
-    struct ibx_journal r = sample(true, 7);
+    struct ibx_record r = sample(true, 7);
     assert_int_equal(write_record(&r), 0);
     each_is_refused(&r, wrong, COUNT(wrong));
 }
@@ -395,11 +395,11 @@ static void options_are_checked(NO_STATE)
 static void a_key_lasts_as_long_as_the_migration(NO_STATE)
 {
     char path[PATH_MAX], text[4096];
-    struct ibx_journal r = sample(true, 7);
+    struct ibx_record r = sample(true, 7);
     r.verify = true;
     memset(r.verify_key, 0x5c, sizeof(r.verify_key));
     bring_to(&r, IBX_JOURNAL_MOVED);
-    struct ibx_journal found = only();
+    struct ibx_record found = only();
     assert_true(found.verify);
     assert_memory_equal(found.verify_key, r.verify_key, sizeof(r.verify_key));
     r.state = IBX_JOURNAL_DONE;
@@ -413,7 +413,7 @@ static void a_key_lasts_as_long_as_the_migration(NO_STATE)
 /* As version 2 wrote it, which called a migration done when all pages had come. */
 static void records_of_the_second_version(NO_STATE)
 {
-    struct ibx_journal r = sample(false, 7);
+    struct ibx_record r = sample(false, 7);
     bring_to(&r, IBX_JOURNAL_RUNNING);
     make_older(&r, 2);
     change(&r, "\"running\"", "\"done\"");
@@ -423,7 +423,7 @@ static void records_of_the_second_version(NO_STATE)
 
 static void check_step(bool source, unsigned from, unsigned to, bool allowed)
 {
-    struct ibx_journal r = sample(source, 9);
+    struct ibx_record r = sample(source, 9);
     bring_to(&r, (enum ibx_journal_state)from);
     r.state = (enum ibx_journal_state)to;
     complete_as_its_state(&r);
@@ -462,7 +462,7 @@ static void only_moves_of_the_table(NO_STATE)
 
 static void epochs_only_rise(NO_STATE)
 {
-    struct ibx_journal r = sample(true, 1);
+    struct ibx_record r = sample(true, 1);
     r.epoch = 0;
     assert_int_equal(write_record(&r), -EINVAL);
     r.epoch = 5;
@@ -487,7 +487,7 @@ static void states_have_names_and_meanings(NO_STATE)
                            [IBX_JOURNAL_GIVEN_UP] = true,
                            [IBX_JOURNAL_ENDED] = true};
     for (unsigned i = 1; i < 14; i++) {
-        struct ibx_journal r = sample(i < IBX_JOURNAL_NOT_YET || i == IBX_JOURNAL_BROKEN, 1);
+        struct ibx_record r = sample(i < IBX_JOURNAL_NOT_YET || i == IBX_JOURNAL_BROKEN, 1);
         r.state = (enum ibx_journal_state)i;
         assert_int_equal(ibx_journal_over(&r), over[i]);
         assert_string_not_equal(ibx_journal_state_name(r.state), "unknown");
@@ -496,7 +496,7 @@ static void states_have_names_and_meanings(NO_STATE)
             fail_msg("%s", text);
     }
     /* What QEMU reported is not called running. */
-    struct ibx_journal r = sample(false, 1);
+    struct ibx_record r = sample(false, 1);
     r.state = IBX_JOURNAL_RUNNING;
     ibx_journal_describe(&r, text, sizeof(text));
     text_has(text, "VM db1 runs here and needs");

@@ -3,16 +3,17 @@
 #include "tests/scenes/journal_scene.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 static void newest_come_first(NO_STATE)
 {
-    struct ibx_journal *all;
+    struct ibx_record *all;
     size_t count;
     for (uint8_t i = 1; i <= 20; i++) {
-        struct ibx_journal r = sample(i % 2, (uint8_t)(i * 37));
+        struct ibx_record r = sample(i % 2, (uint8_t)(i * 37));
         assert_int_equal(write_record(&r), 0);
     }
     assert_int_equal(ibx_journal_list(folder, &all, &count, &error), 0);
@@ -23,7 +24,7 @@ static void newest_come_first(NO_STATE)
 }
 
 /* Gives the file of a record another time, as its writing did. */
-static void set_written(const struct ibx_journal *r, uint64_t seconds)
+static void set_written(const struct ibx_record *r, uint64_t seconds)
 {
     char from[64], to[64];
     snprintf(from, sizeof(from), "\"written\": %llu", (unsigned long long)r->written_s);
@@ -31,20 +32,20 @@ static void set_written(const struct ibx_journal *r, uint64_t seconds)
     change(r, from, to);
 }
 
-static bool goes_from_here(const struct ibx_journal *r)
+static bool goes_from_here(const struct ibx_record *r)
 {
     return r->source && !ibx_journal_over(r);
 }
 
-static bool is_unfinished(const struct ibx_journal *r)
+static bool is_unfinished(const struct ibx_record *r)
 {
     return !ibx_journal_over(r);
 }
 
 static void the_newest_that_fits_is_found(NO_STATE)
 {
-    struct ibx_journal a = sample(true, 1), b = sample(true, 2), c = sample(true, 3),
-                       d = sample(false, 4), found;
+    struct ibx_record a = sample(true, 1), b = sample(true, 2), c = sample(true, 3),
+                      d = sample(false, 4), found;
     strcpy(c.qmp, "/run/other");
     assert_int_equal(ibx_journal_find(folder, a.qmp, is_unfinished, &found, &error), -ENOENT);
     error_has(folder);
@@ -76,7 +77,7 @@ struct seen {
     const char *why;
 };
 
-static void see(void *context, const struct ibx_journal *record, const char *why)
+static void see(void *context, const struct ibx_record *record, const char *why)
 {
     struct seen *seen = context;
     (void)record;
@@ -96,10 +97,10 @@ static struct seen prune(struct ibx_journal_prune which)
 }
 
 /* In this state, and of a QEMU that lives (this process) or has ended. */
-static struct ibx_journal in_state(bool source, uint8_t number, enum ibx_journal_state state,
-                                   bool lives)
+static struct ibx_record in_state(bool source, uint8_t number, enum ibx_journal_state state,
+                                  bool lives)
 {
-    struct ibx_journal r = sample(source, number);
+    struct ibx_record r = sample(source, number);
     if (lives) {
         r.pid = getpid();
         r.pid_started = ibx_process_started(r.pid);
@@ -129,7 +130,7 @@ static void what_is_over_can_be_pruned(NO_STATE)
         {false, IBX_JOURNAL_COMPLETE, false, false, true},
     };
     for (unsigned i = 0; i < COUNT(cases); i++) {
-        struct ibx_journal r = in_state(cases[i].source, 5, cases[i].is, cases[i].lives);
+        struct ibx_record r = in_state(cases[i].source, 5, cases[i].is, cases[i].lives);
         struct seen seen = prune((struct ibx_journal_prune){.qmp = r.qmp});
         if (seen.gone != cases[i].goes || seen.kept == cases[i].goes)
             fail_msg("case %u: %s", i, seen.why ? seen.why : "went");
@@ -145,8 +146,8 @@ static void what_is_over_can_be_pruned(NO_STATE)
 
 static void pruning_leaves_others_alone(NO_STATE)
 {
-    struct ibx_journal *all, a = in_state(true, 1, IBX_JOURNAL_KEPT, false),
-                             b = in_state(true, 2, IBX_JOURNAL_KEPT, false);
+    struct ibx_record *all, a = in_state(true, 1, IBX_JOURNAL_KEPT, false),
+                            b = in_state(true, 2, IBX_JOURNAL_KEPT, false);
     size_t count;
     int lock;
     assert_int_equal(prune((struct ibx_journal_prune){.qmp = "/run/other"}).gone, 0);
@@ -176,7 +177,7 @@ static void pruning_leaves_others_alone(NO_STATE)
 
 static size_t records(void)
 {
-    struct ibx_journal *all;
+    struct ibx_record *all;
     size_t count;
     assert_int_equal(ibx_journal_list(folder, &all, &count, &error), 0);
     free(all);
@@ -186,7 +187,7 @@ static size_t records(void)
 /* A script that tries a migration again and again leaves one record; others leave some. */
 static void failed_ones_do_not_pile_up(NO_STATE)
 {
-    struct ibx_journal r = sample(true, 1);
+    struct ibx_record r = sample(true, 1);
     for (uint8_t i = 1; i <= 15; i++)
         in_state(i % 2, i, i % 2 ? IBX_JOURNAL_KEPT : IBX_JOURNAL_GIVEN_UP, false);
     in_state(true, 20, IBX_JOURNAL_ROLLED_BACK, false);
@@ -197,15 +198,46 @@ static void failed_ones_do_not_pile_up(NO_STATE)
     assert_int_equal(records(), 2);
 }
 
+static bool has_notes(const struct ibx_record *record)
+{
+    char path[128];
+    ibx_journal_map_path(record, path, sizeof(path));
+    return !access(path, F_OK);
+}
+
+static void make_notes(const struct ibx_record *record)
+{
+    char path[128];
+    ibx_journal_map_path(record, path, sizeof(path));
+    close(open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+    assert_true(has_notes(record));
+}
+
+/* A tool that is killed leaves them: the next one needs them, unless the migration is over. */
+static void notes_of_what_is_over_go(NO_STATE)
+{
+    struct ibx_record over = in_state(true, 1, IBX_JOURNAL_DONE, true),
+                      open_yet = in_state(true, 2, IBX_JOURNAL_MOVED, true);
+    make_notes(&over);
+    make_notes(&open_yet);
+    ibx_journal_prune_old(folder, "/run/another");
+    assert_int_equal(records(), 2);
+    assert_false(has_notes(&over));
+    assert_true(has_notes(&open_yet));
+    assert_int_equal(ibx_journal_remove(folder, &over, &error), 0);
+    assert_int_equal(ibx_journal_remove(folder, &open_yet, &error), 0);
+    assert_false(has_notes(&open_yet));
+}
+
 /* While the newest one goes, a tool has come to work on the next, or another has removed it. */
 struct meddling {
-    struct ibx_journal next;
+    struct ibx_record next;
     bool removes;
     unsigned seen;
     const char *why;
 };
 
-static void meddle(void *context, const struct ibx_journal *record, const char *why)
+static void meddle(void *context, const struct ibx_record *record, const char *why)
 {
     struct meddling *m = context;
     m->why = why;
@@ -221,7 +253,7 @@ static void meddle(void *context, const struct ibx_journal *record, const char *
 static void what_counts_is_read_under_the_lock(NO_STATE)
 {
     for (int removes = 0; removes < 2; removes++) {
-        struct ibx_journal newest = in_state(true, 1, IBX_JOURNAL_KEPT, false);
+        struct ibx_record newest = in_state(true, 1, IBX_JOURNAL_KEPT, false);
         struct meddling m = {.next = in_state(false, 2, IBX_JOURNAL_RUNNING, false),
                              .removes = removes};
         const struct ibx_journal_prune which = {
@@ -248,11 +280,9 @@ static void what_counts_is_read_under_the_lock(NO_STATE)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(newest_come_first),
-        TEST(the_newest_that_fits_is_found),
-        TEST(what_is_over_can_be_pruned),
-        TEST(failed_ones_do_not_pile_up),
-        TEST(what_counts_is_read_under_the_lock),
+        TEST(newest_come_first),           TEST(the_newest_that_fits_is_found),
+        TEST(what_is_over_can_be_pruned),  TEST(failed_ones_do_not_pile_up),
+        TEST(notes_of_what_is_over_go),    TEST(what_counts_is_read_under_the_lock),
         TEST(pruning_leaves_others_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

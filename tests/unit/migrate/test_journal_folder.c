@@ -16,7 +16,7 @@
 static void every_truncation_is_noticed(NO_STATE)
 {
     char path[PATH_MAX], text[4096];
-    struct ibx_journal r = sample(true, 0xab);
+    struct ibx_record r = sample(true, 0xab);
     assert_int_equal(write_record(&r), 0);
     ibx_journal_path(folder, &r, ".json", path, sizeof(path));
     size_t length = get_file(path, text, sizeof(text));
@@ -74,7 +74,7 @@ static void hostile_files_are_named(NO_STATE)
         {"{", "[", "line"},
     };
     char path[PATH_MAX];
-    struct ibx_journal r = sample(true, 0xab);
+    struct ibx_record r = sample(true, 0xab);
     assert_int_equal(write_record(&r), 0);
     ibx_journal_path(folder, &r, ".json", path, sizeof(path));
     each_is_refused(&r, cases, COUNT(cases));
@@ -105,7 +105,7 @@ static void hostile_layouts_are_named(NO_STATE)
         {"\"mode\": 33152", "\"mode\": 4294967296", "mode 4294967296"},
         {"\"file\": -1", "\"file\": \"x\"", "guest-ram"},
     };
-    struct ibx_journal r = sample(true, 0xab);
+    struct ibx_record r = sample(true, 0xab);
     r.blocks[0].address = 4096;
     assert_int_equal(write_record(&r), 0);
     each_is_refused(&r, cases, COUNT(cases));
@@ -116,7 +116,7 @@ static void deep_and_large_files_are_refused(NO_STATE)
     char path[PATH_MAX];
     char *text = malloc(70000);
     assert_non_null(text);
-    struct ibx_journal r = sample(true, 0xab);
+    struct ibx_record r = sample(true, 0xab);
     ibx_journal_path(folder, &r, ".json", path, sizeof(path));
     memset(text, '[', 70000);
     put_file(path, text, 65536);
@@ -129,7 +129,7 @@ static void deep_and_large_files_are_refused(NO_STATE)
 static void only_plain_files_of_this_user_count(NO_STATE)
 {
     char path[PATH_MAX], other[PATH_MAX];
-    struct ibx_journal r = sample(true, 0xab), *all;
+    struct ibx_record r = sample(true, 0xab), *all;
     size_t count;
     assert_int_equal(write_record(&r), 0);
     ibx_journal_path(folder, &r, ".json", path, sizeof(path));
@@ -149,7 +149,7 @@ static void only_plain_files_of_this_user_count(NO_STATE)
     assert_int_equal(rmdir(path), 0);
     snprintf(path, sizeof(path), "%s/copy.json", folder);
     assert_int_equal(rename(other, path), 0);
-    struct ibx_journal *none;
+    struct ibx_record *none;
     assert_int_equal(ibx_journal_list(folder, &none, &count, &error), -EBADMSG);
     error_has("copy.json is not a record of a migration (its id or role is not that of its name)");
     assert_int_equal(unlink(path), 0);
@@ -172,7 +172,7 @@ static mode_t mode_of(const char *path)
 static void folders_are_chosen_and_made(NO_STATE)
 {
     char chosen[PATH_MAX], expected[PATH_MAX], deep[PATH_MAX];
-    struct ibx_journal r = sample(true, 1);
+    struct ibx_record r = sample(true, 1);
     mode_t mask = umask(0);
     snprintf(deep, sizeof(deep), "%s/a/b//c/", folder);
     snprintf(expected, sizeof(expected), "%s/a/b//c", folder);
@@ -233,7 +233,7 @@ static void unfit_folders_are_refused(NO_STATE)
     strcat(path, "/below");
     assert_int_equal(ibx_journal_folder(path, chosen, sizeof(chosen), &error), -ENOTDIR);
     /* What fits leaves room for the longest name in it. */
-    struct ibx_journal r = sample(false, 1);
+    struct ibx_record r = sample(false, 1);
     snprintf(path, sizeof(path), "%s/", folder);
     memset(path + strlen(path), 'x', 200);
     for (size_t n = strlen(folder) + 2; n < 100; n++) {
@@ -250,7 +250,7 @@ static void unfit_folders_are_refused(NO_STATE)
 /* ------------------------------------------------------------ lock, processes */
 
 /* A child that does this, and then lives until it is killed. */
-static pid_t child_that(bool (*does)(const struct ibx_journal *r), const struct ibx_journal *r)
+static pid_t child_that(bool (*does)(const struct ibx_record *r), const struct ibx_record *r)
 {
     int pipes[2];
     char byte = 0;
@@ -269,7 +269,7 @@ static pid_t child_that(bool (*does)(const struct ibx_journal *r), const struct 
     return child;
 }
 
-static bool holds_the_lock(const struct ibx_journal *r)
+static bool holds_the_lock(const struct ibx_record *r)
 {
     int fd;
     return !ibx_journal_lock(folder, r, &fd, NULL);
@@ -277,7 +277,7 @@ static bool holds_the_lock(const struct ibx_journal *r)
 
 static void locks_name_their_holder(NO_STATE)
 {
-    struct ibx_journal r = sample(true, 1), other = sample(false, 1);
+    struct ibx_record r = sample(true, 1), other = sample(false, 1);
     char expected[64];
     int fd = -1, second = -1;
     pid_t child = child_that(holds_the_lock, &r);
@@ -300,7 +300,7 @@ static void locks_name_their_holder(NO_STATE)
 /* Removing the record takes the lock's file away: who comes next locks the new one. */
 static void locks_outlive_their_file(NO_STATE)
 {
-    struct ibx_journal r = sample(true, 1);
+    struct ibx_record r = sample(true, 1);
     int first, second, third;
     assert_int_equal(write_record(&r), 0);
     assert_int_equal(ibx_journal_lock(folder, &r, &first, &error), 0);
@@ -312,7 +312,7 @@ static void locks_outlive_their_file(NO_STATE)
 }
 
 /* Takes the lock again and again and removes its file, as the end of a migration does. */
-static int lock_and_remove(const struct ibx_journal *r)
+static int lock_and_remove(const struct ibx_record *r)
 {
     char path[PATH_MAX], marker[PATH_MAX];
     ibx_journal_path(folder, r, ".lock", path, sizeof(path));
@@ -334,7 +334,7 @@ static int lock_and_remove(const struct ibx_journal *r)
 
 static void one_holds_it_at_a_time(NO_STATE)
 {
-    struct ibx_journal r = sample(true, 1);
+    struct ibx_record r = sample(true, 1);
     pid_t children[3];
     for (unsigned i = 0; i < 3; i++) {
         children[i] = fork_bound();
@@ -351,7 +351,7 @@ static void one_holds_it_at_a_time(NO_STATE)
 /* A child of the process that took it keeps the lock: the source's watchdog. */
 static void an_ended_holder_is_told_apart(NO_STATE)
 {
-    struct ibx_journal r = sample(true, 1);
+    struct ibx_record r = sample(true, 1);
     int kept;
     pid_t child = fork_bound();
     if (!child)
@@ -373,7 +373,7 @@ static void an_ended_holder_is_told_apart(NO_STATE)
 }
 
 /* Takes a name that looks like what follows it in /proc/PID/stat. */
-static bool has_an_odd_name(const struct ibx_journal *r)
+static bool has_an_odd_name(const struct ibx_record *r)
 {
     (void)r;
     int fd = open("/proc/self/comm", O_WRONLY | O_CLOEXEC);
@@ -392,7 +392,7 @@ static void processes_are_told_apart(NO_STATE)
     const uint64_t started = ibx_process_started(child);
     assert_true(started >= mine);
     /* A process with this number and another start is another process. */
-    struct ibx_journal r = {.pid = child, .pid_started = started};
+    struct ibx_record r = {.pid = child, .pid_started = started};
     assert_false(ibx_journal_qemu_gone(&r));
     r.pid_started++;
     assert_true(ibx_journal_qemu_gone(&r));
@@ -435,6 +435,28 @@ static void folders_of_run_are_known(NO_STATE)
     assert_int_equal(rmdir(base), 0);
 }
 
+/* In a folder of everybody's. Another user may have made it first, so that it counts for nobody. */
+static void home_is_noted_by_its_own_file(NO_STATE)
+{
+    struct ibx_record r = sample(true, 0xcd);
+    struct ibx_error err = {0};
+    char path[PATH_MAX];
+    r.borrow = IBX_BORROW_LAZY;
+    ibx_journal_home_path(r.id, path, sizeof(path));
+    unlink(path);
+    assert_false(ibx_journal_noted_home(&r));
+    assert_int_equal(ibx_journal_note_home(r.id, &err), 0);
+    assert_int_equal(ibx_journal_note_home(r.id, &err), 0);
+    assert_true(ibx_journal_noted_home(&r));
+    if (!geteuid()) {
+        assert_int_equal(chown(path, 1234, 1234), 0);
+        assert_false(ibx_journal_noted_home(&r));
+        assert_int_equal(ibx_journal_note_home(r.id, &err), 0);
+        assert_true(ibx_journal_noted_home(&r));
+    }
+    unlink(path);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -452,6 +474,7 @@ int main(void)
         TEST(an_ended_holder_is_told_apart),
         TEST(processes_are_told_apart),
         TEST(folders_of_run_are_known),
+        TEST(home_is_noted_by_its_own_file),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -16,7 +16,7 @@
 /* Writes for ever, records of very different lengths. */
 static void write_until_killed(void)
 {
-    struct ibx_journal r = only();
+    struct ibx_record r = only();
     for (uint64_t turn = 0;; turn++) {
         r.epoch++;
         memset(r.qmp, 'q', sizeof(r.qmp) - 1);
@@ -28,7 +28,7 @@ static void write_until_killed(void)
 
 static void a_killed_writer_leaves_a_whole_record(NO_STATE)
 {
-    struct ibx_journal r = sample(true, 3);
+    struct ibx_record r = sample(true, 3);
     assert_int_equal(write_record(&r), 0);
     for (unsigned turn = 0; turn < 25; turn++) {
         const uint64_t from = only().epoch;
@@ -40,7 +40,7 @@ static void a_killed_writer_leaves_a_whole_record(NO_STATE)
             assert_int_equal(waitpid(child, NULL, WNOHANG), 0);
         kill(child, SIGKILL);
         assert_int_equal(waitpid(child, NULL, 0), child);
-        struct ibx_journal found = only();
+        struct ibx_record found = only();
         assert_in_range(found.epoch, from + turn % 5, UINT64_MAX);
         assert_true(found.epoch == 1 || strlen(found.qmp) == 10 || strlen(found.qmp) == 4000);
     }
@@ -53,7 +53,7 @@ static void a_killed_writer_leaves_a_whole_record(NO_STATE)
 static bool unwritten(int rc, int expected)
 {
     char path[PATH_MAX];
-    struct ibx_journal r = sample(true, 3);
+    struct ibx_record r = sample(true, 3);
     ibx_journal_path(folder, &r, ".new", path, sizeof(path));
     return rc == expected && strstr(error.message, folder) &&
            strstr(error.message, strerror(-expected)) && access(path, F_OK);
@@ -62,7 +62,7 @@ static bool unwritten(int rc, int expected)
 /* Changes what is on record until there is no room for the next. */
 static int on_a_full_disk(void)
 {
-    struct ibx_journal r = sample(true, 3), *all;
+    struct ibx_record r = sample(true, 3), *all;
     char path[PATH_MAX], block[4096] = {0};
     size_t count;
     if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
@@ -97,7 +97,7 @@ static void full_and_read_only_disks(NO_STATE)
 
 static int without_rights(void)
 {
-    struct ibx_journal r = sample(true, 3), *all;
+    struct ibx_record r = sample(true, 3), *all;
     char lock[32];
     size_t count;
     int fd;
@@ -127,7 +127,7 @@ static void folders_without_rights(NO_STATE)
 
 static void text_that_is_none(NO_STATE)
 {
-    struct ibx_journal r = sample(true, 1);
+    struct ibx_record r = sample(true, 1);
     strcpy(r.name, "b\xc3"); /* cut in the middle of a character */
     assert_int_equal(write_record(&r), 0);
     assert_string_equal(only().name, "b?");

@@ -367,6 +367,41 @@ static void test_request_is_cut(NO_STATE)
     scene_end(&a.scene);
 }
 
+/* Pages that do not follow each other, on both sides of a border between regions, in any order:
+ * they arrive as one, in this order. The source has to expose each of them. */
+static void test_request_of_scattered_pages(NO_STATE)
+{
+    struct asked a;
+    struct ibx_fault_arrival arrivals[2];
+    uint64_t pages[64];
+    ask_make(&a, SMALL);
+    const uint64_t first = a.scene.map.blocks[1].first;
+    for (unsigned i = 0; i < 64; i++)
+        pages[i] = i % 2 ? first + 4 * i : 9 + 3 * (64 - i);
+    struct ibx_fault_request request = {.page = pages[0],
+                                        .offset = pages[0] * SMALL,
+                                        .length = sizeof(pages) / sizeof(*pages) * SMALL,
+                                        .buffer = a.buffer,
+                                        .cookie = 5,
+                                        .pages = pages,
+                                        .page_count = 64};
+    const struct ibx_fault_reader *as = &a.scene.as[0];
+    assert_true(as->ops->scatters);
+    if (as->ops->request(as->context, &request))
+        fail_msg("%s", ibx_page_reader_reason(a.scene.readers[0]));
+    assert_int_equal(arrive(&a, arrivals, 1), 1);
+    assert_int_equal(arrivals[0].cookie, 5);
+    assert_int_equal(arrivals[0].status, 0);
+    assert_int_equal(arrivals[0].length, 64 * SMALL);
+    for (unsigned i = 0; i < 64; i++)
+        assert_true(bytes_right(&a.scene, pages[i], a.buffer + i * SMALL));
+    pages[40] = a.scene.bytes / SMALL;
+    assert_int_equal(as->ops->request(as->context, &request), -EAGAIN);
+    assert_true(arrive(&a, arrivals, 1) < 0);
+    assert_non_null(strstr(ibx_page_reader_reason(a.scene.readers[0]), "does not expose"));
+    scene_end(&a.scene);
+}
+
 /* Bulk finds the source full before what is urgent does; all arrive once. */
 static void test_full(NO_STATE)
 {
@@ -564,6 +599,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_disconnect),
         cmocka_unit_test(test_read_fails),
         cmocka_unit_test(test_request_is_cut),
+        cmocka_unit_test(test_request_of_scattered_pages),
         cmocka_unit_test(test_full),
         cmocka_unit_test(test_urgent),
         cmocka_unit_test(test_not_exposed),

@@ -26,6 +26,7 @@ static struct fake {
     const char *feature; /* that its processor has */
     const char *device;  /* its type; NULL: it has none */
     bool reports;        /* free-page-reporting */
+    const char *registers;
     int fd;
     pthread_t thread;
 } fake;
@@ -40,6 +41,8 @@ static json_t *result_of(const char *command, const json_t *arguments)
         return json_pack("{s:b, s:b}", "enabled", fake.kvm, "present", 1);
     if (!strcmp(command, "query-cpus-fast"))
         return json_pack("[{s:i, s:s}]", "cpu-index", 0, "qom-path", "/machine/cpu0");
+    if (!strcmp(command, "human-monitor-command"))
+        return json_string(fake.registers ? fake.registers : "unknown command");
     if (!strcmp(command, "qom-list") && fake.device && !strcmp(path, "/machine/peripheral"))
         return json_pack("[{s:s, s:s}]", "name", "one0", "type", fake.device);
     if (!strcmp(command, "qom-get") && !strcmp(property, "free-page-reporting"))
@@ -105,7 +108,19 @@ static int warm(const struct fake *like)
 {
     const struct ibx_guest_ram none = {.pid = getpid()};
     begin(like);
-    const int rc = ibx_preflight_warm(qmp, &none, ibx_deadline_in_ms(GENEROUS), &error);
+    const int rc = ibx_preflight_warm(qmp, &none, NULL, ibx_deadline_in_ms(GENEROUS), &error);
+    end();
+    return rc;
+}
+
+static bool nests;
+
+/* As warm(), for what lasts so short that one may look again. */
+static int warm_now(const struct fake *like)
+{
+    const struct ibx_guest_ram none = {.pid = getpid()};
+    begin(like);
+    const int rc = ibx_preflight_warm(qmp, &none, &nests, ibx_deadline_in_ms(GENEROUS), &error);
     end();
     return rc;
 }
@@ -127,6 +142,28 @@ static void test_a_vm_that_can_run_vms(NO_STATE)
     assert_int_equal(warm(&(struct fake){.kvm = false, .feature = "svm"}), 0);
 }
 
+#define CPU(n, cr4, efer)                                                                          \
+    "CPU#" n "\r\nEAX=00002000 EBX=00001000\r\nCR0=80050033 CR2=0 CR3=0 CR4=" cr4                  \
+    "\r\nDR0=0 DR1=0\r\nEFER=" efer "\r\n"
+#define PLAIN CPU("0", "00150ef0", "0000000000000d01")
+
+/* ... but only while its guest does: a vCPU has CR4.VMXE or EFER.SVME. */
+static void test_a_vm_that_runs_none_now(NO_STATE)
+{
+    struct fake like = {.kvm = true, .feature = "vmx", .registers = PLAIN PLAIN};
+    assert_int_equal(warm_now(&like), 0);
+    assert_true(nests);
+    like.registers = PLAIN CPU("1", "00152ef0", "0000000000000d01");
+    says(warm_now(&like), "runs VMs of its own (CR4.VMXE is on)");
+    like.registers = PLAIN CPU("1", "00150ef0", "0000000000001d01");
+    says(warm_now(&like), "runs VMs of its own (EFER.SVME is on)");
+    like.registers = NULL;
+    says(warm_now(&like), "does not tell whether its guest runs VMs");
+    like.feature = "avx";
+    assert_int_equal(warm_now(&like), 0);
+    assert_false(nests);
+}
+
 static int gives_back(const struct fake *like)
 {
     begin(like);
@@ -144,6 +181,31 @@ static void test_a_guest_that_gives_registered_pages_back(NO_STATE)
     assert_int_equal(gives_back(&(struct fake){.device = "child<virtio-balloon-pci>"}), 0);
     assert_int_equal(gives_back(&(struct fake){.device = "child<virtio-net-pci>"}), 0);
     assert_int_equal(gives_back(&(struct fake){.kvm = true, .feature = "vmx"}), 0);
+}
+
+/* The reason against minor mode, or "". */
+static const char *against_minor(const struct fake *like, uint64_t page_size)
+{
+    static struct ibx_blockers blockers;
+    struct ibx_guest_block block = {.id = "mem0", .size = 4 << 20, .page_size = page_size};
+    const struct ibx_guest_ram ram = {.pid = getpid(), .count = 1, .blocks = &block};
+    memset(&blockers, 0, sizeof(blockers));
+    begin(like);
+    ibx_preflight_minor(qmp, &ram, &blockers, ibx_deadline_in_ms(GENEROUS));
+    end();
+    return blockers.count ? blockers.reasons[0] : "";
+}
+
+static void test_huge_pages_that_are_given_back(NO_STATE)
+{
+    const struct fake balloon = {.device = "child<virtio-balloon-pci>"};
+    text_has(against_minor(&balloon, 2 << 20),
+             "mem0 has pages of 2097152 bytes, and device one0 (virtio-balloon-pci) may give");
+    text_has(against_minor(&(struct fake){.device = "child<virtio-mem-pci>"}, 2 << 20),
+             "without --minor");
+    assert_string_equal(against_minor(&balloon, PAGE), "");
+    assert_string_equal(against_minor(&(struct fake){.device = "child<virtio-net-pci>"}, 2 << 20),
+                        "");
 }
 
 /* ---------------------------------------------------------------- dropping */
@@ -197,7 +259,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_vm_that_can_run_vms),
+        cmocka_unit_test(test_a_vm_that_runs_none_now),
         cmocka_unit_test(test_a_guest_that_gives_registered_pages_back),
+        cmocka_unit_test(test_huge_pages_that_are_given_back),
         cmocka_unit_test(test_pages_that_stay),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -157,6 +157,10 @@ static const struct sample {
       .is.map_end = {.pages = 300000, .data_pages = 200000, .regions = 0, .hash = HASH}},
      "1ae093040000000000400d03000000000000000000a0a1a2a3a4a5a6a7a8a9aaabacadaeafb0b1b2"
      "b3b4b5b6b7b8b9babbbcbdbebf"},
+    {"DECIDED", {.type = IBX_MIGRATE_DECIDED, .is.epoch = 3}, "1b0300000000000000"},
+    {"PAGES",
+     {.type = IBX_MIGRATE_PAGES, .is.pages = {0xc0, {(const uint8_t *)"\1\2\3", 3}}},
+     "1cc000000000000000010203"},
 };
 #define SAMPLES (sizeof(samples) / sizeof(samples[0]))
 
@@ -194,6 +198,8 @@ static int decode(const uint8_t *bytes, size_t length, struct ibx_migrate_any *i
         into->is.state.bytes = bytes + (into->is.state.bytes - copy);
     if (!rc && into->type == IBX_MIGRATE_DIGEST)
         into->is.digest.entries.bytes = bytes + (into->is.digest.entries.bytes - copy);
+    if (!rc && into->type == IBX_MIGRATE_PAGES)
+        into->is.pages.bytes.bytes = bytes + (into->is.pages.bytes.bytes - copy);
     free(copy);
     if (rc) {
         assert_int_equal(error.code, rc);
@@ -205,7 +211,7 @@ static int decode(const uint8_t *bytes, size_t length, struct ibx_migrate_any *i
 static void encodes_golden_bytes(NO_STATE)
 {
     uint8_t expected[512], out[512];
-    assert_int_equal(SAMPLES, IBX_MIGRATE_HAVE_END);
+    assert_int_equal(SAMPLES, IBX_MIGRATE_PAGES);
     for (size_t i = 0; i < SAMPLES; i++) {
         size_t length = golden_bytes(&samples[i], expected);
         ssize_t n = ibx_migrate_encode(&samples[i].message, out, sizeof(out));
@@ -232,6 +238,10 @@ static void decodes_golden_bytes(NO_STATE)
             assert_int_equal(message.is.digest.first, expected->is.digest.first);
             assert_int_equal(message.is.digest.entries.length, length - 9);
             assert_memory_equal(message.is.digest.entries.bytes, bytes + 9, length - 9);
+        } else if (message.type == IBX_MIGRATE_PAGES) {
+            assert_int_equal(message.is.pages.first, expected->is.pages.first);
+            assert_int_equal(message.is.pages.bytes.length, length - 9);
+            assert_memory_equal(message.is.pages.bytes.bytes, bytes + 9, length - 9);
         } else if (message.type == IBX_MIGRATE_HELLO) {
             assert_memory_equal(message.is.hello, &sample_hello, sizeof(sample_hello));
         } else if (message.type == IBX_MIGRATE_ANSWER) {
@@ -251,9 +261,10 @@ static void refuses_what_is_cut_or_too_long(NO_STATE)
     for (size_t i = 0; i < SAMPLES; i++) {
         size_t length = golden_bytes(&samples[i], bytes);
         enum ibx_migrate_message type = samples[i].message.type;
-        bool free_length = is_bytes(type);
+        bool free_length = is_bytes(type) || type == IBX_MIGRATE_PAGES;
+        size_t least = type == IBX_MIGRATE_PAGES ? 10 : free_length ? 2 : length;
         memset(&message, 0xee, sizeof(message));
-        for (size_t n = 0; n < (free_length ? 2 : length); n++)
+        for (size_t n = 0; n < least; n++)
             assert_int_equal(decode(bytes, n, &message), -EPROTO);
         bytes[length] = 0;
         if (!free_length)
@@ -334,9 +345,9 @@ static void refuses_other_protocols_and_versions(NO_STATE)
         says(type, 5, 0, 2, -EPROTONOSUPPORT, "version 0");
     }
     says(IBX_MIGRATE_READY, 0, 0, 1, -EPROTO, "type 0");
-    says(IBX_MIGRATE_READY, 0, 27, 1, -EPROTO, "type 27");
+    says(IBX_MIGRATE_READY, 0, 29, 1, -EPROTO, "type 29");
     says(IBX_MIGRATE_READY, 0, 255, 1, -EPROTO, "type 255");
-    assert_string_equal(ibx_migrate_message_name((enum ibx_migrate_message)27),
+    assert_string_equal(ibx_migrate_message_name((enum ibx_migrate_message)29),
                         "an unknown message");
     assert_string_equal(ibx_answer_state_name(IBX_ANSWER_RUNNING), "running");
     assert_string_equal(ibx_answer_state_name(IBX_ANSWER_GIVEN_UP), "given up");
@@ -397,11 +408,12 @@ static void refuses_fields_out_of_range(NO_STATE)
     says(IBX_MIGRATE_COMMIT, 9, 2, 1, -EPROTO, "to run is 2");
     says(IBX_MIGRATE_RUNNING, 1, 32, 2, -EPROTO, "too long");
     says(IBX_MIGRATE_CONFIRM, 1, 0, 8, -EPROTO, "epoch is 0");
+    says(IBX_MIGRATE_DECIDED, 1, 0, 8, -EPROTO, "epoch is 0");
     says(IBX_MIGRATE_PROGRESS, 18, 300001, 8, -EPROTO, "300001");
     for (size_t at = 26; at < 66; at += 8)
         says(IBX_MIGRATE_PROGRESS, at, 1ull << 60, 8, -EPROTO, "at most 1152921504606846975");
     says(IBX_MIGRATE_ROUND_END, 1, 0, 4, -EPROTO, "round is 0");
-    says(IBX_MIGRATE_ROUND_END, 5, 4, 1, -EPROTO, "kind of round is 4");
+    says(IBX_MIGRATE_ROUND_END, 5, 5, 1, -EPROTO, "kind of round is 5");
     says(IBX_MIGRATE_ROUND_END, 6, (1ull << 40) + 1, 8, -EPROTO, "at most");
     says(IBX_MIGRATE_ROUND_DONE, 5, 1ull << 60, 8, -EPROTO, "bytes is");
     says(IBX_MIGRATE_COMPLETE, 25, 11, 8, -EPROTO, "do not make 300000");

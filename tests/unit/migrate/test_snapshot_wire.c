@@ -18,7 +18,10 @@ static void golden(const struct ibx_snapshot_any *m, const void *bytes, size_t l
     assert_int_equal(ibx_snapshot_decode(bytes, length, &back, &error), 0);
     assert_int_equal(back.type, m->type);
     /* Neither shorter nor, where the length is not the text's, longer. */
-    if (m->type == IBX_SNAPSHOT_OPEN || m->type == IBX_SNAPSHOT_LIST) {
+    if (m->type == IBX_SNAPSHOT_OPEN || m->type == IBX_SNAPSHOT_LIST ||
+        m->type == IBX_SNAPSHOT_ASK || m->type == IBX_SNAPSHOT_JOIN ||
+        m->type == IBX_SNAPSHOT_GROUP || m->type == IBX_SNAPSHOT_FED ||
+        m->type == IBX_SNAPSHOT_HEARD) {
         memcpy(out, bytes, length);
         out[length] = 0;
         assert_int_equal(ibx_snapshot_decode(out, length + 1, &back, &error), -EPROTO);
@@ -30,7 +33,7 @@ static void test_golden(void **state)
 {
     (void)state;
     struct ibx_snapshot_any m = {.type = IBX_SNAPSHOT_OPEN, .whole = true};
-    golden(&m, "\x40\x69\x62\x78\x73\x01\x00\x01", 8);
+    golden(&m, "\x40\x69\x62\x78\x73\x03\x00\x01", 8);
     m = (struct ibx_snapshot_any){.type = IBX_SNAPSHOT_MANIFEST, .length = 10, .offset = 7};
     m.bytes.bytes = (const uint8_t *)"abc";
     m.bytes.length = 3;
@@ -44,10 +47,63 @@ static void test_golden(void **state)
     memcpy(m.id, "0123456789abcdef", 16);
     golden(&m,
            "\x43"
-           "0123456789abcdef\x02\x01\0\0",
-           21);
-    m = (struct ibx_snapshot_any){.type = IBX_SNAPSHOT_REFUSED, .reason = "no"};
-    golden(&m, "\x44no", 3);
+           "0123456789abcdef\x02\x01\0\0\0",
+           22);
+    m.regions = 0;
+    m.asked = true;
+    golden(&m,
+           "\x43"
+           "0123456789abcdef\0\0\0\0\x01",
+           22);
+    m = (struct ibx_snapshot_any){
+        .type = IBX_SNAPSHOT_ASK, .number = 31, .at = 0x100000002, .length = 0x1000};
+    golden(&m, "\x44\x1f\0\0\0\x02\0\0\0\x01\0\0\0\0\x10\0\0", 17);
+    m = (struct ibx_snapshot_any){.type = IBX_SNAPSHOT_PAGES, .number = 3, .offset = 4};
+    m.bytes.bytes = (const uint8_t *)"abc";
+    m.bytes.length = 3;
+    golden(&m, "\x45\x03\0\0\0\x04\0\0\0abc", 12);
+    m.type = IBX_SNAPSHOT_INDEX;
+    m.number = 0;
+    golden(&m, "\x46\x04\0\0\0abc", 8);
+}
+
+static void test_golden_multicast(void **state)
+{
+    (void)state;
+    struct ibx_snapshot_any m = {.type = IBX_SNAPSHOT_JOIN};
+    memcpy(m.id, "0123456789abcdef", 16);
+    golden(&m,
+           "\x47ibxs\x03\x00"
+           "0123456789abcdef",
+           23);
+    m = (struct ibx_snapshot_any){.type = IBX_SNAPSHOT_GROUP, .group = {.rate = 0x102}};
+    memcpy(m.group.id, "01234567", 8);
+    memset(m.sealed, 's', sizeof(m.sealed));
+    assert_int_equal(ibx_multicast_group_parse("239.1.2.3:7000", &m.group.address, &error), 0);
+    golden(&m,
+           "\x48\x04\xef\x01\x02\x03\x58\x1b"
+           "01234567ssssssssssssssssssssssssssssssss\x02\x01\0\0\0\0\0\0",
+           56);
+    assert_int_equal(ibx_multicast_group_parse("[ff15::102]:1", &m.group.address, &error), 0);
+    golden(&m,
+           "\x48\x10\xff\x15\0\0\0\0\0\0\0\0\0\0\0\0\x01\x02\x01\0"
+           "01234567ssssssssssssssssssssssssssssssss\x02\x01\0\0\0\0\0\0",
+           68);
+    m = (struct ibx_snapshot_any){.type = IBX_SNAPSHOT_NO_GROUP, .code = -95};
+    m.bytes.bytes = (const uint8_t *)"abc";
+    m.bytes.length = 3;
+    golden(&m,
+           "\x49\xa1\xff\xff\xff"
+           "abc",
+           8);
+    m = (struct ibx_snapshot_any){.type = IBX_SNAPSHOT_WANT, .length = 10, .offset = 7};
+    m.bytes.bytes = (const uint8_t *)"abc";
+    m.bytes.length = 3;
+    golden(&m, "\x4a\x0a\0\0\0\x07\0\0\0abc", 12);
+    m = (struct ibx_snapshot_any){.type = IBX_SNAPSHOT_FED, .packets = 0x102};
+    golden(&m, "\x4b\x02\x01\0\0\0\0\0\0", 9);
+    m = (struct ibx_snapshot_any){.type = IBX_SNAPSHOT_HEARD, .through = 0x304, .packets = 0x102};
+    golden(&m, "\x4c\x04\x03\0\0\0\0\0\0\x02\x01\0\0\0\0\0\0", 17);
 }
 
 static void refused(const void *bytes, size_t length, int code)
@@ -65,19 +121,49 @@ static void test_messages_are_refused(void **state)
     refused("\x3f", 1, -EPROTO);
     refused("\x40\x69\x62\x78\x6d\x01\x00\x01", 8, -EPROTO);
     refused("\x40\x69\x62\x78\x73\x02\x00\x01", 8, -EPROTONOSUPPORT);
-    refused("\x40\x69\x62\x78\x73\x01\x00\x02", 8, -EPROTO);
+    refused("\x40\x69\x62\x78\x73\x03\x00\x02", 8, -EPROTO);
     refused("\x41\x0a\0\0\0\x08\0\0\0abc", 12, -EPROTO); /* beyond its end */
     refused("\x41\x0a\0\0\0\x07\0\0\0", 9, -EPROTO);
     refused("\x41\xff\xff\xff\xff\x07\0\0\0abc", 12, -EPROTO);
     refused("\x42", 1, -EPROTO);
     refused("\x44", 1, -EPROTO);
+    refused("\x44\x20\0\0\0\x02\0\0\0\x01\0\0\0\0\x10\0\0", 17, -EPROTO);
+    refused("\x44\x1f\0\0\0\x02\0\0\0\x01\0\0\0\0\0\0\0", 17, -EPROTO);
+    refused("\x44\x1f\0\0\0\x02\0\0\0\x01\0\0\0\x01\0\x10\0", 17, -EPROTO);
+    refused("\x45\x03\0\0\0\x04\0\0\0", 9, -EPROTO);
+    refused("\x46\x03\0\0", 4, -EPROTO);
+    refused("\x46\x03\0\0\0", 5, -EPROTO);
+    refused("\x47ibxs\x02\x00"
+            "0123456789abcdef",
+            23, -EPROTONOSUPPORT);
+    refused("\x47ibxm\x02\x00"
+            "0123456789abcdef",
+            23, -EPROTO);
+    /* An address of one host, a port 0, and a length that no address has. */
+    refused("\x48\x04\x0a\x01\x02\x03\x58\x1b"
+            "01234567ssssssssssssssssssssssssssssssss\x02\x01\0\0\0\0\0\0",
+            56, -EPROTO);
+    refused("\x48\x04\xef\x01\x02\x03\0\0"
+            "01234567ssssssssssssssssssssssssssssssss\x02\x01\0\0\0\0\0\0",
+            56, -EPROTO);
+    refused("\x48\x05\xef\x01\x02\x03\x58\x1b\x01"
+            "01234567ssssssssssssssssssssssssssssssss\x02\x01\0\0\0\0\0\0",
+            57, -EPROTO);
+    refused("\x49\0\0\0\0"
+            "abc",
+            8, -EPROTO);
+    refused("\x4a\x0a\0\0\0\x08\0\0\0abc", 12, -EPROTO); /* beyond its end */
+    refused("\x4a\x01\0\x10\0\0\0\0\0abc", 12, -EPROTO); /* more than there can be */
+    refused("\x43"
+            "0123456789abcdef\x02\x01\0\0\x01",
+            22, -EPROTO); /* regions, and none */
 }
 
 static const char good[] =
-    "{\"format\":\"ibx snapshot\",\"version\":1,\"id\":\"00112233445566778899aabbccddeeff\","
+    "{\"format\":\"ibx snapshot\",\"version\":3,\"id\":\"00112233445566778899aabbccddeeff\","
     "\"complete\":true,\"ran\":false,\"qemu\":[7,2,17],\"machine\":\"q35\",\"uuid\":\"u\","
     "\"name\":\"web\",\"page_size\":4096,\"ram\":[{\"id\":\"a\",\"size\":8192},{\"id\":\"b\","
-    "\"size\":4096}],\"state_bytes\":4097,\"digest\":"
+    "\"size\":4096}],\"state_bytes\":4097,\"hashes\":true,\"digest\":"
     "\"00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff\",\"description\":{}}";
 
 static void test_manifest(void **state)
@@ -90,11 +176,13 @@ static void test_manifest(void **state)
     size_t length;
     assert_int_equal(ibx_snapshot_manifest_read(good, strlen(good), &m, &error), 0);
     assert_true(m.complete && !m.ran && m.version.micro == 17 && m.id[1] == 0x11);
-    assert_int_equal(ibx_snapshot_blocks(&m, blocks), 3);
+    assert_int_equal(ibx_snapshot_blocks(&m, blocks), 4);
     assert_string_equal(blocks[2].id, "state");
     assert_int_equal(blocks[2].size, 8192);
+    assert_string_equal(blocks[3].id, "hashes");
+    assert_int_equal(blocks[3].size, 4096);
     assert_int_equal(ibx_snapshot_map_init(&m, &map, &error), 0);
-    assert_int_equal(map.pages, 5);
+    assert_int_equal(map.pages, 6);
     assert_int_equal(map.blocks[2].first, 3);
     ibx_page_map_fini(&map);
     assert_int_equal(ibx_snapshot_manifest_write(&m, &text, &length, &error), 0);
@@ -126,11 +214,12 @@ static void test_manifests_are_refused(void **state)
     (void)state;
     static const char *const wrong[][3] = {
         {"ibx snapshot", "tar", "\"format\""},
-        {"\"version\":1", "\"version\":2", "version 2"},
+        {"\"version\":3", "\"version\":2", "version 2"},
         {"\"page_size\":4096", "\"page_size\":8192", "\"page_size\""},
         {"0011", "001", "\"id\""},
         {"0011", "00gg", "\"id\""},
         {"true", "1", "\"complete and ran\""},
+        {"\"hashes\":true", "\"hashes\":1", "\"hashes\""},
         {"[7,2,17]", "[7,2]", "\"qemu\""},
         {"[7,2,17]", "[7,2,-1]", "\"qemu\""},
         {"\"q35\"", "7", "\"machine, uuid and name\""},
@@ -152,7 +241,8 @@ static void test_manifests_are_refused(void **state)
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden), cmocka_unit_test(test_messages_are_refused),
-        cmocka_unit_test(test_manifest), cmocka_unit_test(test_manifests_are_refused)};
+        cmocka_unit_test(test_golden), cmocka_unit_test(test_golden_multicast),
+        cmocka_unit_test(test_messages_are_refused), cmocka_unit_test(test_manifest),
+        cmocka_unit_test(test_manifests_are_refused)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What is held back of a device state: its EOF, wherever the pieces of the stream are cut. */
-#include "migrate/destination/destination.h"
+#include "migrate/destination/stream.h"
 #include "tests/scenes/unit.h"
 
 #include <stdlib.h>

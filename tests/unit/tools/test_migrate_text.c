@@ -45,7 +45,7 @@ static const char *phase_line(const struct ibx_migrate_status *status)
     return text;
 }
 
-static const char *vm_name(const struct ibx_journal *record)
+static const char *vm_name(const struct ibx_record *record)
 {
     static char text[128];
     ibx_cli_vm_name(record, text, sizeof(text));
@@ -95,7 +95,7 @@ static void test_duration(NO_STATE)
 
 static void test_vm(NO_STATE)
 {
-    struct ibx_journal record = {.qmp = "/run/q", .uuid = "00000000-0000-0000-0000-000000000000"};
+    struct ibx_record record = {.qmp = "/run/q", .uuid = "00000000-0000-0000-0000-000000000000"};
     is(vm_name(&record), "VM at /run/q");
     snprintf(record.uuid, sizeof(record.uuid), "10000000-0000-0000-0000-000000000000");
     is(vm_name(&record), "10000000-0000-0000-0000-000000000000");

@@ -7,6 +7,8 @@
 #include <fcntl.h>
 #include <linux/memfd.h>
 #include <linux/userfaultfd.h>
+#include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -176,6 +178,8 @@ static void test_protected(void **state)
     for (unsigned i = 0; i < PAGES / 2; i++)
         assert_true(page_is_right(i));
     rig.memory[3 * PAGE] = rig.memory[21 * PAGE] = rig.memory[700 * PAGE] = 1;
+    /* A page fetched ahead has arrived before it is placed, and missing pages count as written. */
+    rig_destroy_engine();
     assert_int_equal(
         ibx_dirty_scan(pagemap, rig.range.start, PAGES * PAGE, PAGE, true, bits, &count, &err), 0);
     for (unsigned i = 0; i < PAGES; i++) {
@@ -184,7 +188,6 @@ static void test_protected(void **state)
         assert_true(has_arrived(i) || i >= PAGES / 2);
     }
     assert_false(has_arrived(PAGES - 1));
-    rig_destroy_engine(); /* what was seen may not have been noted yet */
     for (unsigned i = 0; i < PAGES; i++)
         assert_int_equal(is_placed(i), has_arrived(i));
     close(pagemap);
@@ -327,6 +330,100 @@ static void test_huge(void **state)
         assert_int_equal(rig.data.fetched[i], i != 1);
 }
 
+/* A checker of pages in minor mode, in whose way the owner of the memory empties one of them. */
+static struct {
+    bool in_check;        /* the event comes while the page is checked, or behind its placing */
+    bool behind;          /* it is emptied when it has been checked, and no event comes */
+    _Atomic bool emptied; /* page EMPTIED, and then checked */
+    pthread_t thread;
+    _Atomic int noted[PAGES]; /* 1: checked, and right; 2: checked, and not what was sent */
+} checker;
+
+#define EMPTIED 40u
+
+static void *discard_emptied(void *unused)
+{
+    assert_int_equal(madvise(rig.memory + EMPTIED * PAGE, PAGE, MADV_DONTNEED), 0);
+    return unused;
+}
+
+/* No event tells of that. */
+static void empty(void)
+{
+    fallocate(rig.file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, EMPTIED * PAGE, PAGE);
+}
+
+static int note_checked(void *context, unsigned worker, uint64_t page, uint32_t pages,
+                        const void *bytes, struct ibx_error *err)
+{
+    (void)context, (void)worker, (void)err;
+    for (uint64_t i = page; i < page + pages; i++) {
+        if (i == EMPTIED && !checker.behind) {
+            empty();
+            if (checker.in_check)
+                pthread_create(&checker.thread, NULL, discard_emptied, NULL);
+            while (checker.in_check && !stats_now().removes)
+                sched_yield(); /* another worker reads it */
+        }
+        const uint8_t *is = (const uint8_t *)bytes + (i - page) * PAGE;
+        checker.noted[i] = memcmp(is, rig.data.bytes + i * PAGE, PAGE) ? 2 : 1;
+        if (i == EMPTIED && checker.behind)
+            empty();
+        checker.emptied |= i == EMPTIED;
+    }
+    return 0;
+}
+
+static void note_removed(void *context, uint64_t page, uint64_t pages)
+{
+    (void)context;
+    for (uint64_t i = page; i < page + pages; i++)
+        checker.noted[i] = 0;
+}
+
+static void serve_checked(void)
+{
+    const int file = memfd_create("ibx-test", MFD_CLOEXEC);
+    assert_int_equal(ftruncate(file, PAGES * PAGE), 0);
+    rig_map(2, file, PAGES * PAGE, PAGE, true);
+    rig_register(UFFD_FEATURE_MINOR_SHMEM | IBX_FAULT_EVENT_REMOVE);
+    rig.config.fault_workers = 1; /* which reads events while the other one checks */
+    rig.config.check = note_checked;
+    rig.config.removed = note_removed;
+    rig_serve();
+    assert_int_equal(engine_settled(), IBX_FAULT_COMPLETE);
+    assert_true(checker.emptied);
+}
+
+/* What the checker saw of a page that the owner had emptied before it said so is taken back. */
+static void test_minor_emptied(void **state)
+{
+    memset(&checker, 0, sizeof(checker));
+    checker.in_check = *state;
+    serve_checked();
+    if (checker.in_check)
+        pthread_join(checker.thread, NULL);
+    else
+        discard_emptied(NULL);
+    assert_true(REACHES(removes, 1));
+    for (unsigned i = 0; i < PAGES; i++)
+        assert_int_equal(checker.noted[i], i != EMPTIED);
+}
+
+/* A page that is gone when it is to be placed was given back, and no event has told so yet. */
+static void test_minor_emptied_behind_check(void **state)
+{
+    static const uint8_t zeros[PAGE];
+    (void)state;
+    memset(&checker, 0, sizeof(checker));
+    checker.behind = true;
+    serve_checked();
+    for (unsigned i = 0; i < PAGES; i++)
+        assert_int_equal(checker.noted[i], i != EMPTIED);
+    assert_int_equal(stats_now().by_cause[IBX_FAULT_BY_REMOVE], 1);
+    assert_memory_equal(rig.memory + EMPTIED * PAGE, zeros, PAGE);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -336,6 +433,9 @@ int main(void)
         {"test_minor_with_holes", test_minor, NULL, rig_end, NULL},
         cmocka_unit_test_teardown(test_protected, rig_end),
         cmocka_unit_test_teardown(test_minor_is_fetched_once, rig_end),
+        {"test_minor_emptied", test_minor_emptied, NULL, rig_end, NULL},
+        {"test_minor_emptied_in_check", test_minor_emptied, NULL, rig_end, &rig},
+        cmocka_unit_test_teardown(test_minor_emptied_behind_check, rig_end),
         {"test_full", test_full, NULL, rig_end, NULL},
         {"test_full_in_place", test_full, NULL, rig_end, &rig},
         {"test_huge", test_huge, NULL, rig_end, NULL},

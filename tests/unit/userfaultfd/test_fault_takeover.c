@@ -6,6 +6,7 @@
 
 #include <errno.h>
 
+#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -176,6 +177,26 @@ static void test_the_plan_comes_first_and_in_order(NO_STATE)
     assert_int_equal(rig.readers[0]->accepted, 5);
 }
 
+/* What was on its way when the reader was lost is asked for again, though nobody faults on it. */
+static void test_the_plan_goes_on_with_another_reader(NO_STATE)
+{
+    static const struct ibx_fault_run plan[] = {{700, 2}};
+    struct ibx_error err = {0};
+    rig.config.worker_count = 1;
+    rig.config.plan = plan;
+    rig.config.plan_count = COUNT(plan);
+    rig.readers[0]->hold = true;
+    rig_serve();
+    assert_true(reader_asked(rig.readers[0], 1));
+    poll(NULL, 0, 20); /* the plan is at its end */
+    ibx_fault_stop(rig.engine, -EPIPE, "for the test");
+    assert_int_equal(engine_settled(), IBX_FAULT_STOPPED);
+    rig.readers[0]->hold = false;
+    assert_int_equal(stats_now().present, 0);
+    assert_int_equal(ibx_fault_resume(rig.engine, rig.as, &err), 0);
+    assert_true(REACHES(present, 2));
+}
+
 static uint64_t seen[8];
 static _Atomic unsigned seen_count;
 
@@ -210,6 +231,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_another_memory_is_refused, make, end),
         cmocka_unit_test_setup_teardown(test_killed_at_any_time, make, end),
         cmocka_unit_test_setup_teardown(test_the_plan_comes_first_and_in_order, make, end),
+        cmocka_unit_test_setup_teardown(test_the_plan_goes_on_with_another_reader, make, end),
         cmocka_unit_test_setup_teardown(test_faults_are_told_in_order, make, end),
     };
     int skipped = rig_skipped(IBX_FAULT_EVENT_REMOVE);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * ib-wire RATE RTT: a wire between two network namespaces of this host, RATE Mbit/s in each
+ * ib-wire RATE RTT [FILE]: a wire between two network namespaces of this host, RATE Mbit/s in each
  * direction, RTT microseconds there and back. Prints "PID PID ADDRESS ADDRESS" and lasts until its
  * standard input ends; `nsenter --net=/proc/PID/ns/net COMMAND` runs a command at one end. Needs
  * root and /dev/net/tun.
@@ -8,7 +8,12 @@
  * Each end is a TUN device that takes segments of up to 64 KiB, as network cards with TSO do. For
  * each direction one thread reads packets and notes when they arrive: their bits pass one after the
  * other at the rate, then half of the round trip passes. Another thread writes them when they are
- * due. What does not fit into QUEUE_MS of the rate is dropped, as by a switch.
+ * due. What does not fit into QUEUE_MS of the rate is dropped, as by a switch; where the round trip
+ * is longer, into one of these.
+ *
+ * FILE gets a line for each packet of TCP: the microseconds at which it came, counted from the
+ * first packet on, > or < (> from the first end), bytes, port and port, and TCP's flags (S, F, R)
+ * or -; or "dropped" in their place.
  */
 #include "common/clock.h"
 #include "common/thread.h"
@@ -39,6 +44,8 @@
 #define QUEUE_MS     20u            /* at the rate */
 #define EARLY_NS     60000u         /* a sleeper wakes that late; the rest is waited for busily */
 #define MTU          9000
+#define TRACE_MAX    2000000u /* packets */
+#define HEADER       10u      /* of TSO */
 
 struct packet {
     uint64_t due_ns;
@@ -46,9 +53,21 @@ struct packet {
     uint8_t *bytes;
 };
 
+struct traced {
+    uint64_t at_ns;
+    uint32_t bytes;
+    uint16_t from, to; /* ports */
+    uint8_t flags;
+    bool back, dropped;
+};
+
+static struct traced *trace; /* NULL: not wished */
+static _Atomic unsigned traced;
+
 struct direction {
     int from, to; /* TUN devices */
-    uint64_t ns_per_megabyte, delay_ns;
+    bool back;    /* from the second end */
+    uint64_t ns_per_megabyte, delay_ns, queue_ns;
     struct packet packets[PACKETS];
     _Atomic uint64_t arrived, left;
 };
@@ -61,6 +80,45 @@ static _Noreturn void die(const char *what)
 
 /* ---------------------------------------------------------------- the wire */
 
+static uint16_t port_at(const uint8_t *at)
+{
+    return (uint16_t)(at[0] << 8 | at[1]);
+}
+
+static void trace_packet(const struct direction *d, const uint8_t *packet, size_t length,
+                         uint64_t now, bool dropped)
+{
+    const uint8_t *ip = packet + HEADER, *tcp = ip + (ip[0] & 15) * 4u;
+    if (!trace || length < HEADER + 40 || ip[9] != IPPROTO_TCP)
+        return;
+    const unsigned i = atomic_fetch_add(&traced, 1);
+    if (i < TRACE_MAX)
+        trace[i] = (struct traced){.at_ns = now,
+                                   .bytes = (uint32_t)(length - HEADER),
+                                   .from = port_at(tcp),
+                                   .to = port_at(tcp + 2),
+                                   .flags = tcp[13],
+                                   .back = d->back,
+                                   .dropped = dropped};
+}
+
+static void trace_write(const char *name)
+{
+    const unsigned count = traced < TRACE_MAX ? traced : TRACE_MAX;
+    FILE *file = trace ? fopen(name, "w") : NULL;
+    if (trace && !file)
+        die(name);
+    for (unsigned i = 0; file && i < count; i++) {
+        const struct traced *t = &trace[i];
+        fprintf(file, "%lld %c %u %u %u ", (long long)(t->at_ns - trace[0].at_ns) / 1000,
+                t->back ? '<' : '>', t->bytes, t->from, t->to);
+        fprintf(file, t->dropped ? "dropped\n" : "%s%s%s%s\n", t->flags & 2 ? "S" : "",
+                t->flags & 1 ? "F" : "", t->flags & 4 ? "R" : "", t->flags & 7 ? "" : "-");
+    }
+    if (file)
+        fclose(file);
+}
+
 static void *reads(void *argument)
 {
     struct direction *d = argument;
@@ -72,7 +130,9 @@ static void *reads(void *argument)
         if (n <= 0)
             return NULL;
         const uint64_t now = ibx_now_ns(), begin = free_ns > now ? free_ns : now;
-        if (begin - now > QUEUE_MS * IBX_NS_PER_MS || at + 1 - atomic_load(&d->left) == PACKETS)
+        const bool full = begin - now > d->queue_ns || at + 1 - atomic_load(&d->left) == PACKETS;
+        trace_packet(d, p->bytes, (size_t)n, now, full);
+        if (full)
             continue; /* dropped */
         free_ns = begin + (uint64_t)n * d->ns_per_megabyte / 1000000;
         p->length = (size_t)n;
@@ -116,7 +176,7 @@ static void *writes(void *argument)
     }
 }
 
-static void direction_start(int from, int to, uint64_t rate, uint64_t rtt_us)
+static void direction_start(int from, int to, bool back, uint64_t rate, uint64_t rtt_us)
 {
     struct direction *d = calloc(1, sizeof(*d));
     uint8_t *memory = malloc((size_t)PACKETS * PACKET_BYTES);
@@ -129,7 +189,9 @@ static void direction_start(int from, int to, uint64_t rate, uint64_t rtt_us)
     d->from = from;
     d->to = to;
     d->ns_per_megabyte = 8000000000 / rate;
+    d->back = back;
     d->delay_ns = rtt_us * 500;
+    d->queue_ns = rtt_us > QUEUE_MS * 1000 ? rtt_us * 1000 : QUEUE_MS * IBX_NS_PER_MS;
     if (pthread_create(&threads[0], NULL, reads, d) || pthread_create(&threads[1], NULL, writes, d))
         die("threads");
 }
@@ -199,21 +261,24 @@ static pid_t keeper(void)
 int main(int argc, char **argv)
 {
     static const char *const addresses[] = {"10.99.0.1", "10.99.0.2"};
-    const uint64_t rate = argc == 3 ? strtoull(argv[1], NULL, 10) : 0;
-    const uint64_t rtt_us = argc == 3 ? strtoull(argv[2], NULL, 10) : 0;
+    const bool whole = argc == 3 || argc == 4;
+    const uint64_t rate = whole ? strtoull(argv[1], NULL, 10) : 0;
+    const uint64_t rtt_us = whole ? strtoull(argv[2], NULL, 10) : 0;
     pid_t pids[2];
     int ends[2];
     char byte;
     if (!rate || rate > 1000000 || rtt_us > 10000000) {
-        fprintf(stderr, "usage: ib-wire RATE RTT: Mbit/s, and microseconds there and back\n");
+        fprintf(stderr, "usage: ib-wire RATE RTT [FILE]: Mbit/s, microseconds there and back, and "
+                        "where to list the packets\n");
         return 2;
     }
     for (unsigned i = 0; i < 2; i++) {
         ends[i] = end_make(addresses[i]);
         pids[i] = keeper();
     }
-    direction_start(ends[0], ends[1], rate, rtt_us);
-    direction_start(ends[1], ends[0], rate, rtt_us);
+    trace = argc == 4 ? calloc(TRACE_MAX, sizeof(*trace)) : NULL;
+    direction_start(ends[0], ends[1], false, rate, rtt_us);
+    direction_start(ends[1], ends[0], true, rate, rtt_us);
     printf("%d %d %s %s\n", (int)pids[0], (int)pids[1], addresses[0], addresses[1]);
     fflush(stdout);
     while (read(0, &byte, 1) > 0)
@@ -222,5 +287,7 @@ int main(int argc, char **argv)
         kill(pids[i], SIGKILL);
         waitpid(pids[i], NULL, 0);
     }
+    if (trace)
+        trace_write(argv[3]);
     return 0;
 }

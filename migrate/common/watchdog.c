@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The watchdog of a VM that is being migrated. The tool writes single letters to it:
+ * The watchdog of a VM that is being migrated or frozen. The tool writes single letters to it:
  *
  *   B{...}\n  settings to put back     T  the migration is started
  *   C         committed                R  released
@@ -15,7 +15,7 @@
  * WATCHING: it continues the VM. SETTLING: where libvirt drives, which may still continue the VM
  * here; it puts QEMU's settings back then. DISMISSED: it does nothing.
  */
-#include "migrate/source/watchdog.h"
+#include "migrate/common/watchdog.h"
 
 #include "migrate/common/libvirt.h"
 
@@ -49,10 +49,10 @@ static const struct ibx_state watchdog_states[] = {
 static const struct ibx_state_table watchdog_table = IBX_STATE_TABLE("watchdog", watchdog_states);
 
 struct watchdog {
-    struct ibx_journal record;
+    struct ibx_record record;
     struct ibx_vm_undo vm;
-    const char *folder;
-    int lock_fd; /* the record's lock; -1: let go of */
+    const char *folder; /* NULL: nothing is recorded */
+    int lock_fd;        /* the record's lock; -1: none */
     struct ibx_state_machine state;
     char line[LINE_MAX_BYTES];
     size_t length; /* of a line that has begun */
@@ -88,7 +88,7 @@ static int reach(struct watchdog *w, struct ibx_qmp **qmp, uint64_t deadline, st
 {
     int rc;
     while ((rc = ibx_qmp_connect(w->record.qmp, deadline, qmp, err)) && ibx_now_ns() < deadline &&
-           ibx_process_started(w->record.pid) == w->record.pid_started)
+           ibx_journal_qemu_lives(&w->record))
         usleep(RETRY_MS * 1000);
     return rc;
 }
@@ -97,10 +97,15 @@ static int reach(struct watchdog *w, struct ibx_qmp **qmp, uint64_t deadline, st
  * the destination refuses this, and its memory keeps its second name. */
 static int kept(struct watchdog *w, struct ibx_error *err)
 {
+    struct ibx_record written = w->record;
+    if (ibx_journal_reload(w->folder, &written, NULL) == -ENOENT)
+        return 0; /* the tool had not come to that */
     w->record.state = IBX_JOURNAL_KEPT;
     int rc = ibx_journal_write(w->folder, &w->record, err);
     if (!rc)
         ibx_journal_unlink_files(&w->record);
+    if (!rc)
+        ibx_journal_forget_notes(&w->record);
     return rc;
 }
 
@@ -117,14 +122,14 @@ static void continue_vm(struct watchdog *w)
         usleep(RETRY_MS * 1000);
         rc = ibx_vm_stay(qmp, &w->vm, deadline, &err);
     }
-    if (!rc)
+    if (!rc && w->folder)
         rc = kept(w, &err);
     if (rc)
         ibx_log(IBX_LOG_ERROR, "ib-migrate was killed and VM %s could not be continued here: %s",
                 w->record.name, err.message);
     else
-        ibx_log(IBX_LOG_WARN, "ib-migrate was killed before the commit: VM %s goes on here",
-                w->record.name);
+        ibx_log(IBX_LOG_WARN, "ib-migrate was killed before the %s: VM %s goes on here",
+                w->folder ? "commit" : "snapshot was whole", w->record.name);
     ibx_qmp_close(qmp);
 }
 
@@ -152,7 +157,7 @@ static void await_libvirt(struct watchdog *w)
     struct ibx_error err = {0};
     int lock;
     close(w->lock_fd);
-    while (ibx_now_ns() < deadline && ibx_process_started(w->record.pid) == w->record.pid_started) {
+    while (ibx_now_ns() < deadline && ibx_journal_qemu_lives(&w->record)) {
         if (!continued(w)) {
             usleep(RETRY_MS * 1000);
             continue;
@@ -212,7 +217,7 @@ static void watchdog_main(struct watchdog *w, int fd)
 /* ---------------------------------------------------------------- the tool's side */
 
 int ibx_watchdog_start(struct ibx_watchdog *watchdog, const char *folder,
-                       const struct ibx_journal *record, const struct ibx_vm_undo *vm, int lock_fd,
+                       const struct ibx_record *record, const struct ibx_vm_undo *vm, int lock_fd,
                        struct ibx_error *err)
 {
     int pair[2];
@@ -226,7 +231,7 @@ int ibx_watchdog_start(struct ibx_watchdog *watchdog, const char *folder,
     }
     pid_t pid = w ? fork() : -1;
     if (pid == 0) {
-        close_others(pair[0], lock_fd);
+        close_others(pair[0], lock_fd < 0 ? pair[0] : lock_fd);
         watchdog_main(w, pair[0]);
     }
     free(w);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The watchdog of a source: a forked process in a session of its own, which outlives the tool. When
- * the tool ends without commit or release, the watchdog does what ibx_vm_stay() does and records
- * it. It inherits the lock of the record.
+ * The watchdog of a VM that is being migrated or frozen: a forked process in a session of its own,
+ * which outlives the tool. When the tool ends without commit or release, the watchdog does what
+ * ibx_vm_stay() does and records it. It inherits the lock of the record.
  */
-#ifndef IBX_MIGRATE_SOURCE_WATCHDOG_H
-#define IBX_MIGRATE_SOURCE_WATCHDOG_H
+#ifndef IBX_MIGRATE_COMMON_WATCHDOG_H
+#define IBX_MIGRATE_COMMON_WATCHDOG_H
 
 #include "migrate/common/vm.h"
 
@@ -15,9 +15,11 @@ struct ibx_watchdog {
 };
 
 /* To be called before any thread is started. `record` is HERE. `lock_fd` is that of
- * ibx_journal_lock(): the watchdog keeps it open and closes all other descriptors. */
+ * ibx_journal_lock(): the watchdog keeps it open and closes all other descriptors. With no folder
+ * and -1 nothing is recorded, and of the record only the VM's name, QEMU's monitor and its process
+ * are used. */
 int ibx_watchdog_start(struct ibx_watchdog *watchdog, const char *folder,
-                       const struct ibx_journal *record, const struct ibx_vm_undo *vm, int lock_fd,
+                       const struct ibx_record *record, const struct ibx_vm_undo *vm, int lock_fd,
                        struct ibx_error *err);
 /* The next three tell it what the tool is about to do. -EPIPE: it has died, and the tool must not
  * go on. */

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Pages that loading devices needs in every VM, which the source sends with the page map: to ask
+ * for them would take a round trip while the VM stands still. */
+#include "migrate/destination/destination.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+int ibx_destination_early_take(struct destination *d, const struct ibx_migrate_pages *pages,
+                               struct ibx_error *err)
+{
+    struct destination_early *early = &d->early;
+    const struct ibx_page_map *map = &d->ram.map;
+    const uint64_t count = pages->bytes.length / IBX_EARLY_PAGE;
+    if (pages->bytes.length % IBX_EARLY_PAGE || count > IBX_EARLY_PAGES - early->count)
+        return ibx_error_set(err, -EPROTO,
+                             "the source sent %zu bytes of pages with the page map, where at most "
+                             "%u more pages of %u bytes may come",
+                             pages->bytes.length, IBX_EARLY_PAGES - early->count, IBX_EARLY_PAGE);
+    for (uint64_t i = 0; i < count; i++) {
+        const uint64_t page = pages->first + i;
+        if (page >= map->pages || !ibx_page_map_data(map, page) ||
+            map->blocks[ibx_page_map_block(map, page)].page_size != IBX_EARLY_PAGE)
+            return ibx_error_set(err, -EPROTO,
+                                 "the source sent page %" PRIu64 " with the page map, which has no "
+                                 "data for it in pages of %u bytes",
+                                 page, IBX_EARLY_PAGE);
+    }
+    if (!early->bytes)
+        early->bytes = malloc((size_t)IBX_EARLY_PAGES * IBX_EARLY_PAGE);
+    if (!early->bytes)
+        return ibx_error_set(err, -ENOMEM, "no memory for pages that came with the page map");
+    memcpy(early->bytes + (size_t)early->count * IBX_EARLY_PAGE, pages->bytes.bytes,
+           pages->bytes.length);
+    for (uint64_t i = 0; i < count; i++)
+        early->pages[early->count++] = pages->first + i;
+    return 0;
+}
+
+int ibx_destination_early_place(struct destination *d, struct ibx_error *err)
+{
+    struct destination_early *early = &d->early;
+    for (; early->placed < early->count; early->placed++) {
+        const int rc =
+            ibx_fault_give(d->ram.engine, IBX_MIGRATE_LINKS_MAX, early->pages[early->placed],
+                           early->bytes + (size_t)early->placed * IBX_EARLY_PAGE, err);
+        if (rc < 0)
+            return rc;
+        d->ram.early_bytes += rc ? IBX_EARLY_PAGE : 0;
+    }
+    return 0;
+}
+
+void ibx_destination_early_fini(struct destination_early *early)
+{
+    free(early->bytes);
+    *early = (struct destination_early){.bytes = NULL};
+}

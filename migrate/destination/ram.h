@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Guest RAM of the destination, its userfaultfd and the fault engine; and in arrived.c what
+ * outlives the tool of which pages have come. Part of destination.h. */
+#ifndef IBX_MIGRATE_DESTINATION_RAM_H
+#define IBX_MIGRATE_DESTINATION_RAM_H
+
+#include "common/state_machine.h"
+#include "migrate/common/note.h"
+#include "migrate/migrate.h"
+#include "migrate/pages/digest.h"
+#include "migrate/pages/pages.h"
+#include "migrate/qemu/qemu.h"
+
+/*
+ * state machine: destination ram
+ *   [*] -> UNTOUCHED -> OPENED -> REGISTERED     QEMU has a userfaultfd; guest RAM is on it
+ *   REGISTERED -> OPENED                         unregistered; the descriptor is still in QEMU
+ *   OPENED | REGISTERED -> UNTOUCHED -> [*]      closed in QEMU, or QEMU has ended
+ */
+enum destination_ram_state { RAM_UNTOUCHED, RAM_OPENED, RAM_REGISTERED };
+
+struct destination_ram {
+    struct ibx_state_machine state;
+    struct ibx_guest_ram guest;
+    struct ibx_page_map map;
+    struct ibx_page_map had; /* warm.c: pages that came before the stop; of no pages without it */
+    uint64_t warm_bytes;     /* fetched before the stop */
+    uint64_t early_bytes;    /* that came with the page map */
+    uint8_t borrow;          /* enum ibx_migrate_borrow: pages are placed write-protected */
+    bool unseen;             /* borrowed: somebody has changed memory here unseen */
+    bool kept;               /* home.c: memory is that which the VM left here */
+    struct ibx_note base;    /* borrowed: which pages hold data at the source */
+    struct ibx_uffd uffd;    /* fd -1 in UNTOUCHED */
+    /* Minor faults: READs go into the page cache, of `kept` over pages that are there. */
+    bool minor;
+    bool recovered;                      /* from a tool that ended; the engine is rebuilt */
+    void *aliases[IBX_GUEST_BLOCKS_MAX]; /* minor mode */
+    struct ibx_note arrived;         /* minor, borrowed or kept: arrived.c; as are the next two */
+    struct ibx_note tags;            /* when pages are verified: one a page */
+    struct ibx_page_tags *page_tags; /* NULL: they are not */
+    struct ibx_fault *engine;
+    size_t buffer_bytes;    /* of a page connection, for the engine */
+    uint64_t max_bandwidth; /* bytes per second; 0: no limit */
+    uint64_t waiting;       /* faults that are not answered yet */
+    uint64_t discarded;     /* pages that the guest gave back before they came */
+};
+
+void ibx_destination_ram_init(struct destination_ram *ram, bool minor, uint64_t max_bandwidth);
+/* Recover: guest RAM as the record has it, and the page map. */
+int ibx_destination_ram_of_record(struct destination_ram *ram, const struct ibx_record *record,
+                                  struct ibx_error *err);
+/* Empties guest RAM, unless it is `kept`, and makes its userfaultfd in QEMU, which goes into the
+ * record with the layout. Of kept memory `minor` is a wish: it becomes false where it cannot be, as
+ * in a QEMU that has mapped its pages already. */
+int ibx_destination_ram_watch(struct destination_ram *ram, struct ibx_qmp *qmp,
+                              struct ibx_record *record, struct ibx_error *err);
+/* Recover: takes the userfaultfd that QEMU still has. -ENOENT: it has none. */
+int ibx_destination_ram_take_uffd(struct destination_ram *ram, const struct ibx_record *record,
+                                  struct ibx_error *err);
+/* Recover: the rest, for a VM that still misses pages. -ESTALE: what came before is not known. */
+int ibx_destination_ram_recover(struct destination_ram *ram, const struct ibx_record *record,
+                                struct ibx_error *err);
+/* Makes the engine for these page connections; it holds all faults. `runs`: the VM does. */
+int ibx_destination_ram_engine(struct destination_ram *ram, struct ibx_page_reader **readers,
+                               unsigned count, bool runs, struct ibx_error *err);
+/* The page map and all regions are there: serves faults, or serves them again by new connections.
+ */
+int ibx_destination_ram_serve(struct destination_ram *ram, struct ibx_page_reader **readers,
+                              unsigned count, bool runs, struct ibx_error *err);
+/* Before the stop: makes an engine that fetches these pages, and is COMPLETE then. */
+int ibx_destination_ram_fetch(struct destination_ram *ram, struct ibx_page_reader **readers,
+                              unsigned count, const struct ibx_page_map *pages,
+                              struct ibx_error *err);
+/* Kept memory in minor mode: QEMU has mapped no page of it, and sees none before the engine says
+ * so, whatever is in the page cache. */
+static inline bool destination_ram_covered(const struct destination_ram *ram)
+{
+    return ram->kept && ram->minor;
+}
+/* Before the stop, without a serving engine: these pages become holes. */
+int ibx_destination_ram_drop(struct destination_ram *ram, const struct ibx_page_map *pages,
+                             struct ibx_error *err);
+/* Every page is here, and no more comes. */
+bool ibx_destination_ram_whole(const struct destination_ram *ram);
+/* No engine uses page connections. */
+bool ibx_destination_ram_stopped(const struct destination_ram *ram);
+void ibx_destination_ram_set_bandwidth(struct destination_ram *ram, uint64_t bytes_per_second);
+void ibx_destination_ram_stats(struct destination_ram *ram, struct ibx_migrate_status *status);
+/* Every page is there: destroys the engine, unregisters guest RAM and closes the userfaultfd in
+ * QEMU. May be repeated after a failure; while REGISTERED the VM may wait at its first touch of
+ * memory. 0 also when there is nothing to do. */
+int ibx_destination_ram_let_go(struct destination_ram *ram, const struct ibx_record *record,
+                               struct ibx_error *err);
+/* Gives up a descriptor that cannot be closed in QEMU. */
+void ibx_destination_ram_abandon(struct destination_ram *ram);
+/* The VM will not run here: removes the engine, and what was done to QEMU, as far as possible. */
+void ibx_destination_ram_give_up(struct destination_ram *ram, const struct ibx_record *record);
+void ibx_destination_ram_end_engine(struct destination_ram *ram);
+void ibx_destination_ram_fini(struct destination_ram *ram);
+
+/* arrived.c: which pages have come, in minor mode, and what has come in them, when verified. */
+
+/* Makes the file. -EEXIST and others, with what is in the way. */
+int ibx_destination_arrived_make(struct destination_ram *ram, const struct ibx_record *record,
+                                 struct ibx_error *err);
+/* Finds that of the tool before this one. -ESTALE: it is gone, or is another one's. */
+int ibx_destination_arrived_find(struct destination_ram *ram, const struct ibx_record *record,
+                                 struct ibx_error *err);
+/* Deletes the file, which is not needed any more. It stays mapped. */
+void ibx_destination_arrived_remove(const struct ibx_record *record);
+/* Borrowed: where the engine notes which pages are in their place, in the same file; else NULL. */
+_Atomic uint64_t *ibx_destination_placed(const struct destination_ram *ram);
+/* Borrowed: notes the page map, for the return. */
+int ibx_destination_base_make(struct destination_ram *ram, const struct ibx_record *record,
+                              struct ibx_error *err);
+void ibx_destination_base_note(struct destination_ram *ram);
+/* The pages that were here have arrived, too. */
+void ibx_destination_arrived_had(struct destination_ram *ram);
+/* The same of the tags, for `page_tags`. */
+int ibx_destination_tags_make(struct destination_ram *ram, const struct ibx_record *record,
+                              struct ibx_error *err);
+int ibx_destination_tags_find(struct destination_ram *ram, const struct ibx_record *record,
+                              struct ibx_error *err);
+void ibx_destination_tags_remove(const struct ibx_record *record);
+
+#endif

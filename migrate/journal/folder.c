@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Where the records of this user are, and that nobody else decides what is in them. */
+#include "migrate/journal/journal_internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pwd.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define SOCKET_BYTES sizeof(((struct sockaddr_un *)NULL)->sun_path)
+
+static const char *home(void)
+{
+    const char *dir = secure_getenv("HOME");
+    const struct passwd *user = dir && *dir ? NULL : getpwuid(geteuid());
+    return user ? user->pw_dir : dir && *dir ? dir : "/";
+}
+
+static void choose_folder(const char *given, char folder[PATH_MAX])
+{
+    const char *state = secure_getenv("IBX_STATE_DIR"), *xdg = secure_getenv("XDG_STATE_HOME");
+    if (!given && state && *state)
+        given = state;
+    if (given)
+        snprintf(folder, PATH_MAX, "%s", given);
+    else if (!geteuid())
+        snprintf(folder, PATH_MAX, "/var/lib/ibx");
+    else if (xdg && *xdg == '/')
+        snprintf(folder, PATH_MAX, "%s/ibx", xdg);
+    else
+        snprintf(folder, PATH_MAX, "%s/.local/state/ibx", home());
+    for (size_t n = strlen(folder); n > 1 && folder[n - 1] == '/'; n--)
+        folder[n - 1] = '\0';
+}
+
+/* One folder, and durably so. */
+static int make_one(const char *path)
+{
+    char parent[PATH_MAX];
+    if (mkdir(path, 0700))
+        return errno == EEXIST ? 0 : -errno;
+    snprintf(parent, sizeof(parent), "%s/..", path);
+    int fd = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd >= 0) {
+        fsync(fd);
+        close(fd);
+    }
+    return 0;
+}
+
+static int make_all(const char *folder)
+{
+    char path[PATH_MAX];
+    struct stat st;
+    snprintf(path, sizeof(path), "%s", folder);
+    for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        int rc = stat(path, &st) ? make_one(path) : 0; /* one that exists may be read-only */
+        if (rc)
+            return rc;
+        *slash = '/';
+    }
+    return stat(path, &st) ? make_one(path) : 0;
+}
+
+/* A user who can write here decides where VMs run. */
+static int check_folder(const char *folder, struct ibx_error *err)
+{
+    struct stat st;
+    if (stat(folder, &st))
+        return ibx_error_set(err, -errno, "folder %s for records of migrations: %s", folder,
+                             strerror(errno));
+    if (!S_ISDIR(st.st_mode))
+        return ibx_error_set(err, -ENOTDIR,
+                             "%s is no folder, so it cannot hold records of migrations", folder);
+    if ((st.st_uid != geteuid() && st.st_uid != 0) || (st.st_mode & 022))
+        return ibx_error_set(
+            err, -EPERM,
+            "folder %s for records of migrations belongs to user %u and has mode %04o: "
+            "it must belong to user %u and be writable by no one else (chmod 700)",
+            folder, (unsigned)st.st_uid, (unsigned)(st.st_mode & 07777), (unsigned)geteuid());
+    return 0;
+}
+
+int ibx_journal_folder(const char *given, char *folder, size_t size, struct ibx_error *err)
+{
+    static const struct ibx_record any; /* of a destination: its names are longer */
+    char chosen[PATH_MAX], socket_path[PATH_MAX + NAME_BYTES];
+    if (given && !*given)
+        return ibx_error_set(err, -EINVAL, "the folder for records of migrations has no name");
+    choose_folder(given, chosen);
+    ibx_journal_path(chosen, &any, ".sock", socket_path, sizeof(socket_path));
+    if (strlen(socket_path) >= SOCKET_BYTES || strlen(chosen) >= size)
+        return ibx_error_set(
+            err, -ENAMETOOLONG,
+            "folder %.200s for records of migrations has a name of %zu bytes: a socket "
+            "in it has room for %zu; choose a shorter one with --state-dir",
+            chosen, strlen(chosen), SOCKET_BYTES - 1 - (strlen(socket_path) - strlen(chosen)));
+    int rc = make_all(chosen);
+    if (rc)
+        return ibx_error_set(
+            err, rc,
+            "folder %s for records of migrations cannot be made: %s; choose another "
+            "with --state-dir",
+            chosen, strerror(-rc));
+    rc = check_folder(chosen, err);
+    if (!rc)
+        snprintf(folder, size, "%s", chosen);
+    return rc;
+}

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Locks, which end with the processes that hold them; whether a process is the one that it was. */
+#include "migrate/journal/journal_internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define LOCK_TRIES 100 /* while others remove the lock's file */
+
+/* ------------------------------------------------------------ processes */
+
+uint64_t ibx_process_started(pid_t pid)
+{
+    char path[32], stat_line[1024];
+    if (pid <= 0)
+        return 0;
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read(fd, stat_line, sizeof(stat_line) - 1);
+    if (fd >= 0)
+        close(fd);
+    if (n <= 0)
+        return 0;
+    stat_line[n] = '\0';
+    /* Field 2 is the name, which may hold anything: what follows its last bracket is regular. */
+    const char *field = strrchr(stat_line, ')');
+    if (!field || field[1] != ' ' || field[2] == 'Z' || field[2] == 'X')
+        return 0;
+    field++; /* at the blank before field 3 */
+    for (int i = 3; i < 22 && field; i++)
+        field = strchr(field + 1, ' ');
+    return field ? strtoull(field, NULL, 10) : 0;
+}
+
+/* ------------------------------------------------------------ a migration */
+
+static int lock_holder_error(int fd, const char *path, struct ibx_error *err)
+{
+    char text[16] = "";
+    ssize_t n = pread(fd, text, sizeof(text) - 1, 0);
+    long pid = n > 0 ? strtol(text, NULL, 10) : 0;
+    if (pid <= 0 || pid > INT_MAX)
+        return ibx_error_set(err, -EBUSY, "another ib-migrate works on this migration (%s)", path);
+    if (ibx_process_started((pid_t)pid))
+        return ibx_error_set(
+            err, -EBUSY, "another ib-migrate works on this migration: process %ld (%s)", pid, path);
+    return ibx_error_set(
+        err, -EBUSY,
+        "process %ld worked on this migration and has ended, but its watchdog still "
+        "brings the VM back: try again (%s)",
+        pid, path);
+}
+
+/* -EAGAIN: the file was removed between open and lock. */
+static int lock_once(const char *path, int *fd, struct ibx_error *err)
+{
+    struct stat mine, there;
+    char text[16];
+    int lock = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (lock < 0)
+        return ibx_error_set(err, -errno, "lock %s: %s", path, strerror(errno));
+    int rc = flock(lock, LOCK_EX | LOCK_NB) ? -errno : 0;
+    if (rc == -EWOULDBLOCK)
+        rc = lock_holder_error(lock, path, err);
+    else if (rc)
+        ibx_error_set(err, rc, "lock %s: %s", path, strerror(-rc));
+    else if (fstat(lock, &mine) || stat(path, &there) || mine.st_ino != there.st_ino)
+        rc = -EAGAIN;
+    int length = snprintf(text, sizeof(text), "%d\n", (int)getpid());
+    if (!rc && (ftruncate(lock, 0) || pwrite(lock, text, (size_t)length, 0) != length))
+        rc = ibx_error_set(err, -EIO, "lock %s cannot be written: %s", path, strerror(errno));
+    if (rc)
+        close(lock);
+    else
+        *fd = lock;
+    return rc;
+}
+
+int ibx_journal_lock(const char *folder, const struct ibx_record *record, int *fd,
+                     struct ibx_error *err)
+{
+    char path[PATH_MAX];
+    int rc = -EAGAIN;
+    ibx_journal_path(folder, record, ".lock", path, sizeof(path));
+    for (int i = 0; i < LOCK_TRIES && rc == -EAGAIN; i++)
+        rc = lock_once(path, fd, err);
+    return rc == -EAGAIN ? ibx_error_set(err, -EBUSY, "lock %s is removed all the time", path) : rc;
+}
+
+/* ------------------------------------------------------------ memory that a VM left */
+
+int ibx_journal_lock_base(const char *folder, const struct ibx_record *record, int *fd,
+                          struct ibx_error *err)
+{
+    char path[PATH_MAX];
+    ibx_journal_path(folder, record, BASE_LOCK, path, sizeof(path));
+    int rc = 0, lock = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (lock < 0 || flock(lock, LOCK_EX | LOCK_NB))
+        rc = -errno;
+    if (!rc) {
+        *fd = lock;
+        return 0;
+    }
+    if (lock >= 0)
+        close(lock);
+    if (rc == -EWOULDBLOCK)
+        return ibx_error_set(err, -EBUSY,
+                             "another ib-migrate has the memory that the VM left here, for its "
+                             "return or for a rollback: see ib-migrate status, and try again");
+    return ibx_error_set(err, rc, "lock %s: %s", path, strerror(-rc));
+}

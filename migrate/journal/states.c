@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The states of a record, their moves, and what each means for an operator. */
+#include "migrate/journal/journal_internal.h"
+
+#include <string.h>
+
+/* Every state may also be written again, with a higher epoch for instance. A move may skip states:
+ * a side that was away learns how far the other has come. */
+static const struct ibx_state source_states[] = {
+    [IBX_JOURNAL_HERE] = {"here",
+                          IBX_TO(IBX_JOURNAL_MAY_RUN) | IBX_TO(IBX_JOURNAL_KEPT) |
+                              IBX_TO(IBX_JOURNAL_ROLLED_BACK),
+                          IBX_STATE_INITIAL},
+    [IBX_JOURNAL_MAY_RUN] = {"may-run",
+                             IBX_TO(IBX_JOURNAL_MOVED) | IBX_TO(IBX_JOURNAL_DONE) |
+                                 IBX_TO(IBX_JOURNAL_KEPT) | IBX_TO(IBX_JOURNAL_ROLLED_BACK) |
+                                 IBX_TO(IBX_JOURNAL_BROKEN) | IBX_TO(IBX_JOURNAL_ENDED),
+                             0},
+    [IBX_JOURNAL_MOVED] = {"moved",
+                           IBX_TO(IBX_JOURNAL_DONE) | IBX_TO(IBX_JOURNAL_ROLLED_BACK) |
+                               IBX_TO(IBX_JOURNAL_BROKEN) | IBX_TO(IBX_JOURNAL_ENDED),
+                           0},
+    [IBX_JOURNAL_ENDED] = {"ended", 0, IBX_STATE_FINAL},
+    [IBX_JOURNAL_BROKEN] = {"broken", IBX_TO(IBX_JOURNAL_ROLLED_BACK), 0},
+    [IBX_JOURNAL_DONE] = {"done", 0, IBX_STATE_FINAL},
+    [IBX_JOURNAL_KEPT] = {"kept", 0, IBX_STATE_FINAL},
+    [IBX_JOURNAL_ROLLED_BACK] = {"rolled-back", 0, IBX_STATE_FINAL},
+};
+static const struct ibx_state_table source_table = IBX_STATE_TABLE("source record", source_states);
+
+static const struct ibx_state destination_states[] = {
+    [IBX_JOURNAL_NOT_YET] = {"not-yet", IBX_TO(IBX_JOURNAL_MAY_RUN) | IBX_TO(IBX_JOURNAL_GIVEN_UP),
+                             IBX_STATE_INITIAL},
+    [IBX_JOURNAL_MAY_RUN] = {"may-run",
+                             IBX_TO(IBX_JOURNAL_RUNNING) | IBX_TO(IBX_JOURNAL_COMPLETE) |
+                                 IBX_TO(IBX_JOURNAL_GIVEN_UP) | IBX_TO(IBX_JOURNAL_BROKEN) |
+                                 IBX_TO(IBX_JOURNAL_SHUT_DOWN) | IBX_TO(IBX_JOURNAL_ENDED),
+                             0},
+    [IBX_JOURNAL_RUNNING] = {"running",
+                             IBX_TO(IBX_JOURNAL_COMPLETE) | IBX_TO(IBX_JOURNAL_GIVEN_UP) |
+                                 IBX_TO(IBX_JOURNAL_BROKEN) | IBX_TO(IBX_JOURNAL_SHUT_DOWN) |
+                                 IBX_TO(IBX_JOURNAL_ENDED),
+                             0},
+    [IBX_JOURNAL_SHUT_DOWN] = {"shut-down", IBX_TO(IBX_JOURNAL_ENDED), 0},
+    [IBX_JOURNAL_ENDED] = {"ended", 0, IBX_STATE_FINAL},
+    [IBX_JOURNAL_COMPLETE] = {"complete", IBX_TO(IBX_JOURNAL_DONE) | IBX_TO(IBX_JOURNAL_BROKEN), 0},
+    [IBX_JOURNAL_BROKEN] = {"broken", 0, IBX_STATE_FINAL},
+    [IBX_JOURNAL_DONE] = {"done", 0, IBX_STATE_FINAL},
+    [IBX_JOURNAL_GIVEN_UP] = {"given-up", 0, IBX_STATE_FINAL},
+};
+static const struct ibx_state_table destination_table =
+    IBX_STATE_TABLE("destination record", destination_states);
+
+const struct ibx_state *ibx_journal_state_of(bool source, unsigned state)
+{
+    const struct ibx_state_table *table = source ? &source_table : &destination_table;
+    return state < table->count && table->states[state].name ? &table->states[state] : NULL;
+}
+
+bool ibx_journal_move_allowed(bool source, enum ibx_journal_state previous,
+                              enum ibx_journal_state state)
+{
+    const struct ibx_state *to = ibx_journal_state_of(source, (unsigned)state);
+    if (!previous)
+        return to && to->flags & IBX_STATE_INITIAL;
+    return to && (previous == state || ibx_state_allows(source ? &source_table : &destination_table,
+                                                        (unsigned)previous, (unsigned)state));
+}
+
+bool ibx_journal_over(const struct ibx_record *record)
+{
+    const struct ibx_state *state = ibx_journal_state_of(record->source, (unsigned)record->state);
+    return state && state->flags & IBX_STATE_FINAL;
+}
+
+const char *ibx_journal_state_name(enum ibx_journal_state state)
+{
+    const struct ibx_state *of_source = ibx_journal_state_of(true, (unsigned)state),
+                           *found =
+                               of_source ? of_source : ibx_journal_state_of(false, (unsigned)state);
+    return found ? found->name : "unknown";
+}
+
+/* ------------------------------------------------------------ in words */
+
+/* The first %s is the VM, the second the other side; @ is "runs", or what else it does. */
+static const char *const source_texts[] = {
+    [IBX_JOURNAL_HERE] = "%s is here: its migration to %s has not come to the point where it could "
+                         "run there",
+    [IBX_JOURNAL_MAY_RUN] = "%s may run at %s or still be here: only the destination knows, and "
+                            "\"ib-migrate recover\" asks it before anything is started",
+    [IBX_JOURNAL_MOVED] = "%s @ at %s and not here, but this side has pages that it needs: "
+                          "leave this QEMU as it is; \"ib-migrate recover\" continues to send them",
+    [IBX_JOURNAL_DONE] = "%s @ at %s with all of its pages: this QEMU is not needed any more "
+                         "and must not be continued",
+    [IBX_JOURNAL_KEPT] = "%s stayed here: its migration to %s ended before it could run there",
+    [IBX_JOURNAL_BROKEN] = "%s ran at %s with memory that is not what it was here, and was paused "
+                           "there: end its QEMU there, then \"ib-migrate rollback\" here restarts "
+                           "it from its stop",
+    [IBX_JOURNAL_ROLLED_BACK] = "%s was taken back from %s and runs here from where it had "
+                                "stopped: it must not run there",
+    [IBX_JOURNAL_ENDED] = "%s was shut down by its guest at %s, before all of its pages were "
+                          "there: nothing is lost and nothing to be done, and this QEMU must not "
+                          "be continued",
+};
+static const char *const destination_texts[] = {
+    [IBX_JOURNAL_NOT_YET] = "%s does not run here yet: it is at %s",
+    [IBX_JOURNAL_MAY_RUN] = "%s may run here or still be at %s: this QEMU knows, and \"ib-migrate "
+                            "recover\" asks it",
+    [IBX_JOURNAL_RUNNING] = "%s @ here and needs pages that are still at %s: leave both QEMUs "
+                            "as they are; \"ib-migrate recover\" continues to fetch them",
+    [IBX_JOURNAL_COMPLETE] = "%s @ here with all of its pages, but %s has not confirmed it and "
+                             "keeps them, too: run \"ib-migrate recover\" here, or there if its "
+                             "state is done",
+    [IBX_JOURNAL_DONE] = "%s @ here with all of its pages: the QEMU at %s is not needed any more",
+    [IBX_JOURNAL_BROKEN] = "%s ran here with memory that is not what it was at %s, and was paused: "
+                           "end this QEMU; \"ib-migrate rollback\" at the source restarts it from "
+                           "its stop",
+    [IBX_JOURNAL_GIVEN_UP] = "%s does not run here: its migration from %s was given up",
+    [IBX_JOURNAL_SHUT_DOWN] = "%s was shut down by its guest here, and %s, which still keeps its "
+                              "pages, does not know it: run \"ib-migrate recover\" here",
+    [IBX_JOURNAL_ENDED] = "%s was shut down by its guest here, before all of its pages had come "
+                          "from %s: nothing is lost and nothing to be done",
+};
+
+/* What the forms leave open, in their order; a compiler could not check them as formats. */
+static void fill_in(const char *form, const char *vm, const char *does, const char *peer, char *out,
+                    size_t size)
+{
+    const char *names[] = {vm, peer};
+    unsigned next = 0;
+    for (size_t used = 0; *form && used + 1 < size; used = strlen(out)) {
+        const size_t plain = strcspn(form, "%@");
+        snprintf(out + used, size - used, "%.*s%s", (int)plain, form,
+                 form[plain] == '@'   ? does
+                 : form[plain] == '%' ? names[next++]
+                                      : "");
+        form += plain + (form[plain] == '@' ? 1 : form[plain] ? 2 : 0);
+    }
+}
+
+void ibx_journal_describe(const struct ibx_record *record, char *text, size_t size)
+{
+    char vm[256], does[96];
+    bool uuid = record->uuid[0] && strspn(record->uuid, "0-") != strlen(record->uuid);
+    if (record->name[0])
+        snprintf(vm, sizeof(vm), "VM %s", record->name);
+    else if (uuid)
+        snprintf(vm, sizeof(vm), "VM %s", record->uuid);
+    else
+        snprintf(vm, sizeof(vm), "the VM of %.200s", record->qmp);
+    const char *peer = record->peer[0]                    ? record->peer
+                       : record->source && record->uri[0] ? record->uri
+                                                          : "the other side";
+    const char *form = "nothing is known of %s and its migration with %s";
+    if (ibx_journal_state_of(record->source, (unsigned)record->state))
+        form = record->source ? source_texts[record->state] : destination_texts[record->state];
+    if (ibx_journal_lost_there(record))
+        form =
+            "%s ran at %s, and its QEMU there has ended: \"ib-migrate rollback\" restarts it from "
+            "its stop";
+    if (ibx_journal_lost_there(record) && record->borrow)
+        form = "%s was borrowed by %s, and its QEMU there has ended: \"ib-migrate rollback\" "
+               "restarts it from its stop, unless a return of it had begun";
+    if (record->borrow && record->state == IBX_JOURNAL_MOVED && !ibx_journal_lost_there(record))
+        form = "%s @ at %s, borrowed from here: this side has the memory that it returns to and "
+               "the pages that it needs: leave this QEMU as it is; \"ib-migrate recover\" "
+               "continues to send them";
+    if (record->borrow && record->state == IBX_JOURNAL_RUNNING)
+        form = "%s @ here, borrowed from %s, which has the other pages: \"ib-migrate return\" "
+               "brings it home; \"ib-migrate recover\" continues to fetch them";
+    if (ibx_journal_has_returned(record))
+        form = record->source
+                   ? "%s was borrowed by %s and has returned: nothing is to be done here"
+                   : "%s was borrowed here and has returned to %s: nothing is to be done";
+    if (ibx_journal_stands(record))
+        snprintf(does, sizeof(does), "was \"%s\" when QEMU was last asked, and is",
+                 record->vm_status);
+    else
+        snprintf(does, sizeof(does), "runs");
+    fill_in(form, vm, does, peer, text, size);
+    if (record->libvirt && !ibx_journal_over(record) && strlen(text) < size)
+        snprintf(text + strlen(text), size - strlen(text),
+                 " (libvirt decides where it runs: see virsh list on both hosts)");
+    ibx_text_sanitize(text);
+}

@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/multicast/multicast.h"
+
+#include <errno.h>
+#include <openssl/crypto.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define AT_ONCE 32u
+#define PLACES  64u   /* pages whose parts come, by their numbers: few parts overtake others */
+#define LATEST  4096u /* numbers of which it is known which have come */
+
+struct place {
+    uint64_t page;
+    unsigned parts; /* 0: it is empty */
+    uint32_t got;   /* a bit a part */
+    uint8_t bytes[IBX_MULTICAST_PAGE];
+};
+
+struct ibx_multicast_receiver {
+    struct ibx_multicast_receiver_config config;
+    struct ibx_multicast_cipher *cipher;
+    int fd;
+    uint64_t came;                /* for drop_every */
+    uint64_t latest[LATEST / 64]; /* a ring of bits: these have come, and what repeats them is not
+                                     counted, which anybody can */
+    struct ibx_multicast_receiver_stats stats;
+    struct place places[PLACES];
+    struct iovec iovs[AT_ONCE];
+    struct mmsghdr messages[AT_ONCE];
+    uint8_t datagrams[AT_ONCE][IBX_MULTICAST_PACKET];
+};
+
+static void offer(struct ibx_multicast_receiver *r, struct place *place)
+{
+    if (r->config.take(r->config.context, place->page, place->bytes))
+        r->stats.pages++;
+    else
+        r->stats.wrong++;
+    place->parts = 0;
+}
+
+/* A datagram of the group with this number. */
+static void note(struct ibx_multicast_receiver *r, uint64_t number)
+{
+    struct ibx_multicast_receiver_stats *s = &r->stats;
+    uint64_t *word = &r->latest[number % LATEST / 64];
+    const uint64_t bit = 1ull << number % 64;
+    if (number >= s->through) {
+        const uint64_t ahead = number - s->through;
+        for (uint64_t i = 0; i < ahead && i < LATEST; i++)
+            r->latest[(s->through + i) % LATEST / 64] &= ~(1ull << (s->through + i) % 64);
+        *word &= ~bit;
+        s->through = number + 1;
+        s->proven++;
+    } else if (s->through - number > LATEST) {
+        return;
+    }
+    s->packets += !(*word & bit);
+    *word |= bit;
+}
+
+/* What nobody with the key has made does not touch what has come. */
+static void take(struct ibx_multicast_receiver *r, const uint8_t *datagram, size_t length)
+{
+    struct ibx_multicast_packet p;
+    uint8_t part[IBX_MULTICAST_PAGE];
+    if (!ibx_multicast_peek(datagram, length, r->config.group.id, &p)) {
+        r->stats.strange++;
+        return;
+    }
+    if (p.number == UINT64_MAX || !ibx_multicast_open(r->cipher, datagram, length, part)) {
+        r->stats.strange++;
+        return;
+    }
+    note(r, p.number);
+    if (!r->config.wanted(r->config.context, p.page))
+        return;
+    struct place *place = &r->places[p.page % PLACES];
+    if (place->parts != p.parts || place->page != p.page) {
+        place->page = p.page;
+        place->parts = p.parts;
+        place->got = 0;
+    }
+    size_t bytes;
+    const size_t at = ibx_multicast_part_at(p.parts, p.part, &bytes);
+    memcpy(place->bytes + at, part, bytes);
+    place->got |= 1u << p.part;
+    if (place->got == (1u << p.parts) - 1)
+        offer(r, place);
+}
+
+unsigned ibx_multicast_receive(struct ibx_multicast_receiver *r)
+{
+    for (unsigned i = 0; i < AT_ONCE; i++) {
+        r->iovs[i] = (struct iovec){r->datagrams[i], sizeof(r->datagrams[i])};
+        r->messages[i] = (struct mmsghdr){.msg_hdr = {.msg_iov = &r->iovs[i], .msg_iovlen = 1}};
+    }
+    const int n = recvmmsg(r->fd, r->messages, AT_ONCE, MSG_DONTWAIT, NULL);
+    for (int i = 0; i < n; i++) {
+        if (r->config.drop_every && ++r->came % r->config.drop_every == 0)
+            continue;
+        if (r->messages[i].msg_hdr.msg_flags & MSG_TRUNC)
+            r->stats.strange++;
+        else
+            take(r, r->datagrams[i], r->messages[i].msg_len);
+    }
+    return n > 0 ? (unsigned)n : 0;
+}
+
+int ibx_multicast_receiver_fd(const struct ibx_multicast_receiver *receiver)
+{
+    return receiver->fd;
+}
+
+void ibx_multicast_receiver_stats(const struct ibx_multicast_receiver *receiver,
+                                  struct ibx_multicast_receiver_stats *stats)
+{
+    *stats = receiver->stats;
+}
+
+int ibx_multicast_receiver_open(const struct ibx_multicast_receiver_config *config,
+                                struct ibx_multicast_receiver **out, struct ibx_error *err)
+{
+    struct ibx_multicast_receiver *r = calloc(1, sizeof(*r));
+    if (!r)
+        return ibx_error_set(err, -ENOMEM, "no memory for a multicast group's datagrams");
+    r->config = *config;
+    r->fd = -1;
+    r->cipher = ibx_multicast_cipher_create(&config->group, false);
+    int rc = r->cipher ? 0 : ibx_error_set(err, -ENOMEM, "OpenSSL makes no AES-128-GCM");
+    if (!rc)
+        rc = ibx_multicast_socket_receive(&config->group.address, config->interface, &r->fd, err);
+    if (rc)
+        ibx_multicast_receiver_close(r);
+    else
+        *out = r;
+    return rc;
+}
+
+void ibx_multicast_receiver_close(struct ibx_multicast_receiver *receiver)
+{
+    if (!receiver)
+        return;
+    if (receiver->fd >= 0)
+        close(receiver->fd);
+    ibx_multicast_cipher_destroy(receiver->cipher);
+    OPENSSL_cleanse(receiver->config.group.key, sizeof(receiver->config.group.key));
+    free(receiver);
+}

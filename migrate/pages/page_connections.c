@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Page connections on their way, each in a thread: each takes several round trips. */
+#include "migrate/pages/pages.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define JOIN_BYTES 512 /* and more */
+
+struct connecting {
+    struct ibx_page_connections *all;
+    unsigned index;
+    pthread_t thread;
+    struct ibx_conn *conn; /* NULL: it failed */
+    int rc;
+    struct ibx_error err;
+};
+
+struct ibx_page_connections {
+    struct ibx_options options;
+    struct ibx_domain *domain; /* of all of them */
+    bool joins;                /* each sends this when it is made */
+    struct ibx_migrate_join join;
+    uint64_t began_ns;
+    unsigned count, joined; /* threads, and those that have ended */
+    struct connecting each[IBX_MIGRATE_LINKS_MAX];
+    char uri[];
+};
+
+static int send_join(struct connecting *one)
+{
+    uint8_t bytes[JOIN_BYTES];
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_JOIN, .is.join = one->all->join};
+    message.is.join.link = (uint16_t)one->index;
+    const ssize_t length = ibx_migrate_encode(&message, bytes, sizeof(bytes));
+    struct iovec iov = {bytes, (size_t)length};
+    int rc = length < 0 ? (int)length : ibx_send(one->conn, &iov, 1, 0, 0);
+    return rc ? ibx_error_set(&one->err, rc, "%s does not take JOIN: %s", one->all->uri,
+                              strerror(-rc))
+              : 0;
+}
+
+static void *connect_main(void *argument)
+{
+    struct connecting *one = argument;
+    one->rc = ibx_connect(one->all->uri, &one->all->options, &one->conn, &one->err);
+    if (!one->rc && one->all->joins)
+        one->rc = send_join(one);
+    return NULL;
+}
+
+/* With `join`, or that is sent later. */
+static int begin(const char *uri, const struct ibx_options *options,
+                 const struct ibx_migrate_join *join, unsigned count,
+                 struct ibx_page_connections **out, struct ibx_error *err)
+{
+    struct ibx_page_connections *c = calloc(1, sizeof(*c) + strlen(uri) + 1);
+    if (!c)
+        return ibx_error_set(err, -ENOMEM, "no memory for %u page connections", count);
+    memcpy(c->uri, uri, strlen(uri));
+    c->options = *options;
+    c->joins = join != NULL;
+    c->join = join ? *join : (struct ibx_migrate_join){.link = 0};
+    snprintf(c->options.purpose, sizeof(c->options.purpose), IBX_MIGRATE_PURPOSE);
+    c->began_ns = ibx_now_ns();
+    int rc = ibx_domain_create(&c->domain, err);
+    c->options.domain = c->domain;
+    for (; !rc && c->count < count; c->count += !rc) {
+        struct connecting *one = &c->each[c->count];
+        one->all = c;
+        one->index = c->count;
+        rc = -pthread_create(&one->thread, NULL, connect_main, one);
+        if (rc)
+            ibx_error_set(err, rc, "no thread to make page connection %u: %s", c->count,
+                          strerror(-rc));
+    }
+    if (rc)
+        ibx_page_connections_drop(c);
+    else
+        *out = c;
+    return rc;
+}
+
+int ibx_page_connections_begin(const char *uri, const struct ibx_options *options, unsigned count,
+                               struct ibx_page_connections **out, struct ibx_error *err)
+{
+    return begin(uri, options, NULL, count, out, err);
+}
+
+/* All that were begun end, and the first failure counts. */
+static int await_all(struct ibx_page_connections *c, struct ibx_error *err)
+{
+    int rc = 0;
+    for (unsigned i = 0; i < c->count; i++) {
+        struct connecting *one = &c->each[i];
+        if (i >= c->joined)
+            pthread_join(one->thread, NULL);
+        if (!rc && one->rc) {
+            rc = one->rc;
+            *err = one->err;
+            ibx_error_prefix(err, rc, "page connection %u", i);
+        }
+    }
+    c->joined = c->count;
+    return rc;
+}
+
+void ibx_page_connections_drop(struct ibx_page_connections *c)
+{
+    struct ibx_error silent = {0};
+    if (!c)
+        return;
+    await_all(c, &silent);
+    for (unsigned i = 0; i < c->count; i++)
+        ibx_close(c->each[i].conn);
+    ibx_domain_release(c->domain);
+    free(c);
+}
+
+/* Those that were begun early, if they are of use: the other end does not wait for JOIN for long.
+ */
+static bool usable(struct ibx_page_connections *c, unsigned count)
+{
+    struct ibx_error err = {0};
+    const uint64_t patience_ns = ibx_migrate_first_ms(&c->options) * IBX_NS_PER_MS / 2;
+    if (await_all(c, &err)) {
+        ibx_log(IBX_LOG_WARN, "%s; the page connections are made again", err.message);
+        return false;
+    }
+    return c->count >= count && ibx_now_ns() - c->began_ns < patience_ns;
+}
+
+int ibx_page_connections_take(const struct ibx_page_server_config *config, struct ibx_conn **conns,
+                              struct ibx_domain **domain, struct ibx_error *err)
+{
+    struct ibx_page_connections *c = config->begun;
+    int rc = 0;
+    if (c && !usable(c, config->links)) {
+        ibx_page_connections_drop(c);
+        c = NULL;
+    }
+    if (!c) {
+        rc = begin(config->uri, config->options, &config->join, config->links, &c, err);
+        if (rc)
+            return rc;
+    }
+    rc = await_all(c, err);
+    c->join = config->join;
+    for (unsigned i = 0; !rc && !c->joins && i < config->links; i++)
+        if ((rc = send_join(&c->each[i])))
+            ibx_error_set(err, rc, "page connection %u: %s", i, c->each[i].err.message);
+    for (unsigned i = 0; !rc && i < config->links; i++) {
+        conns[i] = c->each[i].conn;
+        c->each[i].conn = NULL;
+    }
+    if (!rc) {
+        *domain = c->domain;
+        c->domain = NULL;
+    }
+    ibx_page_connections_drop(c);
+    return rc;
+}

@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * This host's cache of a snapshot, for `clone URI`: a folder by the snapshot's id in a folder of
+ * this user's on tmpfs, and a process of its own that fills it. Whoever comes first makes both;
+ * who comes at the same time waits at a lock until a child can be made.
+ */
+#include "migrate/snapshot/cache.h"
+
+#include "common/clock.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define READY 'r' /* a folder follows */
+#define WRONG 'w' /* a sentence follows */
+
+struct filler {
+    struct ibx_serve_options options;
+    struct ibx_host_cache *cache;
+    int told; /* the pipe to the process that waits */
+    int lock;
+};
+
+/* ------------------------------------------------------------ the folders */
+
+static int open_top(const char *path, struct ibx_error *err)
+{
+    struct stat st;
+    if (mkdir(path, 0700) && errno != EEXIST)
+        return ibx_error_set(err, -errno, "the folder %s cannot be made: %s", path,
+                             strerror(errno));
+    const int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0 || fstat(fd, &st))
+        return ibx_error_set(err, -errno, "%s: %s", path, strerror(errno));
+    if (st.st_uid == geteuid() && !(st.st_mode & 077))
+        return fd;
+    close(fd);
+    return ibx_error_set(err, -EPERM,
+                         "%s is not this user's alone (user %u, mode %04o): remove it, or serve "
+                         "--cache into a folder of your own and clone that",
+                         path, (unsigned)st.st_uid, st.st_mode & 07777u);
+}
+
+/* What a process left behind that was killed before its folder was a snapshot. */
+static void clear(int top, const char *name)
+{
+    const int fd = openat(top, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+    struct dirent *entry;
+    while (dir && (entry = readdir(dir)))
+        unlinkat(fd, entry->d_name, 0);
+    if (dir)
+        closedir(dir);
+    unlinkat(top, name, AT_REMOVEDIR);
+}
+
+static int lock_of(int top, const char *name, struct ibx_error *err)
+{
+    char file[2 * IBX_SNAPSHOT_ID + 8];
+    snprintf(file, sizeof(file), "%s.lock", name);
+    const int fd = openat(top, file, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd >= 0 && !flock(fd, LOCK_EX))
+        return fd;
+    const int code = errno;
+    if (fd >= 0)
+        close(fd);
+    return ibx_error_set(err, -code, "%s cannot be locked: %s", file, strerror(code));
+}
+
+/* 1: a child can be made of it. 0: somebody has to fill it. */
+static int usable(const struct ibx_host_cache *cache, const struct ibx_snapshot_manifest *theirs,
+                  struct ibx_error *err)
+{
+    struct ibx_snapshot_folder folder;
+    struct ibx_error why = {0};
+    int rc = ibx_snapshot_folder_open(cache->folder, false, &folder, &why);
+    if (rc == -ENOENT)
+        return 0;
+    if (rc)
+        return ibx_error_set(err, rc, "%s", why.message);
+    if (!ibx_snapshot_same(&folder.manifest, theirs))
+        rc = ibx_error_set(err, -ESTALE, "%s has another snapshot than is served: remove it",
+                           cache->folder);
+    else
+        rc = folder.manifest.complete || !ibx_snapshot_child_expected(&folder, NULL);
+    ibx_snapshot_folder_close(&folder);
+    return rc;
+}
+
+/* ------------------------------------------------------------ the process that fills it */
+
+static void tell(struct filler *filler, char what, const char *text)
+{
+    char line[PATH_MAX + 1];
+    const int length = snprintf(line, sizeof(line), "%c%s", what, text);
+    if (filler->told >= 0 && write(filler->told, line, (size_t)length) < 0)
+        return; /* nobody waits any more: it goes on for others */
+    if (filler->told >= 0)
+        close(filler->told);
+    filler->told = -1;
+    if (filler->lock >= 0)
+        close(filler->lock);
+    filler->lock = -1;
+}
+
+/* From the first call on children find it. What is said from then on is in its folder. */
+static void on_status(void *context, const struct ibx_serve_status *status)
+{
+    struct filler *filler = context;
+    char path[PATH_MAX + 8];
+    (void)status;
+    if (filler->told < 0)
+        return;
+    snprintf(path, sizeof(path), "%s/log", filler->cache->folder);
+    const int log = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (log >= 0) {
+        dup2(log, STDERR_FILENO);
+        close(log);
+    }
+    tell(filler, READY, filler->cache->folder);
+}
+
+static void on_notify(void *context, const char *line)
+{
+    (void)context;
+    dprintf(STDERR_FILENO, "%s\n", line);
+}
+
+/* Finds what is served there, and who has it here. 0: this process has to fill it. */
+static int find(struct filler *filler, struct ibx_error *err)
+{
+    struct ibx_host_cache *cache = filler->cache;
+    char name[2 * IBX_SNAPSHOT_ID + 1];
+    struct ibx_snapshot_reader *reader = NULL;
+    int rc = -EINVAL, top = -1;
+    for (unsigned i = 0; rc && i < filler->options.cache_count; i++)
+        rc = ibx_snapshot_reader_open(filler->options.caches[i], &filler->options.transport, 1,
+                                      &reader, err);
+    if (rc)
+        return rc;
+    const struct ibx_snapshot_manifest *m = ibx_snapshot_reader_manifest(reader);
+    for (unsigned i = 0; i < IBX_SNAPSHOT_ID; i++)
+        snprintf(name + 2 * i, 3, "%02x", m->id[i]);
+    snprintf(cache->folder, sizeof(cache->folder), "%s/%s", cache->top, name);
+    rc = top = open_top(cache->top, err);
+    if (rc >= 0)
+        rc = filler->lock = lock_of(top, name, err);
+    if (rc >= 0)
+        rc = usable(cache, m, err);
+    if (!rc && faccessat(top, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0) {
+        char manifest[sizeof(name) + 16];
+        snprintf(manifest, sizeof(manifest), "%s/manifest.json", name);
+        if (faccessat(top, manifest, F_OK, AT_SYMLINK_NOFOLLOW))
+            clear(top, name);
+    }
+    if (top >= 0)
+        close(top);
+    ibx_snapshot_reader_close(reader);
+    return rc;
+}
+
+static void fill(struct filler *filler)
+{
+    struct ibx_error err = {0};
+    prctl(PR_SET_NAME, "ibx-cache");
+    int rc = find(filler, &err);
+    if (rc > 0)
+        tell(filler, READY, filler->cache->folder);
+    filler->options.folder = filler->cache->folder;
+    filler->options.status = on_status;
+    filler->options.notify = on_notify;
+    filler->options.context = filler;
+    filler->options.until_unused = true;
+    if (!rc)
+        rc = ibx_snapshot_serve(&filler->options, &err);
+    if (rc < 0) {
+        dprintf(STDERR_FILENO, "%s\n", err.message);
+        tell(filler, WRONG, err.message);
+    }
+    _exit(rc < 0);
+}
+
+/* ------------------------------------------------------------ who waits for it */
+
+static int take_answer(int fd, struct ibx_host_cache *cache, struct ibx_error *err)
+{
+    char line[PATH_MAX + 2];
+    size_t length = 0;
+    ssize_t n;
+    while (
+        length < sizeof(line) - 1 &&
+        ((n = read(fd, line + length, sizeof(line) - 1 - length)) > 0 || (n < 0 && errno == EINTR)))
+        length += n > 0 ? (size_t)n : 0;
+    line[length] = '\0';
+    if (*line == READY) {
+        snprintf(cache->folder, sizeof(cache->folder), "%.*s", PATH_MAX - 1, line + 1);
+        return 0;
+    }
+    return ibx_error_set(err, -EREMOTEIO, "%s",
+                         *line == WRONG ? line + 1
+                                        : "the process that was to fill this host's cache has "
+                                          "ended: see the kernel's log");
+}
+
+int ibx_snapshot_host_cache(const struct ibx_serve_options *options, struct ibx_host_cache *cache,
+                            struct ibx_error *err)
+{
+    int pipes[2];
+    snprintf(cache->top, sizeof(cache->top), "/dev/shm/ibx-snapshots-%u", (unsigned)geteuid());
+    if (pipe2(pipes, O_CLOEXEC))
+        return ibx_error_set(err, -errno, "no pipe: %s", strerror(errno));
+    const pid_t pid = fork();
+    if (!pid) {
+        struct filler filler = {.options = *options, .cache = cache, .told = pipes[1], .lock = -1};
+        const int null = open("/dev/null", O_RDWR);
+        for (int fd = 0; fd < 3; fd++)
+            dup2(null, fd);
+        setsid();
+        if (chdir("/"))
+            _exit(1);
+        fill(&filler);
+    }
+    close(pipes[1]);
+    const int code = errno;
+    int rc = pid < 0
+                 ? ibx_error_set(err, -code, "no process that fills a cache: %s", strerror(code))
+                 : take_answer(pipes[0], cache, err);
+    close(pipes[0]);
+    if (rc && pid > 0)
+        waitpid(pid, NULL, 0);
+    return rc;
+}

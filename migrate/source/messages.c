@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/source/source.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+static int unexpected(const struct source *s, const struct ibx_migrate_any *message,
+                      struct ibx_error *err)
+{
+    return ibx_error_set(err, -EPROTO, "the destination sent %s while the source was %s",
+                         ibx_migrate_message_name(message->type),
+                         ibx_state_name(s->state.table, s->state.now));
+}
+
+static void on_progress(struct source *s, const struct ibx_migrate_progress *progress)
+{
+    if (s->state.now == SOURCE_CONFIRMING) /* a QEMU there is slow to let go: CONFIRMED waits */
+        ibx_source_await_longer(s);
+    if (progress->status[0])
+        memcpy(s->status.record.vm_status, progress->status, sizeof(progress->status));
+    s->vm.ran_there |= !strcmp(progress->status, "running");
+    s->status.present = progress->present;
+    s->status.bytes = progress->bytes;
+    s->status.faults = progress->faults;
+    s->status.fault_p50_ns = progress->fault_p50_ns;
+    s->status.fault_p99_ns = progress->fault_p99_ns;
+    s->status.fault_max_ns = progress->fault_max_ns;
+}
+
+/* A VM that does not run there has no downtime: that goes on. */
+static int on_running(struct source *s, const char *status, struct ibx_error *err)
+{
+    s->status.message[0] = 0; /* that this was overdue */
+    s->vm.ran_there |= strcmp(status, "paused") != 0;
+    snprintf(s->status.record.vm_status, sizeof(s->status.record.vm_status), "%s", status);
+    if (s->state.now != SOURCE_COMMITTED)
+        return 0;
+    if (s->vm.ran && s->vm.stop_ns && !strcmp(status, "running")) {
+        uint64_t now = ibx_now_ns();
+        s->status.commit_ns = now - s->loaded_ns;
+        s->status.downtime_ns = now - s->vm.stop_ns;
+    }
+    return ibx_source_move(s, SOURCE_SERVING, err);
+}
+
+/* Pages that were not fetched are of no use to anybody. */
+static int on_ended(struct source *s, const char *reason, struct ibx_error *err)
+{
+    const bool returned = s->status.record.borrow && !strcmp(reason, IBX_JOURNAL_RETURNED);
+    if (s->peer.now != PEER_ENDED)
+        ibx_migration_notify(&s->options->observer,
+                             returned ? "the VM has returned: this QEMU is not needed any more"
+                                      : "the guest has shut the VM down at the destination: pages "
+                                        "that are still here are not needed any more");
+    snprintf(s->status.record.vm_status, sizeof(s->status.record.vm_status), "%s", reason);
+    int rc = s->state.now == SOURCE_COMMITTED ? ibx_source_move(s, SOURCE_SERVING, err) : 0;
+    return rc || s->peer.now == PEER_ENDED ? rc : ibx_state_move(&s->peer, PEER_ENDED);
+}
+
+static int on_complete(struct source *s, const struct ibx_migrate_totals *totals,
+                       struct ibx_error *err)
+{
+    uint8_t hash[IBX_MIGRATE_HASH_BYTES];
+    const struct ibx_page_map *map = &s->vm.map;
+    on_progress(s, &totals->progress);
+    ibx_page_map_hash(map, hash);
+    if (totals->pages != map->pages || memcmp(totals->hash, hash, sizeof(hash)))
+        return ibx_error_set(err, -EPROTO,
+                             "the destination calls the migration complete with another page map "
+                             "(%" PRIu64 " pages, here %" PRIu64 "): nothing is given up here",
+                             totals->pages, map->pages);
+    return s->peer.now == PEER_COMPLETE ? 0 : ibx_state_move(&s->peer, PEER_COMPLETE);
+}
+
+/* Pages came twice there, with different bytes, or were at home when they should have come. */
+static int on_broken(struct source *s, const struct ibx_migrate_any *message, struct ibx_error *err)
+{
+    if ((s->state.now != SOURCE_COMMITTED && s->state.now != SOURCE_SERVING) ||
+        (!s->status.record.verify && !ibx_journal_returns(&s->status.record)))
+        return unexpected(s, message, err);
+    ibx_error_set(err, -EBADMSG, "%s", message->is.reason);
+    return ibx_source_broken(s, false, err);
+}
+
+/* After RUNNING it means that the VM's QEMU has ended there. */
+static int on_abort(struct source *s, const char *why, struct ibx_error *err)
+{
+    if (s->state.now == SOURCE_SERVING)
+        return ibx_source_lose_vm(s, why, err);
+    if (ibx_state_allows(s->peer.table, s->peer.now, PEER_ABORTED) &&
+        s->state.now <= SOURCE_COMMITTED)
+        ibx_state_move(&s->peer, PEER_ABORTED);
+    return ibx_error_set(err, -ECONNABORTED, "the destination gave up: %s", why);
+}
+
+int ibx_source_on_message(void *context, const struct ibx_migrate_any *message)
+{
+    struct message_context *h = context;
+    struct source *s = h->source;
+    s->messages++;
+    s->heard_ns = ibx_now_ns();
+    switch (message->type) {
+    case IBX_MIGRATE_READY:
+        if (s->state.now != SOURCE_EXPOSING || s->peer.now != PEER_QUIET)
+            return unexpected(s, message, h->err);
+        ibx_source_link_quiet(&s->link);
+        return ibx_state_move(&s->peer, PEER_READY);
+    case IBX_MIGRATE_HAVE:
+    case IBX_MIGRATE_HAVE_END:
+        if (s->state.now != SOURCE_EXPOSING || s->peer.now != PEER_QUIET || !source_returns(s))
+            return unexpected(s, message, h->err);
+        return ibx_source_return_on_have(s, message, h->err);
+    case IBX_MIGRATE_LOADED:
+        if (s->state.now != SOURCE_SENDING || s->stream.state.now < STREAM_HELD ||
+            s->peer.now != PEER_READY)
+            return unexpected(s, message, h->err);
+        return ibx_state_move(&s->peer, PEER_LOADED);
+    case IBX_MIGRATE_RUNNING:
+        return source_committed(s) ? on_running(s, message->is.status, h->err)
+                                   : unexpected(s, message, h->err);
+    case IBX_MIGRATE_PROGRESS:
+        if (!source_committed(s) && s->state.now != SOURCE_WARMING)
+            return unexpected(s, message, h->err);
+        on_progress(s, &message->is.progress);
+        return 0;
+    case IBX_MIGRATE_ROUND_DONE:
+        return s->state.now == SOURCE_WARMING
+                   ? ibx_source_warm_on_done(s, &message->is.round_done, h->err)
+                   : unexpected(s, message, h->err);
+    case IBX_MIGRATE_COMPLETE:
+        if (s->state.now == SOURCE_CONFIRMING) /* sent again before CONFIRM had come */
+            return 0;
+        return s->state.now == SOURCE_SERVING ? on_complete(s, &message->is.totals, h->err)
+                                              : unexpected(s, message, h->err);
+    case IBX_MIGRATE_ENDED:
+        if (s->state.now == SOURCE_CONFIRMING)
+            return 0;
+        if ((s->state.now != SOURCE_COMMITTED && s->state.now != SOURCE_SERVING) ||
+            s->peer.now == PEER_COMPLETE)
+            return unexpected(s, message, h->err);
+        return on_ended(s, message->is.status, h->err);
+    case IBX_MIGRATE_CONFIRMED:
+        if (s->state.now != SOURCE_CONFIRMING)
+            return unexpected(s, message, h->err);
+        return s->peer.now == PEER_CONFIRMED ? 0 : ibx_state_move(&s->peer, PEER_CONFIRMED);
+    case IBX_MIGRATE_DIGEST:
+        if (s->state.now == SOURCE_CONFIRMING)
+            return 0;
+        return source_committed(s) && s->status.record.verify
+                   ? ibx_source_on_digest(s, &message->is.digest, h->err)
+                   : unexpected(s, message, h->err);
+    case IBX_MIGRATE_BROKEN:
+        return on_broken(s, message, h->err);
+    case IBX_MIGRATE_ABORT:
+        return on_abort(s, message->is.reason, h->err);
+    default:
+        return unexpected(s, message, h->err);
+    }
+}

@@ -1,0 +1,515 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Readers that ask for a group and lie, and servers that offer one and lie. The test process is the
+ * one that lies: a server goes on with all others, a cache says what is wrong and goes on without.
+ */
+#include "migrate/snapshot/cache.h"
+#include "tests/scenes/fault_memory.h"
+#include "tests/scenes/unit.h"
+
+#include "common/clock.h"
+
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define PATIENCE_MS 20000
+#define CHUNKS      (PAGES / IBX_MULTICAST_CHUNK_PAGES) /* two, in a byte */
+
+static struct ibx_error error;
+static struct ibx_snapshot_manifest manifest;
+static struct ibx_page_map map;
+
+static struct ibx_options options(void)
+{
+    struct ibx_options o;
+    ibx_options_init(&o);
+    o.message = IBX_MIGRATE_MESSAGE;
+    o.timeout_ms = 1000;
+    snprintf(o.purpose, sizeof(o.purpose), IBX_SNAPSHOT_PURPOSE);
+    return o;
+}
+
+/* The rig's memory as a snapshot. */
+static void make_snapshot(void)
+{
+    manifest = (struct ibx_snapshot_manifest){
+        .complete = true, .hashed = true, .ram_count = 1, .state_bytes = 1};
+    memset(manifest.id, 5, sizeof(manifest.id));
+    manifest.ram[0].size = (uint64_t)PAGES * PAGE;
+    snprintf(manifest.ram[0].id, sizeof(manifest.ram[0].id), "mem0");
+    manifest.description = json_object();
+    assert_int_equal(ibx_snapshot_map_init(&manifest, &map, &error), 0);
+    ibx_page_map_set(&map, 0, map.pages);
+}
+
+static void end_snapshot(void)
+{
+    ibx_page_map_fini(&map);
+    ibx_snapshot_manifest_fini(&manifest);
+}
+
+static void send_message(struct ibx_conn *conn, const struct ibx_snapshot_any *m)
+{
+    ibx_snapshot_send(conn, m, ibx_deadline_in_ms(PATIENCE_MS), NULL);
+}
+
+/* False: the other side has closed. */
+static bool next_message(struct ibx_conn *conn, struct ibx_snapshot_any *m)
+{
+    const uint64_t until = ibx_deadline_in_ms(PATIENCE_MS);
+    struct ibx_event event;
+    while (ibx_now_ns() < until) {
+        const int n = ibx_poll(conn, &event, 1);
+        if (n < 0 || (n && event.type == IBX_EVENT_CLOSED))
+            return false;
+        if (n && event.type == IBX_EVENT_MESSAGE) {
+            assert_int_equal(ibx_snapshot_decode(event.data, event.length, m, &error), 0);
+            if (m->type == IBX_SNAPSHOT_NO_GROUP)
+                snprintf(error.message, sizeof(error.message), "%.*s", (int)m->bytes.length,
+                         (const char *)m->bytes.bytes);
+            ibx_message_release(conn, &event);
+            return true;
+        }
+        if (!n)
+            ibx_wait(conn, 50);
+    }
+    fail_msg("it neither answers nor closes");
+    return false;
+}
+
+/* ---------------------------------------------------------------- readers that lie */
+
+static struct ibx_snapshot_server *server;
+static uint8_t *ram;
+static void *memory[3];
+static struct ibx_snapshot_multicast multicast;
+static struct ibx_snapshot_index index_of;
+
+static void open_server(bool sends)
+{
+    const struct ibx_options o = options();
+    const struct ibx_snapshot_multicast_options how = {.on = true, .interface = "lo"};
+    make_snapshot();
+    ram = aligned_alloc(PAGE, (size_t)PAGES * PAGE);
+    memset(ram, 0x5a, (size_t)PAGES * PAGE);
+    memory[0] = ram;
+    memory[1] = memory[2] = ram;
+    multicast = (struct ibx_snapshot_multicast){&manifest, &map, memory, NULL, NULL, NULL};
+    assert_int_equal(ibx_snapshot_multicast_open(&multicast, &how, false, &error), 0);
+    index_of.hashes = calloc((size_t)ibx_snapshot_pieces(&manifest), IBX_SNAPSHOT_HASH);
+    index_of.pieces = ibx_snapshot_pieces(&manifest);
+    const struct ibx_snapshot_server_config config = {.uri = "tcp://127.0.0.1:0",
+                                                      .options = &o,
+                                                      .manifest = &manifest,
+                                                      .map = &map,
+                                                      .memory = memory,
+                                                      .index = &index_of,
+                                                      .multicast = sends ? multicast.sender : NULL,
+                                                      .interface = "lo"};
+    assert_int_equal(ibx_snapshot_server_open(&config, &server, &error), 0);
+}
+
+static void close_server(void)
+{
+    ibx_snapshot_server_close(server);
+    ibx_multicast_sender_destroy(multicast.sender);
+    free(index_of.hashes);
+    end_snapshot();
+    free(ram);
+}
+
+static struct ibx_conn *join_as(const struct ibx_snapshot_any *first)
+{
+    const struct ibx_options o = options();
+    struct ibx_conn *conn;
+    assert_int_equal(ibx_connect(ibx_snapshot_server_uri(server), &o, &conn, &error), 0);
+    send_message(conn, first);
+    return conn;
+}
+
+static struct ibx_snapshot_any joining(void)
+{
+    struct ibx_snapshot_any m = {.type = IBX_SNAPSHOT_JOIN};
+    memcpy(m.id, manifest.id, sizeof(m.id));
+    return m;
+}
+
+static struct ibx_snapshot_any wanting(uint32_t length, uint32_t offset, const char *bytes,
+                                       size_t n)
+{
+    struct ibx_snapshot_any m = {.type = IBX_SNAPSHOT_WANT, .length = length, .offset = offset};
+    m.bytes.bytes = (const uint8_t *)bytes;
+    m.bytes.length = n;
+    return m;
+}
+
+static void honest_one_is_fed(void)
+{
+    struct ibx_snapshot_any m = joining();
+    struct ibx_conn *conn = join_as(&m);
+    uint8_t secret[IBX_SECRET_BYTES];
+    assert_true(next_message(conn, &m) && m.type == IBX_SNAPSHOT_GROUP);
+    struct ibx_multicast_group group = m.group;
+    ibx_conn_secret(conn, IBX_SNAPSHOT_SECRET, secret);
+    assert_true(ibx_multicast_key_open(secret, &group, m.sealed));
+    assert_memory_equal(&group.key, ibx_multicast_sender_group(multicast.sender)->key, 16);
+    secret[0] ^= 1; /* of another connection */
+    assert_false(ibx_multicast_key_open(secret, &group, m.sealed));
+    m = wanting(1, 0, "\x03", 1);
+    send_message(conn, &m);
+    m = (struct ibx_snapshot_any){.type = IBX_SNAPSHOT_HEARD, .through = 2, .packets = 1};
+    send_message(conn, &m);
+    assert_true(next_message(conn, &m) && m.type == IBX_SNAPSHOT_FED && m.packets >= PAGES);
+    ibx_close(conn);
+}
+
+/* It says that it has heard what cannot be. */
+static void hears_too_much(void)
+{
+    struct ibx_snapshot_any m = joining();
+    struct ibx_conn *conn = join_as(&m);
+    assert_true(next_message(conn, &m) && m.type == IBX_SNAPSHOT_GROUP);
+    m = wanting(1, 0, "\x03", 1);
+    send_message(conn, &m);
+    m = (struct ibx_snapshot_any){.type = IBX_SNAPSHOT_HEARD, .through = 2, .packets = 3};
+    send_message(conn, &m);
+    while (next_message(conn, &m)) /* it may have been fed before that was looked at */
+        assert_int_equal(m.type, IBX_SNAPSHOT_FED);
+    ibx_close(conn);
+}
+
+/* It gets the group, sends this, and is closed. */
+static void closes_on(struct ibx_snapshot_any lie)
+{
+    struct ibx_snapshot_any m = joining();
+    struct ibx_conn *conn = join_as(&m);
+    assert_true(next_message(conn, &m) && m.type == IBX_SNAPSHOT_GROUP);
+    send_message(conn, &lie);
+    assert_false(next_message(conn, &m));
+    ibx_close(conn);
+}
+
+static void test_readers(NO_STATE)
+{
+    open_server(true);
+    struct ibx_snapshot_any m = wanting(1, 0, "\x03", 1);
+    struct ibx_conn *conn = join_as(&m); /* before it has joined */
+    assert_false(next_message(conn, &m));
+    ibx_close(conn);
+    closes_on(wanting(2, 0, "\x03\x03", 2)); /* of another memory */
+    closes_on(wanting(2, 1, "\x03", 1));
+    closes_on(joining());
+    closes_on((struct ibx_snapshot_any){.type = IBX_SNAPSHOT_FED});
+    closes_on((struct ibx_snapshot_any){.type = IBX_SNAPSHOT_OPEN});
+    closes_on((struct ibx_snapshot_any){.type = IBX_SNAPSHOT_HEARD});
+    hears_too_much();
+    m = joining();
+    m.id[0] ^= 1;
+    conn = join_as(&m);
+    assert_true(next_message(conn, &m) && m.type == IBX_SNAPSHOT_NO_GROUP && m.code == -ESTALE);
+    ibx_close(conn);
+    /* One that says nothing more is closed, and one that leaves while it is fed costs nothing. */
+    m = joining();
+    struct ibx_conn *silent = join_as(&m), *leaves = join_as(&m);
+    assert_true(next_message(leaves, &m) && m.type == IBX_SNAPSHOT_GROUP);
+    m = wanting(1, 0, "\x03", 1);
+    send_message(leaves, &m);
+    send_message(leaves, &m); /* and wants twice */
+    ibx_close(leaves);
+    honest_one_is_fed();
+    assert_true(next_message(silent, &m) && m.type == IBX_SNAPSHOT_GROUP);
+    assert_false(next_message(silent, &m));
+    ibx_close(silent);
+    honest_one_is_fed();
+    close_server();
+}
+
+static void test_a_server_without_a_group(NO_STATE)
+{
+    open_server(false);
+    struct ibx_snapshot_any m = joining();
+    struct ibx_conn *conn = join_as(&m);
+    assert_true(next_message(conn, &m) && m.type == IBX_SNAPSHOT_NO_GROUP && m.code == -EOPNOTSUPP);
+    text_has(error.message, "serve there with --multicast");
+    ibx_close(conn);
+    close_server();
+}
+
+/* ---------------------------------------------------------------- servers that lie */
+
+struct liar {
+    struct ibx_listener *listener;
+    void (*lie)(struct ibx_conn *conn);
+    pthread_t thread;
+};
+
+static void *liar_main(void *argument)
+{
+    struct liar *liar = argument;
+    struct ibx_conn *conn;
+    struct ibx_snapshot_any m;
+    if (ibx_accept_wait(liar->listener, PATIENCE_MS, &conn, NULL))
+        return NULL;
+    if (!ibx_establish(conn, NULL) && next_message(conn, &m) && m.type == IBX_SNAPSHOT_JOIN)
+        liar->lie(conn);
+    ibx_close(conn);
+    return NULL;
+}
+
+static struct ibx_snapshot_any offer(struct ibx_conn *conn)
+{
+    struct ibx_snapshot_any m = {.type = IBX_SNAPSHOT_GROUP, .group = {.rate = 1 << 30}};
+    uint8_t secret[IBX_SECRET_BYTES];
+    ibx_multicast_group_random(false, &m.group.address, NULL);
+    ibx_conn_secret(conn, IBX_SNAPSHOT_SECRET, secret);
+    ibx_multicast_key_seal(secret, &m.group, m.sealed);
+    return m;
+}
+
+static void await_close(struct ibx_conn *conn)
+{
+    struct ibx_snapshot_any m;
+    while (next_message(conn, &m))
+        ;
+}
+
+static void says_nothing(struct ibx_conn *conn)
+{
+    await_close(conn);
+}
+
+static void refuses_with(struct ibx_conn *conn, int code)
+{
+    struct ibx_snapshot_any m = {.type = IBX_SNAPSHOT_NO_GROUP, .code = code};
+    m.bytes.bytes = (const uint8_t *)"not \x1b[31mnow";
+    m.bytes.length = 12;
+    send_message(conn, &m);
+    await_close(conn);
+}
+
+static void says_no(struct ibx_conn *conn)
+{
+    refuses_with(conn, -EBUSY);
+}
+
+/* A code that could be one of the cache's own. */
+static void says_cancelled(struct ibx_conn *conn)
+{
+    refuses_with(conn, -ECANCELED);
+}
+
+static void seals_wrong(struct ibx_conn *conn)
+{
+    struct ibx_snapshot_any m = offer(conn);
+    m.sealed[3] ^= 1;
+    send_message(conn, &m);
+    await_close(conn);
+}
+
+static void feeds_at_once(struct ibx_conn *conn)
+{
+    const struct ibx_snapshot_any m = {.type = IBX_SNAPSHOT_FED};
+    send_message(conn, &m);
+    await_close(conn);
+}
+
+static void offers_twice(struct ibx_conn *conn)
+{
+    const struct ibx_snapshot_any m = offer(conn);
+    send_message(conn, &m);
+    send_message(conn, &m);
+    await_close(conn);
+}
+
+static void goes(struct ibx_conn *conn)
+{
+    struct ibx_snapshot_any m = offer(conn);
+    send_message(conn, &m);
+    next_message(conn, &m);
+}
+
+static void feeds_nothing(struct ibx_conn *conn)
+{
+    struct ibx_snapshot_any m = offer(conn);
+    send_message(conn, &m);
+    next_message(conn, &m);
+    m = (struct ibx_snapshot_any){.type = IBX_SNAPSHOT_FED, .packets = UINT64_MAX};
+    send_message(conn, &m);
+    await_close(conn);
+}
+
+/* The server falls silent; somebody without the key goes on to send to its group what nobody wants,
+ * and what the server has sent. */
+static void strangers_speak(struct ibx_conn *conn)
+{
+    struct ibx_snapshot_any m = offer(conn);
+    struct ibx_multicast_group stranger = m.group;
+    struct ibx_multicast_packet packet = {.page = 1ull << 40, .parts = 1};
+    static const uint8_t page[PAGE];
+    uint8_t datagram[IBX_MULTICAST_PACKET], old[IBX_MULTICAST_PACKET];
+    struct ibx_event event;
+    unsigned lo;
+    size_t mtu;
+    int fd = -1, n = 0;
+    send_message(conn, &m);
+    next_message(conn, &m);
+    struct ibx_multicast_cipher *cipher = ibx_multicast_cipher_create(&stranger, true);
+    const size_t all = ibx_multicast_seal(cipher, &packet, page, old);
+    ibx_multicast_cipher_destroy(cipher);
+    stranger.key[0] ^= 1;
+    cipher = ibx_multicast_cipher_create(&stranger, true);
+    ibx_multicast_interface("lo", NULL, &lo, NULL);
+    ibx_multicast_socket_send(&stranger.address, lo, 1, &fd, &mtu, NULL);
+    for (; n >= 0 && !(n && event.type == IBX_EVENT_CLOSED); n = ibx_poll(conn, &event, 1)) {
+        const size_t length = ibx_multicast_seal(cipher, &packet, page, datagram);
+        packet.number++;
+        send(fd, datagram, length, 0);
+        send(fd, old, all, 0);
+        poll(NULL, 0, 100);
+    }
+    close(fd);
+    ibx_multicast_cipher_destroy(cipher);
+}
+
+static void feed_of(void (*lie)(struct ibx_conn *conn), const char *words)
+{
+    struct liar liar = {.lie = lie};
+    const struct ibx_options o = options();
+    struct snapshot_feed *feed;
+    struct ibx_multicast_receiver_stats sum = {0};
+    char line[IBX_ERROR_MAX] = "";
+    struct ibx_snapshot_index none = {.hashes = calloc(128, IBX_SNAPSHOT_HASH)};
+    struct ibx_snapshot_checker *checker;
+    none.pieces = ibx_snapshot_pieces(&manifest); /* all of them zeros: kept */
+    assert_true(none.pieces <= 128);
+    assert_int_equal(ibx_snapshot_checker_create(&manifest, &none, 1, &checker, &error), 0);
+    assert_int_equal(ibx_listen("tcp://127.0.0.1:0", &o, &liar.listener, NULL), 0);
+    assert_int_equal(pthread_create(&liar.thread, NULL, liar_main, &liar), 0);
+    const struct snapshot_feed_config config = {.uri = ibx_listener_uri(liar.listener),
+                                                .options = &o,
+                                                .manifest = &manifest,
+                                                .map = &map,
+                                                .engine = rig.engine,
+                                                .checker = checker};
+    assert_int_equal(ibx_snapshot_feed_open(&config, &feed, &error), 0);
+    struct pollfd fd = {.fd = ibx_snapshot_feed_fd(feed), .events = POLLIN};
+    const uint64_t until = ibx_deadline_in_ms(PATIENCE_MS);
+    while (!ibx_snapshot_feed_over(feed)) {
+        assert_true(ibx_now_ns() < until);
+        poll(&fd, 1, 20);
+    }
+    assert_true(ibx_snapshot_feed_says(feed, line));
+    text_has(line, words);
+    assert_null(strchr(line, '\x1b'));
+    if (lie == strangers_speak) {
+        assert_true(ibx_snapshot_feed_says(feed, line));
+        text_has(line, "nothing came from the multicast group");
+    }
+    assert_false(ibx_snapshot_feed_says(feed, line));
+    ibx_snapshot_feed_close(feed, &sum);
+    assert_true(!sum.pages && !sum.packets == (lie != strangers_speak));
+    pthread_join(liar.thread, NULL);
+    ibx_listener_close(liar.listener);
+    ibx_snapshot_checker_destroy(checker);
+}
+
+/* Threads of this process. */
+static unsigned threads(void)
+{
+    unsigned count = 0;
+    DIR *dir = opendir("/proc/self/task");
+    assert_non_null(dir);
+    for (struct dirent *entry; (entry = readdir(dir));)
+        count += entry->d_name[0] != '.';
+    closedir(dir);
+    return count;
+}
+
+/* A server's host takes the connection, and nobody answers. Whoever closes the feed meanwhile does
+ * not wait for that: the connection is still there when it has. */
+static void test_closed_while_it_connects(NO_STATE)
+{
+    struct ibx_options o = options();
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t size = sizeof(at);
+    const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct ibx_multicast_receiver_stats sum = {0};
+    struct ibx_snapshot_index none = {.hashes = calloc(128, IBX_SNAPSHOT_HASH)};
+    struct ibx_snapshot_checker *checker;
+    struct snapshot_feed *feed;
+    char uri[64], byte;
+    o.timeout_ms = PATIENCE_MS;
+    assert_int_equal(bind(listener, (const struct sockaddr *)&at, size), 0);
+    assert_int_equal(listen(listener, 4), 0);
+    assert_int_equal(getsockname(listener, (struct sockaddr *)&at, &size), 0);
+    snprintf(uri, sizeof(uri), "tcp://127.0.0.1:%u", ntohs(at.sin_port));
+    rig_make(1, 0);
+    rig.config.no_background = true;
+    rig_serve();
+    make_snapshot();
+    none.pieces = ibx_snapshot_pieces(&manifest);
+    assert_true(none.pieces <= 128);
+    assert_int_equal(ibx_snapshot_checker_create(&manifest, &none, 1, &checker, &error), 0);
+    const struct snapshot_feed_config config = {.uri = uri,
+                                                .options = &o,
+                                                .manifest = &manifest,
+                                                .map = &map,
+                                                .engine = rig.engine,
+                                                .checker = checker};
+    const unsigned before = threads();
+    assert_int_equal(ibx_snapshot_feed_open(&config, &feed, &error), 0);
+    const int conn = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    assert_true(conn >= 0 && recv(conn, &byte, 1, 0) == 1);
+    ibx_snapshot_feed_close(feed, &sum);
+    ibx_snapshot_checker_destroy(checker);
+    end_snapshot();
+    ssize_t n;
+    while ((n = recv(conn, &byte, 1, MSG_DONTWAIT)) > 0) /* the rest of its first words */
+        ;
+    assert_true(n < 0 && errno == EAGAIN);
+    close(conn);
+    const uint64_t until = ibx_deadline_in_ms(PATIENCE_MS);
+    while (threads() > before) {
+        assert_true(ibx_now_ns() < until);
+        poll(NULL, 0, 5);
+    }
+    close(listener);
+    rig_end(NULL);
+}
+
+static void test_servers(NO_STATE)
+{
+    rig_make(1, 0);
+    rig.config.no_background = true;
+    rig_serve();
+    make_snapshot();
+    feed_of(says_nothing, "it does not say which group it sends to");
+    feed_of(says_no, "not ?[31mnow");
+    feed_of(says_cancelled, "not ?[31mnow");
+    feed_of(seals_wrong, "the key of its group was changed on its way here");
+    feed_of(feeds_at_once, "out of turn");
+    feed_of(offers_twice, "out of turn");
+    feed_of(goes, "the server is lost");
+    feed_of(feeds_nothing, "0 pages came");
+    feed_of(strangers_speak, "that nobody with the group's key has made");
+    end_snapshot();
+    rig_end(NULL);
+}
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_readers),
+        cmocka_unit_test(test_a_server_without_a_group),
+        cmocka_unit_test(test_servers),
+        cmocka_unit_test(test_closed_while_it_connects),
+    };
+    const int skipped = rig_skipped(0);
+    return skipped ? skipped : cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""test_libvirt_decides.py [TEST...]: whether the VM goes on at the source or at the destination is
+libvirt's decision; the tools learn of it late, or never (virsh_scene.py)."""
+import json
+import os
+import signal
+import sys
+
+from hosts import LIMIT, test, until
+from virsh_scene import Move, Tool, caught, here, main, nothing_left
+
+
+@test
+def recover_leaves_a_paused_vm_paused(hosts, domain):
+    """The destination's tool dies when the VM is loaded, and libvirt does not continue that."""
+    domain.start(hosts.a)
+    move = Move(hosts, domain)
+    assert move.migrate("--suspend").code == 0
+    move.receiver.kill()
+    again = Tool(hosts.b, ["recover", "--json", "--qmp", domain.monitor])
+    assert again.end() == 0, again.text
+    assert move.sender.end() == 0, move.sender.text
+    assert hosts.b.state(domain.name) == "paused"
+    hosts.b.virsh_ok("resume", domain.name)
+    here(domain, hosts.b, hosts.a)
+    domain.expect(hosts.a, hosts.b)
+
+
+@test
+def rollback_leaves_it_to_virsh_resume(hosts, domain):
+    """libvirtd at the source has forgotten the migration, and the VM never ran elsewhere."""
+    domain.start(hosts.a)
+    move, tool = caught(hosts, domain, "destination:resuming")
+    hosts.a.end_libvirtd(signal.SIGKILL)
+    hosts.a.start_libvirtd()
+    tool.kill()
+    move.virsh.wait(LIMIT)
+    until(lambda: not hosts.b.qemu(domain.name), "the end of the QEMU on b")
+    move.sender.kill(signal.SIGTERM)
+    move.sender.says("interrupt once more")
+    move.sender.kill(signal.SIGTERM)
+    assert move.sender.end() == 3, move.sender.text
+    again = hosts.a.run(os.environ["IB_MIGRATE"], "rollback", "--yes", "--qmp", domain.monitor)
+    assert again.code == 1 and "virsh resume" in again.err, again
+    assert hosts.a.state(domain.name) == "paused"
+    hosts.a.virsh_ok("resume", domain.name)
+    hosts.a.ok(os.environ["IB_MIGRATE"], "rollback", "--yes", "--qmp", domain.monitor)
+    here(domain, hosts.a, hosts.b)
+    nothing_left(hosts.a, domain)
+    domain.expect(hosts.a)
+
+
+def loaded(hosts, domain):
+    """A move whose VM is loaded at the destination, where a libvirtd that stands still does not
+    continue it."""
+    move, tool = caught(hosts, domain, "destination:resuming")
+    hosts.b.hold_libvirtd()
+    tool.kill(signal.SIGCONT)
+    until(lambda: qemu_is(hosts.b, domain, "paused"), "a VM that is loaded")
+    return move
+
+
+def qemu_is(host, domain, status):
+    """Whether QEMU at the tool's monitor, which must be free, or the tool says that of the VM."""
+    said = host.ok(os.environ["IB_MIGRATE"], "status", "--json", "--qmp", domain.monitor)
+    return f'"vm_status":"{status}"' in said.replace('": "', '":"')
+
+
+def record(host, domain):
+    """The state of the newest record there."""
+    said = host.ok(os.environ["IB_MIGRATE"], "status", "--json", "--qmp", domain.monitor)
+    found = [json.loads(line).get("record") or {} for line in said.splitlines()]
+    return next(one["state"] for one in found if one.get("written"))
+
+
+@test
+def a_destination_learns_late_that_the_vm_is_at_the_source(hosts, domain):
+    """Its tool dies before it can: the next one is told, and ends the QEMU that nobody needs."""
+    domain.start(hosts.a)
+    move = loaded(hosts, domain)
+    move.receiver.kill()
+    hosts.b.end_libvirtd(signal.SIGKILL)
+    assert move.virsh.wait(LIMIT) == 1, move.virsh.stdout.read()
+    assert hosts.b.qemu(domain.name)
+    again = Tool(hosts.b, ["recover", "--json", "--qmp", domain.monitor])
+    assert again.end() == 1, again.text
+    assert "libvirt has continued the VM here" in again.summary()["error"], again.text
+    assert move.sender.end() == 1, move.sender.text
+    assert "could not be told" not in move.sender.text, move.sender.text
+    assert (record(hosts.a, domain), record(hosts.b, domain)) == ("kept", "given-up")
+    assert not hosts.b.qemu(domain.name)
+    hosts.b.start_libvirtd()
+    here(domain, hosts.a, hosts.b)
+    domain.expect(hosts.a)
+
+
+@test
+def a_destination_that_nobody_tells_says_what_it_knows(hosts, domain):
+    """The source's tool has died, too, and libvirt has continued the VM there."""
+    domain.start(hosts.a)
+    move = loaded(hosts, domain)
+    move.receiver.kill()
+    move.sender.kill()
+    hosts.b.end_libvirtd(signal.SIGKILL)
+    assert move.virsh.wait(LIMIT) == 1, move.virsh.stdout.read()
+    again = Tool(hosts.b, ["recover", "--json", "--qmp", domain.monitor])
+    again.says("libvirt has not continued it: this tool waits for the source")
+    os.kill(hosts.b.qemu(domain.name), signal.SIGKILL)
+    assert again.end() == 3, again.text
+    assert "whether libvirt had continued it before is not known" in again.summary()["error"]
+    hosts.b.start_libvirtd()
+    here(domain, hosts.a, hosts.b)
+    domain.expect(hosts.a)
+
+
+@test
+def libvirt_changes_its_mind_late(hosts, domain):
+    """The destination's libvirtd stands still for so long that the source's continues the VM,
+    which was loaded there, paused. Nothing is broken or done: it never ran there."""
+    domain.start(hosts.a)
+    move = loaded(hosts, domain)
+    assert move.virsh.wait(LIMIT) == 1, move.virsh.stdout.read()
+    assert move.sender.end() == 1, move.sender.text
+    assert "libvirt has continued the VM here: its migration" in move.sender.summary()["error"]
+    assert move.receiver.end() == 1, move.receiver.text
+    assert (record(hosts.a, domain), record(hosts.b, domain)) == ("kept", "given-up")
+    hosts.b.release_libvirtd()
+    here(domain, hosts.a, hosts.b)
+    domain.expect(hosts.a)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,232 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""test_virsh_migrate.py [TEST...]: moves by `virsh migrate` that end well, and those that are
+refused or given up (virsh_scene.py)."""
+import os
+import signal
+import sys
+
+from hosts import LIMIT, Domain, test
+from virsh_scene import MIGRATE, PORT, Move, Tool, caught, here, main, nothing_left, stayed
+
+# ------------------------------------------------------------------------- the hosts themselves
+
+
+@test
+def libvirt_migrates_by_itself(hosts, domain):
+    """Plain pre-copy: what the other tests begin with."""
+    domain.start(hosts.a)
+    ran = hosts.a.virsh(*MIGRATE, domain.name, hosts.b.uri)
+    assert ran.code == 0, ran
+    here(domain, hosts.b, hosts.a)
+    domain.expect(hosts.a, hosts.b)
+
+
+# ------------------------------------------------------------------------- good ends
+
+
+@test
+def virsh_migrate_moves_there_and_back(hosts, domain):
+    """And the domain is what it was."""
+    domain.start(hosts.a)
+    uuid = hosts.a.virsh_ok("domuuid", domain.name)
+    Move(hosts, domain).whole()
+    here(domain, hosts.b, hosts.a)
+    assert hosts.a.state(domain.name) == "none"
+    domain.expect(hosts.a, hosts.b)
+    Move(hosts, domain, hosts.b, hosts.a).whole()
+    here(domain, hosts.a, hosts.b)
+    assert hosts.b.state(domain.name) == "none"
+    assert hosts.a.virsh_ok("domuuid", domain.name) == uuid
+    for host in hosts.all:
+        nothing_left(host, domain)
+
+
+@test
+def devices_have_more_memory_than_a_socket_takes(hosts, domain):
+    """ROMs of network cards. QEMU sends them before it stops the VM, and before it says so."""
+    cards = [word for slot in ("0x10", "0x11", "0x12")
+             for word in ("-device", f"virtio-net-pci,addr={slot}")]
+    big = Domain(hosts, domain.name, arguments=cards)
+    big.start(hosts.a)
+    Move(hosts, big).whole()
+    here(big, hosts.b, hosts.a)
+    big.expect(hosts.a, hosts.b)
+
+
+@test
+def libvirtd_itself_migrates(hosts, domain):
+    """--p2p, as OpenStack Nova and others call it."""
+    domain.start(hosts.a)
+    Move(hosts, domain).whole("--p2p")
+    here(domain, hosts.b, hosts.a)
+    domain.expect(hosts.a, hosts.b)
+
+
+@test
+def a_vm_may_be_left_paused(hosts, domain):
+    """--suspend: it is there when libvirt has ended the source's QEMU."""
+    domain.start(hosts.a)
+    Move(hosts, domain).whole("--suspend")
+    assert hosts.b.state(domain.name) == "paused"
+    assert hosts.a.state(domain.name) == "none"
+    hosts.b.virsh_ok("resume", domain.name)
+    here(domain, hosts.b, hosts.a)
+    domain.expect(hosts.a, hosts.b)
+
+
+@test
+def pages_come_before_the_stop(hosts, domain):
+    """--warm: libvirt waits at the source's socket meanwhile, and the VM runs."""
+    domain.start(hosts.a)
+    move = Move(hosts, domain, send=("--warm",))
+    move.whole()
+    summary = move.sender.summary()
+    assert summary["warm_rounds"] > 0, summary
+    assert summary["warm_pages"] > 0, summary
+    here(domain, hosts.b, hosts.a)
+    domain.expect(hosts.a, hosts.b)
+    for host in hosts.all:
+        nothing_left(host, domain)
+
+
+@test
+def a_copy_at_the_source_may_stay_defined(hosts, domain):
+    """Without --undefinesource it is shut off there."""
+    domain.start(hosts.a)
+    move = Move(hosts, domain)
+    ran = hosts.a.virsh("migrate", "--live", "--unsafe", "--migrateuri", f"unix://{move.socket}",
+                        domain.name, hosts.b.uri)
+    assert ran.code == 0, ran
+    here(domain, hosts.b, hosts.a, persistent=False)
+    assert hosts.a.state(domain.name) == "shut off"
+
+
+# ------------------------------------------------------------------------- refused
+
+
+@test
+def memory_that_cannot_work_is_refused_first(hosts, domain):
+    """By the tool, before anything is touched; and virsh then has nobody to talk to."""
+    private = Domain(hosts, domain.name, memory="<source type='anonymous'/>")
+    private.start(hosts.a)
+    move = Move(hosts, private, only="receive")
+    tool = Tool(hosts.a, ["send", *move.common(), f"tcp://{hosts.b.address}:{PORT}"])
+    assert tool.end() == 1
+    assert "share=on" in tool.text, tool.text
+    ran = move.migrate()
+    assert ran.code == 1, ran
+    here(private, hosts.a, hosts.b)
+
+
+@test
+def what_virsh_was_told_beside_it_is_refused(hosts, domain):
+    """Options whose stream is another one. The VM goes on."""
+    domain.start(hosts.a)
+    for option, words in (("--parallel", "--parallel"),
+                          ("--postcopy", "Postcopy is not supported")):
+        move = Move(hosts, domain)
+        ran = move.migrate(option)
+        assert ran.code == 1, ran
+        assert move.sender.end() == 1
+        assert words in move.sender.text + ran.err, (ran, move.sender.text)
+        here(domain, hosts.a, hosts.b)
+        move.receiver.end()
+    domain.expect(hosts.a)
+
+
+@test
+def without_a_receiver_virsh_does_not_wait_for_ever(hosts, domain):
+    """The source's tool opens nobody's way, says why, and virsh fails."""
+    domain.start(hosts.a)
+    move = Move(hosts, domain, only="send")
+    ran = move.migrate()
+    assert ran.code == 1, ran
+    assert move.sender.end() == 1
+    assert "no ib-migrate receive --libvirt" in move.sender.text, move.sender.text
+    here(domain, hosts.a, hosts.b)
+    nothing_left(hosts.a, domain)
+
+
+@test
+def a_move_that_is_cancelled_leaves_all_as_it_was(hosts, domain):
+    """By a signal while libvirt waits for the source's tool; the next one works."""
+    domain.start(hosts.a)
+    move = Move(hosts, domain, stop_at="destination:joining")
+    move.begin()
+    move.receiver.stopped()
+    move.sender.kill(signal.SIGTERM)
+    assert move.sender.end() == 1
+    move.receiver.kill(signal.SIGCONT)
+    stayed(hosts, domain, move)
+    Move(hosts, domain).whole()
+    here(domain, hosts.b, hosts.a)
+    domain.expect(hosts.a, hosts.b)
+
+
+@test
+def a_move_is_given_up_while_pages_come_before_the_stop(hosts, domain):
+    """By a signal to the source's tool, by its death, and by virsh; the next one works."""
+    domain.start(hosts.a)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        move, tool = caught(hosts, domain, "source:warming", send=("--warm",))
+        assert hosts.a.state(domain.name) == "running"
+        domain.beats_on(hosts.a)
+        tool.kill(number)
+        if number != signal.SIGKILL:
+            tool.kill(signal.SIGCONT)
+        stayed(hosts, domain, move)
+    move, tool = caught(hosts, domain, "source:warming", send=("--warm",))
+    abort = hosts.a.start("virsh", "-q", "-c", "qemu:///system", "domjobabort", domain.name)
+    tool.kill(signal.SIGCONT)
+    abort.wait(LIMIT)
+    if move.virsh.wait(LIMIT):  # it came in time
+        stayed(hosts, domain, move)
+        Move(hosts, domain, send=("--warm",)).whole()
+    here(domain, hosts.b, hosts.a)
+    domain.expect(hosts.a, hosts.b)
+
+
+@test
+def who_answers_while_pages_come_before_the_stop(hosts, domain):
+    """As ib-migrate(1) says: virsh list and domstate, and not domjobinfo; ib-migrate does."""
+    domain.start(hosts.a)
+    move = Move(hosts, domain, receive=("--max-bandwidth", "1M"), send=("--warm",))
+    move.begin()
+    move.sender.says('"phase":"warming"')
+    info = hosts.a.start("virsh", "-q", "-c", "qemu:///system", "domjobinfo", domain.name)
+    assert domain.name in hosts.a.virsh_ok("list")
+    assert hosts.a.state(domain.name) == "running"
+    said = hosts.a.ok(os.environ["IB_MIGRATE"], "status", "--json", "--qmp", domain.monitor)
+    assert '"phase":"warming"' in said, said
+    assert info.poll() is None, info.stdout.read()
+    hosts.a.ok(os.environ["IB_MIGRATE"], "cancel", "--qmp", domain.monitor)
+    info.wait(LIMIT)
+    stayed(hosts, domain, move)
+    domain.expect(hosts.a)
+
+
+# ------------------------------------------------------------------------- operators
+
+
+@test
+def operators_at_work_while_pages_are_missing(hosts, domain):
+    """A restarted libvirtd and a managed save at the destination lose nothing."""
+    domain.start(hosts.a)
+    move, tool = caught(hosts, domain, "source:serving")
+    assert move.virsh.wait(LIMIT) == 0, move.virsh.stdout.read()
+    hosts.b.end_libvirtd()
+    hosts.b.start_libvirtd()
+    assert hosts.b.state(domain.name) == "running"
+    saving = hosts.b.start("virsh", "-q", "-c", "qemu:///system", "managedsave", domain.name)
+    tool.kill(signal.SIGCONT)
+    assert saving.wait(LIMIT) == 0, saving.stdout.read()
+    assert move.sender.end() == 0, move.sender.text
+    move.receiver.end()
+    hosts.b.virsh_ok("start", domain.name)
+    here(domain, hosts.b, hosts.a)
+    domain.expect(hosts.a, hosts.b)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

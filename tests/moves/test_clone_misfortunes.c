@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Children of a cache whose process, server or disk fails, or whose pages are not what was frozen.
+ */
+#include "tests/scenes/clones.h"
+
+#include "common/clock.h"
+#include "migrate/snapshot/snapshot.h"
+
+#include <fcntl.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ---------------------------------------------------------------- killed */
+
+/* A child of a cache whose filler is killed before it has asked for a page. */
+static void kill_filler(void)
+{
+    freeze();
+    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    SERVE(&filler, cache, "--cache", server.uri, "--on-demand", "--max-bandwidth", "64K");
+    child_start(&children[0], (const char *[]){"-S", NULL});
+    MOVER_RUN(0, "clone", cache, "--qmp", children[0].tool);
+    mover_kill(&filler, SIGKILL);
+    vm_do(&children[0], "cont", NULL);
+}
+
+/* The process that fills the cache is killed: the child waits, and goes on with the next one. */
+static void test_filler_killed(void)
+{
+    kill_filler();
+    /* Another one is not touched meanwhile. */
+    child_start(&children[1], NULL);
+    mover_must_print(MOVER_RUN(1, "clone", cache, "--qmp", children[1].tool),
+                     "nobody fills the cache");
+    SERVE(&filler, cache, "--cache", server.uri);
+    child_is_right(&children[0]);
+    MOVER_RUN(0, "clone", cache, "--qmp", children[1].tool);
+    child_is_right(&children[1]);
+    mover_await_words(&filler, "\"whole\":true");
+    assert_in_range(figure(&filler, "children_so_far"), 1, 2);
+}
+
+/* It is killed when the folder is whole and its children do not know that yet. */
+static void test_filler_killed_when_whole(void)
+{
+    char command[600], memory[160];
+    kill_filler();
+    snprintf(command, sizeof(command),
+             "dd if=%s/ram.0 of=%s/ram.0 bs=4096 conv=notrunc,sparse status=none && "
+             "cp %s/manifest.json %s/",
+             snapshot, cache, snapshot, cache);
+    assert_int_equal(system(command), 0);
+    mover_must_print(MOVER_RUN(1, "serve", cache, "--cache", server.uri),
+                     "its children need nobody");
+    child_is_right(&children[0]);
+    is_as_frozen(cache);
+    /* Whole, and of another snapshot than the one that is served now. */
+    snprintf(memory, sizeof(memory), "%s/memory", mover_folder);
+    FILE *file = fopen(memory, "we");
+    assert_true(file && !ftruncate(fileno(file), 1 << 20) && !fchmod(fileno(file), 0600));
+    fclose(file);
+    SERVE(&further, memory, "--listen", "tcp://127.0.0.1:0");
+    mover_must_print(
+        MOVER_RUN(1, "serve", cache, "--cache", further.uri, "--listen", "tcp://127.0.0.1:0"),
+        "serves another snapshot than the one in");
+}
+
+/* No server answers: the end of a child that waits for a page is seen all the same. */
+static void test_child_ends_while_the_server_is_lost(void)
+{
+    freeze();
+    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    SERVE(&filler, cache, "--cache", server.uri, "--on-demand");
+    child_start(&children[0], (const char *[]){"-S", NULL});
+    MOVER_RUN(0, "clone", cache, "--qmp", children[0].tool);
+    mover_kill(&server, SIGKILL);
+    mover_await_words(&filler, "connecting again");
+    const json_int_t before = figure(&filler, "child_faults");
+    vm_do(&children[0], "cont", NULL);
+    await_figure(&filler, "child_faults", before + 1);
+    assert_int_equal(figure(&filler, "children"), 1);
+    vm_end(&children[0]);
+    const uint64_t until = vm_soon();
+    while (figure(&filler, "children")) {
+        assert_true(ibx_now_ns() < until);
+        poll(NULL, 0, 20);
+    }
+}
+
+/* A cache that is filled from a cache that dies: it goes on with the parent. */
+static void test_inner_node_dies(void)
+{
+    char second[170];
+    freeze();
+    snprintf(second, sizeof(second), "%s.2", cache);
+    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    SERVE(&filler, cache, "--cache", server.uri, "--on-demand", "--listen", "tcp://127.0.0.1:0");
+    SERVE(&further, second, "--cache", filler.uri, "--cache", server.uri, "--on-demand");
+    child_of(&children[0], second);
+    child_is_right(&children[0]);
+    await_figure(&filler, "bytes", 1);
+    mover_kill(&filler, SIGKILL);
+    mover_await_words(&further, "pages come from");
+    child_is_right(&children[0]);
+    child_of(&children[1], second);
+    child_is_right(&children[1]);
+    await_figure(&further, "reconnects", 1);
+}
+
+/* ---------------------------------------------------------------- full */
+
+/* Its tmpfs is full: it says so, tries with pauses, and goes on when there is room. */
+static void test_no_room_for_a_cache(void)
+{
+    char folder[180];
+    freeze();
+    snprintf(small, sizeof(small), "%s/small", mover_folder);
+    snprintf(folder, sizeof(folder), "%s/cache", small);
+    assert_int_equal(mkdir(small, 0700), 0);
+    if (mount("ibx-test", small, "tmpfs", 0, "size=4m")) {
+        *small = '\0';
+        skip();
+    }
+    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    SERVE(&filler, folder, "--cache", server.uri);
+    const uint64_t began = ibx_now_ns(), until = vm_soon();
+    while (lines_with(filler.err, "make room") < 3 && ibx_now_ns() < until)
+        poll(NULL, 0, 5);
+    const uint64_t took = ibx_now_ns() - began;
+    const int larger = mount("ibx-test", small, "tmpfs", MS_REMOUNT, "size=64m");
+    if (!larger)
+        mover_await_words(&filler, "\"whole\":true");
+    mover_kill(&filler, SIGTERM);
+    mover_ends(&filler, 0);
+    is_as_frozen(folder);
+    assert_int_equal(larger, 0);
+    assert_true(took > 500 * IBX_NS_PER_MS);
+}
+
+/* ---------------------------------------------------------------- changed */
+
+static void flip_in(const char *folder, const char *name, off_t at)
+{
+    char path[200];
+    uint8_t byte = 0;
+    snprintf(path, sizeof(path), "%s/%s", folder, name);
+    const int fd = open(path, O_RDWR | O_CLOEXEC);
+    assert_true(fd >= 0 && pread(fd, &byte, 1, at) == 1);
+    byte ^= 1;
+    assert_int_equal(pwrite(fd, &byte, 1, at), 1);
+    close(fd);
+}
+
+static void flip(const char *folder, off_t at)
+{
+    flip_in(folder, "ram.0", at);
+}
+
+/* The first page of the VM's memory behind 2 MiB that is not zero. */
+static off_t page_with_data(void)
+{
+    char path[200];
+    uint8_t page[IBX_SNAPSHOT_PAGE];
+    snprintf(path, sizeof(path), "%s/ram.0", snapshot);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    off_t at = lseek(fd, 2 << 20, SEEK_DATA);
+    while (pread(fd, page, sizeof(page), at) == sizeof(page) && ibx_snapshot_page_is_zero(page))
+        at += IBX_SNAPSHOT_PAGE;
+    close(fd);
+    return at;
+}
+
+/* Somebody has changed the snapshot: no child sees that page, and the folder is no child's. */
+static void test_changed_page(void)
+{
+    char path[200];
+    char words[100];
+    freeze();
+    const off_t at = page_with_data();
+    flip(snapshot, at);
+    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    mover_start(&filler, (const char *[]){"serve", cache, "--cache", server.uri, NULL});
+    mover_ends(&filler, 1);
+    snprintf(words, sizeof(words), "page %lld came with other bytes than were frozen",
+             (long long)at / IBX_SNAPSHOT_PAGE);
+    mover_must_print(&filler, words);
+    snprintf(path, sizeof(path), "%s/ram.0", cache);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    assert_true(fd >= 0 && lseek(fd, at, SEEK_DATA) != at);
+    close(fd);
+    MOVER_RUN(1, "serve", cache, "--listen", "tcp://127.0.0.1:0");
+    child_start(&children[0], NULL);
+    mover_must_print(MOVER_RUN(1, "clone", snapshot, "--qmp", children[0].tool),
+                     "are not those that were frozen");
+    flip(snapshot, at);
+    assert_false(mover_printed(MOVER_RUN(0, "clone", snapshot, "--qmp", children[0].tool, "--json"),
+                               "\"verified_bytes\":0,"));
+    child_start(&children[1], NULL);
+    mover_must_print(MOVER_RUN(0, "clone", snapshot, "--qmp", children[1].tool, "--json"),
+                     "\"verified_bytes\":0,");
+    for (unsigned i = 0; i < 2; i++)
+        child_is_right(&children[i]);
+}
+
+/* The pages are right, and one of their hashes is not: of the parent, then of a cache between, in
+ * whose place the parent is asked. */
+static void test_changed_hash(void)
+{
+    char second[170];
+    freeze();
+    const off_t at = page_with_data() / IBX_SNAPSHOT_PAGE * IBX_SNAPSHOT_HASH;
+    snprintf(second, sizeof(second), "%s.2", cache);
+    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    flip_in(snapshot, "hashes", at);
+    mover_start(&filler, (const char *[]){"serve", cache, "--cache", server.uri, NULL});
+    mover_ends(&filler, 1);
+    mover_must_print(&filler, "did not come, or is not the one that was frozen");
+    MOVER_RUN(1, "serve", cache, "--listen", "tcp://127.0.0.1:0");
+    flip_in(snapshot, "hashes", at);
+    SERVE(&filler, cache, "--cache", server.uri, "--listen", "tcp://127.0.0.1:0");
+    mover_await_words(&filler, "\"whole\":true");
+    flip_in(cache, "hashes", at);
+    SERVE(&further, second, "--cache", filler.uri, "--cache", server.uri);
+    mover_await_words(&further, "\"whole\":true");
+    mover_must_print(&further, "did not come, or is not the one that was frozen");
+    assert_true(figure(&further, "reconnects") > 0);
+    is_as_frozen(second);
+}
+
+int main(void)
+{
+    static const struct vm_test tests[] = {
+        VM_TEST(test_changed_page),        VM_TEST(test_changed_hash),
+        VM_TEST(test_filler_killed),       VM_TEST(test_child_ends_while_the_server_is_lost),
+        VM_TEST(test_inner_node_dies),     VM_TEST(test_filler_killed_when_whole),
+        VM_TEST(test_no_room_for_a_cache), {0},
+    };
+    return vm_tests(tests, clones_end);
+}

@@ -1,0 +1,373 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* ib-migrate borrow and return, of which a tool or a QEMU ends in each state. */
+#include "tests/scenes/borrow.h"
+
+#include "common/clock.h"
+
+#include <fcntl.h>
+#include <glob.h>
+
+/* ---------------------------------------------------------------- which tool is killed */
+
+/* Before the commit the VM stays away, and it can return later. */
+static void killed_before(const char *state)
+{
+    borrowed_small();
+    struct mover *killed = bring_to(state);
+    mover_kill(killed, SIGKILL);
+    mover_ends(killed == &lender ? &bringer : &lender, 1);
+    stays_away();
+    vm_end(&home); /* which may have its memory */
+    home_and_bring();
+    returned();
+    mover_end_all(NULL);
+}
+
+/* The note of the map of the stop. */
+static void is_no_map(const char *record, const char *note)
+{
+    (void)record;
+    if (strstr(note, ".map") && !access(note, F_OK))
+        fail_msg("%s is there", note);
+}
+
+/* After it everything goes on. */
+static void killed_after(const char *state)
+{
+    borrowed_small();
+    struct mover *killed = bring_to(state);
+    mover_kill(killed, SIGKILL);
+    if (!strcmp(state, "source:confirming")) /* which has nothing to recover then */
+        mover_each_note(is_no_map);
+    mover_recover(killed, killed == &lender ? &home : &vms[1]);
+    returned();
+    mover_end_all(NULL);
+}
+
+/* While the VM is away. */
+static void killed_while_away(struct mover *killed)
+{
+    borrowed_small();
+    mover_kill(killed, SIGKILL);
+    pair_recover(killed);
+    mover_await(&sender, "filling", 0);
+    mover_await(&receiver, "filling", 0);
+    stays_away();
+    home_and_bring();
+    returned();
+    mover_end_all(NULL);
+}
+
+/* Before there is a record nothing is noted that nobody would find. */
+static void test_first_killed(void)
+{
+    borrowed_small();
+    setenv("IBX_MOVE_STOP_AT", "destination:filling", 1);
+    bring_to("source:recorded");
+    unsetenv("IBX_MOVE_STOP_AT");
+    mover_each_note(is_no_map);
+    mover_kill(&bringer, SIGCONT);
+    mover_await_stop(&lender);
+    mover_kill(&lender, SIGKILL);
+    mover_recover(&lender, &home);
+    returned();
+}
+
+static void test_killed_before_the_commit(void)
+{
+    static const char *const states[] = {"source:exposing",   "source:warming", "source:starting",
+                                         "source:stopped",    "source:sending", "destination:ready",
+                                         "destination:mapped"};
+    for (unsigned i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
+        print_message("%s\n", states[i]);
+        killed_before(states[i]);
+    }
+}
+
+static void test_killed_after_the_commit(void)
+{
+    static const char *const states[] = {"source:committed", "source:serving", "source:confirming",
+                                         "destination:complete"};
+    for (unsigned i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
+        print_message("%s\n", states[i]);
+        killed_after(states[i]);
+    }
+}
+
+/* QEMU has not got the end of the device state: the VM never ran at home, which only the operator
+ * can know. */
+static void test_killed_in_the_commit(void)
+{
+    borrowed_small();
+    bring_to("destination:resuming");
+    mover_kill(&lender, SIGKILL);
+    mover_recover(&lender, &home);
+    assert_int_not_equal(mover_wait(&lender), 0);
+    mover_await(&bringer, "broken", 0);
+    mover_kill(&bringer, SIGINT);
+    mover_await_words(&bringer, "interrupt once more");
+    mover_kill(&bringer, SIGINT);
+    mover_ends(&bringer, 3);
+    MOVER_RUN(0, "rollback", "--yes", "--qmp", vms[1].tool, TIMED);
+    stays_away();
+    vm_end(&home);
+    home_and_bring();
+    returned();
+}
+
+static void test_killed_while_away(void)
+{
+    killed_while_away(&receiver);
+    killed_while_away(&sender);
+}
+
+/* The tools of the first migration are of no use any more when they are killed in the second one,
+ * and have to learn that. */
+static void test_killed_while_it_returns(void)
+{
+    borrowed_small();
+    bring_to("source:serving");
+    mover_kill(&receiver, SIGKILL);
+    mover_kill(&sender, SIGKILL);
+    mover_kill(&bringer, SIGCONT);
+    brought();
+    pair_recover(&receiver);
+    pair_recover(&sender);
+    pair_done();
+    is_home();
+}
+
+/* A VM at home whose memory is kept warm: both tools at the borrower are killed in turn, and
+ * continued beside the other one. */
+static void test_killed_while_kept_warm(void)
+{
+    borrowed_small();
+    home_start(NULL);
+    home_receives(TCP, NULL);
+    mover_stop_next("source:sending");
+    bring("--keep-warm");
+    mover_await_stop(&bringer);
+    mover_kill(&receiver, SIGKILL);
+    mover_kill(&bringer, SIGCONT);
+    mover_await(&lender, "filling", 100);
+    mover_recover(&receiver, &vms[1]);
+    mover_ends(&receiver, 0);
+    mover_ends(&sender, 0);
+
+    mover_kill(&bringer, SIGKILL);
+    mover_await(&lender, "broken", 0);
+    mover_recover(&bringer, &vms[1]);
+    mover_await(&bringer, "filling", 0);
+    mover_await(&lender, "filling", 100);
+    vm_wait_beats(&home, vm_beats(&home) + pair_beats);
+    mover_kill(&lender, SIGINT); /* it has all of its pages */
+    mover_ends(&lender, 0);
+    mover_ends(&bringer, 0);
+    is_home();
+}
+
+/* The tool that still serves the VM there leaves the monitor to the one that continues the return,
+ * however long that takes. */
+static void test_killed_and_continued_late(void)
+{
+    borrowed_small();
+    bring_to("source:serving");
+    mover_kill(&receiver, SIGKILL);
+    mover_recover(&receiver, &vms[1]);
+    mover_await(&receiver, "broken", 0); /* home serves no page of a VM that has come */
+    mover_kill(&bringer, SIGKILL);
+    poll(NULL, 0, 1500); /* a tool looks for its monitor once a second */
+    mover_recover(&bringer, &vms[1]);
+    returned();
+}
+
+/* QEMU's main thread may wait for a page that the source has: the tool does not wait for it. */
+static void test_killed_while_the_monitor_is_silent(void)
+{
+    borrowed_small();
+    kill(vms[1].pid, SIGSTOP);
+    mover_kill(&sender, SIGKILL);
+    mover_await(&receiver, "broken", 0);
+    poll(NULL, 0, 2500); /* it looks at QEMU's devices every two seconds */
+    pair_recover(&sender);
+    mover_await(&sender, "filling", 0);
+    assert_false(mover_printed(&sender, "did not answer"));
+    kill(vms[1].pid, SIGCONT);
+    home_and_bring();
+    returned();
+}
+
+/* Borrowed by a QEMU that takes the memory which was kept there: the QEMU that kept it lives, and
+ * has it as well, which is no reason for a tool that goes on to call it lost. */
+static void test_killed_where_it_was_kept_warm(void)
+{
+    static struct vm again, last;
+    static struct mover keeper, repeater, other;
+    struct vm_options options;
+    borrowed_small();
+    home_start(NULL);
+    home_receives(TCP, NULL);
+    bring("--keep-warm");
+    pair_done();
+    mover_await(&lender, "filling", 100);
+    options = borrow_options;
+    options.incoming = true;
+    vm_start(&again, &options);
+    mover_stop_next("destination:filling");
+    mover_receive(&keeper, &again, TCP, (const char *[]){"--home", NULL});
+    mover_start(&repeater, (const char *[]){"borrow", keeper.uri, "--qmp", home.tool, "--json",
+                                            "--yes", "--fill", TIMED, NULL});
+    mover_await_stop(&keeper);
+    mover_kill(&keeper, SIGKILL);
+    mover_recover(&keeper, &again);
+    mover_await(&keeper, "filling", 100);
+    vm_wait_beats(&again, vm_beats(&again) + pair_beats);
+    vm_start(&last, &options);
+    mover_receive(&other, &last, TCP, (const char *[]){"--home", NULL});
+    MOVER_RUN(0, "return", other.uri, "--qmp", again.tool, "--json", TIMED);
+    mover_ends(&other, 0);
+    vm_wait_beats(&last, vm_beats(&last) + pair_beats);
+    mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], &home, &again, &last, NULL},
+                     borrow_options.append);
+}
+
+/* ---------------------------------------------------------------- which QEMU ends */
+
+/* Its memory at home is in a file. */
+static void test_home_ends_while_away(void)
+{
+    borrowed_small();
+    vm_kill(&vms[0]);
+    mover_await_words(&sender, "its pages are held here");
+    stays_away();
+    home_and_bring();
+    returned();
+}
+
+/* What is left is the memory of its stop. */
+static void test_borrower_ends(void)
+{
+    borrowed_small();
+    vm_kill(&vms[1]);
+    mover_ends(&receiver, 3);
+    mover_ends(&sender, 3);
+    MOVER_RUN(0, "rollback", "--yes", "--qmp", vms[0].tool);
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + pair_beats);
+    mover_heartbeats((const struct vm *[]){&vms[0], NULL}, borrow_options.append);
+}
+
+/* The memory of the stop is no more once pages were dropped. */
+static void test_base_after_a_return_that_failed(void)
+{
+    borrowed_small();
+    bring_to("source:sending");
+    vm_kill(&home);
+    mover_kill(&bringer, SIGCONT);
+    mover_ends(&bringer, 1);
+    mover_ends(&lender, 1);
+    stays_away();
+    vm_kill(&vms[1]);
+    mover_ends(&receiver, 3);
+    mover_ends(&sender, 3);
+    mover_must_print(&sender, "in another QEMU here (ib-migrate status), start it from its disk");
+    mover_must_print(MOVER_RUN(1, "rollback", "--yes", "--qmp", vms[0].tool),
+                     "a return of this VM has begun");
+}
+
+/* What home has may be of the VM's time there by then. */
+static void test_filled_stops_for_its_return(void)
+{
+    borrow_options = (struct vm_options){.append = "mib=4"};
+    pair_start(&borrow_options);
+    static uint8_t data[24 << 20]; /* that takes 12 s to come */
+    const int ram = open(vms[0].ram, O_RDWR | O_CLOEXEC);
+    memset(data, 0x5a, sizeof(data));
+    assert_int_equal(pwrite(ram, data, sizeof(data), 36 << 20), sizeof(data));
+    close(ram);
+    mover_receive(&receiver, &vms[1], TCP, (const char *[]){"--max-bandwidth", "2M", NULL});
+    mover_start(&sender, (const char *[]){"borrow", receiver.uri, "--qmp", vms[0].tool, "--json",
+                                          "--yes", "--fill", TIMED, NULL});
+    mover_await(&sender, "filling", 0);
+    vm_wait_beats(&vms[1], pair_beats);
+    bring_to("source:committed");
+    const uint64_t deadline = vm_soon();
+    json_int_t before, now = -1;
+    do { /* what it says may be of some time ago */
+        before = now;
+        poll(NULL, 0, 1000);
+        now = mover_figure(&receiver, "wire_bytes");
+        assert_true(ibx_now_ns() < deadline);
+    } while (now != before);
+    assert_true(mover_figure(&receiver, "present_pages") < mover_figure(&receiver, "pages"));
+    mover_kill(&bringer, SIGCONT);
+    returned();
+}
+
+/* The VM returns and runs at home for a moment, of which the borrower hears nothing. False: it has
+ * not, because it needed a page that the stopped tool had to serve itself. */
+static bool runs_at_home_unheard(void)
+{
+    borrow_options = (struct vm_options){.append = "mib=32 beat=64 idle=20000000"};
+    pair_beats = 150; /* all of its memory */
+    pair_start(&borrow_options);
+    pair_beats = 8;
+    borrow_tools(TCP, NULL);
+    vm_wait_beats(&vms[1], pair_beats);
+    home_start(NULL);
+    mover_stop_next("destination:resuming");
+    home_receives("shm://127.0.0.1:0", NULL);
+    bring(NULL);
+    mover_await_stop(&lender);
+    mover_await_asleep(&bringer);
+    mover_kill(&bringer, SIGSTOP); /* its memory can be read all the same, mostly */
+    mover_kill(&lender, SIGCONT);
+    for (unsigned i = 0; i < 40 && vm_beats(&home) < 2; i++)
+        poll(NULL, 0, 100);
+    return vm_beats(&home) >= 2;
+}
+
+/* Then its QEMU there has ended. What it has not fetched before is of that time by now. */
+static void test_rolled_back_after_it_ran_at_home(void)
+{
+    for (unsigned tries = 0; !runs_at_home_unheard(); tries++) {
+        assert_true(tries < 5);
+        mover_end_all(NULL);
+    }
+    mover_kill(&lender, SIGKILL);
+    vm_kill(&home);
+    mover_kill(&bringer, SIGKILL);
+    MOVER_RUN(0, "rollback", "--yes", "--qmp", vms[1].tool, TIMED);
+    const unsigned long before = vm_beats(&vms[1]);
+    for (unsigned i = 0; i < 30 && vm_beats(&vms[1]) < before + pair_beats; i++)
+        poll(NULL, 0, 100);
+    mover_heartbeats((const struct vm *[]){&vms[0], &vms[1], NULL}, "mib=32 beat=64");
+    mover_await_words(&sender, "no page of it is served");
+    /* All pages may have come: then only the source, which nobody brings back, could end it. */
+    mover_recover(&lender, &home);
+    if (!mover_ends_or_prints(&lender, 3, "if the VM was taken back at the source")) {
+        mover_kill(&lender, SIGINT);
+        mover_ends(&lender, 3);
+    }
+}
+
+int main(void)
+{
+    pair_beats = 8;
+    static const struct vm_test tests[] = {VM_TEST(test_first_killed),
+                                           VM_TEST(test_borrower_ends),
+                                           VM_TEST(test_killed_before_the_commit),
+                                           VM_TEST(test_killed_after_the_commit),
+                                           VM_TEST(test_killed_in_the_commit),
+                                           VM_TEST(test_killed_while_away),
+                                           VM_TEST(test_killed_while_it_returns),
+                                           VM_TEST(test_killed_while_kept_warm),
+                                           VM_TEST(test_killed_and_continued_late),
+                                           VM_TEST(test_killed_while_the_monitor_is_silent),
+                                           VM_TEST(test_killed_where_it_was_kept_warm),
+                                           VM_TEST(test_home_ends_while_away),
+                                           VM_TEST(test_base_after_a_return_that_failed),
+                                           VM_TEST(test_filled_stops_for_its_return),
+                                           VM_TEST(test_rolled_back_after_it_ran_at_home),
+                                           {0}};
+    return vm_tests(tests, mover_end_all);
+}

@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Whom and what ib-migrate firecracker refuses: messages, files, sockets, users, usage
+(firecracker_scene.py)."""
+import os
+import signal
+import socket
+import sys
+
+from firecracker_scene import MicroVM, event, main, snapshot
+from harness import LIMIT, Skip, equal, test, until
+
+
+
+def refused(scene, *args, line):
+    """A microVM that sends this; the tool's sentence."""
+    memory = scene.path("memory")
+    vm = MicroVM(scene, memory if os.path.exists(memory) else snapshot(scene))
+    tool = scene.start("firecracker", "--socket", scene.path("socket"), "--from", memory, *args)
+    until(lambda: os.path.exists(scene.path("socket")), "the socket")
+    vm.ask(line)
+    vm.answer()
+    equal(vm.do("gone")["gone"], True)
+    _, err = tool.communicate(timeout=LIMIT)
+    equal((tool.returncode, err.count("\n")), (1, 1))
+    os.killpg(vm.process.pid, signal.SIGKILL)
+    return err
+
+
+@test
+def messages_that_cannot_be_served_are_refused(scene):
+    region = '{"base_host_virt_addr": 4096, "size": 4096, "offset": 0, "page_size": 4096}'
+    for text, words in (
+            ("[]", "not an array of memory regions"),
+            ("{}", "not an array of memory regions"),
+            ("nonsense", "not JSON"),
+            ("[1]", "region 0 of Firecracker's message is no JSON object"),
+            (f"[{region}] and more", "not JSON"),
+            (f"[{region},{region}]", "share addresses"),
+            (f"[{region.replace('4096}', '8192}')}]", "pages of 8192 bytes"),
+            (f"[{region[:-1]}, \"page_size_kib\": 2097152}}]", "are the same thing"),
+            (f"[{region.replace('4096, ', '4097, ', 1)}]", "not of whole pages"),
+            (f"[{region.replace('4096, ', '-4096, ', 1)}]", 'no "base_host_virt_addr"'),
+            (f"[{region.replace('0, ', '8388608, ')}]",
+             "it is of another snapshot; Firecracker (process ")):
+        err = refused(scene, line=f"raw {text}")
+        assert words in err, f"{text}: {err}"
+
+
+@test
+def wrong_files_are_refused_before_firecracker_waits(scene):
+    memory = snapshot(scene, 64)
+    with open(scene.path("old"), "wb") as file:
+        file.write(b"ibx working set\n" + bytes([2]) + bytes(55))
+    with open(scene.path("cut"), "wb") as file:
+        file.write(b"ibx working set\n" + bytes([1]) + bytes(22) + bytes([1]) + bytes(50))
+    for args, words in (
+            (("--from", scene.path("none")), "none: No such file or directory"),
+            (("--from", scene.path("")), "is no file of whole pages"),
+            (("--from", scene.path("cut")), "(90 bytes): name the memory file"),
+            (("--from", "tcp://127.0.0.1:9"), "no server answers at 127.0.0.1 port 9"),
+            (("--from", memory, "--record", scene.path("none/pages")), "its folder: No such file"),
+            (("--from", memory, "--replay", memory), "it is no working set"),
+            (("--from", memory, "--replay", scene.path("old")), "of version 2, and this"),
+            (("--from", memory, "--replay", scene.path("cut")), "cut, or damaged")):
+        status, out, err = scene.run("firecracker", "--socket", scene.path("socket"), *args)
+        equal((status, out), (1, ""))
+        assert words in err and err.count("\n") == 1, err
+        assert not os.path.exists(scene.path("socket"))
+
+
+@test
+def the_socket_is_for_one_user_in_a_safe_folder(scene):
+    memory = snapshot(scene, 64)
+    tool = scene.start("firecracker", "--json", "--socket", scene.path("socket"), "--from", memory)
+    event(tool, "listening")
+    equal(os.stat(scene.path("socket")).st_mode & 0o777, 0o600)
+    status, _, err = scene.run("firecracker", "--socket", scene.path("socket"), "--from", memory)
+    assert status == 1 and "another process listens there" in err, err
+    tool.terminate()
+    out, err = tool.communicate(timeout=LIMIT)
+    assert tool.returncode == 1 and "by a signal; no microVM had connected" in err, err
+    assert not os.path.exists(scene.path("socket"))
+    os.mkdir(scene.path("open"))
+    os.chmod(scene.path("open"), 0o777)
+    status, _, err = scene.run("firecracker", "--socket", scene.path("open/socket"), "--from",
+                               memory)
+    assert status == 1 and "has mode 0777" in err, err
+
+
+@test
+def a_stranger_costs_nothing(scene):
+    if os.geteuid():
+        raise Skip("needs root: a process of another user connects")
+    memory = snapshot(scene)
+    os.chmod(scene.folder.name, 0o755)
+    vm = MicroVM(scene, memory)
+    tool = scene.start("firecracker", "--json", "--socket", scene.path("socket"), "--from", memory)
+    event(tool, "listening")
+    os.chmod(scene.path("socket"), 0o666)
+    stranger = os.fork()
+    if not stranger:
+        os.setuid(65534)
+        with socket.socket(socket.AF_UNIX) as end:
+            end.connect(scene.path("socket"))
+            os._exit(len(end.recv(1)))
+    equal(os.waitpid(stranger, 0)[1], 0)
+    vm.do("send both")
+    vm.do("check")
+    vm.end()
+    _, err = tool.communicate(timeout=LIMIT)
+    assert tool.returncode == 0 and "user 65534" in err and "--peer-uid 65534" in err, err
+
+
+@test
+def wrong_usage_is_named(scene):
+    for line, words in (("", "--socket and --from are needed"),
+                        ("--socket=/x --from=y --record=a --replay=b", "--record with --replay"),
+                        ("--socket=/x --from=y --record=a --background", "--record with --backg"),
+                        ("--socket=/x --from=y --record-seconds=1", "--record-seconds needs")):
+        status, _, err = scene.run("firecracker", *line.split())
+        assert status == 2 and words in err, err
+    status, _, err = scene.run("firecracker", "--peer-uid=nobody")
+    assert status == 1 and '"nobody" is no user number' in err, err
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,249 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""test_ib_migrate_moves.py IB-MIGRATE: migrations as the users of the tool see them, with QEMU,
+GUEST_ELF and GUEST_EXPECT in the environment, and as root."""
+import fcntl
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import termios
+
+from harness import LIMIT, equal, run_all, until
+from migrate_scene import (Vm, case, expect, fails, finish, halted, interrupt_twice, key_file,
+                           let_go, objects, receiver, same_memory, says, slow_migration, start,
+                           succeeds, wait_for_phase, wait_for_status)
+
+
+@case
+def a_vm_is_migrated_and_both_sides_report(scene):
+    source, destination = Vm(scene), Vm(scene, incoming=True)
+    key = key_file(scene, "key", "a1" * 32)
+    # So slow in the background that the guest has to ask for its pages itself.
+    waiting, uri = receiver(scene, destination, "--key", key, "--max-bandwidth", "100K")
+    until(lambda: source.beats() > 40, "heartbeats")
+    sender = start(scene, "send --json --links 1 --key", key, *source.qmp, uri)
+    for process, role in ((sender, "source"), (waiting, "destination")):
+        code, summary, err = finish(process)
+        equal([code, *(summary[name] for name in ("role", "phase", "complete", "exit_status",
+                                                  "error"))], [0, role, "done", True, 0, None])
+        equal((summary["ram_bytes"], summary["present_pages"]), (64 << 20, summary["pages"]))
+        equal([summary["record"][name] for name in ("state", "over", "name")],
+              ["done", True, "guest-of-a-test"])
+        assert summary["wire_bytes"] > 1 << 20, summary
+        assert summary["zero_pages"] > 0 and summary["faults"] > 0, summary
+        p50, p99, most = (summary[f"fault_{name}_ns"] for name in ("p50", "p99", "max"))
+        assert 0 < p50 <= p99 <= most, summary
+        phases = [line["status"]["phase"] for line in process.lines if "status" in line]
+        order = ["waiting", "preparing", "switching", "filling", "done"]
+        equal(sorted(phases, key=order.index), phases)
+        assert "ib-migrate: filling: the VM runs at the destination" in err, err
+        if role == "source":
+            for name in ("downtime_ns", "state_bytes", "total_ns"):
+                assert summary[name] > 0, summary
+    destination.runs_on()
+    expect(source, destination)
+    out = succeeds(scene, "status")
+    equal((out.count("guest-of-a-test"), out.count("with all of its pages")), (4, 2))
+    lines = objects(succeeds(scene, "status --json"))
+    equal([sorted(line) for line in lines], [["record", "sentence", "status", "trouble"]] * 2)
+    equal({(line["record"]["role"], line["status"], line["trouble"]) for line in lines},
+          {("source", None, None), ("destination", None, None)})
+    for line in ("recover", "rollback --yes"):
+        says(fails(scene, line, *source.qmp), "no unfinished migration")
+
+
+@case
+def a_running_migration_is_watched_and_changed(scene):
+    source, destination, sender, waiting = slow_migration(scene)
+    lines = objects(succeeds(scene, "status --json"))
+    live = {line["record"]["role"]: line["status"] for line in lines}
+    for role, limit in (("source", None), ("destination", 100 << 10)):
+        equal((live[role]["phase"], live[role]["max_bandwidth"]), ("filling", limit))
+    out = succeeds(scene, "status", *destination.qmp)
+    assert "destination  running" in out and re.search(r"^  filling  .*pages left", out, re.M), out
+    for line, qmp, words in (("set --max-bandwidth 1G", (), "name one by --qmp"),
+                             ("set --max-bandwidth 1G", source.qmp, "set the bandwidth there"),
+                             ("cancel", source.qmp, "cannot be cancelled"),
+                             ("cancel", destination.qmp, "cannot be cancelled"),
+                             ("recover --quiet", destination.qmp, "ib-migrate"),
+                             ("rollback --yes", source.qmp, "works on this m")):
+        code, out, err = scene.run(*line.split(), *qmp)
+        assert code in (1, 3) and out == "" and words in err, (line, code, out, err)
+    assert "process " in err, err
+    let_go(scene, destination)
+    for process in (sender, waiting):
+        equal(finish(process)[0], 0)
+    same_memory(source, destination)
+
+
+@case
+def killed_tools_are_recovered_from(scene):
+    source, destination, sender, waiting = slow_migration(scene)
+    waiting.kill()
+    waiting.communicate()
+    assert "no ib-migrate works on it" in succeeds(scene, "status", *destination.qmp)
+    # A line of status is as long as its sentence.
+    wait_for_status(sender, lambda status: "no server answers" in status["sentence"])
+    out = succeeds(scene, "status", *source.qmp)
+    end = 'start "ib-migrate recover" there, or correct the URI; connecting again\n'
+    assert end in out, out
+    again = start(scene, "recover --json --max-bandwidth 100K", *destination.qmp)
+    wait_for_phase("filling", again)
+    wait_for_status(sender, lambda status: status["phase"] == "filling" and status["reconnects"])
+    sender.kill()
+    _, err = sender.communicate()
+    # The loss of a page connection or of the link, whichever is noticed first; said once.
+    lost = re.findall(r"(\S.* (?:has ended|is lost): .*); connecting again", err)
+    assert lost and not any(line.startswith("ib-migrate: broken") for line in lost), err
+    err = fails(scene, "rollback --yes", *source.qmp)
+    assert "the VM runs there" in err and "not rolled back" in err, err
+    says(fails(scene, "recover --listen tcp://127.0.0.1:0", *source.qmp), "source")
+    sender = start(scene, "recover --json", *source.qmp)
+    wait_for_phase("filling", sender)
+    let_go(scene, destination)
+    for process in (sender, again):
+        code, summary, _ = finish(process)
+        equal((code, summary["complete"], summary["record"]["state"]), (0, True, "done"))
+    same_memory(source, destination)
+
+
+@case
+def two_signals_leave_an_unfinished_migration_with_status_3(scene):
+    source, destination, sender, waiting = slow_migration(scene)
+    for process in (sender, waiting):
+        interrupt_twice(process)
+    processes = [start(scene, "recover --quiet", *vm.qmp) for vm in (destination, source)]
+    for process in processes:
+        equal((*process.communicate(timeout=LIMIT), process.returncode), ("", "", 0))
+    same_memory(source, destination)
+
+
+class Terminal:
+    """The tool on a terminal of this many columns."""
+
+    def __init__(self, scene, line, *more, columns=80):
+        self.master, slave = pty.openpty()
+        termios.tcsetwinsize(slave, (24, columns))
+        self.seen = ""
+        self.process = subprocess.Popen([scene.program, *line.split(), *more], stdin=slave,
+                                        stdout=slave, stderr=slave, start_new_session=True)
+        scene.started.append(self.process)
+        os.close(slave)
+
+    def read(self):
+        try:
+            more = os.read(self.master, 4096)
+        except OSError:
+            more = b""
+        self.seen += more.decode()
+        return more
+
+    def wait_for(self, pattern):
+        while not re.search(pattern, self.seen):
+            assert self.read(), f"no {pattern!r} in {self.seen!r}"
+
+    def write(self, text):
+        os.write(self.master, text.encode())
+
+    def finish(self):
+        """Exit status and what stays to be read, a line each."""
+        while self.read():
+            pass
+        os.close(self.master)
+        lines = self.seen.split("\r\n")
+        return self.process.wait(LIMIT), [line.rsplit("\r\033[K", 1)[-1] for line in lines]
+
+
+@case
+def a_terminal_shows_one_line_that_fits(scene):
+    source, destination = halted(scene), Vm(scene, incoming=True)
+    waiting, uri = receiver(scene, destination, "--max-bandwidth", "100K")
+    sender = Terminal(scene, "send", *source.qmp, uri, columns=50)
+    sender.wait_for(r"\rfilling  \d+ pages left")
+    let_go(scene, destination)
+    code, lines = sender.finish()
+    equal(code, 0)
+    drawn = re.findall(r"\r([^\r\n]*)\033\[K", sender.seen)
+    assert drawn and all(len(line) < 50 for line in drawn), drawn
+    end = r"guest-of-a-test: migrated to \S+, complete and confirmed"
+    assert re.fullmatch(end, lines[0]), lines
+    assert any(line.startswith("  downtime ") for line in lines), lines
+    equal(finish(waiting)[0], 0)
+    same_memory(source, destination)
+
+
+@case
+def rollback_says_what_is_known_and_asks(scene):
+    source, destination, sender, waiting = slow_migration(scene)
+    waiting.kill()  # before it could tell the source
+    waiting.communicate()
+    destination.end()
+    out = succeeds(scene, "status", *destination.qmp)
+    assert re.search(r"does not run here: its QEMU \(process \d+\) has ended; .*rollback", out), out
+    line = json.loads(succeeds(scene, "status --json", *destination.qmp))
+    assert "does not run here" in line["sentence"], line
+    wait_for_phase("broken", sender)
+    says(fails(scene, "rollback --yes", *source.qmp), f"process {sender.pid} ", "two SIGTERM")
+    interrupt_twice(sender)
+    err = fails(scene, "rollback", *source.qmp)
+    for words in ("does not answer", "Everything that the VM did", "runs twice", "needs --yes"):
+        assert words in err, err
+    for answer in ("no", "", "YES", "guest-of-a-test"):
+        asked = Terminal(scene, "rollback", *source.qmp)
+        asked.wait_for(r"Type the VM's name \(guest-of-a-test\) or yes to roll back: ")
+        equal(source.running(), False)
+        asked.write(answer + "\n")
+        code, lines = asked.finish()
+        if answer != "guest-of-a-test":
+            equal((answer, code, "ib-migrate: nothing was done" in lines), (answer, 1, True))
+    equal((code, "guest-of-a-test: rolled back, it runs here again" in lines), (0, True))
+    equal(source.running(), True)
+    assert "rolled-back" in succeeds(scene, "status", *source.qmp)
+    says(fails(scene, "rollback --yes", *source.qmp), "no unfinished migration")
+
+
+@case
+def a_reader_that_does_not_read_delays_nothing(scene):
+    source, destination = Vm(scene), Vm(scene, incoming=True)
+    waiting, uri = receiver(scene, destination)
+    until(lambda: source.beats() > 40, "heartbeats")
+    # By a link to a link in a folder that is one, too; the socket itself goes with its QEMU.
+    name = os.path.basename(source.socket)
+    os.symlink(os.path.dirname(source.socket), scene.path("folder"))
+    os.symlink(os.path.join("folder", name), scene.path("middle"))
+    os.symlink(scene.path("middle"), scene.path("link"))
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    os.set_blocking(writing, False)
+    try:
+        while True:
+            os.write(writing, b"x" * 512)
+    except BlockingIOError:
+        os.set_blocking(writing, True)
+    sender = start(scene, "send --json --quit --qmp", scene.path("link"), uri, stdout=writing)
+    os.close(writing)
+    equal(finish(waiting)[0], 0)
+    equal(sender.poll(), None)  # its output is not written yet
+    os.close(reading)
+    equal(sender.wait(LIMIT), 0)
+    equal(source.process.wait(LIMIT), 0)  # --quit
+    assert not os.path.exists(source.socket)
+    for path in ("link", scene.path("folder/" + name), source.socket):
+        out = succeeds(scene, "status", "--qmp", path)
+        equal((path, out.count(source.socket), out.count("source")), (path, 1, 1))
+        assert re.search(r" went to .* its QEMU here \(process \d+\) has ended\n", out), out
+    assert "runs here with all of its pages" in succeeds(scene, "status", *destination.qmp)
+    destination.end()
+    out = succeeds(scene, "status", *destination.qmp)
+    end = r" came here with all of its pages; its QEMU \(process \d+\) has ended since\n"
+    assert re.search(end, out), out
+    code, out, err = scene.run("recover", "--json", "--qmp", "link")
+    equal((code, objects(out)[-1]["summary"]["exit_status"]), (1, 1))
+    says(err, "no unfinished migration", "only if ib-migrate status reports complete")
+
+
+if __name__ == "__main__":
+    sys.exit(run_all(sys.argv[1], sys.argv[2:]))

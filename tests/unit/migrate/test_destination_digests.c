@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* When the destination tells what has come in a range of pages. In minor mode QEMU can give back a
+ * page while it comes: what was hashed of it is taken back before QEMU answers its monitor. */
+#include "migrate/destination/destination.h"
+#include "tests/scenes/unit.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PAGE   4096u
+#define RANGES 3u
+#define PAGES  (RANGES * IBX_DIGEST_PAGES)
+#define GIVEN  7u /* the page that is given back */
+
+static struct destination d;
+static _Atomic uint64_t words[PAGES];
+static struct ibx_error error;
+
+/* ---------------------------------------------------------------- what stands in for others */
+
+static struct {
+    unsigned passes, notes; /* how often QEMU was asked, and events were awaited */
+    int pass;               /* what QEMU answers; 0: and it has given back GIVEN */
+    uint64_t comes;         /* a page that is not in its place yet; PAGES: none */
+    bool told[RANGES];
+    uint8_t entries[RANGES][IBX_DIGEST_ENTRY];
+} is;
+
+int __wrap_ibx_destination_qemu_pass(struct destination_qemu *qemu);
+int __wrap_ibx_destination_qemu_pass(struct destination_qemu *qemu)
+{
+    (void)qemu;
+    is.passes++;
+    if (!is.pass)
+        ibx_page_tags_forget(d.ram.page_tags, GIVEN, 1);
+    return is.pass;
+}
+
+bool __wrap_ibx_fault_present(const struct ibx_fault *engine, uint64_t page);
+bool __wrap_ibx_fault_present(const struct ibx_fault *engine, uint64_t page)
+{
+    (void)engine;
+    return page != is.comes;
+}
+
+void __wrap_ibx_fault_note_events(struct ibx_fault *engine);
+void __wrap_ibx_fault_note_events(struct ibx_fault *engine)
+{
+    (void)engine;
+    is.notes++;
+}
+
+int __wrap_ibx_channel_send(struct ibx_channel *channel, const struct ibx_migrate_any *message,
+                            struct ibx_error *err);
+int __wrap_ibx_channel_send(struct ibx_channel *channel, const struct ibx_migrate_any *message,
+                            struct ibx_error *err)
+{
+    const struct ibx_migrate_digest *digest = &message->is.digest;
+    const uint64_t first = digest->first / IBX_DIGEST_PAGES,
+                   count = digest->entries.length / IBX_DIGEST_ENTRY;
+    (void)channel, (void)err;
+    assert_int_equal(message->type, IBX_MIGRATE_DIGEST);
+    assert_true(first + count <= RANGES);
+    memcpy(is.entries[first], digest->entries.bytes, digest->entries.length);
+    memset(&is.told[first], true, count);
+    return 0;
+}
+
+/* ---------------------------------------------------------------- steps */
+
+static int start(void **state)
+{
+    static const struct ibx_migrate_block block = {"ram0", (uint64_t)PAGES * PAGE, PAGE, 0};
+    static const uint8_t key[IBX_DIGEST_KEY] = {1}, bytes[PAGE] = {2};
+    static struct ibx_fault *const engine = (struct ibx_fault *)&is;
+    (void)state;
+    memset(&is, 0, sizeof(is));
+    memset((void *)words, 0, sizeof(words));
+    d = (struct destination){.ram = {.minor = true, .engine = engine}};
+    is.comes = PAGES;
+    d.state.now = DESTINATION_FILLING;
+    d.link.state.now = LINK_SERVING;
+    ibx_channel_init(&d.link.control, NULL);
+    if (ibx_page_map_init(&d.ram.map, &block, 1, &error))
+        return -1;
+    ibx_page_map_set(&d.ram.map, 0, PAGES);
+    if (ibx_page_tags_create(&d.ram.map, words, key, 1, &d.ram.page_tags, &error))
+        return -1;
+    for (uint64_t page = 0; page < PAGES; page++)
+        if (ibx_page_tags_note(d.ram.page_tags, 0, page, 1, bytes, &error))
+            return -1;
+    return 0;
+}
+
+static int end(void **state)
+{
+    (void)state;
+    ibx_destination_digests_restart(&d);
+    ibx_page_tags_destroy(d.ram.page_tags);
+    ibx_page_map_fini(&d.ram.map);
+    return 0;
+}
+
+/* As the loop does when it is time; returns how many ranges have been told by now. */
+static unsigned told(void)
+{
+    unsigned count = 0;
+    d.digests.look_ns = 0;
+    const int rc = ibx_destination_send_digests(&d, &error);
+    for (unsigned i = 0; i < RANGES; i++)
+        count += is.told[i];
+    assert_int_equal(rc, count == RANGES ? 0 : -EAGAIN);
+    return count;
+}
+
+static bool tells_of(uint64_t page)
+{
+    const uint64_t in = page % IBX_DIGEST_PAGES;
+    return is.entries[page / IBX_DIGEST_PAGES][in / 8] >> in % 8 & 1;
+}
+
+/* ---------------------------------------------------------------- tests */
+
+static void what_is_taken_back_is_not_told(NO_STATE)
+{
+    assert_int_equal(told(), RANGES);
+    assert_false(tells_of(GIVEN));
+    assert_true(tells_of(GIVEN + 1));
+    assert_int_equal(is.passes, 1);
+    assert_int_equal(is.notes, 1);
+}
+
+static void nothing_is_told_before_qemu_answers(NO_STATE)
+{
+    is.pass = -ETIMEDOUT;
+    assert_int_equal(told(), 0);
+    is.pass = 0;
+    assert_int_equal(told(), RANGES);
+    assert_false(tells_of(GIVEN));
+}
+
+/* It may have been hashed, and be given back. */
+static void a_page_that_is_not_in_its_place_is_awaited(NO_STATE)
+{
+    is.comes = GIVEN;
+    assert_int_equal(told(), RANGES - 1);
+    assert_false(is.told[0]);
+    d.state.now = DESTINATION_COMPLETE;
+    assert_int_equal(told(), RANGES);
+    assert_false(tells_of(GIVEN));
+}
+
+/* The last pages: from COMPLETE on no event comes any more. Its record cannot be written here. */
+static void before_the_end_qemu_is_asked(NO_STATE)
+{
+    static const struct ibx_receive_options options = {.folder = "/proc/none"};
+    d.options = &options;
+    d.ram.engine = NULL;
+    assert_int_equal(ibx_destination_complete(&d, &error), 0);
+    assert_int_equal(d.state.now, DESTINATION_FILLING);
+    assert_int_equal(is.passes, 1);
+    d.state.now = DESTINATION_COMPLETE;
+    assert_int_equal(told(), RANGES);
+    assert_false(tells_of(GIVEN));
+}
+
+/* What was hashed there was in a buffer of the tool's own. */
+static void elsewhere_qemu_is_not_asked(NO_STATE)
+{
+    d.ram.minor = false;
+    assert_int_equal(told(), RANGES);
+    assert_int_equal(is.passes, 0);
+}
+
+int main(void)
+{
+#define A_TEST(test) cmocka_unit_test_setup_teardown(test, start, end)
+    const struct CMUnitTest tests[] = {
+        A_TEST(what_is_taken_back_is_not_told),
+        A_TEST(nothing_is_told_before_qemu_answers),
+        A_TEST(a_page_that_is_not_in_its_place_is_awaited),
+        A_TEST(before_the_end_qemu_is_asked),
+        A_TEST(elsewhere_qemu_is_not_asked),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

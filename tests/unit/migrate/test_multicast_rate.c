@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* How a sender's rate follows what its members hear: reports of hosts and links that are computed.
+ */
+#include "migrate/multicast/multicast.h"
+#include "tests/scenes/unit.h"
+
+#include "common/clock.h"
+
+#include <string.h>
+
+#define MOST     (128ull << 20)
+#define DATAGRAM 1460u
+#define HOSTS    3u
+#define STEP     (100 * IBX_NS_PER_MS) /* between two reports */
+
+struct host {
+    struct ibx_multicast_hearing hearing;
+    uint64_t capacity; /* bytes a second; 0: any */
+    unsigned lost;     /* thousandths, at any rate */
+    uint64_t came, rest;
+};
+
+static struct ibx_multicast_rate rate;
+static struct host hosts[HOSTS];
+static uint64_t sent, now, delivered; /* `delivered`: to the first host */
+
+static int begin(void **state)
+{
+    (void)state;
+    memset(hosts, 0, sizeof(hosts));
+    sent = delivered = 0;
+    now = 1000 * STEP;
+    ibx_multicast_rate_init(&rate, MOST);
+    return 0;
+}
+
+/* What is sent in a tenth of a second, and then each says what it has heard. */
+static void step(unsigned count)
+{
+    const uint64_t datagrams = rate.now / 10 / DATAGRAM;
+    bool well = true;
+    sent += datagrams;
+    now += STEP;
+    for (unsigned i = 0; i < count; i++) {
+        const uint64_t room = hosts[i].capacity / 10 / DATAGRAM;
+        uint64_t came = room && datagrams > room ? room : datagrams;
+        came = came * (1000 - hosts[i].lost) / 1000;
+        hosts[i].came += came;
+        delivered += i ? 0 : came;
+        assert_true(ibx_multicast_rate_heard(&rate, &hosts[i].hearing, came ? sent : 0,
+                                             hosts[i].came, sent, now));
+    }
+    for (unsigned i = 0; i < count; i++)
+        well &= ibx_multicast_hears_well(&hosts[i].hearing);
+    if (well)
+        ibx_multicast_rate_raise(&rate, now);
+    assert_in_range(rate.now, MOST / 8, MOST);
+}
+
+static void steps(unsigned n, unsigned count)
+{
+    while (n--)
+        step(count);
+}
+
+/* Links that lose a little by themselves are not slower for it. It begins slowly, but not for long.
+ */
+static void test_nobody_loses_much(NO_STATE)
+{
+    hosts[1].lost = 10;
+    assert_int_equal(rate.now, MOST / 4);
+    steps(4, HOSTS);
+    assert_int_equal(rate.now, MOST);
+    steps(100, HOSTS);
+    assert_true(rate.now == MOST && !rate.lowered);
+}
+
+/* The slowest host is found in a second, and gets most of what it can take, with little loss. */
+static void test_follows_the_slowest(NO_STATE)
+{
+    hosts[0].capacity = MOST * 2 / 5;
+    steps(10, HOSTS);
+    assert_in_range(rate.now, MOST / 4, MOST / 2);
+    const uint64_t before = sent;
+    delivered = 0;
+    steps(200, HOSTS);
+    assert_true(delivered * DATAGRAM > hosts[0].capacity * 20 / 100 * 75);
+    assert_true(delivered > (sent - before) / 100 * 93);
+    /* And when it can take more it gets that. */
+    hosts[0].capacity = 0;
+    steps(60, HOSTS);
+    assert_int_equal(rate.now, MOST);
+}
+
+/* A loss is answered once: what was sent before the rate was lowered says nothing of the new one.
+ */
+static void test_once_a_rate(NO_STATE)
+{
+    rate.now = MOST;
+    assert_true(ibx_multicast_rate_heard(&rate, &hosts[0].hearing, 1000, 1000, 1000, now));
+    assert_true(ibx_multicast_rate_heard(&rate, &hosts[0].hearing, 2000, 1800, 5000, now));
+    const uint64_t once = rate.now;
+    assert_in_range(once, MOST / 4 * 2, MOST / 10 * 8);
+    assert_true(ibx_multicast_rate_heard(&rate, &hosts[0].hearing, 4000, 3400, 6000, now));
+    assert_true(ibx_multicast_rate_heard(&rate, &hosts[0].hearing, 6000, 5000, 7000, now));
+    assert_int_equal(rate.now, once);
+    assert_true(ibx_multicast_rate_heard(&rate, &hosts[0].hearing, 8000, 6600, 8000, now));
+    assert_true(rate.now < once && rate.lowered == 2);
+}
+
+/* A host that loses most however slow it is, or hears nothing at all, slows the others down for a
+ * while only. When it hears again it has a say again. */
+static void test_a_bad_host_has_no_say(NO_STATE)
+{
+    for (unsigned kind = 0; kind < 2; kind++) {
+        begin(NULL);
+        hosts[2].lost = kind ? 1000 : 800;
+        steps(12, HOSTS);
+        assert_true(rate.lowered > 0);
+        assert_false(ibx_multicast_counts(&hosts[2].hearing));
+        steps(60, HOSTS);
+        assert_int_equal(rate.now, MOST);
+        assert_false(ibx_multicast_counts(&hosts[2].hearing));
+        hosts[2].lost = 0;
+        if (kind)
+            continue; /* in this model it would hear of all that was sent before */
+        steps(3, HOSTS);
+        assert_true(ibx_multicast_counts(&hosts[2].hearing));
+        hosts[2].capacity = MOST / 2;
+        steps(10, HOSTS);
+        assert_true(rate.now < MOST / 4 * 3);
+    }
+}
+
+/* What cannot be is said; what another member can have forged is passed over. */
+static void test_reports_that_cannot_be(NO_STATE)
+{
+    struct ibx_multicast_hearing *h = &hosts[0].hearing;
+    assert_true(ibx_multicast_rate_heard(&rate, h, 1000, 900, 1000, now));
+    assert_false(ibx_multicast_rate_heard(&rate, h, 1100, 1101, 2000, now));
+    assert_false(ibx_multicast_rate_heard(&rate, h, 999, 900, 2000, now));
+    assert_false(ibx_multicast_rate_heard(&rate, h, 1100, 899, 2000, now));
+    assert_true(ibx_multicast_rate_heard(&rate, h, UINT64_MAX, 900, 2000, now));
+    assert_true(ibx_multicast_rate_heard(&rate, h, 1010, 900, 1010, now)); /* too few to tell */
+    assert_true(rate.now == MOST / 4 && h->through == 1000);
+    ibx_multicast_rate_init(&rate, IBX_MULTICAST_RATE_MIN);
+    assert_true(ibx_multicast_rate_heard(&rate, h, 2000, 900, 2000, now));
+    assert_int_equal(rate.now, IBX_MULTICAST_RATE_MIN);
+}
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(test_nobody_loses_much, begin),
+        cmocka_unit_test_setup(test_follows_the_slowest, begin),
+        cmocka_unit_test_setup(test_once_a_rate, begin),
+        cmocka_unit_test_setup(test_a_bad_host_has_no_say, begin),
+        cmocka_unit_test_setup(test_reports_that_cannot_be, begin),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Which bytes of a device state the source sends, and which it holds back, wherever the pieces are
+ * cut: all but the description for debuggers. */
+#include "migrate/source/source.h"
+#include "tests/scenes/unit.h"
+
+#include "common/clock.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define MOST 8192
+
+struct state {
+    uint8_t bytes[MOST];
+    size_t length, end;
+};
+
+static void put(struct state *s, const void *bytes, size_t n)
+{
+    memcpy(s->bytes + s->length, bytes, n);
+    s->length += n;
+}
+
+/* Noise that is full of what the end begins with, then an end with so much JSON. */
+static void state_make(struct state *s, unsigned *seed, size_t json)
+{
+    static const uint8_t noise[] = {0, 6, 0, 0, 0, 1, '{', 0x7f, 6, 0};
+    const uint8_t head[] = {0, 6, 0, 0, (uint8_t)(json >> 8), (uint8_t)json, '{'};
+    s->length = 0;
+    for (size_t n = 1 + (size_t)rand_r(seed) % 500; n; n--)
+        put(s, &noise[(size_t)rand_r(seed) % sizeof(noise)], 1);
+    s->end = s->length;
+    put(s, head, sizeof(head));
+    for (size_t i = 1; i < json; i++)
+        put(s, i + 1 < json ? "x" : "}", 1);
+}
+
+static void test_all_but_the_end(NO_STATE)
+{
+    unsigned seed = 11;
+    for (int round = 0; round < 5000; round++) {
+        static struct state s;
+        size_t sent = 0, come = 0;
+        state_make(&s, &seed, 2 + (size_t)rand_r(&seed) % 2000);
+        while (come < s.length) {
+            come += 1 + (size_t)rand_r(&seed) % (round % 2 ? 64 : 1500);
+            come = come < s.length ? come : s.length;
+            sent += ibx_state_may_end(s.bytes + sent, come - sent);
+            assert_true(sent <= s.end);
+        }
+        sent += ibx_state_ends(s.bytes + sent, come - sent);
+        assert_int_equal(sent, s.end);
+    }
+}
+
+/* Nothing is held back for long that cannot be the end. */
+static void test_no_end(NO_STATE)
+{
+    static const uint8_t none[] = "states without a zero"; /* but for the last byte */
+    static const uint8_t json[] = {0, 6, 0, 0, 0, 9, '{', 'x', 'x', '}'};
+    static const uint8_t later[] = {0, 6, 0, 0, 0, 9, '{', 'x', 0, 5, 5, 5, 5, 5, 5};
+    assert_int_equal(ibx_state_may_end(none, sizeof(none) - 1), sizeof(none) - 1);
+    assert_int_equal(ibx_state_may_end(none, 0), 0);
+    assert_int_equal(ibx_state_may_end(json, sizeof(json)), 0);
+    assert_int_equal(ibx_state_ends(json, sizeof(json)), sizeof(json)); /* 4 bytes, not 9 */
+    assert_int_equal(ibx_state_ends(json, 0), 0);
+    assert_int_equal(ibx_state_may_end(later, sizeof(later)), sizeof(later));
+}
+
+/* The state waits for the page map, unless QEMU cannot write more of it before the stop: from then
+ * on it is read from without pauses. */
+static void test_what_waits(NO_STATE)
+{
+    struct source_stream stream;
+    struct ibx_error err = {0};
+    char bytes[100] = {0};
+    int pair[2];
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+    ibx_source_stream_init(&stream);
+    ibx_source_stream_look(&stream);
+    assert_false(ibx_source_stream_waits(&stream, true));
+    assert_int_equal(ibx_source_stream_adopt(&stream, pair[0], &err), 0);
+    ibx_source_stream_look(&stream);
+    assert_true(ibx_source_stream_waits(&stream, false));
+    assert_int_equal(write(pair[1], bytes, sizeof(bytes)), sizeof(bytes));
+    const uint64_t from_ns = ibx_now_ns(), deadline = ibx_deadline_in_ms(20000);
+    for (ibx_source_stream_look(&stream);
+         ibx_source_stream_waits(&stream, false) && ibx_now_ns() < deadline;
+         ibx_source_stream_look(&stream))
+        sched_yield();
+    assert_in_range(ibx_now_ns() - from_ns, 5 * IBX_NS_PER_MS, 19000 * IBX_NS_PER_MS);
+    assert_true(ibx_source_stream_waits(&stream, true)); /* that is all, as far as it is known */
+    assert_int_equal(read(pair[0], bytes, sizeof(bytes)), sizeof(bytes));
+    ibx_source_stream_look(&stream);
+    assert_false(ibx_source_stream_waits(&stream, false));
+    assert_int_equal(write(pair[1], bytes, sizeof(bytes) / 2), sizeof(bytes) / 2);
+    ibx_source_stream_look(&stream);
+    assert_false(ibx_source_stream_waits(&stream, false));
+    ibx_source_stream_close(&stream);
+    close(pair[1]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_all_but_the_end),
+        cmocka_unit_test(test_no_end),
+        cmocka_unit_test(test_what_waits),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Pages that come another way than by a reader. */
+#include "tests/scenes/fault_memory.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include <setjmp.h>
+#include <stdarg.h>
+
+#include <cmocka.h>
+
+#define GIVER 7u /* as a worker of the check */
+
+static _Atomic unsigned checked; /* by GIVER */
+
+static int check(void *context, unsigned worker, uint64_t page, uint32_t pages, const void *bytes,
+                 struct ibx_error *err)
+{
+    const struct memory_data *data = context;
+    checked += worker == GIVER;
+    return memcmp(bytes, data->bytes + page * PAGE, (size_t)pages * PAGE)
+               ? ibx_error_set(err, -EBADMSG, "page %u is another", (unsigned)page)
+               : 0;
+}
+
+static void begin(void)
+{
+    rig_make(1, 0);
+    rig.config.no_background = true;
+    rig.config.fault_around = 1;
+    rig.config.check = check;
+    rig.config.check_context = &rig.data;
+    checked = 0;
+    rig_start();
+}
+
+static int give(uint64_t page, const void *bytes)
+{
+    struct ibx_error err = {0};
+    const int rc = ibx_fault_give(rig.engine, GIVER, page, bytes, &err);
+    assert_true((rc < 0) == (err.code != 0));
+    return rc;
+}
+
+static const uint8_t *right(uint64_t page)
+{
+    return rig.data.bytes + page * PAGE;
+}
+
+static void test_given_pages(void **state)
+{
+    (void)state;
+    begin();
+    assert_int_equal(give(5, right(5)), 0); /* not in HELD */
+    assert_int_equal(ibx_fault_serve(rig.engine), 0);
+    assert_true(ibx_fault_missing(rig.engine, 5));
+    assert_int_equal(give(5, right(5)), 1);
+    assert_false(ibx_fault_missing(rig.engine, 5));
+    assert_true(page_is_right(5));
+    assert_int_equal(give(5, right(6)), 0); /* it is there: nothing is compared */
+    assert_int_equal(checked, 1);
+    assert_int_equal(give(PAGES, right(0)), 0);
+    assert_int_equal(give(~0ull, right(0)), 0);
+    const struct ibx_fault_stats s = stats_now();
+    assert_int_equal(s.by_cause[IBX_FAULT_BY_GIFT], 1);
+    assert_int_equal(s.bytes, 0);
+    assert_int_equal(s.faults, 0);
+}
+
+/* Wrong bytes change nothing, and nobody waits for them. */
+static void test_wrong_bytes(void **state)
+{
+    (void)state;
+    begin();
+    assert_int_equal(ibx_fault_serve(rig.engine), 0);
+    assert_int_equal(give(5, right(6)), -EBADMSG);
+    assert_true(ibx_fault_missing(rig.engine, 5));
+    touch(5);
+    assert_true(page_is_right(5));
+    assert_int_equal(rig.data.fetched[5], 1);
+    assert_int_equal(ibx_fault_state(rig.engine), IBX_FAULT_SERVING);
+}
+
+/* What a worker fetches is its own; what was given is not fetched. */
+static void test_beside_faults(void **state)
+{
+    struct look look;
+    (void)state;
+    begin();
+    assert_int_equal(ibx_fault_serve(rig.engine), 0);
+    rig.readers[0]->hold = true;
+    look_start(&look, 9, 1, 1);
+    assert_true(reader_asked(rig.readers[0], 1));
+    assert_false(ibx_fault_missing(rig.engine, 9));
+    assert_int_equal(give(9, right(9)), 0);
+    for (unsigned i = 0; i < PAGES; i++)
+        assert_int_equal(give(i, right(i)), i != 9);
+    rig.readers[0]->hold = false;
+    look_sees_right(&look);
+    assert_int_equal(engine_settled(), IBX_FAULT_COMPLETE);
+    for (unsigned i = 0; i < PAGES; i++)
+        assert_true(page_is_right(i) && rig.data.fetched[i] == (i == 9));
+}
+
+/* The last page may be a given one, and a stopped engine takes none. */
+static void test_ends(void **state)
+{
+    (void)state;
+    begin();
+    assert_int_equal(ibx_fault_serve(rig.engine), 0);
+    for (unsigned i = 1; i < PAGES; i++)
+        assert_int_equal(give(i, right(i)), 1);
+    ibx_fault_stop(rig.engine, -ECANCELED, "for the test");
+    assert_int_equal(engine_settled(), IBX_FAULT_STOPPED);
+    assert_int_equal(give(0, right(0)), 0);
+    struct ibx_error err;
+    assert_int_equal(ibx_fault_resume(rig.engine, rig.as, &err), 0);
+    assert_int_equal(give(0, right(0)), 1);
+    assert_int_equal(engine_settled(), IBX_FAULT_COMPLETE);
+    assert_int_equal(stats_now().by_cause[IBX_FAULT_BY_GIFT], PAGES);
+}
+
+/* Threads touch what is given at the same time: everybody sees the right bytes. */
+static void test_crowd(void **state)
+{
+    struct look looks[3];
+    uint32_t seed = 5;
+    (void)state;
+    begin();
+    assert_int_equal(ibx_fault_serve(rig.engine), 0);
+    for (unsigned i = 0; i < 3; i++) {
+        const uint32_t first = next_random(&seed), step = next_random(&seed) | 1;
+        look_start(&looks[i], first, PAGES, step);
+    }
+    for (unsigned i = 0; i < PAGES; i++)
+        assert_true(give(i, right(i)) >= 0);
+    for (unsigned i = 0; i < 3; i++)
+        look_sees_right(&looks[i]);
+    assert_int_equal(engine_settled(), IBX_FAULT_COMPLETE);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_given_pages, rig_end),
+        cmocka_unit_test_teardown(test_wrong_bytes, rig_end),
+        cmocka_unit_test_teardown(test_beside_faults, rig_end),
+        cmocka_unit_test_teardown(test_ends, rig_end),
+        cmocka_unit_test_teardown(test_crowd, rig_end),
+    };
+    const int skipped = rig_skipped(0);
+    return skipped ? skipped : cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Pages that others bring beside the readers. The page is claimed as by a worker, so that nobody
+ * fetches it meanwhile, and a fault on it waits for this; it is compared before that, so that wrong
+ * bytes hold up nobody.
+ */
+#include "userfaultfd/engine.h"
+
+#include <errno.h>
+
+bool ibx_fault_missing(const struct ibx_fault *engine, uint64_t page)
+{
+    return page < engine->map.pages && pagemap_get(&engine->map, page) == PAGE_MISSING;
+}
+
+/* The engine stops meanwhile, or has failed: it is missing again. */
+static void put_back(struct ibx_fault *e, uint64_t page)
+{
+    if (pagemap_move(&e->map, page, PAGE_CLAIMED, PAGE_MISSING))
+        atomic_fetch_add(&e->missing, 1);
+    else if (pagemap_move(&e->map, page, PAGE_DISCARDED, PAGE_PRESENT))
+        ibx_fault_pages_done(e, IBX_FAULT_BY_REMOVE, 1);
+    ibx_fault_changed(e);
+}
+
+int ibx_fault_give(struct ibx_fault *e, unsigned worker, uint64_t page, const void *bytes,
+                   struct ibx_error *err)
+{
+    struct fault_range *r = ibx_fault_range_of_page(e, page);
+    if (!r || r->is.alias || r->is.page_size != SMALL_PAGE ||
+        ibx_fault_state(e) != IBX_FAULT_SERVING || !ibx_fault_missing(e, page))
+        return 0;
+    const int wrong = e->check ? e->check(e->check_context, worker, page, 1, bytes, err) : 0;
+    if (wrong)
+        return wrong;
+    if (!ibx_fault_claim(e, page, page + 1, 1))
+        return 0;
+    struct slot slot = {.cause = IBX_FAULT_BY_GIFT,
+                        .range = r,
+                        .page = page,
+                        .count = 1,
+                        .good = 1,
+                        .worker = worker,
+                        .checked = true,
+                        .bytes = (uint8_t *)(uintptr_t)bytes};
+    const int rc = ibx_fault_place(e, &slot, 1);
+    if (rc)
+        put_back(e, page);
+    ibx_fault_check_complete(e);
+    return !rc;
+}
