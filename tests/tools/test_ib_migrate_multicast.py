@@ -172,17 +172,19 @@ def hosts_share_what_is_sent(scene):
     top = parent(scene)
     before = hosts().sent(0)
     caches = [cache(scene, i, top.uri) for i in (1, 2, 3)]
+    until(lambda: top.lines[-1].get("multicast_joined") == 3, "three members")
+    joined = hosts().sent(0)
     figures = [one.whole() for one in caches]
     check(scene, *caches)
-    sent = hosts().sent(0) - before
+    sent = hosts().sent(0)
     for told in figures:
         assert told["multicast_pages"] > DATA * 0.9, told
         assert not told["multicast_wrong"] and not told["multicast_strange"], told
         equal(told["multicast_pages"] * PAGE + told["bytes"], (DATA + HASHES) * PAGE)
-    # By READs it would be three times as much. Who comes later is sent what it has missed.
-    assert sent < 2.2 * DATA * PAGE, sent
-    until(lambda: top.lines[-1].get("multicast_joined") == 3, "three members")
-    assert top.lines[-1]["multicast_sent"] < sent, top.lines[-1]
+    # Who comes later is sent what it has missed. Once all are there each page is sent once at most,
+    # but for the few that are READ; with READs alone it would be three times as much.
+    assert sent - joined < 1.4 * DATA * PAGE, (before, joined, sent)
+    assert top.lines[-1]["multicast_sent"] < hosts().sent(0) - before, top.lines[-1]
     finish(scene, *caches, top)
 
 
