@@ -13,6 +13,17 @@ static bool launch_succeeds(const struct ibx_pipeline *p, const uint8_t *body, s
            ibx_successes_hold(&p->others, ibx_launch_stream_key(p, body));
 }
 
+/* Also one that nobody sees, though it may fail. */
+static bool launch_may_be_early(struct ibx_pipeline *p, const uint8_t *body, size_t n, bool *sure)
+{
+    *sure = launch_succeeds(p, body, n);
+    if (!*sure) {
+        ibx_unseen_learn(p);
+        *sure = launch_succeeds(p, body, n);
+    }
+    return *sure || ibx_unseen_may_be_early(p, body, n);
+}
+
 static bool is_good(const struct ibx_pipeline *p, uint64_t handle)
 {
     return ibx_successes_hold(&p->others, ibx_handle_key(p, handle));
@@ -51,7 +62,7 @@ bool ibx_answer_may_be_early(struct ibx_pipeline *p, const uint8_t *body, size_t
     ibx_pipeline_forget_old(p);
     switch (call->kind) {
     case IBX_CALL_LAUNCH:
-        return launch_succeeds(p, body, n);
+        return launch_may_be_early(p, body, n, sure);
     case IBX_CALL_REPEATS:
         return ibx_successes_hold(&p->others, ibx_request_key(p, body, n)) ||
                handles_are_good(p, body, n);
@@ -85,7 +96,8 @@ void ibx_answer_success(struct ibx_pipeline *p)
 bool ibx_answer_no_error(struct ibx_pipeline *p, const struct ibx_call *call)
 {
     if (!p->clean || !ibx_successes_hold(&p->forms, ibx_call_key(call, 0)) ||
-        atomic_load(&p->failure) || atomic_load(&p->unsure) > atomic_load(&p->replied))
+        atomic_load(&p->failure) || atomic_load(&p->unsure) > atomic_load(&p->replied) ||
+        atomic_load(&p->launch_failed))
         return false;
     if (ibx_pipeline_idle(p))
         return true;
@@ -168,6 +180,7 @@ void ibx_answer_or_send(struct ibx_pipeline *p, const uint8_t *body, size_t n)
         ibx_answer_success(p);
         answered = ibx_backlog_add(p, &scope, sure);
     }
+    p->unseen = false;
     if (answered)
         ibx_state_move(&p->state, REQUEST_ANSWERED);
     else

@@ -43,7 +43,8 @@ static void replied(void *context, int exit_code)
     int none = 0;
     if (atomic_load(&p->ended))
         return;
-    if (exit_code && p->replied >= p->mute) { /* registrations tell nobody of errors */
+    const bool unseen = ibx_unseen_replied(p, p->replied + 1, exit_code);
+    if (exit_code && !unseen && p->replied >= p->mute) { /* registrations tell nobody of errors */
         ibx_log(IBX_LOG_INFO,
                 "a CUDA call that was answered with 0 has failed with %d: the next "
                 "one that waits returns that",
@@ -247,6 +248,8 @@ bool ibx_backlog_add(struct ibx_pipeline *p, const struct ibx_scope *scope, bool
         const uint64_t request = atomic_fetch_add(&p->answered, 1) + 1;
         if (!sure)
             atomic_store(&p->unsure, request);
+        if (!sure && p->call->kind == IBX_CALL_LAUNCH)
+            ibx_unseen_add(p, request);
         if (p->call->kind == IBX_CALL_REGISTERS)
             p->mute = request;
         ibx_backlog_push(p, false);

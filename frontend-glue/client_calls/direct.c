@@ -79,18 +79,26 @@ int ibx_pipeline_call(struct ibx_pipeline *p, const struct ibx_pipeline_request 
     const bool fits = ours || known->length == call->n || known->kind == IBX_CALL_COPIES ||
                       known->kind == IBX_CALL_LAUNCH;
     if (!is_usable(p) || !is_between(p) || !fits ||
-        !(ours || ibx_successes_hold(&p->forms, ibx_call_key(known, call->out_n))))
+        !(ours || (call->unseen && p->plain_known) ||
+          ibx_successes_hold(&p->forms, ibx_call_key(known, call->out_n))))
         return -ENOTCONN;
     if (p->state.now != REQUEST_STAGING)
         ibx_state_move(&p->state, REQUEST_STAGING);
     if (!stage(p, call, name))
         return -ENOTCONN;
     p->call = known;
+    p->unseen = call->unseen;
     ibx_answer_or_send(p, p->staged + name + 8, call->n);
     if (p->state.now == REQUEST_WAITING)
         ibx_pipeline_sync(p);
     *exit_code = take_reply(p, call);
     return 0;
+}
+
+void ibx_pipeline_unseen(struct ibx_pipeline *p)
+{
+    if (is_usable(p) && is_between(p))
+        p->unseen = true;
 }
 
 bool ibx_pipeline_divert(struct ibx_pipeline *p)

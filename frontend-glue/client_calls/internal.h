@@ -46,6 +46,19 @@ struct ibx_quiet {
     unsigned next; /* to be replaced */
 };
 
+/* Launches that nobody sees, and of which it is not known yet whether they succeed again. The items
+ * are the owner's; what has become of them is noted by who takes their replies, under the lock. */
+#define IBX_UNSEEN 32u
+struct ibx_unseen {
+    struct ibx_unseen_launch {
+        uint64_t number;          /* of the request */
+        uint64_t launch, stream;  /* keys */
+        unsigned resets, handles; /* of the process, when it was answered */
+        bool replied, failed;
+    } items[IBX_UNSEEN];
+    unsigned count, open; /* open: not replied */
+};
+
 /* Which process this is: another number after fork(2). */
 unsigned ibx_process_number(void);
 
@@ -80,6 +93,9 @@ struct ibx_pipeline {
     struct ibx_known_replies replies;
     struct ibx_configurations configurations;
     struct ibx_quiet streams_quiet, events_quiet;
+    bool unseen;      /* the next request is a launch by <<<>>> */
+    bool plain_known; /* a reply without output has come */
+    struct ibx_unseen unseens;
     uint64_t epoch;    /* when the request in hand was sent */
     uint8_t device[4]; /* the body of the cudaSetDevice that succeeded last */
     bool device_known;
@@ -95,19 +111,20 @@ struct ibx_pipeline {
     size_t backlog_begin, backlog_end, backlog_room;
     size_t backlog_cut; /* the first so many bytes end a request whose others have left */
     unsigned backlog_requests;
-    unsigned messages;         /* sent since nothing was outstanding at the back end */
-    uint64_t mute;             /* the number of the last registration */
-    bool refused;              /* the last message was: for want of credit, or of a peer */
-    uint64_t looked_at;        /* ns: when the connection was polled last */
-    _Atomic bool unsent;       /* there is a backlog, or the back end's replies have to be taken */
-    _Atomic uint64_t answered; /* requests, ever */
-    _Atomic uint64_t replied;  /* of these */
-    _Atomic uint64_t unsure;   /* the number of the last one that may fail by itself */
-    _Atomic uint64_t streams;  /* of those without reply */
-    _Atomic bool events;       /* among those is one about an event */
-    _Atomic bool memory;       /* or one that gives memory back */
-    _Atomic bool ended;        /* the session has, or its connection */
-    _Atomic int failure;       /* that no call has returned yet */
+    unsigned messages;          /* sent since nothing was outstanding at the back end */
+    uint64_t mute;              /* the number of the last registration */
+    bool refused;               /* the last message was: for want of credit, or of a peer */
+    uint64_t looked_at;         /* ns: when the connection was polled last */
+    _Atomic bool unsent;        /* there is a backlog, or the back end's replies have to be taken */
+    _Atomic uint64_t answered;  /* requests, ever */
+    _Atomic uint64_t replied;   /* of these */
+    _Atomic uint64_t unsure;    /* the number of the last one that may fail by itself */
+    _Atomic uint64_t streams;   /* of those without reply */
+    _Atomic bool events;        /* among those is one about an event */
+    _Atomic bool memory;        /* or one that gives memory back */
+    _Atomic bool ended;         /* the session has, or its connection */
+    _Atomic int failure;        /* that no call has returned yet */
+    _Atomic bool launch_failed; /* one that nobody saw: the back end has the error */
 };
 
 static inline bool ibx_pipeline_idle(const struct ibx_pipeline *p)
@@ -192,6 +209,17 @@ void ibx_backlog_gather(struct ibx_pipeline *pipeline);
 void ibx_backlog_finish(struct ibx_pipeline *pipeline);
 /* The session has ended: what was not answered by the back end never is. */
 void ibx_backlog_drop(struct ibx_pipeline *pipeline);
+
+/* unseen.c */
+
+/* The request in hand is a launch that may be answered though it may fail. */
+bool ibx_unseen_may_be_early(const struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
+/* Locked. It was, as request `number`. */
+void ibx_unseen_add(struct ibx_pipeline *pipeline, uint64_t number);
+/* Locked. The reply to that request; whether it is one of those. */
+bool ibx_unseen_replied(struct ibx_pipeline *pipeline, uint64_t number, int exit_code);
+/* Learns from those that were replied. */
+void ibx_unseen_learn(struct ibx_pipeline *pipeline);
 
 /* quiet.c */
 

@@ -14,6 +14,7 @@
  *   keys.c       what decides whether a request succeeds, and what its reply is
  *   process.c    all connections of the process: the order between them, the thread that sends what
  *                an application leaves behind, fork(2) and exit(3)
+ *   unseen.c     launches by <<<>>>: nobody sees what they return
  *   learned.c    what the replies have told: what succeeds again, what has the same reply again
  *
  * Answered here are
@@ -21,6 +22,7 @@
  *     waits for events that have succeeded with the same handles: so what such a call returns is
  *     what it returns natively. With "all", cudaMemsetAsync, cudaMemset and copies within the
  *     device or, of few bytes, to it, too: their errors appear later.
+ *   - launches by <<<>>>, of which nobody sees what they return: the first one, too;
  *   - the configuration of a launch, which never leaves this process;
  *   - what only tells a state that is known: the last error, the device, the device's properties.
  *
@@ -65,6 +67,7 @@ struct ibx_pipeline_request {
     size_t n;
     void *out;
     size_t out_n;
+    bool unseen; /* a launch by <<<>>>: see ibx_pipeline_unseen() */
 };
 int ibx_pipeline_call(struct ibx_pipeline *pipeline, const struct ibx_pipeline_request *call,
                       int *exit_code);
@@ -74,6 +77,9 @@ bool ibx_pipeline_divert(struct ibx_pipeline *pipeline);
 /* Ends that: the body of the last one, of n bytes, until the next request. NULL: there was none, or
  * it is too long to be kept. */
 const uint8_t *ibx_pipeline_diverted(struct ibx_pipeline *pipeline, size_t *n);
+/* The next request is a launch by <<<>>>: nobody sees what it returns. So it does not wait, though
+ * it may fail; cudaGetLastError returns that. */
+void ibx_pipeline_unseen(struct ibx_pipeline *pipeline);
 /* Such a call was made otherwise, in a frame like GVirtuS's, and was answered without output. */
 void ibx_pipeline_learn(struct ibx_pipeline *pipeline, const char *name);
 /* What calls of the connection's thread would return, if that is known. */

@@ -77,6 +77,7 @@ void ibx_waiting_begin_long(struct ibx_pipeline *p)
     const uint8_t *nul = memchr(p->staged, 0, p->staged_length);
     p->call = ibx_call_find(p->staged, nul ? (size_t)(nul - p->staged) + 1 : 0);
     p->was_long = true;
+    p->unseen = false;
     p->foreign = p->foreign || !nul;
     ibx_waiting_begin(p, NULL, 0);
 }
@@ -105,6 +106,7 @@ static int last_error(struct ibx_pipeline *p, int exit_code, bool sets_back)
     int code = exit_code ? exit_code : p->last_error ? p->last_error : failure;
     p->clean = !exit_code && (sets_back || !code);
     p->last_error = sets_back ? 0 : code;
+    atomic_store(&p->launch_failed, false); /* it is what the back end has said */
     return code;
 }
 
@@ -189,6 +191,7 @@ static void learn_success(struct ibx_pipeline *p, uint64_t out)
         ibx_successes_add(&p->forms, ibx_call_key(call, (size_t)out));
     if (out)
         return;
+    p->plain_known = true;
     ibx_successes_add(&p->forms, ibx_form_key(call, body, n));
     const bool captures = ibx_process_captures(); /* then a success says little */
     if (call->kind == IBX_CALL_LAUNCH && ibx_launch_is_plain(body, n) && !captures) {

@@ -317,8 +317,8 @@ static uint64_t last_word(const struct ibx_frontend_request *request)
 /* With copies in the background GVirtuS makes the call: on its way they are waited for. */
 static int make_call(const struct ibx_frontend_request *request, int *exit_code)
 {
-    const struct ibx_pipeline_request call = {request->name, request->body, request->n,
-                                              request->out, request->out_n};
+    const struct ibx_pipeline_request call = {request->name, request->body,  request->n,
+                                              request->out,  request->out_n, request->unseen};
     if (!session_of_thread())
         return -ENOTCONN;
     if (!strcmp(request->name, IBX_EXTRA_NAME)) /* GVirtuS has no such call */
@@ -331,6 +331,12 @@ static int make_call(const struct ibx_frontend_request *request, int *exit_code)
     const int rc = ibx_pipeline_call(mine->pipeline, &call, exit_code);
     ibx_thread_release_cancel(cancel);
     return rc;
+}
+
+static void unseen(void)
+{
+    if (session_of_thread())
+        ibx_pipeline_unseen(mine->pipeline);
 }
 
 static bool divert(void)
@@ -423,6 +429,7 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session, struct ibx_pipeli
         .version = IBX_FRONTEND_VERSION,
         .copy = run_copy,
         .call = make_call,
+        .unseen = unseen,
         .divert = divert,
         .diverted = diverted,
         .knows = knows,

@@ -95,6 +95,14 @@ bool ibx_frontend_called(const char *name, const struct ibx_writer *body, int *r
     return calls && !calls->call(&request, rc);
 }
 
+bool ibx_frontend_launched(const struct ibx_writer *body, bool unseen, int *rc)
+{
+    const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
+    const struct ibx_frontend_request request = {
+        .name = "cudaLaunchKernel", .body = body->data, .n = body->length, .unseen = unseen};
+    return calls && !calls->call(&request, rc);
+}
+
 bool ibx_frontend_knows(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
 {
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();

@@ -245,6 +245,8 @@ const struct ibx_frontend_calls *ibx_frontend_plugin(void);
 /* Makes the call of that name without GVirtuS, if that is possible: *rc is what it returns. Its
  * body is what was written. */
 bool ibx_frontend_called(const char *name, const struct ibx_writer *body, int *rc);
+/* The same of a launch. `unseen`: by <<<>>>. */
+bool ibx_frontend_launched(const struct ibx_writer *body, bool unseen, int *rc);
 /* Whether the plugin knows that it is so. */
 bool ibx_frontend_knows(enum ibx_frontend_fact fact, uint64_t handle, int *answer);
 /* GVirtuS has returned `rc` for a call, by which it connects: warns once if no plugin has attached,
@@ -303,14 +305,18 @@ typedef int (*ibx_frontend_launcher)(void *kernel, struct dim3 grid, struct dim3
 /* GVirtuS's cudaLaunchKernel, or NULL. */
 ibx_frontend_launcher ibx_frontend_plain_launch(void);
 
+/* Whether the thread's launch that begins is one of <<<>>>: nobody sees what it returns. Once. */
+bool ibx_frontend_launch_unseen(void);
+
 /* The body of a plain launch, as GVirtuS's front end writes it; NULL: *rc is the error. */
 const void *ibx_frontend_launch_body(const struct launch_config *config, const void *function,
                                      void **arguments, size_t *n, int *rc);
 
 /* ----------------------------------------------------------------------- kernels.c */
 
-/* A launch without attributes. */
-int ibx_frontend_launch(const void *function, const struct launch_config *config, void **arguments);
+/* A launch without attributes. `unseen`: by <<<>>>. */
+int ibx_frontend_launch(const void *function, const struct launch_config *config, void **arguments,
+                        bool unseen);
 
 /* ---------------------------------------------------------------- local_libraries.c */
 

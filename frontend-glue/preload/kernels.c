@@ -158,7 +158,7 @@ static void learn(const void *function, const struct launch_config *config)
 /* ---------------------------------------------------------------------------- the calls */
 
 static bool launched(const struct kernel *k, const struct launch_config *c, void **arguments,
-                     int *rc)
+                     bool unseen, int *rc)
 {
     uint8_t body[BODY_MAX] = {0};
     struct ibx_writer w = ibx_writer_of(body, HEAD);
@@ -175,16 +175,20 @@ static bool launched(const struct kernel *k, const struct launch_config *c, void
     for (size_t i = 0; i < k->count; i++)
         memcpy(body + HEAD + k->arguments[i].at, arguments[i], k->arguments[i].bytes);
     w.length = HEAD + k->bytes;
-    return ibx_frontend_called("cudaLaunchKernel", &w, rc);
+    return ibx_frontend_launched(&w, unseen, rc);
 }
 
-int ibx_frontend_launch(const void *function, const struct launch_config *config, void **arguments)
+int ibx_frontend_launch(const void *function, const struct launch_config *config, void **arguments,
+                        bool unseen)
 {
-    const struct kernel *k = ibx_frontend_plugin() ? find(function) : NULL;
+    const struct ibx_frontend_calls *plugin = ibx_frontend_plugin();
+    const struct kernel *k = plugin ? find(function) : NULL;
     ibx_frontend_launcher launch = ibx_frontend_plain_launch();
     int rc;
-    if (k && k->known && (arguments || !k->count) && launched(k, config, arguments, &rc))
+    if (k && k->known && (arguments || !k->count) && launched(k, config, arguments, unseen, &rc))
         return rc;
+    if (plugin && unseen)
+        plugin->unseen();
     rc = launch ? launch((void *)(uintptr_t)function, config->grid, config->block, arguments,
                          config->shared, config->stream)
                 : CUDA_NOT_SUPPORTED;
@@ -197,7 +201,7 @@ int cudaLaunchKernel(const void *function, struct dim3 grid, struct dim3 block, 
                      size_t shared, void *stream)
 {
     const struct launch_config config = {grid, block, shared, stream, NULL, 0};
-    return ibx_frontend_launch(function, &config, arguments);
+    return ibx_frontend_launch(function, &config, arguments, ibx_frontend_launch_unseen());
 }
 
 /* Another module may come to lie where this one did. */

@@ -30,11 +30,21 @@ static _Thread_local struct {
     void *stream;
 } pushed[CONFIGURATIONS];
 static _Thread_local unsigned depth; /* further ones are GVirtuS's */
+static _Thread_local bool popped;    /* and nothing was launched since */
+
+/* What nvcc and clang make of <<<>>> pops, then launches, and drops what that returns. */
+bool ibx_frontend_launch_unseen(void)
+{
+    const bool unseen = popped;
+    popped = false;
+    return unseen;
+}
 
 unsigned __cudaPushCallConfiguration(struct dim3 grid, struct dim3 block, size_t shared,
                                      void *stream)
 {
     const unsigned at = depth++;
+    popped = false;
     if (at >= CONFIGURATIONS) {
         const unsigned rc =
             (unsigned)CALL_NEXT(__cudaPushCallConfiguration, grid, block, shared, stream);
@@ -53,6 +63,7 @@ int __cudaPopCallConfiguration(struct dim3 *grid, struct dim3 *block, size_t *sh
     if (!depth)
         return ibx_frontend_fail(CUDA_MISSING_CONFIGURATION);
     const unsigned at = --depth;
+    popped = true;
     if (at >= CONFIGURATIONS)
         return CALL_NEXT(__cudaPopCallConfiguration, grid, block, shared, stream);
     *grid = pushed[at].grid;
@@ -75,8 +86,9 @@ int __cudaLaunchKernel(void *kernel, struct dim3 grid, struct dim3 block, void *
 {
     __typeof__(&__cudaLaunchKernel) next = NEXT(__cudaLaunchKernel);
     const struct launch_config config = {grid, block, shared, stream, NULL, 0};
+    const bool unseen = ibx_frontend_launch_unseen();
     return next ? next(kernel, grid, block, arguments, shared, stream)
-                : ibx_frontend_launch(kernel, &config, arguments);
+                : ibx_frontend_launch(kernel, &config, arguments, unseen);
 }
 
 const void *ibx_frontend_launch_body(const struct launch_config *config, const void *function,
@@ -106,8 +118,9 @@ int cudaLaunchKernelExC(const struct launch_config *config, const void *function
     int rc;
     if (!config || (config->count && !config->attributes))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    ibx_frontend_launch_unseen();
     if (!config->count)
-        return ibx_frontend_launch(function, config, arguments);
+        return ibx_frontend_launch(function, config, arguments, false);
     const void *body = ibx_frontend_launch_body(config, function, arguments, &n, &rc);
     if (!body)
         return ibx_frontend_fail(rc);

@@ -481,6 +481,38 @@ bool launches()
     return true;
 }
 
+// By <<<>>>, which returns nothing: no call that waits returns its error.
+bool launches_unseen()
+{
+    auto *push =
+        preloaded<unsigned(StubDim3, StubDim3, std::size_t, void *)>("__cudaPushCallConfiguration");
+    auto *pop =
+        preloaded<int(StubDim3 *, StubDim3 *, std::size_t *, void *)>("__cudaPopCallConfiguration");
+    auto *run = preloaded<int(const void *, StubDim3, StubDim3, void **, std::size_t, void *)>(
+        "cudaLaunchKernel");
+    std::size_t n = 1000;
+    char *device = device_memory(2 * n), *to = device + n;
+    std::vector<char> memory(n);
+    void *arguments[] = {&to, &device, &n}, *wrong = &n;
+    const auto by_brackets = [&](void *on) {
+        StubDim3 grid = {}, block = {};
+        std::size_t shared = 0;
+        void *stream = nullptr;
+        return push({1, 1, 1}, {32, 1, 1}, 0, on) || pop(&grid, &block, &shared, &stream)
+                   ? -1
+                   : run(&stub_kernel, grid, block, arguments, shared, stream);
+    };
+    random_fill(memory.data(), n, 5);
+    REQUIRE(cudaMemcpy(device, memory.data(), n, H2D) == 0);
+    REQUIRE(by_brackets(nullptr) == 0 && cudaGetLastError() == 0);
+    REQUIRE(device_has(to, memory.data(), n));
+    for (int i = 0; i < 3; i++) {
+        REQUIRE(by_brackets(wrong) == 0 && cudaDeviceSynchronize() == 0);
+        REQUIRE(run(&stub_kernel, {1, 1, 1}, {32, 1, 1}, arguments, 0, wrong) == 400);
+    }
+    return true;
+}
+
 // Variables of the device, which GVirtuS copies in one direction only.
 bool symbols()
 {
@@ -670,6 +702,7 @@ int main(int argc, char **argv)
         {"refused", refused},
         {"launch", launch},
         {"launches", launches},
+        {"launches-unseen", launches_unseen},
         {"arrays", arrays},
         {"planes", planes_of_arrays},
         {"textures", textures},

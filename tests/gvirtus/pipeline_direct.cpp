@@ -15,7 +15,7 @@ namespace
 int make(const char *name, const Body &body, bool *done, void *out = nullptr, std::size_t n = 0)
 {
     int rc = -1;
-    const ibx_frontend_request request{name, body.bytes.data(), body.bytes.size(), out, n};
+    const ibx_frontend_request request{name, body.bytes.data(), body.bytes.size(), out, n, false};
     const int answer = direct->call(&request, &rc);
     *done = !answer;
     return answer && answer != -ENOTCONN ? -2 : rc;
@@ -125,6 +125,58 @@ bool sets()
     return must(IBX_EXTRA_QUEUE, set(1, IBX_EXTRA_MEMSET_2D)) == -1;
 }
 
+int launch_unseen(std::uint64_t value, unsigned threads = 32)
+{
+    const Body body = world_launch(KERNEL, threads, STREAM, value);
+    const ibx_frontend_request request{
+        "cudaLaunchKernel", body.bytes.data(), body.bytes.size(), nullptr, 0, true};
+    int rc = -1;
+    return direct->call(&request, &rc) ? -3 : rc;
+}
+
+// Launches by <<<>>> do not wait, not even the first one. An error is the last one, and no other
+// call returns it.
+bool unseen()
+{
+    Scene scene;
+    App app = scene.app();
+    const auto by_gvirtus = [&](unsigned threads) {
+        return app.call("cudaLaunchKernel", world_launch(KERNEL, threads, STREAM, 2));
+    };
+    REQUIRE(launch_unseen(0) == -3); // how this back end replies nobody knows yet
+    REQUIRE(app.last_error() == 0);
+    scene.world->held = true;
+    REQUIRE(launch_unseen(0) == 0 && launch_unseen(1, 64) == 0 && scene.world->launches == 0);
+    direct->unseen();
+    REQUIRE(by_gvirtus(96) == 0 && scene.world->launches == 0);
+    REQUIRE(!knows(IBX_FRONTEND_NO_ERROR)); // that is not certain
+    scene.world->held = false;
+    REQUIRE(app.last_error() == 0 && app.work() == launched(3));
+    scene.world->held = true; // what has succeeded succeeds again
+    REQUIRE(launch_unseen(0) == 0 && knows(IBX_FRONTEND_NO_ERROR));
+    REQUIRE(launch_unseen(0, 128) == 0 && !knows(IBX_FRONTEND_NO_ERROR));
+    scene.world->held = false;
+    for (int i = 0; i < 3; i++) {
+        REQUIRE(launch_unseen(1, 2000) == 0 && app.synchronize() == 0 && app.peek() == 9);
+        REQUIRE(app.last_error() == 9 && app.last_error() == 0 && knows(IBX_FRONTEND_NO_ERROR));
+        REQUIRE(launch_unseen(1, 2000) == 0 && app.synchronize() == 0 && app.last_error() == 9);
+        REQUIRE(app.last_error() == 0);
+        direct->unseen(); // of one launch
+        REQUIRE(by_gvirtus(2000) == 0 && by_gvirtus(2000) == 9 && app.last_error() == 9);
+        REQUIRE(app.last_error() == 0);
+        REQUIRE(launch_unseen(1, 2000) == 0);
+        REQUIRE(must("cudaLaunchKernel", world_launch(KERNEL, 2000, STREAM, 1)) == 9);
+        REQUIRE(app.last_error() == 9 && app.last_error() == 0);
+    }
+    for (unsigned threads = 1; threads < 100; threads++) // more than are kept
+        REQUIRE(launch_unseen(0, threads) == 0);
+    REQUIRE(app.synchronize() == 0 && app.last_error() == 0);
+    for (unsigned threads = 1; threads < 100; threads++)
+        REQUIRE(launch_unseen(0, threads) == 0 && knows(IBX_FRONTEND_NO_ERROR));
+    REQUIRE(app.call("cudaDeviceReset", none) == 0); // from then on nothing is certain
+    return launch_unseen(0) == 0 && !knows(IBX_FRONTEND_NO_ERROR) && app.last_error() == 0;
+}
+
 // Errors are those of the same calls by GVirtuS.
 bool errors()
 {
@@ -188,6 +240,7 @@ void check_direct()
     check("their order", in_order);
     check("memory without GVirtuS", memory);
     check("memory that is set by a request of ours", sets);
+    check("launches by <<<>>>", unseen);
     check("their errors", errors);
     check("what is known without a call", facts);
 }

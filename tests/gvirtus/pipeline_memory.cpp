@@ -46,8 +46,8 @@ bool freed_in_a_stream()
     const std::uint64_t block = app.malloc();
     Body body;
     body.put(static_cast<std::uint16_t>(IBX_EXTRA_FREE_ASYNC)).u64(block).u64(0);
-    const ibx_frontend_request request{IBX_EXTRA_NAME, body.bytes.data(), body.bytes.size(),
-                                       nullptr, 0};
+    const ibx_frontend_request request{
+        IBX_EXTRA_NAME, body.bytes.data(), body.bytes.size(), nullptr, 0, false};
     REQUIRE(block && app.synchronize() == 0);
     REQUIRE(direct->call(&request, &app.answer) == 0 && app.answer == 0);
     REQUIRE(app.synchronize() == 0 && app.free(block) == 1);

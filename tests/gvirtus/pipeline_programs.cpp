@@ -171,6 +171,8 @@ Call random_call(Random *random, const World *world)
     }
 }
 
+constexpr int UNSEEN = -77; // what a launch by <<<>>> returns
+
 // As the preload makes a call, if it does; `answer` and `out` are the app's.
 bool as_preload(App *app, const Call &made)
 {
@@ -182,6 +184,7 @@ bool as_preload(App *app, const Call &made)
                                           "cudaMalloc",
                                           "cudaFree",
                                           "cudaGraphLaunch",
+                                          "cudaLaunchKernel",
                                           IBX_EXTRA_QUEUE};
     const bool error = !std::strncmp(made.name + 4, "GetLast", 7) ||
                        !std::strncmp(made.name + 4, "PeekAtLast", 10);
@@ -211,12 +214,15 @@ bool as_preload(App *app, const Call &made)
         makes = makes || !std::strcmp(made.name, name);
     char got[8];
     const std::size_t n = !std::strcmp(made.name, "cudaMalloc") ? 8 : 0;
-    const ibx_frontend_request request{made.name, made.body.bytes.data(), made.body.bytes.size(),
-                                       got, n};
+    const bool launch = !std::strcmp(made.name, "cudaLaunchKernel");
+    const ibx_frontend_request request{
+        made.name, made.body.bytes.data(), made.body.bytes.size(), got, n, launch};
     if (!makes || direct->call(&request, &app->answer))
         return false;
     if (!app->answer)
         app->out.assign(got, got + n);
+    if (launch)
+        app->answer = UNSEEN;
     return true;
 }
 
@@ -295,7 +301,7 @@ bool Program::step(unsigned index, const Call &made)
     preloaded = random.below(2);
     hand(static_cast<int>(index));
     int native = world_run(model, &natives[index], made.name, made.body.bytes, &out);
-    REQUIRE(answer == native);
+    REQUIRE(answer == native || answer == UNSEEN);
     REQUIRE(native || apps[index]->out == out.bytes);
     return true;
 }

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Launches by <<<>>>. What nvcc and clang make of it drops what the launch returns, so a program
+ * learns of an error from cudaGetLastError alone; calls that wait do not return it. Such a launch
+ * is therefore answered also when it may fail. cudaGetLastError waits for its reply, and asks the
+ * back end if that was an error.
+ */
+#include "frontend-glue/client_calls/internal.h"
+
+#include "common/log.h"
+
+bool ibx_unseen_may_be_early(const struct ibx_pipeline *p, const uint8_t *body, size_t n)
+{
+    return p->unseen && p->plain_known && p->unseens.count < IBX_UNSEEN &&
+           ibx_launch_is_plain(body, n);
+}
+
+void ibx_unseen_add(struct ibx_pipeline *p, uint64_t number)
+{
+    size_t n;
+    const uint8_t *body = ibx_request_body(p, &n);
+    p->unseens.items[p->unseens.count++] =
+        (struct ibx_unseen_launch){.number = number,
+                                   .launch = ibx_launch_key(p, body),
+                                   .stream = ibx_launch_stream_key(p, body),
+                                   .resets = p->launches_from,
+                                   .handles = p->others_from};
+    p->unseens.open++;
+}
+
+bool ibx_unseen_replied(struct ibx_pipeline *p, uint64_t number, int exit_code)
+{
+    struct ibx_unseen *all = &p->unseens;
+    unsigned i = 0;
+    while (all->open && i < all->count && all->items[i].number != number)
+        i++;
+    if (!all->open || i == all->count)
+        return false;
+    all->open--;
+    all->items[i].replied = true;
+    all->items[i].failed = exit_code;
+    if (!exit_code)
+        return true;
+    ibx_log(IBX_LOG_INFO, "a launch by <<<>>> has failed with %d: cudaGetLastError returns that",
+            exit_code);
+    atomic_store(&p->launch_failed, true);
+    return true;
+}
+
+/* Nothing that was so before a reset, nor of a stream that may be another one by now. */
+static void learn(struct ibx_pipeline *p, const struct ibx_unseen_launch *item)
+{
+    static const char name[] = "cudaLaunchKernel";
+    if (item->failed || item->resets != ibx_process_resets() ||
+        item->handles != ibx_process_handles())
+        return;
+    ibx_successes_add(&p->launches, item->launch);
+    ibx_successes_add(&p->others, item->stream);
+    ibx_successes_add(&p->forms, ibx_call_key(ibx_call_find(name, sizeof(name)), 0));
+}
+
+void ibx_unseen_learn(struct ibx_pipeline *p)
+{
+    struct ibx_unseen *all = &p->unseens;
+    unsigned left = 0;
+    if (!all->count)
+        return;
+    ibx_pipeline_forget_old(p);
+    pthread_mutex_lock(&p->lock);
+    for (unsigned i = 0; i < all->count; i++) {
+        if (all->items[i].replied)
+            learn(p, &all->items[i]);
+        else
+            all->items[left++] = all->items[i];
+    }
+    all->count = left;
+    pthread_mutex_unlock(&p->lock);
+}
