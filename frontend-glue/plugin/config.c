@@ -295,16 +295,30 @@ static int bound_memory(struct ibx_glue_config *config, const struct memory_boun
         bound->memory->value, options->slots, options->message, least);
 }
 
+/* The colon of a URI makes an entry of "communicator = rdma://gpu01:9999", which nobody would read.
+ */
+static int check_communicator(const char *key, struct ibx_error *err)
+{
+    const size_t chars = strlen("communicator");
+    if (strncasecmp(key, "communicator", chars) || !strcmp(key, "communicator"))
+        return 0;
+    return ibx_error_set(err, -EINVAL,
+                         "this is no key: write communicator : scheme://host:port, in lower case "
+                         "and with a colon");
+}
+
 static int apply_entries(struct ibx_glue_config *config, const struct ibx_properties *properties,
                          struct ibx_error *err)
 {
     struct memory_bound bound = {0};
     for (size_t i = 0; i < properties->count; i++) {
         const struct ibx_property *entry = &properties->items[i];
+        int rc = check_communicator(entry->key, err);
+        if (rc)
+            return ibx_properties_prefix(config->file, entry, rc, err);
         if (strncasecmp(entry->key, PREFIX, PREFIX_CHARS))
             continue;
         const char *key = entry->key + PREFIX_CHARS;
-        int rc = 0;
         if (strncmp(entry->key, PREFIX, PREFIX_CHARS))
             rc = ibx_error_set(err, -EINVAL, "keys are written in lower case: rdma.%.64s", key);
         else if (!strcmp(key, "memory"))

@@ -279,6 +279,9 @@ static void test_bad_keys(void **state)
     expect_refused("rdma.insecure : maybe\n", "\"maybe\"", "yes or no");
     expect_refused("rdma. : 1\n", "line 1 (rdma.)", "there are");
     expect_refused("RDMA.Chunk : 1M\n", "line 1 (RDMA.Chunk)", "lower case");
+    expect_refused("plugins : cudart\ncommunicator = rdma://h:1\n", "line 2 (communicator = rdma)",
+                   "with a colon");
+    expect_refused("Communicator : rdma://h:1\n", "line 1 (Communicator)", "lower case");
     expect_refused("rdma.log : loud\n", "\"loud\"", "error, warn, info or debug");
     expect_refused("rdma.gpu : maybe\n", "line 1 (rdma.gpu): gpu: \"maybe\"", "auto, on or off");
     expect_refused("rdma.pipeline : on\n", "line 1 (rdma.pipeline): pipeline: \"on\"",
