@@ -62,9 +62,8 @@ static void killed_while_away(struct mover *killed)
 static void test_first_killed(void)
 {
     borrowed_small();
-    setenv("IBX_MOVE_STOP_AT", "destination:filling", 1);
+    mover_stop_next("destination:filling");
     bring_to("source:recorded");
-    unsetenv("IBX_MOVE_STOP_AT");
     mover_each_note(is_no_map);
     mover_kill(&bringer, SIGCONT);
     mover_await_stop(&lender);

@@ -68,11 +68,13 @@ static void test_pages_that_others_have_looked_at(void)
 }
 
 /* At home its QEMU from before and the tool of that have the file, too. */
-static void look_at_home(const char *more)
+static void look_at_home(const char *more, const char *stop_at)
 {
     static const bool none[RAM_PAGES];
     borrowed(&(struct vm_options){.append = "mib=16"}, TCP, NULL);
     mover_stop_next("source:serving");
+    if (stop_at)
+        mover_stop_next(stop_at);
     home_start(NULL);
     home_receives(TCP, NULL);
     bring(more);
@@ -85,7 +87,7 @@ static void look_at_home(const char *more)
 /* What is in the file before a page comes is not seen by the VM. */
 static void test_home_that_others_have_looked_at(void)
 {
-    look_at_home(NULL);
+    look_at_home(NULL, NULL);
     mover_kill(&bringer, SIGCONT);
     returned();
 }
@@ -103,16 +105,14 @@ static void holes_are_found_to_be_looked_at(void)
 /* Pages are not verified then. */
 static void test_home_that_others_have_looked_at_and_kept_warm(void)
 {
-    look_at_home("--keep-warm");
+    look_at_home("--keep-warm", NULL);
     holes_are_found_to_be_looked_at();
 }
 
 /* Home has long ended when the borrower looks at what it said last. */
 static void test_told_while_the_borrower_is_busy(void)
 {
-    setenv("IBX_MOVE_STOP_AT", "destination:broken", 1);
-    look_at_home("--keep-warm");
-    unsetenv("IBX_MOVE_STOP_AT");
+    look_at_home("--keep-warm", "destination:broken");
     mover_kill(&bringer, SIGCONT);
     mover_await_stop(&lender);
     mover_kill(&bringer, SIGSTOP);
@@ -126,7 +126,7 @@ static void test_told_while_the_borrower_is_busy(void)
 /* A tool that goes on does not take such pages for ones that have come. */
 static void test_home_that_others_have_looked_at_before_a_recovery(void)
 {
-    look_at_home("--keep-warm");
+    look_at_home("--keep-warm", NULL);
     mover_kill(&lender, SIGKILL);
     mover_recover(&lender, &home);
     holes_are_found_to_be_looked_at();

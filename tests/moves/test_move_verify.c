@@ -180,9 +180,8 @@ static void test_told_while_the_destination_is_busy(void)
     open_both();
     mover_kill(&sender, SIGKILL);
     const uint64_t page = change_one();
-    setenv("IBX_MOVE_STOP_AT", "source:broken", 1);
+    mover_stop_next("source:broken");
     pair_recover(&sender);
-    unsetenv("IBX_MOVE_STOP_AT");
     speed("0");
     mover_await_stop(&sender);
     mover_kill(&receiver, SIGSTOP);

@@ -23,7 +23,7 @@ static struct mover *running[MOVERS_MAX];
 static unsigned count;
 static int ports[PORTS_MAX];
 static unsigned port_count;
-static const char *stop_next;
+static const char *stop_next[2]; /* a source, a destination */
 
 struct vm vms[2];
 struct mover receiver, sender;
@@ -87,7 +87,7 @@ int mover_end_all(void **state)
             return -1;
     }
     mover_folder[0] = '\0';
-    mover_namespace = stop_next = NULL;
+    mover_namespace = stop_next[0] = stop_next[1] = NULL;
     while (port_count)
         close(ports[--port_count]);
     return vm_end_all(state);
@@ -105,16 +105,17 @@ static void enter(const char *namespace)
 
 void mover_stop_next(const char *state)
 {
-    stop_next = state;
+    stop_next[!strncmp(state, "destination", 11)] = state;
 }
 
-/* Whether this command is on the side that is to be stopped. */
-static bool is_to_stop(const char *command)
+/* Where the state is at which this command is to stop; a recovery takes that of either side. */
+static const char **stop_of(const char *command)
 {
-    const bool sends =
-        !strcmp(command, "send") || !strcmp(command, "borrow") || !strcmp(command, "return");
-    return stop_next && ((sends && !strncmp(stop_next, "source", 6)) ||
-                         (!strcmp(command, "receive") && !strncmp(stop_next, "destination", 11)));
+    if (!strcmp(command, "receive") || (!strcmp(command, "recover") && stop_next[1]))
+        return &stop_next[1];
+    const bool sends = !strcmp(command, "send") || !strcmp(command, "borrow") ||
+                       !strcmp(command, "return") || !strcmp(command, "recover");
+    return sends ? &stop_next[0] : NULL;
 }
 
 static void become_tool(const struct mover *m, const char *const *arguments, pid_t parent)
@@ -136,8 +137,9 @@ static void become_tool(const struct mover *m, const char *const *arguments, pid
     close_range(3, ~0u, 0);
     if (mover_namespace)
         enter(mover_namespace);
-    if (is_to_stop(items[1]))
-        setenv("IBX_MOVE_STOP_AT", stop_next, 1);
+    const char **stop = stop_of(items[1]);
+    if (stop && *stop)
+        setenv("IBX_MOVE_STOP_AT", *stop, 1);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent)
         _exit(126);
@@ -161,8 +163,9 @@ void mover_start(struct mover *m, const char *const *arguments)
     assert_true(m->pid >= 0);
     if (!m->pid)
         become_tool(m, arguments, self);
-    if (is_to_stop(arguments[0]))
-        stop_next = NULL;
+    const char **stop = stop_of(arguments[0]);
+    if (stop)
+        *stop = NULL;
 }
 
 static size_t read_file(const char *path, char *text, size_t size)
