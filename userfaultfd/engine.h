@@ -288,6 +288,10 @@ void ibx_fault_slot_init(struct slot *slot);
 struct slot *ibx_fault_slot_take(struct fault_worker *w, unsigned from, unsigned to);
 /* Claims missing pages from `page` on, at most `max` and up to `end`; returns how many. */
 uint32_t ibx_fault_claim(struct ibx_fault *e, uint64_t page, uint64_t end, uint32_t max);
+/* Allocates pages that are filled in place: writing to a full tmpfs would raise SIGBUS. Those that
+ * are there a read fault maps 16 at a time, as pages that can be written to, which is what counts
+ * where pages that do not follow each other come. A failure ends the engine. */
+int ibx_fault_alias_populate(struct ibx_fault *e, const struct slot *slot, size_t length);
 /* Requests claimed pages. After a failure they are missing again, unless another worker has the
  * claim. */
 int ibx_fault_slot_request(struct fault_worker *w, struct slot *slot, struct fault_range *r,

@@ -7,6 +7,7 @@
 #include "userfaultfd/engine.h"
 
 #include <errno.h>
+#include <string.h>
 
 bool ibx_fault_missing(const struct ibx_fault *engine, uint64_t page)
 {
@@ -23,12 +24,23 @@ static void put_back(struct ibx_fault *e, uint64_t page)
     ibx_fault_changed(e);
 }
 
+/* It comes where a READ would put it. */
+static int fill_alias(struct ibx_fault *e, struct slot *slot, const void *bytes)
+{
+    const struct fault_range *r = slot->range;
+    slot->bytes = (uint8_t *)r->is.alias + (slot->page - r->is.first_page) * SMALL_PAGE;
+    const int rc = ibx_fault_alias_populate(e, slot, SMALL_PAGE);
+    if (!rc)
+        memcpy(slot->bytes, bytes, SMALL_PAGE);
+    return rc;
+}
+
 int ibx_fault_give(struct ibx_fault *e, unsigned worker, uint64_t page, const void *bytes,
                    struct ibx_error *err)
 {
     struct fault_range *r = ibx_fault_range_of_page(e, page);
-    if (!r || r->is.alias || r->is.page_size != SMALL_PAGE ||
-        ibx_fault_state(e) != IBX_FAULT_SERVING || !ibx_fault_missing(e, page))
+    if (!r || r->is.page_size != SMALL_PAGE || ibx_fault_state(e) != IBX_FAULT_SERVING ||
+        !ibx_fault_missing(e, page))
         return 0;
     const int wrong = e->check ? e->check(e->check_context, worker, page, 1, bytes, err) : 0;
     if (wrong)
@@ -43,7 +55,9 @@ int ibx_fault_give(struct ibx_fault *e, unsigned worker, uint64_t page, const vo
                         .worker = worker,
                         .checked = true,
                         .bytes = (uint8_t *)(uintptr_t)bytes};
-    const int rc = ibx_fault_place(e, &slot, 1);
+    int rc = r->is.alias ? fill_alias(e, &slot, bytes) : 0;
+    if (!rc)
+        rc = ibx_fault_place(e, &slot, 1);
     if (rc)
         put_back(e, page);
     ibx_fault_check_complete(e);

@@ -51,10 +51,7 @@ void ibx_fault_slot_release(struct fault_worker *w, struct slot *slot)
     slot->generation++;
 }
 
-/* Allocates pages that are filled in place: writing to a full tmpfs would raise SIGBUS. Those that
- * are there a read fault maps 16 at a time, as pages that can be written to, which is what counts
- * where pages that do not follow each other come. */
-static int alias_populate(struct ibx_fault *e, const struct slot *slot, size_t length)
+int ibx_fault_alias_populate(struct ibx_fault *e, const struct slot *slot, size_t length)
 {
     const int advice = e->cached ? MADV_POPULATE_READ : MADV_POPULATE_WRITE;
     if (!madvise(slot->bytes, length, advice) || errno == EINVAL) /* before 5.14 */
@@ -101,7 +98,7 @@ int ibx_fault_slot_request(struct fault_worker *w, struct slot *slot, struct fau
         .pages = wanted->scattered ? slot->list : NULL,
         .page_count = wanted->scattered ? wanted->pages : 0,
     };
-    int rc = r->is.alias ? alias_populate(e, slot, request.length) : 0;
+    int rc = r->is.alias ? ibx_fault_alias_populate(e, slot, request.length) : 0;
     if (!rc)
         rc = w->reader.ops->request(w->reader.context, &request);
     if (!rc) {

@@ -323,8 +323,7 @@ static int arm_readers(struct destination_ram *ram, struct ibx_page_reader **rea
 static void fetch_early(const struct destination_ram *ram, struct ibx_fault_config *config)
 {
     const uint64_t page_size = ram->guest.blocks[0].page_size;
-    const bool comes =
-        config->wire && page_size == IBX_EARLY_PAGE && !ram->minor && !ram->had.pages;
+    const bool comes = config->wire && page_size == IBX_EARLY_PAGE && !ram->had.pages;
     if (comes || strncmp(ram->guest.machine, IBX_EARLY_MACHINES, strlen(IBX_EARLY_MACHINES)) != 0)
         return;
     config->early = ram->map.blocks[0].first + IBX_EARLY_AT / page_size;

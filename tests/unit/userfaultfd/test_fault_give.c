@@ -3,7 +3,10 @@
 #include "tests/scenes/fault_memory.h"
 
 #include <errno.h>
+#include <linux/userfaultfd.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -24,15 +27,20 @@ static int check(void *context, unsigned worker, uint64_t page, uint32_t pages, 
                : 0;
 }
 
-static void begin(void)
+static void begin_rig(void)
 {
-    rig_make(1, 0);
     rig.config.no_background = true;
     rig.config.fault_around = 1;
     rig.config.check = check;
     rig.config.check_context = &rig.data;
     checked = 0;
     rig_start();
+}
+
+static void begin(void)
+{
+    rig_make(1, 0);
+    begin_rig();
 }
 
 static int give(uint64_t page, const void *bytes)
@@ -66,6 +74,25 @@ static void test_given_pages(void **state)
     assert_int_equal(s.by_cause[IBX_FAULT_BY_GIFT], 1);
     assert_int_equal(s.bytes, 0);
     assert_int_equal(s.faults, 0);
+}
+
+/* In place they are where a READ would have put them, and nothing is fetched again. */
+static void test_in_place(void **state)
+{
+    (void)state;
+    const int file = memfd_create("ibx-test", MFD_CLOEXEC);
+    assert_int_equal(ftruncate(file, PAGES * PAGE), 0);
+    rig_map(1, file, PAGES * PAGE, PAGE, true);
+    rig_register(UFFD_FEATURE_MINOR_SHMEM);
+    begin_rig();
+    assert_int_equal(ibx_fault_serve(rig.engine), 0);
+    assert_int_equal(give(5, right(6)), -EBADMSG);
+    for (unsigned i = 0; i < PAGES; i += 2)
+        assert_int_equal(give(i, right(i)), 1);
+    assert_int_equal(give(0, right(0)), 0);
+    for (unsigned i = 0; i < PAGES; i++)
+        assert_true(page_is_right(i) && rig.data.fetched[i] == i % 2);
+    assert_int_equal(engine_settled(), IBX_FAULT_COMPLETE);
 }
 
 /* Wrong bytes change nothing, and nobody waits for them. */
@@ -144,6 +171,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_given_pages, rig_end),
+        cmocka_unit_test_teardown(test_in_place, rig_end),
         cmocka_unit_test_teardown(test_wrong_bytes, rig_end),
         cmocka_unit_test_teardown(test_beside_faults, rig_end),
         cmocka_unit_test_teardown(test_ends, rig_end),
