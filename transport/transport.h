@@ -200,8 +200,9 @@ void ibx_receive_ahead(struct ibx_conn *conn);
 /* Much is about to be sent from here, over a long wire on which nothing else is to be sent for
  * some round trips: over tcp between hosts so many bytes that mean nothing go ahead over each bulk
  * socket (where there is none, over that of messages), as fast as TCP's congestion windows let
- * them, which grow by that. They go while the connection is polled. 0 ends it: what is sent next
- * waits for less than 256 KiB of them. A hint. */
+ * them, which grow by that; and no more when packets begin to stand in a queue on their way. They
+ * go while the connection is polled, some without that. 0 ends it: what is sent next waits for less
+ * than 512 KiB of them. A hint. */
 void ibx_pad(struct ibx_conn *conn, size_t bytes);
 
 /* Ends the connection but leaves it to ibx_poll(): outstanding posts complete, most with an error,

@@ -91,6 +91,8 @@ void ibx_migration_warn_plain(const struct ibx_migrate_observer *observer,
             path->peer);
 }
 
+#define STATE_PAD (384u << 10) /* bytes; the page map and the device state are less, mostly */
+
 struct greeting {
     struct ibx_migrate_answer *answer;
     struct ibx_error *err;
@@ -194,6 +196,9 @@ int ibx_migration_say_hello(struct ibx_conn *conn, const struct ibx_options *opt
     int rc = ibx_channel_send(control, &message, err);
     if (!rc)
         rc = send_description(control, hello, err);
+    /* What the VM waits for when it has stopped goes in one round trip, then. */
+    if (!rc && hello->purpose == IBX_PURPOSE_MOVE && ibx_path_is_far(ibx_conn_path(conn)))
+        ibx_pad(conn, STATE_PAD);
     if (!rc) {
         rc = ibx_channel_take_until(control, on_answer, &g, ibx_deadline_in_ms(options->timeout_ms),
                                     err);

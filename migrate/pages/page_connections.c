@@ -12,6 +12,9 @@
 #include <string.h>
 
 #define JOIN_BYTES 512 /* and more */
+/* Over each connection: what a window of ten segments of 9000 bytes carries in two round trips.
+ * There are not many more before the stop where both ends are fast. */
+#define PAD_BYTES (256u << 10)
 
 struct connecting {
     struct ibx_page_connections *all;
@@ -25,6 +28,7 @@ struct connecting {
 struct ibx_page_connections {
     struct ibx_options options;
     struct ibx_domain *domain; /* of all of them */
+    bool pads;                 /* padding goes ahead over each, if the wire is long */
     bool joins;                /* each sends this when it is made */
     struct ibx_migrate_join join;
     uint64_t began_ns;
@@ -52,12 +56,15 @@ static void *connect_main(void *argument)
     one->rc = ibx_connect(one->all->uri, &one->all->options, &one->conn, &one->err);
     if (!one->rc && one->all->joins)
         one->rc = send_join(one);
+    /* As early as can be: it takes some round trips, and may be under way no more at the stop. */
+    if (!one->rc && one->all->pads && ibx_path_is_far(ibx_conn_path(one->conn)))
+        ibx_pad(one->conn, PAD_BYTES);
     return NULL;
 }
 
 /* With `join`, or that is sent later. */
 static int begin(const char *uri, const struct ibx_options *options,
-                 const struct ibx_migrate_join *join, unsigned count,
+                 const struct ibx_migrate_join *join, unsigned count, bool pads,
                  struct ibx_page_connections **out, struct ibx_error *err)
 {
     struct ibx_page_connections *c = calloc(1, sizeof(*c) + strlen(uri) + 1);
@@ -65,6 +72,7 @@ static int begin(const char *uri, const struct ibx_options *options,
         return ibx_error_set(err, -ENOMEM, "no memory for %u page connections", count);
     memcpy(c->uri, uri, strlen(uri));
     c->options = *options;
+    c->pads = pads;
     c->joins = join != NULL;
     c->join = join ? *join : (struct ibx_migrate_join){.link = 0};
     snprintf(c->options.purpose, sizeof(c->options.purpose), IBX_MIGRATE_PURPOSE);
@@ -90,7 +98,7 @@ static int begin(const char *uri, const struct ibx_options *options,
 int ibx_page_connections_begin(const char *uri, const struct ibx_options *options, unsigned count,
                                struct ibx_page_connections **out, struct ibx_error *err)
 {
-    return begin(uri, options, NULL, count, out, err);
+    return begin(uri, options, NULL, count, true, out, err);
 }
 
 /* All that were begun end, and the first failure counts. */
@@ -146,7 +154,8 @@ int ibx_page_connections_take(const struct ibx_page_server_config *config, struc
         c = NULL;
     }
     if (!c) {
-        rc = begin(config->uri, config->options, &config->join, config->links, &c, err);
+        rc = begin(config->uri, config->options, &config->join, config->links, config->pads, &c,
+                   err);
         if (rc)
             return rc;
     }

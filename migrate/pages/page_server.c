@@ -25,9 +25,6 @@
 
 #define EVENTS_AT_ONCE 16
 #define MESSAGE_BYTES  512 /* of a REGION, and more */
-/* Of all connections: a round trip of 40 ms at 400 Mbit/s, a third of 5 ms at 10 Gbit/s, where
- * what is left is another round trip or two. It takes processors, too, on small hosts. */
-#define PAD_BYTES (2u << 20)
 
 /* Measured on 16 processors: three links bring 0.68 of the bandwidth of plain READs, five all of
  * it. On few processors more links only wait for each other. */
@@ -222,21 +219,13 @@ static int link_events(struct link *link, struct ibx_error *err)
     return rc;
 }
 
-/* Over a long wire pages find wide windows when the VM has stopped; those around faults, too, which
- * the first of several connections brings. */
-static void link_pad(struct link *link, bool on)
-{
-    const struct ibx_path *path = ibx_conn_path(link->conn);
-    link->pads = on && ibx_path_is_far(path);
-    if (link->pads || !on)
-        ibx_pad(link->conn, on ? PAD_BYTES / link->server->link_count : 0);
-}
-
 static int link_step(struct link *link, struct ibx_error *err)
 {
     struct ibx_page_server *server = link->server;
-    if (link->pads && !server->pads)
-        link_pad(link, false);
+    if (link->pads && !server->pads) {
+        link->pads = false;
+        ibx_pad(link->conn, 0);
+    }
     int rc = link_register_next(link, server->asked, err);
     const bool rests = rc > 0;
     if (rc == -ENOTCONN || rests)
@@ -271,7 +260,7 @@ static void *link_main(void *arg)
         ibx_thread_prompt();
     else if (link->index)
         ibx_thread_give_way();
-    link_pad(link, server->pads);
+    link->pads = server->pads;
     while (server->state != SERVER_CLOSING)
         if (link_step(link, &err)) {
             link_failed(link, &err);

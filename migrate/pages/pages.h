@@ -130,7 +130,8 @@ struct ibx_page_server_config {
 };
 
 /* Page connections of one domain that have sent no JOIN yet. They can be begun while it is not
- * known yet how many the destination wants: what is too many is closed. */
+ * known yet how many the destination wants: what is too many is closed. Over a long wire padding
+ * goes ahead at once. */
 struct ibx_page_connections;
 
 /* Returns at once; what fails shows when they are taken. -ENOMEM, or no threads. */

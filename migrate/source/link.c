@@ -14,8 +14,6 @@
  * control connection. */
 #define EARLY_LINKS (IBX_ACCEPTOR_PEER - 2)
 
-#define STATE_PAD (512u << 10) /* bytes; the page map and the device state are less, mostly */
-
 #define RETRY_MIN_MS    250
 #define RETRY_MAX_MS    5000
 #define RETRY_FORGET_MS 10000 /* a link that lasted so long begins a new series of tries */
@@ -190,14 +188,6 @@ static void begin_pages(struct source_link *link)
         ibx_page_connections_begin(link->record->uri, link->transport, wished, &link->begun, NULL);
 }
 
-/* What the VM waits for when it has stopped goes in one round trip, then. */
-static void pad_control(const struct source_link *link)
-{
-    const struct ibx_path *path = ibx_conn_path(link->control.conn);
-    if (ibx_path_is_far(path))
-        ibx_pad(link->control.conn, STATE_PAD);
-}
-
 void ibx_source_link_quiet(struct source_link *link)
 {
     ibx_pad(link->control.conn, 0);
@@ -216,8 +206,6 @@ int ibx_source_link_ask(struct source_link *link, char *peer, size_t size, struc
         rc = ibx_state_move(&link->state, LINK_OPEN);
     if (!rc)
         rc = open_pages(link, err);
-    if (!rc)
-        pad_control(link);
     ibx_page_connections_drop(link->begun);
     link->begun = NULL;
     return rc;

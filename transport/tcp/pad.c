@@ -3,30 +3,51 @@
  * TCP sends little at first, and twice as much with each round trip: over a long wire much that is
  * sent at once takes several round trips. So the windows are widened before it is needed, by frames
  * that the peer drops. They are queued one by one, and the kernel takes only few bytes ahead of
- * those that it sends, so that what is sent next need not wait for many.
+ * those that it sends, so that what is sent next need not wait for many. Once the wire has all that
+ * it takes they end.
  */
 #include "transport/tcp/tcp.h"
 
+#include <linux/tcp.h> /* not <netinet/tcp.h>, which does not know the least round trip */
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 
-#define FRAME_BYTES  (64u << 10)  /* with that, messages on lane 0 keep their turn */
-#define UNSENT_BYTES (128u << 10) /* in the kernel, beyond what is on its way */
+#define FRAME_BYTES (32u << 10)
 
 static const uint8_t nothing[FRAME_BYTES];
 
-/* What the kernel takes ahead; 0: as usual. */
-static void unsent_most(const struct tcp_lane *lane, int bytes)
+/* What the kernel takes ahead of what it sends; 0: as usual. */
+static void unsent_most(const struct tcp_lane *lane, uint32_t bytes)
 {
     setsockopt(lane->fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &bytes, sizeof(bytes));
 }
 
+/* The kernel has what it may send a round trip later, too: then nobody may poll the connection, and
+ * with less BBR would take it for all that the wire carries. Where packets stand in a queue for
+ * half as long as they travel, the wire has all that it takes: more would only be in front of what
+ * is sent next. */
+static bool wire_takes(const struct tcp_lane *lane)
+{
+    struct tcp_info info = {0};
+    socklen_t length = sizeof(info);
+    const bool known = !getsockopt(lane->fd, IPPROTO_TCP, TCP_INFO, &info, &length) &&
+                       info.tcpi_min_rtt && info.tcpi_min_rtt != UINT32_MAX;
+    const bool takes = !known || info.tcpi_rtt / 3 <= info.tcpi_min_rtt / 2;
+    if (takes)
+        unsent_most(lane, 2 * info.tcpi_snd_cwnd * info.tcpi_snd_mss);
+    return takes;
+}
+
 static void next(struct tcp_pad *pad)
 {
+    if (pad->queued)
+        return;
+    if (!pad->left || !wire_takes(pad->lane)) {
+        pad->left = 0;
+        unsent_most(pad->lane, 0);
+        return;
+    }
     const size_t length = pad->left < FRAME_BYTES ? pad->left : FRAME_BYTES;
     const struct ibx_tcp_frame frame = {.type = IBX_TCP_PAD, .length = (uint32_t)length};
-    if (!length || pad->queued)
-        return;
     ibx_tcp_item_init(&pad->item, TCP_ITEM_PAD, &frame);
     pad->item.body = nothing;
     pad->item.length = length;
@@ -38,8 +59,6 @@ static void next(struct tcp_pad *pad)
 void ibx_tcp_on_pad_sent(struct tcp_pad *pad)
 {
     pad->queued = false;
-    if (!pad->left)
-        unsent_most(pad->lane, 0);
     next(pad);
 }
 
@@ -51,9 +70,8 @@ void ibx_tcp_pad(void *endpoint, size_t bytes)
     for (unsigned i = tcp->lane_count ? 1 : 0; i <= tcp->lane_count; i++) {
         struct tcp_lane *lane = &tcp->lanes[i];
         lane->pad.left = bytes;
-        unsent_most(lane, bytes ? UNSENT_BYTES : 0);
         next(&lane->pad);
-        if (!i)
+        if (!tcp_uring(tcp)) /* which may have some of the lane's output, and the next progress */
             ibx_tcp_lane_push(lane);
     }
 }
