@@ -27,7 +27,7 @@ struct connecting {
 
 struct ibx_page_connections {
     struct ibx_options options;
-    struct ibx_domain *domain; /* of all of them */
+    struct ibx_domain *domain; /* of all of them; NULL: of one */
     bool pads;                 /* padding goes ahead over each, if the wire is long */
     bool joins;                /* each sends this when it is made */
     struct ibx_migrate_join join;
@@ -77,7 +77,9 @@ static int begin(const char *uri, const struct ibx_options *options,
     c->join = join ? *join : (struct ibx_migrate_join){.link = 0};
     snprintf(c->options.purpose, sizeof(c->options.purpose), IBX_MIGRATE_PURPOSE);
     c->began_ns = ibx_now_ns();
-    int rc = ibx_domain_create(&c->domain, err);
+    /* One alone has nobody to share with: without a domain its bulk is encrypted by threads of its
+     * own (transport/tcp/lane_thread.c), and no fault waits for that. */
+    int rc = count > 1 ? ibx_domain_create(&c->domain, err) : 0;
     c->options.domain = c->domain;
     for (; !rc && c->count < count; c->count += !rc) {
         struct connecting *one = &c->each[c->count];

@@ -139,7 +139,7 @@ int ibx_page_connections_begin(const char *uri, const struct ibx_options *option
                                struct ibx_page_connections **out, struct ibx_error *err);
 /* The first of config->begun, which all have to be there; new ones when it is NULL, has too few or
  * one that failed, or the other end will not wait much longer for JOIN. Sends JOIN. The connections
- * and the domain are the caller's. */
+ * and the domain are the caller's; of one that was made alone there is no domain. */
 int ibx_page_connections_take(const struct ibx_page_server_config *config, struct ibx_conn **conns,
                               struct ibx_domain **domain, struct ibx_error *err);
 /* Waits for them and closes them. Accepts NULL. */

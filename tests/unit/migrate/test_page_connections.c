@@ -85,8 +85,20 @@ static void test_as_many_as_were_begun(NO_STATE)
     begin();
     const char *uri = ibx_acceptor_uri(acceptor);
     assert_int_equal(take(begun(uri, 3), uri, 3, NULL), 0);
+    assert_non_null(domain);
     join(3);
     end(3);
+}
+
+/* With a domain the thread that serves faults would encrypt bulk, too. */
+static void test_one_alone_has_no_domain(NO_STATE)
+{
+    begin();
+    const char *uri = ibx_acceptor_uri(acceptor);
+    assert_int_equal(take(begun(uri, 1), uri, 1, NULL), 0);
+    assert_null(domain);
+    join(1);
+    end(1);
 }
 
 /* The others are closed, which is no trouble to the destination. */
@@ -184,6 +196,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_as_many_as_were_begun),
+        cmocka_unit_test(test_one_alone_has_no_domain),
         cmocka_unit_test(test_fewer_than_were_begun),
         cmocka_unit_test(test_more_than_were_begun),
         cmocka_unit_test(test_those_that_failed_are_made_again),
