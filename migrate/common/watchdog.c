@@ -3,7 +3,8 @@
  * The watchdog of a VM that is being migrated or frozen. The tool writes single letters to it:
  *
  *   B{...}\n  settings to put back     T  the migration is started
- *   C         committed                R  released
+ *   C         committed                U  QEMU has refused that
+ *   R         released
  *
  * The end of that stream means that the tool has ended, for whatever reason.
  *
@@ -75,7 +76,7 @@ static void on_letter(struct watchdog *w, char letter)
     else if (w->length ? w->length < sizeof(w->line) - 1 : letter == 'B')
         w->line[w->length++] = letter;
     else if (!w->length) {
-        w->vm.touched |= letter == 'T';
+        w->vm.touched = letter == 'T' || (w->vm.touched && letter != 'U');
         if (letter == 'C')
             ibx_state_move(&w->state, w->vm.libvirt ? SETTLING : DISMISSED);
         if (letter == 'R' && w->state.now != DISMISSED)
@@ -267,6 +268,11 @@ int ibx_watchdog_settings(struct ibx_watchdog *watchdog, json_t *before, struct 
 int ibx_watchdog_touched(struct ibx_watchdog *watchdog, struct ibx_error *err)
 {
     return tell(watchdog, "T", 1, err);
+}
+
+int ibx_watchdog_untouched(struct ibx_watchdog *watchdog, struct ibx_error *err)
+{
+    return tell(watchdog, "U", 1, err);
 }
 
 int ibx_watchdog_commit(struct ibx_watchdog *watchdog, struct ibx_error *err)

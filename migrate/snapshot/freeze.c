@@ -171,6 +171,10 @@ static int save_state(struct freezing *f, struct ibx_error *err)
     rc = ibx_watchdog_touched(&f->watchdog, err);
     if (!rc)
         rc = ibx_vm_migrate(f->qmp, false, theirs, deadline, err);
+    if (rc == -EREMOTEIO) { /* what would be undone is another client's migration */
+        f->undo.touched = false;
+        ibx_watchdog_untouched(&f->watchdog, NULL);
+    }
     close(theirs);
     if (!rc)
         rc = read_stream(f, ours, err);

@@ -316,11 +316,19 @@ static int get_ready(struct source *s, struct ibx_error *err)
     return 0;
 }
 
-/* From here on QEMU stops the VM. */
+/* From here on QEMU stops the VM. Should it refuse that, what it is at is another client's
+ * migration, whose end would run the VM here while it may run at the other end of that. */
 static int start(struct source *s, struct ibx_error *err)
 {
     int rc = source_managed(&s->vm) ? ibx_gate_let(&s->gate, err)
                                     : ibx_source_stream_open(&s->stream, s->vm.qmp, err);
+    if (rc == -EREMOTEIO && !source_managed(&s->vm)) {
+        s->vm.undo.touched = false;
+        ibx_watchdog_untouched(&s->vm.watchdog, NULL);
+        ibx_error_prefix(err, rc,
+                         "QEMU did not begin this migration; should another one of its VM be under "
+                         "way, that goes on");
+    }
     return rc ? rc : ibx_source_move(s, SOURCE_STARTING, err);
 }
 

@@ -50,6 +50,8 @@ int ibx_source_stream_open(struct source_stream *stream, struct ibx_qmp *qmp, st
         rc = ibx_hold_describe(qmp, deadline, err);
     if (!rc)
         rc = ibx_vm_migrate(qmp, false, stream->theirs, deadline, err);
+    if (rc == -EREMOTEIO)
+        ibx_hold_allow(qmp, false, deadline, NULL);
     close(stream->theirs);
     stream->theirs = -1;
     return rc ? rc : ibx_state_move(&stream->state, STREAM_OPEN);

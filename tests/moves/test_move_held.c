@@ -6,6 +6,8 @@
  */
 #include "tests/scenes/mover.h"
 
+#include "migrate/common/vm.h"
+
 #include "common/clock.h"
 
 #include <fcntl.h>
@@ -304,6 +306,31 @@ static void test_continued_before_the_guard(void)
     pair_runs_at_the_source();
 }
 
+/* Another client begins a migration of its own when this one has passed all checks. Its VM may run
+ * at the other end of that: it is not cancelled, which would run it here, too. */
+static void test_another_migration_is_left_alone(void)
+{
+    char status[32], why[256];
+    pair_start(NULL);
+    pair_run_to("source:exposing", NULL);
+    vm_do(&vms[0], "migrate-set-capabilities",
+          json_pack("{s:[{s:s,s:b}]}", "capabilities", "capability", "pause-before-switchover",
+                    "state", 1));
+    vm_do(&vms[0], "migrate", json_pack("{s:s}", "uri", "exec:cat >/dev/null"));
+    json_decref(vm_event(&vms[0], "MIGRATION", "pre-switchover"));
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "QEMU did not begin this migration");
+    mover_ends(&receiver, 1);
+    assert_int_equal(
+        ibx_vm_migration(vms[0].qmp, status, sizeof(status), why, sizeof(why), vm_soon(), NULL), 0);
+    assert_string_equal(status, "pre-switchover");
+    assert_false(mover_resumed(&vms[0]));
+    vm_do(&vms[0], "migrate_cancel", NULL);
+    json_decref(vm_event(&vms[0], "RESUME", NULL));
+    pair_stayed();
+}
+
 int main(void)
 {
     pair_beats = 10;
@@ -317,6 +344,7 @@ int main(void)
                                            VM_TEST(test_reset),
                                            VM_TEST(test_continued_in_spite_of_all),
                                            VM_TEST(test_continued_before_the_guard),
+                                           VM_TEST(test_another_migration_is_left_alone),
                                            {0}};
     return vm_tests(tests, mover_end_all);
 }
