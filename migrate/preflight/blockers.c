@@ -365,9 +365,10 @@ static int check_state(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
     check_run_state(ram, role, blockers);
     const char *status = json_string_value(json_object_get(info, "status"));
     if (!is_over(status))
+        /* Its VM may run at the other end: who cancels it there would have it twice. */
         ibx_blockers_add(blockers,
                          "a migration of this QEMU is under way already (%.32s): wait for its "
-                         "end or cancel it (migrate_cancel)",
+                         "end, or have whoever began it end it (ib-migrate status, cancel)",
                          status);
     size_t index;
     json_array_foreach(json_object_get(info, "blocked-reasons"), index, reason)
@@ -408,6 +409,24 @@ void ibx_preflight_permissions(const struct ibx_guest_ram *ram, struct ibx_block
         ibx_blockers_add(blockers, "%s", why.message);
 }
 
+/* A page that has not come is a hole in the file of guest RAM, as one that was never written. A VM
+ * that has left has a userfaultfd, too: its guard. */
+static void check_missing_pages(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
+{
+    struct ibx_uffd uffd;
+    const bool left = !strcmp(ram->status, "finish-migrate") || !strcmp(ram->status, "postmigrate");
+    int rc = left || blockers->returns ? -ENOENT : ibx_uffd_take(ram->pid, -1, &uffd, NULL);
+    if (rc && rc != -ENOTUNIQ)
+        return;
+    if (!rc)
+        close(uffd.fd);
+    ibx_blockers_add(blockers,
+                     "the VM's migration to this QEMU (process %d) is not over, and pages that are "
+                     "missing here would be zeros elsewhere: wait until ib-migrate status says "
+                     "that it has all of them; a borrowed VM goes home by ib-migrate return",
+                     (int)ram->pid);
+}
+
 int ibx_preflight_side(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
                        enum ibx_migrate_role role, struct ibx_blockers *blockers,
                        uint64_t deadline_ns, struct ibx_error *err)
@@ -427,6 +446,7 @@ int ibx_preflight_side(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
             ibx_preflight_space(ram, blockers);
     } else {
         check_discarding(ram, blockers);
+        check_missing_pages(ram, blockers);
     }
     return 0;
 }

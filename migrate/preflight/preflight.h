@@ -31,6 +31,8 @@ struct ibx_blockers {
     bool stands_still;
     /* Likewise: this QEMU gets the memory that the VM left here, and needs no room for its own. */
     bool takes_over;
+    /* Likewise: a borrowed VM returns, and the other end has the pages that are missing here. */
+    bool returns;
 };
 
 enum ibx_migrate_role { IBX_MIGRATE_SOURCE, IBX_MIGRATE_DESTINATION };

@@ -77,7 +77,8 @@ static int check_uri(const struct source *s, struct ibx_error *err)
 /* Everything that can be found wrong without touching anything. */
 static int check(struct source *s, struct ibx_error *err)
 {
-    struct ibx_blockers blockers = {.stands_still = s->options->stand_still};
+    struct ibx_blockers blockers = {.stands_still = s->options->stand_still,
+                                    .returns = s->options->returns != NULL};
     struct ibx_record *record = &s->status.record;
     const struct ibx_guest_ram *ram = &s->vm.ram;
     int rc = check_uri(s, err);

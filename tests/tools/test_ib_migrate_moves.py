@@ -80,6 +80,51 @@ def a_running_migration_is_watched_and_changed(scene):
 
 
 @case
+def a_vm_whose_pages_are_missing_goes_nowhere_else(scene):
+    """Its other monitor is free for any command; pages that have not come would be zeros there, or
+    in a snapshot."""
+    source, destination, sender, waiting = slow_migration(scene)
+    third = Vm(scene, incoming=True)
+    idle, uri = receiver(scene, third)
+    snapshot, own = scene.path("snapshot"), ("--qmp", destination.own)
+    for line, more in (("send", (uri,)), ("borrow --yes", (uri,)), ("freeze", (snapshot,)),
+                       ("run --to localhost --ssh false", ()), ("check", ())):
+        code, out, err = scene.run(*line.split(), *own, *more)
+        equal((line, code), (line, 1))
+        assert "is not over, and pages that are missing here" in out + err, (line, out, err)
+    # Nor does anything tell to cancel what goes on, after which the VM would run at the source, too.
+    code, out, err = scene.run("check", "--qmp", source.own)
+    equal((code, err), (1, ""))
+    assert "is under way already" in out and "migrate_cancel" not in out, out
+    let_go(scene, destination)
+    for process in (sender, waiting):
+        equal(finish(process)[0], 0)
+    same_memory(source, destination)
+    equal(succeeds(scene, "check", *own), f"the VM at {destination.own} can be migrated\n")
+    sender = start(scene, "send --json", *own, uri)
+    for process in (sender, idle):
+        equal(finish(process)[0], 0)
+    same_memory(source, third)
+
+
+@case
+def a_receiver_leaves_a_vm_alone_that_came_by_another_one(scene):
+    source, destination = Vm(scene), Vm(scene, incoming=True)
+    waiting, uri = receiver(scene, destination)
+    destination.socket, destination.qmp = destination.own, ("--qmp", destination.own)
+    other, _ = receiver(scene, destination)
+    sender = start(scene, "send --json", *source.qmp, uri)
+    for process in (sender, waiting):
+        code, summary, _ = finish(process)
+        equal((code, summary["vm_status"]), (0, "running"))
+    code, summary, _ = finish(other)
+    equal((code, summary["outcome"]), (1, "failed"))
+    assert "has left it alone" in summary["error"], summary
+    destination.runs_on()
+    expect(source, destination)
+
+
+@case
 def killed_tools_are_recovered_from(scene):
     source, destination, sender, waiting = slow_migration(scene)
     waiting.kill()
