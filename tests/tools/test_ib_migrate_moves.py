@@ -3,6 +3,7 @@
 """test_ib_migrate_moves.py IB-MIGRATE: migrations as the users of the tool see them, with QEMU,
 GUEST_ELF and GUEST_EXPECT in the environment, and as root."""
 import fcntl
+import glob
 import json
 import os
 import pty
@@ -227,7 +228,16 @@ def rollback_says_what_is_known_and_asks(scene):
     waiting.communicate()
     destination.end()
     out = succeeds(scene, "status", *destination.qmp)
-    assert re.search(r"does not run here: its QEMU \(process \d+\) has ended; .*rollback", out), out
+    ended = r"does not run here: its QEMU \(process \d+\) has ended; "
+    assert re.search(ended + '"ib-migrate rollback" at .*prune --unfinished', out), out
+    # Where libvirt drives, it has ended the QEMU at the source, too.
+    (path,) = glob.glob(scene.path("state/*.destination.json"))
+    with open(path, encoding="ascii") as file:
+        record = json.load(file)
+    with open(path, "w", encoding="ascii") as file:
+        json.dump(dict(record, libvirt=True), file)
+    out = succeeds(scene, "status", *destination.qmp)
+    assert re.search(ended + "if virsh list .* from its disk", out) and "rollback" not in out, out
     line = json.loads(succeeds(scene, "status --json", *destination.qmp))
     assert "does not run here" in line["sentence"], line
     wait_for_phase("broken", sender)

@@ -412,7 +412,8 @@ def what_cannot_be_is_refused_before_anything_starts(scene):
         assert words in err, err
     code, _, err = scene.run("run", "--qmp", "Q")
     equal((code, "--to is needed" in err), (2, True))
-    equal(scene.run("run", "--qmp", "Q", "--to", "-oProxyCommand=x")[0], 2)
+    for host in ("", "-oProxyCommand=x"):
+        equal((host, scene.run("run", "--qmp", "Q", "--to", host)[0]), (host, 2))
 
 
 @case

@@ -446,7 +446,7 @@ static void check_line(const struct migrate_args *args, unsigned command)
         ibx_tool_bad_usage(&tool, "--resume with --quit: the VM runs on, or its QEMU ends");
     if (command == SET && !args->bandwidth_given)
         ibx_tool_bad_usage(&tool, "--max-bandwidth is needed");
-    if (command == RUN && !args->to)
+    if (command == RUN && (!args->to || !*args->to))
         ibx_tool_bad_usage(&tool, "--to is needed: the host where the VM is to run");
     if (command == RUN && *args->to == '-')
         ibx_tool_bad_usage(&tool, "--to %s: a host does not begin with -", args->to);

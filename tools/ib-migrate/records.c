@@ -223,9 +223,13 @@ static bool describe_ended(const struct ibx_record *record, char *sentence, size
     if (!record->source &&
         (record->state == IBX_JOURNAL_MAY_RUN || record->state == IBX_JOURNAL_RUNNING))
         snprintf(sentence, size,
-                 "%s does not run here: its QEMU (process %d) has ended%s%s%s; \"ib-migrate "
-                 "rollback\" at the source restarts it from its stop",
-                 vm, pid, told ? " (" : "", told ? record->vm_status : "", told ? ")" : "");
+                 "%s does not run here: its QEMU (process %d) has ended%s%s%s; %s; \"ib-migrate "
+                 "prune --unfinished\" ends this record",
+                 vm, pid, told ? " (" : "", told ? record->vm_status : "", told ? ")" : "",
+                 record->libvirt ? "if virsh list does not have it at the source, start it from "
+                                   "its disk"
+                                 : "\"ib-migrate rollback\" at the source restarts it from its "
+                                   "stop");
     else if (!record->source && record->state == IBX_JOURNAL_DONE)
         snprintf(sentence, size,
                  "%s came here with all of its pages; its QEMU (process %d) has ended since", vm,
