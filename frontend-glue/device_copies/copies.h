@@ -354,9 +354,21 @@ void *ibx_host_work_repeat(struct copies *x, uint64_t queue, uint64_t number, in
 void ibx_host_work_call(void *repeated);
 /* The number of one of the tenant's; 0: it is none. */
 uint64_t ibx_host_work_number(const struct copies *x, const void *repeated);
-/* `over` was called (0: none was). *number is to be called now, 0: nothing is; `wait`: for a few
- * milliseconds. */
-int ibx_host_work_ask(struct copies *x, uint64_t over, bool wait, uint64_t *number, int *status);
+/* What one does: it copies from there to the client. */
+struct ibx_host_copy {
+    uint64_t address;
+    size_t n;            /* 0: something else */
+    const void *context; /* that is current where this is said */
+};
+int ibx_host_work_copies(struct copies *x, uint64_t queue, uint64_t number,
+                         const struct ibx_host_copy *copy);
+/* `over` was called (0: none was). What is to be called now; `wait`: for a few milliseconds. */
+struct ibx_host_called {
+    uint64_t number; /* 0: nothing is */
+    int status;      /* for a callback */
+    struct ibx_host_copy copy;
+};
+int ibx_host_work_ask(struct copies *x, uint64_t over, bool wait, struct ibx_host_called *called);
 /* The session has ended. */
 void ibx_host_work_end(struct copies *x);
 

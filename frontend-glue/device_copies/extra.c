@@ -288,16 +288,68 @@ static int host_add(struct extra *e)
     return enqueue ? ibx_host_work_add(e->x, &work, enqueue) : CUDA_NOT_SUPPORTED;
 }
 
+/* The client's function copies these bytes from the device; it is told which, when it is called. */
+static int host_copy(struct extra *e)
+{
+    void *context = NULL;
+    const uint64_t queue = ibx_get_u64(&e->in), number = ibx_get_u64(&e->in);
+    struct ibx_host_copy copy = {.address = ibx_get_u64(&e->in)};
+    copy.n = ibx_get_u32(&e->in);
+    if (!whole(e) || !copy.n || copy.n > IBX_EXTRA_COPIED)
+        return CUDA_INVALID_VALUE;
+    if (!ibx_copies_able(e->x) || e->x->cuda->ctx_get_current(&context))
+        return CUDA_NOT_SUPPORTED;
+    copy.context = context;
+    return ibx_host_work_copies(e->x, queue, number, &copy);
+}
+
+/* Bytes of a copy that the client is to make: in a stream of its, as a request for it would have it
+ * done. 0: it has to make it itself, and then learns why. */
+static size_t bytes_of(struct copies *x, const struct ibx_host_copy *copy, uint64_t stream,
+                       uint8_t bytes[IBX_EXTRA_COPIED])
+{
+    const uint64_t n = copy->n;
+    struct ibx_frame f = {.call = IBX_FRAME_MEMCPY_ASYNC,
+                          .kind = IBX_FRAME_D2H,
+                          .src = copy->address,
+                          .width = n,
+                          .height = 1,
+                          .spitch = n,
+                          .dpitch = n,
+                          .out = n,
+                          .stream = stream};
+    void *context = NULL;
+    if (!n || stream <= 1 || !ibx_copies_able(x) || x->cuda->ctx_get_current(&context) ||
+        context != copy->context)
+        return 0;
+    const int mode = ibx_cuda_capture_relax(x->cuda);
+    uint8_t *pinned = ibx_pinned_borrow(copy->n);
+    const bool good =
+        pinned && ibx_copies_sound(x, &f) &&
+        !x->cuda->memcpy_from_device_async(pinned, f.src, copy->n, pointer_to(stream)) &&
+        !x->cuda->stream_synchronize(pointer_to(stream));
+    ibx_cuda_capture_restore(x->cuda, mode);
+    if (good)
+        memcpy(bytes, pinned, copy->n);
+    if (pinned)
+        ibx_pinned_return(pinned);
+    return good ? copy->n : 0;
+}
+
 static int host_ask(struct extra *e)
 {
-    uint64_t number = 0;
-    int status = 0;
+    struct ibx_host_called called = {.number = 0};
+    uint8_t bytes[IBX_EXTRA_COPIED] = {0};
     const uint64_t over = ibx_get_u64(&e->in);
-    const bool wait = ibx_get_u8(&e->in);
-    const int rc =
-        whole(e) ? ibx_host_work_ask(e->x, over, wait, &number, &status) : CUDA_INVALID_VALUE;
-    ibx_put_u64(&e->out, number);
-    ibx_put_u32(&e->out, (uint32_t)status);
+    const bool wait = ibx_get_u8(&e->in), takes_bytes = ibx_reader_left(&e->in);
+    const uint64_t stream = takes_bytes ? ibx_get_u64(&e->in) : 0;
+    const int rc = whole(e) ? ibx_host_work_ask(e->x, over, wait, &called) : CUDA_INVALID_VALUE;
+    ibx_put_u64(&e->out, called.number);
+    ibx_put_u32(&e->out, (uint32_t)called.status);
+    if (!takes_bytes)
+        return rc;
+    ibx_put_u32(&e->out, (uint32_t)(rc ? 0 : bytes_of(e->x, &called.copy, stream, bytes)));
+    ibx_put_bytes(&e->out, bytes, sizeof(bytes));
     return rc;
 }
 
@@ -323,6 +375,7 @@ static const struct extra_call extras[IBX_EXTRAS] = {
     [IBX_EXTRA_HOST_OPEN] = {"cudaLaunchHostFunc", host_open},
     [IBX_EXTRA_HOST_ADD] = {"cudaLaunchHostFunc", host_add},
     [IBX_EXTRA_HOST_ASK] = {"cudaLaunchHostFunc", host_ask},
+    [IBX_EXTRA_HOST_COPY] = {"cudaLaunchHostFunc", host_copy},
 };
 
 int ibx_copies_extra(struct copies *x, const struct ibx_request *q, struct ibx_writer *out)

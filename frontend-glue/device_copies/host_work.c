@@ -61,6 +61,7 @@ struct function {
     uint64_t number;                /* the client's */
     struct ibx_state_machine state; /* enum function_state; the lock's */
     int status;                     /* of the stream, as a callback is told */
+    struct ibx_host_copy copy;
 };
 
 struct ibx_host_queue {
@@ -179,7 +180,9 @@ void ibx_host_work_call(void *repeated)
 {
     pthread_mutex_lock(&lock);
     const struct function *f = in_that_state(repeated, FUNCTION_REPEATED);
-    const struct function *once = f ? enter(f->queue, f->number, FUNCTION_WAITING) : NULL;
+    struct function *once = f ? enter(f->queue, f->number, FUNCTION_WAITING) : NULL;
+    if (once)
+        once->copy = f->copy;
     void *id = once ? (void *)once->id : NULL;
     pthread_mutex_unlock(&lock);
     if (f && !once)
@@ -252,6 +255,19 @@ void *ibx_host_work_repeat(struct copies *x, uint64_t id, uint64_t number, int *
     return made;
 }
 
+int ibx_host_work_copies(struct copies *x, uint64_t id, uint64_t number,
+                         const struct ibx_host_copy *copy)
+{
+    int rc = 0;
+    const void *made = ibx_host_work_repeat(x, id, number, &rc);
+    pthread_mutex_lock(&lock);
+    struct function *f = made ? in_that_state(made, FUNCTION_REPEATED) : NULL;
+    if (f)
+        f->copy = *copy;
+    pthread_mutex_unlock(&lock);
+    return rc;
+}
+
 bool ibx_host_work_repeats(void)
 {
     return repeats;
@@ -306,7 +322,7 @@ static struct function *in_state(const struct ibx_host_queue *q, enum function_s
     return f;
 }
 
-int ibx_host_work_ask(struct copies *x, uint64_t over, bool wait, uint64_t *number, int *status)
+int ibx_host_work_ask(struct copies *x, uint64_t over, bool wait, struct ibx_host_called *called)
 {
     const uint64_t deadline = ibx_deadline_in_ms(ASK_MS);
     const struct timespec until = {(time_t)(deadline / 1000000000u),
@@ -324,8 +340,8 @@ int ibx_host_work_ask(struct copies *x, uint64_t over, bool wait, uint64_t *numb
     }
     while (!(f = in_state(q, FUNCTION_REACHED, 0)) && wait && !timeout)
         timeout = pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
-    *number = f ? f->number : 0;
-    *status = f ? f->status : 0;
+    *called = f ? (struct ibx_host_called){f->number, f->status, f->copy}
+                : (struct ibx_host_called){.number = 0};
     if (f)
         ibx_state_move(&f->state, FUNCTION_TAKEN);
     pthread_mutex_unlock(&lock);

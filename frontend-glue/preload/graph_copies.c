@@ -3,7 +3,8 @@
  * Copies between host and device in graphs. The back end cannot reach this host's memory by an
  * address, so its graph calls a function of ours there (host_functions.c), which makes the copy as
  * any other while the graph waits, in a stream that waits for nothing else, and in no order with
- * other threads' calls, which may be waiting for the graph.
+ * other threads' calls, which may be waiting for the graph. Few bytes from the device come with the
+ * word that the function is to be called.
  *
  * The same copy is the same function. They are not given back: nobody tells when the last graph
  * that calls one has gone.
@@ -21,18 +22,21 @@
 struct graph_copy {
     struct graph_copy *next;
     struct ibx_cuda_memcpy3d parameters;
-    int device; /* that was current */
+    int device;       /* that was current */
+    atomic_bool told; /* the back end knows which bytes these are */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct graph_copy *copies;
 static void *streams[DEVICES]; /* of the one thread that calls functions */
+static void *answering;        /* one of these, in which the back end makes copies; likewise */
 static _Atomic int failure;
 
 static void in_child(void)
 {
     pthread_mutex_init(&lock, NULL);
     memset(streams, 0, sizeof(streams));
+    answering = NULL;
     atomic_store(&failure, 0);
 }
 
@@ -107,12 +111,13 @@ static int wait_for(void *stream)
 
 static void make_copy(void *argument)
 {
-    const struct graph_copy *copy = argument;
+    struct graph_copy *copy = argument;
     void *stream;
     int rc = stream_of(copy->device, &stream);
+    answering = !rc && atomic_load(&copy->told) ? stream : NULL;
     if (!rc)
         rc = copy_rows(&copy->parameters, stream);
-    if (!rc)
+    if (!rc && copy->parameters.kind == CUDA_MEMCPY_TO_DEVICE) /* others are over */
         rc = wait_for(stream);
     if (!rc)
         return;
@@ -121,6 +126,39 @@ static void make_copy(void *argument)
             "a copy between host and device in a graph has failed with CUDA error %d: the next "
             "call that waits returns it",
             rc);
+}
+
+void *ibx_frontend_graph_stream(void)
+{
+    return answering;
+}
+
+bool ibx_frontend_graph_copied(void (*function)(void *argument), void *argument,
+                               const uint8_t *bytes, size_t n)
+{
+    struct graph_copy *copy = argument;
+    if (function != make_copy || !atomic_load(&copy->told) || n != copy->parameters.extent.width)
+        return false;
+    memcpy(row_of(&copy->parameters.to, &copy->parameters.to_at, 0, 0), bytes, n);
+    return true;
+}
+
+/* The back end may send the bytes of a short row. If it does not know that, nothing is lost. */
+static void tell(struct graph_copy *copy, uint64_t queue, uint64_t number)
+{
+    const struct ibx_cuda_memcpy3d *p = &copy->parameters;
+    struct extra e;
+    int code;
+    if (p->kind != CUDA_MEMCPY_FROM_DEVICE || p->extent.height != 1 || p->extent.depth != 1 ||
+        !p->extent.width || p->extent.width > IBX_EXTRA_COPIED || atomic_load(&copy->told))
+        return;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_HOST_COPY, "cudaGraphAddMemcpyNode");
+    ibx_put_u64(&e.body, queue);
+    ibx_put_u64(&e.body, number);
+    ibx_put_u64(&e.body, (uintptr_t)row_of(&p->from, &p->from_at, 0, 0));
+    ibx_put_u32(&e.body, (uint32_t)p->extent.width);
+    if (ibx_frontend_extra_try(&e, NULL, 0, &code) && !code)
+        atomic_store(&copy->told, true);
 }
 
 /* ------------------------------------------------------------------------------ in a graph */
@@ -171,6 +209,8 @@ uint64_t ibx_frontend_copy_function(const struct ibx_cuda_memcpy3d *p, uint64_t 
     const uint64_t number = copy ? ibx_frontend_host_repeated(make_copy, copy, queue) : 0;
     if (!copy)
         *rc = CUDA_MEMORY_ALLOCATION;
+    if (number)
+        tell(copy, *queue, number);
     ibx_frontend_device_used();
     return number;
 }

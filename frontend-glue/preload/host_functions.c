@@ -179,28 +179,46 @@ static bool open_queue(void)
     return opened;
 }
 
-/* What is to be called, after `over` was: 0, nothing. False: the back end is gone. */
-static bool ask(uint64_t over, bool wait, uint64_t *number, int *status)
+struct called {
+    uint64_t number; /* 0: nothing */
+    int status;
+    size_t n; /* bytes that the function is to copy */
+    uint8_t bytes[IBX_EXTRA_COPIED];
+};
+
+/* What is to be called, after `over` was. False: the back end is gone. */
+static bool ask(uint64_t over, bool wait, struct called *called)
 {
     struct extra e;
-    uint8_t bytes[12] = {0};
-    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    uint8_t bytes[16 + IBX_EXTRA_COPIED] = {0};
+    void *stream = ibx_frontend_graph_stream();
+    const size_t n = stream ? sizeof(bytes) : 12;
+    struct ibx_reader r = ibx_reader_of(bytes, n);
     int code;
     ibx_frontend_extra_begin(&e, IBX_EXTRA_HOST_ASK, "cudaLaunchHostFunc");
     ibx_put_u64(&e.body, over);
     ibx_put_u8(&e.body, wait);
-    if (!ibx_frontend_extra_try(&e, bytes, sizeof(bytes), &code) || code)
+    if (stream)
+        ibx_put_u64(&e.body, (uintptr_t)stream);
+    if (!ibx_frontend_extra_try(&e, bytes, n, &code) || code)
         return false;
-    *number = ibx_get_u64(&r);
-    *status = (int)ibx_get_u32(&r);
+    called->number = ibx_get_u64(&r);
+    called->status = (int)ibx_get_u32(&r);
+    called->n = stream ? ibx_get_u32(&r) : 0;
+    if (stream)
+        memcpy(called->bytes, ibx_get_bytes(&r, IBX_EXTRA_COPIED), IBX_EXTRA_COPIED);
+    if (called->n > IBX_EXTRA_COPIED)
+        called->n = 0;
     return true;
 }
 
-static void call(const struct function *f, int status)
+static void call(const struct function *f, const struct called *called)
 {
+    const bool copied =
+        called->n && ibx_frontend_graph_copied(f->function, f->argument, called->bytes, called->n);
     if (f->callback)
-        f->callback(f->stream, status, f->argument);
-    else
+        f->callback(f->stream, called->status, f->argument);
+    else if (!copied)
         f->function(f->argument);
     pthread_mutex_lock(&lock);
     while (server.state == SERVER_LEFT) /* GVirtuS's front end may be gone */
@@ -222,23 +240,23 @@ static bool wait_for_more(void)
 static void *serve(void *argument)
 {
     (void)argument;
-    uint64_t over = 0, number;
-    int status;
+    uint64_t over = 0;
+    struct called called;
     if (!open_queue())
         return NULL;
     while (over || wait_for_more()) {
-        if (!ask(over, !over, &number, &status))
+        if (!ask(over, !over, &called))
             break;
         if (over) /* the stream goes on: copies need not wait for it */
             atomic_fetch_sub(&outstanding, 1);
         pthread_mutex_lock(&lock);
-        struct function *f = number ? take(number) : NULL;
+        struct function *f = called.number ? take(called.number) : NULL;
         server.answers++;
         pthread_cond_broadcast(&changed);
         pthread_mutex_unlock(&lock);
         if (f)
-            call(f, status);
-        over = f ? number : 0;
+            call(f, &called);
+        over = f ? called.number : 0;
         free(f);
     }
     pthread_mutex_lock(&lock);

@@ -361,6 +361,12 @@ bool ibx_frontend_copy_of_host(struct ibx_cuda_memcpy3d *copy);
 /* The number of a function that makes the copy, as ibx_frontend_host_repeated(); 0: *rc says why
  * not. */
 uint64_t ibx_frontend_copy_function(const struct ibx_cuda_memcpy3d *copy, uint64_t *queue, int *rc);
+/* Of the thread that calls functions: the stream in which the back end may make copies from the
+ * device, whose bytes come with what is to be called; NULL: in none. */
+void *ibx_frontend_graph_stream(void);
+/* Such bytes have come for a function. False: that is none which would take them. */
+bool ibx_frontend_graph_copied(void (*function)(void *argument), void *argument,
+                               const uint8_t *bytes, size_t n);
 /* The error of one that was made in a graph since the last call, or 0. */
 int ibx_frontend_graph_failure(void);
 

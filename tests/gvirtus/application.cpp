@@ -710,6 +710,7 @@ int main(int argc, char **argv)
         {"meanwhile", meanwhile},
         {"cooperative", cooperative},
         {"graphs", graphs},
+        {"few-bytes-of-graphs", few_bytes_of_graphs},
         {"nodes-of-graphs", nodes_of_graphs},
         {"captures", captures},
         {"graphs-lost", graphs_lost},

@@ -81,6 +81,7 @@ bool not_supported();
 // application_graphs.cpp
 
 bool graphs();
+bool few_bytes_of_graphs();
 bool nodes_of_graphs();
 bool captures();
 bool graphs_lost();

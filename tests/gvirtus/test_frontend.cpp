@@ -323,6 +323,7 @@ void check_what_the_provider_changes()
         check("memory set in streams after a connection was lost", sets_after_a_loss);
     }
     check("graphs", [] { return run("graphs", true); });
+    check("few bytes of graphs", [] { return run("few-bytes-of-graphs", true); });
     check("captures", [] { return run("captures", true); });
     check("short copies with other calls", [] { return run("short-copies", true); });
     check("asynchronous copies", [] { return run("async", true); });
