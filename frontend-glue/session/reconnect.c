@@ -21,7 +21,9 @@
 #define PAUSE_MS     10u   /* between two attempts that failed at once, at first */
 #define PAUSE_SOON   50u   /* at most, while they are frequent */
 #define PAUSE_MAX    500u
-#define BETWEEN_MS   2u /* attempts, however often the network changes */
+#define BETWEEN_MS   2u  /* attempts, however often the network changes */
+#define BETWEEN_MAX  50u /* the same, after many of them for that alone */
+#define HASTY_TIMES  16u /* these with one length */
 #define WAITED_FDS   2u
 #define DOUBLED_MOST 10u
 
@@ -151,12 +153,14 @@ int ibx_reconnect_by_tcp(struct ibx_session *s, struct ibx_error *err)
     return ibx_error_set(err, -EAGAIN, "that path carries shorter messages");
 }
 
-void ibx_reconnect_pause(const struct ibx_session *s, const struct reconnect *reconnect, int rc)
+/* A network that changes all the time would make an attempt each time. */
+void ibx_reconnect_pause(const struct ibx_session *s, struct reconnect *reconnect, int rc)
 {
     const unsigned most = is_soon(reconnect) ? PAUSE_SOON : PAUSE_MAX;
     struct pollfd wait[WAITED_FDS] = {{.fd = reconnect->changes_fd, .events = POLLIN},
                                       {.fd = s->link.peer_fd, .events = POLLIN}};
-    poll(NULL, 0, (int)BETWEEN_MS);
+    poll(NULL, 0, (int)doubled(BETWEEN_MS, reconnect->hasty / HASTY_TIMES, BETWEEN_MAX));
     if (rc != -ETIMEDOUT)
-        poll(wait, WAITED_FDS, (int)doubled(PAUSE_MS, reconnect->attempts - 1, most));
+        reconnect->hasty +=
+            poll(wait, WAITED_FDS, (int)doubled(PAUSE_MS, reconnect->attempts - 1, most)) > 0;
 }

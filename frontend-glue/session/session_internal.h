@@ -353,6 +353,7 @@ bool ibx_link_mend(struct ibx_session *s);
 struct reconnect {
     uint64_t began;
     unsigned attempts;
+    unsigned hasty;         /* of these, before their time since the network had changed */
     unsigned round_trip_ms; /* to the server, at most this long before */
     int changes_fd;         /* ibx_network_changes() */
 };
@@ -364,7 +365,7 @@ int ibx_reconnect(struct ibx_session *s, struct reconnect *reconnect, bool *reac
  * which carries them; -EMSGSIZE: this end's options forbid that. */
 int ibx_reconnect_by_tcp(struct ibx_session *s, struct ibx_error *err);
 /* After one that failed with rc: until the next may succeed. */
-void ibx_reconnect_pause(const struct ibx_session *s, const struct reconnect *reconnect, int rc);
+void ibx_reconnect_pause(const struct ibx_session *s, struct reconnect *reconnect, int rc);
 void ibx_reconnect_end(struct reconnect *reconnect);
 
 /* agreement.c */

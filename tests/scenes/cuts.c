@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "tests/scenes/cuts.h"
 
+#include "transport/core/conn.h"
+
 #include <string.h>
 
 struct cut_end client_end, server_end;
 void (*cuts_connect_with)(struct ibx_options *options, unsigned n);
+void (*cuts_establish_with)(struct ibx_options *options, unsigned n);
 
 static void attach(struct cut_end *end, struct ibx_conn *conn)
 {
@@ -36,6 +39,8 @@ int __wrap_ibx_connect(const char *uri, const struct ibx_options *options, struc
 
 int __wrap_ibx_establish(struct ibx_conn *conn, struct ibx_error *err)
 {
+    if (cuts_establish_with)
+        cuts_establish_with(&conn->options, server_end.count);
     int rc = __real_ibx_establish(conn, err);
     if (!rc)
         attach(&server_end, conn);

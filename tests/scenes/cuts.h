@@ -23,6 +23,8 @@ extern struct cut_end client_end, server_end;
 
 /* Changes what the client's n-th connection is made with, or NULL. */
 extern void (*cuts_connect_with)(struct ibx_options *options, unsigned n);
+/* The same of the server's, which is established with them. */
+extern void (*cuts_establish_with)(struct ibx_options *options, unsigned n);
 
 void cuts_plan_nothing(void);
 /* No more cuts, in the thread of this end. */

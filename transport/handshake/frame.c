@@ -192,6 +192,24 @@ int ibx_handshake_frame_receive(struct ibx_handshake *h, struct frame *frame, ui
     return rc ? ibx_handshake_broken(h, rc, err) : 0;
 }
 
+/* A refusal comes from whoever listens there: nobody has proven anything yet. Callers decide by
+ * codes, so it may only have those with which a server turns a client away before the proofs.
+ * -EAGAIN for instance would have them wait for more of a connection that is at its end. */
+static int code_of_refusal(const struct ibx_handshake *h, int code)
+{
+    switch (code) {
+    case -EACCES:
+    case -EBUSY:
+    case -EPROTO:
+    case -EPROTONOSUPPORT:
+        return code;
+    case -ESTALE: /* of what was claimed */
+        return h->conn->options.claim ? code : -ECONNREFUSED;
+    default:
+        return -ECONNREFUSED;
+    }
+}
+
 int ibx_handshake_frame_check(struct ibx_handshake *h, struct frame *frame, enum frame_type type,
                               struct ibx_error *err)
 {
@@ -201,10 +219,9 @@ int ibx_handshake_frame_check(struct ibx_handshake *h, struct frame *frame, enum
     if (frame->type != FRAME_REFUSE || h->conn->role == IBX_ROLE_SERVER)
         return ibx_handshake_broken(h, -EPROTO, err);
     char reason[256];
-    int rc = ibx_handshake_reason_get(&frame->payload, reason, sizeof(reason));
-    /* -EAGAIN: callers would wait for more of a connection that is at its end. */
-    return ibx_error_set(err, rc && rc != -EAGAIN ? rc : -ECONNREFUSED, "%s refuses: %s",
-                         h->conn->path.peer, reason);
+    const int code = ibx_handshake_reason_get(&frame->payload, reason, sizeof(reason));
+    return ibx_error_set(err, code_of_refusal(h, code), "%s refuses: %s", h->conn->path.peer,
+                         reason);
 }
 
 int ibx_handshake_frame_expect(struct ibx_handshake *h, struct frame *frame, enum frame_type type,

@@ -120,7 +120,8 @@ void ibx_handshake_frame_begin(struct frame *frame, enum frame_type type);
 int ibx_handshake_frame_finish(struct ibx_handshake *h, struct frame *frame, struct ibx_error *err);
 int ibx_handshake_frame_write(struct ibx_handshake *h, struct frame *frame);
 int ibx_handshake_frame_read(struct ibx_handshake *h, struct frame *frame);
-/* The frame must be of `type`. A REFUSE frame becomes the error that it holds. */
+/* The frame must be of `type`. A REFUSE frame becomes the error that it holds; a code that no
+ * server has for strangers becomes -ECONNREFUSED. */
 int ibx_handshake_frame_check(struct ibx_handshake *h, struct frame *frame, enum frame_type type,
                               struct ibx_error *err);
 /* The same with waiting: a finished frame; a begun frame; any frame; one of this type. */

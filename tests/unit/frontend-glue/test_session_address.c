@@ -26,6 +26,8 @@
 #define SOON_MS    5000u /* timeout_ms is 60000 */
 #define CALL_BYTES 4u
 
+#define MEAN_PAUSE_MS 25u /* of 200 attempts for changes of the network alone */
+
 static const char *provider;
 
 static void shell(const char *command)
@@ -95,16 +97,23 @@ static void another_address(void **state)
 }
 
 /* The pause of a client that has found no way to its server: the only two descriptors that it waits
- * for. `endless`: time does not end it. */
-static _Atomic bool endless;
-static _Atomic unsigned paused;
+ * for. `endless`: time does not end it. `restless`: the network changes at once each time, and what
+ * the client sleeps before it listens for that is only summed up. */
+static _Atomic bool endless, restless;
+static _Atomic unsigned paused, slept_ms;
 int __real_poll(struct pollfd *fds, nfds_t count, int timeout);
 int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout);
 
 int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout)
 {
-    const bool pause = endless && count == 2 && fds[1].fd < 0 && timeout >= 0;
+    const bool pause = (endless || restless) && count == 2 && fds[1].fd < 0 && timeout >= 0;
     paused += pause;
+    if (restless && !fds) {
+        slept_ms += (unsigned)timeout;
+        return 0;
+    }
+    if (restless && pause)
+        return 1;
     return __real_poll(fds, count, pause ? -1 : timeout);
 }
 
@@ -202,6 +211,36 @@ static void another_server_answers(void **state)
     without_address(true);
 }
 
+/* An attempt for each change, but not as many a second as there may be changes. */
+static void a_restless_network(void **state)
+{
+    struct session_pair pair;
+    pthread_t thread;
+    (void)state;
+    session_keeps = 3600;
+    session_pair_use(provider, SERVER, "timeout_ms", "60000");
+    session_pair_open(&pair);
+    session_pair_start(&pair, echo, NULL);
+    call(&pair, 1);
+    close(pair.client->link.peer_fd);
+    pair.client->link.peer_fd = -1; /* as of another host */
+    paused = slept_ms = 0;
+    restless = true;
+    shell("ip addr flush dev lo scope global && "
+          "ip route del local " SERVER " dev lo table local src 10.99.0.2");
+    assert_int_equal(pthread_create(&thread, NULL, call_in_thread, &pair), 0);
+    while (paused < 200)
+        sched_yield();
+    assert_in_range(slept_ms, 200 * MEAN_PAUSE_MS, UINT32_MAX);
+    shell("ip addr add " SERVER "/32 dev lo");
+    restless = false;
+    pthread_join(thread, NULL);
+    ibx_session_close(pair.client);
+    assert_int_equal(session_pair_join(&pair), 0);
+    session_pair_close(&pair);
+    come_from("10.99.0.2");
+}
+
 static void no_resolver(void **state)
 {
     struct session_pair pair;
@@ -229,7 +268,8 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(no_resolver), cmocka_unit_test(no_address_for_a_while),
-        cmocka_unit_test(another_server_answers), cmocka_unit_test(another_address)};
+        cmocka_unit_test(another_server_answers), cmocka_unit_test(a_restless_network),
+        cmocka_unit_test(another_address)};
     provider = argc > 1 ? argv[1] : "tcp";
     if (unshare(CLONE_NEWNET)) {
         print_message("needs root, for a network of its own\n");

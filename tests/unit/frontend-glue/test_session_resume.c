@@ -308,28 +308,51 @@ static int read_on(struct ibx_session *s, void *argument)
     return 0;
 }
 
-/* A client that may go by nothing else than shm now has sent a message that shm does not carry. */
-static void no_path_for_it(void **state)
+static void shm_alone(struct ibx_options *options, unsigned n)
+{
+    if (n)
+        ibx_options_set(options, "provider", "shm", NULL);
+}
+
+/* A client has sent a message that shm does not carry, and one of the ends, which says so, allows
+ * nothing else than shm now. */
+static void only_shm_from_now_on(bool at_server, const char *words)
 {
     static const uint8_t bytes[100000];
     struct scene scene;
     uint8_t byte;
-    (void)state;
     if (strcmp(provider, "tcp") != 0)
         skip();
     paths_change = true;
     cuts_plan_nothing();
     scene_open(&scene, 1, read_on, NULL);
-    ibx_options_set(&scene.client->options, "provider", "shm", NULL);
+    if (at_server)
+        cuts_establish_with = shm_alone;
+    else
+        ibx_options_set(&scene.client->options, "provider", "shm", NULL);
     assert_int_equal(ibx_session_write(scene.client, bytes, sizeof(bytes)), sizeof(bytes));
     assert_int_equal(ibx_session_sync(scene.client), 0);
     ibx_abort(scene.client->conn);
     assert_true(ibx_session_read(scene.client, &byte, 1) < 0);
-    if (!strstr(ibx_session_reason(scene.client), "allow tcp in rdma.provider"))
+    if (!strstr(ibx_session_reason(scene.client), words) ||
+        !strstr(ibx_session_reason(scene.client), "allow tcp in rdma.provider"))
         fail_msg("%s", ibx_session_reason(scene.client));
     scene_join(&scene);
     scene_close(&scene);
+    cuts_establish_with = NULL;
     paths_change = false;
+}
+
+static void no_path_for_it(void **state)
+{
+    (void)state;
+    only_shm_from_now_on(false, "tcp, which would, is not allowed here");
+}
+
+static void the_server_forbids_its_path(void **state)
+{
+    (void)state;
+    only_shm_from_now_on(true, "only provider : shm is allowed");
 }
 
 /* ---------------------------------------------------------------- messages by hand */
@@ -602,12 +625,19 @@ static unsigned times_longer(void)
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_boundary), cmocka_unit_test(while_going_on),
-        cmocka_unit_test(at_random),      cmocka_unit_test(another_path),
-        cmocka_unit_test(no_path_for_it), cmocka_unit_test(golden_bytes),
-        cmocka_unit_test(duplicates),     cmocka_unit_test(impostors),
-        cmocka_unit_test(lies),           cmocka_unit_test(not_kept),
-        cmocka_unit_test(time_is_up),     cmocka_unit_test(a_back_end_started_again),
+        cmocka_unit_test(every_boundary),
+        cmocka_unit_test(while_going_on),
+        cmocka_unit_test(at_random),
+        cmocka_unit_test(another_path),
+        cmocka_unit_test(no_path_for_it),
+        cmocka_unit_test(the_server_forbids_its_path),
+        cmocka_unit_test(golden_bytes),
+        cmocka_unit_test(duplicates),
+        cmocka_unit_test(impostors),
+        cmocka_unit_test(lies),
+        cmocka_unit_test(not_kept),
+        cmocka_unit_test(time_is_up),
+        cmocka_unit_test(a_back_end_started_again),
     };
     if (argc < 2)
         return EXIT_FAILURE;
