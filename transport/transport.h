@@ -97,8 +97,9 @@ struct ibx_options {
         *long_messages;        /* of tcp; for the life of the connection; NULL: none [NULL] */
     struct ibx_domain *domain; /* of connections that share registrations; NULL: none [NULL] */
     struct ibx_claim *claim;   /* client: what the connection goes on with; likewise [NULL] */
-    bool follow_address; /* client: the connection ends when this host loses the address by which it
-                            was made, not a timeout later; likewise [false] */
+    bool follow_address; /* client: it can connect again: the connection ends when this host loses
+                            the address by which it was made, or when a new one would be answered
+                            and this one is not, and not a timeout later; likewise [false] */
     const struct ibx_claim_check
         *claim_check; /* server: of such clients; NULL: refuse all [NULL] */
 };

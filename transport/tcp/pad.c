@@ -37,6 +37,16 @@ static bool wire_takes(const struct tcp_lane *lane)
     return takes;
 }
 
+static void queue(struct tcp_pad *pad, size_t length)
+{
+    const struct ibx_tcp_frame frame = {.type = IBX_TCP_PAD, .length = (uint32_t)length};
+    ibx_tcp_item_init(&pad->item, TCP_ITEM_PAD, &frame);
+    pad->item.body = nothing;
+    pad->item.length = length;
+    pad->queued = true;
+    ibx_tcp_lane_queue(pad->lane, &pad->item);
+}
+
 static void next(struct tcp_pad *pad)
 {
     if (pad->queued)
@@ -47,13 +57,8 @@ static void next(struct tcp_pad *pad)
         return;
     }
     const size_t length = pad->left < FRAME_BYTES ? pad->left : FRAME_BYTES;
-    const struct ibx_tcp_frame frame = {.type = IBX_TCP_PAD, .length = (uint32_t)length};
-    ibx_tcp_item_init(&pad->item, TCP_ITEM_PAD, &frame);
-    pad->item.body = nothing;
-    pad->item.length = length;
     pad->left -= length;
-    pad->queued = true;
-    ibx_tcp_lane_queue(pad->lane, &pad->item);
+    queue(pad, length);
 }
 
 void ibx_tcp_on_pad_sent(struct tcp_pad *pad)
@@ -74,4 +79,10 @@ void ibx_tcp_pad(void *endpoint, size_t bytes)
         if (!tcp_uring(tcp)) /* which may have some of the lane's output, and the next progress */
             ibx_tcp_lane_push(lane);
     }
+}
+
+void ibx_tcp_pad_once(struct tcp_lane *lane)
+{
+    if (!lane->pad.queued)
+        queue(&lane->pad, 1);
 }

@@ -27,6 +27,8 @@
 #include <unistd.h>
 
 #define LOOKS 8u
+/* ... or more often, where a connection could be made again. */
+#define PROBE_LOOK_MS 100u
 /* A kernel answers two probes a second at most. So one unanswered probe is no sign; two are, after
  * SILENCE_MIN, because the first ones may be milliseconds apart. */
 #define PROBES_MIN  2u
@@ -61,6 +63,7 @@ int ibx_tcp_peer_watch(struct tcp *tcp)
     tcp->timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
     if (tcp->timer < 0)
         return -errno;
+    ibx_tcp_probe_init(tcp);
     return ibx_link_watch(tcp->link, tcp->timer);
 }
 
@@ -68,6 +71,7 @@ void ibx_tcp_peer_unwatch(struct tcp *tcp)
 {
     if (tcp->timer < 0)
         return;
+    ibx_tcp_probe_fini(tcp);
     ibx_link_unwatch(tcp->link, tcp->timer);
     close(tcp->timer);
 }
@@ -107,18 +111,29 @@ static void timer_set(struct tcp *tcp, uint64_t now, unsigned ms)
     timerfd_settime(tcp->timer, 0, &in, NULL);
 }
 
+static unsigned look_ms(const struct tcp *tcp)
+{
+    const unsigned ms = timeout_of(tcp) / LOOKS;
+    return tcp->probe.able && ms > PROBE_LOOK_MS ? PROBE_LOOK_MS : ms;
+}
+
 void ibx_tcp_peer_check(struct tcp *tcp)
 {
-    if (tcp->timer < 0 || tcp->state.now != TCP_LIVE || (!tcp->look_at && !tcp->wrote))
+    const bool probes = tcp->probe.able;
+    if (tcp->timer < 0 || tcp->state.now != TCP_LIVE || (!tcp->look_at && !tcp->wrote && !probes))
         return;
     uint64_t now = ibx_now_ns();
-    if (now < tcp->look_at)
+    if (now < tcp->look_at && (!probes || tcp->probe.fd < 0))
+        return;
+    if (probes)
+        ibx_tcp_probe_check(tcp, now);
+    if (now < tcp->look_at || tcp->status)
         return;
     bool waits = tcp->wrote;
     tcp->wrote = false;
     for (unsigned i = 0; i <= tcp->lane_count && tcp->look_at && !tcp->status; i++)
         waits |= lane_check(&tcp->lanes[i], now);
-    timer_set(tcp, now, waits ? timeout_of(tcp) / LOOKS : 0);
+    timer_set(tcp, now, waits || probes ? look_ms(tcp) : 0);
 }
 
 /* Nothing is sent any more: the peer's host would answer with a reset, and the kernel then discards

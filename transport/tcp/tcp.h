@@ -20,6 +20,7 @@
  *   work.c        dispatches frames; posts of this side, jobs for the peer
  *   pad.c         widens TCP's congestion windows ahead of need
  *   peer_death.c  detects a dead host; takes the last messages of a peer that closed
+ *   probe.c       finds out sooner than TCP that a silent network is back
  *   uring.c       io_uring as the engine of the bulk lanes
  *
  * When the peer dies: its kernel closes the sockets and the connection is lost at once, after what
@@ -76,6 +77,15 @@ struct tcp_pad {
     struct tcp_lane *lane;
     size_t left; /* bytes of frames to come */
     bool queued;
+};
+
+/* Whether a new connection would be answered while this one is not; see probe.c. */
+struct tcp_probe {
+    bool able;             /* to be tried */
+    int fd;                /* -1: no request is under way */
+    uint64_t began, until; /* ns; of the request */
+    uint64_t born;         /* this connection */
+    uint64_t silent_since; /* ns, 0: it is not */
 };
 
 /* --------------------------------------------------------------------- lanes */
@@ -217,6 +227,7 @@ struct tcp {
     int timer;        /* wakes for the next look at what is on its way; -1 over a unix socket */
     uint64_t look_at; /* ns; when that is due, 0: nothing is on its way */
     bool wrote;       /* since the last look */
+    struct tcp_probe probe;
     struct tcp_lane lanes[1 + IBX_TCP_LANES_MAX];
     unsigned lane_count; /* bulk lanes */
     size_t chunk;
@@ -296,6 +307,14 @@ void ibx_tcp_receive_ahead(void *endpoint);
 /* pad.c */
 void ibx_tcp_pad(void *endpoint, size_t bytes);
 void ibx_tcp_on_pad_sent(struct tcp_pad *pad);
+/* One small frame, unless padding is under way. */
+void ibx_tcp_pad_once(struct tcp_lane *lane);
+
+/* probe.c */
+void ibx_tcp_probe_init(struct tcp *tcp);
+void ibx_tcp_probe_fini(struct tcp *tcp);
+/* To be called often while this side waits. */
+void ibx_tcp_probe_check(struct tcp *tcp, uint64_t now);
 
 /* peer_death.c */
 void ibx_tcp_keepalive_set(const struct tcp *tcp, int fd);

@@ -11,7 +11,8 @@
  *
  *   cut     the connection is closed: from then to the answer to the next call
  *   path    the same, and the next one is of another provider (both on one host)
- *   silent  nothing reaches the client for a while, an answer neither: from the end of that
+ *   silent  nothing reaches the client for a while, an answer neither: from the end of that, where
+ *           the connection is no longer young
  *   moved   the client has no address for a while, and then another one: from then on
  */
 #include "tests/scenes/session_pair.h"
@@ -33,6 +34,7 @@
 #define SERVER     "10.99.0.1"
 #define TIMES_MAX  1000u
 #define SECONDS    60u
+#define SETTLED_MS 1100u /* transport/tcp/probe.c */
 
 enum ask { ASK_ECHO, ASK_DROP }; /* the first byte of a call */
 
@@ -198,6 +200,7 @@ static void silent(unsigned pause)
     double ms[TIMES_MAX];
     char what[64];
     for (unsigned i = 0; i < times; i++) {
+        sleep_ms(SETTLED_MS);
         calls(20);
         pause_ms = pause + i % 17;
         const uint64_t at = call(ASK_DROP);
@@ -255,7 +258,7 @@ static void *client_thread(void *argument)
         sched_yield();
     shell("ip link set lo up && ip addr add 10.99.0.10/24 dev v1 && ip link set v1 up");
     connect_by("tcp");
-    for (unsigned ms = 50; ms <= 800; ms *= 2)
+    for (unsigned ms = 50; ms <= 3200; ms *= 2)
         silent(ms);
     for (unsigned ms = 50; ms <= 800; ms *= 4)
         moved(ms);

@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * A session whose network is silent for a connection and not for the next one: it goes on over
+ * another, long before TCP finds out, also if only the server has sent something into the silence.
+ * A server that takes its time is no silence.
+ *
+ *   test_session_silence [slow]    that last one alone, or the others
+ *
+ * Two network namespaces. What the server's host sends to an address of the client goes to nobody's
+ * MAC address; the next connection comes from another address.
+ */
+#include "tests/scenes/session_pair.h"
+
+#include "transport/core/conn.h"
+
+#include <fcntl.h>
+#include <linux/sockios.h>
+#include <poll.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#define SERVER     "10.99.0.1"
+#define CALL_BYTES 4u
+#define SLOW_MS    4000u /* a silence of as much would end the connection */
+
+enum ask { ASK_ECHO, ASK_SILENCE, ASK_SLOWLY }; /* the first byte of a call */
+
+static int here = -1, there = -1; /* namespaces: of the server, and of the client */
+static unsigned client_address;   /* the last byte of it */
+
+static void shell(const char *format, ...)
+{
+    char command[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(command, sizeof(command), format, args);
+    va_end(args);
+    if (system(command))
+        fail_msg("failed: %s", command);
+}
+
+/* The client's connections belong to its namespace. */
+int __real_ibx_connect(const char *uri, const struct ibx_options *options, struct ibx_conn **conn,
+                       struct ibx_error *err);
+int __wrap_ibx_connect(const char *uri, const struct ibx_options *options, struct ibx_conn **conn,
+                       struct ibx_error *err);
+
+int __wrap_ibx_connect(const char *uri, const struct ibx_options *options, struct ibx_conn **conn,
+                       struct ibx_error *err)
+{
+    assert_int_equal(setns(there, CLONE_NEWNET), 0);
+    int rc = __real_ibx_connect(uri, options, conn, err);
+    assert_int_equal(setns(here, CLONE_NEWNET), 0);
+    return rc;
+}
+
+/* Nothing reaches the client's address any more; what it connects from next has another. */
+static void silence(void)
+{
+    const unsigned now = client_address++;
+    shell("ip neigh replace 10.99.0.%u lladdr 02:00:00:00:00:99 dev v0 nud permanent", now);
+    assert_int_equal(setns(there, CLONE_NEWNET), 0);
+    shell("ip addr add 10.99.0.%u/24 dev v1 && ip route replace " SERVER " dev v1 src 10.99.0.%u",
+          client_address, client_address);
+    assert_int_equal(setns(here, CLONE_NEWNET), 0);
+}
+
+static bool is_acknowledged(const struct ibx_session *s)
+{
+    int left = -1;
+    return !ioctl(s->conn->handshake_socket, SIOCOUTQ, &left) && !left;
+}
+
+static int serve(struct session_pair *pair, void *argument)
+{
+    uint8_t bytes[CALL_BYTES];
+    (void)argument;
+    while (ibx_session_read(pair->server, bytes, sizeof(bytes)) == sizeof(bytes)) {
+        if (bytes[0] == ASK_SILENCE) {
+            while (!is_acknowledged(pair->client))
+                sched_yield();
+            silence();
+        }
+        if (bytes[0] == ASK_SLOWLY)
+            poll(NULL, 0, SLOW_MS);
+        if (ibx_session_write(pair->server, bytes, sizeof(bytes)) != sizeof(bytes) ||
+            ibx_session_sync(pair->server))
+            return -1;
+    }
+    return 0;
+}
+
+static void call(struct session_pair *pair, enum ask ask)
+{
+    uint8_t bytes[CALL_BYTES] = {(uint8_t)ask, 1, 2, 3};
+    assert_int_equal(setns(there, CLONE_NEWNET), 0);
+    if (ibx_session_write(pair->client, bytes, sizeof(bytes)) != sizeof(bytes) ||
+        ibx_session_sync(pair->client) ||
+        ibx_session_read(pair->client, bytes, sizeof(bytes)) != sizeof(bytes))
+        fail_msg("%s", ibx_session_reason(pair->client));
+    assert_int_equal(setns(here, CLONE_NEWNET), 0);
+    assert_memory_equal(bytes, ((uint8_t[]){(uint8_t)ask, 1, 2, 3}), sizeof(bytes));
+}
+
+static void session_open(struct session_pair *pair)
+{
+    session_keeps = 60;
+    session_pair_use("tcp", SERVER, "timeout_ms", "600000");
+    session_pair_open(pair);
+    session_pair_start(pair, serve, NULL);
+    call(pair, ASK_ECHO);
+}
+
+static void session_end(struct session_pair *pair, unsigned resumed)
+{
+    call(pair, ASK_ECHO);
+    assert_int_equal(ibx_session_resumed(pair->client), resumed);
+    ibx_session_close(pair->client);
+    assert_int_equal(session_pair_join(pair), 0);
+    session_pair_close(pair);
+}
+
+static void a_request_into_the_silence(void **state)
+{
+    struct session_pair pair;
+    (void)state;
+    session_open(&pair);
+    silence();
+    call(&pair, ASK_ECHO);
+    session_end(&pair, 1);
+}
+
+static void an_answer_into_the_silence(void **state)
+{
+    struct session_pair pair;
+    (void)state;
+    session_open(&pair);
+    call(&pair, ASK_SILENCE);
+    session_end(&pair, 1);
+}
+
+static void a_slow_server(void **state)
+{
+    struct session_pair pair;
+    (void)state;
+    session_open(&pair);
+    call(&pair, ASK_SLOWLY);
+    session_end(&pair, 0);
+}
+
+/* Not every sandbox may make network namespaces. */
+static bool wire_make(void)
+{
+    static const char self[] = "/proc/thread-self/ns/net";
+    if (unshare(CLONE_NEWNET))
+        return false;
+    there = open(self, O_RDONLY | O_CLOEXEC);
+    if (unshare(CLONE_NEWNET))
+        return false;
+    here = open(self, O_RDONLY | O_CLOEXEC);
+    client_address = 10;
+    char command[256];
+    snprintf(command, sizeof(command),
+             "ip link add v0 type veth peer name v1 && ip link set v1 netns /proc/%d/fd/%d && "
+             "ip addr add " SERVER "/24 dev v0 && ip link set v0 up && ip link set lo up",
+             (int)getpid(), there);
+    if (there < 0 || here < 0 || system(command))
+        return false;
+    setns(there, CLONE_NEWNET);
+    shell("ip link set lo up && ip addr add 10.99.0.10/24 dev v1 && ip link set v1 up");
+    setns(here, CLONE_NEWNET);
+    return true;
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(a_request_into_the_silence),
+                                       cmocka_unit_test(an_answer_into_the_silence)};
+    const struct CMUnitTest slow[] = {cmocka_unit_test(a_slow_server)};
+    if (!wire_make()) {
+        print_message("needs root, for two networks of its own\n");
+        return 77;
+    }
+    if (argc > 1 && !strcmp(argv[1], "slow"))
+        return cmocka_run_group_tests(slow, NULL, NULL);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * A connection that could be made again, over a network that is silent for a while: TCP doubles the
+ * pause between two tries, so that it finds out about twice as late as the network comes back. A
+ * client that waits asks more often, by a request for another connection to the same address. When
+ * that is answered and this connection's bytes still are not, this one is given up; whoever uses it
+ * goes on over another.
+ *
+ * What the peer sends into the silence is tried again by its kernel, at its pace, and this end does
+ * not know of it. So a client that has heard nothing for a while sends a frame that means nothing:
+ * its kernel then knows whether that arrives.
+ *
+ * A peer's process that is stopped or slow is no silence: its kernel acknowledges. A network may
+ * also pass the small packets of a request and lose long ones. So a young connection is left alone
+ * for longer: or else each one would be given up in turn.
+ */
+#include "transport/tcp/tcp.h"
+
+#include "common/clock.h"
+
+#include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#define IDLE_MS    300u  /* without a byte from the peer: then it is asked */
+#define SILENT_MS  200u  /* since a retransmission without an answer was seen */
+#define YOUNG_MS   1000u /* a connection that is no older when the silence begins ... */
+#define PATIENT_MS 3000u /* ... is left alone for so long */
+#define ANSWER_MS  100u  /* for a request for a connection, or 3 round trips */
+#define TRIPS      3u
+
+static bool info_of(const struct tcp_lane *lane, struct tcp_info *info)
+{
+    socklen_t length = sizeof(*info);
+    return !getsockopt(lane->fd, IPPROTO_TCP, TCP_INFO, info, &length);
+}
+
+/* Whether bytes of this lane were sent again, and nothing has come since. Probes of a closed window
+ * are none: a kernel answers few of them. */
+static bool lane_silent(const struct tcp_lane *lane, struct tcp_info *info)
+{
+    int unacknowledged = 0;
+    return !ioctl(lane->fd, SIOCOUTQ, &unacknowledged) && unacknowledged && info_of(lane, info) &&
+           info->tcpi_retransmits && !info->tcpi_probes &&
+           info->tcpi_last_data_sent < info->tcpi_last_ack_recv;
+}
+
+static void drop(struct tcp_probe *probe)
+{
+    if (probe->fd >= 0)
+        close(probe->fd);
+    probe->fd = -1;
+}
+
+/* Asks for another connection; its answer wakes the sleeper. */
+static void ask(struct tcp *tcp, const struct tcp_info *info, uint64_t now)
+{
+    struct tcp_probe *probe = &tcp->probe;
+    struct sockaddr_storage address;
+    socklen_t length = sizeof(address);
+    struct epoll_event event = {.events = EPOLLOUT};
+    const unsigned trips_ms = TRIPS * (info->tcpi_rtt / 1000);
+    if (getpeername(tcp->lanes[0].fd, (struct sockaddr *)&address, &length))
+        return;
+    probe->fd = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    probe->began = now;
+    probe->until = now + (trips_ms > ANSWER_MS ? trips_ms : ANSWER_MS) * IBX_NS_PER_MS;
+    if (probe->fd >= 0 && !connect(probe->fd, (struct sockaddr *)&address, length))
+        return;
+    if (probe->fd < 0 || errno != EINPROGRESS ||
+        epoll_ctl(tcp->writable, EPOLL_CTL_ADD, probe->fd, &event))
+        drop(probe);
+}
+
+/* 1: the request was answered; 0: not yet; -1: it has failed. */
+static int answered(const struct tcp_probe *probe)
+{
+    struct pollfd look = {.fd = probe->fd, .events = POLLOUT};
+    int error = 0;
+    socklen_t length = sizeof(error);
+    if (poll(&look, 1, 0) <= 0)
+        return 0;
+    return getsockopt(probe->fd, SOL_SOCKET, SO_ERROR, &error, &length) || error ? -1 : 1;
+}
+
+static void follow_up(struct tcp *tcp, const struct tcp_info *info, uint64_t now)
+{
+    struct tcp_probe *probe = &tcp->probe;
+    const int answer = answered(probe);
+    const bool since = now - info->tcpi_last_ack_recv * IBX_NS_PER_MS > probe->began;
+    if (answer > 0 && !since)
+        ibx_tcp_fail(tcp, -ETIMEDOUT,
+                     "nothing was acknowledged for %u ms, but a new connection is answered",
+                     info->tcpi_last_ack_recv);
+    if (answer || now >= probe->until)
+        drop(probe);
+}
+
+/* Sends a frame that means nothing after a time without any byte. */
+static void ping(struct tcp *tcp)
+{
+    struct tcp_lane *first = &tcp->lanes[0];
+    struct tcp_info info;
+    if (tcp->wrote || ibx_tcp_lane_has_output(first) || !info_of(first, &info) ||
+        info.tcpi_unacked || info.tcpi_last_data_recv < IDLE_MS ||
+        info.tcpi_last_ack_recv < IDLE_MS)
+        return;
+    ibx_tcp_pad_once(first);
+}
+
+void ibx_tcp_probe_init(struct tcp *tcp)
+{
+    const struct ibx_options *options = ibx_link_options(tcp->link);
+    tcp->probe = (struct tcp_probe){.fd = -1, .born = ibx_now_ns()};
+    tcp->probe.able = options->follow_address && ibx_link_role(tcp->link) == IBX_ROLE_CLIENT &&
+                      tcp->timer >= 0 && !tcp->same_host;
+}
+
+void ibx_tcp_probe_fini(struct tcp *tcp)
+{
+    drop(&tcp->probe);
+}
+
+void ibx_tcp_probe_check(struct tcp *tcp, uint64_t now)
+{
+    struct tcp_probe *probe = &tcp->probe;
+    struct tcp_info info;
+    bool silent = false;
+    for (unsigned i = 0; i <= tcp->lane_count && !silent; i++)
+        silent = lane_silent(&tcp->lanes[i], &info);
+    if (!silent) {
+        drop(probe);
+        probe->silent_since = 0;
+        ping(tcp);
+        return;
+    }
+    if (!probe->silent_since)
+        probe->silent_since = now;
+    const bool young = probe->silent_since - probe->born < YOUNG_MS * IBX_NS_PER_MS;
+    const unsigned patient_ms = young ? PATIENT_MS : SILENT_MS;
+    if (probe->fd >= 0)
+        follow_up(tcp, &info, now);
+    if (!tcp->status && probe->fd < 0 && now - probe->silent_since >= patient_ms * IBX_NS_PER_MS)
+        ask(tcp, &info, now);
+}
