@@ -13,6 +13,7 @@
 
 #define THREADS_LEAST    3u
 #define THREADS_MOST     4u /* unless the user asks for more */
+#define THREADS_WIDE     8u /* of a long copy: as fast as a GPU, see ibx_copy_threads_wide_count() */
 #define PROCESSORS_LEAST 8u
 #define SPIN_NS          (100 * IBX_NS_PER_US)
 #define PIECE_LEAST      ((size_t)256 << 10) /* of ibx_copy_threads_run() */
@@ -26,16 +27,19 @@ struct job {
 
 struct ibx_copy_threads {
     pthread_mutex_t lock;
-    pthread_cond_t posted, over;
+    pthread_cond_t posted, posted_wide, over;
     pthread_t threads[IBX_COPY_THREADS_MAX];
-    unsigned count; /* threads created */
+    unsigned count;          /* threads created */
+    unsigned usual;          /* of these; the others are for long copies */
+    unsigned started;        /* of these, each takes the next number */
+    atomic_uint taking_part; /* in this copy: the first ones */
     pid_t owner;
     bool ending;
 
     ibx_copy_threads_copy copy;
     void *context;
-    unsigned sleeping; /* threads */
-    uint64_t spin_ns;  /* how long a thread looks for a job before it sleeps */
+    unsigned sleeping, sleeping_wide; /* usual threads, and others */
+    uint64_t spin_ns;                 /* how long a thread looks for a job before it sleeps */
     struct job jobs[IBX_COPY_THREADS_SLOTS]; /* a ring of those that no thread has begun */
     unsigned first, waiting, running;        /* jobs */
     uint32_t done;                           /* slots */
@@ -69,29 +73,38 @@ static void run_one(struct ibx_copy_threads *t)
     pthread_cond_signal(&t->over); /* only the owner waits for it */
 }
 
+static bool takes_part(const struct ibx_copy_threads *t, unsigned number)
+{
+    return number < atomic_load_explicit(&t->taking_part, memory_order_relaxed);
+}
+
 /* Waking a thread takes longer than many a copy, and copies come in series: so a thread spins
- * before it sleeps. Unlocks meanwhile. False: there is no job. */
-static bool spin(struct ibx_copy_threads *t)
+ * before it sleeps. Unlocks meanwhile. False: there is no job for it. */
+static bool spin(struct ibx_copy_threads *t, unsigned number)
 {
     uint64_t until = ibx_now_ns() + t->spin_ns;
     pthread_mutex_unlock(&t->lock);
-    while (!atomic_load_explicit(&t->posts, memory_order_relaxed) && ibx_now_ns() < until)
+    while (!atomic_load_explicit(&t->posts, memory_order_relaxed) && takes_part(t, number) &&
+           ibx_now_ns() < until)
         ibx_cpu_relax();
     pthread_mutex_lock(&t->lock);
-    return t->waiting || t->ending;
+    return (t->waiting && takes_part(t, number)) || t->ending;
 }
 
 static void *work(void *argument)
 {
     struct ibx_copy_threads *t = argument;
     pthread_mutex_lock(&t->lock);
+    const unsigned number = t->started++;
+    const bool usual = number < t->usual;
+    unsigned *sleeping = usual ? &t->sleeping : &t->sleeping_wide;
     while (!t->ending) {
-        if (t->waiting) {
+        if (t->waiting && takes_part(t, number)) {
             run_one(t);
-        } else if (!t->spin_ns || !spin(t)) {
-            t->sleeping++;
-            pthread_cond_wait(&t->posted, &t->lock);
-            t->sleeping--;
+        } else if (!t->spin_ns || !takes_part(t, number) || !spin(t, number)) {
+            ++*sleeping;
+            pthread_cond_wait(usual ? &t->posted : &t->posted_wide, &t->lock);
+            --*sleeping;
         }
     }
     pthread_mutex_unlock(&t->lock);
@@ -124,6 +137,15 @@ unsigned ibx_copy_threads_count(void)
                                             : 1;
 }
 
+/* Eight fill memory at 40 to 50 GB/s where four do at 25 to 30 and a GPU takes 55
+ * (docs/measurements.md). Half of the processors remain for others. */
+unsigned ibx_copy_threads_wide_count(void)
+{
+    const unsigned half = ibx_thread_processors() / 2, usual = ibx_copy_threads_count();
+    const unsigned wide = half < THREADS_WIDE ? half : THREADS_WIDE;
+    return usual > 1 && wide > usual ? wide : usual;
+}
+
 int ibx_copy_threads_create(unsigned count, struct ibx_copy_threads **threads,
                             struct ibx_error *err)
 {
@@ -132,10 +154,16 @@ int ibx_copy_threads_create(unsigned count, struct ibx_copy_threads **threads,
         return ibx_error_set(err, -ENOMEM, "no memory for copy threads");
     pthread_mutex_init(&t->lock, NULL);
     pthread_cond_init(&t->posted, NULL);
+    pthread_cond_init(&t->posted_wide, NULL);
     pthread_cond_init(&t->over, NULL);
     t->owner = getpid();
     t->spin_ns = ibx_thread_may_spin() ? SPIN_NS : 0;
+    t->usual = IBX_COPY_THREADS_MAX; /* before the first of them looks */
+    t->taking_part = t->usual;
     int rc = create_threads(t, count);
+    pthread_mutex_lock(&t->lock);
+    t->usual = t->taking_part = t->count;
+    pthread_mutex_unlock(&t->lock);
     if (rc && !t->count) {
         ibx_copy_threads_destroy(t);
         return ibx_error_set(err, -rc, "%u copy threads cannot be created: lower rdma.gpu_threads",
@@ -153,11 +181,13 @@ void ibx_copy_threads_destroy(struct ibx_copy_threads *t)
         pthread_mutex_lock(&t->lock);
         t->ending = true;
         pthread_cond_broadcast(&t->posted);
+        pthread_cond_broadcast(&t->posted_wide);
         pthread_mutex_unlock(&t->lock);
         for (unsigned i = 0; i < t->count; i++)
             pthread_join(t->threads[i], NULL);
         pthread_cond_destroy(&t->over);
         pthread_cond_destroy(&t->posted);
+        pthread_cond_destroy(&t->posted_wide);
         pthread_mutex_destroy(&t->lock);
     }
     free(t);
@@ -170,7 +200,22 @@ void ibx_copy_threads_begin(struct ibx_copy_threads *t, ibx_copy_threads_copy co
     t->context = context;
     t->done = 0;
     t->status = 0;
+    t->taking_part = t->usual;
     pthread_mutex_unlock(&t->lock);
+}
+
+void ibx_copy_threads_widen(struct ibx_copy_threads *t, unsigned count)
+{
+    if (count > t->count + 1)
+        create_threads(t, count);
+    pthread_mutex_lock(&t->lock);
+    t->taking_part = t->count;
+    pthread_mutex_unlock(&t->lock);
+}
+
+static bool is_wide(const struct ibx_copy_threads *t)
+{
+    return t->taking_part > t->usual;
 }
 
 void ibx_copy_threads_post(struct ibx_copy_threads *t, unsigned slot, void *local, uint64_t offset,
@@ -182,6 +227,9 @@ void ibx_copy_threads_post(struct ibx_copy_threads *t, unsigned slot, void *loca
     set_waiting(t, t->waiting + 1);
     if (t->sleeping)
         pthread_cond_signal(&t->posted);
+    if (t->sleeping_wide &&
+        is_wide(t)) /* some of both: those that are woken may not be awake yet */
+        pthread_cond_signal(&t->posted_wide);
     pthread_mutex_unlock(&t->lock);
 }
 
@@ -203,7 +251,7 @@ int ibx_copy_threads_take(struct ibx_copy_threads *t, bool wait, uint32_t *slots
 {
     pthread_mutex_lock(&t->lock);
     while (wait && !t->done && !t->status && (t->waiting || t->running)) {
-        if (t->waiting)
+        if (t->waiting && !is_wide(t))
             run_one(t);
         else
             await_end(t);
@@ -247,6 +295,7 @@ void ibx_copy_threads_stop(struct ibx_copy_threads *t)
 {
     pthread_mutex_lock(&t->lock);
     set_waiting(t, 0);
+    t->taking_part = t->usual;
     while (t->running)
         pthread_cond_wait(&t->over, &t->lock);
     pthread_mutex_unlock(&t->lock);

@@ -31,6 +31,8 @@ struct ibx_copy_threads;
 
 /* The default number of threads for the processors of this process; 1: no copy threads. */
 unsigned ibx_copy_threads_count(void);
+/* The same for long copies, which more threads make faster: at least as many. */
+unsigned ibx_copy_threads_wide_count(void);
 
 /* `count` includes the owner. Fewer are created when the system refuses some; -EAGAIN when it
  * refuses all, -ENOMEM. */
@@ -42,6 +44,10 @@ void ibx_copy_threads_destroy(struct ibx_copy_threads *threads);
 /* Before a copy of several pieces. No piece may be under way. */
 void ibx_copy_threads_begin(struct ibx_copy_threads *threads, ibx_copy_threads_copy copy,
                             void *context);
+/* Behind it, for a long copy: `count` threads take part in this one, the owner included, which then
+ * copies nothing itself. They are created the first time, or as many as the system allows, and
+ * sleep during other copies. */
+void ibx_copy_threads_widen(struct ibx_copy_threads *threads, unsigned count);
 /* Posts a piece; `slot` names it until ibx_copy_threads_take() has reported it. */
 void ibx_copy_threads_post(struct ibx_copy_threads *threads, unsigned slot, void *local,
                            uint64_t offset, size_t n);

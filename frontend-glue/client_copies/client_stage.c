@@ -35,6 +35,7 @@
 #define EVEN_COPIES  64u /* copies, before shrinking parts are tried again */
 #define THREADS_TO   (1u << 20) /* bytes to the device: shorter copies end before threads begin */
 #define THREADS_FROM (2u << 20) /* from it */
+#define WIDE_FROM    (8u << 20) /* either way: as many threads as it takes to feed the GPU */
 #define IN_FLIGHT    3u         /* frames without an answer: of 4 message slots one is for a CTS */
 #define ANSWER_US    1000u      /* none takes longer, unless the GPU has others to serve */
 #define USELESS_MAX  3u         /* copies in a row */
@@ -402,6 +403,8 @@ int ibx_client_stage_copy(struct ibx_session *s, const struct ibx_frontend_copy 
     run.began_ns = ibx_now_ns();
     if (run.threads)
         ibx_copy_threads_begin(run.threads, move, (void *)(uintptr_t)copy);
+    if (run.threads && copy->n >= WIDE_FROM)
+        ibx_session_widen_threads(s);
     ibx_session_take_placed(s);
     int rc = (int)ibx_session_write(s, NULL, 0); /* earlier payloads are READ now */
     while (!rc && !finished(&run))

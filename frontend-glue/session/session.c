@@ -352,6 +352,12 @@ struct ibx_copy_threads *ibx_session_threads(struct ibx_session *s)
     return s->threads;
 }
 
+void ibx_session_widen_threads(struct ibx_session *s)
+{
+    if (!s->thread_count && s->threads)
+        ibx_copy_threads_widen(s->threads, ibx_copy_threads_wide_count());
+}
+
 void ibx_session_drop_threads(struct ibx_session *s)
 {
     ibx_copy_threads_destroy(s->threads);

@@ -37,6 +37,25 @@ static int set_up_threads(void **state)
     return rc;
 }
 
+/* Many processors, of which a client with the default makes use. */
+static unsigned processors; /* 0: as many as there are */
+unsigned __real_ibx_thread_processors(void);
+unsigned __wrap_ibx_thread_processors(void);
+
+unsigned __wrap_ibx_thread_processors(void)
+{
+    return processors ? processors : __real_ibx_thread_processors();
+}
+
+static int set_up_many(void **state)
+{
+    const struct ibx_gpu_options before = gpu;
+    gpu.threads = 1; /* only the client has copy threads */
+    int rc = set_up_long(state);
+    gpu = before;
+    return rc;
+}
+
 static int tear_down_long(void **state)
 {
     app->inject(NULL, 0, 0, false);
@@ -103,34 +122,6 @@ static void test_sizes(void **state)
     assert_true(now.all > 4 * SIZES);
 }
 
-/* What the GPU has not taken yet is not written over: it is slower than the client here. */
-static void test_slow_gpu(void **state)
-{
-    (void)state;
-    app->slow(500);
-    check(LONGEST, 16, false);
-    check(LONGEST - 12345, 48, true);
-}
-
-/* The first failure is the call's; the rest of the copy is not tried for ever. */
-static void test_failures(void **state)
-{
-    (void)state;
-    const size_t n = 9 << 20;
-    uint8_t *host = scene_memory(n);
-    for (unsigned i = 0; i < 12; i++) {
-        bool to_device = i % 2;
-        unsigned before = seen().requests;
-        app->inject("dma", 1 + i % 5, INVALID, true);
-        assert_int_equal(copy(to_device, i % 3 == 0, host, 0, n), HANDLED);
-        app->inject(NULL, 0, 0, false);
-        assert_in_range(seen().requests, before + 1, before + MOST_OUT);
-        check(n, 16, to_device);
-    }
-}
-
-/* ------------------------------------------------------------------------ giving up */
-
 #define EXITING 4u /* the kernel's PF_EXITING */
 
 /* One that was joined may be seen for a little longer. */
@@ -158,6 +149,50 @@ static unsigned threads_now(void)
     closedir(folder);
     return count;
 }
+
+/* More threads copy what is long: three and the caller, then seven and the caller. */
+static void test_many_threads(void **state)
+{
+    (void)state;
+    const unsigned threads = threads_now();
+    processors = 16;
+    check(5 << 20, 16, false);
+    assert_int_equal(threads_now(), threads + 3);
+    check(LONGEST - 12345, 48, false);
+    assert_int_equal(threads_now(), threads + 7);
+    app->slow(500);
+    check(LONGEST, 2063, true);
+    check(5 << 20, 16, true);
+    processors = 0;
+}
+
+/* What the GPU has not taken yet is not written over: it is slower than the client here. */
+static void test_slow_gpu(void **state)
+{
+    (void)state;
+    app->slow(500);
+    check(LONGEST, 16, false);
+    check(LONGEST - 12345, 48, true);
+}
+
+/* The first failure is the call's; the rest of the copy is not tried for ever. */
+static void test_failures(void **state)
+{
+    (void)state;
+    const size_t n = 9 << 20;
+    uint8_t *host = scene_memory(n);
+    for (unsigned i = 0; i < 12; i++) {
+        bool to_device = i % 2;
+        unsigned before = seen().requests;
+        app->inject("dma", 1 + i % 5, INVALID, true);
+        assert_int_equal(copy(to_device, i % 3 == 0, host, 0, n), HANDLED);
+        app->inject(NULL, 0, 0, false);
+        assert_in_range(seen().requests, before + 1, before + MOST_OUT);
+        check(n, 16, to_device);
+    }
+}
+
+/* ------------------------------------------------------------------------ giving up */
 
 /* A back end that runs nothing by itself sees what it would of a client without such memory, but
  * for the first copies; and nobody is left who would copy. */
@@ -379,6 +414,7 @@ int main(void)
         /* First: the process has one pool, which others make. */
         TEST(test_handled_frames_settle, set_up_poor, &two_parts),
         TEST(test_sizes, set_up_long, NULL),
+        {"test_many_threads", test_many_threads, set_up_many, tear_down_long, NULL},
         {"test_sizes_by_several", test_sizes, set_up_threads, tear_down_long, NULL},
         TEST(test_slow_gpu, set_up_threads, NULL),
         TEST(test_failures, set_up_threads, NULL),

@@ -25,8 +25,10 @@ struct copying {
     atomic_uint begun, running, most;
     unsigned fail_at; /* the piece that fails, 0: none */
     unsigned meet;    /* so many pieces wait for each other */
+    unsigned wide;    /* threads of this copy, 0: the usual ones */
     pthread_t owner;
-    atomic_bool others; /* a thread that is not the owner has copied */
+    atomic_bool owners; /* the owner has copied */
+    atomic_bool others; /* a thread that is not the owner has */
     atomic_bool failed; /* the piece that fails is over ... */
     atomic_bool told;   /* ... and the owner knows */
 };
@@ -47,7 +49,9 @@ static int copy(void *context, void *to, uint64_t offset, size_t n)
     while (now > most && !atomic_compare_exchange_weak(&c->most, &most, now))
         ;
     const bool owner = pthread_equal(pthread_self(), c->owner), fails = piece == c->fail_at;
-    if (!owner)
+    if (owner)
+        c->owners = true;
+    else
         c->others = true;
     while (piece <= c->meet && c->begun < c->meet)
         sched_yield();
@@ -68,6 +72,8 @@ static int copy_all(struct ibx_copy_threads *t, struct copying *c)
     int rc = 0;
     c->owner = pthread_self();
     ibx_copy_threads_begin(t, copy, c);
+    if (c->wide)
+        ibx_copy_threads_widen(t, c->wide);
     while (over < PIECES && !rc) {
         for (unsigned slot = 0; slot < 8 && next < PIECES; slot++) {
             if (busy & 1u << slot)
@@ -105,6 +111,28 @@ static void test_all_pieces(void **state)
         assert_int_equal(c.others, threads > 1);
         ibx_copy_threads_destroy(t);
     }
+}
+
+/* More threads take part in a long copy, and no more than before in the next one. */
+static void test_wide(void **state)
+{
+    (void)state;
+    struct ibx_copy_threads *t;
+    assert_int_equal(ibx_copy_threads_create(3, &t, NULL), 0);
+    for (unsigned round = 0; round < 20; round++) {
+        struct copying wide = {.meet = 5, .wide = 6}, usual = {.meet = 3};
+        struct copying failing = {.fail_at = 9, .wide = 6};
+        memset(local, 0, sizeof(local));
+        assert_int_equal(copy_all(t, &wide), 0);
+        assert_memory_equal(local, peer, sizeof(peer));
+        assert_int_equal(wide.begun, PIECES);
+        assert_int_equal(wide.most, 5); /* the owner has something else to do */
+        assert_false(wide.owners);
+        assert_int_equal(copy_all(t, &usual), 0);
+        assert_int_equal(usual.most, 3);
+        assert_int_equal(copy_all(t, &failing), -ESRCH);
+    }
+    ibx_copy_threads_destroy(t);
 }
 
 /* A whole copy, of any length and with any number of threads. */
@@ -236,9 +264,9 @@ static void test_signals_of_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_all_pieces),        cmocka_unit_test(test_one_copy),
-        cmocka_unit_test(test_failure),           cmocka_unit_test(test_fork),
-        cmocka_unit_test(test_signals_of_memory),
+        cmocka_unit_test(test_all_pieces), cmocka_unit_test(test_wide),
+        cmocka_unit_test(test_one_copy),   cmocka_unit_test(test_failure),
+        cmocka_unit_test(test_fork),       cmocka_unit_test(test_signals_of_memory),
     };
     alarm(120);
     return cmocka_run_group_tests_name("copy_threads", tests, NULL, NULL);
