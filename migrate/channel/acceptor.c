@@ -136,8 +136,6 @@ static int first_message(const struct ibx_acceptor *acceptor, struct ibx_conn *c
         return rc;
     /* HELLO and JOIN are text and numbers: nothing points into the event. */
     ibx_message_release(conn, &event);
-    if (first->type == IBX_MIGRATE_HELLO || first->type == IBX_MIGRATE_JOIN)
-        ibx_receive_ahead(conn);
     if (first->type == IBX_MIGRATE_HELLO)
         rc = take_description(conn, deadline, timeout_ms,
                               (struct ibx_migrate_hello *)(uintptr_t)first->is.hello, err);
@@ -167,8 +165,10 @@ static void *request_main(void *argument)
     struct ibx_connection_request *request = &place->request;
     struct ibx_error err = {0};
     int rc = ibx_establish(request->conn, &err);
-    if (!rc)
+    if (!rc) { /* a source that has proven itself: padding is behind its first message */
+        ibx_receive_ahead(request->conn);
         rc = first_message(acceptor, request->conn, &request->first, &err);
+    }
     if (rc)
         turned_away(request->conn, rc != SILENT, err.message);
     pthread_mutex_lock(&acceptor->lock);

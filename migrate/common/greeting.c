@@ -91,7 +91,7 @@ void ibx_migration_warn_plain(const struct ibx_migrate_observer *observer,
             path->peer);
 }
 
-#define STATE_PAD (384u << 10) /* bytes; the page map and the device state are less, mostly */
+#define STATE_PAD (512u << 10) /* bytes; the page map and the device state are less, mostly */
 
 struct greeting {
     struct ibx_migrate_answer *answer;

@@ -12,9 +12,11 @@
 #include <string.h>
 
 #define JOIN_BYTES 512 /* and more */
-/* Over each connection: what a window of ten segments of 9000 bytes carries in two round trips.
- * There are not many more before the stop where both ends are fast. */
+/* Over each connection: what a window of ten segments of 9000 bytes carries in two round trips, if
+ * these are long: then there are not many more before the stop. */
 #define PAD_BYTES (256u << 10)
+#define PAD_MORE  (700u << 10)
+#define PAD_LONG  (20 * IBX_NS_PER_MS)
 
 struct connecting {
     struct ibx_page_connections *all;
@@ -57,8 +59,9 @@ static void *connect_main(void *argument)
     if (!one->rc && one->all->joins)
         one->rc = send_join(one);
     /* As early as can be: it takes some round trips, and may be under way no more at the stop. */
-    if (!one->rc && one->all->pads && ibx_path_is_far(ibx_conn_path(one->conn)))
-        ibx_pad(one->conn, PAD_BYTES);
+    const struct ibx_path *path = one->rc || !one->all->pads ? NULL : ibx_conn_path(one->conn);
+    if (path && ibx_path_is_far(path))
+        ibx_pad(one->conn, path->round_trip_ns < PAD_LONG ? PAD_MORE : PAD_BYTES);
     return NULL;
 }
 

@@ -12,6 +12,7 @@
 #include <netinet/in.h>
 
 #define FRAME_BYTES (32u << 10)
+#define HOSTS_US    20000u
 
 static const uint8_t nothing[FRAME_BYTES];
 
@@ -23,15 +24,15 @@ static void unsent_most(const struct tcp_lane *lane, uint32_t bytes)
 
 /* The kernel has what it may send a round trip later, too: then nobody may poll the connection, and
  * with less BBR would take it for all that the wire carries. Where packets stand in a queue for
- * half as long as they travel, the wire has all that it takes: more would only be in front of what
- * is sent next. */
+ * half as long as they travel, and for longer than hosts take, the wire has all that it takes: more
+ * would only be in front of what is sent next. */
 static bool wire_takes(const struct tcp_lane *lane)
 {
     struct tcp_info info = {0};
     socklen_t length = sizeof(info);
     const bool known = !getsockopt(lane->fd, IPPROTO_TCP, TCP_INFO, &info, &length) &&
                        info.tcpi_min_rtt && info.tcpi_min_rtt != UINT32_MAX;
-    const bool takes = !known || info.tcpi_rtt / 3 <= info.tcpi_min_rtt / 2;
+    const bool takes = !known || info.tcpi_rtt < info.tcpi_min_rtt / 2 * 3 + HOSTS_US;
     if (takes)
         unsent_most(lane, 2 * info.tcpi_snd_cwnd * info.tcpi_snd_mss);
     return takes;

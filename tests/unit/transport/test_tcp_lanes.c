@@ -127,7 +127,7 @@ int getsockopt(int fd, int level, int name, void *restrict value, socklen_t *res
     if (!rc && level == IPPROTO_TCP && name == TCP_INFO && wire != WIRE_REAL) {
         struct tcp_info *info = value;
         info->tcpi_min_rtt = 1000;
-        info->tcpi_rtt = wire == WIRE_FULL ? 1600 : 1400;
+        info->tcpi_rtt = wire == WIRE_FULL ? 21600 : 21400;
     }
     return (int)rc;
 }
