@@ -422,6 +422,17 @@ def a_far_end_that_does_not_come_up_is_cleaned_up(scene):
     err = fails(scene, vm, ("QEMU did not start", "nonsense"), "--qemu-arg=-nonsense")
     assert len(err.splitlines()) == 1, err
     fails(scene, vm, ("no folder can be made in /none",), "--memory-dir", "/none")
+    # Somebody's, such as the QEMU's own where both ends are on one host and no --map is given.
+    taken = scene.path("taken")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(taken)
+        listener.listen()
+        for words in (("-monitor", f"unix:{taken},server=on,wait=off"),
+                      ("-qmp", f"unix:{taken},server,nowait"),
+                      ("-chardev", f"socket,id=late,path={taken},server=on,wait=off")):
+            fails(scene, vm, (f"listens at {taken} already", "--map"),
+                  *("--qemu-arg=" + word for word in words))
+        assert listens(taken)
     fails(scene, vm, ("the destination", "refuses"), "--qemu-arg=-device",
           "--qemu-arg=virtio-rng-pci,addr=9")
     line = list(run_line(scene))

@@ -464,6 +464,22 @@ bool ibx_run_folder_of(const char *value, char *folder, size_t size)
     return true;
 }
 
+char *ibx_run_socket_of(const char *argument)
+{
+    const size_t length = strlen(argument);
+    const bool bare =
+        strstr(argument, ",server,") || (length > 7 && !strcmp(argument + length - 7, ",server"));
+    json_t *pairs = split(argument);
+    const char *server = value_of(pairs, "server"), *path = value_of(pairs, "path"),
+               *first = value_of(pairs, "");
+    if (!path && first && !strncmp(first, "unix:", 5))
+        path = first + 5;
+    const bool listens = bare || (server && strcmp(server, "off") && strcmp(server, "no"));
+    char *socket = path && listens ? strdup(path) : NULL;
+    json_decref(pairs);
+    return socket;
+}
+
 struct making {
     struct work work;
     const json_t *absent;

@@ -231,6 +231,38 @@ static bool left(struct far *far, int wait_ms)
     return far->asker.now != ASKER_THERE;
 }
 
+/* Whether a program listens at this socket, also one that takes nobody more for now. */
+static bool is_taken(const char *path)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    if (strlen(path) >= sizeof(address.sun_path))
+        return false;
+    memcpy(address.sun_path, path, strlen(path));
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    const bool taken =
+        fd >= 0 && (!connect(fd, (struct sockaddr *)&address, sizeof(address)) || errno == EAGAIN);
+    if (fd >= 0)
+        close(fd);
+    return taken;
+}
+
+/* QEMU unlinks a socket that is there, and so takes it from whoever listens, such as the VM's own
+ * QEMU where both run on one host. */
+static int check_sockets(char *const *arguments, struct ibx_error *err)
+{
+    int rc = 0;
+    for (size_t i = 0; arguments[i] && !rc; i++) {
+        char *path = ibx_run_socket_of(arguments[i]);
+        if (path && is_taken(path))
+            rc = ibx_error_set(err, -EADDRINUSE,
+                               "a program listens at %s already, which QEMU would take from it: "
+                               "give run --map with another folder for it, or end that program",
+                               path);
+        free(path);
+    }
+    return rc;
+}
+
 static int start_qemu(struct far *far, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(START_MS);
@@ -238,6 +270,9 @@ static int start_qemu(struct far *far, struct ibx_error *err)
     char **arguments = arguments_of(far);
     if (!arguments || !arguments[0])
         return ibx_error_set(err, -EINVAL, "there are no arguments for QEMU");
+    int rc = check_sockets(arguments, err);
+    if (rc)
+        return rc; /* the process ends soon */
     far->qemu = fork();
     if (!far->qemu)
         become(far, arguments, -1);

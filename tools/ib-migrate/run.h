@@ -45,6 +45,8 @@ json_t *ibx_run_ids(const json_t *given, bool objects);
 json_t *ibx_run_backend_ids(const json_t *given);
 /* Whether this value of -qmp is the monitor that an earlier run gave a QEMU; and its folder. */
 bool ibx_run_folder_of(const char *value, char *folder, size_t size);
+/* The unix socket at which QEMU listens by this argument, for free(); NULL: none. */
+char *ibx_run_socket_of(const char *argument);
 /* The process that listens at this socket; 0: none. */
 pid_t ibx_run_listener(const char *path);
 /* Replaces one token in an argument; for free(). */
