@@ -139,7 +139,10 @@ int ibx_image_open_file(const char *path, struct ibx_image **out, struct ibx_err
         int code = errno;
         if (fd >= 0)
             close(fd);
-        return ibx_error_set(err, -code, "--from %s: %s", path, strerror(code));
+        return ibx_error_set(err, -code,
+                             "--from %s: %s; name the memory file of a snapshot, or the URI where "
+                             "ib-migrate serve offers it",
+                             path, strerror(code));
     }
     struct file_image *image = calloc(1, sizeof(*image));
     if (!S_ISREG(st.st_mode) || !st.st_size || st.st_size % IBX_SNAPSHOT_PAGE || !image) {

@@ -72,8 +72,13 @@ static int lock_once(const char *path, int *fd, struct ibx_error *err)
     else if (fstat(lock, &mine) || stat(path, &there) || mine.st_ino != there.st_ino)
         rc = -EAGAIN;
     int length = snprintf(text, sizeof(text), "%d\n", (int)getpid());
-    if (!rc && (ftruncate(lock, 0) || pwrite(lock, text, (size_t)length, 0) != length))
-        rc = ibx_error_set(err, -EIO, "lock %s cannot be written: %s", path, strerror(errno));
+    if (!rc && (ftruncate(lock, 0) || pwrite(lock, text, (size_t)length, 0) != length)) {
+        rc = ibx_error_set(err, -EIO,
+                           "lock %s cannot be written: %s; free space there, or choose another "
+                           "folder with --state-dir",
+                           path, strerror(errno));
+        unlink(path);
+    }
     if (rc)
         close(lock);
     else

@@ -205,7 +205,8 @@ static int copy_run(const uint8_t *memory, uint64_t from, uint64_t end, int fd,
             const ssize_t n = pwrite(fd, memory + from, (size_t)(to - from), (off_t)from);
             if (n <= 0)
                 return ibx_error_set(err, n ? -errno : -EIO,
-                                     "guest RAM cannot be written into the snapshot: %s",
+                                     "guest RAM cannot be written into the snapshot: %s; free "
+                                     "space there, or choose another folder",
                                      n ? strerror(errno) : "no byte was taken");
             from += (uint64_t)n;
         }
@@ -244,14 +245,17 @@ static int fill_folder(struct freezing *f, struct ibx_error *err)
     struct ibx_snapshot_manifest *m = &f->folder.manifest;
     m->state_bytes = f->state_bytes;
     int rc = ibx_snapshot_folder_files(&f->folder, true, true, err);
+    if (rc)
+        return rc;
     for (unsigned i = 0; !rc && i < m->ram_count; i++)
         rc = copy_block(f, i, err);
     if (!rc &&
         pwrite(f->folder.fds[m->ram_count], f->state, f->state_bytes, 0) != (ssize_t)f->state_bytes)
         rc = ibx_error_set(err, errno ? -errno : -EIO,
-                           "the device state cannot be written into the snapshot: %s",
+                           "the device state cannot be written into the snapshot: %s; free space "
+                           "there, or choose another folder",
                            strerror(errno));
-    return rc;
+    return rc ? ibx_error_prefix(err, rc, "%s", f->folder.path) : 0;
 }
 
 static int hash_all(struct freezing *f, const struct ibx_page_map *map, struct ibx_error *err)

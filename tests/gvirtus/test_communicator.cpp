@@ -432,11 +432,11 @@ int main(int argc, char **argv)
     });
     check((std::to_string(client_count) + " clients at once").c_str(), many_clients);
     check("a client killed at every step", killed_at_every_step);
-    check("nothing stays of clients that have gone", nothing_stays_of_clients);
+    check("clients that have gone leave nothing behind", nothing_stays_of_clients);
     check("a connection ends with its thread", threads_that_end);
     check("the back end killed: error 999, never an old success", back_end_killed);
     check("a link that breaks", link_that_breaks);
-    check("nobody there: a sentence for G3 and for G5", nobody_there);
+    check("no back end there: one sentence, thrown as older and newer GVirtuS do", nobody_there);
     check("keys: right, wrong, missing, readable by others", keys);
     check("bad properties", bad_properties);
 

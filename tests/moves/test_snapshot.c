@@ -178,7 +178,9 @@ static void test_no_room(void)
     struct mover *tried = MOVER_RUN(1, "freeze", snapshot, "--qmp", vms[0].tool);
     const int gone = stat(snapshot, &st);
     umount(place);
-    mover_must_print(tried, "guest RAM cannot be written into the snapshot: No space left");
+    mover_must_print(tried,
+                     "/small/snapshot: guest RAM cannot be written into the snapshot: No space "
+                     "left on device; free space there");
     assert_int_equal(gone, -1);
     assert_true(vm_runs(&vms[0]));
     vm_wait_beats(&vms[0], vm_beats(&vms[0]) + 2);

@@ -424,7 +424,7 @@ def show_says_what_to_preload(scene):
     home.write("libibx-frontend.so", "")
     line = f"preload       LD_PRELOAD={os.path.realpath(home.path('libibx-frontend.so'))} program\n"
     equal(home.run("show", "--library", plugin), 0)
-    home.says(line, "the back end takes its copies\n")
+    home.says(line, "the back end supports its copies\n")
     home.write("ibx/plugin.so", "of another build")
     equal(home.run("show", "--library", plugin), 0)
     home.says(line, "it may not fit the plugin in the home")
@@ -432,7 +432,7 @@ def show_says_what_to_preload(scene):
     server.wait()
     shutil.copy(PLUGIN, plugin)
     equal(home.run("show", "--library", plugin), 1)
-    home.says(line, "whether the back end takes its copies shows when it answers\n",
+    home.says(line, "whether the back end supports its copies shows when it answers\n",
               "is not reachable: ")
 
 

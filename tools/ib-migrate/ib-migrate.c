@@ -382,7 +382,7 @@ static void check_connecting(const struct migrate_args *args, unsigned command,
     if (!file || strstr(file, "://") || !memcmp(untouched, &args->options, sizeof(*untouched)))
         return;
     ibx_tool_bad_usage(
-        &tool, "--%s goes with %s URI: %s is a %s of this host, and nobody is connected to",
+        &tool, "--%s goes with %s URI: %s is a %s of this host, for which no connection is made",
         args->options.key_file[0]                           ? "key-file"
         : untouched->encryption != args->options.encryption ? "encryption"
                                                             : "set",
@@ -445,7 +445,7 @@ static void check_line(const struct migrate_args *args, unsigned command)
     if (args->resume && args->quit)
         ibx_tool_bad_usage(&tool, "--resume with --quit: the VM runs on, or its QEMU ends");
     if (command == SET && !args->bandwidth_given)
-        ibx_tool_bad_usage(&tool, "--max-bandwidth is needed");
+        ibx_tool_bad_usage(&tool, "--max-bandwidth is needed, for instance --max-bandwidth 500M");
     if (command == RUN && (!args->to || !*args->to))
         ibx_tool_bad_usage(&tool, "--to is needed: the host where the VM is to run");
     if (command == RUN && *args->to == '-')

@@ -223,8 +223,8 @@ static void show_preload(const struct gvirtus_args *args, const char *home, cons
             "ibx-gvirtus remove, then install",
             plugin);
     else
-        row("", answered ? "the back end takes its copies"
-                         : "whether the back end takes its copies shows when it answers");
+        row("", answered ? "the back end supports its copies"
+                         : "whether the back end supports its copies shows when it answers");
 }
 
 void ibx_gvirtus_show(const struct gvirtus_args *args)

@@ -120,9 +120,9 @@ static void query(void *endpoint, struct ibx_caps *caps, char *description, size
     };
     if (shm->direct)
         snprintf(description, size,
-                 "shm, copied by both sides, or alone by process_vm_readv when the peer is busy");
+                 "shm, copied by both sides, or by one (process_vm_readv) while the other is busy");
     else
-        snprintf(description, size, "shm, copied by both sides (never alone: %s)",
+        snprintf(description, size, "shm, copied by both sides (never by one: %s)",
                  shm->direct_reason);
 }
 
