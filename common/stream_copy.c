@@ -8,8 +8,7 @@
 #include <emmintrin.h>
 
 #define LINE  64u   /* bytes of a cache line */
-#define AHEAD 1024u /* what comes later is fetched: +20 % from memory, nothing lost from a cache   \
-                     */
+#define AHEAD 1024u /* bytes from what is fetched to what is stored: a fifth faster from memory */
 
 static void stream_lines(uint8_t *to, const uint8_t *from, size_t n)
 {
