@@ -203,8 +203,8 @@ static uint64_t end_of(const struct run *run, uint64_t frame)
 /* Whether the frame's answer says that its copy is done, and with it all before. */
 static bool settles(const struct run *run, uint64_t frame)
 {
-    return !run->copy->to_device || frame + 1 == run->frames ||
-           frame % (SLOTS / 2) == SLOTS / 2 - 1;
+    const uint64_t often = SLOTS / 2 / run->per_frame;
+    return !run->copy->to_device || frame + 1 == run->frames || frame % often == often - 1;
 }
 
 /* The copy of one frame. */
@@ -335,6 +335,13 @@ static void divide_shrinking(struct run *run)
     run->frames = run->units;
 }
 
+/* The threads together copy as fast as the GPU, which then has to have few frames: each costs it
+ * several microseconds. */
+static bool is_wide(const struct run *run)
+{
+    return run->threads && run->copy->n >= WIDE_FROM;
+}
+
 /* Units, so that the GPU has some while others are copied, all of about the same length, as one of
  * a few bytes could not go by reference. Slots that one frame names lie side by side: their number
  * divides SLOTS. A frame from the device is there at once and as a whole, for all who copy out of
@@ -346,7 +353,7 @@ static void divide_evenly(struct run *run)
     part = part < UNIT_MIN ? UNIT_MIN : part < SLOT ? part : SLOT;
     run->units = (n + part - 1) / part;
     run->unit = (size_t)((n + run->units - 1) / run->units + LINE - 1) / LINE * LINE;
-    run->per_frame = run->copy->to_device ? 1 : PER_FRAME;
+    run->per_frame = run->copy->to_device && !is_wide(run) ? 1 : PER_FRAME;
     while (run->per_frame > 1 && run->units < PARTS * run->per_frame)
         run->per_frame /= 2;
     run->frames = (run->units + run->per_frame - 1) / run->per_frame;
@@ -403,7 +410,7 @@ int ibx_client_stage_copy(struct ibx_session *s, const struct ibx_frontend_copy 
     run.began_ns = ibx_now_ns();
     if (run.threads)
         ibx_copy_threads_begin(run.threads, move, (void *)(uintptr_t)copy);
-    if (run.threads && copy->n >= WIDE_FROM)
+    if (is_wide(&run))
         ibx_session_widen_threads(s);
     ibx_session_take_placed(s);
     int rc = (int)ibx_session_write(s, NULL, 0); /* earlier payloads are READ now */
