@@ -132,9 +132,8 @@ int ibx_migration_confirm(const struct ibx_record *record, const struct ibx_opti
 
 /* -EBUSY and what to do: an unfinished record of this QEMU, or of another with this UUID. A VM that
  * `returns` has one of the migration by which it was borrowed. */
-int ibx_migration_check_unfinished(const char *folder, const struct ibx_guest_ram *ram,
-                                   const char *qmp, bool source, bool returns,
-                                   struct ibx_error *err);
+int ibx_migration_check_unfinished(const char *folder, const struct ibx_guest_ram *ram, bool source,
+                                   bool returns, struct ibx_error *err);
 /* Reads the record again, under its lock. -EALREADY: the migration has ended meanwhile. */
 int ibx_migration_reload(const char *folder, struct ibx_record *record, struct ibx_error *err);
 /* Writes the record in this state; it is unchanged on failure. */

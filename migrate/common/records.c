@@ -12,9 +12,8 @@ static bool has_uuid(const char *uuid)
     return uuid[0] && strspn(uuid, "0-") != strlen(uuid);
 }
 
-int ibx_migration_check_unfinished(const char *folder, const struct ibx_guest_ram *ram,
-                                   const char *qmp, bool source, bool returns,
-                                   struct ibx_error *err)
+int ibx_migration_check_unfinished(const char *folder, const struct ibx_guest_ram *ram, bool source,
+                                   bool returns, struct ibx_error *err)
 {
     struct ibx_record *records;
     size_t count;
@@ -24,8 +23,9 @@ int ibx_migration_check_unfinished(const char *folder, const struct ibx_guest_ra
         return rc;
     for (size_t i = 0; !rc && i < count; i++) {
         const struct ibx_record *r = &records[i];
-        const bool same_process = r->pid == ram->pid && !strcmp(r->qmp, qmp) &&
-                                  r->pid_started == ibx_process_started(ram->pid);
+        /* By whichever of its monitors. */
+        const bool same_process =
+            r->pid == ram->pid && r->pid_started == ibx_process_started(ram->pid);
         const bool same_vm = has_uuid(ram->uuid) && !strcmp(r->uuid, ram->uuid);
         /* COMPLETE and SHUT_DOWN need no QEMU, and a VM does not run in a QEMU that has ended: not
          * there, or neither there nor here. */

@@ -41,8 +41,7 @@ static int unanswered(const struct destination *d, int rc, struct ibx_error *err
     if (ibx_journal_find(d->options->folder, qmp, comes_here, &earlier, NULL))
         return rc;
     const struct ibx_guest_ram ram = {.pid = earlier.pid};
-    if (!ibx_migration_check_unfinished(d->options->folder, &ram, qmp, false, d->options->home,
-                                        &why))
+    if (!ibx_migration_check_unfinished(d->options->folder, &ram, false, d->options->home, &why))
         return rc;
     *err = why;
     return why.code;
@@ -62,7 +61,7 @@ static int check(struct destination *d, struct ibx_error *err)
     if (rc)
         return unanswered(d, rc, err);
     /* Before other blockers, because their remedies would end a VM that has migrated here. */
-    rc = ibx_migration_check_unfinished(d->options->folder, ram, qmp, false, d->options->home, err);
+    rc = ibx_migration_check_unfinished(d->options->folder, ram, false, d->options->home, err);
     if (!rc)
         rc = ibx_preflight_side(d->qemu.qmp, ram, IBX_MIGRATE_DESTINATION, &blockers,
                                 ibx_deadline_in_ms(MIGRATION_QMP_MS), err);

@@ -89,7 +89,7 @@ static int check(struct source *s, struct ibx_error *err)
         memcpy(record->base, s->options->returns->id, sizeof(record->base));
     /* Before other blockers, because their remedies would end a VM that has migrated. */
     if (!rc)
-        rc = ibx_migration_check_unfinished(s->options->folder, ram, s->options->qmp, true,
+        rc = ibx_migration_check_unfinished(s->options->folder, ram, true,
                                             s->options->returns != NULL, err);
     if (!rc)
         rc = ibx_preflight_side(s->vm.qmp, ram, IBX_MIGRATE_SOURCE, &blockers,

@@ -8,11 +8,13 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 import termios
 
-from harness import LIMIT, equal, run_all, until
+from guest_vm import ask_qmp
+from harness import LIMIT, children, equal, process_state, run_all, until
 from migrate_scene import (Vm, case, expect, fails, finish, halted, interrupt_twice, key_file,
                            let_go, objects, receiver, same_memory, says, slow_migration, start,
                            succeeds, wait_for_phase, wait_for_status)
@@ -106,6 +108,25 @@ def a_vm_whose_pages_are_missing_goes_nowhere_else(scene):
     for process in (sender, idle):
         equal(finish(process)[0], 0)
     same_memory(source, third)
+
+
+@case
+def an_unfinished_migration_is_known_by_every_monitor(scene):
+    """Its tool and its watchdog are killed at once. A migration that is made before it was ended
+    would be cancelled by its rollback."""
+    source, destination = Vm(scene), Vm(scene, incoming=True)
+    _, uri = receiver(scene, destination)
+    sender = start(scene, "send --json", *source.qmp, uri,
+                   env=dict(os.environ, IBX_MOVE_STOP_AT="source:starting"))
+    until(lambda: process_state(sender.pid) == "T", "it to stop itself")
+    for pid in (*children(sender.pid), sender.pid):
+        os.kill(pid, signal.SIGKILL)
+    sender.wait(LIMIT)
+    until(lambda: ask_qmp(source.own, "query-migrate")[0].get("status") == "failed", "its end")
+    says(fails(scene, "send", "--qmp", source.own, uri), "an earlier migration of this VM is not")
+    equal(scene.run("rollback", "--yes", *source.qmp)[0], 0)
+    source.runs_on()
+    expect(source)
 
 
 @case
