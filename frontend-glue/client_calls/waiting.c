@@ -192,7 +192,8 @@ static void learn_success(struct ibx_pipeline *p, uint64_t out)
     if (out)
         return;
     p->plain_known = true;
-    ibx_successes_add(&p->forms, ibx_form_key(call, body, n));
+    if (ibx_extra_is(call->name))
+        ibx_successes_add(&p->forms, ibx_form_key(call, body, n));
     const bool captures = ibx_process_captures(); /* then a success says little */
     if (call->kind == IBX_CALL_LAUNCH && ibx_launch_is_plain(body, n) && !captures) {
         ibx_successes_add(&p->launches, ibx_launch_key(p, body));

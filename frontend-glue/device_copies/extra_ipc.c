@@ -94,6 +94,7 @@ static bool make_room(const struct ibx_tenant *tenant)
 
 static struct shared *enter(const struct shared *made)
 {
+    drop_value(made->event, made->value); /* one whose end nobody has seen */
     struct shared *s = make_room(made->tenant) ? malloc(sizeof(*s)) : NULL;
     if (!s)
         return NULL;
@@ -102,7 +103,6 @@ static struct shared *enter(const struct shared *made)
         free(s);
         return NULL;
     }
-    drop_value(s->event, s->value); /* one whose end nobody has seen */
     s->next = all;
     all = s;
     atomic_fetch_add(&count, 1);

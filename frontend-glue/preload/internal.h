@@ -232,6 +232,7 @@ int cudaIpcCloseMemHandle(void *address);
 int cudaIpcGetEventHandle(struct ipc_handle *handle, void *event);
 int cudaIpcOpenEventHandle(void **event, struct ipc_handle handle);
 int cudaEventDestroy(void *event);
+int cudaDeviceReset(void);
 int cudaStreamCreateWithFlags(void **stream, unsigned flags);
 int cudaStreamAddCallback(void *stream, void (*callback)(void *stream, int status, void *argument),
                           void *argument, unsigned flags);

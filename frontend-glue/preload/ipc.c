@@ -60,6 +60,19 @@ static bool forget(bool event, const void *value, bool *last)
     return there;
 }
 
+/* NULL: nothing is left. It is freed by the caller. */
+static struct opened *take_any(void)
+{
+    ibx_frontend_ranges_lock();
+    struct opened *gone = all;
+    if (gone) {
+        all = gone->next;
+        atomic_fetch_sub(&count, 1);
+    }
+    ibx_frontend_ranges_unlock();
+    return gone;
+}
+
 bool ibx_frontend_is_opened(const void *memory)
 {
     if (!atomic_load(&count))
@@ -161,4 +174,19 @@ int cudaEventDestroy(void *event)
 {
     bool last;
     return forget(true, event, &last) ? CUDA_SUCCESS : CALL_NEXT(cudaEventDestroy, event);
+}
+
+/* -------------------------------------------------------------------------------------- both */
+
+/* It closes what was opened on the device, as natively; where there are several, whose a handle is
+ * nobody knows here. */
+int cudaDeviceReset(void)
+{
+    const int rc = CALL_NEXT(cudaDeviceReset);
+    for (struct opened *gone; !rc && ibx_frontend_one_device() && (gone = take_any());) {
+        if (!gone->event)
+            ibx_frontend_device_memory_gone((void *)gone->value);
+        free(gone);
+    }
+    return rc;
 }

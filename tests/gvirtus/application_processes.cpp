@@ -92,18 +92,19 @@ bool child_of(const Meeting &meeting)
     REQUIRE(open_memory(&memory, shared.memory) && open_memory(&again, shared.memory));
     REQUIRE(again == memory);
     REQUIRE(run("cudaIpcOpenEventHandle", &event, shared.event) == 0 && event);
-    // Behind the other process's work, which may not have ended.
+    // Behind the other process's work, which begins when this one has enqueued its own.
     std::vector<char> expected(n, 'p'), got(n);
     REQUIRE(cudaStreamWaitEvent(stream, event, 0) == 0);
-    REQUIRE(cudaMemcpyAsync(own, memory, n, D2D, stream) == 0);
+    REQUIRE(cudaMemcpyAsync(own, memory, n, D2D, stream) == 0 && meeting.tell(false, 'e'));
     REQUIRE(cudaMemcpyAsync(got.data(), memory, n, DEFAULT, stream) == 0);
     REQUIRE(cudaStreamSynchronize(stream) == 0 && got == expected);
     REQUIRE(device_has(own, expected.data(), n));
     // And the other way round.
-    stub_remote()->slow(20000);
+    stub_remote()->hold(true);
     REQUIRE(cudaMemsetAsync(memory, 'c', n, stream) == 0 && cudaEventRecord(event, stream) == 0);
     REQUIRE(meeting.tell(false, 'r') && meeting.hear(false, &go));
-    stub_remote()->slow(0);
+    stub_remote()->hold(false);
+    REQUIRE(meeting.hear(false, &go));
     REQUIRE(fails(cudaFree(memory), 1));
     REQUIRE(run("cudaIpcCloseMemHandle", memory) == 0 && fails(cudaFree(memory), 1));
     REQUIRE(run("cudaIpcCloseMemHandle", memory) == 0);
@@ -133,10 +134,16 @@ bool parent_of(const Meeting &meeting)
     REQUIRE(!std::memcmp(&again.memory, &shared.memory, sizeof(Handle)));
     REQUIRE(fails(run("cudaIpcGetMemHandle", &again.memory, static_cast<void *>(&go)), 1));
     REQUIRE(fails(run("cudaIpcGetEventHandle", &again.event, plain), 400));
-    stub_remote()->slow(20000);
+    stub_remote()->hold(true);
+    for (int i = 0; i < 50; i++) // so that what does not wait for it is first
+        REQUIRE(cudaMemcpyAsync(memory + n / 2, memory, n / 2, D2D, stream) == 0);
     REQUIRE(cudaMemcpyAsync(memory, other, n, D2D, stream) == 0);
     REQUIRE(cudaEventRecord(event, stream) == 0 && meeting.tell(true, shared));
-    REQUIRE(meeting.hear(true, &go) && cudaEventSynchronize(event) == 0);
+    REQUIRE(meeting.hear(true, &go));
+    stub_remote()->hold(false);
+    REQUIRE(meeting.hear(true, &go) && cudaEventQuery(event) == 600 && meeting.tell(true, 'q'));
+    cudaGetLastError();
+    REQUIRE(cudaEventSynchronize(event) == 0);
     REQUIRE(device_has(memory, second.data(), n) && meeting.tell(true, 'f'));
     // Closed over there, they are still what they were.
     REQUIRE(meeting.hear(true, &go) && device_has(memory, second.data(), n));
@@ -144,6 +151,18 @@ bool parent_of(const Meeting &meeting)
     REQUIRE(cudaFree(memory) == 0 && run("cudaEventDestroy", event) == 0);
     REQUIRE(device_memory(n) == memory && meeting.tell(true, 'g'));
     return cudaFree(other) == 0;
+}
+
+// What was opened is open no more.
+bool reset()
+{
+    Handle handle;
+    void *opened = nullptr;
+    char *memory = device_memory(n);
+    REQUIRE(memory && run("cudaIpcGetMemHandle", &handle, static_cast<void *>(memory)) == 0);
+    REQUIRE(open_memory(&opened, handle) && opened == memory && fails(cudaFree(memory), 1));
+    REQUIRE(cudaDeviceReset() == 0);
+    return fails(run("cudaIpcCloseMemHandle", opened), 1);
 }
 
 } // namespace
@@ -161,5 +180,5 @@ bool processes()
     const bool good = parent_of(meeting);
     close(meeting.to[1]); // then it hears nothing any more
     int status = -1;
-    return waitpid(child, &status, 0) == child && status == 0 && good;
+    return waitpid(child, &status, 0) == child && status == 0 && good && reset();
 }

@@ -342,6 +342,11 @@ EXPORTED int cudaDeviceSynchronize()
     return stock() ? 0 : mine()->device_synchronize();
 }
 
+EXPORTED int cudaDeviceReset()
+{
+    return mine()->reset();
+}
+
 EXPORTED int cudaGetDevice(int *device)
 {
     *device = 0;

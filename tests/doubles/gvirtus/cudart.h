@@ -32,6 +32,7 @@ int cudaStreamQuery(void *stream);
 int cudaEventCreate(void **event);
 int cudaEventCreateWithFlags(void **event, unsigned flags);
 int cudaEventDestroy(void *event);
+int cudaDeviceReset();
 int cudaEventRecord(void *event, void *stream);
 int cudaStreamWaitEvent(void *stream, void *event, unsigned flags);
 int cudaEventQuery(void *event);
