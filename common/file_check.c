@@ -56,3 +56,16 @@ int ibx_file_open(const char *path, enum ibx_file_kind kind, struct ibx_error *e
     close(found);
     return fd;
 }
+
+int ibx_file_may_replace(const char *path, struct ibx_error *err)
+{
+    struct stat st;
+    if (lstat(path, &st) || S_ISREG(st.st_mode))
+        return 0;
+    return ibx_error_set(err, -EINVAL,
+                         "%s cannot be written: it would be replaced, and is %s; name another file",
+                         path,
+                         S_ISLNK(st.st_mode)   ? "a link"
+                         : S_ISDIR(st.st_mode) ? "a folder"
+                                               : "no regular file");
+}

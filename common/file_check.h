@@ -21,5 +21,8 @@ int ibx_file_check(int fd, enum ibx_file_kind kind, const char *name, struct ibx
 /* Opens it for reading: the descriptor, or such an error, or one of open(2). What is not a regular
  * file is not opened at all, since that alone may do something: rewind a tape, arm a watchdog. */
 int ibx_file_open(const char *path, enum ibx_file_kind kind, struct ibx_error *err);
+/* For a result that rename(2) is to put at `path`: 0 when nothing is there, or a regular file.
+ * -EINVAL for anything else: root would replace /dev/null, or the link /dev/stdout. */
+int ibx_file_may_replace(const char *path, struct ibx_error *err);
 
 #endif

@@ -7,6 +7,7 @@
 #include "migrate/firecracker/internal.h"
 
 #include "common/clock.h"
+#include "common/file_check.h"
 #include "common/log.h"
 #include "common/state_machine.h"
 
@@ -346,6 +347,9 @@ static int check_record(const char *path, struct ibx_error *err)
     char folder[PATH_MAX];
     snprintf(folder, sizeof(folder), "%.*s", slash ? (int)(slash - path + 1) : 1,
              slash ? path : ".");
+    int rc = path ? ibx_file_may_replace(path, err) : 0;
+    if (rc)
+        return ibx_error_prefix(err, rc, "--record");
     return path && access(folder, W_OK | X_OK)
                ? ibx_error_set(err, -errno, "--record %s: its folder: %s; make it, or name another",
                                path, strerror(errno))

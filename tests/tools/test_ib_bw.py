@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import socket
+import stat
 import struct
 import sys
 import threading
@@ -421,6 +422,13 @@ def a_missing_gnuplot_is_one_sentence(scene):
 def a_file_that_cannot_be_written_is_one_sentence(scene):
     for file in ("missing/results.json", "/proc/results.json"):
         fails(scene, ("self", *QUICK, "--json", file), file)  # and nothing is measured
+    os.mkfifo(scene.path("fifo"))
+    os.symlink("/dev/null", scene.path("link"))  # as /dev/stdout is one
+    for file, why in (("fifo", "no regular file"), ("link", "a link"), (".", "a folder")):
+        fails(scene, ("self", *QUICK, "--json", file), why)
+        fails(scene, ("self", *QUICK, "--json", scene.path(file)), why)
+    assert stat.S_ISFIFO(os.stat(scene.path("fifo")).st_mode)
+    equal(os.readlink(scene.path("link")), "/dev/null")
     folder = scene.path("folder")
     os.mkdir(folder)
     client = Terminal(scene, "self", *QUICK, "--paths", "stock", "--json", "folder/results.json")

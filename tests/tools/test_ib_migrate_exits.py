@@ -348,11 +348,15 @@ def the_file_for_the_collector_is_always_whole(scene):
         file.seek(0)
         parse_exposition(file.read())  # who had it open still has a whole one
     assert os.stat(path).st_ino != before
-    for bad in (scene.path("none/ibx.prom"), folder, "/dev/full/x"):
+    fifo, link = scene.path("fifo"), scene.path("link")
+    os.mkfifo(fifo)
+    os.symlink("/dev/null", link)  # as /dev/stdout is one
+    for bad in (scene.path("none/ibx.prom"), folder, "/dev/full/x", fifo, link):
         code, out, err = scene.run("status", "--prometheus", "--output", bad)
         equal((code, out), (1, ""))
         assert bad in err and "cannot be written" in err, err
     equal(os.listdir(folder), ["ibx.prom"])
+    equal((os.readlink(link), os.path.isfile(fifo)), ("/dev/null", False))
     equal(scene.run("status", "--output", path)[0], 2)
     full = scene.path("full")
     os.mkdir(full)

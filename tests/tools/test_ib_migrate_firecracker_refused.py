@@ -54,12 +54,14 @@ def wrong_files_are_refused_before_firecracker_waits(scene):
         file.write(b"ibx working set\n" + bytes([2]) + bytes(55))
     with open(scene.path("cut"), "wb") as file:
         file.write(b"ibx working set\n" + bytes([1]) + bytes(22) + bytes([1]) + bytes(50))
+    os.symlink("/dev/null", scene.path("link"))
     for args, words in (
             (("--from", scene.path("none")), "none: No such file or directory"),
             (("--from", scene.path("")), "is no file of whole pages"),
             (("--from", scene.path("cut")), "(90 bytes): name the memory file"),
             (("--from", "tcp://127.0.0.1:9"), "no server answers at 127.0.0.1 port 9"),
             (("--from", memory, "--record", scene.path("none/pages")), "its folder: No such file"),
+            (("--from", memory, "--record", scene.path("link")), "is a link; name another file"),
             (("--from", memory, "--replay", memory), "it is no working set"),
             (("--from", memory, "--replay", scene.path("old")), "of version 2, and this"),
             (("--from", memory, "--replay", scene.path("cut")), "cut, or damaged")):

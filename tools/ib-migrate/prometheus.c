@@ -6,6 +6,8 @@
  */
 #include "tools/ib-migrate/ib-migrate.h"
 
+#include "common/file_check.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -304,7 +306,9 @@ static void put_all(const struct sheet *sheet)
 static int write_file(struct sheet *sheet, const char *path, struct ibx_error *err)
 {
     char fresh[PATH_MAX];
-    int rc = 0;
+    int rc = ibx_file_may_replace(path, err);
+    if (rc)
+        return rc;
     /* Not *.prom, which the collector would read. */
     if ((size_t)snprintf(fresh, sizeof(fresh), "%s.XXXXXX", path) >= sizeof(fresh))
         return ibx_error_set(err, -ENAMETOOLONG, "--output %.64s...: the name is too long", path);
