@@ -162,7 +162,8 @@ int ibx_copy_threads_create(unsigned count, struct ibx_copy_threads **threads,
     t->taking_part = t->usual;
     int rc = create_threads(t, count);
     pthread_mutex_lock(&t->lock);
-    t->usual = t->taking_part = t->count;
+    t->usual = t->count;
+    t->taking_part = t->count;
     pthread_mutex_unlock(&t->lock);
     if (rc && !t->count) {
         ibx_copy_threads_destroy(t);
