@@ -91,9 +91,10 @@ static void *memory[3];
 static struct ibx_snapshot_multicast multicast;
 static struct ibx_snapshot_index index_of;
 
-static void open_server(bool sends)
+static void open_server(bool sends, unsigned timeout_ms)
 {
-    const struct ibx_options o = options();
+    struct ibx_options o = options();
+    o.timeout_ms = timeout_ms;
     const struct ibx_snapshot_multicast_options how = {.on = true, .interface = "lo"};
     make_snapshot();
     ram = aligned_alloc(PAGE, (size_t)PAGES * PAGE);
@@ -195,9 +196,10 @@ static void closes_on(struct ibx_snapshot_any lie)
     ibx_close(conn);
 }
 
+/* Each is closed for its lie: the server's own patience is longer than this test's. */
 static void test_readers(NO_STATE)
 {
-    open_server(true);
+    open_server(true, 2 * PATIENCE_MS);
     struct ibx_snapshot_any m = wanting(1, 0, "\x03", 1);
     struct ibx_conn *conn = join_as(&m); /* before it has joined */
     assert_false(next_message(conn, &m));
@@ -214,8 +216,15 @@ static void test_readers(NO_STATE)
     conn = join_as(&m);
     assert_true(next_message(conn, &m) && m.type == IBX_SNAPSHOT_NO_GROUP && m.code == -ESTALE);
     ibx_close(conn);
-    /* One that says nothing more is closed, and one that leaves while it is fed costs nothing. */
-    m = joining();
+    honest_one_is_fed();
+    close_server();
+}
+
+/* One that says nothing more is closed, and one that leaves while it is fed costs nothing. */
+static void test_readers_that_fall_silent(NO_STATE)
+{
+    open_server(true, 1000);
+    struct ibx_snapshot_any m = joining();
     struct ibx_conn *silent = join_as(&m), *leaves = join_as(&m);
     assert_true(next_message(leaves, &m) && m.type == IBX_SNAPSHOT_GROUP);
     m = wanting(1, 0, "\x03", 1);
@@ -232,7 +241,7 @@ static void test_readers(NO_STATE)
 
 static void test_a_server_without_a_group(NO_STATE)
 {
-    open_server(false);
+    open_server(false, 1000);
     struct ibx_snapshot_any m = joining();
     struct ibx_conn *conn = join_as(&m);
     assert_true(next_message(conn, &m) && m.type == IBX_SNAPSHOT_NO_GROUP && m.code == -EOPNOTSUPP);
@@ -506,6 +515,7 @@ int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_readers),
+        cmocka_unit_test(test_readers_that_fall_silent),
         cmocka_unit_test(test_a_server_without_a_group),
         cmocka_unit_test(test_servers),
         cmocka_unit_test(test_closed_while_it_connects),
