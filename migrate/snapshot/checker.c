@@ -99,7 +99,7 @@ void ibx_snapshot_checker_destroy(struct ibx_snapshot_checker *checker)
 
 /* ------------------------------------------------------------ pieces of the table */
 
-uint32_t ibx_snapshot_checker_each(const struct ibx_snapshot_checker *checker)
+uint32_t ibx_snapshot_checker_piece_pages(const struct ibx_snapshot_checker *checker)
 {
     return checker->piece / IBX_SNAPSHOT_HASH;
 }
@@ -149,7 +149,7 @@ int ibx_snapshot_checker_keep(struct ibx_snapshot_checker *checker, unsigned wor
                               uint64_t number, const void *bytes, struct ibx_error *err)
 {
     uint8_t hash[IBX_SNAPSHOT_HASH];
-    const uint64_t first = number * ibx_snapshot_checker_each(checker);
+    const uint64_t first = number * ibx_snapshot_checker_piece_pages(checker);
     const int rc = ibx_snapshot_hasher_bytes(
         &checker->hashers[worker], checker->table.pages + number, bytes, checker->piece, hash, err);
     if (rc)
@@ -185,7 +185,7 @@ static int compare(struct ibx_snapshot_checker *checker, unsigned worker, uint64
                    const uint8_t *bytes, struct ibx_error *err)
 {
     uint8_t hash[IBX_SNAPSHOT_HASH];
-    if (!is_kept(checker, page / ibx_snapshot_checker_each(checker)))
+    if (!is_kept(checker, page / ibx_snapshot_checker_piece_pages(checker)))
         return ibx_error_set(err, -EBADMSG,
                              "the hash of page %" PRIu64 " did not come, or is not the one that "
                              "was frozen: it was changed on its way here, or where it is served",

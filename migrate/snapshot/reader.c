@@ -398,7 +398,8 @@ int ibx_snapshot_reader_fetch_hashes(struct ibx_snapshot_reader *reader,
                                      uint64_t pages, struct ibx_error *err)
 {
     const unsigned block = reader->manifest.ram_count + 1;
-    const uint32_t each = ibx_snapshot_checker_each(checker), piece = each * IBX_SNAPSHOT_HASH;
+    const uint32_t each = ibx_snapshot_checker_piece_pages(checker),
+                   piece = each * IBX_SNAPSHOT_HASH;
     const uint64_t end = (page + pages - 1) / each + 1;
     uint8_t bytes[IBX_SNAPSHOT_PAGE];
     uint64_t at = page / each;
@@ -407,7 +408,7 @@ int ibx_snapshot_reader_fetch_hashes(struct ibx_snapshot_reader *reader,
         const uint64_t most = sizeof(bytes) / piece, count = end - at < most ? end - at : most;
         rc =
             ibx_snapshot_reader_fetch(reader, block, at * piece, bytes, (size_t)count * piece, err);
-        ibx_snapshot_checker_note(checker, count * piece);
+        ibx_snapshot_checker_note(checker, rc ? 0 : count * piece);
         for (uint64_t i = 0; !rc && i < count; i++)
             rc = ibx_snapshot_checker_keep(checker, 0, at + i, bytes + i * piece, err);
         at += count;

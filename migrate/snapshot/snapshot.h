@@ -231,7 +231,7 @@ ibx_snapshot_checker_index(const struct ibx_snapshot_checker *checker);
 int ibx_snapshot_checker_check(void *checker, unsigned worker, uint64_t page, uint32_t pages,
                                const void *bytes, struct ibx_error *err);
 /* Pages of guest RAM or device state that have their hashes in one piece. */
-uint32_t ibx_snapshot_checker_each(const struct ibx_snapshot_checker *checker);
+uint32_t ibx_snapshot_checker_piece_pages(const struct ibx_snapshot_checker *checker);
 /* The first piece in [first, end) that is not kept yet; `end`: all are. */
 uint64_t ibx_snapshot_checker_lacks(const struct ibx_snapshot_checker *checker, uint64_t first,
                                     uint64_t end);

@@ -159,10 +159,8 @@ static const struct fetch *fetch_start(struct ibx_snapshot_table_reader *reader,
         .urgent = held->urgent};
     const int rc = reader->below.ops->request(reader->below.context, &request);
     reader->bulk += !rc && !held->urgent;
-    if (!rc) {
-        ibx_snapshot_checker_note(reader->checker, request.length);
+    if (!rc)
         return fetch;
-    }
     unclaim(reader, fetch);
     *fetch = (struct fetch){.first = 0};
     return NULL;
@@ -174,6 +172,7 @@ static void fetch_done(struct ibx_snapshot_table_reader *reader, struct fetch *f
     const uint64_t pieces = arrival->status ? 0 : arrival->length / reader->piece;
     const uint8_t *bytes = fetch_buffer(reader, fetch);
     unclaim(reader, fetch);
+    ibx_snapshot_checker_note(reader->checker, pieces * reader->piece);
     for (uint64_t piece = fetch->first; piece < fetch->end; piece++, bytes += reader->piece) {
         const bool came = piece - fetch->first < pieces;
         if (came && !ibx_snapshot_checker_keep(reader->checker, reader->worker, piece, bytes, NULL))
@@ -342,7 +341,7 @@ ibx_snapshot_table_reader_create(const struct ibx_fault_reader *below, uint8_t *
                                                  .table = ibx_snapshot_hashed_pages(manifest),
                                                  .last = ibx_snapshot_pieces(manifest),
                                                  .piece = ibx_snapshot_piece_bytes(manifest),
-                                                 .each = ibx_snapshot_checker_each(checker),
+                                                 .each = ibx_snapshot_checker_piece_pages(checker),
                                                  .buffer = buffer};
     reader->most = FETCH_BYTES / reader->piece;
     for (unsigned i = 0; i < REQUESTS; i++)

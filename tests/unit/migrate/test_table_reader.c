@@ -272,6 +272,9 @@ static void test_many(NO_STATE)
         came += (unsigned)let(s, 1, got);
     assert_int_equal(came, GROUPS);
     assert_int_equal(ibx_snapshot_checker_lacks(checker, 0, GROUPS), GROUPS);
+    /* The first page is zero, and so is its hash. */
+    assert_int_equal(ibx_snapshot_checker_fetched(checker),
+                     (GROUPS - 1) * GROUP * IBX_SNAPSHOT_HASH);
 }
 
 /* Pages of the table itself, for others: from what is kept, or by the wire. */
@@ -326,6 +329,7 @@ static void test_lost(NO_STATE)
     s->below.status = -EAGAIN;
     assert_int_equal(let(s, 1, got), 1);
     assert_int_equal(got[0].status, -EAGAIN);
+    assert_int_equal(ibx_snapshot_checker_fetched(checker), 0);
     s->below.status = 0;
     assert_int_equal(ask(s, GROUP, 1, true, 2), 0);
     assert_int_equal(s->below.count, 4);
