@@ -92,6 +92,8 @@ def wrong_usage_exits_2(scene):
             ("clone --qmp Q --key-file K F", "--key-file goes with clone URI: F is a folder"),
             ("clone --qmp Q --encryption off F", "--encryption goes with clone URI: F is a"),
             ("clone --qmp Q --set chunk=1M F", "--set goes with clone URI: F is a folder"),
+            ("clone --qmp Q --set insecure=off F", "--set goes with clone URI: F is a folder"),
+            ("clone --qmp Q --enc=auto F", "--encryption goes with clone URI: F is a"),
             ("firecracker --socket S --from F --key-file K", "--key-file goes with --from URI: F"),
             ("serve --qmp Q --listen tcp://a:1 F", 'not go with "serve"'),
             ("firecracker --qmp Q --socket S --from F", 'not go with "firecracker"'),

@@ -374,19 +374,30 @@ static int cut_command(int argc, char **argv, struct migrate_args *args)
     return argc;
 }
 
+/* The first option of a connection in the line, also one that sets what is set anyway; or NULL. The
+ * line has been parsed, so that the beginning of a name is that of one option. */
+static const char *connecting_option(int argc, char **argv)
+{
+    static const char *const names[] = {"key-file", "encryption", "set"};
+    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)
+        for (unsigned k = 0; k < sizeof(names) / sizeof(names[0]); k++) {
+            const char *name = argv[i] + 2;
+            const size_t length = strncmp(argv[i], "--", 2) ? 0 : strcspn(name, "=");
+            if (length && !strncmp(name, names[k], length))
+                return names[k];
+        }
+    return NULL;
+}
+
 /* What is for a connection goes with no file of this host's. */
-static void check_connecting(const struct migrate_args *args, unsigned command,
-                             const struct ibx_options *untouched)
+static void check_connecting(const struct migrate_args *args, unsigned command, const char *option)
 {
     const char *file = command == CLONE ? args->uri : command == FIRECRACKER ? args->from : NULL;
-    if (!file || strstr(file, "://") || !memcmp(untouched, &args->options, sizeof(*untouched)))
+    if (!file || strstr(file, "://") || !option)
         return;
     ibx_tool_bad_usage(
         &tool, "--%s goes with %s URI: %s is a %s of this host, for which no connection is made",
-        args->options.key_file[0]                           ? "key-file"
-        : untouched->encryption != args->options.encryption ? "encryption"
-                                                            : "set",
-        command == CLONE ? "clone" : "--from", file, command == CLONE ? "folder" : "file");
+        option, command == CLONE ? "clone" : "--from", file, command == CLONE ? "folder" : "file");
 }
 
 /* What is for who fetches a snapshot goes with no other serve or clone. */
@@ -510,18 +521,16 @@ int main(int argc, char **argv)
         [FIRECRACKER] = ibx_cli_firecracker,
     };
     static struct migrate_args args; /* of many KiB */
-    static struct ibx_options untouched;
     struct ibx_error err = {0};
     unsigned command;
     signal(SIGPIPE, SIG_IGN);
     ibx_cli_keep_memory_out_of_cores();
     ibx_options_init(&args.options);
-    memcpy(&untouched, &args.options, sizeof(untouched));
     ibx_cli_result_begin(argc, argv);
     ibx_tool_parse(&tool, cut_command(argc, argv, &args), argv, &args, &command, &args.uri);
     ibx_cli_result_command(commands[command].name, BIT(command) & TOLD_BY_RESULT);
     check_line(&args, command);
-    check_connecting(&args, command, &untouched);
+    check_connecting(&args, command, connecting_option(argc, argv));
     resolve_key_file(&args.options);
     if (command == FIRECRACKER) /* has no records */
         return run[command](&args);
