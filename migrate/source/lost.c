@@ -90,8 +90,8 @@ int ibx_source_vm_lost(struct source *s, struct ibx_error *err)
         what_is_left(s) ? what_is_left(s)
         : managed ? "virsh resume here continues it from its stop, then ib-migrate rollback ends "
                     "what is left of the migration"
-                  : "its QEMU here has its memory as it was, and ib-migrate rollback continues it "
-                    "from its stop",
+                  : "the QEMU here still has the VM as it was at its stop, and ib-migrate rollback "
+                    "restarts it from there",
         peer_of(s), s->status.message);
 }
 

@@ -305,7 +305,7 @@ static void test_destination_qemu_ends_after_the_switch(void)
     vm_kill(&vms[1]);
     mover_ends(&receiver, 3);
     mover_ends(&sender, 3);
-    mover_must_print(&sender, "where its QEMU has ended: its QEMU here has its memory as it was");
+    mover_must_print(&sender, "where its QEMU has ended: the QEMU here still has the VM as it was");
     mover_must_print(MOVER_RUN(0, "status", "--qmp", vms[0].tool), "its QEMU there has ended: ");
     mover_must_print(MOVER_RUN(3, "recover", "--qmp", vms[0].tool, TIMED), "ib-migrate rollback");
     vm_kill(&vms[0]);
@@ -323,7 +323,7 @@ static void test_destination_qemu_ends_while_the_source_is_busy(void)
     mover_ends(&receiver, 3);
     mover_kill(&sender, SIGCONT);
     mover_ends(&sender, 3);
-    mover_must_print(&sender, "where its QEMU has ended: its QEMU here has its memory as it was");
+    mover_must_print(&sender, "where its QEMU has ended: the QEMU here still has the VM as it was");
 }
 
 /* Neither the QEMU nor the tool is there any more: nobody tells the source. */
