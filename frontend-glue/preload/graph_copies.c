@@ -117,8 +117,8 @@ static void make_copy(void *argument)
     answering = !rc && atomic_load(&copy->told) ? stream : NULL;
     if (!rc)
         rc = copy_rows(&copy->parameters, stream);
-    if (!rc && copy->parameters.kind == CUDA_MEMCPY_TO_DEVICE) /* others are over */
-        rc = wait_for(stream);
+    if (!rc && copy->parameters.kind != CUDA_MEMCPY_ON_HOST)
+        rc = wait_for(stream); /* pinned memory is written without that */
     if (!rc)
         return;
     atomic_store(&failure, rc);

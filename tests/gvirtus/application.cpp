@@ -711,6 +711,7 @@ int main(int argc, char **argv)
         {"cooperative", cooperative},
         {"graphs", graphs},
         {"few-bytes-of-graphs", few_bytes_of_graphs},
+        {"pinned-bytes-of-graphs", pinned_bytes_of_graphs},
         {"nodes-of-graphs", nodes_of_graphs},
         {"captures", captures},
         {"graphs-lost", graphs_lost},

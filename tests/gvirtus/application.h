@@ -82,6 +82,7 @@ bool not_supported();
 
 bool graphs();
 bool few_bytes_of_graphs();
+bool pinned_bytes_of_graphs();
 bool nodes_of_graphs();
 bool captures();
 bool graphs_lost();

@@ -181,6 +181,33 @@ bool graphs()
     return cudaFree(device) == 0;
 }
 
+// What a graph copies into pinned memory is there when the graph goes on, also where the back end
+// writes it itself.
+bool pinned_bytes_of_graphs()
+{
+    constexpr std::size_t N = 300000;
+    REQUIRE(runtime_is_there());
+    char *device = device_memory(N), *back = nullptr;
+    void *stream = nullptr;
+    REQUIRE(cudaStreamCreate(&stream) == 0);
+    REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&back), N) == 0);
+    Graph graph;
+    const Planes out = copy_of(back, device, N, D2H);
+    REQUIRE(graph.add("cudaGraphAddMemcpyNode", {}, &out) == 0);
+    void *exec = graph.made();
+    for (char letter = 'a'; letter <= 'd'; letter++) {
+        const std::vector<char> there(N, letter);
+        REQUIRE(cudaMemcpy(device, there.data(), N, H2D) == 0);
+        stub_remote()->slow(20000);
+        REQUIRE(launch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+        const bool same = !std::memcmp(back, there.data(), N);
+        stub_remote()->slow(0);
+        REQUIRE(same);
+    }
+    REQUIRE(graph.destroy() == 0 && run("cudaGraphExecDestroy", exec) == 0);
+    return cudaFreeHost(back) == 0 && cudaFree(device) == 0;
+}
+
 // Few bytes from the device come with the word that the graph has got there. Where the back end
 // cannot copy them the copy is made as any other.
 bool few_bytes_of_graphs()
