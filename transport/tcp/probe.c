@@ -87,6 +87,7 @@ static int answered(const struct tcp_probe *probe)
     return getsockopt(probe->fd, SOL_SOCKET, SO_ERROR, &error, &length) || error ? -1 : 1;
 }
 
+/* Whether another connection is answered while this lane is not. */
 static void follow_up(struct tcp *tcp, const struct tcp_info *info, uint64_t now)
 {
     struct tcp_probe *probe = &tcp->probe;
@@ -125,25 +126,44 @@ void ibx_tcp_probe_fini(struct tcp *tcp)
     drop(&tcp->probe);
 }
 
+/* The lane that has been silent for longest; NULL: none is. Where packets are lost now on one lane
+ * and then on another, none of them is for long. */
+static const struct tcp_lane *most_silent(struct tcp *tcp, uint64_t now, struct tcp_info *info)
+{
+    const struct tcp_lane *most = NULL;
+    for (unsigned i = 0; i <= tcp->lane_count; i++) {
+        struct tcp_lane *lane = &tcp->lanes[i];
+        struct tcp_info of_lane;
+        if (!lane_silent(lane, &of_lane)) {
+            lane->unanswered_since = 0;
+            continue;
+        }
+        if (!lane->unanswered_since)
+            lane->unanswered_since = now;
+        if (most && most->unanswered_since <= lane->unanswered_since)
+            continue;
+        most = lane;
+        *info = of_lane;
+    }
+    return most;
+}
+
 void ibx_tcp_probe_check(struct tcp *tcp, uint64_t now)
 {
     struct tcp_probe *probe = &tcp->probe;
-    struct tcp_info info;
-    bool silent = false;
-    for (unsigned i = 0; i <= tcp->lane_count && !silent; i++)
-        silent = lane_silent(&tcp->lanes[i], &info);
-    if (!silent) {
+    struct tcp_info info = {0};
+    const struct tcp_lane *lane = most_silent(tcp, now, &info);
+    if (!lane || (probe->fd >= 0 && probe->lane != lane))
         drop(probe);
-        probe->silent_since = 0;
+    if (!lane) {
         ping(tcp);
         return;
     }
-    if (!probe->silent_since)
-        probe->silent_since = now;
-    const bool young = probe->silent_since - probe->born < YOUNG_MS * IBX_NS_PER_MS;
+    const bool young = lane->unanswered_since - probe->born < YOUNG_MS * IBX_NS_PER_MS;
     const unsigned patient_ms = young ? PATIENT_MS : SILENT_MS;
     if (probe->fd >= 0)
         follow_up(tcp, &info, now);
-    if (!tcp->status && probe->fd < 0 && now - probe->silent_since >= patient_ms * IBX_NS_PER_MS)
+    probe->lane = lane;
+    if (!tcp->status && probe->fd < 0 && now - lane->unanswered_since >= patient_ms * IBX_NS_PER_MS)
         ask(tcp, &info, now);
 }

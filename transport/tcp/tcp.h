@@ -81,11 +81,11 @@ struct tcp_pad {
 
 /* Whether a new connection would be answered while this one is not; see probe.c. */
 struct tcp_probe {
-    bool able;             /* to be tried */
-    int fd;                /* -1: no request is under way */
-    uint64_t began, until; /* ns; of the request */
-    uint64_t born;         /* this connection */
-    uint64_t silent_since; /* ns, 0: it is not */
+    bool able;                   /* to be tried */
+    int fd;                      /* -1: no request is under way */
+    uint64_t began, until;       /* ns; of the request */
+    uint64_t born;               /* this connection */
+    const struct tcp_lane *lane; /* which was silent when that was made */
 };
 
 /* --------------------------------------------------------------------- lanes */
@@ -117,9 +117,10 @@ struct tcp_lane {
     unsigned flight_count;
     struct tcp_item_queue small, large;
     struct tcp_pad pad;
-    uint64_t silent_since; /* ns; since when the peer acknowledges nothing; 0: it does */
-    bool blocked;          /* the socket took no more */
-    bool watched_output;   /* in tcp->writable */
+    uint64_t silent_since;     /* ns; since when the peer acknowledges nothing; 0: it does */
+    uint64_t unanswered_since; /* ns; the same, but of retransmissions alone; see probe.c */
+    bool blocked;              /* the socket took no more */
+    bool watched_output;       /* in tcp->writable */
 
     /* Input. Bytes arrive in `body` as long as one is expected, after it in `stage`: a header, on
      * lane 0 also what came behind it. Between calls `stage` has fewer bytes than a header. */

@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Which silences of lanes end a connection when a new one is answered. What the kernel says of the
+ * lanes is the test's, and so is the time. */
+#include "transport/tcp/tcp.h"
+
+#include "common/clock.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define LANES   3u   /* the first one's included */
+#define STEP_MS 50u  /* between two looks */
+#define OLD_MS  5000 /* a connection that is not young */
+
+static struct tcp tcp;
+static struct tcp_info infos[LANES];
+static int listener = -1;
+static uint64_t now_ms; /* since the connection was made */
+
+static struct tcp_info *info_of(int fd)
+{
+    for (unsigned i = 0; i < LANES; i++)
+        if (tcp.lanes[i].fd == fd)
+            return &infos[i];
+    return NULL;
+}
+
+int __wrap_ioctl(int fd, unsigned long call, int *value);
+int __wrap_ioctl(int fd, unsigned long call, int *value)
+{
+    assert_true(call == SIOCOUTQ && info_of(fd));
+    *value = (int)info_of(fd)->tcpi_unacked;
+    return 0;
+}
+
+int __real_getsockopt(int fd, int level, int name, void *value, socklen_t *length);
+int __wrap_getsockopt(int fd, int level, int name, void *value, socklen_t *length);
+int __wrap_getsockopt(int fd, int level, int name, void *value, socklen_t *length)
+{
+    if (level != IPPROTO_TCP || name != TCP_INFO)
+        return __real_getsockopt(fd, level, name, value, length);
+    memcpy(value, info_of(fd), sizeof(struct tcp_info));
+    return 0;
+}
+
+void __wrap_ibx_tcp_fail(struct tcp *failed, int status, const char *format, ...);
+void __wrap_ibx_tcp_fail(struct tcp *failed, int status, const char *format, ...)
+{
+    (void)format;
+    failed->status = status;
+}
+
+/* ------------------------------------------------------------------------------ lanes */
+
+static void silence(unsigned lane)
+{
+    infos[lane] = (struct tcp_info){.tcpi_unacked = 1, .tcpi_retransmits = 1};
+    infos[lane].tcpi_last_ack_recv = 1000;
+}
+
+static void acknowledge(unsigned lane)
+{
+    infos[lane] = (struct tcp_info){.tcpi_unacked = 0};
+}
+
+static void look(void)
+{
+    now_ms += STEP_MS;
+    for (unsigned i = 0; i < LANES; i++)
+        infos[i].tcpi_last_ack_recv += infos[i].tcpi_retransmits ? STEP_MS : 0;
+    ibx_tcp_probe_check(&tcp, now_ms * IBX_NS_PER_MS);
+}
+
+static void look_until_asked(void)
+{
+    for (unsigned i = 0; tcp.probe.fd < 0 && i < 10; i++)
+        look();
+    assert_true(tcp.probe.fd >= 0 && !tcp.status);
+}
+
+static void await_answer(void)
+{
+    struct pollfd answer = {.fd = tcp.probe.fd, .events = POLLOUT};
+    assert_int_equal(poll(&answer, 1, 60000), 1);
+}
+
+static int begin(void **state)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t length = sizeof(address);
+    (void)state;
+    listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (bind(listener, (struct sockaddr *)&address, length) || listen(listener, 16) ||
+        getsockname(listener, (struct sockaddr *)&address, &length))
+        return -1;
+    tcp = (struct tcp){.lane_count = LANES - 1, .wrote = true}; /* so nobody is asked by a frame */
+    for (unsigned i = 0; i < LANES; i++) {
+        acknowledge(i);
+        tcp.lanes[i].fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (connect(tcp.lanes[i].fd, (struct sockaddr *)&address, length))
+            return -1;
+    }
+    tcp.writable = epoll_create1(EPOLL_CLOEXEC);
+    tcp.probe = (struct tcp_probe){.able = true, .fd = -1};
+    now_ms = OLD_MS;
+    return 0;
+}
+
+static int end(void **state)
+{
+    (void)state;
+    ibx_tcp_probe_fini(&tcp);
+    for (unsigned i = 0; i < LANES; i++)
+        close(tcp.lanes[i].fd);
+    close(tcp.writable);
+    return close(listener);
+}
+
+/* ------------------------------------------------------------------------------ tests */
+
+static void test_a_silent_lane_ends_it(void **state)
+{
+    (void)state;
+    silence(2);
+    look_until_asked();
+    assert_true(now_ms >= OLD_MS + 200);
+    await_answer();
+    look();
+    assert_int_equal(tcp.status, -ETIMEDOUT);
+}
+
+/* Of a congested wire: each lane waits for its retransmission for a while, in turn, so that there
+ * is always one. */
+static void test_lanes_in_turn_do_not(void **state)
+{
+    (void)state;
+    for (unsigned turn = 0; turn < 20; turn++) {
+        silence(turn % LANES);
+        look();
+        if (turn)
+            acknowledge((turn - 1) % LANES);
+        for (unsigned i = 0; i < 2; i++) {
+            look();
+            assert_true(tcp.probe.fd < 0 && !tcp.status);
+        }
+    }
+}
+
+/* The answer says nothing of a lane that was silent neither when that was asked nor for long. */
+static void test_the_lane_that_was_asked_for(void **state)
+{
+    (void)state;
+    silence(1);
+    look_until_asked();
+    silence(2);
+    acknowledge(1);
+    await_answer();
+    look();
+    assert_true(tcp.probe.fd < 0 && !tcp.status);
+    look_until_asked();
+    await_answer();
+    look();
+    assert_int_equal(tcp.status, -ETIMEDOUT);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_a_silent_lane_ends_it, begin, end),
+        cmocka_unit_test_setup_teardown(test_lanes_in_turn_do_not, begin, end),
+        cmocka_unit_test_setup_teardown(test_the_lane_that_was_asked_for, begin, end),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
