@@ -97,7 +97,7 @@ bool ibx_answer_no_error(struct ibx_pipeline *p, const struct ibx_call *call)
 {
     if (!p->clean || !ibx_successes_hold(&p->forms, ibx_call_key(call, 0)) ||
         atomic_load(&p->failure) || atomic_load(&p->unsure) > atomic_load(&p->replied) ||
-        atomic_load(&p->launch_failed))
+        atomic_load(&p->launch_failure))
         return false;
     if (ibx_pipeline_idle(p))
         return true;

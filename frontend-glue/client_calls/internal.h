@@ -124,7 +124,7 @@ struct ibx_pipeline {
     _Atomic bool memory;        /* or one that gives memory back */
     _Atomic bool ended;         /* the session has, or its connection */
     _Atomic int failure;        /* that no call has returned yet */
-    _Atomic bool launch_failed; /* one that nobody saw: the back end has the error */
+    _Atomic int launch_failure; /* of one that nobody saw, until cudaGetLastError */
 };
 
 static inline bool ibx_pipeline_idle(const struct ibx_pipeline *p)

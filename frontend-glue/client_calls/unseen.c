@@ -3,7 +3,8 @@
  * Launches by <<<>>>. What nvcc and clang make of it drops what the launch returns, so a program
  * learns of an error from cudaGetLastError alone; calls that wait do not return it. Such a launch
  * is therefore answered also when it may fail. cudaGetLastError waits for its reply, and asks the
- * back end if that was an error.
+ * back end if that was an error. The back end's CUDA does not know of a launch that a handler has
+ * refused by itself: then the reply's error is the last one.
  */
 #include "frontend-glue/client_calls/internal.h"
 
@@ -43,7 +44,7 @@ bool ibx_unseen_replied(struct ibx_pipeline *p, uint64_t number, int exit_code)
         return true;
     ibx_log(IBX_LOG_INFO, "a launch by <<<>>> has failed with %d: cudaGetLastError returns that",
             exit_code);
-    atomic_store(&p->launch_failed, true);
+    atomic_store(&p->launch_failure, exit_code);
     return true;
 }
 

@@ -103,10 +103,12 @@ int ibx_waiting_told(struct ibx_pipeline *p, int exit_code, bool waits)
 static int last_error(struct ibx_pipeline *p, int exit_code, bool sets_back)
 {
     int failure = atomic_exchange(&p->failure, 0);
+    const int launch = atomic_exchange(&p->launch_failure, 0); /* the back end knows it, mostly */
+    if (!failure)
+        failure = launch;
     int code = exit_code ? exit_code : p->last_error ? p->last_error : failure;
     p->clean = !exit_code && (sets_back || !code);
     p->last_error = sets_back ? 0 : code;
-    atomic_store(&p->launch_failed, false); /* it is what the back end has said */
     return code;
 }
 

@@ -168,6 +168,12 @@ bool unseen()
         REQUIRE(must("cudaLaunchKernel", world_launch(KERNEL, 2000, STREAM, 1)) == 9);
         REQUIRE(app.last_error() == 9 && app.last_error() == 0);
     }
+    scene.world->refuses = 2; // CUDA knows nothing of it there
+    REQUIRE(launch_unseen(0, 256) == 0 && app.synchronize() == 0 && app.peek() == 2);
+    REQUIRE(!knows(IBX_FRONTEND_NO_ERROR) && app.last_error() == 2 && app.last_error() == 0);
+    REQUIRE(launch_unseen(0, 256) == 0 && app.last_error() == 2 && app.last_error() == 0);
+    scene.world->refuses = 0;
+    REQUIRE(knows(IBX_FRONTEND_NO_ERROR));
     for (unsigned threads = 1; threads < 100; threads++) // more than are kept
         REQUIRE(launch_unseen(0, threads) == 0);
     REQUIRE(app.synchronize() == 0 && app.last_error() == 0);

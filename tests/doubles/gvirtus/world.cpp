@@ -518,6 +518,8 @@ int world_run(World *world, WorldThread *thread, const std::string &name,
         thread->last_error = name == "cudaGetLastError" ? 0 : code;
         return code;
     }
+    if (name == "cudaLaunchKernel" && world->refuses) // which is no last error
+        return world->refuses;
     pthread_mutex_lock(&world->lock);
     const int rc = execute(world, thread, name, in, out);
     pthread_mutex_unlock(&world->lock);

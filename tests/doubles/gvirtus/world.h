@@ -76,6 +76,7 @@ struct World {
     std::atomic<unsigned> slow_us;       // each call takes so long
     std::atomic<unsigned> fails_in;      // launches, 0: none fails
     std::atomic<int> fails_with;         // and how
+    std::atomic<int> refuses;            // what a handler returns for a launch, without CUDA; or 0
     std::atomic<std::uint64_t> requests; // ever
     std::atomic<std::uint64_t> launches; // that were run
 };
