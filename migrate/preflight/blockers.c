@@ -409,17 +409,12 @@ void ibx_preflight_permissions(const struct ibx_guest_ram *ram, struct ibx_block
         ibx_blockers_add(blockers, "%s", why.message);
 }
 
-/* A page that has not come is a hole in the file of guest RAM, as one that was never written. A VM
- * that has left has a userfaultfd, too: its guard. */
+/* A page that has not come is a hole in the file of guest RAM, as one that was never written. The
+ * guard of a VM that has left awaits no pages, nor does a userfaultfd that QEMU could not close. */
 static void check_missing_pages(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
 {
-    struct ibx_uffd uffd;
-    const bool left = !strcmp(ram->status, "finish-migrate") || !strcmp(ram->status, "postmigrate");
-    int rc = left || blockers->returns ? -ENOENT : ibx_uffd_take(ram->pid, -1, &uffd, NULL);
-    if (rc && rc != -ENOTUNIQ)
+    if (blockers->returns || !ibx_uffd_awaits_pages(ram->pid))
         return;
-    if (!rc)
-        close(uffd.fd);
     ibx_blockers_add(blockers,
                      "the VM's migration to this QEMU (process %d) is not over, and pages that are "
                      "missing here would be zeros elsewhere: wait until ib-migrate status says "

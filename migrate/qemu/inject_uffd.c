@@ -227,6 +227,22 @@ int ibx_uffd_take(pid_t pid, int remote, struct ibx_uffd *uffd, struct ibx_error
     return rc;
 }
 
+bool ibx_uffd_awaits_pages(pid_t pid)
+{
+    char line[512];
+    const int found = find_descriptor(pid, &(struct wanted){.link = ANON_NAME});
+    if (found < 0 && found != -ENOTUNIQ)
+        return false;
+    snprintf(line, sizeof(line), "/proc/%d/smaps", (int)pid);
+    FILE *file = fopen(line, "re");
+    bool awaits = !file;
+    while (!awaits && fgets(line, sizeof(line), file)) /* in missing or in minor mode */
+        awaits = !strncmp(line, "VmFlags:", 8) && (strstr(line, " um") || strstr(line, " ui"));
+    if (file)
+        fclose(file);
+    return awaits;
+}
+
 int ibx_uffd_close_in_qemu(struct ibx_uffd *uffd, uint64_t deadline_ns, struct ibx_error *err)
 {
     if (!is_uffd(uffd->pid, uffd->remote))

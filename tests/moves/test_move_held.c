@@ -331,6 +331,18 @@ static void test_another_migration_is_left_alone(void)
     pair_stayed();
 }
 
+/* As after a tool that was killed between making one and closing it, or a QEMU that did not close
+ * it: nothing in it waits for a page. */
+static void test_an_unused_userfaultfd_is_no_obstacle(void)
+{
+    struct ibx_uffd left;
+    pair_start(NULL);
+    vm_ok(ibx_uffd_make(vms[0].pid, vms[0].qmp, IBX_UFFD_ANY, &left, vm_soon(), &vm_error));
+    close(left.fd);
+    pair_run(NULL);
+    pair_moved("");
+}
+
 int main(void)
 {
     pair_beats = 10;
@@ -345,6 +357,7 @@ int main(void)
                                            VM_TEST(test_continued_in_spite_of_all),
                                            VM_TEST(test_continued_before_the_guard),
                                            VM_TEST(test_another_migration_is_left_alone),
+                                           VM_TEST(test_an_unused_userfaultfd_is_no_obstacle),
                                            {0}};
     return vm_tests(tests, mover_end_all);
 }
