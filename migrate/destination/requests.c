@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/common/vm.h"
 #include "migrate/destination/destination.h"
 #include "migrate/preflight/preflight.h"
 
@@ -152,15 +153,18 @@ static int compare(struct destination *d, const struct ibx_migrate_hello *hello,
 static int blockers_of(struct destination *d, const struct ibx_migrate_hello *hello,
                        struct ibx_blockers *blockers, struct ibx_error *err)
 {
-    const struct ibx_guest_ram *ours = &d->ram.guest;
-    struct ibx_guest_ram theirs;
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
+    struct ibx_guest_ram *ours = &d->ram.guest, theirs;
     int rc = ibx_migrate_hello_ram(hello, &theirs);
     if (rc)
         return ibx_error_set(err, rc, "no memory for a description of the VM");
     blockers->stands_still = d->options->stand_still;
     blockers->takes_over = d->options->home;
-    rc = ibx_preflight_side(d->qemu.qmp, ours, IBX_MIGRATE_DESTINATION, blockers,
-                            ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    /* A VM that has come by another monitor may be paused, which no event says. */
+    rc = ibx_vm_status(d->qemu.qmp, ours->status, sizeof(ours->status), deadline, err);
+    if (!rc)
+        rc =
+            ibx_preflight_side(d->qemu.qmp, ours, IBX_MIGRATE_DESTINATION, blockers, deadline, err);
     ibx_preflight_pair(&theirs, ours, blockers);
     if (!blockers->count)
         check_order(ours, hello, blockers);

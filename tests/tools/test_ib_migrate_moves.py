@@ -147,6 +147,28 @@ def a_receiver_leaves_a_vm_alone_that_came_by_another_one(scene):
 
 
 @case
+def a_paused_vm_that_came_without_ib_migrate_is_not_emptied(scene):
+    """No event says that it is there."""
+    source, destination, second = Vm(scene), Vm(scene, incoming=True), Vm(scene)
+    waiting, uri = receiver(scene, destination)
+    state = scene.path("saved")
+    ask_qmp(source.own, "stop", ("migrate", {"uri": f"exec:cat >{state}"}))
+    until(lambda: ask_qmp(source.own, "query-migrate")[0].get("status") == "completed", "its end")
+    ask_qmp(destination.own, ("migrate-incoming", {"uri": f"exec:cat {state}"}))
+    until(lambda: ask_qmp(destination.own, "query-status")[0]["status"] == "paused", "it to come")
+    code, out, err = scene.run("send", *second.qmp, uri)
+    equal((code, out), (1, ""))
+    assert "is paused and does not wait for a VM" in err, err
+    waiting.terminate()
+    finish(waiting)
+    ask_qmp(destination.own, "cont")
+    destination.runs_on()
+    second.runs_on()
+    expect(source, destination)
+    expect(second)
+
+
+@case
 def killed_tools_are_recovered_from(scene):
     source, destination, sender, waiting = slow_migration(scene)
     waiting.kill()
