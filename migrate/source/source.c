@@ -300,6 +300,14 @@ static int check_block_users(struct source *s, struct ibx_error *err)
     return rc;
 }
 
+/* From now on it is this migration that QEMU is at, and what fails ends it. */
+static int touch(struct source *s, struct ibx_error *err)
+{
+    int rc = ibx_watchdog_touched(&s->vm.watchdog, err);
+    s->vm.undo.touched |= !rc;
+    return rc;
+}
+
 /* All that takes time before QEMU may stop the VM. */
 static int get_ready(struct source *s, struct ibx_error *err)
 {
@@ -308,20 +316,16 @@ static int get_ready(struct source *s, struct ibx_error *err)
         ibx_source_libvirt_link_files(s);
     if (!rc)
         rc = ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_MAY_RUN, err);
-    if (!rc)
-        rc = ibx_watchdog_touched(&s->vm.watchdog, err);
-    if (rc)
-        return rc;
-    s->vm.undo.touched = true;
-    return 0;
+    return rc || !source_managed(&s->vm) ? rc : touch(s, err);
 }
 
 /* From here on QEMU stops the VM. Should it refuse that, what it is at is another client's
  * migration, whose end would run the VM here while it may run at the other end of that. */
 static int start(struct source *s, struct ibx_error *err)
 {
-    int rc = source_managed(&s->vm) ? ibx_gate_let(&s->gate, err)
-                                    : ibx_source_stream_open(&s->stream, s->vm.qmp, err);
+    int rc = source_managed(&s->vm) ? ibx_gate_let(&s->gate, err) : touch(s, err);
+    if (!rc && !source_managed(&s->vm))
+        rc = ibx_source_stream_open(&s->stream, s->vm.qmp, err);
     if (rc == -EREMOTEIO && !source_managed(&s->vm)) {
         s->vm.undo.touched = false;
         ibx_watchdog_untouched(&s->vm.watchdog, NULL);
@@ -337,8 +341,10 @@ static int step_warming(struct source *s, struct ibx_error *err)
     const bool between = s->warm.state.now == WARM_BETWEEN;
     int rc = ibx_source_warm_step(s, err);
     const bool drops = s->warm.state.now == WARM_EMPTYING || s->warm.state.now == WARM_DROPPING;
-    if (!rc && between && drops) /* meanwhile */
+    if (!rc && between && drops) { /* meanwhile */
         rc = get_ready(s, err);
+        ibx_migration_stop_at("source", "dropping");
+    }
     return rc || s->warm.state.now != WARM_OVER ? rc : start(s, err);
 }
 

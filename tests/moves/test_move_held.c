@@ -308,19 +308,19 @@ static void test_continued_before_the_guard(void)
 
 /* Another client begins a migration of its own when this one has passed all checks. Its VM may run
  * at the other end of that: it is not cancelled, which would run it here, too. */
-static void test_another_migration_is_left_alone(void)
+static void begin_another_migration(void)
 {
-    char status[32], why[256];
-    pair_start(NULL);
-    pair_run_to("source:exposing", NULL);
     vm_do(&vms[0], "migrate-set-capabilities",
           json_pack("{s:[{s:s,s:b}]}", "capabilities", "capability", "pause-before-switchover",
                     "state", 1));
     vm_do(&vms[0], "migrate", json_pack("{s:s}", "uri", "exec:cat >/dev/null"));
     json_decref(vm_event(&vms[0], "MIGRATION", "pre-switchover"));
-    mover_kill(&sender, SIGCONT);
+}
+
+static void that_goes_on(void)
+{
+    char status[32], why[256];
     mover_ends(&sender, 1);
-    mover_must_print(&sender, "QEMU did not begin this migration");
     mover_ends(&receiver, 1);
     assert_int_equal(
         ibx_vm_migration(vms[0].qmp, status, sizeof(status), why, sizeof(why), vm_soon(), NULL), 0);
@@ -329,6 +329,30 @@ static void test_another_migration_is_left_alone(void)
     vm_do(&vms[0], "migrate_cancel", NULL);
     json_decref(vm_event(&vms[0], "RESUME", NULL));
     pair_stayed();
+}
+
+static void test_another_migration_is_left_alone(void)
+{
+    pair_start(NULL);
+    pair_run_to("source:exposing", NULL);
+    begin_another_migration();
+    mover_kill(&sender, SIGCONT);
+    mover_await_words(&sender, "QEMU did not begin this migration");
+    that_goes_on();
+}
+
+/* So it is when this one ends before it has told QEMU to begin. */
+static void test_another_migration_beside_a_cancelled_one(void)
+{
+    pair_start(NULL);
+    pair_receive(NULL);
+    mover_stop_next("source:dropping");
+    pair_send((const char *[]){"--warm", NULL});
+    mover_await_stop(&sender);
+    begin_another_migration();
+    mover_kill(&sender, SIGINT);
+    mover_kill(&sender, SIGCONT);
+    that_goes_on();
 }
 
 /* As after a tool that was killed between making one and closing it, or a QEMU that did not close
@@ -357,6 +381,7 @@ int main(void)
                                            VM_TEST(test_continued_in_spite_of_all),
                                            VM_TEST(test_continued_before_the_guard),
                                            VM_TEST(test_another_migration_is_left_alone),
+                                           VM_TEST(test_another_migration_beside_a_cancelled_one),
                                            VM_TEST(test_an_unused_userfaultfd_is_no_obstacle),
                                            {0}};
     return vm_tests(tests, mover_end_all);
