@@ -124,7 +124,8 @@ static enum { WIRE_REAL, WIRE_FREE, WIRE_FULL } wire;
 int getsockopt(int fd, int level, int name, void *restrict value, socklen_t *restrict length)
 {
     const long rc = syscall(SYS_getsockopt, fd, level, name, value, length);
-    if (!rc && level == IPPROTO_TCP && name == TCP_INFO && wire != WIRE_REAL) {
+    if (!rc && level == IPPROTO_TCP && name == TCP_INFO && *length == sizeof(struct tcp_info) &&
+        wire != WIRE_REAL) {
         struct tcp_info *info = value;
         info->tcpi_min_rtt = 1000;
         info->tcpi_rtt = wire == WIRE_FULL ? 21600 : 21400;
