@@ -5,6 +5,7 @@
 #include "common/properties.h"
 #include "gpudirect/gpudirect.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -307,6 +308,44 @@ static int check_communicator(const char *key, struct ibx_error *err)
                          "and with a colon");
 }
 
+/* Whether one letter is wrong, missing or too much, or two stand in each other's place, at most. */
+static bool is_nearly(const char *word, size_t length, const char *meant)
+{
+    const size_t n = strlen(meant);
+    size_t head = 0, tail = 0;
+    while (head < n && head < length && tolower((unsigned char)word[head]) == meant[head])
+        head++;
+    while (tail < n - head && tail < length - head &&
+           tolower((unsigned char)word[length - 1 - tail]) == meant[n - 1 - tail])
+        tail++;
+    const size_t wrong = length - head - tail, right = n - head - tail;
+    return (wrong <= 1 && right <= 1) ||
+           (wrong == 2 && right == 2 && tolower((unsigned char)word[head]) == meant[head + 1] &&
+            tolower((unsigned char)word[head + 1]) == meant[head]);
+}
+
+/* GVirtuS would ignore it, and "rmda.encryption : required" would encrypt nothing. No key of
+ * GVirtuS's is like that. Without a character between the words only what the transport knows is
+ * meant for it. */
+static int check_prefix(const char *key, struct ibx_error *err)
+{
+    const size_t chars = strcspn(key, "._- ,");
+    const char *rest = key + chars + strspn(key + chars, "._- ,");
+    struct ibx_options options;
+    ibx_options_init(&options);
+    if (!strncasecmp(key, PREFIX, PREFIX_CHARS))
+        return 0;
+    if (!strncasecmp(key, PREFIX, PREFIX_CHARS - 1) && key[PREFIX_CHARS - 1] &&
+        ibx_options_set(&options, key + PREFIX_CHARS - 1, "", NULL) != -ENOENT)
+        rest = key + PREFIX_CHARS - 1;
+    else if (key[chars] ? !is_nearly(key, chars, "rdma") : strcasecmp(key, "rdma"))
+        return 0;
+    return ibx_error_set(err, -EINVAL,
+                         "this is no key of GVirtuS, and those of ibx begin with rdma and a dot: "
+                         "write rdma.%.64s",
+                         *rest ? rest : "encryption, for example");
+}
+
 static int apply_entries(struct ibx_glue_config *config, const struct ibx_properties *properties,
                          struct ibx_error *err)
 {
@@ -314,6 +353,8 @@ static int apply_entries(struct ibx_glue_config *config, const struct ibx_proper
     for (size_t i = 0; i < properties->count; i++) {
         const struct ibx_property *entry = &properties->items[i];
         int rc = check_communicator(entry->key, err);
+        if (!rc)
+            rc = check_prefix(entry->key, err);
         if (rc)
             return ibx_properties_prefix(config->file, entry, rc, err);
         if (strncasecmp(entry->key, PREFIX, PREFIX_CHARS))

@@ -298,6 +298,30 @@ static void test_bad_keys(void **state)
     expect_refused(text, "line 1 (rdma.key_file)", "longer than");
 }
 
+/* GVirtuS would ignore them without a word. */
+static void test_keys_that_are_almost_ours(void **state)
+{
+    (void)state;
+    static const char *const bad[] = {
+        "rmda.encryption", "rdma_encryption",  "RDMA-encryption",  "rdna.encryption",
+        "rma.encryption",  "rddma.encryption", "rdmma.encryption", "drma.encryption",
+        "rdam.encryption", "dma.encryption",   "rdmaa.encryption", "Rmda_encryption",
+        "rdma encryption", "rdma..encryption", "rdmaencryption",   "rdmakey_file"};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        char text[96], line[96];
+        snprintf(text, sizeof(text), "plugins : cudart\n\n%s : required\n", bad[i]);
+        snprintf(line, sizeof(line), "line 3 (%s)", bad[i]);
+        expect_refused(text, line,
+                       strstr(bad[i], "..")         ? "there are"
+                       : strstr(bad[i], "key_file") ? "write rdma.key_file"
+                                                    : "write rdma.encryption");
+    }
+    expect_refused("rdma:encryption : required\n", "line 1 (rdma)", "write rdma.");
+    load_text("communicator : rdma://h:1\nplugins : cudart\nport : 1\nserver_address : h\n"
+              "ip_address : h\ndma : 1\nrmda : 1\nrdmaish : 1\nrd.a : 1\n"
+              "mdra.a : 1\narmed.a : 1\nrandom.a : 1\n");
+}
+
 /* The key, and the URI's query, which overrides it and keeps its other options. */
 static void test_pipeline(void **state)
 {
@@ -508,6 +532,7 @@ int main(void)
         TEST(test_uris),
         TEST(test_options),
         TEST(test_bad_keys),
+        TEST(test_keys_that_are_almost_ours),
         TEST(test_pipeline),
         TEST(test_memory),
         TEST(test_memory_on_every_fabric),
