@@ -207,7 +207,8 @@ static void check_line(const struct line *line)
                                names_of(tool, option->commands, names, sizeof(names)));
     }
     if (command->uri && *command->uri != '[' && !line->uri)
-        ibx_tool_bad_usage(tool, "\"%s\" needs a %s", command->name, command->uri);
+        ibx_tool_bad_usage(tool, "\"%s\" needs a %s: give rdma://host:port, for example",
+                           command->name, command->uri);
 }
 
 /* ---------------------------------------------------------------------- argp */

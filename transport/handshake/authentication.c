@@ -135,8 +135,8 @@ int ibx_handshake_check_encryption(const struct ibx_options *options, const stru
 {
     if (options->encryption != IBX_ENCRYPTION_REQUIRED || keys)
         return 0;
-    return ibx_error_set(err, -EINVAL,
-                         "encryption : required needs a key: set key_file on both ends");
+    return ibx_error_set(
+        err, -EINVAL, "encryption : required needs a key: set key_file (--key-file) on both ends");
 }
 
 /* Why what both ends want does not fit, or NULL. */
@@ -146,8 +146,9 @@ static const char *encryption_conflict(const struct ibx_handshake *h)
     bool off = ours == IBX_ENCRYPTION_OFF || theirs == IBX_ENCRYPTION_OFF;
     bool required = ours == IBX_ENCRYPTION_REQUIRED || theirs == IBX_ENCRYPTION_REQUIRED;
     return off && required ? "one end has encryption : required and the other one off: change one"
-           : required && !h->key ? "encryption : required needs a key: set key_file on both ends"
-                                 : NULL;
+           : required && !h->key
+               ? "encryption : required needs a key: set key_file (--key-file) on both ends"
+               : NULL;
 }
 
 static bool encrypt(const struct ibx_handshake *h, bool same_host)
@@ -196,17 +197,18 @@ static int check_hello(struct ibx_handshake *h, struct ibx_reader *hello, const 
     if (!rc && h->peer.has_key)
         h->key = ibx_keys_find(h->keys, h->peer.name);
     *reason =
-        rc == -EPROTONOSUPPORT        ? "another version of the protocol is needed"
-        : rc                          ? "it does not speak this protocol"
-        : h->keys && !h->peer.has_key ? "a key is asked for: set key_file on the client"
+        rc == -EPROTONOSUPPORT ? "another version of the protocol is needed"
+        : rc                   ? "it does not speak this protocol"
+        : h->keys && !h->peer.has_key
+            ? "a key is asked for: set key_file (--key-file) on the client"
         : !h->keys && h->peer.has_key
-            ? "the server has no key but the client has: set key_file on the server"
+            ? "the server has no key but the client has: set key_file (--key-file) on the server"
         : h->keys && !h->key && h->peer.name[0]
             ? "the server has no key of this name: copy its line name:key to the client's key file"
         : h->keys && !h->key ? "the server's keys have names: copy one of its lines name:key to "
                                "the client's key file"
         : !h->keys && !h->conn->options.insecure && !h->peer.sees_local
-            ? "without a key only this host is served: set key_file on both ends, or "
+            ? "without a key only this host is served: set key_file (--key-file) on both ends, or "
               "insecure : yes on the server"
             : encryption_conflict(h);
     return rc ? rc : *reason ? -EACCES : 0;
@@ -376,12 +378,12 @@ static int check_keyless_server(struct ibx_handshake *h, bool same_host, bool pa
         return ibx_error_set(
             err, -EACCES,
             "the process that listens at %s passes on to another one, and there is "
-            "no key to know that by: set key_file on both ends, or insecure : yes",
+            "no key to know that by: set key_file (--key-file) on both ends, or insecure : yes",
             peer);
     if (!same_host)
         return ibx_error_set(err, -EACCES,
                              "%s is on another host, and there is no key to know it by: set "
-                             "key_file on both ends, or insecure : yes",
+                             "key_file (--key-file) on both ends, or insecure : yes",
                              peer);
     if (ibx_handshake_peer_user(h->conn->handshake_socket, &uid)) {
         if (server_has_closed(h->conn->handshake_socket))
@@ -389,15 +391,16 @@ static int check_keyless_server(struct ibx_handshake *h, bool same_host, bool pa
                                  "the server at %s closed the connection before anybody knew which "
                                  "user it belongs to: it may be busy, try again",
                                  peer);
-        return ibx_error_set(err, -EACCES,
-                             "nobody knows which user the server at %s belongs to: set key_file on "
-                             "both ends, or insecure : yes",
-                             peer);
+        return ibx_error_set(
+            err, -EACCES,
+            "nobody knows which user the server at %s belongs to: set key_file (--key-file) on "
+            "both ends, or insecure : yes",
+            peer);
     }
     if (uid != own && uid != 0)
         return ibx_error_set(err, -EACCES,
                              "the server at %s belongs to user %u, not to user %u or root: set "
-                             "key_file on both ends, or insecure : yes",
+                             "key_file (--key-file) on both ends, or insecure : yes",
                              peer, (unsigned)uid, (unsigned)own);
     return 0;
 }

@@ -104,7 +104,8 @@ static void turned_away(struct ibx_pool *pool, const struct ibx_error *why)
     uint64_t now = ibx_now_ns();
     if (now - pool->lines_from > 1000 * IBX_NS_PER_MS) {
         if (pool->left_out)
-            ibx_log(IBX_LOG_WARN, "%u more clients were turned away", pool->left_out);
+            ibx_log(IBX_LOG_WARN, "%u more client%s turned away", pool->left_out,
+                    pool->left_out == 1 ? " was" : "s were");
         pool->lines_from = now;
         pool->lines = pool->left_out = 0;
         pool->last[0] = '\0';
