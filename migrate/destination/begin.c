@@ -50,7 +50,8 @@ static int unanswered(const struct destination *d, int rc, struct ibx_error *err
 static int check(struct destination *d, struct ibx_error *err)
 {
     struct ibx_blockers blockers = {.stands_still = d->options->stand_still,
-                                    .takes_over = d->options->home};
+                                    .takes_over = d->options->home,
+                                    .managed = d->qemu.managed};
     struct ibx_record *record = &d->status.record;
     struct ibx_guest_ram *ram = &d->ram.guest;
     const char *qmp = d->options->qmp;

@@ -160,6 +160,7 @@ static int blockers_of(struct destination *d, const struct ibx_migrate_hello *he
         return ibx_error_set(err, rc, "no memory for a description of the VM");
     blockers->stands_still = d->options->stand_still;
     blockers->takes_over = d->options->home;
+    blockers->managed = d->qemu.managed;
     /* A VM that has come by another monitor may be paused, which no event says. */
     rc = ibx_vm_status(d->qemu.qmp, ours->status, sizeof(ours->status), deadline, err);
     if (!rc)

@@ -33,6 +33,9 @@ struct ibx_blockers {
     bool takes_over;
     /* Likewise: a borrowed VM returns, and the other end has the pages that are missing here. */
     bool returns;
+    /* Likewise: libvirt may have this QEMU listen at a unix socket, where its tool brings it the
+     * state. */
+    bool managed;
 };
 
 enum ibx_migrate_role { IBX_MIGRATE_SOURCE, IBX_MIGRATE_DESTINATION };

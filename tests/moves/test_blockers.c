@@ -98,6 +98,40 @@ static void test_one_side(void)
     }
 }
 
+/* As -incoming tcp:... on the command line, and as libvirt has QEMU listen, which its tool knows.
+ */
+static void test_listening_by_itself(void)
+{
+    static const struct {
+        const char *uri, *words;
+        bool managed;
+    } rows[] = {{"tcp:127.0.0.1:0", "takes no other one: start it with -incoming defer", false},
+                {"tcp:127.0.0.1:0", "listens for a migration of its own (inet, port ", true},
+                {NULL, "listens for a migration of its own (unix, path /", false},
+                {NULL, NULL, true}};
+    char folder[] = "/tmp/ibx-listens-XXXXXX", uri[64], path[64];
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof(path), "%s/in", folder);
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        struct ibx_guest_ram ram;
+        print_message("row %zu\n", i);
+        memset(&blockers, 0, sizeof(blockers));
+        blockers.managed = rows[i].managed;
+        snprintf(uri, sizeof(uri), "%s%s",
+                 rows[i].uri ? rows[i].uri : "unix:", rows[i].uri ? "" : path);
+        vm_start(&vm, &(struct vm_options){.incoming = true});
+        vm_do(&vm, "migrate-incoming", json_pack("{s:s}", "uri", uri));
+        vm_ok(ibx_guest_ram_find(vm.qmp, true, &ram, vm_soon(), &vm_error));
+        vm_ok(ibx_preflight_side(vm.qmp, &ram, IBX_MIGRATE_DESTINATION, &blockers, vm_soon(),
+                                 &vm_error));
+        ibx_guest_ram_fini(&ram);
+        only(rows[i].words);
+        vm_end(&vm);
+    }
+    unlink(path);
+    assert_int_equal(rmdir(folder), 0);
+}
+
 /* Its QEMU empties the file when it ends, with pages in it that the VM still needs. */
 static void test_ram_that_is_discarded(void)
 {
@@ -431,6 +465,7 @@ static void test_too_many(void)
 int main(void)
 {
     static const struct vm_test tests[] = {VM_TEST(test_one_side),
+                                           VM_TEST(test_listening_by_itself),
                                            VM_TEST(test_ram_that_is_discarded),
                                            VM_TEST(test_ram_that_others_reach),
                                            VM_TEST(test_blocked),
