@@ -265,8 +265,10 @@ static int recover(struct destination *d, const struct ibx_record *record, struc
         rc = open_acceptor(d, options->listen ? options->listen : d->status.record.uri, err);
     if (!rc)
         ibx_destination_expect_recorded(d);
-    if (!rc && d->state.now == DESTINATION_RESUMING && d->qemu.managed)
+    if (!rc && d->state.now == DESTINATION_RESUMING && d->qemu.managed) {
+        snprintf(d->status.message, sizeof(d->status.message), "%s", DESTINATION_UNDECIDED);
         ibx_migration_notify(&options->observer, "%s", DESTINATION_UNDECIDED);
+    }
     if (!rc && d->state.now == DESTINATION_COMPLETE)
         notify_complete(d);
     if (!rc && d->state.now == DESTINATION_SHUT_DOWN)

@@ -381,10 +381,13 @@ int ibx_destination_link_trouble(struct destination *d, int code, struct ibx_err
     if (!destination_ours(d) &&
         (d->state.now != DESTINATION_WAITING || d->peer.now == PEER_ABORTED || d->qemu.managed))
         return give_up(d, code, err);
+    struct ibx_error lost = *err;
     if (destination_linked(&d->link))
         ibx_migration_notify(&d->options->observer, "%s; %s", err->message,
                              what_a_lost_link_means(d));
-    ibx_destination_unlink(d, code, err->message);
+    if (undecided(d)) /* ib-migrate status is to say it, too */
+        ibx_error_set(&lost, code, "%s; %s", err->message, DESTINATION_UNDECIDED);
+    ibx_destination_unlink(d, code, lost.message);
     return 0;
 }
 

@@ -67,6 +67,11 @@ def qemu_is(host, domain, status):
     return f'"vm_status":"{status}"' in said.replace('": "', '":"')
 
 
+def status(host, domain):
+    """What the tool says of it there."""
+    return host.ok(os.environ["IB_MIGRATE"], "status", "--qmp", domain.monitor)
+
+
 def record(host, domain):
     """The state of the newest record there."""
     said = host.ok(os.environ["IB_MIGRATE"], "status", "--json", "--qmp", domain.monitor)
@@ -106,12 +111,24 @@ def a_destination_that_nobody_tells_says_what_it_knows(hosts, domain):
     assert move.virsh.wait(LIMIT) == 1, move.virsh.stdout.read()
     again = Tool(hosts.b, ["recover", "--json", "--qmp", domain.monitor])
     again.says("libvirt has not continued it: this tool waits for the source")
+    assert "virsh destroy here" in status(hosts.b, domain)
     os.kill(hosts.b.qemu(domain.name), signal.SIGKILL)
     assert again.end() == 3, again.text
     assert "whether libvirt had continued it before is not known" in again.summary()["error"]
     hosts.b.start_libvirtd()
     here(domain, hosts.a, hosts.b)
     domain.expect(hosts.a)
+
+
+@test
+def who_asks_after_a_lost_link_reads_what_to_do(hosts, domain):
+    """The source's tool dies while the VM is loaded and libvirt has not continued it: status says
+    what the destination's tool has said."""
+    domain.start(hosts.a)
+    move = loaded(hosts, domain)
+    move.sender.kill()
+    move.receiver.says("libvirt has not continued it: this tool waits for the source")
+    assert "virsh destroy here" in status(hosts.b, domain)
 
 
 @test
