@@ -439,8 +439,14 @@ void ibx_preflight_permissions(const struct ibx_guest_ram *ram, struct ibx_block
  * guard of a VM that has left awaits no pages, nor does a userfaultfd that QEMU could not close. */
 static void check_missing_pages(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
 {
-    if (blockers->returns || !ibx_uffd_awaits_pages(ram->pid))
+    struct ibx_error why;
+    const int awaits = blockers->returns ? 0 : ibx_uffd_awaits_pages(ram->pid, &why);
+    if (!awaits)
         return;
+    if (awaits < 0) {
+        ibx_blockers_add(blockers, "%s", why.message);
+        return;
+    }
     ibx_blockers_add(blockers,
                      "the VM's migration to this QEMU (process %d) is not over, and pages that are "
                      "missing here would be zeros elsewhere: wait until ib-migrate status says "

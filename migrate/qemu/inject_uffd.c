@@ -84,9 +84,11 @@ struct wanted {
     dev_t rdev;
 };
 
+/* False with errno: it cannot be looked at. */
 static bool matches(const char *path, const struct wanted *wanted)
 {
     struct stat st;
+    errno = 0;
     if (!wanted->link)
         return !stat(path, &st) && S_ISCHR(st.st_mode) && st.st_rdev == wanted->rdev;
     char link[64];
@@ -94,23 +96,28 @@ static bool matches(const char *path, const struct wanted *wanted)
     return n == (ssize_t)strlen(wanted->link) && !memcmp(link, wanted->link, (size_t)n);
 }
 
-/* Finds such a descriptor of `pid`: its number, -ENOENT, or -ENOTUNIQ when there are several. */
+/* Finds such a descriptor of `pid`: its number; -ENOENT; -ENOTUNIQ when there are several; another
+ * error when there is none among those that may be looked at. */
 static int find_descriptor(pid_t pid, const struct wanted *wanted)
 {
     char path[PATH_MAX];
     snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
     DIR *dir = opendir(path);
     if (!dir)
-        return -errno;
-    int found = -ENOENT;
+        return errno == ENOENT ? -ESRCH : -errno;
+    int found = -ENOENT, hidden = 0;
     for (struct dirent *entry; (entry = readdir(dir));) {
         snprintf(path, sizeof(path), "/proc/%d/fd/%.32s", (int)pid, entry->d_name);
-        if (entry->d_name[0] == '.' || !matches(path, wanted))
+        if (entry->d_name[0] == '.')
             continue;
+        if (!matches(path, wanted)) {
+            hidden = errno == EACCES || errno == EPERM ? -errno : hidden;
+            continue;
+        }
         found = found == -ENOENT ? atoi(entry->d_name) : -ENOTUNIQ;
     }
     closedir(dir);
-    return found;
+    return found == -ENOENT && hidden ? hidden : found;
 }
 
 static bool is_uffd(pid_t pid, int remote)
@@ -227,20 +234,37 @@ int ibx_uffd_take(pid_t pid, int remote, struct ibx_uffd *uffd, struct ibx_error
     return rc;
 }
 
-bool ibx_uffd_awaits_pages(pid_t pid)
+/* In missing or in minor mode. */
+static int memory_awaits_pages(pid_t pid)
 {
     char line[512];
-    const int found = find_descriptor(pid, &(struct wanted){.link = ANON_NAME});
-    if (found < 0 && found != -ENOTUNIQ)
-        return false;
     snprintf(line, sizeof(line), "/proc/%d/smaps", (int)pid);
     FILE *file = fopen(line, "re");
-    bool awaits = !file;
-    while (!awaits && fgets(line, sizeof(line), file)) /* in missing or in minor mode */
+    if (!file)
+        return -errno;
+    bool awaits = false;
+    while (!awaits && fgets(line, sizeof(line), file))
         awaits = !strncmp(line, "VmFlags:", 8) && (strstr(line, " um") || strstr(line, " ui"));
-    if (file)
-        fclose(file);
-    return awaits;
+    const int rc = awaits ? 1 : ferror(file) ? -EIO : 0;
+    fclose(file);
+    return rc;
+}
+
+int ibx_uffd_awaits_pages(pid_t pid, struct ibx_error *err)
+{
+    int rc = find_descriptor(pid, &(struct wanted){.link = ANON_NAME});
+    if (rc == -ENOENT)
+        return 0;
+    if (rc >= 0 || rc == -ENOTUNIQ)
+        rc = memory_awaits_pages(pid);
+    if (rc >= 0)
+        return rc;
+    const bool denied = rc == -EACCES || rc == -EPERM;
+    return ibx_error_set(err, rc,
+                         "whether pages of this VM have yet to come to QEMU (process %d) is not to "
+                         "be seen in /proc: %s%s",
+                         (int)pid, strerror(-rc),
+                         denied ? "; run this tool as root or with CAP_SYS_PTRACE" : "");
 }
 
 int ibx_uffd_close_in_qemu(struct ibx_uffd *uffd, uint64_t deadline_ns, struct ibx_error *err)

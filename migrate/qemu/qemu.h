@@ -243,9 +243,9 @@ int ibx_uffd_make(pid_t pid, struct ibx_qmp *qmp, enum ibx_uffd_way way, struct 
 /* Finds the one that an earlier run of this tool made, and takes a copy. `remote`: its number as
  * it was recorded, or -1. -ENOENT: there is none; -ENOTUNIQ: with -1, QEMU has several. */
 int ibx_uffd_take(pid_t pid, int remote, struct ibx_uffd *uffd, struct ibx_error *err);
-/* Whether this process has any, and memory that waits for pages by one (or does not let us look).
- * If it has any, the kernel walks all of its page tables for the answer. */
-bool ibx_uffd_awaits_pages(pid_t pid);
+/* 1: this process has any, and memory that waits for pages by one; 0: it does not; < 0: that cannot
+ * be seen. If it has any, the kernel walks all of its page tables for the answer. */
+int ibx_uffd_awaits_pages(pid_t pid, struct ibx_error *err);
 /* Closes it in QEMU and here. Only after a complete migration: pages that are missing then read as
  * zeros. After a failure both are still open. */
 int ibx_uffd_close_in_qemu(struct ibx_uffd *uffd, uint64_t deadline_ns, struct ibx_error *err);

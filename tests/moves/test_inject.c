@@ -203,6 +203,27 @@ static void test_nobody_there(void)
     refused(child, -ESRCH, "there is no process", ibx_deadline_in_ms(VM_WAIT_MS));
 }
 
+/* Another user's process, or one that lets nobody look, may have memory that awaits pages. */
+static void test_awaited_pages_that_nobody_sees(void)
+{
+    struct ibx_error why = {0};
+    assert_int_equal(ibx_uffd_awaits_pages(getpid(), &why), 0);
+    prctl(PR_SET_DUMPABLE, 0);
+    pid_t looker = fork();
+    assert_true(looker >= 0);
+    if (!looker) {
+        const bool other = getuid() || !setresuid(65534, 65534, 65534);
+        const int rc = ibx_uffd_awaits_pages(getppid(), &why);
+        const bool told = strstr(why.message, "is not to be seen") != NULL;
+        _exit(!other ? 2 : rc != -EACCES ? 3 : !told ? 4 : 0);
+    }
+    int status;
+    assert_int_equal(waitpid(looker, &status, 0), looker);
+    prctl(PR_SET_DUMPABLE, 1);
+    assert_int_equal(status, 0);
+    assert_int_equal(ibx_uffd_awaits_pages(looker, &why), -ESRCH);
+}
+
 /* ... which vfork makes for us: a parent that cannot stop, until its child has been told to go. It
  * goes on unharmed. */
 static void test_never_stops(void)
@@ -423,6 +444,7 @@ int main(void)
                                            VM_TEST(test_stopped_by_a_signal),
                                            VM_TEST(test_traced_already),
                                            VM_TEST(test_nobody_there),
+                                           VM_TEST(test_awaited_pages_that_nobody_sees),
                                            VM_TEST(test_never_stops),
                                            VM_TEST(test_tool_is_killed),
                                            VM_TEST(test_qemu_by_system_call),
