@@ -72,10 +72,14 @@ int ibx_vm_migrate(struct ibx_qmp *qmp, bool incoming, int theirs, uint64_t dead
                    struct ibx_error *err)
 {
     int rc = ibx_qmp_getfd(qmp, STREAM_NAME, theirs, deadline_ns, err);
-    return rc ? rc
-              : ibx_qmp_execute(qmp, incoming ? "migrate-incoming" : "migrate",
-                                json_pack("{s:s}", "uri", "fd:" STREAM_NAME), NULL, deadline_ns,
-                                err);
+    if (rc)
+        return rc;
+    rc = ibx_qmp_execute(qmp, incoming ? "migrate-incoming" : "migrate",
+                         json_pack("{s:s}", "uri", "fd:" STREAM_NAME), NULL, deadline_ns, err);
+    if (rc == -EREMOTEIO) /* QEMU has not taken it, mostly */
+        ibx_qmp_execute(qmp, "closefd", json_pack("{s:s}", "fdname", STREAM_NAME), NULL,
+                        deadline_ns, NULL);
+    return rc;
 }
 
 bool ibx_vm_migration_ended(const char *status)
