@@ -95,10 +95,10 @@ int ibx_pipeline_call(struct ibx_pipeline *p, const struct ibx_pipeline_request 
     return 0;
 }
 
-void ibx_pipeline_unseen(struct ibx_pipeline *p)
+void ibx_pipeline_unseen(struct ibx_pipeline *p, bool unseen)
 {
-    if (is_usable(p) && is_between(p))
-        p->unseen = true;
+    if (p)
+        p->unseen = unseen && is_usable(p) && is_between(p);
 }
 
 bool ibx_pipeline_divert(struct ibx_pipeline *p)

@@ -77,9 +77,10 @@ bool ibx_pipeline_divert(struct ibx_pipeline *pipeline);
 /* Ends that: the body of the last one, of n bytes, until the next request. NULL: there was none, or
  * it is too long to be kept. */
 const uint8_t *ibx_pipeline_diverted(struct ibx_pipeline *pipeline, size_t *n);
-/* The next request is a launch by <<<>>>: nobody sees what it returns. So it does not wait, though
- * it may fail; cudaGetLastError returns that. */
-void ibx_pipeline_unseen(struct ibx_pipeline *pipeline);
+/* Whether the next request, if it is a launch, is one by <<<>>>: nobody sees what it returns. So it
+ * does not wait, though it may fail; cudaGetLastError returns that. To be said of each launch:
+ * GVirtuS may have returned from the last one without a request. */
+void ibx_pipeline_unseen(struct ibx_pipeline *pipeline, bool unseen);
 /* Such a call was made otherwise, in a frame like GVirtuS's, and was answered without output. */
 void ibx_pipeline_learn(struct ibx_pipeline *pipeline, const char *name);
 /* What calls of the connection's thread would return, if that is known. */

@@ -333,10 +333,10 @@ static int make_call(const struct ibx_frontend_request *request, int *exit_code)
     return rc;
 }
 
-static void unseen(void)
+static void unseen(bool launch)
 {
     if (session_of_thread())
-        ibx_pipeline_unseen(mine->pipeline);
+        ibx_pipeline_unseen(mine->pipeline, launch);
 }
 
 static bool divert(void)

@@ -39,7 +39,7 @@
 #include <stdint.h>
 
 /* Increases with any change below. */
-#define IBX_FRONTEND_VERSION 11u
+#define IBX_FRONTEND_VERSION 12u
 
 /* cudaMemcpy, cudaMemcpyAsync or cudaMemcpy2D between memory of the device and of the caller. */
 struct ibx_frontend_copy {
@@ -67,7 +67,7 @@ struct ibx_frontend_request {
     size_t n;  /* bytes of it */
     void *out; /* what a success returns beside its exit code: just `out_n` bytes, or none */
     size_t out_n;
-    bool unseen; /* a launch by <<<>>>, as after unseen() */
+    bool unseen; /* a launch by <<<>>>, as after unseen(true) */
 };
 
 /* What a thread may know without a request; CUDA's last error is none. */
@@ -92,9 +92,9 @@ struct ibx_frontend_calls {
      * under way in the background, or GVirtuS's front end has not made such a call in this thread
      * yet, which tells the form of its frames. */
     int (*call)(const struct ibx_frontend_request *request, int *exit_code);
-    /* The thread's next request is a launch by <<<>>>: nobody sees what it returns, so it need not
-     * wait to learn whether it succeeds. */
-    void (*unseen)(void);
+    /* Before GVirtuS makes a launch: whether it is one by <<<>>>. Nobody sees what that returns, so
+     * it need not wait to learn whether it succeeds. */
+    void (*unseen)(bool unseen);
     /* From divert() to diverted() a cudaLaunchKernel of this thread's that GVirtuS writes is kept
      * and not sent, and GVirtuS gets a success. False: no working connection. diverted() returns
      * its body of n bytes, until the thread's next call; NULL: there was none, or it is too long.

@@ -187,8 +187,8 @@ int ibx_frontend_launch(const void *function, const struct launch_config *config
     int rc;
     if (k && k->known && (arguments || !k->count) && launched(k, config, arguments, unseen, &rc))
         return rc;
-    if (plugin && unseen)
-        plugin->unseen();
+    if (plugin)
+        plugin->unseen(unseen);
     rc = launch ? launch((void *)(uintptr_t)function, config->grid, config->block, arguments,
                          config->shared, config->stream)
                 : CUDA_NOT_SUPPORTED;

@@ -490,24 +490,28 @@ bool launches_unseen()
         preloaded<int(StubDim3 *, StubDim3 *, std::size_t *, void *)>("__cudaPopCallConfiguration");
     auto *run = preloaded<int(const void *, StubDim3, StubDim3, void **, std::size_t, void *)>(
         "cudaLaunchKernel");
+    auto *unload = preloaded<void(void **)>("__cudaUnregisterFatBinary");
     std::size_t n = 1000;
     char *device = device_memory(2 * n), *to = device + n;
     std::vector<char> memory(n);
     void *arguments[] = {&to, &device, &n}, *wrong = &n;
-    const auto by_brackets = [&](void *on) {
+    const auto by_brackets = [&](void *on, const void *function) {
         StubDim3 grid = {}, block = {};
         std::size_t shared = 0;
         void *stream = nullptr;
         return push({1, 1, 1}, {32, 1, 1}, 0, on) || pop(&grid, &block, &shared, &stream)
                    ? -1
-                   : run(&stub_kernel, grid, block, arguments, shared, stream);
+                   : run(function, grid, block, arguments, shared, stream);
     };
     random_fill(memory.data(), n, 5);
     REQUIRE(cudaMemcpy(device, memory.data(), n, H2D) == 0);
-    REQUIRE(by_brackets(nullptr) == 0 && cudaGetLastError() == 0);
+    REQUIRE(by_brackets(nullptr, &stub_kernel) == 0 && cudaGetLastError() == 0);
     REQUIRE(device_has(to, memory.data(), n));
     for (int i = 0; i < 3; i++) {
-        REQUIRE(by_brackets(wrong) == 0 && cudaDeviceSynchronize() == 0);
+        REQUIRE(by_brackets(wrong, &stub_kernel) == 0 && cudaDeviceSynchronize() == 0);
+        REQUIRE(run(&stub_kernel, {1, 1, 1}, {32, 1, 1}, arguments, 0, wrong) == 400);
+        REQUIRE(by_brackets(nullptr, &n) == 98); // by the stub, which makes the next one, too
+        unload(nullptr);
         REQUIRE(run(&stub_kernel, {1, 1, 1}, {32, 1, 1}, arguments, 0, wrong) == 400);
     }
     return true;

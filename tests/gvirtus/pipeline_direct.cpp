@@ -147,7 +147,7 @@ bool unseen()
     REQUIRE(app.last_error() == 0);
     scene.world->held = true;
     REQUIRE(launch_unseen(0) == 0 && launch_unseen(1, 64) == 0 && scene.world->launches == 0);
-    direct->unseen();
+    direct->unseen(true);
     REQUIRE(by_gvirtus(96) == 0 && scene.world->launches == 0);
     REQUIRE(!knows(IBX_FRONTEND_NO_ERROR)); // that is not certain
     scene.world->held = false;
@@ -161,8 +161,12 @@ bool unseen()
         REQUIRE(app.last_error() == 9 && app.last_error() == 0 && knows(IBX_FRONTEND_NO_ERROR));
         REQUIRE(launch_unseen(1, 2000) == 0 && app.synchronize() == 0 && app.last_error() == 9);
         REQUIRE(app.last_error() == 0);
-        direct->unseen(); // of one launch
+        direct->unseen(true); // of one launch
         REQUIRE(by_gvirtus(2000) == 0 && by_gvirtus(2000) == 9 && app.last_error() == 9);
+        REQUIRE(app.last_error() == 0);
+        direct->unseen(true); // of one that GVirtuS has not sent
+        direct->unseen(false);
+        REQUIRE(by_gvirtus(2000) == 9 && app.last_error() == 9);
         REQUIRE(app.last_error() == 0);
         REQUIRE(launch_unseen(1, 2000) == 0);
         REQUIRE(must("cudaLaunchKernel", world_launch(KERNEL, 2000, STREAM, 1)) == 9);
