@@ -98,6 +98,12 @@ static bool same_but_for_ports(const char *a, const char *b)
     return !*a && !*b;
 }
 
+/* A client that asks whether a connection would be answered makes one and closes it. */
+static bool said_nothing(const struct ibx_stranger *s, int rc)
+{
+    return rc == -ECONNRESET && !s->handshake->received && !s->turn.frame.at;
+}
+
 /* Strangers must not fill the log. */
 static void turned_away(struct ibx_pool *pool, const struct ibx_error *why)
 {
@@ -251,7 +257,10 @@ static int go_on(struct ibx_pool *pool, struct ibx_stranger *s, struct ibx_conn 
     }
     if (before == IBX_TURN_WAITS)
         ibx_pool_note_wrong(pool, &s->source);
-    turned_away(pool, &why);
+    if (said_nothing(s, rc))
+        ibx_log(IBX_LOG_DEBUG, "%s", why.message);
+    else
+        turned_away(pool, &why);
     if (err)
         *err = why;
     drop(pool, s);

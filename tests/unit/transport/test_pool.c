@@ -580,8 +580,8 @@ static unsigned times(const char *text, const char *word)
     return count;
 }
 
-/* What the pool says of three strangers from one address and one from another. False: it took so
- * long that more lines may have been said. */
+/* What the pool says of three strangers from one address and one from another, and of what closes
+ * before its first byte. False: it took so long that more lines may have been said. */
 static bool said_of_strangers(char *text, size_t size)
 {
     static const uint8_t nonsense[256] = {0xff, 1, 2, 3};
@@ -590,6 +590,18 @@ static bool said_of_strangers(char *text, size_t size)
     const uint64_t from_ns = ibx_now_ns();
     ibx_log_set_level(IBX_LOG_WARN);
     dup2(log, STDERR_FILENO);
+    for (int i = 0; i < 4; i++) { /* as a probe, with and without a FIN */
+        const struct linger reset = {.l_onoff = i % 2};
+        come(i, 4 + i, true);
+        setsockopt(raws[i].fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
+        raw_close(&raws[i]);
+        assert_int_equal(step().code, -ECONNRESET);
+    }
+    come(4, 9, true);
+    raw_send(&raws[4], nonsense + 1, 1);
+    raw_close(&raws[4]);
+    raws[4].fd = -1;
+    step();
     for (int i = 0; i < 4; i++) {
         raws[i] = raw_connect(s.port, i < 3 ? "127.0.0.2" : "127.0.0.3", "127.0.0.1");
         raw_send(&raws[i], nonsense, sizeof(nonsense));
@@ -616,6 +628,9 @@ static void one_line_says_why(void **state)
         ;
     assert_int_equal(times(text, "127.0.0.2:"), 1);
     assert_int_equal(times(text, "127.0.0.3:"), 1);
+    assert_int_equal(times(text, "127.0.0.9:"), 1);
+    for (const char *silent = "4567"; *silent; silent++)
+        assert_int_equal(times(text, (char[]){'0', '.', '0', '.', *silent, ':', '\0'}), 0);
 }
 
 int main(void)
