@@ -506,7 +506,7 @@ bool launches_unseen()
     random_fill(memory.data(), n, 5);
     REQUIRE(cudaMemcpy(device, memory.data(), n, H2D) == 0);
     REQUIRE(by_brackets(nullptr, &stub_kernel) == 0 && cudaGetLastError() == 0);
-    REQUIRE(device_has(to, memory.data(), n));
+    REQUIRE(cudaDeviceSynchronize() == 0 && device_has(to, memory.data(), n));
     for (int i = 0; i < 3; i++) {
         REQUIRE(by_brackets(wrong, &stub_kernel) == 0 && cudaDeviceSynchronize() == 0);
         REQUIRE(run(&stub_kernel, {1, 1, 1}, {32, 1, 1}, arguments, 0, wrong) == 400);
