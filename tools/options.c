@@ -207,8 +207,9 @@ static void check_line(const struct line *line)
                                names_of(tool, option->commands, names, sizeof(names)));
     }
     if (command->uri && *command->uri != '[' && !line->uri)
-        ibx_tool_bad_usage(tool, "\"%s\" needs a %s: give rdma://host:port, for example",
-                           command->name, command->uri);
+        ibx_tool_bad_usage(tool, "\"%s\" needs a %s%s", command->name, command->uri,
+                           strcmp(command->uri, "URI") ? ""
+                                                       : ": give rdma://host:port, for example");
 }
 
 /* ---------------------------------------------------------------------- argp */

@@ -87,6 +87,9 @@ int __cudaLaunchKernel(void *kernel, struct dim3 grid, struct dim3 block, void *
     __typeof__(&__cudaLaunchKernel) next = NEXT(__cudaLaunchKernel);
     const struct launch_config config = {grid, block, shared, stream, NULL, 0};
     const bool unseen = ibx_frontend_launch_unseen();
+    const struct ibx_frontend_calls *plugin = next ? ibx_frontend_plugin() : NULL;
+    if (plugin)
+        plugin->unseen(unseen);
     return next ? next(kernel, grid, block, arguments, shared, stream)
                 : ibx_frontend_launch(kernel, &config, arguments, unseen);
 }

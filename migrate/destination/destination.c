@@ -125,10 +125,22 @@ static int step_mapped(struct destination *d, struct ibx_error *err)
     return rc;
 }
 
+/* It runs here now: nobody may read any more that its QEMU may have to be ended. */
+static void forget_undecided(char *message)
+{
+    char *said = strstr(message, DESTINATION_UNDECIDED);
+    if (!said)
+        return;
+    while (said > message && strchr("; ", said[-1]))
+        said--;
+    *said = 0;
+}
+
 static int step_resuming(struct destination *d, struct ibx_error *err)
 {
     if (d->qemu.state.now != QEMU_RUNNING)
         return 0;
+    forget_undecided(d->status.message);
     if (d->ram.engine && d->ram.borrow != IBX_BORROW_LAZY)
         ibx_fault_set_background(d->ram.engine, true);
     ibx_migration_stop_at("destination", "loaded");

@@ -132,6 +132,23 @@ def who_asks_after_a_lost_link_reads_what_to_do(hosts, domain):
 
 
 @test
+def who_asks_once_libvirt_has_continued_it_reads_no_such_thing(hosts, domain):
+    """Then the VM runs there, and to destroy it would lose it."""
+    domain.start(hosts.a)
+    move = loaded(hosts, domain)
+    move.sender.kill()
+    move.receiver.says("libvirt has not continued it: this tool waits for the source")
+    hosts.b.release_libvirtd()
+    until(lambda: qemu_is(hosts.b, domain, "running"), "a VM that libvirt has continued")
+    assert "virsh destroy" not in status(hosts.b, domain)
+    again = Tool(hosts.a, ["recover", "--json", "--qmp", domain.monitor])
+    assert again.end() == 0, again.text
+    assert move.receiver.end() == 0, move.receiver.text
+    here(domain, hosts.b, hosts.a)
+    domain.expect(hosts.a, hosts.b)
+
+
+@test
 def libvirt_changes_its_mind_late(hosts, domain):
     """The destination's libvirtd stands still for so long that the source's continues the VM,
     which was loaded there, paused. Nothing is broken or done: it never ran there."""

@@ -98,7 +98,8 @@ static bool same_but_for_ports(const char *a, const char *b)
     return !*a && !*b;
 }
 
-/* A client that asks whether a connection would be answered makes one and closes it. */
+/* Whether it closed before its first byte, as a client does that asks whether a connection would be
+ * answered. */
 static bool said_nothing(const struct ibx_stranger *s, int rc)
 {
     return rc == -ECONNRESET && !s->handshake->received && !s->turn.frame.at;
@@ -257,9 +258,7 @@ static int go_on(struct ibx_pool *pool, struct ibx_stranger *s, struct ibx_conn 
     }
     if (before == IBX_TURN_WAITS)
         ibx_pool_note_wrong(pool, &s->source);
-    if (said_nothing(s, rc))
-        ibx_log(IBX_LOG_DEBUG, "%s", why.message);
-    else
+    if (!said_nothing(s, rc))
         turned_away(pool, &why);
     if (err)
         *err = why;

@@ -123,8 +123,9 @@ static enum { WIRE_REAL, WIRE_FREE, WIRE_FULL } wire;
 
 int getsockopt(int fd, int level, int name, void *restrict value, socklen_t *restrict length)
 {
+    const socklen_t room = *length;
     const long rc = syscall(SYS_getsockopt, fd, level, name, value, length);
-    if (!rc && level == IPPROTO_TCP && name == TCP_INFO && *length == sizeof(struct tcp_info) &&
+    if (!rc && level == IPPROTO_TCP && name == TCP_INFO && room == sizeof(struct tcp_info) &&
         wire != WIRE_REAL) {
         struct tcp_info *info = value;
         info->tcpi_min_rtt = 1000;
