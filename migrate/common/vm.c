@@ -76,7 +76,7 @@ int ibx_vm_migrate(struct ibx_qmp *qmp, bool incoming, int theirs, uint64_t dead
         return rc;
     rc = ibx_qmp_execute(qmp, incoming ? "migrate-incoming" : "migrate",
                          json_pack("{s:s}", "uri", "fd:" STREAM_NAME), NULL, deadline_ns, err);
-    if (rc == -EREMOTEIO) /* QEMU has not taken it, mostly */
+    if (rc == -EREMOTEIO) /* if QEMU has taken it, closefd finds none */
         ibx_qmp_execute(qmp, "closefd", json_pack("{s:s}", "fdname", STREAM_NAME), NULL,
                         deadline_ns, NULL);
     return rc;

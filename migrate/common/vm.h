@@ -25,7 +25,7 @@ bool ibx_vm_migration_ended(const char *status);
 /* Makes a stream for QEMU's device state: this tool's end (non-blocking) and QEMU's. */
 int ibx_vm_stream(int *ours, int *theirs, struct ibx_error *err);
 /* Starts QEMU's migration into a stream or, `incoming`, out of one; `theirs`, its end, is copied
- * and stays the caller's; a QEMU that refuses to start keeps no copy. */
+ * and stays the caller's; a QEMU that answers that it refuses keeps no copy. */
 int ibx_vm_migrate(struct ibx_qmp *qmp, bool incoming, int theirs, uint64_t deadline_ns,
                    struct ibx_error *err);
 /* Finds which migration settings of QEMU have to change, and writes what they are now into the

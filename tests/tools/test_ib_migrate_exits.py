@@ -51,7 +51,8 @@ def whole_sentence(text):
 @case
 def every_wrong_usage_is_an_object(scene):
     for line, words in (("move --json", 'no command "move"'), ("--json", "a command is needed"),
-                        ("send --json --qmp Q", "needs a URI: give rdma://host:port"), ("set --j", "--max-bandwidth"),
+                        ("send --json --qmp Q", "needs a URI: give rdma://host:port"),
+                        ("set --j", "--max-bandwidth"),
                         ("status more --js", "one argument too many"),
                         ("cancel --json --yes", "does not go with"),
                         ("status --json --nonsense", "command line is wrong"),
