@@ -4,10 +4,11 @@
  *
  * Each side computes a tag of every page with data, a keyed hash of 61 bits: the destination over
  * the bytes as they have arrived, before the guest can see them, the source over its RAM, later:
- * once the destination has named them. So a page is found that was changed on its way, or at the
- * source after it had been read for the destination. One that somebody changes there between the
- * stop of the VM and that READ is the same for both, and not found: migrate/common/hold.h and
- * guard.h are what keeps QEMU from it.
+ * once the destination has named them; or, over a wire, whenever it has nothing else to do. So a
+ * page is found that was changed on its way, or at the source between its READ for the destination
+ * and its tag, whichever comes first. One that somebody changes there between the stop of the VM
+ * and both is the same for both, and not found: migrate/common/hold.h and guard.h are what keeps
+ * QEMU from it. One that is changed after both has come as it was.
  *
  * Pages of a range (IBX_DIGEST_PAGES of them) are compared by one digest of their tags, which the
  * destination sends in DIGEST messages. A page has the same tag in whatever order, by whatever
@@ -104,6 +105,11 @@ struct ibx_verifier;
 int ibx_verifier_open(const struct ibx_guest_ram *ram, const struct ibx_page_map *map,
                       const uint8_t key[IBX_DIGEST_KEY], unsigned threads,
                       struct ibx_verifier **verifier, struct ibx_error *err);
+/* Computes digests meanwhile, as they are where no page was given back: while ranges come in parts
+ * all over guest RAM, as over a wire, none can be named before the last pages are there. */
+void ibx_verifier_foresee(struct ibx_verifier *verifier);
+/* Of how many ranges it has them by now. */
+uint64_t ibx_verifier_foreseen(struct ibx_verifier *verifier);
 /* Takes a DIGEST message; ranges may come again. -EPROTO: it does not fit this map. */
 int ibx_verifier_take(struct ibx_verifier *verifier, uint64_t first,
                       const struct ibx_bytes *entries, struct ibx_error *err);

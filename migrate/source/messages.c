@@ -44,7 +44,10 @@ static int on_running(struct source *s, const char *status, struct ibx_error *er
         s->status.commit_ns = now - s->loaded_ns;
         s->status.downtime_ns = now - s->vm.stop_ns;
     }
-    return ibx_source_move(s, SOURCE_SERVING, err);
+    int rc = ibx_source_move(s, SOURCE_SERVING, err);
+    if (!rc)
+        ibx_source_verify_ahead(s);
+    return rc;
 }
 
 /* Pages that were not fetched are of no use to anybody. */

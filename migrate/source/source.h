@@ -480,7 +480,7 @@ struct source {
     uint64_t pause_by_ns;   /* managed: until when libvirt's settings are awaited */
     struct ibx_state_machine guarding;
     struct ibx_error disturbed;    /* code not 0: what others did to the VM here after the commit */
-    struct ibx_verifier *verifier; /* from the first DIGEST on */
+    struct ibx_verifier *verifier; /* from RUNNING or the first DIGEST on */
     uint64_t messages;             /* from the destination */
     struct migration_silence silence;
     uint64_t busy_until_ns; /* of ibx_migration_busy_until() */
@@ -593,6 +593,8 @@ int ibx_source_verdict(const struct source *s, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- verify.c */
 
+/* Once the VM runs there: begins with what the destination will name. */
+void ibx_source_verify_ahead(struct source *s);
 int ibx_source_on_digest(struct source *s, const struct ibx_migrate_digest *digest,
                          struct ibx_error *err);
 /* -EBADMSG, in BROKEN: a page differs. */

@@ -3,15 +3,31 @@
  * it is the same, nothing is given up. pages/digest.h says what that does not find. */
 #include "migrate/source/source.h"
 
+#include "common/thread.h"
+
 #include <errno.h>
+
+static int open_verifier(struct source *s, struct ibx_error *err)
+{
+    return s->verifier ? 0
+                       : ibx_verifier_open(&s->vm.ram, &s->vm.map, s->status.record.verify_key, 0,
+                                           &s->verifier, err);
+}
+
+/* Where there are processors for it, and the wire is what the destination waits for. */
+void ibx_source_verify_ahead(struct source *s)
+{
+    struct ibx_error later = {0}; /* the first DIGEST says it */
+    if (s->status.record.verify && source_linked(&s->link) && !source_returns(s) &&
+        ibx_conn_path(s->link.control.conn)->remote && ibx_thread_may_spin() &&
+        !open_verifier(s, &later))
+        ibx_verifier_foresee(s->verifier);
+}
 
 int ibx_source_on_digest(struct source *s, const struct ibx_migrate_digest *digest,
                          struct ibx_error *err)
 {
-    int rc = 0;
-    if (!s->verifier)
-        rc = ibx_verifier_open(&s->vm.ram, &s->vm.map, s->status.record.verify_key, 0, &s->verifier,
-                               err);
+    int rc = open_verifier(s, err);
     return rc ? rc : ibx_verifier_take(s->verifier, digest->first, &digest->entries, err);
 }
 

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -204,6 +205,42 @@ static void test_left_out(NO_STATE)
     assert_int_equal(compared, map.data_pages - 2);
 }
 
+/* Digests that the source has before the destination names pages are of its RAM as it was then:
+ * what is changed there afterwards has come as it was. Where a page was given back they do not
+ * count. */
+static void test_foreseen(NO_STATE)
+{
+    uint64_t compared, left_out;
+    for (uint64_t page = 0; page < PAGES; page++)
+        if (ibx_page_map_data(&map, page) && page != 600)
+            assert_int_equal(note(page, page_at(page)), 0);
+    ibx_verifier_foresee(verifier);
+    while (ibx_verifier_foreseen(verifier) < RANGES)
+        sched_yield();
+    page_at(8)[17] ^= 1;
+    assert_int_equal(give(0, 3), 0);
+    assert_int_equal(result(), 0);
+    ibx_verifier_pages(verifier, &compared, &left_out);
+    assert_int_equal(left_out, 1);
+    assert_int_equal(compared, map.data_pages - 1);
+}
+
+/* What has come is another page than the one that was foreseen. */
+static void test_foreseen_differs(NO_STATE)
+{
+    uint8_t forged[SMALL];
+    memcpy(forged, page_at(1), sizeof(forged));
+    forged[0] ^= 1;
+    for (uint64_t page = 0; page < IBX_DIGEST_PAGES; page++)
+        if (ibx_page_map_data(&map, page))
+            assert_int_equal(note(page, page == 1 ? forged : page_at(page)), 0);
+    ibx_verifier_foresee(verifier);
+    while (ibx_verifier_foreseen(verifier) < RANGES)
+        sched_yield();
+    assert_int_equal(give(0, 1), 0);
+    assert_int_equal(result(), -EBADMSG);
+}
+
 static void differs(uint64_t range, const char *said)
 {
     assert_int_equal(give(range, 1), 0);
@@ -334,6 +371,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_agrees, start, end),
         cmocka_unit_test_setup_teardown(test_pages_come_again, start, end),
         cmocka_unit_test_setup_teardown(test_left_out, start, end),
+        cmocka_unit_test_setup_teardown(test_foreseen, start, end),
+        cmocka_unit_test_setup_teardown(test_foreseen_differs, start, end),
         cmocka_unit_test_setup_teardown(test_forged_on_the_way, start, end),
         cmocka_unit_test_setup_teardown(test_changed_at_the_source, start, end),
         cmocka_unit_test_setup_teardown(test_swapped, start, end),
