@@ -42,6 +42,8 @@ static int pin(const struct ibx_cuda *cuda, uint8_t *base, size_t bytes, struct 
     int rc = 0;
     for (size_t n; done < bytes && !rc; done += rc ? 0 : n) {
         n = bytes - done < PIECE ? bytes - done : PIECE;
+        /* So that nobody waits for the driver while the kernel fills pages with zeros. */
+        madvise(base + done, n, MADV_POPULATE_WRITE);
         rc = cuda->mem_host_register(base + done, n, IBX_CUDA_HOST_REGISTER_PORTABLE);
         if (done + n < bytes) /* whoever waits for the driver's lock has to wake up first */
             nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
