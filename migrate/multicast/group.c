@@ -15,8 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define RECEIVE_BYTES (8 << 20)
-#define SEND_MS       1000 /* for a socket to take datagrams */
+#define BY_VERBS "verbs://"
 
 /* ------------------------------------------------------------ texts */
 
@@ -27,9 +26,20 @@ bool ibx_multicast_is_group(const struct sockaddr_storage *address)
     return host && (length == 16 ? host[0] == 0xff : host[0] >= 224 && host[0] < 240);
 }
 
-/* HOST, HOST:PORT and [HOST]:PORT in their parts. */
+bool ibx_multicast_by_verbs(const struct sockaddr_storage *address)
+{
+    struct sockaddr_storage copy = *address;
+    const in_port_t *port = ibx_address_port(&copy);
+    return port && !*port;
+}
+
+/* HOST, HOST:PORT and [HOST]:PORT in their parts; verbs://HOST has port 0. */
 static bool cut(const char *text, char host[64], unsigned long *port)
 {
+    if (!strncmp(text, BY_VERBS, strlen(BY_VERBS))) {
+        *port = 0;
+        return snprintf(host, 64, "%s", text + strlen(BY_VERBS)) < 64;
+    }
     const char *first = strchr(text, ':'), *last = strrchr(text, ':'), *end = NULL;
     const bool bracket = *text == '[';
     const char *from = text + bracket;
@@ -55,8 +65,7 @@ static bool cut(const char *text, char host[64], unsigned long *port)
     return *port && *port <= UINT16_MAX;
 }
 
-int ibx_multicast_group_parse(const char *text, struct sockaddr_storage *address,
-                              struct ibx_error *err)
+static int parse(const char *text, struct sockaddr_storage *address, struct ibx_error *err)
 {
     struct in6_addr host;
     struct sockaddr_storage found;
@@ -71,14 +80,15 @@ int ibx_multicast_group_parse(const char *text, struct sockaddr_storage *address
         ibx_address_make(&found, &host, length, htons((uint16_t)port));
     if (!length || !ibx_multicast_is_group(&found))
         return ibx_error_set(err, -EINVAL,
-                             "\"%.64s\" is no multicast group: 239.1.2.3, 239.1.2.3:7000 or "
-                             "[ff15::1]:7000",
+                             "\"%.64s\" is no multicast group: 239.1.2.3, 239.1.2.3:7000, "
+                             "[ff15::1]:7000, or verbs://239.1.2.3 without a port",
                              text);
     *address = found;
     return 0;
 }
 
-int ibx_multicast_group_random(bool six, struct sockaddr_storage *address, struct ibx_error *err)
+static int choose_randomly(bool six, uint16_t port, struct sockaddr_storage *address,
+                           struct ibx_error *err)
 {
     uint8_t host[16];
     if (RAND_bytes(host, sizeof(host)) != 1)
@@ -91,8 +101,18 @@ int ibx_multicast_group_random(bool six, struct sockaddr_storage *address, struc
         host[0] = 239; /* 239.192.0.0/14, of an organization, RFC 2365 */
         host[1] = (uint8_t)(192 | (host[1] & 3));
     }
-    ibx_address_make(address, host, six ? 16 : 4, htons(IBX_MULTICAST_PORT));
+    ibx_address_make(address, host, six ? 16 : 4, htons(port));
     return 0;
+}
+
+int ibx_multicast_group_choose(const char *text, bool six, struct sockaddr_storage *address,
+                               struct ibx_error *err)
+{
+    if (!text)
+        return choose_randomly(six, IBX_MULTICAST_PORT, address, err);
+    if (!strcmp(text, BY_VERBS)) /* RoCE v2 has groups of IPv4 only */
+        return choose_randomly(false, 0, address, err);
+    return parse(text, address, err);
 }
 
 void ibx_multicast_group_print(const struct sockaddr_storage *address, char *out, size_t size)
@@ -104,7 +124,10 @@ void ibx_multicast_group_print(const struct sockaddr_storage *address, char *out
     const void *bytes = ibx_address_host((const struct sockaddr *)address, &length);
     if (bytes)
         inet_ntop(address->ss_family, bytes, host, sizeof(host));
-    snprintf(out, size, length == 16 ? "[%s]:%u" : "%s:%u", host, port ? ntohs(*port) : 0u);
+    if (port && *port)
+        snprintf(out, size, length == 16 ? "[%s]:%u" : "%s:%u", host, ntohs(*port));
+    else
+        snprintf(out, size, BY_VERBS "%s", host);
 }
 
 /* ------------------------------------------------------------ interfaces */
@@ -158,94 +181,4 @@ int ibx_multicast_interface(const char *name, const char *host, unsigned *index,
     return rc ? ibx_error_set(err, rc, "the interface that leads to %.128s is not known: %s", host,
                               strerror(-rc))
               : 0;
-}
-
-/* ------------------------------------------------------------ sockets */
-
-static socklen_t length_of(const struct sockaddr_storage *address)
-{
-    return address->ss_family == AF_INET6 ? sizeof(struct sockaddr_in6)
-                                          : sizeof(struct sockaddr_in);
-}
-
-/* With the interface, where the address's scope needs it. */
-static struct sockaddr_storage scoped(const struct sockaddr_storage *group, unsigned interface)
-{
-    struct sockaddr_storage at = *group;
-    struct sockaddr_in6 *six = (struct sockaddr_in6 *)&at;
-    if (at.ss_family == AF_INET6)
-        six->sin6_scope_id = interface;
-    return at;
-}
-
-static int set(int fd, int level, int name, int value)
-{
-    return setsockopt(fd, level, name, &value, sizeof(value));
-}
-
-static int failed(const char *what, const struct sockaddr_storage *group, unsigned interface,
-                  int code, int fd, struct ibx_error *err)
-{
-    char text[64], name[IF_NAMESIZE] = "?";
-    ibx_multicast_group_print(group, text, sizeof(text));
-    if_indextoname(interface, name);
-    if (fd >= 0)
-        close(fd);
-    return ibx_error_set(err, -code, "%s the multicast group %s over %s: %s", what, text, name,
-                         strerror(code));
-}
-
-static bool prepare_four(int fd, unsigned interface, unsigned hops)
-{
-    const struct ip_mreqn by = {.imr_ifindex = (int)interface};
-    return !setsockopt(fd, IPPROTO_IP, IP_MULTICAST_IF, &by, sizeof(by)) &&
-           !set(fd, IPPROTO_IP, IP_MULTICAST_TTL, (int)hops) &&
-           !set(fd, IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DO);
-}
-
-static bool prepare_six(int fd, unsigned interface, unsigned hops)
-{
-    return !set(fd, IPPROTO_IPV6, IPV6_MULTICAST_IF, (int)interface) &&
-           !set(fd, IPPROTO_IPV6, IPV6_MULTICAST_HOPS, (int)hops) &&
-           !set(fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, IPV6_PMTUDISC_DO);
-}
-
-int ibx_multicast_socket_send(const struct sockaddr_storage *group, unsigned interface,
-                              unsigned hops, int *out, size_t *mtu, struct ibx_error *err)
-{
-    const bool six = group->ss_family == AF_INET6;
-    const struct sockaddr_storage to = scoped(group, interface);
-    const struct timeval limit = {.tv_sec = SEND_MS / 1000};
-    int found = 0;
-    socklen_t length = sizeof(found);
-    const int fd = socket(group->ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (fd < 0 || !(six ? prepare_six : prepare_four)(fd, interface, hops) ||
-        setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit)) ||
-        connect(fd, (const struct sockaddr *)&to, length_of(&to)) ||
-        getsockopt(fd, six ? IPPROTO_IPV6 : IPPROTO_IP, six ? IPV6_MTU : IP_MTU, &found, &length))
-        return failed("nothing can be sent to", group, interface, errno, fd, err);
-    *mtu = (size_t)found;
-    *out = fd;
-    return 0;
-}
-
-int ibx_multicast_socket_receive(const struct sockaddr_storage *group, unsigned interface, int *out,
-                                 struct ibx_error *err)
-{
-    const bool six = group->ss_family == AF_INET6;
-    const int level = six ? IPPROTO_IPV6 : IPPROTO_IP;
-    const struct sockaddr_storage at = scoped(group, interface);
-    const struct group_req join = {.gr_interface = interface, .gr_group = at};
-    const int fd = socket(group->ss_family, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    /* Several caches of one host can be members of one group. */
-    if (fd < 0 || set(fd, SOL_SOCKET, SO_REUSEADDR, 1) ||
-        bind(fd, (const struct sockaddr *)&at, length_of(&at)) ||
-        setsockopt(fd, level, MCAST_JOIN_GROUP, &join, sizeof(join)))
-        return failed("cannot join", group, interface, errno, fd, err);
-    /* Only what this socket has joined; IPv6 knows it from Linux 4.20 on. */
-    set(fd, level, six ? IPV6_MULTICAST_ALL : IP_MULTICAST_ALL, 0);
-    if (set(fd, SOL_SOCKET, SO_RCVBUFFORCE, RECEIVE_BYTES))
-        set(fd, SOL_SOCKET, SO_RCVBUF, RECEIVE_BYTES);
-    *out = fd;
-    return 0;
 }

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Pages by UDP multicast: one sender, any number of receivers, each page once on the wire.
+ * Pages by multicast: one sender, any number of receivers, each page once on the wire.
  *
- *   group.c     groups and interfaces as texts and addresses; sockets
+ *   group.c     groups and interfaces as texts and addresses
+ *   datagrams.c the way for datagrams to a group, which is one of
+ *   udp.c       sockets
+ *   verbs.c     queue pairs for datagrams (UD)
  *   packet.c    one datagram: a page, or a part of one
  *   batch.c     pages as datagrams that are sent at once
  *   rate.c      how fast, by what members say that they have heard
@@ -41,31 +44,43 @@
 /* ------------------------------------------------------------ group.c */
 
 struct ibx_multicast_group {
-    struct sockaddr_storage address; /* and port */
+    struct sockaddr_storage address; /* and port; 0: by verbs, which know no ports */
     uint8_t id[IBX_MULTICAST_ID];    /* of the sender, random */
     uint8_t key[IBX_MULTICAST_KEY];
     uint64_t rate; /* of the sender, bytes a second */
 };
 
-/* "239.1.2.3", "239.1.2.3:7000", "ff15::1" or "[ff15::1]:7000". -EINVAL. */
-int ibx_multicast_group_parse(const char *text, struct sockaddr_storage *address,
-                              struct ibx_error *err);
+/* "239.1.2.3", "239.1.2.3:7000", "ff15::1" or "[ff15::1]:7000"; "verbs://239.1.2.3". NULL and
+ * "verbs://" are random ones that nobody else is likely to use: of 239.192.0.0/14, and NULL with
+ * `six` of ff15::/16. -EINVAL, -EIO. */
+int ibx_multicast_group_choose(const char *text, bool six, struct sockaddr_storage *address,
+                               struct ibx_error *err);
 bool ibx_multicast_is_group(const struct sockaddr_storage *address);
-/* One that nobody else is likely to use: of 239.192.0.0/14, or of ff15::/16. -EIO. */
-int ibx_multicast_group_random(bool six, struct sockaddr_storage *address, struct ibx_error *err);
-/* "239.1.2.3:7000". */
+bool ibx_multicast_by_verbs(const struct sockaddr_storage *address);
+/* "239.1.2.3:7000", "verbs://239.1.2.3". */
 void ibx_multicast_group_print(const struct sockaddr_storage *address, char *out, size_t size);
 /* The number of an interface: of this name, or, with NULL, of the one by which this host reaches
  * another. `host` is a name or an address, perhaps in brackets. -ENODEV, -ENETUNREACH and others.
  */
 int ibx_multicast_interface(const char *name, const char *host, unsigned *index,
                             struct ibx_error *err);
-/* A socket that sends to the group; *mtu is the interface's. */
-int ibx_multicast_socket_send(const struct sockaddr_storage *group, unsigned interface,
-                              unsigned hops, int *fd, size_t *mtu, struct ibx_error *err);
-/* A member of the group; it does not block. */
-int ibx_multicast_socket_receive(const struct sockaddr_storage *group, unsigned interface, int *fd,
-                                 struct ibx_error *err);
+/* ------------------------------------------------------------ datagrams.c */
+
+/* A way for datagrams to a group (datagrams.h). */
+struct ibx_multicast_out;
+struct ibx_multicast_in;
+
+int ibx_multicast_out_open(const struct sockaddr_storage *group, unsigned interface, unsigned hops,
+                           struct ibx_multicast_out **out, struct ibx_error *err);
+int ibx_multicast_in_open(const struct sockaddr_storage *group, unsigned interface,
+                          struct ibx_multicast_in **in, struct ibx_error *err);
+/* Whether this host can send to such a group at all, and by this interface; 0: whichever leads to a
+ * member. */
+int ibx_multicast_out_check(const struct sockaddr_storage *group, unsigned interface, unsigned hops,
+                            struct ibx_error *err);
+/* Both accept NULL. */
+void ibx_multicast_out_close(struct ibx_multicast_out *out);
+void ibx_multicast_in_close(struct ibx_multicast_in *in);
 
 /* ------------------------------------------------------------ packet.c */
 
@@ -82,8 +97,8 @@ struct ibx_multicast_packet {
     unsigned part, parts; /* of the page */
 };
 
-/* How many datagrams a page needs on such an interface; 0: it is too small. */
-unsigned ibx_multicast_parts(size_t mtu, bool six);
+/* How many datagrams of so many bytes at most a page needs; 0: they are too small. */
+unsigned ibx_multicast_parts(size_t room);
 /* Where a part begins in its page, and how long it is. */
 size_t ibx_multicast_part_at(unsigned parts, unsigned part, size_t *length);
 /* Reads the head of a datagram. False: it is none of this group, or has not the right length. */
@@ -116,24 +131,23 @@ bool ibx_multicast_key_open(const uint8_t secret[32], struct ibx_multicast_group
 /* ------------------------------------------------------------ batch.c */
 
 /* Pages that are sent together, by one thread. */
-struct ibx_multicast_batch;
-/* NULL: no memory. */
-struct ibx_multicast_batch *ibx_multicast_batch_create(void);
-/* Accepts NULL. */
-void ibx_multicast_batch_destroy(struct ibx_multicast_batch *batch);
-/* For a socket that is connected: pages of so many parts, and as many of them as make so many
- * datagrams; at least one. */
-void ibx_multicast_batch_begin(struct ibx_multicast_batch *batch, int fd, unsigned parts,
-                               unsigned datagrams);
+struct ibx_multicast_batch {
+    struct ibx_multicast_out *out;
+    unsigned parts; /* of each page */
+    unsigned most;  /* pages */
+    unsigned pages; /* now */
+    size_t bytes;   /* of them on the wire, with all heads */
+};
+/* Of pages of so many parts, and as many of them as make so many datagrams; at least one. */
+void ibx_multicast_batch_begin(struct ibx_multicast_batch *batch, struct ibx_multicast_out *out,
+                               unsigned parts, unsigned datagrams);
 /* One that is not full. -EIO: OpenSSL failed. */
 int ibx_multicast_batch_add(struct ibx_multicast_batch *batch, struct ibx_multicast_cipher *cipher,
                             uint64_t *number, uint64_t page, const uint8_t *bytes);
 bool ibx_multicast_batch_full(const struct ibx_multicast_batch *batch);
-/* On the wire, with the heads of UDP and IP. */
-size_t ibx_multicast_batch_bytes(const struct ibx_multicast_batch *batch);
-/* Sends what was added, and is empty again; *datagrams were sent, or lost. Errors of sendmmsg(2);
- * -ETIMEDOUT: the socket does not take them. */
-int ibx_multicast_batch_send(struct ibx_multicast_batch *batch, int fd, unsigned *datagrams);
+/* Sends what was added, and is empty again; *datagrams were sent, or lost. */
+int ibx_multicast_batch_send(struct ibx_multicast_batch *batch, unsigned *datagrams,
+                             struct ibx_error *err);
 
 /* ------------------------------------------------------------ rate.c */
 
@@ -252,8 +266,9 @@ struct ibx_multicast_receiver_stats {
 int ibx_multicast_receiver_open(const struct ibx_multicast_receiver_config *config,
                                 struct ibx_multicast_receiver **receiver, struct ibx_error *err);
 int ibx_multicast_receiver_fd(const struct ibx_multicast_receiver *receiver);
-/* Takes some of the datagrams that have come, without waiting: how many. */
-unsigned ibx_multicast_receive(struct ibx_multicast_receiver *receiver);
+/* Takes some of the datagrams that have come, without waiting: how many. Negative: none will come
+ * any more, and why. After 0 the descriptor is readable when there is more. */
+int ibx_multicast_receive(struct ibx_multicast_receiver *receiver, struct ibx_error *err);
 void ibx_multicast_receiver_stats(const struct ibx_multicast_receiver *receiver,
                                   struct ibx_multicast_receiver_stats *stats);
 /* Accepts NULL. */

@@ -11,17 +11,15 @@
 #define VERSION   1u
 #define NONCE     12u
 #define PART_UNIT 16u /* bytes: parts but the last are a multiple of it */
-#define UDP_HEAD  8u
 
 /* ------------------------------------------------------------ parts of a page */
 
-unsigned ibx_multicast_parts(size_t mtu, bool six)
+unsigned ibx_multicast_parts(size_t room)
 {
-    const size_t heads = (six ? 40u : 20u) + UDP_HEAD + IBX_MULTICAST_HEAD + IBX_MULTICAST_TAG;
     size_t length;
     for (unsigned parts = 1; parts <= IBX_MULTICAST_PARTS_MAX; parts++) {
         ibx_multicast_part_at(parts, 0, &length);
-        if (heads + length <= mtu)
+        if (IBX_MULTICAST_HEAD + length + IBX_MULTICAST_TAG <= room)
             return parts;
     }
     return 0;

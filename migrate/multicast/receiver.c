@@ -1,16 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "migrate/multicast/multicast.h"
+#include "migrate/multicast/datagrams.h"
 
 #include <errno.h>
 #include <openssl/crypto.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
-#define AT_ONCE 32u
-#define PLACES  64u   /* pages whose parts come, by their numbers: few parts overtake others */
-#define LATEST  4096u /* numbers of which it is known which have come */
+#define PLACES 64u   /* pages whose parts come, by their numbers: few parts overtake others */
+#define LATEST 4096u /* numbers of which it is known which have come */
 
 struct place {
     uint64_t page;
@@ -22,15 +19,12 @@ struct place {
 struct ibx_multicast_receiver {
     struct ibx_multicast_receiver_config config;
     struct ibx_multicast_cipher *cipher;
-    int fd;
+    struct ibx_multicast_in *in;
     uint64_t came;                /* for drop_every */
     uint64_t latest[LATEST / 64]; /* a ring of bits: these have come, and what repeats them is not
                                      counted, which anybody can */
     struct ibx_multicast_receiver_stats stats;
     struct place places[PLACES];
-    struct iovec iovs[AT_ONCE];
-    struct mmsghdr messages[AT_ONCE];
-    uint8_t datagrams[AT_ONCE][IBX_MULTICAST_PACKET];
 };
 
 static void offer(struct ibx_multicast_receiver *r, struct place *place)
@@ -63,10 +57,13 @@ static void note(struct ibx_multicast_receiver *r, uint64_t number)
 }
 
 /* What nobody with the key has made does not touch what has come. */
-static void take(struct ibx_multicast_receiver *r, const uint8_t *datagram, size_t length)
+static void take(void *context, const uint8_t *datagram, size_t length)
 {
+    struct ibx_multicast_receiver *r = context;
     struct ibx_multicast_packet p;
     uint8_t part[IBX_MULTICAST_PAGE];
+    if (r->config.drop_every && ++r->came % r->config.drop_every == 0)
+        return;
     if (!ibx_multicast_peek(datagram, length, r->config.group.id, &p)) {
         r->stats.strange++;
         return;
@@ -92,27 +89,14 @@ static void take(struct ibx_multicast_receiver *r, const uint8_t *datagram, size
         offer(r, place);
 }
 
-unsigned ibx_multicast_receive(struct ibx_multicast_receiver *r)
+int ibx_multicast_receive(struct ibx_multicast_receiver *r, struct ibx_error *err)
 {
-    for (unsigned i = 0; i < AT_ONCE; i++) {
-        r->iovs[i] = (struct iovec){r->datagrams[i], sizeof(r->datagrams[i])};
-        r->messages[i] = (struct mmsghdr){.msg_hdr = {.msg_iov = &r->iovs[i], .msg_iovlen = 1}};
-    }
-    const int n = recvmmsg(r->fd, r->messages, AT_ONCE, MSG_DONTWAIT, NULL);
-    for (int i = 0; i < n; i++) {
-        if (r->config.drop_every && ++r->came % r->config.drop_every == 0)
-            continue;
-        if (r->messages[i].msg_hdr.msg_flags & MSG_TRUNC)
-            r->stats.strange++;
-        else
-            take(r, r->datagrams[i], r->messages[i].msg_len);
-    }
-    return n > 0 ? (unsigned)n : 0;
+    return r->in->ops->take(r->in, take, r, err);
 }
 
 int ibx_multicast_receiver_fd(const struct ibx_multicast_receiver *receiver)
 {
-    return receiver->fd;
+    return receiver->in->fd;
 }
 
 void ibx_multicast_receiver_stats(const struct ibx_multicast_receiver *receiver,
@@ -128,11 +112,10 @@ int ibx_multicast_receiver_open(const struct ibx_multicast_receiver_config *conf
     if (!r)
         return ibx_error_set(err, -ENOMEM, "no memory for a multicast group's datagrams");
     r->config = *config;
-    r->fd = -1;
     r->cipher = ibx_multicast_cipher_create(&config->group, false);
     int rc = r->cipher ? 0 : ibx_error_set(err, -ENOMEM, "OpenSSL makes no AES-128-GCM");
     if (!rc)
-        rc = ibx_multicast_socket_receive(&config->group.address, config->interface, &r->fd, err);
+        rc = ibx_multicast_in_open(&config->group.address, config->interface, &r->in, err);
     if (rc)
         ibx_multicast_receiver_close(r);
     else
@@ -144,8 +127,7 @@ void ibx_multicast_receiver_close(struct ibx_multicast_receiver *receiver)
 {
     if (!receiver)
         return;
-    if (receiver->fd >= 0)
-        close(receiver->fd);
+    ibx_multicast_in_close(receiver->in);
     ibx_multicast_cipher_destroy(receiver->cipher);
     OPENSSL_cleanse(receiver->config.group.key, sizeof(receiver->config.group.key));
     free(receiver);

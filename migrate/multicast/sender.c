@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "migrate/multicast/multicast.h"
+#include "migrate/multicast/datagrams.h"
 
 #include "common/clock.h"
 #include "common/state_machine.h"
@@ -14,13 +14,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 /* Datagrams that follow each other at once: what the rate allows in STEP_NS, in these bounds. A
  * thread that was late may send what it has missed, of BEHIND_NS at most. */
 #define BATCH_MIN 4u
-#define BATCH_MAX 32u
 #define STEP_NS   (100 * IBX_NS_PER_US)
 #define BEHIND_NS (2 * IBX_NS_PER_MS)
 #define AGAIN_MS  5  /* between two looks for chunks that were not there */
@@ -64,11 +61,11 @@ struct ibx_multicast_sender {
     struct ibx_multicast_sender_config config;
     struct ibx_multicast_group group;
     struct ibx_multicast_cipher *cipher; /* of the thread, as is what follows */
-    struct ibx_multicast_batch *batch;
+    struct ibx_multicast_batch batch;
     uint64_t number, next_ns;
-    uint64_t cursor; /* the next chunk */
-    int fd;          /* -1: there are no members */
-    unsigned fd_interface;
+    uint64_t cursor;               /* the next chunk */
+    struct ibx_multicast_out *out; /* NULL: there are no members */
+    unsigned out_interface;
     pthread_t thread;
     bool started;
     _Atomic bool ending;
@@ -166,15 +163,15 @@ static void pace(struct ibx_multicast_sender *s, size_t bytes)
     s->next_ns += (uint64_t)((double)bytes * 1e9 / (double)s->rate);
 }
 
-static int flush(struct ibx_multicast_sender *s)
+static int flush(struct ibx_multicast_sender *s, struct ibx_error *err)
 {
-    const size_t bytes = ibx_multicast_batch_bytes(s->batch);
+    const size_t bytes = s->batch.bytes;
     unsigned datagrams;
     if (!bytes)
         return 0;
     pace(s, bytes);
     s->sent = s->number;
-    const int rc = ibx_multicast_batch_send(s->batch, s->fd, &datagrams);
+    const int rc = ibx_multicast_batch_send(&s->batch, &datagrams, err);
     pthread_mutex_lock(&s->lock);
     s->stats.packets += datagrams;
     s->stats.bytes += bytes;
@@ -182,7 +179,7 @@ static int flush(struct ibx_multicast_sender *s)
     return rc;
 }
 
-static int send_chunk(struct ibx_multicast_sender *s, uint64_t chunk)
+static int send_chunk(struct ibx_multicast_sender *s, uint64_t chunk, struct ibx_error *err)
 {
     const uint64_t first = chunk * IBX_MULTICAST_CHUNK_PAGES;
     const uint64_t end = first + IBX_MULTICAST_CHUNK_PAGES;
@@ -193,12 +190,12 @@ static int send_chunk(struct ibx_multicast_sender *s, uint64_t chunk)
         if (!bit(s->config.data, page))
             continue;
         const uint8_t *bytes = s->config.memory(s->config.context, page);
-        if (bytes)
-            rc = ibx_multicast_batch_add(s->batch, s->cipher, &s->number, page, bytes);
-        if (!rc && ibx_multicast_batch_full(s->batch))
-            rc = flush(s);
+        if (bytes && ibx_multicast_batch_add(&s->batch, s->cipher, &s->number, page, bytes))
+            rc = ibx_error_set(err, -EIO, "OpenSSL cannot seal a page");
+        if (!rc && ibx_multicast_batch_full(&s->batch))
+            rc = flush(s, err);
     }
-    return rc ? rc : flush(s);
+    return rc ? rc : flush(s, err);
 }
 
 /* ------------------------------------------------------------ the thread */
@@ -250,57 +247,68 @@ static void wait_for_members(struct ibx_multicast_sender *s, bool waiting)
     pthread_cond_timedwait(&s->changed, &s->lock, &until);
 }
 
-/* Parts of a page for this MTU, and as many datagrams as may follow each other at once. */
-static int choose_batch(struct ibx_multicast_sender *s, size_t mtu, struct ibx_error *err)
+/* Parts of a page, and as many datagrams as may follow each other at once. */
+static int choose_batch(struct ibx_multicast_sender *s, struct ibx_error *err)
 {
-    const unsigned parts = ibx_multicast_parts(mtu, s->group.address.ss_family == AF_INET6);
+    const unsigned parts = ibx_multicast_parts(s->out->room);
     size_t length;
     if (!parts)
-        return ibx_error_set(err, -EMSGSIZE, "an MTU of %zu bytes is too small for parts of a page",
-                             mtu);
+        return ibx_error_set(err, -EMSGSIZE,
+                             "datagrams of %zu bytes are too small for parts of a page, %zu are "
+                             "needed: give the interface a larger MTU",
+                             s->out->room, ibx_multicast_datagram(IBX_MULTICAST_PARTS_MAX, 0));
     ibx_multicast_part_at(parts, 0, &length);
     const double most = (double)s->config.rate * (double)STEP_NS / 1e9 / (double)length;
-    ibx_multicast_batch_begin(s->batch, s->fd, parts,
-                              most < BATCH_MIN   ? BATCH_MIN
-                              : most > BATCH_MAX ? BATCH_MAX
-                                                 : (unsigned)most);
+    ibx_multicast_batch_begin(&s->batch, s->out, parts,
+                              most < BATCH_MIN               ? BATCH_MIN
+                              : most > IBX_MULTICAST_AT_ONCE ? IBX_MULTICAST_AT_ONCE
+                                                             : (unsigned)most);
     return 0;
 }
 
-/* For the members that there are; under the lock. */
-static int use_socket(struct ibx_multicast_sender *s, struct ibx_error *err)
+static int open_out(struct ibx_multicast_sender *s, unsigned interface, struct ibx_error *err)
 {
-    size_t mtu;
-    if (s->fd >= 0 && s->listeners && s->fd_interface == s->interface)
-        return 0;
-    if (s->fd >= 0)
-        close(s->fd);
-    s->fd = -1;
-    if (!s->listeners)
-        return 0;
-    const int rc = ibx_multicast_socket_send(&s->group.address, s->interface, s->config.hops,
-                                             &s->fd, &mtu, err);
+    int rc = ibx_multicast_out_open(&s->group.address, interface, s->config.hops, &s->out, err);
     if (rc)
         return rc;
-    s->fd_interface = s->interface;
-    const int small = choose_batch(s, mtu, err);
-    if (small) {
-        close(s->fd);
-        s->fd = -1;
+    s->out_interface = interface;
+    rc = choose_batch(s, err);
+    if (rc) {
+        ibx_multicast_out_close(s->out);
+        s->out = NULL;
     }
-    return small;
+    return rc;
+}
+
+/* For the members that there are; called with the lock, which it gives up while it opens and closes
+ * what it sends by: a subnet manager takes its time. Then the members may be others. */
+static int use_out(struct ibx_multicast_sender *s, struct ibx_error *err)
+{
+    while (
+        s->out ? !s->listeners || s->out_interface != s->interface : s->listeners && !s->ending) {
+        const unsigned interface = s->interface;
+        const bool wanted = s->listeners;
+        pthread_mutex_unlock(&s->lock);
+        ibx_multicast_out_close(s->out);
+        s->out = NULL;
+        const int rc = wanted ? open_out(s, interface, err) : 0;
+        pthread_mutex_lock(&s->lock);
+        if (rc && interface == s->interface)
+            return rc;
+    }
+    return 0;
 }
 
 /* Called with the lock, which it gives up meanwhile. */
 static void feed_chunk(struct ibx_multicast_sender *s, uint64_t chunk)
 {
-    struct ibx_error why = {0};
+    struct ibx_error why = {0}, reason = {0};
     char group[64];
     for (struct ibx_multicast_member *m = s->members; m; m = m->next)
         if (m->state.now == MEMBER_NEW)
             ibx_state_move(&m->state, MEMBER_FEEDING);
     pthread_mutex_unlock(&s->lock);
-    const int rc = send_chunk(s, chunk);
+    const int rc = send_chunk(s, chunk, &reason);
     pthread_mutex_lock(&s->lock);
     s->cursor = (chunk + 1) % s->chunks;
     if (!rc) {
@@ -311,7 +319,7 @@ static void feed_chunk(struct ibx_multicast_sender *s, uint64_t chunk)
     ibx_error_set(&why, rc,
                   "nothing can be sent to the multicast group %s: %s; give the server another "
                   "--multicast-group or --multicast-interface",
-                  group, strerror(-rc));
+                  group, reason.message);
     fail_all(s, &why);
 }
 
@@ -325,9 +333,9 @@ static void *sender_main(void *argument)
         struct ibx_error why = {0};
         uint64_t chunk;
         bool waiting;
-        if (use_socket(s, &why))
+        if (use_out(s, &why))
             fail_all(s, &why);
-        if (next_chunk(s, &chunk, &waiting))
+        else if (next_chunk(s, &chunk, &waiting))
             feed_chunk(s, chunk);
         else
             wait_for_members(s, waiting);
@@ -481,7 +489,6 @@ static int make(struct ibx_multicast_sender *s, struct ibx_error *err)
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->changed, &clock);
     pthread_condattr_destroy(&clock);
-    s->fd = -1;
     s->chunks = ibx_multicast_chunks(s->config.pages);
     s->wanted = calloc(words_of(s->chunks) + 1, sizeof(*s->wanted));
     s->group.address = s->config.group;
@@ -492,10 +499,8 @@ static int make(struct ibx_multicast_sender *s, struct ibx_error *err)
         RAND_bytes(s->group.key, sizeof(s->group.key)) != 1)
         return ibx_error_set(err, -EIO, "OpenSSL has no random bytes for a group's key");
     s->cipher = ibx_multicast_cipher_create(&s->group, true);
-    s->batch = ibx_multicast_batch_create();
-    return s->cipher && s->wanted && s->batch
-               ? 0
-               : ibx_error_set(err, -ENOMEM, "no memory for a multicast group");
+    return s->cipher && s->wanted ? 0
+                                  : ibx_error_set(err, -ENOMEM, "no memory for a multicast group");
 }
 
 int ibx_multicast_sender_create(const struct ibx_multicast_sender_config *config,
@@ -545,10 +550,8 @@ void ibx_multicast_sender_destroy(struct ibx_multicast_sender *s)
     pthread_mutex_unlock(&s->lock);
     if (s->started)
         pthread_join(s->thread, NULL);
-    if (s->fd >= 0)
-        close(s->fd);
+    ibx_multicast_out_close(s->out);
     ibx_multicast_cipher_destroy(s->cipher);
-    ibx_multicast_batch_destroy(s->batch);
     OPENSSL_cleanse(s->group.key, sizeof(s->group.key));
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->changed);

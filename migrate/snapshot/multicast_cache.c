@@ -348,12 +348,12 @@ static void tell_strangers(struct snapshot_feed *feed)
     say(feed, line);
 }
 
-/* Until nothing is left: how many came. */
-static unsigned receive(struct snapshot_feed *feed)
+/* How many came; negative: none will any more. */
+static int receive(struct snapshot_feed *feed, struct ibx_error *err)
 {
-    const unsigned n = ibx_multicast_receive(feed->receiver);
-    if (!n)
-        return 0;
+    const int n = ibx_multicast_receive(feed->receiver, err);
+    if (n <= 0)
+        return n;
     note_stats(feed);
     tell_strangers(feed);
     return n;
@@ -388,7 +388,9 @@ static int member_step(struct snapshot_feed *feed, struct ibx_error *err)
 {
     struct ibx_snapshot_any m;
     const uint64_t proven = feed->stats.proven;
-    const unsigned came = receive(feed);
+    const int came = receive(feed, err);
+    if (came < 0)
+        return came;
     if (feed->stats.proven != proven)
         feed->heard_ns = ibx_now_ns();
     const int rc = look_at_server(feed, &m, err);
@@ -411,9 +413,13 @@ static int member_step(struct snapshot_feed *feed, struct ibx_error *err)
 static void drain(struct snapshot_feed *feed)
 {
     const uint64_t deadline = ibx_deadline_in_ms(DRAIN_MS);
-    while (feed->stats.packets < feed->sent && ibx_now_ns() < deadline && !is_told_to_stop(feed))
-        if (!receive(feed))
+    int came = 0;
+    while (came >= 0 && feed->stats.packets < feed->sent && ibx_now_ns() < deadline &&
+           !is_told_to_stop(feed)) {
+        came = receive(feed, NULL);
+        if (!came)
             doze(feed, 10);
+    }
 }
 
 static void tell_end(struct snapshot_feed *feed, int rc, const struct ibx_error *why)

@@ -58,7 +58,7 @@ int ibx_snapshot_multicast_open(struct ibx_snapshot_multicast *m,
         .memory = memory_of,
         .ready = is_ready,
         .context = m};
-    unsigned index;
+    unsigned index = 0;
     int rc = 0;
     if (!m->manifest->hashed)
         return ibx_error_set(err, -EINVAL,
@@ -68,8 +68,9 @@ int ibx_snapshot_multicast_open(struct ibx_snapshot_multicast *m,
     if (options->interface)
         rc = ibx_multicast_interface(options->interface, NULL, &index, err);
     if (!rc)
-        rc = options->group ? ibx_multicast_group_parse(options->group, &config.group, err)
-                            : ibx_multicast_group_random(six, &config.group, err);
+        rc = ibx_multicast_group_choose(options->group, six, &config.group, err);
+    if (!rc)
+        rc = ibx_multicast_out_check(&config.group, index, config.hops, err);
     return rc ? rc : ibx_multicast_sender_create(&config, &m->sender, err);
 }
 

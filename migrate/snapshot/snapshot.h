@@ -395,7 +395,7 @@ void ibx_snapshot_server_close(struct ibx_snapshot_server *server);
 /* NULL or 0: the default. */
 struct ibx_snapshot_multicast_options {
     bool on;
-    const char *group;     /* as ibx_multicast_group_parse(); else a random one */
+    const char *group;     /* as ibx_multicast_group_choose() */
     const char *interface; /* a name; else the one that leads to the other side */
     uint64_t rate;         /* bytes a second */
     unsigned hops;

@@ -54,6 +54,7 @@ static void take_rest(struct ibx_reader *r, struct ibx_bytes *bytes)
     r->position = r->length;
 }
 
+/* Without a port it is a group of verbs. */
 static int take_group(struct ibx_reader *r, struct ibx_snapshot_any *m)
 {
     const uint8_t length = ibx_get_u8(r);
@@ -62,7 +63,7 @@ static int take_group(struct ibx_reader *r, struct ibx_snapshot_any *m)
     const uint8_t *id = ibx_get_bytes(r, sizeof(m->group.id));
     const uint8_t *sealed = ibx_get_bytes(r, sizeof(m->sealed));
     m->group.rate = ibx_get_u64(r);
-    if (!host || !port || !id || !sealed)
+    if (!host || !id || !sealed)
         return -EPROTO;
     memcpy(m->group.id, id, sizeof(m->group.id));
     memcpy(m->sealed, sealed, sizeof(m->sealed));

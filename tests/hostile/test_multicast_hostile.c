@@ -3,6 +3,7 @@
  * Readers that ask for a group and lie, and servers that offer one and lie. The test process is the
  * one that lies: a server goes on with all others, a cache says what is wrong and goes on without.
  */
+#include "migrate/multicast/datagrams.h"
 #include "migrate/snapshot/cache.h"
 #include "tests/scenes/fault_memory.h"
 #include "tests/scenes/unit.h"
@@ -275,7 +276,7 @@ static struct ibx_snapshot_any offer(struct ibx_conn *conn)
 {
     struct ibx_snapshot_any m = {.type = IBX_SNAPSHOT_GROUP, .group = {.rate = 1 << 30}};
     uint8_t secret[IBX_SECRET_BYTES];
-    ibx_multicast_group_random(false, &m.group.address, NULL);
+    ibx_multicast_group_choose(NULL, false, &m.group.address, NULL);
     ibx_conn_secret(conn, IBX_SNAPSHOT_SECRET, secret);
     ibx_multicast_key_seal(secret, &m.group, m.sealed);
     return m;
@@ -361,11 +362,11 @@ static void strangers_speak(struct ibx_conn *conn)
     struct ibx_multicast_group stranger = m.group;
     struct ibx_multicast_packet packet = {.page = 1ull << 40, .parts = 1};
     static const uint8_t page[PAGE];
-    uint8_t datagram[IBX_MULTICAST_PACKET], old[IBX_MULTICAST_PACKET];
+    uint8_t old[IBX_MULTICAST_PACKET];
     struct ibx_event event;
+    struct ibx_multicast_out *way;
     unsigned lo;
-    size_t mtu;
-    int fd = -1, n = 0;
+    int n = 0;
     send_message(conn, &m);
     next_message(conn, &m);
     struct ibx_multicast_cipher *cipher = ibx_multicast_cipher_create(&stranger, true);
@@ -374,15 +375,15 @@ static void strangers_speak(struct ibx_conn *conn)
     stranger.key[0] ^= 1;
     cipher = ibx_multicast_cipher_create(&stranger, true);
     ibx_multicast_interface("lo", NULL, &lo, NULL);
-    ibx_multicast_socket_send(&stranger.address, lo, 1, &fd, &mtu, NULL);
+    assert_int_equal(ibx_multicast_out_open(&stranger.address, lo, 1, &way, &error), 0);
     for (; n >= 0 && !(n && event.type == IBX_EVENT_CLOSED); n = ibx_poll(conn, &event, 1)) {
-        const size_t length = ibx_multicast_seal(cipher, &packet, page, datagram);
+        ibx_multicast_seal(cipher, &packet, page, way->pages[0]);
         packet.number++;
-        send(fd, datagram, length, 0);
-        send(fd, old, all, 0);
+        memcpy(way->pages[1], old, all);
+        way->ops->send(way, 2, 1, NULL);
         poll(NULL, 0, 100);
     }
-    close(fd);
+    ibx_multicast_out_close(way);
     ibx_multicast_cipher_destroy(cipher);
 }
 

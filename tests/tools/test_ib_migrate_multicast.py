@@ -356,6 +356,8 @@ def wrong_usage_is_named(scene):
     assert status == 1 and "multicast-rate" in err, err
     begin(scene)
     for more, words in ((("--multicast-group", "10.0.0.1"), "is no multicast group"),
+                        (("--multicast-group", "verbs://239.1.2.3:7"), "is no multicast group"),
+                        (("--multicast-group", "verbs://", "--multicast-interface", "lo"), "without verbs://"),
                         (("--multicast-interface", "eth77"), 'no interface "eth77"'),
                         (("--no-verify",), "leave out --no-verify")):
         status, _, err = scene.run("serve", scene.memory, "--multicast", "--listen",

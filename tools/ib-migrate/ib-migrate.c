@@ -310,8 +310,9 @@ static const struct ibx_tool_option options[] = {
     {"multicast-interface", "NAME",
      "The interface for multicast [the one that leads to the other side]", BIT(SERVE) | BIT(CLONE),
      IBX_TOOL_OWN, .take = take_interface},
-    {"multicast-group", "GROUP[:PORT]",
-     "serve --multicast: the group [a random one of 239.192.0.0/14 or ff15::/16, port 18602]",
+    {"multicast-group", "[verbs://][GROUP[:PORT]]",
+     "serve --multicast: the group [a random one of 239.192.0.0/14 or ff15::/16, port 18602]; by "
+     "verbs it has no port",
      BIT(SERVE), IBX_TOOL_TEXT, .at = AT(group)},
     {"multicast-rate", "SIZE", "serve --multicast: bytes a second, with all heads [32M]",
      BIT(SERVE), IBX_TOOL_SIZE, AT(multicast_rate), IBX_MULTICAST_RATE_MIN, 100ul << 30, NULL},

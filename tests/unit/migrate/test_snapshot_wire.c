@@ -79,16 +79,24 @@ static void test_golden_multicast(void **state)
     m = (struct ibx_snapshot_any){.type = IBX_SNAPSHOT_GROUP, .group = {.rate = 0x102}};
     memcpy(m.group.id, "01234567", 8);
     memset(m.sealed, 's', sizeof(m.sealed));
-    assert_int_equal(ibx_multicast_group_parse("239.1.2.3:7000", &m.group.address, &error), 0);
+    assert_int_equal(ibx_multicast_group_choose("239.1.2.3:7000", false, &m.group.address, &error),
+                     0);
     golden(&m,
            "\x48\x04\xef\x01\x02\x03\x58\x1b"
            "01234567ssssssssssssssssssssssssssssssss\x02\x01\0\0\0\0\0\0",
            56);
-    assert_int_equal(ibx_multicast_group_parse("[ff15::102]:1", &m.group.address, &error), 0);
+    assert_int_equal(ibx_multicast_group_choose("[ff15::102]:1", false, &m.group.address, &error),
+                     0);
     golden(&m,
            "\x48\x10\xff\x15\0\0\0\0\0\0\0\0\0\0\0\0\x01\x02\x01\0"
            "01234567ssssssssssssssssssssssssssssssss\x02\x01\0\0\0\0\0\0",
            68);
+    assert_int_equal(
+        ibx_multicast_group_choose("verbs://239.1.2.3", false, &m.group.address, &error), 0);
+    golden(&m,
+           "\x48\x04\xef\x01\x02\x03\0\0"
+           "01234567ssssssssssssssssssssssssssssssss\x02\x01\0\0\0\0\0\0",
+           56);
     m = (struct ibx_snapshot_any){.type = IBX_SNAPSHOT_NO_GROUP, .code = -95};
     m.bytes.bytes = (const uint8_t *)"abc";
     m.bytes.length = 3;
@@ -139,11 +147,8 @@ static void test_messages_are_refused(void **state)
     refused("\x47ibxm\x02\x00"
             "0123456789abcdef",
             23, -EPROTO);
-    /* An address of one host, a port 0, and a length that no address has. */
+    /* An address of one host, and a length that no address has. */
     refused("\x48\x04\x0a\x01\x02\x03\x58\x1b"
-            "01234567ssssssssssssssssssssssssssssssss\x02\x01\0\0\0\0\0\0",
-            56, -EPROTO);
-    refused("\x48\x04\xef\x01\x02\x03\0\0"
             "01234567ssssssssssssssssssssssssssssssss\x02\x01\0\0\0\0\0\0",
             56, -EPROTO);
     refused("\x48\x05\xef\x01\x02\x03\x58\x1b\x01"

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * What a way for datagrams implements: udp.c and verbs.c. Its users call ibx_multicast_out_open()
+ * and ibx_multicast_in_open(), which choose by the group; this header is for the folder and its
+ * tests.
+ */
+#ifndef IBX_MIGRATE_MULTICAST_DATAGRAMS_H
+#define IBX_MIGRATE_MULTICAST_DATAGRAMS_H
+
+#include "migrate/multicast/multicast.h"
+
+#define IBX_MULTICAST_AT_ONCE 32u /* datagrams that are sent, or taken, together */
+/* Of a page with the heads of its parts, which follow each other. */
+#define IBX_MULTICAST_PAGE_ROOM                                                                    \
+    (IBX_MULTICAST_PAGE + IBX_MULTICAST_PARTS_MAX * (IBX_MULTICAST_HEAD + IBX_MULTICAST_TAG))
+
+/* Sends to one group; of one thread. */
+struct ibx_multicast_out {
+    const struct ibx_multicast_out_ops *ops;
+    size_t room;  /* bytes of a datagram at most */
+    size_t heads; /* bytes that each costs on the wire beside its own */
+    /* Where IBX_MULTICAST_AT_ONCE pages are put to be sent; after that it is elsewhere. */
+    uint8_t (*pages)[IBX_MULTICAST_PAGE_ROOM];
+};
+
+struct ibx_multicast_out_ops {
+    /* The first pages, each in so many datagrams, IBX_MULTICAST_AT_ONCE in all or one page. Some
+     * may be lost, of which it says nothing. -ETIMEDOUT: nothing takes them. */
+    int (*send)(struct ibx_multicast_out *out, unsigned pages, unsigned parts,
+                struct ibx_error *err);
+    void (*close)(struct ibx_multicast_out *out);
+};
+
+/* Of a datagram that has come; its length is 0 where it was longer than any of ours. */
+typedef void ibx_multicast_each(void *context, const uint8_t *datagram, size_t length);
+
+/* A member of one group; of one thread. */
+struct ibx_multicast_in {
+    const struct ibx_multicast_in_ops *ops;
+    int fd; /* readable when something has come since take() found nothing */
+};
+
+struct ibx_multicast_in_ops {
+    /* Hands out what has come, IBX_MULTICAST_AT_ONCE at most, without waiting: how many. Negative:
+     * nothing comes any more, and why. */
+    int (*take)(struct ibx_multicast_in *in, ibx_multicast_each *each, void *context,
+                struct ibx_error *err);
+    void (*close)(struct ibx_multicast_in *in);
+};
+
+/* How long each of the parts of a page is as a datagram; the last may be shorter. */
+size_t ibx_multicast_datagram(unsigned parts, unsigned part);
+/* "nothing can be sent to the multicast group 239.1.2.3:7000 over eth0: why". */
+int ibx_multicast_failed(const char *what, const struct sockaddr_storage *group, unsigned interface,
+                         int code, struct ibx_error *err);
+
+/* ------------------------------------------------------------ udp.c */
+
+int ibx_multicast_udp_out(const struct sockaddr_storage *group, unsigned interface, unsigned hops,
+                          struct ibx_multicast_out **out, struct ibx_error *err);
+/* By a socket that is connected, and becomes its own; NULL: no memory. */
+struct ibx_multicast_out *ibx_multicast_socket_out(int fd, size_t room);
+int ibx_multicast_udp_in(const struct sockaddr_storage *group, unsigned interface,
+                         struct ibx_multicast_in **in, struct ibx_error *err);
+
+/* ------------------------------------------------------------ verbs.c; not in every build */
+
+/* 0 when this host has an RDMA device, or -ENODEV. */
+int ibx_multicast_verbs_any(struct ibx_error *err);
+int ibx_multicast_verbs_out(const struct sockaddr_storage *group, unsigned interface, unsigned hops,
+                            struct ibx_multicast_out **out, struct ibx_error *err);
+int ibx_multicast_verbs_in(const struct sockaddr_storage *group, unsigned interface,
+                           struct ibx_multicast_in **in, struct ibx_error *err);
+
+#endif
