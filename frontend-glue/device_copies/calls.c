@@ -259,6 +259,7 @@ void ibx_copies_call_read(struct copies *x, const char *name)
     x->begins_capture = !strncmp(name, "cudaStreamBeginCapture", 22);
     x->ends_capture = !strncmp(name, "cudaStreamEndCapture", 20) && x->captures;
     x->allocates = !strcmp(name, "cudaMalloc");
+    x->registrations_use = ibx_registrations_use(name);
     x->makes_graph = !strncmp(name, "cudaStreamEndCapture", 20) || !strcmp(name, "cudaGraphCreate");
     x->makes_exec = !strcmp(name, "cudaGraphInstantiate");
     if (x->begins_capture) {

@@ -131,6 +131,9 @@ struct launch_function {
     bool refused;      /* a launch has failed: GVirtuS runs them */
 };
 
+/* What a handler of GVirtuS's does with the kernels and variables that clients have registered. */
+enum registrations_use { REGISTRATIONS_UNUSED, REGISTRATIONS_LOOKED_UP, REGISTRATIONS_CHANGED };
+
 /* The context of a session's hooks. */
 struct copies {
     struct ibx_session *s;
@@ -161,15 +164,17 @@ struct copies {
     uint32_t arrived;       /* a bit for each READ or WRITE that is over, by cookie - 1 */
 
     struct launch_function functions[LAUNCH_FUNCTIONS];
-    unsigned captures;                /* begun by this client, and not ended */
-    bool begins_capture;              /* the request in hand begins one, if it succeeds */
-    bool ends_capture;                /* it ends one, likewise */
-    bool allocates;                   /* it is cudaMalloc */
-    bool frees;                       /* it gives memory back: until ibx_frees_end() */
-    bool makes_graph, makes_exec;     /* it returns a graph, or what can be launched */
-    bool changes_kernels;             /* it registers some, or takes some away */
-    bool tried_runtime, tried_launch; /* whether there is one, as long as none was found */
-    bool allocates_plainly;           /* the handler of cudaMalloc answers with the address alone */
+    unsigned captures;                        /* begun by this client, and not ended */
+    bool begins_capture;                      /* the request in hand begins one, if it succeeds */
+    bool ends_capture;                        /* it ends one, likewise */
+    bool allocates;                           /* it is cudaMalloc */
+    bool frees;                               /* it gives memory back: until ibx_frees_end() */
+    enum registrations_use registrations_use; /* of its handler */
+    bool uses_registrations;                  /* and that runs: until ibx_registrations_end() */
+    bool makes_graph, makes_exec;             /* it returns a graph, or what can be launched */
+    bool changes_kernels;                     /* it registers some, or takes some away */
+    bool tried_runtime, tried_launch;         /* whether there is one, as long as none was found */
+    bool allocates_plainly; /* the handler of cudaMalloc answers with the address alone */
 
     struct ibx_host_queue *host_queue; /* NULL: the session asks for no functions to call */
 
@@ -335,6 +340,12 @@ void ibx_frees_begin(struct copies *x, uint64_t address);
 void ibx_frees_end(void);
 /* Launches a graph, when no memory is being given back. */
 int ibx_frees_launch(int (*launch)(void *graph, void *stream), void *graph, void *stream);
+
+/* registrations.c: what a handler of GVirtuS's does, by its request's name. */
+enum registrations_use ibx_registrations_use(const char *name);
+/* Around it; the former when all of the request has been read. */
+void ibx_registrations_begin(struct copies *x);
+void ibx_registrations_end(struct copies *x);
 
 /* host_work.c: cudaError_t */
 /* Whether graphs of clients may call functions of theirs. */

@@ -102,12 +102,13 @@ static bool wants_request(void *context)
 
 /* --------------------------------------------------------------- what GVirtuS does itself */
 
-/* A handler of GVirtuS's gives memory back no more. */
-static void freed(struct copies *x)
+/* A handler of GVirtuS's gives memory back no more, and uses no registrations. */
+static void handled(struct copies *x)
 {
     if (x->frees)
         ibx_frees_end();
     x->frees = false;
+    ibx_registrations_end(x);
 }
 
 static int note_read(void *context, void *bytes, size_t n)
@@ -133,7 +134,10 @@ static int note_read(void *context, void *bytes, size_t n)
         x->frees = true;
     }
     x->requests.freed = 0;
-    return ibx_isolation_after_read(x, stage);
+    rc = ibx_isolation_after_read(x, stage);
+    if (!rc && stage != IBX_REQUEST_NAME && x->requests.stage == IBX_REQUEST_NAME)
+        ibx_registrations_begin(x); /* all of it is there */
+    return rc;
 }
 
 static bool note_write(void *context, const void *bytes, size_t n)
@@ -157,7 +161,7 @@ static void note_sync(void *context)
     struct copies *x = context;
     if (x->answering)
         return;
-    freed(x);
+    handled(x);
     ibx_reply_note_sync(&x->replies);
     if (x->replies.exit_code)
         ibx_copies_note_error(x, x->replies.exit_code);
@@ -239,7 +243,7 @@ static void ended(void *context)
                 "by chunks",
                 x->ran, ibx_session_path(x->s)->peer, x->taken[PATH_DIRECT],
                 x->taken[PATH_IN_PLACE], x->taken[PATH_COPY_THREADS], x->taken[PATH_INLINE]);
-    freed(x);
+    handled(x);
     ibx_copies_handle_resets(x);
     ibx_staging_destroy(x->staging);
     x->staging = NULL;
@@ -257,7 +261,7 @@ static void destroy(void *context)
     struct copies *x = context;
     if (ibx_session_live(x->s)) /* other hooks take its place */
         ending(x);
-    freed(x);
+    handled(x);
     ibx_host_work_end(x);
     ibx_ipc_end(x);
     ibx_staging_destroy(x->staging);

@@ -27,7 +27,8 @@ int Remote::to_symbol(std::uint64_t symbol, const void *from, std::size_t n, std
 namespace
 {
 
-std::atomic<bool> shut, inside; // a gate in the way of cudaUnregisterFatBinary
+std::atomic<bool> shut, inside;         // a gate in the way of cudaUnregisterFatBinary
+std::atomic<unsigned> registering, met; // handlers of registrations; how often others met one
 
 std::atomic<std::uint64_t> handled_copies;
 
@@ -264,6 +265,10 @@ int double_calls(const std::string &name, Frame &f)
         shut = f.get<std::uint64_t>();
         return 0;
     }
+    if (name == "testMet") {
+        std::uint64_t count = met;
+        return f.answer(&count, 8);
+    }
     if (name == "testInside") {
         std::uint64_t is = inside;
         return f.answer(&is, 8);
@@ -326,6 +331,14 @@ int execute(const std::string &name, Frame &f, bool *has_context)
             return 1;
         return runtime().graph_launch(exec, reinterpret_cast<void *>(f.get<std::uint64_t>()));
     }
+    if (name == "__cudaRegisterFunction") {
+        met += registering++ != 0;
+        usleep(100);
+        registering--;
+        return -1;
+    }
+    if (name == "cudaLaunchKernel" || name == "cudaMemcpyToSymbol")
+        met += registering != 0;
     if (name == "cudaUnregisterFatBinary") {
         for (inside = true; shut;)
             usleep(1000);

@@ -98,6 +98,8 @@ class Remote : public FrontEnd
     }
     // Whether cudaUnregisterFatBinary stays in its handler; whether one is there.
     void gate(bool shut) { call("testGate", Body().u64(shut)); }
+    // How often a handler met one of registrations.
+    std::uint64_t met() { return value("testMet", Body(), ~0ull); }
     bool inside() { return value("testInside", Body()) == 1; }
     void capture(std::uint64_t stream) { call("testCapture", Body().u64(stream)); } // 0: none
     void hold(bool held) { call("testHold", Body().u64(held)); }

@@ -334,6 +334,30 @@ bool kernels_meanwhile()
     return true;
 }
 
+// GVirtuS's handlers use maps of kernels and variables without a lock: none registers beside
+// others.
+bool registered_at_once()
+{
+    Gpu gpu;
+    std::vector<std::thread> programs;
+    for (unsigned i = 0; i < 6; i++)
+        programs.emplace_back([&gpu, i] {
+            Client client(gpu);
+            const std::uint64_t stream = client.remote.stream_create();
+            const char byte = 1;
+            for (unsigned n = 0; n < 40; n++) {
+                client.remote.call("__cudaRegisterFunction", Body());
+                if (i < 2) // not one that the plugin launches
+                    client.remote.call("cudaLaunchKernel", kernel(0x8000, 32, stream, 0, 0, 0));
+                if (i == 2)
+                    client.remote.to_symbol(1, &byte, 1, 0);
+            }
+        });
+    for (auto &program : programs)
+        program.join();
+    return gpu.remote.met() == 0;
+}
+
 // Many at once: replies leave together, and in order.
 bool many()
 {
@@ -377,6 +401,7 @@ int main(int argc, char **argv)
     unsetenv("IBX_DOUBLE_FREES_ALONE");
     check("kernels", kernels);
     check("kernels while some are taken away", kernels_meanwhile);
+    check("registrations of several clients", registered_at_once);
     check("many at once", many);
     return scene_close();
 }
