@@ -9,9 +9,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define AT_ONCE (4u << 20) /* bytes of a note that is mapped now: it may be filled in the stop */
+
 static int map(struct ibx_note *note, size_t bytes, int fd, const char *path, struct ibx_error *err)
 {
-    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    const int now = bytes <= AT_ONCE ? MAP_POPULATE : 0;
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | now, fd, 0);
     if (at == MAP_FAILED)
         return ibx_error_set(err, -errno, "%s cannot be mapped: %s", path, strerror(errno));
     note->memory = at;

@@ -3,6 +3,7 @@
  * at a word of `bits`. */
 #include "migrate/pages/pages.h"
 
+#include "common/bits.h"
 #include "common/wire.h"
 
 #include <errno.h>
@@ -136,9 +137,7 @@ void ibx_page_map_set(struct ibx_page_map *map, uint64_t first, uint64_t count)
 
 static void recount(struct ibx_page_map *map)
 {
-    map->data_pages = 0;
-    for (uint64_t i = 0; i < words_of(map->pages); i++)
-        map->data_pages += (uint64_t)__builtin_popcountll(map->bits[i]);
+    map->data_pages = ibx_bits_count(map->bits, words_of(map->pages));
 }
 
 void ibx_page_map_add(struct ibx_page_map *map, const struct ibx_page_map *more)
@@ -164,8 +163,15 @@ void ibx_page_map_keep(struct ibx_page_map *map, const struct ibx_page_map *only
 
 void ibx_page_map_put_block(struct ibx_page_map *map, unsigned block, const uint64_t *bits)
 {
-    uint64_t first = map->blocks[block].first, pages = map->blocks[block].pages;
-    for (uint64_t done = 0; done < pages;) {
+    const uint64_t first = map->blocks[block].first, pages = map->blocks[block].pages;
+    uint64_t done = first % 64 ? 0 : pages / 64 * 64;
+    if (done) { /* whole words, as nearly always */
+        uint64_t *words = &map->bits[first / 64];
+        map->data_pages -= ibx_bits_count(words, done / 64);
+        memcpy(words, bits, done / 8);
+        map->data_pages += ibx_bits_count(words, done / 64);
+    }
+    while (done < pages) {
         unsigned n = (unsigned)min_u64(pages - done, 64 - (first + done) % 64);
         bits_put(map, first + done, n, bits_get(bits, done, n));
         done += n;
@@ -174,12 +180,10 @@ void ibx_page_map_put_block(struct ibx_page_map *map, unsigned block, const uint
 
 uint64_t ibx_page_map_get_block(const struct ibx_page_map *map, unsigned block, uint64_t *bits)
 {
-    uint64_t first = map->blocks[block].first, pages = map->blocks[block].pages, set = 0;
-    for (uint64_t done = 0; done < pages; done += 64) {
+    const uint64_t first = map->blocks[block].first, pages = map->blocks[block].pages;
+    for (uint64_t done = 0; done < pages; done += 64)
         bits[done / 64] = bits_get(map->bits, first + done, (unsigned)min_u64(pages - done, 64));
-        set += (uint64_t)__builtin_popcountll(bits[done / 64]);
-    }
-    return set;
+    return ibx_bits_count(bits, words_of(pages));
 }
 
 int ibx_page_map_runs(const struct ibx_page_map *map,
@@ -357,6 +361,8 @@ static bool hash_bits(EVP_MD_CTX *md, const struct ibx_page_map *map)
 {
     uint8_t out[4096];
     uint64_t left = (map->pages + 7) / 8;
+    if (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__) /* as on the wire */
+        return EVP_DigestUpdate(md, map->bits, left) == 1;
     for (uint64_t word = 0; left;) {
         struct ibx_writer w = ibx_writer_of(out, sizeof(out));
         while (w.length < sizeof(out) && w.length < left)

@@ -11,6 +11,7 @@
 #include "migrate/preflight/preflight.h"
 #include "migrate/source/source.h"
 
+#include "common/bits.h"
 #include "common/clock.h"
 
 #include <errno.h>
@@ -130,11 +131,7 @@ void ibx_source_return_fini(struct source *s)
 
 static uint64_t placed_pages(const struct source *s)
 {
-    const uint64_t *words = placed(s);
-    uint64_t pages = 0;
-    for (size_t i = 0; i < words_of(s); i++)
-        pages += (uint64_t)__builtin_popcountll(words[i]);
-    return pages;
+    return ibx_bits_count(placed(s), words_of(s));
 }
 
 static int64_t pages_of_files(const struct source *s)
