@@ -282,6 +282,11 @@ int ibx_guest_ram_any_mapped(const struct ibx_guest_ram *ram, bool *any, struct 
  * `last`: it is not called again. */
 int ibx_tracker_scan(const struct ibx_tracker *tracker, size_t block, bool last, uint64_t *bits,
                      uint64_t *count, struct ibx_error *err);
+/* The same for the last time, or of a tracker that was attached: scans change nothing then. Of
+ * `among` (NULL: all pages) those are sure to be looked at that have their bits set. By several
+ * threads where there are processors. */
+int ibx_tracker_scan_last(const struct ibx_tracker *tracker, size_t block, const uint64_t *among,
+                          uint64_t *bits, uint64_t *count, struct ibx_error *err);
 /* Sets the bits of the pages of a block that QEMU has mapped, so that they are in its file. */
 int ibx_tracker_mapped(const struct ibx_tracker *tracker, size_t block, uint64_t *bits,
                        uint64_t *count, struct ibx_error *err);

@@ -1,13 +1,18 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "migrate/qemu/qemu_internal.h"
 
+#include "common/thread.h"
 #include "userfaultfd/dirty.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
+
+#define PART_PAGES    4096u /* that a thread looks at: of whole words */
+#define SCANNERS_MOST 4u
 
 void ibx_tracker_init(struct ibx_tracker *tracker)
 {
@@ -97,12 +102,110 @@ int ibx_guest_ram_any_mapped(const struct ibx_guest_ram *ram, bool *any, struct 
     return rc;
 }
 
+/* ---------------------------------------------------------------- the last scan */
+
+/* The VM stands still: threads share the block. */
+struct scan {
+    const struct ibx_tracker *tracker;
+    const struct ibx_guest_block *of;
+    const uint64_t *among;
+    uint64_t *bits;
+    pthread_mutex_t lock;
+    uint64_t next, most; /* page of the next part; pages of one */
+};
+
+struct scanner {
+    struct scan *scan;
+    pthread_t thread;
+    int rc;
+    uint64_t count;
+    struct ibx_error err;
+};
+
+static bool is_of_use(const struct scan *scan, uint64_t page, uint64_t pages)
+{
+    const uint64_t end = page + PART_PAGES < pages ? page + PART_PAGES : pages;
+    bool found = !scan->among;
+    for (; !found && page < end; page += 64)
+        found = scan->among[page / 64] != 0;
+    return found;
+}
+
+/* The next pages to look at; 0: there are none. */
+static uint64_t take_part(struct scan *scan, uint64_t *first)
+{
+    const uint64_t pages = scan->of->size / scan->of->page_size;
+    uint64_t count = 0;
+    pthread_mutex_lock(&scan->lock);
+    while (scan->next < pages && count < scan->most) {
+        const bool use = is_of_use(scan, scan->next, pages);
+        if (!use && count)
+            break;
+        if (use && !count)
+            *first = scan->next;
+        count += use ? PART_PAGES : 0;
+        scan->next += PART_PAGES;
+    }
+    pthread_mutex_unlock(&scan->lock);
+    return count && *first + count > pages ? pages - *first : count;
+}
+
+static void *scan_parts(void *argument)
+{
+    struct scanner *scanner = argument;
+    struct scan *scan = scanner->scan;
+    const uint64_t size = scan->of->page_size;
+    uint64_t first = 0, n, count = 0;
+    while (!scanner->rc && (n = take_part(scan, &first)) > 0) {
+        scanner->rc =
+            ibx_dirty_scan(scan->tracker->pagemap, scan->of->address + first * size, n * size, size,
+                           true, scan->bits + first / 64, &count, &scanner->err);
+        scanner->count += count;
+    }
+    return NULL;
+}
+
+int ibx_tracker_scan_last(const struct ibx_tracker *tracker, size_t block, const uint64_t *among,
+                          uint64_t *bits, uint64_t *count, struct ibx_error *err)
+{
+    struct scan scan = {.tracker = tracker,
+                        .of = &tracker->ram->blocks[block],
+                        .among = among,
+                        .bits = bits,
+                        .lock = PTHREAD_MUTEX_INITIALIZER,
+                        .most = UINT64_MAX};
+    struct scanner scanners[SCANNERS_MOST] = {{.scan = &scan}};
+    const uint64_t parts = scan.of->size / scan.of->page_size / PART_PAGES;
+    unsigned more = 1;
+    int rc = 0;
+    if (parts > 1 && ibx_thread_may_spin())
+        scan.most = PART_PAGES;
+    for (; scan.most == PART_PAGES && more < SCANNERS_MOST; more++) {
+        scanners[more].scan = &scan;
+        if (pthread_create(&scanners[more].thread, NULL, scan_parts, &scanners[more]))
+            break;
+    }
+    scan_parts(&scanners[0]);
+    if (count)
+        *count = scanners[0].count;
+    for (unsigned i = 0; i < more; i++) {
+        if (i)
+            pthread_join(scanners[i].thread, NULL);
+        if (i && count)
+            *count += scanners[i].count;
+        if (!rc && scanners[i].rc)
+            rc = ibx_error_set(err, scanners[i].rc, "%s", scanners[i].err.message);
+    }
+    return rc;
+}
+
 int ibx_tracker_scan(const struct ibx_tracker *tracker, size_t block, bool last, uint64_t *bits,
                      uint64_t *count, struct ibx_error *err)
 {
     const struct ibx_guest_block *of = &tracker->ram->blocks[block];
-    return ibx_dirty_scan(tracker->pagemap, of->address, of->size, of->page_size,
-                          last || tracker->uffd < 0, bits, count, err);
+    return last || tracker->uffd < 0 ? ibx_tracker_scan_last(tracker, block, NULL, bits, count, err)
+                                     : ibx_dirty_scan(tracker->pagemap, of->address, of->size,
+                                                      of->page_size, false, bits, count, err);
 }
 
 int ibx_tracker_mapped(const struct ibx_tracker *tracker, size_t block, uint64_t *bits,

@@ -222,19 +222,52 @@ static int keep(struct source *s, struct ibx_page_map *written, struct ibx_error
     return 0;
 }
 
+/* Pages that have come and are not known to be written, in `among`. A page that was written stays
+ * so, and one that has not come cannot be: where there are none of these nobody need look. */
+static void choose_unwritten(const struct source *s, const struct ibx_page_map *written,
+                             unsigned block, uint64_t *among, uint64_t *bits)
+{
+    const uint64_t *here = placed(s);
+    const size_t first = written->blocks[block].first / 64;
+    ibx_page_map_get_block(written, block, bits);
+    for (size_t i = 0; i < (written->blocks[block].pages + 63) / 64; i++)
+        among[i] = here[first + i] & ~bits[i];
+}
+
+static int scan_block(struct source *s, struct ibx_page_map *written, unsigned block, bool all,
+                      struct ibx_error *err)
+{
+    const size_t words = (written->blocks[block].pages + 63) / 64;
+    const bool whole = all || written->blocks[block].first % 64;
+    uint64_t *bits = calloc(words, 8), *among = whole ? NULL : malloc(words * 8);
+    int rc = bits && (whole || among) ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a page map");
+    if (!rc && among)
+        choose_unwritten(s, written, block, among, bits);
+    if (!rc)
+        rc = ibx_tracker_scan_last(&s->warm.tracker, block, among, bits, NULL, err);
+    if (!rc)
+        ibx_page_map_put_block(written, block, bits);
+    free(bits);
+    free(among);
+    return rc;
+}
+
+static int scan_blocks(struct source *s, struct ibx_page_map *written, bool all,
+                       struct ibx_error *err)
+{
+    int rc = 0;
+    for (unsigned i = 0; !rc && i < s->vm.ram.count; i++)
+        rc = scan_block(s, written, i, all, err);
+    return rc;
+}
+
 /* Everything that was written since the VM came: no scan protects a page again. */
 static int find_written(struct source *s, struct ibx_page_map *written, struct ibx_error *err)
 {
-    int rc = 0;
-    for (unsigned i = 0; !rc && i < s->vm.ram.count; i++) {
-        uint64_t *bits = calloc((written->blocks[i].pages + 63) / 64, 8);
-        if (!bits)
-            return ibx_error_set(err, -ENOMEM, "no memory for a page map");
-        rc = ibx_tracker_scan(&s->warm.tracker, i, true, bits, NULL, err);
-        if (!rc)
-            ibx_page_map_put_block(written, i, bits);
-        free(bits);
-    }
+    const bool others = may_have_others(s);
+    int rc = scan_blocks(s, written, others, err);
+    if (!rc && !others && may_have_others(s)) /* since then: it is not known which these are */
+        rc = scan_blocks(s, written, true, err);
     return rc ? rc : keep(s, written, err);
 }
 

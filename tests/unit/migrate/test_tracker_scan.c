@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The last scan for written pages, of memory of this process, with few and with many processors:
+ * the same pages are found by one thread and by several, and none is missed where one was looked
+ * for. */
+#include "migrate/qemu/qemu.h"
+#include "tests/scenes/unit.h"
+#include "userfaultfd/dirty.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define PAGE  4096u
+#define PART  4096u /* pages: of one thread at a time */
+#define PAGES (5 * PART + 70)
+#define WORDS ((PAGES + 63) / 64)
+
+static unsigned processors;
+static struct ibx_error error;
+
+int __wrap_sched_getaffinity(pid_t pid, size_t size, cpu_set_t *set);
+
+int __wrap_sched_getaffinity(pid_t pid, size_t size, cpu_set_t *set)
+{
+    (void)pid;
+    CPU_ZERO_S(size, set);
+    for (unsigned i = 0; i < processors; i++)
+        CPU_SET_S((size_t)i, size, set);
+    return 0;
+}
+
+struct memory {
+    uint8_t *bytes;
+    int uffd;
+    struct ibx_guest_block block;
+    struct ibx_guest_ram ram;
+    struct ibx_tracker tracker;
+};
+
+/* Pages at both ends of parts, and here and there. */
+static bool is_written(uint64_t page)
+{
+    return page % PART == 0 || page % PART == PART - 1 || page % 97 == 5 || page == PAGES - 1;
+}
+
+/* All of it is there and protected; then some pages are written. */
+static void begin(struct memory *m)
+{
+    memset(m, 0, sizeof(*m));
+    m->uffd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
+    assert_true(m->uffd >= 0);
+    if (ibx_dirty_enable(m->uffd, &error) == -EOPNOTSUPP) {
+        close(m->uffd);
+        skip(); /* before Linux 6.7 */
+    }
+    m->bytes = mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE,
+                    MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    assert_true(m->bytes != MAP_FAILED);
+    m->block = (struct ibx_guest_block){
+        .size = PAGES * PAGE, .page_size = PAGE, .address = (uintptr_t)m->bytes};
+    m->ram = (struct ibx_guest_ram){.pid = getpid(), .blocks = &m->block, .count = 1};
+    assert_int_equal(ibx_dirty_register(m->uffd, m->block.address, m->block.size, &error), 0);
+    assert_int_equal(ibx_guest_ram_protect(&m->ram, &error), 0);
+    for (uint64_t page = 0; page < PAGES; page++)
+        if (is_written(page))
+            m->bytes[page * PAGE] = 1;
+    ibx_tracker_init(&m->tracker);
+    assert_int_equal(ibx_tracker_attach(&m->tracker, &m->ram, &error), 0);
+}
+
+static void end(struct memory *m)
+{
+    ibx_tracker_close(&m->tracker);
+    munmap(m->bytes, PAGES * PAGE);
+    close(m->uffd);
+}
+
+static void find_all(struct memory *m)
+{
+    uint64_t bits[WORDS] = {0}, count = 0, expected = 0;
+    assert_int_equal(ibx_tracker_scan_last(&m->tracker, 0, NULL, bits, &count, &error), 0);
+    for (uint64_t page = 0; page < PAGES; page++) {
+        if ((bits[page / 64] >> page % 64 & 1) != is_written(page))
+            fail_msg("page %llu, %u processors", (unsigned long long)page, processors);
+        expected += is_written(page);
+    }
+    assert_int_equal(count, expected);
+}
+
+/* Pages that nobody asks for may be found or not. */
+static void find_some(struct memory *m, const uint64_t *asked, unsigned count)
+{
+    uint64_t bits[WORDS] = {0}, among[WORDS] = {0};
+    for (unsigned i = 0; i < count; i++)
+        among[asked[i] / 64] |= 1ull << asked[i] % 64;
+    assert_int_equal(ibx_tracker_scan_last(&m->tracker, 0, among, bits, NULL, &error), 0);
+    for (uint64_t page = 0; page < PAGES; page++) {
+        const bool found = bits[page / 64] >> page % 64 & 1;
+        if ((found && !is_written(page)) ||
+            (among[page / 64] >> page % 64 & 1 && found != is_written(page)))
+            fail_msg("page %llu, %u processors", (unsigned long long)page, processors);
+    }
+}
+
+static void test_by_one_and_by_several(NO_STATE)
+{
+    static const uint64_t ends[] = {0, PART - 1, 5 * PART, PAGES - 1},
+                          inner[] = {3 * PART - 1, 97 * 140 + 5};
+    struct memory memory;
+    begin(&memory);
+    for (processors = 1; processors <= 16; processors += 15) {
+        find_all(&memory);
+        find_some(&memory, ends, COUNT(ends));
+        find_some(&memory, inner, COUNT(inner));
+        find_some(&memory, NULL, 0);
+    }
+    end(&memory);
+}
+
+static void test_who_cannot_look_says_so(NO_STATE)
+{
+    uint64_t bits[WORDS] = {0};
+    struct memory memory;
+    begin(&memory);
+    close(memory.tracker.pagemap);
+    memory.tracker.pagemap = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    for (processors = 1; processors <= 16; processors += 15)
+        assert_int_equal(ibx_tracker_scan_last(&memory.tracker, 0, NULL, bits, NULL, &error),
+                         -EOPNOTSUPP);
+    end(&memory);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_by_one_and_by_several),
+        cmocka_unit_test(test_who_cannot_look_says_so),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
