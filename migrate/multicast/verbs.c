@@ -205,6 +205,13 @@ static int look_at_events(struct pair *p, enum rdma_cm_event_type *type, int *st
     return 1;
 }
 
+static const char *event_text(enum rdma_cm_event_type type)
+{
+    return type == RDMA_CM_EVENT_DEVICE_REMOVAL    ? "the device was removed"
+           : type == RDMA_CM_EVENT_MULTICAST_ERROR ? "it is no member of the group any more"
+                                                   : rdma_event_str(type);
+}
+
 static int refused(const struct pair *p, int code, struct ibx_error *err)
 {
     const struct sockaddr_storage *group = &p->group;
@@ -405,7 +412,8 @@ static int verbs_send(struct ibx_multicast_out *out, unsigned pages, unsigned pa
     enum rdma_cm_event_type type;
     int status;
     if (look_at_events(&v->pair, &type, &status))
-        return ibx_error_set(err, -ENETDOWN, "%s says %s", name_of(&v->pair), rdma_event_str(type));
+        return ibx_error_set(err, -ENETDOWN, "%s sends no datagrams any more: %s",
+                             name_of(&v->pair), event_text(type));
     prepare(v, pages, parts);
     const int code = ibv_post_send(v->pair.id->qp, v->requests, &bad);
     if (code)
@@ -521,7 +529,7 @@ static int verbs_take(struct ibx_multicast_in *in, ibx_multicast_each *each, voi
     if (n < 0)
         return fail_in(v, "its completion queue is in error", err);
     if (!n && look_at_events(&v->pair, &type, &status))
-        return fail_in(v, rdma_event_str(type), err);
+        return fail_in(v, event_text(type), err);
     return hand_out(v, wc, n, each, context, err);
 }
 

@@ -7,6 +7,7 @@
 #include "tests/scenes/unit.h"
 
 #include "common/clock.h"
+#include "common/wire.h"
 
 #include <errno.h>
 #include <arpa/inet.h>
@@ -398,6 +399,76 @@ static void test_datagrams_of_strangers_by_verbs(NO_STATE)
     leave(&m);
 }
 
+static uint32_t crc32_of(const uint8_t *bytes, size_t length)
+{
+    uint32_t crc = ~0u;
+    for (size_t i = 0; i < length; i++) {
+        crc ^= bytes[i];
+        for (unsigned bit = 0; bit < 8; bit++)
+            crc = crc >> 1 ^ (crc & 1 ? 0xedb88320u : 0);
+    }
+    return ~crc;
+}
+
+#define ROCE_HEADS (20u + 8 + 12 + 8) /* IPv4, UDP, BTH, DETH */
+#define ROCE_BYTES 5000u
+
+/* A UD datagram to the group as RoCE v2 has it, of more bytes than any port's MTU. */
+static void send_too_long(const struct ibx_multicast_group *group)
+{
+    const size_t udp = 8 + 12 + 8 + ROCE_BYTES + 4, all = 20 + udp;
+    uint8_t masked[8 + ROCE_HEADS + ROCE_BYTES], *packet = masked + 8, wire[sizeof(masked)];
+    struct sockaddr_in to = *(const struct sockaddr_in *)&group->address;
+    struct ibx_writer w = ibx_writer_of(packet, ROCE_HEADS);
+    static const uint8_t head[] = {0x45, 0, 0, 0, 0x12, 0x34, 0x40, 0, 1, IPPROTO_UDP, 0, 0};
+    static const uint8_t transport[] = {0x64, 0, 0xff, 0xff, 0,    0xff, 0xff, 0xff, 0, 0,
+                                        0,    0, 0x01, 0x23, 0x45, 0x67, 0,    0,    0, 17};
+    const in_addr_t own = inet_addr("10.77.0.1");
+    memset(masked, 0xff, 8);
+    ibx_put_bytes(&w, head, sizeof(head));
+    ibx_put_bytes(&w, &own, 4);
+    ibx_put_bytes(&w, &to.sin_addr, 4);
+    ibx_put_bytes(&w, "\xc0\x00\x12\xb7", 4); /* to port 4791 */
+    ibx_put_u8(&w, (uint8_t)(udp >> 8));
+    ibx_put_u8(&w, (uint8_t)udp);
+    ibx_put_u16(&w, 0);
+    ibx_put_bytes(&w, transport, sizeof(transport));
+    packet[2] = (uint8_t)(all >> 8);
+    packet[3] = (uint8_t)all;
+    memset(packet + ROCE_HEADS, 0x69, ROCE_BYTES);
+    memcpy(wire, packet, ROCE_HEADS + ROCE_BYTES);
+    /* What a router may change is not in the checksum. */
+    packet[1] = packet[8] = packet[10] = packet[11] = packet[26] = packet[27] = packet[32] = 0xff;
+    const uint32_t crc = htole32(crc32_of(masked, sizeof(masked)));
+    memcpy(wire + ROCE_HEADS + ROCE_BYTES, &crc, 4);
+    const int fd = socket(AF_INET, SOCK_RAW, IPPROTO_RAW);
+    const struct ip_mreqn by = {.imr_ifindex = (int)if_nametoindex(sends_by)};
+    assert_int_equal(setsockopt(fd, IPPROTO_IP, IP_MULTICAST_IF, &by, sizeof(by)), 0);
+    assert_int_equal(sendto(fd, wire, all, 0, (struct sockaddr *)&to, sizeof(to)), all);
+    close(fd);
+}
+
+/* Soft-RoCE (6.1) ends a queue pair that gets one, other devices drop it. The member is told. */
+static void test_datagram_too_long_by_verbs(NO_STATE)
+{
+    struct member m;
+    uint64_t packets;
+    int n = 0;
+    const uint64_t until = ibx_deadline_in_ms(PATIENCE_MS);
+    open_sender(RATE);
+    listen_as(&m, 0);
+    send_too_long(ibx_multicast_sender_group(sender));
+    join(&m, 7);
+    while (n >= 0 && (count(&m, 0, PAGES) < all() ||
+                      ibx_multicast_member_state(m.at, &packets, &error) == 0)) {
+        assert_true(ibx_now_ns() < until);
+        n = ibx_multicast_receive(m.receiver, &error);
+    }
+    if (n < 0)
+        text_has(error.message, " receives no datagrams any more: ");
+    leave(&m);
+}
+
 static void test_no_device(NO_STATE)
 {
     struct ibx_multicast_out *way;
@@ -449,6 +520,7 @@ static int run_by_verbs(const char *only)
         cmocka_unit_test_teardown(test_bounded_rate, end),
         cmocka_unit_test_teardown(test_lost_datagrams_cost_their_pages, end),
         cmocka_unit_test_teardown(test_datagrams_of_strangers_by_verbs, end),
+        cmocka_unit_test_teardown(test_datagram_too_long_by_verbs, end),
         cmocka_unit_test(test_no_device),
     };
     sends_by = "veth0";
