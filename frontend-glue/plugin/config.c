@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "frontend-glue/plugin/config.h"
 
+#include "frontend-glue/plugin/misspelt_keys.h"
+
 #include "common/log.h"
 #include "common/properties.h"
 #include "gpudirect/gpudirect.h"
@@ -12,7 +14,7 @@
 #include <strings.h>
 #include <unistd.h>
 
-#define PREFIX       "rdma."
+#define PREFIX       IBX_GLUE_PREFIX "."
 #define PREFIX_CHARS (sizeof(PREFIX) - 1)
 #define SLOTS_MIN    4u
 #define MESSAGE_MIN  1024u
@@ -224,7 +226,7 @@ static int unknown_is_bad(int rc, struct ibx_error *err)
     return -EINVAL;
 }
 
-/* One entry whose key is "rdma.KEY". */
+/* One entry whose key is "rdma.KEY"; IBX_GLUE_KEYS lists those that are not the transport's. */
 static int set_key(struct ibx_glue_config *config, const char *key, const char *value,
                    struct ibx_error *err)
 {
@@ -261,10 +263,7 @@ static int set_key(struct ibx_glue_config *config, const char *key, const char *
     int rc = ibx_options_set(&config->options, key, value, err);
     if (rc == -ENOENT && err) {
         size_t n = strlen(err->message);
-        snprintf(
-            err->message + n, sizeof(err->message) - n,
-            ", memory, pipeline, resume_seconds, gpu, gpu_memory, gpu_threads, tenants, sessions, "
-            "pins, requests, device_memory, tenant_share, share, tuning, log");
+        snprintf(err->message + n, sizeof(err->message) - n, ", " IBX_GLUE_KEYS);
     }
     return unknown_is_bad(rc, err);
 }
@@ -296,65 +295,13 @@ static int bound_memory(struct ibx_glue_config *config, const struct memory_boun
         bound->memory->value, options->slots, options->message, least);
 }
 
-/* The colon of a URI makes an entry of "communicator = rdma://gpu01:9999", which nobody would read.
- */
-static int check_communicator(const char *key, struct ibx_error *err)
-{
-    const size_t chars = strlen("communicator");
-    if (strncasecmp(key, "communicator", chars) || !strcmp(key, "communicator"))
-        return 0;
-    return ibx_error_set(err, -EINVAL,
-                         "this is no key: write communicator : scheme://host:port, in lower case "
-                         "and with a colon");
-}
-
-/* Whether one letter is wrong, missing or too much, or two stand in each other's place, at most. */
-static bool is_nearly(const char *word, size_t length, const char *meant)
-{
-    const size_t n = strlen(meant);
-    size_t head = 0, tail = 0;
-    while (head < n && head < length && tolower((unsigned char)word[head]) == meant[head])
-        head++;
-    while (tail < n - head && tail < length - head &&
-           tolower((unsigned char)word[length - 1 - tail]) == meant[n - 1 - tail])
-        tail++;
-    const size_t wrong = length - head - tail, right = n - head - tail;
-    return (wrong <= 1 && right <= 1) ||
-           (wrong == 2 && right == 2 && tolower((unsigned char)word[head]) == meant[head + 1] &&
-            tolower((unsigned char)word[head + 1]) == meant[head]);
-}
-
-/* GVirtuS would ignore it, and "rmda.encryption : required" would encrypt nothing. No key of
- * GVirtuS's is like that. Without a character between the words only what the transport knows is
- * meant for it. */
-static int check_prefix(const char *key, struct ibx_error *err)
-{
-    const size_t chars = strcspn(key, "._- ,");
-    const char *rest = key + chars + strspn(key + chars, "._- ,");
-    struct ibx_options options;
-    ibx_options_init(&options);
-    if (!strncasecmp(key, PREFIX, PREFIX_CHARS))
-        return 0;
-    if (!strncasecmp(key, PREFIX, PREFIX_CHARS - 1) && key[PREFIX_CHARS - 1] &&
-        ibx_options_set(&options, key + PREFIX_CHARS - 1, "", NULL) != -ENOENT)
-        rest = key + PREFIX_CHARS - 1;
-    else if (key[chars] ? !is_nearly(key, chars, "rdma") : strcasecmp(key, "rdma"))
-        return 0;
-    return ibx_error_set(err, -EINVAL,
-                         "this is no key of GVirtuS, and those of ibx begin with rdma and a dot: "
-                         "write rdma.%.64s",
-                         *rest ? rest : "encryption, for example");
-}
-
 static int apply_entries(struct ibx_glue_config *config, const struct ibx_properties *properties,
                          struct ibx_error *err)
 {
     struct memory_bound bound = {0};
     for (size_t i = 0; i < properties->count; i++) {
         const struct ibx_property *entry = &properties->items[i];
-        int rc = check_communicator(entry->key, err);
-        if (!rc)
-            rc = check_prefix(entry->key, err);
+        int rc = ibx_glue_key_check(entry->key, entry->value, err);
         if (rc)
             return ibx_properties_prefix(config->file, entry, rc, err);
         if (strncasecmp(entry->key, PREFIX, PREFIX_CHARS))

@@ -6,6 +6,7 @@
  *   communicator.cpp  GVirtuS's C++ interface, translated to session.h
  *   attach.c          which connection a thread has; the calls of the preload
  *   config.c          gvirtus.properties; the header that other folders include
+ *   misspelt_keys.c   its keys that are almost ours
  *
  * The URI and options of a communicator come from gvirtus.properties. The file is the first of
  * these that exists:

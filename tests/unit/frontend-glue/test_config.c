@@ -316,10 +316,43 @@ static void test_keys_that_are_almost_ours(void **state)
                        : strstr(bad[i], "key_file") ? "write rdma.key_file"
                                                     : "write rdma.encryption");
     }
-    expect_refused("rdma:encryption : required\n", "line 1 (rdma)", "write rdma.");
+    static const char *const entries[] = {
+        "rdma\tencryption : required",    "rdma=encryption : required",
+        "\"rdma.encryption\" : required", "\xef\xbb\xbfrdma.encryption : required",
+        "RDMAEncryption : required",      "rmdaencryption : required",
+        "rdmaencription : required",      "rdma:encryption : required",
+        "rmda:encryption : required",     "Rdma : Encryption : required"};
+    for (size_t i = 0; i < sizeof(entries) / sizeof(entries[0]); i++)
+        expect_refused(entries[i], "line 1 (", "write rdma.encryption");
+    expect_refused("rdma : 1\n", "line 1 (rdma)", "write rdma.encryption, for example");
+    expect_refused("comunicator : rdma://h:1?encryption=required\n", "line 1 (comunicator)",
+                   "write communicator : ");
     load_text("communicator : rdma://h:1\nplugins : cudart\nport : 1\nserver_address : h\n"
               "ip_address : h\ndma : 1\nrmda : 1\nrdmaish : 1\nrd.a : 1\n"
               "mdra.a : 1\narmed.a : 1\nrandom.a : 1\n");
+}
+
+/* Every key that gvirtus.properties(5) has, without the dot. */
+static void test_keys_without_a_dot(void **state)
+{
+    (void)state;
+    static const char *const ours[] = {
+        "memory",        "pipeline",     "resume_seconds", "gpu",    "gpu_memory",
+        "gpu_threads",   "tenants",      "sessions",       "pins",   "requests",
+        "device_memory", "tenant_share", "share",          "tuning", "log"};
+    const unsigned count = sizeof(ours) / sizeof(ours[0]);
+    unsigned options = 0;
+    while (ibx_options_key(options))
+        options++;
+    for (unsigned i = 0; i < count + options; i++) {
+        const char *key = i < count ? ours[i] : ibx_options_key(i - count);
+        char text[96], wanted[96];
+        snprintf(wanted, sizeof(wanted), "write rdma.%s", key);
+        snprintf(text, sizeof(text), "rdma%s : 1\n", key);
+        expect_refused(text, "line 1 (rdma", wanted);
+        snprintf(text, sizeof(text), "rmda : %s : 1\n", key);
+        expect_refused(text, "line 1 (rmda)", wanted);
+    }
 }
 
 /* The key, and the URI's query, which overrides it and keeps its other options. */
@@ -533,6 +566,7 @@ int main(void)
         TEST(test_options),
         TEST(test_bad_keys),
         TEST(test_keys_that_are_almost_ours),
+        TEST(test_keys_without_a_dot),
         TEST(test_pipeline),
         TEST(test_memory),
         TEST(test_memory_on_every_fabric),

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Keys of gvirtus.properties that are meant for ibx and are none of its keys: GVirtuS would ignore
+ * them, and "rmda.encryption : required" would encrypt nothing. */
+#ifndef IBX_FRONTEND_GLUE_PLUGIN_MISSPELT_KEYS_H
+#define IBX_FRONTEND_GLUE_PLUGIN_MISSPELT_KEYS_H
+
+#include "common/error.h"
+
+#define IBX_GLUE_PREFIX "rdma" /* of our keys, with a dot */
+/* Those that are no options of a connection. */
+#define IBX_GLUE_KEYS                                                                              \
+    "memory, pipeline, resume_seconds, gpu, gpu_memory, gpu_threads, tenants, sessions, pins, "    \
+    "requests, device_memory, tenant_share, share, tuning, log"
+
+/* -EINVAL with what to write: the key of this entry is almost one of ours, or almost
+ * `communicator`. A key that begins with "rdma." passes. */
+int ibx_glue_key_check(const char *key, const char *value, struct ibx_error *err);
+
+#endif
