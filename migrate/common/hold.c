@@ -4,11 +4,9 @@
 
 #include "common/clock.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -58,25 +56,22 @@ int ibx_hold_keep(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns, struct ibx_
     return ibx_qmp_getfd(qmp, HOLD_NAME, fd, deadline_ns, err);
 }
 
+static bool is_link(void *context, int number, const char *path)
+{
+    char link[64];
+    (void)number;
+    const ssize_t n = readlink(path, link, sizeof(link) - 1);
+    link[n > 0 ? n : 0] = '\0';
+    return !strcmp(link, context);
+}
+
 /* The number of a descriptor of `pid` that is this socket; -ENOENT. */
 static int find(pid_t pid, uint64_t name)
 {
-    char path[PATH_MAX], wanted[64], link[64];
-    int found = -ENOENT;
+    char wanted[64];
     snprintf(wanted, sizeof(wanted), "socket:[%" PRIu64 "]", name);
-    snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
-    DIR *dir = opendir(path);
-    if (!dir)
-        return -errno;
-    for (struct dirent *entry; found < 0 && (entry = readdir(dir));) {
-        snprintf(path, sizeof(path), "/proc/%d/fd/%.32s", (int)pid, entry->d_name);
-        ssize_t n = readlink(path, link, sizeof(link) - 1);
-        link[n > 0 ? n : 0] = '\0';
-        if (!strcmp(link, wanted))
-            found = atoi(entry->d_name);
-    }
-    closedir(dir);
-    return found;
+    const int found = ibx_proc_find_descriptor(pid, is_link, wanted);
+    return found == -ESRCH ? -ENOENT : found;
 }
 
 int ibx_hold_take(pid_t pid, uint64_t name, int *fd, struct ibx_error *err)

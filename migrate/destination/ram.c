@@ -206,24 +206,11 @@ int ibx_destination_ram_watch(struct destination_ram *ram, struct ibx_qmp *qmp,
 
 /* ---------------------------------------------------------------- recover */
 
-/* Whether the tool before this one had registered this address for minor faults too: VmFlags has
- * "ui". */
-static bool was_minor(pid_t pid, uint64_t address)
+/* Whether the tool before this one had registered this address for minor faults too. */
+static bool is_minor(void *address, uint64_t start, uint64_t end, const char *flags)
 {
-    char line[512];
-    bool within = false, minor = false;
-    snprintf(line, sizeof(line), "/proc/%d/smaps", (int)pid);
-    FILE *file = fopen(line, "re");
-    while (file && fgets(line, sizeof(line), file)) {
-        unsigned long long from, to;
-        if (sscanf(line, "%llx-%llx ", &from, &to) == 2)
-            within = from <= address && address < to;
-        else if (within && !strncmp(line, "VmFlags:", 8))
-            minor = strstr(line, " ui") != NULL;
-    }
-    if (file)
-        fclose(file);
-    return minor;
+    const uint64_t at = *(const uint64_t *)address;
+    return start <= at && at < end && strstr(flags, " ui");
 }
 
 int ibx_destination_ram_take_uffd(struct destination_ram *ram, const struct ibx_record *record,
@@ -240,7 +227,14 @@ int ibx_destination_ram_recover(struct destination_ram *ram, const struct ibx_re
                                 struct ibx_error *err)
 {
     int rc = ibx_destination_ram_take_uffd(ram, record, err);
-    ram->minor = was_minor(record->pid, ram->guest.blocks[0].address);
+    uint64_t address = ram->guest.blocks[0].address;
+    const int minor = rc ? 0 : ibx_proc_find_mapping(record->pid, is_minor, &address);
+    if (minor < 0)
+        rc = ibx_error_set(err, minor,
+                           "how the memory of QEMU (process %d) waits for its pages is not to be "
+                           "seen in /proc: %s%s",
+                           (int)record->pid, strerror(-minor), ibx_proc_remedy(minor));
+    ram->minor = minor > 0;
     for (unsigned i = 0; !rc && ram->minor && i < ram->guest.count; i++)
         rc = map_alias(ram, i, err);
     if (!rc && notes_arrived(ram))

@@ -13,7 +13,6 @@
  */
 #include "migrate/preflight/description.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -78,36 +77,38 @@ static bool look(struct found *found)
            (S_ISREG(found->st.st_mode) || S_ISBLK(found->st.st_mode));
 }
 
+struct searched {
+    const char *file;
+    const struct stat *wanted;
+    struct found *found;
+};
+
+static bool is_that(void *context, int number, const char *path)
+{
+    const struct searched *searched = context;
+    struct found one = {.open = true, .number = number};
+    char link[PATH_MAX];
+    snprintf(one.path, sizeof(one.path), "%s", path);
+    if (!look(&one))
+        return false;
+    bool good = searched->wanted && same_file(&one.st, searched->wanted);
+    if (!searched->wanted) {
+        const size_t length = strlen(searched->file);
+        const ssize_t n = readlink(path, link, sizeof(link) - 1);
+        link[n > 0 ? n : 0] = '\0';
+        good = !strncmp(link, searched->file, length) &&
+               (!link[length] || !strcmp(link + length, " (deleted)"));
+    }
+    if (good)
+        *searched->found = one;
+    return good;
+}
+
 /* Its descriptor of `wanted`, or of a file with this name that has been replaced since. */
 static bool find_open(pid_t pid, const char *file, const struct stat *wanted, struct found *found)
 {
-    char path[64], link[PATH_MAX];
-    struct dirent *entry;
-    snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
-    DIR *folder = opendir(path);
-    bool good = false;
-    const size_t length = strlen(file);
-    while (folder && !good && (entry = readdir(folder))) {
-        if (entry->d_name[0] == '.')
-            continue;
-        struct found one = {.open = true, .number = atoi(entry->d_name)};
-        snprintf(one.path, sizeof(one.path), "/proc/%d/fd/%d", (int)pid, one.number);
-        if (!look(&one))
-            continue;
-        if (wanted) {
-            good = same_file(&one.st, wanted);
-        } else {
-            const ssize_t n = readlink(one.path, link, sizeof(link) - 1);
-            link[n > 0 ? n : 0] = '\0';
-            good = !strncmp(link, file, length) &&
-                   (!link[length] || !strcmp(link + length, " (deleted)"));
-        }
-        if (good)
-            *found = one;
-    }
-    if (folder)
-        closedir(folder);
-    return good;
+    struct searched searched = {file, wanted, found};
+    return ibx_proc_find_descriptor(pid, is_that, &searched) >= 0;
 }
 
 /* One that was passed to QEMU: /dev/fdset/SET. */

@@ -5,7 +5,6 @@
  */
 #include "migrate/qemu/qemu_internal.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -20,22 +19,20 @@
 #define NAME    "ibx-base" /* of the descriptor that QEMU gets */
 #define FDS_MAX 8u         /* of one file in QEMU */
 
-/* QEMU's descriptors of this file. */
-static unsigned find_fds(pid_t pid, uint64_t dev, uint64_t ino, int fds[FDS_MAX])
+/* QEMU's descriptors of one file. */
+struct found {
+    uint64_t dev, ino;
+    int fds[FDS_MAX];
+    unsigned count;
+};
+
+static bool collect(void *context, int number, const char *path)
 {
-    char path[PATH_MAX];
+    struct found *found = context;
     struct stat st;
-    unsigned count = 0;
-    snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
-    DIR *dir = opendir(path);
-    for (struct dirent *entry; dir && (entry = readdir(dir)) && count < FDS_MAX;) {
-        snprintf(path, sizeof(path), "/proc/%d/fd/%.32s", (int)pid, entry->d_name);
-        if (entry->d_name[0] != '.' && !stat(path, &st) && st.st_dev == dev && st.st_ino == ino)
-            fds[count++] = atoi(entry->d_name);
-    }
-    if (dir)
-        closedir(dir);
-    return count;
+    if (!stat(path, &st) && st.st_dev == found->dev && st.st_ino == found->ino)
+        found->fds[found->count++] = number;
+    return found->count == FDS_MAX;
 }
 
 static int inject(pid_t pid, long number, const uint64_t arguments[6], uint64_t expected,
@@ -51,51 +48,45 @@ static int inject(pid_t pid, long number, const uint64_t arguments[6], uint64_t 
                                                        : "the kernel answers something else");
 }
 
-/* What QEMU has advised for this memory, which a new mapping does not have: a word of VmFlags in
- * /proc/PID/smaps for each. */
-static unsigned advice_of(pid_t pid, uint64_t address, int advice[2])
+/* What QEMU has advised for the memory at an address, which a new mapping does not have. */
+struct advised {
+    uint64_t address;
+    int advice[2];
+    unsigned count;
+};
+
+static bool advice_there(void *context, uint64_t start, uint64_t end, const char *flags)
 {
-    char line[512];
-    bool within = false;
-    unsigned count = 0;
-    snprintf(line, sizeof(line), "/proc/%d/smaps", (int)pid);
-    FILE *file = fopen(line, "re");
-    while (file && fgets(line, sizeof(line), file)) {
-        uint64_t from, to;
-        if (sscanf(line, "%" SCNx64 "-%" SCNx64 " ", &from, &to) == 2) {
-            within = from <= address && address < to;
-        } else if (within && !strncmp(line, "VmFlags:", 8)) {
-            if (strstr(line, " dd"))
-                advice[count++] = MADV_DONTDUMP;
-            if (strstr(line, " dc"))
-                advice[count++] = MADV_DONTFORK;
-            break;
-        }
-    }
-    if (file)
-        fclose(file);
-    return count;
+    struct advised *advised = context;
+    if (advised->address < start || advised->address >= end)
+        return false;
+    if (strstr(flags, " dd"))
+        advised->advice[advised->count++] = MADV_DONTDUMP;
+    if (strstr(flags, " dc"))
+        advised->advice[advised->count++] = MADV_DONTFORK;
+    return true;
 }
 
 static int replace(pid_t pid, const struct ibx_guest_block *block, int number, uint64_t deadline_ns,
                    struct ibx_error *err)
 {
-    int fds[FDS_MAX], advice[2];
-    const unsigned advices = advice_of(pid, block->address, advice);
-    const unsigned count = find_fds(pid, block->dev, block->ino, fds);
+    struct advised advised = {.address = block->address};
+    struct found found = {.dev = block->dev, .ino = block->ino};
+    ibx_proc_find_mapping(pid, advice_there, &advised);
+    ibx_proc_find_descriptor(pid, collect, &found);
     const uint64_t map[6] = {block->address,         block->size,      PROT_READ | PROT_WRITE,
                              MAP_SHARED | MAP_FIXED, (uint64_t)number, block->offset};
     int rc = inject(pid, SYS_mmap, map, block->address, "map the memory of the VM that returns",
                     deadline_ns, err);
-    for (unsigned i = 0; !rc && i < advices; i++) {
-        const uint64_t advise[6] = {block->address, block->size, (uint64_t)advice[i]};
+    for (unsigned i = 0; !rc && i < advised.count; i++) {
+        const uint64_t advise[6] = {block->address, block->size, (uint64_t)advised.advice[i]};
         rc = inject(pid, SYS_madvise, advise, 0, "advise on the memory of the VM that returns",
                     deadline_ns, err);
     }
-    for (unsigned i = 0; !rc && i < count; i++) {
-        const uint64_t copy[6] = {(uint64_t)number, (uint64_t)fds[i], O_CLOEXEC};
-        rc = inject(pid, SYS_dup3, copy, (uint64_t)fds[i], "open the memory of the VM that returns",
-                    deadline_ns, err);
+    for (unsigned i = 0; !rc && i < found.count; i++) {
+        const uint64_t copy[6] = {(uint64_t)number, (uint64_t)found.fds[i], O_CLOEXEC};
+        rc = inject(pid, SYS_dup3, copy, (uint64_t)found.fds[i],
+                    "open the memory of the VM that returns", deadline_ns, err);
     }
     return rc;
 }
@@ -103,18 +94,20 @@ static int replace(pid_t pid, const struct ibx_guest_block *block, int number, u
 static int adopt(pid_t pid, struct ibx_guest_block *block, const struct ibx_guest_block *base,
                  struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
 {
-    int fds[FDS_MAX];
+    struct found found = {.dev = base->dev, .ino = base->ino};
     const int fd = fcntl(base->fd, F_DUPFD_CLOEXEC, 0);
     if (fd < 0)
         return ibx_error_set(err, -errno, "no descriptor for guest RAM: %s", strerror(errno));
     int rc = ibx_qmp_getfd(qmp, NAME, base->fd, deadline_ns, err);
-    if (!rc && !find_fds(pid, base->dev, base->ino, fds))
+    if (!rc)
+        ibx_proc_find_descriptor(pid, collect, &found);
+    if (!rc && !found.count)
         rc = ibx_error_set(err, -ENOENT,
                            "QEMU (process %d) was given the file of guest RAM %s and does not have "
                            "it open",
                            (int)pid, block->id);
     if (!rc)
-        rc = replace(pid, block, fds[0], deadline_ns, err);
+        rc = replace(pid, block, found.fds[0], deadline_ns, err);
     if (!rc)
         rc = ibx_qmp_execute(qmp, "closefd", json_pack("{s:s}", "fdname", NAME), NULL, deadline_ns,
                              err);

@@ -34,11 +34,11 @@ static const struct ibx_guest_block *mapped(const struct ibx_guest_ram *ram, pid
     return found;
 }
 
-static bool writable(pid_t pid, const char *descriptor)
+static bool writable(pid_t pid, int descriptor)
 {
     char path[64], line[64];
     unsigned flags = O_RDONLY;
-    snprintf(path, sizeof(path), "/proc/%d/fdinfo/%.16s", (int)pid, descriptor);
+    snprintf(path, sizeof(path), "/proc/%d/fdinfo/%d", (int)pid, descriptor);
     FILE *file = fopen(path, "re");
     while (file && fgets(line, sizeof(line), file))
         if (sscanf(line, "flags: %o", &flags) == 1)
@@ -48,26 +48,29 @@ static bool writable(pid_t pid, const char *descriptor)
     return !(flags & O_PATH) && (flags & O_ACCMODE) != O_RDONLY;
 }
 
+struct user {
+    const struct ibx_guest_ram *ram;
+    pid_t pid;
+    const struct ibx_guest_block *found;
+};
+
+static bool writes(void *context, int number, const char *path)
+{
+    struct user *user = context;
+    struct stat st;
+    if (!stat(path, &st))
+        user->found = block_of(user->ram, st.st_dev, st.st_ino);
+    if (user->found && !writable(user->pid, number))
+        user->found = NULL;
+    return user->found;
+}
+
 /* One that it has open for writing, and may be about to map. */
 static const struct ibx_guest_block *opened(const struct ibx_guest_ram *ram, pid_t pid)
 {
-    char path[PATH_MAX];
-    struct stat st;
-    const struct ibx_guest_block *found = NULL;
-    snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
-    DIR *dir = opendir(path);
-    if (!dir)
-        return NULL;
-    for (const struct dirent *entry; !found && (entry = readdir(dir));) {
-        snprintf(path, sizeof(path), "/proc/%d/fd/%.16s", (int)pid, entry->d_name);
-        if (*entry->d_name == '.' || stat(path, &st))
-            continue;
-        found = block_of(ram, st.st_dev, st.st_ino);
-        if (found && !writable(pid, entry->d_name))
-            found = NULL;
-    }
-    closedir(dir);
-    return found;
+    struct user user = {ram, pid, NULL};
+    ibx_proc_find_descriptor(pid, writes, &user);
+    return user.found;
 }
 
 static void name_of(pid_t pid, char *name, size_t size)

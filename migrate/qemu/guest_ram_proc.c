@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "migrate/qemu/qemu_internal.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -22,8 +21,11 @@ int ibx_process_status(pid_t pid, const char *key, int base, unsigned long long 
     char path[64], line[256];
     snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
     FILE *file = fopen(path, "re");
-    if (!file)
-        return ibx_error_set(err, -errno, "cannot read %s: %s", path, strerror(errno));
+    if (!file) {
+        const int rc = ibx_proc_error(pid, errno);
+        return ibx_error_set(err, rc, "cannot read %s: %s%s", path, strerror(-rc),
+                             ibx_proc_remedy(rc));
+    }
     *value = 0;
     while (fgets(line, sizeof(line), file))
         if (!strncmp(line, key, strlen(key)))
@@ -78,11 +80,11 @@ int ibx_guest_mappings_read(pid_t pid, struct guest_mappings *mappings, struct i
     char path[64];
     snprintf(path, sizeof(path), "/proc/%d/maps", (int)pid);
     FILE *file = fopen(path, "re");
-    if (!file)
-        return ibx_error_set(err, -errno,
-                             "cannot read %s: %s; run this tool as root or as QEMU's "
-                             "user with CAP_SYS_PTRACE",
-                             path, strerror(errno));
+    if (!file) {
+        const int rc = ibx_proc_error(pid, errno);
+        return ibx_error_set(err, rc, "cannot read %s: %s%s", path, strerror(-rc),
+                             ibx_proc_remedy(rc));
+    }
     struct guest_mappings found = {0};
     struct guest_mapping m;
     char *line = NULL;
@@ -205,23 +207,28 @@ static bool is_file(const struct stat *st, const struct ibx_guest_block *block)
     return st->st_dev == block->dev && st->st_ino == block->ino;
 }
 
+struct opening {
+    const struct ibx_guest_block *block;
+    int flags, fd;
+};
+
+static bool open_that(void *context, int number, const char *path)
+{
+    struct opening *opening = context;
+    struct stat st;
+    (void)number;
+    if (!stat(path, &st) && is_file(&st, opening->block))
+        opening->fd = open(path, opening->flags);
+    return opening->fd >= 0;
+}
+
 /* By one of QEMU's descriptors: map_files needs more rights. */
 static int open_descriptor(pid_t pid, int flags, const struct ibx_guest_block *block)
 {
-    char path[PATH_MAX];
-    struct stat st;
-    snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
-    DIR *dir = opendir(path);
-    if (!dir)
-        return -1;
-    int fd = -1;
-    for (struct dirent *entry; fd < 0 && (entry = readdir(dir));) {
-        snprintf(path, sizeof(path), "/proc/%d/fd/%.32s", (int)pid, entry->d_name);
-        if (!stat(path, &st) && is_file(&st, block))
-            fd = open(path, flags);
-    }
-    closedir(dir);
-    return fd;
+    struct opening opening = {block, flags, -1};
+    const int rc = ibx_proc_find_descriptor(pid, open_that, &opening);
+    errno = rc < 0 ? -rc : 0;
+    return opening.fd;
 }
 
 int ibx_guest_file_page_size(int fd, uint64_t *bytes)

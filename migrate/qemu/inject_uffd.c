@@ -5,7 +5,6 @@
 
 #include "common/clock.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
@@ -82,13 +81,12 @@ int ibx_uffd_possible(pid_t pid, enum ibx_uffd_way *way, struct ibx_error *err)
 struct wanted {
     const char *link;
     dev_t rdev;
+    int number, count; /* the last one that it is, and how many it is */
 };
 
-/* False with errno: it cannot be looked at. */
 static bool matches(const char *path, const struct wanted *wanted)
 {
     struct stat st;
-    errno = 0;
     if (!wanted->link)
         return !stat(path, &st) && S_ISCHR(st.st_mode) && st.st_rdev == wanted->rdev;
     char link[64];
@@ -96,35 +94,38 @@ static bool matches(const char *path, const struct wanted *wanted)
     return n == (ssize_t)strlen(wanted->link) && !memcmp(link, wanted->link, (size_t)n);
 }
 
-/* Finds such a descriptor of `pid`: its number; -ENOENT; -ENOTUNIQ when there are several; another
- * error when there is none among those that may be looked at. */
-static int find_descriptor(pid_t pid, const struct wanted *wanted)
+static bool count_those(void *context, int number, const char *path)
 {
-    char path[PATH_MAX];
-    snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
-    DIR *dir = opendir(path);
-    if (!dir)
-        return errno == ENOENT ? -ESRCH : -errno;
-    int found = -ENOENT, hidden = 0;
-    for (struct dirent *entry; (entry = readdir(dir));) {
-        snprintf(path, sizeof(path), "/proc/%d/fd/%.32s", (int)pid, entry->d_name);
-        if (entry->d_name[0] == '.')
-            continue;
-        if (!matches(path, wanted)) {
-            hidden = errno == EACCES || errno == EPERM ? -errno : hidden;
-            continue;
-        }
-        found = found == -ENOENT ? atoi(entry->d_name) : -ENOTUNIQ;
+    struct wanted *wanted = context;
+    if (matches(path, wanted)) {
+        wanted->number = number;
+        wanted->count++;
     }
-    closedir(dir);
-    return found == -ENOENT && hidden ? hidden : found;
+    return false;
 }
 
-static bool is_uffd(pid_t pid, int remote)
+/* Finds such a descriptor of `pid`: its number; -ENOENT; -ENOTUNIQ when there are several; another
+ * error when there is none among those that may be looked at. */
+static int find_descriptor(pid_t pid, struct wanted wanted)
 {
-    char path[64];
+    const int rc = ibx_proc_find_descriptor(pid, count_those, &wanted);
+    return !wanted.count ? rc : wanted.count > 1 ? -ENOTUNIQ : wanted.number;
+}
+
+/* 0, -ENOENT, or another error when it may not be looked at. */
+static int check_uffd(pid_t pid, int remote)
+{
+    char path[64], fds[32];
     snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)pid, remote);
-    return matches(path, &(struct wanted){.link = ANON_NAME});
+    snprintf(fds, sizeof(fds), "/proc/%d/fd", (int)pid);
+    errno = 0;
+    if (matches(path, &(struct wanted){.link = ANON_NAME}))
+        return 0;
+    if (errno != ENOENT)
+        return errno ? -errno : -ENOENT;
+    /* Its process may be what is not there. */
+    const int rc = access(fds, F_OK) ? ibx_proc_error(pid, errno) : -ENOENT;
+    return rc == -ESRCH ? -ENOENT : rc;
 }
 
 /* ------------------------------------------------------------ making */
@@ -167,7 +168,7 @@ static int make_by_device(struct ibx_qmp *qmp, struct ibx_uffd *uffd, uint64_t d
     close(device);
     if (rc)
         return rc;
-    int number = find_descriptor(uffd->pid, &(struct wanted){.rdev = st.st_rdev});
+    int number = find_descriptor(uffd->pid, (struct wanted){.rdev = st.st_rdev});
     if (number < 0) {
         rc = ibx_error_set(err, number,
                            "cannot find " DEVICE " among the descriptors of QEMU "
@@ -213,21 +214,26 @@ int ibx_uffd_make(pid_t pid, struct ibx_qmp *qmp, enum ibx_uffd_way way, struct 
 int ibx_uffd_take(pid_t pid, int remote, struct ibx_uffd *uffd, struct ibx_error *err)
 {
     struct ibx_uffd taken = {.pid = pid, .remote = remote};
+    const int gone = remote < 0 ? 0 : check_uffd(pid, remote);
     if (remote < 0)
-        taken.remote = find_descriptor(pid, &(struct wanted){.link = ANON_NAME});
-    else if (!is_uffd(pid, remote))
-        taken.remote = -ENOENT;
+        taken.remote = find_descriptor(pid, (struct wanted){.link = ANON_NAME});
+    else if (gone)
+        taken.remote = gone;
     if (taken.remote == -ENOTUNIQ)
         return ibx_error_set(err, -ENOTUNIQ,
                              "QEMU (process %d) has several userfaultfds: is its "
                              "own post-copy under way?",
                              (int)pid);
+    if (taken.remote == -ENOENT)
+        return ibx_error_set(err, -ENOENT,
+                             "QEMU (process %d) has no userfaultfd: it is not receiving a VM from "
+                             "this tool",
+                             (int)pid);
     if (taken.remote < 0)
         return ibx_error_set(err, taken.remote,
-                             "QEMU (process %d) has no userfaultfd%s%s: it is "
-                             "not receiving a VM from this tool",
-                             (int)pid, taken.remote == -ENOENT ? "" : " to be seen: ",
-                             taken.remote == -ENOENT ? "" : strerror(-taken.remote));
+                             "whether QEMU (process %d) has a userfaultfd is not to be seen in "
+                             "/proc: %s%s",
+                             (int)pid, strerror(-taken.remote), ibx_proc_remedy(taken.remote));
     int rc = ibx_fault_uffd_take(pid, taken.remote, &taken.fd, err);
     if (!rc)
         *uffd = taken;
@@ -235,45 +241,36 @@ int ibx_uffd_take(pid_t pid, int remote, struct ibx_uffd *uffd, struct ibx_error
 }
 
 /* In missing or in minor mode. */
-static int memory_awaits_pages(pid_t pid)
+static bool awaits_pages(void *context, uint64_t start, uint64_t end, const char *flags)
 {
-    char line[512];
-    snprintf(line, sizeof(line), "/proc/%d/smaps", (int)pid);
-    FILE *file = fopen(line, "re");
-    if (!file)
-        return -errno;
-    bool awaits = false;
-    while (!awaits && fgets(line, sizeof(line), file))
-        awaits = !strncmp(line, "VmFlags:", 8) && (strstr(line, " um") || strstr(line, " ui"));
-    const int rc = awaits ? 1 : ferror(file) ? -EIO : 0;
-    fclose(file);
-    return rc;
+    (void)context, (void)start, (void)end;
+    return strstr(flags, " um") || strstr(flags, " ui");
 }
 
 int ibx_uffd_awaits_pages(pid_t pid, struct ibx_error *err)
 {
-    int rc = find_descriptor(pid, &(struct wanted){.link = ANON_NAME});
+    int rc = find_descriptor(pid, (struct wanted){.link = ANON_NAME});
     if (rc == -ENOENT)
         return 0;
     if (rc >= 0 || rc == -ENOTUNIQ)
-        rc = memory_awaits_pages(pid);
+        rc = ibx_proc_find_mapping(pid, awaits_pages, NULL);
     if (rc >= 0)
         return rc;
-    const bool denied = rc == -EACCES || rc == -EPERM;
     return ibx_error_set(err, rc,
                          "whether pages of this VM have yet to come to QEMU (process %d) is not to "
                          "be seen in /proc: %s%s",
-                         (int)pid, strerror(-rc),
-                         denied ? "; run this tool as root or with CAP_SYS_PTRACE" : "");
+                         (int)pid, strerror(-rc), ibx_proc_remedy(rc));
 }
 
 int ibx_uffd_close_in_qemu(struct ibx_uffd *uffd, uint64_t deadline_ns, struct ibx_error *err)
 {
-    if (!is_uffd(uffd->pid, uffd->remote))
-        return ibx_error_set(err, -EBADF,
-                             "descriptor %d of QEMU (process %d) is not the "
-                             "userfaultfd any more",
-                             uffd->remote, (int)uffd->pid);
+    const int gone = check_uffd(uffd->pid, uffd->remote);
+    if (gone)
+        return ibx_error_set(err, gone == -ENOENT ? -EBADF : gone,
+                             "descriptor %d of QEMU (process %d) is not%s the userfaultfd any "
+                             "more%s",
+                             uffd->remote, (int)uffd->pid, gone == -ENOENT ? "" : " to be seen as",
+                             ibx_proc_remedy(gone));
     const uint64_t arguments[6] = {(uint64_t)uffd->remote};
     int64_t result;
     int rc = ibx_inject_syscall(uffd->pid, SYS_close, arguments, &result, deadline_ns, err);

@@ -9,6 +9,7 @@
  *   inject.c, inject_uffd.c       a userfaultfd of QEMU's, made by ptrace
  *   tracker.c                     which pages of guest RAM are written while the VM runs
  *   adopt.c                       another file in the place of a block's
+ *   proc.c                        what /proc tells of its descriptors and its memory
  */
 #ifndef IBX_MIGRATE_QEMU_QEMU_H
 #define IBX_MIGRATE_QEMU_QEMU_H
@@ -308,6 +309,28 @@ int ibx_guest_ram_adopt(struct ibx_guest_ram *ram, const struct ibx_guest_ram *b
 /* Whether it can be, without touching QEMU. -EINVAL, -EXDEV. */
 int ibx_guest_ram_adoptable(const struct ibx_guest_ram *ram, const struct ibx_guest_ram *base,
                             struct ibx_error *err);
+
+/* ------------------------------------------------------------ /proc */
+
+/* Whether this descriptor, the link at `path`, is it. False with errno EACCES or EPERM: it may not
+ * be looked at. */
+typedef bool ibx_proc_look(void *context, int number, const char *path);
+/* The number of the first descriptor of `pid` that is it. -ENOENT: there is none; -EACCES, -EPERM:
+ * none among those that may be looked at, or /proc does not show the process; -ESRCH: there is no
+ * such process. */
+int ibx_proc_find_descriptor(pid_t pid, ibx_proc_look *look, void *context);
+/* Whether this mapping is it; `flags` are the words of VmFlags, each behind a blank. */
+typedef bool ibx_proc_look_mapping(void *context, uint64_t start, uint64_t end, const char *flags);
+/* 1: one of `pid` is; 0: none is; < 0: they cannot be seen. The kernel walks all page tables of the
+ * process for the answer. */
+int ibx_proc_find_mapping(pid_t pid, ibx_proc_look_mapping *look, void *context);
+/* The error for a file of /proc/PID that cannot be opened, with this errno: where /proc hides the
+ * processes of others (hidepid) one that is there is not found. */
+int ibx_proc_error(pid_t pid, int code);
+/* "; run this tool as ...", "" for an error that is not for want of a right. */
+const char *ibx_proc_remedy(int rc);
+
+/* ------------------------------------------------------------ a call in QEMU */
 
 /* One system call in the main thread of `pid`: one that does not wait and ends no thread. `result`
  * gets what the kernel returned, a negative errno too. */

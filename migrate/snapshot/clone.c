@@ -14,7 +14,6 @@
 #include "migrate/common/vm.h"
 #include "userfaultfd/fault.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -204,24 +203,19 @@ static int check_private(pid_t pid, uint64_t address, uint64_t size, struct ibx_
                                at);
 }
 
+static bool is_file(void *context, int number, const char *path)
+{
+    const struct stat *wanted = context;
+    struct stat is;
+    (void)number;
+    return !stat(path, &is) && is.st_dev == wanted->st_dev && is.st_ino == wanted->st_ino;
+}
+
 /* QEMU's number of a file that it was given. */
 static int find_file(pid_t pid, int fd)
 {
-    char path[64 + 32];
-    struct stat wanted, is;
-    int found = -ENOENT;
-    snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
-    DIR *dir = fstat(fd, &wanted) ? NULL : opendir(path);
-    struct dirent *entry;
-    while (dir && found < 0 && (entry = readdir(dir))) {
-        snprintf(path, sizeof(path), "/proc/%d/fd/%.32s", (int)pid, entry->d_name);
-        if (entry->d_name[0] != '.' && !stat(path, &is) && is.st_dev == wanted.st_dev &&
-            is.st_ino == wanted.st_ino)
-            found = atoi(entry->d_name);
-    }
-    if (dir)
-        closedir(dir);
-    return found;
+    struct stat wanted;
+    return fstat(fd, &wanted) ? -errno : ibx_proc_find_descriptor(pid, is_file, &wanted);
 }
 
 static int inject(struct cloning *c, long number, const uint64_t arguments[6], uint64_t wanted,

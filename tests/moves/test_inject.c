@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -16,6 +17,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/syscall.h>
@@ -203,25 +205,70 @@ static void test_nobody_there(void)
     refused(child, -ESRCH, "there is no process", ibx_deadline_in_ms(VM_WAIT_MS));
 }
 
-/* Another user's process, or one that lets nobody look, may have memory that awaits pages. */
-static void test_awaited_pages_that_nobody_sees(void)
+/* What a looker in a process of its own, as another user, says of its parent: its exit status. With
+ * `hidden` in a /proc that does not show processes of others. */
+static int seen_by_another_user(int (*look)(pid_t pid), bool hidden)
 {
-    struct ibx_error why = {0};
-    assert_int_equal(ibx_uffd_awaits_pages(getpid(), &why), 0);
     prctl(PR_SET_DUMPABLE, 0);
     pid_t looker = fork();
     assert_true(looker >= 0);
     if (!looker) {
-        const bool other = getuid() || !setresuid(65534, 65534, 65534);
-        const int rc = ibx_uffd_awaits_pages(getppid(), &why);
-        const bool told = strstr(why.message, "is not to be seen") != NULL;
-        _exit(!other ? 2 : rc != -EACCES ? 3 : !told ? 4 : 0);
+        if (hidden && (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
+                       mount("proc", "/proc", "proc", 0, "hidepid=2")))
+            _exit(77);
+        _exit(!getuid() && setresuid(65534, 65534, 65534) ? 2 : look(getppid()));
     }
     int status;
     assert_int_equal(waitpid(looker, &status, 0), looker);
     prctl(PR_SET_DUMPABLE, 1);
-    assert_int_equal(status, 0);
-    assert_int_equal(ibx_uffd_awaits_pages(looker, &why), -ESRCH);
+    assert_true(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+/* Whether it is refused for want of a right, in a sentence with the remedy. */
+static bool denied(int rc, const struct ibx_error *why)
+{
+    return rc == -EACCES && strstr(why->message, "is not to be seen in /proc: Permission denied") &&
+           strstr(why->message, "; run this tool as root or with CAP_SYS_PTRACE");
+}
+
+static int look_for_awaited_pages(pid_t pid)
+{
+    struct ibx_error why = {0};
+    return denied(ibx_uffd_awaits_pages(pid, &why), &why) ? 0 : 3;
+}
+
+/* The one that a tool has noted, and any. */
+static int look_for_userfaultfds(pid_t pid)
+{
+    struct ibx_error why = {0};
+    struct ibx_uffd uffd;
+    if (!denied(ibx_uffd_take(pid, 0, &uffd, &why), &why))
+        return 3;
+    return denied(ibx_uffd_take(pid, -1, &uffd, &why), &why) ? 0 : 4;
+}
+
+/* Another user's process, or one that lets nobody look, may have a userfaultfd, and memory that
+ * awaits pages. */
+static void test_what_nobody_sees(void)
+{
+    struct ibx_error why = {0};
+    struct ibx_uffd uffd;
+    assert_int_equal(ibx_uffd_awaits_pages(getpid(), &why), 0);
+    vm_refused(ibx_uffd_take(getpid(), 0, &uffd, &vm_error), -ENOENT, "has no userfaultfd");
+    assert_int_equal(seen_by_another_user(look_for_awaited_pages, false), 0);
+    assert_int_equal(seen_by_another_user(look_for_userfaultfds, false), 0);
+    const int hidden = seen_by_another_user(look_for_awaited_pages, true);
+    if (hidden != 77) {
+        assert_int_equal(hidden, 0);
+        assert_int_equal(seen_by_another_user(look_for_userfaultfds, true), 0);
+    }
+    pid_t ended = fork();
+    if (!ended)
+        _exit(0);
+    assert_int_equal(waitpid(ended, NULL, 0), ended);
+    assert_int_equal(ibx_uffd_awaits_pages(ended, &why), -ESRCH);
+    vm_refused(ibx_uffd_take(ended, 0, &uffd, &vm_error), -ENOENT, "has no userfaultfd");
 }
 
 /* ... which vfork makes for us: a parent that cannot stop, until its child has been told to go. It
@@ -438,19 +485,13 @@ int main(void)
     shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED)
         return 1;
-    static const struct vm_test tests[] = {VM_TEST(test_child_notices_nothing),
-                                           VM_TEST(test_signals_are_kept),
-                                           VM_TEST(test_errors_come_back),
-                                           VM_TEST(test_stopped_by_a_signal),
-                                           VM_TEST(test_traced_already),
-                                           VM_TEST(test_nobody_there),
-                                           VM_TEST(test_awaited_pages_that_nobody_sees),
-                                           VM_TEST(test_never_stops),
-                                           VM_TEST(test_tool_is_killed),
-                                           VM_TEST(test_qemu_by_system_call),
-                                           VM_TEST(test_sandboxed_qemu_by_device),
-                                           VM_TEST(test_unprivileged_qemu_may_not),
-                                           VM_TEST(test_running_vm_goes_on),
-                                           {0}};
+    static const struct vm_test tests[] = {
+        VM_TEST(test_child_notices_nothing),    VM_TEST(test_signals_are_kept),
+        VM_TEST(test_errors_come_back),         VM_TEST(test_stopped_by_a_signal),
+        VM_TEST(test_traced_already),           VM_TEST(test_nobody_there),
+        VM_TEST(test_what_nobody_sees),         VM_TEST(test_never_stops),
+        VM_TEST(test_tool_is_killed),           VM_TEST(test_qemu_by_system_call),
+        VM_TEST(test_sandboxed_qemu_by_device), VM_TEST(test_unprivileged_qemu_may_not),
+        VM_TEST(test_running_vm_goes_on),       {0}};
     return vm_tests(tests, vm_end_all);
 }
