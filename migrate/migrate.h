@@ -157,6 +157,7 @@ int ibx_migrate_rollback(const char *folder, struct ibx_record *record,
                          const struct ibx_options *transport, struct ibx_error *err);
 /* Whether the VM can be migrated: this side's blockers, with a URI those of the destination that
  * waits there, and whether the memory of `links` page connections may be locked. Touches nothing.
+ * blockers->managed: libvirt has had the destination's QEMU listen, and its tool takes that.
  * On failure too, `blockers` has those that were found until then: all of this side when only the
  * destination could not be asked. */
 int ibx_migrate_check(const char *qmp, bool source, const char *uri,

@@ -249,7 +249,6 @@ int ibx_migrate_check(const char *qmp_path, bool source, const char *uri,
         return rc;
     rc = ibx_guest_ram_find(qmp, !source, &ram, deadline, err);
     if (!rc) {
-        blockers->managed = true; /* which nobody says here */
         rc = ibx_preflight_side(qmp, &ram, source ? IBX_MIGRATE_SOURCE : IBX_MIGRATE_DESTINATION,
                                 blockers, deadline, err);
         if (!rc && source && uri)

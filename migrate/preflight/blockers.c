@@ -354,30 +354,6 @@ static void check_run_state(const struct ibx_guest_ram *ram, enum ibx_migrate_ro
     }
 }
 
-/* QEMU takes one stream, and loads nothing else while it waits for that. */
-static void check_listening(const json_t *info, struct ibx_blockers *blockers)
-{
-    size_t index;
-    json_t *address;
-    json_array_foreach(json_object_get(info, "socket-address"), index, address)
-    {
-        const char *type = json_string_value(json_object_get(address, "type"));
-        const char *path = json_string_value(json_object_get(address, "path"));
-        const char *port = json_string_value(json_object_get(address, "port"));
-        if (blockers->managed && type && !strcmp(type, "unix"))
-            continue;
-        ibx_blockers_add(
-            blockers,
-            "this QEMU listens for a migration of its own (%.16s, %s %.108s), and takes "
-            "no other one: start it with -incoming defer",
-            type ? type : "?", path ? "path" : "port",
-            path   ? path
-            : port ? port
-                   : "?");
-        return;
-    }
-}
-
 static int check_state(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
                        enum ibx_migrate_role role, struct ibx_blockers *blockers,
                        uint64_t deadline_ns, struct ibx_error *err)
@@ -388,7 +364,7 @@ static int check_state(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
         return rc;
     check_run_state(ram, role, blockers);
     if (role == IBX_MIGRATE_DESTINATION && !strcmp(ram->status, "inmigrate"))
-        check_listening(info, blockers);
+        ibx_preflight_listening(ram, info, blockers);
     const char *status = json_string_value(json_object_get(info, "status"));
     if (!is_over(status))
         /* Its VM may run at the other end: who cancels it there would have it twice. */

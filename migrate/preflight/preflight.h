@@ -44,6 +44,10 @@ enum ibx_migrate_role { IBX_MIGRATE_SOURCE, IBX_MIGRATE_DESTINATION };
 int ibx_preflight_side(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
                        enum ibx_migrate_role role, struct ibx_blockers *blockers,
                        uint64_t deadline_ns, struct ibx_error *err);
+/* listening.c: what a QEMU that waits for a VM takes instead of ours. `migration` is what it answers
+ * to query-migrate. */
+void ibx_preflight_listening(const struct ibx_guest_ram *ram, const json_t *migration,
+                             struct ibx_blockers *blockers);
 /* What the two sides must have in common: machine type, memory backends, sizes, page sizes, UUID.
  * Looks at machine, uuid, count and the blocks' id, size and page_size only. */
 void ibx_preflight_pair(const struct ibx_guest_ram *source, const struct ibx_guest_ram *destination,

@@ -166,6 +166,13 @@ static int check(struct cloning *c, struct ibx_error *err)
                          c->ram.status);
     else
         rc = compare(c, blockers, err);
+    json_t *migration = NULL;
+    if (!rc)
+        rc = ibx_qmp_execute(c->qmp, "query-migrate", NULL, &migration,
+                             ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    if (!rc && !strcmp(c->ram.status, "inmigrate"))
+        ibx_preflight_listening(&c->ram, migration, blockers);
+    json_decref(migration);
     if (!rc) /* they would reach other memory than its vCPUs */
         rc = ibx_preflight_devices(c->qmp, blockers, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     check_ram(c, blockers);

@@ -105,10 +105,11 @@ static void test_listening_by_itself(void)
     static const struct {
         const char *uri, *words;
         bool managed;
-    } rows[] = {{"tcp:127.0.0.1:0", "takes no other one: start it with -incoming defer", false},
-                {"tcp:127.0.0.1:0", "listens for a migration of its own (inet, port ", true},
-                {NULL, "listens for a migration of its own (unix, path /", false},
-                {NULL, NULL, true}};
+    } rows[] = {
+        {"tcp:127.0.0.1:0", "takes no other one: start it with -incoming defer", false},
+        {"tcp:127.0.0.1:0", "give virsh migrate --migrateuri unix://PATH", true},
+        {NULL, "one that libvirt has listen there needs --libvirt /tmp/ibx-listens-", false},
+        {NULL, NULL, true}};
     char folder[] = "/tmp/ibx-listens-XXXXXX", uri[64], path[64];
     assert_non_null(mkdtemp(folder));
     snprintf(path, sizeof(path), "%s/in", folder);
@@ -130,6 +131,24 @@ static void test_listening_by_itself(void)
     }
     unlink(path);
     assert_int_equal(rmdir(folder), 0);
+}
+
+/* What QEMU reads from has no address that it would tell. */
+static void test_reading_by_itself(void)
+{
+    int ends[2];
+    char incoming[32], words[96];
+    assert_int_equal(pipe(ends), 0);
+    snprintf(incoming, sizeof(incoming), "fd:%d", ends[0]);
+    snprintf(words, sizeof(words),
+             "this QEMU was started with -incoming %s, and takes no other migration: start it with "
+             "-incoming defer",
+             incoming);
+    vm_start(&vm, &(struct vm_options){.extra = {"-incoming", incoming}});
+    close(ends[0]);
+    look_only(IBX_MIGRATE_DESTINATION, words);
+    vm_end(&vm);
+    close(ends[1]);
 }
 
 /* Its QEMU empties the file when it ends, with pages in it that the VM still needs. */
@@ -466,6 +485,7 @@ int main(void)
 {
     static const struct vm_test tests[] = {VM_TEST(test_one_side),
                                            VM_TEST(test_listening_by_itself),
+                                           VM_TEST(test_reading_by_itself),
                                            VM_TEST(test_ram_that_is_discarded),
                                            VM_TEST(test_ram_that_others_reach),
                                            VM_TEST(test_blocked),

@@ -113,6 +113,11 @@ static void test_refused(void)
     mover_must_print(MOVER_RUN(1, "clone", snapshot, "--qmp", children[0].tool),
                      "cannot become a child");
     vm_end(&children[0]);
+    child_start(&children[0], NULL);
+    vm_do(&children[0], "migrate-incoming", json_pack("{s:s}", "uri", "tcp:127.0.0.1:0"));
+    mover_must_print(MOVER_RUN(1, "clone", snapshot, "--qmp", children[0].tool),
+                     "listens for a migration of its own");
+    vm_end(&children[0]);
     child_start(&children[0], (const char *[]){"-overcommit", "mem-lock=on", NULL});
     mover_must_print(MOVER_RUN(1, "clone", snapshot, "--qmp", children[0].tool),
                      "without -overcommit mem-lock");

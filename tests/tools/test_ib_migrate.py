@@ -74,7 +74,7 @@ def wrong_usage_exits_2(scene):
                  "receive --qmp Q --listen tcp://a:1 --quit", "check --qmp Q --yes",
                  "receive --qmp Q --listen tcp://a:1 --links 2", "status --set chunk=1M",
                  "set --max-bandwidth", "send --qmp Q --minor tcp://a:1",
-                 "check --qmp Q --destination tcp://a:1",
+                 "check --qmp Q --destination tcp://a:1", "check --qmp Q --libvirt /s",
                  "recover --qmp Q --listen tcp://a:1 tcp://b:1"):
         code, out, err = scene.run(*line.split())
         equal((line, code, out), (line, 2, ""))

@@ -221,7 +221,7 @@ static const struct ibx_tool_option options[] = {
     {.help = "Options of receive and send:"},
     {"libvirt", "PATH",
      "libvirt migrates the VM, by virsh migrate --migrateuri unix://PATH; the tools carry it",
-     BIT(RECEIVE) | BIT(SEND), IBX_TOOL_TEXT, .at = AT(libvirt)},
+     BIT(RECEIVE) | BIT(SEND) | BIT(CHECK), IBX_TOOL_TEXT, .at = AT(libvirt)},
     {"stand-still", NULL,
      "The VM runs at the destination only when all of its pages are there, as vhost-user devices "
      "need it; at both ends",
@@ -480,6 +480,8 @@ static void check_line(const struct migrate_args *args, unsigned command)
         ibx_tool_bad_usage(&tool,
                            "--no-verify with --keep-warm: pages of a VM that may be borrowed "
                            "again are not compared in any case");
+    if (args->libvirt && command == CHECK && !args->destination)
+        ibx_tool_bad_usage(&tool, "--libvirt without --destination: a source is checked alike");
     if (args->libvirt && *args->libvirt != '/')
         ibx_tool_bad_usage(&tool, "--libvirt \"%s\" is not an absolute path", args->libvirt);
     if (args->home && (args->minor || args->libvirt))

@@ -48,7 +48,7 @@ struct migrate_args {
     char qmp[PATH_MAX];    /* "" not given; else absolute, without links */
     const char *uri;       /* send, recover, check; else NULL */
     const char *listen;    /* receive, recover */
-    const char *libvirt;   /* receive, send; else NULL */
+    const char *libvirt;   /* receive, send, check; else NULL */
     const char *state_dir; /* as given, or NULL */
     const char *output;    /* status --prometheus: the file; NULL: standard output */
     /* run; NULL or 0: not given */

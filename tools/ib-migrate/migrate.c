@@ -368,6 +368,7 @@ int ibx_cli_check(const struct migrate_args *args)
 {
     static struct ibx_blockers blockers;
     struct ibx_error err = {0};
+    blockers.managed = args->libvirt;
     if (!ibx_options_check_key(&args->options, args->uri, args->destination, &err) &&
         !ibx_cli_monitor_check(args, &err))
         ibx_migrate_check(args->qmp, !args->destination, args->uri, &args->options, args->links,
