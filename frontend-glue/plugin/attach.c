@@ -35,6 +35,7 @@ struct ibx_attachment {
     struct ibx_request_watch watch; /* the thread's */
     int stream_at;                  /* of the current request: see stream_at() */
     bool selects;                   /* the current request is cudaSetDevice, not answered yet */
+    bool works;                     /* the watch has begun for it, and is not over */
     int device;                     /* that the thread has selected, -1: not known */
 };
 
@@ -42,7 +43,8 @@ static _Thread_local struct ibx_attachment *mine;
 static pthread_key_t thread_end;
 static pthread_once_t begun = PTHREAD_ONCE_INIT;
 static bool keyed;
-static atomic_bool over_shm; /* the path of the last connection */
+static atomic_bool over_shm;                               /* the path of the last connection */
+static _Atomic(const struct ibx_frontend_watch *) watcher; /* NULL: the preload has none */
 
 static void drop(struct ibx_attachment *attachment)
 {
@@ -175,6 +177,23 @@ static void wait_for_copies(struct ibx_attachment *attachment, const uint8_t *by
     ibx_async_copy_wait(there ? ibx_get_u64(&r) : 0);
 }
 
+static void watch_ends(struct ibx_attachment *attachment)
+{
+    if (attachment->works)
+        atomic_load(&watcher)->over();
+    attachment->works = false;
+}
+
+/* A request begins, whose name may be cut. An error is one of the connection, or of the device:
+ * then the request fails, too. */
+static void watch_begins(struct ibx_attachment *attachment, const char *bytes, size_t n)
+{
+    const struct ibx_frontend_watch *watch = atomic_load_explicit(&watcher, memory_order_acquire);
+    watch_ends(attachment);
+    if (watch)
+        watch->request(bytes[n - 1] ? "?" : bytes, NULL, 0, &attachment->works);
+}
+
 void ibx_attachment_on_write(struct ibx_attachment *attachment, const void *bytes, size_t n)
 {
     static const char capture[] = "cudaStreamBeginCapture";
@@ -183,6 +202,8 @@ void ibx_attachment_on_write(struct ibx_attachment *attachment, const void *byte
     if (ibx_request_begins(&attachment->watch) && n == sizeof(capture) &&
         !memcmp(bytes, capture, n))
         ibx_async_copy_forbid();
+    if (ibx_request_begins(&attachment->watch))
+        watch_begins(attachment, bytes, n);
     wait_for_copies(attachment, bytes, n);
     const unsigned resets = attachment->watch.resets;
     ibx_request_note_read(&attachment->watch, bytes, n);
@@ -193,6 +214,8 @@ void ibx_attachment_on_write(struct ibx_attachment *attachment, const void *byte
 /* A reply begins with the exit code, 0 when the device was selected. */
 void ibx_attachment_on_read(struct ibx_attachment *attachment, const void *bytes, size_t n)
 {
+    if (attachment)
+        watch_ends(attachment);
     if (!attachment || !attachment->selects)
         return;
     struct ibx_reader r = ibx_reader_of(bytes, n);
@@ -299,8 +322,16 @@ static int run_whole(const struct ibx_frontend_copy *wish, int *exit_code)
 
 static int run_copy(const struct ibx_frontend_copy *wish, int *exit_code)
 {
+    const struct ibx_frontend_watch *watch = atomic_load_explicit(&watcher, memory_order_acquire);
     const int cancel = ibx_thread_hold_cancel();
-    const int rc = run_whole(wish, exit_code);
+    bool works = false;
+    int rc = 0;
+    if (watch && session_of_thread())
+        *exit_code = watch->copy(wish, &works);
+    if (!works || !*exit_code)
+        rc = run_whole(wish, exit_code);
+    if (works)
+        watch->over();
     ibx_thread_release_cancel(cancel);
     return rc;
 }
@@ -327,8 +358,16 @@ static int make_call(const struct ibx_frontend_request *request, int *exit_code)
         ibx_async_copy_wait(last_word(request));
     else if (ibx_async_copy_any() && strcmp(request->name, IBX_EXTRA_WORK) != 0)
         return -ENOTCONN;
+    const struct ibx_frontend_watch *watch = atomic_load_explicit(&watcher, memory_order_acquire);
     const int cancel = ibx_thread_hold_cancel();
-    const int rc = ibx_pipeline_call(mine->pipeline, &call, exit_code);
+    bool works = false;
+    int rc = 0;
+    if (watch)
+        *exit_code = watch->request(request->name, request->body, request->n, &works);
+    if (!works || !*exit_code)
+        rc = ibx_pipeline_call(mine->pipeline, &call, exit_code);
+    if (works)
+        watch->over();
     ibx_thread_release_cancel(cancel);
     return rc;
 }
@@ -417,6 +456,11 @@ static void *allocate(size_t n)
     return address;
 }
 
+static void watch(const struct ibx_frontend_watch *calls)
+{
+    atomic_store(&watcher, calls);
+}
+
 static void release(void *address, size_t n)
 {
     if (!ibx_shared_free(address))
@@ -439,6 +483,7 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session, struct ibx_pipeli
         .pending = ibx_async_copy_pending,
         .failure = ibx_async_copy_failure,
         .finish = ibx_async_copy_wait_memory,
+        .watch = watch,
     };
     void (*attach)(const struct ibx_frontend_calls *calls) = NULL;
     *(void **)&attach = dlsym(RTLD_DEFAULT, IBX_FRONTEND_ATTACH);

@@ -170,6 +170,7 @@ class RdmaCommunicator final : public Communicator
         if (server)
             return server_ended();
         ibx_session_answer(session, buffer, size);
+        ibx_attachment_on_read(attachment, buffer, size);
         return size;
     }
 

@@ -169,7 +169,8 @@ static int bounce_end(struct bounce *b, int rc)
 
 static bool is_host(const void *address, int kind, int host_kind)
 {
-    return kind == host_kind || (kind == CUDA_MEMCPY_DEFAULT && !ibx_frontend_is_device(address));
+    return (kind == host_kind && !ibx_frontend_is_managed(address)) ||
+           (kind == CUDA_MEMCPY_DEFAULT && !ibx_frontend_is_device(address));
 }
 
 /* ------------------------------------------------------------------ copies of bytes, of rows */

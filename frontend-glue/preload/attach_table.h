@@ -22,6 +22,7 @@
  *   graph_copies.c  copies between host and device in graphs
  *   ipc.c          likewise: memory and events of other processes
  *   arrays.c       likewise: arrays, textures and surfaces
+ *   managed.h      lists the files of cudaMallocManaged
  *   ranges.c       lists of memory
  *   gvirtus.c      the plugin, GVirtuS's functions, calls without these, cudaGetLastError
  *
@@ -39,7 +40,7 @@
 #include <stdint.h>
 
 /* Increases with any change below. */
-#define IBX_FRONTEND_VERSION 12u
+#define IBX_FRONTEND_VERSION 13u
 
 /* cudaMemcpy, cudaMemcpyAsync or cudaMemcpy2D between memory of the device and of the caller. */
 struct ibx_frontend_copy {
@@ -77,6 +78,16 @@ enum ibx_frontend_fact {
     IBX_FRONTEND_SELECTED,     /* cudaSetDevice(handle) has succeeded, and would again */
     IBX_FRONTEND_STREAM_RESTS, /* the stream `handle` has no work */
     IBX_FRONTEND_EVENT_OVER,   /* the event `handle` */
+};
+
+/* What the preload does before calls that may have the device work, and behind them. GVirtuS's own
+ * requests are told by their names alone; nothing of GVirtuS may be called meanwhile, but copy()
+ * may. An error is what the call is to return; GVirtuS's are made all the same. Where *begun is
+ * set, an error or not, over() comes when the call is under way, in the same thread. */
+struct ibx_frontend_watch {
+    int (*request)(const char *name, const void *body, size_t n, bool *begun);
+    int (*copy)(const struct ibx_frontend_copy *copy, bool *begun);
+    void (*over)(void);
 };
 
 struct ibx_frontend_calls {
@@ -117,6 +128,9 @@ struct ibx_frontend_calls {
     bool (*pending)(uint64_t stream);              /* whether there is one in the stream */
     int (*failure)(uint64_t stream);               /* the first error not returned yet, or 0 */
     void (*finish)(const void *address, size_t n); /* waits for those in this memory */
+
+    /* From here on all threads' calls are told, for good. */
+    void (*watch)(const struct ibx_frontend_watch *watch);
 };
 
 #define IBX_FRONTEND_ATTACH "ibx_frontend_attach"

@@ -29,6 +29,7 @@ static void ends(void)
 
 int cudaStreamBeginCapture(void *stream, int mode)
 {
+    ibx_frontend_managed_rests();
     atomic_fetch_add(&captures, 1); /* before another thread's event can bring a stream into it */
     const int rc = CALL_NEXT(cudaStreamBeginCapture, stream, mode);
     if (rc)

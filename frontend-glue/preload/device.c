@@ -4,6 +4,7 @@
  * and device share one address space. Here they are two processes, and both may have memory at one
  * address:
  *
+ *   managed                                        the device's
  *   not mapped here                                the device's
  *   mapped, never given out as device memory       the host's
  *   both, but only reserved here, without access   the device's
@@ -42,7 +43,7 @@ enum side { HOST, DEVICE };
 
 static enum side side_of(const void *address)
 {
-    if (!is_mapped(address))
+    if (ibx_frontend_is_managed(address) || !is_mapped(address))
         return DEVICE;
     ibx_frontend_ranges_lock();
     const struct range *range = ibx_frontend_ranges_holding(&ranges, address, 1);
@@ -56,11 +57,23 @@ bool ibx_frontend_is_device(const void *address)
     return side_of(address) == DEVICE;
 }
 
+/* Where the application has said that it is the host's, it may be managed all the same. */
+static enum side side_by(int kind, const void *address)
+{
+    return kind == CUDA_MEMCPY_DEFAULT        ? side_of(address)
+           : ibx_frontend_is_managed(address) ? DEVICE
+                                              : HOST;
+}
+
 int ibx_frontend_copy_kind(const void *to, const void *from, int kind)
 {
-    if (kind != CUDA_MEMCPY_DEFAULT)
+    const bool to_device = kind == CUDA_MEMCPY_TO_DEVICE || kind == CUDA_MEMCPY_ON_DEVICE;
+    const bool from_device = kind == CUDA_MEMCPY_FROM_DEVICE || kind == CUDA_MEMCPY_ON_DEVICE;
+    const bool managed = ibx_frontend_is_managed(to) || ibx_frontend_is_managed(from);
+    if (kind != CUDA_MEMCPY_DEFAULT && (!managed || (unsigned)kind > CUDA_MEMCPY_DEFAULT))
         return kind;
-    enum side target = side_of(to), source = side_of(from);
+    const enum side target = to_device ? DEVICE : side_by(kind, to),
+                    source = from_device ? DEVICE : side_by(kind, from);
     if (target == DEVICE)
         return source == DEVICE ? CUDA_MEMCPY_ON_DEVICE : CUDA_MEMCPY_TO_DEVICE;
     return source == DEVICE ? CUDA_MEMCPY_FROM_DEVICE : CUDA_MEMCPY_ON_HOST;
@@ -232,6 +245,9 @@ int ibx_frontend_freed(int rc)
 /* It waits for the device, but where the memory is a pool's or a graph's, or none. */
 int cudaFree(void *address)
 {
+    int code;
+    if (ibx_frontend_managed_free(address, &address, &code) && code)
+        return code;
     if (ibx_frontend_is_opened(address))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     /* First: after the call another thread may be given the same address. */

@@ -212,14 +212,23 @@ static bool ask(uint64_t over, bool wait, struct called *called)
     return true;
 }
 
+static _Thread_local bool calls;
+
+bool ibx_frontend_in_host_function(void)
+{
+    return calls;
+}
+
 static void call(const struct function *f, const struct called *called)
 {
     const bool copied =
         called->n && ibx_frontend_graph_copied(f->function, f->argument, called->bytes, called->n);
+    calls = true;
     if (f->callback)
         f->callback(f->stream, called->status, f->argument);
     else if (!copied)
         f->function(f->argument);
+    calls = false;
     pthread_mutex_lock(&lock);
     while (server.state == SERVER_LEFT) /* GVirtuS's front end may be gone */
         pthread_cond_wait(&changed, &lock);
@@ -314,6 +323,7 @@ static bool begin(void)
     if (server.state == SERVER_NONE) {
         server.state = SERVER_BEGINS;
         sigfillset(&all);
+        sigdelset(&all, SIGSEGV); /* a function may touch what it must not, which a line says */
         pthread_sigmask(SIG_SETMASK, &all, &before);
         if (pthread_create(&server.thread, NULL, serve, NULL))
             server.state = SERVER_REFUSED;

@@ -85,6 +85,12 @@ struct graph_update {
     void *node, *other;
 };
 
+/* cudaPointerAttributes; CUDA 13 has more behind it. */
+struct pointer_attributes {
+    int type, device;
+    void *on_device, *on_host;
+};
+
 /* What the library exports. */
 #pragma GCC visibility push(default)
 int cudaMemcpy(void *to, const void *from, size_t n, int kind);
@@ -236,6 +242,13 @@ int cudaDeviceReset(void);
 int cudaStreamCreateWithFlags(void **stream, unsigned flags);
 int cudaStreamAddCallback(void *stream, void (*callback)(void *stream, int status, void *argument),
                           void *argument, unsigned flags);
+int cudaMallocManaged(void **address, size_t n, unsigned flags);
+int cudaPointerGetAttributes(struct pointer_attributes *attributes, const void *address);
+int cudaDeviceGetAttribute(int *value, int attribute, int device);
+int cudaGetDeviceProperties(void *properties, int device);
+int cudaMemPrefetchAsync(const void *address, size_t n);
+int cudaMemAdvise(const void *address, size_t n);
+int cudaStreamAttachMemAsync(void *stream, void *address, size_t n, unsigned flags);
 void ibx_frontend_attach(const struct ibx_frontend_calls *calls);
 #pragma GCC visibility pop
 
@@ -328,6 +341,8 @@ void ibx_frontend_look_for_libraries(void);
 
 /* ----------------------------------------------------------------- host_functions.c */
 
+/* Whether the calling thread is in a function that a stream waits for. */
+bool ibx_frontend_in_host_function(void);
 /* Whether functions of the application's are outstanding, that a stream has still to wait for. */
 bool ibx_frontend_host_functions(void);
 /* Before the calling thread waits for a stream, or for all: a mark. Behind that: whether functions
@@ -420,6 +435,19 @@ void ibx_frontend_device_used(void);
 bool ibx_frontend_one_device(void);
 /* Waits for all work on every device that this process has used. */
 void ibx_frontend_devices_wait(void);
+
+/* ------------------------------------------------------------------------- managed.c */
+
+bool ibx_frontend_is_managed(const void *address);
+/* cudaFree of managed memory; false: it is none. *rc: an error; or *base is what is to be freed. */
+bool ibx_frontend_managed_free(const void *address, void **base, int *rc);
+/* The device was reset. */
+void ibx_frontend_managed_reset(void);
+/* Around a launch: whether it is captured, where that makes a difference. */
+bool ibx_frontend_managed_captured(void *stream);
+void ibx_frontend_managed_launched(void);
+/* Waits for the device where an access to managed memory would wait for it. */
+void ibx_frontend_managed_rests(void);
 
 /* ------------------------------------------------------------------------- ipc.c */
 

@@ -183,6 +183,8 @@ int cudaEventDestroy(void *event)
 int cudaDeviceReset(void)
 {
     const int rc = CALL_NEXT(cudaDeviceReset);
+    if (!rc && ibx_frontend_one_device())
+        ibx_frontend_managed_reset();
     for (struct opened *gone; !rc && ibx_frontend_one_device() && (gone = take_any());) {
         if (!gone->event)
             ibx_frontend_device_memory_gone((void *)gone->value);

@@ -178,8 +178,8 @@ static bool launched(const struct kernel *k, const struct launch_config *c, void
     return ibx_frontend_launched(&w, unseen, rc);
 }
 
-int ibx_frontend_launch(const void *function, const struct launch_config *config, void **arguments,
-                        bool unseen)
+static int launch_now(const void *function, const struct launch_config *config, void **arguments,
+                      bool unseen)
 {
     const struct ibx_frontend_calls *plugin = ibx_frontend_plugin();
     const struct kernel *k = plugin ? find(function) : NULL;
@@ -194,6 +194,16 @@ int ibx_frontend_launch(const void *function, const struct launch_config *config
                 : CUDA_NOT_SUPPORTED;
     if (!rc && !k && ibx_frontend_plugin())
         learn(function, config);
+    return rc;
+}
+
+int ibx_frontend_launch(const void *function, const struct launch_config *config, void **arguments,
+                        bool unseen)
+{
+    const bool captured = ibx_frontend_capturing() && ibx_frontend_managed_captured(config->stream);
+    const int rc = launch_now(function, config, arguments, unseen);
+    if (captured)
+        ibx_frontend_managed_launched();
     return rc;
 }
 

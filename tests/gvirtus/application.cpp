@@ -712,6 +712,7 @@ int main(int argc, char **argv)
         {"planes", planes_of_arrays},
         {"textures", textures},
         {"pools", pools},
+        {"managed", managed},
         {"meanwhile", meanwhile},
         {"cooperative", cooperative},
         {"graphs", graphs},

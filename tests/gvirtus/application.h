@@ -89,6 +89,11 @@ bool graphs_lost();
 bool frees_beside_graphs();
 bool lied_to();
 
+// application_managed.cpp
+
+// Memory that both sides use at one address.
+bool managed();
+
 // application_processes.cpp
 
 // Memory and events of another process.

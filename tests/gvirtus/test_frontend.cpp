@@ -326,6 +326,7 @@ void check_what_the_provider_changes()
     check("few bytes of graphs", [] { return run("few-bytes-of-graphs", true); });
     check("pinned bytes of graphs", [] { return run("pinned-bytes-of-graphs", true); });
     check("captures", [] { return run("captures", true); });
+    check("managed memory", [] { return run("managed", true); });
     check("short copies with other calls", [] { return run("short-copies", true); });
     check("asynchronous copies", [] { return run("async", true); });
     for (bool taken : {true, false}) {
@@ -359,6 +360,7 @@ void check_what_it_does_not()
     check("a back end that lies", lied_to);
     check("a library of NVIDIA's that is loaded later", library_loaded_later);
     check("a back end without these calls", without_extra);
+    check("managed memory, copied by GVirtuS's handlers", [] { return run("managed", false); });
     check("variables of the device", [] { return run("symbols", true); });
     check("the same, copied by GVirtuS's handlers", [] { return run("symbols", false); });
     check("names of errors, the profiler", [] { return run("names", true); });

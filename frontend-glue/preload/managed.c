@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * cudaMallocManaged, and what CUDA has about such memory (managed.h). It is memory of cudaMalloc's,
+ * and counts, is checked and is freed as that; this process maps pages at its address. Should
+ * something be mapped there, other memory is taken.
+ *
+ * To every other call it is memory of the device (device.c). Hints are taken and dropped.
+ */
+#include "frontend-glue/preload/managed.h"
+
+#include "common/log.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define ATTACH_GLOBAL 1u /* flags of cudaMallocManaged, cudaStreamAttachMemAsync */
+#define ATTACH_HOST   2u
+#define ATTACH_SINGLE 4u
+
+#define TRIES       8u          /* addresses at which this process may have something */
+#define BLOCK_LEAST (64u << 10) /* bytes */
+#define BLOCKS_MOST 8192u       /* each may become a mapping of its own, of which there are 65530 */
+
+static size_t page_size(void)
+{
+    return (size_t)sysconf(_SC_PAGESIZE);
+}
+
+/* ----------------------------------------------------------------------------- making it */
+
+static void unmap(struct managed *m)
+{
+    if (m->begin)
+        munmap((void *)m->begin, m->n);
+    if (m->other)
+        munmap(m->other, m->n);
+}
+
+/* Both mappings. -EEXIST: there is something at its address. */
+static int map(struct managed *m)
+{
+    const int fd = memfd_create("ibx-managed", MFD_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    int rc = ftruncate(fd, (off_t)m->n) ? -errno : 0;
+    void *wanted = (void *)m->begin, *other = MAP_FAILED, *there = MAP_FAILED;
+    if (!rc) {
+        there = mmap(wanted, m->n, PROT_READ, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0);
+        rc = there == MAP_FAILED ? -errno : there != wanted ? -EEXIST : 0;
+    }
+    if (!rc) {
+        other = mmap(NULL, m->n, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        rc = other == MAP_FAILED ? -errno : 0;
+    }
+    close(fd);
+    if (!rc) {
+        madvise(there, m->n, MADV_DONTFORK);
+        madvise(other, m->n, MADV_DONTFORK);
+        m->other = other;
+        return 0;
+    }
+    if (there != MAP_FAILED)
+        munmap(there, m->n);
+    return rc;
+}
+
+/* Of the device, m->n bytes from the beginning of a page on. */
+static int allocate(struct managed *m)
+{
+    const size_t page = page_size();
+    int rc = cudaMalloc(&m->base, m->n);
+    if (!rc && (uintptr_t)m->base % page) {
+        cudaFree(m->base);
+        rc = cudaMalloc(&m->base, m->n + page);
+    }
+    m->begin = rc ? 0 : ((uintptr_t)m->base + page - 1) / page * page;
+    return rc;
+}
+
+/* CUDA's is zero at first, and so are our pages. */
+static int clear(const struct managed *m)
+{
+    ibx_managed_own_begin();
+    int rc = cudaMemset((void *)m->begin, 0, m->n);
+    if (!rc)
+        rc = cudaStreamSynchronize(NULL);
+    ibx_managed_own_end();
+    return rc;
+}
+
+static int place(struct managed *m)
+{
+    void *missed[TRIES];
+    unsigned tries = 0;
+    int rc, mapped = -EEXIST;
+    while (!(rc = allocate(m)) && (mapped = map(m)) == -EEXIST && tries < TRIES)
+        missed[tries++] = m->base;
+    if (!rc && mapped) {
+        ibx_log(IBX_LOG_WARN,
+                "the application gets no %zu bytes of managed memory: it cannot map them at %p, "
+                "where the device has them: %s",
+                m->asked, (void *)m->begin, strerror(-mapped));
+        cudaFree(m->base);
+        rc = CUDA_MEMORY_ALLOCATION;
+    }
+    while (tries)
+        cudaFree(missed[--tries]);
+    return rc;
+}
+
+static struct managed *make(size_t n, int *rc)
+{
+    const size_t page = page_size();
+    if (n > PTRDIFF_MAX - 2 * page) {
+        *rc = CUDA_MEMORY_ALLOCATION;
+        return NULL;
+    }
+    const size_t whole = (n + page - 1) / page * page;
+    size_t block = BLOCK_LEAST;
+    while ((whole + block - 1) / block > BLOCKS_MOST)
+        block *= 2;
+    const size_t blocks = (whole + block - 1) / block;
+    struct managed *m = calloc(1, sizeof(*m) + blocks);
+    if (!m) {
+        *rc = CUDA_MEMORY_ALLOCATION;
+        return NULL;
+    }
+    *m = (struct managed){.asked = n, .n = whole, .block = block, .blocks = blocks};
+    cudaGetDevice(&m->device);
+    *rc = place(m);
+    if (!*rc && (*rc = clear(m))) {
+        unmap(m);
+        cudaFree(m->base);
+    }
+    if (!*rc)
+        return m;
+    free(m);
+    return NULL;
+}
+
+/* False: GVirtuS has to do it. */
+static bool is_ours(void)
+{
+    if (!ibx_frontend_plugin())
+        ibx_frontend_connect();
+    const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
+    if (!calls || !ibx_managed_faults_begin())
+        return false;
+    calls->watch(&ibx_managed_watch);
+    return true;
+}
+
+int cudaMallocManaged(void **address, size_t n, unsigned flags)
+{
+    int rc;
+    if (!is_ours())
+        return CALL_NEXT(cudaMallocManaged, address, n, flags);
+    if (!address || !n || (flags != ATTACH_GLOBAL && flags != ATTACH_HOST))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    struct managed *m = make(n, &rc);
+    if (!m)
+        return ibx_frontend_fail(rc);
+    const uintptr_t begin = m->begin;
+    ibx_managed_add(m); /* from here on another thread may free it */
+    *address = (void *)begin;
+    return CUDA_SUCCESS;
+}
+
+/* ---------------------------------------------------------------------------- giving it back */
+
+bool ibx_frontend_managed_free(const void *address, void **base, int *rc)
+{
+    if (!ibx_frontend_is_managed(address))
+        return false;
+    struct managed *m = ibx_managed_take((uintptr_t)address);
+    *rc = m ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (m) {
+        *base = m->base;
+        unmap(m); /* first: then the device may give that address to another thread */
+        free(m);
+    }
+    return true;
+}
+
+void ibx_frontend_managed_reset(void)
+{
+    for (struct managed *m; (m = ibx_managed_take(0));) {
+        unmap(m);
+        free(m);
+    }
+}
+
+/* ------------------------------------------------------------------------- what it is */
+
+#define TYPE_MANAGED 3 /* cudaMemoryTypeManaged */
+
+int cudaPointerGetAttributes(struct pointer_attributes *attributes, const void *address)
+{
+    struct managed m;
+    if (!attributes || !ibx_managed_find((uintptr_t)address, &m))
+        return CALL_NEXT(cudaPointerGetAttributes, attributes, address);
+    void *at = (void *)(uintptr_t)address;
+    *attributes = (struct pointer_attributes){TYPE_MANAGED, m.device, at, at};
+    return CUDA_SUCCESS;
+}
+
+/* cudaDeviceAttr, and where cudaDeviceProp has the same from CUDA 13 on. */
+static const struct {
+    int attribute, value;
+    size_t at;
+} facts[] = {
+    {83, 1, 636},  /* managedMemory */
+    {88, 0, 652},  /* pageableMemoryAccess */
+    {89, 0, 656},  /* concurrentManagedAccess */
+    {100, 0, 680}, /* pageableMemoryAccessUsesHostPageTables */
+    {101, 0, 684}, /* directManagedMemAccessFromHost */
+};
+#define FACTS            (sizeof(facts) / sizeof(facts[0]))
+#define PROPERTIES_SINCE 13
+
+int cudaDeviceGetAttribute(int *value, int attribute, int device)
+{
+    const int rc = CALL_NEXT(cudaDeviceGetAttribute, value, attribute, device);
+    for (size_t i = 0; i < FACTS && !rc && ibx_frontend_plugin(); i++) {
+        if (facts[i].attribute == attribute)
+            *value = facts[i].value;
+    }
+    return rc;
+}
+
+int cudaGetDeviceProperties(void *properties, int device)
+{
+    const int rc = CALL_NEXT(cudaGetDeviceProperties, properties, device);
+    if (rc || !ibx_frontend_plugin() || ibx_frontend_cuda_version() < PROPERTIES_SINCE)
+        return rc;
+    for (size_t i = 0; i < FACTS; i++)
+        memcpy((uint8_t *)properties + facts[i].at, &facts[i].value, sizeof(int));
+    return rc;
+}
+
+/* --------------------------------------------------------------------------------- hints */
+
+/* All n bytes are of one allocation. */
+static int within(const void *address, size_t n)
+{
+    struct managed m;
+    const uintptr_t at = (uintptr_t)address;
+    const bool good =
+        ibx_managed_find(at, &m) && n && at - m.begin < m.asked && n <= m.asked - (at - m.begin);
+    return good ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_INVALID_VALUE);
+}
+
+/* Their further arguments are others before CUDA 13. */
+int cudaMemPrefetchAsync(const void *address, size_t n)
+{
+    return within(address, n);
+}
+
+int cudaMemAdvise(const void *address, size_t n)
+{
+    return within(address, n);
+}
+
+/* Work in other streams need not be waited for then; here it is. */
+int cudaStreamAttachMemAsync(void *stream, void *address, size_t n, unsigned flags)
+{
+    (void)stream;
+    if (flags != ATTACH_GLOBAL && flags != ATTACH_HOST && flags != ATTACH_SINGLE)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    return within(address, n ? n : 1);
+}

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Managed memory (cudaMallocManaged): memory of the device, and memory of this process at the same
+ * addresses. Shared by the files managed*.c:
+ *
+ *   managed.c         CUDA's calls about it
+ *   managed_pages.c   which side has the newest bytes; before the device works, and behind that
+ *   managed_faults.c  accesses of the host to bytes that are the device's
+ *   managed_io.c      ... of the kernel for it
+ *
+ * Coherence is that of devices without concurrent access (cudaDevAttrConcurrentManagedAccess is 0).
+ * A block of pages is in one of three states, and its protection says which:
+ *
+ *   STALE   no access     the device may have changed it
+ *   SAME    reads         both sides have the same bytes
+ *   NEWER   all accesses  the host may have changed it
+ *
+ *   STALE -> SAME         an access: the device is waited for, and the bytes come
+ *   SAME  -> NEWER        a write
+ *   SAME, NEWER -> STALE  the device is about to work: what is newer goes there first
+ *
+ * The bytes come and go by a second mapping of the same pages, so no thread sees half of them.
+ *
+ * Locks: `pages` for states and protections; `list` for a look at which memory there is. Who
+ * changes the list has both, in this order. A thread that has one touches no managed memory, since
+ * the handler of its fault would need it, too.
+ */
+#ifndef IBX_FRONTEND_GLUE_PRELOAD_MANAGED_H
+#define IBX_FRONTEND_GLUE_PRELOAD_MANAGED_H
+
+#include "frontend-glue/preload/internal.h"
+
+enum pages_state { PAGES_STALE, PAGES_SAME, PAGES_NEWER };
+
+/* Where accesses go on one after the other, more blocks change at once. */
+struct run {
+    size_t next, count; /* the block behind the last ones, and how many they were */
+};
+
+struct managed {
+    struct managed *next;
+    uintptr_t begin;
+    size_t asked, n; /* bytes: the application's; of whole pages */
+    uint8_t *other;  /* the second mapping */
+    void *base;      /* what cudaMalloc has returned: `begin` or less than a page before it */
+    int device;
+    size_t block, blocks; /* bytes of one, how many */
+    size_t fresh, newer;  /* blocks that are not STALE; that are NEWER */
+    struct run fetched, written;
+    uint8_t state[]; /* of each block */
+};
+
+/* Adds it, all blocks SAME; takes it out: NULL if none begins there. 0: any. */
+void ibx_managed_add(struct managed *m);
+struct managed *ibx_managed_take(uintptr_t begin);
+/* Whether it holds this address; its fields that never change. */
+bool ibx_managed_find(uintptr_t at, struct managed *found);
+/* The first part of [*at, end) that is managed: begins at *at, ends at *last. False: none is. */
+bool ibx_managed_within(uintptr_t *at, uintptr_t end, uintptr_t *last);
+/* Quick: false where no managed memory is or was. */
+bool ibx_managed_may_hold(uintptr_t at);
+
+/* What an access of the host needs. */
+enum pages_answer {
+    PAGES_NONE,   /* it is no managed memory */
+    PAGES_READY,  /* try it again */
+    PAGES_REMOTE, /* ibx_managed_fetch(), in a thread that may make calls of CUDA's */
+    PAGES_FAILED
+};
+enum pages_access { ACCESS_READ, ACCESS_WRITE, ACCESS_UNKNOWN };
+enum pages_answer ibx_managed_look(uintptr_t at, enum pages_access access);
+enum pages_answer ibx_managed_fetch(uintptr_t at, enum pages_access access);
+/* No fetch begins any more, and none is under way, unless that takes longer. */
+void ibx_managed_end(unsigned ms);
+/* Around the calls of the calling thread that are this library's own. */
+void ibx_managed_own_begin(void);
+void ibx_managed_own_end(void);
+/* Around the wait for a fetch, of a thread that may be about to have the device work. */
+void ibx_managed_wait_begin(void);
+void ibx_managed_wait_end(void);
+
+/* What the plugin tells of this process's calls. */
+extern const struct ibx_frontend_watch ibx_managed_watch;
+
+/* Starts what serves accesses of the host; false: there is no thread. */
+bool ibx_managed_faults_begin(void);
+
+#endif

@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Accesses of the host to managed memory (managed.h): a handler of SIGSEGV. What needs the device a
+ * thread of this library's does, over a connection of its own: the thread that was interrupted may
+ * be in the middle of anything. The handler itself makes a few system calls, on whatever stack.
+ *
+ * Faults elsewhere are the program's. Its handler, set before or later, gets them.
+ */
+#include "frontend-glue/preload/managed.h"
+
+#include "common/log.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+/* ----------------------------------------------------------------------- the thread */
+
+/* In the stack of the thread that waits for it. */
+struct fault {
+    struct fault *next;
+    uintptr_t at;
+    enum pages_access access;
+    enum pages_answer answer;
+    atomic_uint over;
+};
+
+#define END_MS 2000u /* that the end of the process waits for one */
+
+static _Atomic(struct fault *) faults;
+static atomic_uint count; /* of all so far */
+
+static void sleep_on(atomic_uint *word, unsigned value)
+{
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
+}
+
+static void wake(atomic_uint *word)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+static void *serve(void *argument)
+{
+    (void)argument;
+    for (;;) {
+        const unsigned seen = atomic_load(&count);
+        struct fault *fault = atomic_exchange(&faults, NULL);
+        if (!fault)
+            sleep_on(&count, seen);
+        for (struct fault *next; fault; fault = next) {
+            next = fault->next;
+            fault->answer = ibx_managed_fetch(fault->at, fault->access);
+            atomic_store(&fault->over, 1); /* from here on it may be gone */
+            wake(&fault->over);
+        }
+    }
+    return NULL;
+}
+
+/* GVirtuS's front end goes with the process. Other threads go on until then. */
+static atomic_bool ended;
+static pthread_t ender;
+
+static void at_exit(void)
+{
+    ender = pthread_self();
+    atomic_store(&ended, true);
+    ibx_managed_end(END_MS);
+}
+
+static bool is_over(void)
+{
+    while (atomic_load(&ended) && !pthread_equal(pthread_self(), ender))
+        pause();
+    return atomic_load(&ended);
+}
+
+static enum pages_answer have_fetched(uintptr_t at, enum pages_access access)
+{
+    struct fault fault = {.at = at, .access = access};
+    if (is_over())
+        return PAGES_FAILED;
+    ibx_managed_wait_begin();
+    fault.next = atomic_load(&faults);
+    while (!atomic_compare_exchange_weak(&faults, &fault.next, &fault))
+        ;
+    atomic_fetch_add(&count, 1);
+    wake(&count);
+    while (!atomic_load(&fault.over))
+        sleep_on(&fault.over, 0);
+    ibx_managed_wait_end();
+    return fault.answer;
+}
+
+/* ----------------------------------------------------------------------- the signal */
+
+static struct sigaction theirs; /* the program's */
+static atomic_bool installed;
+
+typedef int (*setter)(int number, const struct sigaction *action, struct sigaction *old);
+
+static setter real_sigaction(void)
+{
+    static _Atomic(void *) found;
+    setter next = NULL;
+    *(void **)&next = ibx_frontend_next(&found, "sigaction");
+    return next;
+}
+
+static enum pages_access access_of(const void *context)
+{
+#ifdef __x86_64__
+    const ucontext_t *at = context;
+    return at->uc_mcontext.gregs[REG_ERR] & 2 ? ACCESS_WRITE : ACCESS_READ;
+#else
+    (void)context;
+    return ACCESS_UNKNOWN;
+#endif
+}
+
+/* A stream waits for the function, and the device for the stream: whoever has the lock may wait for
+ * both. */
+static bool is_allowed(uintptr_t at)
+{
+    if (!ibx_frontend_in_host_function() || !ibx_managed_find(at, NULL))
+        return true;
+    ibx_log(IBX_LOG_ERROR,
+            "a function that a stream waits for touches managed memory at %p, which the device "
+            "has: copy it before, or touch it behind cudaStreamSynchronize",
+            (void *)at);
+    return false;
+}
+
+static bool served(uintptr_t at, enum pages_access access)
+{
+    if (!ibx_managed_may_hold(at) || !is_allowed(at))
+        return false;
+    const enum pages_answer answer = ibx_managed_look(at, access);
+    return (answer == PAGES_REMOTE ? have_fetched(at, access) : answer) == PAGES_READY;
+}
+
+static void pass_on(int number, siginfo_t *info, void *context)
+{
+    const struct sigaction action = theirs;
+    if (action.sa_flags & SA_SIGINFO)
+        action.sa_sigaction(number, info, context);
+    else if (action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN)
+        action.sa_handler(number);
+    else /* the same access ends the process */
+        real_sigaction()(number, &action, NULL);
+}
+
+static void on_fault(int number, siginfo_t *info, void *context)
+{
+    const int before = errno;
+    const bool done =
+        info->si_code == SEGV_ACCERR && served((uintptr_t)info->si_addr, access_of(context));
+    errno = before;
+    if (!done)
+        pass_on(number, info, context);
+}
+
+/* The program's handlers stay behind ours. */
+__attribute__((visibility("default"))) int sigaction(int number, const struct sigaction *action,
+                                                     struct sigaction *old)
+{
+    if (number != SIGSEGV || !atomic_load(&installed))
+        return real_sigaction()(number, action, old);
+    const struct sigaction before = theirs;
+    if (action)
+        theirs = *action;
+    if (old)
+        *old = before;
+    return 0;
+}
+
+__attribute__((visibility("default"))) __sighandler_t signal(int number, __sighandler_t handler)
+{
+    static _Atomic(void *) found;
+    __sighandler_t (*next)(int, __sighandler_t) = NULL;
+    struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART}, old;
+    if (number == SIGSEGV && atomic_load(&installed))
+        return sigaction(number, &action, &old) ? SIG_ERR : old.sa_handler;
+    *(void **)&next = ibx_frontend_next(&found, "signal");
+    return next(number, handler);
+}
+
+/* ----------------------------------------------------------------------------- beginning */
+
+static bool begun;
+
+static bool start_thread(void)
+{
+    pthread_t thread;
+    sigset_t most, before;
+    sigfillset(&most);
+    pthread_sigmask(SIG_SETMASK, &most, &before);
+    const int rc = pthread_create(&thread, NULL, serve, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!rc)
+        pthread_detach(thread);
+    return !rc;
+}
+
+static void install(void)
+{
+    struct sigaction ours = {.sa_sigaction = on_fault,
+                             .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER | SA_RESTART};
+    sigemptyset(&ours.sa_mask);
+    if (!real_sigaction()(SIGSEGV, &ours, &theirs))
+        atomic_store(&installed, true);
+}
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* It has none of its parent's threads. */
+static void in_child(void)
+{
+    begun = false;
+    atomic_store(&faults, NULL);
+    pthread_mutex_init(&lock, NULL);
+}
+
+bool ibx_managed_faults_begin(void)
+{
+    static bool watches;
+    pthread_mutex_lock(&lock);
+    if (!watches)
+        watches = !pthread_atfork(NULL, NULL, in_child) && !atexit(at_exit);
+    if (!atomic_load(&installed))
+        install();
+    if (!begun && atomic_load(&installed))
+        begun = start_thread();
+    const bool good = begun;
+    pthread_mutex_unlock(&lock);
+    return good;
+}

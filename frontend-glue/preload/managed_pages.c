@@ -1,0 +1,507 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Which side has the newest bytes of managed memory, and how they come to the other (managed.h). */
+#include "frontend-glue/preload/managed.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#define RUN_BYTES (4u << 20) /* that change at once, at most */
+
+static pthread_mutex_t pages = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t list = PTHREAD_MUTEX_INITIALIZER;
+static struct managed *all;
+static _Atomic uintptr_t lowest = UINTPTR_MAX, highest; /* that any had */
+
+/* Before the device works a thread says so, and looks whether any block is fresh; who is about to
+ * make one fresh says so, and waits until no thread is there. So nobody misses the other. */
+static atomic_uint working; /* threads that are about to have the device work */
+static atomic_bool fresh;   /* some block may be */
+static atomic_bool busy;    /* the device may be working */
+static bool ended;          /* locked: with the process nothing is fetched any more */
+static _Thread_local unsigned inside;
+static _Thread_local unsigned own;
+static _Thread_local bool in_gvirtus; /* the thread is in a request of GVirtuS's front end */
+static _Thread_local bool captured;   /* what the thread has the device do becomes a graph's */
+static _Thread_local bool waited;     /* for a fetch, while the device was about to work */
+
+/* ------------------------------------------------------------------------------- the list */
+
+static void widen(const struct managed *m)
+{
+    if (m->begin < atomic_load(&lowest))
+        atomic_store(&lowest, m->begin);
+    if (m->begin + m->n > atomic_load(&highest))
+        atomic_store(&highest, m->begin + m->n);
+}
+
+void ibx_managed_add(struct managed *m)
+{
+    memset(m->state, PAGES_SAME, m->blocks);
+    m->fresh = m->blocks;
+    m->newer = 0;
+    pthread_mutex_lock(&pages);
+    pthread_mutex_lock(&list);
+    atomic_store(&fresh, true);
+    widen(m);
+    m->next = all;
+    all = m;
+    pthread_mutex_unlock(&list);
+    pthread_mutex_unlock(&pages);
+}
+
+struct managed *ibx_managed_take(uintptr_t begin)
+{
+    pthread_mutex_lock(&pages);
+    pthread_mutex_lock(&list);
+    struct managed **at = &all;
+    while (*at && begin && (*at)->begin != begin)
+        at = &(*at)->next;
+    struct managed *found = *at;
+    if (found)
+        *at = found->next;
+    pthread_mutex_unlock(&list);
+    pthread_mutex_unlock(&pages);
+    return found;
+}
+
+/* With one of the locks. */
+static struct managed *holding(uintptr_t at)
+{
+    struct managed *m = all;
+    while (m && at - m->begin >= m->n)
+        m = m->next;
+    return m;
+}
+
+bool ibx_managed_may_hold(uintptr_t at)
+{
+    return at >= atomic_load_explicit(&lowest, memory_order_relaxed) &&
+           at < atomic_load_explicit(&highest, memory_order_relaxed);
+}
+
+bool ibx_managed_find(uintptr_t at, struct managed *found)
+{
+    if (!ibx_managed_may_hold(at))
+        return false;
+    pthread_mutex_lock(&list);
+    const struct managed *m = holding(at);
+    if (m && found)
+        *found = (struct managed){.begin = m->begin, .asked = m->asked, .device = m->device};
+    pthread_mutex_unlock(&list);
+    return m;
+}
+
+bool ibx_managed_within(uintptr_t *at, uintptr_t end, uintptr_t *last)
+{
+    const struct managed *first = NULL;
+    if (*at >= atomic_load_explicit(&highest, memory_order_relaxed) ||
+        end <= atomic_load_explicit(&lowest, memory_order_relaxed))
+        return false;
+    pthread_mutex_lock(&list);
+    for (const struct managed *m = all; m; m = m->next) {
+        if (m->begin < end && *at < m->begin + m->n && (!first || m->begin < first->begin))
+            first = m;
+    }
+    if (first) {
+        *at = *at < first->begin ? first->begin : *at;
+        *last = end < first->begin + first->n ? end : first->begin + first->n;
+    }
+    pthread_mutex_unlock(&list);
+    return first;
+}
+
+bool ibx_frontend_is_managed(const void *address)
+{
+    return ibx_managed_find((uintptr_t)address, NULL);
+}
+
+/* The memory is not a child's, as CUDA has it. Who holds `pages` may wait for whatever else a fork
+ * has locked. */
+static void before_fork(void)
+{
+    pthread_mutex_lock(&list);
+}
+
+static void in_parent(void)
+{
+    pthread_mutex_unlock(&list);
+}
+
+static void in_child(void)
+{
+    all = NULL;
+    atomic_store(&lowest, UINTPTR_MAX);
+    atomic_store(&highest, 0);
+    atomic_store(&working, 0);
+    atomic_store(&fresh, false);
+    atomic_store(&busy, false);
+    pthread_mutex_init(&pages, NULL);
+    pthread_mutex_unlock(&list);
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(before_fork, in_parent, in_child);
+}
+
+/* ---------------------------------------------------------------------- blocks change state */
+
+static size_t bytes_of(const struct managed *m, size_t first, size_t count)
+{
+    const size_t end = (first + count) * m->block;
+    return (end < m->n ? end : m->n) - first * m->block;
+}
+
+static bool protect(const struct managed *m, size_t first, size_t count, int access)
+{
+    return !mprotect((void *)(m->begin + first * m->block), bytes_of(m, first, count), access);
+}
+
+static void set(struct managed *m, size_t first, size_t count, enum pages_state state)
+{
+    for (size_t i = first; i < first + count; i++) {
+        m->fresh += (state != PAGES_STALE) - (size_t)(m->state[i] != PAGES_STALE);
+        m->newer += (state == PAGES_NEWER) - (size_t)(m->state[i] == PAGES_NEWER);
+        m->state[i] = (uint8_t)state;
+    }
+}
+
+/* How many blocks of its state change with this one. */
+static size_t run_of(const struct managed *m, size_t first, struct run *run)
+{
+    const size_t most = RUN_BYTES / m->block > 1 ? RUN_BYTES / m->block : 1;
+    size_t wanted = first == run->next && run->count ? 2 * run->count : 1, count = 1;
+    if (wanted > most)
+        wanted = most;
+    while (count < wanted && first + count < m->blocks &&
+           m->state[first + count] == m->state[first])
+        count++;
+    *run = (struct run){first + count, count};
+    return count;
+}
+
+static bool make_newer(struct managed *m, size_t first)
+{
+    const size_t count = run_of(m, first, &m->written);
+    if (!protect(m, first, count, PROT_READ | PROT_WRITE))
+        return false;
+    set(m, first, count, PAGES_NEWER);
+    return true;
+}
+
+/* Another thread may have been here first. */
+static bool make_ready(struct managed *m, size_t block, enum pages_access access)
+{
+    if (m->state[block] == PAGES_NEWER)
+        return protect(m, block, 1, PROT_READ | PROT_WRITE);
+    return access == ACCESS_READ ? protect(m, block, 1, PROT_READ) : make_newer(m, block);
+}
+
+enum pages_answer ibx_managed_look(uintptr_t at, enum pages_access access)
+{
+    enum pages_answer answer = PAGES_READY;
+    pthread_mutex_lock(&pages);
+    struct managed *m = holding(at);
+    const size_t block = m ? (at - m->begin) / m->block : 0;
+    if (!m)
+        answer = PAGES_NONE;
+    else if (m->state[block] == PAGES_STALE)
+        answer = PAGES_REMOTE;
+    else if (!make_ready(m, block, access))
+        answer = PAGES_FAILED;
+    pthread_mutex_unlock(&pages);
+    return answer;
+}
+
+/* A copy that is over when this returns, between the device and our second mapping. GVirtuS's front
+ * end makes those of a thread without a connection. */
+static int copy(const struct managed *m, size_t at, size_t n, bool to_device)
+{
+    const struct ibx_frontend_copy wish = {
+        .to_device = to_device, .device = m->begin + at, .host = m->other + at, .n = n};
+    void *device = (void *)(m->begin + at), *host = m->other + at;
+    int rc;
+    if (!ibx_frontend_plugin()->copy(&wish, &rc))
+        return rc;
+    if (in_gvirtus)
+        return CUDA_UNKNOWN;
+    return to_device ? CALL_NEXT(cudaMemcpy, device, host, n, CUDA_MEMCPY_TO_DEVICE)
+                     : CALL_NEXT(cudaMemcpy, host, device, n, CUDA_MEMCPY_FROM_DEVICE);
+}
+
+/* ---------------------------------------------------------------------- the device works */
+
+/* Locked. What is newer here goes to the device. */
+static int push(struct managed *m)
+{
+    int rc = CUDA_SUCCESS;
+    for (size_t first = 0, count; first < m->blocks && m->newer && !rc; first += count) {
+        const bool newer = m->state[first] == PAGES_NEWER;
+        for (count = 1;
+             first + count < m->blocks && (m->state[first + count] == PAGES_NEWER) == newer;)
+            count++;
+        if (newer && !(rc = copy(m, first * m->block, bytes_of(m, first, count), true)))
+            set(m, first, count, PAGES_SAME);
+    }
+    return rc;
+}
+
+/* A copy to the device may return before it is made, and streams that the legacy one does not block
+ * would not wait for it: one back does. */
+static int settle(const struct managed *m)
+{
+    uint8_t byte = 0;
+    const struct ibx_frontend_copy wish = {.device = m->begin, .host = &byte, .n = 1};
+    int rc;
+    if (!ibx_frontend_plugin()->copy(&wish, &rc))
+        return rc;
+    return in_gvirtus ? CUDA_UNKNOWN
+                      : CALL_NEXT(cudaMemcpy, &byte, (void *)m->begin, 1, CUDA_MEMCPY_FROM_DEVICE);
+}
+
+/* Locked. All of it becomes the device's. Until then who touches it waits for the lock. */
+static int give(void)
+{
+    int rc = CUDA_SUCCESS;
+    ibx_managed_own_begin();
+    for (struct managed *m = all; m && !rc; m = m->next) {
+        const bool newer = m->newer;
+        if (!m->fresh)
+            continue;
+        if (!protect(m, 0, m->blocks, PROT_NONE))
+            rc = CUDA_MEMORY_ALLOCATION;
+        if (!rc && newer && !(rc = push(m)))
+            rc = settle(m);
+        if (!rc)
+            set(m, 0, m->blocks, PAGES_STALE);
+    }
+    if (!rc)
+        atomic_store(&fresh, false);
+    ibx_managed_own_end();
+    return rc;
+}
+
+void ibx_managed_own_begin(void)
+{
+    own++;
+}
+
+void ibx_managed_own_end(void)
+{
+    own--;
+}
+
+static int work_begins(void)
+{
+    int rc = CUDA_SUCCESS;
+    if (own || inside++)
+        return CUDA_SUCCESS;
+    atomic_fetch_add(&working, 1);
+    if (!captured)
+        atomic_store(&busy, true);
+    if (captured || !atomic_load(&fresh))
+        return CUDA_SUCCESS;
+    atomic_fetch_sub(&working, 1);
+    pthread_mutex_lock(&pages);
+    rc = give();
+    atomic_fetch_add(&working, 1);
+    atomic_store(&busy, true);
+    pthread_mutex_unlock(&pages);
+    return rc;
+}
+
+/* What was fetched meanwhile for this thread, for its arguments for instance, is stale now. */
+static void work_has_begun(void)
+{
+    if (own || !inside || --inside)
+        return;
+    const bool again = waited;
+    waited = false;
+    if (again)
+        atomic_store(&busy, true);
+    atomic_fetch_sub(&working, 1);
+    if (!again)
+        return;
+    pthread_mutex_lock(&pages);
+    give();
+    pthread_mutex_unlock(&pages);
+}
+
+void ibx_managed_wait_begin(void)
+{
+    if (inside)
+        atomic_fetch_sub(&working, 1);
+}
+
+void ibx_managed_wait_end(void)
+{
+    waited = inside;
+    if (inside)
+        atomic_fetch_add(&working, 1);
+}
+
+/* ------------------------------------------------------------- accesses to what is stale */
+
+/* Locked. Until the device rests and nobody is about to change that. */
+static bool wait_for_device(void)
+{
+    atomic_store(&fresh, true);
+    while (atomic_load(&working))
+        nanosleep(&(struct timespec){.tv_nsec = 5000}, NULL);
+    if (!atomic_load(&busy))
+        return true;
+    if (ibx_frontend_capturing()) { /* which a wait for the device would end */
+        ibx_log(IBX_LOG_ERROR, "managed memory is touched while a stream is being captured and the "
+                               "device works: wait for the device before the capture begins");
+        return false;
+    }
+    atomic_store(&busy, false);
+    ibx_frontend_devices_wait();
+    return true;
+}
+
+static bool fetch(struct managed *m, size_t first, enum pages_access access)
+{
+    const size_t count = run_of(m, first, &m->fetched), at = first * m->block;
+    const int rc = copy(m, at, bytes_of(m, first, count), false);
+    if (rc) {
+        ibx_log(IBX_LOG_ERROR,
+                "the program reads managed memory at %p that the device has, and the copy fails "
+                "with CUDA's error %d: see what the back end says",
+                (void *)(m->begin + at), rc);
+        return false;
+    }
+    if (!protect(m, first, count, PROT_READ))
+        return false;
+    set(m, first, count, PAGES_SAME);
+    return access != ACCESS_WRITE || make_newer(m, first);
+}
+
+enum pages_answer ibx_managed_fetch(uintptr_t at, enum pages_access access)
+{
+    enum pages_answer answer = PAGES_READY;
+    ibx_managed_own_begin();
+    pthread_mutex_lock(&pages);
+    struct managed *m = holding(at);
+    const size_t block = m ? (at - m->begin) / m->block : 0;
+    if (!m)
+        answer = PAGES_NONE;
+    else if (m->state[block] == PAGES_STALE &&
+             (ended || !wait_for_device() || !fetch(m, block, access)))
+        answer = PAGES_FAILED;
+    pthread_mutex_unlock(&pages);
+    ibx_managed_own_end();
+    return answer;
+}
+
+void ibx_managed_end(unsigned ms)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(ms);
+    const struct timespec until = {(time_t)(deadline / 1000000000u),
+                                   (long)(deadline % 1000000000u)};
+    if (pthread_mutex_clocklock(&pages, CLOCK_MONOTONIC, &until))
+        return;
+    ended = true;
+    pthread_mutex_unlock(&pages);
+}
+
+/* -------------------------------------------------------------------- what the plugin tells */
+
+static bool starts(const char *name, const char *prefix)
+{
+    return !strncmp(name, prefix, strlen(prefix));
+}
+
+/* A request of our own, by its number. */
+static bool extra_works(const void *body, size_t n)
+{
+    struct ibx_reader r = ibx_reader_of(body, n);
+    switch (ibx_get_u16(&r)) {
+    case IBX_EXTRA_LAUNCH:
+    case IBX_EXTRA_TO_ARRAY:
+    case IBX_EXTRA_FROM_ARRAY:
+    case IBX_EXTRA_2D_TO_ARRAY:
+    case IBX_EXTRA_2D_FROM_ARRAY:
+    case IBX_EXTRA_MEMCPY_3D:
+    case IBX_EXTRA_MEMSET:
+    case IBX_EXTRA_MEMSET_2D:
+        return true;
+    default:
+        return false;
+    }
+}
+
+/* Whether a request may have the device read or write memory: all do that are not known here. */
+static bool works(const char *name)
+{
+    static const char *const idle[] = {
+        "cudaGet",    "cudaSet",        "cudaStream",   "cudaEvent",   "cudaDevice",
+        "cudaMalloc", "cudaFree",       "cudaHost",     "cudaPeek",    "cudaFunc",
+        "cudaOccup",  "cudaRegister",   "cudaUnregist", "cudaPush",    "cudaPop",
+        "cudaChoose", "cudaCreate",     "cudaDestroy",  "cudaDriver",  "cudaRuntime",
+        "cudaBind",   "cudaUnbind",     "cudaIpc",      "cudaPointer", "cudaMemGetInfo",
+        "cudaGraph",  "cudaThreadExit", "cudaConfigure"};
+    if (!strcmp(name, "cudaLaunchKernel") || !strcmp(name, "cudaGraphLaunch"))
+        return true;
+    for (size_t i = 0; i < sizeof(idle) / sizeof(idle[0]); i++) {
+        if (starts(name, idle[i]))
+            return false;
+    }
+    return true;
+}
+
+static int request_begins(const char *name, const void *body, size_t n, bool *begun)
+{
+    in_gvirtus = !body;
+    *begun = starts(name, "ibx") ? extra_works(body, n) : works(name);
+    const int rc = *begun ? work_begins() : CUDA_SUCCESS;
+    in_gvirtus = false;
+    return rc ? ibx_frontend_fail(rc) : CUDA_SUCCESS; /* nobody sees what <<<>>> returns */
+}
+
+static bool touches(uint64_t at, uint64_t n)
+{
+    pthread_mutex_lock(&list);
+    const struct managed *m = all;
+    while (m && (at >= m->begin + m->n || (at < m->begin && m->begin - at >= n)))
+        m = m->next;
+    pthread_mutex_unlock(&list);
+    return m;
+}
+
+/* Copies between other memory leave ours alone. One that is made while graphs wait for it does, by
+ * what it was made from. */
+static int copy_begins(const struct ibx_frontend_copy *copy, bool *begun)
+{
+    const uint64_t n = copy->rows ? (copy->rows - 1) * copy->device_pitch + copy->n : copy->n;
+    *begun = !copy->alone && touches(copy->device, n);
+    return *begun ? work_begins() : CUDA_SUCCESS;
+}
+
+const struct ibx_frontend_watch ibx_managed_watch = {request_begins, copy_begins, work_has_begun};
+
+bool ibx_frontend_managed_captured(void *stream)
+{
+    captured = stream && atomic_load_explicit(&highest, memory_order_relaxed) &&
+               ibx_frontend_captures(stream);
+    return captured;
+}
+
+void ibx_frontend_managed_launched(void)
+{
+    captured = false;
+}
+
+void ibx_frontend_managed_rests(void)
+{
+    if (atomic_exchange(&busy, false))
+        ibx_frontend_devices_wait();
+}

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Managed memory: the preload keeps this process's bytes and the device's the same.
+#include "tests/gvirtus/application.h"
+
+#include <atomic>
+#include <csetjmp>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <thread>
+#include <vector>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace
+{
+
+constexpr std::size_t K = 1024, page = 4096;
+
+int malloc_managed(void **address, std::size_t n, unsigned flags = 1)
+{
+    return preloaded<int(void **, std::size_t, unsigned)>("cudaMallocManaged")(address, n, flags);
+}
+
+char *managed_memory(std::size_t n)
+{
+    void *address = nullptr;
+    return malloc_managed(&address, n) ? nullptr : static_cast<char *>(address);
+}
+
+std::vector<char> some(std::size_t n, unsigned seed)
+{
+    std::vector<char> bytes(n);
+    random_fill(bytes.data(), n, seed);
+    return bytes;
+}
+
+bool has(const char *memory, const std::vector<char> &bytes)
+{
+    return !std::memcmp(memory, bytes.data(), bytes.size());
+}
+
+// Kernels read what the host wrote before, and the host what they have written, without a call.
+bool kernels_and_host()
+{
+    constexpr std::size_t n = 700 * K + 100;
+    char *a = managed_memory(n), *b = managed_memory(n);
+    void *stream = nullptr; // for which the legacy one does not wait
+    REQUIRE(a && b && cudaStreamCreateWithFlags(&stream, 1) == 0);
+    for (char byte : {a[0], a[n - 1], b[n / 2]})
+        REQUIRE(byte == 0);
+    for (unsigned i = 0; i < 6; i++) {
+        const std::vector<char> bytes = some(n, i);
+        std::memcpy(a, bytes.data(), n);
+        if (i % 4 == 1)
+            stub_remote()->slow(10000);
+        REQUIRE(stub_launch(b, a, n, i % 2 ? stream : nullptr) == 0);
+        if (i % 3 == 1)
+            REQUIRE(cudaDeviceSynchronize() == 0);
+        REQUIRE(has(b, bytes) && has(a, bytes));
+        stub_remote()->slow(0);
+        // Bytes of one block from both sides.
+        a[i * 1000] = 'x';
+        b[7] = 'y';
+        REQUIRE(stub_launch(a + 100, b, 8, stream) == 0);
+        REQUIRE(a[107] == 'y' && a[99] == bytes[99] && b[8] == bytes[8]);
+        REQUIRE(i * 1000 >= 100 && i * 1000 < 108 ? true : a[i * 1000] == 'x');
+    }
+    return cudaFree(a) == 0 && cudaFree(b) == 0;
+}
+
+using kinds = std::initializer_list<int>;
+
+bool copies_and_sets()
+{
+    constexpr std::size_t n = 300 * K;
+    char *m = managed_memory(n), *other = managed_memory(n), *device = device_memory(n);
+    std::vector<char> bytes = some(n, 7), back(n);
+    REQUIRE(m && other);
+    for (int kind : kinds{H2D, DEFAULT}) {
+        std::memset(m, kind, n);
+        REQUIRE(cudaMemcpy(m + 5, bytes.data(), n - 5, kind) == 0);
+        REQUIRE(m[4] == kind && !std::memcmp(m + 5, bytes.data(), n - 5));
+    }
+    REQUIRE(cudaMemcpy(m, bytes.data(), n, 0) == 0 && has(m, bytes)); // on the host
+    for (int kind : kinds{D2H, DEFAULT, 0}) {
+        m[kind] = bytes[std::size_t(kind)] = 'z';
+        std::fill(back.begin(), back.end(), 'x');
+        REQUIRE(cudaMemcpy(back.data(), m, n, kind) == 0 && back == bytes);
+    }
+    for (int kind : kinds{H2D, D2D, DEFAULT}) { // it is the host's as well as the device's
+        m[9] = bytes[9] = static_cast<char>(kind);
+        REQUIRE(cudaMemcpy(device, m, n, kind) == 0 && cudaDeviceSynchronize() == 0);
+        REQUIRE(device_has(device, bytes.data(), n));
+    }
+    for (int kind : kinds{D2H, D2D, DEFAULT, 0}) {
+        std::memset(other, 1, n);
+        REQUIRE(cudaMemcpyAsync(other, kind ? device : m, n, kind, nullptr) == 0);
+        REQUIRE(has(other, bytes));
+    }
+    REQUIRE(cudaMemset(m + 1000, 3, 70 * K) == 0 && m[999] == bytes[999] && m[1000] == 3);
+    REQUIRE(m[1000 + 70 * K] == bytes[1000 + 70 * K] && m[999 + 70 * K] == 3);
+    REQUIRE(cudaMemcpy2D(m, 100, bytes.data(), 50, 50, 7, H2D) == 0);
+    REQUIRE(!std::memcmp(m + 600, bytes.data() + 300, 50) && m[50] == bytes[50]);
+    // Between other memory: what is here stays here.
+    REQUIRE(cudaMemcpy(back.data(), device, n, D2H) == 0 && back == bytes);
+    return cudaFree(m) == 0 && cudaFree(other) == 0 && cudaFree(device) == 0;
+}
+
+// Each thread with a stream and memory of its own, as with cudaStreamAttachMemAsync.
+bool threads_of_streams()
+{
+    std::vector<std::thread> threads;
+    std::atomic<int> good{0};
+    auto *attach =
+        preloaded<int(void *, void *, std::size_t, unsigned)>("cudaStreamAttachMemAsync");
+    for (unsigned t = 0; t < 4; t++) {
+        threads.emplace_back([&good, attach, t] {
+            constexpr std::size_t n = 130 * K;
+            void *stream = nullptr;
+            bool right = cudaStreamCreateWithFlags(&stream, 1) == 0;
+            char *a = managed_memory(n), *b = managed_memory(n);
+            right = right && a && b && attach(stream, a, 0, 4) == 0;
+            for (unsigned i = 0; i < 8 && right; i++) {
+                const std::vector<char> bytes = some(n, 100 * t + i);
+                std::memcpy(a, bytes.data(), n);
+                right = stub_launch(b, a, n, stream) == 0 &&
+                        (i % 2 || cudaStreamSynchronize(stream) == 0) && has(b, bytes);
+            }
+            good += right && cudaFree(a) == 0 && cudaFree(b) == 0;
+        });
+    }
+    for (std::thread &thread : threads)
+        thread.join();
+    return good == 4;
+}
+
+// A copy in a graph is one of the device's, whatever kind it is said to be.
+bool graphs_of_managed()
+{
+    constexpr std::size_t n = 20 * K;
+    char *a = managed_memory(n), *b = managed_memory(n);
+    void *stream = nullptr, *graph = nullptr, *exec = nullptr, *node = nullptr;
+    REQUIRE(a && b && cudaStreamCreate(&stream) == 0);
+    using Add =
+        int(void **, void *, void *const *, std::size_t, void *, const void *, std::size_t, int);
+    using Make = int(void **, void *, unsigned long long);
+    REQUIRE(preloaded<int(void **, unsigned)>("cudaGraphCreate")(&graph, 0) == 0);
+    REQUIRE(preloaded<Add>("cudaGraphAddMemcpyNode1D")(&node, graph, nullptr, 0, b, a, n, H2D) ==
+            0);
+    REQUIRE(preloaded<Make>("cudaGraphInstantiate")(&exec, graph, 0) == 0);
+    for (unsigned i = 0; i < 5; i++) {
+        const std::vector<char> bytes = some(n, i);
+        std::memcpy(a, bytes.data(), n);
+        REQUIRE(cudaGraphLaunch(exec, stream) == 0 && has(b, bytes));
+    }
+    // The device has worked before a capture, which an access does not end.
+    REQUIRE(stub_launch(b, a, n, stream) == 0 && cudaStreamBeginCapture(stream, 0) == 0);
+    REQUIRE(stub_launch(b, a, n, stream) == 0 && b[0] == a[0]);
+    REQUIRE(cudaStreamEndCapture(stream, &graph) == 0);
+    return cudaFree(a) == 0 && cudaFree(b) == 0;
+}
+
+struct Attributes {
+    int type, device;
+    void *on_device, *on_host;
+    long more[8];
+};
+
+bool what_it_is()
+{
+    char *m = managed_memory(100);
+    Attributes is = {};
+    void *none = nullptr;
+    auto *attributes = preloaded<int(Attributes *, const void *)>("cudaPointerGetAttributes");
+    auto *prefetch = preloaded<int(const void *, std::size_t, int, void *)>("cudaMemPrefetchAsync");
+    REQUIRE(m && attributes(&is, m + 50) == 0 && is.type == 3 && is.on_device == m + 50);
+    REQUIRE(is.on_host == m + 50 && is.device == 0);
+    REQUIRE(prefetch(m, 100, 0, nullptr) == 0 && prefetch(m, 101, 0, nullptr) == 1);
+    REQUIRE(cudaGetLastError() == 1);
+    REQUIRE(malloc_managed(&none, 0) == 1 && malloc_managed(&none, 8, 4) == 1 && !none);
+    REQUIRE(malloc_managed(&none, std::size_t(1) << 60) == 2 && cudaGetLastError() == 2);
+    REQUIRE(cudaFree(m + 1) == 1 && cudaGetLastError() == 1);
+    return cudaFree(m) == 0;
+}
+
+// Where this process has something the device gives other memory.
+bool taken_addresses()
+{
+    char *device = device_memory(10 * K);
+    REQUIRE(cudaFree(device) == 0);
+    void *there =
+        mmap(device, page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    REQUIRE(there == device);
+    char *m = managed_memory(10 * K);
+    REQUIRE(m && m != device && stub_launch(m + 1, m, 1, nullptr) == 0 && m[1] == 0);
+    return cudaFree(m) == 0 && munmap(there, page) == 0;
+}
+
+// The kernel reads and writes it for the program.
+bool system_calls()
+{
+    constexpr std::size_t n = 200 * K;
+    char *m = managed_memory(n), *other = managed_memory(n);
+    const std::vector<char> bytes = some(n, 3);
+    std::vector<char> back(n);
+    std::FILE *file = std::tmpfile();
+    REQUIRE(m && other && file);
+    for (int i = 0; i < 3; i++) {
+        std::memset(m, i, n);
+        REQUIRE(stub_launch(m + 1, m, 1, nullptr) == 0); // and it is the device's
+        std::rewind(file);
+        REQUIRE(i != 1 || std::fwrite(bytes.data(), 1, n, file) == n);
+        REQUIRE(i != 1 || !std::fflush(file));
+        if (!i)
+            REQUIRE(pwrite(fileno(file), m, n, 0) == ssize_t(n));
+        REQUIRE(cudaMemset(m, 7, n) == 0);
+        std::rewind(file);
+        REQUIRE(i == 2 ? std::fread(m, 1, n, file) == n : read(fileno(file), m, n) == ssize_t(n));
+        REQUIRE(i ? has(m, bytes) : m[0] == 0 && m[n - 1] == 0);
+        REQUIRE(stub_launch(other, m, n, nullptr) == 0); // the device has it, too
+        REQUIRE(i ? has(other, bytes) : other[n - 1] == 0);
+    }
+    return !std::fclose(file) && cudaFree(m) == 0 && cudaFree(other) == 0;
+}
+
+sigjmp_buf jump;
+void *volatile faulted;
+
+void on_fault(int, siginfo_t *info, void *)
+{
+    faulted = info->si_addr;
+    siglongjmp(jump, 1);
+}
+
+// Faults that are the program's own, and children, which have none of it.
+bool faults_of_others()
+{
+    volatile char *m = managed_memory(page), *none;
+    struct sigaction ours = {}, before = {};
+    ours.sa_sigaction = on_fault;
+    ours.sa_flags = SA_SIGINFO;
+    REQUIRE(m);
+    REQUIRE(sigaction(SIGSEGV, &ours, nullptr) == 0 && sigaction(SIGSEGV, nullptr, &before) == 0);
+    REQUIRE(before.sa_sigaction == on_fault);
+    none = static_cast<char *>(mmap(nullptr, page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    if (!sigsetjmp(jump, 1))
+        REQUIRE((*none = 1, false));
+    REQUIRE(faulted == none);
+    REQUIRE(stub_launch(const_cast<char *>(m) + 1, const_cast<char *>(m), 1, nullptr) == 0);
+    REQUIRE(m[1] == 0); // ours are still ours
+    pid_t child = fork();
+    if (!child) {
+        if (!sigsetjmp(jump, 1))
+            _exit(m[1]);
+        _exit(faulted == m + 1 ? 42 : 1);
+    }
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child && WEXITSTATUS(status) == 42);
+    REQUIRE(signal(SIGSEGV, SIG_DFL) != SIG_ERR);
+    return cudaFree(const_cast<char *>(m)) == 0;
+}
+
+} // namespace
+
+bool managed()
+{
+    REQUIRE(kernels_and_host());
+    REQUIRE(copies_and_sets());
+    REQUIRE(threads_of_streams());
+    REQUIRE(what_it_is());
+    REQUIRE(!taken || graphs_of_managed());
+    REQUIRE(taken_addresses());
+    REQUIRE(system_calls());
+    return faults_of_others();
+}
