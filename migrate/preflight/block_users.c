@@ -68,8 +68,13 @@ static int ask(struct ibx_qmp *qmp, const char *command,
 int ibx_preflight_block_users(struct ibx_qmp *qmp, struct ibx_blockers *blockers,
                               uint64_t deadline_ns, struct ibx_error *err)
 {
+    ibx_qmp_ahead(qmp, "query-jobs", NULL, deadline_ns);
+    ibx_qmp_ahead(qmp, "query-block-exports", NULL, deadline_ns);
     int rc = ask(qmp, "query-jobs", add_jobs, blockers, deadline_ns, err);
-    return rc ? rc : ask(qmp, "query-block-exports", add_exports, blockers, deadline_ns, err);
+    if (!rc)
+        rc = ask(qmp, "query-block-exports", add_exports, blockers, deadline_ns, err);
+    ibx_qmp_ahead_end(qmp);
+    return rc;
 }
 
 const char *ibx_preflight_block_job(json_t *event)

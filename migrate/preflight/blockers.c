@@ -311,9 +311,16 @@ int ibx_preflight_devices(struct ibx_qmp *qmp, struct ibx_blockers *blockers, ui
     static const char *const paths[] = {"/machine/peripheral", "/machine/peripheral-anon",
                                         "/objects"};
     int rc = 0;
+    for (size_t i = 0; i < sizeof(paths) / sizeof(paths[0]); i++)
+        ibx_qmp_ahead(qmp, "qom-list", json_pack("{s:s}", "path", paths[i]), deadline_ns);
+    ibx_qmp_ahead(qmp, "human-monitor-command", json_pack("{s:s}", "command-line", "info network"),
+                  deadline_ns);
     for (size_t i = 0; !rc && i < sizeof(paths) / sizeof(paths[0]); i++)
         rc = check_children(qmp, paths[i], blockers, deadline_ns, err);
-    return rc ? rc : check_networks(qmp, blockers, deadline_ns, err);
+    if (!rc)
+        rc = check_networks(qmp, blockers, deadline_ns, err);
+    ibx_qmp_ahead_end(qmp);
+    return rc;
 }
 
 /* ------------------------------------------------------------ state */

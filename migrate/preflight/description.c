@@ -9,6 +9,35 @@
 
 #define LIST_MAX 8192u /* vCPUs, devices, disks: more than a VM can have */
 
+/* All that is asked anyway, so that QEMU answers at once; in the order in which it is needed. */
+static void ask_ahead(struct ibx_qmp *qmp, uint64_t deadline_ns)
+{
+    static const struct {
+        const char *command, *name, *value;
+    } questions[] = {
+        {"query-cpus-fast", NULL, NULL},
+        {"human-monitor-command", "command-line", "info ramblock"},
+        {"human-monitor-command", "command-line", "info numa"},
+        {"query-memory-devices", NULL, NULL},
+        {"qom-list", "path", "/machine"},
+        {"human-monitor-command", "command-line", "info network"},
+        {"query-tpm", NULL, NULL},
+        {"human-monitor-command", "command-line", "info qtree"},
+        {"qom-list", "path", "/machine/peripheral"},
+        {"qom-list", "path", "/machine/peripheral-anon"},
+        {"query-block", NULL, NULL},
+        {"x-debug-query-block-graph", NULL, NULL},
+        {"query-fdsets", NULL, NULL},
+        {"x-query-virtio", NULL, NULL},
+    };
+    for (size_t i = 0; i < sizeof(questions) / sizeof(questions[0]); i++)
+        ibx_qmp_ahead(qmp, questions[i].command,
+                      questions[i].name ? json_pack("{s:s}", questions[i].name, questions[i].value)
+                                        : NULL,
+                      deadline_ns);
+    ibx_qmp_ahead(qmp, "query-named-block-nodes", json_pack("{s:b}", "flat", 1), deadline_ns);
+}
+
 int ibx_describe(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, json_t **description,
                  uint64_t deadline_ns, struct ibx_error *err)
 {
@@ -20,6 +49,7 @@ int ibx_describe(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, json_t **
                            .err = err};
     ibx_disk_host(host, sizeof(host));
     json_object_set_new(d.description, "host", ibx_json_text(host));
+    ask_ahead(qmp, deadline_ns);
     int rc = ibx_describe_machine(&d);
     if (!rc)
         rc = ibx_describe_devices(&d);
@@ -27,6 +57,7 @@ int ibx_describe(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, json_t **
         rc = ibx_describe_disks(&d);
     if (!rc)
         ibx_describe_virtio(&d);
+    ibx_qmp_ahead_end(qmp);
     if (rc)
         json_decref(d.description);
     else

@@ -338,6 +338,18 @@ static bool simple(const char *type)
     return false;
 }
 
+static json_t *property(const char *path, const char *name)
+{
+    return json_pack("{s:s, s:s}", "path", path, "property", name);
+}
+
+/* Of an item of qom-list. */
+static bool is_compared(const json_t *item)
+{
+    return simple(ibx_member(item, "type")) &&
+           !ibx_property_is_of_host(ibx_member(item, "name"), NULL);
+}
+
 int ibx_describe_properties(struct describing *d, const char *path, json_t *properties)
 {
     json_t *list, *item, *value;
@@ -348,11 +360,15 @@ int ibx_describe_properties(struct describing *d, const char *path, json_t *prop
         return rc;
     json_array_foreach(list, index, item)
     {
+        if (is_compared(item))
+            ibx_qmp_ahead(d->qmp, "qom-get", property(path, ibx_member(item, "name")),
+                          d->deadline_ns);
+    }
+    json_array_foreach(list, index, item)
+    {
         const char *name = ibx_member(item, "name");
-        if (!simple(ibx_member(item, "type")) || ibx_property_is_of_host(name, NULL) ||
-            ibx_qmp_execute(d->qmp, "qom-get",
-                            json_pack("{s:s, s:s}", "path", path, "property", name), &value,
-                            d->deadline_ns, NULL))
+        if (!is_compared(item) ||
+            ibx_qmp_execute(d->qmp, "qom-get", property(path, name), &value, d->deadline_ns, NULL))
             continue;
         char *text = json_is_string(value) ? strdup(json_string_value(value))
                                            : json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);

@@ -25,6 +25,12 @@ static int ask_monitor(struct describing *d, const char *line, json_t **text)
     return ask(d, "human-monitor-command", json_pack("{s:s}", "command-line", line), text);
 }
 
+static void ask_property_ahead(struct describing *d, const char *path, const char *property)
+{
+    ibx_qmp_ahead(d->qmp, "qom-get", json_pack("{s:s, s:s}", "path", path, "property", property),
+                  d->deadline_ns);
+}
+
 static int ask_property(struct describing *d, const char *path, const char *property,
                         json_t **value)
 {
@@ -90,6 +96,10 @@ static int put_processors(struct describing *d)
     json_array_foreach(list, index, cpu)
     {
         json_array_append_new(places, place_of(cpu));
+    }
+    if (*path) {
+        ask_property_ahead(d, path, "type");
+        ask_property_ahead(d, path, "feature-words");
     }
     if (*path && !ask_property(d, path, "type", &value)) {
         put(d, "cpu", value);

@@ -164,6 +164,8 @@ int ibx_settings_plan(struct ibx_qmp *qmp, struct ibx_settings *settings, uint64
                                  json_pack("{s:{}, s:{}}", "capabilities", "parameters"), ""};
     json_t *list = NULL, *all = NULL;
     int rc = found.change && found.before ? 0 : no_memory(err);
+    ibx_qmp_ahead(qmp, "query-migrate-capabilities", NULL, deadline_ns);
+    ibx_qmp_ahead(qmp, "query-migrate-parameters", NULL, deadline_ns);
     if (!rc)
         rc = ibx_qmp_execute(qmp, "query-migrate-capabilities", NULL, &list, deadline_ns, err);
     if (!rc)
@@ -172,6 +174,7 @@ int ibx_settings_plan(struct ibx_qmp *qmp, struct ibx_settings *settings, uint64
         rc = ibx_qmp_execute(qmp, "query-migrate-parameters", NULL, &all, deadline_ns, err);
     if (!rc)
         rc = plan_parameters(&found, all, err);
+    ibx_qmp_ahead_end(qmp);
     json_decref(list);
     json_decref(all);
     if (rc)

@@ -69,6 +69,17 @@ static int field_text(const struct search *s, const char *command, const char *f
     return rc;
 }
 
+/* All that is asked anyway, so that QEMU answers at once. */
+static void ask_ahead(const struct search *s)
+{
+    static const char *const commands[] = {"query-uuid", "query-name", "query-status",
+                                           "query-memory-size-summary", "query-memdev"};
+    ibx_qmp_ahead(s->qmp, "qom-get", json_pack("{s:s,s:s}", "path", "/machine", "property", "type"),
+                  s->deadline_ns);
+    for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++)
+        ibx_qmp_ahead(s->qmp, commands[i], NULL, s->deadline_ns);
+}
+
 static int read_machine(const struct search *s, struct ibx_guest_ram *ram)
 {
     static const char suffix[] = "-machine";
@@ -304,11 +315,14 @@ int ibx_guest_ram_find(struct ibx_qmp *qmp, bool writable, struct ibx_guest_ram 
                              "the QEMU behind this QMP socket is in another PID namespace: run "
                              "this tool in QEMU's");
     int rc;
+    ask_ahead(&s);
     if ((rc = read_machine(&s, &found)) || (rc = read_backends(&s, &found)) ||
         (rc = find_blocks(&s, writable, &found))) {
+        ibx_qmp_ahead_end(qmp);
         ibx_guest_ram_fini(&found);
         return rc;
     }
+    ibx_qmp_ahead_end(qmp);
     *ram = found;
     return 0;
 }

@@ -33,6 +33,7 @@
  * call that ran into its deadline (-ETIMEDOUT) leaves it usable: the late answer is dropped.
  */
 #define IBX_QMP_EVENTS_MAX 1024u /* events kept for later: the oldest goes first */
+#define IBX_QMP_AHEAD_MAX  64u   /* questions that are sent before they are asked */
 #define IBX_QMP_NAME_MAX   80u /* bytes of a socket's name in a folder, however long its path is */
 
 struct ibx_qmp;
@@ -67,6 +68,15 @@ bool ibx_qmp_at_least(struct ibx_qmp_version is, unsigned major, unsigned minor)
  * -EOPNOTSUPP: QEMU does not know the command; -EREMOTEIO: QEMU refused, in its own words. */
 int ibx_qmp_execute(struct ibx_qmp *qmp, const char *command, json_t *arguments, json_t **result,
                     uint64_t deadline_ns, struct ibx_error *err);
+/* Sends a question that ibx_qmp_execute() is to ask soon with the same arguments, and takes its
+ * answer then: QEMU answers several in the time of one. Of what changes nothing, and of what may
+ * be answered a moment early. Consumes `arguments`. What cannot be sent now is sent when it is
+ * asked. */
+void ibx_qmp_ahead(struct ibx_qmp *qmp, const char *command, json_t *arguments,
+                   uint64_t deadline_ns);
+/* Forgets the questions that nobody has asked, so that no later one gets an old answer; returns
+ * how many there were. */
+unsigned ibx_qmp_ahead_end(struct ibx_qmp *qmp);
 /* Sends a command whose answer is taken by ibx_qmp_reply() after it has come, in place of one that
  * was sent so before. */
 int ibx_qmp_post(struct ibx_qmp *qmp, const char *command, uint64_t deadline_ns,

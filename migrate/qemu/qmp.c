@@ -22,6 +22,13 @@
 #define RETRY_MS      5
 #define ADDRESS_BYTES sizeof(((struct sockaddr_un *)NULL)->sun_path)
 
+/* A question that was sent before it is asked. */
+struct ahead {
+    uint64_t id;
+    char *text;     /* of the question */
+    json_t *answer; /* the message; NULL: it has not come */
+};
+
 struct ibx_qmp {
     int fd;
     pid_t pid;
@@ -32,8 +39,10 @@ struct ibx_qmp {
     json_t *answer;    /* to the last command; NULL: it has not come */
     uint64_t posted;   /* id of the command of ibx_qmp_post(); 0: none */
     json_t *reply;     /* its answer; NULL: it has not come */
-    json_t *events;    /* array, oldest first */
-    char *line;        /* bytes received and not yet parsed */
+    struct ahead ahead[IBX_QMP_AHEAD_MAX];
+    unsigned aheads;
+    json_t *events; /* array, oldest first */
+    char *line;     /* bytes received and not yet parsed */
     size_t length, capacity, scanned;
     uint64_t busy_until_ns;
     struct ibx_error failed; /* code 0 while the connection is good */
@@ -93,6 +102,9 @@ static void keep_answer(struct ibx_qmp *qmp, json_t *message)
     qmp->answered = (uint64_t)id;
     if (qmp->answered == qmp->posted)
         qmp->reply = json_incref(message);
+    for (unsigned i = 0; i < qmp->aheads; i++)
+        if (qmp->ahead[i].id == qmp->answered)
+            qmp->ahead[i].answer = json_incref(message);
     if (qmp->answered == qmp->asked)
         qmp->answer = json_incref(message);
 }
@@ -286,30 +298,95 @@ static int command_error(const char *command, json_t *error, struct ibx_error *e
     return ibx_error_set(err, -EREMOTEIO, "QEMU refused %s: %s", command, desc);
 }
 
-static int execute(struct ibx_qmp *qmp, const char *command, json_t *arguments, int fd,
-                   json_t **result, uint64_t deadline_ns, struct ibx_error *err)
+/* Waits for `*answer`, in which the answer to `command` is kept. */
+static int await(struct ibx_qmp *qmp, const char *command, json_t *const *answer, json_t **result,
+                 uint64_t deadline_ns, struct ibx_error *err)
 {
-    int rc = send_command(qmp, command, arguments, fd, deadline_ns, err);
-    if (rc)
-        return rc;
-    while (!rc && !pump(qmp) && !qmp->answer)
+    int rc = 0;
+    while (!rc && !*answer && !pump(qmp) && !*answer)
         rc = wait_for(qmp, POLLIN, deadline_ns);
     /* An answer that came before the connection broke still counts. */
-    if (!qmp->answer)
+    if (!*answer)
         return qmp->failed.code ? failure_of(qmp, err)
                                 : ibx_error_set(err, rc, "QEMU did not answer %s in time", command);
-    json_t *value = json_object_get(qmp->answer, "return");
+    json_t *value = json_object_get(*answer, "return");
     if (!value)
-        return command_error(command, json_object_get(qmp->answer, "error"), err);
+        return command_error(command, json_object_get(*answer, "error"), err);
     if (result)
         *result = json_incref(value);
     return 0;
 }
 
+static int execute(struct ibx_qmp *qmp, const char *command, json_t *arguments, int fd,
+                   json_t **result, uint64_t deadline_ns, struct ibx_error *err)
+{
+    int rc = send_command(qmp, command, arguments, fd, deadline_ns, err);
+    return rc ? rc : await(qmp, command, &qmp->answer, result, deadline_ns, err);
+}
+
+/* ------------------------------------------------------------ questions before they are asked */
+
+/* Does not consume `arguments`. */
+static char *text_of(const char *command, const json_t *arguments)
+{
+    char *text = NULL, *json = arguments ? json_dumps(arguments, JSON_COMPACT) : NULL;
+    if ((!arguments || json) && asprintf(&text, "%s %s", command, json ? json : "") < 0)
+        text = NULL;
+    free(json);
+    return text;
+}
+
+static void forget(struct ibx_qmp *qmp, unsigned i)
+{
+    free(qmp->ahead[i].text);
+    json_decref(qmp->ahead[i].answer);
+    qmp->aheads--;
+    memmove(&qmp->ahead[i], &qmp->ahead[i + 1], (qmp->aheads - i) * sizeof(qmp->ahead[0]));
+}
+
+void ibx_qmp_ahead(struct ibx_qmp *qmp, const char *command, json_t *arguments,
+                   uint64_t deadline_ns)
+{
+    char *text = qmp->aheads < IBX_QMP_AHEAD_MAX ? text_of(command, arguments) : NULL;
+    if (!text) {
+        json_decref(arguments);
+        return;
+    }
+    qmp->ahead[qmp->aheads++] = (struct ahead){.id = qmp->asked + 1, .text = text};
+    if (send_command(qmp, command, arguments, -1, deadline_ns, NULL))
+        forget(qmp, qmp->aheads - 1);
+}
+
+unsigned ibx_qmp_ahead_end(struct ibx_qmp *qmp)
+{
+    const unsigned left = qmp->aheads;
+    while (qmp->aheads)
+        forget(qmp, qmp->aheads - 1);
+    return left;
+}
+
+/* The oldest one of that text; its number, or how many there are. */
+static unsigned find_ahead(const struct ibx_qmp *qmp, const char *command, const json_t *arguments)
+{
+    unsigned i = 0;
+    char *text = qmp->aheads ? text_of(command, arguments) : NULL;
+    while (text && i < qmp->aheads && strcmp(qmp->ahead[i].text, text) != 0)
+        i++;
+    const unsigned found = text ? i : qmp->aheads;
+    free(text);
+    return found;
+}
+
 int ibx_qmp_execute(struct ibx_qmp *qmp, const char *command, json_t *arguments, json_t **result,
                     uint64_t deadline_ns, struct ibx_error *err)
 {
-    return execute(qmp, command, arguments, -1, result, deadline_ns, err);
+    const unsigned i = find_ahead(qmp, command, arguments);
+    if (i == qmp->aheads)
+        return execute(qmp, command, arguments, -1, result, deadline_ns, err);
+    json_decref(arguments);
+    int rc = await(qmp, command, &qmp->ahead[i].answer, result, deadline_ns, err);
+    forget(qmp, i);
+    return rc;
 }
 
 int ibx_qmp_post(struct ibx_qmp *qmp, const char *command, uint64_t deadline_ns,
@@ -475,6 +552,7 @@ void ibx_qmp_close(struct ibx_qmp *qmp)
 {
     if (!qmp)
         return;
+    ibx_qmp_ahead_end(qmp);
     json_decref(qmp->answer);
     json_decref(qmp->reply);
     json_decref(qmp->events);

@@ -194,6 +194,74 @@ static void test_passes_refusals_on(NO_STATE)
     done();
 }
 
+static void ahead(const char *command, const char *path)
+{
+    ibx_qmp_ahead(qmp, command, path ? json_pack("{s:s}", "path", path) : NULL,
+                  ibx_deadline_in_ms(GENEROUS));
+}
+
+static void listed(const char *path, json_int_t expected)
+{
+    json_t *result = NULL;
+    assert_int_equal(ibx_qmp_execute(qmp, "qom-list", json_pack("{s:s}", "path", path), &result,
+                                     ibx_deadline_in_ms(GENEROUS), &error),
+                     0);
+    assert_int_equal(json_integer_value(result), expected);
+    json_decref(result);
+}
+
+/* QEMU gets all of them before it answers the first; each answer is that of its question, whatever
+ * is asked first, and what was not sent before is sent then. */
+static void test_questions_are_sent_ahead(NO_STATE)
+{
+    attached(SCRIPT({"\"path\":\"/a\"", NULL, 0}, {"\"path\":\"/b\"", NULL, 0}, {"fly", NULL, 0},
+                    {"query-status",
+                     "{\"return\": 10, \"id\": 2}\n{\"return\": 20, \"id\": 3}\n"
+                     "{\"error\": {\"class\": \"CommandNotFound\", \"desc\": \"no\"}, \"id\": 4}\n"
+                     "{\"return\": 30, \"id\": 5}\n",
+                     0},
+                    {"\"path\":\"/c\"", "{\"return\": 40, \"id\": 6}\n", 0},
+                    {"\"path\":\"/a\"", "{\"return\": 11, \"id\": 7}\n", 0}));
+    ahead("qom-list", "/a");
+    ahead("qom-list", "/b");
+    ahead("fly", NULL);
+    ahead("query-status", NULL);
+    listed("/b", 20);
+    listed("/c", 40);
+    listed("/a", 10);
+    says(run("fly", NULL, GENEROUS), -EOPNOTSUPP, "does not know fly");
+    listed("/a", 11);
+    assert_int_equal(ibx_qmp_ahead_end(qmp), 1);
+    assert_int_equal(ibx_qmp_ahead_end(qmp), 0);
+    done();
+}
+
+/* One that nobody asked for is no answer to a later question. */
+static void test_unasked_answers_are_dropped(NO_STATE)
+{
+    attached(
+        SCRIPT({"\"path\":\"/a\"", NULL, 0},
+               {"\"path\":\"/a\"", "{\"return\": 1, \"id\": 2}\n{\"return\": 2, \"id\": 3}\n", 0}));
+    ahead("qom-list", "/a");
+    assert_int_equal(ibx_qmp_ahead_end(qmp), 1);
+    listed("/a", 2);
+    done();
+}
+
+/* A QEMU that answers no question in time is asked again, and its late answer is dropped. */
+static void test_late_answers_to_questions_ahead(NO_STATE)
+{
+    attached(SCRIPT({"slow", NULL, 0},
+                    {"slow", "{\"return\": 1, \"id\": 2}\n{\"return\": 2, \"id\": 3}\n", 0}));
+    json_t *result = NULL;
+    ahead("slow", NULL);
+    says(run("slow", NULL, SHORT), -ETIMEDOUT, "did not answer slow in time");
+    assert_int_equal(run("slow", &result, GENEROUS), 0);
+    assert_int_equal(json_integer_value(result), 2);
+    json_decref(result);
+    done();
+}
+
 static void test_late_answers_are_dropped(NO_STATE)
 {
     json_t *result = NULL;
@@ -451,6 +519,9 @@ int main(void)
         cmocka_unit_test(test_returns_what_qemu_returns),
         cmocka_unit_test(test_takes_great_numbers),
         cmocka_unit_test(test_passes_refusals_on),
+        cmocka_unit_test(test_questions_are_sent_ahead),
+        cmocka_unit_test(test_unasked_answers_are_dropped),
+        cmocka_unit_test(test_late_answers_to_questions_ahead),
         cmocka_unit_test(test_late_answers_are_dropped),
         cmocka_unit_test(test_answer_between_two_commands),
         cmocka_unit_test(test_posted),
