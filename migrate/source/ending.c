@@ -383,6 +383,7 @@ int ibx_source_confirm(struct source *s, struct ibx_error *err)
         ibx_source_link_close(&s->link);
     else
         ibx_source_link_retire(&s->link);
+    ibx_source_let_go(s); /* which takes some milliseconds, as CONFIRMED does */
     return 0;
 }
 
