@@ -19,6 +19,8 @@
 /* Of QEMU's return path, big-endian: u16 type 1 (SHUT), u16 length 4, u32 0 (no error). */
 static const uint8_t shut[] = {0, 1, 0, 4, 0, 0, 0, 0};
 
+static const char return_path[] = "return-path"; /* the capability */
+
 uint64_t ibx_hold_name(int fd)
 {
     struct stat st;
@@ -27,10 +29,27 @@ uint64_t ibx_hold_name(int fd)
 
 int ibx_hold_allow(struct ibx_qmp *qmp, bool on, uint64_t deadline_ns, struct ibx_error *err)
 {
-    return ibx_qmp_execute(qmp, "migrate-set-capabilities",
-                           json_pack("{s:[{s:s, s:b}]}", "capabilities", "capability",
-                                     "return-path", "state", (int)on),
-                           NULL, deadline_ns, err);
+    return ibx_qmp_execute(
+        qmp, "migrate-set-capabilities",
+        json_pack("{s:[{s:s, s:b}]}", "capabilities", "capability", return_path, "state", (int)on),
+        NULL, deadline_ns, err);
+}
+
+int ibx_hold_plan(struct ibx_settings *settings, struct ibx_error *err)
+{
+    json_t *change = json_object_get(settings->change, "capabilities"),
+           *before = json_object_get(settings->before, "capabilities");
+    int rc = json_object_get(before, return_path)
+                 ? 0
+                 : json_object_set_new(before, return_path, json_false());
+    if (rc || json_object_set_new(change, return_path, json_true()))
+        return ibx_error_set(err, -ENOMEM, "out of memory");
+    return 0;
+}
+
+bool ibx_hold_planned(const json_t *before)
+{
+    return json_object_get(json_object_get(before, "capabilities"), return_path) != NULL;
 }
 
 int ibx_hold_describe(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)

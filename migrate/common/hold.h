@@ -11,13 +11,17 @@
 #ifndef IBX_MIGRATE_COMMON_HOLD_H
 #define IBX_MIGRATE_COMMON_HOLD_H
 
-#include "migrate/qemu/qemu.h"
+#include "migrate/preflight/preflight.h"
 
 /* What names the tool's end of the stream, in whatever process: a number for the journal; 0: an
  * error. */
 uint64_t ibx_hold_name(int fd);
 /* Sets the capability. QEMU refuses while its migration is not over. */
 int ibx_hold_allow(struct ibx_qmp *qmp, bool on, uint64_t deadline_ns, struct ibx_error *err);
+/* Adds the capability to what is set before a migration, and to what is put back after it. */
+int ibx_hold_plan(struct ibx_settings *settings, struct ibx_error *err);
+/* Whether it is among these. */
+bool ibx_hold_planned(const json_t *before);
 /* Has QEMU describe its state at the end of the stream, which old machine types do not: by that the
  * end is known, since there is no end of file. */
 int ibx_hold_describe(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err);

@@ -183,7 +183,7 @@ int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_n
     return 0;
 }
 
-int ibx_vm_settings(struct ibx_qmp *qmp, bool managed, const char *folder,
+int ibx_vm_settings(struct ibx_qmp *qmp, bool managed, bool holds, const char *folder,
                     struct ibx_record *record, struct ibx_settings *settings,
                     const struct ibx_migrate_observer *observer, struct ibx_error *err)
 {
@@ -192,8 +192,9 @@ int ibx_vm_settings(struct ibx_qmp *qmp, bool managed, const char *folder,
                      : ibx_settings_plan(qmp, settings, deadline, err);
     if (rc)
         return rc;
-    char *text = json_dumps(settings->before, JSON_COMPACT);
-    if (!text || strlen(text) >= sizeof(record->settings))
+    rc = holds && !managed ? ibx_hold_plan(settings, err) : 0;
+    char *text = rc ? NULL : json_dumps(settings->before, JSON_COMPACT);
+    if (!rc && (!text || strlen(text) >= sizeof(record->settings)))
         rc = ibx_error_set(err, text ? -EMSGSIZE : -ENOMEM,
                            "the present migration settings of QEMU have %zu bytes, and the record "
                            "has room for %zu: reset those with long names, such as tls-creds",

@@ -30,8 +30,8 @@ int ibx_vm_migrate(struct ibx_qmp *qmp, bool incoming, int theirs, uint64_t dead
                    struct ibx_error *err);
 /* Finds which migration settings of QEMU have to change, and writes what they are now into the
  * record, which keeps its state: the settings may be set then. Notifies of those that are not
- * known. */
-int ibx_vm_settings(struct ibx_qmp *qmp, bool managed, const char *folder,
+ * known. `holds`: this QEMU's migration is to be held open (hold.h), unless libvirt drives it. */
+int ibx_vm_settings(struct ibx_qmp *qmp, bool managed, bool holds, const char *folder,
                     struct ibx_record *record, struct ibx_settings *settings,
                     const struct ibx_migrate_observer *observer, struct ibx_error *err);
 /* Puts back those of `*before`, a reference that is then released (NULL: there is nothing to do),

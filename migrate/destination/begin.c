@@ -219,6 +219,8 @@ static int receive_new(struct destination *d, struct ibx_error *err)
     if (!rc && !d->socket)
         rc = ibx_destination_open_waiting(d, err);
     if (!rc) {
+        if (!d->qemu.managed) /* else somebody may be waiting already */
+            ibx_describe_ahead(d->qemu.qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS));
         ibx_migration_stop_at("destination", "listening");
         rc = ibx_destination_run(d, err);
     }

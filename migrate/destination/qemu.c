@@ -342,8 +342,8 @@ int ibx_destination_qemu_set(struct destination_qemu *qemu, const char *folder,
                              struct ibx_record *record, struct ibx_error *err)
 {
     struct ibx_settings settings;
-    int rc =
-        ibx_vm_settings(qemu->qmp, qemu->managed, folder, record, &settings, qemu->observer, err);
+    int rc = ibx_vm_settings(qemu->qmp, qemu->managed, false, folder, record, &settings,
+                             qemu->observer, err);
     if (rc)
         return rc;
     qemu->settings = json_incref(settings.before);

@@ -126,10 +126,14 @@ static int describe(struct destination *d, struct ibx_error *err)
 /* A source connects while it asks its QEMU what the VM is made of, which takes as long here. */
 static void describe_early(struct destination *d)
 {
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     struct ibx_error silent = {0}; /* HELLO asks again */
-    if (d->state.now == DESTINATION_LISTENING && d->qemu.qmp && !described(d) &&
-        ibx_acceptor_busy(d->link.acceptor))
-        describe(d, &silent);
+    if (d->state.now != DESTINATION_LISTENING || !d->qemu.qmp || described(d) ||
+        !ibx_acceptor_busy(d->link.acceptor))
+        return;
+    ibx_qmp_remember(d->qemu.qmp, true);
+    if (!describe(d, &silent))
+        ibx_preflight_ask(d->qemu.qmp, deadline);
 }
 
 static int compare(struct destination *d, const struct ibx_migrate_hello *hello,
@@ -158,6 +162,8 @@ static int blockers_of(struct destination *d, const struct ibx_migrate_hello *he
     int rc = ibx_migrate_hello_ram(hello, &theirs);
     if (rc)
         return ibx_error_set(err, rc, "no memory for a description of the VM");
+    if (!described(d))
+        ibx_qmp_remember(d->qemu.qmp, false);
     blockers->stands_still = d->options->stand_still;
     blockers->takes_over = d->options->home;
     blockers->managed = d->qemu.managed;
@@ -172,6 +178,7 @@ static int blockers_of(struct destination *d, const struct ibx_migrate_hello *he
     /* Of another machine everything is different. */
     if (!rc && hello->description_length && !strcmp(theirs.machine, ours->machine))
         rc = compare(d, hello, blockers, err);
+    ibx_qmp_remember(d->qemu.qmp, false);
     ibx_guest_ram_fini(&theirs);
     return rc;
 }

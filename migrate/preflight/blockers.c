@@ -461,6 +461,14 @@ int ibx_preflight_side(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
     return 0;
 }
 
+void ibx_preflight_ask(struct ibx_qmp *qmp, uint64_t deadline_ns)
+{
+    struct ibx_blockers *nobody = calloc(1, sizeof(*nobody));
+    if (nobody && !ibx_preflight_block_users(qmp, nobody, deadline_ns, NULL))
+        ibx_preflight_devices(qmp, nobody, deadline_ns, NULL);
+    free(nobody);
+}
+
 /* ------------------------------------------------------------ locked memory */
 
 static int block_bytes(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,

@@ -65,6 +65,15 @@ int ibx_describe(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, json_t **
     return rc;
 }
 
+void ibx_describe_ahead(struct ibx_qmp *qmp, uint64_t deadline_ns)
+{
+    struct ibx_error silent = {0};
+    struct describing d = {
+        .qmp = qmp, .deadline_ns = deadline_ns, .description = json_object(), .err = &silent};
+    ibx_describe_board(&d);
+    json_decref(d.description);
+}
+
 int ibx_description_write(const json_t *description, char **text, size_t *length,
                           struct ibx_error *err)
 {

@@ -34,6 +34,8 @@ int ibx_describe_devices(struct describing *d);
 
 /* "cpus", "cpu", "cpuid", "machine", "numa", "memory", "ram", "backends". */
 int ibx_describe_machine(struct describing *d);
+/* Of these "machine" alone: its properties. */
+int ibx_describe_board(struct describing *d);
 /* The blocks of QEMU's "info ramblock": {NAME: [used bytes, most bytes]}. NULL: no memory. */
 json_t *ibx_ram_of_ramblock(const char *text);
 

@@ -192,7 +192,7 @@ static int put_plugged_memory(struct describing *d)
 
 /* ------------------------------------------------------------ the machine, back ends */
 
-static int put_machine(struct describing *d)
+int ibx_describe_board(struct describing *d)
 {
     json_t *properties = json_object(), *value;
     int rc = ibx_describe_properties(d, "/machine", properties);
@@ -244,6 +244,6 @@ int ibx_describe_machine(struct describing *d)
     if (!rc)
         rc = put_plugged_memory(d);
     if (!rc)
-        rc = put_machine(d);
+        rc = ibx_describe_board(d);
     return rc ? rc : put_back_ends(d);
 }

@@ -48,6 +48,8 @@ int ibx_preflight_side(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
  * to query-migrate. */
 void ibx_preflight_listening(const struct ibx_guest_ram *ram, const json_t *migration,
                              struct ibx_blockers *blockers);
+/* Asks what the next call for this QEMU needs to know, while it remembers that. */
+void ibx_preflight_ask(struct ibx_qmp *qmp, uint64_t deadline_ns);
 /* What the two sides must have in common: machine type, memory backends, sizes, page sizes, UUID.
  * Looks at machine, uuid, count and the blocks' id, size and page_size only. */
 void ibx_preflight_pair(const struct ibx_guest_ram *source, const struct ibx_guest_ram *destination,
@@ -141,6 +143,8 @@ void ibx_settings_fini(struct ibx_settings *settings);
  * VM runs meanwhile. */
 int ibx_describe(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, json_t **description,
                  uint64_t deadline_ns, struct ibx_error *err);
+/* Asks for what of it stays as it is, before anybody waits for it. */
+void ibx_describe_ahead(struct ibx_qmp *qmp, uint64_t deadline_ns);
 /* As a text, for free(). -EMSGSIZE: longer than IBX_MIGRATE_DESCRIPTION_MAX. */
 int ibx_description_write(const json_t *description, char **text, size_t *length,
                           struct ibx_error *err);

@@ -113,12 +113,35 @@ static int by_id(const void *a, const void *b)
     return strcmp(((const struct ibx_guest_block *)a)->id, ((const struct ibx_guest_block *)b)->id);
 }
 
+/* One question for all backends, which preflight asks as well. */
+static int read_type(const struct search *s, const json_t *objects, struct ibx_guest_block *block)
+{
+    static const char child[] = "child<";
+    const size_t n = sizeof(child) - 1;
+    json_t *item;
+    size_t index;
+    json_array_foreach(objects, index, item)
+    {
+        const char *name = json_string_value(json_object_get(item, "name"));
+        const char *type = json_string_value(json_object_get(item, "type"));
+        const size_t length = name && type && !strcmp(name, block->id) ? strlen(type) : 0;
+        if (length > n && !strncmp(type, child, n) && length - n <= sizeof(block->type)) {
+            memcpy(block->type, type + n, length - n - 1);
+            block->type[length - n - 1] = '\0';
+            return 0;
+        }
+    }
+    return ibx_error_set(s->err, -EPROTO, "QEMU's answer about its objects lacks the type of %s",
+                         block->id);
+}
+
 /* The properties of one backend; its id and size are known. */
-static int read_backend(const struct search *s, struct ibx_guest_block *block)
+static int read_backend(const struct search *s, const json_t *objects,
+                        struct ibx_guest_block *block)
 {
     char path[IBX_GUEST_ID_MAX + 16];
     snprintf(path, sizeof(path), "/objects/%s", block->id);
-    int rc = qom_text(s, path, "type", block->type, sizeof(block->type));
+    int rc = read_type(s, objects, block);
     if (rc || strcmp(block->type, "memory-backend-file"))
         return rc;
     if ((rc = qom_text(s, path, "mem-path", block->path, sizeof(block->path))))
@@ -144,7 +167,7 @@ static int read_backend(const struct search *s, struct ibx_guest_block *block)
 
 static int read_backends(const struct search *s, struct ibx_guest_ram *ram)
 {
-    json_t *list;
+    json_t *list, *objects = NULL;
     int rc = ask(s, "query-memdev", NULL, &list);
     if (rc)
         return rc;
@@ -159,6 +182,8 @@ static int read_backends(const struct search *s, struct ibx_guest_ram *ram)
     ram->blocks = calloc(count, sizeof(*ram->blocks));
     if (!ram->blocks)
         rc = ibx_error_set(s->err, -ENOMEM, "out of memory");
+    if (!rc)
+        rc = ask(s, "qom-list", json_pack("{s:s}", "path", "/objects"), &objects);
     for (size_t i = 0; !rc && i < count; i++) {
         json_t *item = json_array_get(list, i);
         struct ibx_guest_block *block = &ram->blocks[ram->count++];
@@ -173,9 +198,10 @@ static int read_backends(const struct search *s, struct ibx_guest_ram *ram)
             rc = take_text(s, "a memory backend", json_object_get(item, "id"), block->id,
                            sizeof(block->id));
         if (!rc)
-            rc = read_backend(s, block);
+            rc = read_backend(s, objects, block);
     }
     json_decref(list);
+    json_decref(objects);
     if (!rc)
         qsort(ram->blocks, ram->count, sizeof(*ram->blocks), by_id);
     return rc;

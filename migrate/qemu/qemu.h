@@ -77,6 +77,11 @@ void ibx_qmp_ahead(struct ibx_qmp *qmp, const char *command, json_t *arguments,
 /* Forgets the questions that nobody has asked, so that no later one gets an old answer; returns
  * how many there were. */
 unsigned ibx_qmp_ahead_end(struct ibx_qmp *qmp);
+/* QEMU reads its monitor byte by byte, at 5 us each. So the properties of its machine, which do not
+ * change, are asked for once; and from now on what it has told of its devices, jobs and exports is
+ * not asked for again, for a second at most; false: it is. What is returned so belongs to all who
+ * ask: nobody changes it. */
+void ibx_qmp_remember(struct ibx_qmp *qmp, bool on);
 /* Sends a command whose answer is taken by ibx_qmp_reply() after it has come, in place of one that
  * was sent so before. */
 int ibx_qmp_post(struct ibx_qmp *qmp, const char *command, uint64_t deadline_ns,

@@ -20,6 +20,8 @@
 #define DESC_MAX      400                /* bytes of a QEMU message in an error */
 #define CAPABILITIES  "qmp_capabilities"
 #define RETRY_MS      5
+#define CHANGES       "suppress-vmdesc" /* a property of the machine that is set */
+#define REMEMBERED_MS 1000              /* an answer, at most */
 #define ADDRESS_BYTES sizeof(((struct sockaddr_un *)NULL)->sun_path)
 
 /* A question that was sent before it is asked. */
@@ -41,8 +43,11 @@ struct ibx_qmp {
     json_t *reply;     /* its answer; NULL: it has not come */
     struct ahead ahead[IBX_QMP_AHEAD_MAX];
     unsigned aheads;
-    json_t *events; /* array, oldest first */
-    char *line;     /* bytes received and not yet parsed */
+    json_t *events;    /* array, oldest first */
+    json_t *answers;   /* that are remembered: what was returned, by the command; NULL: none is */
+    json_t *fixed;     /* the same of what does not change; NULL: none yet */
+    uint64_t since_ns; /* the oldest of `answers` */
+    char *line;        /* bytes received and not yet parsed */
     size_t length, capacity, scanned;
     uint64_t busy_until_ns;
     struct ibx_error failed; /* code 0 while the connection is good */
@@ -258,6 +263,36 @@ static int send_all(struct ibx_qmp *qmp, const char *text, size_t length, int fd
     return 0;
 }
 
+/* ------------------------------------------------------------ questions asked again */
+
+/* Where an answer is kept: a VM that has come or gone is asked for anew, but a machine has the
+ * properties with which it was made. NULL: nowhere. */
+static json_t **kept_in(struct ibx_qmp *qmp, const char *command, const json_t *arguments)
+{
+    static const char *const lasting[] = {"query-jobs", "query-block-exports", "qom-list",
+                                          "human-monitor-command"};
+    const char *path = json_string_value(json_object_get(arguments, "path"));
+    const bool qom = !strcmp(command, "qom-get") || !strcmp(command, "qom-list");
+    const char *property = json_string_value(json_object_get(arguments, "property"));
+    if (qom && path && !strcmp(path, "/machine") && (!property || strcmp(property, CHANGES)))
+        return &qmp->fixed;
+    if (qmp->answers && ibx_now_ns() - qmp->since_ns > REMEMBERED_MS * IBX_NS_PER_MS)
+        ibx_qmp_remember(qmp, true);
+    for (size_t i = 0; qmp->answers && i < sizeof(lasting) / sizeof(lasting[0]); i++)
+        if (!strcmp(command, lasting[i]))
+            return &qmp->answers;
+    return NULL;
+}
+
+void ibx_qmp_remember(struct ibx_qmp *qmp, bool on)
+{
+    json_decref(qmp->answers);
+    qmp->answers = on ? json_object() : NULL;
+    qmp->since_ns = ibx_now_ns();
+}
+
+/* ------------------------------------------------------------ commands */
+
 /* Consumes `arguments`. */
 static int send_command(struct ibx_qmp *qmp, const char *command, json_t *arguments, int fd,
                         uint64_t deadline_ns, struct ibx_error *err)
@@ -348,7 +383,9 @@ void ibx_qmp_ahead(struct ibx_qmp *qmp, const char *command, json_t *arguments,
                    uint64_t deadline_ns)
 {
     char *text = qmp->aheads < IBX_QMP_AHEAD_MAX ? text_of(command, arguments) : NULL;
-    if (!text) {
+    json_t **kept = text ? kept_in(qmp, command, arguments) : NULL;
+    if (!text || (kept && json_object_get(*kept, text))) {
+        free(text);
         json_decref(arguments);
         return;
     }
@@ -365,27 +402,40 @@ unsigned ibx_qmp_ahead_end(struct ibx_qmp *qmp)
     return left;
 }
 
-/* The oldest one of that text; its number, or how many there are. */
-static unsigned find_ahead(const struct ibx_qmp *qmp, const char *command, const json_t *arguments)
+/* The oldest one of that text (or NULL); its number, or how many there are. */
+static unsigned find_ahead(const struct ibx_qmp *qmp, const char *text)
 {
     unsigned i = 0;
-    char *text = qmp->aheads ? text_of(command, arguments) : NULL;
     while (text && i < qmp->aheads && strcmp(qmp->ahead[i].text, text) != 0)
         i++;
-    const unsigned found = text ? i : qmp->aheads;
-    free(text);
-    return found;
+    return text ? i : qmp->aheads;
 }
 
 int ibx_qmp_execute(struct ibx_qmp *qmp, const char *command, json_t *arguments, json_t **result,
                     uint64_t deadline_ns, struct ibx_error *err)
 {
-    const unsigned i = find_ahead(qmp, command, arguments);
-    if (i == qmp->aheads)
-        return execute(qmp, command, arguments, -1, result, deadline_ns, err);
-    json_decref(arguments);
-    int rc = await(qmp, command, &qmp->ahead[i].answer, result, deadline_ns, err);
-    forget(qmp, i);
+    char *text = text_of(command, arguments);
+    json_t **kept = result && text ? kept_in(qmp, command, arguments) : NULL;
+    json_t *value = kept ? json_incref(json_object_get(*kept, text)) : NULL;
+    const unsigned i = find_ahead(qmp, text);
+    int rc = 0;
+    if (!value && i == qmp->aheads) {
+        rc = execute(qmp, command, arguments, -1, result ? &value : NULL, deadline_ns, err);
+    } else {
+        json_decref(arguments);
+        if (!value) {
+            rc = await(qmp, command, &qmp->ahead[i].answer, result ? &value : NULL, deadline_ns,
+                       err);
+            forget(qmp, i);
+        }
+    }
+    if (!rc && kept && !*kept)
+        *kept = json_object();
+    if (!rc && kept)
+        json_object_set(*kept, text, value);
+    if (!rc && result)
+        *result = value;
+    free(text);
     return rc;
 }
 
@@ -556,6 +606,8 @@ void ibx_qmp_close(struct ibx_qmp *qmp)
     json_decref(qmp->answer);
     json_decref(qmp->reply);
     json_decref(qmp->events);
+    json_decref(qmp->answers);
+    json_decref(qmp->fixed);
     close(qmp->fd);
     free(qmp->line);
     free(qmp);

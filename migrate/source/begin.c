@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/common/hold.h"
 #include "migrate/preflight/preflight.h"
 #include "migrate/source/source.h"
 
@@ -238,7 +239,7 @@ static int ask_managed(struct source *s, struct ibx_error *err)
 static int set_settings(struct source *s, struct ibx_error *err)
 {
     struct ibx_settings settings;
-    int rc = ibx_vm_settings(s->vm.qmp, source_managed(&s->vm), s->options->folder,
+    int rc = ibx_vm_settings(s->vm.qmp, source_managed(&s->vm), true, s->options->folder,
                              &s->status.record, &settings, &s->options->observer, err);
     if (rc)
         return rc;
@@ -246,6 +247,8 @@ static int set_settings(struct source *s, struct ibx_error *err)
     rc = ibx_watchdog_settings(&s->vm.watchdog, settings.before, err);
     if (!rc)
         rc = ibx_settings_set(s->vm.qmp, &settings, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    if (!rc && !source_managed(&s->vm))
+        rc = ibx_hold_describe(s->vm.qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     ibx_settings_fini(&settings);
     return rc;
 }
@@ -429,6 +432,7 @@ static int check_recovered(struct source *s, struct ibx_error *err)
                         : ibx_source_vm_find(&s->vm, s->options->qmp, err);
     if (rc)
         return rc;
+    ibx_qmp_remember(s->vm.qmp, false);
     if (s->vm.ram.pid != record->pid)
         return ibx_error_set(err, -ESRCH,
                              "the monitor %s belongs to process %d, and this VM's pages are in the "

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/common/hold.h"
 #include "migrate/source/source.h"
 
 #include "common/clock.h"
@@ -173,7 +174,11 @@ void ibx_source_let_go(struct source *s)
     if (s->disturbed.code || !s->vm.qmp)
         return;
     ibx_guard_release(&s->guard);
-    if (ibx_source_stream_release(&s->stream, s->vm.qmp, &why))
+    int rc = ibx_source_stream_release(&s->stream, s->vm.qmp, &why);
+    if (!rc && s->stream.state.now == STREAM_RELEASED && !source_managed(&s->vm) &&
+        !ibx_hold_planned(s->vm.undo.before)) /* the record is of an earlier version */
+        rc = ibx_hold_allow(s->vm.qmp, false, ibx_deadline_in_ms(MIGRATION_QMP_MS), &why);
+    if (rc)
         ibx_migration_notify(&s->options->observer,
                              "QEMU (process %d) is not needed any more, but does not end its "
                              "migration (%s): end it",

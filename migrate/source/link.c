@@ -65,6 +65,7 @@ static int describe_and_connect(struct source_link *link, const struct ibx_optio
     const uint64_t from_ns = ibx_now_ns();
     bool fresh = !pthread_create(&thread, NULL, connect_main, &c);
     int rc = ibx_migration_describe_vm(link->vm->qmp, &link->vm->ram, &link->hello, err);
+    ibx_qmp_remember(link->vm->qmp, false);
     if (fresh)
         pthread_join(thread, NULL);
     if (fresh && !c.rc && ibx_now_ns() - from_ns > patience_ns) { /* HELLO is about to be overdue */

@@ -45,13 +45,7 @@ int ibx_source_stream_make(struct source_stream *stream, uint64_t *hold, struct 
 int ibx_source_stream_open(struct source_stream *stream, struct ibx_qmp *qmp, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
-    int rc = ibx_hold_allow(qmp, true, deadline, err);
-    if (!rc)
-        rc = ibx_hold_describe(qmp, deadline, err);
-    if (!rc)
-        rc = ibx_vm_migrate(qmp, false, stream->theirs, deadline, err);
-    if (rc == -EREMOTEIO)
-        ibx_hold_allow(qmp, false, deadline, NULL);
+    int rc = ibx_vm_migrate(qmp, false, stream->theirs, deadline, err);
     close(stream->theirs);
     stream->theirs = -1;
     return rc ? rc : ibx_state_move(&stream->state, STREAM_OPEN);
@@ -268,7 +262,7 @@ int ibx_source_stream_release(struct source_stream *stream, struct ibx_qmp *qmp,
     int rc = ibx_hold_release(qmp, stream->fd, deadline, err);
     if (!rc)
         leave(stream, STREAM_RELEASED);
-    return rc ? rc : ibx_hold_allow(qmp, false, deadline, err);
+    return rc;
 }
 
 void ibx_source_stream_close(struct source_stream *stream)

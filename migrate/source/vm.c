@@ -43,6 +43,7 @@ int ibx_source_vm_find(struct source_vm *vm, const char *qmp, struct ibx_error *
     int rc = ibx_qmp_connect(qmp, deadline, &vm->qmp, err);
     if (rc)
         return rc;
+    ibx_qmp_remember(vm->qmp, true);
     rc = ibx_guest_ram_find(vm->qmp, true, &vm->ram, deadline, err);
     if (rc == -EACCES || rc == -EROFS)
         rc = ibx_guest_ram_find(vm->qmp, false, &vm->ram, deadline, err);

@@ -308,6 +308,55 @@ static void test_posted(NO_STATE)
     done();
 }
 
+static json_int_t machine(const char *property)
+{
+    json_t *value, *arguments = json_pack("{s:s, s:s}", "path", "/machine", "property", property);
+    int rc =
+        ibx_qmp_execute(qmp, "qom-get", arguments, &value, ibx_deadline_in_ms(GENEROUS), &error);
+    json_int_t number = rc ? rc : json_integer_value(value);
+    if (!rc)
+        json_decref(value);
+    return number;
+}
+
+static json_int_t first_of(const char *command)
+{
+    json_t *list;
+    int rc = run(command, &list, GENEROUS);
+    json_int_t number = rc ? rc : json_integer_value(json_array_get(list, 0));
+    if (!rc)
+        json_decref(list);
+    return number;
+}
+
+/* A property of the machine is asked for once, but one that changes; and while it is wished so is
+ * what lasts for a moment. */
+static void test_remembers(NO_STATE)
+{
+    attached(SCRIPT({"usb", "{\"return\": 10, \"id\": 2}\r\n", 0},
+                    {"suppress-vmdesc", "{\"return\": 20, \"id\": 3}\r\n", 0},
+                    {"suppress-vmdesc", "{\"return\": 21, \"id\": 4}\r\n", 0},
+                    {"query-jobs", "{\"return\": [30], \"id\": 5}\r\n", 0},
+                    {"query-jobs", "{\"return\": [31], \"id\": 6}\r\n", 0},
+                    {"query-migrate", "{\"return\": [40], \"id\": 7}\r\n", 0},
+                    {"query-migrate", "{\"return\": [41], \"id\": 8}\r\n", 0},
+                    {"query-jobs", "{\"return\": [32], \"id\": 9}\r\n", 0}));
+    assert_int_equal(machine("usb"), 10);
+    assert_int_equal(machine("suppress-vmdesc"), 20);
+    assert_int_equal(machine("suppress-vmdesc"), 21);
+    assert_int_equal(machine("usb"), 10);
+    assert_int_equal(first_of("query-jobs"), 30);
+    ibx_qmp_remember(qmp, true);
+    assert_int_equal(first_of("query-jobs"), 31);
+    assert_int_equal(first_of("query-migrate"), 40);
+    assert_int_equal(first_of("query-migrate"), 41);
+    assert_int_equal(first_of("query-jobs"), 31);
+    ibx_qmp_remember(qmp, false);
+    assert_int_equal(first_of("query-jobs"), 32);
+    assert_int_equal(machine("usb"), 10);
+    done();
+}
+
 static void test_passes_a_descriptor(NO_STATE)
 {
     attached(SCRIPT(
@@ -525,6 +574,7 @@ int main(void)
         cmocka_unit_test(test_late_answers_are_dropped),
         cmocka_unit_test(test_answer_between_two_commands),
         cmocka_unit_test(test_posted),
+        cmocka_unit_test(test_remembers),
         cmocka_unit_test(test_passes_a_descriptor),
         cmocka_unit_test(test_queues_events),
         cmocka_unit_test(test_keeps_the_newest_events),
