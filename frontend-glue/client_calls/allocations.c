@@ -1,49 +1,71 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What cudaMalloc has returned to any thread of this process. Without memory for it, cudaFree
- * waits. */
+/* What cudaMalloc has returned to any thread of this process, in the order of the addresses.
+ * Without memory for it, cudaFree and copies wait. */
 #include "frontend-glue/client_calls/internal.h"
 
 #include <stdlib.h>
+#include <string.h>
 
-#define BUCKETS 1024u
+#define ROOM_FIRST 64u
 
 struct allocation {
-    struct allocation *next;
-    uint64_t address;
+    uint64_t address, n;
 };
 
 static struct {
     pthread_mutex_t lock;
-    struct allocation *buckets[BUCKETS];
+    struct allocation *items; /* none overlaps another */
+    size_t count, room;
 } all = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static struct allocation **bucket_of(uint64_t address)
+/* Locked. The first that ends behind the address. */
+static size_t place_of(uint64_t address)
 {
-    return &all.buckets[ibx_request_hash(0, &address, sizeof(address)) % BUCKETS];
+    size_t low = 0, high = all.count;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        const struct allocation *one = &all.items[middle];
+        if (one->address > address || address - one->address < one->n)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
 }
 
 /* Locked. */
-static struct allocation *take_out(uint64_t address)
+static void take_out(size_t at)
 {
-    struct allocation **at = bucket_of(address);
-    while (*at && (*at)->address != address)
-        at = &(*at)->next;
-    struct allocation *found = *at;
-    if (found)
-        *at = found->next;
-    return found;
+    all.count--;
+    memmove(&all.items[at], &all.items[at + 1], (all.count - at) * sizeof(*all.items));
 }
 
-void ibx_allocations_add(uint64_t address)
+/* Locked. Room for one more. */
+static bool make_room(void)
 {
+    if (all.count < all.room)
+        return true;
+    const size_t room = all.room ? 2 * all.room : ROOM_FIRST;
+    struct allocation *more = realloc(all.items, room * sizeof(*more));
+    if (!more)
+        return false;
+    all.items = more;
+    all.room = room;
+    return true;
+}
+
+void ibx_allocations_add(uint64_t address, uint64_t n)
+{
+    if (!n || n > UINT64_MAX - address)
+        return;
     pthread_mutex_lock(&all.lock);
-    struct allocation *made = take_out(address);
-    if (!made)
-        made = malloc(sizeof(*made));
-    if (made) {
-        struct allocation **bucket = bucket_of(address);
-        *made = (struct allocation){*bucket, address};
-        *bucket = made;
+    const size_t at = place_of(address);
+    while (at < all.count && all.items[at].address < address + n)
+        take_out(at); /* it was given back by a call that nobody here knows */
+    if (make_room()) {
+        memmove(&all.items[at + 1], &all.items[at], (all.count - at) * sizeof(*all.items));
+        all.items[at] = (struct allocation){address, n};
+        all.count++;
     }
     pthread_mutex_unlock(&all.lock);
 }
@@ -51,22 +73,29 @@ void ibx_allocations_add(uint64_t address)
 bool ibx_allocations_remove(uint64_t address)
 {
     pthread_mutex_lock(&all.lock);
-    struct allocation *found = take_out(address);
+    const size_t at = place_of(address);
+    const bool found = at < all.count && all.items[at].address == address;
+    if (found)
+        take_out(at);
     pthread_mutex_unlock(&all.lock);
-    free(found);
     return found;
+}
+
+bool ibx_allocations_hold(uint64_t address, uint64_t n)
+{
+    pthread_mutex_lock(&all.lock);
+    const size_t at = place_of(address);
+    const struct allocation *one = at < all.count ? &all.items[at] : NULL;
+    const bool held =
+        one && one->address <= address && n <= one->n && address - one->address <= one->n - n;
+    pthread_mutex_unlock(&all.lock);
+    return held;
 }
 
 void ibx_allocations_clear(void)
 {
     pthread_mutex_lock(&all.lock);
-    for (unsigned i = 0; i < BUCKETS; i++) {
-        while (all.buckets[i]) {
-            struct allocation *gone = all.buckets[i];
-            all.buckets[i] = gone->next;
-            free(gone);
-        }
-    }
+    all.count = 0;
     pthread_mutex_unlock(&all.lock);
 }
 
@@ -74,6 +103,6 @@ void ibx_allocations_clear(void)
 void ibx_allocations_in_child(void)
 {
     pthread_mutex_init(&all.lock, NULL);
-    for (unsigned i = 0; i < BUCKETS; i++)
-        all.buckets[i] = NULL;
+    all.items = NULL;
+    all.count = all.room = 0;
 }

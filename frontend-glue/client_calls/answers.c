@@ -52,6 +52,27 @@ static bool copy_is_plain(const uint8_t *body, size_t n)
     return ibx_frame_parse(IBX_FRAME_MEMCPY_ASYNC, &bytes, &frame) && frame.kind != IBX_FRAME_D2H;
 }
 
+bool ibx_answer_copy_may_be_early(const struct ibx_pipeline *p, uint64_t device, uint64_t n)
+{
+    static const char name[] = "cudaMemcpy";
+    return p->mode == IBX_PIPELINE_ALL && !atomic_load(&p->ended) && !atomic_load(&p->failure) &&
+           !ibx_process_captures() && !ibx_process_devices() && !ibx_process_shares_memory() &&
+           ibx_process_rests() &&
+           ibx_successes_hold(&p->forms, ibx_call_key(ibx_call_find(name, sizeof(name)), 0)) &&
+           ibx_allocations_hold(device, n);
+}
+
+/* The request in hand is one that is answered before it is run. */
+static bool waiting_copy_is_plain(const struct ibx_pipeline *p, const uint8_t *body, size_t n)
+{
+    struct ibx_frame frame;
+    const size_t window = n < IBX_FRAME_WINDOW ? n : IBX_FRAME_WINDOW;
+    const struct ibx_frame_body bytes = {body, body + n - window, n};
+    return !strcmp(p->call->name, "cudaMemcpy") &&
+           ibx_frame_parse(IBX_FRAME_MEMCPY, &bytes, &frame) && frame.kind == IBX_FRAME_H2D &&
+           ibx_answer_copy_may_be_early(p, frame.dst, frame.payload);
+}
+
 bool ibx_answer_may_be_early(struct ibx_pipeline *p, const uint8_t *body, size_t n, bool *sure)
 {
     const struct ibx_call *call = p->call;
@@ -71,6 +92,8 @@ bool ibx_answer_may_be_early(struct ibx_pipeline *p, const uint8_t *body, size_t
     case IBX_CALL_FREES:
         return all && p->freed && ibx_quiet_device(p) &&
                ibx_successes_hold(&p->forms, ibx_call_key(call, 0));
+    case IBX_CALL_WAITS:
+        return waiting_copy_is_plain(p, body, n);
     case IBX_CALL_COPIES:
     case IBX_CALL_ENQUEUES:
         *sure = false;

@@ -205,8 +205,6 @@ static bool backlog_room(struct ibx_pipeline *p, size_t n)
 
 static void note_scope(struct ibx_pipeline *p, const struct ibx_scope *scope)
 {
-    if (p->call->kind == IBX_CALL_FREES)
-        atomic_store(&p->memory, true);
     uint64_t before = atomic_load(&p->streams), stream = scope->all ? STREAMS_MANY : scope->stream;
     if (before == STREAMS_NONE)
         atomic_store(&p->streams, stream);
@@ -214,6 +212,51 @@ static void note_scope(struct ibx_pipeline *p, const struct ibx_scope *scope)
         atomic_store(&p->streams, STREAMS_MANY);
     if (scope->events)
         atomic_store(&p->events, true);
+}
+
+/* Locked. One more is about to be answered; its number. */
+static uint64_t note_answered(struct ibx_pipeline *p, const struct ibx_scope *scope)
+{
+    note_scope(p, scope);
+    ibx_session_owe(p->session, replied, p);
+    ibx_process_count(1);
+    return atomic_fetch_add(&p->answered, 1) + 1;
+}
+
+/* Locked. What is to be sent leaves soon. */
+static void leave_behind(struct ibx_pipeline *p)
+{
+    ibx_backlog_push(p, false);
+    if (atomic_load(&p->unsent) && !ibx_process_send_soon())
+        ibx_backlog_finish(p);
+}
+
+bool ibx_backlog_copy_begin(struct ibx_pipeline *p)
+{
+    static const struct ibx_scope scope = {
+        .any = true, .all = true, .stream = STREAMS_NONE, .events = true};
+    ibx_process_work(false);
+    ibx_process_order(p, &scope);
+    pthread_mutex_lock(&p->lock);
+    ibx_backlog_gather(p);
+    if (atomic_load(&p->ended) || !ibx_session_live(p->session)) {
+        pthread_mutex_unlock(&p->lock);
+        return false;
+    }
+    note_answered(p, &scope);
+    return true;
+}
+
+void ibx_backlog_copy_end(struct ibx_pipeline *p)
+{
+    if (ibx_session_live(p->session)) {
+        p->messages++;
+        leave_behind(p);
+    }
+    if (!ibx_session_live(p->session))
+        ibx_backlog_drop(p);
+    pthread_mutex_unlock(&p->lock);
+    ibx_process_work(false);
 }
 
 /* Locked. Whether the request in hand can be taken. */
@@ -233,8 +276,11 @@ static bool has_room(struct ibx_pipeline *p)
 bool ibx_backlog_add(struct ibx_pipeline *p, const struct ibx_scope *scope, bool sure)
 {
     const bool work = ibx_call_adds_work(p->call);
+    size_t n;
+    const uint8_t *body = ibx_request_body(p, &n);
+    const bool stays = ibx_request_stays(p->call, body, n);
     if (work)
-        ibx_process_work();
+        ibx_process_work(stays);
     ibx_process_order(p, scope);
     pthread_mutex_lock(&p->lock);
     bool good = has_room(p);
@@ -242,23 +288,20 @@ bool ibx_backlog_add(struct ibx_pipeline *p, const struct ibx_scope *scope, bool
         memcpy(p->backlog + p->backlog_end, p->staged, p->staged_length);
         p->backlog_end += p->staged_length;
         p->backlog_requests++;
-        note_scope(p, scope);
-        ibx_session_owe(p->session, replied, p);
-        ibx_process_count(1);
-        const uint64_t request = atomic_fetch_add(&p->answered, 1) + 1;
+        if (p->call->kind == IBX_CALL_FREES)
+            atomic_store(&p->memory, true);
+        const uint64_t request = note_answered(p, scope);
         if (!sure)
             atomic_store(&p->unsure, request);
         if (!sure && p->call->kind == IBX_CALL_LAUNCH)
             ibx_unseen_add(p, request);
         if (p->call->kind == IBX_CALL_REGISTERS)
             p->mute = request;
-        ibx_backlog_push(p, false);
+        leave_behind(p);
         good = !atomic_load(&p->ended);
     }
-    if (good && atomic_load(&p->unsent) && !ibx_process_send_soon())
-        ibx_backlog_finish(p);
     pthread_mutex_unlock(&p->lock);
     if (work)
-        ibx_process_work(); /* once more: a query meanwhile may have come before it */
+        ibx_process_work(stays); /* once more: a query meanwhile may have come before it */
     return good;
 }

@@ -77,7 +77,7 @@ int ibx_pipeline_call(struct ibx_pipeline *p, const struct ibx_pipeline_request 
     const struct ibx_call *known = ibx_call_find(call->name, name);
     const bool ours = ibx_extra_is(known->name); /* its form is known */
     const bool fits = ours || known->length == call->n || known->kind == IBX_CALL_COPIES ||
-                      known->kind == IBX_CALL_LAUNCH;
+                      known->kind == IBX_CALL_WAITS || known->kind == IBX_CALL_LAUNCH;
     if (!is_usable(p) || !is_between(p) || !fits ||
         !(ours || (call->unseen && p->plain_known) ||
           ibx_successes_hold(&p->forms, ibx_call_key(known, call->out_n))))
@@ -93,6 +93,17 @@ int ibx_pipeline_call(struct ibx_pipeline *p, const struct ibx_pipeline_request 
         ibx_pipeline_sync(p);
     *exit_code = take_reply(p, call);
     return 0;
+}
+
+bool ibx_pipeline_copy_begin(struct ibx_pipeline *p, uint64_t device, size_t n)
+{
+    return is_usable(p) && is_between(p) && ibx_answer_copy_may_be_early(p, device, n) &&
+           ibx_backlog_copy_begin(p);
+}
+
+void ibx_pipeline_copy_end(struct ibx_pipeline *p)
+{
+    ibx_backlog_copy_end(p);
 }
 
 void ibx_pipeline_unseen(struct ibx_pipeline *p, bool unseen)

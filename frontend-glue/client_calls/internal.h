@@ -97,6 +97,9 @@ struct ibx_pipeline {
     bool plain_known; /* a reply without output has come */
     struct ibx_unseen unseens;
     uint64_t epoch;    /* when the request in hand was sent */
+    uint64_t left;     /* likewise: ibx_process_left() */
+    bool stays;        /* it: ibx_request_stays() */
+    bool settles;      /* likewise */
     uint8_t device[4]; /* the body of the cudaSetDevice that succeeded last */
     bool device_known;
     int32_t current; /* device, -1: not known */
@@ -158,6 +161,10 @@ static inline uint32_t ibx_request_word(const uint8_t *at)
 struct ibx_scope ibx_request_scope(const struct ibx_call *call, const uint8_t *body, size_t n);
 /* It may add work, or end a handle. */
 bool ibx_call_adds_work(const struct ibx_call *call);
+/* Work of it may be behind in a stream when its call returns. */
+bool ibx_request_stays(const struct ibx_call *call, const uint8_t *body, size_t n);
+/* It waits, as a synchronous copy does, for what is ordered with the legacy stream. */
+bool ibx_request_settles(const struct ibx_call *call, const uint8_t *body, size_t n);
 /* A launch whose grid every device takes. */
 bool ibx_launch_is_plain(const uint8_t *body, size_t n);
 /* Of what decides whether a launch succeeds: device, function, block, shared memory; and that its
@@ -188,6 +195,10 @@ bool ibx_answer_here(struct ibx_pipeline *pipeline, const uint8_t *body, size_t 
 /* Whether it may be run later. *sure: it cannot fail by itself. */
 bool ibx_answer_may_be_early(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n,
                              bool *sure);
+/* Whether a synchronous copy of n bytes to the device may. It succeeds, as far as anybody knows,
+ * and a native one would wait for nothing but itself; nobody but who comes after it in this process
+ * can tell when it is made. */
+bool ibx_answer_copy_may_be_early(const struct ibx_pipeline *pipeline, uint64_t device, uint64_t n);
 /* The request in hand is complete, and `call` is known: it is answered here, or sent. */
 void ibx_answer_or_send(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
 /* The last error is none, and none may come: of a `call` that returns it. */
@@ -200,6 +211,10 @@ void ibx_answer_success(struct ibx_pipeline *pipeline);
 /* Answers the request in hand, which is run later. False: it has to wait, since there is no
  * connection or no memory. */
 bool ibx_backlog_add(struct ibx_pipeline *pipeline, const struct ibx_scope *scope, bool sure);
+/* Around a copy that is answered and sent by others: ordered, behind the backlog, and locked.
+ * False: there is no connection. */
+bool ibx_backlog_copy_begin(struct ibx_pipeline *pipeline);
+void ibx_backlog_copy_end(struct ibx_pipeline *pipeline);
 /* The others: locked. Sends what can be sent, and takes the replies that are there, without
  * waiting. `now`: not only full messages. */
 void ibx_backlog_push(struct ibx_pipeline *pipeline, bool now);
@@ -237,9 +252,11 @@ bool ibx_quiet_device(const struct ibx_pipeline *pipeline);
 
 /* allocations.c: what cudaMalloc has returned to this process; from any thread */
 
-void ibx_allocations_add(uint64_t address);
+void ibx_allocations_add(uint64_t address, uint64_t n);
 /* Whether it was there; it is no more. */
 bool ibx_allocations_remove(uint64_t address);
+/* Whether n bytes from there on are within one. */
+bool ibx_allocations_hold(uint64_t address, uint64_t n);
 void ibx_allocations_clear(void);
 /* In a forked child, which has none. */
 void ibx_allocations_in_child(void);
@@ -265,9 +282,19 @@ void ibx_process_reset(void);
 unsigned ibx_process_handles(void);
 void ibx_process_handle(void);
 /* Rises with each request that may add work to a stream, or record an event: before it is sent, and
- * before its call returns. Never 0. */
+ * before its call returns. `stays`: see ibx_process_left(). Never 0. */
 uint64_t ibx_process_epoch(void);
-void ibx_process_work(void);
+void ibx_process_work(bool stays);
+/* How often that was for work that may stay behind in a stream when its call returns. */
+uint64_t ibx_process_left(void);
+/* All of it up to this number has ended that a synchronous copy would wait for: what is in the
+ * legacy stream, or ordered with it. */
+void ibx_process_settled(uint64_t left);
+/* There is none that has not. */
+bool ibx_process_rests(void);
+/* Whether other processes may have opened memory of this one's. */
+bool ibx_process_shares_memory(void);
+void ibx_process_share_memory(void);
 /* Whether another device than the first one may ever have been selected. */
 bool ibx_process_devices(void);
 void ibx_process_select(void);

@@ -37,6 +37,40 @@ bool ibx_call_adds_work(const struct ibx_call *call)
     }
 }
 
+/* Of a copy that waits: its last word. A body that is too long to be here has a payload. */
+static int kind_of_copy(const uint8_t *body, size_t n)
+{
+    return n < 4 ? IBX_FRAME_H2D : (int)ibx_request_word(body + n - 4);
+}
+
+bool ibx_request_stays(const struct ibx_call *call, const uint8_t *body, size_t n)
+{
+    switch (call->kind) {
+    case IBX_CALL_WAITS:
+        return kind_of_copy(body, n) != IBX_FRAME_H2D && kind_of_copy(body, n) != IBX_FRAME_D2H;
+    case IBX_CALL_REPEATS:
+        return !call->event;
+    case IBX_CALL_DESTROYS:
+    case IBX_CALL_REGISTERS:
+    case IBX_CALL_RESETS:
+    case IBX_CALL_SET_DEVICE:
+        return false;
+    default:
+        return ibx_call_adds_work(call);
+    }
+}
+
+bool ibx_request_settles(const struct ibx_call *call, const uint8_t *body, size_t n)
+{
+    uint64_t stream;
+    if (call->kind == IBX_CALL_WAITS)
+        return kind_of_copy(body, n) == IBX_FRAME_D2H;
+    return call->kind == IBX_CALL_QUERIES &&
+           (call->stream_at == IBX_CALL_ALL_STREAMS ||
+            (!strcmp(call->name, "cudaStreamSynchronize") &&
+             ibx_call_stream(call, body, n, &stream) && stream <= STREAM_LEGACY));
+}
+
 struct ibx_scope ibx_request_scope(const struct ibx_call *call, const uint8_t *body, size_t n)
 {
     uint64_t stream = 0;

@@ -190,21 +190,23 @@ bool ibx_pipeline_read(struct ibx_pipeline *p, void *buffer, size_t n)
 
 /* Work is about to be enqueued by another way: what it has to come after in other threads was run.
  * Locks. */
-static void lock_for_work(struct ibx_pipeline *p, uint64_t stream)
+static void lock_for_work(struct ibx_pipeline *p, uint64_t stream, bool stays)
 {
     const bool one = stream > STREAM_LEGACY;
     const struct ibx_scope scope = {
         .any = true, .all = !one, .stream = one ? stream : STREAMS_NONE, .events = true};
-    ibx_process_work();
+    ibx_process_work(stays);
+    p->stays = stays;
+    p->left = ibx_process_left();
     ibx_process_order(p, &scope);
     pthread_mutex_lock(&p->lock);
 }
 
-void ibx_pipeline_enter(struct ibx_pipeline *p, uint64_t stream)
+void ibx_pipeline_enter(struct ibx_pipeline *p, uint64_t stream, bool stays)
 {
     if (!p || ibx_pipeline_is_inherited(p))
         return;
-    lock_for_work(p, stream);
+    lock_for_work(p, stream, stays);
     ibx_backlog_gather(p);
 }
 
@@ -212,7 +214,8 @@ void ibx_pipeline_enter_alone(struct ibx_pipeline *p)
 {
     if (!p || ibx_pipeline_is_inherited(p))
         return;
-    ibx_process_work();
+    ibx_process_work(false); /* of a graph, whose launch may stay */
+    p->stays = false;
     pthread_mutex_lock(&p->lock);
     ibx_backlog_gather(p);
 }
@@ -224,8 +227,14 @@ int ibx_pipeline_leave(struct ibx_pipeline *p, int exit_code, bool waits)
     if (!ibx_session_live(p->session))
         ibx_backlog_drop(p);
     pthread_mutex_unlock(&p->lock);
-    ibx_process_work();
+    ibx_process_work(p->stays);
     return ibx_waiting_told(p, exit_code, waits);
+}
+
+void ibx_pipeline_settled(struct ibx_pipeline *p)
+{
+    if (p && !ibx_pipeline_is_inherited(p))
+        ibx_process_settled(p->left);
 }
 
 bool ibx_pipeline_finish(struct ibx_pipeline *p, unsigned ms)
@@ -247,7 +256,7 @@ void ibx_pipeline_settle(struct ibx_pipeline *p, uint64_t stream)
 {
     if (!p || ibx_pipeline_is_inherited(p))
         return;
-    lock_for_work(p, stream);
+    lock_for_work(p, stream, true);
     if (!ibx_pipeline_idle(p))
         ibx_backlog_finish(p);
     pthread_mutex_unlock(&p->lock);
@@ -255,5 +264,5 @@ void ibx_pipeline_settle(struct ibx_pipeline *p, uint64_t stream)
 
 void ibx_pipeline_elsewhere(void)
 {
-    ibx_process_work();
+    ibx_process_work(true);
 }

@@ -93,8 +93,8 @@ bool ibx_pipeline_is_over(struct ibx_pipeline *pipeline, uint64_t event);
 /* Before and after other calls on the session, between two requests of GVirtuS. What was answered
  * is gathered, in front of the request that follows, and everything of other threads that it may
  * have to come after was run. `stream`: of the work that is about to be enqueued, 0: it concerns
- * all. */
-void ibx_pipeline_enter(struct ibx_pipeline *pipeline, uint64_t stream);
+ * all. `stays`: it may be behind in its stream when the call returns. */
+void ibx_pipeline_enter(struct ibx_pipeline *pipeline, uint64_t stream, bool stays);
 /* The same for a copy that comes after nothing of other threads. */
 void ibx_pipeline_enter_alone(struct ibx_pipeline *pipeline);
 /* Likewise, for work that another connection is about to enqueue: what was answered was run. */
@@ -104,6 +104,12 @@ void ibx_pipeline_elsewhere(void);
 /* `exit_code`: of that call. Returns it, or that of an earlier call which nobody was told of if
  * `waits`: this one has waited for the device. */
 int ibx_pipeline_leave(struct ibx_pipeline *pipeline, int exit_code, bool waits);
+/* Around the sending of a synchronous copy to the device that is answered before it is made; see
+ * ibx_session_owe(). False: it has to wait, and nothing was done. */
+bool ibx_pipeline_copy_begin(struct ibx_pipeline *pipeline, uint64_t device, size_t n);
+void ibx_pipeline_copy_end(struct ibx_pipeline *pipeline);
+/* The call that was left so has waited for what is ordered with the legacy stream. */
+void ibx_pipeline_settled(struct ibx_pipeline *pipeline);
 /* Before the session's end: what was answered was run, unless false: that takes longer. */
 #define IBX_PIPELINE_END_MS 2000u /* what the end of a process waits */
 bool ibx_pipeline_finish(struct ibx_pipeline *pipeline, unsigned ms);

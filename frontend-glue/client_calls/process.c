@@ -36,7 +36,8 @@ static struct {
 } process = {.lock = PTHREAD_MUTEX_INITIALIZER};
 static _Atomic unsigned number, resets, handles, captures;
 static _Atomic uint64_t epoch = 1;
-static atomic_bool devices;
+static _Atomic uint64_t left_behind, settled;
+static atomic_bool devices, shares_memory;
 static _Atomic long outstanding; /* of all pipelines */
 static _Atomic enum sender_state sender;
 static pthread_once_t begun = PTHREAD_ONCE_INIT;
@@ -72,9 +73,38 @@ uint64_t ibx_process_epoch(void)
     return atomic_load(&epoch);
 }
 
-void ibx_process_work(void)
+void ibx_process_work(bool stays)
 {
     atomic_fetch_add(&epoch, 1);
+    if (stays)
+        atomic_fetch_add(&left_behind, 1);
+}
+
+uint64_t ibx_process_left(void)
+{
+    return atomic_load(&left_behind);
+}
+
+void ibx_process_settled(uint64_t left)
+{
+    uint64_t before = atomic_load(&settled);
+    while (before < left && !atomic_compare_exchange_weak(&settled, &before, left))
+        ;
+}
+
+bool ibx_process_rests(void)
+{
+    return atomic_load(&left_behind) == atomic_load(&settled);
+}
+
+bool ibx_process_shares_memory(void)
+{
+    return atomic_load(&shares_memory);
+}
+
+void ibx_process_share_memory(void)
+{
+    atomic_store(&shares_memory, true);
 }
 
 bool ibx_process_devices(void)
@@ -126,6 +156,8 @@ static void in_child(void)
     atomic_fetch_add(&number, 1);
     atomic_store(&captures, 0);
     atomic_store(&devices, false);
+    atomic_store(&shares_memory, false);
+    atomic_store(&settled, atomic_load(&left_behind));
     atomic_store(&outstanding, 0);
     atomic_store(&sender, SENDER_NONE);
 }

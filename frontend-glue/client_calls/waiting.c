@@ -31,13 +31,25 @@ static bool shares(const struct ibx_call *call, const uint8_t *body, size_t n)
     return number == IBX_EXTRA_IPC_EVENT || number == IBX_EXTRA_IPC_OPEN_EVENT;
 }
 
+/* Whether they may look into its memory. */
+static bool shares_memory(const struct ibx_call *call, const uint8_t *body, size_t n)
+{
+    struct ibx_reader r = ibx_reader_of(body, n);
+    return call->kind == IBX_CALL_EXTRA && ibx_get_u16(&r) == IBX_EXTRA_IPC_MEMORY;
+}
+
 /* What a request that waits means to others, before it is sent. */
 static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n)
 {
     const struct ibx_scope scope = ibx_request_scope(p->call, body, n);
+    p->stays = ibx_request_stays(p->call, body, n);
+    p->settles = ibx_request_settles(p->call, body, n);
     if (ibx_call_adds_work(p->call))
-        ibx_process_work();
+        ibx_process_work(p->stays);
     p->epoch = ibx_process_epoch();
+    p->left = ibx_process_left();
+    if (shares_memory(p->call, body, n))
+        ibx_process_share_memory();
     if (p->call->kind == IBX_CALL_BEGIN_CAPTURE || shares(p->call, body, n))
         ibx_process_capture(true); /* what is shared is so for good */
     outdates(p->call->kind);
@@ -184,8 +196,9 @@ static void learn_success(struct ibx_pipeline *p, uint64_t out)
     if (call->kind == IBX_CALL_ALLOCATES && out == 8) {
         struct ibx_reader r = ibx_reader_of(p->reply + IBX_REPLY_HEAD, 8);
         const uint64_t made = ibx_get_u64(&r);
+        struct ibx_reader size = ibx_reader_of(body, n);
         if (made) /* no bytes are at NULL */
-            ibx_allocations_add(made);
+            ibx_allocations_add(made, ibx_get_u64(&size));
     }
     if (call->kind == IBX_CALL_ASKS)
         learn_handle(p, (size_t)out);
@@ -231,7 +244,7 @@ static void reply_ends(struct ibx_pipeline *p, uint64_t out)
 static void after_waiting(struct ibx_pipeline *p)
 {
     if (ibx_call_adds_work(p->call))
-        ibx_process_work();
+        ibx_process_work(p->stays);
     outdates(p->call->kind);
 }
 
@@ -242,6 +255,8 @@ void ibx_waiting_note_reply(struct ibx_pipeline *p, uint8_t *bytes, size_t n)
         p->foreign = true;
     if (!p->reads && n >= 4)
         note_exit_code(p, bytes);
+    if (!p->reads && n >= 4 && p->settles && !ibx_request_word(bytes))
+        ibx_process_settled(p->left);
     if (!p->reads)
         after_waiting(p);
     p->reads++;

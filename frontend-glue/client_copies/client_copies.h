@@ -8,6 +8,7 @@
  *   client_frame.c  one request and its reply: the payload stays in the application's memory
  *   client_rows.c   cudaMemcpy2D
  *   client_stage.c  long copies of pageable memory, in parts, over shm
+ *   client_ahead.c  short copies whose calls return before they are made
  *   async_copy.c    asynchronous copies in the background
  */
 #ifndef IBX_FRONTEND_GLUE_CLIENT_COPIES_CLIENT_COPIES_H
@@ -22,6 +23,12 @@
  * was done. The frames are those of G2 and later. */
 int ibx_client_copy(struct ibx_session *session, const struct ibx_frontend_copy *copy,
                     int *exit_code);
+/* A plain copy to the device whose call returns before it was made: whether this side can have its
+ * bytes by then; and sends it. Who calls that owes its reply (ibx_session_owe()) before.
+ * *exit_code: 0, or 999 when the back end is gone. */
+bool ibx_client_can_go_ahead(struct ibx_session *session, const struct ibx_frontend_copy *copy);
+void ibx_client_go_ahead(struct ibx_session *session, const struct ibx_frontend_copy *copy,
+                         int *exit_code);
 /* Likewise for a call that answers only its exit code. */
 int ibx_client_call(struct ibx_session *session, const char *name, const void *body, size_t n,
                     int *exit_code);

@@ -14,6 +14,14 @@ static int finish(struct ibx_session *s, int rc, int *exit_code)
     return 0;
 }
 
+/* Whether memory that both ends map is within the GPU's reach shows where it has been. */
+static void note_reach(struct ibx_session *s)
+{
+    struct client_ahead *ahead = ibx_session_take_placed(s) ? ibx_client_stage_ahead(s) : NULL;
+    if (ahead)
+        ahead->reached = true;
+}
+
 int ibx_client_copy(struct ibx_session *s, const struct ibx_frontend_copy *copy, int *exit_code)
 {
     if (!ibx_session_idle(s))
@@ -21,7 +29,16 @@ int ibx_client_copy(struct ibx_session *s, const struct ibx_frontend_copy *copy,
     int rc = copy->rows                        ? ibx_client_copy_rows(s, copy, exit_code)
              : ibx_client_stage_wants(s, copy) ? ibx_client_stage_copy(s, copy, exit_code)
                                                : ibx_client_exchange(s, copy, NULL, exit_code);
+    if (!rc)
+        note_reach(s);
     return finish(s, rc, exit_code);
+}
+
+void ibx_client_go_ahead(struct ibx_session *s, const struct ibx_frontend_copy *copy,
+                         int *exit_code)
+{
+    *exit_code = 0;
+    finish(s, ibx_client_send_ahead(s, copy), exit_code);
 }
 
 int ibx_client_call(struct ibx_session *s, const char *name, const void *body, size_t n,

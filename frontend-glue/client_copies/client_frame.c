@@ -131,6 +131,25 @@ int ibx_client_send_frame(struct ibx_session *s, const struct ibx_frontend_copy 
     return rc ? rc : ibx_session_sync(s);
 }
 
+/* Where a message holds it. */
+bool ibx_client_fits(const struct ibx_session *s, const struct ibx_frontend_copy *copy)
+{
+    return copy->n + AROUND <= ibx_session_room(s);
+}
+
+int ibx_client_send_whole(struct ibx_session *s, const struct ibx_frontend_copy *copy)
+{
+    uint8_t head[80], tail[IBX_FRAME_TAIL_MAX];
+    struct ibx_writer w = ibx_writer_of(head, sizeof(head)),
+                      end = ibx_writer_of(tail, sizeof(tail));
+    put_tail(&end, copy);
+    put_head(&w, copy, &end);
+    int rc = ibx_session_gather(s, head, w.length);
+    if (!rc)
+        rc = ibx_session_gather_around(s, copy->host, copy->n, tail, end.length);
+    return rc ? rc : ibx_session_sync(s);
+}
+
 /* ------------------------------------------------------------------------ the reply */
 
 int ibx_client_take_head(struct ibx_session *s, int *exit_code, uint64_t *out)

@@ -40,7 +40,29 @@ int ibx_client_send_frame(struct ibx_session *s, const struct ibx_frontend_copy 
 int ibx_client_take_reply(struct ibx_session *s, const struct ibx_frontend_copy *copy,
                           const struct client_rows *rows, int *exit_code);
 
+/* A plain copy to the device that goes in one message, wherever its bytes are; whether it fits. */
+bool ibx_client_fits(const struct ibx_session *s, const struct ibx_frontend_copy *copy);
+int ibx_client_send_whole(struct ibx_session *s, const struct ibx_frontend_copy *copy);
+
+/* client_ahead.c */
+
+/* Memory of this session, in which copies go ahead. */
+struct client_ahead {
+    bool reached; /* the back end's GPU has been at memory of this side's */
+    bool failed;  /* there is none */
+    uint8_t *memory;
+    struct ibx_mr *mr;
+    unsigned next;        /* slot */
+    uint64_t *busy_until; /* of each: the number of the reply after which it is free */
+};
+/* As ibx_session_fail(). */
+int ibx_client_send_ahead(struct ibx_session *s, const struct ibx_frontend_copy *copy);
+void ibx_client_ahead_end(struct client_ahead *ahead);
+
 /* client_stage.c */
+
+/* NULL: no memory. */
+struct client_ahead *ibx_client_stage_ahead(struct ibx_session *s);
 
 /* Whether a copy goes in parts, through memory that both ends map. */
 bool ibx_client_stage_wants(struct ibx_session *s, const struct ibx_frontend_copy *copy);

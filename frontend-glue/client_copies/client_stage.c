@@ -44,8 +44,10 @@
 /* Of a session: the context of its hooks. */
 struct client_stage {
     struct ibx_session *s;
+    bool tried;      /* to make the memory */
     uint8_t *memory; /* both ends map it; NULL: there is none, or it was given up */
     struct ibx_mr *mr;
+    struct client_ahead ahead;
     unsigned useless; /* copies in a row of which the GPU took nothing from here */
     size_t least;     /* shorter copies do not go this way any more */
     unsigned behind;  /* of BEHIND_MAX */
@@ -82,6 +84,7 @@ static void make_memory(struct client_stage *stage)
 {
     struct ibx_error err = {0};
     unsigned both = IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE;
+    stage->tried = true;
     uint8_t *memory = ibx_shared_allocate((size_t)SLOTS * SLOT + PAGE, &err);
     struct ibx_span span = ibx_span_host(memory, (size_t)SLOTS * SLOT + PAGE);
     if (memory && !ibx_mr_register(ibx_session_conn(stage->s), &span, both, &stage->mr, &err)) {
@@ -105,7 +108,9 @@ static void give_up(struct client_stage *stage)
 
 static void end_stage(void *context)
 {
-    give_up(context);
+    struct client_stage *stage = context;
+    give_up(stage);
+    ibx_client_ahead_end(&stage->ahead);
 }
 
 static const struct ibx_session_hooks stage_hooks = {.ending = end_stage, .destroy = free};
@@ -119,9 +124,14 @@ static struct client_stage *stage_of(struct ibx_session *s)
     if (!stage)
         return NULL;
     stage->s = s;
-    make_memory(stage);
     ibx_session_set_hooks(s, &stage_hooks, stage);
     return stage;
+}
+
+struct client_ahead *ibx_client_stage_ahead(struct ibx_session *s)
+{
+    struct client_stage *stage = stage_of(s);
+    return stage ? &stage->ahead : NULL;
 }
 
 bool ibx_client_stage_wants(struct ibx_session *s, const struct ibx_frontend_copy *copy)
@@ -129,7 +139,9 @@ bool ibx_client_stage_wants(struct ibx_session *s, const struct ibx_frontend_cop
     if (copy->rows || copy->whole || copy->n < STAGE_MIN ||
         strcmp(ibx_session_path(s)->provider, "shm") != 0 || ibx_shared_holds(copy->host, copy->n))
         return false;
-    const struct client_stage *stage = stage_of(s);
+    struct client_stage *stage = stage_of(s);
+    if (stage && !stage->tried)
+        make_memory(stage);
     return stage && stage->memory && copy->n >= stage->least;
 }
 
@@ -423,6 +435,7 @@ int ibx_client_stage_copy(struct ibx_session *s, const struct ibx_frontend_copy 
     if (!run.exit_code) {
         judge_speed(&run);
         judge_use(run.stage, copy->n, run.placed);
+        run.stage->ahead.reached = run.placed;
     }
     *exit_code = run.exit_code;
     return 0;

@@ -259,23 +259,45 @@ static void put_in_order(struct ibx_frontend_copy *copy)
     copy->stream = 0;
 }
 
-/* A short one that no device waits for: its bytes go with the request, in the pipeline. */
+static const char *name_of(const struct ibx_frontend_copy *copy)
+{
+    return copy->async ? "cudaMemcpyAsync" : "cudaMemcpy";
+}
+
+/* A short one: its bytes go with the request, in the pipeline. */
 static bool run_in_pipeline(const struct ibx_frontend_copy *copy, int *exit_code)
 {
     uint8_t body[SHORT_COPY + 36];
     struct ibx_writer w = ibx_writer_of(body, sizeof(body));
-    if (!copy->async || !copy->to_device || copy->rows || copy->n > SHORT_COPY ||
-        ibx_async_copy_any() || may_change(copy))
+    if (!copy->to_device || copy->rows || copy->n > SHORT_COPY || ibx_async_copy_any() ||
+        may_change(copy))
         return false;
     ibx_put_u64(&w, copy->device);
     ibx_put_u64(&w, copy->n);
     ibx_put_bytes(&w, copy->host, copy->n);
     ibx_put_u64(&w, copy->n);
     ibx_put_u32(&w, IBX_FRAME_H2D);
-    ibx_put_u64(&w, copy->stream);
+    if (copy->async)
+        ibx_put_u64(&w, copy->stream);
     const struct ibx_pipeline_request request = {
-        .name = "cudaMemcpyAsync", .body = body, .n = w.length};
+        .name = name_of(copy), .body = body, .n = w.length};
     return !ibx_pipeline_call(mine->pipeline, &request, exit_code);
+}
+
+/* A longer one that is waited for natively, but for nothing else. */
+static bool run_ahead(struct ibx_session *session, const struct ibx_frontend_copy *copy,
+                      int *exit_code)
+{
+    if (copy->async || !copy->to_device || copy->rows || ibx_async_copy_any() || may_change(copy))
+        return false;
+    ibx_pipeline_lock(mine->pipeline); /* others may go on over another connection meanwhile */
+    const bool can = ibx_client_can_go_ahead(session, copy);
+    ibx_pipeline_unlock(mine->pipeline);
+    if (!can || !ibx_pipeline_copy_begin(mine->pipeline, copy->device, copy->n))
+        return false;
+    ibx_client_go_ahead(session, copy, exit_code);
+    ibx_pipeline_copy_end(mine->pipeline);
+    return true;
 }
 
 static int run_alone(struct ibx_session *session, struct ibx_frontend_copy *copy, int *exit_code)
@@ -297,7 +319,7 @@ static int run_whole(const struct ibx_frontend_copy *wish, int *exit_code)
         return -ENOTCONN;
     if (copy.alone)
         return run_alone(session, &copy, exit_code);
-    if (run_in_pipeline(&copy, exit_code))
+    if (run_in_pipeline(&copy, exit_code) || run_ahead(session, &copy, exit_code))
         return 0;
     /* Over shm only, the back end maps such memory. */
     copy.lasting = copy.lasting && is_over_shm(session);
@@ -310,13 +332,15 @@ static int run_whole(const struct ibx_frontend_copy *wish, int *exit_code)
     if (!copy.async && !copy.rows && is_over_shm(session) && may_change(&copy))
         put_in_order(&copy);
     ibx_async_copy_wait(copy.async ? copy.stream : 0);
-    ibx_pipeline_enter(mine->pipeline, copy.async ? copy.stream : 0);
+    ibx_pipeline_enter(mine->pipeline, copy.async ? copy.stream : 0, wish->async);
     int rc = ibx_client_copy(session, &copy, exit_code);
     int code = ibx_pipeline_leave(mine->pipeline, rc ? 0 : *exit_code, !rc && !wish->async);
     if (!rc)
         *exit_code = code;
-    if (!rc && !code && wish->async && copy.to_device && !copy.rows)
-        ibx_pipeline_learn(mine->pipeline, "cudaMemcpyAsync");
+    if (!rc && !code && copy.to_device && !copy.rows)
+        ibx_pipeline_learn(mine->pipeline, name_of(&copy));
+    if (!rc && !code && !wish->async && !copy.to_device)
+        ibx_pipeline_settled(mine->pipeline);
     return rc;
 }
 
@@ -421,7 +445,7 @@ static void prepare(void *address, size_t n)
     if (!session)
         return;
     const int cancel = ibx_thread_hold_cancel();
-    ibx_pipeline_enter(mine->pipeline, 0);
+    ibx_pipeline_enter(mine->pipeline, 0, false);
     ibx_session_prepare(session, address, n);
     ibx_pipeline_leave(mine->pipeline, 0, false);
     ibx_thread_release_cancel(cancel);

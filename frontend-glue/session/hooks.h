@@ -209,6 +209,13 @@ void ibx_session_owe(struct ibx_session *session, ibx_owed_reply *reply, void *c
 unsigned ibx_session_owed(const struct ibx_session *session);
 /* Consumes replies that are there; with `wait`, all. As ibx_session_fail(). */
 int ibx_session_take_owed(struct ibx_session *session, bool wait);
+/* The number of the last one, of all that ever were owed; and waits until that one was consumed. As
+ * ibx_session_fail(). */
+uint64_t ibx_session_owed_last(const struct ibx_session *session);
+int ibx_session_wait_owed(struct ibx_session *session, uint64_t number);
+/* The long payloads of the request that was sent last stay where they are until its reply: the next
+ * one need not wait until they were READ. */
+void ibx_session_keep_payloads(struct ibx_session *session);
 /* Takes what has come, without waiting. False: the session has ended, or its connection has. */
 bool ibx_session_look(struct ibx_session *session);
 /* Gathers whole requests that somebody owes; they leave with the next one. */

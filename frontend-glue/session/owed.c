@@ -13,6 +13,7 @@
 
 void ibx_session_owe(struct ibx_session *s, ibx_owed_reply *reply, void *context)
 {
+    s->owed.ever++;
     s->owed.count++;
     s->owed.reply = reply;
     s->owed.context = context;
@@ -76,6 +77,29 @@ int ibx_session_take_owed(struct ibx_session *s, bool wait)
         ibx_session_release_current(s);
     }
     return rc;
+}
+
+uint64_t ibx_session_owed_last(const struct ibx_session *s)
+{
+    return s->owed.ever;
+}
+
+int ibx_session_wait_owed(struct ibx_session *s, uint64_t number)
+{
+    int rc = 0;
+    while (!rc && s->owed.ever - s->owed.count < number) {
+        rc = ibx_session_take_owed(s, false);
+        if (!rc && s->owed.ever - s->owed.count < number)
+            rc = ibx_session_pump(s);
+    }
+    return rc;
+}
+
+void ibx_session_keep_payloads(struct ibx_session *s)
+{
+    for (struct payload *payload = s->payloads; payload; payload = payload->next)
+        payload->stays = true;
+    s->synced = false;
 }
 
 bool ibx_session_look(struct ibx_session *s)

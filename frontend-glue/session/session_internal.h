@@ -185,6 +185,7 @@ struct segment {
 struct payload {
     const uint8_t *data; /* NULL, server: the hook `deliver` has it */
     size_t length;
+    bool stays;              /* client: until the reply, whatever is written before that */
     struct ibx_mr *mr;       /* client: registered for the server's READ, or NULL */
     struct memory_name name; /* client */
     struct payload *next;
@@ -200,6 +201,7 @@ struct early_cts {
 
 /* Client: replies to requests that were answered already. */
 struct owed {
+    uint64_t ever; /* how many there were */
     unsigned count;
     uint8_t head[20]; /* of the one that has begun */
     size_t got;       /* bytes of it */

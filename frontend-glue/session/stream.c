@@ -427,10 +427,12 @@ int ibx_session_sync(struct ibx_session *s)
         s->early_cts.remote.length = 0;
         s->settle = false;
     }
-    s->synced = s->payloads != NULL;
+    s->synced = false;
     uint64_t exposed = 0;
-    for (const struct payload *payload = s->payloads; payload; payload = payload->next)
+    for (const struct payload *payload = s->payloads; payload; payload = payload->next) {
+        s->synced = s->synced || !payload->stays;
         exposed += payload->length;
+    }
     if (exposed && !rc)
         ibx_session_expect(s, exposed);
     return rc;

@@ -33,6 +33,29 @@ inline double median_of(const std::function<void()> &call, double slice)
     return *middle;
 }
 
+// Seconds a call, of calls back to back that `finish` ends: it waits for those that have returned
+// before they were run. The median of five such rows in `slice` seconds.
+inline double mean_of(const std::function<void()> &call, const std::function<void()> &finish,
+                      double slice)
+{
+    constexpr int rows = 5;
+    double warm = now() + slice;
+    for (int i = 0; i < 3 && (!i || now() < warm); i++)
+        call();
+    finish();
+    std::vector<double> means;
+    for (int i = 0; i < rows; i++) {
+        const double begin = now();
+        unsigned calls = 0;
+        for (; !calls || now() < begin + slice / rows; calls++)
+            call();
+        finish();
+        means.push_back((now() - begin) / calls);
+    }
+    std::nth_element(means.begin(), means.begin() + rows / 2, means.end());
+    return means[rows / 2];
+}
+
 inline void fill(char *bytes, std::size_t n, std::uint64_t seed)
 {
     std::uint64_t x = seed * 0x9e3779b97f4a7c15u + 1;

@@ -85,12 +85,13 @@ bool memory()
     std::uint64_t address = 0, again = 0;
     bool done;
     REQUIRE(warm(&app) && app.free(app.malloc()) == 0);
-    REQUIRE(make("cudaMalloc", Body().u64(4096), &done, &address, 8) == 0 && done && address);
+    REQUIRE(make("cudaMalloc", Body().u64(WORLD_BLOCK), &done, &address, 8) == 0 && done &&
+            address);
     REQUIRE(app.synchronize() == 0 && must("cudaFree", Body().u64(address)) == 0);
-    REQUIRE(make("cudaMalloc", Body().u64(4096), &done, &again, 8) == 0 && again == address);
+    REQUIRE(make("cudaMalloc", Body().u64(WORLD_BLOCK), &done, &again, 8) == 0 && again == address);
     for (unsigned i = 1; i < WORLD_BLOCKS; i++)
         REQUIRE(app.malloc());
-    REQUIRE(make("cudaMalloc", Body().u64(4096), &done, &again, 8) == 2 && done);
+    REQUIRE(make("cudaMalloc", Body().u64(WORLD_BLOCK), &done, &again, 8) == 2 && done);
     REQUIRE(app.last_error() == 2 && again == address);
     return true;
 }

@@ -48,6 +48,18 @@ Call random_set(Random *random, std::uint64_t value, std::uint64_t stream)
     return {IBX_EXTRA_QUEUE, body.u64(value).i32(0).u64(8).u64(stream)};
 }
 
+// To the beginning or the end of an allocation, or past it; of one that is not there, too.
+Call random_copy(Random *random)
+{
+    static const std::size_t sizes[] = {4, 1900, 1901, 9000, 20000, 65536};
+    const std::size_t n = sizes[random->below(random->below(8) ? 4 : 6)];
+    const std::uint64_t block = (1 + random->below(WORLD_BLOCKS)) * WORLD_BLOCK;
+    const std::uint64_t at =
+        random->below(3) ? block : block + WORLD_BLOCK - n + random->below(20) / 19;
+    const std::vector<char> bytes = random_bytes(n, random->below(1u << 16));
+    return {"cudaMemcpy", Body().u64(at).host(bytes.data(), n).u64(n).i32(H2D)};
+}
+
 // While a stream is being captured: mostly what a capture takes, in that stream.
 Call random_captured_call(Random *random, const World *world)
 {
@@ -108,7 +120,10 @@ Call random_call(Random *random, const World *world)
         return random_graph_call(random);
     const std::uint64_t value = random->next() >> 8, event = random->below(WORLD_EVENTS);
     const std::uint64_t stream = random->below(6) ? STREAM + random->below(WORLD_STREAMS) : 0;
-    switch (random->below(33)) {
+    switch (random->below(35)) {
+    case 33:
+    case 34:
+        return random_copy(random);
     case 31:
         return {"cudaEventDestroy", Body().u64(event)};
     case 32:
@@ -118,10 +133,10 @@ Call random_call(Random *random, const World *world)
                 Body().u64(random->below(WORLD_EVENTS + 1)).u64(random->below(40) ? stream : 77)};
     case 26:
     case 27:
-        return {"cudaMalloc", Body().u64(4096)};
+        return {"cudaMalloc", Body().u64(WORLD_BLOCK)};
     case 28:
     case 29:
-        return {"cudaFree", Body().u64(random->below(WORLD_BLOCKS + 2) << 12)};
+        return {"cudaFree", Body().u64(random->below(WORLD_BLOCKS + 2) * WORLD_BLOCK)};
     case 24:
         return {"cudaDeviceGetStreamPriorityRange", Body()};
     case 25:
@@ -146,6 +161,8 @@ Call random_call(Random *random, const World *world)
     case 8:
         return random_set(random, value, stream);
     case 9:
+        if (random->below(4)) // copies return early as long as there is one device
+            return {"cudaSetDevice", Body().i32(0)};
         return {"cudaSetDevice", Body().i32(static_cast<int>(random->below(3)))};
     case 10:
         return {"cudaGetDevice", Body()};
@@ -172,6 +189,25 @@ Call random_call(Random *random, const World *world)
 }
 
 constexpr int UNSEEN = -77; // what a launch by <<<>>> returns
+
+// The same of a synchronous copy to the device, whose memory is used for something else at once.
+bool copies_as_preload(App *app, const Call &made)
+{
+    const std::size_t n = made.body.bytes.size();
+    std::int32_t kind = 0;
+    if (n < 28 || std::strcmp(made.name, "cudaMemcpy"))
+        return false;
+    std::memcpy(&kind, made.body.bytes.data() + n - 4, 4);
+    std::vector<char> payload(made.body.bytes.begin() + 16, made.body.bytes.end() - 12);
+    ibx_frontend_copy copy{};
+    copy.to_device = true;
+    std::memcpy(&copy.device, made.body.bytes.data(), 8);
+    copy.host = payload.data();
+    copy.n = payload.size();
+    const bool done = kind == H2D && !direct->copy(&copy, &app->answer);
+    std::memset(payload.data(), 0x5a, payload.size());
+    return done;
+}
 
 // As the preload makes a call, if it does; `answer` and `out` are the app's.
 bool as_preload(App *app, const Call &made)
@@ -209,6 +245,8 @@ bool as_preload(App *app, const Call &made)
         app->out = Body().i32(device).bytes;
         return true;
     }
+    if (copies_as_preload(app, made))
+        return true;
     bool makes = false;
     for (const char *name : without)
         makes = makes || !std::strcmp(made.name, name);
@@ -308,9 +346,14 @@ bool Program::step(unsigned index, const Call &made)
 
 bool Program::run(unsigned calls)
 {
-    for (unsigned i = 0; i < calls; i++) {
+    for (unsigned i = 0, copies = 0; i < calls; i++) {
         const unsigned index = random.below(static_cast<unsigned>(apps.size()));
-        const Call made = random_call(&random, model);
+        if (!copies && !random.below(16)) // at rest several in a row
+            copies = 6;
+        const Call made = copies == 6 ? Call{"cudaDeviceSynchronize", Body()}
+                          : copies    ? random_copy(&random)
+                                      : random_call(&random, model);
+        copies -= copies > 0;
         const bool launch = !std::strcmp(made.name, "cudaLaunchKernel");
         Call before{"cudaPushCallConfiguration", Body()};
         if (launch)
@@ -331,8 +374,13 @@ bool random_programs(unsigned count, unsigned threads)
     for (unsigned i = 0; i < count; i++) {
         world_clear(scene.world);
         scene.world->slow_us = i % 4 ? 0 : 20;
-        Program program(&scene, threads, i * 31 + threads);
-        if (!program.run(60 + i % 90)) {
+        // Each in a process of its own: others may have left captures or selected a device, and
+        // then nothing returns early.
+        const pid_t pid = spawn([&] {
+            Program program(&scene, threads, i * 31 + threads);
+            return program.run(60 + i % 90) ? 0 : 1;
+        });
+        if (result_of(pid)) {
             std::fprintf(stderr, "program %u of %u threads\n", i, threads);
             return false;
         }

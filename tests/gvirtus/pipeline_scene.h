@@ -57,7 +57,7 @@ struct App : FrontEnd {
     std::uint64_t malloc()
     {
         std::uint64_t address = 0;
-        if (!call("cudaMalloc", Body().u64(4096)) && out.size() == 8)
+        if (!call("cudaMalloc", Body().u64(WORLD_BLOCK)) && out.size() == 8)
             std::memcpy(&address, out.data(), 8);
         return address;
     }
@@ -181,6 +181,7 @@ inline int asked(Scene *scene, App *app, const char *name, const Body &body)
 void check_answers();
 void check_direct();
 void check_memory();
+void check_copies();
 void check_errors();
 void check_threads();
 void check_processes();

@@ -26,6 +26,7 @@ int main(int argc, char **argv)
     check_answers();
     check_direct();
     check_memory();
+    check_copies();
     check_errors();
     check_threads();
     check_processes();

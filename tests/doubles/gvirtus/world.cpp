@@ -248,22 +248,28 @@ std::vector<char> as_bytes(std::uint64_t number, std::size_t n)
     return bytes;
 }
 
+// What a copy to the device may name: a stream's number, or bytes of one allocation.
+bool is_memory(const World *world, std::uint64_t at, std::uint64_t n)
+{
+    const std::uint64_t i = at / WORLD_BLOCK - 1, into = at % WORLD_BLOCK;
+    return at < WORLD_STREAMS ||
+           (i < WORLD_BLOCKS && world->allocated[i] && n <= WORLD_BLOCK - into);
+}
+
 int copy(World *world, const std::vector<char> &in, std::size_t behind, Body *out)
 {
     const auto kind = get<std::int32_t>(in, in.size() - behind - 4);
     const std::uint64_t stream = behind ? number(in, in.size() - 8) : 0;
     const std::uint64_t at = number(in, kind == D2H ? 9 : 0);
-    if (at >= WORLD_STREAMS)
-        return INVALID_VALUE;
     if (kind == D2H) {
         const std::uint64_t n = number(in, 17);
-        if (n > WORLD_COPY_MAX)
+        if (at >= WORLD_STREAMS || n > WORLD_COPY_MAX)
             return INVALID_VALUE;
         const std::vector<char> bytes = as_bytes(world->work[at], n);
         return out->host(bytes.data(), bytes.size()), 0;
     }
     const std::uint64_t n = number(in, 8);
-    if (n > in.size() || in.size() - n < 16)
+    if (n > in.size() || in.size() - n < 16 || !is_memory(world, at, n))
         return INVALID_VALUE;
     return enqueue(world, stream, digest(in.data() + 16, n));
 }
@@ -385,7 +391,7 @@ int allocate(World *world, Body *out)
         if (world->allocated[i])
             continue;
         world->allocated[i] = true;
-        out->u64((i + 1) << 12);
+        out->u64((i + 1) * WORLD_BLOCK);
         return 0;
     }
     return NO_MEMORY;
@@ -393,8 +399,8 @@ int allocate(World *world, Body *out)
 
 int give_back(World *world, std::uint64_t address)
 {
-    const std::uint64_t i = (address >> 12) - 1;
-    if (address && (address & 4095 || i >= WORLD_BLOCKS || !world->allocated[i]))
+    const std::uint64_t i = address / WORLD_BLOCK - 1;
+    if (address && (address % WORLD_BLOCK || i >= WORLD_BLOCKS || !world->allocated[i]))
         return INVALID_VALUE;
     if (address)
         world->allocated[i] = false;
@@ -409,8 +415,10 @@ int extra(World *world, int request, const std::vector<char> &in)
     return request == IBX_EXTRA_IPC_EVENT || request == IBX_EXTRA_IPC_OPEN_EVENT ? 0 : -1;
 }
 
-bool enqueues(const std::string &name)
+bool enqueues(const std::string &name, const std::vector<char> &in)
 {
+    if (name == "cudaMemcpy")
+        return in.size() >= 4 && get<std::int32_t>(in, in.size() - 4) == H2D;
     return name == "cudaLaunchKernel" || name == "cudaEventRecord" ||
            name == "cudaStreamWaitEvent" || name == "cudaMemsetAsync" ||
            name == "cudaMemcpyAsync" || name == "cudaFree" || name == "cudaGraphLaunch" ||
@@ -509,7 +517,7 @@ int world_run(World *world, WorldThread *thread, const std::string &name,
               const std::vector<char> &in, Body *out)
 {
     world->requests++;
-    if (enqueues(name))
+    if (enqueues(name, in))
         world->held.pass();
     if (world->slow_us)
         usleep(world->slow_us);

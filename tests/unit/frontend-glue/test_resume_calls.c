@@ -9,7 +9,8 @@
 
 #include "common/clock.h"
 #include "common/log.h"
-#include "frontend-glue/client_calls/pipeline.h"
+#include "frontend-glue/client_calls/internal.h"
+#include "frontend-glue/client_copies/client_frame.h"
 #include "frontend-glue/session/extra.h"
 
 #include <setjmp.h>
@@ -23,7 +24,9 @@
 
 #define SLOTS     16u
 #define LONG_BODY 1900u
-#define TINY      1024u /* bytes of the shortest message that can be agreed on */
+#define LONG_COPY 65536u
+#define OWN       65536u /* such a number is that of no request of our own that has an effect here */
+#define TINY      1024u  /* bytes of the shortest message that can be agreed on */
 
 static unsigned random_cuts = 40;
 static struct session_pair pair;
@@ -31,16 +34,19 @@ static struct ibx_pipeline *pipeline;
 static atomic_uint effects; /* calls that the back end has run: each has its number in its body */
 static atomic_bool wrong, busy;
 static atomic_uint cut_short; /* requests of our own that a message ends in */
+static unsigned gone_ahead;   /* copies */
 static bool runs_own;         /* the back end's plugin does, as device_copies/ */
 static bool between;          /* it reads the first byte of a request */
 
 /* ---------------------------------------------------------------------- the back end */
 
-static void note_effect(const uint8_t *body, uint64_t length)
+static void note_effect(const uint8_t *body, uint64_t length, size_t around)
 {
     uint64_t number;
     memcpy(&number, body, 8);
-    const size_t payload = (size_t)length - 36;
+    if (number >= OWN)
+        number /= OWN;
+    const size_t payload = (size_t)length - around;
     wrong = wrong || number != effects || pattern_check(body + 16, payload, number) != payload;
     effects++;
 }
@@ -64,7 +70,7 @@ static int run_own(void *context, const struct ibx_request *q)
     (void)context;
     if (!q->called || q->called->kind != IBX_CALL_EXTRA)
         return IBX_REQUEST_PASS;
-    note_effect(q->body, q->length);
+    note_effect(q->body, q->length, 36);
     ibx_session_consume(pair.server, q);
     const int rc = answer(pair.server);
     return rc ? rc : IBX_REQUEST_DONE;
@@ -96,7 +102,7 @@ static int serve(struct ibx_session *s, void *argument)
             break;
         while (busy)
             nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
-        note_effect(body, length);
+        note_effect(body, length, strcmp(name, "cudaMemcpy") ? 36 : 28);
         if (answer(s))
             break;
     }
@@ -124,6 +130,13 @@ static void put_call(uint8_t *body, unsigned number, size_t n)
     ibx_put_u64(&w, 5);
 }
 
+static void put_own_call(uint8_t *body, unsigned number, size_t n)
+{
+    const uint64_t own = (uint64_t)number * OWN;
+    put_call(body, number, n);
+    memcpy(body, &own, 8);
+}
+
 /* Answered at once. */
 static void call_ahead(unsigned number, size_t n)
 {
@@ -135,12 +148,37 @@ static void call_ahead(unsigned number, size_t n)
     assert_int_equal(code, 0);
 }
 
+/* A synchronous copy that is answered at once, whose memory is used for something else then. */
+static void copy_ahead(unsigned number, size_t n)
+{
+    static uint8_t bytes[LONG_COPY];
+    int code = -1;
+    const struct ibx_frontend_copy copy = {
+        .to_device = true, .device = number, .host = bytes, .n = n};
+    pattern_fill(bytes, n, number);
+    ibx_process_settled(ibx_process_left());
+    ibx_client_stage_ahead(pair.client)->reached = true;
+    ibx_pipeline_lock(pipeline);
+    const bool can = ibx_client_can_go_ahead(pair.client, &copy);
+    ibx_pipeline_unlock(pipeline);
+    if (!can) { /* messages are too short on this connection */
+        call_ahead(number, n < LONG_BODY ? n : LONG_BODY);
+        return;
+    }
+    assert_true(ibx_pipeline_copy_begin(pipeline, copy.device, copy.n));
+    ibx_client_go_ahead(pair.client, &copy, &code);
+    ibx_pipeline_copy_end(pipeline);
+    assert_int_equal(code, 0);
+    memset(bytes, 0x5a, n);
+    gone_ahead++;
+}
+
 /* One that GVirtuS does not have, which waits. */
 static void call_own(unsigned number, size_t n)
 {
     uint8_t body[LONG_BODY + 36];
     int code = -1;
-    put_call(body, number, n);
+    put_own_call(body, number, n);
     const struct ibx_pipeline_request call = {.name = IBX_EXTRA_NAME, .body = body, .n = n + 36};
     assert_int_equal(ibx_pipeline_call(pipeline, &call, &code), 0);
     assert_int_equal(code, 0);
@@ -187,6 +225,8 @@ static void begin(void)
     pipeline = ibx_pipeline_create(pair.client, IBX_PIPELINE_ALL);
     assert_non_null(pipeline);
     ibx_pipeline_learn(pipeline, "cudaMemcpyAsync");
+    ibx_pipeline_learn(pipeline, "cudaMemcpy");
+    ibx_allocations_add(0, 1u << 30);
 }
 
 static void end(void)
@@ -276,7 +316,7 @@ static void test_whole_requests(void **state)
         busy = true; /* so that nobody takes messages, and calls wait for each other */
         for (unsigned k = 0; k < 60 + i; k++)
             call_ahead(number++, LONG_BODY);
-        put_call(body, number++, LONG_BODY);
+        put_own_call(body, number++, LONG_BODY);
         busy = false;
         assert_int_equal(ibx_pipeline_call(pipeline, &call, &code), 0);
         assert_int_equal(code, 0);
@@ -302,6 +342,25 @@ static void test_own_requests_in_pieces(void **state)
     cuts_connect_with = NULL;
 }
 
+/* With the connection cut at each message, of either end, of copies that have returned. */
+static void test_copies_ahead(void **state)
+{
+    (void)state;
+    gone_ahead = 0;
+    for (unsigned cut = 1; cut <= 2 * 40; cut++) {
+        unsigned number = 0;
+        cuts_plan_nothing();
+        (cut % 2 ? &client_end : &server_end)->plan[0] = 3 + cut / 2;
+        begin();
+        for (unsigned i = 0; i < 24; i++)
+            copy_ahead(number++, i % 3 ? 10000 + i : LONG_COPY - i);
+        call_and_wait(number++, 10);
+        end();
+        assert_int_equal(effects, number);
+    }
+    assert_true(gone_ahead > 1000);
+}
+
 /* How often the session went on. */
 static unsigned run_calls(uint64_t seed)
 {
@@ -313,6 +372,8 @@ static unsigned run_calls(uint64_t seed)
         const size_t kind = random_below(&random, 30);
         if (kind == 1 && runs_own)
             call_own(number++, n < 1000 ? n + 900 : n);
+        else if (kind < 4)
+            copy_ahead(number++, 1 + random_below(&random, i % 4 ? 20000 : LONG_COPY));
         else if (kind)
             call_ahead(number++, n);
         else
@@ -361,9 +422,13 @@ static void test_own_requests_at_random(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shorter_messages), cmocka_unit_test(test_shorter_messages_at_the_end),
-        cmocka_unit_test(test_whole_requests),   cmocka_unit_test(test_own_requests_in_pieces),
-        cmocka_unit_test(test_at_random),        cmocka_unit_test(test_own_requests_at_random),
+        cmocka_unit_test(test_shorter_messages),
+        cmocka_unit_test(test_shorter_messages_at_the_end),
+        cmocka_unit_test(test_whole_requests),
+        cmocka_unit_test(test_own_requests_in_pieces),
+        cmocka_unit_test(test_copies_ahead),
+        cmocka_unit_test(test_at_random),
+        cmocka_unit_test(test_own_requests_at_random),
     };
     if (argc > 2)
         random_cuts = (unsigned)strtoul(argv[2], NULL, 10);

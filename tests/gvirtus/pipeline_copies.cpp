@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Synchronous copies to the device that return before they are made: where nobody can tell.
+#include "frontend-glue/session/extra.h"
+#include "tests/gvirtus/pipeline_scene.h"
+
+#include <functional>
+#include <thread>
+#include <vector>
+
+namespace
+{
+
+constexpr std::size_t sizes[] = {4, 1900, 1901, 10000, 16000, 20000, 65536};
+
+// As the preload makes it. Its memory has other bytes when it has returned.
+int copy(std::uint64_t to, std::size_t n, unsigned seed)
+{
+    std::vector<char> bytes = random_bytes(n, seed);
+    ibx_frontend_copy what{};
+    int rc = -1;
+    what.to_device = true;
+    what.device = to;
+    what.host = bytes.data();
+    what.n = n;
+    if (direct->copy(&what, &rc))
+        return -3;
+    std::memset(bytes.data(), 0x5a, n);
+    return rc;
+}
+
+Body body_of(std::uint64_t to, std::size_t n, unsigned seed)
+{
+    const std::vector<char> bytes = random_bytes(n, seed);
+    return Body().u64(to).host(bytes.data(), n).u64(n).i32(H2D);
+}
+
+// The same on a world of its own.
+struct Model {
+    World *world = world_create();
+    WorldThread thread;
+
+    Model(const Model &) = delete;
+    Model &operator=(const Model &) = delete;
+    explicit Model(const World *like)
+    {
+        for (unsigned i = 0; i < WORLD_STREAMS; i++)
+            world->work[i] = like->work[i];
+    }
+    ~Model() { world_destroy(world); }
+    int call(const char *name, const Body &body)
+    {
+        Body out;
+        return world_run(world, &thread, name, body.bytes, &out);
+    }
+    void copy(std::size_t n, unsigned seed) { call("cudaMemcpy", body_of(1, n, seed)); }
+    bool is(App *app)
+    {
+        for (unsigned i = 0; i < WORLD_STREAMS; i++)
+            if (app->work(STREAM + i) != world->work[i])
+                return false;
+        return true;
+    }
+};
+
+// How long a copy may be to go ahead: over shm only short ones in messages, where no GPU takes
+// others from memory that both ends map.
+bool goes_ahead(std::size_t n)
+{
+    return provider == "tcp" || n < 15000;
+}
+
+// Memory for copies, by a front end that is sure of itself.
+std::uint64_t begin(App *app)
+{
+    const std::uint64_t block = warm(app) ? app->malloc() : 0;
+    return block && !copy(block, 4, 0) && !copy(block, 5000, 0) && !app->synchronize() ? block : 0;
+}
+
+// They return while the device takes nothing, in order, with the bytes of their call.
+bool copies_do_not_wait()
+{
+    Scene scene;
+    App app = scene.app();
+    const std::uint64_t block = begin(&app);
+    REQUIRE(block);
+    Model model(scene.world);
+    scene.world->held = true;
+    for (std::size_t n : sizes) { // not more than may be under way
+        if (!goes_ahead(n))
+            continue;
+        REQUIRE(copy(block + 7, n, 1) == 0 && app.last_error() == 0);
+        model.copy(n, 1);
+        if (n > 1900)
+            continue;
+        REQUIRE(app.call("cudaMemcpy", body_of(block, n, 2)) == 0);
+        model.copy(n, 2);
+    }
+    scene.world->held = false;
+    REQUIRE(model.is(&app));
+    for (unsigned i = 0; i < 60; i++) { // more than may be under way
+        REQUIRE(copy(block, sizes[i % 7], i) == 0);
+        model.copy(sizes[i % 7], i);
+        REQUIRE(i % 11 || (app.launch(i, STREAM + i % 4) == 0));
+        if (i % 11 == 0)
+            model.call("cudaLaunchKernel", world_launch(KERNEL, 32, STREAM + i % 4, i));
+    }
+    return model.is(&app) && app.synchronize() == 0 && app.last_error() == 0;
+}
+
+// Whether a copy waits for the device; `before` is called first. -1: something is wrong.
+int waits_after(Scene *scene, std::uint64_t to, std::size_t n,
+                const std::function<bool(App *app, std::uint64_t block)> &before)
+{
+    std::atomic<int> begun{-1}; // 0, 1: the device takes nothing from now on
+    std::atomic<int> rc{-1};
+    Waiting thread([&] { // copies go over the connection of the calling thread
+        App app = scene->app();
+        const std::uint64_t block = begin(&app);
+        const bool good = block && before(&app, block);
+        scene->world->held = good;
+        begun = good;
+        if (good)
+            rc = copy(to ? to : block, n, 1);
+        if (block)
+            app.free(block);
+    });
+    const bool good = becomes([&] { return begun >= 0; }) && begun;
+    const bool waited = good && thread.waits() && rc == -1; // or its end does
+    scene->world->held = false;
+    thread.join();
+    return good && rc == 0 ? waited : -1;
+}
+
+bool other_copies_wait()
+{
+    for (std::size_t n : {std::size_t{4}, std::size_t{5000}}) {
+        Scene scene("rdma.gpu : off\n"); // the world runs such requests
+        const auto waits = [&](const std::function<bool(App *, std::uint64_t)> &before,
+                               std::uint64_t to = 0) { return waits_after(&scene, to, n, before); };
+        App other = scene.app();
+        const Body set = Body().u64(1).i32(0).u64(8).u64(0);
+        REQUIRE(warm(&other));
+        REQUIRE(waits([](App *, std::uint64_t) { return true; }) == 0);
+        REQUIRE(waits([](App *app, std::uint64_t) { return app->record(0) == 0; }) == 0);
+        // Memory that this process has not allocated.
+        REQUIRE(waits([](App *, std::uint64_t) { return true; }, 1) == 1);
+        // What a synchronous copy waits for natively.
+        REQUIRE(waits([](App *app, std::uint64_t) { return app->launch(1) == 0; }) == 1);
+        REQUIRE(waits([](App *app, std::uint64_t) { return app->set(1) == 0; }) == 1);
+        REQUIRE(waits([&](App *, std::uint64_t) { return other.launch(1) == 0; }) == 1);
+        REQUIRE(waits([](App *app, std::uint64_t) {
+                    return app->launch(1) == 0 && app->synchronize() == 0;
+                }) == 0);
+        REQUIRE(waits([&](App *, std::uint64_t) {
+                    return other.launch(1) == 0 && other.work() != ~0ull;
+                }) == 0);
+        REQUIRE(waits([](App *app, std::uint64_t) {
+                    return app->launch(1) == 0 &&
+                           app->call("cudaStreamSynchronize", Body().u64(STREAM)) == 0;
+                }) == 1); // others may have work
+    }
+    return true;
+}
+
+// Each of these is so for the rest of the process.
+bool copies_wait_for_good(const std::function<bool(App *app)> &since)
+{
+    Scene scene("rdma.gpu : off\n");
+    const auto before = [&](App *app, std::uint64_t) {
+        return since(app) && app->synchronize() == 0;
+    };
+    return waits_after(&scene, 0, 4, before) == 1 && waits_after(&scene, 0, 5000, before) == 1;
+}
+
+bool memory_that_processes_share()
+{
+    return copies_wait_for_good([](App *app) {
+        Body body;
+        body.put(static_cast<std::uint16_t>(IBX_EXTRA_IPC_MEMORY));
+        app->call(IBX_EXTRA_NAME, body);
+        return true;
+    });
+}
+
+bool other_devices()
+{
+    return copies_wait_for_good(
+        [](App *app) { return app->call("cudaSetDevice", Body().i32(1)) == 0; });
+}
+
+bool while_a_stream_is_captured()
+{
+    Scene scene;
+    App app = scene.app();
+    const std::uint64_t block = begin(&app);
+    REQUIRE(block && app.call("cudaStreamBeginCapture", Body().u64(STREAM).i32(0)) == 0);
+    REQUIRE(copy(block, 4, 1) == 906 && app.last_error() == 906); // as CUDA has it
+    REQUIRE(app.call("cudaStreamEndCapture", Body().u64(STREAM).i32(0)) == 901);
+    REQUIRE(app.last_error() == 901 && app.synchronize() == 0);
+    return copy(block, 5000, 1) == 0;
+}
+
+// A wrong address is refused by the call itself.
+bool wrong_addresses()
+{
+    Scene scene;
+    App app = scene.app();
+    const std::uint64_t block = begin(&app);
+    REQUIRE(block && app.malloc() == block + WORLD_BLOCK && app.synchronize() == 0);
+    for (std::size_t n : {std::size_t{100}, std::size_t{5000}}) {
+        for (std::uint64_t wrong :
+             {block - 1, block + 5 * WORLD_BLOCK, block + 2 * WORLD_BLOCK - n + 1,
+              block + WORLD_BLOCK - n + 1, std::uint64_t{50}}) {
+            REQUIRE(copy(wrong, n, 1) == 1 && app.last_error() == 1 && app.last_error() == 0);
+            REQUIRE(app.malloc() == block + 2 * WORLD_BLOCK); // as an error is forgotten
+            REQUIRE(app.free(block + 2 * WORLD_BLOCK) == 0);
+        }
+        REQUIRE(copy(block + WORLD_BLOCK - n, n, 1) == 0);
+    }
+    REQUIRE(app.free(block) == 0 && copy(block, 4, 1) == 1 && copy(block, 5000, 1) == 1);
+    return true;
+}
+
+// An error that nobody could know before is that of the next call which waits.
+bool errors_come_later()
+{
+    Scene scene;
+    App app = scene.app();
+    for (std::size_t n : {std::size_t{4}, std::size_t{5000}}) {
+        const std::uint64_t block = begin(&app);
+        REQUIRE(block);
+        scene.world->held = true;
+        REQUIRE(copy(block, n, 1) == 0);
+        scene.world->fatal = 700;
+        scene.world->held = false;
+        REQUIRE(app.synchronize() == 700 && copy(block, n, 1) == 700);
+        scene.world->fatal = 0;
+        REQUIRE(app.last_error() == 700 && app.last_error() == 0);
+        REQUIRE(copy(block, n, 1) == 0 && app.synchronize() == 0 && app.free(block) == 0);
+    }
+    const std::uint64_t block = begin(&app);
+    scene.back.end();
+    REQUIRE(becomes([&] { return copy(block, 5000, 1) != 0; }));
+    return app.last_error() == 999;
+}
+
+// What another thread does next comes behind them, also in a stream that does not wait for the
+// legacy one.
+bool in_order_between_threads()
+{
+    Scene scene;
+    App other = scene.app(), app = scene.app(); // `direct` goes over the last one
+    const std::uint64_t block = begin(&app);
+    REQUIRE(block && warm(&other) && other.launch(0, STREAM + WORLD_NON_BLOCKING) == 0 &&
+            other.synchronize() == 0);
+    Model model(scene.world);
+    for (std::size_t n : {std::size_t{8}, std::size_t{6000}}) {
+        for (unsigned stream = 0; stream < WORLD_STREAMS; stream++) {
+            scene.world->held = true;
+            REQUIRE(copy(block, n, stream) == 0);
+            model.copy(n, stream);
+            Waiting thread([&] { other.launch(0, STREAM + stream); });
+            const bool waited = thread.waits();
+            scene.world->held = false;
+            thread.join();
+            REQUIRE(waited && other.synchronize() == 0);
+            model.call("cudaLaunchKernel", world_launch(KERNEL, 32, STREAM + stream, 0));
+        }
+    }
+    return model.is(&app);
+}
+
+} // namespace
+
+// Some in a process of its own, which is another one for good.
+void check_copies()
+{
+    auto alone = [](const char *what, bool (*test)()) {
+        check(what, [=] { return result_of(spawn([=] { return test() ? 0 : 1; })) == 0; });
+    };
+    alone("copies to the device that do not wait", copies_do_not_wait);
+    alone("copies to the device that wait", other_copies_wait);
+    alone("copies to memory that processes share", memory_that_processes_share);
+    alone("copies beside other devices", other_devices);
+    alone("copies while a stream is captured", while_a_stream_is_captured);
+    alone("copies to wrong addresses", wrong_addresses);
+    alone("errors of copies that have returned", errors_come_later);
+    alone("copies, and what another thread does next", in_order_between_threads);
+}
