@@ -14,14 +14,13 @@
 #include <string.h>
 
 #define IN_MESSAGE_MAX (256u << 10) /* bytes: most of the time of longer ones is copying */
-* /
-#define IN_SLOT_MAX (64u << 10)
-#define SLOTS       8u
-#define PAGE        4096u
-#define STRIDE      (IN_SLOT_MAX + PAGE)
-#define BYTES       ((size_t)SLOTS * STRIDE)
+#define IN_SLOT_MAX    (64u << 10)
+#define SLOTS          8u
+#define PAGE           4096u
+#define STRIDE         (IN_SLOT_MAX + PAGE)
+#define BYTES          ((size_t)SLOTS * STRIDE)
 
-    void ibx_client_ahead_end(struct client_ahead *ahead)
+void ibx_client_ahead_end(struct client_ahead *ahead)
 {
     ibx_mr_deregister(ahead->mr);
     if (ahead->memory)
