@@ -189,17 +189,14 @@ int ibx_destination_home_send(struct destination *d, struct ibx_error *err)
 
 int ibx_destination_home_comes(struct destination *d, struct ibx_error *err)
 {
-    int rc = is_home(d) ? ibx_journal_note_home(d->home.record.id, err) : 0;
+    int rc = is_home(d) ? ibx_journal_note_home(d->options->folder, d->home.record.id, err) : 0;
     return rc ? ibx_error_prefix(err, rc, "the VM stays where it was") : 0;
 }
 
 void ibx_destination_home_never_came(const struct destination *d)
 {
-    char path[128];
-    if (!ibx_journal_returns(&d->status.record))
-        return;
-    ibx_journal_home_path(d->status.record.base, path, sizeof(path));
-    unlink(path);
+    if (ibx_journal_returns(&d->status.record))
+        ibx_journal_forget_home(d->options->folder, d->status.record.base);
 }
 
 void ibx_destination_home_rename(struct destination *d)

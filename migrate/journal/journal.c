@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #define TOUCHED ".touched"
+#define HOME    ".home"
 
 static void name_of(const struct ibx_record *record, const char *suffix, char name[NAME_BYTES])
 {
@@ -359,7 +360,7 @@ int ibx_journal_write(const char *folder, struct ibx_record *record, struct ibx_
 
 int ibx_journal_remove(const char *folder, const struct ibx_record *record, struct ibx_error *err)
 {
-    static const char *const beside[] = {".new", ".sock", ".lock", TOUCHED, BASE_LOCK};
+    static const char *const beside[] = {".new", ".sock", ".lock", TOUCHED, BASE_LOCK, HOME};
     char name[NAME_BYTES];
     int dir = open_folder(folder, err);
     if (dir < 0)
@@ -409,30 +410,55 @@ static bool is_noted(const char *path)
     return !lstat(path, &st) && (st.st_uid == geteuid() || st.st_uid == 0);
 }
 
-int ibx_journal_note_home(const uint8_t id[IBX_MIGRATE_ID_BYTES], struct ibx_error *err)
+static void home_path_in(const char *folder, const uint8_t id[IBX_MIGRATE_ID_BYTES], char *path,
+                         size_t size)
 {
-    char path[NAME_BYTES + 32];
+    struct ibx_record record = {.source = true};
+    memcpy(record.id, id, sizeof(record.id));
+    ibx_journal_path(folder, &record, HOME, path, size);
+}
+
+/* In /dev/shm, which is everybody's, or where somebody else's file has that name in the folder, to
+ * which nobody else can write: on a disk, and the VM stands still meanwhile. */
+int ibx_journal_note_home(const char *folder, const uint8_t id[IBX_MIGRATE_ID_BYTES],
+                          struct ibx_error *err)
+{
+    char path[NAME_BYTES + 32], instead[PATH_MAX];
     ibx_journal_home_path(id, path, sizeof(path));
+    home_path_in(folder, id, instead, sizeof(instead));
     const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
     int fd = open(path, flags, 0600);
     if (fd < 0 && errno == EEXIST && is_noted(path))
         return 0;
-    if (fd < 0 && errno == EEXIST && !unlink(path)) /* somebody else's: the folder is everybody's */
+    if (fd < 0 && errno == EEXIST && !unlink(path)) /* root can */
         fd = open(path, flags, 0600);
+    const int code = errno;
+    if (fd < 0)
+        fd = open(instead, flags & ~O_EXCL, 0600);
     if (fd < 0)
         return ibx_error_set(err, -errno,
-                             "%s, where it is noted that the VM may run here again, cannot be "
-                             "made: %s; make room in /dev/shm",
-                             path, strerror(errno));
+                             "neither %s (%s) nor %s (%s), where it is noted that the VM may run "
+                             "here again, can be made: make room in /dev/shm",
+                             path, strerror(code), instead, strerror(errno));
     close(fd);
     return 0;
 }
 
-bool ibx_journal_noted_home(const struct ibx_record *record)
+bool ibx_journal_noted_home(const char *folder, const struct ibx_record *record)
 {
-    char path[NAME_BYTES + 32];
+    char path[NAME_BYTES + 32], instead[PATH_MAX];
     ibx_journal_home_path(record->id, path, sizeof(path));
-    return record->source && record->borrow && is_noted(path);
+    home_path_in(folder, record->id, instead, sizeof(instead));
+    return record->source && record->borrow && (is_noted(path) || is_noted(instead));
+}
+
+void ibx_journal_forget_home(const char *folder, const uint8_t id[IBX_MIGRATE_ID_BYTES])
+{
+    char path[PATH_MAX];
+    ibx_journal_home_path(id, path, sizeof(path));
+    unlink(path);
+    home_path_in(folder, id, path, sizeof(path));
+    unlink(path);
 }
 
 int ibx_journal_touch_base(const char *folder, const struct ibx_record *record,

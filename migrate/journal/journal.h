@@ -154,8 +154,10 @@ void ibx_journal_map_path(const struct ibx_record *record, char *path, size_t si
 /* Home: where it is noted that a borrowed VM, of the migration `id`, may run here again, which
  * changes the memory that it left. Made before it does, and gone if it never did. */
 void ibx_journal_home_path(const uint8_t id[IBX_MIGRATE_ID_BYTES], char *path, size_t size);
-int ibx_journal_note_home(const uint8_t id[IBX_MIGRATE_ID_BYTES], struct ibx_error *err);
-bool ibx_journal_noted_home(const struct ibx_record *record);
+int ibx_journal_note_home(const char *folder, const uint8_t id[IBX_MIGRATE_ID_BYTES],
+                          struct ibx_error *err);
+bool ibx_journal_noted_home(const char *folder, const struct ibx_record *record);
+void ibx_journal_forget_home(const char *folder, const uint8_t id[IBX_MIGRATE_ID_BYTES]);
 /* Removes what they name, which nobody needs when the migration is over. */
 void ibx_journal_forget_notes(const struct ibx_record *record);
 /* The newest record of the return of this borrowed VM, on the side that the record is of: the

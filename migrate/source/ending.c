@@ -236,7 +236,7 @@ static int check_use(const struct source *s, struct ibx_error *err)
 {
     const struct ibx_options options = ibx_migration_retry_options(&s->transport);
     struct ibx_migrate_answer *answer;
-    if (!ibx_journal_noted_home(&s->status.record))
+    if (!ibx_journal_noted_home(s->options->folder, &s->status.record))
         return 0;
     answer = calloc(1, sizeof(*answer));
     int rc = answer ? ibx_migration_ask(&s->status.record, IBX_PURPOSE_QUERY, &options, answer, err)
@@ -263,7 +263,8 @@ int ibx_source_reconnect(struct source *s, struct ibx_error *err)
         rc = rc ? -EAGAIN : ibx_source_link_resume(&s->link, &there, err);
     }
     ibx_source_link_delay(&s->link);
-    if (rc && ibx_journal_noted_home(&s->status.record)) /* which may turn out to be wrong */
+    if (rc && ibx_journal_noted_home(s->options->folder,
+                                     &s->status.record)) /* which may turn out to be wrong */
         s->link.retry_ns = ibx_deadline_in_ms(HOME_LOOK_MS);
     if (err->code != -ECONNREFUSED || !rc)
         s->nobody_ns = 0;

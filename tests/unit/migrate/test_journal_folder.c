@@ -435,26 +435,43 @@ static void folders_of_run_are_known(NO_STATE)
     assert_int_equal(rmdir(base), 0);
 }
 
-/* In a folder of everybody's. Another user may have made it first, so that it counts for nobody. */
+/* In a folder of everybody's. Another user may have made it first, so that it counts for nobody;
+ * where it cannot be removed, the note is beside the record. */
 static void home_is_noted_by_its_own_file(NO_STATE)
 {
     struct ibx_record r = sample(true, 0xcd);
     struct ibx_error err = {0};
-    char path[PATH_MAX];
+    char path[PATH_MAX], beside[PATH_MAX];
     r.borrow = IBX_BORROW_LAZY;
     ibx_journal_home_path(r.id, path, sizeof(path));
+    ibx_journal_path(folder, &r, ".home", beside, sizeof(beside));
     unlink(path);
-    assert_false(ibx_journal_noted_home(&r));
-    assert_int_equal(ibx_journal_note_home(r.id, &err), 0);
-    assert_int_equal(ibx_journal_note_home(r.id, &err), 0);
-    assert_true(ibx_journal_noted_home(&r));
+    assert_false(ibx_journal_noted_home(folder, &r));
+    assert_int_equal(ibx_journal_note_home(folder, r.id, &err), 0);
+    assert_int_equal(ibx_journal_note_home(folder, r.id, &err), 0);
+    assert_true(ibx_journal_noted_home(folder, &r));
     if (!geteuid()) {
         assert_int_equal(chown(path, 1234, 1234), 0);
-        assert_false(ibx_journal_noted_home(&r));
-        assert_int_equal(ibx_journal_note_home(r.id, &err), 0);
-        assert_true(ibx_journal_noted_home(&r));
+        assert_false(ibx_journal_noted_home(folder, &r));
+        assert_int_equal(ibx_journal_note_home(folder, r.id, &err), 0);
+        assert_true(ibx_journal_noted_home(folder, &r));
     }
-    unlink(path);
+    assert_int_equal(access(beside, F_OK), -1);
+    ibx_journal_forget_home(folder, r.id);
+    assert_false(ibx_journal_noted_home(folder, &r));
+    if (!geteuid()) {
+        assert_int_equal(mkdir(path, 0700), 0);
+        assert_int_equal(chown(path, 1234, 1234), 0);
+        assert_int_equal(ibx_journal_note_home("/nowhere", r.id, &err), -ENOENT);
+        assert_non_null(strstr(err.message, "make room in /dev/shm"));
+        assert_int_equal(ibx_journal_note_home(folder, r.id, &err), 0);
+        assert_int_equal(ibx_journal_note_home(folder, r.id, &err), 0);
+        assert_true(ibx_journal_noted_home(folder, &r));
+        assert_int_equal(access(beside, F_OK), 0);
+        ibx_journal_forget_home(folder, r.id);
+        assert_false(ibx_journal_noted_home(folder, &r));
+        assert_int_equal(rmdir(path), 0);
+    }
 }
 
 int main(void)
