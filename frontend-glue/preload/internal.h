@@ -249,6 +249,9 @@ int cudaGetDeviceProperties(void *properties, int device);
 int cudaMemPrefetchAsync(const void *address, size_t n);
 int cudaMemAdvise(const void *address, size_t n);
 int cudaStreamAttachMemAsync(void *stream, void *address, size_t n, unsigned flags);
+void __cudaRegisterManagedVar(void **module, void **variable, char *address, const char *name,
+                              int external, size_t n, int constant, int global);
+char __cudaInitModule(void **module);
 void ibx_frontend_attach(const struct ibx_frontend_calls *calls);
 #pragma GCC visibility pop
 

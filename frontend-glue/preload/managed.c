@@ -272,3 +272,25 @@ int cudaStreamAttachMemAsync(void *stream, void *address, size_t n, unsigned fla
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     return within(address, n ? n : 1);
 }
+
+/* ----------------------------------------------------------------------- __managed__ variables */
+
+/* Their pointers here stay null, so that an access ends the program and reads nothing wrong. */
+void __cudaRegisterManagedVar(void **module, void **variable, char *address, const char *name,
+                              int external, size_t n, int constant, int global)
+{
+    __typeof__(&__cudaRegisterManagedVar) next = NEXT(__cudaRegisterManagedVar);
+    if (next)
+        next(module, variable, address, name, external, n, constant, global);
+    else
+        ibx_log(IBX_LOG_ERROR,
+                "the program has the __managed__ variable %s, which GVirtuS cannot give: its first "
+                "access from the host will end it; use cudaMallocManaged instead",
+                name);
+}
+
+char __cudaInitModule(void **module)
+{
+    __typeof__(&__cudaInitModule) next = NEXT(__cudaInitModule);
+    return next ? next(module) : 1;
+}

@@ -270,19 +270,23 @@ static int settle(const struct managed *m)
 /* Locked. All of it becomes the device's. Until then who touches it waits for the lock. */
 static int give(void)
 {
+    const struct managed *pushed = NULL;
     int rc = CUDA_SUCCESS;
     ibx_managed_own_begin();
     for (struct managed *m = all; m && !rc; m = m->next) {
-        const bool newer = m->newer;
         if (!m->fresh)
             continue;
         if (!protect(m, 0, m->blocks, PROT_NONE))
             rc = CUDA_MEMORY_ALLOCATION;
-        if (!rc && newer && !(rc = push(m)))
-            rc = settle(m);
+        if (m->newer)
+            pushed = m;
+        if (!rc && m->newer)
+            rc = push(m);
         if (!rc)
             set(m, 0, m->blocks, PAGES_STALE);
     }
+    if (!rc && pushed)
+        rc = settle(pushed);
     if (!rc)
         atomic_store(&fresh, false);
     ibx_managed_own_end();
