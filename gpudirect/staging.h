@@ -35,6 +35,7 @@ struct ibx_gpu_copy {
     uint64_t device_pitch, host_pitch;
     uint64_t width, height; /* bytes, rows; neither is 0 */
     void *stream;
+    bool beside_graphs; /* the driver must not keep others out while it waits */
 };
 
 /* Bytes of the host's side: host_pitch * height, or the width of a plain copy. */

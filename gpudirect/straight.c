@@ -73,8 +73,8 @@ int ibx_staging_straight(struct ibx_staging *st, void *host, const struct ibx_gp
     const bool legacy = !copy->stream || copy->stream == IBX_CUDA_STREAM_LEGACY;
     int rc;
     st->company = ibx_turn_company(st->turn);
-    if (ibx_gpu_copy_is_plain(copy) && legacy && st->company < IBX_TURN_BESIDE_LONG &&
-        copy->width <= straight_piece(st->company)) {
+    if (!copy->beside_graphs && ibx_gpu_copy_is_plain(copy) && legacy &&
+        st->company < IBX_TURN_BESIDE_LONG && copy->width <= straight_piece(st->company)) {
         rc = to_device ? cuda->memcpy_to_device(copy->device, host, (size_t)copy->width)
                        : cuda->memcpy_from_device(host, copy->device, (size_t)copy->width);
     } else {

@@ -91,7 +91,7 @@ static int graph_launch(struct copies *x, struct arguments *a)
     void *graph = pointer(&a->in);
     if (!ibx_handles_know(x, IBX_HANDLE_EXEC, (uintptr_t)graph))
         return PASSES;
-    return ibx_frees_launch(runtime.graph_launch, graph, pointer(&a->in));
+    return ibx_frees_launch(x, runtime.graph_launch, graph, pointer(&a->in));
 }
 
 static int set_memory(struct copies *x, struct arguments *a)

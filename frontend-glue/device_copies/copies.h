@@ -339,7 +339,12 @@ bool ibx_handles_remove(struct copies *x, enum ibx_handle_kind kind, uint64_t va
 void ibx_frees_begin(struct copies *x, uint64_t address);
 void ibx_frees_end(void);
 /* Launches a graph, when no memory is being given back. */
-int ibx_frees_launch(int (*launch)(void *graph, void *stream), void *graph, void *stream);
+int ibx_frees_launch(struct copies *x, int (*launch)(void *graph, void *stream), void *graph,
+                     void *stream);
+/* Before an executable graph is given back: waits for its last launch. */
+void ibx_frees_exec(struct copies *x, const void *exec);
+/* A context was reset, with its events: of no executable graph is the last launch known. */
+void ibx_frees_forget(void);
 
 /* registrations.c: what a handler of GVirtuS's does, by its request's name. */
 enum registrations_use ibx_registrations_use(const char *name);

@@ -241,6 +241,7 @@ static int destroy_exec(struct extra *e)
     if (!whole(e) || !ibx_handles_remove(e->x, IBX_HANDLE_EXEC, (uintptr_t)exec))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, give_back);
+    ibx_frees_exec(e->x, exec);
     const int rc = give_back(exec);
     ibx_extra_disown((uintptr_t)exec, number);
     return rc;

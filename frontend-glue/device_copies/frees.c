@@ -6,6 +6,9 @@
  * is given back at a moment when none is under way: this thread waits first as
  * cudaDeviceSynchronize does, which keeps nobody out, and again if a graph was launched meanwhile.
  *
+ * An executable graph that has not ended is waited for likewise before it is given back, by an
+ * event behind its last launch.
+ *
  * So that the moment comes, launches of graphs are held while somebody waits, HELD_MS at most each:
  * what a graph waits for may come from the thread that launches the next one.
  */
@@ -14,6 +17,8 @@
 #include "common/clock.h"
 
 #include <pthread.h>
+#include <search.h>
+#include <stdlib.h>
 
 #define HELD_MS 200u
 
@@ -71,7 +76,78 @@ void ibx_frees_end(void)
     pthread_mutex_unlock(&lock);
 }
 
-int ibx_frees_launch(int (*launch)(void *graph, void *stream), void *graph, void *stream)
+/* ------------------------------------------------------------------------ executable graphs */
+
+/* An event behind an executable graph's last launch. */
+struct last_launch {
+    const void *exec;
+    void *event;
+};
+static void *last_launches; /* a tree, by exec; under the lock */
+
+static int compare(const void *a, const void *b)
+{
+    const struct last_launch *left = a, *right = b;
+    const uintptr_t at = (uintptr_t)left->exec, other = (uintptr_t)right->exec;
+    return (at > other) - (at < other);
+}
+
+/* NULL: no memory. Locked. */
+static struct last_launch *last_launch_of(const struct ibx_cuda *cuda, const void *exec)
+{
+    struct last_launch *made = calloc(1, sizeof(*made));
+    if (!made)
+        return NULL;
+    made->exec = exec;
+    struct last_launch **found = tsearch(made, &last_launches, compare);
+    if (found && *found == made && cuda->event_create(&made->event, IBX_CUDA_EVENT_DISABLE_TIMING))
+        made->event = NULL;
+    if (!found || *found != made)
+        free(made);
+    return found ? *found : NULL;
+}
+
+/* Without an event the graph is given back as it is. */
+static void note_launch(struct copies *x, const void *exec, void *stream)
+{
+    if (!ibx_copies_have_cuda(x))
+        return;
+    pthread_mutex_lock(&lock);
+    const struct last_launch *last = last_launch_of(x->cuda, exec);
+    if (last && last->event)
+        x->cuda->event_record(last->event, stream);
+    pthread_mutex_unlock(&lock);
+}
+
+void ibx_frees_exec(struct copies *x, const void *exec)
+{
+    const struct last_launch wanted = {.exec = exec};
+    pthread_mutex_lock(&lock);
+    struct last_launch **found = tfind(&wanted, &last_launches, compare);
+    struct last_launch *last = found ? *found : NULL;
+    if (last)
+        tdelete(last, &last_launches, compare);
+    pthread_mutex_unlock(&lock);
+    if (last && last->event && ibx_copies_have_cuda(x)) {
+        const int mode = ibx_cuda_capture_relax(x->cuda);
+        x->cuda->event_synchronize(last->event); /* it may have gone with its context */
+        x->cuda->event_destroy(last->event);
+        ibx_cuda_capture_restore(x->cuda, mode);
+    }
+    free(last);
+}
+
+void ibx_frees_forget(void)
+{
+    pthread_mutex_lock(&lock);
+    void *all = last_launches;
+    last_launches = NULL;
+    pthread_mutex_unlock(&lock);
+    tdestroy(all, free);
+}
+
+int ibx_frees_launch(struct copies *x, int (*launch)(void *graph, void *stream), void *graph,
+                     void *stream)
 {
     if (!ibx_host_work_repeats())
         return launch(graph, stream);
@@ -91,5 +167,7 @@ int ibx_frees_launch(int (*launch)(void *graph, void *stream), void *graph, void
     launching--;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
+    if (!rc && !ibx_copies_captures())
+        note_launch(x, graph, stream);
     return rc;
 }

@@ -25,7 +25,8 @@ static bool inline_able(struct copies *x)
     const struct ibx_frame *f = &c->frame;
     if (came_pinned(x) && ibx_copies_staging(x))
         return true;
-    bool plain = f->height == 1 && f->stream <= 1;
+    /* The driver keeps others out while such a copy waits, also those for which a graph waits. */
+    bool plain = f->height == 1 && f->stream <= 1 && !c->gpu.beside_graphs;
     bool stage = c->stage == COPY_FROM_MESSAGE || (c->stage == COPY_TO_REPLY && f->out == f->width);
     return stage && plain && f->width <= ibx_copies_way(x)->inline_max;
 }
@@ -79,6 +80,7 @@ void ibx_copies_begin(struct copies *x, enum copy_stage stage, uint64_t bytes)
         .width = f->width,
         .height = f->height,
         .stream = f->stream ? (void *)(uintptr_t)f->stream : IBX_CUDA_STREAM_LEGACY,
+        .beside_graphs = ibx_host_work_repeats(),
     };
 }
 

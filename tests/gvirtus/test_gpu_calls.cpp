@@ -8,6 +8,7 @@
 #include "tests/gvirtus/remote.h"
 #include "tests/gvirtus/scene.h"
 
+#include <atomic>
 #include <cstring>
 #include <thread>
 #include <unistd.h>
@@ -224,40 +225,107 @@ bool serve(Remote &remote, std::uint64_t to, std::vector<char> &bytes)
            remote.stream_synchronize(stream) == 0 && ask(remote, called) != ~0ull;
 }
 
+// A graph that calls a function of `calls`, in a stream of the first client's, and a client beside.
+struct Waiting {
+    Gpu gpu;
+    Client calls, other;
+    std::uint64_t stream, to, exec = 0;
+    std::vector<char> bytes = random_bytes(4096, 7);
+
+    explicit Waiting(const std::string &more = "") : gpu(more), calls(gpu), other(gpu)
+    {
+        for (Client *client : {&calls, &other}) {
+            client->remote.get_last_error();
+            client->remote.set_device(0);
+        }
+        stream = gpu.remote.stream_create();
+        to = calls.remote.malloc(4096);
+        const std::uint64_t queue = answer(calls.remote, "ibxRuntime", number(IBX_EXTRA_HOST_OPEN));
+        exec = graph([queue](Body node) { return node.u64(queue).u64(1); });
+    }
+    // What can be launched of a graph with one node, a function or none.
+    template <typename F> std::uint64_t graph(const F &function)
+    {
+        Remote &remote = gpu.remote;
+        const std::uint64_t made =
+            answer(remote, "ibxRuntime", number(IBX_EXTRA_GRAPH_CREATE).i32(0));
+        Body node = number(IBX_EXTRA_NODE_HOST).u64(made);
+        node.bytes.insert(node.bytes.end(), 2, 0); // behind no other
+        if (remote.call("ibxRuntime", function(node)) != 0)
+            return 0;
+        const Body body = number(IBX_EXTRA_GRAPH_INSTANTIATE).u64(made).u64(0);
+        const std::uint64_t exec_made = answer(remote, "ibxRuntime", body);
+        return exec_made == ~0ull ? 0 : exec_made;
+    }
+    bool launch() { return gpu.remote.call("cudaGraphLaunch", Body().u64(exec).u64(stream)) == 0; }
+    bool serve() { return ::serve(calls.remote, to, bytes); }
+};
+
 // A client gives memory back while another one's graph waits for a copy of its own client. The
 // driver keeps all others out while it gives memory back, and waits for graphs.
 bool freed_beside_graphs(const std::string &more)
 {
-    Gpu gpu(more);
-    Client calls(gpu), frees(gpu);
-    Remote &remote = gpu.remote;
-    for (Client *client : {&calls, &frees}) {
-        client->remote.get_last_error();
-        client->remote.set_device(0);
-    }
-    const std::uint64_t stream = remote.stream_create(), to = calls.remote.malloc(4096),
-                        memory = frees.remote.malloc(4096);
-    auto bytes = random_bytes(4096, 7);
-    const std::uint64_t queue = answer(calls.remote, "ibxRuntime", number(IBX_EXTRA_HOST_OPEN)),
-                        graph = answer(remote, "ibxRuntime", number(IBX_EXTRA_GRAPH_CREATE).i32(0));
-    Body node = number(IBX_EXTRA_NODE_HOST).u64(graph);
-    node.bytes.insert(node.bytes.end(), 2, 0); // behind no other
-    REQUIRE(remote.call("ibxRuntime", node.u64(queue).u64(1)) == 0);
-    const std::uint64_t exec =
-        answer(remote, "ibxRuntime", number(IBX_EXTRA_GRAPH_INSTANTIATE).u64(graph).u64(0));
-    const Body launch = Body().u64(exec).u64(stream);
-    REQUIRE(exec && exec != ~0ull && remote.call("cudaGraphLaunch", launch) == 0);
-    const unsigned long before = remote.stats().waits;
+    Waiting w(more);
+    const std::uint64_t memory = w.other.remote.malloc(4096);
+    REQUIRE(w.exec && w.launch());
+    const unsigned long before = w.gpu.remote.stats().waits;
     int code = -1;
-    std::thread freeing([&] { code = frees.remote.free(memory); });
-    while (remote.stats().waits == before)
+    std::thread freeing([&] { code = w.other.remote.free(memory); });
+    while (w.gpu.remote.stats().waits == before)
         usleep(1000);
-    const bool again = remote.call("cudaGraphLaunch", launch) == 0; // it is not kept out for ever
-    const bool served = serve(calls.remote, to, bytes) && serve(calls.remote, to, bytes);
+    const bool again = w.launch(); // it is not kept out for ever
+    const bool served = w.serve() && w.serve();
     freeing.join();
     REQUIRE(again && served && code == 0);
-    return remote.call("cudaGraphLaunch", launch) == 0 && serve(calls.remote, to, bytes) &&
-           remote.stream_synchronize(stream) == 0;
+    return w.launch() && w.serve() && w.gpu.remote.stream_synchronize(w.stream) == 0;
+}
+
+// The same of a copy of few bytes, which waits for the graph.
+bool copied_beside_graphs(bool to_device)
+{
+    Waiting w;
+    const std::uint64_t memory = w.other.remote.malloc(4096);
+    char bytes[100] = {};
+    auto copy = [&] {
+        return to_device ? w.other.remote.to_device(memory, bytes, sizeof(bytes))
+                         : w.other.remote.from_device(bytes, memory, sizeof(bytes));
+    };
+    REQUIRE(copy() == 0 && w.exec && w.launch());
+    const ibx_double_stats before = w.gpu.remote.stats();
+    int code = -1;
+    std::thread copying([&] { code = copy(); });
+    for (ibx_double_stats now = before;
+         now.copies_async + now.copies_sync == before.copies_async + before.copies_sync;
+         now = w.gpu.remote.stats())
+        usleep(1000);
+    const bool served = w.serve();
+    copying.join();
+    return served && code == 0 && w.gpu.remote.stats().copies_sync == before.copies_sync;
+}
+
+// The same of an executable graph that has not ended: here, one behind the first one.
+bool destroyed_beside_graphs()
+{
+    Waiting w;
+    Client asks(w.gpu);
+    asks.remote.get_last_error();
+    asks.remote.set_device(0);
+    const std::uint64_t queue = answer(asks.remote, "ibxRuntime", number(IBX_EXTRA_HOST_OPEN));
+    const std::uint64_t behind = w.graph([queue](Body node) { return node.u64(queue).u64(2); });
+    REQUIRE(w.exec && behind && w.launch());
+    REQUIRE(w.gpu.remote.call("cudaGraphLaunch", Body().u64(behind).u64(w.stream)) == 0);
+    std::atomic<int> code{-1};
+    std::thread destroying([&] {
+        code = w.other.remote.call("ibxRuntime", number(IBX_EXTRA_EXEC_DESTROY).u64(behind));
+    });
+    usleep(20000); // too short, and the test sees less
+    const bool served = w.serve();
+    while (!ask(asks.remote, 0))
+        ;
+    const bool waited = code == -1;
+    const bool over = ask(asks.remote, 2) != ~0ull;
+    destroying.join();
+    return served && waited && over && code == 0;
 }
 
 bool kernels()
@@ -395,10 +463,14 @@ int main(int argc, char **argv)
     check("arrays after a reset", arrays_after_reset);
     check("functions in captures", functions_in_captures);
     check("copies in captures", copies_in_captures);
-    setenv("IBX_DOUBLE_FREES_ALONE", "1", 1);
+    setenv("IBX_DOUBLE_ALONE", "1", 1);
     check("memory given back beside graphs", [] { return freed_beside_graphs(""); });
     check("... that is counted", [] { return freed_beside_graphs("rdma.device_memory : 64M\n"); });
-    unsetenv("IBX_DOUBLE_FREES_ALONE");
+    check("few bytes copied to the device beside graphs",
+          [] { return copied_beside_graphs(true); });
+    check("... from the device", [] { return copied_beside_graphs(false); });
+    check("an executable graph destroyed beside graphs", destroyed_beside_graphs);
+    unsetenv("IBX_DOUBLE_ALONE");
     check("kernels", kernels);
     check("kernels while some are taken away", kernels_meanwhile);
     check("registrations of several clients", registered_at_once);

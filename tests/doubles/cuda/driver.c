@@ -68,7 +68,18 @@ static bool fails(const char *function, int *code)
     return true;
 }
 
-static bool alone; /* somebody waits for all streams, and lets nobody in */
+static unsigned alone; /* who wait for streams, and let nobody in */
+
+static void begin_alone(void)
+{
+    alone += getenv("IBX_DOUBLE_ALONE") != NULL;
+}
+
+static void end_alone(void)
+{
+    alone -= alone != 0;
+    pthread_cond_broadcast(&changed);
+}
 
 int enter(const char *function)
 {
@@ -481,7 +492,8 @@ static size_t span_of(size_t pitch, size_t width, size_t height)
     return (height - 1) * pitch + width;
 }
 
-/* Pageable memory is read at once, and an asynchronous copy to it is waited for: as the driver. */
+/* Pageable memory is read at once, and an asynchronous copy to it is waited for: as the driver. It
+ * keeps others out while it waits if IBX_DOUBLE_ALONE is set. */
 static int copy_submit(const struct ibx_cuda_memcpy2d *c, void *handle, bool sync)
 {
     bool from_pinned = true, to_pinned = true;
@@ -513,8 +525,11 @@ static int copy_submit(const struct ibx_cuda_memcpy2d *c, void *handle, bool syn
             job->from = memcpy(job->snapshot, from, span_of(c->src_pitch, c->width, c->height));
     }
     submit(stream, job);
-    if (sync || !to_pinned)
+    if (sync || !to_pinned) {
+        begin_alone();
         wait_for(stream, stream->submitted);
+        end_alone();
+    }
     return sync ? sticky_error : SUCCESS;
 }
 
@@ -530,6 +545,18 @@ static int copy_plain(const char *name, unsigned to_type, uint64_t to, unsigned 
     c.dst_host = (void *)(uintptr_t)to;
     int code = enter(name);
     return code ? code : leave(n ? copy_submit(&c, stream, sync) : SUCCESS);
+}
+
+/* As a call of the driver's that waits for a stream and keeps others out. */
+EXPORT void ibx_double_wait_alone(void *handle)
+{
+    pthread_mutex_lock(&mutex);
+    struct stream *stream = stream_of(handle);
+    begin_alone();
+    if (stream)
+        wait_for(stream, stream->submitted);
+    end_alone();
+    leave(0);
 }
 
 EXPORT int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t n)
@@ -680,12 +707,11 @@ bool stream_known(void *handle, bool *blocking)
 
 void wait_for_all(void)
 {
-    alone = getenv("IBX_DOUBLE_FREES_ALONE");
+    begin_alone();
     stats.waits++;
     for (unsigned i = 0; i < STREAMS; i++)
         wait_for(&streams[i], streams[i].submitted);
-    alone = false;
-    pthread_cond_broadcast(&changed);
+    end_alone();
 }
 
 bool in_use(const uint8_t *address, size_t n)

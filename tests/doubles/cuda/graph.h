@@ -58,6 +58,7 @@ struct graph_node {
 
 struct double_graph {
     uint64_t magic;
+    void *launched; /* the stream of the last launch */
     unsigned count;
     struct graph_node nodes[GRAPH_NODES];
 };

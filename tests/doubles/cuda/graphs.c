@@ -151,6 +151,7 @@ static int run_graph(const struct double_graph *graph, void *stream)
 
 EXPORT int cudaGraphLaunch(void *exec, void *stream)
 {
+    graph_of(exec)->launched = stream;
     return returns(run_graph(graph_of(exec), stream));
 }
 
@@ -265,8 +266,13 @@ EXPORT int cudaGraphInstantiateWithFlags(void **exec, void *graph, unsigned long
     return returns(0);
 }
 
+/* As the driver, waits for the last launch, and may keep others out meanwhile. */
 EXPORT int cudaGraphExecDestroy(void *exec)
 {
+    void (*wait_alone)(void *stream) = NULL;
+    *(void **)&wait_alone = driver_function("ibx_double_wait_alone");
+    if (graph_of(exec)->launched)
+        wait_alone(graph_of(exec)->launched);
     discard(exec);
     return returns(0);
 }

@@ -83,7 +83,7 @@ EXPORT int ibx_double_pooled(uint64_t device, bool pooled)
 }
 
 /* As the driver, waits for everything first, but where the memory is a pool's; and it keeps others
- * out meanwhile if IBX_DOUBLE_FREES_ALONE is set. */
+ * out meanwhile if IBX_DOUBLE_ALONE is set. */
 EXPORT int cuMemFree_v2(uint64_t device)
 {
     int code = enter_unsafe("cuMemFree");
