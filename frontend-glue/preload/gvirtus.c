@@ -20,13 +20,20 @@ const struct ibx_frontend_calls *ibx_frontend_plugin(void)
     return atomic_load(&plugin);
 }
 
+/* Before main(), as GVirtuS connects. */
+static void begin_process(void)
+{
+    ibx_frontend_hide_local_gpus();
+    ibx_frontend_kernels_prepare();
+}
+
 void ibx_frontend_attach(const struct ibx_frontend_calls *calls)
 {
     static atomic_flag hidden = ATOMIC_FLAG_INIT;
     if (calls->version == IBX_FRONTEND_VERSION) {
         atomic_store(&plugin, calls);
         if (!atomic_flag_test_and_set(&hidden))
-            ibx_frontend_hide_local_gpus();
+            begin_process();
     }
     if (calls->version != IBX_FRONTEND_VERSION && !atomic_flag_test_and_set(&warned))
         ibx_log(IBX_LOG_WARN, "libibx-frontend.so does not belong to this rdma communicator: "

@@ -335,6 +335,9 @@ const void *ibx_frontend_launch_body(const struct launch_config *config, const v
 int ibx_frontend_launch(const void *function, const struct launch_config *config, void **arguments,
                         bool unseen);
 
+/* What the first launches need; 0.1 ms, which the first one would take otherwise. */
+void ibx_frontend_kernels_prepare(void);
+
 /* ---------------------------------------------------------------- local_libraries.c */
 
 /* Has libraries of NVIDIA's that call this host's driver find no GPU. */

@@ -11,6 +11,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define HEAD       56u    /* bytes of a launch before its arguments */
 #define BODY_MAX   1900u  /* of one that is made here */
@@ -118,12 +119,16 @@ static bool head_is(const uint8_t *body, size_t n, const struct launch_config *c
 /* Arguments that consist of their numbers, from 1 on; NULL: no memory. */
 static void **marked;
 
+/* Page by page, as they are written, these half a MiB would take the kernel most of the time. */
 static void mark_arguments(void)
 {
     const size_t rows = (size_t)(MARKS + 1) * MARKED;
-    void **arguments = malloc(POINTERS * sizeof(*arguments) + rows + BEHIND_END);
-    if (!arguments)
+    const size_t all_bytes = POINTERS * sizeof(void *) + rows + BEHIND_END;
+    void **arguments =
+        mmap(NULL, all_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (arguments == MAP_FAILED)
         return;
+    madvise(arguments, all_bytes, MADV_POPULATE_WRITE);
     uint8_t *marks = (uint8_t *)(arguments + POINTERS);
     for (size_t i = 0; i < POINTERS; i++) {
         const size_t row = i < MARKS ? i : MARKS;
@@ -135,13 +140,18 @@ static void mark_arguments(void)
     marked = arguments;
 }
 
-static void learn(const void *function, const struct launch_config *config)
+void ibx_frontend_kernels_prepare(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, mark_arguments);
+}
+
+static void learn(const void *function, const struct launch_config *config)
+{
     struct kernel *k = calloc(1, sizeof(*k) + MARKS * sizeof(k->arguments[0]));
     size_t n = 0;
     int rc = 0;
-    pthread_once(&once, mark_arguments);
+    ibx_frontend_kernels_prepare();
     if (!k || !marked) {
         free(k);
         return;
