@@ -384,7 +384,7 @@ static int arm(void *endpoint)
     if (tcp->state.now != TCP_DRAINING)
         ibx_tcp_credits_return(tcp);
     ibx_tcp_peer_check(tcp);
-    if (tcp->sends_gone || loss_due(tcp))
+    if (tcp->sends_gone || loss_due(tcp) || (tcp_uring(tcp) && ibx_tcp_uring_has_refused(tcp)))
         return 1;
     if (tcp->state.now == TCP_DRAINING) /* lane 0 and the timer wake it */
         return ibx_tcp_lane_has_input(&tcp->lanes[0]);

@@ -204,6 +204,11 @@ void ibx_tcp_uring_progress(struct tcp *tcp)
     }
 }
 
+bool ibx_tcp_uring_has_refused(const struct tcp *tcp)
+{
+    return io_uring_sq_ready(&tcp->uring->ring) > 0;
+}
+
 /* ---------------------------------------------------------------------- cancelling */
 
 static void cancel(struct tcp_uring *r, struct tcp_lane *lane, enum ring_kind kind)

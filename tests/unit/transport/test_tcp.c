@@ -12,6 +12,9 @@
 #include <string.h>
 
 #include <cmocka.h>
+#ifdef IBX_WITH_URING
+#include <liburing.h>
+#endif
 
 #define BOTH (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE)
 
@@ -349,6 +352,52 @@ static void test_losses_are_noticed_early(void **state)
     ends_close(&server, &client);
 }
 
+#ifdef IBX_WITH_URING
+static unsigned refusals; /* of the kernel's, from now on */
+
+int __real_io_uring_submit(struct io_uring *ring);
+int __wrap_io_uring_submit(struct io_uring *ring);
+
+int __wrap_io_uring_submit(struct io_uring *ring)
+{
+    if (!refusals)
+        return __real_io_uring_submit(ring);
+    refusals--;
+    return -EAGAIN;
+}
+
+/* Nothing wakes a sleeper then, so that nobody may sleep. */
+static void test_work_that_the_kernel_refuses(void **state)
+{
+    (void)state;
+    ends_open(&server, &client, sockets_tcp, 1, 4);
+    struct ibx_mr *mr = end_register(&server, NULL, 4096, BOTH);
+    struct ibx_mr *local = end_register(&client, NULL, 4096, 0);
+    struct ibx_chunk chunk = {
+        .kind = IBX_RDMA_READ,
+        .lane = 1,
+        .local = local->span.address,
+        .remote_address = (uintptr_t)mr->span.address,
+        .remote_keys = mr->keys,
+        .length = 4096,
+    };
+    refusals = 2;
+    for (unsigned i = 0; i < 2; i++) {
+        end_turn(&client);
+        assert_int_equal(refusals, 1 - i);
+        assert_int_equal(ibx_provider_tcp.arm(client.tcp), 1);
+    }
+    while (end_turn(&client) || ibx_provider_tcp.arm(client.tcp))
+        ;
+    assert_int_equal(ibx_provider_tcp.rdma(client.tcp, &chunk), 0);
+    assert_true(end_await(&client, &server, 1));
+    assert_int_equal(client.notes[0].status, 0);
+    end_deregister(&client, local);
+    end_deregister(&server, mr);
+    ends_close(&server, &client);
+}
+#endif
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -366,5 +415,11 @@ int main(int argc, char **argv)
     };
     if (argc > 1)
         end_choose(argv[1]);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+#ifdef IBX_WITH_URING
+    const struct CMUnitTest of_the_ring[] = {cmocka_unit_test(test_work_that_the_kernel_refuses)};
+    if (argc > 1 && !strcmp(argv[1], "uring"))
+        failed += cmocka_run_group_tests(of_the_ring, NULL, NULL);
+#endif
+    return failed;
 }
