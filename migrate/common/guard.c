@@ -100,6 +100,14 @@ int ibx_guard_take(struct ibx_guard *guard, const struct ibx_guest_ram *ram, int
                           somebody_waits(guard->uffd.fd) ? GUARD_CAUGHT : GUARD_MADE);
 }
 
+bool ibx_guard_look(struct ibx_guard *guard)
+{
+    if (guard->state.now != GUARD_MADE || !somebody_waits(guard->uffd.fd))
+        return false;
+    ibx_state_move(&guard->state, GUARD_CAUGHT);
+    return true;
+}
+
 /* ---------------------------------------------------------------- at work */
 
 int ibx_guard_arm(struct ibx_guard *guard, struct ibx_error *err)

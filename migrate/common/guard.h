@@ -40,6 +40,8 @@ int ibx_guard_make(struct ibx_guard *guard, const struct ibx_guest_ram *ram, str
  * CAUGHT. -ENOENT: there is none. */
 int ibx_guard_take(struct ibx_guard *guard, const struct ibx_guest_ram *ram, int remote,
                    struct ibx_error *err);
+/* MADE: whether somebody waits by now: CAUGHT. */
+bool ibx_guard_look(struct ibx_guard *guard);
 /* MADE: protects 16 MiB more, in a third of a millisecond. 0: ARMED; -EAGAIN: there is more. */
 int ibx_guard_arm(struct ibx_guard *guard, struct ibx_error *err);
 /* -EBUSY, once, with a sentence: a thread of QEMU tried to write and waits from now on: CAUGHT. */

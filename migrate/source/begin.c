@@ -426,12 +426,18 @@ static int check_recovered(struct source *s, struct ibx_error *err)
         return rc ? rc : find_pages(s, err);
     }
     int rc = ibx_source_guard_take(s, err);
+    if (rc == -EAGAIN) {
+        ibx_migration_stop_at("source", "looked");
+        rc = ibx_source_guard_reach(s, err);
+    }
     if (rc != -EAGAIN)
         return rc ? rc : find_pages(s, err);
     rc = record->borrow ? ibx_source_vm_of_record(&s->vm, s->options->qmp, record, err)
                         : ibx_source_vm_find(&s->vm, s->options->qmp, err);
-    if (rc)
-        return rc;
+    if (rc) {
+        rc = ibx_source_guard_blamed(s, rc, err);
+        return rc ? rc : find_pages(s, err);
+    }
     ibx_qmp_remember(s->vm.qmp, false);
     if (s->vm.ram.pid != record->pid)
         return ibx_error_set(err, -ESRCH,

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #define STOP_MS         1000 /* for QEMU to take the command */
+#define ANSWER_MS       250  /* for its monitor to answer, at first */
 #define LIBVIRT_ENDS_MS 1000 /* for libvirt to end the source's QEMU */
 
 /* ---------------------------------------------------------------- the guard */
@@ -90,6 +91,22 @@ static bool guarded(const struct source *s)
     return s->guard.state.now == GUARD_ARMED || s->guard.state.now == GUARD_CAUGHT;
 }
 
+/* QEMU may answer nobody: its memory is found by the record. */
+static int go_on_held(struct source *s, struct ibx_error *err)
+{
+    const struct ibx_record *record = &s->status.record;
+    ibx_error_set(&s->disturbed, -EBUSY,
+                  "QEMU (process %d) tried to write to the VM's memory here, and is held in that",
+                  (int)record->pid);
+    ibx_migration_notify(&s->options->observer, "%s", s->disturbed.message);
+    ibx_source_vm_lose(&s->vm);
+    ibx_guest_ram_fini(&s->vm.ram);
+    int rc = ibx_journal_recall_ram(record, &s->vm.ram, err);
+    if (!rc) /* also after a failure it is closed with the source */
+        rc = ibx_guest_ram_reopen(&s->vm.ram, true, err);
+    return rc == -EACCES || rc == -EROFS ? ibx_guest_ram_reopen(&s->vm.ram, false, err) : rc;
+}
+
 int ibx_source_guard_take(struct source *s, struct ibx_error *err)
 {
     const struct ibx_record *record = &s->status.record;
@@ -101,21 +118,32 @@ int ibx_source_guard_take(struct source *s, struct ibx_error *err)
     if (rc)
         return rc;
     rc = ibx_guard_take(&s->guard, &ram, record->uffd, &why);
+    ibx_guest_ram_fini(&ram);
     if (!rc)
         ibx_state_move(&s->guarding, GUARDING_NOTED);
-    if (rc || s->guard.state.now != GUARD_CAUGHT) {
-        ibx_guest_ram_fini(&ram);
-        if (rc && rc != -ENOENT)
-            cannot_guard(s, &why);
+    else if (rc != -ENOENT)
+        cannot_guard(s, &why);
+    return s->guard.state.now == GUARD_CAUGHT ? go_on_held(s, err) : -EAGAIN;
+}
+
+int ibx_source_guard_blamed(struct source *s, int rc, struct ibx_error *err)
+{
+    return rc == -ETIMEDOUT && ibx_guard_look(&s->guard) ? go_on_held(s, err) : rc;
+}
+
+int ibx_source_guard_reach(struct source *s, struct ibx_error *err)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
+    int rc = -ETIMEDOUT;
+    if (s->guard.state.now != GUARD_MADE)
         return -EAGAIN;
+    for (unsigned ms = ANSWER_MS; rc == -ETIMEDOUT && ibx_now_ns() < deadline; ms *= 2) {
+        const uint64_t look = ibx_deadline_in_ms(ms);
+        rc = ibx_qmp_connect(s->options->qmp, look < deadline ? look : deadline, &s->vm.qmp, err);
+        if (rc == -ETIMEDOUT && ibx_guard_look(&s->guard))
+            return go_on_held(s, err);
     }
-    ibx_error_set(&s->disturbed, -EBUSY,
-                  "QEMU (process %d) tried to write to the VM's memory here, and is held in that",
-                  (int)record->pid);
-    ibx_migration_notify(&s->options->observer, "%s", s->disturbed.message);
-    s->vm.ram = ram; /* also after a failure: it is closed with the source */
-    rc = ibx_guest_ram_reopen(&s->vm.ram, true, err);
-    return rc == -EACCES || rc == -EROFS ? ibx_guest_ram_reopen(&s->vm.ram, false, err) : rc;
+    return rc ? rc : -EAGAIN;
 }
 
 /* ---------------------------------------------------------------- intruders */

@@ -88,7 +88,7 @@ enum source_vm_event {
 void ibx_source_vm_init(struct source_vm *vm);
 /* Before anything else: whether libvirt does. */
 void ibx_source_vm_drive(struct source_vm *vm, bool libvirt);
-/* Connects to QEMU and finds its RAM. */
+/* Connects to QEMU, unless that is done, and finds its RAM. */
 int ibx_source_vm_find(struct source_vm *vm, const char *qmp, struct ibx_error *err);
 /* The same of a QEMU whose memory is where this record says, though its file has another name. */
 int ibx_source_vm_of_record(struct source_vm *vm, const char *qmp, const struct ibx_record *record,
@@ -486,6 +486,7 @@ struct source {
     uint64_t busy_until_ns; /* of ibx_migration_busy_until() */
     uint64_t lost_ns;       /* when the link was */
     uint64_t nobody_ns;     /* since when nobody listens at the destination; 0: not so */
+    bool untold;            /* pages are wrong there, and the link to say so is lost */
     uint64_t heard_ns;      /* when it said something of this migration last, or COMMIT went */
     uint64_t unheard_ns;    /* SERVING: when to say again that it does not */
     uint64_t decide_by_ns;  /* LOST: until when libvirt's decision is awaited */
@@ -582,6 +583,11 @@ void ibx_source_guard(struct source *s);
 /* Recover: takes the guard of the tool before this one, and the VM's RAM by the record alone where
  * QEMU's main thread is held by it, which answers no monitor then. -EAGAIN: it is not. */
 int ibx_source_guard_take(struct source *s, struct ibx_error *err);
+/* The same while QEMU does not answer: who was on the way to a write then is held by now. -EAGAIN:
+ * its monitor is reached, or there is no guard. */
+int ibx_source_guard_reach(struct source *s, struct ibx_error *err);
+/* ... or after it has not: `rc` where that is not why. */
+int ibx_source_guard_blamed(struct source *s, int rc, struct ibx_error *err);
 /* Whether somebody was caught. */
 void ibx_source_check_guard(struct source *s);
 /* An event of QEMU's after the commit. -EBADMSG, in BROKEN: its memory may have changed. */

@@ -40,7 +40,7 @@ void ibx_source_vm_drive(struct source_vm *vm, bool libvirt)
 int ibx_source_vm_find(struct source_vm *vm, const char *qmp, struct ibx_error *err)
 {
     uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
-    int rc = ibx_qmp_connect(qmp, deadline, &vm->qmp, err);
+    int rc = vm->qmp ? 0 : ibx_qmp_connect(qmp, deadline, &vm->qmp, err);
     if (rc)
         return rc;
     ibx_qmp_remember(vm->qmp, true);
@@ -54,7 +54,7 @@ int ibx_source_vm_of_record(struct source_vm *vm, const char *qmp, const struct 
                             struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
-    int rc = ibx_qmp_connect(qmp, deadline, &vm->qmp, err);
+    int rc = vm->qmp ? 0 : ibx_qmp_connect(qmp, deadline, &vm->qmp, err);
     if (!rc)
         rc = ibx_journal_recall_ram(record, &vm->ram, err);
     if (rc)
