@@ -201,7 +201,7 @@ int ibx_source_link_trouble(struct source *s, int code, struct ibx_error *err)
 static int check_patience(struct source *s, struct ibx_error *err)
 {
     const uint64_t limit_ms = (uint64_t)s->options->give_up_s * 1000;
-    if (err->message[0])
+    if (err->message[0] && !s->untold)
         memcpy(s->status.message, err->message, sizeof(s->status.message));
     if (!limit_ms || ibx_now_ns() - s->lost_ns <= limit_ms * IBX_NS_PER_MS)
         return 0;

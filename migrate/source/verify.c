@@ -6,6 +6,7 @@
 #include "common/thread.h"
 
 #include <errno.h>
+#include <string.h>
 
 static int open_verifier(struct source *s, struct ibx_error *err)
 {
@@ -35,8 +36,24 @@ int ibx_source_check_pages(struct source *s, struct ibx_error *err)
 {
     if (!s->verifier || !source_committed(s))
         return 0;
-    const int rc = ibx_verifier_result(s->verifier, err);
-    return rc && rc != -EAGAIN ? ibx_source_broken(s, true, err) : 0;
+    struct ibx_error wrong = {0};
+    const int rc = ibx_verifier_result(s->verifier, &wrong);
+    if (!rc || rc == -EAGAIN)
+        return 0;
+    if (source_linked(&s->link)) {
+        *err = wrong;
+        return ibx_source_broken(s, true, err);
+    }
+    /* The VM runs there with these pages until its tool knows: the next link is for that. A tool
+     * that ends before finds them again, since all is compared again over a new link. */
+    if (!s->untold)
+        ibx_migration_notify(&s->options->observer,
+                             "%s; the destination cannot be told before it is connected again: "
+                             "pause the VM there",
+                             wrong.message);
+    s->untold = true;
+    memcpy(s->status.message, wrong.message, sizeof(s->status.message));
+    return 0;
 }
 
 int ibx_source_verified(struct source *s, struct ibx_error *err)
