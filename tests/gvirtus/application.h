@@ -89,6 +89,13 @@ bool graphs_lost();
 bool frees_beside_graphs();
 bool lied_to();
 
+// application_launches.cpp
+
+// Kernels, by each of CUDA's calls for them.
+bool launch();
+bool launches();
+bool launches_unseen();
+
 // application_managed.cpp
 
 // Memory that both sides use at one address.
