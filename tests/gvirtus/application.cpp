@@ -625,6 +625,7 @@ int main(int argc, char **argv)
         {"textures", textures},
         {"pools", pools},
         {"managed", managed},
+        {"managed-in-function", managed_in_function},
         {"meanwhile", meanwhile},
         {"cooperative", cooperative},
         {"graphs", graphs},

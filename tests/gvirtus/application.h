@@ -100,6 +100,8 @@ bool launches_unseen();
 
 // Memory that both sides use at one address.
 bool managed();
+// Touched where that is not allowed.
+bool managed_in_function();
 
 // application_processes.cpp
 

@@ -276,3 +276,26 @@ bool managed()
     REQUIRE(system_calls());
     return faults_of_others();
 }
+
+namespace
+{
+
+void look(void *memory)
+{
+    volatile char *m = static_cast<char *>(memory);
+    m[0] = m[1];
+}
+
+} // namespace
+
+// It does not come back.
+bool managed_in_function()
+{
+    REQUIRE(cudaGetLastError() == 0); // the back end loads CUDA's runtime
+    char *m = managed_memory(page);
+    void *stream = nullptr;
+    REQUIRE(m && cudaStreamCreate(&stream) == 0 && stub_launch(m, m + 1, 1, stream) == 0);
+    auto *launch = preloaded<int(void *, void (*)(void *), void *)>("cudaLaunchHostFunc");
+    REQUIRE(launch(stream, look, m) == 0);
+    return cudaStreamSynchronize(stream) == 0;
+}

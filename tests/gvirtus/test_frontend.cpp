@@ -135,6 +135,14 @@ bool function_for_ever()
     return true;
 }
 
+bool managed_in_function()
+{
+    GpuBackEnd back;
+    Application app(&back, application, "managed-in-function");
+    REQUIRE(result_of(app.pid) != 0);
+    return lines_with(app.said(), "a function that a stream waits for touches managed memory") == 1;
+}
+
 // One of the graphs' copies fails, which the library's thread says.
 bool frees_beside_graphs()
 {
@@ -361,6 +369,7 @@ void check_what_it_does_not()
     check("a library of NVIDIA's that is loaded later", library_loaded_later);
     check("a back end without these calls", without_extra);
     check("managed memory, copied by GVirtuS's handlers", [] { return run("managed", false); });
+    check("managed memory, touched in a function of a stream", managed_in_function);
     check("variables of the device", [] { return run("symbols", true); });
     check("the same, copied by GVirtuS's handlers", [] { return run("symbols", false); });
     check("names of errors, the profiler", [] { return run("names", true); });
