@@ -12,11 +12,14 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <time.h>
 
 #define PASSES INT32_MIN /* no cudaError_t: GVirtuS runs it */
 
 #define CAPTURE_INVALIDATED 901 /* cudaError_t */
 #define CAPTURE_UNJOINED    904
+
+#define CAPTURES_MS 500u
 
 /* A call's arguments, and what it answers beside its exit code. */
 struct arguments {
@@ -78,9 +81,20 @@ static int stream_synchronize(struct copies *x, struct arguments *a)
     return runtime.stream_synchronize(pointer(&a->in));
 }
 
+static _Atomic unsigned captures; /* of all clients */
+
+/* A wait for the device ends all captures in its context, in whatever mode. Those of other clients,
+ * which natively have contexts of their own, get CAPTURES_MS to end by themselves. */
+static void wait_for_captures(const struct copies *x)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(CAPTURES_MS);
+    while (!x->captures && atomic_load(&captures) && ibx_now_ns() < deadline)
+        nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+}
+
 static int device_synchronize(struct copies *x, struct arguments *a)
 {
-    (void)x;
+    wait_for_captures(x);
     (void)a;
     return runtime.device_synchronize();
 }
@@ -195,8 +209,6 @@ static const struct handler *handler_of(const struct ibx_call *call, uint64_t le
 }
 
 /* -------------------------------------------------------------------------- the calls */
-
-static _Atomic unsigned captures; /* of all clients */
 
 bool ibx_copies_captures(void)
 {

@@ -165,6 +165,7 @@ struct copies {
 
     struct launch_function functions[LAUNCH_FUNCTIONS];
     unsigned captures;                        /* begun by this client, and not ended */
+    bool minds_own_captures;                  /* its thread does */
     bool begins_capture;                      /* the request in hand begins one, if it succeeds */
     bool ends_capture;                        /* it ends one, likewise */
     bool allocates;                           /* it is cudaMalloc */

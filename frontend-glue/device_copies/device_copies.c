@@ -111,6 +111,17 @@ static void handled(struct copies *x)
     ibx_registrations_end(x);
 }
 
+/* Clients are threads of one process here, and one that captures a stream, in mode GLOBAL as most
+ * do, would forbid all others to allocate or wait; who does it ends the capture. Natively they are
+ * processes: so each minds its own captures only. Until the driver is there, nobody captures. */
+static void mind_own_captures(struct copies *x)
+{
+    int mode = IBX_CUDA_CAPTURE_THREAD_LOCAL;
+    const struct ibx_cuda *cuda = x->minds_own_captures ? NULL : ibx_cuda_load(NULL);
+    if (cuda && cuda->thread_exchange_stream_capture_mode)
+        x->minds_own_captures = !cuda->thread_exchange_stream_capture_mode(&mode);
+}
+
 static int note_read(void *context, void *bytes, size_t n)
 {
     struct copies *x = context;
@@ -137,6 +148,8 @@ static int note_read(void *context, void *bytes, size_t n)
     rc = ibx_isolation_after_read(x, stage);
     if (!rc && stage != IBX_REQUEST_NAME && x->requests.stage == IBX_REQUEST_NAME)
         ibx_registrations_begin(x); /* all of it is there */
+    if (x->options.mode != IBX_GPU_OFF)
+        mind_own_captures(x);
     return rc;
 }
 

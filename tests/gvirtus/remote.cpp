@@ -265,6 +265,18 @@ int double_calls(const std::string &name, Frame &f)
         shut = f.get<std::uint64_t>();
         return 0;
     }
+    if (name == "testMode") { // in which the thread minds captures
+        int (*exchange)(int *mode) = nullptr;
+        void *driver = dlopen(std::getenv("IBX_LIBCUDA"), RTLD_LAZY | RTLD_NOLOAD);
+        *reinterpret_cast<void **>(&exchange) =
+            driver ? dlsym(driver, "cuThreadExchangeStreamCaptureMode") : nullptr;
+        int mode = 0;
+        if (!exchange || exchange(&mode))
+            return 1;
+        const std::uint64_t was = static_cast<std::uint64_t>(mode);
+        exchange(&mode);
+        return f.answer(&was, 8);
+    }
     if (name == "testMet") {
         std::uint64_t count = met;
         return f.answer(&count, 8);

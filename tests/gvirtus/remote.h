@@ -98,6 +98,8 @@ class Remote : public FrontEnd
     }
     // Whether cudaUnregisterFatBinary stays in its handler; whether one is there.
     void gate(bool shut) { call("testGate", Body().u64(shut)); }
+    // The mode in which the handlers' thread minds captures.
+    std::uint64_t mode() { return value("testMode", Body(), ~0ull); }
     // How often a handler met one of registrations.
     std::uint64_t met() { return value("testMet", Body(), ~0ull); }
     bool inside() { return value("testInside", Body()) == 1; }

@@ -374,6 +374,27 @@ bool kernels()
     return true;
 }
 
+// A client's capture is not ended by another one that waits for the device, nor in its way.
+bool captures_apart()
+{
+    Gpu gpu;
+    Client other(gpu);
+    const std::uint64_t stream = gpu.remote.stream_create(1);
+    other.remote.get_last_error();
+    other.remote.set_device(0);
+    REQUIRE(other.remote.device_synchronize() == 0);
+    REQUIRE(gpu.remote.mode() == 1 && other.remote.mode() == 1); // THREAD_LOCAL
+    REQUIRE(gpu.remote.call("cudaStreamBeginCapture", Body().u64(stream).i32(0)) == 0);
+    std::atomic<bool> ends{false};
+    bool waited = false;
+    std::thread waiting([&] { waited = other.remote.device_synchronize() == 0 && ends; });
+    usleep(20000); // too short, and the test sees less
+    ends = true;
+    REQUIRE(gpu.remote.call("cudaStreamEndCapture", Body().u64(stream)) == 0);
+    waiting.join();
+    return waited;
+}
+
 // A kernel that is looked up while another client takes some away is looked up once more.
 bool kernels_meanwhile()
 {
@@ -473,6 +494,7 @@ int main(int argc, char **argv)
     unsetenv("IBX_DOUBLE_ALONE");
     check("kernels", kernels);
     check("kernels while some are taken away", kernels_meanwhile);
+    check("captures of several clients", captures_apart);
     check("registrations of several clients", registered_at_once);
     check("many at once", many);
     return scene_close();
