@@ -44,8 +44,8 @@ enum ibx_migrate_role { IBX_MIGRATE_SOURCE, IBX_MIGRATE_DESTINATION };
 int ibx_preflight_side(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
                        enum ibx_migrate_role role, struct ibx_blockers *blockers,
                        uint64_t deadline_ns, struct ibx_error *err);
-/* listening.c: what a QEMU that waits for a VM takes instead of ours. `migration` is what it answers
- * to query-migrate. */
+/* listening.c: what a QEMU that waits for a VM takes instead of ours. `migration` is what it
+ * answers to query-migrate. */
 void ibx_preflight_listening(const struct ibx_guest_ram *ram, const json_t *migration,
                              struct ibx_blockers *blockers);
 /* Asks what the next call for this QEMU needs to know, while it remembers that. */
