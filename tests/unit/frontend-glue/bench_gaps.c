@@ -16,6 +16,7 @@
  *   moved   the client has no address for a while, and then another one: from then on
  */
 #include "tests/scenes/session_pair.h"
+#include "tests/scenes/shell.h"
 
 #include "common/clock.h"
 #include "common/log.h"
@@ -54,16 +55,6 @@ static void must(bool good, const char *what)
         return;
     fprintf(stderr, "bench_gaps: %s\n", what);
     exit(1);
-}
-
-static void shell(const char *format, ...)
-{
-    char command[512];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(command, sizeof(command), format, args);
-    va_end(args);
-    must(!system(command), command);
 }
 
 static void sleep_ms(unsigned ms)

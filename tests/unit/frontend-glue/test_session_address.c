@@ -8,6 +8,7 @@
  *   test_session_address PROVIDER
  */
 #include "tests/scenes/session_pair.h"
+#include "tests/scenes/shell.h"
 
 #include "common/clock.h"
 
@@ -30,21 +31,11 @@
 
 static const char *provider;
 
-static void shell(const char *command)
-{
-    if (system(command))
-        fail_msg("failed: %s", command);
-}
-
 /* The client's packets to the server come from this address. */
 static void come_from(const char *address)
 {
-    char command[256];
-    snprintf(command, sizeof(command),
-             "ip addr add %s/32 dev lo && ip route replace local " SERVER
-             " dev lo table local src %s",
-             address, address);
-    shell(command);
+    shell("ip addr add %s/32 dev lo && ip route replace local " SERVER " dev lo table local src %s",
+          address, address);
 }
 
 static int echo(struct session_pair *pair, void *argument)

@@ -10,6 +10,7 @@
  * MAC address; the next connection comes from another address.
  */
 #include "tests/scenes/session_pair.h"
+#include "tests/scenes/shell.h"
 
 #include "transport/core/conn.h"
 
@@ -34,17 +35,6 @@ enum ask { ASK_ECHO, ASK_SILENCE, ASK_SLOWLY }; /* the first byte of a call */
 
 static int here = -1, there = -1; /* namespaces: of the server, and of the client */
 static unsigned client_address;   /* the last byte of it */
-
-static void shell(const char *format, ...)
-{
-    char command[512];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(command, sizeof(command), format, args);
-    va_end(args);
-    if (system(command))
-        fail_msg("failed: %s", command);
-}
 
 /* The client's connections belong to its namespace. */
 int __real_ibx_connect(const char *uri, const struct ibx_options *options, struct ibx_conn **conn,
