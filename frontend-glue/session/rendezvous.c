@@ -90,6 +90,7 @@ void ibx_rendezvous_drop(struct ibx_session *s)
     while (s->payloads) {
         payload_pop(s);
         s->payloads_read++;
+        s->payloads_flushed++;
     }
     s->synced = false;
 }
@@ -97,6 +98,10 @@ void ibx_rendezvous_drop(struct ibx_session *s)
 /* A reply to a request that was answered before may have been on its way when FLUSHED came. */
 int ibx_rendezvous_confirm(struct ibx_session *s, uint32_t payloads_read)
 {
+    const int32_t more = (int32_t)(payloads_read - s->payloads_read);
+    if (more < 0 && 0u - (uint32_t)more > s->payloads_flushed)
+        return ibx_session_fail(
+            s, -EPROTO, "%s reports that it has read fewer payloads than before", s->path.peer);
     while ((int32_t)(payloads_read - s->payloads_read) > 0) {
         if (!s->payloads)
             return ibx_session_fail(s, -EPROTO, "%s reports that it has read payloads never sent",

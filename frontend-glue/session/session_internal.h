@@ -245,7 +245,8 @@ struct ibx_session {
     struct payload *payloads; /* of this side, not yet delivered */
     struct payload **payloads_tail;
     bool synced; /* client: payloads have left in a request and the server may need them still */
-    uint32_t payloads_read; /* of the client's: by the server, or as far as the client knows */
+    uint32_t payloads_read;    /* of the client's: by the server, or as far as the client knows */
+    uint32_t payloads_flushed; /* client: of these, such that a FLUSHED told of */
 
     /* DATA and FLUSH are read in the order of the stream; what answers a CTS, a payload or a FLUSH
      * does not wait behind them. */
