@@ -214,7 +214,9 @@ static pid_t find_verifier(void)
     while (!found) {
         glob_t paths;
         assert_true(ibx_now_ns() < deadline);
-        for (size_t i = 0; !glob(pattern, 0, NULL, &paths) && i < paths.gl_pathc && !found; i++) {
+        if (glob(pattern, 0, NULL, &paths))
+            continue;
+        for (size_t i = 0; i < paths.gl_pathc && !found; i++) {
             FILE *file = fopen(paths.gl_pathv[i], "re");
             if (file && fgets(name, sizeof(name), file) && !strcmp(name, "ibx-verify\n"))
                 found = atoi(strstr(paths.gl_pathv[i], "task/") + 5);
