@@ -305,7 +305,7 @@ static void test_mode_is_the_clients(void **state)
 {
     (void)state;
     uint8_t *bytes = pattern(300000, 1);
-    int before = IBX_CUDA_CAPTURE_GLOBAL;
+    int before = IBX_CUDA_CAPTURE_THREAD_LOCAL; /* at first: it minds its own captures only */
     for (int i = 0; i < 6; i++) {
         mode_wanted = i % 3;
         call("exchange");
