@@ -7,7 +7,9 @@
 
 #include <stdatomic.h>
 
-#define NEXT_US 200u /* another copy often follows one that is not waited for */
+#define NEXT_US    200u   /* another copy often follows one that is not waited for */
+#define FILL_BYTES 500u   /* that an application writes in a microsecond, at least */
+#define FILL_MAX   30000u /* microseconds */
 
 /* Pins the allocation of which the client's memory in reach is a part. */
 static bool pin(struct copies *x, const struct ibx_reach *reach)
@@ -108,6 +110,14 @@ static bool context_enter(struct copies *x, bool *pushed, int *device)
     return *pushed;
 }
 
+/* The first copy follows as soon as the application has filled its memory. Who sleeps until then
+ * takes 40 to 100 us to wake up. */
+static void expect_first(struct copies *x, size_t n)
+{
+    const size_t us = n / FILL_BYTES;
+    ibx_expect(ibx_session_conn(x->s), us < FILL_MAX ? (unsigned)us : FILL_MAX);
+}
+
 /* A refusal is no failure: the first copy that needs it pinned tries again. */
 int ibx_copies_prepare(void *context, const struct ibx_remote *remote)
 {
@@ -124,9 +134,11 @@ int ibx_copies_prepare(void *context, const struct ibx_remote *remote)
     int mode = ibx_cuda_capture_relax(x->cuda);
     ibx_copies_handle_resets(x);
     if (!ibx_remote_hold(conn, remote, IBX_ACCESS_REMOTE_READ, &reach)) {
-        if (reach.id && (reach.length >= ways[IBX_CHOICE_TO_DEVICE].in_place_min ||
-                         reach.length >= ways[IBX_CHOICE_FROM_DEVICE].in_place_min))
-            pin(x, &reach);
+        if (reach.id &&
+            (reach.length >= ways[IBX_CHOICE_TO_DEVICE].in_place_min ||
+             reach.length >= ways[IBX_CHOICE_FROM_DEVICE].in_place_min) &&
+            pin(x, &reach))
+            expect_first(x, reach.length);
         ibx_remote_release(conn);
     }
     ibx_cuda_capture_restore(x->cuda, mode);
