@@ -14,6 +14,10 @@
 #define LOOK_EVERY_NS  20000u /* where looking at the connection is a system call */
 #define EAGER_MESSAGES 8u     /* under way, before messages of a cheap fabric are filled */
 #define BATCH          4096u  /* bytes that are worth a message beside others under way */
+#define COPIES_BATCH   32768u /* the same, of copies alone */
+
+static const struct ibx_scope of_copies = {
+    .any = true, .all = true, .stream = STREAMS_NONE, .events = true};
 
 /* Locked. Nothing is outstanding any more. */
 static void all_replied(struct ibx_pipeline *p)
@@ -103,7 +107,8 @@ static void take_from_backlog(struct ibx_pipeline *p, const struct message *mess
 static bool worth_sending(const struct ibx_pipeline *p, bool now)
 {
     const size_t left = p->backlog_end - p->backlog_begin;
-    return !p->messages || left >= BATCH || ((now || p->eager) && p->messages < EAGER_MESSAGES);
+    return !p->messages || left >= (p->copies_alone ? COPIES_BATCH : BATCH) ||
+           ((now || p->eager) && p->messages < EAGER_MESSAGES);
 }
 
 /* Locked. Takes what has come; false: the session has ended. */
@@ -231,19 +236,48 @@ static void leave_behind(struct ibx_pipeline *p)
         ibx_backlog_finish(p);
 }
 
+bool ibx_backlog_add_copy(struct ibx_pipeline *p, uint64_t device, const void *host, size_t n)
+{
+    static const char name[] = "cudaMemcpy";
+    const size_t body = ibx_frame_plain_bytes(IBX_FRAME_MEMCPY) + n;
+    const size_t length = sizeof(name) + 8 + body;
+    ibx_process_work(false);
+    ibx_process_order(p, &of_copies);
+    pthread_mutex_lock(&p->lock);
+    bool good = !atomic_load(&p->ended) && ibx_session_live(p->session) && length <= p->room &&
+                backlog_room(p, length);
+    if (good) {
+        struct ibx_writer w = ibx_writer_of(p->backlog + p->backlog_end, length);
+        ibx_put_bytes(&w, name, sizeof(name));
+        ibx_put_u64(&w, body);
+        ibx_put_u64(&w, device);
+        ibx_put_u64(&w, n);
+        ibx_put_bytes(&w, host, n);
+        ibx_put_u64(&w, n);
+        ibx_put_u32(&w, IBX_FRAME_H2D);
+        p->copies_alone = p->copies_alone || p->backlog_end == p->backlog_begin;
+        p->backlog_end += length;
+        p->backlog_requests++;
+        note_answered(p, &of_copies);
+        leave_behind(p);
+        good = !atomic_load(&p->ended);
+    }
+    pthread_mutex_unlock(&p->lock);
+    ibx_process_work(false);
+    return good;
+}
+
 bool ibx_backlog_copy_begin(struct ibx_pipeline *p)
 {
-    static const struct ibx_scope scope = {
-        .any = true, .all = true, .stream = STREAMS_NONE, .events = true};
     ibx_process_work(false);
-    ibx_process_order(p, &scope);
+    ibx_process_order(p, &of_copies);
     pthread_mutex_lock(&p->lock);
     ibx_backlog_gather(p);
     if (atomic_load(&p->ended) || !ibx_session_live(p->session)) {
         pthread_mutex_unlock(&p->lock);
         return false;
     }
-    note_answered(p, &scope);
+    note_answered(p, &of_copies);
     return true;
 }
 
@@ -286,6 +320,7 @@ bool ibx_backlog_add(struct ibx_pipeline *p, const struct ibx_scope *scope, bool
     bool good = has_room(p);
     if (good) {
         memcpy(p->backlog + p->backlog_end, p->staged, p->staged_length);
+        p->copies_alone = false;
         p->backlog_end += p->staged_length;
         p->backlog_requests++;
         if (p->call->kind == IBX_CALL_FREES)

@@ -10,6 +10,8 @@
 #include <errno.h>
 #include <string.h>
 
+#define GATHERED_MAX (16u << 10) /* bytes: longer copies are worth a message of their own */
+
 /* The request in hand, if any, was answered, and all of its reply was read. */
 static bool is_between(const struct ibx_pipeline *p)
 {
@@ -93,6 +95,12 @@ int ibx_pipeline_call(struct ibx_pipeline *p, const struct ibx_pipeline_request 
         ibx_pipeline_sync(p);
     *exit_code = take_reply(p, call);
     return 0;
+}
+
+bool ibx_pipeline_copy_gathered(struct ibx_pipeline *p, uint64_t device, const void *host, size_t n)
+{
+    return is_usable(p) && !p->eager && n <= GATHERED_MAX && is_between(p) &&
+           ibx_answer_copy_may_be_early(p, device, n) && ibx_backlog_add_copy(p, device, host, n);
 }
 
 bool ibx_pipeline_copy_begin(struct ibx_pipeline *p, uint64_t device, size_t n)

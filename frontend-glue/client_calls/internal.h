@@ -114,6 +114,7 @@ struct ibx_pipeline {
     size_t backlog_begin, backlog_end, backlog_room;
     size_t backlog_cut; /* the first so many bytes end a request whose others have left */
     unsigned backlog_requests;
+    bool copies_alone;          /* since it was empty */
     unsigned messages;          /* sent since nothing was outstanding at the back end */
     uint64_t mute;              /* the number of the last registration */
     bool refused;               /* the last message was: for want of credit, or of a peer */
@@ -211,6 +212,9 @@ void ibx_answer_success(struct ibx_pipeline *pipeline);
 /* Answers the request in hand, which is run later. False: it has to wait, since there is no
  * connection or no memory. */
 bool ibx_backlog_add(struct ibx_pipeline *pipeline, const struct ibx_scope *scope, bool sure);
+/* Answers a synchronous copy to the device, as part of the backlog. False: as above. */
+bool ibx_backlog_add_copy(struct ibx_pipeline *pipeline, uint64_t device, const void *host,
+                          size_t n);
 /* Around a copy that is answered and sent by others: ordered, behind the backlog, and locked.
  * False: there is no connection. */
 bool ibx_backlog_copy_begin(struct ibx_pipeline *pipeline);

@@ -104,6 +104,10 @@ void ibx_pipeline_elsewhere(void);
 /* `exit_code`: of that call. Returns it, or that of an earlier call which nobody was told of if
  * `waits`: this one has waited for the device. */
 int ibx_pipeline_leave(struct ibx_pipeline *pipeline, int exit_code, bool waits);
+/* Answers a synchronous copy to the device before it is made, where several go in one message.
+ * False: it has to be made in another way, and nothing was done. */
+bool ibx_pipeline_copy_gathered(struct ibx_pipeline *pipeline, uint64_t device, const void *host,
+                                size_t n);
 /* Around the sending of a synchronous copy to the device that is answered before it is made; see
  * ibx_session_owe(). False: it has to wait, and nothing was done. */
 bool ibx_pipeline_copy_begin(struct ibx_pipeline *pipeline, uint64_t device, size_t n);

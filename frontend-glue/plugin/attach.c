@@ -290,6 +290,9 @@ static bool run_ahead(struct ibx_session *session, const struct ibx_frontend_cop
 {
     if (copy->async || !copy->to_device || copy->rows || ibx_async_copy_any() || may_change(copy))
         return false;
+    *exit_code = 0;
+    if (ibx_pipeline_copy_gathered(mine->pipeline, copy->device, copy->host, copy->n))
+        return true;
     ibx_pipeline_lock(mine->pipeline); /* others may go on over another connection meanwhile */
     const bool can = ibx_client_can_go_ahead(session, copy);
     ibx_pipeline_unlock(mine->pipeline);

@@ -158,6 +158,11 @@ static void copy_ahead(unsigned number, size_t n)
     pattern_fill(bytes, n, number);
     ibx_process_settled(ibx_process_left());
     ibx_client_stage_ahead(pair.client)->reached = true;
+    if (ibx_pipeline_copy_gathered(pipeline, copy.device, copy.host, copy.n)) {
+        memset(bytes, 0x5a, n);
+        gone_ahead++;
+        return;
+    }
     ibx_pipeline_lock(pipeline);
     const bool can = ibx_client_can_go_ahead(pair.client, &copy);
     ibx_pipeline_unlock(pipeline);
