@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define IN_MESSAGE_MAX (256u << 10) /* bytes: most of the time of longer ones is copying */
+#define IN_MESSAGE_MAX (128u << 10) /* bytes: longer ones gain nothing */
 #define IN_SLOT_MAX    (64u << 10)
 #define SLOTS          8u
 #define PAGE           4096u
@@ -83,6 +83,9 @@ static int send_from_slot(struct ibx_session *s, const struct ibx_frontend_copy 
     ibx_stream_copy(ahead->memory + at, copy->host, copy->n);
     moved.host = ahead->memory + at;
     ahead->busy_until[slot] = ibx_session_owed_last(s);
+    rc = ibx_session_reserve(s, CLIENT_FRAME);
+    if (rc)
+        return rc;
     rc = ibx_mr_remote(ahead->mr, at, copy->n, &remote);
     if (!rc)
         rc = ibx_client_send_frame(s, &moved, NULL, &remote);

@@ -7,6 +7,7 @@
 #include "frontend-glue/session/hooks.h"
 
 #define CLIENT_SCRATCH (64u << 10)
+#define CLIENT_FRAME   256u /* bytes of a frame by reference and of its segments, at most */
 
 /* Rows of the application's, which a frame has one behind the other. */
 struct client_rows {

@@ -18,7 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define STAGE_MIN    (32u << 10)  /* shorter copies are better off in a message */
+#define STAGE_MIN    (32u << 10)  /* shorter copies are better off in one message */
 #define SLOTS        32u          /* of the memory, one bit each; a divisor of 2^64 */
 #define SLOT         (512u << 10) /* bytes of one */
 #define PAGE         4096u
@@ -136,7 +136,7 @@ struct client_ahead *ibx_client_stage_ahead(struct ibx_session *s)
 
 bool ibx_client_stage_wants(struct ibx_session *s, const struct ibx_frontend_copy *copy)
 {
-    if (copy->rows || copy->whole || copy->n < STAGE_MIN ||
+    if (copy->rows || copy->whole || (copy->n < STAGE_MIN && ibx_client_fits(s, copy)) ||
         strcmp(ibx_session_path(s)->provider, "shm") != 0 || ibx_shared_holds(copy->host, copy->n))
         return false;
     struct client_stage *stage = stage_of(s);
@@ -238,8 +238,10 @@ static int send_frame(struct run *run)
     struct client_stage *stage = run->stage;
     struct ibx_frontend_copy copy = frame_of(run, run->sent);
     struct ibx_remote remote;
-    int rc =
-        ibx_mr_remote(stage->mr, (size_t)((uint8_t *)copy.host - stage->memory), copy.n, &remote);
+    int rc = ibx_session_reserve(s, CLIENT_FRAME);
+    if (rc)
+        return rc;
+    rc = ibx_mr_remote(stage->mr, (size_t)((uint8_t *)copy.host - stage->memory), copy.n, &remote);
     if (!rc && settles(run, run->sent))
         rc = ibx_session_settle(s);
     if (!rc)

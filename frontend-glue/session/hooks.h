@@ -139,6 +139,10 @@ int ibx_session_gather_whole(struct ibx_session *session, const uint8_t *from, s
  * one message the payload is not copied into it, and the message leaves. */
 int ibx_session_gather_around(struct ibx_session *session, const void *payload, size_t n,
                               const void *tail, size_t tail_length);
+/* Client, before a request that names memory: so many bytes, of at most 512, are gathered without
+ * sending anything, so that the session does not go on over another connection, on which the memory
+ * has another name. As ibx_session_fail(). */
+int ibx_session_reserve(struct ibx_session *session, size_t n);
 /* A long write by reference. Server, data NULL: the hook `deliver` has the bytes. 1: the bytes have
  * to be gathered; otherwise as ibx_session_fail(). */
 int ibx_session_write_payload(struct ibx_session *session, const void *data, size_t n);

@@ -233,6 +233,11 @@ static int make_room(struct ibx_session *s, size_t n)
     return 0;
 }
 
+int ibx_session_reserve(struct ibx_session *s, size_t n)
+{
+    return make_room(s, n);
+}
+
 static void patch_inline(struct ibx_session *s, size_t length)
 {
     struct ibx_writer w = ibx_writer_of(s->out + s->out_inline, 4);
