@@ -48,8 +48,8 @@ bool ibx_request_stays(const struct ibx_call *call, const uint8_t *body, size_t 
     switch (call->kind) {
     case IBX_CALL_WAITS:
         return kind_of_copy(body, n) != IBX_FRAME_H2D && kind_of_copy(body, n) != IBX_FRAME_D2H;
-    case IBX_CALL_REPEATS:
-        return !call->event;
+    case IBX_CALL_REPEATS: /* a graph stays, and so does a wait for what another stream has left */
+        return strcmp(call->name, "cudaEventRecord") != 0;
     case IBX_CALL_DESTROYS:
     case IBX_CALL_REGISTERS:
     case IBX_CALL_RESETS:

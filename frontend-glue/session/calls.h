@@ -48,7 +48,7 @@ struct ibx_call {
     enum ibx_call_kind kind;
     int stream_at;
     unsigned length; /* of the body, 0: it varies */
-    bool event;      /* records an event, or comes after one that was recorded */
+    bool event;      /* records an event, or comes after one, also one that a graph records */
     bool blind;      /* its reply depends on the body's length, not on its bytes */
 };
 

@@ -139,7 +139,7 @@ bool other_copies_wait()
         const auto waits = [&](const std::function<bool(App *, std::uint64_t)> &before,
                                std::uint64_t to = 0) { return waits_after(&scene, to, n, before); };
         App other = scene.app();
-        const Body set = Body().u64(1).i32(0).u64(8).u64(0);
+        const Body graph = Body().u64(1).u64(STREAM);
         REQUIRE(warm(&other));
         REQUIRE(waits([](App *, std::uint64_t) { return true; }) == 0);
         REQUIRE(waits([](App *app, std::uint64_t) { return app->record(0) == 0; }) == 0);
@@ -148,6 +148,10 @@ bool other_copies_wait()
         // What a synchronous copy waits for natively.
         REQUIRE(waits([](App *app, std::uint64_t) { return app->launch(1) == 0; }) == 1);
         REQUIRE(waits([](App *app, std::uint64_t) { return app->set(1) == 0; }) == 1);
+        REQUIRE(waits([](App *app, std::uint64_t) { return app->wait(STREAM, 0) == 0; }) == 1);
+        REQUIRE(waits([&](App *app, std::uint64_t) {
+                    return app->call("cudaGraphLaunch", graph) == 0;
+                }) == 1);
         REQUIRE(waits([&](App *, std::uint64_t) { return other.launch(1) == 0; }) == 1);
         REQUIRE(waits([](App *app, std::uint64_t) {
                     return app->launch(1) == 0 && app->synchronize() == 0;
