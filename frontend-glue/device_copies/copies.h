@@ -171,7 +171,8 @@ struct copies {
     bool allocates;                           /* it is cudaMalloc */
     bool frees;                               /* it gives memory back: until ibx_frees_end() */
     enum registrations_use registrations_use; /* of its handler */
-    bool uses_registrations;                  /* and that runs: until ibx_registrations_end() */
+    enum registrations_use registrations_run; /* of the one that runs: ibx_registrations_end() */
+    unsigned lookups_passed;                  /* as it began: registrations.c */
     bool makes_graph, makes_exec;             /* it returns a graph, or what can be launched */
     bool changes_kernels;                     /* it registers some, or takes some away */
     bool tried_runtime, tried_launch;         /* whether there is one, as long as none was found */
@@ -349,7 +350,8 @@ void ibx_frees_forget(void);
 
 /* registrations.c: what a handler of GVirtuS's does, by its request's name. */
 enum registrations_use ibx_registrations_use(const char *name);
-/* Around it; the former when all of the request has been read. */
+/* Around it; the former when all of the request has been read. One that changes them waits for
+ * those that look up, for a bounded time. */
 void ibx_registrations_begin(struct copies *x);
 void ibx_registrations_end(struct copies *x);
 

@@ -4,16 +4,24 @@
  * without a lock, and each client's handlers run in a thread of its own. Two programs that began at
  * once could end the back end (G5: "host function not found") or each other. So a handler that
  * changes these maps runs alone, and one that looks something up beside such others only.
+ *
+ * A handler looks up at once, but may go on to wait for its client's kernels, which may never end.
+ * So one that has not returned after LOOKUPS_MS is waited for no more.
  */
 #include "frontend-glue/device_copies/copies.h"
 
+#include "common/clock.h"
+#include "common/log.h"
 #include "frontend-glue/session/calls.h"
 
 #include <pthread.h>
 
+#define LOOKUPS_MS 1000u
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static unsigned looking; /* handlers that look something up */
+static unsigned looking; /* handlers that look something up, and are waited for */
+static unsigned passed;  /* how often all of these were waited for no more */
 static bool changing;
 
 static bool begins(const char *name, const char *with)
@@ -30,31 +38,57 @@ enum registrations_use ibx_registrations_use(const char *name)
                                                                   : REGISTRATIONS_UNUSED;
 }
 
+/* Locked, and not while it waits. Whether lookups were not waited for any longer. */
+static bool wait_for_others(bool changes)
+{
+    uint64_t deadline = ibx_deadline_in_ms(LOOKUPS_MS);
+    while (changing || (changes && looking && ibx_now_ns() < deadline)) {
+        const bool was = changing;
+        const struct timespec until = {(time_t)(deadline / 1000000000u),
+                                       (long)(deadline % 1000000000u)};
+        if (was)
+            pthread_cond_wait(&changed, &lock);
+        else
+            pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
+        if (was)
+            deadline = ibx_deadline_in_ms(LOOKUPS_MS);
+    }
+    const bool late = changes && looking;
+    passed += late;
+    looking = late ? 0 : looking;
+    return late;
+}
+
 /* Those that look up do not wait for one that waits to change: some wait for the GPU. */
 void ibx_registrations_begin(struct copies *x)
 {
     const enum registrations_use use = x->registrations_use;
-    if (use == REGISTRATIONS_UNUSED || x->uses_registrations)
+    if (use == REGISTRATIONS_UNUSED || x->registrations_run != REGISTRATIONS_UNUSED)
         return;
     pthread_mutex_lock(&lock);
-    while (changing || (use == REGISTRATIONS_CHANGED && looking))
-        pthread_cond_wait(&changed, &lock);
+    const bool late = wait_for_others(use == REGISTRATIONS_CHANGED);
     changing = use == REGISTRATIONS_CHANGED;
     looking += use == REGISTRATIONS_LOOKED_UP;
+    x->lookups_passed = passed;
     pthread_mutex_unlock(&lock);
-    x->uses_registrations = true;
+    x->registrations_run = use;
+    if (late)
+        ibx_log(IBX_LOG_WARN,
+                "kernels and variables are registered beside a launch, or a copy to a variable, "
+                "that has not returned for %u ms: see what its client runs",
+                LOOKUPS_MS);
 }
 
 void ibx_registrations_end(struct copies *x)
 {
-    if (!x->uses_registrations)
+    if (x->registrations_run == REGISTRATIONS_UNUSED)
         return;
     pthread_mutex_lock(&lock);
-    if (x->registrations_use == REGISTRATIONS_CHANGED)
+    if (x->registrations_run == REGISTRATIONS_CHANGED)
         changing = false;
     else
-        looking--;
+        looking -= x->lookups_passed == passed;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
-    x->uses_registrations = false;
+    x->registrations_run = REGISTRATIONS_UNUSED;
 }

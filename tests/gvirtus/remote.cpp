@@ -27,7 +27,7 @@ int Remote::to_symbol(std::uint64_t symbol, const void *from, std::size_t n, std
 namespace
 {
 
-std::atomic<bool> shut, inside;         // a gate in the way of cudaUnregisterFatBinary
+std::atomic<bool> shut, inside;         // a gate in the way of two handlers
 std::atomic<unsigned> registering, met; // handlers of registrations; how often others met one
 
 std::atomic<std::uint64_t> handled_copies;
@@ -351,7 +351,7 @@ int execute(const std::string &name, Frame &f, bool *has_context)
     }
     if (name == "cudaLaunchKernel" || name == "cudaMemcpyToSymbol")
         met += registering != 0;
-    if (name == "cudaUnregisterFatBinary") {
+    if (name == "cudaUnregisterFatBinary" || name == "cudaMemcpyFromSymbol") {
         for (inside = true; shut;)
             usleep(1000);
         return inside = false, -1;

@@ -96,7 +96,8 @@ class Remote : public FrontEnd
         call("testInject",
              Body().u64(in).i32(code).i32(sticky).host(name.c_str(), name.size() + 1));
     }
-    // Whether cudaUnregisterFatBinary stays in its handler; whether one is there.
+    // Whether cudaUnregisterFatBinary and cudaMemcpyFromSymbol stay in their handlers; whether one
+    // is there.
     void gate(bool shut) { call("testGate", Body().u64(shut)); }
     // The mode in which the handlers' thread minds captures.
     std::uint64_t mode() { return value("testMode", Body(), ~0ull); }

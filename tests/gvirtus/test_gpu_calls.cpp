@@ -447,6 +447,35 @@ bool registered_at_once()
     return gpu.remote.met() == 0;
 }
 
+// One that looks up and does not return, since its client's kernel does not end, holds back others
+// once, and for a bounded time.
+bool registered_beside_one_that_stays()
+{
+    Gpu gpu;
+    Client other(gpu);
+    gpu.remote.gate(true);
+    std::thread staying([&] { other.remote.call("cudaMemcpyFromSymbol", Body()); });
+    std::atomic<unsigned> registered{0};
+    std::thread registering([&] {
+        Client client(gpu);
+        while (!client.remote.inside())
+            usleep(1000);
+        for (; registered < 40; registered++)
+            client.remote.call("__cudaRegisterFunction", Body());
+    });
+    for (unsigned i = 0; i < 20000 && registered < 40; i++)
+        usleep(1000);
+    const bool all = registered == 40;
+    gpu.remote.gate(false);
+    staying.join();
+    registering.join();
+    for (unsigned i = 0; i < 2; i++) { // what has been passed is not counted when it ends
+        REQUIRE(other.remote.call("cudaMemcpyFromSymbol", Body()) == -1);
+        REQUIRE(gpu.remote.call("__cudaRegisterFunction", Body()) == -1);
+    }
+    return all;
+}
+
 // Many at once: replies leave together, and in order.
 bool many()
 {
@@ -496,6 +525,7 @@ int main(int argc, char **argv)
     check("kernels while some are taken away", kernels_meanwhile);
     check("captures of several clients", captures_apart);
     check("registrations of several clients", registered_at_once);
+    check("... beside one that does not return", registered_beside_one_that_stays);
     check("many at once", many);
     return scene_close();
 }
