@@ -134,23 +134,26 @@ int cudaSetDevice(int device)
 }
 
 /* GVirtuS's cudaSetDevice makes a context on a device, so unused devices are left alone. */
-void ibx_frontend_devices_wait(void)
+int ibx_frontend_devices_wait(void)
 {
     __typeof__(&cudaSetDevice) select_device = NEXT(cudaSetDevice);
     __typeof__(&cudaDeviceSynchronize) synchronize = NEXT(cudaDeviceSynchronize);
     uint64_t others = atomic_load(&in_use);
     bool away = false;
     if (!synchronize)
-        return;
-    synchronize();
+        return CUDA_NOT_SUPPORTED;
+    int rc = synchronize();
     for (int device = 0; select_device && device < 64; device++) {
-        if (device == current || !(others >> device & 1) || select_device(device))
+        if (device == current || !(others >> device & 1))
             continue;
-        synchronize();
-        away = true;
+        int code = select_device(device);
+        away = away || !code;
+        if (!code)
+            code = synchronize();
+        rc = rc ? rc : code;
     }
-    if (away)
-        select_device(current);
+    const int back = away ? select_device(current) : CUDA_SUCCESS;
+    return rc ? rc : back;
 }
 
 /* --------------------------------------------------------------------- allocations */

@@ -24,6 +24,7 @@
 #define CUDA_ALREADY_REGISTERED    712
 #define CUDA_NOT_REGISTERED        713
 #define CUDA_NOT_SUPPORTED         801
+#define CUDA_CAPTURE_UNSUPPORTED   900
 #define CUDA_CAPTURE_INVALID       901
 #define CUDA_CAPTURE_UNJOINED      904
 #define CUDA_UNKNOWN               999
@@ -439,8 +440,8 @@ int ibx_frontend_freed(int rc);
 void ibx_frontend_device_used(void);
 /* Whether there was no other one so far. */
 bool ibx_frontend_one_device(void);
-/* Waits for all work on every device that this process has used. */
-void ibx_frontend_devices_wait(void);
+/* Waits for all work on every device that this process has used. An error: perhaps not for all. */
+int ibx_frontend_devices_wait(void);
 
 /* ------------------------------------------------------------------------- managed.c */
 

@@ -23,7 +23,8 @@
  *
  * Locks: `pages` for states and protections; `list` for a look at which memory there is. Who
  * changes the list has both, in this order. A thread that has one touches no managed memory, since
- * the handler of its fault would need it, too.
+ * the handler of its fault would need it, too. Who waits for the device has `pages`, so that nobody
+ * else takes it for one that rests meanwhile.
  */
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_MANAGED_H
 #define IBX_FRONTEND_GLUE_PRELOAD_MANAGED_H

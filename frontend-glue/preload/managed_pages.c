@@ -13,7 +13,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define RUN_BYTES (4u << 20) /* that change at once, at most */
+#define RUN_BYTES  (4u << 20) /* that change at once, at most */
+#define CAPTURE_MS 5000u      /* that another program's capture is waited for */
 
 static pthread_mutex_t pages = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t list = PTHREAD_MUTEX_INITIALIZER;
@@ -354,6 +355,28 @@ void ibx_managed_wait_end(void)
 
 /* ------------------------------------------------------------- accesses to what is stale */
 
+/* Locked. Until the device rests. While another program of the back end captures it cannot be
+ * waited for, which is over soon. */
+static bool rest(void)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(CAPTURE_MS);
+    int rc = CUDA_SUCCESS;
+    do {
+        if (rc)
+            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        atomic_store(&busy, false);
+        rc = ibx_frontend_devices_wait();
+        if (rc)
+            atomic_store(&busy, true);
+    } while (rc == CUDA_CAPTURE_UNSUPPORTED && ibx_now_ns() < deadline);
+    if (rc)
+        ibx_log(IBX_LOG_ERROR,
+                "managed memory cannot be read behind the device's work: the wait for that fails "
+                "with CUDA's error %d: see what the back end says",
+                rc);
+    return !rc;
+}
+
 /* Locked. Until the device rests and nobody is about to change that. */
 static bool wait_for_device(void)
 {
@@ -367,9 +390,7 @@ static bool wait_for_device(void)
                                "device works: wait for the device before the capture begins");
         return false;
     }
-    atomic_store(&busy, false);
-    ibx_frontend_devices_wait();
-    return true;
+    return rest();
 }
 
 static bool fetch(struct managed *m, size_t first, enum pages_access access)
@@ -506,6 +527,10 @@ void ibx_frontend_managed_launched(void)
 
 void ibx_frontend_managed_rests(void)
 {
-    if (atomic_exchange(&busy, false))
-        ibx_frontend_devices_wait();
+    if (!atomic_load(&highest))
+        return;
+    pthread_mutex_lock(&pages);
+    if (atomic_load(&busy) && !ibx_frontend_capturing())
+        rest();
+    pthread_mutex_unlock(&pages);
 }

@@ -66,8 +66,25 @@ bool kernels_and_host()
         b[7] = 'y';
         REQUIRE(stub_launch(a + 100, b, 8, stream) == 0);
         REQUIRE(a[107] == 'y' && a[99] == bytes[99] && b[8] == bytes[8]);
-        REQUIRE(i * 1000 >= 100 && i * 1000 < 108 ? true : a[i * 1000] == 'x');
+        REQUIRE(a[i * 1000] == 'x');
     }
+    return cudaFree(a) == 0 && cudaFree(b) == 0;
+}
+
+// While another program captures, the device cannot be waited for.
+bool waits_that_fail()
+{
+    constexpr std::size_t n = 100 * K;
+    char *a = managed_memory(n), *b = managed_memory(n);
+    void *stream = nullptr;
+    const std::vector<char> bytes = some(n, 5);
+    REQUIRE(a && b && cudaStreamCreateWithFlags(&stream, 1) == 0);
+    std::memcpy(a, bytes.data(), n);
+    stub_remote()->slow(20000);
+    REQUIRE(stub_launch(b, a, n, stream) == 0);
+    stub_remote()->inject("cuCtxSynchronize", 1, 900, false);
+    REQUIRE(has(b, bytes));
+    stub_remote()->slow(0);
     return cudaFree(a) == 0 && cudaFree(b) == 0;
 }
 
@@ -268,6 +285,7 @@ bool faults_of_others()
 bool managed()
 {
     REQUIRE(kernels_and_host());
+    REQUIRE(waits_that_fail());
     REQUIRE(copies_and_sets());
     REQUIRE(threads_of_streams());
     REQUIRE(what_it_is());
