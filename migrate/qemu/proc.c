@@ -48,15 +48,19 @@ int ibx_proc_find_descriptor(pid_t pid, ibx_proc_look *look, void *context)
 int ibx_proc_find_mapping(pid_t pid, ibx_proc_look_mapping *look, void *context)
 {
     char line[512];
-    unsigned long long from = 0, to = 0;
+    unsigned long long from = 0, to = 0, a, b;
     snprintf(line, sizeof(line), "/proc/%d/smaps", (int)pid);
     FILE *file = fopen(line, "re");
     if (!file)
         return ibx_proc_error(pid, errno);
     bool found = false;
     while (!found && fgets(line, sizeof(line), file))
-        if (sscanf(line, "%llx-%llx ", &from, &to) != 2 && !strncmp(line, "VmFlags:", 8))
+        if (sscanf(line, "%llx-%llx ", &a, &b) == 2) { /* "Anonymous:" begins with a digit, too */
+            from = a;
+            to = b;
+        } else if (!strncmp(line, "VmFlags:", 8)) {
             found = look(context, from, to, line + 8);
+        }
     const int rc = found ? 1 : ferror(file) ? -EIO : 0;
     fclose(file);
     return rc;

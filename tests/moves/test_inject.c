@@ -271,6 +271,24 @@ static void test_what_nobody_sees(void)
     vm_refused(ibx_uffd_take(ended, 0, &uffd, &vm_error), -ENOENT, "has no userfaultfd");
 }
 
+static bool is_that_page(void *page, uint64_t start, uint64_t end, const char *flags)
+{
+    assert_true(start && !(start % 4096) && start < end && flags[0] == ' ');
+    return start == (uintptr_t)page && end - start == 4096;
+}
+
+/* Each with its bounds, also when other lines of it begin with what could be a number. */
+static void test_mappings_are_found(void)
+{
+    char *pages = mmap(NULL, 3 * 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_ptr_not_equal(pages, MAP_FAILED);
+    assert_int_equal(mprotect(pages + 4096, 4096, PROT_READ | PROT_WRITE), 0);
+    pages[4096] = 1;
+    assert_int_equal(ibx_proc_find_mapping(getpid(), is_that_page, pages + 4096), 1);
+    assert_int_equal(ibx_proc_find_mapping(getpid(), is_that_page, pages + 1), 0);
+    munmap(pages, 3 * 4096);
+}
+
 /* ... which vfork makes for us: a parent that cannot stop, until its child has been told to go. It
  * goes on unharmed. */
 static void test_never_stops(void)
@@ -485,13 +503,20 @@ int main(void)
     shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED)
         return 1;
-    static const struct vm_test tests[] = {
-        VM_TEST(test_child_notices_nothing),    VM_TEST(test_signals_are_kept),
-        VM_TEST(test_errors_come_back),         VM_TEST(test_stopped_by_a_signal),
-        VM_TEST(test_traced_already),           VM_TEST(test_nobody_there),
-        VM_TEST(test_what_nobody_sees),         VM_TEST(test_never_stops),
-        VM_TEST(test_tool_is_killed),           VM_TEST(test_qemu_by_system_call),
-        VM_TEST(test_sandboxed_qemu_by_device), VM_TEST(test_unprivileged_qemu_may_not),
-        VM_TEST(test_running_vm_goes_on),       {0}};
+    static const struct vm_test tests[] = {VM_TEST(test_child_notices_nothing),
+                                           VM_TEST(test_signals_are_kept),
+                                           VM_TEST(test_errors_come_back),
+                                           VM_TEST(test_stopped_by_a_signal),
+                                           VM_TEST(test_traced_already),
+                                           VM_TEST(test_nobody_there),
+                                           VM_TEST(test_what_nobody_sees),
+                                           VM_TEST(test_mappings_are_found),
+                                           VM_TEST(test_never_stops),
+                                           VM_TEST(test_tool_is_killed),
+                                           VM_TEST(test_qemu_by_system_call),
+                                           VM_TEST(test_sandboxed_qemu_by_device),
+                                           VM_TEST(test_unprivileged_qemu_may_not),
+                                           VM_TEST(test_running_vm_goes_on),
+                                           {0}};
     return vm_tests(tests, vm_end_all);
 }
