@@ -384,7 +384,10 @@ int ibx_source_confirm(struct source *s, struct ibx_error *err)
         ibx_source_link_close(&s->link);
     else
         ibx_source_link_retire(&s->link);
-    ibx_source_let_go(s); /* which takes some milliseconds, as CONFIRMED does */
+    /* Which takes some milliseconds, as CONFIRMED does. Of a borrowed VM that has returned QEMU's
+     * memory is that of the VM at home: it is held until that QEMU is told to quit. */
+    if (!ibx_journal_has_returned(&s->status.record))
+        ibx_source_let_go_early(s);
     return 0;
 }
 

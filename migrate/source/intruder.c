@@ -8,8 +8,8 @@
 #include <string.h>
 
 #define STOP_MS         1000 /* for QEMU to take the command */
-#define ANSWER_MS       250  /* for its monitor to answer, at first */
 #define LIBVIRT_ENDS_MS 1000 /* for libvirt to end the source's QEMU */
+#define LET_GO_EARLY_MS 500  /* for QEMU to end its migration, while CONFIRMED is on its way */
 
 /* ---------------------------------------------------------------- the guard */
 
@@ -133,13 +133,13 @@ int ibx_source_guard_blamed(struct source *s, int rc, struct ibx_error *err)
 
 int ibx_source_guard_reach(struct source *s, struct ibx_error *err)
 {
-    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
+    /* The last one is for a QEMU that takes long to greet. */
+    static const unsigned tries_ms[] = {250, 500, 1000, 2000, MIGRATION_QMP_MS};
     int rc = -ETIMEDOUT;
     if (s->guard.state.now != GUARD_MADE)
         return -EAGAIN;
-    for (unsigned ms = ANSWER_MS; rc == -ETIMEDOUT && ibx_now_ns() < deadline; ms *= 2) {
-        const uint64_t look = ibx_deadline_in_ms(ms);
-        rc = ibx_qmp_connect(s->options->qmp, look < deadline ? look : deadline, &s->vm.qmp, err);
+    for (unsigned i = 0; rc == -ETIMEDOUT && i < sizeof(tries_ms) / sizeof(tries_ms[0]); i++) {
+        rc = ibx_qmp_connect(s->options->qmp, ibx_deadline_in_ms(tries_ms[i]), &s->vm.qmp, err);
         if (rc == -ETIMEDOUT && ibx_guard_look(&s->guard))
             return go_on_held(s, err);
     }
@@ -196,17 +196,28 @@ int ibx_source_on_intruder(struct source *s, json_t *event, struct ibx_error *er
 
 /* ---------------------------------------------------------------- the end */
 
+static int let_go(struct source *s, unsigned ms, struct ibx_error *why)
+{
+    if (s->disturbed.code || !s->vm.qmp)
+        return 0;
+    ibx_guard_release(&s->guard);
+    int rc = ibx_source_stream_release(&s->stream, s->vm.qmp, ibx_deadline_in_ms(ms), why);
+    if (!rc && s->stream.state.now == STREAM_RELEASED && !source_managed(&s->vm) &&
+        !ibx_hold_planned(s->vm.undo.before)) /* the record is of an earlier version */
+        rc = ibx_hold_allow(s->vm.qmp, false, ibx_deadline_in_ms(ms), why);
+    return rc;
+}
+
+void ibx_source_let_go_early(struct source *s)
+{
+    struct ibx_error later = {0};
+    let_go(s, LET_GO_EARLY_MS, &later);
+}
+
 void ibx_source_let_go(struct source *s)
 {
     struct ibx_error why = {0};
-    if (s->disturbed.code || !s->vm.qmp)
-        return;
-    ibx_guard_release(&s->guard);
-    int rc = ibx_source_stream_release(&s->stream, s->vm.qmp, &why);
-    if (!rc && s->stream.state.now == STREAM_RELEASED && !source_managed(&s->vm) &&
-        !ibx_hold_planned(s->vm.undo.before)) /* the record is of an earlier version */
-        rc = ibx_hold_allow(s->vm.qmp, false, ibx_deadline_in_ms(MIGRATION_QMP_MS), &why);
-    if (rc)
+    if (let_go(s, MIGRATION_QMP_MS, &why))
         ibx_migration_notify(&s->options->observer,
                              "QEMU (process %d) is not needed any more, but does not end its "
                              "migration (%s): end it",

@@ -178,7 +178,7 @@ int ibx_source_stream_take(struct source_stream *stream, pid_t pid, uint64_t hol
                            struct ibx_error *err);
 /* HELD: the migration is complete. */
 int ibx_source_stream_release(struct source_stream *stream, struct ibx_qmp *qmp,
-                              struct ibx_error *err);
+                              uint64_t deadline_ns, struct ibx_error *err);
 void ibx_source_stream_close(struct source_stream *stream);
 
 /* ---------------------------------------------------------------- link.c */
@@ -592,7 +592,9 @@ int ibx_source_guard_blamed(struct source *s, int rc, struct ibx_error *err);
 void ibx_source_check_guard(struct source *s);
 /* An event of QEMU's after the commit. -EBADMSG, in BROKEN: its memory may have changed. */
 int ibx_source_on_intruder(struct source *s, json_t *event, struct ibx_error *err);
-/* DONE: lets go of QEMU, unless somebody was caught, who would go on then. */
+/* CONFIRMING, DONE: lets go of QEMU, unless somebody was caught, who would go on then. Early: does
+ * not wait for a QEMU that is slow, nor notifies: it is tried again in DONE. */
+void ibx_source_let_go_early(struct source *s);
 void ibx_source_let_go(struct source *s);
 /* DONE: 0, or what is to be said instead of success. */
 int ibx_source_verdict(const struct source *s, struct ibx_error *err);

@@ -254,12 +254,11 @@ int ibx_source_stream_let_go(struct source_stream *stream, struct ibx_error *err
 }
 
 int ibx_source_stream_release(struct source_stream *stream, struct ibx_qmp *qmp,
-                              struct ibx_error *err)
+                              uint64_t deadline_ns, struct ibx_error *err)
 {
-    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     if (stream->state.now != STREAM_HELD)
         return 0;
-    int rc = ibx_hold_release(qmp, stream->fd, deadline, err);
+    int rc = ibx_hold_release(qmp, stream->fd, deadline_ns, err);
     if (!rc)
         leave(stream, STREAM_RELEASED);
     return rc;

@@ -136,6 +136,22 @@ static void test_killed_while_it_returns(void)
     is_home();
 }
 
+/* The QEMU that it left has the files of its memory, and runs nothing before it quits. */
+static void test_held_until_it_quits(void)
+{
+    struct ibx_error why = {0};
+    mover_stop_next("source:done");
+    borrowed_small();
+    home_and_bring();
+    brought();
+    mover_await_stop(&sender);
+    assert_int_not_equal(ibx_qmp_execute(vms[0].qmp, "cont", NULL, NULL, vm_soon(), &why), 0);
+    assert_non_null(strstr(why.message, "not finalized yet"));
+    mover_kill(&sender, SIGCONT);
+    pair_done();
+    is_home();
+}
+
 /* A VM at home whose memory is kept warm: both tools at the borrower are killed in turn, and
  * continued beside the other one. */
 static void test_killed_while_kept_warm(void)
@@ -359,6 +375,7 @@ int main(void)
                                            VM_TEST(test_killed_in_the_commit),
                                            VM_TEST(test_killed_while_away),
                                            VM_TEST(test_killed_while_it_returns),
+                                           VM_TEST(test_held_until_it_quits),
                                            VM_TEST(test_killed_while_kept_warm),
                                            VM_TEST(test_killed_and_continued_late),
                                            VM_TEST(test_killed_while_the_monitor_is_silent),
