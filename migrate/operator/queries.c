@@ -270,17 +270,21 @@ static int reach(const struct ibx_record *record, struct ibx_qmp **qmp, struct i
     return ibx_error_set(err, -ESRCH, "the monitor %s belongs to process %d now", record->qmp, pid);
 }
 
+/* A tool that ended behind its last CONFIRM has ended the hold, and may have left the settings. */
 static int end_hold(const struct ibx_record *record, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     struct ibx_qmp *qmp;
-    int fd, rc = ibx_hold_take(record->pid, record->hold, &fd, err);
-    if (rc)
-        return rc == -ENOENT ? 0 : rc;
+    int fd = -1, rc = ibx_hold_take(record->pid, record->hold, &fd, err);
+    if (rc == -ENOENT && !record->settings[0])
+        return 0;
+    if (rc && rc != -ENOENT)
+        return rc;
     rc = reach(record, &qmp, err);
     if (!rc) {
-        rc = ibx_hold_release(qmp, fd, deadline, err);
-        if (!rc)
+        if (fd >= 0)
+            rc = ibx_hold_release(qmp, fd, deadline, err);
+        if (!rc && fd >= 0)
             rc = ibx_hold_allow(qmp, false, deadline, err);
         json_t *before = json_loads(record->settings, 0, NULL);
         if (!rc)
@@ -288,7 +292,8 @@ static int end_hold(const struct ibx_record *record, struct ibx_error *err)
         json_decref(before);
         ibx_qmp_close(qmp);
     }
-    close(fd);
+    if (fd >= 0)
+        close(fd);
     return rc;
 }
 

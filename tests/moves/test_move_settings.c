@@ -262,6 +262,19 @@ static void test_sender_killed_after_the_commit(void)
 }
 
 /* The watchdog knows them, too. */
+/* QEMU's migration has ended by then. */
+static void test_sender_killed_at_its_end(void)
+{
+    start();
+    pair_run_to("source:done", NULL);
+    mover_kill(&sender, SIGKILL);
+    mover_ends(&receiver, 0);
+    assert_true(has(&vms[0], "x-ignore-shared"));
+    pair_recover(&sender);
+    mover_ends(&sender, 1); /* the receiver, which knows all, is gone */
+    as_before();
+}
+
 static void test_sender_killed_before_the_commit(void)
 {
     start();
@@ -353,6 +366,7 @@ int main(void)
                                            VM_TEST(test_receiver_killed),
                                            VM_TEST(test_sender_killed_early),
                                            VM_TEST(test_sender_killed_after_the_commit),
+                                           VM_TEST(test_sender_killed_at_its_end),
                                            VM_TEST(test_sender_killed_before_the_commit),
                                            VM_TEST(test_cancelled),
                                            VM_TEST(test_libvirt_has_begun),
