@@ -11,9 +11,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#define SWEEP_MS      10000 /* for libvirt to end a QEMU after a failure */
-#define SWEEP_LOOK_MS 10
-#define AWAIT_LOOK_MS 5 /* between two looks whether libvirt has started QEMU */
+#define SWEEP_MS          10000 /* for libvirt to end a QEMU after a failure */
+#define SWEEP_LOOK_MS     10
+#define AWAIT_LOOK_MS     5    /* between two looks whether libvirt has started QEMU */
+#define DESCRIBE_AHEAD_MS 1000 /* for QEMU to tell of its machine, while nobody is served yet */
 
 static void check_old_uffd(pid_t pid, struct ibx_blockers *blockers)
 {
@@ -220,7 +221,7 @@ static int receive_new(struct destination *d, struct ibx_error *err)
         rc = ibx_destination_open_waiting(d, err);
     if (!rc) {
         if (!d->qemu.managed) /* else somebody may be waiting already */
-            ibx_describe_ahead(d->qemu.qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS));
+            ibx_describe_ahead(d->qemu.qmp, ibx_deadline_in_ms(DESCRIBE_AHEAD_MS));
         ibx_migration_stop_at("destination", "listening");
         rc = ibx_destination_run(d, err);
     }
