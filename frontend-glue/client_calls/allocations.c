@@ -99,10 +99,12 @@ void ibx_allocations_clear(void)
     pthread_mutex_unlock(&all.lock);
 }
 
-/* Another thread may have been at it during the fork. */
-void ibx_allocations_in_child(void)
+void ibx_allocations_lock(void)
 {
-    pthread_mutex_init(&all.lock, NULL);
-    all.items = NULL;
-    all.count = all.room = 0;
+    pthread_mutex_lock(&all.lock);
+}
+
+void ibx_allocations_unlock(void)
+{
+    pthread_mutex_unlock(&all.lock);
 }

@@ -262,8 +262,9 @@ bool ibx_allocations_remove(uint64_t address);
 /* Whether n bytes from there on are within one. */
 bool ibx_allocations_hold(uint64_t address, uint64_t n);
 void ibx_allocations_clear(void);
-/* In a forked child, which has none. */
-void ibx_allocations_in_child(void);
+/* Around a fork, whose child clears them: it has none. */
+void ibx_allocations_lock(void);
+void ibx_allocations_unlock(void);
 
 /* waiting.c */
 

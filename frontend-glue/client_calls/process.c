@@ -139,10 +139,12 @@ void ibx_process_count(int n)
 static void before_fork(void)
 {
     pthread_mutex_lock(&process.lock);
+    ibx_allocations_lock();
 }
 
 static void after_fork(void)
 {
+    ibx_allocations_unlock();
     pthread_mutex_unlock(&process.lock);
 }
 
@@ -152,7 +154,8 @@ static void in_child(void)
     pthread_mutex_init(&process.lock, NULL);
     sem_init(&process.wake, 0, 0);
     process.first = NULL;
-    ibx_allocations_in_child();
+    ibx_allocations_unlock();
+    ibx_allocations_clear();
     atomic_fetch_add(&number, 1);
     atomic_store(&captures, 0);
     atomic_store(&devices, false);
