@@ -345,8 +345,9 @@ int ibx_frees_launch(struct copies *x, int (*launch)(void *graph, void *stream),
                      void *stream);
 /* Before an executable graph is given back: waits for its last launch. */
 void ibx_frees_exec(struct copies *x, const void *exec);
-/* A context was reset, with its events: of no executable graph is the last launch known. */
-void ibx_frees_forget(void);
+/* A context was reset, with its events, as far as the last launches of executable graphs are
+ * behind these; NULL: unknown which. */
+void ibx_frees_forget(const void *context);
 
 /* registrations.c: what a handler of GVirtuS's does, by its request's name. */
 enum registrations_use ibx_registrations_use(const char *name);

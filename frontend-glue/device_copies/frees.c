@@ -81,9 +81,11 @@ void ibx_frees_end(void)
 /* An event behind an executable graph's last launch. */
 struct last_launch {
     const void *exec;
-    void *event;
+    void *event, *context; /* the event is in */
+    unsigned users;        /* threads that record the event */
+    bool forgotten;        /* the last of them frees it */
 };
-static void *last_launches; /* a tree, by exec; under the lock */
+static void *last_launches; /* a tree, by exec; all of it under the lock */
 
 static int compare(const void *a, const void *b)
 {
@@ -92,43 +94,80 @@ static int compare(const void *a, const void *b)
     return (at > other) - (at < other);
 }
 
-/* NULL: no memory. Locked. */
-static struct last_launch *last_launch_of(const struct ibx_cuda *cuda, const void *exec)
+/* Locked. NULL: none is known. */
+static struct last_launch *find(const void *exec)
+{
+    const struct last_launch wanted = {.exec = exec};
+    struct last_launch **found = tfind(&wanted, &last_launches, compare);
+    return found ? *found : NULL;
+}
+
+static struct last_launch *make(const struct ibx_cuda *cuda, const void *exec)
 {
     struct last_launch *made = calloc(1, sizeof(*made));
-    if (!made)
-        return NULL;
-    made->exec = exec;
-    struct last_launch **found = tsearch(made, &last_launches, compare);
-    if (found && *found == made && cuda->event_create(&made->event, IBX_CUDA_EVENT_DISABLE_TIMING))
-        made->event = NULL;
-    if (!found || *found != made)
+    if (made && (cuda->ctx_get_current(&made->context) ||
+                 cuda->event_create(&made->event, IBX_CUDA_EVENT_DISABLE_TIMING))) {
         free(made);
-    return found ? *found : NULL;
+        return NULL;
+    }
+    if (made)
+        made->exec = exec;
+    return made;
+}
+
+/* Not locked: what CUDA does here may wait, as for room in a stream. NULL: no memory, or no event.
+ */
+static struct last_launch *use(const struct ibx_cuda *cuda, const void *exec)
+{
+    pthread_mutex_lock(&lock);
+    struct last_launch *last = find(exec), *made = NULL;
+    if (!last) {
+        pthread_mutex_unlock(&lock);
+        made = make(cuda, exec);
+        pthread_mutex_lock(&lock);
+        struct last_launch **in = made ? tsearch(made, &last_launches, compare) : NULL;
+        last = in ? *in : NULL;
+    }
+    if (last)
+        last->users++;
+    pthread_mutex_unlock(&lock);
+    if (made && made != last) {
+        cuda->event_destroy(made->event);
+        free(made);
+    }
+    return last;
+}
+
+static void stop_using(struct last_launch *last)
+{
+    pthread_mutex_lock(&lock);
+    const bool over = !--last->users && last->forgotten;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    if (over)
+        free(last);
 }
 
 /* Without an event the graph is given back as it is. */
 static void note_launch(struct copies *x, const void *exec, void *stream)
 {
-    if (!ibx_copies_have_cuda(x))
+    struct last_launch *last = ibx_copies_have_cuda(x) ? use(x->cuda, exec) : NULL;
+    if (!last)
         return;
-    pthread_mutex_lock(&lock);
-    const struct last_launch *last = last_launch_of(x->cuda, exec);
-    if (last && last->event)
-        x->cuda->event_record(last->event, stream);
-    pthread_mutex_unlock(&lock);
+    x->cuda->event_record(last->event, stream);
+    stop_using(last);
 }
 
 void ibx_frees_exec(struct copies *x, const void *exec)
 {
-    const struct last_launch wanted = {.exec = exec};
     pthread_mutex_lock(&lock);
-    struct last_launch **found = tfind(&wanted, &last_launches, compare);
-    struct last_launch *last = found ? *found : NULL;
+    struct last_launch *last = find(exec);
     if (last)
         tdelete(last, &last_launches, compare);
+    while (last && last->users)
+        pthread_cond_wait(&changed, &lock);
     pthread_mutex_unlock(&lock);
-    if (last && last->event && ibx_copies_have_cuda(x)) {
+    if (last && ibx_copies_have_cuda(x)) {
         const int mode = ibx_cuda_capture_relax(x->cuda);
         x->cuda->event_synchronize(last->event); /* it may have gone with its context */
         x->cuda->event_destroy(last->event);
@@ -137,13 +176,28 @@ void ibx_frees_exec(struct copies *x, const void *exec)
     free(last);
 }
 
-void ibx_frees_forget(void)
+/* Locked: the context that is gone, for forget(). NULL: it is not known which. */
+static const void *gone;
+
+/* Of other contexts the last launches stay known. */
+static void forget(void *entry)
+{
+    struct last_launch *last = entry;
+    if (gone && last->context != gone && tsearch(last, &last_launches, compare))
+        return;
+    last->forgotten = true;
+    if (!last->users)
+        free(last);
+}
+
+void ibx_frees_forget(const void *context)
 {
     pthread_mutex_lock(&lock);
     void *all = last_launches;
     last_launches = NULL;
+    gone = context;
+    tdestroy(all, forget);
     pthread_mutex_unlock(&lock);
-    tdestroy(all, free);
 }
 
 int ibx_frees_launch(struct copies *x, int (*launch)(void *graph, void *stream), void *graph,

@@ -93,6 +93,6 @@ void ibx_copies_lost_context(struct copies *x, int exit_code)
     ibx_owners_forget(x->taken_context);
     ibx_handles_forget(x->taken_context);
     ibx_ipc_forget(x->taken_context);
-    ibx_frees_forget();
+    ibx_frees_forget(x->taken_context);
     pthread_mutex_unlock(&gone.mutex);
 }
