@@ -240,17 +240,19 @@ static int copy(const struct managed *m, size_t at, size_t n, bool to_device)
 
 /* ---------------------------------------------------------------------- the device works */
 
-/* Locked. What is newer here goes to the device. */
-static int push(struct managed *m)
+/* Locked. What is newer here goes to the device; settle() tells whether it is there. */
+static int push(const struct managed *m)
 {
     int rc = CUDA_SUCCESS;
-    for (size_t first = 0, count; first < m->blocks && m->newer && !rc; first += count) {
+    for (size_t first = 0, left = m->newer, count; left && !rc; first += count) {
         const bool newer = m->state[first] == PAGES_NEWER;
         for (count = 1;
              first + count < m->blocks && (m->state[first + count] == PAGES_NEWER) == newer;)
             count++;
-        if (newer && !(rc = copy(m, first * m->block, bytes_of(m, first, count), true)))
-            set(m, first, count, PAGES_SAME);
+        if (newer) {
+            rc = copy(m, first * m->block, bytes_of(m, first, count), true);
+            left -= count;
+        }
     }
     return rc;
 }
@@ -268,27 +270,42 @@ static int settle(const struct managed *m)
                       : CALL_NEXT(cudaMemcpy, &byte, (void *)m->begin, 1, CUDA_MEMCPY_FROM_DEVICE);
 }
 
-/* Locked. All of it becomes the device's. Until then who touches it waits for the lock. */
+static void not_given(const struct managed *m, int rc)
+{
+    static int said; /* each error once: the same one may meet all calls that follow */
+    if (rc != said)
+        ibx_log(IBX_LOG_ERROR,
+                "what the program has written to managed memory at %p does not reach the device, "
+                "with CUDA's error %d: take no results from there, and see what the back end says",
+                (void *)m->begin, rc);
+    said = rc;
+}
+
+/* Locked. All of it becomes the device's, or else keeps its state. Until then who touches it waits
+ * for the lock. */
 static int give(void)
 {
-    const struct managed *pushed = NULL;
+    const struct managed *last = NULL, *pushed = NULL;
     int rc = CUDA_SUCCESS;
     ibx_managed_own_begin();
-    for (struct managed *m = all; m && !rc; m = m->next) {
+    for (const struct managed *m = all; m && !rc; m = m->next) {
         if (!m->fresh)
             continue;
+        last = m;
         if (!protect(m, 0, m->blocks, PROT_NONE))
             rc = CUDA_MEMORY_ALLOCATION;
-        if (m->newer)
-            pushed = m;
-        if (!rc && m->newer)
-            rc = push(m);
-        if (!rc)
-            set(m, 0, m->blocks, PAGES_STALE);
+        else if (m->newer)
+            rc = push(pushed = m);
     }
     if (!rc && pushed)
-        rc = settle(pushed);
-    if (!rc)
+        rc = settle(last = pushed);
+    for (struct managed *m = all; m && !rc; m = m->next) {
+        if (m->fresh)
+            set(m, 0, m->blocks, PAGES_STALE);
+    }
+    if (rc)
+        not_given(last, rc);
+    else
         atomic_store(&fresh, false);
     ibx_managed_own_end();
     return rc;
