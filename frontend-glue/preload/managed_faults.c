@@ -85,8 +85,13 @@ static bool is_over(void)
 static enum pages_answer have_fetched(uintptr_t at, enum pages_access access)
 {
     struct fault fault = {.at = at, .access = access};
-    if (is_over())
+    if (is_over()) {
+        ibx_log(IBX_LOG_ERROR,
+                "the program touches managed memory at %p, which the device has, as it ends: copy "
+                "what destructors and functions of atexit(3) need before exit(3)",
+                (void *)at);
         return PAGES_FAILED;
+    }
     ibx_managed_wait_begin();
     fault.next = atomic_load(&faults);
     while (!atomic_compare_exchange_weak(&faults, &fault.next, &fault))
@@ -96,6 +101,8 @@ static enum pages_answer have_fetched(uintptr_t at, enum pages_access access)
     while (!atomic_load(&fault.over))
         sleep_on(&fault.over, 0);
     ibx_managed_wait_end();
+    if (fault.answer == PAGES_FAILED)
+        is_over(); /* perhaps for that */
     return fault.answer;
 }
 
@@ -106,12 +113,20 @@ static atomic_bool installed;
 
 typedef int (*setter)(int number, const struct sigaction *action, struct sigaction *old);
 
+static _Atomic(void *) found_sigaction, found_signal;
+
 static setter real_sigaction(void)
 {
-    static _Atomic(void *) found;
     setter next = NULL;
-    *(void **)&next = ibx_frontend_next(&found, "sigaction");
+    *(void **)&next = ibx_frontend_next(&found_sigaction, "sigaction");
     return next;
+}
+
+/* Before main(), as in managed_io.c. */
+__attribute__((constructor)) static void find_names(void)
+{
+    ibx_frontend_next(&found_sigaction, "sigaction");
+    ibx_frontend_next(&found_signal, "signal");
 }
 
 static enum pages_access access_of(const void *context)
@@ -146,15 +161,37 @@ static bool served(uintptr_t at, enum pages_access access)
     return (answer == PAGES_REMOTE ? have_fetched(at, access) : answer) == PAGES_READY;
 }
 
+/* The program has no handler: the same access ends the process, or the signal once more where
+ * somebody has sent it. */
+static void end_by(int number, bool sent)
+{
+    const struct sigaction none = {.sa_handler = SIG_DFL};
+    real_sigaction()(number, &none, NULL);
+    if (sent)
+        raise(number);
+}
+
+/* As the kernel calls a handler. */
 static void pass_on(int number, siginfo_t *info, void *context)
 {
     const struct sigaction action = theirs;
+    const bool sent = info->si_code <= 0;
+    sigset_t held = action.sa_mask, before;
+    if (action.sa_handler == SIG_DFL || action.sa_handler == SIG_IGN) {
+        if (action.sa_handler == SIG_DFL || !sent)
+            end_by(number, sent);
+        return;
+    }
+    if (action.sa_flags & (int)SA_RESETHAND)
+        theirs = (struct sigaction){.sa_handler = SIG_DFL};
+    if (!(action.sa_flags & SA_NODEFER))
+        sigaddset(&held, number);
+    pthread_sigmask(SIG_BLOCK, &held, &before);
     if (action.sa_flags & SA_SIGINFO)
         action.sa_sigaction(number, info, context);
-    else if (action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN)
+    else
         action.sa_handler(number);
-    else /* the same access ends the process */
-        real_sigaction()(number, &action, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
 static void on_fault(int number, siginfo_t *info, void *context)
@@ -183,12 +220,11 @@ __attribute__((visibility("default"))) int sigaction(int number, const struct si
 
 __attribute__((visibility("default"))) __sighandler_t signal(int number, __sighandler_t handler)
 {
-    static _Atomic(void *) found;
     __sighandler_t (*next)(int, __sighandler_t) = NULL;
     struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART}, old;
     if (number == SIGSEGV && atomic_load(&installed))
         return sigaction(number, &action, &old) ? SIG_ERR : old.sa_handler;
-    *(void **)&next = ibx_frontend_next(&found, "signal");
+    *(void **)&next = ibx_frontend_next(&found_signal, "signal");
     return next(number, handler);
 }
 

@@ -43,7 +43,8 @@ static void ready_all(const struct iovec *v, int count, bool writes)
         ready(v[i].iov_base, v[i].iov_len, writes);
 }
 
-/* NULL: dlsym(3) is under way in this thread, whose malloc(3) may need these calls. */
+/* Before main(), since dlsym(3) takes locks, and drops what dlerror(3) would return; later only
+ * for calls before that. NULL: it is under way in this thread, whose malloc(3) may need these. */
 static void *next_of(_Atomic(void *) *known, const char *name)
 {
     static _Thread_local bool looks;
@@ -59,12 +60,16 @@ static void *next_of(_Atomic(void *) *known, const char *name)
 /* A function of that name: sees to its memory, calls the next one with the same arguments. */
 #define PASSED(...) (__VA_ARGS__)
 #define TAKEN(type, name, parameters, arguments, before, otherwise)                                \
+    static _Atomic(void *) known_##name;                                                           \
+    __attribute__((constructor)) static void find_##name(void)                                     \
+    {                                                                                              \
+        next_of(&known_##name, #name);                                                             \
+    }                                                                                              \
     __attribute__((visibility("default"))) type own_##name parameters __asm__(#name);              \
     type own_##name parameters                                                                     \
     {                                                                                              \
-        static _Atomic(void *) known;                                                              \
         __typeof__(&own_##name) next = NULL;                                                       \
-        *(void **)&next = next_of(&known, #name);                                                  \
+        *(void **)&next = next_of(&known_##name, #name);                                           \
         before;                                                                                    \
         return next ? next arguments : (type)(otherwise);                                          \
     }

@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 #include <sys/mman.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -240,6 +241,8 @@ bool system_calls()
         REQUIRE(stub_launch(other, m, n, nullptr) == 0); // the device has it, too
         REQUIRE(i ? has(other, bytes) : other[n - 1] == 0);
     }
+    // What dlerror(3) has to say is the program's.
+    REQUIRE(!dlopen("/none", RTLD_LAZY) && readv(-1, nullptr, 0) == -1 && dlerror());
     return !std::fclose(file) && cudaFree(m) == 0 && cudaFree(other) == 0;
 }
 
@@ -250,6 +253,36 @@ void on_fault(int, siginfo_t *info, void *)
 {
     faulted = info->si_addr;
     siglongjmp(jump, 1);
+}
+
+// Its handler is called as the kernel does it, and where it has none the signal ends it.
+void once(int)
+{
+    static int calls;
+    sigset_t held;
+    pthread_sigmask(SIG_BLOCK, nullptr, &held);
+    if (calls++ || !sigismember(&held, SIGSEGV) || !sigismember(&held, SIGUSR1))
+        _exit(1);
+}
+
+bool sent_signals()
+{
+    struct sigaction action = {};
+    action.sa_handler = once;
+    action.sa_flags = int(SA_RESETHAND);
+    sigaddset(&action.sa_mask, SIGUSR1);
+    REQUIRE(signal(SIGSEGV, SIG_IGN) != SIG_ERR && raise(SIGSEGV) == 0);
+    const pid_t child = fork();
+    if (!child) {
+        sigaction(SIGSEGV, &action, nullptr);
+        for (int i = 0; i < 2; i++)
+            raise(SIGSEGV);
+        _exit(2);
+    }
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    REQUIRE(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+    return signal(SIGSEGV, SIG_DFL) == SIG_IGN;
 }
 
 // Faults that are the program's own, and children, which have none of it.
@@ -292,6 +325,7 @@ bool managed()
     REQUIRE(!taken || graphs_of_managed());
     REQUIRE(taken_addresses());
     REQUIRE(system_calls());
+    REQUIRE(sent_signals());
     return faults_of_others();
 }
 
