@@ -22,7 +22,7 @@
 
 #define TRIES       8u          /* addresses at which this process may have something */
 #define BLOCK_LEAST (64u << 10) /* bytes */
-#define BLOCKS_MOST 8192u       /* each may become a mapping of its own, of which there are 65530 */
+#define BLOCKS_MOST 32768u      /* each may become a mapping of its own, of which there are 65530 */
 
 static size_t page_size(void)
 {
@@ -111,6 +111,22 @@ static int place(struct managed *m)
     return rc;
 }
 
+static atomic_size_t all_blocks;
+
+/* Of a new allocation: a quarter of those that are left. */
+static size_t blocks_most(void)
+{
+    const size_t now = atomic_load(&all_blocks);
+    return now + 4 > BLOCKS_MOST ? 1 : (BLOCKS_MOST - now) / 4;
+}
+
+static void discard(struct managed *m)
+{
+    unmap(m);
+    atomic_fetch_sub(&all_blocks, m->blocks);
+    free(m);
+}
+
 static struct managed *make(size_t n, int *rc)
 {
     const size_t page = page_size();
@@ -120,7 +136,7 @@ static struct managed *make(size_t n, int *rc)
     }
     const size_t whole = (n + page - 1) / page * page;
     size_t block = BLOCK_LEAST;
-    while ((whole + block - 1) / block > BLOCKS_MOST)
+    while ((whole + block - 1) / block > blocks_most())
         block *= 2;
     const size_t blocks = (whole + block - 1) / block;
     struct managed *m = calloc(1, sizeof(*m) + blocks);
@@ -135,8 +151,10 @@ static struct managed *make(size_t n, int *rc)
         unmap(m);
         cudaFree(m->base);
     }
-    if (!*rc)
+    if (!*rc) {
+        atomic_fetch_add(&all_blocks, blocks);
         return m;
+    }
     free(m);
     return NULL;
 }
@@ -179,18 +197,15 @@ bool ibx_frontend_managed_free(const void *address, void **base, int *rc)
     *rc = m ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (m) {
         *base = m->base;
-        unmap(m); /* first: then the device may give that address to another thread */
-        free(m);
+        discard(m); /* first: then the device may give that address to another thread */
     }
     return true;
 }
 
 void ibx_frontend_managed_reset(void)
 {
-    for (struct managed *m; (m = ibx_managed_take(0));) {
-        unmap(m);
-        free(m);
-    }
+    for (struct managed *m; (m = ibx_managed_take(0));)
+        discard(m);
 }
 
 /* ------------------------------------------------------------------------- what it is */

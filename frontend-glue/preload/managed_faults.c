@@ -8,6 +8,7 @@
  */
 #include "frontend-glue/preload/managed.h"
 
+#include "common/clock.h"
 #include "common/log.h"
 
 #include <errno.h>
@@ -31,7 +32,8 @@ struct fault {
     atomic_uint over;
 };
 
-#define END_MS 2000u /* that the end of the process waits for one */
+#define END_MS     2000u /* that the end of the process waits for one */
+#define CONNECT_MS 2000u /* that the first call waits for the thread's connection */
 
 static _Atomic(struct fault *) faults;
 static atomic_uint count; /* of all so far */
@@ -46,9 +48,16 @@ static void wake(atomic_uint *word)
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
+/* It has a connection before any access needs one: the thread that is interrupted may hold what
+ * GVirtuS takes as it connects, stdout's lock for instance. */
+static atomic_uint connected;
+
 static void *serve(void *argument)
 {
     (void)argument;
+    ibx_frontend_connect();
+    atomic_store(&connected, 1);
+    wake(&connected);
     for (;;) {
         const unsigned seen = atomic_load(&count);
         struct fault *fault = atomic_exchange(&faults, NULL);
@@ -245,6 +254,17 @@ static bool start_thread(void)
     return !rc;
 }
 
+/* Not for ever: this thread may be in a constructor of a library, for whose lock the other one
+ * waits then. */
+static void wait_until_connected(void)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(CONNECT_MS);
+    for (int ms; !atomic_load(&connected) && (ms = ibx_ms_until(deadline)) > 0;) {
+        const struct timespec most = {ms / 1000, ms % 1000 * 1000000L};
+        syscall(SYS_futex, &connected, FUTEX_WAIT_PRIVATE, 0, &most, NULL, 0);
+    }
+}
+
 static void install(void)
 {
     struct sigaction ours = {.sa_sigaction = on_fault,
@@ -260,6 +280,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static void in_child(void)
 {
     begun = false;
+    atomic_store(&connected, 0);
     atomic_store(&faults, NULL);
     pthread_mutex_init(&lock, NULL);
 }
@@ -275,6 +296,8 @@ bool ibx_managed_faults_begin(void)
     if (!begun && atomic_load(&installed))
         begun = start_thread();
     const bool good = begun;
+    if (good)
+        wait_until_connected();
     pthread_mutex_unlock(&lock);
     return good;
 }

@@ -163,7 +163,14 @@ static size_t bytes_of(const struct managed *m, size_t first, size_t count)
 
 static bool protect(const struct managed *m, size_t first, size_t count, int access)
 {
-    return !mprotect((void *)(m->begin + first * m->block), bytes_of(m, first, count), access);
+    void *at = (void *)(m->begin + first * m->block);
+    if (!mprotect(at, bytes_of(m, first, count), access))
+        return true;
+    ibx_log(IBX_LOG_ERROR,
+            "managed memory at %p cannot change its protection: %s; where this process has more "
+            "mappings than vm.max_map_count, raise that by sysctl(8)",
+            at, strerror(errno));
+    return false;
 }
 
 static void set(struct managed *m, size_t first, size_t count, enum pages_state state)
