@@ -180,14 +180,15 @@ void ibx_destination_home_fini(struct destination_home *home);
  *   FILLING -> GIVEN_UP                   libvirt has not continued the VM here, but at the source
  *   RESUMING | FILLING -> FAILED -> [*]
  *   RESUMING | FILLING | COMPLETE | SHUT_DOWN -> LEFT -> [*]
- *   RESUMING | FILLING | COMPLETE -> BROKEN -> [*]
+ *   RESUMING | FILLING | COMPLETE | SHUT_DOWN -> BROKEN -> [*]
  *
  * Before WAITING a lost link ends the migration here, as it does at the source. From WAITING on
  * the destination waits: the source makes it again. GIVEN_UP: the VM never ran here and will not;
  * from RESUMING only when QEMU reported so or got nothing of the end, or when libvirt has continued
  * the VM at the source and not here, whose QEMU is ended then. ANSWERING: the same, and a
  * source that may have committed has to learn it. FAILED: the VM ran here, and its QEMU has ended.
- * BROKEN: pages here are not what they are at the source; the VM ran with them, and is paused.
+ * BROKEN: pages here are not what they are at the source; the VM ran with them, and is paused if
+ * its guest has not shut it down.
  * LEFT: given up or interrupted while the VM is this side's; ib-migrate recover continues. In
  * COMPLETE and SHUT_DOWN QEMU is not needed any more, and only the source has to learn it.
  *

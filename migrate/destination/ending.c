@@ -217,6 +217,7 @@ int ibx_destination_broken(struct destination *d, bool tell, struct ibx_error *e
 {
     struct ibx_error silent = {0};
     const struct ibx_error why = *err;
+    const bool ended = d->state.now == DESTINATION_SHUT_DOWN;
     if (!destination_ours(d))
         return give_up(d, -EBADMSG, err);
     int rc = ibx_destination_move(d, DESTINATION_BROKEN, err);
@@ -224,7 +225,7 @@ int ibx_destination_broken(struct destination *d, bool tell, struct ibx_error *e
         return rc;
     if (tell)
         send_broken(d, why.message);
-    rc = ibx_destination_qemu_pause(&d->qemu, &silent);
+    rc = ended ? 0 : ibx_destination_qemu_pause(&d->qemu, &silent);
     if (rc)
         ibx_migration_notify(&d->options->observer,
                              "the VM, whose memory is wrong, could not be paused (%s): end QEMU "
@@ -235,7 +236,8 @@ int ibx_destination_broken(struct destination *d, bool tell, struct ibx_error *e
         ibx_migration_notify(&d->options->observer, "%s", silent.message);
     else
         ibx_destination_tags_remove(&d->status.record);
-    return ibx_error_set(err, -EBADMSG, "the migration is broken: %s", why.message);
+    return ibx_error_set(err, -EBADMSG, "the migration is broken: %s%s", why.message,
+                         ended ? "; the guest has shut the VM down since: check its disks" : "");
 }
 
 int ibx_destination_check_pages(struct destination *d, struct ibx_error *err)

@@ -31,7 +31,9 @@ static const struct ibx_state destination_states[] = {
                               IBX_TO(DESTINATION_DONE) | IBX_TO(DESTINATION_LEFT) |
                                   IBX_TO(DESTINATION_BROKEN),
                               IBX_STATE_INITIAL},
-    [DESTINATION_SHUT_DOWN] = {"shut down", IBX_TO(DESTINATION_DONE) | IBX_TO(DESTINATION_LEFT),
+    [DESTINATION_SHUT_DOWN] = {"shut down",
+                               IBX_TO(DESTINATION_DONE) | IBX_TO(DESTINATION_LEFT) |
+                                   IBX_TO(DESTINATION_BROKEN),
                                IBX_STATE_INITIAL},
     [DESTINATION_DONE] = {"done", 0, IBX_STATE_FINAL},
     [DESTINATION_ANSWERING] = {"answering", IBX_TO(DESTINATION_GIVEN_UP), 0},

@@ -29,6 +29,7 @@
  *   MAY_RUN | RUNNING | COMPLETE -> BROKEN -> [*]        the pages here are not those of the source
  *   MAY_RUN | RUNNING -> SHUT_DOWN | ENDED               its guest has shut it down
  *   SHUT_DOWN -> ENDED -> [*]                            and the source knows that, too
+ *   SHUT_DOWN -> BROKEN                                  and the source has found wrong pages
  *   NOT_YET | MAY_RUN | RUNNING -> GIVEN_UP -> [*]       RUNNING: its QEMU has ended
  */
 #ifndef IBX_MIGRATE_JOURNAL_JOURNAL_H

@@ -41,7 +41,8 @@ static const struct ibx_state destination_states[] = {
                                  IBX_TO(IBX_JOURNAL_BROKEN) | IBX_TO(IBX_JOURNAL_SHUT_DOWN) |
                                  IBX_TO(IBX_JOURNAL_ENDED),
                              0},
-    [IBX_JOURNAL_SHUT_DOWN] = {"shut-down", IBX_TO(IBX_JOURNAL_ENDED), 0},
+    [IBX_JOURNAL_SHUT_DOWN] = {"shut-down", IBX_TO(IBX_JOURNAL_ENDED) | IBX_TO(IBX_JOURNAL_BROKEN),
+                               0},
     [IBX_JOURNAL_ENDED] = {"ended", 0, IBX_STATE_FINAL},
     [IBX_JOURNAL_COMPLETE] = {"complete", IBX_TO(IBX_JOURNAL_DONE) | IBX_TO(IBX_JOURNAL_BROKEN), 0},
     [IBX_JOURNAL_BROKEN] = {"broken", 0, IBX_STATE_FINAL},

@@ -303,8 +303,9 @@ int ibx_source_check_interrupts(struct source *s, struct ibx_error *err)
         return rc ? rc
                   : ibx_error_set(err, -EINTR,
                                   "interrupted; the VM runs at %s and its pages are still here: "
-                                  "ib-migrate recover continues",
-                                  s->status.record.uri);
+                                  "ib-migrate recover continues%s%s",
+                                  s->status.record.uri, s->untold ? "; pause the VM there: " : "",
+                                  s->untold ? s->status.message : "");
     }
     if (s->interrupts > before)
         ibx_migration_notify(

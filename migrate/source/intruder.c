@@ -226,6 +226,11 @@ void ibx_source_let_go(struct source *s)
 
 int ibx_source_verdict(const struct source *s, struct ibx_error *err)
 {
+    struct ibx_error wrong = {0};
+    if (s->verifier && ibx_verifier_result(s->verifier, &wrong) == -EBADMSG)
+        return ibx_error_set(err, -EBADMSG,
+                             "%s; the guest has shut the VM down at %s since: check its disks",
+                             wrong.message, s->status.record.uri);
     if (!s->disturbed.code)
         return 0;
     return ibx_error_set(err, -EBUSY,

@@ -40,6 +40,8 @@ int ibx_source_check_pages(struct source *s, struct ibx_error *err)
     const int rc = ibx_verifier_result(s->verifier, &wrong);
     if (!rc || rc == -EAGAIN)
         return 0;
+    if (s->state.now == SOURCE_CONFIRMING) /* ENDED: the verdict says it */
+        return 0;
     if (source_linked(&s->link)) {
         *err = wrong;
         return ibx_source_broken(s, true, err);

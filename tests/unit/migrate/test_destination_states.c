@@ -56,6 +56,17 @@ static void test_aborted_after_the_confirmation(NO_STATE)
     assert_int_equal(destination.peer.now, PEER_CONFIRMED);
 }
 
+/* The source finds wrong pages while the link is lost: it tells what it has found, and goes. */
+static void test_broken_after_the_shutdown(NO_STATE)
+{
+    static const struct ibx_migrate_any broken = {.type = IBX_MIGRATE_BROKEN, .is.reason = "no"};
+    begin(DESTINATION_SHUT_DOWN);
+    assert_int_equal(on(&broken), -EPROTO); /* pages are not verified */
+    destination.status.record.verify = true;
+    assert_int_equal(on(&broken), -EBADMSG);
+    assert_int_equal(destination.state.now, DESTINATION_BROKEN);
+}
+
 /* ------------------------------------------------------------ where libvirt drives */
 
 static const struct ibx_migrate_any decided = {.type = IBX_MIGRATE_DECIDED, .is.epoch = EPOCH};
@@ -138,6 +149,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_confirmed_after_an_abort),
         cmocka_unit_test(test_aborted_after_the_confirmation),
+        cmocka_unit_test(test_broken_after_the_shutdown),
         cmocka_unit_test(test_taken_back_before_it_ran),
         cmocka_unit_test(test_taken_back_when_it_ran),
         cmocka_unit_test(test_taken_back_when_complete),

@@ -107,7 +107,7 @@ static const unsigned destination_table[14] = {
     [IBX_JOURNAL_RUNNING] = 1 << IBX_JOURNAL_COMPLETE | 1 << IBX_JOURNAL_GIVEN_UP |
                             1 << IBX_JOURNAL_BROKEN | 1 << IBX_JOURNAL_SHUT_DOWN |
                             1 << IBX_JOURNAL_ENDED,
-    [IBX_JOURNAL_SHUT_DOWN] = 1 << IBX_JOURNAL_ENDED,
+    [IBX_JOURNAL_SHUT_DOWN] = 1 << IBX_JOURNAL_ENDED | 1 << IBX_JOURNAL_BROKEN,
     [IBX_JOURNAL_COMPLETE] = 1 << IBX_JOURNAL_DONE | 1 << IBX_JOURNAL_BROKEN,
 };
 
