@@ -418,8 +418,8 @@ static void home_path_in(const char *folder, const uint8_t id[IBX_MIGRATE_ID_BYT
     ibx_journal_path(folder, &record, HOME, path, size);
 }
 
-/* In /dev/shm, which is everybody's, or where somebody else's file has that name in the folder, to
- * which nobody else can write: on a disk, and the VM stands still meanwhile. */
+/* In /dev/shm, which is fast: the VM stands still. That is everybody's, and may be full: a note
+ * that cannot be made there goes into the folder, to which nobody else can write. */
 int ibx_journal_note_home(const char *folder, const uint8_t id[IBX_MIGRATE_ID_BYTES],
                           struct ibx_error *err)
 {

@@ -74,8 +74,8 @@ int ibx_qmp_execute(struct ibx_qmp *qmp, const char *command, json_t *arguments,
  * asked. */
 void ibx_qmp_ahead(struct ibx_qmp *qmp, const char *command, json_t *arguments,
                    uint64_t deadline_ns);
-/* Forgets the questions that nobody has asked, so that no later one gets an old answer; returns
- * how many there were. */
+/* Forgets the questions that nobody has asked, so that no later one gets an old answer, also those
+ * of a caller further out, which are sent again when asked; returns how many there were. */
 unsigned ibx_qmp_ahead_end(struct ibx_qmp *qmp);
 /* QEMU reads its monitor byte by byte, at 5 us each. So the properties of its machine, which do not
  * change, are asked for once; and from now on what it has told of its devices, jobs and exports is
