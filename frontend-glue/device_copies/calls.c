@@ -12,14 +12,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <time.h>
 
 #define PASSES INT32_MIN /* no cudaError_t: GVirtuS runs it */
-
-#define CAPTURE_INVALIDATED 901 /* cudaError_t */
-#define CAPTURE_UNJOINED    904
-
-#define CAPTURES_MS 500u
 
 /* A call's arguments, and what it answers beside its exit code. */
 struct arguments {
@@ -81,22 +75,13 @@ static int stream_synchronize(struct copies *x, struct arguments *a)
     return runtime.stream_synchronize(pointer(&a->in));
 }
 
-static _Atomic unsigned captures; /* of all clients */
-
-/* A wait for the device ends all captures in its context, in whatever mode. Those of other clients,
- * which natively have contexts of their own, get CAPTURES_MS to end by themselves. */
-static void wait_for_captures(const struct copies *x)
-{
-    const uint64_t deadline = ibx_deadline_in_ms(CAPTURES_MS);
-    while (!x->captures && atomic_load(&captures) && ibx_now_ns() < deadline)
-        nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
-}
-
 static int device_synchronize(struct copies *x, struct arguments *a)
 {
-    wait_for_captures(x);
     (void)a;
-    return runtime.device_synchronize();
+    ibx_captures_wait_begin(x);
+    const int rc = runtime.device_synchronize();
+    ibx_captures_wait_end();
+    return rc;
 }
 
 /* One that nobody here has seen, or is another tenant's, is left to GVirtuS's handler. */
@@ -210,16 +195,11 @@ static const struct handler *handler_of(const struct ibx_call *call, uint64_t le
 
 /* -------------------------------------------------------------------------- the calls */
 
-bool ibx_copies_captures(void)
-{
-    return atomic_load(&captures);
-}
-
 /* A launch into another stream than the captured one may end the capture when it fails, and would
  * fail in another way when GVirtuS tries it again. */
 static int launch(struct copies *x, const struct ibx_request *q)
 {
-    return atomic_load(&captures) ? PASSES : ibx_copies_launch(x, q->body, (size_t)q->length);
+    return ibx_copies_captures() ? PASSES : ibx_copies_launch(x, q->body, (size_t)q->length);
 }
 
 static int run_extra(struct copies *x, const struct ibx_request *q, struct arguments *a)
@@ -268,25 +248,14 @@ int ibx_copies_call(struct copies *x, const struct ibx_request *q)
 void ibx_copies_call_read(struct copies *x, const char *name)
 {
     const enum ibx_call_kind kind = ibx_call_find(name, strlen(name) + 1)->kind;
-    x->begins_capture = !strncmp(name, "cudaStreamBeginCapture", 22);
-    x->ends_capture = !strncmp(name, "cudaStreamEndCapture", 20) && x->captures;
+    x->captures_use = ibx_captures_use(name);
     x->allocates = !strcmp(name, "cudaMalloc");
     x->registrations_use = ibx_registrations_use(name);
-    x->makes_graph = !strncmp(name, "cudaStreamEndCapture", 20) || !strcmp(name, "cudaGraphCreate");
+    x->makes_graph = x->captures_use == CAPTURES_ENDED || !strcmp(name, "cudaGraphCreate");
     x->makes_exec = !strcmp(name, "cudaGraphInstantiate");
-    if (x->begins_capture) {
-        x->captures++;
-        atomic_fetch_add(&captures, 1);
-    }
     x->changes_kernels = kind == IBX_CALL_REGISTERS || kind == IBX_CALL_RESETS;
     if (x->changes_kernels)
         ibx_copies_launch_forget();
-}
-
-/* By two of cudaStreamEndCapture's errors a broken capture ends, too. */
-static bool ends_capture(int exit_code)
-{
-    return !exit_code || exit_code == CAPTURE_INVALIDATED || exit_code == CAPTURE_UNJOINED;
 }
 
 /* One that GVirtuS's handler has answered: requests of our own name it, too. */
@@ -303,20 +272,10 @@ void ibx_copies_call_answered(struct copies *x)
     const int code = x->replies.exit_code;
     if (x->allocates && !code)
         x->allocates_plainly = x->replies.last_size == 8;
-    if ((x->begins_capture && code) || (x->ends_capture && ends_capture(code))) {
-        x->captures--;
-        atomic_fetch_sub(&captures, 1);
-    }
+    ibx_captures_answered(x, code);
     if ((x->makes_graph || x->makes_exec) && !code && x->replies.last_size == 8)
         note_handle(x, x->makes_graph ? IBX_HANDLE_GRAPH : IBX_HANDLE_EXEC);
     if (x->changes_kernels) /* others have looked them up while it ran */
         ibx_copies_launch_forget();
-    x->begins_capture = x->ends_capture = x->allocates = x->changes_kernels = false;
-    x->makes_graph = x->makes_exec = false;
-}
-
-void ibx_copies_calls_end(struct copies *x)
-{
-    atomic_fetch_sub(&captures, x->captures);
-    x->captures = 0;
+    x->allocates = x->changes_kernels = x->makes_graph = x->makes_exec = false;
 }

@@ -134,6 +134,9 @@ struct launch_function {
 /* What a handler of GVirtuS's does with the kernels and variables that clients have registered. */
 enum registrations_use { REGISTRATIONS_UNUSED, REGISTRATIONS_LOOKED_UP, REGISTRATIONS_CHANGED };
 
+/* What it does with captures of streams, if it succeeds; or it waits for the device. */
+enum captures_use { CAPTURES_UNUSED, CAPTURES_BEGUN, CAPTURES_ENDED, CAPTURES_WAIT };
+
 /* The context of a session's hooks. */
 struct copies {
     struct ibx_session *s;
@@ -165,9 +168,11 @@ struct copies {
 
     struct launch_function functions[LAUNCH_FUNCTIONS];
     unsigned captures;                        /* begun by this client, and not ended */
+    unsigned whole_captures;                  /* of them: captures.c */
+    unsigned captures_ended;                  /* what it counts, as noted here last */
     bool minds_own_captures;                  /* its thread does */
-    bool begins_capture;                      /* the request in hand begins one, if it succeeds */
-    bool ends_capture;                        /* it ends one, likewise */
+    enum captures_use captures_use;           /* of the handler that GVirtuS is about to run */
+    enum captures_use captures_run;           /* of the one that runs: until it has answered */
     bool allocates;                           /* it is cudaMalloc */
     bool frees;                               /* it gives memory back: until ibx_frees_end() */
     enum registrations_use registrations_use; /* of its handler */
@@ -269,9 +274,25 @@ int ibx_copies_call(struct copies *x, const struct ibx_request *q);
 /* GVirtuS has begun to read a request of that name; and has answered it. */
 void ibx_copies_call_read(struct copies *x, const char *name);
 void ibx_copies_call_answered(struct copies *x);
-void ibx_copies_calls_end(struct copies *x);
+
+/* captures.c */
+
 /* Whether a client captures a stream. */
 bool ibx_copies_captures(void);
+/* Around a wait for the device, which ends all captures: the former stays until no other client
+ * captures, for a bounded time, and until the latter none begins, likewise. */
+void ibx_captures_wait_begin(struct copies *x);
+void ibx_captures_wait_end(void);
+/* The same, at once or not at all: a client captures. */
+bool ibx_captures_wait_try(void);
+/* What GVirtuS's handler does, by its request's name; before it runs; when it has returned, or its
+ * session has ended; when it has answered. */
+enum captures_use ibx_captures_use(const char *name);
+void ibx_captures_run(struct copies *x);
+void ibx_captures_ran(struct copies *x);
+void ibx_captures_answered(struct copies *x, int exit_code);
+/* The session has ended, and what it captured is nobody's. */
+void ibx_captures_end(struct copies *x);
 
 /* launch.c */
 

@@ -102,12 +102,13 @@ static bool wants_request(void *context)
 
 /* --------------------------------------------------------------- what GVirtuS does itself */
 
-/* A handler of GVirtuS's gives memory back no more, and uses no registrations. */
+/* A handler of GVirtuS's gives memory back no more, nor waits, nor uses registrations. */
 static void handled(struct copies *x)
 {
     if (x->frees)
         ibx_frees_end();
     x->frees = false;
+    ibx_captures_ran(x);
     ibx_registrations_end(x);
 }
 
@@ -146,8 +147,10 @@ static int note_read(void *context, void *bytes, size_t n)
     }
     x->requests.freed = 0;
     rc = ibx_isolation_after_read(x, stage);
-    if (!rc && stage != IBX_REQUEST_NAME && x->requests.stage == IBX_REQUEST_NAME)
-        ibx_registrations_begin(x); /* all of it is there */
+    if (!rc && stage != IBX_REQUEST_NAME && x->requests.stage == IBX_REQUEST_NAME) {
+        ibx_captures_run(x); /* all of it is there */
+        ibx_registrations_begin(x);
+    }
     if (x->options.mode != IBX_GPU_OFF)
         mind_own_captures(x);
     return rc;
@@ -261,7 +264,7 @@ static void ended(void *context)
     ibx_staging_destroy(x->staging);
     x->staging = NULL;
     ibx_isolation_end(x);
-    ibx_copies_calls_end(x);
+    ibx_captures_end(x);
     ibx_host_work_end(x);
     ibx_ipc_end(x);
     x->ran = 0;
@@ -275,6 +278,7 @@ static void destroy(void *context)
     if (ibx_session_live(x->s)) /* other hooks take its place */
         ending(x);
     handled(x);
+    ibx_captures_end(x);
     ibx_host_work_end(x);
     ibx_ipc_end(x);
     ibx_staging_destroy(x->staging);

@@ -20,6 +20,7 @@
  *   choice.c         the sizes from which paths count, and what a copy's end means
  *   check.c          asks CUDA about a copy before it runs
  *   calls.c          short calls that are no copies, by CUDA's runtime
+ *   captures.c       captures of streams, kept from waits for the device
  *   launch.c         kernels, by the driver
  *   extra.c          requests of our own, for calls that GVirtuS lacks
  *   extra_arrays.c   likewise: arrays, textures and surfaces

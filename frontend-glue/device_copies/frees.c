@@ -58,14 +58,17 @@ static void wait_for_graphs(int (*wait)(void))
 void ibx_frees_begin(struct copies *x, uint64_t address)
 {
     int (*wait)(void) = NULL;
-    /* A wait for the device would end a capture. */
-    if (ibx_host_work_repeats() && !ibx_copies_captures() && !(address && is_pooled(x, address)))
+    if (ibx_host_work_repeats() && !(address && is_pooled(x, address)))
         *(void **)&wait = ibx_copies_runtime("cudaDeviceSynchronize");
+    if (wait && !ibx_captures_wait_try()) /* it would end a capture */
+        wait = NULL;
     pthread_mutex_lock(&lock);
     if (wait)
         wait_for_graphs(wait);
     inside++;
     pthread_mutex_unlock(&lock);
+    if (wait)
+        ibx_captures_wait_end();
 }
 
 void ibx_frees_end(void)

@@ -395,6 +395,61 @@ bool captures_apart()
     return waited;
 }
 
+// One that begins is not ended by waits for the device of another client, one behind the other, and
+// is not kept out by them.
+bool captures_beside_waits()
+{
+    Gpu gpu;
+    Client other(gpu);
+    const std::uint64_t stream = gpu.remote.stream_create(1), busy = gpu.remote.stream_create(1),
+                        to = gpu.remote.malloc(4096), from = gpu.remote.malloc(4096);
+    other.remote.get_last_error();
+    other.remote.set_device(0);
+    REQUIRE(gpu.remote.slow(500));
+    std::atomic<bool> over{false};
+    const unsigned long before = gpu.remote.stats().waits;
+    unsigned failed = 0;
+    std::thread waiting([&] {
+        while (!over)
+            failed += other.remote.call("cudaLaunchKernel",
+                                        kernel(IBX_DOUBLE_KERNEL, 32, busy, to, from, 8)) ||
+                      other.remote.device_synchronize();
+    });
+    while (gpu.remote.stats().waits == before)
+        usleep(1000);
+    unsigned lost = 0;
+    for (unsigned i = 0; i < 10; i++)
+        lost += gpu.remote.call("cudaStreamBeginCapture", Body().u64(stream).i32(0)) ||
+                gpu.remote.call("cudaStreamEndCapture", Body().u64(stream));
+    over = true;
+    waiting.join();
+    return !failed && !lost;
+}
+
+// What a client captured that is gone is waited for no more.
+bool captures_left()
+{
+    Gpu gpu;
+    const std::uint64_t stream = gpu.remote.stream_create(1), to = gpu.remote.malloc(4096),
+                        from = gpu.remote.malloc(4096);
+    // The back end leaves kernels to GVirtuS while a client captures.
+    auto apart = [&] {
+        gpu.remote.call("__cudaRegisterFunction", Body());
+        const Body launch = kernel(IBX_DOUBLE_KERNEL, 32, stream, to, from, 8);
+        return gpu.made("cudaLaunchKernel", launch) == 1;
+    };
+    REQUIRE(apart());
+    {
+        Client leaving(gpu);
+        REQUIRE(!leaving.remote.call("cudaStreamBeginCapture", Body().u64(stream).i32(0)));
+        REQUIRE(!apart());
+    }
+    bool gone = false;
+    for (unsigned i = 0; i < 5000 && !(gone = apart()); i++)
+        usleep(1000);
+    return gone;
+}
+
 // A kernel that is looked up while another client takes some away is looked up once more.
 bool kernels_meanwhile()
 {
@@ -524,6 +579,8 @@ int main(int argc, char **argv)
     check("kernels", kernels);
     check("kernels while some are taken away", kernels_meanwhile);
     check("captures of several clients", captures_apart);
+    check("... beside waits for the device", captures_beside_waits);
+    check("... that a client has left", captures_left);
     check("registrations of several clients", registered_at_once);
     check("... beside one that does not return", registered_beside_one_that_stays);
     check("many at once", many);

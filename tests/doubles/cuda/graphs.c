@@ -8,13 +8,16 @@
 #include <string.h>
 
 #define INVALID_VALUE  1
+#define INVALIDATED    901
 #define UPDATE_FAILURE 910
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct {
     void *stream; /* NULL: none is captured */
     struct double_graph *graph;
+    bool lost; /* somebody has waited for the device */
 } capture;
+static unsigned device_waits; /* under way */
 
 static struct double_graph *make(void)
 {
@@ -180,12 +183,30 @@ bool captures_function(void *stream, void (*function)(void *argument), void *arg
     return node;
 }
 
+bool device_wait_begins(void)
+{
+    pthread_mutex_lock(&mutex);
+    const bool fits = !capture.stream;
+    capture.lost = !fits;
+    device_waits++;
+    pthread_mutex_unlock(&mutex);
+    return fits;
+}
+
+void device_wait_ends(void)
+{
+    pthread_mutex_lock(&mutex);
+    device_waits--;
+    pthread_mutex_unlock(&mutex);
+}
+
 EXPORT int cudaStreamBeginCapture(void *stream, int mode)
 {
     (void)mode;
     pthread_mutex_lock(&mutex);
     capture.graph = make();
     capture.stream = stream;
+    capture.lost = device_waits;
     pthread_mutex_unlock(&mutex);
     return returns(0);
 }
@@ -193,10 +214,14 @@ EXPORT int cudaStreamBeginCapture(void *stream, int mode)
 EXPORT int cudaStreamEndCapture(void *stream, void **graph)
 {
     pthread_mutex_lock(&mutex);
-    *graph = stream == capture.stream ? capture.graph : NULL;
+    const bool lost = capture.lost;
+    if (lost)
+        discard(capture.graph);
+    *graph = stream == capture.stream && !lost ? capture.graph : NULL;
     capture.stream = NULL;
+    capture.lost = false;
     pthread_mutex_unlock(&mutex);
-    return returns(0);
+    return returns(lost ? INVALIDATED : 0);
 }
 
 EXPORT int cudaStreamIsCapturing(void *stream, int *status)

@@ -158,7 +158,10 @@ EXPORT int cudaStreamSynchronize(void *stream)
 
 EXPORT int cudaDeviceSynchronize(void)
 {
-    return with("cuCtxSynchronize", NULL, NULL);
+    const bool fits = device_wait_begins();
+    const int rc = with("cuCtxSynchronize", NULL, NULL);
+    device_wait_ends();
+    return fits ? rc : returns(900);
 }
 
 EXPORT int cudaMalloc(void **address, size_t n)

@@ -25,5 +25,9 @@ int pooled_malloc(void **address, size_t n);
 
 /* graphs.c: whether the stream is captured, and the function with it. */
 bool captures_function(void *stream, void (*function)(void *argument), void *argument);
+/* Around a wait for the device: it ends a capture that is under way, or begins meanwhile. False:
+ * there was one. */
+bool device_wait_begins(void);
+void device_wait_ends(void);
 
 #endif
