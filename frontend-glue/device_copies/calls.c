@@ -212,6 +212,10 @@ static int run_extra(struct copies *x, const struct ibx_request *q, struct argum
 
 static int run(struct copies *x, const struct ibx_request *q, struct arguments *a)
 {
+    uint64_t stream = 0; /* cudaMemset's is the legacy one */
+    if (ibx_call_stream(q->called, q->body, (size_t)q->length, &stream) ||
+        q->called->kind == IBX_CALL_ENQUEUES)
+        ibx_captures_spare(x, stream);
     if (ibx_extra_is(q->called->name))
         return run_extra(x, q, a);
     if (q->called->kind == IBX_CALL_LAUNCH)
@@ -248,7 +252,7 @@ int ibx_copies_call(struct copies *x, const struct ibx_request *q)
 void ibx_copies_call_read(struct copies *x, const char *name)
 {
     const enum ibx_call_kind kind = ibx_call_find(name, strlen(name) + 1)->kind;
-    x->captures_use = ibx_captures_use(name);
+    x->captures_use = ibx_captures_use(name, kind);
     x->allocates = !strcmp(name, "cudaMalloc");
     x->registrations_use = ibx_registrations_use(name);
     x->makes_graph = x->captures_use == CAPTURES_ENDED || !strcmp(name, "cudaGraphCreate");

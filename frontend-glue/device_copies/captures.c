@@ -6,6 +6,10 @@
  * comes first goes first: neither captures nor waits that follow each other keep the other kind
  * out.
  *
+ * Work in the legacy stream fails, and ends them, while a stream that waits for that one is
+ * captured. It stays until no other client captures such a stream. Such a capture stays for copies,
+ * which may be added piece by piece; of other work CUDA looks at the moment when it is added.
+ *
  * Nobody is sure to end, and what a wait is for may need a capture that has not begun. So nobody
  * stays here for long. A capture that outlasts a wait's patience is ended by it, and not waited for
  * again.
@@ -21,6 +25,8 @@
 #define WAITS_MS    500u  /* a capture stays for waits */
 #define QUEUED_MS   200u  /* ... that have not begun: the one they stay for may stay for this one */
 
+#define STREAM_NON_BLOCKING 1u /* CU_STREAM_NON_BLOCKING */
+
 #define CAPTURE_INVALIDATED 901 /* cudaError_t */
 #define CAPTURE_UNJOINED    904
 
@@ -34,22 +40,34 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static struct place *queue;
 static _Atomic unsigned captures; /* of all clients */
-static unsigned whole;            /* of them, those that no wait has ended */
-static unsigned ended;            /* how often a wait has ended all there were */
+static unsigned whole;            /* of them, those that nobody's wait has ended */
+static _Atomic unsigned blocking; /* of these, those of streams that wait for the legacy one */
+static unsigned ended;            /* how often all there were have been */
 static unsigned waits;            /* for the device, under way */
+static struct {
+    _Alignas(64) _Atomic unsigned count; /* a line of its own: each such copy changes it */
+} copies;                                /* in the legacy stream, likewise */
 
 bool ibx_copies_captures(void)
 {
     return atomic_load(&captures);
 }
 
-/* Locked. The client's own captures that no wait has ended. */
+/* Locked. The client's own captures that nobody's wait has ended. */
 static unsigned own(struct copies *x)
 {
     if (x->captures_ended != ended)
-        x->whole_captures = 0;
+        x->whole_captures = x->blocking_captures = 0;
     x->captures_ended = ended;
     return x->whole_captures;
+}
+
+/* Locked. Nobody waits for them any more. */
+static void give_up(void)
+{
+    ended += whole > 0;
+    whole = 0;
+    atomic_store(&blocking, 0);
 }
 
 /* Locked. */
@@ -100,8 +118,7 @@ void ibx_captures_wait_begin(struct copies *x)
     while ((whole > own(x) || is_behind(&place)) && sleep_until(deadline)) {
     }
     leave(&place);
-    ended += whole > 0;
-    whole = 0;
+    give_up();
     waits++;
     pthread_mutex_unlock(&lock);
 }
@@ -123,11 +140,69 @@ void ibx_captures_wait_end(void)
     pthread_mutex_unlock(&lock);
 }
 
+/* ----------------------------------------------------------------------- the legacy stream */
+
+/* Locked, and not while it sleeps. */
+static void spare(struct copies *x)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(CAPTURES_MS);
+    bool late = false;
+    while (!own(x) && blocking && !late)
+        late = !sleep_until(deadline);
+    if (late)
+        give_up();
+}
+
+void ibx_captures_spare(struct copies *x, uint64_t stream)
+{
+    if (stream > 1 || !atomic_load(&blocking))
+        return;
+    pthread_mutex_lock(&lock);
+    spare(x);
+    pthread_mutex_unlock(&lock);
+}
+
+/* Both it and a capture that begins raise their own count first, and look at the other's then. */
+void ibx_captures_legacy_begin(struct copies *x)
+{
+    atomic_fetch_add(&copies.count, 1);
+    if (!atomic_load(&blocking))
+        return;
+    ibx_captures_legacy_end();
+    pthread_mutex_lock(&lock);
+    spare(x);
+    atomic_fetch_add(&copies.count, 1);
+    pthread_mutex_unlock(&lock);
+}
+
+void ibx_captures_legacy_end(void)
+{
+    if (atomic_fetch_sub(&copies.count, 1) != 1 || !atomic_load(&blocking))
+        return;
+    pthread_mutex_lock(&lock);
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
 /* ---------------------------------------------------------------------------- captures */
+
+/* Whether the stream that a request of GVirtuS's names waits for the legacy one. */
+static bool is_blocking(struct copies *x)
+{
+    int (*get)(void *stream, unsigned *flags) = NULL;
+    struct ibx_reader r = ibx_reader_of(x->requests.first, 8);
+    void *stream = (void *)(uintptr_t)ibx_get_u64(&r);
+    unsigned flags = 0;
+    if (x->requests.length < 8 || !stream || !ibx_copies_have_cuda(x))
+        return false;
+    *(void **)&get = ibx_cuda_symbol("cuStreamGetFlags");
+    return get && !get(stream, &flags) && !(flags & STREAM_NON_BLOCKING);
+}
 
 /* A client that captures already goes before those who wait for that. */
 static void begin(struct copies *x)
 {
+    const bool blocks = is_blocking(x);
     const uint64_t deadline = ibx_deadline_in_ms(WAITS_MS), queued = ibx_deadline_in_ms(QUEUED_MS);
     struct place place = {.waits = false};
     pthread_mutex_lock(&lock);
@@ -139,7 +214,11 @@ static void begin(struct copies *x)
     x->captures++;
     atomic_fetch_add(&captures, 1);
     whole++;
+    x->blocking_captures += blocks;
+    blocking += blocks;
     leave(&place);
+    while (blocks && atomic_load(&copies.count) && sleep_until(deadline)) {
+    }
     pthread_mutex_unlock(&lock);
 }
 
@@ -149,6 +228,10 @@ static void end(struct copies *x, unsigned count)
     const unsigned mine = own(x), gone = mine < count ? mine : count;
     x->whole_captures -= gone;
     whole -= gone;
+    /* Which of them it was is not known: the last one is. */
+    const unsigned blocks = x->whole_captures ? 0 : x->blocking_captures;
+    x->blocking_captures -= blocks;
+    blocking -= blocks;
     x->captures -= count;
     atomic_fetch_sub(&captures, count);
     pthread_cond_broadcast(&changed);
@@ -175,13 +258,17 @@ static bool waits_for_device(const char *name)
     return i < sizeof(names) / sizeof(names[0]);
 }
 
-enum captures_use ibx_captures_use(const char *name)
+enum captures_use ibx_captures_use(const char *name, enum ibx_call_kind kind)
 {
+    const bool may_add = kind == IBX_CALL_OTHER || kind == IBX_CALL_SHARES ||
+                         kind == IBX_CALL_WAITS || kind == IBX_CALL_ENQUEUES;
     if (!strncmp(name, "cudaStreamBeginCapture", 22))
         return CAPTURES_BEGUN;
     if (!strncmp(name, "cudaStreamEndCapture", 20))
         return CAPTURES_ENDED;
-    return waits_for_device(name) ? CAPTURES_WAIT : CAPTURES_UNUSED;
+    if (waits_for_device(name))
+        return CAPTURES_WAIT;
+    return may_add ? CAPTURES_SPARED : CAPTURES_UNUSED;
 }
 
 void ibx_captures_run(struct copies *x)
@@ -193,6 +280,8 @@ void ibx_captures_run(struct copies *x)
         begin(x);
     else if (x->captures_run == CAPTURES_WAIT)
         ibx_captures_wait_begin(x);
+    else if (x->captures_run == CAPTURES_SPARED)
+        ibx_captures_spare(x, 0);
 }
 
 void ibx_captures_ran(struct copies *x)

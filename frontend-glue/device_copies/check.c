@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Asks CUDA about a copy before it runs. None of these calls changes anything. */
+/* Asks CUDA about a copy before it runs. None of these calls of CUDA's changes anything. */
 #include "frontend-glue/device_copies/copies.h"
 
 #include "common/log.h"
@@ -64,8 +64,11 @@ bool ibx_copies_sound(struct copies *x, struct ibx_frame *f)
         return false;
     if (f->kind != IBX_FRAME_H2D && !allocated(x, f->src, span_of(f->spitch, f), on_both))
         return false;
-    if (f->stream <= 1) /* the legacy stream, which cannot be captured */
+    if (f->stream <= 1) { /* the legacy stream, which cannot be captured */
+        if (f->call == IBX_FRAME_MEMCPY_ASYNC)
+            ibx_captures_spare(x, f->stream);
         return true;
+    }
     void *stream = (void *)(uintptr_t)f->stream;
     return !x->cuda->stream_is_capturing(stream, &capturing) && !capturing;
 }

@@ -5,6 +5,7 @@
 
 #include "frontend-glue/device_copies/device_copies.h"
 #include "frontend-glue/device_copies/tenants.h"
+#include "frontend-glue/session/calls.h"
 #include "frontend-glue/session/hooks.h"
 #include "gpudirect/gpudirect.h"
 
@@ -134,8 +135,15 @@ struct launch_function {
 /* What a handler of GVirtuS's does with the kernels and variables that clients have registered. */
 enum registrations_use { REGISTRATIONS_UNUSED, REGISTRATIONS_LOOKED_UP, REGISTRATIONS_CHANGED };
 
-/* What it does with captures of streams, if it succeeds; or it waits for the device. */
-enum captures_use { CAPTURES_UNUSED, CAPTURES_BEGUN, CAPTURES_ENDED, CAPTURES_WAIT };
+/* What it does with captures of streams, if it succeeds; or it waits for the device; or it may add
+ * work to the legacy stream. */
+enum captures_use {
+    CAPTURES_UNUSED,
+    CAPTURES_BEGUN,
+    CAPTURES_ENDED,
+    CAPTURES_WAIT,
+    CAPTURES_SPARED
+};
 
 /* The context of a session's hooks. */
 struct copies {
@@ -169,6 +177,7 @@ struct copies {
     struct launch_function functions[LAUNCH_FUNCTIONS];
     unsigned captures;                        /* begun by this client, and not ended */
     unsigned whole_captures;                  /* of them: captures.c */
+    unsigned blocking_captures;               /* of these, likewise */
     unsigned captures_ended;                  /* what it counts, as noted here last */
     bool minds_own_captures;                  /* its thread does */
     enum captures_use captures_use;           /* of the handler that GVirtuS is about to run */
@@ -285,9 +294,15 @@ void ibx_captures_wait_begin(struct copies *x);
 void ibx_captures_wait_end(void);
 /* The same, at once or not at all: a client captures. */
 bool ibx_captures_wait_try(void);
+/* Before work is added to that stream, and before the legacy one is waited for: where that would
+ * end other clients' captures it stays until there are none, for a bounded time. */
+void ibx_captures_spare(struct copies *x, uint64_t stream);
+/* Around a copy in the legacy stream: the same, and until the latter none begins, likewise. */
+void ibx_captures_legacy_begin(struct copies *x);
+void ibx_captures_legacy_end(void);
 /* What GVirtuS's handler does, by its request's name; before it runs; when it has returned, or its
  * session has ended; when it has answered. */
-enum captures_use ibx_captures_use(const char *name);
+enum captures_use ibx_captures_use(const char *name, enum ibx_call_kind kind);
 void ibx_captures_run(struct copies *x);
 void ibx_captures_ran(struct copies *x);
 void ibx_captures_answered(struct copies *x, int exit_code);

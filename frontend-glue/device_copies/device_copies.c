@@ -56,6 +56,17 @@ static int run(struct copies *x, const struct ibx_request *q)
     return rc ? rc : IBX_REQUEST_DONE;
 }
 
+/* Other copies than asynchronous ones are in the legacy stream. */
+static int run_in_stream(struct copies *x, const struct ibx_request *q)
+{
+    if (q->call == IBX_FRAME_MEMCPY_ASYNC)
+        return run(x, q);
+    ibx_captures_legacy_begin(x);
+    const int rc = run(x, q);
+    ibx_captures_legacy_end();
+    return rc;
+}
+
 static int run_call(struct copies *x, const struct ibx_request *q)
 {
     x->answering = true;
@@ -76,7 +87,7 @@ static int run_request(void *context, const struct ibx_request *q)
         return IBX_REQUEST_PASS;
     int mode = ibx_cuda_capture_relax(x->cuda);
     x->answering = true;
-    int rc = run(x, q);
+    int rc = run_in_stream(x, q);
     x->answering = false;
     /* GVirtuS's handler does not wait for earlier copies, whose memory the client may use again
      * after this answer. */

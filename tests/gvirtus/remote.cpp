@@ -234,6 +234,11 @@ int double_calls(const std::string &name, Frame &f)
         f.out.u64(device);
         return rc;
     }
+    if (name == "testFill") { // of a library, in the legacy stream
+        auto device = f.get<std::uint64_t>();
+        const std::vector<char> bytes(f.get<std::uint64_t>(), 'f');
+        return app->to_device(device, bytes.data(), bytes.size());
+    }
     if (name == "testRegisterVar")
         return register_var(f);
     if (name == "testFail")
@@ -326,9 +331,17 @@ int execute(const std::string &name, Frame &f, bool *has_context)
         void *graph = nullptr;
         if (!stream || !runtime().begin_capture)
             return stream ? 0 : 1; // as if every stream but NULL were captured
+        static std::atomic<void *> by_driver{nullptr};
+        if (name == "cudaStreamBeginCapture" && f.get<std::int32_t>() == 2) { // relaxed
+            by_driver = stream;
+            return app->begin_capture(stream, 2);
+        }
         if (name == "cudaStreamBeginCapture")
             return runtime().begin_capture(stream, 0);
-        const int rc = runtime().end_capture(stream, &graph);
+        const bool of_driver = by_driver == stream;
+        by_driver = of_driver ? nullptr : by_driver.load();
+        const int rc =
+            of_driver ? app->end_capture(stream, &graph) : runtime().end_capture(stream, &graph);
         if (graph)
             f.out.u64(reinterpret_cast<std::uint64_t>(graph));
         return rc;

@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <thread>
 #include <unistd.h>
 
@@ -426,6 +427,53 @@ bool captures_beside_waits()
     return !failed && !lost;
 }
 
+// One of a stream that waits for the legacy one is not ended by work there, nor in its way.
+bool captures_beside_legacy()
+{
+    Gpu gpu;
+    Client other(gpu);
+    const std::uint64_t blocking = gpu.remote.stream_create(0), to = gpu.remote.malloc(4096),
+                        from = gpu.remote.malloc(1 << 20);
+    const std::vector<char> bytes(1 << 20, 'a');
+    other.remote.get_last_error();
+    other.remote.set_device(0);
+    const std::function<int()> works[] = {
+        [&] { return other.remote.to_device(from, bytes.data(), 4096); },
+        [&] { return other.remote.to_device_async(from, bytes.data(), 4096, 0); },
+        [&] {
+            const Body launch = kernel(IBX_DOUBLE_KERNEL, 32, 0, to, from, 8);
+            return other.remote.call("cudaLaunchKernel", launch);
+        },
+        [&] { return other.remote.call("cudaMemset", Body().u64(to).i32(5).u64(100)); },
+        [&] { return other.remote.call("testFill", Body().u64(to).u64(100)); },
+    };
+    for (const auto &work : works) {
+        REQUIRE(!gpu.remote.call("cudaStreamBeginCapture", Body().u64(blocking).i32(2)));
+        int worked = -1;
+        std::thread working([&] { worked = work(); });
+        usleep(10000); // too short, and the test sees less
+        const int ended = gpu.remote.call("cudaStreamEndCapture", Body().u64(blocking));
+        working.join();
+        REQUIRE(worked == 0 && ended == 0);
+    }
+    // Copies that may be made piece by piece, one behind the other.
+    std::atomic<unsigned> copied{0};
+    std::atomic<bool> over{false};
+    unsigned failed = 0, lost = 0;
+    std::thread copying([&] {
+        for (; !over; copied++)
+            failed += other.remote.to_device(from, bytes.data(), bytes.size()) != 0;
+    });
+    while (!copied)
+        usleep(1000);
+    for (unsigned i = 0; i < 10; i++)
+        lost += gpu.remote.call("cudaStreamBeginCapture", Body().u64(blocking).i32(2)) ||
+                gpu.remote.call("cudaStreamEndCapture", Body().u64(blocking));
+    over = true;
+    copying.join();
+    return !failed && !lost;
+}
+
 // What a client captured that is gone is waited for no more.
 bool captures_left()
 {
@@ -580,6 +628,7 @@ int main(int argc, char **argv)
     check("kernels while some are taken away", kernels_meanwhile);
     check("captures of several clients", captures_apart);
     check("... beside waits for the device", captures_beside_waits);
+    check("... beside work in the legacy stream", captures_beside_legacy);
     check("... that a client has left", captures_left);
     check("registrations of several clients", registered_at_once);
     check("... beside one that does not return", registered_beside_one_that_stays);

@@ -363,6 +363,17 @@ EXPORT int cuStreamIsCapturing(void *handle, int *status)
     return leave(stream_of(handle) ? SUCCESS : INVALID_HANDLE);
 }
 
+EXPORT int cuStreamGetFlags(void *handle, unsigned *flags)
+{
+    bool blocking = false;
+    int code = enter("cuStreamGetFlags");
+    if (code)
+        return code;
+    code = stream_known(handle, &blocking) ? SUCCESS : INVALID_HANDLE;
+    *flags = !blocking;
+    return leave(code);
+}
+
 EXPORT int cuStreamGetCtx(void *handle, void **context)
 {
     int code = enter("cuStreamGetCtx");
