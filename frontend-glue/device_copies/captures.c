@@ -68,6 +68,7 @@ static void give_up(void)
     ended += whole > 0;
     whole = 0;
     atomic_store(&blocking, 0);
+    pthread_cond_broadcast(&changed);
 }
 
 /* Locked. */
@@ -217,7 +218,8 @@ static void begin(struct copies *x)
     x->blocking_captures += blocks;
     blocking += blocks;
     leave(&place);
-    while (blocks && atomic_load(&copies.count) && sleep_until(deadline)) {
+    while (blocks && atomic_load(&blocking) && atomic_load(&copies.count) &&
+           sleep_until(deadline)) {
     }
     pthread_mutex_unlock(&lock);
 }
@@ -258,10 +260,19 @@ static bool waits_for_device(const char *name)
     return i < sizeof(names) / sizeof(names[0]);
 }
 
+/* Of the requests that are not known here: those of libraries, and of the runtime's copies. */
+static bool may_add_work(const char *name)
+{
+    const char *plain = strncmp(name, "__", 2) ? name : name + 2;
+    return strncmp(plain, "cuda", 4) != 0 || !strncmp(plain, "cudaMemcpy", 10) ||
+           !strncmp(plain, "cudaMemset", 10) || !strncmp(plain, "cudaLaunch", 10);
+}
+
 enum captures_use ibx_captures_use(const char *name, enum ibx_call_kind kind)
 {
-    const bool may_add = kind == IBX_CALL_OTHER || kind == IBX_CALL_SHARES ||
-                         kind == IBX_CALL_WAITS || kind == IBX_CALL_ENQUEUES;
+    const bool may_add = (kind == IBX_CALL_OTHER && may_add_work(name)) ||
+                         kind == IBX_CALL_SHARES || kind == IBX_CALL_WAITS ||
+                         kind == IBX_CALL_ENQUEUES;
     if (!strncmp(name, "cudaStreamBeginCapture", 22))
         return CAPTURES_BEGUN;
     if (!strncmp(name, "cudaStreamEndCapture", 20))

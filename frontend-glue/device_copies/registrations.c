@@ -6,7 +6,7 @@
  * changes these maps runs alone, and one that looks something up beside such others only.
  *
  * A handler looks up at once, but may go on to wait for its client's kernels, which may never end.
- * So one that has not returned after LOOKUPS_MS is waited for no more.
+ * So one that has not returned after LOOKUPS_MS and LAST_MS is waited for no more.
  */
 #include "frontend-glue/device_copies/copies.h"
 
@@ -17,6 +17,7 @@
 #include <pthread.h>
 
 #define LOOKUPS_MS 1000u
+#define LAST_MS    100u /* ... while none begins: only those that wait for the GPU are left then */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
@@ -38,21 +39,30 @@ enum registrations_use ibx_registrations_use(const char *name)
                                                                   : REGISTRATIONS_UNUSED;
 }
 
+/* Locked, and not while it sleeps. */
+static void sleep_until(uint64_t deadline)
+{
+    const struct timespec until = {(time_t)(deadline / 1000000000u),
+                                   (long)(deadline % 1000000000u)};
+    pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
+}
+
 /* Locked, and not while it waits. Whether lookups were not waited for any longer. */
 static bool wait_for_others(bool changes)
 {
     uint64_t deadline = ibx_deadline_in_ms(LOOKUPS_MS);
     while (changing || (changes && looking && ibx_now_ns() < deadline)) {
         const bool was = changing;
-        const struct timespec until = {(time_t)(deadline / 1000000000u),
-                                       (long)(deadline % 1000000000u)};
         if (was)
             pthread_cond_wait(&changed, &lock);
         else
-            pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
+            sleep_until(deadline);
         if (was)
             deadline = ibx_deadline_in_ms(LOOKUPS_MS);
     }
+    changing = changes; /* others that follow each other closely would never leave it to us */
+    for (deadline = ibx_deadline_in_ms(LAST_MS); changes && looking && ibx_now_ns() < deadline;)
+        sleep_until(deadline);
     const bool late = changes && looking;
     passed += late;
     looking = late ? 0 : looking;
@@ -67,7 +77,6 @@ void ibx_registrations_begin(struct copies *x)
         return;
     pthread_mutex_lock(&lock);
     const bool late = wait_for_others(use == REGISTRATIONS_CHANGED);
-    changing = use == REGISTRATIONS_CHANGED;
     looking += use == REGISTRATIONS_LOOKED_UP;
     x->lookups_passed = passed;
     pthread_mutex_unlock(&lock);

@@ -11,6 +11,7 @@
 #include "common/log.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -112,6 +113,17 @@ static int place(struct managed *m)
 }
 
 static atomic_size_t all_blocks;
+
+/* The memory is not a child's. */
+static void in_child(void)
+{
+    atomic_store(&all_blocks, 0);
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
 
 /* Of a new allocation: a quarter of those that are left. */
 static size_t blocks_most(void)

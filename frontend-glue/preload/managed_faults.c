@@ -275,10 +275,12 @@ static void install(void)
 }
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static bool waited; /* for its connection */
 
 /* It has none of its parent's threads. */
 static void in_child(void)
 {
+    waited = false;
     begun = false;
     atomic_store(&connected, 0);
     atomic_store(&faults, NULL);
@@ -296,8 +298,9 @@ bool ibx_managed_faults_begin(void)
     if (!begun && atomic_load(&installed))
         begun = start_thread();
     const bool good = begun;
-    if (good)
+    if (good && !waited)
         wait_until_connected();
+    waited = good;
     pthread_mutex_unlock(&lock);
     return good;
 }

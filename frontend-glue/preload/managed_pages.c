@@ -32,6 +32,7 @@ static _Thread_local unsigned own;
 static _Thread_local bool in_gvirtus; /* the thread is in a request of GVirtuS's front end */
 static _Thread_local bool captured;   /* what the thread has the device do becomes a graph's */
 static _Thread_local bool waited;     /* for a fetch, while the device was about to work */
+static _Thread_local bool recorded;   /* what it has begun is a graph's */
 
 /* ------------------------------------------------------------------------------- the list */
 
@@ -334,6 +335,7 @@ static int work_begins(void)
     if (own || inside++)
         return CUDA_SUCCESS;
     atomic_fetch_add(&working, 1);
+    recorded = captured;
     if (!captured)
         atomic_store(&busy, true);
     if (captured || !atomic_load(&fresh))
@@ -347,14 +349,15 @@ static int work_begins(void)
     return rc;
 }
 
-/* What was fetched meanwhile for this thread, for its arguments for instance, is stale now. */
+/* What was fetched meanwhile for this thread, for its arguments for instance, is stale now. Another
+ * one may have waited for the device before the work was there. */
 static void work_has_begun(void)
 {
     if (own || !inside || --inside)
         return;
     const bool again = waited;
     waited = false;
-    if (again)
+    if (again || !recorded)
         atomic_store(&busy, true);
     atomic_fetch_sub(&working, 1);
     if (!again)

@@ -13,6 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define SETTINGS_MS 2000u /* for QEMU to take settings back that a killed tool has left */
+
 int ibx_migrate_query(const struct ibx_record *record, const struct ibx_options *transport,
                       struct ibx_migrate_answer *answer, struct ibx_error *err)
 {
@@ -260,9 +262,10 @@ int ibx_migrate_check(const char *qmp_path, bool source, const char *uri,
 }
 
 /* The monitor of the QEMU of this record, which lives. */
-static int reach(const struct ibx_record *record, struct ibx_qmp **qmp, struct ibx_error *err)
+static int reach(const struct ibx_record *record, uint64_t deadline, struct ibx_qmp **qmp,
+                 struct ibx_error *err)
 {
-    int rc = ibx_qmp_connect(record->qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS), qmp, err);
+    int rc = ibx_qmp_connect(record->qmp, deadline, qmp, err);
     const int pid = rc ? 0 : (int)ibx_qmp_pid(*qmp);
     if (rc || pid == record->pid)
         return rc;
@@ -273,14 +276,21 @@ static int reach(const struct ibx_record *record, struct ibx_qmp **qmp, struct i
 /* A tool that ended behind its last CONFIRM has ended the hold, and may have left the settings. */
 static int end_hold(const struct ibx_record *record, struct ibx_error *err)
 {
-    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
+    uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     struct ibx_qmp *qmp;
     int fd = -1, rc = ibx_hold_take(record->pid, record->hold, &fd, err);
+    const bool held = !rc;
     if (rc == -ENOENT && !record->settings[0])
         return 0;
     if (rc && rc != -ENOENT)
         return rc;
-    rc = reach(record, &qmp, err);
+    if (!held)
+        deadline = ibx_deadline_in_ms(SETTINGS_MS);
+    rc = reach(record, deadline, &qmp, err);
+    if (rc && !held) { /* somebody else has the monitor, and the settings do no harm */
+        *err = (struct ibx_error){0};
+        return 0;
+    }
     if (!rc) {
         if (fd >= 0)
             rc = ibx_hold_release(qmp, fd, deadline, err);
@@ -320,7 +330,7 @@ int ibx_migrate_quit(const struct ibx_record *record, struct ibx_error *err)
     struct ibx_qmp *qmp;
     if (ibx_journal_qemu_gone(record))
         return 0;
-    int rc = reach(record, &qmp, err);
+    int rc = reach(record, ibx_deadline_in_ms(MIGRATION_QMP_MS), &qmp, err);
     if (rc)
         return rc;
     rc = ibx_vm_quit(qmp, err);

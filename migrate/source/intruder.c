@@ -5,11 +5,13 @@
 #include "common/clock.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <string.h>
 
 #define STOP_MS         1000 /* for QEMU to take the command */
 #define LIBVIRT_ENDS_MS 1000 /* for libvirt to end the source's QEMU */
 #define LET_GO_EARLY_MS 500  /* for QEMU to end its migration, while CONFIRMED is on its way */
+#define VERDICT_MS      2000 /* for the pages of a guest that has shut down to be compared */
 
 /* ---------------------------------------------------------------- the guard */
 
@@ -226,7 +228,11 @@ void ibx_source_let_go(struct source *s)
 
 int ibx_source_verdict(const struct source *s, struct ibx_error *err)
 {
+    const uint64_t deadline = ibx_deadline_in_ms(VERDICT_MS);
     struct ibx_error wrong = {0};
+    while (s->verifier && s->status.record.state == IBX_JOURNAL_ENDED &&
+           !ibx_verifier_idle(s->verifier) && ibx_now_ns() < deadline)
+        poll(NULL, 0, 5); /* what the destination sent last is still compared */
     if (s->verifier && ibx_verifier_result(s->verifier, &wrong) == -EBADMSG)
         return ibx_error_set(err, -EBADMSG,
                              "%s; the guest has shut the VM down at %s since: check its disks",
