@@ -20,6 +20,12 @@
  * finds no room comes again after a second. */
 #define BACKLOG SOMAXCONN
 
+/* How long a port that is in use is tried again: the kernel lets go of the sockets of a process
+ * that was killed a moment after it has gone, and whoever starts it again at once comes before
+ * that. */
+#define LET_GO_MS      1000
+#define LET_GO_STEP_MS 10
+
 struct ibx_listener {
     int fd;
     struct ibx_options options;
@@ -70,30 +76,39 @@ static void warn_of_loopback(const struct ibx_uri *uri, const struct sockaddr_st
             uri->host, address, uri->port);
 }
 
+/* A socket that is bound there, or a negative error code. */
+static int bound_socket(const struct addrinfo *a, uint64_t deadline)
+{
+    const int one = 1, fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return -errno;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+    while (bind(fd, a->ai_addr, a->ai_addrlen)) {
+        const int code = errno;
+        if (code != EADDRINUSE || !ibx_ms_until(deadline)) {
+            close(fd);
+            return -code;
+        }
+        poll(NULL, 0, LET_GO_STEP_MS);
+    }
+    return fd;
+}
+
 static int bind_host(struct ibx_listener *listener, struct ibx_uri *uri, struct ibx_error *err)
 {
     struct addrinfo *list;
     int rc = ibx_handshake_resolve(uri, AI_PASSIVE, &list, err);
     if (rc)
         return rc;
+    const uint64_t deadline = ibx_deadline_in_ms(uri->port ? LET_GO_MS : 0);
     rc = -EADDRNOTAVAIL;
-    for (struct addrinfo *a = list; a && rc; a = a->ai_next) {
-        int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        int one = 1;
-        rc = fd < 0 ? -errno : 0;
-        if (!rc)
-            setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
-        if (!rc && bind(fd, a->ai_addr, a->ai_addrlen))
-            rc = -errno;
-        if (rc && fd >= 0)
-            close(fd);
-        else
-            listener->fd = fd;
-    }
+    for (struct addrinfo *a = list; a && rc < 0; a = a->ai_next)
+        rc = bound_socket(a, deadline);
     freeaddrinfo(list);
-    if (rc)
+    if (rc < 0)
         return ibx_error_set(err, rc, "cannot listen at %s port %u: %s%s", uri->host, uri->port,
                              strerror(-rc), ibx_handshake_remedy(rc));
+    listener->fd = rc;
     struct sockaddr_storage bound = {0};
     socklen_t length = sizeof(bound);
     if (!getsockname(listener->fd, (struct sockaddr *)&bound, &length))

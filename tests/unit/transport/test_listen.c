@@ -6,6 +6,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <setjmp.h>
@@ -147,6 +149,35 @@ static void test_a_second_listener_is_refused(void **state)
     assert_int_equal(access(uri.path, F_OK), 0);
 }
 
+static void *let_go(void *listener)
+{
+    poll(NULL, 0, 50); /* as the kernel does behind a kill */
+    close(*(int *)listener);
+    return NULL;
+}
+
+/* Whoever starts a killed server again at once comes before the kernel has closed its sockets. */
+static void test_a_port_that_is_let_go_of_a_moment_later(void **state)
+{
+    (void)state;
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t length = sizeof(at);
+    int old = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct ibx_options options;
+    struct ibx_listener *again;
+    pthread_t kernel;
+    char text[160];
+    assert_int_equal(bind(old, (struct sockaddr *)&at, length), 0);
+    assert_int_equal(listen(old, 1), 0);
+    assert_int_equal(getsockname(old, (struct sockaddr *)&at, &length), 0);
+    snprintf(text, sizeof(text), "rdma://127.0.0.1:%u", ntohs(at.sin_port));
+    ibx_options_init(&options);
+    assert_int_equal(pthread_create(&kernel, NULL, let_go, &old), 0);
+    assert_int_equal(ibx_listen(text, &options, &again, NULL), 0);
+    pthread_join(kernel, NULL);
+    ibx_listener_close(again);
+}
+
 /* A child that closes an inherited listener does not remove its socket. */
 static void test_a_forked_child_leaves_the_socket(void **state)
 {
@@ -250,6 +281,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_not_for_ever, full_queue, end),
         cmocka_unit_test_setup_teardown(test_a_second_listener_is_refused, full_queue, end),
         cmocka_unit_test_setup_teardown(test_a_forked_child_leaves_the_socket, full_queue, end),
+        cmocka_unit_test(test_a_port_that_is_let_go_of_a_moment_later),
         cmocka_unit_test(test_a_name_that_is_loopback),
         cmocka_unit_test(test_sentences_say_what_to_do),
     };
