@@ -396,6 +396,16 @@ bool captures_apart()
     return waited;
 }
 
+// How many of ten captures of the stream are refused or ended by others.
+unsigned captures_lost(Gpu &gpu, std::uint64_t stream, int mode)
+{
+    unsigned lost = 0;
+    for (unsigned i = 0; i < 10; i++)
+        lost += gpu.remote.call("cudaStreamBeginCapture", Body().u64(stream).i32(mode)) ||
+                gpu.remote.call("cudaStreamEndCapture", Body().u64(stream));
+    return lost;
+}
+
 // One that begins is not ended by waits for the device of another client, one behind the other, and
 // is not kept out by them.
 bool captures_beside_waits()
@@ -418,10 +428,7 @@ bool captures_beside_waits()
     });
     while (gpu.remote.stats().waits == before)
         usleep(1000);
-    unsigned lost = 0;
-    for (unsigned i = 0; i < 10; i++)
-        lost += gpu.remote.call("cudaStreamBeginCapture", Body().u64(stream).i32(0)) ||
-                gpu.remote.call("cudaStreamEndCapture", Body().u64(stream));
+    const unsigned lost = captures_lost(gpu, stream, 0);
     over = true;
     waiting.join();
     return !failed && !lost;
@@ -459,16 +466,14 @@ bool captures_beside_legacy()
     // Copies that may be made piece by piece, one behind the other.
     std::atomic<unsigned> copied{0};
     std::atomic<bool> over{false};
-    unsigned failed = 0, lost = 0;
+    unsigned failed = 0;
     std::thread copying([&] {
         for (; !over; copied++)
             failed += other.remote.to_device(from, bytes.data(), bytes.size()) != 0;
     });
     while (!copied)
         usleep(1000);
-    for (unsigned i = 0; i < 10; i++)
-        lost += gpu.remote.call("cudaStreamBeginCapture", Body().u64(blocking).i32(2)) ||
-                gpu.remote.call("cudaStreamEndCapture", Body().u64(blocking));
+    const unsigned lost = captures_lost(gpu, blocking, 2);
     over = true;
     copying.join();
     return !failed && !lost;

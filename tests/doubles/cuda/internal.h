@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Shared by driver.c (streams, events, copies), memory.c and capture.c. */
+/* Shared by driver.c (streams, events, copies), kernels.c, memory.c and capture.c. */
 #ifndef TESTS_DOUBLES_CUDA_INTERNAL_H
 #define TESTS_DOUBLES_CUDA_INTERNAL_H
 
@@ -63,6 +63,9 @@ void slow_each(unsigned sync_us, unsigned async_us);
 void events_forget(void);
 /* Whether it is a stream, and of which kind. */
 bool stream_known(void *handle, bool *blocking);
+/* A copy of the types of IBX_CUDA_MEMORY_* as the call `name` makes it: what that returns. */
+int copy_plain(const char *name, unsigned to_type, uint64_t to, unsigned from_type, uint64_t from,
+               size_t n, void *stream, bool sync);
 
 /* capture.c */
 

@@ -302,6 +302,16 @@ static void receive_some(struct member *m, unsigned n)
     }
 }
 
+/* What a member writes with, and a stranger with another key. */
+static void ciphers_of(const struct ibx_multicast_group *group,
+                       struct ibx_multicast_cipher **member, struct ibx_multicast_cipher **other)
+{
+    struct ibx_multicast_group stranger = *group;
+    stranger.key[0] ^= 1;
+    *member = ibx_multicast_cipher_create(group, true);
+    *other = ibx_multicast_cipher_create(&stranger, true);
+}
+
 static void test_liars(NO_STATE)
 {
     struct member m;
@@ -309,10 +319,9 @@ static void test_liars(NO_STATE)
     uint8_t out[IBX_MULTICAST_PACKET + 1] = {0}, page[PAGE];
     open_sender(RATE);
     listen_as(&m, 0);
-    struct ibx_multicast_group group = *ibx_multicast_sender_group(sender), stranger = group;
-    stranger.key[0] ^= 1;
-    struct ibx_multicast_cipher *member = ibx_multicast_cipher_create(&group, true);
-    struct ibx_multicast_cipher *other = ibx_multicast_cipher_create(&stranger, true);
+    const struct ibx_multicast_group group = *ibx_multicast_sender_group(sender);
+    struct ibx_multicast_cipher *member, *other;
+    ciphers_of(&group, &member, &other);
     /* One without the key, with the first part of a page between. */
     struct ibx_multicast_packet p = {1, 9, 0, 2};
     size_t n = ibx_multicast_seal(member, &p, memory[9], out);
@@ -372,10 +381,9 @@ static void test_datagrams_of_strangers_by_verbs(NO_STATE)
     struct ibx_multicast_out *way;
     open_sender(RATE);
     listen_as(&m, 0);
-    struct ibx_multicast_group group = *ibx_multicast_sender_group(sender), stranger = group;
-    stranger.key[0] ^= 1;
-    struct ibx_multicast_cipher *member = ibx_multicast_cipher_create(&group, true);
-    struct ibx_multicast_cipher *other = ibx_multicast_cipher_create(&stranger, true);
+    const struct ibx_multicast_group group = *ibx_multicast_sender_group(sender);
+    struct ibx_multicast_cipher *member, *other;
+    ciphers_of(&group, &member, &other);
     if (ibx_multicast_out_open(&group.address, if_nametoindex(sends_by), 1, &way, &error))
         fail_msg("%s", error.message);
     for (unsigned round = 0; round < 3; round++) {

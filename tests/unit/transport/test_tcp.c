@@ -114,6 +114,19 @@ static void release(struct end *end, unsigned note)
     ibx_provider_tcp.release(end->tcp, end->notes[note].token);
 }
 
+static struct ibx_chunk read_of(const struct ibx_mr *remote, const struct ibx_mr *local,
+                                size_t length)
+{
+    return (struct ibx_chunk){
+        .kind = IBX_RDMA_READ,
+        .lane = 1,
+        .local = local->span.address,
+        .remote_address = (uintptr_t)remote->span.address,
+        .remote_keys = remote->keys,
+        .length = length,
+    };
+}
+
 static void test_messages_of_all_lengths(void **state)
 {
     (void)state;
@@ -307,14 +320,7 @@ static void test_sleepers_are_woken_by_room(void **state)
     size_t length = 48u << 20; /* more than the sockets hold */
     struct ibx_mr *mr = end_register(&server, NULL, length, BOTH);
     struct ibx_mr *local = end_register(&client, NULL, length, 0);
-    struct ibx_chunk chunk = {
-        .kind = IBX_RDMA_READ,
-        .lane = 1,
-        .local = local->span.address,
-        .remote_address = (uintptr_t)mr->span.address,
-        .remote_keys = mr->keys,
-        .length = length,
-    };
+    struct ibx_chunk chunk = read_of(mr, local, length);
     assert_int_equal(ibx_provider_tcp.rdma(client.tcp, &chunk), 0);
     end_turn(&client);
     drain(&server);
@@ -373,14 +379,7 @@ static void test_work_that_the_kernel_refuses(void **state)
     ends_open(&server, &client, sockets_tcp, 1, 4);
     struct ibx_mr *mr = end_register(&server, NULL, 4096, BOTH);
     struct ibx_mr *local = end_register(&client, NULL, 4096, 0);
-    struct ibx_chunk chunk = {
-        .kind = IBX_RDMA_READ,
-        .lane = 1,
-        .local = local->span.address,
-        .remote_address = (uintptr_t)mr->span.address,
-        .remote_keys = mr->keys,
-        .length = 4096,
-    };
+    struct ibx_chunk chunk = read_of(mr, local, 4096);
     refusals = 2;
     for (unsigned i = 0; i < 2; i++) {
         end_turn(&client);

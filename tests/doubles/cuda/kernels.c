@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A double of CUDA's driver: its kernel, launched and as a node of graphs. */
+#include "tests/doubles/cuda/graph.h"
+#include "tests/doubles/cuda/internal.h"
+
+#include <string.h>
+
+/* The one kernel there is copies within the device: its arguments are two addresses and a length.
+ */
+EXPORT int cuLaunchKernel(void *kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                          unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
+                          void *stream, void **arguments, void **extra)
+{
+    uint64_t values[3];
+    const bool sound = (uintptr_t)kernel == IBX_DOUBLE_KERNEL && grid_x && grid_y && grid_z &&
+                       block_x && block_x <= 1024 && block_y && block_z && !shared && !arguments;
+    if (!sound || extra[0] != (void *)1 || extra[2] != (void *)2 || extra[4] ||
+        *(size_t *)extra[3] != sizeof(values))
+        return INVALID_VALUE;
+    memcpy(values, extra[1], sizeof(values));
+    return copy_plain("cuLaunchKernel", IBX_CUDA_MEMORY_DEVICE, values[0], IBX_CUDA_MEMORY_DEVICE,
+                      values[1], values[2], stream, false);
+}
+
+/* Of the same kernel, in graphs of the runtime's double. */
+static int set_kernel(struct graph_node *node, const struct kernel_parameters *p)
+{
+    if (!node || node->type != NODE_KERNEL || (uintptr_t)p->kernel != IBX_DOUBLE_KERNEL ||
+        p->arguments || *(size_t *)p->extra[3] != sizeof(node->of.values))
+        return INVALID_VALUE;
+    node->of.kernel = p->kernel;
+    memcpy(node->of.size, p->size, sizeof(p->size));
+    memcpy(node->of.values, p->extra[1], sizeof(node->of.values));
+    return SUCCESS;
+}
+
+EXPORT int cuGraphAddKernelNode_v2(void **made, void *graph, void *const *behind, size_t count,
+                                   const struct kernel_parameters *p)
+{
+    struct graph_node *node = graph_add(graph, NODE_KERNEL, behind, count);
+    *made = node;
+    return set_kernel(node, p);
+}
+
+EXPORT int cuGraphKernelNodeSetParams_v2(void *node, const struct kernel_parameters *p)
+{
+    return set_kernel(node_of(node), p);
+}
+
+EXPORT int cuGraphExecKernelNodeSetParams_v2(void *exec, void *node,
+                                             const struct kernel_parameters *p)
+{
+    return set_kernel(&graph_of(exec)->nodes[node_of(node)->index], p);
+}
+
+/* CUlaunchAttribute and CUlaunchConfig */
+struct launch_attribute {
+    int id, pad, on;
+    char rest[60];
+};
+struct launch_config {
+    unsigned grid[3], block[3], shared;
+    void *stream;
+    const struct launch_attribute *attributes;
+    unsigned count;
+};
+
+/* The same kernel, as a cooperative one (attribute 2) of at most 1,000 blocks. */
+EXPORT int cuLaunchKernelEx(const struct launch_config *c, void *kernel, void **arguments,
+                            void **extra)
+{
+    if (c->count != 1 || c->attributes[0].id != 2 || c->attributes[0].on != 1)
+        return INVALID_VALUE;
+    if (c->grid[0] > 1000)
+        return 720; /* CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE */
+    return cuLaunchKernel(kernel, c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1],
+                          c->block[2], c->shared, c->stream, arguments, extra);
+}
