@@ -13,7 +13,6 @@
 
 #include "common/clock.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -307,16 +306,13 @@ static void test_a_lie_about_the_end(void)
 static void test_refused_after_the_commit(void)
 {
     static const uint8_t refuse[] = {7, 0, 0, 0, 8, 0x83, 0xff, 0xff, 0xff, 0, 0}; /* -125 */
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
-    const int one = 1, listening = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    char uri[300];
     start_source();
     send_to_us(NULL);
     got_commit();
-    at.sin_port = htons((uint16_t)atoi(strrchr(ibx_acceptor_uri(acceptor), ':') + 1));
+    snprintf(uri, sizeof(uri), "%s", ibx_acceptor_uri(acceptor));
     ibx_acceptor_close(acceptor);
-    setsockopt(listening, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
-    assert_int_equal(bind(listening, (const struct sockaddr *)&at, sizeof(at)), 0);
-    assert_int_equal(listen(listening, 4), 0);
+    const int listening = mover_listen_in_place_of(uri);
     close_both();
     for (unsigned tries = 0; tries < 2; tries++) {
         uint8_t hello[4096];

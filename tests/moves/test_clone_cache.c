@@ -111,7 +111,7 @@ static void test_a_cache_over_ofi(void)
     snprintf(second, sizeof(second), "%s.2", cache);
     SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
     SERVE(&filler, cache, "--cache", server.uri, "--on-demand", "--listen", OFI);
-    SERVE(&further, second, "--cache", filler.uri);
+    SERVE(&further, second, "--cache", filler.uri, "--set", PATIENT);
     child_of(&children[0], second);
     child_is_right(&children[0]);
     mover_await_words(&further, "\"whole\":true");

@@ -23,12 +23,25 @@ static void check_summary(void)
     json_decref(summary);
 }
 
+/* These options, and what keeps a busy host from ending the setup of a connection. */
+static const char *const *patiently(const char *options[8], const char *const *more)
+{
+    unsigned n = 0;
+    options[n++] = "--set";
+    options[n++] = PATIENT;
+    while (more && *more)
+        options[n++] = *more++;
+    options[n] = NULL;
+    return options;
+}
+
 static void moved(const struct vm_options *like, const char *uri, const char *const *receive_more,
                   const char *const *send_more)
 {
+    const char *options[8];
     pair_start(like);
-    mover_receive(&receiver, &vms[1], uri, receive_more);
-    mover_send(&sender, &vms[0], receiver.uri, send_more);
+    mover_receive(&receiver, &vms[1], uri, patiently(options, receive_more));
+    mover_send(&sender, &vms[0], receiver.uri, patiently(options, send_more));
     pair_done();
     check_summary();
     pair_moved(like->append);

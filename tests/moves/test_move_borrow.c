@@ -171,7 +171,7 @@ static void test_idle_is_no_silence(void)
 static void test_filled(void)
 {
     mover_needs_ofi();
-    pair_timeout = "timeout_ms=20000"; /* libfabric's emulation takes long to set up */
+    pair_timeout = PATIENT;
     borrowed_small();
     home_start(NULL);
     home_receives(OFI, NULL);

@@ -10,7 +10,6 @@
 
 #include "common/clock.h"
 
-#include <arpa/inet.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 
@@ -255,20 +254,6 @@ static const char *patient_uri(void)
     return uri;
 }
 
-/* Another process listens where the receiver did, and sends nothing. */
-static int listen_in_its_place(void)
-{
-    const int one = 1;
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    assert_true(fd >= 0);
-    at.sin_port = htons((uint16_t)atoi(strrchr(receiver.uri, ':') + 1));
-    assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)), 0);
-    assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof(at)), 0);
-    assert_int_equal(listen(fd, 8), 0);
-    return fd;
-}
-
 /* They stay open and unanswered: another one comes only when a try has ended. */
 static void await_tries(int listener)
 {
@@ -292,7 +277,7 @@ static void tries_are_short(const char *state)
     mover_send(&sender, &vms[0], patient_uri(), NULL);
     mover_await_stop(&sender);
     mover_kill(&receiver, SIGKILL);
-    int listener = listen_in_its_place();
+    int listener = mover_listen_in_place_of(receiver.uri); /* ... and sends nothing */
     mover_kill(&sender, SIGCONT);
     await_tries(listener);
     close(listener);

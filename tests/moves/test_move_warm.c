@@ -10,8 +10,7 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 
-#define PATIENT "timeout_ms=20000" /* libfabric's emulation takes long to set up */
-#define WARM    "--warm"
+#define WARM "--warm"
 
 /* What came before the stop, and was still right then. */
 static void check_warm(void)
@@ -77,7 +76,7 @@ static void test_encrypted(void)
 static void test_ofi(void)
 {
     mover_needs_ofi();
-    moved(&(struct vm_options){.append = "beat=64"}, OFI "&" PATIENT,
+    moved(&(struct vm_options){.append = "beat=64"}, OFI,
           (const char *[]){WARM, "--set", PATIENT, NULL});
 }
 
@@ -179,8 +178,7 @@ static void test_balloon_of_registered_memory(void)
     mover_needs_ofi();
     pair_start(
         &(struct vm_options){.append = "balloon=2048 mib=4 idle=2000000", .extra = {VM_BALLOON}});
-    mover_receive(&receiver, &vms[1], OFI "&" PATIENT,
-                  (const char *[]){"--max-bandwidth", "2M", NULL});
+    mover_receive(&receiver, &vms[1], OFI, (const char *[]){"--max-bandwidth", "2M", NULL});
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){WARM, "--set", PATIENT, NULL});
     mover_await(&receiver, "warming", 8);
     vm_do(&vms[0], "balloon", json_pack("{s:i}", "value", 56 << 20));
@@ -198,7 +196,7 @@ static void test_reporting_of_registered_memory(void)
         .machine = "pc",
         .append = "",
         .extra = {"-device", "virtio-balloon-pci,id=balloon0,free-page-reporting=on"}});
-    mover_receive(&receiver, &vms[1], OFI "&" PATIENT, NULL);
+    mover_receive(&receiver, &vms[1], OFI, NULL);
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){"--set", PATIENT, NULL});
     mover_ends(&sender, 1);
     mover_must_print(&sender,

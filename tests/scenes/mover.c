@@ -442,6 +442,25 @@ void mover_await_stop(struct mover *m)
     }
 }
 
+/* The kernel lets go of the sockets of a process that was killed when waitpid() has long returned:
+ * until then the port is in use. */
+int mover_listen_in_place_of(const char *uri)
+{
+    const uint64_t deadline = vm_soon();
+    const char *port = strrchr(uri, ':');
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    const int one = 1, fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_non_null(port);
+    at.sin_port = htons((uint16_t)atoi(port + 1));
+    assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)), 0);
+    while (bind(fd, (const struct sockaddr *)&at, sizeof(at)) || listen(fd, 8)) {
+        if (errno != EADDRINUSE || ibx_now_ns() >= deadline)
+            fail_msg("port %u: %s", ntohs(at.sin_port), strerror(errno));
+        poll(NULL, 0, LOOK_MS);
+    }
+    return fd;
+}
+
 /* Every thread of it. */
 static bool sleeps(const struct mover *m)
 {

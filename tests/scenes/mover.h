@@ -34,7 +34,10 @@ void mover_begin(void);
 size_t mover_each_note(void (*look)(const char *record, const char *note));
 /* Skips the test where ofi has no provider for TCP. */
 void mover_needs_ofi(void);
-#define OFI "ofi://127.0.0.1:0?ofi_provider=tcp"
+/* A timeout where nothing is to fail: libfabric's emulation takes long to set up, and longer where
+ * many tests run at once. */
+#define PATIENT "timeout_ms=60000"
+#define OFI     "ofi://127.0.0.1:0?ofi_provider=tcp&" PATIENT
 /* Ends what still runs and all VMs. */
 int mover_end_all(void **state);
 
@@ -48,6 +51,8 @@ void mover_receive(struct mover *mover, const struct vm *vm, const char *uri,
                    const char *const *more);
 void mover_send(struct mover *mover, const struct vm *vm, const char *uri, const char *const *more);
 void mover_recover(struct mover *mover, const struct vm *vm);
+/* A listening socket of this process where a receiver of this URI has listened and does no more. */
+int mover_listen_in_place_of(const char *uri);
 /* Until it ends: its exit status, or 128 + the signal. */
 int mover_wait(struct mover *mover);
 /* It must end with this status; otherwise the test fails with its output. */
