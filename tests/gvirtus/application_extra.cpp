@@ -246,7 +246,7 @@ bool meanwhile()
     while (!begun)
         std::this_thread::yield();
     bool all = true;
-    for (int i = 0; i < 10 && all; i++)
+    for (int i = 0; i < 4 && all; i++)
         all = malloc_array(&array, {100, 30, 0}) == 0 && free_array(array) == 0;
     ends = true;
     copies.join();

@@ -285,17 +285,20 @@ static void test_huge_pages_of_a_dead_source(void)
     moved_in_huge_pages((const char *[]){"--max-bandwidth", "64K", NULL}, NULL, true);
 }
 
-/* There and back again, ten times: each destination is the next source. */
-static void test_ten_times(void)
+/* There and back again, twice or as often as is asked for: each destination is the next source. */
+static void test_there_and_back(void)
 {
-    enum { TIMES = 10 };
-    static struct vm chain[TIMES + 1];
+    enum { MOST = 10 };
+    static struct vm chain[MOST + 1];
+    const char *asked = getenv("IBX_TRIPS");
+    const unsigned moves = asked ? 2 * (unsigned)atoi(asked) : 4;
+    assert_in_range(moves, 2, MOST);
     struct vm_options options = {.append = "cpus=2 beat=64", .two = true};
-    const struct vm *all[TIMES + 2] = {NULL};
+    const struct vm *all[MOST + 2] = {NULL};
     mover_begin();
     vm_start(&chain[0], &options);
     options.incoming = true;
-    for (unsigned i = 0; i < TIMES; i++) {
+    for (unsigned i = 0; i < moves; i++) {
         vm_start(&chain[i + 1], &options);
         vm_wait_beats(&chain[i], 20);
         mover_receive(&receiver, &chain[i + 1], i % 2 ? "shm://127.0.0.1:0" : "tcp://127.0.0.1:0",
@@ -304,8 +307,8 @@ static void test_ten_times(void)
         mover_ends(&sender, 0);
         mover_ends(&receiver, 0);
     }
-    vm_wait_beats(&chain[TIMES], pair_beats);
-    for (unsigned i = 0; i <= TIMES; i++)
+    vm_wait_beats(&chain[moves], pair_beats);
+    for (unsigned i = 0; i <= moves; i++)
         all[i] = &chain[i];
     mover_heartbeats(all, options.append);
 }
@@ -346,7 +349,7 @@ int main(void)
                                            VM_TEST(test_huge_pages_minor),
                                            VM_TEST(test_huge_pages_of_a_dead_source),
                                            VM_TEST(test_paused),
-                                           VM_TEST(test_ten_times),
+                                           VM_TEST(test_there_and_back),
                                            {0}};
     return vm_tests(tests, mover_end_all);
 }
