@@ -152,6 +152,44 @@ static void test_held_until_it_quits(void)
     is_home();
 }
 
+/* QEMU, by itself. */
+static void ends(struct vm *vm)
+{
+    const uint64_t deadline = vm_soon();
+    while (!waitpid(vm->pid, NULL, WNOHANG)) {
+        assert_true(ibx_now_ns() < deadline);
+        poll(NULL, 0, 5);
+    }
+    vm->pid = 0;
+}
+
+/* The tool that would have told it to is killed: recover does. */
+static void killed_before_it_quits(const char *state, int status)
+{
+    print_message("%s\n", state);
+    mover_stop_next(state);
+    borrowed_small();
+    home_and_bring();
+    brought();
+    mover_await_stop(&sender);
+    if (status)
+        mover_ends(&receiver, 0);
+    mover_kill(&sender, SIGKILL);
+    struct mover *last = MOVER_RUN(status, "recover", "--qmp", vms[0].tool, "--json", TIMED);
+    mover_must_print(last, "has returned");
+    ends(&vms[0]);
+    if (!status)
+        mover_ends(&receiver, 0);
+    is_home();
+    mover_end_all(NULL);
+}
+
+static void test_killed_before_it_quits(void)
+{
+    killed_before_it_quits("source:confirming", 0);
+    killed_before_it_quits("source:done", 1); /* there nobody waits for the confirmation */
+}
+
 /* A VM at home whose memory is kept warm: both tools at the borrower are killed in turn, and
  * continued beside the other one. */
 static void test_killed_while_kept_warm(void)
@@ -376,6 +414,7 @@ int main(void)
                                            VM_TEST(test_killed_while_away),
                                            VM_TEST(test_killed_while_it_returns),
                                            VM_TEST(test_held_until_it_quits),
+                                           VM_TEST(test_killed_before_it_quits),
                                            VM_TEST(test_killed_while_kept_warm),
                                            VM_TEST(test_killed_and_continued_late),
                                            VM_TEST(test_killed_while_the_monitor_is_silent),

@@ -222,6 +222,34 @@ static bool is_done(const struct ibx_record *record)
            (record->state == IBX_JOURNAL_DONE || record->state == IBX_JOURNAL_ENDED);
 }
 
+/* A QEMU whose VM has returned quits at once, whether its destination hears of that or not: its
+ * memory is that of the VM at home, which would run twice if somebody continued it here. */
+static void let_go(const struct ibx_record *record, struct ibx_error *err)
+{
+    struct ibx_error why = {0};
+    if (ibx_migrate_let_go(record, err) || !ibx_journal_has_returned(record) ||
+        !ibx_migrate_quit(record, &why))
+        return;
+    ibx_error_set(err, why.code,
+                  "QEMU (process %d) has the memory of the VM, which has returned, and did not "
+                  "quit (%s): end it",
+                  (int)record->pid, why.message);
+}
+
+static void not_confirmed(const struct ibx_record *record, const struct ibx_error *none, int rc,
+                          struct ibx_error *err)
+{
+    const bool ended = record->state == IBX_JOURNAL_ENDED;
+    ibx_error_prefix(err, rc,
+                     "%s. %s. Its destination needs the confirmation only if ib-migrate status "
+                     "reports %s there: then start ib-migrate recover there first",
+                     none->message,
+                     ibx_journal_has_returned(record) ? "The VM that left from there has returned"
+                                                      : "The last migration from there is done "
+                                                        "here",
+                     ended ? "shut-down" : "complete");
+}
+
 /* Confirms a migration that is done here to its destination once more. `none`: that there is no
  * unfinished one. */
 static int confirm(const struct migrate_args *args, const struct ibx_record *record,
@@ -234,17 +262,15 @@ static int confirm(const struct migrate_args *args, const struct ibx_record *rec
         snprintf(last.record.uri, sizeof(last.record.uri), "%s", args->uri);
     last.began_ns = ibx_now_ns();
     struct ibx_error held = {0};
-    ibx_migrate_let_go(record, &held);
+    let_go(record, &held);
     int rc = ibx_migrate_confirm(&last.record, &args->options, &err);
     if (!rc && record->libvirt)
         ibx_journal_unlink_files(record);
     last.now_ns = ibx_now_ns();
     if (rc) {
-        ibx_error_prefix(&err, rc,
-                         "%s. The last migration from there is done here. Its destination needs "
-                         "the confirmation only if ib-migrate status reports complete there: then "
-                         "start ib-migrate recover there first",
-                         none->message);
+        not_confirmed(record, none, rc, &err);
+        if (held.code)
+            ibx_cli_message(held.message);
         last.phase = IBX_PHASE_FAILED;
         memcpy(last.message, err.message, sizeof(last.message));
     } else if (held.code) {
@@ -259,8 +285,9 @@ static int confirm(const struct migrate_args *args, const struct ibx_record *rec
         ibx_cli_forget_key(args->folder, record);
     ibx_cli_vm_name(record, vm, sizeof(vm));
     snprintf(text, sizeof(text), "%s: %s, and the destination knows it", vm,
-             record->state == IBX_JOURNAL_ENDED ? "its guest has shut it down there"
-                                                : "migrated, complete");
+             ibx_journal_has_returned(record)     ? "has returned"
+             : record->state == IBX_JOURNAL_ENDED ? "its guest has shut it down there"
+                                                  : "migrated, complete");
     if (!rc && args->json)
         ibx_cli_print_json(json_pack("{s:o}", "say", ibx_json_text(text)));
     else if (!rc && !args->quiet)
