@@ -60,11 +60,25 @@ bool ibx_request_stays(const struct ibx_call *call, const uint8_t *body, size_t 
     }
 }
 
+/* A copy of no bytes may return without a wait. */
+static bool brings_bytes(const struct ibx_call *call, const uint8_t *body, size_t n)
+{
+    struct ibx_frame frame;
+    size_t name;
+    const size_t window = n < IBX_FRAME_WINDOW ? n : IBX_FRAME_WINDOW;
+    if (kind_of_copy(body, n) != IBX_FRAME_D2H)
+        return false;
+    const struct ibx_frame_body bytes = {body, body + n - window, n};
+    const enum ibx_frame_call copy =
+        ibx_frame_name((const uint8_t *)call->name, strlen(call->name) + 1, &name);
+    return ibx_frame_parse(copy, &bytes, &frame);
+}
+
 bool ibx_request_settles(const struct ibx_call *call, const uint8_t *body, size_t n)
 {
     uint64_t stream;
     if (call->kind == IBX_CALL_WAITS)
-        return kind_of_copy(body, n) == IBX_FRAME_D2H;
+        return brings_bytes(call, body, n);
     return call->kind == IBX_CALL_QUERIES &&
            (call->stream_at == IBX_CALL_ALL_STREAMS ||
             (!strcmp(call->name, "cudaStreamSynchronize") &&
