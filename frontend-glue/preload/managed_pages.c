@@ -104,7 +104,7 @@ bool ibx_managed_find(uintptr_t at, struct managed *found)
 bool ibx_managed_within(uintptr_t *at, uintptr_t end, uintptr_t *last)
 {
     const struct managed *first = NULL;
-    if (*at >= atomic_load_explicit(&highest, memory_order_relaxed) ||
+    if (*at >= end || *at >= atomic_load_explicit(&highest, memory_order_relaxed) ||
         end <= atomic_load_explicit(&lowest, memory_order_relaxed))
         return false;
     pthread_mutex_lock(&list);

@@ -241,6 +241,10 @@ bool system_calls()
         REQUIRE(stub_launch(other, m, n, nullptr) == 0); // the device has it, too
         REQUIRE(i ? has(other, bytes) : other[n - 1] == 0);
     }
+    // A part of it, with more behind.
+    REQUIRE(cudaMemset(m, 7, n) == 0 && pwrite(fileno(file), m + 10, 100, 0) == 100);
+    REQUIRE(cudaMemset(m, 8, n) == 0 && pread(fileno(file), m + 70 * K, 100, 0) == 100);
+    REQUIRE(m[70 * K] == 7 && m[70 * K + 99] == 7 && m[70 * K + 100] == 8);
     // What dlerror(3) has to say is the program's.
     REQUIRE(!dlopen("/none", RTLD_LAZY) && readv(-1, nullptr, 0) == -1 && dlerror());
     return !std::fclose(file) && cudaFree(m) == 0 && cudaFree(other) == 0;
