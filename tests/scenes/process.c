@@ -17,7 +17,7 @@
 
 #include <cmocka.h>
 
-#define PATIENCE_MS 20000u
+#define PATIENCE_MS 60000u
 
 void process_start(struct process *p, char *const argv[], const char *const environment[])
 {

@@ -19,7 +19,7 @@ struct process {
 
 /* Starts argv[0]; `environment` are further "NAME=value", ended by NULL. */
 void process_start(struct process *p, char *const argv[], const char *const environment[]);
-/* Waits until it has printed `text` `times` times; fails the test after 20 s or at its end. */
+/* Waits until it has printed `text` `times` times; fails the test after a minute or at its end. */
 void process_expect(struct process *p, const char *text, unsigned times);
 /* Waits for its end and the rest of its text: the exit status, or 128 + signal. */
 int process_wait(struct process *p);
