@@ -180,13 +180,25 @@ static int find_there(struct source *s, struct ibx_error *err)
     return rc;
 }
 
+/* Pages that are being placed: they may be in the files already, and written, before they are noted
+ * as placed. In the counts below one of these makes up for one that was given back. */
+static bool some_are_coming(const struct source *s)
+{
+    const uint64_t *arrived = s->home.arrived.memory, *here = placed(s);
+    uint64_t coming = 0;
+    for (size_t i = 0; i < words_of(s); i++)
+        coming |= arrived[i] & ~here[i];
+    return coming != 0;
+}
+
 /* Which pages were given back: those that had come before this look, and are holes. At the stop it
  * is only looked if there are such. */
 static int look_for_given_back(struct source *s, struct ibx_error *err)
 {
     struct source_return *home = &s->home;
+    const bool coming = some_are_coming(s);
     const int64_t others = pages_of_files(s) - (int64_t)placed_pages(s);
-    if (home->looked && !home->gone.data_pages && others >= home->others)
+    if (home->looked && !home->gone.data_pages && !coming && others >= home->others)
         return 0;
     recall(&home->gone, placed(s));
     int rc = find_there(s, err);
@@ -202,6 +214,8 @@ static int look_for_given_back(struct source *s, struct ibx_error *err)
  * it without a fault. */
 static bool may_have_others(const struct source *s)
 {
+    if (some_are_coming(s))
+        return true;
     const int64_t known = (int64_t)placed_pages(s); /* first: more are placed meanwhile */
     const int64_t others = pages_of_files(s) - known;
     return others + (int64_t)s->home.gone.data_pages > 0 || others < INT64_MIN / 4;

@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What a VM that returns has written and given back, of memory of this process that stands for
+ * QEMU's: also in the moment in which a page is in its place and not noted yet. */
+#include "migrate/source/source.h"
+#include "tests/scenes/unit.h"
+#include "userfaultfd/dirty.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define PAGE  4096u
+#define PAGES 300u
+#define WORDS ((PAGES + 63) / 64)
+#define CAME  100u /* the first pages, which are here; home has all */
+
+static struct ibx_error error;
+
+struct memory {
+    uint8_t *bytes;
+    int uffd;
+    struct ibx_guest_block block;
+    uint64_t base[WORDS], arrived[2 * WORDS]; /* that have arrived, and that are placed */
+    struct source source;
+};
+
+static void note(struct memory *m, uint64_t page, bool is_placed)
+{
+    m->arrived[page / 64] |= 1ull << page % 64;
+    if (is_placed)
+        m->arrived[WORDS + page / 64] |= 1ull << page % 64;
+}
+
+static void make_maps(struct source *s)
+{
+    struct ibx_page_map *maps[] = {&s->vm.map, &s->home.have, &s->home.gone, &s->home.there,
+                                   &s->home.written};
+    for (size_t i = 0; i < COUNT(maps); i++)
+        assert_int_equal(ibx_page_map_init_ram(maps[i], &s->vm.ram, &error), 0);
+}
+
+/* A VM that stands still, with its first pages in their place, protected. */
+static struct memory *begin(void)
+{
+    static struct memory memory;
+    struct memory *m = &memory;
+    struct source *s = &m->source;
+    memset(m, 0, sizeof(*m));
+    m->uffd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
+    assert_true(m->uffd >= 0);
+    if (ibx_dirty_enable(m->uffd, &error) == -EOPNOTSUPP) {
+        close(m->uffd);
+        skip(); /* before Linux 6.7 */
+    }
+    const int fd = memfd_create("guest", MFD_CLOEXEC);
+    assert_int_equal(ftruncate(fd, PAGES * PAGE), 0);
+    m->bytes = mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    assert_true(m->bytes != MAP_FAILED);
+    m->block = (struct ibx_guest_block){.id = "mem0",
+                                        .size = PAGES * PAGE,
+                                        .page_size = PAGE,
+                                        .fd = fd,
+                                        .address = (uintptr_t)m->bytes};
+    s->vm.ram = (struct ibx_guest_ram){
+        .pid = getpid(), .blocks = &m->block, .count = 1, .bytes = PAGES * PAGE};
+    for (uint64_t page = 0; page < PAGES; page++)
+        m->base[page / 64] |= 1ull << page % 64;
+    for (uint64_t page = 0; page < CAME; page++) {
+        m->bytes[page * PAGE] = 1;
+        note(m, page, true);
+    }
+    assert_int_equal(ibx_dirty_register(m->uffd, m->block.address, m->block.size, &error), 0);
+    struct ibx_guest_block first = m->block;
+    first.size = CAME * PAGE;
+    struct ibx_guest_ram came = {.pid = getpid(), .blocks = &first, .count = 1};
+    assert_int_equal(ibx_guest_ram_protect(&came, &error), 0);
+    make_maps(s);
+    s->home.base.memory = m->base;
+    s->home.arrived.memory = m->arrived;
+    s->state.now = SOURCE_STOPPED;
+    ibx_tracker_init(&s->warm.tracker);
+    assert_int_equal(ibx_tracker_attach(&s->warm.tracker, &s->vm.ram, &error), 0);
+    return m;
+}
+
+static void end(struct memory *m)
+{
+    struct source *s = &m->source;
+    struct ibx_page_map *maps[] = {&s->vm.map, &s->home.have, &s->home.gone, &s->home.there,
+                                   &s->home.written};
+    for (size_t i = 0; i < COUNT(maps); i++)
+        ibx_page_map_fini(maps[i]);
+    ibx_tracker_close(&s->warm.tracker);
+    munmap(m->bytes, PAGES * PAGE);
+    close(m->block.fd);
+    close(m->uffd);
+}
+
+/* These and no others; the map of the stop has all that home had but those. -1: there is none. */
+static void found(struct memory *m, int64_t written, int64_t given_back)
+{
+    struct source *s = &m->source;
+    assert_int_equal(ibx_source_return_find_map(s, &error), 0);
+    for (uint64_t page = 0; page < PAGES; page++) {
+        if (ibx_page_map_data(&s->home.written, page) != ((int64_t)page == written))
+            fail_msg("page %llu is%s written", (unsigned long long)page,
+                     (int64_t)page == written ? " not" : "");
+        if (ibx_page_map_data(&s->vm.map, page) != ((int64_t)page != given_back))
+            fail_msg("page %llu is%s zero", (unsigned long long)page,
+                     (int64_t)page == given_back ? " not" : "");
+    }
+    assert_int_equal(s->home.written.data_pages, written >= 0);
+    assert_int_equal(s->vm.map.data_pages, PAGES - (given_back >= 0));
+}
+
+static void give_back(struct memory *m, uint64_t page)
+{
+    assert_int_equal(fallocate(m->block.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                               (off_t)(page * PAGE), PAGE),
+                     0);
+}
+
+static void test_one_after_the_other(NO_STATE)
+{
+    struct memory *m = begin();
+    found(m, -1, -1);
+    m->bytes[70 * PAGE] = 2;
+    found(m, 70, -1);
+    give_back(m, 3);
+    found(m, 70, 3);
+    end(m);
+}
+
+/* A page has come, was written, and is not noted yet. */
+static void test_before_it_is_noted(NO_STATE)
+{
+    struct memory *m = begin();
+    found(m, -1, -1);
+    note(m, 200, false);
+    found(m, -1, -1); /* it is on its way */
+    m->bytes[200 * PAGE] = 2;
+    found(m, 200, -1);
+    note(m, 200, true);
+    found(m, 200, -1);
+    end(m);
+}
+
+/* ... while another one is given back, so that the number of pages is that from before. */
+static void test_as_many_come_as_go(NO_STATE)
+{
+    struct memory *m = begin();
+    found(m, -1, -1);
+    give_back(m, 3);
+    note(m, 200, false);
+    m->bytes[200 * PAGE] = 2;
+    found(m, 200, 3);
+    note(m, 200, true);
+    found(m, 200, 3);
+    end(m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_one_after_the_other),
+        cmocka_unit_test(test_before_it_is_noted),
+        cmocka_unit_test(test_as_many_come_as_go),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
