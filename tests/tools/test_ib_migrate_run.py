@@ -6,6 +6,7 @@ with another folder of records; with IBX_TEST_SSHD=1 a real sshd and ssh are in 
 import glob
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -61,6 +62,21 @@ class Running:
     def arguments(self):
         with open(f"/proc/{self.pid}/cmdline", "rb") as file:
             return file.read().decode().split("\0")[:-1]
+
+
+def open_to_signals(pid):
+    """Threads to which the kernel may give a SIGINT or a SIGTERM."""
+    found = []
+    for path in glob.glob(f"/proc/{pid}/task/*/status"):
+        try:
+            with open(path, encoding="ascii") as file:
+                text = file.read()
+        except OSError:  # that thread has ended
+            continue
+        blocked = int(re.search(r"^SigBlk:\s*(\w+)", text, re.M).group(1), 16)
+        if not all(blocked >> (number - 1) & 1 for number in (signal.SIGINT, signal.SIGTERM)):
+            found.append(path)
+    return found
 
 
 def listens(path):
@@ -549,6 +565,9 @@ def a_run_that_dies_after_the_commit_is_recovered_from(scene):
     source, before = start_vm(scene), leftovers(scene)
     process = tool.start(scene, "run", *run_line(scene, "--json", "--max-bandwidth", "100K")[1:])
     tool.wait_for_phase("filling", process)
+    equal(open_to_signals(process.pid), [])
+    process.send_signal(signal.SIGINT)
+    tool.wait_for_message(process, "interrupt once more")
     process.kill()
     process.wait(LIMIT)  # its standard error stays open at the far end
     far = far_vm(scene)

@@ -56,6 +56,7 @@ struct migrate_args {
     struct run_maps maps;
     const char *qemu_args[RUN_QEMU_ARGS_MAX];
     unsigned qemu_arg_count;
+    void (*on_leaving)(void); /* before a signal ends the process at once */
     bool keep, on_demand;
     bool multicast;                       /* serve, clone */
     const char *group, *interface;        /* likewise; or NULL */

@@ -24,6 +24,7 @@ struct entry {
 };
 
 struct migrate_progress {
+    void (*on_leaving)(void);
     bool json, quiet, terminal;
     bool drawn;     /* the bar is in the terminal's last line */
     int last_phase; /* shown where there is no terminal; -1 none */
@@ -170,6 +171,8 @@ static void on_leaving(void *context, const struct ibx_migrate_status *last, con
     struct migrate_progress *p = context;
     struct timespec until;
     struct ibx_error err = {0};
+    if (p->on_leaving)
+        p->on_leaving();
     pthread_mutex_lock(&p->lock);
     p->end = true;
     pthread_cond_signal(&p->more);
@@ -190,6 +193,7 @@ int ibx_cli_progress_start(const struct migrate_args *args, struct migrate_progr
     struct migrate_progress *p = calloc(1, sizeof(*p));
     if (!p)
         return ibx_error_set(err, -ENOMEM, "no memory to show the progress");
+    p->on_leaving = args->on_leaving;
     p->json = args->json;
     p->quiet = args->quiet;
     p->terminal = isatty(STDERR_FILENO);

@@ -47,11 +47,16 @@ static const char *text_of(const json_t *object, const char *member)
 
 static char key_of_this[PATH_MAX]; /* for a signal, "" none */
 
-/* Until the migration has begun, which handles signals itself. The far end sees its input end. */
-static void on_signal(int number)
+static void forget_key_of_this(void)
 {
     if (*key_of_this)
         unlink(key_of_this);
+}
+
+/* Until the migration has begun, which handles signals itself. The far end sees its input end. */
+static void on_signal(int number)
+{
+    forget_key_of_this();
     signal(number, SIG_DFL);
     raise(number);
 }
@@ -482,9 +487,10 @@ static void forget_key(const struct run *run, int status)
 
 static int send_vm(struct run *run)
 {
-    run->reading = !pthread_create(&run->reader, NULL, read_far_end, run);
-    /* Of the migration, also in the moments before and after it. */
+    /* Of the migration, also in the moments before and after it. First: a thread that does not
+     * block them would take them in its place. */
     block_signals(SIG_BLOCK);
+    run->reading = !pthread_create(&run->reader, NULL, read_far_end, run);
     const int status = ibx_cli_send(&run->args);
     handle_signals(SIG_DFL);
     if (status != MIGRATE_DONE) /* then the far end's last word decides */
@@ -512,6 +518,7 @@ int ibx_cli_run(const struct migrate_args *args)
     int status = MIGRATE_FAILED;
     run = (struct run){.args = *args, .to = -1};
     run.args.quit = run.args.remove = !args->keep;
+    run.args.on_leaving = forget_key_of_this; /* the source's tool leaves so before it begins */
     int rc = ibx_cli_monitor_check(args, &err);
     if (!rc)
         rc = make_secrets(&run, &err);
