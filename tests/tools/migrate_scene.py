@@ -102,9 +102,9 @@ class Vm(GuestVm):
         equal(self.running(), True)
 
 
-def expect(*vms):
-    """The guest's memory was right at every heartbeat, wherever it ran."""
-    judge(printed(*vms))
+def expect(*vms, append=""):
+    """The memory of a guest with these options was right at every heartbeat, wherever it ran."""
+    judge(printed(*vms), *append.split())
 
 
 def same_memory(source, destination):

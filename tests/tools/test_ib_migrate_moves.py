@@ -22,10 +22,11 @@ from migrate_scene import (Vm, case, expect, fails, finish, halted, interrupt_tw
 
 @case
 def a_vm_is_migrated_and_both_sides_report(scene):
-    source, destination = Vm(scene), Vm(scene, incoming=True)
+    small = "mib=16"
+    source, destination = Vm(scene, append=small), Vm(scene, append=small, incoming=True)
     key = key_file(scene, "key", "a1" * 32)
     # So slow in the background that the guest has to ask for its pages itself.
-    waiting, uri = receiver(scene, destination, "--key", key, "--max-bandwidth", "100K")
+    waiting, uri = receiver(scene, destination, "--key", key, "--max-bandwidth", "1M")
     until(lambda: source.beats() > 40, "heartbeats")
     sender = start(scene, "send --json --links 1 --key", key, *source.qmp, uri)
     for process, role in ((sender, "source"), (waiting, "destination")):
@@ -47,7 +48,7 @@ def a_vm_is_migrated_and_both_sides_report(scene):
             for name in ("downtime_ns", "state_bytes", "total_ns"):
                 assert summary[name] > 0, summary
     destination.runs_on()
-    expect(source, destination)
+    expect(source, destination, append=small)
     out = succeeds(scene, "status")
     equal((out.count("guest-of-a-test"), out.count("with all of its pages")), (4, 2))
     lines = objects(succeeds(scene, "status --json"))
