@@ -115,8 +115,8 @@ def a_record_that_cannot_be_written_is_a_failure(scene):
     vm, tool, _ = serving(scene, memory, "--record", scene.path("gone/record"),
                           "--record-seconds", "1")
     os.rmdir(scene.path("gone"))
-    vm.do("touch 0 10")
     began = time.monotonic()
+    vm.do("touch 0 10")
     line = tool.stderr.readline()
     assert "--record" in line and "No such file" in line, line
     assert 0.5 < time.monotonic() - began < LIMIT

@@ -227,8 +227,8 @@ def what_fails_at_once_is_not_tried_without_a_pause(scene):
                        "--background")
     event(tool, "listening")
     # There is no such memory, so that no page can be placed.
-    vm.do('raw [{"base_host_virt_addr": 4096, "size": 4096, "offset": 0}]')
     began = time.monotonic()
+    vm.do('raw [{"base_host_virt_addr": 4096, "size": 4096, "offset": 0}]')
     for _ in range(6):
         event(tool, "lost")
     assert time.monotonic() - began > 1.2, time.monotonic() - began
