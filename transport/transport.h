@@ -157,7 +157,8 @@ int ibx_options_check_key(const struct ibx_options *options, const char *uri, bo
 /* Listens at `uri`. Its scheme and query override `options`. Without a key, clients on other hosts
  * are refused unless options->insecure. Opens no device and starts no thread. -EINVAL, -ENOENT: the
  * URI, an option or the key file is bad; -EPERM: others can read the key file; -EADDRNOTAVAIL: the
- * host has no such address; -EADDRINUSE (a port is tried for a second); -ENOMEM; other errors of open(2) and sockets. */
+ * host has no such address; -EADDRINUSE (a port is tried for a second); -ENOMEM; other errors of
+ * open(2) and sockets. */
 int ibx_listen(const char *uri, const struct ibx_options *options, struct ibx_listener **listener,
                struct ibx_error *err);
 /* Readable (level-triggered) when ibx_accept() has something to do. Constant for the listener's
