@@ -58,6 +58,10 @@ struct managed *ibx_managed_take(uintptr_t begin);
 bool ibx_managed_find(uintptr_t at, struct managed *found);
 /* The first part of [*at, end) that is managed: begins at *at, ends at *last. False: none is. */
 bool ibx_managed_within(uintptr_t *at, uintptr_t end, uintptr_t *last);
+/* Quick: whether there was ever any. */
+bool ibx_managed_any(void);
+/* The second mapping of these bytes, if one allocation has all of them; otherwise NULL. */
+uint8_t *ibx_managed_other(uintptr_t at, size_t n);
 /* Quick: false where no managed memory is or was. */
 bool ibx_managed_may_hold(uintptr_t at);
 

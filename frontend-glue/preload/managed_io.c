@@ -1,20 +1,27 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Calls by which the kernel reads or writes memory that the program names, managed memory too. It
- * raises no signal where it may not: the call would fail with EFAULT. So the pages are touched
- * before. For all other memory that is a comparison.
+ * raises no signal where it may not: the call would fail with EFAULT, also where another thread's
+ * launch takes the pages away while it waits. So it reads managed memory by the second mapping,
+ * when the pages were touched, and writes to memory that is copied behind it. For all other memory
+ * that is a comparison.
  *
  * The names are given to the assembler: what <unistd.h> makes of some of them depends on macros.
  */
 #include "frontend-glue/preload/managed.h"
 
 #include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
-#define STEP (64u << 10) /* no block is shorter */
+#define STEP   (64u << 10) /* no block is shorter */
+#define IOVECS 16          /* more are only touched before: handlers of signals have small stacks */
 
 /* The handler of SIGSEGV does the rest. The byte stays what it is. */
 static void touch(uintptr_t at, bool writes)
@@ -37,11 +44,89 @@ static void ready(const void *memory, size_t n, bool writes)
     }
 }
 
-static void ready_all(const struct iovec *v, int count, bool writes)
+/* ------------------------------------------------------------- what the kernel reads */
+
+/* The bytes as they are now, where no launch of another thread takes them away meanwhile. */
+static const void *source(const void *from, size_t n)
+{
+    const uint8_t *other = ibx_managed_other((uintptr_t)from, n);
+    ready(from, n, false);
+    return other ? other : from;
+}
+
+static const struct iovec *sources(const struct iovec *v, int count, struct iovec own[IOVECS])
+{
+    if (!v || count <= 0 || count > IOVECS || !ibx_managed_any())
+        return v;
+    for (int i = 0; i < count; i++)
+        own[i] =
+            (struct iovec){(void *)(uintptr_t)source(v[i].iov_base, v[i].iov_len), v[i].iov_len};
+    return own;
+}
+
+/* ------------------------------------------------------------- what the kernel writes */
+
+/* The call writes to memory of ours, and what has come is copied: a launch of another thread may
+ * take managed memory away while the call waits. */
+struct bounce {
+    struct iovec parts[IOVECS];
+    const struct iovec *wanted; /* the program's; `count` of both */
+    int count;
+    uint8_t *memory;
+    size_t n;
+};
+
+static void ready_all(const struct iovec *v, int count)
 {
     for (int i = 0; v && i < count; i++)
-        ready(v[i].iov_base, v[i].iov_len, writes);
+        ready(v[i].iov_base, v[i].iov_len, true);
 }
+
+/* False: the call is made as it is, with pages that were touched. */
+static bool bounce_begin(struct bounce *b, const struct iovec *wanted, int count)
+{
+    bool managed[IOVECS];
+    b->wanted = wanted;
+    b->count = count;
+    b->n = 0;
+    for (int i = 0; wanted && i < count && count <= IOVECS; i++) {
+        managed[i] = ibx_managed_other((uintptr_t)wanted[i].iov_base, wanted[i].iov_len);
+        b->n += managed[i] ? wanted[i].iov_len : 0;
+    }
+    void *memory = MAP_FAILED; /* malloc(3) is nothing for handlers of signals */
+    if (b->n)
+        memory = mmap(NULL, b->n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) {
+        ready_all(wanted, count);
+        return false;
+    }
+    b->memory = memory;
+    uint8_t *next = memory;
+    for (int i = 0; i < count; i++) {
+        b->parts[i] = (struct iovec){managed[i] ? next : wanted[i].iov_base, wanted[i].iov_len};
+        next += managed[i] ? wanted[i].iov_len : 0;
+    }
+    return true;
+}
+
+/* Also where the thread is cancelled in the call. */
+static void bounce_end(void *bounce)
+{
+    struct bounce *b = bounce;
+    munmap(b->memory, b->n);
+}
+
+static void bounce_take(const struct bounce *b, size_t got)
+{
+    for (int i = 0; i < b->count && got; i++) {
+        const size_t n = b->wanted[i].iov_len < got ? b->wanted[i].iov_len : got;
+        if (b->parts[i].iov_base != b->wanted[i].iov_base)
+            memcpy(b->wanted[i].iov_base, b->parts[i].iov_base, n);
+        got -= n;
+    }
+}
+
+/* ------------------------------------------------------------------------- the calls */
 
 /* Before main(), since dlsym(3) takes locks, and drops what dlerror(3) would return; later only
  * for calls before that. NULL: it is under way in this thread, whose malloc(3) may need these. */
@@ -74,41 +159,74 @@ static void *next_of(_Atomic(void *) *known, const char *name)
         return next ? next arguments : (type)(otherwise);                                          \
     }
 
+/* One that fills `count` parts. `bounced` is the same call into b.parts: it returns bytes, and the
+ * program gets these in units. */
+#define FILLS(type, name, parameters, arguments, into, count, bounced, unit, otherwise)            \
+    static _Atomic(void *) known_##name;                                                           \
+    __attribute__((constructor)) static void find_##name(void)                                     \
+    {                                                                                              \
+        next_of(&known_##name, #name);                                                             \
+    }                                                                                              \
+    __attribute__((visibility("default"))) type own_##name parameters __asm__(#name);              \
+    type own_##name parameters                                                                     \
+    {                                                                                              \
+        __typeof__(&own_##name) next = NULL;                                                       \
+        struct bounce b;                                                                           \
+        type result;                                                                               \
+        *(void **)&next = next_of(&known_##name, #name);                                           \
+        if (!next)                                                                                 \
+            return (type)(otherwise);                                                              \
+        if (!ibx_managed_any() || !bounce_begin(&b, into, count))                                  \
+            return next arguments;                                                                 \
+        pthread_cleanup_push(bounce_end, &b);                                                      \
+        result = next bounced;                                                                     \
+        const int code = errno;                                                                    \
+        bounce_take(&b, (ssize_t)result > 0 ? (size_t)result : 0);                                 \
+        errno = code;                                                                              \
+        pthread_cleanup_pop(1);                                                                    \
+        return result / (type)(unit);                                                              \
+    }
+
 /* clang-format off */
-TAKEN(ssize_t, read, (int fd, void *to, size_t n), PASSED(fd, to, n),
-      ready(to, n, true), syscall(SYS_read, fd, to, n))
-TAKEN(ssize_t, pread, (int fd, void *to, size_t n, off_t at), PASSED(fd, to, n, at),
-      ready(to, n, true), syscall(SYS_pread64, fd, to, n, at))
-TAKEN(ssize_t, pread64, (int fd, void *to, size_t n, off_t at), PASSED(fd, to, n, at),
-      ready(to, n, true), syscall(SYS_pread64, fd, to, n, at))
-TAKEN(ssize_t, readv, (int fd, const struct iovec *to, int n), PASSED(fd, to, n),
-      ready_all(to, n, true), syscall(SYS_readv, fd, to, n))
+#define ONE(n)      (&(struct iovec){to, n})
+#define FIRST       b.parts[0].iov_base
+FILLS(ssize_t, read, (int fd, void *to, size_t n), PASSED(fd, to, n), ONE(n), 1,
+      PASSED(fd, FIRST, n), 1, syscall(SYS_read, fd, to, n))
+FILLS(ssize_t, pread, (int fd, void *to, size_t n, off_t at), PASSED(fd, to, n, at), ONE(n), 1,
+      PASSED(fd, FIRST, n, at), 1, syscall(SYS_pread64, fd, to, n, at))
+FILLS(ssize_t, pread64, (int fd, void *to, size_t n, off_t at), PASSED(fd, to, n, at), ONE(n), 1,
+      PASSED(fd, FIRST, n, at), 1, syscall(SYS_pread64, fd, to, n, at))
+FILLS(ssize_t, readv, (int fd, const struct iovec *to, int n), PASSED(fd, to, n), to, n,
+      PASSED(fd, b.parts, n), 1, syscall(SYS_readv, fd, to, n))
+FILLS(ssize_t, recv, (int fd, void *to, size_t n, int flags), PASSED(fd, to, n, flags), ONE(n), 1,
+      PASSED(fd, FIRST, n, flags), 1, syscall(SYS_recvfrom, fd, to, n, flags, NULL, NULL))
+FILLS(size_t, fread, (void *to, size_t size, size_t n, FILE *file), PASSED(to, size, n, file),
+      ONE(size * n), 1, PASSED(FIRST, 1, size * n, file), size, 0)
 TAKEN(ssize_t, write, (int fd, const void *from, size_t n), PASSED(fd, from, n),
-      ready(from, n, false), syscall(SYS_write, fd, from, n))
+      from = source(from, n), syscall(SYS_write, fd, from, n))
 TAKEN(ssize_t, pwrite, (int fd, const void *from, size_t n, off_t at), PASSED(fd, from, n, at),
-      ready(from, n, false), syscall(SYS_pwrite64, fd, from, n, at))
+      from = source(from, n), syscall(SYS_pwrite64, fd, from, n, at))
 TAKEN(ssize_t, pwrite64, (int fd, const void *from, size_t n, off_t at), PASSED(fd, from, n, at),
-      ready(from, n, false), syscall(SYS_pwrite64, fd, from, n, at))
+      from = source(from, n), syscall(SYS_pwrite64, fd, from, n, at))
 TAKEN(ssize_t, writev, (int fd, const struct iovec *from, int n), PASSED(fd, from, n),
-      ready_all(from, n, false), syscall(SYS_writev, fd, from, n))
-TAKEN(ssize_t, recv, (int fd, void *to, size_t n, int flags), PASSED(fd, to, n, flags),
-      ready(to, n, true), syscall(SYS_recvfrom, fd, to, n, flags, NULL, NULL))
+      from = sources(from, n, (struct iovec[IOVECS]){{0}}), syscall(SYS_writev, fd, from, n))
 TAKEN(ssize_t, send, (int fd, const void *from, size_t n, int flags), PASSED(fd, from, n, flags),
-      ready(from, n, false), syscall(SYS_sendto, fd, from, n, flags, NULL, 0))
-TAKEN(size_t, fread, (void *to, size_t size, size_t n, FILE *file), PASSED(to, size, n, file),
-      ready(to, size * n, true), 0)
+      from = source(from, n), syscall(SYS_sendto, fd, from, n, flags, NULL, 0))
 TAKEN(size_t, fwrite, (const void *from, size_t size, size_t n, FILE *file),
-      PASSED(from, size, n, file), ready(from, size * n, false), 0)
+      PASSED(from, size, n, file), from = source(from, size * n), 0)
 /* What _FORTIFY_SOURCE makes of them. */
-TAKEN(ssize_t, __read_chk, (int fd, void *to, size_t n, size_t room), PASSED(fd, to, n, room),
-      ready(to, n, true), syscall(SYS_read, fd, to, n))
-TAKEN(ssize_t, __pread_chk, (int fd, void *to, size_t n, off_t at, size_t room),
-      PASSED(fd, to, n, at, room), ready(to, n, true), syscall(SYS_pread64, fd, to, n, at))
-TAKEN(ssize_t, __pread64_chk, (int fd, void *to, size_t n, off_t at, size_t room),
-      PASSED(fd, to, n, at, room), ready(to, n, true), syscall(SYS_pread64, fd, to, n, at))
-TAKEN(ssize_t, __recv_chk, (int fd, void *to, size_t n, size_t room, int flags),
-      PASSED(fd, to, n, room, flags), ready(to, n, true),
+FILLS(ssize_t, __read_chk, (int fd, void *to, size_t n, size_t room), PASSED(fd, to, n, room),
+      ONE(n), 1, PASSED(fd, FIRST, n, room), 1, syscall(SYS_read, fd, to, n))
+FILLS(ssize_t, __pread_chk, (int fd, void *to, size_t n, off_t at, size_t room),
+      PASSED(fd, to, n, at, room), ONE(n), 1, PASSED(fd, FIRST, n, at, room), 1,
+      syscall(SYS_pread64, fd, to, n, at))
+FILLS(ssize_t, __pread64_chk, (int fd, void *to, size_t n, off_t at, size_t room),
+      PASSED(fd, to, n, at, room), ONE(n), 1, PASSED(fd, FIRST, n, at, room), 1,
+      syscall(SYS_pread64, fd, to, n, at))
+FILLS(ssize_t, __recv_chk, (int fd, void *to, size_t n, size_t room, int flags),
+      PASSED(fd, to, n, room, flags), ONE(n), 1, PASSED(fd, FIRST, n, room, flags), 1,
       syscall(SYS_recvfrom, fd, to, n, flags, NULL, NULL))
-TAKEN(size_t, __fread_chk, (void *to, size_t room, size_t size, size_t n, FILE *file),
-      PASSED(to, room, size, n, file), ready(to, size * n, true), 0)
+FILLS(size_t, __fread_chk, (void *to, size_t room, size_t size, size_t n, FILE *file),
+      PASSED(to, room, size, n, file), ONE(size * n), 1, PASSED(FIRST, room, 1, size * n, file), size,
+      0)
 /* clang-format on */

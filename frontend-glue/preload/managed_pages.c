@@ -101,6 +101,22 @@ bool ibx_managed_find(uintptr_t at, struct managed *found)
     return m;
 }
 
+bool ibx_managed_any(void)
+{
+    return atomic_load_explicit(&highest, memory_order_relaxed);
+}
+
+uint8_t *ibx_managed_other(uintptr_t at, size_t n)
+{
+    if (!n || !ibx_managed_may_hold(at))
+        return NULL;
+    pthread_mutex_lock(&list);
+    const struct managed *m = holding(at);
+    uint8_t *other = m && n <= m->n - (at - m->begin) ? m->other + (at - m->begin) : NULL;
+    pthread_mutex_unlock(&list);
+    return other;
+}
+
 bool ibx_managed_within(uintptr_t *at, uintptr_t end, uintptr_t *last)
 {
     const struct managed *first = NULL;

@@ -8,6 +8,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <thread>
 #include <vector>
 #include <sys/mman.h>
@@ -250,6 +251,66 @@ bool system_calls()
     return !std::fclose(file) && cudaFree(m) == 0 && cudaFree(other) == 0;
 }
 
+bool sleeps(pid_t thread)
+{
+    char path[64], line[256] = "";
+    std::snprintf(path, sizeof(path), "/proc/self/task/%d/stat", thread);
+    std::FILE *file = std::fopen(path, "r");
+    const bool read = file && std::fgets(line, sizeof(line), file);
+    if (file)
+        std::fclose(file);
+    const char *behind = std::strrchr(line, ')');
+    return read && behind && behind[2] == 'S';
+}
+
+// Calls `call` in a thread, and `meanwhile` when it waits in there.
+bool while_it_waits(const std::function<bool()> &call, const std::function<bool()> &meanwhile)
+{
+    std::atomic<pid_t> caller{0};
+    bool good = false;
+    std::thread thread([&] {
+        caller = gettid();
+        good = call();
+    });
+    while (!caller || !sleeps(caller))
+        usleep(1000);
+    const bool both = meanwhile();
+    thread.join();
+    return good && both;
+}
+
+// Memory that the kernel has to reach becomes the device's, by another thread's work, while it
+// waits in the call.
+bool system_calls_that_wait()
+{
+    constexpr std::size_t n = 200 * K;
+    char *m = managed_memory(n), *other = managed_memory(n);
+    const std::vector<char> sent = some(n, 4), ninety(90, 9);
+    std::vector<char> got(n);
+    int ends[2];
+    iovec parts[2] = {{m + 10, 40}, {m + 70 * K, 50}};
+    std::memset(m, 1, n);
+    REQUIRE(m && other && pipe(ends) == 0);
+    const auto work_and_send = [&] {
+        return cudaMemset(other, 1, n) == 0 && write(ends[1], ninety.data(), 90) == 90;
+    };
+    REQUIRE(while_it_waits([&] { return read(ends[0], m + 10, 100) == 90; }, work_and_send));
+    REQUIRE(m[9] == 1 && m[10] == 9 && m[99] == 9 && m[100] == 1);
+    REQUIRE(while_it_waits([&] { return readv(ends[0], parts, 2) == 90; }, work_and_send));
+    REQUIRE(m[70 * K] == 9 && m[70 * K + 49] == 9 && m[70 * K + 50] == 1);
+    std::memcpy(m, sent.data(), n);
+    REQUIRE(while_it_waits([&] { return write(ends[1], m, n) == ssize_t(n); },
+                           [&] {
+                               std::size_t all = 0;
+                               ssize_t some = cudaMemset(other, 2, n) ? 0 : 1;
+                               for (; some > 0 && all < n; all += std::size_t(some))
+                                   some = read(ends[0], got.data() + all, n - all);
+                               return all == n;
+                           }));
+    REQUIRE(got == sent && close(ends[0]) == 0 && close(ends[1]) == 0);
+    return cudaFree(m) == 0 && cudaFree(other) == 0;
+}
+
 sigjmp_buf jump;
 void *volatile faulted;
 
@@ -325,6 +386,7 @@ bool managed()
     REQUIRE(waits_that_fail());
     REQUIRE(copies_and_sets());
     REQUIRE(threads_of_streams());
+    REQUIRE(system_calls_that_wait());
     REQUIRE(what_it_is());
     REQUIRE(!taken || graphs_of_managed());
     REQUIRE(taken_addresses());
