@@ -437,17 +437,19 @@ static void check_missing_pages(const struct ibx_guest_ram *ram, struct ibx_bloc
                      (int)ram->pid);
 }
 
-int ibx_preflight_side(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
+int ibx_preflight_qemu(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
                        enum ibx_migrate_role role, struct ibx_blockers *blockers,
                        uint64_t deadline_ns, struct ibx_error *err)
 {
     int rc = check_state(qmp, ram, role, blockers, deadline_ns, err);
     if (!rc)
         rc = ibx_preflight_block_users(qmp, blockers, deadline_ns, err);
-    if (!rc)
-        rc = ibx_preflight_devices(qmp, blockers, deadline_ns, err);
-    if (rc)
-        return rc;
+    return rc ? rc : ibx_preflight_devices(qmp, blockers, deadline_ns, err);
+}
+
+void ibx_preflight_host(const struct ibx_guest_ram *ram, enum ibx_migrate_role role,
+                        struct ibx_blockers *blockers)
+{
     ibx_preflight_ram(ram, blockers);
     ibx_preflight_ram_files(ram, blockers);
     if (role == IBX_MIGRATE_DESTINATION) {
@@ -458,7 +460,16 @@ int ibx_preflight_side(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
         check_discarding(ram, blockers);
         check_missing_pages(ram, blockers);
     }
-    return 0;
+}
+
+int ibx_preflight_side(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
+                       enum ibx_migrate_role role, struct ibx_blockers *blockers,
+                       uint64_t deadline_ns, struct ibx_error *err)
+{
+    int rc = ibx_preflight_qemu(qmp, ram, role, blockers, deadline_ns, err);
+    if (!rc)
+        ibx_preflight_host(ram, role, blockers);
+    return rc;
 }
 
 void ibx_preflight_ask(struct ibx_qmp *qmp, uint64_t deadline_ns)

@@ -10,7 +10,7 @@
 #define LIST_MAX 8192u /* vCPUs, devices, disks: more than a VM can have */
 
 /* All that is asked anyway, so that QEMU answers at once; in the order in which it is needed. */
-static void ask_ahead(struct ibx_qmp *qmp, uint64_t deadline_ns)
+void ibx_describe_ask(struct ibx_qmp *qmp, uint64_t deadline_ns)
 {
     static const struct {
         const char *command, *name, *value;
@@ -49,7 +49,7 @@ int ibx_describe(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, json_t **
                            .err = err};
     ibx_disk_host(host, sizeof(host));
     json_object_set_new(d.description, "host", ibx_json_text(host));
-    ask_ahead(qmp, deadline_ns);
+    ibx_describe_ask(qmp, deadline_ns);
     int rc = ibx_describe_machine(&d);
     if (!rc)
         rc = ibx_describe_devices(&d);

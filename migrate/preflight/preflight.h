@@ -44,6 +44,12 @@ enum ibx_migrate_role { IBX_MIGRATE_SOURCE, IBX_MIGRATE_DESTINATION };
 int ibx_preflight_side(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
                        enum ibx_migrate_role role, struct ibx_blockers *blockers,
                        uint64_t deadline_ns, struct ibx_error *err);
+/* The two parts of that: what QEMU is asked, and what is seen without asking it. */
+int ibx_preflight_qemu(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
+                       enum ibx_migrate_role role, struct ibx_blockers *blockers,
+                       uint64_t deadline_ns, struct ibx_error *err);
+void ibx_preflight_host(const struct ibx_guest_ram *ram, enum ibx_migrate_role role,
+                        struct ibx_blockers *blockers);
 /* listening.c: what a QEMU that waits for a VM takes instead of ours. `migration` is what it
  * answers to query-migrate. */
 void ibx_preflight_listening(const struct ibx_guest_ram *ram, const json_t *migration,
@@ -143,6 +149,8 @@ void ibx_settings_fini(struct ibx_settings *settings);
  * VM runs meanwhile. */
 int ibx_describe(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, json_t **description,
                  uint64_t deadline_ns, struct ibx_error *err);
+/* Sends the questions of ibx_describe(), which is called soon, by ibx_qmp_ahead(). */
+void ibx_describe_ask(struct ibx_qmp *qmp, uint64_t deadline_ns);
 /* Asks for what of it stays as it is, before anybody waits for it. */
 void ibx_describe_ahead(struct ibx_qmp *qmp, uint64_t deadline_ns);
 /* As a text, for free(). -EMSGSIZE: longer than IBX_MIGRATE_DESCRIPTION_MAX. */

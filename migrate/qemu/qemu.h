@@ -71,7 +71,7 @@ int ibx_qmp_execute(struct ibx_qmp *qmp, const char *command, json_t *arguments,
 /* Sends a question that ibx_qmp_execute() is to ask soon with the same arguments, and takes its
  * answer then: QEMU answers several in the time of one. Of what changes nothing, and of what may
  * be answered a moment early. Consumes `arguments`. What cannot be sent now is sent when it is
- * asked. */
+ * asked, and what has been sent ahead already is not sent again. */
 void ibx_qmp_ahead(struct ibx_qmp *qmp, const char *command, json_t *arguments,
                    uint64_t deadline_ns);
 /* Forgets the questions that nobody has asked, so that no later one gets an old answer, also those

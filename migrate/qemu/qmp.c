@@ -379,12 +379,21 @@ static void forget(struct ibx_qmp *qmp, unsigned i)
     memmove(&qmp->ahead[i], &qmp->ahead[i + 1], (qmp->aheads - i) * sizeof(qmp->ahead[0]));
 }
 
+/* The one of that text (or NULL): its number, or how many there are. */
+static unsigned find_ahead(const struct ibx_qmp *qmp, const char *text)
+{
+    unsigned i = 0;
+    while (text && i < qmp->aheads && strcmp(qmp->ahead[i].text, text) != 0)
+        i++;
+    return text ? i : qmp->aheads;
+}
+
 void ibx_qmp_ahead(struct ibx_qmp *qmp, const char *command, json_t *arguments,
                    uint64_t deadline_ns)
 {
     char *text = qmp->aheads < IBX_QMP_AHEAD_MAX ? text_of(command, arguments) : NULL;
     json_t **kept = text ? kept_in(qmp, command, arguments) : NULL;
-    if (!text || (kept && json_object_get(*kept, text))) {
+    if (!text || (kept && json_object_get(*kept, text)) || find_ahead(qmp, text) < qmp->aheads) {
         free(text);
         json_decref(arguments);
         return;
@@ -400,15 +409,6 @@ unsigned ibx_qmp_ahead_end(struct ibx_qmp *qmp)
     while (qmp->aheads)
         forget(qmp, qmp->aheads - 1);
     return left;
-}
-
-/* The oldest one of that text (or NULL); its number, or how many there are. */
-static unsigned find_ahead(const struct ibx_qmp *qmp, const char *text)
-{
-    unsigned i = 0;
-    while (text && i < qmp->aheads && strcmp(qmp->ahead[i].text, text) != 0)
-        i++;
-    return text ? i : qmp->aheads;
 }
 
 int ibx_qmp_execute(struct ibx_qmp *qmp, const char *command, json_t *arguments, json_t **result,

@@ -93,8 +93,12 @@ static int check(struct source *s, struct ibx_error *err)
         rc = ibx_migration_check_unfinished(s->options->folder, ram, true,
                                             s->options->returns != NULL, err);
     if (!rc)
-        rc = ibx_preflight_side(s->vm.qmp, ram, IBX_MIGRATE_SOURCE, &blockers,
+        rc = ibx_preflight_qemu(s->vm.qmp, ram, IBX_MIGRATE_SOURCE, &blockers,
                                 ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    if (!rc && !blockers.count && !source_managed(&s->vm))
+        ibx_source_vm_ask_ahead(&s->vm);
+    if (!rc)
+        ibx_preflight_host(ram, IBX_MIGRATE_SOURCE, &blockers);
     if (!rc && blockers.count)
         rc = ibx_migration_refused("this VM cannot be migrated", &blockers, err);
     if (!rc)

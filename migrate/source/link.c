@@ -64,6 +64,7 @@ static int describe_and_connect(struct source_link *link, const struct ibx_optio
     const uint64_t patience_ns = ibx_migrate_first_ms(options) * IBX_NS_PER_MS / 2;
     const uint64_t from_ns = ibx_now_ns();
     bool fresh = !pthread_create(&thread, NULL, connect_main, &c);
+    ibx_source_vm_check_ahead(link->vm);
     int rc = ibx_migration_describe_vm(link->vm->qmp, &link->vm->ram, &link->hello, err);
     ibx_qmp_remember(link->vm->qmp, false);
     if (fresh)

@@ -64,11 +64,12 @@ struct source_vm {
     struct ibx_vm_undo undo;
     struct ibx_watchdog watchdog;
     struct ibx_state_machine libvirt;
-    uint64_t stop_ns; /* of QEMU's STOP; 0: the VM was paused before */
-    bool paused;      /* before QEMU's migration was started */
-    bool asks;        /* QEMU is to be asked whether it has written its state */
-    bool ran_there;   /* the destination has said so, or this tool cannot know */
-    bool ran;         /* until QEMU's migration stopped it */
+    uint64_t ahead_until_ns; /* then what QEMU was asked ahead is out of date */
+    uint64_t stop_ns;        /* of QEMU's STOP; 0: the VM was paused before */
+    bool paused;             /* before QEMU's migration was started */
+    bool asks;               /* QEMU is to be asked whether it has written its state */
+    bool ran_there;          /* the destination has said so, or this tool cannot know */
+    bool ran;                /* until QEMU's migration stopped it */
 };
 
 static inline bool source_managed(const struct source_vm *vm)
@@ -90,6 +91,10 @@ void ibx_source_vm_init(struct source_vm *vm);
 void ibx_source_vm_drive(struct source_vm *vm, bool libvirt);
 /* Connects to QEMU, unless that is done, and finds its RAM. */
 int ibx_source_vm_find(struct source_vm *vm, const char *qmp, struct ibx_error *err);
+/* Has QEMU tell what the VM is made of while this tool does other things. */
+void ibx_source_vm_ask_ahead(struct source_vm *vm);
+/* Before the description: drops what has been told too long ago. */
+void ibx_source_vm_check_ahead(const struct source_vm *vm);
 /* The same of a QEMU whose memory is where this record says, though its file has another name. */
 int ibx_source_vm_of_record(struct source_vm *vm, const char *qmp, const struct ibx_record *record,
                             struct ibx_error *err);

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/preflight/preflight.h"
 #include "migrate/source/source.h"
 
 #include "common/clock.h"
@@ -6,6 +7,8 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define AHEAD_MS 1000 /* for so long a VM is made of what it was */
 
 static const struct ibx_state vm_states[] = {
     [VM_GOING] = {"going", IBX_TO(VM_STOPPED) | IBX_TO(VM_FINISHING), IBX_STATE_INITIAL},
@@ -48,6 +51,18 @@ int ibx_source_vm_find(struct source_vm *vm, const char *qmp, struct ibx_error *
     if (rc == -EACCES || rc == -EROFS)
         rc = ibx_guest_ram_find(vm->qmp, false, &vm->ram, deadline, err);
     return rc;
+}
+
+void ibx_source_vm_ask_ahead(struct source_vm *vm)
+{
+    vm->ahead_until_ns = ibx_deadline_in_ms(AHEAD_MS);
+    ibx_describe_ask(vm->qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS));
+}
+
+void ibx_source_vm_check_ahead(const struct source_vm *vm)
+{
+    if (ibx_now_ns() > vm->ahead_until_ns)
+        ibx_qmp_ahead_end(vm->qmp);
 }
 
 int ibx_source_vm_of_record(struct source_vm *vm, const char *qmp, const struct ibx_record *record,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The QMP client against a scripted peer: a thread at the other end of a socketpair. */
-#include "migrate/qemu/qemu.h"
+#include "migrate/source/source.h"
 #include "tests/scenes/unit.h"
 
 #include "common/clock.h"
@@ -232,6 +232,37 @@ static void test_questions_are_sent_ahead(NO_STATE)
     says(run("fly", NULL, GENEROUS), -EOPNOTSUPP, "does not know fly");
     listed("/a", 11);
     assert_int_equal(ibx_qmp_ahead_end(qmp), 1);
+    assert_int_equal(ibx_qmp_ahead_end(qmp), 0);
+    done();
+}
+
+/* By two callers of which neither knows of the other. */
+static void test_nothing_is_sent_ahead_twice(NO_STATE)
+{
+    attached(
+        SCRIPT({"\"path\":\"/a\"", NULL, 0},
+               {"\"path\":\"/b\"", "{\"return\": 1, \"id\": 2}\n{\"return\": 2, \"id\": 3}\n", 0}));
+    ahead("qom-list", "/a");
+    ahead("qom-list", "/a");
+    ahead("qom-list", "/b");
+    listed("/a", 1);
+    listed("/b", 2);
+    assert_int_equal(ibx_qmp_ahead_end(qmp), 0);
+    done();
+}
+
+/* The description of a VM is not made of what it was long ago. */
+static void test_told_too_long_ago(NO_STATE)
+{
+    attached(SCRIPT({"query-cpus-fast", NULL, 0}));
+    struct source_vm vm = {.qmp = qmp};
+    ibx_source_vm_ask_ahead(&vm);
+    vm.ahead_until_ns = UINT64_MAX;
+    ibx_source_vm_check_ahead(&vm);
+    assert_int_not_equal(ibx_qmp_ahead_end(qmp), 0);
+    ibx_source_vm_ask_ahead(&vm);
+    vm.ahead_until_ns = ibx_now_ns() - 1;
+    ibx_source_vm_check_ahead(&vm);
     assert_int_equal(ibx_qmp_ahead_end(qmp), 0);
     done();
 }
@@ -575,6 +606,8 @@ int main(void)
         cmocka_unit_test(test_answer_between_two_commands),
         cmocka_unit_test(test_posted),
         cmocka_unit_test(test_remembers),
+        cmocka_unit_test(test_nothing_is_sent_ahead_twice),
+        cmocka_unit_test(test_told_too_long_ago),
         cmocka_unit_test(test_passes_a_descriptor),
         cmocka_unit_test(test_queues_events),
         cmocka_unit_test(test_keeps_the_newest_events),
