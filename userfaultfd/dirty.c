@@ -13,6 +13,7 @@
 #define WP_ASYNC   (1ull << 15)  /* UFFD_FEATURE_WP_ASYNC, with which holes are noted, too */
 #define REGIONS    1024u         /* of one ioctl */
 #define PART_BYTES (64ull << 20) /* unregistered at a time */
+#define HUGE_BYTES (2ull << 20)  /* that one entry of a page table may map */
 
 /* PAGEMAP_SCAN of <linux/fs.h>, from Linux 6.7 on. */
 struct scan {
@@ -72,8 +73,9 @@ static void note(const struct region *region, uint64_t start, uint64_t page_size
     }
 }
 
-static int search(int pagemap, struct scan *scan, uint64_t page_size, uint64_t *bits,
-                  uint64_t *count, struct ibx_error *err)
+/* Bits count from `origin`. */
+static int search(int pagemap, struct scan *scan, uint64_t origin, uint64_t page_size,
+                  uint64_t *bits, uint64_t *count, struct ibx_error *err)
 {
     struct region regions[REGIONS];
     const uint64_t start = scan->start;
@@ -91,7 +93,7 @@ static int search(int pagemap, struct scan *scan, uint64_t page_size, uint64_t *
                                  " of QEMU cannot be searched for pages: %s",
                                  scan->end - start, start, strerror(errno));
         for (int i = 0; bits && i < n; i++)
-            note(&regions[i], start, page_size, bits, count);
+            note(&regions[i], origin, page_size, bits, count);
         for (int i = 0; !bits && i < n; i++)
             *count += (regions[i].end - regions[i].start) / page_size;
         scan->start = scan->walk_end;
@@ -101,19 +103,54 @@ static int search(int pagemap, struct scan *scan, uint64_t page_size, uint64_t *
 
 /* With nothing but WRITTEN in the masks the kernel takes 0.4 ms for a GiB of small pages, else 8.
  */
-int ibx_dirty_scan(int pagemap, uint64_t start, uint64_t length, uint64_t page_size, bool last,
+static struct scan of_written(uint64_t start, uint64_t end, bool protect)
+{
+    return (struct scan){.size = sizeof(struct scan),
+                         .flags = protect ? SCAN_PROTECT | SCAN_ASYNC : SCAN_ASYNC,
+                         .start = start,
+                         .end = end,
+                         .all_of = WRITTEN,
+                         .reported = WRITTEN};
+}
+
+int ibx_dirty_scan(int pagemap, uint64_t start, uint64_t length, uint64_t page_size, bool protect,
                    uint64_t *bits, uint64_t *count, struct ibx_error *err)
 {
     uint64_t written = 0;
-    struct scan scan = {.size = sizeof(scan),
-                        .flags = last ? SCAN_ASYNC : SCAN_PROTECT | SCAN_ASYNC,
-                        .start = start,
-                        .end = start + length,
-                        .all_of = WRITTEN,
-                        .reported = WRITTEN};
-    int rc = search(pagemap, &scan, page_size, bits, &written, err);
+    struct scan scan = of_written(start, start + length, protect);
+    int rc = search(pagemap, &scan, start, page_size, bits, &written, err);
     if (!rc && count)
         *count = written;
+    return rc;
+}
+
+static bool any(const uint64_t *bits, uint64_t page, uint64_t end)
+{
+    bool found = false;
+    for (; !found && page < end; page = (page / 64 + 1) * 64) {
+        const uint64_t last = page / 64 == end / 64 ? ~(~0ull << end % 64) : ~0ull;
+        found = (bits[page / 64] & ~0ull << page % 64 & last) != 0;
+    }
+    return found;
+}
+
+/* One scan for every run of neighbours that are to be protected. */
+int ibx_dirty_protect(int pagemap, uint64_t start, uint64_t length, uint64_t page_size,
+                      const uint64_t *which, uint64_t *bits, struct ibx_error *err)
+{
+    const uint64_t end = start + length, step = page_size > HUGE_BYTES ? page_size : HUGE_BYTES;
+    uint64_t count = 0, from = start;
+    int rc = 0;
+    for (uint64_t at = start, next; !rc && at < end; at = next) {
+        next = at - at % step + step < end ? at - at % step + step : end;
+        const bool wanted = any(which, (at - start) / page_size, (next - start) / page_size);
+        const uint64_t to = wanted ? next : at;
+        if (to > from && (!wanted || next == end)) {
+            struct scan scan = of_written(from, to, true);
+            rc = search(pagemap, &scan, start, page_size, bits, &count, err);
+        }
+        from = wanted ? from : next;
+    }
     return rc;
 }
 
@@ -127,7 +164,7 @@ int ibx_dirty_mapped(int pagemap, uint64_t start, uint64_t length, uint64_t page
                         .end = start + length,
                         .any_of = which,
                         .reported = which};
-    int rc = search(pagemap, &scan, page_size, bits, &mapped, err);
+    int rc = search(pagemap, &scan, start, page_size, bits, &mapped, err);
     if (!rc && count)
         *count = mapped;
     return rc;

@@ -280,8 +280,8 @@ struct ibx_tracker {
     int uffd, pagemap; /* -1: it is not open */
 };
 void ibx_tracker_init(struct ibx_tracker *tracker);
-/* `ram` is the caller's until close. From the return on, writes are noted. -EOPNOTSUPP: the kernel
- * is too old; others as ibx_uffd_make(). */
+/* `ram` is the caller's until close. No page is protected yet. -EOPNOTSUPP: the kernel is too old;
+ * others as ibx_uffd_make(). */
 int ibx_tracker_open(struct ibx_tracker *tracker, const struct ibx_guest_ram *ram,
                      struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err);
 /* For guest RAM whose pages were placed write-protected (userfaultfd/fault.h) by another tool,
@@ -294,13 +294,19 @@ int ibx_guest_ram_protect(const struct ibx_guest_ram *ram, struct ibx_error *err
 /* Whether QEMU has mapped any page of guest RAM. -EOPNOTSUPP: the kernel (6.6 or older) does not
  * tell. */
 int ibx_guest_ram_any_mapped(const struct ibx_guest_ram *ram, bool *any, struct ibx_error *err);
-/* Sets the bits of the pages of a block that were written since the last call, or since open.
- * `last`: it is not called again. */
+/* Writes to these pages of a block are noted from here on; the first one to each costs a vCPU a
+ * page fault (1.5 us). Others in the same 2 MiB are protected with them. Sets the bits of those
+ * that were written before, or were never protected: no later scan tells. */
+int ibx_tracker_protect(const struct ibx_tracker *tracker, size_t block, const uint64_t *which,
+                        uint64_t *bits, struct ibx_error *err);
+/* Sets the bits of the pages of a block that were written since they were protected, or never were;
+ * of small pages those that QEMU has not mapped, too. Protects none, and so costs the VM nothing.
+ * `last`: the VM stands still. */
 int ibx_tracker_scan(const struct ibx_tracker *tracker, size_t block, bool last, uint64_t *bits,
                      uint64_t *count, struct ibx_error *err);
-/* The same for the last time, or of a tracker that was attached: scans change nothing then. Of
- * `among` (NULL: all pages) those are sure to be looked at that have their bits set. By several
- * threads where there are processors. */
+/* The same for the last time, or of a tracker that was attached. Of `among` (NULL: all pages) those
+ * are sure to be looked at that have their bits set. By several threads where there are
+ * processors. */
 int ibx_tracker_scan_last(const struct ibx_tracker *tracker, size_t block, const uint64_t *among,
                           uint64_t *bits, uint64_t *count, struct ibx_error *err);
 /* Sets the bits of the pages of a block that QEMU has mapped, so that they are in its file. */

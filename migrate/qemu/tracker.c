@@ -60,9 +60,9 @@ int ibx_tracker_open(struct ibx_tracker *tracker, const struct ibx_guest_ram *ra
     for (size_t i = 0; !rc && i < ram->count; i++) {
         const struct ibx_guest_block *block = &ram->blocks[i];
         rc = ibx_dirty_register(tracker->uffd, block->address, block->size, err);
-        if (!rc)
-            rc = ibx_dirty_scan(tracker->pagemap, block->address, block->size, block->page_size,
-                                false, NULL, NULL, err);
+        if (!rc) /* whether it is possible at all */
+            rc = ibx_dirty_scan(tracker->pagemap, block->address, block->page_size,
+                                block->page_size, false, NULL, NULL, err);
     }
     if (rc)
         ibx_tracker_close(tracker);
@@ -82,7 +82,7 @@ int ibx_guest_ram_protect(const struct ibx_guest_ram *ram, struct ibx_error *err
     int rc = open_pagemap(&tracker, err);
     for (size_t i = 0; !rc && i < ram->count; i++)
         rc = ibx_dirty_scan(tracker.pagemap, ram->blocks[i].address, ram->blocks[i].size,
-                            ram->blocks[i].page_size, false, NULL, NULL, err);
+                            ram->blocks[i].page_size, true, NULL, NULL, err);
     ibx_tracker_close(&tracker);
     return rc;
 }
@@ -159,7 +159,7 @@ static void *scan_parts(void *argument)
     while (!scanner->rc && (n = take_part(scan, &first)) > 0) {
         scanner->rc =
             ibx_dirty_scan(scan->tracker->pagemap, scan->of->address + first * size, n * size, size,
-                           true, scan->bits + first / 64, &count, &scanner->err);
+                           false, scan->bits + first / 64, &count, &scanner->err);
         scanner->count += count;
     }
     return NULL;
@@ -206,6 +206,14 @@ int ibx_tracker_scan(const struct ibx_tracker *tracker, size_t block, bool last,
     return last || tracker->uffd < 0 ? ibx_tracker_scan_last(tracker, block, NULL, bits, count, err)
                                      : ibx_dirty_scan(tracker->pagemap, of->address, of->size,
                                                       of->page_size, false, bits, count, err);
+}
+
+int ibx_tracker_protect(const struct ibx_tracker *tracker, size_t block, const uint64_t *which,
+                        uint64_t *bits, struct ibx_error *err)
+{
+    const struct ibx_guest_block *of = &tracker->ram->blocks[block];
+    return ibx_dirty_protect(tracker->pagemap, of->address, of->size, of->page_size, which, bits,
+                             err);
 }
 
 int ibx_tracker_mapped(const struct ibx_tracker *tracker, size_t block, uint64_t *bits,

@@ -104,6 +104,11 @@ int ibx_source_vm_of_files(struct source_vm *vm, const struct ibx_record *record
                            const struct ibx_migrate_observer *observer, struct ibx_error *err);
 /* Finds which pages hold data at this moment. */
 int ibx_source_vm_find_map(struct source_vm *vm, struct ibx_error *err);
+/* Leaves those pages in `bits` (of the scan of a block for written ones) that hold data, and adds
+ * to the map which are new; with `look`, by looking into the holes of the file. Huge pages that are
+ * not there do not count as written. */
+int ibx_source_vm_keep_data(struct source_vm *vm, unsigned block, bool look, uint64_t *bits,
+                            struct ibx_error *err);
 /* `starting`: QEMU's migration has been started, and the VM is expected to stop. */
 enum source_vm_event ibx_source_vm_on_event(struct source_vm *vm, bool starting, json_t *event);
 /* After each event: asks QEMU, if it may have been the last one before its state. */
@@ -316,6 +321,8 @@ struct source_warm {
     uint64_t pass_pages;         /* wanted when this pass through guest RAM began */
     uint64_t rate;               /* bytes per second, of the last part; 0: not known */
     uint64_t began_ns;
+    uint64_t part_ns;                     /* when the last part began */
+    uint64_t overhead_ns;                 /* what it took besides fetching its pages */
     unsigned drops;                       /* rounds of that kind */
     uint32_t number;                      /* of the last round that was sent */
     int64_t others[IBX_GUEST_BLOCKS_MAX]; /* pages of a block's file beside those with data */

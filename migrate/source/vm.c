@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define AHEAD_MS 1000 /* for so long a VM is made of what it was */
 
@@ -94,6 +95,27 @@ int ibx_source_vm_find_map(struct source_vm *vm, struct ibx_error *err)
             ibx_page_map_put_block(&vm->map, i, bits);
         free(bits);
     }
+    return rc;
+}
+
+int ibx_source_vm_keep_data(struct source_vm *vm, unsigned i, bool look, uint64_t *bits,
+                            struct ibx_error *err)
+{
+    const struct ibx_guest_block *block = &vm->ram.blocks[i];
+    const bool huge = block->page_size > (uint64_t)sysconf(_SC_PAGESIZE);
+    const size_t words = (block->size / block->page_size + 63) / 64;
+    uint64_t *data = malloc(words * 8), count;
+    if (!data)
+        return ibx_error_set(err, -ENOMEM, "no memory for a page map");
+    count = ibx_page_map_get_block(&vm->map, i, data);
+    int rc = look && !huge ? ibx_guest_block_written_since(&vm->ram, block, data, &count, err) : 0;
+    for (size_t w = 0; !rc && w < words; w++) {
+        data[w] |= huge ? bits[w] : 0;
+        bits[w] &= data[w];
+    }
+    if (!rc)
+        ibx_page_map_put_block(&vm->map, i, data);
+    free(data);
     return rc;
 }
 

@@ -6,10 +6,24 @@
  * stop the destination drops what it has and what was written since; after the stop it drops the
  * rest of that. All others are fetched by post-copy.
  *
- * `wanted` has every page that was written after the destination had it, if only by the order of
- * these steps: scan, wait for devices, send. A write is seen by the next scan, or it was there
- * before the pages are fetched; one of a device, into pages that the kernel has pinned for it
- * before the scan, is waited for.
+ * A page costs the VM a page fault only where it is written after it was sent: the pages of a part
+ * are protected right before it, and none is protected again that is not sent again. Each page that
+ * holds data is at any time
+ * - `wanted`: it goes again, or after the stop, whatever is written to it; or
+ * - protected, and `held` or in the part that is fetched now; or
+ * - held and written since, of which the page table has a mark until the page is `wanted`.
+ * That is so by the order of these steps, for each part: scan, choose, protect, wait for devices,
+ * send.
+ * - A write before its page is protected is there before the READ, which comes after that.
+ * - A write after that first takes the protection away. The READ may bring it, or half of it: the
+ *   next scan, or the one after the stop, finds the page without protection.
+ * - Protecting removes marks, also of some pages besides the part. Those that have been written
+ *   since the scan become `wanted` in the same step.
+ * - A device writes to pages that the kernel pins for it, which counts as a write when it begins.
+ *   What was pinned before the page was protected is waited for; what is pinned later has a mark.
+ * - A scan by itself changes nothing and may come at any time.
+ * A page that was never protected counts as written. It is `wanted` from the beginning, or was a
+ * hole then; the file tells which holes are none any more.
  */
 #include "migrate/preflight/preflight.h"
 #include "migrate/source/source.h"
@@ -23,7 +37,9 @@
 
 #define ROUNDS_DEFAULT  8u
 #define SECONDS_DEFAULT 60u
-#define PART_MS         250 /* that a part should take: what was written is looked for in between */
+#define PART_LEAST_MS   50u /* that a part should take, */
+#define PART_MOST_MS    250u
+#define PART_OVERHEAD   16u /* and in which the steps around its pages are one of so many */
 #define PART_LEAST      (1ull << 20) /* bytes */
 #define PART_FIRST      (8ull << 20) /* of the first one: how long it takes is not known */
 #define ENOUGH_MS       10           /* what is fetched within this is as well left to post-copy */
@@ -76,29 +92,38 @@ static void add(struct source *s)
     ibx_page_map_add(&s->vm.map, &s->warm.written); /* holes that are none any more */
 }
 
-static int scan(struct source *s, bool last, struct ibx_error *err)
+/* Finds what was written of a block, and protects `which` of its pages, if any. */
+static int scan_block(struct source *s, unsigned i, const struct ibx_page_map *which, bool last,
+                      struct ibx_error *err)
 {
     struct source_warm *warm = &s->warm;
+    const size_t words = (warm->written.blocks[i].pages + 63) / 64;
+    uint64_t *bits = calloc(words, 8), *these = calloc(words, 8);
+    int rc = bits && these ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a page map");
+    if (!rc && which && ibx_page_map_get_block(which, i, these))
+        rc = ibx_tracker_protect(&warm->tracker, i, these, bits, err);
+    if (!rc && !which)
+        rc = ibx_tracker_scan(&warm->tracker, i, last, bits, NULL, err);
+    if (!rc)
+        rc = ibx_source_vm_keep_data(&s->vm, i, !which && !last, bits, err);
+    if (!rc)
+        ibx_page_map_put_block(&warm->written, i, bits);
+    free(bits);
+    free(these);
+    return rc;
+}
+
+static int scan(struct source *s, const struct ibx_page_map *which, bool last,
+                struct ibx_error *err)
+{
     int rc = 0;
-    if (source_returns(s)) {
-        rc = ibx_source_return_find_written(s, last, &warm->written, err);
-        if (!rc)
-            add(s);
-        return rc;
-    }
-    for (unsigned i = 0; !rc && i < s->vm.ram.count; i++) {
-        uint64_t written = 0, *bits = calloc((warm->written.blocks[i].pages + 63) / 64, 8);
-        if (!bits)
-            return ibx_error_set(err, -ENOMEM, "no memory for a page map");
-        rc = ibx_tracker_scan(&warm->tracker, i, last, bits, &written, err);
-        if (!rc)
-            ibx_page_map_put_block(&warm->written, i, bits);
-        free(bits);
-    }
-    if (rc)
-        return rc;
-    add(s);
-    return 0;
+    if (source_returns(s))
+        rc = ibx_source_return_find_written(s, last, &s->warm.written, err);
+    for (unsigned i = 0; !rc && !source_returns(s) && i < s->vm.ram.count; i++)
+        rc = scan_block(s, i, which, last, err);
+    if (!rc)
+        add(s);
+    return rc;
 }
 
 /* What the destination has is not known to be right any more: all of it goes again. */
@@ -125,7 +150,7 @@ static int check_nested(const struct source *s, struct ibx_error *err)
 static void look(struct source *s, bool last)
 {
     struct ibx_error why = {0};
-    if (!lost(&s->warm) && (scan(s, last, &why) || (!last && check_nested(s, &why))))
+    if (!lost(&s->warm) && (scan(s, NULL, last, &why) || (!last && check_nested(s, &why))))
         lose(s, &why);
 }
 
@@ -259,12 +284,20 @@ static uint64_t ends_ns(const struct source *s)
     return s->warm.began_ns + seconds * 1000 * IBX_NS_PER_MS;
 }
 
+/* All pages of a part are protected before the first of them is fetched, so that short parts cost
+ * the VM fewer page faults. A round trip and the VM's disks may make each of them take longer. */
+static uint64_t part_ms(const struct source *s)
+{
+    const uint64_t ms = s->warm.overhead_ns * PART_OVERHEAD / IBX_NS_PER_MS;
+    return ms < PART_LEAST_MS ? PART_LEAST_MS : ms > PART_MOST_MS ? PART_MOST_MS : ms;
+}
+
 /* A part that was begun is fetched as a whole: none should take longer than there is time. */
 static uint64_t part_bytes(const struct source *s)
 {
-    const uint64_t now = ibx_now_ns(), end = ends_ns(s);
+    const uint64_t now = ibx_now_ns(), end = ends_ns(s), wished_ms = part_ms(s);
     const uint64_t left_ms = end > now ? (end - now) / IBX_NS_PER_MS : 0;
-    const uint64_t bytes = s->warm.rate / 1000 * (left_ms < PART_MS ? left_ms : PART_MS);
+    const uint64_t bytes = s->warm.rate / 1000 * (left_ms < wished_ms ? left_ms : wished_ms);
     if (!s->warm.rate)
         return PART_FIRST;
     return bytes > PART_LEAST ? bytes : PART_LEAST;
@@ -291,7 +324,6 @@ static uint64_t choose(struct source *s)
         warm->cursor = till;
         room -= (till - page) * size < room ? (till - page) * size : room;
     }
-    ibx_page_map_remove(&warm->wanted, part);
     return part->data_pages;
 }
 
@@ -401,15 +433,18 @@ static int next_part(struct source *s, struct ibx_error *err)
 {
     struct source_warm *warm = &s->warm;
     struct ibx_error why = {0};
+    warm->part_ns = ibx_now_ns();
     look(s, false);
     int rc = 0;
     if (is_enough(s))
         return begin_dropping(s, err);
-    if (ibx_tracker_settle(s->vm.qmp, ibx_deadline_in_ms(SETTLE_MS), &why)) {
+    choose(s);
+    if (scan(s, &warm->part, false, &why) ||
+        ibx_tracker_settle(s->vm.qmp, ibx_deadline_in_ms(SETTLE_MS), &why)) {
         lose(s, &why); /* what devices write now may come after the pages were fetched */
         return 0;
     }
-    choose(s);
+    ibx_page_map_remove(&warm->wanted, &warm->part);
     rc = ibx_state_move(&warm->state, WARM_EXPOSING);
     return rc ? rc : ibx_source_link_expose(&s->link, err);
 }
@@ -449,6 +484,9 @@ int ibx_source_warm_on_done(struct source *s, const struct ibx_migrate_round_don
     const double rate = done->ns ? (double)done->bytes * 1e9 / (double)done->ns : 0;
     if (rate >= 1)
         warm->rate = rate < RATE_MOST ? (uint64_t)rate : (uint64_t)RATE_MOST;
+    const uint64_t took_ns = ibx_now_ns() - warm->part_ns,
+                   overhead_ns = took_ns > done->ns ? took_ns - done->ns : 0;
+    warm->overhead_ns = warm->overhead_ns ? (warm->overhead_ns * 3 + overhead_ns) / 4 : overhead_ns;
     s->status.warm_bytes += done->bytes;
     ibx_page_map_add(&warm->held, &warm->part);
     return ibx_state_move(&warm->state, WARM_BETWEEN);

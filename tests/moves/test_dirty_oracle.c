@@ -29,9 +29,10 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define PAGE      4096u
-#define PAGES     ((size_t)(VM_RAM_MIB << 20) / PAGE)
-#define BANDWIDTH (48 << 20) /* bytes a second: QEMU looks for dirty pages about once a second */
+#define PAGE  4096u
+#define PAGES ((size_t)(VM_RAM_MIB << 20) / PAGE)
+/* Bytes a second. QEMU ends by itself once less is dirty than goes in 1 ms: two pages. */
+#define BANDWIDTH (8 << 20)
 #define LOOKS     5
 #define BEATS     60 /* of the guest, 32 pages each, while QEMU looks */
 #define SCAN_MS   40
@@ -221,9 +222,22 @@ static json_int_t looks(char status[32])
     return count;
 }
 
+static void protect_all(const struct ibx_tracker *tracker)
+{
+    static uint64_t all[PAGES / 64], before[PAGES / 64];
+    memset(all, 0xff, sizeof(all));
+    vm_ok(ibx_tracker_protect(tracker, 0, all, before, &vm_error));
+}
+
+/* As `send --warm` does: protecting may find some more. */
 static void scan(const struct ibx_tracker *tracker, bool last)
 {
-    vm_ok(ibx_tracker_scan(tracker, 0, last, seen, NULL, &vm_error));
+    uint64_t found[PAGES / 64] = {0};
+    vm_ok(ibx_tracker_scan(tracker, 0, last, found, NULL, &vm_error));
+    if (!last)
+        vm_ok(ibx_tracker_protect(tracker, 0, found, seen, &vm_error));
+    for (size_t i = 0; last && i < PAGES / 64; i++)
+        seen[i] |= found[i];
 }
 
 /* Until QEMU's migration is over: scans as `send --warm` does. */
@@ -285,6 +299,7 @@ static void with_guest(const struct vm_options *options)
     if (rc == -EOPNOTSUPP)
         skip();
     vm_ok(rc);
+    protect_all(&tracker);
     sink_open(uri);
     migrate(&tracker, uri);
     pthread_join(sink.thread, NULL);

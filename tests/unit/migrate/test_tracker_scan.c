@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The last scan for written pages, of memory of this process, with few and with many processors:
- * the same pages are found by one thread and by several, and none is missed where one was looked
- * for. */
+/* Scans for written pages, of memory of this process. The last one, with few and with many
+ * processors: the same pages are found by one thread and by several, and none is missed where one
+ * was looked for. And what is protected with some pages, and found then. */
 #include "migrate/qemu/qemu.h"
 #include "tests/scenes/unit.h"
 #include "userfaultfd/dirty.h"
@@ -11,6 +11,7 @@
 #include <linux/userfaultfd.h>
 #include <sched.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -34,8 +35,10 @@ int __wrap_sched_getaffinity(pid_t pid, size_t size, cpu_set_t *set)
     return 0;
 }
 
+#define HUGE 512u /* pages that one entry of a page table may map */
+
 struct memory {
-    uint8_t *bytes;
+    uint8_t *whole, *bytes;
     int uffd;
     struct ibx_guest_block block;
     struct ibx_guest_ram ram;
@@ -48,8 +51,9 @@ static bool is_written(uint64_t page)
     return page % PART == 0 || page % PART == PART - 1 || page % 97 == 5 || page == PAGES - 1;
 }
 
-/* All of it is there and protected; then some pages are written. */
-static void begin(struct memory *m)
+/* All of it is there and protected; then some pages are written. It begins `shift` pages after a
+ * multiple of 2 MiB. */
+static void begin_at(struct memory *m, unsigned shift)
 {
     memset(m, 0, sizeof(*m));
     m->uffd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
@@ -58,9 +62,11 @@ static void begin(struct memory *m)
         close(m->uffd);
         skip(); /* before Linux 6.7 */
     }
-    m->bytes = mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE,
-                    MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-    assert_true(m->bytes != MAP_FAILED);
+    m->whole = mmap(NULL, (PAGES + 2 * HUGE) * PAGE, PROT_READ | PROT_WRITE,
+                    MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(m->whole != MAP_FAILED);
+    m->bytes = m->whole + HUGE * PAGE - (uintptr_t)m->whole % (HUGE * PAGE) + shift * PAGE;
+    memset(m->bytes, 0, PAGES * PAGE);
     m->block = (struct ibx_guest_block){
         .size = PAGES * PAGE, .page_size = PAGE, .address = (uintptr_t)m->bytes};
     m->ram = (struct ibx_guest_ram){.pid = getpid(), .blocks = &m->block, .count = 1};
@@ -73,10 +79,15 @@ static void begin(struct memory *m)
     assert_int_equal(ibx_tracker_attach(&m->tracker, &m->ram, &error), 0);
 }
 
+static void begin(struct memory *m)
+{
+    begin_at(m, 0);
+}
+
 static void end(struct memory *m)
 {
     ibx_tracker_close(&m->tracker);
-    munmap(m->bytes, PAGES * PAGE);
+    munmap(m->whole, (PAGES + 2 * HUGE) * PAGE);
     close(m->uffd);
 }
 
@@ -122,6 +133,82 @@ static void test_by_one_and_by_several(NO_STATE)
     end(&memory);
 }
 
+/* ---------------------------------------------------------------- protecting some pages */
+
+static bool has(const uint64_t *bits, uint64_t page)
+{
+    return bits[page / 64] >> page % 64 & 1;
+}
+
+/* Whether the kernel could map both by one entry. */
+static bool together(const struct memory *m, uint64_t a, uint64_t b)
+{
+    const uint64_t first = m->block.address / PAGE;
+    return (first + a) / HUGE == (first + b) / HUGE;
+}
+
+/* The pages that have no protection are those of `bits` and no others, in and out of the 2 MiB
+ * around any of `asked`. */
+static void find_after(const struct memory *m, const uint64_t *bits, const uint64_t *asked,
+                       unsigned count)
+{
+    uint64_t now[WORDS] = {0};
+    assert_int_equal(ibx_tracker_scan(&m->tracker, 0, false, now, NULL, &error), 0);
+    for (uint64_t page = 0; page < PAGES; page++) {
+        bool near = false;
+        for (unsigned i = 0; i < count; i++)
+            near |= together(m, page, asked[i]);
+        if (has(bits, page) != (near && is_written(page)) ||
+            has(now, page) != (!near && is_written(page)))
+            fail_msg("page %llu: found %d, without protection %d, written %d, near %d",
+                     (unsigned long long)page, has(bits, page), has(now, page), is_written(page),
+                     near);
+    }
+}
+
+static void protect(const struct memory *m, const uint64_t *asked, unsigned count)
+{
+    uint64_t bits[WORDS] = {0}, which[WORDS] = {0};
+    for (unsigned i = 0; i < count; i++)
+        which[asked[i] / 64] |= 1ull << asked[i] % 64;
+    assert_int_equal(ibx_tracker_protect(&m->tracker, 0, which, bits, &error), 0);
+    find_after(m, bits, asked, count);
+}
+
+/* Each of these is protected with its neighbours, of which those are named that were written. */
+static void test_neighbours_are_protected_and_named(NO_STATE)
+{
+    static const uint64_t asked[] = {0,    1,        HUGE - 1, HUGE, 3 * HUGE - 5, 9 * HUGE + 64,
+                                     PART, 3 * PART, PAGES - 1};
+    struct memory memory;
+    for (unsigned count = 0; count <= COUNT(asked); count += COUNT(asked) / 3) {
+        begin_at(&memory, count % 2 ? 5 : 0);
+        protect(&memory, asked, count);
+        end(&memory);
+    }
+}
+
+/* A write after that is found by a scan, as often as one looks, until it is protected again. */
+static void test_found_until_it_is_protected(NO_STATE)
+{
+    const uint64_t page = 2 * PART + 7;
+    struct memory memory;
+    begin(&memory);
+    protect(&memory, &page, 1);
+    memory.bytes[page * PAGE] = 2;
+    for (unsigned time = 0; time < 3; time++) {
+        uint64_t now[WORDS] = {0}, which[WORDS] = {0}, bits[WORDS] = {0};
+        assert_int_equal(ibx_tracker_scan(&memory.tracker, 0, false, now, NULL, &error), 0);
+        assert_int_equal(has(now, page), time < 2);
+        which[page / 64] |= (uint64_t)(time == 1) << page % 64;
+        assert_int_equal(ibx_tracker_protect(&memory.tracker, 0, which, bits, &error), 0);
+        assert_int_equal(has(bits, page), time == 1);
+    }
+    end(&memory);
+}
+
+/* ---------------------------------------------------------------- failures */
+
 static void test_who_cannot_look_says_so(NO_STATE)
 {
     uint64_t bits[WORDS] = {0};
@@ -139,6 +226,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_by_one_and_by_several),
+        cmocka_unit_test(test_neighbours_are_protected_and_named),
+        cmocka_unit_test(test_found_until_it_is_protected),
         cmocka_unit_test(test_who_cannot_look_says_so),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
