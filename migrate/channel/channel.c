@@ -118,14 +118,16 @@ static int take_message(const struct ibx_event *event, ibx_channel_handler handl
     return rc;
 }
 
-int ibx_channel_take(struct ibx_channel *channel, ibx_channel_handler handle, void *context,
-                     struct ibx_error *err)
+/* `at_once`: what is taken from the connection together; behind an error of `handle` the rest of
+ * it is lost. */
+static int take(struct ibx_channel *channel, int at_once, ibx_channel_handler handle, void *context,
+                struct ibx_error *err)
 {
     struct ibx_event events[EVENTS];
     int n, rc = 0, end = 0;
     if (!channel->conn)
         return 0;
-    while (!rc && (n = ibx_poll(channel->conn, events, EVENTS)) > 0) {
+    while (!rc && (n = ibx_poll(channel->conn, events, at_once)) > 0) {
         for (int i = 0; i < n; i++) {
             if (events[i].type == IBX_EVENT_CLOSED)
                 end = lost(channel, events[i].status, err);
@@ -141,6 +143,12 @@ int ibx_channel_take(struct ibx_channel *channel, ibx_channel_handler handle, vo
     if (!rc && !end && flush(channel))
         end = lost(channel, 0, err);
     return rc ? rc : end;
+}
+
+int ibx_channel_take(struct ibx_channel *channel, ibx_channel_handler handle, void *context,
+                     struct ibx_error *err)
+{
+    return take(channel, EVENTS, handle, context, err);
 }
 
 int ibx_channel_arm(struct ibx_channel *channel, int *fd)
@@ -171,7 +179,7 @@ int ibx_channel_take_until(struct ibx_channel *channel, ibx_channel_handler hand
 {
     struct pollfd wait = {.events = POLLIN};
     int rc = 0;
-    while (channel->conn && !(rc = ibx_channel_take(channel, handle, context, err)) &&
+    while (channel->conn && !(rc = take(channel, 1, handle, context, err)) &&
            ibx_now_ns() < deadline_ns)
         if (!ibx_channel_arm(channel, &wait.fd))
             poll(&wait, 1, ibx_ms_until(deadline_ns) < 100 ? ibx_ms_until(deadline_ns) : 100);

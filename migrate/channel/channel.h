@@ -44,10 +44,12 @@ int ibx_channel_send_plain(struct ibx_channel *channel, enum ibx_migrate_message
 int ibx_channel_send_abort(struct ibx_channel *channel, const char *reason);
 
 /* Sends what waits and passes every message that has arrived to `handle`. Stops at its first error.
- * Other errors mean that the connection has ended or that a message is malformed. */
+ * Other errors mean that the connection has ended or that a message is malformed. With any of them
+ * messages are lost that came with the last one: the channel is of no use then. */
 int ibx_channel_take(struct ibx_channel *channel, ibx_channel_handler handle, void *context,
                      struct ibx_error *err);
-/* Takes and waits until there is such an error, or the deadline is over: 0. Takes at least once. */
+/* Takes and waits until there is such an error, or the deadline is over: 0. Takes at least once.
+ * What came behind the message at which `handle` stopped stays for the next call. */
 int ibx_channel_take_until(struct ibx_channel *channel, ibx_channel_handler handle, void *context,
                            uint64_t deadline_ns, struct ibx_error *err);
 /* Before poll(2): 1 when there is something to take at once. fd is -1 without connection. */

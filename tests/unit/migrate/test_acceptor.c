@@ -135,6 +135,41 @@ static void describes(uint32_t length, const char *const *parts, bool bad)
         ibx_channel_send(&channel, &message, NULL);
 }
 
+/* Bits of types. */
+struct seen {
+    unsigned types, awaited;
+};
+
+static int note_type(void *context, const struct ibx_migrate_any *message)
+{
+    struct seen *seen = context;
+    seen->types |= 1u << message->type;
+    return (seen->types & seen->awaited) == seen->awaited ? -EISCONN : 0;
+}
+
+/* They may have come together; whoever waits for one of them leaves the others to the next. */
+static void messages_behind_the_awaited_one_stay(NO_STATE)
+{
+    static const enum ibx_migrate_message types[] = {IBX_MIGRATE_READY, IBX_MIGRATE_LOADED,
+                                                     IBX_MIGRATE_CONFIRMED};
+    const uint64_t deadline = ibx_deadline_in_ms(20000);
+    struct seen seen = {.awaited = 1u << types[0]};
+    struct ibx_channel server, client;
+    begin();
+    assert_true(comes(1));
+    struct ibx_connection_request request = joins();
+    ibx_channel_init(&server, request.conn);
+    ibx_channel_init(&client, conns[count - 1]);
+    for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++)
+        assert_int_equal(ibx_channel_send_plain(&server, types[i], NULL), 0);
+    assert_int_equal(ibx_channel_take_until(&client, note_type, &seen, deadline, NULL), -EISCONN);
+    assert_int_equal(seen.types, seen.awaited);
+    seen.awaited |= 1u << types[1] | 1u << types[2];
+    assert_int_equal(ibx_channel_take_until(&client, note_type, &seen, deadline, NULL), -EISCONN);
+    ibx_close(request.conn);
+    end();
+}
+
 struct greeter {
     struct ibx_options options;
     char uri[64];
@@ -374,6 +409,7 @@ int main(void)
         cmocka_unit_test(much_is_received_once_a_peer_has_said_what_it_is),
         cmocka_unit_test(the_expected_peer_always_gets_in),
         cmocka_unit_test(the_expected_host_always_gets_in),
+        cmocka_unit_test(messages_behind_the_awaited_one_stay),
         cmocka_unit_test(a_control_connection_has_no_bulk_lane),
         cmocka_unit_test(a_description_follows_its_hello),
         cmocka_unit_test(a_bad_description_ends_its_connection),
