@@ -303,14 +303,15 @@ static bool session(size_t flip, int *status)
     return server.whole;
 }
 
-static void listen_with(const char *encryption)
+/* `timeout_ms`: what each session that is to fail may cost; one that is to go well has time. */
+static void listen_with(const char *encryption, unsigned timeout_ms)
 {
     char uri[64] = "tcp://127.0.0.1:0";
     struct ibx_error err = {0};
     ibx_options_init(&options);
     snprintf(options.key_file, sizeof(options.key_file), "%s", key_file);
     assert_int_equal(ibx_options_set(&options, "encryption", encryption, &err), 0);
-    options.timeout_ms = 1000;
+    options.timeout_ms = timeout_ms;
     options.spin_us = 0;
     assert_int_equal(ibx_listen(uri, &options, &listener, &err), 0);
 }
@@ -330,7 +331,7 @@ static bool recorded(const uint8_t *bytes)
 static void record(const char *encryption, bool found)
 {
     int status;
-    listen_with(encryption);
+    listen_with(encryption, 60000);
     relay.record = malloc(RECORDED);
     assert_true(session(SIZE_MAX, &status));
     assert_true(relay.passed > 2 * LENGTH);
@@ -354,7 +355,7 @@ static void test_no_changed_byte_is_taken(void **state)
     (void)state;
     unsigned noticed = 0, flipped = 0, told = 0;
     int status;
-    listen_with("required");
+    listen_with("required", 1000);
     assert_true(session(SIZE_MAX, &status));
     size_t total = relay.passed;
     srand(1);
