@@ -187,6 +187,11 @@ bool ibx_pipeline_rests(struct ibx_pipeline *p, uint64_t stream)
     return knows(p) && ibx_quiet_holds(p, &p->streams_quiet, stream);
 }
 
+bool ibx_pipeline_all_rests(struct ibx_pipeline *p)
+{
+    return knows(p) && !ibx_process_devices() && ibx_process_rests();
+}
+
 bool ibx_pipeline_is_over(struct ibx_pipeline *p, uint64_t event)
 {
     return knows(p) && ibx_quiet_holds(p, &p->events_quiet, event);

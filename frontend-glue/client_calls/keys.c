@@ -76,13 +76,9 @@ static bool brings_bytes(const struct ibx_call *call, const uint8_t *body, size_
 
 bool ibx_request_settles(const struct ibx_call *call, const uint8_t *body, size_t n)
 {
-    uint64_t stream;
-    if (call->kind == IBX_CALL_WAITS)
-        return brings_bytes(call, body, n);
-    return call->kind == IBX_CALL_QUERIES &&
-           (call->stream_at == IBX_CALL_ALL_STREAMS ||
-            (!strcmp(call->name, "cudaStreamSynchronize") &&
-             ibx_call_stream(call, body, n, &stream) && stream <= STREAM_LEGACY));
+    return call->kind == IBX_CALL_WAITS
+               ? brings_bytes(call, body, n)
+               : call->kind == IBX_CALL_QUERIES && call->stream_at == IBX_CALL_ALL_STREAMS;
 }
 
 struct ibx_scope ibx_request_scope(const struct ibx_call *call, const uint8_t *body, size_t n)

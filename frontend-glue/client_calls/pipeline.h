@@ -88,6 +88,9 @@ bool ibx_pipeline_has_no_error(struct ibx_pipeline *pipeline);
 bool ibx_pipeline_device(struct ibx_pipeline *pipeline, int *device);
 bool ibx_pipeline_selected(struct ibx_pipeline *pipeline, int device);
 bool ibx_pipeline_rests(struct ibx_pipeline *pipeline, uint64_t stream);
+/* Nothing is behind that a copy of the legacy stream would wait for. That this stream rests says
+ * little of those that are ordered with it. */
+bool ibx_pipeline_all_rests(struct ibx_pipeline *pipeline);
 bool ibx_pipeline_is_over(struct ibx_pipeline *pipeline, uint64_t event);
 
 /* Before and after other calls on the session, between two requests of GVirtuS. What was answered

@@ -249,7 +249,9 @@ static bool may_change(const struct ibx_frontend_copy *copy)
 {
     return copy->to_device && atomic_load(&left_for_later) &&
            (copy->lasting || ibx_shared_holds(copy->host, copy->n)) &&
-           !ibx_pipeline_rests(mine->pipeline, copy->stream);
+           !(copy->stream > IBX_ASYNC_COPY_STREAM_SPECIAL
+                 ? ibx_pipeline_rests(mine->pipeline, copy->stream)
+                 : ibx_pipeline_all_rests(mine->pipeline));
 }
 
 /* One that is waited for, in the order of the legacy stream: as an asynchronous one. */

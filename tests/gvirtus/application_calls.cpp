@@ -60,6 +60,14 @@ bool short_copies()
         REQUIRE(device_has(h.device + (900 << 10), expected.data(), 1000));
         REQUIRE(cudaMemset(h.device + (900 << 10), 0, 1000) == 0);
     }
+    // A wait for the legacy stream need not be one for those that are ordered with it.
+    std::memset(there, 9, 4096);
+    stub_remote()->slow(100000);
+    REQUIRE(cudaMemcpyAsync(there, h.device, 1000, D2H, h.stream) == 0);
+    REQUIRE(cudaStreamSynchronize(nullptr) == 0);
+    REQUIRE(cudaMemcpy(h.device + (900 << 10), there, 1000, H2D) == 0);
+    stub_remote()->slow(0);
+    REQUIRE(device_has(h.device + (900 << 10), expected.data(), 1000));
     // Of any length, and of those that return when they have ended.
     for (std::size_t n : {1u, 20u, 100u, 1000u, 20000u, 70000u}) {
         for (int sync = 0; sync < 2; sync++) {

@@ -159,6 +159,10 @@ bool other_copies_wait()
         REQUIRE(waits([&](App *, std::uint64_t) {
                     return other.launch(1) == 0 && other.work() != ~0ull;
                 }) == 0);
+        REQUIRE(waits([](App *app, std::uint64_t) { // nor need this wait for other streams
+                    return app->launch(1) == 0 &&
+                           app->call("cudaStreamSynchronize", Body().u64(0)) == 0;
+                }) == 1);
         REQUIRE(waits([](App *app, std::uint64_t) { // a copy of nothing waits for nothing
                     const Body none = Body().host("", 1).u64(0).u64(0).i32(D2H);
                     return app->launch(1) == 0 && app->call("cudaMemcpy", none) == 0;
