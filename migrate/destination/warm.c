@@ -60,8 +60,7 @@ void ibx_destination_warm_fini(struct destination_warm *warm)
 static void forget(struct destination *d)
 {
     struct destination_warm *warm = &d->warm;
-    ibx_page_map_restart(&warm->gone);
-    ibx_page_map_add(&warm->gone, &warm->part);
+    ibx_page_map_copy(&warm->gone, &warm->part);
     ibx_page_map_keep(&warm->gone, &d->ram.had);
     ibx_page_map_remove(&d->ram.had, &warm->gone);
 }
@@ -222,8 +221,7 @@ int ibx_destination_warm_apply(struct destination *d, struct ibx_error *err)
         return unexpected(d, "MAP_END", err);
     /* What is zero at the source by now. Under a covered page that counts no more there may be one.
      */
-    ibx_page_map_restart(&warm->part);
-    ibx_page_map_add(&warm->part, destination_ram_covered(&d->ram) ? &d->home.has : &d->ram.had);
+    ibx_page_map_copy(&warm->part, destination_ram_covered(&d->ram) ? &d->home.has : &d->ram.had);
     ibx_page_map_remove(&warm->part, &d->ram.map);
     int rc = ibx_destination_ram_drop(&d->ram, &warm->part, err);
     ibx_page_map_remove(&d->ram.had, &warm->part);

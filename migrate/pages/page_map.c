@@ -135,7 +135,7 @@ void ibx_page_map_set(struct ibx_page_map *map, uint64_t first, uint64_t count)
     bits_fill(map, first, count, true);
 }
 
-static void recount(struct ibx_page_map *map)
+void ibx_page_map_recount(struct ibx_page_map *map)
 {
     map->data_pages = ibx_bits_count(map->bits, words_of(map->pages));
 }
@@ -144,21 +144,27 @@ void ibx_page_map_add(struct ibx_page_map *map, const struct ibx_page_map *more)
 {
     for (uint64_t i = 0; i < words_of(map->pages); i++)
         map->bits[i] |= more->bits[i];
-    recount(map);
+    ibx_page_map_recount(map);
 }
 
 void ibx_page_map_remove(struct ibx_page_map *map, const struct ibx_page_map *less)
 {
     for (uint64_t i = 0; i < words_of(map->pages); i++)
         map->bits[i] &= ~less->bits[i];
-    recount(map);
+    ibx_page_map_recount(map);
 }
 
 void ibx_page_map_keep(struct ibx_page_map *map, const struct ibx_page_map *only)
 {
     for (uint64_t i = 0; i < words_of(map->pages); i++)
         map->bits[i] &= only->bits[i];
-    recount(map);
+    ibx_page_map_recount(map);
+}
+
+void ibx_page_map_copy(struct ibx_page_map *map, const struct ibx_page_map *from)
+{
+    memcpy(map->bits, from->bits, words_of(map->pages) * sizeof(uint64_t));
+    map->data_pages = from->data_pages;
 }
 
 void ibx_page_map_put_block(struct ibx_page_map *map, unsigned block, const uint64_t *bits)

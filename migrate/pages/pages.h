@@ -53,6 +53,10 @@ void ibx_page_map_set(struct ibx_page_map *map, uint64_t first, uint64_t count);
 void ibx_page_map_add(struct ibx_page_map *map, const struct ibx_page_map *more);
 void ibx_page_map_remove(struct ibx_page_map *map, const struct ibx_page_map *less);
 void ibx_page_map_keep(struct ibx_page_map *map, const struct ibx_page_map *only);
+/* Makes one like another, of the same RAM; `next` stays. */
+void ibx_page_map_copy(struct ibx_page_map *map, const struct ibx_page_map *from);
+/* After changes to `bits` by the caller. */
+void ibx_page_map_recount(struct ibx_page_map *map);
 
 /* The block that a page lies in. */
 unsigned ibx_page_map_block(const struct ibx_page_map *map, uint64_t page);

@@ -79,6 +79,8 @@ int ibx_source_return_open(struct source *s, struct ibx_error *err)
         rc = ibx_page_map_init_ram(&home->there, &s->vm.ram, err);
     if (!rc)
         rc = ibx_page_map_init_ram(&home->written, &s->vm.ram, err);
+    if (!rc)
+        rc = ibx_page_map_init_ram(&home->among, &s->vm.ram, err);
     return rc ? rc : ibx_tracker_attach(&s->warm.tracker, &s->vm.ram, err);
 }
 
@@ -125,6 +127,7 @@ void ibx_source_return_fini(struct source *s)
     ibx_page_map_fini(&home->gone);
     ibx_page_map_fini(&home->there);
     ibx_page_map_fini(&home->written);
+    ibx_page_map_fini(&home->among);
 }
 
 /* ---------------------------------------------------------------- the page map */
@@ -231,39 +234,39 @@ static int keep(struct source *s, struct ibx_page_map *written, struct ibx_error
         return rc;
     }
     for (size_t i = 0; i < words_of(s); i++)
-        written->bits[i] &= here[i];
-    ibx_page_map_remove(written, &s->home.gone);
+        written->bits[i] &= here[i] & ~s->home.gone.bits[i];
+    ibx_page_map_recount(written);
     return 0;
 }
 
-/* Pages that have come and are not known to be written, in `among`. A page that was written stays
- * so, and one that has not come cannot be: where there are none of these nobody need look. */
-static void choose_unwritten(const struct source *s, const struct ibx_page_map *written,
-                             unsigned block, uint64_t *among, uint64_t *bits)
+/* A block that begins within a word of the map. */
+static int scan_shifted(struct source *s, struct ibx_page_map *written, unsigned block,
+                        struct ibx_error *err)
 {
-    const uint64_t *here = placed(s);
-    const size_t first = written->blocks[block].first / 64;
-    ibx_page_map_get_block(written, block, bits);
-    for (size_t i = 0; i < (written->blocks[block].pages + 63) / 64; i++)
-        among[i] = here[first + i] & ~bits[i];
-}
-
-static int scan_block(struct source *s, struct ibx_page_map *written, unsigned block, bool all,
-                      struct ibx_error *err)
-{
-    const size_t words = (written->blocks[block].pages + 63) / 64;
-    const bool whole = all || written->blocks[block].first % 64;
-    uint64_t *bits = calloc(words, 8), *among = whole ? NULL : malloc(words * 8);
-    int rc = bits && (whole || among) ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a page map");
-    if (!rc && among)
-        choose_unwritten(s, written, block, among, bits);
+    uint64_t *bits = calloc((written->blocks[block].pages + 63) / 64, 8);
+    int rc = bits ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a page map");
     if (!rc)
-        rc = ibx_tracker_scan_last(&s->warm.tracker, block, among, bits, NULL, err);
+        rc = ibx_tracker_scan_last(&s->warm.tracker, block, NULL, bits, NULL, err);
     if (!rc)
         ibx_page_map_put_block(written, block, bits);
     free(bits);
-    free(among);
     return rc;
+}
+
+/* A page that was written stays so, and one that has not come cannot be: nobody need look where no
+ * page has come that is not known to be written. */
+static int scan_block(struct source *s, struct ibx_page_map *written, unsigned block, bool all,
+                      struct ibx_error *err)
+{
+    const size_t first = written->blocks[block].first / 64,
+                 words = (written->blocks[block].pages + 63) / 64;
+    const uint64_t *here = placed(s) + first;
+    uint64_t *bits = written->bits + first, *among = s->home.among.bits + first;
+    if (written->blocks[block].first % 64)
+        return scan_shifted(s, written, block, err);
+    for (size_t i = 0; i < words; i++)
+        among[i] = here[i] & ~bits[i];
+    return ibx_tracker_scan_last(&s->warm.tracker, block, all ? NULL : among, bits, NULL, err);
 }
 
 static int scan_blocks(struct source *s, struct ibx_page_map *written, bool all,
@@ -285,15 +288,12 @@ static int find_written(struct source *s, struct ibx_page_map *written, struct i
     return rc ? rc : keep(s, written, err);
 }
 
-int ibx_source_return_find_written(struct source *s, bool known, struct ibx_page_map *written,
-                                   struct ibx_error *err)
+int ibx_source_return_find_written(struct source *s, struct ibx_error *err)
 {
-    int rc = known ? 0 : find_written(s, &s->home.written, err);
-    if (rc)
-        return rc;
-    ibx_page_map_restart(written);
-    ibx_page_map_add(written, &s->home.written);
-    return 0;
+    int rc = find_written(s, &s->home.written, err);
+    if (!rc)
+        ibx_page_map_add(&s->vm.map, &s->home.written); /* holes that are none any more */
+    return rc;
 }
 
 int ibx_source_return_find_map(struct source *s, struct ibx_error *err)
@@ -307,9 +307,10 @@ int ibx_source_return_find_map(struct source *s, struct ibx_error *err)
         rc = find_written(s, &s->home.written, err);
     if (rc)
         return rc;
-    recall(&s->vm.map, s->home.base.memory);
-    ibx_page_map_remove(&s->vm.map, &s->home.gone);
-    ibx_page_map_add(&s->vm.map, &s->home.written);
+    const uint64_t *base = s->home.base.memory;
+    for (size_t i = 0; i < words_of(s); i++)
+        s->vm.map.bits[i] = (base[i] & ~s->home.gone.bits[i]) | s->home.written.bits[i];
+    ibx_page_map_recount(&s->vm.map);
     return 0;
 }
 

@@ -361,6 +361,7 @@ struct source_return {
     struct ibx_page_map gone;    /* given back here, by the last look */
     struct ibx_page_map there;   /* in the files here, by the last look at all of them */
     struct ibx_page_map written; /* here, by the last look */
+    struct ibx_page_map among;   /* that may have been written since the look before */
     bool looked;                 /* at `gone` */
     bool have_it;                /* all of `have` has come */
     bool stopped;                /* `left` is what counts */
@@ -376,9 +377,8 @@ int ibx_source_return_note_make(struct source *s, struct ibx_error *err);
 int ibx_source_return_recover(struct source *s, struct ibx_error *err);
 /* Which pages hold data at this moment, here or, as they were, at home. */
 int ibx_source_return_find_map(struct source *s, struct ibx_error *err);
-/* What the VM has written here; `known`: since the page map was found nothing has been. */
-int ibx_source_return_find_written(struct source *s, bool known, struct ibx_page_map *written,
-                                   struct ibx_error *err);
+/* What the VM has written here, in `written` and in the page map. */
+int ibx_source_return_find_written(struct source *s, struct ibx_error *err);
 /* The VM has stopped, and the page map is that of the stop. */
 void ibx_source_return_note(struct source *s);
 /* HAVE and HAVE_END. */

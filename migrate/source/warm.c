@@ -92,6 +92,15 @@ static void add(struct source *s)
     ibx_page_map_add(&s->vm.map, &s->warm.written); /* holes that are none any more */
 }
 
+/* Where the VM has just stopped the page map was found with it. */
+static int scan_return(struct source *s, bool last, struct ibx_error *err)
+{
+    int rc = last ? 0 : ibx_source_return_find_written(s, err);
+    if (!rc)
+        ibx_page_map_add(&s->warm.wanted, &s->home.written);
+    return rc;
+}
+
 /* Finds what was written of a block, and protects `which` of its pages, if any. */
 static int scan_block(struct source *s, unsigned i, const struct ibx_page_map *which, bool last,
                       struct ibx_error *err)
@@ -118,8 +127,8 @@ static int scan(struct source *s, const struct ibx_page_map *which, bool last,
 {
     int rc = 0;
     if (source_returns(s))
-        rc = ibx_source_return_find_written(s, last, &s->warm.written, err);
-    for (unsigned i = 0; !rc && !source_returns(s) && i < s->vm.ram.count; i++)
+        return scan_return(s, last, err);
+    for (unsigned i = 0; !rc && i < s->vm.ram.count; i++)
         rc = scan_block(s, i, which, last, err);
     if (!rc)
         add(s);
@@ -379,13 +388,12 @@ static void choose_stale(struct source *s)
 {
     struct source_warm *warm = &s->warm;
     struct ibx_page_map *part = &warm->part;
-    ibx_page_map_restart(part);
-    ibx_page_map_add(part, &warm->held);
-    if (!lost(warm)) {
-        ibx_page_map_remove(part, &s->vm.map); /* those that are zero now */
-        ibx_page_map_add(part, &warm->wanted);
-        ibx_page_map_keep(part, &warm->held);
-    }
+    ibx_page_map_copy(part, &warm->held);
+    if (lost(warm))
+        return;
+    for (uint64_t i = 0; i < (part->pages + 63) / 64; i++) /* zero now, or others */
+        part->bits[i] &= ~s->vm.map.bits[i] | warm->wanted.bits[i];
+    ibx_page_map_recount(part);
 }
 
 static int send_stale(struct source *s, enum ibx_round_kind kind, struct ibx_error *err)

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -17,6 +18,7 @@
 #define PAGE  4096u
 #define PAGES 300u
 #define WORDS ((PAGES + 63) / 64)
+#define FIRST 70u  /* pages of the first block: the second begins within a word of a map */
 #define CAME  100u /* the first pages, which are here; home has all */
 
 static struct ibx_error error;
@@ -24,7 +26,7 @@ static struct ibx_error error;
 struct memory {
     uint8_t *bytes;
     int uffd;
-    struct ibx_guest_block block;
+    struct ibx_guest_block blocks[2];
     uint64_t base[WORDS], arrived[2 * WORDS]; /* that have arrived, and that are placed */
     struct source source;
 };
@@ -38,10 +40,24 @@ static void note(struct memory *m, uint64_t page, bool is_placed)
 
 static void make_maps(struct source *s)
 {
-    struct ibx_page_map *maps[] = {&s->vm.map, &s->home.have, &s->home.gone, &s->home.there,
-                                   &s->home.written};
+    struct ibx_page_map *maps[] = {&s->vm.map, &s->home.gone, &s->home.there, &s->home.written,
+                                   &s->home.among};
     for (size_t i = 0; i < COUNT(maps); i++)
         assert_int_equal(ibx_page_map_init_ram(maps[i], &s->vm.ram, &error), 0);
+}
+
+static void make_block(struct memory *m, unsigned block, uint64_t first, uint64_t pages)
+{
+    const int fd = memfd_create("guest", MFD_CLOEXEC);
+    uint8_t *at = m->bytes + first * PAGE;
+    assert_int_equal(ftruncate(fd, (off_t)(pages * PAGE)), 0);
+    assert_ptr_equal(mmap(at, pages * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0),
+                     at);
+    m->blocks[block] = (struct ibx_guest_block){
+        .size = pages * PAGE, .page_size = PAGE, .fd = fd, .address = (uintptr_t)at};
+    snprintf(m->blocks[block].id, sizeof(m->blocks[block].id), "mem%u", block);
+    assert_int_equal(
+        ibx_dirty_register(m->uffd, m->blocks[block].address, m->blocks[block].size, &error), 0);
 }
 
 /* A VM that stands still, with its first pages in their place, protected. */
@@ -57,27 +73,21 @@ static struct memory *begin(void)
         close(m->uffd);
         skip(); /* before Linux 6.7 */
     }
-    const int fd = memfd_create("guest", MFD_CLOEXEC);
-    assert_int_equal(ftruncate(fd, PAGES * PAGE), 0);
-    m->bytes = mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    m->bytes = mmap(NULL, PAGES * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_true(m->bytes != MAP_FAILED);
-    m->block = (struct ibx_guest_block){.id = "mem0",
-                                        .size = PAGES * PAGE,
-                                        .page_size = PAGE,
-                                        .fd = fd,
-                                        .address = (uintptr_t)m->bytes};
+    make_block(m, 0, 0, FIRST);
+    make_block(m, 1, FIRST, PAGES - FIRST);
     s->vm.ram = (struct ibx_guest_ram){
-        .pid = getpid(), .blocks = &m->block, .count = 1, .bytes = PAGES * PAGE};
+        .pid = getpid(), .blocks = m->blocks, .count = 2, .bytes = PAGES * PAGE};
     for (uint64_t page = 0; page < PAGES; page++)
         m->base[page / 64] |= 1ull << page % 64;
     for (uint64_t page = 0; page < CAME; page++) {
         m->bytes[page * PAGE] = 1;
         note(m, page, true);
     }
-    assert_int_equal(ibx_dirty_register(m->uffd, m->block.address, m->block.size, &error), 0);
-    struct ibx_guest_block first = m->block;
-    first.size = CAME * PAGE;
-    struct ibx_guest_ram came = {.pid = getpid(), .blocks = &first, .count = 1};
+    struct ibx_guest_block blocks[] = {m->blocks[0], m->blocks[1]};
+    blocks[1].size = (CAME - FIRST) * PAGE;
+    struct ibx_guest_ram came = {.pid = getpid(), .blocks = blocks, .count = 2};
     assert_int_equal(ibx_guest_ram_protect(&came, &error), 0);
     make_maps(s);
     s->home.base.memory = m->base;
@@ -91,13 +101,14 @@ static struct memory *begin(void)
 static void end(struct memory *m)
 {
     struct source *s = &m->source;
-    struct ibx_page_map *maps[] = {&s->vm.map, &s->home.have, &s->home.gone, &s->home.there,
-                                   &s->home.written};
+    struct ibx_page_map *maps[] = {&s->vm.map, &s->home.gone, &s->home.there, &s->home.written,
+                                   &s->home.among};
     for (size_t i = 0; i < COUNT(maps); i++)
         ibx_page_map_fini(maps[i]);
     ibx_tracker_close(&s->warm.tracker);
     munmap(m->bytes, PAGES * PAGE);
-    close(m->block.fd);
+    close(m->blocks[0].fd);
+    close(m->blocks[1].fd);
     close(m->uffd);
 }
 
@@ -120,8 +131,9 @@ static void found(struct memory *m, int64_t written, int64_t given_back)
 
 static void give_back(struct memory *m, uint64_t page)
 {
-    assert_int_equal(fallocate(m->block.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                               (off_t)(page * PAGE), PAGE),
+    const unsigned block = page >= FIRST;
+    assert_int_equal(fallocate(m->blocks[block].fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                               (off_t)((page - block * FIRST) * PAGE), PAGE),
                      0);
 }
 
@@ -129,10 +141,23 @@ static void test_one_after_the_other(NO_STATE)
 {
     struct memory *m = begin();
     found(m, -1, -1);
-    m->bytes[70 * PAGE] = 2;
-    found(m, 70, -1);
+    m->bytes[(FIRST - 1) * PAGE] = 2;
+    found(m, FIRST - 1, -1);
     give_back(m, 3);
-    found(m, 70, 3);
+    found(m, FIRST - 1, 3);
+    assert_int_equal(ibx_source_return_find_written(&m->source, &error), 0);
+    assert_int_equal(m->source.home.written.data_pages, 1);
+    end(m);
+}
+
+static void test_in_the_second_block(NO_STATE)
+{
+    struct memory *m = begin();
+    found(m, -1, -1);
+    m->bytes[FIRST * PAGE] = 2;
+    found(m, FIRST, -1);
+    give_back(m, FIRST + 1);
+    found(m, FIRST, FIRST + 1);
     end(m);
 }
 
@@ -168,6 +193,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_one_after_the_other),
+        cmocka_unit_test(test_in_the_second_block),
         cmocka_unit_test(test_before_it_is_noted),
         cmocka_unit_test(test_as_many_come_as_go),
     };
