@@ -93,33 +93,70 @@ int ibx_staging_create(const struct ibx_cuda *cuda, struct ibx_staging **staging
     return 0;
 }
 
-/* A context that is gone has destroyed its events. */
-void ibx_staging_drop_events(struct ibx_staging *st)
+/* There are none any more. */
+static void forget_events(struct ibx_staging *st, bool begun)
 {
-    const struct ibx_cuda *cuda = st->cuda;
-    void *context = NULL, *popped = NULL;
-    bool foreign = cuda->ctx_get_current(&context) || context != st->context;
-    bool inside = st->events && (!foreign || !cuda->ctx_push_current(st->context));
-    for (unsigned i = 0; inside && i < st->events; i++)
-        cuda->event_destroy(st->slots[i].event);
-    if (foreign && inside)
-        cuda->ctx_pop_current(&popped);
     st->events = st->left = 0;
+    if (!begun)
+        return;
+    st->begun_ready = st->open = 0;
+    st->generation++;
     st->context = NULL;
 }
 
-int ibx_staging_events_ready(struct ibx_staging *st)
+/* The slots' and, if so, those of copies that were begun. A context that is gone has destroyed its
+ * events. */
+static void drop_events(struct ibx_staging *st, bool begun)
 {
-    unsigned wanted = st->count > IBX_STAGING_AT_ONCE ? st->count : IBX_STAGING_AT_ONCE;
+    const struct ibx_cuda *cuda = st->cuda;
+    void *context = NULL, *popped = NULL;
+    bool any = st->events || (begun && st->begun_ready);
+    bool foreign = cuda->ctx_get_current(&context) || context != st->context;
+    bool inside = any && (!foreign || !cuda->ctx_push_current(st->context));
+    for (unsigned i = 0; inside && i < st->events; i++)
+        cuda->event_destroy(st->slots[i].event);
+    for (unsigned i = 0; inside && begun && i < st->begun_ready; i++)
+        cuda->event_destroy(st->begun_events[i]);
+    if (foreign && inside)
+        cuda->ctx_pop_current(&popped);
+    forget_events(st, begun);
+}
+
+void ibx_staging_drop_events(struct ibx_staging *st)
+{
+    drop_events(st, true);
+}
+
+/* All events are those of the current context. */
+static int enter_context(struct ibx_staging *st)
+{
     void *context = NULL;
     int rc = st->cuda->ctx_get_current(&context);
     if (!rc && context != st->context) {
         ibx_staging_drop_events(st);
         st->context = context;
     }
+    return rc;
+}
+
+int ibx_staging_events_ready(struct ibx_staging *st)
+{
+    unsigned wanted = st->count > IBX_STAGING_AT_ONCE ? st->count : IBX_STAGING_AT_ONCE;
+    int rc = enter_context(st);
     while (!rc && st->events < wanted) {
         rc = st->cuda->event_create(&st->slots[st->events].event, IBX_CUDA_EVENT_DISABLE_TIMING);
         st->events += !rc;
+    }
+    return rc;
+}
+
+int ibx_staging_begun_events_ready(struct ibx_staging *st)
+{
+    int rc = enter_context(st);
+    while (!rc && st->begun_ready < IBX_STAGING_AT_ONCE) {
+        rc = st->cuda->event_create(&st->begun_events[st->begun_ready],
+                                    IBX_CUDA_EVENT_DISABLE_TIMING);
+        st->begun_ready += !rc;
     }
     return rc;
 }
@@ -138,8 +175,7 @@ void ibx_staging_forget(struct ibx_staging *st, const void *context)
     if (context && st->context != context)
         return;
     dma_ended(st);
-    st->events = st->left = 0;
-    st->context = NULL;
+    forget_events(st, true);
 }
 
 void ibx_staging_destroy(struct ibx_staging *st)
@@ -307,7 +343,7 @@ static bool has_enough(const struct ibx_staging *st)
 int ibx_staging_stop_gpu(struct ibx_staging *st, int rc)
 {
     ibx_staging_reset_slots(st);
-    ibx_staging_drop_events(st);
+    drop_events(st, !st->open);
     return rc;
 }
 

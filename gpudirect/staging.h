@@ -113,6 +113,18 @@ int ibx_staging_settle(struct ibx_staging *staging, void *stream);
  * it. No chunks are needed. */
 int ibx_staging_straight(struct ibx_staging *staging, void *host, const struct ibx_gpu_copy *copy,
                          bool to_device);
+/* The same from the device, begun by one call and waited for by another, between which one more may
+ * be begun. Only if that may be done: the copy is plain, and no other session copies. Both calls
+ * return an error of the copy, by which it has ended, the second one also that its context is gone.
+ */
+struct ibx_staging_begun {
+    void *event;         /* ended: NULL: it went with its context */
+    unsigned generation; /* of the events */
+};
+bool ibx_staging_may_begin(struct ibx_staging *staging, const struct ibx_gpu_copy *copy);
+int ibx_staging_begin_straight(struct ibx_staging *staging, void *host,
+                               const struct ibx_gpu_copy *copy, struct ibx_staging_begun *begun);
+int ibx_staging_end_straight(struct ibx_staging *staging, struct ibx_staging_begun *begun);
 /* The same for a plain copy, which is not waited for. But beside sessions that copy little the GPU
  * has two pieces of such copies at once, so that theirs come in between, and the call returns when
  * it has the last of them; that does not hold for a copy behind other work of its stream. */

@@ -33,10 +33,14 @@ struct ibx_staging {
     const struct ibx_cuda *cuda;
     void *context; /* of the events */
     unsigned events;
-    unsigned count;          /* slots with a chunk */
-    size_t chunk;            /* bytes of a plain copy in one of them */
-    struct ibx_quota *quota; /* that its chunks count in, or NULL */
-    struct ibx_turn *turn;   /* whose turn its copies wait for, or NULL */
+    void *begun_events[IBX_STAGING_AT_ONCE]; /* of copies that were begun, in turn */
+    unsigned begun_ready, begun_next;        /* events there are; the next one's number */
+    unsigned open;                           /* copies that were begun and not ended */
+    unsigned generation;                     /* counts how often those events went */
+    unsigned count;                          /* slots with a chunk */
+    size_t chunk;                            /* bytes of a plain copy in one of them */
+    struct ibx_quota *quota;                 /* that its chunks count in, or NULL */
+    struct ibx_turn *turn;                   /* whose turn its copies wait for, or NULL */
     struct ibx_staging_slot slots[IBX_STAGING_DEPTH];
 
     struct ibx_gpu_copy copy;
@@ -67,6 +71,8 @@ void ibx_staging_restart_at(struct ibx_staging *staging, uint64_t at);
 
 /* One event a slot, at least IBX_STAGING_AT_ONCE, in the current context. 0 or a CUresult. */
 int ibx_staging_events_ready(struct ibx_staging *staging);
+/* The same for begun_events. */
+int ibx_staging_begun_events_ready(struct ibx_staging *staging);
 
 /* Waits until it is this session's turn to have the GPU copy so many bytes of the host's side. */
 void ibx_staging_take_turn(struct ibx_staging *staging, size_t length);
@@ -77,7 +83,8 @@ int ibx_staging_dma(struct ibx_staging *staging, void *host, uint64_t at, size_t
 
 /* Waits for the GPU, so that chunks and slots can be used again. */
 void ibx_staging_reset_slots(struct ibx_staging *staging);
-/* After an error, which may be one of the events' context; returns `rc`. */
+/* After an error, which may be one of the events' context; returns `rc`. What was begun keeps its
+ * event. */
 int ibx_staging_stop_gpu(struct ibx_staging *staging, int rc);
 
 #endif

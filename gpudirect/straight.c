@@ -11,6 +11,8 @@
 
 #include <errno.h>
 
+#define CONTEXT_IS_DESTROYED 709 /* CUresult */
+
 #define LEFT_PIECE  (1u << 20) /* of a copy that is not waited for, beside other sessions' */
 #define PATIENCE_NS 1000000u   /* for such a piece: its stream may wait for the client */
 
@@ -84,6 +86,44 @@ int ibx_staging_straight(struct ibx_staging *st, void *host, const struct ibx_gp
             rc = straight(st, host, 0, (size_t)st->total, to_device);
     }
     return rc ? ibx_staging_stop_gpu(st, rc) : 0;
+}
+
+bool ibx_staging_may_begin(struct ibx_staging *st, const struct ibx_gpu_copy *copy)
+{
+    return ibx_gpu_copy_is_plain(copy) && !copy->beside_graphs && st->open < IBX_STAGING_AT_ONCE &&
+           ibx_turn_company(st->turn) <= IBX_TURN_NEAR;
+}
+
+/* Events of their own are behind such copies: what is waited for between uses those of slots. */
+int ibx_staging_begin_straight(struct ibx_staging *st, void *host, const struct ibx_gpu_copy *copy,
+                               struct ibx_staging_begun *begun)
+{
+    bool any = false;
+    ibx_staging_set_copy(st, copy);
+    ibx_staging_take_turn(st, (size_t)st->total);
+    int rc = ibx_staging_begun_events_ready(st);
+    void *event = st->begun_events[st->begun_next % IBX_STAGING_AT_ONCE];
+    if (!rc)
+        rc = ibx_staging_dma(st, host, 0, (size_t)st->total, false, event, &any);
+    if (rc && any) /* as in dma_start() */
+        ibx_cuda_stream_wait(st->cuda, copy->stream);
+    if (rc)
+        return ibx_staging_stop_gpu(st, rc);
+    *begun = (struct ibx_staging_begun){event, st->generation};
+    st->begun_next++;
+    st->open++;
+    return 0;
+}
+
+int ibx_staging_end_straight(struct ibx_staging *st, struct ibx_staging_begun *begun)
+{
+    if (begun->generation != st->generation) {
+        begun->event = NULL;
+        return CONTEXT_IS_DESTROYED;
+    }
+    const int rc = st->cuda->event_synchronize(begun->event);
+    st->open--;
+    return rc;
 }
 
 int ibx_staging_deliver_straight(struct ibx_staging *st, void *to, uint64_t n)

@@ -91,10 +91,12 @@ struct copy {
     bool held;
     struct ibx_remote part; /* what of it is held */
     bool early;             /* in place: it may be answered while it is under way */
-    bool placed;            /* in place: the GPU itself was at the client's memory */
-    bool direct;            /* the fabric copies, in the device's memory */
-    struct ibx_mr *mr;      /* direct: its registration; NULL: this connection has none yet */
-    uint64_t delivered;     /* direct: bytes of the reply that have been WRITten */
+    bool late;              /* in place: it is answered when it has ended, but the next one first */
+    struct ibx_staging_begun begun; /* that one */
+    bool placed;                    /* in place: the GPU itself was at the client's memory */
+    bool direct;                    /* the fabric copies, in the device's memory */
+    struct ibx_mr *mr;  /* direct: its registration; NULL: this connection has none yet */
+    uint64_t delivered; /* direct: bytes of the reply that have been WRITten */
 };
 
 /* In the order in which a copy asks them. */
@@ -143,6 +145,13 @@ enum captures_use {
     CAPTURES_ENDED,
     CAPTURES_WAIT,
     CAPTURES_SPARED
+};
+
+/* A copy to the client that is answered later. */
+struct late_copy {
+    bool pending;
+    uint64_t bytes, began; /* of the payload; when */
+    struct ibx_staging_begun begun;
 };
 
 /* The context of a session's hooks. */
@@ -195,6 +204,7 @@ struct copies {
     struct ibx_host_queue *host_queue; /* NULL: the session asks for no functions to call */
 
     struct copy copy;
+    struct late_copy late;
     unsigned long ran;          /* copies so far */
     unsigned long taken[PATHS]; /* of these, by path */
     char refused[256];          /* why the last one that could not take a better path could not */
@@ -217,6 +227,10 @@ struct copies *ibx_copies_of(const struct ibx_session *s);
 bool ibx_copies_parse(const struct ibx_request *q, struct ibx_frame *frame);
 int ibx_copies_to_device(struct copies *x, const struct ibx_request *q);
 int ibx_copies_from_device(struct copies *x, const struct ibx_request *q, uint64_t began);
+/* The beginning of a reply, with `out` bytes behind it; likewise. */
+int ibx_copies_write_head(struct copies *x, int exit_code, uint64_t began, uint64_t out);
+/* The reply up to its payload of n bytes, which is where the client wants it; likewise. */
+int ibx_copies_reply_early(struct copies *x, uint64_t began, uint64_t n);
 /* A whole reply, as ibx_session_fail(). */
 int ibx_copies_answer(struct copies *x, uint64_t began, const void *out, size_t n);
 int ibx_copies_deliver(void *context, const struct ibx_remote *remote, size_t n);
@@ -240,6 +254,13 @@ int ibx_copies_broke_off(struct copies *x, int code);
 void ibx_copies_begin(struct copies *x, enum copy_stage stage, uint64_t bytes);
 /* The first path of the table that is able; NULL: none is. */
 const struct copy_path *ibx_copies_path(struct copies *x);
+
+/* late.c: as ibx_session_fail() */
+
+/* The copy in hand, which is `late`, is answered later; that before is now. */
+int ibx_copies_delay(struct copies *x, const struct ibx_request *q, uint64_t began);
+/* Hook: answers it, once it has ended. */
+int ibx_copies_answer_late(void *context);
 
 /* in_place.c */
 

@@ -49,6 +49,9 @@ static int run(struct copies *x, const struct ibx_request *q)
         rc = ibx_copies_to_device(x, q);
     if (rc != IBX_REQUEST_DONE)
         return rc;
+    rc = ibx_session_answer_delayed(x->s);
+    if (rc)
+        return rc;
     ibx_session_consume(x->s, q);
     rc = x->copy.placed ? ibx_session_reply_placed(x->s) : 0;
     if (!rc)
@@ -69,8 +72,10 @@ static int run_in_stream(struct copies *x, const struct ibx_request *q)
 
 static int run_call(struct copies *x, const struct ibx_request *q)
 {
+    int rc = ibx_session_answer_delayed(x->s);
     x->answering = true;
-    const int rc = ibx_copies_call(x, q);
+    if (!rc)
+        rc = ibx_copies_call(x, q);
     x->answering = false;
     return rc;
 }
@@ -252,6 +257,7 @@ static void ending(void *context)
         ibx_mr_deregister(x->regions[i]);
     ibx_mr_deregister(x->windows);
     ibx_gpu_registrations_drop(&x->registrations, 0);
+    x->late.pending = false;
     ibx_copies_handle_resets(x);
     ibx_client_pins_drop(&x->pins, x->cuda); /* before the connection takes their mapping away */
     free(x->regions);
@@ -315,6 +321,7 @@ static const struct ibx_session_hooks hooks = {
     .began = began,
     .wants_request = wants_request,
     .request = run_request,
+    .answer = ibx_copies_answer_late,
     .prepare = ibx_copies_prepare,
     .deliver = ibx_copies_deliver,
     .note_read = note_read,

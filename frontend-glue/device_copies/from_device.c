@@ -3,18 +3,18 @@
 
 #include "common/clock.h"
 
-static int write_head(struct copies *x, uint64_t began, uint64_t out)
+int ibx_copies_write_head(struct copies *x, int exit_code, uint64_t began, uint64_t out)
 {
     uint8_t head[IBX_REPLY_HEAD_MAX];
     double seconds = (double)(ibx_now_ns() - began) / 1e9;
-    size_t n = ibx_reply_head(x->replies.shape, 0, seconds, out, head);
+    size_t n = ibx_reply_head(x->replies.shape, exit_code, seconds, out, head);
     ssize_t rc = ibx_session_write(x->s, head, n);
     return rc < 0 ? (int)rc : 0;
 }
 
 int ibx_copies_answer(struct copies *x, uint64_t began, const void *out, size_t n)
 {
-    int rc = write_head(x, began, n);
+    int rc = ibx_copies_write_head(x, 0, began, n);
     ssize_t wrote = !rc && n ? ibx_session_write(x->s, out, n) : 0;
     if (rc || wrote < 0)
         return rc ? rc : (int)wrote;
@@ -41,8 +41,14 @@ static int begin_reply(struct copies *x, uint64_t began, uint64_t n)
     uint8_t count[8];
     struct ibx_writer w = ibx_writer_of(count, sizeof(count));
     ibx_put_u64(&w, n);
-    int rc = write_head(x, began, sizeof(count) + n);
+    int rc = ibx_copies_write_head(x, 0, began, sizeof(count) + n);
     return rc ? rc : ibx_session_gather(x->s, count, sizeof(count));
+}
+
+int ibx_copies_reply_early(struct copies *x, uint64_t began, uint64_t n)
+{
+    int rc = begin_reply(x, began, n);
+    return rc ? rc : ibx_session_reply_early(x->s, n);
 }
 
 /* The payload is still the GPU's, or in chunks as far as it has come. */
@@ -73,6 +79,9 @@ __attribute__((noinline)) static int run_inline(struct copies *x, const struct i
     x->copy.out = NULL;
     if (rc != IBX_REQUEST_DONE)
         return rc;
+    rc = ibx_session_answer_delayed(x->s);
+    if (rc)
+        return rc;
     ibx_session_consume(x->s, q);
     rc = ibx_copies_answer(x, began, out, sizeof(uint64_t) + (size_t)x->copy.bytes);
     return rc ? rc : IBX_REQUEST_DONE;
@@ -86,6 +95,9 @@ static int run_by_reply(struct copies *x, const struct ibx_request *q, uint64_t 
         return run_inline(x, q, began);
     int rc = path ? path->to_reply(x) : IBX_REQUEST_PASS;
     if (rc != IBX_REQUEST_DONE)
+        return rc;
+    rc = ibx_session_answer_delayed(x->s);
+    if (rc)
         return rc;
     ibx_session_consume(x->s, q);
     rc = answer_delivered(x, began);
@@ -104,12 +116,15 @@ static int run_to_client(struct copies *x, const struct ibx_request *q, uint64_t
     int rc = path ? path->to_client(x) : IBX_REQUEST_PASS;
     if (rc != IBX_REQUEST_DONE)
         return rc;
+    if (x->copy.late)
+        return ibx_copies_delay(x, q, began);
+    rc = ibx_session_answer_delayed(x->s);
+    if (rc)
+        return rc;
     ibx_session_consume(x->s, q);
     rc = x->copy.placed ? ibx_session_reply_placed(x->s) : 0;
     if (!rc)
-        rc = begin_reply(x, began, x->copy.bytes);
-    if (!rc)
-        rc = ibx_session_reply_early(x->s, x->copy.bytes);
+        rc = ibx_copies_reply_early(x, began, x->copy.bytes);
     if (!rc)
         rc = ibx_session_sync(x->s);
     return rc ? rc : IBX_REQUEST_DONE;

@@ -7,9 +7,11 @@
 
 #include <stdatomic.h>
 
-#define NEXT_US    200u   /* another copy often follows one that is not waited for */
-#define FILL_BYTES 500u   /* that an application writes in a microsecond, at least */
-#define FILL_MAX   30000u /* microseconds */
+#define NEXT_US    200u       /* another copy often follows one that is not waited for */
+#define FILL_BYTES 500u       /* that an application writes in a microsecond, at least */
+#define FILL_MAX   30000u     /* microseconds */
+#define LATE_MIN   (1u << 20) /* bytes: parts of long copies, which are sent ahead ... */
+#define LATE_MAX   (4u << 20) /* ... and no longer copies, which are whole ones */
 
 /* Pins the allocation of which the client's memory in reach is a part. */
 static bool pin(struct copies *x, const struct ibx_reach *reach)
@@ -26,7 +28,18 @@ static bool pin(struct copies *x, const struct ibx_reach *reach)
     return pinned;
 }
 
-/* Only here can a copy be answered while it is under way. */
+/* A part of a long copy from the device, as far as can be seen: the client has sent the next one,
+ * or is about to.
+ */
+static bool is_part(struct copies *x)
+{
+    const struct copy *c = &x->copy;
+    return c->settle && c->reach.lasting && c->stage == COPY_TO_CLIENT && c->bytes >= LATE_MIN &&
+           c->bytes <= LATE_MAX && !ibx_copies_captures() &&
+           ibx_staging_may_begin(x->staging, &c->gpu);
+}
+
+/* Only here can a copy be answered while it is under way, or another one be. */
 static bool in_place_able(struct copies *x)
 {
     struct copy *c = &x->copy;
@@ -38,14 +51,17 @@ static bool in_place_able(struct copies *x)
     if (!leave && !in_order && c->bytes < ibx_copies_way(x)->in_place_min)
         return false;
     bool pinned = pin(x, &c->reach);
-    c->early =
-        pinned && leave && ibx_client_pin_fence(&x->pins, x->cuda, c->reach.base, c->gpu.stream);
+    const bool part = pinned && !leave && is_part(x);
+    const bool fenced = pinned && (leave || part) &&
+                        ibx_client_pin_fence(&x->pins, x->cuda, c->reach.base, c->gpu.stream);
+    c->early = leave && fenced;
+    c->late = part && fenced;
     return pinned;
 }
 
 static int finish(struct copies *x, int rc)
 {
-    if (x->copy.early && !rc)
+    if ((x->copy.early || x->copy.late) && !rc)
         ibx_client_pin_fence_record(&x->pins, x->cuda);
     ibx_remote_release(ibx_session_conn(x->s));
     x->copy.placed = !rc;
@@ -68,6 +84,8 @@ static int in_place_to_client(struct copies *x)
 {
     const struct ibx_gpu_copy *gpu = &x->copy.gpu;
     void *to = x->copy.reach.address;
+    if (x->copy.late)
+        return finish(x, ibx_staging_begin_straight(x->staging, to, gpu, &x->copy.begun));
     return finish(x, x->copy.early ? ibx_staging_leave(x->staging, to, gpu, false)
                                    : ibx_staging_straight(x->staging, to, gpu, false));
 }

@@ -57,6 +57,8 @@ struct ibx_session_hooks {
     /* Server: a request of a known name (frames.h, calls.h) begins. An outcome (DONE: consumed and
      * answered), or as ibx_session_fail(). */
     int (*request)(void *context, const struct ibx_request *request);
+    /* Server: sends the reply that ibx_session_delay() has delayed. As ibx_session_fail(). */
+    int (*answer)(void *context);
     /* Server: the client is about to copy from and to that memory of its own. As
      * ibx_session_fail(). */
     int (*prepare)(void *context, const struct ibx_remote *remote);
@@ -151,6 +153,14 @@ int ibx_session_write_payload(struct ibx_session *session, const void *data, siz
 
 /* Takes a request out of the stream. */
 void ibx_session_consume(struct ibx_session *session, const struct ibx_request *request);
+/* Its reply comes later: the hook `answer` is called before GVirtuS reads, and before the session
+ * waits for what is not here yet. No reply to a later request may be written before. */
+void ibx_session_delay(struct ibx_session *session);
+/* Has `answer` called now, if there is such a reply. As ibx_session_fail(). */
+int ibx_session_answer_delayed(struct ibx_session *session);
+/* For `answer`: sends the reply that it has written. What the next request has brought stays. As
+ * ibx_session_fail(). */
+int ibx_session_sync_delayed(struct ibx_session *session);
 /* The payload of n bytes is at the request's `reply_to`. As ibx_session_fail(). */
 int ibx_session_reply_early(struct ibx_session *session, uint64_t n);
 /* The GPU itself has made the copy of the reply that follows; as ibx_session_fail(). */

@@ -204,13 +204,20 @@ static int answer_early_flush(struct ibx_session *s)
     return 0;
 }
 
+/* A request that is here already begins first. */
+static int answer_unless_more(struct ibx_session *s)
+{
+    const int n = ibx_session_poll(s);
+    return n ? (n < 0 ? n : 0) : ibx_session_answer_delayed(s);
+}
+
 int ibx_session_next_message(struct ibx_session *s, struct message_queue *queue,
                              struct ibx_event *event)
 {
     while (!queue->count) {
         int rc = s->server && queue == &s->control ? answer_early_flush(s) : 0;
         if (!rc)
-            rc = ibx_session_pump(s);
+            rc = s->delayed ? answer_unless_more(s) : ibx_session_pump(s);
         if (rc)
             return rc;
     }

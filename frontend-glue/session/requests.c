@@ -165,8 +165,8 @@ int ibx_session_run_requests(struct ibx_session *s)
         struct ibx_request q;
         rc = find_request(s, &q);
         if (rc <= 0)
-            return rc;
+            break;
         rc = hooks->request(s->context, &q);
     }
-    return rc < 0 ? rc : 0;
+    return rc < 0 ? rc : ibx_session_answer_delayed(s);
 }

@@ -259,7 +259,7 @@ static void release_all(struct ibx_session *s)
     s->out = s->gathered = NULL;
     s->gathered_size = 0;
     ibx_messages_fini(s);
-    s->has_current = false;
+    s->has_current = s->delayed = false;
     s->owed.count = 0;
     s->segment = s->behind = (struct segment){.kind = SEGMENT_NONE};
 }

@@ -274,6 +274,7 @@ struct ibx_session {
     struct ibx_mr *in_use; /* registration of the copy under way */
     struct early_cts early_cts;
     bool settle;                /* server: of the request in hand, SETTLE came */
+    bool delayed;               /* server: the reply to the one before is the hook `answer`'s */
     bool placed;                /* client: of the reply in hand, PLACED came */
     struct ibx_mr *bounce;      /* the server's pipeline, or one piece of the client */
     struct ibx_regcache *cache; /* where registration pins memory */

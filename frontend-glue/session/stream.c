@@ -445,6 +445,26 @@ int ibx_session_sync(struct ibx_session *s)
 
 /* ------------------------------------------------------------------------ for hooks */
 
+/* What came with the request is its own. */
+void ibx_session_delay(struct ibx_session *s)
+{
+    s->early_cts.remote.length = 0;
+    s->settle = false;
+    s->delayed = true;
+}
+
+int ibx_session_answer_delayed(struct ibx_session *s)
+{
+    const bool delayed = s->delayed;
+    s->delayed = false;
+    return delayed ? s->hooks->answer(s->context) : 0;
+}
+
+int ibx_session_sync_delayed(struct ibx_session *s)
+{
+    return send_gathered(s);
+}
+
 int ibx_session_reply_early(struct ibx_session *s, uint64_t n)
 {
     return add_length(s, SEGMENT_EARLY_DONE, n);

@@ -185,9 +185,10 @@ static void test_failures(void **state)
         bool to_device = i % 2;
         unsigned before = seen().requests;
         app->inject("dma", 1 + i % 5, INVALID, true);
-        assert_int_equal(copy(to_device, i % 3 == 0, host, 0, n), HANDLED);
+        const int code = copy(to_device, i % 3 == 0, host, 0, n);
         app->inject(NULL, 0, 0, false);
-        assert_in_range(seen().requests, before + 1, before + MOST_OUT);
+        assert_true(code == HANDLED || code == INVALID); /* GVirtuS's, or of one that had begun */
+        assert_in_range(seen().requests, before + (code == HANDLED), before + MOST_OUT);
         check(n, 16, to_device);
     }
 }
