@@ -170,10 +170,10 @@ static void *next_of(_Atomic(void *) *known, const char *name)
     __attribute__((visibility("default"))) type own_##name parameters __asm__(#name);              \
     type own_##name parameters                                                                     \
     {                                                                                              \
-        __typeof__(&own_##name) next = NULL;                                                       \
+        __typeof__(&own_##name) volatile next = NULL; /* gcc: setjmp(3) of the cleanup */          \
         struct bounce b;                                                                           \
         type result;                                                                               \
-        *(void **)&next = next_of(&known_##name, #name);                                           \
+        *(void *volatile *)&next = next_of(&known_##name, #name);                                  \
         if (!next)                                                                                 \
             return (type)(otherwise);                                                              \
         if (!ibx_managed_any() || !bounce_begin(&b, into, count))                                  \

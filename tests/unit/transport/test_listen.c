@@ -149,10 +149,10 @@ static void test_a_second_listener_is_refused(void **state)
     assert_int_equal(access(uri.path, F_OK), 0);
 }
 
-static void *let_go(void *listener)
+static void *let_go(void *old)
 {
     poll(NULL, 0, 50); /* as the kernel does behind a kill */
-    close(*(int *)listener);
+    close(*(int *)old);
     return NULL;
 }
 
