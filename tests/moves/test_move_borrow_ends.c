@@ -152,17 +152,6 @@ static void test_held_until_it_quits(void)
     is_home();
 }
 
-/* QEMU, by itself. */
-static void ends(struct vm *vm)
-{
-    const uint64_t deadline = vm_soon();
-    while (!waitpid(vm->pid, NULL, WNOHANG)) {
-        assert_true(ibx_now_ns() < deadline);
-        poll(NULL, 0, 5);
-    }
-    vm->pid = 0;
-}
-
 /* The tool that would have told it to is killed: recover does. */
 static void killed_before_it_quits(const char *state, int status)
 {
@@ -177,7 +166,7 @@ static void killed_before_it_quits(const char *state, int status)
     mover_kill(&sender, SIGKILL);
     struct mover *last = MOVER_RUN(status, "recover", "--qmp", vms[0].tool, "--json", TIMED);
     mover_must_print(last, "has returned");
-    ends(&vms[0]);
+    vm_await_end(&vms[0]);
     if (!status)
         mover_ends(&receiver, 0);
     is_home();

@@ -219,17 +219,6 @@ static void test_confirmation_lost(void)
     ended();
 }
 
-static void await_quit(struct vm *vm)
-{
-    const uint64_t deadline = vm_soon();
-    while (waitpid(vm->pid, NULL, WNOHANG) != vm->pid) {
-        if (ibx_now_ns() >= deadline)
-            fail_msg("QEMU did not quit");
-        poll(NULL, 0, 2);
-    }
-    vm->pid = 0;
-}
-
 /* ... or, when it has been interrupted meanwhile, as it is asked to later. */
 static void test_confirmation_interrupted(void)
 {
@@ -242,7 +231,7 @@ static void test_confirmation_interrupted(void)
     pair_recover(&receiver);
     mover_await_words(&receiver, "waiting at ");
     mover_start(&sender, (const char *[]){"recover", "--quit", "--qmp", vms[0].tool, TIMED, NULL});
-    await_quit(&vms[0]);
+    vm_await_end(&vms[0]);
     ended();
 }
 

@@ -7,8 +7,6 @@
 
 #include "common/clock.h"
 
-#define LOOK_MS 5
-
 /* Both QEMUs, the destination's with one more option, and neither with tools. */
 static void start(const char *append, const char *more)
 {
@@ -152,17 +150,6 @@ static void press(const char *append, const char *more)
     vm_do(&vms[1], "system_powerdown", NULL);
 }
 
-static void await_end(struct vm *vm)
-{
-    const uint64_t deadline = vm_soon();
-    while (waitpid(vm->pid, NULL, WNOHANG) != vm->pid) {
-        if (ibx_now_ns() >= deadline)
-            fail_msg("QEMU did not end");
-        poll(NULL, 0, LOOK_MS);
-    }
-    vm->pid = 0;
-}
-
 static void on_record(const struct vm *vm, const char *state)
 {
     struct mover *status = MOVER_RUN(0, "status", "--qmp", vm->tool, "--json");
@@ -196,7 +183,7 @@ static void has_ended(void)
 static void test_runs_until_shut_down(void)
 {
     press("button=1", NULL);
-    await_end(&vms[1]);
+    vm_await_end(&vms[1]);
     has_ended();
     mover_must_print(&receiver, "the guest has shut the VM down");
     assert_false(mover_printed(&receiver, "rollback"));
@@ -209,7 +196,7 @@ static void test_shut_down_and_ended(void)
     json_decref(vm_event(&vms[1], "SHUTDOWN", NULL));
     mover_await_words(&sender, "\"vm_status\":\"shutdown\"");
     kill(vms[1].pid, SIGTERM);
-    await_end(&vms[1]);
+    vm_await_end(&vms[1]);
     has_ended();
 }
 
@@ -222,7 +209,7 @@ static void test_shut_down_unheard(void)
     mover_kill(&sender, SIGKILL);
     mover_kill(&receiver, SIGKILL);
     on_record(&vms[1], "shut-down");
-    await_end(&vms[1]);
+    vm_await_end(&vms[1]);
     pair_recover(&receiver);
     mover_await_words(&receiver, "only the source's confirmation of that is missing");
     struct mover *rollback = MOVER_RUN(1, "rollback", "--yes", "--qmp", vms[0].tool, TIMED);
@@ -248,7 +235,7 @@ static void test_shut_down_and_kept(void)
 /* The source keeps everything, since it may be wanted back. */
 static void is_kept(const char *words, const char *reason)
 {
-    await_end(&vms[1]);
+    vm_await_end(&vms[1]);
     mover_ends(&receiver, 3);
     mover_must_print(&receiver, words);
     mover_must_print(&receiver, "rollback at the source");

@@ -134,12 +134,7 @@ static void test_resume(void)
 static void test_quit(void)
 {
     freeze("mib=16", "--quit");
-    const uint64_t until = vm_soon();
-    while (waitpid(vms[0].pid, NULL, WNOHANG) != vms[0].pid) {
-        assert_true(ibx_now_ns() < until);
-        poll(NULL, 0, 5);
-    }
-    vms[0].pid = 0;
+    vm_await_end(&vms[0]);
 }
 
 /* ---------------------------------------------------------------- failures */

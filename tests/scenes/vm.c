@@ -249,6 +249,17 @@ void vm_kill(struct vm *vm)
     vm->pid = 0;
 }
 
+void vm_await_end(struct vm *vm)
+{
+    const uint64_t deadline = vm_soon();
+    while (waitpid(vm->pid, NULL, WNOHANG) != vm->pid) {
+        if (ibx_now_ns() >= deadline)
+            fail_msg("QEMU did not end");
+        poll(NULL, 0, LOOK_MS);
+    }
+    vm->pid = 0;
+}
+
 void vm_end(struct vm *vm)
 {
     for (size_t i = 0; i < VMS_MAX; i++) {

@@ -58,6 +58,8 @@ void vm_start(struct vm *vm, const struct vm_options *options);
 void vm_end(struct vm *vm);
 /* SIGKILL; its files stay. */
 void vm_kill(struct vm *vm);
+/* Waits until it has ended by itself. */
+void vm_await_end(struct vm *vm);
 int vm_end_all(void **state);
 /* The deadline for something that is to come. */
 uint64_t vm_soon(void);
