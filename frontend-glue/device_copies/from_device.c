@@ -79,25 +79,24 @@ __attribute__((noinline)) static int run_inline(struct copies *x, const struct i
     x->copy.out = NULL;
     if (rc != IBX_REQUEST_DONE)
         return rc;
-    rc = ibx_session_answer_delayed(x->s);
-    if (rc)
-        return rc;
     ibx_session_consume(x->s, q);
     rc = ibx_copies_answer(x, began, out, sizeof(uint64_t) + (size_t)x->copy.bytes);
     return rc ? rc : IBX_REQUEST_DONE;
 }
 
+/* What was delayed is answered first, not while chunks hold bytes of this one: that forgets what
+ * another client has reset. */
 static int run_by_reply(struct copies *x, const struct ibx_request *q, uint64_t began)
 {
+    int rc = ibx_session_answer_delayed(x->s);
+    if (rc)
+        return rc;
     ibx_copies_begin(x, COPY_TO_REPLY, x->copy.frame.out);
     const struct copy_path *path = ibx_copies_path(x);
     if (path == &ibx_path_inline)
         return run_inline(x, q, began);
-    int rc = path ? path->to_reply(x) : IBX_REQUEST_PASS;
+    rc = path ? path->to_reply(x) : IBX_REQUEST_PASS;
     if (rc != IBX_REQUEST_DONE)
-        return rc;
-    rc = ibx_session_answer_delayed(x->s);
-    if (rc)
         return rc;
     ibx_session_consume(x->s, q);
     rc = answer_delivered(x, began);

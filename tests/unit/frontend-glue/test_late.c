@@ -27,6 +27,7 @@
 enum cut { CUT_DELAYED, CUT_ANSWERING, CUT_ANSWERED, CUTS };
 
 static atomic_uint delays; /* of answers */
+static atomic_ulong given; /* copies that the GPU had been given before the last of them */
 static atomic_bool waits;  /* the server, behind a delay, before it looks for what comes next */
 static atomic_uint
     cut_at; /* the delay or answer at which the server's connection breaks; 0: none */
@@ -36,6 +37,12 @@ static void cut(struct ibx_session *s, enum cut when)
 {
     if (when == cut_when && delays == cut_at)
         ibx_abort(s->conn);
+}
+
+static unsigned long begun(void)
+{
+    const struct ibx_double_stats now = cuda_stats();
+    return now.copies_async + now.copies_sync;
 }
 
 void __real_ibx_session_delay(struct ibx_session *s);
@@ -54,17 +61,12 @@ void __wrap_ibx_session_delay(struct ibx_session *s)
 
 int __wrap_ibx_session_sync_delayed(struct ibx_session *s)
 {
+    given = begun();
     cut(s, CUT_ANSWERING);
     const int rc = __real_ibx_session_sync_delayed(s);
     if (!rc)
         cut(s, CUT_ANSWERED);
     return rc;
-}
-
-static unsigned long begun(void)
-{
-    const struct ibx_double_stats now = cuda_stats();
-    return now.copies_async + now.copies_sync;
 }
 
 /* ------------------------------------------------------------------------- the scene */
@@ -265,12 +267,14 @@ static void test_order(void **state)
     for (unsigned i = 0; i < 2 * sizeof(sizes) / sizeof(sizes[0]); i++) {
         const size_t n = sizes[i / 2], out = i % 2 ? 0 : n;
         const struct frame f = i % 2 ? to_device(bytes, n) : from_device(n);
+        const unsigned long before = begun();
         fill(0, i);
         app->slow(SLOW_US / 4);
         send_parts(1);
         send_frame("cudaMemcpy", &f);
         let_go();
         expect_part(0, i);
+        assert_true(!out || given == before + 1); /* no chunk was its, meanwhile */
         memset(got, 0, n + 8);
         assert_int_equal(receive_reply(got, out ? out + 8 : 0), 0);
         assert_int_equal(pattern_check(got + 8, out, 5), out);
