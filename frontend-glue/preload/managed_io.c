@@ -22,6 +22,7 @@
 
 #define STEP   (64u << 10) /* no block is shorter */
 #define IOVECS 16          /* more are only touched before: handlers of signals have small stacks */
+#define FEW    512u        /* bytes, and fewer than O_DIRECT takes: not worth a mapping */
 
 /* The handler of SIGSEGV does the rest. The byte stays what it is. */
 static void touch(uintptr_t at, bool writes)
@@ -74,6 +75,7 @@ struct bounce {
     int count;
     uint8_t *memory;
     size_t n;
+    uint8_t few[FEW];
 };
 
 static void ready_all(const struct iovec *v, int count)
@@ -93,8 +95,8 @@ static bool bounce_begin(struct bounce *b, const struct iovec *wanted, int count
         managed[i] = ibx_managed_other((uintptr_t)wanted[i].iov_base, wanted[i].iov_len);
         b->n += managed[i] ? wanted[i].iov_len : 0;
     }
-    void *memory = MAP_FAILED; /* malloc(3) is nothing for handlers of signals */
-    if (b->n)
+    void *memory = b->n ? b->few : MAP_FAILED;
+    if (b->n >= FEW) /* malloc(3) is nothing for handlers of signals */
         memory = mmap(NULL, b->n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) {
         ready_all(wanted, count);
@@ -105,6 +107,8 @@ static bool bounce_begin(struct bounce *b, const struct iovec *wanted, int count
     for (int i = 0; i < count; i++) {
         b->parts[i] = (struct iovec){managed[i] ? next : wanted[i].iov_base, wanted[i].iov_len};
         next += managed[i] ? wanted[i].iov_len : 0;
+        if (!managed[i]) /* perhaps a part of it is */
+            ready(wanted[i].iov_base, wanted[i].iov_len, true);
     }
     return true;
 }
@@ -113,7 +117,8 @@ static bool bounce_begin(struct bounce *b, const struct iovec *wanted, int count
 static void bounce_end(void *bounce)
 {
     struct bounce *b = bounce;
-    munmap(b->memory, b->n);
+    if (b->memory != b->few)
+        munmap(b->memory, b->n);
 }
 
 static void bounce_take(const struct bounce *b, size_t got)
@@ -171,12 +176,13 @@ static void *next_of(_Atomic(void *) *known, const char *name)
     type own_##name parameters                                                                     \
     {                                                                                              \
         __typeof__(&own_##name) volatile next = NULL; /* gcc: setjmp(3) of the cleanup */          \
+        const struct iovec *const wanted = into;      /* lives on behind a condition */            \
         struct bounce b;                                                                           \
         type result;                                                                               \
         *(void *volatile *)&next = next_of(&known_##name, #name);                                  \
         if (!next)                                                                                 \
             return (type)(otherwise);                                                              \
-        if (!ibx_managed_any() || !bounce_begin(&b, into, count))                                  \
+        if (!ibx_managed_any() || !bounce_begin(&b, wanted, count))                                \
             return next arguments;                                                                 \
         pthread_cleanup_push(bounce_end, &b);                                                      \
         result = next bounced;                                                                     \

@@ -298,6 +298,11 @@ bool system_calls_that_wait()
     REQUIRE(m[9] == 1 && m[10] == 9 && m[99] == 9 && m[100] == 1);
     REQUIRE(while_it_waits([&] { return readv(ends[0], parts, 2) == 90; }, work_and_send));
     REQUIRE(m[70 * K] == 9 && m[70 * K + 49] == 9 && m[70 * K + 50] == 1);
+    // One that goes on behind its allocation is touched before.
+    iovec over[2] = {{m, 40}, {m + n - 20, 40}};
+    REQUIRE(cudaMemset(m, 1, n) == 0 && write(ends[1], ninety.data(), 60) == 60);
+    REQUIRE(readv(ends[0], over, 2) == 60);
+    REQUIRE(m[39] == 9 && m[40] == 1 && m[n - 21] == 1 && m[n - 20] == 9 && m[n - 1] == 9);
     std::memcpy(m, sent.data(), n);
     REQUIRE(while_it_waits([&] { return write(ends[1], m, n) == ssize_t(n); },
                            [&] {
