@@ -98,8 +98,7 @@ struct greeting {
     struct ibx_error *err;
 };
 
-/* -EISCONN: it is there. What follows it is dropped: that is COMPLETE at most, which is repeated.
- */
+/* -EISCONN: it is there. What follows it stays for whoever takes next. */
 static int on_answer(void *context, const struct ibx_migrate_any *message)
 {
     struct greeting *g = context;
