@@ -23,6 +23,7 @@
 #define STEP   (64u << 10) /* no block is shorter */
 #define IOVECS 16          /* more are only touched before: handlers of signals have small stacks */
 #define FEW    512u        /* bytes, and fewer than O_DIRECT takes: not worth a mapping */
+#define MOST   (2u << 30)  /* that one read(2) brings; fread(3) would have all of a model twice */
 
 /* The handler of SIGSEGV does the rest. The byte stays what it is. */
 static void touch(uintptr_t at, bool writes)
@@ -95,8 +96,8 @@ static bool bounce_begin(struct bounce *b, const struct iovec *wanted, int count
         managed[i] = ibx_managed_other((uintptr_t)wanted[i].iov_base, wanted[i].iov_len);
         b->n += managed[i] ? wanted[i].iov_len : 0;
     }
-    void *memory = b->n ? b->few : MAP_FAILED;
-    if (b->n >= FEW) /* malloc(3) is nothing for handlers of signals */
+    void *memory = b->n && b->n < FEW ? b->few : MAP_FAILED;
+    if (b->n >= FEW && b->n <= MOST) /* malloc(3) is nothing for handlers of signals */
         memory = mmap(NULL, b->n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) {
         ready_all(wanted, count);
