@@ -86,7 +86,8 @@ static void begin(const char *stop_at, const char *bandwidth)
     if (!wire_make())
         skip();
     pair_start(NULL);
-    mover_stop_next(stop_at);
+    if (stop_at)
+        mover_stop_next(stop_at);
     mover_namespace = there();
     mover_receive(&receiver, &vms[1], LISTEN,
                   (const char *[]){QUICK, "--max-bandwidth", bandwidth, NULL});
