@@ -256,7 +256,9 @@ static void test_no_changed_byte_is_taken(void)
     const size_t total = wire->passed;
     end(NULL);
     srand((unsigned)time(NULL));
-    for (unsigned i = 0; i < flips; i++) {
+    /* One behind the end of its own migration, which may be shorter than the first, changes none.
+     */
+    for (unsigned i = 0; flipped < flips && i < 2 * flips; i++) {
         /* Every other one while handshakes and control messages cross, where less is. */
         const size_t flip = ((size_t)rand() << 16 ^ (size_t)rand()) % (i % 2 ? total : 16384);
         begin("encryption=required", flip, false);
@@ -283,7 +285,7 @@ static void test_no_changed_byte_is_taken(void)
     print_message("%u changed; %u stayed at the source, %u broke and came again, %u unnoticed; "
                   "%u times nothing went on\n",
                   flipped, stayed, again, unnoticed, stalled);
-    assert_true(flipped >= flips - flips / 8);
+    assert_int_equal(flipped, flips);
     /* The last words of an end: nothing depends on them. */
     assert_true(unnoticed <= flips / 8);
 }
