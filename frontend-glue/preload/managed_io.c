@@ -148,15 +148,21 @@ static void *next_of(_Atomic(void *) *known, const char *name)
     return found;
 }
 
-/* A function of that name: sees to its memory, calls the next one with the same arguments. */
 #define PASSED(...) (__VA_ARGS__)
-#define TAKEN(type, name, parameters, arguments, before, otherwise)                                \
+
+/* Declares own_NAME, which is this library's function of that name; the next one is known before
+ * main(). */
+#define NAMED(type, name, parameters)                                                              \
     static _Atomic(void *) known_##name;                                                           \
     __attribute__((constructor)) static void find_##name(void)                                     \
     {                                                                                              \
         next_of(&known_##name, #name);                                                             \
     }                                                                                              \
-    __attribute__((visibility("default"))) type own_##name parameters __asm__(#name);              \
+    __attribute__((visibility("default"))) type own_##name parameters __asm__(#name);
+
+/* One that sees to its memory and calls the next one with the same arguments. */
+#define TAKEN(type, name, parameters, arguments, before, otherwise)                                \
+    NAMED(type, name, parameters)                                                                  \
     type own_##name parameters                                                                     \
     {                                                                                              \
         __typeof__(&own_##name) next = NULL;                                                       \
@@ -168,12 +174,7 @@ static void *next_of(_Atomic(void *) *known, const char *name)
 /* One that fills `count` parts. `bounced` is the same call into b.parts: it returns bytes, and the
  * program gets these in units. */
 #define FILLS(type, name, parameters, arguments, into, count, bounced, unit, otherwise)            \
-    static _Atomic(void *) known_##name;                                                           \
-    __attribute__((constructor)) static void find_##name(void)                                     \
-    {                                                                                              \
-        next_of(&known_##name, #name);                                                             \
-    }                                                                                              \
-    __attribute__((visibility("default"))) type own_##name parameters __asm__(#name);              \
+    NAMED(type, name, parameters)                                                                  \
     type own_##name parameters                                                                     \
     {                                                                                              \
         __typeof__(&own_##name) volatile next = NULL; /* gcc: setjmp(3) of the cleanup */          \

@@ -2,17 +2,16 @@
 /* What a VM that returns has written and given back, of memory of this process that stands for
  * QEMU's: also in the moment in which a page is in its place and not noted yet. */
 #include "migrate/source/source.h"
+#include "tests/scenes/tracking_uffd.h"
 #include "tests/scenes/unit.h"
 #include "userfaultfd/dirty.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/userfaultfd.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #define PAGE  4096u
@@ -67,12 +66,7 @@ static struct memory *begin(void)
     struct memory *m = &memory;
     struct source *s = &m->source;
     memset(m, 0, sizeof(*m));
-    m->uffd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
-    assert_true(m->uffd >= 0);
-    if (ibx_dirty_enable(m->uffd, &error) == -EOPNOTSUPP) {
-        close(m->uffd);
-        skip(); /* before Linux 6.7 */
-    }
+    m->uffd = tracking_uffd();
     m->bytes = mmap(NULL, PAGES * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_true(m->bytes != MAP_FAILED);
     make_block(m, 0, 0, FIRST);

@@ -3,17 +3,16 @@
  * processors: the same pages are found by one thread and by several, and none is missed where one
  * was looked for. And what is protected with some pages, and found then. */
 #include "migrate/qemu/qemu.h"
+#include "tests/scenes/tracking_uffd.h"
 #include "tests/scenes/unit.h"
 #include "userfaultfd/dirty.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/userfaultfd.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #define PAGE  4096u
@@ -56,12 +55,7 @@ static bool is_written(uint64_t page)
 static void begin_at(struct memory *m, unsigned shift)
 {
     memset(m, 0, sizeof(*m));
-    m->uffd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
-    assert_true(m->uffd >= 0);
-    if (ibx_dirty_enable(m->uffd, &error) == -EOPNOTSUPP) {
-        close(m->uffd);
-        skip(); /* before Linux 6.7 */
-    }
+    m->uffd = tracking_uffd();
     m->whole = mmap(NULL, (PAGES + 2 * HUGE) * PAGE, PROT_READ | PROT_WRITE,
                     MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(m->whole != MAP_FAILED);
