@@ -383,8 +383,10 @@ bool ibx_handles_add_node(struct copies *x, uint64_t node, uint64_t graph);
 bool ibx_handles_list_node(struct copies *x, uint64_t node, uint64_t graph);
 void ibx_handles_forget_nodes(uint64_t graph);
 bool ibx_handles_is_node_of(struct copies *x, uint64_t node, uint64_t graph);
-/* What can be launched was made of that graph; whether the node was in it then. */
-void ibx_handles_made_of(struct copies *x, uint64_t exec, uint64_t graph);
+/* What can be launched was made of that graph, with so many functions of clients; these, 0: not
+ * known; whether the node was in it then. */
+void ibx_handles_made_of(struct copies *x, uint64_t exec, uint64_t graph, unsigned functions);
+unsigned ibx_handles_functions(struct copies *x, uint64_t exec);
 bool ibx_handles_has_node(struct copies *x, uint64_t exec, uint64_t node);
 /* The context is gone, and what was in it; NULL: it is not known which. */
 void ibx_handles_forget(const void *context);
@@ -405,6 +407,11 @@ void ibx_frees_exec(struct copies *x, const void *exec);
 /* A context was reset, with its events, as far as the last launches of executable graphs are
  * behind these; NULL: unknown which. */
 void ibx_frees_forget(const void *context);
+
+/* graph_room.c: before a launch of a graph with so many functions of clients, which stays until
+ * there is room for them; so many were called, or will not be. */
+void ibx_graph_room_take(unsigned functions);
+void ibx_graph_room_give(unsigned functions);
 
 /* registrations.c: what a handler of GVirtuS's does, by its request's name. */
 enum registrations_use ibx_registrations_use(const char *name);

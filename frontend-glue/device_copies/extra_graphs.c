@@ -69,31 +69,6 @@ static int destroy(struct extra *e)
     return rc;
 }
 
-static int instantiate(struct extra *e)
-{
-    int (*make)(void **exec, void *graph, unsigned long long flags) = NULL;
-    void *exec = NULL, *graph = pointer(&e->in);
-    const unsigned long long flags = ibx_get_u64(&e->in);
-    if (!whole(e) || !is_graph(e, graph))
-        return CUDA_INVALID_VALUE;
-    FUNCTION(e, make);
-    int rc = make(&exec, graph, flags);
-    if (!rc && !ibx_extra_note(e->x, IBX_HANDLE_EXEC, (uintptr_t)exec))
-        rc = ibx_extra_no_memory("cudaGraphExecDestroy", exec);
-    if (!rc)
-        ibx_handles_made_of(e->x, (uintptr_t)exec, (uintptr_t)graph);
-    ibx_put_u64(&e->out, (uintptr_t)exec);
-    return rc;
-}
-
-/* Answers how many there are, and those from `from` on. */
-static void put_list(struct extra *e, const uint64_t *values, size_t count, uint64_t from)
-{
-    ibx_put_u64(&e->out, count);
-    for (size_t i = 0; i < IBX_EXTRA_LISTED; i++)
-        ibx_put_u64(&e->out, from < count && i < count - from ? values[from + i] : 0);
-}
-
 /* The nodes of a graph by a function like cudaGraphGetNodes; NULL: *rc says why not. To be freed.
  */
 static void **nodes_of(void *function, void *graph, size_t *count, int *rc)
@@ -109,32 +84,6 @@ static void **nodes_of(void *function, void *graph, size_t *count, int *rc)
         nodes = NULL;
     }
     return nodes;
-}
-
-static int list_nodes(struct extra *e)
-{
-    size_t count = 0;
-    int rc = 0;
-    void *graph = pointer(&e->in), *function = e->function;
-    const uint64_t from = ibx_get_u64(&e->in);
-    if (ibx_get_u8(&e->in))
-        function = ibx_copies_runtime("cudaGraphGetRootNodes");
-    if (!whole(e) || !is_graph(e, graph) || !function)
-        return CUDA_INVALID_VALUE;
-    void **nodes = nodes_of(function, graph, &count, &rc);
-    if (!nodes)
-        return rc;
-    uint64_t values[IBX_EXTRA_LISTED] = {0};
-    for (size_t i = 0; !rc && i < IBX_EXTRA_LISTED && from < count && i < count - from; i++) {
-        values[i] = (uintptr_t)nodes[from + i];
-        if (!ibx_handles_list_node(e->x, values[i], (uintptr_t)graph))
-            rc = CUDA_MEMORY_ALLOCATION;
-    }
-    free(nodes);
-    ibx_put_u64(&e->out, count);
-    for (size_t i = 0; i < IBX_EXTRA_LISTED; i++)
-        ibx_put_u64(&e->out, values[i]);
-    return rc;
 }
 
 /* Numbers of functions, as they are found. */
@@ -189,17 +138,85 @@ static int find_functions(struct functions *f, void *graph, unsigned depth)
     return rc;
 }
 
-static int list_functions(struct extra *e)
+/* False: the runtime lacks one. */
+static bool look_up(struct functions *f)
 {
-    struct functions f = {.x = e->x, .get_nodes = e->function};
-    void *graph = pointer(&e->in);
-    const uint64_t from = ibx_get_u64(&e->in);
-    *(void **)&f.type_of = ibx_copies_runtime("cudaGraphNodeGetType");
-    *(void **)&f.function_of = ibx_copies_runtime("cudaGraphHostNodeGetParams");
-    *(void **)&f.child_of = ibx_copies_runtime("cudaGraphChildGraphNodeGetGraph");
+    f->get_nodes = ibx_copies_runtime("cudaGraphGetNodes");
+    *(void **)&f->type_of = ibx_copies_runtime("cudaGraphNodeGetType");
+    *(void **)&f->function_of = ibx_copies_runtime("cudaGraphHostNodeGetParams");
+    *(void **)&f->child_of = ibx_copies_runtime("cudaGraphChildGraphNodeGetGraph");
+    return f->get_nodes && f->type_of && f->function_of && f->child_of;
+}
+
+/* 0: none, or they cannot be found. */
+static unsigned count_functions(const struct copies *x, void *graph)
+{
+    struct functions f = {.x = x};
+    const bool found = ibx_host_work_repeats() && look_up(&f) && !find_functions(&f, graph, 0);
+    free(f.numbers);
+    return found ? (unsigned)f.count : 0;
+}
+
+static int instantiate(struct extra *e)
+{
+    int (*make)(void **exec, void *graph, unsigned long long flags) = NULL;
+    void *exec = NULL, *graph = pointer(&e->in);
+    const unsigned long long flags = ibx_get_u64(&e->in);
     if (!whole(e) || !is_graph(e, graph))
         return CUDA_INVALID_VALUE;
-    if (!f.type_of || !f.function_of || !f.child_of)
+    FUNCTION(e, make);
+    const unsigned functions = count_functions(e->x, graph);
+    int rc = make(&exec, graph, flags);
+    if (!rc && !ibx_extra_note(e->x, IBX_HANDLE_EXEC, (uintptr_t)exec))
+        rc = ibx_extra_no_memory("cudaGraphExecDestroy", exec);
+    if (!rc)
+        ibx_handles_made_of(e->x, (uintptr_t)exec, (uintptr_t)graph, functions);
+    ibx_put_u64(&e->out, (uintptr_t)exec);
+    return rc;
+}
+
+/* Answers how many there are, and those from `from` on. */
+static void put_list(struct extra *e, const uint64_t *values, size_t count, uint64_t from)
+{
+    ibx_put_u64(&e->out, count);
+    for (size_t i = 0; i < IBX_EXTRA_LISTED; i++)
+        ibx_put_u64(&e->out, from < count && i < count - from ? values[from + i] : 0);
+}
+
+static int list_nodes(struct extra *e)
+{
+    size_t count = 0;
+    int rc = 0;
+    void *graph = pointer(&e->in), *function = e->function;
+    const uint64_t from = ibx_get_u64(&e->in);
+    if (ibx_get_u8(&e->in))
+        function = ibx_copies_runtime("cudaGraphGetRootNodes");
+    if (!whole(e) || !is_graph(e, graph) || !function)
+        return CUDA_INVALID_VALUE;
+    void **nodes = nodes_of(function, graph, &count, &rc);
+    if (!nodes)
+        return rc;
+    uint64_t values[IBX_EXTRA_LISTED] = {0};
+    for (size_t i = 0; !rc && i < IBX_EXTRA_LISTED && from < count && i < count - from; i++) {
+        values[i] = (uintptr_t)nodes[from + i];
+        if (!ibx_handles_list_node(e->x, values[i], (uintptr_t)graph))
+            rc = CUDA_MEMORY_ALLOCATION;
+    }
+    free(nodes);
+    ibx_put_u64(&e->out, count);
+    for (size_t i = 0; i < IBX_EXTRA_LISTED; i++)
+        ibx_put_u64(&e->out, values[i]);
+    return rc;
+}
+
+static int list_functions(struct extra *e)
+{
+    struct functions f = {.x = e->x};
+    void *graph = pointer(&e->in);
+    const uint64_t from = ibx_get_u64(&e->in);
+    if (!whole(e) || !is_graph(e, graph))
+        return CUDA_INVALID_VALUE;
+    if (!look_up(&f))
         return CUDA_NOT_SUPPORTED;
     const int rc = find_functions(&f, graph, 0);
     put_list(e, f.numbers, f.count, from);

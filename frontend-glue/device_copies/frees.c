@@ -203,11 +203,24 @@ void ibx_frees_forget(const void *context)
     pthread_mutex_unlock(&lock);
 }
 
+/* Of a launch into a stream that is captured, nothing is called. */
+static unsigned functions_of(struct copies *x, const void *graph, void *stream)
+{
+    const unsigned functions = ibx_handles_functions(x, (uintptr_t)graph);
+    int capturing = 0;
+    if (functions && ibx_copies_captures() && ibx_copies_have_cuda(x) && (uintptr_t)stream > 1 &&
+        x->cuda->stream_is_capturing(stream, &capturing))
+        capturing = 0;
+    return capturing ? 0 : functions;
+}
+
 int ibx_frees_launch(struct copies *x, int (*launch)(void *graph, void *stream), void *graph,
                      void *stream)
 {
     if (!ibx_host_work_repeats())
         return launch(graph, stream);
+    const unsigned functions = functions_of(x, graph, stream);
+    ibx_graph_room_take(functions);
     const uint64_t deadline = ibx_deadline_in_ms(HELD_MS);
     const struct timespec until = {(time_t)(deadline / 1000000000u),
                                    (long)(deadline % 1000000000u)};
@@ -220,6 +233,8 @@ int ibx_frees_launch(struct copies *x, int (*launch)(void *graph, void *stream),
     launching++;
     pthread_mutex_unlock(&lock);
     const int rc = launch(graph, stream);
+    if (rc)
+        ibx_graph_room_give(functions);
     pthread_mutex_lock(&lock);
     launching--;
     pthread_cond_broadcast(&changed);

@@ -16,6 +16,7 @@ struct handle {
     uint64_t value;
     uint64_t of;     /* of a node, or what was made of one: its graph; 0: not known, or no more */
     uint64_t number; /* in which order it was made; 0: a node that came by a capture or a clone */
+    unsigned functions;              /* of clients, in what can be launched */
     const void *context;             /* in which it is; NULL: not known */
     const struct ibx_tenant *tenant; /* NULL: every tenant's */
 };
@@ -102,13 +103,24 @@ bool ibx_handles_list_node(struct copies *x, uint64_t node, uint64_t graph)
     return add(x, IBX_HANDLE_NODE, node, graph, true);
 }
 
-void ibx_handles_made_of(struct copies *x, uint64_t exec, uint64_t graph)
+void ibx_handles_made_of(struct copies *x, uint64_t exec, uint64_t graph, unsigned functions)
 {
     pthread_mutex_lock(&lock);
     struct handle *found = find(x, IBX_HANDLE_EXEC, exec);
-    if (found)
+    if (found) {
         found->of = graph;
+        found->functions = functions;
+    }
     pthread_mutex_unlock(&lock);
+}
+
+unsigned ibx_handles_functions(struct copies *x, uint64_t exec)
+{
+    pthread_mutex_lock(&lock);
+    const struct handle *found = find(x, IBX_HANDLE_EXEC, exec);
+    const unsigned functions = found ? found->functions : 0;
+    pthread_mutex_unlock(&lock);
+    return functions;
 }
 
 bool ibx_handles_has_node(struct copies *x, uint64_t exec, uint64_t node)

@@ -190,6 +190,7 @@ void ibx_host_work_call(void *repeated)
                                "on without it");
     if (once)
         wait_for_client(id, 0);
+    ibx_graph_room_give(1);
 }
 
 /* ----------------------------------------------------------------------------- requests */

@@ -11,8 +11,10 @@
 #include <atomic>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <thread>
 #include <unistd.h>
+#include <vector>
 
 namespace
 {
@@ -230,7 +232,7 @@ bool serve(Remote &remote, std::uint64_t to, std::vector<char> &bytes)
 struct Waiting {
     Gpu gpu;
     Client calls, other;
-    std::uint64_t stream, to, exec = 0;
+    std::uint64_t stream, to, queue, exec = 0;
     std::vector<char> bytes = random_bytes(4096, 7);
 
     explicit Waiting(const std::string &more = "") : gpu(more), calls(gpu), other(gpu)
@@ -241,8 +243,8 @@ struct Waiting {
         }
         stream = gpu.remote.stream_create();
         to = calls.remote.malloc(4096);
-        const std::uint64_t queue = answer(calls.remote, "ibxRuntime", number(IBX_EXTRA_HOST_OPEN));
-        exec = graph([queue](Body node) { return node.u64(queue).u64(1); });
+        queue = answer(calls.remote, "ibxRuntime", number(IBX_EXTRA_HOST_OPEN));
+        exec = graph([this](Body node) { return node.u64(queue).u64(1); });
     }
     // What can be launched of a graph with one node, a function or none.
     template <typename F> std::uint64_t graph(const F &function)
@@ -327,6 +329,55 @@ bool destroyed_beside_graphs()
     const bool over = ask(asks.remote, 2) != ~0ull;
     destroying.join();
     return served && waited && over && code == 0;
+}
+
+// A client of its own that launches a graph of one function in a stream of its own.
+struct Launcher {
+    Client client;
+    std::uint64_t exec, stream;
+    int code = -1;
+    std::thread thread;
+
+    Launcher(Waiting &w, std::uint64_t function)
+        : client(w.gpu), exec(w.graph([&](Body node) { return node.u64(w.queue).u64(function); })),
+          stream(client.remote.stream_create(1))
+    {
+        client.remote.get_last_error();
+        client.remote.set_device(0);
+        thread = std::thread(
+            [this] { code = client.remote.call("cudaGraphLaunch", Body().u64(exec).u64(stream)); });
+    }
+};
+
+// Graphs of several clients, more than a GPU has connections for, each with a copy of the client's.
+// All end, whether they are served at once, or not before the last launch has not stayed any more.
+bool many_graphs(unsigned count, bool at_once)
+{
+    Waiting w;
+    const std::uint64_t stream = w.calls.remote.stream_create(1);
+    std::vector<std::unique_ptr<Launcher>> launchers;
+    for (unsigned i = 1; i <= count; i++)
+        launchers.push_back(std::make_unique<Launcher>(w, i + 1));
+    if (!at_once)
+        for (auto &launcher : launchers)
+            launcher->thread.join();
+    std::uint64_t called = 0;
+    bool right = true;
+    for (unsigned served = 0; served < count && right; served += called != 0) {
+        called = ask(w.calls.remote, called);
+        right = called != ~0ull;
+        if (called)
+            right = w.calls.remote.to_device_async(w.to, w.bytes.data(), 4096, stream) == 0 &&
+                    w.calls.remote.stream_synchronize(stream) == 0;
+    }
+    right = right && ask(w.calls.remote, called) != ~0ull;
+    for (auto &launcher : launchers) {
+        if (at_once)
+            launcher->thread.join();
+        right = right && launcher->code == 0;
+        right = right && launcher->client.remote.stream_synchronize(launcher->stream) == 0;
+    }
+    return right;
 }
 
 bool kernels()
@@ -628,6 +679,8 @@ int main(int argc, char **argv)
           [] { return copied_beside_graphs(true); });
     check("... from the device", [] { return copied_beside_graphs(false); });
     check("an executable graph destroyed beside graphs", destroyed_beside_graphs);
+    check("graphs of many clients that wait", [] { return many_graphs(12, true); });
+    check("... for more than a second", [] { return many_graphs(8, false); });
     unsetenv("IBX_DOUBLE_ALONE");
     check("kernels", kernels);
     check("kernels while some are taken away", kernels_meanwhile);

@@ -6,7 +6,8 @@
 #include <string.h>
 #include <time.h>
 
-#define STREAMS 32
+#define STREAMS     32
+#define CONNECTIONS 8 /* if more streams wait for a function, no copy is made */
 
 struct job {
     bool sync; /* of cuMemcpyHtoD or cuMemcpyDtoH */
@@ -55,6 +56,7 @@ static bool held;
 static void *held_stream;
 static void *captured;
 static unsigned long in_flight;
+static unsigned in_functions; /* streams that wait for one */
 
 /* ------------------------------------------------------------------- for tests only */
 
@@ -196,7 +198,7 @@ EXPORT void ibx_double_capture(void *stream)
 
 static bool runnable(const struct stream *stream, const struct job *job)
 {
-    if (held || stream == held_stream)
+    if (held || stream == held_stream || (job->height && in_functions > CONNECTIONS))
         return false;
     for (unsigned i = 0; i < STREAMS; i++) {
         if ((int)(streams[i].done - job->needs[i]) < 0)
@@ -231,9 +233,11 @@ static void *work(void *argument)
         int code;
         bool broken = (job->height && fails("dma", &code)) || sticky_error;
         unsigned wait_us = job->sync ? slow_sync_us : slow_async_us;
+        in_functions += job->function != NULL;
         pthread_mutex_unlock(&mutex);
         run_job(job, wait_us, broken);
         pthread_mutex_lock(&mutex);
+        in_functions -= job->function != NULL;
         stream->first = job->next;
         if (!stream->first)
             stream->last = &stream->first;
