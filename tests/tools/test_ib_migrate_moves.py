@@ -60,6 +60,34 @@ def a_vm_is_migrated_and_both_sides_report(scene):
 
 
 @case
+def a_vm_that_came_and_went_on_is_not_said_to_run(scene):
+    first, second, third = Vm(scene, append="mib=4"), *(
+        Vm(scene, append="mib=4", incoming=True) for _ in range(2))
+    until(lambda: first.beats() > 20, "heartbeats")
+    for here, there in ((first, second), (second, third)):
+        waiting, uri = receiver(scene, there)
+        sender = start(scene, "send --json", *here.qmp, uri)
+        equal([finish(sender)[0], finish(waiting)[0]], [0, 0])
+    third.runs_on()
+    own = r"came here with all of its pages: where it is now is told by the record of its later " \
+          r"migration to \S+"
+    lines = objects(succeeds(scene, "status --json", *second.qmp))
+    equal([line["record"]["role"] for line in lines], ["source", "destination"])
+    assert re.search(own, lines[1]["sentence"]), lines
+    assert "runs here with all of its pages" in succeeds(scene, "status", *third.qmp)
+    # ... by whatever monitor it left.
+    for file in glob.glob(os.path.join(os.environ["IBX_STATE_DIR"], "*.source.json")):
+        with open(file, encoding="ascii") as record:
+            text = record.read()
+        if second.socket in text:
+            with open(file, "w", encoding="ascii") as record:
+                record.write(text.replace(second.socket, second.own))
+    out = succeeds(scene, "status", *second.qmp)
+    equal((out.count("guest-of-a-test  "), len(re.findall(own, out))), (1, 1))
+    assert re.search(f"deleted: .* {own}", succeeds(scene, "prune", *second.qmp))
+
+
+@case
 def a_running_migration_is_watched_and_changed(scene):
     source, destination, sender, waiting = slow_migration(scene)
     lines = objects(succeeds(scene, "status --json"))

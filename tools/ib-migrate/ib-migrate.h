@@ -135,9 +135,8 @@ void ibx_cli_use_record(struct ibx_options *options, const struct ibx_record *re
 /* Removes the key of a migration that is over, when ib-migrate run has made it. The other side may
  * ask a source that is done once more: its key goes when that has been confirmed. */
 void ibx_cli_forget_key(const char *folder, const struct ibx_record *record);
-/* Where the VM is: as ibx_journal_describe(), and whether the QEMU that it ran in has ended. */
-void ibx_cli_vm_state(const struct ibx_record *record, char *sentence, size_t size);
-
+/* ... and has done so: the other side knows that this one is done. */
+bool ibx_cli_key_forgotten(const char *folder, const struct ibx_record *record);
 /* A migration, or a receiver that waits for one, as status knows it. */
 struct migrate_view {
     struct ibx_record record; /* without a state of a receiver */
@@ -145,6 +144,11 @@ struct migrate_view {
     bool mute;                /* one works on it and did not answer */
     struct ibx_migrate_status status;
 };
+
+/* ------------------------------------------------------------ vm_state.c */
+
+/* Where the VM is: as ibx_journal_describe(), and whether the QEMU that it ran in has ended. */
+void ibx_cli_vm_state(const struct ibx_record *record, char *sentence, size_t size);
 
 /* ------------------------------------------------------------ prometheus.c */
 

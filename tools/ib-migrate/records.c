@@ -72,6 +72,11 @@ void ibx_cli_forget_key(const char *folder, const struct ibx_record *record)
         unlink(record->key_file);
 }
 
+bool ibx_cli_key_forgotten(const char *folder, const struct ibx_record *record)
+{
+    return is_key_of_run(folder, record->key_file) && access(record->key_file, F_OK);
+}
+
 /* ------------------------------------------------------------ what there is */
 
 struct receiver {
@@ -84,7 +89,7 @@ struct receiver {
 struct found {
     const struct migrate_args *args;
     struct ibx_record *records;
-    size_t record_count;
+    size_t record_count, all_count; /* behind those of --qmp are the others */
     struct receiver *receivers;
     size_t receiver_count;
     bool no_memory;
@@ -143,9 +148,14 @@ static int find(const struct migrate_args *args, struct found *found, struct ibx
         rc = ibx_error_set(err, -ENOMEM, "no memory for the receivers in %s", args->folder);
     if (!rc)
         rc = ibx_journal_list(args->folder, &found->records, &found->record_count, err);
-    for (size_t i = 0; !rc && i < found->record_count; i++)
-        if (!args->qmp[0] || !strcmp(args->qmp, found->records[i].qmp))
-            found->records[kept++] = found->records[i];
+    found->all_count = found->record_count;
+    for (size_t i = 0; !rc && i < found->all_count; i++) {
+        if (args->qmp[0] && strcmp(args->qmp, found->records[i].qmp) != 0)
+            continue;
+        const struct ibx_record wanted = found->records[i];
+        found->records[i] = found->records[kept];
+        found->records[kept++] = wanted;
+    }
     found->record_count = kept;
     if (rc)
         found_free(found);
@@ -189,85 +199,37 @@ static const char *trouble(const struct ibx_error *err)
     return err->code && err->code != -ENOENT && err->code != -ECONNREFUSED ? err->message : NULL;
 }
 
-/* Of a source whose QEMU has ended before the migration was complete. */
-static void describe_memory(const struct ibx_record *record, const char *vm, char *sentence,
-                            size_t size)
+/* The later migration by which a VM has left, or may have, the QEMU in which this record says that
+ * it runs; NULL: none. */
+static const struct ibx_record *left_by(const struct found *found, const struct ibx_record *record)
 {
-    char path[PATH_MAX];
-    const bool there = ibx_journal_memory_file(record, path);
-    if (ibx_journal_lost_there(record)) {
-        snprintf(sentence, size,
-                 "%s ran at %s, and its QEMU there has ended, and so has that here (process %d): "
-                 "nothing can restart it from its stop, start it from its disk",
-                 vm, record->peer, (int)record->pid);
-        return;
+    const bool runs =
+        record->state == (record->source ? IBX_JOURNAL_ROLLED_BACK : IBX_JOURNAL_DONE);
+    for (size_t i = 0; runs && i < found->all_count; i++) {
+        const struct ibx_record *later = &found->records[i];
+        if (later->source && later->state != IBX_JOURNAL_HERE && later->state != IBX_JOURNAL_KEPT &&
+            later->state != IBX_JOURNAL_ROLLED_BACK && later->pid == record->pid &&
+            later->pid_started == record->pid_started && later->written_s >= record->written_s)
+            return later;
     }
-    snprintf(
-        sentence, size,
-        "%s %s at %s and not here: its QEMU here (process %d) has ended, and its memory %s%s%s", vm,
-        record->state == IBX_JOURNAL_MOVED ? "runs" : "may run",
-        record->peer[0] ? record->peer : "the other side", (int)record->pid,
-        there ? "is in " : "with it, so what had not been fetched is lost", there ? path : "",
-        there ? ", from which \"ib-migrate recover\" sends it: start no QEMU on that file" : "");
+    return NULL;
 }
 
-/* As ibx_cli_vm_state() for a QEMU that has ended; false: the record alone tells it. */
-static bool describe_ended(const struct ibx_record *record, char *sentence, size_t size)
+/* As ibx_cli_vm_state(), with what other records know. */
+static void vm_state(const struct found *found, const struct ibx_record *record, char *sentence,
+                     size_t size)
 {
     char vm[PATH_MAX];
-    const int pid = (int)record->pid;
-    /* QEMU's reason for its end, if it gave one: "host-signal". */
-    const bool told =
-        !strncmp(record->vm_status, "host-", 5) || !strncmp(record->vm_status, "guest-", 6);
+    const struct ibx_record *later = ibx_journal_qemu_gone(record) ? NULL : left_by(found, record);
+    if (!later) {
+        ibx_cli_vm_state(record, sentence, size);
+        return;
+    }
     ibx_cli_vm_name(record, vm, sizeof(vm));
-    if (!record->source &&
-        (record->state == IBX_JOURNAL_MAY_RUN || record->state == IBX_JOURNAL_RUNNING))
-        snprintf(sentence, size,
-                 "%s does not run here: its QEMU (process %d) has ended%s%s%s; %s; \"ib-migrate "
-                 "prune --unfinished\" ends this record",
-                 vm, pid, told ? " (" : "", told ? record->vm_status : "", told ? ")" : "",
-                 record->libvirt ? "if virsh list does not have it at the source, start it from "
-                                   "its disk"
-                                 : "\"ib-migrate rollback\" at the source restarts it from its "
-                                   "stop");
-    else if (!record->source && record->state == IBX_JOURNAL_DONE)
-        snprintf(sentence, size,
-                 "%s came here with all of its pages; its QEMU (process %d) has ended since", vm,
-                 pid);
-    else if (record->state == IBX_JOURNAL_DONE)
-        snprintf(sentence, size,
-                 "%s went to %s with all of its pages; its QEMU here (process %d) has ended", vm,
-                 record->peer[0] ? record->peer : "the other side", pid);
-    else if (record->state == IBX_JOURNAL_ROLLED_BACK)
-        snprintf(sentence, size,
-                 "%s was rolled back and ran here from its stop; its QEMU (process %d) has ended "
-                 "since",
-                 vm, pid);
-    else if (record->source &&
-             (record->state == IBX_JOURNAL_MAY_RUN || record->state == IBX_JOURNAL_MOVED))
-        describe_memory(record, vm, sentence, size);
-    else if (record->source && record->state == IBX_JOURNAL_BROKEN)
-        snprintf(
-            sentence, size,
-            "%s ran at %s with memory that is not what it was here, and its QEMU here (process "
-            "%d) has ended, so that nothing can restart it from its stop: end its QEMU there, "
-            "and start it from its disk",
-            vm, record->peer[0] ? record->peer : "the other side", pid);
-    else if (record->source &&
-             (record->state == IBX_JOURNAL_HERE || record->state == IBX_JOURNAL_KEPT))
-        snprintf(sentence, size,
-                 "%s was here and never ran at %s, and its QEMU (process %d) has ended with it: "
-                 "start it from its disk",
-                 vm, record->peer[0] ? record->peer : "the other side", pid);
-    else
-        return false;
-    return true;
-}
-
-void ibx_cli_vm_state(const struct ibx_record *record, char *sentence, size_t size)
-{
-    if (!ibx_journal_qemu_gone(record) || !describe_ended(record, sentence, size))
-        ibx_journal_describe(record, sentence, size);
+    snprintf(sentence, size,
+             "%s %s: where it is now is told by the record of its later migration to %s", vm,
+             record->source ? "was taken back and ran here" : "came here with all of its pages",
+             later->peer[0] ? later->peer : later->uri);
     ibx_text_sanitize(sentence);
 }
 
@@ -295,13 +257,14 @@ static void print_receiver(const struct migrate_args *args, const struct receive
         printf("%s  destination  waiting  %s\n  %s\n", vm, qmp, state);
 }
 
-static void print_record(const struct migrate_args *args, const struct ibx_record *record)
+static void print_record(const struct migrate_args *args, const struct found *found,
+                         const struct ibx_record *record)
 {
     char state[IBX_ERROR_MAX], vm[PATH_MAX], bar[LINE + 1];
     struct ibx_migrate_status status = {.record = *record};
     struct ibx_error err = {0};
     json_t *live = ibx_journal_over(record) ? NULL : ibx_cli_ask_status(args, record, &err);
-    ibx_cli_vm_state(record, state, sizeof(state));
+    vm_state(found, record, state, sizeof(state));
     ibx_cli_vm_name(record, vm, sizeof(vm));
     if (args->json) {
         print_line_json(ibx_migrate_record_json(record), state, trouble(&err), live);
@@ -367,7 +330,7 @@ int ibx_cli_status(const struct migrate_args *args)
     for (size_t i = 0; i < found.receiver_count; i++)
         print_receiver(args, &found.receivers[i]);
     for (size_t i = 0; i < found.record_count; i++)
-        print_record(args, &found.records[i]);
+        print_record(args, &found, &found.records[i]);
     if (!found.record_count && !found.receiver_count && !args->json)
         print_none(args);
     found_free(&found);
@@ -442,6 +405,7 @@ int ibx_cli_set(const struct migrate_args *args)
 
 struct pruning {
     const struct migrate_args *args;
+    struct found found; /* all records, before the first was deleted */
     bool any;
 };
 
@@ -462,7 +426,7 @@ static void print_pruned(void *context, const struct ibx_record *record, const c
     pruning->any = true;
     if (!why && is_key_of_run(pruning->args->folder, record->key_file))
         unlink(record->key_file);
-    ibx_cli_vm_state(record, state, sizeof(state));
+    vm_state(&pruning->found, record, state, sizeof(state));
     if (!ibx_journal_qemu_gone(record) || !ibx_journal_memory_file(record, path) ||
         (!record->source && !ibx_journal_in_run_folder(path)))
         path[0] = '\0';
@@ -490,7 +454,11 @@ int ibx_cli_prune(const struct migrate_args *args)
                                             .before_s = UINT64_MAX,
                                             .each = print_pruned,
                                             .context = &pruning};
-    if (ibx_journal_prune(args->folder, &which, &err))
+    int rc = ibx_journal_list(args->folder, &pruning.found.records, &pruning.found.all_count, &err);
+    if (!rc)
+        rc = ibx_journal_prune(args->folder, &which, &err);
+    free(pruning.found.records);
+    if (rc)
         return ibx_cli_fail(err.message);
     if (!pruning.any && !args->json)
         print_none(args);

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Where a record says that the VM is, and what has become of the QEMU that it ran in. */
+#include "tools/ib-migrate/ib-migrate.h"
+
+#include <string.h>
+
+/* Of a source whose QEMU has ended before the migration was complete. */
+static void describe_memory(const struct ibx_record *record, const char *vm, char *sentence,
+                            size_t size)
+{
+    char path[PATH_MAX];
+    const bool there = ibx_journal_memory_file(record, path);
+    if (ibx_journal_lost_there(record)) {
+        snprintf(sentence, size,
+                 "%s ran at %s, and its QEMU there has ended, and so has that here (process %d): "
+                 "nothing can restart it from its stop, start it from its disk",
+                 vm, record->peer, (int)record->pid);
+        return;
+    }
+    snprintf(
+        sentence, size,
+        "%s %s at %s and not here: its QEMU here (process %d) has ended, and its memory %s%s%s", vm,
+        record->state == IBX_JOURNAL_MOVED ? "runs" : "may run",
+        record->peer[0] ? record->peer : "the other side", (int)record->pid,
+        there ? "is in " : "with it, so what had not been fetched is lost", there ? path : "",
+        there ? ", from which \"ib-migrate recover\" sends it: start no QEMU on that file" : "");
+}
+
+/* As ibx_cli_vm_state() for a QEMU that has ended; false: the record alone tells it. */
+static bool describe_ended(const struct ibx_record *record, char *sentence, size_t size)
+{
+    char vm[PATH_MAX];
+    const int pid = (int)record->pid;
+    /* QEMU's reason for its end, if it gave one: "host-signal". */
+    const bool told =
+        !strncmp(record->vm_status, "host-", 5) || !strncmp(record->vm_status, "guest-", 6);
+    ibx_cli_vm_name(record, vm, sizeof(vm));
+    if (!record->source &&
+        (record->state == IBX_JOURNAL_MAY_RUN || record->state == IBX_JOURNAL_RUNNING))
+        snprintf(sentence, size,
+                 "%s does not run here: its QEMU (process %d) has ended%s%s%s; %s; \"ib-migrate "
+                 "prune --unfinished\" ends this record",
+                 vm, pid, told ? " (" : "", told ? record->vm_status : "", told ? ")" : "",
+                 record->libvirt ? "if virsh list does not have it at the source, start it from "
+                                   "its disk"
+                                 : "\"ib-migrate rollback\" at the source restarts it from its "
+                                   "stop");
+    else if (!record->source && record->state == IBX_JOURNAL_DONE)
+        snprintf(sentence, size,
+                 "%s came here with all of its pages; its QEMU (process %d) has ended since", vm,
+                 pid);
+    else if (record->state == IBX_JOURNAL_DONE)
+        snprintf(sentence, size,
+                 "%s went to %s with all of its pages; its QEMU here (process %d) has ended", vm,
+                 record->peer[0] ? record->peer : "the other side", pid);
+    else if (record->state == IBX_JOURNAL_ROLLED_BACK)
+        snprintf(sentence, size,
+                 "%s was rolled back and ran here from its stop; its QEMU (process %d) has ended "
+                 "since",
+                 vm, pid);
+    else if (record->source &&
+             (record->state == IBX_JOURNAL_MAY_RUN || record->state == IBX_JOURNAL_MOVED))
+        describe_memory(record, vm, sentence, size);
+    else if (record->source && record->state == IBX_JOURNAL_BROKEN)
+        snprintf(
+            sentence, size,
+            "%s ran at %s with memory that is not what it was here, and its QEMU here (process "
+            "%d) has ended, so that nothing can restart it from its stop: end its QEMU there, "
+            "and start it from its disk",
+            vm, record->peer[0] ? record->peer : "the other side", pid);
+    else if (record->source &&
+             (record->state == IBX_JOURNAL_HERE || record->state == IBX_JOURNAL_KEPT))
+        snprintf(sentence, size,
+                 "%s was here and never ran at %s, and its QEMU (process %d) has ended with it: "
+                 "start it from its disk",
+                 vm, record->peer[0] ? record->peer : "the other side", pid);
+    else
+        return false;
+    return true;
+}
+
+void ibx_cli_vm_state(const struct ibx_record *record, char *sentence, size_t size)
+{
+    if (!ibx_journal_qemu_gone(record) || !describe_ended(record, sentence, size))
+        ibx_journal_describe(record, sentence, size);
+    ibx_text_sanitize(sentence);
+}
