@@ -276,6 +276,8 @@ def a_vm_is_migrated_by_one_command(scene):
     equal(glob.glob(scene.here.state + "/run-*"), [])
     for key in ("-S", "-daemonize"):
         assert key not in far.arguments()
+    code, _, err = scene.run("recover", "--qmp", scene.here.path("tool"))
+    assert code == 1 and "the destination has confirmed it" in err and "key" not in err, err
     # And back again, with pages that come before the stop: what the first run had made is gone.
     code, out, err = scene.run(
         "run", "--to", "127.0.0.1", "--ssh", scene.ssh, "--far-program", scene.program, "--map",
@@ -451,11 +453,17 @@ def a_far_end_that_does_not_come_up_is_cleaned_up(scene):
         assert listens(taken)
     fails(scene, vm, ("the destination", "refuses"), "--qemu-arg=-device",
           "--qemu-arg=virtio-rng-pci,addr=9")
-    line = list(run_line(scene))
+    line, no_ssh = list(run_line(scene)), scene.path("no-ssh")
+    with open(no_ssh, "w", encoding="ascii") as file:
+        file.write("#!/bin/sh\nexit 255\n")
+    os.chmod(no_ssh, 0o700)
     for at, value, words in ((line.index("--far-program") + 1, "/none/ib-migrate",
                               ("started no far end", "--far-program")),
                              (line.index("--ssh") + 1, "false", ("started no far end", "false")),
                              (line.index("--ssh") + 1, "/none/ssh -p 22", ("/none/ssh",)),
+                             # As ssh(1) ends when there is no such host, or no way in.
+                             (line.index("--ssh") + 1, no_ssh,
+                              ("cannot be reached", "255", f'"{no_ssh} 127.0.0.1 true"')),
                              (line.index("--to") + 1, "other-host", ("started no far end",))):
         bad = list(line)
         bad[at] = value

@@ -332,8 +332,14 @@ int ibx_cli_recover(const struct migrate_args *given)
         return MIGRATE_DONE;
     if (rc == -ENOENT && !args.listen &&
         !ibx_journal_find(args.folder, args.qmp, is_done, &record, NULL)) {
-        ibx_cli_use_record(&args.options, &record);
-        return confirm(&args, &record, &err);
+        if (!ibx_cli_key_forgotten(args.folder, &record)) {
+            ibx_cli_use_record(&args.options, &record);
+            return confirm(&args, &record, &err);
+        }
+        rc = ibx_error_set(&err, -ENOENT,
+                           "there is nothing to recover: the last migration of the QEMU at %s is "
+                           "done, and the destination has confirmed it",
+                           args.qmp);
     }
     if (!rc && record.source && args.listen)
         rc = ibx_error_set(&err, -EINVAL,

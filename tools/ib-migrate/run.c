@@ -20,6 +20,7 @@
 #define END_S      60 /* for the far end to clean up */
 #define KEY_BYTES  32u
 #define SSH_WORDS  32u
+#define SSH_FAILED 255 /* exit status of ssh(1): not that of the command there */
 #define HUGE_PAGES "hugetlbfs"
 
 struct run {
@@ -353,11 +354,17 @@ static int await_ready(struct run *run, struct ibx_error *err)
     while (waitpid(run->ssh, &status, 0) < 0 && errno == EINTR)
         ;
     run->ssh = 0;
+    const char *ssh = run->args.ssh ? run->args.ssh : "ssh";
+    const int ended = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    if (ended == SSH_FAILED)
+        return ibx_error_set(err, -ECONNABORTED,
+                             "%s cannot be reached (\"%.100s\" ended with status %d): make "
+                             "\"%.100s %s true\" work without a password",
+                             run->args.to, ssh, ended, ssh, run->args.to);
     return ibx_error_set(err, rc == -EPROTO ? rc : -ECONNABORTED,
                          "%s started no far end (\"%.100s\" ended with status %d): is "
                          "ib-migrate installed there, or to be named by --far-program?",
-                         run->args.to, run->args.ssh ? run->args.ssh : "ssh",
-                         WIFEXITED(status) ? WEXITSTATUS(status) : -1);
+                         run->args.to, ssh, ended);
 }
 
 /* Its URI with this host: user@ is for ssh alone. */
