@@ -370,10 +370,12 @@ static int check_state(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
     if (rc)
         return rc;
     check_run_state(ram, role, blockers);
-    if (role == IBX_MIGRATE_DESTINATION && !strcmp(ram->status, "inmigrate"))
+    const bool waits = !strcmp(ram->status, "inmigrate");
+    if (waits && role == IBX_MIGRATE_DESTINATION)
         ibx_preflight_listening(ram, info, blockers);
     const char *status = json_string_value(json_object_get(info, "status"));
-    if (!is_over(status))
+    /* Later QEMUs call it "setup" that they listen. */
+    if (!is_over(status) && !(waits && !strcmp(status, "setup")))
         /* Its VM may run at the other end: who cancels it there would have it twice. */
         ibx_blockers_add(blockers,
                          "a migration of this QEMU is under way already (%.32s): wait for its "
