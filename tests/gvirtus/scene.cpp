@@ -3,18 +3,50 @@
 #include "tests/scenes/random_fill.h"
 
 #include <arpa/inet.h>
+#include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
+#include <unistd.h>
+
+static void remove_folder()
+{
+    const std::string remove = "rm -rf " + folder;
+    if (std::system(remove.c_str()))
+        std::perror(folder.c_str());
+}
+
+// A child in a session of its own, with no pipe of whoever waits for this test's output, removes
+// the folder when the test has ended in whatever way.
+static void remove_folder_after_the_end()
+{
+    const int test = static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0));
+    if (test < 0 || fork() != 0) {
+        close(test);
+        return;
+    }
+    setsid();
+    const int none = open("/dev/null", O_RDWR);
+    for (int fd = 0; fd < 3; fd++)
+        dup2(none, fd);
+    pollfd ended = {test, POLLIN, 0};
+    while (poll(&ended, 1, -1) < 0 && errno == EINTR)
+        ;
+    remove_folder();
+    std::_Exit(0);
+}
 
 void scene_open(const char *plugin, const char *the_provider, const char *the_host)
 {
     char name[] = "/tmp/test_gvirtusXXXXXX";
     create = load_plugin(plugin);
     folder = mkdtemp(name);
+    remove_folder_after_the_end();
     provider = the_provider ? the_provider : provider;
     host = the_host ? the_host : host;
     common = "rdma.provider : " + provider + "\nrdma.timeout_ms : 60000\n";
@@ -25,9 +57,7 @@ void scene_open(const char *plugin, const char *the_provider, const char *the_ho
 
 int scene_close()
 {
-    std::string remove = "rm -rf " + folder;
-    if (std::system(remove.c_str()))
-        std::perror(folder.c_str());
+    remove_folder();
     std::printf("%d passed, %d failed\n", passed, failed);
     return failed != 0;
 }
