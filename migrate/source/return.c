@@ -16,9 +16,12 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+
+#define COUNTS_MOST 4u /* of the pages of the files, while others come */
 
 static size_t words_of(const struct source *s)
 {
@@ -194,14 +197,31 @@ static bool some_are_coming(const struct source *s)
     return coming != 0;
 }
 
+/* Pages of the files that are not placed, and whether that is their number: one that comes between
+ * the two counts is in one of them only. Who is in the files has arrived before, and who is not
+ * coming any more after that is placed. Without that there may be too many others, not too few. */
+static bool count_others(const struct source *s, int64_t *others)
+{
+    for (unsigned i = 0; i < COUNTS_MOST; i++) {
+        const uint64_t before = placed_pages(s);
+        *others = pages_of_files(s) - (int64_t)before;
+        if (some_are_coming(s))
+            return false;
+        atomic_thread_fence(memory_order_seq_cst); /* another process writes what is counted */
+        if (placed_pages(s) == before)
+            return true;
+    }
+    return false;
+}
+
 /* Which pages were given back: those that had come before this look, and are holes. At the stop it
  * is only looked if there are such. */
 static int look_for_given_back(struct source *s, struct ibx_error *err)
 {
     struct source_return *home = &s->home;
-    const bool coming = some_are_coming(s);
-    const int64_t others = pages_of_files(s) - (int64_t)placed_pages(s);
-    if (home->looked && !home->gone.data_pages && !coming && others >= home->others)
+    int64_t others;
+    const bool counted = count_others(s, &others);
+    if (home->looked && !home->gone.data_pages && counted && others >= home->others)
         return 0;
     recall(&home->gone, placed(s));
     int rc = find_there(s, err);

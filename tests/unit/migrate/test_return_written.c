@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define PAGE  4096u
@@ -21,6 +22,12 @@
 #define CAME  100u /* the first pages, which are here; home has all */
 
 static struct ibx_error error;
+
+/* What another process does while pages of files are counted: a page of `memory` comes, and is
+ * noted as placed by the end of it or later. 0: none does. */
+static struct memory *coming_to;
+static uint64_t coming;
+static bool noted_at_once;
 
 struct memory {
     uint8_t *bytes;
@@ -35,6 +42,23 @@ static void note(struct memory *m, uint64_t page, bool is_placed)
     m->arrived[page / 64] |= 1ull << page % 64;
     if (is_placed)
         m->arrived[WORDS + page / 64] |= 1ull << page % 64;
+}
+
+int __real_fstat64(int fd, struct stat *st);
+int __wrap_fstat64(int fd, struct stat *st);
+
+int __wrap_fstat64(int fd, struct stat *st)
+{
+    const uint64_t page = coming;
+    coming = 0;
+    if (page) {
+        note(coming_to, page, false);
+        coming_to->bytes[page * PAGE] = 2;
+    }
+    const int rc = __real_fstat64(fd, st);
+    if (page && noted_at_once)
+        note(coming_to, page, true);
+    return rc;
 }
 
 static void make_maps(struct source *s)
@@ -183,6 +207,22 @@ static void test_as_many_come_as_go(NO_STATE)
     end(m);
 }
 
+/* ... which is counted on one side only, of the files or of what is placed. */
+static void test_one_comes_while_they_are_counted(NO_STATE)
+{
+    for (int at_once = 0; at_once < 2; at_once++) {
+        struct memory *m = begin();
+        found(m, -1, -1);
+        give_back(m, 3);
+        coming_to = m;
+        coming = 200;
+        noted_at_once = at_once;
+        found(m, 200, 3);
+        assert_int_equal(coming, 0);
+        end(m);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -190,6 +230,7 @@ int main(void)
         cmocka_unit_test(test_in_the_second_block),
         cmocka_unit_test(test_before_it_is_noted),
         cmocka_unit_test(test_as_many_come_as_go),
+        cmocka_unit_test(test_one_comes_while_they_are_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
