@@ -13,7 +13,11 @@
 #include <fcntl.h>
 #include <glob.h>
 #include <inttypes.h>
+#include <pthread.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #define PAGE      4096u
 #define PROTECTED (1ull << 57) /* in /proc/PID/pagemap */
@@ -310,14 +314,42 @@ static void test_continued_before_the_guard(void)
     pair_runs_at_the_source();
 }
 
+static void *take_all(void *listener)
+{
+    char bytes[4096];
+    const int fd = accept((int)(intptr_t)listener, NULL, NULL);
+    while (read(fd, bytes, sizeof(bytes)) > 0)
+        ;
+    close(fd);
+    close((int)(intptr_t)listener);
+    return NULL;
+}
+
+/* A socket where somebody takes what QEMU writes: "unix:PATH". From a pipe ("exec:") the threads
+ * of QEMU 10 read on when a migration with a return path is cancelled, and nothing ends them. */
+static void somebody_takes_all(char uri[128])
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    pthread_t thread;
+    snprintf(address.sun_path, sizeof(address.sun_path), "%.64s/other", mover_folder);
+    snprintf(uri, 128, "unix:%s", address.sun_path);
+    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+    assert_int_equal(listen(fd, 1), 0);
+    assert_int_equal(pthread_create(&thread, NULL, take_all, (void *)(intptr_t)fd), 0);
+    pthread_detach(thread);
+}
+
 /* Another client begins a migration of its own when this one has passed all checks. Its VM may run
  * at the other end of that: it is not cancelled, which would run it here, too. */
 static void begin_another_migration(void)
 {
+    char uri[128];
+    somebody_takes_all(uri);
     vm_do(&vms[0], "migrate-set-capabilities",
           json_pack("{s:[{s:s,s:b}]}", "capabilities", "capability", "pause-before-switchover",
                     "state", 1));
-    vm_do(&vms[0], "migrate", json_pack("{s:s}", "uri", "exec:cat >/dev/null"));
+    vm_do(&vms[0], "migrate", json_pack("{s:s}", "uri", uri));
     json_decref(vm_event(&vms[0], "MIGRATION", "pre-switchover"));
 }
 
