@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Requests of our own about streams, symbols, pools of memory, launches, functions to call. */
+/* Requests of our own about streams, pools of memory, launches, functions to call. */
 #include "frontend-glue/device_copies/extra.h"
 
 #include "common/log.h"
@@ -49,7 +49,7 @@ static bool is_pool(const struct extra *e, const void *pool)
     return ibx_handles_know(e->x, IBX_HANDLE_POOL, (uintptr_t)pool);
 }
 
-/* ---------------------------------------------------------------- functions, streams, symbols */
+/* ---------------------------------------------------------------- functions, streams */
 
 static int set_stream_attribute(struct extra *e)
 {
@@ -104,32 +104,6 @@ static int get_limit(struct extra *e)
     FUNCTION(e, get);
     const int rc = get(&value, limit);
     ibx_put_u64(&e->out, value);
-    return rc;
-}
-
-static int symbol_address(struct extra *e)
-{
-    int (*find)(void **address, const void *symbol) = NULL;
-    void *address = NULL;
-    const void *symbol = pointer(&e->in);
-    if (!whole(e))
-        return CUDA_INVALID_VALUE;
-    FUNCTION(e, find);
-    const int rc = find(&address, symbol);
-    ibx_put_u64(&e->out, (uintptr_t)address);
-    return rc;
-}
-
-static int symbol_size(struct extra *e)
-{
-    int (*measure)(size_t * n, const void *symbol) = NULL;
-    size_t n = 0;
-    const void *symbol = pointer(&e->in);
-    if (!whole(e))
-        return CUDA_INVALID_VALUE;
-    FUNCTION(e, measure);
-    const int rc = measure(&n, symbol);
-    ibx_put_u64(&e->out, n);
     return rc;
 }
 
@@ -362,8 +336,6 @@ static const struct extra_call extras[IBX_EXTRAS] = {
     [IBX_EXTRA_STREAM_WAIT] = {"cudaStreamSynchronize", wait_for_stream},
     [IBX_EXTRA_RESET_L2] = {"cudaCtxResetPersistingL2Cache", reset_l2},
     [IBX_EXTRA_GET_LIMIT] = {"cudaDeviceGetLimit", get_limit},
-    [IBX_EXTRA_SYMBOL_ADDRESS] = {"cudaGetSymbolAddress", symbol_address},
-    [IBX_EXTRA_SYMBOL_SIZE] = {"cudaGetSymbolSize", symbol_size},
     [IBX_EXTRA_MALLOC_ASYNC] = {"cudaMallocAsync", malloc_async},
     [IBX_EXTRA_MALLOC_FROM_POOL] = {"cudaMallocFromPoolAsync", malloc_from_pool},
     [IBX_EXTRA_FREE_ASYNC] = {"cudaFreeAsync", free_async},
@@ -384,8 +356,9 @@ int ibx_copies_extra(struct copies *x, const struct ibx_request *q, struct ibx_w
     const unsigned number = ibx_get_u16(&e.in);
     if (e.in.failed || number >= IBX_EXTRAS)
         return CUDA_NOT_SUPPORTED;
-    const struct extra_call *const tables[] = {extras, ibx_array_extras, ibx_graph_extras,
-                                               ibx_node_extras, ibx_ipc_extras};
+    const struct extra_call *const tables[] = {extras,           ibx_array_extras,
+                                               ibx_graph_extras, ibx_node_extras,
+                                               ibx_ipc_extras,   ibx_variable_extras};
     const struct extra_call *call = NULL;
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]) && !(call && call->run); i++)
         call = &tables[i][number];

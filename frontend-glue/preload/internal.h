@@ -133,6 +133,11 @@ const char *cudaGetErrorName(int code);
 const char *cudaGetErrorString(int code);
 int cudaLaunchKernel(const void *function, struct dim3 grid, struct dim3 block, void **arguments,
                      size_t shared, void *stream);
+void __cudaRegisterFunction(void **handle, const char *function, char *device_function,
+                            const char *name, int thread_limit, void *thread, void *block,
+                            void *block_size, void *grid_size, int *warp);
+void __cudaRegisterVar(void **handle, char *symbol, char *address, const char *name, int external,
+                       size_t n, int constant, int global);
 void __cudaUnregisterFatBinary(void **handle);
 unsigned __cudaPushCallConfiguration(struct dim3 grid, struct dim3 block, size_t shared,
                                      void *stream);
@@ -149,6 +154,9 @@ int cudaCtxResetPersistingL2Cache(void);
 int cudaDeviceGetLimit(size_t *value, int limit);
 int cudaGetSymbolAddress(void **address, const void *symbol);
 int cudaGetSymbolSize(size_t *n, const void *symbol);
+int cudaMemcpyToSymbol(const void *symbol, const void *from, size_t n, size_t offset, int kind);
+int cudaMemcpyToSymbolAsync(const void *symbol, const void *from, size_t n, size_t offset, int kind,
+                            void *stream);
 int cudaMallocArray(void **array, const struct ibx_cuda_channel *channel, size_t width,
                     size_t height, unsigned flags);
 int cudaMalloc3DArray(void **array, const struct ibx_cuda_channel *channel,
@@ -339,6 +347,27 @@ int ibx_frontend_launch(const void *function, const struct launch_config *config
 /* What the first launches need; 0.1 ms, which the first one would take otherwise. */
 void ibx_frontend_kernels_prepare(void);
 
+/* By which requests name that kernel; false: nobody can tell. */
+bool ibx_frontend_kernel_name(const void *function, uint8_t name[8]);
+
+/* ---------------------------------------------------------------------- variables.c */
+
+/* Of the current device. */
+struct place {
+    uint64_t at;
+    size_t n;
+};
+/* Where a variable is. False: it was not registered here, or the back end cannot be asked for it.
+ */
+bool ibx_frontend_variable(const void *symbol, struct place *where, int *rc);
+/* One of that module's is declared __managed__: its address is to be in *variable. */
+void ibx_frontend_variable_managed(void **handle, void **variable, const char *name);
+/* All these of a module; NULL: there is none, or no memory. To be freed. */
+void ***ibx_frontend_variables_managed(void **handle, size_t *count);
+void ibx_frontend_variables_unload(void **handle);
+/* A device was reset. */
+void ibx_frontend_variables_reset(void);
+
 /* ---------------------------------------------------------------- local_libraries.c */
 
 /* Has libraries of NVIDIA's that call this host's driver find no GPU. */
@@ -448,8 +477,9 @@ int ibx_frontend_devices_wait(void);
 bool ibx_frontend_is_managed(const void *address);
 /* cudaFree of managed memory; false: it is none. *rc: an error; or *base is what is to be freed. */
 bool ibx_frontend_managed_free(const void *address, void **base, int *rc);
-/* The device was reset. */
+/* The device was reset; a module of the program's goes. */
 void ibx_frontend_managed_reset(void);
+void ibx_frontend_managed_unload(void **module);
 /* Around a launch: whether it is captured, where that makes a difference. */
 bool ibx_frontend_managed_captured(void *stream);
 void ibx_frontend_managed_launched(void);

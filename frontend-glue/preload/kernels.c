@@ -165,6 +165,20 @@ static void learn(const void *function, const struct launch_config *config)
     add(k);
 }
 
+bool ibx_frontend_kernel_name(const void *function, uint8_t name[8])
+{
+    const struct launch_config one = {.grid = {1, 1, 1}, .block = {1, 1, 1}};
+    const struct kernel *k = find(function);
+    if (!k) {
+        learn(function, &one);
+        k = find(function);
+    }
+    if (!k || !k->known)
+        return false;
+    memcpy(name, k->name, sizeof(k->name));
+    return true;
+}
+
 /* ---------------------------------------------------------------------------- the calls */
 
 static bool launched(const struct kernel *k, const struct launch_config *c, void **arguments,
@@ -229,6 +243,8 @@ void __cudaUnregisterFatBinary(void **handle)
 {
     __typeof__(&__cudaUnregisterFatBinary) next = NEXT(__cudaUnregisterFatBinary);
     atomic_fetch_add(&modules, 1);
+    ibx_frontend_managed_unload(handle);
+    ibx_frontend_variables_unload(handle);
     if (next)
         next(handle);
 }

@@ -40,8 +40,7 @@ static void unmap(struct managed *m)
         munmap(m->other, m->n);
 }
 
-/* Both mappings. -EEXIST: there is something at its address. */
-static int map(struct managed *m)
+int ibx_managed_map(struct managed *m)
 {
     const int fd = memfd_create("ibx-managed", MFD_CLOEXEC);
     if (fd < 0)
@@ -97,7 +96,7 @@ static int place(struct managed *m)
     void *missed[TRIES];
     unsigned tries = 0;
     int rc, mapped = -EEXIST;
-    while (!(rc = allocate(m)) && (mapped = map(m)) == -EEXIST && tries < TRIES)
+    while (!(rc = allocate(m)) && (mapped = ibx_managed_map(m)) == -EEXIST && tries < TRIES)
         missed[tries++] = m->base;
     if (!rc && mapped) {
         ibx_log(IBX_LOG_WARN,
@@ -105,6 +104,7 @@ static int place(struct managed *m)
                 "where the device has them: %s",
                 m->asked, (void *)m->begin, strerror(-mapped));
         cudaFree(m->base);
+        m->begin = 0;
         rc = CUDA_MEMORY_ALLOCATION;
     }
     while (tries)
@@ -132,47 +132,47 @@ static size_t blocks_most(void)
     return now + 4 > BLOCKS_MOST ? 1 : (BLOCKS_MOST - now) / 4;
 }
 
-static void discard(struct managed *m)
+void ibx_managed_discard(struct managed *m)
 {
     unmap(m);
     atomic_fetch_sub(&all_blocks, m->blocks);
     free(m);
 }
 
+struct managed *ibx_managed_make(size_t asked, size_t n)
+{
+    size_t block = BLOCK_LEAST;
+    while ((n + block - 1) / block > blocks_most())
+        block *= 2;
+    const size_t blocks = (n + block - 1) / block;
+    struct managed *m = calloc(1, sizeof(*m) + blocks);
+    if (!m)
+        return NULL;
+    *m = (struct managed){.asked = asked, .n = n, .block = block, .blocks = blocks};
+    cudaGetDevice(&m->device);
+    atomic_fetch_add(&all_blocks, blocks);
+    return m;
+}
+
 static struct managed *make(size_t n, int *rc)
 {
     const size_t page = page_size();
-    if (n > PTRDIFF_MAX - 2 * page) {
-        *rc = CUDA_MEMORY_ALLOCATION;
-        return NULL;
-    }
-    const size_t whole = (n + page - 1) / page * page;
-    size_t block = BLOCK_LEAST;
-    while ((whole + block - 1) / block > blocks_most())
-        block *= 2;
-    const size_t blocks = (whole + block - 1) / block;
-    struct managed *m = calloc(1, sizeof(*m) + blocks);
-    if (!m) {
-        *rc = CUDA_MEMORY_ALLOCATION;
-        return NULL;
-    }
-    *m = (struct managed){.asked = n, .n = whole, .block = block, .blocks = blocks};
-    cudaGetDevice(&m->device);
-    *rc = place(m);
-    if (!*rc && (*rc = clear(m))) {
-        unmap(m);
-        cudaFree(m->base);
-    }
-    if (!*rc) {
-        atomic_fetch_add(&all_blocks, blocks);
+    struct managed *m =
+        n > PTRDIFF_MAX - 2 * page ? NULL : ibx_managed_make(n, (n + page - 1) / page * page);
+    *rc = m ? place(m) : CUDA_MEMORY_ALLOCATION;
+    void *cleared = *rc ? NULL : m->base;
+    if (cleared)
+        *rc = clear(m);
+    if (!*rc)
         return m;
-    }
-    free(m);
+    if (m)
+        ibx_managed_discard(m);
+    if (cleared)
+        cudaFree(cleared);
     return NULL;
 }
 
-/* False: GVirtuS has to do it. */
-static bool is_ours(void)
+bool ibx_managed_begin(void)
 {
     if (!ibx_frontend_plugin())
         ibx_frontend_connect();
@@ -186,7 +186,7 @@ static bool is_ours(void)
 int cudaMallocManaged(void **address, size_t n, unsigned flags)
 {
     int rc;
-    if (!is_ours())
+    if (!ibx_managed_begin())
         return CALL_NEXT(cudaMallocManaged, address, n, flags);
     if (!address || !n || (flags != ATTACH_GLOBAL && flags != ATTACH_HOST))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
@@ -194,7 +194,7 @@ int cudaMallocManaged(void **address, size_t n, unsigned flags)
     if (!m)
         return ibx_frontend_fail(rc);
     const uintptr_t begin = m->begin;
-    ibx_managed_add(m); /* from here on another thread may free it */
+    ibx_managed_add(m, PAGES_SAME); /* from here on another thread may free it */
     *address = (void *)begin;
     return CUDA_SUCCESS;
 }
@@ -209,7 +209,7 @@ bool ibx_frontend_managed_free(const void *address, void **base, int *rc)
     *rc = m ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (m) {
         *base = m->base;
-        discard(m); /* first: then the device may give that address to another thread */
+        ibx_managed_discard(m); /* first: then the device may give that address to another thread */
     }
     return true;
 }
@@ -217,7 +217,7 @@ bool ibx_frontend_managed_free(const void *address, void **base, int *rc)
 void ibx_frontend_managed_reset(void)
 {
     for (struct managed *m; (m = ibx_managed_take(0));)
-        discard(m);
+        ibx_managed_discard(m);
 }
 
 /* ------------------------------------------------------------------------- what it is */
@@ -275,8 +275,8 @@ static int within(const void *address, size_t n)
 {
     struct managed m;
     const uintptr_t at = (uintptr_t)address;
-    const bool good =
-        ibx_managed_find(at, &m) && n && at - m.begin < m.asked && n <= m.asked - (at - m.begin);
+    const bool good = ibx_managed_find(at, &m) && n && at - m.begin - m.before < m.asked &&
+                      n <= m.asked - (at - m.begin - m.before);
     return good ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_INVALID_VALUE);
 }
 
@@ -298,26 +298,4 @@ int cudaStreamAttachMemAsync(void *stream, void *address, size_t n, unsigned fla
     if (flags != ATTACH_GLOBAL && flags != ATTACH_HOST && flags != ATTACH_SINGLE)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     return within(address, n ? n : 1);
-}
-
-/* ----------------------------------------------------------------------- __managed__ variables */
-
-/* Their pointers here stay null, so that an access ends the program and reads nothing wrong. */
-void __cudaRegisterManagedVar(void **module, void **variable, char *address, const char *name,
-                              int external, size_t n, int constant, int global)
-{
-    __typeof__(&__cudaRegisterManagedVar) next = NEXT(__cudaRegisterManagedVar);
-    if (next)
-        next(module, variable, address, name, external, n, constant, global);
-    else
-        ibx_log(IBX_LOG_ERROR,
-                "the program has the __managed__ variable %s, which GVirtuS cannot give: its first "
-                "access from the host will end it; use cudaMallocManaged instead",
-                name);
-}
-
-char __cudaInitModule(void **module)
-{
-    __typeof__(&__cudaInitModule) next = NEXT(__cudaInitModule);
-    return next ? next(module) : 1;
 }

@@ -7,6 +7,7 @@
  *   managed_pages.c   which side has the newest bytes; before the device works, and behind that
  *   managed_faults.c  accesses of the host to bytes that are the device's
  *   managed_io.c      ... of the kernel for it
+ *   managed_variables.c  variables that are declared __managed__
  *
  * Coherence is that of devices without concurrent access (cudaDevAttrConcurrentManagedAccess is 0).
  * A block of pages is in one of three states, and its protection says which:
@@ -42,8 +43,10 @@ struct managed {
     struct managed *next;
     uintptr_t begin;
     size_t asked, n; /* bytes: the application's; of whole pages */
+    size_t before;   /* ... of another's before those that are asked for */
     uint8_t *other;  /* the second mapping */
     void *base;      /* what cudaMalloc has returned: `begin` or less than a page before it */
+    void **module;   /* whose variables they are; or NULL */
     int device;
     size_t block, blocks; /* bytes of one, how many */
     size_t fresh, newer;  /* blocks that are not STALE; that are NEWER */
@@ -51,9 +54,12 @@ struct managed {
     uint8_t state[]; /* of each block */
 };
 
-/* Adds it, all blocks SAME; takes it out: NULL if none begins there. 0: any. */
-void ibx_managed_add(struct managed *m);
+/* Adds it, all blocks in that state: SAME or STALE. */
+void ibx_managed_add(struct managed *m, enum pages_state state);
+/* Takes it out: NULL if none that was allocated begins there. 0: any at all. */
 struct managed *ibx_managed_take(uintptr_t begin);
+/* Likewise variables of that module. */
+struct managed *ibx_managed_take_module(void **module);
 /* Whether it holds this address; its fields that never change. */
 bool ibx_managed_find(uintptr_t at, struct managed *found);
 /* The first part of [*at, end) that is managed: begins at *at, ends at *last. False: none is. */
@@ -64,6 +70,16 @@ bool ibx_managed_any(void);
 uint8_t *ibx_managed_other(uintptr_t at, size_t n);
 /* Quick: false where no managed memory is or was. */
 bool ibx_managed_may_hold(uintptr_t at);
+
+/* managed.c: a new one of so many bytes from the beginning of a page on, and of blocks that are
+ * left; NULL: no memory. */
+struct managed *ibx_managed_make(size_t asked, size_t n);
+/* Maps its pages at m->begin, and another time. -EEXIST: there is something. */
+int ibx_managed_map(struct managed *m);
+/* Unmaps it, and frees it. */
+void ibx_managed_discard(struct managed *m);
+/* Whether this library has managed memory here, which begins it; otherwise GVirtuS has to. */
+bool ibx_managed_begin(void);
 
 /* What an access of the host needs. */
 enum pages_answer {

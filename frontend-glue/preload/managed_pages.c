@@ -44,14 +44,15 @@ static void widen(const struct managed *m)
         atomic_store(&highest, m->begin + m->n);
 }
 
-void ibx_managed_add(struct managed *m)
+void ibx_managed_add(struct managed *m, enum pages_state state)
 {
-    memset(m->state, PAGES_SAME, m->blocks);
-    m->fresh = m->blocks;
+    memset(m->state, (int)state, m->blocks);
+    m->fresh = state == PAGES_STALE ? 0 : m->blocks;
     m->newer = 0;
     pthread_mutex_lock(&pages);
     pthread_mutex_lock(&list);
-    atomic_store(&fresh, true);
+    if (m->fresh)
+        atomic_store(&fresh, true);
     widen(m);
     m->next = all;
     all = m;
@@ -59,12 +60,14 @@ void ibx_managed_add(struct managed *m)
     pthread_mutex_unlock(&pages);
 }
 
-struct managed *ibx_managed_take(uintptr_t begin)
+/* Either what begins there, or what is a module's; NULL and 0: any. */
+static struct managed *take(uintptr_t begin, void **module)
 {
     pthread_mutex_lock(&pages);
     pthread_mutex_lock(&list);
     struct managed **at = &all;
-    while (*at && begin && (*at)->begin != begin)
+    while (*at && (begin || module) &&
+           (module ? (*at)->module != module : (*at)->module || (*at)->begin != begin))
         at = &(*at)->next;
     struct managed *found = *at;
     if (found)
@@ -72,6 +75,16 @@ struct managed *ibx_managed_take(uintptr_t begin)
     pthread_mutex_unlock(&list);
     pthread_mutex_unlock(&pages);
     return found;
+}
+
+struct managed *ibx_managed_take(uintptr_t begin)
+{
+    return take(begin, NULL);
+}
+
+struct managed *ibx_managed_take_module(void **module)
+{
+    return take(0, module);
 }
 
 /* With one of the locks. */
@@ -96,7 +109,8 @@ bool ibx_managed_find(uintptr_t at, struct managed *found)
     pthread_mutex_lock(&list);
     const struct managed *m = holding(at);
     if (m && found)
-        *found = (struct managed){.begin = m->begin, .asked = m->asked, .device = m->device};
+        *found = (struct managed){
+            .begin = m->begin, .before = m->before, .asked = m->asked, .device = m->device};
     pthread_mutex_unlock(&list);
     return m;
 }
@@ -247,9 +261,15 @@ enum pages_answer ibx_managed_look(uintptr_t at, enum pages_access access)
 }
 
 /* A copy that is over when this returns, between the device and our second mapping. GVirtuS's front
- * end makes those of a thread without a connection. */
+ * end makes those of a thread without a connection. In the pages of variables others' may lie. */
 static int copy(const struct managed *m, size_t at, size_t n, bool to_device)
 {
+    const size_t from = m->module && at < m->before ? m->before : at,
+                 last = m->module ? m->before + m->asked : at + n;
+    if (from >= last || from >= at + n)
+        return CUDA_SUCCESS;
+    n = (last < at + n ? last : at + n) - from;
+    at = from;
     const struct ibx_frontend_copy wish = {
         .to_device = to_device, .device = m->begin + at, .host = m->other + at, .n = n};
     void *device = (void *)(m->begin + at), *host = m->other + at;
@@ -286,12 +306,13 @@ static int push(const struct managed *m)
 static int settle(const struct managed *m)
 {
     uint8_t byte = 0;
-    const struct ibx_frontend_copy wish = {.device = m->begin, .host = &byte, .n = 1};
+    const struct ibx_frontend_copy wish = {.device = m->begin + m->before, .host = &byte, .n = 1};
     int rc;
     if (!ibx_frontend_plugin()->copy(&wish, &rc))
         return rc;
     return in_gvirtus ? CUDA_UNKNOWN
-                      : CALL_NEXT(cudaMemcpy, &byte, (void *)m->begin, 1, CUDA_MEMCPY_FROM_DEVICE);
+                      : CALL_NEXT(cudaMemcpy, &byte, (void *)(m->begin + m->before), 1,
+                                  CUDA_MEMCPY_FROM_DEVICE);
 }
 
 static void not_given(const struct managed *m, int rc)

@@ -32,21 +32,47 @@ static bool asked(enum ibx_extra number, const char *call, const void *symbol, u
     return true;
 }
 
+/* Where the variable is. A size of 0 is not known. */
+static int find_place(const void *symbol, struct place *where)
+{
+    void *address = NULL;
+    int rc;
+    if (ibx_frontend_is_managed(symbol)) { /* what nvcc makes of a __managed__ variable's name */
+        *where = (struct place){.at = (uintptr_t)symbol};
+        return CUDA_SUCCESS;
+    }
+    if (ibx_frontend_variable(symbol, where, &rc))
+        return rc;
+    *where = (struct place){0};
+    if (!asked(IBX_EXTRA_SYMBOL_ADDRESS, "cudaGetSymbolAddress", symbol, &where->at, &rc)) {
+        rc = CALL_NEXT(cudaGetSymbolAddress, &address, symbol);
+        where->at = (uintptr_t)address;
+    }
+    return rc;
+}
+
 int cudaGetSymbolAddress(void **address, const void *symbol)
 {
-    uint64_t answer = 0;
-    int rc;
-    if (!asked(IBX_EXTRA_SYMBOL_ADDRESS, "cudaGetSymbolAddress", symbol, &answer, &rc))
-        return CALL_NEXT(cudaGetSymbolAddress, address, symbol);
+    struct place where;
+    if (!address)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const int rc = find_place(symbol, &where);
     if (!rc)
-        *address = (void *)(uintptr_t)answer;
+        *address = (void *)(uintptr_t)where.at;
     return rc;
 }
 
 int cudaGetSymbolSize(size_t *n, const void *symbol)
 {
+    struct place where;
     uint64_t answer = 0;
     int rc;
+    if (!n)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (ibx_frontend_variable(symbol, &where, &rc)) {
+        *n = rc ? *n : where.n;
+        return rc;
+    }
     if (!asked(IBX_EXTRA_SYMBOL_SIZE, "cudaGetSymbolSize", symbol, &answer, &rc))
         return CALL_NEXT(cudaGetSymbolSize, n, symbol);
     if (!rc)
@@ -55,18 +81,19 @@ int cudaGetSymbolSize(size_t *n, const void *symbol)
 }
 
 /* Where the copy begins. The variable's size, where it is known, tells what is too long. */
-static int find_variable(const void *symbol, size_t n, size_t offset, char **from)
+static int find_variable(const void *symbol, size_t n, size_t offset, char **at)
 {
-    void *address = NULL;
-    size_t size = 0;
-    int rc = cudaGetSymbolAddress(&address, symbol);
+    struct place where;
+    const int rc = find_place(symbol, &where);
     if (rc)
         return rc;
-    if (!address)
+    if (!where.at)
         return ibx_frontend_fail(CUDA_INVALID_SYMBOL);
-    if (!cudaGetSymbolSize(&size, symbol) && size && (offset > size || n > size - offset))
+    if (!where.n && !ibx_frontend_is_managed(symbol))
+        cudaGetSymbolSize(&where.n, symbol);
+    if (where.n && (offset > where.n || n > where.n - offset))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    *from = (char *)address + offset;
+    *at = (char *)(uintptr_t)where.at + offset;
     return CUDA_SUCCESS;
 }
 
@@ -99,6 +126,51 @@ int cudaMemcpyFromSymbolAsync(void *to, const void *symbol, size_t n, size_t off
         return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
     int rc = find_variable(symbol, n, offset, &from);
     return rc ? rc : cudaMemcpyAsync(to, from, n, kind_of(kind), stream);
+}
+
+/* From the host unless it says otherwise: the variable is the device's. */
+static int kind_to(const void *from, int kind)
+{
+    if (kind != CUDA_MEMCPY_DEFAULT)
+        return kind;
+    return ibx_frontend_is_device(from) ? CUDA_MEMCPY_ON_DEVICE : CUDA_MEMCPY_TO_DEVICE;
+}
+
+static bool is_to_device(int kind)
+{
+    return kind == CUDA_MEMCPY_TO_DEVICE || kind == CUDA_MEMCPY_ON_DEVICE ||
+           kind == CUDA_MEMCPY_DEFAULT;
+}
+
+/* Of variables that were not registered here GVirtuS may know. */
+static bool is_known(const void *symbol)
+{
+    struct place where;
+    int rc;
+    return ibx_frontend_is_managed(symbol) || ibx_frontend_variable(symbol, &where, &rc);
+}
+
+int cudaMemcpyToSymbol(const void *symbol, const void *from, size_t n, size_t offset, int kind)
+{
+    char *to = NULL;
+    if (!is_known(symbol))
+        return CALL_NEXT(cudaMemcpyToSymbol, symbol, from, n, offset, kind);
+    if (!is_to_device(kind))
+        return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
+    const int rc = find_variable(symbol, n, offset, &to);
+    return rc ? rc : cudaMemcpy(to, from, n, kind_to(from, kind));
+}
+
+int cudaMemcpyToSymbolAsync(const void *symbol, const void *from, size_t n, size_t offset, int kind,
+                            void *stream)
+{
+    char *to = NULL;
+    if (!is_known(symbol))
+        return CALL_NEXT(cudaMemcpyToSymbolAsync, symbol, from, n, offset, kind, stream);
+    if (!is_to_device(kind))
+        return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
+    const int rc = find_variable(symbol, n, offset, &to);
+    return rc ? rc : cudaMemcpyAsync(to, from, n, kind_to(from, kind), stream);
 }
 
 int cudaProfilerStart(void)

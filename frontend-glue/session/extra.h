@@ -92,15 +92,17 @@ enum ibx_extra {
     IBX_EXTRA_IPC_EVENT, /* cudaIpcGetEventHandle */
     IBX_EXTRA_IPC_OPEN_EVENT,
     IBX_EXTRA_HOST_COPY, /* a function that copies from the device: HOST_ASK brings the bytes */
+    IBX_EXTRA_VARIABLE,  /* cudaGetSymbolAddress and Size, by a kernel of its module and its name */
     IBX_EXTRAS           /* one more than the last */
 };
 
-#define IBX_EXTRA_LISTED    32u /* handles or numbers in one reply, behind how many there are */
-#define IBX_EXTRA_BEHIND    64u /* nodes that a new one comes behind */
-#define IBX_EXTRA_OUT_MAX   (8 + 8 * IBX_EXTRA_LISTED) /* bytes of a reply beside the exit code */
-#define IBX_EXTRA_ATTRIBUTE 64u  /* bytes of an attribute's value, CUDA's union of scalars */
-#define IBX_EXTRA_COPIED    128u /* bytes from the device in the reply to a HOST_ASK, at most */
-#define IBX_EXTRA_HANDLE    64u  /* bytes of a handle for other processes */
+#define IBX_EXTRA_LISTED        32u /* handles or numbers in one reply, behind how many there are */
+#define IBX_EXTRA_BEHIND        64u /* nodes that a new one comes behind */
+#define IBX_EXTRA_OUT_MAX       (8 + 8 * IBX_EXTRA_LISTED) /* bytes of a reply beside the exit code */
+#define IBX_EXTRA_ATTRIBUTE     64u  /* bytes of an attribute's value, CUDA's union of scalars */
+#define IBX_EXTRA_COPIED        128u /* bytes from the device in the reply to a HOST_ASK, at most */
+#define IBX_EXTRA_HANDLE        64u  /* bytes of a handle for other processes */
+#define IBX_EXTRA_VARIABLE_NAME 1024u /* bytes of a variable's name, at most */
 
 /* Layouts. */
 #define IBX_LAYOUT_CHANNEL  "iiiii"

@@ -643,6 +643,7 @@ int main(int argc, char **argv)
         {"local-library", local_library},
         {"not-supported", not_supported},
         {"symbols", symbols},
+        {"variables", variables},
         {"names", names},
         {"forked-meanwhile", forked_meanwhile},
         {"stock", stock},

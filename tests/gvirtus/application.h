@@ -103,6 +103,11 @@ bool managed();
 // Touched where that is not allowed.
 bool managed_in_function();
 
+// application_variables.cpp
+
+// Variables of the device, plain and managed.
+bool variables();
+
 // application_processes.cpp
 
 // Memory and events of another process.

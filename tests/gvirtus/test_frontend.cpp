@@ -216,6 +216,16 @@ bool library_loaded_later()
     return lines_with(app.said(), "ibx:") == 1;
 }
 
+// One has none that could be found, which is said.
+bool variables()
+{
+    GpuBackEnd back;
+    Application app(&back, application, "variables");
+    REQUIRE(app.good());
+    return lines_with(app.said(), "the back end does not tell where they are") == 1 &&
+           lines_with(app.said(), "ibx:") == 1;
+}
+
 // Said once.
 bool without_extra()
 {
@@ -372,6 +382,7 @@ void check_what_it_does_not()
     check("managed memory, touched in a function of a stream", managed_in_function);
     check("variables of the device", [] { return run("symbols", true); });
     check("the same, copied by GVirtuS's handlers", [] { return run("symbols", false); });
+    check("variables of the device by their names", variables);
     check("names of errors, the profiler", [] { return run("names", true); });
     check("more bytes than there are, and no memory", [] { return run("refused", true); });
     check("calls without GVirtuS's front end", [] { return run("calls", true); });

@@ -67,6 +67,9 @@ bool stream_known(void *handle, bool *blocking);
 int copy_plain(const char *name, unsigned to_type, uint64_t to, unsigned from_type, uint64_t from,
                size_t n, void *stream, bool sync);
 
+/* memory.c */
+int cuMemAlloc_v2(uint64_t *device, size_t n);
+
 /* capture.c */
 
 /* enter() of what captures forbid, which ends them; and of what is forbidden to all. */

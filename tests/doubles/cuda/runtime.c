@@ -195,6 +195,11 @@ EXPORT int cudaGetFuncBySymbol(void **kernel, const void *function)
     return returns(0);
 }
 
+EXPORT int cudaGetKernel(void **kernel, const void *function)
+{
+    return cudaGetFuncBySymbol(kernel, function);
+}
+
 /* As if another call had failed. */
 EXPORT int ibx_double_fail(int code)
 {

@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Variables of the device, as nvcc's code registers them before main() or as its library is loaded.
+ * Not every GVirtuS passes on by which address the application names one (G5 does not). The back
+ * end finds it by its name, in the module of a kernel that was registered beside it.
+ */
+#include "frontend-glue/preload/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct variable {
+    struct variable *next;
+    const void *symbol; /* by which the application names it */
+    bool managed;       /* that is where its address is to be put */
+    struct place where; /* of n 0: not asked yet */
+    int device;         /* ... there, since so many resets */
+    unsigned resets;
+    char name[]; /* by which its module does */
+};
+
+struct module {
+    struct module *next;
+    void **handle;
+    const void *kernel; /* one of its kernels, or NULL */
+    struct variable *variables;
+};
+
+/* All lists are under the lock of ranges. */
+static struct module *modules;
+static atomic_uint resets; /* of devices: then variables may lie elsewhere */
+
+/* NULL: there is no memory. */
+static struct module *module_of(void **handle)
+{
+    struct module *m = modules;
+    while (m && m->handle != handle)
+        m = m->next;
+    if (!m && (m = calloc(1, sizeof(*m)))) {
+        m->handle = handle;
+        m->next = modules;
+        modules = m;
+    }
+    return m;
+}
+
+static void note_kernel(void **handle, const void *function)
+{
+    ibx_frontend_ranges_lock();
+    struct module *m = module_of(handle);
+    if (m && !m->kernel)
+        m->kernel = function;
+    ibx_frontend_ranges_unlock();
+}
+
+static void note_variable(void **handle, const void *symbol, const char *name, bool managed)
+{
+    const size_t n = strlen(name);
+    struct variable *v = n <= IBX_EXTRA_VARIABLE_NAME ? calloc(1, sizeof(*v) + n + 1) : NULL;
+    if (!v)
+        return;
+    memcpy(v->name, name, n + 1);
+    v->symbol = symbol;
+    v->managed = managed;
+    ibx_frontend_ranges_lock();
+    struct module *m = module_of(handle);
+    if (m) {
+        v->next = m->variables;
+        m->variables = v;
+    }
+    ibx_frontend_ranges_unlock();
+    if (!m)
+        free(v);
+}
+
+void ibx_frontend_variables_unload(void **handle)
+{
+    ibx_frontend_ranges_lock();
+    struct module **at = &modules;
+    while (*at && (*at)->handle != handle)
+        at = &(*at)->next;
+    struct module *gone = *at;
+    if (gone)
+        *at = gone->next;
+    ibx_frontend_ranges_unlock();
+    while (gone && gone->variables) {
+        struct variable *v = gone->variables;
+        gone->variables = v->next;
+        free(v);
+    }
+    free(gone);
+}
+
+void ibx_frontend_variables_reset(void)
+{
+    atomic_fetch_add(&resets, 1);
+}
+
+/* ---------------------------------------------------------------------------- registrations */
+
+void __cudaRegisterFunction(void **handle, const char *function, char *device_function,
+                            const char *name, int thread_limit, void *thread, void *block,
+                            void *block_size, void *grid_size, int *warp)
+{
+    __typeof__(&__cudaRegisterFunction) next = NEXT(__cudaRegisterFunction);
+    if (next)
+        next(handle, function, device_function, name, thread_limit, thread, block, block_size,
+             grid_size, warp);
+    note_kernel(handle, function);
+}
+
+/* The size is an int in some libcudart, which reads no more of it then. */
+void __cudaRegisterVar(void **handle, char *symbol, char *address, const char *name, int external,
+                       size_t n, int constant, int global)
+{
+    __typeof__(&__cudaRegisterVar) next = NEXT(__cudaRegisterVar);
+    if (next)
+        next(handle, symbol, address, name, external, n, constant, global);
+    note_variable(handle, symbol, name, false);
+}
+
+void ibx_frontend_variable_managed(void **handle, void **variable, const char *name)
+{
+    note_variable(handle, variable, name, true);
+}
+
+/* ------------------------------------------------------------------------------- where it is */
+
+/* What is asked for, and for which device. */
+struct question {
+    const void *kernel;
+    char name[IBX_EXTRA_VARIABLE_NAME + 1];
+    int device;
+    unsigned resets;
+};
+
+/* Locked. */
+static struct variable *find(const void *symbol, const struct module **in)
+{
+    for (const struct module *m = modules; m; m = m->next) {
+        for (struct variable *v = m->variables; v; v = v->next) {
+            if (v->symbol == symbol) {
+                *in = m;
+                return v;
+            }
+        }
+    }
+    return NULL;
+}
+
+/* Whether the variable is known at all. q->kernel is NULL where *found has the answer, which is of
+ * size 0 where nobody can be asked. */
+static bool look_up(const void *symbol, struct question *q, struct place *found)
+{
+    const struct module *m = NULL;
+    ibx_frontend_ranges_lock();
+    const struct variable *v = find(symbol, &m);
+    const bool fresh = v && v->where.n && v->device == q->device && v->resets == q->resets;
+    *found = fresh ? v->where : (struct place){0};
+    q->kernel = v && !fresh ? m->kernel : NULL;
+    if (q->kernel)
+        strcpy(q->name, v->name);
+    ibx_frontend_ranges_unlock();
+    return v;
+}
+
+static void keep(const void *symbol, const struct question *q, const struct place *where)
+{
+    const struct module *m = NULL;
+    ibx_frontend_ranges_lock();
+    struct variable *v = find(symbol, &m);
+    if (v && m->kernel == q->kernel) {
+        v->where = *where;
+        v->device = q->device;
+        v->resets = q->resets;
+    }
+    ibx_frontend_ranges_unlock();
+}
+
+/* False: the back end cannot be asked, or does not know how to answer. */
+static bool ask(const struct question *q, struct place *where, int *rc)
+{
+    struct extra e;
+    uint8_t bytes[16] = {0}, kernel[8];
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    if (!ibx_frontend_plugin())
+        ibx_frontend_connect();
+    if (!ibx_frontend_plugin() || !ibx_frontend_kernel_name(q->kernel, kernel))
+        return false;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_VARIABLE, "a look-up of a variable");
+    ibx_put_bytes(&e.body, kernel, sizeof(kernel));
+    ibx_put_u16(&e.body, (uint16_t)strlen(q->name));
+    ibx_put_bytes(&e.body, q->name, strlen(q->name));
+    if (!ibx_frontend_extra_known(&e, bytes, sizeof(bytes), rc))
+        return false;
+    where->at = ibx_get_u64(&r);
+    where->n = ibx_get_u64(&r);
+    return true;
+}
+
+bool ibx_frontend_variable(const void *symbol, struct place *where, int *rc)
+{
+    struct question q = {.resets = atomic_load(&resets)};
+    cudaGetDevice(&q.device);
+    *rc = CUDA_SUCCESS;
+    if (!look_up(symbol, &q, where) || (!q.kernel && !where->n))
+        return false;
+    if (!q.kernel)
+        return true;
+    if (!ask(&q, where, rc))
+        return false;
+    if (!*rc)
+        keep(symbol, &q, where);
+    return true;
+}
+
+void ***ibx_frontend_variables_managed(void **handle, size_t *count)
+{
+    void ***found = NULL;
+    *count = 0;
+    ibx_frontend_ranges_lock();
+    for (unsigned again = 0; again < 2; again++) {
+        size_t n = 0;
+        for (const struct module *m = modules; m; m = m->next) {
+            for (struct variable *v = m->handle == handle ? m->variables : NULL; v; v = v->next) {
+                if (v->managed && found)
+                    found[n] = (void **)(uintptr_t)v->symbol;
+                n += v->managed;
+            }
+        }
+        if (!again && n)
+            found = calloc(n, sizeof(*found));
+        *count = found ? n : 0;
+    }
+    ibx_frontend_ranges_unlock();
+    return found;
+}

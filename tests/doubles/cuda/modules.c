@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * A double of CUDA's driver: the module of its kernel. It has every variable that is called
+ * KINDmemory.offset.bytes: so many bytes at that offset of one of eight pieces of memory. Those of
+ * the kind "l" only their library knows, as managed ones.
+ */
+#include "tests/doubles/cuda/internal.h"
+
+#include <stdio.h>
+
+#define NOT_FOUND 500
+#define PIECES    8u
+#define PIECE     (1u << 20)
+#define MODULE    ((void *)0x7010)
+#define LIBRARY   ((void *)0x7020)
+
+/* A piece that was freed, by a reset for instance, is made again. */
+static int piece(unsigned number, uint64_t *at)
+{
+    static uint64_t pieces[PIECES];
+    char byte;
+    int rc = SUCCESS;
+    if (!pieces[number] || !ibx_double_peek(pieces[number], &byte, 1))
+        rc = cuMemAlloc_v2(&pieces[number], PIECE);
+    *at = pieces[number];
+    return rc;
+}
+
+static int find_variable(const char *name, bool managed, uint64_t *at, size_t *n)
+{
+    char kind;
+    unsigned number;
+    size_t offset;
+    if (sscanf(name, "%c%u.%zu.%zu", &kind, &number, &offset, n) != 4 || number >= PIECES ||
+        offset > PIECE || *n > PIECE - offset || (kind == 'l') != managed)
+        return NOT_FOUND;
+    const int rc = piece(number, at);
+    *at += offset;
+    return rc;
+}
+
+EXPORT int cuFuncGetModule(void **module, void *function)
+{
+    *module = MODULE;
+    return (uintptr_t)function == IBX_DOUBLE_KERNEL ? SUCCESS : INVALID_HANDLE;
+}
+
+EXPORT int cuModuleGetGlobal_v2(uint64_t *at, size_t *n, void *module, const char *name)
+{
+    return module == MODULE ? find_variable(name, false, at, n) : INVALID_HANDLE;
+}
+
+EXPORT int cuKernelGetLibrary(void **library, void *kernel)
+{
+    *library = LIBRARY;
+    return (uintptr_t)kernel == IBX_DOUBLE_KERNEL ? SUCCESS : INVALID_HANDLE;
+}
+
+EXPORT int cuLibraryGetManaged(uint64_t *at, size_t *n, void *library, const char *name)
+{
+    return library == LIBRARY ? find_variable(name, true, at, n) : INVALID_HANDLE;
+}

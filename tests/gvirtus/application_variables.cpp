@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Variables of the device: the preload has the back end find them by their names.
+#include "tests/gvirtus/application.h"
+
+#include <cstring>
+#include <string>
+#include <vector>
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace
+{
+
+constexpr std::size_t page = 4096;
+
+int to_symbol(const void *symbol, const void *from, std::size_t n, std::size_t offset = 0,
+              int kind = H2D)
+{
+    return preloaded<int(const void *, const void *, std::size_t, std::size_t, int)>(
+        "cudaMemcpyToSymbol")(symbol, from, n, offset, kind);
+}
+
+int from_symbol(void *to, const void *symbol, std::size_t n, std::size_t offset = 0, int kind = D2H)
+{
+    return preloaded<int(void *, const void *, std::size_t, std::size_t, int)>(
+        "cudaMemcpyFromSymbol")(to, symbol, n, offset, kind);
+}
+
+int address_of(char **address, const void *symbol)
+{
+    return preloaded<int(char **, const void *)>("cudaGetSymbolAddress")(address, symbol);
+}
+
+// As the code does that nvcc makes: a module, a kernel of it (or another address), variables.
+void register_kernel(void **module, const void *kernel)
+{
+    preloaded<void(void **, const void *, char *, const char *, int, void *, void *, void *, void *,
+                   int *)>("__cudaRegisterFunction")(module, kernel, nullptr, "kernel", -1, nullptr,
+                                                     nullptr, nullptr, nullptr, nullptr);
+}
+
+void register_variable(void **module, char *symbol, const char *name)
+{
+    preloaded<void(void **, char *, char *, const char *, int, std::size_t, int, int)>(
+        "__cudaRegisterVar")(module, symbol, symbol, name, 0, 1, 0, 0);
+}
+
+void register_managed(void **module, void *pointer, const char *name)
+{
+    preloaded<void(void **, void *, char *, const char *, int, std::size_t, int, int)>(
+        "__cudaRegisterManagedVar")(module, pointer, nullptr, name, 0, 1, 0, 0);
+}
+
+void unload(void **module)
+{
+    preloaded<void(void **)>("__cudaUnregisterFatBinary")(module);
+}
+
+bool fails(int rc, int code)
+{
+    REQUIRE(rc == code && cudaGetLastError() == code && cudaGetLastError() == 0);
+    return true;
+}
+
+bool plain()
+{
+    static void *module[1], *other[1];
+    static char a[1], b[1], c[1], stranger[1], lonely[1];
+    std::vector<char> there(4000), back(4000);
+    char *at = nullptr;
+    std::size_t n = 0;
+    register_variable(module, a, "v0.0.4000");
+    register_variable(module, b, "v0.4100.100");
+    register_variable(module, c, "v1.16.8");
+    register_kernel(module, &stub_kernel);
+    register_variable(other, lonely, "v1.100.8");
+    // Of several each has its own bytes.
+    random_fill(there.data(), there.size(), 1);
+    REQUIRE(to_symbol(a, there.data(), 4000) == 0);
+    REQUIRE(to_symbol(b, there.data() + 7, 90, 10, DEFAULT) == 0);
+    REQUIRE(to_symbol(c, there.data() + 50, 8) == 0);
+    REQUIRE(from_symbol(back.data(), a, 4000) == 0 && back == there);
+    REQUIRE(from_symbol(back.data(), b, 80, 20, DEFAULT) == 0);
+    REQUIRE(!std::memcmp(back.data(), there.data() + 17, 80));
+    REQUIRE(from_symbol(back.data(), c, 8) == 0);
+    REQUIRE(!std::memcmp(back.data(), there.data() + 50, 8));
+    REQUIRE(address_of(&at, b) == 0 && device_has(at + 10, there.data() + 7, 90));
+    REQUIRE(preloaded<int(std::size_t *, const void *)>("cudaGetSymbolSize")(&n, b) == 0);
+    REQUIRE(n == 100);
+    // Within the device, and in a stream.
+    void *stream = nullptr;
+    using Async = int(const void *, const void *, std::size_t, std::size_t, int, void *);
+    auto *async = preloaded<Async>("cudaMemcpyToSymbolAsync");
+    REQUIRE(to_symbol(b, at + 10, 8, 30, D2D) == 0 && cudaDeviceSynchronize() == 0);
+    REQUIRE(device_has(at + 30, there.data() + 7, 8) && cudaStreamCreate(&stream) == 0);
+    REQUIRE(async(a, there.data() + 9, 50, 1, H2D, stream) == 0);
+    REQUIRE(cudaStreamSynchronize(stream) == 0 && from_symbol(back.data(), a, 50, 1) == 0);
+    REQUIRE(!std::memcmp(back.data(), there.data() + 9, 50));
+    // What is wrong.
+    REQUIRE(fails(to_symbol(b, there.data(), 101), 1) &&
+            fails(to_symbol(b, back.data(), 1, 100), 1));
+    REQUIRE(fails(from_symbol(back.data(), c, 1, 8), 1));
+    REQUIRE(fails(to_symbol(a, there.data(), 1, 0, D2H), 21));
+    REQUIRE(fails(from_symbol(back.data(), a, 1, 0, H2D), 21));
+    REQUIRE(to_symbol(stranger, there.data(), 1) != 0 && to_symbol(lonely, there.data(), 1) != 0);
+    cudaGetLastError();
+    // Another module may come to lie there, with another variable under that address.
+    unload(module);
+    register_kernel(module, &stub_kernel);
+    register_variable(module, a, "v2.0.16");
+    REQUIRE(fails(to_symbol(a, there.data(), 17), 1) && to_symbol(a, there.data(), 16) == 0);
+    REQUIRE(device_has(at - 4100, there.data(), 1)); // where it was before
+    register_variable(module, c, "no.such");
+    REQUIRE(fails(to_symbol(c, there.data(), 1), 13));
+    unload(module);
+    return true;
+}
+
+struct Variables {
+    char *first, *second, *long_one;
+};
+
+void register_all(void **module, Variables *v)
+{
+    *v = {};
+    register_kernel(module, &stub_kernel);
+    register_managed(module, &v->second, "m3.5000.5000");
+    register_managed(module, &v->first, "m3.4196.8");
+    register_managed(module, &v->long_one, "l4.4096.300000");
+}
+
+// Another process, which has none of this one's managed memory.
+bool another_writes(char *device, char mark)
+{
+    const std::string bytes(20, mark);
+    const pid_t child = fork();
+    if (!child)
+        _exit(cudaMemcpy(device, bytes.c_str(), 20, H2D) || cudaDeviceSynchronize());
+    int status = 0;
+    return waitpid(child, &status, 0) == child && !status;
+}
+
+// Before anything touches them they have what the device has; bytes beside them are others'.
+bool managed_variables()
+{
+    static void *module[1];
+    static Variables v;
+    auto *init = preloaded<char(void **)>("__cudaInitModule");
+    std::vector<char> bytes(300000);
+    char *piece = nullptr;
+    random_fill(bytes.data(), bytes.size(), 2);
+    register_all(module, &v);
+    REQUIRE(address_of(&piece, &v.first) == 0);
+    piece -= 100;
+    REQUIRE(cudaMemcpy(piece, bytes.data(), 3 * page, H2D) == 0);
+    REQUIRE(init(module) == 1 && v.first == piece + 100 && v.second == piece + 904 && v.long_one);
+    REQUIRE(!std::memcmp(v.first, bytes.data() + 100, 8));
+    REQUIRE(!std::memcmp(v.second, bytes.data() + 904, 5000));
+    // Both sides write; what another has beside them meanwhile stays.
+    for (unsigned round = 0; round < 4; round++) {
+        const char mark = static_cast<char>('A' + round);
+        v.first[round] = mark;
+        std::memset(v.second + 10, mark, 4900);
+        std::memcpy(v.long_one, bytes.data(), bytes.size());
+        REQUIRE(another_writes(piece + 50, mark) && another_writes(piece + 904 + 5000, mark));
+        REQUIRE(stub_launch(v.second, v.first, 8, nullptr) == 0);
+        REQUIRE(stub_launch(v.long_one + 200000, v.long_one + round, 999, nullptr) == 0);
+        REQUIRE(v.second[round] == mark && v.second[10] == mark && v.first[round] == mark);
+        REQUIRE(!std::memcmp(v.long_one + 200000, bytes.data() + round, 999));
+        REQUIRE(device_has(piece + 50, std::string(20, mark).c_str(), 20));
+        REQUIRE(device_has(piece + 904 + 5000, std::string(20, mark).c_str(), 20));
+        REQUIRE(device_has(piece, bytes.data(), 50));
+    }
+    // It is managed memory, which is not to be freed.
+    struct {
+        int type, device;
+        void *more[12];
+    } is = {};
+    auto *advise = preloaded<int(const void *, std::size_t, int, int)>("cudaMemAdvise");
+    REQUIRE(preloaded<int(void *, const void *)>("cudaPointerGetAttributes")(&is, v.second) == 0);
+    REQUIRE(is.type == 3 && cudaFree(v.second) != 0 && cudaFree(piece) != 0);
+    cudaGetLastError();
+    REQUIRE(advise(v.first, 8, 1, 0) == 0 && advise(piece, 8, 1, 0) == 1);
+    REQUIRE(cudaGetLastError() == 1 && v.first[0] == 'A');
+    REQUIRE(to_symbol(v.first, "12345678", 8) == 0 && !std::memcmp(v.first, "12345678", 8));
+    // The module goes, and comes again.
+    unload(module);
+    register_all(module, &v);
+    REQUIRE(init(module) == 1 && v.first == piece + 100 && !std::memcmp(v.first, "12345678", 8));
+    return true;
+}
+
+// A module without a kernel: nothing tells where its variables are.
+bool not_found()
+{
+    static void *module[1];
+    static char *pointer;
+    register_managed(module, &pointer, "m3.0.8");
+    REQUIRE(preloaded<char(void **)>("__cudaInitModule")(module) == 1 && !pointer);
+    return true;
+}
+
+} // namespace
+
+bool variables()
+{
+    REQUIRE(cudaGetLastError() == 0); // the back end loads CUDA's runtime
+    return plain() && managed_variables() && not_found();
+}
