@@ -263,6 +263,8 @@ static int step(struct destination *d, struct ibx_error *err)
     int rc = ibx_destination_check_stall(d, err);
     if (!rc && !ibx_destination_warm_holds(d))
         rc = ibx_destination_stream_feed(&d->stream, err);
+    if (!rc && ibx_destination_stream_past_ram(&d->stream))
+        ibx_destination_qemu_save_ram(&d->qemu);
     if (!rc)
         rc = check_link(d, err);
     if (rc)

@@ -17,6 +17,7 @@
 #define MONITOR_RETRY_MS 1000 /* between two tries */
 #define LENT_MS          5000 /* for another tool to take it */
 #define STOP_MS          2000
+#define SET              "migrate-set-capabilities"
 #define LOADING_MS       5000 /* for QEMU to notice that its stream has ended */
 #define LOADING_LOOK_MS  20
 
@@ -292,12 +293,32 @@ void ibx_destination_qemu_describe_end(const struct destination_qemu *qemu, char
     snprintf(text, size, "%.*s%d%s", (int)before, what, (int)qemu->record->pid, what + before + 2);
 }
 
+void ibx_destination_qemu_save_ram(struct destination_qemu *qemu)
+{
+    json_t *how = qemu->saves_ram || !qemu->qmp ? NULL : ibx_settings_save_ram(qemu->settings);
+    if (how)
+        ibx_qmp_ahead(qemu->qmp, SET, how, ibx_deadline_in_ms(MONITOR_MS));
+    qemu->saves_ram |= how != NULL;
+}
+
+/* A QEMU that refuses is told again when it runs the VM. */
+static int saves_ram(struct destination_qemu *qemu, struct ibx_error *err)
+{
+    json_t *how = ibx_settings_save_ram(qemu->settings);
+    int rc =
+        how ? ibx_qmp_execute(qemu->qmp, SET, how, NULL, ibx_deadline_in_ms(MIGRATION_QMP_MS), err)
+            : 0;
+    return rc == -EREMOTEIO ? 0 : rc;
+}
+
 int ibx_destination_qemu_has_loaded(struct destination_qemu *qemu, uint64_t hurry_until_ns,
                                     struct ibx_error *err)
 {
     char status[32], why[256];
     ibx_qmp_spin_until(qemu->qmp, hurry_until_ns);
-    int rc = ibx_vm_migration(qemu->qmp, status, sizeof(status), why, sizeof(why),
+    int rc = saves_ram(qemu, err);
+    if (!rc)
+        rc = ibx_vm_migration(qemu->qmp, status, sizeof(status), why, sizeof(why),
                               ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     if (rc || strcmp(status, "failed"))
         return rc;

@@ -34,6 +34,7 @@ struct destination_qemu {
     bool stale;                      /* an event says that the status is another one now */
     uint64_t ask_ns;       /* not before that: QEMU gave no answer, or libvirt is at work */
     json_t *settings;      /* to put back: ibx_settings_restore(); NULL: none */
+    bool saves_ram;        /* it was told to */
     uint64_t settle_ns;    /* when to try that again; 0: it has not failed */
     uint64_t retry_ns;     /* when to try a lost monitor again; 0: it was never lost */
     uint64_t inmigrate_ns; /* recover: since when it waits for the state; or 0 */
@@ -70,6 +71,10 @@ int ibx_destination_qemu_pass(struct destination_qemu *qemu);
 void ibx_destination_qemu_lend(struct destination_qemu *qemu);
 /* Continues without the monitor. */
 void ibx_destination_qemu_lose(struct destination_qemu *qemu, const char *why);
+/* The stream is loaded as far as guest RAM is concerned: from now on QEMU is to save its RAM when
+ * somebody asks it to, whatever becomes of this tool. It is told now, and has to have heard it when
+ * the next function returns. */
+void ibx_destination_qemu_save_ram(struct destination_qemu *qemu);
 /* The stream is loaded but for its end: 0 once QEMU's main thread, which loads, answers. */
 int ibx_destination_qemu_has_loaded(struct destination_qemu *qemu, uint64_t hurry_until_ns,
                                     struct ibx_error *err);

@@ -18,6 +18,9 @@
 #define STATE_MAX       (1ull << 30) /* bytes of device state that wait for QEMU */
 #define VM_EOF          0x00
 #define VM_DESCRIPTION  0x06
+#define VM_FOOTER       0x7e
+#define RAM_EOS         0x10
+#define EOS_ZEROS       7u          /* before it */
 #define HEAD            6           /* EOF, VMDESCRIPTION, length */
 #define DESCRIPTION_MAX (64u << 20) /* bytes, far more than any VM has */
 
@@ -62,6 +65,23 @@ size_t ibx_state_tail(const uint8_t *bytes, size_t length, bool ended, bool *who
         }
     }
     return length ? length - 1 : 0;
+}
+
+/* The set-up of guest RAM ends with the flag EOS (0x10, 8 bytes, big-endian) and the section's
+ * footer (0x7e). A machine type without footers has no such place. */
+static void find_ram(struct destination_stream *stream, const uint8_t *bytes, size_t length)
+{
+    for (size_t i = 0; i < length && !stream->ram_set_up; i++) {
+        const uint8_t byte = bytes[i];
+        if (stream->matched == EOS_ZEROS + 1 && byte == VM_FOOTER)
+            stream->ram_set_up = stream->total + i + 1;
+        else if (stream->matched == EOS_ZEROS && byte == RAM_EOS)
+            stream->matched++;
+        else if (byte)
+            stream->matched = 0;
+        else
+            stream->matched = stream->matched < EOS_ZEROS ? stream->matched + 1 : EOS_ZEROS;
+    }
 }
 
 /* Moves `sure` up to what may be EOF; whether that was recognised, when all has come. */
@@ -140,6 +160,7 @@ int ibx_destination_stream_append(struct destination_stream *stream, const uint8
     if (make_room(stream, length))
         return ibx_error_set(err, -ENOMEM, "no memory for the device state");
     memcpy(stream->bytes + stream->end, bytes, length);
+    find_ram(stream, bytes, length);
     stream->end += length;
     stream->total += length;
     return 0;
@@ -214,12 +235,26 @@ bool ibx_destination_stream_stuck(const struct destination_stream *stream)
     return stream->fd >= 0 && stream->from < limit(stream);
 }
 
+/* Whether no more than `rest` of the bytes that were given to it is unread: the kernel's count is
+ * that of the memory which they take, never less. */
+static bool is_read(const struct destination_stream *stream, uint64_t rest)
+{
+    int unread;
+    return stream->fd >= 0 && !ioctl(stream->fd, SIOCOUTQ, &unread) && unread >= 0 &&
+           (uint64_t)unread <= rest;
+}
+
 bool ibx_destination_stream_loaded(const struct destination_stream *stream)
 {
-    int unread = 1;
-    return stream->state.now >= STREAM_WHOLE && stream->fd >= 0 &&
-           !ibx_destination_stream_stuck(stream) && !ioctl(stream->fd, SIOCOUTQ, &unread) &&
-           unread == 0;
+    return stream->state.now >= STREAM_WHOLE && !ibx_destination_stream_stuck(stream) &&
+           is_read(stream, 0);
+}
+
+bool ibx_destination_stream_past_ram(const struct destination_stream *stream)
+{
+    const uint64_t given = stream->total - (stream->end - stream->from);
+    return stream->ram_set_up && given >= stream->ram_set_up &&
+           is_read(stream, given - stream->ram_set_up);
 }
 
 void ibx_destination_stream_cut(struct destination_stream *stream)

@@ -33,6 +33,8 @@ struct destination_stream {
     uint8_t *bytes;                   /* what QEMU has not taken yet */
     size_t from, sure, end, capacity; /* `sure`: up to there certainly without EOF */
     uint64_t total;                   /* bytes that came */
+    unsigned matched;                 /* of what ends the set-up of guest RAM in it */
+    uint64_t ram_set_up;              /* bytes up to there; 0: not found yet */
 };
 
 /*
@@ -67,6 +69,9 @@ int ibx_destination_stream_feed(struct destination_stream *stream, struct ibx_er
 bool ibx_destination_stream_stuck(const struct destination_stream *stream);
 /* QEMU has read everything but the end. */
 bool ibx_destination_stream_loaded(const struct destination_stream *stream);
+/* QEMU has read, and in its main thread parsed, how each RAM block comes: nothing behind that asks
+ * for the capability x-ignore-shared. */
+bool ibx_destination_stream_past_ram(const struct destination_stream *stream);
 /* QEMU's incoming migration fails. */
 void ibx_destination_stream_cut(struct destination_stream *stream);
 void ibx_destination_stream_fini(struct destination_stream *stream);

@@ -134,6 +134,9 @@ int ibx_settings_set(struct ibx_qmp *qmp, const struct ibx_settings *settings, u
  * -EREMOTEIO. May be repeated. */
 int ibx_settings_restore(struct ibx_qmp *qmp, const json_t *before, uint64_t deadline_ns,
                          struct ibx_error *err);
+/* What puts x-ignore-shared back to off, for migrate-set-capabilities; NULL: it was on, or memory
+ * is out. */
+json_t *ibx_settings_save_ram(const json_t *before);
 void ibx_settings_fini(struct ibx_settings *settings);
 
 /* ------------------------------------------------------------ descriptions */

@@ -191,6 +191,14 @@ void ibx_settings_fini(struct ibx_settings *settings)
     *settings = (struct ibx_settings){.change = NULL};
 }
 
+json_t *ibx_settings_save_ram(const json_t *before)
+{
+    static const char name[] = "x-ignore-shared";
+    if (!json_is_false(json_object_get(part(before, "capabilities"), name)))
+        return NULL;
+    return json_pack("{s:[{s:s, s:b}]}", "capabilities", "capability", name, "state", 0);
+}
+
 /* ------------------------------------------------------------ changing it */
 
 static int send_capabilities(struct ibx_qmp *qmp, const json_t *settings, uint64_t deadline_ns,

@@ -229,7 +229,7 @@ static void test_receiver_killed(void)
 {
     start();
     pair_run_to("destination:filling", (const char *[]){"--max-bandwidth", "64K", NULL});
-    assert_true(has(&vms[1], "x-ignore-shared"));
+    assert_false(has(&vms[1], "x-ignore-shared"));
     mover_kill(&receiver, SIGKILL);
     pair_recover(&receiver);
     await_settings(&vms[1], before[1]);
