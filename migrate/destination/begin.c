@@ -108,7 +108,7 @@ static struct destination *destination_create(const struct ibx_receive_options *
         ibx_error_set(err, -ENOMEM, "no memory for a migration");
         return NULL;
     }
-    *d = (struct destination){.options = options, .lock_fd = -1};
+    *d = (struct destination){.options = options, .claim_fd = -1, .lock_fd = -1};
     d->transport = ibx_migration_options(&options->transport, options->listen);
     d->signals.fd = -1;
     d->reporter.observer = &options->observer;
@@ -158,6 +158,7 @@ static int finish(struct destination *d, int rc, struct ibx_migrate_status *last
     ibx_destination_warm_fini(&d->warm);
     ibx_destination_early_fini(&d->early);
     ibx_destination_home_fini(&d->home);
+    ibx_destination_unclaim(d);
     ibx_destination_forget_description(d);
     ibx_destination_watchdog_end(&d->watchdog);
     if (d->options->libvirt) /* of a QEMU that has ended */

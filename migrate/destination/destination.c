@@ -29,7 +29,9 @@ static int step_joining(struct destination *d, struct ibx_error *err)
                              : 0;
     if (rc)
         return rc == -EAGAIN ? 0 : rc;
-    rc = ibx_destination_open_record(d, err);
+    rc = ibx_destination_claim(d, err);
+    if (!rc)
+        rc = ibx_destination_open_record(d, err);
     if (!rc)
         rc = ibx_destination_record(d, IBX_JOURNAL_NOT_YET, err);
     if (!rc)

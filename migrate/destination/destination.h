@@ -13,6 +13,7 @@
  *   warm.c               pages that are fetched while the VM runs at the source
  *   borrow.c             a VM that is to return: the monitor for that, and when it has
  *   home.c               a VM that returns here: the memory that it left
+ *   claim.c              one receiver at a time takes a VM into a QEMU
  *   states.c             the states
  *   ram.c, arrived.c     guest RAM, its userfaultfd and the fault engine
  *   link.c               the control connection, page connections and query connections
@@ -264,6 +265,7 @@ struct destination {
     struct migration_reporter reporter;
     struct migration_signals signals;
     struct ibx_control_socket *socket;
+    int claim_fd; /* -1: none */
     int lock_fd;
     unsigned interrupts; /* signals, and a request to cancel */
     enum destination_wish { WISH_UNKNOWN, WISH_PAUSED, WISH_RUNS } wish; /* by COMMIT or RESUME */
@@ -313,6 +315,14 @@ static inline bool destination_settled(const struct destination *d)
 {
     return d->state.now == DESTINATION_COMPLETE || d->state.now == DESTINATION_SHUT_DOWN;
 }
+
+/* ---------------------------------------------------------------- claim.c */
+
+/* Before the QEMU is changed: -EBUSY where another receiver is about to, or a VM has come to it. */
+int ibx_destination_claim(struct destination *d, struct ibx_error *err);
+/* -EBUSY: what is to be said of that. */
+int ibx_destination_is_taken(const struct destination *d, struct ibx_error *err);
+void ibx_destination_unclaim(struct destination *d);
 
 /* ---------------------------------------------------------------- silence.c */
 

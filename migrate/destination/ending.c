@@ -169,11 +169,8 @@ int ibx_destination_check_qemu(struct destination *d, struct ibx_error *err)
     int rc =
         ibx_destination_qemu_check(qemu, d->ram.recovered && qemu->state.now != QEMU_RUNNING, err);
     const bool running = qemu->state.now == QEMU_RUNNING;
-    if (running && d->state.now == DESTINATION_LISTENING)
-        rc = ibx_error_set(err, -EBUSY,
-                           "a VM has come to this QEMU (process %d) by another monitor, and not "
-                           "by this ib-migrate, which has left it alone",
-                           (int)d->status.record.pid);
+    if (running && d->stream.state.now == STREAM_CLOSED)
+        rc = ibx_destination_is_taken(d, err);
     else if (running && d->stream.state.now < STREAM_RELEASED)
         rc = ibx_destination_qemu_stop(qemu, err);
     if (!rc)

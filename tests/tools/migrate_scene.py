@@ -151,10 +151,11 @@ def finish(process):
     return process.returncode, process.lines[-1]["summary"], err
 
 
-def receiver(scene, vm, *args, before=()):
+def receiver(scene, vm, *args, before=(), **options):
     """A receiver that waits, and its URI, where another one may wait when it was killed."""
     uri = f"tcp://127.0.0.1:{free_port()}"
-    process = start(scene, "", *before, "receive", "--json", "--listen", uri, *vm.qmp, *args)
+    process = start(scene, "", *before, "receive", "--json", "--listen", uri, *vm.qmp, *args,
+                    **options)
     found = wait_for_status(process, lambda one: one["phase"] == "waiting" and one["record"])
     return process, found["record"]["uri"]
 

@@ -175,6 +175,61 @@ def a_receiver_leaves_a_vm_alone_that_came_by_another_one(scene):
     expect(source, destination)
 
 
+def two_receivers(scene):
+    """Of one QEMU, by its two monitors: the first one stops itself while it takes a VM."""
+    destination = Vm(scene, incoming=True)
+    by_other = ("--qmp", destination.own)
+
+    def first(state):
+        process, uri = receiver(scene, destination, env=dict(os.environ, IBX_MOVE_STOP_AT=state))
+        taken = Vm(scene)
+        sender = start(scene, "send --json", *taken.qmp, uri)
+        until(lambda: process_state(process.pid) == "T", "it to stop itself")
+        return process, sender, taken
+    return destination, by_other, first
+
+
+@case
+def a_receiver_that_has_begun_leaves_a_vm_alone_that_came_by_another_one(scene):
+    """Both have found the QEMU free."""
+    destination, by_other, first = two_receivers(scene)
+    late, left, stays = first("destination:joining")
+    destination.qmp = by_other
+    waiting, uri = receiver(scene, destination)
+    source = Vm(scene)
+    sender = start(scene, "send --json", *source.qmp, uri)
+    for process in (sender, waiting):
+        equal(finish(process)[0], 0)
+    late.send_signal(signal.SIGCONT)
+    code, summary, _ = finish(late)
+    equal((code, summary["outcome"]), (1, "failed"))
+    assert "has left it alone" in summary["error"], summary
+    equal(finish(left)[0], 1)
+    stays.runs_on()
+    destination.own = destination.socket  # which is free by now
+    destination.runs_on()
+    expect(source, destination)
+
+
+@case
+def one_receiver_at_a_time_takes_a_vm(scene):
+    """The memory of a QEMU is emptied for one VM alone."""
+    destination, by_other, first = two_receivers(scene)
+    process, sender, source = first("destination:claimed")
+    destination.qmp = by_other
+    waiting, uri = receiver(scene, destination)
+    second = Vm(scene)
+    err = fails(scene, "send", *second.qmp, uri)
+    assert "another ib-migrate takes a VM" in err, err
+    equal(finish(waiting)[0], 1)
+    process.send_signal(signal.SIGCONT)
+    for one in (sender, process):
+        equal(finish(one)[0], 0)
+    second.runs_on()
+    destination.runs_on()
+    expect(source, destination)
+
+
 @case
 def a_paused_vm_that_came_without_ib_migrate_is_not_emptied(scene):
     """No event says that it is there."""
