@@ -93,6 +93,17 @@ static int find(pid_t pid, uint64_t name)
     return found == -ESRCH ? -ENOENT : found;
 }
 
+int ibx_hold_find(pid_t pid, uint64_t name, bool *has, struct ibx_error *err)
+{
+    const int found = find(pid, name);
+    *has = found >= 0;
+    if (found >= 0 || found == -ENOENT)
+        return 0;
+    return ibx_error_set(err, found,
+                         "the descriptors of QEMU (process %d) are not to be seen: %s%s", (int)pid,
+                         strerror(-found), ibx_proc_remedy(found));
+}
+
 int ibx_hold_take(pid_t pid, uint64_t name, int *fd, struct ibx_error *err)
 {
     const int remote = name ? find(pid, name) : -ENOENT;
@@ -147,8 +158,11 @@ int ibx_hold_release(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns, struct i
                                  status);
         usleep(LOOK_US);
     }
-    /* If this fails, QEMU keeps a socket that leads nowhere. */
+    return 0;
+}
+
+void ibx_hold_forget(struct ibx_qmp *qmp, uint64_t deadline_ns)
+{
     ibx_qmp_execute(qmp, "closefd", json_pack("{s:s}", "fdname", HOLD_NAME), NULL, deadline_ns,
                     NULL);
-    return 0;
 }

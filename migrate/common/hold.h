@@ -13,8 +13,7 @@
 
 #include "migrate/preflight/preflight.h"
 
-/* What names the tool's end of the stream, in whatever process: a number for the journal; 0: an
- * error. */
+/* What names an end of the stream, in whatever process: a number for the journal; 0: an error. */
 uint64_t ibx_hold_name(int fd);
 /* Sets the capability. QEMU refuses while its migration is not over. */
 int ibx_hold_allow(struct ibx_qmp *qmp, bool on, uint64_t deadline_ns, struct ibx_error *err);
@@ -29,10 +28,14 @@ int ibx_hold_describe(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_erro
 int ibx_hold_keep(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns, struct ibx_error *err);
 /* Takes a copy of QEMU's, after a tool that has ended. -ENOENT: QEMU has none. */
 int ibx_hold_take(pid_t pid, uint64_t name, int *fd, struct ibx_error *err);
+/* Whether this process has the descriptor of that name. An error: it is not to be seen. */
+int ibx_hold_find(pid_t pid, uint64_t name, bool *has, struct ibx_error *err);
 /* Tells QEMU that its migration is complete. */
 int ibx_hold_say_shut(int fd, struct ibx_error *err);
-/* Ends the migration as completed: run state postmigrate. Waits for that, and takes QEMU's copy
- * away. `fd` stays the caller's. */
+/* Ends the migration as completed: run state postmigrate. Waits for that. `fd` stays the caller's,
+ * and QEMU's copy stays: by that it is known whose migration this was. */
 int ibx_hold_release(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns, struct ibx_error *err);
+/* Takes QEMU's copy away. If this fails, QEMU keeps a socket that leads nowhere. */
+void ibx_hold_forget(struct ibx_qmp *qmp, uint64_t deadline_ns);
 
 #endif

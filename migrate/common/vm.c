@@ -21,6 +21,7 @@
 #define STREAM_NAME   "ibx-state"
 #define STREAM_BUFFER (1 << 20) /* bytes; QEMU writes 32 KiB at a time */
 #define LOOK_MS       5         /* between two checks of a migration that ends */
+#define CLOSING_MS    1000      /* for QEMU to end a migration whose stream it has closed */
 #define LIBVIRT_MS    10000     /* for a migration that libvirt has begun to fail */
 
 static void copy_text(char *to, size_t size, json_t *from)
@@ -91,6 +92,30 @@ bool ibx_vm_migration_ended(const char *status)
     return false;
 }
 
+/* One that nobody holds open, of a tool that is gone: whether it is the one that another program
+ * has begun since. QEMU closes its stream a moment before it calls a migration ended. */
+static int check_whose(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, uint64_t deadline_ns,
+                       struct ibx_error *err)
+{
+    const uint64_t enough = ibx_deadline_in_ms(CLOSING_MS);
+    char status[32], why[256];
+    bool ours;
+    for (;;) {
+        int rc = ibx_hold_find(ibx_qmp_pid(qmp), vm->stream, &ours, err);
+        if (!rc && !ours)
+            rc = ibx_vm_migration(qmp, status, sizeof(status), why, sizeof(why), deadline_ns, err);
+        if (rc || ours || ibx_vm_migration_ended(status))
+            return rc;
+        if (ibx_now_ns() >= enough)
+            return ibx_error_set(err, -EBUSY,
+                                 "QEMU is at a migration of this VM that another program has begun "
+                                 "since (%s): end that one, or wait for its end, and see where the "
+                                 "VM runs then",
+                                 status);
+        usleep(LOOK_MS * 1000);
+    }
+}
+
 static int cancel_migration(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
 {
     char status[32], error[256];
@@ -116,18 +141,36 @@ static int cancel_migration(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ib
 
 /* One that is held open ends as completed, and QEMU itself decides whether the VM may continue: it
  * refuses while another host uses its disks. migrate_cancel would continue the VM all the same. */
-static int end_migration(struct ibx_qmp *qmp, uint64_t hold, uint64_t deadline_ns,
-                         struct ibx_error *err)
+static int end_migration(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, bool *held,
+                         uint64_t deadline_ns, struct ibx_error *err)
 {
-    int fd, rc = ibx_hold_take(ibx_qmp_pid(qmp), hold, &fd, err);
+    int fd, rc = ibx_hold_take(ibx_qmp_pid(qmp), vm->hold, &fd, err);
+    *held = !rc;
     if (!rc) {
         rc = ibx_hold_release(qmp, fd, deadline_ns, err);
         close(fd);
     }
-    return rc && rc != -ENOENT ? rc : cancel_migration(qmp, deadline_ns, err);
+    if (rc != -ENOENT)
+        return rc;
+    rc = vm->stream ? check_whose(qmp, vm, deadline_ns, err) : 0;
+    return rc ? rc : cancel_migration(qmp, deadline_ns, err);
 }
 
-static int run_again(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
+/* A migration that was ours and was not held open has failed: QEMU completes none whose stream is
+ * closed. */
+static int check_left(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
+{
+    char status[32], why[256];
+    int rc = ibx_vm_migration(qmp, status, sizeof(status), why, sizeof(why), deadline_ns, err);
+    if (rc || strcmp(status, "completed"))
+        return rc;
+    return ibx_error_set(err, -EBUSY,
+                         "QEMU has completed a migration of this VM that another program has made "
+                         "since: if the VM does not run where that went, continue it by cont in "
+                         "QEMU's monitor, then call rollback again");
+}
+
+static int run_again(struct ibx_qmp *qmp, bool known, uint64_t deadline_ns, struct ibx_error *err)
 {
     char status[32];
     int rc;
@@ -135,6 +178,8 @@ static int run_again(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error
     while (!(rc = ibx_vm_status(qmp, status, sizeof(status), deadline_ns, err)) &&
            !strcmp(status, "finish-migrate") && ibx_now_ns() < deadline_ns)
         usleep(LOOK_MS * 1000);
+    if (!rc && !known && !strcmp(status, "postmigrate"))
+        rc = check_left(qmp, deadline_ns, err);
     if (!rc && strcmp(status, "running"))
         rc = ibx_qmp_execute(qmp, "cont", NULL, NULL, deadline_ns, err);
     if (!rc)
@@ -168,9 +213,12 @@ static int restore(struct ibx_qmp *qmp, const json_t *before, bool libvirt, uint
 int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_ns,
                 struct ibx_error *err)
 {
-    int rc = vm->touched ? end_migration(qmp, vm->hold, deadline_ns, err) : 0;
+    bool held = false;
+    int rc = vm->touched ? end_migration(qmp, vm, &held, deadline_ns, err) : 0;
     if (!rc && vm->touched && vm->was_running)
-        rc = run_again(qmp, deadline_ns, err);
+        rc = run_again(qmp, held || !vm->stream, deadline_ns, err);
+    if (!rc && held)
+        ibx_hold_forget(qmp, deadline_ns);
     if (!rc && vm->touched)
         rc = ibx_hold_allow(qmp, false, deadline_ns, err);
     if (!rc)

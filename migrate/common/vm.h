@@ -12,6 +12,8 @@ struct ibx_vm_undo {
     const char *libvirt; /* its socket: libvirt decides on its own where the VM runs; or NULL */
     json_t *before;      /* settings to put back (ibx_settings_restore()), NULL: untouched */
     uint64_t hold;       /* of hold.h; 0: none */
+    uint64_t stream;     /* QEMU's end of the migration's stream: it is asked whether QEMU's
+                            migration is that one; 0: it is */
 };
 
 /* "running", "paused", "postmigrate", ... into `status`. */
@@ -38,8 +40,9 @@ int ibx_vm_settings(struct ibx_qmp *qmp, bool managed, bool holds, const char *f
  * and clears the record's, which is not written. */
 int ibx_vm_settle(struct ibx_qmp *qmp, json_t **before, struct ibx_record *record,
                   uint64_t deadline_ns, struct ibx_error *err);
-/* Ends any migration, continues the VM if it ran before, and puts the settings back. May be
- * repeated. Only when it is certain that the destination does not run the VM. */
+/* Ends the migration, continues the VM if it ran before, and puts the settings back. May be
+ * repeated. Only when it is certain that the destination does not run the VM. -EBUSY: with
+ * `stream`, QEMU is at another program's migration, or has completed one. */
 int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_ns,
                 struct ibx_error *err);
 /* Tells QEMU to quit. */

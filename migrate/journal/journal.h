@@ -106,7 +106,9 @@ struct ibx_record {
     bool whole;       /* source, with a base: all pages were here at the stop */
     bool was_running; /* source: the VM ran before, and runs again if it comes back */
     uint64_t hold; /* source: what holds QEMU's migration open (migrate/common/hold.h); 0: none */
-    bool verify;   /* pages are verified, with this key, which a finished record forgets */
+    uint64_t
+        stream;  /* ... and QEMU's end of its stream, which it has while that lasts; 0: not known */
+    bool verify; /* pages are verified, with this key, which a finished record forgets */
     uint8_t verify_key[IBX_SECRET_BYTES];
     /* Destination, from MAY_RUN on: to find guest RAM without the monitor, which does not answer
      * while QEMU's main thread waits for a page. Source: to find its files when QEMU has ended. 0:

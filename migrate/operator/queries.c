@@ -103,8 +103,10 @@ static int roll_back(const char *folder, struct ibx_record *record,
     struct ibx_migrate_answer answer;
     struct ibx_qmp *qmp;
     struct ibx_error silent = {0};
-    struct ibx_vm_undo vm = {
-        .was_running = record->was_running, .touched = true, .hold = record->hold};
+    struct ibx_vm_undo vm = {.was_running = record->was_running,
+                             .touched = true,
+                             .hold = record->hold,
+                             .stream = record->stream};
     struct ibx_guard guard;
     uint64_t deadline;
     int lock_fd;
@@ -294,6 +296,8 @@ static int end_hold(const struct ibx_record *record, struct ibx_error *err)
     if (!rc) {
         if (fd >= 0)
             rc = ibx_hold_release(qmp, fd, deadline, err);
+        if (!rc && fd >= 0)
+            ibx_hold_forget(qmp, deadline);
         if (!rc && fd >= 0)
             rc = ibx_hold_allow(qmp, false, deadline, err);
         json_t *before = json_loads(record->settings, 0, NULL);

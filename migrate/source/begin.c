@@ -126,6 +126,7 @@ static int check(struct source *s, struct ibx_error *err)
     if (rc)
         return rc;
     rc = ibx_source_stream_make(&s->stream, &record->hold, err);
+    record->stream = rc ? 0 : ibx_hold_name(s->stream.theirs);
     s->vm.undo.hold = record->hold;
     s->vm.paused = !record->was_running;
     return rc;

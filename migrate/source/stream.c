@@ -259,9 +259,11 @@ int ibx_source_stream_release(struct source_stream *stream, struct ibx_qmp *qmp,
     if (stream->state.now != STREAM_HELD)
         return 0;
     int rc = ibx_hold_release(qmp, stream->fd, deadline_ns, err);
-    if (!rc)
-        leave(stream, STREAM_RELEASED);
-    return rc;
+    if (rc)
+        return rc;
+    ibx_hold_forget(qmp, deadline_ns);
+    leave(stream, STREAM_RELEASED);
+    return 0;
 }
 
 void ibx_source_stream_close(struct source_stream *stream)

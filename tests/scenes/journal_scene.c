@@ -53,6 +53,7 @@ struct ibx_record sample(bool source, uint8_t number)
                            .settings = "{\"capabilities\":{\"events\":false},"
                                        "\"parameters\":{\"tls-creds\":\"theirs\"}}",
                            .hold = source ? 4711 : 0,
+                           .stream = source ? 4712 : 0,
                            .machine = "pc-q35-7.2",
                            .source_key_known = true,
                            .source_key = "node-b",

@@ -9,6 +9,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 import termios
@@ -139,10 +140,8 @@ def a_vm_whose_pages_are_missing_goes_nowhere_else(scene):
     same_memory(source, third)
 
 
-@case
-def an_unfinished_migration_is_known_by_every_monitor(scene):
-    """Its tool and its watchdog are killed at once. A migration that is made before it was ended
-    would be cancelled by its rollback."""
+def left_behind(scene):
+    """A VM whose tool and watchdog are killed at once, right after its migration was started."""
     source, destination = Vm(scene), Vm(scene, incoming=True)
     _, uri = receiver(scene, destination)
     sender = start(scene, "send --json", *source.qmp, uri,
@@ -151,8 +150,46 @@ def an_unfinished_migration_is_known_by_every_monitor(scene):
     for pid in (*children(sender.pid), sender.pid):
         os.kill(pid, signal.SIGKILL)
     sender.wait(LIMIT)
-    until(lambda: ask_qmp(source.own, "query-migrate")[0].get("status") == "failed", "its end")
+    await_migration(source, "failed")
+    return source, uri
+
+
+def await_migration(vm, status):
+    until(lambda: ask_qmp(vm.own, "query-migrate")[0].get("status") == status, f"it to be {status}")
+
+
+@case
+def an_unfinished_migration_is_known_by_every_monitor(scene):
+    """A migration that is made before it was ended would be cancelled by its rollback."""
+    source, uri = left_behind(scene)
     says(fails(scene, "send", "--qmp", source.own, uri), "an earlier migration of this VM is not")
+    equal(scene.run("rollback", "--yes", *source.qmp)[0], 0)
+    source.runs_on()
+    expect(source)
+
+
+@case
+def rollback_leaves_a_migration_of_another_program_alone(scene):
+    """Which has begun it since: its VM may run at the other end."""
+    source, _ = left_behind(scene)
+    off = [{"capability": name, "state": False} for name in ("x-ignore-shared", "return-path")]
+    path = scene.path("away")
+    with socket.socket(socket.AF_UNIX) as away:  # which reads nothing
+        away.bind(path)
+        away.listen()
+        ask_qmp(source.own, ("migrate-set-capabilities", {"capabilities": off}),
+                ("migrate", {"uri": f"unix:{path}"}))
+        await_migration(source, "active")
+        err = fails(scene, "rollback", "--yes", *source.qmp)
+        assert "another program" in err and "(active)" in err, err
+        equal(ask_qmp(source.own, "query-migrate")[0]["status"], "active")
+    await_migration(source, "failed")
+    ask_qmp(source.own, ("migrate", {"uri": "exec:cat >/dev/null"}))
+    await_migration(source, "completed")
+    err = fails(scene, "rollback", "--yes", *source.qmp)
+    assert "another program" in err and "cont" in err, err
+    equal(ask_qmp(source.own, "query-status")[0]["status"], "postmigrate")
+    ask_qmp(source.own, "cont")
     equal(scene.run("rollback", "--yes", *source.qmp)[0], 0)
     source.runs_on()
     expect(source)

@@ -37,6 +37,7 @@ static void records_come_back_as_they_were(NO_STATE)
         assert_int_equal(found.insecure, r.insecure);
         assert_int_equal(found.source_key_known, r.source_key_known);
         assert_int_equal(found.hold, r.hold);
+        assert_int_equal(found.stream, r.stream);
         assert_int_equal(found.pid, r.pid);
         assert_int_equal(found.pid_started, r.pid_started);
         assert_int_equal(found.uffd, r.uffd);
@@ -138,7 +139,10 @@ static void make_older(const struct ibx_record *r, unsigned version)
     char now[32];
     char text[8192], path[PATH_MAX], settings[256];
     snprintf(now, sizeof(now), "\"ibx-record\": %u", version);
-    change(r, "\"ibx-record\": 6", now);
+    change(r, "\"ibx-record\": 7", now);
+    change(r, r->source ? ",\n  \"stream\": 4712" : ",\n  \"stream\": 0", "");
+    if (version == 6)
+        return;
     change(r, r->libvirt ? ",\n  \"libvirt\": true" : ",\n  \"libvirt\": false", "");
     change(r, ",\n  \"borrow\": 0", "");
     change(r, ",\n  \"base\": \"00000000000000000000000000000000\"", "");
@@ -191,6 +195,16 @@ static void borrowed(NO_STATE)
     assert_memory_equal(found.base, r.base, sizeof(r.base));
     assert_true(ibx_journal_returns(&found) && found.whole);
     each_is_refused(&r, wrong, COUNT(wrong));
+}
+
+/* Which did not note whose migration QEMU is at. */
+static void records_of_the_sixth_version(NO_STATE)
+{
+    struct ibx_record r = sample(true, 7);
+    assert_int_equal(write_record(&r), 0);
+    make_older(&r, 6);
+    assert_int_equal(only().stream, 0);
+    assert_int_equal(only().hold, r.hold);
 }
 
 /* Which did not note whether libvirt drove the migration. */
@@ -277,9 +291,9 @@ static void records_of_the_third_version(NO_STATE)
 {
     struct ibx_record r = sample(false, 7), found;
     assert_int_equal(write_record(&r), 0);
-    change(&r, "\"ibx-record\": 6", "\"ibx-record\": 3");
+    change(&r, "\"ibx-record\": 7", "\"ibx-record\": 3");
     list_refuses(&r, "unpacked");
-    change(&r, "\"ibx-record\": 3", "\"ibx-record\": 6");
+    change(&r, "\"ibx-record\": 3", "\"ibx-record\": 7");
     make_older(&r, 3);
     found = only();
     assert_string_equal(found.key_file, r.key_file);
@@ -530,6 +544,7 @@ int main(void)
         TEST(the_key_of_a_source),
         TEST(records_of_the_third_version),
         TEST(borrowed),
+        TEST(records_of_the_sixth_version),
         TEST(records_of_the_fifth_version),
         TEST(records_of_the_fourth_version),
         TEST(settings_are_an_object),
