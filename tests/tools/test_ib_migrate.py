@@ -3,6 +3,7 @@
 """test_ib_migrate.py IB-MIGRATE: the tool as its users see it until a VM is migrated: arguments,
 messages, JSON, exit status. With QEMU, GUEST_ELF and GUEST_EXPECT in the environment, and as root,
 it looks at VMs, too."""
+import fcntl
 import json
 import os
 import re
@@ -140,6 +141,28 @@ def without_records_there_is_nothing_to_do(scene):
                  "rollback --yes --qmp Q"):
         says(fails(scene, line), "ib-migrate status")
     assert scene.path("other") in succeeds(scene, "status", "--state-dir", scene.path("other"))
+
+
+@case
+def prune_removes_keys_that_a_killed_run_has_left(scene):
+    """But not of one that is at work, or has just begun, nor one that a record names."""
+    os.makedirs(scene.path("state"), mode=0o700)
+    keys = [key_file(scene, f"state/run-{digit * 32}.key", "a1" * 32) for digit in "abcd"]
+    left, locked, young, named = keys
+    for path in (left, locked, named):
+        os.utime(path, (1, 1))
+    record = {
+        "ibx-record": 1, "id": "01" * 16, "role": "source", "epoch": 3, "state": "may-run",
+        "uuid": "", "name": "", "qmp": "/run/a.qmp", "pid": 1, "pid-started": 1, "uri": "tcp://a:1",
+        "peer": "b", "key-file": named, "uffd": -1, "device-way": False, "written": 1700000000}
+    path = scene.path(f"state/{record['id']}.source.json")
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(record, file)
+    os.chmod(path, 0o600)
+    with open(locked, encoding="ascii") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        succeeds(scene, "prune")
+    equal([os.path.exists(path) for path in keys], [path != left for path in keys])
 
 
 # ------------------------------------------------------------------------- no monitor

@@ -137,6 +137,11 @@ void ibx_cli_use_record(struct ibx_options *options, const struct ibx_record *re
 void ibx_cli_forget_key(const char *folder, const struct ibx_record *record);
 /* ... and has done so: the other side knows that this one is done. */
 bool ibx_cli_key_forgotten(const char *folder, const struct ibx_record *record);
+/* Whether it is a key that ib-migrate run has made, here or at the far end. */
+bool ibx_cli_is_run_key(const char *folder, const char *path);
+/* Removes the keys that ib-migrate run has left when it was killed, and that no record names. */
+void ibx_cli_prune_keys(const char *folder);
+
 /* A migration, or a receiver that waits for one, as status knows it. */
 struct migrate_view {
     struct ibx_record record; /* without a state of a receiver */

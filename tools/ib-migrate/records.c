@@ -48,35 +48,6 @@ void ibx_cli_use_record(struct ibx_options *options, const struct ibx_record *re
     options->insecure |= record->insecure;
 }
 
-/* A key that ib-migrate run has made: DIR/run-ID.key here, or that of the far end. */
-static bool is_key_of_run(const char *folder, const char *path)
-{
-    static const char begin[] = "run-", end[] = ".key", digits[] = "0123456789abcdef";
-    const size_t length = strlen(folder);
-    const char *name = strrchr(path, '/');
-    if (!name)
-        return false;
-    if (!strcmp(name, "/key"))
-        return ibx_journal_in_run_folder(path);
-    if ((size_t)(name - path) != length || strncmp(path, folder, length) ||
-        strncmp(++name, begin, strlen(begin)))
-        return false;
-    name += strlen(begin);
-    const size_t n = strspn(name, digits);
-    return n == 32 && !strcmp(name + n, end);
-}
-
-void ibx_cli_forget_key(const char *folder, const struct ibx_record *record)
-{
-    if (ibx_journal_over(record) && is_key_of_run(folder, record->key_file))
-        unlink(record->key_file);
-}
-
-bool ibx_cli_key_forgotten(const char *folder, const struct ibx_record *record)
-{
-    return is_key_of_run(folder, record->key_file) && access(record->key_file, F_OK);
-}
-
 /* ------------------------------------------------------------ what there is */
 
 struct receiver {
@@ -424,7 +395,7 @@ static void print_pruned(void *context, const struct ibx_record *record, const c
     struct pruning *pruning = context;
     char state[IBX_ERROR_MAX], path[PATH_MAX];
     pruning->any = true;
-    if (!why && is_key_of_run(pruning->args->folder, record->key_file))
+    if (!why && ibx_cli_is_run_key(pruning->args->folder, record->key_file))
         unlink(record->key_file);
     vm_state(&pruning->found, record, state, sizeof(state));
     if (!ibx_journal_qemu_gone(record) || !ibx_journal_memory_file(record, path) ||
@@ -460,6 +431,7 @@ int ibx_cli_prune(const struct migrate_args *args)
     free(pruning.found.records);
     if (rc)
         return ibx_cli_fail(err.message);
+    ibx_cli_prune_keys(args->folder);
     if (!pruning.any && !args->json)
         print_none(args);
     return ibx_cli_flush(MIGRATE_DONE);

@@ -88,12 +88,8 @@ static int make_secrets(struct run *run, struct ibx_error *err)
                              run->key_path);
     memcpy(key_of_this, run->key_path, sizeof(key_of_this));
     handle_signals(on_signal);
-    int fd = open(run->key_path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    const ssize_t length = (ssize_t)strlen(run->key);
-    const bool good = fd >= 0 && write(fd, run->key, (size_t)length) == length;
-    if (fd >= 0)
-        close(fd);
-    return good ? 0 : ibx_error_set(err, -EIO, "%s cannot be written", run->key_path);
+    ibx_cli_prune_keys(run->args.folder);
+    return ibx_run_key_make(run->key_path, run->key, err);
 }
 
 /* The mount point of a file. */

@@ -3,6 +3,7 @@
  * ib-migrate run: one command that makes the destination's QEMU and runs both ends.
  *
  *   run.c           the source: plans the far QEMU, starts the far end over ssh, sends the VM
+ *   run_keys.c      the key of the migration, in a file beside the records
  *   far_end.c       the far end: starts QEMU and receive, and removes what nothing became of
  *   command_line.c  QEMU's arguments: from those of the source to those of the destination
  *   plugged.c       what has been plugged in or out since QEMU was started, by QMP
@@ -51,6 +52,11 @@ char *ibx_run_socket_of(const char *argument);
 pid_t ibx_run_listener(const char *path);
 /* Replaces one token in an argument; for free(). */
 char *ibx_run_replace(const char *text, const char *token, const char *by);
+
+/* ------------------------------------------------------------ run_keys.c */
+
+/* A new file with this line, which is this process's. */
+int ibx_run_key_make(const char *path, const char *key, struct ibx_error *err);
 
 /* ------------------------------------------------------------ plugged.c */
 
