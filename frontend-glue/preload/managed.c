@@ -136,6 +136,7 @@ void ibx_managed_discard(struct managed *m)
 {
     unmap(m);
     atomic_fetch_sub(&all_blocks, m->blocks);
+    free(m->variables);
     free(m);
 }
 

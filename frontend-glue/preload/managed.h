@@ -47,6 +47,8 @@ struct managed {
     uint8_t *other;  /* the second mapping */
     void *base;      /* what cudaMalloc has returned: `begin` or less than a page before it */
     void **module;   /* whose variables they are; or NULL */
+    struct place *variables; /* ... by their addresses: none overlaps another */
+    size_t variable_count;
     int device;
     size_t block, blocks; /* bytes of one, how many */
     size_t fresh, newer;  /* blocks that are not STALE; that are NEWER */

@@ -261,15 +261,9 @@ enum pages_answer ibx_managed_look(uintptr_t at, enum pages_access access)
 }
 
 /* A copy that is over when this returns, between the device and our second mapping. GVirtuS's front
- * end makes those of a thread without a connection. In the pages of variables others' may lie. */
-static int copy(const struct managed *m, size_t at, size_t n, bool to_device)
+ * end makes those of a thread without a connection. */
+static int copy_part(const struct managed *m, size_t at, size_t n, bool to_device)
 {
-    const size_t from = m->module && at < m->before ? m->before : at,
-                 last = m->module ? m->before + m->asked : at + n;
-    if (from >= last || from >= at + n)
-        return CUDA_SUCCESS;
-    n = (last < at + n ? last : at + n) - from;
-    at = from;
     const struct ibx_frontend_copy wish = {
         .to_device = to_device, .device = m->begin + at, .host = m->other + at, .n = n};
     void *device = (void *)(m->begin + at), *host = m->other + at;
@@ -280,6 +274,21 @@ static int copy(const struct managed *m, size_t at, size_t n, bool to_device)
         return CUDA_UNKNOWN;
     return to_device ? CALL_NEXT(cudaMemcpy, device, host, n, CUDA_MEMCPY_TO_DEVICE)
                      : CALL_NEXT(cudaMemcpy, host, device, n, CUDA_MEMCPY_FROM_DEVICE);
+}
+
+/* Beside variables others may have theirs in the same pages. */
+static int copy(const struct managed *m, size_t at, size_t n, bool to_device)
+{
+    int rc = CUDA_SUCCESS;
+    if (!m->module)
+        return copy_part(m, at, n, to_device);
+    for (size_t i = 0; i < m->variable_count && !rc; i++) {
+        const size_t begin = m->variables[i].at - m->begin, end = begin + m->variables[i].n;
+        const size_t from = begin > at ? begin : at, last = end < at + n ? end : at + n;
+        if (from < last)
+            rc = copy_part(m, from, last - from, to_device);
+    }
+    return rc;
 }
 
 /* ---------------------------------------------------------------------- the device works */

@@ -60,20 +60,31 @@ static size_t neighbours(const struct variable *all, size_t count, size_t page, 
 }
 
 /* Pages for `count` variables, which are the device's until somebody touches them. */
-static bool map(void **module, const struct variable *all, size_t count, uint64_t end, size_t page)
+static struct managed *make(void **module, const struct variable *all, size_t count, uint64_t end)
 {
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     const uint64_t first = all[0].where.at, begin = first / page * page;
     struct managed *m = ibx_managed_make(end - first, (end - begin + page - 1) / page * page);
     if (!m)
-        return false;
+        return NULL;
     m->module = module;
     m->before = first - begin;
+    m->variables = calloc(count, sizeof(*m->variables));
+    for (size_t i = 0; m->variables && i < count; i++)
+        m->variables[m->variable_count++] = all[i].where;
     m->begin = begin;
-    if (ibx_managed_map(m)) {
-        m->begin = 0; /* it is another's */
-        ibx_managed_discard(m);
+    if (m->variables && !ibx_managed_map(m))
+        return m;
+    m->begin = 0; /* it is another's */
+    ibx_managed_discard(m);
+    return NULL;
+}
+
+static bool map(void **module, const struct variable *all, size_t count, uint64_t end)
+{
+    struct managed *m = make(module, all, count, end);
+    if (!m)
         return false;
-    }
     mprotect((void *)m->begin, m->n, PROT_NONE);
     ibx_managed_add(m, PAGES_STALE);
     for (size_t i = 0; i < count; i++)
@@ -92,7 +103,7 @@ static void give(void **module, struct variable *all, void ***pointers, size_t c
     }
     for (size_t i = 0, n; i < count; i += n) {
         n = neighbours(all + i, count - i, page, &end);
-        mapped = map(module, all + i, n, end, page) && mapped;
+        mapped = map(module, all + i, n, end) && mapped;
     }
     if (!mapped)
         not_given("this process has something at their addresses, or no memory");

@@ -164,12 +164,14 @@ bool managed_variables()
         std::memset(v.second + 10, mark, 4900);
         std::memcpy(v.long_one, bytes.data(), bytes.size());
         REQUIRE(another_writes(piece + 50, mark) && another_writes(piece + 904 + 5000, mark));
+        REQUIRE(another_writes(piece + 400, mark)); // between two of one page
         REQUIRE(stub_launch(v.second, v.first, 8, nullptr) == 0);
         REQUIRE(stub_launch(v.long_one + 200000, v.long_one + round, 999, nullptr) == 0);
         REQUIRE(v.second[round] == mark && v.second[10] == mark && v.first[round] == mark);
         REQUIRE(!std::memcmp(v.long_one + 200000, bytes.data() + round, 999));
         REQUIRE(device_has(piece + 50, std::string(20, mark).c_str(), 20));
         REQUIRE(device_has(piece + 904 + 5000, std::string(20, mark).c_str(), 20));
+        REQUIRE(device_has(piece + 400, std::string(20, mark).c_str(), 20));
         REQUIRE(device_has(piece, bytes.data(), 50));
     }
     // It is managed memory, which is not to be freed.
