@@ -368,14 +368,15 @@ void ibx_ipc_end(const struct copies *x);
 
 enum ibx_handle_kind {
     IBX_HANDLE_ARRAY,
-    IBX_HANDLE_POOL,
+    IBX_HANDLE_POOL,      /* a device's own */
+    IBX_HANDLE_MADE_POOL, /* one that was made */
     IBX_HANDLE_TEXTURE,
     IBX_HANDLE_SURFACE,
     IBX_HANDLE_GRAPH,
     IBX_HANDLE_NODE,
     IBX_HANDLE_EXEC
 };
-/* A handle of the session's tenant, a pool of all. False: no memory. */
+/* A handle of the session's tenant, a device's own pool of all. False: no memory. */
 bool ibx_handles_add(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
 bool ibx_handles_know(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
 /* A new node of a graph, or one that CUDA lists; those of a graph that is no more; whether it is

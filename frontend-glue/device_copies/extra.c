@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Requests of our own about streams, pools of memory, launches, functions to call. */
+/* Requests of our own about streams, launches, functions to call. */
 #include "frontend-glue/device_copies/extra.h"
 
 #include "common/log.h"
@@ -42,11 +42,6 @@ void ibx_extra_disown(uint64_t handle, uint64_t number)
 {
     if (number)
         ibx_owners_remove(handle, number);
-}
-
-static bool is_pool(const struct extra *e, const void *pool)
-{
-    return ibx_handles_know(e->x, IBX_HANDLE_POOL, (uintptr_t)pool);
 }
 
 /* ---------------------------------------------------------------- functions, streams */
@@ -105,126 +100,6 @@ static int get_limit(struct extra *e)
     const int rc = get(&value, limit);
     ibx_put_u64(&e->out, value);
     return rc;
-}
-
-/* ------------------------------------------------------------------------- memory of pools */
-
-/* Whose it is, is noted as of cudaMalloc. */
-static int note_owner(struct extra *e, int rc, void *made, size_t n, void *stream)
-{
-    struct copies *x = e->x;
-    void *context = NULL;
-    if (!rc && n && x->isolation.on &&
-        (x->cuda->ctx_get_current(&context) ||
-         !ibx_owners_add(x->isolation.tenant, (uintptr_t)made, n, context, 0))) {
-        int (*give_back)(void *address, void *in_stream) = NULL;
-        void *function = ibx_copies_runtime("cudaFreeAsync");
-        memcpy(&give_back, &function, sizeof(give_back));
-        if (give_back)
-            give_back(made, stream);
-        rc = CUDA_MEMORY_ALLOCATION;
-    }
-    ibx_put_u64(&e->out, rc ? 0 : (uintptr_t)made);
-    return rc;
-}
-
-static int malloc_async(struct extra *e)
-{
-    int (*make)(void **address, size_t n, void *stream) = NULL;
-    void *made = NULL;
-    const size_t n = ibx_get_u64(&e->in);
-    void *stream = pointer(&e->in);
-    if (!whole(e))
-        return CUDA_INVALID_VALUE;
-    if (ibx_extra_limited(e, "memory of pools") || !ibx_copies_have_cuda(e->x))
-        return CUDA_NOT_SUPPORTED;
-    FUNCTION(e, make);
-    const int rc = make(&made, n, stream);
-    return note_owner(e, rc, made, n, stream);
-}
-
-static int malloc_from_pool(struct extra *e)
-{
-    int (*make)(void **address, size_t n, void *pool, void *stream) = NULL;
-    void *made = NULL;
-    const size_t n = ibx_get_u64(&e->in);
-    void *pool = pointer(&e->in), *stream = pointer(&e->in);
-    if (!whole(e) || !is_pool(e, pool))
-        return CUDA_INVALID_VALUE;
-    if (ibx_extra_limited(e, "memory of pools") || !ibx_copies_have_cuda(e->x))
-        return CUDA_NOT_SUPPORTED;
-    FUNCTION(e, make);
-    const int rc = make(&made, n, pool, stream);
-    return note_owner(e, rc, made, n, stream);
-}
-
-static int free_async(struct extra *e)
-{
-    int (*give_back)(void *address, void *stream) = NULL;
-    void *address = pointer(&e->in), *stream = pointer(&e->in);
-    if (!whole(e) || !mine(e, address, 1))
-        return CUDA_INVALID_VALUE;
-    const uint64_t number = e->x->isolation.on ? ibx_owners_number((uintptr_t)address) : 0;
-    FUNCTION(e, give_back);
-    ibx_gpu_registrations_drop(&e->x->registrations, (uintptr_t)address);
-    ibx_ipc_gone((uintptr_t)address);
-    const int rc = give_back(address, stream);
-    if (!rc && number)
-        ibx_owners_remove((uintptr_t)address, number);
-    return rc;
-}
-
-static int pool_of_device(struct extra *e)
-{
-    int (*get)(void **pool, int device) = NULL;
-    void *pool = NULL;
-    const int device = (int)ibx_get_u32(&e->in);
-    if (!whole(e))
-        return CUDA_INVALID_VALUE;
-    FUNCTION(e, get);
-    int rc = get(&pool, device);
-    if (!rc && !ibx_handles_add(e->x, IBX_HANDLE_POOL, (uintptr_t)pool))
-        rc = CUDA_MEMORY_ALLOCATION;
-    ibx_put_u64(&e->out, (uintptr_t)pool);
-    return rc;
-}
-
-/* Attributes are int up to the fourth and 64 bits from there on; both begin in eight bytes. */
-static int set_pool(struct extra *e)
-{
-    int (*set)(void *pool, int attribute, void *value) = NULL;
-    void *pool = pointer(&e->in);
-    const int attribute = (int)ibx_get_u32(&e->in);
-    uint64_t value = ibx_get_u64(&e->in);
-    if (!whole(e) || !is_pool(e, pool))
-        return CUDA_INVALID_VALUE;
-    FUNCTION(e, set);
-    return set(pool, attribute, &value);
-}
-
-static int get_pool(struct extra *e)
-{
-    int (*get)(void *pool, int attribute, void *value) = NULL;
-    uint64_t value = 0;
-    void *pool = pointer(&e->in);
-    const int attribute = (int)ibx_get_u32(&e->in);
-    if (!whole(e) || !is_pool(e, pool))
-        return CUDA_INVALID_VALUE;
-    FUNCTION(e, get);
-    const int rc = get(pool, attribute, &value);
-    ibx_put_u64(&e->out, value);
-    return rc;
-}
-
-static int trim_pool(struct extra *e)
-{
-    int (*trim)(void *pool, size_t keep) = NULL;
-    void *pool = pointer(&e->in);
-    const size_t keep = ibx_get_u64(&e->in);
-    if (!whole(e) || !is_pool(e, pool))
-        return CUDA_INVALID_VALUE;
-    FUNCTION(e, trim);
-    return trim(pool, keep);
 }
 
 /* ---------------------------------------------------------------------------------- a launch */
@@ -336,14 +211,6 @@ static const struct extra_call extras[IBX_EXTRAS] = {
     [IBX_EXTRA_STREAM_WAIT] = {"cudaStreamSynchronize", wait_for_stream},
     [IBX_EXTRA_RESET_L2] = {"cudaCtxResetPersistingL2Cache", reset_l2},
     [IBX_EXTRA_GET_LIMIT] = {"cudaDeviceGetLimit", get_limit},
-    [IBX_EXTRA_MALLOC_ASYNC] = {"cudaMallocAsync", malloc_async},
-    [IBX_EXTRA_MALLOC_FROM_POOL] = {"cudaMallocFromPoolAsync", malloc_from_pool},
-    [IBX_EXTRA_FREE_ASYNC] = {"cudaFreeAsync", free_async},
-    [IBX_EXTRA_POOL_DEFAULT] = {"cudaDeviceGetDefaultMemPool", pool_of_device},
-    [IBX_EXTRA_POOL_CURRENT] = {"cudaDeviceGetMemPool", pool_of_device},
-    [IBX_EXTRA_POOL_SET] = {"cudaMemPoolSetAttribute", set_pool},
-    [IBX_EXTRA_POOL_GET] = {"cudaMemPoolGetAttribute", get_pool},
-    [IBX_EXTRA_POOL_TRIM] = {"cudaMemPoolTrimTo", trim_pool},
     [IBX_EXTRA_HOST_OPEN] = {"cudaLaunchHostFunc", host_open},
     [IBX_EXTRA_HOST_ADD] = {"cudaLaunchHostFunc", host_add},
     [IBX_EXTRA_HOST_ASK] = {"cudaLaunchHostFunc", host_ask},
@@ -356,9 +223,9 @@ int ibx_copies_extra(struct copies *x, const struct ibx_request *q, struct ibx_w
     const unsigned number = ibx_get_u16(&e.in);
     if (e.in.failed || number >= IBX_EXTRAS)
         return CUDA_NOT_SUPPORTED;
-    const struct extra_call *const tables[] = {extras,           ibx_array_extras,
-                                               ibx_graph_extras, ibx_node_extras,
-                                               ibx_ipc_extras,   ibx_variable_extras};
+    const struct extra_call *const tables[] = {
+        extras,         ibx_array_extras,    ibx_graph_extras, ibx_node_extras,
+        ibx_ipc_extras, ibx_variable_extras, ibx_pool_extras};
     const struct extra_call *call = NULL;
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]) && !(call && call->run); i++)
         call = &tables[i][number];

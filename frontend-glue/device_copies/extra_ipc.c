@@ -18,11 +18,13 @@
 #define SHARED_MAX 4096u /* of a tenant */
 #define NUMBER     16u   /* bytes: the first ones of a handle; the others are zero */
 
+enum kind { MEMORY, EVENT, POOL };
+
 struct shared {
     struct shared *next;
     uint8_t number[NUMBER];
-    bool event;
-    uint64_t value, n;         /* an event; or memory, n bytes */
+    enum kind kind;
+    uint64_t value, n;         /* an event, a pool; or memory, n bytes */
     unsigned long long buffer; /* memory: CUDA's number of the allocation, ever */
     const void *context;       /* in which it is; NULL: not known */
     const struct ibx_tenant *tenant;
@@ -43,10 +45,10 @@ static void drop(struct shared **at)
     atomic_fetch_sub(&count, 1);
 }
 
-static void drop_value(bool event, uint64_t value)
+static void drop_value(enum kind kind, uint64_t value)
 {
     for (struct shared **at = &all; *at;) {
-        if ((*at)->event == event && (*at)->value == value)
+        if ((*at)->kind == kind && (*at)->value == value)
             drop(at);
         else
             at = &(*at)->next;
@@ -56,20 +58,20 @@ static void drop_value(bool event, uint64_t value)
 static struct shared *find_value(const struct shared *like)
 {
     struct shared *s = all;
-    while (s && !(s->event == like->event && s->value == like->value && s->buffer == like->buffer &&
+    while (s && !(s->kind == like->kind && s->value == like->value && s->buffer == like->buffer &&
                   s->tenant == like->tenant))
         s = s->next;
     return s;
 }
 
-static const struct shared *find_number(const struct ibx_tenant *tenant, bool event,
+static const struct shared *find_number(const struct ibx_tenant *tenant, enum kind kind,
                                         const uint8_t *handle)
 {
     static const uint8_t zeros[IBX_EXTRA_HANDLE - NUMBER];
     const struct shared *s = all;
     if (memcmp(handle + NUMBER, zeros, sizeof(zeros)) != 0)
         return NULL;
-    while (s && !(s->tenant == tenant && s->event == event && !memcmp(s->number, handle, NUMBER)))
+    while (s && !(s->tenant == tenant && s->kind == kind && !memcmp(s->number, handle, NUMBER)))
         s = s->next;
     return s;
 }
@@ -94,7 +96,7 @@ static bool make_room(const struct ibx_tenant *tenant)
 
 static struct shared *enter(const struct shared *made)
 {
-    drop_value(made->event, made->value); /* one whose end nobody has seen */
+    drop_value(made->kind, made->value); /* one whose end nobody has seen */
     struct shared *s = make_room(made->tenant) ? malloc(sizeof(*s)) : NULL;
     if (!s)
         return NULL;
@@ -116,8 +118,8 @@ void ibx_ipc_gone(uint64_t value)
     if (!atomic_load(&count))
         return;
     pthread_mutex_lock(&lock);
-    drop_value(false, value);
-    drop_value(true, value);
+    for (enum kind kind = MEMORY; kind <= POOL; kind++)
+        drop_value(kind, value);
     pthread_mutex_unlock(&lock);
 }
 
@@ -197,7 +199,7 @@ static int share_event(struct extra *e)
 {
     int (*get)(void *handle, void *event) = NULL;
     uint8_t unused[IBX_EXTRA_HANDLE];
-    struct shared wish = {.event = true, .value = ibx_get_u64(&e->in)};
+    struct shared wish = {.kind = EVENT, .value = ibx_get_u64(&e->in)};
     if (!whole(e) || !wish.value)
         return CUDA_INVALID_VALUE;
     FUNCTION(e, get);
@@ -205,38 +207,71 @@ static int share_event(struct extra *e)
     return rc ? rc : share(e, &wish);
 }
 
-static int open_shared(struct extra *e, bool event, struct shared *found)
+static int open_shared(struct extra *e, enum kind kind, struct shared *found)
 {
     const uint8_t *handle = ibx_get_bytes(&e->in, IBX_EXTRA_HANDLE);
     if (!whole(e))
         return CUDA_INVALID_VALUE;
     pthread_mutex_lock(&lock);
-    const struct shared *s = find_number(e->x->isolation.tenant, event, handle);
+    const struct shared *s = find_number(e->x->isolation.tenant, kind, handle);
     if (s)
         *found = *s;
     pthread_mutex_unlock(&lock);
     return s ? 0 : CUDA_INVALID_HANDLE;
 }
 
-static int open_memory(struct extra *e)
+/* Memory of a pool, if `pool` is not NULL. */
+static int open_found(struct extra *e, const void *pool)
 {
     struct shared found = {0}, now = {0};
-    const int rc = open_shared(e, false, &found);
+    const void *of = NULL;
+    const int rc = open_shared(e, MEMORY, &found);
     if (rc)
         return rc;
     if (!measure(e, found.value, &now) || now.buffer != found.buffer) { /* freed unseen */
         ibx_ipc_gone(found.value);
         return CUDA_INVALID_HANDLE;
     }
+    if (pool && (e->x->cuda->pointer_get_attributes(1, &(int){IBX_CUDA_POINTER_MEMPOOL},
+                                                    &(void *){&of}, found.value) ||
+                 of != pool))
+        return CUDA_INVALID_VALUE;
     ibx_put_u64(&e->out, found.value);
     ibx_put_u64(&e->out, found.n);
     return 0;
 }
 
+static int open_memory(struct extra *e)
+{
+    return open_found(e, NULL);
+}
+
+static int open_pointer(struct extra *e)
+{
+    const void *pool = pointer(&e->in);
+    return pool && ibx_extra_is_pool(e, pool) ? open_found(e, pool) : CUDA_INVALID_VALUE;
+}
+
+static int share_pool(struct extra *e)
+{
+    struct shared wish = {.kind = POOL, .value = ibx_get_u64(&e->in)};
+    if (!whole(e) || !ibx_handles_know(e->x, IBX_HANDLE_MADE_POOL, wish.value))
+        return CUDA_INVALID_VALUE;
+    return share(e, &wish);
+}
+
+static int open_pool(struct extra *e)
+{
+    struct shared found = {0};
+    const int rc = open_shared(e, POOL, &found);
+    ibx_put_u64(&e->out, found.value);
+    return rc;
+}
+
 static int open_event(struct extra *e)
 {
     struct shared found = {0};
-    const int rc = open_shared(e, true, &found);
+    const int rc = open_shared(e, EVENT, &found);
     ibx_put_u64(&e->out, found.value);
     return rc;
 }
@@ -246,4 +281,7 @@ const struct extra_call ibx_ipc_extras[IBX_EXTRAS] = {
     [IBX_EXTRA_IPC_OPEN_MEMORY] = {"cudaIpcOpenMemHandle", open_memory},
     [IBX_EXTRA_IPC_EVENT] = {"cudaIpcGetEventHandle", share_event},
     [IBX_EXTRA_IPC_OPEN_EVENT] = {"cudaIpcOpenEventHandle", open_event},
+    [IBX_EXTRA_IPC_POOL] = {"cudaMemPoolCreate", share_pool},
+    [IBX_EXTRA_IPC_OPEN_POOL] = {"cudaMemPoolCreate", open_pool},
+    [IBX_EXTRA_IPC_OPEN_POINTER] = {"cudaMallocFromPoolAsync", open_pointer},
 };

@@ -251,8 +251,10 @@ int cudaFree(void *address)
     int code;
     if (ibx_frontend_managed_free(address, &address, &code) && code)
         return code;
-    if (ibx_frontend_is_opened(address))
+    if (ibx_frontend_opened(OPENED_MEMORY, address))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (ibx_frontend_pointer_closed(address))
+        return CUDA_SUCCESS;
     /* First: after the call another thread may be given the same address. */
     ibx_frontend_ranges_lock();
     struct range *range = ibx_frontend_ranges_at(&ranges, address);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Calls that GVirtuS lacks, or makes wrongly, in requests of our own (session/extra.h): those about
- * streams, limits and pools of memory, and what all of them share. A back end that does not know
+ * streams and limits, and what all of them share. A back end that does not know
  * them makes them fail with cudaErrorNotSupported.
  */
 #include "frontend-glue/preload/internal.h"
@@ -125,110 +125,4 @@ int cudaDeviceGetLimit(size_t *value, int limit)
     if (!rc)
         *value = answer;
     return rc;
-}
-
-/* ------------------------------------------------------------------------- pools of memory */
-
-static int allocate(struct extra *e, void **address, size_t n)
-{
-    uint64_t made = 0;
-    int rc = address ? ibx_frontend_extra_ask(e, &made) : ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (rc)
-        return rc;
-    *address = (void *)(uintptr_t)made;
-    ibx_frontend_device_memory(*address, n);
-    return CUDA_SUCCESS;
-}
-
-int cudaMallocAsync(void **address, size_t n, void *stream)
-{
-    struct extra e;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_MALLOC_ASYNC, "cudaMallocAsync");
-    ibx_put_u64(&e.body, n);
-    ibx_put_u64(&e.body, (uintptr_t)stream);
-    return allocate(&e, address, n);
-}
-
-int cudaMallocFromPoolAsync(void **address, size_t n, void *pool, void *stream)
-{
-    struct extra e;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_MALLOC_FROM_POOL, "cudaMallocFromPoolAsync");
-    ibx_put_u64(&e.body, n);
-    ibx_put_u64(&e.body, (uintptr_t)pool);
-    ibx_put_u64(&e.body, (uintptr_t)stream);
-    return allocate(&e, address, n);
-}
-
-int cudaFreeAsync(void *address, void *stream)
-{
-    struct extra e;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_FREE_ASYNC, "cudaFreeAsync");
-    if (ibx_frontend_is_opened(address))
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    ibx_put_u64(&e.body, (uintptr_t)address);
-    ibx_put_u64(&e.body, (uintptr_t)stream);
-    ibx_frontend_device_memory_gone(address); /* then another thread may be given it */
-    return ibx_frontend_extra(&e, NULL, 0);
-}
-
-static int pool_of(struct extra *e, void **pool, int device)
-{
-    uint64_t found = 0;
-    ibx_put_u32(&e->body, (uint32_t)device);
-    int rc = pool ? ibx_frontend_extra_ask(e, &found) : ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (!rc)
-        *pool = (void *)(uintptr_t)found;
-    return rc;
-}
-
-int cudaDeviceGetDefaultMemPool(void **pool, int device)
-{
-    struct extra e;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_POOL_DEFAULT, "cudaDeviceGetDefaultMemPool");
-    return pool_of(&e, pool, device);
-}
-
-int cudaDeviceGetMemPool(void **pool, int device)
-{
-    struct extra e;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_POOL_CURRENT, "cudaDeviceGetMemPool");
-    return pool_of(&e, pool, device);
-}
-
-#define POOL_INTS 3 /* attributes up to this one are int, the others of 64 bits */
-
-int cudaMemPoolSetAttribute(void *pool, int attribute, void *value)
-{
-    struct extra e;
-    uint64_t number = 0;
-    if (!value)
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    memcpy(&number, value, attribute <= POOL_INTS ? sizeof(int) : sizeof(number));
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_POOL_SET, "cudaMemPoolSetAttribute");
-    ibx_put_u64(&e.body, (uintptr_t)pool);
-    ibx_put_u32(&e.body, (uint32_t)attribute);
-    ibx_put_u64(&e.body, number);
-    return ibx_frontend_extra(&e, NULL, 0);
-}
-
-int cudaMemPoolGetAttribute(void *pool, int attribute, void *value)
-{
-    struct extra e;
-    uint64_t number = 0;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_POOL_GET, "cudaMemPoolGetAttribute");
-    ibx_put_u64(&e.body, (uintptr_t)pool);
-    ibx_put_u32(&e.body, (uint32_t)attribute);
-    int rc = value ? ibx_frontend_extra_ask(&e, &number) : ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (!rc)
-        memcpy(value, &number, attribute <= POOL_INTS ? sizeof(int) : sizeof(number));
-    return rc;
-}
-
-int cudaMemPoolTrimTo(void *pool, size_t keep)
-{
-    struct extra e;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_POOL_TRIM, "cudaMemPoolTrimTo");
-    ibx_put_u64(&e.body, (uintptr_t)pool);
-    ibx_put_u64(&e.body, keep);
-    return ibx_frontend_extra(&e, NULL, 0);
 }

@@ -46,6 +46,22 @@ struct dim3 {
 struct ipc_handle {
     uint8_t bytes[IBX_EXTRA_HANDLE];
 };
+/* cudaMemLocation, cudaMemAccessDesc, cudaMemPoolProps */
+struct memory_location {
+    int type, id;
+};
+struct memory_access {
+    struct memory_location location;
+    int flags;
+};
+struct pool_properties {
+    int allocation, handles;
+    struct memory_location location;
+    void *security;
+    size_t most;
+    unsigned short usage;
+    uint8_t reserved[54];
+};
 #define IPC_LAZY_PEER_ACCESS 1u /* the only flags that cudaIpcOpenMemHandle takes */
 
 struct launch_attribute {
@@ -192,6 +208,15 @@ int cudaDeviceGetMemPool(void **pool, int device);
 int cudaMemPoolSetAttribute(void *pool, int attribute, void *value);
 int cudaMemPoolGetAttribute(void *pool, int attribute, void *value);
 int cudaMemPoolTrimTo(void *pool, size_t keep);
+int cudaMemPoolCreate(void **pool, const struct pool_properties *properties);
+int cudaMemPoolDestroy(void *pool);
+int cudaDeviceSetMemPool(int device, void *pool);
+int cudaMemPoolSetAccess(void *pool, const struct memory_access *list, size_t count);
+int cudaMemPoolGetAccess(int *flags, void *pool, const struct memory_location *location);
+int cudaMemPoolExportToShareableHandle(void *made, void *pool, int type, unsigned flags);
+int cudaMemPoolImportFromShareableHandle(void **pool, void *handle, int type, unsigned flags);
+int cudaMemPoolExportPointer(struct ipc_handle *handle, void *address);
+int cudaMemPoolImportPointer(void **address, void *pool, const struct ipc_handle *handle);
 int cudaLaunchHostFunc(void *stream, void (*function)(void *argument), void *argument);
 int cudaStreamBeginCapture(void *stream, int mode);
 int cudaStreamEndCapture(void *stream, void **graph);
@@ -488,8 +513,15 @@ void ibx_frontend_managed_rests(void);
 
 /* ------------------------------------------------------------------------- ipc.c */
 
-/* Whether it is memory of another process's, which that one gives back. */
-bool ibx_frontend_is_opened(const void *memory);
+/* What other processes have, which give it back. */
+enum opened_kind { OPENED_MEMORY, OPENED_EVENT, OPENED_POOL, OPENED_POINTER };
+bool ibx_frontend_opened(enum opened_kind kind, const void *value);
+/* A pool, and memory of one, n bytes: false: no memory. */
+bool ibx_frontend_pool_opened(void *pool);
+bool ibx_frontend_pointer_opened(void *memory, size_t n);
+/* Forgets it; false: it was none. */
+bool ibx_frontend_pool_closed(const void *pool);
+bool ibx_frontend_pointer_closed(const void *memory);
 
 /* -------------------------------------------------------------------- host_memory.c */
 

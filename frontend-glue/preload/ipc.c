@@ -12,27 +12,27 @@
 struct opened {
     struct opened *next;
     uintptr_t value;
-    bool event;
+    enum opened_kind kind;
     unsigned times;
 };
 
 static struct opened *all;
 static atomic_uint count;
 
-static struct opened **find(bool event, const void *value)
+static struct opened **find(enum opened_kind kind, const void *value)
 {
     struct opened **at = &all;
-    while (*at && !((*at)->event == event && (*at)->value == (uintptr_t)value))
+    while (*at && !((*at)->kind == kind && (*at)->value == (uintptr_t)value))
         at = &(*at)->next;
     return at;
 }
 
-static bool note(bool event, const void *value)
+static bool note(enum opened_kind kind, const void *value)
 {
     ibx_frontend_ranges_lock();
-    struct opened **at = find(event, value);
+    struct opened **at = find(kind, value);
     if (!*at && (*at = calloc(1, sizeof(**at)))) {
-        (*at)->event = event;
+        (*at)->kind = kind;
         (*at)->value = (uintptr_t)value;
         atomic_fetch_add(&count, 1);
     }
@@ -44,12 +44,12 @@ static bool note(bool event, const void *value)
 }
 
 /* Whether it was there. *last: it is no more. */
-static bool forget(bool event, const void *value, bool *last)
+static bool forget(enum opened_kind kind, const void *value, bool *last)
 {
     if (!atomic_load(&count))
         return false;
     ibx_frontend_ranges_lock();
-    struct opened **at = find(event, value), *there = *at;
+    struct opened **at = find(kind, value), *there = *at;
     *last = there && !--there->times;
     if (*last) {
         *at = there->next;
@@ -73,12 +73,12 @@ static struct opened *take_any(void)
     return gone;
 }
 
-bool ibx_frontend_is_opened(const void *memory)
+bool ibx_frontend_opened(enum opened_kind kind, const void *value)
 {
     if (!atomic_load(&count))
         return false;
     ibx_frontend_ranges_lock();
-    const bool is = *find(false, memory);
+    const bool is = *find(kind, value);
     ibx_frontend_ranges_unlock();
     return is;
 }
@@ -113,7 +113,7 @@ int cudaIpcOpenMemHandle(void **address, struct ipc_handle handle, unsigned flag
     if (rc)
         return rc;
     void *memory = (void *)(uintptr_t)ibx_get_u64(&r);
-    if (!note(false, memory))
+    if (!note(OPENED_MEMORY, memory))
         return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
     ibx_frontend_device_memory(memory, ibx_get_u64(&r));
     *address = memory;
@@ -124,7 +124,7 @@ int cudaIpcOpenMemHandle(void **address, struct ipc_handle handle, unsigned flag
 int cudaIpcCloseMemHandle(void *address)
 {
     bool last = false;
-    if (!forget(false, address, &last)) {
+    if (!forget(OPENED_MEMORY, address, &last)) {
         __typeof__(&cudaIpcCloseMemHandle) next =
             ibx_frontend_plugin() ? NULL : NEXT(cudaIpcCloseMemHandle);
         return next ? next(address) : ibx_frontend_fail(CUDA_INVALID_VALUE);
@@ -162,7 +162,7 @@ int cudaIpcOpenEventHandle(void **event, struct ipc_handle handle)
     if (!ibx_frontend_extra_known(&e, bytes, sizeof(bytes), &rc))
         return CALL_NEXT(cudaIpcOpenEventHandle, event, handle);
     void *opened = (void *)(uintptr_t)ibx_get_u64(&r);
-    if (!rc && !note(true, opened))
+    if (!rc && !note(OPENED_EVENT, opened))
         rc = ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
     if (!rc)
         *event = opened;
@@ -173,10 +173,40 @@ int cudaIpcOpenEventHandle(void **event, struct ipc_handle handle)
 int cudaEventDestroy(void *event)
 {
     bool last;
-    return forget(true, event, &last) ? CUDA_SUCCESS : CALL_NEXT(cudaEventDestroy, event);
+    return forget(OPENED_EVENT, event, &last) ? CUDA_SUCCESS : CALL_NEXT(cudaEventDestroy, event);
 }
 
-/* -------------------------------------------------------------------------------------- both */
+/* ------------------------------------------------------------------- pools, and memory of them */
+
+bool ibx_frontend_pool_opened(void *pool)
+{
+    return note(OPENED_POOL, pool);
+}
+
+bool ibx_frontend_pool_closed(const void *pool)
+{
+    bool last;
+    return forget(OPENED_POOL, pool, &last);
+}
+
+bool ibx_frontend_pointer_opened(void *memory, size_t n)
+{
+    if (!note(OPENED_POINTER, memory))
+        return false;
+    ibx_frontend_device_memory(memory, n);
+    return true;
+}
+
+bool ibx_frontend_pointer_closed(const void *memory)
+{
+    bool last = false;
+    const bool opened = forget(OPENED_POINTER, memory, &last);
+    if (last)
+        ibx_frontend_device_memory_gone(memory);
+    return opened;
+}
+
+/* --------------------------------------------------------------------------------------- all */
 
 /* It closes what was opened on the device, as natively; where there are several, whose a handle is
  * nobody knows here. */
@@ -187,7 +217,7 @@ int cudaDeviceReset(void)
     if (!rc && ibx_frontend_one_device())
         ibx_frontend_managed_reset();
     for (struct opened *gone; !rc && ibx_frontend_one_device() && (gone = take_any());) {
-        if (!gone->event)
+        if (gone->kind == OPENED_MEMORY || gone->kind == OPENED_POINTER)
             ibx_frontend_device_memory_gone((void *)gone->value);
         free(gone);
     }

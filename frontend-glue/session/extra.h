@@ -93,7 +93,14 @@ enum ibx_extra {
     IBX_EXTRA_IPC_OPEN_EVENT,
     IBX_EXTRA_HOST_COPY, /* a function that copies from the device: HOST_ASK brings the bytes */
     IBX_EXTRA_VARIABLE,  /* cudaGetSymbolAddress and Size, by a kernel of its module and its name */
-    IBX_EXTRAS           /* one more than the last */
+    IBX_EXTRA_POOL_CREATE,
+    IBX_EXTRA_POOL_DESTROY,
+    IBX_EXTRA_POOL_SET_ACCESS, /* cudaMemPoolSetAccess, for one device */
+    IBX_EXTRA_POOL_GET_ACCESS,
+    IBX_EXTRA_IPC_POOL, /* cudaMemPoolExportToShareableHandle */
+    IBX_EXTRA_IPC_OPEN_POOL,
+    IBX_EXTRA_IPC_OPEN_POINTER, /* cudaMemPoolImportPointer, of what IPC_MEMORY has shared */
+    IBX_EXTRAS                  /* one more than the last */
 };
 
 #define IBX_EXTRA_LISTED        32u /* handles or numbers in one reply, behind how many there are */

@@ -605,6 +605,7 @@ int main(int argc, char **argv)
         {"no-device", no_device},
         {"calls", calls},
         {"processes", processes},
+        {"processes-and-pools", processes_and_pools},
         {"sets-in-streams", sets_in_streams},
         {"sets-after-a-loss", sets_after_a_loss},
         {"configurations", configurations},

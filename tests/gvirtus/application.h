@@ -110,8 +110,9 @@ bool variables();
 
 // application_processes.cpp
 
-// Memory and events of another process.
+// Memory and events of another process; pools and memory of them.
 bool processes();
+bool processes_and_pools();
 
 // application_async.cpp
 

@@ -194,6 +194,68 @@ bool textures()
     return free_array(array) == 0 && cudaFree(device) == 0;
 }
 
+namespace
+{
+
+struct Location {
+    int type, id;
+};
+struct Access {
+    Location location;
+    int flags;
+};
+struct PoolProperties {
+    int allocation, handles;
+    Location location;
+    void *security;
+    std::size_t most;
+    unsigned short usage;
+    unsigned char reserved[54];
+};
+
+// What this process sets is no setting of other clients'.
+bool made_pools(void *stream, void *own)
+{
+    using FromPool = int(void **, std::size_t, void *, void *);
+    using Current = int(void **, int);
+    auto *create = preloaded<int(void **, const PoolProperties *)>("cudaMemPoolCreate");
+    auto *destroy = preloaded<int(void *)>("cudaMemPoolDestroy");
+    auto *select = preloaded<int(int, void *)>("cudaDeviceSetMemPool");
+    auto *allow = preloaded<int(void *, const Access *, std::size_t)>("cudaMemPoolSetAccess");
+    auto *allowed = preloaded<int(int *, void *, Location *)>("cudaMemPoolGetAccess");
+    auto *get = preloaded<int(void *, int, void *)>("cudaMemPoolGetAttribute");
+    auto *give_back = preloaded<int(void *, void *)>("cudaFreeAsync");
+    PoolProperties wish = {};
+    wish.allocation = wish.location.type = 1;
+    wish.most = 12345;
+    void *pool = nullptr, *memory = nullptr, *current = nullptr;
+    std::uint64_t found = 0;
+    int flags = 9;
+    REQUIRE(create(&pool, &wish) == 0 && pool && pool != own);
+    REQUIRE(get(pool, 7, &found) == 0 && found == 12345);
+    REQUIRE(preloaded<FromPool>("cudaMallocFromPoolAsync")(&memory, 100, pool, stream) == 0);
+    REQUIRE(give_back(memory, stream) == 0);
+    const Access list[] = {{{1, 1}, 3}, {{1, 1}, 1}};
+    Location second = {1, 1}, host = {2, 0};
+    REQUIRE(allow(pool, list, 1) == 0 && allowed(&flags, pool, &second) == 0 && flags == 3);
+    REQUIRE(allow(pool, list, 2) == 0 && allowed(&flags, pool, &second) == 0 && flags == 1);
+    REQUIRE(fails(allowed(&flags, pool, &host), 1) && fails(allow(stream, list, 1), 1));
+    REQUIRE(preloaded<Current>("cudaDeviceGetMemPool")(&current, 0) == 0 && current == own);
+    REQUIRE(select(0, pool) == 0 && fails(select(0, stream), 1));
+    REQUIRE(preloaded<Current>("cudaDeviceGetMemPool")(&current, 0) == 0 && current == pool);
+    auto *allocate = preloaded<int(void **, std::size_t, void *)>("cudaMallocAsync");
+    REQUIRE(allocate(&memory, 100, stream) == 0 && give_back(memory, stream) == 0);
+    wish.allocation = 2;
+    REQUIRE(fails(create(&current, &wish), 801));
+    REQUIRE(destroy(pool) == 0 && fails(destroy(pool), 1) && fails(destroy(own), 1));
+    REQUIRE(fails(get(pool, 7, &found), 1)); // the device has its own again
+    REQUIRE(preloaded<Current>("cudaDeviceGetMemPool")(&current, 0) == 0 && current == own);
+    REQUIRE(allocate(&memory, 100, stream) == 0);
+    return give_back(memory, stream) == 0;
+}
+
+} // namespace
+
 bool pools()
 {
     REQUIRE(runtime_is_there());
@@ -221,7 +283,8 @@ bool pools()
     int little[2] = {0, 33}, one = 1; // no more than an int is written
     REQUIRE(preloaded<Attribute>("cudaMemPoolSetAttribute")(pool, 1, &one) == 0);
     REQUIRE(preloaded<Attribute>("cudaMemPoolGetAttribute")(pool, 1, little) == 0);
-    return little[0] == 1 && little[1] == 33;
+    REQUIRE(little[0] == 1 && little[1] == 33);
+    return made_pools(stream, pool);
 }
 
 // While another thread always has copies in the background.

@@ -4,7 +4,9 @@
 #include "tests/gvirtus/application.h"
 
 #include <cstring>
+#include <string>
 #include <vector>
+#include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -167,18 +169,104 @@ bool reset()
 
 } // namespace
 
-bool processes()
+static bool both(bool (*child_does)(const Meeting &), bool (*parent_does)(const Meeting &))
 {
     Meeting meeting;
     const pid_t child = fork();
     if (!child) {
         alarm(60);
         meeting.leave(false);
-        std::_Exit(child_of(meeting) ? 0 : 1);
+        std::_Exit(child_does(meeting) ? 0 : 1);
     }
     meeting.leave(true);
-    const bool good = parent_of(meeting);
+    const bool good = parent_does(meeting);
     close(meeting.to[1]); // then it hears nothing any more
     int status = -1;
-    return waitpid(child, &status, 0) == child && status == 0 && good && reset();
+    return waitpid(child, &status, 0) == child && status == 0 && good;
+}
+
+bool processes()
+{
+    return both(child_of, parent_of) && reset();
+}
+
+namespace
+{
+
+struct SharedPool {
+    int file; // of the parent's: the child opens it by /proc
+    pid_t parent;
+    Handle memory, of_another;
+};
+
+int import_pool(void **pool, int file)
+{
+    return run("cudaMemPoolImportFromShareableHandle", pool,
+               reinterpret_cast<void *>(std::intptr_t(file)), 1, 0u);
+}
+
+int import_pointer(void **memory, void *pool, const Handle *handle)
+{
+    return run("cudaMemPoolImportPointer", memory, pool, handle);
+}
+
+bool child_of_pool(const Meeting &meeting)
+{
+    SharedPool shared;
+    void *pool = nullptr, *memory = nullptr, *stream = nullptr;
+    REQUIRE(meeting.hear(false, &shared) && cudaGetLastError() == 0);
+    const std::string path =
+        "/proc/" + std::to_string(shared.parent) + "/fd/" + std::to_string(shared.file);
+    const int file = open(path.c_str(), O_RDONLY), other = open("/proc/self/stat", O_RDONLY);
+    REQUIRE(cudaStreamCreateWithFlags(&stream, 1) == 0);
+    REQUIRE(fails(import_pool(&pool, other), 1) && import_pool(&pool, file) == 0 && pool);
+    REQUIRE(fails(import_pointer(&memory, pool, &shared.of_another), 1));
+    REQUIRE(fails(import_pointer(&memory, stream, &shared.memory), 1));
+    REQUIRE(import_pointer(&memory, pool, &shared.memory) == 0 && memory);
+    REQUIRE(device_has(static_cast<char *>(memory), std::string(n, 'p').c_str(), n));
+    REQUIRE(cudaMemsetAsync(memory, 'c', n, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+    // It has none of its own there, and gives nothing back but its view of it.
+    void *made = nullptr;
+    REQUIRE(fails(run("cudaMallocFromPoolAsync", &made, std::size_t{9}, pool, stream), 1));
+    REQUIRE(run("cudaFreeAsync", memory, stream) == 0);
+    REQUIRE(import_pointer(&memory, pool, &shared.memory) == 0 && cudaFree(memory) == 0);
+    REQUIRE(run("cudaMemPoolDestroy", pool) == 0);
+    char go;
+    REQUIRE(meeting.tell(false, 'f') && meeting.hear(false, &go));
+    return fails(import_pool(&pool, file), 400); // that is no more
+}
+
+bool parent_of_pool(const Meeting &meeting)
+{
+    const struct {
+        int allocation = 1, handles = 1, type = 1, device = 0;
+        void *rest[9] = {};
+    } wish;
+    SharedPool shared = {};
+    void *pool = nullptr, *memory = nullptr, *other = nullptr, *stream = nullptr;
+    char go;
+    shared.parent = getpid();
+    REQUIRE(cudaGetLastError() == 0 && cudaStreamCreate(&stream) == 0);
+    REQUIRE(run("cudaMemPoolCreate", &pool, static_cast<const void *>(&wish)) == 0);
+    REQUIRE(run("cudaMallocFromPoolAsync", &memory, n, pool, stream) == 0);
+    REQUIRE(run("cudaMallocAsync", &other, n, stream) == 0);
+    REQUIRE(cudaMemsetAsync(memory, 'p', n, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+    REQUIRE(run("cudaMemPoolExportToShareableHandle", static_cast<void *>(&shared.file), pool, 1,
+                0u) == 0);
+    REQUIRE(fails(run("cudaMemPoolExportToShareableHandle", static_cast<void *>(&go), pool, 8, 0u),
+                  801));
+    REQUIRE(run("cudaMemPoolExportPointer", &shared.memory, memory) == 0);
+    REQUIRE(run("cudaMemPoolExportPointer", &shared.of_another, other) == 0);
+    REQUIRE(meeting.tell(true, shared) && meeting.hear(true, &go));
+    REQUIRE(device_has(static_cast<char *>(memory), std::string(n, 'c').c_str(), n));
+    REQUIRE(run("cudaFreeAsync", memory, stream) == 0 && run("cudaFreeAsync", other, stream) == 0);
+    REQUIRE(run("cudaMemPoolDestroy", pool) == 0 && meeting.tell(true, 'd'));
+    return true;
+}
+
+} // namespace
+
+bool processes_and_pools()
+{
+    return both(child_of_pool, parent_of_pool);
 }

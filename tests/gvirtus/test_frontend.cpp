@@ -387,6 +387,7 @@ void check_what_it_does_not()
     check("more bytes than there are, and no memory", [] { return run("refused", true); });
     check("calls without GVirtuS's front end", [] { return run("calls", true); });
     check("memory and events of another process", [] { return run("processes", true); });
+    check("pools of another process", [] { return run("processes-and-pools", true); });
     check("configurations of launches", [] { return run("configurations", true); });
     check("memory that is set in streams", [] { return run("sets-in-streams", true); });
     check("short copies, run by GVirtuS's handlers", [] { return run("short-copies", false); });

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A double of CUDA's runtime: arrays, textures, memory of pools, attributes,
- * functions of the host. An array is memory of
- * the device, rows without gaps; a handle that this file has not made ends the process, as CUDA's
- * would. */
+/* A double of CUDA's runtime: arrays, textures, attributes, functions of the host. An array is
+ * memory of the device, rows without gaps; a handle that this file has not made ends the process,
+ * as CUDA's would. */
 #include "frontend-glue/session/extra.h"
 #include "tests/doubles/cuda/runtime.h"
 
@@ -203,59 +202,6 @@ EXPORT int cudaCreateSurfaceObject(unsigned long long *surface,
 EXPORT int cudaDestroySurfaceObject(unsigned long long surface)
 {
     return returns(surface == 2000 ? 0 : INVALID_VALUE);
-}
-
-/* ------------------------------------------------------------------- memory of pools */
-
-static uint64_t pool, pool_values[8];
-
-int pooled_malloc(void **address, size_t n)
-{
-    int (*set_pooled)(uint64_t device, bool pooled) = NULL;
-    const int rc = cudaMalloc(address, n);
-    *(void **)&set_pooled = driver_function("ibx_double_pooled");
-    return rc ? rc : set_pooled((uintptr_t)*address, true);
-}
-
-EXPORT int cudaMallocAsync(void **address, size_t n, void *stream)
-{
-    return stream == (void *)77 ? returns(400) : pooled_malloc(address, n);
-}
-
-EXPORT int cudaMallocFromPoolAsync(void **address, size_t n, void *from, void *stream)
-{
-    return from == &pool ? cudaMallocAsync(address, n, stream) : (abort(), 1);
-}
-
-EXPORT int cudaFreeAsync(void *address, void *stream)
-{
-    int (*set_pooled)(uint64_t device, bool pooled) = NULL;
-    (void)stream; /* it waits for all */
-    *(void **)&set_pooled = driver_function("ibx_double_pooled");
-    set_pooled((uintptr_t)address, false);
-    return cudaFree(address);
-}
-
-EXPORT int cudaDeviceGetDefaultMemPool(void **found, int device)
-{
-    *found = &pool;
-    return returns(device ? 101 : 0);
-}
-
-EXPORT int cudaMemPoolSetAttribute(void *of, int attribute, void *value)
-{
-    if (of != &pool)
-        abort();
-    memcpy(&pool_values[attribute & 7], value, attribute <= 3 ? 4 : 8);
-    return returns(0);
-}
-
-EXPORT int cudaMemPoolGetAttribute(void *of, int attribute, void *value)
-{
-    if (of != &pool)
-        abort();
-    memcpy(value, &pool_values[attribute & 7], attribute <= 3 ? 4 : 8);
-    return returns(0);
 }
 
 /* ------------------------------------------------------------------------- attributes */

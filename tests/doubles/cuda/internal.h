@@ -35,7 +35,7 @@ struct allocation {
     unsigned flags; /* it was registered with */
     unsigned long long id;
     unsigned sync_memops;
-    bool pooled; /* given back without a wait */
+    void *pool; /* NULL; or whose it is: given back without a wait */
 };
 
 struct context {

@@ -67,18 +67,18 @@ EXPORT int cuMemAlloc_v2(uint64_t *device, size_t n)
         return leave(OUT_OF_MEMORY);
     }
     static unsigned long long ids;
-    *a = (struct allocation){address, bytes, n, mapped, fd, current->device, 0, ++ids, 0, false};
+    *a = (struct allocation){address, bytes, n, mapped, fd, current->device, 0, ++ids, 0, NULL};
     *device = (uintptr_t)address;
     return leave(SUCCESS);
 }
 
-/* It is memory of a pool or of a graph from now on, or not. */
-EXPORT int ibx_double_pooled(uint64_t device, bool pooled)
+/* It is memory of a pool or of a graph from now on, or (NULL) not. */
+EXPORT int ibx_double_pooled(uint64_t device, void *pool)
 {
     pthread_mutex_lock(&mutex);
     struct allocation *a = find((void *)(uintptr_t)device, 1);
     if (a)
-        a->pooled = pooled;
+        a->pool = pool;
     return leave(SUCCESS);
 }
 
@@ -90,7 +90,7 @@ EXPORT int cuMemFree_v2(uint64_t device)
     if (code)
         return code;
     struct allocation *a = find((void *)(uintptr_t)device, 1);
-    if (!a || !a->pooled) {
+    if (!a || !a->pool) {
         wait_for_all();
         a = find((void *)(uintptr_t)device, 1);
     }
@@ -209,7 +209,7 @@ EXPORT int cuPointerGetAttributes(unsigned count, const int *names, void **value
         else if (names[i] == IBX_CUDA_POINTER_RANGE_SIZE)
             memcpy(values[i], &(size_t){a ? a->size : 0}, sizeof(size_t));
         else if (names[i] == IBX_CUDA_POINTER_MEMPOOL)
-            memcpy(values[i], &(void *){a && a->pooled ? allocations : NULL}, sizeof(void *));
+            memcpy(values[i], &(void *){a ? a->pool : NULL}, sizeof(void *));
         else
             return leave(INVALID_VALUE);
     }

@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Pools of memory, in requests of our own. Which pool is a device's is a setting of this process
+ * alone, and kept here: all clients of a back end are one process to CUDA. A pool that another
+ * process is given is what that one names by the same handle (ipc.c); the file descriptor that CUDA
+ * has for it is one of a file with such a handle.
+ */
+#include "frontend-glue/preload/internal.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define DEVICES     64
+#define AT_DEVICE   1 /* cudaMemLocationTypeDevice */
+#define PAGE_LOCKED 1 /* cudaMemAllocationTypePinned */
+#define POSIX_FILE  1 /* cudaMemHandleTypePosixFileDescriptor */
+
+static const char magic[8] = "ibxpool1";
+
+static _Atomic(void *) set_for[DEVICES]; /* NULL: its default */
+static atomic_bool any_set;              /* ever */
+
+static void *pool_set_for(int device)
+{
+    return device >= 0 && device < DEVICES ? atomic_load(&set_for[device]) : NULL;
+}
+
+/* Of the device that is selected; NULL: its default. */
+static void *current_pool(void)
+{
+    int device = 0;
+    return atomic_load(&any_set) && !cudaGetDevice(&device) ? pool_set_for(device) : NULL;
+}
+
+/* ------------------------------------------------------------------------- pools of memory */
+
+static int allocate(struct extra *e, void **address, size_t n)
+{
+    uint64_t made = 0;
+    int rc = address ? ibx_frontend_extra_ask(e, &made) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (rc)
+        return rc;
+    *address = (void *)(uintptr_t)made;
+    ibx_frontend_device_memory(*address, n);
+    return CUDA_SUCCESS;
+}
+
+int cudaMallocAsync(void **address, size_t n, void *stream)
+{
+    struct extra e;
+    void *pool = current_pool();
+    if (pool)
+        return cudaMallocFromPoolAsync(address, n, pool, stream);
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_MALLOC_ASYNC, "cudaMallocAsync");
+    ibx_put_u64(&e.body, n);
+    ibx_put_u64(&e.body, (uintptr_t)stream);
+    return allocate(&e, address, n);
+}
+
+int cudaMallocFromPoolAsync(void **address, size_t n, void *pool, void *stream)
+{
+    struct extra e;
+    if (ibx_frontend_opened(OPENED_POOL, pool)) /* another process's has none of this one's */
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_MALLOC_FROM_POOL, "cudaMallocFromPoolAsync");
+    ibx_put_u64(&e.body, n);
+    ibx_put_u64(&e.body, (uintptr_t)pool);
+    ibx_put_u64(&e.body, (uintptr_t)stream);
+    return allocate(&e, address, n);
+}
+
+int cudaFreeAsync(void *address, void *stream)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_FREE_ASYNC, "cudaFreeAsync");
+    if (ibx_frontend_opened(OPENED_MEMORY, address))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (ibx_frontend_pointer_closed(address))
+        return CUDA_SUCCESS;
+    ibx_put_u64(&e.body, (uintptr_t)address);
+    ibx_put_u64(&e.body, (uintptr_t)stream);
+    ibx_frontend_device_memory_gone(address); /* then another thread may be given it */
+    return ibx_frontend_extra(&e, NULL, 0);
+}
+
+static int pool_of(struct extra *e, void **pool, int device)
+{
+    uint64_t found = 0;
+    ibx_put_u32(&e->body, (uint32_t)device);
+    int rc = pool ? ibx_frontend_extra_ask(e, &found) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (!rc)
+        *pool = (void *)(uintptr_t)found;
+    return rc;
+}
+
+int cudaDeviceGetDefaultMemPool(void **pool, int device)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_POOL_DEFAULT, "cudaDeviceGetDefaultMemPool");
+    return pool_of(&e, pool, device);
+}
+
+int cudaDeviceGetMemPool(void **pool, int device)
+{
+    struct extra e;
+    void *set = pool_set_for(device);
+    if (pool && set) {
+        *pool = set;
+        return CUDA_SUCCESS;
+    }
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_POOL_CURRENT, "cudaDeviceGetMemPool");
+    return pool_of(&e, pool, device);
+}
+
+#define POOL_INTS 3 /* attributes up to this one are int, the others of 64 bits */
+
+int cudaMemPoolSetAttribute(void *pool, int attribute, void *value)
+{
+    struct extra e;
+    uint64_t number = 0;
+    if (!value)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    memcpy(&number, value, attribute <= POOL_INTS ? sizeof(int) : sizeof(number));
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_POOL_SET, "cudaMemPoolSetAttribute");
+    ibx_put_u64(&e.body, (uintptr_t)pool);
+    ibx_put_u32(&e.body, (uint32_t)attribute);
+    ibx_put_u64(&e.body, number);
+    return ibx_frontend_extra(&e, NULL, 0);
+}
+
+int cudaMemPoolGetAttribute(void *pool, int attribute, void *value)
+{
+    struct extra e;
+    uint64_t number = 0;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_POOL_GET, "cudaMemPoolGetAttribute");
+    ibx_put_u64(&e.body, (uintptr_t)pool);
+    ibx_put_u32(&e.body, (uint32_t)attribute);
+    int rc = value ? ibx_frontend_extra_ask(&e, &number) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (!rc)
+        memcpy(value, &number, attribute <= POOL_INTS ? sizeof(int) : sizeof(number));
+    return rc;
+}
+
+int cudaMemPoolTrimTo(void *pool, size_t keep)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_POOL_TRIM, "cudaMemPoolTrimTo");
+    ibx_put_u64(&e.body, (uintptr_t)pool);
+    ibx_put_u64(&e.body, keep);
+    return ibx_frontend_extra(&e, NULL, 0);
+}
+
+/* ------------------------------------------------------------------------- pools of one's own */
+
+int cudaMemPoolCreate(void **pool, const struct pool_properties *properties)
+{
+    struct extra e;
+    uint64_t made = 0;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_POOL_CREATE, "cudaMemPoolCreate");
+    if (!pool || !properties)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (properties->allocation != PAGE_LOCKED || properties->location.type != AT_DEVICE ||
+        properties->handles & ~POSIX_FILE)
+        return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+    ibx_put_u32(&e.body, (uint32_t)properties->location.id);
+    ibx_put_u64(&e.body, properties->most);
+    ibx_put_u16(&e.body, properties->usage);
+    const int rc = ibx_frontend_extra_ask(&e, &made);
+    if (!rc)
+        *pool = (void *)(uintptr_t)made;
+    return rc;
+}
+
+int cudaMemPoolDestroy(void *pool)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_POOL_DESTROY, "cudaMemPoolDestroy");
+    for (int i = 0; i < DEVICES; i++)
+        atomic_compare_exchange_strong(&set_for[i], &(void *){pool}, NULL);
+    if (ibx_frontend_pool_closed(pool)) /* another process's is its to destroy */
+        return CUDA_SUCCESS;
+    ibx_put_u64(&e.body, (uintptr_t)pool);
+    return ibx_frontend_extra(&e, NULL, 0);
+}
+
+int cudaDeviceSetMemPool(int device, void *pool)
+{
+    uint64_t unused = 0;
+    if (!pool || device < 0 || device >= DEVICES)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const int rc = cudaMemPoolGetAttribute(pool, POOL_INTS + 1, &unused); /* whether it is one */
+    if (!rc) {
+        atomic_store(&set_for[device], pool);
+        atomic_store(&any_set, true);
+    }
+    return rc;
+}
+
+int cudaMemPoolSetAccess(void *pool, const struct memory_access *list, size_t count)
+{
+    int rc = count && !list ? ibx_frontend_fail(CUDA_INVALID_VALUE) : CUDA_SUCCESS;
+    for (size_t i = 0; i < count && !rc; i++) {
+        struct extra e;
+        ibx_frontend_extra_begin(&e, IBX_EXTRA_POOL_SET_ACCESS, "cudaMemPoolSetAccess");
+        ibx_put_u64(&e.body, (uintptr_t)pool);
+        ibx_put_u32(&e.body, (uint32_t)list[i].location.id);
+        ibx_put_u32(&e.body, (uint32_t)list[i].flags);
+        rc = list[i].location.type == AT_DEVICE ? ibx_frontend_extra(&e, NULL, 0)
+                                                : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    }
+    return rc;
+}
+
+int cudaMemPoolGetAccess(int *flags, void *pool, const struct memory_location *location)
+{
+    struct extra e;
+    uint8_t bytes[4] = {0};
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_POOL_GET_ACCESS, "cudaMemPoolGetAccess");
+    if (!flags || !location || location->type != AT_DEVICE)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    ibx_put_u64(&e.body, (uintptr_t)pool);
+    ibx_put_u32(&e.body, (uint32_t)location->id);
+    const int rc = ibx_frontend_extra(&e, bytes, sizeof(bytes));
+    if (!rc)
+        *flags = (int)ibx_get_u32(&r);
+    return rc;
+}
+
+/* ------------------------------------------------------------------------- of other processes */
+
+int cudaMemPoolExportToShareableHandle(void *made, void *pool, int type, unsigned flags)
+{
+    struct extra e;
+    uint8_t bytes[sizeof(magic) + IBX_EXTRA_HANDLE];
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_IPC_POOL, "cudaMemPoolExportToShareableHandle");
+    if (!made || flags || type != POSIX_FILE)
+        return ibx_frontend_fail(!made || flags ? CUDA_INVALID_VALUE : CUDA_NOT_SUPPORTED);
+    ibx_put_u64(&e.body, (uintptr_t)pool);
+    memcpy(bytes, magic, sizeof(magic));
+    const int rc = ibx_frontend_extra(&e, bytes + sizeof(magic), IBX_EXTRA_HANDLE);
+    if (rc)
+        return rc;
+    const int fd = memfd_create("ibx-pool", MFD_CLOEXEC);
+    if (fd < 0 || pwrite(fd, bytes, sizeof(bytes), 0) != (ssize_t)sizeof(bytes)) {
+        if (fd >= 0)
+            close(fd);
+        return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
+    }
+    memcpy(made, &fd, sizeof(fd));
+    return CUDA_SUCCESS;
+}
+
+/* The handle is the file descriptor itself, which stays the caller's. */
+int cudaMemPoolImportFromShareableHandle(void **pool, void *handle, int type, unsigned flags)
+{
+    struct extra e;
+    uint64_t found = 0;
+    uint8_t bytes[sizeof(magic) + IBX_EXTRA_HANDLE];
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_IPC_OPEN_POOL, "cudaMemPoolImportFromShareableHandle");
+    if (!pool || flags || type != POSIX_FILE)
+        return ibx_frontend_fail(!pool || flags ? CUDA_INVALID_VALUE : CUDA_NOT_SUPPORTED);
+    if (pread((int)(intptr_t)handle, bytes, sizeof(bytes), 0) != (ssize_t)sizeof(bytes) ||
+        memcmp(bytes, magic, sizeof(magic)) != 0)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    ibx_put_bytes(&e.body, bytes + sizeof(magic), IBX_EXTRA_HANDLE);
+    int rc = ibx_frontend_extra_ask(&e, &found);
+    if (!rc && !ibx_frontend_pool_opened((void *)(uintptr_t)found))
+        rc = ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
+    if (!rc)
+        *pool = (void *)(uintptr_t)found;
+    return rc;
+}
+
+int cudaMemPoolExportPointer(struct ipc_handle *handle, void *address)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_IPC_MEMORY, "cudaMemPoolExportPointer");
+    if (!handle)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    ibx_put_u64(&e.body, (uintptr_t)address);
+    return ibx_frontend_extra(&e, handle->bytes, sizeof(handle->bytes));
+}
+
+int cudaMemPoolImportPointer(void **address, void *pool, const struct ipc_handle *handle)
+{
+    struct extra e;
+    uint8_t bytes[16] = {0};
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_IPC_OPEN_POINTER, "cudaMemPoolImportPointer");
+    if (!address || !handle)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    ibx_put_u64(&e.body, (uintptr_t)pool);
+    ibx_put_bytes(&e.body, handle->bytes, sizeof(handle->bytes));
+    const int rc = ibx_frontend_extra(&e, bytes, sizeof(bytes));
+    if (rc)
+        return rc;
+    void *memory = (void *)(uintptr_t)ibx_get_u64(&r);
+    if (!ibx_frontend_pointer_opened(memory, ibx_get_u64(&r)))
+        return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
+    *address = memory;
+    return CUDA_SUCCESS;
+}
