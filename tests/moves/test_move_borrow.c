@@ -186,7 +186,7 @@ static void test_filled(void)
     home_receives(OFI, NULL);
     bring(NULL);
     returned();
-    pair_timeout = "timeout_ms=5000";
+    pair_timeout = PAIR_TIMEOUT;
 }
 
 static void test_refused(void)

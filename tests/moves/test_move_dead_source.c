@@ -213,7 +213,6 @@ static void test_what_is_left_behind_is_named(void)
 
 int main(void)
 {
-    pair_timeout = "timeout_ms=3000";
     static const struct vm_test tests[] = {VM_TEST(test_source_and_its_tool_die),
                                            VM_TEST(test_again),
                                            VM_TEST(test_source_was_started_anew),

@@ -325,7 +325,6 @@ static void test_confirmation_never_said(void)
 int main(void)
 {
     pair_beats = 40;
-    pair_timeout = "timeout_ms=3000";
     static const struct vm_test tests[] = {VM_TEST(test_killed_when_complete),
                                            VM_TEST(test_killed_when_complete_in_minor_mode),
                                            VM_TEST(test_killed_again_and_qemu_ended),

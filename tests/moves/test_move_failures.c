@@ -263,12 +263,14 @@ static void stands_still(struct mover *who, struct mover *other, const char *mea
 /* A tool that stands still is not a dead one: the VM waits, and goes on. */
 static void test_stopped_for_a_while(void)
 {
+    pair_timeout = PAIR_TIMEOUT_SHORT;
     pair_filling(NULL, NULL);
     unsigned long before = vm_beats(&vms[1]);
     stands_still(&receiver, &sender, "the VM runs there, and may wait");
     stands_still(&sender, &receiver, "the VM waits where it needs a page");
     assert_true(vm_beats(&vms[1]) >= before);
     pair_filled();
+    pair_timeout = PAIR_TIMEOUT;
 }
 
 /* A source that stands still before anything has happened is not waited for, and keeps its VM. */
@@ -499,7 +501,6 @@ static void test_nobody_there(void)
 int main(void)
 {
     pair_beats = 40;
-    pair_timeout = "timeout_ms=3000";
     static const struct vm_test tests[] = {
         VM_TEST(test_interrupted),
         VM_TEST(test_cancelled),

@@ -102,6 +102,7 @@ static void killed_before_they_met(void)
 static void killed_when_it_has_failed(void)
 {
     print_message("source:kept\n");
+    pair_timeout = PAIR_TIMEOUT_SHORT;
     start_destination();
     receive_until("destination:joining", NULL, NULL);
     send_until("source:kept");
@@ -110,6 +111,7 @@ static void killed_when_it_has_failed(void)
     mover_kill(&receiver, SIGCONT);
     mover_ends(&receiver, 1);
     stays();
+    pair_timeout = PAIR_TIMEOUT;
     print_message("destination:given up\n");
     start_destination();
     receive_until("destination:given up", NULL, NULL);

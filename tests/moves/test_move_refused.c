@@ -305,7 +305,6 @@ static void test_own_firmware(void)
 int main(void)
 {
     pair_beats = 40;
-    pair_timeout = "timeout_ms=3000";
     static const struct vm_test tests[] = {VM_TEST(test_block_job),
                                            VM_TEST(test_a_late_block_job),
                                            VM_TEST(test_block_job_at_the_stop),

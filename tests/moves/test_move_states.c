@@ -44,7 +44,7 @@ static void test_destination_for_a_moment(void)
 /* The VM stands still for it, and then goes on where it is. */
 static void too_long_before_the_commit(const char *state)
 {
-    pair_timeout = "timeout_ms=3000"; /* the VM stands still for five times as long */
+    pair_timeout = PAIR_TIMEOUT_SHORT; /* the VM stands still for five times as long */
     struct mover *late = stopped_at(state);
     mover_ends(&sender, 1);
     mover_kill(late, SIGCONT);

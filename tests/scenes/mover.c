@@ -28,7 +28,7 @@ static const char *stop_next[2]; /* a source, a destination */
 struct vm vms[2];
 struct mover receiver, sender;
 unsigned long pair_beats = 20;
-const char *pair_timeout = "timeout_ms=5000";
+const char *pair_timeout = PAIR_TIMEOUT;
 
 void mover_begin(void)
 {

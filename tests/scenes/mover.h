@@ -34,6 +34,10 @@ void mover_begin(void);
 size_t mover_each_note(void (*look)(const char *record, const char *note));
 /* Skips the test where ofi has no provider for TCP. */
 void mover_needs_ofi(void);
+/* Timeouts: of tools that may get no processor for seconds while many tests run; of those that are
+ * to find the other side silent. */
+#define PAIR_TIMEOUT       "timeout_ms=20000"
+#define PAIR_TIMEOUT_SHORT "timeout_ms=3000"
 /* A timeout where nothing is to fail: libfabric's emulation takes long to set up, and longer where
  * many tests run at once. */
 #define PATIENT "timeout_ms=60000"
@@ -95,8 +99,8 @@ void mover_arrived_path(char path[PATH_MAX]);
 /* ------------------------------------------------------------ two of each */
 
 /* What most tests have: a source, a destination and their tools. A test sets for how many
- * heartbeats a VM is watched, and the timeout that both tools have by --set: "timeout_ms=3000" for
- * instance. */
+ * heartbeats a VM is watched, and the timeout that both tools have by --set, if not PAIR_TIMEOUT.
+ */
 extern struct vm vms[2];
 extern struct mover receiver, sender;
 extern unsigned long pair_beats;
