@@ -389,6 +389,24 @@ int cudaMemcpy3D(const struct ibx_cuda_memcpy3d *p)
                                           : planes_by_bounce(p, is.kind == CUDA_MEMCPY_TO_DEVICE);
 }
 
+/* Widths and columns are bytes here, and elements there. */
+int cudaMemcpy2DArrayToArray(void *to, size_t to_x, size_t to_y, const void *from, size_t from_x,
+                             size_t from_y, size_t width, size_t height, int kind)
+{
+    const size_t n = element_in(from);
+    if (kind != CUDA_MEMCPY_ON_DEVICE && kind != CUDA_MEMCPY_DEFAULT)
+        return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
+    if (!n || n != element_in(to) || to_x % n || from_x % n || width % n)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const struct ibx_cuda_memcpy3d p = {.from_array = (void *)(uintptr_t)from,
+                                        .from_at = {from_x / n, from_y, 0},
+                                        .to_array = to,
+                                        .to_at = {to_x / n, to_y, 0},
+                                        .extent = {width / n, height, 1},
+                                        .kind = CUDA_MEMCPY_ON_DEVICE};
+    return cudaMemcpy3D(&p);
+}
+
 /* ------------------------------------------------------------------- the same behind a stream */
 
 /* The copy was enqueued in the legacy stream. Where it is one within the device nobody has waited

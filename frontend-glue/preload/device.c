@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 static struct ranges ranges;
+static _Thread_local int current; /* device */
 
 /* ------------------------------------------------------------------------------ what it is */
 
@@ -57,6 +58,15 @@ bool ibx_frontend_is_device(const void *address)
     return side_of(address) == DEVICE;
 }
 
+int ibx_frontend_device_of(const void *address)
+{
+    ibx_frontend_ranges_lock();
+    const struct range *range = ibx_frontend_ranges_holding(&ranges, address, 1);
+    const int device = range ? range->device : current;
+    ibx_frontend_ranges_unlock();
+    return device;
+}
+
 /* Where the application has said that it is the host's, it may be managed all the same. */
 static enum side side_by(int kind, const void *address)
 {
@@ -82,7 +92,6 @@ int ibx_frontend_copy_kind(const void *to, const void *from, int kind)
 /* ---------------------------------------------------------------------- devices in use */
 
 static _Atomic uint64_t in_use; /* a bit each, for the first 64 devices */
-static _Thread_local int current;
 
 /* GVirtuS makes new connections for a child: it has selected nothing, and used nothing. */
 static void in_child(void)
@@ -106,6 +115,11 @@ static void note_device(int device)
 void ibx_frontend_device_used(void)
 {
     note_device(current);
+}
+
+int ibx_frontend_current_device(void)
+{
+    return current;
 }
 
 bool ibx_frontend_one_device(void)
@@ -162,7 +176,7 @@ int ibx_frontend_devices_wait(void)
  * range such a pointer counts as the host's where it is both. */
 static void note(void *address, size_t n, bool pooled)
 {
-    struct range range = {.begin = (uintptr_t)address, .n = n, .pooled = pooled};
+    struct range range = {.begin = (uintptr_t)address, .n = n, .pooled = pooled, .device = current};
     if (!n)
         return;
     ibx_frontend_ranges_lock();

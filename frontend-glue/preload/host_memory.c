@@ -14,9 +14,13 @@
 static struct ranges ranges;
 
 /* Allocated memory replaces what was registered there: that memory has been unmapped since. */
-static int add(void *address, size_t n, bool allocated)
+static int add(void *address, size_t n, bool allocated, unsigned flags)
 {
-    struct range range = {.begin = (uintptr_t)address, .n = n, .allocated = allocated};
+    struct range range = {.begin = (uintptr_t)address,
+                          .n = n,
+                          .allocated = allocated,
+                          .device = ibx_frontend_current_device(),
+                          .flags = flags};
     ibx_frontend_ranges_lock();
     size_t at = ibx_frontend_ranges_find(&ranges, range.begin);
     while (allocated && at < ranges.count && !ranges.items[at].allocated &&
@@ -66,6 +70,19 @@ enum host_memory ibx_frontend_host_memory(const void *address, size_t n)
     return kind;
 }
 
+bool ibx_frontend_host_known(const void *address, int *device, unsigned *flags)
+{
+    ibx_frontend_ranges_lock();
+    const struct range *range = ibx_frontend_ranges_holding(&ranges, address, 1);
+    const bool known = range;
+    if (known) {
+        *device = range->device;
+        *flags = range->flags;
+    }
+    ibx_frontend_ranges_unlock();
+    return known;
+}
+
 bool ibx_frontend_host_memory_used(const void *address, size_t n)
 {
     uintptr_t begin = (uintptr_t)address;
@@ -83,7 +100,8 @@ bool ibx_frontend_host_memory_used(const void *address, size_t n)
 
 /* ------------------------------------------------------------------------------ the calls */
 
-static int allocate(const struct ibx_frontend_calls *calls, void **address, size_t n)
+static int allocate(const struct ibx_frontend_calls *calls, void **address, size_t n,
+                    unsigned flags)
 {
     if (!address)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
@@ -91,7 +109,7 @@ static int allocate(const struct ibx_frontend_calls *calls, void **address, size
     if (!n)
         return CUDA_SUCCESS;
     void *memory = calls->allocate(n);
-    int rc = memory ? add(memory, n, true) : CUDA_MEMORY_ALLOCATION;
+    int rc = memory ? add(memory, n, true, flags) : CUDA_MEMORY_ALLOCATION;
     if (!rc)
         *address = memory;
     else if (memory)
@@ -102,23 +120,32 @@ static int allocate(const struct ibx_frontend_calls *calls, void **address, size
 int cudaMallocHost(void **address, size_t n)
 {
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
-    return calls ? allocate(calls, address, n) : CALL_NEXT(cudaMallocHost, address, n);
+    return calls ? allocate(calls, address, n, 0) : CALL_NEXT(cudaMallocHost, address, n);
 }
 
 int cudaHostAlloc(void **address, size_t n, unsigned flags)
 {
+    int rc;
+    if (flags & IBX_FRONTEND_MAPPED && !ibx_frontend_plugin())
+        ibx_frontend_connect();
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
     if (!calls)
         return CALL_NEXT(cudaHostAlloc, address, n, flags);
-    return flags & ~HOST_ALLOC_FLAGS ? ibx_frontend_fail(CUDA_INVALID_VALUE)
-                                     : allocate(calls, address, n);
+    if (flags & ~HOST_ALLOC_FLAGS)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (flags & IBX_FRONTEND_MAPPED && address && n && ibx_frontend_mapped(address, n, flags, &rc))
+        return rc;
+    return allocate(calls, address, n, flags);
 }
 
 int cudaFreeHost(void *address)
 {
     struct range range;
+    int rc;
     if (!address)
         return CUDA_SUCCESS;
+    if (ibx_frontend_mapped_free(address, &rc))
+        return rc;
     if (take_out(address, true, &range)) {
         if (range.in_use) /* CUDA too waits for the devices before it frees */
             ibx_frontend_devices_wait();
@@ -137,7 +164,7 @@ int cudaHostRegister(void *address, size_t n, unsigned flags)
         return CALL_NEXT(cudaHostRegister, address, n, flags);
     if (!address || !n || n > UINTPTR_MAX - (uintptr_t)address || flags & ~HOST_REGISTER_FLAGS)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    int rc = add(address, n, false);
+    int rc = add(address, n, false, flags);
     if (rc)
         return ibx_frontend_fail(rc);
     calls->prepare(address, n);

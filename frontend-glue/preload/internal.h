@@ -20,6 +20,7 @@
 #define CUDA_INVALID_DIRECTION     21
 #define CUDA_MISSING_CONFIGURATION 52
 #define CUDA_INVALID_FUNCTION      98
+#define CUDA_INVALID_DEVICE        101
 #define CUDA_NOT_READY             600
 #define CUDA_ALREADY_REGISTERED    712
 #define CUDA_NOT_REGISTERED        713
@@ -195,6 +196,15 @@ int cudaMemcpy2DFromArrayAsync(void *to, size_t pitch, const void *array, size_t
                                size_t width, size_t height, int kind, void *stream);
 int cudaMemcpy3D(const struct ibx_cuda_memcpy3d *parameters);
 int cudaMemcpy3DAsync(const struct ibx_cuda_memcpy3d *parameters, void *stream);
+int cudaMemcpy2DArrayToArray(void *to, size_t to_x, size_t to_y, const void *from, size_t from_x,
+                             size_t from_y, size_t width, size_t height, int kind);
+int cudaMalloc3D(struct ibx_cuda_pitched *memory, struct ibx_cuda_extent extent);
+int cudaMemset3D(struct ibx_cuda_pitched memory, int value, struct ibx_cuda_extent extent);
+int cudaMemset3DAsync(struct ibx_cuda_pitched memory, int value, struct ibx_cuda_extent extent,
+                      void *stream);
+int cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, size_t n);
+int cudaDeviceGetPCIBusId(char *id, int n, int device);
+int cudaEventRecordWithFlags(void *event, void *stream, unsigned flags);
 int cudaCreateTextureObject(unsigned long long *texture, const struct ibx_cuda_resource *resource,
                             const struct ibx_cuda_texture *how, const struct ibx_cuda_view *view);
 int cudaDestroyTextureObject(unsigned long long texture);
@@ -277,6 +287,8 @@ int cudaStreamCreateWithFlags(void **stream, unsigned flags);
 int cudaStreamAddCallback(void *stream, void (*callback)(void *stream, int status, void *argument),
                           void *argument, unsigned flags);
 int cudaMallocManaged(void **address, size_t n, unsigned flags);
+int cudaHostGetDevicePointer(void **on_device, void *address, unsigned flags);
+int cudaHostGetFlags(unsigned *flags, void *address);
 int cudaPointerGetAttributes(struct pointer_attributes *attributes, const void *address);
 int cudaDeviceGetAttribute(int *value, int attribute, int device);
 int cudaGetDeviceProperties(void *properties, int device);
@@ -455,6 +467,8 @@ struct range {
     bool allocated; /* by host_memory.c; false: registered by the application */
     bool in_use;    /* there was an asynchronous copy */
     bool pooled;    /* of the device, but not cudaMalloc's: cudaFree waits for nothing */
+    int device;     /* that was the thread's */
+    unsigned flags; /* of the host's: the application's */
 };
 
 /* Sorted by address; none overlaps another. The caller holds the lock. */
@@ -483,6 +497,9 @@ void ibx_frontend_ranges_remove(struct ranges *ranges, struct range *range);
  * again where only GVirtuS can tell. */
 int ibx_frontend_copy_kind(const void *to, const void *from, int kind);
 bool ibx_frontend_is_device(const void *address);
+/* On which one it was allocated; the current one if it is not known. */
+int ibx_frontend_device_of(const void *address);
+int ibx_frontend_current_device(void);
 /* Memory of the device that another call than cudaMalloc has returned, and that is no more. */
 void ibx_frontend_device_memory(void *address, size_t n);
 void ibx_frontend_device_memory_gone(const void *address);
@@ -502,6 +519,11 @@ int ibx_frontend_devices_wait(void);
 bool ibx_frontend_is_managed(const void *address);
 /* cudaFree of managed memory; false: it is none. *rc: an error; or *base is what is to be freed. */
 bool ibx_frontend_managed_free(const void *address, void **base, int *rc);
+#define IBX_FRONTEND_MAPPED 2u /* cudaHostAllocMapped, cudaHostRegisterMapped */
+/* cudaHostAlloc with that flag: the device uses the memory, too. False: it cannot. And cudaFreeHost
+ * of it; false: it is none. */
+bool ibx_frontend_mapped(void **address, size_t n, unsigned flags, int *rc);
+bool ibx_frontend_mapped_free(void *address, int *rc);
 /* The device was reset; a module of the program's goes. */
 void ibx_frontend_managed_reset(void);
 void ibx_frontend_managed_unload(void **module);
@@ -528,6 +550,8 @@ bool ibx_frontend_pointer_closed(const void *memory);
 enum host_memory { HOST_PAGEABLE, HOST_REGISTERED, HOST_ALLOCATED };
 /* What all these bytes are, for a copy that may stay under way in them. */
 enum host_memory ibx_frontend_host_memory(const void *address, size_t n);
+/* Whether it is page-locked: what was the thread's device then, and with which flags. */
+bool ibx_frontend_host_known(const void *address, int *device, unsigned *flags);
 /* Whether there was an asynchronous copy in memory that holds one of these bytes. */
 bool ibx_frontend_host_memory_used(const void *address, size_t n);
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * cudaMallocManaged, and what CUDA has about such memory (managed.h). It is memory of cudaMalloc's,
- * and counts, is checked and is freed as that; this process maps pages at its address. Should
- * something be mapped there, other memory is taken.
+ * cudaMallocManaged, cudaHostAlloc where the device is to use the memory as well
+ * (cudaHostAllocMapped), and what CUDA has about such memory (managed.h). It is memory of
+ * cudaMalloc's, and counts, is checked and is freed as that; this process maps pages at its
+ * address. Should something be mapped there, other memory is taken.
  *
  * To every other call it is memory of the device (device.c). Hints are taken and dropped.
  */
@@ -184,34 +185,70 @@ bool ibx_managed_begin(void)
     return true;
 }
 
-int cudaMallocManaged(void **address, size_t n, unsigned flags)
+static int give(void **address, size_t n, unsigned mapped)
 {
     int rc;
-    if (!ibx_managed_begin())
-        return CALL_NEXT(cudaMallocManaged, address, n, flags);
-    if (!address || !n || (flags != ATTACH_GLOBAL && flags != ATTACH_HOST))
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
     struct managed *m = make(n, &rc);
     if (!m)
         return ibx_frontend_fail(rc);
     const uintptr_t begin = m->begin;
+    m->mapped = mapped;
     ibx_managed_add(m, PAGES_SAME); /* from here on another thread may free it */
     *address = (void *)begin;
     return CUDA_SUCCESS;
 }
 
+int cudaMallocManaged(void **address, size_t n, unsigned flags)
+{
+    if (!ibx_managed_begin())
+        return CALL_NEXT(cudaMallocManaged, address, n, flags);
+    if (!address || !n || (flags != ATTACH_GLOBAL && flags != ATTACH_HOST))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    return give(address, n, 0);
+}
+
+bool ibx_frontend_mapped(void **address, size_t n, unsigned flags, int *rc)
+{
+    if (!ibx_managed_begin())
+        return false;
+    *rc = give(address, n, flags);
+    return true;
+}
+
 /* ---------------------------------------------------------------------------- giving it back */
+
+static void *taken(uintptr_t begin, int *rc)
+{
+    struct managed *m = ibx_managed_take(begin);
+    void *base = m ? m->base : NULL;
+    *rc = m ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (m)
+        ibx_managed_discard(m); /* first: then the device may give that address to another thread */
+    return base;
+}
 
 bool ibx_frontend_managed_free(const void *address, void **base, int *rc)
 {
-    if (!ibx_frontend_is_managed(address))
+    struct managed m;
+    if (!ibx_managed_find((uintptr_t)address, &m))
         return false;
-    struct managed *m = ibx_managed_take((uintptr_t)address);
-    *rc = m ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (m) {
-        *base = m->base;
-        ibx_managed_discard(m); /* first: then the device may give that address to another thread */
+    if (m.mapped) {
+        *rc = ibx_frontend_fail(CUDA_INVALID_VALUE);
+        return true;
     }
+    void *is = taken((uintptr_t)address, rc);
+    if (is)
+        *base = is;
+    return true;
+}
+
+bool ibx_frontend_mapped_free(void *address, int *rc)
+{
+    struct managed m;
+    if (!ibx_managed_find((uintptr_t)address, &m))
+        return false;
+    void *base = m.mapped ? taken((uintptr_t)address, rc) : NULL;
+    *rc = base ? cudaFree(base) : m.mapped ? *rc : ibx_frontend_fail(CUDA_INVALID_VALUE);
     return true;
 }
 
@@ -223,15 +260,68 @@ void ibx_frontend_managed_reset(void)
 
 /* ------------------------------------------------------------------------- what it is */
 
-#define TYPE_MANAGED 3 /* cudaMemoryTypeManaged */
+enum { TYPE_UNREGISTERED, TYPE_HOST, TYPE_DEVICE, TYPE_MANAGED }; /* cudaMemoryType */
+#define NO_DEVICE (-2)                                            /* cudaInvalidDeviceId */
 
+/* GVirtuS's back end does not know this call. */
 int cudaPointerGetAttributes(struct pointer_attributes *attributes, const void *address)
 {
     struct managed m;
-    if (!attributes || !ibx_managed_find((uintptr_t)address, &m))
-        return CALL_NEXT(cudaPointerGetAttributes, attributes, address);
+    unsigned flags;
     void *at = (void *)(uintptr_t)address;
-    *attributes = (struct pointer_attributes){TYPE_MANAGED, m.device, at, at};
+    int device;
+    if (!ibx_frontend_plugin())
+        ibx_frontend_connect();
+    if (!ibx_frontend_plugin())
+        return CALL_NEXT(cudaPointerGetAttributes, attributes, address);
+    if (!attributes)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (ibx_managed_find((uintptr_t)address, &m))
+        *attributes =
+            (struct pointer_attributes){m.mapped ? TYPE_HOST : TYPE_MANAGED, m.device, at, at};
+    else if (ibx_frontend_host_known(address, &device, &flags))
+        *attributes = (struct pointer_attributes){TYPE_HOST, device, NULL, at};
+    else if (address && ibx_frontend_is_device(address))
+        *attributes =
+            (struct pointer_attributes){TYPE_DEVICE, ibx_frontend_device_of(address), at, NULL};
+    else
+        *attributes = (struct pointer_attributes){TYPE_UNREGISTERED, NO_DEVICE, NULL, at};
+    return CUDA_SUCCESS;
+}
+
+/* Memory that was registered, or was not to be mapped, is this host's alone. */
+int cudaHostGetDevicePointer(void **on_device, void *address, unsigned flags)
+{
+    struct managed m;
+    if (!ibx_frontend_plugin())
+        return CALL_NEXT(cudaHostGetDevicePointer, on_device, address, flags);
+    if (!on_device || flags)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (ibx_managed_find((uintptr_t)address, &m) && m.mapped) {
+        *on_device = address;
+        return CUDA_SUCCESS;
+    }
+    int device;
+    if (!ibx_frontend_host_known(address, &device, &flags))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    if (!atomic_flag_test_and_set(&told))
+        ibx_log(IBX_LOG_WARN, "cudaHostGetDevicePointer returns cudaErrorNotSupported: kernels "
+                              "reach memory of the host only where cudaHostAlloc has given it, "
+                              "with cudaHostAllocMapped");
+    return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+}
+
+int cudaHostGetFlags(unsigned *flags, void *address)
+{
+    struct managed m;
+    int device;
+    if (!ibx_frontend_plugin())
+        return CALL_NEXT(cudaHostGetFlags, flags, address);
+    if (flags && ibx_managed_find((uintptr_t)address, &m) && m.mapped)
+        *flags = m.mapped;
+    else if (!flags || !ibx_frontend_host_known(address, &device, flags))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
     return CUDA_SUCCESS;
 }
 
@@ -240,6 +330,7 @@ static const struct {
     int attribute, value;
     size_t at;
 } facts[] = {
+    {19, 1, 392},  /* canMapHostMemory */
     {83, 1, 636},  /* managedMemory */
     {88, 0, 652},  /* pageableMemoryAccess */
     {89, 0, 656},  /* concurrentManagedAccess */

@@ -50,6 +50,7 @@ struct managed {
     struct place *variables; /* ... by their addresses: none overlaps another */
     size_t variable_count;
     int device;
+    unsigned mapped;      /* cudaHostAlloc's, with these flags; 0: it is not */
     size_t block, blocks; /* bytes of one, how many */
     size_t fresh, newer;  /* blocks that are not STALE; that are NEWER */
     struct run fetched, written;

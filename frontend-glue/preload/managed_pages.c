@@ -109,8 +109,11 @@ bool ibx_managed_find(uintptr_t at, struct managed *found)
     pthread_mutex_lock(&list);
     const struct managed *m = holding(at);
     if (m && found)
-        *found = (struct managed){
-            .begin = m->begin, .before = m->before, .asked = m->asked, .device = m->device};
+        *found = (struct managed){.begin = m->begin,
+                                  .before = m->before,
+                                  .asked = m->asked,
+                                  .device = m->device,
+                                  .mapped = m->mapped};
     pthread_mutex_unlock(&list);
     return m;
 }

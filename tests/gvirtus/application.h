@@ -66,6 +66,8 @@ bool configurations();
 // Calls that the libcudart does not have.
 bool arrays();
 bool planes_of_arrays();
+bool planes_of_memory();
+bool array_to_array();
 bool textures();
 bool pools();
 bool meanwhile();
@@ -100,6 +102,9 @@ bool launches_unseen();
 
 // Memory that both sides use at one address.
 bool managed();
+// The host's, which kernels use as well; what a pointer is.
+bool mapped();
+bool pointers();
 // Touched where that is not allowed.
 bool managed_in_function();
 

@@ -153,6 +153,72 @@ bool planes_of_arrays()
     return free_array(array) == 0;
 }
 
+// Memory of planes, what consists of other calls.
+bool planes_of_memory()
+{
+    REQUIRE(runtime_is_there());
+    using Pitched = ibx_cuda_pitched;
+    using Set = int(Pitched, int, Extent, void *);
+    constexpr std::size_t width = 100, height = 5, depth = 3;
+    Pitched memory = {};
+    REQUIRE(preloaded<int(Pitched *, Extent)>("cudaMalloc3D")(&memory, {width, height, depth}) ==
+            0);
+    REQUIRE(memory.at && memory.pitch >= width && memory.x == width && memory.y == height);
+    const std::size_t n = memory.pitch * height * depth;
+    std::vector<char> bytes(n, 'x');
+    REQUIRE(cudaMemcpy(memory.at, bytes.data(), n, H2D) == 0);
+    auto *set = preloaded<Set>("cudaMemset3DAsync");
+    auto filled = [&](std::size_t x, std::size_t y, std::size_t z, char value) {
+        for (std::size_t i = 0; i < x * y * z; i++)
+            bytes[(i / x / y * height + i / x % y) * memory.pitch + i % x] = value;
+    };
+    void *stream = nullptr;
+    REQUIRE(cudaStreamCreate(&stream) == 0);
+    for (Extent part : {Extent{width, height, depth}, Extent{70, 4, 2}, Extent{1, height, 2}}) {
+        const char value = static_cast<char>('a' + part.width);
+        REQUIRE(set(memory, value, part, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+        filled(part.width, part.height, part.depth, value);
+        REQUIRE(device_has(static_cast<char *>(memory.at), bytes.data(), n));
+    }
+    REQUIRE(preloaded<int(Pitched, int, Extent)>("cudaMemset3D")(memory, 7, {9, 2, 3}) == 0);
+    filled(9, 2, 3, 7);
+    REQUIRE(cudaDeviceSynchronize() == 0 &&
+            device_has(static_cast<char *>(memory.at), bytes.data(), n));
+    REQUIRE(set(memory, 1, {9, 0, 3}, stream) == 0);
+    REQUIRE(fails(set(memory, 1, {memory.pitch + 1, 1, 1}, stream), 1));
+    REQUIRE(fails(set(memory, 1, {1, height + 1, 1}, stream), 1));
+    // From device to device.
+    auto *peer = preloaded<int(void *, int, const void *, int, std::size_t)>("cudaMemcpyPeer");
+    char *other = device_memory(n);
+    REQUIRE(peer(other, 0, memory.at, 0, n) == 0 && cudaDeviceSynchronize() == 0);
+    REQUIRE(device_has(other, bytes.data(), n));
+    REQUIRE(fails(peer(other, -1, memory.at, 0, n), 101));
+    return cudaFree(memory.at) == 0 && cudaFree(other) == 0;
+}
+
+bool array_to_array()
+{
+    REQUIRE(runtime_is_there());
+    using Copy = int(void *, std::size_t, std::size_t, const void *, std::size_t, std::size_t,
+                     std::size_t, std::size_t, int);
+    auto *copy = preloaded<Copy>("cudaMemcpy2DArrayToArray");
+    void *from = nullptr, *to = nullptr;
+    std::vector<char> there(40 * 8), back(40 * 8);
+    random_fill(there.data(), there.size(), 8);
+    REQUIRE(malloc_array(&from, {10, 8, 0}) == 0 && malloc_array(&to, {10, 8, 0}) == 0);
+    REQUIRE(to_array(from, 0, 0, there.data(), there.size(), H2D) == 0);
+    std::vector<char> wanted(40 * 8, 0);
+    REQUIRE(to_array(to, 0, 0, wanted.data(), wanted.size(), H2D) == 0);
+    REQUIRE(copy(to, 4, 1, from, 8, 2, 20, 5, D2D) == 0);
+    for (std::size_t y = 0; y < 5; y++)
+        std::memcpy(&wanted[(y + 1) * 40 + 4], &there[(y + 2) * 40 + 8], 20);
+    REQUIRE(from_array(back.data(), to, 0, 0, back.size(), D2H) == 0 && back == wanted);
+    REQUIRE(fails(copy(to, 4, 1, from, 8, 2, 20, 5, H2D), 21));
+    REQUIRE(fails(copy(to, 3, 1, from, 8, 2, 20, 5, DEFAULT), 1)); // half an element
+    REQUIRE(fails(copy(to, 4, 1, there.data(), 8, 2, 20, 5, D2D), 1));
+    return free_array(from) == 0 && free_array(to) == 0;
+}
+
 bool textures()
 {
     REQUIRE(runtime_is_there());

@@ -385,6 +385,93 @@ bool faults_of_others()
 
 } // namespace
 
+namespace
+{
+
+// cudaPointerAttributes
+struct Pointer {
+    int type, device;
+    void *on_device, *on_host;
+};
+enum { UNREGISTERED, HOST, DEVICE, MANAGED };
+
+bool is(const void *address, int type, void *on_device, void *on_host)
+{
+    Pointer p = {9, 9, nullptr, nullptr};
+    auto *ask = preloaded<int(Pointer *, const void *)>("cudaPointerGetAttributes");
+    REQUIRE(ask(&p, address) == 0 && p.type == type);
+    REQUIRE(p.device == (type == UNREGISTERED ? -2 : 0));
+    return p.on_device == on_device && p.on_host == on_host;
+}
+
+int on_device(void **pointer, void *address)
+{
+    return preloaded<int(void **, void *, unsigned)>("cudaHostGetDevicePointer")(pointer, address,
+                                                                                 0);
+}
+
+int flags_of(void *address)
+{
+    unsigned flags = 99;
+    return preloaded<int(unsigned *, void *)>("cudaHostGetFlags")(&flags, address) ? -1
+                                                                                   : int(flags);
+}
+
+} // namespace
+
+bool mapped()
+{
+    constexpr std::size_t n = 300 * K;
+    void *a = nullptr, *b = nullptr, *there = nullptr, *pinned = nullptr;
+    REQUIRE(cudaHostAlloc(&a, n, 2) == 0 && cudaHostAlloc(&b, n, 7) == 0);
+    REQUIRE(cudaHostAlloc(&pinned, n, 4) == 0);
+    char *from = static_cast<char *>(a), *to = static_cast<char *>(b);
+    REQUIRE(on_device(&there, from + 5) == 0 && there == from + 5);
+    for (unsigned i = 0; i < 3; i++) {
+        const std::vector<char> bytes = some(n, i);
+        std::memcpy(from, bytes.data(), n);
+        REQUIRE(stub_launch(to, from, n, nullptr) == 0);
+        REQUIRE(cudaDeviceSynchronize() == 0 && has(to, bytes));
+    }
+    // It may be used as page-locked memory as well.
+    const std::vector<char> bytes = some(n, 9);
+    char *device = device_memory(n);
+    std::memcpy(from, bytes.data(), n);
+    REQUIRE(cudaMemcpy(device, from, n, H2D) == 0 && device_has(device, bytes.data(), n));
+    REQUIRE(cudaMemcpyAsync(to, device, n, D2H, nullptr) == 0);
+    REQUIRE(cudaStreamSynchronize(nullptr) == 0 && has(to, bytes));
+    REQUIRE(is(a, HOST, a, a) && flags_of(a) == 2 && flags_of(b) == 7 && flags_of(pinned) == 4);
+    // What is not mapped.
+    REQUIRE(on_device(&there, pinned) == 801 && cudaGetLastError() == 801);
+    REQUIRE(on_device(&there, device) == 1 && on_device(nullptr, a) == 1);
+    REQUIRE(flags_of(device) == -1 && cudaGetLastError() == 1);
+    REQUIRE(cudaFree(a) == 1 && cudaFreeHost(from + 1) == 1 && cudaGetLastError() == 1);
+    char *m = managed_memory(page);
+    REQUIRE(cudaFreeHost(m) == 1 && on_device(&there, m) == 1 && cudaFree(m) == 0);
+    REQUIRE(cudaFreeHost(a) == 0 && cudaFreeHost(b) == 0 && cudaFreeHost(pinned) == 0);
+    REQUIRE(cudaGetLastError() == 1);
+    return is(&there, UNREGISTERED, nullptr, &there);
+}
+
+bool pointers()
+{
+    char *device = device_memory(100), *m = managed_memory(page), local = 0;
+    void *pinned = nullptr, *made = nullptr;
+    REQUIRE(cudaMallocHost(&pinned, 100) == 0 && host_register(&local, 1) == 0);
+    REQUIRE(is(device, DEVICE, device, nullptr) && is(device + 99, DEVICE, device + 99, nullptr));
+    REQUIRE(is(m, MANAGED, m, m) && is(m + 5, MANAGED, m + 5, m + 5));
+    REQUIRE(is(pinned, HOST, nullptr, pinned) && is(&local, HOST, nullptr, &local));
+    REQUIRE(host_unregister(&local) == 0 && is(&local, UNREGISTERED, nullptr, &local));
+    REQUIRE(is(nullptr, UNREGISTERED, nullptr, nullptr));
+    REQUIRE(cudaGetLastError() == 0); // the back end loads CUDA's runtime
+    REQUIRE(preloaded<int(void **, std::size_t, void *)>("cudaMallocAsync")(&made, 100, nullptr) ==
+            0);
+    REQUIRE(is(made, DEVICE, made, nullptr) && cudaFree(made) == 0);
+    REQUIRE(preloaded<int(Pointer *, const void *)>("cudaPointerGetAttributes")(nullptr, m) == 1);
+    REQUIRE(cudaGetLastError() == 1);
+    return cudaFree(m) == 0 && cudaFree(device) == 0 && cudaFreeHost(pinned) == 0;
+}
+
 bool managed()
 {
     REQUIRE(kernels_and_host());

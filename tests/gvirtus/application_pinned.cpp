@@ -17,7 +17,7 @@ bool pinned()
     for (std::size_t i = 0; i < 8; i++) {
         auto **place = reinterpret_cast<void **>(&memory[i]);
         std::size_t n = 1 + i * 1234567;
-        REQUIRE((i % 2 ? cudaHostAlloc(place, n, 3) : cudaMallocHost(place, n)) == 0);
+        REQUIRE((i % 2 ? cudaHostAlloc(place, n, 5) : cudaMallocHost(place, n)) == 0);
         REQUIRE(reinterpret_cast<std::uintptr_t>(memory[i]) % 4096 == 0);
         REQUIRE(round_trip(device + i, memory[i], n, static_cast<unsigned>(i)));
     }

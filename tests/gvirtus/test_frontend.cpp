@@ -126,6 +126,16 @@ bool sets_after_a_loss()
     return true;
 }
 
+bool mapped_memory()
+{
+    GpuBackEnd back;
+    Application app(&back, application, "mapped");
+    REQUIRE(app.good());
+    REQUIRE(lines_with(app.said(), "ibx:") == 1);
+    REQUIRE(lines_with(app.said(), "cudaHostAllocMapped") == 1);
+    return true;
+}
+
 bool function_for_ever()
 {
     GpuBackEnd back;
@@ -370,8 +380,9 @@ void check_what_it_does_not()
     check("launches without GVirtuS's front end", [] { return run("launches", true); });
     check("launches by <<<>>>", [] { return run("launches-unseen", true); });
     check("kernels as nvcc 13 launches them", [] { return run("launch", true); });
-    for (const char *test : {"arrays", "planes", "textures", "pools", "meanwhile", "cooperative",
-                             "nodes-of-graphs", "host-functions", "host-functions-at-exit"})
+    for (const char *test : {"arrays", "planes", "planes-of-memory", "array-to-array", "textures",
+                             "pools", "meanwhile", "cooperative", "nodes-of-graphs",
+                             "host-functions", "host-functions-at-exit"})
         check(test, [=] { return run(test, true); });
     check("a function that never returns", function_for_ever);
     check("memory that is given back beside graphs", frees_beside_graphs);
@@ -380,6 +391,8 @@ void check_what_it_does_not()
     check("a back end without these calls", without_extra);
     check("managed memory, copied by GVirtuS's handlers", [] { return run("managed", false); });
     check("managed memory, touched in a function of a stream", managed_in_function);
+    check("memory of the host that kernels use", mapped_memory);
+    check("what pointers are", [] { return run("pointers", true); });
     check("variables of the device", [] { return run("symbols", true); });
     check("the same, copied by GVirtuS's handlers", [] { return run("symbols", false); });
     check("variables of the device by their names", variables);
