@@ -101,7 +101,7 @@ static int on_abort(struct destination *d, const char *why, struct ibx_error *er
 static int on_broken(struct destination *d, const struct ibx_migrate_any *message,
                      struct ibx_error *err)
 {
-    if (!destination_ours(d) || !d->status.record.verify)
+    if (!destination_ours(d)) /* also of pages that are not compared: the source may know */
         return unexpected(d, message, err);
     ibx_error_set(err, -EBADMSG, "%s", message->is.reason);
     return ibx_destination_broken(d, false, err);
