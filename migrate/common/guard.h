@@ -30,6 +30,7 @@ struct ibx_guard {
     unsigned count;
     unsigned range; /* MADE: what is protected next */
     uint64_t offset;
+    uint64_t whole_ns; /* since when all is protected; 0: it is not */
 };
 
 void ibx_guard_init(struct ibx_guard *guard);
@@ -44,6 +45,8 @@ int ibx_guard_take(struct ibx_guard *guard, const struct ibx_guest_ram *ram, int
 bool ibx_guard_look(struct ibx_guard *guard);
 /* MADE: protects 16 MiB more, in a third of a millisecond. 0: ARMED; -EAGAIN: there is more. */
 int ibx_guard_arm(struct ibx_guard *guard, struct ibx_error *err);
+/* MADE: the next call of that is the last one. */
+bool ibx_guard_ends(const struct ibx_guard *guard);
 /* -EBUSY, once, with a sentence: a thread of QEMU tried to write and waits from now on: CAUGHT. */
 int ibx_guard_check(struct ibx_guard *guard, struct ibx_error *err);
 /* Everybody may write again; closes it in QEMU, too. */

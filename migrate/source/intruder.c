@@ -80,6 +80,8 @@ void ibx_source_guard(struct source *s)
             return; /* it is tried again */
         ibx_state_move(&s->guarding, GUARDING_NOTED);
     }
+    if (ibx_guard_ends(&s->guard))
+        ibx_migration_stop_at("source", "arming");
     int rc = ibx_guard_arm(&s->guard, &why);
     if (!rc || rc == -EAGAIN)
         return;
@@ -87,10 +89,13 @@ void ibx_source_guard(struct source *s)
     cannot_guard(s, &why);
 }
 
-/* Where the guard is in place, the pages are what they were, and the migration goes on. */
-static bool guarded(const struct source *s)
+/* Where the guard was in place at that time, the pages are what they were, and the migration goes
+ * on. While it is made the VM may have written to what is not protected yet. */
+static bool guarded(const struct source *s, uint64_t since_ns)
 {
-    return s->guard.state.now == GUARD_ARMED || s->guard.state.now == GUARD_CAUGHT;
+    const unsigned now = s->guard.state.now;
+    return (now == GUARD_ARMED || now == GUARD_CAUGHT) && s->guard.whole_ns &&
+           s->guard.whole_ns <= since_ns;
 }
 
 /* QEMU may answer nobody: its memory is found by the record. */
@@ -165,12 +170,23 @@ static void disturbed(struct source *s)
                          s->disturbed.message);
 }
 
-void ibx_source_check_guard(struct source *s)
+static int changed(struct source *s, const char *then, struct ibx_error *err)
+{
+    ibx_error_set(err, -EBADMSG,
+                  "%s, and its memory may have changed before the destination had it%s",
+                  s->disturbed.message, then);
+    return ibx_source_broken(s, true, err);
+}
+
+int ibx_source_check_guard(struct source *s, struct ibx_error *err)
 {
     if (!ibx_guard_check(&s->guard, &s->disturbed))
-        return;
+        return 0;
     stop(s);
+    if (!s->guard.whole_ns)
+        return changed(s, "", err);
     disturbed(s);
+    return 0;
 }
 
 int ibx_source_on_intruder(struct source *s, json_t *event, struct ibx_error *err)
@@ -185,15 +201,10 @@ int ibx_source_on_intruder(struct source *s, json_t *event, struct ibx_error *er
                       resumed ? "continued" : "reset", (int)s->vm.ram.pid);
     if (s->state.now == SOURCE_CONFIRMING) /* its pages are not needed any more */
         return 0;
-    if (guarded(s)) {
-        disturbed(s);
-        return 0;
-    }
-    ibx_error_set(err, -EBADMSG,
-                  "%s, and its memory may have changed before the destination had it; it was "
-                  "stopped again",
-                  s->disturbed.message);
-    return ibx_source_broken(s, true, err);
+    if (!guarded(s, ibx_vm_event_ns(event)))
+        return changed(s, "; it was stopped again", err);
+    disturbed(s);
+    return 0;
 }
 
 /* ---------------------------------------------------------------- the end */

@@ -559,8 +559,9 @@ static int turn(struct source *s, struct ibx_error *err)
         return ibx_source_await_confirmed(s, err);
     if (s->state.now == SOURCE_LOST)
         return ibx_source_vm_lost(s, err);
-    ibx_source_check_guard(s);
-    rc = ibx_source_check_home(s, err);
+    rc = ibx_source_check_guard(s, err);
+    if (!rc)
+        rc = ibx_source_check_home(s, err);
     if (rc || s->state.now == SOURCE_CONFIRMING)
         return rc;
     rc = ibx_source_check_unheard(s, err);

@@ -600,8 +600,8 @@ int ibx_source_guard_take(struct source *s, struct ibx_error *err);
 int ibx_source_guard_reach(struct source *s, struct ibx_error *err);
 /* ... or after it has not: `rc` where that is not why. */
 int ibx_source_guard_blamed(struct source *s, int rc, struct ibx_error *err);
-/* Whether somebody was caught. */
-void ibx_source_check_guard(struct source *s);
+/* Looks whether somebody was caught. -EBADMSG: before all of the memory was protected. */
+int ibx_source_check_guard(struct source *s, struct ibx_error *err);
 /* An event of QEMU's after the commit. -EBADMSG, in BROKEN: its memory may have changed. */
 int ibx_source_on_intruder(struct source *s, json_t *event, struct ibx_error *err);
 /* CONFIRMING, DONE: lets go of QEMU, unless somebody was caught, who would go on then. Early: does
