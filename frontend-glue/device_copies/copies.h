@@ -379,6 +379,9 @@ enum ibx_handle_kind {
 /* A handle of the session's tenant, a device's own pool of all. False: no memory. */
 bool ibx_handles_add(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
 bool ibx_handles_know(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
+/* A graph that goes with another one, of which it is a conditional node's; whether it is. */
+void ibx_handles_within(struct copies *x, uint64_t graph, uint64_t other);
+bool ibx_handles_is_within(struct copies *x, uint64_t graph);
 /* A new node of a graph, or one that CUDA lists; those of a graph that is no more; whether it is
  * one of it. */
 bool ibx_handles_add_node(struct copies *x, uint64_t node, uint64_t graph);

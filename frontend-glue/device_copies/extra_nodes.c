@@ -2,6 +2,8 @@
 /* Requests of our own about the nodes of graphs. */
 #include "frontend-glue/device_copies/extra_graphs.h"
 
+#define CONDITIONAL_NODE 13 /* enum cudaGraphNodeType */
+
 static bool is_node(const struct extra *e, const void *node)
 {
     return ibx_handles_know(e->x, IBX_HANDLE_NODE, (uintptr_t)node);
@@ -232,6 +234,77 @@ static int add_release(struct extra *e)
     return there && whole(e) && mine(e, address, 1) ? add_node(e, &p, address) : CUDA_INVALID_VALUE;
 }
 
+/* ------------------------------------------------------------------------- conditional nodes */
+
+static int make_condition(struct extra *e)
+{
+    int (*make)(uint64_t * handle, void *graph, unsigned value, unsigned flags) = NULL;
+    uint64_t handle = 0;
+    void *graph = pointer(&e->in);
+    const unsigned value = ibx_get_u32(&e->in), flags = ibx_get_u32(&e->in);
+    if (!whole(e) || !is_graph(e, graph))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, make);
+    const int rc = make(&handle, graph, value, flags);
+    ibx_put_u64(&e->out, handle);
+    return rc;
+}
+
+/* cudaGraphNodeParams of such a node */
+struct conditional {
+    int type, reserved[3];
+    uint64_t handle;
+    int kind;
+    unsigned size;
+    void **graphs; /* CUDA's, there as long as the node */
+    uint64_t rest[27];
+};
+
+/* Before CUDA 13 the function takes no array of edges' data. */
+static int call_add(struct extra *e, const struct place *p, struct conditional *c, void **node)
+{
+    int (*add)(void **made, void *graph, void *const *behind, const void *edges, size_t count,
+               struct conditional *parameters) = NULL;
+    int (*add_before)(void **made, void *graph, void *const *behind, size_t count,
+                      struct conditional *parameters) = NULL;
+    int (*version)(int *found) = NULL;
+    int found = 0;
+    *(void **)&version = ibx_copies_runtime("cudaRuntimeGetVersion");
+    if (!version || version(&found))
+        return CUDA_NOT_SUPPORTED;
+    FUNCTION(e, add);
+    FUNCTION(e, add_before);
+    return found < 13000 ? add_before(node, p->graph, p->behind, p->count, c)
+                         : add(node, p->graph, p->behind, NULL, p->count, c);
+}
+
+/* Its graphs are the client's to fill, and go with the node. */
+static int add_conditional(struct extra *e)
+{
+    struct place p;
+    struct conditional c = {.type = CONDITIONAL_NODE};
+    void *node = NULL;
+    const bool there = get_place(e, &p);
+    c.handle = ibx_get_u64(&e->in);
+    c.kind = (int)ibx_get_u32(&e->in);
+    c.size = ibx_get_u32(&e->in);
+    if (!there || !whole(e) || !c.size || c.size > IBX_EXTRA_LISTED)
+        return CUDA_INVALID_VALUE;
+    int rc = call_add(e, &p, &c, &node);
+    rc = answer_node(e, rc, &p, node);
+    for (unsigned i = 0; i < IBX_EXTRA_LISTED; i++) {
+        const uint64_t body = !rc && i < c.size && c.graphs ? (uintptr_t)c.graphs[i] : 0;
+        if (body && (!ibx_extra_note(e->x, IBX_HANDLE_GRAPH, body)))
+            rc = CUDA_MEMORY_ALLOCATION;
+        if (body && !rc)
+            ibx_handles_within(e->x, body, (uintptr_t)p.graph);
+        ibx_put_u64(&e->out, rc ? 0 : body);
+    }
+    return rc;
+}
+
+/* ------------------------------------------------------------------------------ what it is */
+
 static int type_of(struct extra *e)
 {
     int (*get)(void *node, int *type) = NULL;
@@ -245,10 +318,21 @@ static int type_of(struct extra *e)
     return rc;
 }
 
+/* With a conditional node its graphs would go, of which nobody here tells whose they are. */
+static bool is_conditional(const struct extra *e, void *node)
+{
+    int (*get)(void *of, int *type) = NULL;
+    int type = 0;
+    *(void **)&get = ibx_copies_runtime("cudaGraphNodeGetType");
+    return is_node(e, node) && get && !get(node, &type) && type == CONDITIONAL_NODE;
+}
+
 static int destroy_node(struct extra *e)
 {
     int (*give_back)(void *node) = NULL;
     void *node = pointer(&e->in);
+    if (whole(e) && is_conditional(e, node))
+        return CUDA_NOT_SUPPORTED;
     if (!whole(e) || !ibx_handles_remove(e->x, IBX_HANDLE_NODE, (uintptr_t)node))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, give_back);
@@ -290,6 +374,8 @@ const struct extra_call ibx_node_extras[IBX_EXTRAS] = {
     [IBX_EXTRA_NODE_WAIT] = {"cudaGraphAddEventWaitNode", add_event},
     [IBX_EXTRA_NODE_ALLOC] = {"cudaGraphAddMemAllocNode", add_allocation},
     [IBX_EXTRA_NODE_FREE] = {"cudaGraphAddMemFreeNode", add_release},
+    [IBX_EXTRA_GRAPH_CONDITION] = {"cudaGraphConditionalHandleCreate", make_condition},
+    [IBX_EXTRA_NODE_CONDITIONAL] = {"cudaGraphAddNode", add_conditional},
     [IBX_EXTRA_NODE_TYPE] = {"cudaGraphNodeGetType", type_of},
     [IBX_EXTRA_NODE_DESTROY] = {"cudaGraphDestroyNode", destroy_node},
     [IBX_EXTRA_SET_KERNEL] = {"cudaGetFuncBySymbol", set_kernel},

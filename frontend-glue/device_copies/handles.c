@@ -134,17 +134,49 @@ bool ibx_handles_has_node(struct copies *x, uint64_t exec, uint64_t node)
     return has;
 }
 
-void ibx_handles_forget_nodes(uint64_t graph)
+/* Locked. Graphs of its conditional nodes go as well, each with what is in it. */
+static void forget_nodes(uint64_t graph)
 {
-    pthread_mutex_lock(&lock);
     for (struct handle *h = all, *next; h; h = next) {
         next = h->next;
         if (h->of == graph && h->kind == IBX_HANDLE_NODE)
             drop(h);
-        else if (h->of == graph)
+        else if (h->of == graph && h->kind == IBX_HANDLE_EXEC)
             h->of = 0;
     }
+    for (struct handle *h = all; h;) {
+        const uint64_t body = h->of == graph && h->kind == IBX_HANDLE_GRAPH ? h->value : 0;
+        if (body) {
+            drop(h);
+            forget_nodes(body);
+        }
+        h = body ? all : h->next;
+    }
+}
+
+void ibx_handles_forget_nodes(uint64_t graph)
+{
+    pthread_mutex_lock(&lock);
+    forget_nodes(graph);
     pthread_mutex_unlock(&lock);
+}
+
+void ibx_handles_within(struct copies *x, uint64_t graph, uint64_t other)
+{
+    pthread_mutex_lock(&lock);
+    struct handle *found = find(x, IBX_HANDLE_GRAPH, graph);
+    if (found)
+        found->of = other;
+    pthread_mutex_unlock(&lock);
+}
+
+bool ibx_handles_is_within(struct copies *x, uint64_t graph)
+{
+    pthread_mutex_lock(&lock);
+    const struct handle *found = find(x, IBX_HANDLE_GRAPH, graph);
+    const bool is = found && found->of;
+    pthread_mutex_unlock(&lock);
+    return is;
 }
 
 bool ibx_handles_is_node_of(struct copies *x, uint64_t node, uint64_t graph)

@@ -27,7 +27,7 @@ static void ends(void)
         ;
 }
 
-int cudaStreamBeginCapture(void *stream, int mode)
+int ibx_frontend_capture_begin(void *stream, int mode)
 {
     ibx_frontend_managed_rests();
     atomic_fetch_add(&captures, 1); /* before another thread's event can bring a stream into it */
@@ -37,7 +37,7 @@ int cudaStreamBeginCapture(void *stream, int mode)
     return rc;
 }
 
-int cudaStreamEndCapture(void *stream, void **graph)
+int ibx_frontend_capture_end(void *stream, void **graph)
 {
     const int rc = CALL_NEXT(cudaStreamEndCapture, stream, graph);
     if (!rc || rc == CUDA_CAPTURE_INVALID || rc == CUDA_CAPTURE_UNJOINED)

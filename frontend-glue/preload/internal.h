@@ -98,6 +98,30 @@ struct allocation_node {
     size_t access_count, n;
     void *address;
 };
+struct conditional_node {
+    unsigned long long handle;
+    int type;
+    unsigned size;
+    void **graphs; /* which the call sets */
+};
+/* cudaGraphNodeParams. Before CUDA 13 the kernel's, for instance, are the same in it. */
+struct node_parameters {
+    int type, reserved[3];
+    union {
+        long long words[29];
+        struct kernel_node kernel;
+        struct {
+            int flags, reserved[3];
+            struct ibx_cuda_memcpy3d parameters;
+        } copy;
+        struct ibx_cuda_memset set;
+        struct host_node host;
+        struct allocation_node allocation;
+        struct conditional_node conditional;
+        void *handle; /* of a graph or event; an address */
+    } of;
+    long long more;
+};
 struct graph_update {
     int result;
     void *node, *other;
@@ -231,6 +255,16 @@ int cudaLaunchHostFunc(void *stream, void (*function)(void *argument), void *arg
 int cudaStreamBeginCapture(void *stream, int mode);
 int cudaStreamEndCapture(void *stream, void **graph);
 int cudaStreamIsCapturing(void *stream, int *status);
+int cudaStreamBeginCaptureToGraph(void *stream, void *graph, void *const *behind, const void *edges,
+                                  size_t count, int mode);
+int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id, void **graph,
+                             void *const **behind, const void **edges, size_t *count);
+int cudaStreamUpdateCaptureDependencies(void *stream, void *const *nodes, const void *edges,
+                                        size_t count, unsigned flags);
+int cudaGraphConditionalHandleCreate(unsigned long long *handle, void *graph, unsigned value,
+                                     unsigned flags);
+int cudaGraphAddNode(void **node, void *graph, void *const *behind, const void *edges, size_t count,
+                     struct node_parameters *p);
 int cudaGraphCreate(void **graph, unsigned flags);
 int cudaGraphDestroy(void *graph);
 int cudaGraphClone(void **clone, void *graph);
@@ -435,6 +469,9 @@ bool ibx_frontend_host_event_lost(const void *event);
 
 /* ------------------------------------------------------------------------- captures.c */
 
+/* GVirtuS's captures. */
+int ibx_frontend_capture_begin(void *stream, int mode);
+int ibx_frontend_capture_end(void *stream, void **graph);
 /* Whether the stream is being captured; quick while this process captures nothing. */
 bool ibx_frontend_captures(void *stream);
 /* Whether this process captures any. */

@@ -638,6 +638,7 @@ int main(int argc, char **argv)
         {"pinned-bytes-of-graphs", pinned_bytes_of_graphs},
         {"nodes-of-graphs", nodes_of_graphs},
         {"captures", captures},
+        {"conditions", conditions},
         {"graphs-lost", graphs_lost},
         {"frees-beside-graphs", frees_beside_graphs},
         {"lied-to", lied_to},

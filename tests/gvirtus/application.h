@@ -87,6 +87,7 @@ bool few_bytes_of_graphs();
 bool pinned_bytes_of_graphs();
 bool nodes_of_graphs();
 bool captures();
+bool conditions();
 bool graphs_lost();
 bool frees_beside_graphs();
 bool lied_to();

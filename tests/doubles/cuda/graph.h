@@ -22,7 +22,8 @@ enum graph_node_type { /* enum cudaGraphNodeType */
                        NODE_RECORD,
                        NODE_ALLOC = 10,
                        NODE_FREE,
-                       NODE_NONE
+                       NODE_NONE,
+                       NODE_CONDITIONAL
 };
 
 /* CUDA_KERNEL_NODE_PARAMS */
@@ -52,6 +53,8 @@ struct graph_node {
             void *argument;
         } host;
         struct double_graph *child;
+        void *bodies[2]; /* of a conditional node; NULL: there is none */
+        unsigned condition;
         void *event;
     } of;
 };

@@ -34,6 +34,9 @@ static struct double_graph *copy_of(void *handle)
         graph->nodes[i].graph = graph;
         if (graph->nodes[i].type == NODE_GRAPH)
             graph->nodes[i].of.child = copy_of(graph->nodes[i].of.child);
+        for (unsigned b = 0; b < 2 && graph->nodes[i].type == NODE_CONDITIONAL; b++)
+            if (graph->nodes[i].of.bodies[b])
+                graph->nodes[i].of.bodies[b] = copy_of(graph->nodes[i].of.bodies[b]);
     }
     return graph;
 }
@@ -44,6 +47,9 @@ static void discard(void *handle)
     for (unsigned i = 0; i < graph->count; i++) {
         if (graph->nodes[i].type == NODE_GRAPH)
             discard(graph->nodes[i].of.child);
+        for (unsigned b = 0; b < 2 && graph->nodes[i].type == NODE_CONDITIONAL; b++)
+            if (graph->nodes[i].of.bodies[b])
+                discard(graph->nodes[i].of.bodies[b]);
         graph->nodes[i].magic = 0;
     }
     graph->magic = 0;
@@ -106,6 +112,13 @@ static int run_kernel(const struct graph_node *node, void *stream)
 
 static int run_graph(const struct double_graph *graph, void *stream);
 
+/* By the value that the handle had at first: no kernel here sets one. */
+static int run_conditional(const struct graph_node *node, void *stream)
+{
+    void *body = node->of.bodies[node->of.condition ? 0 : 1];
+    return body ? run_graph(graph_of(body), stream) : 0;
+}
+
 static int run_node(const struct graph_node *node, void *stream)
 {
     switch (node->type) {
@@ -119,6 +132,8 @@ static int run_node(const struct graph_node *node, void *stream)
         return cudaLaunchHostFunc(stream, node->of.host.function, node->of.host.argument);
     case NODE_GRAPH:
         return run_graph(node->of.child, stream);
+    case NODE_CONDITIONAL:
+        return run_conditional(node, stream);
     case NODE_RECORD:
         return cudaEventRecord(node->of.event, stream);
     case NODE_WAIT:
@@ -268,6 +283,39 @@ EXPORT int cudaGraphCreate(void **graph, unsigned flags)
     if (flags)
         return returns(INVALID_VALUE);
     *graph = make();
+    return returns(0);
+}
+
+/* The handle is the value with which it begins, and a mark. */
+EXPORT int cudaGraphConditionalHandleCreate(uint64_t *handle, void *graph, unsigned value,
+                                            unsigned flags)
+{
+    graph_of(graph);
+    *handle = 0xc0000000u + value;
+    return returns(flags == 1 ? 0 : INVALID_VALUE);
+}
+
+/* cudaGraphNodeParams of a conditional node */
+struct conditional {
+    int type, reserved[3];
+    uint64_t handle;
+    int kind;
+    unsigned size;
+    void **graphs;
+};
+
+/* An "if", with a body for each of the two or for the first. */
+EXPORT int cudaGraphAddNode(void **made, void *graph, void *const *behind, const void *edges,
+                            size_t count, struct conditional *p)
+{
+    if (p->type != NODE_CONDITIONAL || edges || p->kind || p->size > 2 || p->handle >> 30 != 3)
+        return returns(INVALID_VALUE);
+    struct graph_node *node = graph_add(graph, NODE_CONDITIONAL, behind, count);
+    for (unsigned i = 0; i < p->size; i++)
+        node->of.bodies[i] = make();
+    node->of.condition = (unsigned)p->handle & 0xffff;
+    p->graphs = node->of.bodies;
+    *made = node;
     return returns(0);
 }
 

@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Graphs that a program names while a stream is captured into them. GVirtuS's captures each make a
+ * graph, which is there when they end. So where a program asks for the graph, or gives one, what
+ * was captured so far becomes a graph within it, and the stream is captured again:
+ *
+ *   begin ... info ... update ... end     the program's calls
+ *   [ part  ]     [ part             ]    captures, each a child graph behind the last nodes
+ *
+ * Streams that other streams have joined cannot be cut like that.
+ */
+#include "frontend-glue/preload/internal.h"
+
+#include <stdlib.h>
+
+#define ADD_DEPENDENCIES 0u /* flags of cudaStreamUpdateCaptureDependencies */
+#define SET_DEPENDENCIES 1u
+
+/* Of a stream that is captured. Only the thread that captures uses it, but for the list. */
+struct capture {
+    struct capture *next;
+    void *stream;
+    int mode;
+    unsigned long long id;
+    void *graph; /* NULL: the program has not asked for it */
+    bool given;  /* by the program */
+    size_t count;
+    void *last[IBX_EXTRA_BEHIND]; /* nodes that the next part comes behind */
+};
+
+static struct capture *all; /* under the lock of ranges */
+static _Atomic unsigned long long ids;
+
+static struct capture *find(const void *stream, bool remove)
+{
+    ibx_frontend_ranges_lock();
+    struct capture **at = &all;
+    while (*at && (*at)->stream != stream)
+        at = &(*at)->next;
+    struct capture *found = *at;
+    if (found && remove)
+        *at = found->next;
+    ibx_frontend_ranges_unlock();
+    return found;
+}
+
+/* One that it had before was ended by something else. */
+static struct capture *note(void *stream, int mode)
+{
+    free(find(stream, true));
+    struct capture *c = calloc(1, sizeof(*c));
+    if (!c)
+        return NULL;
+    c->stream = stream;
+    c->mode = mode;
+    c->id = atomic_fetch_add(&ids, 1) + 1;
+    ibx_frontend_ranges_lock();
+    c->next = all;
+    all = c;
+    ibx_frontend_ranges_unlock();
+    return c;
+}
+
+/* The part becomes a node behind the last ones, if there is anything in it. */
+static int add_part(struct capture *c, void *part)
+{
+    void *node = NULL;
+    size_t nodes = 0;
+    int rc = cudaGraphGetNodes(part, NULL, &nodes);
+    if (!rc && nodes)
+        rc = cudaGraphAddChildGraphNode(&node, c->graph, c->last, c->count, part);
+    if (node) {
+        c->last[0] = node;
+        c->count = 1;
+    }
+    cudaGraphDestroy(part);
+    return rc;
+}
+
+/* What is captured so far is in the graph, and it goes on. An error: it does not. */
+static int cut(struct capture *c)
+{
+    void *part = NULL;
+    int rc = ibx_frontend_capture_end(c->stream, &part);
+    if (!rc && !c->graph)
+        rc = cudaGraphCreate(&c->graph, 0);
+    if (!rc)
+        rc = add_part(c, part);
+    return rc ? rc : ibx_frontend_capture_begin(c->stream, c->mode);
+}
+
+/* ------------------------------------------------------------------------------- the calls */
+
+int cudaStreamBeginCapture(void *stream, int mode)
+{
+    const int rc = ibx_frontend_capture_begin(stream, mode);
+    if (!rc)
+        note(stream, mode);
+    return rc;
+}
+
+int cudaStreamBeginCaptureToGraph(void *stream, void *graph, void *const *behind, const void *edges,
+                                  size_t count, int mode)
+{
+    if (!graph || edges || (count && !behind) || count > IBX_EXTRA_BEHIND)
+        return ibx_frontend_fail(edges && graph ? CUDA_NOT_SUPPORTED : CUDA_INVALID_VALUE);
+    const int rc = ibx_frontend_capture_begin(stream, mode);
+    struct capture *c = rc ? NULL : note(stream, mode);
+    if (!rc && !c) {
+        void *part;
+        ibx_frontend_capture_end(stream, &part);
+        return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
+    }
+    if (rc)
+        return rc;
+    c->graph = graph;
+    c->given = true;
+    c->count = count;
+    if (count)
+        memcpy(c->last, behind, count * sizeof(*behind));
+    return CUDA_SUCCESS;
+}
+
+int cudaStreamEndCapture(void *stream, void **graph)
+{
+    void *part = NULL;
+    struct capture *c = find(stream, false);
+    if (!graph && !(c && c->graph))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    int rc = ibx_frontend_capture_end(stream, &part);
+    const bool over = !rc || rc == CUDA_CAPTURE_INVALID || rc == CUDA_CAPTURE_UNJOINED;
+    if (over)
+        c = find(stream, true);
+    if (!rc && c && c->graph)
+        rc = add_part(c, part);
+    if (over && graph)
+        *graph = rc ? NULL : c && c->graph ? c->graph : part;
+    if (over && rc && c && c->graph && !c->given)
+        cudaGraphDestroy(c->graph);
+    if (over)
+        free(c);
+    return rc;
+}
+
+int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id, void **graph,
+                             void *const **behind, const void **edges, size_t *count)
+{
+    const int version = ibx_frontend_cuda_version();
+    const bool asks = (!version || version > 12) && (graph || behind || count);
+    int now = 0;
+    int rc = status ? cudaStreamIsCapturing(stream, &now) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    struct capture *c = rc || now != 1 ? NULL : find(stream, false);
+    if (!rc && now == 1 && !c && asks) /* it has joined another stream's capture */
+        rc = ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+    if (!rc && c && asks)
+        rc = cut(c);
+    if (rc)
+        return rc;
+    *status = now;
+    if (id)
+        *id = c ? c->id : 0;
+    if (!asks || !c)
+        return CUDA_SUCCESS;
+    if (graph)
+        *graph = c->graph;
+    if (behind)
+        *behind = c->last;
+    if (edges)
+        *edges = NULL;
+    if (count)
+        *count = c->count;
+    return CUDA_SUCCESS;
+}
+
+/* Before CUDA 13 there is no array of edges' data, and two numbers come in its place. */
+int cudaStreamUpdateCaptureDependencies(void *stream, void *const *nodes, const void *edges,
+                                        size_t count, unsigned flags)
+{
+    const int version = ibx_frontend_cuda_version();
+    if (version && version < 13) {
+        flags = (unsigned)count;
+        count = (size_t)edges;
+        edges = NULL;
+    }
+    struct capture *c = find(stream, false);
+    if (!c || (count && !nodes) || flags > SET_DEPENDENCIES)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (edges)
+        return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+    int rc = cut(c);
+    const size_t before = flags == ADD_DEPENDENCIES ? c->count : 0;
+    if (!rc && count > IBX_EXTRA_BEHIND - before)
+        rc = ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+    if (!rc && count)
+        memcpy(c->last + before, nodes, count * sizeof(*nodes));
+    if (!rc)
+        c->count = before + count;
+    return rc;
+}

@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Conditional nodes of graphs, and cudaGraphAddNode, which adds nodes of all kinds. */
+#include "frontend-glue/preload/internal.h"
+
+#include <stdlib.h>
+
+/* enum cudaGraphNodeType */
+enum {
+    NODE_KERNEL,
+    NODE_MEMCPY,
+    NODE_MEMSET,
+    NODE_HOST,
+    NODE_GRAPH,
+    NODE_EMPTY,
+    NODE_WAIT,
+    NODE_RECORD,
+    NODE_ALLOCATION = 10,
+    NODE_FREE,
+    NODE_CONDITIONAL = 13
+};
+
+int cudaGraphConditionalHandleCreate(unsigned long long *handle, void *graph, unsigned value,
+                                     unsigned flags)
+{
+    struct extra e;
+    uint64_t made = 0;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_GRAPH_CONDITION, "cudaGraphConditionalHandleCreate");
+    ibx_put_u64(&e.body, (uintptr_t)graph);
+    ibx_put_u32(&e.body, value);
+    ibx_put_u32(&e.body, flags);
+    const int rc =
+        handle ? ibx_frontend_extra_ask(&e, &made) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (!rc)
+        *handle = made;
+    return rc;
+}
+
+/* The application reads the graphs of nodes for as long as these are there, which is not seen here:
+ * so the arrays stay. */
+struct bodies {
+    struct bodies *older;
+    void *graphs[IBX_EXTRA_LISTED];
+};
+
+static struct bodies *keep_bodies(struct ibx_reader *r)
+{
+    static struct bodies *all;
+    struct bodies *made = calloc(1, sizeof(*made));
+    for (size_t i = 0; made && i < IBX_EXTRA_LISTED; i++)
+        made->graphs[i] = (void *)(uintptr_t)ibx_get_u64(r);
+    if (made) {
+        ibx_frontend_ranges_lock();
+        made->older = all;
+        all = made;
+        ibx_frontend_ranges_unlock();
+    }
+    return made;
+}
+
+static int add_conditional(void **node, const void *graph, void *const *behind, size_t count,
+                           struct conditional_node *c)
+{
+    struct extra e;
+    uint8_t bytes[IBX_EXTRA_OUT_MAX] = {0};
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    if (!c->size || c->size > IBX_EXTRA_LISTED)
+        return ibx_frontend_fail(c->size ? CUDA_NOT_SUPPORTED : CUDA_INVALID_VALUE);
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_NODE_CONDITIONAL, "cudaGraphAddNode");
+    ibx_put_u64(&e.body, (uintptr_t)graph);
+    ibx_put_u16(&e.body, (uint16_t)count);
+    for (size_t i = 0; i < count; i++)
+        ibx_put_u64(&e.body, (uintptr_t)behind[i]);
+    ibx_put_u64(&e.body, c->handle);
+    ibx_put_u32(&e.body, (uint32_t)c->type);
+    ibx_put_u32(&e.body, c->size);
+    const int rc = ibx_frontend_extra(&e, bytes, sizeof(bytes));
+    if (rc)
+        return rc;
+    *node = (void *)(uintptr_t)ibx_get_u64(&r);
+    struct bodies *made = keep_bodies(&r);
+    c->graphs = made ? made->graphs : NULL;
+    return made ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
+}
+
+/* Before CUDA 13 there is no array of edges' data, and the count comes in its place. */
+int cudaGraphAddNode(void **node, void *graph, void *const *behind, const void *edges, size_t count,
+                     struct node_parameters *p)
+{
+    const int version = ibx_frontend_cuda_version();
+    if (version && version < 13) {
+        p = (struct node_parameters *)count;
+        count = (size_t)edges;
+        edges = NULL;
+    }
+    if (!node || !p || (count && !behind))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (edges || count > IBX_EXTRA_BEHIND)
+        return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+    switch (p->type) {
+    case NODE_KERNEL:
+        return cudaGraphAddKernelNode(node, graph, behind, count, &p->of.kernel);
+    case NODE_MEMCPY:
+        return cudaGraphAddMemcpyNode(node, graph, behind, count, &p->of.copy.parameters);
+    case NODE_MEMSET:
+        return cudaGraphAddMemsetNode(node, graph, behind, count, &p->of.set);
+    case NODE_HOST:
+        return cudaGraphAddHostNode(node, graph, behind, count, &p->of.host);
+    case NODE_GRAPH:
+        return cudaGraphAddChildGraphNode(node, graph, behind, count, p->of.handle);
+    case NODE_EMPTY:
+        return cudaGraphAddEmptyNode(node, graph, behind, count);
+    case NODE_WAIT:
+        return cudaGraphAddEventWaitNode(node, graph, behind, count, p->of.handle);
+    case NODE_RECORD:
+        return cudaGraphAddEventRecordNode(node, graph, behind, count, p->of.handle);
+    case NODE_ALLOCATION:
+        return cudaGraphAddMemAllocNode(node, graph, behind, count, &p->of.allocation);
+    case NODE_FREE:
+        return cudaGraphAddMemFreeNode(node, graph, behind, count, p->of.handle);
+    case NODE_CONDITIONAL:
+        return add_conditional(node, graph, behind, count, &p->of.conditional);
+    default:
+        return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+    }
+}
