@@ -193,6 +193,7 @@ static void filling_under_guard(void)
 {
     pair_filling(&resets, NULL);
     await_guard();
+    mover_await_asleep(&sender); /* it knows since when */
 }
 
 /* The source's tool says so, never that all is well. */
