@@ -212,6 +212,19 @@ int ibx_fault_mark_present(struct ibx_fault *engine, uint64_t first, uint64_t co
     return mark(engine, first, count, IBX_FAULT_BY_REBUILD);
 }
 
+int ibx_fault_mark_missing(struct ibx_fault *engine, uint64_t first, uint64_t count)
+{
+    if (first > engine->map.pages || count > engine->map.pages - first)
+        return -ERANGE;
+    if (ibx_fault_state(engine) != IBX_FAULT_HELD)
+        return -EBUSY;
+    const uint64_t n = pagemap_move_run(&engine->map, first, count, PAGE_PRESENT, PAGE_MISSING);
+    atomic_fetch_add(&engine->missing, n);
+    atomic_fetch_sub(&engine->by_cause[IBX_FAULT_BY_REBUILD], n);
+    atomic_fetch_sub(&engine->present, n);
+    return 0;
+}
+
 int ibx_fault_wake_all(struct ibx_fault *engine, struct ibx_error *err)
 {
     for (unsigned i = 0; i < engine->range_count; i++) {

@@ -242,10 +242,14 @@ int ibx_fault_event_fd(const struct ibx_fault *engine);
 int ibx_fault_mark_zero(struct ibx_fault *engine, uint64_t first, uint64_t count);
 /* These pages are in their place already. As above. */
 int ibx_fault_mark_present(struct ibx_fault *engine, uint64_t first, uint64_t count);
+/* HELD: of these pages, those that were marked as present are missing after all. -ERANGE, -EBUSY.
+ */
+int ibx_fault_mark_missing(struct ibx_fault *engine, uint64_t first, uint64_t count);
 /* Bytes of a page that came another way than by a reader, of a range with pages of 4 KiB.
  * config.check, if there is one, is called first, as `worker`, which is one thread and none
- * of the engine's. 1: it was placed; 0: it is not missing, or the engine is not SERVING; -EBADMSG
- * and others: what config.check says, and nothing has happened. */
+ * of the engine's. 1: it was placed; 0: it is not missing, the engine is neither SERVING nor HELD,
+ * or HELD and an event has to be read first; -EBADMSG and others: what config.check says, and
+ * nothing has happened. */
 int ibx_fault_give(struct ibx_fault *engine, unsigned worker, uint64_t page, const void *bytes,
                    struct ibx_error *err);
 /* Whether a page is neither present nor being fetched. */

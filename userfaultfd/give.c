@@ -39,8 +39,9 @@ int ibx_fault_give(struct ibx_fault *e, unsigned worker, uint64_t page, const vo
                    struct ibx_error *err)
 {
     struct fault_range *r = ibx_fault_range_of_page(e, page);
-    if (!r || r->is.page_size != SMALL_PAGE || ibx_fault_state(e) != IBX_FAULT_SERVING ||
-        !ibx_fault_missing(e, page))
+    const enum ibx_fault_state state = ibx_fault_state(e);
+    if (!r || r->is.page_size != SMALL_PAGE || !ibx_fault_missing(e, page) ||
+        (state != IBX_FAULT_SERVING && state != IBX_FAULT_HELD))
         return 0;
     const int wrong = e->check ? e->check(e->check_context, worker, page, 1, bytes, err) : 0;
     if (wrong)

@@ -20,6 +20,7 @@
  *        STATE... ------------------------------->  the VM runs on meanwhile
  *        (the VM stops) MAP... MAP_END ---------->  faults are served from here on
  *        (between hosts) PAGES... --------------->  which QEMU is about to need
+ *        (on one host, of a VM that returns, they come before the MAP)
  *        (send --warm: ROUND... ROUND_END before that MAP_END name what was written since)
  *        STATE... STATE_END --------------------->  into QEMU, but for its end
  *        <-------------------------------- LOADED
@@ -52,7 +53,7 @@
 #include <stdint.h>
 
 #define IBX_MIGRATE_MAGIC           0x6d786269u /* "ibxm" */
-#define IBX_MIGRATE_VERSION         6u
+#define IBX_MIGRATE_VERSION         7u
 #define IBX_MIGRATE_ID_BYTES        16u
 #define IBX_MIGRATE_MESSAGE         65536u /* bytes of the longest message: the option both ends need */
 #define IBX_MIGRATE_LINKS_MAX       16u /* page connections */

@@ -92,10 +92,12 @@ struct destination_early {
     unsigned count, placed; /* that have come; of them */
 };
 
-/* PAGES, behind MAP_END. -EPROTO: not what may come. */
+/* PAGES, behind MAP_END; of a VM that returns before that, too. -EPROTO: not what may come. */
 int ibx_destination_early_take(struct destination *d, const struct ibx_migrate_pages *pages,
                                struct ibx_error *err);
-/* The engine serves. An error: of the engine's check. */
+/* The page map is here. -EPROTO: by it a page that came before holds no data. */
+int ibx_destination_early_check(const struct destination *d, struct ibx_error *err);
+/* Those that may be placed by now. An error: of the engine's check. */
 int ibx_destination_early_place(struct destination *d, struct ibx_error *err);
 void ibx_destination_early_fini(struct destination_early *early);
 

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Pages that loading devices needs in every VM, which the source sends with the page map: to ask
- * for them would take a round trip while the VM stands still. */
+/*
+ * Pages that loading devices needs in every VM, which the source sends with the page map: to ask
+ * for them would take a round trip while the VM stands still. Of a VM that returns to this host
+ * they come before the map: what it has written is found while QEMU loads here.
+ */
 #include "migrate/destination/destination.h"
 
 #include <errno.h>
@@ -14,6 +17,7 @@ int ibx_destination_early_take(struct destination *d, const struct ibx_migrate_p
     struct destination_early *early = &d->early;
     const struct ibx_page_map *map = &d->ram.map;
     const uint64_t count = pages->bytes.length / IBX_EARLY_PAGE;
+    const bool mapped = d->link.state.now >= LINK_MAPPED;
     if (pages->bytes.length % IBX_EARLY_PAGE || count > IBX_EARLY_PAGES - early->count)
         return ibx_error_set(err, -EPROTO,
                              "the source sent %zu bytes of pages with the page map, where at most "
@@ -21,7 +25,7 @@ int ibx_destination_early_take(struct destination *d, const struct ibx_migrate_p
                              pages->bytes.length, IBX_EARLY_PAGES - early->count, IBX_EARLY_PAGE);
     for (uint64_t i = 0; i < count; i++) {
         const uint64_t page = pages->first + i;
-        if (page >= map->pages || !ibx_page_map_data(map, page) ||
+        if (page >= map->pages || (mapped && !ibx_page_map_data(map, page)) ||
             map->blocks[ibx_page_map_block(map, page)].page_size != IBX_EARLY_PAGE)
             return ibx_error_set(err, -EPROTO,
                                  "the source sent page %" PRIu64 " with the page map, which has no "
@@ -36,13 +40,47 @@ int ibx_destination_early_take(struct destination *d, const struct ibx_migrate_p
            pages->bytes.length);
     for (uint64_t i = 0; i < count; i++)
         early->pages[early->count++] = pages->first + i;
+    return mapped ? 0 : ibx_destination_early_place(d, err);
+}
+
+int ibx_destination_early_check(const struct destination *d, struct ibx_error *err)
+{
+    for (unsigned i = 0; i < d->early.count; i++)
+        if (!ibx_page_map_data(&d->ram.map, d->early.pages[i]))
+            return ibx_error_set(err, -EPROTO,
+                                 "the source sent page %" PRIu64
+                                 " ahead of the page map, which has "
+                                 "no data for it",
+                                 d->early.pages[i]);
     return 0;
+}
+
+/* A page that QEMU sees before it is served is not known to be the right one before the map says
+ * which are. */
+static bool may_place(const struct destination *d)
+{
+    return d->ram.engine && (destination_ram_covered(&d->ram) ||
+                             ibx_fault_state(d->ram.engine) == IBX_FAULT_SERVING);
+}
+
+/* One that is here may have been written since: until the map says so it counts as missing. */
+static void forget(struct destination_ram *ram, uint64_t page)
+{
+    uint64_t *word = ram->had.bits ? &ram->had.bits[page / 64] : NULL;
+    if (!word || ibx_fault_state(ram->engine) != IBX_FAULT_HELD || !(*word >> page % 64 & 1))
+        return;
+    *word &= ~(1ull << page % 64);
+    ram->had.data_pages--;
+    ibx_fault_mark_missing(ram->engine, page, 1);
 }
 
 int ibx_destination_early_place(struct destination *d, struct ibx_error *err)
 {
     struct destination_early *early = &d->early;
+    if (!may_place(d))
+        return 0;
     for (; early->placed < early->count; early->placed++) {
+        forget(&d->ram, early->pages[early->placed]);
         const int rc =
             ibx_fault_give(d->ram.engine, IBX_MIGRATE_LINKS_MAX, early->pages[early->placed],
                            early->bytes + (size_t)early->placed * IBX_EARLY_PAGE, err);

@@ -44,9 +44,12 @@ static int on_map_end(struct destination *d, const struct ibx_migrate_map_end *e
                              " pages, %" PRIu64 " with data, announced %" PRIu64,
                              map->next, map->pages, map->data_pages, end->data_pages);
     d->link.map_end = *end;
+    int rc = d->state.now == DESTINATION_READY ? ibx_destination_early_check(d, err) : 0;
+    if (rc)
+        return rc;
     if (d->state.now == DESTINATION_READY)
         ibx_destination_base_note(&d->ram);
-    int rc = ibx_destination_warm_apply(d, err);
+    rc = ibx_destination_warm_apply(d, err);
     if (!rc)
         ibx_destination_arrived_had(&d->ram);
     return rc ? rc : ibx_state_move(&d->link.state, LINK_MAPPED);
@@ -128,7 +131,7 @@ int ibx_destination_on_message(void *context, const struct ibx_migrate_any *mess
         return takes_map(d) ? on_map_end(d, &message->is.map_end, h->err)
                             : unexpected(d, message, h->err);
     case IBX_MIGRATE_PAGES:
-        if (!takes_state(d) || d->link.state.now < LINK_MAPPED)
+        if (!takes_state(d) || (d->link.state.now < LINK_MAPPED && !d->ram.kept))
             return unexpected(d, message, h->err);
         return ibx_destination_early_take(d, &message->is.pages, h->err);
     case IBX_MIGRATE_ROUND:

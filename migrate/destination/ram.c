@@ -385,12 +385,36 @@ static int mark_had(void *context, uint64_t first, uint64_t count, bool had)
     return had ? ibx_fault_mark_present(ram->engine, first, count) : 0;
 }
 
+int ibx_destination_ram_mark_had(struct destination_ram *ram, struct ibx_error *err)
+{
+    const int rc = ibx_page_map_runs(&ram->had, mark_had, ram);
+    return rc ? ibx_error_set(err, rc, "pages that are there could not be marked: %s",
+                              strerror(-rc))
+              : 0;
+}
+
+static int mark_gone(void *context, uint64_t first, uint64_t count, bool gone)
+{
+    struct destination_ram *ram = context;
+    return gone ? ibx_fault_mark_missing(ram->engine, first, count) : 0;
+}
+
+int ibx_destination_ram_forget(struct destination_ram *ram, const struct ibx_page_map *pages,
+                               struct ibx_error *err)
+{
+    ibx_page_map_remove(&ram->had, pages);
+    const int rc = ram->engine ? ibx_page_map_runs(pages, mark_gone, ram) : 0;
+    return rc ? ibx_error_set(err, rc, "pages that come again could not be marked: %s",
+                              strerror(-rc))
+              : 0;
+}
+
 /* From HELD. */
 static int serve_first(struct destination_ram *ram, struct ibx_error *err)
 {
     int rc = ram->recovered ? rebuild(ram, err) : 0;
-    if (!rc && (rc = ibx_page_map_runs(&ram->had, mark_had, ram)))
-        ibx_error_set(err, rc, "pages that are there could not be marked: %s", strerror(-rc));
+    if (!rc)
+        rc = ibx_destination_ram_mark_had(ram, err);
     if (!rc && (rc = ibx_page_map_runs(&ram->map, mark_zero, ram)))
         ibx_error_set(err, rc, "zero pages could not be marked: %s", strerror(-rc));
     if (!rc && (rc = ibx_fault_serve(ram->engine)))

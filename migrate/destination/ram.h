@@ -67,6 +67,11 @@ int ibx_destination_ram_engine(struct destination_ram *ram, struct ibx_page_read
  */
 int ibx_destination_ram_serve(struct destination_ram *ram, struct ibx_page_reader **readers,
                               unsigned count, bool runs, struct ibx_error *err);
+/* Those of the pages that were here before the stop are present for an engine that holds its
+ * faults; what else of them comes is missing. -EBUSY, -ERANGE: of the engine. */
+int ibx_destination_ram_mark_had(struct destination_ram *ram, struct ibx_error *err);
+int ibx_destination_ram_forget(struct destination_ram *ram, const struct ibx_page_map *pages,
+                               struct ibx_error *err);
 /* Before the stop: makes an engine that fetches these pages, and is COMPLETE then. */
 int ibx_destination_ram_fetch(struct destination_ram *ram, struct ibx_page_reader **readers,
                               unsigned count, const struct ibx_page_map *pages,

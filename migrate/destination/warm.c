@@ -57,31 +57,28 @@ void ibx_destination_warm_fini(struct destination_warm *warm)
 /* ---------------------------------------------------------------- dropping */
 
 /* Those of `part` that are there do not count any more. */
-static void forget(struct destination *d)
+static int forget(struct destination *d, struct ibx_error *err)
 {
     struct destination_warm *warm = &d->warm;
     ibx_page_map_copy(&warm->gone, &warm->part);
     ibx_page_map_keep(&warm->gone, &d->ram.had);
-    ibx_page_map_remove(&d->ram.had, &warm->gone);
+    return ibx_destination_ram_forget(&d->ram, &warm->gone, err);
 }
 
 /* ... and become holes, so that QEMU finds none of them. */
 static int drop(struct destination *d, struct ibx_error *err)
 {
-    forget(d);
+    int rc = forget(d, err);
     if (destination_ram_covered(&d->ram))
         ibx_page_map_remove(&d->home.has, &d->warm.gone);
-    return ibx_destination_ram_drop(&d->ram, &d->warm.gone, err);
+    return rc ? rc : ibx_destination_ram_drop(&d->ram, &d->warm.gone, err);
 }
 
 /* ... and are to come again, over what is there where QEMU does not see that until then, or are
  * zero, which the page map tells. */
 static int drop_stale(struct destination *d, struct ibx_error *err)
 {
-    if (!destination_ram_covered(&d->ram))
-        return drop(d, err);
-    forget(d);
-    return 0;
+    return destination_ram_covered(&d->ram) ? forget(d, err) : drop(d, err);
 }
 
 /* ---------------------------------------------------------------- a part */
@@ -171,7 +168,7 @@ int ibx_destination_warm_on_round(struct destination *d, const struct ibx_bytes 
 }
 
 /* What is written from here on is named when the VM has stopped: the engine that is to serve it is
- * made now, because that takes a millisecond. */
+ * made now, and knows what is here, because that takes a millisecond or two. */
 static int prepare(struct destination *d, struct ibx_error *err)
 {
     const uint64_t from_ns = ibx_now_ns();
@@ -181,6 +178,8 @@ static int prepare(struct destination *d, struct ibx_error *err)
         return send_done(d, 0, ns, err);
     if (!rc)
         rc = ibx_destination_ram_engine(&d->ram, d->link.readers, d->link.count, false, err);
+    if (!rc)
+        rc = ibx_destination_ram_mark_had(&d->ram, err);
     if (!rc)
         rc = ibx_state_move(&d->warm.state, WARM_PREPARED);
     return rc ? rc : send_done(d, 0, ns, err);
@@ -223,8 +222,9 @@ int ibx_destination_warm_apply(struct destination *d, struct ibx_error *err)
      */
     ibx_page_map_copy(&warm->part, destination_ram_covered(&d->ram) ? &d->home.has : &d->ram.had);
     ibx_page_map_remove(&warm->part, &d->ram.map);
-    int rc = ibx_destination_ram_drop(&d->ram, &warm->part, err);
-    ibx_page_map_remove(&d->ram.had, &warm->part);
+    int rc = forget(d, err);
+    if (!rc)
+        rc = ibx_destination_ram_drop(&d->ram, &warm->part, err);
     d->status.warm_pages = d->ram.had.data_pages;
     return rc ? rc : ibx_state_move(&warm->state, WARM_APPLIED);
 }

@@ -312,6 +312,9 @@ int ibx_tracker_scan_last(const struct ibx_tracker *tracker, size_t block, const
 /* Sets the bits of the pages of a block that QEMU has mapped, so that they are in its file. */
 int ibx_tracker_mapped(const struct ibx_tracker *tracker, size_t block, uint64_t *bits,
                        uint64_t *count, struct ibx_error *err);
+/* The same of `pages` of them from page `first` on, which is the first bit. */
+int ibx_tracker_mapped_part(const struct ibx_tracker *tracker, size_t block, uint64_t first,
+                            uint64_t pages, uint64_t *bits, struct ibx_error *err);
 /* Waits until what the host's kernel was writing into pages of guest RAM before the last scan is
  * there: reads past the page cache (cache=none) and commands of SCSI devices mark the pages that
  * they fill when they begin, not when the data comes. The guest's disks rest for as long. */

@@ -224,6 +224,14 @@ int ibx_tracker_mapped(const struct ibx_tracker *tracker, size_t block, uint64_t
                             count, err);
 }
 
+int ibx_tracker_mapped_part(const struct ibx_tracker *tracker, size_t block, uint64_t first,
+                            uint64_t pages, uint64_t *bits, struct ibx_error *err)
+{
+    const struct ibx_guest_block *of = &tracker->ram->blocks[block];
+    return ibx_dirty_mapped(tracker->pagemap, of->address + first * of->page_size,
+                            pages * of->page_size, of->page_size, false, bits, NULL, err);
+}
+
 /* Reads of such a block node may write to pages that the kernel has pinned. */
 static bool pins(const json_t *node)
 {

@@ -249,28 +249,43 @@ int ibx_source_link_send_map(struct source_link *link, struct ibx_error *err)
     return rc ? rc : ibx_state_move(&link->state, LINK_MAPPED);
 }
 
-/* How many pages from this one on follow each other, hold data and fit into a message. */
-static uint64_t early_run(const struct source_link *link, uint64_t from, uint64_t end)
+bool ibx_source_link_has_early(const struct source_link *link)
 {
-    const uint64_t most = (ibx_channel_room(&link->control) - sizeof(uint64_t)) / IBX_EARLY_PAGE;
-    uint64_t run = 0;
-    while (from + run < end && run < most && ibx_page_map_data(&link->vm->map, from + run))
+    const struct ibx_page_map *map = &link->vm->map;
+    return map->blocks[0].page_size == IBX_EARLY_PAGE &&
+           map->blocks[0].pages * IBX_EARLY_PAGE >= IBX_EARLY_AT + IBX_EARLY_BYTES &&
+           !strncmp(link->vm->ram.machine, IBX_EARLY_MACHINES, strlen(IBX_EARLY_MACHINES));
+}
+
+uint32_t ibx_source_link_early(const struct source_link *link)
+{
+    _Static_assert(IBX_EARLY_PAGES == 32, "a bit for each");
+    uint32_t which = 0;
+    if (!ibx_conn_path(link->control.conn)->remote || !ibx_source_link_has_early(link))
+        return 0;
+    for (unsigned i = 0; i < IBX_EARLY_PAGES; i++)
+        if (ibx_page_map_data(&link->vm->map, IBX_EARLY_AT / IBX_EARLY_PAGE + i))
+            which |= 1u << i;
+    return which;
+}
+
+/* How many of these pages from this one on follow each other and fit into a message. */
+static unsigned early_run(const struct source_link *link, uint32_t which, unsigned from)
+{
+    const size_t most = (ibx_channel_room(&link->control) - sizeof(uint64_t)) / IBX_EARLY_PAGE;
+    unsigned run = 0;
+    while (from + run < IBX_EARLY_PAGES && run < most && which >> (from + run) & 1)
         run++;
     return run;
 }
 
-int ibx_source_link_send_early(struct source_link *link, struct ibx_error *err)
+int ibx_source_link_send_early(struct source_link *link, uint32_t which, struct ibx_error *err)
 {
-    const struct ibx_page_map *map = &link->vm->map;
-    const uint64_t first = IBX_EARLY_AT / IBX_EARLY_PAGE, last = first + IBX_EARLY_PAGES;
-    const uint64_t end = map->blocks[0].pages < last ? map->blocks[0].pages : last;
     int rc = 0;
-    if (!ibx_conn_path(link->control.conn)->remote || map->blocks[0].page_size != IBX_EARLY_PAGE ||
-        strncmp(link->vm->ram.machine, IBX_EARLY_MACHINES, strlen(IBX_EARLY_MACHINES)) != 0)
-        return 0;
-    for (uint64_t page = first, run; !rc && page < end; page += run ? run : 1) {
+    for (unsigned i = 0, run; !rc && i < IBX_EARLY_PAGES; i += run ? run : 1) {
+        const uint64_t page = IBX_EARLY_AT / IBX_EARLY_PAGE + i;
         struct ibx_migrate_any message = {.type = IBX_MIGRATE_PAGES, .is.pages.first = page};
-        run = early_run(link, page, end);
+        run = early_run(link, which, i);
         message.is.pages.bytes.bytes = ibx_page_server_bytes(link->pages, 0, page * IBX_EARLY_PAGE);
         message.is.pages.bytes.length = (size_t)run * IBX_EARLY_PAGE;
         rc = run ? ibx_channel_send(&link->control, &message, err) : 0;

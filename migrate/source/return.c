@@ -334,6 +334,26 @@ int ibx_source_return_find_map(struct source *s, struct ibx_error *err)
     return 0;
 }
 
+/* What loading devices looks at, before it is known what else was written. Only pages that are
+ * certain to be in the map: they held data when the VM came, and are in their place. Over a wire
+ * they would be in the way of the map, and QEMU's state waits for that. */
+int ibx_source_return_send_early(struct source *s, struct ibx_error *err)
+{
+    const uint64_t first = IBX_EARLY_AT / IBX_EARLY_PAGE, word = first / 64, shift = first % 64;
+    _Static_assert(IBX_EARLY_AT / IBX_EARLY_PAGE % 64 + IBX_EARLY_PAGES <= 64, "of one word");
+    const uint64_t *base = s->home.base.memory;
+    uint64_t mapped = 0;
+    if (s->home.stopped || s->warm.state.now != WARM_OVER || !ibx_source_link_has_early(&s->link) ||
+        ibx_conn_path(s->link.control.conn)->remote)
+        return 0;
+    int rc = ibx_tracker_mapped_part(&s->warm.tracker, 0, first, IBX_EARLY_PAGES, &mapped, err);
+    mapped &= (base[word] & placed(s)[word]) >> shift;
+    if (!rc)
+        rc = ibx_source_link_send_early(&s->link, (uint32_t)mapped, err);
+    s->home.early = !rc;
+    return rc;
+}
+
 /* ---------------------------------------------------------------- what home has */
 
 int ibx_source_return_on_have(struct source *s, const struct ibx_migrate_any *message,

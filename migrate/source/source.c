@@ -12,6 +12,7 @@
 
 #define PAUSE_LOOK_MS 2 /* between two looks whether libvirt has set what it sets */
 #define STATE_LOOK_MS 2 /* between two looks how much of its state QEMU has written */
+#define STATE_MOST_MS 2 /* that a page map waits for the state, where it is not as urgent */
 
 /* ---------------------------------------------------------------- states */
 
@@ -157,17 +158,50 @@ static void report(struct source *s)
 
 /* ---------------------------------------------------------------- events of QEMU */
 
+/* Over a wire the page map goes first: each connection begins with little in flight, and the pages
+ * that loading the state needs take a round trip once the map is there. */
+static bool state_waits(const struct source *s)
+{
+    const bool stopped = s->state.now == SOURCE_STOPPED;
+    return (stopped || s->state.now == SOURCE_STARTING) &&
+           ibx_source_stream_waits(&s->stream, stopped) &&
+           ibx_conn_path(s->link.control.conn)->remote;
+}
+
+static int carry(struct source *s, struct ibx_error *err)
+{
+    ibx_source_stream_look(&s->stream);
+    if (state_waits(s))
+        return 0;
+    return ibx_source_stream_carry(&s->stream, &s->link.control, s->vm.state.now == VM_SAVED, err);
+}
+
+/* Home has what loading mostly looks at, and is a while at the rest of a page map: its QEMU loads
+ * meanwhile if the state goes first. */
+static bool map_waits(const struct source *s)
+{
+    return s->home.early && s->warm.state.now == WARM_OVER && s->stream.state.now == STREAM_OPEN &&
+           ibx_now_ns() - s->still_ns < STATE_MOST_MS * IBX_NS_PER_MS;
+}
+
+/* What was written last, and the page map. */
+static int tell_map(struct source *s, struct ibx_error *err)
+{
+    int rc = ibx_source_warm_stopped(s, err);
+    if (!rc)
+        ibx_source_return_note(s);
+    return rc ? rc : ibx_source_link_expose(&s->link, err);
+}
+
 /* The VM is written no more; QEMU writes the device state meanwhile. */
 static int on_quiet(struct source *s, struct ibx_error *err)
 {
     int rc = ibx_source_move(s, SOURCE_STOPPED, err);
+    if (!rc && source_returns(s))
+        rc = ibx_source_return_send_early(s, err);
     if (!rc)
         rc = ibx_source_find_map(s, err);
-    if (!rc)
-        rc = ibx_source_warm_stopped(s, err);
-    if (!rc)
-        ibx_source_return_note(s);
-    return rc ? rc : ibx_source_link_expose(&s->link, err);
+    return rc || map_waits(s) ? rc : tell_map(s, err);
 }
 
 static int migration_failed(struct source *s, struct ibx_error *err)
@@ -368,24 +402,6 @@ static int step_exposing(struct source *s, struct ibx_error *err)
     return rc ? rc : start(s, err);
 }
 
-/* Over a wire the page map goes first: each connection begins with little in flight, and the pages
- * that loading the state needs take a round trip once the map is there. */
-static bool state_waits(const struct source *s)
-{
-    const bool stopped = s->state.now == SOURCE_STOPPED;
-    return (stopped || s->state.now == SOURCE_STARTING) &&
-           ibx_source_stream_waits(&s->stream, stopped) &&
-           ibx_conn_path(s->link.control.conn)->remote;
-}
-
-static int carry(struct source *s, struct ibx_error *err)
-{
-    ibx_source_stream_look(&s->stream);
-    if (state_waits(s))
-        return 0;
-    return ibx_source_stream_carry(&s->stream, &s->link.control, s->vm.state.now == VM_SAVED, err);
-}
-
 /* libvirt goes on when QEMU calls its migration complete, and then waits for the destination's
  * QEMU, which cannot load before COMMIT. */
 static int end_stream(struct source *s, struct ibx_error *err)
@@ -406,13 +422,19 @@ static int step_sending(struct source *s, struct ibx_error *err)
 
 static int step_stopped(struct source *s, struct ibx_error *err)
 {
-    int rc = ibx_source_link_exposed(&s->link, err);
+    int rc = map_waits(s) ? carry(s, err) : 0;
+    if (rc || map_waits(s))
+        return rc;
+    if (s->home.early && s->warm.state.now == WARM_OVER)
+        rc = tell_map(s, err);
+    if (!rc)
+        rc = ibx_source_link_exposed(&s->link, err);
     if (rc == -EAGAIN)
         return carry(s, err);
     if (!rc)
         rc = ibx_source_link_send_map(&s->link, err);
     if (!rc && s->warm.state.now == WARM_OFF) /* else the destination has them, mostly */
-        rc = ibx_source_link_send_early(&s->link, err);
+        rc = ibx_source_link_send_early(&s->link, ibx_source_link_early(&s->link), err);
     if (rc)
         return rc;
     s->mapped_ns = ibx_now_ns();
@@ -523,7 +545,7 @@ static void wait_for_something(struct source *s)
     const bool arms = s->state.now == SOURCE_SERVING && s->guard.state.now == GUARD_MADE;
     if (s->state.now == SOURCE_EXPOSING && s->pause_by_ns)
         most = PAUSE_LOOK_MS * IBX_NS_PER_MS;
-    if (waits)
+    if (waits || (s->state.now == SOURCE_STOPPED && map_waits(s)))
         most = STATE_LOOK_MS * IBX_NS_PER_MS;
     fds[0] = (struct pollfd){.fd = -1, .events = POLLIN};
     if (ibx_channel_arm(&s->link.control, &fds[0].fd) || (qmp && ibx_qmp_has_events(qmp)) || arms)

@@ -248,8 +248,10 @@ void ibx_source_link_quiet(struct source_link *link);
 /* 0: all is exposed and told to the destination; -EAGAIN: not yet. */
 int ibx_source_link_exposed(struct source_link *link, struct ibx_error *err);
 int ibx_source_link_send_map(struct source_link *link, struct ibx_error *err);
-/* Right after it, between hosts: the pages that loading devices needs. */
-int ibx_source_link_send_early(struct source_link *link, struct ibx_error *err);
+/* The pages that loading devices needs. Between hosts they are sent right after the map. */
+uint32_t ibx_source_link_early(const struct source_link *link); /* a bit for each with data */
+bool ibx_source_link_has_early(const struct source_link *link);
+int ibx_source_link_send_early(struct source_link *link, uint32_t which, struct ibx_error *err);
 /* A message with no field, or with the epoch only. */
 int ibx_source_link_send(struct source_link *link, enum ibx_migrate_message type,
                          struct ibx_error *err);
@@ -364,6 +366,7 @@ struct source_return {
     struct ibx_page_map among;   /* that may have been written since the look before */
     bool looked;                 /* at `gone` */
     bool have_it;                /* all of `have` has come */
+    bool early;                  /* what loading looks at has been sent ahead of the page map */
     bool stopped;                /* `left` is what counts */
     int64_t others;              /* pages of the files beside those that had arrived then */
 };
@@ -379,6 +382,8 @@ int ibx_source_return_recover(struct source *s, struct ibx_error *err);
 int ibx_source_return_find_map(struct source *s, struct ibx_error *err);
 /* What the VM has written here, in `written` and in the page map. */
 int ibx_source_return_find_written(struct source *s, struct ibx_error *err);
+/* The VM has stopped, and its page map is still to be found: QEMU at home can load meanwhile. */
+int ibx_source_return_send_early(struct source *s, struct ibx_error *err);
 /* The VM has stopped, and the page map is that of the stop. */
 void ibx_source_return_note(struct source *s);
 /* HAVE and HAVE_END. */

@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Pages that come with the page map: which may, and that nobody asks for them. */
+/* Pages that come with the page map, or of a VM that returns before it: which may, and that nobody
+ * asks for them. */
 #include "migrate/destination/destination.h"
 #include "tests/scenes/fault_memory.h"
 #include "tests/scenes/unit.h"
 
 #include <errno.h>
+#include <linux/userfaultfd.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 static struct destination destination;
 static struct ibx_error error;
@@ -17,12 +21,14 @@ static void begin(uint64_t page_size, uint64_t data)
     memset(&destination, 0, sizeof(destination));
     assert_int_equal(ibx_page_map_init(&destination.ram.map, &block, 1, &error), 0);
     ibx_page_map_set(&destination.ram.map, 32, data);
+    destination.link.state.now = LINK_MAPPED;
 }
 
 static void end(void)
 {
     ibx_destination_early_fini(&destination.early);
     ibx_page_map_fini(&destination.ram.map);
+    ibx_page_map_fini(&destination.ram.had);
 }
 
 static int take(uint64_t first, size_t length)
@@ -60,6 +66,60 @@ static void test_they_are_there_before_anybody_asks(NO_STATE)
     end();
 }
 
+/* Memory that the VM left here: `covered` if QEMU sees no page of it before it is served. */
+static void begin_return(bool covered)
+{
+    const int file = memfd_create("ibx-test", MFD_CLOEXEC);
+    assert_int_equal(ftruncate(file, PAGES * PAGE), 0);
+    rig_map(1, file, PAGES * PAGE, PAGE, covered);
+    rig_register(covered ? UFFD_FEATURE_MINOR_SHMEM : 0);
+    begin(PAGE, 20);
+    rig.config.no_background = true;
+    rig.config.fault_around = PAGE;
+    rig_start();
+    destination.ram.engine = rig.engine;
+    destination.ram.kept = true;
+    destination.ram.minor = covered;
+    destination.link.state.now = LINK_OPEN;
+}
+
+static void test_before_the_map(NO_STATE)
+{
+    begin_return(true);
+    assert_int_equal(ibx_page_map_init(&destination.ram.had,
+                                       &(struct ibx_migrate_block){"ram", PAGES * PAGE, PAGE, 0}, 1,
+                                       &error),
+                     0);
+    ibx_page_map_set(&destination.ram.had, 41, 5); /* also what is here may have been written */
+    assert_int_equal(ibx_destination_ram_mark_had(&destination.ram, &error), 0);
+    assert_int_equal(take(40, 3 * PAGE), 0);
+    assert_int_equal(destination.ram.had.data_pages, 3);
+    assert_int_equal(stats_now().by_cause[IBX_FAULT_BY_REBUILD], 3);
+    assert_int_equal(stats_now().by_cause[IBX_FAULT_BY_GIFT], 3);
+    for (uint64_t page = 40; page < 43; page++)
+        assert_true(page_is_right(page));
+    assert_int_equal(destination.ram.early_bytes, 3 * PAGE);
+    assert_int_equal(ibx_destination_early_check(&destination, &error), 0);
+    assert_int_equal(take(31, PAGE), 0); /* it may hold data */
+    assert_int_equal(ibx_destination_early_check(&destination, &error), -EPROTO);
+    assert_non_null(strstr(error.message, "page 31"));
+    end();
+}
+
+/* ... where QEMU sees what is there: such a page is dropped, or has been, when the map has come. */
+static void test_not_before_it_serves(NO_STATE)
+{
+    begin_return(false);
+    assert_int_equal(take(40, 3 * PAGE), 0);
+    assert_int_equal(stats_now().present, 0);
+    assert_int_equal(ibx_fault_serve(rig.engine), 0);
+    assert_int_equal(ibx_destination_early_place(&destination, &error), 0);
+    for (uint64_t page = 40; page < 43; page++)
+        assert_true(page_is_right(page));
+    assert_int_equal(stats_now().by_cause[IBX_FAULT_BY_GIFT], 3);
+    end();
+}
+
 static void refused(uint64_t first, size_t length, const char *words)
 {
     assert_int_equal(take(first, length), -EPROTO);
@@ -90,6 +150,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_they_are_there_before_anybody_asks, rig_make_pair,
                                         rig_end),
+        cmocka_unit_test_teardown(test_before_the_map, rig_end),
+        cmocka_unit_test_teardown(test_not_before_it_serves, rig_end),
         cmocka_unit_test(test_what_may_not_come),
     };
     int skipped = rig_skipped(0);

@@ -60,7 +60,6 @@ static void test_given_pages(void **state)
 {
     (void)state;
     begin();
-    assert_int_equal(give(5, right(5)), 0); /* not in HELD */
     assert_int_equal(ibx_fault_serve(rig.engine), 0);
     assert_true(ibx_fault_missing(rig.engine, 5));
     assert_int_equal(give(5, right(5)), 1);
@@ -93,6 +92,75 @@ static void test_in_place(void **state)
     for (unsigned i = 0; i < PAGES; i++)
         assert_true(page_is_right(i) && rig.data.fetched[i] == i % 2);
     assert_int_equal(engine_settled(), IBX_FAULT_COMPLETE);
+}
+
+/* Before the engine serves, who waits for a given page goes on; all others wait. */
+static void goes_on_before_it_serves(void)
+{
+    struct look look, other;
+    look_start(&look, 9, 1, 1);
+    look_start(&other, 11, 1, 1);
+    assert_true(REACHES(waiting, 2));
+    assert_int_equal(give(9, right(6)), -EBADMSG);
+    assert_int_equal(give(9, right(9)), 1);
+    look_sees_right(&look);
+    assert_int_equal(stats_now().waiting, 1);
+    assert_int_equal(give(9, right(9)), 0);
+    assert_int_equal(ibx_fault_state(rig.engine), IBX_FAULT_HELD);
+    assert_int_equal(ibx_fault_mark_present(rig.engine, 9, 1), 0); /* it is counted once */
+    assert_int_equal(stats_now().present, 1);
+    assert_int_equal(ibx_fault_serve(rig.engine), 0);
+    look_sees_right(&other);
+    assert_int_equal(rig.data.fetched[9], 0);
+    ibx_fault_set_background(rig.engine, true);
+    assert_int_equal(engine_settled(), IBX_FAULT_COMPLETE);
+    for (unsigned i = 0; i < PAGES; i++)
+        assert_true(page_is_right(i));
+}
+
+static void test_held(void **state)
+{
+    (void)state;
+    begin();
+    goes_on_before_it_serves();
+}
+
+static void test_held_in_place(void **state)
+{
+    (void)state;
+    const int file = memfd_create("ibx-test", MFD_CLOEXEC);
+    assert_int_equal(ftruncate(file, PAGES * PAGE), 0);
+    rig_map(1, file, PAGES * PAGE, PAGE, true);
+    rig_register(UFFD_FEATURE_MINOR_SHMEM);
+    begin_rig();
+    goes_on_before_it_serves();
+}
+
+/* A page that was marked as present comes after all: by whom is the same. */
+static void test_missing_after_all(void **state)
+{
+    struct look look;
+    (void)state;
+    begin();
+    assert_int_equal(ibx_fault_mark_present(rig.engine, 0, PAGES), 0);
+    look_start(&look, 6, 2, 1);
+    assert_true(REACHES(waiting, 1));
+    assert_int_equal(give(6, right(6)), 0);
+    assert_int_equal(ibx_fault_mark_missing(rig.engine, 5, 3), 0);
+    assert_int_equal(ibx_fault_mark_missing(rig.engine, PAGES - 1, 2), -ERANGE);
+    assert_int_equal(ibx_fault_mark_missing(rig.engine, UINT64_MAX, 1), -ERANGE);
+    assert_int_equal(stats_now().present, PAGES - 3);
+    assert_int_equal(give(6, right(6)), 1);
+    assert_int_equal(ibx_fault_serve(rig.engine), 0);
+    look_sees_right(&look);
+    touch(5);
+    assert_int_equal(engine_settled(), IBX_FAULT_COMPLETE);
+    assert_int_equal(ibx_fault_mark_missing(rig.engine, 6, 1), -EBUSY);
+    const struct ibx_fault_stats s = stats_now();
+    assert_int_equal(s.by_cause[IBX_FAULT_BY_REBUILD], PAGES - 3);
+    assert_int_equal(s.by_cause[IBX_FAULT_BY_GIFT], 1);
+    assert_int_equal(s.by_cause[IBX_FAULT_BY_FAULT], 2);
+    assert_int_equal(s.present, PAGES);
 }
 
 /* Wrong bytes change nothing, and nobody waits for them. */
@@ -172,6 +240,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_given_pages, rig_end),
         cmocka_unit_test_teardown(test_in_place, rig_end),
+        cmocka_unit_test_teardown(test_held, rig_end),
+        cmocka_unit_test_teardown(test_held_in_place, rig_end),
+        cmocka_unit_test_teardown(test_missing_after_all, rig_end),
         cmocka_unit_test_teardown(test_wrong_bytes, rig_end),
         cmocka_unit_test_teardown(test_beside_faults, rig_end),
         cmocka_unit_test_teardown(test_ends, rig_end),
