@@ -316,6 +316,17 @@ static int run_alone(struct ibx_session *session, struct ibx_frontend_copy *copy
     return rc;
 }
 
+static int run_whole(const struct ibx_frontend_copy *wish, int *exit_code);
+
+/* Rows are read here, not in the stream's order: what may still change them has ended when a byte
+ * has come back in the order of the legacy stream. */
+static int wait_for_rows(const struct ibx_frontend_copy *rows, int *exit_code)
+{
+    uint8_t byte;
+    const struct ibx_frontend_copy back = {.device = rows->device, .host = &byte, .n = 1};
+    return run_whole(&back, exit_code);
+}
+
 static int run_whole(const struct ibx_frontend_copy *wish, int *exit_code)
 {
     struct ibx_session *session = session_of_thread();
@@ -334,11 +345,15 @@ static int run_whole(const struct ibx_frontend_copy *wish, int *exit_code)
     }
     if (copy.async && copy.lasting && !copy.to_device)
         atomic_store(&left_for_later, true);
+    int rc;
+    if (!copy.async && copy.rows && may_change(&copy) &&
+        ((rc = wait_for_rows(&copy, exit_code)) || *exit_code))
+        return rc;
     if (!copy.async && !copy.rows && is_over_shm(session) && may_change(&copy))
         put_in_order(&copy);
     ibx_async_copy_wait(copy.async ? copy.stream : 0);
     ibx_pipeline_enter(mine->pipeline, copy.async ? copy.stream : 0, wish->async);
-    int rc = ibx_client_copy(session, &copy, exit_code);
+    rc = ibx_client_copy(session, &copy, exit_code);
     int code = ibx_pipeline_leave(mine->pipeline, rc ? 0 : *exit_code, !rc && !wish->async);
     if (!rc)
         *exit_code = code;

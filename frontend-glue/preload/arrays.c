@@ -343,8 +343,20 @@ static int planes_on_device(const struct ibx_cuda_memcpy3d *wish)
     return ibx_frontend_extra(&e, NULL, 0);
 }
 
+/* All bytes from the first row to the last. */
+static int before_planes(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *at,
+                         const struct ibx_cuda_extent *extent)
+{
+    const char *first = row_at(memory, at, 0, 0),
+               *last = row_at(memory, at, extent->height - 1, extent->depth - 1);
+    return ibx_frontend_before_host(first, (size_t)(last - first) + extent->width);
+}
+
 static int planes_on_host(const struct ibx_cuda_memcpy3d *p)
 {
+    int rc = before_planes(&p->from, &p->from_at, &p->extent);
+    if (rc || (rc = before_planes(&p->to, &p->to_at, &p->extent)))
+        return rc;
     for (size_t z = 0; z < p->extent.depth; z++)
         for (size_t y = 0; y < p->extent.height; y++)
             memcpy(row_at(&p->to, &p->to_at, y, z), row_at(&p->from, &p->from_at, y, z),

@@ -496,6 +496,12 @@ bool ibx_frontend_graph_copied(void (*function)(void *argument), void *argument,
 /* The error of one that was made in a graph since the last call, or 0. */
 int ibx_frontend_graph_failure(void);
 
+/* ------------------------------------------------------------------------- memcpy.c */
+
+/* Before memory of this process is read or written here, in the order of the legacy stream: copies
+ * that are under way there and functions of the application's have ended. */
+int ibx_frontend_before_host(const void *memory, size_t n);
+
 /* ------------------------------------------------------------------------- ranges.c */
 
 struct range {

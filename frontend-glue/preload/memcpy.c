@@ -7,6 +7,11 @@ static int kind_of(const void *to, const void *from, int kind)
     return ibx_frontend_plugin() ? ibx_frontend_copy_kind(to, from, kind) : kind;
 }
 
+static int wait_for(void *stream)
+{
+    return stream ? cudaStreamSynchronize(stream) : cudaDeviceSynchronize();
+}
+
 /* On the host GVirtuS copies at once, since everything before has ended. Here copies of the stream
  * (NULL: of any, as for the legacy stream) may be under way in that memory: they are waited for. */
 static int wait_on_host(const void *to, const void *from, size_t n, int kind, void *stream)
@@ -15,7 +20,14 @@ static int wait_on_host(const void *to, const void *from, size_t n, int kind, vo
     if (!ibx_frontend_plugin() || !on_host ||
         (!ibx_frontend_host_memory_used(to, n) && !ibx_frontend_host_memory_used(from, n)))
         return CUDA_SUCCESS;
-    return stream ? cudaStreamSynchronize(stream) : cudaDeviceSynchronize();
+    return wait_for(stream);
+}
+
+int ibx_frontend_before_host(const void *memory, size_t n)
+{
+    if (ibx_frontend_plugin() && ibx_frontend_host_memory_used(memory, n))
+        return wait_for(NULL);
+    return ibx_frontend_host_functions() ? cudaStreamSynchronize(NULL) : CUDA_SUCCESS;
 }
 
 /* --------------------------------------------------------------------------- through the plugin */
@@ -110,7 +122,7 @@ int cudaMemcpy(void *to, const void *from, size_t n, int kind)
     return ibx_frontend_passed(CALL_NEXT(cudaMemcpy, to, from, n, all.kind));
 }
 
-/* One side is the host's, and the stream is being captured. */
+/* One side is the host's, or both, and the stream is being captured. */
 static bool captured(const struct rows *r, void *stream, int *rc)
 {
     const struct ibx_cuda_memcpy3d copy = {
@@ -118,7 +130,9 @@ static bool captured(const struct rows *r, void *stream, int *rc)
         .to = {r->to, r->to_pitch, r->width, r->height},
         .extent = {r->width, r->height, 1},
         .kind = r->kind};
-    if (!is_ours(r) || !ibx_frontend_captures(stream))
+    const bool on_host = r->kind == CUDA_MEMCPY_ON_HOST && ibx_frontend_plugin() && r->width &&
+                         r->width <= r->to_pitch && r->width <= r->from_pitch;
+    if ((!on_host && !is_ours(r)) || !ibx_frontend_captures(stream))
         return false;
     *rc = ibx_frontend_capture_copy(&copy, stream);
     return true;

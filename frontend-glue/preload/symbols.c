@@ -150,15 +150,35 @@ static bool is_known(const void *symbol)
     return ibx_frontend_is_managed(symbol) || ibx_frontend_variable(symbol, &where, &rc);
 }
 
+/* GVirtuS reads the bytes before it asks. */
+static int to_unknown(const void *symbol, const void *from, size_t n, size_t offset, int kind)
+{
+    const bool of_host = kind_to(from, kind) == CUDA_MEMCPY_TO_DEVICE;
+    const int rc = of_host ? ibx_frontend_before_host(from, n) : CUDA_SUCCESS;
+    return rc ? rc : CALL_NEXT(cudaMemcpyToSymbol, symbol, from, n, offset, kind);
+}
+
 int cudaMemcpyToSymbol(const void *symbol, const void *from, size_t n, size_t offset, int kind)
 {
     char *to = NULL;
     if (!is_known(symbol))
-        return CALL_NEXT(cudaMemcpyToSymbol, symbol, from, n, offset, kind);
+        return to_unknown(symbol, from, n, offset, kind);
     if (!is_to_device(kind))
         return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
     const int rc = find_variable(symbol, n, offset, &to);
     return rc ? rc : cudaMemcpy(to, from, n, kind_to(from, kind));
+}
+
+/* GVirtuS has none. */
+static int to_unknown_behind(const void *symbol, const void *from, size_t n, size_t offset,
+                             int kind, void *stream)
+{
+    if (!ibx_frontend_plugin())
+        return CALL_NEXT(cudaMemcpyToSymbolAsync, symbol, from, n, offset, kind, stream);
+    int rc = cudaStreamSynchronize(stream);
+    if (!rc)
+        rc = to_unknown(symbol, from, n, offset, kind);
+    return rc || !stream ? rc : cudaStreamSynchronize(NULL);
 }
 
 int cudaMemcpyToSymbolAsync(const void *symbol, const void *from, size_t n, size_t offset, int kind,
@@ -166,7 +186,7 @@ int cudaMemcpyToSymbolAsync(const void *symbol, const void *from, size_t n, size
 {
     char *to = NULL;
     if (!is_known(symbol))
-        return CALL_NEXT(cudaMemcpyToSymbolAsync, symbol, from, n, offset, kind, stream);
+        return to_unknown_behind(symbol, from, n, offset, kind, stream);
     if (!is_to_device(kind))
         return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
     const int rc = find_variable(symbol, n, offset, &to);

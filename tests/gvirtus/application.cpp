@@ -599,6 +599,7 @@ int main(int argc, char **argv)
         {"killed", killed},
         {"killed-background", killed_background},
         {"pinned", pinned},
+        {"sent-on", sent_on},
         {"async", async},
         {"on-host", on_host},
         {"devices", devices},

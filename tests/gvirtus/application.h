@@ -48,6 +48,8 @@ long peak();
 // Page-locked memory; of an application after one that has left without freeing its own.
 bool pinned();
 bool after();
+// What comes from the device in a stream, and goes on from there.
+bool sent_on();
 // Registered memory, and registered memory that was unmapped.
 bool registrations();
 bool stale_registration();

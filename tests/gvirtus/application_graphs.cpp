@@ -322,13 +322,13 @@ bool nodes_of_graphs()
            cudaGetLastError() == 1;
 }
 
-// A captured stream: copies from and to the host, memory that is set, a function.
+// A captured stream: copies from, to and on the host, memory that is set, a function.
 bool captures()
 {
     REQUIRE(runtime_is_there());
     constexpr std::size_t n = 10000;
     char *device = device_memory(2 * n);
-    std::vector<char> there(n, 'a'), back(n, 'x'), expected;
+    std::vector<char> there(n, 'a'), back(n, 'x'), copied(n, 'x'), expected;
     void *stream = nullptr, *other = nullptr, *graph = nullptr, *exec = nullptr;
     int status = 5;
     Counted counted;
@@ -340,6 +340,7 @@ bool captures()
         REQUIRE(cudaMemcpyAsync(device, there.data(), n, H2D, stream) == 0);
         REQUIRE(cudaMemsetAsync(device + 100, 's', set, stream) == 0);
         REQUIRE(cudaMemcpyAsync(back.data(), device, n, DEFAULT, stream) == 0);
+        REQUIRE(cudaMemcpyAsync(copied.data(), back.data(), n, 0, stream) == 0);
         REQUIRE((run<void *, void (*)(void *), void *>("cudaLaunchHostFunc", stream, count,
                                                        &counted) == 0));
         return run("cudaStreamEndCapture", stream, &graph) == 0;
@@ -347,12 +348,13 @@ bool captures()
     REQUIRE(begin(50));
     REQUIRE(run("cudaStreamIsCapturing", stream, &status) == 0 && status == 0);
     REQUIRE(cudaDeviceSynchronize() == 0 && back[0] == 'x' && counted.calls == 0); // nothing ran
+    REQUIRE(copied == back);
     REQUIRE(
         (run<void **, void *, unsigned long long>("cudaGraphInstantiate", &exec, graph, 0) == 0));
     std::size_t nodes = 0;
     REQUIRE(
         (run<void *, void **, std::size_t *>("cudaGraphGetNodes", graph, nullptr, &nodes) == 0));
-    REQUIRE(nodes == 4);
+    REQUIRE(nodes == 5);
     int calls = 0;
     for (char letter : {'a', 'b'}) {
         std::fill(there.begin(), there.end(), letter);
@@ -361,7 +363,7 @@ bool captures()
         counted.expected = letter;
         // Behind other work of its stream, in front of what comes next.
         REQUIRE(launch(exec, other) == 0 && cudaMemsetAsync(device, 'm', n, other) == 0);
-        REQUIRE(cudaStreamSynchronize(other) == 0 && back == expected);
+        REQUIRE(cudaStreamSynchronize(other) == 0 && back == expected && copied == expected);
         REQUIRE(counted.calls == ++calls && counted.right);
     }
     // The same with more memory set; then a graph that is another one.

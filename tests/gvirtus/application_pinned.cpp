@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 #include "tests/gvirtus/application.h"
 
+#include "frontend-glue/session/extra.h"
+
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <sys/mman.h>
 #include <thread>
 #include <unistd.h>
@@ -90,6 +93,114 @@ bool pinned()
     char byte;
     REQUIRE(read(STDIN_FILENO, &byte, 1) == 1);
     return true;
+}
+
+// What an asynchronous copy brings is there when a later call, in the order of its stream or of the
+// legacy one, sends it on.
+static bool goes_on(char *device, void *stream, char *memory, std::size_t n,
+                    const std::function<int(char *to)> &way,
+                    const std::function<bool(char *to)> &there)
+{
+    static unsigned seed;
+    std::vector<char> expected(n);
+    random_fill(expected.data(), n, ++seed);
+    REQUIRE(cudaMemcpy(device, expected.data(), n, H2D) == 0);
+    REQUIRE(cudaMemset(device + 2 * n, 0, 2 * n) == 0 && cudaDeviceSynchronize() == 0);
+    std::memset(memory, 'z', n);
+    stub_remote()->slow(20000);
+    REQUIRE(cudaMemcpyAsync(memory, device, n, D2H, stream) == 0);
+    const int rc = way(device + 2 * n);
+    stub_remote()->slow(0);
+    REQUIRE(rc == 0 && cudaDeviceSynchronize() == 0);
+    REQUIRE(!std::memcmp(memory, expected.data(), n));
+    return there(device + 2 * n);
+}
+
+bool sent_on()
+{
+    constexpr std::size_t n = 1u << 20;
+    static char variable[1];
+    char *device = device_memory(), *memory = nullptr;
+    void *stream;
+    std::vector<char> copied(n);
+    REQUIRE(device && cudaStreamCreate(&stream) == 0);
+    REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&memory), n) == 0);
+    using Planes = ibx_cuda_memcpy3d;
+    const auto planes = [](void *to, const void *from, int kind) {
+        Planes p = {};
+        p.from = {const_cast<void *>(from), n / 4, n / 4, 4};
+        p.to = {to, n / 4, n / 4, 4};
+        p.extent = {n / 4 - 100, 4, 1};
+        p.kind = kind;
+        return preloaded<int(const Planes *)>("cudaMemcpy3D")(&p);
+    };
+    const auto all = [&](char *to) { return device_has(to, memory, n); };
+    const auto rows = [&](char *to) {
+        bool good = true;
+        for (std::size_t i = 0; i < 4; i++)
+            good = good && device_has(to + i * (n / 4), memory + i * (n / 4), n / 4 - 100);
+        return good;
+    };
+    const auto on_host = [&](char *) {
+        return !std::memcmp(copied.data(), memory, n / 4 - 100) &&
+               !std::memcmp(&copied[3 * (n / 4)], memory + 3 * (n / 4), n / 4 - 100);
+    };
+    const auto symbol = reinterpret_cast<std::uint64_t>(variable);
+    const bool symbols =
+        stub_remote()->register_var(symbol, reinterpret_cast<std::uint64_t>(device + 2 * n), n);
+    const struct {
+        const char *name;
+        std::function<int(char *)> way;
+        std::function<bool(char *)> there;
+    } ways[] = {
+        {"plain", [&](char *to) { return cudaMemcpy(to, memory, n, H2D); }, all},
+        {"rows",
+         [&](char *to) { return cudaMemcpy2D(to, n / 4, memory, n / 4, n / 4 - 100, 4, H2D); },
+         rows},
+        {"rows in the stream",
+         [&](char *to) {
+             return cudaMemcpy2DAsync(to, n / 4, memory, n / 4, n / 4 - 100, 4, H2D, stream);
+         },
+         rows},
+        {"few rows", // in a message
+         [&](char *to) { return cudaMemcpy2D(to, 40, memory, 50, 30, 4, H2D); },
+         [&](char *to) {
+             return device_has(to, memory, 30) && device_has(to + 120, memory + 150, 30);
+         }},
+        {"rows far apart", // in bands
+         [&](char *to) { return cudaMemcpy2D(to, n / 4, memory, n / 4, n / 10, 4, H2D); },
+         [&](char *to) {
+             return device_has(to, memory, n / 10) &&
+                    device_has(to + 3 * (n / 4), memory + 3 * (n / 4), n / 10);
+         }},
+        {"planes",
+         [&](char *to) {
+             return taken ? planes(to, memory, H2D)
+                          : cudaMemcpy2D(to, n / 4, memory, n / 4, n / 4 - 100, 4, H2D);
+         },
+         rows},
+        {"planes on the host", [&](char *) { return planes(copied.data(), memory, 0); }, on_host},
+        {"a variable in the stream",
+         [&](char *) {
+             using Copy = int(const void *, const void *, std::size_t, std::size_t, int, void *);
+             return symbols ? preloaded<Copy>("cudaMemcpyToSymbolAsync")(variable, memory, n, 0,
+                                                                         H2D, stream)
+                            : 0;
+         },
+         [&](char *to) { return !symbols || all(to); }},
+        {"a variable",
+         [&](char *) { return symbols ? cudaMemcpyToSymbol(variable, memory, n, 0, H2D) : 0; },
+         [&](char *to) { return !symbols || all(to); }},
+    };
+    bool good = true;
+    for (const auto &each : ways) {
+        if (goes_on(device, stream, memory, n, each.way, each.there))
+            continue;
+        std::fprintf(stderr, "%s\n", each.name);
+        good = false;
+    }
+    REQUIRE(cudaFreeHost(memory) == 0 && cudaFree(device) == 0);
+    return good;
 }
 
 bool after()

@@ -358,6 +358,7 @@ void check_what_the_provider_changes()
     check("managed memory", [] { return run("managed", true); });
     check("short copies with other calls", [] { return run("short-copies", true); });
     check("asynchronous copies", [] { return run("async", true); });
+    check("page-locked memory that is sent on", [] { return run("sent-on", true); });
     for (bool taken : {true, false}) {
         if (provider != "shm")
             check("copies in the background", [=] { return background("background", taken); });
@@ -408,6 +409,8 @@ void check_what_it_does_not()
     check("asynchronous copies, run by GVirtuS's handlers", [] { return run("async", false); });
     check("copies on the host after asynchronous ones", [] { return run("on-host", true); });
     check("the same, run by GVirtuS's handlers", [] { return run("on-host", false); });
+    check("page-locked memory that is sent on, by GVirtuS's handlers",
+          [] { return run("sent-on", false); });
     check("asynchronous copies on several devices", [] { return run("devices", true); });
     check("and on one that there is not", [] { return run("no-device", true); });
     check("an application that frees its memory as it ends", [] { return run("exits", true); });

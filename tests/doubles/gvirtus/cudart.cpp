@@ -195,6 +195,14 @@ EXPORTED int cudaGetSymbolAddress(void **address, const void *symbol)
     return rc;
 }
 
+// To a variable it copies from the host only.
+EXPORTED int cudaMemcpyToSymbol(const void *symbol, const void *from, std::size_t n,
+                                std::size_t offset, int)
+{
+    copies++;
+    return mine()->to_symbol(number(symbol), from, n, offset);
+}
+
 EXPORTED int cudaStreamCreate(void **stream)
 {
     std::uint64_t made = mine()->stream_create();

@@ -22,6 +22,8 @@ int cudaMemcpy2D(void *to, std::size_t to_pitch, const void *from, std::size_t f
 int cudaMemcpy2DAsync(void *to, std::size_t to_pitch, const void *from, std::size_t from_pitch,
                       std::size_t width, std::size_t height, int kind, void *stream);
 int cudaGetSymbolAddress(void **address, const void *symbol);
+int cudaMemcpyToSymbol(const void *symbol, const void *from, std::size_t n, std::size_t offset,
+                       int kind);
 int cudaStreamCreate(void **stream);
 int cudaStreamCreateWithFlags(void **stream, unsigned flags);
 int cudaStreamBeginCapture(void *stream, int mode);
