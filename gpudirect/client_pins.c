@@ -162,6 +162,15 @@ static void uncount(struct ibx_client_pins *pins, const struct ibx_client_pin *p
         ibx_quota_give(pins->quota, pin->length);
 }
 
+static void unregister(const struct ibx_client_pins *pins, const struct ibx_cuda *cuda, void *base)
+{
+    if (pins->waits)
+        pins->waits(pins->owner, true);
+    cuda->mem_host_unregister(base);
+    if (pins->waits)
+        pins->waits(pins->owner, false);
+}
+
 /* A context that is gone, or was reset, has unpinned the memory: then only the entry goes. Our own
  * copies are waited for first, since cuMemHostUnregister() waits for all work of the context, other
  * clients' too, and keeps every caller of the driver waiting with it. The mapping must still exist:
@@ -175,7 +184,7 @@ static void unpin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
         int mode = ibx_cuda_capture_relax(cuda);
         if (!foreign || !cuda->ctx_push_current(pin->context)) {
             fences_wait(pins, cuda, pin->fences);
-            cuda->mem_host_unregister(pin->base);
+            unregister(pins, cuda, pin->base);
             if (foreign)
                 cuda->ctx_pop_current(&popped);
         }

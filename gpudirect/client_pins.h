@@ -57,6 +57,10 @@ struct ibx_client_pins {
     uint64_t clock;
     struct ibx_stream_fence fences[IBX_STREAM_FENCES];
     unsigned pin, fence; /* that ibx_client_pin_fence() has chosen */
+    /* Around what waits for all work of the context, and may keep others out of the driver
+     * meanwhile; NULL: nothing is to be done. */
+    void (*waits)(void *owner, bool begins);
+    void *owner;
 };
 
 /* Pins [base, base + length), the allocation `id`, in the calling thread's context unless that was

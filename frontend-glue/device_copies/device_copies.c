@@ -343,6 +343,15 @@ struct copies *ibx_copies_of(const struct ibx_session *s)
     return ibx_session_context(s, &hooks);
 }
 
+/* The client's memory is unpinned. */
+static void unpins(void *context, bool begins)
+{
+    if (begins)
+        ibx_frees_begin(context, 0);
+    else
+        ibx_frees_end();
+}
+
 int ibx_device_copies_attach(struct ibx_session *s, const struct ibx_gpu_options *options,
                              struct ibx_error *err)
 {
@@ -353,7 +362,7 @@ int ibx_device_copies_attach(struct ibx_session *s, const struct ibx_gpu_options
                          .options = *options,
                          .choice = ibx_choice_default,
                          .chosen_for = -1,
-                         .pins = {.bytes_max = PINS_MAX}};
+                         .pins = {.bytes_max = PINS_MAX, .waits = unpins, .owner = x}};
     ibx_request_watch_init(&x->requests);
     ibx_copies_resets_begin(x);
     ibx_session_set_hooks(s, &hooks, x);

@@ -30,6 +30,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct graph_copy *copies;
 static void *streams[DEVICES]; /* of the one thread that calls functions */
 static void *answering;        /* one of these, in which the back end makes copies; likewise */
+static unsigned resets_seen;   /* likewise */
+static _Atomic unsigned resets;
 static _Atomic int failure;
 
 static void in_child(void)
@@ -45,6 +47,11 @@ __attribute__((constructor)) static void begin(void)
     pthread_atfork(NULL, NULL, in_child);
 }
 
+void ibx_frontend_graph_reset(void)
+{
+    atomic_fetch_add(&resets, 1);
+}
+
 int ibx_frontend_graph_failure(void)
 {
     return atomic_load_explicit(&failure, memory_order_relaxed) ? atomic_exchange(&failure, 0) : 0;
@@ -52,9 +59,21 @@ int ibx_frontend_graph_failure(void)
 
 /* ---------------------------------------------------------------------- when a graph gets there */
 
+/* Those that went with their context. */
+static void forget_streams(void)
+{
+    const unsigned now = atomic_load_explicit(&resets, memory_order_relaxed);
+    if (now == resets_seen)
+        return;
+    memset(streams, 0, sizeof(streams));
+    answering = NULL;
+    resets_seen = now;
+}
+
 static int stream_of(int device, void **stream)
 {
     int now = 0, rc = cudaGetDevice(&now);
+    forget_streams();
     if (!rc && now != device)
         rc = cudaSetDevice(device);
     if (!rc && !streams[device])
@@ -130,6 +149,7 @@ static void make_copy(void *argument)
 
 void *ibx_frontend_graph_stream(void)
 {
+    forget_streams();
     return answering;
 }
 

@@ -493,6 +493,8 @@ void *ibx_frontend_graph_stream(void);
 /* Such bytes have come for a function. False: that is none which would take them. */
 bool ibx_frontend_graph_copied(void (*function)(void *argument), void *argument,
                                const uint8_t *bytes, size_t n);
+/* A device was reset. */
+void ibx_frontend_graph_reset(void);
 /* The error of one that was made in a graph since the last call, or 0. */
 int ibx_frontend_graph_failure(void);
 

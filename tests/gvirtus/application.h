@@ -86,12 +86,14 @@ bool not_supported();
 
 bool graphs();
 bool few_bytes_of_graphs();
+bool graphs_after_resets();
 bool pinned_bytes_of_graphs();
 bool nodes_of_graphs();
 bool captures();
 bool conditions();
 bool graphs_lost();
 bool frees_beside_graphs();
+bool unpinned_beside_graphs();
 bool lied_to();
 
 // application_launches.cpp

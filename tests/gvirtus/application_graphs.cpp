@@ -208,6 +208,27 @@ bool pinned_bytes_of_graphs()
     return cudaFreeHost(back) == 0 && cudaFree(device) == 0;
 }
 
+// Behind a reset the streams in which graphs' copies were made are no more.
+bool graphs_after_resets()
+{
+    REQUIRE(runtime_is_there());
+    for (char letter : {'a', 'b', 'c'}) {
+        const std::vector<char> there(10000, letter);
+        std::vector<char> back(there.size(), 'x');
+        char *device = device_memory(there.size());
+        void *stream = nullptr;
+        REQUIRE(device && cudaStreamCreate(&stream) == 0);
+        Graph graph;
+        const Planes in = copy_of(device, there.data(), there.size(), H2D),
+                     out = copy_of(back.data(), device, there.size(), D2H);
+        REQUIRE(graph.add("cudaGraphAddMemcpyNode", {}, &in) == 0);
+        REQUIRE(graph.add("cudaGraphAddMemcpyNode", {graph.nodes[0]}, &out) == 0);
+        REQUIRE(launch(graph.made(), stream) == 0 && cudaStreamSynchronize(stream) == 0);
+        REQUIRE(back == there && cudaDeviceReset() == 0);
+    }
+    return true;
+}
+
 // Few bytes from the device come with the word that the graph has got there. Where the back end
 // cannot copy them the copy is made as any other.
 bool few_bytes_of_graphs()
@@ -493,6 +514,45 @@ bool frees_beside_graphs()
     REQUIRE(run("cudaFreeArray", array) == 0 && back == there);
     REQUIRE(launch(wrong_exec, stream) == 0 && fails(cudaFree(device), 1));
     return cudaDeviceSynchronize() == 0;
+}
+
+// A thread that has page-locked memory ends while a graph waits for its client: the back end unpins
+// that, which waits for all work of the device.
+bool unpinned_beside_graphs()
+{
+    REQUIRE(runtime_is_there());
+    std::atomic<int> flag{0}, ready{0}, go{0};
+    std::vector<char> there(10000, 'a'), back(10000, 'x');
+    char *device = device_memory(10000);
+    void *stream = nullptr, *locked = nullptr;
+    REQUIRE(cudaMemcpy(device, there.data(), 10000, H2D) == 0 && cudaStreamCreate(&stream) == 0);
+    std::thread other([&] {
+        const std::size_t n = 1u << 20;
+        char *own = device_memory(n);
+        const bool good =
+            own && cudaMallocHost(&locked, n) == 0 && cudaMemcpy(own, locked, n, H2D) == 0;
+        ready = good ? 1 : 2;
+        wait_for_flag(&go);
+    });
+    wait_for_flag(&ready);
+    Graph graph;
+    const Host host = {wait_for_flag, &flag};
+    const Planes out = copy_of(back.data(), device, 10000, D2H);
+    REQUIRE(graph.add("cudaGraphAddHostNode", {}, &host) == 0);
+    REQUIRE(graph.add("cudaGraphAddMemcpyNode", {graph.nodes[0]}, &out) == 0);
+    void *exec = graph.made();
+    const unsigned long pins = stub_remote()->stats().host_pins,
+                        waits = stub_remote()->stats().waits;
+    REQUIRE(launch(exec, stream) == 0 && cudaStreamQuery(stream) == 600);
+    go = 1;
+    other.join();
+    while (over_shm && stub_remote()->stats().waits == waits)
+        usleep(1000);
+    flag = 1;
+    REQUIRE(cudaStreamSynchronize(stream) == 0 && back == there && ready == 1);
+    while (over_shm && stub_remote()->stats().host_pins == pins)
+        usleep(1000);
+    return cudaFreeHost(locked) == 0 && cudaFree(device) == 0;
 }
 
 // By a back end that says that graphs have more nodes than there are addresses, and that elements

@@ -163,6 +163,15 @@ bool frees_beside_graphs()
     return lines_with(app.said(), "ibx:") == 1;
 }
 
+// By a driver that lets nobody in while it waits.
+bool unpinned_beside_graphs()
+{
+    setenv("IBX_DOUBLE_ALONE", "1", 1);
+    const bool good = run("unpinned-beside-graphs", true);
+    unsetenv("IBX_DOUBLE_ALONE");
+    return good;
+}
+
 // A success is the answer to all; a graph has as many nodes as 64 bits say, an array long elements.
 void serve_lies(Communicator *client)
 {
@@ -384,10 +393,11 @@ void check_what_it_does_not()
     check("kernels as nvcc 13 launches them", [] { return run("launch", true); });
     for (const char *test : {"arrays", "planes", "planes-of-memory", "array-to-array", "textures",
                              "pools", "meanwhile", "cooperative", "nodes-of-graphs",
-                             "host-functions", "host-functions-at-exit"})
+                             "graphs-after-resets", "host-functions", "host-functions-at-exit"})
         check(test, [=] { return run(test, true); });
     check("a function that never returns", function_for_ever);
     check("memory that is given back beside graphs", frees_beside_graphs);
+    check("memory that is unpinned beside graphs", unpinned_beside_graphs);
     check("a back end that lies", lied_to);
     check("a library of NVIDIA's that is loaded later", library_loaded_later);
     check("a back end without these calls", without_extra);

@@ -669,6 +669,19 @@ bool in_use(const uint8_t *address, size_t n)
     return false;
 }
 
+/* Nothing is in them. Their handles are no others' later. */
+void streams_forget(void)
+{
+    for (unsigned i = 2; i < STREAMS; i++) {
+        if (streams[i].used && !pthread_detach(streams[i].worker)) {
+            streams[i].used = false;
+            streams[i].submitted += !streams[i].submitted;
+            streams[i].done = streams[i].submitted;
+        }
+    }
+    pthread_cond_broadcast(&changed);
+}
+
 void events_forget(void)
 {
     while (events) {

@@ -61,6 +61,7 @@ bool in_use(const uint8_t *address, size_t n);
 /* As ibx_double_slow(), but cuMemcpyHtoD and cuMemcpyDtoH otherwise than all others. */
 void slow_each(unsigned sync_us, unsigned async_us);
 void events_forget(void);
+void streams_forget(void);
 /* Whether it is a stream, and of which kind. */
 bool stream_known(void *handle, bool *blocking);
 /* A copy of the types of IBX_CUDA_MEMORY_* as the call `name` makes it: what that returns. */

@@ -340,7 +340,7 @@ EXPORT int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active)
     return SUCCESS;
 }
 
-/* Pinning and events belong to the context and are gone with it; so is a sticky error. */
+/* Pinning, events and streams belong to the context and are gone with it; so is a sticky error. */
 EXPORT int cuDevicePrimaryCtxReset_v2(int device)
 {
     (void)device;
@@ -352,6 +352,7 @@ EXPORT int cuDevicePrimaryCtxReset_v2(int device)
     }
     stats.host_pins = 0;
     events_forget();
+    streams_forget();
     sticky_error = 0;
     return leave(SUCCESS);
 }

@@ -22,6 +22,21 @@ static bool pin(size_t at, size_t n, uint64_t id)
     return ibx_client_pin(&pins, cuda, memory + at, n, id, true, &err);
 }
 
+static void *streams[3];
+
+static void make_streams(void)
+{
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(app->stream_create(&streams[i], 1), 0);
+}
+
+/* Streams go with their context. */
+static void reset(void)
+{
+    assert_int_equal(app->primary_reset(0), 0);
+    make_streams();
+}
+
 static int set_up(void **state)
 {
     (void)state;
@@ -107,12 +122,12 @@ static void test_reset(void **state)
 {
     (void)state;
     assert_true(pin(0, BLOCK, 1));
-    app->primary_reset(0);
+    reset();
     assert_int_equal(cuda_stats().host_pins, 0);
     assert_true(pin(0, BLOCK, 1));
     assert_int_equal(cuda_stats().host_pins, 1);
     assert_int_equal(pins.bytes, BLOCK);
-    app->primary_reset(0); /* drop() finds nothing pinned */
+    reset(); /* drop() finds nothing pinned */
 }
 
 /* A reset unpins, and CUDA does not pin again: no third attempt. */
@@ -120,7 +135,7 @@ static void test_refused_after_a_reset(void **state)
 {
     (void)state;
     assert_true(pin(0, BLOCK, 1));
-    app->primary_reset(0);
+    reset();
     app->inject("cuMemHostRegister", 1, 801, false);
     assert_false(pin(0, BLOCK, 1));
     assert_false(pin(0, BLOCK, 1));
@@ -160,7 +175,6 @@ static void test_dropped_elsewhere(void **state)
 
 /* ------------------------------------------------------------------ stream fences */
 
-static void *streams[3];
 static uint64_t device; /* a KIB for each */
 
 static void copy(size_t at, unsigned stream)
@@ -272,7 +286,7 @@ static void test_forgotten(void **state)
     (void)state;
     assert_true(pin(0, BLOCK, 1));
     assert_true(leave(0, 0));
-    app->primary_reset(0);
+    reset();
     ibx_client_pins_forget(&pins, pins.fences[0].context);
     ibx_client_pins_wait(&pins, cuda);
     assert_true(pin(0, BLOCK, 1));
@@ -361,7 +375,7 @@ static void test_quota(void **state)
     assert_false(pin(0, 40 * KIB, 7));
     assert_int_equal(mine.used, 0);
     assert_true(pin(0, 40 * KIB, 8));
-    assert_int_equal(app->primary_reset(0), 0);
+    reset();
     cuda_application_use(0);
     assert_true(pin(0, 40 * KIB, 8));
     assert_int_equal(mine.used, 40 * KIB);
@@ -397,8 +411,7 @@ static int set_up_group(void **state)
     memset(memory, 1, sizeof(memory));
     if (find_cuda(state))
         return -1;
-    for (unsigned i = 0; i < 3; i++)
-        assert_int_equal(app->stream_create(&streams[i], 1), 0);
+    make_streams();
     assert_int_equal(app->mem_alloc(&device, 3 * KIB), 0);
     return 0;
 }
