@@ -9,7 +9,7 @@
  * have been launched.
  *
  * The bytes of an asynchronous copy may be what such a function has written: while one is
- * outstanding, copies wait for what is before them in their stream.
+ * outstanding, copies to the device wait for what is before them in their stream.
  */
 #include "frontend-glue/preload/internal.h"
 

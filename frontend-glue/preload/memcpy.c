@@ -23,11 +23,16 @@ static int wait_on_host(const void *to, const void *from, size_t n, int kind, vo
     return wait_for(stream);
 }
 
+/* All work, but a wait for that ends captures. */
+static int wait_for_all(void)
+{
+    return ibx_frontend_capturing() ? cudaStreamSynchronize(NULL) : cudaDeviceSynchronize();
+}
+
 int ibx_frontend_before_host(const void *memory, size_t n)
 {
-    if (ibx_frontend_plugin() && ibx_frontend_host_memory_used(memory, n))
-        return wait_for(NULL);
-    return ibx_frontend_host_functions() ? cudaStreamSynchronize(NULL) : CUDA_SUCCESS;
+    const bool used = ibx_frontend_plugin() && ibx_frontend_host_memory_used(memory, n);
+    return used || ibx_frontend_host_functions() ? wait_for_all() : CUDA_SUCCESS;
 }
 
 /* --------------------------------------------------------------------------- through the plugin */
@@ -97,13 +102,27 @@ static bool copied(const struct rows *r, bool async, void *stream, int *exit_cod
 
 /* --------------------------------------------------------------------------- the calls */
 
+/* Functions of the application's may have to write bytes that are read here. CUDA does not say that
+ * a wait for the legacy stream is one for those that it waits for; a copy from there is, for one
+ * byte that this copy is about to overwrite. */
+static int wait_for_functions(const struct rows *r, void *stream)
+{
+    const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
+    uint8_t byte;
+    const struct ibx_frontend_copy back = {.device = (uintptr_t)r->to, .host = &byte, .n = 1};
+    int rc;
+    if ((uintptr_t)stream > 1)
+        return cudaStreamSynchronize(stream);
+    return calls && is_ours(r) && !calls->copy(&back, &rc) ? rc : wait_for_all();
+}
+
 /* False: GVirtuS has to run it, over `n` bytes of the host if it is there. True: *rc is the answer.
  */
 static bool answered(const struct rows *r, size_t n, bool async, void *stream, int *rc)
 {
-    /* Functions of the application's may have to write those bytes first, or read them. */
+    /* What comes from the device does so in the stream's order. */
     if (ibx_frontend_host_functions() && r->kind != CUDA_MEMCPY_ON_DEVICE &&
-        (*rc = cudaStreamSynchronize(stream)))
+        r->kind != CUDA_MEMCPY_FROM_DEVICE && (*rc = wait_for_functions(r, stream)))
         return true;
     if (copied(r, async, stream, rc))
         return true;

@@ -504,6 +504,29 @@ bool host_functions()
         REQUIRE(s.right && back == std::vector<char>(10000, 'b'));
         stub_remote()->slow(0);
     }
+    // From the device to page-locked memory the stream's order is enough.
+    flags[0] = !over_shm;
+    flags[1] = 0;
+    REQUIRE(launch_host(stream, wait_for_flag, flags) == 0);
+    REQUIRE(cudaMemcpyAsync(pinned, device, 10000, D2H, stream) == 0);
+    flags[0] = 1;
+    REQUIRE(cudaStreamSynchronize(stream) == 0 && flags[1] == 1);
+    REQUIRE(!std::memcmp(pinned, back.data(), 10000));
+    // A copy that waits does so in the order of the legacy stream, for which no wait for that says.
+    for (int way = 0; way < 4; way++) {
+        char *memory = way % 2 ? pageable.data() : static_cast<char *>(pinned);
+        Step s = {memory, 'a', 'b', false};
+        std::memset(memory, 'a', 10000);
+        stub_remote()->slow(50000);
+        REQUIRE(cudaMemcpyAsync(device + 10000, slow, 10000, H2D, stream) == 0);
+        REQUIRE(launch_host(stream, step, &s) == 0);
+        REQUIRE((way < 2 ? cudaMemcpy(device, memory, 10000, H2D)
+                         : cudaMemcpy2D(device, 100, memory, 200, 100, 50, H2D)) == 0);
+        stub_remote()->slow(0);
+        REQUIRE(cudaMemcpy(back.data(), device, 5000, D2H) == 0 && s.right);
+        REQUIRE(back[0] == 'b' && back[4999] == 'b');
+        std::fill(back.begin(), back.end(), 'x');
+    }
     // Callbacks of two streams, each in its order.
     std::vector<int> order[2];
     std::vector<Called> calls(100);
