@@ -43,7 +43,8 @@ static bool is_part(struct copies *x)
 static bool in_place_able(struct copies *x)
 {
     struct copy *c = &x->copy;
-    if (!c->held || !c->reach.id)
+    /* What is pinned will be unpinned, which waits for graphs, and these for such a session. */
+    if (!c->held || !c->reach.id || x->host_queue)
         return false;
     bool async = c->reach.lasting && c->frame.call == IBX_FRAME_MEMCPY_ASYNC;
     bool leave = async && !c->settle;

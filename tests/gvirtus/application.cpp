@@ -644,6 +644,7 @@ int main(int argc, char **argv)
         {"graphs-lost", graphs_lost},
         {"frees-beside-graphs", frees_beside_graphs},
         {"unpinned-beside-graphs", unpinned_beside_graphs},
+        {"killed-in-graph", killed_in_graph},
         {"lied-to", lied_to},
         {"host-functions", host_functions},
         {"host-functions-lost", host_functions_lost},

@@ -93,6 +93,7 @@ bool captures();
 bool conditions();
 bool graphs_lost();
 bool frees_beside_graphs();
+bool killed_in_graph();
 bool unpinned_beside_graphs();
 bool lied_to();
 

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <csignal>
 #include <cstring>
 #include <mutex>
 #include <thread>
@@ -182,14 +183,10 @@ bool graphs()
 }
 
 // What a graph copies into pinned memory is there when the graph goes on, also where the back end
-// writes it itself.
-bool pinned_bytes_of_graphs()
+// writes it itself, and where other memory was before.
+static bool pinned_bytes_of_graph(char *device, void *stream, std::size_t N)
 {
-    constexpr std::size_t N = 300000;
-    REQUIRE(runtime_is_there());
-    char *device = device_memory(N), *back = nullptr;
-    void *stream = nullptr;
-    REQUIRE(cudaStreamCreate(&stream) == 0);
+    char *back = nullptr;
     REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&back), N) == 0);
     Graph graph;
     const Planes out = copy_of(back, device, N, D2H);
@@ -205,7 +202,39 @@ bool pinned_bytes_of_graphs()
         REQUIRE(same);
     }
     REQUIRE(graph.destroy() == 0 && run("cudaGraphExecDestroy", exec) == 0);
-    return cudaFreeHost(back) == 0 && cudaFree(device) == 0;
+    return cudaFreeHost(back) == 0;
+}
+
+bool pinned_bytes_of_graphs()
+{
+    REQUIRE(runtime_is_there());
+    char *device = device_memory();
+    void *stream = nullptr;
+    REQUIRE(cudaStreamCreate(&stream) == 0);
+    for (const std::size_t n : {300000u, 3000000u, 5000000u, 2000000u, 4000000u})
+        REQUIRE(pinned_bytes_of_graph(device, stream, n));
+    return cudaFree(device) == 0;
+}
+
+static void end_process(void *)
+{
+    kill(getpid(), SIGKILL);
+}
+
+// The client ends while its graph waits for it, whose copies had the back end pin its memory.
+bool killed_in_graph()
+{
+    constexpr std::size_t n = 3000000;
+    REQUIRE(runtime_is_there());
+    char *device = device_memory(n), *back = nullptr;
+    REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&back), n) == 0);
+    Graph graph;
+    const Planes out = copy_of(back, device, n, D2H);
+    const Host host = {end_process, nullptr};
+    REQUIRE(graph.add("cudaGraphAddMemcpyNode", {}, &out) == 0);
+    REQUIRE(graph.add("cudaGraphAddHostNode", {graph.nodes[0]}, &host) == 0);
+    REQUIRE(launch(graph.made(), nullptr) == 0);
+    return cudaDeviceSynchronize() == 0;
 }
 
 // Behind a reset the streams in which graphs' copies were made are no more.

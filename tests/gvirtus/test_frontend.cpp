@@ -172,6 +172,16 @@ bool unpinned_beside_graphs()
     return good;
 }
 
+// A client that is killed while its graph waits for it; the next one's works.
+bool killed_in_graph()
+{
+    GpuBackEnd back;
+    Application first(&back, application, "killed-in-graph", "taken");
+    REQUIRE(result_of(first.pid) != 0);
+    Application second(&back, application, "graphs", "taken");
+    return second.good();
+}
+
 // A success is the answer to all; a graph has as many nodes as 64 bits say, an array long elements.
 void serve_lies(Communicator *client)
 {
@@ -398,6 +408,7 @@ void check_what_it_does_not()
     check("a function that never returns", function_for_ever);
     check("memory that is given back beside graphs", frees_beside_graphs);
     check("memory that is unpinned beside graphs", unpinned_beside_graphs);
+    check("a client that is killed in a graph", killed_in_graph);
     check("a back end that lies", lied_to);
     check("a library of NVIDIA's that is loaded later", library_loaded_later);
     check("a back end without these calls", without_extra);
