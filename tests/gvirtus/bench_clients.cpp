@@ -2,7 +2,7 @@
 //
 // Clients that share a GPU, run by tools/bench/gpu --shared:
 //
-//   bench-clients LIBCUDART SECONDS
+//   bench-clients LIBCUDART SECONDS [PART]
 //
 // Each client is a process that copies page-locked memory to the device in a loop, over the
 // libcudart named, GVirtuS's or CUDA's own, and what is preloaded before it. Prints what short
@@ -11,6 +11,8 @@
 //
 //   SHARED MEDIAN 99TH GREEDY WHAT   microseconds of the short copies, GB/s of the greedy one
 //   EQUAL SUM RATIO WHAT             GB/s together, slowest to fastest
+//
+// With PART only that of which WHAT has this in it.
 #include "tests/gvirtus/bench_measure.h"
 
 #include <atomic>
@@ -53,6 +55,7 @@ struct Client {
 Shared *shared;
 const char *libcudart;
 double slice;
+std::string wanted; // a part of what is measured
 
 // The destructors of GVirtuS's front ends are not to be relied on.
 [[noreturn]] void leave(int status)
@@ -213,6 +216,8 @@ void short_beside(std::size_t count, std::size_t bytes, const Client *greedy, co
     const std::string what =
         std::to_string(count) + " x " +
         (bytes < KIB ? std::to_string(bytes) + " B" : std::to_string(bytes / KIB) + " KiB");
+    if ((what + beside).find(wanted) == std::string::npos)
+        return;
     if (!run(clients)) {
         std::printf("FAILED %s%s\n", what.c_str(), beside);
         return;
@@ -226,6 +231,8 @@ void equal(std::size_t bytes)
     const std::vector<Client> clients(clients_max, Client{bytes, false});
     const std::string what =
         std::to_string(clients_max) + " x " + std::to_string(bytes / MIB) + " MiB";
+    if (what.find(wanted) == std::string::npos)
+        return;
     if (!run(clients)) {
         std::printf("FAILED %s\n", what.c_str());
         return;
@@ -243,10 +250,11 @@ void equal(std::size_t bytes)
 
 int main(int argc, char **argv)
 {
-    if (argc != 3 || (slice = std::atof(argv[2])) <= 0) {
-        std::fprintf(stderr, "usage: bench-clients LIBCUDART SECONDS\n");
+    if (argc < 3 || argc > 4 || (slice = std::atof(argv[2])) <= 0) {
+        std::fprintf(stderr, "usage: bench-clients LIBCUDART SECONDS [PART]\n");
         return 2;
     }
+    wanted = argc == 4 ? argv[3] : "";
     libcudart = argv[1];
     std::setvbuf(stdout, nullptr, _IOLBF, 0); // no child has anything of it to flush
     void *memory =
