@@ -103,10 +103,14 @@ static void take_from_backlog(struct ibx_pipeline *p, const struct message *mess
         p->backlog_begin = p->backlog_end = 0;
 }
 
-/* Locked. Whether a message is worth sending beside those that are under way. */
+/* Locked. Whether a message is worth sending beside those that are under way. Where messages cost
+ * much, event records alone are none: they leave with what comes behind them, and no message is on
+ * its way between an event and the work that it is to time. */
 static bool worth_sending(const struct ibx_pipeline *p, bool now)
 {
     const size_t left = p->backlog_end - p->backlog_begin;
+    if (!now && !p->eager && p->records_alone && left < BATCH)
+        return false;
     return !p->messages || left >= (p->copies_alone ? COPIES_BATCH : BATCH) ||
            ((now || p->eager) && p->messages < EAGER_MESSAGES);
 }
@@ -236,6 +240,14 @@ static void leave_behind(struct ibx_pipeline *p)
         ibx_backlog_finish(p);
 }
 
+/* Locked. What the request is that is about to be added. */
+static void note_kind(struct ibx_pipeline *p, bool copy, bool record)
+{
+    const bool first = p->backlog_end == p->backlog_begin;
+    p->copies_alone = copy && (first || p->copies_alone);
+    p->records_alone = record && (first || p->records_alone);
+}
+
 bool ibx_backlog_add_copy(struct ibx_pipeline *p, uint64_t device, const void *host, size_t n)
 {
     static const char name[] = "cudaMemcpy";
@@ -255,7 +267,7 @@ bool ibx_backlog_add_copy(struct ibx_pipeline *p, uint64_t device, const void *h
         ibx_put_bytes(&w, host, n);
         ibx_put_u64(&w, n);
         ibx_put_u32(&w, IBX_FRAME_H2D);
-        p->copies_alone = p->copies_alone || p->backlog_end == p->backlog_begin;
+        note_kind(p, true, false);
         p->backlog_end += length;
         p->backlog_requests++;
         note_answered(p, &of_copies);
@@ -320,7 +332,7 @@ bool ibx_backlog_add(struct ibx_pipeline *p, const struct ibx_scope *scope, bool
     bool good = has_room(p);
     if (good) {
         memcpy(p->backlog + p->backlog_end, p->staged, p->staged_length);
-        p->copies_alone = false;
+        note_kind(p, false, ibx_call_records(p->call));
         p->backlog_end += p->staged_length;
         p->backlog_requests++;
         if (p->call->kind == IBX_CALL_FREES)

@@ -115,6 +115,7 @@ struct ibx_pipeline {
     size_t backlog_cut; /* the first so many bytes end a request whose others have left */
     unsigned backlog_requests;
     bool copies_alone;          /* since it was empty */
+    bool records_alone;         /* likewise, of events */
     unsigned messages;          /* sent since nothing was outstanding at the back end */
     uint64_t mute;              /* the number of the last registration */
     bool refused;               /* the last message was: for want of credit, or of a peer */
@@ -162,6 +163,8 @@ static inline uint32_t ibx_request_word(const uint8_t *at)
 struct ibx_scope ibx_request_scope(const struct ibx_call *call, const uint8_t *body, size_t n);
 /* It may add work, or end a handle. */
 bool ibx_call_adds_work(const struct ibx_call *call);
+/* cudaEventRecord. */
+bool ibx_call_records(const struct ibx_call *call);
 /* Work of it may be behind in a stream when its call returns. */
 bool ibx_request_stays(const struct ibx_call *call, const uint8_t *body, size_t n);
 /* It waits, as a synchronous copy does, for what is ordered with the legacy stream. */

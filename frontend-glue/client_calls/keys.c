@@ -18,6 +18,11 @@ const uint8_t *ibx_request_body(const struct ibx_pipeline *p, size_t *n)
     return body;
 }
 
+bool ibx_call_records(const struct ibx_call *call)
+{
+    return call->kind == IBX_CALL_REPEATS && !strcmp(call->name, "cudaEventRecord");
+}
+
 bool ibx_call_adds_work(const struct ibx_call *call)
 {
     switch (call->kind) {

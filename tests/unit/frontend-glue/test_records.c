@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Event records that do not wait: over a fabric whose messages cost much each leaves with what
+ * comes behind it, so that it times the work and not the wire; and it leaves, whatever comes. */
+#include "tests/scenes/session_pair.h"
+
+#include "common/clock.h"
+#include "frontend-glue/client_calls/internal.h"
+#include "frontend-glue/client_copies/client_frame.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <cmocka.h>
+
+#define REQUESTS 64u
+
+static struct session_pair pair;
+static struct ibx_pipeline *pipeline;
+static atomic_uint requests;
+static atomic_bool last_of_message[REQUESTS]; /* nothing is behind it in its message */
+
+/* As GVirtuS. */
+static int serve(struct session_pair *p, void *argument)
+{
+    static const uint8_t reply[20];
+    struct ibx_session *s = p->server;
+    uint8_t body[256];
+    (void)argument;
+    for (;;) {
+        char name[64];
+        uint64_t length;
+        size_t n = 0;
+        while (n < sizeof(name) && ibx_session_read(s, name + n, 1) == 1 && name[n])
+            n++;
+        if (n == sizeof(name) || !ibx_session_live(s) || ibx_session_read(s, &length, 8) != 8 ||
+            length > sizeof(body) || ibx_session_read(s, body, length) != (ssize_t)length)
+            return 0;
+        assert_true(requests < REQUESTS);
+        last_of_message[requests] = !s->segment.left;
+        requests++;
+        for (size_t at = 0; at < sizeof(reply); at += at ? 8 : 4)
+            ibx_session_write(s, reply + at, at ? 8 : 4);
+        if (ibx_session_sync(s))
+            return 0;
+    }
+}
+
+static void await_requests(unsigned count)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(30000);
+    while (requests < count && ibx_now_ns() < deadline)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    assert_int_equal(requests, count);
+}
+
+static void call(const char *name, const void *body, size_t n)
+{
+    int code = -1;
+    const struct ibx_pipeline_request request = {.name = name, .body = body, .n = n};
+    assert_int_equal(ibx_pipeline_call(pipeline, &request, &code), 0);
+    assert_int_equal(code, 0);
+}
+
+static void record(void)
+{
+    static const uint64_t body[2] = {7, 5};
+    call("cudaEventRecord", body, sizeof(body));
+}
+
+static void set_memory(void)
+{
+    static const uint8_t body[28];
+    call("cudaMemsetAsync", body, sizeof(body));
+}
+
+/* Nothing is under way. */
+static void settle(unsigned count)
+{
+    await_requests(count);
+    ibx_pipeline_finish(pipeline, 30000);
+}
+
+static int begin(void **state)
+{
+    (void)state;
+    requests = 0;
+    session_pair_open(&pair);
+    session_pair_start(&pair, serve, NULL);
+    pipeline = ibx_pipeline_create(pair.client, IBX_PIPELINE_ALL);
+    assert_non_null(pipeline);
+    ibx_pipeline_learn(pipeline, "cudaEventRecord");
+    ibx_pipeline_learn(pipeline, "cudaMemsetAsync");
+    record(); /* it waits, and is known to succeed since */
+    settle(1);
+    return 0;
+}
+
+static int end(void **state)
+{
+    (void)state;
+    ibx_pipeline_destroy(pipeline);
+    ibx_session_close(pair.client);
+    session_pair_join(&pair);
+    session_pair_close(&pair);
+    return 0;
+}
+
+/* The process's own thread may have sent the record before the next call was made: then that try
+ * says nothing. */
+static void test_leaves_with_the_next(void **state)
+{
+    (void)state;
+    unsigned together = 0;
+    for (unsigned i = 0; i < 20; i++) {
+        const unsigned before = requests;
+        record();
+        record();
+        set_memory();
+        settle(before + 3);
+        together += !last_of_message[before] && !last_of_message[before + 1];
+    }
+    assert_true(together >= 1);
+}
+
+/* Nothing comes behind it. */
+static void test_leaves_alone(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < 20; i++) {
+        const unsigned before = requests;
+        record();
+        await_requests(before + 1);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_leaves_with_the_next, begin, end),
+        cmocka_unit_test_setup_teardown(test_leaves_alone, begin, end),
+    };
+    session_pair_use("tcp", NULL, NULL, NULL);
+    return cmocka_run_group_tests_name("records", tests, NULL, NULL);
+}
