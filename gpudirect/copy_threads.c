@@ -22,7 +22,7 @@ struct job {
     unsigned slot;
     void *local;
     uint64_t offset;
-    size_t n;
+    size_t n, taken; /* bytes, and how many of them a thread has begun to copy */
 };
 
 struct ibx_copy_threads {
@@ -41,9 +41,12 @@ struct ibx_copy_threads {
     unsigned sleeping, sleeping_wide; /* usual threads, and others */
     uint64_t spin_ns;                 /* how long a thread looks for a job before it sleeps */
     struct job jobs[IBX_COPY_THREADS_SLOTS]; /* a ring of those that no thread has begun */
-    unsigned first, waiting, running;        /* jobs */
+    size_t left[IBX_COPY_THREADS_SLOTS];     /* bytes of a slot's job that are not copied yet */
+    size_t slice;                            /* of a job that a thread takes, at most */
+    unsigned first, waiting, running;        /* jobs; and slices that are being copied */
     uint32_t done;                           /* slots */
     int status;
+    unsigned ends_seen;      /* by the owner, in whose call that is */
     atomic_uint posts, ends; /* jobs waiting, jobs ended ever: to be read without the lock */
 };
 
@@ -53,12 +56,25 @@ static void set_waiting(struct ibx_copy_threads *t, unsigned waiting)
     atomic_store_explicit(&t->posts, waiting, memory_order_relaxed);
 }
 
-/* Runs the oldest job; there is one. Unlocks meanwhile. */
+/* The next slice of the oldest job; there is one. */
+static struct job take_slice(struct ibx_copy_threads *t)
+{
+    struct job *job = &t->jobs[t->first], slice = *job;
+    slice.local = (uint8_t *)job->local + job->taken;
+    slice.offset += job->taken;
+    slice.n = job->n - job->taken < t->slice ? job->n - job->taken : t->slice;
+    job->taken += slice.n;
+    if (job->taken == job->n) {
+        t->first = (t->first + 1) % IBX_COPY_THREADS_SLOTS;
+        set_waiting(t, t->waiting - 1);
+    }
+    return slice;
+}
+
+/* Copies it. Unlocks meanwhile. */
 static void run_one(struct ibx_copy_threads *t)
 {
-    struct job job = t->jobs[t->first];
-    t->first = (t->first + 1) % IBX_COPY_THREADS_SLOTS;
-    set_waiting(t, t->waiting - 1);
+    const struct job job = take_slice(t);
     t->running++;
     ibx_copy_threads_copy copy = t->copy;
     void *context = t->context;
@@ -66,10 +82,13 @@ static void run_one(struct ibx_copy_threads *t)
     int rc = copy(context, job.local, job.offset, job.n);
     pthread_mutex_lock(&t->lock);
     t->running--;
-    t->done |= 1u << job.slot;
-    atomic_fetch_add_explicit(&t->ends, 1, memory_order_relaxed);
+    t->left[job.slot] -= job.n;
     if (rc && !t->status)
         t->status = rc;
+    if (!t->left[job.slot])
+        t->done |= 1u << job.slot;
+    if (!t->left[job.slot] || rc)
+        atomic_fetch_add_explicit(&t->ends, 1, memory_order_relaxed);
     pthread_cond_signal(&t->over); /* only the owner waits for it */
 }
 
@@ -84,7 +103,7 @@ static bool spin(struct ibx_copy_threads *t, unsigned number)
 {
     uint64_t until = ibx_now_ns() + t->spin_ns;
     pthread_mutex_unlock(&t->lock);
-    while (!atomic_load_explicit(&t->posts, memory_order_relaxed) && takes_part(t, number) &&
+    while (!(atomic_load_explicit(&t->posts, memory_order_relaxed) && takes_part(t, number)) &&
            ibx_now_ns() < until)
         ibx_cpu_relax();
     pthread_mutex_lock(&t->lock);
@@ -101,7 +120,7 @@ static void *work(void *argument)
     while (!t->ending) {
         if (t->waiting && takes_part(t, number)) {
             run_one(t);
-        } else if (!t->spin_ns || !takes_part(t, number) || !spin(t, number)) {
+        } else if (!t->spin_ns || !spin(t, number)) {
             ++*sleeping;
             pthread_cond_wait(usual ? &t->posted : &t->posted_wide, &t->lock);
             --*sleeping;
@@ -201,17 +220,33 @@ void ibx_copy_threads_begin(struct ibx_copy_threads *t, ibx_copy_threads_copy co
     t->context = context;
     t->done = 0;
     t->status = 0;
+    t->ends_seen = t->ends;
+    t->slice = SIZE_MAX;
     t->taking_part = t->usual;
     pthread_mutex_unlock(&t->lock);
 }
 
-void ibx_copy_threads_widen(struct ibx_copy_threads *t, unsigned count)
+/* All that sleep are woken at once, rather than one with each piece. */
+void ibx_copy_threads_widen(struct ibx_copy_threads *t, unsigned count, size_t slice)
 {
     if (count > t->count + 1)
         create_threads(t, count);
     pthread_mutex_lock(&t->lock);
     t->taking_part = t->count;
+    t->slice = slice;
+    if (t->spin_ns && t->sleeping)
+        pthread_cond_broadcast(&t->posted);
+    if (t->spin_ns && t->sleeping_wide)
+        pthread_cond_broadcast(&t->posted_wide);
     pthread_mutex_unlock(&t->lock);
+}
+
+static void wake(pthread_cond_t *sleepers, bool all)
+{
+    if (all)
+        pthread_cond_broadcast(sleepers);
+    else
+        pthread_cond_signal(sleepers);
 }
 
 static bool is_wide(const struct ibx_copy_threads *t)
@@ -224,13 +259,15 @@ void ibx_copy_threads_post(struct ibx_copy_threads *t, unsigned slot, void *loca
 {
     pthread_mutex_lock(&t->lock);
     t->jobs[(t->first + t->waiting) % IBX_COPY_THREADS_SLOTS] =
-        (struct job){slot, local, offset, n};
+        (struct job){slot, local, offset, n, 0};
+    t->left[slot] = n;
     set_waiting(t, t->waiting + 1);
+    const bool several = n > t->slice;
     if (t->sleeping)
-        pthread_cond_signal(&t->posted);
+        wake(&t->posted, several);
     if (t->sleeping_wide &&
         is_wide(t)) /* some of both: those that are woken may not be awake yet */
-        pthread_cond_signal(&t->posted_wide);
+        wake(&t->posted_wide, several);
     pthread_mutex_unlock(&t->lock);
 }
 
@@ -250,6 +287,9 @@ static void await_end(struct ibx_copy_threads *t)
 
 int ibx_copy_threads_take(struct ibx_copy_threads *t, bool wait, uint32_t *slots)
 {
+    /* Not for nothing: whoever is to end a piece needs the lock. */
+    if (!wait && atomic_load_explicit(&t->ends, memory_order_relaxed) == t->ends_seen)
+        return 0;
     pthread_mutex_lock(&t->lock);
     while (wait && !t->done && !t->status && (t->waiting || t->running)) {
         if (t->waiting && !is_wide(t))
@@ -259,7 +299,9 @@ int ibx_copy_threads_take(struct ibx_copy_threads *t, bool wait, uint32_t *slots
     }
     *slots |= t->done;
     t->done = 0;
+    t->ends_seen = t->ends;
     int status = t->status;
+    t->ends_seen -= status != 0; /* the next call looks again */
     pthread_mutex_unlock(&t->lock);
     return status;
 }

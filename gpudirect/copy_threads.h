@@ -45,9 +45,10 @@ void ibx_copy_threads_destroy(struct ibx_copy_threads *threads);
 void ibx_copy_threads_begin(struct ibx_copy_threads *threads, ibx_copy_threads_copy copy,
                             void *context);
 /* Behind it, for a long copy: `count` threads take part in this one, the owner included, which then
- * copies nothing itself. They are created the first time, or as many as the system allows, and
- * sleep during other copies. */
-void ibx_copy_threads_widen(struct ibx_copy_threads *threads, unsigned count);
+ * copies nothing itself. They are created the first time, or as many as the system allows, and copy
+ * nothing during other copies. Pieces are copied by several threads at once, each a slice of so
+ * many bytes: pieces end one after the other then, and not all together. */
+void ibx_copy_threads_widen(struct ibx_copy_threads *threads, unsigned count, size_t slice);
 /* Posts a piece; `slot` names it until ibx_copy_threads_take() has reported it. */
 void ibx_copy_threads_post(struct ibx_copy_threads *threads, unsigned slot, void *local,
                            uint64_t offset, size_t n);

@@ -33,12 +33,14 @@
 #define WAIT_PARTS   3u  /* eighths of the time of copying that may be waited for at the end */
 #define BEHIND_MAX   3u  /* copies in a row that waited longer; then parts do not shrink */
 #define EVEN_COPIES  64u /* copies, before shrinking parts are tried again */
-#define THREADS_TO   (1u << 20) /* bytes to the device: shorter copies end before threads begin */
-#define THREADS_FROM (2u << 20) /* from it */
-#define WIDE_FROM    (8u << 20) /* either way: as many threads as it takes to feed the GPU */
-#define IN_FLIGHT    3u         /* frames without an answer: of 4 message slots one is for a CTS */
-#define ANSWER_US    1000u      /* none takes longer, unless the GPU has others to serve */
-#define USELESS_MAX  3u         /* copies in a row */
+#define THREADS_TO   (1u << 20)   /* bytes to the device: shorter copies end before threads begin */
+#define THREADS_FROM (2u << 20)   /* from it */
+#define WIDE_FROM    (8u << 20)   /* either way: as many threads as it takes to feed the GPU */
+#define SLICE        (128u << 10) /* of a unit, for one of these threads */
+#define EDGE_FROM    2u    /* units of a frame at either end of such a copy from the device */
+#define IN_FLIGHT    3u    /* frames without an answer: of 4 message slots one is for a CTS */
+#define ANSWER_US    1000u /* none takes longer, unless the GPU has others to serve */
+#define USELESS_MAX  3u    /* copies in a row */
 #define SHORT        (PARTS * SLOT)
 
 /* Of a session: the context of its hooks. */
@@ -67,7 +69,7 @@ struct run {
     struct ibx_copy_threads *threads; /* NULL: this thread alone */
     size_t unit;                      /* bytes, of the last one perhaps fewer; 0: see begins */
     size_t begins[PARTS];             /* of units that shrink */
-    unsigned per_frame;               /* units */
+    unsigned per_frame, edge;         /* units; of the frames of the first and last per_frame */
     uint64_t units, frames;
     uint64_t posted, copied; /* units: begun, and whole up to here */
     uint32_t done;           /* slots that are whole beyond that */
@@ -206,28 +208,51 @@ static void note_copied(struct run *run)
 
 /* ----------------------------------------------------------------------- the frames */
 
+/* Frames at each end of the copy that have `edge` units. */
+static uint64_t edges(const struct run *run)
+{
+    return run->per_frame / run->edge;
+}
+
+/* The first unit of the last frames, which may have fewer units. */
+static uint64_t last_of(const struct run *run)
+{
+    return (run->units - 1) / run->per_frame * run->per_frame;
+}
+
+/* The number of its first unit. What is between the edges has `per_frame` units a frame. */
+static uint64_t begin_of(const struct run *run, uint64_t frame)
+{
+    if (run->edge == run->per_frame)
+        return frame * run->per_frame;
+    if (frame < edges(run))
+        return frame * run->edge;
+    const uint64_t middle = last_of(run) / run->per_frame - 1, at = frame - edges(run);
+    return at < middle ? (at + 1) * run->per_frame : last_of(run) + (at - middle) * run->edge;
+}
+
 static uint64_t end_of(const struct run *run, uint64_t frame)
 {
-    uint64_t end = (frame + 1) * run->per_frame;
+    uint64_t end = begin_of(run, frame + 1);
     return end < run->units ? end : run->units;
 }
 
 /* Whether the frame's answer says that its copy is done, and with it all before. */
 static bool settles(const struct run *run, uint64_t frame)
 {
-    const uint64_t often = SLOTS / 2 / run->per_frame;
-    return !run->copy->to_device || frame + 1 == run->frames || frame % often == often - 1;
+    return !run->copy->to_device || frame + 1 == run->frames ||
+           end_of(run, frame) % (SLOTS / 2) == 0;
 }
 
 /* The copy of one frame. */
 static struct ibx_frontend_copy frame_of(const struct run *run, uint64_t frame)
 {
     struct ibx_frontend_copy copy = *run->copy;
-    uint64_t unit = frame * run->per_frame;
+    uint64_t unit = begin_of(run, frame);
     copy.async = copy.async || !settles(run, frame);
     copy.device += offset_of(run, unit);
     copy.host = slot_of(run, unit);
-    copy.n = length_of(run, unit, run->per_frame);
+    copy.n = length_of(run, unit, end_of(run, frame) - unit);
     return copy;
 }
 
@@ -345,7 +370,7 @@ static void divide_shrinking(struct run *run)
     size_t length = n / sum / LINE * LINE, begin = n;
     for (uint64_t unit = run->units; --unit > 0; length *= SHRINK)
         run->begins[unit] = begin -= length;
-    run->per_frame = 1;
+    run->per_frame = run->edge = 1;
     run->frames = run->units;
 }
 
@@ -370,7 +395,12 @@ static void divide_evenly(struct run *run)
     run->per_frame = run->copy->to_device && !is_wide(run) ? 1 : PER_FRAME;
     while (run->per_frame > 1 && run->units < PARTS * run->per_frame)
         run->per_frame /= 2;
+    run->edge = run->per_frame;
     run->frames = (run->units + run->per_frame - 1) / run->per_frame;
+    if (is_wide(run) && !run->copy->to_device && last_of(run)) {
+        run->edge = EDGE_FROM;
+        run->frames += edges(run) - 2 + (run->units - last_of(run) + run->edge - 1) / run->edge;
+    }
 }
 
 static void divide(struct run *run)
@@ -425,7 +455,7 @@ int ibx_client_stage_copy(struct ibx_session *s, const struct ibx_frontend_copy 
     if (run.threads)
         ibx_copy_threads_begin(run.threads, move, (void *)(uintptr_t)copy);
     if (is_wide(&run))
-        ibx_session_widen_threads(s);
+        ibx_session_widen_threads(s, SLICE);
     ibx_session_take_placed(s);
     int rc = (int)ibx_session_write(s, NULL, 0); /* earlier payloads are READ now */
     while (!rc && !finished(&run))

@@ -108,9 +108,9 @@ struct ibx_conn *ibx_session_conn(const struct ibx_session *session);
 const struct ibx_caps *ibx_session_caps(const struct ibx_session *session);
 /* The threads that copy beside this one, made at the first call; NULL: none are wanted. */
 struct ibx_copy_threads *ibx_session_threads(struct ibx_session *session);
-/* Behind ibx_copy_threads_begin() of a long copy of theirs: more of them take part, unless the user
- * has set their number. */
-void ibx_session_widen_threads(struct ibx_session *session);
+/* Behind ibx_copy_threads_begin() of a long copy of theirs: as ibx_copy_threads_widen(). More of
+ * them take part, unless the user has set their number. */
+void ibx_session_widen_threads(struct ibx_session *session, size_t slice);
 /* How many there are, or would be. */
 unsigned ibx_session_thread_count(const struct ibx_session *session);
 /* Ends them until they are wanted again. None is copying. */

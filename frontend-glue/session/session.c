@@ -352,10 +352,11 @@ struct ibx_copy_threads *ibx_session_threads(struct ibx_session *s)
     return s->threads;
 }
 
-void ibx_session_widen_threads(struct ibx_session *s)
+void ibx_session_widen_threads(struct ibx_session *s, size_t slice)
 {
-    if (!s->thread_count && s->threads)
-        ibx_copy_threads_widen(s->threads, ibx_copy_threads_wide_count());
+    if (s->threads)
+        ibx_copy_threads_widen(
+            s->threads, s->thread_count ? s->thread_count : ibx_copy_threads_wide_count(), slice);
 }
 
 void ibx_session_drop_threads(struct ibx_session *s)

@@ -122,6 +122,13 @@ static void test_sizes(void **state)
     assert_true(now.all > 4 * SIZES);
 }
 
+static unsigned parts_of(bool to_device, uint8_t *host, size_t n)
+{
+    unsigned long before = counts().all;
+    assert_int_equal(copy(to_device, false, host, 0, n), 0);
+    return (unsigned)(counts().all - before);
+}
+
 #define EXITING 4u /* the kernel's PF_EXITING */
 
 /* One that was joined may be seen for a little longer. */
@@ -160,6 +167,11 @@ static void test_many_threads(void **state)
     assert_int_equal(threads_now(), threads + 3);
     check(LONGEST - 12345, 48, false);
     assert_int_equal(threads_now(), threads + 7);
+    uint8_t *host = scene_memory(LONGEST);
+    assert_int_equal(parts_of(true, host, 16 << 20), 8); /* of 2 MiB */
+    assert_int_equal(parts_of(false, host, 16 << 20),
+                     10); /* the first two, and the last, of 1 MiB */
+    assert_int_equal(parts_of(false, host, (16 << 20) + 1), 10);
     app->slow(500);
     check(LONGEST, 2063, true);
     check(5 << 20, 16, true);
@@ -272,13 +284,6 @@ static int set_up_tuned(void **state)
     int rc = set_up_long(state);
     gpu.tuning = (struct ibx_tuning){0};
     return rc;
-}
-
-static unsigned parts_of(bool to_device, uint8_t *host, size_t n)
-{
-    unsigned long before = counts().all;
-    assert_int_equal(copy(to_device, false, host, 0, n), 0);
-    return (unsigned)(counts().all - before);
 }
 
 /* Copies from the device in a row: each part is waited for, and is in place only if it is long. */

@@ -26,6 +26,7 @@ struct copying {
     unsigned fail_at; /* the piece that fails, 0: none */
     unsigned meet;    /* so many pieces wait for each other */
     unsigned wide;    /* threads of this copy, 0: the usual ones */
+    size_t slice;     /* of these, 0: a whole piece */
     pthread_t owner;
     atomic_bool owners; /* the owner has copied */
     atomic_bool others; /* a thread that is not the owner has */
@@ -73,7 +74,7 @@ static int copy_all(struct ibx_copy_threads *t, struct copying *c)
     c->owner = pthread_self();
     ibx_copy_threads_begin(t, copy, c);
     if (c->wide)
-        ibx_copy_threads_widen(t, c->wide);
+        ibx_copy_threads_widen(t, c->wide, c->slice ? c->slice : PIECE);
     while (over < PIECES && !rc) {
         for (unsigned slot = 0; slot < 8 && next < PIECES; slot++) {
             if (busy & 1u << slot)
@@ -132,6 +133,60 @@ static void test_wide(void **state)
         assert_int_equal(usual.most, 3);
         assert_int_equal(copy_all(t, &failing), -ESRCH);
     }
+    ibx_copy_threads_destroy(t);
+}
+
+/* Several threads copy one piece, which is reported once. */
+static void test_slices(void **state)
+{
+    (void)state;
+    struct ibx_copy_threads *t;
+    assert_int_equal(ibx_copy_threads_create(2, &t, NULL), 0);
+    for (unsigned round = 0; round < 20; round++) {
+        struct copying c = {.meet = 4}, all = {.wide = 6, .slice = 1100};
+        struct copying failing = {.fail_at = 33, .wide = 6, .slice = 1100};
+        uint32_t slots = 0;
+        c.owner = pthread_self();
+        memset(local, 0, sizeof(local));
+        ibx_copy_threads_begin(t, copy, &c);
+        ibx_copy_threads_widen(t, 6, 1000);
+        ibx_copy_threads_post(t, 7, local, 0, 3500); /* four slices, which wait for each other */
+        assert_int_equal(ibx_copy_threads_take(t, true, &slots), 0);
+        assert_int_equal(slots, 1u << 7);
+        slots = 0;
+        assert_int_equal(ibx_copy_threads_take(t, false, &slots), 0);
+        assert_int_equal(slots, 0);
+        ibx_copy_threads_stop(t);
+        assert_memory_equal(local, peer, 3500);
+        assert_int_equal(local[3500], 0);
+        assert_int_equal(copy_all(t, &all), 0);
+        assert_memory_equal(local, peer, sizeof(peer));
+        assert_int_equal(all.begun, 5 * PIECES);
+        assert_int_equal(copy_all(t, &failing), -ESRCH);
+    }
+    ibx_copy_threads_destroy(t);
+}
+
+/* A failure is told by each call until the next copy begins, also by one that does not wait. */
+static void test_failure_is_told(void **state)
+{
+    (void)state;
+    struct ibx_copy_threads *t;
+    struct copying c = {.fail_at = 1};
+    uint32_t slots = 0;
+    c.owner = pthread_self();
+    assert_int_equal(ibx_copy_threads_create(3, &t, NULL), 0);
+    ibx_copy_threads_begin(t, copy, &c);
+    assert_int_equal(ibx_copy_threads_take(t, false, &slots), 0);
+    ibx_copy_threads_post(t, 0, local, 0, PIECE);
+    assert_int_equal(ibx_copy_threads_take(t, true, &slots), -ESRCH);
+    assert_int_equal(ibx_copy_threads_take(t, false, &slots), -ESRCH);
+    assert_int_equal(ibx_copy_threads_take(t, false, &slots), -ESRCH);
+    ibx_copy_threads_stop(t);
+    c = (struct copying){.owner = pthread_self()};
+    ibx_copy_threads_begin(t, copy, &c);
+    assert_int_equal(ibx_copy_threads_take(t, false, &slots), 0);
+    ibx_copy_threads_stop(t);
     ibx_copy_threads_destroy(t);
 }
 
@@ -265,6 +320,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_all_pieces), cmocka_unit_test(test_wide),
+        cmocka_unit_test(test_slices),     cmocka_unit_test(test_failure_is_told),
         cmocka_unit_test(test_one_copy),   cmocka_unit_test(test_failure),
         cmocka_unit_test(test_fork),       cmocka_unit_test(test_signals_of_memory),
     };
