@@ -552,6 +552,133 @@ static void test_straight(void **state)
     free(again);
 }
 
+static bool spins; /* processors abound */
+bool __wrap_ibx_thread_may_spin(void);
+bool __wrap_ibx_thread_may_spin(void)
+{
+    return spins;
+}
+
+static void words(bool there)
+{
+    spins = there;
+    app->attribute(IBX_CUDA_DEVICE_HOST_POINTER, there);
+}
+
+static void expect_straight(struct ibx_gpu_copy *copy, uint8_t *host, bool to_device)
+{
+    const struct ibx_double_stats before = cuda_stats();
+    assert_int_equal(ibx_staging_straight(scene.staging, host, copy, to_device), 0);
+    assert_int_equal(cuda_stats().copies_sync, before.copies_sync);
+    assert_true(cuda_stats().copies_async > before.copies_async);
+    if (to_device)
+        assert_device(host, copy->width);
+}
+
+/* The end of a copy is seen by a word that the GPU sets: not before, and not never, whatever
+ * becomes of the stream, of the word and of the context. */
+static void test_word(void **state)
+{
+    (void)state;
+    const size_t n = 100000;
+    begin(LARGE);
+    words(true);
+    uint8_t *host = scene.wire.bytes;
+    struct ibx_gpu_copy copy = plain(&scene, n);
+    assert_int_equal(app->host_register(host, LARGE, 0), 0);
+    void *stream;
+    assert_int_equal(app->stream_create(&stream, 0), 0);
+    const unsigned long pins = cuda_stats().host_pins;
+    for (unsigned round = 0; round < 8; round++) {
+        copy.stream = round % 2 ? stream : NULL;
+        app->slow(round < 4 ? 2000 : 0); /* longer than until the driver is asked */
+        random_fill(host, n, round);
+        expect_straight(&copy, host, true);
+        memset(host, 0, n);
+        expect_straight(&copy, host, false);
+        assert_device(host, n);
+    }
+    assert_int_equal(cuda_stats().host_pins, pins + 1);
+    for (unsigned i = 0; i < 3; i++) { /* the copy, the word, and what is before both */
+        static const char *const fails[] = {"cuMemcpyHtoDAsync", "cuStreamWriteValue32", "dma"};
+        app->inject(fails[i], 1, 700, i == 2);
+        assert_int_equal(ibx_staging_straight(scene.staging, host, &copy, true), 700);
+        app->inject(NULL, 0, 0, false);
+        expect_straight(&copy, host, true);
+        assert_int_equal(cuda_stats().host_pins, pins + 1);
+    }
+    app->inject("cuStreamQuery", 1, 700, false); /* where the driver is asked */
+    app->slow(20000);
+    assert_int_equal(ibx_staging_straight(scene.staging, host, &copy, true), 700);
+    app->slow(0);
+    expect_straight(&copy, host, true);
+    ibx_staging_drop_events(scene.staging); /* as before a reset */
+    assert_int_equal(cuda_stats().host_pins, pins);
+    expect_straight(&copy, host, true);
+    app->inject("cuMemHostRegister", 1, 700, false);
+    ibx_staging_drop_events(scene.staging);
+    const unsigned long before = cuda_stats().copies_sync;
+    copy.stream = NULL;
+    assert_int_equal(ibx_staging_straight(scene.staging, host, &copy, true), 0);
+    assert_int_equal(cuda_stats().copies_sync, before + 1); /* as the driver does it */
+    app->inject(NULL, 0, 0, false);
+    assert_int_equal(app->host_unregister(host), 0);
+    words(false);
+}
+
+/* Beside other sessions, and graphs that wait for their client, the GPU has nothing but copies to
+ * do.
+ */
+static void test_no_word_beside_others(void **state)
+{
+    (void)state;
+    struct ibx_turn mine, other;
+    begin(LARGE);
+    words(true);
+    struct ibx_gpu_copy copy = plain(&scene, 100000);
+    assert_int_equal(app->host_register(scene.wire.bytes, LARGE, 0), 0);
+    ibx_turn_join(&mine, NULL, 100);
+    ibx_turn_join(&other, NULL, 100);
+    ibx_staging_set_turn(scene.staging, &mine);
+    const unsigned long pins = cuda_stats().host_pins;
+    for (unsigned i = 0; i < 2; i++) {
+        ibx_turn_take(&other, 4096);
+        expect_straight(&copy, scene.wire.bytes, true);
+        assert_int_equal(cuda_stats().host_pins, pins);
+    }
+    ibx_turn_leave(&other);
+    copy.beside_graphs = true;
+    expect_straight(&copy, scene.wire.bytes, true);
+    assert_int_equal(cuda_stats().host_pins, pins);
+    copy.beside_graphs = false;
+    expect_straight(&copy, scene.wire.bytes, true);
+    assert_int_equal(cuda_stats().host_pins, pins + 1);
+    ibx_staging_set_turn(scene.staging, NULL);
+    ibx_turn_leave(&mine);
+    assert_int_equal(app->host_unregister(scene.wire.bytes), 0);
+    words(false);
+}
+
+/* A context that goes takes the word with it, and another one has another. */
+static void test_word_of_a_context(void **state)
+{
+    (void)state;
+    const size_t n = 100000;
+    begin(LARGE);
+    words(true);
+    struct ibx_gpu_copy copy = plain(&scene, n);
+    assert_int_equal(app->host_register(scene.wire.bytes, LARGE, 0), 0);
+    expect_straight(&copy, scene.wire.bytes, true);
+    app->primary_reset(0);
+    ibx_staging_forget(scene.staging, NULL);
+    assert_int_equal(app->mem_alloc(&scene.device, LARGE), 0);
+    copy.device = scene.device;
+    assert_int_equal(app->host_register(scene.wire.bytes, LARGE, 0), 0);
+    expect_straight(&copy, scene.wire.bytes, true);
+    assert_int_equal(app->host_unregister(scene.wire.bytes), 0);
+    words(false);
+}
+
 static void test_context_reset(void **state)
 {
     (void)state;
@@ -648,6 +775,9 @@ int main(void)
         TEST(test_exhausted),
         TEST(test_quota),
         TEST(test_many_clients),
+        TEST(test_word),
+        TEST(test_no_word_beside_others),
+        TEST(test_word_of_a_context),
         TEST(test_context_reset),
         TEST(test_event_refused),
         TEST(test_straight),
