@@ -121,14 +121,13 @@ void __cudaRegisterManagedVar(void **module, void **variable, char *address, con
         ibx_frontend_variable_managed(module, variable, name);
 }
 
-/* Before the first access to such a variable in each source of the module. */
+/* Before the first access to such a variable in each source of the module. G5 has this call, which
+ * returns nothing, and no way to register such variables. */
 char __cudaInitModule(void **module)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     __typeof__(&__cudaInitModule) next = NEXT(__cudaInitModule);
     size_t count = 0;
-    if (next)
-        return next(module);
     pthread_mutex_lock(&lock);
     void ***pointers = ibx_frontend_variables_managed(module, &count);
     struct variable *all = count && !*pointers[0] ? calloc(count, sizeof(*all)) : NULL;
@@ -139,7 +138,7 @@ char __cudaInitModule(void **module)
     free(all);
     free(pointers);
     pthread_mutex_unlock(&lock);
-    return 1;
+    return count || !next ? 1 : next(module);
 }
 
 void ibx_frontend_managed_unload(void **module)

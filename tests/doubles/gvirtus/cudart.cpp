@@ -345,6 +345,13 @@ EXPORTED int cudaLaunchKernel(const void *function, StubDim3 grid, StubDim3 bloc
     return mine()->call("cudaLaunchKernel", body);
 }
 
+// As in G5, which has no __cudaRegisterManagedVar.
+extern "C" char __cudaInitModule(void **);
+extern "C" EXPORTED char __cudaInitModule(void **)
+{
+    return 1;
+}
+
 EXPORTED int cudaDeviceSynchronize()
 {
     return stock() ? 0 : mine()->device_synchronize();
