@@ -74,6 +74,19 @@ static int get_stream_attribute(struct extra *e)
     return rc;
 }
 
+static int get_stream_number(struct extra *e)
+{
+    int (*get)(void *stream, int *number) = NULL;
+    int number = 0;
+    void *stream = pointer(&e->in);
+    if (!whole(e))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, get);
+    const int rc = get(stream, &number);
+    ibx_put_u64(&e->out, (uint32_t)number);
+    return rc;
+}
+
 static int wait_for_stream(struct extra *e)
 {
     int (*wait)(void *stream) = NULL;
@@ -208,6 +221,8 @@ static const struct extra_call extras[IBX_EXTRAS] = {
     [IBX_EXTRA_LAUNCH] = {"cudaGetFuncBySymbol", launch},
     [IBX_EXTRA_STREAM_SET_ATTRIBUTE] = {"cudaStreamSetAttribute", set_stream_attribute},
     [IBX_EXTRA_STREAM_GET_ATTRIBUTE] = {"cudaStreamGetAttribute", get_stream_attribute},
+    [IBX_EXTRA_STREAM_FLAGS] = {"cudaStreamGetFlags", get_stream_number},
+    [IBX_EXTRA_STREAM_PRIORITY] = {"cudaStreamGetPriority", get_stream_number},
     [IBX_EXTRA_STREAM_WAIT] = {"cudaStreamSynchronize", wait_for_stream},
     [IBX_EXTRA_RESET_L2] = {"cudaCtxResetPersistingL2Cache", reset_l2},
     [IBX_EXTRA_GET_LIMIT] = {"cudaDeviceGetLimit", get_limit},

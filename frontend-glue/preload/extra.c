@@ -108,6 +108,30 @@ int cudaStreamGetAttribute(void *stream, int attribute, void *value)
     return ibx_frontend_extra(&e, value, IBX_EXTRA_ATTRIBUTE);
 }
 
+static int stream_number(struct extra *e, const void *stream, int *number)
+{
+    uint64_t answer = 0;
+    ibx_put_u64(&e->body, (uintptr_t)stream);
+    int rc = number ? ibx_frontend_extra_ask(e, &answer) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (!rc)
+        *number = (int)(uint32_t)answer;
+    return rc;
+}
+
+int cudaStreamGetFlags(void *stream, unsigned *flags)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_STREAM_FLAGS, "cudaStreamGetFlags");
+    return stream_number(&e, stream, (int *)flags);
+}
+
+int cudaStreamGetPriority(void *stream, int *priority)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_STREAM_PRIORITY, "cudaStreamGetPriority");
+    return stream_number(&e, stream, priority);
+}
+
 int cudaCtxResetPersistingL2Cache(void)
 {
     struct extra e;

@@ -191,6 +191,8 @@ int cudaLaunchCooperativeKernel(const void *function, struct dim3 grid, struct d
 int cudaLaunchKernelExC(const struct launch_config *config, const void *function, void **arguments);
 int cudaStreamSetAttribute(void *stream, int attribute, const void *value);
 int cudaStreamGetAttribute(void *stream, int attribute, void *value);
+int cudaStreamGetFlags(void *stream, unsigned *flags);
+int cudaStreamGetPriority(void *stream, int *priority);
 int cudaCtxResetPersistingL2Cache(void);
 int cudaDeviceGetLimit(size_t *value, int limit);
 int cudaGetSymbolAddress(void **address, const void *symbol);

@@ -102,6 +102,8 @@ enum ibx_extra {
     IBX_EXTRA_IPC_OPEN_POINTER, /* cudaMemPoolImportPointer, of what IPC_MEMORY has shared */
     IBX_EXTRA_GRAPH_CONDITION,  /* cudaGraphConditionalHandleCreate */
     IBX_EXTRA_NODE_CONDITIONAL, /* cudaGraphAddNode */
+    IBX_EXTRA_STREAM_FLAGS,     /* cudaStreamGetFlags */
+    IBX_EXTRA_STREAM_PRIORITY,  /* cudaStreamGetPriority */
     IBX_EXTRAS                  /* one more than the last */
 };
 

@@ -419,7 +419,16 @@ bool cooperative()
     REQUIRE(preloaded<Set>("cudaStreamSetAttribute")(stream, 1, value) == 0);
     REQUIRE(preloaded<Get>("cudaStreamGetAttribute")(stream, 1, back) == 0);
     REQUIRE(!std::memcmp(value, back, sizeof(value)));
-    return fails(preloaded<Set>("cudaStreamSetAttribute")(stream, 2, value), 1);
+    REQUIRE(fails(preloaded<Set>("cudaStreamSetAttribute")(stream, 2, value), 1));
+    void *other = nullptr;
+    int flags[2] = {5, 5}, priority = 5;
+    auto *flags_of = preloaded<int(void *, int *)>("cudaStreamGetFlags");
+    REQUIRE(cudaStreamCreateWithFlags(&other, 1) == 0);
+    REQUIRE(flags_of(stream, &flags[0]) == 0 && flags_of(other, &flags[1]) == 0);
+    REQUIRE(flags[0] == 0 && flags[1] == 1);
+    REQUIRE(preloaded<int(void *, int *)>("cudaStreamGetPriority")(other, &priority) == 0);
+    REQUIRE(priority == -2);
+    return fails(flags_of(stream, nullptr), 1);
 }
 
 namespace

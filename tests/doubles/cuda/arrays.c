@@ -222,6 +222,20 @@ EXPORT int cudaStreamGetAttribute(void *stream, int attribute, void *value)
     return returns(attribute == 1 ? 0 : INVALID_VALUE);
 }
 
+EXPORT int cudaStreamGetFlags(void *stream, unsigned *flags)
+{
+    int (*get)(void *, unsigned *) = NULL;
+    *(void **)&get = driver_function("cuStreamGetFlags");
+    return returns(get(stream, flags));
+}
+
+EXPORT int cudaStreamGetPriority(void *stream, int *priority)
+{
+    (void)stream;
+    *priority = -2;
+    return returns(0);
+}
+
 /* ------------------------------------------------------------------- functions of the host */
 
 EXPORT int cudaLaunchHostFunc(void *stream, void (*function)(void *argument), void *argument)
