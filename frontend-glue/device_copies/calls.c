@@ -257,6 +257,7 @@ void ibx_copies_call_read(struct copies *x, const char *name)
     x->registrations_use = ibx_registrations_use(name);
     x->makes_graph = x->captures_use == CAPTURES_ENDED || !strcmp(name, "cudaGraphCreate");
     x->makes_exec = !strcmp(name, "cudaGraphInstantiate");
+    x->unloads = strstr(name, "cudaUnregisterFatBinary") != NULL;
     x->changes_kernels = kind == IBX_CALL_REGISTERS || kind == IBX_CALL_RESETS;
     if (x->changes_kernels)
         ibx_copies_launch_forget();

@@ -199,6 +199,7 @@ struct copies {
     unsigned lookups_passed;                  /* as it began: registrations.c */
     bool makes_graph, makes_exec;             /* it returns a graph, or what can be launched */
     bool changes_kernels;                     /* it registers some, or takes some away */
+    bool unloads;                             /* ... the latter */
     bool tried_runtime, tried_launch;         /* whether there is one, as long as none was found */
     bool allocates_plainly; /* the handler of cudaMalloc answers with the address alone */
 
@@ -404,6 +405,9 @@ bool ibx_handles_remove(struct copies *x, enum ibx_handle_kind kind, uint64_t va
  * memory; 0: none of a pool. */
 void ibx_frees_begin(struct copies *x, uint64_t address);
 void ibx_frees_end(void);
+/* Likewise around the first look-up of a kernel, with which the driver may load it. False: it was
+ * looked up before, and no ibx_frees_end() is to follow. */
+bool ibx_frees_begin_load(struct copies *x, uint64_t function);
 /* Launches a graph, when no memory is being given back. */
 int ibx_frees_launch(struct copies *x, int (*launch)(void *graph, void *stream), void *graph,
                      void *stream);

@@ -164,6 +164,10 @@ static int note_read(void *context, void *bytes, size_t n)
     x->requests.freed = 0;
     rc = ibx_isolation_after_read(x, stage);
     if (!rc && stage != IBX_REQUEST_NAME && x->requests.stage == IBX_REQUEST_NAME) {
+        if (x->unloads && !x->frees) {
+            ibx_frees_begin(x, 0);
+            x->frees = true;
+        }
         ibx_captures_run(x); /* all of it is there */
         ibx_registrations_begin(x);
     }

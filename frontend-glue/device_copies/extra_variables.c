@@ -78,7 +78,10 @@ static int variable(struct extra *e)
         return CUDA_INVALID_VALUE;
     memcpy(name, called, n);
     FUNCTION(e, kernel_of);
+    const bool loads = ibx_frees_begin_load(e->x, (uintptr_t)function);
     int rc = kernel_of(&kernel, function);
+    if (loads)
+        ibx_frees_end();
     if (!rc && find_global(kernel, name, &address, &size))
         rc = find_managed(function, name, &address, &size);
     ibx_put_u64(&e->out, address);

@@ -6,6 +6,9 @@
  * is given back at a moment when none is under way: this thread waits first as
  * cudaDeviceSynchronize does, which keeps nobody out, and again if a graph was launched meanwhile.
  *
+ * So does the driver as it loads a kernel, which by default it does when that is looked up first,
+ * and as it unloads a client's. Both are done at such a moment, too.
+ *
  * An executable graph that has not ended is waited for likewise before it is given back, by an
  * event behind its last launch.
  *
@@ -18,9 +21,11 @@
 
 #include <pthread.h>
 #include <search.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 
 #define HELD_MS 200u
+#define LOADED  1024u /* kernels */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
@@ -77,6 +82,20 @@ void ibx_frees_end(void)
     inside--;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
+}
+
+/* ------------------------------------------------------------------------ kernels */
+
+/* What was looked up last where such an address leads to. */
+static _Atomic uint64_t loaded[LOADED];
+
+bool ibx_frees_begin_load(struct copies *x, uint64_t function)
+{
+    _Atomic uint64_t *at = &loaded[(function >> 4 ^ function >> 16) % LOADED];
+    if (!ibx_host_work_repeats() || atomic_exchange(at, function) == function)
+        return false;
+    ibx_frees_begin(x, 0);
+    return true;
 }
 
 /* ------------------------------------------------------------------------ executable graphs */

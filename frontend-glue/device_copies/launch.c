@@ -111,11 +111,15 @@ static bool load(struct copies *x)
 
 /* A look-up that fails sets the thread's last error. Of a launch that GVirtuS can make that is the
  * error of an earlier call, and stays that. */
-static bool find_kernel(struct launch_function *f, bool can_pass)
+static bool find_kernel(struct copies *x, struct launch_function *f, bool can_pass)
 {
     if (can_pass && cuda.peek_error())
         return false;
-    if (!cuda.kernel_of(&f->kernel, (const void *)(uintptr_t)f->function))
+    const bool loads = ibx_frees_begin_load(x, f->function);
+    const int rc = cuda.kernel_of(&f->kernel, (const void *)(uintptr_t)f->function);
+    if (loads)
+        ibx_frees_end();
+    if (!rc)
         return true;
     if (can_pass)
         cuda.get_error();
@@ -132,7 +136,7 @@ static struct launch_function *function_of(struct copies *x, uint64_t function, 
     if (f->function == function && f->context == context && f->since == since)
         return f;
     *f = (struct launch_function){.function = function, .context = context, .since = since};
-    if (function && find_kernel(f, can_pass))
+    if (function && find_kernel(x, f, can_pass))
         return f;
     f->function = 0;
     return NULL;

@@ -331,6 +331,26 @@ bool destroyed_beside_graphs()
     return served && waited && over && code == 0;
 }
 
+// The same of a kernel that the driver loads as it is launched first.
+bool loaded_beside_graphs()
+{
+    Waiting w;
+    const std::uint64_t memory = w.other.remote.malloc(8192);
+    REQUIRE(w.exec && w.launch());
+    const unsigned long before = w.gpu.remote.stats().waits;
+    int code = -1;
+    std::thread launching([&] {
+        code = w.other.remote.call("cudaLaunchKernel",
+                                   kernel(IBX_DOUBLE_KERNEL, 32, 0, memory, memory + 4096, 4096));
+    });
+    while (w.gpu.remote.stats().waits == before)
+        usleep(1000);
+    const bool served = w.serve();
+    launching.join();
+    return served && code == 0 && w.launch() && w.serve() &&
+           w.gpu.remote.stream_synchronize(w.stream) == 0;
+}
+
 // A client of its own that launches a graph of one function in a stream of its own.
 struct Launcher {
     Client client;
@@ -679,6 +699,7 @@ int main(int argc, char **argv)
           [] { return copied_beside_graphs(true); });
     check("... from the device", [] { return copied_beside_graphs(false); });
     check("an executable graph destroyed beside graphs", destroyed_beside_graphs);
+    check("a kernel loaded beside graphs", loaded_beside_graphs);
     check("graphs of many clients that wait", [] { return many_graphs(12, true); });
     check("... for more than a second", [] { return many_graphs(8, false); });
     unsetenv("IBX_DOUBLE_ALONE");

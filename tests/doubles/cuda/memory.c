@@ -82,6 +82,21 @@ EXPORT int ibx_double_pooled(uint64_t device, void *pool)
     return leave(SUCCESS);
 }
 
+/* As the driver, which loads a kernel when it is asked for first: that waits for everything, and
+ * keeps others out, if IBX_DOUBLE_ALONE is set. */
+EXPORT int cuKernelGetFunction(void **function, void *kernel)
+{
+    static bool loaded;
+    int code = enter("cuKernelGetFunction");
+    if (code)
+        return code;
+    if (!loaded && getenv("IBX_DOUBLE_ALONE"))
+        wait_for_all();
+    loaded = true;
+    *function = kernel;
+    return leave(SUCCESS);
+}
+
 /* As the driver, waits for everything first, but where the memory is a pool's; and it keeps others
  * out meanwhile if IBX_DOUBLE_ALONE is set. */
 EXPORT int cuMemFree_v2(uint64_t device)

@@ -189,10 +189,11 @@ EXPORT int cudaMemset(void *address, int value, size_t n)
 
 EXPORT int cudaGetFuncBySymbol(void **kernel, const void *function)
 {
+    int (*load)(void **function, void *kernel) = NULL;
     if ((uintptr_t)function != IBX_DOUBLE_KERNEL)
         return returns(98);
-    *kernel = (void *)(uintptr_t)function;
-    return returns(0);
+    *(void **)&load = driver_function("cuKernelGetFunction");
+    return returns(load(kernel, (void *)(uintptr_t)function));
 }
 
 EXPORT int cudaGetKernel(void **kernel, const void *function)
