@@ -368,13 +368,14 @@ static void test_leaves_capturing(void **state)
     assert_true(ibx_shared_free(wish.host));
 }
 
-/* A reset takes the events behind such copies along, as it does the copies. */
+/* A reset takes the events behind such copies along, as it does the copies and their stream. */
 static void test_reset(void **state)
 {
     (void)state;
-    void *stream = new_stream();
-    struct ibx_frontend_copy wish = lasting(stream);
+    struct ibx_frontend_copy wish = lasting(NULL);
     for (unsigned i = 0; i < 3; i++) {
+        void *stream = new_stream();
+        wish.stream = (uintptr_t)stream;
         pattern_fill(wish.host, LASTING, i);
         assert_int_equal(copy_by_client(wish), 0);
         assert_int_equal(app->stream_synchronize(stream), 0);
