@@ -97,7 +97,6 @@ int ibx_staging_create(const struct ibx_cuda *cuda, struct ibx_staging **staging
 static void forget_events(struct ibx_staging *st, bool begun)
 {
     st->events = st->left = 0;
-    st->word_pinned = false;
     if (!begun)
         return;
     st->begun_ready = st->open = 0;
@@ -111,15 +110,13 @@ static void drop_events(struct ibx_staging *st, bool begun)
 {
     const struct ibx_cuda *cuda = st->cuda;
     void *context = NULL, *popped = NULL;
-    bool any = st->events || st->word_pinned || (begun && st->begun_ready);
+    bool any = st->events || (begun && st->begun_ready);
     bool foreign = cuda->ctx_get_current(&context) || context != st->context;
     bool inside = any && (!foreign || !cuda->ctx_push_current(st->context));
     for (unsigned i = 0; inside && i < st->events; i++)
         cuda->event_destroy(st->slots[i].event);
     for (unsigned i = 0; inside && begun && i < st->begun_ready; i++)
         cuda->event_destroy(st->begun_events[i]);
-    if (inside && st->word_pinned)
-        cuda->mem_host_unregister(st->word);
     if (foreign && inside)
         cuda->ctx_pop_current(&popped);
     forget_events(st, begun);
@@ -187,7 +184,6 @@ void ibx_staging_destroy(struct ibx_staging *st)
         return;
     ibx_staging_end(st);
     ibx_staging_drop_events(st);
-    free((void *)st->word);
     free(st);
 }
 
@@ -293,8 +289,7 @@ int ibx_staging_dma(struct ibx_staging *st, void *host, uint64_t at, size_t leng
     int rc = dma(st, host, at, length, to_device);
     *begun = *begun || !rc;
     if (!rc && event)
-        rc = event == IBX_STAGING_WORD ? ibx_staging_word_set(st)
-                                       : st->cuda->event_record(event, st->copy.stream);
+        rc = st->cuda->event_record(event, st->copy.stream);
     ibx_turn_exit(entered);
     return rc;
 }

@@ -6,8 +6,6 @@
 #include "common/state_machine.h"
 #include "gpudirect/staging.h"
 
-#include <stdatomic.h>
-
 #define IBX_STAGING_AT_ONCE 2u /* pieces of a straight copy that the GPU has: an event each */
 
 /*
@@ -39,13 +37,10 @@ struct ibx_staging {
     unsigned begun_ready, begun_next;        /* events there are; the next one's number */
     unsigned open;                           /* copies that were begun and not ended */
     unsigned generation;                     /* counts how often those events went */
-    _Atomic uint32_t *word;                  /* a page that begins with it; see word.c */
-    uint32_t word_set;                       /* what the GPU was last told to write there */
-    bool word_pinned, word_refused;
-    unsigned count;          /* slots with a chunk */
-    size_t chunk;            /* bytes of a plain copy in one of them */
-    struct ibx_quota *quota; /* that its chunks count in, or NULL */
-    struct ibx_turn *turn;   /* whose turn its copies wait for, or NULL */
+    unsigned count;                          /* slots with a chunk */
+    size_t chunk;                            /* bytes of a plain copy in one of them */
+    struct ibx_quota *quota;                 /* that its chunks count in, or NULL */
+    struct ibx_turn *turn;                   /* whose turn its copies wait for, or NULL */
     struct ibx_staging_slot slots[IBX_STAGING_DEPTH];
 
     struct ibx_gpu_copy copy;
@@ -79,19 +74,10 @@ int ibx_staging_events_ready(struct ibx_staging *staging);
 /* The same for begun_events. */
 int ibx_staging_begun_events_ready(struct ibx_staging *staging);
 
-/* word.c. Whether there is a word, with the events of the current context; has the GPU set it
- * behind what the stream of the copy in hand has; waits until it has. The latter two: 0 or a
- * CUresult. */
-bool ibx_staging_word_ready(struct ibx_staging *staging);
-int ibx_staging_word_set(struct ibx_staging *staging);
-int ibx_staging_word_wait(struct ibx_staging *staging);
-
 /* Waits until it is this session's turn to have the GPU copy so many bytes of the host's side. */
 void ibx_staging_take_turn(struct ibx_staging *staging, size_t length);
 /* Starts to copy between `host` and the device `length` bytes from byte `at` on, with an event (if
- * any) behind it, or the word: IBX_STAGING_WORD. `*begun` is set once a copy was begun. 0 or a
- * CUresult. */
-#define IBX_STAGING_WORD ((void *)&ibx_staging_word_set)
+ * any) behind it. `*begun` is set once a copy was begun. 0 or a CUresult. */
 int ibx_staging_dma(struct ibx_staging *staging, void *host, uint64_t at, size_t length,
                     bool to_device, void *event, bool *begun);
 

@@ -13,7 +13,6 @@
 
 #define CONTEXT_IS_DESTROYED 709 /* CUresult */
 
-#define WORD_MOST   (4u << 20) /* bytes: what longer copies gain is nothing */
 #define LEFT_PIECE  (1u << 20) /* of a copy that is not waited for, beside other sessions' */
 #define PATIENCE_NS 1000000u   /* for such a piece: its stream may wait for the client */
 
@@ -35,14 +34,6 @@ static size_t straight_piece(enum ibx_turn_company company)
                                              : SIZE_MAX;
 }
 
-/* Beside graphs that wait for their client nothing more is asked of the driver than there has to
- * be.
- */
-static bool may_have_word(const struct ibx_staging *st, const struct ibx_gpu_copy *copy)
-{
-    return st->company < IBX_TURN_BESIDE_LONG && !copy->beside_graphs;
-}
-
 int ibx_staging_settle(struct ibx_staging *st, void *stream)
 {
     int rc = ibx_staging_events_ready(st);
@@ -56,7 +47,6 @@ static int straight(struct ibx_staging *st, void *host, uint64_t at, size_t leng
 {
     const bool plain = ibx_gpu_copy_is_plain(&st->copy);
     uint8_t *bytes = host;
-    const bool word = may_have_word(st, &st->copy) && ibx_staging_word_ready(st);
     unsigned begun = 0;
     bool any = false;
     int rc = 0;
@@ -66,21 +56,18 @@ static int straight(struct ibx_staging *st, void *host, uint64_t at, size_t leng
         some = length - done < most ? length - done : most;
         ibx_staging_take_turn(st, some);
         rc = begun < IBX_STAGING_AT_ONCE ? 0 : st->cuda->event_synchronize(slot->event);
-        void *const mark = word && done + some == length ? IBX_STAGING_WORD : slot->event;
         if (!rc)
-            rc = ibx_staging_dma(st, bytes + done, at + done, some, to_device, mark, &any);
+            rc = ibx_staging_dma(st, bytes + done, at + done, some, to_device, slot->event, &any);
     }
     if (!rc)
-        rc = word ? ibx_staging_word_wait(st)
-                  : st->cuda->event_synchronize(st->slots[(begun - 1) % IBX_STAGING_AT_ONCE].event);
+        rc = st->cuda->event_synchronize(st->slots[(begun - 1) % IBX_STAGING_AT_ONCE].event);
     if (rc && begun) /* as in dma_start() */
         ibx_cuda_stream_wait(st->cuda, st->copy.stream);
     return rc;
 }
 
-/* On the legacy stream as the application's own cudaMemcpy, which is two driver calls less, where
- * there is no word to wait for. Not beside others: the driver lets them wait meanwhile, and the
- * kernel wakes them. */
+/* On the legacy stream as the application's own cudaMemcpy, which is two driver calls less. Not
+ * beside others: the driver lets them wait meanwhile, and the kernel wakes them. */
 int ibx_staging_straight(struct ibx_staging *st, void *host, const struct ibx_gpu_copy *copy,
                          bool to_device)
 {
@@ -88,9 +75,7 @@ int ibx_staging_straight(struct ibx_staging *st, void *host, const struct ibx_gp
     const bool legacy = !copy->stream || copy->stream == IBX_CUDA_STREAM_LEGACY;
     int rc;
     st->company = ibx_turn_company(st->turn);
-    const bool word = may_have_word(st, copy) && copy->width <= WORD_MOST &&
-                      !ibx_staging_events_ready(st) && ibx_staging_word_ready(st);
-    if (!word && !copy->beside_graphs && ibx_gpu_copy_is_plain(copy) && legacy &&
+    if (!copy->beside_graphs && ibx_gpu_copy_is_plain(copy) && legacy &&
         st->company < IBX_TURN_BESIDE_LONG && copy->width <= straight_piece(st->company)) {
         rc = to_device ? cuda->memcpy_to_device(copy->device, host, (size_t)copy->width)
                        : cuda->memcpy_from_device(host, copy->device, (size_t)copy->width);
