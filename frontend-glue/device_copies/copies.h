@@ -406,8 +406,11 @@ bool ibx_handles_remove(struct copies *x, enum ibx_handle_kind kind, uint64_t va
 void ibx_frees_begin(struct copies *x, uint64_t address);
 void ibx_frees_end(void);
 /* Likewise around the first look-up of a kernel, with which the driver may load it. False: it was
- * looked up before, and no ibx_frees_end() is to follow. */
+ * looked up before, and no ibx_frees_end_load() is to follow. */
 bool ibx_frees_begin_load(struct copies *x, uint64_t function);
+void ibx_frees_end_load(uint64_t function);
+/* Kernels were unloaded, or a context went with its own. */
+void ibx_frees_unloaded(void);
 /* Launches a graph, when no memory is being given back. */
 int ibx_frees_launch(struct copies *x, int (*launch)(void *graph, void *stream), void *graph,
                      void *stream);

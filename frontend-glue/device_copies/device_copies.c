@@ -123,6 +123,8 @@ static void handled(struct copies *x)
 {
     if (x->frees)
         ibx_frees_end();
+    if (x->frees && x->unloads)
+        ibx_frees_unloaded();
     x->frees = false;
     ibx_captures_ran(x);
     ibx_registrations_end(x);

@@ -46,8 +46,10 @@ static bool is_pooled(struct copies *x, uint64_t address)
 /* Locked, and not while it waits. */
 static void wait_for_graphs(int (*wait)(void))
 {
+    int (*forget)(void) = NULL;
     uint64_t before;
     int rc;
+    *(void **)&forget = ibx_copies_runtime("cudaGetLastError");
     waiting++;
     do {
         before = launches;
@@ -56,8 +58,10 @@ static void wait_for_graphs(int (*wait)(void))
         pthread_mutex_lock(&lock);
         while (launching)
             pthread_cond_wait(&changed, &lock);
-    } while (launches != before && !rc);
+    } while (launches != before && !rc && !ibx_copies_captures()); /* these it would end */
     waiting--;
+    if (rc && forget)
+        forget(); /* it is no error of the client's */
 }
 
 void ibx_frees_begin(struct copies *x, uint64_t address)
@@ -89,13 +93,29 @@ void ibx_frees_end(void)
 /* What was looked up last where such an address leads to. */
 static _Atomic uint64_t loaded[LOADED];
 
+static _Atomic uint64_t *loaded_at(uint64_t function)
+{
+    return &loaded[(function >> 4 ^ function >> 16) % LOADED];
+}
+
 bool ibx_frees_begin_load(struct copies *x, uint64_t function)
 {
-    _Atomic uint64_t *at = &loaded[(function >> 4 ^ function >> 16) % LOADED];
-    if (!ibx_host_work_repeats() || atomic_exchange(at, function) == function)
+    if (!ibx_host_work_repeats() || atomic_load(loaded_at(function)) == function)
         return false;
     ibx_frees_begin(x, 0);
     return true;
+}
+
+void ibx_frees_end_load(uint64_t function)
+{
+    ibx_frees_end();
+    atomic_store(loaded_at(function), function);
+}
+
+void ibx_frees_unloaded(void)
+{
+    for (unsigned i = 0; i < LOADED; i++)
+        atomic_store(&loaded[i], 0);
 }
 
 /* ------------------------------------------------------------------------ executable graphs */
@@ -214,6 +234,7 @@ static void forget(void *entry)
 
 void ibx_frees_forget(const void *context)
 {
+    ibx_frees_unloaded();
     pthread_mutex_lock(&lock);
     void *all = last_launches;
     last_launches = NULL;

@@ -147,7 +147,7 @@ int ibx_copies_prepare(void *context, const struct ibx_remote *remote)
     void *popped;
     bool pushed;
     int device;
-    if (ibx_session_posts_pending(x->s) || !ibx_copies_have_cuda(x) ||
+    if (x->host_queue || ibx_session_posts_pending(x->s) || !ibx_copies_have_cuda(x) ||
         !context_enter(x, &pushed, &device))
         return 0;
     int mode = ibx_cuda_capture_relax(x->cuda);

@@ -130,15 +130,24 @@ static bool answered(const struct rows *r, size_t n, bool async, void *stream, i
     return *rc;
 }
 
+/* A copy to or from managed memory is made on the device, which CUDA does not wait for; of one that
+ * the application takes for the host's it does. */
+static int wait_for_host_side(int rc, int made, int asked)
+{
+    const bool waits = made == CUDA_MEMCPY_ON_DEVICE && asked != CUDA_MEMCPY_ON_DEVICE &&
+                       asked != CUDA_MEMCPY_DEFAULT;
+    return rc || !waits ? rc : cudaStreamSynchronize(NULL);
+}
+
 int cudaMemcpy(void *to, const void *from, size_t n, int kind)
 {
     struct rows all = {to, from, n, n, n, 1, kind_of(to, from, kind)};
     int rc;
     if (all.kind != CUDA_MEMCPY_TO_DEVICE) /* what comes back may be such a library's */
         ibx_frontend_look_for_libraries();
-    if (answered(&all, n, false, NULL, &rc))
-        return rc;
-    return ibx_frontend_passed(CALL_NEXT(cudaMemcpy, to, from, n, all.kind));
+    if (!answered(&all, n, false, NULL, &rc))
+        rc = ibx_frontend_passed(CALL_NEXT(cudaMemcpy, to, from, n, all.kind));
+    return wait_for_host_side(rc, all.kind, kind);
 }
 
 /* One side is the host's, or both, and the stream is being captured. */

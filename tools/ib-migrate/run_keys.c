@@ -45,7 +45,8 @@ void ibx_cli_forget_key(const char *folder, const struct ibx_record *record)
 
 bool ibx_cli_key_forgotten(const char *folder, const struct ibx_record *record)
 {
-    return ibx_cli_is_run_key(folder, record->key_file) && access(record->key_file, F_OK);
+    return ibx_cli_is_run_key(folder, record->key_file) && access(record->key_file, F_OK) &&
+           errno == ENOENT;
 }
 
 int ibx_run_key_make(const char *path, const char *key, struct ibx_error *err)
@@ -64,14 +65,17 @@ int ibx_run_key_make(const char *path, const char *key, struct ibx_error *err)
               : 0; /* it stays open, and locked, until this process ends */
 }
 
-static bool is_of_record(const char *folder, const char *path)
+/* By its name alone: records have the folder as it was typed. */
+static bool is_of_record(const char *folder, const char *name)
 {
     struct ibx_error silent = {0};
     struct ibx_record *records = NULL;
     size_t count = 0;
     bool found = ibx_journal_list(folder, &records, &count, &silent) != 0; /* perhaps */
-    for (size_t i = 0; i < count; i++)
-        found |= !strcmp(records[i].key_file, path);
+    for (size_t i = 0; i < count; i++) {
+        const char *slash = strrchr(records[i].key_file, '/');
+        found |= !strcmp(slash ? slash + 1 : records[i].key_file, name);
+    }
     free(records);
     return found;
 }
@@ -85,7 +89,7 @@ static void remove_one(const char *folder, const char *name)
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd >= 0 && !fstat(fd, &st) && S_ISREG(st.st_mode) && st.st_uid == geteuid() &&
         st.st_mtime + YOUNG_S < time(NULL) && !flock(fd, LOCK_EX | LOCK_NB) &&
-        !is_of_record(folder, path))
+        !is_of_record(folder, name))
         unlink(path);
     if (fd >= 0)
         close(fd);
