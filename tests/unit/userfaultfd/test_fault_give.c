@@ -75,15 +75,20 @@ static void test_given_pages(void **state)
     assert_int_equal(s.faults, 0);
 }
 
-/* In place they are where a READ would have put them, and nothing is fetched again. */
-static void test_in_place(void **state)
+static void begin_in_place(void)
 {
-    (void)state;
     const int file = memfd_create("ibx-test", MFD_CLOEXEC);
     assert_int_equal(ftruncate(file, PAGES * PAGE), 0);
     rig_map(1, file, PAGES * PAGE, PAGE, true);
     rig_register(UFFD_FEATURE_MINOR_SHMEM);
     begin_rig();
+}
+
+/* In place they are where a READ would have put them, and nothing is fetched again. */
+static void test_in_place(void **state)
+{
+    (void)state;
+    begin_in_place();
     assert_int_equal(ibx_fault_serve(rig.engine), 0);
     assert_int_equal(give(5, right(6)), -EBADMSG);
     for (unsigned i = 0; i < PAGES; i += 2)
@@ -128,11 +133,7 @@ static void test_held(void **state)
 static void test_held_in_place(void **state)
 {
     (void)state;
-    const int file = memfd_create("ibx-test", MFD_CLOEXEC);
-    assert_int_equal(ftruncate(file, PAGES * PAGE), 0);
-    rig_map(1, file, PAGES * PAGE, PAGE, true);
-    rig_register(UFFD_FEATURE_MINOR_SHMEM);
-    begin_rig();
+    begin_in_place();
     goes_on_before_it_serves();
 }
 
