@@ -43,9 +43,10 @@ static void remove_folder_after_the_end()
 
 void scene_open(const char *plugin, const char *the_provider, const char *the_host)
 {
-    char name[] = "/tmp/test_gvirtusXXXXXX";
     create = load_plugin(plugin);
-    folder = mkdtemp(name);
+    folder = "/tmp/test_gvirtus-" + std::to_string(getpid()) + "-XXXXXX";
+    if (!mkdtemp(folder.data()))
+        std::abort();
     remove_folder_after_the_end();
     provider = the_provider ? the_provider : provider;
     host = the_host ? the_host : host;
@@ -58,6 +59,7 @@ void scene_open(const char *plugin, const char *the_provider, const char *the_ho
 int scene_close()
 {
     remove_folder();
+    failed += selection_unmatched();
     std::printf("%d passed, %d failed\n", passed, failed);
     return failed != 0;
 }

@@ -3,6 +3,7 @@
 
 #include "common/clock.h"
 #include "migrate/common/vm.h"
+#include "tests/scenes/selection.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -51,10 +52,6 @@ static void sweep(void)
 int vm_available(void)
 {
     sweep();
-    if (getenv("IBX_TESTS_ONLY"))
-        cmocka_set_test_filter(getenv("IBX_TESTS_ONLY"));
-    if (getenv("IBX_TESTS_SKIP"))
-        cmocka_set_skip_filter(getenv("IBX_TESTS_SKIP"));
     qemu = getenv("QEMU");
     guest = getenv("GUEST_ELF");
     expect = getenv("GUEST_EXPECT");
@@ -76,10 +73,15 @@ int vm_tests(const struct vm_test *tests, int (*end)(void **state))
     static struct CMUnitTest units[TESTS_MAX];
     size_t count = 0;
     int skipped = vm_available();
-    for (; !skipped && tests->name; tests++)
-        units[count++] =
-            (struct CMUnitTest){tests->name, run_one, NULL, end, (void *)(uintptr_t)tests};
-    return skipped ? skipped : _cmocka_run_group_tests("tests", units, count, NULL, NULL);
+    if (skipped)
+        return skipped;
+    for (; tests->name; tests++) {
+        if (selection_has(tests->name))
+            units[count++] =
+                (struct CMUnitTest){tests->name, run_one, NULL, end, (void *)(uintptr_t)tests};
+    }
+    int failed = _cmocka_run_group_tests("tests", units, count, NULL, NULL);
+    return failed + selection_unmatched();
 }
 
 uint64_t vm_soon(void)

@@ -39,8 +39,7 @@ struct vm {
 
 extern struct ibx_error vm_error; /* cleared by vm_soon */
 
-/* 77 (skip) when this machine has no QEMU for us, else 0; the paths come from the environment. So
- * do the patterns IBX_TESTS_ONLY and IBX_TESTS_SKIP, for a part of a long program. */
+/* 77 (skip) when this machine has no QEMU for us, else 0; the paths come from the environment. */
 int vm_available(void);
 /* A test without cmocka's state. */
 struct vm_test {
@@ -51,7 +50,8 @@ struct vm_test {
     {                                                                                              \
 #function, function                                                                        \
     }
-/* For main: runs the tests up to {0}, `end` after each, where vm_available() allows it. */
+/* For main: runs those of the tests up to {0} that tests/scenes/selection.h has wanted, `end` after
+ * each, where vm_available() allows it. */
 int vm_tests(const struct vm_test *tests, int (*end)(void **state));
 /* Starts one and connects to its monitor. */
 void vm_start(struct vm *vm, const struct vm_options *options);

@@ -77,7 +77,7 @@ class Scene:
 
     def __init__(self, program):
         self.program = os.path.abspath(program)
-        self.folder = tempfile.TemporaryDirectory(prefix="ib-bw-test-")
+        self.folder = tempfile.TemporaryDirectory(prefix=f"ib-bw-test-{os.getpid()}-")
         self.started = []
 
     def __enter__(self):
@@ -179,6 +179,9 @@ def test(function):
 def run_tests(wanted, run, limit=TEST_LIMIT):
     """Exit status for all tests marked, or for those named; run(TEST) runs one of them."""
     failed = 0
+    for name in set(wanted) - {one.__name__ for one in TESTS}:
+        print(f"FAILED {name}: there is no test of this name", flush=True)
+        failed += 1
     for one in TESTS:
         if wanted and one.__name__ not in wanted:
             continue

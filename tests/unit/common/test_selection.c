@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+/* tests/scenes/selection.h: which tests of a program run. */
+#include "tests/scenes/selection.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+/* Behind the four above. */
+#include <cmocka.h>
+
+static const char *const names[] = {"graphs", "graphs, cloned", "test_huge_pages", "test_pages"};
+#define NAMES (sizeof(names) / sizeof(names[0]))
+
+/* A bit for each name that runs; in `missed` what selection_unmatched() says. */
+static unsigned chosen(const char *only, const char *skip, int *missed)
+{
+    unsigned bits = 0;
+    unsetenv("IBX_TEST_ONLY");
+    unsetenv("IBX_TEST_SKIP");
+    if (only)
+        setenv("IBX_TEST_ONLY", only, 1);
+    if (skip)
+        setenv("IBX_TEST_SKIP", skip, 1);
+    for (unsigned i = 0; i < NAMES; i++)
+        bits |= selection_has(names[i]) ? 1U << i : 0;
+    *missed = selection_unmatched();
+    return bits;
+}
+
+static void test_what_is_chosen(void **state)
+{
+    static const struct {
+        const char *only, *skip;
+        unsigned bits;
+        int missed;
+    } cases[] = {
+        {NULL, NULL, 0xf, 0},
+        {"graphs", NULL, 0x3, 0},
+        {"cloned,test_pages", NULL, 0xa, 0},
+        {"test_*", NULL, 0xc, 0},
+        {"*pages", NULL, 0xc, 0},
+        {"pages", "test_huge*", 0x8, 0},
+        {NULL, "graphs,huge", 0x8, 0},
+        {"nothing", NULL, 0, 1},
+        {"graphs,nothing", NULL, 0x3, 1},
+        {"pages*", NULL, 0, 1}, /* with a star it stands for the whole name */
+        {"", NULL, 0, 1},
+        {",", NULL, 0, 1},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        int missed;
+        print_message("only \"%s\"\n", cases[i].only ? cases[i].only : "(unset)");
+        assert_int_equal(chosen(cases[i].only, cases[i].skip, &missed), cases[i].bits);
+        assert_int_equal(missed, cases[i].missed);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_what_is_chosen)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
