@@ -60,7 +60,7 @@ class Runner:
         self.options, self.case, self.apart = options, case, apart
         self.running, self.failed, self.passed = {}, [], 0
         self.outcomes = {}
-        self.folder = tempfile.mkdtemp(prefix="ibx-kills-")
+        self.folder = tempfile.mkdtemp(prefix=f"ibx-kills-{os.getpid()}-")
 
     def begin(self, number):
         """Starts this case: this program again, with its number."""

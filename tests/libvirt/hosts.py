@@ -195,7 +195,7 @@ class Hosts:
         needed()
         self.lines = lines
         os.environ["PATH"] += ":/usr/sbin:/sbin"
-        self.folder = tempfile.mkdtemp(prefix="ibx-libvirt-")
+        self.folder = tempfile.mkdtemp(prefix=f"ibx-libvirt-{os.getpid()}-")
         os.chmod(self.folder, 0o755)
         self.all = []
         try:

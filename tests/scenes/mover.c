@@ -32,7 +32,7 @@ const char *pair_timeout = PAIR_TIMEOUT;
 
 void mover_begin(void)
 {
-    snprintf(mover_folder, sizeof(mover_folder), "/tmp/ibx-mv-XXXXXX");
+    snprintf(mover_folder, sizeof(mover_folder), "/tmp/ibx-mv-%d-XXXXXX", (int)getpid());
     assert_non_null(mkdtemp(mover_folder));
     snprintf(mover_state_dir, sizeof(mover_state_dir), "%s/s", mover_folder);
 }

@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""What starts tests, and cleans up behind them: tests/sweep, and names of tests that are wrong."""
+import contextlib
+import io
+import os
+import subprocess
+import sys
+
+from harness import equal, run_all, run_tests, test
+
+
+def ended_process():
+    """A number that was a process's."""
+    with subprocess.Popen(["true"]) as process:
+        pass
+    return process.pid
+
+
+def made(scene, *names):
+    os.mkdir(scene.path("place"))
+    for name in names:
+        path = os.path.join(scene.path("place"), name)
+        os.mkdir(path)
+        with open(os.path.join(path, "file"), "w", encoding="ascii"):
+            pass
+
+
+@test
+def what_ended_processes_left_is_removed(scene):
+    dead, alive = ended_process(), os.getpid()
+    left = [f"ibx-vm-{dead}-abc", f"ibx-clone-{dead}", f"ib-bw-test-{dead}-x",
+            f"test_gvirtus-{dead}-x"]
+    made(scene, *left)
+    scene.run(scene.path("place"))
+    equal(os.listdir(scene.path("place")), [])
+    equal(os.path.isdir(f"/proc/{alive}"), True)
+
+
+@test
+def what_others_use_stays(scene):
+    dead, alive = ended_process(), os.getpid()
+    stays = {f"ibx-vm-{alive}-abc", f"ibx-run-{dead}", f"ibx-snapshots-{dead}", f"ibx-{dead}",
+             "ibx-vm-folder", f"ibx-vm-{dead}abc", f"vm-{dead}"}
+    made(scene, *stays)
+    os.symlink("/", os.path.join(scene.path("place"), f"ibx-vm-{dead}-link"))
+    scene.run(scene.path("place"))
+    equal(set(os.listdir(scene.path("place"))), stays | {f"ibx-vm-{dead}-link"})
+
+
+@test
+def notes_of_killed_tools_go_with_their_records(scene):
+    dead = ended_process()
+    record = f"{dead:032x}.source"
+    made(scene, f"ibx-mv-{dead}-x")
+    path = os.path.join(scene.path("place"), f"ibx-mv-{dead}-x", f"{record}.json")
+    note = f"/dev/shm/ibx-{record}.arrived"
+    for file in (path, note):
+        with open(file, "w", encoding="ascii"):
+            pass
+    scene.run(scene.path("place"))
+    equal((os.path.exists(note), os.listdir(scene.path("place"))), (False, []))
+
+
+@test
+def a_test_that_does_not_exist_fails(_):
+    ran, said = [], io.StringIO()
+    with contextlib.redirect_stdout(said):
+        equal(run_tests(["no_such_test"], ran.append), 1)
+    equal((ran, said.getvalue()), ([], "FAILED no_such_test: there is no test of this name\n"))
+
+
+if __name__ == "__main__":
+    sys.exit(run_all(sys.argv[1], sys.argv[2:]))
