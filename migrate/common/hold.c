@@ -166,3 +166,49 @@ void ibx_hold_forget(struct ibx_qmp *qmp, uint64_t deadline_ns)
     ibx_qmp_execute(qmp, "closefd", json_pack("{s:s}", "fdname", HOLD_NAME), NULL, deadline_ns,
                     NULL);
 }
+
+/* ---------------------------------------------------------------- whose was the last one */
+
+/* False: QEMU has made none, or does not answer. */
+static bool name_mark(struct ibx_qmp *qmp, char name[96], uint64_t deadline_ns)
+{
+    json_t *result;
+    json_int_t total = -1, down = -1, setup = -1;
+    if (ibx_qmp_execute(qmp, "query-migrate", NULL, &result, deadline_ns, NULL))
+        return false;
+    json_unpack(result, "{s?I, s?I, s?I}", "total-time", &total, "downtime", &down, "setup-time",
+                &setup);
+    json_decref(result);
+    snprintf(name, 96, HOLD_NAME "-ended-%lld-%lld-%lld", (long long)total, (long long)down,
+             (long long)setup);
+    return total >= 0;
+}
+
+static bool forget_mark(struct ibx_qmp *qmp, const char *name, uint64_t deadline_ns)
+{
+    return !ibx_qmp_execute(qmp, "closefd", json_pack("{s:s}", "fdname", name), NULL, deadline_ns,
+                            NULL);
+}
+
+void ibx_hold_mark(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns)
+{
+    char name[96];
+    if (name_mark(qmp, name, deadline_ns))
+        ibx_qmp_getfd(qmp, name, fd, deadline_ns, NULL);
+}
+
+bool ibx_hold_marked(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns)
+{
+    char name[96];
+    if (!name_mark(qmp, name, deadline_ns) || !forget_mark(qmp, name, deadline_ns))
+        return false;
+    ibx_qmp_getfd(qmp, name, fd, deadline_ns, NULL); /* for the next one who asks */
+    return true;
+}
+
+void ibx_hold_unmark(struct ibx_qmp *qmp, uint64_t deadline_ns)
+{
+    char name[96];
+    if (name_mark(qmp, name, deadline_ns))
+        forget_mark(qmp, name, deadline_ns);
+}

@@ -33,9 +33,17 @@ int ibx_hold_find(pid_t pid, uint64_t name, bool *has, struct ibx_error *err);
 /* Tells QEMU that its migration is complete. */
 int ibx_hold_say_shut(int fd, struct ibx_error *err);
 /* Ends the migration as completed: run state postmigrate. Waits for that. `fd` stays the caller's,
- * and QEMU's copy stays: by that it is known whose migration this was. */
+ * and QEMU's copy stays. */
 int ibx_hold_release(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns, struct ibx_error *err);
 /* Takes QEMU's copy away. If this fails, QEMU keeps a socket that leads nowhere. */
 void ibx_hold_forget(struct ibx_qmp *qmp, uint64_t deadline_ns);
+
+/* Has QEMU keep a copy, of any descriptor, under a name made of the times that it tells of its last
+ * migration, which is over: ibx_hold_marked() is true, by this monitor, until there is another one,
+ * whoever makes that. A failure leaves no mark. */
+void ibx_hold_mark(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns);
+/* Whether the last migration is the one that was marked; keeps the mark. */
+bool ibx_hold_marked(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns);
+void ibx_hold_unmark(struct ibx_qmp *qmp, uint64_t deadline_ns);
 
 #endif

@@ -140,14 +140,35 @@ static int cancel_migration(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ib
 }
 
 /* One that is held open ends as completed, and QEMU itself decides whether the VM may continue: it
- * refuses while another host uses its disks. migrate_cancel would continue the VM all the same. */
-static int end_migration(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, bool *held,
+ * refuses while another host uses its disks. migrate_cancel would continue the VM all the same.
+ * What held one that is over is still in QEMU when another program has made the next one. */
+static int end_held(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, int fd, bool *known,
+                    uint64_t deadline_ns, struct ibx_error *err)
+{
+    bool lasts = true;
+    int rc = vm->stream ? ibx_hold_find(ibx_qmp_pid(qmp), vm->stream, &lasts, err) : 0;
+    if (!rc && !lasts) {
+        *known = ibx_hold_marked(qmp, fd, deadline_ns);
+        return check_whose(qmp, vm, deadline_ns, err);
+    }
+    rc = rc ? rc : ibx_hold_release(qmp, fd, deadline_ns, err);
+    ibx_migration_stop_at("rollback", "released");
+    if (!rc)
+        ibx_hold_mark(qmp, fd, deadline_ns);
+    ibx_migration_stop_at("rollback", "marked");
+    *known = true;
+    return rc;
+}
+
+/* `held`: there is something of it in QEMU; `known`: QEMU's last migration is ours. */
+static int end_migration(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, bool *held, bool *known,
                          uint64_t deadline_ns, struct ibx_error *err)
 {
     int fd, rc = ibx_hold_take(ibx_qmp_pid(qmp), vm->hold, &fd, err);
     *held = !rc;
+    *known = !vm->stream;
     if (!rc) {
-        rc = ibx_hold_release(qmp, fd, deadline_ns, err);
+        rc = end_held(qmp, vm, fd, known, deadline_ns, err);
         close(fd);
     }
     if (rc != -ENOENT)
@@ -164,10 +185,11 @@ static int check_left(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_erro
     int rc = ibx_vm_migration(qmp, status, sizeof(status), why, sizeof(why), deadline_ns, err);
     if (rc || strcmp(status, "completed"))
         return rc;
-    return ibx_error_set(err, -EBUSY,
-                         "QEMU has completed a migration of this VM that another program has made "
-                         "since: if the VM does not run where that went, continue it by cont in "
-                         "QEMU's monitor, then call rollback again");
+    return ibx_error_set(
+        err, -EBUSY,
+        "QEMU has completed a migration of this VM, which another program may have "
+        "made since: if the VM does not run where that went, continue it by cont in "
+        "QEMU's monitor, then call rollback again");
 }
 
 static int run_again(struct ibx_qmp *qmp, bool known, uint64_t deadline_ns, struct ibx_error *err)
@@ -213,12 +235,14 @@ static int restore(struct ibx_qmp *qmp, const json_t *before, bool libvirt, uint
 int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_ns,
                 struct ibx_error *err)
 {
-    bool held = false;
-    int rc = vm->touched ? end_migration(qmp, vm, &held, deadline_ns, err) : 0;
+    bool held = false, known = false;
+    int rc = vm->touched ? end_migration(qmp, vm, &held, &known, deadline_ns, err) : 0;
     if (!rc && vm->touched && vm->was_running)
-        rc = run_again(qmp, held || !vm->stream, deadline_ns, err);
-    if (!rc && held)
+        rc = run_again(qmp, known, deadline_ns, err);
+    if (!rc && held) {
+        ibx_hold_unmark(qmp, deadline_ns);
         ibx_hold_forget(qmp, deadline_ns);
+    }
     if (!rc && vm->touched)
         rc = ibx_hold_allow(qmp, false, deadline_ns, err);
     if (!rc)

@@ -128,6 +128,7 @@ static int check(struct source *s, struct ibx_error *err)
     rc = ibx_source_stream_make(&s->stream, &record->hold, err);
     record->stream = rc ? 0 : ibx_hold_name(s->stream.theirs);
     s->vm.undo.hold = record->hold;
+    s->vm.undo.stream = record->stream;
     s->vm.paused = !record->was_running;
     return rc;
 }
@@ -481,6 +482,7 @@ static int recover(struct source *s, const struct ibx_record *record, struct ibx
     s->vm.undo.was_running = s->status.record.was_running && !source_managed(&s->vm);
     s->vm.undo.before = json_loads(s->status.record.settings, 0, NULL);
     s->vm.undo.hold = s->status.record.hold;
+    s->vm.undo.stream = s->status.record.stream;
     return rc ? rc : ibx_source_run(s, err);
 }
 

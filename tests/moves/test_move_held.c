@@ -6,17 +6,12 @@
  */
 #include "tests/scenes/mover.h"
 
-#include "migrate/common/vm.h"
-
 #include "common/clock.h"
 
 #include <fcntl.h>
 #include <glob.h>
 #include <inttypes.h>
-#include <pthread.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #define PAGE      4096u
@@ -337,98 +332,6 @@ static void test_continued_unverified(void)
     continued_before_the_guard("source:committed", "--no-verify");
 }
 
-static void *take_all(void *listener)
-{
-    char bytes[4096];
-    const int fd = accept((int)(intptr_t)listener, NULL, NULL);
-    while (read(fd, bytes, sizeof(bytes)) > 0)
-        ;
-    close(fd);
-    close((int)(intptr_t)listener);
-    return NULL;
-}
-
-/* A socket where somebody takes what QEMU writes: "unix:PATH". From a pipe ("exec:") the threads
- * of QEMU 10 read on when a migration with a return path is cancelled, and nothing ends them. */
-static void somebody_takes_all(char uri[128])
-{
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    pthread_t thread;
-    snprintf(address.sun_path, sizeof(address.sun_path), "%.64s/other", mover_folder);
-    snprintf(uri, 128, "unix:%s", address.sun_path);
-    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
-    assert_int_equal(listen(fd, 1), 0);
-    assert_int_equal(pthread_create(&thread, NULL, take_all, (void *)(intptr_t)fd), 0);
-    pthread_detach(thread);
-}
-
-/* Another client begins a migration of its own when this one has passed all checks. Its VM may run
- * at the other end of that: it is not cancelled, which would run it here, too. */
-static void begin_another_migration(void)
-{
-    char uri[128];
-    somebody_takes_all(uri);
-    vm_do(&vms[0], "migrate-set-capabilities",
-          json_pack("{s:[{s:s,s:b}]}", "capabilities", "capability", "pause-before-switchover",
-                    "state", 1));
-    vm_do(&vms[0], "migrate", json_pack("{s:s}", "uri", uri));
-    json_decref(vm_event(&vms[0], "MIGRATION", "pre-switchover"));
-}
-
-/* QEMU keeps what it was given by getfd for the next client of the monitor. */
-static void no_descriptor_is_left(void)
-{
-    int ours, theirs;
-    vm_ok(ibx_vm_stream(&ours, &theirs, &vm_error));
-    vm_refused(ibx_vm_migrate(vms[0].qmp, false, theirs, vm_soon(), &vm_error), -EREMOTEIO,
-               "refused migrate");
-    vm_refused(ibx_qmp_execute(vms[0].qmp, "closefd", json_pack("{s:s}", "fdname", "ibx-state"),
-                               NULL, vm_soon(), &vm_error),
-               -EREMOTEIO, "not found");
-    close(ours);
-    close(theirs);
-}
-
-static void that_goes_on(void)
-{
-    char status[32], why[256];
-    mover_ends(&sender, 1);
-    mover_ends(&receiver, 1);
-    no_descriptor_is_left();
-    assert_int_equal(
-        ibx_vm_migration(vms[0].qmp, status, sizeof(status), why, sizeof(why), vm_soon(), NULL), 0);
-    assert_string_equal(status, "pre-switchover");
-    assert_false(mover_resumed(&vms[0]));
-    vm_do(&vms[0], "migrate_cancel", NULL);
-    json_decref(vm_event(&vms[0], "RESUME", NULL));
-    pair_stayed();
-}
-
-static void test_another_migration_is_left_alone(void)
-{
-    pair_start(NULL);
-    pair_run_to("source:exposing", NULL);
-    begin_another_migration();
-    mover_kill(&sender, SIGCONT);
-    mover_await_words(&sender, "QEMU did not begin this migration");
-    that_goes_on();
-}
-
-/* So it is when this one ends before it has told QEMU to begin. */
-static void test_another_migration_beside_a_cancelled_one(void)
-{
-    pair_start(NULL);
-    pair_receive(NULL);
-    mover_stop_next("source:dropping");
-    pair_send((const char *[]){"--warm", NULL});
-    mover_await_stop(&sender);
-    begin_another_migration();
-    mover_kill(&sender, SIGINT);
-    mover_kill(&sender, SIGCONT);
-    that_goes_on();
-}
-
 /* As after a tool that was killed between making one and closing it, or a QEMU that did not close
  * it: nothing in it waits for a page. */
 static void test_an_unused_userfaultfd_is_no_obstacle(void)
@@ -456,8 +359,6 @@ int main(void)
                                            VM_TEST(test_continued_before_the_guard),
                                            VM_TEST(test_continued_before_the_guard_was_whole),
                                            VM_TEST(test_continued_unverified),
-                                           VM_TEST(test_another_migration_is_left_alone),
-                                           VM_TEST(test_another_migration_beside_a_cancelled_one),
                                            VM_TEST(test_an_unused_userfaultfd_is_no_obstacle),
                                            {0}};
     return vm_tests(tests, mover_end_all);

@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Migrations of the source's VM that another program makes, before this one or in the middle of it.
+ * Its VM may run at the other end of those: they are neither cancelled, nor is the VM continued
+ * here when one is complete.
+ */
+#include "tests/scenes/mover.h"
+
+#include "migrate/common/hold.h"
+#include "migrate/common/vm.h"
+
+#include "common/clock.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+static void *take_all(void *listener)
+{
+    char bytes[4096];
+    const int fd = accept((int)(intptr_t)listener, NULL, NULL);
+    while (read(fd, bytes, sizeof(bytes)) > 0)
+        ;
+    close(fd);
+    close((int)(intptr_t)listener);
+    return NULL;
+}
+
+/* A socket where somebody takes what QEMU writes: "unix:PATH". From a pipe ("exec:") the threads
+ * of QEMU 10 read on when a migration with a return path is cancelled, and nothing ends them. */
+static void somebody_takes_all(char uri[128])
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    pthread_t thread;
+    snprintf(address.sun_path, sizeof(address.sun_path), "%.64s/other", mover_folder);
+    snprintf(uri, 128, "unix:%s", address.sun_path);
+    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+    assert_int_equal(listen(fd, 1), 0);
+    assert_int_equal(pthread_create(&thread, NULL, take_all, (void *)(intptr_t)fd), 0);
+    pthread_detach(thread);
+}
+
+/* Another client begins a migration of its own when this one has passed all checks. Its VM may run
+ * at the other end of that: it is not cancelled, which would run it here, too. */
+static void begin_another_migration(void)
+{
+    char uri[128];
+    somebody_takes_all(uri);
+    vm_do(&vms[0], "migrate-set-capabilities",
+          json_pack("{s:[{s:s,s:b}]}", "capabilities", "capability", "pause-before-switchover",
+                    "state", 1));
+    vm_do(&vms[0], "migrate", json_pack("{s:s}", "uri", uri));
+    json_decref(vm_event(&vms[0], "MIGRATION", "pre-switchover"));
+}
+
+/* QEMU keeps what it was given by getfd for the next client of the monitor. */
+static void no_descriptor_is_left(void)
+{
+    int ours, theirs;
+    vm_ok(ibx_vm_stream(&ours, &theirs, &vm_error));
+    vm_refused(ibx_vm_migrate(vms[0].qmp, false, theirs, vm_soon(), &vm_error), -EREMOTEIO,
+               "refused migrate");
+    vm_refused(ibx_qmp_execute(vms[0].qmp, "closefd", json_pack("{s:s}", "fdname", "ibx-state"),
+                               NULL, vm_soon(), &vm_error),
+               -EREMOTEIO, "not found");
+    close(ours);
+    close(theirs);
+}
+
+static void that_goes_on(void)
+{
+    char status[32], why[256];
+    mover_ends(&sender, 1);
+    mover_ends(&receiver, 1);
+    no_descriptor_is_left();
+    assert_int_equal(
+        ibx_vm_migration(vms[0].qmp, status, sizeof(status), why, sizeof(why), vm_soon(), NULL), 0);
+    assert_string_equal(status, "pre-switchover");
+    assert_false(mover_resumed(&vms[0]));
+    vm_do(&vms[0], "migrate_cancel", NULL);
+    json_decref(vm_event(&vms[0], "RESUME", NULL));
+    pair_stayed();
+}
+
+static void test_another_migration_is_left_alone(void)
+{
+    pair_start(NULL);
+    pair_run_to("source:exposing", NULL);
+    begin_another_migration();
+    mover_kill(&sender, SIGCONT);
+    mover_await_words(&sender, "QEMU did not begin this migration");
+    that_goes_on();
+}
+
+/* So it is when this one ends before it has told QEMU to begin. */
+static void test_another_migration_beside_a_cancelled_one(void)
+{
+    pair_start(NULL);
+    pair_receive(NULL);
+    mover_stop_next("source:dropping");
+    pair_send((const char *[]){"--warm", NULL});
+    mover_await_stop(&sender);
+    begin_another_migration();
+    mover_kill(&sender, SIGINT);
+    mover_kill(&sender, SIGCONT);
+    that_goes_on();
+}
+
+/* ------------------------------------------------------------ after this one was begun */
+
+/* Another program makes its own when this one has been cancelled: at its end all goes as it would
+ * without this tool. */
+static void make_another_migration(const char *until)
+{
+    static const char *const ours[] = {"x-ignore-shared", "return-path"};
+    for (unsigned i = 0; i < 2; i++)
+        vm_do(&vms[0], "migrate-set-capabilities",
+              json_pack("{s:[{s:s,s:b}]}", "capabilities", "capability", ours[i], "state", 0));
+    begin_another_migration();
+    if (!strcmp(until, "completed")) {
+        vm_do(&vms[0], "migrate-continue", json_pack("{s:s}", "state", "pre-switchover"));
+        json_decref(vm_event(&vms[0], "MIGRATION", until));
+    }
+    mover_resumed(&vms[0]); /* of what was before */
+}
+
+static void it_is_still(const char *state)
+{
+    char status[32], why[256];
+    assert_int_equal(
+        ibx_vm_migration(vms[0].qmp, status, sizeof(status), why, sizeof(why), vm_soon(), NULL), 0);
+    assert_string_equal(status, state);
+    assert_false(mover_resumed(&vms[0]));
+    assert_false(vm_runs(&vms[0]));
+}
+
+/* Rollback leaves it alone as well, until the operator has looked where the VM runs. */
+static void then_it_is_rolled_back(const char *state)
+{
+    it_is_still(state);
+    const struct mover *refused = MOVER_RUN(1, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
+    mover_must_print(refused, "another program");
+    it_is_still(state);
+    vm_do(&vms[0], strcmp(state, "completed") != 0 ? "migrate_cancel" : "cont", NULL);
+    json_decref(vm_event(&vms[0], "RESUME", NULL));
+    MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
+    pair_runs_at_the_source();
+    mover_end_all(NULL);
+}
+
+static pid_t watchdog_of(const struct mover *tool)
+{
+    char path[64];
+    int pid = 0;
+    snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)tool->pid, (int)tool->pid);
+    FILE *children = fopen(path, "re");
+    assert_non_null(children);
+    assert_int_equal(fscanf(children, "%d", &pid), 1);
+    fclose(children);
+    return pid;
+}
+
+/* The tool has ended, and its watchdog says what it cannot do. */
+static void the_watchdog_refuses(void)
+{
+    const uint64_t deadline = vm_soon();
+    while (!mover_printed(&sender, "could not be continued here")) {
+        if (ibx_now_ns() >= deadline)
+            fail_msg("the watchdog says nothing");
+        poll(NULL, 0, 2);
+    }
+    mover_must_print(&sender, "another program");
+}
+
+/* The watchdog comes late, when QEMU has continued the VM by itself. */
+static void after_a_killed_tool(const char *state)
+{
+    pair_start(NULL);
+    pair_run_to("source:stopped", NULL);
+    const pid_t watchdog = watchdog_of(&sender);
+    assert_int_equal(kill(watchdog, SIGSTOP), 0);
+    mover_kill(&sender, SIGKILL);
+    json_decref(vm_event(&vms[0], "MIGRATION", "failed"));
+    make_another_migration(state);
+    assert_int_equal(kill(watchdog, SIGCONT), 0);
+    the_watchdog_refuses();
+    mover_ends(&receiver, 1);
+    then_it_is_rolled_back(state);
+}
+
+static void test_after_a_killed_tool(void)
+{
+    after_a_killed_tool("pre-switchover");
+    after_a_killed_tool("completed");
+}
+
+/* What holds ours open is still in QEMU then. */
+static void beside_a_held_one(const char *state)
+{
+    pair_start(NULL);
+    pair_run_to("destination:waiting", NULL);
+    mover_await_asleep(&sender);
+    mover_kill(&sender, SIGSTOP);
+    vm_do(&vms[0], "migrate_cancel", NULL);
+    json_decref(vm_event(&vms[0], "RESUME", NULL));
+    make_another_migration(state);
+    mover_kill(&sender, SIGCONT);
+    mover_kill(&receiver, SIGCONT);
+    mover_ends(&sender, 3);
+    mover_must_print(&sender, "another program");
+    mover_ends(&receiver, 1);
+    the_watchdog_refuses();
+    then_it_is_rolled_back(state);
+}
+
+static void test_beside_a_held_one(void)
+{
+    beside_a_held_one("pre-switchover");
+    beside_a_held_one("completed");
+}
+
+static struct mover rollback;
+
+/* The first one is killed when QEMU's migration is over, and the VM not yet continued. */
+static void cut_off(void)
+{
+    pair_start(NULL);
+    mover_kill(pair_run_to("source:committed", NULL), SIGKILL);
+    mover_kill(&receiver, SIGKILL);
+    vm_kill(&vms[1]);
+    mover_stop_next("rollback:marked");
+    mover_start(&rollback,
+                (const char *[]){"rollback", "--qmp", vms[0].tool, "--yes", TIMED, NULL});
+    mover_await_stop(&rollback);
+    mover_kill(&rollback, SIGKILL);
+}
+
+static void test_a_rollback_that_was_cut_off(void)
+{
+    cut_off();
+    MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
+    pair_runs_at_the_source();
+}
+
+static void test_after_a_rollback_that_was_cut_off(void)
+{
+    cut_off();
+    vm_do(&vms[0], "cont", NULL);
+    make_another_migration("completed");
+    then_it_is_rolled_back("completed");
+}
+
+int main(void)
+{
+    pair_beats = 10;
+    static const struct vm_test tests[] = {VM_TEST(test_another_migration_is_left_alone),
+                                           VM_TEST(test_another_migration_beside_a_cancelled_one),
+                                           VM_TEST(test_after_a_killed_tool),
+                                           VM_TEST(test_beside_a_held_one),
+                                           VM_TEST(test_a_rollback_that_was_cut_off),
+                                           VM_TEST(test_after_a_rollback_that_was_cut_off),
+                                           {0}};
+    return vm_tests(tests, mover_end_all);
+}
