@@ -14,6 +14,7 @@
  *   errors.c       names and meanings of errors
  *   launch.c       kernels launched by code of nvcc 13, or with attributes
  *   kernels.c      launches without GVirtuS's front end
+ *   per_thread.c   the names of calls in programs with a default stream for each thread
  *   extra.c        calls that GVirtuS lacks, in requests of our own
  *   local_libraries.c  cuRAND and others that would use a GPU of this host
  *   host_functions.c  likewise: functions that a stream waits for

@@ -628,6 +628,7 @@ int main(int argc, char **argv)
         {"array-to-array", array_to_array},
         {"textures", textures},
         {"pools", pools},
+        {"stream-of-thread", stream_of_thread},
         {"managed", managed},
         {"mapped", mapped},
         {"pointers", pointers},

@@ -114,6 +114,11 @@ bool pointers();
 // Touched where that is not allowed.
 bool managed_in_function();
 
+// application_streams.cpp
+
+// A default stream for each thread.
+bool stream_of_thread();
+
 // application_variables.cpp
 
 // Variables of the device, plain and managed.

@@ -20,6 +20,9 @@
 // Built by nvcc -cudart shared --no-compress -Xlinker -z,lazy, which is what GVirtuS takes. Kernels
 // are launched by cudaLaunchKernel: the <<<>>> of nvcc 13 calls functions that no GVirtuS has, and
 // only libibx-frontend.so.
+//
+// With --default-stream per-thread as well it calls what such programs call. Copies that wait then
+// wait for the thread's stream alone, and so all slots use that one.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -33,7 +36,12 @@
 namespace
 {
 
-constexpr unsigned SLOTS = 3;          // each with a stream; the first one's is the default stream
+constexpr unsigned SLOTS = 3; // each with a stream; the first one's is the default stream
+#ifdef CUDA_API_PER_THREAD_DEFAULT_STREAM
+constexpr bool ALL_IN_DEFAULT_STREAM = true;
+#else
+constexpr bool ALL_IN_DEFAULT_STREAM = false;
+#endif
 constexpr std::size_t MOST = 3u << 20; // bytes of a slot's memory, a multiple of 4
 constexpr unsigned TABLE = 1021;       // words
 constexpr unsigned OPERATIONS_LEAST = 8, OPERATIONS_MOST = 28;
@@ -552,7 +560,7 @@ void run_thread(unsigned thread, unsigned programs, std::uint64_t seed, const Pr
 {
     std::vector<Slot> slots;
     for (unsigned i = 0; i < SLOTS; i++)
-        slots.push_back(make_slot(i == 0));
+        slots.push_back(make_slot(i == 0 || ALL_IN_DEFAULT_STREAM));
     for (unsigned i = 0; i < programs; i++) {
         char line[80];
         Program program{Random{(seed * 1000003 + thread) * 1000003 + i + 1},

@@ -106,6 +106,8 @@ class Remote : public FrontEnd
     bool inside() { return value("testInside", Body()) == 1; }
     void capture(std::uint64_t stream) { call("testCapture", Body().u64(stream)); } // 0: none
     void hold(bool held) { call("testHold", Body().u64(held)); }
+    // Work of this stream alone does not run; 0: all does.
+    void hold_stream(std::uint64_t stream) { call("testHoldStream", Body().u64(stream)); }
     // False: this is a real driver, to which nothing can be injected.
     bool slow(unsigned microseconds) { return call("testSlow", Body().u64(microseconds)) == 0; }
 };

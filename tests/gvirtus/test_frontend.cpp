@@ -401,9 +401,10 @@ void check_what_it_does_not()
     check("launches without GVirtuS's front end", [] { return run("launches", true); });
     check("launches by <<<>>>", [] { return run("launches-unseen", true); });
     check("kernels as nvcc 13 launches them", [] { return run("launch", true); });
-    for (const char *test : {"arrays", "planes", "planes-of-memory", "array-to-array", "textures",
-                             "pools", "meanwhile", "cooperative", "nodes-of-graphs",
-                             "graphs-after-resets", "host-functions", "host-functions-at-exit"})
+    for (const char *test :
+         {"arrays", "planes", "planes-of-memory", "array-to-array", "textures", "pools",
+          "meanwhile", "cooperative", "nodes-of-graphs", "stream-of-thread", "graphs-after-resets",
+          "host-functions", "host-functions-at-exit"})
         check(test, [=] { return run(test, true); });
     check("a function that never returns", function_for_ever);
     check("memory that is given back beside graphs", frees_beside_graphs);

@@ -182,7 +182,7 @@ EXPORT void ibx_double_hold(bool hold)
 EXPORT void ibx_double_hold_stream(void *stream)
 {
     pthread_mutex_lock(&mutex);
-    held_stream = stream;
+    held_stream = (uintptr_t)stream == 2 ? &streams[1] : stream; /* the per-thread stream */
     pthread_cond_broadcast(&changed);
     leave(0);
 }

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Calls of programs that are compiled with a default stream for each thread.
+#include "tests/gvirtus/application.h"
+
+#include <atomic>
+#include <cstring>
+#include <vector>
+
+namespace
+{
+
+constexpr std::size_t n = 4096;
+void *const own = reinterpret_cast<void *>(2); // cudaStreamPerThread
+
+using Copy = int(void *, const void *, std::size_t, int, void *);
+using Set = int(void *, int, std::size_t, void *);
+using Launch = int(const void *, StubDim3, StubDim3, void **, std::size_t, void *);
+using Record = int(void *, void *);
+
+// Two streams, one of which is held: NULL is to be the thread's own in what is called meanwhile.
+struct Scene {
+    void *other = nullptr, *there = nullptr, *behind = nullptr;
+    char *from = device_memory(n), *to = device_memory(n);
+
+    bool begin()
+    {
+        REQUIRE(from && to && cudaStreamCreate(&other) == 0 && cudaEventCreate(&there) == 0);
+        REQUIRE(cudaEventCreate(&behind) == 0 && cudaMemset(from, 'f', n) == 0);
+        return cudaMemset(to, 0, n) == 0 && cudaDeviceSynchronize() == 0;
+    }
+    // The stream has work that another stream, which the legacy one blocks, does not wait for.
+    bool is_in_own(const char *call, int rc)
+    {
+        const bool good = rc == 0 && cudaStreamQuery(own) == 600 &&
+                          cudaEventRecord(there, other) == 0 && cudaEventSynchronize(there) == 0;
+        stub_remote()->hold_stream(0);
+        if (!good || cudaStreamSynchronize(own) || cudaStreamQuery(own)) {
+            std::fprintf(stderr, "%s: not in the thread's stream\n", call);
+            return false;
+        }
+        return true;
+    }
+    void hold() const { stub_remote()->hold_stream(2); }
+};
+
+// While the thread's stream is held what is enqueued with NULL is behind that, and the legacy
+// stream would wait for it.
+bool streams_of_calls(Scene &s)
+{
+    std::vector<char> fs(n, 'f'), zeros(n, 0), twos(n, 2);
+    s.hold();
+    REQUIRE(s.is_in_own("cudaMemcpyAsync_ptsz",
+                        preloaded<Copy>("cudaMemcpyAsync_ptsz")(s.to, s.from, n, D2D, nullptr)));
+    REQUIRE(device_has(s.to, fs.data(), n));
+    s.hold();
+    REQUIRE(s.is_in_own("cudaMemsetAsync_ptsz",
+                        preloaded<Set>("cudaMemsetAsync_ptsz")(s.to, 0, n, nullptr)));
+    REQUIRE(device_has(s.to, zeros.data(), n));
+    s.hold();
+    REQUIRE(s.is_in_own("cudaMemset_ptds",
+                        preloaded<int(void *, int, std::size_t)>("cudaMemset_ptds")(s.to, 2, n)));
+    REQUIRE(device_has(s.to, twos.data(), n));
+    s.hold();
+    REQUIRE(s.is_in_own("cudaMemcpy_ptds", preloaded<int(void *, const void *, std::size_t, int)>(
+                                               "cudaMemcpy_ptds")(s.to, s.from, n, D2D)));
+    for (const char *call : {"cudaLaunchKernel_ptsz", "__cudaLaunchKernel_ptsz"}) {
+        REQUIRE(cudaMemset(s.to, 0, n) == 0 && cudaDeviceSynchronize() == 0);
+        void *to = s.to, *from = s.from;
+        std::uint64_t bytes = n;
+        void *arguments[] = {&to, &from, &bytes};
+        s.hold();
+        REQUIRE(s.is_in_own(call, preloaded<Launch>(call)(&stub_kernel, {1, 1, 1}, {1, 1, 1},
+                                                          arguments, 0, nullptr)));
+        REQUIRE(device_has(s.to, fs.data(), n));
+    }
+    return true;
+}
+
+// Events, waits and queries of it; a stream that is named stays that one.
+bool waits_of_calls(Scene &s)
+{
+    auto query = preloaded<int(void *)>("cudaStreamQuery_ptsz");
+    auto record = preloaded<Record>("cudaEventRecord_ptsz");
+    s.hold();
+    REQUIRE(preloaded<Copy>("cudaMemcpyAsync_ptsz")(s.to, s.from, n, D2D, s.other) == 0);
+    REQUIRE(cudaStreamSynchronize(s.other) == 0);
+    REQUIRE(preloaded<Copy>("cudaMemcpyAsync_ptsz")(s.to, s.from, n, D2D, nullptr) == 0);
+    REQUIRE(record(s.behind, nullptr) == 0 && cudaEventQuery(s.behind) == 600);
+    REQUIRE(query(nullptr) == 600 && query(s.other) == 0);
+    REQUIRE(preloaded<int(void *, void *, unsigned)>("cudaStreamWaitEvent_ptsz")(s.other, s.behind,
+                                                                                 0) == 0);
+    REQUIRE(record(s.there, s.other) == 0 && cudaEventQuery(s.there) == 600);
+    stub_remote()->hold_stream(0);
+    REQUIRE(preloaded<int(void *)>("cudaStreamSynchronize_ptsz")(nullptr) == 0);
+    REQUIRE(query(nullptr) == 0 && cudaEventQuery(s.behind) == 0);
+    return cudaStreamSynchronize(s.other) == 0 && cudaEventQuery(s.there) == 0;
+}
+
+// A copy from or to the host is over when it returns, also of page-locked memory.
+bool copies_of_host(Scene &s)
+{
+    auto copy = preloaded<int(void *, const void *, std::size_t, int)>("cudaMemcpy_ptds");
+    void *pinned = nullptr;
+    constexpr std::size_t many = 1 << 20;
+    char *device = device_memory(many);
+    REQUIRE(device && cudaMallocHost(&pinned, many) == 0);
+    char *bytes = static_cast<char *>(pinned);
+    std::vector<char> there(many);
+    random_fill(there.data(), many, 5);
+    std::memcpy(bytes, there.data(), many);
+    REQUIRE(stub_remote()->slow(20000));
+    REQUIRE(copy(device, bytes, many, H2D) == 0);
+    std::memset(bytes, 'x', many);
+    REQUIRE(copy(bytes, device, many, DEFAULT) == 0 && !std::memcmp(bytes, there.data(), many));
+    stub_remote()->slow(0);
+    using Rows = int(void *, std::size_t, const void *, std::size_t, std::size_t, std::size_t, int);
+    REQUIRE(preloaded<Rows>("cudaMemcpy2D_ptds")(bytes, 64, device, 128, 32, 8, D2H) == 0);
+    REQUIRE(!std::memcmp(bytes + 64, there.data() + 128, 32));
+    REQUIRE(cudaFreeHost(pinned) == 0 && cudaFree(device) == 0);
+    REQUIRE(copy(nullptr, there.data(), n, H2D) != 0);
+    return cudaFree(s.to) == 0;
+}
+
+bool functions(Scene &s)
+{
+    std::atomic<bool> called{false};
+    using Function = int(void *, void (*)(void *), void *);
+    s.hold();
+    REQUIRE(preloaded<Copy>("cudaMemcpyAsync_ptsz")(s.to, s.from, n, D2D, nullptr) == 0);
+    REQUIRE(preloaded<Function>("cudaLaunchHostFunc_ptsz")(
+                nullptr, [](void *flag) { *static_cast<std::atomic<bool> *>(flag) = true; },
+                &called) == 0);
+    REQUIRE(!called);
+    stub_remote()->hold_stream(0);
+    REQUIRE(preloaded<int(void *)>("cudaStreamSynchronize_ptsz")(nullptr) == 0);
+    return called;
+}
+
+} // namespace
+
+bool stream_of_thread()
+{
+    Scene s;
+    REQUIRE(cudaGetLastError() == 0 && s.begin());
+    return streams_of_calls(s) && waits_of_calls(s) && functions(s) && copies_of_host(s);
+}
