@@ -54,8 +54,9 @@ static const struct {
     {"cuDevicePrimaryCtxGetState", offsetof(struct ibx_cuda, device_primary_ctx_get_state)},
     {"cuDevicePrimaryCtxRetain", offsetof(struct ibx_cuda, device_primary_ctx_retain)},
     {"cuDevicePrimaryCtxRelease_v2", offsetof(struct ibx_cuda, device_primary_ctx_release)},
+    {"cuStreamWriteValue32_v2", offsetof(struct ibx_cuda, stream_write_value32)},
 };
-#define OPTIONAL 6u /* the last ones */
+#define OPTIONAL 7u /* the last ones */
 
 _Static_assert(sizeof(symbols) / sizeof(symbols[0]) == sizeof(struct ibx_cuda) / sizeof(void *),
                "each function has its symbol");

@@ -17,6 +17,7 @@
 #include <stdint.h>
 
 /* CUresult */
+#define IBX_CUDA_HOST_MEMORY_REGISTERED     712
 #define IBX_CUDA_HOST_MEMORY_NOT_REGISTERED 713
 #define IBX_CUDA_NOT_READY                  600
 
@@ -49,6 +50,7 @@
 
 /* CUdevice_attribute. FLUSH: bit 0 says that cuFlushGPUDirectRDMAWrites() works; ORDERING: the
  * scope within which it need not be called. */
+#define IBX_CUDA_DEVICE_HOST_POINTER  91 /* pinned memory has one address, also for the device */
 #define IBX_CUDA_DEVICE_RDMA_FLUSH    117
 #define IBX_CUDA_DEVICE_RDMA_ORDERING 118
 #define IBX_CUDA_DEVICE_DMA_BUF       124
@@ -121,6 +123,8 @@ struct ibx_cuda {
     int (*device_primary_ctx_get_state)(int device, unsigned *flags, int *active);
     int (*device_primary_ctx_retain)(void **context, int device);
     int (*device_primary_ctx_release)(int device);
+    /* CUDA 11.7: a word of pinned memory is set when the stream comes to it. */
+    int (*stream_write_value32)(void *stream, uint64_t address, uint32_t value, unsigned flags);
     /* No cuCtxSynchronize(): it fails, and ends the captures of all threads, in every mode. */
 };
 

@@ -97,6 +97,9 @@ int ibx_staging_create(const struct ibx_cuda *cuda, struct ibx_staging **staging
 static void forget_events(struct ibx_staging *st, bool begun)
 {
     st->events = st->left = 0;
+    ibx_word_give(st->word);
+    st->word = NULL;
+    st->wordless = false;
     if (!begun)
         return;
     st->begun_ready = st->open = 0;

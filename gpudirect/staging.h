@@ -74,6 +74,9 @@ void ibx_staging_forget(struct ibx_staging *staging, const void *context);
 /* Before a reset, between copies: destroys the events. */
 void ibx_staging_drop_events(struct ibx_staging *staging);
 
+/* What straight copies need is made before the first of them. */
+void ibx_staging_prepare(struct ibx_staging *staging);
+
 /* Before a copy: its chunks count there; NULL, and at first: nowhere. */
 void ibx_staging_set_quota(struct ibx_staging *staging, struct ibx_quota *quota);
 /* Its copies wait for that session's turns; NULL, and at first: for nobody's. */

@@ -5,6 +5,7 @@
 
 #include "common/state_machine.h"
 #include "gpudirect/staging.h"
+#include "gpudirect/word.h"
 
 #define IBX_STAGING_AT_ONCE 2u /* pieces of a straight copy that the GPU has: an event each */
 
@@ -37,6 +38,8 @@ struct ibx_staging {
     unsigned begun_ready, begun_next;        /* events there are; the next one's number */
     unsigned open;                           /* copies that were begun and not ended */
     unsigned generation;                     /* counts how often those events went */
+    struct ibx_word *word;                   /* of the events' context, or NULL */
+    bool wordless;                           /* there is none for it */
     unsigned count;                          /* slots with a chunk */
     size_t chunk;                            /* bytes of a plain copy in one of them */
     struct ibx_quota *quota;                 /* that its chunks count in, or NULL */

@@ -13,6 +13,7 @@
 
 #define CONTEXT_IS_DESTROYED 709 /* CUresult */
 
+#define WORD_MOST   (4u << 20) /* bytes: what longer copies gain is nothing */
 #define LEFT_PIECE  (1u << 20) /* of a copy that is not waited for, beside other sessions' */
 #define PATIENCE_NS 1000000u   /* for such a piece: its stream may wait for the client */
 
@@ -34,6 +35,42 @@ static size_t straight_piece(enum ibx_turn_company company)
                                              : SIZE_MAX;
 }
 
+/* Whether there is a word, with the events. */
+static bool word_ready(struct ibx_staging *st)
+{
+    if (!st->word && !st->wordless)
+        st->word = ibx_word_take(st->cuda, st->context);
+    st->wordless = !st->word;
+    return st->word;
+}
+
+void ibx_staging_prepare(struct ibx_staging *st)
+{
+    if (!ibx_staging_events_ready(st))
+        word_ready(st);
+}
+
+/* Whether a copy's end is seen by it. Not beside other sessions, whose copies would wait for the
+ * GPU to write it; and beside graphs that wait for their client nothing more is asked of the driver
+ * than there has to be. */
+static bool may_have_word(const struct ibx_staging *st, const struct ibx_gpu_copy *copy)
+{
+    return st->company < IBX_TURN_BESIDE_LONG && !copy->beside_graphs;
+}
+
+/* What the end of the copy in hand is seen by: the word, or the event where the driver refuses that
+ * (as it may any day: `*word` says which). */
+static int mark_end(struct ibx_staging *st, void *event, bool *word)
+{
+    *word = *word && !ibx_word_set(st->cuda, st->word, st->copy.stream);
+    if (*word)
+        return 0;
+    ibx_word_give(st->word);
+    st->word = NULL;
+    st->wordless = true;
+    return st->cuda->event_record(event, st->copy.stream);
+}
+
 int ibx_staging_settle(struct ibx_staging *st, void *stream)
 {
     int rc = ibx_staging_events_ready(st);
@@ -47,27 +84,35 @@ static int straight(struct ibx_staging *st, void *host, uint64_t at, size_t leng
 {
     const bool plain = ibx_gpu_copy_is_plain(&st->copy);
     uint8_t *bytes = host;
+    bool word = may_have_word(st, &st->copy) && word_ready(st);
+    struct ibx_staging_slot *slot = &st->slots[0];
     unsigned begun = 0;
     bool any = false;
     int rc = 0;
     for (size_t done = 0, some; done < length && !rc; done += some, begun++) {
-        struct ibx_staging_slot *slot = &st->slots[begun % IBX_STAGING_AT_ONCE];
         const size_t most = plain ? straight_piece(st->company) : SIZE_MAX;
+        slot = &st->slots[begun % IBX_STAGING_AT_ONCE];
         some = length - done < most ? length - done : most;
+        const bool marked = word && done + some == length;
         ibx_staging_take_turn(st, some);
         rc = begun < IBX_STAGING_AT_ONCE ? 0 : st->cuda->event_synchronize(slot->event);
         if (!rc)
-            rc = ibx_staging_dma(st, bytes + done, at + done, some, to_device, slot->event, &any);
+            rc = ibx_staging_dma(st, bytes + done, at + done, some, to_device,
+                                 marked ? NULL : slot->event, &any);
+        if (!rc && marked)
+            rc = mark_end(st, slot->event, &word);
     }
     if (!rc)
-        rc = st->cuda->event_synchronize(st->slots[(begun - 1) % IBX_STAGING_AT_ONCE].event);
+        rc = word ? ibx_word_wait(st->cuda, st->word, st->copy.stream)
+                  : st->cuda->event_synchronize(slot->event);
     if (rc && begun) /* as in dma_start() */
         ibx_cuda_stream_wait(st->cuda, st->copy.stream);
     return rc;
 }
 
-/* On the legacy stream as the application's own cudaMemcpy, which is two driver calls less. Not
- * beside others: the driver lets them wait meanwhile, and the kernel wakes them. */
+/* On the legacy stream as the application's own cudaMemcpy, which is two driver calls less, where
+ * there is no word to wait for. Not beside others: the driver lets them wait meanwhile, and the
+ * kernel wakes them. */
 int ibx_staging_straight(struct ibx_staging *st, void *host, const struct ibx_gpu_copy *copy,
                          bool to_device)
 {
@@ -75,7 +120,9 @@ int ibx_staging_straight(struct ibx_staging *st, void *host, const struct ibx_gp
     const bool legacy = !copy->stream || copy->stream == IBX_CUDA_STREAM_LEGACY;
     int rc;
     st->company = ibx_turn_company(st->turn);
-    if (!copy->beside_graphs && ibx_gpu_copy_is_plain(copy) && legacy &&
+    const bool word = may_have_word(st, copy) && copy->width <= WORD_MOST &&
+                      !ibx_staging_events_ready(st) && word_ready(st);
+    if (!word && !copy->beside_graphs && ibx_gpu_copy_is_plain(copy) && legacy &&
         st->company < IBX_TURN_BESIDE_LONG && copy->width <= straight_piece(st->company)) {
         rc = to_device ? cuda->memcpy_to_device(copy->device, host, (size_t)copy->width)
                        : cuda->memcpy_from_device(host, copy->device, (size_t)copy->width);

@@ -156,8 +156,11 @@ int ibx_copies_prepare(void *context, const struct ibx_remote *remote)
         if (reach.id &&
             (reach.length >= ways[IBX_CHOICE_TO_DEVICE].in_place_min ||
              reach.length >= ways[IBX_CHOICE_FROM_DEVICE].in_place_min) &&
-            pin(x, &reach))
+            pin(x, &reach)) {
+            if (ibx_copies_staging(x))
+                ibx_staging_prepare(x->staging);
             expect_first(x, reach.length);
+        }
         ibx_remote_release(conn);
     }
     ibx_cuda_capture_restore(x->cuda, mode);

@@ -53,7 +53,8 @@ void ibx_double_get_stats(struct ibx_double_stats *stats);
  * sticky. NULL: no more failures, and a sticky error is forgotten. */
 void ibx_double_inject(const char *function, unsigned in, int code, bool sticky);
 /* What cuDeviceGetAttribute() returns from now on. Attribute 0: whether a dma-buf can be mapped by
- * PCIe. At first there are dma-bufs, which cannot, and writes are ordered. */
+ * PCIe. At first there are dma-bufs, which cannot, and writes are ordered; pinned memory has no
+ * address for the device, by which it could set words there. */
 void ibx_double_attribute(int attribute, int value);
 /* Each copy takes that much longer. */
 void ibx_double_slow(unsigned microseconds);

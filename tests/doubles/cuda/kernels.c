@@ -3,6 +3,7 @@
 #include "tests/doubles/cuda/graph.h"
 #include "tests/doubles/cuda/internal.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* The one kernel there is copies within the device: its arguments are two addresses and a length.
@@ -75,4 +76,39 @@ EXPORT int cuLaunchKernelEx(const struct launch_config *c, void *kernel, void **
         return 720; /* CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE */
     return cuLaunchKernel(kernel, c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1],
                           c->block[2], c->shared, c->stream, arguments, extra);
+}
+
+/* --------------------------------------------------------------------- words of memory */
+
+struct word {
+    _Atomic uint32_t *at;
+    uint32_t value;
+};
+
+static void set_word(void *argument)
+{
+    struct word *word = argument;
+    *word->at = word->value;
+    free(word);
+}
+
+int cuLaunchHostFunc(void *stream, void (*function)(void *argument), void *argument);
+
+/* Of pinned memory alone. What a broken stream does not come to is lost. */
+EXPORT int cuStreamWriteValue32_v2(void *stream, uint64_t address, uint32_t value, unsigned flags)
+{
+    int code = enter("cuStreamWriteValue32");
+    if (code)
+        return code;
+    const struct allocation *memory = find((void *)(uintptr_t)address, sizeof(value));
+    const bool pinned = memory && memory->device < 0 && !flags;
+    leave(0);
+    struct word *word = pinned ? malloc(sizeof(*word)) : NULL;
+    if (!word)
+        return INVALID_VALUE;
+    *word = (struct word){(_Atomic uint32_t *)(uintptr_t)address, value};
+    code = cuLaunchHostFunc(stream, set_word, word);
+    if (code)
+        free(word);
+    return code;
 }

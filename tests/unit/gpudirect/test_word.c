@@ -1,0 +1,377 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Words that the GPU sets behind copies: whose they are, and what straight copies make of them. */
+#include "gpudirect/word.h"
+#include "gpudirect/staging.h"
+#include "tests/scenes/cuda_unit.h"
+#include "tests/scenes/random_fill.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define LARGE     ((size_t)4 << 20)
+#define SHORT     ((size_t)100000)
+#define PINNED    712 /* CUresult: registered already */
+#define ILLEGAL   700
+#define HELD_FROM 2000 /* microseconds: longer than until the driver is asked */
+
+static bool spins; /* processors abound */
+bool __wrap_ibx_thread_may_spin(void);
+bool __wrap_ibx_thread_may_spin(void)
+{
+    return spins;
+}
+
+static struct ibx_word *words[IBX_WORD_COUNT];
+static void *contexts[2];
+static struct ibx_staging *staging;
+static struct ibx_gpu_copy copy;
+static uint8_t *host;
+
+static void use(int device)
+{
+    cuda_application_use(device);
+    assert_int_equal(cuda->ctx_get_current(&contexts[device]), 0);
+}
+
+/* With all that set_up() made there; what had failed before is forgotten. */
+static void reset_device(void)
+{
+    app->inject(NULL, 0, 0, false);
+    app->primary_reset(0);
+    ibx_staging_forget(staging, NULL);
+    use(0);
+    assert_int_equal(app->mem_alloc(&copy.device, LARGE), 0);
+    assert_int_equal(app->host_register(host, LARGE, 0), 0);
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    use(1);
+    use(0);
+    spins = true;
+    app->attribute(IBX_CUDA_DEVICE_HOST_POINTER, 1);
+    host = aligned_alloc(4096, LARGE);
+    assert_non_null(host);
+    assert_int_equal(app->host_register(host, LARGE, 0), 0);
+    assert_int_equal(ibx_staging_create(cuda, &staging, NULL), 0);
+    copy = (struct ibx_gpu_copy){.width = SHORT, .height = 1};
+    assert_int_equal(app->mem_alloc(&copy.device, LARGE), 0);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    app->inject(NULL, 0, 0, false);
+    app->slow(0);
+    app->hold(false);
+    cuda_application_use(0);
+    ibx_staging_destroy(staging);
+    app->mem_free(copy.device);
+    app->host_unregister(host);
+    free(host);
+    assert_int_equal(cuda_stats().unpinned_async, 0);
+    assert_int_equal(cuda_stats().lost_events, 0);
+    return 0;
+}
+
+/* ---------------------------------------------------------------------------- the words */
+
+static unsigned take_all(void *context)
+{
+    unsigned count = 0;
+    while (count < IBX_WORD_COUNT && (words[count] = ibx_word_take(cuda, context)))
+        count++;
+    if (count == IBX_WORD_COUNT)
+        assert_null(ibx_word_take(cuda, context));
+    return count;
+}
+
+static void give(unsigned count)
+{
+    for (unsigned i = 0; i < count; i++)
+        ibx_word_give(words[i]);
+}
+
+/* A page of them a context, each in a cache line, and that page is pinned once and stays so. */
+static void test_shared(void **state)
+{
+    (void)state;
+    unsigned long pins = 0;
+    for (unsigned round = 0; round < 3; round++) {
+        assert_int_equal(take_all(contexts[0]), IBX_WORD_COUNT);
+        for (unsigned i = 1; i < IBX_WORD_COUNT; i++)
+            assert_int_equal((uintptr_t)words[i]->at - (uintptr_t)words[i - 1]->at, IBX_WORD_LINE);
+        use(1);
+        struct ibx_word *other = ibx_word_take(cuda, contexts[1]);
+        assert_non_null(other);
+        assert_true((uintptr_t)other->at / IBX_WORD_PAGE !=
+                    (uintptr_t)words[0]->at / IBX_WORD_PAGE);
+        ibx_word_give(other);
+        use(0);
+        give(IBX_WORD_COUNT);
+        pins = pins ? pins : cuda_stats().host_pins;
+        assert_int_equal(cuda_stats().host_pins, pins);
+    }
+    ibx_word_give(NULL);
+}
+
+/* Nobody has a word before the last copy has written it, whose end nobody may have waited for. */
+static void test_still_written(void **state)
+{
+    (void)state;
+    struct ibx_word *word = ibx_word_take(cuda, contexts[0]);
+    app->hold(true);
+    assert_int_equal(ibx_word_set(cuda, word, NULL), 0);
+    app->inject("cuStreamQuery", 1, ILLEGAL, false);
+    assert_int_equal(ibx_word_wait(cuda, word, NULL), ILLEGAL);
+    ibx_word_give(word);
+    assert_int_equal(take_all(contexts[0]), IBX_WORD_COUNT - 1);
+    for (unsigned i = 0; i < IBX_WORD_COUNT - 1; i++)
+        assert_ptr_not_equal(words[i], word);
+    give(IBX_WORD_COUNT - 1);
+    app->hold(false);
+    assert_int_equal(app->stream_synchronize(NULL), 0);
+    assert_int_equal(take_all(contexts[0]), IBX_WORD_COUNT);
+    give(IBX_WORD_COUNT);
+}
+
+/* A reset takes the registration, and what the GPU had to write; not another device's. */
+static void test_reset(void **state)
+{
+    (void)state;
+    struct ibx_word *word = ibx_word_take(cuda, contexts[0]);
+    app->inject("dma", 1, ILLEGAL, true);
+    app->hold(true);
+    assert_int_equal(cuda->memcpy_to_device_async(copy.device, host, SHORT, NULL), 0);
+    assert_int_equal(ibx_word_set(cuda, word, NULL), 0);
+    app->hold(false);
+    assert_int_equal(ibx_word_wait(cuda, word, NULL), ILLEGAL);
+    ibx_word_give(word);
+    const unsigned long ever = cuda_stats().host_pinned;
+    reset_device();
+    assert_int_equal(take_all(contexts[0]), IBX_WORD_COUNT);
+    assert_int_equal(cuda_stats().host_pinned, ever + 2); /* and `host` */
+    for (unsigned i = 0; i < IBX_WORD_COUNT; i++) {
+        assert_int_equal(ibx_word_set(cuda, words[i], NULL), 0);
+        assert_int_equal(ibx_word_wait(cuda, words[i], NULL), 0);
+    }
+    give(IBX_WORD_COUNT);
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    struct ibx_cuda old = *cuda;
+    old.stream_write_value32 = NULL;
+    assert_null(ibx_word_take(&old, contexts[0]));
+    spins = false;
+    assert_null(ibx_word_take(cuda, contexts[0]));
+    spins = true;
+    app->attribute(IBX_CUDA_DEVICE_HOST_POINTER, 0);
+    assert_null(ibx_word_take(cuda, contexts[0]));
+    app->attribute(IBX_CUDA_DEVICE_HOST_POINTER, 1);
+    app->inject("cuMemHostRegister", 1, ILLEGAL, false);
+    assert_null(ibx_word_take(cuda, contexts[0]));
+    struct ibx_word *word = ibx_word_take(cuda, contexts[0]);
+    assert_non_null(word);
+    ibx_word_give(word);
+}
+
+/* What a forked child sees as the driver. */
+static int any_device(int *device)
+{
+    *device = 0;
+    return 0;
+}
+
+static int one_address(int *value, int attribute, int device)
+{
+    (void)attribute, (void)device;
+    *value = 1;
+    return 0;
+}
+
+static int registered(void *address, size_t n, unsigned flags)
+{
+    (void)flags;
+    memset(address, 1, n); /* it is there in this process */
+    memset(address, 0, n);
+    return PINNED;
+}
+
+static int of_child(struct ibx_word *parents)
+{
+    struct ibx_cuda fake = *cuda;
+    fake.ctx_get_device = any_device;
+    fake.device_get_attribute = one_address;
+    fake.mem_host_register = registered;
+    ibx_word_give(parents);
+    int missing = 0;
+    for (uintptr_t i = 1; i <= IBX_WORD_CONTEXTS; i++)
+        missing += !ibx_word_take(&fake, (void *)i);
+    return missing + !!ibx_word_take(&fake, (void *)(uintptr_t)(IBX_WORD_CONTEXTS + 1));
+}
+
+/* A forked child has neither pages nor words of its parent's. More contexts than there are pages
+ * for have none. */
+static void test_child(void **state)
+{
+    (void)state;
+    struct ibx_word *word = ibx_word_take(cuda, contexts[0]);
+    const pid_t child = fork();
+    if (!child)
+        _exit(of_child(word));
+    int status = 0;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+    ibx_word_give(word);
+    assert_int_equal(take_all(contexts[0]), IBX_WORD_COUNT);
+    give(IBX_WORD_COUNT);
+}
+
+/* ---------------------------------------------------------------------- straight copies */
+
+static void expect_straight(bool to_device, bool by_word)
+{
+    const struct ibx_double_stats before = cuda_stats();
+    assert_int_equal(ibx_staging_straight(staging, host, &copy, to_device), 0);
+    assert_int_equal(cuda_stats().copies_sync, before.copies_sync + !by_word);
+    if (to_device)
+        assert_on_device(copy.device, host, copy.width);
+}
+
+/* The end of a copy is seen by its word: not before, and not never, whatever becomes of the stream
+ * and of the word. */
+static void test_copies(void **state)
+{
+    (void)state;
+    void *stream;
+    assert_int_equal(app->stream_create(&stream, 0), 0);
+    for (unsigned round = 0; round < 8; round++) {
+        copy.stream = round % 2 ? stream : NULL;
+        app->slow(round < 4 ? HELD_FROM : 0);
+        random_fill(host, SHORT, round);
+        expect_straight(true, true);
+        memset(host, 0, SHORT);
+        expect_straight(false, true);
+        assert_on_device(copy.device, host, SHORT);
+    }
+    copy.stream = NULL;
+    copy.width = LARGE; /* in one piece */
+    expect_straight(true, true);
+    copy.width = SHORT;
+    app->inject("cuMemcpyHtoDAsync", 1, ILLEGAL, false);
+    assert_int_equal(ibx_staging_straight(staging, host, &copy, true), ILLEGAL);
+    expect_straight(true, true);
+    app->inject("dma", 1, ILLEGAL, true); /* and what is before it */
+    assert_int_equal(ibx_staging_straight(staging, host, &copy, true), ILLEGAL);
+    reset_device();
+    expect_straight(true, true);
+    app->inject("cuStreamQuery", 1, ILLEGAL, false); /* where the driver is asked */
+    app->slow(10 * HELD_FROM);
+    assert_int_equal(ibx_staging_straight(staging, host, &copy, true), ILLEGAL);
+    app->slow(0);
+    expect_straight(true, true);
+}
+
+/* What the driver does not write, or pin, is waited for by an event or by the driver. */
+static void test_without(void **state)
+{
+    (void)state;
+    const unsigned long waited = cuda_stats().copies_async;
+    random_fill(host, SHORT, 5);
+    expect_straight(true, true);
+    app->inject("cuStreamWriteValue32", 1, 801, false); /* not supported */
+    random_fill(host, SHORT, 6);
+    app->slow(HELD_FROM);
+    expect_straight(true, true); /* begun already: by an event */
+    assert_int_equal(cuda_stats().copies_async, waited + 2);
+    expect_straight(true, false); /* and no longer tried */
+    ibx_staging_drop_events(staging);
+    expect_straight(true, true);
+    app->inject("cuMemHostRegister", 1, ILLEGAL, false);
+    ibx_staging_drop_events(staging);
+    expect_straight(true, false);
+    app->inject(NULL, 0, 0, false);
+    ibx_staging_drop_events(staging);
+    assert_int_equal(take_all(contexts[0]), IBX_WORD_COUNT); /* others have them all */
+    expect_straight(true, false);
+    give(IBX_WORD_COUNT);
+    expect_straight(true, false); /* nor does it ask again */
+}
+
+/* Beside other sessions, and graphs that wait for their client, the GPU has nothing but copies to
+ * do. */
+static void test_beside_others(void **state)
+{
+    (void)state;
+    struct ibx_turn mine, other;
+    ibx_turn_join(&mine, NULL, 100);
+    ibx_turn_join(&other, NULL, 100);
+    ibx_staging_set_turn(staging, &mine);
+    for (unsigned i = 0; i < 2; i++) {
+        ibx_turn_take(&other, 4096);
+        expect_straight(true, true); /* in pieces behind events */
+        assert_int_equal(take_all(contexts[0]), IBX_WORD_COUNT);
+        give(IBX_WORD_COUNT);
+    }
+    ibx_turn_leave(&other);
+    copy.beside_graphs = true;
+    expect_straight(true, true);
+    assert_int_equal(take_all(contexts[0]), IBX_WORD_COUNT);
+    give(IBX_WORD_COUNT);
+    copy.beside_graphs = false;
+    expect_straight(true, true);
+    assert_int_equal(take_all(contexts[0]), IBX_WORD_COUNT - 1);
+    give(IBX_WORD_COUNT - 1);
+    ibx_staging_set_turn(staging, NULL);
+    ibx_turn_leave(&mine);
+}
+
+/* Each context has its own; one that goes, and a session that ends, leave theirs to others. */
+static void test_contexts(void **state)
+{
+    (void)state;
+    uint64_t devices[2] = {copy.device};
+    use(1);
+    assert_int_equal(app->mem_alloc(&devices[1], LARGE), 0);
+    const unsigned long pins = cuda_stats().host_pins;
+    for (int i = 0; i < 6; i++) {
+        use(i % 2);
+        copy.device = devices[i % 2];
+        expect_straight(true, true);
+        assert_int_equal(take_all(contexts[i % 2]), IBX_WORD_COUNT - 1);
+        give(IBX_WORD_COUNT - 1);
+    }
+    assert_in_range(cuda_stats().host_pins, pins, pins + 2);
+    ibx_staging_destroy(staging);
+    staging = NULL;
+    assert_int_equal(take_all(contexts[1]), IBX_WORD_COUNT);
+    give(IBX_WORD_COUNT);
+    assert_int_equal(app->mem_free(devices[1]), 0);
+    assert_in_range(cuda_stats().host_pins, pins, pins + 2); /* never unpinned */
+    copy.device = devices[0];
+    use(0);
+    assert_int_equal(ibx_staging_create(cuda, &staging, NULL), 0);
+    expect_straight(true, true);
+    reset_device();
+    expect_straight(true, true);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(test_shared),  TEST(test_still_written), TEST(test_reset),
+        TEST(test_refused), TEST(test_child),         TEST(test_copies),
+        TEST(test_without), TEST(test_beside_others), TEST(test_contexts),
+    };
+    return cmocka_run_group_tests_name("word", tests, find_cuda, NULL);
+}
