@@ -4,6 +4,7 @@
 //
 //   application TEST [taken]     `taken`: the back end's plugin runs the copies
 #include "tests/gvirtus/application.h"
+#include "tests/scenes/patience.h"
 
 #include <atomic>
 #include <cstdint>
@@ -506,7 +507,7 @@ bool forked_meanwhile()
     for (unsigned i = 0; i < 300 && good; i++) {
         pid_t child = fork();
         if (!child) {
-            alarm(20);
+            alarm(20 * patience_times());
             std::_Exit(host_unregister(&memory[4096]) == 713 &&
                                host_unregister(&memory[2 * 4096]) == 0
                            ? 0
@@ -660,7 +661,7 @@ int main(int argc, char **argv)
         {"stock", stock},
         {"other-version", other_version},
     };
-    alarm(100);
+    alarm(100 * patience_times());
     taken = argc > 2;
     const char *provider = std::getenv("STUB_PROVIDER");
     over_shm = provider && !std::strcmp(provider, "shm");

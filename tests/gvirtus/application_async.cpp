@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 #include "tests/gvirtus/application.h"
+#include "tests/scenes/patience.h"
 
 #include <cstdint>
 #include <cstdlib>
@@ -287,7 +288,7 @@ bool background(bool registered)
     REQUIRE(background_begin(b, 99));
     pid_t child = fork();
     if (!child) { // has none of them under way, and a connection of its own
-        alarm(20);
+        alarm(20 * patience_times());
         int rc = cudaStreamQuery(b.stream); // how far it is at the back end
         bool good = (rc == 0 || rc == 600) && (registered || cudaFreeHost(memory) == 0);
         std::_Exit(good ? 0 : 1);

@@ -2,6 +2,7 @@
 //
 // Memory and events that two processes of one tenant share.
 #include "tests/gvirtus/application.h"
+#include "tests/scenes/patience.h"
 
 #include <cstring>
 #include <string>
@@ -174,7 +175,7 @@ static bool both(bool (*child_does)(const Meeting &), bool (*parent_does)(const 
     Meeting meeting;
     const pid_t child = fork();
     if (!child) {
-        alarm(60);
+        alarm(60 * patience_times());
         meeting.leave(false);
         std::_Exit(child_does(meeting) ? 0 : 1);
     }

@@ -6,6 +6,7 @@
  */
 #include "frontend-glue/device_copies/device_copies.h"
 #include "tests/scenes/handshake_scene.h"
+#include "tests/scenes/patience.h"
 
 #include "common/clock.h"
 #include "transport/core/crypto.h"
@@ -24,7 +25,7 @@
 #define SESSIONS 8u
 #define SHARE    6u /* of a tenant */
 #define CROWD    40u
-#define PATIENCE 20000u
+#define PATIENCE patience_ms(20000)
 
 static char key_file[] = "/tmp/ibx-test-half-way-XXXXXX";
 static struct ibx_session *listening;

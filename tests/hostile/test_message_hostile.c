@@ -10,6 +10,7 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "tests/scenes/memory_pair.h"
+#include "tests/scenes/patience.h"
 #include "transport/core/conn.h"
 #include "transport/shm/shm.h"
 
@@ -26,7 +27,7 @@
 #define FLIPS    500u
 #define SENT     8u   /* messages of one session */
 #define WORDS    300u /* bytes of the longest */
-#define PATIENCE 5000u
+#define PATIENCE patience_ms(5000)
 
 static const char *provider = "shm";
 static char key_file[] = "/tmp/ibx-test-key-XXXXXX";

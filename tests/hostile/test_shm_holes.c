@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What a peer can make this process hold: pages in memory that the peer never touched, mappings,
  * and address space. */
+#include "tests/scenes/patience.h"
 #include "tests/scenes/shm_pair.h"
 
 #include "common/clock.h"
@@ -202,6 +203,6 @@ int main(void)
         TEST(test_a_file_that_hides_its_holes),
         cmocka_unit_test(test_address_space_has_a_limit),
     };
-    alarm(120);
+    alarm(120 * patience_times());
     return cmocka_run_group_tests_name("shm_holes", tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The shm provider against a peer that lies. */
+#include "tests/scenes/patience.h"
 #include "tests/scenes/shm_pair.h"
 
 #include <errno.h>
@@ -285,6 +286,6 @@ int main(void)
         TEST(test_arena_twice),
         TEST(test_a_socket_that_ends_is_no_alarm),
     };
-    alarm(120);
+    alarm(120 * patience_times());
     return cmocka_run_group_tests_name("shm_hostile", tests, NULL, NULL);
 }

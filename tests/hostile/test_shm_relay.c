@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Who sits at the name where a client looks for the unix socket of shm: somebody who passes on what
  * both ends say, who says nothing, or no socket at all. */
+#include "tests/scenes/patience.h"
 #include "tests/scenes/shm_places.h"
 
 #include "common/clock.h"
@@ -81,7 +82,7 @@ static void *relay(void *unused)
     int far = unix_at(middle.there, false);
     struct pollfd wait[2] = {{.fd = near, .events = POLLIN}, {.fd = far, .events = POLLIN}};
     bool open = true;
-    while (open && poll(wait, 2, END_PATIENCE_MS) > 0) {
+    while (open && poll(wait, 2, (int)END_PATIENCE_MS) > 0) {
         if (wait[0].revents)
             open = pass_on(near, far);
         if (open && wait[1].revents)
@@ -160,7 +161,7 @@ static void relay_elsewhere(void)
     stand_between(false);
     middle.pid = start(relay_listening);
     told.fd = middle.told[0];
-    assert_int_equal(poll(&told, 1, END_PATIENCE_MS), 1);
+    assert_int_equal(poll(&told, 1, (int)END_PATIENCE_MS), 1);
     assert_int_equal(read(middle.told[0], &byte, 1), 1);
 }
 
@@ -253,7 +254,7 @@ static void *sit(void *argument)
     wait.fd = accept4(middle.listener, NULL, NULL, SOCK_CLOEXEC);
     MUST(wait.fd >= 0);
     if (how == SAYS_NOTHING)
-        poll(&wait, 1, END_PATIENCE_MS);
+        poll(&wait, 1, (int)END_PATIENCE_MS);
     close(wait.fd);
     close(middle.listener);
     return NULL;
@@ -294,6 +295,6 @@ int main(void)
         TEST(test_files_that_are_no_sockets),
         TEST(test_somebody_sits_on_the_socket),
     };
-    alarm(120);
+    alarm(120 * patience_times());
     return cmocka_run_group_tests_name("shm_relay", tests, NULL, NULL);
 }

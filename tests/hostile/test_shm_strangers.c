@@ -4,6 +4,7 @@
  * under its feet, or come in crowds. Where it takes another user, that is nobody, and the test runs
  * as root. test_shm_relay.c has those who stand in the middle.
  */
+#include "tests/scenes/patience.h"
 #include "tests/scenes/shm_places.h"
 
 #include "common/clock.h"
@@ -289,11 +290,11 @@ static void test_a_client_that_is_pushed_out(void **state)
     struct finishing f;
     finish_start(&f, client, NULL, in_time());
     struct pollfd wait = {.fd = server->shm->listener, .events = POLLIN};
-    assert_int_equal(poll(&wait, 1, END_PATIENCE_MS), 1);
+    assert_int_equal(poll(&wait, 1, (int)END_PATIENCE_MS), 1);
     wait.fd = accept4(server->shm->listener, NULL, NULL, SOCK_CLOEXEC);
     assert_int_equal(ibx_shm_hello_put(server->shm, wait.fd, &w), 0);
     assert_int_equal(ibx_shm_packet_send(wait.fd, hello, w.length, -1), 0);
-    assert_int_equal(poll(&wait, 1, END_PATIENCE_MS), 1);
+    assert_int_equal(poll(&wait, 1, (int)END_PATIENCE_MS), 1);
     close(wait.fd);
     assert_int_equal(finish_join(&f), -EACCES);
     said(&client->err, "at the shm socket and does not answer");
@@ -340,6 +341,6 @@ int main(void)
         TEST(test_a_crowd_in_the_queue),         TEST(test_the_queue_stays_full),
         TEST(test_a_client_that_is_pushed_out),  TEST(test_descriptors_of_strangers),
     };
-    alarm(120);
+    alarm(120 * patience_times());
     return cmocka_run_group_tests_name("shm_strangers", tests, NULL, NULL);
 }

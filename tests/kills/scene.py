@@ -19,11 +19,12 @@ sys.path.insert(0, os.path.join(HERE, "..", "tools"))
 # pylint: disable=wrong-import-position
 from guest_vm import (NEEDED, PRIVATE, GuestVm, ask_qmp, in_file, judge,  # noqa: E402,F401
                       printed)
-from harness import change_a_page, process_state, until  # noqa: E402,F401
+from harness import change_a_page, process_state, slower, until  # noqa: E402,F401
 
 BEATS = 5    # for how many a VM is watched
 GUEST = "mib=8"
-SLOWER = 4 if os.environ.get("IBX_VM") else 1  # in the guest of tests/vm a QEMU emulates this one
+# In the guest of tests/vm a QEMU emulates this one.
+SLOWER = max(4 if os.environ.get("IBX_VM") else 1, round(slower()))
 PATIENCE = 20 * SLOWER  # seconds for a monitor
 SLOW = "64K"  # bytes a second, while a test looks on
 PORT = 18600

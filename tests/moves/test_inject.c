@@ -385,7 +385,7 @@ static void serves_a_fault(const struct ibx_uffd *uffd)
     assert_int_equal(ioctl(uffd->fd, UFFDIO_REGISTER, &range), 0);
     vm_hmp_blocks(&vm, "xp /1xw 0x1000010");
     struct pollfd p = {.fd = uffd->fd, .events = POLLIN};
-    assert_int_equal(poll(&p, 1, VM_WAIT_MS), 1);
+    assert_int_equal(poll(&p, 1, (int)VM_WAIT_MS), 1);
     struct uffd_msg message;
     assert_int_equal(read(uffd->fd, &message, sizeof(message)), sizeof(message));
     assert_int_equal(message.event, UFFD_EVENT_PAGEFAULT);

@@ -249,7 +249,7 @@ static void await_tries(int listener)
     int tries[3];
     for (unsigned i = 0; i < 3; i++) {
         struct pollfd wait = {.fd = listener, .events = POLLIN};
-        assert_int_equal(poll(&wait, 1, VM_WAIT_MS), 1);
+        assert_int_equal(poll(&wait, 1, (int)VM_WAIT_MS), 1);
         tries[i] = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
         assert_true(tries[i] >= 0);
     }

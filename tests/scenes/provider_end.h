@@ -7,6 +7,7 @@
 #define IBX_TESTS_SCENES_PROVIDER_END_H
 
 #include "transport/core/provider.h"
+#include "tests/scenes/patience.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -14,7 +15,7 @@
 #include <stdlib.h>
 
 #define NOTES_MAX       512u
-#define END_PATIENCE_MS 20000u /* for what a healthy connection does at once */
+#define END_PATIENCE_MS patience_ms(20000) /* for what a healthy connection does at once */
 
 #define MUST(condition)                                                                            \
     do {                                                                                           \

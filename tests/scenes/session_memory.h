@@ -5,6 +5,7 @@
 
 #include "common/log.h"
 #include "tests/scenes/memory_provider.h"
+#include "tests/scenes/patience.h"
 #include "tests/scenes/session_pair.h"
 
 #include <errno.h>
@@ -38,7 +39,7 @@ static inline int session_memory_begin(void **state)
 {
     (void)state;
     memory_control_reset();
-    alarm(120);
+    alarm(120 * patience_times());
     return 0;
 }
 

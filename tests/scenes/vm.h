@@ -8,13 +8,14 @@
 #define IBX_TESTS_MIGRATE_VM_H
 
 #include "migrate/qemu/qemu.h"
+#include "tests/scenes/patience.h"
 #include "tests/scenes/unit.h"
 
 #include <stdint.h>
 #include <sys/types.h>
 
 #define VM_RAM_MIB 64u
-#define VM_WAIT_MS 90000 /* for anything that is to come, on a loaded machine */
+#define VM_WAIT_MS patience_ms(90000) /* for anything that is to come, on a loaded machine */
 /* For vm_options.extra: the balloon that the guest knows. */
 #define VM_BALLOON "-device", "virtio-balloon-pci,disable-modern=on,addr=5"
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-from harness import equal, run_all, run_tests, test
+from harness import Skip, equal, run_all, run_tests, test
 
 
 def ended_process():
@@ -60,6 +60,19 @@ def notes_of_killed_tools_go_with_their_records(scene):
             pass
     scene.run(scene.path("place"))
     equal((os.path.exists(note), os.listdir(scene.path("place"))), (False, []))
+
+
+@test
+def limits_grow_with_the_load(scene):
+    slower = os.path.join(os.path.dirname(scene.program), "slower")
+    with open(scene.path("loadavg"), "w", encoding="ascii") as file:
+        file.write(f"{7 * len(os.sched_getaffinity(0))}.00 1.00 1.00 1/100 4321\n")
+    bind = f"mount --bind {scene.path('loadavg')} /proc/loadavg && "
+    said = subprocess.run(["unshare", "--mount", "sh", "-c", bind + slower], capture_output=True,
+                          text=True, check=False)
+    if os.geteuid() or "mount" in said.stderr or "unshare" in said.stderr:
+        raise Skip("needs root, and mounts of its own")
+    equal((said.stdout, said.stderr), ("7\n", ""))
 
 
 @test

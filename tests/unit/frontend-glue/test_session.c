@@ -9,6 +9,7 @@
  * Linked with memory_provider.c it runs on the fabric inside the process, whatever the name.
  */
 #include "tests/scenes/open_fds.h"
+#include "tests/scenes/patience.h"
 #include "tests/scenes/session_pair.h"
 
 #include "common/log.h"
@@ -590,7 +591,7 @@ static int begin(void **state)
 {
     (void)state;
     fds_before = open_fds();
-    alarm(120);
+    alarm(120 * patience_times());
     return 0;
 }
 

@@ -7,6 +7,7 @@
  *
  *   test_session_address PROVIDER
  */
+#include "tests/scenes/patience.h"
 #include "tests/scenes/session_pair.h"
 #include "tests/scenes/shell.h"
 
@@ -24,7 +25,7 @@
 
 #define SERVER     "10.99.0.1"
 #define OTHER      "127.0.0.1"
-#define SOON_MS    5000u /* timeout_ms is 60000 */
+#define SOON_MS    patience_ms(5000)
 #define CALL_BYTES 4u
 
 #define MEAN_PAUSE_MS 25u /* of 200 attempts for changes of the network alone */
@@ -66,7 +67,7 @@ static void another_address(void **state)
     struct session_pair pair;
     (void)state;
     session_keeps = 30;
-    session_pair_use(provider, SERVER, "timeout_ms", "60000");
+    session_pair_use(provider, SERVER, "timeout_ms", "600000");
     session_pair_open(&pair);
     session_pair_start(&pair, echo, NULL);
     call(&pair, 1);

@@ -3,6 +3,7 @@
  * Long bodies that several threads of the server copy, where the client's memory is within its
  * reach: over shm.
  */
+#include "tests/scenes/patience.h"
 #include "tests/scenes/session_pair.h"
 
 #include "common/log.h"
@@ -234,6 +235,6 @@ int main(void)
         {"client_that_leaves_and_waits", client_that_leaves, NULL, NULL, "waits"},
     };
     ibx_log_set_level(IBX_LOG_ERROR);
-    alarm(110);
+    alarm(110 * patience_times());
     return cmocka_run_group_tests_name("session_threads", tests, NULL, NULL);
 }

@@ -7,6 +7,7 @@
  *                                                  least; the server's address (127.0.0.1)
  */
 #include "tests/scenes/cuts.h"
+#include "tests/scenes/patience.h"
 
 #include "common/clock.h"
 #include "common/log.h"
@@ -624,14 +625,6 @@ static void a_back_end_started_again(void **state)
     ibx_session_destroy(scene.server);
 }
 
-/* As tests/run has meson multiply its own limit: with sanitizers all takes longer. */
-static unsigned times_longer(void)
-{
-    const char *text = getenv("MESON_TEST_TIMEOUT_MULTIPLIER");
-    const unsigned long times = text ? strtoul(text, NULL, 10) : 1;
-    return times > 1 && times < 100 ? (unsigned)times : 1;
-}
-
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest tests[] = {
@@ -658,6 +651,6 @@ int main(int argc, char **argv)
         host = argv[3];
     cuts_connect_with = change_path;
     /* libfabric's emulation takes two seconds for a connection on a busy host. */
-    alarm((random_cuts > 1000 ? 1700 : strcmp(provider, "ofi") ? 250 : 550) * times_longer());
+    alarm((random_cuts > 1000 ? 1700 : strcmp(provider, "ofi") ? 250 : 550) * patience_times());
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

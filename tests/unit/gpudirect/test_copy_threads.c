@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Threads that copy: every piece once, reported once, and none after the end. */
 #include "gpudirect/copy_threads.h"
+#include "tests/scenes/patience.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -324,6 +325,6 @@ int main(void)
         cmocka_unit_test(test_one_copy),   cmocka_unit_test(test_failure),
         cmocka_unit_test(test_fork),       cmocka_unit_test(test_signals_of_memory),
     };
-    alarm(120);
+    alarm(120 * patience_times());
     return cmocka_run_group_tests_name("copy_threads", tests, NULL, NULL);
 }

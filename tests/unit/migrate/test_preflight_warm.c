@@ -3,6 +3,7 @@
  * pages that the kernel clears where it was told to drop them. */
 #include "migrate/destination/destination.h"
 #include "migrate/preflight/preflight.h"
+#include "tests/scenes/patience.h"
 #include "tests/scenes/unit.h"
 
 #include "common/clock.h"
@@ -16,7 +17,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define GENEROUS   20000 /* ms */
+#define GENEROUS   patience_ms(20000)
 #define LINE_BYTES 4096
 #define PAGE       4096u
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* QEMU's migration settings, of QEMUs that are not at hand: newer ones, and ones that refuse. */
 #include "migrate/preflight/preflight.h"
+#include "tests/scenes/patience.h"
 #include "tests/scenes/unit.h"
 
 #include "common/clock.h"
@@ -16,7 +17,7 @@
 #define ON(name)   "{\"capability\": \"" name "\", \"state\": true}"
 #define OFF(name)  "{\"capability\": \"" name "\", \"state\": false}"
 #define NEEDED     OFF("x-ignore-shared") ", " ON("events")
-#define GENEROUS   20000 /* ms */
+#define GENEROUS   patience_ms(20000)
 #define LINE_BYTES 4096
 
 /* A QEMU with these settings; it notes what it is told to set, and may refuse that. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* READs and WRITEs as chunks, their events, and what becomes of them at the end of a connection. */
 #include "tests/scenes/memory_pair.h"
+#include "tests/scenes/patience.h"
 
 #include <errno.h>
 #include <setjmp.h>
@@ -622,7 +623,7 @@ static void busy_peer_does_not_hold_up_the_wait(void **state)
         assert_int_equal(ibx_options_set(&options, "spin_us", spins[i], NULL), 0);
         open_with(&options);
         memory_control.busy = true;
-        alarm(30); /* instead of hanging */
+        alarm(30 * patience_times()); /* instead of hanging */
         assert_int_equal(ibx_wait(b.pair.client, 30), 0);
         ibx_wake(b.pair.client);
         assert_int_equal(ibx_wait(b.pair.client, -1), -EINTR);

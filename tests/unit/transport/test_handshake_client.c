@@ -5,6 +5,7 @@
 
 #include "common/clock.h"
 #include "tests/scenes/forward_clock.h"
+#include "tests/scenes/patience.h"
 #include "transport/handshake/handshake.h"
 
 #include <arpa/inet.h>
@@ -167,8 +168,9 @@ static void frame_for_nobody(void **state)
     struct ibx_error err = {0};
     struct ibx_handshake *h = greeted(NULL);
     ibx_handshake_frame_begin(&frame, FRAME_HELLO);
-    assert_int_equal(ibx_handshake_frame_send(h, &frame, ibx_deadline_in_ms(10000), &err),
-                     -ECONNRESET);
+    assert_int_equal(
+        ibx_handshake_frame_send(h, &frame, ibx_deadline_in_ms(patience_ms(10000)), &err),
+        -ECONNRESET);
     assert_non_null(strstr(err.message, "it closed the connection"));
     ibx_close(h->conn);
 }
@@ -180,7 +182,8 @@ static void refused_before_its_hello(void **state)
     (void)state;
     struct ibx_error err = {0};
     struct ibx_handshake *h = greeted("too many");
-    assert_int_equal(ibx_handshake_prove_client(h, ibx_deadline_in_ms(10000), &err), -EBUSY);
+    assert_int_equal(ibx_handshake_prove_client(h, ibx_deadline_in_ms(patience_ms(10000)), &err),
+                     -EBUSY);
     assert_non_null(strstr(err.message, "too many"));
     ibx_close(h->conn);
 }
@@ -374,7 +377,7 @@ static void without_a_key_no_other_host(void **state)
 static int serve_as(uid_t uid, int listening)
 {
     struct raw_frame frame;
-    alarm(30);
+    alarm(30 * patience_times());
     if (setresuid(uid, uid, uid))
         return 1;
     struct raw raw = raw_accept(listening);

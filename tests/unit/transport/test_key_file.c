@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Key files and the keyed hash. */
 #include "transport/handshake/handshake.h"
+#include "tests/scenes/patience.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -269,7 +270,7 @@ static void not_a_file(void **state)
     assert_int_equal(mkdir(place("directory"), 0700), 0);
     expect_refusal(place("directory"), -EINVAL, "is not a regular file");
     assert_int_equal(mkfifo(place("fifo"), 0600), 0);
-    alarm(20); /* a FIFO nobody writes to must not hold up the caller */
+    alarm(20 * patience_times()); /* a FIFO nobody writes to must not hold up the caller */
     expect_refusal(place("fifo"), -EINVAL, "is not a regular file");
     alarm(0);
     expect_refusal("/dev/zero", -EINVAL, "is not a regular file");

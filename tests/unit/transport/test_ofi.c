@@ -3,6 +3,7 @@
  * The libfabric provider without the core: two ends in one process over
  * libfabric's tcp, outsiders on the same fabric, and a peer that lies.
  */
+#include "tests/scenes/patience.h"
 #include "tests/scenes/provider_end.h"
 #include "transport/ofi/ofi.h"
 
@@ -70,7 +71,7 @@ static void turn(struct pair *pair)
 }
 
 #define AWAIT(pair, condition)                                                                     \
-    for (uint64_t until_ = ibx_deadline_in_ms(10000); !(condition); turn(pair)) {                  \
+    for (uint64_t until_ = ibx_deadline_in_ms(patience_ms(10000)); !(condition); turn(pair)) {     \
         if (ibx_now_ns() > until_)                                                                 \
             fail_msg("in vain: %s", #condition);                                                   \
     }

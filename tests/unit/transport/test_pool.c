@@ -6,6 +6,7 @@
 #include "common/log.h"
 #include "tests/scenes/forward_clock.h"
 #include "tests/scenes/open_fds.h"
+#include "tests/scenes/patience.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -363,7 +364,7 @@ static void nobody_had_a_processor(void **state)
     handshake_make_step(&raws[1], AT_PROOF, &proof);
     raw_send(&raws[1], proof.bytes, proof.length);
     forward_clock(PROVE_MS + 1, &nobody_waits);
-    const uint64_t deadline = ibx_deadline_in_ms(10000);
+    const uint64_t deadline = ibx_deadline_in_ms(patience_ms(10000));
     while (!conn && ibx_now_ns() < deadline)
         ibx_accept(s.listener, &conn, &err);
     assert_non_null(conn);
@@ -416,7 +417,7 @@ static void a_stranger_that_refuses(void **state)
 static int serve_one(void)
 {
     struct ibx_conn *conn;
-    alarm(30);
+    alarm(30 * patience_times());
     if (ibx_accept_wait(s.listener, 10000, &conn, NULL))
         return 1;
     ibx_close(conn);
@@ -429,7 +430,7 @@ static int serve_one_later(void)
     struct rlimit all, few;
     struct ibx_conn *conn;
     struct ibx_error err = {0};
-    alarm(30);
+    alarm(30 * patience_times());
     getrlimit(RLIMIT_NOFILE, &all);
     few = all;
     few.rlim_cur = 3;

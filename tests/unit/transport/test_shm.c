@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The shm provider between two honest ends: messages, sleep, and copies. */
+#include "tests/scenes/patience.h"
 #include "tests/scenes/shm_pair.h"
 
 #include <errno.h>
@@ -539,6 +540,6 @@ int main(void)
         TEST(test_an_absent_peer_gets_a_request_now_and_then),
         cmocka_unit_test(test_a_kept_segment_is_empty),
     };
-    alarm(120);
+    alarm(120 * patience_times());
     return cmocka_run_group_tests_name("shm", tests, NULL, NULL);
 }

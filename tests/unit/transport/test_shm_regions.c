@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Regions of the shm provider between two honest ends: how they end, those that both map, and
  * memory of the process. */
+#include "tests/scenes/patience.h"
 #include "tests/scenes/shm_pair.h"
 
 #include "common/clock.h"
@@ -467,6 +468,6 @@ int main(void)
         TEST(test_in_a_child),
         TEST(test_brought_in),
     };
-    alarm(120);
+    alarm(120 * patience_times());
     return cmocka_run_group_tests_name("shm_regions", tests, NULL, NULL);
 }

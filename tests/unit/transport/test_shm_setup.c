@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* How the two ends of the shm provider connect: unproven connections, false servers, and the wrong
  * namespace. */
+#include "tests/scenes/patience.h"
 #include "tests/scenes/shm_pair.h"
 
 #include "common/clock.h"
@@ -351,6 +352,6 @@ int main(void)
         TEST(test_a_bad_directory),
         TEST(test_nothing_is_left),
     };
-    alarm(120);
+    alarm(120 * patience_times());
     return cmocka_run_group_tests_name("shm_setup", tests, NULL, NULL);
 }

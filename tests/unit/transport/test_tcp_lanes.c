@@ -281,7 +281,7 @@ static void test_without_lanes_all_goes_by_the_door(void **state)
     struct ibx_reader r = ibx_reader_of(offered, offer.length);
     assert_int_equal(ibx_provider_tcp.join(client.tcp, &r, &answer, NULL), 0);
     r = ibx_reader_of(answered, answer.length);
-    uint64_t deadline = ibx_deadline_in_ms(10000);
+    uint64_t deadline = ibx_deadline_in_ms(END_PATIENCE_MS);
     assert_int_equal(ibx_provider_tcp.finish(server.tcp, &r, deadline, NULL), 0);
     assert_int_equal(ibx_provider_tcp.finish(client.tcp, NULL, deadline, NULL), 0);
     assert_int_equal(end_caps(&server).lanes, 0);
@@ -323,7 +323,8 @@ static void *finish_server(void *rc)
     struct ibx_writer w = ibx_writer_of(lanes, sizeof(lanes));
     ibx_tcp_terms_put(&client.tcp->mine, &w);
     struct ibx_reader answer = ibx_reader_of(lanes, w.length);
-    *(int *)rc = ibx_provider_tcp.finish(server.tcp, &answer, ibx_deadline_in_ms(3000), NULL);
+    *(int *)rc =
+        ibx_provider_tcp.finish(server.tcp, &answer, ibx_deadline_in_ms(END_PATIENCE_MS), NULL);
     return NULL;
 }
 
@@ -349,7 +350,7 @@ static void test_a_crowd_keeps_no_lane_out(void **state)
     for (unsigned i = 0; i < 34; i++)
         crowd[i] = raw_lane(&r, 0);
     assert_int_equal(pthread_create(&thread, NULL, finish_server, &rc), 0);
-    int own = ibx_provider_tcp.finish(client.tcp, NULL, ibx_deadline_in_ms(3000), NULL);
+    int own = ibx_provider_tcp.finish(client.tcp, NULL, ibx_deadline_in_ms(END_PATIENCE_MS), NULL);
     pthread_join(thread, NULL);
     assert_int_equal(rc, 0);
     assert_int_equal(own, 0);
@@ -381,7 +382,7 @@ static void test_unproven_sockets_are_no_lanes(void **state)
         assert_int_equal(send(unproven[i], hello, n, MSG_NOSIGNAL), n);
     }
     int lane = raw_lane(&raw.address, 1);
-    assert_int_equal(raw_finish(&raw, &server, 1, ibx_deadline_in_ms(10000), NULL), 0);
+    assert_int_equal(raw_finish(&raw, &server, 1, ibx_deadline_in_ms(END_PATIENCE_MS), NULL), 0);
     assert_int_equal(end_caps(&server).lanes, 1);
     /* It is the right one: a frame on it is heard, with a sentence. */
     const uint8_t ack[IBX_TCP_FRAME_BYTES] = {IBX_TCP_ACK};
@@ -409,7 +410,7 @@ static void test_a_lane_comes_once(void **state)
     raw_begin(&raw, &server);
     int lanes[3] = {raw_lane(&raw.address, 1), raw_lane(&raw.address, 1),
                     raw_lane(&raw.address, 2)};
-    assert_int_equal(raw_finish(&raw, &server, 2, ibx_deadline_in_ms(10000), NULL), 0);
+    assert_int_equal(raw_finish(&raw, &server, 2, ibx_deadline_in_ms(END_PATIENCE_MS), NULL), 0);
     assert_int_equal(end_caps(&server).lanes, 2);
     end_close(&server);
     for (int i = 0; i < 3; i++)
