@@ -1,10 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * The provider's calls: chunks, completions, progress(), the end.
- *
- * Every chunk requests a completion of its own: the core reports each, and at chunk sizes a
- * completion costs nothing. Messages share theirs.
- */
+/* The provider's calls: a connection's beginning and end, progress() and sleeping. */
 #include "transport/verbs/verbs.h"
 
 #include "common/clock.h"
@@ -18,12 +13,8 @@
 #include <unistd.h>
 
 #define CHUNK_DEFAULT     (256u << 10)
-#define BULK_MIN          4u /* chunks in flight, however slow the fabric */
 #define BULK_START        8u
-#define BULK_QUEUE_NS     (2 * IBX_NS_PER_MS)
 #define RENDEZVOUS        (8u << 10)
-#define BATCH             32
-#define BATCHES_MAX       8    /* polls of a completion queue in one progress */
 #define IDLE_POLLS_PER_CM 8192 /* a system call; arm() does it every time */
 #define ABORT_MS          2000u
 #define ACK_BATCH         64u
@@ -179,201 +170,14 @@ static void verbs_query(void *endpoint, struct ibx_caps *caps, char *description
     describe(v, description, size);
 }
 
-/* ---------------------------------------------------------------------- chunks */
-
-static void flight_add(struct verbs_lane *lane, struct ibx_chunk *chunk)
-{
-    chunk->prev = NULL;
-    chunk->next = lane->flight;
-    if (chunk->next)
-        chunk->next->prev = chunk;
-    lane->flight = chunk;
-    lane->chunks++;
-    lane->reads += chunk->kind == IBX_RDMA_READ;
-}
-
-static void flight_remove(struct verbs_lane *lane, struct ibx_chunk *chunk)
-{
-    if (chunk->prev)
-        chunk->prev->next = chunk->next;
-    else
-        lane->flight = chunk->next;
-    if (chunk->next)
-        chunk->next->prev = chunk->prev;
-    lane->chunks--;
-    lane->reads -= chunk->kind == IBX_RDMA_READ;
-}
-
-/*
- * Urgent work has a queue pair of its own, but shares the wire with the bulk that is in flight. So
- * no more bulk is in flight than the fabric carries in BULK_QUEUE_NS: chunks that took longer halve
- * the number, once for all that were posted before; the others raise it. A fast fabric is soon at
- * caps.depth and stays there. The time of a chunk counts only if the user polls often.
- */
-static void bulk_done(struct verbs *v, uint64_t posted_ns)
-{
-    uint64_t took = v->polled_ns - posted_ns;
-    v->bulk--;
-    if (took <= BULK_QUEUE_NS) {
-        v->bulk_max += v->bulk_max < v->caps.depth;
-    } else if (v->attentive && posted_ns >= v->shrunk_ns && v->bulk_max > BULK_MIN) {
-        v->bulk_max = v->bulk_max / 2 > BULK_MIN ? v->bulk_max / 2 : BULK_MIN;
-        v->shrunk_ns = v->polled_ns;
-    }
-}
-
-static int verbs_rdma(void *endpoint, struct ibx_chunk *chunk)
-{
-    struct verbs *v = endpoint;
-    struct verbs_lane *lane = &v->lanes[chunk->lane];
-    unsigned rail = (unsigned)(lane->rail - v->rails);
-    bool reads = chunk->kind == IBX_RDMA_READ;
-    if (reads && !lane->reads_max)
-        return -EOPNOTSUPP;
-    if (lane->chunks >= lane->depth || (reads && lane->reads >= lane->reads_max) ||
-        (lane->index && v->bulk >= v->bulk_max))
-        return -EAGAIN;
-    struct ibv_sge sge = {.addr = (uintptr_t)chunk->local, .length = (uint32_t)chunk->length};
-    int rc = ibx_verbs_mr_lkey(chunk->mr, rail, reads, &sge.lkey);
-    if (!rc && chunk->remote_keys[rail] > UINT32_MAX)
-        rc = -EPROTO;
-    if (rc)
-        return rc;
-    struct ibv_send_wr *bad;
-    struct ibv_send_wr wr = {
-        .wr_id = (uintptr_t)chunk,
-        .sg_list = &sge,
-        .num_sge = 1,
-        .opcode = reads ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE,
-        .send_flags = IBV_SEND_SIGNALED,
-    };
-    wr.wr.rdma.remote_addr = chunk->remote_address;
-    wr.wr.rdma.rkey = (uint32_t)chunk->remote_keys[rail];
-    /* The CPU copies inline data, so only host memory can be inline. */
-    if (!reads && chunk->length <= lane->inline_max && chunk->mr->span.kind == IBX_MEMORY_HOST)
-        wr.send_flags |= IBV_SEND_INLINE;
-    rc = ibv_post_send(lane->qp, &wr, &bad);
-    if (rc)
-        return -rc;
-    chunk->cookie[0] = ++lane->posted;
-    if (lane->index) {
-        chunk->cookie[1] = ibx_now_ns();
-        v->bulk++;
-    }
-    flight_add(lane, chunk);
-    return 0;
-}
-
-/* ----------------------------------------------------------------- completions */
-
-static int status_errno(enum ibv_wc_status status)
-{
-    switch (status) {
-    case IBV_WC_SUCCESS:
-        return 0;
-    case IBV_WC_WR_FLUSH_ERR:
-        return -ECONNRESET;
-    case IBV_WC_LOC_LEN_ERR:
-        return -EMSGSIZE;
-    case IBV_WC_LOC_PROT_ERR:
-    case IBV_WC_LOC_ACCESS_ERR:
-        return -EFAULT;
-    case IBV_WC_REM_ACCESS_ERR:
-        return -EACCES;
-    case IBV_WC_REM_INV_REQ_ERR:
-    case IBV_WC_REM_INV_RD_REQ_ERR:
-    case IBV_WC_BAD_RESP_ERR:
-        return -EPROTO;
-    case IBV_WC_REM_OP_ERR:
-    case IBV_WC_REM_ABORT_ERR:
-        return -EREMOTEIO;
-    case IBV_WC_RETRY_EXC_ERR:
-    case IBV_WC_RNR_RETRY_EXC_ERR:
-    case IBV_WC_RESP_TIMEOUT_ERR:
-        return -ETIMEDOUT;
-    default:
-        return -EIO;
-    }
-}
-
-/* A failed work request has already brought its queue pair down, and with it the connection. */
-static int wc_failed(struct verbs *v, const struct ibv_wc *wc, const char *what)
-{
-    int status = status_errno(wc->status);
-    if (!status || v->state.now == VERBS_ABORTED)
-        return 0;
-    if (wc->status == IBV_WC_WR_FLUSH_ERR) {
-        /* An effect: it waits, so that the cause, if there is one, is reported first. */
-        ibx_verbs_lost(v, status, "the queue pair went into the error state");
-        return 0;
-    }
-    const char *why = wc->status == IBV_WC_REM_ACCESS_ERR
-                          ? "the peer has no such region, or not with that access"
-                      : wc->status == IBV_WC_RETRY_EXC_ERR ? "the peer does not answer any more"
-                      : status == -EFAULT ? "local memory is not registered (any more)"
-                                          : "the queue pair is broken";
-    char reason[160];
-    snprintf(reason, sizeof(reason), "%s failed: %s (%s, vendor error %#x)", what, why,
-             ibv_wc_status_str(wc->status), wc->vendor_err);
-    v->link->up->lost(v->link, status, reason);
-    return 1;
-}
-
-static int chunk_over(struct verbs *v, struct ibx_chunk *chunk, int status)
-{
-    struct verbs_lane *lane = &v->lanes[chunk->lane];
-    uint64_t number = chunk->cookie[0];
-    flight_remove(lane, chunk);
-    if (lane->index)
-        bulk_done(v, chunk->cookie[1]);
-    v->link->up->chunk_done(v->link, chunk, status);
-    return 1 + (lane->index ? 0 : ibx_verbs_sends_retire(v, number, status));
-}
-
-static int take_completion(struct verbs *v, const struct ibv_wc *wc)
-{
-    /* After an abort a chunk that was completed counts as flushed, too. */
-    int status = v->state.now == VERBS_ABORTED ? -ECONNRESET : status_errno(wc->status);
-    uint64_t number = wc->wr_id >> 2;
-    switch (wc->wr_id & VERBS_ID_MASK) {
-    case VERBS_ID_SEND:
-        return wc_failed(v, wc, "sending a message") + ibx_verbs_sends_retire(v, number, status);
-    case VERBS_ID_RECEIVE:
-        if (wc->status != IBV_WC_SUCCESS)
-            return wc_failed(v, wc, "receiving a message");
-        return v->state.now == VERBS_ABORTED ? 0
-                                             : ibx_verbs_message_received(v, number, wc->byte_len);
-    default: {
-        struct ibx_chunk *chunk = (struct ibx_chunk *)(uintptr_t)wc->wr_id;
-        const char *what = chunk->kind == IBX_RDMA_READ ? "an RDMA READ" : "an RDMA WRITE";
-        int made = wc_failed(v, wc, what);
-        return made + chunk_over(v, chunk, status);
-    }
-    }
-}
-
-/* `wc` has the first n completions and room for BATCH. */
-static int take_batches(struct verbs *v, struct verbs_rail *rail, struct ibv_wc *wc, int n)
-{
-    int made = 0;
-    for (int batch = 1;; batch++) {
-        if (n < 0)
-            ibx_verbs_lost(v, -EIO, "the completion queue of %s failed",
-                           ibv_get_device_name(rail->context->device));
-        for (int i = 0; i < n; i++)
-            made += take_completion(v, &wc[i]);
-        if (n < BATCH || batch == BATCHES_MAX)
-            return made;
-        n = ibv_poll_cq(rail->cq, BATCH, wc);
-    }
-}
+/* ------------------------------------------------------------------ completions */
 
 /* Most polls find nothing, and the time to the next one is latency. */
 static int poll_rail(struct verbs *v, struct verbs_rail *rail)
 {
-    struct ibv_wc wc[BATCH];
-    int n = ibv_poll_cq(rail->cq, BATCH, wc);
-    return n ? take_batches(v, rail, wc, n) : 0;
+    struct ibv_wc wc[VERBS_BATCH];
+    int n = ibv_poll_cq(rail->cq, VERBS_BATCH, wc);
+    return n ? ibx_verbs_completions_take(v, rail, wc, n) : 0;
 }
 
 /* ---------------------------------------------------------------------- ending */
@@ -405,7 +209,7 @@ static int give_up_flushing(struct verbs *v)
         ibx_verbs_qp_destroy(&v->lanes[i]);
     for (unsigned i = 0; i < v->lane_count; i++) {
         while (v->lanes[i].flight)
-            made += chunk_over(v, v->lanes[i].flight, -ECONNRESET);
+            made += ibx_verbs_chunk_over(v, v->lanes[i].flight, -ECONNRESET);
     }
     ibx_log(IBX_LOG_WARN, "%d chunks were not flushed in %u ms; their queue pairs were destroyed",
             made, ABORT_MS);
@@ -446,7 +250,7 @@ static int verbs_progress(void *endpoint)
     int made = 0;
     if (v->bulk) {
         uint64_t now = ibx_now_ns();
-        v->attentive = now - v->polled_ns <= BULK_QUEUE_NS / 4;
+        v->attentive = now - v->polled_ns <= VERBS_BULK_QUEUE_NS / 4;
         v->polled_ns = now;
     }
     for (unsigned i = 0; i < v->rail_count; i++)
@@ -516,7 +320,7 @@ const struct ibx_provider ibx_provider_verbs = {
     .query = verbs_query,
     .mr_register = ibx_verbs_mr_register,
     .mr_deregister = ibx_verbs_mr_deregister,
-    .rdma = verbs_rdma,
+    .rdma = ibx_verbs_rdma,
     .send = ibx_verbs_send,
     .release = ibx_verbs_release,
     .progress = verbs_progress,

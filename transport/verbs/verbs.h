@@ -247,6 +247,18 @@ int ibx_verbs_sends_retire(struct verbs *v, uint64_t number, int status);
 /* Posts released buffers and returns credits, each when it is due. */
 void ibx_verbs_credits_return(struct verbs *v);
 
+/* chunks.c */
+#define VERBS_BULK_QUEUE_NS (2 * IBX_NS_PER_MS) /* of the fabric's time, in flight at once */
+int ibx_verbs_rdma(void *endpoint, struct ibx_chunk *chunk);
+/* The chunk is in flight no more. Returns as ibx_verbs_message_received() does. */
+int ibx_verbs_chunk_over(struct verbs *v, struct ibx_chunk *chunk, int status);
+
+/* completions.c */
+#define VERBS_BATCH 32 /* completions of one poll */
+/* Takes n completions, and what the rail's completion queue has besides; n < 0: the poll failed.
+ * `wc` has room for VERBS_BATCH. Returns as ibx_verbs_message_received() does. */
+int ibx_verbs_completions_take(struct verbs *v, struct verbs_rail *rail, struct ibv_wc *wc, int n);
+
 /* mr.c */
 int ibx_verbs_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *err);
 void ibx_verbs_mr_deregister(void *endpoint, struct ibx_mr *mr);
