@@ -15,6 +15,12 @@
 #define USERFAULTFD_IOC_NEW _IO(0xAA, 0x00)
 #endif
 
+#ifdef UFFD_FEATURE_EXACT_ADDRESS
+#define EXACT_ADDRESS UFFD_FEATURE_EXACT_ADDRESS
+#else
+#define EXACT_ADDRESS (1ull << 11)
+#endif
+
 static const char *const feature_names[] = {
     "PAGEFAULT_FLAG_WP",  "EVENT_FORK",      "EVENT_REMAP", "EVENT_REMOVE",
     "MISSING_HUGETLBFS",  "MISSING_SHMEM",   "EVENT_UNMAP", "SIGBUS",
@@ -79,9 +85,15 @@ static int features_lack(uint64_t wanted, struct ibx_error *err)
 
 int ibx_fault_uffd_enable(int uffd, uint64_t features, struct ibx_error *err)
 {
-    struct uffdio_api api = {.api = UFFD_API, .features = features};
+    /* Where in a huge page a fault was, since Linux 5.18. */
+    struct uffdio_api api = {.api = UFFD_API, .features = features | EXACT_ADDRESS};
     if (!ioctl(uffd, UFFDIO_API, &api))
         return 0;
+    if (errno == EINVAL) {
+        api = (struct uffdio_api){.api = UFFD_API, .features = features};
+        if (!ioctl(uffd, UFFDIO_API, &api))
+            return 0;
+    }
     int code = errno;
     if (code == EINVAL)
         return features_lack(features, err);

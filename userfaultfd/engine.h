@@ -17,6 +17,7 @@
  *   descriptor.c  userfaultfd descriptors  stride.c      stride prefetch
  *   slot.c        requests                 flight.c      how much is in flight over a wire
  *   takeover.c    what outlives a killed engine   give.c     pages that come another way
+ *   ahead.c       strides through huge pages
  *
  * engine.c, events.c, place.c and fetch.c call each other: all of them can fail the engine, and
  * placing has to read events when the kernel answers EAGAIN.
@@ -53,6 +54,7 @@
 
 struct waiter {
     uint64_t page;
+    uint64_t number; /* for the stride detector: of the page, or ibx_fault_place_number() */
     uint64_t since_ns;
     bool seen;      /* by the stride detector, */
     bool strides;   /* and it is part of a stride */
@@ -194,8 +196,12 @@ struct ibx_fault {
     struct waiter *waiters;
     size_t waiter_room;
     _Atomic size_t waiting;
-    struct stride_detector strides; /* under the lock */
-    _Atomic uint64_t changes;       /* counts changes of the list and of pages in it */
+    /* Under the lock: */
+    struct stride_detector strides, huge_strides;
+    struct stride_prefetch ahead[STRIDE_QUEUE]; /* a ring, of huge_strides */
+    unsigned ahead_head, ahead_count;
+    _Atomic bool is_ahead;
+    _Atomic uint64_t changes; /* counts changes of the list and of pages in it */
     _Atomic uint64_t missing, present, cursor, cap;
     uint64_t next_ns; /* the bandwidth clock */
     struct flight flight;
@@ -254,7 +260,7 @@ void ibx_fault_event_handle(struct ibx_fault *e, const struct uffd_msg *message,
  * poll(2) is not called. */
 bool ibx_fault_events_read(struct ibx_fault *e, bool sure);
 /* Adds a fault to the list. */
-void ibx_fault_waiter_add(struct ibx_fault *e, uint64_t page, uint64_t since_ns);
+void ibx_fault_waiter_add(struct ibx_fault *e, uint64_t page, uint64_t number, uint64_t since_ns);
 /* Removes the faults on these pages, which are answered, from the list. */
 void ibx_fault_waiters_end(struct ibx_fault *e, uint64_t page, uint64_t pages);
 
@@ -273,6 +279,15 @@ bool ibx_fault_fetch_faulted(struct fault_worker *w);
 bool ibx_fault_fetch_strides(struct fault_worker *w);
 bool ibx_fault_fetch_around(struct fault_worker *w);
 bool ibx_fault_fetch_background(struct fault_worker *w);
+
+/* ahead.c */
+/* Of a fault in a range of huge pages: which small page it is, in no other range. */
+uint64_t ibx_fault_place_number(const struct fault_range *r, uint64_t address);
+/* Whether a fault in a huge page is part of a stride, of which the prefetch is queued. Under the
+ * lock. */
+bool ibx_fault_ahead_detect(struct ibx_fault *e, uint64_t number);
+/* The next missing page of the strides; false: there is none. */
+bool ibx_fault_ahead_next(struct ibx_fault *e, uint64_t *page);
 
 /* slot.c */
 /* Claimed pages: `pages` from `page` on, or those of the slot's list. */

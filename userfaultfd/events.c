@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-void ibx_fault_waiter_add(struct ibx_fault *e, uint64_t page, uint64_t since_ns)
+void ibx_fault_waiter_add(struct ibx_fault *e, uint64_t page, uint64_t number, uint64_t since_ns)
 {
     pthread_mutex_lock(&e->lock);
     size_t n = atomic_load_explicit(&e->waiting, memory_order_relaxed);
@@ -25,7 +25,7 @@ void ibx_fault_waiter_add(struct ibx_fault *e, uint64_t page, uint64_t since_ns)
         }
     }
     if (room) {
-        e->waiters[n] = (struct waiter){.page = page, .since_ns = since_ns};
+        e->waiters[n] = (struct waiter){.page = page, .number = number, .since_ns = since_ns};
         atomic_store_explicit(&e->waiting, n + 1, memory_order_release);
         count(&e->changes, 1);
     }
@@ -71,7 +71,8 @@ static void fault_came(struct ibx_fault *e, uint64_t address, uint64_t now)
     atomic_store_explicit(&e->flight.fault_ns, now, memory_order_relaxed);
     if (e->touched)
         e->touched(e->touched_context, page);
-    ibx_fault_waiter_add(e, page, now);
+    const bool huge = r->is.page_size > SMALL_PAGE;
+    ibx_fault_waiter_add(e, page, huge ? ibx_fault_place_number(r, address) : page, now);
 }
 
 /* These pages are zero from now on: those in flight are discarded on arrival, others not fetched.

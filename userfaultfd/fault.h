@@ -323,7 +323,8 @@ void ibx_fault_stats(const struct ibx_fault *engine, struct ibx_fault_stats *sta
 /* A new, enabled descriptor for this process's own memory; `features` as below. */
 int ibx_fault_uffd_open(uint64_t features, int *uffd, struct ibx_error *err);
 /* UFFDIO_API on a new descriptor, with UFFD_FEATURE_... bits of <linux/userfaultfd.h>, of which the
- * events are above. -EOPNOTSUPP names the feature that this kernel lacks. */
+ * events are above, and with UFFD_FEATURE_EXACT_ADDRESS where this kernel has it.
+ * -EOPNOTSUPP names the feature that it lacks. */
 int ibx_fault_uffd_enable(int uffd, uint64_t features, struct ibx_error *err);
 /* A duplicate of descriptor `fd` of process `pid` (pidfd_getfd), close-on-exec. */
 int ibx_fault_uffd_take(pid_t pid, int fd, int *uffd, struct ibx_error *err);

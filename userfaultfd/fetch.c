@@ -5,10 +5,10 @@
  * the background continues at that window instead; its requests are small while faults occur, so
  * that the next fault does not wait behind a long one.
  *
- * What is known to be needed (the plan) comes next, then over a wire the pages of a loop
- * (stride.h), one by one in requests of many. The background fetches all other pages. Its requests
- * double, first in number, then in size, with each that arrives without a fault in between; after a
- * fault they are few and small again.
+ * What is known to be needed (the plan) comes next, then huge pages of a stride (ahead.c), then
+ * over a wire the pages of a loop (stride.h), one by one in requests of many. The background
+ * fetches all other pages. Its requests double, first in number, then in size, with each that
+ * arrives without a fault in between; after a fault they are few and small again.
  *
  * What is small depends on the round trip: over a long one as much more is on its way, without
  * which the wire would be empty most of the time, and a window is larger, since each fault that it
@@ -101,7 +101,7 @@ static bool stride_detect(struct fault_worker *w, struct waiter *waiter)
         return waiter->strides;
     waiter->seen = true;
     if (ibx_fault_range_of_page(e, waiter->page)->is.page_size > SMALL_PAGE)
-        return false;
+        return waiter->strides = ibx_fault_ahead_detect(e, waiter->number);
     struct stride_prefetch next = ibx_fault_stride(&e->strides, waiter->page,
                                                    e->fault_around > SMALL_PAGE ? STRIDE_SLOTS : 0);
     if (next.pages)
@@ -251,7 +251,7 @@ bool ibx_fault_fetch_faulted(struct fault_worker *w)
         if (action[i] != ACTION_ANSWER)
             continue;
         if (ibx_fault_answer(e, batch[i].page))
-            ibx_fault_waiter_add(e, batch[i].page, batch[i].since_ns);
+            ibx_fault_waiter_add(e, batch[i].page, batch[i].number, batch[i].since_ns);
         else
             histogram_add(&e->latency, ibx_now_ns() - batch[i].since_ns);
     }
@@ -464,6 +464,14 @@ static bool loop_fetch(struct fault_worker *w)
     return true;
 }
 
+/* The next huge page of a stride. */
+static bool ahead_fetch(struct fault_worker *w)
+{
+    uint64_t page;
+    return w->bulk < w->depth && ibx_fault_ahead_next(w->engine, &page) &&
+           run_request(w, page, page + 1, w->engine->chunk_max, IBX_FAULT_BY_PREFETCH);
+}
+
 /* Pages that will fault soon, while there is no background: all at once, in many pieces, since each
  * connection begins with little in flight. */
 static bool early_fetch(struct fault_worker *w)
@@ -492,7 +500,7 @@ bool ibx_fault_fetch_background(struct fault_worker *w)
         return false;
     if (!atomic_load_explicit(&e->background, memory_order_relaxed))
         return early_fetch(w);
-    if (loop_fetch(w))
+    if (ahead_fetch(w) || loop_fetch(w))
         return true;
     if (w->bulk >= w->depth)
         return false;
