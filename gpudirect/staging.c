@@ -288,12 +288,12 @@ static int dma(const struct ibx_staging *st, void *host, uint64_t at, size_t len
 int ibx_staging_dma(struct ibx_staging *st, void *host, uint64_t at, size_t length, bool to_device,
                     void *event, bool *begun)
 {
-    const bool entered = ibx_turn_enter(st->company);
+    const bool entered = ibx_turn_enter(st->turn, st->company);
     int rc = dma(st, host, at, length, to_device);
     *begun = *begun || !rc;
     if (!rc && event)
         rc = st->cuda->event_record(event, st->copy.stream);
-    ibx_turn_exit(entered);
+    ibx_turn_exit(st->turn, entered);
     return rc;
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Turns of the sessions of this process on its GPUs: deficit round robin. In a round each session
+ * Turns of the sessions of this process on each of its GPUs: deficit round robin. A session is with
+ * those of the GPU that it copies to and from. In a round each session
  * may copy a quantum of bytes, times its weight. One that has had its quantum waits for the others,
  * until
  *
@@ -44,6 +45,7 @@ struct ibx_turn {
     bool joined;
     const void *owner; /* whose sessions share the weight; NULL: this one has its own */
     unsigned weight;
+    unsigned gpu;
     struct ibx_turn *next, *before; /* by the time of the last copy, the latest first */
     uint64_t seen_ns;               /* of it */
     uint64_t round;                 /* in which the next two are */
@@ -52,10 +54,12 @@ struct ibx_turn {
     uint64_t held_ns;               /* it has waited in all */
 };
 
-/* Begins with zeros. `weight` is 1 or more. */
+/* Begins with zeros, on GPU 0. `weight` is 1 or more. */
 void ibx_turn_join(struct ibx_turn *turn, const void *owner, unsigned weight);
 /* Accepts one that has not joined. */
 void ibx_turn_leave(struct ibx_turn *turn);
+/* It copies to and from that GPU from now on. Accepts one that has not joined. */
+void ibx_turn_go(struct ibx_turn *turn, unsigned gpu);
 
 enum ibx_turn_company {
     IBX_TURN_ALONE,
@@ -68,11 +72,11 @@ enum ibx_turn_company {
 enum ibx_turn_company ibx_turn_company(struct ibx_turn *turn);
 /* Before `bytes` are given to the GPU: waits for the session's turn. The same. */
 enum ibx_turn_company ibx_turn_take(struct ibx_turn *turn, uint64_t bytes);
-/* Around calls that give the GPU work and wait for nothing. Waits busily until nobody else is in
- * there, but not for long: the other one may have to wait in the driver. False: it was left out,
- * since there is no company, or few processors, or that time is over. */
-bool ibx_turn_enter(enum ibx_turn_company company);
-void ibx_turn_exit(bool entered);
+/* Around calls that give the GPU work and wait for nothing. Waits busily until nobody else of that
+ * GPU is in there, but not for long: the other one may have to wait in the driver. False: it was
+ * left out, since there is no company, or few processors, or that time is over. */
+bool ibx_turn_enter(const struct ibx_turn *turn, enum ibx_turn_company company);
+void ibx_turn_exit(const struct ibx_turn *turn, bool entered);
 /* What rows of a copy count. */
 static inline uint64_t ibx_turn_bytes(uint64_t width, uint64_t rows)
 {

@@ -27,6 +27,7 @@ bool ibx_copies_able(struct copies *x)
         return false;
     if (x->chosen_for != device)
         ibx_copies_choose(x, device);
+    ibx_turn_go(&x->turn, (unsigned)device);
     return x->requests.device < 0 || x->requests.device == device;
 }
 

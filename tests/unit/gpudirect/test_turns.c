@@ -127,6 +127,32 @@ static void test_company(void **state)
     assert_int_equal(ibx_turn_company(&one), IBX_TURN_ALONE);
 }
 
+/* Who copies on another GPU is no company, and nobody waits for its turns; on the same one, it is.
+ */
+static void test_another_gpu(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < 2; i++) {
+        ibx_turn_join(&other[i], NULL, 100);
+        ibx_turn_go(&other[i], 1);
+    }
+    for (unsigned i = 0; i < 1000; i++) {
+        ibx_turn_take(&other[i % 2], 1);
+        assert_int_equal(ibx_turn_take(&one, QUANTUM), IBX_TURN_ALONE);
+        now_ns += PIECE_NS;
+    }
+    assert_int_equal(waits, 0);
+    assert_int_equal(ibx_turn_company(&other[0]), IBX_TURN_BESIDE);
+    ibx_turn_go(&one, 1);
+    assert_int_equal(ibx_turn_company(&one), IBX_TURN_BESIDE);
+    ibx_turn_go(&one, 0);
+    assert_int_equal(ibx_turn_company(&one), IBX_TURN_ALONE);
+    ibx_turn_leave(&other[0]);
+    ibx_turn_go(&other[0], 2); /* it has left */
+    ibx_turn_go(&one, 2);
+    assert_int_equal(ibx_turn_company(&one), IBX_TURN_ALONE);
+}
+
 /* ------------------------------------------------------------------------ fair */
 
 static void other_copies(void)
@@ -298,14 +324,20 @@ static void test_into_the_driver(void **state)
 {
     (void)state;
     tick_ns = 1000;
-    assert_false(ibx_turn_enter(IBX_TURN_ALONE));
-    assert_false(ibx_turn_enter(IBX_TURN_NEAR));
+    ibx_turn_join(&other[0], NULL, 100);
+    ibx_turn_join(&other[1], NULL, 100);
+    ibx_turn_go(&other[1], 1);
+    assert_false(ibx_turn_enter(NULL, IBX_TURN_BESIDE));
+    assert_false(ibx_turn_enter(&one, IBX_TURN_ALONE));
+    assert_false(ibx_turn_enter(&one, IBX_TURN_NEAR));
     for (int i = 0; i < 2; i++) {
-        assert_true(ibx_turn_enter(IBX_TURN_BESIDE));
-        assert_false(ibx_turn_enter(IBX_TURN_BESIDE_LONG)); /* another one, who gives up */
-        ibx_turn_exit(false);
-        assert_false(ibx_turn_enter(IBX_TURN_BESIDE));
-        ibx_turn_exit(true);
+        assert_true(ibx_turn_enter(&one, IBX_TURN_BESIDE));
+        assert_false(ibx_turn_enter(&other[0], IBX_TURN_BESIDE_LONG)); /* who gives up */
+        ibx_turn_exit(&other[0], false);
+        assert_true(ibx_turn_enter(&other[1], IBX_TURN_BESIDE)); /* of another GPU */
+        ibx_turn_exit(&other[1], true);
+        assert_false(ibx_turn_enter(&one, IBX_TURN_BESIDE));
+        ibx_turn_exit(&one, true);
     }
 }
 
@@ -321,6 +353,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         CASE(test_alone),
         CASE(test_company),
+        CASE(test_another_gpu),
         CASE(test_the_faster_waits),
         CASE(test_weights),
         CASE(test_small_weights),
