@@ -35,6 +35,8 @@ static struct {
     int (*memset)(void *address, int value, size_t n);
     int (*malloc)(void **address, size_t n);
     int (*free)(void *address);
+    int (*enable_peer)(int peer, unsigned flags);
+    int (*disable_peer)(int peer);
 } runtime;
 
 static int event_record(struct copies *x, struct arguments *a)
@@ -137,6 +139,37 @@ static int give_back(struct copies *x, struct arguments *a)
     return rc;
 }
 
+#define PEER_ACCESS_ENABLED 704 /* cudaError_t */
+
+/* All clients have one context on a device. What another one has enabled this one may enable, too.
+ */
+static int enable_peer(struct copies *x, struct arguments *a)
+{
+    int (*peek_error)(void) = NULL, (*get_error)(void) = NULL;
+    (void)x;
+    const int peer = (int)ibx_get_u32(&a->in);
+    *(void **)&peek_error = ibx_copies_runtime("cudaPeekAtLastError");
+    *(void **)&get_error = ibx_copies_runtime("cudaGetLastError");
+    if (!peek_error || !get_error || peek_error()) /* that one would be lost */
+        return PASSES;
+    const int rc = runtime.enable_peer(peer, ibx_get_u32(&a->in));
+    if (rc != PEER_ACCESS_ENABLED)
+        return rc;
+    get_error();
+    return 0;
+}
+
+/* Others may have enabled it as well: it stays, but that of a device that there is not. */
+static int disable_peer(struct copies *x, struct arguments *a)
+{
+    int (*can_reach)(int *can, int device, int peer) = NULL;
+    int can = 0;
+    const int peer = (int)ibx_get_u32(&a->in);
+    *(void **)&can_reach = ibx_copies_runtime("cudaDeviceCanAccessPeer");
+    const bool known = can_reach && peer >= 0 && peer != x->chosen_for;
+    return known && !can_reach(&can, x->chosen_for, peer) && can ? 0 : runtime.disable_peer(peer);
+}
+
 static const struct handler {
     const char *name; /* on the wire, and in the runtime */
     void *at;
@@ -154,6 +187,8 @@ static const struct handler {
     {"cudaMemset", &runtime.memset, set_memory, 20},
     {"cudaMalloc", &runtime.malloc, allocate, 8},
     {"cudaFree", &runtime.free, give_back, 8},
+    {"cudaDeviceEnablePeerAccess", &runtime.enable_peer, enable_peer, 8},
+    {"cudaDeviceDisablePeerAccess", &runtime.disable_peer, disable_peer, 4},
 };
 #define HANDLERS (sizeof(handlers) / sizeof(handlers[0]))
 
@@ -220,8 +255,9 @@ static int run(struct copies *x, const struct ibx_request *q, struct arguments *
         return run_extra(x, q, a);
     if (q->called->kind == IBX_CALL_LAUNCH)
         return launch(x, q) ? PASSES : 0;
-    if (!ibx_copies_able(x)) /* the thread's first call makes a context, which takes long */
-        return PASSES;
+    const bool peers = q->called->kind == IBX_CALL_OTHER;
+    if (!(peers ? ibx_copies_begin_context(x) : ibx_copies_able(x)))
+        return PASSES; /* the thread's first call makes a context, which takes long */
     const struct handler *handler = load(x) ? handler_of(q->called, q->length) : NULL;
     return handler ? handler->run(x, a) : PASSES;
 }

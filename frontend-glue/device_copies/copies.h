@@ -334,6 +334,8 @@ void ibx_captures_end(struct copies *x);
 
 /* launch.c */
 
+/* As ibx_copies_able(), and makes the context that the thread's first call makes. */
+bool ibx_copies_begin_context(struct copies *x);
 /* 0; otherwise GVirtuS has to launch it. */
 int ibx_copies_launch(struct copies *x, const uint8_t *body, size_t n);
 /* A kernel of a graph, of the body of a launch: adds it behind others, or sets the parameters of

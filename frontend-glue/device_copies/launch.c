@@ -175,8 +175,7 @@ int ibx_copies_launch(struct copies *x, const uint8_t *body, size_t n)
     return rc;
 }
 
-/* The thread's first call makes its context. */
-static bool begin_context(struct copies *x)
+bool ibx_copies_begin_context(struct copies *x)
 {
     int (*give_back)(void *nothing) = NULL;
     if (ibx_copies_able(x))
@@ -191,7 +190,8 @@ int ibx_copies_kernel_node(struct copies *x, const uint8_t *body, size_t n,
     struct launch l;
     if (!parse(&l, body, n))
         return CUDA_INVALID_VALUE;
-    if (!begin_context(x) || !load(x) || !cuda.add_node || !cuda.set_node || !cuda.set_exec)
+    if (!ibx_copies_begin_context(x) || !load(x) || !cuda.add_node || !cuda.set_node ||
+        !cuda.set_exec)
         return CUDA_NOT_SUPPORTED;
     struct launch_function *f = function_of(x, l.function, false);
     if (!f)
@@ -214,7 +214,7 @@ int ibx_copies_launch_as(struct copies *x, const uint8_t *body, size_t n, const 
     struct ibx_reader r = ibx_reader_of(attributes, count * (4 + IBX_EXTRA_ATTRIBUTE));
     if (!parse(&l, body, n) || count > ATTRIBUTES_MAX)
         return CUDA_INVALID_VALUE;
-    if (!begin_context(x) || !load(x) || !cuda.launch_as)
+    if (!ibx_copies_begin_context(x) || !load(x) || !cuda.launch_as)
         return CUDA_NOT_SUPPORTED;
     for (size_t i = 0; i < count; i++) {
         given[i].id = (int)ibx_get_u32(&r);

@@ -22,6 +22,7 @@
  *   graphs.c, graph_nodes.c  likewise: graphs
  *   graph_copies.c  copies between host and device in graphs
  *   ipc.c          likewise: memory and events of other processes
+ *   peers.c        access of devices to each other's memory
  *   arrays.c       likewise: arrays, textures and surfaces
  *   managed.h      lists the files of cudaMallocManaged
  *   ranges.c       lists of memory

@@ -54,14 +54,6 @@ int cudaMemset3D(struct ibx_cuda_pitched memory, int value, struct ibx_cuda_exte
 
 /* ------------------------------------------------------------------------- several devices */
 
-/* Each device has its own addresses. */
-int cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, size_t n)
-{
-    if (to_device < 0 || from_device < 0)
-        return ibx_frontend_fail(CUDA_INVALID_DEVICE);
-    return cudaMemcpy(to, from, n, CUDA_MEMCPY_ON_DEVICE);
-}
-
 int cudaDeviceGetPCIBusId(char *id, int n, int device)
 {
     int domain = 0, bus = 0, slot = 0;

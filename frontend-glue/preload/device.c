@@ -143,8 +143,26 @@ int cudaSetDevice(int device)
     if (!rc) {
         current = device;
         note_device(device);
+        ibx_frontend_peers_selected(device);
     }
     return rc;
+}
+
+/* The first device is that of threads that have selected none. */
+void ibx_frontend_each_device(void (*visit)(int device))
+{
+    __typeof__(&cudaSetDevice) select_device = NEXT(cudaSetDevice);
+    const uint64_t all = atomic_load(&in_use) | 1;
+    bool away = false;
+    visit(current);
+    for (int device = 0; select_device && device < 64; device++) {
+        if (device == current || !(all >> device & 1) || select_device(device))
+            continue;
+        away = true;
+        visit(device);
+    }
+    if (away)
+        select_device(current);
 }
 
 /* GVirtuS's cudaSetDevice makes a context on a device, so unused devices are left alone. */

@@ -228,6 +228,10 @@ int cudaMalloc3D(struct ibx_cuda_pitched *memory, struct ibx_cuda_extent extent)
 int cudaMemset3D(struct ibx_cuda_pitched memory, int value, struct ibx_cuda_extent extent);
 int cudaMemset3DAsync(struct ibx_cuda_pitched memory, int value, struct ibx_cuda_extent extent,
                       void *stream);
+int cudaGetDeviceCount(int *count);
+int cudaDeviceCanAccessPeer(int *can, int device, int peer);
+int cudaDeviceEnablePeerAccess(int peer, unsigned flags);
+int cudaDeviceDisablePeerAccess(int peer);
 int cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, size_t n);
 int cudaDeviceGetPCIBusId(char *id, int n, int device);
 int cudaEventRecordWithFlags(void *event, void *stream, unsigned flags);
@@ -560,6 +564,18 @@ void ibx_frontend_device_used(void);
 bool ibx_frontend_one_device(void);
 /* Waits for all work on every device that this process has used. An error: perhaps not for all. */
 int ibx_frontend_devices_wait(void);
+
+/* Calls it with every device that this process may use, which is selected then. */
+void ibx_frontend_each_device(void (*visit)(int device));
+
+/* --------------------------------------------------------------------------- peers.c */
+
+/* The device was reset, and the access of its kernels to others, and of others to it. */
+void ibx_frontend_peers_reset(int device);
+/* The thread has selected that device. */
+void ibx_frontend_peers_selected(int device);
+/* It has managed memory from now on. */
+void ibx_frontend_peers_hold(int device);
 
 /* ------------------------------------------------------------------------- managed.c */
 

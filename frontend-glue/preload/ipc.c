@@ -215,6 +215,8 @@ int cudaDeviceReset(void)
     const int rc = CALL_NEXT(cudaDeviceReset);
     ibx_frontend_variables_reset();
     ibx_frontend_graph_reset();
+    if (!rc)
+        ibx_frontend_peers_reset(ibx_frontend_current_device());
     if (!rc && ibx_frontend_one_device())
         ibx_frontend_managed_reset();
     for (struct opened *gone; !rc && ibx_frontend_one_device() && (gone = take_any());) {

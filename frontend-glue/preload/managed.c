@@ -193,6 +193,7 @@ static int give(void **address, size_t n, unsigned mapped)
         return ibx_frontend_fail(rc);
     const uintptr_t begin = m->begin;
     m->mapped = mapped;
+    ibx_frontend_peers_hold(m->device);
     ibx_managed_add(m, PAGES_SAME); /* from here on another thread may free it */
     *address = (void *)begin;
     return CUDA_SUCCESS;

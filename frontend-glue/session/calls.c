@@ -14,6 +14,8 @@
 /* Sorted by name, for bsearch(3). */
 static const struct ibx_call calls[] = {
     {"cudaDeviceCanAccessPeer", IBX_CALL_CONSTANT, NONE, 0, false, false},
+    {"cudaDeviceDisablePeerAccess", IBX_CALL_OTHER, ALL, 4, true, false},
+    {"cudaDeviceEnablePeerAccess", IBX_CALL_OTHER, ALL, 8, true, false},
     {"cudaDeviceGetAttribute", IBX_CALL_CONSTANT, NONE, 0, false, false},
     {"cudaDeviceGetPCIBusId", IBX_CALL_CONSTANT, NONE, 0, false, false},
     {"cudaDeviceGetStreamPriorityRange", IBX_CALL_CONSTANT, NONE, 0, false, false},

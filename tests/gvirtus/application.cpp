@@ -605,6 +605,8 @@ int main(int argc, char **argv)
         {"on-host", on_host},
         {"devices", devices},
         {"no-device", no_device},
+        {"peers", peers},
+        {"managed-on-devices", managed_on_devices},
         {"calls", calls},
         {"processes", processes},
         {"processes-and-pools", processes_and_pools},

@@ -124,6 +124,12 @@ bool stream_of_thread();
 // Variables of the device, plain and managed.
 bool variables();
 
+// application_devices.cpp
+
+// Access of one device to another's memory; managed memory there.
+bool peers();
+bool managed_on_devices();
+
 // application_processes.cpp
 
 // Memory and events of another process; pools and memory of them.

@@ -149,6 +149,8 @@ struct Runtime {
     int (*end_capture)(void *stream, void **graph) = nullptr;
     int (*graph_launch)(void *exec, void *stream) = nullptr;
     int (*graph_destroy)(void *graph) = nullptr;
+    int (*enable_peer)(int peer, unsigned flags) = nullptr;
+    int (*disable_peer)(int peer) = nullptr;
 };
 
 // Loaded as GVirtuS loads its plugins, and with them CUDA's runtime.
@@ -170,6 +172,10 @@ const Runtime &runtime()
             *reinterpret_cast<void **>(&made.end_capture) = dlsym(handle, "cudaStreamEndCapture");
             *reinterpret_cast<void **>(&made.graph_destroy) = dlsym(handle, "cudaGraphDestroy");
             *reinterpret_cast<void **>(&made.graph_launch) = dlsym(handle, "cudaGraphLaunch");
+            *reinterpret_cast<void **>(&made.enable_peer) =
+                dlsym(handle, "cudaDeviceEnablePeerAccess");
+            *reinterpret_cast<void **>(&made.disable_peer) =
+                dlsym(handle, "cudaDeviceDisablePeerAccess");
         }
         return made;
     }();
@@ -314,7 +320,7 @@ int double_calls(const std::string &name, Frame &f)
 }
 
 // As CUDA's runtime, makes a context current with the first call that needs one.
-int execute(const std::string &name, Frame &f, bool *has_context)
+int execute(const std::string &name, Frame &f, int *current)
 {
     const cuda_calls *app = cuda_application();
     if (name.rfind("test", 0) == 0)
@@ -324,12 +330,11 @@ int execute(const std::string &name, Frame &f, bool *has_context)
         if (device != 0 && device != 1)
             return 101;
         cuda_application_use(device);
-        *has_context = true;
+        *current = device;
         return 0;
     }
-    if (!*has_context)
-        cuda_application_use(0);
-    *has_context = true;
+    if (*current < 0)
+        cuda_application_use(*current = 0);
     if (name == "cudaStreamBeginCapture" || name == "cudaStreamEndCapture") {
         auto *stream = reinterpret_cast<void *>(f.get<std::uint64_t>());
         void *graph = nullptr;
@@ -427,11 +432,28 @@ int execute(const std::string &name, Frame &f, bool *has_context)
         return app->copy_async(to, from, f.get<std::uint64_t>(), reinterpret_cast<void *>(stream));
     }
     if (name == "cudaGetDevice") {
-        f.out.i32(0);
+        f.out.i32(*current);
         return 0;
     }
+    if (name == "cudaGetDeviceCount") {
+        const std::int32_t count = 2;
+        return f.answer(&count, sizeof(count));
+    }
+    if (name == "cudaDeviceCanAccessPeer") {
+        f.get<std::uint64_t>();
+        f.get<std::int32_t>();
+        const auto device = f.get<std::int32_t>();
+        const std::int32_t can = device != f.get<std::int32_t>();
+        return f.answer(&can, sizeof(can));
+    }
+    if (name == "cudaDeviceEnablePeerAccess") {
+        const auto peer = f.get<std::int32_t>();
+        return runtime().enable_peer(peer, f.get<unsigned>());
+    }
+    if (name == "cudaDeviceDisablePeerAccess")
+        return runtime().disable_peer(f.get<std::int32_t>());
     if (name == "cudaDeviceReset")
-        return app->primary_reset(0);
+        return app->primary_reset(*current);
     if (name == "cudaFree")
         return app->mem_free(f.get<std::uint64_t>());
     if (name == "cudaMalloc") {
@@ -480,10 +502,10 @@ void cuda_back_end_child(std::shared_ptr<Communicator> listening, bool timed)
     serve_clients(
         listening,
         []() -> Handler {
-            return [has_context = false](const std::string &name, const std::vector<char> &in,
-                                         Body *out) mutable {
+            return [device = -1](const std::string &name, const std::vector<char> &in,
+                                 Body *out) mutable {
                 Frame frame{in, *out};
-                return execute(name, frame, &has_context);
+                return execute(name, frame, &device);
             };
         },
         timed);

@@ -245,6 +245,17 @@ bool library_loaded_later()
     return lines_with(app.said(), "ibx:") == 1;
 }
 
+// Two programs, one after the other: what the first has enabled it leaves behind.
+bool peers()
+{
+    GpuBackEnd back;
+    for (int i = 0; i < 2; i++) {
+        Application app(&back, application, "peers");
+        REQUIRE(app.good());
+    }
+    return true;
+}
+
 // One has none that could be found, which is said.
 bool variables()
 {
@@ -435,6 +446,8 @@ void check_what_it_does_not()
           [] { return run("sent-on", false); });
     check("asynchronous copies on several devices", [] { return run("devices", true); });
     check("and on one that there is not", [] { return run("no-device", true); });
+    check("access to other devices' memory", peers);
+    check("managed memory on several devices", [] { return run("managed-on-devices", true); });
     check("an application that frees its memory as it ends", [] { return run("exits", true); });
     check("errors are those of the handlers", [] { return run("errors", true); });
     check("children of a process with busy threads", [] { return run("forked-meanwhile", true); });

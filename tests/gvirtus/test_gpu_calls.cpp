@@ -90,6 +90,33 @@ bool each_call()
     return true;
 }
 
+// All clients have one context on a device: what one has enabled another one may enable, too, and
+// keeps it when the first one disables it.
+bool peers()
+{
+    Gpu gpu;
+    Client first(gpu), second(gpu);
+    const std::uint64_t near = gpu.remote.malloc(1000);
+    REQUIRE(second.remote.set_device(1) == 0);
+    const std::uint64_t far = second.remote.malloc(1000);
+    const auto peer = [](Remote &remote, const char *what, bool flags) {
+        const Body body = flags ? Body().i32(0).i32(0) : Body().i32(0);
+        return remote.call(what, body);
+    };
+    REQUIRE(near && far && first.remote.set_device(1) == 0);
+    for (Client *client : {&first, &second, &first}) {
+        REQUIRE(peer(client->remote, "cudaDeviceEnablePeerAccess", true) == 0);
+        REQUIRE(client->remote.get_last_error() == 0);
+    }
+    REQUIRE(peer(first.remote, "cudaDeviceDisablePeerAccess", false) == 0);
+    REQUIRE(second.remote.call("cudaLaunchKernel",
+                               kernel(IBX_DOUBLE_KERNEL, 1, 0, far, near, 1000)) == 0);
+    REQUIRE(second.remote.device_synchronize() == 0);
+    REQUIRE(peer(gpu.remote, "cudaDeviceEnablePeerAccess", true) == 101); // its own
+    return gpu.remote.get_last_error() == 101 &&
+           peer(gpu.remote, "cudaDeviceDisablePeerAccess", false) == 705;
+}
+
 // Where allocations are counted, that is done on GVirtuS's way.
 bool counted()
 {
@@ -686,6 +713,7 @@ int main(int argc, char **argv)
     }
     scene_open(argv[1], argv[2]);
     check("each call", each_call);
+    check("access to peers", peers);
     check("memory that is counted", counted);
     check("errors", errors);
     check("requests of our own that are malformed", malformed);

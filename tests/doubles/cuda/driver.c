@@ -6,7 +6,8 @@
 #include <string.h>
 #include <time.h>
 
-#define STREAMS     32
+#define STREAMS     34
+#define FIXED       3 /* the legacy one of device 0, the one per thread, the legacy one of device 1 */
 #define CONNECTIONS 8 /* if more streams wait for a function, no copy is made */
 
 struct job {
@@ -24,7 +25,7 @@ struct job {
 struct stream {
     bool used, blocking;
     struct context *context; /* NULL: the current one */
-    int device;              /* -1: of whichever (the legacy and the per-thread stream) */
+    int device;              /* -1: of whichever (the per-thread stream) */
     pthread_t worker;
     unsigned submitted, done;
     struct job *first, **last;
@@ -35,13 +36,14 @@ struct event {
     struct stream *stream; /* NULL: not recorded */
     unsigned job;
     unsigned flags;
+    int device;
 };
 
 pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 struct allocation allocations[ALLOCATIONS];
 static struct event *events;
-static struct stream streams[STREAMS]; /* 0: legacy, 1: per thread */
+static struct stream streams[STREAMS];
 __thread struct context *current;
 struct ibx_double_stats stats;
 static struct {
@@ -255,23 +257,38 @@ static bool stream_start(struct stream *stream, bool blocking)
 {
     stream->used = true;
     stream->blocking = blocking;
-    stream->device = stream < &streams[2] ? -1 : current->device;
-    stream->context = stream < &streams[2] ? NULL : current;
+    const bool fixed = stream < &streams[FIXED];
+    stream->device =
+        fixed ? (int)(stream - streams) % 2 ? -1 : (int)(stream - streams) / 2 : current->device;
+    stream->context = fixed ? NULL : current;
     stream->last = &stream->first;
     return !pthread_create(&stream->worker, NULL, work, stream);
+}
+
+static struct stream *legacy_of(int device)
+{
+    struct stream *stream = &streams[2 * device];
+    if (!stream->used)
+        stream_start(stream, true);
+    return stream;
+}
+
+static bool is_legacy(const struct stream *stream)
+{
+    return stream == &streams[0] || stream == &streams[2];
 }
 
 /* NULL: not a stream. */
 static struct stream *stream_of(void *handle)
 {
-    unsigned i = 0;
+    unsigned i = current && current->device ? 2 : 0;
     if ((uintptr_t)handle == 2)
         i = 1;
     else if ((uintptr_t)handle > 2)
         i = (unsigned)((struct stream *)handle - streams);
     if (i >= STREAMS || ((uintptr_t)handle > 2 && handle != (void *)&streams[i]))
         return NULL;
-    if (i < 2 && !streams[i].used)
+    if (i < FIXED && !streams[i].used)
         stream_start(&streams[i], true);
     return streams[i].used ? &streams[i] : NULL;
 }
@@ -280,9 +297,10 @@ static struct stream *stream_of(void *handle)
 static void submit(struct stream *stream, struct job *job)
 {
     for (unsigned i = 0; i < STREAMS; i++) {
-        bool legacy = stream == &streams[0], with_legacy = i == 0;
-        if (&streams[i] != stream && stream->blocking && streams[i].blocking &&
-            (legacy || with_legacy) && (int)(streams[i].submitted - job->needs[i]) > 0)
+        bool same = streams[i].device == stream->device || streams[i].device < 0;
+        bool legacy = is_legacy(stream) || is_legacy(&streams[i]);
+        if (&streams[i] != stream && stream->blocking && streams[i].blocking && legacy &&
+            (same || stream->device < 0) && (int)(streams[i].submitted - job->needs[i]) > 0)
             job->needs[i] = streams[i].submitted;
     }
     *stream->last = job;
@@ -312,7 +330,7 @@ EXPORT int cuStreamCreate(void **handle, unsigned flags)
     int code = enter("cuStreamCreate");
     if (code)
         return code;
-    for (unsigned i = 2; i < STREAMS; i++) {
+    for (unsigned i = FIXED; i < STREAMS; i++) {
         if (streams[i].used || streams[i].submitted)
             continue;
         *handle = &streams[i];
@@ -401,6 +419,7 @@ EXPORT int cuEventCreate(void **handle, unsigned flags)
         return leave(OUT_OF_MEMORY);
     event->next = events;
     event->flags = flags;
+    event->device = current->device;
     *handle = events = event;
     stats.events++;
     return leave(SUCCESS);
@@ -442,6 +461,8 @@ EXPORT int cuEventRecord(void *handle, void *stream_handle)
         return code;
     struct event *event = handle;
     struct stream *stream = stream_of(stream_handle);
+    if (stream && stream->device >= 0 && stream->device != event->device)
+        return leave(INVALID_HANDLE);
     struct job *marker = stream ? job_new() : NULL;
     if (!marker)
         return leave(stream ? OUT_OF_MEMORY : INVALID_HANDLE);
@@ -507,6 +528,30 @@ static size_t span_of(size_t pitch, size_t width, size_t height)
     return (height - 1) * pitch + width;
 }
 
+static bool is_between(const struct ibx_cuda_memcpy2d *c)
+{
+    const struct allocation *to = find((void *)(uintptr_t)c->dst_device, 1),
+                            *from = find((void *)(uintptr_t)c->src_device, 1);
+    return c->dst_type == IBX_CUDA_MEMORY_DEVICE && c->src_type == IBX_CUDA_MEMORY_DEVICE && to &&
+           from && to->device != from->device;
+}
+
+/* A copy between devices in a legacy stream comes behind all of both in streams that wait for
+ * that; and they wait for it, where `behind` is its stream. */
+static void meet_devices(struct job *job, const struct stream *behind)
+{
+    for (unsigned i = 0; job && i < STREAMS; i++) {
+        if (streams[i].used && streams[i].blocking)
+            job->needs[i] = streams[i].submitted;
+    }
+    struct stream *other = behind ? legacy_of(behind == &streams[0]) : NULL;
+    struct job *marker = other ? job_new() : NULL;
+    if (!marker)
+        return;
+    marker->needs[behind - streams] = behind->submitted;
+    submit(other, marker);
+}
+
 /* Pageable memory is read at once, and an asynchronous copy to it is waited for: as the driver. It
  * keeps others out while it waits if IBX_DOUBLE_ALONE is set. */
 static int copy_submit(const struct ibx_cuda_memcpy2d *c, void *handle, bool sync)
@@ -520,11 +565,14 @@ static int copy_submit(const struct ibx_cuda_memcpy2d *c, void *handle, bool syn
     if (!stream || !from || !to)
         return stream ? INVALID_VALUE : INVALID_HANDLE;
     int code;
-    if (capture_takes(handle, stream == &streams[0], &code))
+    if (capture_takes(handle, is_legacy(stream), &code))
         return code;
     struct job *job = job_new();
     if (!job)
         return OUT_OF_MEMORY;
+    const bool everywhere = is_legacy(stream) && is_between(c);
+    if (everywhere) /* behind all that is under way on the other device, too */
+        meet_devices(job, NULL);
     *(sync ? &stats.copies_sync : &stats.copies_async) += 1;
     stats.unpinned_async += !sync && (!from_pinned || !to_pinned);
     job->sync = sync;
@@ -540,6 +588,8 @@ static int copy_submit(const struct ibx_cuda_memcpy2d *c, void *handle, bool syn
             job->from = memcpy(job->snapshot, from, span_of(c->src_pitch, c->width, c->height));
     }
     submit(stream, job);
+    if (everywhere)
+        meet_devices(NULL, stream);
     if (sync || !to_pinned) {
         begin_alone();
         wait_for(stream, stream->submitted);
@@ -640,6 +690,12 @@ EXPORT int cuLaunchHostFunc(void *handle, void (*function)(void *argument), void
 
 /* ------------------------------------------------------------- for the other files */
 
+bool stream_is_here(void *handle)
+{
+    const struct stream *stream = stream_of(handle);
+    return stream && (stream->device < 0 || stream->device == current->device);
+}
+
 bool stream_known(void *handle, bool *blocking)
 {
     const struct stream *stream = stream_of(handle);
@@ -670,10 +726,10 @@ bool in_use(const uint8_t *address, size_t n)
 }
 
 /* Nothing is in them. Their handles are no others' later. */
-void streams_forget(void)
+void streams_forget(int device)
 {
-    for (unsigned i = 2; i < STREAMS; i++) {
-        if (streams[i].used && !pthread_detach(streams[i].worker)) {
+    for (unsigned i = FIXED; i < STREAMS; i++) {
+        if (streams[i].used && streams[i].device == device && !pthread_detach(streams[i].worker)) {
             streams[i].used = false;
             streams[i].submitted += !streams[i].submitted;
             streams[i].done = streams[i].submitted;
@@ -682,12 +738,17 @@ void streams_forget(void)
     pthread_cond_broadcast(&changed);
 }
 
-void events_forget(void)
+void events_forget(int device)
 {
-    while (events) {
-        struct event *next = events->next;
-        free(events);
-        events = next;
+    struct event **at = &events;
+    while (*at) {
+        struct event *gone = *at;
+        if (gone->device != device) {
+            at = &gone->next;
+            continue;
+        }
+        *at = gone->next;
+        free(gone);
+        stats.events--;
     }
-    stats.events = 0;
 }

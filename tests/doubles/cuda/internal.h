@@ -21,6 +21,9 @@ enum {
     INVALID_DEVICE = 101,
     INVALID_CONTEXT = 201,
     INVALID_HANDLE = 400,
+    ILLEGAL_ADDRESS = 700,
+    PEER_ACCESS_IS = 704,
+    PEER_ACCESS_IS_NOT = 705,
     ALREADY_REGISTERED = 712,
     NOT_REGISTERED = 713,
     NOT_SUPPORTED = 801
@@ -36,6 +39,7 @@ struct allocation {
     unsigned long long id;
     unsigned sync_memops;
     void *pool; /* NULL; or whose it is: given back without a wait */
+    int by;     /* host memory: the device whose context has registered it */
 };
 
 struct context {
@@ -60,8 +64,10 @@ void wait_for_all(void);
 bool in_use(const uint8_t *address, size_t n);
 /* As ibx_double_slow(), but cuMemcpyHtoD and cuMemcpyDtoH otherwise than all others. */
 void slow_each(unsigned sync_us, unsigned async_us);
-void events_forget(void);
-void streams_forget(void);
+void events_forget(int device);
+void streams_forget(int device);
+/* Whether it is a stream of the current device. */
+bool stream_is_here(void *handle);
 /* Whether it is a stream, and of which kind. */
 bool stream_known(void *handle, bool *blocking);
 /* A copy of the types of IBX_CUDA_MEMORY_* as the call `name` makes it: what that returns. */
@@ -69,6 +75,9 @@ int copy_plain(const char *name, unsigned to_type, uint64_t to, unsigned from_ty
                size_t n, void *stream, bool sync);
 
 /* memory.c */
+
+/* Whether kernels of the current device may use it. */
+bool kernel_reaches(uint64_t address);
 int cuMemAlloc_v2(uint64_t *device, size_t n);
 
 /* capture.c */

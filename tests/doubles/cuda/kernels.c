@@ -6,6 +6,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+static int stream_of_here(void *stream)
+{
+    pthread_mutex_lock(&mutex);
+    const int code = current ? SUCCESS : INVALID_CONTEXT;
+    return code ? leave(code) : leave(stream_is_here(stream) ? SUCCESS : INVALID_HANDLE);
+}
+
 /* The one kernel there is copies within the device: its arguments are two addresses and a length.
  */
 EXPORT int cuLaunchKernel(void *kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z,
@@ -19,6 +26,11 @@ EXPORT int cuLaunchKernel(void *kernel, unsigned grid_x, unsigned grid_y, unsign
         *(size_t *)extra[3] != sizeof(values))
         return INVALID_VALUE;
     memcpy(values, extra[1], sizeof(values));
+    int code = stream_of_here(stream);
+    if (!code && (!kernel_reaches(values[0]) || !kernel_reaches(values[1])))
+        ibx_double_inject("cuLaunchKernel", 1, ILLEGAL_ADDRESS, true);
+    if (code)
+        return code;
     return copy_plain("cuLaunchKernel", IBX_CUDA_MEMORY_DEVICE, values[0], IBX_CUDA_MEMORY_DEVICE,
                       values[1], values[2], stream, false);
 }

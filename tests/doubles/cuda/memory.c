@@ -21,6 +21,7 @@
 static struct context contexts[2] = {{0}, {1}};
 static __thread struct context *below[CONTEXTS]; /* the current one */
 static __thread unsigned depth;
+static bool peers[2]; /* whether kernels of the one reach memory of the other */
 
 /* ----------------------------------------------------------------------- memory */
 
@@ -67,7 +68,7 @@ EXPORT int cuMemAlloc_v2(uint64_t *device, size_t n)
         return leave(OUT_OF_MEMORY);
     }
     static unsigned long long ids;
-    *a = (struct allocation){address, bytes, n, mapped, fd, current->device, 0, ++ids, 0, NULL};
+    *a = (struct allocation){address, bytes, n, mapped, fd, current->device, 0, ++ids, 0, NULL, 0};
     *device = (uintptr_t)address;
     return leave(SUCCESS);
 }
@@ -82,17 +83,17 @@ EXPORT int ibx_double_pooled(uint64_t device, void *pool)
     return leave(SUCCESS);
 }
 
-/* As the driver, which loads a kernel when it is asked for first: that waits for everything, and
- * keeps others out, if IBX_DOUBLE_ALONE is set. */
+/* As the driver, which loads a kernel when it is asked for first on a device: that waits for
+ * everything, and keeps others out, if IBX_DOUBLE_ALONE is set. */
 EXPORT int cuKernelGetFunction(void **function, void *kernel)
 {
-    static bool loaded;
+    static bool loaded[2];
     int code = enter("cuKernelGetFunction");
     if (code)
         return code;
-    if (!loaded && getenv("IBX_DOUBLE_ALONE"))
+    if (!loaded[current->device] && getenv("IBX_DOUBLE_ALONE"))
         wait_for_all();
-    loaded = true;
+    loaded[current->device] = true;
     *function = kernel;
     return leave(SUCCESS);
 }
@@ -250,7 +251,7 @@ EXPORT int cuMemHostRegister_v2(void *address, size_t n, unsigned flags)
     struct allocation *a = free_entry();
     if (!a || !n || touches(address, n))
         return leave(!n ? INVALID_VALUE : a ? ALREADY_REGISTERED : OUT_OF_MEMORY);
-    *a = (struct allocation){address, address, n, 0, -1, -1, flags, 0, 0, false};
+    *a = (struct allocation){address, address, n, 0, -1, -1, flags, 0, 0, NULL, current->device};
     stats.host_pins++;
     stats.host_pinned++;
     return leave(SUCCESS);
@@ -355,21 +356,60 @@ EXPORT int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active)
     return SUCCESS;
 }
 
-/* Pinning, events and streams belong to the context and are gone with it; so is a sticky error. */
+/* Pinning, events, streams and access to peers belong to the context and are gone with it; so is a
+ * sticky error. */
 EXPORT int cuDevicePrimaryCtxReset_v2(int device)
 {
-    (void)device;
     pthread_mutex_lock(&mutex);
     wait_for_all();
     for (unsigned i = 0; i < ALLOCATIONS; i++) {
-        if (allocations[i].address && allocations[i].device < 0)
-            allocations[i] = (struct allocation){0};
+        if (!allocations[i].address || allocations[i].device >= 0 || allocations[i].by != device)
+            continue;
+        allocations[i] = (struct allocation){0};
+        stats.host_pins--;
     }
-    stats.host_pins = 0;
-    events_forget();
-    streams_forget();
+    events_forget(device);
+    streams_forget(device);
+    peers[0] = peers[1] = false;
     sticky_error = 0;
     return leave(SUCCESS);
+}
+
+EXPORT int cuDeviceCanAccessPeer(int *can, int device, int peer)
+{
+    const bool both = (device == 0 || device == 1) && (peer == 0 || peer == 1);
+    *can = both && device != peer;
+    return both ? SUCCESS : INVALID_DEVICE;
+}
+
+EXPORT int cuCtxEnablePeerAccess(void *context, unsigned flags)
+{
+    int code = enter_unsafe("cuCtxEnablePeerAccess");
+    if (code)
+        return code;
+    if (flags || context == current)
+        return leave(flags ? INVALID_VALUE : INVALID_DEVICE);
+    code = peers[current->device] ? PEER_ACCESS_IS : SUCCESS;
+    peers[current->device] = true;
+    return leave(code);
+}
+
+EXPORT int cuCtxDisablePeerAccess(void *context)
+{
+    int code = enter_unsafe("cuCtxDisablePeerAccess");
+    if (code)
+        return code;
+    code = context != current && peers[current->device] ? SUCCESS : PEER_ACCESS_IS_NOT;
+    peers[current->device] = false;
+    return leave(code);
+}
+
+bool kernel_reaches(uint64_t address)
+{
+    pthread_mutex_lock(&mutex);
+    const struct allocation *a = find((void *)(uintptr_t)address, 1);
+    const bool can = !a || a->device < 0 || a->device == current->device || peers[current->device];
+    return !leave(!can);
 }
 
 EXPORT int cuCtxSetCurrent(void *context)

@@ -146,6 +146,41 @@ EXPORT int cudaEventSynchronize(void *event)
     return with("cuEventSynchronize", event, NULL);
 }
 
+static void *context_of(int device)
+{
+    int (*retain)(void **context, int of) = NULL;
+    void *context = NULL;
+    *(void **)&retain = driver_function("cuDevicePrimaryCtxRetain");
+    if (device == 0 || device == 1)
+        retain(&context, device);
+    return context;
+}
+
+EXPORT int cudaDeviceEnablePeerAccess(int peer, unsigned flags)
+{
+    void *context = context_of(peer);
+    return context ? with("cuCtxEnablePeerAccess", context, (void *)(size_t)flags) : returns(101);
+}
+
+EXPORT int cudaDeviceDisablePeerAccess(int peer)
+{
+    void *context = context_of(peer);
+    return context ? with("cuCtxDisablePeerAccess", context, NULL) : returns(101);
+}
+
+EXPORT int cudaDeviceCanAccessPeer(int *can, int device, int peer)
+{
+    int (*can_reach)(int *reaches, int from, int to) = NULL;
+    *(void **)&can_reach = driver_function("cuDeviceCanAccessPeer");
+    return returns(can_reach(can, device, peer));
+}
+
+EXPORT int cudaGetDeviceCount(int *devices)
+{
+    *devices = 2;
+    return returns(0);
+}
+
 EXPORT int cudaStreamQuery(void *stream)
 {
     return with("cuStreamQuery", stream, NULL);

@@ -365,7 +365,42 @@ EXPORTED int cudaDeviceReset()
 EXPORTED int cudaGetDevice(int *device)
 {
     *device = 0;
-    return stock() ? 0 : mine()->call("cudaGetDevice", Body());
+    if (stock())
+        return 0;
+    const int rc = mine()->call("cudaGetDevice", Body());
+    if (!rc)
+        std::memcpy(device, mine()->out.data(), sizeof(*device));
+    return rc;
+}
+
+static int answer(int rc, int *number)
+{
+    if (!rc)
+        std::memcpy(number, mine()->out.data() + 8, sizeof(*number));
+    return rc;
+}
+
+EXPORTED int cudaGetDeviceCount(int *count)
+{
+    return answer(mine()->call("cudaGetDeviceCount", Body()), count);
+}
+
+EXPORTED int cudaDeviceCanAccessPeer(int *can, int device, int peer)
+{
+    Body body;
+    body.host(can, sizeof(*can)).i32(device).i32(peer);
+    return answer(mine()->call("cudaDeviceCanAccessPeer", body), can);
+}
+
+EXPORTED int cudaDeviceEnablePeerAccess(int peer, unsigned flags)
+{
+    Body body;
+    return mine()->call("cudaDeviceEnablePeerAccess", body.i32(peer).put(flags));
+}
+
+EXPORTED int cudaDeviceDisablePeerAccess(int peer)
+{
+    return mine()->call("cudaDeviceDisablePeerAccess", Body().i32(peer));
 }
 
 EXPORTED int cudaSetDevice(int device)

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Applications that use both devices of the double.
+#include "tests/gvirtus/application.h"
+
+#include <cstring>
+#include <functional>
+#include <thread>
+#include <vector>
+
+namespace
+{
+
+// By a thread that has that device selected.
+bool on_device(int device, const std::function<bool()> &run)
+{
+    bool good = false;
+    std::thread other([&] { good = !cudaSetDevice(device) && run(); });
+    other.join();
+    return good;
+}
+
+} // namespace
+
+// As natively, whatever other programs of the back end have enabled.
+bool peers()
+{
+    char *near = device_memory(1000), *far = nullptr;
+    std::vector<char> bytes(1000), back(1000);
+    int can = -1;
+    random_fill(bytes.data(), bytes.size(), 3);
+    REQUIRE(near && cudaMemcpy(near, bytes.data(), bytes.size(), H2D) == 0);
+    REQUIRE(cudaDeviceCanAccessPeer(&can, 1, 0) == 0 && can == 1);
+    REQUIRE(cudaDeviceDisablePeerAccess(1) == 705 && cudaGetLastError() == 705);
+    REQUIRE(cudaDeviceEnablePeerAccess(1, 0) == 0 && cudaGetLastError() == 0);
+    REQUIRE(cudaDeviceEnablePeerAccess(1, 0) == 704 && cudaGetLastError() == 704);
+    REQUIRE(cudaDeviceEnablePeerAccess(0, 0) == 101 && cudaDeviceEnablePeerAccess(7, 0) == 101);
+    REQUIRE(cudaGetLastError() == 101 && cudaGetLastError() == 0);
+    REQUIRE(on_device(1, [&] {
+        return cudaDeviceEnablePeerAccess(0, 0) == 0 && cudaDeviceEnablePeerAccess(0, 0) == 704 &&
+               cudaMalloc(reinterpret_cast<void **>(&far), 1000) == 0 &&
+               stub_launch(far, near, 1000, nullptr) == 0 && cudaDeviceSynchronize() == 0 &&
+               cudaMemcpy(back.data(), far, 1000, D2H) == 0 && back == bytes;
+    }));
+    REQUIRE(cudaDeviceDisablePeerAccess(1) == 0 && cudaGetLastError() == 0);
+    REQUIRE(cudaDeviceDisablePeerAccess(1) == 705 && cudaGetLastError() == 705);
+    REQUIRE(cudaDeviceEnablePeerAccess(1, 0) == 0 && cudaDeviceReset() == 0);
+    return cudaDeviceEnablePeerAccess(1, 0) == 0;
+}
+
+// Kernels of all devices use it, as natively; the program has nothing to enable for that, and
+// notices nothing of it.
+bool managed_on_devices()
+{
+    using Allocate = int(void **, std::size_t, unsigned);
+    auto *allocate = preloaded<Allocate>("cudaMallocManaged");
+    constexpr std::size_t n = 100000;
+    std::vector<char> bytes(n);
+    REQUIRE(device_memory(100));
+    for (int holder = 0; holder < 2; holder++) {
+        char *memory = nullptr, *own = nullptr;
+        random_fill(bytes.data(), n, 8 + static_cast<unsigned>(holder));
+        if (holder) // the other device was in use before
+            REQUIRE(cudaSetDevice(1) == 0 && cudaSetDevice(0) == 0);
+        REQUIRE(on_device(holder,
+                          [&] { return !allocate(reinterpret_cast<void **>(&memory), 2 * n, 1); }));
+        std::memcpy(memory, bytes.data(), n);
+        REQUIRE(on_device(!holder, [&] {
+            return !cudaMalloc(reinterpret_cast<void **>(&own), n) &&
+                   !stub_launch(own, memory, n, nullptr) &&
+                   !stub_launch(memory + n, own, n, nullptr) && !cudaDeviceSynchronize();
+        }));
+        REQUIRE(!std::memcmp(memory + n, bytes.data(), n));
+        memory[n + 5] = 'x';
+        REQUIRE(on_device(holder, [&] {
+            return !stub_launch(memory, memory + n, n, nullptr) && !cudaDeviceSynchronize();
+        }));
+        REQUIRE(memory[5] == 'x' && memory[6] == bytes[6]);
+        REQUIRE(cudaFree(memory) == 0 && cudaFree(own) == 0 && cudaGetLastError() == 0);
+    }
+    for (int device = 0; device < 2; device++)
+        REQUIRE(on_device(device, [&] { return cudaDeviceEnablePeerAccess(!device, 0) == 0; }));
+    return true;
+}
