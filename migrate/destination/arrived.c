@@ -40,7 +40,7 @@ int ibx_destination_arrived_make(struct destination_ram *ram, const struct ibx_r
                                  struct ibx_error *err)
 {
     char path[128];
-    ibx_journal_arrived_path(record, path, sizeof(path));
+    ibx_journal_note_path(record, IBX_NOTE_ARRIVED, path, sizeof(path));
     return ibx_note_make(
         &ram->arrived, arrived_bytes(ram), path, "it is noted which pages have come",
         ram->minor && !ram->kept ? "receive without --minor" : "migrate by send", err);
@@ -50,7 +50,7 @@ int ibx_destination_arrived_find(struct destination_ram *ram, const struct ibx_r
                                  struct ibx_error *err)
 {
     char path[128];
-    ibx_journal_arrived_path(record, path, sizeof(path));
+    ibx_journal_note_path(record, IBX_NOTE_ARRIVED, path, sizeof(path));
     int rc = ibx_note_find(&ram->arrived, arrived_bytes(ram), path, err);
     return rc != -ESTALE
                ? rc
@@ -65,9 +65,9 @@ int ibx_destination_arrived_find(struct destination_ram *ram, const struct ibx_r
 void ibx_destination_arrived_remove(const struct ibx_record *record)
 {
     char path[128];
-    ibx_journal_arrived_path(record, path, sizeof(path));
+    ibx_journal_note_path(record, IBX_NOTE_ARRIVED, path, sizeof(path));
     unlink(path);
-    ibx_journal_base_path(record, path, sizeof(path));
+    ibx_journal_note_path(record, IBX_NOTE_BASE, path, sizeof(path));
     unlink(path);
 }
 
@@ -77,7 +77,7 @@ int ibx_destination_base_make(struct destination_ram *ram, const struct ibx_reco
                               struct ibx_error *err)
 {
     char path[128];
-    ibx_journal_base_path(record, path, sizeof(path));
+    ibx_journal_note_path(record, IBX_NOTE_BASE, path, sizeof(path));
     return ibx_note_make(&ram->base, bits_bytes(ram), path, "the memory of the VM at home is noted",
                          "migrate the VM by send", err);
 }
@@ -117,7 +117,7 @@ int ibx_destination_tags_make(struct destination_ram *ram, const struct ibx_reco
                               struct ibx_error *err)
 {
     char path[128];
-    ibx_journal_tags_path(record, path, sizeof(path));
+    ibx_journal_note_path(record, IBX_NOTE_TAGS, path, sizeof(path));
     int rc = ibx_note_make(&ram->tags, tags_bytes(ram), path, "the digests of pages are noted",
                            "receive and send with --no-verify", err);
     return rc ? rc : use_tags(ram, record, err);
@@ -127,7 +127,7 @@ int ibx_destination_tags_find(struct destination_ram *ram, const struct ibx_reco
                               struct ibx_error *err)
 {
     char path[128];
-    ibx_journal_tags_path(record, path, sizeof(path));
+    ibx_journal_note_path(record, IBX_NOTE_TAGS, path, sizeof(path));
     int rc = ibx_note_find(&ram->tags, tags_bytes(ram), path, err);
     return rc == 0 ? use_tags(ram, record, err)
            : rc != -ESTALE
@@ -142,6 +142,6 @@ int ibx_destination_tags_find(struct destination_ram *ram, const struct ibx_reco
 void ibx_destination_tags_remove(const struct ibx_record *record)
 {
     char path[128];
-    ibx_journal_tags_path(record, path, sizeof(path));
+    ibx_journal_note_path(record, IBX_NOTE_TAGS, path, sizeof(path));
     unlink(path);
 }

@@ -32,31 +32,15 @@ void ibx_journal_path(const char *folder, const struct ibx_record *record, const
     snprintf(path, size, "%s/%s", folder, name);
 }
 
-void ibx_journal_arrived_path(const struct ibx_record *record, char *path, size_t size)
+void ibx_journal_note_path(const struct ibx_record *record, enum ibx_journal_note note, char *path,
+                           size_t size)
 {
+    static const char *const suffixes[] = {[IBX_NOTE_ARRIVED] = ".arrived",
+                                           [IBX_NOTE_TAGS] = ".tags",
+                                           [IBX_NOTE_BASE] = ".base",
+                                           [IBX_NOTE_MAP] = ".map"};
     char name[NAME_BYTES];
-    name_of(record, ".arrived", name);
-    snprintf(path, size, "/dev/shm/ibx-%s", name);
-}
-
-void ibx_journal_base_path(const struct ibx_record *record, char *path, size_t size)
-{
-    char name[NAME_BYTES];
-    name_of(record, ".base", name);
-    snprintf(path, size, "/dev/shm/ibx-%s", name);
-}
-
-void ibx_journal_map_path(const struct ibx_record *record, char *path, size_t size)
-{
-    char name[NAME_BYTES];
-    name_of(record, ".map", name);
-    snprintf(path, size, "/dev/shm/ibx-%s", name);
-}
-
-void ibx_journal_tags_path(const struct ibx_record *record, char *path, size_t size)
-{
-    char name[NAME_BYTES];
-    name_of(record, ".tags", name);
+    name_of(record, suffixes[note], name);
     snprintf(path, size, "/dev/shm/ibx-%s", name);
 }
 
@@ -381,12 +365,9 @@ int ibx_journal_remove(const char *folder, const struct ibx_record *record, stru
 
 void ibx_journal_forget_notes(const struct ibx_record *record)
 {
-    static void (*const paths[])(const struct ibx_record *, char *,
-                                 size_t) = {ibx_journal_arrived_path, ibx_journal_tags_path,
-                                            ibx_journal_base_path, ibx_journal_map_path};
     char path[NAME_BYTES + 32];
-    for (unsigned i = 0; i < sizeof(paths) / sizeof(paths[0]); i++) {
-        paths[i](record, path, sizeof(path));
+    for (unsigned note = 0; note < IBX_NOTE_KINDS; note++) {
+        ibx_journal_note_path(record, (enum ibx_journal_note)note, path, sizeof(path));
         unlink(path);
     }
     if (!record->source || !record->borrow)

@@ -145,15 +145,17 @@ int ibx_journal_reload(const char *folder, struct ibx_record *record, struct ibx
 int ibx_journal_find(const char *folder, const char *qmp,
                      bool (*fits)(const struct ibx_record *record), struct ibx_record *record,
                      struct ibx_error *err);
-/* Where a destination in minor mode notes which pages have come: in memory, since a disk could
- * delay the VM, and the VM does not survive the host anyway. */
-void ibx_journal_arrived_path(const struct ibx_record *record, char *path, size_t size);
-/* Where a destination notes what has come in each page (pages/digest.h), likewise. */
-void ibx_journal_tags_path(const struct ibx_record *record, char *path, size_t size);
-/* Where the destination of a VM that is borrowed notes which pages hold data at the source, and the
- * source of one that returns, which of them do when it has stopped; likewise. */
-void ibx_journal_base_path(const struct ibx_record *record, char *path, size_t size);
-void ibx_journal_map_path(const struct ibx_record *record, char *path, size_t size);
+/* What a tool notes of each page for the next one: in memory, since a disk could delay the VM, and
+ * the VM does not survive the host anyway. */
+enum ibx_journal_note {
+    IBX_NOTE_ARRIVED, /* a destination in minor mode: which pages have come */
+    IBX_NOTE_TAGS,    /* a destination: what has come in each (pages/digest.h) */
+    IBX_NOTE_BASE,    /* the destination of a borrowed VM: which hold data at the source */
+    IBX_NOTE_MAP,     /* the source of a VM that returns: which did when it had stopped */
+    IBX_NOTE_KINDS,
+};
+void ibx_journal_note_path(const struct ibx_record *record, enum ibx_journal_note note, char *path,
+                           size_t size);
 /* Home: where it is noted that a borrowed VM, of the migration `id`, may run here again, which
  * changes the memory that it left. Made before it does, and gone if it never did. */
 void ibx_journal_home_path(const uint8_t id[IBX_MIGRATE_ID_BYTES], char *path, size_t size);

@@ -69,9 +69,9 @@ int ibx_source_return_open(struct source *s, struct ibx_error *err)
                              "memory unseen, such as a vhost-user device: it cannot return; "
                              "ib-migrate send moves it when all of its pages are here "
                              "(borrow --fill)");
-    ibx_journal_base_path(came, path, sizeof(path));
+    ibx_journal_note_path(came, IBX_NOTE_BASE, path, sizeof(path));
     int rc = find_note(s, &home->base, 1, path, err);
-    ibx_journal_arrived_path(came, path, sizeof(path));
+    ibx_journal_note_path(came, IBX_NOTE_ARRIVED, path, sizeof(path));
     if (!rc)
         rc = find_note(s, &home->arrived, 2, path, err);
     if (!rc)
@@ -92,7 +92,7 @@ int ibx_source_return_note_make(struct source *s, struct ibx_error *err)
     char path[128];
     if (!source_returns(s))
         return 0;
-    ibx_journal_map_path(&s->status.record, path, sizeof(path));
+    ibx_journal_note_path(&s->status.record, IBX_NOTE_MAP, path, sizeof(path));
     return ibx_note_make(&s->home.left, words_of(s) * 8, path, "the page map is noted", "try again",
                          err);
 }
@@ -100,7 +100,7 @@ int ibx_source_return_note_make(struct source *s, struct ibx_error *err)
 int ibx_source_return_recover(struct source *s, struct ibx_error *err)
 {
     char path[128];
-    ibx_journal_map_path(&s->status.record, path, sizeof(path));
+    ibx_journal_note_path(&s->status.record, IBX_NOTE_MAP, path, sizeof(path));
     int rc = find_note(s, &s->home.left, 1, path, err);
     s->home.stopped = !rc;
     return rc;

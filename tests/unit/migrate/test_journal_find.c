@@ -201,14 +201,14 @@ static void failed_ones_do_not_pile_up(NO_STATE)
 static bool has_notes(const struct ibx_record *record)
 {
     char path[128];
-    ibx_journal_map_path(record, path, sizeof(path));
+    ibx_journal_note_path(record, IBX_NOTE_MAP, path, sizeof(path));
     return !access(path, F_OK);
 }
 
 static void make_notes(const struct ibx_record *record)
 {
     char path[128];
-    ibx_journal_map_path(record, path, sizeof(path));
+    ibx_journal_note_path(record, IBX_NOTE_MAP, path, sizeof(path));
     close(open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600));
     assert_true(has_notes(record));
 }
