@@ -2,6 +2,7 @@
 #include "gpudirect/pinned.h"
 
 #include "common/clock.h"
+#include "common/log.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -18,45 +19,89 @@
 #define PAUSE_NS  100000
 #define LEFT_OVER 16u /* chunks that are not lent: of two copies at a time */
 
-/* Held while the pool is created and pinned, which may take the driver long; taking and giving
- * chunks needs the pool's own mutex only. This one is locked first. */
+/* Held while the pool is created, its first piece is pinned, and all of it is pinned again, which
+ * may take the driver long; taking and giving chunks needs the pool's own mutex only. This one is
+ * locked first. */
 static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
 
 static struct {
     pthread_mutex_t mutex;
     pthread_cond_t given;
-    atomic_bool made; /* from then on the memory, its owner and its size stay */
+    atomic_bool made; /* from then on the memory, its owner and its size stay, some of it pinned */
     uint8_t *base;
     pid_t owner; /* a child forked since has neither the memory nor a context */
     size_t bytes;
     unsigned count;
+    unsigned pinned;      /* of these, from the first on, that can be taken */
     unsigned *free_stack; /* the chunk given last is taken first: it is still cached */
     unsigned free_count;
 } pool = {.mutex = PTHREAD_MUTEX_INITIALIZER, .given = PTHREAD_COND_INITIALIZER};
 
-/* In pieces, since a driver that pins memory lets no other call of the process in: a client's first
- * cudaMalloc would take 11 ms on an H200. No copy crosses two chunks. */
-static int pin(const struct ibx_cuda *cuda, uint8_t *base, size_t bytes, struct ibx_error *err)
+static size_t piece_at(size_t at)
 {
-    size_t done = 0;
-    int rc = 0;
-    for (size_t n; done < bytes && !rc; done += rc ? 0 : n) {
-        n = bytes - done < PIECE ? bytes - done : PIECE;
-        /* So that nobody waits for the driver while the kernel fills pages with zeros. */
-        madvise(base + done, n, MADV_POPULATE_WRITE);
-        rc = cuda->mem_host_register(base + done, n, IBX_CUDA_HOST_REGISTER_PORTABLE);
-        if (done + n < bytes) /* whoever waits for the driver's lock has to wake up first */
-            nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
-    }
-    if (!rc)
-        return 0;
-    for (size_t at = 0; at < done; at += PIECE)
-        cuda->mem_host_unregister(base + at);
-    return ibx_error_set(err, rc, "CUDA does not pin %zu bytes (%s): lower rdma.gpu_memory", bytes,
-                         ibx_cuda_error_name(cuda, rc));
+    return pool.bytes - at < PIECE ? pool.bytes - at : PIECE;
 }
 
-static int make_pool(const struct ibx_cuda *cuda, size_t bytes, struct ibx_error *err)
+/* The chunks of a piece can be taken, unless that was so before; those before them come first. */
+static void lend_piece(size_t at)
+{
+    const unsigned first = (unsigned)(at / IBX_PINNED_STRIDE),
+                   n = (unsigned)(piece_at(at) / IBX_PINNED_STRIDE);
+    pthread_mutex_lock(&pool.mutex);
+    if (pool.pinned == first) {
+        memmove(pool.free_stack + n, pool.free_stack, pool.free_count * sizeof(*pool.free_stack));
+        for (unsigned i = 0; i < n; i++)
+            pool.free_stack[i] = first + n - 1 - i;
+        pool.free_count += n;
+        pool.pinned += n;
+        pthread_cond_broadcast(&pool.given);
+    }
+    pthread_mutex_unlock(&pool.mutex);
+}
+
+static int pin_piece(const struct ibx_cuda *cuda, size_t at)
+{
+    /* So that nobody waits for the driver while the kernel fills pages with zeros. */
+    madvise(pool.base + at, piece_at(at), MADV_POPULATE_WRITE);
+    int rc = cuda->mem_host_register(pool.base + at, piece_at(at), IBX_CUDA_HOST_REGISTER_PORTABLE);
+    if (rc == IBX_CUDA_HOST_MEMORY_REGISTERED) /* by a thread that makes the rest */
+        rc = 0;
+    if (!rc)
+        lend_piece(at);
+    return rc;
+}
+
+/* From `*at` on to the end, or as far as CUDA does it. In pieces, since a driver that pins memory
+ * lets no other call of the process in: a client's first cudaMalloc would take 11 ms on an H200. No
+ * copy crosses two chunks.
+ */
+static int pin(const struct ibx_cuda *cuda, size_t *at)
+{
+    int rc = 0;
+    while (*at < pool.bytes && !(rc = pin_piece(cuda, *at))) {
+        *at += PIECE;
+        if (*at < pool.bytes) /* whoever waits for the driver's lock has to wake up first */
+            nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
+    }
+    return rc;
+}
+
+static int refused(const struct ibx_cuda *cuda, int rc, struct ibx_error *err)
+{
+    return ibx_error_set(err, rc, "CUDA does not pin %zu bytes (%s): lower rdma.gpu_memory",
+                         pool.bytes, ibx_cuda_error_name(cuda, rc));
+}
+
+static int pin_again(const struct ibx_cuda *cuda, struct ibx_error *err)
+{
+    size_t done = 0;
+    const int rc = pin(cuda, &done);
+    for (size_t at = 0; rc && at < done; at += PIECE)
+        cuda->mem_host_unregister(pool.base + at);
+    return rc ? refused(cuda, rc, err) : 0;
+}
+
+static int map_pool(size_t bytes, struct ibx_error *err)
 {
     unsigned count = (unsigned)(bytes / IBX_PINNED_STRIDE);
     size_t length = (size_t)count * IBX_PINNED_STRIDE;
@@ -75,23 +120,54 @@ static int make_pool(const struct ibx_cuda *cuda, size_t bytes, struct ibx_error
     }
     madvise(base, length, MADV_HUGEPAGE);
     madvise(base, length, MADV_DONTFORK);
-    int rc = pin(cuda, base, length, err);
-    if (rc) {
-        munmap(base, length);
-        free(stack);
-        return rc;
-    }
-    for (unsigned i = 0; i < count; i++)
-        stack[i] = count - 1 - i;
     pthread_mutex_lock(&pool.mutex);
     pool.base = base;
     pool.owner = getpid();
     pool.bytes = length;
-    pool.count = pool.free_count = count;
+    pool.count = count;
+    pool.pinned = pool.free_count = 0;
     pool.free_stack = stack;
     pthread_mutex_unlock(&pool.mutex);
+    return 0;
+}
+
+static void unmap_pool(void)
+{
+    pthread_mutex_lock(&pool.mutex);
+    munmap(pool.base, pool.bytes);
+    free(pool.free_stack);
+    pool.base = NULL;
+    pool.free_stack = NULL;
+    pool.bytes = pool.count = 0;
+    pthread_mutex_unlock(&pool.mutex);
+}
+
+/* With its first piece. */
+static int make_pool(const struct ibx_cuda *cuda, size_t bytes, struct ibx_error *err)
+{
+    int rc = map_pool(bytes, err);
+    if (rc)
+        return rc;
+    rc = pin_piece(cuda, 0);
+    if (rc) {
+        rc = refused(cuda, rc, err);
+        unmap_pool();
+        return rc;
+    }
     atomic_store(&pool.made, true);
     return 0;
+}
+
+/* Meanwhile others copy through what there is. */
+static void make_rest(const struct ibx_cuda *cuda)
+{
+    size_t at = PIECE;
+    const int rc = pin(cuda, &at);
+    if (rc)
+        ibx_log(IBX_LOG_WARN,
+                "CUDA pins only %zu of %zu bytes for copies (%s): lower "
+                "rdma.gpu_memory",
+                at, pool.bytes, ibx_cuda_error_name(cuda, rc));
 }
 
 /* By this process, and no reset has unpinned it. */
@@ -108,14 +184,17 @@ int ibx_pinned_open(const struct ibx_cuda *cuda, size_t bytes, struct ibx_error 
         return 0;
     int rc = 0;
     pthread_mutex_lock(&making);
-    if (!atomic_load(&pool.made))
+    const bool first = !atomic_load(&pool.made);
+    if (first)
         rc = make_pool(cuda, bytes, err);
     else if (pool.owner != getpid())
         rc =
             ibx_error_set(err, -EPERM, "CUDA does not work in a child of the process that used it");
     else if (!is_pinned(cuda))
-        rc = pin(cuda, pool.base, pool.bytes, err);
+        rc = pin_again(cuda, err);
     pthread_mutex_unlock(&making);
+    if (first && !rc)
+        make_rest(cuda);
     return rc;
 }
 
@@ -297,7 +376,7 @@ void *ibx_pinned_borrow(size_t bytes)
         bytes > IBX_PINNED_STRIDE)
         return NULL;
     pthread_mutex_lock(&pool.mutex);
-    if (pool.free_count > pool.count / 2 && pool.free_count > LEFT_OVER)
+    if (pool.free_count > pool.pinned / 2 && pool.free_count > LEFT_OVER)
         chunk = take(NULL);
     pthread_mutex_unlock(&pool.mutex);
     return chunk < 0 ? NULL : ibx_pinned_payload((unsigned)chunk);
@@ -321,7 +400,7 @@ bool ibx_pinned_holds(const void *address, size_t length)
 unsigned ibx_pinned_taken(void)
 {
     pthread_mutex_lock(&pool.mutex);
-    unsigned taken = pool.count - pool.free_count;
+    unsigned taken = pool.pinned - pool.free_count;
     pthread_mutex_unlock(&pool.mutex);
     return taken;
 }

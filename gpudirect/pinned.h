@@ -20,8 +20,10 @@
 #define IBX_PINNED_STRIDE (IBX_PINNED_CHUNK + 4096u)
 
 /* Creates the pool, of at most `bytes` in all, unless there is one (`bytes` is ignored then), and
- * pins it again if its context is gone. A context must be current. -EINVAL: `bytes` hold no chunk;
- * -ENOMEM; -EPERM in a child of the process that made it; or the CUresult of pinning. */
+ * pins it again if its context is gone. A context must be current. While one thread creates it,
+ * others have it as soon as its first chunks are pinned, and all go without the last ones where
+ * CUDA refuses these. -EINVAL: `bytes` hold no chunk; -ENOMEM; -EPERM in a child of the process
+ * that made it; or the CUresult of pinning. */
 int ibx_pinned_open(const struct ibx_cuda *cuda, size_t bytes, struct ibx_error *err);
 /* Has a thread do that in the background, in the primary context of a device that has one. Without
  * effect once that was done, or where it is under way or not possible. Loads CUDA, in that thread.
@@ -31,7 +33,7 @@ void ibx_pinned_prepare(size_t bytes);
 bool ibx_pinned_wanted(void);
 /* Returns when no thread is at it, for tests. */
 void ibx_pinned_settle(void);
-/* Chunks in the pool. */
+/* Chunks in the pool, pinned already or not. */
 unsigned ibx_pinned_count(void);
 /* Page aligned. */
 void *ibx_pinned_payload(unsigned chunk);

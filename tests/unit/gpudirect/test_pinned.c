@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The pool of pinned chunks: what there is of it while it is made, and of a driver that refuses. */
+#include "gpudirect/pinned.h"
+#include "tests/scenes/unit.h"
+
+#include <errno.h>
+#include <pthread.h>
+
+#define CHUNKS 20u
+#define PIECE  8u /* chunks that are pinned at a time */
+#define BYTES  ((size_t)CHUNKS * IBX_PINNED_STRIDE)
+
+/* As much of a driver as it takes. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static const void *registered[8];
+static unsigned calls, refuse, stay; /* which call to refuse, and which stands still for now */
+static bool stands;
+
+static unsigned find(const void *address)
+{
+    unsigned i = 0;
+    while (i < 8 && registered[i] != address)
+        i++;
+    return i;
+}
+
+static int mem_host_register(void *address, size_t n, unsigned flags)
+{
+    (void)n, (void)flags;
+    pthread_mutex_lock(&lock);
+    const unsigned call = ++calls;
+    stands = call == stay;
+    pthread_cond_broadcast(&changed);
+    while (call == stay)
+        pthread_cond_wait(&changed, &lock);
+    const unsigned at = find(address) < 8 ? 8 : find(NULL);
+    if (call != refuse && at < 8)
+        registered[at] = address;
+    pthread_mutex_unlock(&lock);
+    return call == refuse ? 2 : at < 8 ? 0 : IBX_CUDA_HOST_MEMORY_REGISTERED;
+}
+
+static int mem_host_unregister(void *address)
+{
+    const unsigned at = find(address);
+    assert_true(at < 8);
+    registered[at] = NULL;
+    return 0;
+}
+
+static int mem_host_get_flags(unsigned *flags, void *address)
+{
+    *flags = 0;
+    pthread_mutex_lock(&lock);
+    const bool there = find(address) < 8;
+    pthread_mutex_unlock(&lock);
+    return there ? 0 : IBX_CUDA_HOST_MEMORY_NOT_REGISTERED;
+}
+
+static int get_error_name(int code, const char **name)
+{
+    *name = code == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : "?";
+    return 0;
+}
+
+static const struct ibx_cuda cuda = {.mem_host_register = mem_host_register,
+                                     .mem_host_unregister = mem_host_unregister,
+                                     .mem_host_get_flags = mem_host_get_flags,
+                                     .get_error_name = get_error_name};
+
+static unsigned pieces(void)
+{
+    unsigned n = 0;
+    for (unsigned i = 0; i < 8; i++)
+        n += registered[i] != NULL;
+    return n;
+}
+
+static void expect_chunks(unsigned count)
+{
+    for (unsigned i = 0; i < count; i++)
+        assert_int_equal(ibx_pinned_take(NULL, 0), i);
+    assert_int_equal(ibx_pinned_take(NULL, 0), -EAGAIN);
+    assert_int_equal(ibx_pinned_taken(), count);
+    for (unsigned i = count; i-- > 0;)
+        ibx_pinned_give(NULL, i);
+    assert_int_equal(ibx_pinned_taken(), 0);
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    calls = refuse = stay = 0;
+    return 0;
+}
+
+/* Nothing is left of a pool of which not even the first chunks are pinned. */
+static void test_refused(void **state)
+{
+    (void)state;
+    struct ibx_error err = {0};
+    refuse = 1;
+    assert_int_equal(ibx_pinned_open(&cuda, BYTES, &err), 2);
+    assert_non_null(strstr(err.message, "lower rdma.gpu_memory"));
+    assert_int_equal(ibx_pinned_count(), 0);
+    assert_int_equal(ibx_pinned_take(NULL, 0), -EAGAIN);
+    assert_int_equal(pieces(), 0);
+    assert_int_equal(ibx_pinned_open(&cuda, 1, &err), -EINVAL);
+}
+
+static void *open_all(void *argument)
+{
+    *(int *)argument = ibx_pinned_open(&cuda, BYTES, NULL);
+    return NULL;
+}
+
+/* Others have the first chunks while a thread pins more; and all of them what CUDA does not refuse.
+ */
+static void test_first_chunks(void **state)
+{
+    (void)state;
+    pthread_t thread;
+    int rc = 1;
+    stay = 2;
+    refuse = 3;
+    assert_int_equal(pthread_create(&thread, NULL, open_all, &rc), 0);
+    pthread_mutex_lock(&lock);
+    while (!stands)
+        pthread_cond_wait(&changed, &lock);
+    pthread_mutex_unlock(&lock);
+    assert_int_equal(ibx_pinned_open(&cuda, 1, NULL), 0);
+    assert_int_equal(ibx_pinned_count(), CHUNKS);
+    expect_chunks(PIECE);
+    assert_null(ibx_pinned_borrow(1));
+    pthread_mutex_lock(&lock);
+    stay = 0;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    pthread_join(thread, NULL);
+    assert_int_equal(rc, 0);
+    expect_chunks(2 * PIECE);
+    assert_int_equal(pieces(), 2);
+}
+
+/* A reset unpins all. What had been refused is tried again, and what a thread has pinned meanwhile
+ * stays. */
+static void test_pinned_again(void **state)
+{
+    (void)state;
+    struct ibx_error err = {0};
+    memset(registered, 0, sizeof(registered));
+    refuse = 2;
+    assert_int_equal(ibx_pinned_open(&cuda, 1, &err), 2);
+    assert_int_equal(pieces(), 0);
+    registered[0] = (uint8_t *)ibx_pinned_payload(0) + PIECE * IBX_PINNED_STRIDE;
+    refuse = 0;
+    assert_int_equal(ibx_pinned_open(&cuda, 1, &err), 0);
+    assert_int_equal(pieces(), 3);
+    expect_chunks(CHUNKS);
+    const unsigned before = calls;
+    assert_int_equal(ibx_pinned_open(&cuda, 1, NULL), 0);
+    assert_int_equal(calls, before);
+}
+
+#define TEST(name) cmocka_unit_test_setup(name, set_up)
+
+/* In this order: there is one pool in a process. */
+int main(void)
+{
+    const struct CMUnitTest tests[] = {TEST(test_refused), TEST(test_first_chunks),
+                                       TEST(test_pinned_again)};
+    return cmocka_run_group_tests_name("pinned", tests, NULL, NULL);
+}
