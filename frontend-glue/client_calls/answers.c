@@ -90,7 +90,7 @@ bool ibx_answer_may_be_early(struct ibx_pipeline *p, const uint8_t *body, size_t
     case IBX_CALL_REGISTERS:
         return ibx_successes_hold(&p->forms, ibx_call_key(call, 0));
     case IBX_CALL_FREES:
-        return all && p->freed && ibx_quiet_device(p) &&
+        return all && p->freed && ibx_idle_device(p) &&
                ibx_successes_hold(&p->forms, ibx_call_key(call, 0));
     case IBX_CALL_WAITS:
         return waiting_copy_is_plain(p, body, n);
@@ -183,7 +183,7 @@ bool ibx_answer_here(struct ibx_pipeline *p, const uint8_t *body, size_t n)
     case IBX_CALL_CONSTANT:
         return answer_known(p);
     case IBX_CALL_QUERIES:
-        return ibx_quiet_answers(p, body, n);
+        return ibx_idle_answers(p, body, n);
     default:
         return false;
     }

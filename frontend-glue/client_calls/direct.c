@@ -184,7 +184,7 @@ bool ibx_pipeline_selected(struct ibx_pipeline *p, int device)
 
 bool ibx_pipeline_rests(struct ibx_pipeline *p, uint64_t stream)
 {
-    return knows(p) && ibx_quiet_holds(p, &p->streams_quiet, stream);
+    return knows(p) && ibx_idle_holds(p, &p->streams_idle, stream);
 }
 
 bool ibx_pipeline_all_rests(struct ibx_pipeline *p)
@@ -194,5 +194,5 @@ bool ibx_pipeline_all_rests(struct ibx_pipeline *p)
 
 bool ibx_pipeline_is_over(struct ibx_pipeline *p, uint64_t event)
 {
-    return knows(p) && ibx_quiet_holds(p, &p->events_quiet, event);
+    return knows(p) && ibx_idle_holds(p, &p->events_idle, event);
 }

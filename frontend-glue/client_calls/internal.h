@@ -38,11 +38,11 @@ enum request_state { REQUEST_STAGING, REQUEST_ANSWERED, REQUEST_WAITING };
 enum divert_state { DIVERT_NONE, DIVERT_NEXT, DIVERT_KEPT, DIVERT_LONG };
 
 /* Streams without work and events that are over, as of an epoch of the process. */
-#define IBX_QUIET 8u
-struct ibx_quiet {
+#define IBX_IDLE 8u
+struct ibx_idle {
     struct {
         uint64_t handle, epoch; /* 0: never */
-    } items[IBX_QUIET];
+    } items[IBX_IDLE];
     unsigned next; /* to be replaced */
 };
 
@@ -92,7 +92,7 @@ struct ibx_pipeline {
     unsigned others_from;                  /* of ibx_process_handles() */
     struct ibx_known_replies replies;
     struct ibx_configurations configurations;
-    struct ibx_quiet streams_quiet, events_quiet;
+    struct ibx_idle streams_idle, events_idle;
     bool unseen;      /* the next request is a launch by <<<>>> */
     bool plain_known; /* a reply without output has come */
     struct ibx_unseen unseens;
@@ -152,7 +152,7 @@ struct ibx_scope {
     bool memory;     /* and those that give memory back */
 };
 
-/* keys.c: of the request in hand; `body`, n: what ibx_request_body() has returned. */
+/* request_keys.c: of the request in hand; `body`, n: what ibx_request_body() has returned. */
 
 const uint8_t *ibx_request_body(const struct ibx_pipeline *pipeline, size_t *n);
 static inline uint32_t ibx_request_word(const uint8_t *at)
@@ -232,7 +232,7 @@ void ibx_backlog_finish(struct ibx_pipeline *pipeline);
 /* The session has ended: what was not answered by the back end never is. */
 void ibx_backlog_drop(struct ibx_pipeline *pipeline);
 
-/* unseen.c */
+/* unseen_launches.c */
 
 /* The request in hand is a launch that may be answered though it may fail. */
 bool ibx_unseen_may_be_early(const struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
@@ -243,19 +243,19 @@ bool ibx_unseen_replied(struct ibx_pipeline *pipeline, uint64_t number, int exit
 /* Learns from those that were replied. */
 void ibx_unseen_learn(struct ibx_pipeline *pipeline);
 
-/* quiet.c */
+/* idle_handles.c */
 
 /* A query, or a wait, about this stream or event has succeeded before, and nobody has added work
  * since. */
-bool ibx_quiet_holds(struct ibx_pipeline *pipeline, const struct ibx_quiet *quiet, uint64_t handle);
+bool ibx_idle_holds(struct ibx_pipeline *pipeline, const struct ibx_idle *idle, uint64_t handle);
 /* The same of the request in hand. */
-bool ibx_quiet_answers(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
+bool ibx_idle_answers(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
 /* One has succeeded. */
-void ibx_quiet_learn(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
+void ibx_idle_learn(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
 
 /* Nobody has added work anywhere since a wait for all of the device's work, of which there is one.
  */
-bool ibx_quiet_device(const struct ibx_pipeline *pipeline);
+bool ibx_idle_device(const struct ibx_pipeline *pipeline);
 
 /* allocations.c: what cudaMalloc has returned to this process; from any thread */
 

@@ -7,14 +7,14 @@
  *   pipeline.c   one connection: what GVirtuS calls on it
  *   direct.c     calls, and questions, of an application that GVirtuS's front end does not see
  *   answers.c    which requests are answered without the back end, or before it
- *   quiet.c      streams and events at rest: what is asked about them is known
+ *   idle_handles.c  streams and events at rest: what is asked about them is known
  *   allocations.c  memory that cudaMalloc has returned: cudaFree of it succeeds
  *   backlog.c    requests that were answered: they leave, their replies come
  *   waiting.c    requests that wait, and what is learned from their replies
- *   keys.c       what decides whether a request succeeds, and what its reply is
+ *   request_keys.c  what decides whether a request succeeds, and what its reply is
  *   process.c    all connections of the process: the order between them, the thread that sends what
  *                an application leaves behind, fork(2) and exit(3)
- *   unseen.c     launches by <<<>>>: nobody sees what they return
+ *   unseen_launches.c  launches by <<<>>>: nobody sees what they return
  *   learned.c    what the replies have told: what succeeds again, what has the same reply again
  *
  * Answered here are

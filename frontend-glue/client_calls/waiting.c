@@ -218,7 +218,7 @@ static void learn_success(struct ibx_pipeline *p, uint64_t out)
         ibx_successes_add(&p->others, ibx_request_key(p, body, n));
     /* Of memory that is none of cudaMalloc's (NULL, of a pool) cudaFree does not wait for work. */
     if (call->kind == IBX_CALL_QUERIES || (call->kind == IBX_CALL_FREES && p->freed))
-        ibx_quiet_learn(p, body, n);
+        ibx_idle_learn(p, body, n);
     if (call->kind == IBX_CALL_PUSH)
         p->configurations.push_known = true;
     if (call->kind == IBX_CALL_SET_DEVICE) {

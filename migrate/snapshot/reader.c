@@ -2,7 +2,7 @@
 /*
  * Each connection begins alike: OPEN, to which the first gets the manifest and the map, and all the
  * list of regions. From there on it is a page connection (pages/page_reader.c), or pages come by
- * messages (asking.c).
+ * messages (message_reader.c).
  */
 #include "migrate/snapshot/snapshot.h"
 

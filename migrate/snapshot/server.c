@@ -2,7 +2,7 @@
 /*
  * One thread accepts, and one for each connection sends what the reader needs to know and then
  * keeps the connection going: on tcp and shm this processor takes part in READs, on RDMA it sleeps,
- * or answers a reader that has to ask for pages (asking.c).
+ * or answers a reader that has to ask for pages (message_reader.c).
  */
 #include "migrate/snapshot/snapshot.h"
 

@@ -14,11 +14,11 @@
  *   clone.c     makes a QEMU that waits for a VM a child of one
  *   cache.h     a host's cache of one that is served elsewhere: cache.c, children.c, child.c
  *   serve.c     ib-migrate serve: a folder, a server, until it is told to end
- *   host.c      this host's cache of one that is served somewhere, made when it is needed
+ *   host_cache.c  this host's cache of one that is served somewhere, made when it is needed
  *   server.c    offers one to any number of readers
  *   reader.c    connections to a server; page readers for the fault engine (userfaultfd/)
  *   table_reader.c  page readers that bring the hashes of a page with it
- *   asking.c    pages by messages, where they cannot be READ
+ *   message_reader.c  pages by messages, where they cannot be READ
  *   multicast_server.c  a server's pages by multicast, for readers that ask for it
  *
  * A snapshot has numbered blocks: those of guest RAM, in the order of their ids, then the device
@@ -473,7 +473,7 @@ struct ibx_serve_options {
  * process (status 0) and does not return: its mapping must not outlive its fault engine. */
 int ibx_snapshot_serve(const struct ibx_serve_options *options, struct ibx_error *err);
 
-/* ------------------------------------------------------------ asking.c */
+/* ------------------------------------------------------------ message_reader.c */
 
 /* Pages by messages, for reader.c. The connection becomes the asker's. */
 struct ibx_snapshot_asker;
@@ -509,7 +509,7 @@ void ibx_snapshot_table_reader_serve(struct ibx_snapshot_table_reader *reader,
 /* Accepts NULL. */
 void ibx_snapshot_table_reader_destroy(struct ibx_snapshot_table_reader *reader);
 
-/* ------------------------------------------------------------ host.c */
+/* ------------------------------------------------------------ host_cache.c */
 
 struct ibx_host_cache {
     char top[64];          /* of this user's caches: /dev/shm/ibx-snapshots-UID */
