@@ -16,16 +16,19 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/state_machine.h"
+#include "common/thread.h"
 #include "frontend-glue/session/extra.h"
 
 #include <errno.h>
 #include <pthread.h>
 #include <search.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/random.h>
 
-#define FUNCTIONS_MAX 65536u /* of one queue, at a time */
-#define ASK_MS        20u    /* the connection is not looked at for so long */
+#define FUNCTIONS_MAX 65536u  /* of one queue, at a time */
+#define ASK_MS        20u     /* the connection is not looked at for so long */
+#define POLL_NS       100000u /* before a thread sleeps, where processors abound */
 
 /*
  * state machine: function that a stream waits for
@@ -76,10 +79,45 @@ struct ibx_host_queue {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static _Atomic uint64_t changes;
 static struct ibx_host_queue *queues; /* of sessions */
 static void *functions;               /* a tree of all, by id */
 static uintptr_t last_id;
 static _Atomic unsigned repeats; /* functions in state REPEATED */
+
+/* Locked. */
+static void tell(void)
+{
+    atomic_fetch_add(&changes, 1);
+    pthread_cond_broadcast(&changed);
+}
+
+/* The end of polling that begins now. */
+static uint64_t poll_until(void)
+{
+    static atomic_uint spins; /* 0: not known, 1: processors abound, 2: they do not */
+    if (!atomic_load_explicit(&spins, memory_order_relaxed))
+        atomic_store(&spins, ibx_thread_may_spin() ? 1 : 2);
+    return atomic_load_explicit(&spins, memory_order_relaxed) == 1 ? ibx_now_ns() + POLL_NS : 0;
+}
+
+/* Locked, as pthread_cond_clockwait(). A graph stands still meanwhile, and a thread that sleeps
+ * takes 12 us to wake up: so it polls first, until `polls_ns`. */
+static int wait_for_change(uint64_t polls_ns, const struct timespec *until)
+{
+    const uint64_t before = atomic_load(&changes);
+    if (ibx_now_ns() < polls_ns) {
+        pthread_mutex_unlock(&lock);
+        while (atomic_load_explicit(&changes, memory_order_acquire) == before &&
+               ibx_now_ns() < polls_ns)
+            ibx_cpu_relax();
+        pthread_mutex_lock(&lock);
+        if (atomic_load(&changes) != before)
+            return 0;
+    }
+    return until ? pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, until)
+                 : pthread_cond_wait(&changed, &lock);
+}
 
 static int compare(const void *a, const void *b)
 {
@@ -139,9 +177,10 @@ static void wait_for_client(void *id, int status)
     *at = f;
     ibx_state_move(&f->state, FUNCTION_REACHED);
     f->status = status;
-    pthread_cond_broadcast(&changed);
+    tell();
+    const uint64_t polls = poll_until();
     while (f->state.now != FUNCTION_OVER && !f->queue->ended)
-        pthread_cond_wait(&changed, &lock);
+        wait_for_change(polls, NULL);
     for (at = &f->queue->reached; *at != f;)
         at = &(*at)->next;
     *at = f->next;
@@ -329,6 +368,7 @@ int ibx_host_work_ask(struct copies *x, uint64_t over, bool wait, struct ibx_hos
     const struct timespec until = {(time_t)(deadline / 1000000000u),
                                    (long)(deadline % 1000000000u)};
     const struct ibx_host_queue *q = x->host_queue;
+    const uint64_t polls = wait ? poll_until() : 0;
     struct function *f;
     int timeout = 0;
     if (!q)
@@ -337,10 +377,10 @@ int ibx_host_work_ask(struct copies *x, uint64_t over, bool wait, struct ibx_hos
     struct function *done = over ? in_state(q, FUNCTION_TAKEN, over) : NULL;
     if (done) {
         ibx_state_move(&done->state, FUNCTION_OVER);
-        pthread_cond_broadcast(&changed);
+        tell();
     }
     while (!(f = in_state(q, FUNCTION_REACHED, 0)) && wait && !timeout)
-        timeout = pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
+        timeout = wait_for_change(polls, &until);
     *called = f ? (struct ibx_host_called){f->number, f->status, f->copy}
                 : (struct ibx_host_called){.number = 0};
     if (f)
@@ -367,7 +407,7 @@ void ibx_host_work_end(struct copies *x)
         repeats--;
         forget(f);
     }
-    pthread_cond_broadcast(&changed);
+    tell();
     let_go(q);
     pthread_mutex_unlock(&lock);
 }
