@@ -7,6 +7,8 @@
 #include <inttypes.h>
 #include <string.h>
 
+#define ANSWERED_MS 1000 /* for a source to take that BROKEN has been understood */
+
 /* ---------------------------------------------------------------- in */
 
 static int unexpected(const struct destination *d, const struct ibx_migrate_any *message,
@@ -104,10 +106,15 @@ static int on_abort(struct destination *d, const char *why, struct ibx_error *er
 static int on_broken(struct destination *d, const struct ibx_migrate_any *message,
                      struct ibx_error *err)
 {
-    if (!destination_ours(d)) /* also of pages that are not compared: the source may know */
+    /* Also of pages that are not compared: the source may know. In WAITING its COMMIT was lost. */
+    if (!destination_ours(d) && d->state.now != DESTINATION_WAITING)
         return unexpected(d, message, err);
     ibx_error_set(err, -EBADMSG, "%s", message->is.reason);
-    return ibx_destination_broken(d, false, err);
+    int rc = ibx_destination_broken(d, false, err);
+    if (destination_over(d) && destination_linked(&d->link) && /* the source waits for that */
+        !ibx_channel_send(&d->link.control, message, NULL))
+        ibx_channel_linger(&d->link.control, ibx_deadline_in_ms(ANSWERED_MS));
+    return rc;
 }
 
 int ibx_destination_on_message(void *context, const struct ibx_migrate_any *message)

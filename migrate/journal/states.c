@@ -95,9 +95,10 @@ static const char *const source_texts[] = {
     [IBX_JOURNAL_DONE] = "%s @ at %s with all of its pages: this QEMU is not needed any more "
                          "and must not be continued",
     [IBX_JOURNAL_KEPT] = "%s stayed here: its migration to %s ended before it could run there",
-    [IBX_JOURNAL_BROKEN] = "%s ran at %s with memory that is not what it was here, and was paused "
-                           "there: end its QEMU there, then \"ib-migrate rollback\" here restarts "
-                           "it from its stop",
+    [IBX_JOURNAL_BROKEN] = "%s ran at %s with memory that is not what it was here, and is paused "
+                           "there when its ib-migrate knows that, which \"ib-migrate recover\" "
+                           "here tells it: end its QEMU there, then \"ib-migrate rollback\" here "
+                           "restarts it from its stop",
     [IBX_JOURNAL_ROLLED_BACK] = "%s was taken back from %s and runs here from where it had "
                                 "stopped: it must not run there",
     [IBX_JOURNAL_ENDED] = "%s was shut down by its guest at %s, before all of its pages were "

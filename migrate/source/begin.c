@@ -476,6 +476,8 @@ static int recover(struct source *s, const struct ibx_record *record, struct ibx
                                                                              : SOURCE_COMMITTED);
     if (!rc && ibx_journal_lost_there(&s->status.record))
         return ibx_source_was_lost(s, err);
+    if (!rc && s->status.record.state == IBX_JOURNAL_BROKEN)
+        return ibx_source_recover_broken(s, err);
     if (!rc)
         rc = check_recovered(s, err);
     s->vm.undo.touched = s->vm.ran_there = true;

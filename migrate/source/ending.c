@@ -11,7 +11,6 @@
 #define STAY_MS          60000 /* for QEMU to continue the VM */
 #define FAREWELL_MS      1000  /* for the destination to take the ABORT */
 #define LAST_MESSAGE_MS  1500  /* for a destination's last message, which has the reason */
-#define BROKEN_MS        5000  /* for a destination to take BROKEN */
 #define LAST_ABORT_MS    500   /* ... after RUNNING, while the VM may wait for a new link */
 #define CONFIRM_MS       30000 /* for CONFIRMED */
 #define HOME_LOOK_MS     500   /* between two looks whether a borrowed VM is here again */
@@ -153,29 +152,6 @@ void ibx_source_take_last_abort(struct source *s, unsigned ms, struct ibx_error 
                                ibx_deadline_in_ms(ms), &last);
     if (s->state.now == SOURCE_BROKEN && err)
         *err = last;
-}
-
-static int on_nothing(void *context, const struct ibx_migrate_any *message)
-{
-    (void)context, (void)message;
-    return 0;
-}
-
-int ibx_source_broken(struct source *s, bool tell, struct ibx_error *err)
-{
-    struct ibx_error silent = {0};
-    struct ibx_migrate_any message = {.type = IBX_MIGRATE_BROKEN};
-    int rc = ibx_source_move(s, SOURCE_BROKEN, &silent);
-    if (rc)
-        return ibx_error_set(err, rc, "%s", silent.message);
-    if (ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_BROKEN, &silent))
-        ibx_migration_notify(&s->options->observer, "%s", silent.message);
-    memcpy(message.is.reason, err->message, sizeof(message.is.reason));
-    if (tell && source_linked(&s->link) && !ibx_channel_send(&s->link.control, &message, NULL))
-        ibx_channel_take_until(&s->link.control, on_nothing, NULL, ibx_deadline_in_ms(BROKEN_MS),
-                               NULL);
-    const struct ibx_error why = *err;
-    return ibx_error_set(err, -EBADMSG, "the migration is broken: %s", why.message);
 }
 
 int ibx_source_link_trouble(struct source *s, int code, struct ibx_error *err)

@@ -98,6 +98,14 @@ static bool guarded(const struct source *s, uint64_t since_ns)
            s->guard.whole_ns <= since_ns;
 }
 
+static int changed(struct source *s, const char *then, struct ibx_error *err)
+{
+    ibx_error_set(err, -EBADMSG,
+                  "%s, and its memory may have changed before the destination had it%s",
+                  s->disturbed.message, then);
+    return ibx_source_broken(s, true, err);
+}
+
 /* QEMU may answer nobody: its memory is found by the record. */
 static int go_on_held(struct source *s, struct ibx_error *err)
 {
@@ -111,7 +119,9 @@ static int go_on_held(struct source *s, struct ibx_error *err)
     int rc = ibx_journal_recall_ram(record, &s->vm.ram, err);
     if (!rc) /* also after a failure it is closed with the source */
         rc = ibx_guest_ram_reopen(&s->vm.ram, true, err);
-    return rc == -EACCES || rc == -EROFS ? ibx_guest_ram_reopen(&s->vm.ram, false, err) : rc;
+    if (rc == -EACCES || rc == -EROFS)
+        rc = ibx_guest_ram_reopen(&s->vm.ram, false, err);
+    return rc || s->guard.whole_ns ? rc : changed(s, "", err);
 }
 
 int ibx_source_guard_take(struct source *s, struct ibx_error *err)
@@ -168,14 +178,6 @@ static void disturbed(struct source *s)
     ibx_migration_notify(&s->options->observer,
                          "%s; the pages are what they were, and the migration goes on",
                          s->disturbed.message);
-}
-
-static int changed(struct source *s, const char *then, struct ibx_error *err)
-{
-    ibx_error_set(err, -EBADMSG,
-                  "%s, and its memory may have changed before the destination had it%s",
-                  s->disturbed.message, then);
-    return ibx_source_broken(s, true, err);
 }
 
 int ibx_source_check_guard(struct source *s, struct ibx_error *err)

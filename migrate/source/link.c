@@ -393,15 +393,31 @@ static int check_answer(const struct source_link *link, struct ibx_error *err)
                : ibx_error_set(err, -EAGAIN, "the destination (%s) reports: %s", answer->host, why);
 }
 
-static int try_resume(struct source_link *link, enum ibx_answer_state *state, struct ibx_error *err)
+/* The control connection. */
+static int rejoin(struct source_link *link, enum ibx_answer_state *state, struct ibx_error *err)
 {
     int rc = greet(link, IBX_PURPOSE_RESUME, err);
     if (rc)
         return rc;
     *state = (enum ibx_answer_state)link->answer.state;
     rc = ibx_migration_check_key(link->record, link->control.conn, err);
+    return rc ? rc : check_answer(link, err);
+}
+
+int ibx_source_link_rejoin(struct source_link *link, struct ibx_error *err)
+{
+    enum ibx_answer_state state;
+    int rc = rejoin(link, &state, err);
     if (!rc)
-        rc = check_answer(link, err);
+        rc = ibx_state_move(&link->state, LINK_OPEN);
+    if (rc)
+        ibx_source_link_close(link);
+    return rc;
+}
+
+static int try_resume(struct source_link *link, enum ibx_answer_state *state, struct ibx_error *err)
+{
+    int rc = rejoin(link, state, err);
     if (!rc && link->answer.verify != link->record->verify)
         rc = ibx_error_set(err, -EPROTO, "the destination (%s) %s pages, and this side does not",
                            link->answer.host, link->answer.verify ? "verifies" : "does not verify");

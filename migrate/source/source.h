@@ -9,6 +9,7 @@
  *   libvirt.c   where libvirt drives QEMU's migration
  *   commit.c    the point of no return: dismisses the watchdog, sends COMMIT
  *   ending.c    everything that ends a migration: trouble, interrupts, the confirmation
+ *   broken.c    ... its pages are not, or may not be, what they were
  *   lost.c      the VM's QEMU has ended at the destination, or nobody is there any more
  *   intruder.c  after the commit: others who continue, reset or write to the VM here
  *   vm.c        QEMU: what its events mean, which pages hold data
@@ -264,6 +265,8 @@ void ibx_source_link_delay(struct source_link *link);
  * destination has given up and the VM never ran there. */
 int ibx_source_link_resume(struct source_link *link, enum ibx_answer_state *state,
                            struct ibx_error *err);
+/* The same without pages, to say that the migration is broken: OPEN. */
+int ibx_source_link_rejoin(struct source_link *link, struct ibx_error *err);
 /* Nobody needs a page any more: page connections are closed while CONFIRMED is awaited. */
 void ibx_source_link_retire(struct source_link *link);
 /* Waits until they are. */
@@ -644,9 +647,11 @@ int ibx_source_link_trouble(struct source *s, int code, struct ibx_error *err);
 /* SERVING: takes what has come, up to an ABORT, within `ms`; with `err` also BROKEN, which leads to
  * that state. */
 void ibx_source_take_last_abort(struct source *s, unsigned ms, struct ibx_error *err);
-/* The pages at the destination are not those here, as `err` says: BROKEN, and with `tell` that is
- * sent there. Returns -EBADMSG. */
-int ibx_source_broken(struct source *s, bool tell, struct ibx_error *err);
+/* The pages at the destination are not those here, as `err` says: BROKEN, and with
+ * `untold` the destination is told, over a new link where this one is lost. Returns -EBADMSG. */
+int ibx_source_broken(struct source *s, bool untold, struct ibx_error *err);
+/* Recover of such a migration: tells the destination. -EBADMSG. */
+int ibx_source_recover_broken(struct source *s, struct ibx_error *err);
 /* After the commit, without a link: one try to reconnect, when it is time. */
 int ibx_source_reconnect(struct source *s, struct ibx_error *err);
 int ibx_source_check_interrupts(struct source *s, struct ibx_error *err);

@@ -332,6 +332,63 @@ static void test_continued_unverified(void)
     continued_before_the_guard("source:committed", "--no-verify");
 }
 
+/* Up to the moment before the guard is whole: three quarters of the memory are protected. */
+static void stopped_while_arming(void)
+{
+    pair_start(&resets);
+    pair_receive((const char *[]){"--max-bandwidth", "64K", NULL});
+    mover_stop_next("source:arming");
+    pair_send(NULL);
+    mover_await_stop(&sender);
+}
+
+/* Neither monitor needs to answer: one main thread may be held, the other one wait for a page. */
+static void both_know_it(void)
+{
+    mover_ends(&receiver, 1);
+    mover_must_print(&receiver, "migration is broken");
+    mover_must_print(&receiver, "was paused");
+    mover_await_record("destination", "broken");
+    vm_kill(&vms[0]);
+    vm_kill(&vms[1]);
+}
+
+/* Who waits to write may have written to the rest before. */
+static void test_a_write_after_a_tool_killed_while_arming(void)
+{
+    stopped_while_arming();
+    mover_kill(&sender, SIGKILL);
+    mover_await(&receiver, "broken", 0);
+    vm_do(&vms[0], "migrate_cancel", NULL);
+    await_held();
+    pair_recover(&sender);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "may have changed before the destination had it");
+    both_know_it();
+    mover_must_print(&receiver, "may have changed before the destination had it");
+}
+
+/* The destination's tool is not there to be told. It is as soon as both are called again, and no
+ * page of such a memory is served any more. */
+static void test_told_later(void)
+{
+    stopped_while_arming();
+    mover_kill(&receiver, SIGKILL);
+    vm_do(&vms[0], "system_reset", NULL);
+    json_decref(vm_event(&vms[0], "RESET", NULL));
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "may have changed before the destination had it");
+    mover_must_print(&sender, "could not be told");
+    mover_await_record("source", "broken");
+    pair_recover(&receiver);
+    mover_await(&receiver, "broken", 0);
+    pair_recover(&sender);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "which knows it");
+    both_know_it();
+}
+
 /* As after a tool that was killed between making one and closing it, or a QEMU that did not close
  * it: nothing in it waits for a page. */
 static void test_an_unused_userfaultfd_is_no_obstacle(void)
@@ -359,6 +416,8 @@ int main(void)
                                            VM_TEST(test_continued_before_the_guard),
                                            VM_TEST(test_continued_before_the_guard_was_whole),
                                            VM_TEST(test_continued_unverified),
+                                           VM_TEST(test_a_write_after_a_tool_killed_while_arming),
+                                           VM_TEST(test_told_later),
                                            VM_TEST(test_an_unused_userfaultfd_is_no_obstacle),
                                            {0}};
     return vm_tests(tests, mover_end_all);
