@@ -38,6 +38,11 @@ void ibx_copies_note_reset(void)
     atomic_store(&broken, 0);
 }
 
+bool ibx_copies_broken(void)
+{
+    return atomic_load(&broken);
+}
+
 void ibx_copies_tell_broken(const struct copies *x)
 {
     const int code = atomic_load(&broken);

@@ -118,6 +118,8 @@ static int allocate(struct copies *x, struct arguments *a)
     if (is_noted(x) || !x->allocates_plainly)
         return PASSES;
     const int rc = runtime.malloc(&address, ibx_get_u64(&a->in));
+    if (!rc && address)
+        ibx_handles_add(x, IBX_HANDLE_MEMORY, (uintptr_t)address);
     struct ibx_writer w = ibx_writer_of(a->out, sizeof(a->out));
     ibx_put_u64(&w, (uintptr_t)address);
     a->out_n = w.length;
@@ -132,6 +134,7 @@ static int give_back(struct copies *x, struct arguments *a)
     ibx_gpu_registrations_drop(&x->registrations, (uintptr_t)address);
     if (!address)
         return runtime.free(address);
+    ibx_handles_remove(x, IBX_HANDLE_MEMORY, (uintptr_t)address);
     ibx_ipc_gone((uintptr_t)address); /* after the call another thread may share that address */
     ibx_frees_begin(x, (uintptr_t)address);
     const int rc = runtime.free(address);
@@ -248,9 +251,12 @@ static int run_extra(struct copies *x, const struct ibx_request *q, struct argum
 static int run(struct copies *x, const struct ibx_request *q, struct arguments *a)
 {
     uint64_t stream = 0; /* cudaMemset's is the legacy one */
+    int reset = 0;
     if (ibx_call_stream(q->called, q->body, (size_t)q->length, &stream) ||
         q->called->kind == IBX_CALL_ENQUEUES)
         ibx_captures_spare(x, stream);
+    if (q->called->kind == IBX_CALL_RESETS)
+        return ibx_own_reset(x, &reset) ? reset : PASSES;
     if (ibx_extra_is(q->called->name))
         return run_extra(x, q, a);
     if (q->called->kind == IBX_CALL_LAUNCH)
@@ -289,6 +295,7 @@ void ibx_copies_call_read(struct copies *x, const char *name)
 {
     const enum ibx_call_kind kind = ibx_call_find(name, strlen(name) + 1)->kind;
     x->captures_use = ibx_captures_use(name, kind);
+    ibx_made_read(x, name);
     x->allocates = !strcmp(name, "cudaMalloc");
     x->registrations_use = ibx_registrations_use(name);
     x->makes_graph = x->captures_use == CAPTURES_ENDED || !strcmp(name, "cudaGraphCreate");
@@ -314,6 +321,7 @@ void ibx_copies_call_answered(struct copies *x)
     if (x->allocates && !code)
         x->allocates_plainly = x->replies.last_size == 8;
     ibx_captures_answered(x, code);
+    ibx_made_answered(x);
     if ((x->makes_graph || x->makes_exec) && !code && x->replies.last_size == 8)
         note_handle(x, x->makes_graph ? IBX_HANDLE_GRAPH : IBX_HANDLE_EXEC);
     if (x->changes_kernels) /* others have looked them up while it ran */

@@ -138,6 +138,24 @@ struct launch_function {
 /* What a handler of GVirtuS's does with the kernels and variables that clients have registered. */
 enum registrations_use { REGISTRATIONS_UNUSED, REGISTRATIONS_LOOKED_UP, REGISTRATIONS_CHANGED };
 
+/* What has a handle: handles.c. */
+enum ibx_handle_kind {
+    IBX_HANDLE_ARRAY,
+    IBX_HANDLE_POOL,      /* a device's own */
+    IBX_HANDLE_MADE_POOL, /* one that was made */
+    IBX_HANDLE_TEXTURE,
+    IBX_HANDLE_SURFACE,
+    IBX_HANDLE_GRAPH,
+    IBX_HANDLE_NODE,
+    IBX_HANDLE_EXEC,
+    IBX_HANDLE_MEMORY,
+    IBX_HANDLE_STREAM,
+    IBX_HANDLE_EVENT
+};
+
+/* What a handler of GVirtuS's does with what clients have made. */
+enum made_use { MADE_UNUSED, MADE_MAKES, MADE_ENDS };
+
 /* What it does with captures of streams, if it succeeds; or it waits for the device; or it may add
  * work to the legacy stream. */
 enum captures_use {
@@ -165,6 +183,8 @@ struct copies {
     bool answering; /* what is written now is ours */
 
     struct isolation isolation;
+    struct ibx_client *client; /* NULL: it has not been asked for yet */
+    bool joined;               /* it counts as a session of some client */
 
     const struct ibx_cuda *cuda; /* NULL: not loaded yet */
     struct ibx_choice choice;    /* of the device `chosen_for` */
@@ -198,6 +218,8 @@ struct copies {
     enum registrations_use registrations_run; /* of the one that runs: ibx_registrations_end() */
     unsigned lookups_passed;                  /* as it began: registrations.c */
     bool makes_graph, makes_exec;             /* it returns a graph, or what can be launched */
+    enum made_use made_use;                   /* of the handler that GVirtuS is about to run */
+    enum ibx_handle_kind made_kind;           /* of what that makes, or ends */
     bool changes_kernels;                     /* it registers some, or takes some away */
     bool unloads;                             /* ... the latter */
     bool tried_runtime, tried_launch;         /* whether there is one, as long as none was found */
@@ -369,17 +391,7 @@ void ibx_ipc_end(const struct copies *x);
 
 /* handles.c */
 
-enum ibx_handle_kind {
-    IBX_HANDLE_ARRAY,
-    IBX_HANDLE_POOL,      /* a device's own */
-    IBX_HANDLE_MADE_POOL, /* one that was made */
-    IBX_HANDLE_TEXTURE,
-    IBX_HANDLE_SURFACE,
-    IBX_HANDLE_GRAPH,
-    IBX_HANDLE_NODE,
-    IBX_HANDLE_EXEC
-};
-/* A handle of the session's tenant, a device's own pool of all. False: no memory. */
+/* A handle of the session's tenant and client, a device's own pool of all. False: no memory. */
 bool ibx_handles_add(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
 bool ibx_handles_know(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
 /* A graph that goes with another one, of which it is a conditional node's; whether it is. */
@@ -402,6 +414,39 @@ void ibx_handles_forget(const void *context);
 void ibx_handles_gone(struct copies *x, uint64_t value);
 /* Whether it was there; it is no more. */
 bool ibx_handles_remove(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
+/* All of the client's in the thread's context that are given back one by one, in no order; they are
+ * no more. How many; *taken is to be freed. */
+struct ibx_taken {
+    enum ibx_handle_kind kind;
+    uint64_t value;
+};
+size_t ibx_handles_take(struct copies *x, struct ibx_taken **taken);
+
+/* clients.c */
+
+/* The session begins, and ends. The former stays while a client resets the context of all, for a
+ * bounded time. */
+void ibx_clients_join(struct copies *x);
+void ibx_clients_leave(struct copies *x);
+/* A number of the session's client, which no other ever has; 0: there is none, or no memory. */
+uint64_t ibx_clients_number(struct copies *x);
+/* Whether the client may reset the context: no other has a session, or the context is broken. If so
+ * no session begins until the reset is over, or has taken too long. */
+bool ibx_clients_reset(struct copies *x);
+void ibx_clients_reset_over(const struct copies *x);
+
+/* own_reset.c */
+
+/* A handler of GVirtuS's makes or ends something: when its name has been read, when all of its
+ * request has, when it has answered. */
+void ibx_made_read(struct copies *x, const char *name);
+void ibx_made_run(struct copies *x);
+void ibx_made_answered(struct copies *x);
+/* cudaDeviceReset: gives back what the client has made. False: the client may reset the context. */
+bool ibx_own_reset(struct copies *x, int *code);
+/* Before x->requests notes what GVirtuS reads: no handler resets the context beside other clients.
+ * What is not answered by the function above becomes a call that is none. */
+void ibx_own_reset_guard(struct copies *x, uint8_t *bytes, size_t n);
 
 /* frees.c: around what gives memory back, and waits for the device in CUDA. `address`: which
  * memory; 0: none of a pool. */
@@ -498,6 +543,8 @@ void ibx_copies_lost_context(struct copies *x, int exit_code);
 void ibx_copies_note_error(const struct copies *x, int code);
 /* A client has reset the device. */
 void ibx_copies_note_reset(void);
+/* Whether such an error has broken the context. */
+bool ibx_copies_broken(void);
 /* A session has begun. */
 void ibx_copies_tell_broken(const struct copies *x);
 

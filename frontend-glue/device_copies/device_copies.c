@@ -5,6 +5,7 @@
 #include "common/log.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -80,12 +81,21 @@ static int run_call(struct copies *x, const struct ibx_request *q)
     return rc;
 }
 
+/* Of the replies of all sessions, which are one GVirtuS's; before its own first one a session has
+ * it for a reset of the device only. */
+static _Atomic enum ibx_reply_shape shape_of_all;
+
 /* Copies run in relaxed capture mode: they neither end another client's capture nor fail because of
  * it, nor because of this client's own in a stream that does not wait for the legacy one. A copy in
  * a captured stream is not run here. GVirtuS's handlers find the thread's mode as it was. */
 static int run_request(void *context, const struct ibx_request *q)
 {
     struct copies *x = context;
+    const bool resets = q->called && q->called->kind == IBX_CALL_RESETS;
+    if (x->replies.shape == IBX_REPLY_UNKNOWN && !resets)
+        return IBX_REQUEST_PASS;
+    if (x->replies.shape == IBX_REPLY_UNKNOWN)
+        x->replies.shape = atomic_load(&shape_of_all);
     if (q->called)
         return run_call(x, q);
     if (!ibx_copies_able(x))
@@ -111,6 +121,8 @@ static bool wants_request(void *context)
 {
     const struct copies *x = context;
     enum ibx_reply_shape shape = x->replies.shape;
+    if (shape == IBX_REPLY_UNKNOWN)
+        shape = atomic_load(&shape_of_all);
     return x->options.mode != IBX_GPU_OFF &&
            (shape == IBX_REPLY_PLAIN || shape == IBX_REPLY_TIMED) &&
            ibx_request_begins(&x->requests);
@@ -128,6 +140,7 @@ static void handled(struct copies *x)
     x->frees = false;
     ibx_captures_ran(x);
     ibx_registrations_end(x);
+    ibx_clients_reset_over(x);
 }
 
 /* Clients are threads of one process here, and one that captures a stream, in mode GLOBAL as most
@@ -149,6 +162,8 @@ static int note_read(void *context, void *bytes, size_t n)
     int rc = ibx_isolation_before_read(x, bytes, n);
     if (rc)
         return rc;
+    if (x->options.mode != IBX_GPU_OFF)
+        ibx_own_reset_guard(x, bytes, n);
     ibx_request_note_read(&x->requests, bytes, n);
     if (stage == IBX_REQUEST_NAME && x->requests.stage != IBX_REQUEST_NAME)
         ibx_copies_call_read(x, x->requests.name);
@@ -170,7 +185,8 @@ static int note_read(void *context, void *bytes, size_t n)
             ibx_frees_begin(x, 0);
             x->frees = true;
         }
-        ibx_captures_run(x); /* all of it is there */
+        ibx_made_run(x); /* all of it is there */
+        ibx_captures_run(x);
         ibx_registrations_begin(x);
     }
     if (x->options.mode != IBX_GPU_OFF)
@@ -200,7 +216,10 @@ static void note_sync(void *context)
     if (x->answering)
         return;
     handled(x);
+    ibx_clients_number(x); /* from its first reply on it counts as its client's */
     ibx_reply_note_sync(&x->replies);
+    if (x->replies.shape != IBX_REPLY_ODD && atomic_load(&shape_of_all) != x->replies.shape)
+        atomic_store(&shape_of_all, x->replies.shape);
     if (x->replies.exit_code)
         ibx_copies_note_error(x, x->replies.exit_code);
     else if (x->requests.resets)

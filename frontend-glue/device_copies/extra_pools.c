@@ -25,6 +25,8 @@ static int note_owner(struct extra *e, int rc, void *made, size_t n, void *strea
             give_back(made, stream);
         rc = CUDA_MEMORY_ALLOCATION;
     }
+    if (!rc && made)
+        ibx_handles_add(x, IBX_HANDLE_MEMORY, (uintptr_t)made);
     ibx_put_u64(&e->out, rc ? 0 : (uintptr_t)made);
     return rc;
 }
@@ -69,6 +71,7 @@ static int free_async(struct extra *e)
     FUNCTION(e, give_back);
     ibx_gpu_registrations_drop(&e->x->registrations, (uintptr_t)address);
     ibx_ipc_gone((uintptr_t)address);
+    ibx_handles_remove(e->x, IBX_HANDLE_MEMORY, (uintptr_t)address);
     const int rc = give_back(address, stream);
     if (!rc && number)
         ibx_owners_remove((uintptr_t)address, number);

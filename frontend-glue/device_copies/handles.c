@@ -2,7 +2,7 @@
 /*
  * Handles that requests of our own have returned. CUDA takes that of an array or a pool for an
  * address in this process, so one that was made up, or is of another kind, would end it. A tenant
- * names its own only, as what it is.
+ * names its own only, as what it is. Memory, streams and events are here for whose they are.
  */
 #include "frontend-glue/device_copies/copies.h"
 
@@ -16,6 +16,7 @@ struct handle {
     uint64_t value;
     uint64_t of;     /* of a node, or what was made of one: its graph; 0: not known, or no more */
     uint64_t number; /* in which order it was made; 0: a node that came by a capture or a clone */
+    uint64_t client; /* whose it is (clients.c); 0: not known */
     unsigned functions;              /* of clients, in what can be launched */
     const void *context;             /* in which it is; NULL: not known */
     const struct ibx_tenant *tenant; /* NULL: every tenant's */
@@ -64,6 +65,7 @@ static bool add(struct copies *x, enum ibx_handle_kind kind, uint64_t value, uin
     *made = (struct handle){.kind = kind,
                             .value = value,
                             .of = of,
+                            .client = ibx_clients_number(x),
                             .context = context,
                             .tenant = kind == IBX_HANDLE_POOL ? NULL : x->isolation.tenant};
     pthread_mutex_lock(&lock);
@@ -80,6 +82,7 @@ static bool add(struct copies *x, enum ibx_handle_kind kind, uint64_t value, uin
     } else if (at) { /* a pool, or one whose end was not seen */
         (*at)->tenant = made->tenant;
         (*at)->context = context;
+        (*at)->client = made->client;
         (*at)->of = of;
     }
     pthread_mutex_unlock(&lock);
@@ -224,4 +227,38 @@ bool ibx_handles_remove(struct copies *x, enum ibx_handle_kind kind, uint64_t va
         drop(found);
     pthread_mutex_unlock(&lock);
     return known;
+}
+
+/* What goes with another one, or is nobody's, is not given back by itself. */
+static bool is_taken(const struct handle *h, uint64_t client, const void *context)
+{
+    return client && h->client == client && (!h->context || h->context == context) &&
+           h->kind != IBX_HANDLE_POOL && h->kind != IBX_HANDLE_NODE &&
+           !(h->kind == IBX_HANDLE_GRAPH && h->of);
+}
+
+size_t ibx_handles_take(struct copies *x, struct ibx_taken **taken)
+{
+    const uint64_t client = ibx_clients_number(x);
+    void *context = NULL;
+    size_t count = 0, i = 0;
+    if (!ibx_copies_have_cuda(x) || x->cuda->ctx_get_current(&context))
+        return 0;
+    pthread_mutex_lock(&lock);
+    for (const struct handle *h = all; h; h = h->next)
+        count += is_taken(h, client, context);
+    *taken = calloc(count + 1, sizeof(**taken));
+    for (struct handle *h = all, *next; *taken && h; h = next) {
+        next = h->next;
+        if (!is_taken(h, client, context))
+            continue;
+        (*taken)[i++] = (struct ibx_taken){h->kind, h->value};
+        drop(h);
+    }
+    for (size_t k = 0; k < i; k++) {
+        if ((*taken)[k].kind == IBX_HANDLE_GRAPH)
+            forget_nodes((*taken)[k].value);
+    }
+    pthread_mutex_unlock(&lock);
+    return i;
 }

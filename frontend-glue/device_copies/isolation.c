@@ -63,6 +63,7 @@ int ibx_isolation_begin(struct copies *x)
                                 "%s of tenant \"%s\" gets no session: there are as many as "
                                 "rdma.sessions and rdma.tenant_share allow",
                                 path->peer, path->name);
+    ibx_clients_join(x);
     x->pins.quota = ibx_tenant_quota(i->tenant, IBX_HOLD_PINS);
     ibx_turn_join(&x->turn, path->name[0] ? i->tenant : NULL,
                   ibx_share_of(&x->options.limits, path->name));
@@ -74,6 +75,7 @@ void ibx_isolation_end(struct copies *x)
     struct isolation *i = &x->isolation;
     ibx_turn_leave(&x->turn);
     set_up(i);
+    ibx_clients_leave(x);
     if (i->counted)
         ibx_quota_give(ibx_tenant_quota(i->tenant, IBX_HOLD_SESSIONS), 1);
     if (i->held)

@@ -31,6 +31,8 @@ static uint64_t process_namespace(void)
 /* On one host the end of the peer's process is seen at once. */
 static void watch_peer(struct ibx_session *s, uint32_t pid, uint64_t its_namespace)
 {
+    s->link.process = pid;
+    s->link.process_namespace = its_namespace;
     if (s->path.remote || !its_namespace || its_namespace != process_namespace())
         return;
     s->link.peer_fd = (int)syscall(SYS_pidfd_open, (pid_t)pid, 0);

@@ -19,6 +19,7 @@ static const struct ibx_call calls[] = {
     {"cudaDeviceGetAttribute", IBX_CALL_CONSTANT, NONE, 0, false, false},
     {"cudaDeviceGetPCIBusId", IBX_CALL_CONSTANT, NONE, 0, false, false},
     {"cudaDeviceGetStreamPriorityRange", IBX_CALL_CONSTANT, NONE, 0, false, false},
+    {"cudaDeviceReset", IBX_CALL_RESETS, ALL, 0, true, false},
     {"cudaDeviceSynchronize", IBX_CALL_QUERIES, ALL, 0, true, false},
     {"cudaDriverGetVersion", IBX_CALL_CONSTANT, NONE, 0, false, true},
     {"cudaEventCreate", IBX_CALL_ASKS, NONE, 0, false, false},
@@ -68,6 +69,7 @@ static const struct ibx_call calls[] = {
     {"cudaStreamQuery", IBX_CALL_QUERIES, 0, 8, false, false},
     {"cudaStreamSynchronize", IBX_CALL_QUERIES, 0, 8, false, false},
     {"cudaStreamWaitEvent", IBX_CALL_REPEATS, 0, 20, true, false},
+    {"cudaThreadExit", IBX_CALL_RESETS, ALL, 0, true, false},
     {IBX_EXTRA_QUEUE, IBX_CALL_ENQUEUES, LAST, 0, false, false},
     {IBX_EXTRA_WORK, IBX_CALL_EXTRA, NONE, 0, false, false},
     {IBX_EXTRA_NAME, IBX_CALL_EXTRA, ALL, 0, true, false},
@@ -75,19 +77,10 @@ static const struct ibx_call calls[] = {
 
 /* What other names make of kernels and handles that were good before. */
 static const char *const resetting[] = {
-    "cuCtx",
-    "cuModule",
-    "cudaDeviceReset",
-    "cudaDeviceSet",
-    "cudaFuncSet",
-    "cudaRegister",
-    "cudaUnregister",
-    "cudaThreadExit",
-    "cudaThreadSet",
-    "cudaSetDeviceFlags",
-    "cudaSetValid",
-    "cudaGraphicsReset",
-    "cudaCtxResetPersistingL2Cache",
+    "cuCtx",          "cuModule",          "cudaDeviceSet",
+    "cudaFuncSet",    "cudaRegister",      "cudaUnregister",
+    "cudaThreadExit", "cudaThreadSet",     "cudaSetDeviceFlags",
+    "cudaSetValid",   "cudaGraphicsReset", "cudaCtxResetPersistingL2Cache",
     "cudaInitDevice",
 };
 

@@ -98,6 +98,9 @@ void *ibx_session_context(const struct ibx_session *session, const struct ibx_se
 bool ibx_session_live(const struct ibx_session *session);
 /* Whether it survives its connection; and whether that has ended. */
 bool ibx_session_kept(const struct ibx_session *session);
+/* The number of the peer's process as it says, and of the pid namespace where that is one; 0: it
+ * has not said. */
+uint32_t ibx_session_process(const struct ibx_session *session, uint64_t *process_namespace);
 bool ibx_session_broken(const struct ibx_session *session);
 /* Goes on over another connection if this one has ended. False: the session has ended. */
 bool ibx_session_mend(struct ibx_session *session);

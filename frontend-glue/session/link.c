@@ -398,6 +398,12 @@ bool ibx_session_kept(const struct ibx_session *s)
     return ibx_session_live(s) && s->link.state.now != LINK_SINGLE;
 }
 
+uint32_t ibx_session_process(const struct ibx_session *s, uint64_t *process_namespace)
+{
+    *process_namespace = s->link.process_namespace;
+    return s->link.process;
+}
+
 bool ibx_session_broken(const struct ibx_session *s)
 {
     return ibx_session_live(s) && s->ended && ibx_link_survives(s);

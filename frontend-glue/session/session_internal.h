@@ -144,6 +144,8 @@ struct session_link {
     uint8_t *secret;  /* IBX_SECRET_BYTES */
     uint64_t epoch;   /* of the connection: counts them, also those that broke at once */
     bool bye;         /* the peer's session has ended */
+    uint32_t process; /* the peer's, as it says, and which it is valid for; 0: not known */
+    uint64_t process_namespace;
     int peer_fd;      /* a pidfd of its process on this host, or -1 */
     unsigned resumed; /* times */
     struct kept kept;

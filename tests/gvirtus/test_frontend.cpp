@@ -108,6 +108,25 @@ bool run(const char *test, bool taken)
     return true;
 }
 
+// A program that resets the device, again and again, beside another one.
+bool resets_beside_another()
+{
+    GpuBackEnd back;
+    auto over = connected(back.port);
+    Remote other(over.get());
+    const std::vector<char> bytes = random_bytes(4096, 12);
+    std::vector<char> got(4096);
+    other.get_last_error();
+    const std::uint64_t memory = other.malloc(4096), stream = other.stream_create();
+    REQUIRE(memory && stream && other.to_device(memory, bytes.data(), 4096) == 0);
+    for (const char *test : {"graphs-after-resets", "processes"}) {
+        Application app(&back, application, test);
+        REQUIRE(app.good());
+        REQUIRE(other.from_device_async(got.data(), memory, 4096, stream) == 0 && got == bytes);
+    }
+    return other.stream_synchronize(stream) == 0 && other.free(memory) == 0;
+}
+
 // No session goes on over another connection.
 bool functions_lost(const char *test)
 {
@@ -417,6 +436,7 @@ void check_what_it_does_not()
           "meanwhile", "cooperative", "nodes-of-graphs", "stream-of-thread", "graphs-after-resets",
           "host-functions", "host-functions-at-exit"})
         check(test, [=] { return run(test, true); });
+    check("resets beside another program", resets_beside_another);
     check("a function that never returns", function_for_ever);
     check("memory that is given back beside graphs", frees_beside_graphs);
     check("memory that is unpinned beside graphs", unpinned_beside_graphs);

@@ -53,7 +53,14 @@ struct Client {
     std::shared_ptr<Communicator> over;
     Remote remote;
     explicit Client(const Gpu &gpu) : over(connected(gpu.back.port)), remote(over.get()) {}
+    Client(const Gpu &gpu, const char *options)
+        : over(connected(gpu.back.port, options)), remote(over.get())
+    {
+    }
 };
+
+// What the back end does not know to be of this process, and so takes for another program's.
+constexpr const char *of_another_program = "rdma.resume_seconds : 0\n";
 
 Body kernel(std::uint64_t function, unsigned threads, std::uint64_t stream, std::uint64_t to,
             std::uint64_t from, std::uint64_t n)
@@ -184,6 +191,62 @@ bool arrays_after_reset()
     REQUIRE(remote.call("ibxRuntime", number(15).u64(array)) == 0); // cudaGetChannelDesc
     REQUIRE(remote.call("cudaDeviceReset", Body()) == 0);
     return remote.call("ibxRuntime", number(15).u64(array)) == 1;
+}
+
+// A client that resets the device gives back what is its own. Others go on: natively they are
+// processes, and their contexts are not one.
+bool reset_beside_others()
+{
+    Gpu gpu;
+    Client other(gpu, of_another_program), early(gpu, of_another_program);
+    const std::vector<char> bytes = random_bytes(4096, 11);
+    std::vector<char> got(4096);
+    const std::uint64_t memory = gpu.remote.malloc(4096), stream = gpu.remote.stream_create();
+    REQUIRE(memory && stream && gpu.remote.to_device(memory, bytes.data(), 4096) == 0);
+    REQUIRE(early.remote.reset() == 0); // its first request
+    const unsigned long events = gpu.remote.stats().events;
+    other.remote.get_last_error();
+    const std::uint64_t theirs = other.remote.malloc(4096),
+                        pooled = other.remote.address("ibxRuntime", number(20).u64(4096).u64(0));
+    REQUIRE(theirs && pooled && other.remote.call("cudaEventCreate", Body()) == 0);
+    REQUIRE(other.remote.reset() == 0 && other.remote.get_last_error() == 0);
+    REQUIRE(!gpu.remote.peek(theirs, got.data(), 1) && !gpu.remote.peek(pooled, got.data(), 1));
+    REQUIRE(gpu.remote.stats().events == events);
+    REQUIRE(gpu.remote.from_device(got.data(), memory, 4096) == 0 && got == bytes);
+    REQUIRE(gpu.remote.to_device_async(memory, bytes.data(), 4096, stream) == 0);
+    REQUIRE(gpu.remote.stream_synchronize(stream) == 0);
+    // What one has freed, and another has got since, is the other's.
+    REQUIRE(other.remote.free(other.remote.malloc(1000)) == 0);
+    const std::uint64_t again = gpu.remote.malloc(1000);
+    REQUIRE(again && other.remote.reset() == 0 && gpu.remote.peek(again, got.data(), 1000));
+    REQUIRE(other.remote.malloc(100) && other.remote.reset() == 0);
+    // One that comes in pieces, and would be GVirtuS's.
+    char name[] = "cudaDeviceReset", length[8] = {}, reply[20];
+    other.over->Write(name, 8);
+    other.over->Sync();
+    other.over->Write(name + 8, sizeof(name) - 8);
+    other.over->Write(length, sizeof(length));
+    other.over->Sync();
+    REQUIRE(other.over->Read(reply, sizeof(reply)) == sizeof(reply) && reply[0] == -1);
+    return gpu.remote.peek(again, got.data(), 1000) && other.remote.reset() == 0;
+}
+
+// All connections of a program's threads are one client: it is alone, and the reset is CUDA's.
+bool reset_by_one_of_several_threads()
+{
+    Gpu gpu;
+    Client thread(gpu);
+    char byte;
+    thread.remote.get_last_error();
+    const std::uint64_t memory = thread.remote.malloc(4096);
+    const std::uint64_t calls = gpu.remote.runtime_calls();
+    REQUIRE(memory && gpu.remote.reset() == 0 && gpu.remote.runtime_calls() == calls);
+    REQUIRE(!gpu.remote.peek(memory, &byte, 1));
+    Client other(gpu, of_another_program);
+    const std::uint64_t theirs = (other.remote.get_last_error(), other.remote.malloc(4096)),
+                        mine = thread.remote.malloc(4096);
+    REQUIRE(theirs && mine && gpu.remote.reset() == 0);
+    return !gpu.remote.peek(mine, &byte, 1) && gpu.remote.peek(theirs, &byte, 1);
 }
 
 // A function of the client's is called once: in no stream whose work becomes a graph, that of the
@@ -718,6 +781,8 @@ int main(int argc, char **argv)
     check("errors", errors);
     check("requests of our own that are malformed", malformed);
     check("arrays after a reset", arrays_after_reset);
+    check("a reset beside other clients", reset_beside_others);
+    check("... by one of a program's threads", reset_by_one_of_several_threads);
     check("functions in captures", functions_in_captures);
     check("copies in captures", copies_in_captures);
     setenv("IBX_DOUBLE_ALONE", "1", 1);

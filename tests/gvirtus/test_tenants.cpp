@@ -433,10 +433,14 @@ bool ended()
     REQUIRE(refused(&bob.remote, device, own, 100));
     Client again(back, "alice");
     REQUIRE(untouched(&again.remote, device, bytes));
-    // A reset takes everybody's memory, as CUDA does.
-    REQUIRE(bob.remote.reset() == 0);
-    REQUIRE(bob.remote.from_device(bytes.data(), device, 100) == 0);
-    return true;
+    // A reset takes one's own, as of a process.
+    bob.remote.get_last_error(); // by the runtime, which is there from now on
+    REQUIRE(bob.remote.reset() == 0 && untouched(&again.remote, device, bytes));
+    char byte;
+    REQUIRE(!again.remote.peek(own, &byte, 1));
+    own = bob.remote.malloc(100);
+    REQUIRE(own);
+    return refused(&bob.remote, device, own, 100);
 }
 
 // Whose handles are no device memory, and belong to a tenant all the same.

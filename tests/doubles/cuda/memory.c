@@ -98,6 +98,14 @@ EXPORT int cuKernelGetFunction(void **function, void *kernel)
     return leave(SUCCESS);
 }
 
+static void release(struct allocation *a)
+{
+    munmap(a->bytes, a->mapped);
+    munmap(a->address, a->mapped + PAGE);
+    close(a->fd);
+    *a = (struct allocation){0};
+}
+
 /* As the driver, waits for everything first, but where the memory is a pool's; and it keeps others
  * out meanwhile if IBX_DOUBLE_ALONE is set. */
 EXPORT int cuMemFree_v2(uint64_t device)
@@ -112,10 +120,7 @@ EXPORT int cuMemFree_v2(uint64_t device)
     }
     if (!a || a->device < 0 || (uintptr_t)a->address != device)
         return leave(INVALID_VALUE);
-    munmap(a->bytes, a->mapped);
-    munmap(a->address, a->mapped + PAGE);
-    close(a->fd);
-    *a = (struct allocation){0};
+    release(a);
     return leave(SUCCESS);
 }
 
@@ -356,16 +361,19 @@ EXPORT int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active)
     return SUCCESS;
 }
 
-/* Pinning, events, streams and access to peers belong to the context and are gone with it; so is a
- * sticky error. */
+/* Memory, pinning, events, streams and access to peers belong to the context and are gone with it;
+ * so is a sticky error. */
 EXPORT int cuDevicePrimaryCtxReset_v2(int device)
 {
     pthread_mutex_lock(&mutex);
     wait_for_all();
     for (unsigned i = 0; i < ALLOCATIONS; i++) {
-        if (!allocations[i].address || allocations[i].device >= 0 || allocations[i].by != device)
+        struct allocation *a = &allocations[i];
+        if (a->address && a->device == device)
+            release(a);
+        if (!a->address || a->device >= 0 || a->by != device)
             continue;
-        allocations[i] = (struct allocation){0};
+        *a = (struct allocation){0};
         stats.host_pins--;
     }
     events_forget(device);

@@ -120,6 +120,11 @@ EXPORT int cudaEventQuery(void *event)
     return with("cuEventQuery", event, NULL);
 }
 
+EXPORT int cudaEventDestroy(void *event)
+{
+    return with("cuEventDestroy_v2", event, NULL);
+}
+
 EXPORT int cudaIpcGetEventHandle(void *handle, void *event)
 {
     return with("cuIpcGetEventHandle", handle, event);

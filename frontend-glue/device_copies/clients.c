@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Which sessions are one client's. Natively a client is a process, whose threads share a context
+ * that is theirs alone; here it has a session for each of them, and all clients share one context.
+ * A client says with its first message which process it is. That holds on its host, and for the
+ * name of its key: so a client can at most take itself for another one of its own tenant's.
+ *
+ * A session whose client has said nothing is a client of its own.
+ */
+#include "frontend-glue/device_copies/copies.h"
+
+#include "common/clock.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define RESET_MS 5000u /* that others wait for a reset to end, and no longer */
+
+struct ibx_client {
+    struct ibx_client *next;
+    uint64_t number; /* that no other ever has */
+    unsigned sessions;
+    uint32_t process; /* 0: not known */
+    uint64_t process_namespace;
+    const struct ibx_tenant *tenant;
+    char host[sizeof(((struct ibx_path *)0)->peer)];
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static struct ibx_client *all;
+static uint64_t numbers;
+static unsigned sessions;
+static const struct copies *resetting; /* the session that resets the context of all */
+static uint64_t reset_until;           /* ns */
+
+void ibx_clients_join(struct copies *x)
+{
+    pthread_mutex_lock(&lock);
+    while (!x->joined && resetting && ibx_now_ns() < reset_until) {
+        const struct timespec until = {(time_t)(reset_until / 1000000000u),
+                                       (long)(reset_until % 1000000000u)};
+        pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
+    }
+    sessions += !x->joined;
+    x->joined = true;
+    pthread_mutex_unlock(&lock);
+}
+
+/* Locked. */
+static void drop(const struct ibx_client *gone)
+{
+    struct ibx_client **at = &all;
+    while (*at != gone)
+        at = &(*at)->next;
+    *at = gone->next;
+}
+
+void ibx_clients_leave(struct copies *x)
+{
+    ibx_clients_reset_over(x);
+    pthread_mutex_lock(&lock);
+    sessions -= x->joined;
+    x->joined = false;
+    struct ibx_client *gone = x->client && !--x->client->sessions ? x->client : NULL;
+    if (gone)
+        drop(gone);
+    x->client = NULL;
+    pthread_mutex_unlock(&lock);
+    free(gone);
+}
+
+/* "HOST:PORT" without the port, which each of a process's connections has for itself. */
+static void copy_host(const char *peer, char host[sizeof(all->host)])
+{
+    const char *colon = strrchr(peer, ':');
+    const size_t n = colon ? (size_t)(colon - peer) : strlen(peer);
+    memcpy(host, peer, n);
+    host[n] = 0;
+}
+
+/* Locked. */
+static struct ibx_client *find(const struct ibx_client *like)
+{
+    struct ibx_client *c = like->process ? all : NULL;
+    while (c && !(c->process == like->process && c->tenant == like->tenant &&
+                  c->process_namespace == like->process_namespace && !strcmp(c->host, like->host)))
+        c = c->next;
+    return c;
+}
+
+/* Locked. NULL: no memory. */
+static struct ibx_client *enter(const struct ibx_client *like)
+{
+    struct ibx_client *made = malloc(sizeof(*made));
+    if (!made)
+        return NULL;
+    *made = *like;
+    made->number = ++numbers;
+    made->next = all;
+    all = made;
+    return made;
+}
+
+uint64_t ibx_clients_number(struct copies *x)
+{
+    struct ibx_client like = {.tenant = x->isolation.tenant};
+    if (x->client || !x->joined)
+        return x->client ? x->client->number : 0;
+    copy_host(ibx_session_path(x->s)->peer, like.host);
+    like.process = ibx_session_process(x->s, &like.process_namespace);
+    pthread_mutex_lock(&lock);
+    x->client = find(&like);
+    if (!x->client)
+        x->client = enter(&like);
+    if (x->client)
+        x->client->sessions++;
+    pthread_mutex_unlock(&lock);
+    return x->client ? x->client->number : 0;
+}
+
+bool ibx_clients_reset(struct copies *x)
+{
+    const bool broken = ibx_copies_broken();
+    ibx_clients_number(x);
+    pthread_mutex_lock(&lock);
+    const bool alone = broken || (x->client ? x->client->sessions : 1) >= sessions;
+    if (alone && resetting != x) {
+        resetting = x;
+        reset_until = ibx_deadline_in_ms(RESET_MS);
+    }
+    pthread_mutex_unlock(&lock);
+    return alone;
+}
+
+void ibx_clients_reset_over(const struct copies *x)
+{
+    pthread_mutex_lock(&lock);
+    if (resetting == x) {
+        resetting = NULL;
+        pthread_cond_broadcast(&changed);
+    }
+    pthread_mutex_unlock(&lock);
+}

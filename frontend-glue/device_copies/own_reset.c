@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * cudaDeviceReset of a client that is not alone. CUDA's would take everybody's memory, streams and
+ * kernels: all clients share the context. Natively they have one each. So what this client has made
+ * in the context, as far as that was seen, is given back, and nothing else. Its kernels and
+ * variables stay as they are.
+ *
+ * A client that is alone resets the context itself, as does one in a context that is broken.
+ */
+#include "frontend-glue/device_copies/extra.h"
+#include "frontend-glue/device_copies/named_memory.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ----------------------------------------------------------------- what GVirtuS's handlers make */
+
+static const struct {
+    const char *name;
+    enum ibx_handle_kind kind;
+    enum made_use use;
+} makers[] = {
+    {"cudaMalloc", IBX_HANDLE_MEMORY, MADE_MAKES},
+    {"cudaMallocAsync", IBX_HANDLE_MEMORY, MADE_MAKES},
+    {"cudaMallocManaged", IBX_HANDLE_MEMORY, MADE_MAKES},
+    {"cudaMallocPitch", IBX_HANDLE_MEMORY, MADE_MAKES},
+    {"cuMemAlloc", IBX_HANDLE_MEMORY, MADE_MAKES},
+    {"cuMemAllocPitch", IBX_HANDLE_MEMORY, MADE_MAKES},
+    {"cudaFree", IBX_HANDLE_MEMORY, MADE_ENDS},
+    {"cudaFreeAsync", IBX_HANDLE_MEMORY, MADE_ENDS},
+    {"cuMemFree", IBX_HANDLE_MEMORY, MADE_ENDS},
+    {"cudaStreamCreate", IBX_HANDLE_STREAM, MADE_MAKES},
+    {"cudaStreamCreateWithFlags", IBX_HANDLE_STREAM, MADE_MAKES},
+    {"cudaStreamCreateWithPriority", IBX_HANDLE_STREAM, MADE_MAKES},
+    {"cuStreamCreate", IBX_HANDLE_STREAM, MADE_MAKES},
+    {"cudaStreamDestroy", IBX_HANDLE_STREAM, MADE_ENDS},
+    {"cuStreamDestroy", IBX_HANDLE_STREAM, MADE_ENDS},
+    {"cudaEventCreate", IBX_HANDLE_EVENT, MADE_MAKES},
+    {"cudaEventCreateWithFlags", IBX_HANDLE_EVENT, MADE_MAKES},
+    {"cuEventCreate", IBX_HANDLE_EVENT, MADE_MAKES},
+    {"cudaEventDestroy", IBX_HANDLE_EVENT, MADE_ENDS},
+    {"cuEventDestroy", IBX_HANDLE_EVENT, MADE_ENDS},
+};
+
+void ibx_made_read(struct copies *x, const char *name)
+{
+    x->made_use = MADE_UNUSED;
+    for (size_t i = 0; i < sizeof(makers) / sizeof(makers[0]); i++) {
+        /* x->requests has the beginning of a long one. */
+        if (strncmp(makers[i].name, name, sizeof(x->requests.name) - 1) != 0)
+            continue;
+        x->made_use = makers[i].use;
+        x->made_kind = makers[i].kind;
+        return;
+    }
+}
+
+/* Behind the call its place may be another one's. */
+void ibx_made_run(struct copies *x)
+{
+    struct ibx_reader r = ibx_reader_of(x->requests.first, sizeof(x->requests.first));
+    if (x->made_use == MADE_ENDS && x->requests.length >= sizeof(x->requests.first))
+        ibx_handles_remove(x, x->made_kind, ibx_get_u64(&r));
+}
+
+void ibx_made_answered(struct copies *x)
+{
+    const struct ibx_reply_watch *r = &x->replies;
+    uint64_t made = 0;
+    if (x->made_use == MADE_MAKES && !r->exit_code && r->last_size <= sizeof(r->last))
+        made = ibx_naming_allocated(r->last, r->last_size);
+    if (made)
+        ibx_handles_add(x, x->made_kind, made);
+    x->made_use = MADE_UNUSED;
+}
+
+/* ---------------------------------------------------------------------------------- the reset */
+
+/* In the order in which things are given back: what is made of others first. */
+static const struct {
+    enum ibx_handle_kind kind;
+    const char *give_back;
+} ends[] = {
+    {IBX_HANDLE_EXEC, "cudaGraphExecDestroy"},
+    {IBX_HANDLE_GRAPH, "cudaGraphDestroy"},
+    {IBX_HANDLE_TEXTURE, "cudaDestroyTextureObject"},
+    {IBX_HANDLE_SURFACE, "cudaDestroySurfaceObject"},
+    {IBX_HANDLE_ARRAY, "cudaFreeArray"},
+    {IBX_HANDLE_EVENT, "cudaEventDestroy"},
+    {IBX_HANDLE_STREAM, "cudaStreamDestroy"},
+    {IBX_HANDLE_MEMORY, "cudaFree"},
+    {IBX_HANDLE_MADE_POOL, "cudaMemPoolDestroy"},
+};
+
+static void give_back(struct copies *x, const struct ibx_taken *taken, const char *function)
+{
+    const uint64_t number = ibx_owners_number(taken->value);
+    ibx_ipc_gone(taken->value);
+    if (taken->kind == IBX_HANDLE_EXEC)
+        ibx_frees_exec(x, pointer_to(taken->value));
+    ibx_extra_undo(function, taken->value);
+    ibx_extra_disown(taken->value, number);
+}
+
+static void give_back_all(struct copies *x)
+{
+    int (*forget)(void) = NULL;
+    struct ibx_taken *taken = NULL;
+    const size_t count = ibx_handles_take(x, &taken);
+    ibx_frees_begin(x, 0);
+    for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
+        for (size_t k = 0; k < count; k++) {
+            if (taken[k].kind == ends[i].kind)
+                give_back(x, &taken[k], ends[i].give_back);
+        }
+    }
+    ibx_frees_end();
+    free(taken);
+    *(void **)&forget = ibx_copies_runtime("cudaGetLastError");
+    if (forget)
+        forget(); /* of what was given back unseen */
+}
+
+/* A wait that would end another client's capture is left to the calls that give memory back. */
+static int wait_for_device(void)
+{
+    int (*wait)(void) = NULL;
+    *(void **)&wait = ibx_copies_runtime("cudaDeviceSynchronize");
+    if (!wait || !ibx_captures_wait_try())
+        return 0;
+    const int rc = wait();
+    ibx_captures_wait_end();
+    return rc;
+}
+
+bool ibx_own_reset(struct copies *x, int *code)
+{
+    if (ibx_clients_reset(x))
+        return false;
+    *code = 0;
+    if (!ibx_copies_able(x)) /* the thread has made nothing, not even a context */
+        return true;
+    ibx_captures_end(x);
+    const int rc = wait_for_device();
+    if (rc)
+        ibx_copies_note_error(x, rc);
+    if (rc && ibx_clients_reset(x)) /* nothing of the context's can be saved */
+        return false;
+    ibx_gpu_registrations_drop(&x->registrations, 0);
+    give_back_all(x);
+    *code = rc;
+    return true;
+}
+
+void ibx_own_reset_guard(struct copies *x, uint8_t *bytes, size_t n)
+{
+    static const char *const names[] = {"cudaDeviceReset", "cudaThreadExit"};
+    const struct ibx_request_watch *w = &x->requests;
+    for (size_t i = 0; w->stage == IBX_REQUEST_NAME && i < sizeof(names) / sizeof(names[0]); i++) {
+        const size_t last = strlen(names[i]) - 1;
+        if (w->got > last || n <= last - w->got || memcmp(w->name, names[i], w->got) != 0 ||
+            memcmp(bytes, names[i] + w->got, last - w->got + 1) != 0)
+            continue;
+        if (!ibx_clients_reset(x))
+            bytes[last - w->got] = '?';
+    }
+}
