@@ -92,7 +92,9 @@ static int graph_launch(struct copies *x, struct arguments *a)
     void *graph = pointer(&a->in);
     if (!ibx_handles_know(x, IBX_HANDLE_EXEC, (uintptr_t)graph))
         return PASSES;
-    return ibx_frees_launch(x, runtime.graph_launch, graph, pointer(&a->in));
+    const int rc = ibx_frees_launch(x, runtime.graph_launch, graph, pointer(&a->in));
+    ibx_handles_let_go(x);
+    return rc;
 }
 
 static int set_memory(struct copies *x, struct arguments *a)

@@ -148,10 +148,14 @@ enum ibx_handle_kind {
     IBX_HANDLE_GRAPH,
     IBX_HANDLE_NODE,
     IBX_HANDLE_EXEC,
+    IBX_HANDLE_CONDITION, /* of nodes of a graph */
     IBX_HANDLE_MEMORY,
     IBX_HANDLE_STREAM,
     IBX_HANDLE_EVENT
 };
+
+struct handle;
+#define IBX_HANDLES_HELD 128u /* that one request names at most, with what they belong to */
 
 /* What a handler of GVirtuS's does with what clients have made. */
 enum made_use { MADE_UNUSED, MADE_MAKES, MADE_ENDS };
@@ -224,6 +228,9 @@ struct copies {
     bool unloads;                             /* ... the latter */
     bool tried_runtime, tried_launch;         /* whether there is one, as long as none was found */
     bool allocates_plainly; /* the handler of cudaMalloc answers with the address alone */
+
+    struct handle *held[IBX_HANDLES_HELD]; /* by the request in hand */
+    unsigned held_count;
 
     struct ibx_host_queue *host_queue; /* NULL: the session asks for no functions to call */
 
@@ -393,10 +400,15 @@ void ibx_ipc_end(const struct copies *x);
 
 /* A handle of the session's tenant and client, a device's own pool of all. False: no memory. */
 bool ibx_handles_add(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
+/* This one, and those below that ask, hold what they find for the request in hand: nobody gives it
+ * back until ibx_handles_let_go(). */
 bool ibx_handles_know(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
+void ibx_handles_let_go(struct copies *x);
 /* A graph that goes with another one, of which it is a conditional node's; whether it is. */
 void ibx_handles_within(struct copies *x, uint64_t graph, uint64_t other);
 bool ibx_handles_is_within(struct copies *x, uint64_t graph);
+/* What conditional nodes of a graph are made with; it goes with the graph. */
+bool ibx_handles_add_condition(struct copies *x, uint64_t condition, uint64_t graph);
 /* A new node of a graph, or one that CUDA lists; those of a graph that is no more; whether it is
  * one of it. */
 bool ibx_handles_add_node(struct copies *x, uint64_t node, uint64_t graph);
@@ -410,9 +422,10 @@ unsigned ibx_handles_functions(struct copies *x, uint64_t exec);
 bool ibx_handles_has_node(struct copies *x, uint64_t exec, uint64_t node);
 /* The context is gone, and what was in it; NULL: it is not known which. */
 void ibx_handles_forget(const void *context);
-/* GVirtuS's handler has given back what has that handle, if it is the tenant's. */
+/* GVirtuS's handler is about to give back what has that handle, if it is the tenant's. */
 void ibx_handles_gone(struct copies *x, uint64_t value);
-/* Whether it was there; it is no more. */
+/* Whether it was there; it is no more. Waits for other requests that hold it; false also if that
+ * takes too long. */
 bool ibx_handles_remove(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
 /* All of the client's in the thread's context that are given back one by one, in no order; they are
  * no more. How many; *taken is to be freed. */

@@ -248,6 +248,7 @@ int ibx_copies_extra(struct copies *x, const struct ibx_request *q, struct ibx_w
     if (!e.function)
         return CUDA_NOT_SUPPORTED;
     const int rc = call->run(&e);
+    ibx_handles_let_go(x);
     *out = e.out;
     return rc;
 }

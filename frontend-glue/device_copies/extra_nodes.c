@@ -245,7 +245,9 @@ static int make_condition(struct extra *e)
     if (!whole(e) || !is_graph(e, graph))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, make);
-    const int rc = make(&handle, graph, value, flags);
+    int rc = make(&handle, graph, value, flags);
+    if (!rc && !ibx_handles_add_condition(e->x, handle, (uintptr_t)graph))
+        rc = CUDA_MEMORY_ALLOCATION; /* it goes with the graph */
     ibx_put_u64(&e->out, handle);
     return rc;
 }
@@ -288,7 +290,8 @@ static int add_conditional(struct extra *e)
     c.handle = ibx_get_u64(&e->in);
     c.kind = (int)ibx_get_u32(&e->in);
     c.size = ibx_get_u32(&e->in);
-    if (!there || !whole(e) || !c.size || c.size > IBX_EXTRA_LISTED)
+    if (!there || !whole(e) || !c.size || c.size > IBX_EXTRA_LISTED ||
+        !ibx_handles_know(e->x, IBX_HANDLE_CONDITION, c.handle))
         return CUDA_INVALID_VALUE;
     int rc = call_add(e, &p, &c, &node);
     rc = answer_node(e, rc, &p, node);

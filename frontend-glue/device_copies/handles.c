@@ -3,12 +3,19 @@
  * Handles that requests of our own have returned. CUDA takes that of an array or a pool for an
  * address in this process, so one that was made up, or is of another kind, would end it. A tenant
  * names its own only, as what it is. Memory, streams and events are here for whose they are.
+ *
+ * A request holds what it names until it is over, and what that belongs to: another session of the
+ * tenant's that gives it back meanwhile waits.
  */
 #include "frontend-glue/device_copies/copies.h"
+
+#include "common/clock.h"
 
 #include <pthread.h>
 #include <search.h>
 #include <stdlib.h>
+
+#define HELD_MS 10000u /* that who gives something back waits for those who use it */
 
 struct handle {
     struct handle *next, **at; /* the list of all */
@@ -20,9 +27,12 @@ struct handle {
     unsigned functions;              /* of clients, in what can be launched */
     const void *context;             /* in which it is; NULL: not known */
     const struct ibx_tenant *tenant; /* NULL: every tenant's */
+    unsigned holders;                /* requests */
+    bool gone;                       /* it is nowhere; its last holder frees it */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t let_go = PTHREAD_COND_INITIALIZER;
 static void *tree;
 static struct handle *all;
 static uint64_t numbers;
@@ -49,7 +59,44 @@ static void drop(struct handle *gone)
     if (gone->next)
         gone->next->at = gone->at;
     tdelete(gone, &tree, compare);
-    free(gone);
+    gone->gone = true;
+    if (!gone->holders)
+        free(gone);
+}
+
+/* Locked. False: the request names too much. */
+static bool hold(struct copies *x, struct handle *h)
+{
+    unsigned i = 0;
+    while (i < x->held_count && x->held[i] != h)
+        i++;
+    if (i == IBX_HANDLES_HELD)
+        return false;
+    if (i < x->held_count)
+        return true;
+    h->holders++;
+    x->held[x->held_count++] = h;
+    const bool has_graph = h->of && h->kind != IBX_HANDLE_EXEC;
+    struct handle *graph = has_graph ? find(x, IBX_HANDLE_GRAPH, h->of) : NULL;
+    return !graph || hold(x, graph);
+}
+
+/* Locked. */
+static void release(struct handle *h)
+{
+    if (!--h->holders && h->gone)
+        free(h);
+    pthread_cond_broadcast(&let_go);
+}
+
+void ibx_handles_let_go(struct copies *x)
+{
+    if (!x->held_count)
+        return;
+    pthread_mutex_lock(&lock);
+    while (x->held_count)
+        release(x->held[--x->held_count]);
+    pthread_mutex_unlock(&lock);
 }
 
 /* `listed`: it may be there already. */
@@ -101,6 +148,11 @@ bool ibx_handles_add_node(struct copies *x, uint64_t node, uint64_t graph)
     return add(x, IBX_HANDLE_NODE, node, graph, false);
 }
 
+bool ibx_handles_add_condition(struct copies *x, uint64_t condition, uint64_t graph)
+{
+    return add(x, IBX_HANDLE_CONDITION, condition, graph, false);
+}
+
 bool ibx_handles_list_node(struct copies *x, uint64_t node, uint64_t graph)
 {
     return add(x, IBX_HANDLE_NODE, node, graph, true);
@@ -129,10 +181,10 @@ unsigned ibx_handles_functions(struct copies *x, uint64_t exec)
 bool ibx_handles_has_node(struct copies *x, uint64_t exec, uint64_t node)
 {
     pthread_mutex_lock(&lock);
-    const struct handle *made = find(x, IBX_HANDLE_EXEC, exec);
-    const struct handle *found = find(x, IBX_HANDLE_NODE, node);
-    const bool has =
-        made && found && made->of && made->of == found->of && found->number < made->number;
+    struct handle *made = find(x, IBX_HANDLE_EXEC, exec);
+    struct handle *found = find(x, IBX_HANDLE_NODE, node);
+    const bool has = made && found && made->of && made->of == found->of &&
+                     found->number < made->number && hold(x, made) && hold(x, found);
     pthread_mutex_unlock(&lock);
     return has;
 }
@@ -142,7 +194,7 @@ static void forget_nodes(uint64_t graph)
 {
     for (struct handle *h = all, *next; h; h = next) {
         next = h->next;
-        if (h->of == graph && h->kind == IBX_HANDLE_NODE)
+        if (h->of == graph && (h->kind == IBX_HANDLE_NODE || h->kind == IBX_HANDLE_CONDITION))
             drop(h);
         else if (h->of == graph && h->kind == IBX_HANDLE_EXEC)
             h->of = 0;
@@ -185,8 +237,8 @@ bool ibx_handles_is_within(struct copies *x, uint64_t graph)
 bool ibx_handles_is_node_of(struct copies *x, uint64_t node, uint64_t graph)
 {
     pthread_mutex_lock(&lock);
-    const struct handle *found = find(x, IBX_HANDLE_NODE, node);
-    const bool is = found && found->of == graph;
+    struct handle *found = find(x, IBX_HANDLE_NODE, node);
+    const bool is = found && found->of == graph && hold(x, found);
     pthread_mutex_unlock(&lock);
     return is;
 }
@@ -205,7 +257,8 @@ void ibx_handles_forget(const void *context)
 bool ibx_handles_know(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
 {
     pthread_mutex_lock(&lock);
-    const bool known = find(x, kind, value);
+    struct handle *found = find(x, kind, value);
+    const bool known = found && hold(x, found);
     pthread_mutex_unlock(&lock);
     return known;
 }
@@ -218,12 +271,33 @@ void ibx_handles_gone(struct copies *x, uint64_t value)
     ibx_handles_remove(x, IBX_HANDLE_ARRAY, value);
 }
 
+/* Locked. What the request holds itself is in nobody's way. */
+static void let_go_of(struct copies *x, struct handle *h)
+{
+    for (unsigned i = 0; i < x->held_count; i++) {
+        if (x->held[i] != h)
+            continue;
+        x->held[i] = x->held[--x->held_count];
+        release(h);
+        return;
+    }
+}
+
 bool ibx_handles_remove(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
 {
+    const uint64_t deadline = ibx_deadline_in_ms(HELD_MS);
+    const struct timespec until = {(time_t)(deadline / 1000000000u),
+                                   (long)(deadline % 1000000000u)};
     pthread_mutex_lock(&lock);
     struct handle *found = find(x, kind, value);
-    const bool known = found;
     if (found)
+        let_go_of(x, found);
+    while (found && found->holders && ibx_now_ns() < deadline) {
+        pthread_cond_clockwait(&let_go, &lock, CLOCK_MONOTONIC, &until);
+        found = find(x, kind, value); /* another one may have given it back */
+    }
+    const bool known = found && !found->holders;
+    if (known)
         drop(found);
     pthread_mutex_unlock(&lock);
     return known;
@@ -232,9 +306,8 @@ bool ibx_handles_remove(struct copies *x, enum ibx_handle_kind kind, uint64_t va
 /* What goes with another one, or is nobody's, is not given back by itself. */
 static bool is_taken(const struct handle *h, uint64_t client, const void *context)
 {
-    return client && h->client == client && (!h->context || h->context == context) &&
-           h->kind != IBX_HANDLE_POOL && h->kind != IBX_HANDLE_NODE &&
-           !(h->kind == IBX_HANDLE_GRAPH && h->of);
+    return client && h->client == client && !h->holders && (!h->context || h->context == context) &&
+           h->kind != IBX_HANDLE_POOL && !(h->of && h->kind != IBX_HANDLE_EXEC);
 }
 
 size_t ibx_handles_take(struct copies *x, struct ibx_taken **taken)

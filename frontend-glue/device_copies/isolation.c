@@ -215,6 +215,8 @@ static int inspect(struct copies *x, uint8_t *body, size_t n)
     i->freed = notes && count && role == IBX_NAMING_FREES ? named[0].address : 0;
     i->freed_number = i->freed ? ibx_owners_number(i->freed) : 0;
     i->gone = count && role == IBX_NAMING_FREES ? named[0].address : 0;
+    if (i->gone)
+        ibx_handles_gone(x, i->gone);
     return 0;
 }
 
@@ -302,10 +304,8 @@ void ibx_isolation_replied(struct copies *x)
         ibx_quota_give(ibx_tenant_quota(i->tenant, IBX_HOLD_DEVICE), i->reserved);
     if (i->freed_number && done)
         ibx_owners_remove(i->freed, i->freed_number);
-    if (i->gone && done) {
-        ibx_handles_gone(x, i->gone);
+    if (i->gone && done)
         ibx_ipc_gone(i->gone);
-    }
     i->allocates = false;
     i->reserved = 0;
     i->freed = i->freed_number = i->gone = 0;

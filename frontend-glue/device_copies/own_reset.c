@@ -138,7 +138,7 @@ bool ibx_own_reset(struct copies *x, int *code)
     if (ibx_clients_reset(x))
         return false;
     *code = 0;
-    if (!ibx_copies_able(x)) /* the thread has made nothing, not even a context */
+    if (!ibx_copies_begin_context(x)) /* nothing of it can be found */
         return true;
     ibx_captures_end(x);
     const int rc = wait_for_device();

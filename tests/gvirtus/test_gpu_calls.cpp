@@ -249,6 +249,58 @@ bool reset_by_one_of_several_threads()
     return !gpu.remote.peek(mine, &byte, 1) && gpu.remote.peek(theirs, &byte, 1);
 }
 
+// A conditional node by a handle that was made up, or whose graph is no more: CUDA takes it for
+// what it is not.
+bool conditions_that_are_none()
+{
+    Gpu gpu;
+    Client other(gpu);
+    Remote &remote = gpu.remote;
+    const auto create = [&] {
+        return remote.address("ibxRuntime", number(IBX_EXTRA_GRAPH_CREATE).i32(0));
+    };
+    const auto node = [&](std::uint64_t graph, std::uint64_t handle) {
+        Body body = number(IBX_EXTRA_NODE_CONDITIONAL).u64(graph);
+        body.bytes.insert(body.bytes.end(), 2, 0); // behind none
+        return remote.call("ibxRuntime", body.u64(handle).i32(0).i32(1));
+    };
+    const std::uint64_t graph = create(), gone = create();
+    const auto condition = [&](std::uint64_t of) {
+        return remote.address("ibxRuntime",
+                              number(IBX_EXTRA_GRAPH_CONDITION).u64(of).i32(1).i32(1));
+    };
+    const std::uint64_t good = condition(graph), of_gone = condition(gone);
+    REQUIRE(graph && gone && good && of_gone);
+    REQUIRE(node(graph, 0) == 1 && node(graph, 0x7fffdeadbeef) == 1 && node(graph, graph) == 1);
+    REQUIRE(remote.call("ibxRuntime", number(IBX_EXTRA_GRAPH_DESTROY).u64(gone)) == 0);
+    REQUIRE(node(graph, of_gone) == 1);
+    return node(graph, good) == 0;
+}
+
+// One session uses what another one gives back: CUDA does not get what is no more.
+bool used_and_given_back()
+{
+    Gpu gpu;
+    Client other(gpu);
+    other.remote.get_last_error();
+    other.remote.set_device(0);
+    std::uint64_t pool = 0, made = 0, inside = 0;
+    Body create = number(IBX_EXTRA_POOL_CREATE);
+    create.i32(0).u64(0).bytes.insert(create.bytes.end(), 2, 0);
+    REQUIRE((pool = gpu.remote.address("ibxRuntime", create)));
+    std::thread using_it([&] {
+        const Body stays = number(IBX_EXTRA_MALLOC_FROM_POOL).u64(4096).u64(pool).u64(78);
+        made = other.remote.address("ibxRuntime", stays);
+    });
+    const Body get = number(IBX_EXTRA_POOL_GET).u64(pool).i32(6);
+    while (!inside && gpu.remote.call("ibxRuntime", get) == 0)
+        inside = gpu.remote.address("ibxRuntime", get);
+    const int destroyed = gpu.remote.call("ibxRuntime", number(IBX_EXTRA_POOL_DESTROY).u64(pool));
+    using_it.join();
+    REQUIRE(inside && made && destroyed == 0);
+    return gpu.remote.call("ibxRuntime", get) == 1 && other.remote.free(made) == 0;
+}
+
 // A function of the client's is called once: in no stream whose work becomes a graph, that of the
 // thread included.
 bool functions_in_captures()
@@ -783,6 +835,8 @@ int main(int argc, char **argv)
     check("arrays after a reset", arrays_after_reset);
     check("a reset beside other clients", reset_beside_others);
     check("... by one of a program's threads", reset_by_one_of_several_threads);
+    check("conditions that are none", conditions_that_are_none);
+    check("what one uses and another gives back", used_and_given_back);
     check("functions in captures", functions_in_captures);
     check("copies in captures", copies_in_captures);
     setenv("IBX_DOUBLE_ALONE", "1", 1);

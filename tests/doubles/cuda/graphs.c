@@ -286,12 +286,13 @@ EXPORT int cudaGraphCreate(void **graph, unsigned flags)
     return returns(0);
 }
 
-/* The handle is the value with which it begins, and a mark. */
+/* The handle is a number, a mark, and the value with which it begins. */
 EXPORT int cudaGraphConditionalHandleCreate(uint64_t *handle, void *graph, unsigned value,
                                             unsigned flags)
 {
+    static _Atomic uint64_t numbers;
     graph_of(graph);
-    *handle = 0xc0000000u + value;
+    *handle = ++numbers << 32 | (0xc0000000u + value);
     return returns(flags == 1 ? 0 : INVALID_VALUE);
 }
 
@@ -308,7 +309,9 @@ struct conditional {
 EXPORT int cudaGraphAddNode(void **made, void *graph, void *const *behind, const void *edges,
                             size_t count, struct conditional *p)
 {
-    if (p->type != NODE_CONDITIONAL || edges || p->kind || p->size > 2 || p->handle >> 30 != 3)
+    if ((p->handle >> 30 & 3) != 3)
+        abort(); /* as CUDA may */
+    if (p->type != NODE_CONDITIONAL || edges || p->kind || p->size > 2)
         return returns(INVALID_VALUE);
     struct graph_node *node = graph_add(graph, NODE_CONDITIONAL, behind, count);
     for (unsigned i = 0; i < p->size; i++)

@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define POOLS 8
 
@@ -65,6 +66,11 @@ EXPORT int cudaMallocAsync(void **address, size_t n, void *stream)
 
 EXPORT int cudaMallocFromPoolAsync(void **address, size_t n, void *from, void *stream)
 {
+    struct pool *pool = pool_of(from);
+    pool->values[6] = stream == (void *)78; /* one that stays here, unless the pool goes */
+    for (unsigned i = 0; i < 200 && pool->values[6] && pool->made; i++)
+        usleep(1000);
+    pool->values[6] = 0;
     return stream == (void *)77 ? returns(400) : allocate(address, n, pool_of(from));
 }
 
