@@ -32,11 +32,23 @@ struct foreseen {
     uint8_t digest[IBX_DIGEST_BYTES];
 };
 
+/* A range with huge pages, up to 1 GiB: all threads that have nothing else to do compute tags of
+ * it. Under the lock. */
+struct shared_range {
+    const uint8_t *received; /* NULL: none */
+    uint64_t first;          /* page */
+    unsigned count, next;    /* pages, and the first that nobody has taken */
+    unsigned at_work;        /* threads */
+    uint64_t *tags;
+    struct ibx_error failure; /* the first */
+};
+
 struct verifier_thread {
     struct ibx_verifier *verifier;
     struct ibx_page_tagger *tagger;
     uint8_t *bytes; /* pages at a time: of v->buffer */
     pthread_t thread;
+    struct shared_range shared; /* that this thread compares */
 };
 
 struct ibx_verifier {
@@ -48,7 +60,7 @@ struct ibx_verifier {
     struct verifier_thread threads[THREADS_MAX];
     unsigned started;
     pthread_mutex_t lock; /* of what follows */
-    pthread_cond_t more;
+    pthread_cond_t more, shared_done;
     struct job *head, **tail;
     bool closing;
     uint64_t queued; /* ranges, the one at work included */
@@ -137,6 +149,64 @@ static unsigned run_of(const struct ibx_verifier *v, uint64_t first, const uint8
     return n;
 }
 
+static bool is_huge(const struct ibx_verifier *v, uint64_t page)
+{
+    return v->map->blocks[ibx_page_map_block(v->map, page)].page_size > BUFFER_LEAST;
+}
+
+/* Tags pages of the range that nobody has taken. With the lock held, which it releases meanwhile.
+ */
+static void shared_work(struct verifier_thread *t, struct shared_range *s)
+{
+    struct ibx_verifier *v = t->verifier;
+    s->at_work++;
+    while (s->next < s->count && !s->failure.code) {
+        const unsigned i = s->next;
+        const bool wanted = has(s->received, i);
+        const unsigned n = wanted ? run_of(v, s->first, s->received, i, s->count) : 1;
+        struct ibx_error why = {0};
+        s->next += n;
+        if (!wanted)
+            continue;
+        pthread_mutex_unlock(&v->lock);
+        const int rc = tag_pages(t, s->first + i, n, s->tags + i, &why);
+        pthread_mutex_lock(&v->lock);
+        if (rc && !s->failure.code)
+            s->failure = why;
+    }
+    if (--s->at_work == 0)
+        pthread_cond_broadcast(&v->shared_done);
+}
+
+/* A range that this thread can help with, or NULL. Under the lock. */
+static struct shared_range *shared_find(struct ibx_verifier *v)
+{
+    for (unsigned i = 0; i < THREADS_MAX; i++) {
+        struct shared_range *s = &v->threads[i].shared;
+        if (s->received && s->next < s->count && !s->failure.code)
+            return s;
+    }
+    return NULL;
+}
+
+static int tag_shared(struct verifier_thread *t, uint64_t first, unsigned count,
+                      const uint8_t *received, uint64_t *tags, struct ibx_error *err)
+{
+    struct ibx_verifier *v = t->verifier;
+    struct shared_range *s = &t->shared;
+    pthread_mutex_lock(&v->lock);
+    *s = (struct shared_range){.received = received, .first = first, .count = count, .tags = tags};
+    pthread_cond_broadcast(&v->more);
+    shared_work(t, s);
+    while (s->at_work)
+        pthread_cond_wait(&v->shared_done, &v->lock);
+    s->received = NULL;
+    pthread_mutex_unlock(&v->lock);
+    if (s->failure.code && err)
+        *err = s->failure;
+    return s->failure.code;
+}
+
 /* The tags of the pages that the destination has received, from this side's RAM. */
 static int tag_range(struct verifier_thread *t, uint64_t range, const uint8_t *received,
                      uint64_t *tags, struct counts *counts, struct ibx_error *err)
@@ -150,15 +220,17 @@ static int tag_range(struct verifier_thread *t, uint64_t range, const uint8_t *r
         if (has(received, i) && !data)
             return differs(v, range, "have bytes at the destination where they are zero here", err);
         counts->left_out += data && !has(received, i);
+        counts->compared += has(received, i);
     }
     memset(tags, 0, count * sizeof(*tags));
+    if (is_huge(v, first) || (count && is_huge(v, first + count - 1)))
+        return tag_shared(t, first, count, received, tags, err);
     for (unsigned i = 0, n; !rc && i < count; i += n) {
         n = 1;
         if (!has(received, i))
             continue;
         n = run_of(v, first, received, i, count);
         rc = tag_pages(t, first + i, n, tags + i, err);
-        counts->compared += n;
     }
     return rc;
 }
@@ -299,7 +371,10 @@ static void *verifier_main(void *argument)
     ibx_thread_give_way();
     pthread_mutex_lock(&v->lock);
     while (!v->closing) {
-        if (v->head)
+        struct shared_range *shared = shared_find(v);
+        if (shared)
+            shared_work(t, shared);
+        else if (v->head)
             compare_next(t);
         else if (v->ahead < ibx_digest_ranges(v->map->pages))
             foresee_next(t);
@@ -358,6 +433,7 @@ int ibx_verifier_open(const struct ibx_guest_ram *ram, const struct ibx_page_map
     v->tail = &v->head;
     pthread_mutex_init(&v->lock, NULL);
     pthread_cond_init(&v->more, NULL);
+    pthread_cond_init(&v->shared_done, NULL);
     mlock(&v->keys, sizeof(v->keys));
     ibx_digest_keys_derive(&v->keys, key);
     v->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -481,6 +557,7 @@ void ibx_verifier_close(struct ibx_verifier *v)
     if (v->event_fd >= 0)
         close(v->event_fd);
     pthread_cond_destroy(&v->more);
+    pthread_cond_destroy(&v->shared_done);
     pthread_mutex_destroy(&v->lock);
     OPENSSL_cleanse(&v->keys, sizeof(v->keys));
     free(v);

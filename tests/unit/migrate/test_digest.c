@@ -13,8 +13,9 @@
 
 #define SMALL   4096u
 #define HUGE    (2u << 20)
-#define FIRST   1300u /* pages of the first block, and 2 huge ones: two ranges and a half */
-#define PAGES   (FIRST + 2u)
+#define FIRST   1300u /* pages of the first block, and the huge ones: two ranges and a half */
+#define HUGES   12u
+#define PAGES   (FIRST + HUGES)
 #define BYTES   (FIRST * SMALL)
 #define RANGES  3u
 #define WAIT_MS 20000
@@ -58,8 +59,9 @@ static int start(void **state)
     uint64_t bits[PAGES / 64 + 2] = {0};
     (void)state;
     block_make(0, "ram0", SMALL, BYTES);
-    block_make(1, "huge", HUGE, 2ull * HUGE);
-    ram = (struct ibx_guest_ram){.blocks = blocks, .count = 2, .bytes = BYTES + 2ull * HUGE};
+    block_make(1, "huge", HUGE, (uint64_t)HUGES * HUGE);
+    ram = (struct ibx_guest_ram){
+        .blocks = blocks, .count = 2, .bytes = BYTES + (uint64_t)HUGES * HUGE};
     assert_int_equal(ibx_page_map_init_ram(&map, &ram, &error), 0);
     for (uint64_t page = 0; page < PAGES; page++) {
         if (page % 7 == 0)
@@ -267,7 +269,30 @@ static void test_changed_at_the_source(NO_STATE)
 {
     all_arrive();
     page_at(1300)[HUGE - 1] ^= 1;
-    differs(2, "pages 1024 to 1301");
+    differs(2, "pages 1024 to 1311");
+}
+
+/* Several threads share a range of huge pages: none of them is left out. */
+static void test_changed_in_a_huge_page(void **state)
+{
+    for (uint64_t page = FIRST; page < PAGES; page++) {
+        if (!ibx_page_map_data(&map, page))
+            continue;
+        all_arrive();
+        page_at(page)[page % HUGES * (HUGE / HUGES)] ^= 1;
+        differs(2, "pages 1024 to 1311");
+        end(state);
+        start(state);
+    }
+}
+
+static void test_huge_pages_are_gone(NO_STATE)
+{
+    all_arrive();
+    assert_int_equal(ftruncate(blocks[1].fd, 3 * HUGE), 0);
+    assert_int_equal(give(2, 1), 0);
+    assert_int_equal(result(), -EIO);
+    assert_non_null(strstr(error.message, "guest RAM huge cannot be read"));
 }
 
 /* The bytes of one page in the place of another, and the other way round. */
@@ -375,6 +400,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_foreseen_differs, start, end),
         cmocka_unit_test_setup_teardown(test_forged_on_the_way, start, end),
         cmocka_unit_test_setup_teardown(test_changed_at_the_source, start, end),
+        cmocka_unit_test_setup_teardown(test_changed_in_a_huge_page, start, end),
+        cmocka_unit_test_setup_teardown(test_huge_pages_are_gone, start, end),
         cmocka_unit_test_setup_teardown(test_swapped, start, end),
         cmocka_unit_test_setup_teardown(test_zero_pages_have_none, start, end),
         cmocka_unit_test_setup_teardown(test_lies, start, end),
