@@ -248,7 +248,7 @@ static const struct ibx_tool_option options[] = {
      BIT(RECEIVE) | BIT(RECOVER), .at = AT(paused)},
     {.help = "Options of send and recover:"},
     {"links", "N",
-     "Page connections, 1 to 16 [3, or 5 when both hosts have 8 processors or more]; also: borrow, "
+     "Page connections, 1 to 16 [3, 5 or 7 when both hosts have 8 or 16 processors]; also: borrow, "
      "return, check, run, serve --cache, clone URI",
      SENDING | BIT(RECOVER) | BIT(CHECK) | BIT(RUN) | BIT(SERVE) | BIT(CLONE), IBX_TOOL_UNSIGNED,
      AT(links), 1, IBX_MIGRATE_LINKS_MAX, NULL},

@@ -100,7 +100,7 @@ static const struct ibx_tool_option options[] = {
      AT(size), .take = take_size},
     {"page", "4K|2M", "Page size; 2M needs enough of them in vm.nr_hugepages [4K]", SELF | SERVE,
      IBX_TOOL_OWN, AT(page), .take = take_page},
-    {"links", "N", "Connections, 1 to 16 [3, and 5 from 8 processors on]", SELF | SERVE,
+    {"links", "N", "Connections, 1 to 16 [3, 5 from 8 and 7 from 16 processors on]", SELF | SERVE,
      IBX_TOOL_UNSIGNED, AT(links), 1, IBX_MIGRATE_LINKS_MAX},
     {"serve-cpus", "LIST", "Processors of the serving end: 0,2-3 [any]", SELF | SERVE, IBX_TOOL_OWN,
      AT(server), .take = take_cpus},
