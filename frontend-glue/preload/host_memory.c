@@ -10,6 +10,8 @@
 
 #define HOST_ALLOC_FLAGS    7u  /* portable, mapped, write combined */
 #define HOST_REGISTER_FLAGS 15u /* portable, mapped, io memory, read only */
+#define PORTABLE            1u
+#define WORDS_MOST          4096u /* bytes; more is a buffer of copies */
 
 static struct ranges ranges;
 
@@ -123,17 +125,25 @@ int cudaMallocHost(void **address, size_t n)
     return calls ? allocate(calls, address, n, 0) : CALL_NEXT(cudaMallocHost, address, n);
 }
 
+/* Natively kernels reach all page-locked memory at its address. A few bytes for all devices are
+ * most often a word by which a program and its kernels tell each other something. */
+static bool is_for_kernels(size_t n, unsigned flags)
+{
+    return flags & IBX_FRONTEND_MAPPED || (flags & PORTABLE && n <= WORDS_MOST);
+}
+
 int cudaHostAlloc(void **address, size_t n, unsigned flags)
 {
+    const bool for_kernels = is_for_kernels(n, flags);
     int rc;
-    if (flags & IBX_FRONTEND_MAPPED && !ibx_frontend_plugin())
+    if (for_kernels && !ibx_frontend_plugin())
         ibx_frontend_connect();
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
     if (!calls)
         return CALL_NEXT(cudaHostAlloc, address, n, flags);
     if (flags & ~HOST_ALLOC_FLAGS)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (flags & IBX_FRONTEND_MAPPED && address && n && ibx_frontend_mapped(address, n, flags, &rc))
+    if (for_kernels && address && n && ibx_frontend_mapped(address, n, flags, &rc))
         return rc;
     return allocate(calls, address, n, flags);
 }

@@ -441,6 +441,15 @@ bool mapped()
     REQUIRE(cudaMemcpyAsync(to, device, n, D2H, nullptr) == 0);
     REQUIRE(cudaStreamSynchronize(nullptr) == 0 && has(to, bytes));
     REQUIRE(is(a, HOST, a, a) && flags_of(a) == 2 && flags_of(b) == 7 && flags_of(pinned) == 4);
+    // A word that all devices may use is most often one that kernels read or write.
+    void *word = nullptr, *large = nullptr;
+    REQUIRE(cudaHostAlloc(&word, 4, 1) == 0 && cudaHostAlloc(&large, n, 1) == 0);
+    REQUIRE(on_device(&there, word) == 0 && there == word && flags_of(word) == 1);
+    std::memcpy(word, "word", 4);
+    REQUIRE(stub_launch(to, word, 4, nullptr) == 0 && cudaDeviceSynchronize() == 0);
+    REQUIRE(!std::memcmp(to, "word", 4) && cudaFreeHost(word) == 0);
+    REQUIRE(on_device(&there, large) == 801 && cudaGetLastError() == 801);
+    REQUIRE(cudaFreeHost(large) == 0);
     // What is not mapped.
     REQUIRE(on_device(&there, pinned) == 801 && cudaGetLastError() == 801);
     REQUIRE(on_device(&there, device) == 1 && on_device(nullptr, a) == 1);
