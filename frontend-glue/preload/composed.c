@@ -2,7 +2,7 @@
 /*
  * Calls that GVirtuS lacks, or fails at, and that consist of others.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/exported.h"
 
 #include <stdio.h>
 
@@ -79,4 +79,121 @@ int cudaEventRecordWithFlags(void *event, void *stream, unsigned flags)
     if (flags && ibx_frontend_captures(stream)) /* a node of the graph's own */
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
     return cudaEventRecord(event, stream);
+}
+
+/* ------------------------------------------------------------------- several copies at once */
+
+#define AT_ONCE 2 /* cudaMemcpySrcAccessOrderDuringApiCall */
+#define ORDERS  3
+
+/* Before CUDA 13 a place for the number of the copy that fails comes before the stream. */
+int cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t *n, size_t count,
+                         const struct copy_attributes *attributes, const size_t *first,
+                         size_t attribute_count, void *a, void *b)
+{
+    const int version = ibx_frontend_cuda_version();
+    const bool counts = version && version < 13;
+    size_t *failed = counts ? a : NULL;
+    void *stream = counts ? b : a;
+    bool at_once = false;
+    int rc = !to || !from || !n || !count || !attributes || !first || !attribute_count ||
+                     (uintptr_t)stream <= 1 || first[0]
+                 ? CUDA_INVALID_VALUE
+                 : CUDA_SUCCESS;
+    for (size_t i = 0; i < attribute_count && !rc; i++) {
+        at_once = at_once || attributes[i].order == AT_ONCE;
+        if (attributes[i].order <= 0 || attributes[i].order > ORDERS)
+            rc = CUDA_INVALID_VALUE;
+    }
+    if (failed)
+        *failed = SIZE_MAX;
+    if (rc)
+        return ibx_frontend_fail(rc);
+    for (size_t i = 0; i < count && !rc; i++) {
+        rc = cudaMemcpyAsync(to[i], from[i], n[i], CUDA_MEMCPY_DEFAULT, stream);
+        if (rc && failed)
+            *failed = i;
+    }
+    return rc || !at_once ? rc : cudaStreamSynchronize(stream);
+}
+
+/* Each device has its own addresses. */
+static struct ibx_cuda_memcpy3d of_peers(const struct peer_planes *p)
+{
+    return (struct ibx_cuda_memcpy3d){.from_array = p->from_array,
+                                      .from_at = p->from_at,
+                                      .from = p->from,
+                                      .to_array = p->to_array,
+                                      .to_at = p->to_at,
+                                      .to = p->to,
+                                      .extent = p->extent,
+                                      .kind = CUDA_MEMCPY_ON_DEVICE};
+}
+
+int cudaMemcpy3DPeer(const struct peer_planes *parameters)
+{
+    if (!parameters)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const struct ibx_cuda_memcpy3d copy = of_peers(parameters);
+    return cudaMemcpy3D(&copy);
+}
+
+int cudaMemcpy3DPeerAsync(const struct peer_planes *parameters, void *stream)
+{
+    if (!parameters)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const struct ibx_cuda_memcpy3d copy = of_peers(parameters);
+    return cudaMemcpy3DAsync(&copy, stream);
+}
+
+/* Hints: what is discarded may keep its bytes. */
+int cudaMemPrefetchBatchAsync(void *const *addresses, const size_t *n, size_t count)
+{
+    int rc = addresses && n && count ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    for (size_t i = 0; i < count && !rc; i++)
+        rc = cudaMemPrefetchAsync(addresses[i], n[i]);
+    return rc;
+}
+
+int cudaMemDiscardBatchAsync(void *const *addresses, const size_t *n, size_t count)
+{
+    return cudaMemPrefetchBatchAsync(addresses, n, count);
+}
+
+int cudaMemDiscardAndPrefetchBatchAsync(void *const *addresses, const size_t *n, size_t count)
+{
+    return cudaMemPrefetchBatchAsync(addresses, n, count);
+}
+
+/* ------------------------------------------------------------------------ pools at a place */
+
+#define AT_DEVICE   1 /* cudaMemLocationTypeDevice */
+#define PAGE_LOCKED 1 /* cudaMemAllocationTypePinned */
+
+/* There are pools of devices alone. */
+static int check_place(const struct memory_location *location, int type)
+{
+    if (!location)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    return location->type == AT_DEVICE && type == PAGE_LOCKED
+               ? CUDA_SUCCESS
+               : ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+}
+
+int cudaMemGetDefaultMemPool(void **pool, const struct memory_location *location, int type)
+{
+    const int rc = check_place(location, type);
+    return rc ? rc : cudaDeviceGetDefaultMemPool(pool, location->id);
+}
+
+int cudaMemGetMemPool(void **pool, const struct memory_location *location, int type)
+{
+    const int rc = check_place(location, type);
+    return rc ? rc : cudaDeviceGetMemPool(pool, location->id);
+}
+
+int cudaMemSetMemPool(const struct memory_location *location, int type, void *pool)
+{
+    const int rc = check_place(location, type);
+    return rc ? rc : cudaDeviceSetMemPool(location->id, pool);
 }

@@ -6,7 +6,7 @@
  * none of these names. At the back end each thread of the application has a thread, and so its
  * stream is CUDA's own.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/exported.h"
 
 /* CUDA's header has their prototypes. */
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
@@ -43,6 +43,18 @@ EXPORTED int cudaLaunchKernelExC_ptsz(const struct launch_config *config, const 
     return cudaLaunchKernelExC(&in_own, function, arguments);
 }
 
+/* The stream is the last argument, the eighth from CUDA 13 on and the ninth before. */
+EXPORTED int cudaMemcpyBatchAsync_ptsz(void *const *to, const void *const *from, const size_t *n,
+                                       size_t count, const struct copy_attributes *attributes,
+                                       const size_t *first, size_t attribute_count, void *a,
+                                       void *b)
+{
+    const int version = ibx_frontend_cuda_version();
+    const bool ninth = version && version < 13;
+    return cudaMemcpyBatchAsync(to, from, n, count, attributes, first, attribute_count,
+                                ninth ? a : own(a), ninth ? own(b) : b);
+}
+
 IN_STREAM(cudaLaunchKernel,
           (const void *function, struct dim3 grid, struct dim3 block, void **arguments,
            size_t shared, void *stream),
@@ -67,6 +79,8 @@ IN_STREAM(cudaMemcpy2DAsync,
            size_t height, int kind, void *stream),
           to, to_pitch, from, from_pitch, width, height, kind, own(stream))
 IN_STREAM(cudaMemcpy3DAsync, (const struct ibx_cuda_memcpy3d *parameters, void *stream), parameters,
+          own(stream))
+IN_STREAM(cudaMemcpy3DPeerAsync, (const struct peer_planes *parameters, void *stream), parameters,
           own(stream))
 IN_STREAM(cudaMemcpyToSymbolAsync,
           (const void *symbol, const void *from, size_t n, size_t offset, int kind, void *stream),
@@ -102,6 +116,12 @@ IN_STREAM(cudaMallocFromPoolAsync, (void **address, size_t n, void *pool, void *
           pool, own(stream))
 IN_STREAM(cudaFreeAsync, (void *address, void *stream), address, own(stream))
 IN_STREAM(cudaMemPrefetchAsync, (const void *address, size_t n), address, n)
+IN_STREAM(cudaMemPrefetchBatchAsync, (void *const *addresses, const size_t *n, size_t count),
+          addresses, n, count)
+IN_STREAM(cudaMemDiscardBatchAsync, (void *const *addresses, const size_t *n, size_t count),
+          addresses, n, count)
+IN_STREAM(cudaMemDiscardAndPrefetchBatchAsync,
+          (void *const *addresses, const size_t *n, size_t count), addresses, n, count)
 IN_STREAM(cudaStreamAttachMemAsync, (void *stream, void *address, size_t n, unsigned flags),
           own(stream), address, n, flags)
 
@@ -117,6 +137,9 @@ IN_STREAM(cudaStreamSetAttribute, (void *stream, int attribute, const void *valu
 IN_STREAM(cudaStreamGetAttribute, (void *stream, int attribute, void *value), own(stream),
           attribute, value)
 IN_STREAM(cudaStreamGetFlags, (void *stream, unsigned *flags), own(stream), flags)
+IN_STREAM(cudaStreamGetId, (void *stream, unsigned long long *id), own(stream), id)
+IN_STREAM(cudaStreamGetDevice, (void *stream, int *device), own(stream), device)
+IN_STREAM(cudaStreamCopyAttributes, (void *to, void *from), own(to), own(from))
 IN_STREAM(cudaStreamGetPriority, (void *stream, int *priority), own(stream), priority)
 
 IN_STREAM(cudaStreamBeginCapture, (void *stream, int mode), own(stream), mode)
@@ -158,6 +181,11 @@ EXPORTED int cudaMemcpy2D_ptds(void *to, size_t to_pitch, const void *from, size
 EXPORTED int cudaMemcpy3D_ptds(const struct ibx_cuda_memcpy3d *parameters)
 {
     return copied(cudaMemcpy3DAsync(parameters, PER_THREAD), CUDA_MEMCPY_DEFAULT);
+}
+
+EXPORTED int cudaMemcpy3DPeer_ptds(const struct peer_planes *parameters)
+{
+    return cudaMemcpy3DPeerAsync(parameters, PER_THREAD);
 }
 
 EXPORTED int cudaMemcpyToSymbol_ptds(const void *symbol, const void *from, size_t n, size_t offset,

@@ -104,7 +104,18 @@ enum ibx_extra {
     IBX_EXTRA_NODE_CONDITIONAL, /* cudaGraphAddNode */
     IBX_EXTRA_STREAM_FLAGS,     /* cudaStreamGetFlags */
     IBX_EXTRA_STREAM_PRIORITY,  /* cudaStreamGetPriority */
-    IBX_EXTRAS                  /* one more than the last */
+    IBX_EXTRA_STREAM_ID,        /* cudaStreamGetId */
+    IBX_EXTRA_STREAM_DEVICE,    /* cudaStreamGetDevice */
+    IBX_EXTRA_STREAM_COPY_ATTRIBUTES,
+    IBX_EXTRA_DEVICE_FLAGS,    /* cudaGetDeviceFlags */
+    IBX_EXTRA_DEVICE_CACHE,    /* cudaDeviceGetCacheConfig */
+    IBX_EXTRA_BETWEEN_DEVICES, /* cudaDeviceGetP2PAttribute */
+    IBX_EXTRA_TEXTURE_WIDTH,   /* cudaDeviceGetTexture1DLinearMaxWidth */
+    IBX_EXTRA_CLUSTERS,        /* cudaOccupancyMaxActiveClusters */
+    IBX_EXTRA_CLUSTER_SIZE,    /* cudaOccupancyMaxPotentialClusterSize */
+    IBX_EXTRA_SHARED_MEMORY,   /* cudaOccupancyAvailableDynamicSMemPerBlock */
+    IBX_EXTRA_PARAMETER,       /* cudaFuncGetParamInfo */
+    IBX_EXTRAS                 /* one more than the last */
 };
 
 #define IBX_EXTRA_LISTED        32u /* handles or numbers in one reply, behind how many there are */

@@ -632,6 +632,7 @@ int main(int argc, char **argv)
         {"textures", textures},
         {"pools", pools},
         {"stream-of-thread", stream_of_thread},
+        {"queries", queries},
         {"managed", managed},
         {"mapped", mapped},
         {"pointers", pointers},

@@ -114,6 +114,11 @@ bool pointers();
 // Touched where that is not allowed.
 bool managed_in_function();
 
+// application_queries.cpp
+
+// About streams, devices and kernels.
+bool queries();
+
 // application_streams.cpp
 
 // A default stream for each thread.

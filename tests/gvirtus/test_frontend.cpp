@@ -433,8 +433,8 @@ void check_what_it_does_not()
     check("kernels as nvcc 13 launches them", [] { return run("launch", true); });
     for (const char *test :
          {"arrays", "planes", "planes-of-memory", "array-to-array", "textures", "pools",
-          "meanwhile", "cooperative", "nodes-of-graphs", "stream-of-thread", "graphs-after-resets",
-          "host-functions", "host-functions-at-exit"})
+          "meanwhile", "cooperative", "nodes-of-graphs", "stream-of-thread", "queries",
+          "graphs-after-resets", "host-functions", "host-functions-at-exit"})
         check(test, [=] { return run(test, true); });
     check("resets beside another program", resets_beside_another);
     check("a function that never returns", function_for_ever);

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* More of what the library exports (see internal.h): calls that need nothing of the other files. */
+#ifndef IBX_FRONTEND_GLUE_PRELOAD_EXPORTED_H
+#define IBX_FRONTEND_GLUE_PRELOAD_EXPORTED_H
+
+#include "frontend-glue/preload/internal.h"
+
+/* cudaMemcpyAttributes */
+struct copy_attributes {
+    int order; /* in which the source is read */
+    struct memory_location from, to;
+    unsigned flags;
+};
+/* cudaMemcpy3DPeerParms */
+struct peer_planes {
+    void *from_array;
+    struct ibx_cuda_extent from_at;
+    struct ibx_cuda_pitched from;
+    int from_device;
+    void *to_array;
+    struct ibx_cuda_extent to_at;
+    struct ibx_cuda_pitched to;
+    int to_device;
+    struct ibx_cuda_extent extent;
+};
+
+#pragma GCC visibility push(default)
+/* queries.c */
+int cudaStreamGetId(void *stream, unsigned long long *id);
+int cudaStreamGetDevice(void *stream, int *device);
+int cudaStreamCopyAttributes(void *to, void *from);
+int cudaGetDeviceFlags(unsigned *flags);
+int cudaDeviceGetCacheConfig(int *config);
+int cudaDeviceGetP2PAttribute(int *value, int attribute, int from, int to);
+int cudaDeviceGetTexture1DLinearMaxWidth(size_t *most, const struct ibx_cuda_channel *channel,
+                                         int device);
+int cudaDeviceGetByPCIBusId(int *device, const char *id);
+int cudaInitDevice(int device, unsigned flags, unsigned what);
+int cudaDeviceGetSharedMemConfig(int *config);
+int cudaDeviceSetSharedMemConfig(int config);
+int cudaFuncSetSharedMemConfig(const void *function, int config);
+int cudaOccupancyMaxActiveClusters(int *count, const void *function,
+                                   const struct launch_config *config);
+int cudaOccupancyMaxPotentialClusterSize(int *size, const void *function,
+                                         const struct launch_config *config);
+int cudaOccupancyAvailableDynamicSMemPerBlock(size_t *n, const void *function, int blocks,
+                                              int threads);
+int cudaFuncGetParamInfo(const void *function, size_t index, size_t *at, size_t *n);
+int cudaGetKernel(void **kernel, const void *function);
+int cudaKernelSetAttributeForDevice(void *kernel, int attribute, int value, int device);
+/* composed.c */
+int cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t *n, size_t count,
+                         const struct copy_attributes *attributes, const size_t *first,
+                         size_t attribute_count, void *a, void *b);
+int cudaMemcpy3DPeer(const struct peer_planes *parameters);
+int cudaMemcpy3DPeerAsync(const struct peer_planes *parameters, void *stream);
+int cudaMemPrefetchBatchAsync(void *const *addresses, const size_t *n, size_t count);
+int cudaMemDiscardBatchAsync(void *const *addresses, const size_t *n, size_t count);
+int cudaMemDiscardAndPrefetchBatchAsync(void *const *addresses, const size_t *n, size_t count);
+int cudaMemGetDefaultMemPool(void **pool, const struct memory_location *location, int type);
+int cudaMemGetMemPool(void **pool, const struct memory_location *location, int type);
+int cudaMemSetMemPool(const struct memory_location *location, int type, void *pool);
+/* GVirtuS's. */
+int cudaGetDeviceCount(int *count);
+int cudaSetDeviceFlags(unsigned flags);
+int cudaFuncSetAttribute(const void *function, int attribute, int value);
+#pragma GCC visibility pop
+
+#endif

@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Questions about streams, devices and kernels that GVirtuS does not know, in requests of our own,
+ * and what can be answered here.
+ */
+#include "frontend-glue/preload/exported.h"
+
+#include <stdio.h>
+
+#define SHARED_BANKS 1 /* cudaSharedMemBankSizeFourByte: all that GPUs have since 2014 */
+#define SHARED_MOST  2
+#define FLAGS_VALID  1u /* cudaInitDeviceFlagsAreValid */
+
+/* A request that answers one number. */
+static int number(const struct extra *e, const void *wanted, uint64_t *answer)
+{
+    return wanted ? ibx_frontend_extra_ask(e, answer) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+}
+
+static int int_of(const struct extra *e, int *value)
+{
+    uint64_t answer = 0;
+    const int rc = number(e, value, &answer);
+    if (!rc)
+        *value = (int)(uint32_t)answer;
+    return rc;
+}
+
+/* ------------------------------------------------------------------------------- streams */
+
+int cudaStreamGetId(void *stream, unsigned long long *id)
+{
+    struct extra e;
+    uint64_t answer = 0;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_STREAM_ID, "cudaStreamGetId");
+    ibx_put_u64(&e.body, (uintptr_t)stream);
+    const int rc = number(&e, id, &answer);
+    if (!rc)
+        *id = answer;
+    return rc;
+}
+
+int cudaStreamGetDevice(void *stream, int *device)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_STREAM_DEVICE, "cudaStreamGetDevice");
+    ibx_put_u64(&e.body, (uintptr_t)stream);
+    return int_of(&e, device);
+}
+
+int cudaStreamCopyAttributes(void *to, void *from)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_STREAM_COPY_ATTRIBUTES, "cudaStreamCopyAttributes");
+    ibx_put_u64(&e.body, (uintptr_t)to);
+    ibx_put_u64(&e.body, (uintptr_t)from);
+    return ibx_frontend_extra(&e, NULL, 0);
+}
+
+/* ------------------------------------------------------------------------------- devices */
+
+int cudaGetDeviceFlags(unsigned *flags)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_DEVICE_FLAGS, "cudaGetDeviceFlags");
+    return int_of(&e, (int *)flags);
+}
+
+int cudaDeviceGetCacheConfig(int *config)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_DEVICE_CACHE, "cudaDeviceGetCacheConfig");
+    return int_of(&e, config);
+}
+
+int cudaDeviceGetP2PAttribute(int *value, int attribute, int from, int to)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_BETWEEN_DEVICES, "cudaDeviceGetP2PAttribute");
+    ibx_put_u32(&e.body, (uint32_t)attribute);
+    ibx_put_u32(&e.body, (uint32_t)from);
+    ibx_put_u32(&e.body, (uint32_t)to);
+    return int_of(&e, value);
+}
+
+int cudaDeviceGetTexture1DLinearMaxWidth(size_t *most, const struct ibx_cuda_channel *channel,
+                                         int device)
+{
+    struct extra e;
+    uint64_t answer = 0;
+    if (!channel)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_TEXTURE_WIDTH, "cudaDeviceGetTexture1DLinearMaxWidth");
+    ibx_layout_put(&e.body, IBX_LAYOUT_CHANNEL, channel);
+    ibx_put_u32(&e.body, (uint32_t)device);
+    const int rc = number(&e, most, &answer);
+    if (!rc)
+        *most = answer;
+    return rc;
+}
+
+/* "DOMAIN:BUS:DEVICE.FUNCTION", of which the first and the last may be missing. */
+static bool read_place(const char *id, unsigned place[3])
+{
+    place[0] = 0;
+    return id && (sscanf(id, "%x:%x:%x", &place[0], &place[1], &place[2]) == 3 ||
+                  sscanf(id, "%x:%x", &place[1], &place[2]) == 2);
+}
+
+int cudaDeviceGetByPCIBusId(int *device, const char *id)
+{
+    unsigned wanted[3], is[3];
+    char place[32];
+    if (!device || !read_place(id, wanted))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    for (int i = 0, count = 0; !i || i < count; i++) {
+        const int rc = i ? CUDA_SUCCESS : CALL_NEXT(cudaGetDeviceCount, &count);
+        if (rc || (count && cudaDeviceGetPCIBusId(place, sizeof(place), i)))
+            return rc ? rc : CUDA_INVALID_DEVICE;
+        if (count && read_place(place, is) && !memcmp(is, wanted, sizeof(is))) {
+            *device = i;
+            return CUDA_SUCCESS;
+        }
+    }
+    return ibx_frontend_fail(CUDA_INVALID_DEVICE);
+}
+
+/* A context of the device, which stays unselected. */
+int cudaInitDevice(int device, unsigned flags, unsigned what)
+{
+    int before = 0, rc = what & ~FLAGS_VALID ? ibx_frontend_fail(CUDA_INVALID_VALUE) : 0;
+    if (!rc && !(rc = cudaGetDevice(&before)) && !(rc = cudaSetDevice(device))) {
+        rc = what ? CALL_NEXT(cudaSetDeviceFlags, flags) : CUDA_SUCCESS;
+        const int back = cudaSetDevice(before);
+        rc = rc ? rc : back;
+    }
+    return rc;
+}
+
+int cudaDeviceGetSharedMemConfig(int *config)
+{
+    if (!config)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    *config = SHARED_BANKS;
+    return CUDA_SUCCESS;
+}
+
+/* CUDA ignores it for all such GPUs. */
+int cudaDeviceSetSharedMemConfig(int config)
+{
+    return config < 0 || config > SHARED_MOST ? ibx_frontend_fail(CUDA_INVALID_VALUE)
+                                              : CUDA_SUCCESS;
+}
+
+int cudaFuncSetSharedMemConfig(const void *function, int config)
+{
+    return function ? cudaDeviceSetSharedMemConfig(config)
+                    : ibx_frontend_fail(CUDA_INVALID_FUNCTION);
+}
+
+/* ------------------------------------------------------------------------------- kernels */
+
+/* False: nobody can tell by which name requests name it; *rc says so. */
+static bool begin(struct extra *e, enum ibx_extra call, const char *name, const void *function,
+                  int *rc)
+{
+    uint8_t kernel[8];
+    if (!ibx_frontend_plugin())
+        ibx_frontend_connect();
+    ibx_frontend_extra_begin(e, call, name);
+    *rc = ibx_frontend_kernel_name(function, kernel) ? CUDA_SUCCESS
+                                                     : ibx_frontend_fail(CUDA_INVALID_FUNCTION);
+    ibx_put_bytes(&e->body, kernel, sizeof(kernel));
+    return !*rc;
+}
+
+static int clusters(enum ibx_extra call, const char *name, int *found, const void *function,
+                    const struct launch_config *c)
+{
+    struct extra e;
+    int rc;
+    if (!c || (c->count && !c->attributes))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (!begin(&e, call, name, function, &rc))
+        return rc;
+    const struct dim3 sizes[] = {c->grid, c->block};
+    for (unsigned i = 0; i < 2; i++) {
+        ibx_put_u32(&e.body, sizes[i].x);
+        ibx_put_u32(&e.body, sizes[i].y);
+        ibx_put_u32(&e.body, sizes[i].z);
+    }
+    ibx_put_u64(&e.body, c->shared);
+    ibx_put_u64(&e.body, (uintptr_t)c->stream);
+    for (unsigned i = 0; i < c->count && !e.body.failed; i++) {
+        ibx_put_u32(&e.body, (uint32_t)c->attributes[i].id);
+        ibx_put_bytes(&e.body, c->attributes[i].value, IBX_EXTRA_ATTRIBUTE);
+    }
+    return int_of(&e, found);
+}
+
+int cudaOccupancyMaxActiveClusters(int *count, const void *function,
+                                   const struct launch_config *config)
+{
+    return clusters(IBX_EXTRA_CLUSTERS, "cudaOccupancyMaxActiveClusters", count, function, config);
+}
+
+int cudaOccupancyMaxPotentialClusterSize(int *size, const void *function,
+                                         const struct launch_config *config)
+{
+    return clusters(IBX_EXTRA_CLUSTER_SIZE, "cudaOccupancyMaxPotentialClusterSize", size, function,
+                    config);
+}
+
+int cudaOccupancyAvailableDynamicSMemPerBlock(size_t *n, const void *function, int blocks,
+                                              int threads)
+{
+    struct extra e;
+    uint64_t answer = 0;
+    int rc;
+    if (!begin(&e, IBX_EXTRA_SHARED_MEMORY, "cudaOccupancyAvailableDynamicSMemPerBlock", function,
+               &rc))
+        return rc;
+    ibx_put_u32(&e.body, (uint32_t)blocks);
+    ibx_put_u32(&e.body, (uint32_t)threads);
+    rc = number(&e, n, &answer);
+    if (!rc)
+        *n = answer;
+    return rc;
+}
+
+int cudaFuncGetParamInfo(const void *function, size_t index, size_t *at, size_t *n)
+{
+    struct extra e;
+    uint8_t bytes[16] = {0};
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    int rc;
+    if (!begin(&e, IBX_EXTRA_PARAMETER, "cudaFuncGetParamInfo", function, &rc))
+        return rc;
+    ibx_put_u64(&e.body, index);
+    rc = at ? ibx_frontend_extra(&e, bytes, sizeof(bytes)) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (rc)
+        return rc;
+    *at = ibx_get_u64(&r);
+    if (n)
+        *n = ibx_get_u64(&r);
+    return CUDA_SUCCESS;
+}
+
+/* As in __cudaGetKernel(): the handle is the function. */
+int cudaGetKernel(void **kernel, const void *function)
+{
+    if (!kernel || !function)
+        return ibx_frontend_fail(kernel ? CUDA_INVALID_FUNCTION : CUDA_INVALID_VALUE);
+    return __cudaGetKernel(kernel, function);
+}
+
+int cudaKernelSetAttributeForDevice(void *kernel, int attribute, int value, int device)
+{
+    int before = 0, rc = cudaGetDevice(&before);
+    if (rc || (rc = cudaSetDevice(device)))
+        return rc;
+    rc = CALL_NEXT(cudaFuncSetAttribute, kernel, attribute, value);
+    const int back = cudaSetDevice(before);
+    return rc ? rc : back;
+}

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Questions that the libcudart does not know. The double's answers tell what it was asked.
+#include "tests/gvirtus/application.h"
+
+#include "frontend-glue/session/extra.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+namespace
+{
+
+struct Attribute {
+    int id;
+    alignas(8) int value[16];
+};
+struct Config {
+    StubDim3 grid, block;
+    std::size_t shared;
+    void *stream;
+    const Attribute *attributes;
+    unsigned count;
+};
+
+template <typename... Arguments> int ask(const char *call, Arguments... arguments)
+{
+    auto *function = preloaded<int(Arguments...)>(call);
+    return function ? function(arguments...) : -1;
+}
+
+// An error is the call's own, and cudaGetLastError's.
+bool refused(int rc, int code)
+{
+    REQUIRE(rc == code);
+    return cudaGetLastError() == code;
+}
+
+bool streams()
+{
+    void *stream = nullptr, *other = nullptr;
+    unsigned long long id = 0;
+    int device = -1;
+    REQUIRE(cudaStreamCreate(&stream) == 0 && cudaStreamCreate(&other) == 0);
+    const auto low = reinterpret_cast<std::uintptr_t>(stream) % 1000;
+    REQUIRE(ask("cudaStreamGetId", stream, &id) == 0 && id == (1ull << 40) + low);
+    REQUIRE(ask("cudaStreamGetId_ptsz", static_cast<void *>(nullptr), &id) == 0);
+    REQUIRE(id == (1ull << 40) + 2);
+    REQUIRE(ask("cudaStreamGetDevice", stream, &device) == 0 && device == 0);
+    REQUIRE(ask("cudaStreamCopyAttributes", stream, other) == 0);
+    REQUIRE(ask("cudaStreamGetDevice", stream, &device) == 0 && device == 7);
+    return refused(ask("cudaStreamGetId", stream, static_cast<unsigned long long *>(nullptr)), 1);
+}
+
+bool devices_of_it()
+{
+    unsigned flags = 0;
+    int value = 0;
+    std::size_t most = 0;
+    const ibx_cuda_channel floats = {32, 0, 0, 0, 2};
+    REQUIRE(ask("cudaGetDeviceFlags", &flags) == 0 && flags == 8);
+    REQUIRE(ask("cudaDeviceGetCacheConfig", &value) == 0 && value == 2);
+    REQUIRE(ask("cudaDeviceGetP2PAttribute", &value, 3, 1, 2) == 0 && value == 312);
+    REQUIRE(refused(ask("cudaDeviceGetP2PAttribute", &value, 3, 1, 1), 101) && value == 312);
+    REQUIRE(ask("cudaDeviceGetTexture1DLinearMaxWidth", &most, &floats, 0) == 0);
+    REQUIRE(most == (std::size_t{1} << 33) + 32);
+    // Answered here: all GPUs have the same banks.
+    REQUIRE(ask("cudaDeviceSetSharedMemConfig", 2) == 0);
+    REQUIRE(ask("cudaDeviceGetSharedMemConfig", &value) == 0 && value == 1);
+    REQUIRE(refused(ask("cudaDeviceSetSharedMemConfig", 3), 1));
+    // A context of another device, which is not selected then.
+    REQUIRE(ask("cudaInitDevice", 1, 0u, 0u) == 0 && cudaGetDevice(&value) == 0 && value == 0);
+    return ask("cudaInitDevice", 5, 0u, 0u) == 101;
+}
+
+bool kernels()
+{
+    const Attribute wide = {4, {3}};
+    const Config config = {{2, 1, 1}, {32, 1, 1}, 5, nullptr, &wide, 1};
+    const void *kernel = &stub_kernel;
+    void *handle = nullptr;
+    int expected = 5, found = 0;
+    std::size_t n = 0, at = 0;
+    for (int size : {2, 1, 1, 32, 1, 1})
+        expected = expected * 3 + size;
+    expected += 4 * 1000 + 3 * 100000;
+    REQUIRE(ask("cudaOccupancyMaxActiveClusters", &found, kernel, &config) == 0);
+    REQUIRE(found == expected);
+    REQUIRE(ask("cudaOccupancyMaxPotentialClusterSize", &found, kernel, &config) == 0);
+    REQUIRE(found == 2 * expected);
+    REQUIRE(ask("cudaOccupancyAvailableDynamicSMemPerBlock", &n, kernel, 3, 256) == 0 && n == 3256);
+    REQUIRE(ask("cudaFuncGetParamInfo", kernel, std::size_t{2}, &at, &n) == 0 && at == 16);
+    REQUIRE(n == 8 && refused(ask("cudaFuncGetParamInfo", kernel, std::size_t{3}, &at, &n), 1));
+    REQUIRE(ask("cudaGetKernel", &handle, kernel) == 0 && handle == kernel);
+    return refused(ask("cudaGetKernel", &handle, static_cast<const void *>(nullptr)), 98);
+}
+
+struct Location {
+    int type, id;
+};
+struct CopyAttributes {
+    int order;
+    Location from, to;
+    unsigned flags;
+};
+struct Peers {
+    void *from_array;
+    ibx_cuda_extent from_at;
+    ibx_cuda_pitched from;
+    int from_device;
+    void *to_array;
+    ibx_cuda_extent to_at;
+    ibx_cuda_pitched to;
+    int to_device;
+    ibx_cuda_extent extent;
+};
+
+// Three copies of different kinds in one call; the source of the first may change at once.
+bool batches()
+{
+    constexpr std::size_t n = 1 << 20;
+    void *stream = nullptr, *pinned = nullptr;
+    char *device = device_memory(2 * n);
+    REQUIRE(device && cudaStreamCreate(&stream) == 0 && cudaMallocHost(&pinned, n) == 0);
+    char *bytes = static_cast<char *>(pinned);
+    std::vector<char> there(n), back(n);
+    random_fill(there.data(), n, 8);
+    std::memcpy(bytes, there.data(), n);
+    void *to[] = {back.data(), device + n, device};
+    const void *from[] = {device + n, device, bytes};
+    const std::size_t sizes[] = {n, n, n}, first[] = {0};
+    CopyAttributes at_once = {2, {}, {}, 0};
+    auto batch = [&](CopyAttributes *attributes, void *in) {
+        return ask("cudaMemcpyBatchAsync", static_cast<void *const *>(to),
+                   static_cast<const void *const *>(from), static_cast<const std::size_t *>(sizes),
+                   std::size_t{3}, attributes, static_cast<const std::size_t *>(first),
+                   std::size_t{1}, in);
+    };
+    REQUIRE(stub_remote()->slow(20000));
+    REQUIRE(cudaMemset(device + n, 'z', n) == 0 && batch(&at_once, stream) == 0);
+    std::memset(bytes, 'x', n);
+    stub_remote()->slow(0);
+    REQUIRE(cudaStreamSynchronize(stream) == 0 && back[0] == 'z' && back[n - 1] == 'z');
+    REQUIRE(device_has(device, there.data(), n));
+    REQUIRE(refused(batch(&at_once, nullptr), 1)); // not in the legacy stream
+    at_once.order = 0;
+    REQUIRE(refused(batch(&at_once, stream), 1));
+    // Planes between devices.
+    Peers p = {};
+    p.from = {device, 64, 64, 8}, p.to = {device + n, 64, 64, 8}, p.extent = {32, 4, 1};
+    REQUIRE(cudaMemcpy(device + n, there.data(), n, H2D) == 0);
+    REQUIRE(cudaMemset(device, 'p', n) == 0 && ask("cudaMemcpy3DPeer", &p) == 0);
+    std::fill(there.begin(), there.begin() + 32, 'p');
+    REQUIRE(cudaDeviceSynchronize() == 0 && device_has(device + n, there.data(), 64));
+    return cudaFreeHost(pinned) == 0 && cudaFree(device) == 0;
+}
+
+// Of a place: a device, of which there are pools of page-locked memory.
+bool pools_at_places()
+{
+    void *pool = nullptr, *of_device = nullptr;
+    Location device = {1, 0}, host = {2, 0};
+    REQUIRE(ask("cudaDeviceGetDefaultMemPool", &of_device, 0) == 0);
+    REQUIRE(ask("cudaMemGetDefaultMemPool", &pool, &device, 1) == 0 && pool == of_device);
+    REQUIRE(ask("cudaMemGetMemPool", &pool, &device, 1) == 0 && pool == of_device);
+    REQUIRE(ask("cudaMemSetMemPool", &device, 1, pool) == 0);
+    return refused(ask("cudaMemGetMemPool", &pool, &host, 1), 801);
+}
+
+} // namespace
+
+bool queries()
+{
+    REQUIRE(cudaGetLastError() == 0); // the back end loads CUDA's runtime
+    return streams() && devices_of_it() && kernels() && batches() && pools_at_places();
+}
