@@ -17,6 +17,7 @@
  *   per_thread.c   the names of calls in programs with a default stream for each thread
  *   extra.c        calls that GVirtuS lacks, in requests of our own
  *   queries.c      likewise: questions about streams, devices and kernels
+ *   absent.c       calls that are not there for a remote GPU
  *   local_libraries.c  cuRAND and others that would use a GPU of this host
  *   host_functions.c  likewise: functions that a stream waits for
  *   captures.c     streams that are captured

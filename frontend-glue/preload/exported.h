@@ -63,6 +63,8 @@ int cudaMemSetMemPool(const struct memory_location *location, int type, void *po
 /* GVirtuS's. */
 int cudaGetDeviceCount(int *count);
 int cudaSetDeviceFlags(unsigned flags);
+int cudaMemcpyArrayToArray(void *to, size_t to_x, size_t to_y, const void *from, size_t from_x,
+                           size_t from_y, size_t n, int kind);
 int cudaFuncSetAttribute(const void *function, int attribute, int value);
 #pragma GCC visibility pop
 

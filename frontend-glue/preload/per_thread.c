@@ -248,3 +248,9 @@ EXPORTED int cudaMemcpy2DArrayToArray_ptds(void *to, size_t to_x, size_t to_y, c
 {
     return cudaMemcpy2DArrayToArray(to, to_x, to_y, from, from_x, from_y, width, height, kind);
 }
+
+EXPORTED int cudaMemcpyArrayToArray_ptds(void *to, size_t to_x, size_t to_y, const void *from,
+                                         size_t from_x, size_t from_y, size_t n, int kind)
+{
+    return CALL_NEXT(cudaMemcpyArrayToArray, to, to_x, to_y, from, from_x, from_y, n, kind);
+}

@@ -633,6 +633,8 @@ int main(int argc, char **argv)
         {"pools", pools},
         {"stream-of-thread", stream_of_thread},
         {"queries", queries},
+        {"names-of-runtime", names_of_runtime},
+        {"absent", absent},
         {"managed", managed},
         {"mapped", mapped},
         {"pointers", pointers},

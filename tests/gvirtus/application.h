@@ -43,6 +43,11 @@ bool round_trip(char *device, char *memory, std::size_t n, unsigned seed, void *
 // Peak memory of this process, KiB.
 long peak();
 
+// application_names.cpp
+
+bool names_of_runtime();
+bool absent();
+
 // application_pinned.cpp
 
 // Page-locked memory; of an application after one that has left without freeing its own.

@@ -155,6 +155,15 @@ bool mapped_memory()
     return true;
 }
 
+bool absent()
+{
+    GpuBackEnd back;
+    Application app(&back, application, "absent");
+    REQUIRE(app.good());
+    REQUIRE(lines_with(app.said(), "ibx:") == 2);
+    return lines_with(app.said(), "cudaImportExternalMemory returns cudaErrorNotSupported") == 1;
+}
+
 bool function_for_ever()
 {
     GpuBackEnd back;
@@ -434,9 +443,10 @@ void check_what_it_does_not()
     for (const char *test :
          {"arrays", "planes", "planes-of-memory", "array-to-array", "textures", "pools",
           "meanwhile", "cooperative", "nodes-of-graphs", "stream-of-thread", "queries",
-          "graphs-after-resets", "host-functions", "host-functions-at-exit"})
+          "names-of-runtime", "graphs-after-resets", "host-functions", "host-functions-at-exit"})
         check(test, [=] { return run(test, true); });
     check("resets beside another program", resets_beside_another);
+    check("calls that are not there for a remote GPU", absent);
     check("a function that never returns", function_for_ever);
     check("memory that is given back beside graphs", frees_beside_graphs);
     check("memory that is unpinned beside graphs", unpinned_beside_graphs);

@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Calls of CUDA's runtime that are not there for a remote GPU: most of them share memory with
+ * something else on the GPU's host. Without them a program that is linked with -z now would not
+ * begin, and another one would end at the first of them; as it is they return
+ * cudaErrorNotSupported, and a line names the call. A libcudart that has one keeps it where its
+ * arguments, as most, are up to six that go in registers.
+ */
+#include "frontend-glue/preload/internal.h"
+
+#include "common/log.h"
+
+/* CUDA's header has their prototypes. */
+#pragma GCC diagnostic ignored "-Wmissing-prototypes"
+
+typedef int (*function)(uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t);
+
+static int absent(const char *call, atomic_flag *told)
+{
+    if (!atomic_flag_test_and_set(told))
+        ibx_log(IBX_LOG_WARN,
+                "%s returns cudaErrorNotSupported: it is not there for a remote GPU; "
+                "ibx-gvirtus(1) lists what is",
+                call);
+    return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+}
+
+#define ABSENT(call)                                                                               \
+    __attribute__((visibility("default"))) int call(uintptr_t a, uintptr_t b, uintptr_t c,         \
+                                                    uintptr_t d, uintptr_t e, uintptr_t f)         \
+    {                                                                                              \
+        static atomic_flag told = ATOMIC_FLAG_INIT;                                                \
+        static _Atomic(void *) found;                                                              \
+        const function next = (function)ibx_frontend_next(&found, #call);                          \
+        return next ? next(a, b, c, d, e, f) : absent(#call, &told);                               \
+    }
+
+/* Memory, semaphores and images of other interfaces. */
+ABSENT(cudaDestroyExternalMemory)
+ABSENT(cudaDestroyExternalSemaphore)
+ABSENT(cudaDeviceGetNvSciSyncAttributes)
+ABSENT(cudaEGLStreamConsumerAcquireFrame)
+ABSENT(cudaEGLStreamConsumerConnect)
+ABSENT(cudaEGLStreamConsumerConnectWithFlags)
+ABSENT(cudaEGLStreamConsumerDisconnect)
+ABSENT(cudaEGLStreamConsumerReleaseFrame)
+ABSENT(cudaEGLStreamProducerConnect)
+ABSENT(cudaEGLStreamProducerDisconnect)
+ABSENT(cudaEGLStreamProducerPresentFrame)
+ABSENT(cudaEGLStreamProducerReturnFrame)
+ABSENT(cudaEventCreateFromEGLSync)
+ABSENT(cudaExternalMemoryGetMappedBuffer)
+ABSENT(cudaExternalMemoryGetMappedMipmappedArray)
+ABSENT(cudaGLGetDevices)
+ABSENT(cudaGraphAddExternalSemaphoresSignalNode)
+ABSENT(cudaGraphAddExternalSemaphoresWaitNode)
+ABSENT(cudaGraphExecExternalSemaphoresSignalNodeSetParams)
+ABSENT(cudaGraphExecExternalSemaphoresWaitNodeSetParams)
+ABSENT(cudaGraphExternalSemaphoresSignalNodeGetParams)
+ABSENT(cudaGraphExternalSemaphoresSignalNodeSetParams)
+ABSENT(cudaGraphExternalSemaphoresWaitNodeGetParams)
+ABSENT(cudaGraphExternalSemaphoresWaitNodeSetParams)
+ABSENT(cudaGraphicsEGLRegisterImage)
+ABSENT(cudaGraphicsGLRegisterImage)
+ABSENT(cudaGraphicsResourceGetMappedEglFrame)
+ABSENT(cudaGraphicsResourceGetMappedMipmappedArray)
+ABSENT(cudaGraphicsSubResourceGetMappedArray)
+ABSENT(cudaGraphicsVDPAURegisterOutputSurface)
+ABSENT(cudaGraphicsVDPAURegisterVideoSurface)
+ABSENT(cudaImportExternalMemory)
+ABSENT(cudaImportExternalSemaphore)
+ABSENT(cudaSignalExternalSemaphoresAsync)
+ABSENT(cudaSignalExternalSemaphoresAsync_ptsz)
+ABSENT(cudaVDPAUGetDevice)
+ABSENT(cudaVDPAUSetVDPAUDevice)
+ABSENT(cudaWaitExternalSemaphoresAsync)
+ABSENT(cudaWaitExternalSemaphoresAsync_ptsz)
+
+/* Graphs. */
+ABSENT(cudaDeviceSetGraphMemAttribute)
+ABSENT(cudaGraphAddMemcpyNodeFromSymbol)
+ABSENT(cudaGraphAddMemcpyNodeToSymbol)
+ABSENT(cudaGraphChildGraphNodeGetGraph)
+ABSENT(cudaGraphEventRecordNodeGetEvent)
+ABSENT(cudaGraphEventRecordNodeSetEvent)
+ABSENT(cudaGraphEventWaitNodeGetEvent)
+ABSENT(cudaGraphEventWaitNodeSetEvent)
+ABSENT(cudaGraphExecChildGraphNodeSetParams)
+ABSENT(cudaGraphExecEventRecordNodeSetEvent)
+ABSENT(cudaGraphExecEventWaitNodeSetEvent)
+ABSENT(cudaGraphExecGetFlags)
+ABSENT(cudaGraphExecHostNodeSetParams)
+ABSENT(cudaGraphExecMemcpyNodeSetParams1D)
+ABSENT(cudaGraphExecMemcpyNodeSetParamsFromSymbol)
+ABSENT(cudaGraphExecMemcpyNodeSetParamsToSymbol)
+ABSENT(cudaGraphExecNodeSetParams)
+ABSENT(cudaGraphGetEdges)
+ABSENT(cudaGraphHostNodeGetParams)
+ABSENT(cudaGraphHostNodeSetParams)
+ABSENT(cudaGraphInstantiateWithParams)
+ABSENT(cudaGraphInstantiateWithParams_ptsz)
+ABSENT(cudaGraphKernelNodeCopyAttributes)
+ABSENT(cudaGraphKernelNodeGetAttribute)
+ABSENT(cudaGraphKernelNodeGetParams)
+ABSENT(cudaGraphKernelNodeSetAttribute)
+ABSENT(cudaGraphMemAllocNodeGetParams)
+ABSENT(cudaGraphMemFreeNodeGetParams)
+ABSENT(cudaGraphMemcpyNodeGetParams)
+ABSENT(cudaGraphMemcpyNodeSetParams1D)
+ABSENT(cudaGraphMemcpyNodeSetParamsFromSymbol)
+ABSENT(cudaGraphMemcpyNodeSetParamsToSymbol)
+ABSENT(cudaGraphMemsetNodeGetParams)
+ABSENT(cudaGraphNodeFindInClone)
+ABSENT(cudaGraphNodeGetDependencies)
+ABSENT(cudaGraphNodeGetDependentNodes)
+ABSENT(cudaGraphNodeGetEnabled)
+ABSENT(cudaGraphNodeSetEnabled)
+ABSENT(cudaGraphNodeSetParams)
+ABSENT(cudaGraphReleaseUserObject)
+ABSENT(cudaGraphRetainUserObject)
+ABSENT(cudaUserObjectCreate)
+ABSENT(cudaUserObjectRelease)
+ABSENT(cudaUserObjectRetain)
+
+/* Libraries of kernels, functions of the driver. */
+ABSENT(cudaFuncGetName)
+ABSENT(cudaGetExportTable)
+ABSENT(cudaGetFuncBySymbol)
+ABSENT(cudaLibraryEnumerateKernels)
+ABSENT(cudaLibraryGetGlobal)
+ABSENT(cudaLibraryGetKernel)
+ABSENT(cudaLibraryGetKernelCount)
+ABSENT(cudaLibraryGetManaged)
+ABSENT(cudaLibraryGetUnifiedFunction)
+ABSENT(cudaLibraryLoadData)
+ABSENT(cudaLibraryLoadFromFile)
+ABSENT(cudaLibraryUnload)
+
+/* Arrays, textures. */
+ABSENT(cudaArrayGetInfo)
+ABSENT(cudaArrayGetMemoryRequirements)
+ABSENT(cudaArrayGetPlane)
+ABSENT(cudaArrayGetSparseProperties)
+ABSENT(cudaFreeMipmappedArray)
+ABSENT(cudaGetMipmappedArrayLevel)
+ABSENT(cudaGetSurfaceObjectResourceDesc)
+ABSENT(cudaGetTextureObjectResourceDesc)
+ABSENT(cudaGetTextureObjectResourceViewDesc)
+ABSENT(cudaGetTextureObjectTextureDesc)
+ABSENT(cudaMallocMipmappedArray)
+ABSENT(cudaMipmappedArrayGetMemoryRequirements)
+ABSENT(cudaMipmappedArrayGetSparseProperties)
+
+/* Messages of the driver, and what else there is. */
+ABSENT(cudaDeviceFlushGPUDirectRDMAWrites)
+ABSENT(cudaDeviceGetHostAtomicCapabilities)
+ABSENT(cudaDeviceGetP2PAtomicCapabilities)
+ABSENT(cudaDeviceRegisterAsyncNotification)
+ABSENT(cudaDeviceUnregisterAsyncNotification)
+ABSENT(cudaGetDriverEntryPointByVersion)
+ABSENT(cudaGetDriverEntryPointByVersion_ptsz)
+ABSENT(cudaGetDriverEntryPoint_ptsz)
+ABSENT(cudaLogsCurrent)
+ABSENT(cudaLogsDumpToFile)
+ABSENT(cudaLogsDumpToMemory)
+ABSENT(cudaLogsRegisterCallback)
+ABSENT(cudaLogsUnregisterCallback)
+ABSENT(cudaMemRangeGetAttribute)
+ABSENT(cudaMemRangeGetAttributes)
+ABSENT(cudaMemcpy3DBatchAsync)
+ABSENT(cudaMemcpy3DBatchAsync_ptsz)
