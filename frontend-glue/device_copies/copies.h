@@ -465,10 +465,10 @@ void ibx_own_reset_guard(struct copies *x, uint8_t *bytes, size_t n);
  * memory; 0: none of a pool. */
 void ibx_frees_begin(struct copies *x, uint64_t address);
 void ibx_frees_end(void);
-/* Likewise around the first look-up of a kernel, with which the driver may load it. False: it was
- * looked up before, and no ibx_frees_end_load() is to follow. */
+/* Likewise around the first look-up of a kernel on a device, with which the driver may load it.
+ * False: it was looked up before, and no ibx_frees_end_load() is to follow. */
 bool ibx_frees_begin_load(struct copies *x, uint64_t function);
-void ibx_frees_end_load(uint64_t function);
+void ibx_frees_end_load(struct copies *x, uint64_t function);
 /* Kernels were unloaded, or a context went with its own. */
 void ibx_frees_unloaded(void);
 /* Launches a graph, when no memory is being given back. */

@@ -81,7 +81,7 @@ static int variable(struct extra *e)
     const bool loads = ibx_frees_begin_load(e->x, (uintptr_t)function);
     int rc = kernel_of(&kernel, function);
     if (loads)
-        ibx_frees_end_load((uintptr_t)function);
+        ibx_frees_end_load(e->x, (uintptr_t)function);
     if (!rc && find_global(kernel, name, &address, &size))
         rc = find_managed(function, name, &address, &size);
     ibx_put_u64(&e->out, address);

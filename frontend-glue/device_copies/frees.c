@@ -90,26 +90,37 @@ void ibx_frees_end(void)
 
 /* ------------------------------------------------------------------------ kernels */
 
-/* What was looked up last where such an address leads to. */
+/* What was looked up last where that leads to. */
 static _Atomic uint64_t loaded[LOADED];
 
-static _Atomic uint64_t *loaded_at(uint64_t function)
+static _Atomic uint64_t *loaded_at(uint64_t load)
 {
-    return &loaded[(function >> 4 ^ function >> 16) % LOADED];
+    return &loaded[(load >> 4 ^ load >> 16) % LOADED];
+}
+
+/* A function in the current context: each device loads its own. */
+static uint64_t load_of(struct copies *x, uint64_t function)
+{
+    void *context = NULL;
+    if (!ibx_copies_have_cuda(x) || x->cuda->ctx_get_current(&context))
+        context = NULL;
+    return function ^ (uint64_t)(uintptr_t)context << 20;
 }
 
 bool ibx_frees_begin_load(struct copies *x, uint64_t function)
 {
-    if (!ibx_host_work_repeats() || atomic_load(loaded_at(function)) == function)
+    const uint64_t load = ibx_host_work_repeats() ? load_of(x, function) : 0;
+    if (!load || atomic_load(loaded_at(load)) == load)
         return false;
     ibx_frees_begin(x, 0);
     return true;
 }
 
-void ibx_frees_end_load(uint64_t function)
+void ibx_frees_end_load(struct copies *x, uint64_t function)
 {
+    const uint64_t load = load_of(x, function);
     ibx_frees_end();
-    atomic_store(loaded_at(function), function);
+    atomic_store(loaded_at(load), load);
 }
 
 void ibx_frees_unloaded(void)

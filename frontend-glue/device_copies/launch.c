@@ -118,7 +118,7 @@ static bool find_kernel(struct copies *x, struct launch_function *f, bool can_pa
     const bool loads = ibx_frees_begin_load(x, f->function);
     const int rc = cuda.kernel_of(&f->kernel, (const void *)(uintptr_t)f->function);
     if (loads)
-        ibx_frees_end_load(f->function);
+        ibx_frees_end_load(x, f->function);
     if (!rc)
         return true;
     if (can_pass)

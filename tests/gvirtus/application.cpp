@@ -651,6 +651,7 @@ int main(int argc, char **argv)
         {"graphs-lost", graphs_lost},
         {"frees-beside-graphs", frees_beside_graphs},
         {"unpinned-beside-graphs", unpinned_beside_graphs},
+        {"loads-beside-graphs", loads_beside_graphs},
         {"killed-in-graph", killed_in_graph},
         {"lied-to", lied_to},
         {"host-functions", host_functions},

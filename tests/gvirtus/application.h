@@ -100,6 +100,7 @@ bool graphs_lost();
 bool frees_beside_graphs();
 bool killed_in_graph();
 bool unpinned_beside_graphs();
+bool loads_beside_graphs();
 bool lied_to();
 
 // application_launches.cpp

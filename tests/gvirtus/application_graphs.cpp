@@ -584,6 +584,41 @@ bool unpinned_beside_graphs()
     return cudaFreeHost(locked) == 0 && cudaFree(device) == 0;
 }
 
+// A kernel that another device has loaded is loaded on this one, where a graph waits for its
+// client.
+bool loads_beside_graphs()
+{
+    REQUIRE(runtime_is_there());
+    std::atomic<int> flag{0};
+    std::vector<char> there(10000, 'a'), back(10000, 'x');
+    char *near = device_memory(10000);
+    void *stream = nullptr;
+    bool good = false;
+    const Host host = {wait_for_flag, &flag};
+    REQUIRE(cudaSetDevice(1) == 0 && cudaStreamCreate(&stream) == 0);
+    char *far = device_memory(10000);
+    REQUIRE(near && far && cudaMemcpy(far, there.data(), 10000, H2D) == 0);
+    Graph graph;
+    const Planes out = copy_of(back.data(), far, 10000, D2H);
+    REQUIRE(graph.add("cudaGraphAddHostNode", {}, &host) == 0);
+    REQUIRE(graph.add("cudaGraphAddMemcpyNode", {graph.nodes[0]}, &out) == 0);
+    void *exec = graph.made();
+    REQUIRE(cudaSetDevice(0) == 0 && stub_launch(near, near + 5000, 5000, nullptr) == 0);
+    REQUIRE(cudaDeviceSynchronize() == 0 && cudaSetDevice(1) == 0);
+    const unsigned long waits = stub_remote()->stats().waits;
+    REQUIRE(launch(exec, stream) == 0 && cudaStreamQuery(stream) == 600);
+    std::thread other([&] {
+        good = cudaSetDevice(1) == 0 && stub_launch(far, far + 5000, 5000, nullptr) == 0 &&
+               cudaDeviceSynchronize() == 0;
+    });
+    while (stub_remote()->stats().waits == waits)
+        usleep(1000);
+    flag = 1;
+    REQUIRE(cudaStreamSynchronize(stream) == 0 && back == there);
+    other.join();
+    return good && cudaFree(far) == 0 && cudaFree(near) == 0;
+}
+
 // By a back end that says that graphs have more nodes than there are addresses, and that elements
 // of arrays have 64 bytes: nothing behind the last row of 64 is sent.
 bool lied_to()

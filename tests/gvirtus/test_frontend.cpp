@@ -192,10 +192,10 @@ bool frees_beside_graphs()
 }
 
 // By a driver that lets nobody in while it waits.
-bool unpinned_beside_graphs()
+bool alone(const char *test)
 {
     setenv("IBX_DOUBLE_ALONE", "1", 1);
-    const bool good = run("unpinned-beside-graphs", true);
+    const bool good = run(test, true);
     unsetenv("IBX_DOUBLE_ALONE");
     return good;
 }
@@ -449,7 +449,8 @@ void check_what_it_does_not()
     check("calls that are not there for a remote GPU", absent);
     check("a function that never returns", function_for_ever);
     check("memory that is given back beside graphs", frees_beside_graphs);
-    check("memory that is unpinned beside graphs", unpinned_beside_graphs);
+    check("memory that is unpinned beside graphs", [] { return alone("unpinned-beside-graphs"); });
+    check("kernels that are loaded beside graphs", [] { return alone("loads-beside-graphs"); });
     check("a client that is killed in a graph", killed_in_graph);
     check("a back end that lies", lied_to);
     check("a library of NVIDIA's that is loaded later", library_loaded_later);

@@ -704,13 +704,25 @@ bool stream_known(void *handle, bool *blocking)
     return stream;
 }
 
-void wait_for_all(void)
+static void wait_alone(int device)
 {
     begin_alone();
     stats.waits++;
-    for (unsigned i = 0; i < STREAMS; i++)
-        wait_for(&streams[i], streams[i].submitted);
+    for (unsigned i = 0; i < STREAMS; i++) {
+        if (device < 0 || streams[i].device < 0 || streams[i].device == device)
+            wait_for(&streams[i], streams[i].submitted);
+    }
     end_alone();
+}
+
+void wait_for_all(void)
+{
+    wait_alone(-1);
+}
+
+void wait_for_device(void)
+{
+    wait_alone(current->device);
 }
 
 bool in_use(const uint8_t *address, size_t n)

@@ -60,6 +60,8 @@ int leave(int code);
 struct allocation *find(const void *address, size_t n);
 /* With IBX_DOUBLE_FREES_ALONE other threads' calls wait for the end of that, too. */
 void wait_for_all(void);
+/* The same for streams of the current device. */
+void wait_for_device(void);
 /* Whether copies to or from it have not been run yet. */
 bool in_use(const uint8_t *address, size_t n);
 /* As ibx_double_slow(), but cuMemcpyHtoD and cuMemcpyDtoH otherwise than all others. */

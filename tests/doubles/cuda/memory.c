@@ -84,7 +84,7 @@ EXPORT int ibx_double_pooled(uint64_t device, void *pool)
 }
 
 /* As the driver, which loads a kernel when it is asked for first on a device: that waits for
- * everything, and keeps others out, if IBX_DOUBLE_ALONE is set. */
+ * all of its work, and keeps others out, if IBX_DOUBLE_ALONE is set. */
 EXPORT int cuKernelGetFunction(void **function, void *kernel)
 {
     static bool loaded[2];
@@ -92,7 +92,7 @@ EXPORT int cuKernelGetFunction(void **function, void *kernel)
     if (code)
         return code;
     if (!loaded[current->device] && getenv("IBX_DOUBLE_ALONE"))
-        wait_for_all();
+        wait_for_device();
     loaded[current->device] = true;
     *function = kernel;
     return leave(SUCCESS);
