@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""Waiting for what a migration does, and what is said when it does not come."""
+import time
+
+WAIT_S = 90      # and as much again for every 4 GiB of RAM
+CONVERGE_S = 60  # a pre-copy that takes longer is cancelled
+
+
+class Failure(Exception):
+    pass
+
+
+def await_value(ready, patience, what, pause):
+    """Polls until there is a value."""
+    until = time.monotonic() + patience
+    while time.monotonic() < until:
+        value = ready()
+        if value:
+            return value
+        time.sleep(pause)
+    raise Failure(what)
