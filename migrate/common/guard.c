@@ -114,7 +114,7 @@ int ibx_guard_take(struct ibx_guard *guard, const struct ibx_guest_ram *ram, int
     if (rc)
         return rc;
     describe(guard, ram);
-    guard->whole_ns = was_whole(guard); /* before this tool was */
+    guard->whole = was_whole(guard);
     /* Where that tool came only so far as to make it. */
     if (!ibx_protect_enable(guard->uffd.fd, NULL))
         ibx_log(IBX_LOG_INFO, "migration: the userfaultfd of the source's QEMU is unused");
@@ -149,11 +149,7 @@ int ibx_guard_arm(struct ibx_guard *guard, struct ibx_error *err)
     if (part < left)
         return -EAGAIN;
     guard->offset = 0;
-    if (++guard->range < guard->count)
-        return -EAGAIN;
-    if (!guard->whole_ns)
-        guard->whole_ns = ibx_now_ns();
-    return ibx_state_move(&guard->state, GUARD_ARMED);
+    return ++guard->range < guard->count ? -EAGAIN : ibx_state_move(&guard->state, GUARD_ARMED);
 }
 
 bool ibx_guard_ends(const struct ibx_guard *guard)
@@ -207,7 +203,6 @@ void ibx_guard_leave(struct ibx_guard *guard)
     if (guard->uffd.fd >= 0)
         close(guard->uffd.fd);
     guard->uffd.fd = guard->uffd.remote = -1;
-    guard->whole_ns = 0;
     if (guard->state.now != GUARD_NONE)
         ibx_state_move(&guard->state, GUARD_NONE);
 }

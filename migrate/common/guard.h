@@ -30,7 +30,7 @@ struct ibx_guard {
     unsigned count;
     unsigned range; /* MADE: what is protected next */
     uint64_t offset;
-    uint64_t whole_ns; /* since when all is protected; 0: it is not */
+    bool whole; /* taken: all was protected */
 };
 
 void ibx_guard_init(struct ibx_guard *guard);
@@ -38,7 +38,7 @@ void ibx_guard_init(struct ibx_guard *guard);
 int ibx_guard_make(struct ibx_guard *guard, const struct ibx_guest_ram *ram, struct ibx_qmp *qmp,
                    struct ibx_error *err);
 /* Takes that of a tool that has ended; `remote`: its number in QEMU, or -1. Afterwards MADE or
- * CAUGHT; whole_ns is 1 if all was protected then. -ENOENT: there is none. */
+ * CAUGHT. -ENOENT: there is none. */
 int ibx_guard_take(struct ibx_guard *guard, const struct ibx_guest_ram *ram, int remote,
                    struct ibx_error *err);
 /* MADE: whether somebody waits by now: CAUGHT. */

@@ -18,7 +18,13 @@
 static const struct ibx_state guarding_states[] = {
     [GUARDING_WISHED] = {"wished", IBX_TO(GUARDING_NOTED) | IBX_TO(GUARDING_IMPOSSIBLE),
                          IBX_STATE_INITIAL | IBX_STATE_FINAL},
-    [GUARDING_NOTED] = {"noted", IBX_TO(GUARDING_IMPOSSIBLE), IBX_STATE_FINAL},
+    [GUARDING_NOTED] = {"noted",
+                        IBX_TO(GUARDING_ASKED) | IBX_TO(GUARDING_WHOLE) |
+                            IBX_TO(GUARDING_IMPOSSIBLE),
+                        IBX_STATE_FINAL},
+    [GUARDING_ASKED] = {"asked", IBX_TO(GUARDING_WHOLE) | IBX_TO(GUARDING_IMPOSSIBLE),
+                        IBX_STATE_FINAL},
+    [GUARDING_WHOLE] = {"whole", IBX_TO(GUARDING_IMPOSSIBLE), IBX_STATE_FINAL},
     [GUARDING_IMPOSSIBLE] = {"impossible", 0, IBX_STATE_FINAL},
 };
 static const struct ibx_state_table guarding_table =
@@ -83,19 +89,30 @@ void ibx_source_guard(struct source *s)
     if (ibx_guard_ends(&s->guard))
         ibx_migration_stop_at("source", "arming");
     int rc = ibx_guard_arm(&s->guard, &why);
+    if (!rc && s->guarding.now == GUARDING_NOTED &&
+        !ibx_qmp_post(s->vm.qmp, "query-status", ibx_deadline_in_ms(STOP_MS), NULL))
+        ibx_state_move(&s->guarding, GUARDING_ASKED);
     if (!rc || rc == -EAGAIN)
         return;
     ibx_guard_release(&s->guard);
     cannot_guard(s, &why);
 }
 
-/* Where the guard was in place at that time, the pages are what they were, and the migration goes
- * on. While it is made the VM may have written to what is not protected yet. */
-static bool guarded(const struct source *s, uint64_t since_ns)
+/* Its events come in their order: those that came before this answer may be of what it did while a
+ * part of the memory was not protected. QEMU tells of a reset when that is over, and the time that
+ * an event has is that of a clock that is set now and then. */
+void ibx_source_guard_answered(struct source *s)
 {
-    const unsigned now = s->guard.state.now;
-    return (now == GUARD_ARMED || now == GUARD_CAUGHT) && s->guard.whole_ns &&
-           s->guard.whole_ns <= since_ns;
+    json_t *reply = s->guarding.now == GUARDING_ASKED ? ibx_qmp_reply(s->vm.qmp) : NULL;
+    if (reply)
+        ibx_state_move(&s->guarding, GUARDING_WHOLE);
+    json_decref(reply);
+}
+
+/* The pages are what they were, and the migration goes on. */
+static bool guarded(const struct source *s)
+{
+    return s->guarding.now == GUARDING_WHOLE && s->guard.state.now != GUARD_NONE;
 }
 
 static int changed(struct source *s, const char *then, struct ibx_error *err)
@@ -121,7 +138,7 @@ static int go_on_held(struct source *s, struct ibx_error *err)
         rc = ibx_guest_ram_reopen(&s->vm.ram, true, err);
     if (rc == -EACCES || rc == -EROFS)
         rc = ibx_guest_ram_reopen(&s->vm.ram, false, err);
-    return rc || s->guard.whole_ns ? rc : changed(s, "", err);
+    return rc || guarded(s) ? rc : changed(s, "", err);
 }
 
 int ibx_source_guard_take(struct source *s, struct ibx_error *err)
@@ -138,7 +155,9 @@ int ibx_source_guard_take(struct source *s, struct ibx_error *err)
     ibx_guest_ram_fini(&ram);
     if (!rc)
         ibx_state_move(&s->guarding, GUARDING_NOTED);
-    else if (rc != -ENOENT)
+    if (!rc && s->guard.whole) /* before this tool was */
+        ibx_state_move(&s->guarding, GUARDING_WHOLE);
+    else if (rc && rc != -ENOENT)
         cannot_guard(s, &why);
     return s->guard.state.now == GUARD_CAUGHT ? go_on_held(s, err) : -EAGAIN;
 }
@@ -185,7 +204,7 @@ int ibx_source_check_guard(struct source *s, struct ibx_error *err)
     if (!ibx_guard_check(&s->guard, &s->disturbed))
         return 0;
     stop(s);
-    if (!s->guard.whole_ns)
+    if (!guarded(s))
         return changed(s, "", err);
     disturbed(s);
     return 0;
@@ -203,7 +222,7 @@ int ibx_source_on_intruder(struct source *s, json_t *event, struct ibx_error *er
                       resumed ? "continued" : "reset", (int)s->vm.ram.pid);
     if (s->state.now == SOURCE_CONFIRMING) /* its pages are not needed any more */
         return 0;
-    if (!guarded(s, ibx_vm_event_ns(event)))
+    if (!guarded(s))
         return changed(s, "; it was stopped again", err);
     disturbed(s);
     return 0;

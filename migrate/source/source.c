@@ -312,6 +312,8 @@ static int check_qemu(struct source *s, struct ibx_error *err)
         json_decref(event);
     }
     if (!rc)
+        ibx_source_guard_answered(s);
+    if (!rc)
         rc = check_saved(s, err);
     if (!rc || !source_committed(s))
         return rc;

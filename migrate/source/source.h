@@ -471,10 +471,19 @@ enum source_peer_state {
  *
  * state machine: source guarding
  *   [*] -> WISHED -> NOTED                it is in the record, so that recover finds it
- *   WISHED | NOTED -> IMPOSSIBLE          for the reason that was notified
- *   WISHED | NOTED | IMPOSSIBLE -> [*]
+ *   NOTED -> ASKED -> WHOLE               all is protected, and QEMU has answered since: what it
+ *                                         does from now on it does under protection
+ *   NOTED -> WHOLE                        recover: it was, before
+ *   WISHED | NOTED | ASKED | WHOLE -> IMPOSSIBLE   for the reason that was notified
+ *   WISHED | NOTED | ASKED | WHOLE | IMPOSSIBLE -> [*]
  */
-enum source_guarding_state { GUARDING_WISHED, GUARDING_NOTED, GUARDING_IMPOSSIBLE };
+enum source_guarding_state {
+    GUARDING_WISHED,
+    GUARDING_NOTED,
+    GUARDING_ASKED,
+    GUARDING_WHOLE,
+    GUARDING_IMPOSSIBLE
+};
 
 struct source {
     const struct ibx_send_options *options;
@@ -610,6 +619,8 @@ int ibx_source_guard_reach(struct source *s, struct ibx_error *err);
 int ibx_source_guard_blamed(struct source *s, int rc, struct ibx_error *err);
 /* Looks whether somebody was caught. -EBADMSG: before all of the memory was protected. */
 int ibx_source_check_guard(struct source *s, struct ibx_error *err);
+/* Behind the events of QEMU that have come: takes its answer of ASKED. */
+void ibx_source_guard_answered(struct source *s);
 /* An event of QEMU's after the commit. -EBADMSG, in BROKEN: its memory may have changed. */
 int ibx_source_on_intruder(struct source *s, json_t *event, struct ibx_error *err);
 /* CONFIRMING, DONE: lets go of QEMU, unless somebody was caught, who would go on then. Early: does
