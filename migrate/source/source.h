@@ -471,11 +471,12 @@ enum source_peer_state {
  *
  * state machine: source guarding
  *   [*] -> WISHED -> NOTED                it is in the record, so that recover finds it
- *   NOTED -> ASKED -> WHOLE               all is protected, and QEMU has answered since: what it
- *                                         does from now on it does under protection
+ *   NOTED -> ASKED -> WHOLE               all is protected, and QEMU has answered since
  *   NOTED -> WHOLE                        recover: it was, before
- *   WISHED | NOTED | ASKED | WHOLE -> IMPOSSIBLE   for the reason that was notified
+ *   WISHED | NOTED | ASKED | WHOLE -> IMPOSSIBLE                  for the reason that was notified
  *   WISHED | NOTED | ASKED | WHOLE | IMPOSSIBLE -> [*]
+ *
+ * What QEMU does in WHOLE it does under protection.
  */
 enum source_guarding_state {
     GUARDING_WISHED,
