@@ -116,7 +116,7 @@ static int look_up(const struct extra *e, const void *kernel)
     const bool loads = ibx_frees_begin_load(e->x, (uintptr_t)kernel);
     const int rc = find(&found, kernel);
     if (loads)
-        ibx_frees_end_load((uintptr_t)kernel);
+        ibx_frees_end_load(e->x, (uintptr_t)kernel);
     return rc;
 }
 
