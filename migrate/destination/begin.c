@@ -108,7 +108,7 @@ static struct destination *destination_create(const struct ibx_receive_options *
         ibx_error_set(err, -ENOMEM, "no memory for a migration");
         return NULL;
     }
-    *d = (struct destination){.options = options, .claim_fd = -1, .lock_fd = -1};
+    *d = (struct destination){.options = options, .claim_fds = {-1, -1}, .lock_fd = -1};
     d->transport = ibx_migration_options(&options->transport, options->listen);
     d->signals.fd = -1;
     d->reporter.observer = &options->observer;

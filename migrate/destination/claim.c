@@ -2,8 +2,8 @@
 /*
  * One receiver at a time brings a VM into a QEMU, by whatever monitors they are told of it: it
  * empties the QEMU's memory, or has it map other memory. Receivers lock the file of that memory
- * first, and then ask QEMU whether it is still free: from the moment when QEMU has begun to load a
- * VM it says so itself.
+ * first, look whether QEMU still maps it, and then ask QEMU whether it is still free: from the
+ * moment when QEMU has begun to load a VM it says so itself.
  */
 #include "migrate/common/vm.h"
 #include "migrate/destination/destination.h"
@@ -12,33 +12,108 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
-/* By a descriptor of its own: the others are closed when QEMU is given another file. */
-static int lock(struct destination *d, struct ibx_error *err)
+/* Who has locked this file, by /proc/locks: whoever may read it can. 0: not to be seen. */
+static pid_t find_holder(int fd)
 {
-    char path[32];
-    snprintf(path, sizeof(path), "/proc/self/fd/%d", d->ram.guest.blocks[0].fd);
-    d->claim_fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (d->claim_fd >= 0 && !flock(d->claim_fd, LOCK_EX | LOCK_NB))
-        return 0;
-    if (errno == EWOULDBLOCK)
+    char line[256];
+    unsigned major, minor;
+    unsigned long inode;
+    int pid, found = 0;
+    struct stat st;
+    FILE *locks = fstat(fd, &st) ? NULL : fopen("/proc/locks", "re");
+    while (locks && !found && fgets(line, sizeof(line), locks))
+        if (sscanf(line, "%*d: FLOCK %*s %*s %d %x:%x:%lu", &pid, &major, &minor, &inode) == 4 &&
+            inode == st.st_ino && makedev(major, minor) == st.st_dev)
+            found = pid;
+    if (locks)
+        fclose(locks);
+    return found;
+}
+
+static int is_locked(const struct destination *d, int fd, struct ibx_error *err)
+{
+    char holder[64] = "another process", path[64], name[32] = "";
+    const pid_t pid = find_holder(fd);
+    snprintf(path, sizeof(path), "/proc/%d/comm", (int)pid);
+    FILE *comm = pid > 0 ? fopen(path, "re") : NULL;
+    if (comm && fgets(name, sizeof(name), comm)) {
+        name[strcspn(name, "\n")] = '\0';
+        ibx_text_sanitize(name);
+        snprintf(holder, sizeof(holder), "process %d (%s)", (int)pid, name);
+    }
+    if (comm)
+        fclose(comm);
+    if (!strcmp(name, "ib-migrate"))
         return ibx_error_set(err, -EBUSY,
                              "another ib-migrate takes a VM into this QEMU (process %d): let that "
-                             "one end, or start another QEMU for this VM",
-                             (int)d->ram.guest.pid);
+                             "one (process %d) end, or start another QEMU for this VM",
+                             (int)d->ram.guest.pid, (int)pid);
+    return ibx_error_set(err, -EBUSY,
+                         "%s has locked the file of guest RAM %s of this QEMU (process %d), by "
+                         "which one receiver at a time takes a VM into it: let it end if it is an "
+                         "ib-migrate, else end it, and make the file one that other users cannot "
+                         "open (mode 0600)",
+                         holder, d->ram.guest.blocks[0].id, (int)d->ram.guest.pid);
+}
+
+/* By a descriptor of its own: the others are closed when QEMU is given another file. */
+static int lock(struct destination *d, int file, struct ibx_error *err)
+{
+    char path[32];
+    int *const fd = &d->claim_fds[d->claim_fds[0] >= 0];
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", file);
+    *fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (*fd >= 0 && !flock(*fd, LOCK_EX | LOCK_NB))
+        return 0;
+    if (*fd >= 0 && errno == EWOULDBLOCK)
+        return is_locked(d, *fd, err);
     return ibx_error_set(err, -errno, "the file of guest RAM %s cannot be locked: %s",
                          d->ram.guest.blocks[0].id, strerror(errno));
+}
+
+/* Another receiver may have given QEMU other memory since it was looked at. */
+static bool is_mapped(const struct ibx_guest_ram *ram)
+{
+    const struct ibx_guest_block *block = &ram->blocks[0];
+    char path[64], line[PATH_MAX + 128];
+    uint64_t start, end, inode;
+    bool is = false;
+    snprintf(path, sizeof(path), "/proc/%d/maps", (int)ram->pid);
+    FILE *maps = fopen(path, "re");
+    while (maps && !is && fgets(line, sizeof(line), maps))
+        is = sscanf(line, "%" SCNx64 "-%" SCNx64 " %*s %*s %*s %" SCNu64, &start, &end, &inode) ==
+                 3 &&
+             start <= block->address && block->address < end && inode == block->ino;
+    if (maps)
+        fclose(maps);
+    return is || !maps;
+}
+
+int ibx_destination_claim_also(struct destination *d, int file, struct ibx_error *err)
+{
+    return lock(d, file, err);
 }
 
 int ibx_destination_claim(struct destination *d, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     char status[IBX_MIGRATE_STATUS], migration[32] = "none", why[256];
-    int rc = lock(d, err);
+    int rc = lock(d, d->ram.guest.blocks[0].fd, err);
+    if (!rc && !is_mapped(&d->ram.guest))
+        return ibx_error_set(err, -EBUSY,
+                             "this QEMU (process %d) has been given other memory meanwhile, by "
+                             "another ib-migrate that takes a VM into it: let that one end, or "
+                             "start another QEMU for this VM",
+                             (int)d->ram.guest.pid);
     if (!rc)
         rc = ibx_vm_status(d->qemu.qmp, status, sizeof(status), deadline, err);
     if (!rc && strcmp(status, "inmigrate") != 0)
@@ -65,7 +140,9 @@ int ibx_destination_is_taken(const struct destination *d, struct ibx_error *err)
 
 void ibx_destination_unclaim(struct destination *d)
 {
-    if (d->claim_fd >= 0)
-        close(d->claim_fd);
-    d->claim_fd = -1;
+    for (unsigned i = 0; i < 2; i++) {
+        if (d->claim_fds[i] >= 0)
+            close(d->claim_fds[i]);
+        d->claim_fds[i] = -1;
+    }
 }

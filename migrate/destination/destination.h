@@ -267,7 +267,7 @@ struct destination {
     struct migration_reporter reporter;
     struct migration_signals signals;
     struct ibx_control_socket *socket;
-    int claim_fd; /* -1: none */
+    int claim_fds[2]; /* -1: none */
     int lock_fd;
     unsigned interrupts; /* signals, and a request to cancel */
     enum destination_wish { WISH_UNKNOWN, WISH_PAUSED, WISH_RUNS } wish; /* by COMMIT or RESUME */
@@ -322,6 +322,8 @@ static inline bool destination_settled(const struct destination *d)
 
 /* Before the QEMU is changed: -EBUSY where another receiver is about to, or a VM has come to it. */
 int ibx_destination_claim(struct destination *d, struct ibx_error *err);
+/* ... and before it is given this memory: as long as it has that, too. */
+int ibx_destination_claim_also(struct destination *d, int file, struct ibx_error *err);
 /* -EBUSY: what is to be said of that. */
 int ibx_destination_is_taken(const struct destination *d, struct ibx_error *err);
 void ibx_destination_unclaim(struct destination *d);

@@ -148,6 +148,8 @@ int ibx_destination_home_adopt(struct destination *d, struct ibx_error *err)
     ram->minor = !ram->borrow && ibx_destination_link_registers_free(&d->link);
     int rc = touch(d, err);
     if (!rc)
+        rc = ibx_destination_claim_also(d, d->home.ram.blocks[0].fd, err);
+    if (!rc)
         rc = ibx_guest_ram_adopt(&ram->guest, &d->home.ram, d->qemu.qmp,
                                  ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     ram->kept = true;

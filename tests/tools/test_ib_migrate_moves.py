@@ -268,6 +268,20 @@ def one_receiver_at_a_time_takes_a_vm(scene):
 
 
 @case
+def who_has_locked_the_memory_of_a_qemu_is_named(scene):
+    """Whoever may read its file can do that."""
+    source, destination = Vm(scene), Vm(scene, incoming=True)
+    waiting, uri = receiver(scene, destination)
+    with open(destination.ram, "rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        err = fails(scene, "send", *source.qmp, uri)
+    assert f"process {os.getpid()} (" in err and "has locked the file of guest RAM" in err, err
+    equal(finish(waiting)[0], 1)
+    source.runs_on()
+    expect(source)
+
+
+@case
 def a_paused_vm_that_came_without_ib_migrate_is_not_emptied(scene):
     """No event says that it is there."""
     source, destination, second = Vm(scene), Vm(scene, incoming=True), Vm(scene)
