@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Streams that are being captured: what is no part of a graph stays outside, and clients do not end
+// each other's captures.
+#include "tests/gvirtus/gpu_calls_scene.h"
+
+namespace
+{
+
+// A function of the client's is called once: in no stream whose work becomes a graph, that of the
+// thread included.
+bool functions_in_captures()
+{
+    Gpu gpu;
+    Remote &remote = gpu.remote;
+    std::uint64_t queue = 0;
+    REQUIRE(remote.call("ibxRuntime", number(28)) == 0 && remote.out.size() == 8);
+    std::memcpy(&queue, remote.out.data(), 8);
+    remote.stream_query(2); // the thread's, which begins to be one
+    for (std::uint64_t stream : {remote.stream_create(), std::uint64_t{2}}) {
+        Body add = number(29).u64(stream).u64(queue).u64(1);
+        add.bytes.push_back(0);
+        remote.capture(stream);
+        REQUIRE(remote.call("ibxRuntime", add) == 801);
+        remote.capture(0);
+    }
+    return true;
+}
+
+// A copy from or to the host in a capture would be one with memory that GVirtuS's handler frees.
+bool copies_in_captures()
+{
+    Gpu gpu;
+    Remote &remote = gpu.remote;
+    const std::uint64_t stream = remote.stream_create(), other = remote.stream_create(),
+                        device = remote.malloc(8192);
+    std::vector<char> bytes(4096, 'a'), back(4096);
+    REQUIRE(remote.call("cudaStreamBeginCapture", Body().u64(stream).i32(0)) == 0);
+    remote.capture(stream);
+    REQUIRE(remote.to_device_async(device, bytes.data(), 4096, stream) != 0);
+    REQUIRE(remote.from_device_async(back.data(), device, 4096, stream) != 0);
+    REQUIRE(remote.on_device_async(device, device + 4096, 4096, stream) == 0);
+    REQUIRE(remote.to_device_async(device, bytes.data(), 4096, other) == 0);
+    remote.capture(0);
+    REQUIRE(remote.call("cudaStreamEndCapture", Body().u64(stream)) == 0);
+    REQUIRE(remote.from_device_async(back.data(), device, 4096, stream) == 0);
+    return back == bytes;
+}
+
+// A client's capture is not ended by another one that waits for the device, nor in its way.
+bool captures_apart()
+{
+    Gpu gpu;
+    Client other(gpu);
+    const std::uint64_t stream = gpu.remote.stream_create(1);
+    other.remote.get_last_error();
+    other.remote.set_device(0);
+    REQUIRE(other.remote.device_synchronize() == 0);
+    REQUIRE(gpu.remote.mode() == 1 && other.remote.mode() == 1); // THREAD_LOCAL
+    REQUIRE(gpu.remote.call("cudaStreamBeginCapture", Body().u64(stream).i32(0)) == 0);
+    std::atomic<bool> ends{false};
+    bool waited = false;
+    std::thread waiting([&] { waited = other.remote.device_synchronize() == 0 && ends; });
+    usleep(20000); // too short, and the test sees less
+    ends = true;
+    REQUIRE(gpu.remote.call("cudaStreamEndCapture", Body().u64(stream)) == 0);
+    waiting.join();
+    return waited;
+}
+
+// How many of ten captures of the stream are refused or ended by others.
+unsigned captures_lost(Gpu &gpu, std::uint64_t stream, int mode)
+{
+    unsigned lost = 0;
+    for (unsigned i = 0; i < 10; i++)
+        lost += gpu.remote.call("cudaStreamBeginCapture", Body().u64(stream).i32(mode)) ||
+                gpu.remote.call("cudaStreamEndCapture", Body().u64(stream));
+    return lost;
+}
+
+// One that begins is not ended by waits for the device of another client, one behind the other, and
+// is not kept out by them.
+bool captures_beside_waits()
+{
+    Gpu gpu;
+    Client other(gpu);
+    const std::uint64_t stream = gpu.remote.stream_create(1), busy = gpu.remote.stream_create(1),
+                        to = gpu.remote.malloc(4096), from = gpu.remote.malloc(4096);
+    other.remote.get_last_error();
+    other.remote.set_device(0);
+    REQUIRE(gpu.remote.slow(500));
+    std::atomic<bool> over{false};
+    const unsigned long before = gpu.remote.stats().waits;
+    unsigned failed = 0;
+    std::thread waiting([&] {
+        while (!over)
+            failed += other.remote.call("cudaLaunchKernel",
+                                        kernel(IBX_DOUBLE_KERNEL, 32, busy, to, from, 8)) ||
+                      other.remote.device_synchronize();
+    });
+    while (gpu.remote.stats().waits == before)
+        usleep(1000);
+    const unsigned lost = captures_lost(gpu, stream, 0);
+    over = true;
+    waiting.join();
+    return !failed && !lost;
+}
+
+// One of a stream that waits for the legacy one is not ended by work there, nor in its way.
+bool captures_beside_legacy()
+{
+    Gpu gpu;
+    Client other(gpu);
+    const std::uint64_t blocking = gpu.remote.stream_create(0), to = gpu.remote.malloc(4096),
+                        from = gpu.remote.malloc(1 << 20);
+    const std::vector<char> bytes(1 << 20, 'a');
+    other.remote.get_last_error();
+    other.remote.set_device(0);
+    const std::function<int()> works[] = {
+        [&] { return other.remote.to_device(from, bytes.data(), 4096); },
+        [&] { return other.remote.to_device_async(from, bytes.data(), 4096, 0); },
+        [&] {
+            const Body launch = kernel(IBX_DOUBLE_KERNEL, 32, 0, to, from, 8);
+            return other.remote.call("cudaLaunchKernel", launch);
+        },
+        [&] { return other.remote.call("cudaMemset", Body().u64(to).i32(5).u64(100)); },
+        [&] { return other.remote.call("testFill", Body().u64(to).u64(100)); },
+    };
+    for (const auto &work : works) {
+        REQUIRE(!gpu.remote.call("cudaStreamBeginCapture", Body().u64(blocking).i32(2)));
+        int worked = -1;
+        std::thread working([&] { worked = work(); });
+        usleep(10000); // too short, and the test sees less
+        const int ended = gpu.remote.call("cudaStreamEndCapture", Body().u64(blocking));
+        working.join();
+        REQUIRE(worked == 0 && ended == 0);
+    }
+    // Copies that may be made piece by piece, one behind the other.
+    std::atomic<unsigned> copied{0};
+    std::atomic<bool> over{false};
+    unsigned failed = 0;
+    std::thread copying([&] {
+        for (; !over; copied++)
+            failed += other.remote.to_device(from, bytes.data(), bytes.size()) != 0;
+    });
+    while (!copied)
+        usleep(1000);
+    const unsigned lost = captures_lost(gpu, blocking, 2);
+    over = true;
+    copying.join();
+    return !failed && !lost;
+}
+
+// What a client captured that is gone is waited for no more.
+bool captures_left()
+{
+    Gpu gpu;
+    const std::uint64_t stream = gpu.remote.stream_create(1), to = gpu.remote.malloc(4096),
+                        from = gpu.remote.malloc(4096);
+    // The back end leaves kernels to GVirtuS while a client captures.
+    auto apart = [&] {
+        gpu.remote.call("__cudaRegisterFunction", Body());
+        const Body launch = kernel(IBX_DOUBLE_KERNEL, 32, stream, to, from, 8);
+        return gpu.made("cudaLaunchKernel", launch) == 1;
+    };
+    REQUIRE(apart());
+    {
+        Client leaving(gpu);
+        REQUIRE(!leaving.remote.call("cudaStreamBeginCapture", Body().u64(stream).i32(0)));
+        REQUIRE(!apart());
+    }
+    bool gone = false;
+    for (unsigned i = 0; i < 5000 && !(gone = apart()); i++)
+        usleep(1000);
+    return gone;
+}
+
+} // namespace
+
+void check_calls_captures()
+{
+    check("functions in captures", functions_in_captures);
+    check("copies in captures", copies_in_captures);
+    check("captures of several clients", captures_apart);
+    check("... beside waits for the device", captures_beside_waits);
+    check("... beside work in the legacy stream", captures_beside_legacy);
+    check("... that a client has left", captures_left);
+}

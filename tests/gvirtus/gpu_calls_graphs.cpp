@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Calls beside graphs that wait for their clients: none of them may keep the driver from what such
+// a graph needs.
+#include "tests/gvirtus/gpu_calls_scene.h"
+
+#include <cstdlib>
+
+namespace
+{
+
+// A number that one of our own requests has answered.
+std::uint64_t answer(Remote &remote, const char *name, const Body &body)
+{
+    std::uint64_t value = ~0ull;
+    if (!remote.call(name, body) && remote.out.size() >= sizeof(value))
+        std::memcpy(&value, remote.out.data(), sizeof(value));
+    return value;
+}
+
+// The function that is to be called; 0: none yet. `over` was.
+std::uint64_t ask(Remote &remote, std::uint64_t over)
+{
+    Body body = number(IBX_EXTRA_HOST_ASK).u64(over);
+    body.bytes.push_back(0);
+    return answer(remote, IBX_EXTRA_WORK, body);
+}
+
+// A client that waits until its graph calls, makes a copy then, in a stream that waits for nothing
+// else, and lets the graph go on.
+bool serve(Remote &remote, std::uint64_t to, std::vector<char> &bytes)
+{
+    std::uint64_t called = 0;
+    while (!called)
+        called = ask(remote, 0);
+    const std::uint64_t stream = remote.stream_create(1);
+    return called == 1 && remote.to_device_async(to, bytes.data(), bytes.size(), stream) == 0 &&
+           remote.stream_synchronize(stream) == 0 && ask(remote, called) != ~0ull;
+}
+
+// A graph that calls a function of `calls`, in a stream of the first client's, and a client beside.
+struct Waiting {
+    Gpu gpu;
+    Client calls, other;
+    std::uint64_t stream, to, queue, exec = 0;
+    std::vector<char> bytes = random_bytes(4096, 7);
+
+    explicit Waiting(const std::string &more = "") : gpu(more), calls(gpu), other(gpu)
+    {
+        for (Client *client : {&calls, &other}) {
+            client->remote.get_last_error();
+            client->remote.set_device(0);
+        }
+        stream = gpu.remote.stream_create();
+        to = calls.remote.malloc(4096);
+        queue = answer(calls.remote, "ibxRuntime", number(IBX_EXTRA_HOST_OPEN));
+        exec = graph([this](Body node) { return node.u64(queue).u64(1); });
+    }
+    // What can be launched of a graph with one node, a function or none.
+    template <typename F> std::uint64_t graph(const F &function)
+    {
+        Remote &remote = gpu.remote;
+        const std::uint64_t made =
+            answer(remote, "ibxRuntime", number(IBX_EXTRA_GRAPH_CREATE).i32(0));
+        Body node = number(IBX_EXTRA_NODE_HOST).u64(made);
+        node.bytes.insert(node.bytes.end(), 2, 0); // behind no other
+        if (remote.call("ibxRuntime", function(node)) != 0)
+            return 0;
+        const Body body = number(IBX_EXTRA_GRAPH_INSTANTIATE).u64(made).u64(0);
+        const std::uint64_t exec_made = answer(remote, "ibxRuntime", body);
+        return exec_made == ~0ull ? 0 : exec_made;
+    }
+    bool launch() { return gpu.remote.call("cudaGraphLaunch", Body().u64(exec).u64(stream)) == 0; }
+    bool serve() { return ::serve(calls.remote, to, bytes); }
+};
+
+// A client gives memory back while another one's graph waits for a copy of its own client. The
+// driver keeps all others out while it gives memory back, and waits for graphs.
+bool freed_beside_graphs(const std::string &more)
+{
+    Waiting w(more);
+    const std::uint64_t memory = w.other.remote.malloc(4096);
+    REQUIRE(w.exec && w.launch());
+    const unsigned long before = w.gpu.remote.stats().waits;
+    int code = -1;
+    std::thread freeing([&] { code = w.other.remote.free(memory); });
+    while (w.gpu.remote.stats().waits == before)
+        usleep(1000);
+    const bool again = w.launch(); // it is not kept out for ever
+    const bool served = w.serve() && w.serve();
+    freeing.join();
+    REQUIRE(again && served && code == 0);
+    return w.launch() && w.serve() && w.gpu.remote.stream_synchronize(w.stream) == 0;
+}
+
+// The same of a copy of few bytes, which waits for the graph.
+bool copied_beside_graphs(bool to_device)
+{
+    Waiting w;
+    const std::uint64_t memory = w.other.remote.malloc(4096);
+    char bytes[100] = {};
+    auto copy = [&] {
+        return to_device ? w.other.remote.to_device(memory, bytes, sizeof(bytes))
+                         : w.other.remote.from_device(bytes, memory, sizeof(bytes));
+    };
+    REQUIRE(copy() == 0 && w.exec && w.launch());
+    const ibx_double_stats before = w.gpu.remote.stats();
+    int code = -1;
+    std::thread copying([&] { code = copy(); });
+    for (ibx_double_stats now = before;
+         now.copies_async + now.copies_sync == before.copies_async + before.copies_sync;
+         now = w.gpu.remote.stats())
+        usleep(1000);
+    const bool served = w.serve();
+    copying.join();
+    return served && code == 0 && w.gpu.remote.stats().copies_sync == before.copies_sync;
+}
+
+// The same of an executable graph that has not ended: here, one behind the first one.
+bool destroyed_beside_graphs()
+{
+    Waiting w;
+    Client asks(w.gpu);
+    asks.remote.get_last_error();
+    asks.remote.set_device(0);
+    const std::uint64_t queue = answer(asks.remote, "ibxRuntime", number(IBX_EXTRA_HOST_OPEN));
+    const std::uint64_t behind = w.graph([queue](Body node) { return node.u64(queue).u64(2); });
+    REQUIRE(w.exec && behind && w.launch());
+    REQUIRE(w.gpu.remote.call("cudaGraphLaunch", Body().u64(behind).u64(w.stream)) == 0);
+    std::atomic<int> code{-1};
+    std::thread destroying([&] {
+        code = w.other.remote.call("ibxRuntime", number(IBX_EXTRA_EXEC_DESTROY).u64(behind));
+    });
+    usleep(20000); // too short, and the test sees less
+    const bool served = w.serve();
+    while (!ask(asks.remote, 0))
+        ;
+    const bool waited = code == -1;
+    const bool over = ask(asks.remote, 2) != ~0ull;
+    destroying.join();
+    return served && waited && over && code == 0;
+}
+
+// The same of a kernel that the driver loads as it is launched first.
+bool loaded_beside_graphs()
+{
+    Waiting w;
+    const std::uint64_t memory = w.other.remote.malloc(8192);
+    REQUIRE(w.exec && w.launch());
+    const unsigned long before = w.gpu.remote.stats().waits;
+    int code = -1;
+    std::thread launching([&] {
+        code = w.other.remote.call("cudaLaunchKernel",
+                                   kernel(IBX_DOUBLE_KERNEL, 32, 0, memory, memory + 4096, 4096));
+    });
+    while (w.gpu.remote.stats().waits == before)
+        usleep(1000);
+    const bool served = w.serve();
+    launching.join();
+    return served && code == 0 && w.launch() && w.serve() &&
+           w.gpu.remote.stream_synchronize(w.stream) == 0;
+}
+
+// A client of its own that launches a graph of one function in a stream of its own.
+struct Launcher {
+    Client client;
+    std::uint64_t exec, stream;
+    int code = -1;
+    std::thread thread;
+
+    Launcher(Waiting &w, std::uint64_t function)
+        : client(w.gpu), exec(w.graph([&](Body node) { return node.u64(w.queue).u64(function); })),
+          stream(client.remote.stream_create(1))
+    {
+        client.remote.get_last_error();
+        client.remote.set_device(0);
+        thread = std::thread(
+            [this] { code = client.remote.call("cudaGraphLaunch", Body().u64(exec).u64(stream)); });
+    }
+};
+
+// Graphs of several clients, more than a GPU has connections for, each with a copy of the client's.
+// All end, whether they are served at once, or not before the last launch has not stayed any more.
+bool many_graphs(unsigned count, bool at_once)
+{
+    Waiting w;
+    const std::uint64_t stream = w.calls.remote.stream_create(1);
+    std::vector<std::unique_ptr<Launcher>> launchers;
+    for (unsigned i = 1; i <= count; i++)
+        launchers.push_back(std::make_unique<Launcher>(w, i + 1));
+    if (!at_once)
+        for (auto &launcher : launchers)
+            launcher->thread.join();
+    std::uint64_t called = 0;
+    bool right = true;
+    for (unsigned served = 0; served < count && right; served += called != 0) {
+        called = ask(w.calls.remote, called);
+        right = called != ~0ull;
+        if (called)
+            right = w.calls.remote.to_device_async(w.to, w.bytes.data(), 4096, stream) == 0 &&
+                    w.calls.remote.stream_synchronize(stream) == 0;
+    }
+    right = right && ask(w.calls.remote, called) != ~0ull;
+    for (auto &launcher : launchers) {
+        if (at_once)
+            launcher->thread.join();
+        right = right && launcher->code == 0;
+        right = right && launcher->client.remote.stream_synchronize(launcher->stream) == 0;
+    }
+    return right;
+}
+
+} // namespace
+
+void check_calls_graphs()
+{
+    setenv("IBX_DOUBLE_ALONE", "1", 1);
+    check("memory given back beside graphs", [] { return freed_beside_graphs(""); });
+    check("... that is counted", [] { return freed_beside_graphs("rdma.device_memory : 64M\n"); });
+    check("few bytes copied to the device beside graphs",
+          [] { return copied_beside_graphs(true); });
+    check("... from the device", [] { return copied_beside_graphs(false); });
+    check("an executable graph destroyed beside graphs", destroyed_beside_graphs);
+    check("a kernel loaded beside graphs", loaded_beside_graphs);
+    check("graphs of many clients that wait", [] { return many_graphs(12, true); });
+    check("... for more than a second", [] { return many_graphs(8, false); });
+    unsetenv("IBX_DOUBLE_ALONE");
+}

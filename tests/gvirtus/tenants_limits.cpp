@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// What a tenant may make the back end hold: sessions, requests, memory of the GPU.
+#include "tests/gvirtus/tenants_scene.h"
+
+namespace
+{
+
+bool has_session(Client *client)
+{
+    return client->remote.call("cudaGetLastError", Body()) != gone;
+}
+
+bool sessions()
+{
+    TenantsBackEnd back("rdma.sessions : 4\nrdma.tenant_share : 75\n");
+    auto first = std::make_unique<Client>(back, "alice");
+    Client second(back, "alice"), third(back, "alice");
+    REQUIRE(has_session(first.get()) && has_session(&second) && has_session(&third));
+    Client fourth(back, "alice"), bob(back, "bob"), more(back, "bob");
+    REQUIRE(!has_session(&fourth));
+    REQUIRE(has_session(&bob));
+    REQUIRE(!has_session(&more));
+    REQUIRE(has_session(&second));
+    first->over->Close();
+    for (int tries = 0;; tries++) { // until the back end has seen that
+        Client again(back, "alice");
+        if (has_session(&again))
+            break;
+        REQUIRE(tries < 2000);
+    }
+    return true;
+}
+
+bool requests()
+{
+    TenantsBackEnd back("rdma.gpu : off\nrdma.requests : 4M\nrdma.tenant_share : 50\n");
+    std::vector<char> bytes(3u << 20);
+    Client alice(back, "alice"), bob(back, "bob");
+    std::uint64_t device = alice.remote.malloc(bytes.size());
+    REQUIRE(alice.remote.to_device(device, bytes.data(), 1u << 20) == 0);
+    {
+        Client second(back, "alice"); // together they would hold more than half
+        REQUIRE(second.remote.to_device(device, bytes.data(), 1u << 20) == gone);
+    }
+    REQUIRE(alice.remote.to_device(device, bytes.data(), 1u << 20) == 0);
+    std::uint64_t own = bob.remote.malloc(bytes.size());
+    REQUIRE(bob.remote.to_device(own, bytes.data(), 2000000) == 0);
+    REQUIRE(bob.remote.from_device(bytes.data(), own, 2000000) == 0);
+    REQUIRE(bob.remote.from_device(bytes.data(), own, 3000000) == gone);
+    REQUIRE(alice.remote.to_device(device, bytes.data(), 3u << 20) == gone);
+    REQUIRE(back.alive());
+    // Copies that the plugin runs itself are not in GVirtuS's buffers.
+    TenantsBackEnd ours("rdma.requests : 1M\n");
+    Client carol(ours, "alice");
+    std::uint64_t large = carol.remote.malloc(bytes.size());
+    REQUIRE(carol.remote.to_device(large, bytes.data(), bytes.size()) == 0);
+    REQUIRE(carol.remote.from_device(bytes.data(), large, bytes.size()) == 0);
+    return true;
+}
+
+constexpr int out_of_memory = 2;
+
+int allocate(Client *client, std::uint64_t n)
+{
+    return client->remote.call("cudaMalloc", Body().u64(n));
+}
+
+int allocate_rows(Client *client, std::uint64_t width, std::uint64_t height)
+{
+    return client->remote.call("cudaMallocPitch", Body().u64(0).u64(width).u64(height));
+}
+
+// Too much is refused by CUDA itself, and nothing else changes.
+bool device_memory_of(const std::string &more, const char *first, const char *second)
+{
+    TenantsBackEnd back("rdma.device_memory : 8M\nrdma.tenant_share : 50\n" + more);
+    Client alice(back, first), bob(back, second);
+    std::uint64_t device = alice.remote.malloc(3u << 20);
+    auto bytes = random_bytes(3u << 20, 3), got = random_bytes(3u << 20, 4);
+    REQUIRE(device && alice.remote.to_device(device, bytes.data(), bytes.size()) == 0);
+    REQUIRE(allocate(&alice, (1u << 20) + 1) == out_of_memory);
+    REQUIRE(allocate(&alice, UINT64_MAX) == out_of_memory);
+    REQUIRE(allocate_rows(&alice, 1, 2049) == out_of_memory);
+    REQUIRE(allocate_rows(&alice, 600, 1u << 19) == out_of_memory);
+    REQUIRE(allocate_rows(&alice, 1, UINT64_MAX) == out_of_memory);
+    {
+        Client second_session(back, first); // it is the tenant's, whichever session asks
+        REQUIRE(allocate(&second_session, (1u << 20) + 1) == out_of_memory);
+        std::uint64_t rest = second_session.remote.malloc(1u << 20);
+        REQUIRE(rest && allocate(&alice, 1) == out_of_memory);
+        REQUIRE(alice.remote.free(rest) == 0);
+        REQUIRE(alice.remote.free(rest) == bad_pointer); // twice
+        REQUIRE(alice.remote.free(rest) == bad_pointer);
+        REQUIRE(second_session.remote.free(rest + 512) == bad_pointer);
+    }
+    REQUIRE(allocate(&alice, (1u << 20) + 1) == out_of_memory);
+    // The other one has as much, and is in nobody's way.
+    REQUIRE(allocate(&bob, (4u << 20) + 1) == out_of_memory);
+    std::uint64_t own = bob.remote.malloc(4u << 20);
+    REQUIRE(own && works(&bob.remote, own, 4u << 20));
+    // Again and again, of other sizes at one place.
+    for (std::uint64_t n : {1000000u, 5u, 1048576u, 4096u, 1048576u}) {
+        std::uint64_t again = alice.remote.malloc(n);
+        REQUIRE(again && allocate(&alice, 1048577) == out_of_memory);
+        REQUIRE(alice.remote.free(again) == 0);
+    }
+    for (int i = 0; i < 5; i++) // nothing counts for nothing
+        REQUIRE(allocate_rows(&alice, 1u << 20, 0) == 0);
+    alice.remote.inject("cuMemAlloc", 1, 2, false); // one that fails counts for nothing
+    REQUIRE(allocate(&alice, 1u << 20) == 2);
+    // A free that fails gives nothing back, a reset all.
+    alice.remote.inject("cuMemFree", 1, 2, false);
+    REQUIRE(alice.remote.free(device) == 2);
+    REQUIRE(allocate(&alice, (1u << 20) + 1) == out_of_memory);
+    REQUIRE(alice.remote.from_device(got.data(), device, got.size()) == 0 && got == bytes);
+    REQUIRE(alice.remote.free(device) == 0);
+    REQUIRE(alice.remote.malloc(4u << 20));
+    REQUIRE(allocate(&alice, 1) == out_of_memory);
+    REQUIRE(alice.remote.reset() == 0);
+    REQUIRE(alice.remote.malloc(4u << 20));
+    return true;
+}
+
+bool device_memory()
+{
+    return device_memory_of("", "alice", "bob") &&
+           device_memory_of("rdma.gpu : off\n", "alice", "bob") &&
+           device_memory_of("rdma.tenants : shared\n", "bob", "alice");
+}
+
+// A client that is gone left its memory in the back end: it counts until its name frees it.
+bool device_memory_left_behind()
+{
+    TenantsBackEnd back("rdma.device_memory : 8M\nrdma.tenant_share : 50\n");
+    Client bob(back, "bob");
+    std::uint64_t device = 0;
+    {
+        Client alice(back, "alice");
+        device = alice.remote.malloc(4u << 20);
+        alice.over->Close();
+    }
+    Client again(back, "alice");
+    REQUIRE(device && allocate(&again, 1) == out_of_memory);
+    REQUIRE(bob.remote.free(device) == bad_pointer);
+    REQUIRE(again.remote.malloc(1) == 0 && bob.remote.malloc(4u << 20));
+    REQUIRE(again.remote.free(device) == 0 && again.remote.malloc(4u << 20));
+    return true;
+}
+
+} // namespace
+
+void check_tenants_limits()
+{
+    check("sessions have a limit", sessions);
+    check("requests have a limit", requests);
+    check("memory of the GPU has a limit", device_memory);
+    check("memory of the GPU that a client left behind", device_memory_left_behind);
+}

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// What a tenant names in requests of our own (frontend-glue/session/extra.h) is its own.
+#include "tests/gvirtus/tenants_scene.h"
+
+#include "frontend-glue/session/extra.h"
+
+#include <cstring>
+
+namespace
+{
+
+// A request of our own (frontend-glue/session/extra.h), by its number.
+Body extra(int number)
+{
+    Body body;
+    body.bytes = {static_cast<char>(number), 0};
+    return body;
+}
+constexpr const char *extra_name = "ibxRuntime";
+
+std::uint64_t made(Remote *remote, const Body &body)
+{
+    std::uint64_t handle = 0;
+    if (!remote->call(extra_name, body) && remote->out.size() == 8)
+        std::memcpy(&handle, remote->out.data(), 8);
+    return handle;
+}
+
+Body array_of_bytes(std::uint64_t n)
+{
+    return extra(8).i32(8).i32(0).i32(0).i32(0).i32(1).u64(n).u64(0).u64(0).i32(0);
+}
+
+// What such a request names of another tenant's is refused as well: memory of pools, arrays, and
+// queues of functions.
+bool requests_of_ours()
+{
+    TenantsBackEnd back;
+    Client alice(back, "alice"), bob(back, "bob");
+    Remote *a = &alice.remote, *b = &bob.remote;
+    REQUIRE(a->malloc(100) && b->malloc(100) && !a->get_last_error() && !b->get_last_error());
+    const std::uint64_t pooled = made(a, extra(20).u64(4096).u64(0)),
+                        array = made(a, array_of_bytes(64));
+    const std::uint64_t queue = made(a, extra(28)), own = made(b, extra(20).u64(4096).u64(0)),
+                        own_array = made(b, array_of_bytes(64));
+    REQUIRE(pooled && array && queue && own && own_array);
+    const std::vector<char> bytes = random_bytes(4096, 3);
+    REQUIRE(a->to_device(pooled, bytes.data(), 4096) == 0);
+    REQUIRE(b->to_device(pooled, bytes.data(), 64) == bad_pointer);
+    REQUIRE(b->call(extra_name, extra(10).u64(array).u64(0).u64(0).u64(own).u64(64)) ==
+            bad_pointer);
+    REQUIRE(b->call(extra_name, extra(10).u64(own_array).u64(0).u64(0).u64(pooled).u64(64)) ==
+            bad_pointer);
+    REQUIRE(b->call(extra_name, extra(11).u64(pooled).u64(own_array).u64(0).u64(0).u64(64)) ==
+            bad_pointer);
+    REQUIRE(b->call(extra_name, extra(22).u64(pooled).u64(0)) == bad_pointer);
+    REQUIRE(b->call(extra_name, extra(9).u64(array)) == bad_pointer);
+    Body texture = extra(16);
+    texture.i32(2).u64(pooled).i32(8).i32(0).i32(0).i32(0).i32(2).u64(64);
+    for (int i = 1; i <= 18; i++)
+        texture.i32(i);
+    texture.bytes.push_back(0);
+    const std::uint64_t of_array = made(a, texture);
+    REQUIRE(of_array && b->call(extra_name, texture) == bad_pointer);
+    REQUIRE(b->call(extra_name, extra(17).u64(of_array)) == bad_pointer);
+    REQUIRE(a->call(extra_name, extra(19).u64(of_array)) == bad_pointer); // no surface
+    REQUIRE(a->call(extra_name, extra(17).u64(of_array)) == 0);
+    // GVirtuS's own handler frees NULL instead.
+    REQUIRE(b->call("cudaFreeArray", Body().u64(array)) == 0);
+    REQUIRE(a->call(extra_name, extra(15).u64(array)) == 0);
+    // A handle of another kind ends the back end if CUDA gets it.
+    const std::uint64_t pool = made(b, extra(23).i32(0));
+    REQUIRE(pool && b->call(extra_name, extra(9).u64(pool)) == bad_pointer);
+    REQUIRE(b->call(extra_name, extra(15).u64(pool)) == bad_pointer);
+    REQUIRE(b->call(extra_name, extra(21).u64(64).u64(own_array).u64(0)) == bad_pointer);
+    REQUIRE(b->call(extra_name, extra(21).u64(64).u64(pool).u64(0)) == 0);
+    // Rows that begin in one's own memory and leave it.
+    const std::uint64_t far = made(a, extra(20).u64(4096).u64(0));
+    const auto rows_there = [&](std::uint64_t row) {
+        return extra(14)
+            .u64(0)
+            .u64(0)
+            .u64(row)
+            .u64(0)
+            .u64(own)
+            .u64(64)
+            .u64(64)
+            .u64(1)
+            .u64(own_array)
+            .u64(0)
+            .u64(0)
+            .u64(0)
+            .u64(0)
+            .u64(0)
+            .u64(0)
+            .u64(0)
+            .u64(64)
+            .u64(1)
+            .u64(1)
+            .i32(3);
+    };
+    REQUIRE(far > own && b->call(extra_name, rows_there(3)) == 0);
+    REQUIRE(b->call(extra_name, rows_there((far - own) / 64)) == bad_pointer);
+    Body call = extra(29);
+    call.u64(0).u64(queue).u64(1);
+    call.bytes.push_back(0);
+    REQUIRE(b->call(extra_name, call) == bad_pointer);
+    REQUIRE(untouched(a, pooled, bytes));
+    // One's own is one's own, and what was given back is nobody's.
+    REQUIRE(b->call(extra_name, extra(10).u64(own_array).u64(0).u64(0).u64(own).u64(64)) == 0);
+    REQUIRE(a->call(extra_name, extra(22).u64(pooled).u64(0)) == 0);
+    return a->call(extra_name, extra(9).u64(array)) == 0;
+}
+
+// Graphs, their nodes and what is made of them are a tenant's, and what their nodes name is, too.
+bool graphs_of_ours()
+{
+    TenantsBackEnd back;
+    Client alice(back, "alice"), bob(back, "bob");
+    Remote *a = &alice.remote, *b = &bob.remote;
+    const std::uint64_t memory = a->malloc(4096), own = b->malloc(4096);
+    REQUIRE(memory && own && !a->get_last_error() && !b->get_last_error());
+    const std::vector<char> bytes = random_bytes(4096, 4);
+    REQUIRE(a->to_device(memory, bytes.data(), 4096) == 0);
+    const auto make = [](Remote *remote) {
+        return made(remote, extra(IBX_EXTRA_GRAPH_CREATE).i32(0));
+    };
+    // Behind no node, or behind one: 64 bytes are set.
+    const auto set = [](std::uint64_t graph, std::uint64_t at, std::uint64_t behind = 0) {
+        Body body = extra(IBX_EXTRA_NODE_MEMSET).u64(graph);
+        body.put(static_cast<std::uint16_t>(behind != 0));
+        if (behind)
+            body.u64(behind);
+        return body.u64(at).u64(0).i32(1).i32(1).u64(64).u64(1);
+    };
+    const auto exec_of = [](std::uint64_t graph) {
+        return extra(IBX_EXTRA_GRAPH_INSTANTIATE).u64(graph).u64(0);
+    };
+    const std::uint64_t graph = make(a), other = make(b), node = made(a, set(graph, memory));
+    const std::uint64_t exec = made(a, exec_of(graph));
+    REQUIRE(graph && other && node && exec);
+    REQUIRE(b->call(extra_name, set(graph, own)) == bad_pointer);
+    REQUIRE(b->call(extra_name, set(other, memory)) == bad_pointer);
+    REQUIRE(b->call(extra_name, set(other, own, node)) == bad_pointer);
+    REQUIRE(b->call(extra_name, exec_of(graph)) == bad_pointer);
+    for (int number : {IBX_EXTRA_GRAPH_DESTROY, IBX_EXTRA_GRAPH_CLONE, IBX_EXTRA_NODE_TYPE,
+                       IBX_EXTRA_NODE_DESTROY, IBX_EXTRA_EXEC_DESTROY})
+        for (std::uint64_t handle : {graph, node, exec})
+            REQUIRE(b->call(extra_name, extra(number).u64(handle)) == bad_pointer);
+    REQUIRE(b->call(extra_name, extra(IBX_EXTRA_EXEC_UPDATE).u64(exec).u64(other)) == bad_pointer);
+    Body copy = extra(IBX_EXTRA_NODE_MEMCPY).u64(other);
+    copy.put(static_cast<std::uint16_t>(0));
+    for (std::uint64_t word :
+         {std::uint64_t{0}, std::uint64_t{0}, std::uint64_t{0}, std::uint64_t{0}, memory,
+          std::uint64_t{64}, std::uint64_t{64}, std::uint64_t{1}, std::uint64_t{0},
+          std::uint64_t{0}, std::uint64_t{0}, std::uint64_t{0}, own, std::uint64_t{64},
+          std::uint64_t{64}, std::uint64_t{1}, std::uint64_t{64}, std::uint64_t{1},
+          std::uint64_t{1}})
+        copy.u64(word);
+    REQUIRE(b->call(extra_name, copy.i32(3)) == bad_pointer);
+    REQUIRE(b->call(extra_name, extra(IBX_EXTRA_MEMSET).u64(memory).i32(1).u64(64).u64(0)) ==
+            bad_pointer);
+    // GVirtuS's own handlers get NULL instead of another tenant's.
+    REQUIRE(b->call("cudaGraphLaunch", Body().u64(exec).u64(0)) != 0);
+    REQUIRE(b->call("cudaGraphDestroy", Body().u64(graph)) != 0);
+    REQUIRE(untouched(a, memory, bytes));
+    // One's own; and what GVirtuS's handler has destroyed is no more.
+    REQUIRE(made(b, set(other, own)) && made(a, set(graph, memory, node)));
+    REQUIRE(a->call("cudaGraphLaunch", Body().u64(exec).u64(0)) == 0);
+    std::vector<char> set_bytes(64);
+    REQUIRE(a->device_synchronize() == 0 && a->peek(memory, set_bytes.data(), 64));
+    REQUIRE(set_bytes == std::vector<char>(64, 1));
+    REQUIRE(a->call("cudaGraphDestroy", Body().u64(graph)) == 0);
+    REQUIRE(a->call(extra_name, extra(IBX_EXTRA_NODE_TYPE).u64(node)) == bad_pointer);
+    return a->call(extra_name, exec_of(graph)) == bad_pointer;
+}
+
+// Handles for other processes are good for those of one tenant.
+bool handles_of_ours()
+{
+    TenantsBackEnd back;
+    Client alice(back, "alice"), again(back, "alice"), bob(back, "bob");
+    REQUIRE(again.remote.get_last_error() == 0); // by which a session learns the form of replies
+    Remote *a = &alice.remote, *b = &bob.remote;
+    const std::uint64_t memory = a->malloc(5000), own = b->malloc(5000);
+    REQUIRE(memory && own && !a->get_last_error() && !b->get_last_error());
+    const auto create = [a] {
+        Body flags;
+        flags.put(6u);
+        std::uint64_t event = 0;
+        if (!a->call("cudaEventCreateWithFlags", flags) && a->out.size() == 16)
+            std::memcpy(&event, a->out.data() + 8, 8);
+        return event;
+    };
+    const std::uint64_t event = create();
+    const auto handle = [](Remote *remote, int number, std::uint64_t of) {
+        const bool good = !remote->call(extra_name, extra(number).u64(of));
+        return good && remote->out.size() == 64 ? remote->out : std::vector<char>();
+    };
+    const auto open = [](Remote *remote, int number, const std::vector<char> &of) {
+        Body body = extra(number);
+        append(&body.bytes, of.data(), of.size());
+        return remote->call(extra_name, body);
+    };
+    const auto one = handle(a, IBX_EXTRA_IPC_MEMORY, memory + 17);
+    const auto two = handle(a, IBX_EXTRA_IPC_EVENT, event);
+    REQUIRE(!one.empty() && !two.empty() && one != two);
+    REQUIRE(b->call(extra_name, extra(IBX_EXTRA_IPC_MEMORY).u64(memory)) == bad_pointer);
+    REQUIRE(open(b, IBX_EXTRA_IPC_OPEN_MEMORY, one) == 400);
+    REQUIRE(open(b, IBX_EXTRA_IPC_OPEN_EVENT, two) == 400);
+    REQUIRE(open(&again.remote, IBX_EXTRA_IPC_OPEN_MEMORY, one) == 0);
+    REQUIRE(again.remote.out.size() == 16 && !std::memcmp(again.remote.out.data(), &memory, 8));
+    REQUIRE(open(&again.remote, IBX_EXTRA_IPC_OPEN_EVENT, two) == 0);
+    REQUIRE(!std::memcmp(again.remote.out.data(), &event, 8));
+    REQUIRE(open(a, IBX_EXTRA_IPC_OPEN_MEMORY, std::vector<char>(63)) == bad_pointer);
+    REQUIRE(open(a, IBX_EXTRA_IPC_OPEN_MEMORY, std::vector<char>(64)) == 400);
+    // The other tenant's, at an address that was this one's.
+    REQUIRE(a->free(memory) == 0 && open(a, IBX_EXTRA_IPC_OPEN_MEMORY, one) == 400);
+    REQUIRE(b->malloc(5000) == memory && open(a, IBX_EXTRA_IPC_OPEN_MEMORY, one) == 400);
+    REQUIRE(handle(b, IBX_EXTRA_IPC_MEMORY, memory) != one);
+    REQUIRE(a->call("cudaEventDestroy", Body().u64(event)) == 0);
+    REQUIRE(open(a, IBX_EXTRA_IPC_OPEN_EVENT, two) == 400);
+    return !handle(b, IBX_EXTRA_IPC_MEMORY, own).empty();
+}
+
+// Memory that cannot be counted is refused where it is to be counted.
+bool requests_of_ours_counted()
+{
+    TenantsBackEnd back("rdma.device_memory : 1G\n");
+    Client alice(back, "alice");
+    REQUIRE(alice.remote.malloc(100) && !alice.remote.get_last_error());
+    REQUIRE(alice.remote.call(extra_name, extra(20).u64(4096).u64(0)) == 801);
+    const std::uint64_t graph = made(&alice.remote, extra(IBX_EXTRA_GRAPH_CREATE).i32(0));
+    Body allocation = extra(IBX_EXTRA_NODE_ALLOC).u64(graph);
+    allocation.put(static_cast<std::uint16_t>(0));
+    REQUIRE(graph && alice.remote.call(extra_name, allocation.i32(0).u64(4096)) == 801);
+    return alice.remote.call(extra_name, array_of_bytes(64)) == 801;
+}
+
+} // namespace
+
+void check_tenants_requests()
+{
+    check("requests of our own", requests_of_ours);
+    check("graphs", graphs_of_ours);
+    check("handles for other processes", handles_of_ours);
+    check("the same where memory is counted", requests_of_ours_counted);
+}
