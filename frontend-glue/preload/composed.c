@@ -3,6 +3,9 @@
  * Calls that GVirtuS lacks, or fails at, and that consist of others.
  */
 #include "frontend-glue/preload/exported.h"
+#include "frontend-glue/preload/managed.h"
+
+#include "common/log.h"
 
 #include <stdio.h>
 
@@ -146,23 +149,37 @@ int cudaMemcpy3DPeerAsync(const struct peer_planes *parameters, void *stream)
     return cudaMemcpy3DAsync(&copy, stream);
 }
 
-/* Hints: what is discarded may keep its bytes. */
-int cudaMemPrefetchBatchAsync(void *const *addresses, const size_t *n, size_t count)
+int cudaMemPrefetchBatchAsync(void *const *addresses, const size_t *n, size_t count,
+                              const struct memory_location *to, const size_t *first,
+                              size_t to_count)
 {
-    int rc = addresses && n && count ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_INVALID_VALUE);
-    for (size_t i = 0; i < count && !rc; i++)
-        rc = cudaMemPrefetchAsync(addresses[i], n[i]);
+    uint64_t where;
+    int rc = addresses && n && count && to && first && to_count && !first[0]
+                 ? CUDA_SUCCESS
+                 : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    for (size_t i = 0, at = 0; i < count && !rc; i++) {
+        while (at + 1 < to_count && first[at + 1] <= i)
+            at++;
+        memcpy(&where, &to[at], sizeof(where));
+        rc = cudaMemPrefetchAsync(addresses[i], n[i], where);
+    }
     return rc;
 }
 
+/* What is discarded may keep its bytes. */
 int cudaMemDiscardBatchAsync(void *const *addresses, const size_t *n, size_t count)
 {
-    return cudaMemPrefetchBatchAsync(addresses, n, count);
+    int rc = addresses && n && count ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    for (size_t i = 0; i < count && !rc; i++)
+        rc = ibx_managed_check(addresses[i], n[i]);
+    return rc;
 }
 
-int cudaMemDiscardAndPrefetchBatchAsync(void *const *addresses, const size_t *n, size_t count)
+int cudaMemDiscardAndPrefetchBatchAsync(void *const *addresses, const size_t *n, size_t count,
+                                        const struct memory_location *to, const size_t *first,
+                                        size_t to_count)
 {
-    return cudaMemPrefetchBatchAsync(addresses, n, count);
+    return cudaMemPrefetchBatchAsync(addresses, n, count, to, first, to_count);
 }
 
 /* ------------------------------------------------------------------------ pools at a place */
@@ -196,4 +213,105 @@ int cudaMemSetMemPool(const struct memory_location *location, int type, void *po
 {
     const int rc = check_place(location, type);
     return rc ? rc : cudaDeviceSetMemPool(location->id, pool);
+}
+
+/* -------------------------------------------------------------------------------- graphs */
+
+#define UPLOADS 2u /* cudaGraphInstantiateFlagUpload */
+
+int cudaGraphInstantiateWithParams(void **exec, void *graph, struct instantiate_parameters *p)
+{
+    if (!p)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    p->failed = NULL;
+    int rc = cudaGraphInstantiateWithFlags(exec, graph, p->flags & ~(unsigned long long)UPLOADS);
+    if (!rc && p->flags & UPLOADS)
+        rc = cudaGraphUpload(*exec, p->stream);
+    p->result = rc != CUDA_SUCCESS; /* cudaGraphInstantiateError */
+    return rc;
+}
+
+static struct ibx_cuda_memcpy3d plain_copy(void *to, const void *from, size_t n, int kind)
+{
+    return (struct ibx_cuda_memcpy3d){.from = {(void *)(uintptr_t)from, n, n, 1},
+                                      .to = {to, n, n, 1},
+                                      .extent = {n, 1, 1},
+                                      .kind = kind};
+}
+
+int cudaGraphMemcpyNodeSetParams1D(void *node, void *to, const void *from, size_t n, int kind)
+{
+    const struct ibx_cuda_memcpy3d copy = plain_copy(to, from, n, kind);
+    return cudaGraphMemcpyNodeSetParams(node, &copy);
+}
+
+int cudaGraphExecMemcpyNodeSetParams1D(void *exec, void *node, void *to, const void *from, size_t n,
+                                       int kind)
+{
+    const struct ibx_cuda_memcpy3d copy = plain_copy(to, from, n, kind);
+    return cudaGraphExecMemcpyNodeSetParams(exec, node, &copy);
+}
+
+/* Where a copy from or to a variable begins. */
+static int place_in(const void *symbol, size_t n, size_t offset, void **at)
+{
+    size_t size = 0;
+    int rc = cudaGetSymbolSize(&size, symbol);
+    if (!rc)
+        rc = cudaGetSymbolAddress(at, symbol);
+    if (!rc && (offset > size || n > size - offset))
+        rc = ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (!rc)
+        *at = (char *)*at + offset;
+    return rc;
+}
+
+int cudaGraphAddMemcpyNodeToSymbol(void **node, void *graph, void *const *behind, size_t count,
+                                   const void *symbol, const void *from, size_t n, size_t offset,
+                                   int kind)
+{
+    void *to = NULL;
+    const int rc = place_in(symbol, n, offset, &to);
+    return rc ? rc : cudaGraphAddMemcpyNode1D(node, graph, behind, count, to, from, n, kind);
+}
+
+int cudaGraphAddMemcpyNodeFromSymbol(void **node, void *graph, void *const *behind, size_t count,
+                                     void *to, const void *symbol, size_t n, size_t offset,
+                                     int kind)
+{
+    void *from = NULL;
+    const int rc = place_in(symbol, n, offset, &from);
+    return rc ? rc : cudaGraphAddMemcpyNode1D(node, graph, behind, count, to, from, n, kind);
+}
+
+/* ---------------------------------------------------------------------------- the driver */
+
+#define NOT_FOUND 1 /* cudaDriverEntryPointSymbolNotFound */
+
+/* The driver is the back end's. GVirtuS's front end (G5) would send an address of this process,
+ * which its back end reads. */
+int cudaGetDriverEntryPoint(const char *symbol, void **function, unsigned long long flags,
+                            int *status)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    (void)flags;
+    if (!symbol || !function)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (!atomic_flag_test_and_set(&told))
+        ibx_log(
+            IBX_LOG_WARN,
+            "cudaGetDriverEntryPoint finds no %.64s, and no other function of the driver, which "
+            "is the back end's",
+            symbol);
+    *function = NULL;
+    if (status)
+        *status = NOT_FOUND;
+    return CUDA_SUCCESS;
+}
+
+int cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version,
+                                     unsigned long long flags, int *status)
+{
+    (void)version;
+    return cudaGetDriverEntryPoint(symbol, function, flags, status);
 }

@@ -24,6 +24,14 @@ struct peer_planes {
     struct ibx_cuda_extent extent;
 };
 
+/* cudaGraphInstantiateParams */
+struct instantiate_parameters {
+    unsigned long long flags;
+    void *stream; /* for the upload that the flags may ask for */
+    void *failed; /* a node */
+    int result;
+};
+
 #pragma GCC visibility push(default)
 /* queries.c */
 int cudaStreamGetId(void *stream, unsigned long long *id);
@@ -54,12 +62,34 @@ int cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t 
                          size_t attribute_count, void *a, void *b);
 int cudaMemcpy3DPeer(const struct peer_planes *parameters);
 int cudaMemcpy3DPeerAsync(const struct peer_planes *parameters, void *stream);
-int cudaMemPrefetchBatchAsync(void *const *addresses, const size_t *n, size_t count);
+int cudaMemPrefetchBatchAsync(void *const *addresses, const size_t *n, size_t count,
+                              const struct memory_location *to, const size_t *first,
+                              size_t to_count);
 int cudaMemDiscardBatchAsync(void *const *addresses, const size_t *n, size_t count);
-int cudaMemDiscardAndPrefetchBatchAsync(void *const *addresses, const size_t *n, size_t count);
+int cudaMemDiscardAndPrefetchBatchAsync(void *const *addresses, const size_t *n, size_t count,
+                                        const struct memory_location *to, const size_t *first,
+                                        size_t to_count);
 int cudaMemGetDefaultMemPool(void **pool, const struct memory_location *location, int type);
 int cudaMemGetMemPool(void **pool, const struct memory_location *location, int type);
 int cudaMemSetMemPool(const struct memory_location *location, int type, void *pool);
+int cudaGraphInstantiateWithParams(void **exec, void *graph, struct instantiate_parameters *p);
+int cudaGraphMemcpyNodeSetParams1D(void *node, void *to, const void *from, size_t n, int kind);
+int cudaGraphExecMemcpyNodeSetParams1D(void *exec, void *node, void *to, const void *from, size_t n,
+                                       int kind);
+int cudaGraphAddMemcpyNodeToSymbol(void **node, void *graph, void *const *behind, size_t count,
+                                   const void *symbol, const void *from, size_t n, size_t offset,
+                                   int kind);
+int cudaGraphAddMemcpyNodeFromSymbol(void **node, void *graph, void *const *behind, size_t count,
+                                     void *to, const void *symbol, size_t n, size_t offset,
+                                     int kind);
+int cudaGetDriverEntryPoint(const char *symbol, void **function, unsigned long long flags,
+                            int *status);
+int cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version,
+                                     unsigned long long flags, int *status);
+/* managed_hints.c */
+int cudaMemRangeGetAttribute(void *data, size_t size, int attribute, const void *address, size_t n);
+int cudaMemRangeGetAttributes(void **data, size_t *sizes, const int *attributes, size_t count,
+                              const void *address, size_t n);
 /* GVirtuS's. */
 int cudaGetDeviceCount(int *count);
 int cudaSetDeviceFlags(unsigned flags);

@@ -332,8 +332,8 @@ int cudaHostGetFlags(unsigned *flags, void *address);
 int cudaPointerGetAttributes(struct pointer_attributes *attributes, const void *address);
 int cudaDeviceGetAttribute(int *value, int attribute, int device);
 int cudaGetDeviceProperties(void *properties, int device);
-int cudaMemPrefetchAsync(const void *address, size_t n);
-int cudaMemAdvise(const void *address, size_t n);
+int cudaMemPrefetchAsync(const void *address, size_t n, uint64_t where);
+int cudaMemAdvise(const void *address, size_t n, int advice, uint64_t where);
 int cudaStreamAttachMemAsync(void *stream, void *address, size_t n, unsigned flags);
 void __cudaRegisterManagedVar(void **module, void **variable, char *address, const char *name,
                               int external, size_t n, int constant, int global);

@@ -5,7 +5,7 @@
  * cudaMalloc's, and counts, is checked and is freed as that; this process maps pages at its
  * address. Should something be mapped there, other memory is taken.
  *
- * To every other call it is memory of the device (device.c). Hints are taken and dropped.
+ * To every other call it is memory of the device (device.c).
  */
 #include "frontend-glue/preload/managed.h"
 
@@ -135,6 +135,7 @@ static size_t blocks_most(void)
 
 void ibx_managed_discard(struct managed *m)
 {
+    ibx_managed_hints_gone(m->begin, m->n);
     unmap(m);
     atomic_fetch_sub(&all_blocks, m->blocks);
     free(m->variables);
@@ -363,32 +364,11 @@ int cudaGetDeviceProperties(void *properties, int device)
 
 /* --------------------------------------------------------------------------------- hints */
 
-/* All n bytes are of one allocation. */
-static int within(const void *address, size_t n)
-{
-    struct managed m;
-    const uintptr_t at = (uintptr_t)address;
-    const bool good = ibx_managed_find(at, &m) && n && at - m.begin - m.before < m.asked &&
-                      n <= m.asked - (at - m.begin - m.before);
-    return good ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_INVALID_VALUE);
-}
-
-/* Their further arguments are others before CUDA 13. */
-int cudaMemPrefetchAsync(const void *address, size_t n)
-{
-    return within(address, n);
-}
-
-int cudaMemAdvise(const void *address, size_t n)
-{
-    return within(address, n);
-}
-
 /* Work in other streams need not be waited for then; here it is. */
 int cudaStreamAttachMemAsync(void *stream, void *address, size_t n, unsigned flags)
 {
     (void)stream;
     if (flags != ATTACH_GLOBAL && flags != ATTACH_HOST && flags != ATTACH_SINGLE)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    return within(address, n ? n : 1);
+    return ibx_managed_check(address, n ? n : 1);
 }

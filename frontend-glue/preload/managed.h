@@ -7,6 +7,7 @@
  *   managed_pages.c   which side has the newest bytes; before the device works, and behind that
  *   managed_faults.c  accesses of the host to bytes that are the device's
  *   managed_io.c      ... of the kernel for it
+ *   managed_hints.c   what the program says of its use
  *   managed_variables.c  variables that are declared __managed__
  *
  * Coherence is that of devices without concurrent access (cudaDevAttrConcurrentManagedAccess is 0).
@@ -83,6 +84,11 @@ int ibx_managed_map(struct managed *m);
 void ibx_managed_discard(struct managed *m);
 /* Whether this library has managed memory here, which begins it; otherwise GVirtuS has to. */
 bool ibx_managed_begin(void);
+
+/* managed_hints.c: what is known of memory that is no more. */
+void ibx_managed_hints_gone(uintptr_t begin, size_t n);
+/* An error unless all n bytes are of one allocation. */
+int ibx_managed_check(const void *address, size_t n);
 
 /* What an access of the host needs. */
 enum pages_answer {

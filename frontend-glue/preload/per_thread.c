@@ -72,6 +72,26 @@ IN_STREAM(cudaStreamAddCallback,
 IN_STREAM(cudaGraphLaunch, (void *exec, void *stream), exec, own(stream))
 IN_STREAM(cudaGraphUpload, (void *exec, void *stream), exec, own(stream))
 
+IN_STREAM(cudaGetDriverEntryPoint,
+          (const char *symbol, void **function, unsigned long long flags, int *status), symbol,
+          function, flags, status)
+IN_STREAM(cudaGetDriverEntryPointByVersion,
+          (const char *symbol, void **function, unsigned version, unsigned long long flags,
+           int *status),
+          symbol, function, version, flags, status)
+
+EXPORTED int cudaGraphInstantiateWithParams_ptsz(void **exec, void *graph,
+                                                 struct instantiate_parameters *p)
+{
+    void *stream = p ? p->stream : NULL;
+    if (p)
+        p->stream = own(stream);
+    const int rc = cudaGraphInstantiateWithParams(exec, graph, p);
+    if (p)
+        p->stream = stream;
+    return rc;
+}
+
 IN_STREAM(cudaMemcpyAsync, (void *to, const void *from, size_t n, int kind, void *stream), to, from,
           n, kind, own(stream))
 IN_STREAM(cudaMemcpy2DAsync,
@@ -115,13 +135,17 @@ IN_STREAM(cudaMallocAsync, (void **address, size_t n, void *stream), address, n,
 IN_STREAM(cudaMallocFromPoolAsync, (void **address, size_t n, void *pool, void *stream), address, n,
           pool, own(stream))
 IN_STREAM(cudaFreeAsync, (void *address, void *stream), address, own(stream))
-IN_STREAM(cudaMemPrefetchAsync, (const void *address, size_t n), address, n)
-IN_STREAM(cudaMemPrefetchBatchAsync, (void *const *addresses, const size_t *n, size_t count),
-          addresses, n, count)
+IN_STREAM(cudaMemPrefetchAsync, (const void *address, size_t n, uint64_t where), address, n, where)
+IN_STREAM(cudaMemPrefetchBatchAsync,
+          (void *const *addresses, const size_t *n, size_t count, const struct memory_location *to,
+           const size_t *first, size_t to_count),
+          addresses, n, count, to, first, to_count)
 IN_STREAM(cudaMemDiscardBatchAsync, (void *const *addresses, const size_t *n, size_t count),
           addresses, n, count)
 IN_STREAM(cudaMemDiscardAndPrefetchBatchAsync,
-          (void *const *addresses, const size_t *n, size_t count), addresses, n, count)
+          (void *const *addresses, const size_t *n, size_t count, const struct memory_location *to,
+           const size_t *first, size_t to_count),
+          addresses, n, count, to, first, to_count)
 IN_STREAM(cudaStreamAttachMemAsync, (void *stream, void *address, size_t n, unsigned flags),
           own(stream), address, n, flags)
 

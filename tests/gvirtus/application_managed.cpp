@@ -462,6 +462,43 @@ bool mapped()
     return is(&there, UNREGISTERED, nullptr, &there);
 }
 
+// What was said of parts of it is known as long as it is there.
+static bool hints()
+{
+    struct Location {
+        int type, id;
+    };
+    char *m = managed_memory(4 * page);
+    auto *advise = preloaded<int(const void *, std::size_t, int, Location)>("cudaMemAdvise");
+    auto *prefetch =
+        preloaded<int(const void *, std::size_t, Location, unsigned)>("cudaMemPrefetchAsync");
+    auto *attribute = preloaded<int(void *, std::size_t, int, const void *, std::size_t)>(
+        "cudaMemRangeGetAttribute");
+    const Location device = {1, 0}, host = {2, 0};
+    const auto of = [&](int which, std::size_t at, std::size_t pages) {
+        int value = 99;
+        return attribute(&value, 4, which, m + at * page, pages * page) ? -99 : value;
+    };
+    REQUIRE(of(1, 0, 4) == 0 && of(2, 0, 4) == -2 && of(4, 0, 4) == -2 && of(5, 0, 4) == 0);
+    REQUIRE(advise(m, 4 * page, 1, device) == 0 && of(1, 0, 4) == 1 && of(1, 2, 1) == 1);
+    REQUIRE(advise(m + page, page, 2, device) == 0);
+    REQUIRE(of(1, 0, 4) == 0 && of(1, 0, 1) == 1 && of(1, 1, 1) == 0 && of(1, 2, 2) == 1);
+    REQUIRE(advise(m, 2 * page, 3, device) == 0 && advise(m + 2 * page, page, 3, host) == 0);
+    REQUIRE(of(2, 0, 2) == 0 && of(2, 2, 1) == -1 && of(2, 0, 3) == -2 && of(2, 3, 1) == -2);
+    REQUIRE(of(5, 0, 2) == 1 && of(6, 0, 2) == 0 && of(5, 2, 1) == 2 && of(1, 2, 1) == 1);
+    REQUIRE(prefetch(m + page, 3 * page, device, 0) == 0 && of(4, 1, 3) == 0 && of(4, 0, 2) == -2);
+    int list[3] = {9, 9, 9};
+    REQUIRE(advise(m, page, 5, device) == 0 && advise(m, page, 5, host) == 0);
+    REQUIRE(attribute(list, sizeof(list), 3, m, page) == 0);
+    REQUIRE(list[0] == -1 && list[1] == 0 && list[2] == -2);
+    REQUIRE(attribute(list, 5, 1, m, page) == 1 && attribute(list, 4, 9, m, page) == 1);
+    REQUIRE(attribute(list, 4, 1, list, 4) == 1 && attribute(list, 4, 1, m, 5 * page) == 1);
+    REQUIRE(advise(m, page, 7, device) == 1 && cudaGetLastError() == 1);
+    REQUIRE(cudaFree(m) == 0 && (m = managed_memory(4 * page)));
+    REQUIRE(of(1, 0, 1) == 0 && of(2, 0, 1) == -2 && of(4, 1, 1) == -2);
+    return cudaFree(m) == 0;
+}
+
 bool pointers()
 {
     char *device = device_memory(100), *m = managed_memory(page), local = 0;
@@ -489,6 +526,7 @@ bool managed()
     REQUIRE(threads_of_streams());
     REQUIRE(system_calls_that_wait());
     REQUIRE(what_it_is());
+    REQUIRE(hints());
     REQUIRE(!taken || graphs_of_managed());
     REQUIRE(taken_addresses());
     REQUIRE(system_calls());

@@ -305,5 +305,16 @@ bool absent()
         REQUIRE(preloaded<Import>("cudaImportExternalMemory")(nullptr, nullptr) == 801);
         REQUIRE(cudaGetLastError() == 801 && cudaGetLastError() == 0);
     }
-    return preloaded<Import>("cudaImportExternalSemaphore")(nullptr, nullptr) == 801;
+    REQUIRE(preloaded<Import>("cudaImportExternalSemaphore")(nullptr, nullptr) == 801);
+    // There is none of the driver's functions, which is no error.
+    using Find = int(const char *, void **, unsigned long long, int *);
+    using FindOf = int(const char *, void **, unsigned, unsigned long long, int *);
+    void *function = &function;
+    int status = 0;
+    REQUIRE(preloaded<Find>("cudaGetDriverEntryPoint")("cuMemAlloc", &function, 0, &status) == 0);
+    REQUIRE(!function && status == 1);
+    function = &function;
+    REQUIRE(preloaded<FindOf>("cudaGetDriverEntryPointByVersion")("cuMemFree", &function, 12000, 0,
+                                                                  nullptr) == 0);
+    return !function;
 }

@@ -168,10 +168,48 @@ bool pools_at_places()
     return refused(ask("cudaMemGetMemPool", &pool, &host, 1), 801);
 }
 
+struct Instantiate {
+    unsigned long long flags;
+    void *stream, *failed;
+    int result;
+};
+
+// Nodes of plain copies, to a variable as well, whose parameters change.
+bool copies_of_graphs()
+{
+    constexpr std::size_t n = 100;
+    char *a = device_memory(n), *b = device_memory(n), *variable = device_memory(n), symbol = 0;
+    void *graph = nullptr, *node = nullptr, *exec = nullptr, *stream = nullptr;
+    const std::vector<char> as(n, 'a'), bs(n, 'b');
+    REQUIRE(a && b && variable && cudaStreamCreate(&stream) == 0);
+    REQUIRE(cudaMemset(a, 'a', n) == 0 && cudaMemset(b, 'b', n) == 0);
+    REQUIRE(stub_remote()->register_var(reinterpret_cast<std::uintptr_t>(&symbol),
+                                        reinterpret_cast<std::uintptr_t>(variable), n));
+    REQUIRE(ask("cudaGraphCreate", &graph, 0u) == 0);
+    using Node = void **;
+    using Behind = void *const *;
+    const auto to_symbol = [&](std::size_t bytes) {
+        return ask("cudaGraphAddMemcpyNodeToSymbol", static_cast<Node>(&node), graph,
+                   static_cast<Behind>(nullptr), std::size_t{0}, static_cast<const void *>(&symbol),
+                   static_cast<const void *>(a), bytes, std::size_t{10}, D2D);
+    };
+    REQUIRE(refused(to_symbol(n), 1) && to_symbol(n - 10) == 0);
+    Instantiate how = {2, stream, &symbol, 9};
+    REQUIRE(ask("cudaGraphInstantiateWithParams", &exec, graph, &how) == 0);
+    REQUIRE(!how.failed && how.result == 0);
+    REQUIRE(cudaMemset(variable, 0, n) == 0 && cudaGraphLaunch(exec, stream) == 0);
+    REQUIRE(cudaStreamSynchronize(stream) == 0 && device_has(variable + 10, as.data(), n - 10));
+    REQUIRE(ask("cudaGraphExecMemcpyNodeSetParams1D", exec, node, static_cast<void *>(variable),
+                static_cast<const void *>(b), n, D2D) == 0);
+    REQUIRE(cudaGraphLaunch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+    return device_has(variable, bs.data(), n);
+}
+
 } // namespace
 
 bool queries()
 {
     REQUIRE(cudaGetLastError() == 0); // the back end loads CUDA's runtime
-    return streams() && devices_of_it() && kernels() && batches() && pools_at_places();
+    return streams() && devices_of_it() && kernels() && batches() && pools_at_places() &&
+           copies_of_graphs();
 }
