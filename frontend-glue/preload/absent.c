@@ -3,8 +3,8 @@
  * Calls of CUDA's runtime that are not there for a remote GPU: most of them share memory with
  * something else on the GPU's host. Without them a program that is linked with -z now would not
  * begin, and another one would end at the first of them; as it is they return
- * cudaErrorNotSupported, and a line names the call. A libcudart that has one keeps it where its
- * arguments, as most, are up to six that go in registers.
+ * cudaErrorNotSupported, and a line names the call. A libcudart that has one gets it, with as many
+ * arguments as any of them has: none takes a structure by value.
  */
 #include "frontend-glue/preload/internal.h"
 
@@ -13,7 +13,8 @@
 /* CUDA's header has their prototypes. */
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
 
-typedef int (*function)(uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t);
+typedef int (*function)(uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t,
+                        uintptr_t);
 
 static int absent(const char *call, atomic_flag *told)
 {
@@ -27,12 +28,13 @@ static int absent(const char *call, atomic_flag *told)
 
 #define ABSENT(call)                                                                               \
     __attribute__((visibility("default"))) int call(uintptr_t a, uintptr_t b, uintptr_t c,         \
-                                                    uintptr_t d, uintptr_t e, uintptr_t f)         \
+                                                    uintptr_t d, uintptr_t e, uintptr_t f,         \
+                                                    uintptr_t g, uintptr_t h)                      \
     {                                                                                              \
         static atomic_flag told = ATOMIC_FLAG_INIT;                                                \
         static _Atomic(void *) found;                                                              \
         const function next = (function)ibx_frontend_next(&found, #call);                          \
-        return next ? next(a, b, c, d, e, f) : absent(#call, &told);                               \
+        return next ? next(a, b, c, d, e, f, g, h) : absent(#call, &told);                         \
     }
 
 /* Memory, semaphores and images of other interfaces. */
@@ -88,8 +90,6 @@ ABSENT(cudaGraphExecEventRecordNodeSetEvent)
 ABSENT(cudaGraphExecEventWaitNodeSetEvent)
 ABSENT(cudaGraphExecGetFlags)
 ABSENT(cudaGraphExecHostNodeSetParams)
-ABSENT(cudaGraphExecMemcpyNodeSetParamsFromSymbol)
-ABSENT(cudaGraphExecMemcpyNodeSetParamsToSymbol)
 ABSENT(cudaGraphExecNodeSetParams)
 ABSENT(cudaGraphGetEdges)
 ABSENT(cudaGraphHostNodeGetParams)
@@ -101,8 +101,6 @@ ABSENT(cudaGraphKernelNodeSetAttribute)
 ABSENT(cudaGraphMemAllocNodeGetParams)
 ABSENT(cudaGraphMemFreeNodeGetParams)
 ABSENT(cudaGraphMemcpyNodeGetParams)
-ABSENT(cudaGraphMemcpyNodeSetParamsFromSymbol)
-ABSENT(cudaGraphMemcpyNodeSetParamsToSymbol)
 ABSENT(cudaGraphMemsetNodeGetParams)
 ABSENT(cudaGraphNodeFindInClone)
 ABSENT(cudaGraphNodeGetDependencies)

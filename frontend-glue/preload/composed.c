@@ -284,6 +284,41 @@ int cudaGraphAddMemcpyNodeFromSymbol(void **node, void *graph, void *const *behi
     return rc ? rc : cudaGraphAddMemcpyNode1D(node, graph, behind, count, to, from, n, kind);
 }
 
+int cudaGraphMemcpyNodeSetParamsToSymbol(void *node, const void *symbol, const void *from, size_t n,
+                                         size_t offset, int kind)
+{
+    return cudaGraphExecMemcpyNodeSetParamsToSymbol(NULL, node, symbol, from, n, offset, kind);
+}
+
+int cudaGraphMemcpyNodeSetParamsFromSymbol(void *node, void *to, const void *symbol, size_t n,
+                                           size_t offset, int kind)
+{
+    return cudaGraphExecMemcpyNodeSetParamsFromSymbol(NULL, node, to, symbol, n, offset, kind);
+}
+
+/* Without an executable graph: of the node itself. */
+static int set_copy(void *exec, void *node, void *to, const void *from, size_t n, int kind)
+{
+    return exec ? cudaGraphExecMemcpyNodeSetParams1D(exec, node, to, from, n, kind)
+                : cudaGraphMemcpyNodeSetParams1D(node, to, from, n, kind);
+}
+
+int cudaGraphExecMemcpyNodeSetParamsToSymbol(void *exec, void *node, const void *symbol,
+                                             const void *from, size_t n, size_t offset, int kind)
+{
+    void *to = NULL;
+    const int rc = place_in(symbol, n, offset, &to);
+    return rc ? rc : set_copy(exec, node, to, from, n, kind);
+}
+
+int cudaGraphExecMemcpyNodeSetParamsFromSymbol(void *exec, void *node, void *to, const void *symbol,
+                                               size_t n, size_t offset, int kind)
+{
+    void *from = NULL;
+    const int rc = place_in(symbol, n, offset, &from);
+    return rc ? rc : set_copy(exec, node, to, from, n, kind);
+}
+
 /* ---------------------------------------------------------------------------- the driver */
 
 #define NOT_FOUND 1 /* cudaDriverEntryPointSymbolNotFound */

@@ -82,6 +82,14 @@ int cudaGraphAddMemcpyNodeToSymbol(void **node, void *graph, void *const *behind
 int cudaGraphAddMemcpyNodeFromSymbol(void **node, void *graph, void *const *behind, size_t count,
                                      void *to, const void *symbol, size_t n, size_t offset,
                                      int kind);
+int cudaGraphMemcpyNodeSetParamsToSymbol(void *node, const void *symbol, const void *from, size_t n,
+                                         size_t offset, int kind);
+int cudaGraphMemcpyNodeSetParamsFromSymbol(void *node, void *to, const void *symbol, size_t n,
+                                           size_t offset, int kind);
+int cudaGraphExecMemcpyNodeSetParamsToSymbol(void *exec, void *node, const void *symbol,
+                                             const void *from, size_t n, size_t offset, int kind);
+int cudaGraphExecMemcpyNodeSetParamsFromSymbol(void *exec, void *node, void *to, const void *symbol,
+                                               size_t n, size_t offset, int kind);
 int cudaGetDriverEntryPoint(const char *symbol, void **function, unsigned long long flags,
                             int *status);
 int cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version,

@@ -202,7 +202,18 @@ bool copies_of_graphs()
     REQUIRE(ask("cudaGraphExecMemcpyNodeSetParams1D", exec, node, static_cast<void *>(variable),
                 static_cast<const void *>(b), n, D2D) == 0);
     REQUIRE(cudaGraphLaunch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
-    return device_has(variable, bs.data(), n);
+    REQUIRE(device_has(variable, bs.data(), n));
+    REQUIRE(ask("cudaGraphExecMemcpyNodeSetParamsToSymbol", exec, node,
+                static_cast<const void *>(&symbol), static_cast<const void *>(a), n - 50,
+                std::size_t{50}, D2D) == 0);
+    REQUIRE(cudaGraphLaunch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+    REQUIRE(device_has(variable, bs.data(), 50) && device_has(variable + 50, as.data(), n - 50));
+    // From the variable, in the node itself and what is made of it then.
+    REQUIRE(ask("cudaGraphMemcpyNodeSetParamsFromSymbol", node, static_cast<void *>(a),
+                static_cast<const void *>(&symbol), std::size_t{50}, std::size_t{0}, D2D) == 0);
+    REQUIRE(ask("cudaGraphInstantiateWithParams", &exec, graph, &how) == 0);
+    REQUIRE(cudaGraphLaunch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+    return device_has(a, bs.data(), 50) && device_has(a + 50, as.data(), 50);
 }
 
 } // namespace
