@@ -158,11 +158,12 @@ static inline void ibx_cuda_capture_restore(const struct ibx_cuda *cuda, int bef
 }
 
 /* Waits for a stream behind which no event can be put. */
-static inline void ibx_cuda_stream_wait(const struct ibx_cuda *cuda, void *stream)
+static inline int ibx_cuda_stream_wait(const struct ibx_cuda *cuda, void *stream)
 {
     int mode = ibx_cuda_capture_relax(cuda);
-    cuda->stream_synchronize(stream);
+    const int rc = cuda->stream_synchronize(stream);
     ibx_cuda_capture_restore(cuda, mode);
+    return rc;
 }
 
 #endif

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define INVALID_HANDLE 400 /* CUresult */
+
 #define STEP_UNIT    (64u << 10) /* short copies are cut into multiples of it */
 #define TAKE_WAIT_MS 50u         /* for a chunk, when all are taken */
 #define BESIDE       2u          /* slots that it has at once, beside other sessions' */
@@ -285,6 +287,14 @@ static int dma(const struct ibx_staging *st, void *host, uint64_t at, size_t len
     return st->cuda->memcpy_from_device_async(host, copy->device + at, length, copy->stream);
 }
 
+/* No event of this context can be put into a stream of another device, in which CUDA copies, too:
+ * then what was begun there ends here. */
+static int record(struct ibx_staging *st, void *event)
+{
+    const int rc = st->cuda->event_record(event, st->copy.stream);
+    return rc == INVALID_HANDLE ? ibx_cuda_stream_wait(st->cuda, st->copy.stream) : rc;
+}
+
 int ibx_staging_dma(struct ibx_staging *st, void *host, uint64_t at, size_t length, bool to_device,
                     void *event, bool *begun)
 {
@@ -292,7 +302,7 @@ int ibx_staging_dma(struct ibx_staging *st, void *host, uint64_t at, size_t leng
     int rc = dma(st, host, at, length, to_device);
     *begun = *begun || !rc;
     if (!rc && event)
-        rc = st->cuda->event_record(event, st->copy.stream);
+        rc = record(st, event);
     ibx_turn_exit(st->turn, entered);
     return rc;
 }
@@ -313,7 +323,7 @@ static int dma_start(struct ibx_staging *st, struct ibx_staging_slot *slot, bool
     ibx_staging_take_turn(st, slot->length);
     int rc = ibx_staging_dma(st, ibx_pinned_payload(slot->chunk), slot->at, slot->length, to_device,
                              slot->event, &begun);
-    if (rc && begun) /* a stream of another device takes the copy, but no event of this context */
+    if (rc && begun) /* no event is behind it */
         ibx_cuda_stream_wait(st->cuda, st->copy.stream);
     if (rc)
         return rc;

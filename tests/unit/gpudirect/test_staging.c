@@ -347,19 +347,25 @@ static void use_chunk(uint8_t byte)
 }
 
 /* CUDA copies on the stream of another device, but records no event there. The copy has begun, and
- * the chunk is somebody else's only when it is over. */
+ * the chunk is somebody else's only when it is over: which counts as the event of that stream, but
+ * is no cure for another error. */
 static void test_event_refused(void **state)
 {
     (void)state;
     begin(65536);
     app->slow(100000);
-    app->inject("cuEventRecord", 1, 400, false);
-    assert_int_equal(send_plain(scene.size), 400);
-    use_chunk(0xee);
-    assert_device(scene.wire.bytes, scene.size);
-    app->inject("cuEventRecord", 1, 400, false);
-    assert_int_equal(fetch_plain(scene.size, scene.size + 8), 400);
-    use_chunk(0xdd);
+    for (unsigned i = 0; i < 2; i++) {
+        const int code = i ? 700 : 400;
+        random_fill(scene.wire.bytes, scene.size, i);
+        app->inject("cuEventRecord", 1, code, false);
+        assert_int_equal(send_plain(scene.size), i ? code : 0);
+        use_chunk(0xee);
+        assert_device(scene.wire.bytes, scene.size);
+        app->inject("cuEventRecord", 1, code, false);
+        assert_int_equal(fetch_plain(scene.size, scene.size + 8), i ? code : 0);
+        use_chunk(0xdd);
+        assert_device(scene.wire.bytes, scene.size);
+    }
 }
 
 static void test_wire_fails(void **state)
@@ -559,6 +565,7 @@ static void test_context_reset(void **state)
     assert_int_equal(send_plain(LARGE), 0);
     app->primary_reset(0);
     ibx_staging_forget(scene.staging, NULL);
+    assert_int_equal(app->mem_alloc(&scene.device, LARGE), 0); /* it went as well */
     assert_int_equal(ibx_pinned_open(cuda, 1, NULL), 0);
     random_fill(scene.wire.bytes, LARGE, 77);
     assert_int_equal(send_plain(LARGE), 0);
