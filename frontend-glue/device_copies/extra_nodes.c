@@ -2,6 +2,8 @@
 /* Requests of our own about the nodes of graphs. */
 #include "frontend-glue/device_copies/extra_graphs.h"
 
+#include <stdlib.h>
+
 #define CONDITIONAL_NODE 13 /* enum cudaGraphNodeType */
 
 static bool is_node(const struct extra *e, const void *node)
@@ -363,6 +365,81 @@ static int order(struct extra *e)
     return change(graph, &from, &to, found < 13000 ? (const void *)1 : NULL, 1);
 }
 
+/* Those before a node, or behind it, by a function of the runtime's; NULL: *rc says why not. To be
+ * freed. Before CUDA 13 it takes no array of edges' data. */
+static void **neighbours_of(const struct extra *e, void *node, bool behind, size_t *count, int *rc)
+{
+    int (*get)(void *of, void **nodes, void *edges, size_t *found) = NULL;
+    int (*get_before)(void *of, void **nodes, size_t *found) = NULL;
+    int (*version)(int *found) = NULL;
+    void *function = behind ? ibx_copies_runtime("cudaGraphNodeGetDependentNodes") : e->function;
+    void **nodes = NULL;
+    int found = 0;
+    *(void **)&version = ibx_copies_runtime("cudaRuntimeGetVersion");
+    *rc = function && version && !version(&found) ? 0 : CUDA_NOT_SUPPORTED;
+    memcpy(&get, &function, sizeof(get));
+    memcpy(&get_before, &function, sizeof(get_before));
+    for (unsigned again = 0; again < 2 && !*rc; again++) {
+        if (again && !(nodes = calloc(*count + 1, sizeof(*nodes))))
+            *rc = CUDA_MEMORY_ALLOCATION;
+        else if (!again || *count)
+            *rc = found < 13000 ? get_before(node, nodes, count) : get(node, nodes, NULL, count);
+    }
+    if (*rc) {
+        free(nodes);
+        nodes = NULL;
+    }
+    return nodes;
+}
+
+static int list_neighbours(struct extra *e)
+{
+    size_t count = 0;
+    int rc = 0;
+    void *node = pointer(&e->in);
+    const uint64_t from = ibx_get_u64(&e->in);
+    const bool behind = ibx_get_u8(&e->in);
+    if (!whole(e) || !is_node(e, node))
+        return CUDA_INVALID_VALUE;
+    void **nodes = neighbours_of(e, node, behind, &count, &rc);
+    if (!nodes)
+        return rc;
+    ibx_put_u64(&e->out, count);
+    for (size_t i = 0; i < IBX_EXTRA_LISTED; i++) {
+        void *neighbour = from < count && i < count - from ? nodes[from + i] : NULL;
+        if (neighbour && !is_node(e, neighbour)) /* nobody has asked for the graph's nodes */
+            rc = CUDA_NOT_SUPPORTED;
+        ibx_put_u64(&e->out, (uintptr_t)neighbour);
+    }
+    free(nodes);
+    return rc;
+}
+
+static int enable_node(struct extra *e)
+{
+    int (*set)(void *exec, void *node, unsigned on) = NULL;
+    void *exec, *node;
+    const bool there = get_node(e, &exec, &node);
+    const unsigned on = ibx_get_u32(&e->in);
+    if (!there || !exec || !whole(e))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, set);
+    return set(exec, node, on);
+}
+
+static int is_enabled(struct extra *e)
+{
+    int (*get)(void *exec, void *node, unsigned *on) = NULL;
+    void *exec, *node;
+    unsigned on = 0;
+    if (!get_node(e, &exec, &node) || !exec || !whole(e))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, get);
+    const int rc = get(exec, node, &on);
+    ibx_put_u64(&e->out, on);
+    return rc;
+}
+
 /* ---------------------------------------------------------------------------------- requests */
 
 const struct extra_call ibx_node_extras[IBX_EXTRAS] = {
@@ -380,6 +457,9 @@ const struct extra_call ibx_node_extras[IBX_EXTRAS] = {
     [IBX_EXTRA_GRAPH_CONDITION] = {"cudaGraphConditionalHandleCreate", make_condition},
     [IBX_EXTRA_NODE_CONDITIONAL] = {"cudaGraphAddNode", add_conditional},
     [IBX_EXTRA_NODE_TYPE] = {"cudaGraphNodeGetType", type_of},
+    [IBX_EXTRA_NODE_NEIGHBOURS] = {"cudaGraphNodeGetDependencies", list_neighbours},
+    [IBX_EXTRA_NODE_ENABLE] = {"cudaGraphNodeSetEnabled", enable_node},
+    [IBX_EXTRA_NODE_ENABLED] = {"cudaGraphNodeGetEnabled", is_enabled},
     [IBX_EXTRA_NODE_DESTROY] = {"cudaGraphDestroyNode", destroy_node},
     [IBX_EXTRA_SET_KERNEL] = {"cudaGetFuncBySymbol", set_kernel},
     [IBX_EXTRA_SET_MEMCPY] = {"cudaGraphMemcpyNodeSetParams", set_copy},

@@ -94,6 +94,12 @@ int cudaGetDriverEntryPoint(const char *symbol, void **function, unsigned long l
                             int *status);
 int cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version,
                                      unsigned long long flags, int *status);
+/* graphs.c */
+int cudaGraphNodeGetDependencies(void *node, void **nodes, void *edges, size_t *count);
+int cudaGraphNodeGetDependentNodes(void *node, void **nodes, void *edges, size_t *count);
+int cudaGraphGetEdges(void *graph, void **from, void **to, void *edges, size_t *count);
+int cudaGraphNodeSetEnabled(void *exec, void *node, unsigned on);
+int cudaGraphNodeGetEnabled(void *exec, void *node, unsigned *on);
 /* managed_hints.c */
 int cudaMemRangeGetAttribute(void *data, size_t size, int attribute, const void *address, size_t n);
 int cudaMemRangeGetAttributes(void **data, size_t *sizes, const int *attributes, size_t count,

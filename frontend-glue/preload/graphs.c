@@ -4,7 +4,7 @@
  * a function of the application's or a copy between host and device, is there a function that this
  * process calls. So it is known here which functions each graph calls that can be launched.
  */
-#include "frontend-glue/preload/internal.h"
+#include "frontend-glue/preload/exported.h"
 
 #include "common/log.h"
 
@@ -317,6 +317,104 @@ int cudaGraphGetNodes(void *graph, void **nodes, size_t *count)
 int cudaGraphGetRootNodes(void *graph, void **nodes, size_t *count)
 {
     return get_nodes("cudaGraphGetRootNodes", graph, nodes, count, 1);
+}
+
+#define EDGE_DATA 8u /* bytes; all are plain edges */
+
+/* Before CUDA 13 there is no array of edges' data, and the count comes in its place. */
+static bool has_edges(void **edges, size_t **count)
+{
+    const int version = ibx_frontend_cuda_version();
+    if (version && version < 13) {
+        *count = (size_t *)*edges;
+        *edges = NULL;
+    }
+    return *count;
+}
+
+static int get_neighbours(const char *call, const void *node, int behind, void **nodes, void *edges,
+                          size_t *count)
+{
+    size_t found;
+    int rc = CUDA_SUCCESS;
+    if (!has_edges(&edges, &count))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    uint64_t *all = list(IBX_EXTRA_NODE_NEIGHBOURS, call, node, behind, &found, &rc);
+    if (rc)
+        return rc;
+    for (size_t i = 0; nodes && i < *count; i++)
+        nodes[i] = i < found ? (void *)(uintptr_t)all[i] : NULL;
+    if (!nodes || *count > found)
+        *count = found;
+    if (nodes && edges)
+        memset(edges, 0, *count * EDGE_DATA);
+    free(all);
+    return CUDA_SUCCESS;
+}
+
+int cudaGraphNodeGetDependencies(void *node, void **nodes, void *edges, size_t *count)
+{
+    return get_neighbours("cudaGraphNodeGetDependencies", node, 0, nodes, edges, count);
+}
+
+int cudaGraphNodeGetDependentNodes(void *node, void **nodes, void *edges, size_t *count)
+{
+    return get_neighbours("cudaGraphNodeGetDependentNodes", node, 1, nodes, edges, count);
+}
+
+/* From each of the nodes to those behind it. */
+int cudaGraphGetEdges(void *graph, void **from, void **to, void *edges, size_t *count)
+{
+    static const char call[] = "cudaGraphGetEdges";
+    size_t nodes, behind, found = 0;
+    int rc = CUDA_SUCCESS;
+    if (!has_edges(&edges, &count) || !from != !to)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    uint64_t *all = list(IBX_EXTRA_GRAPH_NODES, call, graph, 0, &nodes, &rc);
+    for (size_t i = 0; !rc && i < nodes; i++) {
+        const void *node = (const void *)(uintptr_t)all[i];
+        uint64_t *those = list(IBX_EXTRA_NODE_NEIGHBOURS, call, node, 1, &behind, &rc);
+        for (size_t b = 0; !rc && b < behind; b++, found++) {
+            if (from && found < *count) {
+                from[found] = (void *)(uintptr_t)all[i];
+                to[found] = (void *)(uintptr_t)those[b];
+            }
+        }
+        free(those);
+    }
+    free(all);
+    if (rc)
+        return rc;
+    for (size_t i = found; from && i < *count; i++)
+        from[i] = to[i] = NULL;
+    if (!from || *count > found)
+        *count = found;
+    if (from && edges)
+        memset(edges, 0, *count * EDGE_DATA);
+    return CUDA_SUCCESS;
+}
+
+int cudaGraphNodeSetEnabled(void *exec, void *node, unsigned on)
+{
+    struct extra e;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_NODE_ENABLE, "cudaGraphNodeSetEnabled");
+    ibx_put_u64(&e.body, (uintptr_t)exec);
+    ibx_put_u64(&e.body, (uintptr_t)node);
+    ibx_put_u32(&e.body, on);
+    return ibx_frontend_extra(&e, NULL, 0);
+}
+
+int cudaGraphNodeGetEnabled(void *exec, void *node, unsigned *on)
+{
+    struct extra e;
+    uint64_t answer = 0;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_NODE_ENABLED, "cudaGraphNodeGetEnabled");
+    ibx_put_u64(&e.body, (uintptr_t)exec);
+    ibx_put_u64(&e.body, (uintptr_t)node);
+    const int rc = on ? ibx_frontend_extra_ask(&e, &answer) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (!rc)
+        *on = (unsigned)answer;
+    return rc;
 }
 
 /* Before CUDA 13 there is no array of edges' data, and the count comes in its place. */

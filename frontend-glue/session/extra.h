@@ -115,6 +115,9 @@ enum ibx_extra {
     IBX_EXTRA_CLUSTER_SIZE,    /* cudaOccupancyMaxPotentialClusterSize */
     IBX_EXTRA_SHARED_MEMORY,   /* cudaOccupancyAvailableDynamicSMemPerBlock */
     IBX_EXTRA_PARAMETER,       /* cudaFuncGetParamInfo */
+    IBX_EXTRA_NODE_NEIGHBOURS, /* cudaGraphNodeGetDependencies, cudaGraphNodeGetDependentNodes */
+    IBX_EXTRA_NODE_ENABLE,     /* cudaGraphNodeSetEnabled */
+    IBX_EXTRA_NODE_ENABLED,    /* cudaGraphNodeGetEnabled */
     IBX_EXTRAS                 /* one more than the last */
 };
 

@@ -216,11 +216,64 @@ bool copies_of_graphs()
     return device_has(a, bs.data(), 50) && device_has(a + 50, as.data(), 50);
 }
 
+// Two nodes behind one: what is before and behind them, and one that is switched off.
+bool neighbours()
+{
+    void *graph = nullptr, *exec = nullptr, *stream = nullptr, *found[4] = {}, *to[4] = {};
+    void *first = nullptr, *second = nullptr, *third = nullptr;
+    constexpr std::size_t n = 64;
+    char *a = device_memory(n), *b = device_memory(n);
+    const std::vector<char> as(n, 'a'), zeros(n, 0);
+    std::uint64_t edges[4] = {9, 9, 9, 9};
+    std::size_t count = 0;
+    unsigned on = 9;
+    REQUIRE(cudaStreamCreate(&stream) == 0 && ask("cudaGraphCreate", &graph, 0u) == 0);
+    using Behind = void *const *;
+    const auto copy = [&](void **node, Behind behind, std::size_t so_many) {
+        return ask("cudaGraphAddMemcpyNode1D", node, graph, behind, so_many, static_cast<void *>(b),
+                   static_cast<const void *>(a), n, D2D);
+    };
+    REQUIRE(copy(&first, nullptr, 0) == 0 && copy(&second, &first, 1) == 0);
+    REQUIRE(copy(&third, &first, 1) == 0);
+    const auto get = [&](const char *call, void *node) {
+        std::fill(found, found + 4, &count);
+        return ask(call, node, static_cast<void **>(found), static_cast<void *>(edges), &count);
+    };
+    REQUIRE(ask("cudaGraphNodeGetDependentNodes", first, static_cast<void **>(nullptr),
+                static_cast<void *>(nullptr), &count) == 0 &&
+            count == 2);
+    count = 3;
+    REQUIRE(get("cudaGraphNodeGetDependentNodes", first) == 0 && count == 2 && !found[2]);
+    REQUIRE(found[0] == second && found[1] == third && !edges[1] && edges[2] == 9);
+    count = 1;
+    REQUIRE(get("cudaGraphNodeGetDependencies", third) == 0 && count == 1 && found[0] == first);
+    REQUIRE(get("cudaGraphNodeGetDependencies", first) == 0 && count == 0);
+    count = 4;
+    REQUIRE(ask("cudaGraphGetEdges", graph, static_cast<void **>(found), static_cast<void **>(to),
+                static_cast<void *>(nullptr), &count) == 0 &&
+            count == 2);
+    REQUIRE(found[0] == first && found[1] == first && to[0] == second && to[1] == third && !to[2]);
+    REQUIRE(refused(get("cudaGraphNodeGetDependencies", &graph), 1));
+    Instantiate how = {};
+    REQUIRE(ask("cudaGraphInstantiateWithParams", &exec, graph, &how) == 0);
+    REQUIRE(cudaMemset(a, 'a', n) == 0 && cudaMemset(b, 0, n) == 0);
+    for (void *node : {first, second, third})
+        REQUIRE(ask("cudaGraphNodeSetEnabled", exec, node, 0u) == 0);
+    REQUIRE(ask("cudaGraphNodeGetEnabled", exec, first, &on) == 0 && on == 0);
+    REQUIRE(cudaGraphLaunch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+    REQUIRE(device_has(b, zeros.data(), n));
+    REQUIRE(ask("cudaGraphNodeSetEnabled", exec, second, 1u) == 0);
+    REQUIRE(ask("cudaGraphNodeGetEnabled", exec, second, &on) == 0 && on == 1);
+    REQUIRE(cudaGraphLaunch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+    REQUIRE(device_has(b, as.data(), n));
+    return refused(ask("cudaGraphNodeSetEnabled", static_cast<void *>(&on), second, 1u), 1);
+}
+
 } // namespace
 
 bool queries()
 {
     REQUIRE(cudaGetLastError() == 0); // the back end loads CUDA's runtime
     return streams() && devices_of_it() && kernels() && batches() && pools_at_places() &&
-           copies_of_graphs();
+           copies_of_graphs() && neighbours();
 }

@@ -6,6 +6,7 @@
 
 #include "frontend-glue/session/extra.h"
 
+#include <stdbool.h>
 #include <stdlib.h>
 
 #define GRAPH_NODES  64u
@@ -40,6 +41,7 @@ struct graph_node {
     uint64_t magic;
     struct double_graph *graph;
     int type;
+    bool off; /* in what can be launched */
     unsigned index, count;
     unsigned behind[GRAPH_BEHIND];
     struct {

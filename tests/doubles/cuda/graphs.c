@@ -121,6 +121,8 @@ static int run_conditional(const struct graph_node *node, void *stream)
 
 static int run_node(const struct graph_node *node, void *stream)
 {
+    if (node->off)
+        return 0;
     switch (node->type) {
     case NODE_KERNEL:
         return run_kernel(node, stream);
@@ -538,6 +540,53 @@ EXPORT int cudaGraphHostNodeGetParams(void *node, void *host)
 EXPORT int cudaGraphChildGraphNodeGetGraph(void *node, void **graph)
 {
     *graph = node_of(node)->of.child;
+    return returns(0);
+}
+
+static bool comes_behind(const struct graph_node *node, const struct graph_node *before)
+{
+    for (unsigned i = 0; i < node->count; i++) {
+        if (node->behind[i] == before->index)
+            return true;
+    }
+    return false;
+}
+
+static int neighbours(void *handle, void **nodes, size_t *count, bool behind)
+{
+    struct graph_node *of = node_of(handle);
+    size_t found = 0;
+    for (unsigned i = 0; i < of->graph->count; i++) {
+        struct graph_node *other = &of->graph->nodes[i];
+        if (!(behind ? comes_behind(other, of) : comes_behind(of, other)))
+            continue;
+        if (nodes && found < *count)
+            nodes[found] = other;
+        found++;
+    }
+    *count = found;
+    return returns(0);
+}
+
+EXPORT int cudaGraphNodeGetDependencies(void *node, void **nodes, void *edges, size_t *count)
+{
+    return edges ? returns(INVALID_VALUE) : neighbours(node, nodes, count, false);
+}
+
+EXPORT int cudaGraphNodeGetDependentNodes(void *node, void **nodes, void *edges, size_t *count)
+{
+    return edges ? returns(INVALID_VALUE) : neighbours(node, nodes, count, true);
+}
+
+EXPORT int cudaGraphNodeSetEnabled(void *exec, void *node, unsigned on)
+{
+    graph_of(exec)->nodes[node_of(node)->index].off = !on;
+    return returns(0);
+}
+
+EXPORT int cudaGraphNodeGetEnabled(void *exec, void *node, unsigned *on)
+{
+    *on = !graph_of(exec)->nodes[node_of(node)->index].off;
     return returns(0);
 }
 
