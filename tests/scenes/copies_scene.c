@@ -64,8 +64,8 @@ int serve(struct session_pair *p, void *argument)
         ibx_device_copies_count(p->server, &back->copies);
         snprintf(back->refused, sizeof(back->refused), "%s", ibx_device_copies_refused(p->server));
         note(back);
-        if (!strcmp(back->last_name, "cudaDeviceReset"))
-            app->primary_reset(0);
+        if (!strcmp(back->last_name, "cudaDeviceReset") && !app->primary_reset(0))
+            app->mem_alloc(&device, DEVICE_BYTES); /* it went as well */
         if (on_request)
             on_request(back->last_name);
         const int32_t code = handler_says;
