@@ -2,7 +2,7 @@
 /*
  * Page-locked memory. GVirtuS gives memory of malloc(3) for it and ignores registrations; here it
  * is memory that the fabric reaches. What was allocated before the plugin attached is GVirtuS's,
- * and is freed by it.
+ * and is freed by it: GVirtuS would give any other address to free(3), too.
  */
 #include "frontend-glue/preload/internal.h"
 
@@ -14,6 +14,7 @@
 #define WORDS_MOST          4096u /* bytes; more is a buffer of copies */
 
 static struct ranges ranges;
+static struct ranges of_gvirtus; /* what its own calls have allocated */
 
 /* Allocated memory replaces what was registered there: that memory has been unmapped since. */
 static int add(void *address, size_t n, bool allocated, unsigned flags)
@@ -48,15 +49,6 @@ static bool take_out(void *address, bool allocated, struct range *range)
     if (found && range->in_use)
         ibx_frontend_plugin()->finish(address, range->n);
     return found;
-}
-
-static bool is_allocated(const void *address)
-{
-    ibx_frontend_ranges_lock();
-    const struct range *range = ibx_frontend_ranges_holding(&ranges, address, 1);
-    bool allocated = range && range->allocated;
-    ibx_frontend_ranges_unlock();
-    return allocated;
 }
 
 enum host_memory ibx_frontend_host_memory(const void *address, size_t n)
@@ -100,6 +92,34 @@ bool ibx_frontend_host_memory_used(const void *address, size_t n)
     return used;
 }
 
+/* What GVirtuS has allocated, and returned with that code. Whatever was there before is gone. */
+static int allocated_by_gvirtus(int rc, void **address, size_t n)
+{
+    if (rc || !address || !*address || !n)
+        return rc;
+    const struct range made = {.begin = (uintptr_t)*address, .n = n};
+    ibx_frontend_ranges_lock();
+    const size_t at = ibx_frontend_ranges_find(&of_gvirtus, made.begin);
+    while (at < of_gvirtus.count && of_gvirtus.items[at].begin < made.begin + n)
+        ibx_frontend_ranges_remove(&of_gvirtus, &of_gvirtus.items[at]);
+    const int full = ibx_frontend_ranges_add(&of_gvirtus, &made);
+    ibx_frontend_ranges_unlock();
+    if (full && !CALL_NEXT(cudaFreeHost, *address))
+        *address = NULL;
+    return full ? CUDA_MEMORY_ALLOCATION : CUDA_SUCCESS;
+}
+
+/* Whether it is such memory, which is about to be freed. */
+static bool take_from_gvirtus(const void *address)
+{
+    ibx_frontend_ranges_lock();
+    struct range *found = ibx_frontend_ranges_at(&of_gvirtus, address);
+    if (found)
+        ibx_frontend_ranges_remove(&of_gvirtus, found);
+    ibx_frontend_ranges_unlock();
+    return found;
+}
+
 /* ------------------------------------------------------------------------------ the calls */
 
 static int allocate(const struct ibx_frontend_calls *calls, void **address, size_t n,
@@ -122,7 +142,8 @@ static int allocate(const struct ibx_frontend_calls *calls, void **address, size
 int cudaMallocHost(void **address, size_t n)
 {
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
-    return calls ? allocate(calls, address, n, 0) : CALL_NEXT(cudaMallocHost, address, n);
+    return calls ? allocate(calls, address, n, 0)
+                 : allocated_by_gvirtus(CALL_NEXT(cudaMallocHost, address, n), address, n);
 }
 
 /* Natively kernels reach all page-locked memory at its address. A few bytes for all devices are
@@ -140,7 +161,7 @@ int cudaHostAlloc(void **address, size_t n, unsigned flags)
         ibx_frontend_connect();
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
     if (!calls)
-        return CALL_NEXT(cudaHostAlloc, address, n, flags);
+        return allocated_by_gvirtus(CALL_NEXT(cudaHostAlloc, address, n, flags), address, n);
     if (flags & ~HOST_ALLOC_FLAGS)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (for_kernels && address && n && ibx_frontend_mapped(address, n, flags, &rc))
@@ -162,9 +183,9 @@ int cudaFreeHost(void *address)
         ibx_frontend_plugin()->release(address, range.n);
         return CUDA_SUCCESS;
     }
-    if (is_allocated(address)) /* GVirtuS passes unknown addresses to free(3) */
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    return CALL_NEXT(cudaFreeHost, address);
+    if (take_from_gvirtus(address) || !ibx_frontend_plugin())
+        return CALL_NEXT(cudaFreeHost, address);
+    return ibx_frontend_fail(CUDA_INVALID_VALUE);
 }
 
 int cudaHostRegister(void *address, size_t n, unsigned flags)

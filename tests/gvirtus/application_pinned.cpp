@@ -16,7 +16,12 @@ static constexpr unsigned long pool_pins = 16;
 
 bool pinned()
 {
+    void *first = nullptr; // before there is a connection: GVirtuS's
+    REQUIRE(cudaMallocHost(&first, 10) == 0 && stub_hosts() == 1);
     char *device = device_memory(), *memory[8] = {}, *none = nullptr;
+    REQUIRE(cudaFreeHost(static_cast<char *>(first) + 1) == 1 && cudaGetLastError() == 1);
+    REQUIRE(cudaFreeHost(first) == 0 && stub_hosts() == 2);
+    REQUIRE(cudaFreeHost(first) == 1 && cudaGetLastError() == 1);
     for (std::size_t i = 0; i < 8; i++) {
         auto **place = reinterpret_cast<void **>(&memory[i]);
         std::size_t n = 1 + i * 1234567;
@@ -41,7 +46,7 @@ bool pinned()
     REQUIRE(cudaFreeHost(early) == 0);
     // Parts of it at any offset, in threads with connections of their own; one frees it.
     bool good[2] = {};
-    std::thread first([&] {
+    std::thread one([&] {
         good[0] = true;
         for (unsigned i = 0; i < 10 && good[0]; i++)
             good[0] = round_trip(device_memory(), memory[7] + i * 777, 600000 + i, i);
@@ -53,7 +58,7 @@ bool pinned()
             good[1] = round_trip(own, memory[5] + i * 777, 600000 + i, 50 + i);
         good[1] = good[1] && cudaFreeHost(memory[5]) == 0;
     });
-    first.join();
+    one.join();
     second.join();
     REQUIRE(good[0] && good[1]);
     // Between two of them, on both sides of a copy.
@@ -87,8 +92,13 @@ bool pinned()
     REQUIRE(cudaFreeHost(nullptr) == 0);
     REQUIRE(cudaFreeHost(memory[6] + 4096) == 1 && cudaGetLastError() == 1);
     REQUIRE(round_trip(device, memory[6], 5000000, 11));
-    REQUIRE(stub_copies() == 0 && stub_hosts() == 0);
-    REQUIRE(cudaFreeHost(std::malloc(10)) == 0 && stub_hosts() == 1); // not from here
+    REQUIRE(stub_copies() == 0 && stub_hosts() == 2);
+    // Of nobody: GVirtuS would give it to free(3).
+    char on_stack[16];
+    void *heap = std::malloc(10);
+    REQUIRE(cudaFreeHost(on_stack) == 1 && cudaFreeHost(heap) == 1 && cudaGetLastError() == 1);
+    std::free(heap);
+    REQUIRE(stub_hosts() == 2);
     REQUIRE(write(STDOUT_FILENO, "p", 1) == 1); // the driver looks at the back end
     char byte;
     REQUIRE(read(STDIN_FILENO, &byte, 1) == 1);
