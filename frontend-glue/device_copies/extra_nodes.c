@@ -299,7 +299,7 @@ static int add_conditional(struct extra *e)
     rc = answer_node(e, rc, &p, node);
     for (unsigned i = 0; i < IBX_EXTRA_LISTED; i++) {
         const uint64_t body = !rc && i < c.size && c.graphs ? (uintptr_t)c.graphs[i] : 0;
-        if (body && !ibx_handles_add(e->x, IBX_HANDLE_GRAPH, body)) /* it goes with its graph */
+        if (body && !ibx_extra_note(e->x, IBX_HANDLE_GRAPH, body)) /* it goes with its graph */
             rc = CUDA_MEMORY_ALLOCATION;
         if (body && !rc)
             ibx_handles_within(e->x, body, (uintptr_t)p.graph);

@@ -202,6 +202,7 @@ static void forget_nodes(uint64_t graph)
     for (struct handle *h = all; h;) {
         const uint64_t body = h->of == graph && h->kind == IBX_HANDLE_GRAPH ? h->value : 0;
         if (body) {
+            ibx_owners_remove(body, ibx_owners_number(body));
             drop(h);
             forget_nodes(body);
         }

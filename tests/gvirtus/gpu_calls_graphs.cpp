@@ -161,6 +161,31 @@ bool loaded_beside_graphs()
            w.gpu.remote.stream_synchronize(w.stream) == 0;
 }
 
+// Kernels that were taken away are loaded again: at such a moment, too.
+bool loaded_again_beside_graphs()
+{
+    Waiting w;
+    const std::uint64_t memory = w.other.remote.malloc(8192);
+    const Body launch = kernel(IBX_DOUBLE_KERNEL, 32, 0, memory, memory + 4096, 4096);
+    REQUIRE(w.exec && w.other.remote.call("cudaLaunchKernel", launch) == 0);
+    for (const bool taken : {false, true}) {
+        if (taken)
+            w.other.remote.call("cudaUnregisterFatBinary", Body());
+        else
+            w.other.remote.call("__cudaRegisterFunction", Body()); // looked up, but loaded
+        REQUIRE(w.launch());
+        const unsigned long before = w.gpu.remote.stats().waits;
+        std::atomic<int> code{-1};
+        std::thread launching([&] { code = w.other.remote.call("cudaLaunchKernel", launch); });
+        while (code == -1 && w.gpu.remote.stats().waits == before)
+            usleep(1000);
+        const bool waits = w.gpu.remote.stats().waits != before;
+        REQUIRE((w.serve(), launching.join(), code == 0));
+        REQUIRE(waits == taken);
+    }
+    return true;
+}
+
 // A client of its own that launches a graph of one function in a stream of its own.
 struct Launcher {
     Client client;
@@ -222,6 +247,7 @@ void check_calls_graphs()
     check("... from the device", [] { return copied_beside_graphs(false); });
     check("an executable graph destroyed beside graphs", destroyed_beside_graphs);
     check("a kernel loaded beside graphs", loaded_beside_graphs);
+    check("... and again, when it was taken away", loaded_again_beside_graphs);
     check("graphs of many clients that wait", [] { return many_graphs(12, true); });
     check("... for more than a second", [] { return many_graphs(8, false); });
     unsetenv("IBX_DOUBLE_ALONE");

@@ -176,6 +176,39 @@ bool graphs_of_ours()
     return a->call(extra_name, exec_of(graph)) == bad_pointer;
 }
 
+// The bodies of conditional nodes are their tenant's, as long as the graph is there.
+bool bodies_of_ours()
+{
+    TenantsBackEnd back;
+    Client alice(back, "alice"), bob(back, "bob");
+    Remote *a = &alice.remote, *b = &bob.remote;
+    REQUIRE(a->malloc(100) && b->malloc(100) && !a->get_last_error() && !b->get_last_error());
+    const auto empty_in = [](std::uint64_t graph) {
+        Body body = extra(IBX_EXTRA_NODE_EMPTY).u64(graph);
+        body.put(static_cast<std::uint16_t>(0));
+        return body;
+    };
+    const std::uint64_t graph = made(a, extra(IBX_EXTRA_GRAPH_CREATE).i32(0)),
+                        handle = made(a, extra(IBX_EXTRA_GRAPH_CONDITION).u64(graph).i32(1).i32(1));
+    Body node = extra(IBX_EXTRA_NODE_CONDITIONAL).u64(graph);
+    node.put(static_cast<std::uint16_t>(0));
+    REQUIRE(graph && handle && !a->call(extra_name, node.u64(handle).i32(0).i32(2)));
+    std::uint64_t bodies[2];
+    REQUIRE(a->out.size() >= 24);
+    std::memcpy(bodies, a->out.data() + 8, 16);
+    for (std::uint64_t body : bodies) {
+        REQUIRE(body && made(a, empty_in(body)) && b->call(extra_name, empty_in(body)) == 1);
+        REQUIRE(b->call(extra_name, extra(IBX_EXTRA_GRAPH_INSTANTIATE).u64(body).u64(0)) == 1);
+        REQUIRE(b->call("cudaGraphDestroy", Body().u64(body)) != 0); // of NULL
+        REQUIRE(a->call(extra_name, extra(IBX_EXTRA_GRAPH_DESTROY).u64(body)) == bad_pointer);
+    }
+    REQUIRE(made(a, empty_in(bodies[1])));
+    REQUIRE(a->call(extra_name, extra(IBX_EXTRA_GRAPH_DESTROY).u64(graph)) == 0);
+    for (std::uint64_t body : bodies)
+        REQUIRE(a->call(extra_name, empty_in(body)) == bad_pointer);
+    return made(a, extra(IBX_EXTRA_GRAPH_CREATE).i32(0));
+}
+
 // Handles for other processes are good for those of one tenant.
 bool handles_of_ours()
 {
@@ -244,6 +277,7 @@ void check_tenants_requests()
 {
     check("requests of our own", requests_of_ours);
     check("graphs", graphs_of_ours);
+    check("bodies of conditional nodes", bodies_of_ours);
     check("handles for other processes", handles_of_ours);
     check("the same where memory is counted", requests_of_ours_counted);
 }
