@@ -32,6 +32,7 @@ struct fault {
     atomic_uint over;
 };
 
+#define LONG_S     5     /* that an access waits before a line says so */
 #define END_MS     2000u /* that the end of the process waits for one */
 #define CONNECT_MS 2000u /* that the first call waits for the thread's connection */
 
@@ -91,6 +92,31 @@ static bool is_over(void)
     return atomic_load(&ended);
 }
 
+/* The work may end yet: nobody can tell. */
+static void tell_long(uintptr_t at)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    if (!atomic_flag_test_and_set(&told))
+        ibx_log(IBX_LOG_WARN,
+                "the program has touched memory that kernels use, at %p, and waits for %d s until "
+                "the work of the device has ended: a kernel that waits for the host to write such "
+                "memory (of cudaHostAllocMapped, or managed) never ends; end the program, and "
+                "write before the launch",
+                (void *)at, LONG_S);
+}
+
+static void wait_for(struct fault *fault)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(LONG_S * 1000u);
+    while (!atomic_load(&fault->over)) {
+        const int ms = ibx_ms_until(deadline);
+        const struct timespec most = {ms / 1000, ms % 1000 * 1000000L};
+        if (ms <= 0)
+            tell_long(fault->at);
+        syscall(SYS_futex, &fault->over, FUTEX_WAIT_PRIVATE, 0, ms > 0 ? &most : NULL, NULL, 0);
+    }
+}
+
 static enum pages_answer have_fetched(uintptr_t at, enum pages_access access)
 {
     struct fault fault = {.at = at, .access = access};
@@ -107,8 +133,7 @@ static enum pages_answer have_fetched(uintptr_t at, enum pages_access access)
         ;
     atomic_fetch_add(&count, 1);
     wake(&count);
-    while (!atomic_load(&fault.over))
-        sleep_on(&fault.over, 0);
+    wait_for(&fault);
     ibx_managed_wait_end();
     if (fault.answer == PAGES_FAILED)
         is_over(); /* perhaps for that */

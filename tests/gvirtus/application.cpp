@@ -637,6 +637,7 @@ int main(int argc, char **argv)
         {"absent", absent},
         {"managed", managed},
         {"mapped", mapped},
+        {"mapped-for-ever", mapped_for_ever},
         {"pointers", pointers},
         {"managed-in-function", managed_in_function},
         {"meanwhile", meanwhile},

@@ -116,6 +116,7 @@ bool launches_unseen();
 bool managed();
 // The host's, which kernels use as well; what a pointer is.
 bool mapped();
+bool mapped_for_ever();
 bool pointers();
 // Touched where that is not allowed.
 bool managed_in_function();

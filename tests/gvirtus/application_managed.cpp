@@ -499,6 +499,18 @@ static bool hints()
     return cudaFree(m) == 0;
 }
 
+// A kernel that does not end, as one does that waits for the host to write such memory.
+bool mapped_for_ever()
+{
+    void *memory = nullptr;
+    REQUIRE(cudaHostAlloc(&memory, page, 2) == 0);
+    char *byte = static_cast<char *>(memory), go = 0;
+    REQUIRE(write(STDOUT_FILENO, "r", 1) == 1 && read(STDIN_FILENO, &go, 1) == 1); // it is held
+    REQUIRE(stub_launch(byte, byte + 100, 8, nullptr) == 0);
+    *byte = 'h';
+    return cudaFreeHost(memory) == 0;
+}
+
 bool pointers()
 {
     char *device = device_memory(100), *m = managed_memory(page), local = 0;

@@ -165,6 +165,26 @@ bool absent()
     return lines_with(app.said(), "cudaImportExternalMemory returns cudaErrorNotSupported") == 1;
 }
 
+// The line says what the program waits for, and the program goes on when that is over.
+bool mapped_for_ever()
+{
+    GpuBackEnd back;
+    Application app(&back, application, "mapped-for-ever");
+    auto over = connected(back.port);
+    Remote other(over.get());
+    char byte;
+    bool said = false;
+    REQUIRE(read(app.out, &byte, 1) == 1);
+    other.hold(true);
+    REQUIRE(write(app.in, "g", 1) == 1);
+    for (unsigned i = 0; i < 30000 && !said; i++) {
+        said = lines_with(app.said(), "a kernel that waits for the host") == 1;
+        usleep(1000);
+    }
+    other.hold(false);
+    return app.good() && said;
+}
+
 bool function_for_ever()
 {
     GpuBackEnd back;
@@ -459,6 +479,7 @@ void check_what_it_does_not()
     check("managed memory, copied by GVirtuS's handlers", [] { return run("managed", false); });
     check("managed memory, touched in a function of a stream", managed_in_function);
     check("memory of the host that kernels use", mapped_memory);
+    check("... that one uses without end", mapped_for_ever);
     check("what pointers are", [] { return run("pointers", true); });
     check("variables of the device", [] { return run("symbols", true); });
     check("the same, copied by GVirtuS's handlers", [] { return run("symbols", false); });
