@@ -299,6 +299,7 @@ void ibx_copies_call_read(struct copies *x, const char *name)
     x->captures_use = ibx_captures_use(name, kind);
     ibx_made_read(x, name);
     x->allocates = !strcmp(name, "cudaMalloc");
+    x->selects = !strcmp(name, "cudaSetDevice");
     x->registrations_use = ibx_registrations_use(name);
     x->makes_graph = x->captures_use == CAPTURES_ENDED || !strcmp(name, "cudaGraphCreate");
     x->makes_exec = !strcmp(name, "cudaGraphInstantiate");

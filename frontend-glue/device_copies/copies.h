@@ -184,6 +184,7 @@ struct copies {
 
     struct ibx_request_watch requests;
     struct ibx_reply_watch replies;
+    int selected;   /* the device that cudaSetDevice has selected, -1: none */
     bool answering; /* what is written now is ours */
 
     struct isolation isolation;
@@ -217,6 +218,7 @@ struct copies {
     enum captures_use captures_use;           /* of the handler that GVirtuS is about to run */
     enum captures_use captures_run;           /* of the one that runs: until it has answered */
     bool allocates;                           /* it is cudaMalloc */
+    bool selects;                             /* it is cudaSetDevice */
     bool frees;                               /* it gives memory back: until ibx_frees_end() */
     enum registrations_use registrations_use; /* of its handler */
     enum registrations_use registrations_run; /* of the one that runs: ibx_registrations_end() */

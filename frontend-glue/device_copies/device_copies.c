@@ -210,6 +210,17 @@ static bool has_context(const struct copies *x)
     return cuda && !cuda->ctx_get_current(&context) && context;
 }
 
+#define INVALID_DEVICE 101 /* cudaError_t */
+
+/* One that there is not leaves the device that was selected before; after other errors it is not
+ * known which that is. */
+static void note_selection(struct copies *x)
+{
+    if (x->selects && x->replies.exit_code == INVALID_DEVICE)
+        x->requests.device = x->selected;
+    x->selected = x->requests.device;
+}
+
 static void note_sync(void *context)
 {
     struct copies *x = context;
@@ -220,6 +231,7 @@ static void note_sync(void *context)
     ibx_reply_note_sync(&x->replies);
     if (x->replies.shape != IBX_REPLY_ODD && atomic_load(&shape_of_all) != x->replies.shape)
         atomic_store(&shape_of_all, x->replies.shape);
+    note_selection(x);
     if (x->replies.exit_code)
         ibx_copies_note_error(x, x->replies.exit_code);
     else if (x->requests.resets)
@@ -387,6 +399,7 @@ int ibx_device_copies_attach(struct ibx_session *s, const struct ibx_gpu_options
                          .options = *options,
                          .choice = ibx_choice_default,
                          .chosen_for = -1,
+                         .selected = -1,
                          .pins = {.bytes_max = PINS_MAX, .waits = unpins, .owner = x}};
     ibx_request_watch_init(&x->requests);
     ibx_copies_resets_begin(x);

@@ -192,9 +192,9 @@ int ibx_frontend_devices_wait(void)
 
 /* An older range at that address was freed by a call that is not seen here. Without memory for the
  * range such a pointer counts as the host's where it is both. */
-static void note(void *address, size_t n, bool pooled)
+static void note(void *address, size_t n, bool pooled, int device)
 {
-    struct range range = {.begin = (uintptr_t)address, .n = n, .pooled = pooled, .device = current};
+    struct range range = {.begin = (uintptr_t)address, .n = n, .pooled = pooled, .device = device};
     if (!n)
         return;
     ibx_frontend_ranges_lock();
@@ -207,8 +207,13 @@ static void note(void *address, size_t n, bool pooled)
 
 void ibx_frontend_device_memory(void *address, size_t n)
 {
+    ibx_frontend_memory_of(address, n, current);
+}
+
+void ibx_frontend_memory_of(void *address, size_t n, int device)
+{
     ibx_frontend_device_used();
-    note(address, n, true);
+    note(address, n, true, device);
 }
 
 void ibx_frontend_device_memory_gone(const void *address)
@@ -245,7 +250,7 @@ int cudaMalloc(void **address, size_t n)
         rc = CALL_NEXT(cudaMalloc, address, n);
     ibx_frontend_device_used();
     if (!rc)
-        note(*address, n, false);
+        note(*address, n, false, current);
     return rc;
 }
 
@@ -255,7 +260,7 @@ int cudaMallocPitch(void **address, size_t *pitch, size_t width, size_t height)
     int rc = CALL_NEXT(cudaMallocPitch, address, pitch, width, height);
     ibx_frontend_device_used();
     if (!rc && !__builtin_mul_overflow(*pitch, height, &n))
-        note(*address, n, false);
+        note(*address, n, false, current);
     return rc;
 }
 

@@ -553,6 +553,7 @@ int ibx_frontend_device_of(const void *address);
 int ibx_frontend_current_device(void);
 /* Memory of the device that another call than cudaMalloc has returned, and that is no more. */
 void ibx_frontend_device_memory(void *address, size_t n);
+void ibx_frontend_memory_of(void *address, size_t n, int device);
 void ibx_frontend_device_memory_gone(const void *address);
 /* Around a call that waits for all work as it gives memory back: before it, in a way that lets this
  * process make the copies that graphs wait for; and what it returns, of such copies too. */

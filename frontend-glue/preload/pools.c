@@ -25,38 +25,51 @@ static void *pool_set_for(int device)
     return device >= 0 && device < DEVICES ? atomic_load(&set_for[device]) : NULL;
 }
 
-/* Of the device that is selected; NULL: its default. */
-static void *current_pool(void)
+#define STREAM_PER_THREAD 2u /* up to this one a stream is one of the device that is selected */
+
+/* The back end is asked only where this process uses several devices. One that does not know leaves
+ * the one that is selected. */
+static int device_of_stream(const void *stream)
 {
-    int device = 0;
-    return atomic_load(&any_set) && !cudaGetDevice(&device) ? pool_set_for(device) : NULL;
+    struct extra e;
+    uint8_t bytes[8];
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    int code;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_STREAM_DEVICE, "cudaStreamGetDevice");
+    ibx_put_u64(&e.body, (uintptr_t)stream);
+    return (uintptr_t)stream > STREAM_PER_THREAD && !ibx_frontend_one_device() &&
+                   ibx_frontend_extra_try(&e, bytes, sizeof(bytes), &code) && !code
+               ? (int)ibx_get_u64(&r)
+               : ibx_frontend_current_device();
 }
 
 /* ------------------------------------------------------------------------- pools of memory */
 
-static int allocate(struct extra *e, void **address, size_t n)
+static int allocate(struct extra *e, void **address, size_t n, int device)
 {
     uint64_t made = 0;
     int rc = address ? ibx_frontend_extra_ask(e, &made) : ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (rc)
         return rc;
     *address = (void *)(uintptr_t)made;
-    ibx_frontend_device_memory(*address, n);
+    ibx_frontend_memory_of(*address, n, device);
     return CUDA_SUCCESS;
 }
 
 int cudaMallocAsync(void **address, size_t n, void *stream)
 {
     struct extra e;
-    void *pool = current_pool();
+    const int device = device_of_stream(stream);
+    void *pool = atomic_load(&any_set) ? pool_set_for(device) : NULL;
     if (pool)
         return cudaMallocFromPoolAsync(address, n, pool, stream);
     ibx_frontend_extra_begin(&e, IBX_EXTRA_MALLOC_ASYNC, "cudaMallocAsync");
     ibx_put_u64(&e.body, n);
     ibx_put_u64(&e.body, (uintptr_t)stream);
-    return allocate(&e, address, n);
+    return allocate(&e, address, n, device);
 }
 
+/* A pool's memory is, mostly, the stream's device's. */
 int cudaMallocFromPoolAsync(void **address, size_t n, void *pool, void *stream)
 {
     struct extra e;
@@ -66,7 +79,7 @@ int cudaMallocFromPoolAsync(void **address, size_t n, void *pool, void *stream)
     ibx_put_u64(&e.body, n);
     ibx_put_u64(&e.body, (uintptr_t)pool);
     ibx_put_u64(&e.body, (uintptr_t)stream);
-    return allocate(&e, address, n);
+    return allocate(&e, address, n, device_of_stream(stream));
 }
 
 int cudaFreeAsync(void *address, void *stream)

@@ -607,6 +607,7 @@ int main(int argc, char **argv)
         {"no-device", no_device},
         {"peers", peers},
         {"managed-on-devices", managed_on_devices},
+        {"pools-of-devices", pools_of_devices},
         {"calls", calls},
         {"processes", processes},
         {"processes-and-pools", processes_and_pools},

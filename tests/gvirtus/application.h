@@ -138,9 +138,10 @@ bool variables();
 
 // application_devices.cpp
 
-// Access of one device to another's memory; managed memory there.
+// Access of one device to another's memory; managed memory and pools there.
 bool peers();
 bool managed_on_devices();
+bool pools_of_devices();
 
 // application_processes.cpp
 

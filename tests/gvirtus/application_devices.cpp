@@ -48,6 +48,34 @@ bool peers()
     return cudaDeviceEnablePeerAccess(1, 0) == 0;
 }
 
+// Memory of pools is the stream's device's, whichever is selected.
+bool pools_of_devices()
+{
+    struct Attributes {
+        int type, device;
+        void *on_device, *on_host;
+        char more[64];
+    } what = {};
+    auto *allocate = preloaded<int(void **, std::size_t, void *)>("cudaMallocAsync");
+    auto *give_back = preloaded<int(void *, void *)>("cudaFreeAsync");
+    auto *ask = preloaded<int(Attributes *, const void *)>("cudaPointerGetAttributes");
+    void *streams[2], *memory = nullptr;
+    REQUIRE(cudaGetLastError() == 0); // the back end loads CUDA's runtime
+    REQUIRE(device_memory(100));
+    for (int i = 0; i < 2; i++)
+        REQUIRE(cudaSetDevice(i) == 0 && cudaStreamCreate(&streams[i]) == 0);
+    for (int selected = 0; selected < 2; selected++) {
+        for (int i = 0; i < 2; i++) {
+            REQUIRE(cudaSetDevice(selected) == 0 && allocate(&memory, 5000, streams[i]) == 0);
+            REQUIRE(ask(&what, memory) == 0 && what.type == 2 && what.device == i);
+            REQUIRE(give_back(memory, streams[i]) == 0);
+        }
+        REQUIRE(allocate(&memory, 5000, nullptr) == 0 && ask(&what, memory) == 0);
+        REQUIRE(what.device == selected && give_back(memory, nullptr) == 0);
+    }
+    return true;
+}
+
 // Kernels of all devices use it, as natively; the program has nothing to enable for that, and
 // notices nothing of it.
 bool managed_on_devices()

@@ -500,6 +500,7 @@ void check_what_it_does_not()
     check("asynchronous copies on several devices", [] { return run("devices", true); });
     check("and on one that there is not", [] { return run("no-device", true); });
     check("access to other devices' memory", peers);
+    check("pools of several devices", [] { return run("pools-of-devices", true); });
     check("managed memory on several devices", [] { return run("managed-on-devices", true); });
     check("an application that frees its memory as it ends", [] { return run("exits", true); });
     check("errors are those of the handlers", [] { return run("errors", true); });

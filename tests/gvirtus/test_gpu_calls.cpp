@@ -61,6 +61,21 @@ bool peers()
            peer(gpu.remote, "cudaDeviceDisablePeerAccess", false) == 705;
 }
 
+// A device that there is not leaves the one that is selected.
+bool no_such_device()
+{
+    Gpu gpu;
+    const std::vector<char> bytes(5000, 'd');
+    const std::uint64_t device = gpu.remote.malloc(5000), handled = gpu.remote.handled();
+    REQUIRE(device && gpu.remote.set_device(9) == 101);
+    REQUIRE(gpu.remote.to_device(device, bytes.data(), bytes.size()) == 0);
+    REQUIRE(gpu.remote.handled() == handled && gpu.made("cudaMalloc", Body().u64(50)) == 1);
+    REQUIRE(gpu.remote.set_device(1) == 0 && gpu.remote.set_device(9) == 101);
+    const std::uint64_t far = gpu.remote.malloc(5000);
+    REQUIRE(far && gpu.remote.to_device(far, bytes.data(), bytes.size()) == 0);
+    return gpu.remote.handled() == handled;
+}
+
 // Where allocations are counted, that is done on GVirtuS's way.
 bool counted()
 {
@@ -389,6 +404,7 @@ int main(int argc, char **argv)
     scene_open(argv[1], argv[2]);
     check("each call", each_call);
     check("access to peers", peers);
+    check("a device that there is not", no_such_device);
     check("memory that is counted", counted);
     check("errors", errors);
     check("requests of our own that are malformed", malformed);

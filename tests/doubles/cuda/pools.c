@@ -59,9 +59,16 @@ int pooled_malloc(void **address, size_t n)
     return allocate(address, n, &pools[0]);
 }
 
+/* Of the stream's device, whichever is current. */
 EXPORT int cudaMallocAsync(void **address, size_t n, void *stream)
 {
-    return stream == (void *)77 ? returns(400) : pooled_malloc(address, n);
+    int device = 0;
+    if (stream == (void *)77 || device_of_stream(stream, &device))
+        return returns(400);
+    enter_device(device);
+    const int rc = pooled_malloc(address, n);
+    leave_device();
+    return rc;
 }
 
 EXPORT int cudaMallocFromPoolAsync(void **address, size_t n, void *from, void *stream)

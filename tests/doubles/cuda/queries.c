@@ -23,8 +23,9 @@ EXPORT int cudaStreamGetId(void *stream, unsigned long long *id)
 
 EXPORT int cudaStreamGetDevice(void *stream, int *device)
 {
-    *device = copied_to == stream && copied_from ? 7 : 0;
-    return returns(0);
+    const int rc = device_of_stream(stream, device);
+    *device = copied_to == stream && copied_from ? 7 : *device;
+    return returns(rc);
 }
 
 EXPORT int cudaStreamCopyAttributes(void *to, void *from)

@@ -161,6 +161,28 @@ static void *context_of(int device)
     return context;
 }
 
+void enter_device(int device)
+{
+    with("cuCtxPushCurrent_v2", context_of(device), NULL);
+}
+
+void leave_device(void)
+{
+    with("cuCtxPopCurrent_v2", NULL, NULL);
+}
+
+int device_of_stream(void *stream, int *device)
+{
+    void *context = NULL;
+    int rc = with("cuStreamGetCtx", stream, &context);
+    if (rc)
+        return rc;
+    with("cuCtxPushCurrent_v2", context, NULL);
+    rc = with("cuCtxGetDevice", device, NULL);
+    leave_device();
+    return rc;
+}
+
 EXPORT int cudaDeviceEnablePeerAccess(int peer, unsigned flags)
 {
     void *context = context_of(peer);

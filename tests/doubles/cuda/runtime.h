@@ -11,6 +11,11 @@
 
 /* Of the driver's double; NULL: it has none of that name. */
 void *driver_function(const char *name);
+/* That of a stream, by the driver's double. */
+int device_of_stream(void *stream, int *device);
+/* Around calls that are made on that device. */
+void enter_device(int device);
+void leave_device(void);
 /* Counts a call, and notes its error for the thread. */
 int returns(int code);
 
