@@ -261,7 +261,7 @@ void Program::set(Slot &slot)
         return answered(cudaMemsetAsync(slot.memory + at, value, n, slot.stream));
     rest(slot);
     answered(cudaMemset(slot.memory + at, value, n));
-    rest(slot);
+    answered(cudaDeviceSynchronize()); // it is in the legacy stream
 }
 
 void Program::launch(Slot &slot, cudaStream_t stream)
@@ -430,7 +430,7 @@ void Program::refused(Slot &slot, Slot &other)
     answered(cudaGetLastError());
 }
 
-// Memory of the pool of the stream's device, whichever is selected.
+// Memory of the pool of the stream's device, whichever is selected. Only that one has access to it.
 void Program::pool(Slot &slot)
 {
     const std::size_t n = length(MOST / 2), at = random.below(MOST / 2 - n + 1);
@@ -443,8 +443,8 @@ void Program::pool(Slot &slot)
     cudaPointerAttributes what{};
     answered(cudaPointerGetAttributes(&what, memory));
     note(static_cast<std::uint64_t>(what.device));
-    answered(cudaMemcpyAsync(memory, slot.memory + at, n, cudaMemcpyDeviceToDevice, slot.stream));
     select(slot.device);
+    answered(cudaMemcpyAsync(memory, slot.memory + at, n, cudaMemcpyDeviceToDevice, slot.stream));
     launch(slot);
     answered(
         cudaMemcpyAsync(slot.memory + MOST / 2, memory, n, cudaMemcpyDeviceToDevice, slot.stream));
