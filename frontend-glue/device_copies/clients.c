@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define RESET_MS 5000u /* that others wait for a reset to end, and no longer */
+#define RESET_MS 3000u /* that a new session waits for a reset to end, and no longer */
 
 struct ibx_client {
     struct ibx_client *next;
@@ -37,10 +37,12 @@ static uint64_t reset_until;           /* ns */
 
 void ibx_clients_join(struct copies *x)
 {
+    /* The client that resets may say so again and again. */
+    const uint64_t mine = ibx_deadline_in_ms(RESET_MS);
     pthread_mutex_lock(&lock);
-    while (!x->joined && resetting && ibx_now_ns() < reset_until) {
-        const struct timespec until = {(time_t)(reset_until / 1000000000u),
-                                       (long)(reset_until % 1000000000u)};
+    while (!x->joined && resetting && ibx_now_ns() < reset_until && ibx_now_ns() < mine) {
+        const uint64_t end = mine < reset_until ? mine : reset_until;
+        const struct timespec until = {(time_t)(end / 1000000000u), (long)(end % 1000000000u)};
         pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
     }
     sessions += !x->joined;
@@ -126,7 +128,7 @@ bool ibx_clients_reset(struct copies *x)
     ibx_clients_number(x);
     pthread_mutex_lock(&lock);
     const bool alone = broken || (x->client ? x->client->sessions : 1) >= sessions;
-    if (alone && resetting != x) {
+    if (alone) {
         resetting = x;
         reset_until = ibx_deadline_in_ms(RESET_MS);
     }

@@ -190,6 +190,7 @@ struct copies {
     struct isolation isolation;
     struct ibx_client *client; /* NULL: it has not been asked for yet */
     bool joined;               /* it counts as a session of some client */
+    bool may_reset;            /* the request that GVirtuS is about to read may reset the context */
 
     const struct ibx_cuda *cuda; /* NULL: not loaded yet */
     struct ibx_choice choice;    /* of the device `chosen_for` */
@@ -460,8 +461,9 @@ void ibx_made_answered(struct copies *x);
 /* cudaDeviceReset: gives back what the client has made. False: the client may reset the context. */
 bool ibx_own_reset(struct copies *x, int *code);
 /* Before x->requests notes what GVirtuS reads: no handler resets the context beside other clients.
- * What is not answered by the function above becomes a call that is none. */
-void ibx_own_reset_guard(struct copies *x, uint8_t *bytes, size_t n);
+ * A reset that the function above has not let pass becomes a call that is none, if it was asked of
+ * those that come whole: one in pieces could go on when others are there. */
+void ibx_own_reset_guard(struct copies *x, bool asked, uint8_t *bytes, size_t n);
 
 /* frees.c: around what gives memory back, and waits for the device in CUDA. `address`: which
  * memory; 0: none of a pool. */

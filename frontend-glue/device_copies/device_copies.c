@@ -117,15 +117,18 @@ static int run_request(void *context, const struct ibx_request *q)
     return rc;
 }
 
-static bool wants_request(void *context)
+static bool knows_shape(const struct copies *x)
 {
-    const struct copies *x = context;
     enum ibx_reply_shape shape = x->replies.shape;
     if (shape == IBX_REPLY_UNKNOWN)
         shape = atomic_load(&shape_of_all);
-    return x->options.mode != IBX_GPU_OFF &&
-           (shape == IBX_REPLY_PLAIN || shape == IBX_REPLY_TIMED) &&
-           ibx_request_begins(&x->requests);
+    return shape == IBX_REPLY_PLAIN || shape == IBX_REPLY_TIMED;
+}
+
+static bool wants_request(void *context)
+{
+    const struct copies *x = context;
+    return x->options.mode != IBX_GPU_OFF && knows_shape(x) && ibx_request_begins(&x->requests);
 }
 
 /* --------------------------------------------------------------- what GVirtuS does itself */
@@ -140,6 +143,7 @@ static void handled(struct copies *x)
     x->frees = false;
     ibx_captures_ran(x);
     ibx_registrations_end(x);
+    x->may_reset = false;
     ibx_clients_reset_over(x);
 }
 
@@ -163,7 +167,7 @@ static int note_read(void *context, void *bytes, size_t n)
     if (rc)
         return rc;
     if (x->options.mode != IBX_GPU_OFF)
-        ibx_own_reset_guard(x, bytes, n);
+        ibx_own_reset_guard(x, knows_shape(x), bytes, n);
     ibx_request_note_read(&x->requests, bytes, n);
     if (stage == IBX_REQUEST_NAME && x->requests.stage != IBX_REQUEST_NAME)
         ibx_copies_call_read(x, x->requests.name);

@@ -135,7 +135,8 @@ static int wait_for_device(void)
 
 bool ibx_own_reset(struct copies *x, int *code)
 {
-    if (ibx_clients_reset(x))
+    x->may_reset = ibx_clients_reset(x);
+    if (x->may_reset)
         return false;
     *code = 0;
     if (!ibx_copies_begin_context(x)) /* nothing of it can be found */
@@ -144,7 +145,8 @@ bool ibx_own_reset(struct copies *x, int *code)
     const int rc = wait_for_device();
     if (rc)
         ibx_copies_note_error(x, rc);
-    if (rc && ibx_clients_reset(x)) /* nothing of the context's can be saved */
+    x->may_reset = rc && ibx_clients_reset(x);
+    if (x->may_reset) /* nothing of the context's can be saved */
         return false;
     ibx_gpu_registrations_drop(&x->registrations, 0);
     give_back_all(x);
@@ -152,7 +154,7 @@ bool ibx_own_reset(struct copies *x, int *code)
     return true;
 }
 
-void ibx_own_reset_guard(struct copies *x, uint8_t *bytes, size_t n)
+void ibx_own_reset_guard(struct copies *x, bool asked, uint8_t *bytes, size_t n)
 {
     static const char *const names[] = {"cudaDeviceReset", "cudaThreadExit"};
     const struct ibx_request_watch *w = &x->requests;
@@ -161,7 +163,7 @@ void ibx_own_reset_guard(struct copies *x, uint8_t *bytes, size_t n)
         if (w->got > last || n <= last - w->got || memcmp(w->name, names[i], w->got) != 0 ||
             memcmp(bytes, names[i] + w->got, last - w->got + 1) != 0)
             continue;
-        if (!ibx_clients_reset(x))
+        if (asked ? !x->may_reset : !ibx_clients_reset(x))
             bytes[last - w->got] = '?';
     }
 }

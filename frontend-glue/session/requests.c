@@ -78,7 +78,9 @@ static int gather_own(struct ibx_session *s)
     const size_t left = (size_t)s->segment.left;
     const uint8_t *bytes = s->segment.inline_at, *nul = memchr(bytes, 0, left);
     const size_t name = nul ? (size_t)(nul - bytes) + 1 : 0;
-    if (!name || left - name < 8 || !ibx_extra_is(ibx_call_find(bytes, name)->name))
+    const struct ibx_call *call = ibx_call_find(bytes, name);
+    const bool resets = call->kind == IBX_CALL_RESETS && call->name[0];
+    if (!name || left - name < 8 || !(resets || ibx_extra_is(call->name)))
         return 0;
     struct ibx_reader r = ibx_reader_of(bytes + name, 8);
     const uint64_t length = ibx_get_u64(&r);

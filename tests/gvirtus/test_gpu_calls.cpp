@@ -175,6 +175,23 @@ bool reset_beside_others()
     return gpu.remote.peek(again, got.data(), 1000) && other.remote.reset() == 0;
 }
 
+// One that begins a reset, alone, and does not go on: others are served all the same.
+bool reset_that_stays()
+{
+    Gpu gpu;
+    char name[] = "cudaDeviceReset", length[8] = {}, reply[20];
+    gpu.over->Write(name, sizeof(name));
+    gpu.over->Sync();
+    usleep(20000); // too short, and the test sees less
+    Client other(gpu, of_another_program);
+    other.remote.get_last_error();
+    const std::uint64_t memory = other.remote.malloc(100);
+    gpu.over->Write(length, sizeof(length));
+    gpu.over->Sync();
+    REQUIRE(gpu.over->Read(reply, sizeof(reply)) == sizeof(reply) && reply[0] == -1);
+    return memory && other.remote.free(memory) == 0 && gpu.remote.reset() == 0;
+}
+
 // All connections of a program's threads are one client: it is alone, and the reset is CUDA's.
 bool reset_by_one_of_several_threads()
 {
@@ -411,6 +428,7 @@ int main(int argc, char **argv)
     check("arrays after a reset", arrays_after_reset);
     check("a reset beside other clients", reset_beside_others);
     check("... by one of a program's threads", reset_by_one_of_several_threads);
+    check("... that stays", reset_that_stays);
     check("conditions that are none", conditions_that_are_none);
     check("what one uses and another gives back", used_and_given_back);
     check_calls_captures();
