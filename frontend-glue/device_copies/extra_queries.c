@@ -104,8 +104,8 @@ static int texture_width(struct extra *e)
 
 /* ------------------------------------------------------------------------------- kernels */
 
-/* Whether the client has registered it: from CUDA 12 on the calls below take a handle as well, which
- * they follow. The look-up loads it, for which no graph may wait for its client. */
+/* Whether the client has registered it: from CUDA 12 on the calls below take a handle as well,
+ * which they follow. The look-up loads it, for which no graph may wait for its client. */
 static int look_up(const struct extra *e, const void *kernel)
 {
     int (*find)(void **found, const void *symbol) = NULL;
