@@ -1,14 +1,56 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "frontend-glue/preload/internal.h"
 
+#include "common/clock.h"
 #include "common/log.h"
 
 #include <dlfcn.h>
 #include <limits.h>
 #include <link.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* --------------------------------------------------------------------- a thread's first call */
+
+/* GVirtuS's front end makes a connection for each thread, and what it does for that is not made for
+ * several threads at once (a tree that is searched without its lock, in G5): a program whose
+ * threads begin together could end by a signal. The others go on as soon as the connection is
+ * there, or after a while where it is none of the plugin's. */
+#define ALONE_MS 3000u
+
+static pthread_mutex_t first_calls = PTHREAD_MUTEX_INITIALIZER;
+static _Thread_local bool has_called, is_alone;
+
+static void in_child(void)
+{
+    pthread_mutex_init(&first_calls, NULL);
+    is_alone = false;
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
+
+void ibx_frontend_first_begins(void)
+{
+    if (has_called)
+        return;
+    has_called = true;
+    const uint64_t deadline = ibx_deadline_in_ms(ALONE_MS);
+    const struct timespec until = {(time_t)(deadline / 1000000000u),
+                                   (long)(deadline % 1000000000u)};
+    is_alone = !pthread_mutex_clocklock(&first_calls, CLOCK_MONOTONIC, &until);
+}
+
+void ibx_frontend_first_is_over(void)
+{
+    if (is_alone)
+        pthread_mutex_unlock(&first_calls);
+    is_alone = false;
+}
 
 /* ------------------------------------------------------------------------- the plugin */
 
@@ -30,6 +72,7 @@ static void begin_process(void)
 void ibx_frontend_attach(const struct ibx_frontend_calls *calls)
 {
     static atomic_flag hidden = ATOMIC_FLAG_INIT;
+    ibx_frontend_first_is_over();
     if (calls->version == IBX_FRONTEND_VERSION) {
         atomic_store(&plugin, calls);
         if (!atomic_flag_test_and_set(&hidden))

@@ -371,11 +371,18 @@ int ibx_frontend_waited(int rc, uint64_t stream);
         static _Atomic(void *) found;                                                              \
         (__typeof__(&(function)))ibx_frontend_next(&found, #function);                             \
     })
+/* Around calls of GVirtuS's: by a thread's first one it connects, one thread at a time. Quick for
+ * all others. The latter may come several times. */
+void ibx_frontend_first_begins(void);
+void ibx_frontend_first_is_over(void);
 /* Calls it. */
 #define CALL_NEXT(function, ...)                                                                   \
     __extension__({                                                                                \
         __typeof__(&(function)) next = NEXT(function);                                             \
-        next ? next(__VA_ARGS__) : CUDA_NOT_SUPPORTED;                                             \
+        ibx_frontend_first_begins();                                                               \
+        const int returned = next ? (int)next(__VA_ARGS__) : CUDA_NOT_SUPPORTED;                   \
+        ibx_frontend_first_is_over();                                                              \
+        returned;                                                                                  \
     })
 
 /* ------------------------------------------------------------------------- extra.c */

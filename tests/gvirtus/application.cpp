@@ -252,6 +252,7 @@ bool threads()
         thread.join();
     REQUIRE(good[0] && good[1] && good[2] && good[3]);
     REQUIRE(stub_copies() == 4);
+    REQUIRE(stub_connecting_most() <= 2); // one that is about to return, and the next one
     return true;
 }
 

@@ -18,6 +18,7 @@ namespace
 {
 
 std::atomic<std::uint64_t> copies, hosts, selections, calls;
+std::atomic<unsigned> connecting, connecting_most;
 
 struct Connection {
     std::shared_ptr<Communicator> over;
@@ -55,7 +56,12 @@ Remote *connection()
         if (found != front_ends->end())
             return found->second.remote.get();
     }
+    const unsigned now = ++connecting;
+    for (unsigned most = connecting_most;
+         most < now && !connecting_most.compare_exchange_weak(most, now);)
+        ;
     Connection made = connected();
+    connecting--;
     std::lock_guard<std::mutex> lock(front_ends_lock);
     return (*front_ends)[thread] = std::move(made), (*front_ends)[thread].remote.get();
 }
@@ -447,6 +453,11 @@ EXPORTED std::uint64_t stub_selections()
 EXPORTED std::uint64_t stub_copies()
 {
     return copies;
+}
+
+EXPORTED unsigned stub_connecting_most()
+{
+    return connecting_most;
 }
 
 EXPORTED std::uint64_t stub_calls()
