@@ -3,6 +3,7 @@
 #include "tests/doubles/cuda/graph.h"
 #include "tests/doubles/cuda/internal.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -93,15 +94,42 @@ EXPORT int cuLaunchKernelEx(const struct launch_config *c, void *kernel, void **
 /* --------------------------------------------------------------------- words of memory */
 
 struct word {
+    struct word *next;
     _Atomic uint32_t *at;
     uint32_t value;
 };
+
+static pthread_mutex_t words_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct word *words; /* that a stream has still to come to, or never will */
+
+static void drop_word(struct word *word)
+{
+    pthread_mutex_lock(&words_lock);
+    struct word **at = &words;
+    while (*at != word)
+        at = &(*at)->next;
+    *at = word->next;
+    pthread_mutex_unlock(&words_lock);
+    free(word);
+}
+
+static struct word *keep_word(uint64_t address, uint32_t value)
+{
+    struct word *word = malloc(sizeof(*word));
+    if (!word)
+        return NULL;
+    pthread_mutex_lock(&words_lock);
+    *word = (struct word){words, (_Atomic uint32_t *)(uintptr_t)address, value};
+    words = word;
+    pthread_mutex_unlock(&words_lock);
+    return word;
+}
 
 static void set_word(void *argument)
 {
     struct word *word = argument;
     *word->at = word->value;
-    free(word);
+    drop_word(word);
 }
 
 int cuLaunchHostFunc(void *stream, void (*function)(void *argument), void *argument);
@@ -115,12 +143,11 @@ EXPORT int cuStreamWriteValue32_v2(void *stream, uint64_t address, uint32_t valu
     const struct allocation *memory = find((void *)(uintptr_t)address, sizeof(value));
     const bool pinned = memory && memory->device < 0 && !flags;
     leave(0);
-    struct word *word = pinned ? malloc(sizeof(*word)) : NULL;
+    struct word *word = pinned ? keep_word(address, value) : NULL;
     if (!word)
         return INVALID_VALUE;
-    *word = (struct word){(_Atomic uint32_t *)(uintptr_t)address, value};
     code = cuLaunchHostFunc(stream, set_word, word);
     if (code)
-        free(word);
+        drop_word(word);
     return code;
 }

@@ -51,7 +51,7 @@ EXPORT int cudaDeviceGetCacheConfig(int *config)
 
 EXPORT int cudaDeviceGetP2PAttribute(int *value, int attribute, int from, int to)
 {
-    *value = attribute * 100 + from * 10 + to;
+    *value = (int)((unsigned)attribute * 100 + (unsigned)from * 10 + (unsigned)to);
     return returns(from == to ? 101 : 0);
 }
 

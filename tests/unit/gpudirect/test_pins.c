@@ -23,6 +23,7 @@ static bool pin(size_t at, size_t n, uint64_t id)
 }
 
 static void *streams[3];
+static uint64_t device; /* a KIB for each */
 
 static void make_streams(void)
 {
@@ -30,11 +31,12 @@ static void make_streams(void)
         assert_int_equal(app->stream_create(&streams[i], 1), 0);
 }
 
-/* Streams go with their context. */
+/* Streams and memory go with their context. */
 static void reset(void)
 {
     assert_int_equal(app->primary_reset(0), 0);
     make_streams();
+    assert_int_equal(app->mem_alloc(&device, 3 * KIB), 0);
 }
 
 static int set_up(void **state)
@@ -174,8 +176,6 @@ static void test_dropped_elsewhere(void **state)
 }
 
 /* ------------------------------------------------------------------ stream fences */
-
-static uint64_t device; /* a KIB for each */
 
 static void copy(size_t at, unsigned stream)
 {

@@ -37,8 +37,10 @@ static void test_links_follow_processors(NO_STATE)
     offered(1, 0, 1, 3);
     offered(7, 0, 1, 3);
     offered(8, 0, 1, 5);
-    offered(64, 0, 1, 5);
-    offered(0, 0, 1, 5);
+    offered(15, 0, 1, 5);
+    offered(16, 0, 1, 7);
+    offered(64, 0, 1, 7);
+    offered(0, 0, 1, 7);
 }
 
 static void test_what_is_wished_is_all_that_is_offered(NO_STATE)
