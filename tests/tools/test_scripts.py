@@ -63,6 +63,21 @@ def notes_of_killed_tools_go_with_their_records(scene):
 
 
 @test
+def what_they_had_mounted_goes_too(scene):
+    left = f"ibx-huge-{ended_process()}"
+    made(scene, left)
+    at = os.path.join(scene.path("place"), left)
+    mounts = f"mount -t tmpfs none {at} && mkdir {at}/in && mount -t tmpfs none {at}/in && "
+    said = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", f"{mounts}{scene.program} {scene.path('place')}"],
+        capture_output=True, text=True, check=False)
+    if os.geteuid() or said.stderr.startswith(("mount:", "unshare:")):
+        raise Skip("needs root, and mounts of its own")
+    equal((said.returncode, said.stdout, said.stderr), (0, f"removed {at}\n", ""))
+    equal(os.listdir(scene.path("place")), [])
+
+
+@test
 def limits_grow_with_the_load(scene):
     slower = os.path.join(os.path.dirname(scene.program), "slower")
     with open(scene.path("loadavg"), "w", encoding="ascii") as file:
