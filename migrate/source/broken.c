@@ -91,8 +91,9 @@ int ibx_source_recover_broken(struct source *s, struct ibx_error *err)
         return rc;
     rc = tell_until(s, "its source has found that its memory there may be wrong", &mute);
     return rc ? ibx_error_set(err, -EBADMSG,
-                              "the migration is broken, and %s could not be told (%s): pause the "
-                              "VM there, or start ib-migrate recover there and call it here again",
+                              "the migration is broken, and %s could not be told (%s): unless "
+                              "ib-migrate status there says so already, start ib-migrate recover "
+                              "there and call it here again, or pause the VM there",
                               record->peer, mute.message)
               : ibx_error_set(err, -EBADMSG, "the migration to %s, which knows it, is broken",
                               record->peer);

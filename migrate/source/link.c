@@ -404,15 +404,22 @@ static int rejoin(struct source_link *link, enum ibx_answer_state *state, struct
     return rc ? rc : check_answer(link, err);
 }
 
+/* Whoever refuses a connection has proven nothing, and chooses the code. */
+static int code_of(int rc, enum ibx_answer_state state)
+{
+    const bool given_up = rc == -ECANCELED && state == IBX_ANSWER_GIVEN_UP;
+    return !rc || given_up ? rc : -EAGAIN;
+}
+
 int ibx_source_link_rejoin(struct source_link *link, struct ibx_error *err)
 {
-    enum ibx_answer_state state;
+    enum ibx_answer_state state = (enum ibx_answer_state)0;
     int rc = rejoin(link, &state, err);
     if (!rc)
         rc = ibx_state_move(&link->state, LINK_OPEN);
     if (rc)
         ibx_source_link_close(link);
-    return rc;
+    return code_of(rc, state);
 }
 
 static int try_resume(struct source_link *link, enum ibx_answer_state *state, struct ibx_error *err)
@@ -451,9 +458,7 @@ int ibx_source_link_resume(struct source_link *link, enum ibx_answer_state *stat
                            struct ibx_error *err)
 {
     int rc = try_resume(link, state, err);
-    /* Whoever refuses a connection has proven nothing, and chooses the code. */
-    const bool given_up = rc == -ECANCELED && *state == IBX_ANSWER_GIVEN_UP;
     if (rc)
         ibx_source_link_close(link);
-    return !rc || given_up ? rc : -EAGAIN;
+    return code_of(rc, *state);
 }
