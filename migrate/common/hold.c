@@ -16,6 +16,8 @@
 #define HOLD_NAME "ibx-hold" /* of the copy that QEMU keeps for us */
 #define LOOK_US   200        /* between two checks of a migration that ends */
 
+#define MARK_BYTES 112 /* of a name that is made of four numbers */
+
 /* Of QEMU's return path, big-endian: u16 type 1 (SHUT), u16 length 4, u32 0 (no error). */
 static const uint8_t shut[] = {0, 1, 0, 4, 0, 0, 0, 0};
 
@@ -170,17 +172,17 @@ void ibx_hold_forget(struct ibx_qmp *qmp, uint64_t deadline_ns)
 /* ---------------------------------------------------------------- whose was the last one */
 
 /* False: QEMU has made none, or does not answer. */
-static bool name_mark(struct ibx_qmp *qmp, char name[96], uint64_t deadline_ns)
+static bool name_mark(struct ibx_qmp *qmp, char name[MARK_BYTES], uint64_t deadline_ns)
 {
     json_t *result;
-    json_int_t total = -1, down = -1, setup = -1;
+    json_int_t total = -1, down = -1, setup = -1, pages = -1;
     if (ibx_qmp_execute(qmp, "query-migrate", NULL, &result, deadline_ns, NULL))
         return false;
-    json_unpack(result, "{s?I, s?I, s?I}", "total-time", &total, "downtime", &down, "setup-time",
-                &setup);
+    json_unpack(result, "{s?I, s?I, s?I, s?{s?I}}", "total-time", &total, "downtime", &down,
+                "setup-time", &setup, "ram", "normal", &pages);
     json_decref(result);
-    snprintf(name, 96, HOLD_NAME "-ended-%lld-%lld-%lld", (long long)total, (long long)down,
-             (long long)setup);
+    snprintf(name, MARK_BYTES, HOLD_NAME "-ended-%lld-%lld-%lld-%lld", (long long)total,
+             (long long)down, (long long)setup, (long long)pages);
     return total >= 0;
 }
 
@@ -192,14 +194,14 @@ static bool forget_mark(struct ibx_qmp *qmp, const char *name, uint64_t deadline
 
 void ibx_hold_mark(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns)
 {
-    char name[96];
+    char name[MARK_BYTES];
     if (name_mark(qmp, name, deadline_ns))
         ibx_qmp_getfd(qmp, name, fd, deadline_ns, NULL);
 }
 
 bool ibx_hold_marked(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns)
 {
-    char name[96];
+    char name[MARK_BYTES];
     if (!name_mark(qmp, name, deadline_ns) || !forget_mark(qmp, name, deadline_ns))
         return false;
     ibx_qmp_getfd(qmp, name, fd, deadline_ns, NULL); /* for the next one who asks */
@@ -208,7 +210,7 @@ bool ibx_hold_marked(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns)
 
 void ibx_hold_unmark(struct ibx_qmp *qmp, uint64_t deadline_ns)
 {
-    char name[96];
+    char name[MARK_BYTES];
     if (name_mark(qmp, name, deadline_ns))
         forget_mark(qmp, name, deadline_ns);
 }

@@ -39,8 +39,8 @@ int ibx_hold_release(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns, struct i
 void ibx_hold_forget(struct ibx_qmp *qmp, uint64_t deadline_ns);
 
 /* Has QEMU keep a copy, of any descriptor, under a name made of the times that it tells of its last
- * migration, which is over: ibx_hold_marked() is true, by this monitor, until there is another one,
- * whoever makes that. A failure leaves no mark. */
+ * migration, which is over, and of the pages that it has sent: ibx_hold_marked() is true, by this
+ * monitor, until there is another one, whoever makes that. A failure leaves no mark. */
 void ibx_hold_mark(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns);
 /* Whether the last migration is the one that was marked; keeps the mark. */
 bool ibx_hold_marked(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns);
