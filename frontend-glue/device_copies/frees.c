@@ -52,13 +52,15 @@ static void wait_for_graphs(int (*wait)(void))
     *(void **)&forget = ibx_copies_runtime("cudaGetLastError");
     waiting++;
     do {
+        while (launching) /* no wait sees a graph that is not in its stream yet */
+            pthread_cond_wait(&changed, &lock);
         before = launches;
         pthread_mutex_unlock(&lock);
         rc = wait();
         pthread_mutex_lock(&lock);
-        while (launching)
-            pthread_cond_wait(&changed, &lock);
     } while (launches != before && !rc && !ibx_copies_captures()); /* these it would end */
+    while (launching)
+        pthread_cond_wait(&changed, &lock);
     waiting--;
     if (rc && forget)
         forget(); /* it is no error of the client's */

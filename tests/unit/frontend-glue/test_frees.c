@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Memory that is given back beside a launch of a graph: this file is all that is around it. */
+#include "frontend-glue/device_copies/copies.h"
+#include "tests/scenes/unit.h"
+
+#include <pthread.h>
+#include <semaphore.h>
+#include <stdatomic.h>
+
+static struct copies x;
+static sem_t begun, go, stopped; /* the launch is in CUDA; it may go on; who gives back waits */
+static atomic_bool launched;
+static bool saw_launch; /* the last wait for the device */
+static __thread bool gives_back;
+
+bool ibx_host_work_repeats(void)
+{
+    return true;
+}
+
+bool ibx_copies_captures(void)
+{
+    return false;
+}
+
+bool ibx_captures_wait_try(void)
+{
+    return true;
+}
+
+void ibx_captures_wait_end(void) {}
+
+bool ibx_copies_have_cuda(struct copies *session)
+{
+    (void)session;
+    return false;
+}
+
+unsigned ibx_handles_functions(struct copies *session, uint64_t exec)
+{
+    (void)session, (void)exec;
+    return 1;
+}
+
+void ibx_graph_room_take(unsigned functions)
+{
+    (void)functions;
+}
+
+void ibx_graph_room_give(unsigned functions)
+{
+    (void)functions;
+}
+
+static int wait_for_device(void)
+{
+    saw_launch = atomic_load(&launched);
+    sem_post(&stopped);
+    return 0;
+}
+
+void *ibx_copies_runtime(const char *name)
+{
+    int (*const wait)(void) = wait_for_device;
+    void *function = NULL;
+    if (!strcmp(name, "cudaDeviceSynchronize"))
+        memcpy(&function, &wait, sizeof(function));
+    return function;
+}
+
+int __real_pthread_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex);
+int __wrap_pthread_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex);
+int __wrap_pthread_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex)
+{
+    if (gives_back)
+        sem_post(&stopped);
+    return __real_pthread_cond_wait(cond, mutex);
+}
+
+static int launch(void *graph, void *stream)
+{
+    (void)graph, (void)stream;
+    sem_post(&begun);
+    sem_wait(&go);
+    atomic_store(&launched, true);
+    return 0;
+}
+
+static void *launch_graph(void *argument)
+{
+    ibx_frees_launch(&x, launch, argument, NULL);
+    return NULL;
+}
+
+static void *give_back(void *argument)
+{
+    gives_back = true;
+    ibx_frees_begin(&x, 0);
+    ibx_frees_end();
+    return argument;
+}
+
+/* The device is waited for when the graph is in its stream: before that no wait sees it. */
+static void test_launch_under_way(NO_STATE)
+{
+    pthread_t launches, frees;
+    sem_init(&begun, 0, 0);
+    sem_init(&go, 0, 0);
+    sem_init(&stopped, 0, 0);
+    assert_int_equal(pthread_create(&launches, NULL, launch_graph, &x), 0);
+    sem_wait(&begun);
+    assert_int_equal(pthread_create(&frees, NULL, give_back, NULL), 0);
+    sem_wait(&stopped);
+    sem_post(&go);
+    pthread_join(frees, NULL);
+    pthread_join(launches, NULL);
+    assert_true(saw_launch);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_launch_under_way)};
+    return cmocka_run_group_tests_name("frees", tests, NULL, NULL);
+}
