@@ -92,10 +92,16 @@ static int refused(const struct ibx_cuda *cuda, int rc, struct ibx_error *err)
                          pool.bytes, ibx_cuda_error_name(cuda, rc));
 }
 
+/* All that can be taken; CUDA may refuse the rest again. */
 static int pin_again(const struct ibx_cuda *cuda, struct ibx_error *err)
 {
     size_t done = 0;
     const int rc = pin(cuda, &done);
+    pthread_mutex_lock(&pool.mutex);
+    const size_t lent = (size_t)pool.pinned * IBX_PINNED_STRIDE;
+    pthread_mutex_unlock(&pool.mutex);
+    if (done >= lent)
+        return 0;
     for (size_t at = 0; rc && at < done; at += PIECE)
         cuda->mem_host_unregister(pool.base + at);
     return rc ? refused(cuda, rc, err) : 0;
