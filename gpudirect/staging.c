@@ -287,12 +287,10 @@ static int dma(const struct ibx_staging *st, void *host, uint64_t at, size_t len
     return st->cuda->memcpy_from_device_async(host, copy->device + at, length, copy->stream);
 }
 
-/* No event of this context can be put into a stream of another device, in which CUDA copies, too:
- * then what was begun there ends here. */
-static int record(struct ibx_staging *st, void *event)
+int ibx_staging_record(struct ibx_staging *st, void *event, void *stream)
 {
-    const int rc = st->cuda->event_record(event, st->copy.stream);
-    return rc == INVALID_HANDLE ? ibx_cuda_stream_wait(st->cuda, st->copy.stream) : rc;
+    const int rc = st->cuda->event_record(event, stream);
+    return rc == INVALID_HANDLE ? ibx_cuda_stream_wait(st->cuda, stream) : rc;
 }
 
 int ibx_staging_dma(struct ibx_staging *st, void *host, uint64_t at, size_t length, bool to_device,
@@ -302,7 +300,7 @@ int ibx_staging_dma(struct ibx_staging *st, void *host, uint64_t at, size_t leng
     int rc = dma(st, host, at, length, to_device);
     *begun = *begun || !rc;
     if (!rc && event)
-        rc = record(st, event);
+        rc = ibx_staging_record(st, event, st->copy.stream);
     ibx_turn_exit(st->turn, entered);
     return rc;
 }

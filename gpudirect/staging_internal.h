@@ -79,6 +79,10 @@ int ibx_staging_begun_events_ready(struct ibx_staging *staging);
 
 /* Waits until it is this session's turn to have the GPU copy so many bytes of the host's side. */
 void ibx_staging_take_turn(struct ibx_staging *staging, size_t length);
+/* Puts an event behind what the stream has. No event of this context can be put into a stream of
+ * another device, in which CUDA copies, too: then what was begun there ends here. 0 or a CUresult.
+ */
+int ibx_staging_record(struct ibx_staging *staging, void *event, void *stream);
 /* Starts to copy between `host` and the device `length` bytes from byte `at` on, with an event (if
  * any) behind it. `*begun` is set once a copy was begun. 0 or a CUresult. */
 int ibx_staging_dma(struct ibx_staging *staging, void *host, uint64_t at, size_t length,

@@ -22,7 +22,7 @@
 /* By an event, not by synchronizing the stream: others may put work into it without end. */
 static int wait_for_stream(struct ibx_staging *st, void *stream)
 {
-    int rc = st->cuda->event_record(st->slots[0].event, stream);
+    int rc = ibx_staging_record(st, st->slots[0].event, stream);
     return rc ? rc : st->cuda->event_synchronize(st->slots[0].event);
 }
 
@@ -68,7 +68,7 @@ static int mark_end(struct ibx_staging *st, void *event, bool *word)
     ibx_word_give(st->word);
     st->word = NULL;
     st->wordless = true;
-    return st->cuda->event_record(event, st->copy.stream);
+    return ibx_staging_record(st, event, st->copy.stream);
 }
 
 int ibx_staging_settle(struct ibx_staging *st, void *stream)
