@@ -4,7 +4,7 @@
  * something else on the GPU's host. Without them a program that is linked with -z now would not
  * begin, and another one would end at the first of them; as it is they return
  * cudaErrorNotSupported, and a line names the call. A libcudart that has one gets it, with as many
- * arguments as any of them has: none takes a structure by value.
+ * arguments as any of them has, but for the two that take a structure by value.
  */
 #include "frontend-glue/preload/internal.h"
 
@@ -12,9 +12,6 @@
 
 /* CUDA's header has their prototypes. */
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
-
-typedef int (*function)(uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t,
-                        uintptr_t);
 
 static int absent(const char *call, atomic_flag *told)
 {
@@ -26,16 +23,19 @@ static int absent(const char *call, atomic_flag *told)
     return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
 }
 
-#define ABSENT(call)                                                                               \
-    __attribute__((visibility("default"))) int call(uintptr_t a, uintptr_t b, uintptr_t c,         \
-                                                    uintptr_t d, uintptr_t e, uintptr_t f,         \
-                                                    uintptr_t g, uintptr_t h)                      \
+#define ABSENT_WITH(call, parameters, ...)                                                         \
+    __attribute__((visibility("default"))) int call parameters                                     \
     {                                                                                              \
         static atomic_flag told = ATOMIC_FLAG_INIT;                                                \
         static _Atomic(void *) found;                                                              \
-        const function next = (function)ibx_frontend_next(&found, #call);                          \
-        return next ? next(a, b, c, d, e, f, g, h) : absent(#call, &told);                         \
+        int(*const next) parameters = (int(*) parameters)ibx_frontend_next(&found, #call);         \
+        return next ? next(__VA_ARGS__) : absent(#call, &told);                                    \
     }
+#define ABSENT(call)                                                                               \
+    ABSENT_WITH(call,                                                                              \
+                (uintptr_t a, uintptr_t b, uintptr_t c, uintptr_t d, uintptr_t e, uintptr_t f,     \
+                 uintptr_t g, uintptr_t h),                                                        \
+                a, b, c, d, e, f, g, h)
 
 /* Memory, semaphores and images of other interfaces. */
 ABSENT(cudaDestroyExternalMemory)
@@ -48,7 +48,11 @@ ABSENT(cudaEGLStreamConsumerDisconnect)
 ABSENT(cudaEGLStreamConsumerReleaseFrame)
 ABSENT(cudaEGLStreamProducerConnect)
 ABSENT(cudaEGLStreamProducerDisconnect)
-ABSENT(cudaEGLStreamProducerPresentFrame)
+struct egl_frame { /* cudaEglFrame */
+    uint64_t words[35];
+};
+ABSENT_WITH(cudaEGLStreamProducerPresentFrame,
+            (void *connection, struct egl_frame frame, void **stream), connection, frame, stream)
 ABSENT(cudaEGLStreamProducerReturnFrame)
 ABSENT(cudaEventCreateFromEGLSync)
 ABSENT(cudaExternalMemoryGetMappedBuffer)
@@ -134,7 +138,10 @@ ABSENT(cudaGetSurfaceObjectResourceDesc)
 ABSENT(cudaGetTextureObjectResourceDesc)
 ABSENT(cudaGetTextureObjectResourceViewDesc)
 ABSENT(cudaGetTextureObjectTextureDesc)
-ABSENT(cudaMallocMipmappedArray)
+ABSENT_WITH(cudaMallocMipmappedArray,
+            (void **array, const void *channel, struct ibx_cuda_extent extent, unsigned levels,
+             unsigned flags),
+            array, channel, extent, levels, flags)
 ABSENT(cudaMipmappedArrayGetMemoryRequirements)
 ABSENT(cudaMipmappedArrayGetSparseProperties)
 
