@@ -144,7 +144,6 @@ static void handled(struct copies *x)
     ibx_captures_ran(x);
     ibx_registrations_end(x);
     x->may_reset = false;
-    ibx_clients_reset_over(x);
 }
 
 /* Clients are threads of one process here, and one that captures a stream, in mode GLOBAL as most
@@ -247,6 +246,7 @@ static void note_sync(void *context)
     if (x->requests.resets)
         ibx_copies_lost_context(x, x->replies.exit_code);
     x->requests.resets = 0;
+    ibx_clients_reset_over(x); /* what was in the context is forgotten: others may begin */
 }
 
 static void arrived(void *context, uint64_t cookie)
