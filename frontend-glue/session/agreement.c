@@ -11,6 +11,7 @@
 #include "transport/core/crypto.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/stat.h>
@@ -21,11 +22,24 @@
 #define KEEP_BYTES 13u
 #define KEPT_BYTES 17u
 
-/* Which processes a process number is valid for. */
+/* Which processes a process number is valid for: those of a namespace of a host that runs. The
+ * first namespace has the same number on all hosts, and several may have one address (NAT). 0: not
+ * known.
+ */
 static uint64_t process_namespace(void)
 {
     struct stat st;
-    return stat("/proc/self/ns/pid", &st) ? 0 : (uint64_t)st.st_ino;
+    char boot[64];
+    if (stat("/proc/self/ns/pid", &st))
+        return 0;
+    uint64_t all = (uint64_t)st.st_ino;
+    const int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    const ssize_t n = fd < 0 ? 0 : read(fd, boot, sizeof(boot));
+    for (ssize_t i = 0; i < n; i++)
+        all = (all ^ (uint8_t)boot[i]) * 0x100000001b3u; /* FNV-1a */
+    if (fd >= 0)
+        close(fd);
+    return all ? all : 1;
 }
 
 /* On one host the end of the peer's process is seen at once. */
