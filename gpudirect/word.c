@@ -110,11 +110,10 @@ struct ibx_word *ibx_word_take(const struct ibx_cuda *cuda, void *context)
 
 void ibx_word_give(struct ibx_word *word)
 {
-    if (!word)
+    if (!word || pool.owner != getpid()) /* in a child nobody may ever unlock the mutex */
         return;
     pthread_mutex_lock(&pool.mutex);
-    if (pool.owner == getpid())
-        word->taken = false;
+    word->taken = false;
     pthread_mutex_unlock(&pool.mutex);
 }
 
