@@ -15,7 +15,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#define REQUESTS 30000u
+#define REQUESTS 15000u
 #define MEMORY   8192u
 #define RECENT   4u   /* handles of a kind that are remembered */
 #define RENEWED  100u /* requests after which a client has all kinds again */
