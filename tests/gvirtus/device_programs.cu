@@ -17,6 +17,8 @@
 //   --managed    with these, managed memory that several devices use
 //
 // Built as random_programs.cu. Without nvcc it has no kernels, for a double of CUDA's driver.
+#include "random_program.h"
+
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -72,18 +74,6 @@ struct Wish {
     bool all = false, graphs = false, managed = false, alone = true;
 };
 
-struct Random {
-    std::uint64_t state;
-    std::uint64_t next()
-    {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        return state * 2685821657736338717u;
-    }
-    std::size_t below(std::size_t n) { return static_cast<std::size_t>(next() >> 11) % n; }
-};
-
 struct Slot {
     int device;
     bool waits; // its stream waits for the legacy one, and that for it
@@ -97,41 +87,13 @@ dim3 blocks_of(std::size_t words)
     return dim3(static_cast<unsigned>(words / 256 + 1));
 }
 
-struct Program {
-    Random random;
+struct Program : RandomProgram {
     unsigned thread;
     std::vector<Slot> &slots; // SLOTS of each device
     const Wish &wish;
     std::vector<std::uint8_t> &reaches; // [device * devices + peer]: kernels read its memory
     int now = -1;                       // the device that is selected
-    std::uint64_t hash = 14695981039346656037u;
 
-    void note(std::uint64_t word) { hash = (hash ^ word) * 1099511628211u + (hash >> 29); }
-    void note(const char *bytes, std::size_t n)
-    {
-        std::uint64_t word;
-        for (; n >= 8; bytes += 8, n -= 8) {
-            std::memcpy(&word, bytes, 8);
-            note(word);
-        }
-        word = 0;
-        std::memcpy(&word, bytes, n);
-        note(word);
-    }
-    void answered(cudaError_t rc) { note(static_cast<std::uint64_t>(rc)); }
-    void fill(char *bytes, std::size_t n)
-    {
-        for (; n >= 8; bytes += 8, n -= 8) {
-            std::uint64_t word = random.next();
-            std::memcpy(bytes, &word, 8);
-        }
-        std::memset(bytes, static_cast<int>(random.next() >> 56), n);
-    }
-    std::size_t length(std::size_t most)
-    {
-        std::size_t n = random.below(4) ? 1 + random.below(70000) : 1 + random.below(most);
-        return n < most ? n : most;
-    }
     Slot &any() { return slots[random.below(slots.size())]; }
     int any_device() { return static_cast<int>(random.below(wish.devices)); }
     void select(int device)
@@ -673,7 +635,7 @@ void run_thread(unsigned thread, unsigned programs, std::uint64_t seed, const Wi
             slots.push_back(make_slot(static_cast<int>(device), i));
     for (unsigned i = 0; i < programs; i++) {
         char line[80];
-        Program program{Random{(seed * 1000003 + thread) * 1000003 + i + 1}, thread, slots, wish,
+        Program program{{Random{(seed * 1000003 + thread) * 1000003 + i + 1}}, thread, slots, wish,
                         reaches};
         program.run_all();
         std::snprintf(line, sizeof(line), "%u %u %016llx\n", thread, i,

@@ -23,6 +23,8 @@
 //
 // With --default-stream per-thread as well it calls what such programs call. Copies that wait then
 // wait for the thread's stream alone, and so all slots use that one.
+#include "random_program.h"
+
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -67,18 +69,6 @@ __global__ void combine(std::uint32_t *to, const std::uint32_t *from, std::size_
     to[i] = x;
 }
 
-struct Random {
-    std::uint64_t state;
-    std::uint64_t next()
-    {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        return state * 2685821657736338717u;
-    }
-    std::size_t below(std::size_t n) { return static_cast<std::size_t>(next() >> 11) % n; }
-};
-
 struct Slot {
     char *device, *pinned,
         *pageable; // of MOST bytes; the host's upper halves are for what comes back
@@ -87,40 +77,10 @@ struct Slot {
     cudaStream_t captured[2]; // none waits for the legacy stream, nor it for them
 };
 
-struct Program {
-    Random random;
+struct Program : RandomProgram {
     std::vector<Slot> &slots;
     bool symbols, calls, graphs;
     bool alone; // there is one thread: a capture ends when another one waits for the device
-    std::uint64_t hash = 14695981039346656037u;
-
-    void note(std::uint64_t word) { hash = (hash ^ word) * 1099511628211u + (hash >> 29); }
-    void note(const char *bytes, std::size_t n)
-    {
-        std::uint64_t word;
-        for (; n >= 8; bytes += 8, n -= 8) {
-            std::memcpy(&word, bytes, 8);
-            note(word);
-        }
-        word = 0;
-        std::memcpy(&word, bytes, n);
-        note(word);
-    }
-    void answered(cudaError_t rc) { note(static_cast<std::uint64_t>(rc)); }
-    void fill(char *bytes, std::size_t n)
-    {
-        for (; n >= 8; bytes += 8, n -= 8) {
-            std::uint64_t word = random.next();
-            std::memcpy(bytes, &word, 8);
-        }
-        std::memset(bytes, static_cast<int>(random.next() >> 56), n);
-    }
-    // Mostly short; at most `most`.
-    std::size_t length(std::size_t most)
-    {
-        std::size_t n = random.below(4) ? 1 + random.below(70000) : 1 + random.below(most);
-        return n < most ? n : most;
-    }
     void run_all();
     void operation();
     void copy(Slot &slot, bool async, bool pinned);
@@ -563,7 +523,7 @@ void run_thread(unsigned thread, unsigned programs, std::uint64_t seed, const Pr
         slots.push_back(make_slot(i == 0 || ALL_IN_DEFAULT_STREAM));
     for (unsigned i = 0; i < programs; i++) {
         char line[80];
-        Program program{Random{(seed * 1000003 + thread) * 1000003 + i + 1},
+        Program program{{Random{(seed * 1000003 + thread) * 1000003 + i + 1}},
                         slots,
                         wish.symbols,
                         wish.calls,
@@ -584,7 +544,7 @@ int main(int argc, char **argv)
              threads = 1;
     std::uint64_t seed = 1;
     std::vector<Slot> none;
-    Program wish{Random{1}, none, false, false, false, false};
+    Program wish{{Random{1}}, none, false, false, false, false};
     for (int i = 2; i < argc; i++) {
         std::string option = argv[i];
         if (option == "--symbols")
