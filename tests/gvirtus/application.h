@@ -95,13 +95,19 @@ bool graphs_after_resets();
 bool pinned_bytes_of_graphs();
 bool nodes_of_graphs();
 bool captures();
+bool killed_in_graph();
+bool lied_to();
+
+// application_graph_conditions.cpp
+
 bool conditions();
+
+// application_graph_waits.cpp
+
 bool graphs_lost();
 bool frees_beside_graphs();
-bool killed_in_graph();
 bool unpinned_beside_graphs();
 bool loads_beside_graphs();
-bool lied_to();
 
 // application_launches.cpp
 

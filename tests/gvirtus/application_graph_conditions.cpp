@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Graphs with nodes that decide what comes next.
+#include "tests/gvirtus/graph_calls.h"
+
+#include <cstddef>
+
+using namespace graph_calls;
+
+namespace
+{
+
+struct Condition {
+    unsigned long long handle;
+    int type;
+    unsigned size;
+    void **graphs;
+};
+struct Parameters {
+    int type, reserved[3];
+    union {
+        long long words[29];
+        Kernel kernel;
+        Set set;
+        Condition conditional;
+    };
+    long long more;
+};
+
+int add_node(void **node, void *graph, void *const *behind, std::size_t count, Parameters *p)
+{
+    return run<void **, void *, void *const *, const void *, std::size_t, Parameters *>(
+        "cudaGraphAddNode", node, graph, behind, nullptr, count, p);
+}
+
+int add_set(void **node, void *graph, void *const *behind, std::size_t count, char *at, char value)
+{
+    Parameters p = {};
+    p.type = 2;
+    p.set = {at, 10, static_cast<unsigned>(value), 1, 10, 1};
+    return add_node(node, graph, behind, count, &p);
+}
+
+// An "if" with two bodies.
+int add_if(void **node, void *graph, void *const *behind, std::size_t count, unsigned value,
+           void **bodies)
+{
+    Parameters p = {};
+    int rc = run<unsigned long long *, void *, unsigned, unsigned>(
+        "cudaGraphConditionalHandleCreate", &p.conditional.handle, graph, value, 1);
+    p.type = 13;
+    p.conditional.size = 2;
+    rc = rc ? rc : add_node(node, graph, behind, count, &p);
+    for (int i = 0; i < 2 && !rc; i++)
+        bodies[i] = p.conditional.graphs[i];
+    return rc;
+}
+
+bool runs(void *graph, void *stream)
+{
+    void *exec = nullptr;
+    REQUIRE(
+        (run<void **, void *, unsigned long long>("cudaGraphInstantiate", &exec, graph, 0) == 0));
+    REQUIRE(launch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+    return run("cudaGraphExecDestroy", exec) == 0;
+}
+
+int capture_info(void *stream, int *status, void **graph, void *const **last, std::size_t *count)
+{
+    unsigned long long id = 0;
+    const int rc = run<void *, int *, unsigned long long *, void **, void *const **, const void **,
+                       std::size_t *>("cudaStreamGetCaptureInfo", stream, status, &id, graph, last,
+                                      nullptr, count);
+    return rc ? rc : (*status == 1) == (id > 0) ? 0 : -1;
+}
+
+bool node_by_node(char *device, void *stream)
+{
+    void *graph = nullptr, *node = nullptr, *branch = nullptr, *bodies[2], *inner[2];
+    for (unsigned value : {1u, 0u}) {
+        REQUIRE((run<void **, unsigned>("cudaGraphCreate", &graph, 0) == 0));
+        REQUIRE(add_set(&node, graph, nullptr, 0, device, 'a') == 0);
+        REQUIRE(add_if(&branch, graph, &node, 1, value, bodies) == 0);
+        REQUIRE(add_set(&node, bodies[0], nullptr, 0, device, 'b') == 0);
+        REQUIRE(add_if(&node, bodies[1], nullptr, 0, 1, inner) == 0);
+        // By capture, behind a node that is there already.
+        REQUIRE(add_set(&node, inner[0], nullptr, 0, device, 'x') == 0);
+        REQUIRE(
+            (run<void *, void *, void *const *, const void *, std::size_t, int>(
+                 "cudaStreamBeginCaptureToGraph", stream, inner[0], &node, nullptr, 1, 0) == 0));
+        REQUIRE(cudaMemsetAsync(device, 'c', 10, stream) == 0);
+        REQUIRE((run<void *, void **>("cudaStreamEndCapture", stream, nullptr) == 0));
+        REQUIRE(runs(graph, stream));
+        REQUIRE(device_has(device, value ? "bbbbbbbbbb" : "cccccccccc", 10));
+        int type = 0;
+        REQUIRE(run("cudaGraphNodeGetType", branch, &type) == 0 && type == 13);
+        // The bodies are the node's, and go with the graph.
+        REQUIRE(fails(run("cudaGraphDestroy", bodies[0]), 1));
+        REQUIRE(fails(run("cudaGraphDestroyNode", branch), 801));
+        REQUIRE(run("cudaGraphDestroy", graph) == 0);
+        REQUIRE(fails(add_set(&node, bodies[0], nullptr, 0, device, 'd'), 1));
+        REQUIRE(fails(add_set(&node, inner[0], nullptr, 0, device, 'd'), 1));
+    }
+    return true;
+}
+
+// What was captured comes before the node that is put into it, the rest behind that.
+bool while_captured(char *device, void *stream)
+{
+    void *graph = nullptr, *again = nullptr, *branch = nullptr, *bodies[2];
+    void *const *last = nullptr;
+    std::size_t count = 9;
+    int status = 9;
+    REQUIRE(capture_info(stream, &status, &graph, &last, &count) == 0 && status == 0 && count == 9);
+    REQUIRE((run<void *, int>("cudaStreamBeginCapture", stream, 0) == 0));
+    REQUIRE(capture_info(stream, &status, &graph, &last, &count) == 0 && status == 1);
+    REQUIRE(graph && count == 0); // nothing is in it yet
+    REQUIRE(cudaMemsetAsync(device, 'a', 20, stream) == 0);
+    REQUIRE(capture_info(stream, &status, nullptr, nullptr, nullptr) == 0 && status == 1);
+    REQUIRE(capture_info(stream, &status, &again, &last, &count) == 0 && again == graph);
+    REQUIRE(count == 1 && add_if(&branch, graph, last, count, 1, bodies) == 0);
+    REQUIRE(add_set(&again, bodies[0], nullptr, 0, device, 'b') == 0);
+    REQUIRE((run<void *, void *const *, const void *, std::size_t, unsigned>(
+                 "cudaStreamUpdateCaptureDependencies", stream, &branch, nullptr, 1, 1) == 0));
+    REQUIRE(cudaMemsetAsync(device + 5, 'c', 2, stream) == 0);
+    REQUIRE(run("cudaStreamEndCapture", stream, &again) == 0 && again == graph);
+    REQUIRE(runs(graph, stream) && device_has(device, "bbbbbccbbbaaaaaaaaaa", 20));
+    REQUIRE(run("cudaGraphDestroy", graph) == 0);
+    // Without a part behind it.
+    REQUIRE((run<void *, int>("cudaStreamBeginCapture", stream, 0) == 0));
+    REQUIRE(cudaMemsetAsync(device, 'd', 20, stream) == 0);
+    REQUIRE(capture_info(stream, &status, &graph, &last, &count) == 0 && count == 1);
+    REQUIRE(run("cudaStreamEndCapture", stream, &again) == 0 && again == graph);
+    REQUIRE(runs(graph, stream) && device_has(device, "dddddddddddddddddddd", 20));
+    return true;
+}
+
+} // namespace
+
+bool conditions()
+{
+    char *device = device_memory(100);
+    void *stream = nullptr;
+    REQUIRE(runtime_is_there() && cudaStreamCreate(&stream) == 0);
+    return node_by_node(device, stream) && while_captured(device, stream);
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Graphs that wait for their client, and who does not wait for them.
+#include "tests/gvirtus/graph_calls.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+#include <sys/socket.h>
+#include <unistd.h>
+
+using namespace graph_calls;
+
+namespace
+{
+
+void wait_for_flag(void *flag)
+{
+    while (!*static_cast<std::atomic<int> *>(flag))
+        std::this_thread::yield();
+}
+
+} // namespace
+
+// Over a connection that breaks, for good: a graph whose functions were not called is an error.
+bool graphs_lost()
+{
+    REQUIRE(runtime_is_there());
+    void *stream = nullptr, *other = nullptr;
+    std::atomic<int> flag{0};
+    std::vector<char> memory(10000, 'a'), back(10000, 'x');
+    char *device = device_memory(10000);
+    REQUIRE(cudaStreamCreate(&stream) == 0 && cudaStreamCreate(&other) == 0);
+    const int before = dup(0);
+    close(before);
+    Graph graph;
+    const Host host = {wait_for_flag, &flag};
+    const Planes out = copy_of(back.data(), device, 10000, D2H);
+    REQUIRE(graph.add("cudaGraphAddHostNode", {}, &host) == 0);
+    REQUIRE(graph.add("cudaGraphAddMemcpyNode", {graph.nodes[0]}, &out) == 0);
+    void *exec = graph.made();
+    REQUIRE(launch(exec, stream) == 0 && cudaStreamSynchronize(other) == 0);
+    for (int fd = before; fd < before + 64; fd++) // all of the thread's, which are new
+        shutdown(fd, SHUT_RDWR);
+    flag = 1;
+    REQUIRE(cudaStreamSynchronize(stream) == 999 && cudaGetLastError() == 999);
+    REQUIRE(back[0] == 'x' && cudaStreamSynchronize(other) == 0);
+    return fails(launch(exec, stream), 999);
+}
+
+namespace
+{
+
+// Sets a flag when it is told to, or after two seconds: then somebody has waited for it.
+class Release
+{
+    std::mutex lock;
+    std::condition_variable told;
+    bool asked = false, late = false;
+    std::thread thread;
+
+  public:
+    explicit Release(std::atomic<int> *flag)
+        : thread([this, flag] {
+              std::unique_lock<std::mutex> locked(lock);
+              late = !told.wait_for(locked, std::chrono::seconds(2), [this] { return asked; });
+              *flag = 1;
+          })
+    {
+    }
+    bool in_time()
+    {
+        {
+            std::lock_guard<std::mutex> locked(lock);
+            asked = true;
+        }
+        told.notify_one();
+        thread.join();
+        return !late;
+    }
+};
+
+} // namespace
+
+// cudaFree waits for graphs, and returns what has failed there; but of no memory, and of memory of
+// pools and of graphs, it waits for nothing.
+bool frees_beside_graphs()
+{
+    REQUIRE(runtime_is_there());
+    std::atomic<int> flag{0};
+    std::vector<char> there(10000, 'a'), back(10000, 'x');
+    char *device = device_memory(10000), *second = device_memory(10000);
+    void *pooled = nullptr, *stream = nullptr, *array = nullptr, *node = nullptr;
+    int channel[5] = {8, 0, 0, 0, 1};
+    REQUIRE(cudaMemcpy(device, there.data(), 10000, H2D) == 0 && cudaStreamCreate(&stream) == 0);
+    REQUIRE((run<void **, std::size_t, void *>("cudaMallocAsync", &pooled, 4096, nullptr) == 0));
+    REQUIRE((run<void **, const void *, std::size_t, std::size_t, unsigned>(
+                 "cudaMallocArray", &array, channel, 64, 0, 0) == 0));
+    Graph graph, failing, allocating;
+    const Host host = {wait_for_flag, &flag};
+    const Planes out = copy_of(back.data(), device, 10000, D2H),
+                 wrong = copy_of(back.data(), second, 10000, D2H);
+    REQUIRE(graph.add("cudaGraphAddHostNode", {}, &host) == 0);
+    REQUIRE(graph.add("cudaGraphAddMemcpyNode", {graph.nodes[0]}, &out) == 0);
+    REQUIRE(failing.add("cudaGraphAddMemcpyNode", {}, &wrong) == 0);
+    Allocation allocation = {};
+    allocation.kind = allocation.location = 1;
+    allocation.n = 5000;
+    REQUIRE(
+        (run<void **, void *, void *const *, std::size_t, Allocation *>(
+             "cudaGraphAddMemAllocNode", &node, allocating.handle, nullptr, 0, &allocation) == 0));
+    void *exec = graph.made(), *wrong_exec = failing.made();
+    REQUIRE(launch(exec, stream) == 0);
+    Release release(&flag);
+    const bool freed =
+        cudaFree(pooled) == 0 && cudaFree(nullptr) == 0 && cudaFree(allocation.address) == 0;
+    REQUIRE(release.in_time() && freed);
+    REQUIRE(cudaFree(second) == 0 && back == there);
+    std::fill(back.begin(), back.end(), 'y');
+    REQUIRE(launch(exec, stream) == 0);
+    REQUIRE(run("cudaFreeArray", array) == 0 && back == there);
+    REQUIRE(launch(wrong_exec, stream) == 0 && fails(cudaFree(device), 1));
+    return cudaDeviceSynchronize() == 0;
+}
+
+// Meanwhile the back end may still pin pieces of its pool.
+static unsigned long unpinned_ever()
+{
+    const auto now = stub_remote()->stats();
+    return now.host_pinned - now.host_pins;
+}
+
+// A thread that has page-locked memory ends while a graph waits for its client: the back end unpins
+// that, which waits for all work of the device.
+bool unpinned_beside_graphs()
+{
+    REQUIRE(runtime_is_there());
+    std::atomic<int> flag{0}, ready{0}, go{0};
+    std::vector<char> there(10000, 'a'), back(10000, 'x');
+    char *device = device_memory(10000);
+    void *stream = nullptr, *locked = nullptr;
+    REQUIRE(cudaMemcpy(device, there.data(), 10000, H2D) == 0 && cudaStreamCreate(&stream) == 0);
+    std::thread other([&] {
+        const std::size_t n = 1u << 20;
+        char *own = device_memory(n);
+        const bool good =
+            own && cudaMallocHost(&locked, n) == 0 && cudaMemcpy(own, locked, n, H2D) == 0;
+        ready = good ? 1 : 2;
+        wait_for_flag(&go);
+    });
+    wait_for_flag(&ready);
+    Graph graph;
+    const Host host = {wait_for_flag, &flag};
+    const Planes out = copy_of(back.data(), device, 10000, D2H);
+    REQUIRE(graph.add("cudaGraphAddHostNode", {}, &host) == 0);
+    REQUIRE(graph.add("cudaGraphAddMemcpyNode", {graph.nodes[0]}, &out) == 0);
+    void *exec = graph.made();
+    const unsigned long unpinned = unpinned_ever(), waits = stub_remote()->stats().waits;
+    REQUIRE(launch(exec, stream) == 0 && cudaStreamQuery(stream) == 600);
+    go = 1;
+    other.join();
+    while (over_shm && stub_remote()->stats().waits == waits)
+        usleep(1000);
+    flag = 1;
+    REQUIRE(cudaStreamSynchronize(stream) == 0 && back == there && ready == 1);
+    while (over_shm && unpinned_ever() == unpinned)
+        usleep(1000);
+    return cudaFreeHost(locked) == 0 && cudaFree(device) == 0;
+}
+
+// A kernel that another device has loaded is loaded on this one, where a graph waits for its
+// client.
+bool loads_beside_graphs()
+{
+    REQUIRE(runtime_is_there());
+    std::atomic<int> flag{0};
+    std::vector<char> there(10000, 'a'), back(10000, 'x');
+    char *near = device_memory(10000);
+    void *stream = nullptr;
+    bool good = false;
+    const Host host = {wait_for_flag, &flag};
+    REQUIRE(cudaSetDevice(1) == 0 && cudaStreamCreate(&stream) == 0);
+    char *far = device_memory(10000);
+    REQUIRE(near && far && cudaMemcpy(far, there.data(), 10000, H2D) == 0);
+    Graph graph;
+    const Planes out = copy_of(back.data(), far, 10000, D2H);
+    REQUIRE(graph.add("cudaGraphAddHostNode", {}, &host) == 0);
+    REQUIRE(graph.add("cudaGraphAddMemcpyNode", {graph.nodes[0]}, &out) == 0);
+    void *exec = graph.made();
+    REQUIRE(cudaSetDevice(0) == 0 && stub_launch(near, near + 5000, 5000, nullptr) == 0);
+    REQUIRE(cudaDeviceSynchronize() == 0 && cudaSetDevice(1) == 0);
+    const unsigned long waits = stub_remote()->stats().waits;
+    REQUIRE(launch(exec, stream) == 0 && cudaStreamQuery(stream) == 600);
+    std::thread other([&] {
+        good = cudaSetDevice(1) == 0 && stub_launch(far, far + 5000, 5000, nullptr) == 0 &&
+               cudaDeviceSynchronize() == 0;
+    });
+    while (stub_remote()->stats().waits == waits)
+        usleep(1000);
+    flag = 1;
+    REQUIRE(cudaStreamSynchronize(stream) == 0 && back == there);
+    other.join();
+    return good && cudaFree(far) == 0 && cudaFree(near) == 0;
+}
