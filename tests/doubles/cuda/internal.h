@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Shared by driver.c (streams, events, copies), kernels.c, memory.c and capture.c. */
+/* Shared by the files of the double of CUDA's driver. */
 #ifndef TESTS_DOUBLES_CUDA_INTERNAL_H
 #define TESTS_DOUBLES_CUDA_INTERNAL_H
 
@@ -47,10 +47,13 @@ struct context {
 };
 
 extern pthread_mutex_t mutex;
+extern pthread_cond_t changed; /* anything under the lock */
 extern struct allocation allocations[ALLOCATIONS];
 extern __thread struct context *current;
 extern int sticky_error;
 extern struct ibx_double_stats stats;
+
+/* driver.c */
 
 /* Takes the lock; nonzero is what the call has to return, without it. */
 int enter(const char *function);
@@ -58,7 +61,17 @@ int enter(const char *function);
 int leave(int code);
 /* The allocation, or pinned host memory, that holds the range. */
 struct allocation *find(const void *address, size_t n);
-/* With IBX_DOUBLE_FREES_ALONE other threads' calls wait for the end of that, too. */
+/* The bytes of a range of device memory; NULL: it is not within one allocation. */
+uint8_t *device_bytes(uint64_t device, size_t n);
+/* Whether ibx_double_inject() has this call of `function` fail. */
+bool fails(const char *function, int *code);
+/* With IBX_DOUBLE_ALONE other threads' calls wait from one to the other. */
+void begin_alone(void);
+void end_alone(void);
+
+/* streams.c, events.c, driver_copies.c */
+
+/* For all streams; alone. */
 void wait_for_all(void);
 /* The same for streams of the current device. */
 void wait_for_device(void);
@@ -66,12 +79,12 @@ void wait_for_device(void);
 bool in_use(const uint8_t *address, size_t n);
 /* As ibx_double_slow(), but cuMemcpyHtoD and cuMemcpyDtoH otherwise than all others. */
 void slow_each(unsigned sync_us, unsigned async_us);
-void events_forget(int device);
 void streams_forget(int device);
 /* Whether it is a stream of the current device. */
 bool stream_is_here(void *handle);
 /* Whether it is a stream, and of which kind. */
 bool stream_known(void *handle, bool *blocking);
+void events_forget(int device);
 /* A copy of the types of IBX_CUDA_MEMORY_* as the call `name` makes it: what that returns. */
 int copy_plain(const char *name, unsigned to_type, uint64_t to, unsigned from_type, uint64_t from,
                size_t n, void *stream, bool sync);

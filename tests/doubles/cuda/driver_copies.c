@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A double of CUDA's driver: copies in streams. */
+#include "tests/doubles/cuda/streams.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* One end of a copy: device memory, or host memory that a job can use when it runs. */
+static uint8_t *end_of(unsigned type, uint64_t device, const void *host, size_t n, bool *pinned)
+{
+    const struct allocation *a;
+    if (type == IBX_CUDA_MEMORY_DEVICE)
+        return device_bytes(device, n);
+    a = find(host, n);
+    *pinned = a && a->device < 0;
+    return (uint8_t *)(uintptr_t)host;
+}
+
+static size_t span_of(size_t pitch, size_t width, size_t height)
+{
+    return (height - 1) * pitch + width;
+}
+
+static bool is_between(const struct ibx_cuda_memcpy2d *c)
+{
+    const struct allocation *to = find((void *)(uintptr_t)c->dst_device, 1),
+                            *from = find((void *)(uintptr_t)c->src_device, 1);
+    return c->dst_type == IBX_CUDA_MEMORY_DEVICE && c->src_type == IBX_CUDA_MEMORY_DEVICE && to &&
+           from && to->device != from->device;
+}
+
+/* A copy between devices in a legacy stream comes behind all of both in streams that wait for
+ * that; and they wait for it, where `behind` is its stream. */
+static void meet_devices(struct job *job, const struct stream *behind)
+{
+    for (unsigned i = 0; job && i < STREAMS; i++) {
+        if (streams[i].used && streams[i].blocking)
+            job->needs[i] = streams[i].submitted;
+    }
+    struct stream *other = behind ? legacy_of(behind == &streams[0]) : NULL;
+    struct job *marker = other ? job_new() : NULL;
+    if (!marker)
+        return;
+    marker->needs[behind - streams] = behind->submitted;
+    submit(other, marker);
+}
+
+/* Pageable memory is read at once, and an asynchronous copy to it is waited for: as the driver. It
+ * keeps others out while it waits if IBX_DOUBLE_ALONE is set. */
+static int copy_submit(const struct ibx_cuda_memcpy2d *c, void *handle, bool sync)
+{
+    bool from_pinned = true, to_pinned = true;
+    struct stream *stream = stream_of(handle);
+    uint8_t *from = end_of(c->src_type, c->src_device, c->src_host,
+                           span_of(c->src_pitch, c->width, c->height), &from_pinned);
+    uint8_t *to = end_of(c->dst_type, c->dst_device, c->dst_host,
+                         span_of(c->dst_pitch, c->width, c->height), &to_pinned);
+    if (!stream || !from || !to)
+        return stream ? INVALID_VALUE : INVALID_HANDLE;
+    int code;
+    if (capture_takes(handle, is_legacy(stream), &code))
+        return code;
+    struct job *job = job_new();
+    if (!job)
+        return OUT_OF_MEMORY;
+    const bool everywhere = is_legacy(stream) && is_between(c);
+    if (everywhere) /* behind all that is under way on the other device, too */
+        meet_devices(job, NULL);
+    *(sync ? &stats.copies_sync : &stats.copies_async) += 1;
+    stats.unpinned_async += !sync && (!from_pinned || !to_pinned);
+    job->sync = sync;
+    job->to = to;
+    job->from = from;
+    job->to_pitch = c->dst_pitch;
+    job->from_pitch = c->src_pitch;
+    job->width = c->width;
+    job->height = c->height;
+    if (!from_pinned && !sync) {
+        job->snapshot = malloc(span_of(c->src_pitch, c->width, c->height));
+        if (job->snapshot)
+            job->from = memcpy(job->snapshot, from, span_of(c->src_pitch, c->width, c->height));
+    }
+    submit(stream, job);
+    if (everywhere)
+        meet_devices(NULL, stream);
+    if (sync || !to_pinned) {
+        begin_alone();
+        wait_for(stream, stream->submitted);
+        end_alone();
+    }
+    return sync ? sticky_error : SUCCESS;
+}
+
+int copy_plain(const char *name, unsigned to_type, uint64_t to, unsigned from_type, uint64_t from,
+               size_t n, void *stream, bool sync)
+{
+    struct ibx_cuda_memcpy2d c = {.width = n, .height = 1, .src_pitch = n, .dst_pitch = n};
+    c.src_type = from_type;
+    c.src_device = from;
+    c.src_host = (void *)(uintptr_t)from;
+    c.dst_type = to_type;
+    c.dst_device = to;
+    c.dst_host = (void *)(uintptr_t)to;
+    int code = enter(name);
+    return code ? code : leave(n ? copy_submit(&c, stream, sync) : SUCCESS);
+}
+
+EXPORT int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t n)
+{
+    return copy_plain("cuMemcpyHtoD", IBX_CUDA_MEMORY_DEVICE, to, IBX_CUDA_MEMORY_HOST,
+                      (uintptr_t)from, n, NULL, true);
+}
+
+EXPORT int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t n)
+{
+    return copy_plain("cuMemcpyDtoH", IBX_CUDA_MEMORY_HOST, (uintptr_t)to, IBX_CUDA_MEMORY_DEVICE,
+                      from, n, NULL, true);
+}
+
+EXPORT int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t n, void *stream)
+{
+    return copy_plain("cuMemcpyHtoDAsync", IBX_CUDA_MEMORY_DEVICE, to, IBX_CUDA_MEMORY_HOST,
+                      (uintptr_t)from, n, stream, false);
+}
+
+EXPORT int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t n, void *stream)
+{
+    return copy_plain("cuMemcpyDtoHAsync", IBX_CUDA_MEMORY_HOST, (uintptr_t)to,
+                      IBX_CUDA_MEMORY_DEVICE, from, n, stream, false);
+}
+
+/* What unified addressing makes of an address. */
+static unsigned type_of(uint64_t address)
+{
+    const struct allocation *a = find((void *)(uintptr_t)address, 1);
+    return a && a->device >= 0 ? IBX_CUDA_MEMORY_DEVICE : IBX_CUDA_MEMORY_HOST;
+}
+
+EXPORT int cuMemcpyAsync(uint64_t to, uint64_t from, size_t n, void *stream)
+{
+    pthread_mutex_lock(&mutex);
+    unsigned to_type = type_of(to), from_type = type_of(from);
+    pthread_mutex_unlock(&mutex);
+    return copy_plain("cuMemcpyAsync", to_type, to, from_type, from, n, stream, false);
+}
+
+EXPORT int cuMemcpy2DAsync_v2(const struct ibx_cuda_memcpy2d *c, void *stream)
+{
+    int code = enter("cuMemcpy2DAsync");
+    if (code)
+        return code;
+    if (!c->width || !c->height || c->width > c->src_pitch || c->width > c->dst_pitch)
+        return leave(INVALID_VALUE);
+    return leave(copy_submit(c, stream, false));
+}

@@ -1,0 +1,351 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A double of CUDA's driver: streams, and what waits for them. */
+#include "tests/doubles/cuda/streams.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+struct stream streams[STREAMS];
+static unsigned slow_sync_us, slow_async_us;
+static bool held;
+static void *held_stream;
+static void *captured;
+static unsigned long in_flight;
+static unsigned in_functions; /* streams that wait for one */
+
+/* ------------------------------------------------------------------- for tests only */
+
+void slow_each(unsigned sync_us, unsigned async_us)
+{
+    pthread_mutex_lock(&mutex);
+    slow_sync_us = sync_us;
+    slow_async_us = async_us;
+    leave(0);
+}
+
+EXPORT void ibx_double_slow(unsigned microseconds)
+{
+    slow_each(microseconds, microseconds);
+}
+
+EXPORT void ibx_double_hold(bool hold)
+{
+    pthread_mutex_lock(&mutex);
+    held = hold;
+    pthread_cond_broadcast(&changed);
+    leave(0);
+}
+
+EXPORT void ibx_double_hold_stream(void *stream)
+{
+    pthread_mutex_lock(&mutex);
+    held_stream = (uintptr_t)stream == 2 ? &streams[1] : stream; /* the per-thread stream */
+    pthread_cond_broadcast(&changed);
+    leave(0);
+}
+
+EXPORT void ibx_double_capture(void *stream)
+{
+    pthread_mutex_lock(&mutex);
+    captured = stream;
+    leave(0);
+}
+
+/* ---------------------------------------------------------------------- streams */
+
+static bool runnable(const struct stream *stream, const struct job *job)
+{
+    if (held || stream == held_stream || (job->height && in_functions > CONNECTIONS))
+        return false;
+    for (unsigned i = 0; i < STREAMS; i++) {
+        if ((int)(streams[i].done - job->needs[i]) < 0)
+            return false;
+    }
+    return true;
+}
+
+static void run_job(const struct job *job, unsigned wait_us, bool broken)
+{
+    struct timespec time = {wait_us / 1000000, (long)(wait_us % 1000000) * 1000};
+    if (wait_us && job->height)
+        nanosleep(&time, NULL);
+    for (size_t row = 0; row < job->height && !broken; row++)
+        memmove(job->to + row * job->to_pitch, job->from + row * job->from_pitch, job->width);
+    if (job->function && !broken)
+        job->function(job->argument);
+}
+
+static void *work(void *argument)
+{
+    struct stream *stream = argument;
+    pthread_mutex_lock(&mutex);
+    for (;;) {
+        struct job *job = stream->first;
+        if (!job && !stream->used)
+            break;
+        if (!job || !runnable(stream, job)) {
+            pthread_cond_wait(&changed, &mutex);
+            continue;
+        }
+        int code;
+        bool broken = (job->height && fails("dma", &code)) || sticky_error;
+        unsigned wait_us = job->sync ? slow_sync_us : slow_async_us;
+        in_functions += job->function != NULL;
+        pthread_mutex_unlock(&mutex);
+        run_job(job, wait_us, broken);
+        pthread_mutex_lock(&mutex);
+        in_functions -= job->function != NULL;
+        stream->first = job->next;
+        if (!stream->first)
+            stream->last = &stream->first;
+        stream->done++;
+        in_flight -= job->height != 0;
+        free(job->snapshot);
+        free(job);
+        pthread_cond_broadcast(&changed);
+    }
+    pthread_mutex_unlock(&mutex);
+    return NULL;
+}
+
+static bool stream_start(struct stream *stream, bool blocking)
+{
+    stream->used = true;
+    stream->blocking = blocking;
+    const bool fixed = stream < &streams[FIXED];
+    stream->device =
+        fixed ? (int)(stream - streams) % 2 ? -1 : (int)(stream - streams) / 2 : current->device;
+    stream->context = fixed ? NULL : current;
+    stream->last = &stream->first;
+    return !pthread_create(&stream->worker, NULL, work, stream);
+}
+
+struct stream *legacy_of(int device)
+{
+    struct stream *stream = &streams[2 * device];
+    if (!stream->used)
+        stream_start(stream, true);
+    return stream;
+}
+
+bool is_legacy(const struct stream *stream)
+{
+    return stream == &streams[0] || stream == &streams[2];
+}
+
+struct stream *stream_of(void *handle)
+{
+    unsigned i = current && current->device ? 2 : 0;
+    if ((uintptr_t)handle == 2)
+        i = 1;
+    else if ((uintptr_t)handle > 2)
+        i = (unsigned)((struct stream *)handle - streams);
+    if (i >= STREAMS || ((uintptr_t)handle > 2 && handle != (void *)&streams[i]))
+        return NULL;
+    if (i < FIXED && !streams[i].used)
+        stream_start(&streams[i], true);
+    return streams[i].used ? &streams[i] : NULL;
+}
+
+void submit(struct stream *stream, struct job *job)
+{
+    for (unsigned i = 0; i < STREAMS; i++) {
+        bool same = streams[i].device == stream->device || streams[i].device < 0;
+        bool legacy = is_legacy(stream) || is_legacy(&streams[i]);
+        if (&streams[i] != stream && stream->blocking && streams[i].blocking && legacy &&
+            (same || stream->device < 0) && (int)(streams[i].submitted - job->needs[i]) > 0)
+            job->needs[i] = streams[i].submitted;
+    }
+    *stream->last = job;
+    stream->last = &job->next;
+    stream->submitted++;
+    if (job->height && ++in_flight > stats.in_flight_max)
+        stats.in_flight_max = in_flight;
+    pthread_cond_broadcast(&changed);
+}
+
+struct job *job_new(void)
+{
+    struct job *job = calloc(1, sizeof(*job));
+    for (unsigned i = 0; job && i < STREAMS; i++)
+        job->needs[i] = streams[i].done;
+    return job;
+}
+
+void wait_for(const struct stream *stream, unsigned job)
+{
+    while ((int)(stream->done - job) < 0)
+        pthread_cond_wait(&changed, &mutex);
+}
+
+EXPORT int cuStreamCreate(void **handle, unsigned flags)
+{
+    int code = enter("cuStreamCreate");
+    if (code)
+        return code;
+    for (unsigned i = FIXED; i < STREAMS; i++) {
+        if (streams[i].used || streams[i].submitted)
+            continue;
+        *handle = &streams[i];
+        return leave(stream_start(&streams[i], !(flags & 1)) ? SUCCESS : OUT_OF_MEMORY);
+    }
+    return leave(OUT_OF_MEMORY);
+}
+
+EXPORT int cuStreamSynchronize(void *handle)
+{
+    int code = enter_unsafe("cuStreamSynchronize");
+    struct stream *stream = code ? NULL : stream_of(handle);
+    if (code)
+        return code;
+    if (stream)
+        wait_for(stream, stream->submitted);
+    return leave(stream ? sticky_error : INVALID_HANDLE);
+}
+
+EXPORT int cuStreamQuery(void *handle)
+{
+    int code = enter_unsafe("cuStreamQuery");
+    struct stream *stream = code ? NULL : stream_of(handle);
+    if (code)
+        return code;
+    if (!stream)
+        return leave(INVALID_HANDLE);
+    bool over = (int)(stream->done - stream->submitted) >= 0;
+    return leave(over ? sticky_error : IBX_CUDA_NOT_READY);
+}
+
+EXPORT int cuCtxSynchronize(void)
+{
+    int code = enter_context("cuCtxSynchronize");
+    if (code)
+        return code;
+    int device = current->device;
+    stats.waits++;
+    for (unsigned i = 0; i < STREAMS; i++) {
+        if (streams[i].device == device || streams[i].device < 0)
+            wait_for(&streams[i], streams[i].submitted);
+    }
+    return leave(sticky_error);
+}
+
+EXPORT int cuStreamIsCapturing(void *handle, int *status)
+{
+    int code = enter("cuStreamIsCapturing");
+    if (code)
+        return code;
+    *status = captured && handle == captured ? 1 : capture_status(handle);
+    return leave(stream_of(handle) ? SUCCESS : INVALID_HANDLE);
+}
+
+EXPORT int cuStreamGetFlags(void *handle, unsigned *flags)
+{
+    bool blocking = false;
+    int code = enter("cuStreamGetFlags");
+    if (code)
+        return code;
+    code = stream_known(handle, &blocking) ? SUCCESS : INVALID_HANDLE;
+    *flags = !blocking;
+    return leave(code);
+}
+
+EXPORT int cuStreamGetCtx(void *handle, void **context)
+{
+    int code = enter("cuStreamGetCtx");
+    const struct stream *stream = code ? NULL : stream_of(handle);
+    if (code)
+        return code;
+    if (stream)
+        *context = stream->context ? stream->context : current;
+    return leave(stream ? SUCCESS : INVALID_HANDLE);
+}
+
+EXPORT int cuLaunchHostFunc(void *handle, void (*function)(void *argument), void *argument)
+{
+    int code = enter("cuLaunchHostFunc");
+    struct stream *stream = code ? NULL : stream_of(handle);
+    struct job *job = stream ? job_new() : NULL;
+    if (code)
+        return code;
+    if (!job)
+        return leave(stream ? OUT_OF_MEMORY : INVALID_HANDLE);
+    job->function = function;
+    job->argument = argument;
+    submit(stream, job);
+    return leave(SUCCESS);
+}
+
+/* ------------------------------------------------------------- for the other files */
+
+bool stream_is_here(void *handle)
+{
+    const struct stream *stream = stream_of(handle);
+    return stream && (stream->device < 0 || stream->device == current->device);
+}
+
+bool stream_known(void *handle, bool *blocking)
+{
+    const struct stream *stream = stream_of(handle);
+    if (stream)
+        *blocking = stream->blocking;
+    return stream;
+}
+
+/* As a call of the driver's that waits for a stream and keeps others out. */
+EXPORT void ibx_double_wait_alone(void *handle)
+{
+    pthread_mutex_lock(&mutex);
+    struct stream *stream = stream_of(handle);
+    begin_alone();
+    if (stream)
+        wait_for(stream, stream->submitted);
+    end_alone();
+    leave(0);
+}
+
+static void wait_alone(int device)
+{
+    begin_alone();
+    stats.waits++;
+    for (unsigned i = 0; i < STREAMS; i++) {
+        if (device < 0 || streams[i].device < 0 || streams[i].device == device)
+            wait_for(&streams[i], streams[i].submitted);
+    }
+    end_alone();
+}
+
+void wait_for_all(void)
+{
+    wait_alone(-1);
+}
+
+void wait_for_device(void)
+{
+    wait_alone(current->device);
+}
+
+bool in_use(const uint8_t *address, size_t n)
+{
+    for (unsigned i = 0; i < STREAMS; i++) {
+        for (const struct job *job = streams[i].first; job; job = job->next) {
+            if (job->height && ((job->to >= address && job->to < address + n) ||
+                                (job->from >= address && job->from < address + n)))
+                return true;
+        }
+    }
+    return false;
+}
+
+/* Nothing is in them. Their handles are no others' later. */
+void streams_forget(int device)
+{
+    for (unsigned i = FIXED; i < STREAMS; i++) {
+        if (streams[i].used && streams[i].device == device && !pthread_detach(streams[i].worker)) {
+            streams[i].used = false;
+            streams[i].submitted += !streams[i].submitted;
+            streams[i].done = streams[i].submitted;
+        }
+    }
+    pthread_cond_broadcast(&changed);
+}

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Shared by streams.c, events.c and driver_copies.c. All of it is under the lock. */
+#ifndef TESTS_DOUBLES_CUDA_STREAMS_H
+#define TESTS_DOUBLES_CUDA_STREAMS_H
+
+#include "tests/doubles/cuda/internal.h"
+
+#define STREAMS     34
+#define FIXED       3 /* the legacy one of device 0, the one per thread, the legacy one of device 1 */
+#define CONNECTIONS 8 /* if more streams wait for a function, no copy is made */
+
+struct job {
+    bool sync; /* of cuMemcpyHtoD or cuMemcpyDtoH */
+    struct job *next;
+    unsigned needs[STREAMS]; /* of each stream so many jobs must be done before */
+    uint8_t *to;
+    const uint8_t *from;
+    size_t to_pitch, from_pitch, width, height; /* 0 height: a marker */
+    uint8_t *snapshot;
+    void (*function)(void *argument); /* NULL: a copy, or a marker */
+    void *argument;
+};
+
+struct stream {
+    bool used, blocking;
+    struct context *context; /* NULL: the current one */
+    int device;              /* -1: of whichever (the per-thread stream) */
+    pthread_t worker;
+    unsigned submitted, done;
+    struct job *first, **last;
+};
+
+extern struct stream streams[STREAMS];
+
+struct stream *legacy_of(int device);
+bool is_legacy(const struct stream *stream);
+/* NULL: not a stream. */
+struct stream *stream_of(void *handle);
+struct job *job_new(void);
+/* Puts a job behind what it has to wait for. */
+void submit(struct stream *stream, struct job *job);
+/* Until that many of the stream's jobs are done. */
+void wait_for(const struct stream *stream, unsigned job);
+
+#endif
