@@ -2,7 +2,7 @@
 /*
  * Calls that GVirtuS lacks, or fails at, and that consist of others.
  */
-#include "frontend-glue/preload/exported.h"
+#include "frontend-glue/preload/internal.h"
 #include "frontend-glue/preload/managed.h"
 
 #include "common/log.h"

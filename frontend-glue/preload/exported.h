@@ -1,38 +1,216 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* More of what the library exports (see internal.h): calls that need nothing of the other files. */
+/* What libibx-frontend.so exports. */
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_EXPORTED_H
 #define IBX_FRONTEND_GLUE_PRELOAD_EXPORTED_H
 
-#include "frontend-glue/preload/internal.h"
-
-/* cudaMemcpyAttributes */
-struct copy_attributes {
-    int order; /* in which the source is read */
-    struct memory_location from, to;
-    unsigned flags;
-};
-/* cudaMemcpy3DPeerParms */
-struct peer_planes {
-    void *from_array;
-    struct ibx_cuda_extent from_at;
-    struct ibx_cuda_pitched from;
-    int from_device;
-    void *to_array;
-    struct ibx_cuda_extent to_at;
-    struct ibx_cuda_pitched to;
-    int to_device;
-    struct ibx_cuda_extent extent;
-};
-
-/* cudaGraphInstantiateParams */
-struct instantiate_parameters {
-    unsigned long long flags;
-    void *stream; /* for the upload that the flags may ask for */
-    void *failed; /* a node */
-    int result;
-};
+#include "frontend-glue/preload/attach_table.h"
+#include "frontend-glue/preload/cuda_types.h"
 
 #pragma GCC visibility push(default)
+int cudaMemcpy(void *to, const void *from, size_t n, int kind);
+int cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, void *stream);
+int cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                 size_t height, int kind);
+int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                      size_t height, int kind, void *stream);
+int cudaMallocHost(void **address, size_t n);
+int cudaHostAlloc(void **address, size_t n, unsigned flags);
+int cudaFreeHost(void *address);
+int cudaHostRegister(void *address, size_t n, unsigned flags);
+int cudaHostUnregister(void *address);
+int cudaMalloc(void **address, size_t n);
+int cudaMallocPitch(void **address, size_t *pitch, size_t width, size_t height);
+int cudaFree(void *address);
+int cudaSetDevice(int device);
+int cudaGetDevice(int *device);
+int cudaMemset(void *address, int value, size_t n);
+int cudaMemsetAsync(void *address, int value, size_t n, void *stream);
+int cudaMemset2DAsync(void *address, size_t pitch, int value, size_t width, size_t height,
+                      void *stream);
+int cudaGraphLaunch(void *graph, void *stream);
+int cudaEventRecord(void *event, void *stream);
+int cudaStreamWaitEvent(void *stream, void *event, unsigned flags);
+int cudaStreamSynchronize(void *stream);
+int cudaStreamQuery(void *stream);
+int cudaEventSynchronize(void *event);
+int cudaEventQuery(void *event);
+int cudaDeviceSynchronize(void);
+int cudaGetLastError(void);
+int cudaPeekAtLastError(void);
+int cudaMemcpyFromSymbol(void *to, const void *symbol, size_t n, size_t offset, int kind);
+int cudaMemcpyFromSymbolAsync(void *to, const void *symbol, size_t n, size_t offset, int kind,
+                              void *stream);
+int cudaProfilerStart(void);
+int cudaProfilerStop(void);
+const char *cudaGetErrorName(int code);
+const char *cudaGetErrorString(int code);
+int cudaLaunchKernel(const void *function, struct dim3 grid, struct dim3 block, void **arguments,
+                     size_t shared, void *stream);
+void __cudaRegisterFunction(void **handle, const char *function, char *device_function,
+                            const char *name, int thread_limit, void *thread, void *block,
+                            void *block_size, void *grid_size, int *warp);
+void __cudaRegisterVar(void **handle, char *symbol, char *address, const char *name, int external,
+                       size_t n, int constant, int global);
+void __cudaUnregisterFatBinary(void **handle);
+unsigned __cudaPushCallConfiguration(struct dim3 grid, struct dim3 block, size_t shared,
+                                     void *stream);
+int __cudaPopCallConfiguration(struct dim3 *grid, struct dim3 *block, size_t *shared, void *stream);
+int __cudaGetKernel(void **kernel, const void *function);
+int __cudaLaunchKernel(void *kernel, struct dim3 grid, struct dim3 block, void **arguments,
+                       size_t shared, void *stream);
+int cudaLaunchCooperativeKernel(const void *function, struct dim3 grid, struct dim3 block,
+                                void **arguments, size_t shared, void *stream);
+int cudaLaunchKernelExC(const struct launch_config *config, const void *function, void **arguments);
+int cudaStreamSetAttribute(void *stream, int attribute, const void *value);
+int cudaStreamGetAttribute(void *stream, int attribute, void *value);
+int cudaStreamGetFlags(void *stream, unsigned *flags);
+int cudaStreamGetPriority(void *stream, int *priority);
+int cudaCtxResetPersistingL2Cache(void);
+int cudaDeviceGetLimit(size_t *value, int limit);
+int cudaGetSymbolAddress(void **address, const void *symbol);
+int cudaGetSymbolSize(size_t *n, const void *symbol);
+int cudaMemcpyToSymbol(const void *symbol, const void *from, size_t n, size_t offset, int kind);
+int cudaMemcpyToSymbolAsync(const void *symbol, const void *from, size_t n, size_t offset, int kind,
+                            void *stream);
+int cudaMallocArray(void **array, const struct ibx_cuda_channel *channel, size_t width,
+                    size_t height, unsigned flags);
+int cudaMalloc3DArray(void **array, const struct ibx_cuda_channel *channel,
+                      struct ibx_cuda_extent extent, unsigned flags);
+int cudaFreeArray(void *array);
+int cudaGetChannelDesc(struct ibx_cuda_channel *channel, const void *array);
+int cudaMemcpyToArray(void *array, size_t x, size_t y, const void *from, size_t n, int kind);
+int cudaMemcpyFromArray(void *to, const void *array, size_t x, size_t y, size_t n, int kind);
+int cudaMemcpy2DToArray(void *array, size_t x, size_t y, const void *from, size_t pitch,
+                        size_t width, size_t height, int kind);
+int cudaMemcpy2DFromArray(void *to, size_t pitch, const void *array, size_t x, size_t y,
+                          size_t width, size_t height, int kind);
+int cudaMemcpyToArrayAsync(void *array, size_t x, size_t y, const void *from, size_t n, int kind,
+                           void *stream);
+int cudaMemcpyFromArrayAsync(void *to, const void *array, size_t x, size_t y, size_t n, int kind,
+                             void *stream);
+int cudaMemcpy2DToArrayAsync(void *array, size_t x, size_t y, const void *from, size_t pitch,
+                             size_t width, size_t height, int kind, void *stream);
+int cudaMemcpy2DFromArrayAsync(void *to, size_t pitch, const void *array, size_t x, size_t y,
+                               size_t width, size_t height, int kind, void *stream);
+int cudaMemcpy3D(const struct ibx_cuda_memcpy3d *parameters);
+int cudaMemcpy3DAsync(const struct ibx_cuda_memcpy3d *parameters, void *stream);
+int cudaMemcpy2DArrayToArray(void *to, size_t to_x, size_t to_y, const void *from, size_t from_x,
+                             size_t from_y, size_t width, size_t height, int kind);
+int cudaMalloc3D(struct ibx_cuda_pitched *memory, struct ibx_cuda_extent extent);
+int cudaMemset3D(struct ibx_cuda_pitched memory, int value, struct ibx_cuda_extent extent);
+int cudaMemset3DAsync(struct ibx_cuda_pitched memory, int value, struct ibx_cuda_extent extent,
+                      void *stream);
+int cudaGetDeviceCount(int *count);
+int cudaDeviceCanAccessPeer(int *can, int device, int peer);
+int cudaDeviceEnablePeerAccess(int peer, unsigned flags);
+int cudaDeviceDisablePeerAccess(int peer);
+int cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, size_t n);
+int cudaDeviceGetPCIBusId(char *id, int n, int device);
+int cudaEventRecordWithFlags(void *event, void *stream, unsigned flags);
+int cudaCreateTextureObject(unsigned long long *texture, const struct ibx_cuda_resource *resource,
+                            const struct ibx_cuda_texture *how, const struct ibx_cuda_view *view);
+int cudaDestroyTextureObject(unsigned long long texture);
+int cudaCreateSurfaceObject(unsigned long long *surface, const struct ibx_cuda_resource *resource);
+int cudaDestroySurfaceObject(unsigned long long surface);
+int cudaMallocAsync(void **address, size_t n, void *stream);
+int cudaMallocFromPoolAsync(void **address, size_t n, void *pool, void *stream);
+int cudaFreeAsync(void *address, void *stream);
+int cudaDeviceGetDefaultMemPool(void **pool, int device);
+int cudaDeviceGetMemPool(void **pool, int device);
+int cudaMemPoolSetAttribute(void *pool, int attribute, void *value);
+int cudaMemPoolGetAttribute(void *pool, int attribute, void *value);
+int cudaMemPoolTrimTo(void *pool, size_t keep);
+int cudaMemPoolCreate(void **pool, const struct pool_properties *properties);
+int cudaMemPoolDestroy(void *pool);
+int cudaDeviceSetMemPool(int device, void *pool);
+int cudaMemPoolSetAccess(void *pool, const struct memory_access *list, size_t count);
+int cudaMemPoolGetAccess(int *flags, void *pool, const struct memory_location *location);
+int cudaMemPoolExportToShareableHandle(void *made, void *pool, int type, unsigned flags);
+int cudaMemPoolImportFromShareableHandle(void **pool, void *handle, int type, unsigned flags);
+int cudaMemPoolExportPointer(struct ipc_handle *handle, void *address);
+int cudaMemPoolImportPointer(void **address, void *pool, const struct ipc_handle *handle);
+int cudaLaunchHostFunc(void *stream, void (*function)(void *argument), void *argument);
+int cudaStreamBeginCapture(void *stream, int mode);
+int cudaStreamEndCapture(void *stream, void **graph);
+int cudaStreamIsCapturing(void *stream, int *status);
+int cudaStreamBeginCaptureToGraph(void *stream, void *graph, void *const *behind, const void *edges,
+                                  size_t count, int mode);
+int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id, void **graph,
+                             void *const **behind, const void **edges, size_t *count);
+int cudaStreamUpdateCaptureDependencies(void *stream, void *const *nodes, const void *edges,
+                                        size_t count, unsigned flags);
+int cudaGraphConditionalHandleCreate(unsigned long long *handle, void *graph, unsigned value,
+                                     unsigned flags);
+int cudaGraphAddNode(void **node, void *graph, void *const *behind, const void *edges, size_t count,
+                     struct node_parameters *p);
+int cudaGraphCreate(void **graph, unsigned flags);
+int cudaGraphDestroy(void *graph);
+int cudaGraphClone(void **clone, void *graph);
+int cudaGraphInstantiate(void **exec, void *graph, unsigned long long flags);
+int cudaGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags);
+int cudaGraphExecDestroy(void *exec);
+int cudaGraphExecUpdate(void *exec, void *graph, struct graph_update *result);
+int cudaGraphUpload(void *exec, void *stream);
+int cudaGraphGetNodes(void *graph, void **nodes, size_t *count);
+int cudaGraphGetRootNodes(void *graph, void **nodes, size_t *count);
+int cudaGraphAddDependencies(void *graph, void *const *from, void *const *to, const void *edges,
+                             size_t count);
+int cudaGraphRemoveDependencies(void *graph, void *const *from, void *const *to, const void *edges,
+                                size_t count);
+int cudaGraphAddKernelNode(void **node, void *graph, void *const *behind, size_t count,
+                           const struct kernel_node *kernel);
+int cudaGraphAddMemcpyNode(void **node, void *graph, void *const *behind, size_t count,
+                           const struct ibx_cuda_memcpy3d *copy);
+int cudaGraphAddMemcpyNode1D(void **node, void *graph, void *const *behind, size_t count, void *to,
+                             const void *from, size_t n, int kind);
+int cudaGraphAddMemsetNode(void **node, void *graph, void *const *behind, size_t count,
+                           const struct ibx_cuda_memset *set);
+int cudaGraphAddHostNode(void **node, void *graph, void *const *behind, size_t count,
+                         const struct host_node *host);
+int cudaGraphAddEmptyNode(void **node, void *graph, void *const *behind, size_t count);
+int cudaGraphAddChildGraphNode(void **node, void *graph, void *const *behind, size_t count,
+                               void *child);
+int cudaGraphAddEventRecordNode(void **node, void *graph, void *const *behind, size_t count,
+                                void *event);
+int cudaGraphAddEventWaitNode(void **node, void *graph, void *const *behind, size_t count,
+                              void *event);
+int cudaGraphAddMemAllocNode(void **node, void *graph, void *const *behind, size_t count,
+                             struct allocation_node *allocation);
+int cudaGraphAddMemFreeNode(void **node, void *graph, void *const *behind, size_t count,
+                            void *address);
+int cudaGraphNodeGetType(void *node, int *type);
+int cudaGraphDestroyNode(void *node);
+int cudaGraphKernelNodeSetParams(void *node, const struct kernel_node *kernel);
+int cudaGraphExecKernelNodeSetParams(void *exec, void *node, const struct kernel_node *kernel);
+int cudaGraphMemcpyNodeSetParams(void *node, const struct ibx_cuda_memcpy3d *copy);
+int cudaGraphExecMemcpyNodeSetParams(void *exec, void *node, const struct ibx_cuda_memcpy3d *copy);
+int cudaGraphMemsetNodeSetParams(void *node, const struct ibx_cuda_memset *set);
+int cudaGraphExecMemsetNodeSetParams(void *exec, void *node, const struct ibx_cuda_memset *set);
+int cudaDeviceGetGraphMemAttribute(int device, int attribute, void *value);
+int cudaDeviceGraphMemTrim(int device);
+int cudaIpcGetMemHandle(struct ipc_handle *handle, void *address);
+int cudaIpcOpenMemHandle(void **address, struct ipc_handle handle, unsigned flags);
+int cudaIpcCloseMemHandle(void *address);
+int cudaIpcGetEventHandle(struct ipc_handle *handle, void *event);
+int cudaIpcOpenEventHandle(void **event, struct ipc_handle handle);
+int cudaEventDestroy(void *event);
+int cudaDeviceReset(void);
+int cudaStreamCreateWithFlags(void **stream, unsigned flags);
+int cudaStreamAddCallback(void *stream, void (*callback)(void *stream, int status, void *argument),
+                          void *argument, unsigned flags);
+int cudaMallocManaged(void **address, size_t n, unsigned flags);
+int cudaHostGetDevicePointer(void **on_device, void *address, unsigned flags);
+int cudaHostGetFlags(unsigned *flags, void *address);
+int cudaPointerGetAttributes(struct pointer_attributes *attributes, const void *address);
+int cudaDeviceGetAttribute(int *value, int attribute, int device);
+int cudaGetDeviceProperties(void *properties, int device);
+int cudaMemPrefetchAsync(const void *address, size_t n, uint64_t where);
+int cudaMemAdvise(const void *address, size_t n, int advice, uint64_t where);
+int cudaStreamAttachMemAsync(void *stream, void *address, size_t n, unsigned flags);
+void __cudaRegisterManagedVar(void **module, void **variable, char *address, const char *name,
+                              int external, size_t n, int constant, int global);
+char __cudaInitModule(void **module);
+void ibx_frontend_attach(const struct ibx_frontend_calls *calls);
 /* queries.c */
 int cudaStreamGetId(void *stream, unsigned long long *id);
 int cudaStreamGetDevice(void *stream, int *device);
@@ -105,7 +283,6 @@ int cudaMemRangeGetAttribute(void *data, size_t size, int attribute, const void 
 int cudaMemRangeGetAttributes(void **data, size_t *sizes, const int *attributes, size_t count,
                               const void *address, size_t n);
 /* GVirtuS's. */
-int cudaGetDeviceCount(int *count);
 int cudaSetDeviceFlags(unsigned flags);
 int cudaMemcpyArrayToArray(void *to, size_t to_x, size_t to_y, const void *from, size_t from_x,
                            size_t from_y, size_t n, int kind);

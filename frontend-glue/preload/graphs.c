@@ -4,7 +4,7 @@
  * a function of the application's or a copy between host and device, is there a function that this
  * process calls. So it is known here which functions each graph calls that can be launched.
  */
-#include "frontend-glue/preload/exported.h"
+#include "frontend-glue/preload/internal.h"
 
 #include "common/log.h"
 

@@ -3,7 +3,7 @@
  * Hints about managed memory: cudaMemAdvise, cudaMemPrefetchAsync, and what
  * cudaMemRangeGetAttribute tells of them. Nothing is done with them.
  */
-#include "frontend-glue/preload/exported.h"
+#include "frontend-glue/preload/internal.h"
 #include "frontend-glue/preload/managed.h"
 
 #include <stdlib.h>

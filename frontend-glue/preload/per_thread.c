@@ -6,7 +6,7 @@
  * none of these names. At the back end each thread of the application has a thread, and so its
  * stream is CUDA's own.
  */
-#include "frontend-glue/preload/exported.h"
+#include "frontend-glue/preload/internal.h"
 
 /* CUDA's header has their prototypes. */
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"

@@ -32,7 +32,7 @@ static void *pool_set_for(int device)
 static int device_of_stream(const void *stream)
 {
     struct extra e;
-    uint8_t bytes[8];
+    uint8_t bytes[8] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     int code;
     ibx_frontend_extra_begin(&e, IBX_EXTRA_STREAM_DEVICE, "cudaStreamGetDevice");

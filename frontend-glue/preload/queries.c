@@ -3,7 +3,7 @@
  * Questions about streams, devices and kernels that GVirtuS does not know, in requests of our own,
  * and what can be answered here.
  */
-#include "frontend-glue/preload/exported.h"
+#include "frontend-glue/preload/internal.h"
 
 #include <stdio.h>
 

@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * CUDA's types and numbers, as far as libibx-frontend.so uses them: they are written out, since it
+ * is built without CUDA. cudaError_t and enum cudaMemcpyKind are int, cudaStream_t and cudaEvent_t
+ * are pointers.
+ */
+#ifndef IBX_FRONTEND_GLUE_PRELOAD_CUDA_TYPES_H
+#define IBX_FRONTEND_GLUE_PRELOAD_CUDA_TYPES_H
+
+#include "frontend-glue/session/extra.h"
+
+/* cudaError_t */
+#define CUDA_SUCCESS               0
+#define CUDA_INVALID_VALUE         1
+#define CUDA_MEMORY_ALLOCATION     2
+#define CUDA_INVALID_SYMBOL        13
+#define CUDA_INVALID_DIRECTION     21
+#define CUDA_MISSING_CONFIGURATION 52
+#define CUDA_INVALID_FUNCTION      98
+#define CUDA_INVALID_DEVICE        101
+#define CUDA_NOT_READY             600
+#define CUDA_ALREADY_REGISTERED    712
+#define CUDA_NOT_REGISTERED        713
+#define CUDA_NOT_SUPPORTED         801
+#define CUDA_CAPTURE_UNSUPPORTED   900
+#define CUDA_CAPTURE_INVALID       901
+#define CUDA_CAPTURE_UNJOINED      904
+#define CUDA_UNKNOWN               999
+
+/* enum cudaMemcpyKind */
+#define CUDA_MEMCPY_ON_HOST     0
+#define CUDA_MEMCPY_TO_DEVICE   1
+#define CUDA_MEMCPY_FROM_DEVICE 2
+#define CUDA_MEMCPY_ON_DEVICE   3
+#define CUDA_MEMCPY_DEFAULT     4
+
+struct dim3 {
+    unsigned x, y, z;
+};
+
+/* cudaIpcMemHandle_t, cudaIpcEventHandle_t */
+struct ipc_handle {
+    uint8_t bytes[IBX_EXTRA_HANDLE];
+};
+/* cudaMemLocation, cudaMemAccessDesc, cudaMemPoolProps */
+struct memory_location {
+    int type, id;
+};
+struct memory_access {
+    struct memory_location location;
+    int flags;
+};
+struct pool_properties {
+    int allocation, handles;
+    struct memory_location location;
+    void *security;
+    size_t most;
+    unsigned short usage;
+    uint8_t reserved[54];
+};
+#define IPC_LAZY_PEER_ACCESS 1u /* the only flags that cudaIpcOpenMemHandle takes */
+
+struct launch_attribute {
+    int id;
+    _Alignas(8) uint8_t value[IBX_EXTRA_ATTRIBUTE];
+};
+
+struct launch_config {
+    struct dim3 grid, block;
+    size_t shared;
+    void *stream;
+    const struct launch_attribute *attributes;
+    unsigned count;
+};
+
+/* Of graphs: cudaKernelNodeParams, cudaHostNodeParams, cudaMemAllocNodeParams with its
+ * cudaMemPoolProps, cudaGraphExecUpdateResultInfo. */
+struct kernel_node {
+    const void *function;
+    struct dim3 grid, block;
+    unsigned shared;
+    void **arguments, **extra;
+};
+struct host_node {
+    void (*function)(void *argument);
+    void *argument;
+};
+struct allocation_node {
+    int kind, shared_as;
+    int location, device;
+    uint8_t rest[72];
+    const void *access;
+    size_t access_count, n;
+    void *address;
+};
+struct conditional_node {
+    unsigned long long handle;
+    int type;
+    unsigned size;
+    void **graphs; /* which the call sets */
+};
+/* cudaGraphNodeParams. Before CUDA 13 the kernel's, for instance, are the same in it. */
+struct node_parameters {
+    int type, reserved[3];
+    union {
+        long long words[29];
+        struct kernel_node kernel;
+        struct {
+            int flags, reserved[3];
+            struct ibx_cuda_memcpy3d parameters;
+        } copy;
+        struct ibx_cuda_memset set;
+        struct host_node host;
+        struct allocation_node allocation;
+        struct conditional_node conditional;
+        void *handle; /* of a graph or event; an address */
+    } of;
+    long long more;
+};
+struct graph_update {
+    int result;
+    void *node, *other;
+};
+
+/* cudaPointerAttributes; CUDA 13 has more behind it. */
+struct pointer_attributes {
+    int type, device;
+    void *on_device, *on_host;
+};
+
+/* cudaMemcpyAttributes */
+struct copy_attributes {
+    int order; /* in which the source is read */
+    struct memory_location from, to;
+    unsigned flags;
+};
+/* cudaMemcpy3DPeerParms */
+struct peer_planes {
+    void *from_array;
+    struct ibx_cuda_extent from_at;
+    struct ibx_cuda_pitched from;
+    int from_device;
+    void *to_array;
+    struct ibx_cuda_extent to_at;
+    struct ibx_cuda_pitched to;
+    int to_device;
+    struct ibx_cuda_extent extent;
+};
+
+/* cudaGraphInstantiateParams */
+struct instantiate_parameters {
+    unsigned long long flags;
+    void *stream; /* for the upload that the flags may ask for */
+    void *failed; /* a node */
+    int result;
+};
+
+#endif
