@@ -150,7 +150,6 @@ bool ibx_own_reset(struct copies *x, int *code)
         return false;
     ibx_gpu_registrations_drop(&x->registrations, 0);
     give_back_all(x);
-    *code = rc;
     return true;
 }
 

@@ -164,6 +164,11 @@ bool reset_beside_others()
     const std::uint64_t again = gpu.remote.malloc(1000);
     REQUIRE(again && other.remote.reset() == 0 && gpu.remote.peek(again, got.data(), 1000));
     REQUIRE(other.remote.malloc(100) && other.remote.reset() == 0);
+    // An error of its earlier work does not keep anything back: the reset has been made.
+    const std::uint64_t before_error = other.remote.malloc(1000);
+    other.remote.inject("cuCtxSynchronize", 1, 2, false);
+    REQUIRE(before_error && other.remote.reset() == 0 && other.remote.get_last_error() == 0);
+    REQUIRE(!gpu.remote.peek(before_error, got.data(), 1));
     // One that comes in pieces, and would be GVirtuS's.
     char name[] = "cudaDeviceReset", length[8] = {}, reply[20];
     other.over->Write(name, 8);
