@@ -102,9 +102,10 @@ int cudaDeviceGetTexture1DLinearMaxWidth(size_t *most, const struct ibx_cuda_cha
 /* "DOMAIN:BUS:DEVICE.FUNCTION", of which the first and the last may be missing. */
 static bool read_place(const char *id, unsigned place[3])
 {
-    place[0] = 0;
-    return id && (sscanf(id, "%x:%x:%x", &place[0], &place[1], &place[2]) == 3 ||
-                  sscanf(id, "%x:%x", &place[1], &place[2]) == 2);
+    if (id && sscanf(id, "%x:%x:%x", &place[0], &place[1], &place[2]) == 3)
+        return true;
+    place[0] = 0; /* where the number of the bus was read to */
+    return id && sscanf(id, "%x:%x", &place[1], &place[2]) == 2;
 }
 
 int cudaDeviceGetByPCIBusId(int *device, const char *id)

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
 #include <vector>
 
 namespace
@@ -69,6 +70,17 @@ bool devices_of_it()
     REQUIRE(ask("cudaDeviceSetSharedMemConfig", 2) == 0);
     REQUIRE(ask("cudaDeviceGetSharedMemConfig", &value) == 0 && value == 1);
     REQUIRE(refused(ask("cudaDeviceSetSharedMemConfig", 3), 1));
+    // The domain may be missing, and the function.
+    for (int device = 0; device < 2; device++) {
+        char place[32] = {};
+        REQUIRE(ask("cudaDeviceGetPCIBusId", place, int{sizeof(place)}, device) == 0);
+        const std::string whole = place, bus = whole.substr(whole.find(':') + 1);
+        for (const std::string &id : {whole, bus, bus.substr(0, bus.find('.'))}) {
+            REQUIRE(ask("cudaDeviceGetByPCIBusId", &value, id.c_str()) == 0 && value == device);
+        }
+    }
+    const char *nowhere = "7f:1f.0";
+    REQUIRE(refused(ask("cudaDeviceGetByPCIBusId", &value, nowhere), 101));
     // A context of another device, which is not selected then.
     REQUIRE(ask("cudaInitDevice", 1, 0u, 0u) == 0 && cudaGetDevice(&value) == 0 && value == 0);
     return ask("cudaInitDevice", 5, 0u, 0u) == 101;

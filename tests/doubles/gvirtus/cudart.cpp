@@ -391,6 +391,13 @@ EXPORTED int cudaGetDeviceCount(int *count)
     return answer(mine()->call("cudaGetDeviceCount", Body()), count);
 }
 
+EXPORTED int cudaDeviceGetAttribute(int *value, int attribute, int device)
+{
+    Body body;
+    body.host(value, sizeof(*value)).i32(attribute).i32(device);
+    return answer(mine()->call("cudaDeviceGetAttribute", body), value);
+}
+
 EXPORTED int cudaDeviceCanAccessPeer(int *can, int device, int peer)
 {
     Body body;

@@ -47,6 +47,7 @@ int cudaDeviceSynchronize();
 int cudaSetDevice(int device);
 int cudaGetDevice(int *device);
 int cudaGetDeviceCount(int *count);
+int cudaDeviceGetAttribute(int *value, int attribute, int device);
 int cudaDeviceCanAccessPeer(int *can, int device, int peer);
 int cudaDeviceEnablePeerAccess(int peer, unsigned flags);
 int cudaDeviceDisablePeerAccess(int peer);
