@@ -32,17 +32,37 @@ static struct {
     pid_t owner; /* a child forked since has neither the memory nor a context */
     size_t bytes;
     unsigned count;
-    unsigned pinned;      /* of these, from the first on, that can be taken */
+    unsigned pinned;      /* of these, from the first on, that were ever pinned */
+    unsigned usable;      /* of those, that are: fewer while all is pinned again behind a reset */
     unsigned *free_stack; /* the chunk given last is taken first: it is still cached */
     unsigned free_count;
 } pool = {.mutex = PTHREAD_MUTEX_INITIALIZER, .given = PTHREAD_COND_INITIALIZER};
+
+/* A child has none of the threads that may be here, and no pool of its own: what a thread was
+ * making is begun anew. */
+static void pool_in_child(void)
+{
+    pthread_mutex_init(&making, NULL);
+    pthread_mutex_init(&pool.mutex, NULL);
+    pthread_cond_init(&pool.given, NULL);
+    if (atomic_load(&pool.made))
+        return;
+    pool.base = NULL;
+    pool.free_stack = NULL;
+    pool.bytes = pool.count = pool.pinned = pool.usable = pool.free_count = 0;
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(NULL, NULL, pool_in_child);
+}
 
 static size_t piece_at(size_t at)
 {
     return pool.bytes - at < PIECE ? pool.bytes - at : PIECE;
 }
 
-/* The chunks of a piece can be taken, unless that was so before; those before them come first. */
+/* The chunks of a piece can be taken once those before it can; they come behind those. */
 static void lend_piece(size_t at)
 {
     const unsigned first = (unsigned)(at / IBX_PINNED_STRIDE),
@@ -54,8 +74,10 @@ static void lend_piece(size_t at)
             pool.free_stack[i] = first + n - 1 - i;
         pool.free_count += n;
         pool.pinned += n;
-        pthread_cond_broadcast(&pool.given);
     }
+    if (pool.usable == first)
+        pool.usable += n;
+    pthread_cond_broadcast(&pool.given);
     pthread_mutex_unlock(&pool.mutex);
 }
 
@@ -92,19 +114,28 @@ static int refused(const struct ibx_cuda *cuda, int rc, struct ibx_error *err)
                          pool.bytes, ibx_cuda_error_name(cuda, rc));
 }
 
-/* All that can be taken; CUDA may refuse the rest again. */
+static void warn_of_less(const struct ibx_cuda *cuda, size_t done, int rc)
+{
+    ibx_log(IBX_LOG_WARN,
+            "CUDA pins only %zu of %zu bytes for copies (%s): lower "
+            "rdma.gpu_memory",
+            done, pool.bytes, ibx_cuda_error_name(cuda, rc));
+}
+
+/* Behind a reset. Others take what is pinned so far; CUDA may refuse the rest, as at first. */
 static int pin_again(const struct ibx_cuda *cuda, struct ibx_error *err)
 {
     size_t done = 0;
-    const int rc = pin(cuda, &done);
     pthread_mutex_lock(&pool.mutex);
-    const size_t lent = (size_t)pool.pinned * IBX_PINNED_STRIDE;
+    const size_t before = (size_t)pool.pinned * IBX_PINNED_STRIDE;
+    pool.usable = 0;
     pthread_mutex_unlock(&pool.mutex);
-    if (done >= lent)
-        return 0;
-    for (size_t at = 0; rc && at < done; at += PIECE)
-        cuda->mem_host_unregister(pool.base + at);
-    return rc ? refused(cuda, rc, err) : 0;
+    const int rc = pin(cuda, &done);
+    if (!done)
+        return refused(cuda, rc, err);
+    if (done < before)
+        warn_of_less(cuda, done, rc);
+    return 0;
 }
 
 static int map_pool(size_t bytes, struct ibx_error *err)
@@ -131,7 +162,7 @@ static int map_pool(size_t bytes, struct ibx_error *err)
     pool.owner = getpid();
     pool.bytes = length;
     pool.count = count;
-    pool.pinned = pool.free_count = 0;
+    pool.pinned = pool.usable = pool.free_count = 0;
     pool.free_stack = stack;
     pthread_mutex_unlock(&pool.mutex);
     return 0;
@@ -170,10 +201,7 @@ static void make_rest(const struct ibx_cuda *cuda)
     size_t at = PIECE;
     const int rc = pin(cuda, &at);
     if (rc)
-        ibx_log(IBX_LOG_WARN,
-                "CUDA pins only %zu of %zu bytes for copies (%s): lower "
-                "rdma.gpu_memory",
-                at, pool.bytes, ibx_cuda_error_name(cuda, rc));
+        warn_of_less(cuda, at, rc);
 }
 
 /* By this process, and no reset has unpinned it. */
@@ -344,9 +372,16 @@ void *ibx_pinned_payload(unsigned chunk)
 /* Under the mutex. */
 static int take(struct ibx_quota *quota)
 {
-    if (!pool.free_count || (quota && !ibx_quota_take(quota, 1)))
+    unsigned at = pool.free_count;
+    while (at && pool.free_stack[at - 1] >= pool.usable)
+        at--;
+    if (!at || (quota && !ibx_quota_take(quota, 1)))
         return -EAGAIN;
-    return (int)pool.free_stack[--pool.free_count];
+    const unsigned chunk = pool.free_stack[at - 1];
+    memmove(pool.free_stack + at - 1, pool.free_stack + at,
+            (pool.free_count - at) * sizeof(*pool.free_stack));
+    pool.free_count--;
+    return (int)chunk;
 }
 
 int ibx_pinned_take(struct ibx_quota *quota, unsigned wait_ms)

@@ -5,6 +5,8 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #define CHUNKS 20u
 #define PIECE  8u /* chunks that are pinned at a time */
@@ -115,6 +117,38 @@ static void *open_all(void *argument)
     return NULL;
 }
 
+static void wait_until_it_stands(void)
+{
+    pthread_mutex_lock(&lock);
+    while (!stands)
+        pthread_cond_wait(&changed, &lock);
+    pthread_mutex_unlock(&lock);
+}
+
+static void let_go_on(void)
+{
+    pthread_mutex_lock(&lock);
+    stay = 0;
+    stands = false;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+/* A child of a process whose thread is in the driver does not wait for that thread. */
+static void expect_child_goes_on(void)
+{
+    int status = 0;
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (!child) {
+        alarm(30); /* ends it where it hangs */
+        ibx_pinned_open(&cuda, BYTES, NULL);
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
+
 /* Others have the first chunks while a thread pins more; and all of them what CUDA does not refuse.
  */
 static void test_first_chunks(void **state)
@@ -125,18 +159,12 @@ static void test_first_chunks(void **state)
     stay = 2;
     refuse = 3;
     assert_int_equal(pthread_create(&thread, NULL, open_all, &rc), 0);
-    pthread_mutex_lock(&lock);
-    while (!stands)
-        pthread_cond_wait(&changed, &lock);
-    pthread_mutex_unlock(&lock);
+    wait_until_it_stands();
     assert_int_equal(ibx_pinned_open(&cuda, 1, NULL), 0);
     assert_int_equal(ibx_pinned_count(), CHUNKS);
     expect_chunks(PIECE);
     assert_null(ibx_pinned_borrow(1));
-    pthread_mutex_lock(&lock);
-    stay = 0;
-    pthread_cond_broadcast(&changed);
-    pthread_mutex_unlock(&lock);
+    let_go_on();
     pthread_join(thread, NULL);
     assert_int_equal(rc, 0);
     expect_chunks(2 * PIECE);
@@ -150,9 +178,11 @@ static void test_pinned_again(void **state)
     (void)state;
     struct ibx_error err = {0};
     memset(registered, 0, sizeof(registered));
-    refuse = 2;
+    refuse = 1;
     assert_int_equal(ibx_pinned_open(&cuda, 1, &err), 2);
+    assert_non_null(strstr(err.message, "lower rdma.gpu_memory"));
     assert_int_equal(pieces(), 0);
+    expect_chunks(0);
     calls = 0;
     refuse = 3; /* as at first */
     assert_int_equal(ibx_pinned_open(&cuda, 1, &err), 0);
@@ -169,12 +199,45 @@ static void test_pinned_again(void **state)
     assert_int_equal(calls, before);
 }
 
+/* Meanwhile others get no chunk that is not pinned yet, also of those that are given back; and all
+ * go without what CUDA refuses now. */
+static void test_while_pinned_again(void **state)
+{
+    (void)state;
+    pthread_t thread;
+    int rc = 1;
+    for (unsigned i = 0; i < CHUNKS; i++)
+        assert_int_equal(ibx_pinned_take(NULL, 0), i);
+    memset(registered, 0, sizeof(registered));
+    stay = 2;
+    assert_int_equal(pthread_create(&thread, NULL, open_all, &rc), 0);
+    wait_until_it_stands();
+    assert_int_equal(ibx_pinned_open(&cuda, 1, NULL), 0);
+    for (unsigned i = CHUNKS; i-- > 0;)
+        ibx_pinned_give(NULL, i);
+    unsigned got = 0;
+    while (ibx_pinned_take(NULL, 0) >= 0)
+        got++;
+    assert_int_equal(got, PIECE);
+    for (unsigned i = PIECE; i-- > 0;)
+        ibx_pinned_give(NULL, i);
+    expect_child_goes_on();
+    refuse = 3;
+    let_go_on();
+    pthread_join(thread, NULL);
+    assert_int_equal(rc, 0);
+    assert_int_equal(ibx_pinned_taken(), 0);
+    for (unsigned i = 0; i < 2 * PIECE; i++)
+        assert_int_equal(ibx_pinned_take(NULL, 0), i);
+    assert_int_equal(ibx_pinned_take(NULL, 0), -EAGAIN);
+}
+
 #define TEST(name) cmocka_unit_test_setup(name, set_up)
 
 /* In this order: there is one pool in a process. */
 int main(void)
 {
     const struct CMUnitTest tests[] = {TEST(test_refused), TEST(test_first_chunks),
-                                       TEST(test_pinned_again)};
+                                       TEST(test_pinned_again), TEST(test_while_pinned_again)};
     return cmocka_run_group_tests_name("pinned", tests, NULL, NULL);
 }
