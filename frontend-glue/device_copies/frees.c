@@ -13,7 +13,10 @@
  * event behind its last launch.
  *
  * So that the moment comes, launches of graphs are held while somebody waits, HELD_MS at most each:
- * what a graph waits for may come from the thread that launches the next one.
+ * what a graph waits for may come from the thread that launches the next one. Where the moment has
+ * not come, since launches of several clients follow each other, the next ones are held for twice
+ * as long, up to HELD_MOST_MS. A graph that always waits for the launch of the next one leaves no
+ * such moment; memory is not given back beside it, since all clients might stand still then.
  */
 #include "frontend-glue/device_copies/copies.h"
 
@@ -24,15 +27,17 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#define HELD_MS 200u
-#define LOADED  1024u /* kernels */
+#define HELD_MS      200u
+#define HELD_MOST_MS 3200u
+#define LOADED       1024u /* kernels */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static uint64_t launches;  /* of graphs, begun */
 static unsigned launching; /* of them, now in CUDA */
 static unsigned waiting;   /* frees that wait for the device */
-static unsigned inside;    /* frees that are in CUDA, or in a handler of GVirtuS's */
+static unsigned held_ms = HELD_MS;
+static unsigned inside; /* frees that are in CUDA, or in a handler of GVirtuS's */
 
 /* Of a pool's memory cudaFree waits for nothing. */
 static bool is_pooled(struct copies *x, uint64_t address)
@@ -58,6 +63,7 @@ static void wait_for_graphs(int (*wait)(void))
         pthread_mutex_unlock(&lock);
         rc = wait();
         pthread_mutex_lock(&lock);
+        held_ms = launches == before ? HELD_MS : held_ms < HELD_MOST_MS ? 2 * held_ms : held_ms;
     } while (launches != before && !rc && !ibx_copies_captures()); /* these it would end */
     while (launching)
         pthread_cond_wait(&changed, &lock);
@@ -267,6 +273,16 @@ static unsigned functions_of(struct copies *x, const void *graph, void *stream)
     return capturing ? 0 : functions;
 }
 
+/* Locked, and not while it waits. */
+static void hold(void)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(held_ms);
+    const struct timespec until = {(time_t)(deadline / 1000000000u),
+                                   (long)(deadline % 1000000000u)};
+    while (waiting && ibx_now_ns() < deadline)
+        pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
+}
+
 int ibx_frees_launch(struct copies *x, int (*launch)(void *graph, void *stream), void *graph,
                      void *stream)
 {
@@ -274,12 +290,8 @@ int ibx_frees_launch(struct copies *x, int (*launch)(void *graph, void *stream),
         return launch(graph, stream);
     const unsigned functions = functions_of(x, graph, stream);
     ibx_graph_room_take(functions);
-    const uint64_t deadline = ibx_deadline_in_ms(HELD_MS);
-    const struct timespec until = {(time_t)(deadline / 1000000000u),
-                                   (long)(deadline % 1000000000u)};
     pthread_mutex_lock(&lock);
-    while (waiting && ibx_now_ns() < deadline)
-        pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
+    hold();
     while (inside)
         pthread_cond_wait(&changed, &lock);
     launches++;

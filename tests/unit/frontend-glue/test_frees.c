@@ -3,6 +3,7 @@
 #include "frontend-glue/device_copies/copies.h"
 #include "tests/scenes/unit.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdatomic.h>
@@ -12,6 +13,9 @@ static sem_t begun, go, stopped; /* the launch is in CUDA; it may go on; who giv
 static atomic_bool launched;
 static bool saw_launch; /* the last wait for the device */
 static __thread bool gives_back;
+static struct timespec now; /* the clock stands but for launches that are held */
+static unsigned follow_ms;  /* a graph runs so long: is one launched meanwhile, so is the next */
+static unsigned rounds;
 
 bool ibx_host_work_repeats(void)
 {
@@ -52,8 +56,46 @@ void ibx_graph_room_give(unsigned functions)
     (void)functions;
 }
 
+int __wrap_clock_gettime(clockid_t clock, struct timespec *time);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *time)
+{
+    (void)clock;
+    *time = now;
+    return 0;
+}
+
+int __wrap_pthread_cond_clockwait(pthread_cond_t *cond, pthread_mutex_t *mutex, clockid_t clock,
+                                  const struct timespec *until);
+int __wrap_pthread_cond_clockwait(pthread_cond_t *cond, pthread_mutex_t *mutex, clockid_t clock,
+                                  const struct timespec *until)
+{
+    (void)cond, (void)mutex, (void)clock;
+    now = *until;
+    return ETIMEDOUT;
+}
+
+static int launch_at_once(void *graph, void *stream)
+{
+    (void)graph, (void)stream;
+    return 0;
+}
+
+/* Another client launches its next graph as soon as it may. */
+static void follow(void)
+{
+    const struct timespec before = now;
+    ibx_frees_launch(&x, launch_at_once, &x, NULL);
+    const int64_t held =
+        (int64_t)(now.tv_sec - before.tv_sec) * 1000 + (now.tv_nsec - before.tv_nsec) / 1000000;
+    rounds++;
+    if (held >= follow_ms)
+        follow_ms = 0; /* the one before has ended first */
+}
+
 static int wait_for_device(void)
 {
+    if (follow_ms && rounds < 20)
+        follow();
     saw_launch = atomic_load(&launched);
     sem_post(&stopped);
     return 0;
@@ -117,8 +159,28 @@ static void test_launch_under_way(NO_STATE)
     assert_true(saw_launch);
 }
 
+/* Graphs that are launched one behind the other by others: the longer memory is to be given back,
+ * the longer the next one is held. Behind that launches are held as before. */
+static void test_launches_that_follow(NO_STATE)
+{
+    for (unsigned again = 0; again < 2; again++) {
+        follow_ms = 1000;
+        rounds = 0;
+        give_back(NULL);
+        assert_int_equal(follow_ms, 0);
+        assert_in_range(rounds, 3, 5);
+    }
+    follow_ms = 100000; /* it may wait for ever, and launches go on */
+    rounds = 0;
+    const int64_t before = now.tv_sec;
+    give_back(NULL);
+    assert_int_equal(rounds, 20);
+    assert_in_range(now.tv_sec - before, 20, 20 * 5);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_launch_under_way)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_launch_under_way),
+                                       cmocka_unit_test(test_launches_that_follow)};
     return cmocka_run_group_tests_name("frees", tests, NULL, NULL);
 }
