@@ -7,7 +7,6 @@
 #include "userfaultfd/protect.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,8 +15,6 @@
 #define MAKE_MS    2000
 #define CLOSE_MS   1000
 #define PART_BYTES (16ull << 20)
-
-#define PAGEMAP_PROTECTED (1ull << 57) /* in an entry of /proc/PID/pagemap */
 
 static const struct ibx_state guard_states[] = {
     [GUARD_NONE] = {"none", IBX_TO(GUARD_MADE) | IBX_TO(GUARD_CAUGHT),
@@ -89,24 +86,6 @@ static bool somebody_waits(int uffd)
     return total > 0;
 }
 
-/* Whether the page that is protected last is: by /proc/PID/pagemap. */
-static bool was_whole(const struct ibx_guard *guard)
-{
-    const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-    uint64_t entry = 0, at = 0;
-    char path[64];
-    for (unsigned i = 0; i < guard->count; i++)
-        at = guard->ranges[i].start + guard->ranges[i].length - page;
-    snprintf(path, sizeof(path), "/proc/%d/pagemap", (int)guard->uffd.pid);
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0 || pread(fd, &entry, sizeof(entry), (off_t)(at / page * sizeof(entry))) !=
-                      (ssize_t)sizeof(entry))
-        entry = 0;
-    if (fd >= 0)
-        close(fd);
-    return entry & PAGEMAP_PROTECTED;
-}
-
 int ibx_guard_take(struct ibx_guard *guard, const struct ibx_guest_ram *ram, int remote,
                    struct ibx_error *err)
 {
@@ -114,7 +93,6 @@ int ibx_guard_take(struct ibx_guard *guard, const struct ibx_guest_ram *ram, int
     if (rc)
         return rc;
     describe(guard, ram);
-    guard->whole = was_whole(guard);
     /* Where that tool came only so far as to make it. */
     if (!ibx_protect_enable(guard->uffd.fd, NULL))
         ibx_log(IBX_LOG_INFO, "migration: the userfaultfd of the source's QEMU is unused");

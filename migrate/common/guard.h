@@ -30,7 +30,6 @@ struct ibx_guard {
     unsigned count;
     unsigned range; /* MADE: what is protected next */
     uint64_t offset;
-    bool whole; /* taken: all was protected */
 };
 
 void ibx_guard_init(struct ibx_guard *guard);

@@ -107,8 +107,10 @@ struct ibx_record {
     bool was_running; /* source: the VM ran before, and runs again if it comes back */
     uint64_t hold; /* source: what holds QEMU's migration open (migrate/common/hold.h); 0: none */
     uint64_t
-        stream;  /* ... and QEMU's end of its stream, which it has while that lasts; 0: not known */
-    bool verify; /* pages are verified, with this key, which a finished record forgets */
+        stream; /* ... and QEMU's end of its stream, which it has while that lasts; 0: not known */
+    bool guarded; /* source: all of its RAM is protected against writes, and was before anybody
+                     wrote to it (migrate/common/guard.h) */
+    bool verify;  /* pages are verified, with this key, which a finished record forgets */
     uint8_t verify_key[IBX_SECRET_BYTES];
     /* Destination, from MAY_RUN on: to find guest RAM without the monitor, which does not answer
      * while QEMU's main thread waits for a page. Source: to find its files when QEMU has ended. 0:

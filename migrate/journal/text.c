@@ -11,8 +11,8 @@
 /* 1 was without "was-running" and "guest-ram", 2 without "complete", 3 without "key-name", "allow",
  * "encryption" and "verify", 4 without "settings", "hold", "machine", "vm-status", "source-key",
  * "insecure" and the files of guest RAM, 5 without "libvirt", "borrow",
- * "base" and "whole", 6 without "stream". */
-#define JOURNAL_VERSION 7
+ * "base" and "whole", 6 without "stream", 7 without "guarded". */
+#define JOURNAL_VERSION 8
 
 /* ------------------------------------------------------------ to JSON */
 
@@ -110,7 +110,8 @@ int ibx_journal_text_make(const struct ibx_record *record, char **text, size_t *
         return -EINVAL;
     json_t *json = json_pack(
         "{s:i, s:s, s:s, s:I, s:s, s:s, s:o, s:s, s:I, s:I, s:s, s:o, s:s, s:i, s:b, s:b, s:o, "
-        "s:o, s:s, s:s, s:s, s:o, s:o, s:I, s:o, s:I, s:o, s:o, s:b, s:b, s:i, s:s, s:b, s:I}",
+        "s:o, s:s, s:s, s:s, s:o, s:o, s:I, s:o, s:I, s:o, s:o, s:b, s:b, s:i, s:s, s:b, s:I, "
+        "s:b}",
         "ibx-record", JOURNAL_VERSION, "id", id, "role", record->source ? "source" : "destination",
         "epoch", (json_int_t)record->epoch, "state", ibx_journal_state_name(record->state), "uuid",
         record->uuid, "name", ibx_json_text(record->name), "qmp", record->qmp, "pid",
@@ -124,7 +125,7 @@ int ibx_journal_text_make(const struct ibx_record *record, char **text, size_t *
         ibx_json_text(record->machine), "source-key",
         record->source_key_known ? json_string(record->source_key) : json_null(), "insecure",
         record->insecure, "libvirt", record->libvirt, "borrow", (int)record->borrow, "base", base,
-        "whole", record->whole, "stream", (json_int_t)record->stream);
+        "whole", record->whole, "stream", (json_int_t)record->stream, "guarded", record->guarded);
     char *dumped = json ? json_dumps(json, JSON_INDENT(2) | JSON_PRESERVE_ORDER) : NULL;
     json_decref(json);
     if (!dumped)
@@ -167,7 +168,7 @@ static int take_state(const char *role, const char *state, struct ibx_record *re
 }
 
 struct fields {
-    int device_way, was_running, insecure, libvirt, whole;
+    int device_way, was_running, insecure, libvirt, whole, guarded;
     json_t *blocks;   /* borrowed; NULL: of the first version */
     json_t *complete; /* borrowed; NULL: of an earlier version */
     json_int_t version, uffd, epoch, pid, pid_started, written, hold, borrow, stream;
@@ -199,6 +200,7 @@ static int take_numbers(const struct fields *f, struct ibx_record *record, struc
     record->insecure = f->insecure;
     record->libvirt = f->libvirt;
     record->whole = f->whole;
+    record->guarded = f->guarded;
     record->hold = (uint64_t)f->hold;
     record->stream = (uint64_t)f->stream;
     record->written_s = (uint64_t)f->written;
@@ -413,7 +415,8 @@ static int take_json(json_t *json, struct ibx_record *record, struct ibx_error *
                        : number == 4 ? FIRST_FIELDS ", s:b, s:o, s:o, s:s, s:s, s:s, s:s}"
                        : number == 5 ? FIFTH_FIELDS "}"
                        : number == 6 ? FIFTH_FIELDS ", s:b, s:I, s:s, s:b}"
-                                     : FIFTH_FIELDS ", s:b, s:I, s:s, s:b, s:I}",
+                       : number == 7 ? FIFTH_FIELDS ", s:b, s:I, s:s, s:b, s:I}"
+                                     : FIFTH_FIELDS ", s:b, s:I, s:s, s:b, s:I, s:b}",
                        "ibx-record", &f.version, "id", &f.id, "role", &f.role, "epoch", &f.epoch,
                        "state", &f.state, "uuid", &f.uuid, "name", &f.name, "qmp", &f.qmp, "pid",
                        &f.pid, "pid-started", &f.pid_started, "uri", &f.uri, "peer", &f.peer,
@@ -423,8 +426,8 @@ static int take_json(json_t *json, struct ibx_record *record, struct ibx_error *
                        "encryption", &f.encryption, "verify", &f.verify, "settings", &f.settings,
                        "hold", &f.hold, "machine", &f.machine, "vm-status", &f.vm_status,
                        "source-key", &f.source_key, "insecure", &f.insecure, "libvirt", &f.libvirt,
-                       "borrow", &f.borrow, "base", &f.base, "whole", &f.whole, "stream",
-                       &f.stream))
+                       "borrow", &f.borrow, "base", &f.base, "whole", &f.whole, "stream", &f.stream,
+                       "guarded", &f.guarded))
         return ibx_error_set(err, -EINVAL, "%.200s", why.text);
     return take_fields(&f, record, err);
 }

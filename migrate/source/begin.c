@@ -451,6 +451,8 @@ static int check_recovered(struct source *s, struct ibx_error *err)
                              "QEMU of process %d: give that its monitor back",
                              s->options->qmp, (int)s->vm.ram.pid, (int)record->pid);
     rc = check_held(s, err);
+    if (!rc)
+        rc = ibx_source_guard_check_past(s, err);
     return rc ? rc : find_pages(s, err);
 }
 

@@ -82,6 +82,7 @@ void ibx_source_guard(struct source *s)
     if (s->guard.state.now != GUARD_MADE)
         return;
     if (s->guarding.now == GUARDING_WISHED) {
+        s->status.record.guarded = false; /* should a tool before this one have had another */
         if (ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_MOVED, &why))
             return; /* it is tried again */
         ibx_state_move(&s->guarding, GUARDING_NOTED);
@@ -98,6 +99,16 @@ void ibx_source_guard(struct source *s)
     cannot_guard(s, &why);
 }
 
+/* The next tool cannot know otherwise: QEMU tells nobody what it told this one. */
+static void note_whole(struct source *s)
+{
+    struct ibx_record *record = &s->status.record;
+    if (s->guarding.now != GUARDING_WHOLE || s->state.now != SOURCE_SERVING || record->guarded)
+        return;
+    record->guarded = true;
+    record->guarded = !ibx_migration_record(s->options->folder, record, IBX_JOURNAL_MOVED, NULL);
+}
+
 /* Its events come in their order: those that came before this answer may be of what it did while a
  * part of the memory was not protected. QEMU tells of a reset when that is over, and the time that
  * an event has is that of a clock that is set now and then. */
@@ -107,6 +118,7 @@ void ibx_source_guard_answered(struct source *s)
     if (reply)
         ibx_state_move(&s->guarding, GUARDING_WHOLE);
     json_decref(reply);
+    note_whole(s);
 }
 
 /* The pages are what they were, and the migration goes on. */
@@ -155,7 +167,7 @@ int ibx_source_guard_take(struct source *s, struct ibx_error *err)
     ibx_guest_ram_fini(&ram);
     if (!rc)
         ibx_state_move(&s->guarding, GUARDING_NOTED);
-    if (!rc && s->guard.whole) /* before this tool was */
+    if (!rc && record->guarded)
         ibx_state_move(&s->guarding, GUARDING_WHOLE);
     else if (rc && rc != -ENOENT)
         cannot_guard(s, &why);
@@ -180,6 +192,45 @@ int ibx_source_guard_reach(struct source *s, struct ibx_error *err)
             return go_on_held(s, err);
     }
     return rc ? rc : -EAGAIN;
+}
+
+/* Of the first vCPU. It stands still, so that it is where it was stopped, or, since a reset, where
+ * an x86 begins: 16 bytes below 4 GiB, which a VM leaves with its first instruction. */
+static int was_reset(struct ibx_qmp *qmp, bool *is, struct ibx_error *err)
+{
+    json_t *result;
+    int rc = ibx_qmp_execute(qmp, "human-monitor-command",
+                             json_pack("{s:s}", "command-line", "info registers"), &result,
+                             ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    if (rc)
+        return rc;
+    const char *text = json_string_value(result);
+    const bool known = text && (strstr(text, "EIP=") || strstr(text, "RIP="));
+    *is = known && strstr(text, "EIP=0000fff0 ") && strstr(text, "CS =f000 ffff0000 ");
+    json_decref(result);
+    return known ? 0
+                 : ibx_error_set(err, -EOPNOTSUPP,
+                                 "whether somebody has reset the VM in this QEMU (process %d) "
+                                 "since it was migrated is not to be seen, since it has no x86: "
+                                 "its pages are not served; ib-migrate rollback here restarts the "
+                                 "VM from its stop, once it does not run at the destination",
+                                 (int)ibx_qmp_pid(qmp));
+}
+
+/* QEMU resets a VM whose migration is held open; in any other state that shows by its status. */
+int ibx_source_guard_check_past(struct source *s, struct ibx_error *err)
+{
+    bool is = false;
+    if (guarded(s) || strcmp(s->vm.ram.status, "finish-migrate") != 0)
+        return 0;
+    int rc = was_reset(s->vm.qmp, &is, err);
+    if (rc || !is)
+        return ibx_source_guard_blamed(s, rc, err);
+    ibx_error_set(&s->disturbed, -EBUSY,
+                  "another client has reset the VM in QEMU (process %d) here while no ib-migrate "
+                  "ran",
+                  (int)s->vm.ram.pid);
+    return changed(s, "", err);
 }
 
 /* ---------------------------------------------------------------- intruders */

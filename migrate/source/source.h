@@ -472,7 +472,7 @@ enum source_peer_state {
  * state machine: source guarding
  *   [*] -> WISHED -> NOTED                it is in the record, so that recover finds it
  *   NOTED -> ASKED -> WHOLE               all is protected, and QEMU has answered since
- *   NOTED -> WHOLE                        recover: it was, before
+ *   NOTED -> WHOLE                        recover: it was, by the record
  *   WISHED | NOTED | ASKED | WHOLE -> IMPOSSIBLE                  for the reason that was notified
  *   WISHED | NOTED | ASKED | WHOLE | IMPOSSIBLE -> [*]
  *
@@ -618,6 +618,9 @@ int ibx_source_guard_take(struct source *s, struct ibx_error *err);
 int ibx_source_guard_reach(struct source *s, struct ibx_error *err);
 /* ... or after it has not: `rc` where that is not why. */
 int ibx_source_guard_blamed(struct source *s, int rc, struct ibx_error *err);
+/* ... and its monitor is reached: whether somebody has reset the VM before all of its memory was
+ * protected. -EBADMSG, in BROKEN. */
+int ibx_source_guard_check_past(struct source *s, struct ibx_error *err);
 /* Looks whether somebody was caught. -EBADMSG: before all of the memory was protected. */
 int ibx_source_check_guard(struct source *s, struct ibx_error *err);
 /* Behind the events of QEMU that have come: takes its answer of ASKED. */

@@ -7,6 +7,7 @@
 #include "tests/scenes/mover.h"
 
 #include "common/clock.h"
+#include "userfaultfd/protect.h"
 
 #include <fcntl.h>
 #include <glob.h>
@@ -15,7 +16,8 @@
 #include <unistd.h>
 
 #define PAGE      4096u
-#define PROTECTED (1ull << 57) /* in /proc/PID/pagemap */
+#define LAST_PART (16ull << 20) /* that the tool protects last */
+#define PROTECTED (1ull << 57)  /* in /proc/PID/pagemap */
 
 /* It never dozes: when it is continued, it writes before a tool can stop it again. */
 static const struct vm_options resets = {.append = "doze=0", .extra = {"-action", "reboot=reset"}};
@@ -408,6 +410,88 @@ static void test_told_later(void)
     both_know_it();
 }
 
+/* ... that was made while there was no tool, and none of it is held: QEMU tells of it only then. */
+static void reset_without_a_tool(void)
+{
+    vm_do(&vms[0], "system_reset", NULL);
+    json_decref(vm_event(&vms[0], "RESET", NULL));
+    pair_recover(&sender);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "may have changed before the destination had it");
+}
+
+static void test_reset_after_a_tool_killed_while_arming(void)
+{
+    stopped_while_arming();
+    mover_kill(&sender, SIGKILL);
+    mover_await(&receiver, "broken", 0);
+    reset_without_a_tool();
+    both_know_it();
+}
+
+/* ... before the commit has reached the destination: the VM never runs there. */
+static void test_reset_after_a_tool_killed_at_the_commit(void)
+{
+    pair_start(&resets);
+    mover_kill(pair_run_to("source:committed", NULL), SIGKILL);
+    reset_without_a_tool();
+    mover_ends(&receiver, 1);
+    assert_false(mover_resumed(&vms[1])); /* its QEMU has ended */
+    mover_await_record("source", "broken");
+}
+
+/* The last part of the memory, as the tool would have protected it next. */
+static void protect_the_rest(void)
+{
+    struct ibx_uffd uffd;
+    vm_ok(ibx_uffd_take(vms[0].pid, -1, &uffd, &vm_error));
+    const uint64_t end = last_page() + PAGE;
+    vm_ok(ibx_protect_forbid(uffd.fd, end - LAST_PART, LAST_PART, &vm_error));
+    close(uffd.fd);
+    await_guard();
+}
+
+/* ... and all was protected after it: the tool was killed before it could hear of it. */
+static void test_reset_before_a_tool_killed_under_guard(void)
+{
+    stopped_while_arming();
+    mover_kill(&sender, SIGKILL);
+    mover_await(&receiver, "broken", 0);
+    vm_do(&vms[0], "system_reset", NULL);
+    json_decref(vm_event(&vms[0], "RESET", NULL));
+    protect_the_rest();
+    pair_recover(&sender);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "may have changed before the destination had it");
+    both_know_it();
+}
+
+/* Where nobody has done anything, the next tool protects the rest. */
+static void test_recovered_while_arming(void)
+{
+    stopped_while_arming();
+    mover_kill(&sender, SIGKILL);
+    mover_await(&receiver, "broken", 0);
+    pair_recover(&sender);
+    await_guard();
+    pair_filled();
+}
+
+/* Under the guard a reset changes nothing, whoever sees it. */
+static void test_reset_under_guard_without_a_tool(void)
+{
+    filling_under_guard();
+    mover_kill(&sender, SIGKILL);
+    mover_await(&receiver, "broken", 0);
+    vm_do(&vms[0], "system_reset", NULL);
+    pair_recover(&sender);
+    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
+    mover_wait(&sender); /* 1 if it was held */
+    mover_ends(&receiver, 0);
+    vm_kill(&vms[0]);
+    pair_moved("");
+}
+
 /* As after a tool that was killed between making one and closing it, or a QEMU that did not close
  * it: nothing in it waits for a page. */
 static void test_an_unused_userfaultfd_is_no_obstacle(void)
@@ -439,6 +523,11 @@ int main(void)
         VM_TEST(test_continued_unverified),
         VM_TEST(test_a_write_after_a_tool_killed_while_arming),
         VM_TEST(test_told_later),
+        VM_TEST(test_reset_after_a_tool_killed_while_arming),
+        VM_TEST(test_reset_after_a_tool_killed_at_the_commit),
+        VM_TEST(test_reset_before_a_tool_killed_under_guard),
+        VM_TEST(test_recovered_while_arming),
+        VM_TEST(test_reset_under_guard_without_a_tool),
         VM_TEST(test_an_unused_userfaultfd_is_no_obstacle),
         {0}};
     return vm_tests(tests, mover_end_all);

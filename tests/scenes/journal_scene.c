@@ -54,6 +54,7 @@ struct ibx_record sample(bool source, uint8_t number)
                                        "\"parameters\":{\"tls-creds\":\"theirs\"}}",
                            .hold = source ? 4711 : 0,
                            .stream = source ? 4712 : 0,
+                           .guarded = source,
                            .machine = "pc-q35-7.2",
                            .source_key_known = true,
                            .source_key = "node-b",

@@ -38,6 +38,7 @@ static void records_come_back_as_they_were(NO_STATE)
         assert_int_equal(found.source_key_known, r.source_key_known);
         assert_int_equal(found.hold, r.hold);
         assert_int_equal(found.stream, r.stream);
+        assert_int_equal(found.guarded, r.guarded);
         assert_int_equal(found.pid, r.pid);
         assert_int_equal(found.pid_started, r.pid_started);
         assert_int_equal(found.uffd, r.uffd);
@@ -139,7 +140,10 @@ static void make_older(const struct ibx_record *r, unsigned version)
     char now[32];
     char text[8192], path[PATH_MAX], settings[256];
     snprintf(now, sizeof(now), "\"ibx-record\": %u", version);
-    change(r, "\"ibx-record\": 7", now);
+    change(r, "\"ibx-record\": 8", now);
+    change(r, r->source ? ",\n  \"guarded\": true" : ",\n  \"guarded\": false", "");
+    if (version == 7)
+        return;
     change(r, r->source ? ",\n  \"stream\": 4712" : ",\n  \"stream\": 0", "");
     if (version == 6)
         return;
@@ -195,6 +199,17 @@ static void borrowed(NO_STATE)
     assert_memory_equal(found.base, r.base, sizeof(r.base));
     assert_true(ibx_journal_returns(&found) && found.whole);
     each_is_refused(&r, wrong, COUNT(wrong));
+}
+
+/* Which did not note whether all of guest RAM was protected. */
+static void records_of_the_seventh_version(NO_STATE)
+{
+    struct ibx_record r = sample(true, 7);
+    assert_int_equal(write_record(&r), 0);
+    assert_true(only().guarded);
+    make_older(&r, 7);
+    assert_false(only().guarded);
+    assert_int_equal(only().stream, r.stream);
 }
 
 /* Which did not note whose migration QEMU is at. */
@@ -291,9 +306,9 @@ static void records_of_the_third_version(NO_STATE)
 {
     struct ibx_record r = sample(false, 7), found;
     assert_int_equal(write_record(&r), 0);
-    change(&r, "\"ibx-record\": 7", "\"ibx-record\": 3");
+    change(&r, "\"ibx-record\": 8", "\"ibx-record\": 3");
     list_refuses(&r, "unpacked");
-    change(&r, "\"ibx-record\": 3", "\"ibx-record\": 7");
+    change(&r, "\"ibx-record\": 3", "\"ibx-record\": 8");
     make_older(&r, 3);
     found = only();
     assert_string_equal(found.key_file, r.key_file);
@@ -544,6 +559,7 @@ int main(void)
         TEST(the_key_of_a_source),
         TEST(records_of_the_third_version),
         TEST(borrowed),
+        TEST(records_of_the_seventh_version),
         TEST(records_of_the_sixth_version),
         TEST(records_of_the_fifth_version),
         TEST(records_of_the_fourth_version),
