@@ -92,6 +92,26 @@ bool ibx_vm_migration_ended(const char *status)
     return false;
 }
 
+static int under_way(const char *status, struct ibx_error *err)
+{
+    return ibx_error_set(err, -EBUSY,
+                         "QEMU is at a migration of this VM that another program has begun since "
+                         "(%s): end that one, or wait for its end, and see where the VM runs then",
+                         status);
+}
+
+/* Whether another program has had the VM run, or has begun a migration, since this was asked last.
+ * Events and answers of a monitor come in their order: what QEMU has answered between is of ours.
+ */
+static bool others_came(struct ibx_qmp *qmp)
+{
+    bool came = false;
+    for (json_t *event; (event = ibx_qmp_event_next(qmp)); json_decref(event))
+        came |=
+            ibx_vm_event_is(event, "RESUME", NULL) || ibx_vm_event_is(event, "MIGRATION", "setup");
+    return came;
+}
+
 /* One that nobody holds open, of a tool that is gone: whether it is the one that another program
  * has begun since. QEMU closes its stream a moment before it calls a migration ended. */
 static int check_whose(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, uint64_t deadline_ns,
@@ -107,11 +127,7 @@ static int check_whose(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, uint64
         if (rc || ours || ibx_vm_migration_ended(status))
             return rc;
         if (ibx_now_ns() >= enough)
-            return ibx_error_set(err, -EBUSY,
-                                 "QEMU is at a migration of this VM that another program has begun "
-                                 "since (%s): end that one, or wait for its end, and see where the "
-                                 "VM runs then",
-                                 status);
+            return under_way(status, err);
         usleep(LOOK_MS * 1000);
     }
 }
@@ -155,8 +171,10 @@ static int end_held(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, int fd, b
     ibx_migration_stop_at("rollback", "released");
     if (!rc)
         ibx_hold_mark(qmp, fd, deadline_ns);
+    *known = !others_came(qmp);
+    if (!rc && !*known) /* it may be of theirs */
+        ibx_hold_unmark(qmp, deadline_ns);
     ibx_migration_stop_at("rollback", "marked");
-    *known = true;
     return rc;
 }
 
@@ -164,6 +182,7 @@ static int end_held(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, int fd, b
 static int end_migration(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, bool *held, bool *known,
                          uint64_t deadline_ns, struct ibx_error *err)
 {
+    others_came(qmp); /* before: it does not matter */
     int fd, rc = ibx_hold_take(ibx_qmp_pid(qmp), vm->hold, &fd, err);
     *held = !rc;
     *known = !vm->stream;
@@ -195,12 +214,19 @@ static int check_left(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_erro
 static int run_again(struct ibx_qmp *qmp, bool known, uint64_t deadline_ns, struct ibx_error *err)
 {
     char status[32];
+    bool others = false, before = false; /* before it was asked */
     int rc;
     /* QEMU calls a migration ended a moment before it has done with the VM, and refuses cont. */
-    while (!(rc = ibx_vm_status(qmp, status, sizeof(status), deadline_ns, err)) &&
-           !strcmp(status, "finish-migrate") && ibx_now_ns() < deadline_ns)
+    while (!(rc = ibx_vm_status(qmp, status, sizeof(status), deadline_ns, err))) {
+        others |= others_came(qmp);
+        if (before || strcmp(status, "finish-migrate") != 0 || ibx_now_ns() >= deadline_ns)
+            break;
+        before = others;
         usleep(LOOK_MS * 1000);
-    if (!rc && !known && !strcmp(status, "postmigrate"))
+    }
+    if (!rc && before && !strcmp(status, "finish-migrate"))
+        rc = under_way(status, err);
+    if (!rc && (others || !known) && !strcmp(status, "postmigrate"))
         rc = check_left(qmp, deadline_ns, err);
     if (!rc && strcmp(status, "running"))
         rc = ibx_qmp_execute(qmp, "cont", NULL, NULL, deadline_ns, err);

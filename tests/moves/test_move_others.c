@@ -253,6 +253,32 @@ static void test_after_a_rollback_that_was_cut_off(void)
     then_it_is_rolled_back("completed");
 }
 
+/* The same between the end of ours and the moment when this rollback continues the VM. */
+static void beside_a_rollback(const char *at, const char *state)
+{
+    pair_start(NULL);
+    mover_kill(pair_run_to("source:committed", NULL), SIGKILL);
+    mover_kill(&receiver, SIGKILL);
+    vm_kill(&vms[1]);
+    mover_stop_next(at);
+    mover_start(&rollback,
+                (const char *[]){"rollback", "--qmp", vms[0].tool, "--yes", TIMED, NULL});
+    mover_await_stop(&rollback);
+    vm_do(&vms[0], "cont", NULL);
+    make_another_migration(state);
+    mover_kill(&rollback, SIGCONT);
+    mover_ends(&rollback, 1);
+    mover_must_print(&rollback, "another program");
+    then_it_is_rolled_back(state);
+}
+
+static void test_beside_a_rollback(void)
+{
+    beside_a_rollback("rollback:released", "completed");
+    beside_a_rollback("rollback:marked", "completed");
+    beside_a_rollback("rollback:marked", "pre-switchover");
+}
+
 int main(void)
 {
     pair_beats = 10;
@@ -262,6 +288,7 @@ int main(void)
                                            VM_TEST(test_beside_a_held_one),
                                            VM_TEST(test_a_rollback_that_was_cut_off),
                                            VM_TEST(test_after_a_rollback_that_was_cut_off),
+                                           VM_TEST(test_beside_a_rollback),
                                            {0}};
     return vm_tests(tests, mover_end_all);
 }
