@@ -269,7 +269,8 @@ struct destination {
     struct ibx_control_socket *socket;
     int claim_fds[2]; /* -1: none */
     int lock_fd;
-    unsigned interrupts; /* signals, and a request to cancel */
+    unsigned interrupts;       /* signals, and a request to cancel */
+    struct ibx_error unpaused; /* BROKEN: code not 0: the VM could not be paused */
     enum destination_wish { WISH_UNKNOWN, WISH_PAUSED, WISH_RUNS } wish; /* by COMMIT or RESUME */
     bool undecided; /* recover: the VM is loaded and paused, and the source has not told yet */
 

@@ -222,8 +222,9 @@ int ibx_destination_broken(struct destination *d, bool tell, struct ibx_error *e
         return rc;
     if (tell)
         send_broken(d, why.message);
-    rc = ended ? 0 : ibx_destination_qemu_pause(&d->qemu, &silent);
-    if (rc)
+    if (!ended && ibx_destination_qemu_pause(&d->qemu, &silent))
+        ibx_error_set(&d->unpaused, silent.code, "%s", silent.message);
+    if (d->unpaused.code)
         ibx_migration_notify(&d->options->observer,
                              "the VM, whose memory is wrong, could not be paused (%s): end QEMU "
                              "(process %d)",

@@ -110,9 +110,12 @@ static int on_broken(struct destination *d, const struct ibx_migrate_any *messag
     if (!destination_ours(d) && d->state.now != DESTINATION_WAITING)
         return unexpected(d, message, err);
     ibx_error_set(err, -EBADMSG, "%s", message->is.reason);
+    struct ibx_migrate_any answer = *message; /* which the source waits for */
     int rc = ibx_destination_broken(d, false, err);
-    if (destination_over(d) && destination_linked(&d->link) && /* the source waits for that */
-        !ibx_channel_send(&d->link.control, message, NULL))
+    if (d->unpaused.code)
+        memcpy(answer.is.reason, d->unpaused.message, sizeof(answer.is.reason));
+    if (destination_over(d) && destination_linked(&d->link) &&
+        !ibx_channel_send(&d->link.control, &answer, NULL))
         ibx_channel_linger(&d->link.control, ibx_deadline_in_ms(ANSWERED_MS));
     return rc;
 }

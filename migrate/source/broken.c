@@ -13,30 +13,41 @@
 #include <string.h>
 
 #define TELL_MS       5000 /* for a destination to take BROKEN, or to be reached for that */
+#define TELL_ONCE_MS  2500 /* ... over one link, which may be cut: it pauses the VM within 2 s */
 #define TELL_AGAIN_MS 250  /* between two tries to reach it */
 
-/* The destination answers BROKEN when the VM is paused. */
+/* What is to be told, and the answer. */
+struct telling {
+    const char *why;
+    bool told;
+    struct ibx_error unpaused; /* code not 0: the destination cannot pause the VM */
+};
+
+/* The destination answers with the same message when the VM is paused, else with the reason. */
 static int on_answer(void *context, const struct ibx_migrate_any *message)
 {
-    bool *told = context;
+    struct telling *t = context;
     if (message->type != IBX_MIGRATE_BROKEN)
         return 0;
-    *told = true;
+    t->told = true;
+    if (strncmp(message->is.reason, t->why, sizeof(message->is.reason) - 1) != 0)
+        ibx_error_set(&t->unpaused, -EBUSY, "%s", message->is.reason);
     return -EISCONN;
 }
 
-static bool tell(struct source *s, const char *why, uint64_t deadline)
+static bool tell(struct source *s, struct telling *t, uint64_t deadline)
 {
     struct ibx_migrate_any message = {.type = IBX_MIGRATE_BROKEN};
-    bool told = false;
-    memcpy(message.is.reason, why, strnlen(why, sizeof(message.is.reason) - 1));
+    const uint64_t once = ibx_deadline_in_ms(TELL_ONCE_MS);
+    memcpy(message.is.reason, t->why, strnlen(t->why, sizeof(message.is.reason) - 1));
     if (source_linked(&s->link) && !ibx_channel_send(&s->link.control, &message, NULL))
-        ibx_channel_take_until(&s->link.control, on_answer, &told, deadline, NULL);
-    return told;
+        ibx_channel_take_until(&s->link.control, on_answer, t, once < deadline ? once : deadline,
+                               NULL);
+    return t->told;
 }
 
 /* 0: the destination knows it, or has never run the VM. */
-static int tell_anew(struct source *s, const char *why, uint64_t deadline, struct ibx_error *err)
+static int tell_anew(struct source *s, struct telling *t, uint64_t deadline, struct ibx_error *err)
 {
     struct ibx_record *record = &s->status.record;
     ibx_source_link_close(&s->link);
@@ -46,18 +57,18 @@ static int tell_anew(struct source *s, const char *why, uint64_t deadline, struc
         rc = ibx_source_link_rejoin(&s->link, err);
     if (rc == -ECANCELED)
         return 0;
-    if (!rc && !tell(s, why, deadline))
+    if (!rc && !tell(s, t, deadline))
         rc = ibx_error_set(err, -ETIMEDOUT, "the destination (%s) did not answer", record->peer);
     return rc;
 }
 
-static int tell_until(struct source *s, const char *why, struct ibx_error *err)
+static int tell_until(struct source *s, struct telling *t, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(TELL_MS);
     int rc;
-    if (tell(s, why, deadline))
+    if (tell(s, t, deadline))
         return 0;
-    while ((rc = tell_anew(s, why, deadline, err)) && ibx_now_ns() < deadline)
+    while ((rc = tell_anew(s, t, deadline, err)) && ibx_now_ns() < deadline)
         poll(NULL, 0, TELL_AGAIN_MS);
     return rc;
 }
@@ -71,25 +82,37 @@ int ibx_source_broken(struct source *s, bool untold, struct ibx_error *err)
     if (ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_BROKEN, &silent))
         ibx_migration_notify(&s->options->observer, "%s", silent.message);
     const struct ibx_error why = *err;
-    if (untold && tell_until(s, why.message, &mute))
+    struct telling telling = {.why = why.message};
+    if (untold && tell_until(s, &telling, &mute))
         ibx_migration_notify(&s->options->observer,
                              "%s could not be told that the migration is broken (%s): pause the VM "
                              "there; \"ib-migrate recover\" here tells its ib-migrate, when one "
                              "runs there",
                              s->status.record.peer, mute.message);
+    else if (telling.unpaused.code)
+        ibx_migration_notify(&s->options->observer,
+                             "%s knows that the migration is broken, and could not pause the VM "
+                             "(%s): end its QEMU there",
+                             s->status.record.peer, telling.unpaused.message);
     return ibx_error_set(err, -EBADMSG, "the migration is broken: %s", why.message);
 }
 
 int ibx_source_recover_broken(struct source *s, struct ibx_error *err)
 {
     const struct ibx_record *record = &s->status.record;
+    struct telling telling = {.why = "its source has found that its memory there may be wrong"};
     struct ibx_error mute = {0};
     int rc = ibx_journal_recall_ram(record, &s->vm.ram, err);
     if (!rc)
         rc = ibx_source_move(s, SOURCE_BROKEN, err);
     if (rc)
         return rc;
-    rc = tell_until(s, "its source has found that its memory there may be wrong", &mute);
+    rc = tell_until(s, &telling, &mute);
+    if (telling.unpaused.code)
+        return ibx_error_set(err, -EBADMSG,
+                             "the migration to %s, which knows it, is broken, and the VM could not "
+                             "be paused there (%s): end its QEMU",
+                             record->peer, telling.unpaused.message);
     return rc ? ibx_error_set(err, -EBADMSG,
                               "the migration is broken, and %s could not be told (%s): unless "
                               "ib-migrate status there says so already, start ib-migrate recover "

@@ -396,12 +396,37 @@ static void test_lies_about_pages(void)
     lie_to_the_end(lie_complete, "without the digests of all pages", 3);
 }
 
+/* A cut cable ends no connection: BROKEN gets no answer, and comes again over the next one. */
+static void test_broken_comes_again(void)
+{
+    start_source();
+    send_to_us(NULL);
+    got_commit();
+    line_send_plain(&source, IBX_MIGRATE_RUNNING);
+    lie_digests();
+    struct line cut = source;
+    greeted(IBX_PURPOSE_RESUME);
+    answer(&source, true, IBX_ANSWER_RUNNING);
+    assert_true(line_receives(&source, IBX_MIGRATE_BROKEN));
+    line_send(&source, &source.last); /* it has paused the VM */
+    line_closes(&source);
+    line_close(&cut);
+    close_both();
+    ibx_acceptor_close(acceptor);
+    taken_back(1);
+    assert_false(mover_printed(&sender, "could not be told"));
+    assert_false(mover_printed(&sender, "could not pause"));
+}
+
 int main(void)
 {
     pair_timeout = "timeout_ms=10000";
-    static const struct vm_test tests[] = {
-        VM_TEST(test_destinations_that_lie), VM_TEST(test_long_destinations_that_wait),
-        VM_TEST(test_a_lie_about_the_end),   VM_TEST(test_refused_after_the_commit),
-        VM_TEST(test_lies_about_pages),      {0}};
+    static const struct vm_test tests[] = {VM_TEST(test_destinations_that_lie),
+                                           VM_TEST(test_long_destinations_that_wait),
+                                           VM_TEST(test_a_lie_about_the_end),
+                                           VM_TEST(test_refused_after_the_commit),
+                                           VM_TEST(test_lies_about_pages),
+                                           VM_TEST(test_broken_comes_again),
+                                           {0}};
     return vm_tests(tests, mover_end_all);
 }

@@ -410,6 +410,22 @@ static void test_told_later(void)
     both_know_it();
 }
 
+/* A destination that cannot pause its VM says so. */
+static void test_told_to_one_that_cannot_pause(void)
+{
+    stopped_while_arming();
+    kill(vms[1].pid, SIGSTOP);
+    vm_do(&vms[0], "system_reset", NULL);
+    json_decref(vm_event(&vms[0], "RESET", NULL));
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&receiver, 1);
+    mover_must_print(&receiver, "could not be paused");
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "could not pause the VM");
+    vm_kill(&vms[0]);
+    vm_kill(&vms[1]);
+}
+
 /* ... that was made while there was no tool, and none of it is held: QEMU tells of it only then. */
 static void reset_without_a_tool(void)
 {
@@ -523,6 +539,7 @@ int main(void)
         VM_TEST(test_continued_unverified),
         VM_TEST(test_a_write_after_a_tool_killed_while_arming),
         VM_TEST(test_told_later),
+        VM_TEST(test_told_to_one_that_cannot_pause),
         VM_TEST(test_reset_after_a_tool_killed_while_arming),
         VM_TEST(test_reset_after_a_tool_killed_at_the_commit),
         VM_TEST(test_reset_before_a_tool_killed_under_guard),
