@@ -2,6 +2,7 @@
 //
 // Graphs that wait for their client, and who does not wait for them.
 #include "tests/gvirtus/graph_calls.h"
+#include "tests/scenes/patience.h"
 
 #include <algorithm>
 #include <atomic>
@@ -55,7 +56,7 @@ bool graphs_lost()
 namespace
 {
 
-// Sets a flag when it is told to, or after two seconds: then somebody has waited for it.
+// Sets a flag when it is told to, or after a while: then somebody has waited for it.
 class Release
 {
     std::mutex lock;
@@ -67,7 +68,8 @@ class Release
     explicit Release(std::atomic<int> *flag)
         : thread([this, flag] {
               std::unique_lock<std::mutex> locked(lock);
-              late = !told.wait_for(locked, std::chrono::seconds(2), [this] { return asked; });
+              const std::chrono::seconds limit(20 * patience_times());
+              late = !told.wait_for(locked, limit, [this] { return asked; });
               *flag = 1;
           })
     {

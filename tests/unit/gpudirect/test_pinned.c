@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The pool of pinned chunks: what there is of it while it is made, and of a driver that refuses. */
 #include "gpudirect/pinned.h"
+#include "tests/scenes/patience.h"
 #include "tests/scenes/unit.h"
 
 #include <errno.h>
@@ -141,7 +142,7 @@ static void expect_child_goes_on(void)
     const pid_t child = fork();
     assert_true(child >= 0);
     if (!child) {
-        alarm(30); /* ends it where it hangs */
+        alarm(30 * patience_times()); /* ends it where it hangs */
         ibx_pinned_open(&cuda, BYTES, NULL);
         _exit(0);
     }
