@@ -9,6 +9,7 @@
  *   cache.c     the mapping, its engine, the connections to where the pages come from
  *   children.c  the faults of QEMUs on this host that have the files mapped privately
  *   child.c     how such a QEMU is handed over to that
+ *   network.c   its network cards, whose MACs are not the parent's
  *   multicast_cache.c  pages that come by multicast
  *
  * A page is compared with its hash before it is placed: one that was changed on its way is never
@@ -233,5 +234,34 @@ int ibx_snapshot_child_read(const char *text, size_t length, unsigned count,
 struct sockaddr_un ibx_snapshot_child_address(int folder);
 /* The other end has ten seconds to say something, or to take it. */
 void ibx_snapshot_child_limit(int fd);
+
+/* ------------------------------------------------------------ network.c */
+
+#define SNAPSHOT_CARDS     16u
+#define SNAPSHOT_CARD_NAME 64u
+#define SNAPSHOT_CARD_MAC  24u
+
+struct ibx_blockers;
+/* Network cards of a child with a MAC that its parent has not. */
+struct snapshot_network {
+    unsigned count;
+    struct snapshot_card {
+        char name[SNAPSHOT_CARD_NAME], back_end[SNAPSHOT_CARD_NAME]; /* of -device and -netdev */
+        char mac[SNAPSHOT_CARD_MAC];                                 /* of -device */
+        bool up;
+    } cards[SNAPSHOT_CARDS];
+};
+
+/* Before the state is loaded. `parent` is its description; cards that QEMU can say nothing of are
+ * reasons against it. */
+int ibx_snapshot_network_find(struct ibx_qmp *qmp, const json_t *parent,
+                              struct snapshot_network *network, struct ibx_blockers *blockers,
+                              struct ibx_error *err);
+/* All of them; once before the state is loaded, and once when it is. */
+int ibx_snapshot_network_down(struct ibx_qmp *qmp, const struct snapshot_network *network,
+                              struct ibx_error *err);
+/* Each when the guest has taken its MAC. -ETIMEDOUT: some stay down. */
+int ibx_snapshot_network_up(struct ibx_qmp *qmp, struct snapshot_network *network,
+                            uint64_t deadline_ns, struct ibx_error *err);
 
 #endif

@@ -34,12 +34,14 @@
 #define LOOK_US 500
 
 struct cloning {
+    const struct ibx_clone_config *config;
     struct ibx_snapshot_folder folder;
     struct ibx_qmp *qmp;
     struct ibx_guest_ram ram;
     struct ibx_settings settings;
     struct ibx_uffd uffd;
     struct snapshot_child child;
+    struct snapshot_network network;
     json_t *before;
     uint64_t verified;
     bool changed; /* QEMU's RAM: it is good for nothing else */
@@ -140,9 +142,9 @@ static pid_t parent_of(pid_t pid)
 
 /* Another one that began at the same path meanwhile took its monitor away. One that has become a
  * daemon is nobody's child, and what started it has ended. */
-static int check_started(const struct cloning *c, const char *qmp, pid_t started,
-                         struct ibx_error *err)
+static int check_started(const struct cloning *c, struct ibx_error *err)
 {
+    const pid_t started = c->config->started;
     siginfo_t ended = {0};
     for (pid_t pid = c->ram.pid; started && pid != started; pid = parent_of(pid))
         if (pid <= 1)
@@ -151,7 +153,7 @@ static int check_started(const struct cloning *c, const char *qmp, pid_t started
                        : ibx_error_set(err, -EBUSY,
                                        "the monitor at %s is that of another QEMU (process %d) "
                                        "than was started: give each its own --qmp",
-                                       qmp, (int)c->ram.pid);
+                                       c->config->qmp, (int)c->ram.pid);
     return 0;
 }
 
@@ -175,6 +177,9 @@ static int check(struct cloning *c, struct ibx_error *err)
     json_decref(migration);
     if (!rc) /* they would reach other memory than its vCPUs */
         rc = ibx_preflight_devices(c->qmp, blockers, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    if (!rc && !c->config->parent_mac)
+        rc = ibx_snapshot_network_find(c->qmp, c->folder.manifest.description, &c->network,
+                                       blockers, err);
     check_ram(c, blockers);
     check_unlocked(c->ram.pid, blockers);
     ibx_preflight_permissions(&c->ram, blockers);
@@ -395,7 +400,8 @@ static int load(struct cloning *c, char *status, size_t size, struct ibx_error *
     if (rc)
         return rc;
     c->before = json_incref(c->settings.before);
-    rc = ibx_vm_stream(&ours, &theirs, err);
+    rc = ibx_snapshot_network_down(c->qmp, &c->network, err);
+    rc = rc ? rc : ibx_vm_stream(&ours, &theirs, err);
     if (rc)
         return rc;
     rc = ibx_vm_migrate(c->qmp, true, theirs, deadline, err);
@@ -408,53 +414,80 @@ static int load(struct cloning *c, char *status, size_t size, struct ibx_error *
     return rc ? rc : await_status(c, status, size, err);
 }
 
+/* ------------------------------------------------------------ its network */
+
+/* A guest that is paused takes no MAC. */
+static int give_network(struct cloning *c, struct ibx_clone_result *result, struct ibx_error *err)
+{
+    result->cards = c->network.count;
+    int rc = ibx_snapshot_network_down(c->qmp, &c->network, err);
+    if (!rc && !strcmp(result->status, "running"))
+        rc = ibx_snapshot_network_up(c->qmp, &c->network,
+                                     ibx_deadline_in_ms(c->config->mac_wait_s * 1000u), err);
+    for (unsigned i = 0; i < c->network.count; i++)
+        result->cards_down += !c->network.cards[i].up;
+    return rc == -ETIMEDOUT
+               ? ibx_error_prefix(err, rc, "this QEMU (process %d) is a child and runs", c->ram.pid)
+               : rc;
+}
+
 /* ------------------------------------------------------------ all of it */
 
-static int begin(struct cloning *c, const char *path, const char *qmp, pid_t started,
-                 struct ibx_error *err)
+static int begin(struct cloning *c, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
-    int rc = ibx_snapshot_folder_open(path, false, &c->folder, err);
+    int rc = ibx_snapshot_folder_open(c->config->path, false, &c->folder, err);
     if (!rc)
         rc = c->folder.manifest.complete ? ibx_snapshot_verify(&c->folder, &c->verified, err)
                                          : ibx_snapshot_child_expected(&c->folder, err);
     if (!rc)
-        rc = ibx_qmp_connect(qmp, deadline, &c->qmp, err);
+        rc = ibx_qmp_connect(c->config->qmp, deadline, &c->qmp, err);
     if (!rc)
         rc = ibx_guest_ram_find(c->qmp, false, &c->ram, deadline, err);
     if (!rc)
-        rc = check_started(c, qmp, started, err);
+        rc = check_started(c, err);
     if (!rc)
         rc = check(c, err);
     return rc ? rc : ibx_settings_plan(c->qmp, &c->settings, deadline, err);
 }
 
-int ibx_snapshot_clone(const char *path, const char *qmp, pid_t started,
-                       struct ibx_clone_result *result, struct ibx_error *err)
+static int make_child(struct cloning *c, struct ibx_clone_result *result, struct ibx_error *err)
 {
-    struct cloning *c = calloc(1, sizeof(*c));
-    struct ibx_clone_result got = {.pid = 0};
     const uint64_t began = ibx_now_ns();
-    if (!c)
-        return ibx_error_set(err, -ENOMEM, "no memory for a child");
-    c->uffd.fd = -1;
-    int rc = begin(c, path, qmp, started, err);
+    int rc = begin(c, err);
     const uint64_t checked = ibx_now_ns();
     if (!rc)
         rc = give_ram(c, err);
     const uint64_t mapped = ibx_now_ns();
     if (!rc)
-        rc = load(c, got.status, sizeof(got.status), err);
+        rc = load(c, result->status, sizeof(result->status), err);
     if (!rc)
         rc = ibx_settings_restore(c->qmp, c->before, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    const uint64_t loaded = ibx_now_ns();
     if (rc && c->changed)
         ibx_error_prefix(err, rc, "end this QEMU, which has lost the memory that it began with");
-    got.pid = c->ram.pid;
-    got.check_ns = checked - began;
-    got.memory_ns = mapped - checked;
-    got.load_ns = ibx_now_ns() - mapped;
-    got.verified = c->verified;
-    got.whole = c->folder.manifest.complete;
+    if (!rc)
+        rc = give_network(c, result, err);
+    result->pid = c->ram.pid;
+    result->check_ns = checked - began;
+    result->memory_ns = mapped - checked;
+    result->load_ns = loaded - mapped;
+    result->network_ns = ibx_now_ns() - loaded;
+    result->verified = c->verified;
+    result->whole = c->folder.manifest.complete;
+    return rc;
+}
+
+int ibx_snapshot_clone(const struct ibx_clone_config *config, struct ibx_clone_result *result,
+                       struct ibx_error *err)
+{
+    struct cloning *c = calloc(1, sizeof(*c));
+    struct ibx_clone_result got = {.pid = 0};
+    if (!c)
+        return ibx_error_set(err, -ENOMEM, "no memory for a child");
+    c->config = config;
+    c->uffd.fd = -1;
+    int rc = make_child(c, &got, err);
     if (!rc)
         *result = got;
     json_decref(c->before);

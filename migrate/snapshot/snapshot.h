@@ -11,7 +11,7 @@
  *   memory_file.c  a memory file alone, of a Firecracker snapshot
  *   freeze.c    makes one of a VM
  *   wire.c      the messages of a snapshot's connections
- *   clone.c     makes a QEMU that waits for a VM a child of one
+ *   clone.c     makes a QEMU that waits for a VM a child of one; network.c: its network cards
  *   cache.h     a host's cache of one that is served elsewhere: cache.c, children.c, child.c
  *   serve.c     ib-migrate serve: a folder, a server, until it is told to end
  *   host_cache.c  this host's cache of one that is served somewhere, made when it is needed
@@ -282,19 +282,27 @@ int ibx_snapshot_freeze(const char *qmp, const char *path, enum ibx_freeze_after
 /* ------------------------------------------------------------ clone.c */
 
 struct ibx_clone_result {
-    pid_t pid;         /* of QEMU */
-    char status[32];   /* of the VM, as QEMU calls it */
-    bool whole;        /* all pages were there */
-    uint64_t verified; /* bytes that were read to compare the folder with its digest */
-    uint64_t check_ns, memory_ns, load_ns;
+    pid_t pid;                  /* of QEMU */
+    char status[32];            /* of the VM, as QEMU calls it */
+    bool whole;                 /* all pages were there */
+    uint64_t verified;          /* bytes that were read to compare the folder with its digest */
+    unsigned cards, cards_down; /* network cards with a MAC of its own; of these, without a link */
+    uint64_t check_ns, memory_ns, load_ns, network_ns;
 };
 
-/* Makes the QEMU at this monitor, which waits for a VM, a child of the snapshot, or of the cache
- * that an ib-migrate serve fills, in this folder. `started`: the caller's child that is this QEMU,
- * or has started it; 0: any. -EPERM with all reasons: it cannot be one; -EBUSY: it is another QEMU;
- * nothing was touched. */
-int ibx_snapshot_clone(const char *path, const char *qmp, pid_t started,
-                       struct ibx_clone_result *result, struct ibx_error *err);
+struct ibx_clone_config {
+    const char *path; /* the snapshot's folder, or that of a cache that an ib-migrate serve fills */
+    const char *qmp;  /* the monitor of a QEMU that waits for a VM */
+    pid_t started;    /* the caller's child that is this QEMU, or has started it; 0: any */
+    bool parent_mac;  /* it may use its network with its parent's MACs */
+    unsigned mac_wait_s; /* for its guest to take those of its own */
+};
+
+/* Makes a QEMU a child of a snapshot. -EPERM with all reasons: it cannot be one; -EBUSY: it is
+ * another QEMU; nothing was touched. -ETIMEDOUT also: it is a child that runs, and some of its
+ * network cards have no link. */
+int ibx_snapshot_clone(const struct ibx_clone_config *config, struct ibx_clone_result *result,
+                       struct ibx_error *err);
 
 /* ------------------------------------------------------------ wire.c */
 

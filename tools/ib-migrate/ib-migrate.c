@@ -296,6 +296,12 @@ static const struct ibx_tool_option options[] = {
     {.help = "Options of clone:"},
     {"name", "NAME", "-name of the QEMU whose command line follows --", BIT(CLONE), IBX_TOOL_TEXT,
      .at = AT(name)},
+    {"mac-wait", "SECONDS",
+     "How long the guest may take to set a MAC that -device names and the parent has not; until "
+     "then that network card has no link [10]",
+     BIT(CLONE), IBX_TOOL_UNSIGNED, AT(mac_wait_s), 1, 3600, NULL},
+    {"parent-mac", NULL, "Let the guest use its network with its parent's MAC", BIT(CLONE),
+     .at = AT(parent_mac)},
     {.help = "Options of serve and clone URI:"},
     {"cache", "URI",
      "serve: FOLDER is filled from the server there; clone: another server of the same snapshot, "
@@ -454,6 +460,8 @@ static void check_line(const struct migrate_args *args, unsigned command)
         ibx_tool_bad_usage(&tool, "a command line is needed after --: QEMU and its arguments");
     if (args->name && !args->command)
         ibx_tool_bad_usage(&tool, "--name needs -- and QEMU's command line");
+    if (args->parent_mac && args->mac_wait_s)
+        ibx_tool_bad_usage(&tool, "--mac-wait with --parent-mac, with which nothing waits");
     if (args->resume && args->quit)
         ibx_tool_bad_usage(&tool, "--resume with --quit: the VM runs on, or its QEMU ends");
     if (command == SET && !args->bandwidth_given)

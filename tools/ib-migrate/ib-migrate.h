@@ -66,6 +66,8 @@ struct migrate_args {
     unsigned cache_count;
     char *const *command; /* clone: QEMU and its arguments, up to a NULL; or NULL */
     const char *name;     /* likewise */
+    bool parent_mac;      /* likewise */
+    unsigned mac_wait_s;  /* likewise; or 0 */
     /* firecracker; NULL or 0: not given */
     const char *socket, *from, *record, *replay;
     unsigned peer_uid, record_s;

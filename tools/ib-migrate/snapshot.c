@@ -16,6 +16,7 @@
 #define QEMU_ARGUMENTS_MAX 1024u
 #define START_MS           20000 /* for a QEMU to have a monitor */
 #define LOOK_US            2000
+#define MAC_WAIT_S         10u
 
 static struct ibx_snapshot_multicast_options multicast_of(const struct migrate_args *args)
 {
@@ -158,8 +159,14 @@ static int make_child(const struct migrate_args *args, const char *folder,
 {
     pid_t pid = 0;
     int rc = args->command ? start_qemu(args, &pid, err) : ibx_cli_monitor_check(args, err);
+    const struct ibx_clone_config config = {.path = folder,
+                                            .qmp = args->qmp,
+                                            .started = pid,
+                                            .parent_mac = args->parent_mac,
+                                            .mac_wait_s =
+                                                args->mac_wait_s ? args->mac_wait_s : MAC_WAIT_S};
     if (!rc)
-        rc = ibx_snapshot_clone(folder, args->qmp, pid, result, err);
+        rc = ibx_snapshot_clone(&config, result, err);
     if (rc && pid > 0) {
         kill(-pid, SIGKILL); /* it has a session of its own, and may be what starts QEMU */
         kill(pid, SIGKILL);
@@ -179,16 +186,21 @@ int ibx_cli_clone(const struct migrate_args *args)
     if (find_folder(args, &cache, &err) || make_child(args, cache.folder, &r, &err))
         return ibx_cli_fail(err.message);
     if (args->json) {
-        ibx_cli_print_json(
-            json_pack("{s:{s:s, s:i, s:s, s:b, s:I, s:I, s:I, s:I}}", "clone", "folder",
-                      cache.folder, "pid", (int)r.pid, "status", r.status, "whole", (int)r.whole,
-                      "verified_bytes", (json_int_t)r.verified, "check_ns", (json_int_t)r.check_ns,
-                      "memory_ns", (json_int_t)r.memory_ns, "load_ns", (json_int_t)r.load_ns));
+        ibx_cli_print_json(json_pack(
+            "{s:{s:s, s:i, s:s, s:b, s:I, s:I, s:I, s:I, s:i, s:i, s:I}}", "clone", "folder",
+            cache.folder, "pid", (int)r.pid, "status", r.status, "whole", (int)r.whole,
+            "verified_bytes", (json_int_t)r.verified, "check_ns", (json_int_t)r.check_ns,
+            "memory_ns", (json_int_t)r.memory_ns, "load_ns", (json_int_t)r.load_ns, "own_macs",
+            (int)r.cards, "links_down", (int)r.cards_down, "network_ns", (json_int_t)r.network_ns));
         return ibx_cli_flush(MIGRATE_DONE);
     }
     ibx_cli_duration(r.check_ns + r.memory_ns + r.load_ns, took, sizeof(took));
     printf("QEMU (process %d) is a child of %s, %s after %s\n", (int)r.pid, args->uri, r.status,
            took);
+    if (r.cards_down)
+        printf("%u of its network cards have no link: when the guest has taken their MACs, QEMU's "
+               "set_link gives it\n",
+               r.cards_down);
     return ibx_cli_flush(MIGRATE_DONE);
 }
 

@@ -11,12 +11,15 @@
  * after every beat, which costs its host nothing), balloon=PAGES (behind the working set:
  * balloon.h; prints "balloon PAGES" when it has another size, "balloon wrong PAGE" when memory is
  * not right), disk=1 (disk.h; prints "disk READS" after each read, "disk wrong PART"), host=1
- * (hostname.h; prints "host NAME" when the name is another one than at the last beat).
+ * (fw_cfg.h; prints "host NAME" when the name is another one than at the last beat), net=1
+ * (network.h: sends a frame a beat; prints "link N" when its carrier has come or gone, and "mac
+ * MAC" when it has set the one that fw_cfg names, opt/ibx/mac).
  */
 #include "balloon.h"
 #include "churn.h"
 #include "disk.h"
-#include "hostname.h"
+#include "fw_cfg.h"
+#include "network.h"
 #include "ports.h"
 
 #include <stddef.h>
@@ -63,7 +66,7 @@ struct __attribute__((packed)) multiboot_range {
 };
 
 struct guest {
-    uint32_t mib, cpus, beat, idle, beats, balloon, scattered, button, doze, disk, host;
+    uint32_t mib, cpus, beat, idle, beats, balloon, scattered, button, doze, disk, host, net;
 };
 
 extern const uint8_t trampoline[], trampoline_end[], guest_wake[];
@@ -76,7 +79,7 @@ uint64_t guest_low[4 * 512] __attribute__((aligned(4096)));
 uint64_t guest_directories[512] __attribute__((aligned(4096)));
 static uint64_t guest_work[WORK_GIB][512] __attribute__((aligned(4096)));
 
-static struct guest guest = {CHURN_MIB, CHURN_CPUS, CHURN_BEAT, 0, 0, 0, 0, 0, 0, 0, 0};
+static struct guest guest = {CHURN_MIB, CHURN_CPUS, CHURN_BEAT, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 static volatile uint32_t serial_lock;
 
 static inline uint64_t tsc(void)
@@ -220,6 +223,16 @@ static void say_number(const char *what, uint32_t number)
     __atomic_store_n(&serial_lock, 0, __ATOMIC_RELEASE);
 }
 
+static void say_text(const char *what, const char *text)
+{
+    while (__atomic_exchange_n(&serial_lock, 1, __ATOMIC_ACQUIRE))
+        __asm__ volatile("pause");
+    put_text(what);
+    put_text(text);
+    put('\n');
+    __atomic_store_n(&serial_lock, 0, __ATOMIC_RELEASE);
+}
+
 static void turn_balloon(void)
 {
     uint32_t pages;
@@ -291,7 +304,7 @@ static void look_at_name(void)
     static char last[64];
     char name[sizeof(last)];
     int same = 1;
-    if (!hostname_read(name, sizeof(name)))
+    if (!fw_cfg_text("opt/ibx/host", name, sizeof(name)))
         return;
     for (unsigned i = 0; i < sizeof(last) && same; i++) {
         same = name[i] == last[i];
@@ -301,12 +314,18 @@ static void look_at_name(void)
     if (same)
         return;
     memcpy(last, name, sizeof(last));
-    while (__atomic_exchange_n(&serial_lock, 1, __ATOMIC_ACQUIRE))
-        __asm__ volatile("pause");
-    put_text("host ");
-    put_text(name);
-    put_text("\n");
-    __atomic_store_n(&serial_lock, 0, __ATOMIC_RELEASE);
+    say_text("host ", name);
+}
+
+static void turn_network(void)
+{
+    char mac[NETWORK_MAC_TEXT];
+    uint32_t link;
+    if (network_link(&link))
+        say_number("link ", link);
+    if (fw_cfg_text("opt/ibx/mac", mac, sizeof(mac)) && network_take(mac))
+        say_text("mac ", mac);
+    network_send();
 }
 
 static void doze(void)
@@ -335,6 +354,8 @@ static void run(uint32_t cpu)
             turn_disk();
         if (!cpu && guest.host)
             look_at_name();
+        if (!cpu && guest.net)
+            turn_network();
         if (!cpu && guest.button)
             look_at_button();
         if (guest.idle)
@@ -381,6 +402,7 @@ void guest_main(const struct multiboot *boot)
         guest.button = option(line, "button", guest.button);
         guest.disk = option(line, "disk", guest.disk);
         guest.host = option(line, "host", guest.host);
+        guest.net = option(line, "net", guest.net);
         guest.doze = option(line, "doze", guest.doze);
     }
     if (!map_work(boot))
@@ -390,6 +412,8 @@ void guest_main(const struct multiboot *boot)
         balloon_init(CHURN_BASE + ((uintptr_t)guest.mib << 20), guest.balloon);
     if (guest.disk)
         disk_init(CHURN_BASE + ((uintptr_t)guest.mib << 20));
+    if (guest.net)
+        network_init();
     if (guest.cpus == 2)
         start_other();
     run(0);

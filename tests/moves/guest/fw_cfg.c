@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "hostname.h"
+#include "fw_cfg.h"
 #include "ports.h"
 
 #define SELECTOR  0x510
 #define DATA      0x511
 #define DIRECTORY 0x19
-#define FILE_NAME "opt/ibx/host"
 #define NAME_MAX  56 /* bytes of a name in the directory */
 
 /* Of what is selected, big-endian. */
@@ -17,26 +16,25 @@ static uint32_t take(unsigned bytes)
     return value;
 }
 
-static int take_name(void)
+static int take_name(const char *wanted)
 {
-    static const char wanted[] = FILE_NAME;
-    int same = 1;
+    int same = 1, ended = 0;
     for (unsigned i = 0; i < NAME_MAX; i++) {
         const uint8_t c = inb(DATA);
-        if (i < sizeof(wanted) && c != (uint8_t)wanted[i])
-            same = 0;
+        same = same && (ended || c == (uint8_t)wanted[i]);
+        ended = ended || !wanted[i];
     }
     return same;
 }
 
-int hostname_read(char *out, uint32_t size)
+int fw_cfg_text(const char *wanted, char *out, uint32_t size)
 {
     uint32_t length = 0, file = 0, n = 0;
     outw(SELECTOR, DIRECTORY);
     for (uint32_t count = take(4); count; count--) {
         const uint32_t bytes = take(4), key = take(2);
         take(2);
-        if (take_name()) {
+        if (take_name(wanted)) {
             length = bytes;
             file = key;
         }
