@@ -180,20 +180,21 @@ static const struct handler {
     void *at;
     int (*run)(struct copies *x, struct arguments *a);
     size_t length; /* of the body */
+    int event_at;  /* in the body; -1: it names none */
 } handlers[] = {
-    {"cudaEventRecord", &runtime.event_record, event_record, 16},
-    {"cudaStreamWaitEvent", &runtime.stream_wait_event, stream_wait_event, 20},
-    {"cudaEventQuery", &runtime.event_query, event_query, 8},
-    {"cudaEventSynchronize", &runtime.event_synchronize, event_synchronize, 8},
-    {"cudaStreamQuery", &runtime.stream_query, stream_query, 8},
-    {"cudaStreamSynchronize", &runtime.stream_synchronize, stream_synchronize, 8},
-    {"cudaDeviceSynchronize", &runtime.device_synchronize, device_synchronize, 0},
-    {"cudaGraphLaunch", &runtime.graph_launch, graph_launch, 16},
-    {"cudaMemset", &runtime.memset, set_memory, 20},
-    {"cudaMalloc", &runtime.malloc, allocate, 8},
-    {"cudaFree", &runtime.free, give_back, 8},
-    {"cudaDeviceEnablePeerAccess", &runtime.enable_peer, enable_peer, 8},
-    {"cudaDeviceDisablePeerAccess", &runtime.disable_peer, disable_peer, 4},
+    {"cudaEventRecord", &runtime.event_record, event_record, 16, 0},
+    {"cudaStreamWaitEvent", &runtime.stream_wait_event, stream_wait_event, 20, 8},
+    {"cudaEventQuery", &runtime.event_query, event_query, 8, 0},
+    {"cudaEventSynchronize", &runtime.event_synchronize, event_synchronize, 8, 0},
+    {"cudaStreamQuery", &runtime.stream_query, stream_query, 8, -1},
+    {"cudaStreamSynchronize", &runtime.stream_synchronize, stream_synchronize, 8, -1},
+    {"cudaDeviceSynchronize", &runtime.device_synchronize, device_synchronize, 0, -1},
+    {"cudaGraphLaunch", &runtime.graph_launch, graph_launch, 16, -1},
+    {"cudaMemset", &runtime.memset, set_memory, 20, -1},
+    {"cudaMalloc", &runtime.malloc, allocate, 8, -1},
+    {"cudaFree", &runtime.free, give_back, 8, -1},
+    {"cudaDeviceEnablePeerAccess", &runtime.enable_peer, enable_peer, 8, -1},
+    {"cudaDeviceDisablePeerAccess", &runtime.disable_peer, disable_peer, 4, -1},
 };
 #define HANDLERS (sizeof(handlers) / sizeof(handlers[0]))
 
@@ -250,6 +251,19 @@ static int run_extra(struct copies *x, const struct ibx_request *q, struct argum
     return code;
 }
 
+static bool names_event(struct copies *x, const struct ibx_request *q, int at)
+{
+    struct ibx_reader r = ibx_reader_of(q->body + at, 8);
+    return ibx_named_event(x, ibx_get_u64(&r));
+}
+
+/* As CUDA does for an event that is none. */
+static int refused(struct copies *x)
+{
+    const int rc = load(x) && runtime.event_query ? runtime.event_query(NULL) : 0;
+    return rc ? rc : CUDA_INVALID_HANDLE;
+}
+
 static int run(struct copies *x, const struct ibx_request *q, struct arguments *a)
 {
     uint64_t stream = 0; /* cudaMemset's is the legacy one */
@@ -257,6 +271,8 @@ static int run(struct copies *x, const struct ibx_request *q, struct arguments *
     if (ibx_call_stream(q->called, q->body, (size_t)q->length, &stream) ||
         q->called->kind == IBX_CALL_ENQUEUES)
         ibx_captures_spare(x, stream);
+    if (!ibx_named_stream(x, stream))
+        return refused(x);
     if (q->called->kind == IBX_CALL_RESETS)
         return ibx_own_reset(x, &reset) ? reset : PASSES;
     if (ibx_extra_is(q->called->name))
@@ -267,6 +283,8 @@ static int run(struct copies *x, const struct ibx_request *q, struct arguments *
     if (!(peers ? ibx_copies_begin_context(x) : ibx_copies_able(x)))
         return PASSES; /* the thread's first call makes a context, which takes long */
     const struct handler *handler = load(x) ? handler_of(q->called, q->length) : NULL;
+    if (handler && handler->event_at >= 0 && !names_event(x, q, handler->event_at))
+        return refused(x);
     return handler ? handler->run(x, a) : PASSES;
 }
 

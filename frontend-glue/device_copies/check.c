@@ -71,5 +71,6 @@ bool ibx_copies_sound(struct copies *x, struct ibx_frame *f)
         return true;
     }
     void *stream = (void *)(uintptr_t)f->stream;
-    return !x->cuda->stream_is_capturing(stream, &capturing) && !capturing;
+    return ibx_named_stream(x, f->stream) && !x->cuda->stream_is_capturing(stream, &capturing) &&
+           !capturing;
 }

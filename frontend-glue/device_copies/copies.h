@@ -178,6 +178,8 @@ struct late_copy {
 };
 
 /* The context of a session's hooks. */
+#define IBX_NAMED_STREAMS 32u
+
 struct copies {
     struct ibx_session *s;
     struct ibx_gpu_options options; /* its mode becomes OFF where there is no CUDA */
@@ -231,6 +233,9 @@ struct copies {
     bool unloads;                             /* ... the latter */
     bool tried_runtime, tried_launch;         /* whether there is one, as long as none was found */
     bool allocates_plainly; /* the handler of cudaMalloc answers with the address alone */
+
+    uint64_t named[2][IBX_NAMED_STREAMS]; /* streams, events: named_streams.c */
+    unsigned named_since;
 
     struct handle *held[IBX_HANDLES_HELD]; /* by the request in hand */
     unsigned held_count;
@@ -399,6 +404,20 @@ void ibx_ipc_forget(const void *context);
 /* The session has ended. What it has shared stays, as its memory does in GVirtuS. */
 void ibx_ipc_end(const struct copies *x);
 
+/* device_copies.c: whether replies of handlers can be read. */
+bool ibx_copies_know_shape(const struct copies *x);
+
+/* named_streams.c */
+
+/* Whether CUDA may get that handle: of one of the tenant's that is there, or that each thread has,
+ * or 0. */
+bool ibx_named_stream(struct copies *x, uint64_t stream);
+bool ibx_named_event(struct copies *x, uint64_t event);
+/* Puts 0 in place of others in the body of a request that GVirtuS is about to run. */
+void ibx_named_spoil(struct copies *x, uint8_t *body, size_t n);
+/* A handler has returned a stream or an event, and it was not seen which: all may be named. */
+void ibx_named_unseen(void);
+
 /* handles.c */
 
 /* A handle of the session's tenant and client, a device's own pool of all. False: no memory. */
@@ -407,6 +426,10 @@ bool ibx_handles_add(struct copies *x, enum ibx_handle_kind kind, uint64_t value
  * back until ibx_handles_let_go(). */
 bool ibx_handles_know(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
 void ibx_handles_let_go(struct copies *x);
+/* Likewise, but what it finds may be given back meanwhile; and how many streams and events were, by
+ * anybody: until that changes, what was there is. */
+bool ibx_handles_has(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
+unsigned ibx_handles_gone_so_far(void);
 /* A graph that goes with another one, of which it is a conditional node's; whether it is. */
 void ibx_handles_within(struct copies *x, uint64_t graph, uint64_t other);
 bool ibx_handles_is_within(struct copies *x, uint64_t graph);

@@ -117,7 +117,7 @@ static int run_request(void *context, const struct ibx_request *q)
     return rc;
 }
 
-static bool knows_shape(const struct copies *x)
+bool ibx_copies_know_shape(const struct copies *x)
 {
     enum ibx_reply_shape shape = x->replies.shape;
     if (shape == IBX_REPLY_UNKNOWN)
@@ -128,7 +128,8 @@ static bool knows_shape(const struct copies *x)
 static bool wants_request(void *context)
 {
     const struct copies *x = context;
-    return x->options.mode != IBX_GPU_OFF && knows_shape(x) && ibx_request_begins(&x->requests);
+    return x->options.mode != IBX_GPU_OFF && ibx_copies_know_shape(x) &&
+           ibx_request_begins(&x->requests);
 }
 
 /* --------------------------------------------------------------- what GVirtuS does itself */
@@ -166,7 +167,7 @@ static int note_read(void *context, void *bytes, size_t n)
     if (rc)
         return rc;
     if (x->options.mode != IBX_GPU_OFF)
-        ibx_own_reset_guard(x, knows_shape(x), bytes, n);
+        ibx_own_reset_guard(x, ibx_copies_know_shape(x), bytes, n);
     ibx_request_note_read(&x->requests, bytes, n);
     if (stage == IBX_REQUEST_NAME && x->requests.stage != IBX_REQUEST_NAME)
         ibx_copies_call_read(x, x->requests.name);

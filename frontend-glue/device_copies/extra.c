@@ -50,7 +50,7 @@ static int set_stream_attribute(struct extra *e)
 {
     int (*set)(void *stream, int attribute, const void *value) = NULL;
     _Alignas(8) uint8_t value[IBX_EXTRA_ATTRIBUTE] = {0};
-    void *stream = pointer(&e->in);
+    void *stream = stream_in(e);
     const int attribute = (int)ibx_get_u32(&e->in);
     const uint8_t *bytes = ibx_get_bytes(&e->in, sizeof(value));
     if (!whole(e))
@@ -64,7 +64,7 @@ static int get_stream_attribute(struct extra *e)
 {
     int (*get)(void *stream, int attribute, void *value) = NULL;
     _Alignas(8) uint8_t value[IBX_EXTRA_ATTRIBUTE] = {0};
-    void *stream = pointer(&e->in);
+    void *stream = stream_in(e);
     const int attribute = (int)ibx_get_u32(&e->in);
     if (!whole(e))
         return CUDA_INVALID_VALUE;
@@ -78,7 +78,7 @@ static int get_stream_number(struct extra *e)
 {
     int (*get)(void *stream, int *number) = NULL;
     int number = 0;
-    void *stream = pointer(&e->in);
+    void *stream = stream_in(e);
     if (!whole(e))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, get);
@@ -90,7 +90,7 @@ static int get_stream_number(struct extra *e)
 static int wait_for_stream(struct extra *e)
 {
     int (*wait)(void *stream) = NULL;
-    void *stream = pointer(&e->in);
+    void *stream = stream_in(e);
     FUNCTION(e, wait);
     return whole(e) ? wait(stream) : CUDA_INVALID_VALUE;
 }
@@ -117,13 +117,34 @@ static int get_limit(struct extra *e)
 
 /* ---------------------------------------------------------------------------------- a launch */
 
+#define STREAM_AT               40 /* in the body of a launch */
+#define PROGRAMMATIC_EVENT      7  /* cudaLaunchAttributeID, whose values begin with an event */
+#define LAUNCH_COMPLETION_EVENT 12
+
+/* Whether CUDA may get what a launch names. */
+static bool names_good(struct extra *e, struct ibx_reader body, struct ibx_reader attributes)
+{
+    ibx_get_bytes(&body, STREAM_AT);
+    bool good = ibx_named_stream(e->x, ibx_get_u64(&body));
+    while (ibx_reader_left(&attributes) && good) {
+        const uint32_t id = ibx_get_u32(&attributes);
+        const uint8_t *bytes = ibx_get_bytes(&attributes, IBX_EXTRA_ATTRIBUTE);
+        struct ibx_reader value = ibx_reader_of(bytes, IBX_EXTRA_ATTRIBUTE);
+        if (id == PROGRAMMATIC_EVENT || id == LAUNCH_COMPLETION_EVENT)
+            good = ibx_named_event(e->x, ibx_get_u64(&value));
+    }
+    e->no_handle = !good;
+    return good;
+}
+
 static int launch(struct extra *e)
 {
     const size_t n = ibx_get_u16(&e->in);
     const uint8_t *attributes = ibx_get_bytes(&e->in, n);
     const size_t left = ibx_reader_left(&e->in);
     const uint8_t *body = ibx_get_bytes(&e->in, left);
-    if (e->in.failed || n % (4 + IBX_EXTRA_ATTRIBUTE))
+    if (e->in.failed || n % (4 + IBX_EXTRA_ATTRIBUTE) ||
+        !names_good(e, ibx_reader_of(body, left), ibx_reader_of(attributes, n)))
         return CUDA_INVALID_VALUE;
     return ibx_copies_launch_as(e->x, body, left, attributes, n / (4 + IBX_EXTRA_ATTRIBUTE));
 }
@@ -140,7 +161,7 @@ static int host_open(struct extra *e)
 
 static int host_add(struct extra *e)
 {
-    struct ibx_host_work work = {.stream = ibx_get_u64(&e->in)};
+    struct ibx_host_work work = {.stream = (uintptr_t)stream_in(e)};
     work.queue = ibx_get_u64(&e->in);
     work.number = ibx_get_u64(&e->in);
     work.callback = ibx_get_u8(&e->in);
@@ -204,7 +225,7 @@ static int host_ask(struct extra *e)
     uint8_t bytes[IBX_EXTRA_COPIED] = {0};
     const uint64_t over = ibx_get_u64(&e->in);
     const bool wait = ibx_get_u8(&e->in), takes_bytes = ibx_reader_left(&e->in);
-    const uint64_t stream = takes_bytes ? ibx_get_u64(&e->in) : 0;
+    const uint64_t stream = takes_bytes ? (uintptr_t)stream_in(e) : 0;
     const int rc = whole(e) ? ibx_host_work_ask(e->x, over, wait, &called) : CUDA_INVALID_VALUE;
     ibx_put_u64(&e->out, called.number);
     ibx_put_u32(&e->out, (uint32_t)called.status);
@@ -250,5 +271,5 @@ int ibx_copies_extra(struct copies *x, const struct ibx_request *q, struct ibx_w
     const int rc = call->run(&e);
     ibx_handles_let_go(x);
     *out = e.out;
-    return rc;
+    return e.no_handle ? CUDA_INVALID_HANDLE : rc;
 }

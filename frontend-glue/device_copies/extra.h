@@ -15,6 +15,7 @@ struct extra {
     struct ibx_reader in;
     struct ibx_writer out;
     void *function; /* of the runtime */
+    bool no_handle; /* it names a stream or an event that is none */
 };
 
 struct extra_call {
@@ -40,10 +41,24 @@ static inline void *pointer(struct ibx_reader *r)
     return pointer_to(ibx_get_u64(r));
 }
 
-/* No bytes of the reader are missing, and none is left. */
+static inline void *stream_in(struct extra *e)
+{
+    const uint64_t stream = ibx_get_u64(&e->in);
+    e->no_handle = e->no_handle || !ibx_named_stream(e->x, stream);
+    return pointer_to(stream);
+}
+
+static inline void *event_in(struct extra *e)
+{
+    const uint64_t event = ibx_get_u64(&e->in);
+    e->no_handle = e->no_handle || !ibx_named_event(e->x, event);
+    return pointer_to(event);
+}
+
+/* No bytes of the reader are missing, none is left, and CUDA may get what they name. */
 static inline bool whole(const struct extra *e)
 {
-    return !e->in.failed && e->in.position == e->in.length;
+    return !e->in.failed && !e->no_handle && e->in.position == e->in.length;
 }
 
 /* Bytes from the first to the last of rows; false: of none, or of more than there are addresses. */

@@ -268,7 +268,7 @@ static int destroy_exec(struct extra *e)
 static int upload(struct extra *e)
 {
     int (*bring)(void *exec, void *stream) = NULL;
-    void *exec = pointer(&e->in), *stream = pointer(&e->in);
+    void *exec = pointer(&e->in), *stream = stream_in(e);
     if (!whole(e) || !is_exec(e, exec))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, bring);
@@ -281,7 +281,7 @@ static int is_capturing(struct extra *e)
 {
     int (*ask)(void *stream, int *status) = NULL;
     int status = 0;
-    void *stream = pointer(&e->in);
+    void *stream = stream_in(e);
     if (!whole(e))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, ask);
@@ -294,7 +294,7 @@ static int capture_function(struct extra *e)
 {
     int (*launch)(void *stream, void (*function)(void *), void *argument) = NULL;
     int rc = 0;
-    void *stream = pointer(&e->in);
+    void *stream = stream_in(e);
     const uint64_t queue = ibx_get_u64(&e->in), number = ibx_get_u64(&e->in);
     if (!whole(e))
         return CUDA_INVALID_VALUE;
@@ -309,7 +309,7 @@ static int set_memory(struct extra *e)
     void *address = pointer(&e->in);
     const int value = (int)ibx_get_u32(&e->in);
     const size_t n = ibx_get_u64(&e->in);
-    void *stream = pointer(&e->in);
+    void *stream = stream_in(e);
     if (!whole(e) || !mine(e, address, n))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, set);
@@ -325,7 +325,7 @@ static int set_rows(struct extra *e)
     const size_t pitch = ibx_get_u64(&e->in);
     const int value = (int)ibx_get_u32(&e->in);
     const size_t width = ibx_get_u64(&e->in), rows = ibx_get_u64(&e->in);
-    void *stream = pointer(&e->in);
+    void *stream = stream_in(e);
     if (!whole(e) || (rows && (!span_of(pitch, width, rows, &n) || !mine(e, address, n))))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, set);

@@ -199,7 +199,7 @@ static int share_event(struct extra *e)
 {
     int (*get)(void *handle, void *event) = NULL;
     uint8_t unused[IBX_EXTRA_HANDLE];
-    struct shared wish = {.kind = EVENT, .value = ibx_get_u64(&e->in)};
+    struct shared wish = {.kind = EVENT, .value = (uintptr_t)event_in(e)};
     if (!whole(e) || !wish.value)
         return CUDA_INVALID_VALUE;
     FUNCTION(e, get);

@@ -178,12 +178,11 @@ static int add_child(struct extra *e)
     return there && whole(e) && is_graph(e, child) ? add_node(e, &p, child) : CUDA_INVALID_VALUE;
 }
 
-/* CUDA looks events up itself. */
 static int add_event(struct extra *e)
 {
     struct place p;
     const bool there = get_place(e, &p);
-    const void *event = pointer(&e->in);
+    const void *event = event_in(e);
     return there && whole(e) ? add_node(e, &p, event) : CUDA_INVALID_VALUE;
 }
 

@@ -36,7 +36,7 @@ static int malloc_async(struct extra *e)
     int (*make)(void **address, size_t n, void *stream) = NULL;
     void *made = NULL;
     const size_t n = ibx_get_u64(&e->in);
-    void *stream = pointer(&e->in);
+    void *stream = stream_in(e);
     if (!whole(e))
         return CUDA_INVALID_VALUE;
     if (ibx_extra_limited(e, "memory of pools") || !ibx_copies_have_cuda(e->x))
@@ -51,7 +51,7 @@ static int malloc_from_pool(struct extra *e)
     int (*make)(void **address, size_t n, void *pool, void *stream) = NULL;
     void *made = NULL;
     const size_t n = ibx_get_u64(&e->in);
-    void *pool = pointer(&e->in), *stream = pointer(&e->in);
+    void *pool = pointer(&e->in), *stream = stream_in(e);
     if (!whole(e) || !ibx_extra_is_pool(e, pool))
         return CUDA_INVALID_VALUE;
     if (ibx_extra_limited(e, "memory of pools") || !ibx_copies_have_cuda(e->x))
@@ -64,7 +64,7 @@ static int malloc_from_pool(struct extra *e)
 static int free_async(struct extra *e)
 {
     int (*give_back)(void *address, void *stream) = NULL;
-    void *address = pointer(&e->in), *stream = pointer(&e->in);
+    void *address = pointer(&e->in), *stream = stream_in(e);
     if (!whole(e) || !mine(e, address, 1))
         return CUDA_INVALID_VALUE;
     const uint64_t number = e->x->isolation.on ? ibx_owners_number((uintptr_t)address) : 0;

@@ -26,7 +26,7 @@ static int stream_id(struct extra *e)
 {
     int (*get)(void *stream, unsigned long long *id) = NULL;
     unsigned long long id = 0;
-    void *stream = pointer(&e->in);
+    void *stream = stream_in(e);
     if (!whole(e))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, get);
@@ -39,7 +39,7 @@ static int stream_device(struct extra *e)
 {
     int (*get)(void *stream, int *device) = NULL;
     int device = 0;
-    void *stream = pointer(&e->in);
+    void *stream = stream_in(e);
     if (!whole(e))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, get);
@@ -51,7 +51,7 @@ static int stream_device(struct extra *e)
 static int copy_attributes(struct extra *e)
 {
     int (*copy)(void *to, void *from) = NULL;
-    void *to = pointer(&e->in), *from = pointer(&e->in);
+    void *to = stream_in(e), *from = stream_in(e);
     if (!whole(e))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, copy);
@@ -131,7 +131,7 @@ static int clusters(struct extra *e)
     for (unsigned i = 0; i < 6; i++)
         *(i < 3 ? &c.grid[i] : &c.block[i - 3]) = ibx_get_u32(&e->in);
     c.shared = ibx_get_u64(&e->in);
-    c.stream = pointer(&e->in);
+    c.stream = stream_in(e);
     while (ibx_reader_left(&e->in) && c.count < ATTRIBUTES_MAX) {
         attributes[c.count].id = (int)ibx_get_u32(&e->in);
         const uint8_t *value = ibx_get_bytes(&e->in, IBX_EXTRA_ATTRIBUTE);

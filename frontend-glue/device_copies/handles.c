@@ -2,7 +2,8 @@
 /*
  * Handles that requests of our own have returned. CUDA takes that of an array or a pool for an
  * address in this process, so one that was made up, or is of another kind, would end it. A tenant
- * names its own only, as what it is. Memory, streams and events are here for whose they are.
+ * names its own only, as what it is. Memory is here for whose it is; streams and
+ * events are for named_streams.c, too.
  *
  * A request holds what it names until it is over, and what that belongs to: another session of the
  * tenant's that gives it back meanwhile waits.
@@ -13,6 +14,7 @@
 
 #include <pthread.h>
 #include <search.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 
 #define HELD_MS 10000u /* that who gives something back waits for those who use it */
@@ -36,6 +38,7 @@ static pthread_cond_t let_go = PTHREAD_COND_INITIALIZER;
 static void *tree;
 static struct handle *all;
 static uint64_t numbers;
+static atomic_uint gone; /* streams and events */
 
 static int compare(const void *a, const void *b)
 {
@@ -53,15 +56,17 @@ static struct handle *find(const struct copies *x, enum ibx_handle_kind kind, ui
 }
 
 /* Locked. */
-static void drop(struct handle *gone)
+static void drop(struct handle *h)
 {
-    *gone->at = gone->next;
-    if (gone->next)
-        gone->next->at = gone->at;
-    tdelete(gone, &tree, compare);
-    gone->gone = true;
-    if (!gone->holders)
-        free(gone);
+    *h->at = h->next;
+    if (h->next)
+        h->next->at = h->at;
+    tdelete(h, &tree, compare);
+    if (h->kind == IBX_HANDLE_STREAM || h->kind == IBX_HANDLE_EVENT)
+        atomic_fetch_add(&gone, 1);
+    h->gone = true;
+    if (!h->holders)
+        free(h);
 }
 
 /* Locked. False: the request names too much. */
@@ -262,6 +267,19 @@ bool ibx_handles_know(struct copies *x, enum ibx_handle_kind kind, uint64_t valu
     const bool known = found && hold(x, found);
     pthread_mutex_unlock(&lock);
     return known;
+}
+
+bool ibx_handles_has(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    pthread_mutex_lock(&lock);
+    const bool has = find(x, kind, value);
+    pthread_mutex_unlock(&lock);
+    return has;
+}
+
+unsigned ibx_handles_gone_so_far(void)
+{
+    return atomic_load(&gone);
 }
 
 void ibx_handles_gone(struct copies *x, uint64_t value)

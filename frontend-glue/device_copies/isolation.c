@@ -248,7 +248,10 @@ int ibx_isolation_before_read(struct copies *x, uint8_t *bytes, size_t n)
                                 "this GVirtuS reads requests in pieces, in which tenants cannot be "
                                 "kept apart, nor what they allocate be counted: give each a back "
                                 "end, or set rdma.tenants : shared and no rdma.device_memory");
-    return w->stage == IBX_REQUEST_BODY && !w->got && n == w->length ? inspect(x, bytes, n) : 0;
+    if (w->stage != IBX_REQUEST_BODY || w->got || n != w->length)
+        return 0;
+    ibx_named_spoil(x, bytes, n);
+    return inspect(x, bytes, n);
 }
 
 int ibx_isolation_after_read(struct copies *x, enum ibx_request_stage before)

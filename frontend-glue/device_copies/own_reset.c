@@ -69,8 +69,9 @@ void ibx_made_answered(struct copies *x)
     uint64_t made = 0;
     if (x->made_use == MADE_MAKES && !r->exit_code && r->last_size <= sizeof(r->last))
         made = ibx_naming_allocated(r->last, r->last_size);
-    if (made)
-        ibx_handles_add(x, x->made_kind, made);
+    const bool seen = made && ibx_handles_add(x, x->made_kind, made);
+    if (x->made_use == MADE_MAKES && !r->exit_code && !seen && x->made_kind != IBX_HANDLE_MEMORY)
+        ibx_named_unseen();
     x->made_use = MADE_UNUSED;
 }
 

@@ -338,7 +338,7 @@ bool pools()
     REQUIRE(cudaMemcpyAsync(back.data(), memory, 5000, DEFAULT, stream) == 0);
     REQUIRE(cudaStreamSynchronize(stream) == 0 && back == bytes);
     REQUIRE(give_back(memory, stream) == 0 && fails(give_back(memory, stream), 1));
-    REQUIRE(fails(allocate(&memory, 5000, reinterpret_cast<void *>(77)), 400));
+    REQUIRE(fails(allocate(&memory, 5000, reinterpret_cast<void *>(77)), 400)); // no stream
     REQUIRE(preloaded<int(void **, int)>("cudaDeviceGetDefaultMemPool")(&pool, 0) == 0 && pool);
     REQUIRE(preloaded<FromPool>("cudaMallocFromPoolAsync")(&other, 100, pool, stream) == 0);
     REQUIRE(give_back(other, stream) == 0);

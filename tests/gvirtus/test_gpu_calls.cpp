@@ -99,6 +99,50 @@ bool errors()
     return true;
 }
 
+// Streams and events that nobody has made, or that are another tenant's kind of thing: CUDA takes
+// a handle for an address in the back end.
+bool made_up_handles()
+{
+    Gpu gpu;
+    Client other(gpu);
+    Remote &remote = gpu.remote;
+    const std::uint64_t wild = 0x7fffdeadbee0, to = remote.malloc(4096);
+    remote.get_last_error();
+    const std::uint64_t stream = remote.stream_create(), event = gpu.event();
+    REQUIRE(stream && event && to);
+    const auto own = [&](const char *what, const Body &body) {
+        return remote.call(what, body) == 400 && remote.get_last_error() == 400;
+    };
+    for (const std::uint64_t bad : {wild, event, stream + 8}) {
+        REQUIRE(own("cudaStreamSynchronize", Body().u64(bad)));
+        REQUIRE(own("cudaStreamQuery", Body().u64(bad)));
+        REQUIRE(own("cudaEventRecord", Body().u64(event).u64(bad)));
+        REQUIRE(own("cudaStreamWaitEvent", Body().u64(bad).u64(event).i32(0)));
+        REQUIRE(own("cudaLaunchKernel", kernel(IBX_DOUBLE_KERNEL, 32, bad, to, to, 10)));
+    }
+    for (const std::uint64_t bad : {wild, stream, event + 8, std::uint64_t{0}}) {
+        REQUIRE(own("cudaEventRecord", Body().u64(bad).u64(stream)));
+        REQUIRE(own("cudaStreamWaitEvent", Body().u64(stream).u64(bad).i32(0)));
+        REQUIRE(own("cudaEventQuery", Body().u64(bad)));
+        REQUIRE(own("cudaEventSynchronize", Body().u64(bad)));
+    }
+    // What GVirtuS runs, by a session that has seen nothing yet.
+    Client late(gpu);
+    REQUIRE(late.remote.call("cudaEventQuery", Body().u64(wild)) == 400);
+    Client first(gpu);
+    REQUIRE(first.remote.call("cudaStreamSynchronize", Body().u64(wild).i32(0)) == 0);
+    std::vector<char> bytes(4096, 'x');
+    REQUIRE(remote.to_device_async(to, bytes.data(), 4096, wild) == 0);
+    REQUIRE(remote.call("cudaStreamBeginCapture", Body().u64(wild).i32(0)) == 1);
+    // Other sessions of the client's name what one has made, until it is gone.
+    REQUIRE(other.remote.stream_query(stream) == 0);
+    REQUIRE(other.remote.call("cudaEventRecord", Body().u64(event).u64(stream)) == 0);
+    REQUIRE(remote.call("cudaEventDestroy", Body().u64(event)) == 0);
+    REQUIRE(other.remote.call("cudaEventRecord", Body().u64(event).u64(stream)) == 400);
+    return remote.stream_synchronize(stream) == 0 && remote.stream_synchronize(1) == 0 &&
+           remote.stream_synchronize(2) == 0;
+}
+
 // Numbers, lengths and handles that nobody has sent: CUDA sees none of it, and the next call is as
 // before. A handle that reached it would end the back end.
 bool malformed()
@@ -255,7 +299,7 @@ bool used_and_given_back()
     create.i32(0).u64(0).bytes.insert(create.bytes.end(), 2, 0);
     REQUIRE((pool = gpu.remote.address("ibxRuntime", create)));
     std::thread using_it([&] {
-        const Body stays = number(IBX_EXTRA_MALLOC_FROM_POOL).u64(4096).u64(pool).u64(78);
+        const Body stays = number(IBX_EXTRA_MALLOC_FROM_POOL).u64(7878).u64(pool).u64(0);
         made = other.remote.address("ibxRuntime", stays);
     });
     const Body get = number(IBX_EXTRA_POOL_GET).u64(pool).i32(6);
@@ -429,6 +473,7 @@ int main(int argc, char **argv)
     check("a device that there is not", no_such_device);
     check("memory that is counted", counted);
     check("errors", errors);
+    check("handles of streams and events that were made up", made_up_handles);
     check("requests of our own that are malformed", malformed);
     check("arrays after a reset", arrays_after_reset);
     check("a reset beside other clients", reset_beside_others);

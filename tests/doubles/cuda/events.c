@@ -15,6 +15,17 @@ struct event {
 
 static struct event *events;
 
+/* NULL: there is no handle. */
+static struct event *event_of(const void *handle)
+{
+    struct event *event = events;
+    while (event && event != handle)
+        event = event->next;
+    if (handle && !event)
+        no_handle("event", handle);
+    return handle ? event : NULL;
+}
+
 EXPORT int cuEventCreate(void **handle, unsigned flags)
 {
     int code = enter("cuEventCreate");
@@ -38,9 +49,7 @@ EXPORT int cuIpcGetEventHandle(void *bytes, void *handle)
     int code = enter("cuIpcGetEventHandle");
     if (code)
         return code;
-    const struct event *event = events;
-    while (event && event != handle)
-        event = event->next;
+    const struct event *event = event_of(handle);
     memset(bytes, 0x5a, 64);
     return leave(event && event->flags & 4 ? SUCCESS : INVALID_HANDLE);
 }
@@ -65,8 +74,10 @@ EXPORT int cuEventRecord(void *handle, void *stream_handle)
     int code = enter("cuEventRecord");
     if (code)
         return code;
-    struct event *event = handle;
+    struct event *event = event_of(handle);
     struct stream *stream = stream_of(stream_handle);
+    if (!event)
+        return leave(INVALID_HANDLE);
     if (stream && stream->device >= 0 && stream->device != event->device)
         return leave(INVALID_HANDLE);
     struct job *marker = stream ? job_new() : NULL;
@@ -83,7 +94,9 @@ EXPORT int cuEventQuery(void *handle)
     int code = enter_unsafe("cuEventQuery");
     if (code)
         return code;
-    const struct event *event = handle;
+    const struct event *event = event_of(handle);
+    if (!event)
+        return leave(INVALID_HANDLE);
     bool done = !event->stream || (int)(event->stream->done - event->job) >= 0;
     return leave(done ? SUCCESS : IBX_CUDA_NOT_READY);
 }
@@ -93,7 +106,9 @@ EXPORT int cuEventSynchronize(void *handle)
     int code = enter_unsafe("cuEventSynchronize");
     if (code)
         return code;
-    const struct event *event = handle;
+    const struct event *event = event_of(handle);
+    if (!event)
+        return leave(INVALID_HANDLE);
     if (event->stream)
         wait_for(event->stream, event->job);
     return leave(sticky_error);
@@ -105,8 +120,10 @@ EXPORT int cuStreamWaitEvent(void *handle, void *event_handle, unsigned flags)
     int code = enter("cuStreamWaitEvent");
     if (code)
         return code;
-    const struct event *event = event_handle;
+    const struct event *event = event_of(event_handle);
     struct stream *stream = stream_of(handle);
+    if (!event)
+        return leave(INVALID_HANDLE);
     struct job *marker = stream ? job_new() : NULL;
     if (!marker)
         return leave(stream ? OUT_OF_MEMORY : INVALID_HANDLE);

@@ -63,7 +63,7 @@ int pooled_malloc(void **address, size_t n)
 EXPORT int cudaMallocAsync(void **address, size_t n, void *stream)
 {
     int device = 0;
-    if (stream == (void *)77 || device_of_stream(stream, &device))
+    if (device_of_stream(stream, &device))
         return returns(400);
     enter_device(device);
     const int rc = pooled_malloc(address, n);
@@ -74,11 +74,12 @@ EXPORT int cudaMallocAsync(void **address, size_t n, void *stream)
 EXPORT int cudaMallocFromPoolAsync(void **address, size_t n, void *from, void *stream)
 {
     struct pool *pool = pool_of(from);
-    pool->values[6] = stream == (void *)78; /* one that stays here, unless the pool goes */
+    pool->values[6] = n == 7878; /* one that stays here, unless the pool goes */
     for (unsigned i = 0; i < 200 && pool->values[6] && pool->made; i++)
         usleep(1000);
     pool->values[6] = 0;
-    return stream == (void *)77 ? returns(400) : allocate(address, n, pool_of(from));
+    (void)stream;
+    return allocate(address, n, pool_of(from));
 }
 
 EXPORT int cudaFreeAsync(void *address, void *stream)

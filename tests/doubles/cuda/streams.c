@@ -2,6 +2,7 @@
 /* A double of CUDA's driver: streams, and what waits for them. */
 #include "tests/doubles/cuda/streams.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -134,6 +135,13 @@ bool is_legacy(const struct stream *stream)
     return stream == &streams[0] || stream == &streams[2];
 }
 
+/* The driver reads what the address of a handle leads to. */
+_Noreturn void no_handle(const char *what, const void *handle)
+{
+    fprintf(stderr, "the double of CUDA's driver was given a %s that is none: %p\n", what, handle);
+    abort();
+}
+
 struct stream *stream_of(void *handle)
 {
     unsigned i = current && current->device ? 2 : 0;
@@ -142,10 +150,12 @@ struct stream *stream_of(void *handle)
     else if ((uintptr_t)handle > 2)
         i = (unsigned)((struct stream *)handle - streams);
     if (i >= STREAMS || ((uintptr_t)handle > 2 && handle != (void *)&streams[i]))
-        return NULL;
+        no_handle("stream", handle);
     if (i < FIXED && !streams[i].used)
         stream_start(&streams[i], true);
-    return streams[i].used ? &streams[i] : NULL;
+    if (!streams[i].used)
+        no_handle("stream", handle);
+    return &streams[i];
 }
 
 void submit(struct stream *stream, struct job *job)

@@ -34,7 +34,8 @@ extern struct stream streams[STREAMS];
 
 struct stream *legacy_of(int device);
 bool is_legacy(const struct stream *stream);
-/* NULL: not a stream. */
+/* Ends the process. */
+_Noreturn void no_handle(const char *what, const void *handle);
 struct stream *stream_of(void *handle);
 struct job *job_new(void);
 /* Puts a job behind what it has to wait for. */

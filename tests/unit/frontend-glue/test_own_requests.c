@@ -486,15 +486,20 @@ static void test_handles_have_a_limit(void **state)
     (void)state;
     for (unsigned i = 0; i <= MOST; i++) {
         assert_int_equal(app->event_create(&events[i], 4), 0);
+        assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_EVENT, (uintptr_t)events[i]));
         assert_int_equal(call_one(&alice, IBX_EXTRA_IPC_EVENT, (uintptr_t)events[i], &answer),
                          i < MOST ? 0 : 2);
     }
+    assert_int_equal(call_one(&bob, IBX_EXTRA_IPC_EVENT, (uintptr_t)events[MOST], &answer), 400);
+    assert_true(ibx_handles_add(&bob.x, IBX_HANDLE_EVENT, (uintptr_t)events[MOST]));
     assert_int_equal(call_one(&bob, IBX_EXTRA_IPC_EVENT, (uintptr_t)events[MOST], &answer), 0);
+    assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_EVENT, (uintptr_t)events[MOST]));
     ibx_ipc_gone((uintptr_t)events[MOST]);
     ibx_ipc_gone((uintptr_t)events[7]);
     assert_int_equal(call_one(&alice, IBX_EXTRA_IPC_EVENT, (uintptr_t)events[MOST], &answer), 0);
     /* When a session has ended, what it has shared gives way. */
     assert_int_equal(app->event_create(&more, 4), 0);
+    assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_EVENT, (uintptr_t)more));
     assert_int_equal(call_one(&alice, IBX_EXTRA_IPC_EVENT, (uintptr_t)more, &answer), 2);
     ibx_ipc_end(&bob.x);
     assert_int_equal(call_one(&alice, IBX_EXTRA_IPC_EVENT, (uintptr_t)more, &answer), 2);

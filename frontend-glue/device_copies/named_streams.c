@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Streams and events that requests name. CUDA takes their handles for addresses in this process, so
+ * one that was made up would end it, and all other clients' programs with it. So the handle has to
+ * be one that a call has returned to the tenant, and of something that is still there.
+ *
+ * A request of which that is not true is answered as CUDA answers an event that is none. Where
+ * GVirtuS's handler runs it, that gets no handle at all: an event that is none, or the legacy
+ * stream.
+ *
+ * Where the replies of handlers cannot be read, nobody knows what they have returned.
+ */
+#include "frontend-glue/device_copies/copies.h"
+
+#include "common/log.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+#define STREAMS_OF_ALL 2u /* the legacy stream, by 0 too, and the thread's own */
+
+static atomic_bool unseen; /* some handler has returned what could not be read */
+
+void ibx_named_unseen(void)
+{
+    atomic_store(&unseen, true);
+}
+
+/* Other values were found among the handles since so many of them have gone. */
+static bool is_remembered(struct copies *x, uint64_t *place, uint64_t value)
+{
+    const unsigned gone = ibx_handles_gone_so_far();
+    if (x->named_since != gone)
+        memset(x->named, 0, sizeof(x->named));
+    x->named_since = gone;
+    return *place == value;
+}
+
+static bool is_there(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    uint64_t *place =
+        &x->named[kind == IBX_HANDLE_EVENT][(value >> 4 ^ value >> 12) % IBX_NAMED_STREAMS];
+    if (is_remembered(x, place, value))
+        return true;
+    if (!ibx_handles_has(x, kind, value))
+        return atomic_load(&unseen) || !ibx_copies_know_shape(x) || !ibx_cuda_load(NULL);
+    *place = value;
+    return true;
+}
+
+bool ibx_named_stream(struct copies *x, uint64_t stream)
+{
+    return stream <= STREAMS_OF_ALL || is_there(x, IBX_HANDLE_STREAM, stream);
+}
+
+bool ibx_named_event(struct copies *x, uint64_t event)
+{
+    return !event || is_there(x, IBX_HANDLE_EVENT, event);
+}
+
+/* ------------------------------------------------------------------- GVirtuS's handlers */
+
+#define E(at)                                                                                      \
+    ((at) + 1) /* an event: so many bytes behind the beginning, or before the end, < 0             \
+                */
+#define S(at) ((at) + 1001)
+#define END   (-24)
+
+static const struct {
+    const char *name;
+    int places[2]; /* 0: none */
+} namings[] = {
+    {"cudaEventDestroy", {E(0)}},
+    {"cudaEventElapsedTime", {E(-16), E(-8)}},
+    {"cudaEventQuery", {E(0)}},
+    {"cudaEventRecord", {E(0), S(8)}},
+    {"cudaEventSynchronize", {E(0)}},
+    {"cudaGraphLaunch", {S(8)}},
+    {"cudaLaunchKernel", {S(40)}},
+    {"cudaMemcpyAsync", {S(-8)}},
+    {"cudaMemsetAsync", {S(-8)}},
+    {"cudaStreamAddCallback", {S(0)}},
+    {"cudaStreamBeginCapture", {S(0)}},
+    {"cudaStreamDestroy", {S(0)}},
+    {"cudaStreamEndCapture", {S(0)}},
+    {"cudaStreamIsCapturing", {S(0)}},
+    {"cudaStreamQuery", {S(0)}},
+    {"cudaStreamSynchronize", {S(0)}},
+    {"cudaStreamWaitEvent", {S(0), E(8)}},
+    {"cuEventDestroy", {E(0)}},
+    {"cuEventQuery", {E(0)}},
+    {"cuEventRecord", {E(0), S(8)}},
+    {"cuEventSynchronize", {E(0)}},
+    {"cuStreamDestroy", {S(0)}},
+    {"cuStreamQuery", {S(0)}},
+    {"cuStreamSynchronize", {S(0)}},
+};
+
+static void tell(const struct copies *x)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    if (!atomic_flag_test_and_set(&told))
+        ibx_log(IBX_LOG_WARN,
+                "%s names a stream or an event in %s that no call has returned, or that is gone: "
+                "GVirtuS gets none in its place",
+                ibx_session_path(x->s)->peer, x->requests.name);
+}
+
+static void spoil(struct copies *x, int place, uint8_t *body, size_t n)
+{
+    const bool stream = place >= S(END);
+    const int at = place - (stream ? S(0) : E(0));
+    const size_t from = at < 0 ? n - (size_t)-at : (size_t)at;
+    if (from > n || n - from < 8)
+        return;
+    struct ibx_reader r = ibx_reader_of(body + from, 8);
+    const uint64_t value = ibx_get_u64(&r);
+    if (stream ? ibx_named_stream(x, value) : ibx_named_event(x, value))
+        return;
+    memset(body + from, 0, 8);
+    tell(x);
+}
+
+void ibx_named_spoil(struct copies *x, uint8_t *body, size_t n)
+{
+    const char *name = x->requests.name;
+    size_t i = 0;
+    if (x->options.mode == IBX_GPU_OFF)
+        return;
+    while (i < sizeof(namings) / sizeof(namings[0]) && strcmp(namings[i].name, name) != 0)
+        i++;
+    for (unsigned k = 0; i < sizeof(namings) / sizeof(namings[0]) && k < 2; k++) {
+        if (namings[i].places[k])
+            spoil(x, namings[i].places[k], body, n);
+    }
+}
