@@ -9,6 +9,7 @@
 #include <string.h>
 
 #define STOP_MS         1000 /* for QEMU to take the command */
+#define ASK_MS          20   /* ... a question */
 #define LIBVIRT_ENDS_MS 1000 /* for libvirt to end the source's QEMU */
 #define LET_GO_EARLY_MS 500  /* for QEMU to end its migration, while CONFIRMED is on its way */
 #define VERDICT_MS      2000 /* for the pages of a guest that has shut down to be compared */
@@ -69,6 +70,15 @@ static bool libvirt_ends_it(struct source *s)
     return ibx_now_ns() < s->guard_ns;
 }
 
+/* Anything: what QEMU told before its answer was before. A question that does not get to QEMU is
+ * tried again. */
+static void ask(struct source *s)
+{
+    if (s->guarding.now == GUARDING_NOTED &&
+        !ibx_qmp_post(s->vm.qmp, "query-status", ibx_deadline_in_ms(ASK_MS), NULL))
+        ibx_state_move(&s->guarding, GUARDING_ASKED);
+}
+
 /* A record that names it comes first: without it nobody could disarm it. */
 void ibx_source_guard(struct source *s)
 {
@@ -79,6 +89,8 @@ void ibx_source_guard(struct source *s)
         return;
     ibx_source_warm_end(s); /* one userfaultfd at a time has a range */
     make(s);
+    if (s->guard.state.now == GUARD_ARMED)
+        ask(s);
     if (s->guard.state.now != GUARD_MADE)
         return;
     if (s->guarding.now == GUARDING_WISHED) {
@@ -90,9 +102,8 @@ void ibx_source_guard(struct source *s)
     if (ibx_guard_ends(&s->guard))
         ibx_migration_stop_at("source", "arming");
     int rc = ibx_guard_arm(&s->guard, &why);
-    if (!rc && s->guarding.now == GUARDING_NOTED &&
-        !ibx_qmp_post(s->vm.qmp, "query-status", ibx_deadline_in_ms(STOP_MS), NULL))
-        ibx_state_move(&s->guarding, GUARDING_ASKED);
+    if (!rc)
+        ask(s);
     if (!rc || rc == -EAGAIN)
         return;
     ibx_guard_release(&s->guard);

@@ -593,6 +593,33 @@ static void test_full_backlog(NO_STATE)
     unlink(at.sun_path);
 }
 
+/* Without its answer nobody knows that all was protected: a question that could not be sent is
+ * asked again. */
+static void test_the_guard_asks_until_it_has_asked(NO_STATE)
+{
+    static struct source s;
+    static const struct ibx_send_options options = {.folder = "/nonexistent"};
+    attached(SCRIPT({"query-status", READY(2), 0}));
+    s = (struct source){.options = &options, .vm.qmp = qmp};
+    ibx_source_vm_drive(&s.vm, false);
+    ibx_source_warm_init(&s.warm);
+    ibx_source_guard_init(&s);
+    assert_int_equal(ibx_source_begin(&s, SOURCE_SERVING), 0);
+    s.guard.state.now = GUARD_ARMED; /* and the question behind it was not sent */
+    s.guarding.now = GUARDING_NOTED;
+    ibx_source_guard(&s);
+    assert_int_equal(s.guarding.now, GUARDING_ASKED);
+    ibx_source_guard(&s); /* once */
+    for (const uint64_t by = ibx_deadline_in_ms(GENEROUS); ibx_now_ns() < by;) {
+        ibx_qmp_pump(qmp, NULL);
+        ibx_source_guard_answered(&s);
+        if (s.guarding.now == GUARDING_WHOLE)
+            break;
+    }
+    assert_int_equal(s.guarding.now, GUARDING_WHOLE);
+    done();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -620,6 +647,7 @@ int main(void)
         cmocka_unit_test(test_bad_paths),
         cmocka_unit_test(test_deep_folder),
         cmocka_unit_test(test_full_backlog),
+        cmocka_unit_test(test_the_guard_asks_until_it_has_asked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
