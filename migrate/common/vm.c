@@ -178,6 +178,15 @@ static int end_held(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, int fd, b
     return rc;
 }
 
+static bool was_marked(struct ibx_qmp *qmp, uint64_t deadline_ns)
+{
+    const int any = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    const bool was = any >= 0 && ibx_hold_marked(qmp, any, deadline_ns);
+    if (any >= 0)
+        close(any);
+    return was;
+}
+
 /* `held`: there is something of it in QEMU; `known`: QEMU's last migration is ours. */
 static int end_migration(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, bool *held, bool *known,
                          uint64_t deadline_ns, struct ibx_error *err)
@@ -185,7 +194,7 @@ static int end_migration(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, bool
     others_came(qmp); /* before: it does not matter */
     int fd, rc = ibx_hold_take(ibx_qmp_pid(qmp), vm->hold, &fd, err);
     *held = !rc;
-    *known = !vm->stream;
+    *known = !vm->stream || (vm->completes && (!vm->marked || was_marked(qmp, deadline_ns)));
     if (!rc) {
         rc = end_held(qmp, vm, fd, known, deadline_ns, err);
         close(fd);
@@ -265,10 +274,10 @@ int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_n
     int rc = vm->touched ? end_migration(qmp, vm, &held, &known, deadline_ns, err) : 0;
     if (!rc && vm->touched && vm->was_running)
         rc = run_again(qmp, known, deadline_ns, err);
-    if (!rc && held) {
+    if (!rc && (held || (vm->marked && vm->was_running)))
         ibx_hold_unmark(qmp, deadline_ns);
+    if (!rc && held)
         ibx_hold_forget(qmp, deadline_ns);
-    }
     if (!rc && vm->touched)
         rc = ibx_hold_allow(qmp, false, deadline_ns, err);
     if (!rc)

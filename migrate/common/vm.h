@@ -12,6 +12,8 @@ struct ibx_vm_undo {
     const char *libvirt; /* its socket: libvirt decides on its own where the VM runs; or NULL */
     json_t *before;      /* settings to put back (ibx_settings_restore()), NULL: untouched */
     uint64_t hold;       /* of hold.h; 0: none */
+    bool completes;      /* of a snapshot, which is made when it has completed */
+    bool marked;         /* ... and was marked then (hold.h), until the VM runs again */
     uint64_t stream;     /* QEMU's end of the migration's stream: it is asked whether QEMU's
                             migration is that one; 0: it is */
 };

@@ -4,7 +4,7 @@
  *
  *   B{...}\n  settings to put back     T  the migration is started
  *   C         committed                U  QEMU has refused that
- *   R         released
+ *   R         released                       M  it has completed, and was marked (hold.h)
  *
  * The end of that stream means that the tool has ended, for whatever reason.
  *
@@ -77,6 +77,7 @@ static void on_letter(struct watchdog *w, char letter)
         w->line[w->length++] = letter;
     else if (!w->length) {
         w->vm.touched = letter == 'T' || (w->vm.touched && letter != 'U');
+        w->vm.marked |= letter == 'M';
         if (letter == 'C')
             ibx_state_move(&w->state, w->vm.libvirt ? SETTLING : DISMISSED);
         if (letter == 'R' && w->state.now != DISMISSED)
@@ -273,6 +274,11 @@ int ibx_watchdog_touched(struct ibx_watchdog *watchdog, struct ibx_error *err)
 int ibx_watchdog_untouched(struct ibx_watchdog *watchdog, struct ibx_error *err)
 {
     return tell(watchdog, "U", 1, err);
+}
+
+int ibx_watchdog_marked(struct ibx_watchdog *watchdog, struct ibx_error *err)
+{
+    return tell(watchdog, "M", 1, err);
 }
 
 int ibx_watchdog_commit(struct ibx_watchdog *watchdog, struct ibx_error *err)

@@ -8,6 +8,7 @@
 
 #include "common/clock.h"
 #include "migrate/common/common.h"
+#include "migrate/common/hold.h"
 #include "migrate/common/vm.h"
 #include "migrate/common/watchdog.h"
 
@@ -33,7 +34,8 @@ struct freezing {
     uint8_t *state;
     size_t state_bytes, state_room;
     uint64_t stop_ns;
-    bool made; /* the folder */
+    bool made;        /* the folder */
+    int ours, theirs; /* of the stream; -1: closed */
 };
 
 /* ------------------------------------------------------------ what keeps it from being frozen */
@@ -158,29 +160,32 @@ static int await_end(struct freezing *f, struct ibx_error *err)
 static int save_state(struct freezing *f, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
-    int ours, theirs, rc = ibx_watchdog_settings(&f->watchdog, f->settings.before, err);
+    int rc = ibx_watchdog_settings(&f->watchdog, f->settings.before, err);
     if (!rc)
         rc = ibx_settings_set(f->qmp, &f->settings, deadline, err);
     if (rc)
         return rc;
     f->undo.before = json_incref(f->settings.before);
-    rc = ibx_vm_stream(&ours, &theirs, err);
-    if (rc)
-        return rc;
     f->undo.touched = true;
     rc = ibx_watchdog_touched(&f->watchdog, err);
     if (!rc)
-        rc = ibx_vm_migrate(f->qmp, false, theirs, deadline, err);
+        rc = ibx_vm_migrate(f->qmp, false, f->theirs, deadline, err);
     if (rc == -EREMOTEIO) { /* what would be undone is another client's migration */
         f->undo.touched = false;
         ibx_watchdog_untouched(&f->watchdog, NULL);
     }
-    close(theirs);
+    close(f->theirs);
+    f->theirs = -1;
     if (!rc)
-        rc = read_stream(f, ours, err);
-    close(ours);
+        rc = read_stream(f, f->ours, err);
     if (!rc)
         rc = await_end(f, err);
+    if (rc)
+        return rc;
+    /* From here on it takes long enough for another program to make the next one. */
+    ibx_hold_mark(f->qmp, f->ours, deadline);
+    f->undo.marked = true;
+    rc = ibx_watchdog_marked(&f->watchdog, err);
     if (!rc)
         note_stop(f);
     if (!rc && !f->state_bytes)
@@ -344,7 +349,12 @@ static int prepare(struct freezing *f, const char *qmp, const char *path,
     if (!rc)
         rc = ibx_snapshot_folder_make(path, &f->folder, err);
     f->made = !rc;
-    return rc ? rc : watch(f, qmp, err);
+    if (!rc)
+        rc = ibx_vm_stream(&f->ours, &f->theirs, err);
+    if (rc)
+        return rc;
+    f->undo.stream = ibx_hold_name(f->theirs);
+    return watch(f, qmp, err);
 }
 
 /* The VM has been frozen. */
@@ -385,7 +395,8 @@ int ibx_snapshot_freeze(const char *qmp, const char *path, enum ibx_freeze_after
     struct ibx_freeze_result got = {.runs = false};
     if (!f)
         return ibx_error_set(err, -ENOMEM, "no memory for a snapshot");
-    f->watchdog.fd = -1;
+    f->watchdog.fd = f->ours = f->theirs = -1;
+    f->undo.completes = true;
     /* They wait: a VM that stands still is not left alone. */
     int rc = ibx_migration_signals_open(&signals, err);
     if (rc) {
@@ -395,6 +406,7 @@ int ibx_snapshot_freeze(const char *qmp, const char *path, enum ibx_freeze_after
     rc = prepare(f, qmp, path, after, err);
     if (!rc)
         rc = save_state(f, err);
+    ibx_migration_stop_at("freeze", "saved");
     if (!rc)
         rc = fill_folder(f, err);
     if (!rc)
@@ -403,12 +415,18 @@ int ibx_snapshot_freeze(const char *qmp, const char *path, enum ibx_freeze_after
         rc = seal(f, &got, err);
     if (rc)
         undo(f, err);
+    if (!rc)
+        ibx_hold_unmark(f->qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS));
     ibx_watchdog_release(&f->watchdog);
     if (!rc && after == IBX_FREEZE_QUIT)
         rc = ibx_vm_quit(f->qmp, err);
     if (!rc)
         *result = got;
     ibx_migration_signals_close(&signals);
+    if (f->ours >= 0)
+        close(f->ours);
+    if (f->theirs >= 0)
+        close(f->theirs);
     json_decref(f->undo.before);
     ibx_settings_fini(&f->settings);
     ibx_snapshot_folder_close(&f->folder);

@@ -279,6 +279,40 @@ static void test_beside_a_rollback(void)
     beside_a_rollback("rollback:marked", "pre-switchover");
 }
 
+/* Of a VM whose state a snapshot has: it stands still while its memory is copied. */
+static void beside_a_snapshot(bool killed)
+{
+    char folder[160];
+    pair_start_source();
+    snprintf(folder, sizeof(folder), "%s/snapshot", mover_folder);
+    mover_stop_next("freeze:saved");
+    mover_start(&sender,
+                (const char *[]){"freeze", folder, "--qmp", vms[0].tool, "--resume", NULL});
+    mover_await_stop(&sender);
+    const pid_t watchdog = watchdog_of(&sender);
+    if (killed) {
+        assert_int_equal(kill(watchdog, SIGSTOP), 0);
+        mover_kill(&sender, SIGKILL);
+    }
+    vm_do(&vms[0], "cont", NULL);
+    make_another_migration("completed");
+    if (killed) {
+        assert_int_equal(kill(watchdog, SIGCONT), 0);
+    } else {
+        mover_kill(&sender, SIGCONT);
+        mover_ends(&sender, 1);
+    }
+    the_watchdog_refuses();
+    it_is_still("completed");
+    mover_end_all(NULL);
+}
+
+static void test_beside_a_snapshot(void)
+{
+    beside_a_snapshot(false);
+    beside_a_snapshot(true);
+}
+
 int main(void)
 {
     pair_beats = 10;
@@ -289,6 +323,7 @@ int main(void)
                                            VM_TEST(test_a_rollback_that_was_cut_off),
                                            VM_TEST(test_after_a_rollback_that_was_cut_off),
                                            VM_TEST(test_beside_a_rollback),
+                                           VM_TEST(test_beside_a_snapshot),
                                            {0}};
     return vm_tests(tests, mover_end_all);
 }

@@ -116,7 +116,8 @@ static const char **stop_of(const char *command)
     if (!strcmp(command, "rollback"))
         return stop_next[0] && !strncmp(stop_next[0], command, 8) ? &stop_next[0] : NULL;
     const bool sends = !strcmp(command, "send") || !strcmp(command, "borrow") ||
-                       !strcmp(command, "return") || !strcmp(command, "recover");
+                       !strcmp(command, "return") || !strcmp(command, "recover") ||
+                       !strcmp(command, "freeze");
     return sends ? &stop_next[0] : NULL;
 }
 
