@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * How the preload's thread for functions of the host waits for the next one: where processors
+ * abound it polls for a while, and then sleeps. The clock is the test's, and so is the back end:
+ * what is enqueued is named to whoever asks. Each case is a process of its own, as the thread is
+ * begun once.
+ */
+#include "frontend-glue/preload/internal.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#define POLL_NS  100000u
+#define FAILED_S 30u /* on any machine */
+
+/* ------------------------------------------------------------ what is the test's own */
+
+static _Atomic uint64_t now_ns = 1000000000;
+static bool spins;
+static pthread_t application;
+static _Atomic unsigned looks; /* at the clock by the thread */
+static _Atomic unsigned sleeps;
+
+int __wrap_clock_gettime(clockid_t clock, struct timespec *at);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *at)
+{
+    (void)clock;
+    looks += !pthread_equal(pthread_self(), application);
+    *at = (struct timespec){(time_t)(now_ns / 1000000000), (long)(now_ns % 1000000000)};
+    return 0;
+}
+
+int __real_pthread_cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex);
+int __wrap_pthread_cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex);
+int __wrap_pthread_cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex)
+{
+    sleeps += !pthread_equal(pthread_self(), application);
+    return __real_pthread_cond_wait(condition, mutex);
+}
+
+bool __wrap_ibx_thread_may_spin(void);
+bool __wrap_ibx_thread_may_spin(void)
+{
+    return spins;
+}
+
+/* ------------------------------------------------------------ the back end */
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t more;
+    uint64_t number; /* of the function that nobody has called yet; 0: none */
+} back_end = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0};
+
+void ibx_frontend_extra_begin(struct extra *e, enum ibx_extra number, const char *call)
+{
+    e->call = call;
+    e->body = ibx_writer_of(e->bytes, sizeof(e->bytes));
+    ibx_put_u16(&e->body, (uint16_t)number);
+}
+
+int ibx_frontend_extra_ask(const struct extra *e, uint64_t *answer)
+{
+    (void)e;
+    *answer = 7; /* the queue */
+    return 0;
+}
+
+/* Of HOST_ADD: a stream, the queue, and the number. */
+int ibx_frontend_extra(const struct extra *e, void *out, size_t n)
+{
+    struct ibx_reader r = ibx_reader_of(e->bytes, e->body.length);
+    (void)out, (void)n;
+    ibx_get_u16(&r);
+    ibx_get_u64(&r);
+    ibx_get_u64(&r);
+    pthread_mutex_lock(&back_end.lock);
+    back_end.number = ibx_get_u64(&r);
+    pthread_cond_broadcast(&back_end.more);
+    pthread_mutex_unlock(&back_end.lock);
+    return 0;
+}
+
+/* Of HOST_ASK: what was called, and whether to wait for the next one. */
+bool ibx_frontend_extra_try(const struct extra *e, void *out, size_t n, int *code)
+{
+    struct ibx_reader r = ibx_reader_of(e->bytes, e->body.length);
+    struct ibx_writer w = ibx_writer_of(out, n);
+    ibx_get_u16(&r);
+    ibx_get_u64(&r);
+    const bool waits = ibx_get_u8(&r);
+    pthread_mutex_lock(&back_end.lock);
+    while (waits && !back_end.number)
+        __real_pthread_cond_wait(&back_end.more, &back_end.lock);
+    ibx_put_u64(&w, back_end.number);
+    ibx_put_u32(&w, 0);
+    back_end.number = 0;
+    pthread_mutex_unlock(&back_end.lock);
+    *code = 0;
+    return true;
+}
+
+void ibx_frontend_connect(void) {}
+
+void ibx_frontend_device_used(void) {}
+
+int ibx_frontend_fail(int rc)
+{
+    return rc;
+}
+
+void *ibx_frontend_graph_stream(void)
+{
+    return NULL;
+}
+
+bool ibx_frontend_graph_copied(void (*function)(void *), void *argument, const uint8_t *bytes,
+                               size_t n)
+{
+    (void)function, (void)argument, (void)bytes, (void)n;
+    return false;
+}
+
+bool ibx_frontend_captures(void *stream)
+{
+    (void)stream;
+    return false;
+}
+
+int ibx_frontend_capture_function(void *stream, void (*function)(void *), void *argument)
+{
+    (void)stream, (void)function, (void)argument;
+    return CUDA_UNKNOWN;
+}
+
+/* ------------------------------------------------------------ scenes */
+
+static void count(void *argument)
+{
+    atomic_fetch_add((_Atomic unsigned *)argument, 1);
+}
+
+static void await(const _Atomic unsigned *figure, unsigned least)
+{
+    while (*figure < least) /* alarm(2) ends what never comes */
+        sched_yield();
+}
+
+/* It was called, and the stream goes on: the thread waits for the next one. */
+static int call_one(_Atomic unsigned *called)
+{
+    const unsigned before = *called;
+    if (cudaLaunchHostFunc(NULL, count, called))
+        return 1;
+    await(called, before + 1);
+    while (ibx_frontend_host_functions())
+        sched_yield();
+    return 0;
+}
+
+/* While the time lasts it does not sleep, and sees the next one; then it sleeps, and is woken. */
+static int polls(void)
+{
+    static _Atomic unsigned called;
+    spins = true;
+    for (unsigned i = 0; i < 10; i++) {
+        if (call_one(&called))
+            return 1;
+        await(&looks, looks + 1000);
+        now_ns += POLL_NS - 1;
+        await(&looks, looks + 1000);
+        if (sleeps)
+            return 2;
+    }
+    for (unsigned i = 1; i <= 10; i++) {
+        now_ns += POLL_NS;
+        await(&sleeps, i);
+        const unsigned before = looks;
+        if (call_one(&called))
+            return 1;
+        await(&looks, before + 1000); /* it polls again */
+    }
+    return 0;
+}
+
+/* It sleeps at once, and looks at no clock. */
+static int sleeps_at_once(void)
+{
+    static _Atomic unsigned called;
+    for (unsigned i = 1; i <= 10; i++) {
+        if (call_one(&called))
+            return 1;
+        await(&sleeps, i);
+    }
+    return looks ? 2 : 0;
+}
+
+static void run(int (*scene)(void))
+{
+    int status = -1;
+    const pid_t child = fork();
+    if (!child) {
+        application = pthread_self();
+        alarm(FAILED_S);
+        _exit(scene());
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
+
+static void test_polls(void **state)
+{
+    (void)state;
+    run(polls);
+}
+
+static void test_sleeps(void **state)
+{
+    (void)state;
+    run(sleeps_at_once);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_polls),
+        cmocka_unit_test(test_sleeps),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
