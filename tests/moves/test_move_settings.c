@@ -249,6 +249,31 @@ static void test_sender_killed_early(void)
     pair_stays();
 }
 
+/* ... and it is killed, too: the VM runs on, and nobody knows that a snapshot would be of no use.
+ */
+static void test_sender_and_watchdog_killed(void)
+{
+    char path[64];
+    int watchdog;
+    start();
+    pair_run_to("source:exposing", NULL);
+    snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)sender.pid, (int)sender.pid);
+    FILE *children = fopen(path, "re");
+    assert_non_null(children);
+    assert_int_equal(fscanf(children, "%d", &watchdog), 1);
+    fclose(children);
+    kill(watchdog, SIGKILL);
+    mover_kill(&sender, SIGKILL);
+    mover_ends(&receiver, 1);
+    assert_true(has(&vms[0], "x-ignore-shared"));
+    mover_must_print(MOVER_RUN(0, "status", "--qmp", vms[0].tool),
+                     "snapshot of the VM (savevm) has no RAM, until \"ib-migrate rollback\"");
+    MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
+    await_settings(&vms[0], before[0]);
+    assert_false(mover_printed(MOVER_RUN(0, "status", "--qmp", vms[0].tool), "savevm"));
+    pair_stays();
+}
+
 static void test_sender_killed_after_the_commit(void)
 {
     start();
@@ -365,6 +390,7 @@ int main(void)
                                            VM_TEST(test_snapshots_while_filling),
                                            VM_TEST(test_receiver_killed),
                                            VM_TEST(test_sender_killed_early),
+                                           VM_TEST(test_sender_and_watchdog_killed),
                                            VM_TEST(test_sender_killed_after_the_commit),
                                            VM_TEST(test_sender_killed_at_its_end),
                                            VM_TEST(test_sender_killed_before_the_commit),

@@ -204,6 +204,19 @@ static void vm_state(const struct found *found, const struct ibx_record *record,
     ibx_text_sanitize(sentence);
 }
 
+/* Of a source whose tool has ended, and its watchdog with it: QEMU's savevm takes no notice of RAM
+ * that x-ignore-shared leaves out. */
+static void add_settings(const struct ibx_record *record, char *sentence, size_t size)
+{
+    const size_t used = strlen(sentence);
+    if (record->source && record->settings[0] && ibx_journal_qemu_lives(record) &&
+        (record->state == IBX_JOURNAL_HERE || record->state == IBX_JOURNAL_MAY_RUN))
+        snprintf(sentence + used, size - used,
+                 "; QEMU still has the settings of a migration, with which a snapshot of the VM "
+                 "(savevm) has no RAM, until \"ib-migrate %s\"",
+                 record->state == IBX_JOURNAL_HERE ? "rollback" : "recover\" or \"rollback");
+}
+
 static void print_line_json(json_t *record, const char *state, const char *trouble, json_t *status)
 {
     ibx_cli_print_json(json_pack("{s:o, s:o, s:o, s:o}", "record", record, "sentence",
@@ -236,6 +249,8 @@ static void print_record(const struct migrate_args *args, const struct found *fo
     struct ibx_error err = {0};
     json_t *live = ibx_journal_over(record) ? NULL : ibx_cli_ask_status(args, record, &err);
     vm_state(found, record, state, sizeof(state));
+    if (!live && !trouble(&err))
+        add_settings(record, state, sizeof(state));
     ibx_cli_vm_name(record, vm, sizeof(vm));
     if (args->json) {
         print_line_json(ibx_migrate_record_json(record), state, trouble(&err), live);
