@@ -400,6 +400,22 @@ static void record_if_due(struct handler *h)
     h->record_ns = ibx_deadline_in_ms(RECORD_AGAIN_MS);
 }
 
+/* Whether a SIGTERM is to be obeyed: the supervisor has announced it, or has ended. The microVM
+ * would wait for ever for a handler that somebody else takes away. */
+static bool is_to_end(const struct handler *h)
+{
+    struct signalfd_siginfo info;
+    char word;
+    if (read(h->signals, &info, sizeof(info)) != sizeof(info))
+        return false;
+    if (recv(h->supervisor, &word, 1, MSG_DONTWAIT) >= 0)
+        return true;
+    ibx_log(IBX_LOG_WARN,
+            "a signal of process %u does not end the handler of a microVM: end process %d",
+            info.ssi_pid, (int)getppid());
+    return false;
+}
+
 /* HANDLER_DONE, HANDLER_TERMINATED, or an error for good. */
 static int serve(struct handler *h, struct ibx_error *err)
 {
@@ -414,7 +430,7 @@ static int serve(struct handler *h, struct ibx_error *err)
             return ibx_error_set(err, -errno, "poll: %s", strerror(errno));
         if (has_ended(h, looks[1].revents, looks[2].revents))
             return HANDLER_DONE;
-        if (looks[3].revents)
+        if (looks[3].revents && is_to_end(h))
             return HANDLER_TERMINATED;
         if (looks[2].revents && !socket_drain(h)) {
             /* Closed, but the process lives. */

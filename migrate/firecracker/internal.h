@@ -91,11 +91,14 @@ void ibx_firecracker_ready(void);
 
 /* ------------------------------------------------------------ handler.c */
 
-/* How a handler ends: any other way, and it is started again. AGAIN: the other host does not serve
- * the snapshot, so that only a microVM that is served already waits for it. */
+/* How a handler ends: any other way, and it is started again, as after TERMINATED if nobody has
+ * asked the supervisor to end. AGAIN: the other host does not serve the snapshot, so that only a
+ * microVM that is served already waits for it. */
 enum { HANDLER_DONE = 0, HANDLER_REFUSED = 64, HANDLER_TERMINATED = 65, HANDLER_AGAIN = 66 };
 /* What it tells the supervisor, one message each; the first byte is one of these. */
 enum { TOLD_READY = 'r', TOLD_FAILED = 'f', TOLD_UNRECORDED = 'u' };
+/* What the supervisor says before the SIGTERM that ends a handler; others' SIGTERM does not. */
+enum { SAID_END = 'e' };
 
 /* The handler's process: waits at `supervisor` for the descriptors and serves. */
 int ibx_firecracker_handler(const struct ibx_firecracker_config *config, int supervisor);

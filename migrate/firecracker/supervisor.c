@@ -26,7 +26,8 @@
 
 #define PAUSE_MIN_MS 1u /* before a handler is started again, doubled each time */
 #define PAUSE_MAX_MS 1000u
-#define LIVED_MS     50u /* after that, there is no pause the next time */
+#define LIVED_MS     50u    /* after that, there is no pause the next time */
+#define END_MS       30000u /* for a handler that serves to write the file of --record and end */
 
 /*
  * state machine: firecracker supervisor
@@ -60,7 +61,9 @@ struct supervisor {
     pid_t handler; /* 0: none */
     uint64_t started_ns, resume_ns;
     unsigned pause_ms;
-    bool announced; /* the socket */
+    bool announced;   /* the socket */
+    bool asked;       /* to end, by a signal */
+    uint64_t kill_ns; /* with that: when the handler has had its time; 0: it has none */
     int rc;
     struct ibx_error *err;
 };
@@ -212,7 +215,7 @@ static void handler_died(struct supervisor *s, int status)
         s->handler = 0;
         return;
     }
-    if (code == HANDLER_DONE || code == HANDLER_REFUSED || code == HANDLER_TERMINATED) {
+    if (code == HANDLER_DONE || code == HANDLER_REFUSED || s->asked) {
         s->handler = 0;
         if (code == HANDLER_REFUSED)
             blame(s);
@@ -274,6 +277,23 @@ static void firecracker_came(struct supervisor *s)
 
 /* ------------------------------------------------------------ the loop */
 
+/* One that does not serve has nothing to lose, and may be at a connection for a while. A second
+ * signal waits for nothing. */
+static void end_handler(struct supervisor *s)
+{
+    static const char word = SAID_END;
+    if (!s->handler) {
+        finish(s, -EINTR);
+    } else if (s->state.now != SERVING || s->asked) {
+        kill(s->handler, SIGKILL);
+    } else {
+        send(s->handler_socket, &word, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+        kill(s->handler, SIGTERM);
+        s->kill_ns = ibx_deadline_in_ms(END_MS);
+    }
+    s->asked = true;
+}
+
 static void signal_came(struct supervisor *s)
 {
     struct signalfd_siginfo info;
@@ -285,11 +305,14 @@ static void signal_came(struct supervisor *s)
             handler_died(s, status);
         return;
     }
-    if (s->handler) { /* its end is ours */
-        kill(s->handler, SIGTERM);
-        return;
-    }
-    finish(s, -EINTR);
+    end_handler(s); /* its end is ours */
+}
+
+static int wait_ms(const struct supervisor *s)
+{
+    return s->state.now == PAUSING ? ibx_ms_until(s->resume_ns)
+           : s->kill_ns            ? ibx_ms_until(s->kill_ns)
+                                   : -1;
 }
 
 static void turn(struct supervisor *s)
@@ -298,7 +321,7 @@ static void turn(struct supervisor *s)
         {.fd = s->signals, .events = POLLIN},
         {.fd = s->handler_socket, .events = POLLIN},
         {.fd = s->state.now == LISTENING ? s->listener : -1, .events = POLLIN}};
-    if (poll(looks, 3, s->state.now == PAUSING ? ibx_ms_until(s->resume_ns) : -1) < 0)
+    if (poll(looks, 3, wait_ms(s)) < 0)
         return;
     if (looks[1].revents)
         handler_told(s);
@@ -306,6 +329,10 @@ static void turn(struct supervisor *s)
         signal_came(s);
     if (looks[2].revents && s->state.now == LISTENING)
         firecracker_came(s);
+    if (s->kill_ns && s->handler && ibx_now_ns() >= s->kill_ns) {
+        kill(s->handler, SIGKILL);
+        s->kill_ns = 0;
+    }
     if (s->state.now == PAUSING && ibx_now_ns() >= s->resume_ns) {
         ibx_state_move(&s->state, STARTING);
         int rc = handler_start(s);
@@ -322,8 +349,8 @@ static void turn(struct supervisor *s)
 static void end(struct supervisor *s)
 {
     int status;
-    if (s->handler) {
-        kill(s->handler, SIGTERM);
+    if (s->handler) { /* it serves nobody */
+        kill(s->handler, SIGKILL);
         while (waitpid(s->handler, &status, 0) < 0 && errno == EINTR)
             ;
     }
@@ -378,10 +405,12 @@ int ibx_firecracker_run(const struct ibx_firecracker_config *config, struct ibx_
     while (s.state.now != ENDED)
         turn(&s);
     const bool served = kept_any(&s.kept);
+    const bool lacks = config->record && s.header && !atomic_load(&s.header->recorded);
     end(&s);
     if (s.rc == -EINTR)
-        ibx_error_set(s.err, -EINTR, "ended by a signal; %s",
+        ibx_error_set(s.err, -EINTR, "ended by a signal; %s%s%s",
                       served ? "the microVM waits at its next missing page for ever: end it"
-                             : "no microVM had connected");
+                             : "no microVM had connected",
+                      lacks ? ", and there is no --record " : "", lacks ? config->record : "");
     return s.rc;
 }

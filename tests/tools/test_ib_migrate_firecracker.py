@@ -11,7 +11,7 @@ import time
 
 from firecracker_scene import (PAGE, PAGES, MicroVM, ended, event, handler_of, main, resident,
                                serving, snapshot)
-from harness import LIMIT, TEST_LIMIT, Skip, equal, test, until
+from harness import LIMIT, TEST_LIMIT, Skip, children, equal, test, until
 
 STORM_MS = 800
 
@@ -85,6 +85,24 @@ def a_killed_handler_goes_on(scene):
     vm.do("remove 1200 10")  # waits for the next handler
     vm.do("check")
     ended(vm, tool)
+
+
+@test
+def only_its_supervisor_ends_a_handler(scene):
+    """A handler that somebody else tells to end would leave a microVM that hangs."""
+    vm, tool, _ = serving(scene, snapshot(scene), "--record", scene.path("record"))
+    handler = handler_of(tool)
+    vm.do("touch 0 10")
+    os.kill(handler, signal.SIGTERM)
+    vm.do("touch 500 20")
+    assert "does not end the handler" in tool.stderr.readline()
+    equal(children(tool.pid), [handler])
+    tool.terminate()
+    equal(event(tool, "recorded")["pages"], 30)
+    tool.stdout.read()
+    assert "ended by a signal; the microVM waits" in tool.stderr.read()
+    tool.wait(LIMIT)
+    os.killpg(vm.process.pid, signal.SIGKILL)
 
 
 @test

@@ -5,13 +5,14 @@ changed or cut short (firecracker_scene.py)."""
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 
 from firecracker_scene import (PAGE, PAGES, URIS, MicroVM, copied, ended, event, handler_of,
                                main, offered, served_by, snapshot)
-from harness import LIMIT, equal, test
+from harness import LIMIT, Skip, equal, test
 
 
 
@@ -216,6 +217,36 @@ def a_microvm_that_ends_while_the_server_is_lost_is_noticed(scene):
         tool.stdout.read()
         err = tool.stderr.read()
         equal((tool.wait(LIMIT), "--record" in err), (status, status == 1))
+
+
+@test
+def a_signal_ends_what_waits_for_a_server(scene):
+    """A server takes the connection and says nothing: before there is a microVM, and with one."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        tool = scene.start("firecracker", "--socket", scene.path("socket"), "--from",
+                           f"tcp://127.0.0.1:{silent.getsockname()[1]}")
+        silent.accept()[0].detach()
+        tool.terminate()
+        _, err = tool.communicate(timeout=LIMIT)
+        assert "ended by a signal; no microVM had connected" in err, err
+    if URIS:
+        raise Skip("the server here is at another address than the silent one")
+    memory = snapshot(scene)
+    server, uri = offered(scene, memory)
+    vm, tool = served_by(scene, uri, memory, "--record", scene.path("record"))
+    server.kill()
+    server.wait(LIMIT)
+    event(tool, "lost")
+    with socket.create_server(("127.0.0.1", int(uri.rsplit(":", 1)[1]))) as silent:
+        os.kill(handler_of(tool), signal.SIGKILL)
+        event(tool, "restarted")
+        silent.accept()[0].detach()
+        tool.terminate()
+        tool.stdout.read()
+        err = tool.stderr.read()
+        assert "ended by a signal; the microVM waits" in err and "no --record" in err, err
+        tool.wait(LIMIT)
+    os.killpg(vm.process.pid, signal.SIGKILL)
 
 
 @test
