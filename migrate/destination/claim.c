@@ -86,13 +86,15 @@ static bool is_mapped(const struct ibx_guest_ram *ram)
     const struct ibx_guest_block *block = &ram->blocks[0];
     char path[64], line[PATH_MAX + 128];
     uint64_t start, end, inode;
+    unsigned major, minor;
     bool is = false;
     snprintf(path, sizeof(path), "/proc/%d/maps", (int)ram->pid);
     FILE *maps = fopen(path, "re");
     while (maps && !is && fgets(line, sizeof(line), maps))
-        is = sscanf(line, "%" SCNx64 "-%" SCNx64 " %*s %*s %*s %" SCNu64, &start, &end, &inode) ==
-                 3 &&
-             start <= block->address && block->address < end && inode == block->ino;
+        is = sscanf(line, "%" SCNx64 "-%" SCNx64 " %*s %*s %x:%x %" SCNu64, &start, &end, &major,
+                    &minor, &inode) == 5 &&
+             start <= block->address && block->address < end && inode == block->ino &&
+             makedev(major, minor) == block->dev;
     if (maps)
         fclose(maps);
     return is || !maps;

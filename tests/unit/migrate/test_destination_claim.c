@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A receiver claims a QEMU by the file of its memory, and looks whether QEMU still maps that file.
+ * This process stands for QEMU. */
+#include "migrate/destination/destination.h"
+#include "tests/scenes/unit.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#define PAGE 4096u
+
+static struct destination destination;
+static struct ibx_error error;
+
+static void *map(int fd, void *at)
+{
+    assert_int_equal(ftruncate(fd, PAGE), 0);
+    void *memory = mmap(at, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | (at ? MAP_FIXED : 0), fd, 0);
+    assert_true(memory != MAP_FAILED);
+    return memory;
+}
+
+/* Guest RAM in this file, as it is when a receiver finds it. */
+static void *ram_in(int fd)
+{
+    static struct ibx_guest_block block;
+    struct stat st;
+    void *memory = map(fd, NULL);
+    assert_int_equal(fstat(fd, &st), 0);
+    block = (struct ibx_guest_block){
+        .id = "mem0", .fd = fd, .address = (uintptr_t)memory, .dev = st.st_dev, .ino = st.st_ino};
+    destination = (struct destination){.claim_fds = {-1, -1}};
+    destination.ram.guest.blocks = &block;
+    destination.ram.guest.count = 1;
+    destination.ram.guest.pid = getpid();
+    return memory;
+}
+
+static void is_refused(void)
+{
+    memset(&error, 0, sizeof(error));
+    assert_int_equal(ibx_destination_claim(&destination, &error), -EBUSY);
+    assert_non_null(strstr(error.message, "has been given other memory meanwhile"));
+    ibx_destination_unclaim(&destination);
+}
+
+static void test_other_memory(NO_STATE)
+{
+    const int before = memfd_create("before", MFD_CLOEXEC), now = memfd_create("now", MFD_CLOEXEC);
+    void *memory = ram_in(before);
+    map(now, memory);
+    is_refused();
+    munmap(memory, PAGE);
+    is_refused();
+    close(before);
+    close(now);
+}
+
+/* The first file of a tmpfs has the same number in each. */
+static int first_file_of(const char *place)
+{
+    char path[64];
+    assert_int_equal(mkdir(place, 0700), 0);
+    if (mount("ibx-test", place, "tmpfs", 0, "size=64k"))
+        skip();
+    snprintf(path, sizeof(path), "%s/ram", place);
+    const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    return fd;
+}
+
+static void test_other_memory_of_the_same_number(NO_STATE)
+{
+    char folder[] = "/tmp/ibx-claim-XXXXXX", places[2][40];
+    struct stat st[2];
+    int files[2];
+    if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL))
+        skip();
+    assert_non_null(mkdtemp(folder));
+    for (unsigned i = 0; i < 2; i++) {
+        snprintf(places[i], sizeof(places[i]), "%s/%u", folder, i);
+        files[i] = first_file_of(places[i]);
+        assert_int_equal(fstat(files[i], &st[i]), 0);
+    }
+    assert_true(st[0].st_ino == st[1].st_ino && st[0].st_dev != st[1].st_dev);
+    void *memory = ram_in(files[0]);
+    map(files[1], memory);
+    is_refused();
+    munmap(memory, PAGE);
+    for (unsigned i = 0; i < 2; i++) {
+        close(files[i]);
+        umount(places[i]);
+        rmdir(places[i]);
+    }
+    rmdir(folder);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_other_memory),
+        cmocka_unit_test(test_other_memory_of_the_same_number),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
