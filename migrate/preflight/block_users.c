@@ -65,15 +65,21 @@ static int ask(struct ibx_qmp *qmp, const char *command,
     return 0;
 }
 
-int ibx_preflight_block_users(struct ibx_qmp *qmp, struct ibx_blockers *blockers,
-                              uint64_t deadline_ns, struct ibx_error *err)
+void ibx_preflight_block_users_ask(struct ibx_qmp *qmp, uint64_t deadline_ns)
 {
     ibx_qmp_ahead(qmp, "query-jobs", NULL, deadline_ns);
     ibx_qmp_ahead(qmp, "query-block-exports", NULL, deadline_ns);
+}
+
+int ibx_preflight_block_users(struct ibx_qmp *qmp, struct ibx_blockers *blockers,
+                              uint64_t deadline_ns, struct ibx_error *err)
+{
+    const uint64_t before = ibx_qmp_ahead_begin(qmp);
+    ibx_preflight_block_users_ask(qmp, deadline_ns);
     int rc = ask(qmp, "query-jobs", add_jobs, blockers, deadline_ns, err);
     if (!rc)
         rc = ask(qmp, "query-block-exports", add_exports, blockers, deadline_ns, err);
-    ibx_qmp_ahead_end(qmp);
+    ibx_qmp_ahead_end(qmp, before);
     return rc;
 }
 

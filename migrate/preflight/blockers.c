@@ -305,21 +305,29 @@ static int check_networks(struct ibx_qmp *qmp, struct ibx_blockers *blockers, ui
     return 0;
 }
 
+static const char *const places[] = {"/machine/peripheral", "/machine/peripheral-anon", "/objects"};
+
+#define PLACES (sizeof(places) / sizeof(places[0]))
+
+static void ask_devices(struct ibx_qmp *qmp, uint64_t deadline_ns)
+{
+    for (size_t i = 0; i < PLACES; i++)
+        ibx_qmp_ahead(qmp, "qom-list", json_pack("{s:s}", "path", places[i]), deadline_ns);
+    ibx_qmp_ahead(qmp, "human-monitor-command", json_pack("{s:s}", "command-line", "info network"),
+                  deadline_ns);
+}
+
 int ibx_preflight_devices(struct ibx_qmp *qmp, struct ibx_blockers *blockers, uint64_t deadline_ns,
                           struct ibx_error *err)
 {
-    static const char *const paths[] = {"/machine/peripheral", "/machine/peripheral-anon",
-                                        "/objects"};
+    const uint64_t before = ibx_qmp_ahead_begin(qmp);
     int rc = 0;
-    for (size_t i = 0; i < sizeof(paths) / sizeof(paths[0]); i++)
-        ibx_qmp_ahead(qmp, "qom-list", json_pack("{s:s}", "path", paths[i]), deadline_ns);
-    ibx_qmp_ahead(qmp, "human-monitor-command", json_pack("{s:s}", "command-line", "info network"),
-                  deadline_ns);
-    for (size_t i = 0; !rc && i < sizeof(paths) / sizeof(paths[0]); i++)
-        rc = check_children(qmp, paths[i], blockers, deadline_ns, err);
+    ask_devices(qmp, deadline_ns);
+    for (size_t i = 0; !rc && i < PLACES; i++)
+        rc = check_children(qmp, places[i], blockers, deadline_ns, err);
     if (!rc)
         rc = check_networks(qmp, blockers, deadline_ns, err);
-    ibx_qmp_ahead_end(qmp);
+    ibx_qmp_ahead_end(qmp, before);
     return rc;
 }
 
@@ -437,6 +445,13 @@ static void check_missing_pages(const struct ibx_guest_ram *ram, struct ibx_bloc
                      "missing here would be zeros elsewhere: wait until ib-migrate status says "
                      "that it has all of them; a borrowed VM goes home by ib-migrate return",
                      (int)ram->pid);
+}
+
+void ibx_preflight_ask_ahead(struct ibx_qmp *qmp, uint64_t deadline_ns)
+{
+    ibx_qmp_ahead(qmp, "query-migrate", NULL, deadline_ns);
+    ibx_preflight_block_users_ask(qmp, deadline_ns);
+    ask_devices(qmp, deadline_ns);
 }
 
 int ibx_preflight_qemu(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,

@@ -49,6 +49,7 @@ int ibx_describe(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, json_t **
                            .err = err};
     ibx_disk_host(host, sizeof(host));
     json_object_set_new(d.description, "host", ibx_json_text(host));
+    const uint64_t before = ibx_qmp_ahead_begin(qmp);
     ibx_describe_ask(qmp, deadline_ns);
     int rc = ibx_describe_machine(&d);
     if (!rc)
@@ -57,7 +58,7 @@ int ibx_describe(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, json_t **
         rc = ibx_describe_disks(&d);
     if (!rc)
         ibx_describe_virtio(&d);
-    ibx_qmp_ahead_end(qmp);
+    ibx_qmp_ahead_end(qmp, before);
     if (rc)
         json_decref(d.description);
     else

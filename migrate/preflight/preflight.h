@@ -48,6 +48,8 @@ int ibx_preflight_side(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
 int ibx_preflight_qemu(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
                        enum ibx_migrate_role role, struct ibx_blockers *blockers,
                        uint64_t deadline_ns, struct ibx_error *err);
+/* Sends the questions of the first part, which is called soon, by ibx_qmp_ahead(). */
+void ibx_preflight_ask_ahead(struct ibx_qmp *qmp, uint64_t deadline_ns);
 void ibx_preflight_host(const struct ibx_guest_ram *ram, enum ibx_migrate_role role,
                         struct ibx_blockers *blockers);
 /* listening.c: what a QEMU that waits for a VM takes instead of ours. `migration` is what it
@@ -70,6 +72,8 @@ int ibx_preflight_devices(struct ibx_qmp *qmp, struct ibx_blockers *blockers, ui
  * clients of exports. Two commands of 0.1 ms: cheap enough for a look right before the stop. */
 int ibx_preflight_block_users(struct ibx_qmp *qmp, struct ibx_blockers *blockers,
                               uint64_t deadline_ns, struct ibx_error *err);
+/* Sends these by ibx_qmp_ahead(). */
+void ibx_preflight_block_users_ask(struct ibx_qmp *qmp, uint64_t deadline_ns);
 /* Which job is at work, by this event of QEMU's; NULL: none. The text is the event's. */
 const char *ibx_preflight_block_job(json_t *event);
 /* Destination: rights to trace QEMU and to make a userfaultfd. */

@@ -164,6 +164,7 @@ int ibx_settings_plan(struct ibx_qmp *qmp, struct ibx_settings *settings, uint64
                                  json_pack("{s:{}, s:{}}", "capabilities", "parameters"), ""};
     json_t *list = NULL, *all = NULL;
     int rc = found.change && found.before ? 0 : no_memory(err);
+    const uint64_t before = ibx_qmp_ahead_begin(qmp);
     ibx_qmp_ahead(qmp, "query-migrate-capabilities", NULL, deadline_ns);
     ibx_qmp_ahead(qmp, "query-migrate-parameters", NULL, deadline_ns);
     if (!rc)
@@ -174,7 +175,7 @@ int ibx_settings_plan(struct ibx_qmp *qmp, struct ibx_settings *settings, uint64
         rc = ibx_qmp_execute(qmp, "query-migrate-parameters", NULL, &all, deadline_ns, err);
     if (!rc)
         rc = plan_parameters(&found, all, err);
-    ibx_qmp_ahead_end(qmp);
+    ibx_qmp_ahead_end(qmp, before);
     json_decref(list);
     json_decref(all);
     if (rc)

@@ -69,8 +69,14 @@ static int field_text(const struct search *s, const char *command, const char *f
     return rc;
 }
 
+/* Until then a backend begins where its file does. */
+static bool offset_is_told(const struct search *s)
+{
+    return ibx_qmp_at_least(ibx_qmp_version(s->qmp), 8, 1);
+}
+
 /* All that is asked anyway, so that QEMU answers at once. */
-static void ask_ahead(const struct search *s)
+static void ask_first(const struct search *s)
 {
     static const char *const commands[] = {"query-uuid", "query-name", "query-status",
                                            "query-memory-size-summary", "query-memdev"};
@@ -78,6 +84,40 @@ static void ask_ahead(const struct search *s)
                   s->deadline_ns);
     for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++)
         ibx_qmp_ahead(s->qmp, commands[i], NULL, s->deadline_ns);
+    ibx_qmp_ahead(s->qmp, "qom-list", json_pack("{s:s}", "path", "/objects"), s->deadline_ns);
+}
+
+static void ask_backend(const struct search *s, const char *id)
+{
+    static const char *const properties[] = {"mem-path", "discard-data", "offset"};
+    char path[IBX_GUEST_ID_MAX + 16];
+    snprintf(path, sizeof(path), "/objects/%s", id);
+    for (size_t i = 0; i < (offset_is_told(s) ? 3u : 2u); i++)
+        ibx_qmp_ahead(s->qmp, "qom-get",
+                      json_pack("{s:s,s:s}", "path", path, "property", properties[i]),
+                      s->deadline_ns);
+}
+
+void ibx_guest_ram_ask(struct ibx_qmp *qmp, uint64_t deadline_ns)
+{
+    const struct search s = {qmp, deadline_ns, NULL};
+    ask_first(&s);
+}
+
+void ibx_guest_ram_ask_backends(struct ibx_qmp *qmp, uint64_t deadline_ns)
+{
+    const struct search s = {qmp, deadline_ns, NULL};
+    json_t *list, *item;
+    size_t i;
+    if (ask(&s, "query-memdev", NULL, &list))
+        return;
+    json_array_foreach(list, i, item)
+    {
+        const char *id = json_string_value(json_object_get(item, "id"));
+        if (id && strlen(id) < IBX_GUEST_ID_MAX)
+            ask_backend(&s, id);
+    }
+    json_decref(list);
 }
 
 static int read_machine(const struct search *s, struct ibx_guest_ram *ram)
@@ -151,8 +191,8 @@ static int read_backend(const struct search *s, const json_t *objects,
         return rc;
     block->discards = json_is_true(discards);
     json_decref(discards);
-    if (!ibx_qmp_at_least(ibx_qmp_version(s->qmp), 8, 1))
-        return 0; /* until then a backend begins where its file does */
+    if (!offset_is_told(s))
+        return 0;
     json_t *offset;
     if ((rc = qom_get(s, path, "offset", &offset)))
         return rc;
@@ -340,15 +380,16 @@ int ibx_guest_ram_find(struct ibx_qmp *qmp, bool writable, struct ibx_guest_ram 
         return ibx_error_set(err, -ESRCH,
                              "the QEMU behind this QMP socket is in another PID namespace: run "
                              "this tool in QEMU's");
+    const uint64_t before = ibx_qmp_ahead_begin(qmp);
     int rc;
-    ask_ahead(&s);
+    ask_first(&s);
     if ((rc = read_machine(&s, &found)) || (rc = read_backends(&s, &found)) ||
         (rc = find_blocks(&s, writable, &found))) {
-        ibx_qmp_ahead_end(qmp);
+        ibx_qmp_ahead_end(qmp, before);
         ibx_guest_ram_fini(&found);
         return rc;
     }
-    ibx_qmp_ahead_end(qmp);
+    ibx_qmp_ahead_end(qmp, before);
     *ram = found;
     return 0;
 }

@@ -74,13 +74,15 @@ int ibx_qmp_execute(struct ibx_qmp *qmp, const char *command, json_t *arguments,
  * asked, and what has been sent ahead already is not sent again. */
 void ibx_qmp_ahead(struct ibx_qmp *qmp, const char *command, json_t *arguments,
                    uint64_t deadline_ns);
-/* Forgets the questions that nobody has asked, so that no later one gets an old answer, also those
- * of a caller further out, which are sent again when asked; returns how many there were. */
-unsigned ibx_qmp_ahead_end(struct ibx_qmp *qmp);
-/* QEMU reads its monitor byte by byte, at 5 us each. So the properties of its machine, which do not
- * change, are asked for once; and from now on what it has told of its devices, jobs and exports is
- * not asked for again, for a second at most; false: it is. What is returned so belongs to all who
- * ask: nobody changes it. */
+/* For ibx_qmp_ahead_end(): what has been sent until now is another caller's. */
+uint64_t ibx_qmp_ahead_begin(const struct ibx_qmp *qmp);
+/* Forgets the questions sent ahead since then (0: all) that nobody has asked, so that no later one
+ * gets an old answer; returns how many there were. */
+unsigned ibx_qmp_ahead_end(struct ibx_qmp *qmp, uint64_t since);
+/* QEMU reads its monitor byte by byte, at some microseconds each. So the properties of its machine,
+ * which do not change, are asked for once; and from now on what it has told of its memory, devices,
+ * jobs and exports is not asked for again, for a second at most; false: it is. What is returned so
+ * belongs to all who ask: nobody changes it. */
 void ibx_qmp_remember(struct ibx_qmp *qmp, bool on);
 /* Sends a command whose answer is taken by ibx_qmp_reply() after it has come, in place of one that
  * was sent so before. */
@@ -141,6 +143,10 @@ struct ibx_guest_ram {
     size_t count;
 };
 
+/* Sends questions of ibx_guest_ram_find(), which is called soon, by ibx_qmp_ahead(). The second
+ * waits for some of their answers, and sends what is asked because of these. */
+void ibx_guest_ram_ask(struct ibx_qmp *qmp, uint64_t deadline_ns);
+void ibx_guest_ram_ask_backends(struct ibx_qmp *qmp, uint64_t deadline_ns);
 /* Finds all of it, in the process at the other end of the QMP socket. `writable` opens the files
  * for writing too: the destination needs it, and RDMA registration at the source on some kernels.
  * Private blocks are listed, not opened: ibx_preflight_ram() makes them blockers.

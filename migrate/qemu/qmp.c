@@ -19,6 +19,7 @@
 #define BYTES_A_PUMP  (4u * 1024 * 1024) /* a flood must not keep the caller busy without end */
 #define DESC_MAX      400                /* bytes of a QEMU message in an error */
 #define CAPABILITIES  "qmp_capabilities"
+#define READS_AHEAD   "oob"
 #define RETRY_MS      5
 #define CHANGES       "suppress-vmdesc" /* a property of the machine that is set */
 #define REMEMBERED_MS 1000              /* an answer, at most */
@@ -36,6 +37,7 @@ struct ibx_qmp {
     pid_t pid;
     struct ibx_qmp_version version;
     bool greeted;
+    bool reads_ahead;  /* QEMU can read a command while it is at another one */
     uint64_t asked;    /* id of the last command: they count from 1 */
     uint64_t answered; /* id of the last answer: QEMU answers in the order of the commands */
     json_t *answer;    /* to the last command; NULL: it has not come */
@@ -83,11 +85,18 @@ static void keep_event(struct ibx_qmp *qmp, json_t *message)
 static void keep_greeting(struct ibx_qmp *qmp, json_t *hello)
 {
     int major, minor, micro;
+    json_t *capability;
+    size_t i;
     if (json_unpack(hello, "{s:{s:{s:i,s:i,s:i}}}", "version", "qemu", "major", &major, "minor",
                     &minor, "micro", &micro) ||
         major < 0 || minor < 0 || micro < 0) {
         broken(qmp, -EPROTO, "the greeting on the QMP socket has no QEMU version: is it QEMU?");
         return;
+    }
+    json_array_foreach(json_object_get(hello, "capabilities"), i, capability)
+    {
+        const char *name = json_string_value(capability);
+        qmp->reads_ahead |= name && !strcmp(name, READS_AHEAD);
     }
     qmp->version = (struct ibx_qmp_version){(unsigned)major, (unsigned)minor, (unsigned)micro};
     qmp->greeted = true;
@@ -269,8 +278,8 @@ static int send_all(struct ibx_qmp *qmp, const char *text, size_t length, int fd
  * properties with which it was made. NULL: nowhere. */
 static json_t **kept_in(struct ibx_qmp *qmp, const char *command, const json_t *arguments)
 {
-    static const char *const lasting[] = {"query-jobs", "query-block-exports", "qom-list",
-                                          "human-monitor-command"};
+    static const char *const lasting[] = {"query-jobs", "query-block-exports", "query-memdev",
+                                          "qom-list", "human-monitor-command"};
     const char *path = json_string_value(json_object_get(arguments, "path"));
     const bool qom = !strcmp(command, "qom-get") || !strcmp(command, "qom-list");
     const char *property = json_string_value(json_object_get(arguments, "property"));
@@ -403,10 +412,15 @@ void ibx_qmp_ahead(struct ibx_qmp *qmp, const char *command, json_t *arguments,
         forget(qmp, qmp->aheads - 1);
 }
 
-unsigned ibx_qmp_ahead_end(struct ibx_qmp *qmp)
+uint64_t ibx_qmp_ahead_begin(const struct ibx_qmp *qmp)
 {
-    const unsigned left = qmp->aheads;
-    while (qmp->aheads)
+    return qmp->asked;
+}
+
+unsigned ibx_qmp_ahead_end(struct ibx_qmp *qmp, uint64_t since)
+{
+    unsigned left = 0;
+    for (; qmp->aheads && qmp->ahead[qmp->aheads - 1].id > since; left++)
         forget(qmp, qmp->aheads - 1);
     return left;
 }
@@ -480,6 +494,9 @@ json_t *ibx_qmp_event_next(struct ibx_qmp *qmp)
 
 /* ------------------------------------------------------------ beginning and end */
 
+/* With "oob" QEMU parses up to eight commands while it runs one, in the order in which they came;
+ * else it lets go of its monitor at each and takes it up again, which costs half as much as all of
+ * the bytes. Commands that overtake others ("exec-oob") are not used. */
 static int negotiate(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
 {
     int rc = 0;
@@ -492,7 +509,9 @@ static int negotiate(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error
                              "no greeting came over the QMP socket: QEMU serves one "
                              "client at a time, so give this tool a -qmp socket of its "
                              "own, and see that QEMU is not stopped");
-    return ibx_qmp_execute(qmp, CAPABILITIES, NULL, NULL, deadline_ns, err);
+    return ibx_qmp_execute(qmp, CAPABILITIES,
+                           qmp->reads_ahead ? json_pack("{s:[s]}", "enable", READS_AHEAD) : NULL,
+                           NULL, deadline_ns, err);
 }
 
 int ibx_qmp_attach(int fd, uint64_t deadline_ns, struct ibx_qmp **qmp, struct ibx_error *err)
@@ -602,7 +621,7 @@ void ibx_qmp_close(struct ibx_qmp *qmp)
 {
     if (!qmp)
         return;
-    ibx_qmp_ahead_end(qmp);
+    ibx_qmp_ahead_end(qmp, 0);
     json_decref(qmp->answer);
     json_decref(qmp->reply);
     json_decref(qmp->events);

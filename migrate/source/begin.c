@@ -84,7 +84,7 @@ static int check(struct source *s, struct ibx_error *err)
     const struct ibx_guest_ram *ram = &s->vm.ram;
     int rc = check_uri(s, err);
     if (!rc)
-        rc = ibx_source_vm_find(&s->vm, s->options->qmp, err);
+        rc = ibx_source_vm_find(&s->vm, s->options->qmp, !source_managed(&s->vm), err);
     record->borrow = (uint8_t)s->options->borrow;
     if (s->options->returns)
         memcpy(record->base, s->options->returns->id, sizeof(record->base));
@@ -95,8 +95,6 @@ static int check(struct source *s, struct ibx_error *err)
     if (!rc)
         rc = ibx_preflight_qemu(s->vm.qmp, ram, IBX_MIGRATE_SOURCE, &blockers,
                                 ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
-    if (!rc && !blockers.count && !source_managed(&s->vm))
-        ibx_source_vm_ask_ahead(&s->vm);
     if (!rc)
         ibx_preflight_host(ram, IBX_MIGRATE_SOURCE, &blockers);
     if (!rc && blockers.count)
@@ -439,7 +437,7 @@ static int check_recovered(struct source *s, struct ibx_error *err)
     if (rc != -EAGAIN)
         return rc ? rc : find_pages(s, err);
     rc = record->borrow ? ibx_source_vm_of_record(&s->vm, s->options->qmp, record, err)
-                        : ibx_source_vm_find(&s->vm, s->options->qmp, err);
+                        : ibx_source_vm_find(&s->vm, s->options->qmp, false, err);
     if (rc) {
         rc = ibx_source_guard_blamed(s, rc, err);
         return rc ? rc : find_pages(s, err);

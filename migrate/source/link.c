@@ -66,6 +66,7 @@ static int describe_and_connect(struct source_link *link, const struct ibx_optio
     bool fresh = !pthread_create(&thread, NULL, connect_main, &c);
     ibx_source_vm_check_ahead(link->vm);
     int rc = ibx_migration_describe_vm(link->vm->qmp, &link->vm->ram, &link->hello, err);
+    ibx_qmp_ahead_end(link->vm->qmp, 0);
     ibx_qmp_remember(link->vm->qmp, false);
     if (fresh)
         pthread_join(thread, NULL);

@@ -90,9 +90,10 @@ enum source_vm_event {
 void ibx_source_vm_init(struct source_vm *vm);
 /* Before anything else: whether libvirt does. */
 void ibx_source_vm_drive(struct source_vm *vm, bool libvirt);
-/* Connects to QEMU, unless that is done, and finds its RAM. */
-int ibx_source_vm_find(struct source_vm *vm, const char *qmp, struct ibx_error *err);
-/* Has QEMU tell what the VM is made of while this tool does other things. */
+/* Connects to QEMU, unless that is done, and finds its RAM; `ahead`: has QEMU tell at once all that
+ * is asked until it is described. */
+int ibx_source_vm_find(struct source_vm *vm, const char *qmp, bool ahead, struct ibx_error *err);
+/* Sends these questions, so that QEMU answers while this tool does other things. */
 void ibx_source_vm_ask_ahead(struct source_vm *vm);
 /* Before the description: drops what has been told too long ago. */
 void ibx_source_vm_check_ahead(const struct source_vm *vm);

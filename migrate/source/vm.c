@@ -41,29 +41,37 @@ void ibx_source_vm_drive(struct source_vm *vm, bool libvirt)
     ibx_state_begin(&vm->libvirt, &libvirt_table, libvirt ? LIBVIRT_DRIVES : LIBVIRT_OFF);
 }
 
-int ibx_source_vm_find(struct source_vm *vm, const char *qmp, struct ibx_error *err)
+/* The VM's memory is looked for in /proc as soon as its files are named: before all that describes
+ * the VM. */
+void ibx_source_vm_ask_ahead(struct source_vm *vm)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
+    vm->ahead_until_ns = ibx_deadline_in_ms(AHEAD_MS);
+    ibx_guest_ram_ask(vm->qmp, deadline);
+    ibx_preflight_ask_ahead(vm->qmp, deadline);
+    ibx_guest_ram_ask_backends(vm->qmp, deadline);
+    ibx_describe_ask(vm->qmp, deadline);
+}
+
+int ibx_source_vm_find(struct source_vm *vm, const char *qmp, bool ahead, struct ibx_error *err)
 {
     uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     int rc = vm->qmp ? 0 : ibx_qmp_connect(qmp, deadline, &vm->qmp, err);
     if (rc)
         return rc;
     ibx_qmp_remember(vm->qmp, true);
+    if (ahead)
+        ibx_source_vm_ask_ahead(vm);
     rc = ibx_guest_ram_find(vm->qmp, true, &vm->ram, deadline, err);
     if (rc == -EACCES || rc == -EROFS)
         rc = ibx_guest_ram_find(vm->qmp, false, &vm->ram, deadline, err);
     return rc;
 }
 
-void ibx_source_vm_ask_ahead(struct source_vm *vm)
-{
-    vm->ahead_until_ns = ibx_deadline_in_ms(AHEAD_MS);
-    ibx_describe_ask(vm->qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS));
-}
-
 void ibx_source_vm_check_ahead(const struct source_vm *vm)
 {
     if (ibx_now_ns() > vm->ahead_until_ns)
-        ibx_qmp_ahead_end(vm->qmp);
+        ibx_qmp_ahead_end(vm->qmp, 0);
 }
 
 int ibx_source_vm_of_record(struct source_vm *vm, const char *qmp, const struct ibx_record *record,

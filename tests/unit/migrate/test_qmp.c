@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The QMP client against a scripted peer: a thread at the other end of a socketpair. */
+#include "migrate/preflight/preflight.h"
 #include "migrate/source/source.h"
 #include "tests/scenes/unit.h"
 
@@ -140,7 +141,8 @@ static void test_returns_what_qemu_returns(NO_STATE)
 {
     const struct step steps[] = {
         {NULL, GREETING, 0},
-        {"{\"execute\":\"qmp_capabilities\",\"id\":1}", READY(1), 0},
+        {"{\"execute\":\"qmp_capabilities\",\"arguments\":{\"enable\":[\"oob\"]},\"id\":1}",
+         READY(1), 0},
         {"{\"execute\":\"qom-get\",\"arguments\":{\"path\":\"/machine\"},\"id\":2}",
          "{\"return\": \"q35\", \"id\": 2}\n", 0},
         {0},
@@ -158,6 +160,28 @@ static void test_returns_what_qemu_returns(NO_STATE)
     assert_string_equal(json_string_value(result), "q35");
     json_decref(result);
     done();
+}
+
+/* A QEMU whose monitor cannot read ahead is not asked to, and is told nothing that it might not
+ * know. */
+static void test_enables_only_what_is_offered(NO_STATE)
+{
+    static const char *const offers[] = {"", ", \"capabilities\": []",
+                                         ", \"capabilities\": [\"oops\", 1, {}]"};
+    for (size_t i = 0; i < sizeof(offers) / sizeof(offers[0]); i++) {
+        char greeting[200];
+        snprintf(
+            greeting, sizeof(greeting),
+            "{\"QMP\": {\"version\": {\"qemu\": {\"micro\": 0, \"minor\": 2, \"major\": 7}}%s}}\n",
+            offers[i]);
+        const struct step steps[] = {
+            {NULL, greeting, 0},
+            {"{\"execute\":\"qmp_capabilities\",\"id\":1}", READY(1), 0},
+            {0},
+        };
+        attached(steps);
+        done();
+    }
 }
 
 /* An unsigned number of 64 bits, as a property may be: the connection goes on. */
@@ -231,8 +255,30 @@ static void test_questions_are_sent_ahead(NO_STATE)
     listed("/a", 10);
     says(run("fly", NULL, GENEROUS), -EOPNOTSUPP, "does not know fly");
     listed("/a", 11);
-    assert_int_equal(ibx_qmp_ahead_end(qmp), 1);
-    assert_int_equal(ibx_qmp_ahead_end(qmp), 0);
+    assert_int_equal(ibx_qmp_ahead_end(qmp, 0), 1);
+    assert_int_equal(ibx_qmp_ahead_end(qmp, 0), 0);
+    done();
+}
+
+/* Those of a caller further out stay, and are not sent again when they are asked. */
+static void test_questions_of_an_outer_caller_stay(NO_STATE)
+{
+    attached(SCRIPT({"\"path\":\"/a\"", NULL, 0}, {"\"path\":\"/b\"", NULL, 0},
+                    {"\"path\":\"/c\"",
+                     "{\"return\": 1, \"id\": 2}\n{\"return\": 2, \"id\": 3}\n"
+                     "{\"return\": 3, \"id\": 4}\n",
+                     0},
+                    {"\"path\":\"/d\"", "{\"return\": 4, \"id\": 5}\n", 0}));
+    ahead("qom-list", "/a");
+    ahead("qom-list", "/b");
+    const uint64_t before = ibx_qmp_ahead_begin(qmp);
+    ahead("qom-list", "/a");
+    ahead("qom-list", "/c");
+    listed("/b", 2);
+    assert_int_equal(ibx_qmp_ahead_end(qmp, before), 1);
+    listed("/a", 1);
+    listed("/d", 4);
+    assert_int_equal(ibx_qmp_ahead_end(qmp, 0), 0);
     done();
 }
 
@@ -247,7 +293,7 @@ static void test_nothing_is_sent_ahead_twice(NO_STATE)
     ahead("qom-list", "/b");
     listed("/a", 1);
     listed("/b", 2);
-    assert_int_equal(ibx_qmp_ahead_end(qmp), 0);
+    assert_int_equal(ibx_qmp_ahead_end(qmp, 0), 0);
     done();
 }
 
@@ -256,14 +302,14 @@ static void test_told_too_long_ago(NO_STATE)
 {
     attached(SCRIPT({"query-cpus-fast", NULL, 0}));
     struct source_vm vm = {.qmp = qmp};
-    ibx_source_vm_ask_ahead(&vm);
+    ibx_describe_ask(qmp, ibx_deadline_in_ms(GENEROUS));
     vm.ahead_until_ns = UINT64_MAX;
     ibx_source_vm_check_ahead(&vm);
-    assert_int_not_equal(ibx_qmp_ahead_end(qmp), 0);
-    ibx_source_vm_ask_ahead(&vm);
+    assert_int_not_equal(ibx_qmp_ahead_end(qmp, 0), 0);
+    ibx_describe_ask(qmp, ibx_deadline_in_ms(GENEROUS));
     vm.ahead_until_ns = ibx_now_ns() - 1;
     ibx_source_vm_check_ahead(&vm);
-    assert_int_equal(ibx_qmp_ahead_end(qmp), 0);
+    assert_int_equal(ibx_qmp_ahead_end(qmp, 0), 0);
     done();
 }
 
@@ -274,7 +320,7 @@ static void test_unasked_answers_are_dropped(NO_STATE)
         SCRIPT({"\"path\":\"/a\"", NULL, 0},
                {"\"path\":\"/a\"", "{\"return\": 1, \"id\": 2}\n{\"return\": 2, \"id\": 3}\n", 0}));
     ahead("qom-list", "/a");
-    assert_int_equal(ibx_qmp_ahead_end(qmp), 1);
+    assert_int_equal(ibx_qmp_ahead_end(qmp, 0), 1);
     listed("/a", 2);
     done();
 }
@@ -624,6 +670,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_returns_what_qemu_returns),
+        cmocka_unit_test(test_enables_only_what_is_offered),
         cmocka_unit_test(test_takes_great_numbers),
         cmocka_unit_test(test_passes_refusals_on),
         cmocka_unit_test(test_questions_are_sent_ahead),
@@ -633,6 +680,7 @@ int main(void)
         cmocka_unit_test(test_answer_between_two_commands),
         cmocka_unit_test(test_posted),
         cmocka_unit_test(test_remembers),
+        cmocka_unit_test(test_questions_of_an_outer_caller_stay),
         cmocka_unit_test(test_nothing_is_sent_ahead_twice),
         cmocka_unit_test(test_told_too_long_ago),
         cmocka_unit_test(test_passes_a_descriptor),
