@@ -235,7 +235,7 @@ static struct ibx_client_pin *make_room(struct ibx_client_pins *pins, const stru
 /* Whether the client has touched all of its allocation: pinning touches it, too, and pages that are
  * not there yet would be this process's to pay for. What mincore(2) does not tell counts as there.
  */
-static bool is_whole(uint8_t *base, size_t length)
+bool ibx_client_pin_is_whole(uint8_t *base, size_t length)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     unsigned char there[512];
@@ -298,7 +298,7 @@ bool ibx_client_pin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, v
         if (pin->base && pin->base < begin + length && begin < pin->base + pin->length)
             unpin(pins, cuda, pin);
     }
-    if (!is_whole(base, length)) {
+    if (!ibx_client_pin_is_whole(base, length)) {
         ibx_error_set(err, -ENODATA, "of %zu bytes of the client's memory some were never touched",
                       length);
         return false;

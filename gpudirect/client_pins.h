@@ -63,6 +63,8 @@ struct ibx_client_pins {
     void *owner;
 };
 
+/* Whether the client has touched all of its memory, as far as mincore(2) tells. */
+bool ibx_client_pin_is_whole(uint8_t *base, size_t length);
 /* Pins [base, base + length), the allocation `id`, in the calling thread's context unless that was
  * done before. True: it is pinned. False: it does not fit, here or in the quota, or
  * has pages that were never touched, or CUDA refuses; `err` is set unless it is too much for these

@@ -37,8 +37,9 @@
 
 /* CU_MEMHOSTREGISTER_PORTABLE: pinned in all contexts. _READ_ONLY: for memory that is mapped
  * read-only; not every device has it. */
-#define IBX_CUDA_HOST_REGISTER_PORTABLE  1u
-#define IBX_CUDA_HOST_REGISTER_READ_ONLY 8u
+#define IBX_CUDA_HOST_REGISTER_PORTABLE   1u
+#define IBX_CUDA_HOST_REGISTER_DEVICE_MAP 2u
+#define IBX_CUDA_HOST_REGISTER_READ_ONLY  8u
 
 #define IBX_CUDA_EVENT_DISABLE_TIMING 2u
 

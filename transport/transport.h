@@ -360,6 +360,18 @@ bool ibx_shared_holds(const void *address, size_t length);
 /* False when no such memory begins there. No registration may be left on it. */
 bool ibx_shared_free(void *address);
 
+/* A peer may map such memory at the address that it has here: it is looked for where few programs
+ * and no GPU driver have anything. */
+#define IBX_SHARED_FROM  0x200000000000u
+#define IBX_SHARED_UNTIL 0x500000000000u
+/* Shares all of it with the peer. -EOPNOTSUPP: the peer cannot map it. */
+int ibx_shared_give(struct ibx_conn *conn);
+/* Where in the file that the peer gets these bytes are. False: they are no such memory. */
+bool ibx_shared_offset(const void *address, size_t length, uint64_t *offset);
+/* The peer's: a file of `bytes` that does not shrink. The descriptor is the connection's.
+ * -EOPNOTSUPP: the peer has shared none that can be mapped. */
+int ibx_shared_of_peer(struct ibx_conn *conn, uint64_t *bytes);
+
 /* What a peer needs to READ or WRITE a piece of registered memory; it travels in messages. */
 struct ibx_remote {
     uint64_t address;

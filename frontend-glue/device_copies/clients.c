@@ -70,6 +70,8 @@ void ibx_clients_leave(struct copies *x)
         drop(gone);
     x->client = NULL;
     pthread_mutex_unlock(&lock);
+    if (gone)
+        ibx_host_maps_end(x, gone->number);
     free(gone);
 }
 

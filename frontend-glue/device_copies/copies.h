@@ -461,6 +461,9 @@ struct ibx_taken {
 };
 size_t ibx_handles_take(struct copies *x, struct ibx_taken **taken);
 
+/* host_maps.c: gives back what kernels of the client, which is no more, have reached. */
+void ibx_host_maps_end(struct copies *x, uint64_t client);
+
 /* clients.c */
 
 /* The session begins, and ends. The former stays while a client resets the context of all, for a

@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #define END_SLICE_MS     10u /* the end of the process does not wait longer for that of a thread */
+#define PAGE             4096u       /* bytes; allocations of shared memory consist of such */
 #define SHORT_COPY       1900u       /* bytes that go with the request */
 #define BACKGROUND_LEAST (64u << 10) /* a shorter copy ends before another thread has begun */
 
@@ -29,6 +30,7 @@ struct ibx_attachment {
     struct ibx_pipeline *pipeline;         /* of the session; NULL: it has none */
     _Atomic unsigned users;
     pid_t process;
+    atomic_bool counted;     /* in `sessions` */
     pthread_mutex_t closing; /* held while the session is closed at the end of the thread */
     atomic_bool ended;
     bool preloaded;                 /* the session carries the thread's own copies too */
@@ -44,6 +46,8 @@ static pthread_key_t thread_end;
 static pthread_once_t begun = PTHREAD_ONCE_INIT;
 static bool keyed;
 static atomic_bool over_shm;                               /* the path of the last connection */
+static atomic_uint sessions;                               /* of this process that have not ended */
+static atomic_uint epoch;                                  /* how often there were none any more */
 static _Atomic(const struct ibx_frontend_watch *) watcher; /* NULL: the preload has none */
 
 static void drop(struct ibx_attachment *attachment)
@@ -54,6 +58,19 @@ static void drop(struct ibx_attachment *attachment)
     free(attachment);
 }
 
+/* At the back end a client without a session is none, and has nothing. */
+static void count(struct ibx_attachment *attachment)
+{
+    atomic_store(&attachment->counted, true);
+    atomic_fetch_add(&sessions, 1);
+}
+
+static void uncount(struct ibx_attachment *attachment)
+{
+    if (atomic_exchange(&attachment->counted, false) && atomic_fetch_sub(&sessions, 1) == 1)
+        atomic_fetch_add(&epoch, 1);
+}
+
 /* False: the back end has not run yet what this thread has launched. */
 static bool close_session(struct ibx_attachment *attachment)
 {
@@ -62,6 +79,7 @@ static bool close_session(struct ibx_attachment *attachment)
         return true;
     if (!ibx_pipeline_finish(attachment->pipeline, END_SLICE_MS))
         return false;
+    uncount(attachment);
     ibx_pipeline_lock(attachment->pipeline);
     ibx_session_close(session);
     ibx_pipeline_unlock(attachment->pipeline);
@@ -93,6 +111,8 @@ static void end_parent(void)
         drop(mine);
     mine = NULL;
     pthread_setspecific(thread_end, NULL);
+    atomic_store(&sessions, 0);
+    atomic_fetch_add(&epoch, 1);
 }
 
 static void begin(void)
@@ -500,6 +520,39 @@ static void *allocate(size_t n)
     return address;
 }
 
+/* Kernels write there unseen: later copies from such memory go in the order of their streams. */
+static int reach(void *address, size_t n, bool on, int *exit_code)
+{
+    struct ibx_session *session = session_of_thread();
+    uint8_t body[32];
+    struct ibx_writer w = ibx_writer_of(body, sizeof(body));
+    uint64_t offset;
+    if (!session)
+        return -ENOTCONN;
+    if (!is_over_shm(session) || !ibx_shared_offset(address, n, &offset))
+        return -EOPNOTSUPP;
+    ibx_pipeline_lock(mine->pipeline);
+    const int rc = ibx_session_share(session);
+    ibx_pipeline_unlock(mine->pipeline);
+    if (rc)
+        return rc;
+    ibx_put_u16(&w, on ? IBX_EXTRA_HOST_MAP : IBX_EXTRA_HOST_UNMAP);
+    ibx_put_u64(&w, (uintptr_t)address);
+    if (on) {
+        ibx_put_u64(&w, (n + PAGE - 1) / PAGE * PAGE);
+        ibx_put_u64(&w, offset);
+        atomic_store(&left_for_later, true);
+    }
+    const struct ibx_frontend_request request = {
+        .name = IBX_EXTRA_NAME, .body = body, .n = w.length};
+    return make_call(&request, exit_code);
+}
+
+static unsigned reach_epoch(void)
+{
+    return atomic_load(&epoch);
+}
+
 static void watch(const struct ibx_frontend_watch *calls)
 {
     atomic_store(&watcher, calls);
@@ -524,6 +577,8 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session, struct ibx_pipeli
         .allocate = allocate,
         .release = release,
         .prepare = prepare,
+        .reach = reach,
+        .reach_epoch = reach_epoch,
         .pending = ibx_async_copy_pending,
         .failure = ibx_async_copy_failure,
         .finish = ibx_async_copy_wait_memory,
@@ -549,6 +604,7 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session, struct ibx_pipeli
     mine = attachment;
     pthread_setspecific(thread_end, attachment);
     atomic_store(&over_shm, is_over_shm(session));
+    count(attachment);
     if (attach)
         attach(&calls);
     return attachment;
@@ -564,6 +620,8 @@ void ibx_detach(struct ibx_attachment *attachment)
     if (!attachment)
         return;
     bool ours = attachment->process == getpid(); /* a child has none of its parent's threads */
+    if (ours)
+        uncount(attachment);
     if (ours)
         pthread_mutex_lock(&attachment->closing);
     atomic_store(&attachment->session, NULL);

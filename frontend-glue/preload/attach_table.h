@@ -14,6 +14,7 @@
  *   errors.c       names and meanings of errors
  *   launch.c       kernels launched by code of nvcc 13, or with attributes
  *   kernels.c      launches without GVirtuS's front end
+ *   kernel_reach.c page-locked memory that kernels use
  *   per_thread.c   the names of calls in programs with a default stream for each thread
  *   extra.c        calls that GVirtuS lacks, in requests of our own
  *   queries.c      likewise: questions about streams, devices and kernels
@@ -44,7 +45,7 @@
 #include <stdint.h>
 
 /* Increases with any change below. */
-#define IBX_FRONTEND_VERSION 13u
+#define IBX_FRONTEND_VERSION 14u
 
 /* cudaMemcpy, cudaMemcpyAsync or cudaMemcpy2D between memory of the device and of the caller. */
 struct ibx_frontend_copy {
@@ -126,6 +127,12 @@ struct ibx_frontend_calls {
     /* Memory of the application's own that it is about to copy often: registers it for the calling
      * thread's connection where that pays. Nothing has to be undone. */
     void (*prepare)(void *address, size_t n);
+
+    /* Has kernels reach n bytes of memory that allocate() has given, at `address`, or no more, as
+     * before release(). 0: *exit_code is CUDA's. -EOPNOTSUPP: they cannot; -ENOTCONN. */
+    int (*reach)(void *address, size_t n, bool on, int *exit_code);
+    /* Another number than before: what they have reached they may reach no more. */
+    unsigned (*reach_epoch)(void);
 
     /* About copies of any thread that copy() has left to background threads. Streams 0 to 2 stand
      * for all streams. */

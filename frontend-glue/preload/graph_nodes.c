@@ -48,9 +48,9 @@ static int put_kernel(struct extra *e, const struct kernel_node *kernel)
         ibx_frontend_launch_body(&config, kernel->function, kernel->arguments, &n, &rc);
     if (!body)
         return ibx_frontend_fail(rc);
-    ibx_put_bytes(&e->body, body, n);
+    rc = ibx_frontend_put_launch(e, body, n);
     ibx_frontend_device_used();
-    return CUDA_SUCCESS;
+    return rc;
 }
 
 int cudaGraphAddKernelNode(void **node, void *graph, void *const *behind, size_t count,

@@ -31,6 +31,8 @@ static int add(void *address, size_t n, bool allocated, unsigned flags)
         ibx_frontend_ranges_remove(&ranges, &ranges.items[at]);
     int rc = ibx_frontend_ranges_add(&ranges, &range);
     ibx_frontend_ranges_unlock();
+    if (!rc)
+        ibx_frontend_reach_begins(range.begin, n);
     return rc == -EEXIST ? CUDA_ALREADY_REGISTERED : rc ? CUDA_MEMORY_ALLOCATION : CUDA_SUCCESS;
 }
 
@@ -75,6 +77,25 @@ bool ibx_frontend_host_known(const void *address, int *device, unsigned *flags)
     }
     ibx_frontend_ranges_unlock();
     return known;
+}
+
+bool ibx_frontend_host_range(const void *address, struct range *range)
+{
+    ibx_frontend_ranges_lock();
+    const struct range *found = ibx_frontend_ranges_holding(&ranges, address, 1);
+    if (found)
+        *range = *found;
+    ibx_frontend_ranges_unlock();
+    return found;
+}
+
+void ibx_frontend_host_reached(const struct range *range, unsigned epoch)
+{
+    ibx_frontend_ranges_lock();
+    struct range *found = ibx_frontend_ranges_at(&ranges, (void *)range->begin);
+    if (found)
+        found->reach = epoch;
+    ibx_frontend_ranges_unlock();
 }
 
 bool ibx_frontend_host_memory_used(const void *address, size_t n)
@@ -122,20 +143,24 @@ static bool take_from_gvirtus(const void *address)
 
 /* ------------------------------------------------------------------------------ the calls */
 
+/* NULL, and *rc: there is no memory. */
+static void *make(const struct ibx_frontend_calls *calls, size_t n, unsigned flags, int *rc)
+{
+    void *memory = calls->allocate(n);
+    *rc = memory ? add(memory, n, true, flags) : CUDA_MEMORY_ALLOCATION;
+    if (!*rc || !memory)
+        return memory;
+    calls->release(memory, n);
+    return NULL;
+}
+
 static int allocate(const struct ibx_frontend_calls *calls, void **address, size_t n,
                     unsigned flags)
 {
+    int rc = CUDA_SUCCESS;
     if (!address)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    *address = NULL;
-    if (!n)
-        return CUDA_SUCCESS;
-    void *memory = calls->allocate(n);
-    int rc = memory ? add(memory, n, true, flags) : CUDA_MEMORY_ALLOCATION;
-    if (!rc)
-        *address = memory;
-    else if (memory)
-        calls->release(memory, n);
+    *address = n ? make(calls, n, flags, &rc) : NULL;
     return rc ? ibx_frontend_fail(rc) : CUDA_SUCCESS;
 }
 
@@ -153,6 +178,19 @@ static bool is_for_kernels(size_t n, unsigned flags)
     return flags & IBX_FRONTEND_MAPPED || (flags & PORTABLE && n <= WORDS_MOST);
 }
 
+/* Memory that kernels reach as it is. NULL: there is none. */
+static void *make_for_kernels(const struct ibx_frontend_calls *calls, size_t n, unsigned flags)
+{
+    struct range range;
+    int rc;
+    void *memory = ibx_frontend_reach_likely() ? make(calls, n, flags, &rc) : NULL;
+    if (memory && ibx_frontend_host_try(memory, &range)) {
+        cudaFreeHost(memory);
+        return NULL;
+    }
+    return memory;
+}
+
 int cudaHostAlloc(void **address, size_t n, unsigned flags)
 {
     const bool for_kernels = is_for_kernels(n, flags);
@@ -164,6 +202,11 @@ int cudaHostAlloc(void **address, size_t n, unsigned flags)
         return allocated_by_gvirtus(CALL_NEXT(cudaHostAlloc, address, n, flags), address, n);
     if (flags & ~HOST_ALLOC_FLAGS)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    void *memory = for_kernels && address && n ? make_for_kernels(calls, n, flags) : NULL;
+    if (memory) {
+        *address = memory;
+        return CUDA_SUCCESS;
+    }
     if (for_kernels && address && n && ibx_frontend_mapped(address, n, flags, &rc))
         return rc;
     return allocate(calls, address, n, flags);
@@ -178,8 +221,9 @@ int cudaFreeHost(void *address)
     if (ibx_frontend_mapped_free(address, &rc))
         return rc;
     if (take_out(address, true, &range)) {
-        if (range.in_use) /* CUDA too waits for the devices before it frees */
+        if (range.in_use || range.reach) /* CUDA too waits for the devices before it frees */
             ibx_frontend_devices_wait();
+        ibx_frontend_reach_ends(&range);
         ibx_frontend_plugin()->release(address, range.n);
         return CUDA_SUCCESS;
     }

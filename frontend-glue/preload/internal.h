@@ -100,6 +100,9 @@ int ibx_frontend_launch(const void *function, const struct launch_config *config
 /* What the first launches need; 0.1 ms, which the first one would take otherwise. */
 void ibx_frontend_kernels_prepare(void);
 
+/* Adds a launch's body, which is gone then, to a request; an error as
+ * ibx_frontend_arguments_reach()'s. */
+int ibx_frontend_put_launch(struct extra *e, const void *body, size_t n);
 /* By which requests name that kernel; false: nobody can tell. */
 bool ibx_frontend_kernel_name(const void *function, uint8_t name[8]);
 
@@ -196,6 +199,7 @@ struct range {
     bool pooled;    /* of the device, but not cudaMalloc's: cudaFree waits for nothing */
     int device;     /* that was the thread's */
     unsigned flags; /* of the host's: the application's */
+    unsigned reach; /* of the host's: since which epoch kernels reach it; 0: never yet */
 };
 
 /* Sorted by address; none overlaps another. The caller holds the lock. */
@@ -217,6 +221,29 @@ struct range *ibx_frontend_ranges_holding(const struct ranges *ranges, const voi
 /* 0, -EEXIST where it would overlap another one, -ENOMEM. */
 int ibx_frontend_ranges_add(struct ranges *ranges, const struct range *range);
 void ibx_frontend_ranges_remove(struct ranges *ranges, struct range *range);
+
+/* ------------------------------------------------------------------------- kernel_reach.c */
+
+/* Before a launch: its arguments, as they lie in a kernel's. An error is what it is to return: one
+ * of them is in page-locked memory that the kernel would not reach. */
+int ibx_frontend_arguments_reach(const void *arguments, size_t n);
+/* Whether there is page-locked memory at all. Quick. */
+bool ibx_frontend_host_any(void);
+/* The page-locked memory around that address. 0: kernels reach it, at its own, or there is none.
+ * Of an error the first function says what to do, the second which memory it was. */
+int ibx_frontend_host_reach(const void *address);
+int ibx_frontend_host_try(const void *address, struct range *range);
+/* Whether what was allocated last was not out of reach. */
+bool ibx_frontend_reach_likely(void);
+/* host_memory.c: that memory, as far as there is any; and that kernels reach it since an epoch. */
+bool ibx_frontend_host_range(const void *address, struct range *range);
+void ibx_frontend_host_reached(const struct range *range, unsigned epoch);
+/* Memory that was allocated, or registered. */
+void ibx_frontend_reach_begins(uintptr_t begin, size_t n);
+/* Memory that is about to be given back. */
+void ibx_frontend_reach_ends(const struct range *range);
+/* After cudaDeviceReset. */
+void ibx_frontend_reach_reset(void);
 
 /* ------------------------------------------------------------------------- device.c */
 

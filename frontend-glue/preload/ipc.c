@@ -215,6 +215,7 @@ int cudaDeviceReset(void)
     const int rc = CALL_NEXT(cudaDeviceReset);
     ibx_frontend_variables_reset();
     ibx_frontend_graph_reset();
+    ibx_frontend_reach_reset();
     if (!rc)
         ibx_frontend_peers_reset(ibx_frontend_current_device());
     if (!rc && ibx_frontend_one_device())

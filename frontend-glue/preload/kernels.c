@@ -181,6 +181,22 @@ bool ibx_frontend_kernel_name(const void *function, uint8_t name[8])
 
 /* ---------------------------------------------------------------------------- the calls */
 
+/* The memory that its arguments name. */
+static int reach(const uint8_t *body, size_t n)
+{
+    if (!ibx_frontend_host_any() || n < HEAD)
+        return CUDA_SUCCESS;
+    const int rc = ibx_frontend_arguments_reach(body + HEAD, n - HEAD);
+    return rc ? ibx_frontend_fail(rc) : CUDA_SUCCESS;
+}
+
+int ibx_frontend_put_launch(struct extra *e, const void *body, size_t n)
+{
+    const size_t at = e->body.length;
+    ibx_put_bytes(&e->body, body, n);
+    return e->body.failed ? CUDA_SUCCESS : reach(e->bytes + at, n);
+}
+
 static bool launched(const struct kernel *k, const struct launch_config *c, void **arguments,
                      bool unseen, int *rc)
 {
@@ -199,6 +215,9 @@ static bool launched(const struct kernel *k, const struct launch_config *c, void
     for (size_t i = 0; i < k->count; i++)
         memcpy(body + HEAD + k->arguments[i].at, arguments[i], k->arguments[i].bytes);
     w.length = HEAD + k->bytes;
+    *rc = reach(body, w.length);
+    if (*rc)
+        return true;
     return ibx_frontend_launched(&w, unseen, rc);
 }
 
@@ -209,6 +228,10 @@ static int launch_now(const void *function, const struct launch_config *config, 
     const struct kernel *k = plugin ? find(function) : NULL;
     ibx_frontend_launcher launch = ibx_frontend_plain_launch();
     int rc;
+    if (plugin && !k && ibx_frontend_host_any()) { /* its arguments are looked at */
+        learn(function, config);
+        k = find(function);
+    }
     if (k && k->known && (arguments || !k->count) && launched(k, config, arguments, unseen, &rc))
         return rc;
     if (plugin)

@@ -133,7 +133,9 @@ int cudaLaunchKernelExC(const struct launch_config *config, const void *function
         ibx_put_u32(&e.body, (uint32_t)config->attributes[i].id);
         ibx_put_bytes(&e.body, config->attributes[i].value, IBX_EXTRA_ATTRIBUTE);
     }
-    ibx_put_bytes(&e.body, body, n);
+    rc = ibx_frontend_put_launch(&e, body, n);
+    if (rc)
+        return rc;
     ibx_frontend_device_used();
     return ibx_frontend_extra(&e, NULL, 0);
 }

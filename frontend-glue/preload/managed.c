@@ -269,6 +269,7 @@ enum { TYPE_UNREGISTERED, TYPE_HOST, TYPE_DEVICE, TYPE_MANAGED }; /* cudaMemoryT
 int cudaPointerGetAttributes(struct pointer_attributes *attributes, const void *address)
 {
     struct managed m;
+    struct range range;
     unsigned flags;
     void *at = (void *)(uintptr_t)address;
     int device;
@@ -282,7 +283,8 @@ int cudaPointerGetAttributes(struct pointer_attributes *attributes, const void *
         *attributes =
             (struct pointer_attributes){m.mapped ? TYPE_HOST : TYPE_MANAGED, m.device, at, at};
     else if (ibx_frontend_host_known(address, &device, &flags))
-        *attributes = (struct pointer_attributes){TYPE_HOST, device, NULL, at};
+        *attributes = (struct pointer_attributes){
+            TYPE_HOST, device, ibx_frontend_host_try(address, &range) ? NULL : at, at};
     else if (address && ibx_frontend_is_device(address))
         *attributes =
             (struct pointer_attributes){TYPE_DEVICE, ibx_frontend_device_of(address), at, NULL};
@@ -291,27 +293,22 @@ int cudaPointerGetAttributes(struct pointer_attributes *attributes, const void *
     return CUDA_SUCCESS;
 }
 
-/* Memory that was registered, or was not to be mapped, is this host's alone. */
 int cudaHostGetDevicePointer(void **on_device, void *address, unsigned flags)
 {
     struct managed m;
+    int device;
     if (!ibx_frontend_plugin())
         return CALL_NEXT(cudaHostGetDevicePointer, on_device, address, flags);
     if (!on_device || flags)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (ibx_managed_find((uintptr_t)address, &m) && m.mapped) {
-        *on_device = address;
-        return CUDA_SUCCESS;
-    }
-    int device;
-    if (!ibx_frontend_host_known(address, &device, &flags))
+    const bool mapped = ibx_managed_find((uintptr_t)address, &m) && m.mapped;
+    if (!mapped && !ibx_frontend_host_known(address, &device, &flags))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    static atomic_flag told = ATOMIC_FLAG_INIT;
-    if (!atomic_flag_test_and_set(&told))
-        ibx_log(IBX_LOG_WARN, "cudaHostGetDevicePointer returns cudaErrorNotSupported: kernels "
-                              "reach memory of the host only where cudaHostAlloc has given it, "
-                              "with cudaHostAllocMapped");
-    return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+    const int rc = mapped ? CUDA_SUCCESS : ibx_frontend_host_reach(address);
+    if (rc)
+        return ibx_frontend_fail(rc);
+    *on_device = address;
+    return CUDA_SUCCESS;
 }
 
 int cudaHostGetFlags(unsigned *flags, void *address)

@@ -118,6 +118,8 @@ enum ibx_extra {
     IBX_EXTRA_NODE_NEIGHBOURS, /* cudaGraphNodeGetDependencies, cudaGraphNodeGetDependentNodes */
     IBX_EXTRA_NODE_ENABLE,     /* cudaGraphNodeSetEnabled */
     IBX_EXTRA_NODE_ENABLED,    /* cudaGraphNodeGetEnabled */
+    IBX_EXTRA_HOST_MAP,        /* page-locked memory at its address, for kernels */
+    IBX_EXTRA_HOST_UNMAP,
     IBX_EXTRAS                 /* one more than the last */
 };
 

@@ -488,6 +488,13 @@ void ibx_session_prepare(struct ibx_session *s, void *address, size_t n)
         release_in_use(s);
 }
 
+int ibx_session_share(struct ibx_session *s)
+{
+    if (!ibx_session_live(s) || (ibx_conn_over(s->conn) && !ibx_link_mend(s)))
+        return -ENOTCONN;
+    return ibx_shared_give(s->conn);
+}
+
 int ibx_rendezvous_expose(struct ibx_session *s, const void *data, size_t length,
                           struct ibx_remote *remote)
 {

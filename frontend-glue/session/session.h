@@ -90,6 +90,8 @@ void ibx_session_answer(struct ibx_session *session, void *buffer, size_t n);
  * registrations are kept. Memory that both ends map the server may pin before this returns, so that
  * no copy waits for that; then what was gathered has left, and was answered. */
 void ibx_session_prepare(struct ibx_session *session, void *address, size_t n);
+/* Client, likewise: has the server map what ibx_shared_allocate() gives. -EOPNOTSUPP: it cannot. */
+int ibx_session_share(struct ibx_session *session);
 void ibx_session_close(struct ibx_session *session);
 
 /* After establishment, otherwise NULL. */

@@ -400,6 +400,19 @@ bool ibx_shared_holds(const void *address, size_t length)
     return false;
 }
 
+int ibx_shared_give(struct ibx_conn *conn)
+{
+    (void)conn;
+    return -EOPNOTSUPP;
+}
+
+int ibx_shared_of_peer(struct ibx_conn *conn, uint64_t *bytes)
+{
+    (void)conn;
+    (void)bytes;
+    return -EOPNOTSUPP;
+}
+
 void ibx_expect(struct ibx_conn *conn, unsigned us)
 {
     (void)conn;

@@ -132,6 +132,13 @@ bool managed_in_function();
 // About streams, devices and kernels.
 bool queries();
 
+// application_reach.cpp
+
+// Page-locked memory as arguments of kernels: of threads that come and go, after resets.
+bool kernels_and_page_locked();
+bool page_locked_of_threads();
+bool page_locked_after_resets();
+
 // application_streams.cpp
 
 // A default stream for each thread.

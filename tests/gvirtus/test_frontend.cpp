@@ -108,6 +108,30 @@ bool run(const char *test, bool taken)
     return true;
 }
 
+// Whether the back end has a client's memory where that had it.
+bool has_maps(const GpuBackEnd &back)
+{
+    std::ifstream maps("/proc/" + std::to_string(back.pid) + "/maps");
+    bool any = false;
+    for (std::string line; std::getline(maps, line) && !any;) {
+        const unsigned long long begin = std::stoull(line, nullptr, 16);
+        any = begin >= 1ull << 45 && begin < 5ull << 44 && lines_with(line, "ibx-shared");
+    }
+    return any;
+}
+
+// Kernels use page-locked memory: what they cannot reach is said once. Nothing stays of it.
+bool reach(const char *test, bool taken)
+{
+    GpuBackEnd back(taken);
+    Application app(&back, application, test, taken ? "taken" : nullptr);
+    REQUIRE(app.good());
+    while (has_maps(back)) // the test's limit ends it otherwise
+        usleep(1000);
+    REQUIRE(lines_with(app.said(), "ibx:") == lines_with(app.said(), "kernels do not reach"));
+    return lines_with(app.said(), "ibx:") <= 1;
+}
+
 // A program that resets the device, again and again, beside another one.
 bool resets_beside_another()
 {
@@ -435,6 +459,11 @@ void check_what_the_provider_changes()
     check("captures", [] { return run("captures", true); });
     check("conditions in graphs", [] { return run("conditions", true); });
     check("managed memory", [] { return run("managed", true); });
+    for (bool taken : {true, false})
+        check("kernels that use page-locked memory",
+              [=] { return reach("kernels-and-page-locked", taken); });
+    check("... of threads that have ended", [] { return reach("page-locked-of-threads", true); });
+    check("... after resets", [] { return reach("page-locked-after-resets", true); });
     check("short copies with other calls", [] { return run("short-copies", true); });
     check("asynchronous copies", [] { return run("async", true); });
     check("page-locked memory that is sent on", [] { return run("sent-on", true); });

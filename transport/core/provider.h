@@ -174,6 +174,10 @@ struct ibx_provider {
     void (*remote_release)(void *endpoint);
     int (*remote_copy)(void *endpoint, bool read, void *local, uint64_t address, size_t length);
 
+    /* As ibx_shared_give() and ibx_shared_of_peer(). Optional, both or none. */
+    int (*shared_give)(void *endpoint);
+    int (*shared_of_peer)(void *endpoint, uint64_t *bytes);
+
     /* Takes a chunk: 0, or -EAGAIN when no more fits now (asked again after progress), or another
      * negative errno, which ends the connection. No upcall from inside. */
     int (*rdma)(void *endpoint, struct ibx_chunk *chunk);

@@ -205,3 +205,18 @@ int ibx_remote_copy(struct ibx_conn *conn, bool read, void *local, const struct 
         return -ERANGE;
     return conn->provider->remote_copy(conn->endpoint, read, local, remote->address + offset, n);
 }
+
+int ibx_shared_give(struct ibx_conn *conn)
+{
+    if (conn->state.now != CONN_ESTABLISHED)
+        return -ENOTCONN;
+    return conn->provider->shared_give ? conn->provider->shared_give(conn->endpoint) : -EOPNOTSUPP;
+}
+
+int ibx_shared_of_peer(struct ibx_conn *conn, uint64_t *bytes)
+{
+    if (conn->state.now != CONN_ESTABLISHED)
+        return -ENOTCONN;
+    return conn->provider->shared_of_peer ? conn->provider->shared_of_peer(conn->endpoint, bytes)
+                                          : -EOPNOTSUPP;
+}

@@ -218,23 +218,32 @@ static bool find_allocated(struct shm *shm, struct shm_region *region)
 
 /* ------------------------------------------------------------- registrations */
 
+static bool send_shared(struct shm *shm, int fd)
+{
+    char packet[2] = {'a', SHM_ARENA_SHARED};
+    shm->shared_sent =
+        shm->shared_sent || !ibx_shm_packet_send(shm->control, packet, sizeof(packet), fd);
+    return shm->shared_sent;
+}
+
 /* Memory that ibx_shared_allocate() made is in an arena, too, once the peer has that. */
 static void find_shared(struct shm *shm, struct shm_region *region)
 {
     const struct ibx_span *span = &region->mr->span;
-    char packet[2] = {'a', SHM_ARENA_SHARED};
     uint64_t offset = 0;
     int fd = ibx_shm_shared_fd(span->address, span->length, &offset);
-    if (fd < 0)
-        return;
-    shm->shared_sent =
-        shm->shared_sent || !ibx_shm_packet_send(shm->control, packet, sizeof(packet), fd);
-    if (!shm->shared_sent)
+    if (fd < 0 || !send_shared(shm, fd))
         return;
     region->arena = SHM_ARENA_SHARED;
     region->extent.offset = offset;
     if (ibx_shm_shared_allocation(offset, &region->whole_offset, &region->whole_length))
         region->id = IBX_SHM_SHARED_ID;
+}
+
+int ibx_shm_shared_give(void *endpoint)
+{
+    const int fd = ibx_shm_shared_file();
+    return fd >= 0 && send_shared(endpoint, fd) ? 0 : -EOPNOTSUPP;
 }
 
 static int region_enter(struct shm *shm, struct shm_region *region, struct ibx_error *err)

@@ -96,6 +96,18 @@ struct shm_view ibx_shm_peer_view(struct shm *shm, uint32_t kind, uint64_t offse
     return (struct shm_view){arena->base + offset, arena};
 }
 
+int ibx_shm_shared_of_peer(void *endpoint, uint64_t *bytes)
+{
+    struct shm *shm = endpoint;
+    const struct shm_peer_arena *arena = &shm->peer_arenas[SHM_ARENA_SHARED];
+    if (!arena->seen) /* it was sent before whatever says that it is there */
+        ibx_shm_control_drain(shm);
+    if (!arena->base)
+        return -EOPNOTSUPP;
+    *bytes = arena->bytes;
+    return arena->fd;
+}
+
 /* The system answers "all of them" for files of others that this user may not write to. Then it
  * says so of the page behind the end of the file, too. */
 static bool look_is_true(const struct shm_peer_arena *arena)

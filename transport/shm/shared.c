@@ -5,6 +5,7 @@
 #include "transport/shm/shm.h"
 
 #include "common/thread.h"
+#include "transport/core/crypto.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -45,6 +46,16 @@ static void in_child(void)
     pthread_mutex_unlock(&shared.lock);
 }
 
+/* Where nothing is, most likely. NULL: anywhere. */
+static void *place(void)
+{
+    uint64_t random;
+    if (ibx_random(&random, sizeof(random), NULL))
+        return NULL;
+    const uint64_t places = (IBX_SHARED_UNTIL - IBX_SHARED_FROM - BYTES) / IBX_SHM_HUGE;
+    return (void *)(uintptr_t)(IBX_SHARED_FROM + random % places * IBX_SHM_HUGE);
+}
+
 /* Locked; once. */
 static void begin(void)
 {
@@ -54,7 +65,8 @@ static void begin(void)
     int fd = ibx_shm_memfd("ibx-shared", BYTES);
     if (fd < 0)
         return;
-    void *base = mmap(NULL, BYTES, PROT_NONE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    /* A peer may want it at the same address: elsewhere the kernel gives the same ones to all. */
+    void *base = mmap(place(), BYTES, PROT_NONE, MAP_SHARED | MAP_NORESERVE, fd, 0);
     if (base == MAP_FAILED) {
         close(fd);
         return;
@@ -187,6 +199,16 @@ bool ibx_shared_holds(const void *address, size_t length)
 {
     uint64_t offset;
     return ibx_shm_shared_fd(address, length, &offset) >= 0;
+}
+
+bool ibx_shared_offset(const void *address, size_t length, uint64_t *offset)
+{
+    return ibx_shm_shared_fd(address, length, offset) >= 0;
+}
+
+int ibx_shm_shared_file(void)
+{
+    return atomic_load(&shared.base) && !shared.forked ? shared.fd : -1;
 }
 
 int ibx_shm_shared_fd(const void *address, size_t length, uint64_t *offset)

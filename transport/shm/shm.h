@@ -391,6 +391,8 @@ int ibx_shm_view_read(const struct shm_view *view, void *local, size_t length);
 /* shared.c */
 /* The descriptor of the process's arena when all these bytes are in it, borrowed; otherwise -1. */
 int ibx_shm_shared_fd(const void *address, size_t length, uint64_t *offset);
+/* Whatever is in it. */
+int ibx_shm_shared_file(void);
 /* The allocation around `offset`. */
 bool ibx_shm_shared_allocation(uint64_t offset, uint64_t *begin, uint64_t *length);
 
@@ -436,6 +438,8 @@ int ibx_shm_remote_hold(void *endpoint, const struct ibx_remote *remote, unsigne
                         struct ibx_reach *reach);
 void ibx_shm_remote_release(void *endpoint);
 int ibx_shm_remote_copy(void *endpoint, bool read, void *local, uint64_t address, size_t length);
+int ibx_shm_shared_give(void *endpoint);
+int ibx_shm_shared_of_peer(void *endpoint, uint64_t *bytes);
 
 /* request.c */
 void ibx_shm_request_init(struct shm *shm);

@@ -93,6 +93,8 @@ int copy_plain(const char *name, unsigned to_type, uint64_t to, unsigned from_ty
 
 /* Whether kernels of the current device may use it. */
 bool kernel_reaches(uint64_t address);
+/* ... and whether it is memory of the host that is pinned, or of a device. */
+unsigned kernel_type_of(uint64_t address);
 int cuMemAlloc_v2(uint64_t *device, size_t n);
 
 /* capture.c */

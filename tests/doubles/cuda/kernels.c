@@ -32,8 +32,8 @@ EXPORT int cuLaunchKernel(void *kernel, unsigned grid_x, unsigned grid_y, unsign
         ibx_double_inject("cuLaunchKernel", 1, ILLEGAL_ADDRESS, true);
     if (code)
         return code;
-    return copy_plain("cuLaunchKernel", IBX_CUDA_MEMORY_DEVICE, values[0], IBX_CUDA_MEMORY_DEVICE,
-                      values[1], values[2], stream, false);
+    return copy_plain("cuLaunchKernel", kernel_type_of(values[0]), values[0],
+                      kernel_type_of(values[1]), values[1], values[2], stream, false);
 }
 
 /* Of the same kernel, in graphs of the runtime's double. */

@@ -416,8 +416,17 @@ bool kernel_reaches(uint64_t address)
 {
     pthread_mutex_lock(&mutex);
     const struct allocation *a = find((void *)(uintptr_t)address, 1);
-    const bool can = !a || a->device < 0 || a->device == current->device || peers[current->device];
+    const bool can = a && (a->device < 0 || a->device == current->device || peers[current->device]);
     return !leave(!can);
+}
+
+unsigned kernel_type_of(uint64_t address)
+{
+    pthread_mutex_lock(&mutex);
+    const struct allocation *a = find((void *)(uintptr_t)address, 1);
+    const bool pinned = a && a->device < 0;
+    leave(SUCCESS);
+    return pinned ? IBX_CUDA_MEMORY_HOST : IBX_CUDA_MEMORY_DEVICE;
 }
 
 EXPORT int cuCtxSetCurrent(void *context)

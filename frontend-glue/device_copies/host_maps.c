@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Page-locked memory of clients, for kernels. Natively kernels reach it at the address that the
+ * program has. Over shm it is a part of a file that both ends map (ibx_shared_allocate()): here an
+ * allocation that a kernel is about to use is mapped once more, at the client's own address, and
+ * pinned there. Copies use the session's mapping (in_place.c), and know nothing of this one.
+ *
+ * A client chooses the address, between IBX_SHARED_FROM and IBX_SHARED_UNTIL; what this process or
+ * another client has there stays, and the client is refused. A map lasts until the client gives it
+ * back, or has no session any more.
+ */
+#include "frontend-glue/device_copies/extra.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define MAPS_MOST 4096u /* of all clients: each takes one of the process's 65530 mappings */
+#define ENDING_MS 5000u /* that a new one waits for those which end, and may be in its way */
+
+struct host_map {
+    struct host_map *next;
+    uint64_t client; /* its number */
+    uint8_t *base;
+    size_t length;
+    void *context;           /* in which it was pinned */
+    struct ibx_quota *quota; /* that the bytes count in */
+};
+
+/* What a client wants. */
+struct wish {
+    uint64_t address, length, offset; /* where, how much, where in its file */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static struct host_map *maps;
+static unsigned count, ending; /* in the list; taken out of it, and not unmapped yet */
+
+/* Locked. Takes out one of the client's that overlaps these bytes; NULL: there is none. */
+static struct host_map *take(uint64_t client, uint64_t begin, uint64_t length)
+{
+    for (struct host_map **at = &maps; *at; at = &(*at)->next) {
+        struct host_map *m = *at;
+        const uint64_t base = (uintptr_t)m->base;
+        if (m->client != client || base >= begin + length || begin >= base + m->length)
+            continue;
+        *at = m->next;
+        count--;
+        ending++;
+        return m;
+    }
+    return NULL;
+}
+
+static struct host_map *take_locking(uint64_t client, uint64_t begin, uint64_t length)
+{
+    pthread_mutex_lock(&lock);
+    struct host_map *m = take(client, begin, length);
+    pthread_mutex_unlock(&lock);
+    return m;
+}
+
+static bool put(struct host_map *m)
+{
+    pthread_mutex_lock(&lock);
+    const bool room = count < MAPS_MOST;
+    if (room) {
+        m->next = maps;
+        maps = m;
+        count++;
+    }
+    pthread_mutex_unlock(&lock);
+    return room;
+}
+
+/* A context that is gone, or was reset, has unpinned it. No kernel uses it behind that. */
+static void unpin(struct copies *x, const struct host_map *m)
+{
+    void *popped = NULL;
+    if (!ibx_copies_have_cuda(x) || x->cuda->ctx_push_current(m->context))
+        return;
+    ibx_frees_begin(x, 0);
+    const int mode = ibx_cuda_capture_relax(x->cuda);
+    x->cuda->mem_host_unregister(m->base);
+    ibx_cuda_capture_restore(x->cuda, mode);
+    ibx_frees_end();
+    x->cuda->ctx_pop_current(&popped);
+}
+
+static void discard(struct host_map *m)
+{
+    if (m->base)
+        munmap(m->base, m->length);
+    if (m->quota)
+        ibx_quota_give(m->quota, m->length);
+    free(m);
+}
+
+/* One that was taken out. */
+static void end(struct copies *x, struct host_map *m)
+{
+    unpin(x, m);
+    discard(m);
+    pthread_mutex_lock(&lock);
+    ending--;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+/* A client may come again, at the same addresses, while what it had before ends. */
+static void wait_for_ends(void)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(ENDING_MS);
+    const struct timespec until = {(time_t)(deadline / 1000000000u),
+                                   (long)(deadline % 1000000000u)};
+    pthread_mutex_lock(&lock);
+    while (ending && ibx_now_ns() < deadline)
+        pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
+    pthread_mutex_unlock(&lock);
+}
+
+void ibx_host_maps_end(struct copies *x, uint64_t client)
+{
+    for (struct host_map *m; (m = take_locking(client, 0, UINT64_MAX));)
+        end(x, m);
+}
+
+/* -------------------------------------------------------------------------------- a new one */
+
+static int refuse(struct copies *x, const struct wish *w, const char *why)
+{
+    ibx_log(IBX_LOG_WARN,
+            "kernels of %s do not reach its %llu bytes of page-locked memory at %#llx: %s",
+            ibx_session_path(x->s)->peer, (unsigned long long)w->length,
+            (unsigned long long)w->address, why);
+    return CUDA_NOT_SUPPORTED;
+}
+
+static bool is_sound(const struct wish *w, uint64_t bytes)
+{
+    const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    return w->length && !(w->address % page) && !(w->length % page) && !(w->offset % page) &&
+           w->address >= IBX_SHARED_FROM && w->address < IBX_SHARED_UNTIL &&
+           w->length <= IBX_SHARED_UNTIL - w->address && w->offset <= bytes &&
+           w->length <= bytes - w->offset;
+}
+
+/* NULL, or why it cannot be mapped. */
+static const char *map(struct host_map *m, const struct wish *w, int fd)
+{
+    void *wanted = pointer_to(w->address);
+    void *there = mmap(wanted, w->length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE,
+                       fd, (off_t)w->offset);
+    if (there == MAP_FAILED)
+        return strerror(errno);
+    if (there != wanted) { /* a kernel, or a sanitizer, that does not know the flag */
+        munmap(there, w->length);
+        return strerror(EEXIST);
+    }
+    m->base = there;
+    m->length = w->length;
+    madvise(there, w->length, MADV_DONTDUMP);
+    return ibx_client_pin_is_whole(there, w->length) ? NULL : "some were never touched";
+}
+
+static const char *pin(struct copies *x, struct host_map *m)
+{
+    const unsigned flags = IBX_CUDA_HOST_REGISTER_PORTABLE | IBX_CUDA_HOST_REGISTER_DEVICE_MAP;
+    const int mode = ibx_cuda_capture_relax(x->cuda);
+    const int rc = x->cuda->mem_host_register(m->base, m->length, flags);
+    ibx_cuda_capture_restore(x->cuda, mode);
+    if (rc)
+        return ibx_cuda_error_name(x->cuda, rc);
+    x->cuda->ctx_get_current(&m->context);
+    return NULL;
+}
+
+static int make(struct copies *x, uint64_t client, const struct wish *w, int fd)
+{
+    struct ibx_quota *quota = ibx_tenant_quota(x->isolation.tenant, IBX_HOLD_PINS);
+    struct host_map *m = calloc(1, sizeof(*m));
+    if (!m)
+        return refuse(x, w, "no memory");
+    m->client = client;
+    const char *why = map(m, w, fd);
+    if (!why && !ibx_quota_take(quota, m->length))
+        why = "that is more than rdma.pins and rdma.tenant_share allow";
+    else if (!why)
+        m->quota = quota;
+    if (!why)
+        why = pin(x, m);
+    if (!why && put(m))
+        return 0;
+    if (!why)
+        unpin(x, m);
+    discard(m);
+    return refuse(x, w, why ? why : "too many are mapped");
+}
+
+/* It is there already, and is what a reset, of a client that was alone, has left of it. */
+static bool is_there(struct copies *x, uint64_t client, const struct wish *w)
+{
+    unsigned flags;
+    pthread_mutex_lock(&lock);
+    const struct host_map *m = maps;
+    while (m &&
+           !(m->client == client && (uintptr_t)m->base == w->address && m->length == w->length))
+        m = m->next;
+    const bool there = m && !x->cuda->mem_host_get_flags(&flags, m->base);
+    pthread_mutex_unlock(&lock);
+    return there;
+}
+
+static int host_map(struct extra *e)
+{
+    struct wish w = {.address = ibx_get_u64(&e->in), .length = ibx_get_u64(&e->in)};
+    w.offset = ibx_get_u64(&e->in);
+    uint64_t bytes = 0;
+    if (!whole(e))
+        return CUDA_INVALID_VALUE;
+    const uint64_t client = ibx_clients_number(e->x);
+    const int fd = ibx_shared_of_peer(ibx_session_conn(e->x->s), &bytes);
+    if (fd < 0 || !client || !ibx_copies_begin_context(e->x))
+        return refuse(e->x, &w, "they are not shared with the back end");
+    if (!is_sound(&w, bytes))
+        return refuse(e->x, &w, "this is not where such memory may be");
+    if (is_there(e->x, client, &w))
+        return 0;
+    for (struct host_map *m; (m = take_locking(client, w.address, w.length));)
+        end(e->x, m); /* of before */
+    wait_for_ends();
+    return make(e->x, client, &w, fd);
+}
+
+static int host_unmap(struct extra *e)
+{
+    const uint64_t address = ibx_get_u64(&e->in);
+    if (!whole(e))
+        return CUDA_INVALID_VALUE;
+    const uint64_t client = ibx_clients_number(e->x);
+    for (struct host_map *m; client && (m = take_locking(client, address, 1));)
+        end(e->x, m);
+    return 0;
+}
+
+const struct extra_call ibx_host_map_extras[IBX_EXTRAS] = {
+    [IBX_EXTRA_HOST_MAP] = {"cudaGetLastError", host_map},
+    [IBX_EXTRA_HOST_UNMAP] = {"cudaGetLastError", host_unmap},
+};

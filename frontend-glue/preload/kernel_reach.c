@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Page-locked memory that kernels use. Natively they reach all of it, at its address. Here the back
+ * end maps what a launch names among its arguments (struct ibx_frontend_calls, reach()): then both
+ * sides have the same pages at the same address, and see each other's writes at once.
+ *
+ * Where that cannot be (another path than shm, registered memory), such a launch fails here: the
+ * access of the kernel would be an error that ends the work of all clients of the back end.
+ */
+#include "frontend-glue/preload/internal.h"
+
+#include "common/log.h"
+
+#include <errno.h>
+#include <pthread.h>
+
+static atomic_uintptr_t lowest = UINTPTR_MAX, highest; /* there is none outside of [these) */
+static atomic_uint resets;       /* each begins another epoch, as what reach_epoch() tells does */
+static atomic_bool out_of_reach; /* what was allocated last */
+/* Of several threads one asks: others' wishes for the same memory would be in its way. */
+static pthread_mutex_t asking = PTHREAD_MUTEX_INITIALIZER;
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&asking);
+}
+
+static void after_fork(void)
+{
+    pthread_mutex_unlock(&asking);
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(before_fork, after_fork, after_fork);
+}
+
+void ibx_frontend_reach_begins(uintptr_t begin, size_t n)
+{
+    uintptr_t low = atomic_load(&lowest), high = atomic_load(&highest);
+    while (begin < low && !atomic_compare_exchange_weak(&lowest, &low, begin))
+        ;
+    while (begin + n > high && !atomic_compare_exchange_weak(&highest, &high, begin + n))
+        ;
+}
+
+bool ibx_frontend_host_any(void)
+{
+    return atomic_load_explicit(&highest, memory_order_relaxed);
+}
+
+void ibx_frontend_reach_reset(void)
+{
+    atomic_fetch_add(&resets, 1);
+}
+
+/* Not 0. */
+static unsigned epoch_now(const struct ibx_frontend_calls *calls)
+{
+    return calls->reach_epoch() + atomic_load(&resets) + 1;
+}
+
+/* -EOPNOTSUPP, or CUDA's error, too: they cannot. */
+static int ask(const struct ibx_frontend_calls *calls, const struct range *range, bool on)
+{
+    int code, rc = calls->reach((void *)range->begin, range->n, on, &code);
+    if (rc == -ENOTCONN) { /* the thread's first call, or a copy is under way */
+        ibx_frontend_connect();
+        rc = calls->reach((void *)range->begin, range->n, on, &code);
+    }
+    if (on)
+        atomic_store(&out_of_reach, rc == -EOPNOTSUPP);
+    return rc ? rc : code;
+}
+
+bool ibx_frontend_reach_likely(void)
+{
+    return !atomic_load(&out_of_reach);
+}
+
+void ibx_frontend_reach_ends(const struct range *range)
+{
+    if (range->reach)
+        ask(ibx_frontend_plugin(), range, false);
+}
+
+int ibx_frontend_host_try(const void *address, struct range *range)
+{
+    const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
+    int rc = CUDA_SUCCESS;
+    if (!calls || !ibx_frontend_host_range(address, range) || range->reach == epoch_now(calls))
+        return CUDA_SUCCESS;
+    if (!range->allocated)
+        return CUDA_NOT_SUPPORTED;
+    pthread_mutex_lock(&asking);
+    const unsigned epoch = epoch_now(calls);
+    if (ibx_frontend_host_range(address, range) && range->reach != epoch)
+        rc = ask(calls, range, true);
+    if (!rc)
+        ibx_frontend_host_reached(range, epoch);
+    pthread_mutex_unlock(&asking);
+    return rc ? CUDA_NOT_SUPPORTED : CUDA_SUCCESS;
+}
+
+int ibx_frontend_host_reach(const void *address)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    struct range range = {.n = 0};
+    const int rc = ibx_frontend_host_try(address, &range);
+    if (rc && !atomic_flag_test_and_set(&told))
+        ibx_log(IBX_LOG_WARN,
+                "kernels do not reach %zu bytes of page-locked memory at %p (%s), and a launch "
+                "that names them fails with cudaErrorNotSupported: give kernels memory of "
+                "cudaMallocManaged or cudaHostAllocMapped, or run the back end on this host, with "
+                "rdma://",
+                range.n, (void *)range.begin,
+                range.allocated ? "the back end cannot map them" : "they were registered");
+    return rc;
+}
+
+int ibx_frontend_arguments_reach(const void *arguments, size_t n)
+{
+    const uintptr_t low = atomic_load_explicit(&lowest, memory_order_relaxed);
+    const uintptr_t high = atomic_load_explicit(&highest, memory_order_relaxed);
+    const uint8_t *bytes = arguments;
+    int rc = CUDA_SUCCESS;
+    for (size_t at = 0; at + 8 <= n && !rc; at += 8) {
+        uint64_t word;
+        memcpy(&word, bytes + at, sizeof(word));
+        if (word - low < high - low && high > low)
+            rc = ibx_frontend_host_reach((void *)(uintptr_t)word);
+    }
+    return rc;
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Page-locked memory as arguments of kernels.
+#include "tests/gvirtus/application.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <unistd.h>
+#include <vector>
+
+namespace
+{
+
+constexpr std::size_t bytes_each = 300 << 10;
+
+bool reached()
+{
+    return over_shm && taken;
+}
+
+// The first call has the back end load CUDA's runtime.
+char *page_locked(std::size_t n)
+{
+    void *memory = nullptr;
+    if (cudaGetLastError())
+        return nullptr;
+    return cudaMallocHost(&memory, n) ? nullptr : static_cast<char *>(memory);
+}
+
+std::vector<char> some(std::size_t n, unsigned seed)
+{
+    std::vector<char> bytes(n);
+    random_fill(bytes.data(), n, seed);
+    return bytes;
+}
+
+// Over shm the back end has it run; elsewhere it is refused, and nothing else is the worse for it.
+bool runs_or_is_refused(int rc)
+{
+    if (reached())
+        return rc == 0;
+    REQUIRE(rc == 801 && cudaGetLastError() == 801);
+    return cudaDeviceSynchronize() == 0 && cudaGetLastError() == 0;
+}
+
+bool is_copied(char *to, char *from, std::size_t n, void *stream, unsigned seed)
+{
+    const std::vector<char> bytes = some(n, seed);
+    std::memcpy(from, bytes.data(), n);
+    std::memset(to, 0, n);
+    REQUIRE(runs_or_is_refused(stub_launch(to, from, n, stream)));
+    return !reached() || (cudaStreamSynchronize(stream) == 0 && !std::memcmp(to, bytes.data(), n));
+}
+
+bool other_launches(char *to, char *from)
+{
+    StubDim3 one = {1, 1, 1};
+    std::size_t n = bytes_each;
+    void *arguments[] = {&to, &from, &n};
+    REQUIRE(cudaGetLastError() == 0); // the back end loads CUDA's runtime
+    using Launch = int(const void *, StubDim3, StubDim3, void **, std::size_t, void *);
+    const int rc = preloaded<Launch>("cudaLaunchCooperativeKernel")(&stub_kernel, one, one,
+                                                                    arguments, 0, nullptr);
+    REQUIRE(runs_or_is_refused(rc));
+    const struct {
+        const void *function;
+        StubDim3 grid, block;
+        unsigned shared;
+        void **arguments, **extra;
+    } kernel = {&stub_kernel, one, one, 0, arguments, nullptr};
+    void *graph = nullptr, *node = nullptr;
+    REQUIRE(preloaded<int(void **, unsigned)>("cudaGraphCreate")(&graph, 0) == 0);
+    using Add = int(void **, void *, void *const *, std::size_t, const void *);
+    REQUIRE(runs_or_is_refused(
+        preloaded<Add>("cudaGraphAddKernelNode")(&node, graph, nullptr, 0, &kernel)));
+    return cudaDeviceSynchronize() == 0 && preloaded<int(void *)>("cudaGraphDestroy")(graph) == 0;
+}
+
+// Without a call of CUDA's in between.
+bool is_seen_at_once(char *word, const char *one)
+{
+    volatile char *seen = word;
+    *seen = 0;
+    REQUIRE(runs_or_is_refused(stub_launch(word, one, 1, nullptr)));
+    while (reached() && !*seen) // the test's alarm ends it otherwise
+        ;
+    return true;
+}
+
+} // namespace
+
+bool kernels_and_page_locked()
+{
+    char *device = device_memory(2 * bytes_each), *from = page_locked(bytes_each);
+    char *to = page_locked(bytes_each), *word = page_locked(4);
+    void *stream = nullptr;
+    REQUIRE(device && from && to && word && cudaStreamCreate(&stream) == 0);
+    for (unsigned i = 0; i < 3; i++)
+        REQUIRE(is_copied(to, from, bytes_each, i % 2 ? stream : nullptr, i));
+    REQUIRE(is_copied(to + 5, from + 77, 1000, stream, 4));
+    // What a kernel has written goes on in the order of its stream.
+    const std::vector<char> bytes = some(bytes_each, 5);
+    REQUIRE(cudaMemcpy(device, bytes.data(), bytes_each, H2D) == 0);
+    for (std::size_t n : {std::size_t{100}, bytes_each}) {
+        std::memset(to, 0, bytes_each);
+        stub_remote()->slow(2000);
+        REQUIRE(runs_or_is_refused(stub_launch(to, device, n, nullptr)));
+        const int rc = cudaMemcpy(device + bytes_each, to, n, H2D);
+        stub_remote()->slow(0);
+        REQUIRE(rc == 0 && (!reached() || device_has(device + bytes_each, bytes.data(), n)));
+    }
+    std::memset(from, 1, 1);
+    REQUIRE(is_seen_at_once(word, from));
+    bool good = false;
+    std::thread([&] { good = is_copied(to, from, bytes_each, nullptr, 6); }).join();
+    REQUIRE(good && (!taken || other_launches(to, from)));
+    // At the same place there may be other memory later.
+    REQUIRE(cudaFreeHost(from) == 0 && (from = page_locked(bytes_each / 2)));
+    REQUIRE(is_copied(to, from, bytes_each / 2, stream, 7));
+    std::vector<char> registered(bytes_each);
+    REQUIRE(host_register(registered.data(), bytes_each) == 0);
+    const int rc = stub_launch(device, registered.data(), 10, nullptr);
+    REQUIRE(rc == 801 && cudaGetLastError() == 801 && cudaDeviceSynchronize() == 0);
+    REQUIRE(host_unregister(registered.data()) == 0);
+    REQUIRE(cudaFreeHost(from) == 0 && cudaFreeHost(to) == 0 && cudaFreeHost(word) == 0);
+    return cudaFree(device) == 0 && cudaGetLastError() == 0;
+}
+
+// A client whose only session has ended is another one with the next.
+bool page_locked_of_threads()
+{
+    char *from = nullptr, *to = nullptr;
+    bool good[3] = {};
+    for (bool &each : good)
+        std::thread([&] {
+            from = from ? from : page_locked(bytes_each);
+            to = to ? to : page_locked(bytes_each);
+            each = from && to && is_copied(to, from, bytes_each, nullptr, 8);
+        }).join();
+    return good[0] && good[1] && good[2];
+}
+
+// What a reset takes is there again when a kernel needs it.
+bool page_locked_after_resets()
+{
+    char *from = page_locked(bytes_each), *to = page_locked(bytes_each);
+    for (unsigned i = 0; i < 3; i++)
+        REQUIRE(is_copied(to, from, bytes_each, nullptr, i) && cudaDeviceReset() == 0);
+    return cudaFreeHost(from) == 0 && cudaFreeHost(to) == 0;
+}
