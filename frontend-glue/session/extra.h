@@ -120,7 +120,7 @@ enum ibx_extra {
     IBX_EXTRA_NODE_ENABLED,    /* cudaGraphNodeGetEnabled */
     IBX_EXTRA_HOST_MAP,        /* page-locked memory at its address, for kernels */
     IBX_EXTRA_HOST_UNMAP,
-    IBX_EXTRAS                 /* one more than the last */
+    IBX_EXTRAS /* one more than the last */
 };
 
 #define IBX_EXTRA_LISTED        32u /* handles or numbers in one reply, behind how many there are */
