@@ -3,6 +3,9 @@
 // Page-locked memory as arguments of kernels.
 #include "tests/gvirtus/application.h"
 
+#include "frontend-glue/session/extra.h"
+
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -89,6 +92,42 @@ bool is_seen_at_once(char *word, const char *one)
     return true;
 }
 
+// What a client without this library may ask for, at an address of its choice.
+int asks(std::uint64_t address, std::uint64_t n, std::uint64_t offset)
+{
+    return stub_remote()->call(
+        IBX_EXTRA_NAME,
+        Body().put(std::uint16_t{IBX_EXTRA_HOST_MAP}).u64(address).u64(n).u64(offset));
+}
+
+// In the middle of other memory of the back end, of pages that were never touched, and so on.
+bool is_refused(const char *mapped)
+{
+    const std::uint64_t from = 1ull << 45, until = 5ull << 44, page = 4096;
+    const std::uint64_t there = reinterpret_cast<std::uintptr_t>(mapped);
+    const struct {
+        std::uint64_t address, n, offset;
+    } wishes[] = {
+        {from - page, page, 0},
+        {from - page, 2 * page, 0},
+        {until - page, 2 * page, 0},
+        {until, page, 0},
+        {from + 1, page, 0},
+        {from, 1, 0},
+        {from, 0, 0},
+        {from, page, 1},
+        {from, page, 1ull << 40},
+        {from, page, 0 - page},
+        {from, 0 - page, page},
+        {from, page, 8ull << 30},
+        {reinterpret_cast<std::uintptr_t>(&from) / page * page, page, 0},
+    };
+    for (const auto &wish : wishes)
+        REQUIRE(asks(wish.address, wish.n, wish.offset) == 801);
+    // Where this client has a map already the new one takes its place.
+    return asks(there, page, 0) == 0;
+}
+
 } // namespace
 
 bool kernels_and_page_locked()
@@ -113,6 +152,8 @@ bool kernels_and_page_locked()
     }
     std::memset(from, 1, 1);
     REQUIRE(is_seen_at_once(word, from));
+    REQUIRE(!reached() || is_refused(to));
+    REQUIRE(cudaFreeHost(to) == 0 && (to = page_locked(bytes_each)));
     bool good = false;
     std::thread([&] { good = is_copied(to, from, bytes_each, nullptr, 6); }).join();
     REQUIRE(good && (!taken || other_launches(to, from)));
