@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The QMP client against a scripted peer: a thread at the other end of a socketpair. */
+#include "migrate/common/hold.h"
 #include "migrate/preflight/preflight.h"
 #include "migrate/source/source.h"
 #include "tests/scenes/unit.h"
@@ -666,6 +667,27 @@ static void test_the_guard_asks_until_it_has_asked(NO_STATE)
     done();
 }
 
+#define MIGRATED(pages, id)                                                                        \
+    "{\"return\": {\"total-time\": 10, \"downtime\": 1, \"setup-time\": 2, \"ram\": "              \
+    "{\"normal\": " #pages "}}, \"id\": " #id "}\r\n"
+
+/* Migrations that took as long as each other are told apart by what they have sent. */
+static void test_a_marked_migration(NO_STATE)
+{
+    const int any = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    attached(
+        SCRIPT({"query-migrate", MIGRATED(5, 2), 0}, {"-ended-10-1-2-5\"", READY(3), 0},
+               {"query-migrate", MIGRATED(6, 4), 0},
+               {"-ended-10-1-2-6\"", "{\"error\": {\"desc\": \"not found\"}, \"id\": 5}\r\n", 0},
+               {"query-migrate", MIGRATED(5, 6), 0}, {"-ended-10-1-2-5\"", READY(7), 0},
+               {"-ended-10-1-2-5\"", READY(8), 0}));
+    ibx_hold_mark(qmp, any, ibx_deadline_in_ms(GENEROUS));
+    assert_false(ibx_hold_marked(qmp, any, ibx_deadline_in_ms(GENEROUS)));
+    assert_true(ibx_hold_marked(qmp, any, ibx_deadline_in_ms(GENEROUS)));
+    close(any);
+    done();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -696,6 +718,7 @@ int main(void)
         cmocka_unit_test(test_deep_folder),
         cmocka_unit_test(test_full_backlog),
         cmocka_unit_test(test_the_guard_asks_until_it_has_asked),
+        cmocka_unit_test(test_a_marked_migration),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
