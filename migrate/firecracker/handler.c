@@ -336,9 +336,9 @@ static void pause_grow(struct handler *h)
 static int stopped(struct handler *h, struct ibx_error *err)
 {
     int rc = ibx_fault_reason(h->engine, err);
-    if (rc == -ESRCH || (!h->image->remote && rc))
-        return rc;
     const char *reason = rc == -EBADMSG ? "" : h->image->ops->reason(h->image);
+    if (rc == -ESRCH || (!h->image->remote && rc))
+        return rc != -ESRCH && *reason ? ibx_error_set(err, rc, "%s", reason) : rc;
     tell(h, IBX_FIRECRACKER_LOST, *reason ? reason : err->message, 0);
     /* What ends at once, every time, is not tried without a pause: memory may be full here. */
     const bool lived = !h->again_ns || ibx_now_ns() - h->again_ns > PAUSE_MAX_MS * IBX_NS_PER_MS;

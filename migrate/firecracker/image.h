@@ -17,7 +17,7 @@ struct ibx_image_ops {
      * by one worker each until _readers is called again or the image is closed. */
     int (*readers)(struct ibx_image *image, unsigned count, size_t buffer_bytes,
                    struct ibx_fault_reader *as, struct ibx_error *err);
-    /* Why one of the readers has ended; NULL or "": none has. After the engine has stopped. */
+    /* Why one of the readers has ended; "": none has. After the engine has stopped. */
     const char *(*reason)(const struct ibx_image *image);
     void (*close)(struct ibx_image *image);
 };

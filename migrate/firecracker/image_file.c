@@ -1,9 +1,17 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A memory file on this host: each request is a pread(2), whose pages are there at once. */
+/*
+ * A memory file on this host: each request is a pread(2), whose pages are there at once. A file
+ * that somebody changes meanwhile has pages that do not fit those that were placed, so its times
+ * are looked at behind each read: a write sets them before the bytes. What goes on through a
+ * mapping after its first write to a page is not seen.
+ */
 #include "migrate/firecracker/image.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -12,8 +20,10 @@
 
 #define QUEUE 256u /* arrivals that were not taken */
 
+struct file_image;
+
 struct file_reader {
-    int fd;
+    struct file_image *image;
     int never; /* an eventfd that is never readable: arm() knows of all arrivals */
     unsigned count;
     struct ibx_fault_arrival arrivals[QUEUE];
@@ -22,25 +32,54 @@ struct file_reader {
 struct file_image {
     struct ibx_image is;
     int fd;
+    char why[PATH_MAX + 128]; /* no reader goes on, once `changed` */
+    _Atomic bool changed;
     unsigned count;
     struct file_reader *readers;
 };
 
+static int identify(int fd, uint64_t identity[IBX_IMAGE_IDENTITY])
+{
+    struct stat st;
+    if (fstat(fd, &st))
+        return -errno;
+    const uint64_t now[IBX_IMAGE_IDENTITY] = {st.st_dev, st.st_ino, (uint64_t)st.st_size,
+                                              (uint64_t)st.st_mtim.tv_sec,
+                                              (uint64_t)st.st_mtim.tv_nsec};
+    memcpy(identity, now, sizeof(now));
+    return 0;
+}
+
+/* Whether it still is the file that was opened. */
+static int check(struct file_image *image)
+{
+    uint64_t now[IBX_IMAGE_IDENTITY];
+    const int rc = identify(image->fd, now);
+    if (rc || !memcmp(now, image->is.identity, sizeof(now)))
+        return rc;
+    atomic_store(&image->changed, true);
+    return -ESTALE;
+}
+
 static int request(void *context, const struct ibx_fault_request *r)
 {
     struct file_reader *reader = context;
+    const int fd = reader->image->fd;
     size_t at = 0;
     if (reader->count == QUEUE)
         return -EAGAIN;
     while (at < r->length) {
         const ssize_t n =
-            pread(reader->fd, (uint8_t *)r->buffer + at, r->length - at, (off_t)(r->offset + at));
+            pread(fd, (uint8_t *)r->buffer + at, r->length - at, (off_t)(r->offset + at));
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0) /* the file has become shorter */
             return n ? -errno : -ENODATA;
         at += (size_t)n;
     }
+    const int rc = check(reader->image);
+    if (rc)
+        return rc;
     reader->arrivals[reader->count++] =
         (struct ibx_fault_arrival){.cookie = r->cookie, .length = r->length};
     return 0;
@@ -92,7 +131,7 @@ static int file_readers(struct ibx_image *is, unsigned count, size_t buffer_byte
         return ibx_error_set(err, -ENOMEM, "no memory for %u readers of the memory file", count);
     image->count = count;
     for (unsigned i = 0; i < count; i++) {
-        image->readers[i].fd = image->fd;
+        image->readers[i].image = image;
         image->readers[i].never = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
         as[i] = (struct ibx_fault_reader){.ops = &reader_ops, .context = &image->readers[i]};
     }
@@ -120,6 +159,12 @@ static int file_data(struct ibx_image *is,
     return rc ? ibx_error_set(err, rc, "the memory file: %s", strerror(-rc)) : 0;
 }
 
+static const char *file_reason(const struct ibx_image *is)
+{
+    const struct file_image *image = (const struct file_image *)is;
+    return atomic_load(&image->changed) ? image->why : "";
+}
+
 static void file_close(struct ibx_image *is)
 {
     struct file_image *image = (struct file_image *)is;
@@ -129,7 +174,7 @@ static void file_close(struct ibx_image *is)
 }
 
 static const struct ibx_image_ops image_ops = {
-    .data = file_data, .readers = file_readers, .close = file_close};
+    .data = file_data, .readers = file_readers, .reason = file_reason, .close = file_close};
 
 int ibx_image_open_file(const char *path, struct ibx_image **out, struct ibx_error *err)
 {
@@ -154,12 +199,17 @@ int ibx_image_open_file(const char *path, struct ibx_image **out, struct ibx_err
                              path, (long long)st.st_size);
     }
     image->is = (struct ibx_image){.ops = &image_ops, .bytes = (uint64_t)st.st_size};
-    image->is.identity[0] = st.st_dev;
-    image->is.identity[1] = st.st_ino;
-    image->is.identity[2] = (uint64_t)st.st_size;
-    image->is.identity[3] = (uint64_t)st.st_mtim.tv_sec;
-    image->is.identity[4] = (uint64_t)st.st_mtim.tv_nsec;
     image->fd = fd;
+    snprintf(
+        image->why, sizeof(image->why),
+        "%s was changed while it is served: its pages do not fit those that are there; leave a "
+        "memory file as it is while microVMs run from it",
+        path);
+    const int rc = identify(fd, image->is.identity);
+    if (rc) {
+        file_close(&image->is);
+        return ibx_error_set(err, rc, "--from %s: %s", path, strerror(-rc));
+    }
     *out = &image->is;
     return 0;
 }

@@ -106,6 +106,22 @@ def only_its_supervisor_ends_a_handler(scene):
 
 
 @test
+def a_file_that_is_changed_meanwhile_is_served_no_more(scene):
+    memory = snapshot(scene)
+    vm, tool, _ = serving(scene, memory)
+    vm.do("touch 0 100")
+    with open(memory, "r+b") as file:
+        file.seek(1000 * PAGE)
+        file.write(bytes(PAGE))
+    vm.ask("touch 1000 5")
+    tool.stdout.read()
+    err = tool.stderr.read()
+    equal(tool.wait(LIMIT), 1)
+    assert "was changed while it is served" in err and "waits for its memory for ever" in err, err
+    os.killpg(vm.process.pid, signal.SIGKILL)
+
+
+@test
 def a_handler_after_another_one_has_the_same_snapshot(scene):
     memory = snapshot(scene)
     vm, tool, _ = serving(scene, memory)
