@@ -323,8 +323,9 @@ struct source_warm {
     struct ibx_page_map wanted;  /* not at the destination, or not as they are here */
     struct ibx_page_map held;    /* at the destination, as they are or were here */
     struct ibx_page_map part;    /* that a message names */
-    uint64_t cursor;             /* the next page to be considered */
+    uint64_t cursor;             /* the next place of a pass to be considered */
     uint64_t pass_pages;         /* wanted when this pass through guest RAM began */
+    uint64_t pass_sent;          /* pages that have been fetched in it */
     uint64_t rate;               /* bytes per second, of the last part; 0: not known */
     uint64_t began_ns;
     uint64_t part_ns;                     /* when the last part began */
@@ -352,6 +353,20 @@ int ibx_source_warm_stopped(struct source *s, struct ibx_error *err);
 int ibx_source_warm_check(const struct source *s, struct ibx_error *err);
 /* Takes the protection away. May be repeated. */
 void ibx_source_warm_end(struct source *s);
+
+/* ---------------------------------------------------------------- warm_parts.c */
+
+/* Which pages are `place` and those behind it, of a piece, in the order of a pass; none may be left
+ * (*first = *end). false: the pass is over. */
+bool ibx_warm_piece(const struct ibx_page_map *map, uint64_t place, uint64_t *first, uint64_t *end);
+/* The next part: pages that are wanted, from the cursor on. */
+void ibx_source_warm_choose(struct source *s);
+/* At the beginning of a part: whether another one does not pay. May begin another pass. */
+bool ibx_source_warm_is_enough(struct source *s);
+static inline bool source_warm_lost(const struct source_warm *warm)
+{
+    return warm->writes.now == WRITES_LOST;
+}
 
 /* ---------------------------------------------------------------- return.c */
 

@@ -35,20 +35,12 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 
-#define ROUNDS_DEFAULT  8u
-#define SECONDS_DEFAULT 60u
-#define PART_LEAST_MS   50u /* that a part should take, */
-#define PART_MOST_MS    250u
-#define PART_OVERHEAD   16u /* and in which the steps around its pages are one of so many */
-#define PART_LEAST      (1ull << 20) /* bytes */
-#define PART_FIRST      (8ull << 20) /* of the first one: how long it takes is not known */
-#define ENOUGH_MS       10           /* what is fetched within this is as well left to post-copy */
-#define SETTLE_MS       3000         /* for devices */
-#define DROP_ENOUGH     64u          /* pages */
-#define DROP_ENOUGH_NS  200000u
-#define DROPS_MOST      4u
-#define OPEN_MS         2000
-#define RATE_MOST       1e15 /* bytes per second, whatever the destination says */
+#define SETTLE_MS      3000 /* for devices */
+#define DROP_ENOUGH    64u  /* pages */
+#define DROP_ENOUGH_NS 200000u
+#define DROPS_MOST     4u
+#define OPEN_MS        2000
+#define RATE_MOST      1e15 /* bytes per second, whatever the destination says */
 
 static const struct ibx_state warm_states[] = {
     [WARM_OFF] = {"off", IBX_TO(WARM_BETWEEN), IBX_STATE_INITIAL | IBX_STATE_FINAL},
@@ -74,7 +66,7 @@ static const struct ibx_state_table writes_table = IBX_STATE_TABLE("written page
 
 static bool lost(const struct source_warm *warm)
 {
-    return warm->writes.now == WRITES_LOST;
+    return source_warm_lost(warm);
 }
 
 void ibx_source_warm_init(struct source_warm *warm)
@@ -286,82 +278,6 @@ int ibx_source_warm_begin(struct source *s, struct ibx_error *err)
 
 /* ---------------------------------------------------------------- parts */
 
-/* When no further part begins. */
-static uint64_t ends_ns(const struct source *s)
-{
-    const uint64_t seconds = s->options->warm_seconds ? s->options->warm_seconds : SECONDS_DEFAULT;
-    return s->warm.began_ns + seconds * 1000 * IBX_NS_PER_MS;
-}
-
-/* All pages of a part are protected before the first of them is fetched, so that short parts cost
- * the VM fewer page faults. A round trip and the VM's disks may make each of them take longer. */
-static uint64_t part_ms(const struct source *s)
-{
-    const uint64_t ms = s->warm.overhead_ns * PART_OVERHEAD / IBX_NS_PER_MS;
-    return ms < PART_LEAST_MS ? PART_LEAST_MS : ms > PART_MOST_MS ? PART_MOST_MS : ms;
-}
-
-/* A part that was begun is fetched as a whole: none should take longer than there is time. */
-static uint64_t part_bytes(const struct source *s)
-{
-    const uint64_t now = ibx_now_ns(), end = ends_ns(s), wished_ms = part_ms(s);
-    const uint64_t left_ms = end > now ? (end - now) / IBX_NS_PER_MS : 0;
-    const uint64_t bytes = s->warm.rate / 1000 * (left_ms < wished_ms ? left_ms : wished_ms);
-    if (!s->warm.rate)
-        return PART_FIRST;
-    return bytes > PART_LEAST ? bytes : PART_LEAST;
-}
-
-/* The next pages that are wanted, from the cursor on. 0: there are none up to the end. */
-static uint64_t choose(struct source *s)
-{
-    struct source_warm *warm = &s->warm;
-    struct ibx_page_map *part = &warm->part;
-    uint64_t room = part_bytes(s);
-    ibx_page_map_restart(part);
-    while (room) {
-        const uint64_t page =
-            ibx_guest_bits_next(warm->wanted.bits, warm->cursor, part->pages, true);
-        if (page == part->pages)
-            break;
-        const unsigned block = ibx_page_map_block(part, page);
-        const uint64_t end = part->blocks[block].first + part->blocks[block].pages,
-                       size = part->blocks[block].page_size, most = room / size ? room / size : 1;
-        uint64_t till = ibx_guest_bits_next(warm->wanted.bits, page, end, false);
-        till = till - page < most ? till : page + most;
-        ibx_page_map_set(part, page, till - page);
-        warm->cursor = till;
-        room -= (till - page) * size < room ? (till - page) * size : room;
-    }
-    return part->data_pages;
-}
-
-static uint64_t bytes_of(const struct source *s, uint64_t pages)
-{
-    return s->vm.map.pages ? s->vm.ram.bytes / s->vm.map.pages * pages : 0;
-}
-
-/* Whether another part does not pay, at the beginning of a part. */
-static bool is_enough(struct source *s)
-{
-    struct source_warm *warm = &s->warm;
-    const unsigned rounds = s->options->warm_rounds ? s->options->warm_rounds : ROUNDS_DEFAULT;
-    const uint64_t left = warm->wanted.data_pages;
-    if (lost(warm) || !left || source_returns(s) || ibx_now_ns() >= ends_ns(s) ||
-        (warm->rate && bytes_of(s, left) < warm->rate / 1000 * ENOUGH_MS))
-        return true;
-    if (ibx_guest_bits_next(warm->wanted.bits, warm->cursor, warm->wanted.pages, true) <
-        warm->wanted.pages)
-        return false;
-    /* The end of a pass; what was written since its parts were sent begins the next one. */
-    if (s->status.warm_rounds == rounds || left * 2 >= warm->pass_pages)
-        return true;
-    s->status.warm_rounds++;
-    warm->pass_pages = left;
-    warm->cursor = 0;
-    return false;
-}
-
 static int send_round(struct source *s, enum ibx_round_kind kind, struct ibx_error *err)
 {
     uint8_t bytes[IBX_MIGRATE_MESSAGE];
@@ -444,9 +360,9 @@ static int next_part(struct source *s, struct ibx_error *err)
     warm->part_ns = ibx_now_ns();
     look(s, false);
     int rc = 0;
-    if (is_enough(s))
+    if (ibx_source_warm_is_enough(s))
         return begin_dropping(s, err);
-    choose(s);
+    ibx_source_warm_choose(s);
     if (scan(s, &warm->part, false, &why) ||
         ibx_tracker_settle(s->vm.qmp, ibx_deadline_in_ms(SETTLE_MS), &why)) {
         lose(s, &why); /* what devices write now may come after the pages were fetched */
@@ -496,6 +412,7 @@ int ibx_source_warm_on_done(struct source *s, const struct ibx_migrate_round_don
                    overhead_ns = took_ns > done->ns ? took_ns - done->ns : 0;
     warm->overhead_ns = warm->overhead_ns ? (warm->overhead_ns * 3 + overhead_ns) / 4 : overhead_ns;
     s->status.warm_bytes += done->bytes;
+    warm->pass_sent += warm->part.data_pages;
     ibx_page_map_add(&warm->held, &warm->part);
     return ibx_state_move(&warm->state, WARM_BETWEEN);
 }

@@ -403,6 +403,21 @@ static void test_seconds(void)
     pair_moved("mib=32");
 }
 
+/* What it writes could never be fetched in time: most of its memory is not even tried. */
+static void test_faster_than_the_link(void)
+{
+    pair_start(&(struct vm_options){.append = "mib=32"});
+    pair_receive((const char *[]){"--max-bandwidth", "4M", NULL});
+    pair_send((const char *[]){WARM, NULL});
+    mover_await(&sender, "filling", 0);
+    mover_must_print(&sender, "writes to its memory faster than it crosses");
+    assert_in_range(mover_figure(&sender, "warm_bytes"), 16 << 20, 26 << 20);
+    assert_int_equal(mover_figure(&sender, "warm_rounds"), 1);
+    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
+    pair_done();
+    pair_moved("mib=32");
+}
+
 /* ---------------------------------------------------------------- where it is not possible */
 
 static void moved_after_the_stop(const char *words)
@@ -475,6 +490,7 @@ int main(void)
                                            VM_TEST(test_whoever_ends_while_it_runs_here),
                                            VM_TEST(test_killed_after_the_stop),
                                            VM_TEST(test_seconds),
+                                           VM_TEST(test_faster_than_the_link),
                                            VM_TEST(test_right_every_byte),
                                            VM_TEST(test_right_past_the_page_cache),
                                            VM_TEST(test_another_process_has_the_memory),
