@@ -175,7 +175,7 @@ int ibx_control_socket_waiting(const char *folder,
                                void *context, struct ibx_error *err);
 /* Sends one request to a control socket and returns the answer (a reference). `request` is
  * consumed. -ECONNREFUSED, -ENOENT: no tool is at work on that migration; -EREMOTEIO with its
- * message: it refused; -ETIMEDOUT, -ECONNRESET, -EPROTO. */
+ * message: it refused; -ETIMEDOUT, at once where the tool is stopped; -ECONNRESET, -EPROTO. */
 int ibx_control_socket_ask(const char *path, json_t *request, json_t **answer, uint64_t deadline_ns,
                            struct ibx_error *err);
 

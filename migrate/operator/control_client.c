@@ -19,6 +19,7 @@
 #define WAITING    ".waiting"
 #define ANSWER_MAX 65536u /* bytes */
 #define RETRY_MS   5      /* while its queue of connections is full */
+#define LOOK_MS    100    /* between two looks whether who has to answer is stopped */
 
 void ibx_control_socket_waiting_path(const char *folder, pid_t pid, char *path, size_t size)
 {
@@ -104,6 +105,24 @@ static int connect_to(const char *path, uint64_t deadline_ns, int *out, struct i
     return 0;
 }
 
+/* Whether the process that listens there is stopped, by a signal or its terminal: it answers when
+ * somebody continues it. */
+static bool is_stopped(int fd)
+{
+    struct ucred listener;
+    socklen_t size = sizeof(listener);
+    char path[32], line[512], *state = NULL;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &listener, &size) || listener.pid <= 0)
+        return false;
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)listener.pid);
+    FILE *file = fopen(path, "re");
+    if (file && fgets(line, sizeof(line), file))
+        state = strrchr(line, ')'); /* behind its name, which may hold anything */
+    if (file)
+        fclose(file);
+    return state && !strncmp(state, ") T", 3);
+}
+
 /* A whole line into `text`, ended by NUL. */
 static int receive_line(int fd, const char *path, char *text, uint64_t deadline_ns,
                         struct ibx_error *err)
@@ -111,8 +130,9 @@ static int receive_line(int fd, const char *path, char *text, uint64_t deadline_
     size_t length = 0;
     for (;;) {
         struct pollfd p = {.fd = fd, .events = POLLIN};
-        int ready = poll(&p, 1, ibx_ms_until(deadline_ns));
-        if (ready < 0 && errno == EINTR)
+        const int left_ms = ibx_ms_until(deadline_ns);
+        int ready = poll(&p, 1, left_ms < LOOK_MS ? left_ms : LOOK_MS);
+        if ((ready < 0 && errno == EINTR) || (!ready && left_ms > LOOK_MS && !is_stopped(fd)))
             continue;
         if (ready <= 0)
             return ready ? no_tool(path, -errno, err) : late(path, err);

@@ -256,9 +256,10 @@ def one_receiver_at_a_time_takes_a_vm(scene):
     destination.qmp = by_other
     waiting, uri = receiver(scene, destination)
     second = Vm(scene)
-    err = fails(scene, "send", *second.qmp, uri)
-    assert "another ib-migrate takes a VM" in err, err
-    equal(finish(waiting)[0], 1)
+    fails(scene, "send", *second.qmp, uri)
+    code, summary, _ = finish(waiting)
+    equal(code, 1)
+    assert "another ib-migrate takes a VM" in summary["error"], summary
     process.send_signal(signal.SIGCONT)
     for one in (sender, process):
         equal(finish(one)[0], 0)

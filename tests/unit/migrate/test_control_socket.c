@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -469,6 +470,31 @@ static void test_silent_tool(NO_STATE)
     ibx_control_socket_close(first);
 }
 
+/* Who has to answer is stopped: nobody waits for it. */
+static void test_stopped_tool(NO_STATE)
+{
+    int status;
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (!child) {
+        listen(raw_by(bind), 1);
+        raise(SIGSTOP);
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, &status, WUNTRACED), child);
+    assert_true(WIFSTOPPED(status));
+    const uint64_t deadline = ibx_deadline_in_ms(GENEROUS);
+    json_t *answer = NULL;
+    const int rc = ibx_control_socket_ask(path, json_object(), &answer, deadline, &error);
+    const bool in_time = ibx_now_ns() < deadline;
+    kill(child, SIGKILL);
+    waitpid(child, &status, 0);
+    unlink(path);
+    assert_int_equal(rc, -ETIMEDOUT);
+    text_has(error.message, "is it stopped?");
+    assert_true(in_time);
+}
+
 /* ------------------------------------------------------------ status as JSON */
 
 static void has(const json_t *json, const char *member, const char *text)
@@ -578,6 +604,7 @@ int main(void)
         with_folder(test_path_too_long),
         with_folder(test_bad_answers),
         with_folder(test_silent_tool),
+        with_folder(test_stopped_tool),
         cmocka_unit_test(test_status_json),
         cmocka_unit_test(test_status_json_is_checked),
     };
