@@ -6,6 +6,7 @@
 #include "tests/gvirtus/application.h"
 #include "tests/scenes/patience.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
@@ -203,7 +204,9 @@ bool rows()
     std::size_t pitch = 0;
     REQUIRE(cudaStreamCreate(&stream) == 0);
     REQUIRE(cudaMallocPitch(&device, &pitch, 300000, 60) == 0 && pitch >= 300000);
-    for (const Rows &r : all) {
+    for (Rows r : all) {
+        if (!taken) // each row is a call
+            r.height = std::min<std::size_t>(r.height, 300);
         std::uint64_t handled = stub_remote()->handled();
         for (int way = 0; way < 3; way++) {
             if (rows_round_trip(static_cast<char *>(device), r, way > 0,
@@ -505,7 +508,7 @@ bool forked_meanwhile()
             host_unregister(&memory[0]); // of the list's lock and nothing else
     });
     bool good = true;
-    for (unsigned i = 0; i < 300 && good; i++) {
+    for (unsigned i = 0; i < 100 && good; i++) {
         pid_t child = fork();
         if (!child) {
             alarm(20 * patience_times());
