@@ -582,8 +582,8 @@ def stored(path):
 
 
 def tuned(scene, slow, inline_is_faster):
-    """What tune says, or None where other processes were in the way of the copies: by the times that
-    it prints, of 4 KiB and 8 KiB in both directions, the faster way is not twice as fast."""
+    """What tune says, or None where other processes were in the way of the copies: by the times
+    that it prints, of 4 KiB and 8 KiB in both directions, the faster way is not twice as fast."""
     out = works(tune(scene, IBX_DOUBLE_SLOW=slow))
     times = [[float(us) for us in row] for row in
              re.findall(r"^ +[48] KiB +([0-9.]+) +([0-9.]+) ", out, re.M)]
