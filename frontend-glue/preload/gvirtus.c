@@ -65,6 +65,7 @@ const struct ibx_frontend_calls *ibx_frontend_plugin(void)
 /* Before main(), as GVirtuS connects. */
 static void begin_process(void)
 {
+    ibx_frontend_visible_devices();
     ibx_frontend_hide_local_gpus();
     ibx_frontend_kernels_prepare();
 }

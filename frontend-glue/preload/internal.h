@@ -131,6 +131,17 @@ void ibx_frontend_hide_local_gpus(void);
 /* The same when others have been loaded since the last call. */
 void ibx_frontend_look_for_libraries(void);
 
+/* ------------------------------------------------------------------------- streams.c */
+
+/* A copy within the device, in the order of the stream, or of the graph that the stream is captured
+ * for. False: the back end does not know such a request. */
+bool ibx_frontend_planes_in_stream(const struct ibx_cuda_memcpy3d *copy, void *stream, int *rc);
+
+/* ---------------------------------------------------------------- visible_devices.c */
+
+/* A line where the program's CUDA_VISIBLE_DEVICES names GPUs that it does not choose. */
+void ibx_frontend_visible_devices(void);
+
 /* ----------------------------------------------------------------- host_functions.c */
 
 /* Whether the calling thread is in a function that a stream waits for. */

@@ -647,6 +647,7 @@ int main(int argc, char **argv)
         {"mapped", mapped},
         {"mapped-for-ever", mapped_for_ever},
         {"pointers", pointers},
+        {"visible-devices", visible_devices},
         {"managed-in-function", managed_in_function},
         {"meanwhile", meanwhile},
         {"cooperative", cooperative},

@@ -131,6 +131,7 @@ bool managed_in_function();
 
 // About streams, devices and kernels.
 bool queries();
+bool visible_devices();
 
 // application_reach.cpp
 

@@ -88,7 +88,7 @@ struct Application {
     }
 };
 
-std::size_t lines_with(const std::string &text, const char *part)
+std::size_t lines_with(const std::string &text, const std::string &part)
 {
     std::size_t count = 0;
     for (std::size_t at = 0; (at = text.find(part, at)) != std::string::npos; at++)
@@ -176,6 +176,26 @@ bool mapped_memory()
     REQUIRE(app.good());
     REQUIRE(lines_with(app.said(), "ibx:") == 1);
     REQUIRE(lines_with(app.said(), "cudaHostAllocMapped") == 1);
+    return true;
+}
+
+// CUDA_VISIBLE_DEVICES of the program: a line where it names others than it sees.
+bool visible_devices()
+{
+    GpuBackEnd back; // it has two
+    const std::pair<const char *, bool> lists[] = {
+        {"1", true},   {"GPU-8932f937", true}, {"1,0", true},  {"0,2", true},
+        {"0", true},   {"0,1,2", false},       {"0,1", false}, {"", false},
+        {"-1", false}, {"NoDevFiles", false}};
+    for (const auto &[list, told] : lists) {
+        setenv("CUDA_VISIBLE_DEVICES", list, 1);
+        Application app(&back, application, "visible-devices");
+        unsetenv("CUDA_VISIBLE_DEVICES");
+        REQUIRE(app.good());
+        REQUIRE(lines_with(app.said(), "ibx:") == told);
+        REQUIRE(!told ||
+                lines_with(app.said(), std::string("CUDA_VISIBLE_DEVICES=") + list + " chooses"));
+    }
     return true;
 }
 
@@ -497,6 +517,7 @@ void check_what_it_does_not()
         check(test, [=] { return run(test, true); });
     check("resets beside another program", resets_beside_another);
     check("calls that are not there for a remote GPU", absent);
+    check("visible devices of the program", visible_devices);
     check("a function that never returns", function_for_ever);
     check("memory that is given back beside graphs", frees_beside_graphs);
     check("memory that is unpinned beside graphs", [] { return alone("unpinned-beside-graphs"); });

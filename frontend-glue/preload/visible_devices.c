@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * CUDA_VISIBLE_DEVICES of the program. It chooses among the GPUs of this host, by their numbers or
+ * names here; workload managers such as Slurm set it to what they have allocated here, which on a
+ * host without a GPU is none. What the program sees is chosen by that variable of the back end. So
+ * this one is not applied, and a line says so where it might be meant for remote GPUs.
+ */
+#include "frontend-glue/preload/internal.h"
+
+#include "common/log.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CHOOSES "CUDA_VISIBLE_DEVICES"
+
+/* NULL: it chooses none, and keeps libraries away from this host's GPUs (local_libraries.c). */
+static const char *chosen(void)
+{
+    const char *list = secure_getenv(CHOOSES);
+    return list && *list && *list != '-' && strncmp(list, "NoDevFiles", 10) != 0 ? list : NULL;
+}
+
+/* How many are listed, all from the first one on; 0: it lists others, or in another order. */
+static unsigned first_ones(const char *list)
+{
+    unsigned count = 0;
+    for (;; list++) {
+        char *end;
+        if (*list < '0' || *list > '9' || strtoul(list, &end, 10) != count)
+            return 0;
+        count++;
+        list = end;
+        if (!*list)
+            return count;
+        if (*list != ',')
+            return 0;
+    }
+}
+
+static void tell(const char *list)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    if (!atomic_flag_test_and_set(&told))
+        ibx_log(IBX_LOG_WARN,
+                CHOOSES "=%s chooses among the GPUs of this host only, and the program sees all "
+                        "GPUs of its back end: set the variable where the back end is started, or "
+                        "select one by cudaSetDevice",
+                list);
+}
+
+void ibx_frontend_visible_devices(void)
+{
+    const char *list = chosen();
+    if (list && !first_ones(list))
+        tell(list);
+}
+
+int cudaGetDeviceCount(int *count)
+{
+    const int rc = CALL_NEXT(cudaGetDeviceCount, count);
+    const char *list = rc || !count || !ibx_frontend_plugin() ? NULL : chosen();
+    if (list && first_ones(list) < (unsigned)*count)
+        tell(list);
+    return rc;
+}
