@@ -168,6 +168,18 @@ static int copy_planes(struct extra *e)
     return copy(&p);
 }
 
+static int copy_planes_in_stream(struct extra *e)
+{
+    int (*copy)(const struct ibx_cuda_memcpy3d *parameters, void *stream) = NULL;
+    struct ibx_cuda_memcpy3d p = {0};
+    ibx_layout_get(&e->in, IBX_LAYOUT_MEMCPY3D, &p);
+    void *stream = stream_in(e);
+    if (!whole(e) || !ibx_extra_is_copy(e, &p))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, copy);
+    return copy(&p, stream);
+}
+
 static int channel_of(struct extra *e)
 {
     int (*get)(struct ibx_cuda_channel * channel, const void *array) = NULL;
@@ -268,6 +280,7 @@ const struct extra_call ibx_array_extras[IBX_EXTRAS] = {
     [IBX_EXTRA_2D_TO_ARRAY] = {"cudaMemcpy2DToArray", rows_to_array},
     [IBX_EXTRA_2D_FROM_ARRAY] = {"cudaMemcpy2DFromArray", rows_from_array},
     [IBX_EXTRA_MEMCPY_3D] = {"cudaMemcpy3D", copy_planes},
+    [IBX_EXTRA_MEMCPY_3D_ASYNC] = {"cudaMemcpy3DAsync", copy_planes_in_stream},
     [IBX_EXTRA_CHANNEL_DESC] = {"cudaGetChannelDesc", channel_of},
     [IBX_EXTRA_CREATE_TEXTURE] = {"cudaCreateTextureObject", create_texture},
     [IBX_EXTRA_DESTROY_TEXTURE] = {"cudaDestroyTextureObject", destroy_texture},

@@ -388,11 +388,21 @@ static int planes_by_bounce(const struct ibx_cuda_memcpy3d *wish, bool from_host
     return bounce_end(&b, rc);
 }
 
+static bool is_copy(const struct ibx_cuda_memcpy3d *p)
+{
+    return p && !p->from_array != !p->from.at && !p->to_array != !p->to.at;
+}
+
+static bool is_empty(const struct ibx_cuda_memcpy3d *p)
+{
+    return !p->extent.width || !p->extent.height || !p->extent.depth;
+}
+
 int cudaMemcpy3D(const struct ibx_cuda_memcpy3d *p)
 {
-    if (!p || !p->from_array == !p->from.at || !p->to_array == !p->to.at)
+    if (!is_copy(p))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (!p->extent.width || !p->extent.height || !p->extent.depth)
+    if (is_empty(p))
         return CUDA_SUCCESS;
     struct ibx_cuda_memcpy3d is = *p;
     if (!ibx_frontend_copy_of_host(&is))
@@ -458,9 +468,19 @@ int cudaMemcpy2DFromArrayAsync(void *to, size_t pitch, const void *array, size_t
               : over(cudaMemcpy2DFromArray(to, pitch, array, x, y, width, height, kind), stream);
 }
 
+/* Where one side is the host's it is over when the call returns. */
 int cudaMemcpy3DAsync(const struct ibx_cuda_memcpy3d *p, void *stream)
 {
-    const int rc = cudaStreamSynchronize(stream);
+    if (!is_copy(p) || is_empty(p))
+        return cudaMemcpy3D(p);
+    struct ibx_cuda_memcpy3d is = *p;
+    const bool of_host = ibx_frontend_copy_of_host(&is);
+    int rc;
+    if (of_host && ibx_frontend_captures(stream))
+        return ibx_frontend_capture_copy(&is, stream);
+    if (!of_host && ibx_frontend_planes_in_stream(p, stream, &rc))
+        return rc;
+    rc = cudaStreamSynchronize(stream);
     return rc ? rc : over(cudaMemcpy3D(p), stream);
 }
 

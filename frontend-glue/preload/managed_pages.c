@@ -532,6 +532,7 @@ static bool extra_works(const void *body, size_t n)
     case IBX_EXTRA_2D_TO_ARRAY:
     case IBX_EXTRA_2D_FROM_ARRAY:
     case IBX_EXTRA_MEMCPY_3D:
+    case IBX_EXTRA_MEMCPY_3D_ASYNC:
     case IBX_EXTRA_MEMSET:
     case IBX_EXTRA_MEMSET_2D:
         return true;

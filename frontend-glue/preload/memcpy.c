@@ -150,14 +150,19 @@ int cudaMemcpy(void *to, const void *from, size_t n, int kind)
     return wait_for_host_side(rc, all.kind, kind);
 }
 
-/* One side is the host's, or both, and the stream is being captured. */
-static bool captured(const struct rows *r, void *stream, int *rc)
+static struct ibx_cuda_memcpy3d planes_of(const struct rows *r)
 {
-    const struct ibx_cuda_memcpy3d copy = {
+    return (struct ibx_cuda_memcpy3d){
         .from = {(void *)(uintptr_t)r->from, r->from_pitch, r->width, r->height},
         .to = {r->to, r->to_pitch, r->width, r->height},
         .extent = {r->width, r->height, 1},
         .kind = r->kind};
+}
+
+/* One side is the host's, or both, and the stream is being captured. */
+static bool captured(const struct rows *r, void *stream, int *rc)
+{
+    const struct ibx_cuda_memcpy3d copy = planes_of(r);
     const bool on_host = r->kind == CUDA_MEMCPY_ON_HOST && ibx_frontend_plugin() && r->width &&
                          r->width <= r->to_pitch && r->width <= r->from_pitch;
     if ((!on_host && !is_ours(r)) || !ibx_frontend_captures(stream))
@@ -196,8 +201,18 @@ int cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch,
     return copy_rows(&rows);
 }
 
-/* GVirtuS has none. Rows with gaps come after all that is in the stream, and have been copied when
- * the call returns, those within the device too. */
+/* Rows with gaps within the device, in the order of the stream. False: they are not, or the back
+ * end does not know such a request. */
+static bool in_stream(const struct rows *r, void *stream, int *rc)
+{
+    const struct ibx_cuda_memcpy3d copy = planes_of(r);
+    return ibx_frontend_plugin() && r->kind == CUDA_MEMCPY_ON_DEVICE && r->width && r->height &&
+           r->width <= r->to_pitch && r->width <= r->from_pitch &&
+           ibx_frontend_planes_in_stream(&copy, stream, rc);
+}
+
+/* GVirtuS has none. Rows with gaps that one side has on the host come after all that is in the
+ * stream, and have been copied when the call returns. */
 int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                       size_t height, int kind, void *stream)
 {
@@ -207,6 +222,8 @@ int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_p
         return rc;
     if (is_ours(&rows) && is_one_piece(&rows))
         return cudaMemcpyAsync(to, from, width * height, rows.kind, stream);
+    if (in_stream(&rows, stream, &rc))
+        return rc;
     if (ibx_frontend_plugin()) {
         rc = cudaStreamSynchronize(stream);
         if (!rc)

@@ -134,6 +134,25 @@ int cudaMemset2DAsync(void *address, size_t pitch, int value, size_t width, size
                : CALL_NEXT(cudaMemset2DAsync, address, pitch, value, width, height, stream);
 }
 
+bool ibx_frontend_planes_in_stream(const struct ibx_cuda_memcpy3d *copy, void *stream, int *rc)
+{
+    struct ibx_cuda_memcpy3d within = *copy;
+    struct extra e;
+    int code;
+    within.kind = CUDA_MEMCPY_ON_DEVICE;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_MEMCPY_3D_ASYNC, "cudaMemcpy3DAsync");
+    ibx_layout_put(&e.body, IBX_LAYOUT_MEMCPY3D, &within);
+    put_handle(&e.body, stream);
+    if (set_captured(&e, stream, rc))
+        return true;
+    ibx_frontend_device_used();
+    if (!ibx_frontend_plugin() || !ibx_frontend_extra_try(&e, NULL, 0, &code) || code < 0 ||
+        code == CUDA_NOT_SUPPORTED)
+        return false;
+    *rc = code ? ibx_frontend_fail(code) : CUDA_SUCCESS;
+    return true;
+}
+
 /* --------------------------------------------------------------- calls that wait, or ask */
 
 /* Of a wait, that is over: what it says of functions before it that are lost, and of graphs. */

@@ -21,7 +21,7 @@
 #define IBX_EXTRA_WORK "ibxHostWork" /* after nothing of it: HOST_ASK, STREAM_WAIT */
 #define IBX_EXTRA_QUEUE                                                                            \
     "ibxEnqueue" /* after what is in its stream, the body's last 8 bytes; its                      \
-                    call may return before it is run: MEMSET, MEMSET_2D */
+                    call may return before it is run: MEMSET, MEMSET_2D, MEMCPY_3D_ASYNC */
 
 /* On the wire: u16. Numbers are never used again. */
 enum ibx_extra {
@@ -120,7 +120,8 @@ enum ibx_extra {
     IBX_EXTRA_NODE_ENABLED,    /* cudaGraphNodeGetEnabled */
     IBX_EXTRA_HOST_MAP,        /* page-locked memory at its address, for kernels */
     IBX_EXTRA_HOST_UNMAP,
-    IBX_EXTRAS /* one more than the last */
+    IBX_EXTRA_MEMCPY_3D_ASYNC, /* cudaMemcpy3DAsync, within the device */
+    IBX_EXTRAS                 /* one more than the last */
 };
 
 #define IBX_EXTRA_LISTED        32u /* handles or numbers in one reply, behind how many there are */

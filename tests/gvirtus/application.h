@@ -95,6 +95,7 @@ bool graphs_after_resets();
 bool pinned_bytes_of_graphs();
 bool nodes_of_graphs();
 bool captures();
+bool captures_of_planes();
 bool killed_in_graph();
 bool lied_to();
 

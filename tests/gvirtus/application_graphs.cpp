@@ -339,6 +339,49 @@ bool captures()
     return cudaFree(device) == 0;
 }
 
+// A captured stream: copies of rows and planes, most within the device.
+bool captures_of_planes()
+{
+    REQUIRE(runtime_is_there());
+    constexpr std::size_t n = 1000;
+    char *device = device_memory(4 * n);
+    std::vector<char> there(n, 'a'), back(600, 'x'), expected(600, 'm');
+    void *stream = nullptr, *other = nullptr, *graph = nullptr, *exec = nullptr;
+    std::size_t nodes = 0;
+    for (std::size_t row = 0; row < 30; row++)
+        std::memset(expected.data() + 20 * row, 'a', 10);
+    REQUIRE(device && cudaStreamCreate(&stream) == 0 && cudaStreamCreate(&other) == 0);
+    const auto rows = [&](char *to, const char *from) {
+        return run<void *, std::size_t, const void *, std::size_t, std::size_t, std::size_t, int,
+                   void *>("cudaMemcpy2DAsync", to, 20, from, 10, 10, 30, D2D, stream);
+    };
+    const Planes within = copy_of(device + 2 * n, device + n, 600, D2D),
+                 out = copy_of(back.data(), device + 2 * n, 600, D2H);
+    const auto planes = [&](const Planes *copy) {
+        return run<const Planes *, void *>("cudaMemcpy3DAsync", copy, stream);
+    };
+    REQUIRE(cudaMemsetAsync(device, 'm', 4 * n, stream) == 0);
+    REQUIRE(cudaStreamSynchronize(stream) == 0);
+    REQUIRE((run<void *, int>("cudaStreamBeginCapture", stream, 0) == 0));
+    REQUIRE(cudaMemcpyAsync(device, there.data(), n, H2D, stream) == 0);
+    REQUIRE(rows(device + n, device) == 0 && planes(&within) == 0 && planes(&out) == 0);
+    REQUIRE(run("cudaStreamEndCapture", stream, &graph) == 0 && graph);
+    REQUIRE(cudaDeviceSynchronize() == 0 && back[0] == 'x' && device_has(device, "mm", 2));
+    REQUIRE(
+        (run<void *, void **, std::size_t *>("cudaGraphGetNodes", graph, nullptr, &nodes) == 0));
+    REQUIRE(nodes == 4);
+    REQUIRE(
+        (run<void **, void *, unsigned long long>("cudaGraphInstantiate", &exec, graph, 0) == 0));
+    REQUIRE(launch(exec, other) == 0 && cudaStreamSynchronize(other) == 0 && back == expected);
+    // The same without a graph, one behind the other.
+    REQUIRE(cudaMemsetAsync(device + n, 'm', 2 * n, stream) == 0);
+    std::fill(back.begin(), back.end(), 'x');
+    REQUIRE(rows(device + n, device) == 0 && planes(&within) == 0 && planes(&out) == 0);
+    REQUIRE(cudaStreamSynchronize(stream) == 0 && back == expected);
+    REQUIRE(run("cudaGraphDestroy", graph) == 0 && run("cudaGraphExecDestroy", exec) == 0);
+    return cudaFree(device) == 0;
+}
+
 // By a back end that says that graphs have more nodes than there are addresses, and that elements
 // of arrays have 64 bytes: nothing behind the last row of 64 is sent.
 bool lied_to()

@@ -477,6 +477,7 @@ void check_what_the_provider_changes()
     check("few bytes of graphs", [] { return run("few-bytes-of-graphs", true); });
     check("pinned bytes of graphs", [] { return run("pinned-bytes-of-graphs", true); });
     check("captures", [] { return run("captures", true); });
+    check("captures of planes", [] { return run("captures-of-planes", true); });
     check("conditions in graphs", [] { return run("conditions", true); });
     check("managed memory", [] { return run("managed", true); });
     for (bool taken : {true, false})

@@ -272,6 +272,15 @@ EXPORT int cudaMemsetAsync(void *address, int value, size_t n, void *stream)
     return cudaMemset2DAsync(address, n, value, n, 1, stream);
 }
 
+EXPORT int cudaMemcpy3DAsync(const struct ibx_cuda_memcpy3d *p, void *stream)
+{
+    struct graph_node *node = captured(stream, NODE_MEMCPY);
+    if (!node)
+        return returns(run_copy(p, stream));
+    node->of.copy = *p;
+    return returns(0);
+}
+
 /* ---------------------------------------------------------------------------------- graphs */
 
 EXPORT int cudaRuntimeGetVersion(int *version)

@@ -350,6 +350,7 @@ static const char *const forms[IBX_EXTRAS + 1] = {
     [IBX_EXTRA_2D_TO_ARRAY] = "azzdzzz",
     [IBX_EXTRA_2D_FROM_ARRAY] = "dzazzzz",
     [IBX_EXTRA_MEMCPY_3D] = "m",
+    [IBX_EXTRA_MEMCPY_3D_ASYNC] = "mo",
     [IBX_EXTRA_CHANNEL_DESC] = "a",
     [IBX_EXTRA_CREATE_TEXTURE] = "rt",
     [IBX_EXTRA_DESTROY_TEXTURE] = "o",
