@@ -8,8 +8,10 @@
  *   not mapped here                                the device's
  *   mapped, never given out as device memory       the host's
  *   both, but only reserved here, without access   the device's
+ *   both, in page-locked memory                    the host's
  *   otherwise both                                 the device's at the beginning of an allocation,
- *                                                  as GVirtuS decides it
+ *                                                  as GVirtuS decides it; behind that the host's,
+ *                                                  but in a copy whose other side is the host's
  */
 #include "frontend-glue/preload/internal.h"
 
@@ -40,17 +42,23 @@ static bool is_readable(const void *address)
     return !syscall(SYS_rt_sigprocmask, -1, at, NULL, 8) || errno != EFAULT;
 }
 
-enum side { HOST, DEVICE };
+enum side { HOST, DEVICE, EITHER };
 
 static enum side side_of(const void *address)
 {
+    unsigned flags;
+    int device;
     if (ibx_frontend_is_managed(address) || !is_mapped(address))
         return DEVICE;
     ibx_frontend_ranges_lock();
     const struct range *range = ibx_frontend_ranges_holding(&ranges, address, 1);
     const bool known = range, begins = known && range->begin == (uintptr_t)address;
     ibx_frontend_ranges_unlock();
-    return known && (begins || !is_readable(address)) ? DEVICE : HOST;
+    if (!known)
+        return HOST;
+    return begins || !is_readable(address)                     ? DEVICE
+           : ibx_frontend_host_known(address, &device, &flags) ? HOST
+                                                               : EITHER;
 }
 
 bool ibx_frontend_is_device(const void *address)
@@ -82,8 +90,14 @@ int ibx_frontend_copy_kind(const void *to, const void *from, int kind)
     const bool managed = ibx_frontend_is_managed(to) || ibx_frontend_is_managed(from);
     if (kind != CUDA_MEMCPY_DEFAULT && (!managed || (unsigned)kind > CUDA_MEMCPY_DEFAULT))
         return kind;
-    const enum side target = to_device ? DEVICE : side_by(kind, to),
-                    source = from_device ? DEVICE : side_by(kind, from);
+    enum side target = to_device ? DEVICE : side_by(kind, to),
+              source = from_device ? DEVICE : side_by(kind, from);
+    if (target == EITHER && source == EITHER)
+        target = source = HOST;
+    else if (target == EITHER)
+        target = source == HOST ? DEVICE : HOST;
+    else if (source == EITHER)
+        source = target == HOST ? DEVICE : HOST;
     if (target == DEVICE)
         return source == DEVICE ? CUDA_MEMCPY_ON_DEVICE : CUDA_MEMCPY_TO_DEVICE;
     return source == DEVICE ? CUDA_MEMCPY_FROM_DEVICE : CUDA_MEMCPY_ON_HOST;
