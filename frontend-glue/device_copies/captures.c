@@ -22,7 +22,7 @@
 #include <stdatomic.h>
 
 #define CAPTURES_MS 2000u /* a wait stays for captures */
-#define WAITS_MS    500u  /* a capture stays for waits */
+#define WAITS_MS    500u  /* a capture stays for waits, where they do not end before that */
 #define QUEUED_MS   200u  /* ... that have not begun: the one they stay for may stay for this one */
 
 #define STREAM_NON_BLOCKING 1u /* CU_STREAM_NON_BLOCKING */

@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -198,6 +199,8 @@ static void *next_of(_Atomic(void *) *known, const char *name)
 /* clang-format off */
 #define ONE(n)      (&(struct iovec){to, n})
 #define FIRST       b.parts[0].iov_base
+/* What is truncated the kernel may count without writing it, as TCP's. */
+#define PARTS       (flags & MSG_TRUNC ? (ready(to, n, true), 0) : 1)
 FILLS(ssize_t, read, (int fd, void *to, size_t n), PASSED(fd, to, n), ONE(n), 1,
       PASSED(fd, FIRST, n), 1, syscall(SYS_read, fd, to, n))
 FILLS(ssize_t, pread, (int fd, void *to, size_t n, off_t at), PASSED(fd, to, n, at), ONE(n), 1,
@@ -206,8 +209,9 @@ FILLS(ssize_t, pread64, (int fd, void *to, size_t n, off_t at), PASSED(fd, to, n
       PASSED(fd, FIRST, n, at), 1, syscall(SYS_pread64, fd, to, n, at))
 FILLS(ssize_t, readv, (int fd, const struct iovec *to, int n), PASSED(fd, to, n), to, n,
       PASSED(fd, b.parts, n), 1, syscall(SYS_readv, fd, to, n))
-FILLS(ssize_t, recv, (int fd, void *to, size_t n, int flags), PASSED(fd, to, n, flags), ONE(n), 1,
-      PASSED(fd, FIRST, n, flags), 1, syscall(SYS_recvfrom, fd, to, n, flags, NULL, NULL))
+FILLS(ssize_t, recv, (int fd, void *to, size_t n, int flags), PASSED(fd, to, n, flags), ONE(n),
+      PARTS, PASSED(fd, FIRST, n, flags), 1,
+      syscall(SYS_recvfrom, fd, to, n, flags, NULL, NULL))
 FILLS(size_t, fread, (void *to, size_t size, size_t n, FILE *file), PASSED(to, size, n, file),
       ONE(size * n), 1, PASSED(FIRST, 1, size * n, file), size, 0)
 TAKEN(ssize_t, write, (int fd, const void *from, size_t n), PASSED(fd, from, n),
@@ -232,7 +236,7 @@ FILLS(ssize_t, __pread64_chk, (int fd, void *to, size_t n, off_t at, size_t room
       PASSED(fd, to, n, at, room), ONE(n), 1, PASSED(fd, FIRST, n, at, room), 1,
       syscall(SYS_pread64, fd, to, n, at))
 FILLS(ssize_t, __recv_chk, (int fd, void *to, size_t n, size_t room, int flags),
-      PASSED(fd, to, n, room, flags), ONE(n), 1, PASSED(fd, FIRST, n, room, flags), 1,
+      PASSED(fd, to, n, room, flags), ONE(n), PARTS, PASSED(fd, FIRST, n, room, flags), 1,
       syscall(SYS_recvfrom, fd, to, n, flags, NULL, NULL))
 FILLS(size_t, __fread_chk, (void *to, size_t room, size_t size, size_t n, FILE *file),
       PASSED(to, room, size, n, file), ONE(size * n), 1, PASSED(FIRST, room, 1, size * n, file), size,

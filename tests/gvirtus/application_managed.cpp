@@ -11,7 +11,9 @@
 #include <functional>
 #include <thread>
 #include <vector>
+#include <netinet/in.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -316,6 +318,33 @@ bool system_calls_that_wait()
     return cudaFree(m) == 0 && cudaFree(other) == 0;
 }
 
+// What TCP throws away it counts, and writes nowhere; of a datagram it says how long it was.
+bool truncated_messages()
+{
+    char *m = managed_memory(K);
+    const std::vector<char> sent(100, 's'), before(K, 1);
+    const auto discarded = [&](int from, int to, std::size_t n) {
+        REQUIRE(m && cudaMemset(m, 1, K) == 0 && send(from, sent.data(), 100, 0) == 100);
+        return recv(to, m, n, MSG_TRUNC) == 100;
+    };
+    int pair[2], listening = socket(AF_INET, SOCK_STREAM, 0),
+                 from = socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in at = {};
+    socklen_t length = sizeof(at);
+    at.sin_family = AF_INET;
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    auto *address = reinterpret_cast<sockaddr *>(&at);
+    REQUIRE(bind(listening, address, length) == 0 && listen(listening, 1) == 0);
+    REQUIRE(getsockname(listening, address, &length) == 0 && connect(from, address, length) == 0);
+    const int to = accept(listening, nullptr, nullptr);
+    REQUIRE(to >= 0 && discarded(from, to, 100) && !std::memcmp(m, before.data(), K));
+    REQUIRE(socketpair(AF_UNIX, SOCK_DGRAM, 0, pair) == 0 && discarded(pair[0], pair[1], 60));
+    REQUIRE(!std::memcmp(m, sent.data(), 60) && m[60] == 1);
+    for (int fd : {listening, from, to, pair[0], pair[1]})
+        close(fd);
+    return cudaFree(m) == 0;
+}
+
 sigjmp_buf jump;
 void *volatile faulted;
 
@@ -543,7 +572,7 @@ bool managed()
     REQUIRE(waits_that_fail());
     REQUIRE(copies_and_sets());
     REQUIRE(threads_of_streams());
-    REQUIRE(system_calls_that_wait());
+    REQUIRE(system_calls_that_wait() && truncated_messages());
     REQUIRE(what_it_is());
     REQUIRE(hints());
     REQUIRE(!taken || graphs_of_managed());

@@ -517,8 +517,8 @@ void check_what_it_does_not()
           "names-of-runtime", "graphs-after-resets", "host-functions", "host-functions-at-exit"})
         check(test, [=] { return run(test, true); });
     check("resets beside another program", resets_beside_another);
-    check("calls that are not there for a remote GPU", absent);
     check("visible devices of the program", visible_devices);
+    check("calls that are not there for a remote GPU", absent);
     check("a function that never returns", function_for_ever);
     check("memory that is given back beside graphs", frees_beside_graphs);
     check("memory that is unpinned beside graphs", [] { return alone("unpinned-beside-graphs"); });
