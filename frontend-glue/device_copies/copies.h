@@ -209,8 +209,9 @@ struct copies {
     bool told_staging, told_direct, told_pins; /* it was logged why that is not done */
     struct ibx_mr **regions;                   /* the pool's chunks as far as registered here */
     unsigned region_count;
-    struct ibx_mr *windows; /* both ends of a long body, IBX_FRAME_WINDOW bytes each */
-    uint32_t arrived;       /* a bit for each READ or WRITE that is over, by cookie - 1 */
+    struct ibx_mr **slot_regions; /* likewise the blocks of slots of graphs; NULL: none */
+    struct ibx_mr *windows;       /* both ends of a long body, IBX_FRAME_WINDOW bytes each */
+    uint32_t arrived;             /* a bit for each READ or WRITE that is over, by cookie - 1 */
 
     struct launch_function functions[LAUNCH_FUNCTIONS];
     unsigned captures;                        /* begun by this client, and not ended */
@@ -441,8 +442,8 @@ bool ibx_handles_add_node(struct copies *x, uint64_t node, uint64_t graph);
 bool ibx_handles_list_node(struct copies *x, uint64_t node, uint64_t graph);
 void ibx_handles_forget_nodes(uint64_t graph);
 bool ibx_handles_is_node_of(struct copies *x, uint64_t node, uint64_t graph);
-/* What can be launched was made of that graph, with so many functions of clients; these, 0: not
- * known; whether the node was in it then. */
+/* What can be launched was made of that graph, with so many functions of clients that may need CUDA
+ * to end; these, 0: not known; whether the node was in it then. */
 void ibx_handles_made_of(struct copies *x, uint64_t exec, uint64_t graph, unsigned functions);
 unsigned ibx_handles_functions(struct copies *x, uint64_t exec);
 bool ibx_handles_has_node(struct copies *x, uint64_t exec, uint64_t node);
@@ -538,16 +539,22 @@ int ibx_host_work_add(struct copies *x, const struct ibx_host_work *work, void *
  * number is the same function. NULL: *rc says why not. */
 void *ibx_host_work_repeat(struct copies *x, uint64_t queue, uint64_t number, int *rc);
 void ibx_host_work_call(void *repeated);
+/* The same of one that copies n bytes between the client and a slot, which is held once more for
+ * the graph, and said. */
+struct ibx_host_copy {
+    uint64_t slot; /* 0: it is another function */
+    size_t n;
+    bool to_device;
+};
+void *ibx_host_work_copy(struct copies *x, uint64_t queue, uint64_t number,
+                         struct ibx_host_copy *copy, int *rc);
+/* The copy of the function that the client is calling now. */
+struct ibx_host_copy ibx_host_work_taken(const struct copies *x, uint64_t number);
 /* The number of one of the tenant's; 0: it is none. */
 uint64_t ibx_host_work_number(const struct copies *x, const void *repeated);
-/* What one does: it copies from there to the client. */
-struct ibx_host_copy {
-    uint64_t address;
-    size_t n;            /* 0: something else */
-    const void *context; /* that is current where this is said */
-};
-int ibx_host_work_copies(struct copies *x, uint64_t queue, uint64_t number,
-                         const struct ibx_host_copy *copy);
+/* Whether it copies by a slot: nothing that needs CUDA is waited for then. */
+bool ibx_host_work_is_copy(const void *repeated);
+struct ibx_host_copy ibx_host_work_copy_of(const void *repeated);
 /* `over` was called (0: none was). What is to be called now; `wait`: for a few milliseconds. */
 struct ibx_host_called {
     uint64_t number; /* 0: nothing is */

@@ -3,6 +3,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "frontend-glue/device_copies/graph_slots.h"
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -81,6 +82,16 @@ static int run_call(struct copies *x, const struct ibx_request *q)
     return rc;
 }
 
+/* While a graph waits. */
+static int run_slot_copy(struct copies *x, const struct ibx_request *q)
+{
+    x->answering = true;
+    const int rc = ibx_slot_copy(x, q);
+    x->answering = false;
+    x->ran += rc == IBX_REQUEST_DONE;
+    return rc;
+}
+
 /* Of the replies of all sessions, which are one GVirtuS's; before its own first one a session has
  * it for a reset of the device only. */
 static _Atomic enum ibx_reply_shape shape_of_all;
@@ -98,6 +109,8 @@ static int run_request(void *context, const struct ibx_request *q)
         x->replies.shape = atomic_load(&shape_of_all);
     if (q->called)
         return run_call(x, q);
+    if (ibx_slot_is_named(x, q))
+        return run_slot_copy(x, q);
     if (!ibx_copies_able(x))
         return IBX_REQUEST_PASS;
     int mode = ibx_cuda_capture_relax(x->cuda);
@@ -297,6 +310,7 @@ static void ending(void *context)
     struct copies *x = context;
     for (unsigned i = 0; i < x->region_count; i++)
         ibx_mr_deregister(x->regions[i]);
+    ibx_slot_regions_end(x);
     ibx_mr_deregister(x->windows);
     ibx_gpu_registrations_drop(&x->registrations, 0);
     x->late.pending = false;

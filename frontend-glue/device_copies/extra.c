@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Requests of our own about streams, launches, functions to call. */
 #include "frontend-glue/device_copies/extra.h"
+#include "frontend-glue/device_copies/graph_slots.h"
 
 #include "common/log.h"
 
@@ -171,52 +172,17 @@ static int host_add(struct extra *e)
     return enqueue ? ibx_host_work_add(e->x, &work, enqueue) : CUDA_NOT_SUPPORTED;
 }
 
-/* The client's function copies these bytes from the device; it is told which, when it is called. */
-static int host_copy(struct extra *e)
+/* Bytes of a short copy to the client that it is to make; 0: it asks for them, or there are none.
+ */
+static size_t bytes_of(const struct ibx_host_copy *copy, uint8_t bytes[IBX_EXTRA_COPIED])
 {
-    void *context = NULL;
-    const uint64_t queue = ibx_get_u64(&e->in), number = ibx_get_u64(&e->in);
-    struct ibx_host_copy copy = {.address = ibx_get_u64(&e->in)};
-    copy.n = ibx_get_u32(&e->in);
-    if (!whole(e) || !copy.n || copy.n > IBX_EXTRA_COPIED)
-        return CUDA_INVALID_VALUE;
-    if (!ibx_copies_able(e->x) || e->x->cuda->ctx_get_current(&context))
-        return CUDA_NOT_SUPPORTED;
-    copy.context = context;
-    return ibx_host_work_copies(e->x, queue, number, &copy);
-}
-
-/* Bytes of a copy that the client is to make: in a stream of its, as a request for it would have it
- * done. 0: it has to make it itself, and then learns why. */
-static size_t bytes_of(struct copies *x, const struct ibx_host_copy *copy, uint64_t stream,
-                       uint8_t bytes[IBX_EXTRA_COPIED])
-{
-    const uint64_t n = copy->n;
-    struct ibx_frame f = {.call = IBX_FRAME_MEMCPY_ASYNC,
-                          .kind = IBX_FRAME_D2H,
-                          .src = copy->address,
-                          .width = n,
-                          .height = 1,
-                          .spitch = n,
-                          .dpitch = n,
-                          .out = n,
-                          .stream = stream};
-    void *context = NULL;
-    if (!n || stream <= 1 || !ibx_copies_able(x) || x->cuda->ctx_get_current(&context) ||
-        context != copy->context)
+    struct ibx_slot_memory memory;
+    if (copy->to_device || copy->n > IBX_EXTRA_COPIED || !copy->slot ||
+        !ibx_slot_use(copy->slot, &memory))
         return 0;
-    const int mode = ibx_cuda_capture_relax(x->cuda);
-    uint8_t *pinned = ibx_pinned_borrow(copy->n);
-    const bool good =
-        pinned && ibx_copies_sound(x, &f) &&
-        !x->cuda->memcpy_from_device_async(pinned, f.src, copy->n, pointer_to(stream)) &&
-        !x->cuda->stream_synchronize(pointer_to(stream));
-    ibx_cuda_capture_restore(x->cuda, mode);
-    if (good)
-        memcpy(bytes, pinned, copy->n);
-    if (pinned)
-        ibx_pinned_return(pinned);
-    return good ? copy->n : 0;
+    memcpy(bytes, memory.at, copy->n);
+    ibx_slot_stop_using(copy->slot);
+    return copy->n;
 }
 
 static int host_ask(struct extra *e)
@@ -224,14 +190,15 @@ static int host_ask(struct extra *e)
     struct ibx_host_called called = {.number = 0};
     uint8_t bytes[IBX_EXTRA_COPIED] = {0};
     const uint64_t over = ibx_get_u64(&e->in);
-    const bool wait = ibx_get_u8(&e->in), takes_bytes = ibx_reader_left(&e->in);
-    const uint64_t stream = takes_bytes ? (uintptr_t)stream_in(e) : 0;
+    const bool wait = ibx_get_u8(&e->in);
+    const size_t takes_bytes = ibx_reader_left(&e->in); /* whatever they are */
+    ibx_get_bytes(&e->in, takes_bytes);
     const int rc = whole(e) ? ibx_host_work_ask(e->x, over, wait, &called) : CUDA_INVALID_VALUE;
     ibx_put_u64(&e->out, called.number);
     ibx_put_u32(&e->out, (uint32_t)called.status);
     if (!takes_bytes)
         return rc;
-    ibx_put_u32(&e->out, (uint32_t)(rc ? 0 : bytes_of(e->x, &called.copy, stream, bytes)));
+    ibx_put_u32(&e->out, (uint32_t)(rc ? 0 : bytes_of(&called.copy, bytes)));
     ibx_put_bytes(&e->out, bytes, sizeof(bytes));
     return rc;
 }
@@ -250,7 +217,6 @@ static const struct extra_call extras[IBX_EXTRAS] = {
     [IBX_EXTRA_HOST_OPEN] = {"cudaLaunchHostFunc", host_open},
     [IBX_EXTRA_HOST_ADD] = {"cudaLaunchHostFunc", host_add},
     [IBX_EXTRA_HOST_ASK] = {"cudaLaunchHostFunc", host_ask},
-    [IBX_EXTRA_HOST_COPY] = {"cudaLaunchHostFunc", host_copy},
 };
 
 int ibx_copies_extra(struct copies *x, const struct ibx_request *q, struct ibx_writer *out)
@@ -260,9 +226,9 @@ int ibx_copies_extra(struct copies *x, const struct ibx_request *q, struct ibx_w
     if (e.in.failed || number >= IBX_EXTRAS)
         return CUDA_NOT_SUPPORTED;
     const struct extra_call *const tables[] = {
-        extras,          ibx_array_extras, ibx_graph_extras,
-        ibx_node_extras, ibx_ipc_extras,   ibx_variable_extras,
-        ibx_pool_extras, ibx_query_extras, ibx_host_map_extras};
+        extras,           ibx_array_extras,   ibx_graph_extras,    ibx_node_extras,
+        ibx_copy_extras,  ibx_ipc_extras,     ibx_variable_extras, ibx_pool_extras,
+        ibx_query_extras, ibx_host_map_extras};
     const struct extra_call *call = NULL;
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]) && !(call && call->run); i++)
         call = &tables[i][number];

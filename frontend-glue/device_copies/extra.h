@@ -26,7 +26,8 @@ struct extra_call {
 /* Of these files, the others have no `run`. */
 extern const struct extra_call ibx_array_extras[IBX_EXTRAS], ibx_graph_extras[IBX_EXTRAS],
     ibx_node_extras[IBX_EXTRAS], ibx_ipc_extras[IBX_EXTRAS], ibx_variable_extras[IBX_EXTRAS],
-    ibx_pool_extras[IBX_EXTRAS], ibx_query_extras[IBX_EXTRAS], ibx_host_map_extras[IBX_EXTRAS];
+    ibx_pool_extras[IBX_EXTRAS], ibx_query_extras[IBX_EXTRAS], ibx_copy_extras[IBX_EXTRAS],
+    ibx_host_map_extras[IBX_EXTRAS];
 
 /* Sets a pointer to a function of the runtime's. */
 #define FUNCTION(e, pointer) memcpy(&(pointer), &(e)->function, sizeof(pointer))
@@ -85,6 +86,10 @@ bool ibx_extra_note(struct copies *x, enum ibx_handle_kind kind, uint64_t handle
 void ibx_extra_undo(const char *name, uint64_t made);
 /* Whether a copy within the device is between arrays and memory of the tenant's. */
 bool ibx_extra_is_copy(const struct extra *e, const struct ibx_cuda_memcpy3d *copy);
+/* Whether rows of so many bytes are in memory of the tenant's. */
+bool ibx_extra_holds(const struct extra *e, const struct ibx_cuda_pitched *memory,
+                     const struct ibx_cuda_extent *at, const struct ibx_cuda_extent *extent,
+                     size_t row);
 /* Whether it is a pool that the tenant may use. */
 bool ibx_extra_is_pool(const struct extra *e, const void *pool);
 /* Whether there is no `what`, whose bytes nobody counts: rdma.device_memory asks for that. */

@@ -125,9 +125,9 @@ static bool row_of(const struct ibx_cuda_memcpy3d *p, size_t *row)
 
 /* Whether what is copied of that memory is the tenant's: from its first byte, whatever comes before
  * the first row, to the last one that is copied. */
-static bool holds(const struct extra *e, const struct ibx_cuda_pitched *memory,
-                  const struct ibx_cuda_extent *at, const struct ibx_cuda_extent *extent,
-                  size_t row)
+bool ibx_extra_holds(const struct extra *e, const struct ibx_cuda_pitched *memory,
+                     const struct ibx_cuda_extent *at, const struct ibx_cuda_extent *extent,
+                     size_t row)
 {
     size_t rows, n;
     if (!extent->depth || __builtin_add_overflow(at->depth, extent->depth - 1, &rows) ||
@@ -153,8 +153,8 @@ bool ibx_extra_is_copy(const struct extra *e, const struct ibx_cuda_memcpy3d *p)
         return false;
     return !e->x->isolation.on ||
            (row_of(p, &row) &&
-            (p->from_array || holds(e, &p->from, &p->from_at, &p->extent, row)) &&
-            (p->to_array || holds(e, &p->to, &p->to_at, &p->extent, row)));
+            (p->from_array || ibx_extra_holds(e, &p->from, &p->from_at, &p->extent, row)) &&
+            (p->to_array || ibx_extra_holds(e, &p->to, &p->to_at, &p->extent, row)));
 }
 
 static int copy_planes(struct extra *e)

@@ -8,9 +8,7 @@
 
 #include <stdlib.h>
 
-#define HOST_NODE  3 /* enum cudaGraphNodeType */
-#define CHILD_NODE 4
-#define DEPTH_MAX  16u /* of graphs in graphs */
+#define DEPTH_MAX 16u /* of graphs in graphs */
 
 /* ---------------------------------------------------------------------------------- graphs */
 
@@ -70,9 +68,7 @@ static int destroy(struct extra *e)
     return rc;
 }
 
-/* The nodes of a graph by a function like cudaGraphGetNodes; NULL: *rc says why not. To be freed.
- */
-static void **nodes_of(void *function, void *graph, size_t *count, int *rc)
+void **ibx_extra_nodes_of(void *function, void *graph, size_t *count, int *rc)
 {
     int (*get)(void *graph, void **nodes, size_t *count) = NULL;
     memcpy(&get, &function, sizeof(get));
@@ -92,6 +88,7 @@ struct functions {
     const struct copies *x;
     uint64_t *numbers;
     size_t count, room;
+    unsigned waited_for; /* those that may need CUDA to end */
     void *get_nodes;
     int (*type_of)(void *node, int *type);
     int (*function_of)(void *node, void *function_and_argument[2]);
@@ -119,6 +116,7 @@ static int add_function(struct functions *f, void *node)
     memcpy(&ours, &call, sizeof(ours));
     const int rc = f->function_of(node, both);
     const uint64_t number = !rc && both[0] == ours ? ibx_host_work_number(f->x, both[1]) : 0;
+    f->waited_for += number && !ibx_host_work_is_copy(both[1]);
     return number ? add_number(f, number) : rc;
 }
 
@@ -127,7 +125,7 @@ static int find_functions(struct functions *f, void *graph, unsigned depth)
     size_t count = 0;
     int rc = 0, type;
     void *child = NULL;
-    void **nodes = nodes_of(f->get_nodes, graph, &count, &rc);
+    void **nodes = ibx_extra_nodes_of(f->get_nodes, graph, &count, &rc);
     for (size_t i = 0; nodes && i < count && !rc; i++) {
         rc = f->type_of(nodes[i], &type);
         if (!rc && type == HOST_NODE)
@@ -155,7 +153,7 @@ static unsigned count_functions(const struct copies *x, void *graph)
     struct functions f = {.x = x};
     const bool found = ibx_host_work_repeats() && look_up(&f) && !find_functions(&f, graph, 0);
     free(f.numbers);
-    return found ? (unsigned)f.count : 0;
+    return found ? f.waited_for : 0;
 }
 
 static int instantiate(struct extra *e)
@@ -194,7 +192,7 @@ static int list_nodes(struct extra *e)
         function = ibx_copies_runtime("cudaGraphGetRootNodes");
     if (!whole(e) || !is_graph(e, graph) || !function)
         return CUDA_INVALID_VALUE;
-    void **nodes = nodes_of(function, graph, &count, &rc);
+    void **nodes = ibx_extra_nodes_of(function, graph, &count, &rc);
     if (!nodes)
         return rc;
     uint64_t values[IBX_EXTRA_LISTED] = {0};

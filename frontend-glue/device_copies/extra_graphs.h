@@ -22,4 +22,30 @@ static inline int ibx_extra_no_memory(const char *undo, const void *made)
     return CUDA_MEMORY_ALLOCATION;
 }
 
+/* enum cudaGraphNodeType */
+#define MEMCPY_NODE 1
+#define HOST_NODE   3
+#define CHILD_NODE  4
+
+/* Where a new node is to be. */
+struct place {
+    void *graph, *behind[IBX_EXTRA_BEHIND];
+    size_t count;
+};
+
+/* extra_nodes.c */
+bool ibx_extra_get_place(struct extra *e, struct place *p);
+/* The answer to a request for a node that was made, if rc is 0. */
+int ibx_extra_answer_node(struct extra *e, int rc, const struct place *p, void *node);
+/* What can be launched, or NULL for the graph itself; and one of the nodes that it was made of. */
+bool ibx_extra_get_node(struct extra *e, void **exec, void **node);
+
+/* extra_graphs.c: the nodes of a graph by a function like cudaGraphGetNodes; NULL: *rc says why
+ * not. To be freed. */
+void **ibx_extra_nodes_of(void *function, void *graph, size_t *count, int *rc);
+
+/* extra_copies.c: the number of the function of a node that copies between host and device; 0: it
+ * is none. */
+uint64_t ibx_extra_copy_of_node(struct extra *e, void *node);
+
 #endif

@@ -11,13 +11,7 @@ static bool is_node(const struct extra *e, const void *node)
     return ibx_handles_know(e->x, IBX_HANDLE_NODE, (uintptr_t)node);
 }
 
-/* Where a new node is to be. */
-struct place {
-    void *graph, *behind[IBX_EXTRA_BEHIND];
-    size_t count;
-};
-
-static bool get_place(struct extra *e, struct place *p)
+bool ibx_extra_get_place(struct extra *e, struct place *p)
 {
     p->graph = pointer(&e->in);
     p->count = ibx_get_u16(&e->in);
@@ -31,7 +25,7 @@ static bool get_place(struct extra *e, struct place *p)
     return true;
 }
 
-static int answer_node(struct extra *e, int rc, const struct place *p, void *node)
+int ibx_extra_answer_node(struct extra *e, int rc, const struct place *p, void *node)
 {
     if (!rc && !ibx_handles_add_node(e->x, (uintptr_t)node, (uintptr_t)p->graph))
         rc = ibx_extra_no_memory("cudaGraphDestroyNode", node);
@@ -42,16 +36,15 @@ static int answer_node(struct extra *e, int rc, const struct place *p, void *nod
 static int add_kernel(struct extra *e)
 {
     struct place p;
-    if (!get_place(e, &p))
+    if (!ibx_extra_get_place(e, &p))
         return CUDA_INVALID_VALUE;
     const size_t left = ibx_reader_left(&e->in);
     struct ibx_kernel_node k = {.graph = p.graph, .behind = p.behind, .count = p.count};
     const int rc = ibx_copies_kernel_node(e->x, ibx_get_bytes(&e->in, left), left, &k);
-    return answer_node(e, rc, &p, k.node);
+    return ibx_extra_answer_node(e, rc, &p, k.node);
 }
 
-/* What can be launched, or NULL for the graph itself; and one of the nodes that it was made of. */
-static bool get_node(struct extra *e, void **exec, void **node)
+bool ibx_extra_get_node(struct extra *e, void **exec, void **node)
 {
     *exec = pointer(&e->in);
     *node = pointer(&e->in);
@@ -62,7 +55,7 @@ static bool get_node(struct extra *e, void **exec, void **node)
 static int set_kernel(struct extra *e)
 {
     struct ibx_kernel_node k = {.graph = NULL};
-    if (!get_node(e, &k.exec, &k.node))
+    if (!ibx_extra_get_node(e, &k.exec, &k.node))
         return CUDA_INVALID_VALUE;
     const size_t left = ibx_reader_left(&e->in);
     return ibx_copies_kernel_node(e->x, ibx_get_bytes(&e->in, left), left, &k);
@@ -81,7 +74,7 @@ static int add_node(struct extra *e, const struct place *p, const void *last)
 {
     void *node = NULL;
     const int rc = make_node(e, p, last, &node);
-    return answer_node(e, rc, p, node);
+    return ibx_extra_answer_node(e, rc, p, node);
 }
 
 /* Sets a node's parameters, in `exec` by the function of that name. */
@@ -101,7 +94,7 @@ static int add_copy(struct extra *e)
 {
     struct place p;
     struct ibx_cuda_memcpy3d copy = {0};
-    const bool there = get_place(e, &p);
+    const bool there = ibx_extra_get_place(e, &p);
     ibx_layout_get(&e->in, IBX_LAYOUT_MEMCPY3D, &copy);
     return there && whole(e) && ibx_extra_is_copy(e, &copy) ? add_node(e, &p, &copy)
                                                             : CUDA_INVALID_VALUE;
@@ -111,7 +104,7 @@ static int set_copy(struct extra *e)
 {
     void *exec, *node;
     struct ibx_cuda_memcpy3d copy = {0};
-    const bool there = get_node(e, &exec, &node);
+    const bool there = ibx_extra_get_node(e, &exec, &node);
     ibx_layout_get(&e->in, IBX_LAYOUT_MEMCPY3D, &copy);
     return there && whole(e) && ibx_extra_is_copy(e, &copy)
                ? set_node(e, exec, node, "cudaGraphExecMemcpyNodeSetParams", &copy)
@@ -132,7 +125,7 @@ static int add_memset(struct extra *e)
 {
     struct place p;
     struct ibx_cuda_memset set = {0};
-    const bool there = get_place(e, &p);
+    const bool there = ibx_extra_get_place(e, &p);
     ibx_layout_get(&e->in, IBX_LAYOUT_MEMSET, &set);
     return there && whole(e) && is_set(e, &set) ? add_node(e, &p, &set) : CUDA_INVALID_VALUE;
 }
@@ -141,7 +134,7 @@ static int set_memset(struct extra *e)
 {
     void *exec, *node;
     struct ibx_cuda_memset set = {0};
-    const bool there = get_node(e, &exec, &node);
+    const bool there = ibx_extra_get_node(e, &exec, &node);
     ibx_layout_get(&e->in, IBX_LAYOUT_MEMSET, &set);
     return there && whole(e) && is_set(e, &set)
                ? set_node(e, exec, node, "cudaGraphExecMemsetNodeSetParams", &set)
@@ -156,7 +149,7 @@ static int add_host(struct extra *e)
         void (*function)(void *argument);
         void *argument;
     } host = {.function = ibx_host_work_call};
-    const bool there = get_place(e, &p);
+    const bool there = ibx_extra_get_place(e, &p);
     const uint64_t queue = ibx_get_u64(&e->in), number = ibx_get_u64(&e->in);
     if (!there || !whole(e))
         return CUDA_INVALID_VALUE;
@@ -167,13 +160,13 @@ static int add_host(struct extra *e)
 static int add_empty(struct extra *e)
 {
     struct place p;
-    return get_place(e, &p) && whole(e) ? add_node(e, &p, NULL) : CUDA_INVALID_VALUE;
+    return ibx_extra_get_place(e, &p) && whole(e) ? add_node(e, &p, NULL) : CUDA_INVALID_VALUE;
 }
 
 static int add_child(struct extra *e)
 {
     struct place p;
-    const bool there = get_place(e, &p);
+    const bool there = ibx_extra_get_place(e, &p);
     const void *child = pointer(&e->in);
     return there && whole(e) && is_graph(e, child) ? add_node(e, &p, child) : CUDA_INVALID_VALUE;
 }
@@ -181,7 +174,7 @@ static int add_child(struct extra *e)
 static int add_event(struct extra *e)
 {
     struct place p;
-    const bool there = get_place(e, &p);
+    const bool there = ibx_extra_get_place(e, &p);
     const void *event = event_in(e);
     return there && whole(e) ? add_node(e, &p, event) : CUDA_INVALID_VALUE;
 }
@@ -212,7 +205,7 @@ static int add_allocation(struct extra *e)
 {
     struct place p;
     void *node = NULL;
-    const bool there = get_place(e, &p);
+    const bool there = ibx_extra_get_place(e, &p);
     struct allocation a = {.kind = 1, .at_device = 1, .device = (int)ibx_get_u32(&e->in)};
     a.n = ibx_get_u64(&e->in);
     if (!there || !whole(e))
@@ -222,7 +215,7 @@ static int add_allocation(struct extra *e)
     int rc = make_node(e, &p, &a, &node);
     if (!rc && !note_owner(e, &a))
         rc = ibx_extra_no_memory("cudaGraphDestroyNode", node);
-    rc = answer_node(e, rc, &p, node);
+    rc = ibx_extra_answer_node(e, rc, &p, node);
     ibx_put_u64(&e->out, (uintptr_t)a.address);
     return rc;
 }
@@ -230,7 +223,7 @@ static int add_allocation(struct extra *e)
 static int add_release(struct extra *e)
 {
     struct place p;
-    const bool there = get_place(e, &p);
+    const bool there = ibx_extra_get_place(e, &p);
     const void *address = pointer(&e->in);
     return there && whole(e) && mine(e, address, 1) ? add_node(e, &p, address) : CUDA_INVALID_VALUE;
 }
@@ -287,7 +280,7 @@ static int add_conditional(struct extra *e)
     struct place p;
     struct conditional c = {.type = CONDITIONAL_NODE};
     void *node = NULL;
-    const bool there = get_place(e, &p);
+    const bool there = ibx_extra_get_place(e, &p);
     c.handle = ibx_get_u64(&e->in);
     c.kind = (int)ibx_get_u32(&e->in);
     c.size = ibx_get_u32(&e->in);
@@ -295,7 +288,7 @@ static int add_conditional(struct extra *e)
         !ibx_handles_know(e->x, IBX_HANDLE_CONDITION, c.handle))
         return CUDA_INVALID_VALUE;
     int rc = call_add(e, &p, &c, &node);
-    rc = answer_node(e, rc, &p, node);
+    rc = ibx_extra_answer_node(e, rc, &p, node);
     for (unsigned i = 0; i < IBX_EXTRA_LISTED; i++) {
         const uint64_t body = !rc && i < c.size && c.graphs ? (uintptr_t)c.graphs[i] : 0;
         if (body && !ibx_extra_note(e->x, IBX_HANDLE_GRAPH, body)) /* it goes with its graph */
@@ -318,6 +311,8 @@ static int type_of(struct extra *e)
         return CUDA_INVALID_VALUE;
     FUNCTION(e, get);
     const int rc = get(node, &type);
+    if (!rc && type == CHILD_NODE && ibx_extra_copy_of_node(e, node))
+        type = MEMCPY_NODE;
     ibx_put_u32(&e->out, (uint32_t)type);
     return rc;
 }
@@ -418,7 +413,7 @@ static int enable_node(struct extra *e)
 {
     int (*set)(void *exec, void *node, unsigned on) = NULL;
     void *exec, *node;
-    const bool there = get_node(e, &exec, &node);
+    const bool there = ibx_extra_get_node(e, &exec, &node);
     const unsigned on = ibx_get_u32(&e->in);
     if (!there || !exec || !whole(e))
         return CUDA_INVALID_VALUE;
@@ -431,7 +426,7 @@ static int is_enabled(struct extra *e)
     int (*get)(void *exec, void *node, unsigned *on) = NULL;
     void *exec, *node;
     unsigned on = 0;
-    if (!get_node(e, &exec, &node) || !exec || !whole(e))
+    if (!ibx_extra_get_node(e, &exec, &node) || !exec || !whole(e))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, get);
     const int rc = get(exec, node, &on);

@@ -4,7 +4,8 @@
  * stream that waits for one has one of the connections that a context has to the GPU, of which
  * there are 8 unless CUDA_DEVICE_MAX_CONNECTIONS says otherwise. Where more than these wait, copies
  * get no further in any stream, and a function may be such a copy of its client's: then nothing
- * would go on any more. So a launch stays until there is room for its graph's functions.
+ * would go on any more. So a launch stays until there is room for its graph's functions. Those that
+ * copy by slots (graph_slots.h) are not among them: they end without CUDA.
  *
  * What they are for may need the launch that stays, and of an error CUDA calls none of them. So
  * nobody stays for long, and what has not been called by then is not waited for again.

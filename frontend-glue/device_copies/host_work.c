@@ -5,7 +5,9 @@
  * client has called its own: so the order is CUDA's. A thread of the client's asks what is to be
  * called, over a connection of its own (IBX_EXTRA_WORK), and says what was.
  *
- * What a graph calls is called each time as a function of its own.
+ * What a graph calls is called each time as a function of its own. One that copies between the
+ * client and a slot (graph_slots.h) needs nothing of CUDA's for it: its id says so, also when its
+ * queue is no more.
  *
  * A queue belongs to the session that asks. When that ends nothing waits for it any more. CUDA is
  * given a number and no address: what it calls a second time (a graph that another session has
@@ -17,6 +19,7 @@
 #include "common/log.h"
 #include "common/state_machine.h"
 #include "common/thread.h"
+#include "frontend-glue/device_copies/graph_slots.h"
 #include "frontend-glue/session/extra.h"
 
 #include <errno.h>
@@ -29,6 +32,7 @@
 #define FUNCTIONS_MAX 65536u  /* of one queue, at a time */
 #define ASK_MS        20u     /* the connection is not looked at for so long */
 #define POLL_NS       100000u /* before a thread sleeps, where processors abound */
+#define ID_COPIES     1u      /* bit of an id */
 
 /*
  * state machine: function that a stream waits for
@@ -200,12 +204,15 @@ static void call_back(void *stream, int status, void *id)
 }
 
 /* Locked. One that its queue knows of; NULL: no memory. */
-static struct function *enter(struct ibx_host_queue *q, uint64_t number, enum function_state state)
+static struct function *enter(struct ibx_host_queue *q, uint64_t number, enum function_state state,
+                              bool copies)
 {
     struct function *f = calloc(1, sizeof(*f));
     if (!f)
         return NULL;
-    *f = (struct function){.queue = q, .id = ++last_id, .number = number};
+    last_id += 2;
+    *f = (struct function){
+        .queue = q, .id = copies ? last_id | ID_COPIES : last_id, .number = number};
     ibx_state_begin(&f->state, &function_table, state);
     if (!tsearch(f, &functions, compare)) {
         free(f);
@@ -219,7 +226,8 @@ void ibx_host_work_call(void *repeated)
 {
     pthread_mutex_lock(&lock);
     const struct function *f = in_that_state(repeated, FUNCTION_REPEATED);
-    struct function *once = f ? enter(f->queue, f->number, FUNCTION_WAITING) : NULL;
+    const bool copies = ibx_host_work_is_copy(repeated);
+    struct function *once = f ? enter(f->queue, f->number, FUNCTION_WAITING, copies) : NULL;
     if (once)
         once->copy = f->copy;
     void *id = once ? (void *)once->id : NULL;
@@ -229,7 +237,8 @@ void ibx_host_work_call(void *repeated)
                                "on without it");
     if (once)
         wait_for_client(id, 0);
-    ibx_graph_room_give(1);
+    if (!copies)
+        ibx_graph_room_give(1);
 }
 
 /* ----------------------------------------------------------------------------- requests */
@@ -268,7 +277,7 @@ static void *add(const struct copies *x, uint64_t id, uint64_t number, int *rc)
 {
     pthread_mutex_lock(&lock);
     struct ibx_host_queue *q = with_room(x, id, number, rc);
-    const struct function *f = q ? enter(q, number, FUNCTION_WAITING) : NULL;
+    const struct function *f = q ? enter(q, number, FUNCTION_WAITING, false) : NULL;
     void *made = f ? (void *)f->id : NULL;
     pthread_mutex_unlock(&lock);
     if (!made && !*rc)
@@ -276,14 +285,14 @@ static void *add(const struct copies *x, uint64_t id, uint64_t number, int *rc)
     return made;
 }
 
-void *ibx_host_work_repeat(struct copies *x, uint64_t id, uint64_t number, int *rc)
+static void *repeat(const struct copies *x, uint64_t id, uint64_t number, bool copies, int *rc)
 {
     pthread_mutex_lock(&lock);
     struct ibx_host_queue *q = with_room(x, id, number, rc);
     struct function *f = q ? q->repeated : NULL;
     while (f && f->number != number)
         f = f->next;
-    if (q && !f && (f = enter(q, number, FUNCTION_REPEATED))) {
+    if (q && !f && (f = enter(q, number, FUNCTION_REPEATED, copies))) {
         f->next = q->repeated;
         q->repeated = f;
         repeats++;
@@ -292,20 +301,62 @@ void *ibx_host_work_repeat(struct copies *x, uint64_t id, uint64_t number, int *
     pthread_mutex_unlock(&lock);
     if (!made && !*rc)
         *rc = CUDA_MEMORY_ALLOCATION;
-    return made;
+    if (!made || ibx_host_work_is_copy(made) == copies)
+        return made;
+    *rc = CUDA_INVALID_VALUE;
+    return NULL;
 }
 
-int ibx_host_work_copies(struct copies *x, uint64_t id, uint64_t number,
-                         const struct ibx_host_copy *copy)
+void *ibx_host_work_repeat(struct copies *x, uint64_t id, uint64_t number, int *rc)
 {
-    int rc = 0;
-    const void *made = ibx_host_work_repeat(x, id, number, &rc);
+    return repeat(x, id, number, false, rc);
+}
+
+/* The copy of a function of graphs, as it is, or as it is from now on. */
+static struct ibx_host_copy copy_of(const void *repeated, const struct ibx_host_copy *new)
+{
+    struct ibx_host_copy copy = {.slot = 0};
     pthread_mutex_lock(&lock);
-    struct function *f = made ? in_that_state(made, FUNCTION_REPEATED) : NULL;
+    struct function *f = in_that_state(repeated, FUNCTION_REPEATED);
+    if (f && new)
+        f->copy = *new;
     if (f)
-        f->copy = *copy;
+        copy = f->copy;
     pthread_mutex_unlock(&lock);
-    return rc;
+    return copy;
+}
+
+/* All graphs with that function have one slot: what is copied twice in no order, to the same memory
+ * of the client's or from it, is a race natively, too, or the same bytes. */
+void *ibx_host_work_copy(struct copies *x, uint64_t id, uint64_t number, struct ibx_host_copy *copy,
+                         int *rc)
+{
+    static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
+    void *made = repeat(x, id, number, true, rc);
+    if (!made)
+        return NULL;
+    pthread_mutex_lock(&making);
+    const struct ibx_host_copy now = copy_of(made, NULL);
+    if (now.slot && (now.n != copy->n || now.to_device != copy->to_device))
+        *rc = CUDA_INVALID_VALUE;
+    else if (now.slot && ibx_slot_hold(now.slot))
+        *copy = now;
+    else if (!(copy->slot = ibx_slot_make(x, copy->n)))
+        *rc = CUDA_NOT_SUPPORTED;
+    else
+        copy_of(made, copy);
+    pthread_mutex_unlock(&making);
+    return *rc ? NULL : made;
+}
+
+struct ibx_host_copy ibx_host_work_copy_of(const void *repeated)
+{
+    return copy_of(repeated, NULL);
+}
+
+bool ibx_host_work_is_copy(const void *repeated)
+{
+    return (uintptr_t)repeated & ID_COPIES;
 }
 
 bool ibx_host_work_repeats(void)
@@ -360,6 +411,16 @@ static struct function *in_state(const struct ibx_host_queue *q, enum function_s
     while (f && (f->state.now != state || (number && f->number != number)))
         f = f->next;
     return f;
+}
+
+struct ibx_host_copy ibx_host_work_taken(const struct copies *x, uint64_t number)
+{
+    pthread_mutex_lock(&lock);
+    const struct function *f =
+        x->host_queue && number ? in_state(x->host_queue, FUNCTION_TAKEN, number) : NULL;
+    const struct ibx_host_copy copy = f ? f->copy : (struct ibx_host_copy){.slot = 0};
+    pthread_mutex_unlock(&lock);
+    return copy;
 }
 
 int ibx_host_work_ask(struct copies *x, uint64_t over, bool wait, struct ibx_host_called *called)

@@ -3,7 +3,7 @@
  * Contexts that clients reset or destroy. All clients share one, unless they make their own. The
  * events that sessions have in a context go with it: no session may touch them any more.
  */
-#include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/graph_slots.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -94,5 +94,6 @@ void ibx_copies_lost_context(struct copies *x, int exit_code)
     ibx_handles_forget(x->taken_context);
     ibx_ipc_forget(x->taken_context);
     ibx_frees_forget(x->taken_context);
+    ibx_slots_forget(x->taken_context);
     pthread_mutex_unlock(&gone.mutex);
 }

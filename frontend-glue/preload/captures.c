@@ -108,8 +108,13 @@ int ibx_frontend_capture_function(void *stream, void (*function)(void *argument)
 
 int ibx_frontend_capture_copy(const struct ibx_cuda_memcpy3d *copy, void *stream)
 {
+    struct extra e;
     uint64_t queue;
     int rc = CUDA_SUCCESS;
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_CAPTURE_COPY, "cudaMemcpyAsync");
+    ibx_put_u64(&e.body, (uintptr_t)stream);
+    if (ibx_frontend_slot_copy(&e.body, copy) && ibx_frontend_slot_made(&e, NULL, 0, &rc))
+        return rc;
     const uint64_t number = ibx_frontend_copy_function(copy, &queue, &rc);
     return number ? capture(stream, queue, number) : ibx_frontend_fail(rc);
 }

@@ -183,6 +183,7 @@ int cudaGraphDestroyNode(void *node);
 int cudaGraphKernelNodeSetParams(void *node, const struct kernel_node *kernel);
 int cudaGraphExecKernelNodeSetParams(void *exec, void *node, const struct kernel_node *kernel);
 int cudaGraphMemcpyNodeSetParams(void *node, const struct ibx_cuda_memcpy3d *copy);
+int cudaGraphMemcpyNodeGetParams(void *node, struct ibx_cuda_memcpy3d *copy);
 int cudaGraphExecMemcpyNodeSetParams(void *exec, void *node, const struct ibx_cuda_memcpy3d *copy);
 int cudaGraphMemsetNodeSetParams(void *node, const struct ibx_cuda_memset *set);
 int cudaGraphExecMemsetNodeSetParams(void *exec, void *node, const struct ibx_cuda_memset *set);

@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Copies between host and device in graphs. The back end cannot reach this host's memory by an
- * address, so its graph calls a function of ours there (host_functions.c), which makes the copy as
- * any other while the graph waits, in a stream that waits for nothing else, and in no order with
- * other threads' calls, which may be waiting for the graph. Few bytes from the device come with the
- * word that the function is to be called.
+ * address. So it copies between the device and a slot, page-locked memory of its own, by a node of
+ * CUDA's, and calls a function of ours (host_functions.c) before the copy to the device, and behind
+ * that from it: this side then copies between the slot and its memory, which needs no call of
+ * CUDA's. Few bytes from the device come with the word that the function is to be called.
+ *
+ * Where the back end has no slot for a copy, its graph calls another function of ours in place of
+ * it, which makes the copy as any other while the graph waits, in a stream that waits for nothing
+ * else, and in no order with other threads' calls, which may be waiting for the graph.
  *
  * The same copy is the same function. They are not given back: nobody tells when the last graph
  * that calls one has gone.
@@ -19,18 +23,22 @@
 #define DEVICES      64
 #define NON_BLOCKING 1u /* cudaStreamNonBlocking */
 
+#define SLOT(number) ((uint64_t)1 << 63 | (number) << 32) /* as docs/protocol.md has it */
+#define PIECE        ((size_t)1 << 19) /* bytes of a slot in one request, which a message may have */
+
 struct graph_copy {
     struct graph_copy *next;
     struct ibx_cuda_memcpy3d parameters;
-    int device;       /* that was current */
-    atomic_bool told; /* the back end knows which bytes these are */
+    int device;              /* that was current */
+    _Atomic uint64_t number; /* of the function that copies between the slot and this memory; 0:
+                                none yet */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct graph_copy *copies;
 static void *streams[DEVICES]; /* of the one thread that calls functions */
-static void *answering;        /* one of these, in which the back end makes copies; likewise */
 static unsigned resets_seen;   /* likewise */
+static atomic_bool slots;      /* the back end has some */
 static _Atomic unsigned resets;
 static _Atomic int failure;
 
@@ -38,7 +46,9 @@ static void in_child(void)
 {
     pthread_mutex_init(&lock, NULL);
     memset(streams, 0, sizeof(streams));
-    answering = NULL;
+    for (struct graph_copy *copy = copies; copy; copy = copy->next)
+        copy->number = 0; /* there is no function of that number in this process */
+    atomic_store(&slots, false);
     atomic_store(&failure, 0);
 }
 
@@ -66,7 +76,6 @@ static void forget_streams(void)
     if (now == resets_seen)
         return;
     memset(streams, 0, sizeof(streams));
-    answering = NULL;
     resets_seen = now;
 }
 
@@ -128,18 +137,8 @@ static int wait_for(void *stream)
     return ibx_frontend_extra_try(&e, NULL, 0, &code) ? code : CUDA_UNKNOWN;
 }
 
-static void make_copy(void *argument)
+static void note_failure(int rc)
 {
-    struct graph_copy *copy = argument;
-    void *stream;
-    int rc = stream_of(copy->device, &stream);
-    answering = !rc && atomic_load(&copy->told) ? stream : NULL;
-    if (!rc)
-        rc = copy_rows(&copy->parameters, stream);
-    if (!rc && copy->parameters.kind != CUDA_MEMCPY_ON_HOST)
-        rc = wait_for(stream); /* pinned memory is written without that */
-    if (!rc)
-        return;
     atomic_store(&failure, rc);
     ibx_log(IBX_LOG_ERROR,
             "a copy between host and device in a graph has failed with CUDA error %d: the next "
@@ -147,38 +146,104 @@ static void make_copy(void *argument)
             rc);
 }
 
-void *ibx_frontend_graph_stream(void)
+static void make_copy(void *argument)
 {
-    forget_streams();
-    return answering;
+    const struct graph_copy *copy = argument;
+    void *stream;
+    int rc = stream_of(copy->device, &stream);
+    if (!rc)
+        rc = copy_rows(&copy->parameters, stream);
+    if (!rc && copy->parameters.kind != CUDA_MEMCPY_ON_HOST)
+        rc = wait_for(stream); /* pinned memory is written without that */
+    if (rc)
+        note_failure(rc);
 }
 
-bool ibx_frontend_graph_copied(void (*function)(void *argument), void *argument,
-                               const uint8_t *bytes, size_t n)
+/* ---------------------------------------------------------------------------------- by a slot */
+
+static bool copies_to_device(const struct graph_copy *copy)
 {
-    struct graph_copy *copy = argument;
-    if (function != make_copy || !atomic_load(&copy->told) || n != copy->parameters.extent.width)
-        return false;
-    memcpy(row_of(&copy->parameters.to, &copy->parameters.to_at, 0, 0), bytes, n);
-    return true;
+    return copy->parameters.kind == CUDA_MEMCPY_TO_DEVICE;
 }
 
-/* The back end may send the bytes of a short row. If it does not know that, nothing is lost. */
-static void tell(struct graph_copy *copy, uint64_t queue, uint64_t number)
+static size_t bytes_of(const struct ibx_cuda_memcpy3d *p)
 {
+    return p->extent.width * p->extent.height * p->extent.depth;
+}
+
+static char *host_row(const struct ibx_cuda_memcpy3d *p, size_t y, size_t z)
+{
+    return p->kind == CUDA_MEMCPY_TO_DEVICE ? row_of(&p->from, &p->from_at, y, z)
+                                            : row_of(&p->to, &p->to_at, y, z);
+}
+
+/* Whether the rows are one behind the other. */
+static bool is_whole(const struct ibx_cuda_memcpy3d *p)
+{
+    const struct ibx_cuda_pitched *host = p->kind == CUDA_MEMCPY_TO_DEVICE ? &p->from : &p->to;
+    const struct ibx_cuda_extent *e = &p->extent;
+    return (e->height * e->depth == 1 || host->pitch == e->width) &&
+           (e->depth == 1 || host->y == e->height);
+}
+
+/* Between the rows and bytes without gaps. */
+static void pack(const struct ibx_cuda_memcpy3d *p, uint8_t *bytes, bool rows_to_bytes)
+{
+    for (size_t z = 0; z < p->extent.depth; z++)
+        for (size_t y = 0; y < p->extent.height; y++, bytes += p->extent.width)
+            memcpy(rows_to_bytes ? (char *)bytes : host_row(p, y, z),
+                   rows_to_bytes ? host_row(p, y, z) : (char *)bytes, p->extent.width);
+}
+
+static int exchange_bytes(const struct graph_copy *copy, uint8_t *bytes, size_t n)
+{
+    int code = CUDA_SUCCESS;
+    for (size_t at = 0; at < n && !code; at += PIECE) {
+        const struct ibx_frontend_copy piece = {.to_device = copies_to_device(copy),
+                                                .async = true,
+                                                .alone = true,
+                                                .device = SLOT(copy->number) + at,
+                                                .host = bytes + at,
+                                                .n = n - at < PIECE ? n - at : PIECE};
+        if (ibx_frontend_plugin()->copy(&piece, &code))
+            code = CUDA_UNKNOWN;
+    }
+    return code;
+}
+
+/* Called when the graph gets there: gives the slot the bytes, or takes them. */
+static void exchange(void *argument)
+{
+    const struct graph_copy *copy = argument;
     const struct ibx_cuda_memcpy3d *p = &copy->parameters;
-    struct extra e;
-    int code;
-    if (p->kind != CUDA_MEMCPY_FROM_DEVICE || p->extent.height != 1 || p->extent.depth != 1 ||
-        !p->extent.width || p->extent.width > IBX_EXTRA_COPIED || atomic_load(&copy->told))
-        return;
-    ibx_frontend_extra_begin(&e, IBX_EXTRA_HOST_COPY, "cudaGraphAddMemcpyNode");
-    ibx_put_u64(&e.body, queue);
-    ibx_put_u64(&e.body, number);
-    ibx_put_u64(&e.body, (uintptr_t)row_of(&p->from, &p->from_at, 0, 0));
-    ibx_put_u32(&e.body, (uint32_t)p->extent.width);
-    if (ibx_frontend_extra_try(&e, NULL, 0, &code) && !code)
-        atomic_store(&copy->told, true);
+    const size_t n = bytes_of(p);
+    uint8_t *bytes = is_whole(p) ? (uint8_t *)host_row(p, 0, 0) : malloc(n);
+    int rc = bytes ? CUDA_SUCCESS : CUDA_MEMORY_ALLOCATION;
+    if (bytes && !is_whole(p) && copies_to_device(copy))
+        pack(p, bytes, true);
+    if (bytes)
+        rc = exchange_bytes(copy, bytes, n);
+    if (!rc && !is_whole(p) && !copies_to_device(copy))
+        pack(p, bytes, false);
+    if (!is_whole(p))
+        free(bytes);
+    if (rc)
+        note_failure(rc);
+}
+
+bool ibx_frontend_graph_takes_bytes(void)
+{
+    return atomic_load_explicit(&slots, memory_order_relaxed);
+}
+
+bool ibx_frontend_graph_copied(void (*function)(void *argument), void *argument, uint8_t *bytes,
+                               size_t n)
+{
+    const struct graph_copy *copy = argument;
+    if (function != exchange || copies_to_device(copy) || n != bytes_of(&copy->parameters))
+        return false;
+    pack(&copy->parameters, bytes, false);
+    return true;
 }
 
 /* ------------------------------------------------------------------------------ in a graph */
@@ -215,22 +280,64 @@ static struct graph_copy *find_or_make(const struct ibx_cuda_memcpy3d *p, int de
     return copy;
 }
 
-uint64_t ibx_frontend_copy_function(const struct ibx_cuda_memcpy3d *p, uint64_t *queue, int *rc)
+static struct graph_copy *copy_of(const struct ibx_cuda_memcpy3d *p, int *rc)
 {
     int device = 0;
     *rc = CUDA_NOT_SUPPORTED;
     /* Elements of an array have a size of their own; and a copy there is one of the legacy stream.
      */
     if (p->from_array || p->to_array || !NEXT(cudaStreamCreateWithFlags))
-        return 0;
+        return NULL;
     if (cudaGetDevice(&device) || device < 0 || device >= DEVICES)
-        return 0;
-    struct graph_copy *copy = find_or_make(p, device);
+        return NULL;
+    *rc = CUDA_MEMORY_ALLOCATION;
+    return find_or_make(p, device);
+}
+
+uint64_t ibx_frontend_copy_function(const struct ibx_cuda_memcpy3d *p, uint64_t *queue, int *rc)
+{
+    struct graph_copy *copy = copy_of(p, rc);
     const uint64_t number = copy ? ibx_frontend_host_repeated(make_copy, copy, queue) : 0;
-    if (!copy)
-        *rc = CUDA_MEMORY_ALLOCATION;
-    if (number)
-        tell(copy, *queue, number);
+    if (copy && !number)
+        *rc = CUDA_NOT_SUPPORTED;
     ibx_frontend_device_used();
     return number;
+}
+
+uint64_t ibx_frontend_slot_copy(struct ibx_writer *body, const struct ibx_cuda_memcpy3d *copy)
+{
+    uint64_t queue, number;
+    int rc;
+    struct ibx_cuda_memcpy3d p = *copy;
+    struct graph_copy *found =
+        p.kind == CUDA_MEMCPY_ON_HOST || !bytes_of(&p) ? NULL : copy_of(&p, &rc);
+    if (!found || !(number = ibx_frontend_host_repeated(exchange, found, &queue)) || number >> 31)
+        return 0;
+    found->number = number;
+    *(p.kind == CUDA_MEMCPY_TO_DEVICE ? &p.from : &p.to) = (struct ibx_cuda_pitched){.at = NULL};
+    ibx_put_u64(body, queue);
+    ibx_put_u64(body, number);
+    ibx_layout_put(body, IBX_LAYOUT_MEMCPY3D, &p);
+    return number;
+}
+
+bool ibx_frontend_slot_made(struct extra *e, void *out, size_t n, int *rc)
+{
+    const bool made = ibx_frontend_extra_known(e, out, n, rc);
+    if (made && !*rc)
+        atomic_store(&slots, true);
+    ibx_frontend_device_used();
+    return made;
+}
+
+bool ibx_frontend_slot_parameters(uint64_t number, struct ibx_cuda_memcpy3d *p)
+{
+    pthread_mutex_lock(&lock);
+    const struct graph_copy *copy = copies;
+    while (copy && copy->number != number)
+        copy = copy->next;
+    if (copy)
+        *p = copy->parameters;
+    pthread_mutex_unlock(&lock);
+    return copy;
 }

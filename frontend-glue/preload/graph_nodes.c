@@ -96,6 +96,28 @@ static int add_function(void **node, void *graph, void *const *behind, size_t co
     return end(&e, node);
 }
 
+/* A copy by a slot of the back end's. False: it has none for it. */
+static bool add_slot_copy(void **node, void *graph, void *const *behind, size_t count,
+                          const struct ibx_cuda_memcpy3d *copy, int *rc)
+{
+    static const char call[] = "cudaGraphAddMemcpyNode";
+    struct extra e;
+    uint8_t bytes[8] = {0};
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    if (!node) {
+        *rc = ibx_frontend_fail(CUDA_INVALID_VALUE);
+        return true;
+    }
+    if (!begin(&e, IBX_EXTRA_NODE_COPY, call, graph, behind, count, rc))
+        return true;
+    if (!ibx_frontend_slot_copy(&e.body, copy) ||
+        !ibx_frontend_slot_made(&e, bytes, sizeof(bytes), rc))
+        return false;
+    if (!*rc)
+        *node = (void *)(uintptr_t)ibx_get_u64(&r);
+    return true;
+}
+
 int cudaGraphAddMemcpyNode(void **node, void *graph, void *const *behind, size_t count,
                            const struct ibx_cuda_memcpy3d *copy)
 {
@@ -106,6 +128,8 @@ int cudaGraphAddMemcpyNode(void **node, void *graph, void *const *behind, size_t
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     struct ibx_cuda_memcpy3d p = *copy;
     if (ibx_frontend_copy_of_host(&p)) {
+        if (add_slot_copy(node, graph, behind, count, &p, &rc))
+            return rc;
         const uint64_t number = ibx_frontend_copy_function(&p, &queue, &rc);
         return number ? add_function(node, graph, behind, count, queue, number)
                       : ibx_frontend_fail(rc);
@@ -126,7 +150,24 @@ int cudaGraphAddMemcpyNode1D(void **node, void *graph, void *const *behind, size
     return cudaGraphAddMemcpyNode(node, graph, behind, count, &copy);
 }
 
-/* The function of a node cannot be exchanged: nobody tells which one it was. */
+/* With slots on both sides. A node whose copy is made in another way keeps that. */
+static int set_slot_copy(const char *call, void *exec, void *node,
+                         const struct ibx_cuda_memcpy3d *copy)
+{
+    struct extra e;
+    uint8_t bytes[8] = {0};
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    int rc;
+    begin_set(&e, IBX_EXTRA_SET_COPY, call, exec, node);
+    const uint64_t number = ibx_frontend_slot_copy(&e.body, copy);
+    if (!number || !ibx_frontend_slot_made(&e, bytes, sizeof(bytes), &rc))
+        return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+    const uint64_t before = ibx_get_u64(&r);
+    if (!rc && !exec)
+        ibx_frontend_execs_keep(node, before);
+    return rc || !exec ? rc : ibx_frontend_exec_exchange(exec, node, before, number);
+}
+
 static int set_copy(const char *call, void *exec, void *node, const struct ibx_cuda_memcpy3d *copy)
 {
     struct extra e;
@@ -134,10 +175,31 @@ static int set_copy(const char *call, void *exec, void *node, const struct ibx_c
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     struct ibx_cuda_memcpy3d p = *copy;
     if (ibx_frontend_copy_of_host(&p))
-        return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+        return set_slot_copy(call, exec, node, &p);
     begin_set(&e, IBX_EXTRA_SET_MEMCPY, call, exec, node);
     ibx_layout_put(&e.body, IBX_LAYOUT_MEMCPY3D, &p);
     return ibx_frontend_extra(&e, NULL, 0);
+}
+
+/* As the program has said it, but for a kind that CUDA finds out. */
+int cudaGraphMemcpyNodeGetParams(void *node, struct ibx_cuda_memcpy3d *copy)
+{
+    struct extra e;
+    uint8_t bytes[8 + 19 * 8 + 4] = {0};
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    struct ibx_cuda_memcpy3d p = {.kind = 0};
+    ibx_frontend_extra_begin(&e, IBX_EXTRA_GET_COPY, "cudaGraphMemcpyNodeGetParams");
+    ibx_put_u64(&e.body, (uintptr_t)node);
+    const int rc =
+        copy ? ibx_frontend_extra(&e, bytes, sizeof(bytes)) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (rc)
+        return rc;
+    const uint64_t number = ibx_get_u64(&r);
+    ibx_layout_get(&r, IBX_LAYOUT_MEMCPY3D, &p);
+    if (number && !ibx_frontend_slot_parameters(number, &p))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    *copy = p;
+    return CUDA_SUCCESS;
 }
 
 int cudaGraphMemcpyNodeSetParams(void *node, const struct ibx_cuda_memcpy3d *copy)

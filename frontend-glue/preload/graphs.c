@@ -14,10 +14,18 @@
 #define FLAGS      15ull /* of cudaGraphInstantiate; before CUDA 12 an address comes in their place */
 #define LISTED_MAX ((size_t)1 << 24) /* nodes of a graph, or functions in it */
 
+/* A node that calls another function in what can be launched than in its graph. */
+struct exchanged {
+    struct exchanged *next;
+    const void *node;
+    uint64_t number;
+};
+
 /* A graph that can be launched, and calls functions of this process. */
 struct executable {
     struct executable *next;
     void *handle;
+    struct exchanged *exchanged;
     size_t count;
     uint64_t numbers[];
 };
@@ -75,6 +83,10 @@ static void forget(const void *handle)
         if (found->handle != handle)
             continue;
         *at = found->next;
+        for (struct exchanged *x; (x = found->exchanged);) {
+            found->exchanged = x->next;
+            free(x);
+        }
         free(found);
         atomic_fetch_sub(&executable_count, 1);
         return;
@@ -163,6 +175,44 @@ static uint64_t *numbers_of(const void *exec, size_t *count)
         memcpy(numbers, found->numbers, found->count * sizeof(*numbers));
     pthread_mutex_unlock(&lock);
     return numbers;
+}
+
+/* Locked. NULL: there is no memory. */
+static struct exchanged *exchanged_of(struct executable *e, const void *node, uint64_t before)
+{
+    struct exchanged *x = e->exchanged;
+    while (x && x->node != node)
+        x = x->next;
+    if (!x && (x = malloc(sizeof(*x)))) {
+        *x = (struct exchanged){e->exchanged, node, before};
+        e->exchanged = x;
+    }
+    return x;
+}
+
+void ibx_frontend_execs_keep(const void *node, uint64_t number)
+{
+    pthread_mutex_lock(&lock);
+    for (struct executable *e = executables; e; e = e->next)
+        exchanged_of(e, node, number);
+    pthread_mutex_unlock(&lock);
+}
+
+int ibx_frontend_exec_exchange(const void *exec, const void *node, uint64_t before, uint64_t number)
+{
+    size_t i = 0;
+    pthread_mutex_lock(&lock);
+    struct executable *e = executables;
+    while (e && e->handle != exec)
+        e = e->next;
+    struct exchanged *x = e ? exchanged_of(e, node, before) : NULL;
+    while (x && i < e->count && e->numbers[i] != x->number)
+        i++;
+    const bool found = x && i < e->count;
+    if (found)
+        e->numbers[i] = x->number = number;
+    pthread_mutex_unlock(&lock);
+    return found ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_UNKNOWN);
 }
 
 /* --------------------------------------------------------------------------------- graphs */

@@ -193,21 +193,21 @@ static bool ask(uint64_t over, bool wait, struct called *called)
 {
     struct extra e;
     uint8_t bytes[16 + IBX_EXTRA_COPIED] = {0};
-    void *stream = ibx_frontend_graph_stream();
-    const size_t n = stream ? sizeof(bytes) : 12;
+    const bool takes_bytes = ibx_frontend_graph_takes_bytes();
+    const size_t n = takes_bytes ? sizeof(bytes) : 12;
     struct ibx_reader r = ibx_reader_of(bytes, n);
     int code;
     ibx_frontend_extra_begin(&e, IBX_EXTRA_HOST_ASK, "cudaLaunchHostFunc");
     ibx_put_u64(&e.body, over);
     ibx_put_u8(&e.body, wait);
-    if (stream)
-        ibx_put_u64(&e.body, (uintptr_t)stream);
+    if (takes_bytes)
+        ibx_put_u8(&e.body, 1);
     if (!ibx_frontend_extra_try(&e, bytes, n, &code) || code)
         return false;
     called->number = ibx_get_u64(&r);
     called->status = (int)ibx_get_u32(&r);
-    called->n = stream ? ibx_get_u32(&r) : 0;
-    if (stream)
+    called->n = takes_bytes ? ibx_get_u32(&r) : 0;
+    if (takes_bytes)
         memcpy(called->bytes, ibx_get_bytes(&r, IBX_EXTRA_COPIED), IBX_EXTRA_COPIED);
     if (called->n > IBX_EXTRA_COPIED)
         called->n = 0;
@@ -221,7 +221,7 @@ bool ibx_frontend_in_host_function(void)
     return calls;
 }
 
-static void call(const struct function *f, const struct called *called)
+static void call(const struct function *f, struct called *called)
 {
     const bool copied =
         called->n && ibx_frontend_graph_copied(f->function, f->argument, called->bytes, called->n);

@@ -176,6 +176,15 @@ bool ibx_frontend_capturing(void);
 int ibx_frontend_capture_function(void *stream, void (*function)(void *argument), void *argument);
 int ibx_frontend_capture_copy(const struct ibx_cuda_memcpy3d *copy, void *stream);
 
+/* ---------------------------------------------------------------------------- graphs.c */
+
+/* What is launched calls another function from now on, in that node; `before`: that which the node
+ * itself calls. What the call returns. */
+int ibx_frontend_exec_exchange(const void *exec, const void *node, uint64_t before,
+                               uint64_t number);
+/* The node itself does: what can be launched already still calls that one. */
+void ibx_frontend_execs_keep(const void *node, uint64_t number);
+
 /* ---------------------------------------------------------------------- graph_copies.c */
 
 /* Whether one side is the host's; the kind is said then, too. */
@@ -183,12 +192,18 @@ bool ibx_frontend_copy_of_host(struct ibx_cuda_memcpy3d *copy);
 /* The number of a function that makes the copy, as ibx_frontend_host_repeated(); 0: *rc says why
  * not. */
 uint64_t ibx_frontend_copy_function(const struct ibx_cuda_memcpy3d *copy, uint64_t *queue, int *rc);
-/* Of the thread that calls functions: the stream in which the back end may make copies from the
- * device, whose bytes come with what is to be called; NULL: in none. */
-void *ibx_frontend_graph_stream(void);
+/* Puts a copy of which one side is the host's into a request, to be made by a slot of the back
+ * end's: the number of its function; 0: it cannot be made so, and nothing was put. The request:
+ * false: the back end has no slot for it, or knows none; otherwise *rc says how it went. */
+uint64_t ibx_frontend_slot_copy(struct ibx_writer *body, const struct ibx_cuda_memcpy3d *copy);
+bool ibx_frontend_slot_made(struct extra *extra, void *out, size_t n, int *rc);
+/* The copy of that function, as the program has said it; false: it is none. */
+bool ibx_frontend_slot_parameters(uint64_t number, struct ibx_cuda_memcpy3d *copy);
+/* Whether few bytes from the device are to come with the word that a function is to be called. */
+bool ibx_frontend_graph_takes_bytes(void);
 /* Such bytes have come for a function. False: that is none which would take them. */
-bool ibx_frontend_graph_copied(void (*function)(void *argument), void *argument,
-                               const uint8_t *bytes, size_t n);
+bool ibx_frontend_graph_copied(void (*function)(void *argument), void *argument, uint8_t *bytes,
+                               size_t n);
 /* A device was reset. */
 void ibx_frontend_graph_reset(void);
 /* The error of one that was made in a graph since the last call, or 0. */

@@ -91,7 +91,7 @@ enum ibx_extra {
     IBX_EXTRA_IPC_OPEN_MEMORY,
     IBX_EXTRA_IPC_EVENT, /* cudaIpcGetEventHandle */
     IBX_EXTRA_IPC_OPEN_EVENT,
-    IBX_EXTRA_HOST_COPY, /* a function that copies from the device: HOST_ASK brings the bytes */
+    IBX_EXTRA_HOST_COPY, /* no more */
     IBX_EXTRA_VARIABLE,  /* cudaGetSymbolAddress and Size, by a kernel of its module and its name */
     IBX_EXTRA_POOL_CREATE,
     IBX_EXTRA_POOL_DESTROY,
@@ -121,6 +121,10 @@ enum ibx_extra {
     IBX_EXTRA_HOST_MAP,        /* page-locked memory at its address, for kernels */
     IBX_EXTRA_HOST_UNMAP,
     IBX_EXTRA_MEMCPY_3D_ASYNC, /* cudaMemcpy3DAsync, within the device */
+    IBX_EXTRA_NODE_COPY,       /* cudaGraphAddMemcpyNode between host and device, by a slot */
+    IBX_EXTRA_CAPTURE_COPY,    /* cudaMemcpyAsync likewise, in a stream that is captured */
+    IBX_EXTRA_SET_COPY,        /* cudaGraphMemcpyNodeSetParams likewise, and in what is launched */
+    IBX_EXTRA_GET_COPY,        /* cudaGraphMemcpyNodeGetParams */
     IBX_EXTRAS                 /* one more than the last */
 };
 

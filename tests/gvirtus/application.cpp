@@ -657,6 +657,7 @@ int main(int argc, char **argv)
         {"managed-in-function", managed_in_function},
         {"meanwhile", meanwhile},
         {"cooperative", cooperative},
+        {"copies-in-graphs", copies_in_graphs},
         {"graphs", graphs},
         {"few-bytes-of-graphs", few_bytes_of_graphs},
         {"graphs-after-resets", graphs_after_resets},

@@ -87,6 +87,9 @@ bool local_library();
 // The same with a back end that does not know them.
 bool not_supported();
 
+// application_graph_copies.cpp
+bool copies_in_graphs();
+
 // application_graphs.cpp
 
 bool graphs();

@@ -94,8 +94,9 @@ bool frees_beside_graphs()
 {
     REQUIRE(runtime_is_there());
     std::atomic<int> flag{0};
-    std::vector<char> there(10000, 'a'), back(10000, 'x');
-    char *device = device_memory(10000), *second = device_memory(10000);
+    constexpr std::size_t n = (64u << 20) + 1; // for more there are no nodes of CUDA's
+    std::vector<char> there(10000, 'a'), back(10000, 'x'), never(n);
+    char *device = device_memory(10000), *second = device_memory(n);
     void *pooled = nullptr, *stream = nullptr, *array = nullptr, *node = nullptr;
     int channel[5] = {8, 0, 0, 0, 1};
     REQUIRE(cudaMemcpy(device, there.data(), 10000, H2D) == 0 && cudaStreamCreate(&stream) == 0);
@@ -105,7 +106,7 @@ bool frees_beside_graphs()
     Graph graph, failing, allocating;
     const Host host = {wait_for_flag, &flag};
     const Planes out = copy_of(back.data(), device, 10000, D2H),
-                 wrong = copy_of(back.data(), second, 10000, D2H);
+                 wrong = copy_of(never.data(), second, n, D2H);
     REQUIRE(graph.add("cudaGraphAddHostNode", {}, &host) == 0);
     REQUIRE(graph.add("cudaGraphAddMemcpyNode", {graph.nodes[0]}, &out) == 0);
     REQUIRE(failing.add("cudaGraphAddMemcpyNode", {}, &wrong) == 0);

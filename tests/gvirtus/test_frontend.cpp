@@ -474,6 +474,7 @@ void check_what_the_provider_changes()
         check("memory set in streams after a connection was lost", sets_after_a_loss);
     }
     check("graphs", [] { return run("graphs", true); });
+    check("copies in graphs", [] { return run("copies-in-graphs", true); });
     check("few bytes of graphs", [] { return run("few-bytes-of-graphs", true); });
     check("pinned bytes of graphs", [] { return run("pinned-bytes-of-graphs", true); });
     check("captures", [] { return run("captures", true); });

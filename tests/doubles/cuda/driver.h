@@ -27,19 +27,21 @@ extern "C" {
 #endif
 
 struct ibx_double_stats {
-    unsigned long copies_sync;    /* cuMemcpyHtoD and cuMemcpyDtoH */
-    unsigned long copies_async;   /* all others */
-    unsigned long unpinned_async; /* of these, with unpinned host memory: an error of ours */
-    unsigned long in_flight_max;  /* asynchronous copies submitted and not done, at most */
-    unsigned long events;         /* alive */
-    unsigned long flushes;        /* of what a fabric has written */
-    unsigned long sync_memops;    /* allocations that were made synchronous */
-    unsigned long exports;        /* dma-bufs handed out */
-    unsigned long host_pins;      /* host memory registered now ... */
-    unsigned long host_pinned;    /* ... and ever */
-    unsigned long lost_events;    /* destroyed when they were gone already: an error of ours */
-    unsigned long busy_unpins;    /* unpinned before its copies had ended: an error of ours */
-    unsigned long waits;          /* for all streams, begun */
+    unsigned long copies_sync;      /* cuMemcpyHtoD and cuMemcpyDtoH */
+    unsigned long copies_async;     /* all others */
+    unsigned long unpinned_async;   /* of these, with unpinned host memory: an error of ours */
+    unsigned long in_flight_max;    /* asynchronous copies submitted and not done, at most */
+    unsigned long events;           /* alive */
+    unsigned long flushes;          /* of what a fabric has written */
+    unsigned long sync_memops;      /* allocations that were made synchronous */
+    unsigned long exports;          /* dma-bufs handed out */
+    unsigned long host_pins;        /* host memory registered now ... */
+    unsigned long host_pinned;      /* ... and ever */
+    unsigned long lost_events;      /* destroyed when they were gone already: an error of ours */
+    unsigned long busy_unpins;      /* unpinned before its copies had ended: an error of ours */
+    unsigned long waits;            /* for all streams, begun */
+    unsigned long beside_functions; /* copies to or from the host, and streams that were made, while
+                                       a stream waited for a function: not by a graph's own nodes */
 };
 
 #define IBX_DOUBLE_KERNEL 0x7000u /* the only kernel, and the runtime's function for it */

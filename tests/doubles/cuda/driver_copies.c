@@ -102,7 +102,11 @@ int copy_plain(const char *name, unsigned to_type, uint64_t to, unsigned from_ty
     c.dst_device = to;
     c.dst_host = (void *)(uintptr_t)to;
     int code = enter(name);
-    return code ? code : leave(n ? copy_submit(&c, stream, sync) : SUCCESS);
+    if (code)
+        return code;
+    if (strcmp(name, "cuMemcpyAsync") != 0)
+        note_beside_functions();
+    return leave(n ? copy_submit(&c, stream, sync) : SUCCESS);
 }
 
 EXPORT int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t n)

@@ -6,11 +6,13 @@
 
 #include "frontend-glue/session/extra.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
 
-#define GRAPH_NODES  64u
-#define GRAPH_BEHIND 64u
+#define GRAPH_NODES   64u
+#define GRAPH_BEHIND  64u
+#define GRAPH_OBJECTS 64u
 
 enum graph_node_type { /* enum cudaGraphNodeType */
                        NODE_KERNEL,
@@ -61,11 +63,19 @@ struct graph_node {
     } of;
 };
 
+/* Somebody is told when no graph has it any more. */
+struct user_object {
+    atomic_uint references;
+    void (*destroy)(void *what);
+    void *what;
+};
+
 struct double_graph {
     uint64_t magic;
     void *launched; /* the stream of the last launch */
-    unsigned count;
+    unsigned count, objects;
     struct graph_node nodes[GRAPH_NODES];
+    struct user_object *object[GRAPH_OBJECTS];
 };
 #define GRAPH_MAGIC 0x6772617068ull
 #define NODE_MAGIC  0x6e6f6465ull
@@ -104,5 +114,18 @@ static inline struct graph_node *graph_add(void *handle, int type, void *const *
         node->behind[i] = node_of(behind[i])->index;
     return node;
 }
+
+/* graphs.c: the graph that the stream is captured into, NULL: it is not. A copy; the end of a
+ * graph.
+ */
+struct double_graph *graph_captured(void *stream);
+struct double_graph *graph_copy(void *graph);
+void graph_discard(void *graph);
+
+/* graph_copies.c: a copy of a graph has the same objects; one that is gone has none; what can be
+ * launched has those of that graph, and those of before until its launches have ended. */
+void graph_objects_hold(const struct double_graph *graph);
+void graph_objects_release(struct double_graph *graph);
+void graph_objects_exchange(struct double_graph *exec, const struct double_graph *graph);
 
 #endif

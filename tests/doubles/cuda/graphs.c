@@ -26,33 +26,35 @@ static struct double_graph *make(void)
     return graph;
 }
 
-static struct double_graph *copy_of(void *handle)
+struct double_graph *graph_copy(void *handle)
 {
     struct double_graph *graph = malloc(sizeof(*graph));
     memcpy(graph, graph_of(handle), sizeof(*graph));
     for (unsigned i = 0; i < graph->count; i++) {
         graph->nodes[i].graph = graph;
         if (graph->nodes[i].type == NODE_GRAPH)
-            graph->nodes[i].of.child = copy_of(graph->nodes[i].of.child);
+            graph->nodes[i].of.child = graph_copy(graph->nodes[i].of.child);
         for (unsigned b = 0; b < 2 && graph->nodes[i].type == NODE_CONDITIONAL; b++)
             if (graph->nodes[i].of.bodies[b])
-                graph->nodes[i].of.bodies[b] = copy_of(graph->nodes[i].of.bodies[b]);
+                graph->nodes[i].of.bodies[b] = graph_copy(graph->nodes[i].of.bodies[b]);
     }
+    graph_objects_hold(graph);
     return graph;
 }
 
-static void discard(void *handle)
+void graph_discard(void *handle)
 {
     struct double_graph *graph = graph_of(handle);
     for (unsigned i = 0; i < graph->count; i++) {
         if (graph->nodes[i].type == NODE_GRAPH)
-            discard(graph->nodes[i].of.child);
+            graph_discard(graph->nodes[i].of.child);
         for (unsigned b = 0; b < 2 && graph->nodes[i].type == NODE_CONDITIONAL; b++)
             if (graph->nodes[i].of.bodies[b])
-                discard(graph->nodes[i].of.bodies[b]);
+                graph_discard(graph->nodes[i].of.bodies[b]);
         graph->nodes[i].magic = 0;
     }
     graph->magic = 0;
+    graph_objects_release(graph);
     free(graph);
 }
 
@@ -74,7 +76,7 @@ static char *at(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_ext
 
 static int run_copy(const struct ibx_cuda_memcpy3d *p, void *stream)
 {
-    int rc = p->kind == 3 && !p->from_array && !p->to_array ? 0 : INVALID_VALUE;
+    int rc = p->kind >= 1 && p->kind <= 3 && !p->from_array && !p->to_array ? 0 : INVALID_VALUE;
     for (size_t z = 0; z < p->extent.depth && !rc; z++)
         for (size_t y = 0; y < p->extent.height && !rc; y++)
             rc = copy_bytes(at(&p->to, &p->to_at, y, z), at(&p->from, &p->from_at, y, z),
@@ -190,6 +192,14 @@ static struct graph_node *captured(void *stream, int type)
     return node;
 }
 
+struct double_graph *graph_captured(void *stream)
+{
+    pthread_mutex_lock(&mutex);
+    struct double_graph *graph = stream && stream == capture.stream ? capture.graph : NULL;
+    pthread_mutex_unlock(&mutex);
+    return graph;
+}
+
 bool captures_function(void *stream, void (*function)(void *argument), void *argument)
 {
     struct graph_node *node = captured(stream, NODE_HOST);
@@ -233,7 +243,7 @@ EXPORT int cudaStreamEndCapture(void *stream, void **graph)
     pthread_mutex_lock(&mutex);
     const bool lost = capture.lost;
     if (lost)
-        discard(capture.graph);
+        graph_discard(capture.graph);
     *graph = stream == capture.stream && !lost ? capture.graph : NULL;
     capture.stream = NULL;
     capture.lost = false;
@@ -335,13 +345,13 @@ EXPORT int cudaGraphAddNode(void **made, void *graph, void *const *behind, const
 
 EXPORT int cudaGraphDestroy(void *graph)
 {
-    discard(graph);
+    graph_discard(graph);
     return returns(0);
 }
 
 EXPORT int cudaGraphClone(void **clone, void *graph)
 {
-    *clone = copy_of(graph);
+    *clone = graph_copy(graph);
     return returns(0);
 }
 
@@ -349,7 +359,7 @@ EXPORT int cudaGraphInstantiateWithFlags(void **exec, void *graph, unsigned long
 {
     if (flags > 15)
         return returns(INVALID_VALUE);
-    *exec = copy_of(graph);
+    *exec = graph_copy(graph);
     return returns(0);
 }
 
@@ -360,7 +370,7 @@ EXPORT int cudaGraphExecDestroy(void *exec)
     *(void **)&wait_alone = driver_function("ibx_double_wait_alone");
     if (graph_of(exec)->launched)
         wait_alone(graph_of(exec)->launched);
-    discard(exec);
+    graph_discard(exec);
     return returns(0);
 }
 
@@ -387,8 +397,15 @@ EXPORT int cudaGraphExecUpdate(void *handle, void *graph_handle, struct update_r
         told->result = 2;
         return returns(UPDATE_FAILURE);
     }
-    for (unsigned i = 0; i < graph->count; i++)
+    graph_objects_exchange(exec, graph);
+    for (unsigned i = 0; i < graph->count; i++) {
+        const bool child = graph->nodes[i].type == NODE_GRAPH;
+        if (child)
+            graph_discard(exec->nodes[i].of.child);
         exec->nodes[i].of = graph->nodes[i].of;
+        if (child)
+            exec->nodes[i].of.child = graph_copy(graph->nodes[i].of.child);
+    }
     return returns(0);
 }
 
@@ -450,15 +467,6 @@ static int added(void **node, struct graph_node *made)
     return returns(made ? 0 : 2);
 }
 
-EXPORT int cudaGraphAddMemcpyNode(void **node, void *graph, void *const *behind, size_t count,
-                                  const struct ibx_cuda_memcpy3d *copy)
-{
-    struct graph_node *made = graph_add(graph, NODE_MEMCPY, behind, count);
-    if (made)
-        made->of.copy = *copy;
-    return added(node, made);
-}
-
 EXPORT int cudaGraphAddMemsetNode(void **node, void *graph, void *const *behind, size_t count,
                                   const struct ibx_cuda_memset *set)
 {
@@ -489,7 +497,7 @@ EXPORT int cudaGraphAddChildGraphNode(void **node, void *graph, void *const *beh
 {
     struct graph_node *made = graph_add(graph, NODE_GRAPH, behind, count);
     if (made)
-        made->of.child = copy_of(child);
+        made->of.child = graph_copy(child);
     return added(node, made);
 }
 
@@ -605,18 +613,6 @@ EXPORT int cudaGraphDestroyNode(void *node)
     gone->type = NODE_NONE;
     gone->count = 0;
     return returns(0);
-}
-
-EXPORT int cudaGraphMemcpyNodeSetParams(void *node, const struct ibx_cuda_memcpy3d *copy)
-{
-    node_of(node)->of.copy = *copy;
-    return returns(node_of(node)->type == NODE_MEMCPY ? 0 : INVALID_VALUE);
-}
-
-EXPORT int cudaGraphExecMemcpyNodeSetParams(void *exec, void *node,
-                                            const struct ibx_cuda_memcpy3d *copy)
-{
-    return cudaGraphMemcpyNodeSetParams(&graph_of(exec)->nodes[node_of(node)->index], copy);
 }
 
 EXPORT int cudaGraphMemsetNodeSetParams(void *node, const struct ibx_cuda_memset *set)

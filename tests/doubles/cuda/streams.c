@@ -189,11 +189,17 @@ void wait_for(const struct stream *stream, unsigned job)
         pthread_cond_wait(&changed, &mutex);
 }
 
+void note_beside_functions(void)
+{
+    stats.beside_functions += in_functions != 0;
+}
+
 EXPORT int cuStreamCreate(void **handle, unsigned flags)
 {
     int code = enter("cuStreamCreate");
     if (code)
         return code;
+    note_beside_functions();
     for (unsigned i = FIXED; i < STREAMS; i++) {
         if (streams[i].used || streams[i].submitted)
             continue;

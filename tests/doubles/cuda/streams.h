@@ -40,6 +40,8 @@ struct stream *stream_of(void *handle);
 struct job *job_new(void);
 /* Puts a job behind what it has to wait for. */
 void submit(struct stream *stream, struct job *job);
+/* A call that no graph makes for its own nodes: counted while a stream waits for a function. */
+void note_beside_functions(void);
 /* Until that many of the stream's jobs are done. */
 void wait_for(const struct stream *stream, unsigned job);
 

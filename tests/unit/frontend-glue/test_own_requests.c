@@ -335,8 +335,9 @@ static uint64_t size(void)
 
 /* g, n, e, a, d: a graph, a node, an executable graph, an array, memory; o: any of these; z: a
  * size; i, h, b: numbers of 4, 2 and 1 bytes; A: an attribute's value; p: a graph and nodes that
- * one comes behind; k: a kernel; m: planes to be copied; s: memory to be set; r, t: a resource, a
- * texture. Not there: what makes memory of any size, or graphs of graphs without end. */
+ * one comes behind; k: a kernel; m, c: planes to be copied, c between host and device; s: memory to
+ * be set; r, t: a resource, a texture. Not there: what makes memory of any size, or graphs of
+ * graphs without end. */
 static const char *const forms[IBX_EXTRAS + 1] = {
     [IBX_EXTRA_LAUNCH] = "hk",
     [IBX_EXTRA_STREAM_SET_ATTRIBUTE] = "oiA",
@@ -399,6 +400,10 @@ static const char *const forms[IBX_EXTRAS + 1] = {
     [IBX_EXTRA_IPC_OPEN_MEMORY] = "A",
     [IBX_EXTRA_IPC_EVENT] = "o",
     [IBX_EXTRA_IPC_OPEN_EVENT] = "A",
+    [IBX_EXTRA_NODE_COPY] = "pooc",
+    [IBX_EXTRA_CAPTURE_COPY] = "oooc",
+    [IBX_EXTRA_SET_COPY] = "enooc",
+    [IBX_EXTRA_GET_COPY] = "n",
     [IBX_EXTRAS] = "o",
 };
 
@@ -411,6 +416,8 @@ static const char *longer(char letter)
         return random_number() & 1   ? "azzz0zzz0zzzdzzzzzz3"
                : random_number() & 1 ? "0zzzdzzz0zzzdzzzzzz3"
                                      : "0zzzdzzzazzz0zzzzzz3";
+    case 'c':
+        return random_number() & 1 ? "0zzz0zzz0zzzdzzzzzz1" : "0zzzdzzz0zzz0zzzzzz2";
     case 's':
         return "dziizz";
     case 't':

@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "frontend-glue/device_copies/graph_slots.h"
+
+#include "common/log.h"
+
+#include <pthread.h>
+#include <search.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define ALIGNMENT 64u
+#define PAGE      4096u
+
+struct slot {
+    struct slot *next; /* of the block, by place */
+    uint64_t number;
+    struct block *block;
+    size_t at, n;            /* within the block */
+    unsigned graphs, users;  /* that hold it; it goes with the last */
+    const void *context;     /* of its graphs */
+    struct ibx_quota *quota; /* that n counts in; NULL: none */
+};
+
+/* Never unpinned: CUDA waits for all work of the device as it does that. */
+struct block {
+    uint8_t *base;
+    size_t length;
+    struct slot *slots;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct block blocks[IBX_SLOT_BLOCKS];
+static unsigned block_count;
+static size_t reserved; /* bytes of blocks, those that are being made too */
+static void *tree;      /* of slots, by number */
+static uint64_t numbers;
+static size_t used;
+
+static int compare(const void *a, const void *b)
+{
+    const struct slot *left = a, *right = b;
+    return (left->number > right->number) - (left->number < right->number);
+}
+
+/* Locked. */
+static struct slot *find(uint64_t number)
+{
+    const struct slot wanted = {.number = number};
+    struct slot *const *found = tfind(&wanted, &tree, compare);
+    return found ? *found : NULL;
+}
+
+/* ---------------------------------------------------------------------------------- blocks */
+
+/* Locked. The first gap of n bytes in a block; NULL: there is none. */
+static struct slot **gap_in(struct block *block, size_t n, size_t *at)
+{
+    struct slot **next = &block->slots;
+    for (*at = 0; *next && (*next)->at - *at < n; next = &(*next)->next)
+        *at = (*next)->at + (*next)->n;
+    return *next || block->length - *at >= n ? next : NULL;
+}
+
+/* Locked. Whether `s`, which has its size, has got a place. */
+static bool place(struct slot *s)
+{
+    for (unsigned i = 0; i < block_count; i++) {
+        struct slot **gap = gap_in(&blocks[i], s->n, &s->at);
+        if (!gap)
+            continue;
+        s->block = &blocks[i];
+        s->next = *gap;
+        *gap = s;
+        used += s->n;
+        return true;
+    }
+    return false;
+}
+
+/* Not locked: the driver may take long, and let nobody in. */
+static uint8_t *pin(const struct ibx_cuda *cuda, size_t length)
+{
+    uint8_t *base = mmap(NULL, length, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    if (base == MAP_FAILED)
+        return NULL;
+    madvise(base, length, MADV_DONTFORK);
+    if (!cuda->mem_host_register(base, length, IBX_CUDA_HOST_REGISTER_PORTABLE))
+        return base;
+    munmap(base, length);
+    return NULL;
+}
+
+/* Whether there is another block that has room for n bytes. */
+static bool add_block(const struct ibx_cuda *cuda, size_t n)
+{
+    const size_t length = n < IBX_SLOT_BLOCK ? IBX_SLOT_BLOCK : (n + PAGE - 1) / PAGE * PAGE;
+    pthread_mutex_lock(&lock);
+    const bool room = length <= IBX_SLOTS_MAX - reserved;
+    reserved += room ? length : 0;
+    pthread_mutex_unlock(&lock);
+    uint8_t *base = room ? pin(cuda, length) : NULL;
+    pthread_mutex_lock(&lock);
+    if (base)
+        blocks[block_count++] = (struct block){.base = base, .length = length};
+    else if (room)
+        reserved -= length;
+    pthread_mutex_unlock(&lock);
+    return base;
+}
+
+/* A reset of the context has unpinned it. */
+static bool is_pinned(const struct ibx_cuda *cuda, const struct block *block)
+{
+    unsigned flags;
+    if (!cuda->mem_host_get_flags(&flags, block->base))
+        return true;
+    const int rc =
+        cuda->mem_host_register(block->base, block->length, IBX_CUDA_HOST_REGISTER_PORTABLE);
+    return !rc || rc == IBX_CUDA_HOST_MEMORY_REGISTERED; /* by another thread */
+}
+
+/* ----------------------------------------------------------------------------------- slots */
+
+/* Locked. */
+static void take_out(struct slot *s)
+{
+    struct slot **at = &s->block->slots;
+    while (*at != s)
+        at = &(*at)->next;
+    *at = s->next;
+    used -= s->n;
+    tdelete(s, &tree, compare);
+    if (s->quota)
+        ibx_quota_give(s->quota, s->n);
+    free(s);
+}
+
+/* Locked. Goes with the last that holds it. */
+static void drop_if_unheld(struct slot *s)
+{
+    if (!s->graphs && !s->users)
+        take_out(s);
+}
+
+/* Locked. Gives it a number, by which it is found; false: there is no memory. */
+static bool enter(struct slot *s)
+{
+    s->number = ++numbers;
+    s->graphs = tsearch(s, &tree, compare) ? 1 : 0;
+    return s->graphs;
+}
+
+/* In one of the blocks, perhaps a new one. */
+static bool settle(struct slot *s, const struct ibx_cuda *cuda)
+{
+    pthread_mutex_lock(&lock);
+    bool placed = place(s);
+    pthread_mutex_unlock(&lock);
+    if (!placed && add_block(cuda, s->n)) {
+        pthread_mutex_lock(&lock);
+        placed = place(s); /* others may have been quicker */
+        pthread_mutex_unlock(&lock);
+    }
+    return placed;
+}
+
+static void tell_once(size_t n)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    if (!atomic_flag_test_and_set(&told))
+        ibx_log(IBX_LOG_WARN,
+                "no page-locked memory for a copy of %zu bytes in a client's graph, which clients "
+                "have %zu bytes of at most (rdma.pins, the limit of locked memory): it is made by "
+                "calls of CUDA while the graph waits, which is slower",
+                n, IBX_SLOTS_MAX);
+}
+
+static struct slot *new_slot(struct copies *x, size_t n)
+{
+    void *context = NULL;
+    struct slot *s = calloc(1, sizeof(*s));
+    struct ibx_quota *quota =
+        x->isolation.tenant ? ibx_tenant_quota(x->isolation.tenant, IBX_HOLD_PINS) : NULL;
+    const size_t bytes = (n + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    if (!s || x->cuda->ctx_get_current(&context) || (quota && !ibx_quota_take(quota, bytes))) {
+        free(s);
+        return NULL;
+    }
+    *s = (struct slot){.n = bytes, .users = 1, .context = context, .quota = quota};
+    return s;
+}
+
+/* Its place is its own. What another client had there is nobody else's. */
+static uint64_t begin(struct slot *s, const struct ibx_cuda *cuda)
+{
+    const bool pinned = is_pinned(cuda, s->block);
+    if (pinned)
+        memset(s->block->base + s->at, 0, s->n);
+    pthread_mutex_lock(&lock);
+    const uint64_t number = pinned && enter(s) ? s->number : 0;
+    s->users--;
+    drop_if_unheld(s);
+    pthread_mutex_unlock(&lock);
+    return number;
+}
+
+uint64_t ibx_slot_make(struct copies *x, size_t n)
+{
+    struct slot *s = n && n <= IBX_SLOT_MAX ? new_slot(x, n) : NULL;
+    uint64_t number = 0;
+    if (s && settle(s, x->cuda)) {
+        number = begin(s, x->cuda);
+    } else if (s) {
+        if (s->quota)
+            ibx_quota_give(s->quota, s->n);
+        free(s);
+    }
+    if (!number)
+        tell_once(n);
+    return number;
+}
+
+bool ibx_slot_hold(uint64_t slot)
+{
+    pthread_mutex_lock(&lock);
+    struct slot *s = find(slot);
+    if (s && s->graphs)
+        s->graphs++;
+    const bool held = s && s->graphs;
+    pthread_mutex_unlock(&lock);
+    return held;
+}
+
+void ibx_slot_release(void *slot)
+{
+    pthread_mutex_lock(&lock);
+    struct slot *s = find((uintptr_t)slot);
+    if (s && s->graphs) {
+        s->graphs--;
+        drop_if_unheld(s);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+bool ibx_slot_use(uint64_t slot, struct ibx_slot_memory *memory)
+{
+    pthread_mutex_lock(&lock);
+    struct slot *s = find(slot);
+    if (s) {
+        s->users++;
+        *memory = (struct ibx_slot_memory){.at = s->block->base + s->at,
+                                           .n = s->n,
+                                           .block = (unsigned)(s->block - blocks),
+                                           .base = s->block->base,
+                                           .length = s->block->length};
+    }
+    pthread_mutex_unlock(&lock);
+    return s;
+}
+
+void ibx_slot_stop_using(uint64_t slot)
+{
+    pthread_mutex_lock(&lock);
+    struct slot *s = find(slot);
+    s->users--;
+    drop_if_unheld(s);
+    pthread_mutex_unlock(&lock);
+}
+
+void ibx_slots_forget(const void *context)
+{
+    pthread_mutex_lock(&lock);
+    for (unsigned i = 0; i < block_count; i++) {
+        for (struct slot *s = blocks[i].slots, *next; s; s = next) {
+            next = s->next;
+            if (context && s->context != context)
+                continue;
+            s->graphs = 0;
+            drop_if_unheld(s);
+        }
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+size_t ibx_slots_bytes(void)
+{
+    pthread_mutex_lock(&lock);
+    const size_t bytes = used;
+    pthread_mutex_unlock(&lock);
+    return bytes;
+}

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Page-locked memory of this process through which graphs copy between a device and their clients.
+ * A node of CUDA's copies between the device and a slot; between the slot and the client bytes go
+ * by the transport, while the graph waits in a function (host_work.c). So nothing that a graph
+ * waits for needs CUDA: its streams may have all of the GPU's connections, and the driver may keep
+ * others out.
+ *
+ * A slot is there as long as a graph may use it, which CUDA itself tells (cudaUserObjectCreate).
+ * Its bytes count as memory that is pinned for the tenant. The memory stays pinned when slots have
+ * gone: to unpin it would wait for all graphs. From any thread.
+ */
+#ifndef IBX_FRONTEND_GLUE_DEVICE_COPIES_GRAPH_SLOTS_H
+#define IBX_FRONTEND_GLUE_DEVICE_COPIES_GRAPH_SLOTS_H
+
+#include "frontend-glue/device_copies/copies.h"
+
+#define IBX_SLOT_MAX    ((size_t)64 << 20)  /* bytes of one */
+#define IBX_SLOTS_MAX   ((size_t)256 << 20) /* of all */
+#define IBX_SLOT_BLOCK  ((size_t)4 << 20)   /* is pinned at a time, or a longer slot */
+#define IBX_SLOT_BLOCKS (IBX_SLOTS_MAX / IBX_SLOT_BLOCK)
+
+struct ibx_slot_memory {
+    uint8_t *at;
+    size_t n;
+    unsigned block; /* below IBX_SLOT_BLOCKS */
+    uint8_t *base;  /* of the block */
+    size_t length;
+};
+
+/* A slot of n bytes, all 0, held once by CUDA; its number, which no other ever has. 0: there is no
+ * room, or CUDA does not pin memory. A context is current. */
+uint64_t ibx_slot_make(struct copies *x, size_t n);
+/* Held once more. False: there is no such slot any more. */
+bool ibx_slot_hold(uint64_t slot);
+/* What CUDA calls when a graph has it no more; it has the number for an address. */
+void ibx_slot_release(void *slot);
+/* Where it is, for a copy by the transport; it stays until the latter call, also if its context
+ * goes. */
+bool ibx_slot_use(uint64_t slot, struct ibx_slot_memory *memory);
+void ibx_slot_stop_using(uint64_t slot);
+/* A context is gone, and its graphs with it; NULL: it is not known which. */
+void ibx_slots_forget(const void *context);
+/* Bytes of all slots now, for tests. */
+size_t ibx_slots_bytes(void);
+
+/* slot_copies.c */
+
+/* Clients name the slot of a function that they are calling by its number, as if it were memory of
+ * the device: this bit, the number, 32 bits of a place in the slot. */
+#define IBX_SLOT_NAME(number) (UINT64_C(1) << 63 | (uint64_t)(number) << 32)
+/* Whether a request is such a copy, of the session that asks for functions to call. An outcome, or
+ * as ibx_session_fail(). */
+bool ibx_slot_is_named(const struct copies *x, const struct ibx_request *q);
+int ibx_slot_copy(struct copies *x, const struct ibx_request *q);
+/* The session's connection is about to end. */
+void ibx_slot_regions_end(struct copies *x);
+
+#endif

@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Copies between a client and the slot of the function that it is calling (graph_slots.h): by the
+ * transport alone. A graph waits meanwhile, so no call of CUDA's is made here.
+ */
+#include "frontend-glue/device_copies/graph_slots.h"
+
+#include "common/clock.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct slot_copy {
+    struct ibx_frame frame;
+    uint8_t *at;
+    struct ibx_mr *region; /* of `at`; for what is long */
+};
+
+static uint64_t name_of(const struct ibx_frame *f)
+{
+    return f->kind == IBX_FRAME_H2D ? f->dst : f->kind == IBX_FRAME_D2H ? f->src : 0;
+}
+
+bool ibx_slot_is_named(const struct copies *x, const struct ibx_request *q)
+{
+    struct ibx_frame f;
+    return x->host_queue && q->call == IBX_FRAME_MEMCPY_ASYNC && (q->body || q->tail_length) &&
+           ibx_copies_parse(q, &f) && f.height == 1 && name_of(&f) >> 63;
+}
+
+/* The block that it is in, registered with the connection. NULL: it cannot be. */
+static struct ibx_mr *region_of(struct copies *x, const struct ibx_slot_memory *memory)
+{
+    struct ibx_error err = {0};
+    const struct ibx_span span = ibx_span_host(memory->base, memory->length);
+    if (!x->slot_regions && !(x->slot_regions = calloc(IBX_SLOT_BLOCKS, sizeof(struct ibx_mr *))))
+        return NULL;
+    struct ibx_mr **region = &x->slot_regions[memory->block];
+    if (!*region && ibx_mr_register(ibx_session_conn(x->s), &span, IBX_ACCESS_LOCAL, region, &err))
+        ibx_copies_note_refusal(x, err.message);
+    return *region;
+}
+
+void ibx_slot_regions_end(struct copies *x)
+{
+    for (unsigned i = 0; x->slot_regions && i < IBX_SLOT_BLOCKS; i++)
+        ibx_mr_deregister(x->slot_regions[i]);
+    free(x->slot_regions);
+    x->slot_regions = NULL;
+}
+
+static int move(struct copies *x, const struct slot_copy *c, bool read,
+                const struct ibx_remote *remote)
+{
+    const int rc = ibx_session_post(x->s, read, c->region, c->at, remote, 0, c->frame.width, 0, 0);
+    return rc ? rc : ibx_session_finish_posts(x->s);
+}
+
+static int take(struct copies *x, const struct ibx_request *q, const struct slot_copy *c,
+                uint64_t began)
+{
+    int rc = 0;
+    if (q->body)
+        memcpy(c->at, q->body + c->frame.payload_at, c->frame.width);
+    else
+        rc = move(x, c, true, &q->remote);
+    if (rc)
+        return rc;
+    ibx_session_consume(x->s, q);
+    return ibx_copies_answer(x, began, NULL, 0);
+}
+
+/* Into the client's memory where the request says which that is. */
+static int give(struct copies *x, const struct ibx_request *q, const struct slot_copy *c,
+                uint64_t began)
+{
+    const size_t n = c->frame.width;
+    uint8_t count[8];
+    struct ibx_writer w = ibx_writer_of(count, sizeof(count));
+    ibx_put_u64(&w, n);
+    const bool early = q->reply_to.length == n && c->region;
+    int rc = early ? move(x, c, false, &q->reply_to) : 0;
+    if (rc)
+        return rc;
+    ibx_session_consume(x->s, q);
+    if (early)
+        rc = ibx_copies_reply_early(x, began, n);
+    else if (!(rc = ibx_copies_write_head(x, 0, began, sizeof(count) + n)) &&
+             !(rc = ibx_session_gather(x->s, count, sizeof(count)))) {
+        const ssize_t wrote = ibx_session_write(x->s, c->at, n);
+        rc = wrote < 0 ? (int)wrote : 0;
+    }
+    return rc ? rc : ibx_session_sync(x->s);
+}
+
+/* The slot is the function's that the client has been told to call, for the copy in this direction;
+ * held until the copy is over. */
+static uint64_t find(struct copies *x, const struct ibx_frame *f, struct ibx_slot_memory *memory)
+{
+    const uint64_t name = name_of(f), at = name & UINT32_MAX;
+    const struct ibx_host_copy copy = ibx_host_work_taken(x, name << 1 >> 33);
+    if (copy.to_device != (f->kind == IBX_FRAME_H2D) || at > copy.n || f->width > copy.n - at ||
+        !ibx_slot_use(copy.slot, memory))
+        return 0;
+    memory->at += at;
+    return copy.slot;
+}
+
+/* What cannot be made is left to GVirtuS, whose handler finds no such memory. */
+int ibx_slot_copy(struct copies *x, const struct ibx_request *q)
+{
+    const uint64_t began = ibx_now_ns();
+    struct slot_copy c = {.at = NULL};
+    struct ibx_slot_memory memory;
+    int rc = ibx_session_answer_delayed(x->s);
+    if (rc)
+        return rc;
+    const uint64_t slot = ibx_copies_parse(q, &c.frame) ? find(x, &c.frame, &memory) : 0;
+    if (!slot)
+        return IBX_REQUEST_PASS;
+    c.at = memory.at;
+    c.region = !q->body || q->reply_to.length ? region_of(x, &memory) : NULL;
+    const bool able = q->body || c.region;
+    if (able)
+        rc = c.frame.kind == IBX_FRAME_H2D ? take(x, q, &c, began) : give(x, q, &c, began);
+    ibx_slot_stop_using(slot);
+    return rc || !able ? rc : IBX_REQUEST_DONE;
+}

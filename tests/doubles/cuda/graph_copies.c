@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A double of CUDA's runtime: copies in graphs, what changes the nodes of graphs within graphs, and
+ * objects that live as long as a graph has them. */
+#include "tests/doubles/cuda/graph.h"
+#include "tests/doubles/cuda/runtime.h"
+
+#include <string.h>
+
+#define INVALID_VALUE 1
+
+/* ---------------------------------------------------------------------------------- copies */
+
+EXPORT int cudaGraphAddMemcpyNode(void **node, void *graph, void *const *behind, size_t count,
+                                  const struct ibx_cuda_memcpy3d *copy)
+{
+    struct graph_node *made = graph_add(graph, NODE_MEMCPY, behind, count);
+    if (made)
+        made->of.copy = *copy;
+    *node = made;
+    return returns(made ? 0 : 2);
+}
+
+EXPORT int cudaGraphMemcpyNodeSetParams(void *node, const struct ibx_cuda_memcpy3d *copy)
+{
+    node_of(node)->of.copy = *copy;
+    return returns(node_of(node)->type == NODE_MEMCPY ? 0 : INVALID_VALUE);
+}
+
+EXPORT int cudaGraphExecMemcpyNodeSetParams(void *exec, void *node,
+                                            const struct ibx_cuda_memcpy3d *copy)
+{
+    return cudaGraphMemcpyNodeSetParams(&graph_of(exec)->nodes[node_of(node)->index], copy);
+}
+
+EXPORT int cudaGraphMemcpyNodeGetParams(void *node, struct ibx_cuda_memcpy3d *copy)
+{
+    *copy = node_of(node)->of.copy;
+    return returns(node_of(node)->type == NODE_MEMCPY ? 0 : INVALID_VALUE);
+}
+
+/* ----------------------------------------------------------------------- graphs in graphs */
+
+EXPORT int cudaGraphHostNodeSetParams(void *node, const void *host)
+{
+    memcpy(&node_of(node)->of.host, host, sizeof(node_of(node)->of.host));
+    return returns(node_of(node)->type == NODE_HOST ? 0 : INVALID_VALUE);
+}
+
+/* As a launch that is under way has read the old one already. */
+static void wait_for_launch(const struct double_graph *exec)
+{
+    int (*wait)(void *stream) = NULL;
+    *(void **)&wait = driver_function("cuStreamSynchronize");
+    if (exec->launched)
+        wait(exec->launched);
+}
+
+EXPORT int cudaGraphExecChildGraphNodeSetParams(void *handle, void *node, void *child)
+{
+    struct double_graph *exec = graph_of(handle);
+    struct graph_node *mine = &exec->nodes[node_of(node)->index];
+    if (mine->type != NODE_GRAPH)
+        return returns(INVALID_VALUE);
+    const struct double_graph *old = graph_of(mine->of.child), *new = graph_of(child);
+    for (unsigned i = 0; i < old->count; i++) {
+        if (old->count != new->count || old->nodes[i].type != new->nodes[i].type)
+            return returns(910);
+    }
+    wait_for_launch(exec);
+    graph_discard(mine->of.child);
+    mine->of.child = graph_copy(child);
+    return returns(0);
+}
+
+/* --------------------------------------------------------------------------------- objects */
+
+static void let_go(struct user_object *object)
+{
+    if (atomic_fetch_sub(&object->references, 1) != 1)
+        return;
+    object->destroy(object->what);
+    free(object);
+}
+
+void graph_objects_hold(const struct double_graph *graph)
+{
+    for (unsigned i = 0; i < graph->objects; i++)
+        atomic_fetch_add(&graph->object[i]->references, 1);
+}
+
+void graph_objects_release(struct double_graph *graph)
+{
+    while (graph->objects)
+        let_go(graph->object[--graph->objects]);
+}
+
+void graph_objects_exchange(struct double_graph *exec, const struct double_graph *graph)
+{
+    wait_for_launch(exec);
+    graph_objects_hold(graph);
+    graph_objects_release(exec);
+    exec->objects = graph->objects;
+    memcpy(exec->object, graph->object, sizeof(exec->object));
+}
+
+EXPORT int cudaUserObjectCreate(void **made, void *what, void (*destroy)(void *what),
+                                unsigned references, unsigned flags)
+{
+    struct user_object *object = malloc(sizeof(*object));
+    if (!object || flags != 1)
+        abort();
+    *object = (struct user_object){references, destroy, what};
+    *made = object;
+    return returns(0);
+}
+
+EXPORT int cudaUserObjectRelease(void *object, unsigned count)
+{
+    while (count--)
+        let_go(object);
+    return returns(0);
+}
+
+/* With the flag 1 the caller's reference becomes the graph's. */
+EXPORT int cudaGraphRetainUserObject(void *handle, void *object, unsigned count, unsigned flags)
+{
+    struct double_graph *graph = graph_of(handle);
+    if (count != 1 || flags != 1 || graph->objects == GRAPH_OBJECTS)
+        return returns(INVALID_VALUE);
+    graph->object[graph->objects++] = object;
+    return returns(0);
+}
+
+/* -------------------------------------------------------------------------------- captures */
+
+/* What is captured comes behind the node that was added last. */
+EXPORT int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id, void **graph,
+                                    void *const **behind, const void **edges, size_t *count)
+{
+    static __thread void *last;
+    struct double_graph *captured = graph_captured(stream);
+    *status = captured != NULL;
+    if (id || edges || !captured)
+        return returns(id || edges ? INVALID_VALUE : 0);
+    *graph = captured;
+    *count = captured->count != 0;
+    last = captured->count ? &captured->nodes[captured->count - 1] : NULL;
+    *behind = &last;
+    return returns(0);
+}
+
+EXPORT int cudaStreamUpdateCaptureDependencies(void *stream, void *const *nodes, const void *edges,
+                                               size_t count, unsigned flags)
+{
+    const struct double_graph *captured = graph_captured(stream);
+    const bool last = captured && count == 1 && !edges && flags == 1 &&
+                      *nodes == &captured->nodes[captured->count - 1];
+    return returns(last ? 0 : INVALID_VALUE);
+}

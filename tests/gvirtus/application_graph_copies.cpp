@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Copies between host and device in graphs: while a graph waits for this process, nobody makes a
+// call of CUDA's for them.
+#include "tests/gvirtus/graph_calls.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <vector>
+#include <unistd.h>
+
+using namespace graph_calls;
+
+namespace
+{
+
+void set(void *flag)
+{
+    *static_cast<std::atomic<int> *>(flag) = 1;
+}
+
+// Returns when the graph has called set(); no call of CUDA's is made meanwhile.
+bool ran(void *exec, void *stream, std::atomic<int> *flag)
+{
+    *flag = 0;
+    REQUIRE(launch(exec, stream) == 0);
+    while (!*flag)
+        usleep(100);
+    return cudaStreamSynchronize(stream) == 0;
+}
+
+// There and back again.
+struct Trip {
+    std::atomic<int> flag{0};
+    std::size_t n;
+    char *device, *there, *back;
+    void *stream = nullptr, *exec = nullptr;
+
+    Trip(std::size_t bytes, char *memory, char *from, char *to)
+        : n(bytes), device(memory), there(from), back(to)
+    {
+    }
+    bool made(Graph &graph)
+    {
+        const Planes in = copy_of(device, there, n, H2D), out = copy_of(back, device, n, D2H);
+        const Host host = {set, &flag};
+        REQUIRE(graph.add("cudaGraphAddMemcpyNode", {}, &in) == 0);
+        REQUIRE(graph.add("cudaGraphAddMemcpyNode", {graph.nodes[0]}, &out) == 0);
+        REQUIRE(graph.add("cudaGraphAddHostNode", {graph.nodes[1]}, &host) == 0);
+        REQUIRE(graph.size() == 3);
+        return true;
+    }
+    bool captured(void **graph)
+    {
+        REQUIRE((run<void *, int>("cudaStreamBeginCapture", stream, 0) == 0));
+        REQUIRE(cudaMemcpyAsync(device, there, n, H2D, stream) == 0);
+        REQUIRE(cudaMemcpyAsync(back, device, n, D2H, stream) == 0);
+        REQUIRE(
+            (run<void *, void (*)(void *), void *>("cudaLaunchHostFunc", stream, set, &flag) == 0));
+        return run<void *, void **>("cudaStreamEndCapture", stream, graph) == 0;
+    }
+    bool goes(char letter)
+    {
+        std::memset(there, letter, n);
+        there[0] = letter + 1, there[n - 1] = letter + 2;
+        std::memset(back, 'x', n);
+        REQUIRE(ran(exec, stream, &flag));
+        return !std::memcmp(back, there, n);
+    }
+};
+
+unsigned long beside()
+{
+    return stub_remote()->stats().beside_functions;
+}
+
+bool node_by_node(std::size_t n, char *device, char *there, char *back, void *stream)
+{
+    Graph graph;
+    Trip trip(n, device, there, back);
+    trip.stream = stream;
+    REQUIRE(trip.made(graph));
+    trip.exec = graph.made();
+    const auto before = stub_remote()->stats();
+    REQUIRE(trip.goes('a') && trip.goes('e')); // the bytes are those of the launch
+    REQUIRE(graph.destroy() == 0 && trip.goes('i'));
+    const auto after = stub_remote()->stats();
+    REQUIRE(after.beside_functions == before.beside_functions);
+    REQUIRE(after.unpinned_async == before.unpinned_async);
+    return run("cudaGraphExecDestroy", trip.exec) == 0;
+}
+
+bool by_capture(std::size_t n, char *device, char *there, char *back, void *stream)
+{
+    void *graph = nullptr;
+    Trip trip(n, device, there, back);
+    trip.stream = stream;
+    REQUIRE(trip.captured(&graph));
+    REQUIRE((run<void **, void *, unsigned long long>("cudaGraphInstantiate", &trip.exec, graph,
+                                                      0) == 0));
+    const auto before = stub_remote()->stats();
+    REQUIRE(trip.goes('a') && trip.goes('e'));
+    const auto after = stub_remote()->stats();
+    REQUIRE(after.beside_functions == before.beside_functions);
+    REQUIRE(after.unpinned_async == before.unpinned_async);
+    return run("cudaGraphDestroy", graph) == 0 && run("cudaGraphExecDestroy", trip.exec) == 0;
+}
+
+// Of many graphs, one after the other: what they copy through is given back with them. All of them
+// together would need more of it than there is.
+bool one_by_one(char *device, void *stream)
+{
+    constexpr std::size_t n = 3u << 20, graphs = 50;
+    std::vector<char> there(n + graphs), back(n + graphs);
+    const unsigned long before = beside();
+    for (std::size_t i = 0; i < graphs; i++) {
+        Graph graph;
+        Trip trip(n, device, there.data() + i, back.data() + i);
+        REQUIRE(trip.made(graph));
+        trip.exec = graph.made();
+        trip.stream = stream;
+        REQUIRE(trip.goes('a'));
+        REQUIRE(graph.destroy() == 0 && run("cudaGraphExecDestroy", trip.exec) == 0);
+    }
+    REQUIRE(beside() == before);
+    return stub_remote()->stats().host_pins < 100;
+}
+
+// What is longer than there are slots for.
+bool too_long(void *stream)
+{
+    constexpr std::size_t n = (64u << 20) + 5;
+    char *device = device_memory(n);
+    std::vector<char> there(n), back(n);
+    Graph graph;
+    Trip trip(n, device, there.data(), back.data());
+    REQUIRE(trip.made(graph));
+    trip.exec = graph.made();
+    trip.stream = stream;
+    const unsigned long before = beside();
+    REQUIRE(trip.goes('a') && beside() > before); // otherwise this test counts in vain
+    REQUIRE(graph.destroy() == 0 && run("cudaGraphExecDestroy", trip.exec) == 0);
+    return cudaFree(device) == 0;
+}
+
+// Rows with gaps on both sides, which keep their bytes.
+bool rows_and_planes(char *device, void *stream)
+{
+    constexpr std::size_t width = 100, height = 7, depth = 3, pitch = 128, rows = 9;
+    std::vector<char> there(pitch * rows * depth), back(there.size(), '-'), expected(back);
+    for (std::size_t i = 0; i < there.size(); i++)
+        there[i] = static_cast<char>(i * 7 + i / 256);
+    REQUIRE(cudaMemset(device, '.', 64 * 1024) == 0);
+    Planes in = {}, out = {};
+    in.from = {there.data(), pitch, width, rows};
+    in.from_at = {2, 1, 0};
+    in.to = {device, 256, width, 10};
+    in.extent = out.extent = {width, height, depth};
+    in.kind = H2D;
+    out.from = in.to;
+    out.to = {back.data(), pitch, width, rows};
+    out.to_at = {5, 2, 0};
+    out.kind = D2H;
+    for (std::size_t z = 0; z < depth; z++)
+        for (std::size_t y = 0; y < height; y++)
+            std::memcpy(&expected[(z * rows + y + 2) * pitch + 5],
+                        &there[(z * rows + y + 1) * pitch + 2], width);
+    Graph graph;
+    std::atomic<int> flag{0};
+    const Host host = {set, &flag};
+    REQUIRE(graph.add("cudaGraphAddMemcpyNode", {}, &in) == 0);
+    REQUIRE(graph.add("cudaGraphAddMemcpyNode", {graph.nodes[0]}, &out) == 0);
+    REQUIRE(graph.add("cudaGraphAddHostNode", {graph.nodes[1]}, &host) == 0);
+    const unsigned long before = beside();
+    REQUIRE(ran(graph.made(), stream, &flag) && back == expected && beside() == before);
+    return true;
+}
+
+bool is(void *node, const Planes &p)
+{
+    Planes got = {};
+    int type = 9;
+    REQUIRE(run("cudaGraphNodeGetType", node, &type) == 0 && type == 1);
+    REQUIRE((run<void *, Planes *>("cudaGraphMemcpyNodeGetParams", node, &got) == 0));
+    return got.from.at == p.from.at && got.to.at == p.to.at && got.kind == p.kind &&
+           got.extent.width == p.extent.width && got.from.pitch == p.from.pitch;
+}
+
+// Other memory of the host's in what is launched, in the node, and by an update.
+bool parameters(char *device, void *stream)
+{
+    constexpr std::size_t n = 5000;
+    std::vector<char> there(3 * n), back(3 * n);
+    std::fill(there.begin(), there.begin() + n, 'a');
+    std::fill(there.begin() + n, there.begin() + 2 * n, 'b');
+    std::fill(there.begin() + 2 * n, there.end(), 'c');
+    Graph graph;
+    Trip trip(n, device, there.data(), back.data());
+    trip.stream = stream;
+    REQUIRE(trip.made(graph));
+    const Planes in = copy_of(device, there.data(), n, H2D),
+                 second = copy_of(device, there.data() + n, n, H2D),
+                 third = copy_of(device, there.data() + 2 * n, n, H2D),
+                 out = copy_of(back.data(), device, n, D2H),
+                 aside = copy_of(back.data() + n, device, n, D2H);
+    REQUIRE(is(graph.nodes[0], in) && is(graph.nodes[1], out));
+    trip.exec = graph.made();
+    const auto before = stub_remote()->stats();
+    const auto in_exec = [&](unsigned node, const Planes &p) {
+        return run<void *, void *, const Planes *>("cudaGraphExecMemcpyNodeSetParams", trip.exec,
+                                                   graph.nodes[node], &p);
+    };
+    const auto gives = [&](std::size_t at, char letter) {
+        std::fill(back.begin(), back.end(), 'x');
+        REQUIRE(ran(trip.exec, stream, &trip.flag));
+        for (std::size_t i = 0; i < back.size(); i++)
+            REQUIRE(back[i] == (i >= at && i < at + n ? letter : 'x'));
+        return true;
+    };
+    REQUIRE(gives(0, 'a') && in_exec(0, second) == 0 && gives(0, 'b'));
+    REQUIRE(is(graph.nodes[0], in)); // that one is as it was
+    REQUIRE(in_exec(1, aside) == 0 && gives(n, 'b') && in_exec(0, in) == 0 && gives(n, 'a'));
+    REQUIRE(fails(in_exec(0, aside), 1)); // in the other direction
+    // The node: what is made of it from now on, and what was is as before.
+    REQUIRE(
+        (run<void *, const Planes *>("cudaGraphMemcpyNodeSetParams", graph.nodes[0], &third) == 0));
+    REQUIRE(is(graph.nodes[0], third) && gives(n, 'a'));
+    REQUIRE(in_exec(0, second) == 0 && gives(n, 'b'));
+    Update told = {};
+    REQUIRE((run<void *, void *, Update *>("cudaGraphExecUpdate", trip.exec, graph.handle, &told) ==
+             0));
+    REQUIRE(gives(0, 'c') && graph.destroy() == 0 && gives(0, 'c'));
+    REQUIRE(stub_remote()->stats().beside_functions == before.beside_functions);
+    return run("cudaGraphExecDestroy", trip.exec) == 0;
+}
+
+// Node after node of one memory, in which functions change the bytes in between.
+bool in_turns(char *device, void *stream)
+{
+    struct Bytes {
+        std::vector<char> all = std::vector<char>(1000);
+        static void next(void *bytes)
+        {
+            for (char &byte : static_cast<Bytes *>(bytes)->all)
+                byte = static_cast<char>(byte + 1);
+        }
+    } bytes;
+    Graph graph;
+    std::atomic<int> flag{0};
+    const Host host = {Bytes::next, &bytes}, last = {set, &flag};
+    for (std::size_t i = 0; i < 8; i++) {
+        const std::vector<void *> behind(i ? 1 : 0, i ? graph.nodes.back() : nullptr);
+        const Planes in = copy_of(device + i * 1000, bytes.all.data(), 1000, H2D);
+        REQUIRE(graph.add("cudaGraphAddMemcpyNode", behind, &in) == 0);
+        REQUIRE(graph.add("cudaGraphAddHostNode", {graph.nodes.back()}, &host) == 0);
+    }
+    const Planes out = copy_of(bytes.all.data(), device + 1000, 1000, D2H);
+    REQUIRE(graph.add("cudaGraphAddMemcpyNode", {graph.nodes.back()}, &out) == 0);
+    REQUIRE(graph.add("cudaGraphAddHostNode", {graph.nodes.back()}, &last) == 0);
+    void *exec = graph.made();
+    for (int first = 0; first < 3; first++) { // out gives what the second one took
+        REQUIRE(ran(exec, stream, &flag) && bytes.all[0] == first + 1 &&
+                bytes.all[999] == first + 1);
+        for (std::size_t i = 0; i < 8; i++)
+            REQUIRE(device_has(device + i * 1000,
+                               std::vector<char>(1000, static_cast<char>(first + i)).data(), 1000));
+    }
+    return graph.destroy() == 0 && run("cudaGraphExecDestroy", exec) == 0;
+}
+
+} // namespace
+
+bool copies_in_graphs()
+{
+    REQUIRE(runtime_is_there());
+    char *device = device_memory(3u << 20), *pinned = nullptr;
+    std::vector<char> there(3u << 20), back(3u << 20);
+    void *stream = nullptr;
+    REQUIRE(cudaStreamCreate(&stream) == 0);
+    REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&pinned), 6u << 20) == 0);
+    for (const std::size_t n : {8u, 128u, 129u, 5000u, 100000u, 1u << 20, 3u << 20}) {
+        REQUIRE(node_by_node(n, device, there.data(), back.data(), stream));
+        REQUIRE(by_capture(n, device, there.data(), back.data(), stream));
+        REQUIRE(node_by_node(n, device, pinned, pinned + n, stream));
+        REQUIRE(by_capture(n, device, pinned, pinned + n, stream));
+    }
+    REQUIRE(one_by_one(device, stream) && rows_and_planes(device, stream));
+    REQUIRE(parameters(device, stream) && in_turns(device, stream) && too_long(stream));
+    return cudaFree(device) == 0 && cudaFreeHost(pinned) == 0;
+}
