@@ -262,7 +262,7 @@ bool in_turns(char *device, void *stream)
     for (int first = 0; first < 3; first++) { // out gives what the second one took
         REQUIRE(ran(exec, stream, &flag) && bytes.all[0] == first + 1 &&
                 bytes.all[999] == first + 1);
-        for (std::size_t i = 0; i < 8; i++)
+        for (int i = 0; i < 8; i++)
             REQUIRE(device_has(device + i * 1000,
                                std::vector<char>(1000, static_cast<char>(first + i)).data(), 1000));
     }

@@ -116,13 +116,12 @@ int ibx_frontend_fail(int rc)
     return rc;
 }
 
-void *ibx_frontend_graph_stream(void)
+bool ibx_frontend_graph_takes_bytes(void)
 {
-    return NULL;
+    return false;
 }
 
-bool ibx_frontend_graph_copied(void (*function)(void *), void *argument, const uint8_t *bytes,
-                               size_t n)
+bool ibx_frontend_graph_copied(void (*function)(void *), void *argument, uint8_t *bytes, size_t n)
 {
     (void)function, (void)argument, (void)bytes, (void)n;
     return false;
