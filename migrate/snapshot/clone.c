@@ -426,9 +426,13 @@ static int give_network(struct cloning *c, struct ibx_clone_result *result, stru
                                      ibx_deadline_in_ms(c->config->mac_wait_s * 1000u), err);
     for (unsigned i = 0; i < c->network.count; i++)
         result->cards_down += !c->network.cards[i].up;
-    return rc == -ETIMEDOUT
-               ? ibx_error_prefix(err, rc, "this QEMU (process %d) is a child and runs", c->ram.pid)
-               : rc;
+    if (rc == -ETIMEDOUT)
+        return ibx_error_prefix(err, rc, "this QEMU (process %d) is a child and runs", c->ram.pid);
+    return rc ? ibx_error_prefix(err, rc,
+                                 "this QEMU (process %d) has become a child, but network cards of "
+                                 "it have no link",
+                                 c->ram.pid)
+              : 0;
 }
 
 /* ------------------------------------------------------------ all of it */
@@ -466,6 +470,7 @@ static int make_child(struct cloning *c, struct ibx_clone_result *result, struct
     const uint64_t loaded = ibx_now_ns();
     if (rc && c->changed)
         ibx_error_prefix(err, rc, "end this QEMU, which has lost the memory that it began with");
+    result->child = !rc;
     if (!rc)
         rc = give_network(c, result, err);
     result->pid = c->ram.pid;
@@ -488,7 +493,7 @@ int ibx_snapshot_clone(const struct ibx_clone_config *config, struct ibx_clone_r
     c->config = config;
     c->uffd.fd = -1;
     int rc = make_child(c, &got, err);
-    if (!rc)
+    if (got.child)
         *result = got;
     json_decref(c->before);
     ibx_settings_fini(&c->settings);

@@ -5,6 +5,7 @@
 #include "common/clock.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -13,6 +14,7 @@
 #define PARENT_MAC "52:54:00:11:22:01"
 #define CHILD_MAC  "52:54:00:11:22:02"
 #define NET        CALM " net=1"
+#define CARD       "virtio-net-pci,disable-modern=on,id=net0,addr=6,romfile=,"
 
 /* The other end of a network back end: a datagram is a frame. */
 static int wires[CHILDREN + 1] = {-1, -1, -1, -1};
@@ -87,17 +89,23 @@ static void runs_with(struct vm *vm, unsigned wire, const char *mac)
     mover_heartbeats((const struct vm *[]){&vms[0], vm, NULL}, MIB);
 }
 
+static void back_end(char network[400], unsigned wire)
+{
+    char ours[108], theirs[108];
+    wire_open(wire);
+    path_of(ours, wire, "qemu");
+    path_of(theirs, wire, "test");
+    snprintf(network, 400,
+             "dgram,id=n0,local.type=unix,local.path=%s,remote.type=unix,remote.path=%s", ours,
+             theirs);
+}
+
 /* A QEMU with a network card; `told`: the MAC that the guest is told to have. */
 static void start(struct vm *vm, unsigned wire, const char *model, const char *mac,
                   const char *told)
 {
-    char network[400], card[200], text[64], ours[108], theirs[108];
-    wire_open(wire);
-    path_of(ours, wire, "qemu");
-    path_of(theirs, wire, "test");
-    snprintf(network, sizeof(network),
-             "dgram,id=n0,local.type=unix,local.path=%s,remote.type=unix,remote.path=%s", ours,
-             theirs);
+    char network[400], card[200], text[64];
+    back_end(network, wire);
     snprintf(card, sizeof(card), "%s,id=net0,netdev=n0,addr=6,romfile=,mac=%s", model, mac);
     snprintf(text, sizeof(text), "name=opt/ibx/mac,string=%s", told);
     struct vm_options options = {.append = NET,
@@ -163,6 +171,43 @@ static void test_guest_that_does_not_act(void)
     frame_await(1, PARENT_MAC);
 }
 
+static pid_t process_in(const char *path)
+{
+    static const char before[] = "this QEMU (process ";
+    char line[1024] = "";
+    FILE *file = fopen(path, "re");
+    assert_true(file && fgets(line, sizeof(line), file));
+    fclose(file);
+    const char *at = strstr(line, before);
+    return at ? (pid_t)strtol(at + sizeof(before) - 1, NULL, 10) : 0;
+}
+
+/* Nor is the QEMU ended that clone has started: its VM is good. */
+static void test_started_and_does_not_act(void)
+{
+    char network[400], monitor[160], serial[200];
+    struct vm child = {.pid = 0};
+    freeze_with_network();
+    back_end(network, 1);
+    snprintf(monitor, sizeof(monitor), "%s/child.qmp", mover_folder);
+    snprintf(child.serial, sizeof(child.serial), "%s/serial", mover_folder);
+    snprintf(serial, sizeof(serial), "file:%s", child.serial);
+    struct mover *done = MOVER_RUN(
+        1, "clone", snapshot, "--qmp", monitor, "--mac-wait", "1", "--", getenv("QEMU"), "-M",
+        "q35", "-accel", "tcg,thread=multi", "-m", "64", "-nodefaults", "-display", "none",
+        "-no-reboot", "-smp", "1", "-serial", serial, "-object", PRIVATE, "-machine",
+        "memory-backend=mem0", "-kernel", getenv("GUEST_ELF"), "-netdev", network, "-device",
+        CARD "netdev=n0,mac=" CHILD_MAC, "-fw_cfg", "name=opt/ibx/mac,string=" PARENT_MAC);
+    mover_must_print(done, "is a child and runs");
+    started = process_in(done->err);
+    assert_true(started > 0);
+    assert_int_equal(access(monitor, F_OK), 0);
+    vm_await_words(&child, "link 00000000");
+    vm_wait_beats(&child, vm_beats(&child) + 2);
+    mover_heartbeats((const struct vm *[]){&vms[0], &child, NULL}, MIB);
+    assert_int_equal(kill(started, 0), 0);
+}
+
 static void test_parent_mac(void)
 {
     freeze_with_network();
@@ -198,6 +243,7 @@ int main(void)
     static const struct vm_test tests[] = {
         VM_TEST(test_mac_of_its_own),
         VM_TEST(test_guest_that_does_not_act),
+        VM_TEST(test_started_and_does_not_act),
         VM_TEST(test_parent_mac),
         VM_TEST(test_other_card),
         {0},

@@ -167,7 +167,7 @@ static int make_child(const struct migrate_args *args, const char *folder,
                                                 args->mac_wait_s ? args->mac_wait_s : MAC_WAIT_S};
     if (!rc)
         rc = ibx_snapshot_clone(&config, result, err);
-    if (rc && pid > 0) {
+    if (rc && pid > 0 && !result->child) {
         kill(-pid, SIGKILL); /* it has a session of its own, and may be what starts QEMU */
         kill(pid, SIGKILL);
         waitpid(pid, NULL, 0);
@@ -180,7 +180,7 @@ static int make_child(const struct migrate_args *args, const char *folder,
 int ibx_cli_clone(const struct migrate_args *args)
 {
     struct ibx_error err = {0};
-    struct ibx_clone_result r;
+    struct ibx_clone_result r = {0};
     struct ibx_host_cache cache;
     char took[32];
     if (find_folder(args, &cache, &err) || make_child(args, cache.folder, &r, &err))
