@@ -65,18 +65,28 @@ static bool is_known(const struct snapshot_network *network, const char *card)
     return false;
 }
 
-/* A line with a card, and one with its back end; further queues of one have its name. */
+/* A line with a card, and one with its back end; further queues of one have its name. Behind a hub
+ * a card is one of several ports, in a line that begins as that of a back end. */
 static void take_card(struct snapshot_network *network, const char *line, const char *next,
                       const json_t *parent, struct ibx_blockers *blockers)
 {
     static const char nic[] = "type=nic,model=", peer[] = " \\ ";
-    const size_t length = strcspn(line, "\r\n");
+    const size_t length = strcspn(line, "\r\n"), mark = sizeof(peer) - 1;
     struct snapshot_card card = {.name = ""};
     const char *model = memmem(line, length, nic, sizeof(nic) - 1);
+    const bool port = !strncmp(line, peer, mark), peered = !strncmp(next, peer, mark);
     mac_of(line, length, card.mac);
-    if (!model || strncmp(next, peer, sizeof(peer) - 1) || !name_of(line, card.name) ||
-        !name_of(next + sizeof(peer) - 1, card.back_end) || !*card.mac ||
-        is_known(network, card.name) || parent_has(parent, card.mac))
+    if (!model || !(port || peered) || !*card.mac || parent_has(parent, card.mac))
+        return;
+    if (port || !name_of(line, card.name) || !name_of(next + mark, card.back_end)) {
+        ibx_blockers_add(blockers,
+                         "network card with MAC %s is behind a hub, or its name or its back end's "
+                         "has more than %u bytes: give it a short-named -netdev of its own, or "
+                         "give --parent-mac",
+                         card.mac, SNAPSHOT_CARD_NAME - 1);
+        return;
+    }
+    if (is_known(network, card.name))
         return;
     model += sizeof(nic) - 1;
     if (strncmp(model, "virtio-net", 10))

@@ -15,6 +15,7 @@
 #define CHILD_MAC  "52:54:00:11:22:02"
 #define NET        CALM " net=1"
 #define CARD       "virtio-net-pci,disable-modern=on,id=net0,addr=6,romfile=,"
+#define NOWHERE    "socket,udp=127.0.0.1:9,localaddr=127.0.0.1:0"
 
 /* The other end of a network back end: a datagram is a frame. */
 static int wires[CHILDREN + 1] = {-1, -1, -1, -1};
@@ -238,6 +239,59 @@ static void test_other_card(void)
     MOVER_RUN(0, "clone", snapshot, "--qmp", children[0].tool, "--parent-mac");
 }
 
+/* A card that clone cannot cut off would use its parent's MAC in the network. */
+static void test_behind_a_hub(void)
+{
+    static const char card_port[] = "hubport,hubid=0,id=h0",
+                      other[] = "hubport,hubid=0,id=h1,netdev=n0";
+    freeze_with_network();
+    for (unsigned i = 0; i < 2; i++) { /* QEMU names the last port first */
+        struct vm_options options = {
+            .append = NET,
+            .ram = PRIVATE,
+            .incoming = true,
+            .extra = {"-netdev", NOWHERE ",id=n0", "-netdev", i ? other : card_port, "-netdev",
+                      i ? card_port : other, "-device", CARD "netdev=h0,mac=" CHILD_MAC}};
+        vm_start(&children[i], &options);
+        mover_must_print(MOVER_RUN(1, "clone", snapshot, "--qmp", children[i].tool),
+                         "network card with MAC " CHILD_MAC " is behind a hub");
+        MOVER_RUN(0, "clone", snapshot, "--qmp", children[i].tool, "--parent-mac");
+    }
+}
+
+/* They have the same MAC: nothing to cut off. */
+static void test_hub_of_the_parent_too(void)
+{
+    struct vm_options options = {.append = NET,
+                                 .extra = {"-net", "nic,model=virtio", "-net", NOWHERE}};
+    mover_begin();
+    vm_start(&vms[0], &options);
+    vm_wait_beats(&vms[0], 1);
+    snprintf(snapshot, sizeof(snapshot), "%s/snapshot", mover_folder);
+    MOVER_RUN(0, "freeze", snapshot, "--qmp", vms[0].tool);
+    options.ram = PRIVATE;
+    options.incoming = true;
+    vm_start(&children[0], &options);
+    mover_must_print(MOVER_RUN(0, "clone", snapshot, "--qmp", children[0].tool, "--json"),
+                     "\"own_macs\":0,\"links_down\":0");
+}
+
+#define LONG "a-name-of-a-network-back-end-that-is-as-long-as-those-of-management"
+
+static void test_long_name(void)
+{
+    freeze_with_network();
+    struct vm_options options = {.append = NET,
+                                 .ram = PRIVATE,
+                                 .incoming = true,
+                                 .extra = {"-netdev", NOWHERE ",id=" LONG, "-device",
+                                           CARD "netdev=" LONG ",mac=" CHILD_MAC}};
+    vm_start(&children[0], &options);
+    mover_must_print(MOVER_RUN(1, "clone", snapshot, "--qmp", children[0].tool),
+                     "network card with MAC " CHILD_MAC " is behind a hub, or its name or its back "
+                     "end's has more than 63 bytes");
+}
+
 int main(void)
 {
     static const struct vm_test tests[] = {
@@ -246,6 +300,9 @@ int main(void)
         VM_TEST(test_started_and_does_not_act),
         VM_TEST(test_parent_mac),
         VM_TEST(test_other_card),
+        VM_TEST(test_behind_a_hub),
+        VM_TEST(test_hub_of_the_parent_too),
+        VM_TEST(test_long_name),
         {0},
     };
     return vm_tests(tests, end);
