@@ -277,8 +277,9 @@ static void firecracker_came(struct supervisor *s)
 
 /* ------------------------------------------------------------ the loop */
 
-/* One that does not serve has nothing to lose, and may be at a connection for a while. A second
- * signal waits for nothing. */
+/* One that does not serve may be at a connection for a while, and cannot write the file of --record
+ * for the one before it: ibx_firecracker_run() says that there is none. A second signal waits for
+ * nothing. */
 static void end_handler(struct supervisor *s)
 {
     static const char word = SAID_END;
