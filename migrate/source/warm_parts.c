@@ -4,8 +4,9 @@
  *
  * A pass takes guest RAM in pieces of 2 MiB that lie all over it, so that what was sent at any time
  * is a sample of it. How much of that has been written again can only grow until the pass ends: the
- * pass is given up as soon as it is known that it leaves too much. So a guest that writes faster
- * than the link takes its memory is found out after some parts, by what it has written to them.
+ * first one is given up as soon as it is known that it leaves too much. So a guest that writes
+ * faster than the link takes its memory is found out after some parts, by what it has written to
+ * them.
  */
 #include "migrate/source/source.h"
 
@@ -142,12 +143,24 @@ static uint64_t bytes_of(const struct source *s, uint64_t pages)
     return s->vm.map.pages ? s->vm.ram.bytes / s->vm.map.pages * pages : 0;
 }
 
-/* Half of a pass that was written again is too much. Of a sample more is asked for. */
-static bool cannot_pay(const struct source_warm *warm)
+/* Pages that have come and been written again. What is wanted besides these may be new: a guest
+ * that reads a file fills memory that was empty. */
+static uint64_t written_again(const struct source_warm *warm)
 {
-    const uint64_t sent = warm->pass_sent, left = warm->wanted.data_pages + sent,
-                   again = left > warm->pass_pages ? left - warm->pass_pages : 0;
-    return sent >= SAMPLE_PIECES * piece_pages(&warm->wanted) && again * 3 >= sent * 2;
+    uint64_t again = 0;
+    for (uint64_t i = 0; i < (warm->wanted.pages + 63) / 64; i++)
+        again += (unsigned)__builtin_popcountll(warm->wanted.bits[i] & warm->held.bits[i]);
+    return again;
+}
+
+/* Half of a pass that was written again is too much. Of a sample more is asked for, and only in the
+ * first pass: later, what is held came in earlier ones as well. */
+static bool cannot_pay(const struct source *s)
+{
+    const struct source_warm *warm = &s->warm;
+    return s->status.warm_rounds == 1 &&
+           warm->pass_sent >= SAMPLE_PIECES * piece_pages(&warm->wanted) &&
+           written_again(warm) * 3 >= warm->pass_sent * 2;
 }
 
 static void notify_why(const struct source *s)
@@ -169,7 +182,7 @@ bool ibx_source_warm_is_enough(struct source *s)
         (warm->rate && bytes_of(s, left) < warm->rate / 1000 * ENOUGH_MS))
         return true;
     if (any_left(warm)) {
-        if (!cannot_pay(warm))
+        if (!cannot_pay(s))
             return false;
         notify_why(s);
         return true;

@@ -18,7 +18,7 @@ static struct ibx_error error;
 static void ram_of(uint64_t pages, uint64_t page_size)
 {
     const struct ibx_migrate_block block = {"ram", pages * page_size, page_size, 0};
-    struct ibx_page_map *maps[] = {&s.vm.map, &s.warm.wanted, &s.warm.part};
+    struct ibx_page_map *maps[] = {&s.vm.map, &s.warm.wanted, &s.warm.held, &s.warm.part};
     memset(&s, 0, sizeof(s));
     s.options = &options;
     ibx_source_warm_init(&s.warm);
@@ -36,6 +36,7 @@ static void done(void)
 {
     ibx_page_map_fini(&s.vm.map);
     ibx_page_map_fini(&s.warm.wanted);
+    ibx_page_map_fini(&s.warm.held);
     ibx_page_map_fini(&s.warm.part);
 }
 
@@ -45,6 +46,7 @@ static uint64_t send_part(void)
     ibx_source_warm_choose(&s);
     ibx_page_map_recount(&s.warm.part);
     ibx_page_map_remove(&s.warm.wanted, &s.warm.part);
+    ibx_page_map_add(&s.warm.held, &s.warm.part);
     s.warm.pass_sent += s.warm.part.data_pages;
     return s.warm.part.data_pages;
 }
@@ -121,6 +123,49 @@ static void test_ends_when_it_cannot_pay(void **state)
     assert_false(ends_with(12, 1)); /* too few to know */
 }
 
+/* Pages [first, first + count) of guest RAM are wanted, or are not any more. */
+static void wanted(bool is, uint64_t first, uint64_t count)
+{
+    if (is)
+        ibx_page_map_set(&s.warm.wanted, first, count);
+    for (uint64_t page = first; !is && page < first + count; page++)
+        s.warm.wanted.bits[page / 64] &= ~(1ull << page % 64);
+    ibx_page_map_recount(&s.warm.wanted);
+}
+
+/* Half of guest RAM is empty at first: what the guest fills of it was not written again. */
+static void test_goes_on_with_new_pages(void **state)
+{
+    (void)state;
+    ram_of(64 * PIECE, 4096);
+    wanted(false, 32 * PIECE, 32 * PIECE);
+    s.warm.pass_pages = 32 * PIECE;
+    for (unsigned i = 0; i < 3; i++)
+        send_part();
+    assert_true(s.warm.pass_sent >= 8 * PIECE);
+    wanted(true, 32 * PIECE, 32 * PIECE);
+    assert_false(ibx_source_warm_is_enough(&s));
+    done();
+}
+
+/* In a later pass, what was held before it says nothing of what was sent in it. */
+static void test_later_passes_go_on(void **state)
+{
+    (void)state;
+    ram_of(64 * PIECE, 4096);
+    while (send_part() > 0) {
+    }
+    wanted(true, 0, 24 * PIECE);
+    assert_false(ibx_source_warm_is_enough(&s));
+    assert_int_equal(s.status.warm_rounds, 2);
+    for (unsigned i = 0; i < 2; i++)
+        send_part();
+    assert_true(s.warm.pass_sent >= 8 * PIECE);
+    wanted(true, 32 * PIECE, 16 * PIECE);
+    assert_false(ibx_source_warm_is_enough(&s));
+    done();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -128,6 +173,8 @@ int main(void)
         cmocka_unit_test(test_huge_pages),
         cmocka_unit_test(test_spread),
         cmocka_unit_test(test_ends_when_it_cannot_pay),
+        cmocka_unit_test(test_goes_on_with_new_pages),
+        cmocka_unit_test(test_later_passes_go_on),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
