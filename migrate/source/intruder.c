@@ -5,13 +5,17 @@
 #include "common/clock.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <string.h>
+#include <unistd.h>
 
 #define STOP_MS         1000 /* for QEMU to take the command */
 #define ASK_MS          20   /* ... a question */
 #define LIBVIRT_ENDS_MS 1000 /* for libvirt to end the source's QEMU */
 #define LET_GO_EARLY_MS 500  /* for QEMU to end its migration, while CONFIRMED is on its way */
+#define CLOSING_MS      1000 /* for QEMU to end a migration whose stream it has closed */
+#define CLOSING_LOOK_MS 5
 #define VERDICT_MS      2000 /* for the pages of a guest that has shut down to be compared */
 
 /* ---------------------------------------------------------------- the guard */
@@ -228,20 +232,86 @@ static int was_reset(struct ibx_qmp *qmp, bool *is, struct ibx_error *err)
                                  (int)ibx_qmp_pid(qmp));
 }
 
-/* QEMU resets a VM whose migration is held open; in any other state that shows by its status. */
-int ibx_source_guard_check_past(struct source *s, struct ibx_error *err)
+/* By the record of which one is in QEMU. QEMU closes its stream a moment before that shows in the
+ * VM's status, which becomes what it is then. */
+static int find_ours(struct source *s, bool *ours, struct ibx_error *err)
+{
+    struct ibx_guest_ram *ram = &s->vm.ram;
+    const uint64_t enough = ibx_deadline_in_ms(CLOSING_MS);
+    int rc = ibx_hold_find(ram->pid, s->status.record.stream, ours, err);
+    while (!rc && !*ours && !strcmp(ram->status, "finish-migrate") && ibx_now_ns() < enough) {
+        poll(NULL, 0, CLOSING_LOOK_MS);
+        rc = ibx_vm_status(s->vm.qmp, ram->status, sizeof(ram->status),
+                           ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    }
+    return rc;
+}
+
+/* Of one that is over QEMU has a mark if a rollback has ended it, and not if the VM ran on here and
+ * another program has made the next one. */
+static int check_ended(const struct source *s, struct ibx_error *err)
+{
+    const int any = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    const bool marked =
+        any >= 0 && ibx_hold_marked(s->vm.qmp, any, ibx_deadline_in_ms(MIGRATION_QMP_MS));
+    if (any >= 0)
+        close(any);
+    if (marked && !strcmp(s->vm.ram.status, "postmigrate"))
+        return 0;
+    return ibx_error_set(err, -EBUSY,
+                         "the migration that QEMU (process %d) has ended last may be another "
+                         "program's, before which the VM has run here: its pages are not served; "
+                         "ib-migrate rollback here ends this migration, once the VM does not run "
+                         "at the destination",
+                         (int)s->vm.ram.pid);
+}
+
+static int check_whose(struct source *s, struct ibx_error *err)
+{
+    bool ours = true;
+    int rc = s->status.record.stream ? find_ours(s, &ours, err) : 0;
+    if (rc || ours)
+        return rc;
+    if (strcmp(s->vm.ram.status, "finish-migrate") != 0)
+        return check_ended(s, err);
+    ibx_error_set(&s->disturbed, -EBUSY,
+                  "QEMU (process %d) is at a migration of another program, so that the VM has run "
+                  "here since this one",
+                  (int)s->vm.ram.pid);
+    return changed(s, "", err);
+}
+
+/* QEMU resets a VM whose migration is held open. */
+static int check_reset(struct source *s, struct ibx_error *err)
 {
     bool is = false;
-    if (guarded(s) || strcmp(s->vm.ram.status, "finish-migrate") != 0)
-        return 0;
     int rc = was_reset(s->vm.qmp, &is, err);
     if (rc || !is)
-        return ibx_source_guard_blamed(s, rc, err);
+        return rc;
+    if (!s->status.record.was_running)
+        return ibx_error_set(err, -EBUSY,
+                             "the VM in QEMU (process %d) is where an x86 begins: it did not run "
+                             "when it was migrated, and whether it had not begun yet, or somebody "
+                             "has reset it since, is not to be seen: its pages are not served; "
+                             "ib-migrate rollback here restores it as it stood, once it does not "
+                             "run at the destination",
+                             (int)s->vm.ram.pid);
     ibx_error_set(&s->disturbed, -EBUSY,
                   "another client has reset the VM in QEMU (process %d) here while no ib-migrate "
                   "ran",
                   (int)s->vm.ram.pid);
     return changed(s, "", err);
+}
+
+/* What was done while no tool was there. */
+int ibx_source_guard_check_past(struct source *s, struct ibx_error *err)
+{
+    if (guarded(s))
+        return 0;
+    int rc = check_whose(s, err);
+    if (!rc && !strcmp(s->vm.ram.status, "finish-migrate"))
+        rc = check_reset(s, err);
+    return ibx_source_guard_blamed(s, rc, err);
 }
 
 /* ---------------------------------------------------------------- intruders */

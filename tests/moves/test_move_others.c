@@ -222,6 +222,36 @@ static void test_beside_a_held_one(void)
     beside_a_held_one("completed");
 }
 
+/* What is in QEMU of ours proves nothing then: the VM has run here. */
+static void recovered_beside(const char *state, int status)
+{
+    pair_start(NULL);
+    mover_kill(pair_run_to("source:committed", NULL), SIGKILL);
+    vm_do(&vms[0], "migrate_cancel", NULL);
+    json_decref(vm_event(&vms[0], "RESUME", NULL));
+    make_another_migration(state);
+    pair_recover(&sender);
+    mover_ends(&sender, status);
+    mover_must_print(&sender, "another program");
+    it_is_still(state);
+    assert_false(mover_resumed(&vms[1]));
+}
+
+static void test_recovered_beside_one_under_way(void)
+{
+    recovered_beside("pre-switchover", 1);
+    mover_ends(&receiver, 1);
+    mover_must_print(&receiver, "may have changed before the destination had it");
+    mover_await_record("source", "broken");
+}
+
+/* ... which may also be a rollback of ours that was killed: nobody is told. */
+static void test_recovered_after_a_complete_one(void)
+{
+    recovered_beside("completed", 3);
+    mover_await_record("source", "may-run");
+}
+
 static struct mover rollback;
 
 /* The first one is killed when QEMU's migration is over, and the VM not yet continued. */
@@ -320,6 +350,8 @@ int main(void)
                                            VM_TEST(test_another_migration_beside_a_cancelled_one),
                                            VM_TEST(test_after_a_killed_tool),
                                            VM_TEST(test_beside_a_held_one),
+                                           VM_TEST(test_recovered_beside_one_under_way),
+                                           VM_TEST(test_recovered_after_a_complete_one),
                                            VM_TEST(test_a_rollback_that_was_cut_off),
                                            VM_TEST(test_after_a_rollback_that_was_cut_off),
                                            VM_TEST(test_beside_a_rollback),
