@@ -244,6 +244,9 @@ struct ibx_migrate_pages {
     uint64_t first;
     struct ibx_bytes bytes;
 };
+/* Begins the reason of a BROKEN that answers one: the VM runs on, and then follows why. */
+#define IBX_MIGRATE_NOT_PAUSED "not paused: "
+
 #define IBX_MIGRATE_DIGEST_PAGES 512u /* a range */
 #define IBX_MIGRATE_DIGEST_BYTES 16u
 #define IBX_MIGRATE_DIGEST_ENTRY (IBX_MIGRATE_DIGEST_PAGES / 8 + IBX_MIGRATE_DIGEST_BYTES)

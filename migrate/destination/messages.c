@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #define ANSWERED_MS 1000 /* for a source to take that BROKEN has been understood */
@@ -113,7 +114,8 @@ static int on_broken(struct destination *d, const struct ibx_migrate_any *messag
     struct ibx_migrate_any answer = *message; /* which the source waits for */
     int rc = ibx_destination_broken(d, false, err);
     if (d->unpaused.code)
-        memcpy(answer.is.reason, d->unpaused.message, sizeof(answer.is.reason));
+        snprintf(answer.is.reason, sizeof(answer.is.reason), "%s%.700s", IBX_MIGRATE_NOT_PAUSED,
+                 d->unpaused.message);
     if (destination_over(d) && destination_linked(&d->link) &&
         !ibx_channel_send(&d->link.control, &answer, NULL))
         ibx_channel_linger(&d->link.control, ibx_deadline_in_ms(ANSWERED_MS));

@@ -23,15 +23,17 @@ struct telling {
     struct ibx_error unpaused; /* code not 0: the destination cannot pause the VM */
 };
 
-/* The destination answers with the same message when the VM is paused, else with the reason. */
+/* The destination answers with the same message when the VM is paused, else with why it is not. One
+ * that it has sent by itself meanwhile tells as well that it knows. */
 static int on_answer(void *context, const struct ibx_migrate_any *message)
 {
+    static const char not_paused[] = IBX_MIGRATE_NOT_PAUSED;
     struct telling *t = context;
     if (message->type != IBX_MIGRATE_BROKEN)
         return 0;
     t->told = true;
-    if (strncmp(message->is.reason, t->why, sizeof(message->is.reason) - 1) != 0)
-        ibx_error_set(&t->unpaused, -EBUSY, "%s", message->is.reason);
+    if (!strncmp(message->is.reason, not_paused, sizeof(not_paused) - 1))
+        ibx_error_set(&t->unpaused, -EBUSY, "%s", message->is.reason + sizeof(not_paused) - 1);
     return -EISCONN;
 }
 

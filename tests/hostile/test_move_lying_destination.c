@@ -397,7 +397,7 @@ static void test_lies_about_pages(void)
 }
 
 /* A cut cable ends no connection: BROKEN gets no answer, and comes again over the next one. */
-static void test_broken_comes_again(void)
+static void broken_comes_again(const char *reason)
 {
     start_source();
     send_to_us(NULL);
@@ -408,25 +408,41 @@ static void test_broken_comes_again(void)
     greeted(IBX_PURPOSE_RESUME);
     answer(&source, true, IBX_ANSWER_RUNNING);
     assert_true(line_receives(&source, IBX_MIGRATE_BROKEN));
-    line_send(&source, &source.last); /* it has paused the VM */
+    struct ibx_migrate_any message = source.last;
+    if (reason)
+        snprintf(message.is.reason, sizeof(message.is.reason), "%s", reason);
+    line_send(&source, &message);
     line_closes(&source);
     line_close(&cut);
     close_both();
     ibx_acceptor_close(acceptor);
     taken_back(1);
     assert_false(mover_printed(&sender, "could not be told"));
+}
+
+static void test_broken_comes_again(void)
+{
+    broken_comes_again(NULL); /* it has paused the VM */
+    assert_false(mover_printed(&sender, "could not pause"));
+    mover_end_all(NULL);
+    broken_comes_again("not paused: its monitor sleeps");
+    mover_must_print(&sender, "could not pause the VM (its monitor sleeps)");
+}
+
+/* ... and meets one that the destination has sent by itself, about which it says nothing more. */
+static void test_broken_from_both(void)
+{
+    broken_comes_again("page 7 came twice with different bytes");
     assert_false(mover_printed(&sender, "could not pause"));
 }
 
 int main(void)
 {
     pair_timeout = "timeout_ms=10000";
-    static const struct vm_test tests[] = {VM_TEST(test_destinations_that_lie),
-                                           VM_TEST(test_long_destinations_that_wait),
-                                           VM_TEST(test_a_lie_about_the_end),
-                                           VM_TEST(test_refused_after_the_commit),
-                                           VM_TEST(test_lies_about_pages),
-                                           VM_TEST(test_broken_comes_again),
-                                           {0}};
+    static const struct vm_test tests[] = {
+        VM_TEST(test_destinations_that_lie), VM_TEST(test_long_destinations_that_wait),
+        VM_TEST(test_a_lie_about_the_end),   VM_TEST(test_refused_after_the_commit),
+        VM_TEST(test_lies_about_pages),      VM_TEST(test_broken_comes_again),
+        VM_TEST(test_broken_from_both),      {0}};
     return vm_tests(tests, mover_end_all);
 }
