@@ -456,6 +456,21 @@ static void test_reset_after_a_tool_killed_at_the_commit(void)
     mover_await_record("source", "broken");
 }
 
+/* One that stood where an x86 begins when it was stopped is not taken for one that was reset since:
+ * nobody is told that it is broken. */
+static void test_recovered_before_its_first_instruction(void)
+{
+    pair_start(&resets);
+    vm_do(&vms[0], "stop", NULL);
+    vm_do(&vms[0], "system_reset", NULL);
+    json_decref(vm_event(&vms[0], "RESET", NULL));
+    mover_kill(pair_run_to("source:committed", NULL), SIGKILL);
+    pair_recover(&sender);
+    mover_ends(&sender, 3);
+    mover_must_print(&sender, "is where an x86 begins");
+    mover_await_record("source", "may-run");
+}
+
 /* The last part of the memory, as the tool would have protected it next. */
 static void protect_the_rest(void)
 {
@@ -542,6 +557,7 @@ int main(void)
         VM_TEST(test_told_to_one_that_cannot_pause),
         VM_TEST(test_reset_after_a_tool_killed_while_arming),
         VM_TEST(test_reset_after_a_tool_killed_at_the_commit),
+        VM_TEST(test_recovered_before_its_first_instruction),
         VM_TEST(test_reset_before_a_tool_killed_under_guard),
         VM_TEST(test_recovered_while_arming),
         VM_TEST(test_reset_under_guard_without_a_tool),
