@@ -20,19 +20,15 @@ static atomic_bool out_of_reach; /* what was allocated last */
 /* Of several threads one asks: others' wishes for the same memory would be in its way. */
 static pthread_mutex_t asking = PTHREAD_MUTEX_INITIALIZER;
 
-static void before_fork(void)
+/* Who holds it may wait for whatever else a fork has locked. */
+static void in_child(void)
 {
-    pthread_mutex_lock(&asking);
-}
-
-static void after_fork(void)
-{
-    pthread_mutex_unlock(&asking);
+    pthread_mutex_init(&asking, NULL);
 }
 
 __attribute__((constructor)) static void begin(void)
 {
-    pthread_atfork(before_fork, after_fork, after_fork);
+    pthread_atfork(NULL, NULL, in_child);
 }
 
 void ibx_frontend_reach_begins(uintptr_t begin, size_t n)

@@ -2,14 +2,17 @@
 //
 // Page-locked memory as arguments of kernels.
 #include "tests/gvirtus/application.h"
+#include "tests/scenes/patience.h"
 
 #include "frontend-glue/session/extra.h"
 
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <string>
 #include <thread>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <vector>
 
@@ -190,4 +193,29 @@ bool page_locked_after_resets()
     for (unsigned i = 0; i < 3; i++)
         REQUIRE(is_copied(to, from, bytes_each, nullptr, i) && cudaDeviceReset() == 0);
     return cudaFreeHost(from) == 0 && cudaFreeHost(to) == 0;
+}
+
+// Forks, while another thread's launches are the first with their memory.
+bool page_locked_and_forks()
+{
+    std::atomic<bool> over{false};
+    bool good = true, others = true;
+    alarm(30 * patience_times());
+    std::thread other([&] {
+        while (!over && others) {
+            char *memory = page_locked(2 << 12);
+            others = memory && runs_or_is_refused(stub_launch(memory, memory + 4096, 9, nullptr)) &&
+                     cudaFreeHost(memory) == 0;
+        }
+    });
+    for (unsigned i = 0; i < 200 && good; i++) {
+        const pid_t child = fork();
+        if (!child)
+            std::_Exit(0);
+        int status = -1;
+        good = waitpid(child, &status, 0) == child && status == 0;
+    }
+    over = true;
+    other.join();
+    return good && others;
 }

@@ -486,6 +486,7 @@ void check_what_the_provider_changes()
               [=] { return reach("kernels-and-page-locked", taken); });
     check("... of threads that have ended", [] { return reach("page-locked-of-threads", true); });
     check("... after resets", [] { return reach("page-locked-after-resets", true); });
+    check("... beside forks", [] { return reach("page-locked-and-forks", true); });
     check("short copies with other calls", [] { return run("short-copies", true); });
     check("asynchronous copies", [] { return run("async", true); });
     check("page-locked memory that is sent on", [] { return run("sent-on", true); });
