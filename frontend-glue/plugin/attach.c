@@ -30,7 +30,7 @@ struct ibx_attachment {
     struct ibx_pipeline *pipeline;         /* of the session; NULL: it has none */
     _Atomic unsigned users;
     pid_t process;
-    atomic_bool counted;     /* in `sessions` */
+    atomic_bool lasts;       /* the end of its session was not counted yet */
     pthread_mutex_t closing; /* held while the session is closed at the end of the thread */
     atomic_bool ended;
     bool preloaded;                 /* the session carries the thread's own copies too */
@@ -46,8 +46,7 @@ static pthread_key_t thread_end;
 static pthread_once_t begun = PTHREAD_ONCE_INIT;
 static bool keyed;
 static atomic_bool over_shm;                               /* the path of the last connection */
-static atomic_uint sessions;                               /* of this process that have not ended */
-static atomic_uint epoch;                                  /* how often there were none any more */
+static atomic_uint epoch;                                  /* sessions of this process that ended */
 static _Atomic(const struct ibx_frontend_watch *) watcher; /* NULL: the preload has none */
 
 static void drop(struct ibx_attachment *attachment)
@@ -58,16 +57,11 @@ static void drop(struct ibx_attachment *attachment)
     free(attachment);
 }
 
-/* At the back end a client without a session is none, and has nothing. */
-static void count(struct ibx_attachment *attachment)
+/* At the back end a client without a session is none, and has nothing. It may be the last one that
+ * the back end knows: a session it knows from its first reply on. */
+static void count_end(struct ibx_attachment *attachment)
 {
-    atomic_store(&attachment->counted, true);
-    atomic_fetch_add(&sessions, 1);
-}
-
-static void uncount(struct ibx_attachment *attachment)
-{
-    if (atomic_exchange(&attachment->counted, false) && atomic_fetch_sub(&sessions, 1) == 1)
+    if (atomic_exchange(&attachment->lasts, false))
         atomic_fetch_add(&epoch, 1);
 }
 
@@ -79,7 +73,7 @@ static bool close_session(struct ibx_attachment *attachment)
         return true;
     if (!ibx_pipeline_finish(attachment->pipeline, END_SLICE_MS))
         return false;
-    uncount(attachment);
+    count_end(attachment);
     ibx_pipeline_lock(attachment->pipeline);
     ibx_session_close(session);
     ibx_pipeline_unlock(attachment->pipeline);
@@ -111,7 +105,6 @@ static void end_parent(void)
         drop(mine);
     mine = NULL;
     pthread_setspecific(thread_end, NULL);
-    atomic_store(&sessions, 0);
     atomic_fetch_add(&epoch, 1);
 }
 
@@ -594,6 +587,7 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session, struct ibx_pipeli
                                           .pipeline = pipeline,
                                           .users = 2,
                                           .process = getpid(),
+                                          .lasts = true,
                                           .closing = PTHREAD_MUTEX_INITIALIZER,
                                           .preloaded = attach != NULL,
                                           .stream_at = ANY_STREAM,
@@ -604,7 +598,6 @@ struct ibx_attachment *ibx_attach(struct ibx_session *session, struct ibx_pipeli
     mine = attachment;
     pthread_setspecific(thread_end, attachment);
     atomic_store(&over_shm, is_over_shm(session));
-    count(attachment);
     if (attach)
         attach(&calls);
     return attachment;
@@ -621,7 +614,7 @@ void ibx_detach(struct ibx_attachment *attachment)
         return;
     bool ours = attachment->process == getpid(); /* a child has none of its parent's threads */
     if (ours)
-        uncount(attachment);
+        count_end(attachment);
     if (ours)
         pthread_mutex_lock(&attachment->closing);
     atomic_store(&attachment->session, NULL);

@@ -131,7 +131,8 @@ struct ibx_frontend_calls {
     /* Has kernels reach n bytes of memory that allocate() has given, at `address`, or no more, as
      * before release(). 0: *exit_code is CUDA's. -EOPNOTSUPP: they cannot; -ENOTCONN. */
     int (*reach)(void *address, size_t n, bool on, int *exit_code);
-    /* Another number than before: what they have reached they may reach no more. */
+    /* Another number than before: what they have reached they may reach no more, until it is
+     * asked for again. */
     unsigned (*reach_epoch)(void);
 
     /* About copies of any thread that copy() has left to background threads. Streams 0 to 2 stand

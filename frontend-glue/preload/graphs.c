@@ -328,14 +328,17 @@ static int launch(void *exec, void *stream)
 int cudaGraphLaunch(void *exec, void *stream)
 {
     size_t count = 0;
+    int rc = ibx_frontend_graph_reach();
+    if (rc)
+        return ibx_frontend_fail(rc);
     if (!atomic_load_explicit(&executable_count, memory_order_relaxed))
         return launch(exec, stream);
     uint64_t *numbers = numbers_of(exec, &count);
     if (count && !numbers)
         return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
-    const int rc = !count || ibx_frontend_captures(stream)
-                       ? launch(exec, stream)
-                       : ibx_frontend_host_launch(numbers, count, stream, launch, exec);
+    rc = !count || ibx_frontend_captures(stream)
+             ? launch(exec, stream)
+             : ibx_frontend_host_launch(numbers, count, stream, launch, exec);
     free(numbers);
     return rc;
 }

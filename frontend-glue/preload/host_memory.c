@@ -98,6 +98,18 @@ void ibx_frontend_host_reached(const struct range *range, unsigned epoch)
     ibx_frontend_ranges_unlock();
 }
 
+bool ibx_frontend_host_lapsed(unsigned epoch, struct range *range)
+{
+    bool found = false;
+    ibx_frontend_ranges_lock();
+    for (size_t i = 0; i < ranges.count && !found; i++) {
+        *range = ranges.items[i];
+        found = range->reach && range->reach != epoch;
+    }
+    ibx_frontend_ranges_unlock();
+    return found;
+}
+
 bool ibx_frontend_host_memory_used(const void *address, size_t n)
 {
     uintptr_t begin = (uintptr_t)address;

@@ -253,6 +253,9 @@ void ibx_frontend_ranges_remove(struct ranges *ranges, struct range *range);
 /* Before a launch: its arguments, as they lie in a kernel's. An error is what it is to return: one
  * of them is in page-locked memory that the kernel would not reach. */
 int ibx_frontend_arguments_reach(const void *arguments, size_t n);
+/* Before a launch of a graph, whose arguments are not known here: all page-locked memory that
+ * kernels have ever reached. As above. */
+int ibx_frontend_graph_reach(void);
 /* Whether there is page-locked memory at all. Quick. */
 bool ibx_frontend_host_any(void);
 /* The page-locked memory around that address. 0: kernels reach it, at its own, or there is none.
@@ -264,6 +267,8 @@ bool ibx_frontend_reach_likely(void);
 /* host_memory.c: that memory, as far as there is any; and that kernels reach it since an epoch. */
 bool ibx_frontend_host_range(const void *address, struct range *range);
 void ibx_frontend_host_reached(const struct range *range, unsigned epoch);
+/* Memory that kernels have reached, but not since that epoch. False: there is none. */
+bool ibx_frontend_host_lapsed(unsigned epoch, struct range *range);
 /* Memory that was allocated, or registered. */
 void ibx_frontend_reach_begins(uintptr_t begin, size_t n);
 /* Memory that is about to be given back. */

@@ -17,6 +17,10 @@
 static atomic_uintptr_t lowest = UINTPTR_MAX, highest; /* there is none outside of [these) */
 static atomic_uint resets;       /* each begins another epoch, as what reach_epoch() tells does */
 static atomic_bool out_of_reach; /* what was allocated last */
+static atomic_bool any_reached;  /* of what was allocated */
+static atomic_uint all_since;    /* the epoch in which all is reached that ever was; 0: none */
+/* The back end knows the thread's session as one of this process's: what it maps stays as long. */
+static _Thread_local bool known;
 /* Of several threads one asks: others' wishes for the same memory would be in its way. */
 static pthread_mutex_t asking = PTHREAD_MUTEX_INITIALIZER;
 
@@ -59,14 +63,18 @@ static unsigned epoch_now(const struct ibx_frontend_calls *calls)
 /* -EOPNOTSUPP, or CUDA's error, too: they cannot. */
 static int ask(const struct ibx_frontend_calls *calls, const struct range *range, bool on)
 {
+    if (on && !known) /* behind a first reply only the back end takes this */
+        ibx_frontend_connect();
     int code, rc = calls->reach((void *)range->begin, range->n, on, &code);
     if (rc == -ENOTCONN) { /* the thread's first call, or a copy is under way */
         ibx_frontend_connect();
         rc = calls->reach((void *)range->begin, range->n, on, &code);
     }
+    rc = rc ? rc : code;
     if (on)
         atomic_store(&out_of_reach, rc == -EOPNOTSUPP);
-    return rc ? rc : code;
+    known = known || (on && !rc);
+    return rc;
 }
 
 bool ibx_frontend_reach_likely(void)
@@ -80,20 +88,28 @@ void ibx_frontend_reach_ends(const struct range *range)
         ask(ibx_frontend_plugin(), range, false);
 }
 
+static bool is_reached(const struct range *range, unsigned epoch)
+{
+    return range->reach == epoch && known;
+}
+
 int ibx_frontend_host_try(const void *address, struct range *range)
 {
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
     int rc = CUDA_SUCCESS;
-    if (!calls || !ibx_frontend_host_range(address, range) || range->reach == epoch_now(calls))
+    if (!calls || !ibx_frontend_host_range(address, range) || is_reached(range, epoch_now(calls)))
         return CUDA_SUCCESS;
     if (!range->allocated)
         return CUDA_NOT_SUPPORTED;
     pthread_mutex_lock(&asking);
     const unsigned epoch = epoch_now(calls);
-    if (ibx_frontend_host_range(address, range) && range->reach != epoch)
+    if (ibx_frontend_host_range(address, range) && !is_reached(range, epoch))
         rc = ask(calls, range, true);
-    if (!rc)
+    if (!rc) {
         ibx_frontend_host_reached(range, epoch);
+        atomic_store(&any_reached, true);
+        atomic_store(&all_since, 0);
+    }
     pthread_mutex_unlock(&asking);
     return rc ? CUDA_NOT_SUPPORTED : CUDA_SUCCESS;
 }
@@ -127,4 +143,23 @@ int ibx_frontend_arguments_reach(const void *arguments, size_t n)
             rc = ibx_frontend_host_reach((void *)(uintptr_t)word);
     }
     return rc;
+}
+
+int ibx_frontend_graph_reach(void)
+{
+    const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
+    struct range range;
+    if (!calls || !atomic_load_explicit(&any_reached, memory_order_relaxed))
+        return CUDA_SUCCESS;
+    unsigned epoch = epoch_now(calls);
+    if (known && atomic_load(&all_since) == epoch)
+        return CUDA_SUCCESS;
+    while (ibx_frontend_host_lapsed(known ? epoch : 0, &range)) {
+        const int rc = ibx_frontend_host_reach((void *)range.begin);
+        if (rc)
+            return rc;
+        epoch = epoch_now(calls);
+    }
+    atomic_store(&all_since, epoch);
+    return CUDA_SUCCESS;
 }

@@ -139,11 +139,13 @@ bool visible_devices();
 
 // application_reach.cpp
 
-// Page-locked memory as arguments of kernels: of threads that come and go, after resets,
+// Page-locked memory as arguments of kernels: of threads that come and go, after resets, in graphs,
 // beside forks.
 bool kernels_and_page_locked();
 bool page_locked_of_threads();
 bool page_locked_after_resets();
+bool page_locked_of_unknown();
+bool page_locked_of_graphs();
 bool page_locked_and_forks();
 
 // application_streams.cpp

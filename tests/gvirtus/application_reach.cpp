@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
 // Page-locked memory as arguments of kernels.
-#include "tests/gvirtus/application.h"
+#include "tests/gvirtus/graph_calls.h"
 #include "tests/scenes/patience.h"
 
 #include "frontend-glue/session/extra.h"
@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <sys/wait.h>
@@ -193,6 +194,82 @@ bool page_locked_after_resets()
     for (unsigned i = 0; i < 3; i++)
         REQUIRE(is_copied(to, from, bytes_each, nullptr, i) && cudaDeviceReset() == 0);
     return cudaFreeHost(from) == 0 && cudaFreeHost(to) == 0;
+}
+
+// The back end has nothing of this process's where this has it. The test's alarm ends it otherwise.
+static void wait_for_ends()
+{
+    const char *back_end = std::getenv("STUB_BACK_END");
+    for (bool any = reached(); any;) {
+        std::ifstream maps("/proc/" + std::string(back_end) + "/maps");
+        any = false;
+        for (std::string line; std::getline(maps, line);)
+            any = any || (line.find("ibx-shared") != std::string::npos &&
+                          std::stoull(line, nullptr, 16) >= 1ull << 45);
+    }
+}
+
+// A thread has a session that the back end knows nothing of, when the last one ends that it knows.
+bool page_locked_of_unknown()
+{
+    char *from = nullptr, *to = nullptr;
+    std::atomic<unsigned> step{0};
+    bool good[2] = {};
+    std::thread first([&] {
+        from = page_locked(bytes_each);
+        to = page_locked(bytes_each);
+        good[0] = from && to && is_copied(to, from, bytes_each, nullptr, 1);
+        step = 1;
+        while (step != 2)
+            std::this_thread::yield();
+    });
+    std::thread second([&] {
+        while (step != 1)
+            std::this_thread::yield();
+        stub_remote(); // connects
+        step = 2;
+        while (step != 3)
+            std::this_thread::yield();
+        good[1] = is_copied(to, from, bytes_each, nullptr, 2);
+    });
+    first.join();
+    wait_for_ends();
+    step = 3;
+    second.join();
+    return good[0] && good[1];
+}
+
+// One thread makes a graph, and launches it; another one does when the first has ended.
+bool page_locked_of_graphs()
+{
+    namespace g = graph_calls;
+    char *from = nullptr, *to = nullptr;
+    void *exec = nullptr;
+    bool good[3] = {};
+    if (!reached())
+        return true;
+    const auto runs = [&](unsigned seed) {
+        const std::vector<char> bytes = some(bytes_each, seed);
+        std::memcpy(from, bytes.data(), bytes_each);
+        std::memset(to, 0, bytes_each);
+        REQUIRE(g::launch(exec, nullptr) == 0 && cudaDeviceSynchronize() == 0);
+        return !std::memcmp(to, bytes.data(), bytes_each);
+    };
+    std::thread([&] {
+        from = page_locked(bytes_each);
+        to = page_locked(bytes_each);
+        std::size_t n = bytes_each;
+        void *arguments[] = {&to, &from, &n};
+        const g::Kernel kernel = {&stub_kernel, {1, 1, 1}, {1, 1, 1}, 0, arguments, nullptr};
+        g::Graph graph;
+        good[0] = graph.add("cudaGraphAddKernelNode", {}, &kernel) == 0 && (exec = graph.made()) &&
+                  runs(1);
+    }).join();
+    for (unsigned i = 1; i < 3; i++) {
+        wait_for_ends();
+        std::thread([&] { good[i] = exec && runs(i + 1); }).join();
+    }
+    return good[0] && good[1] && good[2];
 }
 
 // Forks, while another thread's launches are the first with their memory.

@@ -58,6 +58,7 @@ struct Application {
             if (back) {
                 setenv("STUB_PROVIDER", provider.c_str(), 1);
                 setenv("STUB_PLUGIN", plugin.c_str(), 1);
+                setenv("STUB_BACK_END", std::to_string(back->pid).c_str(), 1);
                 setenv("STUB_PORT", std::to_string(back->port).c_str(), 1);
             }
             execl(program.c_str(), program.c_str(), argument.c_str(), more, nullptr);
@@ -486,6 +487,9 @@ void check_what_the_provider_changes()
               [=] { return reach("kernels-and-page-locked", taken); });
     check("... of threads that have ended", [] { return reach("page-locked-of-threads", true); });
     check("... after resets", [] { return reach("page-locked-after-resets", true); });
+    check("... of a session that is not known",
+          [] { return reach("page-locked-of-unknown", true); });
+    check("... in graphs", [] { return reach("page-locked-of-graphs", true); });
     check("... beside forks", [] { return reach("page-locked-and-forks", true); });
     check("short copies with other calls", [] { return run("short-copies", true); });
     check("asynchronous copies", [] { return run("async", true); });
