@@ -308,6 +308,7 @@ static void resumed(void *context)
 static void ending(void *context)
 {
     struct copies *x = context;
+    ibx_host_work_end(x); /* what unpins memory below waits for streams, which wait for it */
     for (unsigned i = 0; i < x->region_count; i++)
         ibx_mr_deregister(x->regions[i]);
     ibx_slot_regions_end(x);
@@ -336,9 +337,8 @@ static void ended(void *context)
     ibx_copies_handle_resets(x);
     ibx_staging_destroy(x->staging);
     x->staging = NULL;
-    ibx_isolation_end(x);
     ibx_captures_end(x);
-    ibx_host_work_end(x);
+    ibx_isolation_end(x);
     ibx_ipc_end(x);
     x->ran = 0;
     memset(x->taken, 0, sizeof(x->taken));

@@ -674,6 +674,7 @@ int main(int argc, char **argv)
         {"unpinned-beside-graphs", unpinned_beside_graphs},
         {"loads-beside-graphs", loads_beside_graphs},
         {"killed-in-graph", killed_in_graph},
+        {"killed-while-mapped", killed_while_mapped},
         {"lied-to", lied_to},
         {"host-functions", host_functions},
         {"host-functions-lost", host_functions_lost},

@@ -100,6 +100,7 @@ bool nodes_of_graphs();
 bool captures();
 bool captures_of_planes();
 bool killed_in_graph();
+bool killed_while_mapped();
 bool lied_to();
 
 // application_graph_conditions.cpp

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <csignal>
 #include <cstring>
+#include <thread>
 #include <vector>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -141,6 +142,38 @@ bool killed_in_graph()
     REQUIRE(graph.add("cudaGraphAddHostNode", {graph.nodes[0]}, &host) == 0);
     REQUIRE(launch(graph.made(), nullptr) == 0);
     return cudaDeviceSynchronize() == 0;
+}
+
+static void end_process_when(void *flag)
+{
+    while (!*static_cast<std::atomic<bool> *>(flag))
+        std::this_thread::yield();
+    end_process(nullptr);
+}
+
+// Kernels have reached its memory, and the library's own thread, which is asked for a function, has
+// the last of its sessions.
+bool killed_while_mapped()
+{
+    static std::atomic<bool> alone{false};
+    bool good = false;
+    const auto launches = [] {
+        char *to = nullptr, *from = nullptr;
+        const Host host = {end_process_when, &alone};
+        REQUIRE(runtime_is_there());
+        REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&to), 4096) == 0);
+        REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&from), 4096) == 0);
+        const int rc = stub_launch(to, from, 1, nullptr);
+        REQUIRE(over_shm ? rc == 0 : rc == 801);
+        Graph graph;
+        REQUIRE(graph.add("cudaGraphAddHostNode", {}, &host) == 0);
+        return launch(graph.made(), nullptr) == 0;
+    };
+    std::thread([&] { good = launches(); }).join();
+    REQUIRE(good);
+    alone = true;
+    for (;;)
+        pause();
 }
 
 // Behind a reset the streams in which graphs' copies were made are no more.
