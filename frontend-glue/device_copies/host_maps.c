@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #define MAPS_MOST 4096u /* of all clients: each takes one of the process's 65530 mappings */
+#define MAPS_EACH (MAPS_MOST / 4) /* of one client */
 #define ENDING_MS 5000u /* that a new one waits for those which end, and may be in its way */
 
 struct host_map {
@@ -70,7 +71,10 @@ static struct host_map *take_locking(uint64_t client, uint64_t begin, uint64_t l
 static bool put(struct host_map *m)
 {
     pthread_mutex_lock(&lock);
-    const bool room = count < MAPS_MOST;
+    unsigned own = 0;
+    for (const struct host_map *other = maps; other; other = other->next)
+        own += other->client == m->client;
+    const bool room = count < MAPS_MOST && own < MAPS_EACH;
     if (room) {
         m->next = maps;
         maps = m;
@@ -126,10 +130,21 @@ static void wait_for_ends(void)
     pthread_mutex_unlock(&lock);
 }
 
+/* All at once: a new session of the same process would find what is still in the list in its way,
+ * and not wait for it. */
 void ibx_host_maps_end(struct copies *x, uint64_t client)
 {
-    for (struct host_map *m; (m = take_locking(client, 0, UINT64_MAX));)
+    struct host_map *all = NULL, *m;
+    pthread_mutex_lock(&lock);
+    while ((m = take(client, 0, UINT64_MAX))) {
+        m->next = all;
+        all = m;
+    }
+    pthread_mutex_unlock(&lock);
+    while ((m = all)) {
+        all = m->next;
         end(x, m);
+    }
 }
 
 /* -------------------------------------------------------------------------------- a new one */
@@ -201,7 +216,7 @@ static int make(struct copies *x, uint64_t client, const struct wish *w, int fd)
     if (!why)
         unpin(x, m);
     discard(m);
-    return refuse(x, w, why ? why : "too many are mapped");
+    return refuse(x, w, why ? why : "too many are mapped, for it or for all clients");
 }
 
 /* It is there already, and is what a reset, of a client that was alone, has left of it. */
@@ -222,13 +237,17 @@ static int host_map(struct extra *e)
 {
     struct wish w = {.address = ibx_get_u64(&e->in), .length = ibx_get_u64(&e->in)};
     w.offset = ibx_get_u64(&e->in);
-    uint64_t bytes = 0;
+    uint64_t bytes = 0, process_namespace;
     if (!whole(e))
         return CUDA_INVALID_VALUE;
     const uint64_t client = ibx_clients_number(e->x);
     const int fd = ibx_shared_of_peer(ibx_session_conn(e->x->s), &bytes);
     if (fd < 0 || !client || !ibx_copies_begin_context(e->x))
         return refuse(e->x, &w, "they are not shared with the back end");
+    if (!ibx_session_process(e->x->s, &process_namespace))
+        return refuse(e->x, &w,
+                      "the client did not say which process it is, since "
+                      "rdma.resume_seconds is 0 at one end");
     if (!is_sound(&w, bytes))
         return refuse(e->x, &w, "this is not where such memory may be");
     if (is_there(e->x, client, &w))

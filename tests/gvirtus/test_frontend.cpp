@@ -133,6 +133,15 @@ bool reach(const char *test, bool taken)
     return lines_with(app.said(), "ibx:") <= 1;
 }
 
+// A client of which nobody knows that its sessions are one program's.
+bool reach_of_unknown()
+{
+    GpuBackEnd back(true, "rdma.resume_seconds : 0\n");
+    Application app(&back, application, "kernels-and-page-locked");
+    REQUIRE(app.good() && !has_maps(back));
+    return lines_with(app.said(), "kernels do not reach") == 1;
+}
+
 // A program that resets the device, again and again, beside another one.
 bool resets_beside_another()
 {
@@ -493,6 +502,7 @@ void check_what_the_provider_changes()
           [] { return reach("page-locked-of-unknown", true); });
     check("... in graphs", [] { return reach("page-locked-of-graphs", true); });
     check("... beside forks", [] { return reach("page-locked-and-forks", true); });
+    check("... of a client that is not known", reach_of_unknown);
     check("short copies with other calls", [] { return run("short-copies", true); });
     check("asynchronous copies", [] { return run("async", true); });
     check("page-locked memory that is sent on", [] { return run("sent-on", true); });
