@@ -8,6 +8,7 @@
 #include "transport/core/crypto.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -92,11 +93,23 @@ struct part {
     int rc;
 };
 
+/* As before Linux 5.14: allocated first, a write into them is then no signal. */
+static int touch(const struct part *part)
+{
+    const off_t at = part->address - atomic_load(&shared.base);
+    if (fallocate(shared.fd, 0, at, (off_t)part->length))
+        return -errno;
+    volatile uint8_t *bytes = part->address;
+    for (size_t i = 0; i < part->length; i += IBX_SHM_PAGE)
+        bytes[i] = 0; /* it is nobody's yet */
+    return 0;
+}
+
 static void *populate(void *argument)
 {
     struct part *part = argument;
-    if (madvise(part->address, part->length, MADV_POPULATE_WRITE) && errno != EINVAL)
-        part->rc = -errno; /* EINVAL: before Linux 5.14 */
+    if (madvise(part->address, part->length, MADV_POPULATE_WRITE))
+        part->rc = errno == EINVAL ? touch(part) : -errno;
     return NULL;
 }
 
