@@ -102,7 +102,7 @@ bool arrays()
     char *device = device_memory(there.size());
     REQUIRE(to_array(array, 0, 0, there.data(), there.size(), H2D) == 0);
     REQUIRE(from_array(device, array, 0, 0, there.size(), D2D) == 0);
-    REQUIRE(device_has(device, there.data(), there.size()));
+    REQUIRE(cudaDeviceSynchronize() == 0 && device_has(device, there.data(), there.size()));
     // Behind a stream that the legacy one does not wait for: it is over when the call returns.
     using Async = int(void *, void *, std::size_t, std::size_t, std::size_t, int, void *);
     void *stream = nullptr;
