@@ -4,7 +4,8 @@
  * are set aside, that is renamed: whatever starts the VM's QEMU again by its old command line
  * would write to them.
  */
-#include "migrate/source/source.h"
+#include "migrate/common/common.h"
+#include "migrate/source/vm.h"
 
 #include <errno.h>
 

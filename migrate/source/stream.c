@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/common/common.h"
 #include "migrate/common/hold.h"
-#include "migrate/source/source.h"
+#include "migrate/common/vm.h"
+#include "migrate/source/stream.h"
 
 #include "common/clock.h"
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "migrate/common/common.h"
 #include "migrate/preflight/preflight.h"
-#include "migrate/source/source.h"
+#include "migrate/source/vm.h"
 
 #include "common/clock.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Which bytes of a device state the source sends, and which it holds back, wherever the pieces are
  * cut: all but the description for debuggers. */
-#include "migrate/source/source.h"
+#include "migrate/source/stream.h"
 #include "tests/scenes/unit.h"
 
 #include "common/clock.h"

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A VM that returns to where it was borrowed from: which pages it has written. Part of source.h. */
+#ifndef IBX_MIGRATE_SOURCE_RETURN_H
+#define IBX_MIGRATE_SOURCE_RETURN_H
+
+#include "migrate/channel/protocol.h"
+#include "migrate/common/note.h"
+#include "migrate/pages/pages.h"
+
+/*
+ * What the tool by which the VM came here, and which serves it, has noted in memory that outlives
+ * it, and what this one notes. All are bits of pages, as those of a page map.
+ */
+struct source_return {
+    struct ibx_note base;        /* with data at home when the VM left */
+    struct ibx_note arrived;     /* that have come here since */
+    struct ibx_note left;        /* the page map of the stop, for recover */
+    struct ibx_page_map have;    /* at home now */
+    struct ibx_page_map gone;    /* given back here, by the last look */
+    struct ibx_page_map there;   /* in the files here, by the last look at all of them */
+    struct ibx_page_map written; /* here, by the last look */
+    struct ibx_page_map among;   /* that may have been written since the look before */
+    bool looked;                 /* at `gone` */
+    bool have_it;                /* all of `have` has come */
+    bool early;                  /* what loading looks at has been sent ahead of the page map */
+    bool stopped;                /* `left` is what counts */
+    int64_t others;              /* pages of the files beside those that had arrived then */
+};
+
+struct source;
+/* Before anything is touched. -ENOENT, -ESTALE: the notes are gone. */
+int ibx_source_return_open(struct source *s, struct ibx_error *err);
+/* For the page map of the stop, once there is a record: nobody would look for it without one. */
+int ibx_source_return_note_make(struct source *s, struct ibx_error *err);
+/* Recover, after the commit. */
+int ibx_source_return_recover(struct source *s, struct ibx_error *err);
+/* Which pages hold data at this moment, here or, as they were, at home. */
+int ibx_source_return_find_map(struct source *s, struct ibx_error *err);
+/* What the VM has written here, in `written` and in the page map. */
+int ibx_source_return_find_written(struct source *s, struct ibx_error *err);
+/* The VM has stopped, and its page map is still to be found: QEMU at home can load meanwhile. */
+int ibx_source_return_send_early(struct source *s, struct ibx_error *err);
+/* The VM has stopped, and the page map is that of the stop. */
+void ibx_source_return_note(struct source *s);
+/* HAVE and HAVE_END. */
+int ibx_source_return_on_have(struct source *s, const struct ibx_migrate_any *message,
+                              struct ibx_error *err);
+/* The destination is ready: what it has, and what was written since, in the maps of `warm`. */
+int ibx_source_return_begin(struct source *s, struct ibx_error *err);
+/* The page connections are there. -EOPNOTSUPP: their fabric would touch pages that are not here. */
+int ibx_source_return_check_fabric(const struct source *s, struct ibx_error *err);
+void ibx_source_return_fini(struct source *s);
+
+#endif
