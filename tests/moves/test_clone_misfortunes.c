@@ -108,6 +108,65 @@ static void test_inner_node_dies(void)
     await_figure(&further, "reconnects", 1);
 }
 
+/* Whether a thread of this name waits for a missing page. */
+static bool waits_for_page(pid_t pid, const char *name)
+{
+    char command[200];
+    snprintf(command, sizeof(command),
+             "cd /proc/%d/task && for t in *; do grep -q '^%s' $t/comm && "
+             "grep -q userfault $t/wchan && exit 0; done; exit 1",
+             (int)pid, name);
+    return system(command) == 0;
+}
+
+/* Pages that are in a cache's file are those of the snapshot. */
+static void has_only_what_was_frozen(void)
+{
+    char path[200];
+    static uint8_t page[2][IBX_SNAPSHOT_PAGE];
+    snprintf(path, sizeof(path), "%s/ram.0", snapshot);
+    const int frozen = open(path, O_RDONLY | O_CLOEXEC);
+    snprintf(path, sizeof(path), "%s/ram.0", cache);
+    const int cached = open(path, O_RDONLY | O_CLOEXEC);
+    off_t at = lseek(cached, 0, SEEK_DATA), end;
+    assert_true(frozen >= 0 && at >= 0);
+    for (; at >= 0; at = lseek(cached, end, SEEK_DATA))
+        for (end = lseek(cached, at, SEEK_HOLE); at < end; at += IBX_SNAPSHOT_PAGE) {
+            assert_int_equal(pread(frozen, page[0], sizeof(page[0]), at), sizeof(page[0]));
+            assert_int_equal(pread(cached, page[1], sizeof(page[1]), at), sizeof(page[1]));
+            assert_memory_equal(page[0], page[1], sizeof(page[0]));
+        }
+    close(frozen);
+    close(cached);
+}
+
+/* A reader of this host waits for a page that a cache has not, and the cache is killed: what the
+ * reader wanted to see is no page of zeros in the cache's file now. */
+static void test_filler_killed_while_its_reader_waits(void)
+{
+    char second[170], listen[300];
+    freeze();
+    snprintf(second, sizeof(second), "%s.2", cache);
+    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    SERVE(&filler, cache, "--cache", server.uri, "--on-demand", "--listen", "shm://127.0.0.1:0");
+    snprintf(listen, sizeof(listen), "%s", filler.uri);
+    SERVE(&further, second, "--cache", filler.uri, "--on-demand");
+    child_start(&children[0], (const char *[]){"-S", NULL});
+    MOVER_RUN(0, "clone", second, "--qmp", children[0].tool);
+    mover_kill(&server, SIGKILL);
+    mover_await_words(&filler, "connecting again");
+    vm_do(&children[0], "cont", NULL);
+    const uint64_t until = vm_soon();
+    while (!waits_for_page(filler.pid, "ibx-snapshot") && !waits_for_page(further.pid, "ibx-fault"))
+        assert_true(ibx_now_ns() < until);
+    mover_kill(&filler, SIGKILL);
+    mover_await_words(&further, "connecting again");
+    has_only_what_was_frozen();
+    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    SERVE(&filler, cache, "--cache", server.uri, "--listen", listen);
+    child_is_right(&children[0]);
+}
+
 /* ---------------------------------------------------------------- full */
 
 /* Its tmpfs is full: it says so, tries with pauses, and goes on when there is room. */
@@ -231,10 +290,15 @@ static void test_changed_hash(void)
 int main(void)
 {
     static const struct vm_test tests[] = {
-        VM_TEST(test_changed_page),        VM_TEST(test_changed_hash),
-        VM_TEST(test_filler_killed),       VM_TEST(test_child_ends_while_the_server_is_lost),
-        VM_TEST(test_inner_node_dies),     VM_TEST(test_filler_killed_when_whole),
-        VM_TEST(test_no_room_for_a_cache), {0},
+        VM_TEST(test_changed_page),
+        VM_TEST(test_changed_hash),
+        VM_TEST(test_filler_killed),
+        VM_TEST(test_filler_killed_while_its_reader_waits),
+        VM_TEST(test_child_ends_while_the_server_is_lost),
+        VM_TEST(test_inner_node_dies),
+        VM_TEST(test_filler_killed_when_whole),
+        VM_TEST(test_no_room_for_a_cache),
+        {0},
     };
     return vm_tests(tests, clones_end);
 }
