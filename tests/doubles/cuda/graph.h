@@ -122,6 +122,10 @@ struct double_graph *graph_captured(void *stream);
 struct double_graph *graph_copy(void *graph);
 void graph_discard(void *graph);
 
+/* graph_runs.c: what such a node does, in a stream. */
+int graph_run_copy(const struct ibx_cuda_memcpy3d *copy, void *stream);
+int graph_run_set(const struct ibx_cuda_memset *set, void *stream);
+
 /* graph_copies.c: a copy of a graph has the same objects; one that is gone has none; what can be
  * launched has those of that graph, and those of before until its launches have ended. */
 void graph_objects_hold(const struct double_graph *graph);

@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A double of CUDA's runtime: nodes of graphs; those that copy are in graph_copies.c. */
+#include "tests/doubles/cuda/graph.h"
+#include "tests/doubles/cuda/runtime.h"
+
+#include <string.h>
+
+#define INVALID_VALUE 1
+
+static int added(void **node, struct graph_node *made)
+{
+    *node = made;
+    return returns(made ? 0 : 2);
+}
+
+EXPORT int cudaGraphAddMemsetNode(void **node, void *graph, void *const *behind, size_t count,
+                                  const struct ibx_cuda_memset *set)
+{
+    if (set->element != 1 && set->element != 2 && set->element != 4)
+        return returns(INVALID_VALUE);
+    struct graph_node *made = graph_add(graph, NODE_MEMSET, behind, count);
+    if (made)
+        made->of.set = *set;
+    return added(node, made);
+}
+
+EXPORT int cudaGraphAddHostNode(void **node, void *graph, void *const *behind, size_t count,
+                                const void *host)
+{
+    struct graph_node *made = graph_add(graph, NODE_HOST, behind, count);
+    if (made)
+        memcpy(&made->of.host, host, sizeof(made->of.host));
+    return added(node, made);
+}
+
+EXPORT int cudaGraphAddEmptyNode(void **node, void *graph, void *const *behind, size_t count)
+{
+    return added(node, graph_add(graph, NODE_EMPTY, behind, count));
+}
+
+EXPORT int cudaGraphAddChildGraphNode(void **node, void *graph, void *const *behind, size_t count,
+                                      void *child)
+{
+    struct graph_node *made = graph_add(graph, NODE_GRAPH, behind, count);
+    if (made)
+        made->of.child = graph_copy(child);
+    return added(node, made);
+}
+
+EXPORT int cudaGraphAddEventRecordNode(void **node, void *graph, void *const *behind, size_t count,
+                                       void *event)
+{
+    struct graph_node *made = graph_add(graph, NODE_RECORD, behind, count);
+    if (made)
+        made->of.event = event;
+    return added(node, made);
+}
+
+EXPORT int cudaGraphAddEventWaitNode(void **node, void *graph, void *const *behind, size_t count,
+                                     void *event)
+{
+    struct graph_node *made = graph_add(graph, NODE_WAIT, behind, count);
+    if (made)
+        made->of.event = event;
+    return added(node, made);
+}
+
+struct allocation {
+    int words[22];
+    const void *access;
+    size_t access_count, n;
+    void *address;
+};
+
+EXPORT int cudaGraphAddMemAllocNode(void **node, void *graph, void *const *behind, size_t count,
+                                    struct allocation *a)
+{
+    if (a->words[0] != 1 || a->words[2] != 1 || a->words[3] || a->access_count)
+        return returns(INVALID_VALUE);
+    int rc = pooled_malloc(&a->address, a->n);
+    return rc ? rc : added(node, graph_add(graph, NODE_ALLOC, behind, count));
+}
+
+EXPORT int cudaGraphAddMemFreeNode(void **node, void *graph, void *const *behind, size_t count,
+                                   void *address)
+{
+    (void)address;
+    return added(node, graph_add(graph, NODE_FREE, behind, count));
+}
+
+EXPORT int cudaGraphNodeGetType(void *node, int *type)
+{
+    *type = node_of(node)->type;
+    return returns(0);
+}
+
+EXPORT int cudaGraphHostNodeGetParams(void *node, void *host)
+{
+    memcpy(host, &node_of(node)->of.host, sizeof(node_of(node)->of.host));
+    return returns(0);
+}
+
+EXPORT int cudaGraphChildGraphNodeGetGraph(void *node, void **graph)
+{
+    *graph = node_of(node)->of.child;
+    return returns(0);
+}
+
+static bool comes_behind(const struct graph_node *node, const struct graph_node *before)
+{
+    for (unsigned i = 0; i < node->count; i++) {
+        if (node->behind[i] == before->index)
+            return true;
+    }
+    return false;
+}
+
+static int neighbours(void *handle, void **nodes, size_t *count, bool behind)
+{
+    struct graph_node *of = node_of(handle);
+    size_t found = 0;
+    for (unsigned i = 0; i < of->graph->count; i++) {
+        struct graph_node *other = &of->graph->nodes[i];
+        if (!(behind ? comes_behind(other, of) : comes_behind(of, other)))
+            continue;
+        if (nodes && found < *count)
+            nodes[found] = other;
+        found++;
+    }
+    *count = found;
+    return returns(0);
+}
+
+EXPORT int cudaGraphNodeGetDependencies(void *node, void **nodes, void *edges, size_t *count)
+{
+    return edges ? returns(INVALID_VALUE) : neighbours(node, nodes, count, false);
+}
+
+EXPORT int cudaGraphNodeGetDependentNodes(void *node, void **nodes, void *edges, size_t *count)
+{
+    return edges ? returns(INVALID_VALUE) : neighbours(node, nodes, count, true);
+}
+
+EXPORT int cudaGraphNodeSetEnabled(void *exec, void *node, unsigned on)
+{
+    graph_of(exec)->nodes[node_of(node)->index].off = !on;
+    return returns(0);
+}
+
+EXPORT int cudaGraphNodeGetEnabled(void *exec, void *node, unsigned *on)
+{
+    *on = !graph_of(exec)->nodes[node_of(node)->index].off;
+    return returns(0);
+}
+
+EXPORT int cudaGraphDestroyNode(void *node)
+{
+    struct graph_node *gone = node_of(node);
+    gone->type = NODE_NONE;
+    gone->count = 0;
+    return returns(0);
+}
+
+EXPORT int cudaGraphMemsetNodeSetParams(void *node, const struct ibx_cuda_memset *set)
+{
+    node_of(node)->of.set = *set;
+    return returns(node_of(node)->type == NODE_MEMSET ? 0 : INVALID_VALUE);
+}
+
+EXPORT int cudaGraphExecMemsetNodeSetParams(void *exec, void *node,
+                                            const struct ibx_cuda_memset *set)
+{
+    return cudaGraphMemsetNodeSetParams(&graph_of(exec)->nodes[node_of(node)->index], set);
+}
+
+EXPORT int cudaDeviceGetGraphMemAttribute(int device, int attribute, void *value)
+{
+    const uint64_t found = (uint64_t)attribute << 40 | 7;
+    memcpy(value, &found, sizeof(found));
+    return returns(device ? 101 : 0);
+}
+
+EXPORT int cudaDeviceGraphMemTrim(int device)
+{
+    return returns(device ? 101 : 0);
+}

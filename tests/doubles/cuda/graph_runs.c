@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A double of CUDA's runtime: graphs run. Of nodes that may run in any order those that were added
+ * last run first. */
+#include "tests/doubles/cuda/graph.h"
+#include "tests/doubles/cuda/runtime.h"
+
+#include <string.h>
+
+#define INVALID_VALUE 1
+
+static int copy_bytes(void *to, const void *from, size_t n, void *stream)
+{
+    int (*run)(uint64_t to, uint64_t from, size_t n, void *stream) = NULL;
+    *(void **)&run = driver_function("cuMemcpyAsync");
+    return run((uintptr_t)to, (uintptr_t)from, n, stream);
+}
+
+static char *at(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *pos, size_t y,
+                size_t z)
+{
+    return (char *)memory->at + ((pos->depth + z) * memory->y + pos->height + y) * memory->pitch +
+           pos->width;
+}
+
+int graph_run_copy(const struct ibx_cuda_memcpy3d *p, void *stream)
+{
+    int rc = p->kind >= 1 && p->kind <= 3 && !p->from_array && !p->to_array ? 0 : INVALID_VALUE;
+    for (size_t z = 0; z < p->extent.depth && !rc; z++)
+        for (size_t y = 0; y < p->extent.height && !rc; y++)
+            rc = copy_bytes(at(&p->to, &p->to_at, y, z), at(&p->from, &p->from_at, y, z),
+                            p->extent.width, stream);
+    return rc;
+}
+
+int graph_run_set(const struct ibx_cuda_memset *set, void *stream)
+{
+    int (*copy)(uint64_t to, const void *from, size_t n, void *stream) = NULL;
+    *(void **)&copy = driver_function("cuMemcpyHtoDAsync_v2");
+    const size_t row = set->width * set->element;
+    char *bytes = set->width < 1u << 30 ? malloc(row + 4) : NULL;
+    int rc = bytes ? 0 : INVALID_VALUE;
+    for (size_t i = 0; i < row && bytes; i += set->element)
+        memcpy(bytes + i, &set->value, set->element);
+    for (size_t y = 0; y < set->height && !rc; y++)
+        rc = copy((uintptr_t)set->at + y * set->pitch, bytes, row, stream);
+    free(bytes);
+    return rc;
+}
+
+static int run_kernel(const struct graph_node *node, void *stream)
+{
+    int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                  void *, void **, void **) = NULL;
+    size_t n = sizeof(node->of.values);
+    uint64_t values[3];
+    void *extra[] = {(void *)1, values, (void *)2, &n, NULL};
+    *(void **)&launch = driver_function("cuLaunchKernel");
+    memcpy(values, node->of.values, n);
+    return launch(node->of.kernel, node->of.size[0], node->of.size[1], node->of.size[2],
+                  node->of.size[3], node->of.size[4], node->of.size[5], 0, stream, NULL, extra);
+}
+
+static int run_graph(const struct double_graph *graph, void *stream);
+
+/* By the value that the handle had at first: no kernel here sets one. */
+static int run_conditional(const struct graph_node *node, void *stream)
+{
+    void *body = node->of.bodies[node->of.condition ? 0 : 1];
+    return body ? run_graph(graph_of(body), stream) : 0;
+}
+
+static int run_node(const struct graph_node *node, void *stream)
+{
+    if (node->off)
+        return 0;
+    switch (node->type) {
+    case NODE_KERNEL:
+        return run_kernel(node, stream);
+    case NODE_MEMCPY:
+        return graph_run_copy(&node->of.copy, stream);
+    case NODE_MEMSET:
+        return graph_run_set(&node->of.set, stream);
+    case NODE_HOST:
+        return cudaLaunchHostFunc(stream, node->of.host.function, node->of.host.argument);
+    case NODE_GRAPH:
+        return run_graph(node->of.child, stream);
+    case NODE_CONDITIONAL:
+        return run_conditional(node, stream);
+    case NODE_RECORD:
+        return cudaEventRecord(node->of.event, stream);
+    case NODE_WAIT:
+        return cudaStreamWaitEvent(stream, node->of.event, 0);
+    default:
+        return 0;
+    }
+}
+
+static bool is_ready(const struct graph_node *node, const bool *ran)
+{
+    bool ready = !ran[node->index];
+    for (unsigned i = 0; i < node->count; i++)
+        ready = ready && ran[node->behind[i]];
+    return ready;
+}
+
+static int run_graph(const struct double_graph *graph, void *stream)
+{
+    bool ran[GRAPH_NODES] = {false};
+    int rc = 0;
+    for (unsigned done = 0; done < graph->count && !rc; done++) {
+        unsigned i = graph->count;
+        while (i && !is_ready(&graph->nodes[i - 1], ran))
+            i--;
+        if (!i)
+            return INVALID_VALUE; /* a circle */
+        rc = run_node(&graph->nodes[i - 1], stream);
+        ran[i - 1] = true;
+    }
+    return rc;
+}
+
+EXPORT int cudaGraphLaunch(void *exec, void *stream)
+{
+    graph_of(exec)->launched = stream;
+    return returns(run_graph(graph_of(exec), stream));
+}
