@@ -25,6 +25,18 @@ void wait_for_flag(void *flag)
         std::this_thread::yield();
 }
 
+// Ready to be launched: waits for the flag, and then copies all of `back` from the device.
+void *waits_and_copies(Graph *graph, std::atomic<int> *flag, std::vector<char> *back,
+                       const char *device)
+{
+    const Host host = {wait_for_flag, flag};
+    const Planes out = copy_of(back->data(), device, back->size(), D2H);
+    if (graph->add("cudaGraphAddHostNode", {}, &host) ||
+        graph->add("cudaGraphAddMemcpyNode", {graph->nodes[0]}, &out))
+        return nullptr;
+    return graph->made();
+}
+
 } // namespace
 
 // Over a connection that breaks, for good: a graph whose functions were not called is an error.
@@ -39,12 +51,8 @@ bool graphs_lost()
     const int before = dup(0);
     close(before);
     Graph graph;
-    const Host host = {wait_for_flag, &flag};
-    const Planes out = copy_of(back.data(), device, 10000, D2H);
-    REQUIRE(graph.add("cudaGraphAddHostNode", {}, &host) == 0);
-    REQUIRE(graph.add("cudaGraphAddMemcpyNode", {graph.nodes[0]}, &out) == 0);
-    void *exec = graph.made();
-    REQUIRE(launch(exec, stream) == 0 && cudaStreamSynchronize(other) == 0);
+    void *exec = waits_and_copies(&graph, &flag, &back, device);
+    REQUIRE(exec && launch(exec, stream) == 0 && cudaStreamSynchronize(other) == 0);
     for (int fd = before; fd < before + 64; fd++) // all of the thread's, which are new
         shutdown(fd, SHUT_RDWR);
     flag = 1;
@@ -104,11 +112,7 @@ bool frees_beside_graphs()
     REQUIRE((run<void **, const void *, std::size_t, std::size_t, unsigned>(
                  "cudaMallocArray", &array, channel, 64, 0, 0) == 0));
     Graph graph, failing, allocating;
-    const Host host = {wait_for_flag, &flag};
-    const Planes out = copy_of(back.data(), device, 10000, D2H),
-                 wrong = copy_of(never.data(), second, n, D2H);
-    REQUIRE(graph.add("cudaGraphAddHostNode", {}, &host) == 0);
-    REQUIRE(graph.add("cudaGraphAddMemcpyNode", {graph.nodes[0]}, &out) == 0);
+    const Planes wrong = copy_of(never.data(), second, n, D2H);
     REQUIRE(failing.add("cudaGraphAddMemcpyNode", {}, &wrong) == 0);
     Allocation allocation = {};
     allocation.kind = allocation.location = 1;
@@ -116,8 +120,8 @@ bool frees_beside_graphs()
     REQUIRE(
         (run<void **, void *, void *const *, std::size_t, Allocation *>(
              "cudaGraphAddMemAllocNode", &node, allocating.handle, nullptr, 0, &allocation) == 0));
-    void *exec = graph.made(), *wrong_exec = failing.made();
-    REQUIRE(launch(exec, stream) == 0);
+    void *exec = waits_and_copies(&graph, &flag, &back, device), *wrong_exec = failing.made();
+    REQUIRE(exec && launch(exec, stream) == 0);
     Release release(&flag);
     const bool freed =
         cudaFree(pooled) == 0 && cudaFree(nullptr) == 0 && cudaFree(allocation.address) == 0;
@@ -157,13 +161,9 @@ bool unpinned_beside_graphs()
     });
     wait_for_flag(&ready);
     Graph graph;
-    const Host host = {wait_for_flag, &flag};
-    const Planes out = copy_of(back.data(), device, 10000, D2H);
-    REQUIRE(graph.add("cudaGraphAddHostNode", {}, &host) == 0);
-    REQUIRE(graph.add("cudaGraphAddMemcpyNode", {graph.nodes[0]}, &out) == 0);
-    void *exec = graph.made();
+    void *exec = waits_and_copies(&graph, &flag, &back, device);
     const unsigned long unpinned = unpinned_ever(), waits = stub_remote()->stats().waits;
-    REQUIRE(launch(exec, stream) == 0 && cudaStreamQuery(stream) == 600);
+    REQUIRE(exec && launch(exec, stream) == 0 && cudaStreamQuery(stream) == 600);
     go = 1;
     other.join();
     while (over_shm && stub_remote()->stats().waits == waits)
@@ -185,19 +185,15 @@ bool loads_beside_graphs()
     char *near = device_memory(10000);
     void *stream = nullptr;
     bool good = false;
-    const Host host = {wait_for_flag, &flag};
     REQUIRE(cudaSetDevice(1) == 0 && cudaStreamCreate(&stream) == 0);
     char *far = device_memory(10000);
     REQUIRE(near && far && cudaMemcpy(far, there.data(), 10000, H2D) == 0);
     Graph graph;
-    const Planes out = copy_of(back.data(), far, 10000, D2H);
-    REQUIRE(graph.add("cudaGraphAddHostNode", {}, &host) == 0);
-    REQUIRE(graph.add("cudaGraphAddMemcpyNode", {graph.nodes[0]}, &out) == 0);
-    void *exec = graph.made();
+    void *exec = waits_and_copies(&graph, &flag, &back, far);
     REQUIRE(cudaSetDevice(0) == 0 && stub_launch(near, near + 5000, 5000, nullptr) == 0);
     REQUIRE(cudaDeviceSynchronize() == 0 && cudaSetDevice(1) == 0);
     const unsigned long waits = stub_remote()->stats().waits;
-    REQUIRE(launch(exec, stream) == 0 && cudaStreamQuery(stream) == 600);
+    REQUIRE(exec && launch(exec, stream) == 0 && cudaStreamQuery(stream) == 600);
     std::thread other([&] {
         good = cudaSetDevice(1) == 0 && stub_launch(far, far + 5000, 5000, nullptr) == 0 &&
                cudaDeviceSynchronize() == 0;

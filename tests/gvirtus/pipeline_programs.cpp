@@ -3,6 +3,7 @@
 // Random programs, call by call beside a model of a native device.
 #include "frontend-glue/session/extra.h"
 #include "tests/gvirtus/pipeline_scene.h"
+#include "tests/gvirtus/random_numbers.h"
 
 #include <condition_variable>
 #include <cstdio>
@@ -13,18 +14,6 @@
 
 namespace
 {
-
-struct Random {
-    std::uint64_t state;
-    std::uint64_t next()
-    {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        return state * 2685821657736338717u;
-    }
-    unsigned below(unsigned n) { return static_cast<unsigned>(next() >> 33) % n; }
-};
 
 // A call of a program, with the model's answer beside it.
 struct Call {
@@ -56,7 +45,7 @@ Call random_copy(Random *random)
     const std::uint64_t block = (1 + random->below(WORLD_BLOCKS)) * WORLD_BLOCK;
     const std::uint64_t at =
         random->below(3) ? block : block + WORLD_BLOCK - n + random->below(20) / 19;
-    const std::vector<char> bytes = random_bytes(n, random->below(1u << 16));
+    const std::vector<char> bytes = random_bytes(n, static_cast<unsigned>(random->below(1u << 16)));
     return {"cudaMemcpy", Body().u64(at).host(bytes.data(), n).u64(n).i32(H2D)};
 }
 
@@ -179,12 +168,12 @@ Call random_call(Random *random, const World *world)
     case 16:
         return {"cudaEventQuery", Body().u64(event)};
     default: // mostly good ones
-        return {"cudaLaunchKernel",
-                world_launch(random->below(30)  ? KERNEL + random->below(3)
-                             : random->below(4) ? KERNEL_OF_DEVICE_0
-                                                : KERNEL_UNKNOWN,
-                             random->below(20) ? 32u << random->below(3) : 4000,
-                             random->below(40) ? stream : 77, value, random->below(40))};
+        return {"cudaLaunchKernel", world_launch(random->below(30)  ? KERNEL + random->below(3)
+                                                 : random->below(4) ? KERNEL_OF_DEVICE_0
+                                                                    : KERNEL_UNKNOWN,
+                                                 random->below(20) ? 32u << random->below(3) : 4000,
+                                                 random->below(40) ? stream : 77, value,
+                                                 static_cast<unsigned>(random->below(40)))};
     }
 }
 
@@ -347,7 +336,7 @@ bool Program::step(unsigned index, const Call &made)
 bool Program::run(unsigned calls)
 {
     for (unsigned i = 0, copies = 0; i < calls; i++) {
-        const unsigned index = random.below(static_cast<unsigned>(apps.size()));
+        const auto index = static_cast<unsigned>(random.below(apps.size()));
         if (!copies && !random.below(16)) // at rest several in a row
             copies = 6;
         const Call made = copies == 6 ? Call{"cudaDeviceSynchronize", Body()}

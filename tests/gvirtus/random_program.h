@@ -6,22 +6,12 @@
 #ifndef IBX_TESTS_GVIRTUS_RANDOM_PROGRAM_H
 #define IBX_TESTS_GVIRTUS_RANDOM_PROGRAM_H
 
+#include "random_numbers.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <cuda_runtime.h>
-
-struct Random {
-    std::uint64_t state;
-    std::uint64_t next()
-    {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        return state * 2685821657736338717u;
-    }
-    std::size_t below(std::size_t n) { return static_cast<std::size_t>(next() >> 11) % n; }
-};
 
 struct RandomProgram {
     Random random;
