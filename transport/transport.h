@@ -61,6 +61,8 @@ struct ibx_message_memory {
     void (*give)(void *memory);  /* the message was released */
 };
 
+enum { IBX_OPTION_SIZE = 512 }; /* bytes of the longest option as text, its end included */
+
 struct ibx_options {
     char provider[64];     /* "auto" or names in order of preference: "shm,tcp" ["auto"] */
     char device[128];      /* verbs devices, one per rail, comma separated; "" by route [""] */
@@ -70,7 +72,8 @@ struct ibx_options {
     char tcp_engine[64];         /* of bulk data: "syscalls", "uring" or "uring-zc" ["syscalls"] */
     char key_file[256];          /* "" none [""] */
     char name[IBX_NAME_MAX + 1]; /* of the key in key_file that a client uses, "" the first [""] */
-    char allow[512]; /* names that a server serves, comma separated; "" all in key_file [""] */
+    char allow[IBX_OPTION_SIZE]; /* names that a server serves, comma separated; "" all in key_file
+                                    [""] */
     unsigned
         unauthenticated; /* clients that a listener lets try to prove themselves at once [256] */
     enum ibx_encryption encryption; /* TLS; auto: with a key, to another host [auto] */
@@ -116,7 +119,8 @@ int ibx_size_parse(const char *text, size_t *bytes, struct ibx_error *err);
 
 /* The keys in their order, NULL after the last. */
 const char *ibx_options_key(unsigned index);
-/* Writes an option's value as ibx_options_set() takes it, cut to `size`. -ENOENT: no such key. */
+/* Writes an option's value as ibx_options_set() takes it, cut to `size`: IBX_OPTION_SIZE cuts none.
+ * -ENOENT: no such key. */
 int ibx_options_get(const struct ibx_options *options, const char *key, char *value, size_t size);
 
 /* The most bytes of message buffers that an idle connection with these options holds, on any of the

@@ -20,7 +20,7 @@ static void check_options(const struct ibx_options *options)
     const char *key;
     ibx_options_init(&again);
     for (unsigned i = 0; (key = ibx_options_key(i)); i++) {
-        char value[300], value_again[300];
+        char value[IBX_OPTION_SIZE], value_again[IBX_OPTION_SIZE];
         require(!ibx_options_get(options, key, value, sizeof(value)));
         require(!ibx_options_set(&again, key, value, NULL));
         require(!ibx_options_get(&again, key, value_again, sizeof(value_again)));

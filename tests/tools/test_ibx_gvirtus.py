@@ -350,6 +350,10 @@ def show_of_a_back_end_that_is_not_there(scene):
     home.write(PROPERTIES, "rdma.memory : 1M\nrdma.log : info\nrdma.gpu_memory : 2M\n", "a")
     equal(home.run("show"), 1)
     home.says("rdma.memory : 1M\n", "rdma.log : info\n", "rdma.gpu_memory : 2M\n")
+    names = ",".join(f"client{i}" for i in range(50))
+    home.write(PROPERTIES, f"rdma.allow : {names}\n", "a")
+    equal(home.run("show"), 1)
+    home.says(f"rdma.allow : {names}\n")
     home.write("etc/query", f"communicator : tcp://127.0.0.1:{port}?slots=11&chunk=1M\n"
                             "rdma.slots : 9\n")
     equal(home.run("show", "--properties", home.path("etc/query")), 1)

@@ -117,7 +117,7 @@ static void show_config(const struct ibx_glue_config *config)
         ibx_uri_options(&uri, &asked, NULL);
     const char *key;
     for (unsigned i = 0; (key = ibx_options_key(i)); i++) {
-        char value[256], usual[256], counts[256];
+        char value[IBX_OPTION_SIZE], usual[IBX_OPTION_SIZE], counts[IBX_OPTION_SIZE];
         ibx_options_get(&config->options, key, value, sizeof(value));
         ibx_options_get(&defaults, key, usual, sizeof(usual));
         ibx_options_get(&asked, key, counts, sizeof(counts));

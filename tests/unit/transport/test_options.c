@@ -69,7 +69,7 @@ static void defaults(void **state)
     memset(&options, 0xff, sizeof(options));
     ibx_options_init(&options);
     for (size_t i = 0; i < KEYS; i++) {
-        char value[300];
+        char value[IBX_OPTION_SIZE];
         assert_int_equal(ibx_options_get(&options, table[i].key, value, sizeof(value)), 0);
         assert_string_equal(value, table[i].fallback);
     }
@@ -82,7 +82,7 @@ static void takes_and_gives_back(void **state)
     ibx_options_init(&options);
     for (size_t i = 0; i < KEYS; i++) {
         for (size_t j = 0; j < 8 && table[i].good[j]; j++) {
-            char text[64], value[300];
+            char text[64], value[IBX_OPTION_SIZE];
             struct ibx_error err = {0};
             snprintf(text, sizeof(text), "%s", table[i].good[j]);
             char *expected = strchr(text, '=');
@@ -139,6 +139,23 @@ static void texts_have_limits(void **state)
         assert_non_null(strstr(err.message, "is longer than"));
         assert_non_null(strstr(err.message, texts[i].key));
     }
+}
+
+/* "dd,dd,...d" as long as the option takes: given back whole; one character more is refused. */
+static void longest_is_given_back(void **state)
+{
+    (void)state;
+    struct ibx_options options;
+    struct ibx_error err = {0};
+    char text[IBX_OPTION_SIZE + 1] = "", value[IBX_OPTION_SIZE];
+    ibx_options_init(&options);
+    for (size_t i = 0; i < sizeof(options.allow) - 1; i++)
+        text[i] = i % 3 == 2 ? ',' : 'd';
+    assert_int_equal(ibx_options_set(&options, "allow", text, &err), 0);
+    assert_int_equal(ibx_options_get(&options, "allow", value, sizeof(value)), 0);
+    assert_string_equal(value, text);
+    text[sizeof(options.allow) - 1] = 'd';
+    assert_int_equal(ibx_options_set(&options, "allow", text, &err), -EINVAL);
 }
 
 static void unknown_key_names_the_known_ones(void **state)
@@ -239,6 +256,7 @@ int main(void)
         cmocka_unit_test(takes_and_gives_back),
         cmocka_unit_test(refuses_and_keeps_the_old_value),
         cmocka_unit_test(texts_have_limits),
+        cmocka_unit_test(longest_is_given_back),
         cmocka_unit_test(unknown_key_names_the_known_ones),
         cmocka_unit_test(get_truncates),
         cmocka_unit_test(sizes),
