@@ -15,7 +15,9 @@
 
 #include "common/clock.h"
 
+#include <dirent.h>
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -26,6 +28,7 @@
 #define ALONE_AT_ONCE    (256u << 10) /* bytes copied before other work has its turn */
 #define REQUESTS_AT_ONCE 2u           /* pieces likewise */
 #define URGENT_RUN       4u           /* urgent steps, then one of bulk if there is any */
+#define THREADS_TRIED    3u           /* of the peer's, which may end one after the other */
 
 /* A chunk's cookie[0] is the number of bytes copied or requested; cookie[1] holds the number of
  * requests that the peer has not answered and, above it, the first error. */
@@ -85,14 +88,15 @@ int ibx_shm_rdma(void *endpoint, struct ibx_chunk *chunk)
 /* Reads the peer's nonce and, in the same call and so from the same address space, `length` bytes
  * at `address`. Neither a process that took over the peer's id nor a program that the peer has
  * executed since has the nonce. */
-static int direct_read(struct shm *shm, void *local, uint64_t address, size_t length)
+static int read_by(const struct shm *shm, pid_t thread, void *local, uint64_t address,
+                   size_t length)
 {
     uint8_t nonce[IBX_SHM_NONCE];
     struct iovec to[2] = {{nonce, sizeof(nonce)}, {local, length}};
     struct iovec from[2] = {{(void *)(uintptr_t)shm->peer_nonce_address, sizeof(nonce)},
                             {(void *)(uintptr_t)address, length}};
     unsigned long parts = length ? 2 : 1;
-    ssize_t n = process_vm_readv(shm->peer_pid, to, parts, from, parts, 0);
+    ssize_t n = process_vm_readv(thread, to, parts, from, parts, 0);
     if (n < 0 && errno != EFAULT)
         return -errno;
     if (n < (ssize_t)sizeof(nonce) || memcmp(nonce, shm->peer_nonce, sizeof(nonce)))
@@ -102,18 +106,49 @@ static int direct_read(struct shm *shm, void *local, uint64_t address, size_t le
 
 /* Likewise; the nonce is written over itself. This process may be stopped for any time before the
  * second call, so that call accesses the nonce first, too. */
-static int direct_write(struct shm *shm, void *local, uint64_t address, size_t length)
+static int write_by(const struct shm *shm, pid_t thread, void *local, uint64_t address,
+                    size_t length)
 {
-    int rc = direct_read(shm, NULL, 0, 0); /* is it still the peer? */
+    int rc = read_by(shm, thread, NULL, 0, 0); /* is it still the peer? */
     if (rc)
         return rc;
-    struct iovec from[2] = {{shm->peer_nonce, IBX_SHM_NONCE}, {local, length}};
+    struct iovec from[2] = {{(void *)(uintptr_t)shm->peer_nonce, IBX_SHM_NONCE}, {local, length}};
     struct iovec to[2] = {{(void *)(uintptr_t)shm->peer_nonce_address, IBX_SHM_NONCE},
                           {(void *)(uintptr_t)address, length}};
-    ssize_t n = process_vm_writev(shm->peer_pid, from, 2, to, 2, 0);
+    ssize_t n = process_vm_writev(thread, from, 2, to, 2, 0);
     if (n < 0)
         return errno == EFAULT ? -ESRCH : -errno;
     return (size_t)n == IBX_SHM_NONCE + length ? 0 : -EFAULT;
+}
+
+/* A process lives on when the thread ends whose id it has, and others go on. The kernel then
+ * reaches its memory by their ids alone. */
+static bool thread_find(struct shm *shm)
+{
+    char path[32];
+    bool found = false;
+    snprintf(path, sizeof(path), "/proc/%d/task", shm->peer_pid);
+    DIR *threads = opendir(path);
+    for (struct dirent *entry; threads && !found && (entry = readdir(threads));) {
+        const pid_t thread = atoi(entry->d_name);
+        found = thread > 0 && !read_by(shm, thread, NULL, 0, 0);
+        if (found)
+            atomic_store(&shm->peer_thread, thread);
+    }
+    if (threads)
+        closedir(threads);
+    return found;
+}
+
+/* From any thread. -ESRCH: the peer's process is gone. */
+static int direct_copy(struct shm *shm, bool read, void *local, uint64_t address, size_t length)
+{
+    for (unsigned tries = 0;; tries++) {
+        const pid_t thread = atomic_load_explicit(&shm->peer_thread, memory_order_relaxed);
+        const int rc = (read ? read_by : write_by)(shm, thread, local, address, length);
+        if (rc != -ESRCH || tries == THREADS_TRIED || !thread_find(shm))
+            return rc;
+    }
 }
 
 static void no_direct(struct shm *shm, const char *reason)
@@ -143,7 +178,8 @@ void ibx_shm_direct_probe(struct shm *shm)
         return;
     }
     shm->peer_pid = peer.pid;
-    int rc = direct_read(shm, NULL, 0, 0);
+    atomic_store(&shm->peer_thread, peer.pid);
+    int rc = direct_copy(shm, true, NULL, 0, 0);
     shm->direct = !rc;
     if (rc == -EPERM)
         no_direct(shm, "process_vm_readv is not permitted (kernel.yama.ptrace_scope, or seccomp)");
@@ -377,5 +413,5 @@ void ibx_shm_remote_release(void *endpoint)
 /* By the kernel; from any thread. */
 int ibx_shm_remote_copy(void *endpoint, bool read, void *local, uint64_t address, size_t length)
 {
-    return (read ? direct_read : direct_write)(endpoint, local, address, length);
+    return direct_copy(endpoint, read, local, address, length);
 }

@@ -245,7 +245,8 @@ struct shm {
     bool connected;
     int control; /* unix socket: wakes, arena descriptors, and its end */
     pid_t peer_pid;
-    bool gone; /* the control socket has ended */
+    _Atomic pid_t peer_thread; /* of it, whose id direct copies name */
+    bool gone;                 /* the control socket has ended */
 
     void *segment;
     struct shm_geometry geometry;

@@ -2,14 +2,20 @@
 /*
  * A peer that is stopped just before it copies, and continued when the memory is no longer
  * registered. It stands in front of its system call while the owner deregisters: the calls lead
- * here first (the linker's --wrap).
+ * here first (the linker's --wrap). And a peer that goes on without its first thread.
  */
 #include "tests/scenes/shm_pair.h"
 
+#include "common/clock.h"
+
 #include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #define LENGTH 4096u
 
@@ -154,13 +160,87 @@ static void test_forbidden_by_one(void **state)
     }
 }
 
+/* ------------------------------------------------- without the thread that had its id */
+
+#define NO_DIRECT 77 /* exit status */
+
+static bool first_thread_ended(void)
+{
+    char path[64], text[256] = "";
+    snprintf(path, sizeof(path), "/proc/self/task/%d/stat", getpid());
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    MUST(fd >= 0 && read(fd, text, sizeof(text) - 1) > 0);
+    close(fd);
+    const char *state = strrchr(text, ')');
+    return state && state[1] && state[2] == 'Z';
+}
+
+/* Only this end polls, so that it copies alone. */
+static void copy_alone(enum ibx_rdma_kind kind)
+{
+    static struct ibx_chunk chunks[2];
+    struct ibx_chunk *chunk = &chunks[kind == IBX_RDMA_WRITE];
+    const unsigned before = pair.server.count;
+    *chunk = (struct ibx_chunk){.kind = kind,
+                                .lane = 1,
+                                .local = local,
+                                .remote_address = (uintptr_t)owned,
+                                .remote_keys = mr->keys,
+                                .length = LENGTH};
+    memset(owned, kind == IBX_RDMA_READ ? 0xaa : 0, sizeof(owned));
+    memset(local, kind == IBX_RDMA_READ ? 0 : 0x55, sizeof(local));
+    MUST(ibx_provider_shm.rdma(pair.server.shm, chunk) == 0);
+    MUST(end_await(&pair.server, NULL, before + 1));
+    MUST(pair.server.notes[before].kind == NOTE_CHUNK && !pair.server.notes[before].status);
+    MUST(!memcmp(owned, local, LENGTH) && local[0] && !end_lost(&pair.server));
+    MUST(pair.server.shm->direct);
+}
+
+static void *second_thread(void *unused)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(END_PATIENCE_MS);
+    (void)unused;
+    while (!first_thread_ended() && ibx_now_ns() < deadline)
+        sched_yield();
+    MUST(first_thread_ended());
+    copy_alone(IBX_RDMA_READ);
+    copy_alone(IBX_RDMA_WRITE);
+    _exit(0);
+}
+
+static _Noreturn void run_without_the_first(void)
+{
+    pthread_t thread;
+    pair_open(&pair);
+    ends_connect(&pair.server, &pair.client);
+    if (!pair.server.shm->direct)
+        _exit(NO_DIRECT);
+    mr = end_register(&pair.client, owned, LENGTH, READ_WRITE);
+    copy_alone(IBX_RDMA_READ);
+    MUST(pthread_create(&thread, NULL, second_thread, NULL) == 0);
+    pthread_exit(NULL);
+}
+
+static void test_first_thread_ends(void **state)
+{
+    (void)state;
+    int status;
+    pid_t child = fork();
+    if (!child)
+        run_without_the_first();
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == NO_DIRECT)
+        skip();
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_stopped_before_a_write),
-        cmocka_unit_test(test_stopped_before_a_read),
-        cmocka_unit_test(test_stopped_in_a_crowd),
-        cmocka_unit_test(test_forbidden_by_one),
+        cmocka_unit_test(test_stopped_before_a_write), cmocka_unit_test(test_stopped_before_a_read),
+        cmocka_unit_test(test_stopped_in_a_crowd),     cmocka_unit_test(test_forbidden_by_one),
+        cmocka_unit_test(test_first_thread_ends),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
