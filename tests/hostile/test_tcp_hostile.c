@@ -121,6 +121,27 @@ static void test_more_requests_than_agreed(void **state)
     end_deregister(&server, mr);
 }
 
+/* Who has an answer may request the next one at once, also before this side has noticed that the
+ * answer has left. */
+static void test_as_many_requests_as_agreed(void **state)
+{
+    (void)state;
+    uint8_t bytes[IBX_TCP_FRAME_BYTES + BYTES];
+    struct ibx_mr *mr = end_register(&server, region, BYTES, BOTH);
+    struct ibx_tcp_frame frame = request(IBX_TCP_READ, mr, 0, BYTES);
+    frame.lane = 1;
+    for (int i = 0; i < 8; i++)
+        send_frame(0, frame);
+    for (int i = 0; i < 100; i++) {
+        receive(1, bytes, sizeof(bytes));
+        assert_memory_equal(bytes + IBX_TCP_FRAME_BYTES, region, BYTES);
+        if (i < 92)
+            send_frame(0, frame);
+    }
+    expect_alive();
+    end_deregister(&server, mr);
+}
+
 static void test_answers_are_asked_for_on_lanes_that_exist(void **state)
 {
     (void)state;
@@ -309,6 +330,7 @@ int main(int argc, char **argv)
         TEST(test_access_is_checked),
         TEST(test_writes_outside_touch_nothing),
         TEST(test_more_requests_than_agreed),
+        TEST(test_as_many_requests_as_agreed),
         TEST(test_answers_are_asked_for_on_lanes_that_exist),
         TEST(test_refusals_become_errno),
         TEST(test_frames_out_of_turn),

@@ -436,6 +436,8 @@ void ibx_tcp_threads_end(struct tcp *tcp);
 int ibx_tcp_uring_open(struct tcp *tcp);
 /* Handles what is done and starts what is next. */
 void ibx_tcp_uring_progress(struct tcp *tcp);
+/* Reports what the kernel has sent: all that the peer can have received. */
+void ibx_tcp_uring_collect(struct tcp *tcp);
 /* Whether the kernel has taken less than that, for want of memory: nothing will wake a sleeper. */
 bool ibx_tcp_uring_has_refused(const struct tcp *tcp);
 /* Cancels the lane's receive; afterwards the kernel writes to none of its memory. */

@@ -164,10 +164,12 @@ static void sent(struct tcp_lane *lane, const struct completion *o)
 }
 
 /* After the connection has failed only what the kernel holds still counts. */
-static void handle(struct tcp *tcp, const struct completion *o)
+static void handle(struct tcp *tcp, struct completion *completion)
 {
+    const struct completion now = *completion, *o = &now;
     struct tcp_lane *lane = &tcp->lanes[o->tag >> 8 & 0xff];
     unsigned kind = o->tag & 0xff;
+    completion->tag = TAG(0, lane->index, RING_CANCEL); /* once */
     if (kind == RING_CANCEL)
         return;
     if (kind == RING_IN)
@@ -209,6 +211,18 @@ bool ibx_tcp_uring_has_refused(const struct tcp *tcp)
     return io_uring_sq_ready(&tcp->uring->ring) > 0;
 }
 
+/* May run inside of ibx_tcp_uring_progress(), for which what is received stays. */
+void ibx_tcp_uring_collect(struct tcp *tcp)
+{
+    struct tcp_uring *r = tcp->uring;
+    take_completions(r);
+    for (unsigned i = 0; i < r->count; i++) {
+        const unsigned kind = r->completions[i].tag & 0xff;
+        if (kind == RING_OUT || kind == RING_OUT_ZEROCOPY)
+            handle(tcp, &r->completions[i]);
+    }
+}
+
 /* ---------------------------------------------------------------------- cancelling */
 
 static void cancel(struct tcp_uring *r, struct tcp_lane *lane, enum ring_kind kind)
@@ -236,10 +250,8 @@ void ibx_tcp_uring_cancel_input(struct tcp_lane *lane)
     for (unsigned at = 0; lane->uring_in; at++) {
         while (at == r->count)
             await_completions(r);
-        if (r->completions[at].tag == TAG(0, lane->index, RING_IN)) {
+        if (r->completions[at].tag == TAG(0, lane->index, RING_IN))
             handle(lane->tcp, &r->completions[at]);
-            r->completions[at].tag = TAG(0, lane->index, RING_CANCEL);
-        }
     }
 }
 

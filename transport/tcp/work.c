@@ -180,7 +180,9 @@ void ibx_tcp_on_post_released(struct tcp *tcp, struct tcp_post *post)
 
 static struct tcp_job *job_take(struct tcp *tcp, const struct ibx_tcp_frame *frame)
 {
-    if (!tcp->jobs_free)
+    if (!tcp->jobs_free && tcp_uring(tcp))
+        ibx_tcp_uring_collect(tcp);
+    else if (!tcp->jobs_free)
         ibx_tcp_threads_collect(tcp);
     struct tcp_job *job = tcp->jobs_free;
     if (!job) {
