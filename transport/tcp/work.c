@@ -77,8 +77,9 @@ int ibx_tcp_rdma(void *endpoint, struct ibx_chunk *chunk)
     struct tcp_post *post = tcp->posts_free;
     if (chunk->lane > tcp->lane_count || !chunk->length || chunk->length > IBX_TCP_BODY_MAX)
         return -EINVAL;
-    if (!post || tcp->status || !ibx_tcp_move(tcp, &post->state, TCP_POST_QUEUED))
-        return -EAGAIN; /* progress() reports why the connection is over */
+    /* progress() reports why the connection is over. One that drains sends nothing any more. */
+    if (!post || tcp->state.now != TCP_LIVE || !ibx_tcp_move(tcp, &post->state, TCP_POST_QUEUED))
+        return -EAGAIN;
     tcp->posts_free = post->next;
     bool write = chunk->kind == IBX_RDMA_WRITE;
     struct ibx_tcp_frame frame = {

@@ -90,6 +90,30 @@ static void test_later_than_the_end_of_other_lanes(void **state)
     end_close(&server);
 }
 
+/* Nor when more work is given to it meanwhile, which waits until the end is known. */
+static void test_behind_requests_of_this_side(void **state)
+{
+    (void)state;
+    uint64_t key = 1;
+    static uint8_t byte;
+    struct ibx_chunk chunks[2];
+    connect_raw();
+    lose_lanes();
+    for (unsigned i = 0; i < 2; i++) {
+        chunks[i] = (struct ibx_chunk){.kind = i ? IBX_RDMA_WRITE : IBX_RDMA_READ,
+                                       .local = &byte,
+                                       .remote_keys = &key,
+                                       .length = 1};
+        assert_int_equal(ibx_provider_tcp.rdma(server.tcp, &chunks[i]), -EAGAIN);
+        end_settle(&server);
+    }
+    send_message("last");
+    close(lanes[0]);
+    expect_end(4);
+    assert_memory_equal(server.notes[3].data, "last", 4);
+    end_close(&server);
+}
+
 /* Output that the peer does not read is no reason to stay awake any more. */
 static void test_behind_output_that_waits(void **state)
 {
@@ -170,6 +194,7 @@ int main(int argc, char **argv)
         end_choose(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_later_than_the_end_of_other_lanes),
+        cmocka_unit_test(test_behind_requests_of_this_side),
         cmocka_unit_test(test_behind_output_that_waits),
         cmocka_unit_test(test_no_end_of_lane_0),
         cmocka_unit_test(test_behind_a_full_window),
