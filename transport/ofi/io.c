@@ -59,6 +59,18 @@ bool ibx_ofi_move(struct ofi_endpoint *e, struct ibx_state_machine *machine, uns
     return false;
 }
 
+/* It has closed the handshake's socket. */
+static bool peer_gone(const struct ofi_endpoint *e)
+{
+    struct pollfd socket = {.fd = ibx_link_socket(e->link), .events = POLLRDHUP};
+    return poll(&socket, 1, 0) > 0;
+}
+
+bool ibx_ofi_would_lose(const struct ofi_endpoint *e)
+{
+    return !e->choice.native && peer_gone(e);
+}
+
 /* -------------------------------------------------------------------- chunks */
 
 int ibx_ofi_io_init(struct ofi_endpoint *e, struct ibx_error *err)
@@ -271,12 +283,6 @@ static void check_silence(struct ofi_endpoint *e)
                      "the peer has not answered a READ or WRITE over libfabric's %s for %u ms: it "
                      "does not poll, or refuses the access",
                      e->own.provider, limit_ms);
-}
-
-static bool peer_gone(const struct ofi_endpoint *e)
-{
-    struct pollfd socket = {.fd = ibx_link_socket(e->link), .events = POLLRDHUP};
-    return poll(&socket, 1, 0) != 0;
 }
 
 /* libfabric's rxm crashes when an endpoint is closed in the middle of a transfer from a live peer,

@@ -217,7 +217,7 @@ static ssize_t post(struct ofi_endpoint *e, struct ofi_request *r, const struct 
 static int send_message(struct ofi_endpoint *e, struct header h, const struct iovec *iov,
                         int iovcnt, uint64_t cookie, bool signaled)
 {
-    struct ofi_request *r = free_list_pop(&e->free_sends);
+    struct ofi_request *r = ibx_ofi_would_lose(e) ? NULL : free_list_pop(&e->free_sends);
     if (!r)
         return -EAGAIN;
     h.cookie = e->cookie_out;

@@ -317,6 +317,9 @@ void ibx_ofi_io_stop(struct ofi_endpoint *e);
 /* Sleeps until there may be completions, at most 1 ms: false when the peer has closed the
  * handshake's socket. */
 bool ibx_ofi_io_nap(struct ofi_endpoint *e);
+/* Emulations close a socket that they cannot write to, with all that has arrived in it. So nothing
+ * is sent to a peer that has gone: the core notices that, and has its last messages before. */
+bool ibx_ofi_would_lose(const struct ofi_endpoint *e);
 void ibx_ofi_io_abort(void *endpoint);
 /* 0, or the negative libfabric code of the endpoint that did not close. */
 int ibx_ofi_io_close_lanes(struct ofi_endpoint *e);
