@@ -14,20 +14,25 @@
 #define FLAGS      15ull /* of cudaGraphInstantiate; before CUDA 12 an address comes in their place */
 #define LISTED_MAX ((size_t)1 << 24) /* nodes of a graph, or functions in it */
 
+#define UNKNOWN_PLACE SIZE_MAX
+
 /* A node that calls another function in what can be launched than in its graph. */
 struct exchanged {
     struct exchanged *next;
     const void *node;
-    uint64_t number;
+    uint64_t first; /* its function as the executable was made */
+    size_t place;   /* among the executable's numbers */
 };
 
-/* A graph that can be launched, and calls functions of this process. */
+/* A graph that can be launched, and calls functions of this process. An update leaves the nodes
+ * that it was made of, and so each one's place. */
 struct executable {
     struct executable *next;
     void *handle;
     struct exchanged *exchanged;
     size_t count;
-    uint64_t numbers[];
+    uint64_t *first;    /* the numbers as it was made */
+    uint64_t numbers[]; /* that it calls now; `first` is behind them */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -137,23 +142,50 @@ static uint64_t *list(enum ibx_extra number, const char *call, const void *graph
     return all;
 }
 
+/* Locked. */
+static struct executable *find(const void *handle)
+{
+    struct executable *found = executables;
+    while (found && found->handle != handle)
+        found = found->next;
+    return found;
+}
+
+/* Locked. `e` is the same after an update. */
+static void take_over(struct executable *e, struct executable *before)
+{
+    if (before->count != e->count)
+        return;
+    memcpy(e->first, before->first, e->count * sizeof(*e->first));
+    e->exchanged = before->exchanged;
+    before->exchanged = NULL;
+}
+
 /* What was made of that graph, or was made to be like it. */
-static int note(void *exec, const void *graph)
+static int note(void *exec, const void *graph, bool update)
 {
     size_t count;
     int rc = CUDA_SUCCESS;
     uint64_t *numbers =
         list(IBX_EXTRA_GRAPH_FUNCTIONS, "cudaGraphInstantiate", graph, -1, &count, &rc);
     struct executable *made_of =
-        count && !rc ? malloc(sizeof(*made_of) + count * sizeof(*numbers)) : NULL;
+        count && !rc ? malloc(sizeof(*made_of) + 2 * count * sizeof(*numbers)) : NULL;
     if (!rc && count && !made_of)
         rc = ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
+    if (made_of) {
+        *made_of =
+            (struct executable){.handle = exec, .count = count, .first = made_of->numbers + count};
+        memcpy(made_of->numbers, numbers, count * sizeof(*numbers));
+        memcpy(made_of->first, numbers, count * sizeof(*numbers));
+    }
     pthread_mutex_lock(&lock);
+    struct executable *before = update && made_of ? find(exec) : NULL;
+    if (before)
+        take_over(made_of, before);
     if (!rc)
         forget(exec);
     if (made_of) {
-        *made_of = (struct executable){.next = executables, .handle = exec, .count = count};
-        memcpy(made_of->numbers, numbers, count * sizeof(*numbers));
+        made_of->next = executables;
         executables = made_of;
         atomic_fetch_add(&executable_count, 1);
     }
@@ -167,9 +199,7 @@ static uint64_t *numbers_of(const void *exec, size_t *count)
 {
     uint64_t *numbers = NULL;
     pthread_mutex_lock(&lock);
-    const struct executable *found = executables;
-    while (found && found->handle != exec)
-        found = found->next;
+    const struct executable *found = find(exec);
     *count = found ? found->count : 0;
     if (found && (numbers = malloc(found->count * sizeof(*numbers))))
         memcpy(numbers, found->numbers, found->count * sizeof(*numbers));
@@ -184,7 +214,7 @@ static struct exchanged *exchanged_of(struct executable *e, const void *node, ui
     while (x && x->node != node)
         x = x->next;
     if (!x && (x = malloc(sizeof(*x)))) {
-        *x = (struct exchanged){e->exchanged, node, before};
+        *x = (struct exchanged){e->exchanged, node, before, UNKNOWN_PLACE};
         e->exchanged = x;
     }
     return x;
@@ -198,19 +228,30 @@ void ibx_frontend_execs_keep(const void *node, uint64_t number)
     pthread_mutex_unlock(&lock);
 }
 
-int ibx_frontend_exec_exchange(const void *exec, const void *node, uint64_t before, uint64_t number)
+/* Locked. A place of that function that is no other node's; the count: there is none. */
+static size_t free_place(const struct executable *e, uint64_t first)
 {
     size_t i = 0;
+    for (; i < e->count; i++) {
+        const struct exchanged *x = e->first[i] == first ? e->exchanged : NULL;
+        while (x && x->place != i)
+            x = x->next;
+        if (e->first[i] == first && !x)
+            break;
+    }
+    return i;
+}
+
+int ibx_frontend_exec_exchange(const void *exec, const void *node, uint64_t before, uint64_t number)
+{
     pthread_mutex_lock(&lock);
-    struct executable *e = executables;
-    while (e && e->handle != exec)
-        e = e->next;
+    struct executable *e = find(exec);
     struct exchanged *x = e ? exchanged_of(e, node, before) : NULL;
-    while (x && i < e->count && e->numbers[i] != x->number)
-        i++;
-    const bool found = x && i < e->count;
+    if (x && x->place >= e->count)
+        x->place = free_place(e, x->first);
+    const bool found = x && x->place < e->count;
     if (found)
-        e->numbers[i] = x->number = number;
+        e->numbers[x->place] = number;
     pthread_mutex_unlock(&lock);
     return found ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_UNKNOWN);
 }
@@ -258,7 +299,7 @@ int cudaGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long f
     ibx_put_u64(&e.body, flags & ~FLAGS ? 0 : flags);
     if (!made(&e, exec, &rc))
         return CALL_NEXT(cudaGraphInstantiate, exec, graph, flags);
-    if (!rc && (rc = note(*exec, graph)))
+    if (!rc && (rc = note(*exec, graph, false)))
         cudaGraphExecDestroy(*exec);
     return rc;
 }
@@ -300,7 +341,7 @@ int cudaGraphExecUpdate(void *exec, void *graph, struct graph_update *result)
     told.other = (void *)(uintptr_t)ibx_get_u64(&r);
     if (result)
         *result = told;
-    return rc ? ibx_frontend_fail(rc) : note(exec, graph);
+    return rc ? ibx_frontend_fail(rc) : note(exec, graph, true);
 }
 
 int cudaGraphUpload(void *exec, void *stream)

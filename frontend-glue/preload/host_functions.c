@@ -84,6 +84,19 @@ static struct function *take(uint64_t number)
     return found;
 }
 
+/* Locked. One of a graph's that is not outstanding: what the graph calls has changed since it was
+ * launched. NULL: there is none, or no memory. */
+static struct function *take_repeated(uint64_t number)
+{
+    const struct function *f = server.repeated;
+    while (f && f->number != number)
+        f = f->next;
+    struct function *made = f ? malloc(sizeof(*made)) : NULL;
+    if (made)
+        *made = *f;
+    return made;
+}
+
 uint64_t ibx_frontend_host_enqueued(void)
 {
     if (!ibx_frontend_host_functions())
@@ -259,10 +272,33 @@ static bool wait_for_more(bool polls)
     return more;
 }
 
+/* What the back end names is called, if anybody here knows it. Whether it was outstanding. */
+static bool call_named(struct called *called)
+{
+    pthread_mutex_lock(&lock);
+    struct function *f = called->number ? take(called->number) : NULL;
+    const bool was_outstanding = f;
+    if (called->number && !f)
+        f = take_repeated(called->number);
+    server.answers++;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    if (f)
+        call(f, called);
+    else if (called->number)
+        ibx_log(IBX_LOG_ERROR,
+                "a stream has got to function %llu of the host, which is none of this process's: "
+                "it goes on without it",
+                (unsigned long long)called->number);
+    free(f);
+    return was_outstanding;
+}
+
 static void *serve(void *argument)
 {
     (void)argument;
     uint64_t over = 0;
+    bool was_outstanding = false;
     struct called called;
     const bool polls = ibx_thread_may_spin();
     if (!open_queue())
@@ -270,17 +306,10 @@ static void *serve(void *argument)
     while (over || wait_for_more(polls)) {
         if (!ask(over, !over, &called))
             break;
-        if (over) /* the stream goes on: copies need not wait for it */
+        if (was_outstanding) /* the stream goes on: copies need not wait for it */
             atomic_fetch_sub(&outstanding, 1);
-        pthread_mutex_lock(&lock);
-        struct function *f = called.number ? take(called.number) : NULL;
-        server.answers++;
-        pthread_cond_broadcast(&changed);
-        pthread_mutex_unlock(&lock);
-        if (f)
-            call(f, &called);
-        over = f ? called.number : 0;
-        free(f);
+        was_outstanding = call_named(&called);
+        over = called.number;
     }
     pthread_mutex_lock(&lock);
     if (server.state == SERVER_SERVES) /* later ones are refused; these are not called */

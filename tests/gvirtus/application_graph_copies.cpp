@@ -235,6 +235,41 @@ bool parameters(char *device, void *stream)
     return run("cudaGraphExecDestroy", trip.exec) == 0;
 }
 
+// What was updated by another graph, which has other memory of the host's, and is changed then.
+bool changed_after_update(char *device, void *stream)
+{
+    constexpr std::size_t n = 5000;
+    std::vector<char> there(3 * n), back(3 * n);
+    for (std::size_t i = 0; i < there.size(); i++)
+        there[i] = static_cast<char>('a' + i / n);
+    Graph graph, other;
+    Trip first(n, device, there.data(), back.data());
+    Trip second(n, device, there.data() + n, back.data() + n);
+    REQUIRE(first.made(graph) && second.made(other));
+    void *exec = graph.made();
+    Update told = {};
+    REQUIRE((run<void *, void *, Update *>("cudaGraphExecUpdate", exec, other.handle, &told) == 0));
+    REQUIRE(ran(exec, stream, &second.flag) && back[n] == 'b' && !back[0]);
+    const auto set = [&](unsigned node, const Planes &p) {
+        return run<void *, void *, const Planes *>("cudaGraphExecMemcpyNodeSetParams", exec,
+                                                   graph.nodes[node], &p);
+    };
+    const Planes in = copy_of(device, there.data() + 2 * n, n, H2D),
+                 out = copy_of(back.data() + 2 * n, device, n, D2H);
+    REQUIRE(set(0, in) == 0 && ran(exec, stream, &second.flag) && back[n] == 'c' && !back[2 * n]);
+    REQUIRE(set(1, out) == 0);
+    back[n] = 'x';
+    REQUIRE(ran(exec, stream, &second.flag) && back[2 * n] == 'c' && back[n] == 'x');
+    // Once more, of what was changed in between.
+    REQUIRE((run<void *, void *, Update *>("cudaGraphExecUpdate", exec, graph.handle, &told) == 0));
+    REQUIRE(ran(exec, stream, &first.flag) && back[0] == 'a');
+    REQUIRE(set(1, out) == 0 && set(0, in) == 0);
+    back[0] = back[2 * n] = 'x';
+    REQUIRE(ran(exec, stream, &first.flag) && back[2 * n] == 'c' && back[0] == 'x');
+    REQUIRE(graph.destroy() == 0 && other.destroy() == 0);
+    return run("cudaGraphExecDestroy", exec) == 0;
+}
+
 // Node after node of one memory, in which functions change the bytes in between.
 bool in_turns(char *device, void *stream)
 {
@@ -286,6 +321,7 @@ bool copies_in_graphs()
         REQUIRE(by_capture(n, device, pinned, pinned + n, stream));
     }
     REQUIRE(one_by_one(device, stream) && rows_and_planes(device, stream));
-    REQUIRE(parameters(device, stream) && in_turns(device, stream) && too_long(stream));
+    REQUIRE(parameters(device, stream) && changed_after_update(device, stream));
+    REQUIRE(in_turns(device, stream) && too_long(stream));
     return cudaFree(device) == 0 && cudaFreeHost(pinned) == 0;
 }

@@ -57,7 +57,9 @@ static struct {
     pthread_mutex_t lock;
     pthread_cond_t more;
     uint64_t number; /* of the function that nobody has called yet; 0: none */
-} back_end = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0};
+    uint64_t before; /* of one that is named before it, and that nobody has enqueued; 0: none */
+    uint64_t over;   /* the first that was said to be over since this was 0 */
+} back_end = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0};
 
 void ibx_frontend_extra_begin(struct extra *e, enum ibx_extra number, const char *call)
 {
@@ -94,14 +96,17 @@ bool ibx_frontend_extra_try(const struct extra *e, void *out, size_t n, int *cod
     struct ibx_reader r = ibx_reader_of(e->bytes, e->body.length);
     struct ibx_writer w = ibx_writer_of(out, n);
     ibx_get_u16(&r);
-    ibx_get_u64(&r);
+    const uint64_t over = ibx_get_u64(&r);
     const bool waits = ibx_get_u8(&r);
     pthread_mutex_lock(&back_end.lock);
+    if (!back_end.over)
+        back_end.over = over;
     while (waits && !back_end.number)
         __real_pthread_cond_wait(&back_end.more, &back_end.lock);
-    ibx_put_u64(&w, back_end.number);
+    uint64_t *next = back_end.number && back_end.before ? &back_end.before : &back_end.number;
+    ibx_put_u64(&w, *next);
     ibx_put_u32(&w, 0);
-    back_end.number = 0;
+    *next = 0;
     pthread_mutex_unlock(&back_end.lock);
     *code = 0;
     return true;
@@ -201,6 +206,39 @@ static int sleeps_at_once(void)
     return looks ? 2 : 0;
 }
 
+static uint64_t first_over(void)
+{
+    pthread_mutex_lock(&back_end.lock);
+    const uint64_t over = back_end.over;
+    pthread_mutex_unlock(&back_end.lock);
+    return over;
+}
+
+/* A number that was not enqueued: a function of graphs is called all the same. One that nobody here
+ * knows is said to be over: its stream would stand still, and all clients' functions behind it. */
+static int not_outstanding(void)
+{
+    static _Atomic unsigned called, repeated;
+    uint64_t queue = 0;
+    if (call_one(&called))
+        return 1;
+    const uint64_t number = ibx_frontend_host_repeated(count, (void *)&repeated, &queue);
+    const uint64_t befores[] = {number, UINT64_C(1) << 40};
+    for (unsigned i = 0; i < 2; i++) {
+        back_end.before = befores[i];
+        back_end.over = 0;
+        const unsigned before = called;
+        if (cudaLaunchHostFunc(NULL, count, (void *)&called))
+            return 1;
+        await(&called, before + 1); /* it has said that the one before it was over */
+        if (repeated != 1 || first_over() != befores[i])
+            return 2;
+        while (ibx_frontend_host_functions())
+            sched_yield();
+    }
+    return 0;
+}
+
 static void run(int (*scene)(void))
 {
     int status = -1;
@@ -226,11 +264,18 @@ static void test_sleeps(void **state)
     run(sleeps_at_once);
 }
 
+static void test_not_outstanding(void **state)
+{
+    (void)state;
+    run(not_outstanding);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_polls),
         cmocka_unit_test(test_sleeps),
+        cmocka_unit_test(test_not_outstanding),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
