@@ -22,11 +22,13 @@ struct slot {
     struct ibx_quota *quota; /* that n counts in; NULL: none */
 };
 
-/* Never unpinned: CUDA waits for all work of the device as it does that. */
+/* Never unpinned: CUDA waits for all work of the device as it does that. A reset of its context
+ * does it, so it has slots of that one's graphs only. */
 struct block {
     uint8_t *base;
     size_t length;
     struct slot *slots;
+    const void *context; /* NULL: that is gone, and any may have it */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -66,10 +68,13 @@ static struct slot **gap_in(struct block *block, size_t n, size_t *at)
 static bool place(struct slot *s)
 {
     for (unsigned i = 0; i < block_count; i++) {
-        struct slot **gap = gap_in(&blocks[i], s->n, &s->at);
+        const void *context = blocks[i].context;
+        struct slot **gap =
+            !context || context == s->context ? gap_in(&blocks[i], s->n, &s->at) : NULL;
         if (!gap)
             continue;
         s->block = &blocks[i];
+        s->block->context = s->context;
         s->next = *gap;
         *gap = s;
         used += s->n;
@@ -92,9 +97,10 @@ static uint8_t *pin(const struct ibx_cuda *cuda, size_t length)
     return NULL;
 }
 
-/* Whether there is another block that has room for n bytes. */
-static bool add_block(const struct ibx_cuda *cuda, size_t n)
+/* Whether there is another block that has room for the slot. */
+static bool add_block(const struct ibx_cuda *cuda, const struct slot *s)
 {
+    const size_t n = s->n;
     const size_t length = n < IBX_SLOT_BLOCK ? IBX_SLOT_BLOCK : (n + PAGE - 1) / PAGE * PAGE;
     pthread_mutex_lock(&lock);
     const bool room = length <= IBX_SLOTS_MAX - reserved;
@@ -103,7 +109,8 @@ static bool add_block(const struct ibx_cuda *cuda, size_t n)
     uint8_t *base = room ? pin(cuda, length) : NULL;
     pthread_mutex_lock(&lock);
     if (base)
-        blocks[block_count++] = (struct block){.base = base, .length = length};
+        blocks[block_count++] =
+            (struct block){.base = base, .length = length, .context = s->context};
     else if (room)
         reserved -= length;
     pthread_mutex_unlock(&lock);
@@ -158,7 +165,7 @@ static bool settle(struct slot *s, const struct ibx_cuda *cuda)
     pthread_mutex_lock(&lock);
     bool placed = place(s);
     pthread_mutex_unlock(&lock);
-    if (!placed && add_block(cuda, s->n)) {
+    if (!placed && add_block(cuda, s)) {
         pthread_mutex_lock(&lock);
         placed = place(s); /* others may have been quicker */
         pthread_mutex_unlock(&lock);
@@ -272,11 +279,12 @@ void ibx_slot_stop_using(uint64_t slot)
 void ibx_slots_forget(const void *context)
 {
     pthread_mutex_lock(&lock);
-    for (unsigned i = 0; i < block_count; i++) {
+    for (unsigned i = 0; context && i < block_count; i++) {
+        if (blocks[i].context != context)
+            continue;
+        blocks[i].context = NULL;
         for (struct slot *s = blocks[i].slots, *next; s; s = next) {
             next = s->next;
-            if (context && s->context != context)
-                continue;
             s->graphs = 0;
             drop_if_unheld(s);
         }

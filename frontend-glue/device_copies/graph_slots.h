@@ -39,7 +39,8 @@ void ibx_slot_release(void *slot);
  * goes. */
 bool ibx_slot_use(uint64_t slot, struct ibx_slot_memory *memory);
 void ibx_slot_stop_using(uint64_t slot);
-/* A context is gone, and its graphs with it; NULL: it is not known which. */
+/* A context is gone, and its graphs with it; NULL: it is not known which, and slots that graphs of
+ * other contexts may have stay. */
 void ibx_slots_forget(const void *context);
 /* Bytes of all slots now, for tests. */
 size_t ibx_slots_bytes(void);

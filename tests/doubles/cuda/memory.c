@@ -343,8 +343,11 @@ EXPORT int cuDriverGetVersion(int *version)
 
 EXPORT int cuDevicePrimaryCtxRetain(void **context, int device)
 {
-    *context = &contexts[device];
-    return SUCCESS;
+    int code = SUCCESS;
+    pthread_mutex_lock(&mutex);
+    if (!fails("cuDevicePrimaryCtxRetain", &code))
+        *context = &contexts[device];
+    return leave(code);
 }
 
 EXPORT int cuDevicePrimaryCtxRelease_v2(int device)
