@@ -21,6 +21,7 @@ struct ibx_client {
     struct ibx_client *next;
     uint64_t number; /* that no other ever has */
     unsigned sessions;
+    bool calls;       /* ibx_clients_calls() */
     uint32_t process; /* 0: not known */
     uint64_t process_namespace;
     const struct ibx_tenant *tenant;
@@ -69,10 +70,24 @@ void ibx_clients_leave(struct copies *x)
     if (gone)
         drop(gone);
     x->client = NULL;
+    /* Locked: a session of the same process that comes now may want the same addresses. */
+    struct ibx_host_map *maps = gone ? ibx_host_maps_take(gone->number) : NULL;
     pthread_mutex_unlock(&lock);
-    if (gone)
-        ibx_host_maps_end(x, gone->number);
+    if (gone && gone->calls)
+        ibx_own_graphs_end(x, gone->number);
+    ibx_host_maps_end(x, maps);
     free(gone);
+}
+
+/* Where it is not known which process it is, its other threads are other clients, and may launch
+ * its graphs. */
+void ibx_clients_calls(struct copies *x)
+{
+    ibx_clients_number(x);
+    pthread_mutex_lock(&lock);
+    if (x->client && x->client->process)
+        x->client->calls = true;
+    pthread_mutex_unlock(&lock);
 }
 
 /* "HOST:PORT" without the port, which each of a process's connections has for itself. */

@@ -459,11 +459,16 @@ bool ibx_handles_remove(struct copies *x, enum ibx_handle_kind kind, uint64_t va
 struct ibx_taken {
     enum ibx_handle_kind kind;
     uint64_t value;
+    const void *context; /* in which it is; NULL: not known */
 };
 size_t ibx_handles_take(struct copies *x, struct ibx_taken **taken);
+/* Likewise the graphs of a client, of all contexts, and what was made of them to be launched. */
+size_t ibx_handles_take_graphs(uint64_t client, struct ibx_taken **taken);
 
-/* host_maps.c: gives back what kernels of the client, which is no more, have reached. */
-void ibx_host_maps_end(struct copies *x, uint64_t client);
+/* host_maps.c: what kernels of the client, which is no more, have reached: who maps anything from
+ * now on waits until the latter call has given it back. */
+struct ibx_host_map *ibx_host_maps_take(uint64_t client);
+void ibx_host_maps_end(struct copies *x, struct ibx_host_map *taken);
 
 /* clients.c */
 
@@ -471,6 +476,9 @@ void ibx_host_maps_end(struct copies *x, uint64_t client);
  * bounded time. */
 void ibx_clients_join(struct copies *x);
 void ibx_clients_leave(struct copies *x);
+/* It has a queue of functions for graphs (host_work.c), by a session that lasts as long as it: when
+ * its last one ends nobody can launch its graphs any more, and they are given back. */
+void ibx_clients_calls(struct copies *x);
 /* A number of the session's client, which no other ever has; 0: there is none, or no memory. */
 uint64_t ibx_clients_number(struct copies *x);
 /* Whether the client may reset the context: no other has a session, or the context is broken. If so
@@ -487,6 +495,8 @@ void ibx_made_run(struct copies *x);
 void ibx_made_answered(struct copies *x);
 /* cudaDeviceReset: gives back what the client has made. False: the client may reset the context. */
 bool ibx_own_reset(struct copies *x, int *code);
+/* Gives back the graphs of a client that is no more. */
+void ibx_own_graphs_end(struct copies *x, uint64_t client);
 /* Before x->requests notes what GVirtuS reads: no handler resets the context beside other clients.
  * A reset that the function above has not let pass becomes a call that is none, if it was asked of
  * those that come whole: one in pieces could go on when others are there. */

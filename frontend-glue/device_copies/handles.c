@@ -323,28 +323,32 @@ bool ibx_handles_remove(struct copies *x, enum ibx_handle_kind kind, uint64_t va
 }
 
 /* What goes with another one, or is nobody's, is not given back by itself. */
-static bool is_taken(const struct handle *h, uint64_t client, const void *context)
+static bool goes_alone(const struct handle *h, uint64_t client)
 {
-    return client && h->client == client && !h->holders && (!h->context || h->context == context) &&
-           h->kind != IBX_HANDLE_POOL && !(h->of && h->kind != IBX_HANDLE_EXEC);
+    return client && h->client == client && !h->holders && h->kind != IBX_HANDLE_POOL &&
+           !(h->of && h->kind != IBX_HANDLE_EXEC);
 }
 
-size_t ibx_handles_take(struct copies *x, struct ibx_taken **taken)
+/* `graphs`: these and what was made of them to be launched, of all contexts. */
+static bool is_taken(const struct handle *h, uint64_t client, bool graphs, const void *context)
 {
-    const uint64_t client = ibx_clients_number(x);
-    void *context = NULL;
+    return goes_alone(h, client) &&
+           (graphs ? h->kind == IBX_HANDLE_GRAPH || h->kind == IBX_HANDLE_EXEC
+                   : !h->context || h->context == context);
+}
+
+static size_t take(uint64_t client, bool graphs, const void *context, struct ibx_taken **taken)
+{
     size_t count = 0, i = 0;
-    if (!ibx_copies_have_cuda(x) || x->cuda->ctx_get_current(&context))
-        return 0;
     pthread_mutex_lock(&lock);
     for (const struct handle *h = all; h; h = h->next)
-        count += is_taken(h, client, context);
+        count += is_taken(h, client, graphs, context);
     *taken = calloc(count + 1, sizeof(**taken));
     for (struct handle *h = all, *next; *taken && h; h = next) {
         next = h->next;
-        if (!is_taken(h, client, context))
+        if (!is_taken(h, client, graphs, context))
             continue;
-        (*taken)[i++] = (struct ibx_taken){h->kind, h->value};
+        (*taken)[i++] = (struct ibx_taken){h->kind, h->value, h->context};
         drop(h);
     }
     for (size_t k = 0; k < i; k++) {
@@ -353,4 +357,19 @@ size_t ibx_handles_take(struct copies *x, struct ibx_taken **taken)
     }
     pthread_mutex_unlock(&lock);
     return i;
+}
+
+size_t ibx_handles_take(struct copies *x, struct ibx_taken **taken)
+{
+    const uint64_t client = ibx_clients_number(x);
+    void *context = NULL;
+    *taken = NULL;
+    if (!ibx_copies_have_cuda(x) || x->cuda->ctx_get_current(&context))
+        return 0;
+    return take(client, false, context, taken);
+}
+
+size_t ibx_handles_take_graphs(uint64_t client, struct ibx_taken **taken)
+{
+    return take(client, true, NULL, taken);
 }

@@ -25,8 +25,8 @@
 #define MAPS_EACH (MAPS_MOST / 4) /* of one client */
 #define ENDING_MS 5000u /* that a new one waits for those which end, and may be in its way */
 
-struct host_map {
-    struct host_map *next;
+struct ibx_host_map {
+    struct ibx_host_map *next;
     uint64_t client; /* its number */
     uint8_t *base;
     size_t length;
@@ -41,14 +41,14 @@ struct wish {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static struct host_map *maps;
+static struct ibx_host_map *maps;
 static unsigned count, ending; /* in the list; taken out of it, and not unmapped yet */
 
 /* Locked. Takes out one of the client's that overlaps these bytes; NULL: there is none. */
-static struct host_map *take(uint64_t client, uint64_t begin, uint64_t length)
+static struct ibx_host_map *take(uint64_t client, uint64_t begin, uint64_t length)
 {
-    for (struct host_map **at = &maps; *at; at = &(*at)->next) {
-        struct host_map *m = *at;
+    for (struct ibx_host_map **at = &maps; *at; at = &(*at)->next) {
+        struct ibx_host_map *m = *at;
         const uint64_t base = (uintptr_t)m->base;
         if (m->client != client || base >= begin + length || begin >= base + m->length)
             continue;
@@ -60,19 +60,19 @@ static struct host_map *take(uint64_t client, uint64_t begin, uint64_t length)
     return NULL;
 }
 
-static struct host_map *take_locking(uint64_t client, uint64_t begin, uint64_t length)
+static struct ibx_host_map *take_locking(uint64_t client, uint64_t begin, uint64_t length)
 {
     pthread_mutex_lock(&lock);
-    struct host_map *m = take(client, begin, length);
+    struct ibx_host_map *m = take(client, begin, length);
     pthread_mutex_unlock(&lock);
     return m;
 }
 
-static bool put(struct host_map *m)
+static bool put(struct ibx_host_map *m)
 {
     pthread_mutex_lock(&lock);
     unsigned own = 0;
-    for (const struct host_map *other = maps; other; other = other->next)
+    for (const struct ibx_host_map *other = maps; other; other = other->next)
         own += other->client == m->client;
     const bool room = count < MAPS_MOST && own < MAPS_EACH;
     if (room) {
@@ -85,7 +85,7 @@ static bool put(struct host_map *m)
 }
 
 /* A context that is gone, or was reset, has unpinned it. No kernel uses it behind that. */
-static void unpin(struct copies *x, const struct host_map *m)
+static void unpin(struct copies *x, const struct ibx_host_map *m)
 {
     void *popped = NULL;
     if (!ibx_copies_have_cuda(x) || x->cuda->ctx_push_current(m->context))
@@ -98,7 +98,7 @@ static void unpin(struct copies *x, const struct host_map *m)
     x->cuda->ctx_pop_current(&popped);
 }
 
-static void discard(struct host_map *m)
+static void discard(struct ibx_host_map *m)
 {
     if (m->base)
         munmap(m->base, m->length);
@@ -108,7 +108,7 @@ static void discard(struct host_map *m)
 }
 
 /* One that was taken out. */
-static void end(struct copies *x, struct host_map *m)
+static void end(struct copies *x, struct ibx_host_map *m)
 {
     unpin(x, m);
     discard(m);
@@ -132,17 +132,22 @@ static void wait_for_ends(void)
 
 /* All at once: a new session of the same process would find what is still in the list in its way,
  * and not wait for it. */
-void ibx_host_maps_end(struct copies *x, uint64_t client)
+struct ibx_host_map *ibx_host_maps_take(uint64_t client)
 {
-    struct host_map *all = NULL, *m;
+    struct ibx_host_map *all = NULL, *m;
     pthread_mutex_lock(&lock);
     while ((m = take(client, 0, UINT64_MAX))) {
         m->next = all;
         all = m;
     }
     pthread_mutex_unlock(&lock);
-    while ((m = all)) {
-        all = m->next;
+    return all;
+}
+
+void ibx_host_maps_end(struct copies *x, struct ibx_host_map *taken)
+{
+    for (struct ibx_host_map *m; (m = taken);) {
+        taken = m->next;
         end(x, m);
     }
 }
@@ -168,7 +173,7 @@ static bool is_sound(const struct wish *w, uint64_t bytes)
 }
 
 /* NULL, or why it cannot be mapped. */
-static const char *map(struct host_map *m, const struct wish *w, int fd)
+static const char *map(struct ibx_host_map *m, const struct wish *w, int fd)
 {
     void *wanted = pointer_to(w->address);
     void *there = mmap(wanted, w->length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE,
@@ -185,7 +190,7 @@ static const char *map(struct host_map *m, const struct wish *w, int fd)
     return ibx_client_pin_is_whole(there, w->length) ? NULL : "some were never touched";
 }
 
-static const char *pin(struct copies *x, struct host_map *m)
+static const char *pin(struct copies *x, struct ibx_host_map *m)
 {
     const unsigned flags = IBX_CUDA_HOST_REGISTER_PORTABLE | IBX_CUDA_HOST_REGISTER_DEVICE_MAP;
     const int mode = ibx_cuda_capture_relax(x->cuda);
@@ -200,7 +205,7 @@ static const char *pin(struct copies *x, struct host_map *m)
 static int make(struct copies *x, uint64_t client, const struct wish *w, int fd)
 {
     struct ibx_quota *quota = ibx_tenant_quota(x->isolation.tenant, IBX_HOLD_PINS);
-    struct host_map *m = calloc(1, sizeof(*m));
+    struct ibx_host_map *m = calloc(1, sizeof(*m));
     if (!m)
         return refuse(x, w, "no memory");
     m->client = client;
@@ -224,7 +229,7 @@ static bool is_there(struct copies *x, uint64_t client, const struct wish *w)
 {
     unsigned flags;
     pthread_mutex_lock(&lock);
-    const struct host_map *m = maps;
+    const struct ibx_host_map *m = maps;
     while (m &&
            !(m->client == client && (uintptr_t)m->base == w->address && m->length == w->length))
         m = m->next;
@@ -252,7 +257,7 @@ static int host_map(struct extra *e)
         return refuse(e->x, &w, "this is not where such memory may be");
     if (is_there(e->x, client, &w))
         return 0;
-    for (struct host_map *m; (m = take_locking(client, w.address, w.length));)
+    for (struct ibx_host_map *m; (m = take_locking(client, w.address, w.length));)
         end(e->x, m); /* of before */
     wait_for_ends();
     return make(e->x, client, &w, fd);
@@ -264,7 +269,7 @@ static int host_unmap(struct extra *e)
     if (!whole(e))
         return CUDA_INVALID_VALUE;
     const uint64_t client = ibx_clients_number(e->x);
-    for (struct host_map *m; client && (m = take_locking(client, address, 1));)
+    for (struct ibx_host_map *m; client && (m = take_locking(client, address, 1));)
         end(e->x, m);
     return 0;
 }

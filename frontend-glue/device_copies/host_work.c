@@ -257,6 +257,7 @@ int ibx_host_work_open(struct copies *x, uint64_t *id)
     queues = q;
     pthread_mutex_unlock(&lock);
     x->host_queue = q;
+    ibx_clients_calls(x);
     *id = q->id;
     return 0;
 }

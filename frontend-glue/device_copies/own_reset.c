@@ -122,6 +122,35 @@ static void give_back_all(struct copies *x)
         forget(); /* of what was given back unseen */
 }
 
+/* In the context that it was made in. One that is gone has taken it along. */
+static void give_back_there(struct copies *x, const struct ibx_taken *taken, const char *function)
+{
+    void *context = (void *)(uintptr_t)taken->context, *popped = NULL;
+    if (context && x->cuda->ctx_push_current(context))
+        return;
+    give_back(x, taken, function);
+    if (context)
+        x->cuda->ctx_pop_current(&popped);
+}
+
+/* Each is waited for by the event of its last launch, which keeps nobody out: what it waits for of
+ * its client's has been let go by then. */
+void ibx_own_graphs_end(struct copies *x, uint64_t client)
+{
+    struct ibx_taken *taken = NULL;
+    const size_t count = ibx_copies_have_cuda(x) ? ibx_handles_take_graphs(client, &taken) : 0;
+    const int mode = count ? ibx_cuda_capture_relax(x->cuda) : 0;
+    for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
+        for (size_t k = 0; k < count; k++) {
+            if (taken[k].kind == ends[i].kind)
+                give_back_there(x, &taken[k], ends[i].give_back);
+        }
+    }
+    if (count)
+        ibx_cuda_capture_restore(x->cuda, mode);
+    free(taken);
+}
+
 /* A wait that would end another client's capture is left to the calls that give memory back. */
 static int wait_for_device(void)
 {

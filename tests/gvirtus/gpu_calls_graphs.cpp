@@ -3,8 +3,11 @@
 // Calls beside graphs that wait for their clients: none of them may keep the driver from what such
 // a graph needs.
 #include "tests/gvirtus/gpu_calls_scene.h"
+#include "tests/scenes/patience.h"
 
+#include <csignal>
 #include <cstdlib>
+#include <ctime>
 
 namespace
 {
@@ -235,6 +238,117 @@ bool many_graphs(unsigned count, bool at_once)
     return right;
 }
 
+// ------------------------------------------------------------ slots
+
+// A node of a graph that copies n bytes from the client to the device.
+Body copy_node(std::uint64_t graph, std::uint64_t queue, std::uint64_t function, std::uint64_t to,
+               std::uint64_t n)
+{
+    Body node = number(IBX_EXTRA_NODE_COPY).u64(graph);
+    node.bytes.insert(node.bytes.end(), 2, 0); // behind no other
+    node.u64(queue).u64(function);
+    for (unsigned i = 0; i < 12; i++)
+        node.u64(0); // no array, no address of the host's, from and to the beginning
+    return node.u64(to).u64(n).u64(n).u64(1).u64(n).u64(1).u64(1).i32(H2D);
+}
+
+// A session, and what it has to have a graph with one such node.
+struct Copier {
+    Client client;
+    Remote &remote = client.remote;
+    std::uint64_t graph = 0, exec = 0, to = 0;
+    const std::uint64_t n;
+
+    Copier(const Gpu &gpu, int device, std::uint64_t bytes) : client(gpu), n(bytes)
+    {
+        remote.get_last_error();
+        remote.set_device(device);
+        to = remote.malloc(n);
+    }
+    // What the request for the node answers.
+    int make(std::uint64_t queue, std::uint64_t function)
+    {
+        graph = answer(remote, "ibxRuntime", number(IBX_EXTRA_GRAPH_CREATE).i32(0));
+        const int rc = remote.call("ibxRuntime", copy_node(graph, queue, function, to, n));
+        if (!rc)
+            exec =
+                answer(remote, "ibxRuntime", number(IBX_EXTRA_GRAPH_INSTANTIATE).u64(graph).u64(0));
+        return rc;
+    }
+};
+
+constexpr int NO_ROOM = 100;
+
+// A client's process. One that is killed is so while its graph waits for it.
+int copies_and_ends(const Gpu &gpu, std::uint64_t n, bool killed)
+{
+    Copier copier(gpu, 0, n);
+    Client calls(gpu);
+    calls.remote.get_last_error();
+    const std::uint64_t queue = answer(calls.remote, "ibxRuntime", number(IBX_EXTRA_HOST_OPEN)),
+                        stream = copier.remote.stream_create();
+    const int rc = copier.make(queue, 1);
+    if (rc)
+        return rc == 801 ? NO_ROOM : 1;
+    if (!killed)
+        return copier.exec ? 0 : 1;
+    if (copier.remote.call("cudaGraphLaunch", Body().u64(copier.exec).u64(stream)))
+        return 1;
+    while (!ask(calls.remote, 0))
+        ;
+    kill(getpid(), SIGKILL);
+    return 1;
+}
+
+// Clients end with graphs that they have not given back, in whatever way: those after them have as
+// much room for theirs.
+bool room_of_the_gone(bool killed)
+{
+    constexpr std::uint64_t n = 1500000;
+    Gpu gpu("rdma.pins : 2M\nrdma.resume_seconds : 1\n");
+    const time_t limit = time(nullptr) + patience_ms(30000) / 1000;
+    for (unsigned i = 0; i < 4; i++) {
+        int rc = NO_ROOM;
+        while (rc == NO_ROOM && time(nullptr) < limit) // until the one before has been noticed
+            rc = result_of(spawn([&] { return copies_and_ends(gpu, n, killed); }));
+        REQUIRE(rc == (killed ? 128 + SIGKILL : 0));
+    }
+    return gpu.remote.device_synchronize() == 0;
+}
+
+// The client's bytes for the function that it calls, and the graph's end.
+bool copies(Remote &calls, Copier &copier, std::uint64_t function, std::uint64_t stream)
+{
+    const std::vector<char> bytes = random_bytes(copier.n, 9);
+    std::vector<char> got(copier.n);
+    while (!ask(calls, 0))
+        ;
+    REQUIRE(calls.to_device_async(1ull << 63 | function << 32, bytes.data(), copier.n, 0) == 0);
+    REQUIRE(ask(calls, function) != ~0ull && copier.remote.stream_synchronize(stream) == 0);
+    return copier.remote.peek(copier.to, got.data(), copier.n) && got == bytes;
+}
+
+// The context of one device is reset: what graphs of another one copy through stays as it is. Also
+// where it is not known which context that was.
+bool another_device_is_reset(bool known)
+{
+    Gpu gpu;
+    Client calls(gpu);
+    Copier near(gpu, 0, 5000), far(gpu, 1, 5000);
+    calls.remote.get_last_error();
+    const std::uint64_t queue = answer(calls.remote, "ibxRuntime", number(IBX_EXTRA_HOST_OPEN)),
+                        stream = known ? far.remote.stream_create() : 0; // it is forgotten, too
+    REQUIRE(near.make(queue, 1) == 0 && far.make(queue, 2) == 0);
+    const unsigned long before = gpu.remote.stats().unpinned_async;
+    if (!known)
+        gpu.remote.inject("cuDevicePrimaryCtxRetain", 1, 2, false);
+    REQUIRE(near.remote.reset() == 0);
+    Copier third(gpu, 1, 5000); // one that is made now gets another place
+    REQUIRE(known || third.make(queue, 3) == 0);
+    REQUIRE(far.remote.call("cudaGraphLaunch", Body().u64(far.exec).u64(stream)) == 0);
+    return copies(calls.remote, far, 2, stream) && gpu.remote.stats().unpinned_async == before;
+}
+
 } // namespace
 
 void check_calls_graphs()
@@ -251,4 +365,8 @@ void check_calls_graphs()
     check("graphs of many clients that wait", [] { return many_graphs(12, true); });
     check("... for more than a second", [] { return many_graphs(8, false); });
     unsetenv("IBX_DOUBLE_ALONE");
+    check("graphs of clients that have ended", [] { return room_of_the_gone(false); });
+    check("... that were killed", [] { return room_of_the_gone(true); });
+    check("graphs beside a reset of another device", [] { return another_device_is_reset(true); });
+    check("... of one that is not known", [] { return another_device_is_reset(false); });
 }
