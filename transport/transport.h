@@ -334,8 +334,8 @@ void ibx_mr_deregister(struct ibx_mr *mr);
 
 /* Moves all regions of `from`, which has ended and has no work outstanding, to `to`: each is
  * registered anew and stays what its owner knows it by. Allocated memory gets another address and
- * keeps its contents. A region that cannot be registered there takes no posts any more. Negative:
- * one of host memory could not. */
+ * keeps its contents. A region that cannot be registered there takes no posts, until it is moved to
+ * a connection that can have it. Negative: one of host memory could not. */
 int ibx_conn_take_regions(struct ibx_conn *to, struct ibx_conn *from);
 /* Whether it takes posts: see above. */
 bool ibx_mr_usable(const struct ibx_mr *mr);

@@ -49,7 +49,8 @@ struct ibx_mr {
     struct ibx_span span;
     unsigned access;
     bool allocated;               /* by the provider, in mr_register with a NULL address */
-    bool dead;                    /* the core's: it was moved to a connection that cannot have it */
+    bool dead;                    /* the core's: it was moved to a connection that cannot have it.
+                                     What was allocated is on the heap meanwhile */
     const struct ibx_mr *twin;    /* in mr_register only: NULL, or a region of the same memory and
                                      access in the same provider and domain, which may be shared */
     uint64_t keys[IBX_RAILS_MAX]; /* set by mr_register, sent to peers by ibx_mr_remote() */

@@ -75,14 +75,35 @@ int ibx_mr_allocate(struct ibx_conn *conn, size_t length, unsigned access, struc
     return register_like(conn, &like, mr, err);
 }
 
+/* Of allocated memory, for as long as no connection has it: NULL when there is no memory for that,
+ * or was none before. */
+static void *contents_of(const struct ibx_mr *mr)
+{
+    if (mr->dead)
+        return mr->span.address;
+    void *contents = malloc(mr->span.length);
+    if (contents)
+        memcpy(contents, mr->span.address, mr->span.length);
+    return contents;
+}
+
+static int register_anew(struct ibx_conn *to, struct ibx_mr *mr, bool lost, struct ibx_error *err)
+{
+    if (mr->span.kind != IBX_MEMORY_HOST) /* its dma-buf's descriptor is closed */
+        return ibx_error_set(err, -EOPNOTSUPP, "its owner registers GPU memory");
+    if (!ibx_conn_has_endpoint(to))
+        return ibx_error_set(err, -ENOTCONN, "the connection is closed");
+    if (lost) /* zeros would be taken for what was there */
+        return ibx_error_set(err, -ENOMEM, "there was no memory to keep what is in it");
+    return to->provider->mr_register(to->endpoint, mr, err);
+}
+
 /* Providers know a region by its address, so the old registration ends before the new one begins.
  */
 static int take_region(struct ibx_conn *to, struct ibx_conn *from, struct ibx_mr *mr)
 {
     struct ibx_error err = {0};
-    void *contents = mr->allocated && mr->span.address ? malloc(mr->span.length) : NULL;
-    if (contents)
-        memcpy(contents, mr->span.address, mr->span.length);
+    void *contents = mr->allocated ? contents_of(mr) : NULL;
     if (!mr->dead)
         from->provider->mr_deregister(from->endpoint, mr);
     if (mr->allocated)
@@ -90,20 +111,17 @@ static int take_region(struct ibx_conn *to, struct ibx_conn *from, struct ibx_mr
     mr->conn = to;
     mr->provider_data = NULL;
     memset(mr->keys, 0, sizeof(mr->keys));
-    int rc;
-    if (mr->span.kind != IBX_MEMORY_HOST) /* its dma-buf's descriptor is closed */
-        rc = ibx_error_set(&err, -EOPNOTSUPP, "its owner registers GPU memory");
-    else if (!ibx_conn_has_endpoint(to))
-        rc = ibx_error_set(&err, -ENOTCONN, "the connection is closed");
-    else
-        rc = to->provider->mr_register(to->endpoint, mr, &err);
+    int rc = register_anew(to, mr, mr->allocated && !contents, &err);
     mr->dead = rc;
     if (rc)
         ibx_log(IBX_LOG_INFO, "%zu bytes of memory cannot be registered anew: %s", mr->span.length,
                 err.message);
-    else if (contents)
+    if (rc && mr->allocated) {
+        mr->span.address = contents; /* for the next connection */
+    } else if (contents) {
         memcpy(mr->span.address, contents, mr->span.length);
-    free(contents);
+        free(contents);
+    }
     return rc;
 }
 
@@ -161,6 +179,8 @@ void ibx_mr_deregister(struct ibx_mr *mr)
     struct ibx_conn *conn = mr->conn;
     if (!mr->dead)
         conn->provider->mr_deregister(conn->endpoint, mr);
+    else if (mr->allocated)
+        free(mr->span.address);
     if (mr->prev)
         mr->prev->next = mr->next;
     else
