@@ -504,6 +504,11 @@ bool ibx_mr_usable(const struct ibx_mr *mr)
     return true;
 }
 
+void ibx_regcache_tidy(struct ibx_regcache *cache)
+{
+    (void)cache;
+}
+
 void ibx_regcache_move(struct ibx_regcache *cache, struct ibx_conn *conn)
 {
     (void)cache;

@@ -348,6 +348,15 @@ int ibx_regcache_create(struct ibx_conn *conn, size_t bytes, unsigned entries,
     return 0;
 }
 
+void ibx_regcache_tidy(struct ibx_regcache *cache)
+{
+    ibx_watch_lock();
+    if (cache->generation != ibx_watch_generation())
+        drop_inherited(cache);
+    ibx_watch_unlock();
+    reap(cache);
+}
+
 void ibx_regcache_move(struct ibx_regcache *cache, struct ibx_conn *conn)
 {
     cache->conn = conn;

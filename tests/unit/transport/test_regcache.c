@@ -125,6 +125,27 @@ static void check_death(void (*change)(char *memory, size_t length))
     munmap(memory, length);
 }
 
+/* Another connection would register the memory anew, which is not there any more. */
+static void test_what_died_leaves_before_a_move(void **state)
+{
+    (void)state;
+    char *gone = map(2), *kept = map(2), *used = map(2);
+    get_and_put(cache, gone, 2 * PAGE);
+    get_and_put(cache, kept, 2 * PAGE);
+    struct ibx_mr *mr = get(cache, used, 2 * PAGE, LOCAL);
+    munmap(gone, 2 * PAGE);
+    ibx_regcache_tidy(cache);
+    assert_int_equal(r.left, 1);
+    assert_int_equal(r.last, (uintptr_t)gone);
+    ASSERT_HIT(r, get_and_put(cache, kept, 2 * PAGE));
+    munmap(used, 2 * PAGE);
+    ibx_regcache_tidy(cache);
+    assert_int_equal(r.left, 1);
+    ibx_regcache_put(cache, mr);
+    assert_int_equal(r.left, 2);
+    munmap(kept, 2 * PAGE);
+}
+
 static void unmapped(char *memory, size_t length)
 {
     munmap(memory, length);
@@ -419,6 +440,7 @@ int main(void)
         TEST(test_deaths),
         TEST(test_death_in_use),
         TEST(test_neighbours_live),
+        TEST(test_what_died_leaves_before_a_move),
         TEST(test_realloc_of_a_buffer),
         TEST(test_eviction_by_entries),
         TEST(test_eviction_by_bytes),
