@@ -90,7 +90,8 @@ void ibx_migration_check_silence(struct migration_silence *silence,
 
 /* ---------------------------------------------------------------- greeting.c */
 
-/* The options of every connection of a migration; timeout_ms from the URI (or NULL) if it has it.*/
+/* The options of every connection of a migration; from the URI (or NULL) what it has of timeout_ms,
+ * and of what a record keeps of them. */
 struct ibx_options ibx_migration_options(const struct ibx_options *options, const char *uri);
 /* Such options for one of many tries. */
 struct ibx_options ibx_migration_retry_options(const struct ibx_options *options);

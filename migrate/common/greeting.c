@@ -12,12 +12,23 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Who may connect, and how: a record keeps it, where a listener's URI has no query. */
+static void take_wishes(struct ibx_options *ours, const struct ibx_options *wishes)
+{
+    memcpy(ours->key_file, wishes->key_file, sizeof(ours->key_file));
+    memcpy(ours->name, wishes->name, sizeof(ours->name));
+    memcpy(ours->allow, wishes->allow, sizeof(ours->allow));
+    ours->encryption = wishes->encryption;
+    ours->insecure = wishes->insecure;
+    ours->timeout_ms = wishes->timeout_ms;
+}
+
 struct ibx_options ibx_migration_options(const struct ibx_options *options, const char *uri)
 {
     struct ibx_options ours = *options, wishes = *options;
     struct ibx_uri parsed;
     if (uri && !ibx_uri_parse(uri, &parsed, NULL) && !ibx_uri_options(&parsed, &wishes, NULL))
-        ours.timeout_ms = wishes.timeout_ms;
+        take_wishes(&ours, &wishes);
     if (!ibx_thread_may_spin())
         ours.spin_us = 0;
     if (ours.message < IBX_MIGRATE_MESSAGE)

@@ -57,6 +57,14 @@ int ibx_migration_reload(const char *folder, struct ibx_record *record, struct i
     return ibx_error_set(err, -EALREADY, "this migration has ended meanwhile: %s", state);
 }
 
+/* From the root, if there is room for that: who recovers may be elsewhere. */
+static void note_path(char *out, size_t size, const char *path)
+{
+    char *whole = *path ? realpath(path, NULL) : NULL;
+    snprintf(out, size, "%s", whole && strlen(whole) < size ? whole : path);
+    free(whole);
+}
+
 void ibx_migration_describe(struct ibx_record *record, const struct ibx_guest_ram *ram,
                             const char *qmp, const char *uri, const struct ibx_options *transport)
 {
@@ -66,11 +74,9 @@ void ibx_migration_describe(struct ibx_record *record, const struct ibx_guest_ra
     record->pid_started = ibx_process_started(ram->pid);
     snprintf(record->uuid, sizeof(record->uuid), "%s", ram->uuid);
     snprintf(record->name, sizeof(record->name), "%s", ram->name);
-    char *whole = realpath(qmp, NULL);
-    snprintf(record->qmp, sizeof(record->qmp), "%s", whole ? whole : qmp);
-    free(whole);
+    note_path(record->qmp, sizeof(record->qmp), qmp);
     snprintf(record->uri, sizeof(record->uri), "%s", uri);
-    snprintf(record->key_file, sizeof(record->key_file), "%s", transport->key_file);
+    note_path(record->key_file, sizeof(record->key_file), transport->key_file);
     memcpy(record->key_name, transport->name, sizeof(record->key_name));
     memcpy(record->allow, transport->allow, sizeof(record->allow));
     record->encryption = transport->encryption;

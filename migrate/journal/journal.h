@@ -81,12 +81,13 @@ struct ibx_record {
     enum ibx_journal_state state;
     char uuid[40]; /* the VM's; all zeros when QEMU was not given one */
     char name[128];
-    char machine[64];     /* its type; "": an earlier version wrote the record */
-    char qmp[PATH_MAX];   /* QEMU's monitor */
-    pid_t pid;            /* QEMU */
-    uint64_t pid_started; /* field 22 of /proc/PID/stat: together they name one process */
-    char uri[512];        /* source: of the destination; destination: to listen at */
-    char peer[128];       /* the other host, as it calls itself */
+    char machine[64];          /* its type; "": an earlier version wrote the record */
+    char qmp[PATH_MAX];        /* QEMU's monitor */
+    pid_t pid;                 /* QEMU */
+    uint64_t pid_started;      /* field 22 of /proc/PID/stat: together they name one process */
+    char uri[IBX_URI_MAX + 2]; /* source: of the destination; destination: to listen at. What is
+                                  too long for one stays so */
+    char peer[128];            /* the other host, as it calls itself */
     /* How this side proves itself and whom it takes: of struct ibx_options. */
     char key_file[256]; /* "" none */
     char key_name[IBX_NAME_MAX + 1], allow[512];

@@ -35,7 +35,7 @@ static const struct ibx_state_table feed_table = IBX_STATE_TABLE("snapshot feed"
 struct snapshot_feed {
     struct snapshot_feed_config config;
     struct ibx_options options;
-    char uri[300], group_text[64];
+    char uri[IBX_URI_MAX + 2], group_text[64];
     pthread_t thread;
     uint64_t pages; /* of guest RAM */
     int stop_fd, said_fd;

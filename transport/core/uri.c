@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define URI_MAX         900
 #define NAME_CHARACTERS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_"
 
 static const char *const schemes[] = {"rdma", "shm", "verbs", "ofi", "tcp"};
@@ -69,7 +68,7 @@ static int parse_authority(char *text, struct ibx_uri *uri, struct ibx_error *er
 int ibx_uri_parse(const char *text, struct ibx_uri *out, struct ibx_error *err)
 {
     struct ibx_uri uri = {.scheme = ""};
-    if (strlen(text) > URI_MAX)
+    if (strlen(text) > IBX_URI_MAX)
         return ibx_error_set(err, -EINVAL, "URI of %zu characters is too long", strlen(text));
     const char *mark = strstr(text, "://");
     if (!mark)
@@ -94,7 +93,7 @@ int ibx_uri_parse(const char *text, struct ibx_uri *out, struct ibx_error *err)
                                  uri.scheme);
         memcpy(uri.path, rest, length);
     } else {
-        char authority[URI_MAX + 1];
+        char authority[IBX_URI_MAX + 1];
         snprintf(authority, sizeof(authority), "%.*s", (int)length, rest);
         rc = parse_authority(authority, &uri, err);
         if (rc)

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What the query of a URI asks for counts in a record as an option of the command line does: a
+ * listener that goes on without it would take others, or go on in plain. */
+#include "migrate/common/common.h"
+#include "tests/scenes/unit.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static struct ibx_record record;
+
+/* The record of a migration with this URI, on the command line beside `options`. */
+static void describe(const struct ibx_options *options, const char *uri)
+{
+    struct ibx_options ours = ibx_migration_options(options, uri);
+    struct ibx_guest_ram *ram = calloc(1, sizeof(*ram));
+    assert_non_null(ram);
+    ram->pid = getpid();
+    memset(&record, 0, sizeof(record));
+    ibx_migration_describe(&record, ram, "/nowhere/qmp", uri, &ours);
+    free(ram);
+}
+
+static void test_a_record_has_what_the_uri_asks_for(NO_STATE)
+{
+    struct ibx_options options;
+    ibx_options_init(&options);
+    describe(&options, "tcp://0.0.0.0:0?key_file=/nowhere/keys&allow=a,b&encryption=required");
+    assert_string_equal(record.key_file, "/nowhere/keys");
+    assert_string_equal(record.allow, "a,b");
+    assert_int_equal(record.encryption, IBX_ENCRYPTION_REQUIRED);
+    assert_false(record.insecure);
+    describe(&options, "rdma://there:1?key_file=/nowhere/keys&name=b&insecure=yes");
+    assert_string_equal(record.key_name, "b");
+    assert_true(record.insecure);
+}
+
+static void test_the_uri_wins(NO_STATE)
+{
+    struct ibx_options options;
+    ibx_options_init(&options);
+    assert_int_equal(ibx_options_set(&options, "allow", "c", NULL), 0);
+    assert_int_equal(ibx_options_set(&options, "key_file", "/nowhere/more", NULL), 0);
+    assert_int_equal(ibx_options_set(&options, "timeout_ms", "700", NULL), 0);
+    describe(&options, "rdma://there:1?allow=a");
+    assert_string_equal(record.allow, "a");
+    assert_string_equal(record.key_file, "/nowhere/more");
+    assert_int_equal(ibx_migration_options(&options, NULL).timeout_ms, 700);
+    assert_int_equal(ibx_migration_options(&options, "rdma://there:1?timeout_ms=800").timeout_ms,
+                     800);
+    /* The fabric is chosen anew each time. */
+    assert_string_equal(ibx_migration_options(&options, "tcp://there:1").provider, "auto");
+}
+
+/* Whoever recovers may be in another folder. */
+static void test_the_key_file_is_noted_from_the_root(NO_STATE)
+{
+    char folder[] = "/tmp/ibx-uri-options-XXXXXX", before[4096], whole[64];
+    struct ibx_options options;
+    ibx_options_init(&options);
+    assert_non_null(mkdtemp(folder));
+    assert_non_null(getcwd(before, sizeof(before)));
+    assert_int_equal(chdir(folder), 0);
+    close(open("keys", O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+    describe(&options, "tcp://0.0.0.0:0?key_file=keys");
+    snprintf(whole, sizeof(whole), "%s/keys", folder);
+    assert_string_equal(record.key_file, whole);
+    assert_int_equal(unlink(whole), 0);
+    assert_int_equal(chdir(before), 0);
+    assert_int_equal(rmdir(folder), 0);
+}
+
+/* A URI that is cut still is one: without its last options, or with half of a name. */
+static void test_a_long_uri_is_not_cut(NO_STATE)
+{
+    struct ibx_options options;
+    char uri[1000];
+    ibx_options_init(&options);
+    int length = snprintf(uri, sizeof(uri), "tcp://%0200d:1?key_file=/", 0);
+    memset(uri + length, 'k', 240);
+    length += 240;
+    length +=
+        snprintf(uri + length, sizeof(uri) - (size_t)length, "&name=%063d&encryption=required", 1);
+    assert_true(length > 512);
+    describe(&options, uri);
+    assert_string_equal(record.uri, uri);
+    memset(uri, 'x', 950);
+    uri[950] = '\0';
+    describe(&options, uri); /* too long: it has to stay so */
+    struct ibx_uri parsed;
+    assert_true(ibx_uri_parse(record.uri, &parsed, NULL) < 0 && strlen(record.uri) > IBX_URI_MAX);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_record_has_what_the_uri_asks_for),
+        cmocka_unit_test(test_the_uri_wins),
+        cmocka_unit_test(test_the_key_file_is_noted_from_the_root),
+        cmocka_unit_test(test_a_long_uri_is_not_cut),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
