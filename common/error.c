@@ -8,10 +8,12 @@ int ibx_error_set(struct ibx_error *err, int code, const char *format, ...)
 {
     if (!err)
         return code;
+    char message[IBX_ERROR_MAX] = ""; /* the one that is there may be among the arguments */
     va_list args;
     va_start(args, format);
-    vsnprintf(err->message, sizeof(err->message), format, args);
+    vsnprintf(message, sizeof(message), format, args);
     va_end(args);
+    memcpy(err->message, message, strlen(message) + 1);
     err->code = code;
     return code;
 }

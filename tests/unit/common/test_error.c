@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "common/error.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <cmocka.h>
+
+/* Who adds a remedy to a reason gives the reason itself. */
+static void test_a_message_may_hold_the_one_before(void **state)
+{
+    struct ibx_error err = {0};
+    (void)state;
+    assert_int_equal(ibx_error_set(&err, -EIO, "page %u is gone", 7u), -EIO);
+    assert_int_equal(ibx_error_set(&err, -EPERM, "%s: try again", err.message), -EPERM);
+    assert_string_equal(err.message, "page 7 is gone: try again");
+    assert_int_equal(err.code, -EPERM);
+    assert_int_equal(ibx_error_prefix(&err, -EIO, "VM %s", "web"), -EPERM);
+    assert_string_equal(err.message, "VM web: page 7 is gone: try again");
+}
+
+static void test_a_long_message_is_cut(void **state)
+{
+    struct ibx_error err = {0};
+    char much[2 * IBX_ERROR_MAX];
+    (void)state;
+    memset(much, 'x', sizeof(much) - 1);
+    much[sizeof(much) - 1] = '\0';
+    ibx_error_set(&err, -EIO, "%s", much);
+    assert_int_equal(strlen(err.message), IBX_ERROR_MAX - 1);
+    ibx_error_prefix(&err, -EIO, "%.700s", much);
+    assert_int_equal(strlen(err.message), IBX_ERROR_MAX - 1);
+    assert_int_equal(ibx_error_set(NULL, -EIO, "%s", much), -EIO);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_message_may_hold_the_one_before),
+        cmocka_unit_test(test_a_long_message_is_cut),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
