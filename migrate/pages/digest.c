@@ -92,15 +92,30 @@ static uint64_t fold(const struct ibx_digest_keys *keys, const uint8_t tag[TAG_L
     return (uint64_t)(sum % PRIME) + 1;
 }
 
-uint64_t ibx_page_tag(struct ibx_page_tagger *tagger, const void *page, size_t size)
+bool ibx_page_tag_begin(struct ibx_page_tagger *tagger)
+{
+    return EVP_MAC_init(tagger->context, tagger->keys->page, sizeof(tagger->keys->page), NULL) == 1;
+}
+
+bool ibx_page_tag_add(struct ibx_page_tagger *tagger, const void *piece, size_t size)
+{
+    return EVP_MAC_update(tagger->context, piece, size) == 1;
+}
+
+uint64_t ibx_page_tag_end(struct ibx_page_tagger *tagger)
 {
     uint8_t tag[TAG_LEN];
     size_t length = 0;
-    if (EVP_MAC_init(tagger->context, tagger->keys->page, sizeof(tagger->keys->page), NULL) != 1 ||
-        EVP_MAC_update(tagger->context, page, size) != 1 ||
-        EVP_MAC_final(tagger->context, tag, &length, sizeof(tag)) != 1 || length != sizeof(tag))
+    if (EVP_MAC_final(tagger->context, tag, &length, sizeof(tag)) != 1 || length != sizeof(tag))
         return 0;
     return fold(tagger->keys, tag);
+}
+
+uint64_t ibx_page_tag(struct ibx_page_tagger *tagger, const void *page, size_t size)
+{
+    return ibx_page_tag_begin(tagger) && ibx_page_tag_add(tagger, page, size)
+               ? ibx_page_tag_end(tagger)
+               : 0;
 }
 
 /* ------------------------------------------------------------ ranges */

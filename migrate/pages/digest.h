@@ -63,6 +63,10 @@ struct ibx_page_tagger *ibx_page_tagger_create(const struct ibx_digest_keys *key
 void ibx_page_tagger_destroy(struct ibx_page_tagger *tagger);
 /* The tag of a page, never 0; 0: OpenSSL failed. */
 uint64_t ibx_page_tag(struct ibx_page_tagger *tagger, const void *page, size_t size);
+/* The same of a page that comes in pieces. False: OpenSSL failed. */
+bool ibx_page_tag_begin(struct ibx_page_tagger *tagger);
+bool ibx_page_tag_add(struct ibx_page_tagger *tagger, const void *piece, size_t size);
+uint64_t ibx_page_tag_end(struct ibx_page_tagger *tagger);
 
 /* Of `count` tags, of which those of pages without one are 0, from page `first` on. When OpenSSL
  * fails it is random: it matches nothing. */

@@ -16,7 +16,7 @@
 
 #define THREADS_MAX           4u
 #define PROCESSORS_PER_THREAD 4u
-#define BUFFER_LEAST          (128u << 10) /* fits into a processor's own cache */
+#define BUFFER                ((size_t)128 << 10) /* fits into a processor's own cache */
 
 /* Ranges of one message. */
 struct job {
@@ -46,7 +46,7 @@ struct shared_range {
 struct verifier_thread {
     struct ibx_verifier *verifier;
     struct ibx_page_tagger *tagger;
-    uint8_t *bytes; /* pages at a time: of v->buffer */
+    uint8_t *bytes; /* BUFFER of them: pages, or a piece of a huge one */
     pthread_t thread;
     struct shared_range shared; /* that this thread compares */
 };
@@ -55,7 +55,6 @@ struct ibx_verifier {
     const struct ibx_guest_ram *ram;
     const struct ibx_page_map *map;
     struct ibx_digest_keys keys;
-    size_t buffer; /* bytes: some pages, or a huge one */
     int event_fd;
     struct verifier_thread threads[THREADS_MAX];
     unsigned started;
@@ -92,15 +91,12 @@ struct counts {
     uint64_t compared, left_out;
 };
 
-/* Guest RAM is read, not mapped: mapped pages cost as much again, most of it when they are unmapped
- * at the end. A hole stays one. */
-static int read_pages(struct verifier_thread *t, unsigned block, uint64_t page, unsigned count,
+/* Reads up to BUFFER bytes at byte `at` of a block. Guest RAM is read, not mapped: mapped pages
+ * cost as much again, most of it when they are unmapped at the end. A hole stays one. */
+static int read_bytes(struct verifier_thread *t, unsigned block, uint64_t at, size_t bytes,
                       struct ibx_error *err)
 {
     const struct ibx_guest_block *from = &t->verifier->ram->blocks[block];
-    const uint64_t size = t->verifier->map->blocks[block].page_size;
-    const uint64_t at = (page - t->verifier->map->blocks[block].first) * size;
-    const size_t bytes = count * (size_t)size;
     for (size_t done = 0; done < bytes;) {
         const ssize_t n =
             pread(from->fd, t->bytes + done, bytes - done, (off_t)(from->offset + at + done));
@@ -115,17 +111,42 @@ static int read_pages(struct verifier_thread *t, unsigned block, uint64_t page, 
     return 0;
 }
 
-/* The tags of pages that follow each other in a block. */
+static int no_tag(struct ibx_error *err)
+{
+    return ibx_error_set(err, -EIO, "OpenSSL cannot compute POLY1305");
+}
+
+/* A page that is longer than the buffer, piece by piece: whole ones would go through memory twice.
+ */
+static int tag_huge(struct verifier_thread *t, unsigned block, uint64_t at, uint64_t size,
+                    uint64_t *tag, struct ibx_error *err)
+{
+    bool good = ibx_page_tag_begin(t->tagger);
+    for (uint64_t done = 0; good && done < size; done += BUFFER) {
+        const size_t bytes = size - done < BUFFER ? (size_t)(size - done) : BUFFER;
+        const int rc = read_bytes(t, block, at + done, bytes, err);
+        if (rc)
+            return rc;
+        good = ibx_page_tag_add(t->tagger, t->bytes, bytes);
+    }
+    *tag = good ? ibx_page_tag_end(t->tagger) : 0;
+    return *tag ? 0 : no_tag(err);
+}
+
+/* The tags of pages that follow each other in a block and fit into the buffer, or of one. */
 static int tag_pages(struct verifier_thread *t, uint64_t page, unsigned count, uint64_t *tags,
                      struct ibx_error *err)
 {
     const unsigned block = ibx_page_map_block(t->verifier->map, page);
     const uint64_t size = t->verifier->map->blocks[block].page_size;
-    int rc = read_pages(t, block, page, count, err);
+    const uint64_t at = (page - t->verifier->map->blocks[block].first) * size;
+    if (size > BUFFER)
+        return tag_huge(t, block, at, size, tags, err);
+    int rc = read_bytes(t, block, at, count * (size_t)size, err);
     for (unsigned i = 0; !rc && i < count; i++) {
         tags[i] = ibx_page_tag(t->tagger, t->bytes + i * size, size);
         if (!tags[i])
-            rc = ibx_error_set(err, -EIO, "OpenSSL cannot compute POLY1305");
+            rc = no_tag(err);
     }
     return rc;
 }
@@ -141,7 +162,7 @@ static unsigned run_of(const struct ibx_verifier *v, uint64_t first, const uint8
 {
     const unsigned block = ibx_page_map_block(v->map, first + i);
     const uint64_t left = v->map->blocks[block].first + v->map->blocks[block].pages - (first + i);
-    uint64_t most = v->buffer / v->map->blocks[block].page_size;
+    uint64_t most = BUFFER / v->map->blocks[block].page_size;
     unsigned n = 1;
     most = most < left ? most : left;
     while (n < most && i + n < count && has(received, i + n))
@@ -151,7 +172,7 @@ static unsigned run_of(const struct ibx_verifier *v, uint64_t first, const uint8
 
 static bool is_huge(const struct ibx_verifier *v, uint64_t page)
 {
-    return v->map->blocks[ibx_page_map_block(v->map, page)].page_size > BUFFER_LEAST;
+    return v->map->blocks[ibx_page_map_block(v->map, page)].page_size > BUFFER;
 }
 
 /* Tags pages of the range that nobody has taken. With the lock held, which it releases meanwhile.
@@ -387,14 +408,6 @@ static void *verifier_main(void *argument)
 
 /* ------------------------------------------------------------ its caller */
 
-static size_t buffer_size(const struct ibx_page_map *map)
-{
-    uint64_t most = BUFFER_LEAST;
-    for (unsigned i = 0; i < map->block_count; i++)
-        most = map->blocks[i].page_size > most ? map->blocks[i].page_size : most;
-    return (size_t)most;
-}
-
 /* Serving pages comes first. */
 static unsigned thread_count(void)
 {
@@ -408,7 +421,7 @@ static int threads_start(struct ibx_verifier *v, unsigned count, struct ibx_erro
         struct verifier_thread *t = &v->threads[i];
         t->verifier = v;
         t->tagger = ibx_page_tagger_create(&v->keys);
-        t->bytes = malloc(v->buffer);
+        t->bytes = malloc(BUFFER);
         if (!t->tagger || !t->bytes)
             return ibx_error_set(err, -EOPNOTSUPP,
                                  "pages cannot be verified: this OpenSSL has no POLY1305, or no "
@@ -439,7 +452,6 @@ int ibx_verifier_open(const struct ibx_guest_ram *ram, const struct ibx_page_map
     v->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     v->agreed = calloc(ranges ? ranges : 1, sizeof(*v->agreed));
     v->foreseen = calloc(ranges ? ranges : 1, sizeof(*v->foreseen));
-    v->buffer = buffer_size(map);
     int rc = v->event_fd >= 0 && v->agreed && v->foreseen
                  ? threads_start(v, threads ? threads : thread_count(), err)
                  : ibx_error_set(err, -ENOMEM,

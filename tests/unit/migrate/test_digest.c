@@ -150,6 +150,9 @@ static void test_golden(NO_STATE)
         page[at] ^= 1;
     }
     assert_int_equal(ibx_page_tag(tagger, page, sizeof(page)), tag);
+    assert_true(ibx_page_tag_begin(tagger) && ibx_page_tag_add(tagger, page, 100) &&
+                ibx_page_tag_add(tagger, page + 100, sizeof(page) - 100));
+    assert_int_equal(ibx_page_tag_end(tagger), tag);
     ibx_digest_range(&keys, 512, list, 3, digest);
     assert_memory_equal(digest, golden, sizeof(digest));
     ibx_digest_range(&keys, 1024, list, 3, digest);
