@@ -23,16 +23,34 @@ class Qmp:
         self.file = self.socket.makefile("rw", encoding="utf-8")
         self.events, self.answers, self.ended = [], [], False
         self.changed = threading.Condition()
-        self.greeting = json.loads(self.file.readline())
+        self.greetings = 0
         threading.Thread(target=self.listen, daemon=True).start()
-        self.run("qmp_capabilities")
+        self.negotiate()
+
+    def negotiate(self):
+        """A QEMU that begins greets a client twice, if it comes while the monitor is set up; from
+        each greeting on it waits for qmp_capabilities."""
+        self.wait(lambda: self.greetings or self.ended, "the greeting")
+        if not self.greetings:
+            raise ConnectionResetError
+        before = 0
+        while before != self.greetings:
+            before = self.greetings
+            try:
+                self.run("qmp_capabilities")
+            except Failure:
+                if before == 1:
+                    raise
 
     def listen(self):
         try:
             for line in self.file:
                 message = json.loads(line)
                 with self.changed:
-                    (self.events if "event" in message else self.answers).append(message)
+                    if "QMP" in message:
+                        self.greetings += 1
+                    else:
+                        (self.events if "event" in message else self.answers).append(message)
                     self.changed.notify_all()
         except (OSError, ValueError):
             pass
