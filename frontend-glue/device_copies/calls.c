@@ -332,7 +332,9 @@ static void note_handle(struct copies *x, enum ibx_handle_kind kind)
 {
     struct ibx_reader r = ibx_reader_of(x->replies.last, 8);
     const uint64_t handle = ibx_get_u64(&r);
-    if (handle)
+    if (x->replies.last_size != 8)
+        ibx_named_graph_unseen();
+    else if (handle)
         ibx_extra_note(x, kind, handle);
 }
 
@@ -343,7 +345,7 @@ void ibx_copies_call_answered(struct copies *x)
         x->allocates_plainly = x->replies.last_size == 8;
     ibx_captures_answered(x, code);
     ibx_made_answered(x);
-    if ((x->makes_graph || x->makes_exec) && !code && x->replies.last_size == 8)
+    if ((x->makes_graph || x->makes_exec) && !code)
         note_handle(x, x->makes_graph ? IBX_HANDLE_GRAPH : IBX_HANDLE_EXEC);
     if (x->changes_kernels) /* others have looked them up while it ran */
         ibx_copies_launch_forget();

@@ -416,8 +416,10 @@ bool ibx_named_stream(struct copies *x, uint64_t stream);
 bool ibx_named_event(struct copies *x, uint64_t event);
 /* Puts 0 in place of others in the body of a request that GVirtuS is about to run. */
 void ibx_named_spoil(struct copies *x, uint8_t *body, size_t n);
-/* A handler has returned a stream or an event, and it was not seen which: all may be named. */
+/* A handler has returned a stream or an event, and it was not seen which: all may be named. The
+ * same of a graph, or of what was made of one to be launched. */
 void ibx_named_unseen(void);
+void ibx_named_graph_unseen(void);
 
 /* handles.c */
 

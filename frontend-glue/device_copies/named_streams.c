@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Streams and events that requests name. CUDA takes their handles for addresses in this process, so
- * one that was made up would end it, and all other clients' programs with it. So the handle has to
- * be one that a call has returned to the tenant, and of something that is still there.
+ * Streams, events and graphs that requests name. CUDA takes their handles for addresses in this
+ * process, so one that was made up would end it, and all other clients' programs with it. So the
+ * handle has to be one that a call has returned to the tenant, and of something that is still
+ * there.
  *
  * A request of which that is not true is answered as CUDA answers an event that is none. Where
- * GVirtuS's handler runs it, that gets no handle at all: an event that is none, or the legacy
- * stream.
+ * GVirtuS's handler runs it, that gets no handle at all: an event or a graph that is none, or the
+ * legacy stream.
  *
  * Where the replies of handlers cannot be read, nobody knows what they have returned.
  */
@@ -19,11 +20,16 @@
 
 #define STREAMS_OF_ALL 2u /* the legacy stream, by 0 too, and the thread's own */
 
-static atomic_bool unseen; /* some handler has returned what could not be read */
+static atomic_bool unseen, graph_unseen; /* some handler has returned what could not be read */
 
 void ibx_named_unseen(void)
 {
     atomic_store(&unseen, true);
+}
+
+void ibx_named_graph_unseen(void)
+{
+    atomic_store(&graph_unseen, true);
 }
 
 /* Other values were found among the handles since so many of them have gone. */
@@ -36,6 +42,11 @@ static bool is_remembered(struct copies *x, uint64_t *place, uint64_t value)
     return *place == value;
 }
 
+static bool nobody_knows(const struct copies *x, const atomic_bool *none_seen)
+{
+    return atomic_load(none_seen) || !ibx_copies_know_shape(x) || !ibx_cuda_load(NULL);
+}
+
 static bool is_there(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
 {
     uint64_t *place =
@@ -43,7 +54,7 @@ static bool is_there(struct copies *x, enum ibx_handle_kind kind, uint64_t value
     if (is_remembered(x, place, value))
         return true;
     if (!ibx_handles_has(x, kind, value))
-        return atomic_load(&unseen) || !ibx_copies_know_shape(x) || !ibx_cuda_load(NULL);
+        return nobody_knows(x, &unseen);
     *place = value;
     return true;
 }
@@ -64,6 +75,8 @@ bool ibx_named_event(struct copies *x, uint64_t event)
     ((at) + 1) /* an event: so many bytes behind the beginning, or before the end, < 0             \
                 */
 #define S(at) ((at) + 1001)
+#define G(at) ((at) + 2001) /* a graph */
+#define X(at) ((at) + 3001) /* what was made of one to be launched */
 #define END   (-24)
 
 static const struct {
@@ -77,7 +90,11 @@ static const struct {
     {"cudaEventQuery", {E(0)}},
     {"cudaEventRecord", {E(0), S(8)}},
     {"cudaEventSynchronize", {E(0)}},
-    {"cudaGraphLaunch", {S(8)}},
+    {"cudaGraphDestroy", {G(0)}},
+    {"cudaGraphExecDestroy", {X(0)}},
+    {"cudaGraphGetNodes", {G(0)}},
+    {"cudaGraphInstantiate", {G(0)}},
+    {"cudaGraphLaunch", {X(0), S(8)}},
     {"cudaIpcGetEventHandle", {E(72), E(8)}}, /* behind the handle, of 64 bytes or none */
     {"cudaLaunchKernel", {S(40)}},
     {"cudaMemcpyAsync", {S(-8)}},
@@ -110,21 +127,33 @@ static void tell(const struct copies *x)
     static atomic_flag told = ATOMIC_FLAG_INIT;
     if (!atomic_flag_test_and_set(&told))
         ibx_log(IBX_LOG_WARN,
-                "%s names a stream or an event in %s that no call has returned, or that is gone: "
-                "GVirtuS gets none in its place",
+                "%s names a stream, an event or a graph in %s that no call has returned, or that "
+                "is gone: GVirtuS gets none in its place",
                 ibx_session_path(x->s)->peer, x->requests.name);
+}
+
+/* Whether CUDA may get the handle. */
+static bool is_good(struct copies *x, int place, uint64_t value)
+{
+    if (place >= G(END)) {
+        const enum ibx_handle_kind kind = place >= X(END) ? IBX_HANDLE_EXEC : IBX_HANDLE_GRAPH;
+        return ibx_handles_has(x, kind, value) || nobody_knows(x, &graph_unseen);
+    }
+    return place >= S(END) ? ibx_named_stream(x, value) : ibx_named_event(x, value);
 }
 
 static void spoil(struct copies *x, int place, uint8_t *body, size_t n)
 {
-    const bool stream = place >= S(END);
-    const int at = place - (stream ? S(0) : E(0));
+    const int first = place >= X(END)   ? X(0)
+                      : place >= G(END) ? G(0)
+                      : place >= S(END) ? S(0)
+                                        : E(0);
+    const int at = place - first;
     const size_t from = at < 0 ? n - (size_t)-at : (size_t)at;
     if (from > n || n - from < 8)
         return;
     struct ibx_reader r = ibx_reader_of(body + from, 8);
-    const uint64_t value = ibx_get_u64(&r);
-    if (stream ? ibx_named_stream(x, value) : ibx_named_event(x, value))
+    if (is_good(x, place, ibx_get_u64(&r)))
         return;
     memset(body + from, 0, 8);
     tell(x);

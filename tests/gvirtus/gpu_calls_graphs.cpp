@@ -328,25 +328,44 @@ bool copies(Remote &calls, Copier &copier, std::uint64_t function, std::uint64_t
     return copier.remote.peek(copier.to, got.data(), copier.n) && got == bytes;
 }
 
-// The context of one device is reset: what graphs of another one copy through stays as it is. Also
-// where it is not known which context that was.
-bool another_device_is_reset(bool known)
-{
+// A graph on each of two devices that copies, and the session that is asked for their functions.
+struct OnBoth {
     Gpu gpu;
-    Client calls(gpu);
-    Copier near(gpu, 0, 5000), far(gpu, 1, 5000);
-    calls.remote.get_last_error();
-    const std::uint64_t queue = answer(calls.remote, "ibxRuntime", number(IBX_EXTRA_HOST_OPEN)),
-                        stream = known ? far.remote.stream_create() : 0; // it is forgotten, too
-    REQUIRE(near.make(queue, 1) == 0 && far.make(queue, 2) == 0);
-    const unsigned long before = gpu.remote.stats().unpinned_async;
-    if (!known)
-        gpu.remote.inject("cuDevicePrimaryCtxRetain", 1, 2, false);
-    REQUIRE(near.remote.reset() == 0);
-    Copier third(gpu, 1, 5000); // one that is made now gets another place
-    REQUIRE(known || third.make(queue, 3) == 0);
-    REQUIRE(far.remote.call("cudaGraphLaunch", Body().u64(far.exec).u64(stream)) == 0);
-    return copies(calls.remote, far, 2, stream) && gpu.remote.stats().unpinned_async == before;
+    Client calls;
+    Copier near, far;
+    std::uint64_t queue;
+
+    explicit OnBoth(std::uint64_t n, const std::string &more = "")
+        : gpu(more), calls(gpu), near(gpu, 0, n), far(gpu, 1, n)
+    {
+        calls.remote.get_last_error();
+        queue = answer(calls.remote, "ibxRuntime", number(IBX_EXTRA_HOST_OPEN));
+    }
+    bool made() { return near.make(queue, 1) == 0 && far.make(queue, 2) == 0; }
+};
+
+// The context of one device is reset: what graphs of another one copy through stays as it is.
+bool another_device_is_reset()
+{
+    OnBoth both(5000);
+    const std::uint64_t stream = both.far.remote.stream_create();
+    REQUIRE(both.made());
+    const unsigned long before = both.gpu.remote.stats().unpinned_async;
+    REQUIRE(both.near.remote.reset() == 0);
+    REQUIRE(both.far.remote.call("cudaGraphLaunch", Body().u64(both.far.exec).u64(stream)) == 0);
+    return copies(both.calls.remote, both.far, 2, stream) &&
+           both.gpu.remote.stats().unpinned_async == before;
+}
+
+// It is not known which context that was: a graph may have either's.
+bool some_device_is_reset()
+{
+    OnBoth both(500000, "rdma.pins : 1M\n");
+    REQUIRE(both.made());
+    both.gpu.remote.inject("cuDevicePrimaryCtxRetain", 1, 2, false);
+    REQUIRE(both.near.remote.reset() == 0);
+    Copier third(both.gpu, 1, 500000);
+    return third.make(both.queue, 3) == 801;
 }
 
 } // namespace
@@ -367,6 +386,6 @@ void check_calls_graphs()
     unsetenv("IBX_DOUBLE_ALONE");
     check("graphs of clients that have ended", [] { return room_of_the_gone(false); });
     check("... that were killed", [] { return room_of_the_gone(true); });
-    check("graphs beside a reset of another device", [] { return another_device_is_reset(true); });
-    check("... of one that is not known", [] { return another_device_is_reset(false); });
+    check("graphs beside a reset of another device", another_device_is_reset);
+    check("... of one that is not known", some_device_is_reset);
 }

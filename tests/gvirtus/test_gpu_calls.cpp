@@ -134,6 +134,10 @@ bool made_up_handles()
     std::vector<char> bytes(4096, 'x');
     REQUIRE(remote.to_device_async(to, bytes.data(), 4096, wild) == 0);
     REQUIRE(remote.call("cudaStreamBeginCapture", Body().u64(wild).i32(0)) == 1);
+    for (const std::uint64_t bad : {wild, stream, event, to}) {
+        REQUIRE(remote.call("cudaGraphDestroy", Body().u64(bad)) == 1);
+        REQUIRE(remote.call("cudaGraphLaunch", Body().u64(bad).u64(stream)) == 1);
+    }
     // Other sessions of the client's name what one has made, until it is gone.
     REQUIRE(other.remote.stream_query(stream) == 0);
     REQUIRE(other.remote.call("cudaEventRecord", Body().u64(event).u64(stream)) == 0);
