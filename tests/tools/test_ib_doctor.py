@@ -9,6 +9,7 @@ import tempfile
 import unittest
 
 DOCTOR = sys.argv.pop(1)
+FAKE_PTRACE_SCOPE = sys.argv.pop(1)
 FAKE_VERBS = sys.argv.pop(1) if len(sys.argv) > 1 and sys.argv[1].endswith(".so") else None
 LIBCUDA = os.environ.get("IBX_TEST_LIBCUDA")
 PCI = "/sys/devices/pci0000:00"
@@ -220,12 +221,17 @@ class Doctor(unittest.TestCase):
     def test_gpu_bar(self):
         host_with_gpu(self.root, 0, 0)
         self.assertNotIn("BAR1", self.gpu())
+        first = "0x00000000f0000000 0x00000000f0ffffff 0x0000000000040200\n"
+        none = "0x0000000000000000 0x0000000000000000 0x0000000000000000\n"
         for size, status in ((256 << 20, "limited"), (16 << 30, "ok"), (32 << 30, "ok")):
-            write(self.root, GPU + "/resource",
-                  "0x00000000f0000000 0x00000000f0ffffff 0x0000000000040200\n"
-                  f"0x0000002000000000 0x{0x2000000000 + size - 1:016x} 0x000000000014220c")
-            self.expect(self.gpu()["BAR1"], status,
-                        value=f"{size >> 20} MiB of 16384 MiB of memory")
+            second = f"0x0000002000000000 0x{0x2000000000 + size - 1:016x} 0x000000000014220c\n"
+            # Since Hopper the first region has an address of 64 bits as well.
+            for lines in (first + second, first + none + second + none + first):
+                write(self.root, GPU + "/resource", lines)
+                self.expect(self.gpu()["BAR1"], status,
+                            value=f"{size >> 20} MiB of 16384 MiB of memory")
+        write(self.root, GPU + "/resource", first + 5 * none + first)  # the last one is the ROM's
+        self.assertNotIn("BAR1", self.gpu())
 
     def test_gpu_paths(self):
         """By which size copies take which path, and whether that was measured here."""
@@ -254,6 +260,18 @@ class Doctor(unittest.TestCase):
         self.expect(found["H2D"], "ok", "inline up to 16 KiB")
         write(self.root, file, "\nchunk : 7")
         self.expect(self.gpu()["tuning"], "missing", 'line 2 (chunk): "7" is not accepted')
+
+    def test_text_that_is_not_utf8(self):
+        """JSON holds the line all the same."""
+        adapter(self.root, "mlx5\udcff", "4: ACTIVE", "Ethernet", ["fe80::1"])
+        self.expect(self.check_of(self.report(self.root), "mlx5? port 1"), "ok", "1 GIDs")
+
+    def test_other_processes_cannot_be_read(self):
+        """Also where this one can read itself, and is root's."""
+        self.expect(self.check_of(self.report(), "process_vm_readv"), "ok", "allowed")
+        report = self.report(LD_PRELOAD=FAKE_PTRACE_SCOPE, ASAN_OPTIONS="verify_asan_link_order=0")
+        self.expect(self.check_of(report, "process_vm_readv"), "limited", "not permitted",
+                    "CAP_SYS_PTRACE")
 
     @unittest.skipUnless(FAKE_VERBS, "a build without verbs")
     def test_mtu_of_every_port(self):

@@ -13,6 +13,7 @@
 
 #define MODULE_PEERMEM "/sys/module/nvidia_peermem"
 #define ADAPTERS       "/sys/class/infiniband"
+#define PCI_BARS       6 /* lines of a device's `resource`, before that of its ROM */
 #define MEASURE        "measure by \"ib-bw tune\""
 
 /* CUdevice_attribute, beside those that gpudirect.h has. */
@@ -128,21 +129,21 @@ static void check_adapter(const struct gpu *gpu, enum nearness near, const char 
 
 /* ------------------------------------------------------------------------ paths */
 
-/* An adapter reaches at once what the card's second region (BAR1) shows. */
+/* An adapter reaches at once what the card's second region shows, which NVIDIA calls BAR1. An
+ * address of 64 bits takes two lines, the second of which has zeros: also that of the first region
+ * on some cards. */
 static void check_bar(const struct gpu *gpu)
 {
     char path[PATH_MAX], line[128], value[96];
     unsigned long long start = 0, end = 0;
+    unsigned regions = 0;
     snprintf(path, sizeof(path), "%s/resource", gpu->folder);
     FILE *file = fopen(ibx_doctor_path(path), "re");
-    for (int i = 0; file && i < 2; i++) {
-        if (!fgets(line, sizeof(line), file))
-            line[0] = '\0';
-    }
-    bool found = file && sscanf(line, "%llx %llx", &start, &end) == 2 && end > start;
+    for (int i = 0; file && i < PCI_BARS && regions < 2 && fgets(line, sizeof(line), file); i++)
+        regions += sscanf(line, "%llx %llx", &start, &end) == 2 && end > start;
     if (file)
         fclose(file);
-    if (!found)
+    if (regions < 2)
         return;
     bool small = end - start + 1 < gpu->memory;
     snprintf(value, sizeof(value), "%llu MiB of %zu MiB of memory", (end - start + 1) >> 20,

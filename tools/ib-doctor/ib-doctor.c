@@ -29,6 +29,7 @@ static void ask_path(unsigned index, struct path_answer *answer)
         !ibx_provider_probe(answer->provider, &options, answer->text, sizeof(answer->text), &err);
     if (!answer->usable)
         memcpy(answer->text, err.message, sizeof(answer->text));
+    ibx_text_sanitize(answer->text);
 }
 
 static const char *first_usable(const struct path_answer *answers, bool same_host)

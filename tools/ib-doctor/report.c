@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "tools/ib-doctor/ib-doctor.h"
 
+#include "common/error.h"
+
 #include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -26,6 +28,10 @@ void ibx_doctor_add(const char *area, const char *name, enum doctor_status statu
     va_start(args, value_format);
     vsnprintf(check->value, sizeof(check->value), value_format, args);
     va_end(args);
+    /* Of files and devices, perhaps cut in the middle of a character: JSON holds none of it then.
+     */
+    ibx_text_sanitize(check->name);
+    ibx_text_sanitize(check->value);
 }
 
 const char *ibx_doctor_root(void)
