@@ -236,7 +236,8 @@ void ibx_ofi_mr_detach_all(struct ofi_endpoint *e)
     struct ofi_region *region;
     LIST_FOREACH(region, &e->regions, entry)
     {
-        fi_close(&region->made->mr->fid);
+        if (region->made->mr) /* once: an endpoint may not close at the first try */
+            fi_close(&region->made->mr->fid);
         region->made->mr = NULL;
     }
     if (e->memory_mr)
