@@ -3,6 +3,7 @@
 
 #include "common/log.h"
 #include "common/state_machine.h"
+#include "common/thread.h"
 #include "common/wire.h"
 #include "frontend-glue/session/hooks.h"
 
@@ -330,11 +331,13 @@ void ibx_async_copy_wait(uint64_t stream)
 {
     if (!ibx_async_copy_any())
         return;
+    const int cancel = ibx_thread_hold_cancel();
     pthread_mutex_lock(&async.lock);
     const uint64_t end = async.jobs; /* later copies are not waited for */
     while (helper_of_stream(stream, end))
         pthread_cond_wait(&async.changed, &async.lock);
     pthread_mutex_unlock(&async.lock);
+    ibx_thread_release_cancel(cancel);
 }
 
 /* Locked. */
@@ -354,10 +357,12 @@ void ibx_async_copy_wait_memory(const void *address, size_t n)
 {
     if (!ibx_async_copy_any())
         return;
+    const int cancel = ibx_thread_hold_cancel();
     pthread_mutex_lock(&async.lock);
     while (is_touched(address, n))
         pthread_cond_wait(&async.changed, &async.lock);
     pthread_mutex_unlock(&async.lock);
+    ibx_thread_release_cancel(cancel);
 }
 
 int ibx_async_copy_failure(uint64_t stream)

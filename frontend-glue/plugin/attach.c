@@ -524,9 +524,11 @@ static int reach(void *address, size_t n, bool on, int *exit_code)
         return -ENOTCONN;
     if (!is_over_shm(session) || !ibx_shared_offset(address, n, &offset))
         return -EOPNOTSUPP;
+    const int cancel = ibx_thread_hold_cancel();
     ibx_pipeline_lock(mine->pipeline);
     const int rc = ibx_session_share(session);
     ibx_pipeline_unlock(mine->pipeline);
+    ibx_thread_release_cancel(cancel);
     if (rc)
         return rc;
     ibx_put_u16(&w, on ? IBX_EXTRA_HOST_MAP : IBX_EXTRA_HOST_UNMAP);

@@ -102,13 +102,27 @@ static void *wait_for_stream(void *argument)
     return NULL;
 }
 
-static void waiter_start(struct waiter *waiter, uint64_t stream)
+static void *wait_for_memory(void *argument)
+{
+    struct waiter *waiter = argument;
+    watched = true;
+    ibx_async_copy_wait_memory(bytes, sizeof(bytes));
+    waiter->over = over[10];
+    return NULL;
+}
+
+static void waiter_run(struct waiter *waiter, uint64_t stream, void *(*run)(void *))
 {
     *waiter = (struct waiter){.stream = stream};
     waits = false;
-    assert_int_equal(pthread_create(&waiter->thread, NULL, wait_for_stream, waiter), 0);
+    assert_int_equal(pthread_create(&waiter->thread, NULL, run, waiter), 0);
     while (!waits)
         sched_yield();
+}
+
+static void waiter_start(struct waiter *waiter, uint64_t stream)
+{
+    waiter_run(waiter, stream, wait_for_stream);
 }
 
 /* It ends, sooner or later. */
@@ -184,12 +198,33 @@ static void test_wait_is_for_one_stream(void **state)
     assert_false(ibx_async_copy_any());
 }
 
+/* It ends behind its wait, and no other thread misses the lock. */
+static void test_waiter_is_cancelled(void **state)
+{
+    (void)state;
+    void *(*const runs[])(void *) = {wait_for_stream, wait_for_memory};
+    for (unsigned i = 0; i < 2; i++) {
+        struct waiter waiter, other;
+        reset(NULL);
+        begin_copy(10);
+        waiter_run(&waiter, 10, runs[i]);
+        pthread_cancel(waiter.thread);
+        other = (struct waiter){.stream = 10};
+        assert_int_equal(pthread_create(&other.thread, NULL, wait_for_stream, &other), 0);
+        may_end[10] = 1;
+        waiter_end(&waiter);
+        assert_int_equal(waiter.over, 1);
+        waiter_end(&other);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_wait_is_for_copies_begun_before, reset),
         cmocka_unit_test_setup(test_wait_for_all_is_for_copies_begun_before, reset),
         cmocka_unit_test_setup(test_wait_is_for_one_stream, reset),
+        cmocka_unit_test_setup(test_waiter_is_cancelled, reset),
     };
     return cmocka_run_group_tests_name("async_copy", tests, NULL, NULL);
 }
