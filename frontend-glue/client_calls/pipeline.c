@@ -224,6 +224,8 @@ int ibx_pipeline_leave(struct ibx_pipeline *p, int exit_code, bool waits)
 {
     if (!p || ibx_pipeline_is_inherited(p))
         return exit_code;
+    if (ibx_session_live(p->session)) /* other threads may wait for what was gathered */
+        ibx_session_send_ahead(p->session);
     if (!ibx_session_live(p->session))
         ibx_backlog_drop(p);
     pthread_mutex_unlock(&p->lock);

@@ -237,6 +237,8 @@ void ibx_session_keep_payloads(struct ibx_session *session);
 bool ibx_session_look(struct ibx_session *session);
 /* Gathers whole requests that somebody owes; they leave with the next one. */
 int ibx_session_gather_ahead(struct ibx_session *session, const uint8_t *bytes, size_t n);
+/* Sends them, if none has followed; as ibx_session_fail(). */
+int ibx_session_send_ahead(struct ibx_session *session);
 /* Sends such requests, ibx_session_room() bytes at most, as a message of their own. False: that
  * needs credit, or a connection; nothing was sent. */
 bool ibx_session_send_now(struct ibx_session *session, const uint8_t *bytes, size_t n);

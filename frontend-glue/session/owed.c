@@ -116,6 +116,11 @@ int ibx_session_gather_ahead(struct ibx_session *s, const uint8_t *bytes, size_t
     return rc;
 }
 
+int ibx_session_send_ahead(struct ibx_session *s)
+{
+    return s->out_length && s->out_ahead ? ibx_session_sync(s) : 0;
+}
+
 bool ibx_session_send_now(struct ibx_session *s, const uint8_t *bytes, size_t n)
 {
     uint8_t head[1 + SEGMENT_HEAD_INLINE];

@@ -134,6 +134,27 @@ bool threads_at_once()
     return true;
 }
 
+// What is launched before memory is registered is run, whether another call follows or not: another
+// thread may wait for it.
+bool launches_before_registration()
+{
+    Scene scene;
+    std::vector<char> memory(1 << 20);
+    App second = scene.app(), first = scene.app(); // the latter's connection is the thread's
+    REQUIRE(warm(&second) && warm(&first));
+    std::atomic<bool> waited{false};
+    scene.world->held = true;
+    for (unsigned i = 0; i < 20; i++)
+        REQUIRE(first.launch(i) == 0);
+    direct->prepare(memory.data(), memory.size());
+    scene.world->held = false;
+    std::thread waiting([&] { waited = second.synchronize() == 0; });
+    const bool good = becomes([&] { return waited.load(); });
+    first.synchronize();
+    waiting.join();
+    return good;
+}
+
 struct Cancelled {
     App *app;
     std::atomic<bool> begins{false}, behind{false};
@@ -181,6 +202,7 @@ void check_threads()
     check("threads whose streams an event orders", threads_and_events);
     check("threads that have nothing to do with each other", threads_apart);
     check("threads that never rest", many_busy_threads);
+    check("launches before memory is registered", launches_before_registration);
     check("a thread that is cancelled inside a call", a_cancelled_thread);
     check("threads at once", threads_at_once);
 }
