@@ -297,10 +297,12 @@ static unsigned approach(struct target *targets, unsigned count)
 
 void ibx_process_order(const struct ibx_pipeline *pipeline, const struct ibx_scope *scope)
 {
+    /* In this order: replies to this thread's own requests may come meanwhile. */
+    const long everybodys = atomic_load(&outstanding);
     const uint64_t mine = atomic_load(&pipeline->answered) - atomic_load(&pipeline->replied);
     struct target targets[TARGETS_MAX];
     unsigned count = 0;
-    if (!scope->any || atomic_load(&outstanding) <= (long)mine)
+    if (!scope->any || everybodys <= (long)mine)
         return;
     const uint64_t spin_until = ibx_now_ns() + SPIN_NS;
     uint64_t below = UINT64_MAX; /* the list is in falling order */

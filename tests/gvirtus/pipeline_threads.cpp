@@ -34,6 +34,30 @@ bool threads_in_order()
     return true;
 }
 
+// One that has calls of its own outstanding, to which replies come while it looks for those of
+// others.
+bool a_quick_thread_behind_a_slow_one()
+{
+    Scene scene;
+    App slow = scene.app(), quick = scene.app();
+    REQUIRE(warm(&slow) && warm(&quick));
+    std::uint64_t expected = slow.work();
+    for (unsigned i = 0; i < 100; i++) {
+        const std::uint64_t requests = scene.world->requests;
+        scene.world->slow_us = 3000;
+        REQUIRE(slow.launch(i) == 0);
+        expected = expected * 6364136223846793005u + i + 1;
+        while (scene.world->requests == requests)
+            std::this_thread::yield();
+        usleep(200); // the back end is about to look how slow that is
+        scene.world->slow_us = 0;
+        for (unsigned j = 0; j < 10; j++)
+            REQUIRE(quick.launch(j, STREAM + 1) == 0);
+        REQUIRE(quick.work() == expected);
+    }
+    return true;
+}
+
 // Of two streams that only an event orders.
 bool threads_and_events()
 {
@@ -199,6 +223,7 @@ bool a_cancelled_thread()
 void check_threads()
 {
     check("threads that hand over to each other", threads_in_order);
+    check("a quick thread behind a slow one", a_quick_thread_behind_a_slow_one);
     check("threads whose streams an event orders", threads_and_events);
     check("threads that have nothing to do with each other", threads_apart);
     check("threads that never rest", many_busy_threads);
