@@ -36,8 +36,10 @@ void ibx_backlog_drop(struct ibx_pipeline *p)
     atomic_store(&p->ended, true);
     p->backlog_begin = p->backlog_end = p->backlog_cut = 0;
     p->backlog_requests = 0;
-    ibx_process_count(-(int)lost);
+    if (lost)
+        ibx_process_lose(lost); /* before those who wait for it go on */
     atomic_store(&p->replied, p->answered);
+    ibx_process_count(-(int)lost);
     all_replied(p);
 }
 

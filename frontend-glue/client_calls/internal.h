@@ -105,6 +105,7 @@ struct ibx_pipeline {
     int32_t current; /* device, -1: not known */
     uint64_t rests;  /* the epoch as of which the device has no work, 0: not known */
     bool freed;      /* the request in hand: it gives back what cudaMalloc has returned */
+    unsigned losses; /* of ibx_process_losses(), that this thread was told of */
     bool clean;      /* the back end has no error to tell of this thread */
     int last_error;  /* that it may not know of */
 
@@ -311,6 +312,15 @@ bool ibx_process_captures(void);
 void ibx_process_capture(bool begins);
 void ibx_process_add(struct ibx_pipeline *pipeline);
 void ibx_process_remove(struct ibx_pipeline *pipeline);
+/* So many requests were answered that nobody runs any more: their connection has ended. Each
+ * thread's next call that waits is to return that. */
+void ibx_process_lose(uint64_t requests);
+/* How often that was so. */
+unsigned ibx_process_losses(void);
+/* An error, or 0, that no call of a thread which ends has returned: the next one that waits does,
+ * in any thread. */
+void ibx_process_leave_failure(int code);
+int ibx_process_take_failure(int code); /* that one, or 0: any */
 /* n requests more, or fewer, are outstanding. */
 void ibx_process_count(int n);
 /* Returns when the back end has run what other threads' pipelines have answered and the scope

@@ -251,7 +251,10 @@ bool ibx_pipeline_finish(struct ibx_pipeline *p, unsigned ms)
         if (!ibx_pipeline_idle(p))
             nanosleep(&(struct timespec){.tv_nsec = (long)FINISH_LOOK_NS}, NULL);
     }
-    return ibx_pipeline_idle(p);
+    if (!ibx_pipeline_idle(p))
+        return false;
+    ibx_process_leave_failure(atomic_exchange(&p->failure, 0));
+    return true;
 }
 
 void ibx_pipeline_settle(struct ibx_pipeline *p, uint64_t stream)

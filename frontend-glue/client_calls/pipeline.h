@@ -117,7 +117,8 @@ bool ibx_pipeline_copy_begin(struct ibx_pipeline *pipeline, uint64_t device, siz
 void ibx_pipeline_copy_end(struct ibx_pipeline *pipeline);
 /* The call that was left so has waited for what is ordered with the legacy stream. */
 void ibx_pipeline_settled(struct ibx_pipeline *pipeline);
-/* Before the session's end: what was answered was run, unless false: that takes longer. */
+/* Before the session's end: what was answered was run, unless false: that takes longer. An error
+ * that no call has returned is left to other threads' calls. */
 #define IBX_PIPELINE_END_MS 2000u /* what the end of a process waits */
 bool ibx_pipeline_finish(struct ibx_pipeline *pipeline, unsigned ms);
 /* Around the session's end; between them no other thread uses it. */

@@ -34,7 +34,8 @@ static struct {
     uint64_t ids;
     sem_t wake;
 } process = {.lock = PTHREAD_MUTEX_INITIALIZER};
-static _Atomic unsigned number, resets, handles, captures;
+static _Atomic unsigned number, resets, handles, captures, losses;
+static _Atomic int untold;
 static _Atomic uint64_t epoch = 1;
 static _Atomic uint64_t left_behind, settled;
 static atomic_bool devices, shares_memory;
@@ -129,6 +130,34 @@ void ibx_process_capture(bool begins)
         ;
 }
 
+void ibx_process_lose(uint64_t requests)
+{
+    ibx_log(IBX_LOG_ERROR,
+            "%llu CUDA calls that had returned 0 are lost with their thread's connection: the "
+            "next call that waits returns %d, in each thread",
+            (unsigned long long)requests, IBX_CUDA_ERROR_UNKNOWN);
+    atomic_fetch_add(&losses, 1);
+}
+
+unsigned ibx_process_losses(void)
+{
+    return atomic_load(&losses);
+}
+
+void ibx_process_leave_failure(int code)
+{
+    int none = 0;
+    if (code)
+        atomic_compare_exchange_strong(&untold, &none, code);
+}
+
+int ibx_process_take_failure(int code)
+{
+    int left = atomic_load(&untold);
+    const bool wanted = left && (!code || left == code);
+    return wanted && atomic_compare_exchange_strong(&untold, &left, 0) ? left : 0;
+}
+
 void ibx_process_count(int n)
 {
     atomic_fetch_add(&outstanding, n);
@@ -162,6 +191,8 @@ static void in_child(void)
     atomic_store(&shares_memory, false);
     atomic_store(&settled, atomic_load(&left_behind));
     atomic_store(&outstanding, 0);
+    atomic_store(&losses, 0);
+    atomic_store(&untold, 0);
     atomic_store(&sender, SENDER_NONE);
 }
 

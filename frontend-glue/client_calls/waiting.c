@@ -94,16 +94,30 @@ void ibx_waiting_begin_long(struct ibx_pipeline *p)
     ibx_waiting_begin(p, NULL, 0);
 }
 
+/* Of this thread's own calls, or of another one's that cannot be told any more. */
+static int take_failure(struct ibx_pipeline *p)
+{
+    const int own = atomic_exchange(&p->failure, 0);
+    const int failure = own ? own : ibx_process_take_failure(0);
+    const unsigned losses = ibx_process_losses();
+    if (failure || p->losses == losses)
+        return failure;
+    p->losses = losses;
+    return IBX_CUDA_ERROR_UNKNOWN;
+}
+
 int ibx_waiting_told(struct ibx_pipeline *p, int exit_code, bool waits)
 {
     if (exit_code) {
         p->clean = false;
         int same = exit_code; /* as of all calls after an error that stays: it is told now */
-        if (waits)
+        if (waits) {
             atomic_compare_exchange_strong(&p->failure, &same, 0);
+            ibx_process_take_failure(exit_code);
+        }
         return exit_code;
     }
-    int failure = waits ? atomic_exchange(&p->failure, 0) : 0;
+    const int failure = waits ? take_failure(p) : 0;
     if (failure) {
         p->clean = false;
         p->last_error = failure;

@@ -4,6 +4,7 @@
 #include "tests/gvirtus/pipeline_scene.h"
 
 #include <cstring>
+#include <thread>
 
 namespace
 {
@@ -102,13 +103,69 @@ bool killed_before_a_wait()
     return true;
 }
 
+// An error of a thread that has ended without a call that waits is the next such call's of others.
+bool errors_of_a_thread_that_ends()
+{
+    Scene scene;
+    App app = scene.app();
+    App *of_thread = nullptr; // as in GVirtuS it outlives the thread
+    bool good = false;
+    REQUIRE(warm(&app));
+    std::thread([&] {
+        of_thread = new App(scene.app());
+        good = warm(of_thread);
+        scene.world->fails_with = 702;
+        scene.world->fails_in = 1;
+        good = good && of_thread->launch(1) == 0;
+    }).join();
+    REQUIRE(good && app.launch(1) == 0 && app.synchronize() == 702 && app.synchronize() == 0);
+    REQUIRE(app.last_error() == 702 && app.last_error() == 0);
+    delete of_thread;
+    return app.synchronize() == 0;
+}
+
+// What a thread has launched is lost with its connection, while those of other threads go on: each
+// learns that from a call that would have waited for it.
+bool one_connection_is_lost()
+{
+    Scene scene;
+    App app = scene.app(), another = scene.app();
+    const Connections connections;
+    App lost = scene.app("rdma.resume_seconds : 0\n");
+    REQUIRE(warm(&app) && warm(&another) && warm(&lost));
+    scene.world->held = true;
+    REQUIRE(lost.launch(1) == 0 && lost.launch(2) == 0);
+    connections.cut();
+    REQUIRE(app.synchronize() == 999 && app.synchronize() == 0 && app.last_error() == 999);
+    REQUIRE(another.work() == ~0ull && another.work() != ~0ull && another.synchronize() == 0);
+    REQUIRE(lost.synchronize() == 999 && lost.launch(1) == 999 && app.synchronize() == 0);
+    return true;
+}
+
+// One that has nothing to lose takes nothing from others.
+bool one_connection_breaks()
+{
+    Scene scene;
+    App app = scene.app();
+    const Connections connections;
+    App broken = scene.app("rdma.resume_seconds : 0\n");
+    REQUIRE(warm(&app) && warm(&broken) && broken.launch(1) == 0 && broken.synchronize() == 0);
+    connections.cut();
+    REQUIRE(app.synchronize() == 0 && app.work() != ~0ull);
+    return broken.synchronize() == 999 && app.synchronize() == 0;
+}
+
 } // namespace
 
 void check_errors()
 {
     check("errors that a call returns", errors_at_once);
     check("errors that appear later", errors_later);
-    check("a back end that is killed", [] { return killed(false); });
-    check("a back end that is killed while it is busy", [] { return killed(true); });
-    check("the same, seen by a call that waits", killed_before_a_wait);
+    check("a back end that is killed", [] { return apart([] { return killed(false); }); });
+    check("a back end that is killed while it is busy",
+          [] { return apart([] { return killed(true); }); });
+    check("the same, seen by a call that waits", [] { return apart(killed_before_a_wait); });
+    check("errors of a thread that has ended", errors_of_a_thread_that_ends);
+    check("one thread's connection that is lost", [] { return apart(one_connection_is_lost); });
+    check("one that breaks between calls", one_connection_breaks);
 }

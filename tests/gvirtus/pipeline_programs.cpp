@@ -253,11 +253,13 @@ bool as_preload(App *app, const Call &made)
     return true;
 }
 
-// Threads that take turns, each with a connection and its counterpart in the model.
+// Threads that take turns, each with a connection and its counterpart in the model. Connections may
+// break, and the sessions go on.
 class Program
 {
   public:
-    Program(Scene *scene, unsigned count, std::uint64_t seed) : random{seed * 77 + 1}
+    Program(Scene *scene, unsigned count, std::uint64_t seed, bool with_breaks)
+        : random{seed * 77 + 1}, breaks(with_breaks)
     {
         apps.resize(count);
         natives.resize(count);
@@ -281,7 +283,9 @@ class Program
     void hand(int to);
     bool step(unsigned index, const Call &made);
 
+    const Connections connections;
     Random random;
+    bool breaks;
     std::vector<std::unique_ptr<App>> apps; // each made by its thread
     unsigned connected_count = 0;
     std::vector<WorldThread> natives;
@@ -291,11 +295,13 @@ class Program
     int turn = -2; // -2: nobody's, -1: all end
     const Call *call = nullptr;
     bool preloaded = false; // it is made as the preload does
+    bool prepares = false;  // memory, before
     int answer = 0;
 };
 
 void Program::serve(unsigned index, Scene *scene)
 {
+    std::vector<char> memory(1 << 17);
     std::unique_lock<std::mutex> guard(lock);
     apps[index] = std::make_unique<App>(scene->app());
     connected_count++;
@@ -305,6 +311,8 @@ void Program::serve(unsigned index, Scene *scene)
         if (turn == -1)
             return;
         App &app = *apps[index];
+        if (prepares)
+            direct->prepare(memory.data(), memory.size());
         answer =
             preloaded && as_preload(&app, *call) ? app.answer : app.call(call->name, call->body);
         turn = -2;
@@ -326,6 +334,9 @@ bool Program::step(unsigned index, const Call &made)
     Body out;
     call = &made;
     preloaded = random.below(2);
+    prepares = !random.below(30);
+    if (breaks && !random.below(20))
+        connections.cut();
     hand(static_cast<int>(index));
     int native = world_run(model, &natives[index], made.name, made.body.bytes, &out);
     REQUIRE(answer == native || answer == UNSEEN);
@@ -357,7 +368,7 @@ bool Program::run(unsigned calls)
     return true;
 }
 
-bool random_programs(unsigned count, unsigned threads)
+bool random_programs(unsigned count, unsigned threads, bool breaks)
 {
     Scene scene("rdma.gpu : off\n"); // the world runs requests of ours
     for (unsigned i = 0; i < count; i++) {
@@ -366,7 +377,7 @@ bool random_programs(unsigned count, unsigned threads)
         // Each in a process of its own: others may have left captures or selected a device, and
         // then nothing returns early.
         const pid_t pid = spawn([&] {
-            Program program(&scene, threads, i * 31 + threads);
+            Program program(&scene, threads, i * 31 + threads, breaks);
             return program.run(60 + i % 90) ? 0 : 1;
         });
         if (result_of(pid)) {
@@ -381,6 +392,10 @@ bool random_programs(unsigned count, unsigned threads)
 
 void check_programs(unsigned programs)
 {
-    check("random programs", [=] { return random_programs(programs, 1); });
-    check("random programs of three threads", [=] { return random_programs(programs / 2, 3); });
+    check("random programs", [=] { return random_programs(programs, 1, false); });
+    check("random programs of three threads",
+          [=] { return random_programs(programs / 2, 3, false); });
+    if (provider != "ofi") // which connects a few times in a second
+        check("random programs whose connections break",
+              [=] { return random_programs(programs / 2 + 1, 2, true); });
 }

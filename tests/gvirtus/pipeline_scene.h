@@ -13,7 +13,10 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <set>
 #include <string>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <thread>
 #include <unistd.h>
 
@@ -124,6 +127,31 @@ inline bool warm(App *app)
     return true;
 }
 
+// Connections of this process that are made from here on, and break when the test says so.
+class Connections
+{
+    std::set<int> before;
+
+    static std::set<int> sockets()
+    {
+        std::set<int> found;
+        struct stat st;
+        for (int fd = 0; fd < 1024; fd++)
+            if (!fstat(fd, &st) && S_ISSOCK(st.st_mode))
+                found.insert(fd);
+        return found;
+    }
+
+  public:
+    Connections() : before(sockets()) {}
+    void cut() const
+    {
+        for (int fd : sockets())
+            if (!before.count(fd))
+                shutdown(fd, SHUT_RDWR);
+    }
+};
+
 // A thread that may wait for what comes later.
 class Waiting
 {
@@ -175,6 +203,12 @@ inline int asked(Scene *scene, App *app, const char *name, const Body &body)
 {
     const std::uint64_t requests = scene->world->requests;
     return app->call(name, body) ? -1 : static_cast<int>(scene->world->requests - requests);
+}
+
+// In a process of its own, where calls are lost of which all of its threads are told.
+inline bool apart(const std::function<bool()> &test)
+{
+    return result_of(spawn([&] { return test() ? 0 : 1; })) == 0;
 }
 
 // The tests, by subject; each file ends with its list.
