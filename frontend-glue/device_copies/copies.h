@@ -337,6 +337,10 @@ bool ibx_copies_able(struct copies *x);
  * captured. Fills in
  * where a symbol is. */
 bool ibx_copies_sound(struct copies *x, struct ibx_frame *frame);
+/* Whether [address, address + n) begins or ends in memory of this process, or is no range: CUDA may
+ * take what a client calls memory of the device for what it is here. Of the device's, managed and
+ * the client's own page-locked memory, and where nothing can be read here, CUDA judges. */
+bool ibx_copies_is_own(struct copies *x, uint64_t address, uint64_t n);
 
 /* calls.c: an outcome, or as ibx_session_fail() */
 
@@ -470,6 +474,9 @@ size_t ibx_handles_take_graphs(uint64_t client, struct ibx_taken **taken);
 /* host_maps.c: what kernels of the client, which is no more, have reached: who maps anything from
  * now on waits until the latter call has given it back. */
 struct ibx_host_map *ibx_host_maps_take(uint64_t client);
+/* Whether the address is in page-locked memory of the session's client that is mapped for kernels.
+ */
+bool ibx_host_maps_hold(struct copies *x, uint64_t address);
 void ibx_host_maps_end(struct copies *x, struct ibx_host_map *taken);
 
 /* clients.c */

@@ -147,14 +147,16 @@ static bool is_side(const struct extra *e, const void *array, const struct ibx_c
 
 bool ibx_extra_is_copy(const struct extra *e, const struct ibx_cuda_memcpy3d *p)
 {
+    const struct ibx_cuda_extent *n = &p->extent;
     size_t row;
     if (p->kind != ON_DEVICE || !is_side(e, p->from_array, &p->from) ||
         !is_side(e, p->to_array, &p->to))
         return false;
-    return !e->x->isolation.on ||
-           (row_of(p, &row) &&
-            (p->from_array || ibx_extra_holds(e, &p->from, &p->from_at, &p->extent, row)) &&
-            (p->to_array || ibx_extra_holds(e, &p->to, &p->to_at, &p->extent, row)));
+    if (!e->x->isolation.on && (!n->width || !n->height || !n->depth))
+        return true; /* of nothing */
+    return row_of(p, &row) &&
+           (p->from_array || ibx_extra_holds(e, &p->from, &p->from_at, n, row)) &&
+           (p->to_array || ibx_extra_holds(e, &p->to, &p->to_at, n, row));
 }
 
 static int copy_planes(struct extra *e)

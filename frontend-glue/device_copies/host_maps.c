@@ -238,6 +238,17 @@ static bool is_there(struct copies *x, uint64_t client, const struct wish *w)
     return there;
 }
 
+bool ibx_host_maps_hold(struct copies *x, uint64_t address)
+{
+    const uint64_t client = ibx_clients_number(x);
+    pthread_mutex_lock(&lock);
+    const struct ibx_host_map *m = maps;
+    while (m && (m->client != client || address - (uintptr_t)m->base >= m->length))
+        m = m->next;
+    pthread_mutex_unlock(&lock);
+    return m;
+}
+
 static int host_map(struct extra *e)
 {
     struct wish w = {.address = ibx_get_u64(&e->in), .length = ibx_get_u64(&e->in)};

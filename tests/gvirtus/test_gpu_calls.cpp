@@ -147,6 +147,56 @@ bool made_up_handles()
            remote.stream_synchronize(2) == 0;
 }
 
+// What a client calls memory of the device, and is the back end's own: here, of the same program.
+bool memory_of_the_back_end()
+{
+    static char own[1 << 20];
+    Gpu gpu;
+    Remote &remote = gpu.remote;
+    const std::uint64_t memory = remote.malloc(4096),
+                        own_at = reinterpret_cast<std::uintptr_t>(own);
+    Body create = number(IBX_EXTRA_GRAPH_CREATE);
+    const std::uint64_t graph = remote.address("ibxRuntime", create.i32(0)),
+                        queue = remote.address("ibxRuntime", number(IBX_EXTRA_HOST_OPEN));
+    REQUIRE(memory && graph && queue);
+    const auto planes = [](Body body, std::uint64_t from, std::uint64_t to, int kind) {
+        for (const std::uint64_t value :
+             {std::uint64_t{0}, std::uint64_t{0}, std::uint64_t{0}, std::uint64_t{0}, from,
+              std::uint64_t{100}, std::uint64_t{100}, std::uint64_t{1}, std::uint64_t{0},
+              std::uint64_t{0}, std::uint64_t{0}, std::uint64_t{0}, to, std::uint64_t{100},
+              std::uint64_t{100}, std::uint64_t{1}, std::uint64_t{100}, std::uint64_t{1},
+              std::uint64_t{1}})
+            body.u64(value);
+        return body.i32(kind);
+    };
+    const auto node = [&](unsigned what) {
+        Body body = number(what).u64(graph);
+        body.bytes.insert(body.bytes.end(), 2, 0); // behind none
+        return body;
+    };
+    const auto slot = [&](std::uint64_t function) {
+        return node(IBX_EXTRA_NODE_COPY).u64(queue).u64(function);
+    };
+    const struct {
+        std::uint64_t at;
+        int rc;
+    } there[] = {{own_at, 1}, {memory, 0}};
+    for (const auto &t : there) {
+        REQUIRE(remote.call("ibxRuntime", planes(slot(1), 0, t.at, H2D)) == t.rc);
+        REQUIRE(remote.call("ibxRuntime", planes(slot(2), t.at, 0, D2H)) == t.rc);
+        REQUIRE(remote.call("ibxRuntime",
+                            planes(node(IBX_EXTRA_NODE_MEMCPY), t.at, memory + 100, D2D)) == t.rc);
+        REQUIRE(remote.call("ibxRuntime",
+                            planes(node(IBX_EXTRA_NODE_MEMCPY), memory + 100, t.at, D2D)) == t.rc);
+        REQUIRE(remote.call("ibxRuntime",
+                            number(IBX_EXTRA_MEMSET).u64(t.at).i32(7).u64(8).u64(0)) == t.rc);
+    }
+    // One that ends there.
+    return remote.call(
+               "ibxRuntime",
+               number(IBX_EXTRA_MEMSET).u64(memory).i32(7).u64(own_at - memory + 8).u64(0)) == 1;
+}
+
 // Numbers, lengths and handles that nobody has sent: CUDA sees none of it, and the next call is as
 // before. A handle that reached it would end the back end.
 bool malformed()
@@ -478,6 +528,7 @@ int main(int argc, char **argv)
     check("memory that is counted", counted);
     check("errors", errors);
     check("handles of streams and events that were made up", made_up_handles);
+    check("memory of the back end's own", memory_of_the_back_end);
     check("requests of our own that are malformed", malformed);
     check("arrays after a reset", arrays_after_reset);
     check("a reset beside other clients", reset_beside_others);
