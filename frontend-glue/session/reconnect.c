@@ -69,13 +69,12 @@ static int connect_to(struct ibx_session *s, const struct ibx_uri *uri, unsigned
                       bool *reached, struct ibx_conn **fresh, struct ibx_error *err)
 {
     struct ibx_claim claim = {.secret = s->link.secret, .connect_ms = connect_ms};
-    struct ibx_options options = s->options;
-    char text[sizeof(uri->host) + 64], whole[sizeof(text) + sizeof(uri->query) + 1];
+    struct ibx_options options = s->options; /* with what the URI asks for */
+    char text[sizeof(uri->host) + 64];
     memcpy(claim.id, s->link.id, sizeof(claim.id));
     options.claim = &claim;
     ibx_uri_print(uri, text, sizeof(text));
-    snprintf(whole, sizeof(whole), "%s%s%s", text, uri->query[0] ? "?" : "", uri->query);
-    int rc = ibx_connect(whole, &options, fresh, err);
+    int rc = ibx_connect(text, &options, fresh, err);
     *reached = claim.reached;
     return rc;
 }
@@ -120,8 +119,8 @@ int ibx_reconnect(struct ibx_session *s, struct reconnect *reconnect, bool *reac
         return rc;
     if (reconnect->changes_fd >= 0)
         ibx_network_changes_seen(reconnect->changes_fd);
-    if (s->link.only_tcp)
-        memcpy(uri.scheme, "tcp", sizeof("tcp"));
+    /* The session's options have the providers that the URI names, in its scheme or its query. */
+    snprintf(uri.scheme, sizeof(uri.scheme), s->link.only_tcp && !uri.path[0] ? "tcp" : "rdma");
     reconnect->attempts++;
     const unsigned limit_ms = answer_ms(s, reconnect);
     bool silent = false; /* where it answered last */

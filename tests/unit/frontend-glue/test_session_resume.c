@@ -41,6 +41,15 @@ static void change_path(struct ibx_options *options, unsigned n)
         ibx_options_set(options, "provider", n % 2 ? other_path() : provider, NULL);
 }
 
+/* The client's URI names providers, of which the server allows tcp alone at first. */
+static bool paths_in_query;
+
+static void tcp_first(struct ibx_options *options, unsigned n)
+{
+    if (!n)
+        ibx_options_set(options, "provider", "tcp", NULL);
+}
+
 /* ------------------------------------------------------------------------------- scene */
 
 struct scene {
@@ -109,7 +118,10 @@ static void scene_open(struct scene *scene, unsigned seconds,
     set_options(&options);
     if (paths_change) /* each connection is made with one of them: change_path() */
         ibx_options_set(&options, "provider", "shm,tcp,ofi", NULL);
-    if (ibx_session_create(ibx_session_uri(scene->listening), &options, &scene->client, &err))
+    char uri[160];
+    snprintf(uri, sizeof(uri), "%s%s", ibx_session_uri(scene->listening),
+             paths_in_query ? "?provider=shm,tcp" : "");
+    if (ibx_session_create(uri, &options, &scene->client, &err))
         fail_msg("%s", err.message);
     ibx_session_keep(scene->client, seconds);
     /* A cut in the first two messages is an ordinary failure to connect. */
@@ -298,6 +310,29 @@ static void another_path(void **state)
         assert_in_range(run_talk(&t, NULL, NULL), 1, UINT32_MAX);
     }
     paths_change = false;
+}
+
+/* The same where the URI, not an option, asks for shm before tcp. */
+static void another_path_than_the_uri_asks_for(void **state)
+{
+    unsigned refused = 0;
+    (void)state;
+    if (strcmp(provider, "tcp") != 0)
+        skip();
+    paths_change = paths_in_query = true;
+    cuts_connect_with = NULL;
+    cuts_establish_with = tcp_first;
+    for (uint64_t seed = 1; seed <= 3; seed++) {
+        struct talk t = {seed, 20};
+        cuts_plan_nothing();
+        client_end.plan[0] = 3 + (unsigned)seed;
+        assert_int_equal(run_talk(&t, NULL, NULL), 1);
+        refused += client_end.count - 2;
+    }
+    assert_in_range(refused, 1, 3); /* by shm, over which not all fits that was under way */
+    cuts_establish_with = NULL;
+    cuts_connect_with = change_path;
+    paths_change = paths_in_query = false;
 }
 
 static int read_on(struct ibx_session *s, void *argument)
@@ -632,6 +667,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(while_going_on),
         cmocka_unit_test(at_random),
         cmocka_unit_test(another_path),
+        cmocka_unit_test(another_path_than_the_uri_asks_for),
         cmocka_unit_test(no_path_for_it),
         cmocka_unit_test(the_server_forbids_its_path),
         cmocka_unit_test(golden_bytes),
