@@ -10,6 +10,7 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -23,6 +24,7 @@
 #define RETRY_MS      5
 #define CHANGES       "suppress-vmdesc" /* a property of the machine that is set */
 #define REMEMBERED_MS 1000              /* an answer, at most */
+#define FIRST_ID_MAX  (1ull << 52)      /* QEMU, or the library, may take numbers for real ones */
 #define ADDRESS_BYTES sizeof(((struct sockaddr_un *)NULL)->sun_path)
 
 /* A question that was sent before it is asked. */
@@ -36,9 +38,10 @@ struct ibx_qmp {
     int fd;
     pid_t pid;
     struct ibx_qmp_version version;
-    bool greeted;
+    unsigned greetings; /* that have come: see negotiate() */
+    bool negotiated;
     bool reads_ahead;  /* QEMU can read a command while it is at another one */
-    uint64_t asked;    /* id of the last command: they count from 1 */
+    uint64_t asked;    /* id of the last command: they count from a random number */
     uint64_t answered; /* id of the last answer: QEMU answers in the order of the commands */
     json_t *answer;    /* to the last command; NULL: it has not come */
     uint64_t posted;   /* id of the command of ibx_qmp_post(); 0: none */
@@ -99,14 +102,18 @@ static void keep_greeting(struct ibx_qmp *qmp, json_t *hello)
         qmp->reads_ahead |= name && !strcmp(name, READS_AHEAD);
     }
     qmp->version = (struct ibx_qmp_version){(unsigned)major, (unsigned)minor, (unsigned)micro};
-    qmp->greeted = true;
+    qmp->greetings++;
 }
 
-/* An answer to an earlier command than the last one is late: its caller has given up. */
+/* An answer to an earlier command than the last one is late: its caller has given up. What QEMU was
+ * at when an earlier client went is answered to the next one, before all that this one asks. */
 static void keep_answer(struct ibx_qmp *qmp, json_t *message)
 {
     const json_int_t id = (json_int_t)json_number_value(json_object_get(message, "id"));
-    if (id <= 0 || (uint64_t)id <= qmp->answered || (uint64_t)id > qmp->asked) {
+    const bool ours = id > 0 && (uint64_t)id > qmp->answered && (uint64_t)id <= qmp->asked;
+    if (!ours && !qmp->negotiated)
+        return;
+    if (!ours) {
         /* QEMU could not parse what it got: its error has no id. */
         broken(qmp, -EPROTO,
                "QEMU answered a command that was not asked: is something else "
@@ -138,12 +145,12 @@ static void take_line(struct ibx_qmp *qmp, const char *text, size_t length)
         broken(qmp, -EPROTO,
                "a line on the QMP socket is not a JSON object: is it the monitor "
                "of a QEMU started with -qmp?");
-    } else if (!qmp->greeted) {
-        keep_greeting(qmp, json_object_get(message, "QMP"));
     } else if (json_is_string(json_object_get(message, "event"))) {
         keep_event(qmp, message);
     } else if (json_object_get(message, "return") || json_object_get(message, "error")) {
         keep_answer(qmp, message);
+    } else if (!qmp->negotiated) {
+        keep_greeting(qmp, json_object_get(message, "QMP"));
     } else {
         broken(qmp, -EPROTO, "a message on the QMP socket is neither answer nor event");
     }
@@ -497,10 +504,24 @@ json_t *ibx_qmp_event_next(struct ibx_qmp *qmp)
 /* With "oob" QEMU parses up to eight commands while it runs one, in the order in which they came;
  * else it lets go of its monitor at each and takes it up again, which costs half as much as all of
  * the bytes. Commands that overtake others ("exec-oob") are not used. */
+static int ask_capabilities(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
+{
+    struct ibx_error why = {0};
+    json_t *enable = qmp->reads_ahead ? json_pack("{s:[s]}", "enable", READS_AHEAD) : NULL;
+    int rc = ibx_qmp_execute(qmp, CAPABILITIES, enable, NULL, deadline_ns, &why);
+    if (rc == -EOPNOTSUPP) /* that is how QEMU says that they have been negotiated */
+        return 0;
+    if (rc && err)
+        *err = why;
+    return rc;
+}
+
+/* To a client that comes while QEMU begins it may send its greeting twice, and then wants to
+ * negotiate anew. */
 static int negotiate(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
 {
     int rc = 0;
-    while (!rc && !pump(qmp) && !qmp->greeted)
+    while (!rc && !pump(qmp) && !qmp->greetings)
         rc = wait_for(qmp, POLLIN, deadline_ns);
     if (qmp->failed.code)
         return failure_of(qmp, err);
@@ -509,9 +530,22 @@ static int negotiate(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error
                              "no greeting came over the QMP socket: QEMU serves one "
                              "client at a time, so give this tool a -qmp socket of its "
                              "own, and see that QEMU is not stopped");
-    return ibx_qmp_execute(qmp, CAPABILITIES,
-                           qmp->reads_ahead ? json_pack("{s:[s]}", "enable", READS_AHEAD) : NULL,
-                           NULL, deadline_ns, err);
+    for (unsigned seen = 0; !rc && seen != qmp->greetings;) {
+        seen = qmp->greetings;
+        rc = ask_capabilities(qmp, deadline_ns, err);
+    }
+    qmp->negotiated = !rc;
+    return rc;
+}
+
+/* Where the ids of commands begin: those of an earlier client, whose last command QEMU may still
+ * be at, are others. */
+static uint64_t first_id(void)
+{
+    uint64_t random;
+    if (getrandom(&random, sizeof(random), GRND_NONBLOCK) != sizeof(random))
+        random = ibx_now_ns();
+    return random % FIRST_ID_MAX;
 }
 
 int ibx_qmp_attach(int fd, uint64_t deadline_ns, struct ibx_qmp **qmp, struct ibx_error *err)
@@ -522,6 +556,7 @@ int ibx_qmp_attach(int fd, uint64_t deadline_ns, struct ibx_qmp **qmp, struct ib
         return ibx_error_set(err, -ENOMEM, "out of memory");
     }
     new->fd = fd;
+    new->asked = new->answered = first_id();
     new->events = json_array();
     struct ucred who;
     socklen_t size = sizeof(who);

@@ -59,16 +59,17 @@ static void answer(const char *line)
 {
     json_t *command = json_loads(line, 0, NULL);
     const char *name = json_string_value(json_object_get(command, "execute"));
-    const int id = (int)json_integer_value(json_object_get(command, "id"));
+    const json_int_t id = json_integer_value(json_object_get(command, "id"));
     json_t *result = strcmp(name, "qmp_capabilities")
                          ? result_of(name, json_object_get(command, "arguments"))
                          : json_object();
     char *text = result ? json_dumps(result, JSON_ENCODE_ANY) : NULL;
     if (text)
-        dprintf(fake.fd, "{\"return\": %s, \"id\": %d}\n", text, id);
+        dprintf(fake.fd, "{\"return\": %s, \"id\": %lld}\n", text, (long long)id);
     else
         dprintf(fake.fd,
-                "{\"error\": {\"class\": \"GenericError\", \"desc\": \"none\"}, \"id\": %d}\n", id);
+                "{\"error\": {\"class\": \"GenericError\", \"desc\": \"none\"}, \"id\": %lld}\n",
+                id);
     free(text);
     json_decref(result);
     json_decref(command);

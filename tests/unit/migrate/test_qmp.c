@@ -32,7 +32,8 @@
 #define SHORT       30    /* ms: for what is never to come */
 
 /* What the peer does in turn: waits for a line that holds `expect` (NULL: does not wait), then
- * sends `answer` `times` times (0 means once). A step without both ends the script: hang up. */
+ * sends `answer` `times` times (0 means once). A step without both ends the script: hang up. Ids
+ * are written as if the first command's were 1, those of other clients with a blank: "id" : 3. */
 struct step {
     const char *expect, *answer;
     unsigned times;
@@ -43,6 +44,7 @@ struct peer {
     int fd;
     int received_fd;
     bool deaf;
+    json_int_t before; /* the first command's id */
     char wrong[256];
     pthread_t thread;
 };
@@ -76,17 +78,47 @@ static size_t read_line(struct peer *p, char *line, size_t size)
     return n;
 }
 
+/* As if the ids counted from 1. */
+static void from_one(struct peer *p, char *line, size_t size)
+{
+    json_t *command = json_loads(line, 0, NULL);
+    const json_int_t id = json_integer_value(json_object_get(command, "id"));
+    json_decref(command);
+    char *at = strstr(line, "\"id\":");
+    if (!at || !id)
+        return;
+    p->before = p->before ? p->before : id - 1;
+    snprintf(at, size - (size_t)(at - line), "\"id\":%lld}", (long long)(id - p->before));
+}
+
+/* Sends a text with ids that count from 1. */
+static bool tell(const struct peer *p, const char *text)
+{
+    for (const char *id; (id = strstr(text, "\"id\": ")); text = id) {
+        char *end;
+        const long long number = strtoll(id + 6, &end, 10) + p->before;
+        if (send(p->fd, text, (size_t)(id - text), MSG_NOSIGNAL) < 0 ||
+            dprintf(p->fd, "\"id\": %lld", number) < 0)
+            return false;
+        id = end;
+    }
+    return send(p->fd, text, strlen(text), MSG_NOSIGNAL) >= 0;
+}
+
 static void *peer_run(void *arg)
 {
     struct peer *p = arg;
     for (const struct step *s = p->steps; s->expect || s->answer; s++) {
         char line[4096];
-        if (s->expect && (!read_line(p, line, sizeof(line)) || !strstr(line, s->expect))) {
+        const bool got = s->expect && read_line(p, line, sizeof(line));
+        if (got)
+            from_one(p, line, sizeof(line));
+        if (s->expect && (!got || !strstr(line, s->expect))) {
             snprintf(p->wrong, sizeof(p->wrong), "expected %.60s, got %.120s", s->expect, line);
             break;
         }
         for (unsigned i = 0; s->answer && i < (s->times ? s->times : 1); i++)
-            if (send(p->fd, s->answer, strlen(s->answer), MSG_NOSIGNAL) < 0)
+            if (!tell(p, s->answer))
                 break;
     }
     if (p->deaf)
@@ -360,7 +392,7 @@ static void test_answer_between_two_commands(NO_STATE)
     json_t *result = NULL;
     attached(SCRIPT({"first", NULL, 0}, {"second", "{\"return\": 3, \"id\": 3}\n", 0}));
     says(run("first", NULL, 0), -ETIMEDOUT, "did not answer first in time");
-    assert_int_equal(send(peer.fd, late, strlen(late), 0), strlen(late));
+    assert_true(tell(&peer, late));
     assert_int_equal(ibx_qmp_pump(qmp, &error), 0);
     assert_int_equal(run("second", &result, GENEROUS), 0);
     assert_int_equal(json_integer_value(result), 3);
@@ -508,8 +540,6 @@ static void test_bad_greetings(NO_STATE)
     refuses((const struct step[]){{NULL, "{\"hello\": 1}\n", 0}, {0}}, -EPROTO, "no QEMU version");
     refuses((const struct step[]){{NULL, "[1]\n", 0}, {0}}, -EPROTO, "not a JSON object");
     refuses((const struct step[]){{0}}, -ECONNRESET, "closed its QMP socket");
-    refuses((const struct step[]){{NULL, GREETING, 0}, {"qmp_capabilities", READY(9), 0}, {0}},
-            -EPROTO, "not asked");
     refuses((const struct step[]){{NULL, GREETING, 0}, {0}}, -ECONNRESET, "closed its QMP socket");
 }
 
@@ -531,6 +561,65 @@ static void test_endless_line(NO_STATE)
     refuses((const struct step[]){{NULL, GREETING, 0}, {NULL, much, 200}, {0}}, -EMSGSIZE,
             "longer than 8 MiB");
     free(much);
+}
+
+/* QEMU answers the next client what an earlier one has asked: in whatever state this one is until
+ * its first answer, which is behind it. */
+static void test_answers_to_an_earlier_client(NO_STATE)
+{
+#define FOREIGN "{\"return\": {}, \"id\" : 3}\r\n"
+    const struct step steps[] = {
+        {NULL, FOREIGN, 0},
+        {NULL, GREETING, 0},
+        {"qmp_capabilities",
+         FOREIGN "{\"return\": {}, \"id\" : 1}\r\n{\"return\": {}, \"id\" : \"other\"}\r\n"
+                 "{\"error\": {\"desc\": \"no\"}}\r\n" READY(1),
+         0},
+        {"query-status", "{\"return\": 5, \"id\": 2}\n", 0},
+        {"query-jobs", FOREIGN, 0},
+        {0}};
+    json_t *result;
+    attached(steps);
+    assert_int_equal(run("query-status", &result, GENEROUS), 0);
+    assert_int_equal(json_integer_value(result), 5);
+    json_decref(result);
+    says(run("query-jobs", NULL, GENEROUS), -EPROTO, "was not asked");
+    done();
+}
+
+/* Two clients of one QEMU do not use the same ids. */
+static void test_ids_of_two_clients(NO_STATE)
+{
+    const struct step steps[] = {GREETED, {0}};
+    attached(steps);
+    done();
+    const json_int_t first = peer.before;
+    attached(steps);
+    done();
+    assert_true(first > 0 && peer.before > 0 && first != peer.before);
+    assert_true(first < (1ll << 53) && peer.before < (1ll << 53));
+}
+
+/* QEMU greets twice who comes while it begins, and wants to negotiate after that. */
+static void test_greeted_twice(NO_STATE)
+{
+    static const char again[] = "{\"error\": {\"class\": \"CommandNotFound\", \"desc\": "
+                                "\"Capabilities negotiation is already complete\"}, \"id\": 2}\n";
+    attached((const struct step[]){{NULL, GREETING GREETING, 0},
+                                   {"qmp_capabilities", READY(1), 0},
+                                   {"query-status", "{\"return\": 5, \"id\": 2}\n", 0},
+                                   {0}});
+    assert_int_equal(run("query-status", NULL, GENEROUS), 0);
+    done();
+    for (unsigned i = 0; i < 2; i++) {
+        attached((const struct step[]){{NULL, GREETING, 0},
+                                       {"qmp_capabilities", GREETING READY(1), 0},
+                                       {"qmp_capabilities", i ? again : READY(2), 0},
+                                       {"query-status", "{\"return\": 5, \"id\": 3}\n", 0},
+                                       {0}});
+        assert_int_equal(run("query-status", NULL, GENEROUS), 0);
+        done();
+    }
 }
 
 /* A peer that answers a command twice, or after a later one, is trusted in nothing any more. */
@@ -711,6 +800,9 @@ int main(void)
         cmocka_unit_test(test_bad_greetings),
         cmocka_unit_test(test_silent_monitor),
         cmocka_unit_test(test_endless_line),
+        cmocka_unit_test(test_answers_to_an_earlier_client),
+        cmocka_unit_test(test_ids_of_two_clients),
+        cmocka_unit_test(test_greeted_twice),
         cmocka_unit_test(test_answered_twice),
         cmocka_unit_test(test_death_is_remembered),
         cmocka_unit_test(test_peer_that_does_not_read),

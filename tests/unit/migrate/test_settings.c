@@ -50,10 +50,10 @@ static void answer(const char *line)
     }
     if (sets && fake.refuses)
         dprintf(fake.fd,
-                "{\"error\": {\"class\": \"GenericError\", \"desc\": \"not now\"}, \"id\": %d}\n",
-                (int)id);
+                "{\"error\": {\"class\": \"GenericError\", \"desc\": \"not now\"}, \"id\": %lld}\n",
+                (long long)id);
     else
-        dprintf(fake.fd, "{\"return\": %s, \"id\": %d}\n", result, (int)id);
+        dprintf(fake.fd, "{\"return\": %s, \"id\": %lld}\n", result, (long long)id);
     json_decref(command);
 }
 
