@@ -129,7 +129,7 @@ static int take(struct ibx_channel *channel, int at_once, ibx_channel_handler ha
         return 0;
     while (!rc && (n = ibx_poll(channel->conn, events, at_once)) > 0) {
         for (int i = 0; i < n; i++) {
-            if (events[i].type == IBX_EVENT_CLOSED)
+            if (events[i].type == IBX_EVENT_CLOSED && !rc) /* else the last message says more */
                 end = lost(channel, events[i].status, err);
             if (events[i].type != IBX_EVENT_MESSAGE)
                 continue;

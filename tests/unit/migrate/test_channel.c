@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What the channel of a migration says of a connection that has brought a last message and its end
+ * together. The transport's part is this file's. */
+#include "migrate/channel/channel.h"
+#include "tests/scenes/unit.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+static uint8_t bytes[IBX_MIGRATE_MESSAGE];
+static size_t length;
+static bool taken;
+static char seen[IBX_ERROR_MAX];
+
+int __wrap_ibx_poll(struct ibx_conn *conn, struct ibx_event *events, int max);
+void __wrap_ibx_message_release(struct ibx_conn *conn, const struct ibx_event *event);
+const char *__wrap_ibx_conn_reason(const struct ibx_conn *conn);
+const struct ibx_path *__wrap_ibx_conn_path(const struct ibx_conn *conn);
+
+/* The message and the end in one batch, where there is room for both. */
+int __wrap_ibx_poll(struct ibx_conn *conn, struct ibx_event *events, int max)
+{
+    const struct ibx_event message = {.type = IBX_EVENT_MESSAGE, .data = bytes, .length = length};
+    const struct ibx_event closed = {.type = IBX_EVENT_CLOSED, .status = -ECONNRESET};
+    int n = 0;
+    (void)conn;
+    if (!length)
+        return -ENOTCONN;
+    if (!taken)
+        events[n++] = message;
+    taken = true;
+    if (n < max) {
+        events[n++] = closed;
+        length = 0;
+    }
+    return n;
+}
+
+void __wrap_ibx_message_release(struct ibx_conn *conn, const struct ibx_event *event)
+{
+    (void)conn, (void)event;
+}
+
+const char *__wrap_ibx_conn_reason(const struct ibx_conn *conn)
+{
+    (void)conn;
+    return "it was cut";
+}
+
+const struct ibx_path *__wrap_ibx_conn_path(const struct ibx_conn *conn)
+{
+    static const struct ibx_path path = {.peer = "there"};
+    (void)conn;
+    return &path;
+}
+
+static int on_message(void *context, const struct ibx_migrate_any *message)
+{
+    snprintf(seen, sizeof(seen), "%s", message->is.reason);
+    return ibx_error_set(context, -ECONNABORTED, "the other side gave up: %s", message->is.reason);
+}
+
+static void test_a_reason_before_the_end(NO_STATE)
+{
+    const struct ibx_migrate_any last = {.type = IBX_MIGRATE_ABORT, .is.reason = "it is too small"};
+    struct ibx_channel channel;
+    struct ibx_error err = {0};
+    ibx_channel_init(&channel, (struct ibx_conn *)&channel);
+    const ssize_t n = ibx_migrate_encode(&last, bytes, sizeof(bytes));
+    assert_true(n > 0);
+    length = (size_t)n;
+    assert_int_equal(ibx_channel_take(&channel, on_message, &err, &err), -ECONNABORTED);
+    assert_string_equal(seen, "it is too small");
+    assert_string_equal(err.message, "the other side gave up: it is too small");
+    assert_int_equal(err.code, -ECONNABORTED);
+    /* What is not there any more is said when there is nothing better. */
+    assert_int_equal(ibx_channel_take(&channel, on_message, &err, &err), -ENOTCONN);
+    assert_string_equal(err.message, "the connection with there is lost: it was cut");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_a_reason_before_the_end)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
