@@ -54,7 +54,7 @@ static int tell_anew(struct source *s, struct telling *t, uint64_t deadline, str
     struct ibx_record *record = &s->status.record;
     ibx_source_link_close(&s->link);
     record->epoch++;
-    int rc = ibx_migration_record(s->options->folder, record, record->state, err);
+    int rc = ibx_source_note(s, record->state, err);
     if (!rc)
         rc = ibx_source_link_rejoin(&s->link, err);
     if (rc == -ECANCELED)

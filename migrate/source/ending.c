@@ -20,6 +20,7 @@
 #define ENDING_MS           500  /* for a QEMU whose monitor has ended to end */
 #define SETTLE_MS           500  /* for QEMU to take its settings, while other work waits */
 #define SETTLE_RETRY_MS     1000 /* between two tries */
+#define NOTE_RETRY_MS       1000 /* ... to write a record */
 #define LAST_SETTLE_MS      2000 /* in all, when nothing else is to be done */
 #define LAST_SETTLE_LOOK_MS 20
 
@@ -173,6 +174,22 @@ int ibx_source_link_trouble(struct source *s, int code, struct ibx_error *err)
     return 0;
 }
 
+/* The next tool finds the state before, from which it asks the destination, and an epoch that is
+ * too old, which it passes by trying. A record that has become another one (it was taken back, or
+ * removed) is an error. */
+int ibx_source_note(struct source *s, enum ibx_journal_state state, struct ibx_error *err)
+{
+    struct ibx_error why = {0};
+    int rc = ibx_migration_record(s->options->folder, &s->status.record, state, &why);
+    if (rc == -EINVAL || rc == -EBADMSG)
+        return ibx_error_set(err, rc, "%s", why.message);
+    if (rc && !s->note_ns)
+        ibx_migration_notify(&s->options->observer, "%s; the migration goes on without, for now",
+                             why.message);
+    s->note_ns = rc ? ibx_deadline_in_ms(NOTE_RETRY_MS) : 0;
+    return 0;
+}
+
 /* A try to reconnect has failed. */
 static int check_patience(struct source *s, struct ibx_error *err)
 {
@@ -234,8 +251,7 @@ int ibx_source_reconnect(struct source *s, struct ibx_error *err)
     int rc = check_use(s, err);
     if (!rc) {
         s->status.record.epoch++;
-        rc = ibx_migration_record(s->options->folder, &s->status.record, s->status.record.state,
-                                  err);
+        rc = ibx_source_note(s, s->status.record.state, err);
         rc = rc ? -EAGAIN : ibx_source_link_resume(&s->link, &there, err);
     }
     ibx_source_link_delay(&s->link);

@@ -97,9 +97,12 @@ void ibx_source_guard(struct source *s)
         ask(s);
     if (s->guard.state.now != GUARD_MADE)
         return;
+    if (s->guarding.now == GUARDING_WISHED && ibx_now_ns() < s->note_ns)
+        return;
     if (s->guarding.now == GUARDING_WISHED) {
         s->status.record.guarded = false; /* should a tool before this one have had another */
-        if (ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_MOVED, &why))
+        ibx_source_note(s, IBX_JOURNAL_MOVED, &why);
+        if (why.code || s->note_ns)
             return; /* it is tried again */
         ibx_state_move(&s->guarding, GUARDING_NOTED);
     }

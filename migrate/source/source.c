@@ -466,8 +466,8 @@ static int step_serving(struct source *s, struct ibx_error *err)
     int rc = 0;
     ibx_source_settle(s);
     ibx_source_guard(s); /* writes MOVED, too */
-    if (s->status.record.state == IBX_JOURNAL_MAY_RUN)
-        rc = ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_MOVED, err);
+    if (s->status.record.state == IBX_JOURNAL_MAY_RUN && ibx_now_ns() >= s->note_ns)
+        rc = ibx_source_note(s, IBX_JOURNAL_MOVED, err);
     if (!rc)
         rc = catch_up(s, err);
     if (!rc)
@@ -544,7 +544,8 @@ static void wait_for_something(struct source *s)
     struct ibx_qmp *qmp = s->vm.qmp;
     struct ibx_page_server *pages = s->link.pages;
     uint64_t most = MIGRATION_TICK_MS * IBX_NS_PER_MS;
-    const bool arms = s->state.now == SOURCE_SERVING && s->guard.state.now == GUARD_MADE;
+    const bool arms = s->state.now == SOURCE_SERVING && s->guard.state.now == GUARD_MADE &&
+                      ibx_now_ns() >= s->note_ns;
     if (s->state.now == SOURCE_EXPOSING && s->pause_by_ns)
         most = PAUSE_LOOK_MS * IBX_NS_PER_MS;
     if (waits || (s->state.now == SOURCE_STOPPED && map_waits(s)))

@@ -168,6 +168,7 @@ struct source {
     uint64_t home_look_ns;         /* borrowed: when to look again whether it has returned */
     uint64_t home_by_ns;           /* borrowed: it has, and until when ENDED is awaited */
     uint64_t settle_ns;            /* when to try again to put QEMU's settings back */
+    uint64_t note_ns;              /* ... and to write a record that could not be written */
 };
 
 /* ASKING, or for recover COMMITTED or SERVING. */
@@ -309,6 +310,10 @@ void ibx_source_take_last_abort(struct source *s, unsigned ms, struct ibx_error 
 int ibx_source_broken(struct source *s, bool untold, struct ibx_error *err);
 /* Recover of such a migration: tells the destination. -EBADMSG. */
 int ibx_source_recover_broken(struct source *s, struct ibx_error *err);
+/* After the commit: writes the record, or notifies that it cannot be written: 0 as well, since the
+ * VM at the destination does not wait for a disk that is full. What is written then is true, but
+ * not the last that there is to say. */
+int ibx_source_note(struct source *s, enum ibx_journal_state state, struct ibx_error *err);
 /* After the commit, without a link: one try to reconnect, when it is time. */
 int ibx_source_reconnect(struct source *s, struct ibx_error *err);
 int ibx_source_check_interrupts(struct source *s, struct ibx_error *err);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * The end of a move at its destination: every page is there, and the source does not know yet. A
- * tool that dies there, a disk that is full, a QEMU that cannot be let go of and a confirmation
- * that is lost hold up nothing but the end, which comes as soon as it can.
+ * tool that dies there, a disk that is full, there or at the source, a QEMU that cannot be let go
+ * of and a confirmation that is lost hold up nothing but the end, which comes as soon as it can.
  */
 #include "tests/scenes/mover.h"
 
@@ -154,6 +154,50 @@ static void test_record_cannot_be_written(void)
     vm_wait_beats(&vms[1], vm_beats(&vms[1]) + pair_beats); /* the VM does not wait for it */
     assert_int_equal(rmdir(place), 0);
     ended();
+}
+
+/* A folder in the place of the source's new record. */
+static void source_record_cannot_be_written(char place[PATH_MAX])
+{
+    mover_record_path(place);
+    strcpy(strstr(place, ".destination"), ".source.new");
+    assert_int_equal(mkdir(place, 0700), 0);
+}
+
+/* All pages are there, and the source ends when it could write that. */
+static void ends_once_it_is_written(const char *place)
+{
+    mover_await_words(&sender, "cannot be written");
+    mover_await_record("destination", "complete");
+    assert_int_equal(waitpid(sender.pid, NULL, WNOHANG), 0);
+    assert_int_equal(rmdir(place), 0);
+    ended();
+}
+
+/* The VM gets its pages from a source whose disk is full from its commit on. */
+static void test_source_record_cannot_be_written(void)
+{
+    char place[PATH_MAX];
+    pair_start(NULL);
+    pair_run_to("source:committed", (const char *[]){"--max-bandwidth", "64K", NULL});
+    source_record_cannot_be_written(place);
+    mover_kill(&sender, SIGCONT);
+    mover_await_words(&sender, "cannot be written");
+    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
+    ends_once_it_is_written(place);
+}
+
+/* ... also when the link has to be made anew meanwhile. */
+static void test_source_record_cannot_be_written_again(void)
+{
+    char place[PATH_MAX];
+    pair_filling(NULL, NULL);
+    mover_await_record("source", "moved");
+    source_record_cannot_be_written(place);
+    mover_kill(&receiver, SIGKILL);
+    mover_await(&sender, "broken", 0);
+    pair_recover(&receiver);
+    ends_once_it_is_written(place);
 }
 
 /* Whoever interrupts a tool that only waits for the source is told what is still to be done. */
@@ -331,6 +375,8 @@ int main(void)
                                            VM_TEST(test_both_killed),
                                            VM_TEST(test_qemu_cannot_be_let_go_of),
                                            VM_TEST(test_record_cannot_be_written),
+                                           VM_TEST(test_source_record_cannot_be_written),
+                                           VM_TEST(test_source_record_cannot_be_written_again),
                                            VM_TEST(test_interrupted_when_complete),
                                            VM_TEST(test_interrupted_before_the_confirmation),
                                            VM_TEST(test_qemu_ends_before_the_confirmation),
