@@ -85,11 +85,27 @@ static void on_letter(struct watchdog *w, char letter)
     }
 }
 
+/* Another QEMU may have been given that monitor since. */
+static int connect_to(const struct watchdog *w, struct ibx_qmp **qmp, uint64_t deadline,
+                      struct ibx_error *err)
+{
+    int rc = ibx_qmp_connect(w->record.qmp, deadline, qmp, err);
+    const int pid = rc ? 0 : (int)ibx_qmp_pid(*qmp);
+    if (rc || pid == w->record.pid)
+        return rc;
+    ibx_qmp_close(*qmp);
+    *qmp = NULL;
+    return ibx_error_set(err, -ESRCH,
+                         "the monitor %s belongs to process %d now, and this VM is in the QEMU of "
+                         "process %d",
+                         w->record.qmp, pid, (int)w->record.pid);
+}
+
 /* QEMU serves one monitor at a time, and may take a moment to notice that the tool's is closed. */
 static int reach(struct watchdog *w, struct ibx_qmp **qmp, uint64_t deadline, struct ibx_error *err)
 {
     int rc;
-    while ((rc = ibx_qmp_connect(w->record.qmp, deadline, qmp, err)) && ibx_now_ns() < deadline &&
+    while ((rc = connect_to(w, qmp, deadline, err)) && rc != -ESRCH && ibx_now_ns() < deadline &&
            ibx_journal_qemu_lives(&w->record))
         usleep(RETRY_MS * 1000);
     return rc;
@@ -142,7 +158,7 @@ static bool continued(struct watchdog *w)
     struct ibx_error err = {0};
     struct ibx_qmp *qmp = NULL;
     char status[32] = "";
-    if (ibx_qmp_connect(w->record.qmp, deadline, &qmp, &err))
+    if (connect_to(w, &qmp, deadline, &err))
         return false;
     if (!ibx_vm_status(qmp, status, sizeof(status), deadline, &err))
         ibx_vm_settle(qmp, &w->vm.before, &w->record, deadline, &err);

@@ -46,6 +46,21 @@ static int take_guard(const struct ibx_record *record, struct ibx_guard *guard,
     return rc && rc != -ENOENT ? ibx_error_set(err, rc, "%s", why.message) : 0;
 }
 
+/* The monitor of the QEMU of this record, which lives. */
+static int reach(const struct ibx_record *record, uint64_t deadline, struct ibx_qmp **qmp,
+                 struct ibx_error *err)
+{
+    int rc = ibx_qmp_connect(record->qmp, deadline, qmp, err);
+    const int pid = rc ? 0 : (int)ibx_qmp_pid(*qmp);
+    if (rc || pid == record->pid)
+        return rc;
+    ibx_qmp_close(*qmp);
+    return ibx_error_set(err, -ESRCH,
+                         "the monitor %s belongs to process %d now, and this VM is in the QEMU of "
+                         "process %d: give that its monitor back",
+                         record->qmp, pid, (int)record->pid);
+}
+
 /* libvirt continues a VM, or has done so; then QEMU gets its settings back. */
 static int leave_to_libvirt(struct ibx_qmp *qmp, const json_t *before, uint64_t deadline_ns,
                             struct ibx_error *err)
@@ -158,7 +173,7 @@ static int roll_back(const char *folder, struct ibx_record *record,
     if (!rc && !(rc = take_guard(&back, &guard, err)))
         ibx_guard_release(&guard); /* QEMU may be held by it */
     vm.before = rc ? NULL : json_loads(back.settings, 0, NULL);
-    if (!rc && !(rc = ibx_qmp_connect(record->qmp, deadline, &qmp, err))) {
+    if (!rc && !(rc = reach(record, deadline, &qmp, err))) {
         /* The record changes only after QEMU has continued. QEMU refuses if the VM runs there after
          * all and uses the disks; then recover is needed. */
         rc = back.libvirt ? leave_to_libvirt(qmp, vm.before, deadline, err)
@@ -261,18 +276,6 @@ int ibx_migrate_check(const char *qmp_path, bool source, const char *uri,
     }
     ibx_qmp_close(qmp);
     return rc;
-}
-
-/* The monitor of the QEMU of this record, which lives. */
-static int reach(const struct ibx_record *record, uint64_t deadline, struct ibx_qmp **qmp,
-                 struct ibx_error *err)
-{
-    int rc = ibx_qmp_connect(record->qmp, deadline, qmp, err);
-    const int pid = rc ? 0 : (int)ibx_qmp_pid(*qmp);
-    if (rc || pid == record->pid)
-        return rc;
-    ibx_qmp_close(*qmp);
-    return ibx_error_set(err, -ESRCH, "the monitor %s belongs to process %d now", record->qmp, pid);
 }
 
 /* A tool that ended behind its last CONFIRM has ended the hold, and may have left the settings. */

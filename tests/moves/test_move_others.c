@@ -309,6 +309,67 @@ static void test_beside_a_rollback(void)
     beside_a_rollback("rollback:marked", "pre-switchover");
 }
 
+/* ------------------------------------------------------------ another VM's monitor */
+
+static struct vm other;
+static char kept[sizeof(other.tool) + 8];
+
+/* A QEMU that was started since has its monitor in the place of the source's, and a VM that its
+ * operator has paused. */
+static void other_has_the_monitor(void)
+{
+    vm_start(&other, &(struct vm_options){.append = ""});
+    vm_do(&other, "stop", NULL);
+    mover_resumed(&other);
+    snprintf(kept, sizeof(kept), "%s.kept", vms[0].tool);
+    assert_int_equal(rename(vms[0].tool, kept), 0);
+    assert_int_equal(rename(other.tool, vms[0].tool), 0);
+}
+
+/* That VM stands still, and the source's is continued when its monitor is back. */
+static void it_is_left_alone(void)
+{
+    assert_false(mover_resumed(&other));
+    assert_false(vm_runs(&other));
+    mover_must_print(MOVER_RUN(1, "rollback", "--qmp", vms[0].tool, "--yes", TIMED),
+                     "give that its monitor back");
+    assert_false(vm_runs(&other));
+    assert_int_equal(rename(kept, vms[0].tool), 0);
+    MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
+    pair_runs_at_the_source();
+    mover_end_all(NULL);
+}
+
+static void test_a_monitor_of_another_vm(void)
+{
+    pair_start(NULL);
+    mover_kill(pair_run_to("source:committed", NULL), SIGKILL);
+    mover_kill(&receiver, SIGKILL);
+    vm_kill(&vms[1]);
+    other_has_the_monitor();
+    it_is_left_alone();
+}
+
+static void test_a_monitor_of_another_vm_and_a_killed_tool(void)
+{
+    pair_start(NULL);
+    pair_run_to("source:sending", NULL);
+    const pid_t watchdog = watchdog_of(&sender);
+    assert_int_equal(kill(watchdog, SIGSTOP), 0);
+    mover_kill(&sender, SIGKILL);
+    mover_kill(&receiver, SIGKILL);
+    vm_kill(&vms[1]);
+    other_has_the_monitor();
+    assert_int_equal(kill(watchdog, SIGCONT), 0);
+    const uint64_t deadline = vm_soon();
+    while (!mover_printed(&sender, "could not be continued here")) {
+        if (ibx_now_ns() >= deadline)
+            fail_msg("the watchdog says nothing");
+        poll(NULL, 0, 2);
+    }
+    it_is_left_alone();
+}
+
 /* Of a VM whose state a snapshot has: it stands still while its memory is copied. */
 static void beside_a_snapshot(bool killed)
 {
@@ -356,6 +417,8 @@ int main(void)
                                            VM_TEST(test_after_a_rollback_that_was_cut_off),
                                            VM_TEST(test_beside_a_rollback),
                                            VM_TEST(test_beside_a_snapshot),
+                                           VM_TEST(test_a_monitor_of_another_vm),
+                                           VM_TEST(test_a_monitor_of_another_vm_and_a_killed_tool),
                                            {0}};
     return vm_tests(tests, mover_end_all);
 }
