@@ -53,12 +53,38 @@ static bool qemu_has_ended(const struct source *s)
     return record->pid && ibx_journal_qemu_gone(record);
 }
 
+static int on_abort_only(void *context, const struct ibx_migrate_any *message)
+{
+    if (message->type != IBX_MIGRATE_ABORT)
+        return 0;
+    int rc = ibx_source_on_message(context, message);
+    return rc ? rc : -ECONNABORTED; /* the last one */
+}
+
+/* The destination says why it gives up, and then its connections end, of which another one, or what
+ * was to be sent, may have been noticed first. */
+static int take_reason(struct source *s, int code, struct ibx_error *err)
+{
+    struct ibx_error last = {0};
+    struct message_context incoming = {s, &last};
+    if (!source_linked(&s->link) || source_committed(s) || s->peer.now == PEER_ABORTED ||
+        (!ibx_conn_over(s->link.control.conn) &&
+         !(s->link.pages && ibx_page_server_failed(s->link.pages, NULL))))
+        return code;
+    ibx_channel_take_until(&s->link.control, on_abort_only, &incoming, 0, NULL);
+    if (s->peer.now != PEER_ABORTED)
+        return code;
+    *err = last;
+    return last.code;
+}
+
 int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
 {
     struct ibx_error why = {0};
-    const bool aborted = s->peer.now == PEER_ABORTED;
     if (!ibx_state_allows(s->state.table, s->state.now, SOURCE_KEPT))
         return code;
+    code = take_reason(s, code, err);
+    const bool aborted = s->peer.now == PEER_ABORTED;
     if (source_linked(&s->link) && err->message[0])
         ibx_channel_send_abort(&s->link.control, err->message);
     ibx_guard_release(&s->guard);
@@ -93,11 +119,14 @@ int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
         ibx_source_link_disown(&s->link, err->message);
     }
     /* MOVED: where libvirt drives, it has taken back what the destination said it had. */
-    if (s->status.record.written_s)
+    if (s->status.record.written_s &&
         ibx_migration_record(s->options->folder, &s->status.record,
                              s->status.record.state == IBX_JOURNAL_MOVED ? IBX_JOURNAL_ROLLED_BACK
                                                                          : IBX_JOURNAL_KEPT,
-                             &why);
+                             &why))
+        ibx_migration_notify(&s->options->observer,
+                             "the VM stays here, and that could not be recorded: %s",
+                             why.message);
     ibx_watchdog_release(&s->vm.watchdog);
     return code;
 }
@@ -126,14 +155,6 @@ static int take_last_messages(struct source *s, int code, struct ibx_error *err)
         return code;
     *err = last;
     return rc;
-}
-
-static int on_abort_only(void *context, const struct ibx_migrate_any *message)
-{
-    if (message->type != IBX_MIGRATE_ABORT)
-        return 0;
-    int rc = ibx_source_on_message(context, message);
-    return rc ? rc : -ECONNABORTED; /* the last one */
 }
 
 static int on_last_word(void *context, const struct ibx_migrate_any *message)

@@ -36,6 +36,24 @@ static void test_interrupted(void)
     pair_stayed();
 }
 
+/* Whose sentence the sender says: not that its connections have ended. */
+static void test_interrupted_at_the_destination(void)
+{
+    static const char *const states[] = {"source:exposing", "source:starting", "source:stopped",
+                                         "source:sending"};
+    for (size_t i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
+        pair_start(NULL);
+        pair_run_to(states[i], NULL);
+        mover_kill(&receiver, SIGINT);
+        mover_ends(&receiver, 1);
+        mover_kill(&sender, SIGCONT);
+        mover_ends(&sender, 1);
+        mover_must_print(&sender, "the destination gave up: cancelled");
+        pair_stayed();
+        mover_end_all(NULL);
+    }
+}
+
 static void test_cancelled(void)
 {
     pair_start(NULL);
@@ -503,6 +521,7 @@ int main(void)
     pair_beats = 40;
     static const struct vm_test tests[] = {
         VM_TEST(test_interrupted),
+        VM_TEST(test_interrupted_at_the_destination),
         VM_TEST(test_cancelled),
         VM_TEST(test_destination_killed_with_a_silent_monitor),
         VM_TEST(test_both_killed),
