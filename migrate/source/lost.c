@@ -14,6 +14,7 @@
 
 #define DECIDES_MS   10000 /* for libvirt to continue the VM here, or to end its QEMU */
 #define NOBODY_TIMES 60    /* the transport's timeout, for somebody to listen there again */
+#define AWAY_MS      30000 /* longer than a try to connect: this tool was stopped itself */
 
 static const char *peer_of(const struct source *s)
 {
@@ -159,8 +160,21 @@ static int leave_unheard(struct source *s, uint64_t limit_ms, struct ibx_error *
         limit_ms / 1000, peer_of(s), remedy(s), last_try(s, why, sizeof(why)));
 }
 
+/* A tool that was stopped has heard nothing meanwhile, and what has come is yet to be read. */
+static void leave_out_absence(struct source *s)
+{
+    const uint64_t now = ibx_now_ns(), gap = s->unheard_look_ns ? now - s->unheard_look_ns : 0;
+    s->unheard_look_ns = now;
+    if (gap <= AWAY_MS * IBX_NS_PER_MS)
+        return;
+    s->heard_ns = s->heard_ns + gap < now ? s->heard_ns + gap : now;
+    if (s->nobody_ns)
+        s->nobody_ns = s->nobody_ns + gap < now ? s->nobody_ns + gap : now;
+}
+
 int ibx_source_check_unheard(struct source *s, struct ibx_error *err)
 {
+    leave_out_absence(s);
     const bool decided = s->state.now == SOURCE_SERVING;
     const uint64_t limit_ms = (uint64_t)s->transport.timeout_ms * NOBODY_TIMES;
     const uint64_t since = decided ? s->nobody_ns : s->heard_ns, limit = limit_ms * IBX_NS_PER_MS;

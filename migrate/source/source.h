@@ -155,14 +155,15 @@ struct source {
     struct ibx_verifier *verifier; /* from RUNNING or the first DIGEST on */
     uint64_t messages;             /* from the destination */
     struct migration_silence silence;
-    uint64_t busy_until_ns; /* of ibx_migration_busy_until() */
-    uint64_t lost_ns;       /* when the link was */
-    uint64_t nobody_ns;     /* since when nobody listens at the destination; 0: not so */
-    bool untold;            /* pages are wrong there, and the link to say so is lost */
-    uint64_t heard_ns;      /* when it said something of this migration last, or COMMIT went */
-    uint64_t unheard_ns;    /* SERVING: when to say again that it does not */
-    uint64_t decide_by_ns;  /* LOST: until when libvirt's decision is awaited */
-    uint64_t still_ns;      /* since when the VM is stopped; 0: an overdue RUNNING was notified */
+    uint64_t busy_until_ns;   /* of ibx_migration_busy_until() */
+    uint64_t lost_ns;         /* when the link was */
+    uint64_t nobody_ns;       /* since when nobody listens at the destination; 0: not so */
+    bool untold;              /* pages are wrong there, and the link to say so is lost */
+    uint64_t heard_ns;        /* when it said something of this migration last, or COMMIT went */
+    uint64_t unheard_ns;      /* SERVING: when to say again that it does not */
+    uint64_t unheard_look_ns; /* when that was looked at last */
+    uint64_t decide_by_ns;    /* LOST: until when libvirt's decision is awaited */
+    uint64_t still_ns;        /* since when the VM is stopped; 0: an overdue RUNNING was notified */
     uint64_t mapped_ns, loaded_ns; /* moments of the downtime */
     uint64_t confirm_by_ns;        /* until when CONFIRMED is awaited */
     uint64_t home_look_ns;         /* borrowed: when to look again whether it has returned */

@@ -3,6 +3,8 @@
 #include "migrate/source/source.h"
 #include "tests/scenes/unit.h"
 
+#include "common/clock.h"
+
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
@@ -75,6 +77,33 @@ static void test_kept_without_qemu(NO_STATE)
     assert_non_null(strstr(err.message, "ib-migrate rollback"));
 }
 
+/* For so long: the transport's timeout, 60 times. */
+static int unheard_after_s(enum source_state in, unsigned looked_s)
+{
+    struct ibx_error err = {0};
+    const uint64_t now = ibx_now_ns(), s = 1000 * IBX_NS_PER_MS;
+    begin(in);
+    source.transport.timeout_ms = 1000;
+    source.heard_ns = source.nobody_ns = now - 70 * s;
+    source.unheard_look_ns = now - looked_s * s;
+    int rc = ibx_source_check_unheard(&source, &err);
+    assert_true(source.heard_ns <= ibx_now_ns() && source.nobody_ns <= ibx_now_ns());
+    return rc ? rc : ibx_source_check_unheard(&source, &err);
+}
+
+/* A tool that was itself stopped does not blame the other side for what it has not heard. */
+static void test_stopped_while_nothing_is_heard(NO_STATE)
+{
+    static const enum source_state in[] = {SOURCE_COMMITTED, SOURCE_SERVING};
+    for (unsigned i = 0; i < 2; i++) {
+        assert_int_equal(unheard_after_s(in[i], 1), -ETIMEDOUT);
+        assert_int_equal(source.state.now, SOURCE_LEFT);
+        assert_int_equal(unheard_after_s(in[i], 65), 0);
+        assert_int_equal(unheard_after_s(in[i], 75), 0);
+        assert_int_equal(source.state.now, in[i]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -82,6 +111,7 @@ int main(void)
         cmocka_unit_test(test_entries),
         cmocka_unit_test(test_never_kept_once_it_runs_there),
         cmocka_unit_test(test_kept_without_qemu),
+        cmocka_unit_test(test_stopped_while_nothing_is_heard),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
