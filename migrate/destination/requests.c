@@ -140,11 +140,13 @@ static int compare(struct destination *d, const struct ibx_migrate_hello *hello,
                    struct ibx_blockers *blockers, struct ibx_error *err)
 {
     const struct ibx_qmp_version *from = &hello->version, *to = &d->ram.guest.version;
+    struct ibx_error invalid = {0};
     json_t *theirs;
-    int rc = ibx_description_read(hello->description, hello->description_length, &theirs, err);
-    if (rc)
-        return rc;
-    rc = described(d) ? 0 : describe(d, err);
+    if (ibx_description_read(hello->description, hello->description_length, &theirs, &invalid)) {
+        ibx_blockers_add(blockers, "%s", invalid.message); /* another source may do better */
+        return 0;
+    }
+    int rc = described(d) ? 0 : describe(d, err);
     if (!rc)
         ibx_compare(theirs, d->description, from->major == to->major && from->minor == to->minor,
                     hello->disks_differ, blockers);

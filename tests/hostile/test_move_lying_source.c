@@ -485,6 +485,21 @@ static void send_page(uint64_t page)
                                                        .is.pages = {page, {bytes, sizeof(bytes)}}});
 }
 
+/* Whoever asks so is refused, and the next source is served. */
+static void lie_garbage_description(void)
+{
+    static const uint8_t purposes[] = {IBX_PURPOSE_CHECK, IBX_PURPOSE_MOVE};
+    for (size_t i = 0; i < sizeof(purposes); i++) {
+        struct line other;
+        liar.hello.description_length = 3;
+        send_hello(&other, purposes[i], 7, 1);
+        line_send_bytes(&other, IBX_MIGRATE_DESCRIPTION, "[1]", 3);
+        refused(&other, IBX_ANSWER_NONE);
+    }
+    liar.hello.description_length = 0;
+    to_joining();
+}
+
 static void lie_pages_early(void)
 {
     send_page(0);
@@ -545,6 +560,7 @@ static const struct lie {
     {"a round", to_ready, lie_round, "sent ROUND while", true, false},
     {"a map without its round", to_rounds, lie_map_without_its_round, "sent MAP_END while", true,
      false},
+    {"a description of garbage", nothing, lie_garbage_description, "lost", false, false},
     {"PAGES without a map", to_ready, lie_pages_early, "sent PAGES while", true, false},
     {"PAGES without data", to_ready, lie_pages_without_data, "has no data for it", true, false},
     {"garbage for QEMU", to_ready, lie_garbage_state, "QEMU", true, false},
