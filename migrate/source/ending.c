@@ -125,8 +125,7 @@ int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
                                                                          : IBX_JOURNAL_KEPT,
                              &why))
         ibx_migration_notify(&s->options->observer,
-                             "the VM stays here, and that could not be recorded: %s",
-                             why.message);
+                             "the VM stays here, and that could not be recorded: %s", why.message);
     ibx_watchdog_release(&s->vm.watchdog);
     return code;
 }
