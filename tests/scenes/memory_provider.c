@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #define WIRES 64u
@@ -214,12 +215,22 @@ static void memory_query(void *endpoint, struct ibx_caps *caps, char *descriptio
         .depth = memory_control.depth,
         .lanes = memory_control.lanes,
         .rendezvous = memory_control.rendezvous,
-        .register_free = true,
+        .register_free = !memory_control.pins,
     };
     snprintf(description, size, "memory of this process");
 }
 
 /* ------------------------------------------------------------------------ memory */
+
+static bool is_there(const struct ibx_span *span)
+{
+    const uintptr_t begin = (uintptr_t)span->address & ~(uintptr_t)4095;
+    const size_t length = (uintptr_t)span->address + span->length - begin;
+    unsigned char *pages = malloc(length / 4096 + 1);
+    const bool there = pages && !mincore((void *)begin, length, pages);
+    free(pages);
+    return there;
+}
 
 static int memory_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *err)
 {
@@ -227,6 +238,8 @@ static int memory_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_erro
     int fail = mr->allocated ? memory_control.fail_allocate : memory_control.fail_register;
     if (fail)
         return ibx_error_set(err, fail, "registration told to fail");
+    if (memory_control.pins && !mr->allocated && !is_there(&mr->span))
+        return ibx_error_set(err, -EFAULT, "no memory is there");
     struct region *region = malloc(sizeof(*region));
     if (region && mr->allocated)
         mr->span.address = aligned_alloc(4096, (mr->span.length + 4095) & ~(size_t)4095);

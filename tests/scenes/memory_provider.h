@@ -34,6 +34,7 @@ struct memory_control {
     bool late_abort;    /* flushed chunks are reported by progress, not from inside abort */
     int fail_register;  /* mr_register answers this; 0: it registers */
     int fail_allocate;  /* likewise for regions of its own */
+    bool pins;          /* registering costs, and answers -EFAULT for memory that is not there */
 
     /* Progress. */
     bool busy;               /* it has always done something for the peer */
