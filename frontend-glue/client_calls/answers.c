@@ -24,11 +24,6 @@ static bool launch_may_be_early(struct ibx_pipeline *p, const uint8_t *body, siz
     return *sure || ibx_unseen_may_be_early(p, body, n);
 }
 
-static bool is_good(const struct ibx_pipeline *p, uint64_t handle)
-{
-    return ibx_successes_hold(&p->others, ibx_handle_key(p, handle));
-}
-
 /* A record of an event, or a wait for one, of this device in a stream of it: a first one, too,
  * succeeds. */
 static bool handles_are_good(const struct ibx_pipeline *p, const uint8_t *body, size_t n)
@@ -39,8 +34,9 @@ static bool handles_are_good(const struct ibx_pipeline *p, const uint8_t *body, 
     const uint64_t event = waits ? second : first, stream = waits ? first : second;
     return p->call->event && !strncmp(p->call->name, waits ? "cudaStreamWait" : "cudaEvent", 9) &&
            !(waits && ibx_get_u32(&r)) && !r.failed &&
-           ibx_successes_hold(&p->forms, ibx_call_key(p->call, 0)) && is_good(p, event) &&
-           (!stream || is_good(p, stream));
+           ibx_successes_hold(&p->forms, ibx_call_key(p->call, 0)) &&
+           ibx_successes_hold(&p->others, ibx_event_key(p, event)) &&
+           (!stream || ibx_successes_hold(&p->others, ibx_stream_key(p, stream)));
 }
 
 /* A copy that needs nothing of this process any more once its request was written. */

@@ -176,8 +176,9 @@ bool ibx_launch_is_plain(const uint8_t *body, size_t n);
  * stream is one, of this device. */
 uint64_t ibx_launch_key(const struct ibx_pipeline *pipeline, const uint8_t *body);
 uint64_t ibx_launch_stream_key(const struct ibx_pipeline *pipeline, const uint8_t *body);
-/* That a stream or an event is one, of this device. */
-uint64_t ibx_handle_key(const struct ibx_pipeline *pipeline, uint64_t handle);
+/* That a stream is one, of this device; that an event is. NULL is a stream, and no event. */
+uint64_t ibx_stream_key(const struct ibx_pipeline *pipeline, uint64_t stream);
+uint64_t ibx_event_key(const struct ibx_pipeline *pipeline, uint64_t event);
 /* That a call of this kind was answered with so many bytes of output, and has a body of as many as
  * the table says. */
 uint64_t ibx_call_key(const struct ibx_call *call, size_t out);

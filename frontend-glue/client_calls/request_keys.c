@@ -118,18 +118,28 @@ uint64_t ibx_launch_key(const struct ibx_pipeline *p, const uint8_t *body)
     return ibx_request_hash(1, key, sizeof(key));
 }
 
-uint64_t ibx_handle_key(const struct ibx_pipeline *p, uint64_t handle)
+static uint64_t handle_key(const struct ibx_pipeline *p, uint64_t seed, uint64_t handle)
 {
     uint8_t key[12];
     memcpy(key, &handle, 8);
     memcpy(key + 8, p->device, 4);
-    return ibx_request_hash(3, key, sizeof(key));
+    return ibx_request_hash(seed, key, sizeof(key));
+}
+
+uint64_t ibx_stream_key(const struct ibx_pipeline *p, uint64_t stream)
+{
+    return handle_key(p, 3, stream);
+}
+
+uint64_t ibx_event_key(const struct ibx_pipeline *p, uint64_t event)
+{
+    return handle_key(p, 4, event);
 }
 
 uint64_t ibx_launch_stream_key(const struct ibx_pipeline *p, const uint8_t *body)
 {
     struct ibx_reader r = ibx_reader_of(body + 40, 8);
-    return ibx_handle_key(p, ibx_get_u64(&r));
+    return ibx_stream_key(p, ibx_get_u64(&r));
 }
 
 uint64_t ibx_call_key(const struct ibx_call *call, size_t out)

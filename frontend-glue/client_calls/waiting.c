@@ -185,9 +185,12 @@ static void learn_handle(struct ibx_pipeline *p, size_t out)
     struct ibx_reader r = ibx_reader_of(p->reply + IBX_REPLY_HEAD, out);
     const uint64_t length = out == 16 ? ibx_get_u64(&r) : 8, made = ibx_get_u64(&r);
     const char *name = p->call->name;
-    if ((out == 8 || out == 16) && length == 8 && made && !ibx_process_captures() &&
-        (!strncmp(name, "cudaEventCreate", 15) || !strncmp(name, "cudaStreamCreate", 16)))
-        ibx_successes_add(&p->others, ibx_handle_key(p, made));
+    if ((out != 8 && out != 16) || length != 8 || !made || ibx_process_captures())
+        return;
+    if (!strncmp(name, "cudaEventCreate", 15))
+        ibx_successes_add(&p->others, ibx_event_key(p, made));
+    if (!strncmp(name, "cudaStreamCreate", 16))
+        ibx_successes_add(&p->others, ibx_stream_key(p, made));
 }
 
 /* A request has succeeded whose body is still staged; its reply is in `reply`. */

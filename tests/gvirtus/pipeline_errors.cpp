@@ -21,6 +21,8 @@ bool errors_at_once()
         REQUIRE(app.launch(1, STREAM, 32, KERNEL_UNKNOWN) == 98 && app.launch(1) == 0);
         REQUIRE(app.last_error() == 98 && app.last_error() == 0);
         REQUIRE(app.record(99) == 400 && app.last_error() == 400 && app.last_error() == 0);
+        REQUIRE(app.record(STREAM) == 400 && app.last_error() == 400); // a stream is no event
+        REQUIRE(app.wait(STREAM + 1, STREAM) == 400 && app.last_error() == 400);
     }
     return true;
 }
