@@ -141,7 +141,7 @@ uint64_t ibx_clients_number(struct copies *x)
 
 bool ibx_clients_reset(struct copies *x)
 {
-    const bool broken = ibx_copies_broken();
+    const bool broken = ibx_copies_broken(x);
     ibx_clients_number(x);
     pthread_mutex_lock(&lock);
     const bool alone = broken || (x->client ? x->client->sessions : 1) >= sessions;

@@ -611,9 +611,9 @@ void ibx_copies_lost_context(struct copies *x, int exit_code);
 /* A call was answered with that code. */
 void ibx_copies_note_error(const struct copies *x, int code);
 /* A client has reset the device. */
-void ibx_copies_note_reset(void);
+void ibx_copies_note_reset(const struct copies *x);
 /* Whether such an error has broken the context. */
-bool ibx_copies_broken(void);
+bool ibx_copies_broken(const struct copies *x);
 /* A session has begun. */
 void ibx_copies_tell_broken(const struct copies *x);
 

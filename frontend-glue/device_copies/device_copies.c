@@ -252,7 +252,7 @@ static void note_sync(void *context)
     if (x->replies.exit_code)
         ibx_copies_note_error(x, x->replies.exit_code);
     else if (x->requests.resets)
-        ibx_copies_note_reset();
+        ibx_copies_note_reset(x);
     ibx_isolation_replied(x);
     if (ibx_pinned_wanted() && has_context(x)) /* perhaps the first of the process */
         ibx_pinned_prepare(x->options.memory);

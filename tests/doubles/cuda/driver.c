@@ -16,16 +16,23 @@ static struct {
     int code;
     bool sticky;
 } failure;
-int sticky_error;
+int sticky_error, sticky_device;
 
 bool fails(const char *function, int *code)
 {
     if (!failure.in || strcmp(failure.function, function) != 0 || --failure.in)
         return false;
     *code = failure.code;
-    if (failure.sticky)
+    if (failure.sticky) {
         sticky_error = failure.code;
+        sticky_device = current ? current->device : -1;
+    }
     return true;
+}
+
+int sticky(void)
+{
+    return sticky_device < 0 || !current || sticky_device == current->device ? sticky_error : 0;
 }
 
 static unsigned alone; /* who wait for streams, and let nobody in */
@@ -47,8 +54,8 @@ int enter(const char *function)
     pthread_mutex_lock(&mutex);
     while (alone)
         pthread_cond_wait(&changed, &mutex);
-    if (fails(function, &code) || sticky_error || !current) {
-        code = code ? code : sticky_error ? sticky_error : INVALID_CONTEXT;
+    if (fails(function, &code) || sticky() || !current) {
+        code = code ? code : sticky() ? sticky() : INVALID_CONTEXT;
         pthread_mutex_unlock(&mutex);
     }
     return code;

@@ -88,7 +88,7 @@ static int copy_submit(const struct ibx_cuda_memcpy2d *c, void *handle, bool syn
         wait_for(stream, stream->submitted);
         end_alone();
     }
-    return sync ? sticky_error : SUCCESS;
+    return sync ? sticky() : SUCCESS;
 }
 
 int copy_plain(const char *name, unsigned to_type, uint64_t to, unsigned from_type, uint64_t from,

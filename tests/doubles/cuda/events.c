@@ -111,7 +111,7 @@ EXPORT int cuEventSynchronize(void *handle)
         return leave(INVALID_HANDLE);
     if (event->stream)
         wait_for(event->stream, event->job);
-    return leave(sticky_error);
+    return leave(sticky());
 }
 
 EXPORT int cuStreamWaitEvent(void *handle, void *event_handle, unsigned flags)

@@ -50,7 +50,7 @@ extern pthread_mutex_t mutex;
 extern pthread_cond_t changed; /* anything under the lock */
 extern struct allocation allocations[ALLOCATIONS];
 extern __thread struct context *current;
-extern int sticky_error;
+extern int sticky_error, sticky_device; /* of which device; -1: of all */
 extern struct ibx_double_stats stats;
 
 /* driver.c */
@@ -65,6 +65,8 @@ struct allocation *find(const void *address, size_t n);
 uint8_t *device_bytes(uint64_t device, size_t n);
 /* Whether ibx_double_inject() has this call of `function` fail. */
 bool fails(const char *function, int *code);
+/* The error that stays, of the current context; 0: there is none. */
+int sticky(void);
 /* With IBX_DOUBLE_ALONE other threads' calls wait from one to the other. */
 void begin_alone(void);
 void end_alone(void);

@@ -382,7 +382,8 @@ EXPORT int cuDevicePrimaryCtxReset_v2(int device)
     events_forget(device);
     streams_forget(device);
     peers[0] = peers[1] = false;
-    sticky_error = 0;
+    if (sticky_device < 0 || sticky_device == device)
+        sticky_error = 0;
     return leave(SUCCESS);
 }
 

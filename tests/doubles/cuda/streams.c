@@ -217,7 +217,7 @@ EXPORT int cuStreamSynchronize(void *handle)
         return code;
     if (stream)
         wait_for(stream, stream->submitted);
-    return leave(stream ? sticky_error : INVALID_HANDLE);
+    return leave(stream ? sticky() : INVALID_HANDLE);
 }
 
 EXPORT int cuStreamQuery(void *handle)
@@ -229,7 +229,7 @@ EXPORT int cuStreamQuery(void *handle)
     if (!stream)
         return leave(INVALID_HANDLE);
     bool over = (int)(stream->done - stream->submitted) >= 0;
-    return leave(over ? sticky_error : IBX_CUDA_NOT_READY);
+    return leave(over ? sticky() : IBX_CUDA_NOT_READY);
 }
 
 EXPORT int cuCtxSynchronize(void)
@@ -243,7 +243,7 @@ EXPORT int cuCtxSynchronize(void)
         if (streams[i].device == device || streams[i].device < 0)
             wait_for(&streams[i], streams[i].submitted);
     }
-    return leave(sticky_error);
+    return leave(sticky());
 }
 
 EXPORT int cuStreamIsCapturing(void *handle, int *status)
