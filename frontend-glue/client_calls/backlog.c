@@ -36,6 +36,7 @@ void ibx_backlog_drop(struct ibx_pipeline *p)
     atomic_store(&p->ended, true);
     p->backlog_begin = p->backlog_end = p->backlog_cut = 0;
     p->backlog_requests = 0;
+    p->kept.n = 0;
     if (lost)
         ibx_process_lose(lost); /* before those who wait for it go on */
     atomic_store(&p->replied, p->answered);
@@ -66,41 +67,41 @@ static void replied(void *context, int exit_code)
         all_replied(p);
 }
 
-/* A message: bytes at the beginning of the backlog, how many requests end in it, and how many bytes
- * of one that has begun are left for the next. */
-struct message {
-    size_t n, cut;
-    unsigned requests;
-};
-
 /* Locked. Whole requests that fit into one message. One that does not, since the session goes on
- * over a connection with shorter ones, goes in several. */
-static struct message next_message(const struct ibx_pipeline *p)
+ * over a connection with shorter ones, goes in several. While it is refused it stays the same,
+ * whatever comes behind it: a thousand requests are not looked through again for each that comes.
+ */
+static struct ibx_message next_message(struct ibx_pipeline *p)
 {
     const size_t room = ibx_session_room(p->session), left = p->backlog_end - p->backlog_begin;
     const uint8_t *from = p->backlog + p->backlog_begin;
     const struct ibx_call *call;
     size_t one;
     if (left <= room)
-        return (struct message){.n = left, .requests = p->backlog_requests};
+        return (struct ibx_message){.n = left, .requests = p->backlog_requests};
     if (p->backlog_cut > room)
-        return (struct message){.n = room, .cut = p->backlog_cut - room};
-    struct message message = {.n = p->backlog_cut, .requests = p->backlog_cut > 0};
+        return (struct ibx_message){.n = room, .cut = p->backlog_cut - room};
+    if (p->kept.n && p->kept_room == room)
+        return p->kept;
+    struct ibx_message message = {.n = p->backlog_cut, .requests = p->backlog_cut > 0};
     while ((one = ibx_call_request(from + message.n, left - message.n, &call)) &&
            message.n + one <= room) {
         message.n += one;
         message.requests++;
     }
     if (!message.n && one)
-        message = (struct message){.n = room, .cut = one - room};
+        message = (struct ibx_message){.n = room, .cut = one - room};
+    p->kept = message;
+    p->kept_room = room;
     return message;
 }
 
-static void take_from_backlog(struct ibx_pipeline *p, const struct message *message)
+static void take_from_backlog(struct ibx_pipeline *p, const struct ibx_message *message)
 {
     p->backlog_begin += message->n;
     p->backlog_cut = message->cut;
     p->backlog_requests -= message->requests;
+    p->kept.n = 0;
     if (p->backlog_begin == p->backlog_end)
         p->backlog_begin = p->backlog_end = 0;
 }
@@ -145,7 +146,7 @@ void ibx_backlog_push(struct ibx_pipeline *p, bool now)
         return;
     }
     while (p->backlog_end > p->backlog_begin && worth_sending(p, now)) {
-        const struct message message = next_message(p);
+        const struct ibx_message message = next_message(p);
         p->refused = !message.n ||
                      !ibx_session_send_now(p->session, p->backlog + p->backlog_begin, message.n);
         if (p->refused)
@@ -166,8 +167,8 @@ void ibx_backlog_gather(struct ibx_pipeline *p)
         if (p->backlog_end > p->backlog_begin)
             ibx_session_gather_ahead(p->session, p->backlog + p->backlog_begin,
                                      p->backlog_end - p->backlog_begin);
-        const struct message all = {.n = p->backlog_end - p->backlog_begin,
-                                    .requests = p->backlog_requests};
+        const struct ibx_message all = {.n = p->backlog_end - p->backlog_begin,
+                                        .requests = p->backlog_requests};
         take_from_backlog(p, &all);
         p->messages++;
         atomic_store(&p->unsent, false);

@@ -62,6 +62,13 @@ struct ibx_unseen {
 /* Which process this is: another number after fork(2). */
 unsigned ibx_process_number(void);
 
+/* Bytes at the beginning of the backlog, how many requests end in it, and how many bytes of one
+ * that has begun are left for the next message. */
+struct ibx_message {
+    size_t n, cut;
+    unsigned requests;
+};
+
 struct ibx_pipeline {
     struct ibx_pipeline *next; /* in the process; its lock */
     uint64_t id;
@@ -120,6 +127,8 @@ struct ibx_pipeline {
     unsigned messages;          /* sent since nothing was outstanding at the back end */
     uint64_t mute;              /* the number of the last registration */
     bool refused;               /* the last message was: for want of credit, or of a peer */
+    struct ibx_message kept;    /* what was refused, if it took looking for; n 0: nothing */
+    size_t kept_room;           /* ... and how much fits into a message */
     uint64_t looked_at;         /* ns: when the connection was polled last */
     _Atomic bool unsent;        /* there is a backlog, or the back end's replies have to be taken */
     _Atomic uint64_t answered;  /* requests, ever */
