@@ -285,6 +285,7 @@ int cudaMemRangeGetAttributes(void **data, size_t *sizes, const int *attributes,
                               const void *address, size_t n);
 /* GVirtuS's. */
 int cudaSetDeviceFlags(unsigned flags);
+int cudaEventCreateWithFlags(void **event, unsigned flags);
 int cudaMemcpyArrayToArray(void *to, size_t to_x, size_t to_y, const void *from, size_t from_x,
                            size_t from_y, size_t n, int kind);
 int cudaFuncSetAttribute(const void *function, int attribute, int value);

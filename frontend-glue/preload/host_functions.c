@@ -128,6 +128,16 @@ bool ibx_frontend_host_lost(uint64_t order, bool all, const void *stream)
     return lost;
 }
 
+bool ibx_frontend_host_gone(void)
+{
+    if (!ibx_frontend_host_functions())
+        return false;
+    pthread_mutex_lock(&lock);
+    const bool gone = server.functions && server.state == SERVER_REFUSED;
+    pthread_mutex_unlock(&lock);
+    return gone;
+}
+
 /* ---------------------------------------------------------------------------------- events */
 
 /* That was recorded behind functions. */

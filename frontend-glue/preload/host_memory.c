@@ -119,7 +119,7 @@ bool ibx_frontend_host_memory_used(const void *address, size_t n)
         const struct range *range = &ranges.items[at];
         if (range->begin > begin && range->begin - begin >= n)
             break;
-        used = range->in_use;
+        used = range->in_use || range->reach;
     }
     ibx_frontend_ranges_unlock();
     return used;

@@ -162,6 +162,8 @@ bool ibx_frontend_host_lost(uint64_t mark, bool all, const void *stream);
 /* The same for the wait for an event, which was recorded in the stream. */
 void ibx_frontend_host_event(void *event, void *stream);
 bool ibx_frontend_host_event_lost(const void *event);
+/* Whether any that are outstanding are never called, in whatever stream. */
+bool ibx_frontend_host_gone(void);
 
 /* ------------------------------------------------------------------------- captures.c */
 
@@ -350,7 +352,8 @@ enum host_memory { HOST_PAGEABLE, HOST_REGISTERED, HOST_ALLOCATED };
 enum host_memory ibx_frontend_host_memory(const void *address, size_t n);
 /* Whether it is page-locked: what was the thread's device then, and with which flags. */
 bool ibx_frontend_host_known(const void *address, int *device, unsigned *flags);
-/* Whether there was an asynchronous copy in memory that holds one of these bytes. */
+/* Whether there was an asynchronous copy in memory that holds one of these bytes, or kernels have
+ * reached that. */
 bool ibx_frontend_host_memory_used(const void *address, size_t n);
 
 #endif

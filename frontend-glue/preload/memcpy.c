@@ -1,38 +1,51 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "frontend-glue/preload/internal.h"
 
+#define NO_TIMING 2u /* cudaEventDisableTiming */
+
 /* Without a plugin GVirtuS gets the kind that the application has passed. */
 static int kind_of(const void *to, const void *from, int kind)
 {
     return ibx_frontend_plugin() ? ibx_frontend_copy_kind(to, from, kind) : kind;
 }
 
-static int wait_for(void *stream)
+/* GVirtuS's front end (G5) copies nothing then, and says that it has. */
+static bool is_no_kind(int kind)
 {
-    return stream ? cudaStreamSynchronize(stream) : cudaDeviceSynchronize();
+    return (unsigned)kind > CUDA_MEMCPY_DEFAULT && ibx_frontend_plugin();
 }
 
-/* On the host GVirtuS copies at once, since everything before has ended. Here copies of the stream
- * (NULL: of any, as for the legacy stream) may be under way in that memory: they are waited for. */
+/* All that the legacy stream comes after: an event there. Streams that it does not block may wait
+ * for what this thread does next. A wait for the device would end captures. */
+static int wait_for_legacy(void)
+{
+    void *event = NULL;
+    if (ibx_frontend_capturing())
+        return cudaStreamSynchronize(NULL);
+    if (CALL_NEXT(cudaEventCreateWithFlags, &event, NO_TIMING))
+        return cudaDeviceSynchronize();
+    int rc = cudaEventRecord(event, NULL);
+    if (!rc)
+        rc = cudaEventSynchronize(event);
+    cudaEventDestroy(event);
+    return rc || !ibx_frontend_host_gone() ? rc : ibx_frontend_fail(CUDA_UNKNOWN);
+}
+
+/* A copy on the host is made at once. Copies of the stream (NULL: of any, as for the legacy stream)
+ * may be under way in that memory, and kernels that reach it: they are waited for. */
 static int wait_on_host(const void *to, const void *from, size_t n, int kind, void *stream)
 {
     bool on_host = kind == CUDA_MEMCPY_ON_HOST || kind == CUDA_MEMCPY_DEFAULT;
     if (!ibx_frontend_plugin() || !on_host ||
         (!ibx_frontend_host_memory_used(to, n) && !ibx_frontend_host_memory_used(from, n)))
         return CUDA_SUCCESS;
-    return wait_for(stream);
-}
-
-/* All work, but a wait for that ends captures. */
-static int wait_for_all(void)
-{
-    return ibx_frontend_capturing() ? cudaStreamSynchronize(NULL) : cudaDeviceSynchronize();
+    return stream ? cudaStreamSynchronize(stream) : wait_for_legacy();
 }
 
 int ibx_frontend_before_host(const void *memory, size_t n)
 {
     const bool used = ibx_frontend_plugin() && ibx_frontend_host_memory_used(memory, n);
-    return used || ibx_frontend_host_functions() ? wait_for_all() : CUDA_SUCCESS;
+    return used || ibx_frontend_host_functions() ? wait_for_legacy() : CUDA_SUCCESS;
 }
 
 /* --------------------------------------------------------------------------- through the plugin */
@@ -113,7 +126,23 @@ static int wait_for_functions(const struct rows *r, void *stream)
     int rc;
     if ((uintptr_t)stream > 1)
         return cudaStreamSynchronize(stream);
-    return calls && is_ours(r) && !calls->copy(&back, &rc) ? rc : wait_for_all();
+    return calls && is_ours(r) && !calls->copy(&back, &rc) ? rc : wait_for_legacy();
+}
+
+/* Both sides are the host's. GVirtuS's front end (G5) would return what its request before that has
+ * returned, and copy the gaps between rows whose pitches are the same. */
+static int copy_on_host(const struct rows *r)
+{
+    if (!r->width || !r->height)
+        return CUDA_SUCCESS;
+    if (r->height > 1 && (r->width > r->to_pitch || r->width > r->from_pitch))
+        return ibx_frontend_fail(CUDA_INVALID_PITCH);
+    if (!r->to || !r->from)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    for (size_t i = 0; i < r->height; i++)
+        memmove((char *)r->to + i * r->to_pitch, (const char *)r->from + i * r->from_pitch,
+                r->width);
+    return CUDA_SUCCESS;
 }
 
 /* False: GVirtuS has to run it, over `n` bytes of the host if it is there. True: *rc is the answer.
@@ -127,7 +156,10 @@ static bool answered(const struct rows *r, size_t n, bool async, void *stream, i
     if (copied(r, async, stream, rc))
         return true;
     *rc = wait_on_host(r->to, r->from, n, r->kind, stream);
-    return *rc;
+    if (*rc || r->kind != CUDA_MEMCPY_ON_HOST || !ibx_frontend_plugin())
+        return *rc;
+    *rc = copy_on_host(r);
+    return true;
 }
 
 /* A copy to or from managed memory is made on the device, which CUDA does not wait for; of one that
@@ -143,6 +175,8 @@ int cudaMemcpy(void *to, const void *from, size_t n, int kind)
 {
     struct rows all = {to, from, n, n, n, 1, kind_of(to, from, kind)};
     int rc;
+    if (is_no_kind(kind))
+        return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
     if (all.kind != CUDA_MEMCPY_TO_DEVICE) /* what comes back may be such a library's */
         ibx_frontend_look_for_libraries();
     if (!answered(&all, n, false, NULL, &rc))
@@ -175,6 +209,8 @@ int cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, void *stream
 {
     struct rows all = {to, from, n, n, n, 1, kind_of(to, from, kind)};
     int rc;
+    if (is_no_kind(kind))
+        return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
     if (captured(&all, stream, &rc))
         return rc;
     if (answered(&all, n, true, stream, &rc))
@@ -198,7 +234,7 @@ int cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch,
                  size_t height, int kind)
 {
     struct rows rows = {to, from, to_pitch, from_pitch, width, height, kind_of(to, from, kind)};
-    return copy_rows(&rows);
+    return is_no_kind(kind) ? ibx_frontend_fail(CUDA_INVALID_DIRECTION) : copy_rows(&rows);
 }
 
 /* Rows with gaps within the device, in the order of the stream. False: they are not, or the back
@@ -218,6 +254,8 @@ int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_p
 {
     struct rows rows = {to, from, to_pitch, from_pitch, width, height, kind_of(to, from, kind)};
     int rc;
+    if (is_no_kind(kind))
+        return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
     if (captured(&rows, stream, &rc))
         return rc;
     if (is_ours(&rows) && is_one_piece(&rows))

@@ -342,6 +342,35 @@ static bool copied_on(char *device, void *stream, char *memory, std::size_t n)
     return device_has(device, expected.data(), n);
 }
 
+// Whatever GVirtuS's last request has returned; what lies between rows stays.
+static bool copies_rows_on_host(char *device, void *stream)
+{
+    constexpr std::size_t pitch = 64, width = 40, height = 10, n = pitch * height;
+    std::vector<char> from(n), to(n);
+    random_fill(from.data(), n, 1);
+    REQUIRE(cudaFree(device + 1) != 0 && cudaMemcpy(to.data(), from.data(), n, 0) == 0);
+    REQUIRE(to == from && cudaGetLastError() == 0);
+    for (bool async : {false, true}) {
+        to.assign(n, 'g');
+        REQUIRE(
+            (async
+                 ? cudaMemcpy2DAsync(to.data(), pitch, from.data(), pitch, width, height, 0, stream)
+                 : cudaMemcpy2D(to.data(), pitch, from.data(), pitch, width, height, 0)) == 0);
+        REQUIRE(cudaStreamSynchronize(stream) == 0);
+        for (std::size_t i = 0; i < n; i++)
+            REQUIRE(to[i] == (i % pitch < width ? from[i] : 'g'));
+    }
+    REQUIRE(cudaMemcpy2D(to.data(), width, from.data(), width - 1, width, 2, 0) == 12);
+    REQUIRE(cudaMemcpy2D(to.data(), 1, nullptr, 1, 0, 2, 0) == 0 && cudaGetLastError() == 12);
+    REQUIRE(cudaMemcpy(nullptr, from.data(), n, 0) == 1 && cudaGetLastError() == 1);
+    constexpr int no_kind = 7;
+    REQUIRE(cudaMemcpy(device, from.data(), n, no_kind) == 21 && cudaGetLastError() == 21);
+    REQUIRE(cudaMemcpyAsync(device, from.data(), n, -1, stream) == 21);
+    REQUIRE(cudaMemcpy2D(device, pitch, from.data(), pitch, width, 2, no_kind) == 21);
+    REQUIRE(cudaMemcpy2DAsync(device, pitch, from.data(), pitch, width, 2, no_kind, stream) == 21);
+    return cudaGetLastError() == 21 && cudaGetLastError() == 0;
+}
+
 bool on_host()
 {
     constexpr std::size_t n = 1u << 20;
@@ -349,6 +378,7 @@ bool on_host()
     void *stream, *memory;
     std::vector<char> ordinary(n);
     REQUIRE(device && cudaStreamCreate(&stream) == 0);
+    REQUIRE(copies_rows_on_host(device, stream));
     REQUIRE(cudaMallocHost(&memory, n) == 0 && host_register(ordinary.data(), n, 0) == 0);
     REQUIRE(copied_on(device, stream, static_cast<char *>(memory), n));
     REQUIRE(copied_on(device, stream, ordinary.data(), n));

@@ -486,7 +486,7 @@ bool host_functions()
     REQUIRE(runtime_is_there());
     auto *launch_host = preloaded<LaunchHost>("cudaLaunchHostFunc");
     auto *add_callback = preloaded<AddCallback>("cudaStreamAddCallback");
-    void *stream = nullptr, *other = nullptr, *pinned = nullptr, *slow = nullptr;
+    void *stream = nullptr, *other = nullptr, *pinned = nullptr, *slow = nullptr, *apart = nullptr;
     char *device = device_memory();
     REQUIRE(cudaStreamCreate(&stream) == 0 && cudaStreamCreate(&other) == 0);
     // The call does not wait, the stream does, and others do not.
@@ -536,6 +536,24 @@ bool host_functions()
         REQUIRE(back[0] == 'b' && back[4999] == 'b');
         std::fill(back.begin(), back.end(), 'x');
     }
+    for (char *memory : {static_cast<char *>(pinned), pageable.data()}) {
+        Step s = {memory, 'a', 'b', false};
+        std::memset(memory, 'a', 10000);
+        stub_remote()->slow(50000);
+        REQUIRE(cudaMemcpyAsync(device + 10000, slow, 10000, H2D, stream) == 0);
+        REQUIRE(launch_host(stream, step, &s) == 0);
+        REQUIRE(cudaMemcpy(back.data(), memory, 10000, 0) == 0);
+        stub_remote()->slow(0);
+        REQUIRE(s.right && back == std::vector<char>(10000, 'b'));
+    }
+    // The legacy stream does not wait for others; the test's alarm ends it otherwise.
+    REQUIRE(cudaStreamCreateWithFlags(&apart, 1) == 0);
+    flags[0] = flags[1] = 0;
+    REQUIRE(launch_host(apart, wait_for_flag, flags) == 0);
+    REQUIRE(cudaMemcpy(back.data(), there.data(), 10000, 0) == 0 && back == there);
+    REQUIRE(cudaMemcpy(back.data(), pinned, 10000, 0) == 0 && back[0] == 'b' && !flags[1]);
+    flags[0] = 1;
+    REQUIRE(cudaStreamSynchronize(apart) == 0 && flags[1] == 1);
     // Callbacks of two streams, each in its order.
     std::vector<int> order[2];
     std::vector<Called> calls(100);

@@ -85,6 +85,35 @@ bool other_launches(char *to, char *from)
     return cudaDeviceSynchronize() == 0 && preloaded<int(void *)>("cudaGraphDestroy")(graph) == 0;
 }
 
+// What a kernel writes there goes on in the order of the stream, however it is copied.
+bool goes_on(char *device, void *stream)
+{
+    const std::vector<char> bytes = some(bytes_each, 9);
+    REQUIRE(cudaMemcpy(device, bytes.data(), bytes_each, H2D) == 0);
+    for (std::size_t n : {std::size_t{100}, bytes_each})
+        for (unsigned way = 0; way < 4; way++) {
+            char *to = page_locked(bytes_each); // of which no copy was made yet
+            std::vector<char> further(bytes_each);
+            REQUIRE(to);
+            std::memset(to, 0, bytes_each);
+            stub_remote()->slow(20000);
+            REQUIRE(stub_launch(to, device, n, stream) == 0);
+            const int rc = way == 0   ? cudaMemcpyAsync(device + bytes_each, to, n, H2D, stream)
+                           : way == 1 ? cudaMemcpyAsync(further.data(), to, n, 0, stream)
+                           : way == 2 ? cudaMemcpy(further.data(), to, n, 0)
+                                      : cudaMemcpy2DAsync(device + bytes_each, n / 2, to, n / 2,
+                                                          n / 2, 2, H2D, stream);
+            REQUIRE(rc == 0 && cudaStreamSynchronize(stream) == 0);
+            stub_remote()->slow(0);
+            const bool good = way % 3 ? !std::memcmp(further.data(), bytes.data(), n)
+                                      : device_has(device + bytes_each, bytes.data(), n);
+            if (!good)
+                std::fprintf(stderr, "%zu bytes, way %u\n", n, way);
+            REQUIRE(good && cudaFreeHost(to) == 0);
+        }
+    return true;
+}
+
 // Without a call of CUDA's in between.
 bool is_seen_at_once(char *word, const char *one)
 {
@@ -154,6 +183,7 @@ bool kernels_and_page_locked()
         stub_remote()->slow(0);
         REQUIRE(rc == 0 && (!reached() || device_has(device + bytes_each, bytes.data(), n)));
     }
+    REQUIRE(!reached() || goes_on(device, stream));
     std::memset(from, 1, 1);
     REQUIRE(is_seen_at_once(word, from));
     REQUIRE(!reached() || is_refused(to));

@@ -132,12 +132,14 @@ EXPORTED int cudaMemcpy(void *to, const void *from, std::size_t n, int kind)
 {
     copies++;
     kind = kind_of(to, from, kind);
-    if (stock() || !kind)
-        return std::memmove(to, from, n), 0;
+    if (stock() || !kind) // as G5
+        return std::memmove(to, from, n), stock() ? 0 : mine()->exit_code;
     if (kind == H2D)
         return mine()->to_device(number(to), from, n);
     if (kind == D2H)
         return mine()->from_device(to, number(from), n);
+    if (kind != D2D) // likewise
+        return mine()->exit_code;
     return mine()->on_device(number(to), number(from), n);
 }
 
@@ -164,6 +166,8 @@ EXPORTED int cudaMemcpy2D(void *to, std::size_t to_pitch, const void *from, std:
 {
     copies++;
     kind = kind_of(to, from, kind);
+    if (!kind && to_pitch == from_pitch) // as G5
+        return std::memcpy(to, from, to_pitch * height), 0;
     for (std::size_t i = 0; i < height && (stock() || !kind); i++)
         std::memcpy(static_cast<char *>(to) + i * to_pitch,
                     static_cast<const char *>(from) + i * from_pitch, width);

@@ -55,7 +55,7 @@ int FrontEnd::call(const char *name, const Body &body)
     over->Sync();
     over->Sync();
     step();
-    int exit_code = -1;
+    exit_code = -1;
     over->Read(reinterpret_cast<char *>(&exit_code), sizeof(exit_code));
     step();
     if (timed)

@@ -111,6 +111,7 @@ class FrontEnd
     int call(const char *name, const Body &body);
     std::vector<char> out;
     double seconds = 0;
+    int exit_code = 0; // of the last one
 
     int to_device(std::uint64_t to, const void *from, std::size_t n)
     {
