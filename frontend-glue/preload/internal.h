@@ -314,6 +314,11 @@ void ibx_frontend_peers_selected(int device);
 /* It has managed memory from now on. */
 void ibx_frontend_peers_hold(int device);
 
+/* --------------------------------------------------------------------------- pools.c */
+
+/* The device was reset. */
+void ibx_frontend_pools_reset(int device);
+
 /* ------------------------------------------------------------------------- managed.c */
 
 bool ibx_frontend_is_managed(const void *address);

@@ -216,8 +216,10 @@ int cudaDeviceReset(void)
     ibx_frontend_variables_reset();
     ibx_frontend_graph_reset();
     ibx_frontend_reach_reset();
-    if (!rc)
+    if (!rc) {
         ibx_frontend_peers_reset(ibx_frontend_current_device());
+        ibx_frontend_pools_reset(ibx_frontend_current_device());
+    }
     if (!rc && ibx_frontend_one_device())
         ibx_frontend_managed_reset();
     for (struct opened *gone; !rc && ibx_frontend_one_device() && (gone = take_any());) {

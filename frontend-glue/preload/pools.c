@@ -25,6 +25,13 @@ static void *pool_set_for(int device)
     return device >= 0 && device < DEVICES ? atomic_load(&set_for[device]) : NULL;
 }
 
+/* Its pools have gone, and its default one is set again. */
+void ibx_frontend_pools_reset(int device)
+{
+    if (device >= 0 && device < DEVICES)
+        atomic_store(&set_for[device], NULL);
+}
+
 #define STREAM_PER_THREAD 2u /* up to this one a stream is one of the device that is selected */
 
 /* The back end is asked only where this process uses several devices. One that does not know leaves

@@ -97,10 +97,12 @@ static int find_variable(const void *symbol, size_t n, size_t offset, char **at)
     return CUDA_SUCCESS;
 }
 
-/* To the host unless it says otherwise: the variable is the device's. */
-static int kind_of(int kind)
+/* The variable is the device's. */
+static int kind_of(const void *to, int kind)
 {
-    return kind == CUDA_MEMCPY_DEFAULT ? CUDA_MEMCPY_FROM_DEVICE : kind;
+    if (kind != CUDA_MEMCPY_DEFAULT)
+        return kind;
+    return ibx_frontend_is_device(to) ? CUDA_MEMCPY_ON_DEVICE : CUDA_MEMCPY_FROM_DEVICE;
 }
 
 static bool is_from_device(int kind)
@@ -115,7 +117,7 @@ int cudaMemcpyFromSymbol(void *to, const void *symbol, size_t n, size_t offset, 
     if (!is_from_device(kind))
         return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
     int rc = find_variable(symbol, n, offset, &from);
-    return rc ? rc : cudaMemcpy(to, from, n, kind_of(kind));
+    return rc ? rc : cudaMemcpy(to, from, n, kind_of(to, kind));
 }
 
 int cudaMemcpyFromSymbolAsync(void *to, const void *symbol, size_t n, size_t offset, int kind,
@@ -125,10 +127,10 @@ int cudaMemcpyFromSymbolAsync(void *to, const void *symbol, size_t n, size_t off
     if (!is_from_device(kind))
         return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
     int rc = find_variable(symbol, n, offset, &from);
-    return rc ? rc : cudaMemcpyAsync(to, from, n, kind_of(kind), stream);
+    return rc ? rc : cudaMemcpyAsync(to, from, n, kind_of(to, kind), stream);
 }
 
-/* From the host unless it says otherwise: the variable is the device's. */
+/* Likewise. */
 static int kind_to(const void *from, int kind)
 {
     if (kind != CUDA_MEMCPY_DEFAULT)

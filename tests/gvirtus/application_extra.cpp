@@ -316,8 +316,13 @@ bool made_pools(void *stream, void *own)
     REQUIRE(destroy(pool) == 0 && fails(destroy(pool), 1) && fails(destroy(own), 1));
     REQUIRE(fails(get(pool, 7, &found), 1)); // the device has its own again
     REQUIRE(preloaded<Current>("cudaDeviceGetMemPool")(&current, 0) == 0 && current == own);
-    REQUIRE(allocate(&memory, 100, stream) == 0);
-    return give_back(memory, stream) == 0;
+    REQUIRE(allocate(&memory, 100, stream) == 0 && give_back(memory, stream) == 0);
+    // A reset takes the pool away, and the device has its own again.
+    wish.allocation = 1;
+    REQUIRE(create(&pool, &wish) == 0 && select(0, pool) == 0 && cudaDeviceReset() == 0);
+    REQUIRE(preloaded<Current>("cudaDeviceGetMemPool")(&current, 0) == 0 && current != pool);
+    REQUIRE(allocate(&memory, 100, nullptr) == 0);
+    return give_back(memory, nullptr) == 0;
 }
 
 } // namespace
