@@ -19,7 +19,11 @@
 #ifndef IBX_TRANSPORT_CORE_PROVIDER_H
 #define IBX_TRANSPORT_CORE_PROVIDER_H
 
+#include "common/clock.h"
 #include "transport/transport.h"
+
+#include <errno.h>
+#include <poll.h>
 
 enum ibx_role { IBX_ROLE_SERVER, IBX_ROLE_CLIENT };
 
@@ -100,6 +104,20 @@ void ibx_link_proof(const struct ibx_link *link, const char *label, uint8_t proo
 /* Waits in offer, join or finish until `fd` has `events` (poll(2)): 0. -ETIMEDOUT; -ECANCELED: the
  * peer gave this attempt up, or is gone. */
 int ibx_link_wait(struct ibx_link *link, int fd, short events, uint64_t deadline_ns);
+/* Waits a moment, until one of this process's descriptors may be free again: 0, also after the
+ * deadline; -ECANCELED. */
+static inline int ibx_link_pause(struct ibx_link *link, uint64_t deadline_ns)
+{
+    const uint64_t until = ibx_deadline_in_ms(10);
+    const int rc = ibx_link_wait(link, -1, POLLIN, until < deadline_ns ? until : deadline_ns);
+    return rc == -ETIMEDOUT ? 0 : rc;
+}
+/* Whether accept4(2) failed with this code for want of a descriptor or memory: then there is still
+ * somebody to be accepted. */
+static inline bool ibx_accept_shortage(int code)
+{
+    return code == EMFILE || code == ENFILE || code == ENOBUFS || code == ENOMEM;
+}
 /* From finish on: POLLIN on `fd` (level-triggered) wakes a sleeper on ibx_fd(). The provider calls
  * ibx_link_unwatch() before it closes the fd. */
 int ibx_link_watch(struct ibx_link *link, int fd);

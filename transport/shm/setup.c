@@ -184,13 +184,14 @@ static void unproven_drop(struct unproven *list, unsigned i)
     list->fds[i] = -1;
 }
 
-static void unproven_accept(struct shm *shm, struct unproven *list)
+/* -EMFILE and others: there is no descriptor for the next one now. */
+static int unproven_accept(struct shm *shm, struct unproven *list)
 {
     uint8_t packet[PACKET_BYTES];
     struct ibx_writer w = ibx_writer_of(packet, sizeof(packet));
     int fd = accept4(shm->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0)
-        return;
+        return ibx_accept_shortage(errno) ? -errno : 0;
     unsigned i = list->next++ % UNPROVEN;
     unproven_drop(list, i);
     list->fds[i] = fd;
@@ -198,6 +199,7 @@ static void unproven_accept(struct shm *shm, struct unproven *list)
     if (ibx_shm_hello_put(shm, fd, &w) || ibx_shm_packet_send(fd, packet, w.length, -1) ||
         epoll_ctl(list->epoll, EPOLL_CTL_ADD, fd, &event))
         unproven_drop(list, i);
+    return 0;
 }
 
 /* Whether the connection is our client; if not it is closed. */
@@ -225,16 +227,22 @@ static int await_client(struct shm *shm, struct unproven *list, uint64_t deadlin
     struct epoll_event event = {.events = EPOLLIN, .data.u32 = UNPROVEN};
     if (epoll_ctl(list->epoll, EPOLL_CTL_ADD, shm->listener, &event))
         return ibx_error_set(err, -errno, "cannot watch the shm socket: %s", strerror(errno));
+    int shortage = 0;
     for (;;) {
-        int rc = ibx_link_wait(shm->link, list->epoll, POLLIN, deadline);
+        int rc = shortage ? ibx_link_pause(shm->link, deadline)
+                          : ibx_link_wait(shm->link, list->epoll, POLLIN, deadline);
+        /* Strangers may come without end. */
+        if (!rc && ibx_now_ns() >= deadline)
+            rc = shortage ? shortage : -ETIMEDOUT;
         if (rc)
             return ibx_error_set(err, rc, "the client did not connect to the shm socket: %s",
                                  strerror(-rc));
+        shortage = 0;
         if (epoll_wait(list->epoll, &event, 1, 0) != 1)
             continue;
         unsigned i = event.data.u32;
         if (i == UNPROVEN) {
-            unproven_accept(shm, list);
+            shortage = unproven_accept(shm, list);
         } else if (list->fds[i] >= 0 && unproven_check(shm, list, i)) {
             shm->control = list->fds[i];
             list->fds[i] = -1;

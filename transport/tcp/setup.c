@@ -393,13 +393,13 @@ static unsigned unproven_place(struct unproven *s)
 }
 
 /* Each is heard before the next one comes, which may take its place; and after some of them it is
- * the others' turn. */
-static void unproven_accept(struct tcp *tcp, struct unproven *s, int epoll)
+ * the others' turn. -EMFILE and others: there is no descriptor for the next one now. */
+static int unproven_accept(struct tcp *tcp, struct unproven *s, int epoll)
 {
     for (unsigned n = 0; n < UNPROVEN_MAX; n++) {
         int fd = accept4(tcp->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd < 0)
-            return;
+            return ibx_accept_shortage(errno) ? -errno : 0;
         const unsigned i = unproven_place(s);
         struct epoll_event event = {.events = EPOLLIN};
         s->all[i].fd = fd;
@@ -409,6 +409,7 @@ static void unproven_accept(struct tcp *tcp, struct unproven *s, int epoll)
         else
             unproven_read(tcp, s, i);
     }
+    return 0;
 }
 
 static int lanes_await(struct tcp *tcp, struct unproven *s, int epoll, uint64_t deadline)
@@ -417,7 +418,7 @@ static int lanes_await(struct tcp *tcp, struct unproven *s, int epoll, uint64_t 
     if (epoll < 0 || epoll_ctl(epoll, EPOLL_CTL_ADD, tcp->listener, &event))
         return -errno;
     for (;;) {
-        unproven_accept(tcp, s, epoll);
+        const int shortage = unproven_accept(tcp, s, epoll);
         for (unsigned i = 0; i < UNPROVEN_MAX; i++) {
             if (s->all[i].fd >= 0)
                 unproven_read(tcp, s, i);
@@ -426,8 +427,9 @@ static int lanes_await(struct tcp *tcp, struct unproven *s, int epoll, uint64_t 
             return 0;
         /* The wait ends at once as long as there are more. */
         if (ibx_now_ns() >= deadline)
-            return -ETIMEDOUT;
-        int rc = ibx_link_wait(tcp->link, epoll, POLLIN, deadline);
+            return shortage ? shortage : -ETIMEDOUT;
+        int rc = shortage ? ibx_link_pause(tcp->link, deadline)
+                          : ibx_link_wait(tcp->link, epoll, POLLIN, deadline);
         if (rc)
             return rc;
     }

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -103,6 +104,33 @@ static void test_more_unproven_connections_than_room(void **state)
     finish_both(&one);
     for (int i = 0; i < 20; i++)
         close(fds[i]);
+}
+
+/* Neither is the wait for a client longer than agreed, nor busy, nor its end another one's fault.
+ */
+static void test_no_descriptors_for_the_client(void **state)
+{
+    (void)state;
+    uint8_t bytes[512];
+    struct rlimit usual;
+    struct timespec spent;
+    pair_offer(&both, bytes, sizeof(bytes));
+    int fd = connect_unproven(NULL);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &usual), 0);
+    const int next = dup(fd);
+    close(next);
+    const struct rlimit one_more = {(rlim_t)next + 1, usual.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &one_more), 0);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &spent);
+    const uint64_t before = (uint64_t)spent.tv_sec * 1000 + (uint64_t)spent.tv_nsec / 1000000;
+    struct ibx_reader none = no_answer;
+    int rc = ibx_provider_shm.finish(server->shm, &none, ibx_deadline_in_ms(300), &server->err);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &spent);
+    const uint64_t after = (uint64_t)spent.tv_sec * 1000 + (uint64_t)spent.tv_nsec / 1000000;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &usual), 0);
+    assert_int_equal(rc, -EMFILE);
+    assert_true(after - before < 150);
+    close(fd);
 }
 
 static void test_wrong_key(void **state)
@@ -341,6 +369,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(test_unproven_connections_before_the_client),
         TEST(test_more_unproven_connections_than_room),
+        TEST(test_no_descriptors_for_the_client),
         TEST(test_wrong_key),
         TEST(test_segments_that_are_refused),
         TEST(test_another_network_namespace),

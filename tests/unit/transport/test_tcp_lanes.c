@@ -13,6 +13,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -434,6 +435,32 @@ static void test_missing_lanes_are_an_error(void **state)
     close(door[1]);
 }
 
+/* Lanes that came, and for which this process has no descriptors. */
+static void test_no_descriptors_for_lanes(void **state)
+{
+    (void)state;
+    int door[2], lane;
+    struct rlimit usual;
+    struct raw_client raw;
+    struct ibx_error err = {0};
+    sockets_tcp(door);
+    end_init(&server, IBX_ROLE_SERVER, door[0], 1, 4);
+    raw_begin(&raw, &server);
+    lane = raw_lane(&raw.address, 1);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &usual), 0);
+    const int next = dup(lane);
+    close(next);
+    const struct rlimit one_more = {(rlim_t)next + 1, usual.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &one_more), 0);
+    int rc = raw_finish(&raw, &server, 1, ibx_deadline_in_ms(100), &err);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &usual), 0);
+    assert_int_equal(rc, -EMFILE);
+    assert_non_null(strstr(err.message, "0 of the client's 1"));
+    end_close(&server);
+    close(lane);
+    close(door[1]);
+}
+
 static void test_senseless_setups_are_refused(void **state)
 {
     (void)state;
@@ -481,6 +508,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_unproven_sockets_are_no_lanes),
         cmocka_unit_test(test_a_lane_comes_once),
         cmocka_unit_test(test_missing_lanes_are_an_error),
+        cmocka_unit_test(test_no_descriptors_for_lanes),
         cmocka_unit_test(test_senseless_setups_are_refused),
     };
     if (argc > 1)
