@@ -187,14 +187,30 @@ void ibx_captures_legacy_end(void)
 
 /* ---------------------------------------------------------------------------- captures */
 
+/* That a request of GVirtuS's names; 0: none. */
+static uint64_t stream_of(const struct copies *x)
+{
+    struct ibx_reader r = ibx_reader_of(x->requests.first, 8);
+    return x->requests.length < 8 ? 0 : ibx_get_u64(&r);
+}
+
+/* Takes a place with the one value for the other. */
+static void exchange(struct copies *x, uint64_t before, uint64_t after)
+{
+    unsigned i = 0;
+    while (i < IBX_CAPTURED && x->captured[i] != before)
+        i++;
+    if (i < IBX_CAPTURED)
+        x->captured[i] = after;
+}
+
 /* Whether the stream that a request of GVirtuS's names waits for the legacy one. */
 static bool is_blocking(struct copies *x)
 {
     int (*get)(void *stream, unsigned *flags) = NULL;
-    struct ibx_reader r = ibx_reader_of(x->requests.first, 8);
-    void *stream = (void *)(uintptr_t)ibx_get_u64(&r);
+    void *stream = (void *)(uintptr_t)stream_of(x);
     unsigned flags = 0;
-    if (x->requests.length < 8 || !stream || !ibx_copies_have_cuda(x))
+    if (!stream || !ibx_copies_have_cuda(x))
         return false;
     *(void **)&get = ibx_cuda_symbol("cuStreamGetFlags");
     return get && !get(stream, &flags) && !(flags & STREAM_NON_BLOCKING);
@@ -217,6 +233,7 @@ static void begin(struct copies *x)
     whole++;
     x->blocking_captures += blocks;
     blocking += blocks;
+    exchange(x, 0, stream_of(x));
     leave(&place);
     while (blocks && atomic_load(&blocking) && atomic_load(&copies.count) &&
            sleep_until(deadline)) {
@@ -306,14 +323,39 @@ void ibx_captures_ran(struct copies *x)
 void ibx_captures_answered(struct copies *x, int exit_code)
 {
     if (x->captures && ((x->captures_run == CAPTURES_BEGUN && exit_code) ||
-                        (x->captures_run == CAPTURES_ENDED && has_ended(exit_code))))
+                        (x->captures_run == CAPTURES_ENDED && has_ended(exit_code)))) {
+        exchange(x, stream_of(x), 0);
         end(x, 1);
+    }
     x->captures_run = CAPTURES_UNUSED;
+}
+
+/* Of a client that has gone nobody else would: as long as a stream is captured, waits for the
+ * device fail, and so does work in the legacy stream. By the thread that has begun them, as CUDA
+ * wants. */
+static void end_in_cuda(struct copies *x)
+{
+    int (*end_capture)(uint64_t stream, uint64_t * graph) = NULL;
+    int (*destroy)(uint64_t graph) = NULL;
+    uint64_t graph;
+    *(void **)&end_capture = ibx_copies_runtime("cudaStreamEndCapture");
+    *(void **)&destroy = ibx_copies_runtime("cudaGraphDestroy");
+    for (unsigned i = 0; i < IBX_CAPTURED; i++) {
+        const uint64_t stream = x->captured[i];
+        x->captured[i] = graph = 0;
+        if (end_capture && stream && ibx_handles_know(x, IBX_HANDLE_STREAM, stream))
+            end_capture(stream, &graph);
+        if (graph && destroy)
+            destroy(graph);
+    }
+    ibx_handles_let_go(x);
 }
 
 void ibx_captures_end(struct copies *x)
 {
     ibx_captures_ran(x);
+    if (x->captures)
+        end_in_cuda(x);
     end(x, x->captures);
     x->captures_run = CAPTURES_UNUSED;
 }

@@ -179,6 +179,7 @@ struct late_copy {
 
 /* The context of a session's hooks. */
 #define IBX_NAMED_STREAMS 32u
+#define IBX_CAPTURED      8u
 
 struct copies {
     struct ibx_session *s;
@@ -215,6 +216,7 @@ struct copies {
 
     struct launch_function functions[LAUNCH_FUNCTIONS];
     unsigned captures;                        /* begun by this client, and not ended */
+    uint64_t captured[IBX_CAPTURED];          /* their streams; 0: a free place */
     unsigned whole_captures;                  /* of them: captures.c */
     unsigned blocking_captures;               /* of these, likewise */
     unsigned captures_ended;                  /* what it counts, as noted here last */

@@ -151,7 +151,7 @@ bool captures_beside_legacy()
     return !failed && !lost;
 }
 
-// What a client captured that is gone is waited for no more.
+// What a client captured that is gone is waited for no more, and in nobody's way.
 bool captures_left()
 {
     Gpu gpu;
@@ -172,7 +172,15 @@ bool captures_left()
     bool gone = false;
     for (unsigned i = 0; i < 5000 && !(gone = apart()); i++)
         usleep(1000);
-    return gone;
+    REQUIRE(gone && gpu.remote.device_synchronize() == 0);
+    // As is what it had ended itself, and captures of others since.
+    REQUIRE(!gpu.remote.call("cudaStreamBeginCapture", Body().u64(stream).i32(0)));
+    {
+        Client leaving(gpu);
+        REQUIRE(leaving.remote.call("cudaStreamBeginCapture", Body().u64(0).i32(0)) == 1);
+    }
+    return !gpu.remote.call("cudaStreamEndCapture", Body().u64(stream)) &&
+           gpu.remote.device_synchronize() == 0;
 }
 
 } // namespace
