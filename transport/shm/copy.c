@@ -187,6 +187,14 @@ void ibx_shm_direct_probe(struct shm *shm)
         no_direct(shm, "process_vm_readv does not reach the peer");
 }
 
+/* The peer may have changed its user, or become undumpable. */
+bool ibx_shm_direct_permitted(struct shm *shm)
+{
+    if (direct_copy(shm, true, NULL, 0, 0) == -EPERM)
+        no_direct(shm, "process_vm_readv is no longer permitted");
+    return shm->direct;
+}
+
 /* Through the mapping, unless that would make pages in the peer's memory: then 1 is returned for a
  * WRITE. */
 static int mapped_copy(const struct shm_view *view, bool read, uint8_t *local, size_t length)

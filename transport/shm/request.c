@@ -122,7 +122,8 @@ bool ibx_shm_request_open(struct shm *shm)
 int ibx_shm_request_withdraw(struct shm *shm)
 {
     struct shm_piece *piece = open_piece(shm);
-    if (!piece || !settle(&shm->mine, (unsigned)(piece - shm->pieces), SHM_REQUEST_WITHDRAWN))
+    if (!piece || !ibx_shm_direct_permitted(shm) ||
+        !settle(&shm->mine, (unsigned)(piece - shm->pieces), SHM_REQUEST_WITHDRAWN))
         return 0;
     struct ibx_chunk *chunk = piece->chunk;
     piece->chunk = NULL;

@@ -422,6 +422,8 @@ void ibx_shm_key_revoke(struct shm *shm, uint32_t index);
 void ibx_shm_copy_init(struct shm *shm);
 /* Finds out whether the kernel copies between the two processes. */
 void ibx_shm_direct_probe(struct shm *shm);
+/* Whether it still does; if not, `direct` is no more. */
+bool ibx_shm_direct_permitted(struct shm *shm);
 int ibx_shm_rdma(void *endpoint, struct ibx_chunk *chunk);
 /* Copies some of what is due, urgent work first; returns how much it did. */
 int ibx_shm_copy_progress(struct shm *shm);

@@ -24,6 +24,7 @@ static uint8_t owned[LENGTH], local[LENGTH];
 static struct ibx_mr *mr;
 static bool stop_here; /* at the next call that moves more than the nonce ... */
 static bool crowded;   /* ... when the process has as many mappings as it may have */
+static bool forbidden; /* such calls, from now on */
 
 ssize_t __real_process_vm_readv(pid_t pid, const struct iovec *to, unsigned long to_count,
                                 const struct iovec *from, unsigned long from_count,
@@ -72,6 +73,10 @@ ssize_t __wrap_process_vm_readv(pid_t pid, const struct iovec *to, unsigned long
 {
     if (to_count > 1)
         maybe_stopped();
+    if (forbidden) {
+        errno = EPERM;
+        return -1;
+    }
     return __real_process_vm_readv(pid, to, to_count, from, from_count, flags);
 }
 
@@ -160,6 +165,39 @@ static void test_forbidden_by_one(void **state)
     }
 }
 
+/* The peer becomes another user, or undumpable, when it has been requested to copy: it still does.
+ */
+static void test_forbidden_later(void **state)
+{
+    (void)state;
+    struct ibx_chunk chunk;
+    pair_open(&pair);
+    ends_connect(&pair.server, &pair.client);
+    if (!pair.server.shm->direct) {
+        pair_close(&pair);
+        skip();
+    }
+    mr = end_register(&pair.client, owned, LENGTH, READ_WRITE);
+    memset(owned, 0xaa, sizeof(owned));
+    memset(local, 0x55, sizeof(local));
+    assert_int_equal(end_send(&pair.client, "here", 4, 0), 0);
+    await_notes(&pair.server, NULL, 1); /* it is at work */
+    post(&pair.server, &chunk, IBX_RDMA_READ, 1, local, mr, 0, LENGTH);
+    end_turn(&pair.server);
+    assert_true(ibx_shm_request_open(pair.server.shm));
+    forbidden = true;
+    while (pair.server.shm->direct && pair.server.count == 1)
+        end_turn(&pair.server); /* until it takes the peer for absent */
+    forbidden = false;
+    await_notes(&pair.server, &pair.client, 2);
+    assert_int_equal(pair.server.notes[1].kind, NOTE_CHUNK);
+    assert_int_equal(pair.server.notes[1].status, 0);
+    assert_memory_equal(owned, local, LENGTH);
+    assert_false(pair.server.shm->direct);
+    end_deregister(&pair.client, mr);
+    pair_close(&pair);
+}
+
 /* ------------------------------------------------- without the thread that had its id */
 
 #define NO_DIRECT 77 /* exit status */
@@ -240,7 +278,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_stopped_before_a_write), cmocka_unit_test(test_stopped_before_a_read),
         cmocka_unit_test(test_stopped_in_a_crowd),     cmocka_unit_test(test_forbidden_by_one),
-        cmocka_unit_test(test_first_thread_ends),
+        cmocka_unit_test(test_forbidden_later),        cmocka_unit_test(test_first_thread_ends),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
