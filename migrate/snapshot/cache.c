@@ -39,23 +39,6 @@ void ibx_snapshot_cache_init(struct snapshot_cache *cache)
 
 /* ------------------------------------------------------------ where pages come from */
 
-/* The first that answers. With several, none of them is waited for long. */
-static int connect_one(struct snapshot_cache *cache, struct ibx_error *err)
-{
-    struct ibx_options options = *cache->options;
-    int rc = -EINVAL;
-    if (cache->uri_count > 1 && options.timeout_ms > TRY_MS)
-        options.timeout_ms = TRY_MS;
-    for (unsigned i = 0; rc && i < cache->uri_count; i++) {
-        const char *uri = cache->uris[(cache->first + i) % cache->uri_count];
-        rc = ibx_snapshot_reader_open(uri, &options, cache->links, &cache->reader, err);
-        if (!rc)
-            snprintf(cache->source, sizeof(cache->source), "%s", uri);
-    }
-    cache->first = 0;
-    return rc;
-}
-
 static int same_snapshot(const struct snapshot_cache *cache, struct ibx_error *err)
 {
     const struct ibx_snapshot_manifest *theirs = ibx_snapshot_reader_manifest(cache->reader);
@@ -64,6 +47,30 @@ static int same_snapshot(const struct snapshot_cache *cache, struct ibx_error *e
                : ibx_error_set(err, -ESTALE,
                                "%s serves another snapshot than the one in %s: give another folder",
                                cache->source, cache->folder->path);
+}
+
+/* The first that answers, and with `known` serves the folder's snapshot: another one may be served
+ * now where it was. With several, none of them is waited for long. */
+static int connect_one(struct snapshot_cache *cache, bool known, struct ibx_error *err)
+{
+    struct ibx_options options = *cache->options;
+    struct ibx_error other = {0};
+    int rc = -EINVAL;
+    if (cache->uri_count > 1 && options.timeout_ms > TRY_MS)
+        options.timeout_ms = TRY_MS;
+    for (unsigned i = 0; rc && i < cache->uri_count; i++) {
+        const char *uri = cache->uris[(cache->first + i) % cache->uri_count];
+        rc = ibx_snapshot_reader_open(uri, &options, cache->links, &cache->reader, err);
+        if (rc)
+            continue;
+        snprintf(cache->source, sizeof(cache->source), "%s", uri);
+        rc = known ? same_snapshot(cache, &other) : 0;
+        if (rc)
+            ibx_snapshot_reader_close(cache->reader);
+        cache->reader = rc ? NULL : cache->reader;
+    }
+    cache->first = 0;
+    return rc && other.code ? ibx_error_set(err, other.code, "%s", other.message) : rc;
 }
 
 /* ------------------------------------------------------------ the folder */
@@ -146,9 +153,9 @@ static int make_folder(struct snapshot_cache *cache, const char *path, struct ib
 int ibx_snapshot_cache_begin(struct snapshot_cache *cache, const char *path, struct ibx_error *err)
 {
     const bool known = cache->folder->count;
-    int rc = connect_one(cache, err);
-    if (!rc)
-        rc = known ? same_snapshot(cache, err) : make_folder(cache, path, err);
+    int rc = connect_one(cache, known, err);
+    if (!rc && !known)
+        rc = make_folder(cache, path, err);
     if (!rc && known)
         rc = ibx_snapshot_folder_lock(cache->folder, err);
     return rc || !known ? rc : make_checker(cache, err);
@@ -463,28 +470,31 @@ static int lost(struct snapshot_cache *cache, void (*notify)(void *context, cons
 }
 
 static int try_again(struct snapshot_cache *cache, void (*notify)(void *context, const char *line),
-                     void *context, struct ibx_error *err)
+                     void *context)
 {
     struct ibx_fault_reader as[IBX_MIGRATE_LINKS_MAX];
+    struct ibx_error why = {0};
     char line[400];
     if (ibx_now_ns() < cache->again_ns)
         return 0;
-    int rc = connect_one(cache, err);
+    int rc = connect_one(cache, true, &why);
     if (!rc)
-        rc = same_snapshot(cache, err);
-    if (!rc)
-        rc = ibx_snapshot_reader_serve(cache->reader, cache->hashes, cache->buffer_bytes, as, err);
+        rc = ibx_snapshot_reader_serve(cache->reader, cache->hashes, cache->buffer_bytes, as, &why);
     if (!rc) /* one without hashes may have fewer pages: the others are zero */
         rc = ibx_page_map_runs(ibx_snapshot_reader_map(cache->reader), mark_zero, cache);
     if (!rc)
-        rc = ibx_fault_resume(cache->engine, as, err);
+        rc = ibx_fault_resume(cache->engine, as, &why);
     if (rc) {
+        if (rc == -ESTALE && !cache->told_other)
+            notify(context, why.message);
+        cache->told_other |= rc == -ESTALE;
         ibx_snapshot_reader_close(cache->reader);
         cache->reader = NULL;
         cache->again_ns = ibx_deadline_in_ms(cache->pause_ms);
         cache->pause_ms = cache->pause_ms * 2 < PAUSE_MAX_MS ? cache->pause_ms * 2 : PAUSE_MAX_MS;
         return 0;
     }
+    cache->told_other = false;
     join(cache);
     cache->reconnects++;
     cache->filling_ns = ibx_now_ns();
@@ -498,7 +508,7 @@ int ibx_snapshot_cache_step(struct snapshot_cache *cache,
                             struct ibx_error *err)
 {
     if (cache->state.now == CACHE_LOST)
-        return try_again(cache, notify, context, err);
+        return try_again(cache, notify, context);
     if (cache->state.now == CACHE_CHECKING)
         return whole(cache, err);
     if (cache->state.now != CACHE_FILLING)

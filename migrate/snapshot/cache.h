@@ -60,6 +60,7 @@ struct snapshot_cache {
     uint64_t again_ns;   /* LOST: the next try */
     uint64_t filling_ns; /* the last one that brought a server; 0: it was the first */
     unsigned pause_ms, reconnects;
+    bool told_other;  /* LOST: that another snapshot is served where this one was */
     char source[300]; /* the URI that is read */
     const struct ibx_snapshot_multicast_options
         *multicast;                          /* whether it joins its server's group */

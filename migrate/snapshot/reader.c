@@ -14,6 +14,9 @@
 #include <string.h>
 
 #define FETCH_BYTES (256u << 10) /* a READ of ibx_snapshot_reader_fetch() */
+/* How often timeout_ms such a READ may take: a cache in between may have to fetch the bytes itself,
+ * and waits without an end while its own server is lost. */
+#define FETCH_TIMES 10u
 
 struct ibx_snapshot_reader {
     struct ibx_snapshot_manifest manifest;
@@ -30,6 +33,7 @@ struct ibx_snapshot_reader {
         struct ibx_snapshot_table_reader *hashes; /* NULL: without */
     } link[IBX_MIGRATE_LINKS_MAX];
     struct ibx_mr *buffer; /* of the first link, for fetch() */
+    unsigned fetch_ms;     /* for one READ of it */
 };
 
 /* ------------------------------------------------------------ the beginning of a connection */
@@ -299,7 +303,7 @@ const char *ibx_snapshot_reader_reason(const struct ibx_snapshot_reader *reader)
 
 /* ------------------------------------------------------------ READs without an engine */
 
-static int await_read(struct ibx_conn *conn, struct ibx_error *err)
+static int await_read(struct ibx_conn *conn, uint64_t deadline, struct ibx_error *err)
 {
     for (;;) {
         struct ibx_event event;
@@ -317,6 +321,9 @@ static int await_read(struct ibx_conn *conn, struct ibx_error *err)
                                  "the snapshot's server sent a message where pages "
                                  "are expected");
         }
+        if (!n && ibx_now_ns() >= deadline)
+            return ibx_error_set(err, -ETIMEDOUT,
+                                 "the snapshot's server is lost: " SNAPSHOT_SILENT);
         if (!n)
             ibx_wait(conn, 100);
     }
@@ -326,8 +333,10 @@ static int await_read(struct ibx_conn *conn, struct ibx_error *err)
 static int fetch_part(struct ibx_snapshot_reader *reader, uint64_t at, uint8_t *to, size_t length,
                       struct ibx_error *err)
 {
+    const uint64_t deadline = ibx_deadline_in_ms(reader->fetch_ms);
     if (reader->link[0].asker)
-        return ibx_snapshot_asker_fetch(reader->link[0].asker, at, to, (uint32_t)length, err);
+        return ibx_snapshot_asker_fetch(reader->link[0].asker, at, to, (uint32_t)length, deadline,
+                                        err);
     struct ibx_conn *conn = conn_of(&reader->link[0]);
     struct ibx_remote remote;
     int rc = reader->buffer
@@ -343,7 +352,7 @@ static int fetch_part(struct ibx_snapshot_reader *reader, uint64_t at, uint8_t *
     if (rc)
         return ibx_error_set(err, rc, "a READ of %zu bytes cannot be posted: %s", length,
                              strerror(-rc));
-    rc = await_read(conn, err);
+    rc = await_read(conn, deadline, err);
     if (!rc)
         memcpy(to, buffer, length);
     return rc;
@@ -428,6 +437,7 @@ int ibx_snapshot_reader_open(const char *uri, const struct ibx_options *options,
     struct ibx_snapshot_reader *reader = calloc(1, sizeof(*reader));
     if (!reader)
         return ibx_error_set(err, -ENOMEM, "no memory for a reader");
+    reader->fetch_ms = FETCH_TIMES * options->timeout_ms;
     own.message = IBX_MIGRATE_MESSAGE;
     snprintf(own.purpose, sizeof(own.purpose), IBX_SNAPSHOT_PURPOSE);
     int rc = 0;

@@ -486,13 +486,16 @@ int ibx_snapshot_serve(const struct ibx_serve_options *options, struct ibx_error
 
 /* Pages by messages, for reader.c. The connection becomes the asker's. */
 struct ibx_snapshot_asker;
+#define SNAPSHOT_SILENT                                                                            \
+    "it sends no pages; if it is a cache that has lost its own server, name that one or another"
 struct ibx_snapshot_asker *ibx_snapshot_asker_create(struct ibx_conn *conn);
 struct ibx_conn *ibx_snapshot_asker_conn(const struct ibx_snapshot_asker *asker);
 const char *ibx_snapshot_asker_reason(const struct ibx_snapshot_asker *asker);
 void ibx_snapshot_asker_serve(struct ibx_snapshot_asker *asker, struct ibx_fault_reader *as);
-/* Bytes of one block, IBX_SNAPSHOT_ASK_MAX at most; while no engine has it. */
+/* Bytes of one block, IBX_SNAPSHOT_ASK_MAX at most; while no engine has it. After -ETIMEDOUT it is
+ * of no more use. */
 int ibx_snapshot_asker_fetch(struct ibx_snapshot_asker *asker, uint64_t offset, void *to,
-                             uint32_t length, struct ibx_error *err);
+                             uint32_t length, uint64_t deadline_ns, struct ibx_error *err);
 /* Accepts NULL. */
 void ibx_snapshot_asker_destroy(struct ibx_snapshot_asker *asker);
 
