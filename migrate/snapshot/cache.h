@@ -9,6 +9,7 @@
  *   cache.c     the mapping, its engine, the connections to where the pages come from
  *   children.c  the faults of QEMUs on this host that have the files mapped privately
  *   child.c     how such a QEMU is handed over to that
+ *   holes.c     the parts of its memory that are zero in a whole snapshot
  *   network.c   its network cards, whose MACs are not the parent's
  *   multicast_cache.c  pages that come by multicast
  *
@@ -215,15 +216,40 @@ void ibx_snapshot_children_stats(struct snapshot_children *children,
 /* After _whole(), or before the first child. Accepts NULL. */
 void ibx_snapshot_children_close(struct snapshot_children *children);
 
+/* ------------------------------------------------------------ holes.c */
+
+#define SNAPSHOT_HOLES 32u
+
+struct ibx_blockers;
+struct snapshot_holes {
+    unsigned count;
+    struct snapshot_hole {
+        unsigned block;
+        uint64_t offset, length; /* bytes in the block, whole pages */
+    } at[SNAPSHOT_HOLES];
+};
+
+/* The longest parts of guest RAM, of a MiB or more, that are zero. The folder is whole. */
+void ibx_snapshot_holes_find(const struct ibx_snapshot_folder *folder,
+                             struct snapshot_holes *holes);
+/* Whether the folder's tmpfs has room for all other pages of zeros. */
+void ibx_snapshot_holes_room(const struct ibx_snapshot_folder *folder,
+                             const struct snapshot_holes *holes, struct ibx_blockers *blockers);
+/* The same parts by a map, for a child of a cache that is not whole; NULL: no memory. And back:
+ * none, if they are not of this folder. */
+json_t *ibx_snapshot_holes_json(const struct ibx_page_map *map, unsigned blocks);
+void ibx_snapshot_holes_read(const json_t *json, const struct ibx_snapshot_folder *folder,
+                             struct snapshot_holes *holes);
+
 /* ------------------------------------------------------------ child.c */
 
 /* Whether somebody listens, before a child is touched. -ECONNREFUSED, -ENOENT:
  * nobody serves this folder. */
 int ibx_snapshot_child_expected(const struct ibx_snapshot_folder *folder, struct ibx_error *err);
-/* *whole is set when this child needs nobody. */
+/* *whole is set when this child needs nobody; *holes to what is zero in the snapshot. */
 int ibx_snapshot_child_hand_over(const struct ibx_snapshot_folder *folder,
                                  const struct snapshot_child *child, bool *whole,
-                                 struct ibx_error *err);
+                                 struct snapshot_holes *holes, struct ibx_error *err);
 
 /* For both ends. */
 #define SNAPSHOT_CHILD_TEXT 8192 /* bytes of what is said, at most */
@@ -242,7 +268,6 @@ void ibx_snapshot_child_limit(int fd);
 #define SNAPSHOT_CARD_NAME 64u
 #define SNAPSHOT_CARD_MAC  24u
 
-struct ibx_blockers;
 /* Network cards of a child with a MAC that its parent has not. */
 struct snapshot_network {
     unsigned count;

@@ -68,7 +68,8 @@ void ibx_snapshot_child_limit(int fd)
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
 }
 
-static int read_reply(const char *text, size_t length, bool *whole, struct ibx_error *err)
+static int read_reply(const char *text, size_t length, const struct ibx_snapshot_folder *folder,
+                      bool *whole, struct snapshot_holes *holes, struct ibx_error *err)
 {
     json_t *json = json_loadb(text, length, 0, NULL);
     const char *error = json_string_value(json_object_get(json, "error"));
@@ -80,6 +81,8 @@ static int read_reply(const char *text, size_t length, bool *whole, struct ibx_e
         rc = ibx_error_set(err, -EPROTO, "the cache's answer is not understood");
     else
         *whole = json_is_true(is);
+    if (!rc)
+        ibx_snapshot_holes_read(json_object_get(json, "zeros"), folder, holes);
     json_decref(json);
     return rc;
 }
@@ -107,7 +110,7 @@ int ibx_snapshot_child_expected(const struct ibx_snapshot_folder *folder, struct
 
 int ibx_snapshot_child_hand_over(const struct ibx_snapshot_folder *folder,
                                  const struct snapshot_child *child, bool *whole,
-                                 struct ibx_error *err)
+                                 struct snapshot_holes *holes, struct ibx_error *err)
 {
     char reply[SNAPSHOT_CHILD_TEXT];
     const int fd = connect_to(folder, err);
@@ -124,7 +127,7 @@ int ibx_snapshot_child_hand_over(const struct ibx_snapshot_folder *folder,
     if (!rc && n <= 0)
         rc = ibx_error_set(err, -ECONNRESET, "the cache does not answer");
     if (!rc)
-        rc = read_reply(reply, (size_t)n, whole, err);
+        rc = read_reply(reply, (size_t)n, folder, whole, holes, err);
     free(text);
     json_decref(json);
     close(fd);

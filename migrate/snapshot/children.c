@@ -35,10 +35,11 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define RECORD   "child."
-#define ZERO_RUN 16 /* pages: zero pages that are put at a time */
-#define MESSAGES 16
-#define SIGNAL   SIGUSR1 /* ends a thread's wait */
+#define RECORD    "child."
+#define ZERO_RUN  16           /* pages: zero pages that are put at a time */
+#define ZERO_PART (4ull << 20) /* bytes of them that are put between two looks for faults */
+#define MESSAGES  16
+#define SIGNAL    SIGUSR1 /* ends a thread's wait */
 
 struct member {
     struct member *next;
@@ -200,9 +201,52 @@ static int answer_all(struct member *m)
     return rc;
 }
 
-/* Every page is in the files: this child is on its own from here on. */
-static void let_go(const struct member *m)
+/* A run of pages that are zero by the map becomes the kernel's zero page in the child, but for
+ * those that it has: what it looked at later would else take room in the files, and perhaps find
+ * none (holes.c). It faults meanwhile. */
+static int put_zeros(struct member *m, unsigned block, uint64_t offset, uint64_t end)
 {
+    int rc = 0;
+    while (!rc && offset < end) {
+        const uint64_t length = end - offset < ZERO_PART ? end - offset : ZERO_PART;
+        struct uffdio_zeropage zero = {.range = {m->child.addresses[block] + offset, length}};
+        const int code = ioctl(m->uffd, UFFDIO_ZEROPAGE, &zero) ? errno : 0;
+        if (zero.zeropage > 0)
+            offset += (uint64_t)zero.zeropage;
+        else if (code == EEXIST)
+            offset += IBX_SNAPSHOT_PAGE;
+        else if (code == ENOENT) /* memory of its own there, from the beginning */
+            offset += length;
+        else if (code && code != EAGAIN)
+            return -code;
+        rc = answer_all(m);
+    }
+    return rc;
+}
+
+static int put_all_zeros(struct member *m)
+{
+    const struct ibx_page_map *map = m->children->config.map;
+    int rc = 0;
+    for (unsigned i = 0; !rc && i < m->child.count; i++) {
+        const uint64_t first = map->blocks[i].first, end = first + map->blocks[i].pages;
+        for (uint64_t from = first, to; !rc && from < end; from = to) {
+            from = ibx_guest_bits_next(map->bits, from, end, false);
+            to = ibx_guest_bits_next(map->bits, from, end, true);
+            rc = put_zeros(m, i, (from - first) * IBX_SNAPSHOT_PAGE,
+                           (to - first) * IBX_SNAPSHOT_PAGE);
+        }
+    }
+    return rc;
+}
+
+/* Every page is in the files, or zero: this child is on its own from here on. */
+static void let_go(struct member *m)
+{
+    const int rc = put_all_zeros(m);
+    if (rc && rc != -ESRCH)
+        ibx_log(IBX_LOG_WARN, "QEMU (process %d) has not all its pages of zeros: %s",
+                (int)m->child.pid, strerror(-rc));
     for (unsigned i = 0; i < m->child.count; i++) {
         const struct ibx_fault_range range = {.start = m->child.addresses[i],
                                               .length = m->children->config.folder->sizes[i]};
@@ -384,8 +428,10 @@ static void take_one(struct snapshot_children *c, int fd)
     const bool whole = c->whole;
     if (!rc && !whole)
         rc = add(c, &child, false, &err);
-    json_t *json =
-        rc ? json_pack("{s:s}", "error", err.message) : json_pack("{s:b}", "whole", (int)whole);
+    json_t *json = rc ? json_pack("{s:s}", "error", err.message)
+                      : json_pack("{s:b, s:o}", "whole", (int)whole, "zeros",
+                                  ibx_snapshot_holes_json(c->config.map,
+                                                          c->config.folder->manifest.ram_count));
     char *reply = json ? json_dumps(json, JSON_COMPACT) : NULL;
     if (reply)
         send(fd, reply, strlen(reply), MSG_NOSIGNAL);

@@ -41,6 +41,7 @@ struct cloning {
     struct ibx_settings settings;
     struct ibx_uffd uffd;
     struct snapshot_child child;
+    struct snapshot_holes holes; /* of a whole folder */
     struct snapshot_network network;
     json_t *before;
     uint64_t verified;
@@ -180,6 +181,10 @@ static int check(struct cloning *c, struct ibx_error *err)
     if (!rc && !c->config->parent_mac)
         rc = ibx_snapshot_network_find(c->qmp, c->folder.manifest.description, &c->network,
                                        blockers, err);
+    if (c->folder.manifest.complete) {
+        ibx_snapshot_holes_find(&c->folder, &c->holes);
+        ibx_snapshot_holes_room(&c->folder, &c->holes, blockers);
+    }
     check_ram(c, blockers);
     check_unlocked(c->ram.pid, blockers);
     ibx_preflight_permissions(&c->ram, blockers);
@@ -264,7 +269,6 @@ static int map_block(struct cloning *c, unsigned i, struct ibx_error *err)
                              MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
                              (uint64_t)remote,
                              0};
-    const uint64_t advise[6] = {address, block->size, MADV_DONTFORK};
     if (remote < 0)
         rc =
             ibx_error_set(err, remote, "QEMU (process %d) does not have the file that it was given",
@@ -273,8 +277,6 @@ static int map_block(struct cloning *c, unsigned i, struct ibx_error *err)
         c->changed = true;
         rc = inject(c, SYS_mmap, map, address, "mapping the snapshot", err);
     }
-    if (!rc) /* as QEMU does with its RAM */
-        rc = inject(c, SYS_madvise, advise, 0, "madvise(MADV_DONTFORK)", err);
     ibx_qmp_execute(c->qmp, "closefd", json_pack("{s:s}", "fdname", FD_NAME), NULL, deadline, NULL);
     c->child.addresses[i] = address;
     return rc;
@@ -298,7 +300,12 @@ static int watch(struct cloning *c, struct ibx_error *err)
     c->child.started = ibx_process_started(c->ram.pid);
     c->child.remote = c->uffd.remote;
     if (!rc)
-        rc = ibx_snapshot_child_hand_over(&c->folder, &c->child, &whole, err);
+        rc = ibx_snapshot_child_hand_over(&c->folder, &c->child, &whole, &c->holes, err);
+    if (rc && rc != -EREMOTEIO && ibx_snapshot_folder_is_whole_now(&c->folder)) {
+        rc = 0;
+        whole = true;
+        ibx_snapshot_holes_find(&c->folder, &c->holes);
+    }
     if (!rc && !whole) {
         close(c->uffd.fd); /* QEMU has it, and who fills the cache */
         c->uffd.fd = -1;
@@ -317,17 +324,45 @@ static int unlock_block(struct cloning *c, unsigned i, struct ibx_error *err)
     return inject(c, SYS_mprotect, arguments, 0, "mprotect", err);
 }
 
+/* In place of the files' there, and of their userfaultfd. */
+static int map_holes(struct cloning *c, struct ibx_error *err)
+{
+    int rc = 0;
+    for (unsigned i = 0; !rc && i < c->holes.count; i++) {
+        const struct snapshot_hole *hole = &c->holes.at[i];
+        const uint64_t map[6] = {c->child.addresses[hole->block] + hole->offset,
+                                 hole->length,
+                                 PROT_READ | PROT_WRITE,
+                                 MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE | MAP_ANONYMOUS,
+                                 (uint64_t)-1,
+                                 0};
+        rc = inject(c, SYS_mmap, map, map[0], "mapping memory of zeros", err);
+    }
+    return rc;
+}
+
+static int finish_block(struct cloning *c, unsigned i, struct ibx_error *err)
+{
+    const uint64_t advise[6] = {c->child.addresses[i], c->folder.sizes[i], MADV_DONTFORK};
+    int rc = c->folder.manifest.complete ? 0 : unlock_block(c, i, err);
+    if (!rc) /* as QEMU does with its RAM */
+        rc = inject(c, SYS_madvise, advise, 0, "madvise(MADV_DONTFORK)", err);
+    return rc;
+}
+
 static int give_ram(struct cloning *c, struct ibx_error *err)
 {
     int rc = 0;
     c->child.count = c->folder.manifest.ram_count;
     for (unsigned i = 0; !rc && i < c->child.count; i++)
         rc = map_block(c, i, err);
-    if (rc || c->folder.manifest.complete)
-        return rc;
-    rc = watch(c, err);
+    ibx_migration_stop_at("clone", "mapped");
+    if (!rc && !c->folder.manifest.complete)
+        rc = watch(c, err);
+    if (!rc)
+        rc = map_holes(c, err);
     for (unsigned i = 0; !rc && i < c->child.count; i++)
-        rc = unlock_block(c, i, err);
+        rc = finish_block(c, i, err);
     return rc;
 }
 
@@ -437,13 +472,25 @@ static int give_network(struct cloning *c, struct ibx_clone_result *result, stru
 
 /* ------------------------------------------------------------ all of it */
 
+/* The folder, with all pages or somebody who fills it. */
+static int open_parent(struct cloning *c, struct ibx_error *err)
+{
+    int rc = ibx_snapshot_folder_open(c->config->path, false, &c->folder, err);
+    if (rc)
+        return rc;
+    rc = c->folder.manifest.complete ? 0 : ibx_snapshot_child_expected(&c->folder, err);
+    if (rc && ibx_snapshot_folder_is_whole_now(&c->folder)) {
+        ibx_snapshot_folder_close(&c->folder);
+        rc = ibx_snapshot_folder_open(c->config->path, false, &c->folder, err);
+    }
+    return rc || !c->folder.manifest.complete ? rc
+                                              : ibx_snapshot_verify(&c->folder, &c->verified, err);
+}
+
 static int begin(struct cloning *c, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
-    int rc = ibx_snapshot_folder_open(c->config->path, false, &c->folder, err);
-    if (!rc)
-        rc = c->folder.manifest.complete ? ibx_snapshot_verify(&c->folder, &c->verified, err)
-                                         : ibx_snapshot_child_expected(&c->folder, err);
+    int rc = open_parent(c, err);
     if (!rc)
         rc = ibx_qmp_connect(c->config->qmp, deadline, &c->qmp, err);
     if (!rc)

@@ -204,6 +204,20 @@ int ibx_snapshot_folder_open(const char *path, bool writable, struct ibx_snapsho
     return rc;
 }
 
+bool ibx_snapshot_folder_is_whole_now(const struct ibx_snapshot_folder *folder)
+{
+    struct ibx_snapshot_folder *now = calloc(1, sizeof(*now));
+    if (!now)
+        return false;
+    memcpy(now->path, folder->path, sizeof(now->path));
+    now->at = folder->at;
+    const bool whole = !read_manifest(now, NULL) && now->manifest.complete &&
+                       ibx_snapshot_same(&now->manifest, &folder->manifest);
+    ibx_snapshot_manifest_fini(&now->manifest);
+    free(now);
+    return whole;
+}
+
 int ibx_snapshot_folder_sync(const struct ibx_snapshot_folder *folder, struct ibx_error *err)
 {
     for (unsigned i = 0; i < folder->count; i++)

@@ -92,7 +92,8 @@ static int usable(const struct ibx_host_cache *cache, const struct ibx_snapshot_
         rc = ibx_error_set(err, -ESTALE, "%s has another snapshot than is served: remove it",
                            cache->folder);
     else
-        rc = folder.manifest.complete || !ibx_snapshot_child_expected(&folder, NULL);
+        rc = folder.manifest.complete || !ibx_snapshot_child_expected(&folder, NULL) ||
+             ibx_snapshot_folder_is_whole_now(&folder);
     ibx_snapshot_folder_close(&folder);
     return rc;
 }

@@ -122,10 +122,10 @@ static int begin_whole(struct serving *s, struct ibx_error *err)
         rc = ibx_snapshot_folder_map(&s->folder, &s->map, err);
     if (!rc)
         rc = map_blocks(s, err);
+    if (!rc && s->folder.opened) /* what the files do not have is zero, whatever the table says */
+        rc = ibx_snapshot_children_release(&children, err);
     if (!rc)
         rc = read_table(s, err);
-    if (!rc && s->folder.opened)
-        rc = ibx_snapshot_children_release(&children, err);
     if (!rc && !s->options->listen)
         rc = ibx_error_set(err, -EINVAL,
                            "%s has all pages: its children need nobody, and others need --listen",

@@ -11,7 +11,9 @@
  *   memory_file.c  a memory file alone, of a Firecracker snapshot
  *   freeze.c    makes one of a VM
  *   wire.c      the messages of a snapshot's connections
- *   clone.c     makes a QEMU that waits for a VM a child of one; network.c: its network cards
+ *   clone.c     makes a QEMU that waits for a VM a child of one
+ *   holes.c     what is zero in its memory
+ *   network.c   its network cards
  *   cache.h     a host's cache of one that is served elsewhere: cache.c, children.c, child.c
  *   serve.c     ib-migrate serve: a folder, a server, until it is told to end
  *   host_cache.c  this host's cache of one that is served somewhere, made when it is needed
@@ -114,6 +116,9 @@ int ibx_snapshot_folder_lock(const struct ibx_snapshot_folder *folder, struct ib
 /* Opens the files of its blocks, made new and empty with `create`. */
 int ibx_snapshot_folder_files(struct ibx_snapshot_folder *folder, bool create, bool writable,
                               struct ibx_error *err);
+/* Whether a cache's folder has got all pages since it was opened: who has filled it may have ended.
+ */
+bool ibx_snapshot_folder_is_whole_now(const struct ibx_snapshot_folder *folder);
 /* Opens a folder that has a manifest. `folder` is set on success only. */
 int ibx_snapshot_folder_open(const char *path, bool writable, struct ibx_snapshot_folder *folder,
                              struct ibx_error *err);

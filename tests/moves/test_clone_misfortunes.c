@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 /* ---------------------------------------------------------------- killed */
@@ -86,6 +87,72 @@ static void test_child_ends_while_the_server_is_lost(void)
         assert_true(ibx_now_ns() < until);
         poll(NULL, 0, 20);
     }
+}
+
+/* Where the snapshot was served another one is now: the next server is asked. */
+static void test_another_snapshot_in_its_place(void)
+{
+    char memory[160], first[300], second[300];
+    freeze();
+    snprintf(memory, sizeof(memory), "%s/memory", mover_folder);
+    FILE *file = fopen(memory, "we");
+    assert_true(file && !ftruncate(fileno(file), 1 << 20) && !fchmod(fileno(file), 0600));
+    fclose(file);
+    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    SERVE(&further, snapshot, "--listen", "tcp://127.0.0.1:0");
+    snprintf(first, sizeof(first), "%s", server.uri);
+    snprintf(second, sizeof(second), "%s", further.uri);
+    SERVE(&filler, cache, "--cache", first, "--cache", second, "--on-demand");
+    child_start(&children[0], (const char *[]){"-S", NULL});
+    MOVER_RUN(0, "clone", cache, "--qmp", children[0].tool);
+    mover_kill(&further, SIGKILL);
+    mover_kill(&server, SIGKILL);
+    SERVE(&server, memory, "--listen", first);
+    mover_await_words(&filler, "serves another snapshot than the one in");
+    SERVE(&further, snapshot, "--listen", second);
+    vm_do(&children[0], "cont", NULL);
+    child_is_right(&children[0]);
+}
+
+/* A cache that is filled from one that has lost its server, and so sends nothing, does not wait for
+ * that without an end. */
+static void test_a_cache_that_waits_itself(void)
+{
+    char second[170];
+    freeze();
+    snprintf(second, sizeof(second), "%s.2", cache);
+    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    SERVE(&filler, cache, "--cache", server.uri, "--on-demand", "--listen", "shm://127.0.0.1:0");
+    mover_kill(&server, SIGKILL);
+    mover_await_words(&filler, "connecting again");
+    mover_start(&further, (const char *[]){"serve", second, "--cache", filler.uri, "--set",
+                                           "timeout_ms=300", NULL});
+    mover_ends(&further, 1);
+    mover_must_print(&further, "it sends no pages");
+    assert_int_equal(access(second, F_OK), -1);
+}
+
+/* All pages have come while a child is made, and who has filled the cache has ended: nobody is
+ * needed. */
+static void test_whole_while_a_child_is_made(void)
+{
+    struct mover tool;
+    freeze();
+    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    SERVE(&filler, cache, "--cache", server.uri, "--on-demand");
+    child_start(&children[0], NULL);
+    mover_stop_next("clone:mapped");
+    mover_start(&tool, (const char *[]){"clone", cache, "--qmp", children[0].tool, NULL});
+    mover_await_stop(&tool);
+    mover_kill(&filler, SIGTERM);
+    mover_ends(&filler, 0);
+    SERVE(&filler, cache, "--cache", server.uri);
+    mover_await_words(&filler, "\"whole\":true");
+    mover_kill(&filler, SIGTERM);
+    mover_ends(&filler, 0);
+    kill(tool.pid, SIGCONT);
+    mover_ends(&tool, 0);
+    child_is_right(&children[0]);
 }
 
 /* A cache that is filled from a cache that dies: it goes on with the parent. */
@@ -197,6 +264,81 @@ static void test_no_room_for_a_cache(void)
     assert_true(took > 500 * IBX_NS_PER_MS);
 }
 
+/* A tmpfs of so many bytes, in which nothing is; false: there is none for this user. */
+static bool make_small(const char *size)
+{
+    char option[32];
+    snprintf(small, sizeof(small), "%s/small", mover_folder);
+    snprintf(option, sizeof(option), "size=%s", size);
+    assert_int_equal(mkdir(small, 0700), 0);
+    if (!mount("ibx-test", small, "tmpfs", 0, option))
+        return true;
+    *small = '\0';
+    return false;
+}
+
+/* So many bytes are left in it. */
+static void leave_room(uint64_t bytes)
+{
+    char option[64];
+    struct statfs fs;
+    assert_int_equal(statfs(small, &fs), 0);
+    snprintf(option, sizeof(option), "size=%llu",
+             (unsigned long long)((fs.f_blocks - fs.f_bfree) * (uint64_t)fs.f_bsize + bytes));
+    assert_int_equal(mount("ibx-test", small, "tmpfs", MS_REMOUNT, option), 0);
+}
+
+/* A child looks at all of its memory, also at what is zero. */
+static void look_at_all(struct vm *child)
+{
+    vm_do(child, "pmemsave",
+          json_pack("{s:i, s:i, s:s}", "val", 0, "size", 64 << 20, "filename", "/dev/null"));
+}
+
+/* Pages of zeros that a child looks at take no room in the snapshot, where there may be none. */
+static void test_no_room_for_zeros(void)
+{
+    char command[400], folder[200];
+    freeze();
+    if (!make_small("256m"))
+        skip();
+    snprintf(command, sizeof(command), "cp -a --sparse=always %s %s/whole", snapshot, small);
+    assert_int_equal(system(command), 0);
+    snprintf(folder, sizeof(folder), "%s/whole", small);
+    child_start(&children[0], (const char *[]){"-S", NULL});
+    leave_room(0);
+    mover_must_print(MOVER_RUN(1, "clone", folder, "--qmp", children[0].tool), "pages of zeros");
+    leave_room(8 << 20);
+    MOVER_RUN(0, "clone", folder, "--qmp", children[0].tool);
+    look_at_all(&children[0]);
+    vm_do(&children[0], "cont", NULL);
+    child_is_right(&children[0]);
+}
+
+/* Likewise of a cache that gets all pages after its child was made. */
+static void test_no_room_for_zeros_in_a_cache(void)
+{
+    char folder[200];
+    freeze();
+    if (!make_small("256m"))
+        skip();
+    snprintf(folder, sizeof(folder), "%s/cache", small);
+    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    SERVE(&filler, folder, "--cache", server.uri, "--on-demand");
+    child_start(&children[0], (const char *[]){"-S", NULL});
+    MOVER_RUN(0, "clone", folder, "--qmp", children[0].tool);
+    mover_kill(&filler, SIGTERM);
+    mover_ends(&filler, 0);
+    SERVE(&filler, folder, "--cache", server.uri);
+    mover_await_words(&filler, "\"whole\":true");
+    mover_kill(&filler, SIGTERM);
+    mover_ends(&filler, 0);
+    leave_room(0);
+    look_at_all(&children[0]);
+    vm_do(&children[0], "cont", NULL);
+    child_is_right(&children[0]);
+}
+
 /* ---------------------------------------------------------------- changed */
 
 static void flip_in(const char *folder, const char *name, off_t at)
@@ -297,7 +439,12 @@ int main(void)
         VM_TEST(test_child_ends_while_the_server_is_lost),
         VM_TEST(test_inner_node_dies),
         VM_TEST(test_filler_killed_when_whole),
+        VM_TEST(test_another_snapshot_in_its_place),
+        VM_TEST(test_a_cache_that_waits_itself),
+        VM_TEST(test_whole_while_a_child_is_made),
         VM_TEST(test_no_room_for_a_cache),
+        VM_TEST(test_no_room_for_zeros),
+        VM_TEST(test_no_room_for_zeros_in_a_cache),
         {0},
     };
     return vm_tests(tests, clones_end);

@@ -113,8 +113,9 @@ static const char **stop_of(const char *command)
 {
     if (!strcmp(command, "receive") || (!strcmp(command, "recover") && stop_next[1]))
         return &stop_next[1];
-    if (!strcmp(command, "rollback"))
-        return stop_next[0] && !strncmp(stop_next[0], command, 8) ? &stop_next[0] : NULL;
+    if (!strcmp(command, "rollback") || !strcmp(command, "clone"))
+        return stop_next[0] && !strncmp(stop_next[0], command, strlen(command)) ? &stop_next[0]
+                                                                                : NULL;
     const bool sends = !strcmp(command, "send") || !strcmp(command, "borrow") ||
                        !strcmp(command, "return") || !strcmp(command, "recover") ||
                        !strcmp(command, "freeze");

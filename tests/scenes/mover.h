@@ -47,7 +47,7 @@ int mover_end_all(void **state);
 
 /* The next sender or receiver, by the state, or the next recovery, stops itself (SIGSTOP) at this
  * state: "source:sending" for instance. One for each side may be told; "rollback:marked" is for
- * the next rollback. */
+ * the next rollback, "clone:mapped" for the next clone. */
 void mover_stop_next(const char *state);
 /* ib-migrate with these arguments, NULL behind the last; --state-dir is added. */
 void mover_start(struct mover *mover, const char *const *arguments);
