@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Preloaded: no process may read the memory of another one, as where a container's root has no
  * CAP_SYS_PTRACE and Yama asks for it. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
