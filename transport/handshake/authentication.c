@@ -365,6 +365,14 @@ static bool server_has_closed(int fd)
     return poll(&look, 1, 0) > 0 && look.revents & (POLLRDHUP | POLLHUP | POLLERR);
 }
 
+static int closed_too_early(const char *peer, struct ibx_error *err)
+{
+    return ibx_error_set(err, -EBUSY,
+                         "the server at %s closed the connection before anybody knew which "
+                         "user it belongs to: it may be busy, try again",
+                         peer);
+}
+
 /* Without a key nobody proves anything: then the server must be a process of this host, and belong
  * to this user or root. */
 static int check_keyless_server(struct ibx_handshake *h, bool same_host, bool passed_on,
@@ -380,6 +388,8 @@ static int check_keyless_server(struct ibx_handshake *h, bool same_host, bool pa
             "the process that listens at %s passes on to another one, and there is "
             "no key to know that by: set key_file (--key-file) on both ends, or insecure : yes",
             peer);
+    if (!same_host && h->conn->same_host && server_has_closed(h->conn->handshake_socket))
+        return closed_too_early(peer, err); /* nor with which address */
     if (!same_host)
         return ibx_error_set(err, -EACCES,
                              "%s is on another host, and there is no key to know it by: set "
@@ -387,10 +397,7 @@ static int check_keyless_server(struct ibx_handshake *h, bool same_host, bool pa
                              peer);
     if (ibx_handshake_peer_user(h->conn->handshake_socket, &uid)) {
         if (server_has_closed(h->conn->handshake_socket))
-            return ibx_error_set(err, -EBUSY,
-                                 "the server at %s closed the connection before anybody knew which "
-                                 "user it belongs to: it may be busy, try again",
-                                 peer);
+            return closed_too_early(peer, err);
         return ibx_error_set(
             err, -EACCES,
             "nobody knows which user the server at %s belongs to: set key_file (--key-file) on "

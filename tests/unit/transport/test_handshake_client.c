@@ -408,8 +408,9 @@ static void without_a_key_no_other_user(void **state)
 
 /* Its CHALLENGE and its end come together. Whether the client makes another connection: it does not
  * when it has looked before the kernel had forgotten whose the first one was. */
-static bool comes_again(struct scene *s)
+static bool comes_again(struct scene *s, bool resets)
 {
+    const struct linger at_once = {.l_onoff = resets};
     struct raw_frame frame;
     struct pollfd again = {.fd = s->listening, .events = POLLIN};
     const int one = 1;
@@ -417,20 +418,23 @@ static bool comes_again(struct scene *s)
     make_step(&raw, AT_CHALLENGE, &frame);
     setsockopt(raw.fd, IPPROTO_TCP, TCP_CORK, &one, sizeof(one));
     raw_send(&raw, frame.bytes, frame.length);
+    if (resets) {
+        setsockopt(raw.fd, IPPROTO_TCP, TCP_CORK, &(int){0}, sizeof(int));
+        setsockopt(raw.fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
+    }
     raw_close(&raw);
     while (!s->over && poll(&again, 1, 10) <= 0)
         ;
     return !s->over;
 }
 
-/* A server that is busy turns clients away: that is no word about its user. */
-static void without_a_key_from_a_server_that_has_closed(void **state)
+/* A server that is busy turns clients away: that is no word about its user, nor about its host. */
+static void from_a_server_that_has_closed(bool resets)
 {
-    (void)state;
     struct scene s;
     struct raw_frame frame;
-    for (open_scene(&s, false, 10000); !comes_again(&s); open_scene(&s, false, 10000)) {
-        expect_failure(&s, -ECONNRESET, "it closed the connection");
+    for (open_scene(&s, false, 10000); !comes_again(&s, resets); open_scene(&s, false, 10000)) {
+        expect_failure(&s, -ECONNRESET, "setting up with");
         close_scene(&s);
     }
     struct raw raw = raw_accept(s.listening);
@@ -439,6 +443,18 @@ static void without_a_key_from_a_server_that_has_closed(void **state)
     assert_int_equal(client_result(&s), 0);
     raw_close(&raw);
     close_scene(&s);
+}
+
+static void without_a_key_from_a_server_that_has_closed(void **state)
+{
+    (void)state;
+    from_a_server_that_has_closed(false);
+}
+
+static void without_a_key_from_a_server_that_resets(void **state)
+{
+    (void)state;
+    from_a_server_that_has_closed(true);
 }
 
 /* A socket that listens at this address, and one that is connected to it; -1: there is no such
@@ -647,6 +663,7 @@ int main(void)
         cmocka_unit_test(without_a_key_nobody_in_between),
         cmocka_unit_test(without_a_key_no_other_user),
         cmocka_unit_test(without_a_key_from_a_server_that_has_closed),
+        cmocka_unit_test(without_a_key_from_a_server_that_resets),
         cmocka_unit_test(user_at_the_other_end),
         cmocka_unit_test(user_without_the_table),
         cmocka_unit_test(encryption_that_cannot_be),
