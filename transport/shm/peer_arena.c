@@ -54,19 +54,22 @@ static int arena_map(struct shm_peer_arena *arena, const struct stat *status, in
 void ibx_shm_arena_accept(struct shm *shm, unsigned kind, int fd)
 {
     struct stat status;
-    bool valid = kind > SHM_ARENA_NONE && kind < SHM_ARENA_KINDS && !shm->peer_arenas[kind].seen &&
-                 ibx_shm_memfd_safe(fd) && !fstat(fd, &status) && status.st_size > 0 &&
-                 (uint64_t)status.st_size <= IBX_SHM_ARENA && status.st_size % IBX_SHM_PAGE == 0;
+    bool valid = kind > SHM_ARENA_NONE && kind < SHM_ARENA_KINDS && !shm->peer_arenas[kind].seen;
+    if (valid && fd >= 0)
+        valid = ibx_shm_memfd_safe(fd) && !fstat(fd, &status) && status.st_size > 0 &&
+                (uint64_t)status.st_size <= IBX_SHM_ARENA && status.st_size % IBX_SHM_PAGE == 0;
     if (!valid) {
         ibx_shm_break(shm, -EPROTO, "the peer's arena is not what it should be");
-        close(fd);
+        if (fd >= 0)
+            close(fd);
         return;
     }
     struct shm_peer_arena *arena = &shm->peer_arenas[kind];
     int protection = kind == SHM_ARENA_READ ? PROT_READ : PROT_READ | PROT_WRITE;
     arena->seen = true;
-    /* Without a mapping (IBX_SHM_MAPPED, RLIMIT_AS) copies are requested or direct. */
-    if (arena_map(arena, &status, protection, fd))
+    /* Without a descriptor, of which this process has too many, and without a mapping
+     * (IBX_SHM_MAPPED, RLIMIT_AS), copies are requested or direct. */
+    if (fd >= 0 && arena_map(arena, &status, protection, fd))
         close(fd);
 }
 

@@ -254,7 +254,7 @@ static void control_packet(struct shm *shm, const char *packet, size_t length, i
 {
     if (length == 1 && packet[0] == CONTROL_WAKE && fd < 0)
         return;
-    if (length == 2 && packet[0] == CONTROL_ARENA && fd >= 0) {
+    if (length == 2 && packet[0] == CONTROL_ARENA) {
         ibx_shm_arena_accept(shm, (unsigned char)packet[1], fd);
         return;
     }

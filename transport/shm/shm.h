@@ -379,7 +379,7 @@ int ibx_shm_region_acquire_whole(struct shm *shm, const struct ibx_remote *remot
 void ibx_shm_region_release(struct shm *shm);
 
 /* peer_arena.c */
-/* Takes the peer's arena that came over the control socket; owns `fd`. */
+/* Takes the peer's arena that came over the control socket; owns `fd`, -1: it could not come. */
 void ibx_shm_arena_accept(struct shm *shm, unsigned kind, int fd);
 void ibx_shm_peer_arenas_fini(struct shm *shm);
 /* Where this process sees bytes of the peer's arena; no address: nowhere. */

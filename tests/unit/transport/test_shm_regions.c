@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -450,6 +451,34 @@ static void test_brought_in(void **state)
     assert_true(ibx_shared_free(memory));
 }
 
+/* The peer's memory arrives when this process has no room for a descriptor: it is copied without.
+ */
+static void test_no_descriptor_for_an_arena(void **state)
+{
+    (void)state;
+    struct rlimit usual;
+    struct ibx_chunk chunk;
+    static uint8_t local[4096];
+    struct ibx_mr *mr = end_register(client, NULL, sizeof(local), READ_WRITE);
+    const int next = dup(client->shm->control);
+    close(next);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &usual), 0);
+    const struct rlimit none = {(rlim_t)next, usual.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    fill(mr->span.address, sizeof(local));
+    post(server, &chunk, IBX_RDMA_READ, 1, local, mr, 0, sizeof(local));
+    const bool noted = end_await(server, client, 1);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &usual), 0);
+    assert_true(noted);
+    assert_int_equal(server->notes[0].kind, NOTE_CHUNK);
+    assert_int_equal(server->notes[0].status, 0);
+    check(local, sizeof(local), 0);
+    assert_null(pointer(server, mr, sizeof(local)));
+    end_deregister(client, mr);
+    end_turn(server);
+    assert_int_equal(server->count, 1);
+}
+
 int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, both_connected, both_close)
@@ -467,6 +496,7 @@ int main(void)
         TEST(test_in_two_connections),
         TEST(test_in_a_child),
         TEST(test_brought_in),
+        TEST(test_no_descriptor_for_an_arena),
     };
     alarm(120 * patience_times());
     return cmocka_run_group_tests_name("shm_regions", tests, NULL, NULL);
