@@ -140,11 +140,14 @@ static void continue_vm(struct watchdog *w)
         usleep(RETRY_MS * 1000);
         rc = ibx_vm_stay(qmp, &w->vm, deadline, &err);
     }
+    const bool stays = !rc;
     if (!rc && w->folder)
         rc = kept(w, &err);
     if (rc)
-        ibx_log(IBX_LOG_ERROR, "ib-migrate was killed and VM %s could not be continued here: %s",
-                w->record.name, err.message);
+        ibx_log(IBX_LOG_ERROR, "ib-migrate was killed and VM %s %s: %s", w->record.name,
+                stays ? "goes on here, which could not be recorded (ib-migrate rollback does)"
+                      : "could not be continued here",
+                err.message);
     else
         ibx_log(IBX_LOG_WARN, "ib-migrate was killed before the %s: VM %s goes on here",
                 w->folder ? "commit" : "snapshot was whole", w->record.name);

@@ -174,6 +174,25 @@ static void ends_once_it_is_written(const char *place)
     ended();
 }
 
+/* Nor does its watchdog say then that the VM does not go on. */
+static void test_watchdog_cannot_write(void)
+{
+    char place[PATH_MAX];
+    const uint64_t deadline = vm_soon();
+    stopped_at("source:stopped", NULL);
+    source_record_cannot_be_written(place);
+    mover_kill(&sender, SIGKILL);
+    while (!mover_printed(&sender, "ib-migrate was killed")) {
+        assert_true(ibx_now_ns() < deadline);
+        poll(NULL, 0, 2);
+    }
+    mover_must_print(&sender, "goes on here, which could not be recorded");
+    assert_int_equal(rmdir(place), 0);
+    mover_ends(&receiver, 1);
+    MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
+    pair_stayed();
+}
+
 /* The VM gets its pages from a source whose disk is full from its commit on. */
 static void test_source_record_cannot_be_written(void)
 {
@@ -375,6 +394,7 @@ int main(void)
                                            VM_TEST(test_both_killed),
                                            VM_TEST(test_qemu_cannot_be_let_go_of),
                                            VM_TEST(test_record_cannot_be_written),
+                                           VM_TEST(test_watchdog_cannot_write),
                                            VM_TEST(test_source_record_cannot_be_written),
                                            VM_TEST(test_source_record_cannot_be_written_again),
                                            VM_TEST(test_interrupted_when_complete),
