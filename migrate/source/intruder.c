@@ -21,16 +21,22 @@
 /* ---------------------------------------------------------------- the guard */
 
 static const struct ibx_state guarding_states[] = {
-    [GUARDING_WISHED] = {"wished", IBX_TO(GUARDING_NOTED) | IBX_TO(GUARDING_IMPOSSIBLE),
+    [GUARDING_WISHED] = {"wished",
+                         IBX_TO(GUARDING_NOTED) | IBX_TO(GUARDING_IMPOSSIBLE) |
+                             IBX_TO(GUARDING_LAST),
                          IBX_STATE_INITIAL | IBX_STATE_FINAL},
     [GUARDING_NOTED] = {"noted",
                         IBX_TO(GUARDING_ASKED) | IBX_TO(GUARDING_WHOLE) |
-                            IBX_TO(GUARDING_IMPOSSIBLE),
+                            IBX_TO(GUARDING_IMPOSSIBLE) | IBX_TO(GUARDING_LAST),
                         IBX_STATE_FINAL},
-    [GUARDING_ASKED] = {"asked", IBX_TO(GUARDING_WHOLE) | IBX_TO(GUARDING_IMPOSSIBLE),
+    [GUARDING_ASKED] = {"asked",
+                        IBX_TO(GUARDING_WHOLE) | IBX_TO(GUARDING_IMPOSSIBLE) |
+                            IBX_TO(GUARDING_LAST),
                         IBX_STATE_FINAL},
     [GUARDING_WHOLE] = {"whole", IBX_TO(GUARDING_IMPOSSIBLE), IBX_STATE_FINAL},
-    [GUARDING_IMPOSSIBLE] = {"impossible", 0, IBX_STATE_FINAL},
+    [GUARDING_IMPOSSIBLE] = {"impossible", IBX_TO(GUARDING_LAST), IBX_STATE_FINAL},
+    [GUARDING_LAST] = {"last", IBX_TO(GUARDING_NEEDLESS), IBX_STATE_FINAL},
+    [GUARDING_NEEDLESS] = {"needless", 0, IBX_STATE_FINAL},
 };
 static const struct ibx_state_table guarding_table =
     IBX_STATE_TABLE("source guarding", guarding_states);
@@ -88,7 +94,7 @@ void ibx_source_guard(struct source *s)
 {
     struct ibx_error why = {0};
     /* One userfaultfd at a time has a range: the one by which it was borrowed. */
-    if (s->state.now != SOURCE_SERVING || s->guarding.now == GUARDING_IMPOSSIBLE ||
+    if (s->state.now != SOURCE_SERVING || s->guarding.now >= GUARDING_IMPOSSIBLE ||
         source_returns(s) || !s->vm.qmp || libvirt_ends_it(s))
         return;
     ibx_source_warm_end(s); /* one userfaultfd at a time has a range */
@@ -132,17 +138,26 @@ static void note_whole(struct source *s)
  * an event has is that of a clock that is set now and then. */
 void ibx_source_guard_answered(struct source *s)
 {
-    json_t *reply = s->guarding.now == GUARDING_ASKED ? ibx_qmp_reply(s->vm.qmp) : NULL;
+    const bool last = s->guarding.now == GUARDING_LAST;
+    json_t *reply = last || s->guarding.now == GUARDING_ASKED ? ibx_qmp_reply(s->vm.qmp) : NULL;
     if (reply)
-        ibx_state_move(&s->guarding, GUARDING_WHOLE);
+        ibx_state_move(&s->guarding, last ? GUARDING_NEEDLESS : GUARDING_WHOLE);
     json_decref(reply);
     note_whole(s);
 }
 
-/* The pages are what they were, and the migration goes on. */
+void ibx_source_all_came(struct source *s)
+{
+    if (ibx_state_allows(s->guarding.table, s->guarding.now, GUARDING_LAST) && s->vm.qmp &&
+        !ibx_qmp_post(s->vm.qmp, "query-status", ibx_deadline_in_ms(ASK_MS), NULL))
+        ibx_state_move(&s->guarding, GUARDING_LAST);
+}
+
+/* The pages are what they were, or have come before, and the migration goes on. */
 static bool guarded(const struct source *s)
 {
-    return s->guarding.now == GUARDING_WHOLE && s->guard.state.now != GUARD_NONE;
+    return s->guarding.now == GUARDING_NEEDLESS ||
+           (s->guarding.now == GUARDING_WHOLE && s->guard.state.now != GUARD_NONE);
 }
 
 static int changed(struct source *s, const char *then, struct ibx_error *err)
@@ -328,10 +343,13 @@ static void stop(struct source *s)
 
 static void disturbed(struct source *s)
 {
+    s->uncompared = s->guarding.now == GUARDING_NEEDLESS && s->status.record.verify;
     memcpy(s->status.message, s->disturbed.message, sizeof(s->status.message));
-    ibx_migration_notify(&s->options->observer,
-                         "%s; the pages are what they were, and the migration goes on",
-                         s->disturbed.message);
+    ibx_migration_notify(&s->options->observer, "%s; %s, and the migration goes on%s",
+                         s->disturbed.message,
+                         s->guarding.now == GUARDING_NEEDLESS ? "every page has come before that"
+                                                              : "the pages are what they were",
+                         s->uncompared ? " without comparing the rest of them" : "");
 }
 
 int ibx_source_check_guard(struct source *s, struct ibx_error *err)
@@ -400,14 +418,16 @@ int ibx_source_verdict(const struct source *s, struct ibx_error *err)
     while (s->verifier && s->status.record.state == IBX_JOURNAL_ENDED &&
            !ibx_verifier_idle(s->verifier) && ibx_now_ns() < deadline)
         poll(NULL, 0, 5); /* what the destination sent last is still compared */
-    if (s->verifier && ibx_verifier_result(s->verifier, &wrong) == -EBADMSG)
+    if (s->verifier && !s->uncompared && ibx_verifier_result(s->verifier, &wrong) == -EBADMSG)
         return ibx_error_set(err, -EBADMSG,
                              "%s; the guest has shut the VM down at %s since: check its disks",
                              wrong.message, s->status.record.uri);
     if (!s->disturbed.code)
         return 0;
     return ibx_error_set(err, -EBUSY,
-                         "%s; the VM runs at %s with all of its pages as they were: end this QEMU, "
-                         "by kill -9 %d if it does not answer",
-                         s->disturbed.message, s->status.record.uri, (int)s->vm.ram.pid);
+                         "%s; the VM runs at %s with all of its pages as they were%s: end this "
+                         "QEMU, by kill -9 %d if it does not answer",
+                         s->disturbed.message, s->status.record.uri,
+                         s->uncompared ? ", of which the last could not be compared" : "",
+                         (int)s->vm.ram.pid);
 }

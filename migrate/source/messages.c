@@ -76,7 +76,10 @@ static int on_complete(struct source *s, const struct ibx_migrate_totals *totals
                              "the destination calls the migration complete with another page map "
                              "(%" PRIu64 " pages, here %" PRIu64 "): nothing is given up here",
                              totals->pages, map->pages);
-    return s->peer.now == PEER_COMPLETE ? 0 : ibx_state_move(&s->peer, PEER_COMPLETE);
+    if (s->peer.now == PEER_COMPLETE)
+        return 0;
+    ibx_source_all_came(s);
+    return ibx_state_move(&s->peer, PEER_COMPLETE);
 }
 
 /* Pages came twice there, with different bytes, or were at home when they should have come. */

@@ -116,16 +116,21 @@ enum source_peer_state {
  *   NOTED -> ASKED -> WHOLE               all is protected, and QEMU has answered since
  *   NOTED -> WHOLE                        recover: it was, by the record
  *   WISHED | NOTED | ASKED | WHOLE -> IMPOSSIBLE                  for the reason that was notified
- *   WISHED | NOTED | ASKED | WHOLE | IMPOSSIBLE -> [*]
+ *   WISHED | NOTED | ASKED | IMPOSSIBLE -> LAST -> NEEDLESS
+ *   WISHED | NOTED | ASKED | WHOLE | IMPOSSIBLE | LAST | NEEDLESS -> [*]
  *
- * What QEMU does in WHOLE it does under protection.
+ * What QEMU does in WHOLE it does under protection. LAST: every page has come to the destination,
+ * and QEMU was asked something since. NEEDLESS: it has answered, so that what it tells from then on
+ * has changed no page that came.
  */
 enum source_guarding_state {
     GUARDING_WISHED,
     GUARDING_NOTED,
     GUARDING_ASKED,
     GUARDING_WHOLE,
-    GUARDING_IMPOSSIBLE
+    GUARDING_IMPOSSIBLE,
+    GUARDING_LAST,
+    GUARDING_NEEDLESS
 };
 
 struct source {
@@ -153,6 +158,7 @@ struct source {
     struct ibx_state_machine guarding;
     struct ibx_error disturbed;    /* code not 0: what others did to the VM here after the commit */
     struct ibx_verifier *verifier; /* from RUNNING or the first DIGEST on */
+    bool uncompared;               /* NEEDLESS: the rest cannot be compared any more */
     uint64_t messages;             /* from the destination */
     struct migration_silence silence;
     uint64_t busy_until_ns;   /* of ibx_migration_busy_until() */
@@ -265,9 +271,11 @@ int ibx_source_guard_blamed(struct source *s, int rc, struct ibx_error *err);
 /* ... and its monitor is reached: whether somebody has reset the VM before all of its memory was
  * protected. -EBADMSG, in BROKEN. */
 int ibx_source_guard_check_past(struct source *s, struct ibx_error *err);
+/* COMPLETE has come. */
+void ibx_source_all_came(struct source *s);
 /* Looks whether somebody was caught. -EBADMSG: before all of the memory was protected. */
 int ibx_source_check_guard(struct source *s, struct ibx_error *err);
-/* Behind the events of QEMU that have come: takes its answer of ASKED. */
+/* Behind the events of QEMU that have come: takes its answer of ASKED or LAST. */
 void ibx_source_guard_answered(struct source *s);
 /* An event of QEMU's after the commit. -EBADMSG, in BROKEN: its memory may have changed. */
 int ibx_source_on_intruder(struct source *s, json_t *event, struct ibx_error *err);

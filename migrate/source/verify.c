@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What the destination has received is compared with guest RAM as it is here by now. Until all of
  * it is the same, nothing is given up. pages/digest.h says what that does not find. */
+#include "migrate/common/vm.h"
 #include "migrate/source/source.h"
 
+#include "common/clock.h"
 #include "common/thread.h"
 
 #include <errno.h>
 #include <string.h>
+
+#define TELL_MS 2000 /* for QEMU to tell what it is at */
 
 static int open_verifier(struct source *s, struct ibx_error *err)
 {
@@ -32,15 +36,27 @@ int ibx_source_on_digest(struct source *s, const struct ibx_migrate_digest *dige
     return rc ? rc : ibx_verifier_take(s->verifier, digest->first, &digest->entries, err);
 }
 
+/* When every page has come, somebody may change memory here that is still compared: QEMU tells of a
+ * reset when that is over. */
+static bool has_told(struct source *s)
+{
+    char status[32];
+    return s->guarding.now == GUARDING_NEEDLESS && s->vm.qmp &&
+           !ibx_vm_status(s->vm.qmp, status, sizeof(status), ibx_deadline_in_ms(TELL_MS), NULL) &&
+           ibx_qmp_has_events(s->vm.qmp);
+}
+
 int ibx_source_check_pages(struct source *s, struct ibx_error *err)
 {
-    if (!s->verifier || !source_committed(s))
+    if (!s->verifier || !source_committed(s) || s->uncompared)
         return 0;
     struct ibx_error wrong = {0};
     const int rc = ibx_verifier_result(s->verifier, &wrong);
     if (!rc || rc == -EAGAIN)
         return 0;
     if (s->state.now == SOURCE_CONFIRMING) /* ENDED: the verdict says it */
+        return 0;
+    if (has_told(s)) /* which is read before this is looked at again */
         return 0;
     if (source_linked(&s->link)) {
         *err = wrong;
@@ -60,7 +76,7 @@ int ibx_source_check_pages(struct source *s, struct ibx_error *err)
 
 int ibx_source_verified(struct source *s, struct ibx_error *err)
 {
-    if (!s->status.record.verify)
+    if (!s->status.record.verify || s->uncompared)
         return 0;
     /* In this order: what is at work may be the last. */
     const bool idle = !s->verifier || ibx_verifier_idle(s->verifier);

@@ -756,6 +756,30 @@ static void test_the_guard_asks_until_it_has_asked(NO_STATE)
     done();
 }
 
+/* An answer to what was asked when every page had come, whatever the guard had come to; with what
+ * QEMU told before it nothing is known. */
+static void test_asks_when_every_page_has_come(NO_STATE)
+{
+    static struct source s;
+    static const struct ibx_send_options options = {.folder = "/nonexistent"};
+    attached(SCRIPT({"query-status", "{\"event\": \"RESET\"}\r\n" READY(2), 0}));
+    s = (struct source){.options = &options, .vm.qmp = qmp};
+    ibx_source_guard_init(&s);
+    assert_int_equal(ibx_source_begin(&s, SOURCE_SERVING), 0);
+    assert_int_equal(ibx_state_move(&s.guarding, GUARDING_IMPOSSIBLE), 0);
+    ibx_source_all_came(&s);
+    assert_int_equal(s.guarding.now, GUARDING_LAST);
+    for (const uint64_t by = ibx_deadline_in_ms(GENEROUS);
+         ibx_now_ns() < by && s.guarding.now != GUARDING_NEEDLESS;) {
+        ibx_qmp_pump(qmp, NULL);
+        assert_true(ibx_qmp_has_events(qmp) || s.guarding.now == GUARDING_LAST);
+        ibx_source_guard_answered(&s);
+    }
+    assert_int_equal(s.guarding.now, GUARDING_NEEDLESS);
+    assert_true(ibx_qmp_has_events(qmp));
+    done();
+}
+
 #define MIGRATED(pages, id)                                                                        \
     "{\"return\": {\"total-time\": 10, \"downtime\": 1, \"setup-time\": 2, \"ram\": "              \
     "{\"normal\": " #pages "}}, \"id\": " #id "}\r\n"
@@ -810,6 +834,7 @@ int main(void)
         cmocka_unit_test(test_deep_folder),
         cmocka_unit_test(test_full_backlog),
         cmocka_unit_test(test_the_guard_asks_until_it_has_asked),
+        cmocka_unit_test(test_asks_when_every_page_has_come),
         cmocka_unit_test(test_a_marked_migration),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

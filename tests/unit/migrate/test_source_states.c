@@ -104,6 +104,32 @@ static void test_stopped_while_nothing_is_heard(NO_STATE)
     }
 }
 
+static int reset_happens(struct ibx_error *err)
+{
+    json_t *event = json_pack("{s:s}", "event", "RESET");
+    const int rc = ibx_source_on_intruder(&source, event, err);
+    json_decref(event);
+    return rc;
+}
+
+/* When QEMU has answered since every page had come, no page that came can be another one. What is
+ * not compared yet cannot be, and the tool does not end with success. */
+static void test_reset_when_every_page_has_come(NO_STATE)
+{
+    struct ibx_error err = {0};
+    begin(SOURCE_SERVING);
+    ibx_source_guard_init(&source);
+    source.status.record.verify = true;
+    assert_int_equal(ibx_source_verified(&source, &err), -EPROTO);
+    assert_int_equal(ibx_state_move(&source.guarding, GUARDING_LAST), 0);
+    assert_int_equal(ibx_state_move(&source.guarding, GUARDING_NEEDLESS), 0);
+    assert_int_equal(reset_happens(&err), 0);
+    assert_int_equal(source.state.now, SOURCE_SERVING);
+    assert_int_equal(ibx_source_verified(&source, &err), 0);
+    assert_int_equal(ibx_source_verdict(&source, &err), -EBUSY);
+    assert_non_null(strstr(err.message, "the last could not be compared"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -112,6 +138,7 @@ int main(void)
         cmocka_unit_test(test_never_kept_once_it_runs_there),
         cmocka_unit_test(test_kept_without_qemu),
         cmocka_unit_test(test_stopped_while_nothing_is_heard),
+        cmocka_unit_test(test_reset_when_every_page_has_come),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
