@@ -218,7 +218,7 @@ void ibx_snapshot_children_close(struct snapshot_children *children);
 
 /* ------------------------------------------------------------ holes.c */
 
-#define SNAPSHOT_HOLES 32u
+#define SNAPSHOT_HOLES 8u /* each costs an injected call */
 
 struct ibx_blockers;
 struct snapshot_holes {
