@@ -14,6 +14,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -309,6 +310,65 @@ static void test_beside_a_rollback(void)
     beside_a_rollback("rollback:marked", "pre-switchover");
 }
 
+/* ------------------------------------------------------------ another client's answers */
+
+/* Its main thread opens a pipe, and waits for whoever reads from it. */
+static void await_opening(void)
+{
+    char path[64], where[64] = "";
+    const uint64_t deadline = vm_soon();
+    snprintf(path, sizeof(path), "/proc/%d/wchan", (int)vms[0].pid);
+    while (!strstr(where, "wait_for_partner") && !strstr(where, "fifo_open")) {
+        FILE *file = fopen(path, "re");
+        assert_non_null(file);
+        if (!fgets(where, sizeof(where), file))
+            where[0] = '\0';
+        fclose(file);
+        if (ibx_now_ns() >= deadline)
+            fail_msg("QEMU is at %s", where);
+        poll(NULL, 0, 2);
+    }
+}
+
+/* A client that is gone while QEMU is at its command: it writes memory to a pipe that nobody reads
+ * yet. */
+static void somebody_was_there(const char *pipe)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    char bytes[4096];
+    snprintf(address.sun_path, sizeof(address.sun_path), "%s", vms[0].tool);
+    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(mkfifo(pipe, 0600), 0);
+    assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+    assert_true(read(fd, bytes, sizeof(bytes)) > 0);
+    assert_true(dprintf(fd, "{\"execute\": \"qmp_capabilities\"}\n") > 0);
+    assert_true(read(fd, bytes, sizeof(bytes)) > 0);
+    assert_true(dprintf(fd,
+                        "{\"execute\": \"pmemsave\", \"id\": 1, \"arguments\": {\"val\": 0, "
+                        "\"size\": 4096, \"filename\": \"%s\"}}\n",
+                        pipe) > 0);
+    await_opening();
+    close(fd);
+}
+
+/* QEMU answers that to the tool that comes next, which is asked nothing else yet. */
+static void test_an_answer_to_an_earlier_client(void)
+{
+    char pipe[128], bytes[4096];
+    pair_start_source();
+    snprintf(pipe, sizeof(pipe), "%.64s/pipe", mover_folder);
+    somebody_was_there(pipe);
+    mover_start(&sender, (const char *[]){"check", "--qmp", vms[0].tool, NULL});
+    mover_await_asleep(&sender);
+    const int fd = open(pipe, O_RDONLY | O_CLOEXEC);
+    while (read(fd, bytes, sizeof(bytes)) > 0)
+        ;
+    close(fd);
+    mover_ends(&sender, 0);
+    mover_must_print(&sender, "can be migrated");
+    unlink(pipe);
+}
+
 /* ------------------------------------------------------------ another VM's monitor */
 
 static struct vm other;
@@ -417,6 +477,7 @@ int main(void)
                                            VM_TEST(test_after_a_rollback_that_was_cut_off),
                                            VM_TEST(test_beside_a_rollback),
                                            VM_TEST(test_beside_a_snapshot),
+                                           VM_TEST(test_an_answer_to_an_earlier_client),
                                            VM_TEST(test_a_monitor_of_another_vm),
                                            VM_TEST(test_a_monitor_of_another_vm_and_a_killed_tool),
                                            {0}};
