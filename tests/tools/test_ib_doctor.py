@@ -3,6 +3,7 @@
 """ib-doctor's page and JSON, here and on a made-up host with two adapters."""
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -265,6 +266,18 @@ class Doctor(unittest.TestCase):
         """JSON holds the line all the same."""
         adapter(self.root, "mlx5\udcff", "4: ACTIVE", "Ethernet", ["fe80::1"])
         self.expect(self.check_of(self.report(self.root), "mlx5? port 1"), "ok", "1 GIDs")
+
+    def test_open_files(self):
+        """Enough for the connections that a back end serves by default."""
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        for soft, status in ((1024, "limited"), (65536, "ok")):
+            if soft > most:
+                continue
+            done = subprocess.run([DOCTOR, "--json"], capture_output=True, timeout=60, check=True,
+                                  preexec_fn=lambda n=soft: resource.setrlimit(
+                                      resource.RLIMIT_NOFILE, (n, most)))
+            self.expect(self.check_of(json.loads(done.stdout), "open files"), status,
+                        f"{soft}, may be raised to {most}")
 
     def test_other_processes_cannot_be_read(self):
         """Also where this one can read itself, and is root's."""

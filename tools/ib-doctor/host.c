@@ -89,6 +89,21 @@ void ibx_doctor_check_memory(void)
 
 /* ---------------------------------------------------------------------- system */
 
+#define SESSIONS   4096u /* that a back end serves without rdma.sessions */
+#define FILES_EACH 14u   /* with TLS on four lanes; 4 to 9 over shm, 6 over tcp in plain */
+
+static void check_open_files(void)
+{
+    struct rlimit limit;
+    getrlimit(RLIMIT_NOFILE, &limit);
+    ibx_doctor_add("system", "open files",
+                   limit.rlim_cur < SESSIONS * FILES_EACH ? DOCTOR_LIMITED : DOCTOR_OK,
+                   "each connection to a back end takes 4 to 14 descriptors: ulimit -n 65536, or "
+                   "LimitNOFILE=65536 in its unit",
+                   "%llu, may be raised to %llu", (unsigned long long)limit.rlim_cur,
+                   (unsigned long long)limit.rlim_max);
+}
+
 static void check_userfaultfd(void)
 {
     long long sysctl = ibx_doctor_read_number("/proc/sys/vm/unprivileged_userfaultfd", -1);
@@ -209,6 +224,7 @@ void ibx_doctor_check_system(void)
     struct utsname host;
     uname(&host);
     ibx_doctor_add("system", "release", DOCTOR_OK, NULL, "%s", host.release);
+    check_open_files();
     check_userfaultfd();
     check_direct_copy();
     check_uring();
