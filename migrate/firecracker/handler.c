@@ -271,7 +271,7 @@ static int engine_make(struct handler *h, struct ibx_error *err)
 
 static int begin(struct handler *h, struct ibx_error *err)
 {
-    int rc = ibx_firecracker_session_map(h->kept.fds[KEPT_SESSION], &h->session, err);
+    int rc = ibx_firecracker_session_map(h->kept.fds[KEPT_SESSION], true, &h->session, err);
     if (rc)
         return rc;
     rc = ibx_firecracker_layout_parse(h->session.header->message, h->session.header->length,

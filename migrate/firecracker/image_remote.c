@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A memory file on another host, which `ib-migrate serve` offers there: pages by READ. */
 #include "migrate/firecracker/image.h"
+#include "migrate/firecracker/internal.h"
 
 #include "common/log.h"
 
@@ -143,7 +144,7 @@ int ibx_image_open_remote(const char *uri, const struct ibx_options *options, un
     const struct ibx_snapshot_manifest *m = ibx_snapshot_reader_manifest(image->reader);
     image->is.bytes = m->ram[0].size;
     memcpy(image->is.identity, m->id, sizeof(m->id));
-    image->is.identity[2] = m->ram[0].size;
+    image->is.identity[IMAGE_BYTES] = m->ram[0].size;
     *out = &image->is;
     return 0;
 }

@@ -40,6 +40,7 @@ int ibx_firecracker_accept(const struct ibx_firecracker_config *config, int list
 
 /* The beginning of the session's memory file. After it, where the layout says how much: the page
  * map of the engine, and with --record the log of touched pages and a bit for each of them. */
+#define IMAGE_BYTES 2 /* of the numbers that tell an image: its length */
 struct session_header {
     uint64_t magic; /* SESSION_MAGIC: of this version */
     uint64_t began_ns;
@@ -66,9 +67,9 @@ struct session {
 /* The memory file with its header. */
 int ibx_firecracker_session_make(const char *message, size_t length, pid_t pid, int *fd,
                                  struct ibx_error *err);
-/* Maps the header alone, as soon as no other process has it; then all of it, when the layout is
- * known. */
-int ibx_firecracker_session_map(int fd, struct session *session, struct ibx_error *err);
+/* Maps the header alone, as soon as no other process has it, or not (-EBUSY); then all of it, when
+ * the layout is known. */
+int ibx_firecracker_session_map(int fd, bool waits, struct session *session, struct ibx_error *err);
 int ibx_firecracker_session_extend(int fd, struct session *session,
                                    const struct ibx_fault_range *ranges, unsigned count,
                                    struct ibx_error *err);
@@ -79,6 +80,9 @@ void ibx_firecracker_touched(void *session, uint64_t page);
 int ibx_firecracker_working_set(const struct session *session, uint32_t page_size,
                                 uint64_t image_bytes, struct ibx_working_set *set,
                                 struct ibx_error *err);
+
+/* The file of --record for a handler that has ended without it. -ENODATA: it had served nothing. */
+int ibx_firecracker_record_left(int fd, const char *path, uint64_t *pages, struct ibx_error *err);
 
 /* ------------------------------------------------------------ fd_store.c */
 

@@ -57,13 +57,14 @@ int ibx_firecracker_session_make(const char *message, size_t length, pid_t pid, 
     return 0;
 }
 
-int ibx_firecracker_session_map(int fd, struct session *session, struct ibx_error *err)
+int ibx_firecracker_session_map(int fd, bool waits, struct session *session, struct ibx_error *err)
 {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     *session = (struct session){0};
     /* The handler before this one may still be ending. */
-    if (fcntl(fd, F_SETLKW, &lock))
-        return ibx_error_set(err, -errno, "the session's memory file: %s", strerror(errno));
+    if (fcntl(fd, waits ? F_SETLKW : F_SETLK, &lock))
+        return ibx_error_set(err, errno == EAGAIN || errno == EACCES ? -EBUSY : -errno,
+                             "the session's memory file: %s", strerror(errno));
     int rc = map(fd, header_bytes(), &session->whole);
     if (rc)
         return ibx_error_set(err, rc, "the session's memory file: %s", strerror(-rc));
@@ -143,4 +144,43 @@ int ibx_firecracker_working_set(const struct session *s, uint32_t page_size, uin
     }
     *set = out;
     return 0;
+}
+
+static int record(int fd, struct session *s, const char *path, uint64_t *pages,
+                  struct ibx_error *err)
+{
+    struct ibx_fault_range ranges[IBX_FIRECRACKER_REGIONS_MAX];
+    struct ibx_firecracker_layout layout;
+    struct ibx_working_set set;
+    if (!atomic_load(&s->header->known))
+        return ibx_error_set(err, -ENODATA, "nothing was served yet");
+    int rc = ibx_firecracker_layout_parse(s->header->message, s->header->length, &layout, err);
+    for (unsigned i = 0; !rc && i < layout.count; i++)
+        ranges[i] =
+            (struct ibx_fault_range){.length = layout.regions[i].length,
+                                     .page_size = layout.page_size,
+                                     .first_page = layout.regions[i].offset / layout.page_size};
+    rc = rc ? rc : ibx_firecracker_session_extend(fd, s, ranges, layout.count, err);
+    if (!rc)
+        rc = ibx_firecracker_working_set(s, layout.page_size, s->header->image[IMAGE_BYTES], &set,
+                                         err);
+    if (rc)
+        return rc;
+    rc = ibx_working_set_save(path, &set, err);
+    *pages = set.pages;
+    if (!rc)
+        atomic_store(&s->header->recorded, 1);
+    ibx_working_set_fini(&set);
+    return rc;
+}
+
+int ibx_firecracker_record_left(int fd, const char *path, uint64_t *pages, struct ibx_error *err)
+{
+    struct session session;
+    int rc = ibx_firecracker_session_map(fd, false, &session, err);
+    if (rc)
+        return rc;
+    rc = record(fd, &session, path, pages, err);
+    ibx_firecracker_session_unmap(&session);
+    return rc;
 }

@@ -63,6 +63,8 @@ struct supervisor {
     unsigned pause_ms;
     bool announced;   /* the socket */
     bool asked;       /* to end, by a signal */
+    bool left_to_it;  /* the file of --record, to the handler, with that */
+    bool lacks;       /* in the end: the file of --record */
     uint64_t kill_ns; /* with that: when the handler has had its time; 0: it has none */
     int rc;
     struct ibx_error *err;
@@ -193,12 +195,7 @@ static void handler_asks_again(struct supervisor *s)
     s->handler = 0;
     s->rc = 0;
     if (firecracker_has_ended(s)) {
-        const bool lacks = s->config->record && !atomic_load(&s->header->recorded);
-        finish(s, lacks ? ibx_error_set(s->err, -ENODATA,
-                                        "--record %s was not written: Firecracker has ended while "
-                                        "the other host was lost",
-                                        s->config->record)
-                        : 0);
+        finish(s, 0);
         return;
     }
     s->resume_ns = ibx_deadline_in_ms(PAUSE_MAX_MS);
@@ -277,9 +274,8 @@ static void firecracker_came(struct supervisor *s)
 
 /* ------------------------------------------------------------ the loop */
 
-/* One that does not serve may be at a connection for a while, and cannot write the file of --record
- * for the one before it: ibx_firecracker_run() says that there is none. A second signal waits for
- * nothing. */
+/* One that does not serve may be at a connection for a while; the file of --record for the one
+ * before it record_left() writes. A second signal waits for nothing. */
 static void end_handler(struct supervisor *s)
 {
     static const char word = SAID_END;
@@ -291,6 +287,7 @@ static void end_handler(struct supervisor *s)
         send(s->handler_socket, &word, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
         kill(s->handler, SIGTERM);
         s->kill_ns = ibx_deadline_in_ms(END_MS);
+        s->left_to_it = true;
     }
     s->asked = true;
 }
@@ -347,6 +344,23 @@ static void turn(struct supervisor *s)
     }
 }
 
+/* What was touched is known, and there is no handler any more. */
+static void record_left(struct supervisor *s)
+{
+    struct ibx_firecracker_event event = {.kind = IBX_FIRECRACKER_RECORDED};
+    struct ibx_error why = {0};
+    if (!s->config->record || !s->header || atomic_load(&s->header->recorded) || s->left_to_it ||
+        (s->rc && s->rc != -EINTR))
+        return;
+    if (!ibx_firecracker_record_left(s->kept.fds[KEPT_SESSION], s->config->record, &event.pages,
+                                     &why))
+        tell(s, event);
+    else if (!s->rc)
+        s->rc = ibx_error_set(s->err, -ENODATA, "%s", why.message);
+    else
+        ibx_log(IBX_LOG_ERROR, "%s", why.message);
+}
+
 static void end(struct supervisor *s)
 {
     int status;
@@ -354,7 +368,10 @@ static void end(struct supervisor *s)
         kill(s->handler, SIGKILL);
         while (waitpid(s->handler, &status, 0) < 0 && errno == EINTR)
             ;
+        s->handler = 0;
     }
+    record_left(s);
+    s->lacks = s->config->record && s->header && !atomic_load(&s->header->recorded);
     if (s->listener >= 0)
         ibx_firecracker_unlisten(s->config, s->listener);
     if (s->handler_socket >= 0)
@@ -406,12 +423,11 @@ int ibx_firecracker_run(const struct ibx_firecracker_config *config, struct ibx_
     while (s.state.now != ENDED)
         turn(&s);
     const bool served = kept_any(&s.kept);
-    const bool lacks = config->record && s.header && !atomic_load(&s.header->recorded);
     end(&s);
     if (s.rc == -EINTR)
         ibx_error_set(s.err, -EINTR, "ended by a signal; %s%s%s",
                       served ? "the microVM waits at its next missing page for ever: end it"
                              : "no microVM had connected",
-                      lacks ? ", and there is no --record " : "", lacks ? config->record : "");
+                      s.lacks ? ", and there is no --record " : "", s.lacks ? config->record : "");
     return s.rc;
 }
