@@ -386,6 +386,31 @@ bool errors()
     return true;
 }
 
+// A child that calls exit(3), with what it has not written yet and handlers of its own.
+bool forked_exit()
+{
+    static int ends[2];
+    REQUIRE(device_memory() && pipe(ends) == 0);
+    const pid_t child = fork();
+    if (!child) {
+        alarm(20 * patience_times());
+        std::fputs("buffered", fdopen(ends[1], "w"));
+        std::atexit([] {
+            if (write(ends[1], "handler ", 8) != 8)
+                std::_Exit(1);
+        });
+        std::exit(7);
+    }
+    close(ends[1]);
+    std::string said;
+    char some[100];
+    for (ssize_t n; (n = read(ends[0], some, sizeof(some))) > 0;)
+        said.append(some, static_cast<std::size_t>(n));
+    int status = -1;
+    REQUIRE(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 7);
+    return said == "handler buffered";
+}
+
 // The child has a connection of its own, and the parent's stays in order.
 bool forked()
 {
@@ -614,6 +639,7 @@ int main(int argc, char **argv)
         {"remapped", remapped},
         {"errors", errors},
         {"forked", forked},
+        {"forked-exit", forked_exit},
         {"killed", killed},
         {"killed-background", killed_background},
         {"pinned", pinned},

@@ -514,6 +514,7 @@ void check_what_the_provider_changes()
     }
     check("an application that ends in the middle of them", leaves);
     check("forked children", [] { return run("forked", true); });
+    check("forked children that exit", [] { return run("forked-exit", true); });
     check("a back end that is killed", [] { return killed("killed", 6, 7000); });
     check("a back end that is killed in the middle of asynchronous copies",
           [] { return killed("killed-background", 4, 3000); });

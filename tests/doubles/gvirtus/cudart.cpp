@@ -14,8 +14,15 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 
+extern "C" void stub_log_begin(); // log4cplus.c
+
 namespace
 {
+
+[[gnu::constructor]] void begin()
+{
+    stub_log_begin();
+}
 
 std::atomic<std::uint64_t> copies, hosts, selections, calls;
 std::atomic<unsigned> connecting, connecting_most;
