@@ -39,13 +39,13 @@ static int cannot_open(const char *what, const char *path, struct ibx_error *err
 int ibx_file_open(const char *path, enum ibx_file_kind kind, struct ibx_error *err)
 {
     const char *what = kind == IBX_FILE_KEY ? "key file " : "";
-    char again[32];
+    char again[40]; /* by the thread: the first one may have ended */
     int found = open(path, O_PATH | O_CLOEXEC);
     if (found < 0)
         return cannot_open(what, path, err);
     int fd = ibx_file_check(found, kind, path, err);
     if (!fd) { /* the same file, whatever the path leads to by now */
-        snprintf(again, sizeof(again), "/proc/self/fd/%d", found);
+        snprintf(again, sizeof(again), "/proc/thread-self/fd/%d", found);
         fd = open(again, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
         if (fd < 0 && errno == ENOENT)
             fd = ibx_error_set(err, -ENOSYS, "cannot open %s%s, for which /proc has to be mounted",

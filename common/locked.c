@@ -29,7 +29,7 @@ bool ibx_locked_limit(uint64_t *bytes)
 
 uint64_t ibx_locked_now(void)
 {
-    FILE *file = fopen("/proc/self/status", "re");
+    FILE *file = fopen("/proc/thread-self/status", "re");
     char line[256];
     uint64_t kib = 0;
     while (file && fgets(line, sizeof(line), file))

@@ -30,7 +30,7 @@ static uint64_t process_namespace(void)
 {
     struct stat st;
     char boot[64];
-    if (stat("/proc/self/ns/pid", &st))
+    if (stat("/proc/thread-self/ns/pid", &st))
         return 0;
     uint64_t all = (uint64_t)st.st_ino;
     const int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);

@@ -411,6 +411,19 @@ bool forked_exit()
     return said == "handler buffered";
 }
 
+// The first thread ends, and the process goes on with others; /proc/self shows little of it then.
+bool first_thread_ends()
+{
+    std::thread([] {
+        while (access("/proc/self/fd/0", F_OK) == 0)
+            std::this_thread::yield();
+        char *device = device_memory();
+        std::vector<char> memory(1000000);
+        std::_Exit(device && round_trip(device, memory.data(), memory.size(), 1) ? 0 : 1);
+    }).detach();
+    pthread_exit(nullptr);
+}
+
 // The child has a connection of its own, and the parent's stays in order.
 bool forked()
 {
@@ -638,6 +651,7 @@ int main(int argc, char **argv)
         {"no-copy", no_copy},
         {"remapped", remapped},
         {"errors", errors},
+        {"first-thread-ends", first_thread_ends},
         {"forked", forked},
         {"forked-exit", forked_exit},
         {"killed", killed},

@@ -513,6 +513,7 @@ void check_what_the_provider_changes()
               [=] { return background("background-registered", taken); });
     }
     check("an application that ends in the middle of them", leaves);
+    check("a first thread that ends", [] { return run("first-thread-ends", true); });
     check("forked children", [] { return run("forked", true); });
     check("forked children that exit", [] { return run("forked-exit", true); });
     check("a back end that is killed", [] { return killed("killed", 6, 7000); });

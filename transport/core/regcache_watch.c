@@ -175,7 +175,7 @@ static int reader_start(struct reader *reader)
     if (rc < 0)
         return rc;
     reader->stop_fd = eventfd(0, EFD_CLOEXEC);
-    watch.pagemap_fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    watch.pagemap_fd = open("/proc/thread-self/pagemap", O_RDONLY | O_CLOEXEC);
     /* The application's signal handlers must not run in the reader, because they might free memory.
      * It inherits the mask of the lock's holder, which has blocked all signals. */
     rc = reader->stop_fd < 0 || watch.pagemap_fd < 0

@@ -31,7 +31,7 @@ struct identity {
 static uint64_t own_pid_namespace(void)
 {
     struct stat status;
-    return stat("/proc/self/ns/pid", &status) ? 0 : status.st_ino;
+    return stat("/proc/thread-self/ns/pid", &status) ? 0 : status.st_ino;
 }
 
 static int own_identity(int socket, struct identity *own)

@@ -103,10 +103,10 @@ static void publish(struct shm *shm, const struct shm_region *region)
  * file's mode lets no process open it again. */
 static int arena_descriptor(int fd, enum shm_arena_kind kind)
 {
-    char path[32];
+    char path[40];
     if (kind == SHM_ARENA_WRITE)
         return dup(fd);
-    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    snprintf(path, sizeof(path), "/proc/thread-self/fd/%d", fd);
     int copy = open(path, O_RDONLY | O_CLOEXEC);
     if (copy >= 0)
         fchmod(fd, 0);

@@ -61,7 +61,7 @@ static socklen_t abstract_address(const char *name, struct sockaddr_un *address)
 static socklen_t file_address(int fd, const char *name, struct sockaddr_un *address)
 {
     *address = (struct sockaddr_un){.sun_family = AF_UNIX};
-    snprintf(address->sun_path, sizeof(address->sun_path), "/proc/self/fd/%d%s%s", fd,
+    snprintf(address->sun_path, sizeof(address->sun_path), "/proc/thread-self/fd/%d%s%s", fd,
              *name ? "/" : "", name);
     return sizeof(*address);
 }
@@ -167,11 +167,11 @@ static int place_make(struct shm_place *place, const char *directory, struct ibx
 static int open_to_others(const struct shm_place *place)
 {
     struct stat status;
-    char self[32];
+    char self[40];
     int rc = 0, fd = openat(place->folder, place->name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0)
         return -errno;
-    snprintf(self, sizeof(self), "/proc/self/fd/%d", fd);
+    snprintf(self, sizeof(self), "/proc/thread-self/fd/%d", fd);
     if (fstat(fd, &status))
         rc = -errno;
     else if (!S_ISSOCK(status.st_mode) || status.st_uid != geteuid())
