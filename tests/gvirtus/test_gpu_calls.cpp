@@ -147,6 +147,47 @@ bool made_up_handles()
            remote.stream_synchronize(2) == 0;
 }
 
+// Where GVirtuS's handlers read a stream, an event or a graph: what was made up is none there, and
+// nothing else changes.
+bool made_up_for_handlers()
+{
+    Gpu gpu;
+    Remote &remote = gpu.remote;
+    const std::uint64_t stream = remote.stream_create(), event = gpu.event(), none = 0,
+                        wild = 0x7fffdeadbee0,
+                        graph = remote.address("ibxRuntime", number(IBX_EXTRA_GRAPH_CREATE).i32(0)),
+                        exec = remote.address(
+                            "ibxRuntime", number(IBX_EXTRA_GRAPH_INSTANTIATE).u64(graph).u64(0));
+    const struct {
+        const char *name;
+        std::size_t n, at;
+        std::uint64_t good;
+    } rows[] = {
+        {"cudaConfigureCall", 40, 32, stream},   {"cudaIpcGetEventHandle", 80, 72, event},
+        {"cudaIpcGetEventHandle", 16, 8, event}, {"cudaMemcpyPeerAsync", 40, 32, stream},
+        {"cuEventElapsedTime", 28, 12, event},   {"cuEventElapsedTime", 28, 20, event},
+        {"cuLaunchGridAsync", 24, 16, stream},   {"cuMemsetD32Async", 28, 20, stream},
+        {"cuStreamWriteValue32", 24, 0, stream}, {"cudaGraphGetNodes", 16, 0, graph},
+        {"cudaGraphExecDestroy", 8, 0, exec},
+    };
+    REQUIRE(stream && event && graph && exec);
+    for (const auto &row : rows) {
+        for (const std::uint64_t handle : {wild, row.good}) {
+            Body body;
+            body.bytes.assign(row.n, 0);
+            std::memcpy(&body.bytes[row.at], &handle, 8);
+            std::vector<char> expected = body.bytes, got(row.n);
+            std::memcpy(&expected[row.at], handle == wild ? &none : &handle, 8);
+            REQUIRE(remote.call(row.name, body) == 0 && remote.out.size() == row.n + 8);
+            std::memcpy(got.data(), remote.out.data() + 8, row.n);
+            if (got != expected)
+                std::fprintf(stderr, "%s, byte %zu\n", row.name, row.at);
+            REQUIRE(got == expected);
+        }
+    }
+    return true;
+}
+
 // What a client calls memory of the device, and is the back end's own: here, of the same program.
 bool memory_of_the_back_end()
 {
@@ -549,6 +590,7 @@ int main(int argc, char **argv)
     check("memory that is counted", counted);
     check("errors", errors);
     check("handles of streams and events that were made up", made_up_handles);
+    check("... in requests that GVirtuS runs", made_up_for_handlers);
     check("memory of the back end's own", memory_of_the_back_end);
     check("requests of our own that are malformed", malformed);
     check("arrays after a reset", arrays_after_reset);
