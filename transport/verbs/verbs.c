@@ -201,10 +201,11 @@ static void verbs_abort(void *endpoint)
 }
 
 /* A device that does not flush in time loses its queue pairs: after that it touches none of their
- * memory either. */
+ * memory either. What its completion queues have to say of them then comes too late. */
 static int give_up_flushing(struct verbs *v)
 {
     int made = 0;
+    v->rail_count = 0; /* they are not polled any more */
     for (unsigned i = 0; i < v->lane_count; i++)
         ibx_verbs_qp_destroy(&v->lanes[i]);
     for (unsigned i = 0; i < v->lane_count; i++) {
