@@ -224,7 +224,8 @@ static int make(struct copies *x, uint64_t client, const struct wish *w, int fd)
     return refuse(x, w, why ? why : "too many are mapped, for it or for all clients");
 }
 
-/* It is there already, and is what a reset, of a client that was alone, has left of it. */
+/* It is there already, and is what a reset, of a client that was alone, has left of it. The driver
+ * is asked without the lock: it may keep this thread for long, and a client that ends takes it. */
 static bool is_there(struct copies *x, uint64_t client, const struct wish *w)
 {
     unsigned flags;
@@ -233,9 +234,9 @@ static bool is_there(struct copies *x, uint64_t client, const struct wish *w)
     while (m &&
            !(m->client == client && (uintptr_t)m->base == w->address && m->length == w->length))
         m = m->next;
-    const bool there = m && !x->cuda->mem_host_get_flags(&flags, m->base);
+    const bool known = m;
     pthread_mutex_unlock(&lock);
-    return there;
+    return known && !x->cuda->mem_host_get_flags(&flags, pointer_to(w->address));
 }
 
 bool ibx_host_maps_hold(struct copies *x, uint64_t address)
