@@ -431,13 +431,19 @@ static int whole(struct snapshot_cache *cache, struct ibx_error *err)
     return ibx_state_move(&cache->state, CACHE_WHOLE);
 }
 
-/* The next one is asked first, and after all of them it is no accident of a wire. */
-static int note_wrong(struct snapshot_cache *cache, const struct ibx_error *why,
-                      struct ibx_error *err)
+/* The next one is asked first. */
+static void pass_over(struct snapshot_cache *cache)
 {
     for (unsigned i = 0; i < cache->uri_count; i++)
         if (!strcmp(cache->uris[i], cache->source))
             cache->first = (i + 1) % cache->uri_count;
+}
+
+/* After all of them it is no accident of a wire. */
+static int note_wrong(struct snapshot_cache *cache, const struct ibx_error *why,
+                      struct ibx_error *err)
+{
+    pass_over(cache);
     if (++cache->wrong <= cache->uri_count)
         return 0;
     return ibx_error_set(err, -EBADMSG,
@@ -495,12 +501,29 @@ static int try_again(struct snapshot_cache *cache, void (*notify)(void *context,
         return 0;
     }
     cache->told_other = false;
+    cache->progress_ns = 0;
     join(cache);
     cache->reconnects++;
     cache->filling_ns = ibx_now_ns();
     snprintf(line, sizeof(line), "pages come from %s now", cache->source);
     notify(context, line);
     return ibx_state_move(&cache->state, CACHE_FILLING);
+}
+
+/* A server that is a cache itself sends nothing while its own is lost: another one may. */
+static void look_for_progress(struct snapshot_cache *cache)
+{
+    const uint64_t now = ibx_now_ns();
+    struct ibx_fault_stats stats;
+    ibx_fault_stats(cache->engine, &stats);
+    if (!stats.waiting || stats.present != cache->present || !cache->progress_ns)
+        cache->progress_ns = now;
+    cache->present = stats.present;
+    if (cache->uri_count < 2 ||
+        now - cache->progress_ns < cache->options->timeout_ms * IBX_NS_PER_MS)
+        return;
+    pass_over(cache);
+    ibx_fault_stop(cache->engine, -ETIMEDOUT, SNAPSHOT_SILENT);
 }
 
 int ibx_snapshot_cache_step(struct snapshot_cache *cache,
@@ -522,6 +545,8 @@ int ibx_snapshot_cache_step(struct snapshot_cache *cache,
         leave_group(cache);
         return check(cache, err);
     }
+    if (state == IBX_FAULT_SERVING)
+        look_for_progress(cache);
     return state == IBX_FAULT_STOPPED ? lost(cache, notify, context, err) : 0;
 }
 

@@ -61,8 +61,9 @@ struct snapshot_cache {
     uint64_t again_ns;   /* LOST: the next try */
     uint64_t filling_ns; /* the last one that brought a server; 0: it was the first */
     unsigned pause_ms, reconnects;
-    bool told_other;  /* LOST: that another snapshot is served where this one was */
-    char source[300]; /* the URI that is read */
+    uint64_t present, progress_ns; /* pages when somebody waited last, and since when */
+    bool told_other;               /* LOST: that another snapshot is served where this one was */
+    char source[300];              /* the URI that is read */
     const struct ibx_snapshot_multicast_options
         *multicast;                          /* whether it joins its server's group */
     struct snapshot_feed *feed;              /* while it does */

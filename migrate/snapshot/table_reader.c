@@ -298,13 +298,22 @@ static int poll_arrivals(void *context, struct ibx_fault_arrival *arrivals, int 
     return n < 0 ? n : count;
 }
 
+/* A request whose pages are there waits for hashes: any of those that are on their way. */
 static void cancel(void *context, uint64_t cookie)
 {
     struct ibx_snapshot_table_reader *reader = context;
-    for (unsigned i = 0; i < REQUESTS; i++)
-        if (reader->held[i].state.now == HELD_ASKED && reader->held[i].cookie == cookie &&
-            reader->below.ops->cancel)
-            reader->below.ops->cancel(reader->below.context, i);
+    const struct ibx_fault_reader *below = &reader->below;
+    bool hashes = false;
+    for (unsigned i = 0; below->ops->cancel && i < REQUESTS; i++) {
+        const struct held *held = &reader->held[i];
+        const bool is = held->state.now != HELD_FREE && held->cookie == cookie;
+        if (is && held->state.now == HELD_ASKED)
+            below->ops->cancel(below->context, i);
+        hashes |= is && held->state.now == HELD_ARRIVED;
+    }
+    for (unsigned i = 0; hashes && i < FETCHES; i++)
+        if (reader->fetches[i].end != reader->fetches[i].first)
+            below->ops->cancel(below->context, FETCH_COOKIE + i);
 }
 
 static int arm(void *context)

@@ -132,6 +132,29 @@ static void test_a_cache_that_waits_itself(void)
     assert_int_equal(access(second, F_OK), -1);
 }
 
+/* Likewise when it has begun: it turns to another server, and its child goes on. */
+static void test_a_cache_that_waits_later(void)
+{
+    struct mover other;
+    char second[170];
+    freeze();
+    snprintf(second, sizeof(second), "%s.2", cache);
+    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    SERVE(&other, snapshot, "--listen", "tcp://127.0.0.1:0");
+    SERVE(&filler, cache, "--cache", server.uri, "--on-demand", "--listen", "shm://127.0.0.1:0");
+    SERVE(&further, second, "--cache", filler.uri, "--cache", other.uri, "--on-demand", "--set",
+          "timeout_ms=1000");
+    child_start(&children[0], (const char *[]){"-S", NULL});
+    MOVER_RUN(0, "clone", second, "--qmp", children[0].tool);
+    mover_kill(&server, SIGKILL);
+    mover_await_words(&filler, "connecting again");
+    vm_do(&children[0], "cont", NULL);
+    mover_await_words(&further, "it sends no pages");
+    child_is_right(&children[0]);
+    mover_kill(&other, SIGTERM);
+    mover_ends(&other, 0);
+}
+
 /* All pages have come while a child is made, and who has filled the cache has ended: nobody is
  * needed. */
 static void test_whole_while_a_child_is_made(void)
@@ -441,6 +464,7 @@ int main(void)
         VM_TEST(test_filler_killed_when_whole),
         VM_TEST(test_another_snapshot_in_its_place),
         VM_TEST(test_a_cache_that_waits_itself),
+        VM_TEST(test_a_cache_that_waits_later),
         VM_TEST(test_whole_while_a_child_is_made),
         VM_TEST(test_no_room_for_a_cache),
         VM_TEST(test_no_room_for_zeros),

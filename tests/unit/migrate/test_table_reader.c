@@ -339,6 +339,20 @@ static void test_lost(NO_STATE)
     assert_int_equal(got[0].status, -ECANCELED);
 }
 
+/* The page is there, and its hash is on its way: that is what has to arrive soon. */
+static void test_cancelled(NO_STATE)
+{
+    struct scene *s = &scenes[0];
+    struct ibx_fault_arrival got[16];
+    assert_int_equal(ask(s, GROUP, 1, true, 77), 0);
+    assert_int_equal(let(s, 1, got), 0);
+    s->as.ops->cancel(s->as.context, 77);
+    assert_int_equal(s->below.cancelled, s->below.asked[1].cookie);
+    s->below.status = -ECANCELED;
+    assert_int_equal(let(s, 1, got), 1);
+    assert_int_equal(got[0].status, -EAGAIN);
+}
+
 /* The reader below is full: first for the page, then for its hash alone. */
 static void test_full(NO_STATE)
 {
@@ -372,6 +386,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_the_table_itself, begin, end),
         cmocka_unit_test_setup_teardown(test_a_lie, begin, end),
         cmocka_unit_test_setup_teardown(test_lost, begin, end),
+        cmocka_unit_test_setup_teardown(test_cancelled, begin, end),
         cmocka_unit_test_setup_teardown(test_full, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
