@@ -226,6 +226,12 @@ int ibx_snapshot_host_cache(const struct ibx_serve_options *options, struct ibx_
         const int null = open("/dev/null", O_RDWR);
         for (int fd = 0; fd < 3; fd++)
             dup2(null, fd);
+        /* It outlives this command: who waits for the end of a pipe, or of a lock, is not to wait
+         * for it. */
+        const unsigned told = (unsigned)pipes[1];
+        if (told > 3)
+            close_range(3, told - 1, 0);
+        close_range(told + 1, ~0u, 0);
         setsid();
         if (chdir("/"))
             _exit(1);

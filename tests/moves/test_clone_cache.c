@@ -187,6 +187,34 @@ static void test_of_a_uri(void)
     mover_must_print(MOVER_RUN(1, "clone", server.uri, "--qmp", children[2].tool), "no server");
 }
 
+/* The process that it leaves behind keeps no descriptor of who has called it, as of a lock. */
+static void test_of_a_uri_in_a_script(void)
+{
+    char command[1200], line[1024];
+    freeze();
+    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    child_start(&children[0], NULL);
+    snprintf(command, sizeof(command),
+             "(flock 9; exec \"$IB_MIGRATE\" clone %s --on-demand --json --qmp %s --state-dir %s) "
+             "9>%s/lock",
+             server.uri, children[0].tool, mover_state_dir, mover_folder);
+    FILE *out = popen(command, "re");
+    assert_true(out && fgets(line, sizeof(line), out));
+    assert_int_equal(pclose(out), 0);
+    const char *folder = strstr(line, "\"folder\":\"");
+    assert_true(folder && sscanf(folder, "\"folder\":\"%159[^\"]", cache) == 1);
+    snprintf(command, sizeof(command), "flock -n %s/lock true", mover_folder);
+    const int free_now = system(command);
+    /* It has the folder open. */
+    snprintf(command, sizeof(command),
+             "for p in /proc/[0-9]*; do readlink $p/fd/* | grep -qx %s && kill ${p#/proc/}; done; "
+             "true",
+             cache);
+    child_is_right(&children[0]);
+    assert_int_equal(system(command), 0);
+    assert_int_equal(free_now, 0);
+}
+
 /* ---------------------------------------------------------------- by multicast */
 
 /* Children come while their caches are fed, which takes some 10 s: what they need does not wait. */
@@ -222,6 +250,7 @@ int main(void)
         VM_TEST(test_of_a_cache),
         VM_TEST(test_on_demand),
         VM_TEST(test_a_cache_over_ofi),
+        VM_TEST(test_of_a_uri_in_a_script),
         VM_TEST(test_of_a_uri),
         VM_TEST(test_by_multicast),
         {0},
