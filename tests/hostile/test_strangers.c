@@ -25,6 +25,7 @@
 #define VISITS      20
 #define CLIENT_MS   30u /* from one to the next */
 #define PLACES      64u
+#define CONNECT_MS  60000u /* for a client's tries: without a processor they take long */
 #define SOON_MS     1000u
 #define LATE_MS     5000u /* one of twenty may take so long */
 #define PLACE_BYTES 32768u
@@ -89,7 +90,7 @@ static void *server_main(void *argument)
 /* A server with a thread of its own; `places` for clients in their handshake, 0: the default. */
 static void begin(struct handshake_scene *s, struct server *server, unsigned places)
 {
-    handshake_open(s, true, 10000);
+    handshake_open(s, true, CONNECT_MS);
     make_hello(s);
     ibx_listener_close(s->listener);
     if (places)
