@@ -154,6 +154,8 @@ void ibx_backlog_push(struct ibx_pipeline *p, bool now)
         take_from_backlog(p, &message);
         p->messages++;
     }
+    if (!ibx_session_live(p->session))
+        ibx_backlog_drop(p);
     /* A back end whose replies nobody takes has to stop. */
     atomic_store(&p->unsent, p->backlog_end > p->backlog_begin || p->messages >= EAGER_MESSAGES);
 }

@@ -240,7 +240,7 @@ int ibx_session_gather_ahead(struct ibx_session *session, const uint8_t *bytes, 
 /* Sends them, if none has followed; as ibx_session_fail(). */
 int ibx_session_send_ahead(struct ibx_session *session);
 /* Sends such requests, ibx_session_room() bytes at most, as a message of their own. False: that
- * needs credit, or a connection; nothing was sent. */
+ * needs credit, or a connection, and nothing was sent; or the session has ended. */
 bool ibx_session_send_now(struct ibx_session *session, const uint8_t *bytes, size_t n);
 size_t ibx_session_room(const struct ibx_session *session);
 

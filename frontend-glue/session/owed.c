@@ -129,7 +129,10 @@ bool ibx_session_send_now(struct ibx_session *s, const uint8_t *bytes, size_t n)
     ibx_put_u8(&w, SEGMENT_INLINE);
     ibx_put_u32(&w, (uint32_t)n);
     struct iovec iov[2] = {{head, w.length}, {(void *)(uintptr_t)bytes, n}};
-    return !s->out_length && !s->ended && !ibx_session_try_send(s, iov, 2);
+    const int rc = s->out_length || s->ended ? -EAGAIN : ibx_session_try_send(s, iov, 2);
+    if (rc && rc != -EAGAIN && rc != -ENOTCONN) /* it may have left, and must not do so twice */
+        ibx_session_fail(s, rc, "sending to %s failed: %s", s->path.peer, strerror(-rc));
+    return !rc;
 }
 
 size_t ibx_session_room(const struct ibx_session *s)
