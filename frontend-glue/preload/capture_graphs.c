@@ -142,11 +142,10 @@ int cudaStreamEndCapture(void *stream, void **graph)
     return rc;
 }
 
-int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id, void **graph,
-                             void *const **behind, const void **edges, size_t *count)
+/* `asks`: for more than whether it is captured, and by which number. */
+static int capture_info(void *stream, int *status, unsigned long long *id, void **graph,
+                        void *const **behind, const void **edges, size_t *count, bool asks)
 {
-    const int version = ibx_frontend_cuda_version();
-    const bool asks = (!version || version > 12) && (graph || behind || count);
     int now = 0;
     int rc = status ? cudaStreamIsCapturing(stream, &now) : ibx_frontend_fail(CUDA_INVALID_VALUE);
     struct capture *c = rc || now != 1 ? NULL : find(stream, false);
@@ -170,6 +169,27 @@ int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id, 
     if (count)
         *count = c->count;
     return CUDA_SUCCESS;
+}
+
+/* Before CUDA 13 it has three arguments, and the others came under names of their own. */
+int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id, void **graph,
+                             void *const **behind, const void **edges, size_t *count)
+{
+    const int version = ibx_frontend_cuda_version();
+    const bool asks = (!version || version > 12) && (graph || behind || count);
+    return capture_info(stream, status, id, graph, behind, edges, count, asks);
+}
+
+int cudaStreamGetCaptureInfo_v2(void *stream, int *status, unsigned long long *id, void **graph,
+                                void *const **behind, size_t *count)
+{
+    return capture_info(stream, status, id, graph, behind, NULL, count, graph || behind || count);
+}
+
+int cudaStreamGetCaptureInfo_v3(void *stream, int *status, unsigned long long *id, void **graph,
+                                void *const **behind, const void **edges, size_t *count)
+{
+    return capture_info(stream, status, id, graph, behind, edges, count, graph || behind || count);
 }
 
 /* Before CUDA 13 there is no array of edges' data, and two numbers come in its place. */

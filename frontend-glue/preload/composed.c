@@ -55,6 +55,19 @@ int cudaMemset3D(struct ibx_cuda_pitched memory, int value, struct ibx_cuda_exte
     return cudaMemset3DAsync(memory, value, extent, NULL);
 }
 
+/* ------------------------------------------------------------------ names before CUDA 4 */
+
+/* No back end of GVirtuS's (G5) knows them, though its front end sends them. */
+int cudaThreadSynchronize(void)
+{
+    return cudaDeviceSynchronize();
+}
+
+int cudaThreadExit(void)
+{
+    return cudaDeviceReset();
+}
+
 /* ------------------------------------------------------------------------- several devices */
 
 int cudaDeviceGetPCIBusId(char *id, int n, int device)

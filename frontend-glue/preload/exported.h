@@ -42,6 +42,8 @@ int cudaMemcpyFromSymbolAsync(void *to, const void *symbol, size_t n, size_t off
                               void *stream);
 int cudaProfilerStart(void);
 int cudaProfilerStop(void);
+int cudaThreadSynchronize(void);
+int cudaThreadExit(void);
 const char *cudaGetErrorName(int code);
 const char *cudaGetErrorString(int code);
 int cudaLaunchKernel(const void *function, struct dim3 grid, struct dim3 block, void **arguments,
@@ -137,6 +139,10 @@ int cudaStreamBeginCaptureToGraph(void *stream, void *graph, void *const *behind
                                   size_t count, int mode);
 int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id, void **graph,
                              void *const **behind, const void **edges, size_t *count);
+int cudaStreamGetCaptureInfo_v2(void *stream, int *status, unsigned long long *id, void **graph,
+                                void *const **behind, size_t *count);
+int cudaStreamGetCaptureInfo_v3(void *stream, int *status, unsigned long long *id, void **graph,
+                                void *const **behind, const void **edges, size_t *count);
 int cudaStreamUpdateCaptureDependencies(void *stream, void *const *nodes, const void *edges,
                                         size_t count, unsigned flags);
 int cudaGraphConditionalHandleCreate(unsigned long long *handle, void *graph, unsigned value,

@@ -177,6 +177,14 @@ IN_STREAM(cudaStreamGetCaptureInfo,
           (void *stream, int *status, unsigned long long *id, void **graph, void *const **behind,
            const void **edges, size_t *count),
           own(stream), status, id, graph, behind, edges, count)
+IN_STREAM(cudaStreamGetCaptureInfo_v2,
+          (void *stream, int *status, unsigned long long *id, void **graph, void *const **behind,
+           size_t *count),
+          own(stream), status, id, graph, behind, count)
+IN_STREAM(cudaStreamGetCaptureInfo_v3,
+          (void *stream, int *status, unsigned long long *id, void **graph, void *const **behind,
+           const void **edges, size_t *count),
+          own(stream), status, id, graph, behind, edges, count)
 IN_STREAM(cudaStreamUpdateCaptureDependencies,
           (void *stream, void *const *nodes, const void *edges, size_t count, unsigned flags),
           own(stream), nodes, edges, count, flags)

@@ -71,7 +71,13 @@ int capture_info(void *stream, int *status, void **graph, void *const **last, st
     const int rc = run<void *, int *, unsigned long long *, void **, void *const **, const void **,
                        std::size_t *>("cudaStreamGetCaptureInfo", stream, status, &id, graph, last,
                                       nullptr, count);
-    return rc ? rc : (*status == 1) == (id > 0) ? 0 : -1;
+    if (rc || (*status == 1) != (id > 0))
+        return rc ? rc : -1;
+    unsigned long long same = 0; // by the name of CUDA 12
+    const int again =
+        run<void *, int *, unsigned long long *, void **, void *const **, std::size_t *>(
+            "cudaStreamGetCaptureInfo_v2", stream, status, &same, graph, last, count);
+    return again ? again : same == id ? 0 : -1;
 }
 
 bool node_by_node(char *device, void *stream)

@@ -259,6 +259,10 @@ const char *const names[] = {
     "cudaStreamGetAttribute",
     "cudaStreamGetAttribute_ptsz",
     "cudaStreamGetCaptureInfo_ptsz",
+    "cudaStreamGetCaptureInfo_v2",
+    "cudaStreamGetCaptureInfo_v2_ptsz",
+    "cudaStreamGetCaptureInfo_v3",
+    "cudaStreamGetCaptureInfo_v3_ptsz",
     "cudaStreamGetDevice",
     "cudaStreamGetDevice_ptsz",
     "cudaStreamGetFlags",
@@ -306,6 +310,9 @@ bool absent()
         REQUIRE(cudaGetLastError() == 801 && cudaGetLastError() == 0);
     }
     REQUIRE(preloaded<Import>("cudaImportExternalSemaphore")(nullptr, nullptr) == 801);
+    REQUIRE(preloaded<int(void *, const char *, unsigned)>("cudaGraphDebugDotPrint")(
+                nullptr, "/nowhere", 0) == 801);
+    REQUIRE(preloaded<int()>("cudaThreadSynchronize")() == 0);
     // There is none of the driver's functions, which is no error.
     using Find = int(const char *, void **, unsigned long long, int *);
     using FindOf = int(const char *, void **, unsigned, unsigned long long, int *);

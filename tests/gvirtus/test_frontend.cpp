@@ -214,7 +214,7 @@ bool absent()
     GpuBackEnd back;
     Application app(&back, application, "absent");
     REQUIRE(app.good());
-    REQUIRE(lines_with(app.said(), "ibx:") == 3);
+    REQUIRE(lines_with(app.said(), "ibx:") == 4);
     REQUIRE(lines_with(app.said(), "cudaGetDriverEntryPoint finds no cuMemAlloc") == 1);
     return lines_with(app.said(), "cudaImportExternalMemory returns cudaErrorNotSupported") == 1;
 }
