@@ -75,6 +75,11 @@ void ibx_mr_deregister(struct ibx_mr *mr)
     free(mr);
 }
 
+bool ibx_mr_usable(const struct ibx_mr *mr)
+{
+    return !mr->dead;
+}
+
 static inline int create(struct registrar *r, unsigned entries, struct ibx_regcache **cache,
                          struct ibx_error *err)
 {

@@ -353,6 +353,10 @@ void ibx_regcache_tidy(struct ibx_regcache *cache)
     ibx_watch_lock();
     if (cache->generation != ibx_watch_generation())
         drop_inherited(cache);
+    for (struct entry *entry = cache->newest; entry; entry = entry->older) {
+        if (entry->range.alive && !entry->users && !ibx_mr_usable(entry->mr))
+            entry_retire(cache, entry);
+    }
     ibx_watch_unlock();
     reap(cache);
 }

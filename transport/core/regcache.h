@@ -29,8 +29,8 @@ struct ibx_regcache;
  */
 int ibx_regcache_create(struct ibx_conn *conn, size_t bytes, unsigned entries,
                         struct ibx_regcache **cache, struct ibx_error *err);
-/* Before ibx_conn_take_regions(): deregisters what has died with its memory and is not in use, so
- * that the other connection is not asked to register memory that is gone. */
+/* Before ibx_conn_take_regions(): deregisters what is not in use and has died with its memory, or
+ * could not be moved the last time. The other connection is not asked for what it need not have. */
 void ibx_regcache_tidy(struct ibx_regcache *cache);
 /* After ibx_conn_take_regions(): its connection is now this one. */
 void ibx_regcache_move(struct ibx_regcache *cache, struct ibx_conn *conn);

@@ -146,6 +146,25 @@ static void test_what_died_leaves_before_a_move(void **state)
     munmap(kept, 2 * PAGE);
 }
 
+/* At the limit on locked memory another connection may have no room for all that is cached. */
+static void test_what_could_not_be_moved_leaves(void **state)
+{
+    (void)state;
+    char *idle = map(2), *used = map(2);
+    get_and_put(cache, idle, 2 * PAGE)->dead = true;
+    struct ibx_mr *mr = get(cache, used, 2 * PAGE, LOCAL);
+    mr->dead = true;
+    ibx_regcache_tidy(cache);
+    assert_int_equal(r.left, 1);
+    assert_int_equal(r.last, (uintptr_t)idle);
+    mr->dead = false;
+    ASSERT_HIT(r, get_and_put(cache, used, 2 * PAGE));
+    ibx_regcache_put(cache, mr);
+    ASSERT_MISS(r, get_and_put(cache, idle, 2 * PAGE));
+    munmap(idle, 2 * PAGE);
+    munmap(used, 2 * PAGE);
+}
+
 static void unmapped(char *memory, size_t length)
 {
     munmap(memory, length);
@@ -441,6 +460,7 @@ int main(void)
         TEST(test_death_in_use),
         TEST(test_neighbours_live),
         TEST(test_what_died_leaves_before_a_move),
+        TEST(test_what_could_not_be_moved_leaves),
         TEST(test_realloc_of_a_buffer),
         TEST(test_eviction_by_entries),
         TEST(test_eviction_by_bytes),
