@@ -327,6 +327,9 @@ void ibx_process_remove(struct ibx_pipeline *pipeline);
 void ibx_process_lose(uint64_t requests);
 /* How often that was so. */
 unsigned ibx_process_losses(void);
+/* How many of these some thread was told of: those that begin later are not. */
+unsigned ibx_process_told_losses(void);
+void ibx_process_tell_losses(unsigned n);
 /* An error, or 0, that no call of a thread which ends has returned: the next one that waits does,
  * in any thread. */
 void ibx_process_leave_failure(int code);

@@ -49,6 +49,7 @@ struct ibx_pipeline *ibx_pipeline_create(struct ibx_session *session, enum ibx_p
     p->current = -1;
     p->launches_from = ibx_process_resets();
     p->others_from = ibx_process_handles();
+    p->losses = ibx_process_told_losses();
     p->streams = STREAMS_NONE;
     p->call = ibx_call_find("", 0);
     pthread_mutex_init(&p->lock, NULL);

@@ -34,7 +34,7 @@ static struct {
     uint64_t ids;
     sem_t wake;
 } process = {.lock = PTHREAD_MUTEX_INITIALIZER};
-static _Atomic unsigned number, resets, handles, captures, losses;
+static _Atomic unsigned number, resets, handles, captures, losses, told_losses;
 static _Atomic int untold;
 static _Atomic uint64_t epoch = 1;
 static _Atomic uint64_t left_behind, settled;
@@ -144,6 +144,18 @@ unsigned ibx_process_losses(void)
     return atomic_load(&losses);
 }
 
+unsigned ibx_process_told_losses(void)
+{
+    return atomic_load(&told_losses);
+}
+
+void ibx_process_tell_losses(unsigned n)
+{
+    unsigned before = atomic_load(&told_losses);
+    while (before < n && !atomic_compare_exchange_weak(&told_losses, &before, n))
+        ;
+}
+
 void ibx_process_leave_failure(int code)
 {
     int none = 0;
@@ -192,6 +204,7 @@ static void in_child(void)
     atomic_store(&settled, atomic_load(&left_behind));
     atomic_store(&outstanding, 0);
     atomic_store(&losses, 0);
+    atomic_store(&told_losses, 0);
     atomic_store(&untold, 0);
     atomic_store(&sender, SENDER_NONE);
 }

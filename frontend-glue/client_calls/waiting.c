@@ -103,6 +103,7 @@ static int take_failure(struct ibx_pipeline *p)
     if (failure || p->losses == losses)
         return failure;
     p->losses = losses;
+    ibx_process_tell_losses(losses);
     return IBX_CUDA_ERROR_UNKNOWN;
 }
 

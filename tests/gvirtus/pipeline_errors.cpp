@@ -144,6 +144,29 @@ bool one_connection_is_lost()
     return true;
 }
 
+// Threads that begin later are told as long as nobody was, and those that were there in any case.
+bool one_connection_was_lost()
+{
+    Scene scene;
+    App app = scene.app();
+    const Connections connections;
+    App lost = scene.app("rdma.resume_seconds : 0\n");
+    REQUIRE(warm(&app) && warm(&lost));
+    scene.world->held = true;
+    REQUIRE(lost.launch(1) == 0 && lost.launch(2) == 0);
+    connections.cut();
+    REQUIRE(lost.synchronize() == 999);
+    scene.world->held = false;
+    App first = scene.app(), early = scene.app();
+    REQUIRE(first.synchronize() == 999 && first.synchronize() == 0);
+    for (int i = 0; i < 3; i++) {
+        App later = scene.app();
+        REQUIRE(later.synchronize() == 0 && later.work() != ~0ull);
+    }
+    REQUIRE(app.synchronize() == 999 && app.synchronize() == 0);
+    return early.synchronize() == 999 && early.synchronize() == 0;
+}
+
 // One that has nothing to lose takes nothing from others.
 bool one_connection_breaks()
 {
@@ -169,5 +192,6 @@ void check_errors()
     check("the same, seen by a call that waits", [] { return apart(killed_before_a_wait); });
     check("errors of a thread that has ended", errors_of_a_thread_that_ends);
     check("one thread's connection that is lost", [] { return apart(one_connection_is_lost); });
+    check("threads that begin after it was", [] { return apart(one_connection_was_lost); });
     check("one that breaks between calls", one_connection_breaks);
 }
