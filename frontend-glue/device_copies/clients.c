@@ -33,6 +33,7 @@ static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static struct ibx_client *all;
 static uint64_t numbers;
 static unsigned sessions;
+static unsigned leaving; /* clients that are no more, and of which not all is given back */
 static const struct copies *resetting; /* the session that resets the context of all */
 static uint64_t reset_until;           /* ns */
 
@@ -69,6 +70,7 @@ void ibx_clients_leave(struct copies *x)
     struct ibx_client *gone = x->client && !--x->client->sessions ? x->client : NULL;
     if (gone)
         drop(gone);
+    leaving += gone != NULL;
     x->client = NULL;
     /* Locked: a session of the same process that comes now may want the same addresses. */
     struct ibx_host_map *maps = gone ? ibx_host_maps_take(gone->number) : NULL;
@@ -76,6 +78,10 @@ void ibx_clients_leave(struct copies *x)
     if (gone && gone->calls)
         ibx_own_graphs_end(x, gone->number);
     ibx_host_maps_end(x, maps);
+    pthread_mutex_lock(&lock);
+    leaving -= gone != NULL;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
     free(gone);
 }
 
@@ -139,12 +145,24 @@ uint64_t ibx_clients_number(struct copies *x)
     return x->client ? x->client->number : 0;
 }
 
+/* Locked, and not while it waits. In a broken context nobody who leaves stays for long. */
+static void let_leave(void)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(RESET_MS);
+    const struct timespec until = {(time_t)(deadline / 1000000000u),
+                                   (long)(deadline % 1000000000u)};
+    while (leaving && ibx_now_ns() < deadline)
+        pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
+}
+
 bool ibx_clients_reset(struct copies *x)
 {
     const bool broken = ibx_copies_broken(x);
     ibx_clients_number(x);
     pthread_mutex_lock(&lock);
-    const bool alone = broken || (x->client ? x->client->sessions : 1) >= sessions;
+    if (broken)
+        let_leave();
+    const bool alone = broken || (!leaving && (x->client ? x->client->sessions : 1) >= sessions);
     if (alone) {
         resetting = x;
         reset_until = ibx_deadline_in_ms(RESET_MS);

@@ -492,8 +492,9 @@ void ibx_clients_leave(struct copies *x);
 void ibx_clients_calls(struct copies *x);
 /* A number of the session's client, which no other ever has; 0: there is none, or no memory. */
 uint64_t ibx_clients_number(struct copies *x);
-/* Whether the client may reset the context: no other has a session, or the context is broken. If so
- * no session begins until the reset is over, or has taken too long. */
+/* Whether the client may reset the context: no other has a session, or something that is still
+ * being given back behind its last one, or the context is broken. If so no session begins until the
+ * reset is over, or has taken too long. */
 bool ibx_clients_reset(struct copies *x);
 void ibx_clients_reset_over(const struct copies *x);
 

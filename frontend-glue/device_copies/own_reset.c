@@ -134,11 +134,12 @@ static void give_back_there(struct copies *x, const struct ibx_taken *taken, con
 }
 
 /* Each is waited for by the event of its last launch, which keeps nobody out: what it waits for of
- * its client's has been let go by then. */
+ * its client's has been let go by then. In a context that is broken they go with a reset. */
 void ibx_own_graphs_end(struct copies *x, uint64_t client)
 {
     struct ibx_taken *taken = NULL;
-    const size_t count = ibx_copies_have_cuda(x) ? ibx_handles_take_graphs(client, &taken) : 0;
+    const bool can = ibx_copies_have_cuda(x) && !ibx_copies_broken(x);
+    const size_t count = can ? ibx_handles_take_graphs(client, &taken) : 0;
     const int mode = count ? ibx_cuda_capture_relax(x->cuda) : 0;
     for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
         for (size_t k = 0; k < count; k++) {

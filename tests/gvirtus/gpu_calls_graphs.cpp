@@ -316,6 +316,44 @@ bool room_of_the_gone(bool killed)
     return gpu.remote.device_synchronize() == 0;
 }
 
+// A client's process that ends while its graph has not begun.
+int launches_and_ends(const Gpu &gpu)
+{
+    Copier copier(gpu, 0, 4096);
+    Client calls(gpu);
+    calls.remote.get_last_error();
+    const std::uint64_t queue = answer(calls.remote, "ibxRuntime", number(IBX_EXTRA_HOST_OPEN)),
+                        stream = copier.remote.stream_create();
+    const Body launch = Body().u64(copier.make(queue, 1) ? 0 : copier.exec).u64(stream);
+    return copier.exec && copier.remote.call("cudaGraphLaunch", launch) == 0 ? 0 : 1;
+}
+
+// A reset beside the end of the last other client, whose graphs are given back one by one: their
+// context stays.
+bool reset_beside_the_leaving()
+{
+    Gpu gpu("rdma.resume_seconds : 1\n");
+    Copier own(gpu, 0, 4096); // its slot's memory is pinned as long as the context is there
+    REQUIRE(own.make(answer(gpu.remote, "ibxRuntime", number(IBX_EXTRA_HOST_OPEN)), 1) == 0);
+    const unsigned long pins = gpu.remote.stats().host_pins;
+    gpu.remote.hold(true);
+    REQUIRE(result_of(spawn([&] { return launches_and_ends(gpu); })) == 0);
+    while (!gpu.remote.stats().event_waits)
+        usleep(1000);
+    const unsigned long before = gpu.remote.stats().waits;
+    std::atomic<int> code{-1};
+    std::thread resetting([&] { code = own.remote.reset(); });
+    while (gpu.remote.stats().waits == before)
+        usleep(1000);
+    gpu.remote.hold(false);
+    resetting.join();
+    while (gpu.remote.stats().event_waits)
+        usleep(1000);
+    const ibx_double_stats after = gpu.remote.stats();
+    return code == 0 && after.host_pins >= pins && !after.lost_events &&
+           gpu.remote.device_synchronize() == 0;
+}
+
 // The client's bytes for the function that it calls, and the graph's end.
 bool copies(Remote &calls, Copier &copier, std::uint64_t function, std::uint64_t stream)
 {
@@ -386,6 +424,7 @@ void check_calls_graphs()
     unsetenv("IBX_DOUBLE_ALONE");
     check("graphs of clients that have ended", [] { return room_of_the_gone(false); });
     check("... that were killed", [] { return room_of_the_gone(true); });
+    check("... while another one resets the device", reset_beside_the_leaving);
     check("graphs beside a reset of another device", another_device_is_reset);
     check("... of one that is not known", some_device_is_reset);
 }

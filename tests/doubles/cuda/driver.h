@@ -40,6 +40,7 @@ struct ibx_double_stats {
     unsigned long lost_events;      /* destroyed when they were gone already: an error of ours */
     unsigned long busy_unpins;      /* unpinned before its copies had ended: an error of ours */
     unsigned long waits;            /* for all streams, begun */
+    unsigned long event_waits;      /* for events, now */
     unsigned long beside_functions; /* copies to or from the host, and streams that were made, while
                                        a stream waited for a function: not by a graph's own nodes */
 };

@@ -109,8 +109,10 @@ EXPORT int cuEventSynchronize(void *handle)
     const struct event *event = event_of(handle);
     if (!event)
         return leave(INVALID_HANDLE);
+    stats.event_waits++;
     if (event->stream)
         wait_for(event->stream, event->job);
+    stats.event_waits--;
     return leave(sticky());
 }
 
