@@ -104,7 +104,10 @@ struct ibx_options {
                             the address by which it was made, or when a new one would be answered
                             and this one is not, and not a timeout later; likewise [false] */
     const struct ibx_claim_check
-        *claim_check; /* server: of such clients; NULL: refuse all [NULL] */
+        *claim_check;                   /* server: of such clients; NULL: refuse all [NULL] */
+    const _Atomic bool *shm_not_direct; /* while it is true, connections are set up as with
+                                           shm_direct : no, whatever text says; for their life;
+                                           likewise [NULL] */
 };
 
 void ibx_options_init(struct ibx_options *options);

@@ -520,7 +520,7 @@ int ibx_snapshot_server_open(const struct ibx_snapshot_server_config *config,
     server->touched = config->touched;
     /* Who READs by the kernel waits in this process's memory for what is missing, also when this
      * process has ended: then nobody watches that memory, and it gets a page of zeros. */
-    server->options.shm_direct = server->options.shm_direct && !config->touched;
+    server->options.shm_not_direct = &server->touched;
     snprintf(server->options.purpose, sizeof(server->options.purpose), IBX_SNAPSHOT_PURPOSE);
     pthread_mutex_init(&server->lock, NULL);
     pthread_mutex_init(&server->pinning, NULL);

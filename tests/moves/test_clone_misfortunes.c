@@ -231,14 +231,15 @@ static void has_only_what_was_frozen(void)
 }
 
 /* A reader of this host waits for a page that a cache has not, and the cache is killed: what the
- * reader wanted to see is no page of zeros in the cache's file now. */
+ * reader wanted to see is no page of zeros in the cache's file now, whatever its URI wants. */
 static void test_filler_killed_while_its_reader_waits(void)
 {
     char second[170], listen[300];
     freeze();
     snprintf(second, sizeof(second), "%s.2", cache);
     SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
-    SERVE(&filler, cache, "--cache", server.uri, "--on-demand", "--listen", "shm://127.0.0.1:0");
+    SERVE(&filler, cache, "--cache", server.uri, "--on-demand", "--listen",
+          "shm://127.0.0.1:0?shm_direct=yes");
     snprintf(listen, sizeof(listen), "%s", filler.uri);
     SERVE(&further, second, "--cache", filler.uri, "--on-demand");
     child_start(&children[0], (const char *[]){"-S", NULL});

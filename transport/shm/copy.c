@@ -157,6 +157,12 @@ static void no_direct(struct shm *shm, const char *reason)
     snprintf(shm->direct_reason, sizeof(shm->direct_reason), "%s", reason);
 }
 
+bool ibx_shm_direct_wanted(const struct shm *shm)
+{
+    const struct ibx_options *options = ibx_link_options(shm->link);
+    return options->shm_direct && !(options->shm_not_direct && *options->shm_not_direct);
+}
+
 void ibx_shm_direct_probe(struct shm *shm)
 {
     struct ucred peer = {0};
@@ -169,12 +175,12 @@ void ibx_shm_direct_probe(struct shm *shm)
         no_direct(shm, "the peer is another user");
         return;
     }
-    if (!ibx_link_options(shm->link)->shm_direct) {
-        no_direct(shm, "shm_direct : no");
+    if (!ibx_shm_direct_wanted(shm)) {
+        no_direct(shm, "this end does not allow it (shm_direct)");
         return;
     }
     if (!shm->peer_nonce_address) {
-        no_direct(shm, "the peer has shm_direct : no");
+        no_direct(shm, "the peer does not allow it (shm_direct)");
         return;
     }
     shm->peer_pid = peer.pid;

@@ -306,8 +306,7 @@ static int segment_map(struct shm *shm, int fd)
 
 static void put_nonce(struct shm *shm, struct ibx_writer *w)
 {
-    bool direct = ibx_link_options(shm->link)->shm_direct;
-    ibx_put_u64(w, direct ? (uintptr_t)shm->nonce : 0);
+    ibx_put_u64(w, ibx_shm_direct_wanted(shm) ? (uintptr_t)shm->nonce : 0);
     ibx_put_bytes(w, shm->nonce, IBX_SHM_NONCE);
 }
 

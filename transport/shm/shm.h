@@ -422,6 +422,8 @@ void ibx_shm_key_revoke(struct shm *shm, uint32_t index);
 void ibx_shm_copy_init(struct shm *shm);
 /* Finds out whether the kernel copies between the two processes. */
 void ibx_shm_direct_probe(struct shm *shm);
+/* By this end's options. */
+bool ibx_shm_direct_wanted(const struct shm *shm);
 /* Whether it still does; if not, `direct` is no more. */
 bool ibx_shm_direct_permitted(struct shm *shm);
 int ibx_shm_rdma(void *endpoint, struct ibx_chunk *chunk);
