@@ -282,6 +282,19 @@ static int map_block(struct cloning *c, unsigned i, struct ibx_error *err)
     return rc;
 }
 
+/* Nobody watches it, now that the folder is whole: as in check(). */
+static int check_room(struct cloning *c, struct ibx_error *err)
+{
+    struct ibx_blockers *blockers = calloc(1, sizeof(*blockers));
+    int rc = blockers ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a list of reasons");
+    if (blockers)
+        ibx_snapshot_holes_room(&c->folder, &c->holes, blockers);
+    if (blockers && blockers->count)
+        rc = ibx_migration_refused("this QEMU cannot become a child", blockers, err);
+    free(blockers);
+    return rc;
+}
+
 /* Faults on pages that are not in the files go to who fills them. */
 static int watch(struct cloning *c, struct ibx_error *err)
 {
@@ -306,6 +319,8 @@ static int watch(struct cloning *c, struct ibx_error *err)
         whole = true;
         ibx_snapshot_holes_find(&c->folder, &c->holes);
     }
+    if (!rc && whole)
+        rc = check_room(c, err);
     if (!rc && !whole) {
         close(c->uffd.fd); /* QEMU has it, and who fills the cache */
         c->uffd.fd = -1;

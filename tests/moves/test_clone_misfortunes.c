@@ -363,6 +363,45 @@ static void test_no_room_for_zeros_in_a_cache(void)
     child_is_right(&children[0]);
 }
 
+/* Likewise of a child that is made meanwhile: before it runs, it is refused. */
+static void whole_without_room(bool filled)
+{
+    char folder[200];
+    struct mover tool;
+    freeze();
+    if (!make_small("256m"))
+        skip();
+    snprintf(folder, sizeof(folder), "%s/cache", small);
+    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    SERVE(&filler, folder, "--cache", server.uri, "--on-demand");
+    child_start(&children[0], (const char *[]){"-S", NULL});
+    mover_stop_next("clone:mapped");
+    mover_start(&tool, (const char *[]){"clone", folder, "--qmp", children[0].tool, NULL});
+    mover_await_stop(&tool);
+    mover_kill(&filler, SIGTERM);
+    mover_ends(&filler, 0);
+    SERVE(&filler, folder, "--cache", server.uri);
+    mover_await_words(&filler, "\"whole\":true");
+    if (!filled) {
+        mover_kill(&filler, SIGTERM);
+        mover_ends(&filler, 0);
+    }
+    leave_room(0);
+    kill(tool.pid, SIGCONT);
+    mover_ends(&tool, 1);
+    mover_must_print(&tool, "pages of zeros");
+}
+
+static void test_no_room_for_zeros_when_whole(void)
+{
+    whole_without_room(false);
+}
+
+static void test_no_room_for_zeros_when_its_filler_says_whole(void)
+{
+    whole_without_room(true);
+}
+
 /* ---------------------------------------------------------------- changed */
 
 static void flip_in(const char *folder, const char *name, off_t at)
@@ -470,6 +509,8 @@ int main(void)
         VM_TEST(test_no_room_for_a_cache),
         VM_TEST(test_no_room_for_zeros),
         VM_TEST(test_no_room_for_zeros_in_a_cache),
+        VM_TEST(test_no_room_for_zeros_when_whole),
+        VM_TEST(test_no_room_for_zeros_when_its_filler_says_whole),
         {0},
     };
     return vm_tests(tests, clones_end);
