@@ -208,6 +208,8 @@ static void handler_died(struct supervisor *s, int status)
     const int code = exited ? WEXITSTATUS(status) : -1;
     while (s->handler_socket >= 0) /* what it said last */
         handler_told(s);
+    /* It did not come to that file. */
+    s->left_to_it = s->left_to_it && exited && code != HANDLER_AGAIN;
     if (s->state.now == ENDED) {
         s->handler = 0;
         return;

@@ -105,6 +105,34 @@ def only_its_supervisor_ends_a_handler(scene):
     os.killpg(vm.process.pid, signal.SIGKILL)
 
 
+def has_to_end(pid):
+    """Whether SIGTERM waits for this process to read it."""
+    with open(f"/proc/{pid}/status", encoding="ascii") as file:
+        pending = [line.split()[1] for line in file if line.startswith("ShdPnd:")]
+    return int(pending[0], 16) >> (signal.SIGTERM - 1) & 1
+
+
+@test
+def a_record_is_written_when_its_handler_is_killed_at_the_end(scene):
+    memory, record = snapshot(scene), scene.path("record")
+    for kill in (lambda tool: os.kill(handler_of(tool), signal.SIGKILL),
+                 lambda tool: tool.terminate()):  # a second signal waits for nothing
+        vm, tool, _ = serving(scene, memory, "--record", record)
+        vm.do("touch 0 10")
+        handler = handler_of(tool)
+        os.kill(handler, signal.SIGSTOP)
+        tool.terminate()
+        until(lambda pid=handler: has_to_end(pid), "the end to be announced")
+        kill(tool)
+        equal(event(tool, "recorded")["pages"], 10)
+        tool.stdout.read()
+        assert "no --record" not in tool.stderr.read()
+        equal(tool.wait(LIMIT), 1)
+        os.remove(record)
+        os.killpg(vm.process.pid, signal.SIGKILL)
+        vm.process.wait(LIMIT)
+
+
 @test
 def a_file_that_is_changed_meanwhile_is_served_no_more(scene):
     memory = snapshot(scene)
