@@ -215,6 +215,57 @@ static void forget_nodes(uint64_t graph)
     }
 }
 
+static int compare_values(const void *a, const void *b)
+{
+    const uint64_t left = *(const uint64_t *)a, right = *(const uint64_t *)b;
+    return (left > right) - (left < right);
+}
+
+/* Locked. What is of some graphs, which are sorted; how many graphs are among it, which come into
+ * `bodies`. */
+static size_t forget_nodes_of(const uint64_t *graphs, size_t count, uint64_t *bodies)
+{
+    size_t found = 0;
+    for (struct handle *h = all, *next; h; h = next) {
+        next = h->next;
+        if (!h->of || !bsearch(&h->of, graphs, count, sizeof(*graphs), compare_values))
+            continue;
+        if (h->kind == IBX_HANDLE_EXEC) {
+            h->of = 0;
+        } else if (h->kind == IBX_HANDLE_GRAPH) {
+            ibx_owners_remove(h->value, ibx_owners_number(h->value));
+            bodies[found++] = h->value;
+            drop(h);
+        } else {
+            drop(h);
+        }
+    }
+    return found;
+}
+
+/* Locked. forget_nodes() of each that is a graph, in one walk for all that are as deep: one of them
+ * would be one for each graph. */
+static void forget_nodes_of_all(const struct ibx_taken *taken, size_t count)
+{
+    size_t most = count, begin = 0, end = 0;
+    for (const struct handle *h = all; h; h = h->next)
+        most += h->of && h->kind == IBX_HANDLE_GRAPH;
+    uint64_t *graphs = calloc(most + 1, sizeof(*graphs));
+    for (size_t i = 0; i < count; i++) {
+        if (taken[i].kind == IBX_HANDLE_GRAPH && graphs)
+            graphs[end++] = taken[i].value;
+        else if (taken[i].kind == IBX_HANDLE_GRAPH)
+            forget_nodes(taken[i].value);
+    }
+    while (begin < end) {
+        const size_t n = end - begin;
+        qsort(graphs + begin, n, sizeof(*graphs), compare_values);
+        end += forget_nodes_of(graphs + begin, n, graphs + end);
+        begin += n;
+    }
+    free(graphs);
+}
+
 void ibx_handles_forget_nodes(uint64_t graph)
 {
     pthread_mutex_lock(&lock);
@@ -351,10 +402,7 @@ static size_t take(uint64_t client, bool graphs, const void *context, struct ibx
         (*taken)[i++] = (struct ibx_taken){h->kind, h->value, h->context};
         drop(h);
     }
-    for (size_t k = 0; k < i; k++) {
-        if ((*taken)[k].kind == IBX_HANDLE_GRAPH)
-            forget_nodes((*taken)[k].value);
-    }
+    forget_nodes_of_all(*taken, i);
     pthread_mutex_unlock(&lock);
     return i;
 }
