@@ -473,8 +473,8 @@ size_t ibx_handles_take(struct copies *x, struct ibx_taken **taken);
 /* Likewise the graphs of a client, of all contexts, and what was made of them to be launched. */
 size_t ibx_handles_take_graphs(uint64_t client, struct ibx_taken **taken);
 
-/* host_maps.c: what kernels of the client, which is no more, have reached: who maps anything from
- * now on waits until the latter call has given it back. */
+/* host_maps.c: what kernels of the client, which is no more, have reached: who maps anything there
+ * from now on waits until ibx_host_maps_end() has given it back. */
 struct ibx_host_map *ibx_host_maps_take(uint64_t client);
 /* Whether the address is in page-locked memory of the session's client that is mapped for kernels.
  */

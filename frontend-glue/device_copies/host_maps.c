@@ -23,11 +23,12 @@
 
 #define MAPS_MOST 4096u /* of all clients: each takes one of the process's 65530 mappings */
 #define MAPS_EACH (MAPS_MOST / 4) /* of one client */
-#define ENDING_MS 5000u /* that a new one waits for those which end, and may be in its way */
+#define ENDING_MS 5000u           /* that a new one waits for those which end, and are in its way */
 
 struct ibx_host_map {
     struct ibx_host_map *next;
-    uint64_t client; /* its number */
+    struct ibx_host_map *next_end; /* of those that end */
+    uint64_t client;               /* its number */
     uint8_t *base;
     size_t length;
     void *context;           /* in which it was pinned */
@@ -41,20 +42,26 @@ struct wish {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static struct ibx_host_map *maps;
-static unsigned count, ending; /* in the list; taken out of it, and not unmapped yet */
+static struct ibx_host_map *maps, *ends; /* the latter are taken out, and not unmapped yet */
+static unsigned count;                   /* of the former */
+
+static bool overlaps(const struct ibx_host_map *m, uint64_t begin, uint64_t length)
+{
+    const uint64_t base = (uintptr_t)m->base;
+    return base < begin + length && begin < base + m->length;
+}
 
 /* Locked. Takes out one of the client's that overlaps these bytes; NULL: there is none. */
 static struct ibx_host_map *take(uint64_t client, uint64_t begin, uint64_t length)
 {
     for (struct ibx_host_map **at = &maps; *at; at = &(*at)->next) {
         struct ibx_host_map *m = *at;
-        const uint64_t base = (uintptr_t)m->base;
-        if (m->client != client || base >= begin + length || begin >= base + m->length)
+        if (m->client != client || !overlaps(m, begin, length))
             continue;
         *at = m->next;
         count--;
-        ending++;
+        m->next_end = ends;
+        ends = m;
         return m;
     }
     return NULL;
@@ -98,34 +105,47 @@ static void unpin(struct copies *x, const struct ibx_host_map *m)
     x->cuda->ctx_pop_current(&popped);
 }
 
-static void discard(struct ibx_host_map *m)
+static void unmap(const struct ibx_host_map *m)
 {
     if (m->base)
         munmap(m->base, m->length);
     if (m->quota)
         ibx_quota_give(m->quota, m->length);
-    free(m);
 }
 
 /* One that was taken out. */
 static void end(struct copies *x, struct ibx_host_map *m)
 {
     unpin(x, m);
-    discard(m);
+    unmap(m);
     pthread_mutex_lock(&lock);
-    ending--;
+    struct ibx_host_map **at = &ends;
+    while (*at != m)
+        at = &(*at)->next_end;
+    *at = m->next_end;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
+    free(m);
 }
 
-/* A client may come again, at the same addresses, while what it had before ends. */
-static void wait_for_ends(void)
+/* Locked. */
+static bool is_in_the_way(const struct wish *w)
+{
+    const struct ibx_host_map *m = ends;
+    while (m && !overlaps(m, w->address, w->length))
+        m = m->next_end;
+    return m;
+}
+
+/* A client may come again, at the same addresses, while what it had before ends. That may take as
+ * long as its last graph runs, and others do not wait for it. */
+static void wait_for_ends(const struct wish *w)
 {
     const uint64_t deadline = ibx_deadline_in_ms(ENDING_MS);
     const struct timespec until = {(time_t)(deadline / 1000000000u),
                                    (long)(deadline % 1000000000u)};
     pthread_mutex_lock(&lock);
-    while (ending && ibx_now_ns() < deadline)
+    while (is_in_the_way(w) && ibx_now_ns() < deadline)
         pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
     pthread_mutex_unlock(&lock);
 }
@@ -220,7 +240,8 @@ static int make(struct copies *x, uint64_t client, const struct wish *w, int fd)
         return 0;
     if (!why)
         unpin(x, m);
-    discard(m);
+    unmap(m);
+    free(m);
     return refuse(x, w, why ? why : "too many are mapped, for it or for all clients");
 }
 
@@ -271,7 +292,7 @@ static int host_map(struct extra *e)
         return 0;
     for (struct ibx_host_map *m; (m = take_locking(client, w.address, w.length));)
         end(e->x, m); /* of before */
-    wait_for_ends();
+    wait_for_ends(&w);
     return make(e->x, client, &w, fd);
 }
 
