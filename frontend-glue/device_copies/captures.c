@@ -27,6 +27,9 @@
 
 #define STREAM_NON_BLOCKING 1u /* CU_STREAM_NON_BLOCKING */
 
+#define CAPTURE_IS_ACTIVE      1 /* CUstreamCaptureStatus */
+#define CAPTURE_IS_INVALIDATED 2
+
 #define CAPTURE_INVALIDATED 901 /* cudaError_t */
 #define CAPTURE_UNJOINED    904
 
@@ -194,14 +197,58 @@ static uint64_t stream_of(const struct copies *x)
     return x->requests.length < 8 ? 0 : ibx_get_u64(&r);
 }
 
-/* Takes a place with the one value for the other. */
-static void exchange(struct copies *x, uint64_t before, uint64_t after)
+/* Of one in this stream that has not been answered yet; of no stream: a free one. IBX_CAPTURED:
+ * there is none. */
+static unsigned place_of(const struct copies *x, uint64_t stream)
 {
     unsigned i = 0;
-    while (i < IBX_CAPTURED && x->captured[i] != before)
+    while (i < IBX_CAPTURED && !(x->captured[i].stream == stream && !x->captured[i].id))
         i++;
-    if (i < IBX_CAPTURED)
-        x->captured[i] = after;
+    return i;
+}
+
+static void forget(struct copies *x, uint64_t stream)
+{
+    for (unsigned i = 0; i < IBX_CAPTURED; i++) {
+        if (x->captured[i].stream == stream)
+            x->captured[i].stream = x->captured[i].id = 0;
+    }
+}
+
+/* The status of a capture, and while it is active CUDA's number of it. False: the driver does not
+ * tell, before CUDA 11.3. */
+static bool get_capture(struct copies *x, uint64_t stream, int *status, uint64_t *id)
+{
+    int (*get)(void *of, int *found, uint64_t *number, void **graph, void **behind, size_t *count) =
+        NULL;
+    *status = 0;
+    *id = 0;
+    if (ibx_copies_have_cuda(x))
+        *(void **)&get = ibx_cuda_symbol("cuStreamGetCaptureInfo_v2");
+    return get && !get((void *)(uintptr_t)stream, status, id, NULL, NULL, NULL);
+}
+
+/* One of before in the same stream has ended elsewhere. */
+static void note(struct copies *x, uint64_t stream)
+{
+    const unsigned i = place_of(x, stream);
+    int status;
+    forget(x, stream);
+    if (i == IBX_CAPTURED)
+        return;
+    x->captured[i].stream = stream;
+    get_capture(x, stream, &status, &x->captured[i].id);
+}
+
+/* Another thread may have ended it since, and begun another one in that stream or in one that has
+ * got its handle. One that is invalidated is of no use to anybody. */
+static bool is_still(struct copies *x, uint64_t stream, uint64_t id)
+{
+    int status;
+    uint64_t now;
+    if (!id || !get_capture(x, stream, &status, &now))
+        return !id;
+    return status == CAPTURE_IS_INVALIDATED || (status == CAPTURE_IS_ACTIVE && now == id);
 }
 
 /* Whether the stream that a request of GVirtuS's names waits for the legacy one. */
@@ -233,7 +280,9 @@ static void begin(struct copies *x)
     whole++;
     x->blocking_captures += blocks;
     blocking += blocks;
-    exchange(x, 0, stream_of(x));
+    const unsigned i = place_of(x, 0);
+    if (i < IBX_CAPTURED)
+        x->captured[i].stream = stream_of(x);
     leave(&place);
     while (blocks && atomic_load(&blocking) && atomic_load(&copies.count) &&
            sleep_until(deadline)) {
@@ -322,11 +371,18 @@ void ibx_captures_ran(struct copies *x)
 
 void ibx_captures_answered(struct copies *x, int exit_code)
 {
-    if (x->captures && ((x->captures_run == CAPTURES_BEGUN && exit_code) ||
-                        (x->captures_run == CAPTURES_ENDED && has_ended(exit_code)))) {
-        exchange(x, stream_of(x), 0);
+    const bool began = x->captures_run == CAPTURES_BEGUN;
+    const uint64_t stream = x->captures_run == CAPTURES_UNUSED ? 0 : stream_of(x);
+    const unsigned unanswered = began && stream ? place_of(x, stream) : IBX_CAPTURED;
+    if (began && stream && !exit_code)
+        note(x, stream);
+    else if (unanswered < IBX_CAPTURED)
+        x->captured[unanswered].stream = 0;
+    if (x->captures_run == CAPTURES_ENDED && has_ended(exit_code))
+        forget(x, stream);
+    if (x->captures &&
+        ((began && exit_code) || (x->captures_run == CAPTURES_ENDED && has_ended(exit_code))))
         end(x, 1);
-    }
     x->captures_run = CAPTURES_UNUSED;
 }
 
@@ -341,9 +397,10 @@ static void end_in_cuda(struct copies *x)
     *(void **)&end_capture = ibx_copies_runtime("cudaStreamEndCapture");
     *(void **)&destroy = ibx_copies_runtime("cudaGraphDestroy");
     for (unsigned i = 0; i < IBX_CAPTURED; i++) {
-        const uint64_t stream = x->captured[i];
-        x->captured[i] = graph = 0;
-        if (end_capture && stream && ibx_handles_know(x, IBX_HANDLE_STREAM, stream))
+        const uint64_t stream = x->captured[i].stream, id = x->captured[i].id;
+        x->captured[i].stream = x->captured[i].id = graph = 0;
+        if (end_capture && stream && ibx_handles_know(x, IBX_HANDLE_STREAM, stream) &&
+            is_still(x, stream, id))
             end_capture(stream, &graph);
         if (graph && destroy)
             destroy(graph);

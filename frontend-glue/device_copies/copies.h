@@ -215,8 +215,11 @@ struct copies {
     uint32_t arrived;             /* a bit for each READ or WRITE that is over, by cookie - 1 */
 
     struct launch_function functions[LAUNCH_FUNCTIONS];
-    unsigned captures;                        /* begun by this client, and not ended */
-    uint64_t captured[IBX_CAPTURED];          /* their streams; 0: a free place */
+    unsigned captures; /* begun by this client, and not ended */
+    struct {
+        uint64_t stream; /* 0: a free place */
+        uint64_t id;     /* CUDA's, of the capture; 0: not known */
+    } captured[IBX_CAPTURED];
     unsigned whole_captures;                  /* of them: captures.c */
     unsigned blocking_captures;               /* of these, likewise */
     unsigned captures_ended;                  /* what it counts, as noted here last */

@@ -316,8 +316,8 @@ bool room_of_the_gone(bool killed)
     return gpu.remote.device_synchronize() == 0;
 }
 
-// A client's process that ends while its graph has not begun.
-int launches_and_ends(const Gpu &gpu)
+// A client's process that ends while its graph has not begun, and in between does more.
+int launches_and_ends(const Gpu &gpu, const std::function<bool(Remote &)> &more)
 {
     Copier copier(gpu, 0, 4096);
     Client calls(gpu);
@@ -325,7 +325,40 @@ int launches_and_ends(const Gpu &gpu)
     const std::uint64_t queue = answer(calls.remote, "ibxRuntime", number(IBX_EXTRA_HOST_OPEN)),
                         stream = copier.remote.stream_create();
     const Body launch = Body().u64(copier.make(queue, 1) ? 0 : copier.exec).u64(stream);
-    return copier.exec && copier.remote.call("cudaGraphLaunch", launch) == 0 ? 0 : 1;
+    if (!copier.exec || copier.remote.call("cudaGraphLaunch", launch) != 0)
+        return 1;
+    return more(copier.remote) ? 0 : 1;
+}
+
+// A thread that has begun a capture ends, when another one has ended that and begun one more in the
+// same stream: this stays.
+bool capture_beside_the_leaving()
+{
+    Gpu gpu("rdma.resume_seconds : 1\n");
+    Remote &remote = gpu.remote;
+    const std::uint64_t stream = remote.stream_create(1);
+    const Body of_stream = Body().u64(stream), begin = Body().u64(stream).i32(0);
+    int begun[2], over[2];
+    char byte = 0;
+    REQUIRE(stream && !pipe(begun) && !pipe(over));
+    remote.hold(true);
+    const pid_t child = spawn([&] {
+        return launches_and_ends(gpu, [&](Remote &own) {
+            return own.call("cudaStreamBeginCapture", begin) == 0 &&
+                   write(begun[1], &byte, 1) == 1 && read(over[0], &byte, 1) == 1;
+        });
+    });
+    REQUIRE(read(begun[0], &byte, 1) == 1);
+    REQUIRE(remote.call("cudaStreamEndCapture", of_stream) == 0 && remote.out.size() == 8);
+    REQUIRE(remote.call("cudaStreamBeginCapture", begin) == 0);
+    REQUIRE(write(over[1], &byte, 1) == 1 && result_of(child) == 0);
+    while (!remote.stats().event_waits)
+        usleep(1000);
+    remote.hold(false);
+    REQUIRE(remote.call("cudaStreamEndCapture", of_stream) == 0);
+    for (int fd : {begun[0], begun[1], over[0], over[1]})
+        close(fd);
+    return remote.out.size() == 8; // the graph
 }
 
 // A reset beside the end of the last other client, whose graphs are given back one by one: their
@@ -337,7 +370,8 @@ bool reset_beside_the_leaving()
     REQUIRE(own.make(answer(gpu.remote, "ibxRuntime", number(IBX_EXTRA_HOST_OPEN)), 1) == 0);
     const unsigned long pins = gpu.remote.stats().host_pins;
     gpu.remote.hold(true);
-    REQUIRE(result_of(spawn([&] { return launches_and_ends(gpu); })) == 0);
+    REQUIRE(result_of(
+                spawn([&] { return launches_and_ends(gpu, [](Remote &) { return true; }); })) == 0);
     while (!gpu.remote.stats().event_waits)
         usleep(1000);
     const unsigned long before = gpu.remote.stats().waits;
@@ -425,6 +459,7 @@ void check_calls_graphs()
     check("graphs of clients that have ended", [] { return room_of_the_gone(false); });
     check("... that were killed", [] { return room_of_the_gone(true); });
     check("... while another one resets the device", reset_beside_the_leaving);
+    check("... while another one captures", capture_beside_the_leaving);
     check("graphs beside a reset of another device", another_device_is_reset);
     check("... of one that is not known", some_device_is_reset);
 }

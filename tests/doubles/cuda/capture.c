@@ -14,7 +14,10 @@ static struct capture {
     pthread_t thread;
     bool lost;      /* somebody did what is forbidden */
     uintptr_t work; /* how much was captured */
+    uint64_t id;
 } captures[CAPTURES];
+static struct capture of_runtime; /* graphs.c */
+static uint64_t ids;
 
 static __thread int thread_mode;
 
@@ -108,10 +111,33 @@ EXPORT int cuStreamBeginCapture_v2(void *stream, int mode)
     for (unsigned i = 0; i < CAPTURES; i++) {
         if (captures[i].stream)
             continue;
-        captures[i] = (struct capture){stream, blocking, mode, pthread_self(), false, 0};
+        captures[i] = (struct capture){stream, blocking, mode, pthread_self(), false, 0, ++ids};
         return leave(SUCCESS);
     }
     return leave(OUT_OF_MEMORY);
+}
+
+/* The double of the runtime captures that stream; NULL: none. */
+EXPORT void ibx_double_runtime_captures(void *stream)
+{
+    pthread_mutex_lock(&mutex);
+    of_runtime = (struct capture){.stream = stream, .id = ++ids};
+    pthread_mutex_unlock(&mutex);
+}
+
+/* Of what it can tell, the id alone. */
+EXPORT int cuStreamGetCaptureInfo_v2(void *stream, int *status, uint64_t *id, void **graph,
+                                     void **behind, size_t *count)
+{
+    int code = enter("cuStreamGetCaptureInfo");
+    if (code)
+        return code;
+    const struct capture *capture =
+        stream && stream == of_runtime.stream ? &of_runtime : capture_of(stream);
+    *status = capture ? 1 + capture->lost : 0;
+    if (capture && !capture->lost && id)
+        *id = capture->id;
+    return leave(graph || behind || count ? INVALID_VALUE : SUCCESS);
 }
 
 /* The graph is a number: of what it holds. */

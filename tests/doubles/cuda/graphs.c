@@ -107,6 +107,13 @@ void device_wait_ends(void)
     pthread_mutex_unlock(&mutex);
 }
 
+static void tell_driver(void *stream)
+{
+    void (*tell)(void *captured) = NULL;
+    *(void **)&tell = driver_function("ibx_double_runtime_captures");
+    tell(stream);
+}
+
 EXPORT int cudaStreamBeginCapture(void *stream, int mode)
 {
     (void)mode;
@@ -115,6 +122,7 @@ EXPORT int cudaStreamBeginCapture(void *stream, int mode)
     capture.stream = stream;
     capture.lost = device_waits;
     pthread_mutex_unlock(&mutex);
+    tell_driver(stream);
     return returns(0);
 }
 
@@ -128,6 +136,7 @@ EXPORT int cudaStreamEndCapture(void *stream, void **graph)
     capture.stream = NULL;
     capture.lost = false;
     pthread_mutex_unlock(&mutex);
+    tell_driver(NULL);
     return returns(lost ? INVALIDATED : 0);
 }
 
