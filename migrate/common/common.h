@@ -143,6 +143,8 @@ int ibx_migration_record(const char *folder, struct ibx_record *record,
 /* Fills in the fields of a new record that describe the VM. */
 void ibx_migration_describe(struct ibx_record *record, const struct ibx_guest_ram *ram,
                             const char *qmp, const char *uri, const struct ibx_options *transport);
+/* Notes the URI, a key file in its query from the root. */
+void ibx_migration_note_uri(struct ibx_record *record, const char *uri);
 /* Notes where guest RAM travels as it is because this side was told to have it so. */
 void ibx_migration_warn_plain(const struct ibx_migrate_observer *observer,
                               const struct ibx_options *options, const struct ibx_conn *conn);

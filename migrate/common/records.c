@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static bool has_uuid(const char *uuid)
 {
@@ -57,12 +58,43 @@ int ibx_migration_reload(const char *folder, struct ibx_record *record, struct i
     return ibx_error_set(err, -EALREADY, "this migration has ended meanwhile: %s", state);
 }
 
-/* From the root, if there is room for that: who recovers may be elsewhere. */
-static void note_path(char *out, size_t size, const char *path)
+/* From the root, if there is room for that: who recovers may be elsewhere. Links stay in it: by
+ * them keys are replaced. */
+static void note_file(char *out, size_t size, const char *path)
 {
-    char *whole = *path ? realpath(path, NULL) : NULL;
-    snprintf(out, size, "%s", whole && strlen(whole) < size ? whole : path);
-    free(whole);
+    char *folder = *path && *path != '/' ? getcwd(NULL, 0) : NULL;
+    const bool fits = folder && strlen(folder) + 1 + strlen(path) < size;
+    snprintf(out, size, "%s%s%s", fits ? folder : "", fits && folder[1] ? "/" : "", path);
+    free(folder);
+}
+
+/* In one that would be too long, or of a folder that has a '&', the file stays as it is. */
+void ibx_migration_note_uri(struct ibx_record *record, const char *uri)
+{
+    static const char key[] = "key_file=";
+    char whole[sizeof(record->uri)], given[sizeof(record->key_file)], file[sizeof(given)];
+    const char *from = uri;
+    size_t used = 0;
+    struct ibx_uri valid;
+    for (const char *part = uri + strcspn(uri, "?"); *part; part += strcspn(part, "&")) {
+        const size_t length = strcspn(++part, "&");
+        if (strncmp(part, key, strlen(key)) != 0 || length - strlen(key) >= sizeof(given))
+            continue;
+        part += strlen(key);
+        snprintf(given, sizeof(given), "%.*s", (int)(length - strlen(key)), part);
+        note_file(file, sizeof(file), given);
+        if (strchr(file, '&'))
+            continue;
+        used += (size_t)snprintf(whole + used, sizeof(whole) - used, "%.*s%s", (int)(part - from),
+                                 from, file);
+        from = part + strlen(given);
+        if (used >= sizeof(whole))
+            break;
+    }
+    if (used < sizeof(whole))
+        used += (size_t)snprintf(whole + used, sizeof(whole) - used, "%s", from);
+    const bool good = used < sizeof(whole) && !ibx_uri_parse(whole, &valid, NULL);
+    snprintf(record->uri, sizeof(record->uri), "%s", good ? whole : uri);
 }
 
 void ibx_migration_describe(struct ibx_record *record, const struct ibx_guest_ram *ram,
@@ -74,9 +106,11 @@ void ibx_migration_describe(struct ibx_record *record, const struct ibx_guest_ra
     record->pid_started = ibx_process_started(ram->pid);
     snprintf(record->uuid, sizeof(record->uuid), "%s", ram->uuid);
     snprintf(record->name, sizeof(record->name), "%s", ram->name);
-    note_path(record->qmp, sizeof(record->qmp), qmp);
-    snprintf(record->uri, sizeof(record->uri), "%s", uri);
-    note_path(record->key_file, sizeof(record->key_file), transport->key_file);
+    char *whole = realpath(qmp, NULL);
+    snprintf(record->qmp, sizeof(record->qmp), "%s", whole ? whole : qmp);
+    free(whole);
+    ibx_migration_note_uri(record, uri);
+    note_file(record->key_file, sizeof(record->key_file), transport->key_file);
     memcpy(record->key_name, transport->name, sizeof(record->key_name));
     memcpy(record->allow, transport->allow, sizeof(record->allow));
     record->encryption = transport->encryption;

@@ -470,7 +470,7 @@ static int recover(struct source *s, const struct ibx_record *record, struct ibx
         s->status.record.verify = false;
     ibx_source_vm_drive(&s->vm, s->status.record.libvirt);
     if (!rc && options->uri)
-        snprintf(s->status.record.uri, sizeof(s->status.record.uri), "%s", options->uri);
+        ibx_migration_note_uri(&s->status.record, options->uri);
     if (!rc)
         rc = ibx_source_begin(s, s->status.record.state == IBX_JOURNAL_MOVED ? SOURCE_SERVING
                                                                              : SOURCE_COMMITTED);

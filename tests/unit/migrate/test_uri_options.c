@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static struct ibx_record record;
@@ -57,7 +58,7 @@ static void test_the_uri_wins(NO_STATE)
 /* Whoever recovers may be in another folder. */
 static void test_the_key_file_is_noted_from_the_root(NO_STATE)
 {
-    char folder[] = "/tmp/ibx-uri-options-XXXXXX", before[4096], whole[64];
+    char folder[] = "/tmp/ibx-uri-options-XXXXXX", before[4096], whole[64], uri[128];
     struct ibx_options options;
     ibx_options_init(&options);
     assert_non_null(mkdtemp(folder));
@@ -67,8 +68,58 @@ static void test_the_key_file_is_noted_from_the_root(NO_STATE)
     describe(&options, "tcp://0.0.0.0:0?key_file=keys");
     snprintf(whole, sizeof(whole), "%s/keys", folder);
     assert_string_equal(record.key_file, whole);
+    /* The URI wins when it is connected to again. */
+    snprintf(uri, sizeof(uri), "tcp://0.0.0.0:0?name=a&key_file=%s&insecure=no", whole);
+    describe(&options, "tcp://0.0.0.0:0?name=a&key_file=keys&insecure=no");
+    assert_string_equal(record.uri, uri);
+    assert_string_equal(record.key_file, whole);
+    ibx_migration_note_uri(&record, "shm:///tmp/key_file=a?key_file=/b");
+    assert_string_equal(record.uri, "shm:///tmp/key_file=a?key_file=/b");
+    ibx_migration_note_uri(&record, "tcp://0.0.0.0:0");
+    assert_string_equal(record.uri, "tcp://0.0.0.0:0");
     assert_int_equal(unlink(whole), 0);
     assert_int_equal(chdir(before), 0);
+    assert_int_equal(rmdir(folder), 0);
+}
+
+/* A folder that cannot be in a query stays out of it. */
+static void test_a_folder_that_no_uri_can_have(NO_STATE)
+{
+    char folder[] = "/tmp/ibx-uri&name=b-XXXXXX", before[4096], deep[512], uri[1000];
+    struct ibx_options options;
+    ibx_options_init(&options);
+    assert_non_null(mkdtemp(folder));
+    assert_non_null(getcwd(before, sizeof(before)));
+    assert_int_equal(chdir(folder), 0);
+    describe(&options, "tcp://0.0.0.0:0?key_file=keys&name=a");
+    assert_string_equal(record.uri, "tcp://0.0.0.0:0?key_file=keys&name=a");
+    snprintf(deep, sizeof(deep), "/tmp/ibx-uri-%0150d", (int)getpid());
+    assert_int_equal(mkdir(deep, 0700), 0);
+    assert_int_equal(chdir(deep), 0);
+    snprintf(uri, sizeof(uri), "tcp://0.0.0.0:0?allow=%0400d&key_file=keys", 1);
+    describe(&options, uri);
+    assert_string_equal(record.uri, uri);
+    assert_int_equal(chdir(before), 0);
+    assert_int_equal(rmdir(folder), 0);
+    assert_int_equal(rmdir(deep), 0);
+}
+
+/* Keys are replaced by links: what is noted leads to the new ones, and stays when they go. */
+static void test_links_to_the_key_file_stay(NO_STATE)
+{
+    char folder[] = "/tmp/ibx-uri-options-XXXXXX", link[64], file[64];
+    struct ibx_options options;
+    ibx_options_init(&options);
+    assert_non_null(mkdtemp(folder));
+    snprintf(link, sizeof(link), "%s/key", folder);
+    snprintf(file, sizeof(file), "%s/1", folder);
+    close(open(file, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+    assert_int_equal(symlink("1", link), 0);
+    assert_int_equal(ibx_options_set(&options, "key_file", link, NULL), 0);
+    describe(&options, "tcp://0.0.0.0:0");
+    assert_string_equal(record.key_file, link);
+    assert_int_equal(unlink(link), 0);
+    assert_int_equal(unlink(file), 0);
     assert_int_equal(rmdir(folder), 0);
 }
 
@@ -99,6 +150,8 @@ int main(void)
         cmocka_unit_test(test_a_record_has_what_the_uri_asks_for),
         cmocka_unit_test(test_the_uri_wins),
         cmocka_unit_test(test_the_key_file_is_noted_from_the_root),
+        cmocka_unit_test(test_a_folder_that_no_uri_can_have),
+        cmocka_unit_test(test_links_to_the_key_file_stay),
         cmocka_unit_test(test_a_long_uri_is_not_cut),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
