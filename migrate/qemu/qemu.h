@@ -85,7 +85,7 @@ unsigned ibx_qmp_ahead_end(struct ibx_qmp *qmp, uint64_t since);
  * belongs to all who ask: nobody changes it. */
 void ibx_qmp_remember(struct ibx_qmp *qmp, bool on);
 /* Sends a command whose answer is taken by ibx_qmp_reply() after it has come, in place of one that
- * was sent so before. */
+ * was sent so before; of that one, if it cannot be sent. */
 int ibx_qmp_post(struct ibx_qmp *qmp, const char *command, uint64_t deadline_ns,
                  struct ibx_error *err);
 /* That answer, a reference to the whole message, or NULL: ibx_qmp_pump() has not seen it. */

@@ -463,13 +463,13 @@ int ibx_qmp_execute(struct ibx_qmp *qmp, const char *command, json_t *arguments,
 int ibx_qmp_post(struct ibx_qmp *qmp, const char *command, uint64_t deadline_ns,
                  struct ibx_error *err)
 {
-    json_decref(qmp->reply);
-    qmp->reply = NULL;
-    qmp->posted = qmp->asked + 1;
     int rc = send_command(qmp, command, NULL, -1, deadline_ns, err);
     if (rc)
-        qmp->posted = 0;
-    return rc;
+        return rc;
+    json_decref(qmp->reply);
+    qmp->reply = NULL;
+    qmp->posted = qmp->asked;
+    return 0;
 }
 
 json_t *ibx_qmp_reply(struct ibx_qmp *qmp)

@@ -35,7 +35,7 @@ static const struct ibx_state guarding_states[] = {
                         IBX_STATE_FINAL},
     [GUARDING_WHOLE] = {"whole", IBX_TO(GUARDING_IMPOSSIBLE), IBX_STATE_FINAL},
     [GUARDING_IMPOSSIBLE] = {"impossible", IBX_TO(GUARDING_LAST), IBX_STATE_FINAL},
-    [GUARDING_LAST] = {"last", IBX_TO(GUARDING_NEEDLESS), IBX_STATE_FINAL},
+    [GUARDING_LAST] = {"last", IBX_TO(GUARDING_NEEDLESS) | IBX_TO(GUARDING_WHOLE), IBX_STATE_FINAL},
     [GUARDING_NEEDLESS] = {"needless", 0, IBX_STATE_FINAL},
 };
 static const struct ibx_state_table guarding_table =
@@ -107,8 +107,12 @@ void ibx_source_guard(struct source *s)
         return;
     if (s->guarding.now == GUARDING_WISHED) {
         s->status.record.guarded = false; /* should a tool before this one have had another */
-        ibx_source_note(s, IBX_JOURNAL_MOVED, &why);
-        if (why.code || s->note_ns)
+        if (ibx_source_note(s, IBX_JOURNAL_MOVED, &why)) {
+            ibx_guard_release(&s->guard);
+            cannot_guard(s, &why);
+            return;
+        }
+        if (s->note_ns)
             return; /* it is tried again */
         ibx_state_move(&s->guarding, GUARDING_NOTED);
     }
@@ -141,7 +145,8 @@ void ibx_source_guard_answered(struct source *s)
     const bool last = s->guarding.now == GUARDING_LAST;
     json_t *reply = last || s->guarding.now == GUARDING_ASKED ? ibx_qmp_reply(s->vm.qmp) : NULL;
     if (reply)
-        ibx_state_move(&s->guarding, last ? GUARDING_NEEDLESS : GUARDING_WHOLE);
+        ibx_state_move(&s->guarding, last && s->guard.state.now != GUARD_ARMED ? GUARDING_NEEDLESS
+                                                                               : GUARDING_WHOLE);
     json_decref(reply);
     note_whole(s);
 }

@@ -544,7 +544,7 @@ static void wait_for_something(struct source *s)
     struct ibx_qmp *qmp = s->vm.qmp;
     struct ibx_page_server *pages = s->link.pages;
     uint64_t most = MIGRATION_TICK_MS * IBX_NS_PER_MS;
-    const bool arms = s->state.now == SOURCE_SERVING && s->guard.state.now == GUARD_MADE &&
+    const bool arms = qmp && s->state.now == SOURCE_SERVING && s->guard.state.now == GUARD_MADE &&
                       s->guarding.now < GUARDING_IMPOSSIBLE && ibx_now_ns() >= s->note_ns;
     if (s->state.now == SOURCE_EXPOSING && s->pause_by_ns)
         most = PAUSE_LOOK_MS * IBX_NS_PER_MS;

@@ -117,6 +117,7 @@ enum source_peer_state {
  *   NOTED -> WHOLE                        recover: it was, by the record
  *   WISHED | NOTED | ASKED | WHOLE -> IMPOSSIBLE                  for the reason that was notified
  *   WISHED | NOTED | ASKED | IMPOSSIBLE -> LAST -> NEEDLESS
+ *   LAST -> WHOLE                         all was protected before
  *   WISHED | NOTED | ASKED | WHOLE | IMPOSSIBLE | LAST | NEEDLESS -> [*]
  *
  * What QEMU does in WHOLE it does under protection. LAST: every page has come to the destination,

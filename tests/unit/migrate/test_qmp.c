@@ -418,6 +418,34 @@ static void test_posted(NO_STATE)
     done();
 }
 
+/* ... which is kept when another command could not be sent. */
+static void test_posted_and_then_another_that_is_not_sent(NO_STATE)
+{
+    static const char much[4096];
+    const struct step steps[] = {
+        {NULL, GREETING, 0}, {"qmp_capabilities", READY(1), 0}, {"asked", NULL, 0}, {0}};
+    deaf = true;
+    attached(steps);
+    deaf = false;
+    assert_int_equal(ibx_qmp_post(qmp, "asked", ibx_deadline_in_ms(GENEROUS), &error), 0);
+    pthread_join(peer.thread, NULL);
+    while (send(ibx_qmp_fd(qmp), much, sizeof(much), MSG_DONTWAIT) > 0 ||
+           send(ibx_qmp_fd(qmp), much, 1, MSG_DONTWAIT) > 0)
+        ;
+    says(ibx_qmp_post(qmp, "stop", 0, &error), -ETIMEDOUT, "stop was not sent");
+    assert_true(tell(&peer, "{\"return\": 2, \"id\": 2}\n"));
+    assert_int_equal(ibx_qmp_pump(qmp, &error), 0);
+    says(ibx_qmp_post(qmp, "stop", 0, &error), -ETIMEDOUT, "stop was not sent");
+    json_t *reply = ibx_qmp_reply(qmp);
+    assert_int_equal(json_integer_value(json_object_get(reply, "return")), 2);
+    json_decref(reply);
+    ibx_qmp_close(qmp);
+    qmp = NULL;
+    close(peer.fd);
+    if (peer.wrong[0])
+        fail_msg("%s", peer.wrong);
+}
+
 static json_int_t machine(const char *property)
 {
     json_t *value, *arguments = json_pack("{s:s, s:s}", "path", "/machine", "property", property);
@@ -780,6 +808,57 @@ static void test_asks_when_every_page_has_come(NO_STATE)
     done();
 }
 
+/* A guard that was whole is not given up because every page has come before QEMU said so. */
+static void test_a_whole_guard_when_every_page_has_come(NO_STATE)
+{
+    static struct source s;
+    static const struct ibx_send_options options = {.folder = "/nonexistent"};
+    attached(SCRIPT({"query-status", NULL, 0}, {"query-status", READY(2) READY(3), 0}));
+    s = (struct source){.options = &options, .vm.qmp = qmp};
+    ibx_source_vm_drive(&s.vm, false);
+    ibx_source_warm_init(&s.warm);
+    ibx_source_guard_init(&s);
+    assert_int_equal(ibx_source_begin(&s, SOURCE_SERVING), 0);
+    s.guard.state.now = GUARD_ARMED;
+    s.guarding.now = GUARDING_NOTED;
+    ibx_source_guard(&s);
+    assert_int_equal(s.guarding.now, GUARDING_ASKED);
+    ibx_source_all_came(&s);
+    assert_int_equal(s.guarding.now, GUARDING_LAST);
+    for (const uint64_t by = ibx_deadline_in_ms(GENEROUS);
+         ibx_now_ns() < by && s.guarding.now == GUARDING_LAST;) {
+        ibx_qmp_pump(qmp, NULL);
+        ibx_source_guard_answered(&s);
+    }
+    assert_int_equal(s.guarding.now, GUARDING_WHOLE);
+    done();
+}
+
+/* What no record can name, since it was removed, is not tried again in each turn. */
+static void test_no_guard_without_a_record(NO_STATE)
+{
+    static struct source s;
+    char folder[] = "/tmp/ibx-test-qmp-XXXXXX";
+    struct ibx_send_options options = {.folder = folder};
+    assert_non_null(mkdtemp(folder));
+    attached(SCRIPT({"query-status", READY(2), 0}));
+    s = (struct source){.options = &options, .vm.qmp = qmp};
+    s.status.record = (struct ibx_record){
+        .source = true, .epoch = 3, .state = IBX_JOURNAL_MAY_RUN, .uffd = -1, .pid = getpid()};
+    ibx_source_vm_drive(&s.vm, false);
+    ibx_source_warm_init(&s.warm);
+    ibx_source_guard_init(&s);
+    assert_int_equal(ibx_source_begin(&s, SOURCE_SERVING), 0);
+    s.guard.state.now = GUARD_MADE;
+    ibx_source_guard(&s);
+    assert_int_equal(s.guarding.now, GUARDING_IMPOSSIBLE);
+    assert_int_equal(s.guard.state.now, GUARD_NONE);
+    assert_int_equal(s.note_ns, 0); /* the link is closed, as by any other note */
+    assert_int_equal(run("query-status", NULL, GENEROUS), 0);
+    done();
+    assert_int_equal(rmdir(folder), 0);
+}
+
 #define MIGRATED(pages, id)                                                                        \
     "{\"return\": {\"total-time\": 10, \"downtime\": 1, \"setup-time\": 2, \"ram\": "              \
     "{\"normal\": " #pages "}}, \"id\": " #id "}\r\n"
@@ -814,6 +893,7 @@ int main(void)
         cmocka_unit_test(test_late_answers_are_dropped),
         cmocka_unit_test(test_answer_between_two_commands),
         cmocka_unit_test(test_posted),
+        cmocka_unit_test(test_posted_and_then_another_that_is_not_sent),
         cmocka_unit_test(test_remembers),
         cmocka_unit_test(test_questions_of_an_outer_caller_stay),
         cmocka_unit_test(test_nothing_is_sent_ahead_twice),
@@ -835,6 +915,8 @@ int main(void)
         cmocka_unit_test(test_full_backlog),
         cmocka_unit_test(test_the_guard_asks_until_it_has_asked),
         cmocka_unit_test(test_asks_when_every_page_has_come),
+        cmocka_unit_test(test_a_whole_guard_when_every_page_has_come),
+        cmocka_unit_test(test_no_guard_without_a_record),
         cmocka_unit_test(test_a_marked_migration),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
