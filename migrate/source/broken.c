@@ -51,16 +51,17 @@ static bool tell(struct source *s, struct telling *t, uint64_t deadline)
 /* 0: the destination knows it, or has never run the VM. */
 static int tell_anew(struct source *s, struct telling *t, uint64_t deadline, struct ibx_error *err)
 {
-    struct ibx_record *record = &s->status.record;
+    enum ibx_answer_state there = (enum ibx_answer_state)0;
     ibx_source_link_close(&s->link);
-    record->epoch++;
-    int rc = ibx_source_note(s, record->state, err);
+    int rc = ibx_source_note_epoch(s, err);
     if (!rc)
-        rc = ibx_source_link_rejoin(&s->link, err);
+        rc = ibx_source_link_rejoin(&s->link, &there, err);
+    ibx_source_tried(s, rc, there);
     if (rc == -ECANCELED)
         return 0;
     if (!rc && !tell(s, t, deadline))
-        rc = ibx_error_set(err, -ETIMEDOUT, "the destination (%s) did not answer", record->peer);
+        rc = ibx_error_set(err, -ETIMEDOUT, "the destination (%s) did not answer",
+                           s->status.record.peer);
     return rc;
 }
 

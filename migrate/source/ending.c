@@ -195,8 +195,8 @@ int ibx_source_link_trouble(struct source *s, int code, struct ibx_error *err)
 }
 
 /* The next tool finds the state before, from which it asks the destination, and an epoch that is
- * too old, which it passes by trying. A record that has become another one (it was taken back, or
- * removed) is an error. */
+ * too old by the links that were made meanwhile, which it passes by trying. A record that has
+ * become another one (it was taken back, or removed) is an error. */
 int ibx_source_note(struct source *s, enum ibx_journal_state state, struct ibx_error *err)
 {
     struct ibx_error why = {0};
@@ -263,16 +263,29 @@ static int check_use(const struct source *s, struct ibx_error *err)
     return rc ? -EAGAIN : 0;
 }
 
-int ibx_source_reconnect(struct source *s, struct ibx_error *err)
+int ibx_source_note_epoch(struct source *s, struct ibx_error *err)
+{
+    if (!s->unseen)
+        s->status.record.epoch++;
+    s->unseen = false;
+    return ibx_source_note(s, s->status.record.state, err);
+}
+
+void ibx_source_tried(struct source *s, int rc, enum ibx_answer_state there)
+{
+    s->unseen = rc && !there && s->note_ns;
+}
+
+static int reconnect(struct source *s, struct ibx_error *err)
 {
     enum ibx_answer_state there = (enum ibx_answer_state)0;
     if (!ibx_source_link_due(&s->link))
         return check_patience(s, err);
     int rc = check_use(s, err);
     if (!rc) {
-        s->status.record.epoch++;
-        rc = ibx_source_note(s, s->status.record.state, err);
+        rc = ibx_source_note_epoch(s, err);
         rc = rc ? -EAGAIN : ibx_source_link_resume(&s->link, &there, err);
+        ibx_source_tried(s, rc, there);
     }
     ibx_source_link_delay(&s->link);
     if (rc && ibx_journal_noted_home(s->options->folder,
@@ -300,6 +313,14 @@ int ibx_source_reconnect(struct source *s, struct ibx_error *err)
     ibx_migration_notify(&s->options->observer, "connected again to %s", s->status.record.peer);
     s->status.message[0] = 0;
     return 0;
+}
+
+/* A try may take as long as the host looks for a name. */
+int ibx_source_reconnect(struct source *s, struct ibx_error *err)
+{
+    int rc = reconnect(s, err);
+    s->unheard_look_ns = ibx_now_ns();
+    return rc;
 }
 
 int ibx_source_check_interrupts(struct source *s, struct ibx_error *err)

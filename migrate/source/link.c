@@ -413,15 +413,15 @@ static int code_of(int rc, enum ibx_answer_state state)
     return !rc || given_up ? rc : -EAGAIN;
 }
 
-int ibx_source_link_rejoin(struct source_link *link, struct ibx_error *err)
+int ibx_source_link_rejoin(struct source_link *link, enum ibx_answer_state *state,
+                           struct ibx_error *err)
 {
-    enum ibx_answer_state state = (enum ibx_answer_state)0;
-    int rc = rejoin(link, &state, err);
+    int rc = rejoin(link, state, err);
     if (!rc)
         rc = ibx_state_move(&link->state, LINK_OPEN);
     if (rc)
         ibx_source_link_close(link);
-    return code_of(rc, state);
+    return code_of(rc, *state);
 }
 
 static int try_resume(struct source_link *link, enum ibx_answer_state *state, struct ibx_error *err)

@@ -81,7 +81,8 @@ void ibx_source_link_delay(struct source_link *link);
 int ibx_source_link_resume(struct source_link *link, enum ibx_answer_state *state,
                            struct ibx_error *err);
 /* The same without pages, to say that the migration is broken: OPEN. */
-int ibx_source_link_rejoin(struct source_link *link, struct ibx_error *err);
+int ibx_source_link_rejoin(struct source_link *link, enum ibx_answer_state *state,
+                           struct ibx_error *err);
 /* Nobody needs a page any more: page connections are closed while CONFIRMED is awaited. */
 void ibx_source_link_retire(struct source_link *link);
 /* Waits until they are. */

@@ -14,7 +14,7 @@
 
 #define DECIDES_MS   10000 /* for libvirt to continue the VM here, or to end its QEMU */
 #define NOBODY_TIMES 60    /* the transport's timeout, for somebody to listen there again */
-#define AWAY_MS      30000 /* longer than a try to connect: this tool was stopped itself */
+#define AWAY_MS      30000 /* between two tries to connect: this tool was stopped itself */
 
 static const char *peer_of(const struct source *s)
 {

@@ -177,6 +177,7 @@ struct source {
     uint64_t home_by_ns;           /* borrowed: it has, and until when ENDED is awaited */
     uint64_t settle_ns;            /* when to try again to put QEMU's settings back */
     uint64_t note_ns;              /* ... and to write a record that could not be written */
+    bool unseen; /* the epoch, which could not be written: the destination did not answer */
 };
 
 /* ASKING, or for recover COMMITTED or SERVING. */
@@ -324,6 +325,11 @@ int ibx_source_recover_broken(struct source *s, struct ibx_error *err);
  * VM at the destination does not wait for a disk that is full. What is written then is true, but
  * not the last that there is to say. */
 int ibx_source_note(struct source *s, enum ibx_journal_state state, struct ibx_error *err);
+/* The same with the epoch of the next link: a new one, unless nobody has seen the last and it could
+ * not be written; so the destination does not get far ahead of the disk. */
+int ibx_source_note_epoch(struct source *s, struct ibx_error *err);
+/* What became of a link with it; `there`: 0 without an answer. */
+void ibx_source_tried(struct source *s, int rc, enum ibx_answer_state there);
 /* After the commit, without a link: one try to reconnect, when it is time. */
 int ibx_source_reconnect(struct source *s, struct ibx_error *err);
 int ibx_source_check_interrupts(struct source *s, struct ibx_error *err);

@@ -104,6 +104,42 @@ static void test_stopped_while_nothing_is_heard(NO_STATE)
     }
 }
 
+/* What a host needs to find a name is no absence: without that the end would never come. */
+static void test_a_long_try_is_not_an_absence(NO_STATE)
+{
+    struct ibx_error err = {0};
+    begin(SOURCE_COMMITTED);
+    source.transport.timeout_ms = 1000;
+    source.heard_ns = ibx_now_ns() - 70 * 1000 * IBX_NS_PER_MS;
+    source.unheard_look_ns = ibx_now_ns() - 40 * 1000 * IBX_NS_PER_MS; /* before the try */
+    source.link.retry_ns = UINT64_MAX;
+    assert_int_equal(ibx_source_reconnect(&source, &err), 0);
+    assert_int_equal(ibx_source_check_unheard(&source, &err), -ETIMEDOUT);
+}
+
+/* While the disk is full the epoch goes on only if somebody may have seen it: the next tool begins
+ * at that on the disk, and passes those by tries of some seconds each. */
+static void test_no_new_epoch_without_a_disk_and_an_answer(NO_STATE)
+{
+    static const struct ibx_send_options full = {.folder = "/dev/full/journal"};
+    struct ibx_error err = {0};
+    begin(SOURCE_SERVING);
+    source.options = &full;
+    source.lost_ns = ibx_now_ns();
+    ibx_options_init(&source.transport);
+    source.status.record = (struct ibx_record){
+        .source = true, .state = IBX_JOURNAL_MOVED, .epoch = 5, .uri = "tcp://127.0.0.1:1"};
+    for (unsigned i = 0; i < 3; i++) {
+        source.link.retry_ns = 0;
+        assert_int_equal(ibx_source_reconnect(&source, &err), 0);
+        assert_true(source.note_ns && !source_linked(&source.link));
+        assert_int_equal(source.status.record.epoch, 6);
+    }
+    ibx_source_tried(&source, -EAGAIN, IBX_ANSWER_RUNNING); /* refused: it was seen */
+    assert_int_equal(ibx_source_note_epoch(&source, &err), 0);
+    assert_int_equal(source.status.record.epoch, 7);
+}
+
 static int reset_happens(struct ibx_error *err)
 {
     json_t *event = json_pack("{s:s}", "event", "RESET");
@@ -138,6 +174,8 @@ int main(void)
         cmocka_unit_test(test_never_kept_once_it_runs_there),
         cmocka_unit_test(test_kept_without_qemu),
         cmocka_unit_test(test_stopped_while_nothing_is_heard),
+        cmocka_unit_test(test_a_long_try_is_not_an_absence),
+        cmocka_unit_test(test_no_new_epoch_without_a_disk_and_an_answer),
         cmocka_unit_test(test_reset_when_every_page_has_come),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
