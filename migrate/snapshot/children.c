@@ -40,6 +40,7 @@
 #define ZERO_PART (4ull << 20) /* bytes of them that are put between two looks for faults */
 #define MESSAGES  16
 #define SIGNAL    SIGUSR1 /* ends a thread's wait */
+#define AGAIN_MS  500     /* until faults that could not be answered are tried again */
 
 struct member {
     struct member *next;
@@ -254,27 +255,47 @@ static void let_go(struct member *m)
     }
 }
 
+/* Faults that were read, by this process or one before it, and not answered. */
+static void report_again(const struct member *m)
+{
+    for (unsigned i = 0; i < m->child.count; i++)
+        wake(m, m->child.addresses[i], m->children->config.folder->sizes[i]);
+}
+
+/* A child that nobody answers waits for ever, and what this host has no memory for it may have
+ * later. `others`: what ends the pause. */
+static void try_again(const struct member *m, int why, bool *told, struct pollfd others[2])
+{
+    if (!*told)
+        ibx_log(IBX_LOG_ERROR,
+                "QEMU (process %d) waits for its memory: a page fault of it cannot be answered: "
+                "%s; it is tried again: free memory on this host, or end that QEMU",
+                (int)m->child.pid, strerror(-why));
+    *told = true;
+    poll(others, 2, AGAIN_MS);
+    report_again(m);
+}
+
 static void *member_main(void *argument)
 {
     struct member *m = argument;
+    bool told = false;
     struct pollfd fds[3] = {{.fd = m->uffd, .events = POLLIN},
                             {.fd = m->pidfd, .events = POLLIN},
                             {.fd = m->children->whole_fd, .events = POLLIN}};
     int rc = 0;
     pthread_setname_np(pthread_self(), "ibx-child");
-    /* Faults that a process before this one has read are reported again. */
-    for (unsigned i = 0; i < m->child.count; i++)
-        wake(m, m->child.addresses[i], m->children->config.folder->sizes[i]);
-    while (!rc && !fds[1].revents && !fds[2].revents) {
+    report_again(m);
+    while (rc != -ESRCH && !fds[1].revents && !fds[2].revents) {
         poll(fds, 3, -1);
-        if (fds[0].revents)
-            rc = answer_all(m);
+        rc = fds[0].revents ? answer_all(m) : 0;
+        if (rc && rc != -ESRCH)
+            try_again(m, rc, &told, fds + 1);
+        else if (fds[0].revents)
+            told = false;
     }
     if (fds[2].revents)
         let_go(m);
-    if (rc && rc != -ESRCH)
-        ibx_log(IBX_LOG_ERROR, "the page faults of QEMU (process %d) cannot be answered: %s",
-                (int)m->child.pid, strerror(-rc));
     record_remove(m->children, m->child.pid);
     close(m->uffd);
     close(m->pidfd);

@@ -402,6 +402,26 @@ static void test_no_room_for_zeros_when_its_filler_says_whole(void)
     whole_without_room(true);
 }
 
+/* This host has no memory for a child's page for a moment: it gets the page later. */
+static void test_no_memory_for_zeros(void)
+{
+    const char *no_memory = getenv("IBX_NO_MEMORY");
+    if (!no_memory)
+        skip();
+    freeze();
+    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    assert_int_equal(setenv("LD_PRELOAD", no_memory, 1), 0);
+    SERVE(&filler, cache, "--cache", server.uri, "--on-demand");
+    unsetenv("LD_PRELOAD");
+    child_start(&children[0], (const char *[]){"-S", NULL});
+    MOVER_RUN(0, "clone", cache, "--qmp", children[0].tool);
+    look_at_all(&children[0]);
+    await_figure(&filler, "zero_faults", 1);
+    mover_must_print(&filler, "it is tried again");
+    vm_do(&children[0], "cont", NULL);
+    child_is_right(&children[0]);
+}
+
 /* ---------------------------------------------------------------- changed */
 
 static void flip_in(const char *folder, const char *name, off_t at)
@@ -511,6 +531,7 @@ int main(void)
         VM_TEST(test_no_room_for_zeros_in_a_cache),
         VM_TEST(test_no_room_for_zeros_when_whole),
         VM_TEST(test_no_room_for_zeros_when_its_filler_says_whole),
+        VM_TEST(test_no_memory_for_zeros),
         {0},
     };
     return vm_tests(tests, clones_end);

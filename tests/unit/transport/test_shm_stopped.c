@@ -165,6 +165,28 @@ static void test_forbidden_by_one(void **state)
     }
 }
 
+/* ... or for a while, whatever its option says. */
+static void test_forbidden_at_present(void **state)
+{
+    (void)state;
+    _Atomic bool not_now = true;
+    pair_open(&pair);
+    pair.server.options.shm_not_direct = &not_now;
+    ends_connect(&pair.server, &pair.client);
+    assert_false(pair.client.shm->direct || pair.server.shm->direct);
+    pair_close(&pair);
+    pair_open(&pair);
+    ends_connect(&pair.server, &pair.client);
+    const bool permitted = pair.client.shm->direct;
+    pair_close(&pair);
+    pair_open(&pair);
+    not_now = false;
+    pair.server.options.shm_not_direct = &not_now;
+    ends_connect(&pair.server, &pair.client);
+    assert_int_equal(pair.client.shm->direct, permitted);
+    pair_close(&pair);
+}
+
 /* The peer becomes another user, or undumpable, when it has been requested to copy: it still does.
  */
 static void test_forbidden_later(void **state)
@@ -278,7 +300,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_stopped_before_a_write), cmocka_unit_test(test_stopped_before_a_read),
         cmocka_unit_test(test_stopped_in_a_crowd),     cmocka_unit_test(test_forbidden_by_one),
-        cmocka_unit_test(test_forbidden_later),        cmocka_unit_test(test_first_thread_ends),
+        cmocka_unit_test(test_forbidden_at_present),   cmocka_unit_test(test_forbidden_later),
+        cmocka_unit_test(test_first_thread_ends),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
