@@ -7,7 +7,7 @@
 
 #define BEHIND_S 60
 
-int clock_gettime(clockid_t clock, struct timespec *t)
+__attribute__((visibility("default"))) int clock_gettime(clockid_t clock, struct timespec *t)
 {
     const long rc = syscall(SYS_clock_gettime, clock, t);
     if (!rc && clock == CLOCK_REALTIME)
