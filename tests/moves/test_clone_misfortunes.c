@@ -410,9 +410,9 @@ static void test_no_memory_for_zeros(void)
         skip();
     freeze();
     SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
-    assert_int_equal(setenv("LD_PRELOAD", no_memory, 1), 0);
+    mover_preload(no_memory);
     SERVE(&filler, cache, "--cache", server.uri, "--on-demand");
-    unsetenv("LD_PRELOAD");
+    mover_preload(NULL);
     child_start(&children[0], (const char *[]){"-S", NULL});
     MOVER_RUN(0, "clone", cache, "--qmp", children[0].tool);
     look_at_all(&children[0]);

@@ -313,10 +313,9 @@ static void continued_before_the_guard(const char *state, const char *option)
     pair_start(&(struct vm_options){.append = "", .extra = {"-no-shutdown"}});
     pair_receive((const char *[]){"--max-bandwidth", "64K", option, NULL});
     mover_stop_next(state);
-    if (past_clock)
-        assert_int_equal(setenv("LD_PRELOAD", past_clock, 1), 0);
+    mover_preload(past_clock);
     pair_send((const char *[]){option, NULL});
-    unsetenv("LD_PRELOAD");
+    mover_preload(NULL);
     mover_await_stop(&sender);
     continue_it();
     json_decref(vm_event(&vms[0], "RESUME", NULL));

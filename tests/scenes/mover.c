@@ -24,6 +24,7 @@ static unsigned count;
 static int ports[PORTS_MAX];
 static unsigned port_count;
 static const char *stop_next[2]; /* a source, a destination */
+static const char *preloaded;
 
 struct vm vms[2];
 struct mover receiver, sender;
@@ -32,6 +33,7 @@ const char *pair_timeout = PAIR_TIMEOUT;
 
 void mover_begin(void)
 {
+    preloaded = NULL;
     snprintf(mover_folder, sizeof(mover_folder), "/tmp/ibx-mv-%d-XXXXXX", (int)getpid());
     assert_non_null(mkdtemp(mover_folder));
     snprintf(mover_state_dir, sizeof(mover_state_dir), "%s/s", mover_folder);
@@ -122,6 +124,16 @@ static const char **stop_of(const char *command)
     return sends ? &stop_next[0] : NULL;
 }
 
+/* A sanitizer's runtime wants to be the first library. */
+static void preload(void)
+{
+    const char *before = getenv("ASAN_OPTIONS");
+    char options[400];
+    snprintf(options, sizeof(options), "%s:verify_asan_link_order=0", before ? before : "");
+    setenv("ASAN_OPTIONS", options, 1);
+    setenv("LD_PRELOAD", preloaded, 1);
+}
+
 static void become_tool(const struct mover *m, const char *const *arguments, pid_t parent)
 {
     const char *items[40] = {getenv("IB_MIGRATE")};
@@ -144,11 +156,18 @@ static void become_tool(const struct mover *m, const char *const *arguments, pid
     const char **stop = stop_of(items[1]);
     if (stop && *stop)
         setenv("IBX_MOVE_STOP_AT", *stop, 1);
+    if (preloaded)
+        preload();
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent)
         _exit(126);
     execv(items[0], (char *const *)(uintptr_t)items);
     _exit(127);
+}
+
+void mover_preload(const char *path)
+{
+    preloaded = path;
 }
 
 void mover_start(struct mover *m, const char *const *arguments)

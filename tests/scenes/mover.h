@@ -49,6 +49,9 @@ int mover_end_all(void **state);
  * state: "source:sending" for instance. One for each side may be told; "rollback:marked" is for
  * the next rollback, "clone:mapped" for the next clone. */
 void mover_stop_next(const char *state);
+/* Whatever is started from now on, until the end of the test, has this library before all others;
+ * NULL: none. */
+void mover_preload(const char *path);
 /* ib-migrate with these arguments, NULL behind the last; --state-dir is added. */
 void mover_start(struct mover *mover, const char *const *arguments);
 /* `receive` for a VM at `uri`, and its real URI once it waits; `more` may be NULL. */
