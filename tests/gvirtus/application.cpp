@@ -13,6 +13,7 @@
 #include <cstring>
 #include <dirent.h>
 #include <functional>
+#include <iostream>
 #include <map>
 #include <string>
 #include <sys/mman.h>
@@ -386,19 +387,29 @@ bool errors()
     return true;
 }
 
-// A child that calls exit(3), with what it has not written yet and handlers of its own.
+void say(int to, const char *word)
+{
+    if (write(to, word, std::strlen(word)) < 0)
+        std::_Exit(1);
+}
+
+// A child that calls exit(3), with what it has not written yet, handlers of its own, and
+// libraries'.
 bool forked_exit()
 {
     static int ends[2];
     REQUIRE(device_memory() && pipe(ends) == 0);
+    std::fflush(nullptr);
     const pid_t child = fork();
     if (!child) {
         alarm(20 * patience_times());
+        std::ios_base::sync_with_stdio(false);
+        dup2(ends[1], STDOUT_FILENO);
+        std::cout << "stream ";
+        std::wcout << L"wide ";
         std::fputs("buffered", fdopen(ends[1], "w"));
-        std::atexit([] {
-            if (write(ends[1], "handler ", 8) != 8)
-                std::_Exit(1);
-        });
+        std::atexit([] { say(ends[1], "handler "); });
+        stub_at_end([] { say(ends[1], "library "); });
         std::exit(7);
     }
     close(ends[1]);
@@ -408,7 +419,7 @@ bool forked_exit()
         said.append(some, static_cast<std::size_t>(n));
     int status = -1;
     REQUIRE(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 7);
-    return said == "handler buffered";
+    return said == "handler library stream wide buffered";
 }
 
 // The first thread ends, and the process goes on with others; /proc/self shows little of it then.

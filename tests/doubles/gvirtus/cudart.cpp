@@ -14,14 +14,22 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 
-extern "C" void stub_log_begin(); // log4cplus.c
+extern "C" void stub_log_begin(); // log4cplus.cpp
 
 namespace
 {
 
+void (*at_end)();
+
 [[gnu::constructor]] void begin()
 {
     stub_log_begin();
+}
+
+[[gnu::destructor]] void end()
+{
+    if (at_end)
+        at_end();
 }
 
 std::atomic<std::uint64_t> copies, hosts, selections, calls;
@@ -466,6 +474,11 @@ EXPORTED std::uint64_t stub_hosts()
 EXPORTED std::uint64_t stub_selections()
 {
     return selections;
+}
+
+EXPORTED void stub_at_end(void (*function)())
+{
+    at_end = function;
 }
 
 EXPORTED std::uint64_t stub_copies()

@@ -78,6 +78,8 @@ unsigned stub_connecting_most();
 std::uint64_t stub_calls();
 // ... that this thread has the number of one that has ended, as far as it tells them apart ...
 void stub_same_number(pid_t ended);
+// ... a function that its destructor calls ...
+void stub_at_end(void (*function)());
 // ... and this thread's connection.
 Remote *stub_remote();
 }
