@@ -63,6 +63,12 @@ struct ibx_message_memory {
 
 enum { IBX_OPTION_SIZE = 512 }; /* bytes of the longest option as text, its end included */
 
+#ifdef __cplusplus /* which has no _Atomic, and reads none of these */
+typedef struct ibx_atomic_bool ibx_atomic_bool;
+#else
+typedef _Atomic bool ibx_atomic_bool;
+#endif
+
 struct ibx_options {
     char provider[64];     /* "auto" or names in order of preference: "shm,tcp" ["auto"] */
     char device[128];      /* verbs devices, one per rail, comma separated; "" by route [""] */
@@ -104,10 +110,10 @@ struct ibx_options {
                             the address by which it was made, or when a new one would be answered
                             and this one is not, and not a timeout later; likewise [false] */
     const struct ibx_claim_check
-        *claim_check;                   /* server: of such clients; NULL: refuse all [NULL] */
-    const _Atomic bool *shm_not_direct; /* while it is true, connections are set up as with
-                                           shm_direct : no, whatever text says; for their life;
-                                           likewise [NULL] */
+        *claim_check;                      /* server: of such clients; NULL: refuse all [NULL] */
+    const ibx_atomic_bool *shm_not_direct; /* while it is true, connections are set up as with
+                                              shm_direct : no, whatever text says; for their life;
+                                              likewise [NULL] */
 };
 
 void ibx_options_init(struct ibx_options *options);
