@@ -217,6 +217,12 @@ static bool backlog_room(struct ibx_pipeline *p, size_t n)
     return true;
 }
 
+/* Locked. Whether this thread is so far ahead of the back end that its next call waits. */
+static bool is_far_ahead(const struct ibx_pipeline *p)
+{
+    return p->answered - p->replied >= AHEAD_MOST;
+}
+
 static void note_scope(struct ibx_pipeline *p, const struct ibx_scope *scope)
 {
     uint64_t before = atomic_load(&p->streams), stream = scope->all ? STREAMS_MANY : scope->stream;
@@ -262,7 +268,7 @@ bool ibx_backlog_add_copy(struct ibx_pipeline *p, uint64_t device, const void *h
     ibx_process_order(p, &of_copies);
     pthread_mutex_lock(&p->lock);
     bool good = !atomic_load(&p->ended) && ibx_session_live(p->session) && length <= p->room &&
-                backlog_room(p, length);
+                !is_far_ahead(p) && backlog_room(p, length);
     if (good) {
         struct ibx_writer w = ibx_writer_of(p->backlog + p->backlog_end, length);
         ibx_put_bytes(&w, name, sizeof(name));
@@ -318,7 +324,7 @@ static bool has_room(struct ibx_pipeline *p)
         return false;
     if (mutes && p->answered != p->replied && p->answered != p->mute)
         return false;
-    if (!backlog_room(p, p->staged_length))
+    if (is_far_ahead(p) || !backlog_room(p, p->staged_length))
         ibx_backlog_finish(p); /* as for a full stream */
     return ibx_session_live(p->session) && backlog_room(p, p->staged_length);
 }

@@ -14,6 +14,7 @@
 
 #define STAGED_MAX    2048u      /* bytes of a request that may be answered here */
 #define BACKLOG_MAX   (8u << 20) /* bytes that were not sent; then a call waits */
+#define AHEAD_MOST    16384u /* requests without a reply, whose end other threads' calls await */
 #define STREAMS_NONE  UINT64_MAX /* of outstanding requests: there are none */
 #define STREAMS_MANY  (UINT64_MAX - 1)
 #define STREAM_LEGACY 1u /* 0 and 1: ordered with all others */

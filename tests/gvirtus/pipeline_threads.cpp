@@ -3,6 +3,7 @@
 // The order between threads.
 #include "tests/gvirtus/pipeline_scene.h"
 
+#include <atomic>
 #include <thread>
 #include <vector>
 
@@ -218,6 +219,29 @@ bool a_cancelled_thread()
     return true;
 }
 
+// A thread that never waits gets only so far ahead: others' calls come after what it has left.
+bool an_endless_thread()
+{
+    constexpr unsigned calls = 20000, most = 16384;
+    Scene scene;
+    App endless = scene.app(), other = scene.app();
+    REQUIRE(warm(&endless) && warm(&other));
+    std::atomic<unsigned> made{0};
+    std::atomic<bool> good{true};
+    scene.world->held = true;
+    Waiting thread([&] {
+        for (unsigned i = 0; i < calls && good; i++, made++)
+            good = endless.set(i) == 0;
+    });
+    const bool waited = thread.waits();
+    const unsigned ahead = made;
+    scene.world->held = false;
+    thread.join();
+    REQUIRE(waited && ahead <= most && ahead > most / 2);
+    REQUIRE(good && made == calls && other.synchronize() == 0);
+    return true;
+}
+
 } // namespace
 
 void check_threads()
@@ -227,6 +251,7 @@ void check_threads()
     check("threads whose streams an event orders", threads_and_events);
     check("threads that have nothing to do with each other", threads_apart);
     check("threads that never rest", many_busy_threads);
+    check("a thread that never waits", an_endless_thread);
     check("launches before memory is registered", launches_before_registration);
     check("a thread that is cancelled inside a call", a_cancelled_thread);
     check("threads at once", threads_at_once);
