@@ -99,9 +99,10 @@ static bool is_of_device(struct copies *x, uint64_t address)
            (type == IBX_CUDA_MEMORY_DEVICE || managed);
 }
 
+/* What a kernel of the device's may have in use is not touched: CUDA is asked first. */
 static bool is_own(struct copies *x, uint64_t address)
 {
-    return is_readable(address) && !is_of_device(x, address) && !ibx_host_maps_hold(x, address);
+    return !is_of_device(x, address) && !ibx_host_maps_hold(x, address) && is_readable(address);
 }
 
 bool ibx_copies_is_own(struct copies *x, uint64_t address, uint64_t n)
@@ -109,5 +110,5 @@ bool ibx_copies_is_own(struct copies *x, uint64_t address, uint64_t n)
     const uint64_t last = n ? address + (n - 1) : address;
     if (last < address)
         return true;
-    return is_own(x, address) || is_own(x, last);
+    return is_own(x, address) || (last / 8 != address / 8 && is_own(x, last));
 }
