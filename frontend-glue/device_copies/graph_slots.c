@@ -12,6 +12,8 @@
 #define ALIGNMENT 64u
 #define PAGE      4096u
 
+#define NOT_REGISTERED 713 /* CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED */
+
 struct slot {
     struct slot *next; /* of the block, by place */
     uint64_t number;
@@ -22,13 +24,14 @@ struct slot {
     struct ibx_quota *quota; /* that n counts in; NULL: none */
 };
 
-/* Never unpinned: CUDA waits for all work of the device as it does that. A reset of its context
- * does it, so it has slots of that one's graphs only. */
+/* Unpinned for want of room alone, by clients that end: CUDA waits for all work of the device as it
+ * does that. A reset of its context does it, so it has slots of that one's graphs only. */
 struct block {
     uint8_t *base;
     size_t length;
     struct slot *slots;
     const void *context; /* NULL: that is gone, and any may have it */
+    bool unpinned;       /* it is about to be, and none may */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -38,6 +41,8 @@ static size_t reserved; /* bytes of blocks, those that are being made too */
 static void *tree;      /* of slots, by number */
 static uint64_t numbers;
 static size_t used;
+static const void *wanting; /* the context that found no room for a block last, or NULL */
+static bool yielding;       /* a thread unpins blocks */
 
 static int compare(const void *a, const void *b)
 {
@@ -71,7 +76,7 @@ static bool place(struct slot *s)
         const void *context = blocks[i].context;
         struct slot **gap =
             !context || context == s->context ? gap_in(&blocks[i], s->n, &s->at) : NULL;
-        if (!gap)
+        if (!gap || blocks[i].unpinned)
             continue;
         s->block = &blocks[i];
         s->block->context = s->context;
@@ -105,6 +110,7 @@ static bool add_block(const struct ibx_cuda *cuda, const struct slot *s)
     pthread_mutex_lock(&lock);
     const bool room = length <= IBX_SLOTS_MAX - reserved;
     reserved += room ? length : 0;
+    wanting = room ? wanting : s->context;
     pthread_mutex_unlock(&lock);
     uint8_t *base = room ? pin(cuda, length) : NULL;
     pthread_mutex_lock(&lock);
@@ -115,6 +121,44 @@ static bool add_block(const struct ibx_cuda *cuda, const struct slot *s)
         reserved -= length;
     pthread_mutex_unlock(&lock);
     return base;
+}
+
+/* Not locked, as above. */
+static bool unpin(struct copies *x, struct block *block, void *context)
+{
+    void *popped = NULL;
+    if (x->cuda->ctx_push_current(context))
+        return true; /* it is gone */
+    ibx_frees_begin(x, 0);
+    const int mode = ibx_cuda_capture_relax(x->cuda);
+    const int rc = x->cuda->mem_host_unregister(block->base);
+    ibx_cuda_capture_restore(x->cuda, mode);
+    ibx_frees_end();
+    x->cuda->ctx_pop_current(&popped);
+    return !rc || rc == NOT_REGISTERED; /* by a reset */
+}
+
+/* One thread at most waits for a device that never ends its work. */
+void ibx_slots_yield(struct copies *x)
+{
+    pthread_mutex_lock(&lock);
+    const void *const to = yielding ? NULL : wanting;
+    wanting = to ? NULL : wanting;
+    yielding = yielding || to;
+    for (unsigned i = 0; to && i < block_count; i++) {
+        struct block *block = &blocks[i];
+        const void *context = block->context;
+        if (!context || context == to || block->slots)
+            continue;
+        block->unpinned = true;
+        pthread_mutex_unlock(&lock);
+        const bool done = unpin(x, block, (void *)(uintptr_t)context);
+        pthread_mutex_lock(&lock);
+        block->unpinned = false;
+        block->context = done ? NULL : block->context;
+    }
+    yielding = yielding && !to;
+    pthread_mutex_unlock(&lock);
 }
 
 /* A reset of the context has unpinned it. */

@@ -8,7 +8,8 @@
  *
  * A slot is there as long as a graph may use it, which CUDA itself tells (cudaUserObjectCreate).
  * Its bytes count as memory that is pinned for the tenant. The memory stays pinned when slots have
- * gone: to unpin it would wait for all graphs. From any thread.
+ * gone: to unpin it waits for all graphs, and is left to clients that end, when graphs on another
+ * device have found no room. From any thread.
  */
 #ifndef IBX_FRONTEND_GLUE_DEVICE_COPIES_GRAPH_SLOTS_H
 #define IBX_FRONTEND_GLUE_DEVICE_COPIES_GRAPH_SLOTS_H
@@ -42,6 +43,8 @@ void ibx_slot_stop_using(uint64_t slot);
 /* A context is gone, and its graphs with it; NULL: it is not known which, and slots that graphs of
  * other contexts may have stay. */
 void ibx_slots_forget(const void *context);
+/* A client ends: memory without slots is for all contexts again, where one was in want of it. */
+void ibx_slots_yield(struct copies *x);
 /* Bytes of all slots now, for tests. */
 size_t ibx_slots_bytes(void);
 

@@ -8,6 +8,7 @@
  * A client that is alone resets the context itself, as does one in a context that is broken.
  */
 #include "frontend-glue/device_copies/extra.h"
+#include "frontend-glue/device_copies/graph_slots.h"
 #include "frontend-glue/device_copies/named_memory.h"
 
 #include <stdlib.h>
@@ -150,6 +151,8 @@ void ibx_own_graphs_end(struct copies *x, uint64_t client)
     if (count)
         ibx_cuda_capture_restore(x->cuda, mode);
     free(taken);
+    if (can)
+        ibx_slots_yield(x);
 }
 
 /* A wait that would end another client's capture is left to the calls that give memory back. */

@@ -300,6 +300,35 @@ int copies_and_ends(const Gpu &gpu, std::uint64_t n, bool killed)
     return 1;
 }
 
+// A client's process with as many such graphs, on that device; it ends before they do.
+int has_graphs(const Gpu &gpu, int device, unsigned count, std::uint64_t n)
+{
+    std::vector<std::unique_ptr<Copier>> copiers;
+    Client calls(gpu);
+    calls.remote.get_last_error();
+    const std::uint64_t queue = answer(calls.remote, "ibxRuntime", number(IBX_EXTRA_HOST_OPEN));
+    for (unsigned i = 1; i <= count; i++) {
+        copiers.push_back(std::make_unique<Copier>(gpu, device, n));
+        const int rc = copiers.back()->make(queue, i);
+        if (rc)
+            return rc == 801 ? NO_ROOM : 1;
+    }
+    return 0;
+}
+
+// All the room there is for slots was one device's, whose clients have ended: that of another
+// device gets some, at the latest when one that got none has ended.
+bool room_of_another_device()
+{
+    Gpu gpu("rdma.resume_seconds : 1\n");
+    const time_t limit = time(nullptr) + patience_ms(30000) / 1000;
+    REQUIRE(result_of(spawn([&] { return has_graphs(gpu, 0, 4, 64u << 20); })) == 0);
+    int rc = NO_ROOM;
+    while (rc == NO_ROOM && time(nullptr) < limit)
+        rc = result_of(spawn([&] { return has_graphs(gpu, 1, 1, 4096); }));
+    return rc == 0 && gpu.remote.device_synchronize() == 0;
+}
+
 // Clients end with graphs that they have not given back, in whatever way: those after them have as
 // much room for theirs.
 bool room_of_the_gone(bool killed)
@@ -458,6 +487,7 @@ void check_calls_graphs()
     unsetenv("IBX_DOUBLE_ALONE");
     check("graphs of clients that have ended", [] { return room_of_the_gone(false); });
     check("... that were killed", [] { return room_of_the_gone(true); });
+    check("... on another device", room_of_another_device);
     check("... while another one resets the device", reset_beside_the_leaving);
     check("... while another one captures", capture_beside_the_leaving);
     check("graphs beside a reset of another device", another_device_is_reset);
