@@ -191,6 +191,8 @@ void check_errors()
           [] { return apart([] { return killed(true); }); });
     check("the same, seen by a call that waits", [] { return apart(killed_before_a_wait); });
     check("errors of a thread that has ended", errors_of_a_thread_that_ends);
+    if (provider == "ofi") // which has sockets that are no connections: it wakes itself by them
+        return;
     check("one thread's connection that is lost", [] { return apart(one_connection_is_lost); });
     check("threads that begin after it was", [] { return apart(one_connection_was_lost); });
     check("one that breaks between calls", one_connection_breaks);
