@@ -37,7 +37,7 @@ int __wrap_socket(int domain, int type, int protocol)
 
 int __wrap_stat64(const char *path, struct stat *status)
 {
-    if (!no_namespace || strncmp(path, "/proc/self/ns/", 14))
+    if (!no_namespace || strncmp(path, "/proc/thread-self/ns/", 21))
         return __real_stat64(path, status);
     errno = ENOENT;
     return -1;

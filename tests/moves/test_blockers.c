@@ -316,7 +316,7 @@ static void *liar_run(void *argument)
             json = strstr(line, a->asked) ? a->json : json;
         if (strstr(line, "qom-list") && !strcmp(json, "{}"))
             json = "[]";
-        dprintf(liar->fd, "{\"return\": %s, \"id\": %d}\n", json, id ? atoi(id + 5) : 0);
+        dprintf(liar->fd, "{\"return\": %s, \"id\": %lld}\n", json, id ? atoll(id + 5) : 0);
     }
     fclose(in);
     return NULL;
