@@ -43,6 +43,13 @@ bool round_trip(char *device, char *memory, std::size_t n, unsigned seed, void *
 // Peak memory of this process, KiB.
 long peak();
 
+// application_ends.cpp
+bool forked_exit();
+bool first_thread_ends();
+bool forked();
+bool forked_meanwhile();
+bool killed();
+
 // application_names.cpp
 
 bool names_of_runtime();

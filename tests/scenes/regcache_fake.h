@@ -7,6 +7,7 @@
 #ifndef IBX_TESTS_UNIT_REGCACHE_FAKE_H
 #define IBX_TESTS_UNIT_REGCACHE_FAKE_H
 
+#include "tests/scenes/island.h"
 #include "transport/core/provider.h"
 #include "transport/core/regcache.h"
 
@@ -137,21 +138,6 @@ static inline struct ibx_regcache_stats stats(const struct ibx_regcache *cache)
     } while (0)
 
 /* --------------------------------------------------------------------- memory */
-
-#if defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define __SANITIZE_THREAD__ 1
-#elif __has_feature(address_sanitizer)
-#define __SANITIZE_ADDRESS__ 1
-#endif
-#endif
-/* Where neither the kernel nor a sanitizer puts anything by itself, so that what a test unmaps it
- * can map again. (Thread sanitizers allow less.) */
-#ifdef __SANITIZE_THREAD__
-#define ISLAND 0x2000000000ull
-#else
-#define ISLAND 0x200000000000ull
-#endif
 
 static inline void touch(char *memory, size_t length)
 {

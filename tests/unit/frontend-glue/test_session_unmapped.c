@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A session goes on although memory that was registered is gone when its connection breaks: over a
  * fabric that refuses to register it once more. */
+#include "tests/scenes/island.h"
 #include "tests/scenes/memory_provider.h"
 #include "tests/scenes/session_pair.h"
 
@@ -17,19 +18,6 @@
 
 #define LENGTH  (1u << 20)
 #define SECONDS 30u
-
-#if defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define __SANITIZE_THREAD__ 1
-#endif
-#endif
-/* Where nothing else is put, so that what was unmapped there stays so. (Thread sanitizers allow
- * less.) */
-#ifdef __SANITIZE_THREAD__
-#define ISLAND 0x2000000000ull
-#else
-#define ISLAND 0x200000000000ull
-#endif
 
 static struct session_pair pair;
 

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Forked children, a first thread that ends, and a back end that is killed.
+#include "tests/gvirtus/application.h"
+#include "tests/scenes/patience.h"
+
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <string>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+#include <vector>
+
+static void say(int to, const char *word)
+{
+    if (write(to, word, std::strlen(word)) < 0)
+        std::_Exit(1);
+}
+
+// A child that calls exit(3), with what it has not written yet, handlers of its own, and
+// libraries'.
+bool forked_exit()
+{
+    static int ends[2];
+    REQUIRE(device_memory() && pipe(ends) == 0);
+    std::fflush(nullptr);
+    const pid_t child = fork();
+    if (!child) {
+        alarm(20 * patience_times());
+        std::ios_base::sync_with_stdio(false);
+        dup2(ends[1], STDOUT_FILENO);
+        std::cout << "stream ";
+        std::wcout << L"wide ";
+        std::fputs("buffered", fdopen(ends[1], "w"));
+        std::atexit([] { say(ends[1], "handler "); });
+        stub_at_end([] { say(ends[1], "library "); });
+        std::exit(7);
+    }
+    close(ends[1]);
+    std::string said;
+    char some[100];
+    for (ssize_t n; (n = read(ends[0], some, sizeof(some))) > 0;)
+        said.append(some, static_cast<std::size_t>(n));
+    int status = -1;
+    REQUIRE(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 7);
+    return said == "handler library stream wide buffered";
+}
+
+// The first thread ends, and the process goes on with others; /proc/self shows little of it then.
+bool first_thread_ends()
+{
+    std::thread([] {
+        while (access("/proc/self/fd/0", F_OK) == 0)
+            std::this_thread::yield();
+        char *device = device_memory();
+        std::vector<char> memory(1000000);
+        std::_Exit(device && round_trip(device, memory.data(), memory.size(), 1) ? 0 : 1);
+    }).detach();
+    pthread_exit(nullptr);
+}
+
+// The child has a connection of its own, and the parent's stays in order.
+bool forked()
+{
+    char *device = device_memory(), *page_locked;
+    std::vector<char> memory(1000000);
+    REQUIRE(round_trip(device, memory.data(), memory.size(), 1));
+    REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&page_locked), memory.size()) == 0);
+    REQUIRE(round_trip(device, page_locked, memory.size(), 77));
+    for (unsigned i = 0; i < 3; i++) {
+        pid_t child = fork();
+        if (!child) {
+            char byte = 1, *nowhere = reinterpret_cast<char *>(std::uintptr_t{4096});
+            bool good = cudaMemcpy(nowhere, &byte, 1, H2D) != 0;
+            char *own = device_memory();
+            good = good && own && round_trip(own, memory.data(), memory.size(), 2 + i);
+            good = good && cudaFreeHost(page_locked) == 0; // as destructors would, at its exit
+            void *mine;
+            good = good && cudaMallocHost(&mine, memory.size()) == 0;
+            good = good && round_trip(own, static_cast<char *>(mine), memory.size(), 9);
+            std::_Exit(good ? 0 : 1);
+        }
+        REQUIRE(round_trip(device, memory.data(), memory.size(), 10 + i));
+        int status = -1;
+        REQUIRE(waitpid(child, &status, 0) == child && status == 0);
+        REQUIRE(round_trip(device, memory.data(), memory.size(), 20 + i));
+        random_fill(memory.data(), memory.size(), 77);
+        REQUIRE(!std::memcmp(page_locked, memory.data(), memory.size()));
+    }
+    return true;
+}
+
+// A fork while other threads register and free: the child may do so as well.
+bool forked_meanwhile()
+{
+    REQUIRE(device_memory());
+    std::vector<char> memory(64 * 4096);
+    for (std::size_t i = 2; i < 64; i++)
+        REQUIRE(host_register(&memory[i * 4096], 4096, 0) == 0);
+    std::atomic<bool> over{false};
+    std::thread other([&] {
+        while (!over)
+            host_unregister(&memory[0]); // of the list's lock and nothing else
+    });
+    bool good = true;
+    for (unsigned i = 0; i < 100 && good; i++) {
+        pid_t child = fork();
+        if (!child) {
+            alarm(20 * patience_times());
+            std::_Exit(host_unregister(&memory[4096]) == 713 &&
+                               host_unregister(&memory[2 * 4096]) == 0
+                           ? 0
+                           : 1);
+        }
+        int status = -1;
+        good = waitpid(child, &status, 0) == child && status == 0;
+    }
+    over = true;
+    other.join();
+    return good;
+}
+
+// The driver kills the back end when it reads the byte; the copy in hand may be any.
+bool killed()
+{
+    char *device = device_memory();
+    std::vector<char> memory(device_bytes_each, 'k');
+    char *page_locked;
+    REQUIRE(cudaMallocHost(reinterpret_cast<void **>(&page_locked), device_bytes_each) == 0);
+    std::memset(page_locked, 'k', device_bytes_each);
+    stub_remote()->slow(2000);
+    REQUIRE(write(STDOUT_FILENO, "k", 1) == 1);
+    int rc = 0;
+    for (unsigned i = 0; !rc; i++)
+        rc = i % 2 ? cudaMemcpy(i % 3 ? page_locked : memory.data(), device, memory.size(), D2H)
+                   : cudaMemcpy(device, i % 3 ? page_locked : memory.data(), memory.size(), H2D);
+    REQUIRE(rc == 999);
+    std::fprintf(stderr, "the first failure\n"); // and why has been said by now
+    REQUIRE(cudaMemcpy(device, memory.data(), 100, H2D) == 999);
+    REQUIRE(cudaMemcpy(memory.data(), device, memory.size(), D2H) != 0);
+    void *more;
+    REQUIRE(cudaMalloc(&more, 100) != 0);
+    std::memset(page_locked, 'z', device_bytes_each); // it is the application's until it frees it
+    REQUIRE(cudaMallocHost(&more, 100) == 0 && cudaFreeHost(more) == 0);
+    REQUIRE(cudaFreeHost(page_locked) == 0);
+    return true;
+}

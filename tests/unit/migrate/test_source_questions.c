@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* What a source asks QEMU once its VM has moved, and what it marks there, against a scripted peer.
+ */
+#include "migrate/common/hold.h"
+#include "migrate/source/source.h"
+#include "tests/scenes/qmp_peer.h"
+
+#include <fcntl.h>
+
+/* Without its answer nobody knows that all was protected: a question that could not be sent is
+ * asked again. */
+static void test_the_guard_asks_until_it_has_asked(NO_STATE)
+{
+    static struct source s;
+    static const struct ibx_send_options options = {.folder = "/nonexistent"};
+    attached(SCRIPT({"query-status", READY(2), 0}));
+    s = (struct source){.options = &options, .vm.qmp = qmp};
+    ibx_source_vm_drive(&s.vm, false);
+    ibx_source_warm_init(&s.warm);
+    ibx_source_guard_init(&s);
+    assert_int_equal(ibx_source_begin(&s, SOURCE_SERVING), 0);
+    s.guard.state.now = GUARD_ARMED; /* and the question behind it was not sent */
+    s.guarding.now = GUARDING_NOTED;
+    ibx_source_guard(&s);
+    assert_int_equal(s.guarding.now, GUARDING_ASKED);
+    ibx_source_guard(&s); /* once */
+    for (const uint64_t by = ibx_deadline_in_ms(GENEROUS); ibx_now_ns() < by;) {
+        ibx_qmp_pump(qmp, NULL);
+        ibx_source_guard_answered(&s);
+        if (s.guarding.now == GUARDING_WHOLE)
+            break;
+    }
+    assert_int_equal(s.guarding.now, GUARDING_WHOLE);
+    done();
+}
+
+/* An answer to what was asked when every page had come, whatever the guard had come to; with what
+ * QEMU told before it nothing is known. */
+static void test_asks_when_every_page_has_come(NO_STATE)
+{
+    static struct source s;
+    static const struct ibx_send_options options = {.folder = "/nonexistent"};
+    attached(SCRIPT({"query-status", "{\"event\": \"RESET\"}\r\n" READY(2), 0}));
+    s = (struct source){.options = &options, .vm.qmp = qmp};
+    ibx_source_guard_init(&s);
+    assert_int_equal(ibx_source_begin(&s, SOURCE_SERVING), 0);
+    assert_int_equal(ibx_state_move(&s.guarding, GUARDING_IMPOSSIBLE), 0);
+    ibx_source_all_came(&s);
+    assert_int_equal(s.guarding.now, GUARDING_LAST);
+    for (const uint64_t by = ibx_deadline_in_ms(GENEROUS);
+         ibx_now_ns() < by && s.guarding.now != GUARDING_NEEDLESS;) {
+        ibx_qmp_pump(qmp, NULL);
+        assert_true(ibx_qmp_has_events(qmp) || s.guarding.now == GUARDING_LAST);
+        ibx_source_guard_answered(&s);
+    }
+    assert_int_equal(s.guarding.now, GUARDING_NEEDLESS);
+    assert_true(ibx_qmp_has_events(qmp));
+    done();
+}
+
+/* A guard that was whole is not given up because every page has come before QEMU said so. */
+static void test_a_whole_guard_when_every_page_has_come(NO_STATE)
+{
+    static struct source s;
+    static const struct ibx_send_options options = {.folder = "/nonexistent"};
+    attached(SCRIPT({"query-status", NULL, 0}, {"query-status", READY(2) READY(3), 0}));
+    s = (struct source){.options = &options, .vm.qmp = qmp};
+    ibx_source_vm_drive(&s.vm, false);
+    ibx_source_warm_init(&s.warm);
+    ibx_source_guard_init(&s);
+    assert_int_equal(ibx_source_begin(&s, SOURCE_SERVING), 0);
+    s.guard.state.now = GUARD_ARMED;
+    s.guarding.now = GUARDING_NOTED;
+    ibx_source_guard(&s);
+    assert_int_equal(s.guarding.now, GUARDING_ASKED);
+    ibx_source_all_came(&s);
+    assert_int_equal(s.guarding.now, GUARDING_LAST);
+    for (const uint64_t by = ibx_deadline_in_ms(GENEROUS);
+         ibx_now_ns() < by && s.guarding.now == GUARDING_LAST;) {
+        ibx_qmp_pump(qmp, NULL);
+        ibx_source_guard_answered(&s);
+    }
+    assert_int_equal(s.guarding.now, GUARDING_WHOLE);
+    done();
+}
+
+/* What no record can name, since it was removed, is not tried again in each turn. */
+static void test_no_guard_without_a_record(NO_STATE)
+{
+    static struct source s;
+    char folder[] = "/tmp/ibx-test-qmp-XXXXXX";
+    struct ibx_send_options options = {.folder = folder};
+    assert_non_null(mkdtemp(folder));
+    attached(SCRIPT({"query-status", READY(2), 0}));
+    s = (struct source){.options = &options, .vm.qmp = qmp};
+    s.status.record = (struct ibx_record){
+        .source = true, .epoch = 3, .state = IBX_JOURNAL_MAY_RUN, .uffd = -1, .pid = getpid()};
+    ibx_source_vm_drive(&s.vm, false);
+    ibx_source_warm_init(&s.warm);
+    ibx_source_guard_init(&s);
+    assert_int_equal(ibx_source_begin(&s, SOURCE_SERVING), 0);
+    s.guard.state.now = GUARD_MADE;
+    ibx_source_guard(&s);
+    assert_int_equal(s.guarding.now, GUARDING_IMPOSSIBLE);
+    assert_int_equal(s.guard.state.now, GUARD_NONE);
+    assert_int_equal(s.note_ns, 0); /* the link is closed, as by any other note */
+    assert_int_equal(run("query-status", NULL, GENEROUS), 0);
+    done();
+    assert_int_equal(rmdir(folder), 0);
+}
+
+#define MIGRATED(pages, id)                                                                        \
+    "{\"return\": {\"total-time\": 10, \"downtime\": 1, \"setup-time\": 2, \"ram\": "              \
+    "{\"normal\": " #pages "}}, \"id\": " #id "}\r\n"
+
+/* Migrations that took as long as each other are told apart by what they have sent. */
+static void test_a_marked_migration(NO_STATE)
+{
+    const int any = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    attached(
+        SCRIPT({"query-migrate", MIGRATED(5, 2), 0}, {"-ended-10-1-2-5\"", READY(3), 0},
+               {"query-migrate", MIGRATED(6, 4), 0},
+               {"-ended-10-1-2-6\"", "{\"error\": {\"desc\": \"not found\"}, \"id\": 5}\r\n", 0},
+               {"query-migrate", MIGRATED(5, 6), 0}, {"-ended-10-1-2-5\"", READY(7), 0},
+               {"-ended-10-1-2-5\"", READY(8), 0}));
+    ibx_hold_mark(qmp, any, ibx_deadline_in_ms(GENEROUS));
+    assert_false(ibx_hold_marked(qmp, any, ibx_deadline_in_ms(GENEROUS)));
+    assert_true(ibx_hold_marked(qmp, any, ibx_deadline_in_ms(GENEROUS)));
+    close(any);
+    done();
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_the_guard_asks_until_it_has_asked),
+        cmocka_unit_test(test_asks_when_every_page_has_come),
+        cmocka_unit_test(test_a_whole_guard_when_every_page_has_come),
+        cmocka_unit_test(test_no_guard_without_a_record),
+        cmocka_unit_test(test_a_marked_migration),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
