@@ -28,6 +28,12 @@ static inline uint64_t ibx_deadline_in_ms(uint64_t ms)
     return ibx_now_ns() + ms * IBX_NS_PER_MS;
 }
 
+/* Nanoseconds as pthread_cond_clockwait(3) and others take them. */
+static inline struct timespec ibx_timespec_of(uint64_t ns)
+{
+    return (struct timespec){(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+}
+
 /* Milliseconds until the deadline for poll(2): 0 when it has passed, rounded up before it. */
 static inline int ibx_ms_until(uint64_t deadline_ns)
 {

@@ -387,7 +387,7 @@ static int take(struct ibx_quota *quota)
 int ibx_pinned_take(struct ibx_quota *quota, unsigned wait_ms)
 {
     uint64_t deadline = ibx_deadline_in_ms(wait_ms);
-    struct timespec until = {(time_t)(deadline / 1000000000u), (long)(deadline % 1000000000u)};
+    struct timespec until = ibx_timespec_of(deadline);
     int rc = 0;
     pthread_mutex_lock(&pool.mutex);
     int chunk = take(quota);

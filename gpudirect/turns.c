@@ -139,8 +139,7 @@ static void wait_for_others(struct turns *turns, struct ibx_turn *turn, uint64_t
         turns->until_ns = now + hold;
     }
     while (turns->round == round && rest && now < turns->until_ns) {
-        const struct timespec until = {(time_t)(turns->until_ns / 1000000000u),
-                                       (long)(turns->until_ns % 1000000000u)};
+        const struct timespec until = ibx_timespec_of(turns->until_ns);
         pthread_cond_clockwait(&turns->next, &turns->mutex, CLOCK_MONOTONIC, &until);
         now = ibx_now_ns();
         rest = turns->round == round ? others_left(turns, turn, now) : 0;

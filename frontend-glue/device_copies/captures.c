@@ -105,8 +105,7 @@ static bool is_behind(const struct place *place)
 /* Locked, and not while it sleeps. False: it is that late. */
 static bool sleep_until(uint64_t deadline)
 {
-    const struct timespec until = {(time_t)(deadline / 1000000000u),
-                                   (long)(deadline % 1000000000u)};
+    const struct timespec until = ibx_timespec_of(deadline);
     return ibx_now_ns() < deadline &&
            (pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until), true);
 }

@@ -44,7 +44,7 @@ void ibx_clients_join(struct copies *x)
     pthread_mutex_lock(&lock);
     while (!x->joined && resetting && ibx_now_ns() < reset_until && ibx_now_ns() < mine) {
         const uint64_t end = mine < reset_until ? mine : reset_until;
-        const struct timespec until = {(time_t)(end / 1000000000u), (long)(end % 1000000000u)};
+        const struct timespec until = ibx_timespec_of(end);
         pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
     }
     sessions += !x->joined;
@@ -149,8 +149,7 @@ uint64_t ibx_clients_number(struct copies *x)
 static void let_leave(void)
 {
     const uint64_t deadline = ibx_deadline_in_ms(RESET_MS);
-    const struct timespec until = {(time_t)(deadline / 1000000000u),
-                                   (long)(deadline % 1000000000u)};
+    const struct timespec until = ibx_timespec_of(deadline);
     while (leaving && ibx_now_ns() < deadline)
         pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
 }

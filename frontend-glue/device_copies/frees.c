@@ -277,8 +277,7 @@ static unsigned functions_of(struct copies *x, const void *graph, void *stream)
 static void hold(void)
 {
     const uint64_t deadline = ibx_deadline_in_ms(held_ms);
-    const struct timespec until = {(time_t)(deadline / 1000000000u),
-                                   (long)(deadline % 1000000000u)};
+    const struct timespec until = ibx_timespec_of(deadline);
     while (waiting && ibx_now_ns() < deadline)
         pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
 }

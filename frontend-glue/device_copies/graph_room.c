@@ -29,8 +29,7 @@ static void wait_for_room(unsigned functions)
     uint64_t deadline = ibx_deadline_in_ms(ROOM_MS);
     while (under_way && under_way + functions > ROOM) {
         const unsigned before = under_way;
-        const struct timespec until = {(time_t)(deadline / 1000000000u),
-                                       (long)(deadline % 1000000000u)};
+        const struct timespec until = ibx_timespec_of(deadline);
         if (pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until))
             under_way = 0;
         else if (under_way < before)

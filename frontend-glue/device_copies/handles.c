@@ -356,8 +356,7 @@ static void let_go_of(struct copies *x, struct handle *h)
 bool ibx_handles_remove(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
 {
     const uint64_t deadline = ibx_deadline_in_ms(HELD_MS);
-    const struct timespec until = {(time_t)(deadline / 1000000000u),
-                                   (long)(deadline % 1000000000u)};
+    const struct timespec until = ibx_timespec_of(deadline);
     pthread_mutex_lock(&lock);
     struct handle *found = find(x, kind, value);
     if (found)

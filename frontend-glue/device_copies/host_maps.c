@@ -142,8 +142,7 @@ static bool is_in_the_way(const struct wish *w)
 static void wait_for_ends(const struct wish *w)
 {
     const uint64_t deadline = ibx_deadline_in_ms(ENDING_MS);
-    const struct timespec until = {(time_t)(deadline / 1000000000u),
-                                   (long)(deadline % 1000000000u)};
+    const struct timespec until = ibx_timespec_of(deadline);
     pthread_mutex_lock(&lock);
     while (is_in_the_way(w) && ibx_now_ns() < deadline)
         pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);

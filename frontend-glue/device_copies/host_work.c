@@ -427,8 +427,7 @@ struct ibx_host_copy ibx_host_work_taken(const struct copies *x, uint64_t number
 int ibx_host_work_ask(struct copies *x, uint64_t over, bool wait, struct ibx_host_called *called)
 {
     const uint64_t deadline = ibx_deadline_in_ms(ASK_MS);
-    const struct timespec until = {(time_t)(deadline / 1000000000u),
-                                   (long)(deadline % 1000000000u)};
+    const struct timespec until = ibx_timespec_of(deadline);
     const struct ibx_host_queue *q = x->host_queue;
     const uint64_t polls = wait ? poll_until() : 0;
     struct function *f;

@@ -42,8 +42,7 @@ enum registrations_use ibx_registrations_use(const char *name)
 /* Locked, and not while it sleeps. */
 static void sleep_until(uint64_t deadline)
 {
-    const struct timespec until = {(time_t)(deadline / 1000000000u),
-                                   (long)(deadline % 1000000000u)};
+    const struct timespec until = ibx_timespec_of(deadline);
     pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
 }
 

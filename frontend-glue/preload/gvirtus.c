@@ -40,8 +40,7 @@ void ibx_frontend_first_begins(void)
         return;
     has_called = true;
     const uint64_t deadline = ibx_deadline_in_ms(ALONE_MS);
-    const struct timespec until = {(time_t)(deadline / 1000000000u),
-                                   (long)(deadline % 1000000000u)};
+    const struct timespec until = ibx_timespec_of(deadline);
     is_alone = !pthread_mutex_clocklock(&first_calls, CLOCK_MONOTONIC, &until);
 }
 

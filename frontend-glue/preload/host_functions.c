@@ -341,8 +341,7 @@ static void at_exit(void)
     if (!serves || pthread_equal(server.thread, pthread_self()))
         return;
     const uint64_t deadline = ibx_deadline_in_ms(END_MS);
-    const struct timespec until = {(time_t)(deadline / 1000000000u),
-                                   (long)(deadline % 1000000000u)};
+    const struct timespec until = ibx_timespec_of(deadline);
     if (!pthread_clockjoin_np(server.thread, NULL, CLOCK_MONOTONIC, &until))
         return;
     pthread_mutex_lock(&lock);

@@ -506,8 +506,7 @@ enum pages_answer ibx_managed_fetch(uintptr_t at, enum pages_access access)
 void ibx_managed_end(unsigned ms)
 {
     const uint64_t deadline = ibx_deadline_in_ms(ms);
-    const struct timespec until = {(time_t)(deadline / 1000000000u),
-                                   (long)(deadline % 1000000000u)};
+    const struct timespec until = ibx_timespec_of(deadline);
     if (pthread_mutex_clocklock(&pages, CLOCK_MONOTONIC, &until))
         return;
     ended = true;

@@ -153,8 +153,7 @@ static void pace(struct ibx_multicast_sender *s, size_t bytes)
 {
     const uint64_t now = ibx_now_ns();
     if (s->next_ns > now) {
-        const struct timespec until = {.tv_sec = (time_t)(s->next_ns / 1000000000),
-                                       .tv_nsec = (long)(s->next_ns % 1000000000)};
+        const struct timespec until = ibx_timespec_of(s->next_ns);
         while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) == EINTR)
             ;
     } else if (now - s->next_ns > BEHIND_NS) {
@@ -242,8 +241,7 @@ static void wait_for_members(struct ibx_multicast_sender *s, bool waiting)
         return;
     }
     const uint64_t at = ibx_deadline_in_ms(AGAIN_MS);
-    until =
-        (struct timespec){.tv_sec = (time_t)(at / 1000000000), .tv_nsec = (long)(at % 1000000000)};
+    until = ibx_timespec_of(at);
     pthread_cond_timedwait(&s->changed, &s->lock, &until);
 }
 

@@ -157,8 +157,7 @@ static void arm_timer(struct ibx_pool *pool)
     if (!pool->oldest || (pool->armed && !pool->count_waiting))
         return;
     uint64_t at = pool->count_waiting ? 1 : pool->oldest->deadline;
-    struct itimerspec when = {
-        .it_value = {.tv_sec = (time_t)(at / 1000000000u), .tv_nsec = (long)(at % 1000000000u)}};
+    struct itimerspec when = {.it_value = ibx_timespec_of(at)};
     pool->armed = !timerfd_settime(pool->timer_fd, TFD_TIMER_ABSTIME, &when, NULL);
 }
 
