@@ -233,11 +233,12 @@ bool an_endless_thread()
         for (unsigned i = 0; i < calls && good; i++, made++)
             good = endless.set(i) == 0;
     });
-    const bool waited = thread.waits();
+    // it may sleep for a moment before, where a lock or a processor is another thread's
+    const bool far = becomes([&] { return made > most / 2; }), waited = thread.waits();
     const unsigned ahead = made;
     scene.world->held = false;
     thread.join();
-    REQUIRE(waited && ahead <= most && ahead > most / 2);
+    REQUIRE(far && waited && ahead <= most);
     REQUIRE(good && made == calls && other.synchronize() == 0);
     return true;
 }
