@@ -118,8 +118,10 @@ bool ibx_frontend_host_lost(uint64_t order, bool all, const void *stream)
         f = f->next;
     /* A back end that still answers has not let the stream go on: its context was reset. */
     const uint64_t enough = server.answers + 2;
+    const int cancel = ibx_thread_hold_cancel();
     while (f && server.state == SERVER_SERVES && server.answers < enough)
         pthread_cond_wait(&changed, &lock);
+    ibx_thread_release_cancel(cancel);
     const bool lost = f && server.state == SERVER_REFUSED;
     pthread_mutex_unlock(&lock);
     if (lost && !atomic_flag_test_and_set(&told))
@@ -381,8 +383,10 @@ static bool begin(void)
             server.state = SERVER_REFUSED;
         pthread_sigmask(SIG_SETMASK, &before, NULL);
     }
+    const int cancel = ibx_thread_hold_cancel();
     while (server.state == SERVER_BEGINS)
         pthread_cond_wait(&changed, &lock);
+    ibx_thread_release_cancel(cancel);
     return server.state == SERVER_SERVES;
 }
 

@@ -526,6 +526,7 @@ int main(int argc, char **argv)
         {"remapped", remapped},
         {"errors", errors},
         {"first-thread-ends", first_thread_ends},
+        {"cancelled-thread", cancelled_thread},
         {"forked", forked},
         {"forked-exit", forked_exit},
         {"killed", killed},

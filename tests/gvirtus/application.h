@@ -46,6 +46,7 @@ long peak();
 // application_ends.cpp
 bool forked_exit();
 bool first_thread_ends();
+bool cancelled_thread();
 bool forked();
 bool forked_meanwhile();
 bool killed();

@@ -64,6 +64,31 @@ bool first_thread_ends()
     pthread_exit(nullptr);
 }
 
+// pthread_cancel() of a thread whose function of the host is the process's first, and has a thread
+// made that calls it: both are made, and so are other threads'.
+bool cancelled_thread()
+{
+    using LaunchHost = int(void *stream, void (*function)(void *), void *argument);
+    static std::atomic<int> calls;
+    static const auto launch = [] {
+        return preloaded<LaunchHost>("cudaLaunchHostFunc")(
+            nullptr, [](void *) { calls++; }, nullptr);
+    };
+    pthread_t thread;
+    const auto run = [](void *good) -> void * {
+        const char *device = device_memory(); // connects, as any first call
+        pthread_cancel(pthread_self());
+        *static_cast<bool *>(good) = device && launch() == 0;
+        for (;;)
+            pthread_testcancel();
+    };
+    bool good = false;
+    REQUIRE(cudaGetLastError() == 0); // the back end has CUDA's runtime
+    REQUIRE(!pthread_create(&thread, nullptr, run, &good) && !pthread_join(thread, nullptr));
+    REQUIRE(good && launch() == 0);
+    return cudaDeviceSynchronize() == 0 && calls == 2;
+}
+
 // The child has a connection of its own, and the parent's stays in order.
 bool forked()
 {

@@ -105,7 +105,7 @@ static int arena_descriptor(int fd, enum shm_arena_kind kind)
 {
     char path[40];
     if (kind == SHM_ARENA_WRITE)
-        return dup(fd);
+        return fcntl(fd, F_DUPFD_CLOEXEC, 0);
     snprintf(path, sizeof(path), "/proc/thread-self/fd/%d", fd);
     int copy = open(path, O_RDONLY | O_CLOEXEC);
     if (copy >= 0)

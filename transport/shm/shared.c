@@ -177,9 +177,11 @@ void *ibx_shared_allocate(size_t length, struct ibx_error *err)
     int rc = -ENOSPC;
     if (extent) {
         extent->length = (length + IBX_SHM_PAGE - 1) & ~(uint64_t)(IBX_SHM_PAGE - 1);
+        const int cancel = ibx_thread_hold_cancel();
         pthread_mutex_lock(&shared.lock);
         rc = allocate(extent, &address);
         pthread_mutex_unlock(&shared.lock);
+        ibx_thread_release_cancel(cancel);
     }
     if (!address) {
         free(extent);

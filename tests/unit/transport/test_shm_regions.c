@@ -451,6 +451,39 @@ static void test_brought_in(void **state)
     assert_true(ibx_shared_free(memory));
 }
 
+/* A cancellation point, also where the thread has ended already: glibc's is none then. */
+int __real_pthread_join(pthread_t thread, void **result);
+int __wrap_pthread_join(pthread_t thread, void **result);
+int __wrap_pthread_join(pthread_t thread, void **result)
+{
+    pthread_testcancel();
+    return __real_pthread_join(thread, result);
+}
+
+static void *allocate_and_be_cancelled(void *memory)
+{
+    pthread_cancel(pthread_self());
+    *(uint8_t **)memory = ibx_shared_allocate(64 << 20, NULL);
+    for (;;)
+        pthread_testcancel();
+}
+
+/* pthread_cancel() ends a thread behind its allocation, which other threads' come after. */
+static void test_a_cancelled_thread(void **state)
+{
+    (void)state;
+    pthread_t thread;
+    void *result = NULL;
+    uint8_t *memory = NULL;
+    processors = 16;
+    assert_int_equal(pthread_create(&thread, NULL, allocate_and_be_cancelled, &memory), 0);
+    assert_int_equal(pthread_join(thread, &result), 0);
+    processors = 0;
+    assert_ptr_equal(result, PTHREAD_CANCELED);
+    assert_non_null(memory);
+    assert_true(ibx_shared_free(memory));
+}
+
 /* The peer's memory arrives when this process has no room for a descriptor: it is copied without.
  */
 static void test_no_descriptor_for_an_arena(void **state)
@@ -496,6 +529,7 @@ int main(void)
         TEST(test_in_two_connections),
         TEST(test_in_a_child),
         TEST(test_brought_in),
+        TEST(test_a_cancelled_thread),
         TEST(test_no_descriptor_for_an_arena),
     };
     alarm(120 * patience_times());
