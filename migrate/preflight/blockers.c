@@ -56,13 +56,15 @@ static void check_block(const struct ibx_guest_ram *ram, const struct ibx_guest_
     const bool file = !strcmp(block->type, "memory-backend-file");
     const uint64_t mib = block->size >> 20;
     if (!block->shared) {
+        /* Several are of NUMA nodes or of memory that is plugged in, which name their backends. */
+        const bool whole = ram->count == 1;
         ibx_blockers_add(
             blockers,
             "guest RAM %s (%s, %" PRIu64 " MiB) is private to QEMU: start it with -object "
-            "memory-backend-file,id=%s,size=%" PRIu64 "M,mem-path=/dev/shm/NAME,share=on "
-            "-machine memory-backend=%s (libvirt: <memoryBacking> with <source "
-            "type='file'/> and <access mode='shared'/>)",
-            block->id, block->type, mib, block->id, mib, block->id);
+            "memory-backend-file,id=%s,size=%" PRIu64 "M,mem-path=/dev/shm/NAME,share=on%s%s "
+            "(libvirt: <memoryBacking> with <source type='file'/> and <access mode='shared'/>)",
+            block->id, block->type, mib, block->id, mib, whole ? " -machine memory-backend=" : "",
+            whole ? block->id : "");
         return;
     }
     if (ibx_qmp_at_least(ram->version, 8, 1) && !file)

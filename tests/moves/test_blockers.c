@@ -86,7 +86,14 @@ static void test_one_side(void)
          "guest RAM pc.ram (memory-backend-ram, 64 MiB) is private to QEMU"},
         {{.ram = "memory-backend-file,id=mem0,size=64M,mem-path=/dev/shm,share=off"},
          IBX_MIGRATE_SOURCE,
-         "guest RAM mem0 (memory-backend-file, 64 MiB) is private to QEMU"},
+         "guest RAM mem0 (memory-backend-file, 64 MiB) is private to QEMU: start it with -object "
+         "memory-backend-file,id=mem0,size=64M,mem-path=/dev/shm/NAME,share=on -machine "
+         "memory-backend=mem0 (libvirt"},
+        {{.extra = {"-m", "64M,slots=1,maxmem=1G", "-object",
+                    "memory-backend-ram,id=more,size=128M", "-device", "pc-dimm,memdev=more"}},
+         IBX_MIGRATE_SOURCE,
+         "start it with -object memory-backend-file,id=more,size=128M,mem-path=/dev/shm/NAME,"
+         "share=on (libvirt"},
         {{.ram = DISCARDED, .incoming = true}, IBX_MIGRATE_DESTINATION, NULL},
         {{.extra = {"-only-migratable", "-cpu", "max"}}, IBX_MIGRATE_SOURCE, NULL},
     };

@@ -205,6 +205,16 @@ static void test_private(void)
     ibx_guest_ram_fini(&ram);
 }
 
+/* Shared with nobody: QEMU's own "/dev/zero (deleted)". */
+static void test_shared_without_a_file(void)
+{
+    vm_start(&vm, &(struct vm_options){.ram = "memory-backend-ram,id=mem0,size=64M,share=on",
+                                       .extra = {"-S"}});
+    struct ibx_guest_ram ram;
+    vm_refused(ibx_guest_ram_find(vm.qmp, true, &ram, vm_soon(), &vm_error), -ENOTSUP,
+               "use -object memory-backend-file,id=mem0,size=64M,");
+}
+
 /* The file was replaced. */
 static void test_not_the_one(void)
 {
@@ -421,6 +431,7 @@ int main(void)
                                            VM_TEST(test_offset),
                                            VM_TEST(test_in_the_middle_of_a_mapping),
                                            VM_TEST(test_private),
+                                           VM_TEST(test_shared_without_a_file),
                                            VM_TEST(test_not_the_one),
                                            VM_TEST(test_written),
                                            VM_TEST(test_written_since),
