@@ -212,20 +212,28 @@ static int pump(struct ibx_qmp *qmp)
     return qmp->failed.code;
 }
 
-/* Waits until the socket is ready. -ETIMEDOUT. */
+/* Waits until the socket is ready. -ETIMEDOUT: also of one that is always ready. */
 static int wait_for(struct ibx_qmp *qmp, short events, uint64_t deadline_ns)
 {
     for (;;) {
         struct pollfd p = {.fd = qmp->fd, .events = events};
         const uint64_t wait_ns = (unsigned)ibx_ms_until(deadline_ns) * (uint64_t)IBX_NS_PER_MS;
         int n = ibx_thread_poll(&p, 1, wait_ns, qmp->busy_until_ns);
-        if (n > 0)
-            return 0;
         if (n < 0 && errno != EINTR)
             return broken(qmp, -errno, "cannot wait for the QMP socket");
         if (ibx_now_ns() >= deadline_ns)
             return -ETIMEDOUT;
+        if (n > 0)
+            return 0;
     }
+}
+
+/* Reads also what came in the last moment, while this thread did not run. -ETIMEDOUT. */
+static int wait_and_pump(struct ibx_qmp *qmp, uint64_t deadline_ns)
+{
+    int rc = wait_for(qmp, POLLIN, deadline_ns);
+    pump(qmp);
+    return rc;
 }
 
 void ibx_qmp_spin_until(struct ibx_qmp *qmp, uint64_t until_ns)
@@ -353,9 +361,9 @@ static int command_error(const char *command, json_t *error, struct ibx_error *e
 static int await(struct ibx_qmp *qmp, const char *command, json_t *const *answer, json_t **result,
                  uint64_t deadline_ns, struct ibx_error *err)
 {
-    int rc = 0;
-    while (!rc && !*answer && !pump(qmp) && !*answer)
-        rc = wait_for(qmp, POLLIN, deadline_ns);
+    int rc = *answer ? 0 : pump(qmp);
+    while (!rc && !*answer && !qmp->failed.code)
+        rc = wait_and_pump(qmp, deadline_ns);
     /* An answer that came before the connection broke still counts. */
     if (!*answer)
         return qmp->failed.code ? failure_of(qmp, err)
@@ -520,16 +528,17 @@ static int ask_capabilities(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ib
  * negotiate anew. */
 static int negotiate(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
 {
-    int rc = 0;
-    while (!rc && !pump(qmp) && !qmp->greetings)
-        rc = wait_for(qmp, POLLIN, deadline_ns);
+    int rc = pump(qmp);
+    while (!rc && !qmp->greetings && !qmp->failed.code)
+        rc = wait_and_pump(qmp, deadline_ns);
     if (qmp->failed.code)
         return failure_of(qmp, err);
-    if (rc)
+    if (!qmp->greetings)
         return ibx_error_set(err, rc,
                              "no greeting came over the QMP socket: QEMU serves one "
                              "client at a time, so give this tool a -qmp socket of its "
                              "own, and see that QEMU is not stopped");
+    rc = 0;
     for (unsigned seen = 0; !rc && seen != qmp->greetings;) {
         seen = qmp->greetings;
         rc = ask_capabilities(qmp, deadline_ns, err);

@@ -403,6 +403,41 @@ static void test_keeps_the_newest_events(NO_STATE)
 
 /* ------------------------------------------------------------ bad peers */
 
+#define EVENT "{\"event\": \"RTC_CHANGE\"}\n"
+
+static bool flooded; /* there is always something to read, whoever sends faster than it is read */
+
+ssize_t __real_recv(int fd, void *buffer, size_t size, int flags);
+ssize_t __wrap_recv(int fd, void *buffer, size_t size, int flags);
+
+ssize_t __wrap_recv(int fd, void *buffer, size_t size, int flags)
+{
+    if (!flooded || size < strlen(EVENT))
+        return __real_recv(fd, buffer, size, flags);
+    memcpy(buffer, EVENT, strlen(EVENT));
+    return (ssize_t)strlen(EVENT);
+}
+
+/* The call ends all the same. */
+static void test_flood_without_an_answer(NO_STATE)
+{
+    attached(SCRIPT({"query-status", EVENT, 0}, {"query-status", NULL, 0}));
+    flooded = true;
+    says(run("query-status", NULL, SHORT), -ETIMEDOUT, "did not answer query-status in time");
+    says(run("query-status", NULL, SHORT), -ETIMEDOUT, "did not answer query-status in time");
+    flooded = false;
+    done();
+}
+
+static void test_flood_without_a_greeting(NO_STATE)
+{
+    const struct step steps[] = {{NULL, EVENT, 0}, {0}};
+    flooded = true;
+    says(attach(steps, SHORT), -ETIMEDOUT, "no greeting came");
+    flooded = false;
+    done();
+}
+
 static void refuses(const struct step *steps, int code, const char *words)
 {
     says(attach(steps, GENEROUS), code, words);
@@ -626,6 +661,8 @@ int main(void)
         cmocka_unit_test(test_passes_a_descriptor),
         cmocka_unit_test(test_queues_events),
         cmocka_unit_test(test_keeps_the_newest_events),
+        cmocka_unit_test(test_flood_without_an_answer),
+        cmocka_unit_test(test_flood_without_a_greeting),
         cmocka_unit_test(test_bad_greetings),
         cmocka_unit_test(test_silent_monitor),
         cmocka_unit_test(test_endless_line),
