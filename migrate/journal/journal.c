@@ -113,9 +113,13 @@ static int load(const char *folder, int dir, const char *name, struct ibx_record
     return 0;
 }
 
+/* A clock that is set back does not change which one is the newest; those that an earlier version
+ * began have no number, and came before all that have. */
 static int newest_first(const void *one, const void *other)
 {
     const struct ibx_record *a = one, *b = other;
+    if (a->number != b->number)
+        return a->number < b->number ? 1 : -1;
     if (a->written_s != b->written_s)
         return a->written_s < b->written_s ? 1 : -1;
     if (a->changed.tv_sec != b->changed.tv_sec)
@@ -123,6 +127,12 @@ static int newest_first(const void *one, const void *other)
     if (a->changed.tv_nsec != b->changed.tv_nsec)
         return a->changed.tv_nsec < b->changed.tv_nsec ? 1 : -1;
     return memcmp(a->id, b->id, IBX_MIGRATE_ID_BYTES);
+}
+
+bool ibx_journal_is_later(const struct ibx_record *record, const struct ibx_record *than)
+{
+    return record->number != than->number ? record->number > than->number
+                                          : record->written_s >= than->written_s;
 }
 
 struct list {
@@ -160,6 +170,12 @@ static int list_add(struct list *list, const char *folder, int dir, const char *
     return rc;
 }
 
+static bool is_record(const char *name)
+{
+    const size_t n = strlen(name);
+    return name[0] != '.' && n > 5 && !strcmp(name + n - 5, ".json");
+}
+
 static int list_folder(const char *folder, struct list *list, struct ibx_error *err)
 {
     int fd = open_folder(folder, err), rc = 0;
@@ -171,8 +187,7 @@ static int list_folder(const char *folder, struct list *list, struct ibx_error *
         return ibx_error_set(err, -ENOMEM, "no memory for the records in %s", folder);
     }
     for (const struct dirent *entry; !rc && (entry = readdir(dir));) {
-        size_t n = strlen(entry->d_name);
-        if (entry->d_name[0] != '.' && n > 5 && !strcmp(entry->d_name + n - 5, ".json"))
+        if (is_record(entry->d_name))
             rc = list_add(list, folder, fd, entry->d_name, err);
     }
     closedir(dir);
@@ -318,6 +333,34 @@ static int check_move(const struct ibx_record *previous, const struct ibx_record
     return 0;
 }
 
+/* Of a new record: one more than the highest. Two tools that begin at once, which are not of one
+ * QEMU, may take the same. What cannot be read is for those to tell who read it. */
+static int next_number(const char *folder, uint64_t *number, struct ibx_error *err)
+{
+    struct ibx_record *one = malloc(sizeof(*one));
+    const int fd = one ? open_folder(folder, err) : -ENOMEM;
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+    uint64_t highest = 0;
+    for (const struct dirent *entry; dir && (entry = readdir(dir));) {
+        if (is_record(entry->d_name) && !load(folder, fd, entry->d_name, one, NULL) &&
+            one->number > highest)
+            highest = one->number;
+    }
+    if (one)
+        OPENSSL_cleanse(one, sizeof(*one));
+    free(one);
+    if (dir)
+        closedir(dir);
+    else if (fd >= 0)
+        close(fd);
+    if (!dir)
+        return fd < 0 && fd != -ENOMEM
+                   ? fd
+                   : ibx_error_set(err, -ENOMEM, "no memory for the records in %s", folder);
+    *number = highest < INT64_MAX ? highest + 1 : highest;
+    return 0;
+}
+
 int ibx_journal_write(const char *folder, struct ibx_record *record, struct ibx_error *err)
 {
     struct ibx_record previous = {0}, next = *record;
@@ -330,15 +373,21 @@ int ibx_journal_write(const char *folder, struct ibx_record *record, struct ibx_
         mlock(record->verify_key, sizeof(record->verify_key)); /* as RLIMIT_MEMLOCK allows */
     name_of(record, ".json", name);
     int rc = load(folder, dir, name, &previous, err);
-    if (!rc || rc == -ENOENT)
+    const bool fresh = rc == -ENOENT;
+    next.number = previous.number;
+    if (!rc || fresh)
         rc = check_move(&previous, record, err);
+    if (!rc && fresh)
+        rc = next_number(folder, &next.number, err);
     clock_gettime(CLOCK_REALTIME, &now);
     next.written_s = (uint64_t)now.tv_sec;
     if (!rc)
         rc = replace(folder, dir, &next, err);
     close(dir);
-    if (!rc)
+    if (!rc) {
         record->written_s = next.written_s;
+        record->number = next.number;
+    }
     return rc;
 }
 

@@ -59,6 +59,7 @@ enum ibx_journal_state {
 };
 
 #define IBX_JOURNAL_SETTINGS 2048u /* bytes with the NUL */
+#define IBX_JOURNAL_FIGURES  96u   /* the same */
 
 /* Where a block of guest RAM lies, as in struct ibx_guest_block, and how to find its file when QEMU
  * has ended. */
@@ -125,6 +126,12 @@ struct ibx_record {
     /* QEMU's migration settings that are to be put back (of ibx_settings_plan(), JSON); "": none.
      */
     char settings[IBX_JOURNAL_SETTINGS];
+    /* Source, where libvirt drives: what QEMU tells of this migration, which is over for it
+     * (ibx_hold_last()): a later one, whoever makes that, has other figures. "": not known. */
+    char qemu_migration[IBX_JOURNAL_FIGURES];
+    /* Of the migrations that this folder has seen; set by ibx_journal_write, once. 0: an earlier
+     * version began it, before all that have a number. */
+    uint64_t number;
     uint64_t written_s;      /* seconds since 1970, set by ibx_journal_write */
     struct timespec changed; /* of its file, as it was read: orders those of one second */
 };
@@ -137,12 +144,15 @@ int ibx_journal_folder(const char *given, char *folder, size_t size, struct ibx_
 /* Writes it durably: on return it survives the host's crash. -EINVAL: from the state on disk its
  * state machine has no such move, or the epoch is lower. After a failure the old file is whole. */
 int ibx_journal_write(const char *folder, struct ibx_record *record, struct ibx_error *err);
-/* All records of the folder, newest first. -EBADMSG names a .json file that is no record. free()
+/* All records of the folder, those that were begun last first. -EBADMSG names a .json file that is
+ * no record. free()
  * `*records`, which may be NULL when there are none. */
 int ibx_journal_list(const char *folder, struct ibx_record **records, size_t *count,
                      struct ibx_error *err);
 /* Reads it again; the caller holds its lock. -ENOENT: it was removed. */
 int ibx_journal_reload(const char *folder, struct ibx_record *record, struct ibx_error *err);
+/* Whether this one was begun later, whatever the clock said then. */
+bool ibx_journal_is_later(const struct ibx_record *record, const struct ibx_record *than);
 /* The newest one that fits, of those whose monitor is `qmp`. -ENOENT, with the sentence that no
  * migration is unfinished. */
 int ibx_journal_find(const char *folder, const char *qmp,

@@ -11,8 +11,9 @@
 /* 1 was without "was-running" and "guest-ram", 2 without "complete", 3 without "key-name", "allow",
  * "encryption" and "verify", 4 without "settings", "hold", "machine", "vm-status", "source-key",
  * "insecure" and the files of guest RAM, 5 without "libvirt", "borrow",
- * "base" and "whole", 6 without "stream", 7 without "guarded". */
-#define JOURNAL_VERSION 8
+ * "base" and "whole", 6 without "stream", 7 without "guarded", 8 without "number" and
+ * "qemu-migration". */
+#define JOURNAL_VERSION 9
 
 /* ------------------------------------------------------------ to JSON */
 
@@ -111,7 +112,7 @@ int ibx_journal_text_make(const struct ibx_record *record, char **text, size_t *
     json_t *json = json_pack(
         "{s:i, s:s, s:s, s:I, s:s, s:s, s:o, s:s, s:I, s:I, s:s, s:o, s:s, s:i, s:b, s:b, s:o, "
         "s:o, s:s, s:s, s:s, s:o, s:o, s:I, s:o, s:I, s:o, s:o, s:b, s:b, s:i, s:s, s:b, s:I, "
-        "s:b}",
+        "s:b, s:I, s:s}",
         "ibx-record", JOURNAL_VERSION, "id", id, "role", record->source ? "source" : "destination",
         "epoch", (json_int_t)record->epoch, "state", ibx_journal_state_name(record->state), "uuid",
         record->uuid, "name", ibx_json_text(record->name), "qmp", record->qmp, "pid",
@@ -125,7 +126,8 @@ int ibx_journal_text_make(const struct ibx_record *record, char **text, size_t *
         ibx_json_text(record->machine), "source-key",
         record->source_key_known ? json_string(record->source_key) : json_null(), "insecure",
         record->insecure, "libvirt", record->libvirt, "borrow", (int)record->borrow, "base", base,
-        "whole", record->whole, "stream", (json_int_t)record->stream, "guarded", record->guarded);
+        "whole", record->whole, "stream", (json_int_t)record->stream, "guarded", record->guarded,
+        "number", (json_int_t)record->number, "qemu-migration", record->qemu_migration);
     char *dumped = json ? json_dumps(json, JSON_INDENT(2) | JSON_PRESERVE_ORDER) : NULL;
     json_decref(json);
     if (!dumped)
@@ -171,25 +173,26 @@ struct fields {
     int device_way, was_running, insecure, libvirt, whole, guarded;
     json_t *blocks;   /* borrowed; NULL: of the first version */
     json_t *complete; /* borrowed; NULL: of an earlier version */
-    json_int_t version, uffd, epoch, pid, pid_started, written, hold, borrow, stream;
+    json_int_t version, uffd, epoch, pid, pid_started, written, hold, borrow, stream, number;
     const char *base; /* NULL: of an earlier version */
     const char *id, *role, *state, *uuid, *name, *qmp, *uri, *peer, *key_file;
     const char *key_name, *allow, *encryption; /* of earlier versions: as without the option */
-    const char *verify, *machine, *vm_status;  /* "" of an earlier version */
-    json_t *settings, *source_key;             /* borrowed; NULL: of an earlier version */
+    const char *verify, *machine, *vm_status, *qemu_migration; /* "" of an earlier version */
+    json_t *settings, *source_key; /* borrowed; NULL: of an earlier version */
 };
 
 static int take_numbers(const struct fields *f, struct ibx_record *record, struct ibx_error *err)
 {
     if (f->epoch < 1 || f->pid < 0 || f->pid > INT_MAX || f->pid_started < 0 || f->uffd < -1 ||
-        f->uffd > INT_MAX || f->written < 0 || f->hold < 0 || f->stream < 0 ||
+        f->uffd > INT_MAX || f->written < 0 || f->hold < 0 || f->stream < 0 || f->number < 0 ||
         f->borrow < IBX_BORROW_NOT || f->borrow > IBX_BORROW_FILL)
         return ibx_error_set(
             err, -EINVAL,
             "epoch %lld, pid %lld, pid-started %lld, uffd %lld, written %lld, hold %lld, "
-            "stream %lld or borrow %lld is out of range",
+            "stream %lld, number %lld or borrow %lld is out of range",
             (long long)f->epoch, (long long)f->pid, (long long)f->pid_started, (long long)f->uffd,
-            (long long)f->written, (long long)f->hold, (long long)f->stream, (long long)f->borrow);
+            (long long)f->written, (long long)f->hold, (long long)f->stream, (long long)f->number,
+            (long long)f->borrow);
     record->borrow = (uint8_t)f->borrow;
     record->epoch = (uint64_t)f->epoch;
     record->pid = (pid_t)f->pid;
@@ -203,6 +206,7 @@ static int take_numbers(const struct fields *f, struct ibx_record *record, struc
     record->guarded = f->guarded;
     record->hold = (uint64_t)f->hold;
     record->stream = (uint64_t)f->stream;
+    record->number = (uint64_t)f->number;
     record->written_s = (uint64_t)f->written;
     return 0;
 }
@@ -361,6 +365,8 @@ static int take_fields(const struct fields *f, struct ibx_record *record, struct
                  {"peer", f->peer, record->peer, sizeof(record->peer)},
                  {"machine", f->machine, record->machine, sizeof(record->machine)},
                  {"vm-status", f->vm_status, record->vm_status, sizeof(record->vm_status)},
+                 {"qemu-migration", f->qemu_migration, record->qemu_migration,
+                  sizeof(record->qemu_migration)},
                  {"key-file", f->key_file, record->key_file, sizeof(record->key_file)}};
     int rc = take_hex("id", f->id, record->id, IBX_MIGRATE_ID_BYTES, err);
     rc = rc ? rc : take_state(f->role, f->state, record, err);
@@ -399,7 +405,8 @@ static int take_json(json_t *json, struct ibx_record *record, struct ibx_error *
                        .encryption = "auto",
                        .verify = "",
                        .machine = "",
-                       .vm_status = ""};
+                       .vm_status = "",
+                       .qemu_migration = ""};
     json_error_t why;
     json_t *version = json_object_get(json, "ibx-record");
     if (!json_is_integer(version))
@@ -416,7 +423,8 @@ static int take_json(json_t *json, struct ibx_record *record, struct ibx_error *
                        : number == 5 ? FIFTH_FIELDS "}"
                        : number == 6 ? FIFTH_FIELDS ", s:b, s:I, s:s, s:b}"
                        : number == 7 ? FIFTH_FIELDS ", s:b, s:I, s:s, s:b, s:I}"
-                                     : FIFTH_FIELDS ", s:b, s:I, s:s, s:b, s:I, s:b}",
+                       : number == 8 ? FIFTH_FIELDS ", s:b, s:I, s:s, s:b, s:I, s:b}"
+                                     : FIFTH_FIELDS ", s:b, s:I, s:s, s:b, s:I, s:b, s:I, s:s}",
                        "ibx-record", &f.version, "id", &f.id, "role", &f.role, "epoch", &f.epoch,
                        "state", &f.state, "uuid", &f.uuid, "name", &f.name, "qmp", &f.qmp, "pid",
                        &f.pid, "pid-started", &f.pid_started, "uri", &f.uri, "peer", &f.peer,
@@ -427,7 +435,8 @@ static int take_json(json_t *json, struct ibx_record *record, struct ibx_error *
                        "hold", &f.hold, "machine", &f.machine, "vm-status", &f.vm_status,
                        "source-key", &f.source_key, "insecure", &f.insecure, "libvirt", &f.libvirt,
                        "borrow", &f.borrow, "base", &f.base, "whole", &f.whole, "stream", &f.stream,
-                       "guarded", &f.guarded))
+                       "guarded", &f.guarded, "number", &f.number, "qemu-migration",
+                       &f.qemu_migration))
         return ibx_error_set(err, -EINVAL, "%.200s", why.text);
     return take_fields(&f, record, err);
 }

@@ -76,6 +76,8 @@ struct ibx_record sample(bool source, uint8_t number)
         r.blocks[i].file.mode = 0100600;
     }
     memset(r.id, number, sizeof(r.id));
+    if (source)
+        strcpy(r.qemu_migration, "10-1-2-5");
     return r;
 }
 

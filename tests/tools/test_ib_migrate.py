@@ -165,6 +165,41 @@ def prune_removes_keys_that_a_killed_run_has_left(scene):
     equal([os.path.exists(path) for path in keys], [path != left for path in keys])
 
 
+def put_record(scene, **fields):
+    """One of a VM in this process, as the present version writes it."""
+    with open("/proc/self/stat", encoding="utf-8") as file:
+        started = int(file.read().rpartition(")")[2].split()[19])
+    record = {
+        "ibx-record": 9, "epoch": 3, "uuid": "", "name": "db1", "qmp": "/run/a.qmp",
+        "pid": os.getpid(), "pid-started": started, "uri": "tcp://a:1", "peer": "node-b",
+        "key-file": "", "uffd": -1, "device-way": False, "was-running": True, "guest-ram": [],
+        "complete": None, "key-name": "", "allow": "", "encryption": "auto", "verify": "",
+        "settings": None, "hold": 0, "vm-status": "running", "machine": "", "source-key": None,
+        "insecure": False, "libvirt": False, "borrow": 0, "base": "0" * 32, "whole": False,
+        "stream": 0, "guarded": False, "qemu-migration": "", **fields}
+    path = scene.path(f"state/{record['id']}.{record['role']}.json")
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(record, file)
+    os.chmod(path, 0o600)
+
+
+@case
+def a_vm_that_came_and_went_on_is_not_here(scene):
+    """Also when the clock was set back in between."""
+    os.makedirs(scene.path("state"), mode=0o700)
+    came = {"id": "01" * 16, "role": "destination", "state": "done", "number": 1,
+            "complete": {"pages": 1, "zero": 0, "discarded": 0, "hash": "07" * 32}}
+    went = {"id": "02" * 16, "role": "source", "state": "done", "number": 2}
+    for first, second in ((1700000000, 1700000100), (1700000100, 1700000000)):
+        put_record(scene, written=first, **came)
+        put_record(scene, written=second, **went)
+        out = succeeds(scene, "status")
+        assert "told by the record of its later migration to node-b" in out, out
+    put_record(scene, written=1700000000, **{**came, "number": 3})
+    out = succeeds(scene, "status")
+    assert "VM db1 runs here with all of its pages" in out and "later" not in out, out
+
+
 # ------------------------------------------------------------------------- no monitor
 
 

@@ -180,7 +180,7 @@ static const struct ibx_record *left_by(const struct found *found, const struct 
         const struct ibx_record *later = &found->records[i];
         if (later->source && later->state != IBX_JOURNAL_HERE && later->state != IBX_JOURNAL_KEPT &&
             later->state != IBX_JOURNAL_ROLLED_BACK && later->pid == record->pid &&
-            later->pid_started == record->pid_started && later->written_s >= record->written_s)
+            later->pid_started == record->pid_started && ibx_journal_is_later(later, record))
             return later;
     }
     return NULL;

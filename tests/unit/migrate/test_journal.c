@@ -39,6 +39,8 @@ static void records_come_back_as_they_were(NO_STATE)
         assert_int_equal(found.hold, r.hold);
         assert_int_equal(found.stream, r.stream);
         assert_int_equal(found.guarded, r.guarded);
+        assert_int_equal(found.number, r.number);
+        assert_string_equal(found.qemu_migration, r.qemu_migration);
         assert_int_equal(found.pid, r.pid);
         assert_int_equal(found.pid_started, r.pid_started);
         assert_int_equal(found.uffd, r.uffd);
@@ -138,9 +140,15 @@ static void totals_are_checked(NO_STATE)
 static void make_older(const struct ibx_record *r, unsigned version)
 {
     char now[32];
-    char text[8192], path[PATH_MAX], settings[256];
+    char text[8192], path[PATH_MAX], settings[256], number[32];
     snprintf(now, sizeof(now), "\"ibx-record\": %u", version);
-    change(r, "\"ibx-record\": 8", now);
+    snprintf(number, sizeof(number), ",\n  \"number\": %llu", (unsigned long long)r->number);
+    change(r, "\"ibx-record\": 9", now);
+    change(r, number, "");
+    change(r, r->source ? ",\n  \"qemu-migration\": \"10-1-2-5\"" : ",\n  \"qemu-migration\": \"\"",
+           "");
+    if (version == 8)
+        return;
     change(r, r->source ? ",\n  \"guarded\": true" : ",\n  \"guarded\": false", "");
     if (version == 7)
         return;
@@ -199,6 +207,21 @@ static void borrowed(NO_STATE)
     assert_memory_equal(found.base, r.base, sizeof(r.base));
     assert_true(ibx_journal_returns(&found) && found.whole);
     each_is_refused(&r, wrong, COUNT(wrong));
+}
+
+/* Which knew neither how many migrations had been begun before, nor what QEMU tells of this one. */
+static void records_of_the_eighth_version(NO_STATE)
+{
+    struct ibx_record r = sample(true, 7);
+    assert_int_equal(write_record(&r), 0);
+    assert_int_equal(only().number, 1);
+    make_older(&r, 8);
+    assert_int_equal(only().number, 0);
+    assert_string_equal(only().qemu_migration, "");
+    assert_true(only().guarded);
+    r.state = IBX_JOURNAL_MAY_RUN; /* and it has none when it goes on */
+    assert_int_equal(write_record(&r), 0);
+    assert_int_equal(only().number, 0);
 }
 
 /* Which did not note whether all of guest RAM was protected. */
@@ -306,9 +329,9 @@ static void records_of_the_third_version(NO_STATE)
 {
     struct ibx_record r = sample(false, 7), found;
     assert_int_equal(write_record(&r), 0);
-    change(&r, "\"ibx-record\": 8", "\"ibx-record\": 3");
+    change(&r, "\"ibx-record\": 9", "\"ibx-record\": 3");
     list_refuses(&r, "unpacked");
-    change(&r, "\"ibx-record\": 3", "\"ibx-record\": 8");
+    change(&r, "\"ibx-record\": 3", "\"ibx-record\": 9");
     make_older(&r, 3);
     found = only();
     assert_string_equal(found.key_file, r.key_file);
@@ -559,6 +582,7 @@ int main(void)
         TEST(the_key_of_a_source),
         TEST(records_of_the_third_version),
         TEST(borrowed),
+        TEST(records_of_the_eighth_version),
         TEST(records_of_the_seventh_version),
         TEST(records_of_the_sixth_version),
         TEST(records_of_the_fifth_version),

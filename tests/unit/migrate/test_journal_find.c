@@ -8,21 +8,6 @@
 #include <string.h>
 #include <unistd.h>
 
-static void newest_come_first(NO_STATE)
-{
-    struct ibx_record *all;
-    size_t count;
-    for (uint8_t i = 1; i <= 20; i++) {
-        struct ibx_record r = sample(i % 2, (uint8_t)(i * 37));
-        assert_int_equal(write_record(&r), 0);
-    }
-    assert_int_equal(ibx_journal_list(folder, &all, &count, &error), 0);
-    assert_int_equal(count, 20);
-    for (size_t i = 1; i < count; i++)
-        assert_true(all[i - 1].written_s >= all[i].written_s);
-    free(all);
-}
-
 /* Gives the file of a record another time, as its writing did. */
 static void set_written(const struct ibx_record *r, uint64_t seconds)
 {
@@ -30,6 +15,51 @@ static void set_written(const struct ibx_record *r, uint64_t seconds)
     snprintf(from, sizeof(from), "\"written\": %llu", (unsigned long long)r->written_s);
     snprintf(to, sizeof(to), "\"written\": %llu", (unsigned long long)seconds);
     change(r, from, to);
+}
+
+/* A clock that was set back in between changes nothing. */
+static void newest_come_first(NO_STATE)
+{
+    struct ibx_record *all;
+    size_t count;
+    for (uint8_t i = 1; i <= 20; i++) {
+        struct ibx_record r = sample(i % 2, (uint8_t)(i * 37));
+        assert_int_equal(write_record(&r), 0);
+        assert_int_equal(r.number, i);
+        set_written(&r, 9000u - i);
+    }
+    assert_int_equal(ibx_journal_list(folder, &all, &count, &error), 0);
+    assert_int_equal(count, 20);
+    for (size_t i = 0; i < count; i++)
+        assert_int_equal(all[i].number, 20 - i);
+    for (size_t i = 1; i < count; i++) {
+        assert_true(ibx_journal_is_later(&all[i - 1], &all[i]));
+        assert_false(ibx_journal_is_later(&all[i], &all[i - 1]));
+    }
+    free(all);
+}
+
+/* An earlier version has begun them: all that is known is when they were written. */
+static void those_without_a_number_come_last(NO_STATE)
+{
+    struct ibx_record *all;
+    size_t count;
+    for (uint8_t i = 1; i <= 4; i++) {
+        struct ibx_record r = sample(true, i);
+        assert_int_equal(write_record(&r), 0);
+        set_written(&r, 9000u - i);
+        if (i < 3)
+            change(&r, "\"number\": 1", "\"number\": 0");
+    }
+    assert_int_equal(ibx_journal_list(folder, &all, &count, &error), 0);
+    assert_int_equal(count, 4);
+    static const uint8_t expected[] = {4, 3, 1, 2};
+    for (size_t i = 0; i < count; i++)
+        assert_int_equal(all[i].id[0], expected[i]);
+    assert_true(ibx_journal_is_later(&all[1], &all[2]));
+    assert_true(ibx_journal_is_later(&all[2], &all[3]));
+    assert_false(ibx_journal_is_later(&all[3], &all[2]));
+    free(all);
 }
 
 static bool goes_from_here(const struct ibx_record *r)
@@ -56,15 +86,15 @@ static void the_newest_that_fits_is_found(NO_STATE)
     set_written(&a, 3000);
     set_written(&b, 2000);
     assert_int_equal(ibx_journal_find(folder, a.qmp, goes_from_here, &found, &error), 0);
-    assert_memory_equal(found.id, a.id, sizeof(a.id));
+    assert_memory_equal(found.id, b.id, sizeof(b.id));
     assert_int_equal(ibx_journal_find(folder, c.qmp, goes_from_here, &found, &error), 0);
     assert_memory_equal(found.id, c.id, sizeof(c.id));
     assert_int_equal(ibx_journal_find(folder, a.qmp, is_unfinished, &found, &error), 0);
     assert_memory_equal(found.id, d.id, sizeof(d.id)); /* in either role */
-    a.state = IBX_JOURNAL_KEPT;                        /* now the newest of all, and over */
-    assert_int_equal(write_record(&a), 0);
+    b.state = IBX_JOURNAL_KEPT;                        /* the newer one is over */
+    assert_int_equal(write_record(&b), 0);
     assert_int_equal(ibx_journal_find(folder, a.qmp, goes_from_here, &found, &error), 0);
-    assert_memory_equal(found.id, b.id, sizeof(b.id));
+    assert_memory_equal(found.id, a.id, sizeof(a.id));
     assert_int_equal(ibx_journal_find(folder, "/run/nobody", is_unfinished, &found, &error),
                      -ENOENT);
     error_has("no unfinished migration of the QEMU at /run/nobody");
@@ -253,13 +283,12 @@ static void meddle(void *context, const struct ibx_record *record, const char *w
 static void what_counts_is_read_under_the_lock(NO_STATE)
 {
     for (int removes = 0; removes < 2; removes++) {
-        struct ibx_record newest = in_state(true, 1, IBX_JOURNAL_KEPT, false);
         struct meddling m = {.next = in_state(false, 2, IBX_JOURNAL_RUNNING, false),
                              .removes = removes};
+        struct ibx_record newest = in_state(true, 1, IBX_JOURNAL_KEPT, false);
         const struct ibx_journal_prune which = {
             .unfinished = true, .before_s = UINT64_MAX, .each = meddle, .context = &m};
         char lock[PATH_MAX];
-        set_written(&newest, UINT32_MAX);
         m.next.pid = getpid(); /* its QEMU lives, as the meddler writes */
         m.next.pid_started = ibx_process_started(m.next.pid);
         assert_int_equal(ibx_journal_prune(folder, &which, &error), 0);
@@ -280,9 +309,13 @@ static void what_counts_is_read_under_the_lock(NO_STATE)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(newest_come_first),           TEST(the_newest_that_fits_is_found),
-        TEST(what_is_over_can_be_pruned),  TEST(failed_ones_do_not_pile_up),
-        TEST(notes_of_what_is_over_go),    TEST(what_counts_is_read_under_the_lock),
+        TEST(newest_come_first),
+        TEST(those_without_a_number_come_last),
+        TEST(the_newest_that_fits_is_found),
+        TEST(what_is_over_can_be_pruned),
+        TEST(failed_ones_do_not_pile_up),
+        TEST(notes_of_what_is_over_go),
+        TEST(what_counts_is_read_under_the_lock),
         TEST(pruning_leaves_others_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
