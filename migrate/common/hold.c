@@ -13,10 +13,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define HOLD_NAME "ibx-hold" /* of the copy that QEMU keeps for us */
-#define LOOK_US   200        /* between two checks of a migration that ends */
-
-#define MARK_BYTES 112 /* of a name that is made of four numbers */
+#define HOLD_NAME  "ibx-hold"                 /* of the copy that QEMU keeps for us */
+#define LOOK_US    200                        /* between two checks of a migration that ends */
+#define MARK_BYTES (IBX_JOURNAL_FIGURES + 16) /* of a name that has them */
 
 /* Of QEMU's return path, big-endian: u16 type 1 (SHUT), u16 length 4, u32 0 (no error). */
 static const uint8_t shut[] = {0, 1, 0, 4, 0, 0, 0, 0};
@@ -171,19 +170,45 @@ void ibx_hold_forget(struct ibx_qmp *qmp, uint64_t deadline_ns)
 
 /* ---------------------------------------------------------------- whose was the last one */
 
-/* False: QEMU has made none, or does not answer. */
-static bool name_mark(struct ibx_qmp *qmp, char name[MARK_BYTES], uint64_t deadline_ns)
+/* `status`: of the migration, "" none. */
+static int ask_last(struct ibx_qmp *qmp, char *status, size_t size, char text[IBX_JOURNAL_FIGURES],
+                    uint64_t deadline_ns, struct ibx_error *err)
 {
     json_t *result;
     json_int_t total = -1, down = -1, setup = -1, pages = -1;
-    if (ibx_qmp_execute(qmp, "query-migrate", NULL, &result, deadline_ns, NULL))
-        return false;
-    json_unpack(result, "{s?I, s?I, s?I, s?{s?I}}", "total-time", &total, "downtime", &down,
-                "setup-time", &setup, "ram", "normal", &pages);
+    const char *is = "";
+    int rc = ibx_qmp_execute(qmp, "query-migrate", NULL, &result, deadline_ns, err);
+    if (rc)
+        return rc;
+    json_unpack(result, "{s?s, s?I, s?I, s?I, s?{s?I}}", "status", &is, "total-time", &total,
+                "downtime", &down, "setup-time", &setup, "ram", "normal", &pages);
+    snprintf(status, size, "%s", is);
+    snprintf(text, IBX_JOURNAL_FIGURES, "%lld-%lld-%lld-%lld", (long long)total, (long long)down,
+             (long long)setup, (long long)pages);
     json_decref(result);
-    snprintf(name, MARK_BYTES, HOLD_NAME "-ended-%lld-%lld-%lld-%lld", (long long)total,
-             (long long)down, (long long)setup, (long long)pages);
-    return total >= 0;
+    return total < 0 ? ibx_error_set(err, -ENODATA, "QEMU tells of no migration") : 0;
+}
+
+int ibx_hold_last(struct ibx_qmp *qmp, char text[IBX_JOURNAL_FIGURES], uint64_t deadline_ns,
+                  struct ibx_error *err)
+{
+    char status[32], figures[IBX_JOURNAL_FIGURES];
+    int rc = ask_last(qmp, status, sizeof(status), figures, deadline_ns, err);
+    if (!rc && strcmp(status, "completed") != 0)
+        rc = ibx_error_set(err, -ENODATA, "QEMU's last migration is \"%s\"", status);
+    if (!rc)
+        memcpy(text, figures, sizeof(figures));
+    return rc;
+}
+
+/* False: QEMU has made none, or does not answer. */
+static bool name_mark(struct ibx_qmp *qmp, char name[MARK_BYTES], uint64_t deadline_ns)
+{
+    char status[32], figures[IBX_JOURNAL_FIGURES];
+    if (ask_last(qmp, status, sizeof(status), figures, deadline_ns, NULL))
+        return false;
+    snprintf(name, MARK_BYTES, HOLD_NAME "-ended-%s", figures);
+    return true;
 }
 
 static bool forget_mark(struct ibx_qmp *qmp, const char *name, uint64_t deadline_ns)

@@ -11,6 +11,7 @@
 #ifndef IBX_MIGRATE_COMMON_HOLD_H
 #define IBX_MIGRATE_COMMON_HOLD_H
 
+#include "migrate/journal/journal.h"
 #include "migrate/preflight/preflight.h"
 
 /* What names an end of the stream, in whatever process: a number for the journal; 0: an error. */
@@ -38,6 +39,10 @@ int ibx_hold_release(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns, struct i
 /* Takes QEMU's copy away. If this fails, QEMU keeps a socket that leads nowhere. */
 void ibx_hold_forget(struct ibx_qmp *qmp, uint64_t deadline_ns);
 
+/* What QEMU tells of its last migration, which is over: times, and the pages that it has sent;
+ * -ENODATA: it has made none, or the last one lasts, or came to nothing. */
+int ibx_hold_last(struct ibx_qmp *qmp, char text[IBX_JOURNAL_FIGURES], uint64_t deadline_ns,
+                  struct ibx_error *err);
 /* Has QEMU keep a copy, of any descriptor, under a name made of the times that it tells of its last
  * migration, which is over, and of the pages that it has sent: ibx_hold_marked() is true, by this
  * monitor, until there is another one, whoever makes that. A failure leaves no mark. */

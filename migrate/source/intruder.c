@@ -12,6 +12,7 @@
 
 #define STOP_MS         1000 /* for QEMU to take the command */
 #define ASK_MS          20   /* ... a question */
+#define FIGURES_MS      200  /* for QEMU to tell of its last migration, while pages are served */
 #define LIBVIRT_ENDS_MS 1000 /* for libvirt to end the source's QEMU */
 #define LET_GO_EARLY_MS 500  /* for QEMU to end its migration, while CONFIRMED is on its way */
 #define CLOSING_MS      1000 /* for QEMU to end a migration whose stream it has closed */
@@ -270,6 +271,16 @@ static int find_ours(struct source *s, bool *ours, struct ibx_error *err)
     return rc;
 }
 
+static int may_be_of_others(const struct source *s, struct ibx_error *err)
+{
+    return ibx_error_set(err, -EBUSY,
+                         "the migration that QEMU (process %d) has ended last may be another "
+                         "program's, before which the VM has run here: its pages are not served; "
+                         "ib-migrate rollback here ends this migration, once the VM does not run "
+                         "at the destination",
+                         (int)s->vm.ram.pid);
+}
+
 /* Of one that is over QEMU has a mark if a rollback has ended it, and not if the VM ran on here and
  * another program has made the next one. */
 static int check_ended(const struct source *s, struct ibx_error *err)
@@ -281,17 +292,34 @@ static int check_ended(const struct source *s, struct ibx_error *err)
         close(any);
     if (marked && !strcmp(s->vm.ram.status, "postmigrate"))
         return 0;
-    return ibx_error_set(err, -EBUSY,
-                         "the migration that QEMU (process %d) has ended last may be another "
-                         "program's, before which the VM has run here: its pages are not served; "
-                         "ib-migrate rollback here ends this migration, once the VM does not run "
-                         "at the destination",
-                         (int)s->vm.ram.pid);
+    return may_be_of_others(s, err);
+}
+
+void ibx_source_note_figures(struct source *s)
+{
+    struct ibx_record *record = &s->status.record;
+    if (source_managed(&s->vm) && s->vm.qmp && !record->qemu_migration[0])
+        ibx_hold_last(s->vm.qmp, record->qemu_migration, ibx_deadline_in_ms(FIGURES_MS), NULL);
+}
+
+/* Where libvirt drives, by what QEMU told of ours, if the record has that. */
+static int check_figures(const struct source *s, struct ibx_error *err)
+{
+    const char *ours = s->status.record.qemu_migration;
+    char last[IBX_JOURNAL_FIGURES];
+    if (!ours[0])
+        return 0;
+    int rc = ibx_hold_last(s->vm.qmp, last, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    if (rc && rc != -ENODATA)
+        return rc;
+    return rc || strcmp(last, ours) != 0 ? may_be_of_others(s, err) : 0;
 }
 
 static int check_whose(struct source *s, struct ibx_error *err)
 {
     bool ours = true;
+    if (source_managed(&s->vm))
+        return check_figures(s, err);
     int rc = s->status.record.stream ? find_ours(s, &ours, err) : 0;
     if (rc || ours)
         return rc;

@@ -466,8 +466,10 @@ static int step_serving(struct source *s, struct ibx_error *err)
     int rc = 0;
     ibx_source_settle(s);
     ibx_source_guard(s); /* writes MOVED, too */
-    if (s->status.record.state == IBX_JOURNAL_MAY_RUN && ibx_now_ns() >= s->note_ns)
+    if (s->status.record.state == IBX_JOURNAL_MAY_RUN && ibx_now_ns() >= s->note_ns) {
+        ibx_source_note_figures(s);
         rc = ibx_source_note(s, IBX_JOURNAL_MOVED, err);
+    }
     if (!rc)
         rc = catch_up(s, err);
     if (!rc)

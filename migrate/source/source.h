@@ -273,6 +273,9 @@ int ibx_source_guard_blamed(struct source *s, int rc, struct ibx_error *err);
 /* ... and its monitor is reached: whether somebody has reset the VM before all of its memory was
  * protected. -EBADMSG, in BROKEN. */
 int ibx_source_guard_check_past(struct source *s, struct ibx_error *err);
+/* Where libvirt drives: has the next record name QEMU's migration, by which check_past() knows it.
+ */
+void ibx_source_note_figures(struct source *s);
 /* COMPLETE has come. */
 void ibx_source_all_came(struct source *s);
 /* Looks whether somebody was caught. -EBADMSG: before all of the memory was protected. */

@@ -130,6 +130,37 @@ static void test_a_marked_migration(NO_STATE)
     done();
 }
 
+#define COMPLETED(pages, id)                                                                       \
+    "{\"return\": {\"status\": \"completed\", \"total-time\": 10, \"downtime\": 1, "               \
+    "\"setup-time\": 2, \"ram\": {\"normal\": " #pages "}}, \"id\": " #id "}\r\n"
+#define LASTS(id) "{\"return\": {\"status\": \"active\", \"total-time\": 1}, \"id\": " #id "}\r\n"
+
+/* A VM that libvirt's migration has left is known by what QEMU tells of that: after another one of
+ * whomever, or in the middle of it, its pages are not served. */
+static void test_the_migration_that_libvirt_drove(NO_STATE)
+{
+    static struct source s;
+    static const struct ibx_send_options options = {.folder = "/nonexistent"};
+    attached(SCRIPT({"query-migrate", LASTS(2), 0}, {"query-migrate", COMPLETED(5, 3), 0},
+                    {"query-migrate", COMPLETED(5, 4), 0}, {"query-migrate", COMPLETED(6, 5), 0},
+                    {"query-migrate", LASTS(6), 0}, {"query-status", READY(7), 0}));
+    s = (struct source){.options = &options, .vm.qmp = qmp};
+    strcpy(s.vm.ram.status, "postmigrate");
+    ibx_source_vm_drive(&s.vm, true);
+    ibx_source_guard_init(&s);
+    assert_int_equal(ibx_source_guard_check_past(&s, &error), 0); /* none is noted */
+    ibx_source_note_figures(&s);
+    assert_string_equal(s.status.record.qemu_migration, "");
+    ibx_source_note_figures(&s);
+    assert_string_equal(s.status.record.qemu_migration, "10-1-2-5");
+    ibx_source_note_figures(&s); /* once */
+    assert_int_equal(ibx_source_guard_check_past(&s, &error), 0);
+    says(ibx_source_guard_check_past(&s, &error), -EBUSY, "may be another program's");
+    says(ibx_source_guard_check_past(&s, &error), -EBUSY, "may be another program's");
+    assert_int_equal(run("query-status", NULL, GENEROUS), 0);
+    done();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -138,6 +169,7 @@ int main(void)
         cmocka_unit_test(test_a_whole_guard_when_every_page_has_come),
         cmocka_unit_test(test_no_guard_without_a_record),
         cmocka_unit_test(test_a_marked_migration),
+        cmocka_unit_test(test_the_migration_that_libvirt_drove),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
