@@ -3,10 +3,12 @@
 
 #include <argp.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define FIRST_KEY 256 /* of the table's options; argp has smaller ones for single letters */
 
@@ -342,6 +344,16 @@ static char *describe_transport(struct argp_option **next)
     return text;
 }
 
+/* What is opened gets the number of a standard descriptor that is closed, a VM's memory for one,
+ * and what is printed would go there. To use what takes its place fails as before. */
+static void hold_standard_descriptors(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 &&
+            open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd)
+            _exit(EXIT_FAILURE);
+}
+
 void ibx_tool_parse(const struct ibx_tool *tool, int argc, char **argv, void *args,
                     unsigned *command, const char **uri)
 {
@@ -350,6 +362,7 @@ void ibx_tool_parse(const struct ibx_tool *tool, int argc, char **argv, void *ar
         {.key = 'h', .flags = OPTION_HIDDEN, .doc = ""}};
     struct argp_option *next = options + 1;
     struct line line = {.tool = tool, .args = args, .command = -1};
+    hold_standard_descriptors();
     tool_name = tool->name;
     snprintf(version, sizeof(version), "%s " IBX_VERSION, tool->name);
     argp_program_version = version;

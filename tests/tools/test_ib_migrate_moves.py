@@ -15,7 +15,7 @@ import sys
 import termios
 
 from guest_vm import ask_qmp
-from harness import LIMIT, children, equal, process_state, run_all, until
+from harness import LIMIT, children, equal, free_port, process_state, run_all, until
 from migrate_scene import (Vm, case, expect, fails, finish, halted, interrupt_twice, key_file,
                            let_go, objects, receiver, same_memory, says, slow_migration, start,
                            succeeds, wait_for_phase, wait_for_status)
@@ -58,6 +58,24 @@ def a_vm_is_migrated_and_both_sides_report(scene):
           {("source", None, None), ("destination", None, None)})
     for line in ("recover", "rollback --yes"):
         says(fails(scene, line, *source.qmp), "no unfinished migration")
+
+
+@case
+def nothing_is_printed_into_the_memory_of_a_vm(scene):
+    """Standard output and error may be closed: no socket or file takes their numbers, by which what
+    is printed would go there."""
+    def closed(*line):
+        return scene.start(*line, preexec_fn=lambda: os.closerange(1, 3))
+
+    def listens():
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0 or waiting.poll() is not None
+    source, destination, port = halted(scene), Vm(scene, incoming=True), free_port()
+    uri = f"tcp://127.0.0.1:{port}"
+    waiting = closed("receive", "--listen", uri, *destination.qmp)
+    until(listens, "the receiver")
+    equal([closed("send", *source.qmp, uri).wait(LIMIT), waiting.wait(LIMIT)], [0, 0])
+    same_memory(source, destination)
 
 
 @case
