@@ -476,6 +476,24 @@ def a_far_end_that_does_not_come_up_is_cleaned_up(scene):
 
 
 @case
+def a_clock_that_is_set_back_cuts_no_far_end_off(scene):
+    """What it says last is waited for, whatever the time of the day; only a real ssh(1) ends, and
+    says no more, when it is told to."""
+    if "IBX_PAST_CLOCK" not in os.environ:
+        raise Skip("needs IBX_PAST_CLOCK in the environment")
+    vm = start_vm(scene)
+    before = dict(os.environ)
+    os.environ["LD_PRELOAD"] = before["IBX_PAST_CLOCK"]
+    os.environ["ASAN_OPTIONS"] = "verify_asan_link_order=0"
+    try:
+        err = fails(scene, vm, ("refuses",), "--qemu-arg=-device", "--qemu-arg=virtio-rng-pci,addr=9")
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    assert "has not reported that it removed" not in err, err
+
+
+@case
 def a_killed_run_leaves_nothing_behind(scene):
     vm, before = start_vm(scene), leftovers(scene)
     for number in (signal.SIGINT, signal.SIGKILL):

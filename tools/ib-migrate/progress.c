@@ -2,6 +2,7 @@
 /* Shows the progress of a migration, from a thread of its own: see ib-migrate.h. */
 #include "tools/ib-migrate/ib-migrate.h"
 
+#include "common/clock.h"
 #include "common/log.h"
 
 #include <errno.h>
@@ -169,7 +170,6 @@ static void on_notify(void *context, const char *line)
 static void on_leaving(void *context, const struct ibx_migrate_status *last, const char *why)
 {
     struct migrate_progress *p = context;
-    struct timespec until;
     struct ibx_error err = {0};
     if (p->on_leaving)
         p->on_leaving();
@@ -177,9 +177,8 @@ static void on_leaving(void *context, const struct ibx_migrate_status *last, con
     p->end = true;
     pthread_cond_signal(&p->more);
     pthread_mutex_unlock(&p->lock);
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += LEAVE_S;
-    if (pthread_timedjoin_np(p->thread, NULL, &until))
+    const struct timespec until = ibx_timespec_of(ibx_deadline_in_ms(LEAVE_S * 1000));
+    if (pthread_clockjoin_np(p->thread, NULL, CLOCK_MONOTONIC, &until))
         return;
     ibx_error_set(&err, -ECANCELED, "%s", why);
     if (p->json)

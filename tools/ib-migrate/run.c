@@ -400,15 +400,13 @@ static void *read_far_end(void *argument)
 /* The end of its input tells the far end that nothing comes any more. */
 static void await_end(struct run *run)
 {
-    struct timespec until;
+    const struct timespec until = ibx_timespec_of(ibx_deadline_in_ms(END_S * 1000));
     if (run->to >= 0)
         close(run->to);
     run->to = -1;
     if (!run->reading && run->ssh > 0)
         run->reading = !pthread_create(&run->reader, NULL, read_far_end, run);
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += END_S;
-    if (run->reading && pthread_timedjoin_np(run->reader, NULL, &until)) {
+    if (run->reading && pthread_clockjoin_np(run->reader, NULL, CLOCK_MONOTONIC, &until)) {
         kill(run->ssh, SIGTERM); /* then its output ends */
         pthread_join(run->reader, NULL);
     }
