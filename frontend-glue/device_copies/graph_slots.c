@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define ALIGNMENT 64u
 #define PAGE      4096u
@@ -102,13 +103,24 @@ static uint8_t *pin(const struct ibx_cuda *cuda, size_t length)
     return NULL;
 }
 
+/* Bytes of all blocks. Some there may always be, since each context has its own. */
+static size_t room_of_all(const struct ibx_quota *quota)
+{
+    const uint64_t pages = (uint64_t)sysconf(_SC_PHYS_PAGES);
+    const uint64_t host = pages * (uint64_t)sysconf(_SC_PAGESIZE) / 8;
+    const uint64_t pins = quota && quota->of ? atomic_load(&quota->of->most) : UINT64_MAX;
+    uint64_t room = host < IBX_SLOTS_MAX ? host : IBX_SLOTS_MAX;
+    room = pins < room ? pins : room;
+    return room < IBX_SLOTS_LEAST ? IBX_SLOTS_LEAST : (size_t)room;
+}
+
 /* Whether there is another block that has room for the slot. */
 static bool add_block(const struct ibx_cuda *cuda, const struct slot *s)
 {
-    const size_t n = s->n;
+    const size_t n = s->n, all = room_of_all(s->quota);
     const size_t length = n < IBX_SLOT_BLOCK ? IBX_SLOT_BLOCK : (n + PAGE - 1) / PAGE * PAGE;
     pthread_mutex_lock(&lock);
-    const bool room = length <= IBX_SLOTS_MAX - reserved;
+    const bool room = reserved <= all && length <= all - reserved;
     reserved += room ? length : 0;
     wanting = room ? wanting : s->context;
     pthread_mutex_unlock(&lock);
@@ -217,23 +229,28 @@ static bool settle(struct slot *s, const struct ibx_cuda *cuda)
     return placed;
 }
 
-static void tell_once(size_t n)
+static void tell_once(size_t n, size_t all)
 {
     static atomic_flag told = ATOMIC_FLAG_INIT;
     if (!atomic_flag_test_and_set(&told))
         ibx_log(IBX_LOG_WARN,
-                "no page-locked memory for a copy of %zu bytes in a client's graph, which clients "
-                "have %zu bytes of at most (rdma.pins, the limit of locked memory): it is made by "
-                "calls of CUDA while the graph waits, which is slower",
-                n, IBX_SLOTS_MAX);
+                "no page-locked memory for a copy of %zu bytes in a client's graph (%zu bytes at "
+                "most for one, %zu for all, rdma.pins, the limit of locked memory): it is made by "
+                "calls of CUDA while the graph waits, which is slower, and fails if the program "
+                "has freed the copy's device memory by then",
+                n, IBX_SLOT_MAX, all);
+}
+
+static struct ibx_quota *quota_of(const struct copies *x)
+{
+    return x->isolation.tenant ? ibx_tenant_quota(x->isolation.tenant, IBX_HOLD_PINS) : NULL;
 }
 
 static struct slot *new_slot(struct copies *x, size_t n)
 {
     void *context = NULL;
     struct slot *s = calloc(1, sizeof(*s));
-    struct ibx_quota *quota =
-        x->isolation.tenant ? ibx_tenant_quota(x->isolation.tenant, IBX_HOLD_PINS) : NULL;
+    struct ibx_quota *quota = quota_of(x);
     const size_t bytes = (n + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     if (!s || x->cuda->ctx_get_current(&context) || (quota && !ibx_quota_take(quota, bytes))) {
         free(s);
@@ -269,7 +286,7 @@ uint64_t ibx_slot_make(struct copies *x, size_t n)
         free(s);
     }
     if (!number)
-        tell_once(n);
+        tell_once(n, room_of_all(quota_of(x)));
     return number;
 }
 

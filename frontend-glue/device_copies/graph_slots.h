@@ -9,15 +9,17 @@
  * A slot is there as long as a graph may use it, which CUDA itself tells (cudaUserObjectCreate).
  * Its bytes count as memory that is pinned for the tenant. The memory stays pinned when slots have
  * gone: to unpin it waits for all graphs, and is left to clients that end, when graphs on another
- * device have found no room. From any thread.
+ * device have found no room. So all of it together is limited as well, also
+ * by rdma.pins where that is more than the least. From any thread.
  */
 #ifndef IBX_FRONTEND_GLUE_DEVICE_COPIES_GRAPH_SLOTS_H
 #define IBX_FRONTEND_GLUE_DEVICE_COPIES_GRAPH_SLOTS_H
 
 #include "frontend-glue/device_copies/copies.h"
 
-#define IBX_SLOT_MAX    ((size_t)64 << 20)  /* bytes of one */
-#define IBX_SLOTS_MAX   ((size_t)256 << 20) /* of all */
+#define IBX_SLOT_MAX    ((size_t)256 << 20) /* bytes of one: while it is pinned others wait */
+#define IBX_SLOTS_MAX   ((size_t)4 << 30)   /* of all, and an eighth of the host's memory, */
+#define IBX_SLOTS_LEAST ((size_t)256 << 20) /* but this in any case */
 #define IBX_SLOT_BLOCK  ((size_t)4 << 20)   /* is pinned at a time, or a longer slot */
 #define IBX_SLOT_BLOCKS (IBX_SLOTS_MAX / IBX_SLOT_BLOCK)
 

@@ -583,6 +583,7 @@ int main(int argc, char **argv)
         {"meanwhile", meanwhile},
         {"cooperative", cooperative},
         {"copies-in-graphs", copies_in_graphs},
+        {"copies-in-graphs-by-calls", copies_in_graphs_by_calls},
         {"graphs", graphs},
         {"few-bytes-of-graphs", few_bytes_of_graphs},
         {"graphs-after-resets", graphs_after_resets},

@@ -97,6 +97,7 @@ bool not_supported();
 
 // application_graph_copies.cpp
 bool copies_in_graphs();
+bool copies_in_graphs_by_calls();
 
 // application_graphs.cpp
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <memory>
 #include <vector>
 #include <unistd.h>
 
@@ -127,10 +128,9 @@ bool one_by_one(char *device, void *stream)
     return stub_remote()->stats().host_pins < 100;
 }
 
-// What is longer than there are slots for.
-bool too_long(void *stream)
+// A trip of so many bytes, for which there is a slot or not.
+bool one_trip(std::size_t n, void *stream, bool by_slot)
 {
-    constexpr std::size_t n = (64u << 20) + 5;
     char *device = device_memory(n);
     std::vector<char> there(n), back(n);
     Graph graph;
@@ -139,9 +139,30 @@ bool too_long(void *stream)
     trip.exec = graph.made();
     trip.stream = stream;
     const unsigned long before = beside();
-    REQUIRE(trip.goes('a') && beside() > before); // otherwise this test counts in vain
-    REQUIRE(graph.destroy() == 0 && run("cudaGraphExecDestroy", trip.exec) == 0);
+    REQUIRE(trip.goes('a') && (beside() == before) == by_slot);
+    REQUIRE(trip.goes('e') && graph.destroy() == 0 && trip.goes('i'));
+    REQUIRE(run("cudaGraphExecDestroy", trip.exec) == 0);
     return cudaFree(device) == 0;
+}
+
+// Several graphs at a time, with long copies.
+bool many_at_a_time(char *device, void *stream)
+{
+    constexpr std::size_t n = 28000000, graphs = 5;
+    std::vector<char> there(n + graphs), back(n + graphs);
+    std::vector<Graph> made(graphs);
+    std::vector<std::unique_ptr<Trip>> trips;
+    const unsigned long before = beside();
+    for (std::size_t i = 0; i < graphs; i++) {
+        trips.push_back(std::make_unique<Trip>(n, device, there.data() + i, back.data() + i));
+        REQUIRE(trips[i]->made(made[i]));
+        trips[i]->exec = made[i].made();
+        trips[i]->stream = stream;
+    }
+    REQUIRE(trips[0]->goes('a') && trips[graphs - 1]->goes('e') && beside() == before);
+    for (std::size_t i = 0; i < graphs; i++)
+        REQUIRE(made[i].destroy() == 0 && run("cudaGraphExecDestroy", trips[i]->exec) == 0);
+    return true;
 }
 
 // Rows with gaps on both sides, which keep their bytes.
@@ -322,6 +343,17 @@ bool copies_in_graphs()
     }
     REQUIRE(one_by_one(device, stream) && rows_and_planes(device, stream));
     REQUIRE(parameters(device, stream) && changed_after_update(device, stream));
-    REQUIRE(in_turns(device, stream) && too_long(stream));
+    REQUIRE(in_turns(device, stream) && one_trip((64u << 20) + 5, stream, true));
+    char *more = device_memory(28000000);
+    REQUIRE(many_at_a_time(more, stream) && cudaFree(more) == 0);
     return cudaFree(device) == 0 && cudaFreeHost(pinned) == 0;
+}
+
+// The back end may pin 1 MiB.
+bool copies_in_graphs_by_calls()
+{
+    void *stream = nullptr;
+    REQUIRE(runtime_is_there() && cudaStreamCreate(&stream) == 0);
+    REQUIRE(one_trip(500000, stream, true) && one_trip(3u << 20, stream, false));
+    return one_trip(500000, stream, true);
 }

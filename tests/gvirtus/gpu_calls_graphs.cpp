@@ -320,9 +320,10 @@ int has_graphs(const Gpu &gpu, int device, unsigned count, std::uint64_t n)
 // device gets some, at the latest when one that got none has ended.
 bool room_of_another_device()
 {
-    Gpu gpu("rdma.resume_seconds : 1\n");
+    Gpu gpu("rdma.pins : 256M\nrdma.resume_seconds : 1\n");
     const time_t limit = time(nullptr) + patience_ms(30000) / 1000;
     REQUIRE(result_of(spawn([&] { return has_graphs(gpu, 0, 4, 64u << 20); })) == 0);
+    REQUIRE(result_of(spawn([&] { return has_graphs(gpu, 1, 1, 4096); })) == NO_ROOM);
     int rc = NO_ROOM;
     while (rc == NO_ROOM && time(nullptr) < limit)
         rc = result_of(spawn([&] { return has_graphs(gpu, 1, 1, 4096); }));

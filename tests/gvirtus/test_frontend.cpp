@@ -171,6 +171,14 @@ bool functions_lost(const char *test)
     return true;
 }
 
+// Where the back end may not pin enough memory.
+bool copies_in_graphs_by_calls()
+{
+    GpuBackEnd back(true, "rdma.pins : 1M\n");
+    Application app(&back, application, "copies-in-graphs-by-calls");
+    return app.good();
+}
+
 bool sets_after_a_loss()
 {
     GpuBackEnd back(true, "rdma.resume_seconds : 0\n");
@@ -259,7 +267,7 @@ bool managed_in_function()
 // One of the graphs' copies fails, which the library's thread says.
 bool frees_beside_graphs()
 {
-    GpuBackEnd back;
+    GpuBackEnd back(true, "rdma.pins : 1M\n");
     Application app(&back, application, "frees-beside-graphs");
     REQUIRE(app.good());
     REQUIRE(lines_with(app.said(), "a copy between host and device in a graph has failed") == 1);
@@ -487,6 +495,7 @@ void check_what_the_provider_changes()
     }
     check("graphs", [] { return run("graphs", true); });
     check("copies in graphs", [] { return run("copies-in-graphs", true); });
+    check("copies in graphs, by other calls", copies_in_graphs_by_calls);
     check("few bytes of graphs", [] { return run("few-bytes-of-graphs", true); });
     check("pinned bytes of graphs", [] { return run("pinned-bytes-of-graphs", true); });
     check("captures", [] { return run("captures", true); });
