@@ -8,6 +8,7 @@
  * A session whose client has said nothing is a client of its own.
  */
 #include "frontend-glue/device_copies/copies.h"
+#include "frontend-glue/device_copies/printed.h"
 
 #include "common/clock.h"
 
@@ -75,6 +76,8 @@ void ibx_clients_leave(struct copies *x)
     /* Locked: a session of the same process that comes now may want the same addresses. */
     struct ibx_host_map *maps = gone ? ibx_host_maps_take(gone->number) : NULL;
     pthread_mutex_unlock(&lock);
+    if (gone)
+        ibx_printed_end(gone->number);
     if (gone && gone->calls)
         ibx_own_graphs_end(x, gone->number);
     ibx_host_maps_end(x, maps);

@@ -2,6 +2,7 @@
 /* Requests of our own about streams, launches, functions to call. */
 #include "frontend-glue/device_copies/extra.h"
 #include "frontend-glue/device_copies/graph_slots.h"
+#include "frontend-glue/device_copies/printed.h"
 
 #include "common/log.h"
 
@@ -203,6 +204,42 @@ static int host_ask(struct extra *e)
     return rc;
 }
 
+/* --------------------------------------------------------------------- what kernels print */
+
+#define STREAM_PER_THREAD ((void *)2)
+
+/* The driver writes it out where a call waits, and copies are waited for without its help. The
+ * stream is the one of the session's thread, and rests; if not, the next call will do. */
+static void write_printed(struct extra *e)
+{
+    int (*wait)(void *stream) = NULL, (*query)(void *stream) = NULL;
+    FUNCTION(e, wait);
+    *(void **)&query = ibx_copies_runtime("cudaStreamQuery");
+    if (!query || !ibx_copies_have_cuda(e->x))
+        return;
+    const int mode = ibx_cuda_capture_relax(e->x->cuda);
+    if (!query(STREAM_PER_THREAD))
+        wait(STREAM_PER_THREAD);
+    ibx_cuda_capture_restore(e->x->cuda, mode);
+}
+
+static int give_printed(struct extra *e)
+{
+    uint8_t bytes[IBX_EXTRA_PRINTED_MOST] = {0};
+    const bool all = ibx_get_u8(&e->in);
+    const uint64_t client = ibx_clients_number(e->x);
+    if (!whole(e))
+        return CUDA_INVALID_VALUE;
+    if (!client)
+        return CUDA_NOT_SUPPORTED;
+    if (all)
+        write_printed(e);
+    const size_t n = ibx_printed_take(client, bytes, sizeof(bytes));
+    ibx_put_u32(&e->out, (uint32_t)n);
+    ibx_put_bytes(&e->out, bytes, sizeof(bytes));
+    return 0;
+}
+
 /* ---------------------------------------------------------------------------------- requests */
 
 static const struct extra_call extras[IBX_EXTRAS] = {
@@ -217,6 +254,7 @@ static const struct extra_call extras[IBX_EXTRAS] = {
     [IBX_EXTRA_HOST_OPEN] = {"cudaLaunchHostFunc", host_open},
     [IBX_EXTRA_HOST_ADD] = {"cudaLaunchHostFunc", host_add},
     [IBX_EXTRA_HOST_ASK] = {"cudaLaunchHostFunc", host_ask},
+    [IBX_EXTRA_PRINTED] = {"cudaStreamSynchronize", give_printed},
 };
 
 int ibx_copies_extra(struct copies *x, const struct ibx_request *q, struct ibx_writer *out)

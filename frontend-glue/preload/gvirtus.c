@@ -175,6 +175,7 @@ int ibx_frontend_waited(int rc, uint64_t stream)
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
     if (rc || !calls)
         return rc;
+    ibx_frontend_printed();
     rc = calls->failure(stream);
     return rc ? ibx_frontend_fail(rc) : CUDA_SUCCESS;
 }

@@ -91,6 +91,13 @@ bool ibx_frontend_launch_unseen(void);
 const void *ibx_frontend_launch_body(const struct launch_config *config, const void *function,
                                      void **arguments, size_t *n, int *rc);
 
+/* ----------------------------------------------------------------------- printed.c */
+
+/* A call that waits is over: what kernels have printed appears. */
+void ibx_frontend_printed(void);
+/* Waits for kernels, if some may print, and for what they print. */
+void ibx_frontend_print_all(void);
+
 /* ----------------------------------------------------------------------- kernels.c */
 
 /* A launch without attributes. `unseen`: by <<<>>>. */

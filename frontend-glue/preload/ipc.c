@@ -212,6 +212,7 @@ bool ibx_frontend_pointer_closed(const void *memory)
  * nobody knows here. */
 int cudaDeviceReset(void)
 {
+    ibx_frontend_print_all();
     const int rc = CALL_NEXT(cudaDeviceReset);
     ibx_frontend_variables_reset();
     ibx_frontend_graph_reset();

@@ -572,6 +572,7 @@ int main(int argc, char **argv)
         {"pools", pools},
         {"stream-of-thread", stream_of_thread},
         {"queries", queries},
+        {"printed", printed},
         {"visible-devices", visible_devices},
         {"names-of-runtime", names_of_runtime},
         {"absent", absent},

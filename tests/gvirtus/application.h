@@ -95,6 +95,9 @@ bool local_library();
 // The same with a back end that does not know them.
 bool not_supported();
 
+// application_printed.cpp
+bool printed();
+
 // application_graph_copies.cpp
 bool copies_in_graphs();
 bool copies_in_graphs_by_calls();

@@ -308,6 +308,11 @@ int double_calls(const std::string &name, Frame &f)
         app->hold_stream(reinterpret_cast<void *>(f.get<std::uint64_t>()));
         return 0;
     }
+    if (name == "testPrint") {
+        std::uint64_t n;
+        app->print(f.host(&n));
+        return 0;
+    }
     if (name == "testInject") {
         auto in = static_cast<unsigned>(f.get<std::uint64_t>());
         auto code = f.get<std::int32_t>(), sticky = f.get<std::int32_t>();

@@ -96,6 +96,11 @@ class Remote : public FrontEnd
         call("testInject",
              Body().u64(in).i32(code).i32(sticky).host(name.c_str(), name.size() + 1));
     }
+    // A kernel has printed that.
+    void print(const std::string &text)
+    {
+        call("testPrint", Body().host(text.c_str(), text.size() + 1));
+    }
     // Whether cudaUnregisterFatBinary and cudaMemcpyFromSymbol stay in their handlers; whether one
     // is there.
     void gate(bool shut) { call("testGate", Body().u64(shut)); }

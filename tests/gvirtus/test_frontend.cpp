@@ -563,6 +563,7 @@ void check_what_it_does_not()
     check("memory of the host that kernels use", mapped_memory);
     check("... that one uses without end", mapped_for_ever);
     check("what pointers are", [] { return run("pointers", true); });
+    check("what kernels print", [] { return run("printed", true); });
     check("variables of the device", [] { return run("symbols", true); });
     check("the same, copied by GVirtuS's handlers", [] { return run("symbols", false); });
     check("variables of the device by their names", variables);

@@ -45,6 +45,7 @@ struct cuda_calls {
     void (*hold)(bool held);
     void (*hold_stream)(void *stream);
     void (*capture)(void *stream);
+    void (*print)(const char *text);
 };
 
 /* Loads it on the first call; ends the process with a sentence when it is not there. */

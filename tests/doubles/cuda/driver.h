@@ -65,6 +65,8 @@ void ibx_double_slow(unsigned microseconds);
 void ibx_double_hold(bool held);
 /* Work of this stream never runs, as if it were endless. NULL: no such stream. */
 void ibx_double_hold_stream(void *stream);
+/* A kernel has printed that, which a call that waits will write to `stdout`; 64 KiB at a time. */
+void ibx_double_print(const char *text);
 /* The stream is being captured, as far as cuStreamIsCapturing() says; NULL: none is. */
 void ibx_double_capture(void *stream);
 

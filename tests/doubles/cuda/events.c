@@ -113,7 +113,7 @@ EXPORT int cuEventSynchronize(void *handle)
     if (event->stream)
         wait_for(event->stream, event->job);
     stats.event_waits--;
-    return leave(sticky());
+    return waited(leave(sticky()));
 }
 
 EXPORT int cuStreamWaitEvent(void *handle, void *event_handle, unsigned flags)

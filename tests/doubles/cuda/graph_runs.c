@@ -7,12 +7,21 @@
 #include <string.h>
 
 #define INVALID_VALUE 1
+#define ON_DEVICE     3
 
 static int copy_bytes(void *to, const void *from, size_t n, void *stream)
 {
     int (*run)(uint64_t to, uint64_t from, size_t n, void *stream) = NULL;
     *(void **)&run = driver_function("cuMemcpyAsync");
     return run((uintptr_t)to, (uintptr_t)from, n, stream);
+}
+
+/* Of a copy within the device. */
+static bool is_known(const void *address)
+{
+    int (*range_of)(uint64_t * base, size_t * size, uint64_t address) = NULL;
+    *(void **)&range_of = driver_function("cuMemGetAddressRange_v2");
+    return !range_of(NULL, NULL, (uintptr_t)address);
 }
 
 static char *at(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *pos, size_t y,
@@ -22,13 +31,19 @@ static char *at(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_ext
            pos->width;
 }
 
+static int copy_row(const struct ibx_cuda_memcpy3d *p, char *to, const char *from, void *stream)
+{
+    return p->kind == ON_DEVICE && !(is_known(to) && is_known(from))
+               ? INVALID_VALUE
+               : copy_bytes(to, from, p->extent.width, stream);
+}
+
 int graph_run_copy(const struct ibx_cuda_memcpy3d *p, void *stream)
 {
     int rc = p->kind >= 1 && p->kind <= 3 && !p->from_array && !p->to_array ? 0 : INVALID_VALUE;
     for (size_t z = 0; z < p->extent.depth && !rc; z++)
         for (size_t y = 0; y < p->extent.height && !rc; y++)
-            rc = copy_bytes(at(&p->to, &p->to_at, y, z), at(&p->from, &p->from_at, y, z),
-                            p->extent.width, stream);
+            rc = copy_row(p, at(&p->to, &p->to_at, y, z), at(&p->from, &p->from_at, y, z), stream);
     return rc;
 }
 

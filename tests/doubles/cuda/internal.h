@@ -59,6 +59,8 @@ extern struct ibx_double_stats stats;
 int enter(const char *function);
 /* Gives it back and returns `code`. */
 int leave(int code);
+/* Returns `code`, behind a wait: writes what kernels have printed. Not locked. */
+int waited(int code);
 /* The allocation, or pinned host memory, that holds the range. */
 struct allocation *find(const void *address, size_t n);
 /* The bytes of a range of device memory; NULL: it is not within one allocation. */

@@ -4,8 +4,36 @@
 #include "tests/doubles/cuda/internal.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* ---------------------------------------------------------------------- what it prints */
+
+static pthread_mutex_t printed_lock = PTHREAD_MUTEX_INITIALIZER;
+static char printed[1 << 16];
+
+EXPORT void ibx_double_print(const char *text)
+{
+    pthread_mutex_lock(&printed_lock);
+    const size_t n = strlen(printed);
+    snprintf(printed + n, sizeof(printed) - n, "%s", text);
+    pthread_mutex_unlock(&printed_lock);
+}
+
+int waited(int code)
+{
+    pthread_mutex_lock(&printed_lock);
+    if (*printed) {
+        fputs(printed, stdout);
+        fflush(stdout);
+    }
+    *printed = 0;
+    pthread_mutex_unlock(&printed_lock);
+    return code;
+}
+
+/* -------------------------------------------------------------------------- launches */
 
 static int stream_of_here(void *stream)
 {

@@ -217,7 +217,7 @@ EXPORT int cuStreamSynchronize(void *handle)
         return code;
     if (stream)
         wait_for(stream, stream->submitted);
-    return leave(stream ? sticky() : INVALID_HANDLE);
+    return waited(leave(stream ? sticky() : INVALID_HANDLE));
 }
 
 EXPORT int cuStreamQuery(void *handle)
@@ -243,7 +243,7 @@ EXPORT int cuCtxSynchronize(void)
         if (streams[i].device == device || streams[i].device < 0)
             wait_for(&streams[i], streams[i].submitted);
     }
-    return leave(sticky());
+    return waited(leave(sticky()));
 }
 
 EXPORT int cuStreamIsCapturing(void *handle, int *status)

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// What kernels print: at the client, behind calls that wait.
+#include "tests/gvirtus/application.h"
+#include "tests/scenes/patience.h"
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fcntl.h>
+#include <functional>
+#include <string>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace
+{
+
+// A module of nvcc's, and what its code passes.
+struct Module {
+    std::uint32_t magic = 0xba55ed50;
+    std::uint16_t version = 1, head = 16;
+    std::uint64_t rest = 64;
+    char code[64] = {};
+};
+struct Wrapper {
+    std::uint32_t magic = 0x466243b1, version = 1;
+    const Module *module;
+    const void *more = nullptr;
+};
+
+void register_module(bool prints)
+{
+    static Module modules[2];
+    static const Wrapper wrappers[2] = {{.module = &modules[0]}, {.module = &modules[1]}};
+    std::memcpy(modules[1].code + 57, "vprintf", 7); // at its very end
+    preloaded<void **(const void *)>("__cudaRegisterFatBinary")(&wrappers[prints]);
+}
+
+// What this process writes to its standard output meanwhile.
+std::string written(const std::function<bool()> &during)
+{
+    std::fflush(stdout);
+    const int before = dup(STDOUT_FILENO), file = memfd_create("output", MFD_CLOEXEC);
+    dup2(file, STDOUT_FILENO);
+    bool good = during();
+    std::fflush(stdout);
+    dup2(before, STDOUT_FILENO);
+    std::string all(static_cast<std::size_t>(lseek(file, 0, SEEK_CUR)), 0);
+    good = good && pread(file, all.data(), all.size(), 0) == static_cast<ssize_t>(all.size());
+    close(before);
+    close(file);
+    return good ? all : "it fails";
+}
+
+std::string written_at_the_end()
+{
+    return written([] { return cudaDeviceSynchronize() == 0; });
+}
+
+// Another process, whose kernels print as well: until `end` is closed nobody gets any of it.
+pid_t another(int begun, const int end[2])
+{
+    const pid_t child = fork();
+    if (child)
+        return child;
+    alarm(60 * patience_times());
+    close(end[1]);
+    char byte = 1;
+    const bool good = cudaDeviceSynchronize() == 0 && write(begun, &byte, 1) == 1;
+    std::_Exit(good && read(end[0], &byte, 1) == 0 ? 0 : 1);
+}
+
+bool with_another()
+{
+    int begun[2], end[2];
+    char byte;
+    REQUIRE(pipe2(begun, O_CLOEXEC) == 0 && pipe2(end, O_CLOEXEC) == 0);
+    const pid_t child = another(begun[1], end);
+    REQUIRE(read(begun[0], &byte, 1) == 1);
+    stub_remote()->print("whose is it?\n");
+    const std::string got = written_at_the_end();
+    close(end[1]);
+    int status = -1;
+    return waitpid(child, &status, 0) == child && !status && got.empty();
+}
+
+} // namespace
+
+bool printed()
+{
+    void *stream = nullptr, *event = nullptr;
+    char *device = device_memory();
+    std::string much, got;
+    char bytes[100];
+    REQUIRE(cudaStreamCreate(&stream) == 0 && cudaEventCreate(&event) == 0);
+    REQUIRE(stub_remote()->get_last_error() == 0); // the back end has CUDA's runtime from then on
+    register_module(false);
+    stub_remote()->print("before\n"); // such a program asks for nothing
+    REQUIRE(written_at_the_end().empty());
+    register_module(true);
+    REQUIRE(written_at_the_end().empty());
+    stub_remote()->print("one\n");
+    REQUIRE(written_at_the_end() == "one\n");
+    for (unsigned i = 0; i < 1000; i++)
+        much += "line " + std::to_string(i) + "\n";
+    stub_remote()->print(much);
+    REQUIRE(written([&] { return cudaStreamSynchronize(stream) == 0; }) == much);
+    stub_remote()->print("two\n");
+    REQUIRE(written([&] {
+                return cudaEventRecord(event, stream) == 0 && cudaEventSynchronize(event) == 0;
+            }) == "two\n");
+    stub_remote()->print("three\n");
+    REQUIRE(written([&] { return cudaMemcpy(bytes, device, 100, D2H) == 0; }) == "three\n");
+    stub_remote()->print("at its end\n");
+    REQUIRE(written([] { return cudaDeviceReset() == 0; }) == "at its end\n");
+    REQUIRE(with_another());
+    for (unsigned i = 0; got.empty() && i < 20000; i++) { // the other one is gone in a moment
+        stub_remote()->print("four\n");
+        got = written_at_the_end();
+        usleep(1000);
+    }
+    return got == "four\n" && cudaGetLastError() == 0;
+}
