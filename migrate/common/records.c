@@ -68,31 +68,42 @@ static void note_file(char *out, size_t size, const char *path)
     free(folder);
 }
 
-/* In one that would be too long, or of a folder that has a '&', the file stays as it is. */
-void ibx_migration_note_uri(struct ibx_record *record, const char *uri)
+/* One option of a query, whose file is noted from the root; "": it is left out, because no query
+ * can have that name. Then the record has it, which counts where the URI names none. */
+static void note_option(struct ibx_record *record, const char *option, size_t length, char *out,
+                        size_t size)
 {
     static const char key[] = "key_file=";
-    char whole[sizeof(record->uri)], given[sizeof(record->key_file)], file[sizeof(given)];
-    const char *from = uri;
-    size_t used = 0;
+    const size_t name = strlen(key);
+    char given[sizeof(record->key_file)], file[sizeof(given)];
+    snprintf(out, size, "%.*s", (int)length, option);
+    if (strncmp(option, key, name) != 0 || length - name >= sizeof(given))
+        return;
+    snprintf(given, sizeof(given), "%.*s", (int)(length - name), option + name);
+    note_file(file, sizeof(file), given);
+    snprintf(out, size, "%s%s", key, file);
+    if (!strchr(file, '&'))
+        return;
+    out[0] = '\0';
+    memcpy(record->key_file, file, sizeof(file));
+}
+
+/* One that would be too long stays as it is. */
+void ibx_migration_note_uri(struct ibx_record *record, const char *uri)
+{
+    char whole[sizeof(record->uri)], option[sizeof(whole)];
+    const size_t before = strcspn(uri, "?");
+    const char *separator = "?";
+    size_t used = (size_t)snprintf(whole, sizeof(whole), "%.*s", (int)before, uri);
     struct ibx_uri valid;
-    for (const char *part = uri + strcspn(uri, "?"); *part; part += strcspn(part, "&")) {
+    for (const char *part = uri + before; *part && used < sizeof(whole);) {
         const size_t length = strcspn(++part, "&");
-        if (strncmp(part, key, strlen(key)) != 0 || length - strlen(key) >= sizeof(given))
-            continue;
-        part += strlen(key);
-        snprintf(given, sizeof(given), "%.*s", (int)(length - strlen(key)), part);
-        note_file(file, sizeof(file), given);
-        if (strchr(file, '&'))
-            continue;
-        used += (size_t)snprintf(whole + used, sizeof(whole) - used, "%.*s%s", (int)(part - from),
-                                 from, file);
-        from = part + strlen(given);
-        if (used >= sizeof(whole))
-            break;
+        note_option(record, part, length, option, sizeof(option));
+        if (option[0])
+            used += (size_t)snprintf(whole + used, sizeof(whole) - used, "%s%s", separator, option);
+        separator = option[0] ? "&" : separator;
+        part += length;
     }
-    if (used < sizeof(whole))
-        used += (size_t)snprintf(whole + used, sizeof(whole) - used, "%s", from);
     const bool good = used < sizeof(whole) && !ibx_uri_parse(whole, &valid, NULL);
     snprintf(record->uri, sizeof(record->uri), "%s", good ? whole : uri);
 }

@@ -82,17 +82,28 @@ static void test_the_key_file_is_noted_from_the_root(NO_STATE)
     assert_int_equal(rmdir(folder), 0);
 }
 
-/* A folder that cannot be in a query stays out of it. */
+/* The record has the key's file where no query can name it, so that who recovers elsewhere, or with
+ * a URI of his own, finds it. */
 static void test_a_folder_that_no_uri_can_have(NO_STATE)
 {
-    char folder[] = "/tmp/ibx-uri&name=b-XXXXXX", before[4096], deep[512], uri[1000];
+    char folder[] = "/tmp/ibx-uri&name=b-XXXXXX", before[4096], deep[512], uri[1000], whole[64];
     struct ibx_options options;
     ibx_options_init(&options);
     assert_non_null(mkdtemp(folder));
     assert_non_null(getcwd(before, sizeof(before)));
     assert_int_equal(chdir(folder), 0);
     describe(&options, "tcp://0.0.0.0:0?key_file=keys&name=a");
-    assert_string_equal(record.uri, "tcp://0.0.0.0:0?key_file=keys&name=a");
+    assert_string_equal(record.uri, "tcp://0.0.0.0:0?name=a");
+    snprintf(whole, sizeof(whole), "%s/keys", folder);
+    assert_string_equal(record.key_file, whole);
+    ibx_migration_note_uri(&record, "tcp://0.0.0.0:0?name=a&key_file=more&insecure=no");
+    assert_string_equal(record.uri, "tcp://0.0.0.0:0?name=a&insecure=no");
+    snprintf(whole, sizeof(whole), "%s/more", folder);
+    assert_string_equal(record.key_file, whole);
+    ibx_migration_note_uri(&record, "tcp://0.0.0.0:0?key_file=keys");
+    assert_string_equal(record.uri, "tcp://0.0.0.0:0");
+    ibx_migration_note_uri(&record, "tcp://0.0.0.0:0?key_file=/nowhere/keys");
+    assert_string_equal(record.uri, "tcp://0.0.0.0:0?key_file=/nowhere/keys");
     snprintf(deep, sizeof(deep), "/tmp/ibx-uri-%0150d", (int)getpid());
     assert_int_equal(mkdir(deep, 0700), 0);
     assert_int_equal(chdir(deep), 0);
