@@ -8,10 +8,12 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -36,8 +38,27 @@ struct ibx_listener {
     pid_t owner;    /* only this process removes the socket, not a forked child */
 };
 
-static int bind_unix(struct ibx_listener *listener, const struct ibx_uri *uri,
-                     struct ibx_error *err)
+/* Of two servers that begin at once at a socket that is left one must not remove what the other has
+ * made since it looked. Until it is closed; -1: the folder cannot be locked, or somebody has it. */
+static int lock_folder(const char *path)
+{
+    char folder[sizeof(((struct ibx_uri *)NULL)->path)];
+    snprintf(folder, sizeof(folder), "%.*s", (int)(strrchr(path, '/') + 1 - path), path);
+    const uint64_t deadline = ibx_deadline_in_ms(LET_GO_MS);
+    const int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    while (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB)) {
+        if (errno != EWOULDBLOCK || !ibx_ms_until(deadline)) {
+            close(fd);
+            return -1;
+        }
+        poll(NULL, 0, LET_GO_STEP_MS);
+    }
+    return fd;
+}
+
+/* Listens, too: only then others see that it is not left. */
+static int bind_locked(struct ibx_listener *listener, const struct ibx_uri *uri,
+                       struct ibx_error *err)
 {
     struct sockaddr_un address;
     int probe = -1;
@@ -56,7 +77,19 @@ static int bind_unix(struct ibx_listener *listener, const struct ibx_uri *uri,
         return ibx_error_set(err, -errno, "socket %s cannot be made: %s%s", uri->path,
                              strerror(errno), errno == ENOENT ? "; make its folder" : "");
     memcpy(listener->path, uri->path, sizeof(listener->path));
-    return 0;
+    return listen(listener->fd, BACKLOG) ? ibx_error_set(err, -errno, "socket %s cannot listen: %s",
+                                                         uri->path, strerror(errno))
+                                         : 0;
+}
+
+static int bind_unix(struct ibx_listener *listener, const struct ibx_uri *uri,
+                     struct ibx_error *err)
+{
+    const int lock = lock_folder(uri->path);
+    int rc = bind_locked(listener, uri, err);
+    if (lock >= 0)
+        close(lock);
+    return rc;
 }
 
 /* Debian's installer gives a host's own name the address 127.0.1.1, where other hosts cannot come.

@@ -201,6 +201,62 @@ static void test_a_forked_child_leaves_the_socket(void **state)
     assert_int_not_equal(access(strchr(text, '/') + 2, F_OK), 0);
 }
 
+#define AT_ONCE 4
+#define ROUNDS  50
+
+struct server {
+    pthread_t thread;
+    pthread_barrier_t *begin;
+    const char *text;
+    struct ibx_listener *listener;
+    int rc;
+};
+
+static void *serve(void *arg)
+{
+    struct server *server = arg;
+    struct ibx_options options;
+    ibx_options_init(&options);
+    pthread_barrier_wait(server->begin);
+    server->rc = ibx_listen(server->text, &options, &server->listener, NULL);
+    return NULL;
+}
+
+/* They begin at once at a socket that a killed one has left: one of them has it then, and the
+ * others know that. */
+static void test_one_of_several_takes_a_left_socket(void **state)
+{
+    (void)state;
+    char place[] = "/tmp/ibx-test-XXXXXX", text[64];
+    pthread_barrier_t begin;
+    assert_non_null(mkdtemp(place));
+    snprintf(text, sizeof(text), "rdma://%s/socket", place);
+    assert_int_equal(pthread_barrier_init(&begin, NULL, AT_ONCE), 0);
+    for (int round = 0; round < ROUNDS; round++) {
+        struct sockaddr_un address = {.sun_family = AF_UNIX};
+        struct server servers[AT_ONCE];
+        int left = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), good = 0;
+        snprintf(address.sun_path, sizeof(address.sun_path), "%s/socket", place);
+        assert_int_equal(bind(left, (struct sockaddr *)&address, sizeof(address)), 0);
+        close(left);
+        for (int i = 0; i < AT_ONCE; i++) {
+            servers[i] = (struct server){.begin = &begin, .text = text};
+            assert_int_equal(pthread_create(&servers[i].thread, NULL, serve, &servers[i]), 0);
+        }
+        for (int i = 0; i < AT_ONCE; i++) {
+            pthread_join(servers[i].thread, NULL);
+            good += !servers[i].rc;
+            assert_true(!servers[i].rc || servers[i].rc == -EADDRINUSE);
+        }
+        assert_int_equal(good, 1);
+        for (int i = 0; i < AT_ONCE; i++)
+            ibx_listener_close(servers[i].listener);
+        assert_int_not_equal(access(address.sun_path, F_OK), 0);
+    }
+    pthread_barrier_destroy(&begin);
+    assert_int_equal(rmdir(place), 0);
+}
+
 static void expect_listening(const char *text, int code, const char *remedy)
 {
     struct ibx_options options;
@@ -281,6 +337,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_not_for_ever, full_queue, end),
         cmocka_unit_test_setup_teardown(test_a_second_listener_is_refused, full_queue, end),
         cmocka_unit_test_setup_teardown(test_a_forked_child_leaves_the_socket, full_queue, end),
+        cmocka_unit_test(test_one_of_several_takes_a_left_socket),
         cmocka_unit_test(test_a_port_that_is_let_go_of_a_moment_later),
         cmocka_unit_test(test_a_name_that_is_loopback),
         cmocka_unit_test(test_sentences_say_what_to_do),
