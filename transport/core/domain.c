@@ -40,6 +40,18 @@ void ibx_domain_release(struct ibx_domain *domain)
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ibx_domain_part *parts; /* of domains; the lock guards them and their holders */
 
+/* A thread of the parent may have had the lock, for as long as a device takes to open. */
+static void forked(void)
+{
+    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    parts = NULL; /* all are the parent's */
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, forked);
+}
+
 /* A forked child cannot use what its parent has opened. */
 static struct ibx_domain_part *find(const struct ibx_domain *domain,
                                     const struct ibx_domain_part_ops *ops, const void *want)
@@ -68,8 +80,10 @@ static int part_open(struct ibx_domain *domain, const struct ibx_domain_part_ops
 int ibx_domain_part_hold(struct ibx_domain *domain, const struct ibx_domain_part_ops *ops,
                          void *want, struct ibx_domain_part **out, struct ibx_error *err)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     if (!domain)
         return part_open(NULL, ops, want, out, err);
+    pthread_once(&once, watch_forks);
     int rc = 0;
     pthread_mutex_lock(&lock);
     struct ibx_domain_part *part = find(domain, ops, want);

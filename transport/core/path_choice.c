@@ -76,12 +76,31 @@ void ibx_path_close(struct ibx_conn *conn)
     conn->endpoint = NULL;
 }
 
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* what was said and seen last */
+
+/* A thread of the parent may have had it. */
+static void forked(void)
+{
+    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, forked);
+}
+
+static void take_lock(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch_forks);
+    pthread_mutex_lock(&lock);
+}
+
 /* Once for each text: a program may make many connections to one server. */
 static void warn_once(const char *text)
 {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static char last[512];
-    pthread_mutex_lock(&lock);
+    take_lock();
     bool again = !strncmp(text, last, sizeof(last) - 1);
     snprintf(last, sizeof(last), "%s", text);
     pthread_mutex_unlock(&lock);
@@ -129,7 +148,6 @@ static enum protection protection_of(const struct ibx_path *path)
  * servers the one that is forgotten is the one that was noted first. */
 static enum protection last_time(const char *peer, enum protection now)
 {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static struct {
         char peer[sizeof(((struct ibx_path *)NULL)->peer)];
         enum protection protection;
@@ -139,7 +157,7 @@ static enum protection last_time(const char *peer, enum protection now)
     unsigned i = 0;
     if (!strchr(peer, ':')) /* a unix socket, like any other one */
         return IN_PLAIN;
-    pthread_mutex_lock(&lock);
+    take_lock();
     while (i < PEERS_NOTED && strcmp(noted[i].peer, peer) != 0)
         i++;
     if (i < PEERS_NOTED) {
