@@ -19,6 +19,8 @@
 #define PAUSE_NS  100000
 #define LEFT_OVER 16u /* chunks that are not lent: of two copies at a time */
 
+#define CONTEXT_IS_DESTROYED 709 /* CUresult */
+
 /* Held while the pool is created, its first piece is pinned, and all of it is pinned again, which
  * may take the driver long; taking and giving chunks needs the pool's own mutex only. This one is
  * locked first. */
@@ -114,8 +116,19 @@ static int refused(const struct ibx_cuda *cuda, int rc, struct ibx_error *err)
                          pool.bytes, ibx_cuda_error_name(cuda, rc));
 }
 
+/* By this process, and no reset has unpinned it. */
+static bool is_pinned(const struct ibx_cuda *cuda)
+{
+    unsigned flags;
+    return atomic_load(&pool.made) && pool.owner == getpid() &&
+           !cuda->mem_host_get_flags(&flags, pool.base);
+}
+
+/* Where a reset has unpinned what was done, too, that is no refusal: all is pinned again. */
 static void warn_of_less(const struct ibx_cuda *cuda, size_t done, int rc)
 {
+    if (rc == CONTEXT_IS_DESTROYED || !is_pinned(cuda))
+        return;
     ibx_log(IBX_LOG_WARN,
             "CUDA pins only %zu of %zu bytes for copies (%s): lower "
             "rdma.gpu_memory",
@@ -204,14 +217,6 @@ static void make_rest(const struct ibx_cuda *cuda)
         warn_of_less(cuda, at, rc);
 }
 
-/* By this process, and no reset has unpinned it. */
-static bool is_pinned(const struct ibx_cuda *cuda)
-{
-    unsigned flags;
-    return atomic_load(&pool.made) && pool.owner == getpid() &&
-           !cuda->mem_host_get_flags(&flags, pool.base);
-}
-
 int ibx_pinned_open(const struct ibx_cuda *cuda, size_t bytes, struct ibx_error *err)
 {
     if (is_pinned(cuda))
@@ -237,7 +242,7 @@ int ibx_pinned_open(const struct ibx_cuda *cuda, size_t bytes, struct ibx_error 
 /*
  * An atomic that several threads move, so no struct ibx_state_machine. A forked child begins anew.
  *
- *   NONE -> RUNS -> NONE              no device has a context yet
+ *   NONE -> RUNS -> NONE              no device has a context yet, or it was reset meanwhile
  *   RUNS -> MADE
  *   RUNS -> REFUSED                   there is no CUDA, or it does not pin the memory: the first
  *                                     copy finds out, and says why
@@ -278,9 +283,12 @@ static enum preparation prepare(void)
         return cuda && atomic_fetch_add(&tries, 1) < TRIES ? PREPARE_NONE : PREPARE_REFUSED;
     int mode = ibx_cuda_capture_relax(cuda);
     int rc = ibx_pinned_open(cuda, preparer_bytes, NULL);
+    const bool lost = !rc && !is_pinned(cuda);
     ibx_cuda_capture_restore(cuda, mode);
     cuda->ctx_pop_current(&popped);
     cuda->device_primary_ctx_release(device);
+    if (lost && atomic_fetch_add(&tries, 1) < TRIES)
+        return PREPARE_NONE;
     return rc ? PREPARE_REFUSED : PREPARE_MADE;
 }
 

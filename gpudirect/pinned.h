@@ -22,8 +22,9 @@
 /* Creates the pool, of at most `bytes` in all, unless there is one (`bytes` is ignored then), and
  * pins it again if its context is gone. A context must be current. While one thread creates it,
  * others have it as soon as its first chunks are pinned, and all go without the last ones where
- * CUDA refuses these. -EINVAL: `bytes` hold no chunk; -ENOMEM; -EPERM in a child of the process
- * that made it; or the CUresult of pinning. */
+ * CUDA refuses these. A context may go meanwhile, and the pool is to be pinned again. -EINVAL:
+ * `bytes` hold no chunk; -ENOMEM; -EPERM in a child of the process that made it; or the CUresult of
+ * pinning. */
 int ibx_pinned_open(const struct ibx_cuda *cuda, size_t bytes, struct ibx_error *err);
 /* Has a thread do that in the background, in the primary context of a device that has one. Without
  * effect once that was done, or where it is under way or not possible. Loads CUDA, in that thread.

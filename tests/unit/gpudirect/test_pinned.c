@@ -13,11 +13,14 @@
 #define PIECE  8u /* chunks that are pinned at a time */
 #define BYTES  ((size_t)CHUNKS * IBX_PINNED_STRIDE)
 
+#define CONTEXT_IS_DESTROYED 709 /* CUresult */
+
 /* As much of a driver as it takes. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static const void *registered[8];
 static unsigned calls, refuse, stay; /* which call to refuse, and which stands still for now */
+static unsigned reset;               /* which call finds its context gone */
 static bool stands;
 
 static unsigned find(const void *address)
@@ -38,10 +41,15 @@ static int mem_host_register(void *address, size_t n, unsigned flags)
     while (call == stay)
         pthread_cond_wait(&changed, &lock);
     const unsigned at = find(address) < 8 ? 8 : find(NULL);
-    if (call != refuse && at < 8)
+    if (call == reset)
+        memset(registered, 0, sizeof(registered));
+    else if (call != refuse && at < 8)
         registered[at] = address;
     pthread_mutex_unlock(&lock);
-    return call == refuse ? 2 : at < 8 ? 0 : IBX_CUDA_HOST_MEMORY_REGISTERED;
+    return call == refuse  ? 2
+           : call == reset ? CONTEXT_IS_DESTROYED
+           : at < 8        ? 0
+                           : IBX_CUDA_HOST_MEMORY_REGISTERED;
 }
 
 static int mem_host_unregister(void *address)
@@ -94,7 +102,7 @@ static void expect_chunks(unsigned count)
 static int set_up(void **state)
 {
     (void)state;
-    calls = refuse = stay = 0;
+    calls = refuse = stay = reset = 0;
     return 0;
 }
 
@@ -110,6 +118,42 @@ static void test_refused(void **state)
     assert_int_equal(ibx_pinned_take(NULL, 0), -EAGAIN);
     assert_int_equal(pieces(), 0);
     assert_int_equal(ibx_pinned_open(&cuda, 1, &err), -EINVAL);
+}
+
+/* A process of its own, which has a pool then. Its exit status: what was wrong. */
+static int reset_in_child(int log)
+{
+    char said[4096] = "";
+    unsigned chunks = 0;
+    dup2(log, STDERR_FILENO);
+    reset = 3;
+    if (ibx_pinned_open(&cuda, BYTES, NULL) || pieces())
+        return 1;
+    if (pread(log, said, sizeof(said) - 1, 0) != 0)
+        return 2;
+    if (ibx_pinned_open(&cuda, BYTES, NULL) || pieces() != 3)
+        return 3;
+    while (ibx_pinned_take(NULL, 0) >= 0)
+        chunks++;
+    return chunks == CHUNKS ? 0 : 4;
+}
+
+/* A reset in the middle is no reason for less memory, and says nothing: whoever comes next pins
+ * again, in the context that there is then. */
+static void test_reset_meanwhile(void **state)
+{
+    (void)state;
+    int status = 0;
+    FILE *log = tmpfile();
+    assert_non_null(log);
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (!child)
+        _exit(reset_in_child(fileno(log)));
+    assert_int_equal(waitpid(child, &status, 0), child);
+    fclose(log);
+    assert_int_equal(WEXITSTATUS(status), 0);
+    assert_int_equal(status, 0);
 }
 
 static void *open_all(void *argument)
@@ -238,7 +282,8 @@ static void test_while_pinned_again(void **state)
 /* In this order: there is one pool in a process. */
 int main(void)
 {
-    const struct CMUnitTest tests[] = {TEST(test_refused), TEST(test_first_chunks),
-                                       TEST(test_pinned_again), TEST(test_while_pinned_again)};
+    const struct CMUnitTest tests[] = {TEST(test_refused), TEST(test_reset_meanwhile),
+                                       TEST(test_first_chunks), TEST(test_pinned_again),
+                                       TEST(test_while_pinned_again)};
     return cmocka_run_group_tests_name("pinned", tests, NULL, NULL);
 }
