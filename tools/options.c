@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -363,6 +364,7 @@ void ibx_tool_parse(const struct ibx_tool *tool, int argc, char **argv, void *ar
     struct argp_option *next = options + 1;
     struct line line = {.tool = tool, .args = args, .command = -1};
     hold_standard_descriptors();
+    signal(SIGCHLD, SIG_DFL); /* where it is ignored nobody is told of the end of a child */
     tool_name = tool->name;
     snprintf(version, sizeof(version), "%s " IBX_VERSION, tool->name);
     argp_program_version = version;

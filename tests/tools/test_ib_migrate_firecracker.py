@@ -88,6 +88,20 @@ def a_killed_handler_goes_on(scene):
 
 
 @test
+def a_killed_handler_goes_on_where_the_ends_of_children_are_ignored(scene):
+    """As whoever starts the tool may hand it down."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        vm, tool, _ = serving(scene, snapshot(scene))
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    os.kill(handler_of(tool), signal.SIGKILL)
+    equal(event(tool, "restarted")["signal"], 9)
+    vm.do("touch 500 20")
+    ended(vm, tool)
+
+
+@test
 def only_its_supervisor_ends_a_handler(scene):
     """A handler that somebody else tells to end would leave a microVM that hangs."""
     vm, tool, _ = serving(scene, snapshot(scene), "--record", scene.path("record"))
