@@ -98,6 +98,9 @@ int ibx_preflight_nested(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_e
  * memory is registered. -EOPNOTSUPP: by which device. */
 int ibx_preflight_gives_back(struct ibx_qmp *qmp, const char *fabric, uint64_t deadline_ns,
                              struct ibx_error *err);
+/* Whether the guest takes pages that it gives back for zeros when they come again (init_on_free=1),
+ * which they are not in the children of its snapshot. -EOPNOTSUPP: it does, or that is not known. */
+int ibx_preflight_wants_zeros(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err);
 /* Minor mode with pages that are verified: QEMU does not tell when it empties a huge page, which
  * may be on its way then. */
 void ibx_preflight_minor(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,

@@ -109,6 +109,51 @@ int ibx_preflight_gives_back(struct ibx_qmp *qmp, const char *fabric, uint64_t d
                          why.message, fabric);
 }
 
+/* Linux accepts the feature only if it clears or poisons pages as it frees them, and QEMU leaves
+ * poisoned ones alone; but the value is not to be seen. */
+static int check_zeros(struct ibx_qmp *qmp, const char *path, const char *name, const char *type,
+                       uint64_t deadline_ns, struct ibx_error *err)
+{
+    char device[512];
+    const char *feature;
+    json_t *status, *item;
+    size_t i;
+    bool wants = false;
+    if (!begins(type, "virtio-balloon") || !reports_pages(qmp, path, name, deadline_ns))
+        return 0;
+    snprintf(device, sizeof(device), "%s/%s/virtio-backend", path, name);
+    int rc = ibx_qmp_execute(qmp, "x-query-virtio-status", json_pack("{s:s}", "path", device),
+                             &status, deadline_ns, err);
+    if (rc && rc != -EOPNOTSUPP && rc != -EREMOTEIO)
+        return rc;
+    if (rc)
+        return ibx_error_set(err, -EOPNOTSUPP,
+                             "device %.64s has free-page-reporting, and QEMU does not tell whether "
+                             "the guest clears pages as it frees them (init_on_free=1): it would "
+                             "take the snapshot's bytes for zeros; start it with "
+                             "free-page-reporting=off",
+                             name);
+    json_array_foreach(json_object_get(json_object_get(status, "guest-features"), "dev-features"),
+                       i, item)
+    {
+        feature = json_string_value(item);
+        wants |= feature && begins(feature, "VIRTIO_BALLOON_F_PAGE_POISON");
+    }
+    json_decref(status);
+    return wants ? ibx_error_set(err, -EOPNOTSUPP,
+                                 "its guest clears pages as it frees them (init_on_free=1 or "
+                                 "page_poison=1) and gives them back by device %.64s: in a child "
+                                 "they would have the snapshot's bytes, which it takes for zeros; "
+                                 "start it with free-page-reporting=off",
+                                 name)
+                 : 0;
+}
+
+int ibx_preflight_wants_zeros(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
+{
+    return each_device(qmp, deadline_ns, check_zeros, err);
+}
+
 static int check_empties(struct ibx_qmp *qmp, const char *path, const char *name, const char *type,
                          uint64_t deadline_ns, struct ibx_error *err)
 {

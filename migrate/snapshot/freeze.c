@@ -66,6 +66,16 @@ static int check_disks(struct freezing *f, struct ibx_blockers *blockers, struct
     return 0;
 }
 
+/* What a child's balloon gives back comes again with the snapshot's bytes. */
+static int check_zeros(struct freezing *f, struct ibx_blockers *blockers, struct ibx_error *err)
+{
+    struct ibx_error why = {0};
+    int rc = ibx_preflight_wants_zeros(f->qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS), &why);
+    if (rc == -EOPNOTSUPP)
+        ibx_blockers_add(blockers, "%s", why.message);
+    return rc && rc != -EOPNOTSUPP ? ibx_error_set(err, rc, "%s", why.message) : 0;
+}
+
 static int check(struct freezing *f, enum ibx_freeze_after after, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
@@ -78,6 +88,8 @@ static int check(struct freezing *f, enum ibx_freeze_after after, struct ibx_err
                          f->ram.count, IBX_SNAPSHOT_RAM_MAX);
     if (!rc && after == IBX_FREEZE_RESUME && !strcmp(f->ram.status, "running"))
         rc = check_disks(f, blockers, err);
+    if (!rc)
+        rc = check_zeros(f, blockers, err);
     if (!rc && blockers->count)
         rc = ibx_migration_refused("the VM cannot be frozen", blockers, err);
     free(blockers);

@@ -28,6 +28,7 @@ static struct fake {
     const char *device;  /* its type; NULL: it has none */
     bool reports;        /* free-page-reporting */
     const char *registers;
+    const char *negotiated; /* a feature of the device; NULL: not to be known */
     int fd;
     pthread_t thread;
 } fake;
@@ -48,6 +49,12 @@ static json_t *result_of(const char *command, const json_t *arguments)
         return json_pack("[{s:s, s:s}]", "name", "one0", "type", fake.device);
     if (!strcmp(command, "qom-get") && !strcmp(property, "free-page-reporting"))
         return json_boolean(fake.reports);
+    if (!strcmp(command, "x-query-virtio-status"))
+        return fake.negotiated && !strcmp(path, "/machine/peripheral/one0/virtio-backend")
+                   ? json_pack("{s:{s:[s, s], s:[]}}", "guest-features", "dev-features",
+                               "VIRTIO_BALLOON_F_REPORTING: Page reporting VQ enabled",
+                               fake.negotiated, "transports")
+                   : NULL;
     if (!strcmp(command, "qom-get"))
         return !strcmp(path, "/machine/cpu0") && fake.feature
                    ? json_boolean(!strcmp(property, fake.feature))
@@ -185,6 +192,31 @@ static void test_a_guest_that_gives_registered_pages_back(NO_STATE)
     assert_int_equal(gives_back(&(struct fake){.kvm = true, .feature = "vmx"}), 0);
 }
 
+static int wants_zeros(const struct fake *like)
+{
+    begin(like);
+    const int rc = ibx_preflight_wants_zeros(qmp, ibx_deadline_in_ms(GENEROUS), &error);
+    end();
+    return rc;
+}
+
+/* Linux without init_on_free=1 clears a page as it takes it. */
+static void test_a_guest_that_takes_what_comes_for_zeros(NO_STATE)
+{
+    struct fake like = {.device = "child<virtio-balloon-pci>",
+                        .reports = true,
+                        .negotiated = "VIRTIO_BALLOON_F_STATS_VQ: Guest memory stats VQ available"};
+    assert_int_equal(wants_zeros(&like), 0);
+    like.negotiated = "VIRTIO_BALLOON_F_PAGE_POISON: Guest page poisoning enabled";
+    says(wants_zeros(&like),
+         "(init_on_free=1 or page_poison=1) and gives them back by device one0");
+    like.negotiated = NULL;
+    says(wants_zeros(&like), "QEMU does not tell whether the guest clears pages");
+    like.reports = false;
+    assert_int_equal(wants_zeros(&like), 0);
+    assert_int_equal(wants_zeros(&(struct fake){.device = "child<virtio-net-pci>"}), 0);
+}
+
 /* The reason against minor mode, or "". */
 static const char *against_minor(const struct fake *like, uint64_t page_size)
 {
@@ -263,6 +295,7 @@ int main(void)
         cmocka_unit_test(test_a_vm_that_can_run_vms),
         cmocka_unit_test(test_a_vm_that_runs_none_now),
         cmocka_unit_test(test_a_guest_that_gives_registered_pages_back),
+        cmocka_unit_test(test_a_guest_that_takes_what_comes_for_zeros),
         cmocka_unit_test(test_huge_pages_that_are_given_back),
         cmocka_unit_test(test_pages_that_stay),
     };
