@@ -241,20 +241,6 @@ static int put_all_zeros(struct member *m)
     return rc;
 }
 
-/* Every page is in the files, or zero: this child is on its own from here on. */
-static void let_go(struct member *m)
-{
-    const int rc = put_all_zeros(m);
-    if (rc && rc != -ESRCH)
-        ibx_log(IBX_LOG_WARN, "QEMU (process %d) has not all its pages of zeros: %s",
-                (int)m->child.pid, strerror(-rc));
-    for (unsigned i = 0; i < m->child.count; i++) {
-        const struct ibx_fault_range range = {.start = m->child.addresses[i],
-                                              .length = m->children->config.folder->sizes[i]};
-        ibx_fault_unregister(m->uffd, &range, NULL);
-    }
-}
-
 /* Faults that were read, by this process or one before it, and not answered. */
 static void report_again(const struct member *m)
 {
@@ -264,7 +250,8 @@ static void report_again(const struct member *m)
 
 /* A child that nobody answers waits for ever, and what this host has no memory for it may have
  * later. `others`: what ends the pause. */
-static void try_again(const struct member *m, int why, bool *told, struct pollfd others[2])
+static void try_again(const struct member *m, int why, bool *told, struct pollfd *others,
+                      nfds_t count)
 {
     if (!*told)
         ibx_log(IBX_LOG_ERROR,
@@ -272,8 +259,28 @@ static void try_again(const struct member *m, int why, bool *told, struct pollfd
                 "%s; it is tried again: free memory on this host, or end that QEMU",
                 (int)m->child.pid, strerror(-why));
     *told = true;
-    poll(others, 2, AGAIN_MS);
+    poll(others, count, AGAIN_MS);
     report_again(m);
+}
+
+/* Every page is in the files, or zero: this child is on its own from here on. What it looks at
+ * later may find no room in the files: it is not let go on for want of memory here. */
+static void let_go(struct member *m, struct pollfd *ended)
+{
+    bool told = false;
+    int rc;
+    while ((rc = put_all_zeros(m)) == -ENOMEM && !ended->revents) {
+        try_again(m, rc, &told, ended, 1);
+        answer_all(m); /* for other pages there may be memory */
+    }
+    if (rc && rc != -ESRCH && !ended->revents)
+        ibx_log(IBX_LOG_WARN, "QEMU (process %d) has not all its pages of zeros: %s",
+                (int)m->child.pid, strerror(-rc));
+    for (unsigned i = 0; i < m->child.count; i++) {
+        const struct ibx_fault_range range = {.start = m->child.addresses[i],
+                                              .length = m->children->config.folder->sizes[i]};
+        ibx_fault_unregister(m->uffd, &range, NULL);
+    }
 }
 
 static void *member_main(void *argument)
@@ -290,12 +297,12 @@ static void *member_main(void *argument)
         poll(fds, 3, -1);
         rc = fds[0].revents ? answer_all(m) : 0;
         if (rc && rc != -ESRCH)
-            try_again(m, rc, &told, fds + 1);
+            try_again(m, rc, &told, fds + 1, 2);
         else if (fds[0].revents)
             told = false;
     }
     if (fds[2].revents)
-        let_go(m);
+        let_go(m, fds + 1);
     record_remove(m->children, m->child.pid);
     close(m->uffd);
     close(m->pidfd);

@@ -339,8 +339,9 @@ static void test_no_room_for_zeros(void)
     child_is_right(&children[0]);
 }
 
-/* Likewise of a cache that gets all pages after its child was made. */
-static void test_no_room_for_zeros_in_a_cache(void)
+/* Likewise of a cache that gets all pages after its child was made. `lacking`: to be preloaded by
+ * who fills it, or NULL. */
+static void cache_without_room(const char *lacking)
 {
     char folder[200];
     freeze();
@@ -353,7 +354,9 @@ static void test_no_room_for_zeros_in_a_cache(void)
     MOVER_RUN(0, "clone", folder, "--qmp", children[0].tool);
     mover_kill(&filler, SIGTERM);
     mover_ends(&filler, 0);
+    mover_preload(lacking);
     SERVE(&filler, folder, "--cache", server.uri);
+    mover_preload(NULL);
     mover_await_words(&filler, "\"whole\":true");
     mover_kill(&filler, SIGTERM);
     mover_ends(&filler, 0);
@@ -361,6 +364,20 @@ static void test_no_room_for_zeros_in_a_cache(void)
     look_at_all(&children[0]);
     vm_do(&children[0], "cont", NULL);
     child_is_right(&children[0]);
+}
+
+static void test_no_room_for_zeros_in_a_cache(void)
+{
+    cache_without_room(NULL);
+}
+
+/* ... and this host has no memory for them for a moment, as the child is to be let go. */
+static void test_no_memory_for_zeros_in_a_cache(void)
+{
+    if (!getenv("IBX_NO_MEMORY"))
+        skip();
+    cache_without_room(getenv("IBX_NO_MEMORY"));
+    mover_must_print(&filler, "it is tried again");
 }
 
 /* Likewise of a child that is made meanwhile: before it runs, it is refused. */
@@ -529,6 +546,7 @@ int main(void)
         VM_TEST(test_no_room_for_a_cache),
         VM_TEST(test_no_room_for_zeros),
         VM_TEST(test_no_room_for_zeros_in_a_cache),
+        VM_TEST(test_no_memory_for_zeros_in_a_cache),
         VM_TEST(test_no_room_for_zeros_when_whole),
         VM_TEST(test_no_room_for_zeros_when_its_filler_says_whole),
         VM_TEST(test_no_memory_for_zeros),
