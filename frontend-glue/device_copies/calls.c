@@ -144,7 +144,9 @@ static int give_back(struct copies *x, struct arguments *a)
     return rc;
 }
 
-#define PEER_ACCESS_ENABLED 704 /* cudaError_t */
+#define INVALID_FUNCTION    98    /* cudaError_t */
+#define ATTRIBUTES_BYTES    4096u /* more than cudaFuncAttributes has */
+#define PEER_ACCESS_ENABLED 704   /* cudaError_t */
 
 /* All clients have one context on a device. What another one has enabled this one may enable, too.
  */
@@ -236,11 +238,23 @@ static const struct handler *handler_of(const struct ibx_call *call, uint64_t le
 
 /* -------------------------------------------------------------------------- the calls */
 
+/* As CUDA does for a function that is none. */
+static int no_function(void)
+{
+    int (*attributes_of)(void *attributes, const void *function) = NULL;
+    _Alignas(8) uint8_t attributes[ATTRIBUTES_BYTES];
+    *(void **)&attributes_of = ibx_copies_runtime("cudaFuncGetAttributes");
+    const int rc = attributes_of ? attributes_of(attributes, NULL) : 0;
+    return rc ? rc : INVALID_FUNCTION;
+}
+
 /* A launch into another stream than the captured one may end the capture when it fails, and would
  * fail in another way when GVirtuS tries it again. */
 static int launch(struct copies *x, const struct ibx_request *q)
 {
-    return ibx_copies_captures() ? PASSES : ibx_copies_launch(x, q->body, (size_t)q->length);
+    if (!ibx_copies_captures() && !ibx_copies_launch(x, q->body, (size_t)q->length))
+        return 0;
+    return ibx_copies_launch_known(x, q->body, (size_t)q->length) ? PASSES : no_function();
 }
 
 static int run_extra(struct copies *x, const struct ibx_request *q, struct arguments *a)
@@ -278,7 +292,7 @@ static int run(struct copies *x, const struct ibx_request *q, struct arguments *
     if (ibx_extra_is(q->called->name))
         return run_extra(x, q, a);
     if (q->called->kind == IBX_CALL_LAUNCH)
-        return launch(x, q) ? PASSES : 0;
+        return launch(x, q);
     const bool peers = q->called->kind == IBX_CALL_OTHER;
     if (!(peers ? ibx_copies_begin_context(x) : ibx_copies_able(x)))
         return PASSES; /* the thread's first call makes a context, which takes long */

@@ -76,8 +76,10 @@ void ibx_clients_leave(struct copies *x)
     /* Locked: a session of the same process that comes now may want the same addresses. */
     struct ibx_host_map *maps = gone ? ibx_host_maps_take(gone->number) : NULL;
     pthread_mutex_unlock(&lock);
-    if (gone)
+    if (gone) {
         ibx_printed_end(gone->number);
+        ibx_functions_orphan(gone->number);
+    }
     if (gone && gone->calls)
         ibx_own_graphs_end(x, gone->number);
     ibx_host_maps_end(x, maps);

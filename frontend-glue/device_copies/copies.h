@@ -3,6 +3,7 @@
 #ifndef IBX_FRONTEND_GLUE_DEVICE_COPIES_COPIES_H
 #define IBX_FRONTEND_GLUE_DEVICE_COPIES_COPIES_H
 
+#include "frontend-glue/device_copies/client_functions.h"
 #include "frontend-glue/device_copies/device_copies.h"
 #include "frontend-glue/device_copies/tenants.h"
 #include "frontend-glue/session/calls.h"
@@ -128,11 +129,12 @@ struct isolation {
 /* A kernel that was launched, by the function that the client names it by. */
 #define LAUNCH_FUNCTIONS 64u
 struct launch_function {
-    uint64_t function; /* 0: none */
-    void *context;     /* in which `kernel` is */
-    void *kernel;      /* CUfunction */
-    unsigned since;    /* of the process's registrations */
-    bool refused;      /* a launch has failed: GVirtuS runs them */
+    uint64_t function;                /* 0: none */
+    void *context;                    /* in which `kernel` is */
+    void *kernel;                     /* CUfunction */
+    struct ibx_client_module *module; /* it is of */
+    unsigned since;                   /* of the process's registrations */
+    bool refused;                     /* a launch has failed: GVirtuS runs them */
 };
 
 /* What a handler of GVirtuS's does with the kernels and variables that clients have registered. */
@@ -215,7 +217,8 @@ struct copies {
     uint32_t arrived;             /* a bit for each READ or WRITE that is over, by cookie - 1 */
 
     struct launch_function functions[LAUNCH_FUNCTIONS];
-    unsigned captures; /* begun by this client, and not ended */
+    struct ibx_functions_user functions_user; /* of clients' functions: ibx_copies_user() */
+    unsigned captures;                        /* begun by this client, and not ended */
     struct {
         uint64_t stream; /* 0: a free place */
         uint64_t id;     /* CUDA's, of the capture; 0: not known */
@@ -397,6 +400,10 @@ int ibx_copies_kernel_node(struct copies *x, const uint8_t *body, size_t n,
 /* The same with `count` attributes (extra.h), and what CUDA returns. */
 int ibx_copies_launch_as(struct copies *x, const uint8_t *body, size_t n, const uint8_t *attributes,
                          size_t count);
+/* Whether there is a function that the launch names. */
+bool ibx_copies_launch_known(struct copies *x, const uint8_t *body, size_t n);
+/* The session as one who uses functions. */
+struct ibx_functions_user *ibx_copies_user(struct copies *x);
 /* Kernels were registered, or are no more. */
 void ibx_copies_launch_forget(void);
 

@@ -157,6 +157,7 @@ static void handled(struct copies *x)
     x->frees = false;
     ibx_captures_ran(x);
     ibx_registrations_end(x);
+    ibx_functions_let_go(&x->functions_user);
     x->may_reset = false;
 }
 

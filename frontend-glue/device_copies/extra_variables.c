@@ -71,19 +71,22 @@ static int variable(struct extra *e)
     void *kernel = NULL;
     uint64_t address = 0;
     size_t size = 0;
-    const void *function = pointer(&e->in);
+    const uint64_t named = ibx_get_u64(&e->in);
     const size_t n = ibx_get_u16(&e->in);
     const uint8_t *called = ibx_get_bytes(&e->in, n);
     if (!whole(e) || !n || n > IBX_EXTRA_VARIABLE_NAME)
         return CUDA_INVALID_VALUE;
     memcpy(name, called, n);
     FUNCTION(e, kernel_of);
+    struct ibx_functions_user *user = ibx_copies_user(e->x);
+    const void *function = pointer_to(ibx_functions_take(user, named));
     const bool loads = ibx_frees_begin_load(e->x, (uintptr_t)function);
-    int rc = kernel_of(&kernel, function);
+    int rc = function ? kernel_of(&kernel, function) : CUDA_INVALID_SYMBOL;
     if (loads)
         ibx_frees_end_load(e->x, (uintptr_t)function);
     if (!rc && find_global(kernel, name, &address, &size))
         rc = find_managed(function, name, &address, &size);
+    ibx_functions_let_go(user);
     ibx_put_u64(&e->out, address);
     ibx_put_u64(&e->out, size);
     return rc;

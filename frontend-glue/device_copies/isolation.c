@@ -250,6 +250,7 @@ int ibx_isolation_before_read(struct copies *x, uint8_t *bytes, size_t n)
                                 "end, or set rdma.tenants : shared and no rdma.device_memory");
     if (w->stage != IBX_REQUEST_BODY || w->got || n != w->length)
         return 0;
+    ibx_functions_name(ibx_copies_user(x), w->name, bytes, n);
     ibx_named_spoil(x, bytes, n);
     return inspect(x, bytes, n);
 }

@@ -111,14 +111,14 @@ static bool load(struct copies *x)
 
 /* A look-up that fails sets the thread's last error. Of a launch that GVirtuS can make that is the
  * error of an earlier call, and stays that. */
-static bool find_kernel(struct copies *x, struct launch_function *f, bool can_pass)
+static bool find_kernel(struct copies *x, struct launch_function *f, uint64_t name, bool can_pass)
 {
     if (can_pass && cuda.peek_error())
         return false;
-    const bool loads = ibx_frees_begin_load(x, f->function);
-    const int rc = cuda.kernel_of(&f->kernel, (const void *)(uintptr_t)f->function);
+    const bool loads = ibx_frees_begin_load(x, name);
+    const int rc = cuda.kernel_of(&f->kernel, (const void *)(uintptr_t)name);
     if (loads)
-        ibx_frees_end_load(x, f->function);
+        ibx_frees_end_load(x, name);
     if (!rc)
         return true;
     if (can_pass)
@@ -126,6 +126,22 @@ static bool find_kernel(struct copies *x, struct launch_function *f, bool can_pa
     return false;
 }
 
+struct ibx_functions_user *ibx_copies_user(struct copies *x)
+{
+    x->functions_user.client = ibx_clients_number(x);
+    x->functions_user.tenant = x->isolation.tenant;
+    return &x->functions_user;
+}
+
+bool ibx_copies_launch_known(struct copies *x, const uint8_t *body, size_t n)
+{
+    struct ibx_reader r = ibx_reader_of(body, n);
+    const bool known = n < 8 || ibx_functions_take(ibx_copies_user(x), ibx_get_u64(&r));
+    ibx_functions_let_go(&x->functions_user);
+    return known;
+}
+
+/* Its module stays until ibx_functions_let_go(). */
 static struct launch_function *function_of(struct copies *x, uint64_t function, bool can_pass)
 {
     const unsigned since = atomic_load(&registrations);
@@ -133,10 +149,13 @@ static struct launch_function *function_of(struct copies *x, uint64_t function, 
     void *context = NULL;
     if (x->cuda->ctx_get_current(&context))
         return NULL;
-    if (f->function == function && f->context == context && f->since == since)
+    if (f->function == function && f->context == context && f->since == since &&
+        ibx_functions_hold(&x->functions_user, f->module))
         return f;
     *f = (struct launch_function){.function = function, .context = context, .since = since};
-    if (function && find_kernel(x, f, can_pass))
+    const uint64_t name = ibx_functions_take(ibx_copies_user(x), function);
+    f->module = x->functions_user.held;
+    if (name && find_kernel(x, f, name, can_pass))
         return f;
     f->function = 0;
     return NULL;
@@ -159,7 +178,7 @@ static bool parse(struct launch *l, const uint8_t *body, size_t n)
     return true;
 }
 
-int ibx_copies_launch(struct copies *x, const uint8_t *body, size_t n)
+static int launch(struct copies *x, const uint8_t *body, size_t n)
 {
     struct launch l;
     if (!parse(&l, body, n) || !ibx_copies_able(x) || !load(x))
@@ -175,6 +194,13 @@ int ibx_copies_launch(struct copies *x, const uint8_t *body, size_t n)
     return rc;
 }
 
+int ibx_copies_launch(struct copies *x, const uint8_t *body, size_t n)
+{
+    const int rc = launch(x, body, n);
+    ibx_functions_let_go(&x->functions_user);
+    return rc;
+}
+
 bool ibx_copies_begin_context(struct copies *x)
 {
     int (*give_back)(void *nothing) = NULL;
@@ -184,8 +210,8 @@ bool ibx_copies_begin_context(struct copies *x)
     return give_back && !give_back(NULL) && ibx_copies_able(x);
 }
 
-int ibx_copies_kernel_node(struct copies *x, const uint8_t *body, size_t n,
-                           struct ibx_kernel_node *node)
+static int kernel_node(struct copies *x, const uint8_t *body, size_t n,
+                       struct ibx_kernel_node *node)
 {
     struct launch l;
     if (!parse(&l, body, n))
@@ -206,8 +232,16 @@ int ibx_copies_kernel_node(struct copies *x, const uint8_t *body, size_t n,
                       : cuda.set_node(node->node, &parameters);
 }
 
-int ibx_copies_launch_as(struct copies *x, const uint8_t *body, size_t n, const uint8_t *attributes,
-                         size_t count)
+int ibx_copies_kernel_node(struct copies *x, const uint8_t *body, size_t n,
+                           struct ibx_kernel_node *node)
+{
+    const int rc = kernel_node(x, body, n, node);
+    ibx_functions_let_go(&x->functions_user);
+    return rc;
+}
+
+static int launch_as(struct copies *x, const uint8_t *body, size_t n, const uint8_t *attributes,
+                     size_t count)
 {
     struct launch l;
     struct launch_attribute given[ATTRIBUTES_MAX];
@@ -231,4 +265,12 @@ int ibx_copies_launch_as(struct copies *x, const uint8_t *body, size_t n, const 
     memcpy(config.block, l.size + 3, sizeof(config.block));
     void *extra[] = {BUFFER_POINTER, l.arguments, BUFFER_SIZE, &l.bytes, NULL};
     return cuda.launch_as(&config, f->kernel, NULL, l.bytes ? extra : NULL);
+}
+
+int ibx_copies_launch_as(struct copies *x, const uint8_t *body, size_t n, const uint8_t *attributes,
+                         size_t count)
+{
+    const int rc = launch_as(x, body, n, attributes, count);
+    ibx_functions_let_go(&x->functions_user);
+    return rc;
 }

@@ -127,7 +127,8 @@ bool ibx_frontend_variable(const void *symbol, struct place *where, int *rc);
 void ibx_frontend_variable_managed(void **handle, void **variable, const char *name);
 /* All these of a module; NULL: there is none, or no memory. To be freed. */
 void ***ibx_frontend_variables_managed(void **handle, size_t *count);
-void ibx_frontend_variables_unload(void **handle);
+/* The module is no more. Whether the process was forked since it was registered. */
+bool ibx_frontend_variables_unload(void **handle);
 /* A device was reset. */
 void ibx_frontend_variables_reset(void);
 

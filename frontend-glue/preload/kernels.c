@@ -261,13 +261,16 @@ int cudaLaunchKernel(const void *function, struct dim3 grid, struct dim3 block, 
     return ibx_frontend_launch(function, &config, arguments, ibx_frontend_launch_unseen());
 }
 
-/* Another module may come to lie where this one did. */
+/* Another module may come to lie where this one did. A child that was forked since it was
+ * registered has it, too, and asks for its kernels by the same addresses, also when its parent has
+ * ended: so the back end keeps it, of both of them, as it does of a process that was killed. */
 void __cudaUnregisterFatBinary(void **handle)
 {
     __typeof__(&__cudaUnregisterFatBinary) next = NEXT(__cudaUnregisterFatBinary);
     atomic_fetch_add(&modules, 1);
     ibx_frontend_managed_unload(handle);
-    ibx_frontend_variables_unload(handle);
+    if (ibx_frontend_variables_unload(handle))
+        return;
     if (next)
         next(handle);
 }

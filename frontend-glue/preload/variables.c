@@ -6,6 +6,7 @@
  */
 #include "frontend-glue/preload/internal.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,12 +24,14 @@ struct module {
     struct module *next;
     void **handle;
     const void *kernel; /* one of its kernels, or NULL */
+    unsigned forks;     /* before it was registered */
     struct variable *variables;
 };
 
 /* All lists are under the lock of ranges. */
 static struct module *modules;
 static atomic_uint resets; /* of devices: then variables may lie elsewhere */
+static atomic_uint forks;  /* of this process, and of those that it was forked from */
 
 /* NULL: there is no memory. */
 static struct module *module_of(void **handle)
@@ -38,6 +41,7 @@ static struct module *module_of(void **handle)
         m = m->next;
     if (!m && (m = calloc(1, sizeof(*m)))) {
         m->handle = handle;
+        m->forks = atomic_load(&forks);
         m->next = modules;
         modules = m;
     }
@@ -73,7 +77,17 @@ static void note_variable(void **handle, const void *symbol, const char *name, b
         free(v);
 }
 
-void ibx_frontend_variables_unload(void **handle)
+static void note_fork(void)
+{
+    atomic_fetch_add(&forks, 1);
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(NULL, note_fork, note_fork);
+}
+
+bool ibx_frontend_variables_unload(void **handle)
 {
     ibx_frontend_ranges_lock();
     struct module **at = &modules;
@@ -82,6 +96,7 @@ void ibx_frontend_variables_unload(void **handle)
     struct module *gone = *at;
     if (gone)
         *at = gone->next;
+    const bool shared = gone && gone->forks != atomic_load(&forks);
     ibx_frontend_ranges_unlock();
     while (gone && gone->variables) {
         struct variable *v = gone->variables;
@@ -89,6 +104,7 @@ void ibx_frontend_variables_unload(void **handle)
         free(v);
     }
     free(gone);
+    return shared;
 }
 
 void ibx_frontend_variables_reset(void)

@@ -473,6 +473,43 @@ bool kernels()
     return true;
 }
 
+// Once a client has registered a function, those that nobody has registered are none: neither
+// GVirtuS nor CUDA gets them.
+bool kernels_of_nobody()
+{
+    Gpu gpu;
+    Remote &remote = gpu.remote;
+    const std::uint64_t stream = remote.stream_create(), to = remote.malloc(4096),
+                        from = remote.malloc(4096), function = 0x401b30;
+    auto string = [](Body body, const char *text) {
+        return body.u64(std::strlen(text) + 1).host(text, std::strlen(text) + 1);
+    };
+    const Body module = string(Body(), "0x4a0128");
+    auto launch = [&](std::uint64_t kernel_at) {
+        return remote.call("cudaLaunchKernel", kernel(kernel_at, 32, stream, to, from, 8));
+    };
+    REQUIRE(launch(function) == 0);
+    remote.call("cudaRegisterFatBinary", module);
+    remote.call("cudaRegisterFunction",
+                string(string(Body(module).u64(function), "sum"), "sum").u64(0).u64(0));
+    REQUIRE(launch(function) == 0 && launch(function + 16) == 98);
+    // Another process with the same addresses has not registered it, and takes it away from nobody.
+    REQUIRE(result_of(spawn([&]() -> int {
+                Client child(gpu);
+                child.remote.call("cudaUnregisterFatBinary", module);
+                return 0;
+            })) == 0);
+    REQUIRE(launch(function) == 0);
+    Client other(gpu); // nor while somebody captures a stream
+    REQUIRE(other.remote.call("cudaStreamBeginCapture", Body().u64(stream).i32(0)) == 0);
+    const int captured = launch(function + 16);
+    REQUIRE(other.remote.call("cudaStreamEndCapture", Body().u64(stream)) == 0);
+    REQUIRE(captured == 98);
+    remote.call("cudaUnregisterFatBinary", module);
+    REQUIRE(launch(function) == 98);
+    return true;
+}
+
 // A kernel that is looked up while another client takes some away is looked up once more.
 bool kernels_meanwhile()
 {
@@ -603,6 +640,7 @@ int main(int argc, char **argv)
     check_calls_captures();
     check_calls_graphs();
     check("kernels", kernels);
+    check("kernels that nobody has registered", kernels_of_nobody);
     check("kernels while some are taken away", kernels_meanwhile);
     check("registrations of several clients", registered_at_once);
     check("... beside one that does not return", registered_beside_one_that_stays);

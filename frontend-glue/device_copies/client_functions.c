@@ -1,0 +1,312 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+#include "frontend-glue/device_copies/client_functions.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "common/wire.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BUCKETS      4096u
+#define HANDLE_BYTES 24u /* of a module's name, "0x..." with its NUL */
+#define HANDLE_LEAST 7u
+#define UNLOAD_MS    1000u /* that a module's end waits for requests that use it */
+#define NAME_KNOWN   23u   /* characters of a request's name that are known */
+
+/* No address: the runtime finds it by its value, or not at all. */
+#define FUNCTION_FIRST UINT64_C(0x1b80000000000000)
+#define FUNCTION_STEP  16u
+
+/* Sessions keep pointers to it, so it is never freed. */
+struct ibx_client_module {
+    struct ibx_client_module *next;
+    char handle[HANDLE_BYTES]; /* as the client names it */
+    char name[HANDLE_BYTES];   /* as GVirtuS does; as long */
+    uint64_t client;
+    const struct ibx_tenant *tenant;
+    bool orphan;
+    atomic_uint users; /* requests */
+    atomic_bool gone;
+};
+
+struct function {
+    struct function *next;
+    struct ibx_client_module *module;
+    uint64_t address, name;
+    uint64_t called; /* a sum of what its module calls it */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct ibx_client_module *modules;
+static struct function *buckets[BUCKETS];
+/* So many names were given. Until there is a function, registrations may be of a form that is not
+ * known here, and all addresses stay. */
+static uint64_t functions, handles;
+
+/* ------------------------------------------------------------------------------ the table */
+
+static struct function **bucket_of(uint64_t address)
+{
+    return &buckets[(address >> 4 ^ address >> 16) % BUCKETS];
+}
+
+/* Locked. */
+static struct ibx_client_module *module_of(const struct ibx_functions_user *user,
+                                           const char *handle)
+{
+    struct ibx_client_module *m = modules;
+    while (m && (atomic_load(&m->gone) || m->client != user->client || m->tenant != user->tenant ||
+                 strcmp(m->handle, handle) != 0))
+        m = m->next;
+    return m;
+}
+
+/* Locked. */
+static void forget_functions(const struct ibx_client_module *module)
+{
+    for (size_t i = 0; i < BUCKETS; i++) {
+        for (struct function **at = &buckets[i]; *at;) {
+            struct function *f = *at;
+            if (f->module != module) {
+                at = &f->next;
+                continue;
+            }
+            *at = f->next;
+            free(f);
+        }
+    }
+}
+
+/* Locked. A client's own, or else its parent's, which may be any of the tenant's with a function
+ * there: one that still runs rather than one that has ended, and not if two of these call it by
+ * other names. */
+static const struct function *find(const struct ibx_functions_user *user, uint64_t address)
+{
+    const struct function *found[2] = {NULL, NULL}; /* of those who run, of others */
+    bool doubtful[2] = {false, false};
+    for (const struct function *f = *bucket_of(address); f; f = f->next) {
+        if (f->address != address || f->module->tenant != user->tenant)
+            continue;
+        if (f->module->client == user->client)
+            return f;
+        const struct function **other = &found[f->module->orphan];
+        doubtful[f->module->orphan] |= *other && (*other)->called != f->called;
+        *other = *other ? *other : f;
+    }
+    const unsigned which = found[0] ? 0 : 1;
+    return doubtful[which] ? NULL : found[which];
+}
+
+bool ibx_functions_hold(struct ibx_functions_user *user, struct ibx_client_module *module)
+{
+    if (module == user->held)
+        return !module || !atomic_load(&module->gone);
+    ibx_functions_let_go(user);
+    if (!module)
+        return true;
+    atomic_fetch_add(&module->users, 1);
+    user->held = module;
+    if (!atomic_load(&module->gone))
+        return true;
+    ibx_functions_let_go(user);
+    return false;
+}
+
+void ibx_functions_let_go(struct ibx_functions_user *user)
+{
+    if (user->held)
+        atomic_fetch_sub(&user->held->users, 1);
+    user->held = NULL;
+}
+
+uint64_t ibx_functions_take(struct ibx_functions_user *user, uint64_t address)
+{
+    pthread_mutex_lock(&lock);
+    const struct function *f = find(user, address);
+    const uint64_t name = f ? f->name : functions ? 0 : address;
+    const bool held = ibx_functions_hold(user, f ? f->module : NULL);
+    pthread_mutex_unlock(&lock);
+    return held ? name : 0;
+}
+
+void ibx_functions_orphan(uint64_t client)
+{
+    pthread_mutex_lock(&lock);
+    for (struct ibx_client_module *m = modules; m && client; m = m->next)
+        m->orphan = m->orphan || m->client == client;
+    pthread_mutex_unlock(&lock);
+}
+
+/* ---------------------------------------------------------------------------- registrations */
+
+/* Twice its length, then its bytes with their NUL; NULL: it is none. */
+static char *get_string(struct ibx_reader *r, uint8_t *body, size_t *n)
+{
+    const uint64_t length = ibx_get_u64(r), again = ibx_get_u64(r);
+    const size_t at = r->position;
+    if (r->failed || !length || length != again || length > r->length - at ||
+        !ibx_get_bytes(r, (size_t)length) || body[at + length - 1])
+        return NULL;
+    *n = (size_t)length;
+    return (char *)body + at;
+}
+
+/* As long as the other one, with its NUL, and not like an address. */
+static void make_name(char *name, size_t n)
+{
+    static const char digits[] = "0123456789abcdefghijklmnopqrstuvwxyz";
+    uint64_t number = ++handles;
+    name[n - 1] = 0;
+    for (size_t i = n - 2; i; i--) {
+        name[i] = digits[number % 36];
+        number /= 36;
+    }
+    name[0] = 'm';
+}
+
+static void add_module(const struct ibx_functions_user *user, char *handle, size_t n)
+{
+    struct ibx_client_module *m = n < HANDLE_LEAST || n > HANDLE_BYTES ? NULL : malloc(sizeof(*m));
+    if (!m)
+        return;
+    *m =
+        (struct ibx_client_module){.next = modules, .client = user->client, .tenant = user->tenant};
+    memcpy(m->handle, handle, n);
+    make_name(m->name, n);
+    memcpy(handle, m->name, n);
+    modules = m;
+}
+
+static uint64_t sum_of(const char *text)
+{
+    uint64_t sum = UINT64_C(14695981039346656037); /* FNV-1a */
+    for (; *text; text++)
+        sum = (sum ^ (uint8_t)*text) * UINT64_C(1099511628211);
+    return sum;
+}
+
+/* Behind the module: the function, and the two names that this has there. */
+static bool add_function(struct ibx_client_module *m, struct ibx_reader *r, uint8_t *body)
+{
+    const size_t at = r->position;
+    size_t n;
+    const uint64_t address = ibx_get_u64(r);
+    const char *called = get_string(r, body, &n);
+    struct function *f = called && get_string(r, body, &n) ? malloc(sizeof(*f)) : NULL;
+    if (!f)
+        return false;
+    *f = (struct function){.next = *bucket_of(address),
+                           .module = m,
+                           .address = address,
+                           .name = FUNCTION_FIRST + ++functions * FUNCTION_STEP,
+                           .called = sum_of(called)};
+    *bucket_of(address) = f;
+    struct ibx_writer w = ibx_writer_of(body + at, 8);
+    ibx_put_u64(&w, f->name);
+    return true;
+}
+
+/* Locked, and not while it waits. Whether no request uses it, and none will. */
+static bool end_module(struct ibx_client_module *m)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(UNLOAD_MS);
+    atomic_store(&m->gone, true);
+    forget_functions(m);
+    while (atomic_load(&m->users) && ibx_now_ns() < deadline) {
+        const struct timespec pause = ibx_timespec_of(UINT64_C(1000000));
+        pthread_mutex_unlock(&lock);
+        nanosleep(&pause, NULL);
+        pthread_mutex_lock(&lock);
+    }
+    if (!atomic_load(&m->users))
+        return true;
+    ibx_log(IBX_LOG_WARN,
+            "kernels of a client stay registered, since one of its launches has not returned for "
+            "%u ms: see what it runs",
+            UNLOAD_MS);
+    return false;
+}
+
+/* Without a module handlers refuse it, before they copy strings that are none. */
+static void refuse(uint8_t *body, size_t n)
+{
+    if (n >= 16)
+        memset(body + 8, 0, 8);
+}
+
+static bool begins(const char *name, const char *with)
+{
+    return !strncmp(name, with, strlen(with));
+}
+
+/* Behind the module of a variable: its address, what the client and what the module call it. */
+static bool names_variable(struct ibx_reader *r, uint8_t *body)
+{
+    size_t n;
+    return get_string(r, body, &n) && get_string(r, body, &n) && get_string(r, body, &n);
+}
+
+/* Locked. Whether the handler may get it. */
+static bool registers(struct ibx_functions_user *user, const char *name, uint8_t *body, size_t n)
+{
+    struct ibx_reader r = ibx_reader_of(body, n);
+    size_t length = 0;
+    char *handle = get_string(&r, body, &length);
+    struct ibx_client_module *m = handle ? module_of(user, handle) : NULL;
+    if (handle && !strcmp(name, "cudaRegisterFatBinary")) {
+        add_module(user, handle, length);
+        return true;
+    }
+    if (!m)
+        return handle; /* GVirtuS does not find it */
+    memcpy(handle, m->name, length);
+    if (!strcmp(name, "cudaRegisterFunction"))
+        return add_function(m, &r, body);
+    if (!strcmp(name, "cudaRegisterVar"))
+        return names_variable(&r, body);
+    if (begins(name, "cudaRegisterShared"))
+        return get_string(&r, body, &length);
+    return !begins(name, "cudaUnregister") || end_module(m);
+}
+
+/* --------------------------------------------------------------------------------- requests */
+
+/* Where handlers of G5 find a function, so many bytes behind the beginning, or before the end. */
+static const struct {
+    const char *name;
+    int at;
+} uses[] = {
+    {"cudaFuncGetAttributes", -8},
+    {"cudaFuncSetAttribute", 0},
+    {"cudaFuncSetCacheConfig", 0},
+    {"cudaLaunchKernel", 0},
+    {"cudaOccupancyMaxActiveBlocksPerMultiprocessor", 12}, /* and ...WithFlags */
+};
+
+static void name_function(struct ibx_functions_user *user, int at, uint8_t *body, size_t n)
+{
+    const size_t from = at < 0 ? n - (size_t)-at : (size_t)at;
+    if (from > n || n - from < 8)
+        return;
+    struct ibx_reader r = ibx_reader_of(body + from, 8);
+    struct ibx_writer w = ibx_writer_of(body + from, 8);
+    ibx_put_u64(&w, ibx_functions_take(user, ibx_get_u64(&r)));
+}
+
+void ibx_functions_name(struct ibx_functions_user *user, const char *name, uint8_t *body, size_t n)
+{
+    if (begins(name, "cudaRegister") || begins(name, "cudaUnregister")) {
+        pthread_mutex_lock(&lock);
+        if (!registers(user, name, body, n) && functions)
+            refuse(body, n);
+        pthread_mutex_unlock(&lock);
+        return;
+    }
+    for (size_t i = 0; i < sizeof(uses) / sizeof(uses[0]); i++) {
+        if (!strncmp(uses[i].name, name, NAME_KNOWN))
+            name_function(user, uses[i].at, body, n);
+    }
+}

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * What clients register with CUDA's runtime before main(): modules, and their kernels. GVirtuS
+ * registers them under the addresses that they have in the client, in one runtime for all clients.
+ * Two clients may have the same addresses: a forked child those of its parent, other programs by
+ * chance, or because they are not position-independent. So each gets names of its own here, which
+ * GVirtuS's handlers and the runtime get in place of the client's.
+ *
+ * The runtime takes a function that it does not know for the address of a kernel, and one of a
+ * module that is no more ends the process. So functions that nobody has registered reach neither,
+ * and a module goes only when no request uses it any more.
+ */
+#ifndef IBX_FRONTEND_GLUE_DEVICE_COPIES_CLIENT_FUNCTIONS_H
+#define IBX_FRONTEND_GLUE_DEVICE_COPIES_CLIENT_FUNCTIONS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct ibx_client_module;
+struct ibx_tenant;
+
+/* Who makes a request. */
+struct ibx_functions_user {
+    uint64_t client; /* clients.c */
+    const struct ibx_tenant *tenant;
+    struct ibx_client_module *held; /* by its request in hand; NULL: none */
+};
+
+/* The name that the runtime knows a client's function by; 0: it knows none. Its module stays until
+ * ibx_functions_let_go(). What the client has not registered itself may be its parent's. */
+uint64_t ibx_functions_take(struct ibx_functions_user *user, uint64_t address);
+/* The same of a module that was held before; false: it is no more. NULL is no module. */
+bool ibx_functions_hold(struct ibx_functions_user *user, struct ibx_client_module *module);
+void ibx_functions_let_go(struct ibx_functions_user *user);
+
+/* Puts these names in the body of a request that GVirtuS is about to run; `name` may be cut to 23
+ * characters. Those that are none become 0, which no handler finds. */
+void ibx_functions_name(struct ibx_functions_user *user, const char *name, uint8_t *body, size_t n);
+
+/* The client is no more: what it has left registered is there for its children only. */
+void ibx_functions_orphan(uint64_t client);
+
+#endif

@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Modules and kernels of several clients under the same addresses. */
+#include "frontend-glue/device_copies/client_functions.h"
+#include "tests/scenes/unit.h"
+
+#include "common/wire.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#define PARENT  (&users[0])
+#define CHILD   (&users[1])
+#define OTHER   (&users[2])
+#define HANDLE  "0x4a0128"
+#define KERNEL  UINT64_C(0x401b30)
+#define NOBODYS UINT64_C(0x401c00)
+
+static struct ibx_functions_user users[3];
+
+struct request {
+    uint8_t bytes[400];
+    size_t n;
+};
+
+static void put_string(struct ibx_writer *w, const char *text)
+{
+    ibx_put_u64(w, strlen(text) + 1);
+    ibx_put_u64(w, strlen(text) + 1);
+    ibx_put_bytes(w, text, strlen(text) + 1);
+}
+
+/* As G5's front end; `kernel` 0: of a module. */
+static struct request request(const char *handle, uint64_t kernel, const char *called)
+{
+    struct request q = {0};
+    struct ibx_writer w = ibx_writer_of(q.bytes, sizeof(q.bytes));
+    put_string(&w, handle);
+    if (kernel) {
+        ibx_put_u64(&w, kernel);
+        put_string(&w, called);
+        put_string(&w, called);
+        for (unsigned i = 0; i < 5; i++)
+            ibx_put_u64(&w, 0);
+    }
+    q.n = w.length;
+    return q;
+}
+
+static struct request passed(struct ibx_functions_user *user, const char *name, const char *handle,
+                             uint64_t kernel, const char *called)
+{
+    struct request q = request(handle, kernel, called);
+    ibx_functions_name(user, name, q.bytes, q.n);
+    return q;
+}
+
+static const char *handle_of(const struct request *q)
+{
+    return (const char *)q->bytes + 16;
+}
+
+static bool is_refused(const struct request *q)
+{
+    struct ibx_reader r = ibx_reader_of(q->bytes + 8, 8);
+    return !ibx_get_u64(&r);
+}
+
+static uint64_t take(struct ibx_functions_user *user, uint64_t address)
+{
+    const uint64_t name = ibx_functions_take(user, address);
+    ibx_functions_let_go(user);
+    return name;
+}
+
+/* Registers a module with one kernel. */
+static uint64_t begin(struct ibx_functions_user *user, const char *handle, uint64_t kernel,
+                      const char *called)
+{
+    const struct request module = passed(user, "cudaRegisterFatBinary", handle, 0, NULL);
+    const struct request function = passed(user, "cudaRegisterFunction", handle, kernel, called);
+    struct ibx_reader r = ibx_reader_of(function.bytes + 16 + strlen(handle) + 1, 8);
+    const uint64_t name = ibx_get_u64(&r);
+    assert_string_not_equal(handle_of(&module), handle);
+    assert_string_equal(handle_of(&module), handle_of(&function));
+    assert_int_equal(strlen(handle_of(&module)), strlen(handle));
+    assert_int_not_equal(name, kernel);
+    assert_true(take(user, kernel) == name);
+    return name;
+}
+
+static void end(struct ibx_functions_user *user, const char *handle)
+{
+    passed(user, "cudaUnregisterFatBinary", handle, 0, NULL);
+}
+
+/* First: nothing is registered, by a handler that this code can read. */
+static void unknown_forms(void **state)
+{
+    struct request q = passed(PARENT, "cudaRegisterFunction", HANDLE, 0, NULL);
+    const struct request same = request(HANDLE, 0, NULL);
+    (void)state;
+    assert_memory_equal(&q, &same, sizeof(q));
+    assert_true(take(PARENT, KERNEL) == KERNEL);
+}
+
+static void same_addresses(void **state)
+{
+    (void)state;
+    const uint64_t first = begin(PARENT, HANDLE, KERNEL, "sum"),
+                   other = begin(OTHER, HANDLE, KERNEL, "product");
+    assert_true(first != other && take(PARENT, KERNEL) == first && take(OTHER, KERNEL) == other);
+    assert_true(!take(PARENT, NOBODYS));
+    end(OTHER, HANDLE);
+    assert_true(take(PARENT, KERNEL) == first);
+    end(PARENT, HANDLE);
+    assert_true(!take(PARENT, KERNEL) && !take(OTHER, KERNEL));
+    end(PARENT, HANDLE); /* once more */
+}
+
+static void forked_children(void **state)
+{
+    (void)state;
+    const uint64_t name = begin(PARENT, HANDLE, KERNEL, "sum");
+    assert_true(take(CHILD, KERNEL) == name);
+    const struct request left = passed(CHILD, "cudaUnregisterFatBinary", HANDLE, 0, NULL);
+    assert_string_equal(handle_of(&left), HANDLE); /* which GVirtuS does not know */
+    assert_true(take(PARENT, KERNEL) == name && take(CHILD, KERNEL) == name);
+    /* The parent has ended, another program has the same addresses: whose is it? */
+    ibx_functions_orphan(PARENT->client);
+    assert_true(take(CHILD, KERNEL) == name);
+    const uint64_t others = begin(OTHER, HANDLE, KERNEL, "product");
+    ibx_functions_orphan(OTHER->client);
+    assert_true(take(OTHER, KERNEL) == others && !take(CHILD, KERNEL));
+    end(OTHER, HANDLE);
+    assert_true(take(CHILD, KERNEL) == name);
+    /* Nobody of another tenant. */
+    const struct ibx_tenant *const elsewhere = (const struct ibx_tenant *)&name;
+    CHILD->tenant = elsewhere;
+    assert_true(!take(CHILD, KERNEL));
+    CHILD->tenant = NULL;
+    end(PARENT, HANDLE);
+    assert_true(!take(CHILD, KERNEL));
+}
+
+static void uses(void **state)
+{
+    const uint64_t name = begin(PARENT, HANDLE, KERNEL, "sum");
+    static const struct {
+        const char *call;
+        size_t n, at;
+    } calls[] = {{"cudaLaunchKernel", 60, 0},
+                 {"cudaFuncGetAttributes", 160, 152},
+                 {"cudaFuncSetAttribute", 16, 0},
+                 {"cudaFuncSetCacheConfig", 12, 0},
+                 {"cudaOccupancyMaxActiveB", 32, 12}};
+    (void)state;
+    for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
+        for (unsigned good = 0; good < 2; good++) {
+            uint8_t body[200] = {0};
+            struct ibx_writer w = ibx_writer_of(body + calls[i].at, 8);
+            ibx_put_u64(&w, good ? KERNEL : NOBODYS);
+            ibx_functions_name(PARENT, calls[i].call, body, calls[i].n);
+            ibx_functions_let_go(PARENT);
+            struct ibx_reader r = ibx_reader_of(body + calls[i].at, 8);
+            assert_true(ibx_get_u64(&r) == (good ? name : 0));
+        }
+        uint8_t none = 0;
+        ibx_functions_name(PARENT, calls[i].call, &none, 0);
+        ibx_functions_name(PARENT, calls[i].call, &none, 1);
+    }
+    end(PARENT, HANDLE);
+}
+
+/* Strings that are none, or longer than their request, no handler gets. */
+static void malformed(void **state)
+{
+    begin(PARENT, HANDLE, KERNEL, "sum");
+    const struct request good = request(HANDLE, KERNEL + 16, "sum");
+    unsigned refused = 0;
+    (void)state;
+    for (size_t n = 0; n < good.n - 40; n++) {
+        struct request q = good;
+        ibx_functions_name(PARENT, "cudaRegisterFunction", q.bytes, n);
+        refused += n >= 16 && is_refused(&q);
+        assert_true(!take(PARENT, KERNEL + 16));
+    }
+    assert_int_equal(refused, good.n - 40 - 16);
+    const struct request variable = passed(PARENT, "cudaRegisterVar", HANDLE, KERNEL, "sum");
+    assert_true(is_refused(&variable));
+    end(PARENT, HANDLE);
+}
+
+static atomic_bool ended;
+
+static void *end_it(void *argument)
+{
+    (void)argument;
+    end(PARENT, HANDLE);
+    atomic_store(&ended, true);
+    return NULL;
+}
+
+/* A module that a launch uses goes behind that. */
+static void used_meanwhile(void **state)
+{
+    pthread_t ending;
+    (void)state;
+    begin(PARENT, HANDLE, KERNEL, "sum");
+    assert_true(ibx_functions_take(CHILD, KERNEL));
+    struct ibx_client_module *const module = CHILD->held;
+    assert_int_equal(pthread_create(&ending, NULL, end_it, NULL), 0);
+    while (take(PARENT, KERNEL))
+        sched_yield();
+    assert_false(atomic_load(&ended));
+    ibx_functions_let_go(CHILD);
+    pthread_join(ending, NULL);
+    assert_false(ibx_functions_hold(CHILD, module));
+    assert_null(CHILD->held);
+    assert_true(ibx_functions_hold(CHILD, NULL));
+    /* One that does not return: the module stays. */
+    begin(PARENT, HANDLE, KERNEL, "sum");
+    assert_true(ibx_functions_take(CHILD, KERNEL));
+    const struct request left = passed(PARENT, "cudaUnregisterFatBinary", HANDLE, 0, NULL);
+    assert_true(is_refused(&left) && !take(PARENT, KERNEL));
+    ibx_functions_let_go(CHILD);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(unknown_forms),   cmocka_unit_test(same_addresses),
+        cmocka_unit_test(forked_children), cmocka_unit_test(uses),
+        cmocka_unit_test(malformed),       cmocka_unit_test(used_meanwhile),
+    };
+    for (unsigned i = 0; i < 3; i++)
+        users[i].client = i + 1;
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
