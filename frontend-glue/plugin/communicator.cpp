@@ -17,6 +17,8 @@
 #include <string>
 #include <unistd.h>
 
+#include "frontend-glue/plugin/uncaught.h"
+
 extern "C" {
 #include "common/log.h"
 #include "common/thread.h"
@@ -140,6 +142,7 @@ class RdmaCommunicator final : public Communicator
     {
         ibx_error err{};
         ibx_session *peer = nullptr;
+        ibx_uncaught_prepare();
         if (ibx_session_accept(session, &peer, &err)) {
             ibx_log(IBX_LOG_ERROR, "%s", err.message);
             _exit(EXIT_FAILURE);
@@ -162,6 +165,8 @@ class RdmaCommunicator final : public Communicator
         NoCancel hold;
         if (!size || !session)
             return 0;
+        if (server)
+            ibx_uncaught_ends(handler_threw, this);
         if (pipeline ? ibx_pipeline_read(pipeline, buffer, size)
                      : ibx_session_read(session, buffer, size) == static_cast<ssize_t>(size)) {
             ibx_attachment_on_read(attachment, buffer, size);
@@ -237,6 +242,19 @@ class RdmaCommunicator final : public Communicator
         attachment = ibx_attach(session, pipeline);
     }
 
+    // The thread ends behind it.
+    static void handler_threw(void *communicator, const char *what)
+    {
+        auto *mine = static_cast<RdmaCommunicator *>(communicator);
+        if (mine->session)
+            ibx_log(IBX_LOG_WARN,
+                    "the session of %s ends: GVirtuS's handler of its request threw an exception: "
+                    "%s",
+                    ibx_session_path(mine->session)->peer, what);
+        ibx_session_destroy(mine->session);
+        mine->session = nullptr;
+    }
+
     // Between requests a read of 0 ends this client's thread and nothing else. Inside a request
     // GVirtuS ignores the 0 and runs the routine on whatever its buffer holds, which can end every
     // other client; so the thread, which serves only this client, ends here. GVirtuS never deletes
@@ -244,6 +262,7 @@ class RdmaCommunicator final : public Communicator
     std::size_t server_ended()
     {
         bool in_frame = ibx_session_in_frame(session);
+        ibx_uncaught_ends(nullptr, nullptr);
         ibx_session_destroy(session);
         session = nullptr;
         if (in_frame)

@@ -371,6 +371,30 @@ bool link_that_breaks()
     return rc == 0;
 }
 
+// What a handler does not catch ends its client's session and thread, and nobody else's.
+bool handlers_that_throw()
+{
+    BackEnd back;
+    auto over = connected(back.port);
+    FrontEnd witness(over.get());
+    REQUIRE(round_trip(&witness, 0, 100, 1));
+    for (unsigned i = 0; i < 20; i++) {
+        REQUIRE(result_of(spawn([&]() -> int {
+                    auto mine = connected(back.port);
+                    FrontEnd front(mine.get());
+                    return !round_trip(&front, 0, 100, i) || front.call("throws", Body()) != 999 ||
+                           front.call("heap", Body()) != 999;
+                })) == 0);
+        REQUIRE(back.alive() && round_trip(&witness, 0, 100000, i));
+    }
+    const std::string tasks = "/proc/" + std::to_string(back.pid) + "/task";
+    auto threads = [&] { return std::distance(std::filesystem::directory_iterator(tasks), {}); };
+    for (unsigned i = 0; i < 10000 && threads() > 10; i++) // they end a moment later
+        usleep(1000);
+    REQUIRE(threads() <= 10);
+    return true;
+}
+
 bool nobody_there()
 {
     std::uint16_t port = free_port();
@@ -436,6 +460,7 @@ int main(int argc, char **argv)
     check("a connection ends with its thread", threads_that_end);
     check("the back end killed: error 999, never an old success", back_end_killed);
     check("a link that breaks", link_that_breaks);
+    check("a handler that throws ends its client alone", handlers_that_throw);
     check("no back end there: one sentence, thrown as older and newer GVirtuS do", nobody_there);
     check("keys: right, wrong, missing, readable by others", keys);
     check("bad properties", bad_properties);

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <dlfcn.h>
 #include <malloc.h>
+#include <stdexcept>
 #include <thread>
 #include <unistd.h>
 
@@ -97,6 +98,8 @@ static int execute(const std::string &name, const std::vector<char> &in, char *d
 {
     std::int32_t kind = 0;
     std::uint64_t n = 0, at = 0;
+    if (name == "throws")
+        throw std::runtime_error("thrown by a handler");
     if (name == "heap") {
         std::uint64_t bytes = mallinfo2().uordblks;
         out->host(&bytes, sizeof(bytes));
