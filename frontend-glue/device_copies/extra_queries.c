@@ -104,19 +104,25 @@ static int texture_width(struct extra *e)
 
 /* ------------------------------------------------------------------------------- kernels */
 
-/* Whether the client has registered it: from CUDA 12 on the calls below take a handle as well,
- * which they follow. The look-up loads it, for which no graph may wait for its client. */
-static int look_up(const struct extra *e, const void *kernel)
+#define INVALID_FUNCTION 98 /* cudaError_t */
+
+/* The name by which the runtime knows what the client has registered as `named`; its module stays
+ * until the request ends. From CUDA 12 on the calls below take a handle as well, which they follow.
+ * The look-up loads it, for which no graph may wait for its client. */
+static int look_up(const struct extra *e, uint64_t named, const void **kernel)
 {
     int (*find)(void **found, const void *symbol) = NULL;
     void *found = NULL;
     *(void **)&find = ibx_copies_runtime("cudaGetFuncBySymbol");
     if (!find)
         return CUDA_NOT_SUPPORTED;
-    const bool loads = ibx_frees_begin_load(e->x, (uintptr_t)kernel);
-    const int rc = find(&found, kernel);
+    *kernel = pointer_to(ibx_functions_take(ibx_copies_user(e->x), named));
+    if (!*kernel)
+        return INVALID_FUNCTION;
+    const bool loads = ibx_frees_begin_load(e->x, (uintptr_t)*kernel);
+    const int rc = find(&found, *kernel);
     if (loads)
-        ibx_frees_end_load(e->x, (uintptr_t)kernel);
+        ibx_frees_end_load(e->x, (uintptr_t)*kernel);
     return rc;
 }
 
@@ -127,7 +133,8 @@ static int clusters(struct extra *e)
     struct attribute attributes[ATTRIBUTES_MAX];
     struct config c = {.attributes = attributes};
     int number = 0;
-    const void *kernel = pointer(&e->in);
+    const void *kernel = NULL;
+    const uint64_t named = ibx_get_u64(&e->in);
     for (unsigned i = 0; i < 6; i++)
         *(i < 3 ? &c.grid[i] : &c.block[i - 3]) = ibx_get_u32(&e->in);
     c.shared = ibx_get_u64(&e->in);
@@ -141,7 +148,7 @@ static int clusters(struct extra *e)
     if (!whole(e))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, get);
-    int rc = look_up(e, kernel);
+    int rc = look_up(e, named, &kernel);
     if (!rc)
         rc = get(&number, kernel, &c);
     ibx_put_u64(&e->out, (uint32_t)number);
@@ -152,12 +159,13 @@ static int shared_memory(struct extra *e)
 {
     int (*get)(size_t * n, const void *kernel, int blocks, int threads) = NULL;
     size_t n = 0;
-    const void *kernel = pointer(&e->in);
+    const void *kernel = NULL;
+    const uint64_t named = ibx_get_u64(&e->in);
     const int blocks = (int)ibx_get_u32(&e->in), threads = (int)ibx_get_u32(&e->in);
     if (!whole(e))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, get);
-    int rc = look_up(e, kernel);
+    int rc = look_up(e, named, &kernel);
     if (!rc)
         rc = get(&n, kernel, blocks, threads);
     ibx_put_u64(&e->out, n);
@@ -168,12 +176,13 @@ static int parameter(struct extra *e)
 {
     int (*get)(const void *kernel, size_t index, size_t *at, size_t *n) = NULL;
     size_t at = 0, n = 0;
-    const void *kernel = pointer(&e->in);
+    const void *kernel = NULL;
+    const uint64_t named = ibx_get_u64(&e->in);
     const size_t index = ibx_get_u64(&e->in);
     if (!whole(e))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, get);
-    int rc = look_up(e, kernel);
+    int rc = look_up(e, named, &kernel);
     if (!rc)
         rc = get(kernel, index, &at, &n);
     ibx_put_u64(&e->out, at);

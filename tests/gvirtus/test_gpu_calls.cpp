@@ -493,6 +493,15 @@ bool kernels_of_nobody()
     remote.call("cudaRegisterFunction",
                 string(string(Body(module).u64(function), "sum"), "sum").u64(0).u64(0));
     REQUIRE(launch(function) == 0 && launch(function + 16) == 98);
+    for (std::uint64_t one : {function, function + 16}) { // nor requests of our own
+        const int code = one == function ? 0 : 98;
+        Body parameter, clusters;
+        parameter.put<std::uint16_t>(IBX_EXTRA_PARAMETER).u64(one).u64(1);
+        clusters.put<std::uint16_t>(IBX_EXTRA_CLUSTERS).u64(one);
+        clusters.u64(1).u64(1).u64(1).u64(0).u64(0);
+        REQUIRE(remote.call("ibxRuntime", parameter) == code);
+        REQUIRE(remote.call("ibxRuntime", clusters) == code);
+    }
     // Another process with the same addresses has not registered it, and takes it away from nobody.
     REQUIRE(result_of(spawn([&]() -> int {
                 Client child(gpu);

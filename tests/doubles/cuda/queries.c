@@ -64,11 +64,6 @@ EXPORT int cudaDeviceGetTexture1DLinearMaxWidth(size_t *most,
 
 /* ------------------------------------------------------------------------------- kernels */
 
-static bool is_kernel(const void *kernel)
-{
-    return (uintptr_t)kernel == IBX_DOUBLE_KERNEL;
-}
-
 struct config {
     unsigned size[6];
     size_t shared;

@@ -249,13 +249,18 @@ EXPORT int cudaMemset(void *address, int value, size_t n)
     return returns(rc);
 }
 
+bool is_kernel(const void *function)
+{
+    return (uintptr_t)function == IBX_DOUBLE_KERNEL || (uintptr_t)function >> 56 == 0x1b;
+}
+
 EXPORT int cudaGetFuncBySymbol(void **kernel, const void *function)
 {
     int (*load)(void **function, void *kernel) = NULL;
-    if ((uintptr_t)function != IBX_DOUBLE_KERNEL)
+    if (!is_kernel(function))
         return returns(98);
     *(void **)&load = driver_function("cuKernelGetFunction");
-    return returns(load(kernel, (void *)(uintptr_t)function));
+    return returns(load(kernel, (void *)(uintptr_t)IBX_DOUBLE_KERNEL));
 }
 
 EXPORT int cudaGetKernel(void **kernel, const void *function)

@@ -16,6 +16,8 @@ int device_of_stream(void *stream, int *device);
 /* Around calls that are made on that device. */
 void enter_device(int device);
 void leave_device(void);
+/* The kernel's function, or a name that the back end's plugin has given a client's. */
+bool is_kernel(const void *function);
 /* Counts a call, and notes its error for the thread. */
 int returns(int code);
 
