@@ -476,6 +476,19 @@ def a_far_end_that_does_not_come_up_is_cleaned_up(scene):
 
 
 @case
+def a_far_end_without_a_process_for_its_receiver_is_cleaned_up(scene):
+    """It does not become that receiver itself, which nobody would look after."""
+    if "IBX_NO_FORK" not in os.environ:
+        raise Skip("needs IBX_NO_FORK in the environment")
+    vm, far = start_vm(scene), scene.path("far")
+    with open(far, "w", encoding="ascii") as file:
+        file.write(f"#!/bin/sh\nexport LD_PRELOAD={os.environ['IBX_NO_FORK']} "
+                   f"ASAN_OPTIONS=verify_asan_link_order=0\nexec {scene.program} \"$@\"\n")
+    os.chmod(far, 0o700)
+    fails(scene, vm, ("no process for a receiver",), "--far-program", far)
+
+
+@case
 def a_clock_that_is_set_back_cuts_no_far_end_off(scene):
     """What it says last is waited for, whatever the time of the day; only a real ssh(1) ends, and
     says no more, when it is told to."""

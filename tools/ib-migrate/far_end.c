@@ -319,12 +319,15 @@ static int start_receiver(struct far *far, struct ibx_error *err)
         arguments[fixed + i] = json_string_value(json_array_get(more, i));
     arguments[0] = program;
     far->receiver = fork();
-    if (far->receiver <= 0)
+    if (!far->receiver)
         become(far, (char *const *)(uintptr_t)arguments, pair[1]);
+    const int code = errno;
     free(arguments);
     close(pair[1]);
     ibx_json_lines_init(&far->from, pair[0]);
-    return far->receiver > 0 ? 0 : ibx_error_set(err, -errno, "no process for a receiver");
+    return far->receiver > 0
+               ? 0
+               : ibx_error_set(err, -code, "no process for a receiver: %s", strerror(code));
 }
 
 static void tell_ready(const struct far *far, const json_t *status)
