@@ -336,6 +336,20 @@ static int check_block_users(struct source *s, struct ibx_error *err)
     return rc;
 }
 
+/* The same, as late as can be: the destination would go on with an image that lacks what the VM has
+ * written to another one. */
+static int check_images(struct source *s, struct ibx_error *err)
+{
+    struct ibx_blockers blockers = {0};
+    if (!s->link.images)
+        return 0;
+    int rc = ibx_preflight_same_images(s->vm.qmp, s->link.images, &blockers,
+                                       ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    if (!rc && blockers.count)
+        rc = ibx_migration_refused("this VM cannot be migrated", &blockers, err);
+    return rc;
+}
+
 /* From now on it is this migration that QEMU is at, and what fails ends it. */
 static int touch(struct source *s, struct ibx_error *err)
 {
@@ -359,7 +373,9 @@ static int get_ready(struct source *s, struct ibx_error *err)
  * migration, whose end would run the VM here while it may run at the other end of that. */
 static int start(struct source *s, struct ibx_error *err)
 {
-    int rc = source_managed(&s->vm) ? ibx_gate_let(&s->gate, err) : touch(s, err);
+    int rc = check_images(s, err);
+    if (!rc)
+        rc = source_managed(&s->vm) ? ibx_gate_let(&s->gate, err) : touch(s, err);
     if (!rc && !source_managed(&s->vm))
         rc = ibx_source_stream_open(&s->stream, s->vm.qmp, err);
     if (rc == -EREMOTEIO && !source_managed(&s->vm)) {

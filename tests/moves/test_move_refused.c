@@ -76,6 +76,30 @@ static void test_block_job_at_the_stop(void)
     pair_stayed();
 }
 
+static void make_file(char *path, size_t size, const char *name, off_t bytes);
+
+/* Somebody takes a snapshot of a disk after the destination has compared it: what the VM writes
+ * from then on would be in an image that the destination does not have. */
+static void test_a_late_snapshot(void)
+{
+    char file[96], over[96], drive[160];
+    mover_begin();
+    make_file(file, sizeof(file), "disk", 1 << 20);
+    snprintf(over, sizeof(over), "%s/over", mover_folder);
+    snprintf(drive, sizeof(drive), "file=%s,format=raw,if=none,id=d", file);
+    pair_start(&(struct vm_options){
+        .append = "", .extra = {"-drive", drive, "-device", "virtio-blk-pci,drive=d,addr=5"}});
+    pair_run_to("source:exposing", NULL);
+    vm_do(&vms[0], "blockdev-snapshot-sync",
+          json_pack("{s:s,s:s}", "device", "d", "snapshot-file", over));
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "(1048576 bytes, layers: 2), and the destination has compared ");
+    mover_must_print(&sender, over);
+    mover_ends(&receiver, 1);
+    pair_stayed();
+}
+
 /* A client of an export would read what this QEMU knows of the disk, not what is there. */
 static void test_block_export(void)
 {
@@ -308,6 +332,7 @@ int main(void)
     static const struct vm_test tests[] = {VM_TEST(test_block_job),
                                            VM_TEST(test_a_late_block_job),
                                            VM_TEST(test_block_job_at_the_stop),
+                                           VM_TEST(test_a_late_snapshot),
                                            VM_TEST(test_block_export),
                                            VM_TEST(test_a_stale_disk),
                                            VM_TEST(test_snapshot_since),
