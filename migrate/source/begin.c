@@ -239,8 +239,19 @@ static int ask_managed(struct source *s, struct ibx_error *err)
     return rc;
 }
 
-/* The record and the watchdog know what they were before they change. */
-static int set_settings(struct source *s, struct ibx_error *err)
+/* QEMU, which is at another migration, has taken none of them. */
+static bool are_unchanged(const struct source *s, const struct ibx_settings *settings)
+{
+    struct ibx_settings now;
+    if (source_managed(&s->vm) ||
+        ibx_settings_plan(s->vm.qmp, &now, ibx_deadline_in_ms(MIGRATION_QMP_MS), NULL))
+        return false;
+    const bool same = !ibx_hold_plan(&now, NULL) && json_equal(now.before, settings->before);
+    ibx_settings_fini(&now);
+    return same;
+}
+
+int ibx_source_set_settings(struct source *s, struct ibx_error *err)
 {
     struct ibx_settings settings;
     int rc = ibx_vm_settings(s->vm.qmp, source_managed(&s->vm), true, s->options->folder,
@@ -251,6 +262,10 @@ static int set_settings(struct source *s, struct ibx_error *err)
     rc = ibx_watchdog_settings(&s->vm.watchdog, settings.before, err);
     if (!rc)
         rc = ibx_settings_set(s->vm.qmp, &settings, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    if (rc == -EREMOTEIO && are_unchanged(s, &settings)) {
+        json_decref(s->vm.undo.before);
+        s->vm.undo.before = NULL;
+    }
     if (!rc && !source_managed(&s->vm))
         rc = ibx_hold_describe(s->vm.qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     ibx_settings_fini(&settings);
@@ -280,8 +295,8 @@ static int prepare(struct source *s, struct ibx_error *err)
     if (!rc && ibx_page_server_keeps(s->link.pages))
         rc = ibx_preflight_gives_back(s->vm.qmp, ibx_page_server_path(s->link.pages)->provider,
                                       ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
-    if (!rc)
-        rc = set_settings(s, err);
+    if (!rc && source_managed(&s->vm)) /* libvirt may begin at any time */
+        rc = ibx_source_set_settings(s, err);
     if (!rc)
         rc = ibx_source_find_map(s, err);
     if (!rc)

@@ -358,19 +358,30 @@ static int touch(struct source *s, struct ibx_error *err)
     return rc;
 }
 
+/* QEMU has refused, and may be at another client's migration, whose end would run the VM here while
+ * it may run at the other end of that. */
+static int not_begun(int rc, struct ibx_error *err)
+{
+    return rc != -EREMOTEIO ? rc
+                            : ibx_error_prefix(err, rc,
+                                               "QEMU did not begin this migration; should another "
+                                               "one of its VM be under way, that goes on");
+}
+
 /* All that takes time before QEMU may stop the VM. */
 static int get_ready(struct source *s, struct ibx_error *err)
 {
     int rc = check_block_users(s, err);
     if (!rc && source_managed(&s->vm))
         ibx_source_libvirt_link_files(s);
+    else if (!rc)
+        rc = not_begun(ibx_source_set_settings(s, err), err);
     if (!rc)
         rc = ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_MAY_RUN, err);
     return rc || !source_managed(&s->vm) ? rc : touch(s, err);
 }
 
-/* From here on QEMU stops the VM. Should it refuse that, what it is at is another client's
- * migration, whose end would run the VM here while it may run at the other end of that. */
+/* From here on QEMU stops the VM, unless it refuses that. */
 static int start(struct source *s, struct ibx_error *err)
 {
     int rc = check_images(s, err);
@@ -381,9 +392,7 @@ static int start(struct source *s, struct ibx_error *err)
     if (rc == -EREMOTEIO && !source_managed(&s->vm)) {
         s->vm.undo.touched = false;
         ibx_watchdog_untouched(&s->vm.watchdog, NULL);
-        ibx_error_prefix(err, rc,
-                         "QEMU did not begin this migration; should another one of its VM be under "
-                         "way, that goes on");
+        not_begun(rc, err);
     }
     return rc ? rc : ibx_source_move(s, SOURCE_STARTING, err);
 }

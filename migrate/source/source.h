@@ -189,6 +189,10 @@ static inline bool source_returns(const struct source *s)
 }
 /* Finds which pages hold data at this moment. */
 int ibx_source_find_map(struct source *s, struct ibx_error *err);
+/* QEMU's migration settings, once the record and the watchdog know what they were before. Where it
+ * is this tool that has QEMU migrate, as late as can be: a snapshot of the VM that another client
+ * takes with them has no RAM. */
+int ibx_source_set_settings(struct source *s, struct ibx_error *err);
 /* The one place that moves. -EINVAL: refused, nothing has changed. */
 int ibx_source_move(struct source *s, enum source_state to, struct ibx_error *err);
 enum ibx_migrate_phase ibx_source_phase(const struct source *s);

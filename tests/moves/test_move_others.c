@@ -51,8 +51,8 @@ static void begin_another_migration(void)
     char uri[128];
     somebody_takes_all(uri);
     vm_do(&vms[0], "migrate-set-capabilities",
-          json_pack("{s:[{s:s,s:b}]}", "capabilities", "capability", "pause-before-switchover",
-                    "state", 1));
+          json_pack("{s:[{s:s,s:b},{s:s,s:b}]}", "capabilities", "capability",
+                    "pause-before-switchover", "state", 1, "capability", "events", "state", 1));
     vm_do(&vms[0], "migrate", json_pack("{s:s}", "uri", uri));
     json_decref(vm_event(&vms[0], "MIGRATION", "pre-switchover"));
 }

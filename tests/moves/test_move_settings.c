@@ -238,11 +238,33 @@ static void test_receiver_killed(void)
     pair_moved("");
 }
 
-/* Before QEMU was told to migrate: the watchdog has been told what to put back. */
-static void test_sender_killed_early(void)
+/* As long as the VM has not to stop, which with --warm takes a minute, a snapshot of it has all of
+ * its RAM. */
+static void test_set_late(void)
 {
     start();
     pair_run_to("source:exposing", NULL);
+    as_before();
+    mover_kill(&sender, SIGCONT);
+    pair_done();
+    as_before();
+}
+
+/* Before QEMU is told to migrate. */
+static void until_they_are_set(void)
+{
+    start();
+    pair_receive(NULL);
+    mover_stop_next("source:dropping");
+    pair_send((const char *[]){"--warm", NULL});
+    mover_await_stop(&sender);
+    assert_true(has(&vms[0], "x-ignore-shared"));
+}
+
+/* The watchdog has been told what to put back. */
+static void test_sender_killed_early(void)
+{
+    until_they_are_set();
     mover_kill(&sender, SIGKILL);
     mover_ends(&receiver, 1);
     await_settings(&vms[0], before[0]);
@@ -255,8 +277,7 @@ static void test_sender_and_watchdog_killed(void)
 {
     char path[64];
     int watchdog;
-    start();
-    pair_run_to("source:exposing", NULL);
+    until_they_are_set();
     snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)sender.pid, (int)sender.pid);
     FILE *children = fopen(path, "re");
     assert_non_null(children);
@@ -267,7 +288,8 @@ static void test_sender_and_watchdog_killed(void)
     mover_ends(&receiver, 1);
     assert_true(has(&vms[0], "x-ignore-shared"));
     mover_must_print(MOVER_RUN(0, "status", "--qmp", vms[0].tool),
-                     "snapshot of the VM (savevm) has no RAM, until \"ib-migrate rollback\"");
+                     "snapshot of the VM (savevm) has no RAM, until \"ib-migrate recover\" or "
+                     "\"rollback\"");
     MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
     await_settings(&vms[0], before[0]);
     assert_false(mover_printed(MOVER_RUN(0, "status", "--qmp", vms[0].tool), "savevm"));
@@ -389,6 +411,7 @@ int main(void)
     static const struct vm_test tests[] = {VM_TEST(test_left_behind_while_filling),
                                            VM_TEST(test_snapshots_while_filling),
                                            VM_TEST(test_receiver_killed),
+                                           VM_TEST(test_set_late),
                                            VM_TEST(test_sender_killed_early),
                                            VM_TEST(test_sender_and_watchdog_killed),
                                            VM_TEST(test_sender_killed_after_the_commit),
