@@ -190,12 +190,30 @@ static bool is_for_kernels(size_t n, unsigned flags)
     return flags & IBX_FRONTEND_MAPPED || (flags & PORTABLE && n <= WORDS_MOST);
 }
 
+static void *make_small(const struct ibx_frontend_calls *calls, size_t n, unsigned flags)
+{
+    struct range range;
+    void *memory = ibx_frontend_small_take(calls, n);
+    if (memory && add(memory, n, true, flags)) {
+        ibx_frontend_small_give(memory, n);
+        return NULL;
+    }
+    if (!memory || !ibx_frontend_host_try(memory, &range))
+        return memory;
+    ibx_frontend_small_refuse();
+    cudaFreeHost(memory);
+    return NULL;
+}
+
 /* Memory that kernels reach as it is. NULL: there is none. */
 static void *make_for_kernels(const struct ibx_frontend_calls *calls, size_t n, unsigned flags)
 {
     struct range range;
     int rc;
-    void *memory = ibx_frontend_reach_likely() ? make(calls, n, flags, &rc) : NULL;
+    void *memory = ibx_frontend_reach_likely() ? make_small(calls, n, flags) : NULL;
+    if (memory || !ibx_frontend_reach_likely())
+        return memory;
+    memory = make(calls, n, flags, &rc);
     if (memory && ibx_frontend_host_try(memory, &range)) {
         cudaFreeHost(memory);
         return NULL;
@@ -235,6 +253,8 @@ int cudaFreeHost(void *address)
     if (take_out(address, true, &range)) {
         if (range.in_use || range.reach) /* CUDA too waits for the devices before it frees */
             ibx_frontend_devices_wait();
+        if (ibx_frontend_small_give(address, range.n))
+            return CUDA_SUCCESS;
         ibx_frontend_reach_ends(&range);
         ibx_frontend_plugin()->release(address, range.n);
         return CUDA_SUCCESS;

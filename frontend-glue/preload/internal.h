@@ -286,6 +286,21 @@ void ibx_frontend_reach_ends(const struct range *range);
 /* After cudaDeviceReset. */
 void ibx_frontend_reach_reset(void);
 
+/* ------------------------------------------------------------------------- small_memory.c */
+
+#define IBX_FRONTEND_SMALL ((size_t)64 << 10) /* bytes of a piece at most */
+
+/* A piece of page-locked memory for kernels. NULL: it is too long, or there is none. */
+void *ibx_frontend_small_take(const struct ibx_frontend_calls *calls, size_t n);
+/* Gives it back, which no work of the device's uses any more. False: it was no such piece. */
+bool ibx_frontend_small_give(const void *address, size_t n);
+/* Kernels do not reach a piece: from now on there are none. */
+void ibx_frontend_small_refuse(void);
+/* The slab of a piece, of which kernels reach all or nothing; and that they do since an epoch.
+ * False: it is none. */
+bool ibx_frontend_small_whole(const void *address, struct range *whole);
+void ibx_frontend_small_reached(const void *address, unsigned epoch);
+
 /* ------------------------------------------------------------------------- device.c */
 
 /* What cudaMemcpyDefault (or any other kind) means for these two pointers; CUDA_MEMCPY_DEFAULT

@@ -93,6 +93,20 @@ static bool is_reached(const struct range *range, unsigned epoch)
     return range->reach == epoch && known;
 }
 
+/* Of a piece of a slab all of that, for all of its pieces. */
+static int ask_for(const struct ibx_frontend_calls *calls, const struct range *range,
+                   unsigned epoch)
+{
+    struct range whole;
+    const void *address = (void *)range->begin;
+    if (!ibx_frontend_small_whole(address, &whole))
+        return ask(calls, range, true);
+    const int rc = is_reached(&whole, epoch) ? 0 : ask(calls, &whole, true);
+    if (!rc)
+        ibx_frontend_small_reached(address, epoch);
+    return rc;
+}
+
 int ibx_frontend_host_try(const void *address, struct range *range)
 {
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
@@ -104,7 +118,7 @@ int ibx_frontend_host_try(const void *address, struct range *range)
     pthread_mutex_lock(&asking);
     const unsigned epoch = epoch_now(calls);
     if (ibx_frontend_host_range(address, range) && !is_reached(range, epoch))
-        rc = ask(calls, range, true);
+        rc = ask_for(calls, range, epoch);
     if (!rc) {
         ibx_frontend_host_reached(range, epoch);
         atomic_store(&any_reached, true);

@@ -539,6 +539,7 @@ int main(int argc, char **argv)
         {"page-locked-of-unknown", page_locked_of_unknown},
         {"page-locked-of-graphs", page_locked_of_graphs},
         {"page-locked-and-forks", page_locked_and_forks},
+        {"page-locked-pieces", page_locked_pieces},
         {"async", async},
         {"on-host", on_host},
         {"devices", devices},

@@ -160,6 +160,7 @@ bool page_locked_after_resets();
 bool page_locked_of_unknown();
 bool page_locked_of_graphs();
 bool page_locked_and_forks();
+bool page_locked_pieces();
 
 // application_streams.cpp
 

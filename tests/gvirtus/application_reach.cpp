@@ -326,3 +326,101 @@ bool page_locked_and_forks()
     other.join();
     return good && others;
 }
+
+namespace
+{
+
+constexpr unsigned PIECES = 300;
+
+char *piece(std::size_t n)
+{
+    void *memory = nullptr;
+    constexpr unsigned mapped = 2;
+    const int rc =
+        graph_calls::run<void **, std::size_t, unsigned>("cudaHostAlloc", &memory, n, mapped);
+    return rc ? nullptr : static_cast<char *>(memory);
+}
+
+std::size_t length_of(unsigned i)
+{
+    return i % 50 ? 1 + i * 37 % 3000 : 60000;
+}
+
+bool has_letters(const std::vector<char *> &pieces)
+{
+    for (unsigned i = 0; i < pieces.size(); i++)
+        for (std::size_t at = 0; at < length_of(i); at++)
+            REQUIRE(!pieces[i] || pieces[i][at] == static_cast<char>(i));
+    return true;
+}
+
+// Those that there are not.
+bool fill_up(std::vector<char *> &pieces)
+{
+    for (unsigned i = 0; i < pieces.size(); i++) {
+        if (pieces[i])
+            continue;
+        REQUIRE((pieces[i] = piece(length_of(i))));
+        std::memset(pieces[i], static_cast<char>(i), length_of(i));
+    }
+    return has_letters(pieces);
+}
+
+// What a child allocates is not what its parent does meanwhile.
+bool pieces_of_a_child()
+{
+    int there[2], back[2], status = -1;
+    char byte = 0;
+    REQUIRE(pipe(there) == 0 && pipe(back) == 0);
+    const pid_t child = fork();
+    if (!child) {
+        char *own = piece(4000);
+        if (own)
+            std::memset(own, 'c', 4000);
+        const bool told = write(there[1], &byte, 1) == 1 && read(back[0], &byte, 1) == 1;
+        const bool kept = own && own[0] == 'c' && !std::memcmp(own, own + 1, 3999);
+        std::_Exit(told && kept ? 0 : 1);
+    }
+    REQUIRE(read(there[0], &byte, 1) == 1);
+    std::vector<char *> pieces(PIECES);
+    REQUIRE(fill_up(pieces) && write(back[1], &byte, 1) == 1);
+    REQUIRE(waitpid(child, &status, 0) == child && status == 0 && has_letters(pieces));
+    for (char *each : pieces)
+        REQUIRE(cudaFreeHost(each) == 0);
+    for (const int fd : {there[0], there[1], back[0], back[1]})
+        close(fd);
+    return true;
+}
+
+} // namespace
+
+// Many short pieces of memory for kernels are mapped and pinned together.
+bool page_locked_pieces()
+{
+    if (!reached())
+        return true;
+    REQUIRE(cudaGetLastError() == 0 && cudaFreeHost(piece(100)) == 0);
+    const auto before = stub_remote()->stats(); // the back end may still pin its pool
+    std::vector<char *> pieces(PIECES);
+    REQUIRE(fill_up(pieces));
+    for (unsigned i = 0; i + 1 < PIECES; i += 29)
+        REQUIRE(stub_launch(pieces[i], pieces[i + 1], 1, nullptr) == 0);
+    REQUIRE(cudaDeviceSynchronize() == 0);
+    for (unsigned i = 0; i + 1 < PIECES; i += 29) {
+        REQUIRE(pieces[i][0] == static_cast<char>(i + 1));
+        pieces[i][0] = static_cast<char>(i);
+    }
+    REQUIRE(stub_remote()->stats().host_pinned - before.host_pinned < PIECES / 4);
+    for (unsigned i = 0; i < PIECES; i += 2) {
+        REQUIRE(cudaFreeHost(pieces[i]) == 0 && cudaFreeHost(pieces[i]) == 1);
+        REQUIRE(cudaGetLastError() == 1);
+        pieces[i] = nullptr;
+    }
+    REQUIRE(fill_up(pieces) && cudaDeviceReset() == 0);
+    REQUIRE(stub_launch(pieces[7], pieces[8], 1, nullptr) == 0 && cudaDeviceSynchronize() == 0);
+    REQUIRE(pieces[7][0] == 8);
+    for (char *each : pieces)
+        REQUIRE(cudaFreeHost(each) == 0);
+    REQUIRE(stub_remote()->stats().host_pins < before.host_pins + PIECES / 4);
+    return pieces_of_a_child();
+}

@@ -511,6 +511,7 @@ void check_what_the_provider_changes()
           [] { return reach("page-locked-of-unknown", true); });
     check("... in graphs", [] { return reach("page-locked-of-graphs", true); });
     check("... beside forks", [] { return reach("page-locked-and-forks", true); });
+    check("... in short pieces", [] { return reach("page-locked-pieces", true); });
     check("... of a client that is not known", reach_of_unknown);
     check("short copies with other calls", [] { return run("short-copies", true); });
     check("asynchronous copies", [] { return run("async", true); });

@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Short page-locked memory for kernels. Natively the driver has some in stock; here the back end
+ * would map and pin each piece of its own (kernel_reach.c), which takes CUDA much longer than a
+ * call. So it is cut from slabs, which kernels reach as a whole as soon as they reach one piece.
+ *
+ * A slab is given back with its last piece, unless it is the last that can be cut. A forked child
+ * cuts nothing from its parent's: both have the same pages.
+ */
+#include "frontend-glue/preload/internal.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SLAB   ((size_t)2 << 20) /* bytes */
+#define GRAIN  ((size_t)512)     /* CUDA's own pieces have this alignment */
+#define GRAINS (SLAB / GRAIN)
+
+struct slab {
+    struct slab *next;
+    struct range whole;
+    bool closed; /* a parent's */
+    size_t used; /* of the following */
+    bool grains[GRAINS];
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct slab *slabs;
+static bool refused; /* kernels did not reach one */
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+static void in_parent(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+static void in_child(void)
+{
+    for (struct slab *s = slabs; s; s = s->next)
+        s->closed = true;
+    pthread_mutex_unlock(&lock);
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(before_fork, in_parent, in_child);
+}
+
+static size_t grains_of(size_t n)
+{
+    return (n + GRAIN - 1) / GRAIN;
+}
+
+/* Locked. The slab around that address, and what leads to it; NULL: it is in none. */
+static struct slab *find(uintptr_t address, struct slab ***link)
+{
+    for (*link = &slabs; **link; *link = &(**link)->next) {
+        if (address - (**link)->whole.begin < SLAB)
+            return **link;
+    }
+    return NULL;
+}
+
+/* Locked. NULL: there is no room in it. */
+static void *cut(struct slab *s, size_t wanted)
+{
+    for (size_t i = 0, row = 0; !s->closed && s->used + wanted <= GRAINS && i < GRAINS; i++) {
+        row = s->grains[i] ? 0 : row + 1;
+        if (row < wanted)
+            continue;
+        const size_t first = i + 1 - wanted;
+        memset(&s->grains[first], true, wanted);
+        s->used += wanted;
+        return (void *)(s->whole.begin + first * GRAIN);
+    }
+    return NULL;
+}
+
+static struct slab *make(const struct ibx_frontend_calls *calls)
+{
+    struct slab *s = calloc(1, sizeof(*s));
+    void *memory = s ? calls->allocate(SLAB) : NULL;
+    if (!memory) {
+        free(s);
+        return NULL;
+    }
+    s->whole = (struct range){.begin = (uintptr_t)memory, .n = SLAB, .allocated = true};
+    return s;
+}
+
+void *ibx_frontend_small_take(const struct ibx_frontend_calls *calls, size_t n)
+{
+    const size_t wanted = grains_of(n);
+    void *piece = NULL;
+    pthread_mutex_lock(&lock);
+    bool more = n <= IBX_FRONTEND_SMALL && !refused;
+    for (struct slab *s = slabs; more && s && !piece; s = s->next)
+        piece = cut(s, wanted);
+    pthread_mutex_unlock(&lock);
+    struct slab *made = more && !piece ? make(calls) : NULL;
+    if (!made)
+        return piece;
+    pthread_mutex_lock(&lock);
+    piece = cut(made, wanted);
+    made->next = slabs;
+    slabs = made;
+    pthread_mutex_unlock(&lock);
+    return piece;
+}
+
+void ibx_frontend_small_refuse(void)
+{
+    pthread_mutex_lock(&lock);
+    refused = true;
+    pthread_mutex_unlock(&lock);
+}
+
+/* Locked. */
+static bool can_be_cut(const struct slab *but)
+{
+    const struct slab *s = slabs;
+    while (s && (s == but || s->closed))
+        s = s->next;
+    return s;
+}
+
+bool ibx_frontend_small_give(const void *address, size_t n)
+{
+    struct slab **link;
+    pthread_mutex_lock(&lock);
+    struct slab *s = find((uintptr_t)address, &link), *over = NULL;
+    if (s) {
+        const size_t first = ((uintptr_t)address - s->whole.begin) / GRAIN, count = grains_of(n);
+        memset(&s->grains[first], false, count);
+        s->used -= count;
+        if (!s->used && !s->closed && (refused || can_be_cut(s))) {
+            *link = s->next;
+            over = s;
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    if (over) {
+        ibx_frontend_reach_ends(&over->whole);
+        ibx_frontend_plugin()->release((void *)over->whole.begin, SLAB);
+        free(over);
+    }
+    return s;
+}
+
+bool ibx_frontend_small_whole(const void *address, struct range *whole)
+{
+    struct slab **link;
+    pthread_mutex_lock(&lock);
+    const struct slab *s = find((uintptr_t)address, &link);
+    if (s)
+        *whole = s->whole;
+    pthread_mutex_unlock(&lock);
+    return s;
+}
+
+void ibx_frontend_small_reached(const void *address, unsigned epoch)
+{
+    struct slab **link;
+    pthread_mutex_lock(&lock);
+    struct slab *s = find((uintptr_t)address, &link);
+    if (s)
+        s->whole.reach = epoch;
+    pthread_mutex_unlock(&lock);
+}
