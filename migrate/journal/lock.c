@@ -56,6 +56,14 @@ static int lock_holder_error(int fd, const char *path, struct ibx_error *err)
         pid, path);
 }
 
+static int cannot_lock(const char *path, int rc, struct ibx_error *err)
+{
+    return ibx_error_set(err, rc,
+                         "%s cannot be made and locked: %s; records of migrations need a folder "
+                         "that can be written to and has locks: choose another with --state-dir",
+                         path, strerror(-rc));
+}
+
 /* -EAGAIN: the file was removed between open and lock. */
 static int lock_once(const char *path, int *fd, struct ibx_error *err)
 {
@@ -63,12 +71,12 @@ static int lock_once(const char *path, int *fd, struct ibx_error *err)
     char text[16];
     int lock = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (lock < 0)
-        return ibx_error_set(err, -errno, "lock %s: %s", path, strerror(errno));
+        return cannot_lock(path, -errno, err);
     int rc = flock(lock, LOCK_EX | LOCK_NB) ? -errno : 0;
     if (rc == -EWOULDBLOCK)
         rc = lock_holder_error(lock, path, err);
     else if (rc)
-        ibx_error_set(err, rc, "lock %s: %s", path, strerror(-rc));
+        cannot_lock(path, rc, err);
     else if (fstat(lock, &mine) || stat(path, &there) || mine.st_ino != there.st_ino)
         rc = -EAGAIN;
     int length = snprintf(text, sizeof(text), "%d\n", (int)getpid());
@@ -117,5 +125,5 @@ int ibx_journal_lock_base(const char *folder, const struct ibx_record *record, i
         return ibx_error_set(err, -EBUSY,
                              "another ib-migrate has the memory that the VM left here, for its "
                              "return or for a rollback: see ib-migrate status, and try again");
-    return ibx_error_set(err, rc, "lock %s: %s", path, strerror(-rc));
+    return cannot_lock(path, rc, err);
 }

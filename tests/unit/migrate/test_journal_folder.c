@@ -380,6 +380,17 @@ static void an_ended_holder_is_told_apart(NO_STATE)
     close(kept);
 }
 
+/* Where no file can be made, the sentence has a remedy. */
+static void a_lock_that_cannot_be_made(NO_STATE)
+{
+    struct ibx_record r = sample(true, 1);
+    int fd;
+    assert_int_equal(ibx_journal_lock("/proc/self", &r, &fd, &error), -ENOENT);
+    error_has("choose another with --state-dir");
+    assert_int_equal(ibx_journal_lock_base("/proc/self", &r, &fd, &error), -ENOENT);
+    error_has("choose another with --state-dir");
+}
+
 /* Takes a name that looks like what follows it in /proc/PID/stat. */
 static bool has_an_odd_name(const struct ibx_record *r)
 {
@@ -497,6 +508,7 @@ int main(void)
         TEST(locks_outlive_their_file),
         TEST(one_holds_it_at_a_time),
         TEST(an_ended_holder_is_told_apart),
+        TEST(a_lock_that_cannot_be_made),
         TEST(processes_are_told_apart),
         TEST(folders_of_run_are_known),
         TEST(home_is_noted_by_its_own_file),
