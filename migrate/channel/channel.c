@@ -9,6 +9,7 @@
 #include <string.h>
 
 #define EVENTS 16
+#define A_TURN 4096 /* messages: more than can wait to be taken; others come meanwhile */
 
 struct ibx_channel_item {
     struct ibx_channel_item *next;
@@ -119,15 +120,17 @@ static int take_message(const struct ibx_event *event, ibx_channel_handler handl
 }
 
 /* `at_once`: what is taken from the connection together; behind an error of `handle` the rest of
- * it is lost. */
+ * it is lost. A peer that sends faster than that is taken does not keep the caller. */
 static int take(struct ibx_channel *channel, int at_once, ibx_channel_handler handle, void *context,
                 struct ibx_error *err)
 {
     struct ibx_event events[EVENTS];
-    int n, rc = 0, end = 0;
+    int n = 0, rc = 0, end = 0;
     if (!channel->conn)
         return 0;
-    while (!rc && (n = ibx_poll(channel->conn, events, at_once)) > 0) {
+    for (int left = A_TURN; !rc && left > 0; left -= n) {
+        if ((n = ibx_poll(channel->conn, events, at_once)) <= 0)
+            break;
         for (int i = 0; i < n; i++) {
             if (events[i].type == IBX_EVENT_CLOSED && !rc) /* else the last message says more */
                 end = lost(channel, events[i].status, err);

@@ -43,7 +43,8 @@ int ibx_channel_send_plain(struct ibx_channel *channel, enum ibx_migrate_message
 /* Drops what still waits for credit. */
 int ibx_channel_send_abort(struct ibx_channel *channel, const char *reason);
 
-/* Sends what waits and passes every message that has arrived to `handle`. Stops at its first error.
+/* Sends what waits and passes every message that has arrived to `handle`, but not without end those
+ * that arrive meanwhile: ibx_channel_arm() tells of them. Stops at its first error.
  * Other errors mean that the connection has ended or that a message is malformed. With any of them
  * messages are lost that came with the last one: the channel is of no use then. */
 int ibx_channel_take(struct ibx_channel *channel, ibx_channel_handler handle, void *context,

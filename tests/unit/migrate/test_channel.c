@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What the channel of a migration says of a connection that has brought a last message and its end
- * together. The transport's part is this file's. */
+ * together, and of one that brings messages without end. The transport's part is this file's. */
 #include "migrate/channel/channel.h"
 #include "tests/scenes/unit.h"
+
+#include "common/clock.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -11,9 +13,12 @@
 static uint8_t bytes[IBX_MIGRATE_MESSAGE];
 static size_t length;
 static bool taken;
+static bool flooded; /* there is always one more message */
 static char seen[IBX_ERROR_MAX];
 
 int __wrap_ibx_poll(struct ibx_conn *conn, struct ibx_event *events, int max);
+int __wrap_ibx_arm(struct ibx_conn *conn);
+int __wrap_ibx_fd(const struct ibx_conn *conn);
 void __wrap_ibx_message_release(struct ibx_conn *conn, const struct ibx_event *event);
 const char *__wrap_ibx_conn_reason(const struct ibx_conn *conn);
 const struct ibx_path *__wrap_ibx_conn_path(const struct ibx_conn *conn);
@@ -25,6 +30,10 @@ int __wrap_ibx_poll(struct ibx_conn *conn, struct ibx_event *events, int max)
     const struct ibx_event closed = {.type = IBX_EVENT_CLOSED, .status = -ECONNRESET};
     int n = 0;
     (void)conn;
+    for (; flooded && n < max; n++)
+        events[n] = message;
+    if (flooded)
+        return n;
     if (!length)
         return -ENOTCONN;
     if (!taken)
@@ -35,6 +44,18 @@ int __wrap_ibx_poll(struct ibx_conn *conn, struct ibx_event *events, int max)
         length = 0;
     }
     return n;
+}
+
+int __wrap_ibx_arm(struct ibx_conn *conn)
+{
+    (void)conn;
+    return 1;
+}
+
+int __wrap_ibx_fd(const struct ibx_conn *conn)
+{
+    (void)conn;
+    return -1;
 }
 
 void __wrap_ibx_message_release(struct ibx_conn *conn, const struct ibx_event *event)
@@ -79,8 +100,34 @@ static void test_a_reason_before_the_end(NO_STATE)
     assert_string_equal(err.message, "the connection with there is lost: it was cut");
 }
 
+static int count(void *context, const struct ibx_migrate_any *message)
+{
+    (void)message;
+    ++*(unsigned *)context;
+    return 0;
+}
+
+/* A peer that sends without end keeps nobody: the caller has other things to look at, and lingers
+ * no longer than it wants to. */
+static void test_a_flood(NO_STATE)
+{
+    const struct ibx_migrate_any ready = {.type = IBX_MIGRATE_READY};
+    struct ibx_channel channel;
+    unsigned messages = 0;
+    ibx_channel_init(&channel, (struct ibx_conn *)&channel);
+    const ssize_t n = ibx_migrate_encode(&ready, bytes, sizeof(bytes));
+    assert_true(n > 0);
+    length = (size_t)n;
+    flooded = true;
+    assert_int_equal(ibx_channel_take(&channel, count, &messages, NULL), 0);
+    assert_true(messages > 0);
+    ibx_channel_linger(&channel, ibx_deadline_in_ms(20));
+    flooded = false;
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_a_reason_before_the_end)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_a_reason_before_the_end),
+                                       cmocka_unit_test(test_a_flood)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
