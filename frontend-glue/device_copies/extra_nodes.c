@@ -191,14 +191,19 @@ struct allocation {
     void *address;
 };
 
-/* Whose it is, is noted as of cudaMalloc. False: it cannot be. */
+/* Whose it is, is noted as of cudaMalloc, for as long as the graph may be launched. False: it
+ * cannot be. */
 static bool note_owner(const struct extra *e, const struct allocation *a)
 {
     const struct isolation *i = &e->x->isolation;
     void *context = NULL;
-    return !i->on || !a->n ||
-           (!e->x->cuda->ctx_get_current(&context) &&
-            ibx_owners_add(i->tenant, (uintptr_t)a->address, a->n, context, 0));
+    if (!i->on || !a->n)
+        return true;
+    if (e->x->cuda->ctx_get_current(&context) ||
+        !ibx_owners_add(i->tenant, (uintptr_t)a->address, a->n, context, 0))
+        return false;
+    ibx_owners_keep((uintptr_t)a->address);
+    return true;
 }
 
 static int add_allocation(struct extra *e)

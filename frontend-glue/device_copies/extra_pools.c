@@ -10,6 +10,14 @@ bool ibx_extra_is_pool(const struct extra *e, const void *pool)
 
 /* ------------------------------------------------------------------------- memory of pools */
 
+/* Whether what is allocated or freed there is done by the launches of a graph. */
+static bool captures(const struct copies *x, void *stream)
+{
+    int capturing = 0;
+    return ibx_copies_captures() && (uintptr_t)stream > 1 &&
+           !x->cuda->stream_is_capturing(stream, &capturing) && capturing;
+}
+
 /* Whose it is, is noted as of cudaMalloc. */
 static int note_owner(struct extra *e, int rc, void *made, size_t n, void *stream)
 {
@@ -25,6 +33,8 @@ static int note_owner(struct extra *e, int rc, void *made, size_t n, void *strea
             give_back(made, stream);
         rc = CUDA_MEMORY_ALLOCATION;
     }
+    if (!rc && made && x->isolation.on && captures(x, stream))
+        ibx_owners_keep((uintptr_t)made);
     if (!rc && made)
         ibx_handles_add(x, IBX_HANDLE_MEMORY, (uintptr_t)made);
     ibx_put_u64(&e->out, rc ? 0 : (uintptr_t)made);
@@ -67,7 +77,8 @@ static int free_async(struct extra *e)
     void *address = pointer(&e->in), *stream = stream_in(e);
     if (!whole(e) || !mine(e, address, 1))
         return CUDA_INVALID_VALUE;
-    const uint64_t number = e->x->isolation.on ? ibx_owners_number((uintptr_t)address) : 0;
+    const bool noted = e->x->isolation.on && ibx_copies_have_cuda(e->x) && !captures(e->x, stream);
+    const uint64_t number = noted ? ibx_owners_number((uintptr_t)address) : 0;
     FUNCTION(e, give_back);
     ibx_gpu_registrations_drop(&e->x->registrations, (uintptr_t)address);
     ibx_ipc_gone((uintptr_t)address);

@@ -14,6 +14,7 @@ struct allocation {
     struct ibx_tenant *tenant;
     const void *context;
     uint64_t charge;
+    bool kept;                     /* it is not removed */
     struct allocation *next, **at; /* the list of all */
 };
 
@@ -109,8 +110,17 @@ void ibx_owners_remove(uint64_t base, uint64_t number)
 {
     pthread_rwlock_wrlock(&lock);
     struct allocation *a = touched(base, base);
-    if (a && a->number == number)
+    if (a && a->number == number && !a->kept)
         drop(a);
+    pthread_rwlock_unlock(&lock);
+}
+
+void ibx_owners_keep(uint64_t base)
+{
+    pthread_rwlock_wrlock(&lock);
+    struct allocation *a = touched(base, base);
+    if (a && a->begin == base)
+        a->kept = true;
     pthread_rwlock_unlock(&lock);
 }
 

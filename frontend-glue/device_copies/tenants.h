@@ -49,6 +49,9 @@ bool ibx_owners_add(struct ibx_tenant *tenant, uint64_t base, uint64_t size, con
 uint64_t ibx_owners_number(uint64_t base);
 /* It was freed, unless its place has been taken since. */
 void ibx_owners_remove(uint64_t base, uint64_t number);
+/* The allocation that begins there is a graph's, and comes back with each launch: it is removed no
+ * more, but as what its place has been taken from, or with its context. */
+void ibx_owners_keep(uint64_t base);
 /* A context was reset or destroyed; NULL: any may have been. */
 void ibx_owners_forget(const void *context);
 /* Whether any of [at, at + n) belongs to another tenant: which, NULL: none. A range that crosses

@@ -257,6 +257,36 @@ bool handles_of_ours()
     return !handle(b, IBX_EXTRA_IPC_MEMORY, own).empty();
 }
 
+// Memory of a graph is there again with each launch, whoever has freed it meanwhile: it stays its
+// tenant's.
+bool memory_of_graphs()
+{
+    constexpr std::uint64_t n = 4096;
+    TenantsBackEnd back;
+    Client alice(back, "alice"), bob(back, "bob");
+    Remote *a = &alice.remote, *b = &bob.remote;
+    const std::uint64_t own = b->malloc(n), stream = a->stream_create(1);
+    REQUIRE(own && stream && !a->get_last_error());
+    const std::uint64_t graph = made(a, extra(IBX_EXTRA_GRAPH_CREATE).i32(0));
+    Body node = extra(IBX_EXTRA_NODE_ALLOC).u64(graph);
+    node.put(static_cast<std::uint16_t>(0));
+    std::uint64_t address = 0;
+    REQUIRE(graph && a->call(extra_name, node.i32(0).u64(n)) == 0 && a->out.size() == 16);
+    std::memcpy(&address, a->out.data() + 8, 8);
+    REQUIRE(refused(b, address, own, 100) && a->free(address) == 0);
+    REQUIRE(a->address("testMalloc", Body().u64(n)) == address); // as by a launch
+    REQUIRE(refused(b, address, own, 100) && works(a, address, 100));
+    // The same by a capture, which frees it as well.
+    const Body of_stream = Body().u64(stream), begin = Body().u64(stream).i32(2);
+    REQUIRE(a->call("cudaStreamBeginCapture", begin) == 0);
+    const std::uint64_t captured = made(a, extra(IBX_EXTRA_MALLOC_ASYNC).u64(n).u64(stream));
+    REQUIRE(captured);
+    REQUIRE(a->call(extra_name, extra(IBX_EXTRA_FREE_ASYNC).u64(captured).u64(stream)) == 0);
+    REQUIRE(a->call("cudaStreamEndCapture", of_stream) == 0);
+    REQUIRE(a->address("testMalloc", Body().u64(n)) == captured);
+    return refused(b, captured, own, 100) && works(a, captured, 100);
+}
+
 // Memory that cannot be counted is refused where it is to be counted.
 bool requests_of_ours_counted()
 {
@@ -278,6 +308,7 @@ void check_tenants_requests()
     check("requests of our own", requests_of_ours);
     check("graphs", graphs_of_ours);
     check("bodies of conditional nodes", bodies_of_ours);
+    check("memory of graphs", memory_of_graphs);
     check("handles for other processes", handles_of_ours);
     check("the same where memory is counted", requests_of_ours_counted);
 }

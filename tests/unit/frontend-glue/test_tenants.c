@@ -69,6 +69,25 @@ static void test_replaced(void **state)
     assert_int_equal(ibx_owners_number(4096), 0);
 }
 
+/* A graph's stays its tenant's until something else takes its place, or its context goes. */
+static void test_of_graphs(void **state)
+{
+    (void)state;
+    assert_true(ibx_owners_add(bob, 4096, 512, NULL, 0));
+    ibx_owners_keep(4096);
+    ibx_owners_remove(4096, ibx_owners_number(4096));
+    assert_true(bobs(4096, 512));
+    assert_true(ibx_owners_add(alice, 4096, 256, NULL, 0));
+    assert_true(free_for_alice(4096, 512));
+    ibx_owners_remove(4096, ibx_owners_number(4096));
+    assert_int_equal(ibx_owners_number(4096), 0);
+    ibx_owners_keep(4096);
+    assert_true(ibx_owners_add(bob, 4096, 512, NULL, 0));
+    ibx_owners_keep(4096);
+    ibx_owners_forget(NULL);
+    assert_int_equal(ibx_owners_number(4096), 0);
+}
+
 static void test_contexts(void **state)
 {
     (void)state;
@@ -423,6 +442,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_ranges, set_up),
         cmocka_unit_test_setup(test_replaced, set_up),
+        cmocka_unit_test_setup(test_of_graphs, set_up),
         cmocka_unit_test_setup(test_contexts, set_up),
         cmocka_unit_test_setup(test_cache, set_up),
         cmocka_unit_test_setup(test_crowd, set_up),
