@@ -21,6 +21,7 @@
 
 #define MARK       "verified"
 #define MARK_BYTES 32u
+#define TRIES      3u /* of files that are changed meanwhile */
 
 /* ------------------------------------------------------------ the mark */
 
@@ -64,22 +65,26 @@ static bool is_marked(const struct ibx_snapshot_folder *folder)
     return n == MARK_BYTES && mark_of(folder, wanted) && !memcmp(is, wanted, MARK_BYTES);
 }
 
-void ibx_snapshot_mark_verified(const struct ibx_snapshot_folder *folder)
+/* Where it cannot be written all is read again the next time. */
+static void write_mark(const struct ibx_snapshot_folder *folder, const uint8_t mark[MARK_BYTES])
 {
-    uint8_t mark[MARK_BYTES];
     char name[64];
-    if (!folder->opened || !mark_of(folder, mark))
-        return;
     snprintf(name, sizeof(name), MARK ".%d", (int)getpid());
     const int fd =
         openat(folder->at, name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-    /* Where it cannot be written all is read again the next time. */
     if (fd < 0)
         return;
-    const bool good = write(fd, mark, sizeof(mark)) == (ssize_t)sizeof(mark);
+    const bool good = write(fd, mark, MARK_BYTES) == (ssize_t)MARK_BYTES;
     close(fd);
     if (!good || renameat(folder->at, name, folder->at, MARK))
         unlinkat(folder->at, name, 0);
+}
+
+void ibx_snapshot_mark_verified(const struct ibx_snapshot_folder *folder)
+{
+    uint8_t mark[MARK_BYTES];
+    if (folder->opened && mark_of(folder, mark))
+        write_mark(folder, mark);
 }
 
 void ibx_snapshot_unmark(const struct ibx_snapshot_folder *folder)
@@ -110,13 +115,26 @@ static int compare(const struct ibx_snapshot_folder *folder, uint64_t *bytes, st
 int ibx_snapshot_verify(const struct ibx_snapshot_folder *folder, uint64_t *bytes,
                         struct ibx_error *err)
 {
+    uint8_t before[MARK_BYTES], after[MARK_BYTES];
     *bytes = 0;
     if (!folder->manifest.hashed || is_marked(folder))
         return 0;
-    const int rc = compare(folder, bytes, err);
-    if (!rc)
-        ibx_snapshot_mark_verified(folder);
-    return rc;
+    /* A file that is written to meanwhile may have been read before that. */
+    for (unsigned i = 0; i < TRIES; i++) {
+        const bool known = mark_of(folder, before);
+        const int rc = compare(folder, bytes, err);
+        if (rc || !known)
+            return rc;
+        if (!mark_of(folder, after) || memcmp(before, after, MARK_BYTES) != 0)
+            continue;
+        if (folder->opened)
+            write_mark(folder, before);
+        return 0;
+    }
+    return ibx_error_set(err, -EBUSY,
+                         "the files in %s are changed again and again while they are compared with "
+                         "what was frozen: wait until whoever copies them has ended",
+                         folder->path);
 }
 
 /* ------------------------------------------------------------ while it is served */

@@ -258,7 +258,7 @@ void ibx_snapshot_checker_destroy(struct ibx_snapshot_checker *checker);
 /* ------------------------------------------------------------ intact.c */
 
 /* Whether a whole folder has what was frozen. Its pages are read if it was changed since it was
- * verified last, `bytes` of them. -EBADMSG: it has not. */
+ * verified last, `bytes` of them. -EBADMSG: it has not; -EBUSY: it is changed all the time. */
 int ibx_snapshot_verify(const struct ibx_snapshot_folder *folder, uint64_t *bytes,
                         struct ibx_error *err);
 /* The caller has verified it. */

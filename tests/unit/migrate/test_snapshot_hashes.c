@@ -289,6 +289,63 @@ static void test_verified_until_it_changes(NO_STATE)
     assert_true(!unlink(mark) && !rmdir(place));
 }
 
+int __real_ibx_snapshot_digest(const struct ibx_snapshot_folder *of,
+                               const struct ibx_page_map *pages,
+                               uint8_t digest[IBX_SNAPSHOT_DIGEST], struct ibx_error *err);
+int __wrap_ibx_snapshot_digest(const struct ibx_snapshot_folder *of,
+                               const struct ibx_page_map *pages,
+                               uint8_t digest[IBX_SNAPSHOT_DIGEST], struct ibx_error *err);
+
+/* So often somebody writes to the first file when it has been read: `written`, or what it has. */
+static unsigned meddles;
+static char written;
+
+int __wrap_ibx_snapshot_digest(const struct ibx_snapshot_folder *of,
+                               const struct ibx_page_map *pages,
+                               uint8_t digest[IBX_SNAPSHOT_DIGEST], struct ibx_error *err)
+{
+    struct stat was, is;
+    char byte = written;
+    const int rc = __real_ibx_snapshot_digest(of, pages, digest, err);
+    if (!meddles)
+        return rc;
+    meddles--;
+    assert_int_equal(fstat(of->fds[0], &was), 0);
+    if (!byte)
+        assert_int_equal(pread(of->fds[0], &byte, 1, PAGE), 1);
+    do { /* the clock of files moves in steps */
+        assert_int_equal(pwrite(of->fds[0], &byte, 1, PAGE), 1);
+        assert_int_equal(fstat(of->fds[0], &is), 0);
+    } while (!memcmp(&is.st_ctim, &was.st_ctim, sizeof(is.st_ctim)));
+    return rc;
+}
+
+/* It is not verified by what was read before. */
+static void test_changed_while_it_is_verified(NO_STATE)
+{
+    char place[] = "/tmp/ibx-verified-XXXXXX", mark[64];
+    uint64_t bytes;
+    assert_non_null(mkdtemp(place));
+    snprintf(mark, sizeof(mark), "%s/verified", place);
+    folder.at = open(place, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    folder.opened = folder.at >= 0;
+    meddles = 100;
+    assert_int_equal(ibx_snapshot_verify(&folder, &bytes, &error), -EBUSY);
+    assert_int_equal(access(mark, F_OK), -1);
+    meddles = 1;
+    assert_int_equal(ibx_snapshot_verify(&folder, &bytes, &error), 0);
+    assert_int_equal(meddles, 0);
+    assert_int_equal(ibx_snapshot_verify(&folder, &bytes, &error), 0);
+    assert_int_equal(bytes, 0);
+    assert_int_equal(unlink(mark), 0);
+    meddles = 1;
+    written = 'x';
+    assert_int_equal(ibx_snapshot_verify(&folder, &bytes, &error), -EBADMSG);
+    written = 0;
+    assert_int_equal(access(mark, F_OK), -1);
+    assert_int_equal(rmdir(place), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -300,6 +357,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_page_is_left_out, begin, end),
         cmocka_unit_test_setup_teardown(test_a_hash_is_changed, begin, end),
         cmocka_unit_test_setup_teardown(test_verified_until_it_changes, begin, end),
+        cmocka_unit_test_setup_teardown(test_changed_while_it_is_verified, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
