@@ -271,7 +271,7 @@ int ibx_journal_find_return(const char *folder, const struct ibx_record *borrowe
 
 /* ------------------------------------------------------------ writing */
 
-static int write_whole(int dir, const char *name, const char *text, size_t length)
+static int write_whole(int dir, const char *name, const char *text, size_t length, bool durably)
 {
     int fd = openat(dir, name, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0)
@@ -284,7 +284,7 @@ static int write_whole(int dir, const char *name, const char *text, size_t lengt
         else if (errno != EINTR)
             rc = -errno;
     }
-    if (!rc && fsync(fd))
+    if (!rc && durably && fsync(fd))
         rc = -errno;
     if (close(fd) && !rc)
         rc = -errno;
@@ -292,8 +292,7 @@ static int write_whole(int dir, const char *name, const char *text, size_t lengt
 }
 
 /* Writes it under another name, and rename(2) replaces the old one at once. */
-static int replace(const char *folder, int dir, const struct ibx_record *record,
-                   struct ibx_error *err)
+static int put(int dir, const struct ibx_record *record, bool durably, struct ibx_error *err)
 {
     char name[NAME_BYTES], fresh[NAME_BYTES], *text;
     size_t length;
@@ -302,15 +301,41 @@ static int replace(const char *folder, int dir, const struct ibx_record *record,
         return rc;
     name_of(record, ".json", name);
     name_of(record, ".new", fresh);
-    rc = write_whole(dir, fresh, text, length);
+    rc = write_whole(dir, fresh, text, length, durably);
     OPENSSL_cleanse(text, length);
     free(text);
     if (!rc && renameat(dir, fresh, dir, name))
         rc = -errno;
     if (rc)
         unlinkat(dir, fresh, 0);
-    if (!rc && fsync(dir))
+    return rc;
+}
+
+/* Whose caller goes on from what was before finds that there: from a state that it has not come to
+ * nothing might lead on. */
+static void put_back(int dir, const struct ibx_record *previous, const struct ibx_record *record)
+{
+    char name[NAME_BYTES];
+    name_of(record, ".json", name);
+    if (previous->state)
+        put(dir, previous, false, NULL);
+    else
+        unlinkat(dir, name, 0);
+}
+
+static int replace(const char *folder, int dir, const struct ibx_record *previous,
+                   const struct ibx_record *record, struct ibx_error *err)
+{
+    char name[NAME_BYTES];
+    struct ibx_error why = {0};
+    int rc = put(dir, record, true, &why);
+    if (why.code)
+        return ibx_error_set(err, rc, "%s", why.message);
+    if (!rc && fsync(dir)) {
         rc = -errno;
+        put_back(dir, previous, record);
+    }
+    name_of(record, ".json", name);
     return rc ? ibx_error_set(err, rc,
                               "record %s/%s cannot be written: %s; free space and rights in that "
                               "folder, or choose another with --state-dir",
@@ -382,7 +407,7 @@ int ibx_journal_write(const char *folder, struct ibx_record *record, struct ibx_
     clock_gettime(CLOCK_REALTIME, &now);
     next.written_s = (uint64_t)now.tv_sec;
     if (!rc)
-        rc = replace(folder, dir, &next, err);
+        rc = replace(folder, dir, &previous, &next, err);
     close(dir);
     if (!rc) {
         record->written_s = next.written_s;
@@ -499,7 +524,7 @@ int ibx_journal_touch_base(const char *folder, const struct ibx_record *record,
     if (dir < 0)
         return dir;
     name_of(record, TOUCHED, name);
-    int rc = write_whole(dir, name, "", 0);
+    int rc = write_whole(dir, name, "", 0, true);
     if (!rc && fsync(dir))
         rc = -errno;
     close(dir);

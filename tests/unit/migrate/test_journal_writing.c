@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -95,6 +96,40 @@ static void full_and_read_only_disks(NO_STATE)
     passes_in_child(on_a_full_disk); /* only root mounts */
 }
 
+static unsigned syncs, fails_at; /* 0: none of them does */
+
+int fsync(int fd)
+{
+    if (++syncs == fails_at) {
+        errno = EIO;
+        return -1;
+    }
+    return (int)syscall(SYS_fsync, fd);
+}
+
+/* Of its text, or of the folder, where it has its name already. */
+static void what_is_not_durable_is_not_there(NO_STATE)
+{
+    static const enum ibx_journal_state states[] = {IBX_JOURNAL_HERE, IBX_JOURNAL_MAY_RUN,
+                                                    IBX_JOURNAL_MOVED, IBX_JOURNAL_DONE};
+    struct ibx_record r = sample(true, 3), *all;
+    size_t count;
+    for (unsigned i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
+        r.state = states[i];
+        for (fails_at = 1; fails_at <= 2; fails_at++) {
+            syncs = 0;
+            assert_true(unwritten(write_record(&r), -EIO));
+            assert_int_equal(ibx_journal_list(folder, &all, &count, &error), 0);
+            assert_int_equal(count, i > 0);
+            assert_true(!i || all[0].state == states[i - 1]);
+            free(all);
+        }
+        fails_at = 0;
+        assert_int_equal(write_record(&r), 0);
+        assert_int_equal(only().state, states[i]);
+    }
+}
+
 static int without_rights(void)
 {
     struct ibx_record r = sample(true, 3), *all;
@@ -144,6 +179,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(a_killed_writer_leaves_a_whole_record),
         TEST(full_and_read_only_disks),
+        TEST(what_is_not_durable_is_not_there),
         TEST(folders_without_rights),
         TEST(text_that_is_none),
     };
