@@ -414,6 +414,7 @@ static int list_neighbours(struct extra *e)
     return rc;
 }
 
+/* Not a copy between host and device, which is a graph in the graph: CUDA disables none. */
 static int enable_node(struct extra *e)
 {
     int (*set)(void *exec, void *node, unsigned on) = NULL;
@@ -422,6 +423,8 @@ static int enable_node(struct extra *e)
     const unsigned on = ibx_get_u32(&e->in);
     if (!there || !exec || !whole(e))
         return CUDA_INVALID_VALUE;
+    if (ibx_extra_copy_of_node(e, node))
+        return on ? 0 : CUDA_NOT_SUPPORTED;
     FUNCTION(e, set);
     return set(exec, node, on);
 }
@@ -434,8 +437,9 @@ static int is_enabled(struct extra *e)
     if (!ibx_extra_get_node(e, &exec, &node) || !exec || !whole(e))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, get);
-    const int rc = get(exec, node, &on);
-    ibx_put_u64(&e->out, on);
+    const bool is_copy = ibx_extra_copy_of_node(e, node);
+    const int rc = is_copy ? 0 : get(exec, node, &on);
+    ibx_put_u64(&e->out, is_copy ? 1 : on);
     return rc;
 }
 

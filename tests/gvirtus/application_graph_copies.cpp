@@ -243,6 +243,15 @@ bool parameters(char *device, void *stream)
     REQUIRE(is(graph.nodes[0], in)); // that one is as it was
     REQUIRE(in_exec(1, aside) == 0 && gives(n, 'b') && in_exec(0, in) == 0 && gives(n, 'a'));
     REQUIRE(fails(in_exec(0, aside), 1)); // in the other direction
+    unsigned on = 9; // CUDA disables no graph in a graph, which such a copy is there
+    REQUIRE(fails(
+        run<void *, void *, unsigned>("cudaGraphNodeSetEnabled", trip.exec, graph.nodes[1], 0),
+        801));
+    REQUIRE((run<void *, void *, unsigned>("cudaGraphNodeSetEnabled", trip.exec, graph.nodes[1],
+                                           1) == 0));
+    REQUIRE((run<void *, void *, unsigned *>("cudaGraphNodeGetEnabled", trip.exec, graph.nodes[1],
+                                             &on) == 0));
+    REQUIRE(on == 1 && gives(n, 'a'));
     // The node: what is made of it from now on, and what was is as before.
     REQUIRE(
         (run<void *, const Planes *>("cudaGraphMemcpyNodeSetParams", graph.nodes[0], &third) == 0));
