@@ -285,7 +285,7 @@ static void what_counts_is_read_under_the_lock(NO_STATE)
     for (int removes = 0; removes < 2; removes++) {
         struct meddling m = {.next = in_state(false, 2, IBX_JOURNAL_RUNNING, false),
                              .removes = removes};
-        struct ibx_record newest = in_state(true, 1, IBX_JOURNAL_KEPT, false);
+        in_state(true, 1, IBX_JOURNAL_KEPT, false); /* the newest */
         const struct ibx_journal_prune which = {
             .unfinished = true, .before_s = UINT64_MAX, .each = meddle, .context = &m};
         char lock[PATH_MAX];
