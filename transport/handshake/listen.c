@@ -87,8 +87,10 @@ static int bind_unix(struct ibx_listener *listener, const struct ibx_uri *uri,
 {
     const int lock = lock_folder(uri->path);
     int rc = bind_locked(listener, uri, err);
-    if (lock >= 0)
+    if (lock >= 0) {
+        flock(lock, LOCK_UN); /* a child that was forked meanwhile has the descriptor, too */
         close(lock);
+    }
     return rc;
 }
 
