@@ -6,7 +6,7 @@
  *
  *   blockers.c       QEMU, its RAM, its devices, this host; what both sides have in common
  *   block_users.c    block jobs and exports: who else uses the disks
- *   images.c         whether a VM has the images that the destination has compared
+ *   since.c          whether a VM has the devices and images that the destination has compared
  *   description.c    the VM as both sides must have it: devices.c, machine.c, disks.c,
  *                    disk_identity.c, virtio.c; and the comparison: compare.c, compare_disks.c
  *   settings.c       QEMU's migration capabilities and parameters: what a migration needs
@@ -77,13 +77,12 @@ int ibx_preflight_block_users(struct ibx_qmp *qmp, struct ibx_blockers *blockers
 void ibx_preflight_block_users_ask(struct ibx_qmp *qmp, uint64_t deadline_ns);
 /* Which job is at work, by this event of QEMU's; NULL: none. The text is the event's. */
 const char *ibx_preflight_block_job(json_t *event);
-/* images.c: by which images each disk is made now, an object; and whether they are those still. One
- * command of 0.3 ms. */
-int ibx_preflight_images(struct ibx_qmp *qmp, json_t **images, uint64_t deadline_ns,
-                         struct ibx_error *err);
-int ibx_preflight_same_images(struct ibx_qmp *qmp, const json_t *compared,
-                              struct ibx_blockers *blockers, uint64_t deadline_ns,
-                              struct ibx_error *err);
+/* since.c: which devices have been plugged into a VM, and with `disks` by which images each disk is
+ * made, an object; and what of these is another one now. Three commands of 0.3 ms together. */
+int ibx_preflight_compared(struct ibx_qmp *qmp, bool disks, json_t **compared, uint64_t deadline_ns,
+                           struct ibx_error *err);
+int ibx_preflight_since(struct ibx_qmp *qmp, bool disks, const json_t *compared,
+                        struct ibx_blockers *blockers, uint64_t deadline_ns, struct ibx_error *err);
 /* Destination: rights to trace QEMU and to make a userfaultfd. */
 void ibx_preflight_permissions(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
 /* ram_file.c: a file that other users can read or change, or made. */
@@ -107,7 +106,8 @@ int ibx_preflight_nested(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_e
 int ibx_preflight_gives_back(struct ibx_qmp *qmp, const char *fabric, uint64_t deadline_ns,
                              struct ibx_error *err);
 /* Whether the guest takes pages that it gives back for zeros when they come again (init_on_free=1),
- * which they are not in the children of its snapshot. -EOPNOTSUPP: it does, or that is not known. */
+ * which they are not in the children of its snapshot. -EOPNOTSUPP: it does, or that is not known.
+ */
 int ibx_preflight_wants_zeros(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err);
 /* Minor mode with pages that are verified: QEMU does not tell when it empties a huge page, which
  * may be on its way then. */

@@ -58,13 +58,12 @@ static void *connect_main(void *argument)
 }
 
 /* Before the VM is described: what changes in between is refused, not missed. */
-static int note_images(struct source_link *link, struct ibx_error *err)
+static int note_compared(struct source_link *link, struct ibx_error *err)
 {
-    json_decref(link->images);
-    link->images = NULL;
-    return link->disks_differ ? 0
-                              : ibx_preflight_images(link->vm->qmp, &link->images,
-                                                     ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    json_decref(link->compared);
+    link->compared = NULL;
+    return ibx_preflight_compared(link->vm->qmp, !link->disks_differ, &link->compared,
+                                  ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
 }
 
 static int describe_and_connect(struct source_link *link, const struct ibx_options *options,
@@ -76,7 +75,7 @@ static int describe_and_connect(struct source_link *link, const struct ibx_optio
     const uint64_t from_ns = ibx_now_ns();
     bool fresh = !pthread_create(&thread, NULL, connect_main, &c);
     ibx_source_vm_check_ahead(link->vm);
-    int rc = note_images(link, err);
+    int rc = note_compared(link, err);
     if (!rc)
         rc = ibx_migration_describe_vm(link->vm->qmp, &link->vm->ram, &link->hello, err);
     ibx_qmp_ahead_end(link->vm->qmp, 0);
@@ -363,8 +362,8 @@ void ibx_source_link_close(struct source_link *link)
     ibx_page_server_close(link->pages);
     link->pages = NULL;
     ibx_channel_fini(&link->control);
-    json_decref(link->images);
-    link->images = NULL;
+    json_decref(link->compared);
+    link->compared = NULL;
     if (source_linked(link))
         ibx_state_move(&link->state, LINK_NONE);
 }

@@ -36,7 +36,7 @@ struct source_link {
     bool disks_differ;                  /* on purpose */
     bool warm;                          /* pages are to be fetched before the stop */
     uint8_t borrow;                     /* enum ibx_migrate_borrow */
-    json_t *images;                     /* that the destination compares; NULL: any will do */
+    json_t *compared;                   /* ibx_preflight_compared(), by the destination */
     struct ibx_migrate_hello hello;     /* the last one, */
     struct ibx_migrate_answer answer;   /* and its answer */
     struct ibx_page_connections *begun; /* while the destination is asked */

@@ -336,15 +336,15 @@ static int check_block_users(struct source *s, struct ibx_error *err)
     return rc;
 }
 
-/* The same, as late as can be: the destination would go on with an image that lacks what the VM has
- * written to another one. */
-static int check_images(struct source *s, struct ibx_error *err)
+/* The same, as late as can be: the destination would go on with other devices, or with an image
+ * that lacks what the VM has written to another one. */
+static int check_compared(struct source *s, struct ibx_error *err)
 {
     struct ibx_blockers blockers = {0};
-    if (!s->link.images)
+    if (!s->link.compared)
         return 0;
-    int rc = ibx_preflight_same_images(s->vm.qmp, s->link.images, &blockers,
-                                       ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    int rc = ibx_preflight_since(s->vm.qmp, !s->link.disks_differ, s->link.compared, &blockers,
+                                 ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     if (!rc && blockers.count)
         rc = ibx_migration_refused("this VM cannot be migrated", &blockers, err);
     return rc;
@@ -384,7 +384,7 @@ static int get_ready(struct source *s, struct ibx_error *err)
 /* From here on QEMU stops the VM, unless it refuses that. */
 static int start(struct source *s, struct ibx_error *err)
 {
-    int rc = check_images(s, err);
+    int rc = check_compared(s, err);
     if (!rc)
         rc = source_managed(&s->vm) ? ibx_gate_let(&s->gate, err) : touch(s, err);
     if (!rc && !source_managed(&s->vm))

@@ -100,6 +100,22 @@ static void test_a_late_snapshot(void)
     pair_stayed();
 }
 
+/* What has been taken from the VM since is not there at the destination, and what it has got is. */
+static void test_late_devices(void)
+{
+    pair_start(&(struct vm_options){
+        .append = "", .extra = {"-device", "qemu-xhci,addr=5", "-device", "usb-tablet,id=old"}});
+    pair_run_to("source:exposing", NULL);
+    vm_do(&vms[0], "device_del", json_pack("{s:s}", "id", "old"));
+    vm_do(&vms[0], "device_add", json_pack("{s:s,s:s}", "driver", "usb-kbd", "id", "new"));
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "the device old (usb-tablet) has been plugged out since");
+    mover_must_print(&sender, "the device new (usb-kbd) has been plugged in since");
+    mover_ends(&receiver, 1);
+    pair_stayed();
+}
+
 /* A client of an export would read what this QEMU knows of the disk, not what is there. */
 static void test_block_export(void)
 {
@@ -333,6 +349,7 @@ int main(void)
                                            VM_TEST(test_a_late_block_job),
                                            VM_TEST(test_block_job_at_the_stop),
                                            VM_TEST(test_a_late_snapshot),
+                                           VM_TEST(test_late_devices),
                                            VM_TEST(test_block_export),
                                            VM_TEST(test_a_stale_disk),
                                            VM_TEST(test_snapshot_since),

@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Whether a VM still has the devices, and its disks the images, that the destination has compared.
+ * Another client of QEMU may take a snapshot of a disk meanwhile, change a medium or plug devices:
+ * the VM would write to an image that the destination does not have, and lose that there, or find a
+ * disk there that has been taken from it. */
+#include "migrate/preflight/description.h"
+
+#include <errno.h>
+#include <stdio.h>
+
+#define LAYERS_MAX 256 /* of one disk */
+
+/* ------------------------------------------------------------ what there is */
+
+/* The image that is written to, its size and those behind it: what one answer of QEMU's tells. */
+static json_t *images_of(const json_t *inserted)
+{
+    const json_t *image = json_object_get(inserted, "image");
+    json_t *names = json_array();
+    for (unsigned i = 0; image && i < LAYERS_MAX; i++) {
+        json_array_append_new(names, ibx_json_text(ibx_member(image, "filename")));
+        image = json_object_get(image, "backing-image");
+    }
+    image = json_object_get(inserted, "image");
+    return json_pack("{s:o, s:o, s:I, s:b}", "images", names, "file",
+                     ibx_json_text(ibx_member(inserted, "file")), "bytes",
+                     json_integer_value(json_object_get(image, "virtual-size")), "read-only",
+                     json_is_true(json_object_get(inserted, "ro")));
+}
+
+static int find_disks(struct ibx_qmp *qmp, json_t *disks, uint64_t deadline_ns,
+                      struct ibx_error *err)
+{
+    json_t *list, *item;
+    size_t index;
+    int rc = ibx_qmp_execute(qmp, "query-block", NULL, &list, deadline_ns, err);
+    if (rc)
+        return rc;
+    json_array_foreach(list, index, item)
+    {
+        const json_t *inserted = json_object_get(item, "inserted");
+        if (*ibx_member(item, "qdev"))
+            json_object_set_new(disks, ibx_member(item, "qdev"),
+                                inserted ? images_of(inserted) : json_object());
+    }
+    json_decref(list);
+    return 0;
+}
+
+/* Those that were plugged in, also on the command line: their names and types. */
+static int find_devices(struct ibx_qmp *qmp, const char *path, json_t *devices,
+                        uint64_t deadline_ns, struct ibx_error *err)
+{
+    json_t *list, *item;
+    size_t index;
+    int rc =
+        ibx_qmp_execute(qmp, "qom-list", json_pack("{s:s}", "path", path), &list, deadline_ns, err);
+    if (rc)
+        return rc;
+    json_array_foreach(list, index, item)
+    {
+        const char *type = ibx_member(item, "type");
+        char name[64];
+        if (sscanf(type, "child<%63[^>]", name) == 1)
+            json_object_set_new(devices, ibx_member(item, "name"), ibx_json_text(name));
+    }
+    json_decref(list);
+    return 0;
+}
+
+int ibx_preflight_compared(struct ibx_qmp *qmp, bool disks, json_t **compared, uint64_t deadline_ns,
+                           struct ibx_error *err)
+{
+    json_t *found = json_pack("{s:{}, s:{}}", "disks", "devices");
+    json_t *devices = json_object_get(found, "devices");
+    int rc = found ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a description of the VM");
+    if (!rc && disks)
+        rc = find_disks(qmp, json_object_get(found, "disks"), deadline_ns, err);
+    if (!rc)
+        rc = find_devices(qmp, "/machine/peripheral", devices, deadline_ns, err);
+    if (!rc)
+        rc = find_devices(qmp, "/machine/peripheral-anon", devices, deadline_ns, err);
+    if (rc)
+        json_decref(found);
+    else
+        *compared = found;
+    return rc;
+}
+
+/* ------------------------------------------------------------ what is another */
+
+/* For a person. */
+static void show(const json_t *disk, char *text, size_t size)
+{
+    if (!*ibx_member(disk, "file"))
+        snprintf(text, size, "none");
+    else
+        snprintf(text, size, "%.160s (%" JSON_INTEGER_FORMAT " bytes, layers: %zu%s)",
+                 ibx_member(disk, "file"), json_integer_value(json_object_get(disk, "bytes")),
+                 json_array_size(json_object_get(disk, "images")),
+                 json_is_true(json_object_get(disk, "read-only")) ? ", read-only" : "");
+}
+
+static void compare_disks(const json_t *compared, json_t *disks, struct ibx_blockers *blockers)
+{
+    const char *name;
+    json_t *disk;
+    json_object_foreach(disks, name, disk)
+    {
+        const json_t *before = json_object_get(compared, name);
+        char is[256], was[256];
+        if (!before || json_equal(disk, before))
+            continue;
+        show(disk, is, sizeof(is));
+        show(before, was, sizeof(was));
+        ibx_blockers_add(blockers,
+                         "the image of the disk %.160s is %s, and the destination has compared %s: "
+                         "another client of QEMU has changed it meanwhile; give the destination's "
+                         "QEMU the same image and migrate again",
+                         name, is, was);
+    }
+}
+
+/* Each of `some` that is not in `others`. */
+static void compare_devices(json_t *some, const json_t *others, const char *what,
+                            struct ibx_blockers *blockers)
+{
+    const char *name;
+    json_t *type;
+    json_object_foreach(some, name, type)
+    {
+        if (!json_equal(type, json_object_get(others, name)))
+            ibx_blockers_add(blockers,
+                             "the device %.160s (%.64s) has been plugged %s since the destination "
+                             "compared: give the destination's QEMU the same devices and migrate "
+                             "again",
+                             name, json_string_value(type), what);
+    }
+}
+
+int ibx_preflight_since(struct ibx_qmp *qmp, bool disks, const json_t *compared,
+                        struct ibx_blockers *blockers, uint64_t deadline_ns, struct ibx_error *err)
+{
+    json_t *now;
+    int rc = ibx_preflight_compared(qmp, disks, &now, deadline_ns, err);
+    if (rc)
+        return rc;
+    json_t *devices = json_object_get(now, "devices"),
+           *before = json_object_get(compared, "devices");
+    compare_disks(json_object_get(compared, "disks"), json_object_get(now, "disks"), blockers);
+    compare_devices(devices, before, "in", blockers);
+    compare_devices(before, devices, "out", blockers);
+    json_decref(now);
+    return 0;
+}
