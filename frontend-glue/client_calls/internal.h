@@ -321,6 +321,10 @@ void ibx_process_select(void);
 /* Whether a capture may be under way, or events are shared with other processes. */
 bool ibx_process_captures(void);
 void ibx_process_capture(bool begins);
+/* The stream's has begun. Whether one had: no more. All of them end with the device's reset. */
+void ibx_process_captured(uint64_t stream);
+bool ibx_process_captured_ends(uint64_t stream);
+void ibx_process_captured_reset(void);
 void ibx_process_add(struct ibx_pipeline *pipeline);
 void ibx_process_remove(struct ibx_pipeline *pipeline);
 /* So many requests were answered that nobody runs any more: their connection has ended. Each

@@ -130,6 +130,43 @@ void ibx_process_capture(bool begins)
         ;
 }
 
+/* Places are free where there is 0: no stream of a program's has it. What finds no place is
+ * counted, and ends by cudaStreamEndCapture alone. */
+#define CAPTURED 64
+static _Atomic uint64_t captured[CAPTURED];
+
+static bool exchange(uint64_t before, uint64_t now)
+{
+    for (unsigned i = 0; i < CAPTURED; i++) {
+        uint64_t there = before;
+        if (atomic_load(&captured[i]) == before &&
+            atomic_compare_exchange_strong(&captured[i], &there, now))
+            return true;
+    }
+    return false;
+}
+
+bool ibx_process_captured_ends(uint64_t stream)
+{
+    return stream && exchange(stream, 0);
+}
+
+void ibx_process_captured(uint64_t stream)
+{
+    if (ibx_process_captured_ends(stream)) /* one that ended with its thread */
+        ibx_process_capture(false);
+    if (stream)
+        exchange(0, stream);
+}
+
+void ibx_process_captured_reset(void)
+{
+    for (unsigned i = 0; i < CAPTURED; i++) {
+        if (atomic_exchange(&captured[i], 0))
+            ibx_process_capture(false);
+    }
+}
+
 void ibx_process_lose(uint64_t requests)
 {
     ibx_log(IBX_LOG_ERROR,
@@ -199,6 +236,8 @@ static void in_child(void)
     ibx_allocations_clear();
     atomic_fetch_add(&number, 1);
     atomic_store(&captures, 0);
+    for (unsigned i = 0; i < CAPTURED; i++)
+        atomic_store(&captured[i], 0);
     atomic_store(&devices, false);
     atomic_store(&shares_memory, false);
     atomic_store(&settled, atomic_load(&left_behind));

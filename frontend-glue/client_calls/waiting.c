@@ -8,6 +8,7 @@
 
 #define CAPTURE_INVALIDATED 901 /* cudaError_t */
 #define CAPTURE_UNJOINED    904
+#define ILLEGAL_STATE       401
 #define FORM_OUT_MAX        16u /* bytes that a call may return for its form to be noted */
 #define REPLY_READS         3u  /* exit code, seconds, length; and one for the output, if any */
 
@@ -145,13 +146,44 @@ static bool ends_capture(int exit_code)
     return !exit_code || exit_code == CAPTURE_INVALIDATED || exit_code == CAPTURE_UNJOINED;
 }
 
+static bool is_reset(const struct ibx_pipeline *p)
+{
+    static const char reset[] = "cudaDeviceReset";
+    return p->call->kind == IBX_CALL_RESETS && !memcmp(p->staged, reset, sizeof(reset));
+}
+
+/* A capture ends with its stream, with its thread, and with the device's reset, too. */
+static void note_captures(const struct ibx_pipeline *p, int exit_code)
+{
+    const enum ibx_call_kind kind = p->call->kind;
+    size_t n;
+    const bool ends = kind == IBX_CALL_END_CAPTURE, begins = kind == IBX_CALL_BEGIN_CAPTURE;
+    const bool destroys = kind == IBX_CALL_DESTROYS && p->call->stream_at == 0;
+    if (!exit_code && is_reset(p))
+        ibx_process_captured_reset();
+    if (!ends && !begins && !destroys)
+        return;
+    const uint8_t *body = ibx_request_body(p, &n);
+    struct ibx_reader r = ibx_reader_of(body, n);
+    const uint64_t stream = ibx_get_u64(&r);
+    if (begins && exit_code)
+        ibx_process_capture(false);
+    else if (begins)
+        ibx_process_captured(stream);
+    else if (ends && ends_capture(exit_code)) {
+        ibx_process_captured_ends(stream);
+        ibx_process_capture(false);
+    } else if (((ends && exit_code == ILLEGAL_STATE) || (destroys && !exit_code)) &&
+               ibx_process_captured_ends(stream))
+        ibx_process_capture(false);
+}
+
 /* Whether it returns the errors of earlier calls: it waits for the device, or resets it. */
 static bool tells(const struct ibx_pipeline *p)
 {
-    static const char reset[] = "cudaDeviceReset";
     const enum ibx_call_kind kind = p->call->kind;
     return kind == IBX_CALL_WAITS || kind == IBX_CALL_QUERIES || kind == IBX_CALL_FREES ||
-           (kind == IBX_CALL_RESETS && !memcmp(p->staged, reset, sizeof(reset)));
+           is_reset(p);
 }
 
 /* The reply's first four bytes, which may be changed. */
@@ -167,9 +199,7 @@ static void note_exit_code(struct ibx_pipeline *p, uint8_t *bytes)
     ibx_put_u32(&w, (uint32_t)code);
     if (kind == IBX_CALL_SET_DEVICE && before)
         ibx_pipeline_forget(p); /* whether it is another one now depends on the error */
-    if ((kind == IBX_CALL_BEGIN_CAPTURE && before) ||
-        (kind == IBX_CALL_END_CAPTURE && ends_capture(before)))
-        ibx_process_capture(false);
+    note_captures(p, before);
 }
 
 /* What cudaGetDevice has returned: the number, which may have its length in front. */

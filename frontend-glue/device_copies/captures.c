@@ -214,6 +214,15 @@ static void forget(struct copies *x, uint64_t stream)
     }
 }
 
+/* Whether one in this stream has begun, and not ended. */
+static bool holds(const struct copies *x, uint64_t stream)
+{
+    unsigned i = 0;
+    while (i < IBX_CAPTURED && x->captured[i].stream != stream)
+        i++;
+    return i < IBX_CAPTURED;
+}
+
 /* The status of a capture, and while it is active CUDA's number of it. False: the driver does not
  * tell, before CUDA 11.3. */
 static bool get_capture(struct copies *x, uint64_t stream, int *status, uint64_t *id)
@@ -265,7 +274,7 @@ static bool is_blocking(struct copies *x)
 /* A client that captures already goes before those who wait for that. */
 static void begin(struct copies *x)
 {
-    const bool blocks = is_blocking(x);
+    const bool blocks = !holds(x, stream_of(x)) && is_blocking(x); /* else it fails */
     const uint64_t deadline = ibx_deadline_in_ms(WAITS_MS), queued = ibx_deadline_in_ms(QUEUED_MS);
     struct place place = {.waits = false};
     pthread_mutex_lock(&lock);
@@ -342,6 +351,8 @@ enum captures_use ibx_captures_use(const char *name, enum ibx_call_kind kind)
         return CAPTURES_BEGUN;
     if (!strncmp(name, "cudaStreamEndCapture", 20))
         return CAPTURES_ENDED;
+    if (!strcmp(name, "cudaStreamDestroy") || !strcmp(name, "cuStreamDestroy"))
+        return CAPTURES_DROPPED;
     if (waits_for_device(name))
         return CAPTURES_WAIT;
     return may_add ? CAPTURES_SPARED : CAPTURES_UNUSED;
@@ -377,10 +388,12 @@ void ibx_captures_answered(struct copies *x, int exit_code)
         note(x, stream);
     else if (unanswered < IBX_CAPTURED)
         x->captured[unanswered].stream = 0;
-    if (x->captures_run == CAPTURES_ENDED && has_ended(exit_code))
+    const bool dropped =
+        x->captures_run == CAPTURES_DROPPED && !exit_code && stream && holds(x, stream);
+    const bool over = dropped || (x->captures_run == CAPTURES_ENDED && has_ended(exit_code));
+    if (over)
         forget(x, stream);
-    if (x->captures &&
-        ((began && exit_code) || (x->captures_run == CAPTURES_ENDED && has_ended(exit_code))))
+    if (x->captures && ((began && exit_code) || over))
         end(x, 1);
     x->captures_run = CAPTURES_UNUSED;
 }

@@ -167,6 +167,7 @@ enum made_use { MADE_UNUSED, MADE_MAKES, MADE_ENDS };
 enum captures_use {
     CAPTURES_UNUSED,
     CAPTURES_BEGUN,
+    CAPTURES_DROPPED, /* with its stream */
     CAPTURES_ENDED,
     CAPTURES_WAIT,
     CAPTURES_SPARED

@@ -11,6 +11,7 @@
  */
 #include "frontend-glue/preload/internal.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 
 #define ADD_DEPENDENCIES 0u /* flags of cudaStreamUpdateCaptureDependencies */
@@ -24,6 +25,7 @@ struct capture {
     unsigned long long id;
     void *graph; /* NULL: the program has not asked for it */
     bool given;  /* by the program */
+    bool over;   /* it could not be begun again */
     size_t count;
     void *last[IBX_EXTRA_BEHIND]; /* nodes that the next part comes behind */
 };
@@ -44,21 +46,51 @@ static struct capture *find(const void *stream, bool remove)
     return found;
 }
 
+static void add(struct capture *c)
+{
+    ibx_frontend_ranges_lock();
+    c->next = all;
+    all = c;
+    ibx_frontend_ranges_unlock();
+}
+
+/* It ended unseen, and what it was counted for ends here. NULL: nothing. */
+static void drop(struct capture *c)
+{
+    if (c && !c->over)
+        ibx_frontend_capture_gone();
+    free(c);
+}
+
+/* They are the parent's. */
+static void in_child(void)
+{
+    all = NULL;
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
+
 /* One that it had before was ended by something else. */
 static struct capture *note(void *stream, int mode)
 {
-    free(find(stream, true));
+    drop(find(stream, true));
     struct capture *c = calloc(1, sizeof(*c));
     if (!c)
         return NULL;
     c->stream = stream;
     c->mode = mode;
     c->id = atomic_fetch_add(&ids, 1) + 1;
-    ibx_frontend_ranges_lock();
-    c->next = all;
-    all = c;
-    ibx_frontend_ranges_unlock();
+    add(c);
     return c;
+}
+
+/* What cudaStreamEndCapture returned; by two of its errors a broken capture ends, too. */
+static bool ends_capture(int rc)
+{
+    return !rc || rc == CUDA_CAPTURE_INVALID || rc == CUDA_CAPTURE_UNJOINED;
 }
 
 /* The part becomes a node behind the last ones, if there is anything in it. */
@@ -82,11 +114,15 @@ static int cut(struct capture *c)
 {
     void *part = NULL;
     int rc = ibx_frontend_capture_end(c->stream, &part);
+    const bool over = ends_capture(rc);
     if (!rc && !c->graph)
         rc = cudaGraphCreate(&c->graph, 0);
     if (!rc)
         rc = add_part(c, part);
-    return rc ? rc : ibx_frontend_capture_begin(c->stream, c->mode);
+    if (!rc)
+        rc = ibx_frontend_capture_begin(c->stream, c->mode);
+    c->over = rc && over;
+    return rc;
 }
 
 /* ------------------------------------------------------------------------------- the calls */
@@ -128,7 +164,9 @@ int cudaStreamEndCapture(void *stream, void **graph)
     if (!graph && !(c && c->graph))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     int rc = ibx_frontend_capture_end(stream, &part);
-    const bool over = !rc || rc == CUDA_CAPTURE_INVALID || rc == CUDA_CAPTURE_UNJOINED;
+    /* The thread that has begun it has ended, and so has it. */
+    const bool left = rc == CUDA_ILLEGAL_STATE && c;
+    const bool over = left || ends_capture(rc);
     if (over)
         c = find(stream, true);
     if (!rc && c && c->graph)
@@ -137,9 +175,39 @@ int cudaStreamEndCapture(void *stream, void **graph)
         *graph = rc ? NULL : c && c->graph ? c->graph : part;
     if (over && rc && c && c->graph && !c->given)
         cudaGraphDestroy(c->graph);
-    if (over)
+    if (left)
+        drop(c);
+    else if (over)
         free(c);
     return rc;
+}
+
+/* By it ends a capture of that stream. First: behind it another one may have its handle. */
+int cudaStreamDestroy(void *stream)
+{
+    struct capture *c = ibx_frontend_capturing() ? find(stream, true) : NULL;
+    ibx_frontend_stream_gone(stream);
+    const int rc = CALL_NEXT(cudaStreamDestroy, stream);
+    if (c && rc) {
+        add(c);
+        return rc;
+    }
+    if (c && c->graph && !c->given)
+        cudaGraphDestroy(c->graph);
+    drop(c);
+    return rc;
+}
+
+void ibx_frontend_captures_reset(void)
+{
+    ibx_frontend_ranges_lock();
+    struct capture *left = all;
+    all = NULL;
+    ibx_frontend_ranges_unlock();
+    for (struct capture *c = left; c; c = left) {
+        left = c->next;
+        drop(c);
+    }
 }
 
 /* `asks`: for more than whether it is captured, and by which number. */

@@ -27,8 +27,16 @@ static void ends(void)
         ;
 }
 
+void ibx_frontend_capture_gone(void)
+{
+    ends();
+}
+
+/* A stream that is captured already is answered for here: the back end would ask CUDA about it. */
 int ibx_frontend_capture_begin(void *stream, int mode)
 {
+    if (ibx_frontend_captures(stream))
+        return ibx_frontend_fail(CUDA_ILLEGAL_STATE);
     ibx_frontend_managed_rests();
     atomic_fetch_add(&captures, 1); /* before another thread's event can bring a stream into it */
     const int rc = CALL_NEXT(cudaStreamBeginCapture, stream, mode);

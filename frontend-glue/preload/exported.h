@@ -202,8 +202,11 @@ int cudaIpcCloseMemHandle(void *address);
 int cudaIpcGetEventHandle(struct ipc_handle *handle, void *event);
 int cudaIpcOpenEventHandle(void **event, struct ipc_handle handle);
 int cudaEventDestroy(void *event);
+int cudaStreamDestroy(void *stream);
 int cudaDeviceReset(void);
+int cudaStreamCreate(void **stream);
 int cudaStreamCreateWithFlags(void **stream, unsigned flags);
+int cudaStreamCreateWithPriority(void **stream, unsigned flags, int priority);
 int cudaStreamAddCallback(void *stream, void (*callback)(void *stream, int status, void *argument),
                           void *argument, unsigned flags);
 int cudaMallocManaged(void **address, size_t n, unsigned flags);

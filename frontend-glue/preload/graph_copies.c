@@ -137,6 +137,19 @@ static int wait_for(void *stream)
     return ibx_frontend_extra_try(&e, NULL, 0, &code) ? code : CUDA_UNKNOWN;
 }
 
+int ibx_frontend_copy_beside(const void *from, void *to, size_t n, int device)
+{
+    const struct ibx_cuda_memcpy3d copy = {.kind = CUDA_MEMCPY_FROM_DEVICE,
+                                           .from = {(void *)(uintptr_t)from, n, n, 1},
+                                           .to = {to, n, n, 1},
+                                           .extent = {n, 1, 1}};
+    void *stream;
+    int rc = ibx_frontend_plugin() ? stream_of(device, &stream) : CUDA_UNKNOWN;
+    if (!rc)
+        rc = copy_row(&copy, 0, 0, stream);
+    return rc ? rc : wait_for(stream);
+}
+
 static void note_failure(int rc)
 {
     atomic_store(&failure, rc);

@@ -178,6 +178,10 @@ bool ibx_frontend_host_gone(void);
 /* GVirtuS's captures. */
 int ibx_frontend_capture_begin(void *stream, int mode);
 int ibx_frontend_capture_end(void *stream, void **graph);
+/* One that was begun is over, and nobody ends it. */
+void ibx_frontend_capture_gone(void);
+/* A device was reset: none of this process's is left. capture_graphs.c. */
+void ibx_frontend_captures_reset(void);
 /* Whether the stream is being captured; quick while this process captures nothing. */
 bool ibx_frontend_captures(void *stream);
 /* Whether this process captures any. */
@@ -185,6 +189,14 @@ bool ibx_frontend_capturing(void);
 /* What a stream that is captured takes: a function; a copy of which one side is the host's. */
 int ibx_frontend_capture_function(void *stream, void (*function)(void *argument), void *argument);
 int ibx_frontend_capture_copy(const struct ibx_cuda_memcpy3d *copy, void *stream);
+
+/* --------------------------------------------------------------------------- own_streams.c */
+
+/* The stream is about to be destroyed. */
+void ibx_frontend_stream_gone(const void *stream);
+/* While streams are being captured: waits for the work of the others that this process has made,
+ * and of the legacy one unless a captured stream waits for that. It ends no capture. */
+int ibx_frontend_streams_rest(void);
 
 /* ---------------------------------------------------------------------------- graphs.c */
 
@@ -199,6 +211,9 @@ void ibx_frontend_execs_keep(const void *node, uint64_t number);
 
 /* Whether one side is the host's; the kind is said then, too. */
 bool ibx_frontend_copy_of_host(struct ibx_cuda_memcpy3d *copy);
+/* A copy from memory of the device's that is over when this returns, and that no capture minds. The
+ * thread is in no call of GVirtuS's. */
+int ibx_frontend_copy_beside(const void *from, void *to, size_t n, int device);
 /* The number of a function that makes the copy, as ibx_frontend_host_repeated(); 0: *rc says why
  * not. */
 uint64_t ibx_frontend_copy_function(const struct ibx_cuda_memcpy3d *copy, uint64_t *queue, int *rc);

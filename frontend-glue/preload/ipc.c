@@ -221,8 +221,10 @@ int cudaDeviceReset(void)
         ibx_frontend_peers_reset(ibx_frontend_current_device());
         ibx_frontend_pools_reset(ibx_frontend_current_device());
     }
-    if (!rc && ibx_frontend_one_device())
+    if (!rc && ibx_frontend_one_device()) {
+        ibx_frontend_captures_reset();
         ibx_frontend_managed_reset();
+    }
     for (struct opened *gone; !rc && ibx_frontend_one_device() && (gone = take_any());) {
         if (gone->kind == OPENED_MEMORY || gone->kind == OPENED_POINTER)
             ibx_frontend_device_memory_gone((void *)gone->value);

@@ -263,6 +263,13 @@ enum pages_answer ibx_managed_look(uintptr_t at, enum pages_access access)
     return answer;
 }
 
+/* In a stream of its own, while captures would mind one in the legacy stream. */
+static bool copied_beside(const struct managed *m, size_t at, size_t n)
+{
+    return ibx_frontend_capturing() && !in_gvirtus &&
+           !ibx_frontend_copy_beside((void *)(m->begin + at), m->other + at, n, m->device);
+}
+
 /* A copy that is over when this returns, between the device and our second mapping. GVirtuS's front
  * end makes those of a thread without a connection. */
 static int copy_part(const struct managed *m, size_t at, size_t n, bool to_device)
@@ -271,6 +278,8 @@ static int copy_part(const struct managed *m, size_t at, size_t n, bool to_devic
         .to_device = to_device, .device = m->begin + at, .host = m->other + at, .n = n};
     void *device = (void *)(m->begin + at), *host = m->other + at;
     int rc;
+    if (!to_device && copied_beside(m, at, n))
+        return CUDA_SUCCESS;
     if (!ibx_frontend_plugin()->copy(&wish, &rc))
         return rc;
     if (in_gvirtus)
@@ -431,6 +440,18 @@ void ibx_managed_wait_end(void)
 
 /* ------------------------------------------------------------- accesses to what is stale */
 
+/* Beside captures of this process's there may be more work than this: `busy` stays. */
+static int wait_once(void)
+{
+    if (ibx_frontend_capturing())
+        return ibx_frontend_streams_rest();
+    atomic_store(&busy, false);
+    const int rc = ibx_frontend_devices_wait();
+    if (rc)
+        atomic_store(&busy, true);
+    return rc;
+}
+
 /* Locked. Until the device rests. While another program of the back end captures it cannot be
  * waited for, which is over soon. */
 static bool rest(void)
@@ -440,10 +461,7 @@ static bool rest(void)
     do {
         if (rc)
             nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-        atomic_store(&busy, false);
-        rc = ibx_frontend_devices_wait();
-        if (rc)
-            atomic_store(&busy, true);
+        rc = wait_once();
     } while (rc == CUDA_CAPTURE_UNSUPPORTED && ibx_now_ns() < deadline);
     if (rc)
         ibx_log(IBX_LOG_ERROR,
@@ -459,14 +477,7 @@ static bool wait_for_device(void)
     atomic_store(&fresh, true);
     while (atomic_load(&working))
         nanosleep(&(struct timespec){.tv_nsec = 5000}, NULL);
-    if (!atomic_load(&busy))
-        return true;
-    if (ibx_frontend_capturing()) { /* which a wait for the device would end */
-        ibx_log(IBX_LOG_ERROR, "managed memory is touched while a stream is being captured and the "
-                               "device works: wait for the device before the capture begins");
-        return false;
-    }
-    return rest();
+    return !atomic_load(&busy) || rest();
 }
 
 static bool fetch(struct managed *m, size_t first, enum pages_access access)

@@ -184,6 +184,32 @@ bool graphs_of_managed()
     return cudaFree(a) == 0 && cudaFree(b) == 0;
 }
 
+// Accesses while this process captures streams, which they do not end. A capture ends with its
+// stream.
+bool beside_own_captures()
+{
+    constexpr std::size_t n = 100 * K;
+    char *a = managed_memory(n), *b = managed_memory(n);
+    void *captured = nullptr, *other = nullptr, *graph = nullptr;
+    std::vector<char> bytes = some(n, 6);
+    REQUIRE(a && b && cudaStreamCreate(&captured) == 0 &&
+            cudaStreamCreateWithFlags(&other, 1) == 0);
+    std::memcpy(a, bytes.data(), n);
+    REQUIRE(cudaStreamBeginCapture(captured, 0) == 0);
+    REQUIRE(cudaStreamBeginCapture(captured, 0) == 401 && cudaGetLastError() == 401);
+    stub_remote()->slow(20000);
+    REQUIRE(stub_launch(b, a, n, other) == 0 && has(b, bytes));
+    stub_remote()->slow(0);
+    REQUIRE(cudaStreamEndCapture(captured, &graph) == 0 && graph);
+    REQUIRE(cudaStreamBeginCapture(captured, 2) == 0 && cudaStreamDestroy(captured) == 0);
+    for (unsigned i = 0; i < 3; i++) {
+        bytes = some(n, i);
+        std::memcpy(a, bytes.data(), n);
+        REQUIRE(stub_launch(b, a, n, nullptr) == 0 && has(b, bytes));
+    }
+    return cudaFree(a) == 0 && cudaFree(b) == 0;
+}
+
 struct Attributes {
     int type, device;
     void *on_device, *on_host;
@@ -576,6 +602,7 @@ bool managed()
     REQUIRE(what_it_is());
     REQUIRE(hints());
     REQUIRE(!taken || graphs_of_managed());
+    REQUIRE(!taken || beside_own_captures());
     REQUIRE(taken_addresses());
     REQUIRE(system_calls());
     REQUIRE(sent_signals());

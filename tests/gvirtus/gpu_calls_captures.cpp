@@ -179,8 +179,12 @@ bool captures_left()
         Client leaving(gpu);
         REQUIRE(leaving.remote.call("cudaStreamBeginCapture", Body().u64(0).i32(0)) == 1);
     }
-    return !gpu.remote.call("cudaStreamEndCapture", Body().u64(stream)) &&
-           gpu.remote.device_synchronize() == 0;
+    REQUIRE(!gpu.remote.call("cudaStreamEndCapture", Body().u64(stream)) && apart());
+    // A capture ends with its stream.
+    const std::uint64_t other = gpu.remote.stream_create(1);
+    REQUIRE(!gpu.remote.call("cudaStreamBeginCapture", Body().u64(other).i32(0)) && !apart());
+    REQUIRE(!gpu.remote.call("cudaStreamDestroy", Body().u64(other)) && apart());
+    return gpu.remote.device_synchronize() == 0;
 }
 
 } // namespace

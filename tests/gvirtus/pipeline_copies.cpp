@@ -213,6 +213,21 @@ bool while_a_stream_is_captured()
     return copy(block, 5000, 1) == 0;
 }
 
+// A capture ends with its stream, and with the device's reset: then copies go ahead again.
+bool behind_captures()
+{
+    Scene scene;
+    const Body begun = Body().u64(STREAM).i32(0), stream = Body().u64(STREAM);
+    for (const char *end : {"cudaStreamDestroy", "cudaDeviceReset"})
+        REQUIRE(waits_after(&scene, 0, 4, [&](App *app, std::uint64_t block) {
+                    REQUIRE(app->call("cudaStreamBeginCapture", begun) == 0);
+                    REQUIRE(app->call(end, stream) == 0 && app->last_error() == 0);
+                    REQUIRE(app->free(block) == 0 && app->malloc() == block);
+                    return !copy(block, 4, 0) && app->synchronize() == 0;
+                }) == 0);
+    return true;
+}
+
 // A wrong address is refused by the call itself.
 bool wrong_addresses()
 {
@@ -296,6 +311,7 @@ void check_copies()
     alone("copies to memory that processes share", memory_that_processes_share);
     alone("copies beside other devices", other_devices);
     alone("copies while a stream is captured", while_a_stream_is_captured);
+    alone("copies behind captures that nobody ends", behind_captures);
     alone("copies to wrong addresses", wrong_addresses);
     alone("errors of copies that have returned", errors_come_later);
     alone("copies, and what another thread does next", in_order_between_threads);

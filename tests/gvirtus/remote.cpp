@@ -147,6 +147,7 @@ struct Runtime {
     unsigned long (*calls)() = nullptr;
     int (*begin_capture)(void *stream, int mode) = nullptr;
     int (*end_capture)(void *stream, void **graph) = nullptr;
+    void (*stream_destroyed)(void *stream) = nullptr;
     int (*graph_launch)(void *exec, void *stream) = nullptr;
     int (*graph_destroy)(void *graph) = nullptr;
     int (*enable_peer)(int peer, unsigned flags) = nullptr;
@@ -170,6 +171,8 @@ const Runtime &runtime()
             *reinterpret_cast<void **>(&made.begin_capture) =
                 dlsym(handle, "cudaStreamBeginCapture");
             *reinterpret_cast<void **>(&made.end_capture) = dlsym(handle, "cudaStreamEndCapture");
+            *reinterpret_cast<void **>(&made.stream_destroyed) =
+                dlsym(handle, "ibx_double_stream_destroyed");
             *reinterpret_cast<void **>(&made.graph_destroy) = dlsym(handle, "cudaGraphDestroy");
             *reinterpret_cast<void **>(&made.graph_launch) = dlsym(handle, "cudaGraphLaunch");
             *reinterpret_cast<void **>(&made.enable_peer) =
@@ -337,6 +340,8 @@ bool is_echoed(const std::string &name)
     return false;
 }
 
+std::atomic<void *> by_driver{nullptr}; // the stream that the driver's double captures
+
 // As CUDA's runtime, makes a context current with the first call that needs one.
 int execute(const std::string &name, Frame &f, int *current)
 {
@@ -360,7 +365,6 @@ int execute(const std::string &name, Frame &f, int *current)
         void *graph = nullptr;
         if (!stream || !runtime().begin_capture)
             return stream ? 0 : 1; // as if every stream but NULL were captured
-        static std::atomic<void *> by_driver{nullptr};
         if (name == "cudaStreamBeginCapture" && f.get<std::int32_t>() == 2) { // relaxed
             by_driver = stream;
             return app->begin_capture(stream, 2);
@@ -374,6 +378,15 @@ int execute(const std::string &name, Frame &f, int *current)
         if (graph)
             f.out.u64(reinterpret_cast<std::uint64_t>(graph));
         return rc;
+    }
+    if (name == "cudaStreamDestroy") {
+        auto *stream = reinterpret_cast<void *>(f.get<std::uint64_t>());
+        void *graph = nullptr, *captured = stream;
+        if (stream && by_driver.compare_exchange_strong(captured, nullptr))
+            app->end_capture(stream, &graph);
+        else if (runtime().stream_destroyed)
+            runtime().stream_destroyed(stream);
+        return 0;
     }
     if (name == "cudaGraphDestroy") {
         auto *graph = reinterpret_cast<void *>(f.get<std::uint64_t>());

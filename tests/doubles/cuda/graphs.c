@@ -140,6 +140,21 @@ EXPORT int cudaStreamEndCapture(void *stream, void **graph)
     return returns(lost ? INVALIDATED : 0);
 }
 
+/* CUDA ends its capture. */
+EXPORT void ibx_double_stream_destroyed(void *stream)
+{
+    pthread_mutex_lock(&mutex);
+    const bool captured = stream && stream == capture.stream;
+    if (captured) {
+        graph_discard(capture.graph);
+        capture.stream = NULL;
+        capture.lost = false;
+    }
+    pthread_mutex_unlock(&mutex);
+    if (captured)
+        tell_driver(NULL);
+}
+
 EXPORT int cudaStreamIsCapturing(void *stream, int *status)
 {
     pthread_mutex_lock(&mutex);

@@ -242,6 +242,11 @@ EXPORTED int cudaStreamCreateWithFlags(void **stream, unsigned flags)
     return made ? 0 : 1;
 }
 
+EXPORTED int cudaStreamDestroy(void *stream)
+{
+    return mine()->call("cudaStreamDestroy", Body().u64(number(stream)));
+}
+
 EXPORTED int cudaStreamBeginCapture(void *stream, int mode)
 {
     return mine()->call("cudaStreamBeginCapture", Body().u64(number(stream)).i32(mode));

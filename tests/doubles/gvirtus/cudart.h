@@ -26,6 +26,7 @@ int cudaMemcpyToSymbol(const void *symbol, const void *from, std::size_t n, std:
                        int kind);
 int cudaStreamCreate(void **stream);
 int cudaStreamCreateWithFlags(void **stream, unsigned flags);
+int cudaStreamDestroy(void *stream);
 int cudaStreamBeginCapture(void *stream, int mode);
 int cudaStreamEndCapture(void *stream, void **graph);
 int cudaGraphLaunch(void *exec, void *stream);

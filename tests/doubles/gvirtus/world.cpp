@@ -304,6 +304,16 @@ unsigned free_graph(const WorldGraph *graphs)
     return i;
 }
 
+void destroy_stream(World *world, std::uint64_t stream)
+{
+    if (!is_stream(stream))
+        return;
+    WorldCapture *capture = &world->captures[stream - 100];
+    for (std::uint64_t &number : world->captured)
+        number = number == capture->number ? 0 : number;
+    *capture = {};
+}
+
 int end_capture(World *world, std::uint64_t stream, Body *out)
 {
     if (!is_stream(stream) || !capture_of(world, stream))
@@ -482,6 +492,10 @@ int execute(World *world, WorldThread *thread, const std::string &name, const st
         out->put(thread->device);
     if (name == "cudaEventDestroy" && number(in, 0) < WORLD_EVENTS)
         world->destroyed[number(in, 0)] = true;
+    if (name == "cudaStreamDestroy")
+        destroy_stream(world, number(in, 0));
+    for (unsigned i = 0; name == "cudaDeviceReset" && i < WORLD_STREAMS; i++)
+        destroy_stream(world, 100 + i);
     if (name == "cudaEventCreate")
         return event_create(world, out);
     if (name == "cudaDeviceGetStreamPriorityRange") // another one on each device

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * The streams that this process has made. While some are being captured nobody can wait for the
+ * device, since that would end the captures: one by one the others can be waited for.
+ */
+#include "frontend-glue/preload/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define NON_BLOCKING 1u /* cudaStreamNonBlocking */
+
+static struct ranges all; /* of one byte each, at the handle */
+
+/* Without memory for it such a stream is not waited for. One before with that handle is gone. */
+static int note(void *const *made, unsigned flags, int rc)
+{
+    const struct range stream = {.begin = rc ? 0 : (uintptr_t)*made, .n = 1, .flags = flags};
+    if (rc)
+        return rc;
+    ibx_frontend_ranges_lock();
+    struct range *before = ibx_frontend_ranges_at(&all, *made);
+    if (before)
+        ibx_frontend_ranges_remove(&all, before);
+    ibx_frontend_ranges_add(&all, &stream);
+    ibx_frontend_ranges_unlock();
+    return rc;
+}
+
+int cudaStreamCreate(void **stream)
+{
+    return stream ? note(stream, 0, CALL_NEXT(cudaStreamCreate, stream))
+                  : ibx_frontend_fail(CUDA_INVALID_VALUE);
+}
+
+int cudaStreamCreateWithFlags(void **stream, unsigned flags)
+{
+    return stream ? note(stream, flags, CALL_NEXT(cudaStreamCreateWithFlags, stream, flags))
+                  : ibx_frontend_fail(CUDA_INVALID_VALUE);
+}
+
+int cudaStreamCreateWithPriority(void **stream, unsigned flags, int priority)
+{
+    return stream ? note(stream, flags,
+                         CALL_NEXT(cudaStreamCreateWithPriority, stream, flags, priority))
+                  : ibx_frontend_fail(CUDA_INVALID_VALUE);
+}
+
+void ibx_frontend_stream_gone(const void *stream)
+{
+    ibx_frontend_ranges_lock();
+    struct range *range = ibx_frontend_ranges_at(&all, stream);
+    if (range)
+        ibx_frontend_ranges_remove(&all, range);
+    ibx_frontend_ranges_unlock();
+}
+
+/* NULL: there is none, or no memory: `count` says which. */
+static struct range *copy_of_all(size_t *count)
+{
+    ibx_frontend_ranges_lock();
+    struct range *copy = all.count ? malloc(all.count * sizeof(*copy)) : NULL;
+    *count = all.count;
+    if (copy)
+        memcpy(copy, all.items, all.count * sizeof(*copy));
+    ibx_frontend_ranges_unlock();
+    return copy;
+}
+
+static _Thread_local int legacy_waits; /* what became of them */
+
+static void wait_for_legacy(int device)
+{
+    const int rc = CALL_NEXT(cudaStreamSynchronize, NULL);
+    (void)device;
+    legacy_waits = legacy_waits ? legacy_waits : rc;
+}
+
+int ibx_frontend_streams_rest(void)
+{
+    size_t count;
+    struct range *streams = copy_of_all(&count);
+    bool legacy = true;
+    int rc = count && !streams ? CUDA_MEMORY_ALLOCATION : CUDA_SUCCESS;
+    for (size_t i = 0; i < count && !rc; i++) {
+        void *stream = (void *)streams[i].begin;
+        if (ibx_frontend_captures(stream))
+            legacy = legacy && streams[i].flags & NON_BLOCKING;
+        else if ((rc = CALL_NEXT(cudaStreamSynchronize, stream)) == CUDA_INVALID_HANDLE)
+            rc = CUDA_SUCCESS; /* it was destroyed meanwhile */
+    }
+    free(streams);
+    /* Beside such a capture nothing comes into the legacy one. */
+    legacy_waits = CUDA_SUCCESS;
+    if (!rc && legacy)
+        ibx_frontend_each_device(wait_for_legacy);
+    return rc ? rc : legacy_waits;
+}
