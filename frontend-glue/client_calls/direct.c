@@ -168,6 +168,13 @@ bool ibx_pipeline_has_no_error(struct ibx_pipeline *p)
     return knows(p) && has_no_error(p);
 }
 
+bool ibx_pipeline_errors(const struct ibx_pipeline *p, int *number)
+{
+    if (is_usable(p))
+        *number = (int)(p->errors + (unsigned)atomic_load(&p->unsure));
+    return is_usable(p);
+}
+
 bool ibx_pipeline_device(struct ibx_pipeline *p, int *device)
 {
     if (!knows(p) || p->current < 0)

@@ -117,6 +117,8 @@ struct ibx_pipeline {
     bool clean;      /* the back end has no error to tell of this thread */
     int last_error;  /* that it may not know of */
 
+    unsigned errors; /* that calls of this thread's have returned so far */
+
     /* Under the lock; the atomics are read without. */
     pthread_mutex_t lock;
     uint8_t *backlog; /* answered and not sent: [backlog_begin, backlog_end) */

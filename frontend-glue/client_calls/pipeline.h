@@ -85,6 +85,8 @@ void ibx_pipeline_unseen(struct ibx_pipeline *pipeline, bool unseen);
 void ibx_pipeline_learn(struct ibx_pipeline *pipeline, const char *name);
 /* What calls of the connection's thread would return, if that is known. */
 bool ibx_pipeline_has_no_error(struct ibx_pipeline *pipeline);
+/* Another number than before when one of them has failed since, or may have. */
+bool ibx_pipeline_errors(const struct ibx_pipeline *pipeline, int *number);
 bool ibx_pipeline_device(struct ibx_pipeline *pipeline, int *device);
 bool ibx_pipeline_selected(struct ibx_pipeline *pipeline, int device);
 bool ibx_pipeline_rests(struct ibx_pipeline *pipeline, uint64_t stream);

@@ -110,6 +110,7 @@ static int take_failure(struct ibx_pipeline *p)
 
 int ibx_waiting_told(struct ibx_pipeline *p, int exit_code, bool waits)
 {
+    p->errors += exit_code != 0;
     if (exit_code) {
         p->clean = false;
         int same = exit_code; /* as of all calls after an error that stays: it is told now */
@@ -122,6 +123,7 @@ int ibx_waiting_told(struct ibx_pipeline *p, int exit_code, bool waits)
     const int failure = waits ? take_failure(p) : 0;
     if (failure) {
         p->clean = false;
+        p->errors++;
         p->last_error = failure;
     }
     return failure;

@@ -46,7 +46,7 @@
 #include <stdint.h>
 
 /* Increases with any change below. */
-#define IBX_FRONTEND_VERSION 14u
+#define IBX_FRONTEND_VERSION 15u
 
 /* cudaMemcpy, cudaMemcpyAsync or cudaMemcpy2D between memory of the device and of the caller. */
 struct ibx_frontend_copy {
@@ -84,6 +84,8 @@ enum ibx_frontend_fact {
     IBX_FRONTEND_SELECTED,     /* cudaSetDevice(handle) has succeeded, and would again */
     IBX_FRONTEND_STREAM_RESTS, /* the stream `handle` has no work */
     IBX_FRONTEND_EVENT_OVER,   /* the event `handle` */
+    IBX_FRONTEND_ERRORS,       /* *answer is another number when a call of the thread's has failed
+                                  since, or may have */
 };
 
 /* What the preload does before calls that may have the device work, and behind them. GVirtuS's own

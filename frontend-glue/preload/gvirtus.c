@@ -161,13 +161,28 @@ bool ibx_frontend_knows(enum ibx_frontend_fact fact, uint64_t handle, int *answe
 
 /* ----------------------------------------------------------------------------- errors */
 
-/* Of this thread's calls, where the back end knows of the error in another thread or not at all. */
-static _Thread_local int last;
+/* Of this thread's calls, where the back end knows of the error in another thread or not at all;
+ * and what it was asked for then. */
+static _Thread_local int last, told;
+
+/* 0: not known. */
+static int errors_so_far(void)
+{
+    int number = 0;
+    return ibx_frontend_knows(IBX_FRONTEND_ERRORS, 0, &number) ? number : 0;
+}
 
 int ibx_frontend_fail(int rc)
 {
     last = rc;
+    told = errors_so_far();
     return rc;
+}
+
+/* The newer one of both; theirs where nobody can tell. `now`: as `told`. */
+static int newer(int theirs, int now)
+{
+    return last && (!theirs || (now && now == told)) ? last : theirs;
 }
 
 int ibx_frontend_waited(int rc, uint64_t stream)
@@ -183,14 +198,15 @@ int ibx_frontend_waited(int rc, uint64_t stream)
 int cudaGetLastError(void)
 {
     const bool none = ibx_frontend_knows(IBX_FRONTEND_NO_ERROR, 0, NULL);
-    int rc = none ? CUDA_SUCCESS : CALL_NEXT(cudaGetLastError), here = last;
+    const int now = errors_so_far();
+    const int rc = newer(none ? CUDA_SUCCESS : CALL_NEXT(cudaGetLastError), now);
     last = CUDA_SUCCESS;
-    return rc ? rc : here;
+    return rc;
 }
 
 int cudaPeekAtLastError(void)
 {
     const bool none = ibx_frontend_knows(IBX_FRONTEND_NO_ERROR, 0, NULL);
-    int rc = none ? CUDA_SUCCESS : CALL_NEXT(cudaPeekAtLastError);
-    return rc ? rc : last;
+    const int now = errors_so_far();
+    return newer(none ? CUDA_SUCCESS : CALL_NEXT(cudaPeekAtLastError), now);
 }
