@@ -144,9 +144,10 @@ bool ibx_frontend_one_device(void)
 
 int cudaGetDevice(int *device)
 {
-    return device && ibx_frontend_knows(IBX_FRONTEND_DEVICE, 0, device)
-               ? CUDA_SUCCESS
-               : CALL_NEXT(cudaGetDevice, device);
+    if (!device)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    return ibx_frontend_knows(IBX_FRONTEND_DEVICE, 0, device) ? CUDA_SUCCESS
+                                                              : CALL_NEXT(cudaGetDevice, device);
 }
 
 int cudaSetDevice(int device)
@@ -249,7 +250,7 @@ static bool allocated(void **address, size_t n, int *rc)
     const struct ibx_frontend_request request = {
         .name = "cudaMalloc", .body = size, .n = sizeof(size), .out = made, .out_n = sizeof(made)};
     ibx_put_u64(&w, n);
-    if (!calls || !address || calls->call(&request, rc))
+    if (!calls || calls->call(&request, rc))
         return false;
     if (!*rc)
         *address = (void *)(uintptr_t)ibx_get_u64(&r);
@@ -259,6 +260,8 @@ static bool allocated(void **address, size_t n, int *rc)
 int cudaMalloc(void **address, size_t n)
 {
     int rc;
+    if (!address)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_frontend_look_for_libraries();
     if (!allocated(address, n, &rc))
         rc = CALL_NEXT(cudaMalloc, address, n);
@@ -271,6 +274,8 @@ int cudaMalloc(void **address, size_t n)
 int cudaMallocPitch(void **address, size_t *pitch, size_t width, size_t height)
 {
     size_t n;
+    if (!address || !pitch)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
     int rc = CALL_NEXT(cudaMallocPitch, address, pitch, width, height);
     ibx_frontend_device_used();
     if (!rc && !__builtin_mul_overflow(*pitch, height, &n))

@@ -104,6 +104,11 @@ void ibx_frontend_print_all(void);
 int ibx_frontend_launch(const void *function, const struct launch_config *config, void **arguments,
                         bool unseen);
 
+/* The function has been registered as a kernel. */
+void ibx_frontend_kernel_registered(const void *function);
+/* What CUDA returns for one of a program's with kernels that never was. Of what is no function of
+ * it GVirtuS decides; in its front end (G5) an unknown one ends the program. */
+int ibx_frontend_no_kernel(const void *function);
 /* What the first launches need; 0.1 ms, which the first one would take otherwise. */
 void ibx_frontend_kernels_prepare(void);
 

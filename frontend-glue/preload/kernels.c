@@ -8,6 +8,7 @@
  */
 #include "frontend-glue/preload/internal.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,6 +42,31 @@ static _Atomic(struct kernel *) kernels[KERNELS];
 static struct kernel *all; /* for who looks for leaks; under the lock */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_uint modules; /* that have gone, with their functions */
+
+static struct ranges registered; /* of one byte each; what has gone stays */
+
+void ibx_frontend_kernel_registered(const void *function)
+{
+    const struct range range = {.begin = (uintptr_t)function, .n = 1};
+    ibx_frontend_ranges_lock();
+    if (!ibx_frontend_ranges_at(&registered, function))
+        ibx_frontend_ranges_add(&registered, &range);
+    ibx_frontend_ranges_unlock();
+}
+
+int ibx_frontend_no_kernel(const void *function)
+{
+    const int version = ibx_frontend_cuda_version();
+    Dl_info info;
+    if (!function)
+        return CUDA_INVALID_FUNCTION;
+    ibx_frontend_ranges_lock();
+    const bool known = !registered.count || ibx_frontend_ranges_at(&registered, function);
+    ibx_frontend_ranges_unlock();
+    if (known || !ibx_frontend_plugin() || !dladdr(function, &info))
+        return CUDA_SUCCESS;
+    return version && version < 13 ? CUDA_INVALID_FUNCTION : CUDA_INVALID_HANDLE;
+}
 
 static size_t place_of(const void *function, unsigned try)
 {
@@ -227,7 +253,9 @@ static int launch_now(const void *function, const struct launch_config *config, 
     const struct ibx_frontend_calls *plugin = ibx_frontend_plugin();
     const struct kernel *k = plugin ? find(function) : NULL;
     ibx_frontend_launcher launch = ibx_frontend_plain_launch();
-    int rc;
+    int rc = k ? CUDA_SUCCESS : ibx_frontend_no_kernel(function);
+    if (rc)
+        return ibx_frontend_fail(rc);
     if (plugin && !k && ibx_frontend_host_any()) { /* its arguments are looked at */
         learn(function, config);
         k = find(function);

@@ -99,6 +99,9 @@ const void *ibx_frontend_launch_body(const struct launch_config *config, const v
 {
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
     ibx_frontend_launcher write_launch = ibx_frontend_plain_launch();
+    *rc = ibx_frontend_no_kernel(function);
+    if (*rc)
+        return NULL;
     if (!calls || !calls->divert()) {
         ibx_frontend_connect();
         calls = ibx_frontend_plugin();

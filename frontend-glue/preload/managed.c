@@ -341,7 +341,8 @@ static const struct {
 
 int cudaDeviceGetAttribute(int *value, int attribute, int device)
 {
-    const int rc = CALL_NEXT(cudaDeviceGetAttribute, value, attribute, device);
+    const int rc = value ? CALL_NEXT(cudaDeviceGetAttribute, value, attribute, device)
+                         : ibx_frontend_fail(CUDA_INVALID_VALUE);
     for (size_t i = 0; i < FACTS && !rc && ibx_frontend_plugin(); i++) {
         if (facts[i].attribute == attribute)
             *value = facts[i].value;
@@ -351,7 +352,8 @@ int cudaDeviceGetAttribute(int *value, int attribute, int device)
 
 int cudaGetDeviceProperties(void *properties, int device)
 {
-    const int rc = CALL_NEXT(cudaGetDeviceProperties, properties, device);
+    const int rc = properties ? CALL_NEXT(cudaGetDeviceProperties, properties, device)
+                              : ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (rc || !ibx_frontend_plugin() || ibx_frontend_cuda_version() < PROPERTIES_SINCE)
         return rc;
     for (size_t i = 0; i < FACTS; i++)

@@ -65,9 +65,17 @@ static bool set(void *address, int value, size_t n, int *rc)
     return ibx_frontend_called("cudaMemset", &body, rc);
 }
 
+/* No memory is there, which CUDA says at once: the back end may be asked later. */
+static bool is_nowhere(const void *address, size_t n)
+{
+    return !address && n && ibx_frontend_plugin();
+}
+
 int cudaMemset(void *address, int value, size_t n)
 {
     int rc;
+    if (is_nowhere(address, n))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
     return set(address, value, n, &rc) ? rc : CALL_NEXT(cudaMemset, address, value, n);
 }
 
@@ -107,6 +115,8 @@ int cudaMemsetAsync(void *address, int value, size_t n, void *stream)
 {
     struct extra e;
     int rc;
+    if (is_nowhere(address, n))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_frontend_extra_begin(&e, IBX_EXTRA_MEMSET, "cudaMemsetAsync");
     put_handle(&e.body, address);
     ibx_put_u32(&e.body, (uint32_t)value);
@@ -122,6 +132,8 @@ int cudaMemset2DAsync(void *address, size_t pitch, int value, size_t width, size
 {
     struct extra e;
     int rc;
+    if (is_nowhere(address, width && height))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_frontend_extra_begin(&e, IBX_EXTRA_MEMSET_2D, "cudaMemset2DAsync");
     put_handle(&e.body, address);
     ibx_put_u64(&e.body, pitch);

@@ -122,6 +122,7 @@ void __cudaRegisterFunction(void **handle, const char *function, char *device_fu
     if (next)
         next(handle, function, device_function, name, thread_limit, thread, block, block_size,
              grid_size, warp);
+    ibx_frontend_kernel_registered(function);
     note_kernel(handle, function);
 }
 

@@ -59,8 +59,9 @@ void ibx_frontend_visible_devices(void)
 
 int cudaGetDeviceCount(int *count)
 {
-    const int rc = CALL_NEXT(cudaGetDeviceCount, count);
-    const char *list = rc || !count || !ibx_frontend_plugin() ? NULL : chosen();
+    const int rc =
+        count ? CALL_NEXT(cudaGetDeviceCount, count) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const char *list = rc || !ibx_frontend_plugin() ? NULL : chosen();
     if (list && first_ones(list) < (unsigned)*count)
         tell(list);
     return rc;

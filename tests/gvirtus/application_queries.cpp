@@ -281,6 +281,40 @@ bool neighbours()
     return refused(ask("cudaGraphNodeSetEnabled", static_cast<void *>(&on), second, 1u), 1);
 }
 
+// What CUDA refuses at once: no place for the answer, no memory, what is no kernel.
+bool wrong_arguments()
+{
+    void *const none = nullptr;
+    int value = 0;
+    REQUIRE(refused(cudaMalloc(nullptr, 64), 1) && refused(cudaGetDevice(nullptr), 1));
+    REQUIRE(refused(cudaStreamCreate(nullptr), 1) && refused(cudaEventCreate(nullptr), 1));
+    REQUIRE(refused(cudaGetDeviceCount(nullptr), 1) &&
+            refused(ask("cudaDriverGetVersion", none), 1));
+    REQUIRE(refused(cudaMemset(nullptr, 0, 64), 1) && cudaMemset(nullptr, 0, 0) == 0);
+    REQUIRE(refused(cudaMemsetAsync(nullptr, 0, 64, nullptr), 1));
+    REQUIRE(refused(cudaMemcpyAsync(nullptr, &value, 4, H2D, nullptr), 1));
+    REQUIRE(refused(cudaMemcpyAsync(&value, nullptr, 4, D2H, nullptr), 1));
+    return refused(cudaLaunchKernel(nullptr, {1, 1, 1}, {1, 1, 1}, nullptr, 0, nullptr), 98);
+}
+
+// The newer one of those that the back end knows and those that it does not.
+bool errors_in_order()
+{
+    char here = 0;
+    const auto theirs = [&] { return cudaFree(&here) != 0; };
+    const auto ours = [] { return cudaMalloc(nullptr, 64) == 1; };
+    const auto unregister = [&] { return ask("cudaHostUnregister", static_cast<void *>(&here)); };
+    REQUIRE(theirs());
+    const int code = cudaGetLastError();
+    REQUIRE(code && code != 713 && cudaGetLastError() == 0);
+    REQUIRE(theirs() && unregister() == 713);
+    REQUIRE(cudaGetLastError() == 713 && cudaGetLastError() == 0);
+    REQUIRE(unregister() == 713 && theirs());
+    REQUIRE(cudaGetLastError() == code && cudaGetLastError() == 0);
+    REQUIRE(unregister() == 713 && ours() && cudaGetLastError() == 1);
+    return cudaGetLastError() == 0;
+}
+
 } // namespace
 
 // All of them, whatever the variable of this process says.
@@ -294,5 +328,5 @@ bool queries()
 {
     REQUIRE(cudaGetLastError() == 0); // the back end loads CUDA's runtime
     return streams() && devices_of_it() && kernels() && batches() && pools_at_places() &&
-           copies_of_graphs() && neighbours();
+           copies_of_graphs() && neighbours() && wrong_arguments() && errors_in_order();
 }

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Calls of GVirtuS's that write their answer to where the program says, and do so even if that is
+ * NULL. CUDA returns cudaErrorInvalidValue for it. Those that other files make are checked there.
+ * Questions about what is no kernel have CUDA's answer here, too.
+ */
+#include "frontend-glue/preload/internal.h"
+
+/* CUDA's header has their prototypes. */
+#pragma GCC diagnostic ignored "-Wmissing-prototypes"
+
+/* The call of that name and these parameters, of which `output` is one. */
+#define WITH_OUTPUT(call, output, parameters, ...)                                                 \
+    __attribute__((visibility("default"))) int call parameters                                     \
+    {                                                                                              \
+        return output ? CALL_NEXT(call, __VA_ARGS__) : ibx_frontend_fail(CUDA_INVALID_VALUE);      \
+    }
+
+WITH_OUTPUT(cudaDriverGetVersion, version, (int *version), version)
+WITH_OUTPUT(cudaRuntimeGetVersion, version, (int *version), version)
+WITH_OUTPUT(cudaChooseDevice, device, (int *device, const void *properties), device, properties)
+WITH_OUTPUT(cudaEventCreate, event, (void **event), event)
+WITH_OUTPUT(cudaEventCreateWithFlags, event, (void **event, unsigned flags), event, flags)
+WITH_OUTPUT(cudaEventElapsedTime, ms, (float *ms, void *from, void *to), ms, from, to)
+WITH_OUTPUT(cudaThreadExchangeStreamCaptureMode, mode, (int *mode), mode)
+
+/* The same of a kernel. */
+#define OF_KERNEL(call, output, parameters, ...)                                                   \
+    __attribute__((visibility("default"))) int call parameters                                     \
+    {                                                                                              \
+        const int rc = output ? ibx_frontend_no_kernel(function) : CUDA_INVALID_VALUE;             \
+        return rc ? ibx_frontend_fail(rc) : CALL_NEXT(call, __VA_ARGS__);                          \
+    }
+
+OF_KERNEL(cudaFuncGetAttributes, attributes, (void *attributes, const void *function), attributes,
+          function)
+OF_KERNEL(cudaFuncSetAttribute, true, (const void *function, int attribute, int value), function,
+          attribute, value)
+OF_KERNEL(cudaOccupancyMaxActiveBlocksPerMultiprocessor, blocks,
+          (int *blocks, const void *function, int threads, size_t shared), blocks, function,
+          threads, shared)
+OF_KERNEL(cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, blocks,
+          (int *blocks, const void *function, int threads, size_t shared, unsigned flags), blocks,
+          function, threads, shared, flags)
