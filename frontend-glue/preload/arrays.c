@@ -137,6 +137,8 @@ int cudaGetChannelDesc(struct ibx_cuda_channel *channel, const void *array)
 {
     struct extra e;
     uint8_t bytes[20];
+    if (!channel)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_frontend_extra_begin(&e, IBX_EXTRA_CHANNEL_DESC, "cudaGetChannelDesc");
     ibx_put_u64(&e.body, (uintptr_t)array);
     int rc = ibx_frontend_extra(&e, bytes, sizeof(bytes));

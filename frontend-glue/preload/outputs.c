@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Calls of GVirtuS's that write their answer to where the program says, and do so even if that is
- * NULL. CUDA returns cudaErrorInvalidValue for it. Those that other files make are checked there.
- * Questions about what is no kernel have CUDA's answer here, too.
+ * NULL: that of cudaDeviceCanAccessPeer at the back end, which ends then. CUDA returns
+ * cudaErrorInvalidValue. Calls that other files make are checked there. Questions about what is no
+ * kernel have CUDA's answer here, too.
  */
 #include "frontend-glue/preload/internal.h"
 
@@ -18,7 +19,10 @@
 
 WITH_OUTPUT(cudaDriverGetVersion, version, (int *version), version)
 WITH_OUTPUT(cudaRuntimeGetVersion, version, (int *version), version)
-WITH_OUTPUT(cudaChooseDevice, device, (int *device, const void *properties), device, properties)
+WITH_OUTPUT(cudaChooseDevice, (device && properties), (int *device, const void *properties), device,
+            properties)
+WITH_OUTPUT(cudaDeviceCanAccessPeer, can, (int *can, int device, int peer), can, device, peer)
+WITH_OUTPUT(cudaMemGetInfo, (left && all), (size_t * left, size_t *all), left, all)
 WITH_OUTPUT(cudaEventCreate, event, (void **event), event)
 WITH_OUTPUT(cudaEventCreateWithFlags, event, (void **event, unsigned flags), event, flags)
 WITH_OUTPUT(cudaEventElapsedTime, ms, (float *ms, void *from, void *to), ms, from, to)
@@ -42,3 +46,12 @@ OF_KERNEL(cudaOccupancyMaxActiveBlocksPerMultiprocessor, blocks,
 OF_KERNEL(cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, blocks,
           (int *blocks, const void *function, int threads, size_t shared, unsigned flags), blocks,
           function, threads, shared, flags)
+
+/* CUDA leaves out what has no place. */
+__attribute__((visibility("default"))) int cudaDeviceGetStreamPriorityRange(int *least,
+                                                                            int *greatest)
+{
+    int unused[2];
+    return CALL_NEXT(cudaDeviceGetStreamPriorityRange, least ? least : &unused[0],
+                     greatest ? greatest : &unused[1]);
+}

@@ -290,6 +290,9 @@ bool wrong_arguments()
     REQUIRE(refused(cudaStreamCreate(nullptr), 1) && refused(cudaEventCreate(nullptr), 1));
     REQUIRE(refused(cudaGetDeviceCount(nullptr), 1) &&
             refused(ask("cudaDriverGetVersion", none), 1));
+    REQUIRE(refused(ask("cudaDeviceCanAccessPeer", none, 0, 0), 1));
+    REQUIRE(refused(ask("cudaMemGetInfo", none, static_cast<void *>(&value)), 1));
+    REQUIRE(refused(ask("cudaGetChannelDesc", none, static_cast<void *>(&value)), 1));
     REQUIRE(refused(cudaMemset(nullptr, 0, 64), 1) && cudaMemset(nullptr, 0, 0) == 0);
     REQUIRE(refused(cudaMemsetAsync(nullptr, 0, 64, nullptr), 1));
     REQUIRE(refused(cudaMemcpyAsync(nullptr, &value, 4, H2D, nullptr), 1));
