@@ -431,6 +431,9 @@ bool ibx_copies_know_shape(const struct copies *x);
  * or 0. */
 bool ibx_named_stream(struct copies *x, uint64_t stream);
 bool ibx_named_event(struct copies *x, uint64_t event);
+bool ibx_named_array(struct copies *x, uint64_t array);
+/* The log says so once. */
+void ibx_named_tell(const struct copies *x);
 /* Puts 0 in place of others in the body of a request that GVirtuS is about to run. */
 void ibx_named_spoil(struct copies *x, uint8_t *body, size_t n);
 /* A handler has returned a stream or an event, and it was not seen which: all may be named. The

@@ -4,6 +4,7 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "frontend-glue/device_copies/graph_slots.h"
+#include "frontend-glue/device_copies/request_shapes.h"
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -182,6 +183,7 @@ static int note_read(void *context, void *bytes, size_t n)
         return rc;
     if (x->options.mode != IBX_GPU_OFF)
         ibx_own_reset_guard(x, ibx_copies_know_shape(x), bytes, n);
+    ibx_shapes_bar(&x->requests, bytes, n);
     ibx_request_note_read(&x->requests, bytes, n);
     if (stage == IBX_REQUEST_NAME && x->requests.stage != IBX_REQUEST_NAME)
         ibx_copies_call_read(x, x->requests.name);

@@ -11,6 +11,7 @@
 
 #include "common/log.h"
 #include "frontend-glue/device_copies/named_memory.h"
+#include "frontend-glue/device_copies/request_shapes.h"
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -181,6 +182,17 @@ static void refuse_capture(struct copies *x, const struct ibx_named *named, unsi
         ibx_naming_spoil(&named[k], body, n);
 }
 
+static void spoil_arrays(struct copies *x, const struct ibx_named *named, unsigned count,
+                         uint8_t *body, size_t n)
+{
+    for (unsigned k = 0; k < count && x->options.mode != IBX_GPU_OFF; k++) {
+        if (!named[k].array || ibx_named_array(x, named[k].address))
+            continue;
+        ibx_naming_spoil(&named[k], body, n);
+        ibx_named_tell(x);
+    }
+}
+
 static int inspect(struct copies *x, uint8_t *body, size_t n)
 {
     struct isolation *i = &x->isolation;
@@ -196,6 +208,7 @@ static int inspect(struct copies *x, uint8_t *body, size_t n)
                                     ibx_session_path(x->s)->peer,
                                     (unsigned long long)named[k].reply);
     }
+    spoil_arrays(x, named, count, body, n);
     const struct ibx_tenant *other =
         i->on && ibx_tenants_several() ? owner_of_any(x, named, count) : NULL;
     if (other) {
@@ -251,6 +264,7 @@ int ibx_isolation_before_read(struct copies *x, uint8_t *bytes, size_t n)
     if (w->stage != IBX_REQUEST_BODY || w->got || n != w->length)
         return 0;
     ibx_functions_name(ibx_copies_user(x), w->name, bytes, n);
+    ibx_shapes_mend(w->name, bytes, n);
     ibx_named_spoil(x, bytes, n);
     return inspect(x, bytes, n);
 }

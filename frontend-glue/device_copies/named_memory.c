@@ -28,6 +28,7 @@ struct place {
     int skip, skipped;     /* of 2D: bytes before each row, rows before the first */
     int reply, reply_rows; /* bytes that the handler makes for the reply; times that many */
     int type, type_wanted; /* the address counts if this i32 has that value */
+    bool array;            /* it is the handle of one */
 };
 
 struct naming {
@@ -42,6 +43,10 @@ struct naming {
 #define AT(x)                                                                                      \
     {                                                                                              \
         .at = (x)                                                                                  \
+    }
+#define ARRAY(x)                                                                                   \
+    {                                                                                              \
+        .at = (x), .array = true                                                                   \
     }
 #define RANGE(x, bytes)                                                                            \
     {                                                                                              \
@@ -77,18 +82,18 @@ static const struct naming namings[] = {
     COPY("cudaMemcpyToSymbol", D2D, E(4), RANGE(S(0), E(20))),
     COPY_BEHIND("cudaMemcpyFromSymbol", D2D, S(16), 8, RANGE(F(0), S(0))),
     COPY("cudaMemcpyPeerAsync", ANY, 0, RANGE(F(0), F(24)), RANGE(F(12), F(24))),
-    COPY("cudaMemcpyToArray", D2D, E(4), AT(F(0)), RANGE(F(24), E(12))),
-    COPY("cudaMemcpyToArray", ANY, 0, AT(F(0))),
-    COPY("cudaMemcpyFromArray", D2H, E(4), {.at = M(0), .reply = E(12)}),
-    COPY("cudaMemcpyFromArray", D2D, E(4), RANGE(F(0), E(12)), AT(F(8))),
-    COPY("cudaMemcpy2DToArray", D2D, E(4), AT(F(0)), ROWS(F(24), F(40), F(32), F(48))),
-    COPY("cudaMemcpy2DToArray", ANY, 0, AT(F(0))),
+    COPY("cudaMemcpyToArray", D2D, E(4), ARRAY(F(0)), RANGE(F(24), E(12))),
+    COPY("cudaMemcpyToArray", ANY, 0, ARRAY(F(0))),
+    COPY("cudaMemcpyFromArray", D2H, E(4), {.at = M(0), .array = true, .reply = E(12)}),
+    COPY("cudaMemcpyFromArray", D2D, E(4), RANGE(F(0), E(12)), ARRAY(F(8))),
+    COPY("cudaMemcpy2DToArray", D2D, E(4), ARRAY(F(0)), ROWS(F(24), F(40), F(32), F(48))),
+    COPY("cudaMemcpy2DToArray", ANY, 0, ARRAY(F(0))),
     COPY("cudaMemcpy2DFromArray", D2H, E(4),
-         {.at = M(0), .reply = M(8), .reply_rows = M(40)}),
-    COPY("cudaMemcpy2DFromArray", D2D, E(4), ROWS(F(0), F(40), F(16), F(48)), AT(F(8))),
-    COPY("cudaMemcpyArrayToArray", ANY, 0, AT(F(0)), AT(F(24))),
+         {.at = M(0), .array = true, .reply = M(8), .reply_rows = M(40)}),
+    COPY("cudaMemcpy2DFromArray", D2D, E(4), ROWS(F(0), F(40), F(16), F(48)), ARRAY(F(8))),
+    COPY("cudaMemcpyArrayToArray", ANY, 0, ARRAY(F(0)), ARRAY(F(24))),
     /* A struct cudaMemcpy3DParms behind its length; its source is the payload, or an array. */
-    COPY("cudaMemcpy3D", ANY, 0, AT(F(8)), AT(F(72)),
+    COPY("cudaMemcpy3D", ANY, 0, ARRAY(F(8)), ARRAY(F(72)),
          {.at = F(104), .n = F(112), .pitch = F(112), .rows = F(128), .planes = F(152)}),
     COPY("cudaMemset", ANY, 0, RANGE(F(0), F(12))),
     COPY("cudaMemsetAsync", ANY, 0, RANGE(F(0), F(12))),
@@ -108,7 +113,8 @@ static const struct naming namings[] = {
          {.at = F(48), .type = F(24), .type_wanted = 3},
          {.at = F(104), .type = F(80), .type_wanted = 3}),
     FREE("cudaFree", 1), FREE("cudaFreeAsync", 1), FREE("cuMemFree", 1),
-    FREE("cudaFreeArray", 0), FREE("cuArrayDestroy", 0),
+    {.name = "cudaFreeArray", .role = IBX_NAMING_FREES, .places = {ARRAY(F(0))}},
+    FREE("cuArrayDestroy", 0),
     /* Handles of graphs, too. */
     COPY("cudaGraphInstantiate", ANY, 0, AT(F(0))),
     COPY("cudaGraphLaunch", ANY, 0, AT(F(0))),
@@ -217,7 +223,8 @@ static void take(const struct body *body, const struct place *place, struct ibx_
         .at = position(body, place->at),
         .address = value(body, place->at, 0),
         .n = bytes ? bytes : 1,
-        .reply = product(value(body, place->reply, 0), value(body, place->reply_rows, 1))};
+        .reply = product(value(body, place->reply, 0), value(body, place->reply_rows, 1)),
+        .array = place->array};
     if (place->rows && rows > 1)
         named->n = sum(product(rows - 1, value(body, place->pitch, 0)), bytes);
 }

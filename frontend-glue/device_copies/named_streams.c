@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Streams, events and graphs that requests name. CUDA takes their handles for addresses in this
- * process, so one that was made up would end it, and all other clients' programs with it. So the
- * handle has to be one that a call has returned to the tenant, and of something that is still
- * there.
+ * Streams, events, graphs, arrays and pools that requests name. CUDA takes their handles for
+ * addresses in this process, so one that was made up would end it, and all other clients' programs
+ * with it. So the handle has to be one that a call has returned to the tenant, and of something
+ * that is still there.
  *
  * A request of which that is not true is answered as CUDA answers an event that is none. Where
  * GVirtuS's handler runs it, that gets no handle at all: an event or a graph that is none, or the
@@ -69,6 +69,18 @@ bool ibx_named_event(struct copies *x, uint64_t event)
     return !event || is_there(x, IBX_HANDLE_EVENT, event);
 }
 
+/* Of none CUDA refuses it, but for one that is to be freed. */
+bool ibx_named_array(struct copies *x, uint64_t array)
+{
+    return !array || ibx_handles_has(x, IBX_HANDLE_ARRAY, array) || nobody_knows(x, &unseen);
+}
+
+static bool is_pool(struct copies *x, uint64_t pool)
+{
+    return !pool || ibx_handles_has(x, IBX_HANDLE_POOL, pool) ||
+           ibx_handles_has(x, IBX_HANDLE_MADE_POOL, pool) || nobody_knows(x, &unseen);
+}
+
 /* ------------------------------------------------------------------- GVirtuS's handlers */
 
 #define E(at)                                                                                      \
@@ -77,6 +89,7 @@ bool ibx_named_event(struct copies *x, uint64_t event)
 #define S(at) ((at) + 1001)
 #define G(at) ((at) + 2001) /* a graph */
 #define X(at) ((at) + 3001) /* what was made of one to be launched */
+#define P(at) ((at) + 4001) /* a pool of memory */
 #define END   (-24)
 
 static const struct {
@@ -97,6 +110,8 @@ static const struct {
     {"cudaGraphLaunch", {X(0), S(8)}},
     {"cudaIpcGetEventHandle", {E(72), E(8)}}, /* behind the handle, of 64 bytes or none */
     {"cudaLaunchKernel", {S(40)}},
+    {"cudaMemPoolDestroy", {P(0)}},
+    {"cudaMemPoolGetAttribute", {P(0)}},
     {"cudaMemcpyAsync", {S(-8)}},
     {"cudaMemcpyPeerAsync", {S(32)}},
     {"cudaMemsetAsync", {S(-8)}},
@@ -122,19 +137,21 @@ static const struct {
     {"cuStreamWriteValue32", {S(0)}},
 };
 
-static void tell(const struct copies *x)
+void ibx_named_tell(const struct copies *x)
 {
     static atomic_flag told = ATOMIC_FLAG_INIT;
     if (!atomic_flag_test_and_set(&told))
         ibx_log(IBX_LOG_WARN,
-                "%s names a stream, an event or a graph in %s that no call has returned, or that "
-                "is gone: GVirtuS gets none in its place",
+                "%s names a stream, an event, a graph, an array or a pool in %s that no call has "
+                "returned, or that is gone: GVirtuS gets none in its place",
                 ibx_session_path(x->s)->peer, x->requests.name);
 }
 
 /* Whether CUDA may get the handle. */
 static bool is_good(struct copies *x, int place, uint64_t value)
 {
+    if (place >= P(END))
+        return is_pool(x, value);
     if (place >= G(END)) {
         const enum ibx_handle_kind kind = place >= X(END) ? IBX_HANDLE_EXEC : IBX_HANDLE_GRAPH;
         return ibx_handles_has(x, kind, value) || nobody_knows(x, &graph_unseen);
@@ -144,7 +161,8 @@ static bool is_good(struct copies *x, int place, uint64_t value)
 
 static void spoil(struct copies *x, int place, uint8_t *body, size_t n)
 {
-    const int first = place >= X(END)   ? X(0)
+    const int first = place >= P(END)   ? P(0)
+                      : place >= X(END) ? X(0)
                       : place >= G(END) ? G(0)
                       : place >= S(END) ? S(0)
                                         : E(0);
@@ -156,7 +174,7 @@ static void spoil(struct copies *x, int place, uint8_t *body, size_t n)
     if (is_good(x, place, ibx_get_u64(&r)))
         return;
     memset(body + from, 0, 8);
-    tell(x);
+    ibx_named_tell(x);
 }
 
 void ibx_named_spoil(struct copies *x, uint8_t *body, size_t n)

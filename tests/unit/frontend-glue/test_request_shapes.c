@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Requests that would end the back end in their handler: each as a front end makes it, then not. */
+#include "frontend-glue/device_copies/request_shapes.h"
+#include "tests/scenes/unit.h"
+
+#include "common/wire.h"
+
+#include <string.h>
+
+#define LENGTH 64u /* of payloads */
+#define H2D    1u
+#define D2H    2u
+#define D2D    3u
+
+struct body {
+    uint8_t bytes[400];
+    size_t n;
+};
+
+static struct body made(uint64_t first, unsigned before, unsigned strings, uint64_t payload)
+{
+    struct body b = {0};
+    struct ibx_writer w = ibx_writer_of(b.bytes, sizeof(b.bytes));
+    for (unsigned i = 0; i < before; i++)
+        ibx_put_u64(&w, first);
+    for (unsigned i = 0; i < strings; i++) {
+        ibx_put_u64(&w, 5);
+        ibx_put_u64(&w, 5);
+        ibx_put_bytes(&w, "name", 5);
+    }
+    ibx_put_u64(&w, payload);
+    w.length += LENGTH;
+    b.n = w.length;
+    return b;
+}
+
+static struct body with(struct body b, uint64_t value, unsigned bytes)
+{
+    struct ibx_writer w = ibx_writer_of(b.bytes + b.n, sizeof(b.bytes) - b.n);
+    ibx_put_uint(&w, value, bytes);
+    b.n += w.length;
+    return b;
+}
+
+static struct body mended(const char *name, struct body b)
+{
+    ibx_shapes_mend(name, b.bytes, b.n);
+    return b;
+}
+
+static bool good(const char *name, struct body b)
+{
+    const struct body after = mended(name, b);
+    return !memcmp(b.bytes, after.bytes, b.n);
+}
+
+static uint64_t number(const struct body *b, size_t at, unsigned bytes)
+{
+    uint64_t value = 0;
+    memcpy(&value, b->bytes + at, bytes);
+    return value;
+}
+
+static struct body copy(uint64_t payload, uint64_t count, unsigned kind)
+{
+    return with(with(made(7, 1, 0, payload), count, 8), kind, 4);
+}
+
+static struct body copy_async(uint64_t payload, uint64_t count, unsigned kind)
+{
+    return with(copy(payload, count, kind), 100, 8);
+}
+
+static struct body symbol(uint64_t payload, uint64_t count, unsigned kind)
+{
+    return with(with(with(made(0, 0, 2, payload), count, 8), 0, 8), kind, 4);
+}
+
+static struct body array(uint64_t payload, uint64_t count, unsigned kind)
+{
+    return with(with(made(7, 3, 0, payload), count, 8), kind, 4);
+}
+
+static void payloads(void **state)
+{
+    static const struct {
+        const char *name;
+        struct body (*make)(uint64_t payload, uint64_t count, unsigned kind);
+    } calls[] = {{"cudaMemcpy", copy},
+                 {"cudaMemcpyAsync", copy_async},
+                 {"cudaMemcpyToSymbol", symbol},
+                 {"cudaMemcpyToArray", array}};
+    (void)state;
+    for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
+        const char *name = calls[i].name;
+        assert_true(good(name, calls[i].make(LENGTH, LENGTH, H2D)));
+        assert_true(good(name, calls[i].make(LENGTH, LENGTH - 1, H2D)));
+        assert_true(good(name, calls[i].make(0, 16, H2D))); /* CUDA refuses NULL */
+        assert_false(good(name, calls[i].make(LENGTH, LENGTH + 1, H2D)));
+        assert_false(good(name, calls[i].make(LENGTH + 200, 1, H2D)));
+        assert_false(good(name, calls[i].make(UINT64_MAX - 8, 1, H2D)));
+        assert_true(good(name, calls[i].make(LENGTH, LENGTH + 1, D2D)));
+        for (unsigned kind = 5; kind < 40; kind++)
+            assert_false(good(name, calls[i].make(LENGTH, LENGTH, kind)));
+        assert_false(good(name, calls[i].make(LENGTH, LENGTH, UINT32_MAX)));
+    }
+    /* They are refused: by CUDA as NULL and as too much for any symbol, or by the handler. */
+    struct body b = mended("cudaMemcpy", copy(LENGTH, 1000, H2D));
+    assert_true(!number(&b, 0, 8) && number(&b, b.n - 12, 8) == 1);
+    b = mended("cudaMemcpyToSymbol", symbol(LENGTH, 1000, H2D));
+    assert_true(number(&b, b.n - 20, 8) > UINT32_MAX);
+    b = mended("cudaMemcpyAsync", copy_async(UINT64_MAX - 8, 1, H2D));
+    assert_true(number(&b, 8, 8) == UINT64_C(1) << 62);
+    b = mended("cudaMemcpyAsync", copy_async(LENGTH, 1, 77));
+    assert_true(!number(&b, 0, 8) && !number(&b, 8, 8) && number(&b, b.n - 12, 4) == D2D);
+    b = mended("cudaMemcpyToArray", array(LENGTH, 1, 77));
+    assert_true(number(&b, b.n - 4, 4) == 0);
+    assert_false(good("cudaMemcpy", copy(LENGTH, LENGTH, 0)));
+    assert_false(good("cudaMemcpy", copy(LENGTH, LENGTH, 4)));
+    assert_false(good("cudaMemcpy2DFromArray", copy(LENGTH, LENGTH, H2D)));
+    assert_true(good("cudaMemcpy2DFromArray", copy(LENGTH, LENGTH, D2H)));
+}
+
+static struct body rows(unsigned before, uint64_t pitch, uint64_t width, uint64_t height)
+{
+    struct body b = made(7, before, 0, LENGTH);
+    if (before == 1) /* the destination's pitch */
+        b = with(b, 512, 8);
+    return with(with(with(with(b, pitch, 8), width, 8), height, 8), H2D, 4);
+}
+
+static void planes(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < 2; i++) {
+        const char *name = i ? "cudaMemcpy2DToArray" : "cudaMemcpy2D";
+        const unsigned before = i ? 3 : 1;
+        assert_true(good(name, rows(before, 16, 16, 4)));
+        assert_true(good(name, rows(before, 20, 4, 4)));
+        assert_false(good(name, rows(before, 20, 5, 4)));
+        assert_false(good(name, rows(before, 16, 16, 5)));
+        assert_false(good(name, rows(before, UINT64_MAX, 16, 5)));
+        assert_false(good(name, rows(before, UINT64_MAX, UINT64_MAX, 2)));
+        const struct body b = mended(name, rows(before, 16, 16, 5));
+        assert_true(number(&b, b.n - 20, 8) == UINT64_MAX); /* a width beyond its pitch */
+        assert_true(good(name, rows(before, 1000, 1000, 0)));
+        assert_true(good(name, rows(before, 16, 17, 5))); /* CUDA refuses the pitch */
+    }
+}
+
+/* The handler looks behind what is not NULL, finds too little there, and refuses it. */
+static void nulls(void **state)
+{
+    static const struct {
+        const char *name;
+        size_t n, at;
+    } calls[] = {{"cudaFuncGetAttributes", 16, 0},
+                 {"cudaGetDeviceProperties", 12, 0},
+                 {"cudaGetSymbolSize", 60, 0},
+                 {"cudaMallocArray", 24, 0},
+                 {"cudaMemcpy3D", 16, 0}};
+    (void)state;
+    for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
+        struct body b = {.n = calls[i].n};
+        uint64_t present = 0;
+        ibx_shapes_mend(calls[i].name, b.bytes, b.n);
+        memcpy(&present, b.bytes + calls[i].at, 8);
+        assert_true(present > sizeof(b.bytes));
+    }
+    struct body devices = with((struct body){.n = 8}, UINT32_MAX, 4);
+    ibx_shapes_mend("cudaSetValidDevices", devices.bytes, devices.n);
+    assert_memory_equal(devices.bytes + 8, "\xff\xff\xff\x7f", 4);
+}
+
+/* Whatever is missing. */
+static void cut(void **state)
+{
+    static const char *const names[] = {
+        "cudaMemcpy",           "cudaMemcpyAsync",     "cudaMemcpy2D",
+        "cudaMemcpyToSymbol",   "cudaMemcpyToArray",   "cudaMemcpy2DToArray",
+        "cudaMemcpyFromSymbol", "cudaMemcpyFromArray", "cudaFuncGetAttributes",
+        "cudaSetValidDevices",  "cudaMemcpy3D",        "cudaMalloc",
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        for (size_t n = 0; n < 120; n++) {
+            uint8_t *bytes = test_malloc(n ? n : 1); /* of that length, for the sanitizer */
+            memset(bytes, 1, n);
+            ibx_shapes_mend(names[i], bytes, n);
+            test_free(bytes);
+        }
+    }
+}
+
+static void barred(void **state)
+{
+    static const char name[] = "cudaMemPoolSetAttribute", other[] = "cudaMemPoolGetAttribute";
+    (void)state;
+    for (size_t step = 1; step <= sizeof(name); step++) {
+        for (unsigned i = 0; i < 2; i++) {
+            struct ibx_request_watch watch;
+            uint8_t bytes[sizeof(name)];
+            memcpy(bytes, i ? other : name, sizeof(name));
+            ibx_request_watch_init(&watch);
+            for (size_t at = 0; at < sizeof(name); at += step) {
+                const size_t n = sizeof(name) - at < step ? sizeof(name) - at : step;
+                ibx_shapes_bar(&watch, bytes + at, n);
+                ibx_request_note_read(&watch, bytes + at, n);
+            }
+            assert_int_equal(memcmp(bytes, i ? other : name, sizeof(name)) != 0, !i);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(payloads), cmocka_unit_test(planes), cmocka_unit_test(nulls),
+        cmocka_unit_test(cut),      cmocka_unit_test(barred),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
