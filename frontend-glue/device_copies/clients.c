@@ -6,24 +6,31 @@
  * name of its key: so a client can at most take itself for another one of its own tenant's.
  *
  * A session whose client has said nothing is a client of its own.
+ *
+ * A client without a session may come again: each of its threads' sessions ends with the thread. So
+ * what it has made is there until its process has ended, which this host sees, or the client says
+ * with its last session; or until it has lost that one, from another host (client_ends.c).
  */
 #include "frontend-glue/device_copies/copies.h"
 #include "frontend-glue/device_copies/printed.h"
 
 #include "common/clock.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define RESET_MS 3000u /* that a new session waits for a reset to end, and no longer */
 
 struct ibx_client {
     struct ibx_client *next;
-    uint64_t number; /* that no other ever has */
-    unsigned sessions;
-    bool calls;       /* ibx_clients_calls() */
-    uint32_t process; /* 0: not known */
+    uint64_t number;   /* that no other ever has */
+    unsigned sessions; /* 0: its process may be there, and come again */
+    int process_fd;    /* readable once its process has ended; -1: this host does not know */
+    bool calls;        /* ibx_clients_calls() */
+    uint32_t process;  /* 0: not known */
     uint64_t process_namespace;
     const struct ibx_tenant *tenant;
     char host[sizeof(((struct ibx_path *)0)->peer)];
@@ -34,7 +41,7 @@ static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static struct ibx_client *all;
 static uint64_t numbers;
 static unsigned sessions;
-static unsigned leaving; /* clients that are no more, and of which not all is given back */
+static unsigned leaving; /* threads that give back what clients have left, and are in CUDA */
 static const struct copies *resetting; /* the session that resets the context of all */
 static uint64_t reset_until;           /* ns */
 
@@ -62,32 +69,115 @@ static void drop(const struct ibx_client *gone)
     *at = gone->next;
 }
 
+static bool has_ended(const struct ibx_client *c)
+{
+    struct pollfd wait = {.fd = c->process_fd, .events = POLLIN};
+    return c->process_fd >= 0 && poll(&wait, 1, 0) > 0;
+}
+
+/* Locked. NULL: there is none of that number. */
+static struct ibx_client *find_number(uint64_t number)
+{
+    struct ibx_client *c = all;
+    while (c && c->number != number)
+        c = c->next;
+    return c;
+}
+
+static void forget(struct ibx_client *gone)
+{
+    drop(gone);
+    if (gone->process_fd >= 0)
+        close(gone->process_fd);
+    free(gone);
+}
+
+/* Locked. It has no session; `left`: and may come again, as far as is known. Another thread may
+ * have come here for it before. */
+static void settle(uint64_t number, bool left, bool has_any)
+{
+    struct ibx_client *c = find_number(number);
+    if (!c || c->sessions)
+        return;
+    if (!c->process || !has_any) {
+        forget(c);
+    } else if (has_ended(c) || (c->process_fd < 0 && !left)) {
+        ibx_client_ends_add(number);
+        forget(c);
+    } else if (c->process_fd >= 0) {
+        ibx_client_ends_watch(c->process_fd, number);
+    }
+}
+
 void ibx_clients_leave(struct copies *x)
 {
     ibx_clients_reset_over(x);
     pthread_mutex_lock(&lock);
     sessions -= x->joined;
     x->joined = false;
-    struct ibx_client *gone = x->client && !--x->client->sessions ? x->client : NULL;
-    if (gone)
-        drop(gone);
-    leaving += gone != NULL;
+    const struct ibx_client *away = x->client && !--x->client->sessions ? x->client : NULL;
+    const uint64_t number = away ? away->number : 0;
+    const bool calls = away && away->calls;
+    leaving += away != NULL;
     x->client = NULL;
     /* Locked: a session of the same process that comes now may want the same addresses. */
-    struct ibx_host_map *maps = gone ? ibx_host_maps_take(gone->number) : NULL;
+    struct ibx_host_map *maps = away ? ibx_host_maps_take(number) : NULL;
     pthread_mutex_unlock(&lock);
-    if (gone) {
-        ibx_printed_end(gone->number);
-        ibx_functions_orphan(gone->number);
+    if (number) {
+        ibx_printed_end(number);
+        ibx_functions_orphan(number);
     }
-    if (gone && gone->calls)
-        ibx_own_graphs_end(x, gone->number);
+    if (calls)
+        ibx_own_graphs_end(x, number);
     ibx_host_maps_end(x, maps);
+    const bool has_any = x->options.mode != IBX_GPU_OFF && ibx_handles_any(number);
     pthread_mutex_lock(&lock);
-    leaving -= gone != NULL;
+    if (number) {
+        leaving--;
+        settle(number, ibx_session_took_leave(x->s), has_any);
+    }
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
-    free(gone);
+}
+
+void ibx_clients_ended(uint64_t number)
+{
+    pthread_mutex_lock(&lock);
+    settle(number, true, true);
+    pthread_mutex_unlock(&lock);
+}
+
+bool ibx_clients_has(uint64_t number)
+{
+    pthread_mutex_lock(&lock);
+    const bool has = find_number(number);
+    pthread_mutex_unlock(&lock);
+    return has;
+}
+
+bool ibx_clients_give_begin(void)
+{
+    pthread_mutex_lock(&lock);
+    const bool can = !resetting || ibx_now_ns() >= reset_until;
+    leaving += can;
+    pthread_mutex_unlock(&lock);
+    return can;
+}
+
+void ibx_clients_give_end(void)
+{
+    pthread_mutex_lock(&lock);
+    leaving--;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+bool ibx_clients_any(void)
+{
+    pthread_mutex_lock(&lock);
+    const bool any = sessions;
+    pthread_mutex_unlock(&lock);
+    return any;
 }
 
 /* Where it is not known which process it is, its other threads are other clients, and may launch
@@ -115,18 +205,20 @@ static struct ibx_client *find(const struct ibx_client *like)
 {
     struct ibx_client *c = like->process ? all : NULL;
     while (c && !(c->process == like->process && c->tenant == like->tenant &&
-                  c->process_namespace == like->process_namespace && !strcmp(c->host, like->host)))
+                  c->process_namespace == like->process_namespace && !strcmp(c->host, like->host) &&
+                  !has_ended(c)))
         c = c->next;
     return c;
 }
 
 /* Locked. NULL: no memory. */
-static struct ibx_client *enter(const struct ibx_client *like)
+static struct ibx_client *enter(const struct ibx_client *like, const struct ibx_session *s)
 {
     struct ibx_client *made = malloc(sizeof(*made));
     if (!made)
         return NULL;
     *made = *like;
+    made->process_fd = ibx_session_process_watch(s);
     made->number = ++numbers;
     made->next = all;
     all = made;
@@ -143,7 +235,7 @@ uint64_t ibx_clients_number(struct copies *x)
     pthread_mutex_lock(&lock);
     x->client = find(&like);
     if (!x->client)
-        x->client = enter(&like);
+        x->client = enter(&like, x->s);
     if (x->client)
         x->client->sessions++;
     pthread_mutex_unlock(&lock);

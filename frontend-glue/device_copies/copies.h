@@ -357,6 +357,8 @@ int ibx_copies_call(struct copies *x, const struct ibx_request *q);
 /* GVirtuS has begun to read a request of that name; and has answered it. */
 void ibx_copies_call_read(struct copies *x, const char *name);
 void ibx_copies_call_answered(struct copies *x);
+/* Takes the thread's last error of the runtime away. */
+void ibx_copies_forget_error(void);
 
 /* captures.c */
 
@@ -486,6 +488,22 @@ struct ibx_taken {
 size_t ibx_handles_take(struct copies *x, struct ibx_taken **taken);
 /* Likewise the graphs of a client, of all contexts, and what was made of them to be launched. */
 size_t ibx_handles_take_graphs(uint64_t client, struct ibx_taken **taken);
+/* Likewise so many of one kind in one context, at most; how many. In none of these is what another
+ * client has opened, and a request holds: the former is that client's from now on. */
+size_t ibx_handles_take_some(uint64_t client, enum ibx_handle_kind kind, const void *context,
+                             struct ibx_taken *taken, size_t most);
+/* The context of one that can be taken; false: there is none. Whether there are any of the
+ * client's, and such that requests hold. */
+bool ibx_handles_first(uint64_t client, enum ibx_handle_kind kind, const void **context);
+bool ibx_handles_any(uint64_t client);
+bool ibx_handles_held(uint64_t client);
+/* The session's client uses another one's from now on. False: it is not there, or no memory. */
+bool ibx_handles_open(struct copies *x, enum ibx_handle_kind kind, uint64_t value);
+/* All streams in the context, or of no known one, held; NULL: no memory. */
+struct handle **ibx_handles_hold_streams(const void *context, size_t *count);
+uint64_t ibx_handles_value(const struct handle *held);
+uint64_t ibx_handles_client(const struct handle *held);
+void ibx_handles_release(struct handle **held, size_t count);
 
 /* host_maps.c: what kernels of the client, which is no more, have reached: who maps anything there
  * from now on waits until ibx_host_maps_end() has given it back. */
@@ -504,6 +522,16 @@ void ibx_clients_leave(struct copies *x);
 /* It has a queue of functions for graphs (host_work.c), by a session that lasts as long as it: when
  * its last one ends nobody can launch its graphs any more, and they are given back. */
 void ibx_clients_calls(struct copies *x);
+/* The client's process has ended, if it has no session: what it has made is given back. */
+void ibx_clients_ended(uint64_t number);
+/* Whether there is such a client, or its process may come again. */
+bool ibx_clients_has(uint64_t number);
+/* Whether any client has a session. */
+bool ibx_clients_any(void);
+/* Around calls of CUDA that give back what clients have left: no client resets the context
+ * meanwhile. False: one does that now. */
+bool ibx_clients_give_begin(void);
+void ibx_clients_give_end(void);
 /* A number of the session's client, which no other ever has; 0: there is none, or no memory. */
 uint64_t ibx_clients_number(struct copies *x);
 /* Whether the client may reset the context: no other has a session, or something that is still
@@ -511,6 +539,15 @@ uint64_t ibx_clients_number(struct copies *x);
  * reset is over, or has taken too long. */
 bool ibx_clients_reset(struct copies *x);
 void ibx_clients_reset_over(const struct copies *x);
+
+/* client_ends.c */
+
+/* The client's process has ended: what it has made is given back, a little later. */
+void ibx_client_ends_add(uint64_t client);
+/* ibx_clients_ended() is called when that is readable, once at most. */
+void ibx_client_ends_watch(int process_fd, uint64_t client);
+/* For whom there is no memory: whether more has been given back, for which it waits. */
+bool ibx_client_ends_wait(void);
 
 /* own_reset.c */
 
@@ -521,6 +558,10 @@ void ibx_made_run(struct copies *x);
 void ibx_made_answered(struct copies *x);
 /* cudaDeviceReset: gives back what the client has made. False: the client may reset the context. */
 bool ibx_own_reset(struct copies *x, int *code);
+/* The i-th kind of what is given back one by one, in that order; false: there are not so many. */
+bool ibx_own_kind(unsigned i, enum ibx_handle_kind *kind);
+/* Gives back what was taken, in the current context. */
+void ibx_own_give_back(struct copies *x, const struct ibx_taken *taken, size_t count);
 /* Gives back the graphs of a client that is no more. */
 void ibx_own_graphs_end(struct copies *x, uint64_t client);
 /* Before x->requests notes what GVirtuS reads: no handler resets the context beside other clients.
@@ -615,6 +656,8 @@ bool ibx_copies_symbol(struct ibx_frame *frame);
 
 /* resets.c */
 
+/* How many contexts have gone so far. */
+unsigned ibx_copies_resets(void);
 /* Contexts that went before are none of this session's. */
 void ibx_copies_resets_begin(struct copies *x);
 /* Forgets what the session had in contexts that have gone since the last call. */

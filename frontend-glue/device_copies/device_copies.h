@@ -27,6 +27,8 @@
  *   extra_graphs.c, extra_nodes.c  likewise: graphs
  *   extra_ipc.c      likewise: memory and events of other processes
  *   handles.c        what they have returned
+ *   clients.c        which sessions are one client's
+ *   client_ends.c    what clients leave behind
  *   frees.c          memory that is given back beside graphs
  *   host_work.c      functions that the client calls when a stream gets there
  *   runtime.c        CUDA's runtime, as GVirtuS's handlers have it

@@ -29,6 +29,7 @@ struct shared {
     const void *context;       /* in which it is; NULL: not known */
     const struct ibx_tenant *tenant;
     const struct copies *maker; /* NULL: its session has ended */
+    bool known;                 /* what it is has a handle (handles.c) */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -76,8 +77,8 @@ static const struct shared *find_number(const struct ibx_tenant *tenant, enum ki
     return s;
 }
 
-/* GVirtuS keeps what a client leaves behind, and nobody may ever free it: of what sessions have
- * shared that are no more, the oldest goes for want of room. */
+/* What a client leaves behind may stay: of what sessions have shared that are no more, the oldest
+ * goes for want of room. */
 static bool make_room(const struct ibx_tenant *tenant)
 {
     unsigned of_tenant = 0;
@@ -164,12 +165,20 @@ static bool measure(const struct extra *e, uint64_t address, struct shared *s)
     return mine(e, pointer_to(s->value), n);
 }
 
+static enum ibx_handle_kind handle_kind(enum kind kind)
+{
+    return kind == MEMORY  ? IBX_HANDLE_MEMORY
+           : kind == EVENT ? IBX_HANDLE_EVENT
+                           : IBX_HANDLE_MADE_POOL;
+}
+
 static int share(struct extra *e, struct shared *wish)
 {
     void *context = NULL;
     uint8_t handle[IBX_EXTRA_HANDLE] = {0};
     wish->tenant = e->x->isolation.tenant;
     wish->maker = e->x;
+    wish->known = ibx_handles_has(e->x, handle_kind(wish->kind), wish->value);
     if (ibx_copies_have_cuda(e->x) && !e->x->cuda->ctx_get_current(&context))
         wish->context = context;
     pthread_mutex_lock(&lock);
@@ -216,8 +225,9 @@ static int open_shared(struct extra *e, enum kind kind, struct shared *found)
     const struct shared *s = find_number(e->x->isolation.tenant, kind, handle);
     if (s)
         *found = *s;
+    const bool there = s && (!s->known || ibx_handles_open(e->x, handle_kind(kind), s->value));
     pthread_mutex_unlock(&lock);
-    return s ? 0 : CUDA_INVALID_HANDLE;
+    return there ? 0 : CUDA_INVALID_HANDLE;
 }
 
 /* Memory of a pool, if `pool` is not NULL. */

@@ -52,7 +52,11 @@ static int malloc_async(struct extra *e)
     if (ibx_extra_limited(e, "memory of pools") || !ibx_copies_have_cuda(e->x))
         return CUDA_NOT_SUPPORTED;
     FUNCTION(e, make);
-    const int rc = make(&made, n, stream);
+    int rc = make(&made, n, stream);
+    while (rc == CUDA_MEMORY_ALLOCATION && ibx_client_ends_wait()) {
+        ibx_copies_forget_error();
+        rc = make(&made, n, stream);
+    }
     return note_owner(e, rc, made, n, stream);
 }
 

@@ -7,6 +7,8 @@
  *
  * A request holds what it names until it is over, and what that belongs to: another session of the
  * tenant's that gives it back meanwhile waits.
+ *
+ * What another client has opened (extra_ipc.c) is that one's when its client has gone.
  */
 #include "frontend-glue/device_copies/copies.h"
 
@@ -30,7 +32,9 @@ struct handle {
     const void *context;             /* in which it is; NULL: not known */
     const struct ibx_tenant *tenant; /* NULL: every tenant's */
     unsigned holders;                /* requests */
-    bool gone;                       /* it is nowhere; its last holder frees it */
+    uint64_t *openers;               /* other clients that have opened it */
+    unsigned opener_count;
+    bool gone; /* it is nowhere; its last holder frees it */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -55,6 +59,12 @@ static struct handle *find(const struct copies *x, enum ibx_handle_kind kind, ui
     return found && (!tenant || tenant == x->isolation.tenant) ? *found : NULL;
 }
 
+static void free_handle(struct handle *h)
+{
+    free(h->openers);
+    free(h);
+}
+
 /* Locked. */
 static void drop(struct handle *h)
 {
@@ -66,7 +76,7 @@ static void drop(struct handle *h)
         atomic_fetch_add(&gone, 1);
     h->gone = true;
     if (!h->holders)
-        free(h);
+        free_handle(h);
 }
 
 /* Locked. False: the request names too much. */
@@ -90,7 +100,7 @@ static bool hold(struct copies *x, struct handle *h)
 static void release(struct handle *h)
 {
     if (!--h->holders && h->gone)
-        free(h);
+        free_handle(h);
     pthread_cond_broadcast(&let_go);
 }
 
@@ -135,6 +145,7 @@ static bool add(struct copies *x, enum ibx_handle_kind kind, uint64_t value, uin
         (*at)->tenant = made->tenant;
         (*at)->context = context;
         (*at)->client = made->client;
+        (*at)->opener_count = 0;
         (*at)->of = of;
     }
     pthread_mutex_unlock(&lock);
@@ -372,26 +383,65 @@ bool ibx_handles_remove(struct copies *x, enum ibx_handle_kind kind, uint64_t va
     return known;
 }
 
+/* Locked. False: no memory. */
+static bool open_for(struct handle *h, uint64_t client)
+{
+    for (unsigned i = 0; i < h->opener_count; i++) {
+        if (h->openers[i] == client)
+            return true;
+    }
+    uint64_t *more = realloc(h->openers, (h->opener_count + 1) * sizeof(*more));
+    if (!more)
+        return false;
+    h->openers = more;
+    h->openers[h->opener_count++] = client;
+    return true;
+}
+
+bool ibx_handles_open(struct copies *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    const uint64_t client = ibx_clients_number(x);
+    pthread_mutex_lock(&lock);
+    struct handle *h = find(x, kind, value);
+    const bool done = h && (!client || h->client == client || open_for(h, client));
+    pthread_mutex_unlock(&lock);
+    return done;
+}
+
+/* Locked. Whether it is another client's from now on. */
+static bool passes_on(struct handle *h)
+{
+    while (h->opener_count) {
+        const uint64_t opener = h->openers[--h->opener_count];
+        if (opener == h->client || !ibx_clients_has(opener))
+            continue;
+        h->client = opener;
+        return true;
+    }
+    return false;
+}
+
 /* What goes with another one, or is nobody's, is not given back by itself. */
 static bool goes_alone(const struct handle *h, uint64_t client)
 {
-    return client && h->client == client && !h->holders && h->kind != IBX_HANDLE_POOL &&
+    return client && h->client == client && h->kind != IBX_HANDLE_POOL &&
            !(h->of && h->kind != IBX_HANDLE_EXEC);
 }
 
 /* `graphs`: these and what was made of them to be launched, of all contexts. */
-static bool is_taken(const struct handle *h, uint64_t client, bool graphs, const void *context)
+static bool is_taken(struct handle *h, uint64_t client, bool graphs, const void *context)
 {
-    return goes_alone(h, client) &&
+    return goes_alone(h, client) && !h->holders &&
            (graphs ? h->kind == IBX_HANDLE_GRAPH || h->kind == IBX_HANDLE_EXEC
-                   : !h->context || h->context == context);
+                   : !h->context || h->context == context) &&
+           !passes_on(h);
 }
 
 static size_t take(uint64_t client, bool graphs, const void *context, struct ibx_taken **taken)
 {
     size_t count = 0, i = 0;
     pthread_mutex_lock(&lock);
-    for (const struct handle *h = all; h; h = h->next)
+    for (struct handle *h = all; h; h = h->next)
         count += is_taken(h, client, graphs, context);
     *taken = calloc(count + 1, sizeof(**taken));
     for (struct handle *h = all, *next; *taken && h; h = next) {
@@ -419,4 +469,91 @@ size_t ibx_handles_take(struct copies *x, struct ibx_taken **taken)
 size_t ibx_handles_take_graphs(uint64_t client, struct ibx_taken **taken)
 {
     return take(client, true, NULL, taken);
+}
+
+bool ibx_handles_first(uint64_t client, enum ibx_handle_kind kind, const void **context)
+{
+    pthread_mutex_lock(&lock);
+    const struct handle *h = all;
+    while (h && !(h->kind == kind && goes_alone(h, client) && !h->holders))
+        h = h->next;
+    if (h)
+        *context = h->context;
+    pthread_mutex_unlock(&lock);
+    return h;
+}
+
+bool ibx_handles_held(uint64_t client)
+{
+    pthread_mutex_lock(&lock);
+    const struct handle *h = all;
+    while (h && !(h->holders && goes_alone(h, client)))
+        h = h->next;
+    pthread_mutex_unlock(&lock);
+    return h;
+}
+
+bool ibx_handles_any(uint64_t client)
+{
+    pthread_mutex_lock(&lock);
+    const struct handle *h = all;
+    while (h && !goes_alone(h, client))
+        h = h->next;
+    pthread_mutex_unlock(&lock);
+    return h;
+}
+
+size_t ibx_handles_take_some(uint64_t client, enum ibx_handle_kind kind, const void *context,
+                             struct ibx_taken *taken, size_t most)
+{
+    size_t count = 0;
+    pthread_mutex_lock(&lock);
+    for (struct handle *h = all, *next; h && count < most; h = next) {
+        next = h->next;
+        if (h->kind != kind || h->context != context || !is_taken(h, client, false, context))
+            continue;
+        taken[count++] = (struct ibx_taken){h->kind, h->value, h->context};
+        drop(h);
+    }
+    forget_nodes_of_all(taken, count);
+    pthread_mutex_unlock(&lock);
+    return count;
+}
+
+struct handle **ibx_handles_hold_streams(const void *context, size_t *count)
+{
+    size_t i = 0;
+    pthread_mutex_lock(&lock);
+    for (const struct handle *h = all; h; h = h->next)
+        i += h->kind == IBX_HANDLE_STREAM;
+    struct handle **held = calloc(i + 1, sizeof(struct handle *));
+    i = 0;
+    for (struct handle *h = all; held && h; h = h->next) {
+        if (h->kind != IBX_HANDLE_STREAM || (h->context && h->context != context))
+            continue;
+        h->holders++;
+        held[i++] = h;
+    }
+    pthread_mutex_unlock(&lock);
+    *count = i;
+    return held;
+}
+
+uint64_t ibx_handles_value(const struct handle *held)
+{
+    return held->value;
+}
+
+uint64_t ibx_handles_client(const struct handle *held)
+{
+    return held->client;
+}
+
+void ibx_handles_release(struct handle **held, size_t count)
+{
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < count; i++)
+        release(held[i]);
+    pthread_mutex_unlock(&lock);
+    free(held);
 }

@@ -129,7 +129,11 @@ static void reserve(struct copies *x, uint8_t *body, size_t n)
 {
     struct isolation *i = &x->isolation;
     const uint64_t bytes = ibx_naming_allocation(x->requests.name, body, n);
-    if (ibx_quota_take(ibx_tenant_quota(i->tenant, IBX_HOLD_DEVICE), bytes)) {
+    bool taken;
+    while (!(taken = ibx_quota_take(ibx_tenant_quota(i->tenant, IBX_HOLD_DEVICE), bytes)) &&
+           ibx_client_ends_wait()) {
+    }
+    if (taken) {
         i->reserved = bytes;
         return;
     }

@@ -111,18 +111,30 @@ static void give_back(struct copies *x, const struct ibx_taken *taken, const cha
     ibx_extra_disown(taken->value, number);
 }
 
-static void give_back_all(struct copies *x)
+bool ibx_own_kind(unsigned i, enum ibx_handle_kind *kind)
 {
-    int (*forget)(void) = NULL;
-    struct ibx_taken *taken = NULL;
-    const size_t count = ibx_handles_take(x, &taken);
-    ibx_frees_begin(x, 0);
+    if (i < sizeof(ends) / sizeof(ends[0]))
+        *kind = ends[i].kind;
+    return i < sizeof(ends) / sizeof(ends[0]);
+}
+
+void ibx_own_give_back(struct copies *x, const struct ibx_taken *taken, size_t count)
+{
     for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
         for (size_t k = 0; k < count; k++) {
             if (taken[k].kind == ends[i].kind)
                 give_back(x, &taken[k], ends[i].give_back);
         }
     }
+}
+
+static void give_back_all(struct copies *x)
+{
+    int (*forget)(void) = NULL;
+    struct ibx_taken *taken = NULL;
+    const size_t count = ibx_handles_take(x, &taken);
+    ibx_frees_begin(x, 0);
+    ibx_own_give_back(x, taken, count);
     ibx_frees_end();
     free(taken);
     *(void **)&forget = ibx_copies_runtime("cudaGetLastError");

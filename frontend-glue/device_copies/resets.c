@@ -29,9 +29,14 @@ static void forget(struct copies *x, void *context)
     ibx_client_pins_forget(&x->pins, context);
 }
 
+unsigned ibx_copies_resets(void)
+{
+    return atomic_load(&gone.count);
+}
+
 void ibx_copies_resets_begin(struct copies *x)
 {
-    x->resets = atomic_load(&gone.count);
+    x->resets = ibx_copies_resets();
 }
 
 void ibx_copies_handle_resets(struct copies *x)

@@ -2,7 +2,8 @@
 /*
  * Whether a session goes on when its connection breaks: the client asks with its first message
  * (KEEP) and the server answers for how long it keeps the session (KEPT), with which messages begin
- * to count; BYE says that the session itself is over. link.c goes on.
+ * to count; BYE says that the session itself is over, and whether the client's process ends, too.
+ * link.c goes on.
  */
 #include "frontend-glue/session/session_internal.h"
 
@@ -12,6 +13,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/stat.h>
@@ -20,7 +22,9 @@
 
 #define BYE_MS     50u
 #define KEEP_BYTES 13u
-#define KEPT_BYTES 17u
+#define KEPT_BYTES 18u
+
+static atomic_bool process_ends; /* this one, a client's */
 
 /* Which processes a process number is valid for: those of a namespace of a host that runs. The
  * first namespace has the same number on all hosts, and several may have one address (NAT). 0: not
@@ -110,6 +114,7 @@ static int keep(struct ibx_session *s, struct ibx_reader *r)
     ibx_put_u32(&w, kept ? link->seconds : 0);
     ibx_put_u32(&w, (uint32_t)getpid());
     ibx_put_u64(&w, process_namespace());
+    ibx_put_u8(&w, 1); /* BYE may have its second byte */
     struct iovec iov = {bytes, w.length};
     rc = ibx_send(s->conn, &iov, 1, 0, 0);
     return rc == -ENOTCONN ? 0 : rc;
@@ -125,6 +130,7 @@ static int kept(struct ibx_session *s, struct ibx_reader *r)
         return -EPROTO;
     link->agreed = seconds < link->seconds ? seconds : link->seconds;
     link->seconds = 0; /* the answer is here */
+    link->tells_end = ibx_reader_left(r) && ibx_get_u8(r);
     int rc = link->agreed ? begin(s) : 0;
     if (!rc && link->agreed)
         watch_peer(s, pid, its_namespace);
@@ -142,8 +148,9 @@ int ibx_link_message(struct ibx_session *s, const struct ibx_event *event)
         rc = kept(s, &r);
     if (type == MESSAGE_SESSIONS && event->length == 1 && s->server && is_first(s))
         rc = ibx_report_send(s);
-    if (type == MESSAGE_BYE && event->length == 1 && s->link.state.now == LINK_CONNECTED) {
+    if (type == MESSAGE_BYE && event->length <= 2 && s->link.state.now == LINK_CONNECTED) {
         s->link.bye = true;
+        s->link.peer_ends = event->length == 2 && ibx_get_u8(&r);
         rc = 0;
     }
     ibx_message_release(s->conn, event);
@@ -179,10 +186,15 @@ void ibx_link_agree(struct ibx_session *s)
         ibx_session_fail(s, rc, "%s does not answer: %s", s->path.peer, strerror(-rc));
 }
 
+void ibx_session_process_ends(void)
+{
+    atomic_store(&process_ends, true);
+}
+
 void ibx_link_say_bye(struct ibx_session *s)
 {
-    uint8_t byte = MESSAGE_BYE;
-    struct iovec iov = {&byte, 1};
+    uint8_t bytes[] = {MESSAGE_BYE, atomic_load(&process_ends)};
+    struct iovec iov = {bytes, s->link.tells_end ? 2 : 1};
     struct ibx_event event;
     const uint64_t deadline = ibx_deadline_in_ms(BYE_MS);
     if (s->link.state.now != LINK_CONNECTED || s->ended || s->link.bye)

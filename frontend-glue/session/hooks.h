@@ -101,6 +101,11 @@ bool ibx_session_kept(const struct ibx_session *session);
 /* The number of the peer's process as it says, and of the pid namespace where that is one; 0: it
  * has not said. */
 uint32_t ibx_session_process(const struct ibx_session *session, uint64_t *process_namespace);
+/* Likewise, while the session is live: a descriptor for the caller that is readable once that
+ * process has ended; -1: this host does not know it. */
+int ibx_session_process_watch(const struct ibx_session *session);
+/* Of one that has ended: whether the peer has said so, and not that its process ends. */
+bool ibx_session_took_leave(const struct ibx_session *session);
 bool ibx_session_broken(const struct ibx_session *session);
 /* Goes on over another connection if this one has ended. False: the session has ended. */
 bool ibx_session_mend(struct ibx_session *session);

@@ -20,6 +20,7 @@
 #include "transport/core/crypto.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
@@ -404,6 +405,16 @@ uint32_t ibx_session_process(const struct ibx_session *s, uint64_t *process_name
 {
     *process_namespace = s->link.process_namespace;
     return s->link.process;
+}
+
+int ibx_session_process_watch(const struct ibx_session *s)
+{
+    return s->link.peer_fd < 0 ? -1 : fcntl(s->link.peer_fd, F_DUPFD_CLOEXEC, 0);
+}
+
+bool ibx_session_took_leave(const struct ibx_session *s)
+{
+    return s->link.bye && !s->link.peer_ends;
 }
 
 bool ibx_session_broken(const struct ibx_session *s)

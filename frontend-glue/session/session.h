@@ -93,6 +93,9 @@ void ibx_session_prepare(struct ibx_session *session, void *address, size_t n);
 /* Client, likewise: has the server map what ibx_shared_allocate() gives. -EOPNOTSUPP: it cannot. */
 int ibx_session_share(struct ibx_session *session);
 void ibx_session_close(struct ibx_session *session);
+/* Client: sessions that are closed from now on end with their process, and say so: what that has at
+ * the back end is nobody's then. */
+void ibx_session_process_ends(void);
 
 /* After establishment, otherwise NULL. */
 const struct ibx_path *ibx_session_path(const struct ibx_session *session);

@@ -143,7 +143,9 @@ struct session_link {
     uint8_t id[IBX_CLAIM_ID_BYTES];
     uint8_t *secret;  /* IBX_SECRET_BYTES */
     uint64_t epoch;   /* of the connection: counts them, also those that broke at once */
-    bool bye;         /* the peer's session has ended */
+    bool bye;         /* the peer's session has ended ... */
+    bool peer_ends;   /* ... with its process */
+    bool tells_end;   /* client: the server wants to know that of this one */
     uint32_t process; /* the peer's, as it says, and which it is valid for; 0: not known */
     uint64_t process_namespace;
     int peer_fd;      /* a pidfd of its process on this host, or -1 */

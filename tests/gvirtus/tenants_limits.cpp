@@ -2,6 +2,10 @@
 //
 // What a tenant may make the back end hold: sessions, requests, memory of the GPU.
 #include "tests/gvirtus/tenants_scene.h"
+#include "tests/scenes/patience.h"
+
+#include <csignal>
+#include <ctime>
 
 namespace
 {
@@ -148,6 +152,23 @@ bool device_memory_left_behind()
     return true;
 }
 
+// That of one whose process has ended is given back, and counts no more.
+bool device_memory_of_the_gone()
+{
+    TenantsBackEnd back("rdma.device_memory : 8M\nrdma.tenant_share : 50\n");
+    const time_t limit = time(nullptr) + patience_ms(30000) / 1000;
+    for (unsigned i = 0; i < 3; i++) {
+        const pid_t pid = spawn([&] {
+            Client alice(back, "alice");
+            while (allocate(&alice, 4u << 20) == out_of_memory && time(nullptr) < limit)
+                ; // until the one before has been noticed
+            return raise(SIGKILL);
+        });
+        REQUIRE(result_of(pid) == 128 + SIGKILL && time(nullptr) < limit);
+    }
+    return true;
+}
+
 } // namespace
 
 void check_tenants_limits()
@@ -156,4 +177,5 @@ void check_tenants_limits()
     check("requests have a limit", requests);
     check("memory of the GPU has a limit", device_memory);
     check("memory of the GPU that a client left behind", device_memory_left_behind);
+    check("... whose process has ended", device_memory_of_the_gone);
 }

@@ -647,6 +647,7 @@ int main(int argc, char **argv)
     check("conditions that are none", conditions_that_are_none);
     check("what one uses and another gives back", used_and_given_back);
     check_calls_captures();
+    check_calls_ends();
     check_calls_graphs();
     check("kernels", kernels);
     check("kernels that nobody has registered", kernels_of_nobody);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A double of CUDA's driver: who is in it, its memory's bytes, and faults that tests ask for. */
-#include "tests/doubles/cuda/internal.h"
+#include "tests/doubles/cuda/streams.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -107,6 +107,10 @@ EXPORT void ibx_double_get_stats(struct ibx_double_stats *out)
 {
     pthread_mutex_lock(&mutex);
     *out = stats;
+    for (unsigned i = 0; i < ALLOCATIONS; i++)
+        out->allocations += allocations[i].address && allocations[i].device >= 0;
+    for (unsigned i = FIXED; i < STREAMS; i++)
+        out->streams += streams[i].used;
     leave(0);
 }
 

@@ -32,6 +32,8 @@ struct ibx_double_stats {
     unsigned long unpinned_async;   /* of these, with unpinned host memory: an error of ours */
     unsigned long in_flight_max;    /* asynchronous copies submitted and not done, at most */
     unsigned long events;           /* alive */
+    unsigned long allocations;      /* of device memory, alive */
+    unsigned long streams;          /* alive that were made */
     unsigned long flushes;          /* of what a fabric has written */
     unsigned long sync_memops;      /* allocations that were made synchronous */
     unsigned long exports;          /* dma-bufs handed out */

@@ -125,6 +125,11 @@ EXPORT int cudaEventDestroy(void *event)
     return with("cuEventDestroy_v2", event, NULL);
 }
 
+EXPORT int cudaStreamDestroy(void *stream)
+{
+    return with("cuStreamDestroy_v2", stream, NULL);
+}
+
 EXPORT int cudaIpcGetEventHandle(void *handle, void *event)
 {
     return with("cuIpcGetEventHandle", handle, event);

@@ -106,6 +106,7 @@ static void *work(void *argument)
         free(job);
         pthread_cond_broadcast(&changed);
     }
+    stream->working = false;
     pthread_mutex_unlock(&mutex);
     return NULL;
 }
@@ -119,6 +120,7 @@ static bool stream_start(struct stream *stream, bool blocking)
         fixed ? (int)(stream - streams) % 2 ? -1 : (int)(stream - streams) / 2 : current->device;
     stream->context = fixed ? NULL : current;
     stream->last = &stream->first;
+    stream->working = true;
     return !pthread_create(&stream->worker, NULL, work, stream);
 }
 
@@ -201,12 +203,27 @@ EXPORT int cuStreamCreate(void **handle, unsigned flags)
         return code;
     note_beside_functions();
     for (unsigned i = FIXED; i < STREAMS; i++) {
-        if (streams[i].used || streams[i].submitted)
+        if (streams[i].used || streams[i].working || streams[i].gone)
             continue;
         *handle = &streams[i];
         return leave(stream_start(&streams[i], !(flags & 1)) ? SUCCESS : OUT_OF_MEMORY);
     }
     return leave(OUT_OF_MEMORY);
+}
+
+/* What was submitted is run. */
+EXPORT int cuStreamDestroy_v2(void *handle)
+{
+    int code = enter("cuStreamDestroy");
+    if (code)
+        return code;
+    struct stream *stream = stream_of(handle);
+    if (stream < &streams[FIXED])
+        return leave(INVALID_HANDLE);
+    stream->used = false;
+    pthread_detach(stream->worker);
+    pthread_cond_broadcast(&changed);
+    return leave(SUCCESS);
 }
 
 EXPORT int cuStreamSynchronize(void *handle)
@@ -359,7 +376,7 @@ void streams_forget(int device)
     for (unsigned i = FIXED; i < STREAMS; i++) {
         if (streams[i].used && streams[i].device == device && !pthread_detach(streams[i].worker)) {
             streams[i].used = false;
-            streams[i].submitted += !streams[i].submitted;
+            streams[i].gone = true;
             streams[i].done = streams[i].submitted;
         }
     }

@@ -22,9 +22,9 @@ struct job {
 };
 
 struct stream {
-    bool used, blocking;
-    struct context *context; /* NULL: the current one */
-    int device;              /* -1: of whichever (the per-thread stream) */
+    bool used, blocking, working, gone; /* working: its worker is there; gone: by a reset */
+    struct context *context;            /* NULL: the current one */
+    int device;                         /* -1: of whichever (the per-thread stream) */
     pthread_t worker;
     unsigned submitted, done;
     struct job *first, **last;

@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// What clients leave behind: it is given back when their processes have ended, and not before.
+#include "tests/gvirtus/gpu_calls_scene.h"
+#include "tests/scenes/patience.h"
+
+#include <atomic>
+#include <csignal>
+#include <cstdlib>
+#include <ctime>
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
+namespace
+{
+
+constexpr const char *resume = "rdma.resume_seconds : 1\n";
+constexpr std::uint64_t some = 5000; // bytes
+
+struct Left {
+    unsigned long allocations, streams, events;
+    explicit Left(Gpu &gpu)
+    {
+        const ibx_double_stats now = gpu.remote.stats();
+        allocations = now.allocations;
+        streams = now.streams;
+        events = now.events;
+    }
+    bool operator==(const Left &o) const
+    {
+        return allocations == o.allocations && streams == o.streams && events == o.events;
+    }
+};
+
+template <typename F> bool becomes_true(const F &condition)
+{
+    const time_t limit = time(nullptr) + patience_ms(30000) / 1000;
+    bool is = false;
+    while (!(is = condition()) && time(nullptr) < limit)
+        usleep(1000);
+    return is;
+}
+
+bool is_as_before(Gpu &gpu, const Left &before)
+{
+    return becomes_true([&] { return Left(gpu) == before; });
+}
+
+// One of each kind, as often; it is a client's that has said nothing yet.
+bool makes(Remote &remote, unsigned times)
+{
+    const Body array = number(IBX_EXTRA_MALLOC_ARRAY)
+                           .i32(32)
+                           .i32(0)
+                           .i32(0)
+                           .i32(0)
+                           .i32(0)
+                           .u64(16)
+                           .u64(4)
+                           .u64(0)
+                           .i32(0);
+    const Body pool = [] {
+        Body body = number(IBX_EXTRA_POOL_CREATE).i32(0).u64(0);
+        body.bytes.insert(body.bytes.end(), 2, 0);
+        return body;
+    }();
+    remote.get_last_error();
+    remote.set_device(0);
+    for (unsigned i = 0; i < times; i++) {
+        REQUIRE(remote.malloc(some));
+        const std::uint64_t made = remote.address("ibxRuntime", pool),
+                            stream = remote.stream_create(i % 2);
+        REQUIRE(stream && made);
+        REQUIRE(remote.address("ibxRuntime", array));
+        REQUIRE(remote.address("ibxRuntime", number(IBX_EXTRA_MALLOC_ASYNC).u64(some).u64(stream)));
+        REQUIRE(remote.address("ibxRuntime",
+                               number(IBX_EXTRA_MALLOC_FROM_POOL).u64(some).u64(made).u64(stream)));
+        REQUIRE(remote.address("cudaMallocPitch", Body().u64(0).u64(100).u64(4)));
+        REQUIRE(remote.call("cudaEventCreate", Body()) == 0);
+    }
+    return true;
+}
+
+// As GVirtuS's front end, which closes what is there when the process ends.
+std::vector<std::shared_ptr<Communicator>> until_exit;
+
+// How a client's process ends. That which closes its connections says no more.
+enum class End { killed, exits, closes };
+
+[[noreturn]] void end(End how, std::vector<std::unique_ptr<Client>> clients)
+{
+    if (how == End::killed) {
+        kill(getpid(), SIGKILL);
+        std::_Exit(128 + SIGKILL); // the first process of a namespace is not killed by itself
+    }
+    for (auto &client : clients)
+        if (how == End::exits)
+            until_exit.push_back(std::move(client->over));
+    clients.clear();
+    if (how == End::exits)
+        std::exit(0);
+    std::_Exit(0);
+}
+
+constexpr int NO_NAMESPACE = 77;
+
+// `body` in a process of a namespace of its own, whose number means nothing to the back end: as on
+// another host. As spawn() otherwise.
+pid_t spawn_at(bool elsewhere, const std::function<int()> &body)
+{
+    if (!elsewhere)
+        return spawn(body);
+    return spawn([&body] {
+        if (unshare(CLONE_NEWPID) && unshare(CLONE_NEWUSER | CLONE_NEWPID))
+            return NO_NAMESPACE;
+        const pid_t pid = fork();
+        if (!pid) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            std::_Exit(body());
+        }
+        return pid < 0 ? NO_NAMESPACE : result_of(pid);
+    });
+}
+
+// A client's process with two connections.
+pid_t leaves(const Gpu &gpu, bool elsewhere, End how, const std::function<bool(Remote &)> &more)
+{
+    return spawn_at(elsewhere, [&gpu, how, more]() -> int {
+        std::vector<std::unique_ptr<Client>> clients;
+        for (unsigned i = 0; i < 2; i++)
+            clients.push_back(std::make_unique<Client>(gpu));
+        clients[1]->remote.get_last_error();
+        if (!more(clients[0]->remote))
+            return 1;
+        end(how, std::move(clients));
+    });
+}
+
+// Over tcp: shm finds its peer by its number.
+struct OverTcp {
+    std::string before = common;
+    explicit OverTcp(bool on)
+    {
+        if (on)
+            common = "rdma.provider : tcp\nrdma.timeout_ms : 60000\n";
+    }
+    ~OverTcp() { common = before; }
+};
+
+bool left_behind(End how, bool elsewhere)
+{
+    OverTcp tcp(elsewhere);
+    Gpu gpu(resume);
+    Client other(gpu);
+    const std::uint64_t kept = other.remote.malloc(some);
+    const Left before(gpu);
+    for (unsigned i = 0; i < 3; i++) {
+        const pid_t pid = leaves(gpu, elsewhere, how, [](Remote &own) { return makes(own, 3); });
+        const int result = result_of(pid);
+        if (elsewhere && result == NO_NAMESPACE)
+            return true;
+        REQUIRE(result == (how == End::killed ? 128 + SIGKILL : 0));
+        REQUIRE(is_as_before(gpu, before));
+    }
+    const std::vector<char> bytes = random_bytes(some, 3);
+    return other.remote.to_device(kept, bytes.data(), some) == 0 &&
+           gpu.remote.stats().lost_events == 0;
+}
+
+// What come_again() does in its process; 0: it has found what it had made.
+int comes_again(const Gpu &gpu, int away, int go_on)
+{
+    const std::vector<char> bytes = random_bytes(some, 4);
+    std::vector<char> got(some);
+    std::uint64_t memory = 0, stream = 0;
+    char byte = 0;
+    {
+        Client first(gpu);
+        first.remote.get_last_error();
+        first.remote.set_device(0);
+        memory = first.remote.malloc(some);
+        stream = first.remote.stream_create();
+        if (first.remote.to_device(memory, bytes.data(), some))
+            return 1;
+    }
+    if (write(away, &byte, 1) != 1 || read(go_on, &byte, 1) != 1)
+        return 2;
+    std::vector<std::unique_ptr<Client>> clients;
+    clients.push_back(std::make_unique<Client>(gpu));
+    Remote &again = clients[0]->remote;
+    again.get_last_error();
+    again.set_device(0);
+    if (again.from_device(got.data(), memory, some) || got != bytes ||
+        again.stream_synchronize(stream))
+        return 3;
+    end(End::exits, std::move(clients));
+}
+
+// All of a process's connections end, each with its thread, and it comes again.
+bool come_again(bool elsewhere)
+{
+    OverTcp tcp(elsewhere);
+    Gpu gpu(resume);
+    const Left before(gpu);
+    int away[2], go_on[2];
+    char byte = 0;
+    REQUIRE(!pipe(away) && !pipe(go_on));
+    const pid_t pid = spawn_at(elsewhere, [&] { return comes_again(gpu, away[1], go_on[0]); });
+    close(away[1]);
+    if (read(away[0], &byte, 1) != 1 && elsewhere)
+        return result_of(pid) == NO_NAMESPACE;
+    // Another one's that has ended behind it.
+    REQUIRE(result_of(leaves(gpu, false, End::killed, [](Remote &own) { return makes(own, 1); })) ==
+            128 + SIGKILL);
+    REQUIRE(becomes_true([&] {
+        const Left now(gpu);
+        return now.allocations == before.allocations + 1 && now.streams == before.streams + 1;
+    }));
+    REQUIRE(write(go_on[1], &byte, 1) == 1 && result_of(pid) == 0);
+    for (int fd : {away[0], go_on[0], go_on[1]})
+        close(fd);
+    return is_as_before(gpu, before);
+}
+
+// A client is killed whose work does not end. Others go on, and what it works with stays.
+bool endless_work(unsigned flags)
+{
+    Gpu gpu(resume);
+    Remote &remote = gpu.remote;
+    const std::uint64_t mine = remote.malloc(some), stream = remote.stream_create(flags);
+    const std::vector<char> bytes = random_bytes(some, 5);
+    std::vector<char> got(some);
+    int begun[2];
+    std::uint64_t theirs[2] = {};
+    REQUIRE(!pipe(begun));
+    const Left before(gpu);
+    const pid_t pid = leaves(gpu, false, End::killed, [&](Remote &own) {
+        own.get_last_error();
+        own.set_device(0);
+        theirs[0] = own.malloc(some);
+        theirs[1] = own.stream_create(flags);
+        own.hold_stream(theirs[1]);
+        return own.call("cudaLaunchKernel",
+                        kernel(IBX_DOUBLE_KERNEL, 32, theirs[1], theirs[0], mine, some)) == 0 &&
+               write(begun[1], theirs, sizeof(theirs)) == sizeof(theirs);
+    });
+    REQUIRE(read(begun[0], theirs, sizeof(theirs)) == sizeof(theirs));
+    REQUIRE(result_of(pid) == 128 + SIGKILL);
+    for (unsigned i = 0; i < 200; i++) {
+        REQUIRE(remote.to_device_async(mine, bytes.data(), some, stream) == 0);
+        REQUIRE(remote.stream_synchronize(stream) == 0);
+        REQUIRE(remote.from_device_async(got.data(), mine, some, stream) == 0);
+        REQUIRE(remote.stream_synchronize(stream) == 0 && got == bytes);
+        REQUIRE(remote.call("cudaStreamBeginCapture", Body().u64(stream).i32(0)) == 0);
+        REQUIRE(remote.call("cudaStreamEndCapture", Body().u64(stream)) == 0);
+    }
+    REQUIRE(remote.peek(theirs[0], got.data(), 1));
+    const Left now(gpu);
+    REQUIRE(now.allocations == before.allocations + 1 && now.streams == before.streams + 1);
+    remote.hold_stream(0);
+    close(begun[0]);
+    close(begun[1]);
+    return becomes_true([&] { return Left(gpu).allocations == before.allocations; });
+}
+
+// Memory that another client has opened is that one's when its maker is killed.
+bool opened_by_another()
+{
+    Gpu gpu(resume);
+    Remote &remote = gpu.remote;
+    const Left before(gpu);
+    const std::vector<char> bytes = random_bytes(some, 6);
+    std::vector<char> got(some), handle(64);
+    int shared[2], opened[2];
+    char byte = 0;
+    std::uint64_t memory = 0;
+    REQUIRE(!pipe(shared) && !pipe(opened));
+    const pid_t pid = leaves(gpu, false, End::killed, [&](Remote &own) {
+        own.get_last_error();
+        own.set_device(0);
+        const std::uint64_t made = own.malloc(some), second = own.malloc(some);
+        return second && own.to_device(made, bytes.data(), some) == 0 &&
+               own.call("ibxRuntime", number(IBX_EXTRA_IPC_MEMORY).u64(made)) == 0 &&
+               write(shared[1], own.out.data(), 64) == 64 && read(opened[0], &byte, 1) == 1;
+    });
+    REQUIRE(read(shared[0], handle.data(), 64) == 64);
+    Body open = number(IBX_EXTRA_IPC_OPEN_MEMORY);
+    open.bytes.insert(open.bytes.end(), handle.begin(), handle.end());
+    REQUIRE((memory = remote.address("ibxRuntime", open)));
+    REQUIRE(write(opened[1], &byte, 1) == 1 && result_of(pid) == 128 + SIGKILL);
+    REQUIRE(becomes_true([&] { return Left(gpu).allocations == before.allocations + 1; }));
+    REQUIRE(remote.from_device(got.data(), memory, some) == 0 && got == bytes);
+    for (int fd : {shared[0], shared[1], opened[0], opened[1]})
+        close(fd);
+    return true;
+}
+
+} // namespace
+
+void check_calls_ends()
+{
+    check("what clients leave that are killed", [] { return left_behind(End::killed, false); });
+    check("... that exit", [] { return left_behind(End::exits, false); });
+    check("... that end", [] { return left_behind(End::closes, false); });
+    check("... that are killed on another host", [] { return left_behind(End::killed, true); });
+    check("... that exit on another host", [] { return left_behind(End::exits, true); });
+    check("a client that has no connection for a while", [] { return come_again(false); });
+    check("... on another host", [] { return come_again(true); });
+    check("a client that is killed beside its endless work", [] { return endless_work(1); });
+    check("... in a blocking stream", [] { return endless_work(0); });
+    check("memory of a killed client that another one uses", opened_by_another);
+}
