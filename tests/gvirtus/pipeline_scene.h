@@ -8,6 +8,7 @@
 #include "frontend-glue/preload/attach_table.h"
 #include "tests/doubles/gvirtus/world.h"
 #include "tests/gvirtus/scene.h"
+#include "tests/scenes/patience.h"
 
 #include <atomic>
 #include <cstdio>
@@ -99,10 +100,10 @@ struct Scene {
     }
 };
 
-// Polls; a minute is for machines under load.
+// Polls, for a minute of an idle machine.
 inline bool becomes(const std::function<bool()> &condition)
 {
-    for (int i = 0; i < 60000; i++) {
+    for (unsigned left = patience_ms(60000); left; left--) {
         if (condition())
             return true;
         usleep(1000);
@@ -155,20 +156,28 @@ class Connections
 // A thread that may wait for what comes later.
 class Waiting
 {
+    static constexpr unsigned LOOKS = 20;
     std::atomic<int> tid{0};
     std::atomic<bool> over{false};
     std::thread thread;
 
-    bool sleeps() const
+    // Whether it sleeps, or has done so since somebody has looked: it may wait by short naps, and
+    // want a processor after each.
+    bool rests(unsigned long *naps) const
     {
-        char stat[512];
-        const std::string path = "/proc/self/task/" + std::to_string(tid) + "/stat";
+        char line[128], state = 0;
+        unsigned long now = *naps;
+        const std::string path = "/proc/self/task/" + std::to_string(tid) + "/status";
         std::FILE *file = std::fopen(path.c_str(), "re");
-        const bool read = file && std::fgets(stat, sizeof(stat), file);
+        while (file && std::fgets(line, sizeof(line), file)) {
+            std::sscanf(line, "State: %c", &state);
+            std::sscanf(line, "voluntary_ctxt_switches: %lu", &now);
+        }
         if (file)
             std::fclose(file);
-        const char *state = read ? std::strrchr(stat, ')') : nullptr;
-        return state && state[2] == 'S';
+        const bool napped = now != *naps;
+        *naps = now;
+        return napped || state == 'S';
     }
 
   public:
@@ -186,15 +195,21 @@ class Waiting
         if (thread.joinable())
             thread.join();
     }
-    // Whether it waits; it does when it sleeps each time that somebody looks. It has ended if not.
+    // Whether it waits: it rests as often as somebody looks. Who sleeps for a lock does not:
+    // whoever holds that gets a processor meanwhile, however many want one. It has ended if not.
     bool waits() const
     {
-        int asleep = 0;
+        const useconds_t apart = patience_ms(1) * 1000;
+        unsigned long naps = 0;
+        unsigned rested = 0;
         becomes([&] {
-            asleep = tid && !over && sleeps() ? asleep + 1 : 0;
-            return over || asleep == 10;
+            if (tid && !over && rests(&naps)) {
+                rested++;
+                usleep(apart);
+            }
+            return over || rested == LOOKS;
         });
-        return !over && asleep;
+        return !over && rested == LOOKS;
     }
 };
 

@@ -123,9 +123,7 @@ bool many_busy_threads()
         app.synchronize();
         waited = true;
     });
-    for (unsigned i = 0; i < 10000 && !waited; i++)
-        usleep(1000);
-    const bool good = waited;
+    const bool good = becomes([&] { return waited.load(); });
     ends = true;
     scene.world->slow_us = 0;
     launching.join();
@@ -222,23 +220,23 @@ bool a_cancelled_thread()
 // A thread that never waits gets only so far ahead: others' calls come after what it has left.
 bool an_endless_thread()
 {
-    constexpr unsigned calls = 20000, most = 16384;
+    constexpr unsigned most = 16384, calls = most + 500;
     Scene scene;
     App endless = scene.app(), other = scene.app();
     REQUIRE(warm(&endless) && warm(&other));
     std::atomic<unsigned> made{0};
     std::atomic<bool> good{true};
     scene.world->held = true;
-    Waiting thread([&] {
+    std::thread thread([&] {
         for (unsigned i = 0; i < calls && good; i++, made++)
             good = endless.set(i) == 0;
     });
-    // it may sleep for a moment before, where a lock or a processor is another thread's
-    const bool far = becomes([&] { return made > most / 2; }), waited = thread.waits();
+    const bool far = becomes([&] { return made >= most || !good; });
+    usleep(20000); // too short, and the test sees less
     const unsigned ahead = made;
     scene.world->held = false;
     thread.join();
-    REQUIRE(far && waited && ahead <= most);
+    REQUIRE(far && ahead == most);
     REQUIRE(good && made == calls && other.synchronize() == 0);
     return true;
 }
