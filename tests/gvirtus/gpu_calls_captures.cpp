@@ -3,6 +3,7 @@
 // Streams that are being captured: what is no part of a graph stays outside, and clients do not end
 // each other's captures.
 #include "tests/gvirtus/gpu_calls_scene.h"
+#include "tests/scenes/patience.h"
 
 namespace
 {
@@ -170,7 +171,7 @@ bool captures_left()
         REQUIRE(!apart());
     }
     bool gone = false;
-    for (unsigned i = 0; i < 5000 && !(gone = apart()); i++)
+    for (unsigned left = patience_ms(5000); left && !(gone = apart()); left--)
         usleep(1000);
     REQUIRE(gone && gpu.remote.device_synchronize() == 0);
     // As is what it had ended itself, and captures of others since.

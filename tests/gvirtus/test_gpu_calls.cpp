@@ -4,6 +4,7 @@
 //
 //   test_gpu_calls PLUGIN.so PROVIDER
 #include "tests/gvirtus/gpu_calls_scene.h"
+#include "tests/scenes/patience.h"
 
 namespace
 {
@@ -534,7 +535,7 @@ bool kernels_meanwhile()
     remote.gate(true);
     std::thread taking([&] { other.remote.call("cudaUnregisterFatBinary", Body()); });
     bool begun = false;
-    for (unsigned i = 0; i < 10000 && !begun; i++) {
+    for (unsigned left = patience_ms(10000); left && !begun; left--) {
         begun = remote.inside();
         usleep(begun ? 0 : 1000);
     }
@@ -587,7 +588,7 @@ bool registered_beside_one_that_stays()
         for (; registered < 40; registered++)
             client.remote.call("__cudaRegisterFunction", Body());
     });
-    for (unsigned i = 0; i < 20000 && registered < 40; i++)
+    for (unsigned left = patience_ms(20000); left && registered < 40; left--)
         usleep(1000);
     const bool all = registered == 40;
     gpu.remote.gate(false);

@@ -471,8 +471,10 @@ static void lie_abort_behind_the_end(void)
     hold_main();
     line_send_plain(&liar.page, IBX_MIGRATE_READY);
     line_closes(&liar.page);
-    for (int asleep = 0; asleep < 3; asleep = others_sleep() ? asleep + 1 : 0)
+    for (int asleep = 0; asleep < 3; asleep = others_sleep() ? asleep + 1 : 0) {
         assert_true(ibx_now_ns() < deadline);
+        poll(NULL, 0, (int)patience_ms(1)); /* what was sent may not have come */
+    }
     line_send(&liar.control,
               &(struct ibx_migrate_any){.type = IBX_MIGRATE_ABORT, .is.reason = "it stays"});
     assert_int_equal(ptrace(PTRACE_DETACH, receiver.pid, 0, 0), 0);
@@ -523,8 +525,10 @@ static void lie_query_beside_the_commit(void)
     hold_main();
     send_hello(&other, IBX_PURPOSE_QUERY, 1, 1);
     line_send_epoch(&liar.control, IBX_MIGRATE_COMMIT, 1);
-    for (int asleep = 0; asleep < 3; asleep = others_sleep() ? asleep + 1 : 0)
+    for (int asleep = 0; asleep < 3; asleep = others_sleep() ? asleep + 1 : 0) {
         assert_true(ibx_now_ns() < deadline);
+        poll(NULL, 0, (int)patience_ms(1)); /* what was sent may not have come */
+    }
     assert_int_equal(ptrace(PTRACE_DETACH, receiver.pid, 0, 0), 0);
     assert_true(line_receives(&other, IBX_MIGRATE_ANSWER));
     assert_true(other.last.is.answer->accepted);

@@ -508,7 +508,7 @@ void mover_await_asleep(const struct mover *m)
     const uint64_t deadline = vm_soon();
     for (unsigned looks = 0; looks < ASLEEP_LOOKS; looks = sleeps(m) ? looks + 1 : 0) {
         assert_true(ibx_now_ns() < deadline);
-        poll(NULL, 0, 1);
+        poll(NULL, 0, (int)patience_ms(1)); /* QEMU may be kept from answering meanwhile */
     }
 }
 

@@ -6,6 +6,7 @@
  * begun once.
  */
 #include "frontend-glue/preload/internal.h"
+#include "tests/scenes/patience.h"
 
 #include <pthread.h>
 #include <setjmp.h>
@@ -18,7 +19,7 @@
 #include <cmocka.h>
 
 #define POLL_NS  100000u
-#define FAILED_S 30u /* on any machine */
+#define FAILED_S (30 * patience_times())
 
 /* ------------------------------------------------------------ what is the test's own */
 
@@ -153,7 +154,7 @@ static void count(void *argument)
 
 static void await(const _Atomic unsigned *figure, unsigned least)
 {
-    while (*figure < least) /* alarm(2) ends what never comes */
+    while (*figure < least) /* an alarm ends what never comes */
         sched_yield();
 }
 
