@@ -213,7 +213,10 @@ int ibx_migration_say_hello(struct ibx_conn *conn, const struct ibx_options *opt
         rc = ibx_channel_take_until(control, on_answer, &g, ibx_deadline_in_ms(options->timeout_ms),
                                     err);
         if (!rc)
-            rc = ibx_error_set(err, -ETIMEDOUT, "the destination did not answer within %u ms",
+            rc = ibx_error_set(err, -ETIMEDOUT,
+                               "the destination did not answer within %u ms: see whether its "
+                               "ib-migrate or its QEMU stands still, or give it more time (--set "
+                               "timeout_ms=)",
                                options->timeout_ms);
     }
     if (rc == -EISCONN)

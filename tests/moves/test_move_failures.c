@@ -307,6 +307,21 @@ static void test_source_stands_still_early(void)
     pair_stayed();
 }
 
+/* A destination's QEMU that stands still cannot be compared. */
+static void test_destination_qemu_stands_still(void)
+{
+    pair_timeout = PAIR_TIMEOUT_SHORT;
+    pair_start(NULL);
+    pair_receive(NULL);
+    kill(vms[1].pid, SIGSTOP);
+    pair_send(NULL);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "see whether its ib-migrate or its QEMU stands still");
+    kill(vms[1].pid, SIGCONT);
+    pair_stays();
+    pair_timeout = PAIR_TIMEOUT;
+}
+
 /* The source's QEMU is not needed after the commit. */
 static void test_source_qemu_ends(void)
 {
@@ -532,6 +547,7 @@ int main(void)
         VM_TEST(test_a_refused_rollback),
         VM_TEST(test_stopped_for_a_while),
         VM_TEST(test_source_stands_still_early),
+        VM_TEST(test_destination_qemu_stands_still),
         VM_TEST(test_source_qemu_ends),
         VM_TEST(test_destination_qemu_ends_after_the_switch),
         VM_TEST(test_destination_qemu_ends_while_the_source_is_busy),
