@@ -199,6 +199,8 @@ int ibx_frontend_capture_copy(const struct ibx_cuda_memcpy3d *copy, void *stream
 
 /* The stream is about to be destroyed. */
 void ibx_frontend_stream_gone(const void *stream);
+/* A device was reset. */
+void ibx_frontend_streams_reset(void);
 /* While streams are being captured: waits for the work of the others that this process has made,
  * and of the legacy one unless a captured stream waits for that. It ends no capture. */
 int ibx_frontend_streams_rest(void);

@@ -5,12 +5,31 @@
  */
 #include "frontend-glue/preload/internal.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define NON_BLOCKING 1u /* cudaStreamNonBlocking */
 
 static struct ranges all; /* of one byte each, at the handle */
+
+/* They are the parent's. */
+static void in_child(void)
+{
+    all.count = 0;
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
+
+void ibx_frontend_streams_reset(void)
+{
+    ibx_frontend_ranges_lock();
+    all.count = 0;
+    ibx_frontend_ranges_unlock();
+}
 
 /* Without memory for it such a stream is not waited for. One before with that handle is gone. */
 static int note(void *const *made, unsigned flags, int rc)
