@@ -49,6 +49,7 @@ static struct ended *queue;
 static _Atomic unsigned pending; /* of the queue */
 static _Atomic unsigned hurried; /* threads that wait for memory */
 static uint64_t given;           /* slices so far */
+static size_t things;            /* of the client in hand; the thread's own */
 static int processes = -1, wake = -1;
 static pid_t runs_in; /* the process in which the thread runs */
 
@@ -210,6 +211,7 @@ static void give(struct copies *x, uint64_t client, enum ibx_handle_kind kind, c
     if (waiting)
         ibx_frees_end();
     ibx_clients_give_end();
+    things += count;
     pthread_mutex_lock(&lock);
     given++;
     pthread_cond_broadcast(&changed);
@@ -260,12 +262,17 @@ static bool give_kinds(struct copies *x, uint64_t client)
 
 static void give_back(struct copies *x, uint64_t client)
 {
-    const uint64_t deadline = ibx_deadline_in_ms(HELD_MS);
+    const uint64_t began = ibx_now_ns(), deadline = ibx_deadline_in_ms(HELD_MS);
     uint64_t ns = NAP_LEAST_NS;
+    things = 0;
     if (!ibx_copies_have_cuda(x))
         return;
     while (give_kinds(x, client) && ibx_handles_held(client) && ibx_now_ns() < deadline)
         nap(&ns);
+    ibx_log(IBX_LOG_INFO,
+            "%zu allocations, streams and the like of a client whose process has ended were given "
+            "back in %llu ms",
+            things, (unsigned long long)((ibx_now_ns() - began) / IBX_NS_PER_MS));
 }
 
 /* ---------------------------------------------------------------------------------- the thread */
