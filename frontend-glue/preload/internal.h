@@ -128,6 +128,8 @@ struct place {
 /* Where a variable is. False: it was not registered here, or the back end cannot be asked for it.
  */
 bool ibx_frontend_variable(const void *symbol, struct place *where, int *rc);
+/* Whether the program has registered variables, and this is none. */
+bool ibx_frontend_no_variable(const void *symbol);
 /* One of that module's is declared __managed__: its address is to be in *variable. */
 void ibx_frontend_variable_managed(void **handle, void **variable, const char *name);
 /* All these of a module; NULL: there is none, or no memory. To be freed. */

@@ -152,9 +152,11 @@ static bool is_known(const void *symbol)
     return ibx_frontend_is_managed(symbol) || ibx_frontend_variable(symbol, &where, &rc);
 }
 
-/* GVirtuS reads the bytes before it asks. */
+/* GVirtuS reads the bytes before it asks; G5 returns a success for what is no variable. */
 static int to_unknown(const void *symbol, const void *from, size_t n, size_t offset, int kind)
 {
+    if (ibx_frontend_plugin() && ibx_frontend_no_variable(symbol))
+        return ibx_frontend_fail(CUDA_INVALID_SYMBOL);
     const bool of_host = kind_to(from, kind) == CUDA_MEMCPY_TO_DEVICE;
     const int rc = of_host ? ibx_frontend_before_host(from, n) : CUDA_SUCCESS;
     return rc ? rc : CALL_NEXT(cudaMemcpyToSymbol, symbol, from, n, offset, kind);

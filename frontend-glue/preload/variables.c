@@ -165,6 +165,18 @@ static struct variable *find(const void *symbol, const struct module **in)
     return NULL;
 }
 
+bool ibx_frontend_no_variable(const void *symbol)
+{
+    const struct module *m = NULL;
+    bool any = false;
+    ibx_frontend_ranges_lock();
+    const bool found = find(symbol, &m);
+    for (m = modules; m && !found && !any; m = m->next)
+        any = m->variables;
+    ibx_frontend_ranges_unlock();
+    return any;
+}
+
 /* Whether the variable is known at all. q->kernel is NULL where *found has the answer, which is of
  * size 0 where nobody can be asked. */
 static bool look_up(const void *symbol, struct question *q, struct place *found)
