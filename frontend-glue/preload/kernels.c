@@ -56,7 +56,6 @@ void ibx_frontend_kernel_registered(const void *function)
 
 int ibx_frontend_no_kernel(const void *function)
 {
-    const int version = ibx_frontend_cuda_version();
     Dl_info info;
     if (!function)
         return CUDA_INVALID_FUNCTION;
@@ -65,6 +64,7 @@ int ibx_frontend_no_kernel(const void *function)
     ibx_frontend_ranges_unlock();
     if (known || !ibx_frontend_plugin() || !dladdr(function, &info))
         return CUDA_SUCCESS;
+    const int version = ibx_frontend_cuda_version();
     return version && version < 13 ? CUDA_INVALID_FUNCTION : CUDA_INVALID_HANDLE;
 }
 

@@ -115,6 +115,8 @@ void *ibx_frontend_small_take(const struct ibx_frontend_calls *calls, size_t n)
 
 void ibx_frontend_small_refuse(void)
 {
+    if (ibx_frontend_reach_likely()) /* it is for once */
+        return;
     pthread_mutex_lock(&lock);
     refused = true;
     pthread_mutex_unlock(&lock);
