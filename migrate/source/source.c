@@ -385,8 +385,9 @@ static int get_ready(struct source *s, struct ibx_error *err)
 static int start(struct source *s, struct ibx_error *err)
 {
     int rc = check_compared(s, err);
-    if (!rc)
-        rc = source_managed(&s->vm) ? ibx_gate_let(&s->gate, err) : touch(s, err);
+    if (rc)
+        return rc;
+    rc = source_managed(&s->vm) ? ibx_gate_let(&s->gate, err) : touch(s, err);
     if (!rc && !source_managed(&s->vm))
         rc = ibx_source_stream_open(&s->stream, s->vm.qmp, err);
     if (rc == -EREMOTEIO && !source_managed(&s->vm)) {
