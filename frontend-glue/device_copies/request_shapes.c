@@ -121,9 +121,9 @@ static void mend_payload(const struct shape *s, uint8_t *body, size_t n)
 static void mend_kind(const struct shape *s, uint8_t *body, size_t n)
 {
     const size_t at = position(s->kind, n);
-    struct ibx_writer w = ibx_writer_of(body + at, at < n ? n - at : 0);
     if (at >= n)
         return;
+    struct ibx_writer w = ibx_writer_of(body + at, n - at);
     ibx_put_u32(&w, (uint32_t)s->instead);
     if (s->instead == ON && at >= 16)
         memset(body, 0, 16);
