@@ -215,7 +215,7 @@ static void out_of_place(void **state)
     uint8_t kept[64];
     (void)state;
     send_message(conn, keep, sizeof(keep));
-    assert_int_equal(receive_message(conn, kept, sizeof(kept)), 17);
+    assert_int_equal(receive_message(conn, kept, sizeof(kept)), 18);
     send_message(conn, "\15", 1);
     expect_closed(conn);
     ibx_close(conn);

@@ -457,9 +457,10 @@ static void hand_open(struct hand *hand, unsigned seconds, uint8_t kept_seconds)
                            &err))
         fail_msg("%s", err.message);
     send_message(hand->conn, keep, sizeof(keep));
-    assert_int_equal(receive_message(hand->conn, kept, sizeof(kept)), 17);
+    assert_int_equal(receive_message(hand->conn, kept, sizeof(kept)), 18);
     assert_memory_equal(kept, ((uint8_t[]){8, kept_seconds, 0, 0, 0}), 5);
     assert_int_equal(kept[5] | kept[6] << 8 | kept[7] << 16, getpid());
+    assert_int_equal(kept[17], 1);
     ibx_conn_secret(hand->conn, "session id", hand->id);
     ibx_conn_secret(hand->conn, "session resumption", hand->secret);
 }
