@@ -151,12 +151,15 @@ bool ibx_process_captured_ends(uint64_t stream)
     return stream && exchange(stream, 0);
 }
 
+/* cudaStreamPerThread is another stream in each thread: what is captured in it ends by
+ * cudaStreamEndCapture alone. */
 void ibx_process_captured(uint64_t stream)
 {
+    if (stream <= STREAM_THREAD)
+        return;
     if (ibx_process_captured_ends(stream)) /* one that ended with its thread */
         ibx_process_capture(false);
-    if (stream)
-        exchange(0, stream);
+    exchange(0, stream);
 }
 
 void ibx_process_captured_reset(void)

@@ -17,10 +17,13 @@
 #define ADD_DEPENDENCIES 0u /* flags of cudaStreamUpdateCaptureDependencies */
 #define SET_DEPENDENCIES 1u
 
+#define PER_THREAD ((void *)2) /* cudaStreamPerThread */
+
 /* Of a stream that is captured. Only the thread that captures uses it, but for the list. */
 struct capture {
     struct capture *next;
     void *stream;
+    pthread_t by;
     int mode;
     unsigned long long id;
     void *graph; /* NULL: the program has not asked for it */
@@ -33,11 +36,17 @@ struct capture {
 static struct capture *all; /* under the lock of ranges */
 static _Atomic unsigned long long ids;
 
+/* cudaStreamPerThread is another stream in each thread. */
+static bool is_of(const struct capture *c, const void *stream)
+{
+    return c->stream == stream && (stream != PER_THREAD || pthread_equal(c->by, pthread_self()));
+}
+
 static struct capture *find(const void *stream, bool remove)
 {
     ibx_frontend_ranges_lock();
     struct capture **at = &all;
-    while (*at && (*at)->stream != stream)
+    while (*at && !is_of(*at, stream))
         at = &(*at)->next;
     struct capture *found = *at;
     if (found && remove)
@@ -81,6 +90,7 @@ static struct capture *note(void *stream, int mode)
     if (!c)
         return NULL;
     c->stream = stream;
+    c->by = pthread_self();
     c->mode = mode;
     c->id = atomic_fetch_add(&ids, 1) + 1;
     add(c);

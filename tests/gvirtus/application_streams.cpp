@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 namespace
@@ -137,11 +138,40 @@ bool functions(Scene &s)
     return called;
 }
 
+// Each thread's is another one: a capture in it ends without those of other threads.
+bool captures_of_threads(Scene &s)
+{
+    const auto begin = preloaded<int(void *, int)>("cudaStreamBeginCapture_ptsz");
+    const auto end = preloaded<int(void *, void **)>("cudaStreamEndCapture_ptsz");
+    std::atomic<int> step{0};
+    std::vector<char> zeros(n, 0), ones(n, 1);
+    void *graph = nullptr;
+    bool good = true;
+    REQUIRE(cudaMemset(s.to, 0, n) == 0 && cudaDeviceSynchronize() == 0);
+    std::thread other([&] {
+        void *others = nullptr;
+        good = begin(nullptr, 2) == 0 && stub_launch(s.from, s.to, n, own) == 0;
+        for (step = 1; step != 2;)
+            std::this_thread::yield();
+        good = end(nullptr, &others) == 0 && good;
+    });
+    while (step != 1)
+        std::this_thread::yield();
+    const int rc = begin(nullptr, 0);
+    step = 2;
+    other.join();
+    REQUIRE(rc == 0 && good);
+    REQUIRE(preloaded<Copy>("cudaMemcpyAsync_ptsz")(s.to, ones.data(), n, H2D, nullptr) == 0);
+    REQUIRE(device_has(s.to, zeros.data(), n)); // it is the graph's
+    return end(nullptr, &graph) == 0 && graph;
+}
+
 } // namespace
 
 bool stream_of_thread()
 {
     Scene s;
     REQUIRE(cudaGetLastError() == 0 && s.begin());
-    return streams_of_calls(s) && waits_of_calls(s) && functions(s) && copies_of_host(s);
+    return streams_of_calls(s) && waits_of_calls(s) && functions(s) && captures_of_threads(s) &&
+           copies_of_host(s);
 }

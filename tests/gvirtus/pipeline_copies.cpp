@@ -228,6 +228,28 @@ bool behind_captures()
     return true;
 }
 
+// cudaStreamPerThread is another stream in each thread, and so is what is captured in it.
+bool beside_captures_of_threads()
+{
+    Scene scene;
+    const Body own = Body().u64(WORLD_THREAD_STREAM).i32(0);
+    const auto captures = [&](App *app) { return app->call("cudaStreamBeginCapture", own) == 0; };
+    const auto ends = [&](App *app) { return app->call("cudaStreamEndCapture", own) == 0; };
+    const auto two = [&](bool both_end) {
+        return waits_after(&scene, 0, 4, [&](App *app, std::uint64_t block) {
+            bool good = captures(app);
+            std::thread([&] {
+                App other = scene.app();
+                good = good && captures(&other) && ends(&other);
+            }).join();
+            good = good && (!both_end || (ends(app) && app->free(block) == 0 &&
+                                          app->malloc() == block && !copy(block, 4, 0)));
+            return good && app->synchronize() == 0;
+        });
+    };
+    return two(true) == 0 && two(false) == 1;
+}
+
 // A wrong address is refused by the call itself.
 bool wrong_addresses()
 {
@@ -312,6 +334,7 @@ void check_copies()
     alone("copies beside other devices", other_devices);
     alone("copies while a stream is captured", while_a_stream_is_captured);
     alone("copies behind captures that nobody ends", behind_captures);
+    alone("copies while threads capture their own streams", beside_captures_of_threads);
     alone("copies to wrong addresses", wrong_addresses);
     alone("errors of copies that have returned", errors_come_later);
     alone("copies, and what another thread does next", in_order_between_threads);

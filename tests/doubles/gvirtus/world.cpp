@@ -286,6 +286,8 @@ int pop(WorldThread *thread, Body *out)
 
 int begin_capture(World *world, std::uint64_t stream)
 {
+    if (stream == WORLD_THREAD_STREAM) // of whichever thread: what it takes is not looked at
+        return 0;
     if (!is_stream(stream) || capture_of(world, stream))
         return INVALID_VALUE;
     const std::uint64_t i = stream - 100;
@@ -316,6 +318,8 @@ void destroy_stream(World *world, std::uint64_t stream)
 
 int end_capture(World *world, std::uint64_t stream, Body *out)
 {
+    if (stream == WORLD_THREAD_STREAM)
+        return 0;
     if (!is_stream(stream) || !capture_of(world, stream))
         return INVALID_VALUE;
     WorldCapture *capture = &world->captures[stream - 100];
