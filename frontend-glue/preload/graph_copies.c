@@ -36,16 +36,19 @@ struct graph_copy {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct graph_copy *copies;
-static void *streams[DEVICES]; /* of the one thread that calls functions */
-static unsigned resets_seen;   /* likewise */
-static atomic_bool slots;      /* the back end has some */
+static struct streams {
+    void *of[DEVICES];
+    unsigned resets_seen;
+} functions, beside;      /* of the one thread that calls functions; of the one that fetches */
+static atomic_bool slots; /* the back end has some */
 static _Atomic unsigned resets;
 static _Atomic int failure;
 
 static void in_child(void)
 {
     pthread_mutex_init(&lock, NULL);
-    memset(streams, 0, sizeof(streams));
+    memset(&functions, 0, sizeof(functions));
+    memset(&beside, 0, sizeof(beside));
     for (struct graph_copy *copy = copies; copy; copy = copy->next)
         copy->number = 0; /* there is no function of that number in this process */
     atomic_store(&slots, false);
@@ -70,24 +73,25 @@ int ibx_frontend_graph_failure(void)
 /* ---------------------------------------------------------------------- when a graph gets there */
 
 /* Those that went with their context. */
-static void forget_streams(void)
+static void forget_streams(struct streams *s)
 {
     const unsigned now = atomic_load_explicit(&resets, memory_order_relaxed);
-    if (now == resets_seen)
+    if (now == s->resets_seen)
         return;
-    memset(streams, 0, sizeof(streams));
-    resets_seen = now;
+    memset(s->of, 0, sizeof(s->of));
+    s->resets_seen = now;
 }
 
-static int stream_of(int device, void **stream)
+/* The device stays selected: the thread is none of the program's. */
+static int stream_of(struct streams *s, int device, void **stream)
 {
     int now = 0, rc = cudaGetDevice(&now);
-    forget_streams();
+    forget_streams(s);
     if (!rc && now != device)
         rc = cudaSetDevice(device);
-    if (!rc && !streams[device])
-        rc = CALL_NEXT(cudaStreamCreateWithFlags, &streams[device], NON_BLOCKING);
-    *stream = streams[device];
+    if (!rc && !s->of[device])
+        rc = CALL_NEXT(cudaStreamCreateWithFlags, &s->of[device], NON_BLOCKING);
+    *stream = s->of[device];
     return rc;
 }
 
@@ -144,7 +148,7 @@ int ibx_frontend_copy_beside(const void *from, void *to, size_t n, int device)
                                            .to = {to, n, n, 1},
                                            .extent = {n, 1, 1}};
     void *stream;
-    int rc = ibx_frontend_plugin() ? stream_of(device, &stream) : CUDA_UNKNOWN;
+    int rc = ibx_frontend_plugin() ? stream_of(&beside, device, &stream) : CUDA_UNKNOWN;
     if (!rc)
         rc = copy_row(&copy, 0, 0, stream);
     return rc ? rc : wait_for(stream);
@@ -163,7 +167,7 @@ static void make_copy(void *argument)
 {
     const struct graph_copy *copy = argument;
     void *stream;
-    int rc = stream_of(copy->device, &stream);
+    int rc = stream_of(&functions, copy->device, &stream);
     if (!rc)
         rc = copy_rows(&copy->parameters, stream);
     if (!rc && copy->parameters.kind != CUDA_MEMCPY_ON_HOST)
