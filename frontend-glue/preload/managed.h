@@ -100,6 +100,8 @@ enum pages_answer {
 enum pages_access { ACCESS_READ, ACCESS_WRITE, ACCESS_UNKNOWN };
 enum pages_answer ibx_managed_look(uintptr_t at, enum pages_access access);
 enum pages_answer ibx_managed_fetch(uintptr_t at, enum pages_access access);
+/* Until the device rests, or what no capture minds. Likewise. */
+void ibx_managed_rest(void);
 /* No fetch begins any more, and none is under way, unless that takes longer. */
 void ibx_managed_end(unsigned ms);
 /* Around the calls of the calling thread that are this library's own. */
@@ -114,5 +116,7 @@ extern const struct ibx_frontend_watch ibx_managed_watch;
 
 /* Starts what serves accesses of the host; false: there is no thread. */
 bool ibx_managed_faults_begin(void);
+/* Has it call ibx_managed_rest(), and waits for that. */
+void ibx_managed_have_rested(void);
 
 #endif

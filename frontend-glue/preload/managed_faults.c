@@ -26,6 +26,7 @@
 /* In the stack of the thread that waits for it. */
 struct fault {
     struct fault *next;
+    bool rests; /* it is none: the device is to rest */
     uintptr_t at;
     enum pages_access access;
     enum pages_answer answer;
@@ -66,7 +67,10 @@ static void *serve(void *argument)
             sleep_on(&count, seen);
         for (struct fault *next; fault; fault = next) {
             next = fault->next;
-            fault->answer = ibx_managed_fetch(fault->at, fault->access);
+            if (fault->rests)
+                ibx_managed_rest();
+            else
+                fault->answer = ibx_managed_fetch(fault->at, fault->access);
             atomic_store(&fault->over, 1); /* from here on it may be gone */
             wake(&fault->over);
         }
@@ -111,10 +115,27 @@ static void wait_for(struct fault *fault)
     while (!atomic_load(&fault->over)) {
         const int ms = ibx_ms_until(deadline);
         const struct timespec most = {ms / 1000, ms % 1000 * 1000000L};
-        if (ms <= 0)
+        if (ms <= 0 && !fault->rests)
             tell_long(fault->at);
         syscall(SYS_futex, &fault->over, FUTEX_WAIT_PRIVATE, 0, ms > 0 ? &most : NULL, NULL, 0);
     }
+}
+
+static void have_served(struct fault *fault)
+{
+    fault->next = atomic_load(&faults);
+    while (!atomic_compare_exchange_weak(&faults, &fault->next, fault))
+        ;
+    atomic_fetch_add(&count, 1);
+    wake(&count);
+    wait_for(fault);
+}
+
+void ibx_managed_have_rested(void)
+{
+    struct fault none = {.rests = true};
+    if (!atomic_load(&ended))
+        have_served(&none);
 }
 
 static enum pages_answer have_fetched(uintptr_t at, enum pages_access access)
@@ -128,12 +149,7 @@ static enum pages_answer have_fetched(uintptr_t at, enum pages_access access)
         return PAGES_FAILED;
     }
     ibx_managed_wait_begin();
-    fault.next = atomic_load(&faults);
-    while (!atomic_compare_exchange_weak(&faults, &fault.next, &fault))
-        ;
-    atomic_fetch_add(&count, 1);
-    wake(&count);
-    wait_for(&fault);
+    have_served(&fault);
     ibx_managed_wait_end();
     if (fault.answer == PAGES_FAILED)
         is_over(); /* perhaps for that */

@@ -612,12 +612,22 @@ void ibx_frontend_managed_launched(void)
     captured = false;
 }
 
-void ibx_frontend_managed_rests(void)
+void ibx_managed_rest(void)
 {
-    if (!atomic_load(&highest))
-        return;
     pthread_mutex_lock(&pages);
-    if (atomic_load(&busy) && !ibx_frontend_capturing())
+    if (atomic_load(&busy))
         rest();
     pthread_mutex_unlock(&pages);
+}
+
+/* Beside captures another thread waits: this one may have begun them, and a wait of its own for any
+ * stream may end them. */
+void ibx_frontend_managed_rests(void)
+{
+    if (!atomic_load(&highest) || !atomic_load(&busy))
+        return;
+    if (ibx_frontend_capturing())
+        ibx_managed_have_rested();
+    else
+        ibx_managed_rest();
 }

@@ -210,6 +210,28 @@ bool beside_own_captures()
     return cudaFree(a) == 0 && cudaFree(b) == 0;
 }
 
+// What a stream does when its capture begins, beside another one, is waited for before.
+bool begun_beside_captures()
+{
+    constexpr std::size_t n = 20 * K;
+    char *from = managed_memory(n), *far = managed_memory(n), *to = managed_memory(n);
+    void *captured = nullptr, *working = nullptr, *graph = nullptr;
+    const std::vector<char> bytes = some(n, 7);
+    REQUIRE(from && far && to && cudaStreamCreateWithFlags(&captured, 1) == 0);
+    REQUIRE(cudaStreamCreateWithFlags(&working, 1) == 0);
+    std::memcpy(from, bytes.data(), n);
+    REQUIRE(cudaStreamBeginCapture(captured, 2) == 0 && stub_launch(far, from, n, captured) == 0);
+    stub_remote()->slow(20000);
+    for (unsigned i = 0; i < 5; i++)
+        REQUIRE(stub_launch(far, from, n, working) == 0);
+    REQUIRE(stub_launch(to, far, n, working) == 0 && cudaStreamBeginCapture(working, 0) == 0);
+    REQUIRE(has(to, bytes));
+    stub_remote()->slow(0);
+    REQUIRE(cudaStreamEndCapture(working, &graph) == 0 && graph);
+    REQUIRE(cudaStreamEndCapture(captured, &graph) == 0);
+    return cudaFree(from) == 0 && cudaFree(far) == 0 && cudaFree(to) == 0;
+}
+
 struct Attributes {
     int type, device;
     void *on_device, *on_host;
@@ -602,7 +624,7 @@ bool managed()
     REQUIRE(what_it_is());
     REQUIRE(hints());
     REQUIRE(!taken || graphs_of_managed());
-    REQUIRE(!taken || beside_own_captures());
+    REQUIRE(!taken || (beside_own_captures() && begun_beside_captures()));
     REQUIRE(taken_addresses());
     REQUIRE(system_calls());
     REQUIRE(sent_signals());
