@@ -323,7 +323,7 @@ void ibx_process_select(void);
 /* Whether a capture may be under way, or events are shared with other processes. */
 bool ibx_process_captures(void);
 void ibx_process_capture(bool begins);
-/* The stream's has begun. Whether one had: no more. All of them end with the device's reset. */
+/* The stream's has begun. Whether one had: no more. All of them end: the only device was reset. */
 void ibx_process_captured(uint64_t stream);
 bool ibx_process_captured_ends(uint64_t stream);
 void ibx_process_captured_reset(void);

@@ -154,14 +154,15 @@ static bool is_reset(const struct ibx_pipeline *p)
     return p->call->kind == IBX_CALL_RESETS && !memcmp(p->staged, reset, sizeof(reset));
 }
 
-/* A capture ends with its stream, with its thread, and with the device's reset, too. */
+/* A capture ends with its stream, with its thread, and with the device's reset, too; whose a stream
+ * is is not known where there are several. */
 static void note_captures(const struct ibx_pipeline *p, int exit_code)
 {
     const enum ibx_call_kind kind = p->call->kind;
     size_t n;
     const bool ends = kind == IBX_CALL_END_CAPTURE, begins = kind == IBX_CALL_BEGIN_CAPTURE;
     const bool destroys = kind == IBX_CALL_DESTROYS && p->call->stream_at == 0;
-    if (!exit_code && is_reset(p))
+    if (!exit_code && is_reset(p) && !ibx_process_devices())
         ibx_process_captured_reset();
     if (!ends && !begins && !destroys)
         return;

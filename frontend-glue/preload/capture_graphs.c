@@ -196,8 +196,11 @@ int cudaStreamEndCapture(void *stream, void **graph)
 int cudaStreamDestroy(void *stream)
 {
     struct capture *c = ibx_frontend_capturing() ? find(stream, true) : NULL;
-    ibx_frontend_stream_gone(stream);
+    unsigned flags;
+    const bool known = ibx_frontend_stream_gone(stream, &flags);
     const int rc = CALL_NEXT(cudaStreamDestroy, stream);
+    if (known && rc && rc != CUDA_INVALID_HANDLE)
+        ibx_frontend_stream_stays(stream, flags);
     if (c && rc) {
         add(c);
         return rc;

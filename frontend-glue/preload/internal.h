@@ -199,8 +199,10 @@ int ibx_frontend_capture_copy(const struct ibx_cuda_memcpy3d *copy, void *stream
 
 /* --------------------------------------------------------------------------- own_streams.c */
 
-/* The stream is about to be destroyed. */
-void ibx_frontend_stream_gone(const void *stream);
+/* The stream is about to be destroyed: the flags with which it was made; false: not by this
+ * process. And where it is not: it is there still. */
+bool ibx_frontend_stream_gone(const void *stream, unsigned *flags);
+void ibx_frontend_stream_stays(void *stream, unsigned flags);
 /* A device was reset. */
 void ibx_frontend_streams_reset(void);
 /* While streams are being captured: waits for the work of the others that this process has made,

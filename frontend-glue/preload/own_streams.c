@@ -65,13 +65,22 @@ int cudaStreamCreateWithPriority(void **stream, unsigned flags, int priority)
                   : ibx_frontend_fail(CUDA_INVALID_VALUE);
 }
 
-void ibx_frontend_stream_gone(const void *stream)
+bool ibx_frontend_stream_gone(const void *stream, unsigned *flags)
 {
     ibx_frontend_ranges_lock();
     struct range *range = ibx_frontend_ranges_at(&all, stream);
-    if (range)
+    const bool found = range;
+    if (found) {
+        *flags = range->flags;
         ibx_frontend_ranges_remove(&all, range);
+    }
     ibx_frontend_ranges_unlock();
+    return found;
+}
+
+void ibx_frontend_stream_stays(void *stream, unsigned flags)
+{
+    note(&stream, flags, CUDA_SUCCESS);
 }
 
 /* NULL: there is none, or no memory: `count` says which. */

@@ -228,6 +228,28 @@ bool behind_captures()
     return true;
 }
 
+// The reset of one device leaves what streams of others capture: calls wait as beside captures.
+bool captures_of_other_devices()
+{
+    Scene scene;
+    std::atomic<int> begun{-1}, rc{-1};
+    Waiting thread([&] {
+        App app = scene.app();
+        const bool good = warm(&app) && app.call("cudaSetDevice", Body().i32(1)) == 0 &&
+                          app.call("cudaStreamBeginCapture", Body().u64(STREAM).i32(0)) == 0 &&
+                          app.call("cudaDeviceReset", Body()) == 0 && warm(&app);
+        scene.world->held = good;
+        begun = good;
+        if (good)
+            rc = app.launch(1);
+    });
+    const bool good = becomes([&] { return begun >= 0; }) && begun;
+    const bool waited = good && thread.waits() && rc == -1;
+    scene.world->held = false;
+    thread.join();
+    return waited && rc == 0;
+}
+
 // cudaStreamPerThread is another stream in each thread, and so is what is captured in it.
 bool beside_captures_of_threads()
 {
@@ -334,6 +356,7 @@ void check_copies()
     alone("copies beside other devices", other_devices);
     alone("copies while a stream is captured", while_a_stream_is_captured);
     alone("copies behind captures that nobody ends", behind_captures);
+    alone("calls behind the reset of one of several devices", captures_of_other_devices);
     alone("copies while threads capture their own streams", beside_captures_of_threads);
     alone("copies to wrong addresses", wrong_addresses);
     alone("errors of copies that have returned", errors_come_later);
