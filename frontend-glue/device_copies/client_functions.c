@@ -42,7 +42,7 @@ struct function {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ibx_client_module *modules;
 static struct function *buckets[BUCKETS];
-/* So many names were given. Until there is a function, registrations may be of a form that is not
+/* So many names were given. Until there is a module, registrations may be of a form that is not
  * known here, and all addresses stay. */
 static uint64_t functions, handles;
 
@@ -80,24 +80,33 @@ static void forget_functions(const struct ibx_client_module *module)
     }
 }
 
-/* Locked. A client's own, or else its parent's, which may be any of the tenant's with a function
- * there: one that still runs rather than one that has ended, and not if two of these call it by
- * other names. */
+/* Of two programs, or of two clients that run: each has the variables of its own module. */
+static bool differ(const struct function *a, const struct function *b)
+{
+    const struct ibx_client_module *m = a->module, *other = b->module;
+    return a->called != b->called || strcmp(m->handle, other->handle) != 0 ||
+           (!m->orphan && !other->orphan && m->client != other->client);
+}
+
+/* Locked. A client's own, or else its parent's. If that is not known, it may be any of the tenant's
+ * with a function there: one that still runs rather than one of the same program that has ended,
+ * and none in doubt. */
 static const struct function *find(const struct ibx_functions_user *user, uint64_t address)
 {
-    const struct function *found[2] = {NULL, NULL}; /* of those who run, of others */
-    bool doubtful[2] = {false, false};
+    const struct function *found = NULL, *parents = NULL;
+    bool doubtful = false;
     for (const struct function *f = *bucket_of(address); f; f = f->next) {
         if (f->address != address || f->module->tenant != user->tenant)
             continue;
         if (f->module->client == user->client)
             return f;
-        const struct function **other = &found[f->module->orphan];
-        doubtful[f->module->orphan] |= *other && (*other)->called != f->called;
-        *other = *other ? *other : f;
+        if (user->parent && f->module->client == user->parent && !parents)
+            parents = f;
+        doubtful |= found && differ(found, f);
+        if (!found || (found->module->orphan && !f->module->orphan))
+            found = f;
     }
-    const unsigned which = found[0] ? 0 : 1;
-    return doubtful[which] ? NULL : found[which];
+    return parents ? parents : doubtful ? NULL : found;
 }
 
 bool ibx_functions_hold(struct ibx_functions_user *user, struct ibx_client_module *module)
@@ -126,7 +135,9 @@ uint64_t ibx_functions_take(struct ibx_functions_user *user, uint64_t address)
 {
     pthread_mutex_lock(&lock);
     const struct function *f = find(user, address);
-    const uint64_t name = f ? f->name : functions ? 0 : address;
+    const uint64_t name = f ? f->name : handles ? 0 : address;
+    if (f && f->module->client == user->client)
+        f->module->orphan = false; /* it has come again */
     const bool held = ibx_functions_hold(user, f ? f->module : NULL);
     pthread_mutex_unlock(&lock);
     return held ? name : 0;
@@ -138,6 +149,16 @@ void ibx_functions_orphan(uint64_t client)
     for (struct ibx_client_module *m = modules; m && client; m = m->next)
         m->orphan = m->orphan || m->client == client;
     pthread_mutex_unlock(&lock);
+}
+
+bool ibx_functions_any(uint64_t client)
+{
+    pthread_mutex_lock(&lock);
+    const struct ibx_client_module *m = modules;
+    while (m && (m->client != client || atomic_load(&m->gone)))
+        m = m->next;
+    pthread_mutex_unlock(&lock);
+    return m;
 }
 
 /* ---------------------------------------------------------------------------- registrations */
@@ -167,17 +188,20 @@ static void make_name(char *name, size_t n)
     name[0] = 'm';
 }
 
-static void add_module(const struct ibx_functions_user *user, char *handle, size_t n)
+/* False: it would come to GVirtuS's table of all clients under a name that the client chooses. */
+static bool add_module(const struct ibx_functions_user *user, char *handle, size_t n)
 {
-    struct ibx_client_module *m = n < HANDLE_LEAST || n > HANDLE_BYTES ? NULL : malloc(sizeof(*m));
+    const bool sound = n >= HANDLE_LEAST && n <= HANDLE_BYTES && strlen(handle) + 1 == n;
+    struct ibx_client_module *m = sound ? malloc(sizeof(*m)) : NULL;
     if (!m)
-        return;
+        return false;
     *m =
         (struct ibx_client_module){.next = modules, .client = user->client, .tenant = user->tenant};
     memcpy(m->handle, handle, n);
     make_name(m->name, n);
     memcpy(handle, m->name, n);
     modules = m;
+    return true;
 }
 
 static uint64_t sum_of(const char *text)
@@ -237,6 +261,14 @@ static void refuse(uint8_t *body, size_t n)
         memset(body + 8, 0, 8);
 }
 
+/* To handlers, which do not read the second length. */
+static bool is_string(const uint8_t *body, size_t n)
+{
+    struct ibx_reader r = ibx_reader_of(body, n);
+    const uint64_t length = ibx_get_u64(&r), again = ibx_get_u64(&r);
+    return !r.failed && again && length <= ibx_reader_left(&r);
+}
+
 static bool begins(const char *name, const char *with)
 {
     return !strncmp(name, with, strlen(with));
@@ -256,12 +288,10 @@ static bool registers(struct ibx_functions_user *user, const char *name, uint8_t
     size_t length = 0;
     char *handle = get_string(&r, body, &length);
     struct ibx_client_module *m = handle ? module_of(user, handle) : NULL;
-    if (handle && !strcmp(name, "cudaRegisterFatBinary")) {
-        add_module(user, handle, length);
-        return true;
-    }
-    if (!m)
-        return handle; /* GVirtuS does not find it */
+    if (!strcmp(name, "cudaRegisterFatBinary"))
+        return handle ? add_module(user, handle, length) : !handles && !is_string(body, n);
+    if (!m || strlen(handle) + 1 != length)
+        return !handles; /* another client's, or nobody's */
     memcpy(handle, m->name, length);
     if (!strcmp(name, "cudaRegisterFunction"))
         return add_function(m, &r, body);
@@ -300,7 +330,7 @@ void ibx_functions_name(struct ibx_functions_user *user, const char *name, uint8
 {
     if (begins(name, "cudaRegister") || begins(name, "cudaUnregister")) {
         pthread_mutex_lock(&lock);
-        if (!registers(user, name, body, n) && functions)
+        if (!registers(user, name, body, n))
             refuse(body, n);
         pthread_mutex_unlock(&lock);
         return;

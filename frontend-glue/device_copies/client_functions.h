@@ -23,6 +23,7 @@ struct ibx_tenant;
 /* Who makes a request. */
 struct ibx_functions_user {
     uint64_t client; /* clients.c */
+    uint64_t parent; /* of it; 0: not known */
     const struct ibx_tenant *tenant;
     struct ibx_client_module *held; /* by its request in hand; NULL: none */
 };
@@ -38,7 +39,10 @@ void ibx_functions_let_go(struct ibx_functions_user *user);
  * characters. Those that are none become 0, which no handler finds. */
 void ibx_functions_name(struct ibx_functions_user *user, const char *name, uint8_t *body, size_t n);
 
-/* The client is no more: what it has left registered is there for its children only. */
+/* The client has no session: until it comes again, what it has registered is there for its children
+ * only. */
 void ibx_functions_orphan(uint64_t client);
+/* Whether it has registered what is still there. */
+bool ibx_functions_any(uint64_t client);
 
 #endif

@@ -16,8 +16,10 @@
 
 #include "common/clock.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -27,6 +29,7 @@
 struct ibx_client {
     struct ibx_client *next;
     uint64_t number;   /* that no other ever has */
+    uint64_t parent;   /* of the client that it was forked from; 0: not known */
     unsigned sessions; /* 0: its process may be there, and come again */
     int process_fd;    /* readable once its process has ended; -1: this host does not know */
     bool calls;        /* ibx_clients_calls() */
@@ -92,17 +95,24 @@ static void forget(struct ibx_client *gone)
     free(gone);
 }
 
+/* Of a client without a session. */
+struct leftovers {
+    bool handles; /* to be given back */
+    bool modules; /* its own once it comes again */
+};
+
 /* Locked. It has no session; `left`: and may come again, as far as is known. Another thread may
  * have come here for it before. */
-static void settle(uint64_t number, bool left, bool has_any)
+static void settle(uint64_t number, bool left, struct leftovers has)
 {
     struct ibx_client *c = find_number(number);
     if (!c || c->sessions)
         return;
-    if (!c->process || !has_any) {
+    if (!c->process || (!has.handles && !has.modules)) {
         forget(c);
     } else if (has_ended(c) || (c->process_fd < 0 && !left)) {
-        ibx_client_ends_add(number);
+        if (has.handles)
+            ibx_client_ends_add(number);
         forget(c);
     } else if (c->process_fd >= 0) {
         ibx_client_ends_watch(c->process_fd, number);
@@ -130,11 +140,13 @@ void ibx_clients_leave(struct copies *x)
     if (calls)
         ibx_own_graphs_end(x, number);
     ibx_host_maps_end(x, maps);
-    const bool has_any = x->options.mode != IBX_GPU_OFF && ibx_handles_any(number);
+    const struct leftovers has = {.handles =
+                                      x->options.mode != IBX_GPU_OFF && ibx_handles_any(number),
+                                  .modules = number && ibx_functions_any(number)};
     pthread_mutex_lock(&lock);
     if (number) {
         leaving--;
-        settle(number, ibx_session_took_leave(x->s), has_any);
+        settle(number, ibx_session_took_leave(x->s), has);
     }
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
@@ -142,8 +154,9 @@ void ibx_clients_leave(struct copies *x)
 
 void ibx_clients_ended(uint64_t number)
 {
+    const struct leftovers has = {.handles = ibx_handles_any(number), .modules = true};
     pthread_mutex_lock(&lock);
-    settle(number, true, true);
+    settle(number, true, has);
     pthread_mutex_unlock(&lock);
 }
 
@@ -211,6 +224,32 @@ static struct ibx_client *find(const struct ibx_client *like)
     return c;
 }
 
+/* 0: not known. */
+static uint32_t parent_of(uint32_t process)
+{
+    char path[32], text[512];
+    unsigned parent = 0;
+    snprintf(path, sizeof(path), "/proc/%u/stat", process);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    const ssize_t n = fd < 0 ? 0 : read(fd, text, sizeof(text) - 1);
+    if (fd >= 0)
+        close(fd);
+    text[n > 0 ? n : 0] = 0;
+    const char *behind_name = strrchr(text, ')');
+    return behind_name && sscanf(behind_name, ") %*c %u", &parent) == 1 ? parent : 0;
+}
+
+/* Locked. Whose modules it has, as far as this host sees. */
+static uint64_t find_parent(const struct ibx_client *child)
+{
+    struct ibx_client like = *child;
+    like.process = child->process_fd >= 0 ? parent_of(child->process) : 0;
+    const struct ibx_client *parent = find(&like);
+    if (!parent)
+        return 0;
+    return ibx_functions_any(parent->number) ? parent->number : parent->parent;
+}
+
 /* Locked. NULL: no memory. */
 static struct ibx_client *enter(const struct ibx_client *like, const struct ibx_session *s)
 {
@@ -219,6 +258,7 @@ static struct ibx_client *enter(const struct ibx_client *like, const struct ibx_
         return NULL;
     *made = *like;
     made->process_fd = ibx_session_process_watch(s);
+    made->parent = find_parent(made);
     made->number = ++numbers;
     made->next = all;
     all = made;
@@ -240,6 +280,11 @@ uint64_t ibx_clients_number(struct copies *x)
         x->client->sessions++;
     pthread_mutex_unlock(&lock);
     return x->client ? x->client->number : 0;
+}
+
+uint64_t ibx_clients_parent(const struct copies *x)
+{
+    return x->client ? x->client->parent : 0;
 }
 
 /* Locked, and not while it waits. In a broken context nobody who leaves stays for long. */

@@ -534,6 +534,8 @@ bool ibx_clients_give_begin(void);
 void ibx_clients_give_end(void);
 /* A number of the session's client, which no other ever has; 0: there is none, or no memory. */
 uint64_t ibx_clients_number(struct copies *x);
+/* Likewise, once that was called, of the client from which it was forked; 0: not known. */
+uint64_t ibx_clients_parent(const struct copies *x);
 /* Whether the client may reset the context: no other has a session, or something that is still
  * being given back behind its last one, or the context is broken. If so no session begins until the
  * reset is over, or has taken too long. */

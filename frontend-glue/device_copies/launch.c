@@ -129,6 +129,7 @@ static bool find_kernel(struct copies *x, struct launch_function *f, uint64_t na
 struct ibx_functions_user *ibx_copies_user(struct copies *x)
 {
     x->functions_user.client = ibx_clients_number(x);
+    x->functions_user.parent = ibx_clients_parent(x);
     x->functions_user.tenant = x->isolation.tenant;
     return &x->functions_user;
 }

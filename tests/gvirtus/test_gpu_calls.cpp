@@ -474,6 +474,48 @@ bool kernels()
     return true;
 }
 
+// Programs with kernels at the same addresses: each launches its own, also when all its connections
+// have ended, and as a child; who may be a thread of the one or the other launches none.
+bool kernels_of_several_programs()
+{
+    Gpu gpu;
+    const std::uint64_t function = 0x401b30, to = gpu.remote.malloc(4096);
+    auto string = [](Body body, const char *text) {
+        return body.u64(std::strlen(text) + 1).host(text, std::strlen(text) + 1);
+    };
+    auto launch = [&](Client &client) {
+        client.remote.get_last_error();
+        client.remote.set_device(0);
+        return client.remote.call("cudaLaunchKernel", kernel(function, 32, 0, to, to, 8));
+    };
+    auto begin = [&](Client &client, const char *called) {
+        const Body module = string(Body(), "0x4a0128");
+        client.remote.call("cudaRegisterFatBinary", module);
+        client.remote.call(
+            "cudaRegisterFunction",
+            string(string(Body(module).u64(function), called), called).u64(0).u64(0));
+        return launch(client) == 0;
+    };
+    Client own(gpu), unknown(gpu, of_another_program);
+    REQUIRE(begin(own, "product") && launch(unknown) == 0);
+    REQUIRE(result_of(spawn([&]() -> int {
+                {
+                    Client first(gpu);
+                    REQUIRE(begin(first, "sum"));
+                }
+                for (unsigned i = 0; i < 10; i++) {
+                    Client again(gpu), thread(gpu, of_another_program);
+                    REQUIRE(launch(again) == 0 && launch(thread) == 98);
+                }
+                return result_of(spawn([&]() -> int {
+                           Client child(gpu);
+                           return launch(child) == 0;
+                       })) == 1;
+            })) == 1);
+    REQUIRE(launch(own) == 0);
+    return launch(unknown) == 98;
+}
+
 // Once a client has registered a function, those that nobody has registered are none: neither
 // GVirtuS nor CUDA gets them.
 bool kernels_of_nobody()
@@ -652,6 +694,7 @@ int main(int argc, char **argv)
     check_calls_graphs();
     check("kernels", kernels);
     check("kernels that nobody has registered", kernels_of_nobody);
+    check("kernels of several programs at one address", kernels_of_several_programs);
     check("kernels while some are taken away", kernels_meanwhile);
     check("registrations of several clients", registered_at_once);
     check("... beside one that does not return", registered_beside_one_that_stays);

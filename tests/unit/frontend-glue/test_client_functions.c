@@ -12,11 +12,12 @@
 #define PARENT  (&users[0])
 #define CHILD   (&users[1])
 #define OTHER   (&users[2])
+#define THIRD   (&users[3])
 #define HANDLE  "0x4a0128"
 #define KERNEL  UINT64_C(0x401b30)
 #define NOBODYS UINT64_C(0x401c00)
 
-static struct ibx_functions_user users[3];
+static struct ibx_functions_user users[4];
 
 struct request {
     uint8_t bytes[400];
@@ -102,6 +103,58 @@ static void unknown_forms(void **state)
     (void)state;
     assert_memory_equal(&q, &same, sizeof(q));
     assert_true(take(PARENT, KERNEL) == KERNEL);
+    /* What handlers can read they get under a name that was given. */
+    struct request forged = {.n = 31};
+    memcpy(forged.bytes + 16, "m0000000000001", 15);
+    forged.bytes[0] = 15;
+    forged.bytes[8] = 1;
+    struct request empty = forged;
+    empty.bytes[0] = 0;
+    ibx_functions_name(PARENT, "cudaRegisterFatBinary", forged.bytes, forged.n);
+    ibx_functions_name(PARENT, "cudaRegisterFatBinary", empty.bytes, empty.n);
+    assert_true(is_refused(&forged) && is_refused(&empty));
+}
+
+/* "handle", a NUL, and what makes `n` bytes of it. */
+static struct request padded(const char *handle, size_t n)
+{
+    struct request q = {.n = 16 + n};
+    struct ibx_writer w = ibx_writer_of(q.bytes, sizeof(q.bytes));
+    ibx_put_u64(&w, n);
+    ibx_put_u64(&w, n);
+    ibx_put_bytes(&w, handle, strlen(handle) + 1);
+    return q;
+}
+
+/* Second: a module without a kernel, which other clients name. */
+static void names_of_others(void **state)
+{
+    static const char *const calls[] = {"cudaRegisterFatBinary", "cudaRegisterFatBinaryEn",
+                                        "cudaRegisterFunction", "cudaUnregisterFatBinary",
+                                        "cudaRegisterVar"};
+    const struct request own = passed(PARENT, "cudaRegisterFatBinary", "0x7f0011223344", 0, NULL);
+    const char *const given = handle_of(&own);
+    (void)state;
+    assert_int_equal(given[0], 'm');
+    assert_true(!take(OTHER, NOBODYS));
+    for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
+        for (size_t n = strlen(given) + 2; n < 40; n++) {
+            struct request longer = padded(given, n);
+            ibx_functions_name(OTHER, calls[i], longer.bytes, longer.n);
+            assert_true(is_refused(&longer));
+        }
+        const struct request named = passed(OTHER, calls[i], given, KERNEL, "sum"),
+                             mine = passed(PARENT, calls[i], given, KERNEL, "sum");
+        assert_true(is_refused(&named) || strcmp(handle_of(&named), given) != 0);
+        assert_true(is_refused(&mine) || strcmp(handle_of(&mine), given) != 0);
+    }
+    struct request longer = padded("0x7f0011223344", 300);
+    ibx_functions_name(PARENT, "cudaRegisterFatBinaryEn", longer.bytes, longer.n);
+    assert_true(is_refused(&longer));
+    const struct request end_of =
+        passed(PARENT, "cudaRegisterFatBinaryEn", "0x7f0011223344", 0, NULL);
+    assert_string_equal(handle_of(&end_of), given);
+    end(PARENT, "0x7f0011223344");
 }
 
 static void same_addresses(void **state)
@@ -124,7 +177,7 @@ static void forked_children(void **state)
     const uint64_t name = begin(PARENT, HANDLE, KERNEL, "sum");
     assert_true(take(CHILD, KERNEL) == name);
     const struct request left = passed(CHILD, "cudaUnregisterFatBinary", HANDLE, 0, NULL);
-    assert_string_equal(handle_of(&left), HANDLE); /* which GVirtuS does not know */
+    assert_true(is_refused(&left));
     assert_true(take(PARENT, KERNEL) == name && take(CHILD, KERNEL) == name);
     /* The parent has ended, another program has the same addresses: whose is it? */
     ibx_functions_orphan(PARENT->client);
@@ -141,6 +194,32 @@ static void forked_children(void **state)
     CHILD->tenant = NULL;
     end(PARENT, HANDLE);
     assert_true(!take(CHILD, KERNEL));
+}
+
+/* Two programs, or two that run: a third one has the variables of neither. */
+static void doubtful_parents(void **state)
+{
+    (void)state;
+    const uint64_t first = begin(PARENT, HANDLE, KERNEL, "sum");
+    assert_true(take(CHILD, KERNEL) == first);
+    const uint64_t other = begin(OTHER, HANDLE, KERNEL, "sum");
+    assert_true(!take(CHILD, KERNEL) && take(PARENT, KERNEL) == first);
+    CHILD->parent = PARENT->client;
+    assert_true(take(CHILD, KERNEL) == first);
+    CHILD->parent = 0;
+    ibx_functions_orphan(PARENT->client); /* one behind the other */
+    assert_true(take(CHILD, KERNEL) == other && take(OTHER, KERNEL) == other);
+    assert_true(take(PARENT, KERNEL) == first); /* it comes again */
+    assert_true(!take(CHILD, KERNEL));
+    end(OTHER, HANDLE);
+    ibx_functions_orphan(PARENT->client);
+    const uint64_t product = begin(THIRD, "0x4b0128", KERNEL, "sum");
+    assert_true(take(THIRD, KERNEL) == product && !take(CHILD, KERNEL));
+    assert_true(ibx_functions_any(PARENT->client) && !ibx_functions_any(OTHER->client));
+    end(THIRD, "0x4b0128");
+    assert_true(take(CHILD, KERNEL) == first);
+    end(PARENT, HANDLE);
+    assert_false(ibx_functions_any(PARENT->client));
 }
 
 static void uses(void **state)
@@ -229,11 +308,12 @@ static void used_meanwhile(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(unknown_forms),   cmocka_unit_test(same_addresses),
-        cmocka_unit_test(forked_children), cmocka_unit_test(uses),
-        cmocka_unit_test(malformed),       cmocka_unit_test(used_meanwhile),
+        cmocka_unit_test(unknown_forms),    cmocka_unit_test(names_of_others),
+        cmocka_unit_test(same_addresses),   cmocka_unit_test(forked_children),
+        cmocka_unit_test(doubtful_parents), cmocka_unit_test(uses),
+        cmocka_unit_test(malformed),        cmocka_unit_test(used_meanwhile),
     };
-    for (unsigned i = 0; i < 3; i++)
+    for (unsigned i = 0; i < sizeof(users) / sizeof(users[0]); i++)
         users[i].client = i + 1;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
