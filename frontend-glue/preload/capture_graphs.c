@@ -24,6 +24,7 @@ struct capture {
     struct capture *next;
     void *stream;
     pthread_t by;
+    bool alone; /* it has begun while there was no other: nothing was left to do before it */
     int mode;
     unsigned long long id;
     void *graph; /* NULL: the program has not asked for it */
@@ -71,6 +72,28 @@ static void drop(struct capture *c)
     free(c);
 }
 
+bool ibx_frontend_threads_capture(unsigned *rested)
+{
+    bool any = false;
+    *rested = 0;
+    ibx_frontend_ranges_lock();
+    for (const struct capture *c = all; c; c = c->next) {
+        any = any || c->stream == PER_THREAD;
+        *rested += c->stream == PER_THREAD && c->alone;
+    }
+    ibx_frontend_ranges_unlock();
+    return any;
+}
+
+/* With the thread ends its own stream, and the capture of that. */
+static pthread_key_t of_thread;
+
+static void thread_ends(void *nothing)
+{
+    (void)nothing;
+    drop(find(PER_THREAD, true));
+}
+
 /* They are the parent's. */
 static void in_child(void)
 {
@@ -80,17 +103,22 @@ static void in_child(void)
 __attribute__((constructor)) static void begin(void)
 {
     pthread_atfork(NULL, NULL, in_child);
+    pthread_key_create(&of_thread, thread_ends);
 }
 
 /* One that it had before was ended by something else. */
-static struct capture *note(void *stream, int mode)
+static struct capture *note(void *stream, int mode, bool alone)
 {
     drop(find(stream, true));
     struct capture *c = calloc(1, sizeof(*c));
     if (!c)
         return NULL;
+    ibx_frontend_stream_used(stream);
+    if (stream == PER_THREAD)
+        pthread_setspecific(of_thread, &of_thread);
     c->stream = stream;
     c->by = pthread_self();
+    c->alone = alone;
     c->mode = mode;
     c->id = atomic_fetch_add(&ids, 1) + 1;
     add(c);
@@ -139,9 +167,10 @@ static int cut(struct capture *c)
 
 int cudaStreamBeginCapture(void *stream, int mode)
 {
+    const bool alone = !ibx_frontend_capturing();
     const int rc = ibx_frontend_capture_begin(stream, mode);
     if (!rc)
-        note(stream, mode);
+        note(stream, mode, alone);
     return rc;
 }
 
@@ -150,8 +179,9 @@ int cudaStreamBeginCaptureToGraph(void *stream, void *graph, void *const *behind
 {
     if (!graph || edges || (count && !behind) || count > IBX_EXTRA_BEHIND)
         return ibx_frontend_fail(edges && graph ? CUDA_NOT_SUPPORTED : CUDA_INVALID_VALUE);
+    const bool alone = !ibx_frontend_capturing();
     const int rc = ibx_frontend_capture_begin(stream, mode);
-    struct capture *c = rc ? NULL : note(stream, mode);
+    struct capture *c = rc ? NULL : note(stream, mode, alone);
     if (!rc && !c) {
         void *part;
         ibx_frontend_capture_end(stream, &part);

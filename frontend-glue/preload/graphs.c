@@ -372,6 +372,7 @@ int cudaGraphLaunch(void *exec, void *stream)
     int rc = ibx_frontend_graph_reach();
     if (rc)
         return ibx_frontend_fail(rc);
+    ibx_frontend_stream_used(stream);
     if (!atomic_load_explicit(&executable_count, memory_order_relaxed))
         return launch(exec, stream);
     uint64_t *numbers = numbers_of(exec, &count);

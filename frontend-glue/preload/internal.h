@@ -205,9 +205,14 @@ bool ibx_frontend_stream_gone(const void *stream, unsigned *flags);
 void ibx_frontend_stream_stays(void *stream, unsigned flags);
 /* A device was reset. */
 void ibx_frontend_streams_reset(void);
+/* A thread is about to have work done there. */
+void ibx_frontend_stream_used(const void *stream);
 /* While streams are being captured: waits for the work of the others that this process has made,
- * and of the legacy one unless a captured stream waits for that. It ends no capture. */
-int ibx_frontend_streams_rest(void);
+ * and of the legacy one unless a captured stream waits for that. It ends no capture. `all_work`:
+ * CUDA_CAPTURE_UNSUPPORTED where threads' own streams may have some that is not waited for. */
+int ibx_frontend_streams_rest(bool all_work);
+/* capture_graphs.c: whether any thread captures its own; how many that had no work before. */
+bool ibx_frontend_threads_capture(unsigned *rested);
 
 /* ---------------------------------------------------------------------------- graphs.c */
 

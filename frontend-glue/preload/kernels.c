@@ -275,6 +275,7 @@ static int launch_now(const void *function, const struct launch_config *config, 
 int ibx_frontend_launch(const void *function, const struct launch_config *config, void **arguments,
                         bool unseen)
 {
+    ibx_frontend_stream_used(config->stream);
     const bool captured = ibx_frontend_capturing() && ibx_frontend_managed_captured(config->stream);
     const int rc = launch_now(function, config, arguments, unseen);
     if (captured)

@@ -130,6 +130,7 @@ int cudaLaunchKernelExC(const struct launch_config *config, const void *function
     const void *body = ibx_frontend_launch_body(config, function, arguments, &n, &rc);
     if (!body)
         return ibx_frontend_fail(rc);
+    ibx_frontend_stream_used(config->stream);
     ibx_frontend_extra_begin(&e, IBX_EXTRA_LAUNCH, "a launch with attributes");
     ibx_put_u16(&e.body, (uint16_t)(config->count * (4 + IBX_EXTRA_ATTRIBUTE)));
     for (unsigned i = 0; i < config->count && !e.body.failed; i++) {

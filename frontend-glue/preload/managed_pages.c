@@ -441,10 +441,10 @@ void ibx_managed_wait_end(void)
 /* ------------------------------------------------------------- accesses to what is stale */
 
 /* Beside captures of this process's there may be more work than this: `busy` stays. */
-static int wait_once(void)
+static int wait_once(bool all_work)
 {
     if (ibx_frontend_capturing())
-        return ibx_frontend_streams_rest();
+        return ibx_frontend_streams_rest(all_work);
     atomic_store(&busy, false);
     const int rc = ibx_frontend_devices_wait();
     if (rc)
@@ -454,14 +454,14 @@ static int wait_once(void)
 
 /* Locked. Until the device rests. While another program of the back end captures it cannot be
  * waited for, which is over soon. */
-static bool rest(void)
+static bool rest(bool all_work)
 {
     const uint64_t deadline = ibx_deadline_in_ms(CAPTURE_MS);
     int rc = CUDA_SUCCESS;
     do {
         if (rc)
             nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-        rc = wait_once();
+        rc = wait_once(all_work);
     } while (rc == CUDA_CAPTURE_UNSUPPORTED && ibx_now_ns() < deadline);
     if (rc)
         ibx_log(IBX_LOG_ERROR,
@@ -477,7 +477,7 @@ static bool wait_for_device(void)
     atomic_store(&fresh, true);
     while (atomic_load(&working))
         nanosleep(&(struct timespec){.tv_nsec = 5000}, NULL);
-    return !atomic_load(&busy) || rest();
+    return !atomic_load(&busy) || rest(true);
 }
 
 static bool fetch(struct managed *m, size_t first, enum pages_access access)
@@ -616,7 +616,7 @@ void ibx_managed_rest(void)
 {
     pthread_mutex_lock(&pages);
     if (atomic_load(&busy))
-        rest();
+        rest(false);
     pthread_mutex_unlock(&pages);
 }
 

@@ -213,6 +213,7 @@ int cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, void *stream
         return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
     if (n && (!to || !from) && ibx_frontend_plugin()) /* the back end may be asked later */
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    ibx_frontend_stream_used(stream);
     if (captured(&all, stream, &rc))
         return rc;
     if (answered(&all, n, true, stream, &rc))

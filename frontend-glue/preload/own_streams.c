@@ -11,12 +11,16 @@
 
 #define NON_BLOCKING 1u /* cudaStreamNonBlocking */
 
-static struct ranges all; /* of one byte each, at the handle */
+static struct ranges all;      /* of one byte each, at the handle */
+static _Atomic unsigned users; /* threads that have used cudaStreamPerThread, each its own */
+static _Thread_local bool uses;
 
 /* They are the parent's. */
 static void in_child(void)
 {
     all.count = 0;
+    atomic_store(&users, 0);
+    uses = false;
 }
 
 __attribute__((constructor)) static void begin(void)
@@ -83,6 +87,14 @@ void ibx_frontend_stream_stays(void *stream, unsigned flags)
     note(&stream, flags, CUDA_SUCCESS);
 }
 
+void ibx_frontend_stream_used(const void *stream)
+{
+    if ((uintptr_t)stream != 2 || uses)
+        return;
+    uses = true;
+    atomic_fetch_add(&users, 1);
+}
+
 /* NULL: there is none, or no memory: `count` says which. */
 static struct range *copy_of_all(size_t *count)
 {
@@ -104,11 +116,12 @@ static void wait_for_legacy(int device)
     legacy_waits = legacy_waits ? legacy_waits : rc;
 }
 
-int ibx_frontend_streams_rest(void)
+int ibx_frontend_streams_rest(bool all_work)
 {
     size_t count;
+    unsigned rested;
     struct range *streams = copy_of_all(&count);
-    bool legacy = true;
+    bool legacy = !ibx_frontend_threads_capture(&rested);
     int rc = count && !streams ? CUDA_MEMORY_ALLOCATION : CUDA_SUCCESS;
     for (size_t i = 0; i < count && !rc; i++) {
         void *stream = (void *)streams[i].begin;
@@ -118,7 +131,10 @@ int ibx_frontend_streams_rest(void)
             rc = CUDA_SUCCESS; /* it was destroyed meanwhile */
     }
     free(streams);
-    /* Beside such a capture nothing comes into the legacy one. */
+    /* Beside such a capture nothing comes into the legacy one. A thread's own stream would be
+     * waited for by that, or by the thread. */
+    if (!rc && !legacy && all_work && atomic_load(&users) > rested)
+        rc = CUDA_CAPTURE_UNSUPPORTED;
     legacy_waits = CUDA_SUCCESS;
     if (!rc && legacy)
         ibx_frontend_each_device(wait_for_legacy);

@@ -15,7 +15,9 @@
 
 static void *own(void *stream)
 {
-    return stream ? stream : PER_THREAD;
+    void *in = stream ? stream : PER_THREAD;
+    ibx_frontend_stream_used(in);
+    return in;
 }
 
 /* ---------------------------------------------------------------------- with a stream */

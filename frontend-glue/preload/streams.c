@@ -117,6 +117,7 @@ int cudaMemsetAsync(void *address, int value, size_t n, void *stream)
     int rc;
     if (is_nowhere(address, n))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    ibx_frontend_stream_used(stream);
     ibx_frontend_extra_begin(&e, IBX_EXTRA_MEMSET, "cudaMemsetAsync");
     put_handle(&e.body, address);
     ibx_put_u32(&e.body, (uint32_t)value);
@@ -134,6 +135,7 @@ int cudaMemset2DAsync(void *address, size_t pitch, int value, size_t width, size
     int rc;
     if (is_nowhere(address, width && height))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    ibx_frontend_stream_used(stream);
     ibx_frontend_extra_begin(&e, IBX_EXTRA_MEMSET_2D, "cudaMemset2DAsync");
     put_handle(&e.body, address);
     ibx_put_u64(&e.body, pitch);

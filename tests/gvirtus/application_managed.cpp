@@ -232,6 +232,48 @@ bool begun_beside_captures()
     return cudaFree(from) == 0 && cudaFree(far) == 0 && cudaFree(to) == 0;
 }
 
+bool sleeps(pid_t thread)
+{
+    char path[64], line[256] = "";
+    std::snprintf(path, sizeof(path), "/proc/self/task/%d/stat", thread);
+    std::FILE *file = std::fopen(path, "r");
+    const bool read = file && std::fgets(line, sizeof(line), file);
+    if (file)
+        std::fclose(file);
+    const char *behind = std::strrchr(line, ')');
+    return read && behind && behind[2] == 'S';
+}
+
+// A thread's own stream cannot be waited for while the legacy one cannot.
+bool own_stream_beside_captures()
+{
+    constexpr std::size_t n = 20 * K;
+    char *from = managed_memory(n), *far = managed_memory(n), *to = managed_memory(n);
+    void *captured = nullptr, *own = reinterpret_cast<void *>(2), *graph = nullptr;
+    const std::vector<char> bytes = some(n, 8);
+    REQUIRE(from && far && to && cudaStreamCreate(&captured) == 0);
+    std::memcpy(from, bytes.data(), n);
+    REQUIRE(cudaStreamBeginCapture(captured, 0) == 0);
+    stub_remote()->slow(20000);
+    for (unsigned i = 0; i < 5; i++)
+        REQUIRE(stub_launch(far, from, n, own) == 0);
+    REQUIRE(stub_launch(to, far, n, own) == 0);
+    std::atomic<bool> read{false};
+    int rc = -1;
+    const pid_t reader = gettid();
+    std::thread ends([&] {
+        while (!read && !sleeps(reader))
+            usleep(1000);
+        rc = cudaStreamEndCapture(captured, &graph);
+    });
+    const bool good = has(to, bytes);
+    read = true;
+    ends.join();
+    stub_remote()->slow(0);
+    REQUIRE(good && rc == 0 && graph);
+    return cudaFree(from) == 0 && cudaFree(far) == 0 && cudaFree(to) == 0;
+}
+
 struct Attributes {
     int type, device;
     void *on_device, *on_host;
@@ -299,18 +341,6 @@ bool system_calls()
     // What dlerror(3) has to say is the program's.
     REQUIRE(!dlopen("/none", RTLD_LAZY) && readv(-1, nullptr, 0) == -1 && dlerror());
     return !std::fclose(file) && cudaFree(m) == 0 && cudaFree(other) == 0;
-}
-
-bool sleeps(pid_t thread)
-{
-    char path[64], line[256] = "";
-    std::snprintf(path, sizeof(path), "/proc/self/task/%d/stat", thread);
-    std::FILE *file = std::fopen(path, "r");
-    const bool read = file && std::fgets(line, sizeof(line), file);
-    if (file)
-        std::fclose(file);
-    const char *behind = std::strrchr(line, ')');
-    return read && behind && behind[2] == 'S';
 }
 
 // Calls `call` in a thread, and `meanwhile` when it waits in there.
@@ -625,6 +655,7 @@ bool managed()
     REQUIRE(hints());
     REQUIRE(!taken || graphs_of_managed());
     REQUIRE(!taken || (beside_own_captures() && begun_beside_captures()));
+    REQUIRE(!taken || own_stream_beside_captures());
     REQUIRE(taken_addresses());
     REQUIRE(system_calls());
     REQUIRE(sent_signals());
